@@ -1,0 +1,60 @@
+# The verbs of this repository; `make help` lists them. Each first makes sure that what it needs from
+# Debian is there (hack/setup). They write below build/ and into the user's cache folder, nowhere else.
+# Paths are relative throughout, because make cannot cope with a space in one and your folder may have it.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test bench lint format asan tsan mutants clean
+
+# ordinary: as any user, no root, no gigabytes. all: also root, cgroups, another uid, torch 2.
+TIER ?= ordinary
+PYTHON := /usr/bin/python3
+# Python would otherwise write bytecode beside the sources.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+
+help:  ## this list
+	@echo "make VERB, where VERB is one of"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 12
+	@echo
+	@echo "CI=1 or YES=1 installs missing Debian packages without asking. ROWS narrows bench, MUTANT mutants;"
+	@echo "CAIRN_SIM_SEED=N replays one life of the simulator (docs/testing.md)."
+
+build:  ## everything, into build/main; links in build/bin
+	@hack/setup build
+	@hack/build
+
+demo:  ## a real training job saves every step, is killed, and goes on
+	@hack/setup demo
+	@hack/build cairnd cairn cairn_python
+	@$(PYTHON) hack/demo/run.py
+
+test:  ## all tests an ordinary user can run; TIER=all for the rest too
+	@hack/setup $(if $(filter all,$(TIER)),full,test)
+	@$(PYTHON) tests/run.py --tier $(TIER)
+
+bench:  ## the figures of docs/benchmarks.md; ROWS="save_warm persist" for some
+	@hack/setup bench
+	@hack/build cairnd cairn cairn_python cairn_bench
+	@$(PYTHON) tests/bench/run.py $(ROWS)
+
+lint:  ## formatting, clang-tidy, house rules, ruff
+	@hack/setup lint
+	@$(PYTHON) hack/lint.py
+
+format:  ## clang-format and ruff format, in place
+	@hack/setup lint
+	@$(PYTHON) hack/lint.py --format
+
+asan:  ## unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@hack/setup test
+	@$(PYTHON) tests/run.py --only asan
+
+tsan:  ## unit tests under ThreadSanitizer
+	@hack/setup test
+	@$(PYTHON) tests/run.py --only tsan
+
+mutants:  ## plants named bugs one at a time; the tests must catch each (MUTANT=name for one)
+	@hack/setup test
+	@$(PYTHON) hack/mutants.py $(MUTANT)
+
+clean:  ## removes build/
+	@rm -rf build

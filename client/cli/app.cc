@@ -1,0 +1,120 @@
+// The command line: options that every command has, help, errors and exit codes.
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "client/cli/context.h"
+#include "client/cli/exit_code.h"
+#include "client/cli/format.h"
+
+namespace cairn::cli {
+namespace {
+
+constexpr char kDescription[] =
+    "Look after the checkpoints that Cairn keeps in memory.\n\n"
+    "Paths are JOB/STEP/NAME (cairn://JOB/STEP/NAME works too); STEP is a number or \"latest\".";
+
+constexpr char kFooter[] = R"(
+Examples:
+  cairn status                                  is my checkpoint safe?
+  cairn ls run7                                 the checkpoints of a job
+  cairn ls run7/latest                          what its newest complete one holds
+  cairn get run7/latest/model.pt model.pt       a file that torch.load opens
+  cairn get run7/120/notes.txt - | less         bytes to standard output
+  cairn put model.pt run7/120/model.pt          save a file, as the only writer of that step
+  cairn put a.bin b.bin run7/121/               several files, one step
+  cairn wait run7/120 --level persisted --timeout 10m
+  cairn rm run7/90                              asks before the last copy goes
+  cairn policy run7 --every 100 --keep-last 3   what goes to storage, what stays there
+  CAIRN_STORAGE=/ckpt cairn get run7/latest/model.pt model.pt    also when the daemon is down
+
+Exit codes: 0 done, 2 bad argument, 3 not found, 4 data loss, 5 no room, 6 no daemon,
+7 not in time, 8 not allowed, 1 anything else.
+)";
+
+// The only place of the command line that reads the environment is here, by envname().
+void AddSettings(CLI::App* app, Settings* settings) {
+  app->add_option("--socket", settings->socket, "the daemon's socket")
+      ->envname("CAIRN_SOCKET")
+      ->capture_default_str();
+  app->add_option("--storage", settings->storage,
+                  "storage root to read when no daemon answers (ls, stat, latest, get)")
+      ->envname("CAIRN_STORAGE");
+  app->add_option_function<std::string>(
+         "--timeout",
+         [settings](const std::string& text) {
+           const StatusOr<absl::Duration> timeout = ParseTimeout(text);
+           if (!timeout.ok()) throw CLI::ValidationError(std::string(timeout.status().message()));
+           settings->timeout = *timeout;
+         },
+         "of each call: 30, 500ms, 2m")
+      ->default_str("30s");
+  app->add_option_function<std::string>(
+         "-o,--output",
+         [settings](const std::string& text) {
+           if (text != "json" && text != "table") {
+             throw CLI::ValidationError("output: \"" + text + "\" is neither table nor json");
+           }
+           settings->json = text == "json";
+         },
+         "table or json (exact numbers)")
+      ->default_str("table");
+}
+
+Status RunAction(const Context& context) {
+  try {
+    return context.action();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("out of memory");
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+}
+
+}  // namespace
+
+int Run(const std::vector<std::string>& arguments, Context* context) {
+  CLI::App app(kDescription, "cairn");
+  app.footer(kFooter);
+  app.require_subcommand(0, 1);  // so that an unknown one is named instead of "none was given"
+  app.fallthrough();             // general options may stand behind the command
+  app.set_version_flag("--version", std::string("cairn ") + CAIRN_VERSION);
+  AddSettings(&app, &context->settings);
+  AddStatusCommands(&app, context);
+  AddFindCommands(&app, context);
+  AddMoveCommands(&app, context);
+  AddManageCommands(&app, context);
+  for (CLI::App* command : app.get_subcommands({})) {
+    if (command->get_footer() == app.get_footer()) command->footer("");
+  }
+
+  std::ostream& err = *context->console.err;
+  try {
+    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // as CLI11 takes them
+    app.parse(reversed);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0)
+      return app.exit(error, *context->console.out, err);  // --help, --version
+    err << "cairn: " << error.what() << "\n";
+    return ExitCode(absl::InvalidArgumentError(""));
+  }
+  if (!context->action) {
+    err << "cairn: no command was given; `cairn --help` lists them\n";
+    return ExitCode(absl::InvalidArgumentError(""));
+  }
+  const Status status = RunAction(*context);
+  context->console.out->flush();
+  if (status.ok() && !context->console.out->good()) {
+    err << "cairn: standard output: could not be written\n";
+    return kExitOther;
+  }
+  if (!status.ok()) {
+    std::string message(status.message());
+    if (message.empty()) message = absl::StatusCodeToString(status.code());
+    err << "cairn: " << Printable(message) << "\n";
+  }
+  return ExitCode(status);
+}
+
+}  // namespace cairn::cli

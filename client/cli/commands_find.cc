@@ -1,0 +1,196 @@
+#include <CLI/CLI.hpp>
+#include <ostream>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "client/cli/context.h"
+#include "client/cli/finder.h"
+#include "client/cli/render.h"
+
+namespace cairn::cli {
+namespace {
+
+struct PathArguments {
+  std::string path;
+  Attempt attempt = 0;
+  Revision revision = -1;
+
+  void AddGenerationTo(CLI::App* command) {
+    command->add_option("--attempt", attempt, "this attempt's instead of the line's");
+    command->add_option("--revision", revision, "this revision instead of the newest");
+  }
+};
+
+Status ListPath(Context* context, const std::string& text) {
+  std::string path;
+  if (!text.empty() && text != "cairn://") {
+    CAIRN_ASSIGN_OR_RETURN(const Target target, ParseTarget(text, TargetNeeds::kJob));
+    if (!target.name.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("path: \"", text, "\" names an object; `cairn stat` shows one"));
+    }
+    path = target.job;
+    if (target.has_step) {
+      absl::StrAppend(
+          &path, "/",
+          target.checkpoint.step == kNoStep ? "latest" : absl::StrCat(target.checkpoint.step));
+    }
+  }
+  CAIRN_ASSIGN_OR_RETURN(auto finder, Find(context));
+  CAIRN_ASSIGN_OR_RETURN(const client::Listing listing, finder->List(path));
+  std::ostream& out = *context->console.out;
+  if (context->settings.json) {
+    Json json = {{"path", path}, {"jobs", listing.jobs}};
+    json["checkpoints"] = Json::array();
+    json["objects"] = Json::array();
+    for (const auto& checkpoint : listing.checkpoints)
+      json["checkpoints"].push_back(ToJson(checkpoint));
+    for (const auto& object : listing.objects) json["objects"].push_back(ToJson(object));
+    out << Dump(json);
+    return absl::OkStatus();
+  }
+  out << RenderJobs(listing.jobs);
+  if (!listing.checkpoints.empty()) out << RenderCheckpoints(listing.checkpoints);
+  if (!listing.objects.empty()) out << RenderObjects(listing.objects);
+  return absl::OkStatus();
+}
+
+Status Show(Context* context, const PathArguments& arguments) {
+  CAIRN_ASSIGN_OR_RETURN(Target target, ParseTarget(arguments.path, TargetNeeds::kJob));
+  if (!target.has_step) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "path: \"", arguments.path, "\" names a job; JOB/STEP or JOB/STEP/NAME is needed"));
+  }
+  target.checkpoint.attempt = arguments.attempt;
+  target.checkpoint.revision = arguments.revision;
+  CAIRN_ASSIGN_OR_RETURN(auto finder, Find(context));
+  std::ostream& out = *context->console.out;
+  if (target.name.empty()) {
+    CAIRN_ASSIGN_OR_RETURN(const client::CheckpointInfo info, finder->Stat(target.checkpoint));
+    out << (context->settings.json ? Dump(ToJson(info)) : RenderCheckpoint(info));
+    return absl::OkStatus();
+  }
+  CAIRN_ASSIGN_OR_RETURN(const client::ObjectInfo info,
+                         finder->StatObject(target.checkpoint, target.name));
+  const CheckpointKey key{target.job, target.checkpoint.step, 0, 0};
+  out << (context->settings.json ? Dump(ToJson(info)) : RenderObject(key, info));
+  return absl::OkStatus();
+}
+
+Status ShowLatest(Context* context, const std::string& job) {
+  CAIRN_ASSIGN_OR_RETURN(const Target target, ParseTarget(job, TargetNeeds::kJob));
+  if (target.has_step) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("job: \"", job, "\" is a path; the job's name alone is needed"));
+  }
+  CAIRN_ASSIGN_OR_RETURN(auto finder, Find(context));
+  CAIRN_ASSIGN_OR_RETURN(const client::LatestCheckpoint latest, finder->Latest(target.job));
+  if (context->settings.json) {
+    *context->console.out << Dump(ToJson(latest, target.job));
+  } else {
+    // The number alone: `STEP=$(cairn latest run7)`.
+    *context->console.out << latest.key.step << "\n";
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<client::Level> ParseLevel(const std::string& text) {
+  const std::string level = absl::AsciiStrToUpper(text);
+  for (const auto candidate :
+       {client::Level::kCached, client::Level::kReplicated, client::Level::kPersisted}) {
+    if (level == client::LevelName(candidate)) return candidate;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("level: \"", text, "\" is none of cached, replicated, persisted"));
+}
+
+struct WaitArguments {
+  PathArguments path;
+  std::string level = "persisted";
+  int64_t after = -1;
+};
+
+Status Wait(Context* context, const WaitArguments& arguments) {
+  CAIRN_ASSIGN_OR_RETURN(const client::Level level, ParseLevel(arguments.level));
+  CAIRN_ASSIGN_OR_RETURN(Target target, ParseTarget(arguments.path.path, TargetNeeds::kJob));
+  if (!target.name.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("path: \"", arguments.path.path,
+                     "\" names an object; a checkpoint is waited for: JOB/STEP"));
+  }
+  const bool after = arguments.after >= 0;
+  if (after == target.has_step) {
+    return absl::InvalidArgumentError(after ? "after: goes with JOB alone, not with JOB/STEP"
+                                            : "path: JOB/STEP is needed, or JOB with --after");
+  }
+  const absl::Duration timeout = context->settings.timeout;
+  const MonotonicNanos deadline = context->clock->Now() + absl::ToInt64Nanoseconds(timeout);
+  client::CheckpointRef checkpoint = target.checkpoint;
+  checkpoint.attempt = arguments.path.attempt;
+  checkpoint.revision = arguments.path.revision;
+  std::shared_ptr<client::Session> session;
+  if (after) {
+    // Entering the job of a session, `wait after` speaks of that one; it must exist before.
+    CAIRN_ASSIGN_OR_RETURN(auto reader, context->Connect());
+    CAIRN_RETURN_IF_ERROR(reader->List(target.job).status());
+    CAIRN_ASSIGN_OR_RETURN(session, context->Connect(target.job));
+    CAIRN_ASSIGN_OR_RETURN(const auto found, session->WaitAfter(arguments.after, timeout));
+    checkpoint = {target.job, found.key.step, found.key.attempt, found.key.revision};
+  } else {
+    CAIRN_ASSIGN_OR_RETURN(session, context->Connect());
+  }
+  const absl::Duration left =
+      absl::Nanoseconds(std::max<int64_t>(0, deadline - context->clock->Now()));
+  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointInfo info,
+                         session->Wait(checkpoint, level, std::max(left, absl::Milliseconds(1))));
+  if (context->settings.json) {
+    *context->console.out << Dump(ToJson(info));
+  } else {
+    *context->console.out << info.key.job << "/" << info.key.step << " is " << Whereabouts(info)
+                          << "\n";
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddFindCommands(CLI::App* app, Context* context) {
+  {
+    auto* command =
+        app->add_subcommand("ls", "List jobs, a job's checkpoints, or a checkpoint's objects");
+    auto path = std::make_shared<std::string>();
+    command->add_option("PATH", *path, "nothing, JOB, or JOB/STEP");
+    command->callback([=] { context->action = [=] { return ListPath(context, *path); }; });
+  }
+  {
+    auto* command = app->add_subcommand("stat", "Everything known about one checkpoint or object");
+    auto arguments = std::make_shared<PathArguments>();
+    command->add_option("PATH", arguments->path, "JOB/STEP or JOB/STEP/NAME")->required();
+    arguments->AddGenerationTo(command);
+    command->callback([=] { context->action = [=] { return Show(context, *arguments); }; });
+  }
+  {
+    auto* command =
+        app->add_subcommand("latest", "The step a job would go on from: its number alone");
+    auto job = std::make_shared<std::string>();
+    command->add_option("JOB", *job, "the job")->required();
+    command->callback([=] { context->action = [=] { return ShowLatest(context, *job); }; });
+  }
+  {
+    auto* command = app->add_subcommand(
+        "wait", "Wait until a checkpoint is as safe as asked (exit code 7: it was not in time)");
+    auto arguments = std::make_shared<WaitArguments>();
+    command->add_option("PATH", arguments->path.path, "JOB/STEP, or JOB with --after")->required();
+    command->add_option("--level", arguments->level, "cached, replicated or persisted")
+        ->capture_default_str();
+    command->add_option("--after", arguments->after, "the first complete step above this one");
+    arguments->path.AddGenerationTo(command);
+    command->footer(
+        "Examples:\n"
+        "  cairn wait run7/120 --level persisted --timeout 10m\n"
+        "  cairn wait run7 --after 120 --level cached");
+    command->callback([=] { context->action = [=] { return Wait(context, *arguments); }; });
+  }
+}
+
+}  // namespace cairn::cli

@@ -1,0 +1,219 @@
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "client/cli/context.h"
+#include "client/cli/format.h"
+#include "client/cli/render.h"
+
+namespace cairn::cli {
+namespace {
+
+struct Generation {
+  Attempt attempt = 0;
+  Revision revision = -1;
+};
+
+// JOB/STEP with --attempt and --revision.
+struct StepArguments {
+  std::string path;
+  Generation generation;
+
+  void AddTo(CLI::App* command) {
+    command->add_option("PATH", path, "JOB/STEP, STEP a number or \"latest\"")->required();
+    command->add_option("--attempt", generation.attempt, "this attempt's instead of the line's");
+    command->add_option("--revision", generation.revision, "this revision instead of the newest");
+  }
+  StatusOr<client::CheckpointRef> Parse() const {
+    CAIRN_ASSIGN_OR_RETURN(Target target, ParseTarget(path, TargetNeeds::kStep));
+    target.checkpoint.attempt = generation.attempt;
+    target.checkpoint.revision = generation.revision;
+    return target.checkpoint;
+  }
+};
+
+Status Persist(Context* context, const StepArguments& arguments, bool wait) {
+  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointRef checkpoint, arguments.Parse());
+  CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
+  CAIRN_RETURN_IF_ERROR(session->Persist(checkpoint));
+  if (!wait) return absl::OkStatus();
+  CAIRN_ASSIGN_OR_RETURN(
+      auto info, session->Wait(checkpoint, client::Level::kPersisted, context->settings.timeout));
+  if (context->settings.json) {
+    *context->console.out << Dump(ToJson(info));
+  } else {
+    *context->console.out << info.key.job << "/" << info.key.step << " is in storage\n";
+  }
+  return absl::OkStatus();
+}
+
+Status Remove(Context* context, const StepArguments& arguments, bool memory_only, bool yes) {
+  CAIRN_ASSIGN_OR_RETURN(client::CheckpointRef checkpoint, arguments.Parse());
+  CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
+  // "latest" is settled once: what was asked about is what is removed.
+  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointInfo info, session->Stat(checkpoint));
+  checkpoint.step = info.key.step;
+  const std::string what =
+      absl::StrCat(info.key.job, "/", info.key.step, memory_only ? " from memory" : "");
+  Status removed = session->Remove(checkpoint, memory_only, yes);
+  if (removed.code() == absl::StatusCode::kFailedPrecondition && !yes) {
+    if (!context->console.ask) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          removed.message(), "; nobody is here to ask, --yes removes it all the same"));
+    }
+    const std::string question = absl::StrCat(
+        "This is the last copy of ", info.key.job, "/", info.key.step, ": ",
+        Plural(static_cast<int64_t>(info.objects), "object"), ", ", HumanBytes(info.bytes), ", ",
+        Whereabouts(info), ". Nothing brings it back. Remove ", what, "?");
+    if (!context->console.ask(question)) {
+      return absl::CancelledError(absl::StrCat(what, " was not removed"));
+    }
+    removed = session->Remove(checkpoint, memory_only, /*force=*/true);
+  }
+  CAIRN_RETURN_IF_ERROR(removed);
+  if (context->settings.json) {
+    *context->console.out << Dump({{"job", info.key.job},
+                                   {"step", info.key.step},
+                                   {"memory_only", memory_only},
+                                   {"bytes", info.bytes}});
+  } else {
+    *context->console.out << "removed " << what << "\n";
+  }
+  return absl::OkStatus();
+}
+
+Status SetPin(Context* context, const StepArguments& arguments, bool pinned) {
+  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointRef checkpoint, arguments.Parse());
+  CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
+  return session->Pin(checkpoint, pinned);
+}
+
+struct PolicyArguments {
+  std::string job;
+  std::optional<std::string> persist, readers;
+  std::optional<int64_t> every, keep_last, keep_every;
+  bool changes() const { return persist || readers || every || keep_last || keep_every; }
+};
+
+StatusOr<JobPolicy> ReadPolicy(client::Session* session, const std::string& job) {
+  CAIRN_ASSIGN_OR_RETURN(const std::string text, session->StatusJson());
+  const Json status = Json::parse(text, nullptr, false);
+  if (status.is_object() && status.contains("jobs")) {
+    for (const Json& entry : status["jobs"]) {
+      if (entry.value("job", "") != job || !entry.contains("policy")) continue;
+      return PolicyFromJson(entry["policy"]);
+    }
+  }
+  return absl::NotFoundError(absl::StrCat("job: \"", job, "\" is not known on this node"));
+}
+
+template <size_t N>
+StatusOr<int> IndexOf(const char* const (&names)[N], const std::string& name, const char* field) {
+  std::string known;
+  for (size_t i = 0; i < N; ++i) {
+    if (name == names[i]) return static_cast<int>(i);
+    absl::StrAppend(&known, i == 0 ? "" : ", ", names[i]);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(field, ": \"", name, "\" is none of ", known));
+}
+
+Status Policy(Context* context, const PolicyArguments& arguments) {
+  CAIRN_RETURN_IF_ERROR(ValidateJob(arguments.job));
+  // Looked up without entering the job: a misspelled name must not bring a job into being.
+  CAIRN_ASSIGN_OR_RETURN(auto reader, context->Connect());
+  CAIRN_ASSIGN_OR_RETURN(JobPolicy policy, ReadPolicy(reader.get(), arguments.job));
+  if (arguments.changes()) {
+    if (arguments.persist) {
+      CAIRN_ASSIGN_OR_RETURN(const int mode, IndexOf(kPersistModes, *arguments.persist, "persist"));
+      policy.mode = static_cast<PersistMode>(mode);
+    }
+    if (arguments.readers) {
+      CAIRN_ASSIGN_OR_RETURN(const int readers, IndexOf(kReaders, *arguments.readers, "readers"));
+      policy.readers = static_cast<Readers>(readers);
+    }
+    if (arguments.every) {
+      policy.every = *arguments.every;
+      if (!arguments.persist) policy.mode = PersistMode::kEvery;
+    }
+    if (arguments.keep_last) policy.keep_last = *arguments.keep_last;
+    if (arguments.keep_every) policy.keep_every = *arguments.keep_every;
+    CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect(arguments.job));
+    CAIRN_RETURN_IF_ERROR(session->SetPolicy(policy));
+  }
+  const char* mode = kPersistModes[static_cast<size_t>(policy.mode) % std::size(kPersistModes)];
+  const char* readers = kReaders[static_cast<size_t>(policy.readers) % std::size(kReaders)];
+  if (context->settings.json) {
+    *context->console.out << Dump({{"job", arguments.job},
+                                   {"persist", mode},
+                                   {"every", policy.every},
+                                   {"keep_last", policy.keep_last},
+                                   {"keep_every", policy.keep_every},
+                                   {"readers", readers}});
+    return absl::OkStatus();
+  }
+  std::ostream& out = *context->console.out;
+  out << "persist     " << mode;
+  if (policy.mode == PersistMode::kEvery) out << ", step % " << policy.every << " == 0";
+  out << "\nkeep files  ";
+  if (policy.keep_last == 0 && policy.keep_every == 0) {
+    out << "all";
+  } else {
+    out << "the newest " << policy.keep_last;
+    if (policy.keep_every > 0) out << " and those with step % " << policy.keep_every << " == 0";
+  }
+  out << "\nreaders     " << readers << "\n";
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddManageCommands(CLI::App* app, Context* context) {
+  {
+    auto* command = app->add_subcommand(
+        "persist", "Ask for a checkpoint to be put into storage, whatever the policy");
+    auto arguments = std::make_shared<StepArguments>();
+    auto no_wait = std::make_shared<bool>(false);
+    arguments->AddTo(command);
+    command->add_flag("--no-wait", *no_wait,
+                      "return at once; `cairn wait PATH --level persisted` waits");
+    command->callback(
+        [=] { context->action = [=] { return Persist(context, *arguments, !*no_wait); }; });
+  }
+  {
+    auto* command =
+        app->add_subcommand("rm", "Remove a checkpoint; asks before the last copy goes");
+    auto arguments = std::make_shared<StepArguments>();
+    auto memory_only = std::make_shared<bool>(false), yes = std::make_shared<bool>(false);
+    arguments->AddTo(command);
+    command->add_flag("--memory-only", *memory_only, "keep its files in storage");
+    command->add_flag("-y,--yes", *yes, "do not ask");
+    command->callback(
+        [=] { context->action = [=] { return Remove(context, *arguments, *memory_only, *yes); }; });
+  }
+  for (const bool pinned : {true, false}) {
+    auto* command = app->add_subcommand(pinned ? "pin" : "unpin",
+                                        pinned ? "Keep a checkpoint in memory until it is unpinned"
+                                               : "Let a pinned checkpoint go when its turn comes");
+    auto arguments = std::make_shared<StepArguments>();
+    arguments->AddTo(command);
+    command->callback(
+        [=] { context->action = [=] { return SetPin(context, *arguments, pinned); }; });
+  }
+  {
+    auto* command =
+        app->add_subcommand("policy", "Show or change when a job's checkpoints go to storage");
+    auto arguments = std::make_shared<PolicyArguments>();
+    command->add_option("JOB", arguments->job, "the job")->required();
+    command->add_option("--persist", arguments->persist, "on-demand, every or newest");
+    command->add_option("--every", arguments->every,
+                        "persist steps divisible by this (implies --persist every)");
+    command->add_option("--keep-last", arguments->keep_last,
+                        "keep the files of the newest N steps; 0 keeps all");
+    command->add_option("--keep-every", arguments->keep_every, "and of steps divisible by this");
+    command->add_option("--readers", arguments->readers, "who may read: owner");
+    command->callback([=] { context->action = [=] { return Policy(context, *arguments); }; });
+  }
+}
+
+}  // namespace cairn::cli

@@ -1,0 +1,118 @@
+#include "client/cli/context.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/fd.h"
+
+namespace cairn::cli {
+namespace {
+
+// libcairn waits for a daemon that is just being restarted. Its keeper holds the socket meanwhile,
+// so a socket that refuses has no daemon to wait for, and a person should not wait for the deadline
+// to hear it.
+Status SomeoneListens(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat("socket: \"", path, "\" has ", path.size(),
+                                                   " bytes, a socket path has 1 to ",
+                                                   sizeof(address.sun_path) - 1));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!probe.valid()) return ErrnoStatus(errno, "socket");
+  if (connect(probe.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
+    return absl::OkStatus();
+  }
+  const int error = errno;
+  if (error == EAGAIN) return absl::OkStatus();  // its queue is full: alive and busy
+  if (error == EACCES || error == EPERM) return ErrnoStatus(error, absl::StrCat("socket: ", path));
+  return absl::UnavailableError(
+      absl::StrCat("socket: no daemon listens at ", path, " (", strerror(error), ")"));
+}
+
+client::ConnectOptions BaseOptions(const Settings& settings, const std::string& job) {
+  client::ConnectOptions options;
+  options.socket = settings.socket;
+  options.job = job;
+  options.timeout = settings.timeout;
+  options.client = absl::StrCat("cairn command line, pid ", getpid());
+  return options;
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<client::Session>> Context::Connect(const std::string& job) {
+  CAIRN_RETURN_IF_ERROR(SomeoneListens(settings.socket));
+  return connect(BaseOptions(settings, job));
+}
+
+StatusOr<std::shared_ptr<client::Session>> Context::ConnectWriter(const std::string& job,
+                                                                  Attempt attempt) {
+  CAIRN_RETURN_IF_ERROR(SomeoneListens(settings.socket));
+  client::ConnectOptions options = BaseOptions(settings, job);
+  options.attempt = attempt;
+  options.writer = 0;
+  options.world_size = 1;
+  return connect(options);
+}
+
+StatusOr<Target> ParseTarget(const std::string& text, TargetNeeds needs) {
+  absl::string_view rest = text;
+  absl::ConsumePrefix(&rest, "cairn://");
+  Target target;
+  const size_t slash = rest.find('/');
+  if (slash == absl::string_view::npos || slash + 1 == rest.size()) {
+    target.job = std::string(rest.substr(0, slash));
+    CAIRN_RETURN_IF_ERROR(ValidateJob(target.job));
+    if (needs != TargetNeeds::kJob) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("path: \"", text, "\" names a job; ",
+                       needs == TargetNeeds::kName ? "JOB/STEP/NAME" : "JOB/STEP", " is needed"));
+    }
+    return target;
+  }
+  // JOB/STEP/ is JOB/STEP; a name never ends with a slash, so JOB/STEP/NAME/ is refused below.
+  if (rest.find('/', slash + 1) == rest.size() - 1) rest.remove_suffix(1);
+  CAIRN_ASSIGN_OR_RETURN(CairnPath path, ParseCairnPath(absl::StrCat("cairn://", rest), ""));
+  target.job = path.job;
+  target.has_step = true;
+  target.checkpoint.job = path.job;
+  target.checkpoint.step = path.latest ? kNoStep : path.step;
+  target.name = path.name;
+  if (needs == TargetNeeds::kName && target.name.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("path: \"", text, "\" names a step; JOB/STEP/NAME is needed"));
+  }
+  if (needs == TargetNeeds::kStep && !target.name.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("path: \"", text, "\" names an object; JOB/STEP is needed"));
+  }
+  return target;
+}
+
+StatusOr<absl::Duration> ParseTimeout(const std::string& text) {
+  absl::Duration duration;
+  double seconds = 0;
+  if (absl::SimpleAtod(text, &seconds)) {
+    duration = absl::Seconds(seconds);
+  } else if (!absl::ParseDuration(text, &duration)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("timeout: \"", text, "\" is not a duration such as 30, 500ms, 2m or 1h30m"));
+  }
+  if (duration <= absl::ZeroDuration() || !(seconds == seconds)) {
+    return absl::InvalidArgumentError(absl::StrCat("timeout: ", text, " is not above 0"));
+  }
+  return duration;
+}
+
+}  // namespace cairn::cli

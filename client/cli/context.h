@@ -1,0 +1,81 @@
+// What every command works with. Everything outside the process arrives here, so that tests run
+// whole commands against a session of their own.
+#pragma once
+
+#include <functional>
+#include <iosfwd>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "client/cpp/session.h"
+#include "common/clock.h"
+#include "common/status.h"
+
+namespace CLI {
+class App;
+}
+
+namespace cairn::cli {
+
+struct Console {
+  std::ostream* out = nullptr;
+  std::ostream* err = nullptr;
+  int out_fd = 1;             // where `get PATH -` puts the bytes
+  bool out_terminal = false;  // `out` is a terminal: bytes of objects are not thrown at it
+  bool err_terminal = false;  // progress is shown
+  // Asks a yes/no question; absent when nobody is there to answer.
+  std::function<bool(const std::string& question)> ask;
+};
+
+// Options that stand before or after any command.
+struct Settings {
+  std::string socket = "/run/cairn/cairn.sock";
+  std::string storage;  // root to read when no daemon answers; empty: none
+  absl::Duration timeout = absl::Seconds(30);
+  bool json = false;
+};
+
+struct Context {
+  Console console;
+  const Clock* clock = nullptr;
+  std::function<StatusOr<std::shared_ptr<client::Session>>(const client::ConnectOptions&)> connect;
+
+  Settings settings;
+  std::function<Status()> action;  // what the parsed command line asks for
+
+  // A session that finds, reads and manages. UNAVAILABLE at once, naming the socket, when nothing
+  // listens.
+  StatusOr<std::shared_ptr<client::Session>> Connect(const std::string& job = "");
+  // The same as lone writer 0 of 1.
+  StatusOr<std::shared_ptr<client::Session>> ConnectWriter(const std::string& job, Attempt attempt);
+};
+
+// JOB, JOB/STEP or JOB/STEP/NAME, with or without cairn:// before it; STEP is a number or "latest".
+struct Target {
+  std::string job;
+  bool has_step = false;
+  client::CheckpointRef checkpoint;  // of has_step
+  std::string name;                  // empty: the whole step
+};
+enum class TargetNeeds { kJob, kStep, kName };
+// INVALID_ARGUMENT names what is missing or too much for `needs` (kJob takes anything from a job
+// on).
+StatusOr<Target> ParseTarget(const std::string& text, TargetNeeds needs);
+
+// "30", "30s", "2m", "500ms", "1h30m"; not negative.
+StatusOr<absl::Duration> ParseTimeout(const std::string& text);
+
+// One family of commands each: registers its subcommands on `app`; a parsed one sets
+// context->action.
+void AddStatusCommands(CLI::App* app, Context* context);  // status, version
+void AddFindCommands(CLI::App* app, Context* context);    // ls, stat, latest, wait
+void AddMoveCommands(CLI::App* app, Context* context);    // put, get
+void AddManageCommands(CLI::App* app, Context* context);  // persist, rm, pin, unpin, policy
+
+// Parses and carries out one command line (without the program's name); returns the exit code.
+// Errors go to console.err as "cairn: …".
+int Run(const std::vector<std::string>& arguments, Context* context);
+
+}  // namespace cairn::cli

@@ -1,0 +1,98 @@
+#include "client/cli/finder.h"
+
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/stored.h"
+
+namespace cairn::cli {
+namespace {
+
+using client::CheckpointInfo;
+using client::CheckpointRef;
+using client::ObjectInfo;
+
+class DaemonFinder : public Finder {
+ public:
+  explicit DaemonFinder(std::shared_ptr<client::Session> session) : session_(std::move(session)) {}
+
+  bool from_storage() const override { return false; }
+  StatusOr<client::LatestCheckpoint> Latest(const std::string& job) override {
+    return session_->Latest(job);
+  }
+  StatusOr<client::Listing> List(const std::string& path) override { return session_->List(path); }
+  StatusOr<CheckpointInfo> Stat(const CheckpointRef& checkpoint) override {
+    return session_->Stat(checkpoint);
+  }
+  StatusOr<ObjectInfo> StatObject(const CheckpointRef& checkpoint,
+                                  const std::string& name) override {
+    return session_->StatObject(checkpoint, name);
+  }
+  StatusOr<std::unique_ptr<client::OpenObject>> Open(const CheckpointRef& checkpoint,
+                                                     const std::string& name) override {
+    return session_->Open(checkpoint, name, client::OpenMode::kRead);
+  }
+
+ private:
+  const std::shared_ptr<client::Session> session_;
+};
+
+class StorageFinder : public Finder {
+ public:
+  explicit StorageFinder(std::string root) : root_(std::move(root)) {}
+
+  bool from_storage() const override { return true; }
+  StatusOr<client::LatestCheckpoint> Latest(const std::string& job) override {
+    return client::StoredLatest(root_, job);
+  }
+  StatusOr<client::Listing> List(const std::string& path) override {
+    return client::ListStored(root_, path);
+  }
+
+  StatusOr<CheckpointInfo> Stat(const CheckpointRef& checkpoint) override {
+    Step step = checkpoint.step;
+    if (step == kNoStep) {
+      CAIRN_ASSIGN_OR_RETURN(const auto latest, Latest(checkpoint.job));
+      step = latest.key.step;
+    }
+    CAIRN_ASSIGN_OR_RETURN(const client::Listing listing, List(checkpoint.job));
+    const CheckpointInfo* found = nullptr;
+    for (const CheckpointInfo& info : listing.checkpoints) {
+      if (info.key.step != step) continue;
+      if (checkpoint.attempt != 0 && info.key.attempt != checkpoint.attempt) continue;
+      if (checkpoint.revision >= 0 && info.key.revision != checkpoint.revision) continue;
+      // The line's where nothing more was said.
+      if (found == nullptr || (info.on_line && !found->on_line)) found = &info;
+    }
+    if (found != nullptr) return *found;
+    return absl::NotFoundError(
+        absl::StrCat("step: ", checkpoint.job, "/", step, " is not in ", root_));
+  }
+
+  StatusOr<ObjectInfo> StatObject(const CheckpointRef& checkpoint,
+                                  const std::string& name) override {
+    CAIRN_ASSIGN_OR_RETURN(auto object, Open(checkpoint, name));
+    return object->info();
+  }
+  StatusOr<std::unique_ptr<client::OpenObject>> Open(const CheckpointRef& checkpoint,
+                                                     const std::string& name) override {
+    return client::OpenStored(root_, checkpoint, name);
+  }
+
+ private:
+  const std::string root_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Finder>> Find(Context* context) {
+  auto session = context->Connect();
+  if (session.ok()) return std::unique_ptr<Finder>(new DaemonFinder(*std::move(session)));
+  if (!absl::IsUnavailable(session.status()) || context->settings.storage.empty())
+    return session.status();
+  *context->console.err << "cairn: note: " << session.status().message() << "; reading "
+                        << context->settings.storage << "\n";
+  return std::unique_ptr<Finder>(new StorageFinder(context->settings.storage));
+}
+
+}  // namespace cairn::cli

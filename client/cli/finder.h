@@ -1,0 +1,31 @@
+// Where `ls`, `stat`, `latest` and `get` look: at the daemon or, when none answers and a storage
+// root is named, at the files themselves. Answers look the same; from_storage() tells which it was.
+// Every byte read is verified either way.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "client/cli/context.h"
+#include "client/cpp/session.h"
+
+namespace cairn::cli {
+
+class Finder {
+ public:
+  virtual ~Finder() = default;
+  virtual bool from_storage() const = 0;
+  virtual StatusOr<client::LatestCheckpoint> Latest(const std::string& job) = 0;
+  virtual StatusOr<client::Listing> List(const std::string& path) = 0;
+  virtual StatusOr<client::CheckpointInfo> Stat(const client::CheckpointRef& checkpoint) = 0;
+  virtual StatusOr<client::ObjectInfo> StatObject(const client::CheckpointRef& checkpoint,
+                                                  const std::string& name) = 0;
+  virtual StatusOr<std::unique_ptr<client::OpenObject>> Open(
+      const client::CheckpointRef& checkpoint, const std::string& name) = 0;
+};
+
+// The daemon's; when it is UNAVAILABLE and settings.storage is set, the storage root's, with a note
+// on console.err. Other errors are returned.
+StatusOr<std::unique_ptr<Finder>> Find(Context* context);
+
+}  // namespace cairn::cli

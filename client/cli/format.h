@@ -1,0 +1,53 @@
+// What people read: sizes, ages, rates, tables. Pure functions; JSON output never comes through
+// here, it carries exact numbers.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace cairn::cli {
+
+// Three significant digits in binary units: "0 B", "999 B", "1.50 KiB", "12.0 GiB", "1023 MiB".
+std::string HumanBytes(uint64_t bytes);
+std::string HumanRate(double bytes_per_second);  // "1.20 GiB/s"
+// The two largest units: "340 ms", "12 s", "3 min 20 s", "2 h 5 min", "4 d 3 h". Negative counts as
+// 0.
+std::string HumanDuration(absl::Duration duration);
+std::string Grouped(int64_t number);  // "10,000"
+std::string Plural(int64_t count, const std::string& one, const std::string& many = "");
+// "2026-11-20 12:00:03" in UTC; "-" for 0.
+std::string HumanTime(int64_t unix_ms);
+
+// "[#####.....]", `width` cells between the brackets; a started bar never looks empty and an
+// unfinished one never looks full.
+std::string Bar(uint64_t done, uint64_t total, int width);
+// Whole percent, rounded down, so that 100 means finished. 0 of 0 is 100.
+int Percent(uint64_t done, uint64_t total);
+
+// One line of a running transfer: "model.bin  1.20 GiB of 4.00 GiB  30 %  1.10 GiB/s  3 s left".
+std::string ProgressLine(const std::string& label, uint64_t done, uint64_t total,
+                         absl::Duration elapsed);
+
+// Control characters of a string that came from somewhere else, made visible, so that it cannot
+// steer the terminal.
+std::string Printable(const std::string& text);
+
+// Columns padded to their widest cell; two spaces between; no trailing blanks. `right` names the
+// columns that hold numbers.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header, std::vector<size_t> right = {});
+  void Row(std::vector<std::string> cells);
+  bool empty() const { return rows_.empty(); }
+  std::string Render(int indent = 0) const;
+
+ private:
+  std::vector<std::string> header_;
+  std::vector<bool> right_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace cairn::cli

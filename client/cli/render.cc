@@ -1,0 +1,179 @@
+#include "client/cli/render.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "client/cli/format.h"
+
+namespace cairn::cli {
+namespace {
+
+using client::CheckpointFacts;
+using client::CheckpointInfo;
+using client::Level;
+using client::ObjectInfo;
+
+Json FactsJson(const CheckpointFacts& facts) {
+  return {{"complete", facts.complete},
+          {"resident", facts.resident},
+          {"replicas", facts.replicas},
+          {"replicas_asked", facts.replicas_asked},
+          {"persisted", facts.persisted},
+          {"broken", facts.broken},
+          {"in_conflict", facts.in_conflict},
+          {"abandoned", facts.abandoned},
+          {"pinned", facts.pinned}};
+}
+
+std::string Name(Level level) { return std::string(client::LevelName(level)); }
+
+std::string Marks(const CheckpointInfo& info) {
+  std::vector<std::string> marks;
+  if (!info.facts.complete) marks.push_back("incomplete");
+  if (info.facts.in_conflict) marks.push_back("in conflict");
+  if (info.facts.abandoned) marks.push_back("abandoned");
+  if (info.facts.pinned) marks.push_back("pinned");
+  return absl::StrJoin(marks, ", ");
+}
+
+// Names and values below each other.
+std::string Sheet(const std::vector<std::pair<std::string, std::string>>& lines) {
+  size_t width = 0;
+  for (const auto& [name, value] : lines) width = std::max(width, name.size());
+  std::string text;
+  for (const auto& [name, value] : lines) {
+    absl::StrAppend(&text, name, std::string(width - name.size() + 2, ' '), Printable(value), "\n");
+  }
+  return text;
+}
+
+}  // namespace
+
+Json ToJson(const CheckpointInfo& info) {
+  return {{"job", info.key.job},
+          {"step", info.key.step},
+          {"attempt", info.key.attempt},
+          {"revision", info.key.revision},
+          {"world_size", info.world_size},
+          {"missing_writers", info.missing_writers},
+          {"bytes", info.bytes},
+          {"objects", info.objects},
+          {"facts", FactsJson(info.facts)},
+          {"level", Name(info.level)},
+          {"created_unix_ms", info.created_unix_ms},
+          {"why", info.why},
+          {"on_line", info.on_line},
+          {"digest", info.digest}};
+}
+
+Json ToJson(const ObjectInfo& info) {
+  Json crcs = Json::array();
+  for (const uint32_t crc : info.block_crcs) crcs.push_back(absl::StrFormat("%08x", crc));
+  return {{"name", info.name},
+          {"writer", info.writer},
+          {"kind", std::string(ObjectKindName(info.kind))},
+          {"length", info.length},
+          {"level", Name(info.level)},
+          {"block_crcs", crcs},
+          {"verified_unix_ms", info.verified_unix_ms},
+          {"facts", FactsJson(info.facts)}};
+}
+
+Json ToJson(const client::LatestCheckpoint& latest, const std::string& job) {
+  return {{"job", job},
+          {"step", latest.key.step},
+          {"attempt", latest.key.attempt},
+          {"revision", latest.key.revision},
+          {"world_size", latest.world_size},
+          {"digest", latest.digest},
+          {"source", latest.source},
+          {"as_of_unix_ms", latest.as_of_unix_ms}};
+}
+
+std::string Dump(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string RenderJobs(const std::vector<std::string>& jobs) {
+  std::string text;
+  for (const std::string& job : jobs) absl::StrAppend(&text, Printable(job), "\n");
+  return text;
+}
+
+std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints) {
+  Table table({"STEP", "LEVEL", "SIZE", "OBJECTS", "WRITERS", "SAVED (UTC)", "ATTEMPT", "REV", ""},
+              {0, 2, 3, 4, 6, 7});
+  for (const CheckpointInfo& info : checkpoints) {
+    const int64_t missing = static_cast<int64_t>(info.missing_writers.size());
+    table.Row({absl::StrCat(info.key.step), Name(info.level), HumanBytes(info.bytes),
+               Grouped(static_cast<int64_t>(info.objects)),
+               missing > 0 ? absl::StrCat(info.world_size - missing, "/", info.world_size)
+                           : absl::StrCat(info.world_size),
+               HumanTime(info.created_unix_ms), absl::StrCat(info.key.attempt),
+               absl::StrCat(info.key.revision), Marks(info)});
+  }
+  return table.Render();
+}
+
+std::string RenderObjects(const std::vector<ObjectInfo>& objects) {
+  Table table({"NAME", "SIZE", "KIND", "WRITER", "LEVEL"}, {1, 3});
+  for (const ObjectInfo& info : objects) {
+    table.Row({info.name, HumanBytes(info.length), std::string(ObjectKindName(info.kind)),
+               absl::StrCat(info.writer), Name(info.level)});
+  }
+  return table.Render();
+}
+
+std::string Whereabouts(const CheckpointInfo& info) {
+  if (info.facts.broken) return "broken: no copy of it verifies any more";
+  if (info.facts.in_conflict) return "in conflict: it can never be complete";
+  if (!info.facts.complete) {
+    if (info.missing_writers.empty()) return "incomplete";
+    return absl::StrCat("incomplete: of ", Plural(info.world_size, "writer"), " missing ",
+                        absl::StrJoin(info.missing_writers, ", "));
+  }
+  std::vector<std::string> places;
+  if (info.facts.resident) places.push_back("this node's memory");
+  if (info.facts.replicas > 0) places.push_back(Plural(info.facts.replicas, "replica"));
+  if (info.facts.persisted) places.push_back("storage");
+  if (places.empty()) return "nowhere to be had at the moment";
+  if (places.size() == 1 && info.facts.resident) return "in this node's memory only";
+  return absl::StrCat("in ", absl::StrJoin(places, " and "));
+}
+
+std::string RenderCheckpoint(const CheckpointInfo& info) {
+  std::vector<std::pair<std::string, std::string>> lines = {
+      {"checkpoint", absl::StrCat(info.key.job, "/", info.key.step)},
+      {"it is", Whereabouts(info)},
+      {"level", Name(info.level)},
+      {"size", absl::StrCat(HumanBytes(info.bytes), " (", Grouped(static_cast<int64_t>(info.bytes)),
+                            " bytes) in ", Plural(static_cast<int64_t>(info.objects), "object"))},
+      {"writers", absl::StrCat(info.world_size)},
+      {"attempt", absl::StrCat(info.key.attempt, ", revision ", info.key.revision,
+                               info.on_line ? "" : " (not on the job's line)")},
+      {"saved (UTC)", HumanTime(info.created_unix_ms)}};
+  if (!info.digest.empty()) lines.emplace_back("digest", info.digest);
+  if (const std::string marks = Marks(info); !marks.empty()) lines.emplace_back("marks", marks);
+  if (!info.why.empty()) lines.emplace_back("why", info.why);
+  return Sheet(lines);
+}
+
+std::string RenderObject(const CheckpointKey& checkpoint, const ObjectInfo& info) {
+  std::vector<std::pair<std::string, std::string>> lines = {
+      {"object", checkpoint.step == kNoStep
+                     ? absl::StrCat(checkpoint.job, "/latest/", info.name)
+                     : absl::StrCat(checkpoint.job, "/", checkpoint.step, "/", info.name)},
+      {"level", Name(info.level)},
+      {"kind", std::string(ObjectKindName(info.kind))},
+      {"size", absl::StrCat(HumanBytes(info.length), " (",
+                            Grouped(static_cast<int64_t>(info.length)), " bytes)")},
+      {"writer", absl::StrCat(info.writer)},
+      {"checksums",
+       absl::StrCat("CRC32C of ", Plural(static_cast<int64_t>(info.block_crcs.size()), "block"),
+                    " of ", HumanBytes(kBlockBytes))},
+      {"last verified (UTC)",
+       info.verified_unix_ms == 0 ? "not since it was sealed" : HumanTime(info.verified_unix_ms)}};
+  return Sheet(lines);
+}
+
+}  // namespace cairn::cli

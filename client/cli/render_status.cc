@@ -1,0 +1,224 @@
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "client/cli/format.h"
+#include "client/cli/render.h"
+
+namespace cairn::cli {
+namespace {
+
+// A daemon of another version may leave fields out or add some: what is missing reads as nothing.
+int64_t Number(const Json& object, const char* field) {
+  const auto found = object.find(field);
+  if (found == object.end()) return 0;
+  if (found->is_number()) return found->get<int64_t>();
+  return 0;
+}
+uint64_t Bytes(const Json& object, const char* field) {
+  return static_cast<uint64_t>(std::max<int64_t>(0, Number(object, field)));
+}
+std::string Text(const Json& object, const char* field) {
+  const auto found = object.find(field);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
+}
+const Json& List(const Json& object, const char* field) {
+  static const Json kEmpty = Json::array();
+  const auto found = object.find(field);
+  return found != object.end() && found->is_array() ? *found : kEmpty;
+}
+int64_t StepField(const Json& object, const char* field) {
+  return object.contains(field) ? Number(object, field) : kNoStep;
+}
+std::string StepText(int64_t step) { return step == kNoStep ? "-" : absl::StrCat(step); }
+
+template <size_t N>
+int EnumOf(const Json& object, const char* field, const char* const (&names)[N], int fallback) {
+  const auto found = object.find(field);
+  if (found == object.end()) return fallback;
+  if (found->is_number_integer()) {
+    const int64_t number = found->get<int64_t>();
+    return number >= 0 && number < static_cast<int64_t>(N) ? static_cast<int>(number) : fallback;
+  }
+  // "ON_DEMAND" and "on_demand" are how the contract and libcairn write "on-demand".
+  const std::string name =
+      absl::AsciiStrToLower(absl::StrReplaceAll(Text(object, field), {{"_", "-"}}));
+  for (size_t i = 0; i < N; ++i) {
+    if (name == names[i]) return static_cast<int>(i);
+  }
+  return fallback;
+}
+
+std::string PolicyText(const Json& job) {
+  const auto json = job.find("policy");
+  if (json == job.end() || !json->is_object()) return "-";
+  const JobPolicy policy = PolicyFromJson(*json);
+  if (policy.mode == PersistMode::kEvery) {
+    return policy.every <= 1 ? "every step" : absl::StrCat("every ", policy.every, " steps");
+  }
+  return kPersistModes[static_cast<size_t>(policy.mode)];
+}
+
+struct JobVerdict {
+  bool safe = true;
+  std::string words;
+};
+
+JobVerdict Judge(const Json& job, bool storage) {
+  const std::string name = Printable(Text(job, "job"));
+  const int64_t latest = StepField(job, "latest_step");
+  const int64_t persisted = StepField(job, "latest_persisted_step");
+  const std::string problem = Printable(Text(job, "persist_problem"));
+  if (latest == kNoStep)
+    return {true, absl::StrCat(name, ": nothing complete has been saved yet.")};
+  if (persisted == latest) {
+    return {true,
+            absl::StrCat(name, ": step ", latest, ", the latest, is safe: it is in storage.")};
+  }
+  std::string words =
+      absl::StrCat(name, ": step ", latest, ", the latest, is in this node's memory only; ");
+  if (!storage) {
+    words += "there is no storage, so the loss of this node loses it.";
+  } else if (persisted == kNoStep) {
+    words += "nothing of this job is in storage yet.";
+  } else {
+    absl::StrAppend(&words, "losing this node goes back to step ", persisted, " in storage.");
+  }
+  const int64_t unprotected = Number(job, "unprotected_checkpoints");
+  if (unprotected > 1) {
+    absl::StrAppend(&words, " Unprotected: ", Plural(unprotected, "checkpoint"), ", ",
+                    HumanBytes(Bytes(job, "unprotected_bytes")), ".");
+  }
+  if (!problem.empty()) absl::StrAppend(&words, " The last persist failed: ", problem);
+  return {false, words};
+}
+
+void Section(std::string* text, const std::string& title, const Table& table) {
+  if (table.empty()) return;
+  absl::StrAppend(text, "\n", title, "\n", table.Render(2));
+}
+
+Table Sessions(const Json& status, int64_t now_unix_ms) {
+  Table table({"JOB", "WRITER", "PID", "UID", "CONNECTED", "LEASED", "DOING"}, {1, 2, 3, 5});
+  for (const Json& session : List(status, "sessions")) {
+    // Whoever only looks, as this command does, is of no interest.
+    if (Text(session, "job").empty() && Number(session, "leases") == 0) continue;
+    const int64_t writer = session.contains("writer") ? Number(session, "writer") : -1;
+    const int64_t step = StepField(session, "writing_step");
+    std::string doing = "idle";
+    const uint64_t total = Bytes(session, "writing_total"), done = Bytes(session, "writing_done");
+    if (step != kNoStep && total > 0) {
+      doing = absl::StrCat("step ", step, " ", Bar(done, total, 16), " ", Percent(done, total),
+                           " % of ", HumanBytes(total));
+    }
+    const int64_t connected = Number(session, "connected_unix_ms");
+    table.Row({Text(session, "job").empty() ? "-" : Text(session, "job"),
+               writer < 0 ? "reader" : absl::StrCat(writer), absl::StrCat(Number(session, "pid")),
+               absl::StrCat(Number(session, "uid")),
+               connected == 0 ? "-" : HumanDuration(absl::Milliseconds(now_unix_ms - connected)),
+               HumanBytes(Bytes(session, "leased_bytes")), doing});
+  }
+  return table;
+}
+
+Table Jobs(const Json& status) {
+  Table table({"JOB", "OWNER", "IN MEMORY", "LATEST", "IN STORAGE", "UNPROTECTED", "PERSISTS"},
+              {1, 2, 3, 4});
+  for (const Json& job : List(status, "jobs")) {
+    if (Text(job, "job").empty()) continue;
+    const int64_t unprotected = Number(job, "unprotected_checkpoints");
+    table.Row({Text(job, "job"), absl::StrCat("uid ", Number(job, "owner_uid")),
+               HumanBytes(Bytes(job, "resident_bytes")), StepText(StepField(job, "latest_step")),
+               StepText(StepField(job, "latest_persisted_step")),
+               unprotected == 0 ? "-"
+                                : absl::StrCat(Plural(unprotected, "checkpoint"), ", ",
+                                               HumanBytes(Bytes(job, "unprotected_bytes"))),
+               PolicyText(job)});
+  }
+  return table;
+}
+
+Table Quarantine(const Json& status) {
+  Table table({"SLAB", "SIZE", "AGE", "HELD BY PID", "JOB"}, {0, 1});
+  for (const Json& slab : List(status, "quarantined")) {
+    std::string pids;
+    for (const Json& pid : List(slab, "pids")) {
+      if (pid.is_number()) absl::StrAppend(&pids, pids.empty() ? "" : ", ", pid.get<int64_t>());
+    }
+    table.Row({absl::StrCat(Number(slab, "slab")), HumanBytes(Bytes(slab, "bytes")),
+               HumanDuration(absl::Milliseconds(Number(slab, "age_ms"))),
+               pids.empty() ? "unknown" : pids, Text(slab, "job")});
+  }
+  return table;
+}
+
+}  // namespace
+
+JobPolicy PolicyFromJson(const Json& policy) {
+  JobPolicy out;
+  if (!policy.is_object()) return out;
+  out.mode =
+      static_cast<PersistMode>(EnumOf(policy, "mode", kPersistModes, static_cast<int>(out.mode)));
+  out.readers =
+      static_cast<Readers>(EnumOf(policy, "readers", kReaders, static_cast<int>(out.readers)));
+  out.every = std::max<int64_t>(1, Number(policy, "every"));
+  out.keep_last = Number(policy, "keep_last");
+  out.keep_every = Number(policy, "keep_every");
+  return out;
+}
+
+Verdict IsMyCheckpointSafe(const Json& status) {
+  Verdict verdict;
+  const bool storage = !Text(status, "storage_root").empty();
+  std::vector<std::string> safe;
+  for (const Json& job : List(status, "jobs")) {
+    if (Text(job, "job").empty()) continue;  // that of sessions which entered none
+    JobVerdict one = Judge(job, storage);
+    (one.safe ? safe : verdict.words).push_back(std::move(one.words));
+    verdict.safe = verdict.safe && one.safe;
+  }
+  verdict.words.insert(verdict.words.end(), safe.begin(), safe.end());
+  if (verdict.words.empty()) verdict.words.push_back("No job has saved anything on this node yet.");
+  return verdict;
+}
+
+std::string RenderStatus(const Json& status, int64_t now_unix_ms) {
+  std::string text;
+  for (const std::string& words : IsMyCheckpointSafe(status).words)
+    absl::StrAppend(&text, words, "\n");
+
+  const uint64_t budget = Bytes(status, "budget_bytes"), used = Bytes(status, "used_bytes");
+  const uint64_t quarantined = Bytes(status, "quarantined_bytes");
+  const int64_t started = Number(status, "started_unix_ms");
+  absl::StrAppend(&text, "\nnode      ", Printable(Text(status, "node")), ", ",
+                  Printable(Text(status, "state")), ", up ",
+                  HumanDuration(absl::Milliseconds(started == 0 ? 0 : now_unix_ms - started)));
+  if (const int64_t restarts = Number(status, "restarts"); restarts > 0) {
+    absl::StrAppend(&text, ", restarted ", Plural(restarts, "time"));
+  }
+  absl::StrAppend(&text, ", version ", Printable(Text(status, "version")), "\nmemory    ",
+                  Bar(used, budget, 24), " ", Percent(used, budget), " % of ", HumanBytes(budget),
+                  ": used ", HumanBytes(used), ", free ", HumanBytes(Bytes(status, "free_bytes")));
+  if (const uint64_t writing = Bytes(status, "writing_bytes"); writing > 0) {
+    absl::StrAppend(&text, ", being written ", HumanBytes(writing));
+  }
+  if (quarantined > 0) absl::StrAppend(&text, ", quarantined ", HumanBytes(quarantined));
+  const auto prefault = status.find("prefault_done");
+  if (prefault != status.end() && prefault->is_boolean() && !prefault->get<bool>()) {
+    absl::StrAppend(&text,
+                    "\n          faulted in so far: ", HumanBytes(Bytes(status, "slab_bytes")));
+  }
+  const std::string root = Printable(Text(status, "storage_root"));
+  absl::StrAppend(&text, "\nstorage   ", root.empty() ? "none" : root, "\n");
+  if (const std::string catalog = Printable(Text(status, "catalog")); !catalog.empty()) {
+    absl::StrAppend(&text, "catalog   ", catalog, "\n");
+  }
+
+  Section(&text, "jobs", Jobs(status));
+  Section(&text, "sessions", Sessions(status, now_unix_ms));
+  Section(&text, "quarantined: freed by the job, still mapped by a process", Quarantine(status));
+  return text;
+}
+
+}  // namespace cairn::cli

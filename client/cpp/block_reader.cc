@@ -1,0 +1,104 @@
+#include "client/cpp/block_reader.h"
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+
+#include "client/cpp/process.h"
+#include "common/checksum.h"
+#include "common/keys.h"
+#include "common/mutex.h"
+
+namespace cairn::client {
+namespace {
+
+// Read this much, then take its checksum: it is still in the second-level cache.
+constexpr uint64_t kPieceBytes = 256 << 10;
+
+Status CheckCount(const BlockSource& source) {
+  const uint64_t blocks = BlockCount(source.length, kBlockBytes);
+  if (source.block_crcs->size() == blocks) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(source.what, ": ", source.block_crcs->size(),
+                                          " checksums for ", blocks, " blocks"));
+}
+
+Status CheckBlock(const BlockSource& source, uint64_t block, uint32_t crc) {
+  if ((*source.block_crcs)[block] == crc) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(source.what, ": block ", block, " of ",
+                                          source.block_crcs->size(),
+                                          " does not match its checksum"));
+}
+
+// Runs `work` for the blocks [first, last); the failure of the lowest block that failed.
+Status ForBlocks(CopyThreads* threads, uint64_t first, uint64_t last,
+                 absl::FunctionRef<Status(uint64_t block)> work) {
+  std::atomic<bool> failed{false};
+  Mutex mu;
+  Status status;
+  uint64_t failed_block = std::numeric_limits<uint64_t>::max();
+  const auto run = [&](size_t i) {
+    if (failed.load(std::memory_order_relaxed)) return;
+    const Status one = Contain([&] { return work(first + i); });
+    if (one.ok()) return;
+    MutexLock lock(&mu);
+    if (first + i < failed_block) {
+      failed_block = first + i;
+      status = one;
+    }
+    failed = true;
+  };
+  threads->Run(last - first, run);
+  return status;
+}
+
+}  // namespace
+
+Status ReadBlocks(CopyThreads* threads, const BlockSource& source, uint64_t offset, uint64_t length,
+                  char* into, ReadPiece read) {
+  if (offset > source.length || length > source.length - offset) {
+    return absl::OutOfRangeError(absl::StrCat(source.what, ": range ", offset, " + ", length,
+                                              " is beyond its ", source.length, " bytes"));
+  }
+  CAIRN_RETURN_IF_ERROR(CheckCount(source));
+  if (length == 0) return absl::OkStatus();
+  const uint64_t end = offset + length;
+  return ForBlocks(threads, offset / kBlockBytes, (end + kBlockBytes - 1) / kBlockBytes,
+                   [&](uint64_t block) -> Status {
+                     const uint64_t begin = block * kBlockBytes;
+                     const uint64_t stop = std::min<uint64_t>(source.length, begin + kBlockBytes);
+                     const bool whole = begin >= offset && stop <= end;
+                     std::vector<char> aside(whole ? 0 : stop - begin);
+                     char* const to = whole ? into + (begin - offset) : aside.data();
+                     uint32_t crc = 0;
+                     for (uint64_t at = begin; at < stop; at += kPieceBytes) {
+                       const uint64_t n = std::min(kPieceBytes, stop - at);
+                       CAIRN_RETURN_IF_ERROR(read(at, n, to + (at - begin)));
+                       crc = Crc32c(crc, to + (at - begin), n);
+                     }
+                     CAIRN_RETURN_IF_ERROR(CheckBlock(source, block, crc));
+                     if (!whole) {
+                       const uint64_t from = std::max(begin, offset), until = std::min(stop, end);
+                       std::copy(aside.data() + (from - begin), aside.data() + (until - begin),
+                                 into + (from - offset));
+                     }
+                     return absl::OkStatus();
+                   });
+}
+
+Status CheckBlocks(CopyThreads* threads, const BlockSource& source, ReadPiece read) {
+  CAIRN_RETURN_IF_ERROR(CheckCount(source));
+  return ForBlocks(threads, 0, source.block_crcs->size(), [&](uint64_t block) -> Status {
+    const uint64_t begin = block * kBlockBytes;
+    const uint64_t stop = std::min<uint64_t>(source.length, begin + kBlockBytes);
+    std::vector<char> piece(std::min(kPieceBytes, stop - begin));
+    uint32_t crc = 0;
+    for (uint64_t at = begin; at < stop; at += piece.size()) {
+      const uint64_t n = std::min<uint64_t>(piece.size(), stop - at);
+      CAIRN_RETURN_IF_ERROR(read(at, n, piece.data()));
+      crc = Crc32c(crc, piece.data(), n);
+    }
+    return CheckBlock(source, block, crc);
+  });
+}
+
+}  // namespace cairn::client

@@ -1,0 +1,180 @@
+#include "client/cpp/connection.h"
+
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <thrift/protocol/TBinaryProtocol.h>
+#include <thrift/transport/TBufferTransports.h>
+#include <thrift/transport/TTransportException.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "client/cpp/process.h"
+#include "client/cpp/wire.h"
+#include "common/fd.h"
+
+namespace cairn::client {
+
+using apache::thrift::transport::TTransport;
+using apache::thrift::transport::TTransportException;
+
+// A Unix socket whose every wait ends at the deadline. Blocking system calls with a socket timeout
+// cost one system call each where polling first would cost two.
+class DeadlineSocket : public apache::thrift::transport::TVirtualTransport<DeadlineSocket> {
+ public:
+  explicit DeadlineSocket(UniqueFd fd) : fd_(std::move(fd)) {}
+
+  void SetDeadline(MonotonicNanos deadline) { deadline_ = deadline; }
+
+  bool isOpen() const override { return fd_.valid(); }
+  bool peek() override { return isOpen(); }
+  void open() override {}
+  void close() override { fd_.Reset(); }
+
+  uint32_t read(uint8_t* buffer, uint32_t length) {
+    for (;;) {
+      Arm(SO_RCVTIMEO, &receive_timeout_);
+      const ssize_t n = recv(fd_.get(), buffer, length, 0);
+      if (n > 0) return static_cast<uint32_t>(n);
+      if (n == 0) throw TTransportException(TTransportException::END_OF_FILE, "connection closed");
+      if (errno != EINTR && errno != EAGAIN) Fail("recv");
+    }
+  }
+
+  void write(const uint8_t* buffer, uint32_t length) {
+    while (length > 0) {
+      Arm(SO_SNDTIMEO, &send_timeout_);
+      const ssize_t n = send(fd_.get(), buffer, length, MSG_NOSIGNAL);
+      if (n < 0) {
+        if (errno == EINTR || errno == EAGAIN) continue;
+        Fail("send");
+      }
+      buffer += n;
+      length -= static_cast<uint32_t>(n);
+    }
+  }
+
+ private:
+  // Throws TIMED_OUT when the deadline has passed; else sees to it that the system call wakes up by
+  // then. The timeout armed last is kept while it is no later than the deadline and not much
+  // earlier: waking early only means asking again.
+  void Arm(int option, MonotonicNanos* armed) {
+    const MonotonicNanos left = deadline_ - RealClock()->Now();
+    if (left <= 0) throw TTransportException(TTransportException::TIMED_OUT, "no answer in time");
+    if (*armed != 0 && *armed <= left && *armed >= std::min(left, kNanosPerSecond) / 2) return;
+    MonotonicNanos timeout = std::clamp(left, kNanosPerMilli, 1000 * kNanosPerSecond);
+    // Rounded down to a second where there is more than one, so that calls with equal time-outs,
+    // which arrive here with a few microseconds' difference, find the socket as the last one left
+    // it.
+    if (timeout > kNanosPerSecond) timeout = timeout / kNanosPerSecond * kNanosPerSecond;
+    timeval tv;
+    tv.tv_sec = timeout / kNanosPerSecond;
+    tv.tv_usec = timeout % kNanosPerSecond / 1000;
+    if (setsockopt(fd_.get(), SOL_SOCKET, option, &tv, sizeof tv) != 0) Fail("setsockopt");
+    *armed = timeout;
+  }
+
+  [[noreturn]] static void Fail(const char* what) {
+    throw TTransportException(TTransportException::UNKNOWN, what, errno);
+  }
+
+  UniqueFd fd_;
+  MonotonicNanos deadline_ = 0;
+  MonotonicNanos receive_timeout_ = 0;  // as set on the socket; 0: not yet
+  MonotonicNanos send_timeout_ = 0;
+};
+
+namespace {
+
+// Thrift counts the bytes of all strings a buffered transport ever handed out against the size of
+// *one* message and never starts anew: after 100 MiB a healthy connection would be refused. Each
+// message ends here.
+class MessageBuffer : public apache::thrift::transport::TBufferedTransport {
+ public:
+  using TBufferedTransport::TBufferedTransport;
+  uint32_t readEnd() override {
+    resetConsumedMessageSize();
+    return TBufferedTransport::readEnd();
+  }
+};
+
+constexpr uint32_t kBufferBytes = 8192;
+
+Status ConnectStatus(int error, const std::string& socket) {
+  if (error == ENOENT || error == ECONNREFUSED) {
+    return absl::UnavailableError(
+        absl::StrCat("no daemon listens at ", socket, " (", strerror(error), ")"));
+  }
+  if (error == EAGAIN || error == EINTR || error == ETIMEDOUT) {
+    return absl::UnavailableError(absl::StrCat("the daemon at ", socket, " takes no connection"));
+  }
+  return ErrnoStatus(error, absl::StrCat("connect to ", socket));
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Connection>> Connection::Open(const std::string& socket,
+                                                       MonotonicNanos deadline) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (socket.empty() || socket.size() >= sizeof address.sun_path) {
+    return absl::InvalidArgumentError(absl::StrCat("socket: path of ", socket.size(),
+                                                   " bytes, must be 1 to ",
+                                                   sizeof address.sun_path - 1, ": ", socket));
+  }
+  memcpy(address.sun_path, socket.data(), socket.size());
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return ErrnoStatus(errno, "socket");
+  // A full backlog makes connect wait as long as a send would.
+  const MonotonicNanos left = std::clamp<MonotonicNanos>(deadline - RealClock()->Now(),
+                                                         kNanosPerMilli, 1000 * kNanosPerSecond);
+  const timeval tv = {left / kNanosPerSecond, left % kNanosPerSecond / 1000};
+  if (setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof tv) != 0) {
+    return ErrnoStatus(errno, "setsockopt");
+  }
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    return ConnectStatus(errno, socket);
+  }
+  std::unique_ptr<Connection> connection(
+      new Connection(socket, std::make_shared<DeadlineSocket>(std::move(fd))));
+  return connection;
+}
+
+Connection::Connection(std::string socket, std::shared_ptr<DeadlineSocket> transport)
+    : socket_(std::move(socket)), transport_(std::move(transport)) {
+  auto buffer = std::make_shared<MessageBuffer>(transport_, kBufferBytes);
+  client_ = std::make_unique<wire::CairnClient>(
+      std::make_shared<apache::thrift::protocol::TBinaryProtocol>(std::move(buffer)));
+}
+
+Connection::~Connection() = default;
+
+Status Connection::Call(absl::string_view what, MonotonicNanos deadline,
+                        absl::FunctionRef<void(wire::CairnClient&)> body) {
+  transport_->SetDeadline(deadline);
+  return Contain([&]() -> Status {
+    broken_ = true;  // until shown otherwise, whatever is thrown
+    std::string why;
+    try {
+      body(*client_);
+      broken_ = false;
+      return absl::OkStatus();
+    } catch (const wire::Error& error) {
+      broken_ = false;
+      return FromWire(error);
+    } catch (const TTransportException& e) {
+      timed_out_ = e.getType() == TTransportException::TIMED_OUT;
+      why = e.what();
+    } catch (const apache::thrift::TException& e) {
+      why = e.what();
+    }
+    return absl::UnavailableError(
+        absl::StrCat(timed_out_ ? "the daemon at " : "lost the daemon at ", socket_,
+                     timed_out_ ? " did not answer " : " in ", what, ": ", why));
+  });
+}
+
+}  // namespace cairn::client

@@ -1,0 +1,45 @@
+// One Thrift connection to the daemon: binary protocol, buffered transport, over the Unix socket.
+// Every read and write has the deadline of the call under way. Used by one thread at a time.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "Cairn.h"
+#include "absl/functional/function_ref.h"
+#include "common/clock.h"
+#include "common/status.h"
+
+namespace cairn::client {
+
+class DeadlineSocket;
+
+class Connection {
+ public:
+  // UNAVAILABLE, naming the socket, when nothing listens there or the deadline passes first;
+  // PERMISSION_DENIED when this user may not connect.
+  static StatusOr<std::unique_ptr<Connection>> Open(const std::string& socket,
+                                                    MonotonicNanos deadline);
+  ~Connection();
+
+  // Runs one call on the client. An error that the daemon answered is that error, and the
+  // connection can be used again. Anything else that goes wrong is UNAVAILABLE with broken() true.
+  Status Call(absl::string_view what, MonotonicNanos deadline,
+              absl::FunctionRef<void(wire::CairnClient&)> body);
+  bool broken() const { return broken_; }
+  // True when the failure was the deadline: the daemon may be alive and slow, but the time is up.
+  bool timed_out() const { return timed_out_; }
+
+  uint64_t generation = 0;  // of the session it has joined; 0: none yet
+
+ private:
+  Connection(std::string socket, std::shared_ptr<DeadlineSocket> transport);
+
+  const std::string socket_;
+  const std::shared_ptr<DeadlineSocket> transport_;
+  std::unique_ptr<wire::CairnClient> client_;
+  bool broken_ = false;
+  bool timed_out_ = false;
+};
+
+}  // namespace cairn::client

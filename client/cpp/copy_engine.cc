@@ -1,0 +1,347 @@
+#include "client/cpp/copy_engine.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "client/cpp/process.h"
+#include "common/checksum.h"
+#include "common/copy.h"
+
+namespace cairn::client {
+namespace {
+
+// A record this small stays in the second-level cache between its CRC-32 and its copy, so its
+// header can be written first and nothing is put together afterwards. Archives of many small
+// tensors live on this.
+constexpr uint64_t kSmallRecord = 128 << 10;
+
+// Part of a block whose checksum was taken in one go.
+struct Run {
+  uint64_t offset = 0;
+  uint64_t length = 0;
+  uint32_t crc32c = 0;
+  uint32_t zip_crc = 0;
+  int32_t record = -1;
+  int32_t segment = -1;  // of a literal still to be written, -1: done
+};
+
+uint64_t BlockEnd(uint64_t length, uint64_t block) {
+  return std::min<uint64_t>(length, (block + 1) * kBlockBytes);
+}
+
+void Progress(ProgressPage* page, uint64_t bytes) {
+  if (page == nullptr) return;
+  std::atomic_ref<uint64_t>(page->bytes_done).fetch_add(bytes, std::memory_order_relaxed);
+}
+
+// Maps what is there already: one call per block instead of one fault per page. For reading,
+// because that maps sixteen pages at a time, and in a shared writable mapping of a memfd they are
+// writable all the same; for writing takes each page by itself and costs four times as much. Best
+// effort.
+void Populate(char* from, char* to) {
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(from) & ~uintptr_t{kPageBytes - 1};
+  const uintptr_t end =
+      (reinterpret_cast<uintptr_t>(to) + kPageBytes - 1) & ~uintptr_t{kPageBytes - 1};
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_READ);
+}
+
+// One object's copy under way. Blocks are copied by many threads; everything they write is theirs
+// alone.
+class ObjectCopy {
+ public:
+  explicit ObjectCopy(const CopyTask& task)
+      : layout_(*task.layout),
+        into_(task.into),
+        populate_(task.populate),
+        runs_(BlockCount(layout_.length(), kBlockBytes)),
+        crcs_(layout_.records(), 0) {}
+
+  size_t blocks() const { return runs_.size(); }
+
+  Status CopyBlock(size_t block, ProgressPage* progress) {
+    const uint64_t begin = block * uint64_t{kBlockBytes};
+    const uint64_t end = BlockEnd(layout_.length(), block);
+    if (populate_) Populate(into_ + begin, into_ + end);
+    const auto& starts = layout_.starts();
+    const auto& segments = layout_.segments();
+    size_t i = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), begin) -
+                                   starts.begin()) -
+               1;
+    std::vector<Run>& runs = runs_[block];
+    for (uint64_t at = begin; at < end; ++i) {
+      const Segment& segment = segments[i];
+      const uint64_t skip = at - starts[i];
+      const uint64_t n = std::min(segment.length - skip, end - at);
+      if (n == 0) continue;
+      if (segment.literal >= 0) {
+        if (skip == 0 && SmallRecordFollows(i, end)) {
+          const uint64_t done = CopySmallRecord(&i, at, &runs);
+          if (done == 0) return absl::InternalError("zip header of an unexpected length");
+          at += done;
+          continue;
+        }
+        runs.push_back({at, n, 0, 0, -1, static_cast<int32_t>(i)});
+      } else {
+        Run* run = Extend(&runs, at, segment.record);
+        const char* from = static_cast<const char*>(segment.data) + skip;
+        if (segment.record >= 0) {
+          CopyCrcs(into_ + at, from, n, &run->crc32c, &run->zip_crc);
+        } else {
+          run->crc32c = CopyCrc32c(into_ + at, from, n, run->crc32c);
+        }
+        run->length += n;
+      }
+      at += n;
+    }
+    Progress(progress, end - begin);
+    return absl::OkStatus();
+  }
+
+  // After every block: the literals, then the blocks' checksums and the account of what was
+  // written.
+  Status Finish(Written* result) {
+    for (const auto& runs : runs_) {
+      for (const Run& run : runs) {
+        if (run.record < 0) continue;
+        crcs_[run.record] = ZipCrc32Combine(crcs_[run.record], run.zip_crc, run.length);
+      }
+    }
+    CAIRN_RETURN_IF_ERROR(WriteLiterals());
+    for (const auto& runs : runs_) {
+      uint32_t crc = 0;
+      for (const Run& run : runs) {
+        crc = crc == 0 ? run.crc32c : Crc32cCombine(crc, run.crc32c, run.length);
+        if (!result->covered.empty() && result->covered.back().second == run.offset) {
+          result->covered.back().second += run.length;
+        } else {
+          result->covered.emplace_back(run.offset, run.offset + run.length);
+        }
+      }
+      result->block_crcs.push_back(crc);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // The run that bytes at `at` go on with. Bytes of different records are different runs, because
+  // each run has one CRC-32.
+  static Run* Extend(std::vector<Run>* runs, uint64_t at, int32_t record) {
+    if (runs->empty() || runs->back().segment >= 0 || runs->back().record != record) {
+      runs->push_back({at, 0, 0, 0, record, -1});
+    }
+    return &runs->back();
+  }
+
+  // Is literal `i` the header of a record whose data follow, small and wholly before `end`?
+  bool SmallRecordFollows(size_t i, uint64_t end) const {
+    const auto& segments = layout_.segments();
+    const int32_t record = segments[i].record;
+    if (record < 0) return false;
+    size_t j = i + 1;
+    while (j < segments.size() && segments[j].literal < 0 && segments[j].record == record) ++j;
+    const uint64_t stop = layout_.starts()[j];
+    return stop <= end && stop - layout_.starts()[i + 1] <= kSmallRecord;
+  }
+
+  // Writes header and data of the record whose header is segment *i; leaves *i at its last segment.
+  // Returns the bytes written, 0 when the header was not as long as planned.
+  uint64_t CopySmallRecord(size_t* i, uint64_t at, std::vector<Run>* runs) {
+    const auto& segments = layout_.segments();
+    const Segment& header = segments[*i];
+    const int32_t record = header.record;
+    size_t j = *i + 1;
+    uint32_t zip_crc = 0;
+    for (; j < segments.size() && segments[j].literal < 0 && segments[j].record == record; ++j) {
+      zip_crc = ZipCrc32(zip_crc, segments[j].data, segments[j].length);
+    }
+    crcs_[record] = zip_crc;
+    const StatusOr<std::string> bytes = layout_.Literal(header, crcs_);
+    if (!bytes.ok() || bytes->size() != header.length) return 0;
+    Run* run = Extend(runs, at, -1);
+    const uint64_t before = run->length;
+    run->crc32c = CopyCrc32c(into_ + at, bytes->data(), bytes->size(), run->crc32c);
+    run->length += bytes->size();
+    for (size_t k = *i + 1; k < j; ++k) {
+      run->crc32c = CopyCrc32c(into_ + at + (run->length - before), segments[k].data,
+                               segments[k].length, run->crc32c);
+      run->length += segments[k].length;
+    }
+    *i = j - 1;
+    return run->length - before;
+  }
+
+  Status WriteLiterals() {
+    int32_t made = -1;  // a literal may lie in several blocks, one after the other
+    std::string bytes;
+    for (auto& runs : runs_) {
+      for (Run& run : runs) {
+        if (run.segment < 0) continue;
+        const Segment& segment = layout_.segments()[run.segment];
+        if (made != run.segment) {
+          CAIRN_ASSIGN_OR_RETURN(bytes, layout_.Literal(segment, crcs_));
+          if (bytes.size() != segment.length) {
+            return absl::InternalError(
+                absl::StrCat("zip literal of ", bytes.size(), " bytes, planned: ", segment.length));
+          }
+          made = run.segment;
+        }
+        const uint64_t skip = run.offset - layout_.starts()[run.segment];
+        run.crc32c = CopyCrc32c(into_ + run.offset, bytes.data() + skip, run.length, 0);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const ObjectLayout& layout_;
+  char* const into_;
+  const bool populate_;
+  std::vector<std::vector<Run>> runs_;  // per block, in order
+  std::vector<uint32_t> crcs_;          // CRC-32 per record
+};
+
+}  // namespace
+
+// --- ObjectLayout ----------------------------------------------------------
+
+void ObjectLayout::Add(const Segment& segment) {
+  segments_.push_back(segment);
+  starts_.push_back(starts_.back() + segment.length);
+}
+
+ObjectLayout ObjectLayout::Raw(absl::Span<const Source> sources) {
+  ObjectLayout layout;
+  layout.segments_.reserve(sources.size());
+  for (const Source& source : sources) {
+    if (source.length > 0) layout.Add({source.data, source.length, -1, -1});
+  }
+  return layout;
+}
+
+StatusOr<ObjectLayout> ObjectLayout::Zip(const ZipPlan* plan, absl::Span<const Source> records,
+                                         uint64_t length) {
+  const auto& planned = plan->records();
+  if (records.size() != planned.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("records: ", records.size(), ", the plan has ", planned.size()));
+  }
+  if (length < plan->MinimumLength() || length - plan->MinimumLength() > kZipMaxGap) {
+    return absl::InvalidArgumentError(absl::StrCat("length: ", length, ", must be ",
+                                                   plan->MinimumLength(), " and at most ",
+                                                   kZipMaxGap, " more"));
+  }
+  ObjectLayout layout;
+  layout.plan_ = plan;
+  layout.records_ = records.size();
+  layout.segments_.reserve(2 * records.size() + 1);
+  layout.starts_.reserve(2 * records.size() + 2);
+  for (size_t i = 0; i < records.size(); ++i) {
+    if (records[i].length != planned[i].length) {
+      return absl::InvalidArgumentError(absl::StrCat("records[", i, "]: ", records[i].length,
+                                                     " bytes, the plan has ", planned[i].length));
+    }
+    const auto& placement = plan->placements()[i];
+    if (placement.header_offset != layout.length()) {
+      return absl::InternalError("zip plan with a hole in it");
+    }
+    const auto n = static_cast<int32_t>(i);
+    layout.Add({nullptr, placement.data_offset - placement.header_offset, n, n});
+    layout.Add({records[i].data, records[i].length, n, -1});
+  }
+  if (plan->TailOffset() != layout.length())
+    return absl::InternalError("zip plan with a hole in it");
+  layout.Add({nullptr, length - plan->TailOffset(), -1, static_cast<int32_t>(records.size())});
+  return layout;
+}
+
+StatusOr<std::string> ObjectLayout::Literal(const Segment& segment,
+                                            const std::vector<uint32_t>& crcs) const {
+  if (segment.record >= 0) {
+    return plan_->LocalHeader(static_cast<size_t>(segment.literal), crcs[segment.record]);
+  }
+  return plan_->Tail(crcs, length());
+}
+
+// --- copying ---------------------------------------------------------------
+
+Status CopyObjects(CopyThreads* threads, absl::Span<const CopyTask> tasks, ProgressPage* progress,
+                   std::vector<Written>* results) {
+  std::vector<ObjectCopy> copies;
+  copies.reserve(tasks.size());
+  std::vector<std::pair<uint32_t, uint32_t>> units;  // task, block
+  for (const CopyTask& task : tasks) {
+    copies.emplace_back(task);
+    for (size_t block = 0; block < copies.back().blocks(); ++block) {
+      units.emplace_back(static_cast<uint32_t>(copies.size() - 1), static_cast<uint32_t>(block));
+    }
+  }
+  std::atomic<bool> failed{false};
+  Mutex mu;
+  Status first;
+  const auto run = [&](size_t i) {
+    if (failed.load(std::memory_order_relaxed)) return;
+    const Status status =
+        Contain([&] { return copies[units[i].first].CopyBlock(units[i].second, progress); });
+    if (status.ok()) return;
+    MutexLock lock(&mu);
+    if (first.ok()) first = status;
+    failed = true;
+  };
+  threads->Run(units.size(), run);
+  CAIRN_RETURN_IF_ERROR(first);
+  results->assign(tasks.size(), Written());
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    CAIRN_RETURN_IF_ERROR(copies[i].Finish(&(*results)[i]));
+  }
+  return absl::OkStatus();
+}
+
+Status SendObject(const ObjectLayout& layout, ProgressPage* progress,
+                  absl::FunctionRef<Status(uint64_t offset, absl::string_view bytes)> send,
+                  Written* result) {
+  std::vector<uint32_t> crcs(layout.records(), 0);
+  for (const Segment& segment : layout.segments()) {
+    if (segment.literal < 0 && segment.record >= 0) {
+      crcs[segment.record] = ZipCrc32(crcs[segment.record], segment.data, segment.length);
+    }
+  }
+  *result = Written();
+  std::string block;
+  uint64_t sent = 0;
+  const auto flush = [&]() -> Status {
+    if (block.empty()) return absl::OkStatus();
+    CAIRN_RETURN_IF_ERROR(send(sent, block));
+    result->block_crcs.push_back(Crc32c(0, block.data(), block.size()));
+    sent += block.size();
+    Progress(progress, block.size());
+    block.clear();
+    return absl::OkStatus();
+  };
+  for (const Segment& segment : layout.segments()) {
+    std::string literal;
+    const char* from = static_cast<const char*>(segment.data);
+    if (segment.literal >= 0) {
+      CAIRN_ASSIGN_OR_RETURN(literal, layout.Literal(segment, crcs));
+      if (literal.size() != segment.length) {
+        return absl::InternalError("zip literal of an unexpected length");
+      }
+      from = literal.data();
+    }
+    for (uint64_t done = 0; done < segment.length;) {
+      const uint64_t n = std::min<uint64_t>(segment.length - done, kBlockBytes - block.size());
+      block.append(from + done, n);
+      done += n;
+      if (block.size() == kBlockBytes) CAIRN_RETURN_IF_ERROR(flush());
+    }
+  }
+  CAIRN_RETURN_IF_ERROR(flush());
+  if (sent > 0) result->covered.emplace_back(0, sent);
+  return absl::OkStatus();
+}
+
+}  // namespace cairn::client

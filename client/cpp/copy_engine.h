@@ -1,0 +1,87 @@
+// One pass from the caller's memory into a slab: copy with streaming stores, CRC32C of the source
+// bytes and, for zip records, their CRC-32, all while the bytes are in the cache.
+//
+// The unit of work is one 4 MiB block of an object, so blocks' checksums need no putting together
+// except around *literals*: bytes (zip headers, the central directory) that carry checksums of what
+// is being copied and are therefore written when those are known.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "client/cpp/copy_threads.h"
+#include "client/cpp/session.h"
+#include "common/fd_channel.h"
+#include "common/status.h"
+#include "common/zip.h"
+
+namespace cairn::client {
+
+// A run of an object: `length` bytes at `data`, or a literal.
+struct Segment {
+  const void* data = nullptr;
+  uint64_t length = 0;
+  // Of a source: the zip record it is part of, -1 for none. Of a literal: the only record whose
+  // CRC-32 it carries, -1 when it carries all of them.
+  int32_t record = -1;
+  int32_t literal = -1;  // number of the literal, -1: a source
+};
+
+// An object as its segments, in order and without gaps.
+class ObjectLayout {
+ public:
+  static ObjectLayout Raw(absl::Span<const Source> sources);
+  // `plan` must outlive the layout; records as StepWriter::WriteZip. `length` ≥
+  // plan.MinimumLength(). INVALID_ARGUMENT when a record's length is not the plan's or the gap
+  // would be too long.
+  static StatusOr<ObjectLayout> Zip(const ZipPlan* plan, absl::Span<const Source> records,
+                                    uint64_t length);
+
+  uint64_t length() const { return starts_.back(); }
+  const std::vector<Segment>& segments() const { return segments_; }
+  // Where segment i starts; one more entry than segments.
+  const std::vector<uint64_t>& starts() const { return starts_; }
+  size_t records() const { return records_; }
+  // Thread-safe. `crcs` has one CRC-32 per record; those the literal carries are right.
+  StatusOr<std::string> Literal(const Segment& segment, const std::vector<uint32_t>& crcs) const;
+
+ private:
+  void Add(const Segment& segment);
+
+  std::vector<Segment> segments_;
+  std::vector<uint64_t> starts_ = {0};
+  size_t records_ = 0;
+  const ZipPlan* plan_ = nullptr;
+};
+
+struct CopyTask {
+  const ObjectLayout* layout = nullptr;
+  char* into = nullptr;  // room for layout->length() bytes
+  bool populate =
+      false;  // `into` is page-aligned in a new mapping: fill its page tables on the way
+};
+
+// What is said of a written object when it is sealed.
+struct Written {
+  std::vector<uint32_t> block_crcs;  // CRC32C per kBlockBytes
+  // Half-open ranges that the copy wrote, ascending, merged: the account, not the intention.
+  std::vector<std::pair<uint64_t, uint64_t>> covered;
+};
+
+// Copies all tasks; `results` are parallel to them. `progress` may be null.
+Status CopyObjects(CopyThreads* threads, absl::Span<const CopyTask> tasks, ProgressPage* progress,
+                   std::vector<Written>* results);
+
+// For clients without descriptors: the object's bytes in order, in pieces of at most kBlockBytes,
+// each handed to `send(offset, bytes)`.
+Status SendObject(const ObjectLayout& layout, ProgressPage* progress,
+                  absl::FunctionRef<Status(uint64_t offset, absl::string_view bytes)> send,
+                  Written* result);
+
+}  // namespace cairn::client

@@ -1,0 +1,383 @@
+#include "client/cpp/link.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "cairn_constants.h"
+#include "client/cpp/process.h"
+#include "client/cpp/wire.h"
+
+namespace cairn::client {
+namespace {
+
+constexpr size_t kMaxConnections = 16;
+constexpr absl::Duration kShortCall =
+    absl::Seconds(1);  // releases and goodbyes: nobody waits for them
+constexpr absl::Duration kFirstPause = absl::Milliseconds(1),
+                         kLongestPause = absl::Milliseconds(100);
+
+std::chrono::steady_clock::time_point TimePoint(MonotonicNanos deadline) {
+  return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline));
+}
+
+}  // namespace
+
+struct Link::State {
+  explicit State(int threads) : copy_threads(threads) {}
+
+  CopyThreads copy_threads;
+
+  Mutex fd_mu;
+  int fd_calls ABSL_GUARDED_BY(fd_mu) = 0;  // under way that may bring descriptors
+
+  Mutex mu;  // after fd_mu
+  CondVar changed;
+  bool closed ABSL_GUARDED_BY(mu) = false;
+  bool greeting ABSL_GUARDED_BY(mu) =
+      false;                            // a thread says hello; the others wait for what it gets
+  size_t open ABSL_GUARDED_BY(mu) = 0;  // connections, idle ones included
+  std::vector<std::unique_ptr<Connection>> idle ABSL_GUARDED_BY(mu);
+  std::shared_ptr<Attachment> attachment ABSL_GUARDED_BY(mu);
+};
+
+Link::Link(const ConnectOptions& options)
+    : options_(options),
+      pid_(getpid()),
+      attempt_(options.attempt),
+      state_(std::make_unique<State>(options.copy_threads)) {}
+
+Link::~Link() {
+  if (!InThisProcess()) {
+    (void)state_.release();
+    return;
+  }
+  Close();
+}
+
+StatusOr<std::shared_ptr<Link>> Link::Connect(const ConnectOptions& options) {
+  std::shared_ptr<Link> link(new Link(options));
+  const MonotonicNanos deadline = link->Deadline(absl::ZeroDuration());
+  // Nothing has to be asked: joining a session is what makes one.
+  CAIRN_RETURN_IF_ERROR(
+      link->Call("hello", deadline, [](wire::CairnClient&, const std::shared_ptr<Attachment>&) {}));
+  return link;
+}
+
+Status Link::CheckProcess() const {
+  if (InThisProcess()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("this process is a forked child (pid ",
+                                                    getpid(), ") of the one that connected (pid ",
+                                                    pid_, "): it must connect anew"));
+}
+
+bool Link::InThisProcess() const { return pid_ == getpid(); }
+
+CopyThreads* Link::copy_threads() { return &state_->copy_threads; }
+
+std::shared_ptr<Attachment> Link::attachment() const {
+  MutexLock lock(&state_->mu);
+  return state_->attachment;
+}
+
+MonotonicNanos Link::Deadline(absl::Duration timeout) const {
+  return DeadlineAfter(timeout > absl::ZeroDuration() ? timeout : options_.timeout);
+}
+
+int64_t Link::TimeoutMillis(MonotonicNanos deadline) {
+  const int64_t left = absl::ToInt64Milliseconds(TimeLeft(deadline));
+  return std::max<int64_t>(1, left - std::min<int64_t>(250, left / 10));
+}
+
+Status Link::Call(absl::string_view what, MonotonicNanos deadline, Body body,
+                  const Attachment* only) {
+  CAIRN_RETURN_IF_ERROR(CheckProcess());
+  bool asked_anew = false;
+  absl::Duration pause = absl::ZeroDuration();  // the first loss is most likely an old connection's
+  for (;;) {
+    Status failure;
+    StatusOr<std::unique_ptr<Connection>> connection = Acquire(deadline);
+    if (connection.ok()) {
+      const std::shared_ptr<Attachment> current = attachment();
+      if ((*connection)->generation != current->generation) {  // another thread has just lost it
+        Discard(*std::move(connection));
+        continue;
+      }
+      if (only != nullptr && only != current.get()) {
+        GiveBack(*std::move(connection));
+        return absl::UnavailableError(absl::StrCat(
+            "the daemon at ", options_.socket,
+            " has forgotten this session and what it had created; begin the step again"));
+      }
+      FlushReleases(connection->get(), current.get());
+      failure = absl::UnavailableError(absl::StrCat("lost the daemon at ", options_.socket));
+      if (!(*connection)->broken()) {
+        failure = (*connection)->Call(what, deadline, [&](wire::CairnClient& client) {
+          body(client, current);
+        });
+        if (!(*connection)->broken()) {
+          if (absl::IsUnavailable(failure) && !asked_anew &&
+              SessionEnded(connection->get(), *current, deadline)) {
+            asked_anew = true;
+            Discard(*std::move(connection));
+            continue;
+          }
+          GiveBack(*std::move(connection));
+          return failure;
+        }
+      }
+      const bool timed_out = (*connection)->timed_out();
+      GiveBack(*std::move(connection));
+      if (timed_out && TimeLeft(deadline) == absl::ZeroDuration()) return failure;
+    } else {
+      failure = connection.status();
+      if (!absl::IsUnavailable(failure)) return failure;
+    }
+    if (TimeLeft(deadline) <= pause) return failure;
+    std::this_thread::sleep_for(absl::ToChronoNanoseconds(pause));
+    pause = std::clamp(pause * 2, kFirstPause, kLongestPause);
+  }
+}
+
+// --- connections -----------------------------------------------------------
+
+std::unique_ptr<Connection> Link::AcquireIdle() {
+  MutexLock lock(&state_->mu);
+  while (!state_->idle.empty()) {
+    std::unique_ptr<Connection> connection = std::move(state_->idle.back());
+    state_->idle.pop_back();
+    if (state_->attachment != nullptr && connection->generation == state_->attachment->generation) {
+      return connection;
+    }
+    --state_->open;
+  }
+  return nullptr;
+}
+
+StatusOr<std::unique_ptr<Connection>> Link::Acquire(MonotonicNanos deadline) {
+  for (;;) {
+    if (std::unique_ptr<Connection> idle = AcquireIdle()) return idle;
+    MutexLock lock(&state_->mu);
+    if (state_->closed) return absl::FailedPreconditionError("this session is closed");
+    if (!state_->idle.empty()) continue;
+    if (state_->open < kMaxConnections) {
+      ++state_->open;
+      break;
+    }
+    if (!state_->changed.WaitUntil(&state_->mu, TimePoint(deadline)) &&
+        TimeLeft(deadline) == absl::ZeroDuration()) {
+      return absl::UnavailableError(absl::StrCat("all ", kMaxConnections, " connections to ",
+                                                 options_.socket, " are in use"));
+    }
+  }
+  StatusOr<std::unique_ptr<Connection>> connection = Connection::Open(options_.socket, deadline);
+  const Status status = connection.ok() ? Join(connection->get(), deadline) : connection.status();
+  if (status.ok()) return connection;
+  connection = status;
+  MutexLock lock(&state_->mu);
+  --state_->open;
+  state_->changed.NotifyAll();
+  return connection;
+}
+
+void Link::GiveBack(std::unique_ptr<Connection> connection) {
+  std::vector<std::unique_ptr<Connection>> dead;  // closed after the lock is gone
+  MutexLock lock(&state_->mu);
+  if (!connection->broken() && !state_->closed) {
+    state_->idle.push_back(std::move(connection));
+  } else {
+    --state_->open;
+    // Whose daemon died has lost its idle connections too. Late answers say nothing about those.
+    if (connection->broken() && !connection->timed_out()) {
+      state_->open -= state_->idle.size();
+      dead.swap(state_->idle);
+    }
+    dead.push_back(std::move(connection));
+  }
+  state_->changed.NotifyAll();
+}
+
+void Link::Discard(std::unique_ptr<Connection> connection) {
+  connection.reset();
+  MutexLock lock(&state_->mu);
+  --state_->open;
+  state_->changed.NotifyAll();
+}
+
+// --- the session -----------------------------------------------------------
+
+// A daemon may end a session while its connections stand: each call on them then says UNAVAILABLE,
+// as a daemon that drains does.
+bool Link::SessionEnded(Connection* connection, const Attachment& attachment,
+                        MonotonicNanos deadline) {
+  const Status status = connection->Call("rejoin", deadline, [&](wire::CairnClient& client) {
+    wire::HelloReply reply;
+    client.rejoin(reply, static_cast<int64_t>(attachment.session), attachment.secret);
+  });
+  return connection->broken() || absl::IsNotFound(status);
+}
+
+Status Link::Join(Connection* connection, MonotonicNanos deadline) {
+  for (;;) {
+    const std::shared_ptr<Attachment> known = attachment();
+    if (known != nullptr) {
+      const Status status = connection->Call("rejoin", deadline, [&](wire::CairnClient& client) {
+        wire::HelloReply reply;
+        client.rejoin(reply, static_cast<int64_t>(known->session), known->secret);
+      });
+      if (status.ok()) connection->generation = known->generation;
+      if (status.ok() || connection->broken() || !absl::IsNotFound(status)) return status;
+    }
+    {
+      MutexLock lock(&state_->mu);
+      while (state_->greeting) {
+        if (!state_->changed.WaitUntil(&state_->mu, TimePoint(deadline)) &&
+            TimeLeft(deadline) == absl::ZeroDuration()) {
+          return absl::UnavailableError(
+              absl::StrCat("the daemon at ", options_.socket, " did not answer hello in time"));
+        }
+      }
+      if (state_->attachment != known) continue;  // another thread has said hello: join what it got
+      state_->greeting = true;
+    }
+    const Status status = Hello(connection, deadline);
+    MutexLock lock(&state_->mu);
+    state_->greeting = false;
+    state_->changed.NotifyAll();
+    return status;
+  }
+}
+
+Status Link::Hello(Connection* connection, MonotonicNanos deadline) {
+  wire::HelloRequest request;
+  request.__set_protocol(wire::g_cairn_constants.PROTOCOL_VERSION);
+  request.__set_job(options_.job);
+  request.__set_attempt(attempt());
+  request.__set_writer(options_.writer);
+  request.__set_world_size(options_.world_size);
+  request.__set_local_writers(options_.local_writers);
+  CAIRN_ASSIGN_OR_RETURN(const ProcessToken process, ThisProcess());
+  request.__set_process(process);
+  request.__set_takes_fds(options_.takes_fds);
+  if (options_.policy.has_value()) request.__set_policy(ToWire(*options_.policy));
+  request.__set_client(options_.client);
+  wire::HelloReply reply;
+  CAIRN_RETURN_IF_ERROR(connection->Call(
+      "hello", deadline, [&](wire::CairnClient& client) { client.hello(reply, request); }));
+
+  auto fresh = std::make_shared<Attachment>();
+  fresh->session = static_cast<SessionId>(reply.session);
+  fresh->secret = reply.secret;
+  fresh->storage_root = reply.storage_root;
+  if (options_.takes_fds) {
+    // The daemon's path may not exist here: seen from another mount namespace, the two sockets
+    // still stand side by side.
+    std::string path = reply.fd_socket;
+    if (path.empty() || access(path.c_str(), F_OK) != 0) path = options_.socket + ".fd";
+    UniqueFd progress;
+    CAIRN_ASSIGN_OR_RETURN(
+        fresh->fds, FdReceiver::Attach(path, fresh->session, fresh->secret, deadline, &progress));
+    if (progress.valid()) {
+      CAIRN_ASSIGN_OR_RETURN(
+          fresh->progress_page,
+          Mapping::Map(progress.get(), 0, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED));
+      std::atomic_ref<uint64_t>(fresh->progress()->magic).store(kProgressMagic);
+    }
+  }
+  MutexLock lock(&state_->mu);
+  fresh->generation = state_->attachment == nullptr ? 1 : state_->attachment->generation + 1;
+  connection->generation = fresh->generation;
+  state_->attachment = std::move(fresh);
+  return absl::OkStatus();
+}
+
+// --- leases ----------------------------------------------------------------
+
+Link::FdCall::FdCall(Link* link) : link_(link) {
+  const std::shared_ptr<Attachment> attachment = link_->attachment();
+  MutexLock lock(&link_->state_->fd_mu);
+  // While no such call is under way, what lies in the channel belongs to calls that were given up.
+  if (link_->state_->fd_calls++ == 0 && attachment->fds != nullptr &&
+      attachment->fds->HasStrays()) {
+    link_->SweepStrays(attachment.get());
+  }
+}
+
+Link::FdCall::~FdCall() {
+  MutexLock lock(&link_->state_->fd_mu);
+  --link_->state_->fd_calls;
+}
+
+void Link::SweepStrays(Attachment* attachment) {
+  for (ReceivedFd& stray : attachment->fds->TakeStrays()) {
+    const int flags = fcntl(stray.fd.get(), F_GETFL);
+    stray.fd.Reset();
+    if ((flags & O_ACCMODE) == O_RDWR) {
+      // The daemon believes that this session maps it for writing.
+      attachment->slabs.ReturnUnmapped({static_cast<int64_t>(stray.slab)});
+    } else if (stray.lease != 0) {
+      MutexLock lock(&attachment->mu);
+      attachment->ended_leases.push_back(static_cast<int64_t>(stray.lease));
+    }
+  }
+}
+
+void Link::Release(const std::shared_ptr<Attachment>& attachment, LeaseId lease) {
+  {
+    MutexLock lock(&attachment->mu);
+    attachment->ended_leases.push_back(static_cast<int64_t>(lease));
+  }
+  std::unique_ptr<Connection> connection = AcquireIdle();
+  if (connection == nullptr) return;
+  if (connection->generation == attachment->generation) {
+    FlushReleases(connection.get(), attachment.get());
+  }
+  GiveBack(std::move(connection));
+}
+
+void Link::FlushReleases(Connection* connection, Attachment* attachment) {
+  std::vector<int64_t> leases;
+  {
+    MutexLock lock(&attachment->mu);
+    if (attachment->ended_leases.empty()) return;
+    leases.swap(attachment->ended_leases);
+  }
+  const int64_t call = NextCall();
+  (void)connection->Call("release", DeadlineAfter(kShortCall),
+                         [&](wire::CairnClient& client) { client.release(call, leases); });
+  if (!connection->broken()) return;  // told, or refused: either way there is nothing more to say
+  MutexLock lock(&attachment->mu);
+  attachment->ended_leases.insert(attachment->ended_leases.end(), leases.begin(), leases.end());
+}
+
+void Link::Close() {
+  if (!InThisProcess()) return;
+  std::unique_ptr<Connection> last = AcquireIdle();
+  if (last != nullptr) {
+    if (const std::shared_ptr<Attachment> current = attachment()) {
+      FlushReleases(last.get(), current.get());
+    }
+    if (!last->broken()) {
+      (void)last->Call("goodbye", DeadlineAfter(kShortCall),
+                       [](wire::CairnClient& client) { client.goodbye(); });
+    }
+  }
+  std::vector<std::unique_ptr<Connection>> dead;
+  MutexLock lock(&state_->mu);
+  state_->closed = true;
+  if (last != nullptr) {
+    --state_->open;
+    dead.push_back(std::move(last));
+  }
+  state_->open -= state_->idle.size();
+  for (auto& connection : state_->idle) dead.push_back(std::move(connection));
+  state_->idle.clear();
+  state_->changed.NotifyAll();
+}
+
+}  // namespace cairn::client

@@ -1,0 +1,286 @@
+#include "client/cpp/open_object.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "client/cpp/process.h"
+#include "client/cpp/wire.h"
+#include "common/checksum.h"
+
+namespace cairn::client {
+namespace {
+
+constexpr absl::Duration kDescriptorPatience = absl::Seconds(2);
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+StatusOr<UniqueFd> PrivateMemory(uint64_t bytes) {
+  int fd = memfd_create("cairn-copy", MFD_CLOEXEC | MFD_NOEXEC_SEAL);
+  if (fd < 0 && errno == EINVAL) fd = memfd_create("cairn-copy", MFD_CLOEXEC);
+  if (fd < 0) return ErrnoStatus(errno, "memfd_create");
+  UniqueFd out(fd);
+  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) return ErrnoStatus(errno, "ftruncate");
+  return out;
+}
+
+// A View's owner: the mapping goes first, then the lease.
+struct MappedView {
+  std::shared_ptr<Lease> lease;
+  Mapping mapping;
+};
+
+}  // namespace
+
+Lease::~Lease() {
+  if (id == 0 || !link->InThisProcess()) return;
+  (void)Contain([&] {
+    link->Release(attachment, id);
+    return absl::OkStatus();
+  });
+}
+
+StatusOr<std::unique_ptr<OpenObject>> OpenObjectImpl::Open(std::shared_ptr<Link> link,
+                                                           const CheckpointRef& checkpoint,
+                                                           const std::string& name, OpenMode mode,
+                                                           absl::Duration timeout) {
+  std::unique_ptr<OpenObjectImpl> object(new OpenObjectImpl(std::move(link), mode, timeout));
+  CheckpointRef asked = checkpoint;
+  if (asked.job.empty()) asked.job = object->link_->options().job;
+  CAIRN_RETURN_IF_ERROR(object->Reopen(asked, name, false));
+  return std::unique_ptr<OpenObject>(std::move(object));
+}
+
+std::unique_ptr<OpenObject> OpenObjectImpl::OfFile(CheckpointKey checkpoint, ObjectInfo info,
+                                                   UniqueFd fd, int copy_threads) {
+  std::unique_ptr<OpenObjectImpl> object(
+      new OpenObjectImpl(nullptr, OpenMode::kRead, absl::ZeroDuration()));
+  object->own_threads_ = std::make_unique<CopyThreads>(copy_threads);
+  object->checkpoint_ = std::move(checkpoint);
+  object->info_ = std::move(info);
+  auto hold = std::make_shared<Hold>();
+  hold->fd = std::move(fd);
+  hold->file_bytes = object->info_.length;
+  hold->exact = true;
+  hold->from_storage = true;
+  MutexLock lock(&object->mu_);
+  object->hold_ = std::move(hold);
+  return object;
+}
+
+Status OpenObjectImpl::Reopen(const CheckpointRef& checkpoint, const std::string& name,
+                              bool verify) {
+  const MonotonicNanos deadline = link_->Deadline(timeout_);
+  wire::OpenRequest request;
+  request.checkpoint = ToWire(checkpoint, "");
+  request.name = name;
+  request.mode = ToWire(mode_);
+  request.verify = verify;
+  const int64_t call = link_->NextCall();
+  wire::OpenReply reply;
+  std::shared_ptr<Attachment> answered;
+  Link::FdCall fd_call(link_.get());
+  CAIRN_RETURN_IF_ERROR(
+      link_->Call("open", deadline,
+                  [&](wire::CairnClient& client, const std::shared_ptr<Attachment>& attachment) {
+                    answered = attachment;
+                    request.timeout_ms = Link::TimeoutMillis(deadline);
+                    client.open(reply, call, request);
+                  }));
+  auto hold = std::make_shared<Hold>();
+  hold->lease = std::make_shared<Lease>(link_, answered, static_cast<LeaseId>(reply.lease));
+  hold->offset = static_cast<uint64_t>(reply.offset);
+  hold->exact = reply.exact;
+  hold->from_storage = reply.slab == 0;
+  CAIRN_ASSIGN_OR_RETURN(ObjectInfo info, FromWire(reply.object));
+  if (reply.fd_sent && answered->fds != nullptr) {
+    CAIRN_ASSIGN_OR_RETURN(
+        ReceivedFd received,
+        answered->fds->Take(hold->lease->id,
+                            std::min(deadline, DeadlineAfter(kDescriptorPatience))));
+    hold->fd = std::move(received.fd);
+    hold->file_bytes = received.bytes;
+    if (reply.offset < 0 || hold->offset > received.bytes ||
+        info.length > received.bytes - hold->offset) {
+      const std::string found = absl::StrCat(name, ": ", info.length, " bytes at ", hold->offset,
+                                             " of a file of ", received.bytes);
+      if (hold->from_storage) return absl::DataLossError(found);
+      return absl::InternalError(found);
+    }
+  }
+  if (info_.name.empty()) {
+    info_ = std::move(info);
+    checkpoint_ = {checkpoint.job, reply.step, reply.attempt, reply.revision};
+    CAIRN_RETURN_IF_ERROR(FetchChecksums());
+  } else if (info.length != info_.length) {
+    // Another copy after a bad one; what is known of the object stays, other threads read it.
+    return absl::InternalError(absl::StrCat(name, " has changed its length"));
+  }
+  MutexLock lock(&mu_);
+  hold_ = std::move(hold);
+  return absl::OkStatus();
+}
+
+bool OpenObjectImpl::from_storage() const { return hold()->from_storage; }
+
+std::shared_ptr<Hold> OpenObjectImpl::hold() const {
+  MutexLock lock(&mu_);
+  return hold_;
+}
+
+CopyThreads* OpenObjectImpl::threads() {
+  return link_ != nullptr ? link_->copy_threads() : own_threads_.get();
+}
+
+Status OpenObjectImpl::CheckProcess() const {
+  return link_ != nullptr ? link_->CheckProcess() : absl::OkStatus();
+}
+
+BlockSource OpenObjectImpl::Blocks() const {
+  return {absl::StrCat(checkpoint_.DebugString(), " object ", info_.name), info_.length,
+          &info_.block_crcs};
+}
+
+Status OpenObjectImpl::FetchChecksums() {
+  if (info_.block_crcs.size() == BlockCount(info_.length, kBlockBytes)) return absl::OkStatus();
+  wire::CheckpointRef ref;
+  ref.job = checkpoint_.job;
+  ref.step = checkpoint_.step;
+  ref.attempt = checkpoint_.attempt;
+  ref.revision = checkpoint_.revision;
+  wire::ObjectInfo reply;
+  CAIRN_RETURN_IF_ERROR(
+      link_->Call("stat", link_->Deadline(timeout_),
+                  [&](wire::CairnClient& client, const std::shared_ptr<Attachment>&) {
+                    client.stat(reply, ref, info_.name);
+                  }));
+  CAIRN_ASSIGN_OR_RETURN(const ObjectInfo info, FromWire(reply));
+  info_.block_crcs = info.block_crcs;
+  return absl::OkStatus();
+}
+
+// --- copies ----------------------------------------------------------------
+
+Status OpenObjectImpl::ReadPieceOf(const Hold& from, uint64_t offset, uint64_t length, char* into) {
+  if (from.fd.valid()) return PreadAll(from.fd.get(), into, length, from.offset + offset);
+  std::string bytes;
+  CAIRN_RETURN_IF_ERROR(link_->Call(
+      "readChunk", link_->Deadline(timeout_),
+      [&](wire::CairnClient& client, const std::shared_ptr<Attachment>&) {
+        client.readChunk(bytes, static_cast<int64_t>(from.lease->id), static_cast<int64_t>(offset),
+                         static_cast<int32_t>(length));
+      },
+      from.lease->attachment.get()));
+  if (bytes.size() != length) {
+    return absl::InternalError(
+        absl::StrCat("readChunk of ", length, " bytes was answered with ", bytes.size()));
+  }
+  std::copy(bytes.begin(), bytes.end(), into);
+  return absl::OkStatus();
+}
+
+Status OpenObjectImpl::ReadOnce(uint64_t offset, uint64_t length, char* into) {
+  const std::shared_ptr<Hold> from = hold();
+  return ReadBlocks(
+      threads(), Blocks(), offset, length, into,
+      [&](uint64_t at, uint64_t n, char* to) { return ReadPieceOf(*from, at, n, to); });
+}
+
+Status OpenObjectImpl::ReadInto(void* into) { return ReadRange(0, info_.length, into); }
+
+Status OpenObjectImpl::ReadRange(uint64_t offset, uint64_t length, void* into) {
+  return Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(CheckProcess());
+    const Status status = ReadOnce(offset, length, static_cast<char*>(into));
+    if (status.ok() || link_ == nullptr) return status;
+    // A bad copy: the daemon looks at it and gives another where there is one. Without descriptors,
+    // a lease may also have run out or gone with its connection.
+    const bool bad = absl::IsDataLoss(status);
+    const bool lease_lost =
+        !hold()->fd.valid() && (absl::IsNotFound(status) || absl::IsUnavailable(status));
+    if (!bad && !lease_lost) return status;
+    const CheckpointRef same = {checkpoint_.job, checkpoint_.step, checkpoint_.attempt,
+                                checkpoint_.revision};
+    if (!Reopen(same, std::string(info_.name), bad).ok()) return status;
+    return ReadOnce(offset, length, static_cast<char*>(into));
+  });
+}
+
+Status OpenObjectImpl::Verify() {
+  return Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(CheckProcess());
+    const std::shared_ptr<Hold> from = hold();
+    return CheckBlocks(threads(), Blocks(), [&](uint64_t at, uint64_t n, char* to) {
+      return ReadPieceOf(*from, at, n, to);
+    });
+  });
+}
+
+// --- mappings and paths ----------------------------------------------------
+
+StatusOr<OpenObject::View> OpenObjectImpl::Map() {
+  View view;
+  const Status status = Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(CheckProcess());
+    auto owner = std::make_shared<MappedView>();
+    const std::shared_ptr<Hold> from = hold();
+    owner->lease = from->lease;
+    view.length = info_.length;
+    if (info_.length > 0 && from->fd.valid()) {
+      const uint64_t skip = from->offset % kPageBytes;
+      CAIRN_ASSIGN_OR_RETURN(owner->mapping,
+                             Mapping::Map(from->fd.get(), from->offset - skip, info_.length + skip,
+                                          PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE));
+      view.data = owner->mapping.data() + skip;
+    } else if (info_.length > 0) {
+      CAIRN_ASSIGN_OR_RETURN(owner->mapping, Mapping::Anonymous(info_.length));
+      CAIRN_RETURN_IF_ERROR(ReadInto(owner->mapping.data()));
+      view.data = owner->mapping.data();
+    }
+    view.owner = std::move(owner);
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return status;
+  return view;
+}
+
+StatusOr<std::string> OpenObjectImpl::Path() {
+  int fd = -1;
+  const Status status = Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(CheckProcess());
+    const std::shared_ptr<Hold> from = hold();
+    // Only a lease of mode `file` allows that others open the slab by its path.
+    const bool may_open = from->from_storage || mode_ == OpenMode::kFile;
+    if (from->fd.valid() && may_open && from->exact && from->file_bytes == info_.length) {
+      fd = from->fd.get();
+      MutexLock lock(&mu_);
+      path_hold_ = from;
+      return absl::OkStatus();
+    }
+    {
+      MutexLock lock(&mu_);
+      fd = copy_.get();
+    }
+    if (fd >= 0) return absl::OkStatus();
+    CAIRN_ASSIGN_OR_RETURN(UniqueFd copy, PrivateMemory(info_.length));
+    if (info_.length > 0) {
+      CAIRN_ASSIGN_OR_RETURN(
+          const Mapping mapping,
+          Mapping::Map(copy.get(), 0, info_.length, PROT_READ | PROT_WRITE, MAP_SHARED));
+      CAIRN_RETURN_IF_ERROR(ReadInto(mapping.data()));
+    }
+    MutexLock lock(&mu_);
+    if (!copy_.valid()) copy_ = std::move(copy);
+    fd = copy_.get();
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return status;
+  return absl::StrCat("/proc/self/fd/", fd);
+}
+
+}  // namespace cairn::client

@@ -1,0 +1,105 @@
+#include "client/cpp/process.h"
+
+#include <cxxabi.h>
+#include <pthread.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <exception>
+#include <limits>
+#include <map>
+#include <new>
+#include <tuple>
+
+#include "common/mutex.h"
+
+namespace cairn::client {
+namespace {
+
+// Entries kept per (job, attempt, writer). A training that saves each of its steps goes upwards, so
+// the lowest are dropped first; entering one of those again is refused by the daemon, not mixed up.
+constexpr size_t kMaxCountedSteps = size_t{1} << 20;
+
+struct ProcessState {
+  Mutex mu;
+  pid_t pid ABSL_GUARDED_BY(mu) = 0;
+  ProcessToken token ABSL_GUARDED_BY(mu);
+  std::map<std::tuple<std::string, Attempt, Writer>, std::map<Step, Revision>> entered
+      ABSL_GUARDED_BY(mu);
+};
+
+// Never destroyed: sessions of static storage duration may outlive any destructor. A fork takes the
+// lock first, so that the child never inherits it held by a thread it does not have.
+ProcessState& State() {
+  static ProcessState* const state = [] {
+    auto* fresh = new ProcessState();
+    return fresh;
+  }();
+  // One function takes what another gives back, which the lock analysis cannot follow.
+  static const int registered =
+      pthread_atfork([]() ABSL_NO_THREAD_SAFETY_ANALYSIS { State().mu.lock(); },
+                     []() ABSL_NO_THREAD_SAFETY_ANALYSIS { State().mu.unlock(); },
+                     []() ABSL_NO_THREAD_SAFETY_ANALYSIS { State().mu.unlock(); });
+  (void)registered;
+  return *state;
+}
+
+}  // namespace
+
+StatusOr<ProcessToken> ThisProcess() {
+  ProcessState& state = State();
+  MutexLock lock(&state.mu);
+  if (state.pid != getpid() || state.token.empty()) {
+    std::string bytes(16, '\0');
+    size_t have = 0;
+    while (have < bytes.size()) {
+      const ssize_t n = getrandom(bytes.data() + have, bytes.size() - have, 0);
+      if (n < 0) {
+        if (errno == EINTR) continue;
+        return ErrnoStatus(errno, "getrandom");
+      }
+      have += static_cast<size_t>(n);
+    }
+    state.token = std::move(bytes);
+    state.pid = getpid();
+  }
+  return state.token;
+}
+
+Revision EnterStep(const std::string& job, Attempt attempt, Writer writer, Step step) {
+  ProcessState& state = State();
+  MutexLock lock(&state.mu);
+  auto& steps = state.entered[{job, attempt, writer}];
+  const Revision revision = steps[step]++;
+  if (steps.size() > kMaxCountedSteps) steps.erase(steps.begin());
+  return revision;
+}
+
+MonotonicNanos DeadlineAfter(absl::Duration timeout) {
+  constexpr MonotonicNanos kFar = std::numeric_limits<MonotonicNanos>::max();
+  const MonotonicNanos now = RealClock()->Now();
+  const int64_t nanos = absl::ToInt64Nanoseconds(timeout);  // saturates
+  return nanos > kFar - now ? kFar : now + nanos;
+}
+
+absl::Duration TimeLeft(MonotonicNanos deadline) {
+  const MonotonicNanos now = RealClock()->Now();
+  return deadline <= now ? absl::ZeroDuration() : absl::Nanoseconds(deadline - now);
+}
+
+Status Contain(absl::FunctionRef<Status()> body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("out of memory in the client process");
+  } catch (const std::exception& e) {
+    return absl::InternalError(absl::StrCat("unexpected exception: ", e.what()));
+  } catch (const abi::__forced_unwind&) {
+    throw;  // a cancelled thread: not an error, and it may not be swallowed
+  } catch (...) {
+    return absl::InternalError("unexpected exception of an unknown type");
+  }
+}
+
+}  // namespace cairn::client

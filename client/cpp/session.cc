@@ -1,0 +1,319 @@
+#include "client/cpp/session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "client/cpp/link.h"
+#include "client/cpp/open_object.h"
+#include "client/cpp/process.h"
+#include "client/cpp/step_writer.h"
+#include "client/cpp/wire.h"
+
+namespace cairn::client {
+namespace {
+
+using AttachmentPtr = std::shared_ptr<Attachment>;
+
+Status ValidateOptions(const ConnectOptions& options) {
+  if (options.copy_threads < 1 || options.copy_threads > 1024) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("copy_threads: ", options.copy_threads, ", must be 1 to 1024"));
+  }
+  if (options.timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError("timeout: must be above 0");
+  }
+  // A session without a job may still ask for status and name jobs itself.
+  if (!options.job.empty()) CAIRN_RETURN_IF_ERROR(ValidateJob(options.job));
+  if (options.attempt != 0) CAIRN_RETURN_IF_ERROR(ValidateAttempt(options.attempt));
+  if (options.writer != -1) {
+    CAIRN_RETURN_IF_ERROR(ValidateWorld(options.writer, options.world_size));
+    if (options.local_writers < 1 || options.local_writers > options.world_size) {
+      return absl::InvalidArgumentError(absl::StrCat("local_writers: ", options.local_writers,
+                                                     ", must be 1 to world_size ",
+                                                     options.world_size));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Runs `body`, which puts its answer into `*out`, with exceptions contained.
+template <typename T>
+StatusOr<T> Answer(absl::FunctionRef<Status(T* out)> body) {
+  T out{};
+  const Status status = Contain([&] { return body(&out); });
+  if (!status.ok()) return status;
+  return out;
+}
+
+class SessionImpl : public Session {
+ public:
+  SessionImpl(std::shared_ptr<Link> link, ConnectOptions options)
+      : link_(std::move(link)),
+        options_(std::move(options)),
+        storage_root_(link_->attachment()->storage_root) {}
+
+  ~SessionImpl() override { Close(); }
+
+  void Close() override {
+    (void)Contain([&] {
+      link_->Close();
+      return absl::OkStatus();
+    });
+  }
+
+  const ConnectOptions& options() const override { return options_; }
+  const std::string& storage_root() const override { return storage_root_; }
+  SessionId id() const override {
+    return link_->InThisProcess() ? link_->attachment()->session : SessionId{0};
+  }
+
+  StatusOr<Attempt> ChooseAttempt() override {
+    return Answer<Attempt>([&](Attempt* out) {
+      const int64_t call = link_->NextCall();
+      CAIRN_RETURN_IF_ERROR(Call(
+          "chooseAttempt", [&](wire::CairnClient& client) { *out = client.chooseAttempt(call); }));
+      link_->set_attempt(*out);
+      return absl::OkStatus();
+    });
+  }
+
+  Status SetAttempt(Attempt attempt) override {
+    CAIRN_RETURN_IF_ERROR(ValidateAttempt(attempt));
+    const Attempt now = link_->attempt();
+    if (now != 0 && now != attempt) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("attempt: ", attempt, ", but this session is attempt ", now));
+    }
+    link_->set_attempt(attempt);
+    return absl::OkStatus();
+  }
+
+  StatusOr<std::unique_ptr<StepWriter>> BeginStep(Step step, std::optional<int32_t> writers,
+                                                  absl::Duration timeout) override {
+    std::unique_ptr<StepWriter> out;
+    const Status status = Contain([&]() -> Status {
+      CAIRN_RETURN_IF_ERROR(link_->CheckProcess());
+      CAIRN_RETURN_IF_ERROR(ValidateStep(step));
+      StepIdentity identity;
+      identity.step = step;
+      identity.attempt = link_->attempt();
+      if (identity.attempt == 0) {
+        return absl::FailedPreconditionError(
+            "attempt: this session has none; connect with one, ChooseAttempt or SetAttempt first");
+      }
+      identity.writer = options_.writer;
+      identity.world_size = options_.world_size;
+      if (writers.has_value()) identity.world_size = *writers;
+      if (writers == 1) identity.writer = 0;
+      if (identity.writer < 0) {
+        return absl::FailedPreconditionError("writer: this session only reads");
+      }
+      CAIRN_RETURN_IF_ERROR(ValidateWorld(identity.writer, identity.world_size));
+      identity.revision = EnterStep(options_.job, identity.attempt, identity.writer, step);
+      out = std::make_unique<StepWriterImpl>(link_, identity, timeout);
+      return absl::OkStatus();
+    });
+    if (!status.ok()) return status;
+    return out;
+  }
+
+  StatusOr<std::unique_ptr<OpenObject>> Open(const CheckpointRef& checkpoint,
+                                             const std::string& name, OpenMode mode,
+                                             absl::Duration timeout) override {
+    std::unique_ptr<OpenObject> out;
+    const Status status = Contain([&]() -> Status {
+      CAIRN_RETURN_IF_ERROR(link_->CheckProcess());
+      CAIRN_RETURN_IF_ERROR(ValidateObjectName(name));
+      CAIRN_ASSIGN_OR_RETURN(out, OpenObjectImpl::Open(link_, checkpoint, name, mode, timeout));
+      return absl::OkStatus();
+    });
+    if (!status.ok()) return status;
+    return out;
+  }
+
+  StatusOr<LatestCheckpoint> Latest(const std::string& job) override {
+    return Answer<LatestCheckpoint>([&](LatestCheckpoint* out) {
+      const std::string& asked = job.empty() ? options_.job : job;
+      wire::Latest reply;
+      CAIRN_RETURN_IF_ERROR(
+          Call("latest", [&](wire::CairnClient& client) { client.latest(reply, asked); }));
+      *out = FromWire(asked, reply);
+      return absl::OkStatus();
+    });
+  }
+
+  StatusOr<LatestCheckpoint> Resume(Step step) override {
+    return Answer<LatestCheckpoint>([&](LatestCheckpoint* out) -> Status {
+      if (step != kNoStep) CAIRN_RETURN_IF_ERROR(ValidateStep(step));
+      const Attempt attempt = link_->attempt();
+      if (attempt == 0) {
+        return absl::FailedPreconditionError("attempt: this session has none to resume for");
+      }
+      const int64_t call = link_->NextCall();
+      wire::Latest reply;
+      CAIRN_RETURN_IF_ERROR(Call(
+          "resume", [&](wire::CairnClient& client) { client.resume(reply, call, attempt, step); }));
+      *out = FromWire(options_.job, reply);
+      return absl::OkStatus();
+    });
+  }
+
+  StatusOr<CheckpointInfo> Stat(const CheckpointRef& checkpoint) override {
+    return Answer<CheckpointInfo>([&](CheckpointInfo* out) -> Status {
+      const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
+      wire::CheckpointInfo reply;
+      CAIRN_RETURN_IF_ERROR(Call(
+          "statCheckpoint", [&](wire::CairnClient& client) { client.statCheckpoint(reply, ref); }));
+      CAIRN_ASSIGN_OR_RETURN(*out, FromWire(ref.job, reply));
+      return absl::OkStatus();
+    });
+  }
+
+  StatusOr<ObjectInfo> StatObject(const CheckpointRef& checkpoint,
+                                  const std::string& name) override {
+    return Answer<ObjectInfo>([&](ObjectInfo* out) -> Status {
+      const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
+      wire::ObjectInfo reply;
+      CAIRN_RETURN_IF_ERROR(
+          Call("stat", [&](wire::CairnClient& client) { client.stat(reply, ref, name); }));
+      CAIRN_ASSIGN_OR_RETURN(*out, FromWire(reply));
+      return absl::OkStatus();
+    });
+  }
+
+  StatusOr<Listing> List(const std::string& path) override {
+    return Answer<Listing>([&](Listing* out) -> Status {
+      constexpr int32_t kPage = 1000;
+      const std::string job = path.substr(0, path.find('/'));
+      std::string cursor;
+      do {
+        wire::ListReply reply;
+        CAIRN_RETURN_IF_ERROR(
+            Call("ls", [&](wire::CairnClient& client) { client.ls(reply, path, cursor, kPage); }));
+        for (std::string& name : reply.jobs) out->jobs.push_back(std::move(name));
+        for (const auto& item : reply.checkpoints) {
+          CAIRN_ASSIGN_OR_RETURN(CheckpointInfo info, FromWire(job, item));
+          out->checkpoints.push_back(std::move(info));
+        }
+        for (const auto& item : reply.objects) {
+          CAIRN_ASSIGN_OR_RETURN(ObjectInfo info, FromWire(item));
+          out->objects.push_back(std::move(info));
+        }
+        if (!reply.next_cursor.empty() && reply.next_cursor == cursor) {
+          return absl::InternalError("ls: the daemon's cursor does not move");
+        }
+        cursor = std::move(reply.next_cursor);
+      } while (!cursor.empty());
+      return absl::OkStatus();
+    });
+  }
+
+  StatusOr<CheckpointInfo> Wait(const CheckpointRef& checkpoint, Level level,
+                                absl::Duration timeout) override {
+    return WaitFor(ToWire(checkpoint, options_.job), level, -1, timeout);
+  }
+
+  StatusOr<CheckpointInfo> WaitAfter(Step step, absl::Duration timeout) override {
+    if (step < 0) return absl::InvalidArgumentError(absl::StrCat("step: ", step, " is below 0"));
+    return WaitFor(ToWire(CheckpointRef{}, options_.job), Level::kCached, step, timeout);
+  }
+
+  Status Persist(const CheckpointRef& checkpoint) override {
+    const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
+    const int64_t call = link_->NextCall();
+    return Call("persist", [&](wire::CairnClient& client) { client.persist(call, ref); });
+  }
+
+  Status Remove(const CheckpointRef& checkpoint, bool memory_only, bool force) override {
+    const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
+    const int64_t call = link_->NextCall();
+    return Call("remove",
+                [&](wire::CairnClient& client) { client.remove(call, ref, memory_only, force); });
+  }
+
+  Status Pin(const CheckpointRef& checkpoint, bool pinned) override {
+    const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
+    const int64_t call = link_->NextCall();
+    return Call("pin", [&](wire::CairnClient& client) { client.pin(call, ref, pinned); });
+  }
+
+  Status SetPolicy(const JobPolicy& policy) override {
+    const wire::JobPolicy wanted = ToWire(policy);
+    const int64_t call = link_->NextCall();
+    return Call("setPolicy",
+                [&](wire::CairnClient& client) { client.setPolicy(call, options_.job, wanted); });
+  }
+
+  StatusOr<std::string> StatusJson() override {
+    return Answer<std::string>([&](std::string* out) {
+      wire::NodeStatus reply;
+      CAIRN_RETURN_IF_ERROR(
+          Call("status", [&](wire::CairnClient& client) { client.status(reply); }));
+      *out = ToJson(reply);
+      return absl::OkStatus();
+    });
+  }
+
+ private:
+  Status Call(absl::string_view what, absl::FunctionRef<void(wire::CairnClient&)> body) {
+    return Contain([&] {
+      return link_->Call(what, link_->Deadline(absl::ZeroDuration()),
+                         [&](wire::CairnClient& client, const AttachmentPtr&) { body(client); });
+    });
+  }
+
+  StatusOr<CheckpointInfo> WaitFor(const wire::CheckpointRef& ref, Level level, Step after,
+                                   absl::Duration timeout) {
+    return Answer<CheckpointInfo>([&](CheckpointInfo* out) -> Status {
+      const MonotonicNanos deadline = link_->Deadline(timeout);
+      // The daemon says when the time is up; a moment more, so that its answer is heard rather than
+      // missed.
+      constexpr MonotonicNanos kGrace = kNanosPerSecond;
+      wire::CheckpointInfo reply;
+      CAIRN_RETURN_IF_ERROR(link_->Call(
+          "wait", deadline + kGrace, [&](wire::CairnClient& client, const AttachmentPtr&) {
+            client.wait(reply, ref, ToWire(level), Link::TimeoutMillis(deadline), after);
+          }));
+      CAIRN_ASSIGN_OR_RETURN(*out, FromWire(ref.job, reply));
+      return absl::OkStatus();
+    });
+  }
+
+  const std::shared_ptr<Link> link_;
+  const ConnectOptions options_;
+  const std::string storage_root_;  // as hello named it first
+};
+
+}  // namespace
+
+absl::string_view LevelName(Level level) {
+  switch (level) {
+    case Level::kWriting:
+      return "WRITING";
+    case Level::kCached:
+      return "CACHED";
+    case Level::kReplicated:
+      return "REPLICATED";
+    case Level::kPersisted:
+      return "PERSISTED";
+    case Level::kEvicted:
+      return "EVICTED";
+    case Level::kBroken:
+      return "BROKEN";
+  }
+  return "UNKNOWN";
+}
+
+StatusOr<std::shared_ptr<Session>> Session::Connect(const ConnectOptions& options) {
+  std::shared_ptr<Session> session;
+  const Status status = Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(ValidateOptions(options));
+    CAIRN_ASSIGN_OR_RETURN(std::shared_ptr<Link> link, Link::Connect(options));
+    session = std::make_shared<SessionImpl>(std::move(link), options);
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return status;
+  return session;
+}
+
+}  // namespace cairn::client

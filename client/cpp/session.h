@@ -1,0 +1,227 @@
+// libcairn: what a process that saves or loads checkpoints talks to.
+//
+//   auto session = Session::Connect({.job = "run7", .attempt = 1, .writer = 0, .world_size = 1});
+//   auto step = (*session)->BeginStep(12);
+//   (*step)->Write("model.bin", ObjectKind::kRaw, {bytes, length});
+//   (*step)->Commit({});
+//   auto object = (*session)->Open({.step = kNoStep}, "model.bin", OpenMode::kRead);
+//   (*object)->ReadInto(buffer, length);
+//
+// Rules of the house it lives in (a trainer): no thread at load, no signal handler, never abort or
+// exit; every call has a deadline; a lost connection is made again, with the same session, until
+// the deadline. All classes are thread-safe unless they say otherwise. After fork the child's calls
+// fail with FAILED_PRECONDITION saying so; it may Connect anew.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "common/facts.h"
+#include "common/fd.h"
+#include "common/keys.h"
+#include "common/manifest.h"
+#include "common/status.h"
+#include "common/zip.h"
+
+namespace cairn::client {
+
+struct ConnectOptions {
+  std::string socket = "/run/cairn/cairn.sock";
+  std::string job;
+  Attempt attempt = 0;  // 0: reads only, until ChooseAttempt
+  Writer writer = -1;   // this rank; -1: reads only
+  int32_t world_size = 0;
+  int32_t local_writers =
+      1;  // writers of this job on this node; admission is decided for all of them at once
+  bool takes_fds = true;  // false: bytes go in chunks over Thrift, as from another container
+                          // without the fd socket
+  std::optional<JobPolicy> policy;
+  int copy_threads = 2;                        // ≥ 1, the caller's included
+  absl::Duration timeout = absl::Seconds(30);  // of each call that names none
+  std::string client;                          // for people, shown in status
+};
+
+enum class OpenMode { kMap = 1, kFile = 2, kRead = 3 };
+enum class Level {
+  kWriting = 0,
+  kCached = 1,
+  kReplicated = 2,
+  kPersisted = 3,
+  kEvicted = 4,
+  kBroken = 5
+};
+absl::string_view LevelName(Level level);  // "WRITING" …
+
+// Names a checkpoint. job empty: the session's. step kNoStep: latest. attempt 0, revision -1: the
+// line's.
+struct CheckpointRef {
+  std::string job;
+  Step step = kNoStep;
+  Attempt attempt = 0;
+  Revision revision = -1;
+};
+
+struct LatestCheckpoint {
+  CheckpointKey key;
+  int32_t world_size = 0;
+  std::string digest;
+  std::string source;  // "memory", "peer", "storage"
+  int64_t as_of_unix_ms = 0;
+};
+struct CheckpointFacts {
+  bool complete = false, resident = false, persisted = false, broken = false, in_conflict = false,
+       abandoned = false, pinned = false;
+  int32_t replicas = 0, replicas_asked = 0;
+};
+struct CheckpointInfo {
+  CheckpointKey key;
+  int32_t world_size = 0;
+  std::vector<Writer> missing_writers;
+  uint64_t bytes = 0, objects = 0;
+  CheckpointFacts facts;
+  Level level = Level::kWriting;
+  int64_t created_unix_ms = 0;
+  std::string why;
+  bool on_line = false;
+  std::string digest;
+};
+struct ObjectInfo {
+  std::string name;
+  Writer writer = 0;
+  ObjectKind kind = ObjectKind::kRaw;
+  uint64_t length = 0;
+  Level level = Level::kWriting;
+  std::vector<uint32_t> block_crcs;
+  int64_t verified_unix_ms = 0;
+  CheckpointFacts facts;
+};
+struct Listing {
+  std::vector<std::string> jobs;
+  std::vector<CheckpointInfo> checkpoints;
+  std::vector<ObjectInfo> objects;
+};
+
+// A run of bytes of an object being written.
+struct Source {
+  const void* data = nullptr;
+  uint64_t length = 0;
+};
+
+struct CommitResult {
+  std::string digest;
+  bool complete = false;
+};
+
+class Session;
+
+// One writer's part of one step, from BeginStep to Commit or Abort. Not thread-safe. Destroying it
+// uncommitted aborts it.
+class StepWriter {
+ public:
+  virtual ~StepWriter() = default;
+
+  // Object `name` is the sources' bytes in order: one pass, CRC32C fused with the copy.
+  virtual Status Write(const std::string& name, ObjectKind kind,
+                       absl::Span<const Source> sources) = 0;
+  // A zip archive: record i of `plan` is records[i]; headers, CRC-32s, gap and directory are filled
+  // in the same pass. The object fills its slab where the slab is at most kZipMaxGap longer.
+  virtual Status WriteZip(const std::string& name, ObjectKind kind, const ZipPlan& plan,
+                          absl::Span<const Source> records) = 0;
+  // Several raw objects at once: one create call for any number of small ones, one per 64 of 1 MiB
+  // and more.
+  struct Item {
+    std::string name;
+    ObjectKind kind = ObjectKind::kRaw;
+    std::vector<Source> sources;
+  };
+  virtual Status WriteMany(absl::Span<const Item> items) = 0;
+
+  // Seals everything and commits this writer's manifest, in one call.
+  virtual StatusOr<CommitResult> Commit(const std::map<std::string, std::string>& notes) = 0;
+  virtual Status Abort() = 0;
+
+  virtual Step step() const = 0;
+  virtual uint64_t bytes_written() const = 0;
+};
+
+// An opened object; its lease ends when it, and every Mapping taken from it, is gone.
+class OpenObject {
+ public:
+  virtual ~OpenObject() = default;
+  virtual const ObjectInfo& info() const = 0;
+  virtual const CheckpointKey& checkpoint() const = 0;
+  virtual bool from_storage() const = 0;
+
+  // Copies the object into `into` (length info().length), `copy_threads` wide, every block
+  // verified: DATA_LOSS names the block. From memory, from a file in storage, or in chunks.
+  virtual Status ReadInto(void* into) = 0;
+  // The same for [offset, offset+length); whole blocks are verified, so partial ones are read
+  // whole.
+  virtual Status ReadRange(uint64_t offset, uint64_t length, void* into) = 0;
+  // Private copy-on-write mapping; `data` is the object's first byte. The lease lives as long as it
+  // does.
+  struct View {
+    std::shared_ptr<void> owner;
+    char* data = nullptr;
+    uint64_t length = 0;
+  };
+  virtual StatusOr<View> Map() = 0;
+  // A path that stock loaders open while this object lives: "/proc/self/fd/N".
+  virtual StatusOr<std::string> Path() = 0;
+  // Checks every block of a mapping against the checksums.
+  virtual Status Verify() = 0;
+};
+
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  // UNAVAILABLE when no daemon answers at the socket by the deadline.
+  static StatusOr<std::shared_ptr<Session>> Connect(const ConnectOptions& options);
+  virtual ~Session() = default;
+  // Aborts what is unfinished, ends leases, says goodbye. Further calls fail.
+  virtual void Close() = 0;
+  virtual const ConnectOptions& options() const = 0;
+  virtual const std::string& storage_root() const = 0;
+  virtual SessionId id() const = 0;
+
+  // Chooses this session's attempt: clock in ms, but greater than any known here. For a lone
+  // writer, or rank 0, which tells the others.
+  virtual StatusOr<Attempt> ChooseAttempt() = 0;
+  // Sets the attempt (another rank chose it) on a session that began with 0.
+  virtual Status SetAttempt(Attempt attempt) = 0;
+
+  // `writers` overrides the step's world size: with 1 this session alone is writer 0 of 1. The
+  // revision is how often this process entered the step before in this attempt.
+  virtual StatusOr<std::unique_ptr<StepWriter>> BeginStep(
+      Step step, std::optional<int32_t> writers = {},
+      absl::Duration timeout = absl::ZeroDuration()) = 0;
+
+  virtual StatusOr<std::unique_ptr<OpenObject>> Open(
+      const CheckpointRef& checkpoint, const std::string& name, OpenMode mode,
+      absl::Duration timeout = absl::ZeroDuration()) = 0;
+  virtual StatusOr<LatestCheckpoint> Latest(const std::string& job = "") = 0;
+  // Where this attempt goes on from; kNoStep: from nothing. Returns that checkpoint (key.step
+  // kNoStep: nothing).
+  virtual StatusOr<LatestCheckpoint> Resume(Step step) = 0;
+  virtual StatusOr<CheckpointInfo> Stat(const CheckpointRef& checkpoint) = 0;
+  virtual StatusOr<ObjectInfo> StatObject(const CheckpointRef& checkpoint,
+                                          const std::string& name) = 0;
+  virtual StatusOr<Listing> List(const std::string& path) = 0;  // follows cursors to the end
+  virtual StatusOr<CheckpointInfo> Wait(const CheckpointRef& checkpoint, Level level,
+                                        absl::Duration timeout) = 0;
+  virtual StatusOr<CheckpointInfo> WaitAfter(Step step, absl::Duration timeout) = 0;
+  virtual Status Persist(const CheckpointRef& checkpoint) = 0;
+  virtual Status Remove(const CheckpointRef& checkpoint, bool memory_only, bool force) = 0;
+  virtual Status Pin(const CheckpointRef& checkpoint, bool pinned) = 0;
+  virtual Status SetPolicy(const JobPolicy& policy) = 0;
+  // NodeStatus of proto/cairn.thrift as JSON: field names as there.
+  virtual StatusOr<std::string> StatusJson() = 0;
+};
+
+}  // namespace cairn::client

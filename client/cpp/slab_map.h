@@ -1,0 +1,74 @@
+// The slabs this session writes into, mapped once and kept: saving again costs no mapping and no
+// page fault.
+//
+// A slab is mapped from the first create that grants it until the daemon retires it; then it is
+// unmapped as soon as no copy uses it any more, and the next call says so. Thread-safe.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "common/fd.h"
+#include "common/keys.h"
+#include "common/mutex.h"
+#include "common/status.h"
+
+namespace cairn::client {
+
+// What is mapped and what no longer is. Outlives the map: a copy may end after its session.
+struct UnmapBook {
+  Mutex mu;
+  std::map<SlabId, int> live ABSL_GUARDED_BY(mu);  // mappings of it that exist in this process
+  std::vector<int64_t> unmapped ABSL_GUARDED_BY(mu);
+};
+
+// One mapped slab, shared by the map and the copies under way into it. Not inherited by forked
+// children (MADV_DONTFORK) and left out of core files.
+class MappedSlab {
+ public:
+  MappedSlab(SlabId id, Mapping mapping, std::shared_ptr<UnmapBook> book);
+  ~MappedSlab();
+  MappedSlab(const MappedSlab&) = delete;
+  MappedSlab& operator=(const MappedSlab&) = delete;
+
+  char* data() const { return mapping_.data(); }
+  uint64_t bytes() const { return mapping_.length(); }
+  SlabId id() const { return id_; }
+
+  // Page tables of a new mapping are empty, and filling them one fault at a time costs several
+  // times the copy. True for the first caller of a large slab: its copy populates as it goes.
+  bool TakeUnpopulated() { return unpopulated_.exchange(false, std::memory_order_relaxed); }
+
+ private:
+  const SlabId id_;
+  const pid_t pid_;
+  Mapping mapping_;
+  const std::shared_ptr<UnmapBook> book_;
+  std::atomic<bool> unpopulated_;
+};
+
+class SlabMap {
+ public:
+  // nullptr: not mapped, its descriptor is on its way.
+  std::shared_ptr<MappedSlab> Find(SlabId slab);
+  // Maps the slab read-write; replaces a mapping of the same slab.
+  StatusOr<std::shared_ptr<MappedSlab>> Map(SlabId slab, uint64_t bytes, const UniqueFd& fd);
+
+  void Retire(SlabId slab);
+  // Slabs unmapped since the last call, for the daemon. Hand them back when it was not told after
+  // all.
+  std::vector<int64_t> TakeUnmapped();
+  void ReturnUnmapped(const std::vector<int64_t>& slabs);
+
+ private:
+  const std::shared_ptr<UnmapBook> book_ = std::make_shared<UnmapBook>();
+  Mutex mu_;  // before book_->mu
+  std::map<SlabId, std::shared_ptr<MappedSlab>> mapped_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace cairn::client

@@ -1,0 +1,367 @@
+#include "client/cpp/step_writer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "client/cpp/process.h"
+#include "client/cpp/wire.h"
+
+namespace cairn::client {
+namespace {
+
+constexpr absl::Duration kAbortPatience = absl::Seconds(1);
+constexpr absl::Duration kDescriptorPatience = absl::Seconds(2);
+
+// Objects of this size have a slab to themselves, whose descriptor may come with the create. More
+// than this many at once would overrun the channel's socket and a process's ordinary limit of 1024
+// descriptors.
+constexpr uint64_t kOwnSlabBytes = 1 << 20;
+constexpr size_t kMaxOwnSlabsPerCreate = 64;
+
+Status ValidateLength(absl::Span<const Source> sources) {
+  uint64_t total = 0;
+  for (const Source& source : sources) {
+    if (source.length > kMaxObjectBytes - total) {
+      return absl::InvalidArgumentError(absl::StrCat("length: more than ", kMaxObjectBytes));
+    }
+    if (source.data == nullptr && source.length > 0) {
+      return absl::InvalidArgumentError("source: a null pointer with a length");
+    }
+    total += source.length;
+  }
+  return absl::OkStatus();
+}
+
+wire::SealedObject Seal(const std::string& name, uint64_t length, const Written& written) {
+  wire::SealedObject seal;
+  seal.name = name;
+  seal.length = static_cast<int64_t>(length);
+  seal.block_crcs.assign(written.block_crcs.begin(), written.block_crcs.end());
+  for (const auto& [begin, end] : written.covered) {
+    seal.covered.push_back(static_cast<int64_t>(begin));
+    seal.covered.push_back(static_cast<int64_t>(end));
+  }
+  return seal;
+}
+
+}  // namespace
+
+StepWriterImpl::~StepWriterImpl() {
+  if (done_ || attachment_ == nullptr || !link_->InThisProcess()) return;
+  (void)Contain([&] { return AbortWithin(DeadlineAfter(kAbortPatience)); });
+}
+
+Status StepWriterImpl::Usable() const {
+  CAIRN_RETURN_IF_ERROR(link_->CheckProcess());
+  if (done_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("step ", identity_.step, " of this writer is committed or aborted"));
+  }
+  return failure_;
+}
+
+Status StepWriterImpl::Write(const std::string& name, ObjectKind kind,
+                             absl::Span<const Source> sources) {
+  return Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(Usable());
+    CAIRN_RETURN_IF_ERROR(ValidateLength(sources));
+    std::vector<Pending> objects;
+    objects.push_back({name, kind, ObjectLayout::Raw(sources), nullptr, {}});
+    return Add(std::move(objects));
+  });
+}
+
+Status StepWriterImpl::WriteZip(const std::string& name, ObjectKind kind, const ZipPlan& plan,
+                                absl::Span<const Source> records) {
+  return Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(Usable());
+    CAIRN_RETURN_IF_ERROR(ValidateLength(records));
+    CAIRN_ASSIGN_OR_RETURN(ObjectLayout layout,
+                           ObjectLayout::Zip(&plan, records, plan.MinimumLength()));
+    std::vector<Pending> objects;
+    objects.push_back({name, kind, std::move(layout), &plan, records});
+    return Add(std::move(objects));
+  });
+}
+
+Status StepWriterImpl::WriteMany(absl::Span<const Item> items) {
+  return Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(Usable());
+    std::vector<Pending> objects;
+    objects.reserve(items.size());
+    for (const Item& item : items) {
+      CAIRN_RETURN_IF_ERROR(Annotate(ValidateLength(item.sources), item.name));
+      objects.push_back({item.name, item.kind, ObjectLayout::Raw(item.sources), nullptr, {}});
+    }
+    return objects.empty() ? absl::OkStatus() : Add(std::move(objects));
+  });
+}
+
+Status StepWriterImpl::Add(std::vector<Pending> objects) {
+  std::set<std::string> names;
+  for (const Pending& object : objects) {
+    CAIRN_RETURN_IF_ERROR(ValidateObjectName(object.name));
+    if (names_.contains(object.name) || !names.insert(object.name).second) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("name: ", object.name, " is already in step ", identity_.step));
+    }
+  }
+  const MonotonicNanos deadline = link_->Deadline(timeout_);
+  std::vector<Room> rooms;
+  rooms.reserve(objects.size());
+  for (size_t begin = 0, end = 0; begin < objects.size(); begin = end) {
+    for (size_t own = 0; end < objects.size(); ++end) {
+      if (objects[end].layout.length() >= kOwnSlabBytes && ++own > kMaxOwnSlabsPerCreate) break;
+    }
+    const Status created =
+        Create(absl::MakeConstSpan(objects).subspan(begin, end - begin), deadline, &rooms);
+    if (created.ok()) continue;
+    // Without an answer nobody knows whether the objects exist; a refusal leaves things as they
+    // were.
+    if (absl::IsUnavailable(created) || begin > 0) failure_ = created;
+    return created;
+  }
+  std::vector<Written> written;
+  const Status copied = attachment_->fds == nullptr ? SendInChunks(objects, rooms, &written)
+                                                    : CopyIntoSlabs(&objects, rooms, &written);
+  if (!copied.ok()) {
+    failure_ = Annotate(copied, absl::StrCat("writing ", objects[0].name));
+    return failure_;
+  }
+  for (size_t i = 0; i < objects.size(); ++i) {
+    const uint64_t length = objects[i].layout.length();
+    seals_.push_back(Seal(objects[i].name, length, written[i]));
+    bytes_written_ += length;
+  }
+  names_.merge(names);
+  return absl::OkStatus();
+}
+
+Status StepWriterImpl::Create(absl::Span<const Pending> objects, MonotonicNanos deadline,
+                              std::vector<Room>* rooms) {
+  wire::CreateReply reply;
+  wire::CreateRequest request;
+  request.step = identity_.step;
+  request.attempt = identity_.attempt;
+  request.revision = identity_.revision;
+  request.writer = identity_.writer;
+  request.world_size = identity_.world_size;
+  request.objects.reserve(objects.size());
+  uint64_t total = 0;
+  for (const Pending& object : objects) {
+    wire::ObjectSpec spec;
+    spec.name = object.name;
+    spec.length = static_cast<int64_t>(object.layout.length());
+    spec.kind = ToWire(object.kind);
+    spec.can_pad = object.plan != nullptr;
+    request.objects.push_back(std::move(spec));
+    total += object.layout.length();
+  }
+  Link::FdCall fd_call(link_.get());  // until the descriptors are taken
+  // Memory may be short because this session still maps what it once wrote: then the answer names
+  // slabs to unmap first, and nothing else.
+  for (;;) {
+    CAIRN_RETURN_IF_ERROR(AskForExtents(&request, deadline, &reply));
+    if (!reply.extents.empty() || objects.empty() || reply.retire.empty()) break;
+    if (RealClock()->Now() >= deadline) {
+      return absl::ResourceExhaustedError(
+          "memory: what this session still maps was not unmapped by the deadline");
+    }
+  }
+  // From here on the objects exist, and whatever goes wrong leaves them half there.
+  if (reply.extents.size() != objects.size()) {
+    return failure_ = absl::InternalError(absl::StrCat("create of ", objects.size(),
+                                                       " objects was answered with ",
+                                                       reply.extents.size(), " extents"));
+  }
+  for (size_t i = 0; i < objects.size(); ++i) {
+    Room room = {reply.extents[i], nullptr};
+    if (room.extent.length < request.objects[i].length || room.extent.offset < 0) {
+      return failure_ = absl::InternalError("create was answered with an extent that is too short");
+    }
+    if (attachment_->fds != nullptr && request.objects[i].length > 0) {
+      StatusOr<std::shared_ptr<MappedSlab>> slab = Slab(room.extent, deadline);
+      if (!slab.ok()) return failure_ = slab.status();
+      room.slab = *std::move(slab);
+    }
+    rooms->push_back(std::move(room));
+  }
+  Announce(total);
+  return absl::OkStatus();
+}
+
+Status StepWriterImpl::AskForExtents(wire::CreateRequest* request, MonotonicNanos deadline,
+                                     wire::CreateReply* reply) {
+  const int64_t call = link_->NextCall();
+  std::vector<int64_t> unmapped;  // of the session the request went to
+  std::shared_ptr<Attachment> asked = attachment_;
+  const Status status = link_->Call(
+      "create", deadline,
+      [&](wire::CairnClient& client, const std::shared_ptr<Attachment>& attachment) {
+        if (asked != attachment) unmapped.clear();
+        asked = attachment;
+        for (int64_t slab : attachment->slabs.TakeUnmapped()) unmapped.push_back(slab);
+        request->unmapped = unmapped;
+        request->timeout_ms = Link::TimeoutMillis(deadline);
+        client.create(*reply, call, *request);
+      },
+      attachment_.get());
+  if (!status.ok()) {
+    if (asked != nullptr) asked->slabs.ReturnUnmapped(unmapped);
+    return status;
+  }
+  attachment_ = std::move(asked);
+  for (int64_t slab : reply->retire) attachment_->slabs.Retire(static_cast<SlabId>(slab));
+  return absl::OkStatus();
+}
+
+StatusOr<std::shared_ptr<MappedSlab>> StepWriterImpl::Slab(const wire::Extent& extent,
+                                                           MonotonicNanos deadline) {
+  const auto id = static_cast<SlabId>(extent.slab);
+  std::shared_ptr<MappedSlab> slab = attachment_->slabs.Find(id);
+  if (slab == nullptr) {
+    CAIRN_ASSIGN_OR_RETURN(
+        const ReceivedFd received,
+        attachment_->fds->Take(static_cast<LeaseId>(extent.lease),
+                               std::min(deadline, DeadlineAfter(kDescriptorPatience))));
+    if (received.slab != id || received.bytes != static_cast<uint64_t>(extent.slab_bytes)) {
+      return absl::InternalError(absl::StrCat("lease ", extent.lease, " came with slab ",
+                                              received.slab, ", not ", extent.slab));
+    }
+    CAIRN_ASSIGN_OR_RETURN(slab, attachment_->slabs.Map(id, received.bytes, received.fd));
+  }
+  if (static_cast<uint64_t>(extent.offset) > slab->bytes() ||
+      static_cast<uint64_t>(extent.length) > slab->bytes() - extent.offset) {
+    return absl::InternalError("create was answered with an extent beyond its slab");
+  }
+  return slab;
+}
+
+Status StepWriterImpl::CopyIntoSlabs(std::vector<Pending>* objects, const std::vector<Room>& rooms,
+                                     std::vector<Written>* written) {
+  std::vector<CopyTask> tasks;
+  tasks.reserve(objects->size());
+  for (size_t i = 0; i < objects->size(); ++i) {
+    Pending& object = (*objects)[i];
+    const auto& [extent, slab] = rooms[i];
+    if (slab == nullptr) {
+      tasks.push_back({&object.layout, nullptr, false});
+      continue;
+    }
+    const uint64_t room = static_cast<uint64_t>(extent.length);
+    if (object.plan != nullptr && extent.offset == 0 && room == slab->bytes() &&
+        room - object.layout.length() <= kZipMaxGap) {
+      CAIRN_ASSIGN_OR_RETURN(object.layout, ObjectLayout::Zip(object.plan, object.records, room));
+    }
+    // An object that leaves much of the slab empty leaves its page tables empty too: the next,
+    // longer one finds them as a new mapping would.
+    tasks.push_back({&object.layout, slab->data() + extent.offset, slab->TakeUnpopulated()});
+  }
+  return CopyObjects(link_->copy_threads(), tasks, attachment_->progress(), written);
+}
+
+Status StepWriterImpl::SendInChunks(const std::vector<Pending>& objects,
+                                    const std::vector<Room>& rooms, std::vector<Written>* written) {
+  written->resize(objects.size());
+  for (size_t i = 0; i < objects.size(); ++i) {
+    const int64_t lease = rooms[i].extent.lease;
+    CAIRN_RETURN_IF_ERROR(SendObject(
+        objects[i].layout, nullptr,
+        [&](uint64_t offset, absl::string_view bytes) {
+          const int64_t call = link_->NextCall();
+          const std::string data(bytes);
+          return link_->Call(
+              "writeChunk", link_->Deadline(timeout_),
+              [&](wire::CairnClient& client, const std::shared_ptr<Attachment>&) {
+                client.writeChunk(call, lease, static_cast<int64_t>(offset), data);
+              },
+              attachment_.get());
+        },
+        &(*written)[i]));
+  }
+  return absl::OkStatus();
+}
+
+void StepWriterImpl::Announce(uint64_t more_bytes) {
+  ProgressPage* page = attachment_->progress();
+  if (page == nullptr) return;
+  std::atomic_ref<uint64_t>(page->step).store(static_cast<uint64_t>(identity_.step));
+  std::atomic_ref<uint64_t>(page->bytes_total).fetch_add(more_bytes);
+}
+
+void StepWriterImpl::AnnounceEnd() {
+  ProgressPage* page = attachment_ == nullptr ? nullptr : attachment_->progress();
+  if (page == nullptr) return;
+  std::atomic_ref<uint64_t>(page->bytes_total).store(0);
+  std::atomic_ref<uint64_t>(page->bytes_done).store(0);
+}
+
+StatusOr<CommitResult> StepWriterImpl::Commit(const std::map<std::string, std::string>& notes) {
+  CommitResult result;
+  const Status status = Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(Usable());
+    wire::CommitRequest request;
+    request.step = identity_.step;
+    request.attempt = identity_.attempt;
+    request.revision = identity_.revision;
+    request.writer = identity_.writer;
+    request.world_size = identity_.world_size;
+    request.seals = std::move(seals_);
+    request.notes = notes;
+    const int64_t call = link_->NextCall();
+    wire::CommitReply reply;
+    std::shared_ptr<Attachment> asked;
+    const Status committed = link_->Call(
+        "commit", link_->Deadline(timeout_),
+        [&](wire::CairnClient& client, const std::shared_ptr<Attachment>& attachment) {
+          if (asked != attachment) request.unmapped.clear();
+          asked = attachment;
+          for (int64_t slab : attachment->slabs.TakeUnmapped()) request.unmapped.push_back(slab);
+          client.commit(reply, call, request);
+        },
+        attachment_.get());
+    seals_ = std::move(request.seals);
+    if (!committed.ok()) {
+      if (asked != nullptr) asked->slabs.ReturnUnmapped(request.unmapped);
+      return committed;
+    }
+    result.digest = reply.digest;
+    result.complete = reply.complete;
+    done_ = true;
+    AnnounceEnd();
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return status;
+  return result;
+}
+
+Status StepWriterImpl::Abort() {
+  return Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(link_->CheckProcess());
+    if (done_) return absl::OkStatus();
+    return AbortWithin(link_->Deadline(timeout_));
+  });
+}
+
+Status StepWriterImpl::AbortWithin(MonotonicNanos deadline) {
+  done_ = true;
+  if (attachment_ == nullptr && failure_.ok()) return absl::OkStatus();  // nothing was created
+  wire::AbortRequest request;
+  request.step = identity_.step;
+  request.attempt = identity_.attempt;
+  request.revision = identity_.revision;
+  request.writer = identity_.writer;
+  const int64_t call = link_->NextCall();
+  const Status status = link_->Call(
+      "abort", deadline,
+      [&](wire::CairnClient& client, const std::shared_ptr<Attachment>&) {
+        client.abort(call, request);
+      },
+      attachment_.get());
+  AnnounceEnd();
+  // A daemon that has forgotten the session has nothing of this step left to drop.
+  if (absl::IsUnavailable(status) && link_->attachment() != attachment_) return absl::OkStatus();
+  return status;
+}
+
+}  // namespace cairn::client

@@ -1,0 +1,82 @@
+// StepWriter over a Link: create, copy, and one commit that seals everything.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "client/cpp/copy_engine.h"
+#include "client/cpp/link.h"
+#include "client/cpp/session.h"
+
+namespace cairn::client {
+
+struct StepIdentity {
+  Step step = 0;
+  Attempt attempt = 0;
+  Revision revision = 0;
+  Writer writer = 0;
+  int32_t world_size = 1;
+};
+
+class StepWriterImpl : public StepWriter {
+ public:
+  // `timeout` of each call, zero: the session's.
+  StepWriterImpl(std::shared_ptr<Link> link, const StepIdentity& identity, absl::Duration timeout)
+      : link_(std::move(link)), identity_(identity), timeout_(timeout) {}
+  ~StepWriterImpl() override;
+
+  Status Write(const std::string& name, ObjectKind kind, absl::Span<const Source> sources) override;
+  Status WriteZip(const std::string& name, ObjectKind kind, const ZipPlan& plan,
+                  absl::Span<const Source> records) override;
+  Status WriteMany(absl::Span<const Item> items) override;
+  StatusOr<CommitResult> Commit(const std::map<std::string, std::string>& notes) override;
+  Status Abort() override;
+  Step step() const override { return identity_.step; }
+  uint64_t bytes_written() const override { return bytes_written_; }
+
+ private:
+  struct Pending {
+    std::string name;
+    ObjectKind kind = ObjectKind::kRaw;
+    ObjectLayout layout;
+    const ZipPlan* plan = nullptr;  // may be padded: laid out when the room is known
+    absl::Span<const Source> records;
+  };
+
+  Status Usable() const;
+  Status Add(std::vector<Pending> objects);
+  // Where one object goes.
+  struct Room {
+    wire::Extent extent;
+    std::shared_ptr<MappedSlab> slab;  // null without descriptors, or for an empty object
+  };
+  Status Create(absl::Span<const Pending> objects, MonotonicNanos deadline,
+                std::vector<Room>* rooms);
+  Status AskForExtents(wire::CreateRequest* request, MonotonicNanos deadline,
+                       wire::CreateReply* reply);
+  Status CopyIntoSlabs(std::vector<Pending>* objects, const std::vector<Room>& rooms,
+                       std::vector<Written>* written);
+  Status SendInChunks(const std::vector<Pending>& objects, const std::vector<Room>& rooms,
+                      std::vector<Written>* written);
+  StatusOr<std::shared_ptr<MappedSlab>> Slab(const wire::Extent& extent, MonotonicNanos deadline);
+  // What status shows of the step under way.
+  void Announce(uint64_t more_bytes);
+  void AnnounceEnd();
+  Status AbortWithin(MonotonicNanos deadline);
+
+  const std::shared_ptr<Link> link_;
+  const StepIdentity identity_;
+  const absl::Duration timeout_;
+  // The session this step began with, from its first create on: another one knows nothing of it.
+  std::shared_ptr<Attachment> attachment_;
+  std::vector<wire::SealedObject> seals_;
+  std::set<std::string> names_;
+  uint64_t bytes_written_ = 0;
+  Status failure_;  // an object may be half there: nothing can be committed any more
+  bool done_ = false;
+};
+
+}  // namespace cairn::client

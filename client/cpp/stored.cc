@@ -1,0 +1,244 @@
+#include "client/cpp/stored.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/strip.h"
+#include "client/cpp/open_object.h"
+#include "client/cpp/process.h"
+#include "common/checksum.h"
+#include "common/fd.h"
+#include "common/layout.h"
+#include "common/line.h"
+
+namespace cairn::client {
+namespace {
+
+// Attempts in ascending order, as far as manifests tell: one that left no manifest left nothing to
+// read.
+std::vector<AttemptLine> Attempts(const StoredJob& stored) {
+  std::map<Attempt, AttemptLine> attempts;
+  for (const StoredCheckpoint& checkpoint : stored.checkpoints) {
+    if (checkpoint.manifests.empty()) continue;
+    AttemptLine& line = attempts[checkpoint.key.attempt];
+    line.attempt = checkpoint.key.attempt;
+    // Every manifest carries it; writer 0's counts, and stands first.
+    if (line.complete.empty()) line.comes_from = checkpoint.manifests.front().comes_from;
+    if (!checkpoint.Complete()) continue;
+    const auto [at, fresh] = line.complete.emplace(checkpoint.key.step, checkpoint.key.revision);
+    if (!fresh) at->second = std::max(at->second, checkpoint.key.revision);
+    if (checkpoint.manifests.front().writer == 0) {
+      line.comes_from = checkpoint.manifests.front().comes_from;
+    }
+  }
+  std::vector<AttemptLine> out;
+  for (auto& [attempt, line] : attempts) out.push_back(std::move(line));
+  return out;
+}
+
+const StoredCheckpoint* FindExact(const StoredJob& stored, const CheckpointKey& key) {
+  const StoredCheckpoint* found = nullptr;
+  for (const StoredCheckpoint& checkpoint : stored.checkpoints) {
+    if (checkpoint.key == key && (found == nullptr || checkpoint.published)) found = &checkpoint;
+  }
+  return found;
+}
+
+// The complete checkpoint that `ref` names.
+StatusOr<const StoredCheckpoint*> Resolve(const StoredJob& stored, const CheckpointRef& ref) {
+  const std::string what =
+      ref.step == kNoStep
+          ? absl::StrCat(ref.job, ": no complete checkpoint in storage")
+          : absl::StrCat(ref.job, "/", ref.step, ": no complete checkpoint in storage");
+  if (ref.step != kNoStep && ref.attempt != 0) {
+    const StoredCheckpoint* best = nullptr;
+    for (const StoredCheckpoint& c : stored.checkpoints) {
+      if (!c.Complete() || c.key.step != ref.step || c.key.attempt != ref.attempt) continue;
+      if (ref.revision >= 0 && c.key.revision != ref.revision) continue;
+      if (best == nullptr || best->key.revision < c.key.revision) best = &c;
+    }
+    if (best == nullptr) return absl::NotFoundError(what);
+    return best;
+  }
+  const std::vector<LineStep> line = ComputeLine(Attempts(stored));
+  for (auto it = line.rbegin(); it != line.rend(); ++it) {
+    if (ref.step != kNoStep && it->step != ref.step) continue;
+    if (const auto* found = FindExact(stored, {ref.job, it->step, it->attempt, it->revision})) {
+      return found;
+    }
+  }
+  return absl::NotFoundError(what);
+}
+
+CheckpointFacts FactsOf(const StoredCheckpoint& checkpoint) {
+  CheckpointFacts facts;
+  facts.complete = checkpoint.Complete();
+  facts.persisted = facts.complete;
+  facts.in_conflict = !checkpoint.conflict.empty();
+  return facts;
+}
+
+CheckpointInfo Describe(const StoredCheckpoint& checkpoint, bool on_line) {
+  CheckpointInfo info;
+  info.key = checkpoint.key;
+  info.world_size = checkpoint.world_size;
+  info.facts = FactsOf(checkpoint);
+  info.level = info.facts.complete ? Level::kPersisted : Level::kWriting;
+  info.on_line = on_line;
+  info.why = checkpoint.conflict;
+  constexpr size_t kMostNamed = 64;
+  size_t next = 0;
+  for (Writer w = 0; w < checkpoint.world_size && info.missing_writers.size() < kMostNamed; ++w) {
+    while (next < checkpoint.manifests.size() && checkpoint.manifests[next].writer < w) ++next;
+    if (next >= checkpoint.manifests.size() || checkpoint.manifests[next].writer != w) {
+      info.missing_writers.push_back(w);
+    }
+  }
+  for (const Manifest& manifest : checkpoint.manifests) {
+    info.bytes += manifest.TotalBytes();
+    info.objects += manifest.objects.size();
+    info.created_unix_ms = std::max(info.created_unix_ms, manifest.created_unix_ms);
+  }
+  if (info.facts.complete) info.digest = CheckpointDigest(checkpoint.digests);
+  return info;
+}
+
+ObjectInfo Describe(const StoredCheckpoint& checkpoint, Writer writer, const ObjectEntry& entry) {
+  ObjectInfo info;
+  info.name = entry.name;
+  info.writer = writer;
+  info.kind = entry.kind;
+  info.length = entry.length;
+  info.facts = FactsOf(checkpoint);
+  info.level = Level::kPersisted;
+  info.block_crcs = entry.block_crcs;
+  return info;
+}
+
+StatusOr<UniqueFd> OpenRoot(const std::string& root) {
+  UniqueFd fd(open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("storage root ", root));
+  return fd;
+}
+
+Status ListCheckpoints(const StoredJob& stored, Listing* out) {
+  const std::vector<LineStep> line = ComputeLine(Attempts(stored));
+  std::vector<CheckpointKey> shown;
+  for (const StoredCheckpoint& checkpoint : stored.checkpoints) {
+    if (FindExact(stored, checkpoint.key) != &checkpoint)
+      continue;  // two sightings of one that moves
+    const LineStep step = {checkpoint.key.step, checkpoint.key.attempt, checkpoint.key.revision};
+    const bool on_line = std::find(line.begin(), line.end(), step) != line.end();
+    out->checkpoints.push_back(Describe(checkpoint, on_line));
+  }
+  std::sort(out->checkpoints.begin(), out->checkpoints.end(),
+            [](const CheckpointInfo& a, const CheckpointInfo& b) { return a.key < b.key; });
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+StatusOr<LatestCheckpoint> StoredLatest(const std::string& root, const std::string& job) {
+  LatestCheckpoint out;
+  const Status status = Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(ValidateJob(job));
+    CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadStoredJob(root, job));
+    CheckpointRef ref;
+    ref.job = job;
+    CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* checkpoint, Resolve(stored, ref));
+    out.key = checkpoint->key;
+    out.world_size = checkpoint->world_size;
+    out.digest = CheckpointDigest(checkpoint->digests);
+    out.source = "storage";
+    out.as_of_unix_ms = RealClock()->UnixMillis();
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return status;
+  return out;
+}
+
+StatusOr<Listing> ListStored(const std::string& root, const std::string& path) {
+  Listing out;
+  const Status status = Contain([&]() -> Status {
+    if (path.empty()) {
+      CAIRN_ASSIGN_OR_RETURN(out.jobs, ListStoredJobs(root));
+      return absl::OkStatus();
+    }
+    const size_t slash = path.find('/');
+    CheckpointRef ref;
+    ref.job = path.substr(0, slash);
+    CAIRN_RETURN_IF_ERROR(ValidateJob(ref.job));
+    CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadStoredJob(root, ref.job));
+    if (slash == std::string::npos || slash + 1 == path.size()) {
+      return ListCheckpoints(stored, &out);
+    }
+    const std::string step = path.substr(slash + 1);
+    if (step != "latest") {
+      ref.step = ParseStepDirectory(step);
+      if (ref.step == kNoStep) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("path: ", path, ": the step must be a number or \"latest\""));
+      }
+    }
+    CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* checkpoint, Resolve(stored, ref));
+    for (const Manifest& manifest : checkpoint->manifests) {
+      for (const ObjectEntry& entry : manifest.objects) {
+        out.objects.push_back(Describe(*checkpoint, manifest.writer, entry));
+      }
+    }
+    std::sort(out.objects.begin(), out.objects.end(),
+              [](const ObjectInfo& a, const ObjectInfo& b) { return a.name < b.name; });
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return status;
+  return out;
+}
+
+StatusOr<std::unique_ptr<OpenObject>> OpenStored(const std::string& root, const CheckpointRef& ref,
+                                                 const std::string& name, int copy_threads) {
+  std::unique_ptr<OpenObject> out;
+  const Status status = Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(ValidateJob(ref.job));
+    CAIRN_RETURN_IF_ERROR(ValidateObjectName(name));
+    CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadStoredJob(root, ref.job));
+    CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* checkpoint, Resolve(stored, ref));
+    for (const Manifest& manifest : checkpoint->manifests) {
+      const ObjectEntry* entry = manifest.Find(name);
+      if (entry == nullptr) continue;
+      const std::string what = absl::StrCat(checkpoint->directory, "/", name);
+      if (entry->block_bytes != kBlockBytes) {
+        return absl::UnimplementedError(
+            absl::StrCat(what, ": blocks of ", entry->block_bytes, " bytes"));
+      }
+      // Beneath the root only, whatever links stand in the way.
+      CAIRN_ASSIGN_OR_RETURN(const UniqueFd root_fd, OpenRoot(root));
+      const std::string below(absl::StripPrefix(absl::StripPrefix(what, root), "/"));
+      StatusOr<UniqueFd> file = OpenBeneath(root_fd.get(), below, O_RDONLY);
+      if (absl::IsNotFound(file.status())) {
+        return absl::DataLossError(
+            absl::StrCat(what, ": its manifest stands there, the file does not"));
+      }
+      CAIRN_RETURN_IF_ERROR(Annotate(file.status(), what));
+      struct stat found;
+      if (fstat(file->get(), &found) != 0) return ErrnoStatus(errno, what);
+      if (!S_ISREG(found.st_mode) || static_cast<uint64_t>(found.st_size) != entry->length) {
+        return absl::DataLossError(
+            absl::StrCat(what, ": ", found.st_size, " bytes, the manifest says ", entry->length));
+      }
+      out = OpenObjectImpl::OfFile(checkpoint->key, Describe(*checkpoint, manifest.writer, *entry),
+                                   *std::move(file), copy_threads);
+      return absl::OkStatus();
+    }
+    return absl::NotFoundError(
+        absl::StrCat(checkpoint->key.DebugString(), ": no object ", name, " in storage"));
+  });
+  if (!status.ok()) return status;
+  return out;
+}
+
+}  // namespace cairn::client

@@ -1,0 +1,64 @@
+"""Cairn: checkpoints of large jobs, safe in memory.
+
+    import cairn
+
+    c = cairn.connect(job="run7")                     # or CAIRN_JOB, RANK, WORLD_SIZE, CAIRN_ATTEMPT
+    with c.step(12) as s:
+        s.save(model.state_dict(), "model.pt")
+    state = cairn.load("cairn://run7/latest/model.pt")
+
+What is saved is a file that stock torch.load opens; see `Connection.step`, `save` and `load`. Importing this
+starts no thread, installs no signal handler and needs neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from cairn import distributed
+from cairn.api import connect, current, load, save
+from cairn.connection import VERSION as __version__
+from cairn.connection import Connection
+from cairn.errors import (
+    AlreadyExists,
+    CairnWarning,
+    Corrupt,
+    Error,
+    FailedPrecondition,
+    Full,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    Superseded,
+    Timeout,
+    Unavailable,
+)
+from cairn.info import CheckpointInfo, Facts, JobPolicy, Latest, Listing, ObjectInfo
+from cairn.step import Step
+
+__all__ = [
+    "AlreadyExists",
+    "CairnWarning",
+    "CheckpointInfo",
+    "Connection",
+    "Corrupt",
+    "Error",
+    "Facts",
+    "FailedPrecondition",
+    "Full",
+    "InvalidArgument",
+    "JobPolicy",
+    "Latest",
+    "Listing",
+    "NotFound",
+    "ObjectInfo",
+    "PermissionDenied",
+    "Step",
+    "Superseded",
+    "Timeout",
+    "Unavailable",
+    "__version__",
+    "connect",
+    "current",
+    "distributed",
+    "load",
+    "save",
+]

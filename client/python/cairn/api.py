@@ -1,0 +1,250 @@
+"""connect, save and load: what a program calls without holding a connection."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pickle
+import warnings
+from typing import Any
+
+from cairn import _native, distributed, info, paths, torch_format
+from cairn.connection import READER, Connection, Options
+from cairn.errors import CairnWarning, InvalidArgument
+
+# What connect() returned last: what "STEP/NAME" means, and what save and load go through.
+_current: Connection | None = None
+# Connections that save and load made for themselves, by (process, job); job "" reads any.
+_implicit: dict[tuple[int, str], Connection] = {}
+_said_stock: set[str] = set()
+
+
+def _environment_int(variable: str, least: int) -> int | None:
+    text = os.environ.get(variable, "")
+    if not text:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        raise InvalidArgument(f"{variable}: {text!r} is not a number") from None
+    if value < least:
+        raise InvalidArgument(f"{variable}: {value} is below {least}")
+    return value
+
+
+def connect(
+    job: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    attempt: int | None = None,
+    socket: str | None = None,
+    *,
+    local_writers: int | None = None,
+    timeout: float = 30.0,
+    copy_threads: int = 2,
+    takes_fds: bool = True,
+    policy: info.JobPolicy | None = None,
+) -> Connection:
+    """Connects to the daemon of this node.
+
+    In an initialized torch.distributed group and without an attempt this is a collective: rank 0 chooses
+    the attempt and tells the others. A process alone chooses its own, once, when it first saves.
+
+    Args:
+      job: [A-Za-z0-9][A-Za-z0-9._-]{0,127}; else CAIRN_JOB.
+      rank: this writer, 0 … world_size-1, or -1 to only read; else RANK, else the group's, else 0.
+      world_size: writers of each step; else WORLD_SIZE, else the group's, else 1.
+      attempt: this life of the job, the same number on every rank, greater than any before; else
+          CAIRN_ATTEMPT.
+      socket: the daemon's; else CAIRN_SOCKET, else /run/cairn/cairn.sock.
+      local_writers: writers of this job on this node, which are admitted together; else
+          LOCAL_WORLD_SIZE, else 1.
+      timeout: seconds that any call may take that names no other limit.
+      copy_threads: threads that copy while a call lasts, this one included.
+      takes_fds: False moves bytes in chunks through the socket, for a container that cannot map them.
+      policy: what is done with this job's checkpoints; None leaves what the job or the daemon has.
+
+    Raises:
+      ValueError: no job, a rank outside the world, or several writers without an attempt.
+      cairn.Unavailable: no daemon answers by the deadline.
+    """
+    global _current
+    if job is None:
+        job = os.environ.get("CAIRN_JOB") or None
+    if job is None:
+        raise InvalidArgument("job: give connect(job=…) or set CAIRN_JOB")
+    _native.validate_job(job)
+    group = distributed.group_size()
+    if rank is None:
+        rank = _environment_int("RANK", 0)
+        rank = (distributed.group_rank() if group else 0) if rank is None else rank
+    if rank == READER:
+        world_size = 0
+    elif world_size is None:
+        world_size = _environment_int("WORLD_SIZE", 1)
+        world_size = (group or 1) if world_size is None else world_size
+    if rank != READER and not 0 <= rank < world_size:
+        raise InvalidArgument(
+            f"rank: {rank} is not in 0 … {world_size - 1} (world_size is {world_size}; rank -1 only reads)"
+        )
+    if timeout <= 0 or not math.isfinite(timeout):
+        raise InvalidArgument(f"timeout: {timeout} is not a positive number of seconds")
+    if copy_threads < 1:
+        raise InvalidArgument(f"copy_threads: {copy_threads} is below 1")
+    if attempt is None:
+        attempt = _environment_int("CAIRN_ATTEMPT", 1)
+    elif attempt < 1:
+        raise InvalidArgument(f"attempt: {attempt} is below 1")
+    if local_writers is None:
+        local_writers = min(_environment_int("LOCAL_WORLD_SIZE", 1) or 1, max(1, world_size))
+    connection = Connection(
+        Options(
+            job=job,
+            rank=rank,
+            world_size=world_size,
+            attempt=0 if rank == READER else attempt or 0,
+            socket=socket or os.environ.get("CAIRN_SOCKET", ""),
+            local_writers=local_writers,
+            timeout=timeout,
+            copy_threads=copy_threads,
+            takes_fds=takes_fds,
+            policy=None if policy is None else dataclasses.asdict(policy),
+        )
+    )
+    if rank != READER and world_size > 1 and attempt is None:
+        if group != world_size:
+            raise InvalidArgument(
+                f"attempt: {world_size} writers need the same attempt. Give connect(attempt=…), set "
+                "CAIRN_ATTEMPT to a number that grows with every start of the job, or call "
+                "torch.distributed.init_process_group first, so that rank 0 chooses for all"
+                + (f" (the group here has {group} ranks)" if group else "")
+            )
+        connection._options.attempt = distributed.agree(
+            lambda: connection._session().choose_attempt()
+        )
+    connection._session()
+    _current = connection
+    return connection
+
+
+def current() -> Connection | None:
+    """What `connect` returned last in this process, unless it has been closed."""
+    return None if _current is None or _current.closed else _current
+
+
+def _current_job() -> str:
+    connection = current()
+    return "" if connection is None else connection.job
+
+
+def _implicit_connection(job: str, writes: bool) -> Connection:
+    """A connection for a path used without connect(): made once per process and job."""
+    key = (os.getpid(), job if writes else "")
+    if key not in _implicit:
+        connection = Connection(
+            Options(
+                job=job,
+                rank=0 if writes else READER,
+                world_size=1 if writes else 0,
+                attempt=(_environment_int("CAIRN_ATTEMPT", 1) or 0) if writes else 0,
+                socket=os.environ.get("CAIRN_SOCKET", ""),
+                local_writers=1,
+                timeout=30.0,
+                copy_threads=2,
+                takes_fds=True,
+                policy=None,
+            )
+        )
+        connection._session()
+        _implicit[key] = connection
+    return _implicit[key]
+
+
+def _say_stock(function: str, path: Any) -> None:
+    if function not in _said_stock:
+        _said_stock.add(function)
+        warnings.warn(
+            f"cairn.{function}: {path!r} is not a Cairn path ({paths.SCHEME}JOB/STEP/NAME, or STEP/NAME "
+            f"once connected), so torch.{function} treats it as a file; said once",
+            CairnWarning,
+            stacklevel=3,
+        )
+
+
+def save(
+    obj: Any,
+    f: Any,
+    pickle_module: Any = pickle,
+    pickle_protocol: int = torch_format.DEFAULT_PROTOCOL,
+    _use_new_zipfile_serialization: bool = True,
+    _disable_byteorder_record: bool = False,
+) -> None:
+    """torch.save for Cairn paths: saves and commits `obj` at "cairn://JOB/STEP/NAME" (or "STEP/NAME" once
+    connected), as writer 0 of 1 whatever RANK says. Arguments are torch.save's. numpy arrays become .npy
+    files, bytes stay as they are; all else is exactly what torch.save writes. Any other path is a file's,
+    and stock torch.save writes it.
+
+    One call saves one whole step: several names go together into `step()`.
+
+    Raises:
+      ValueError: a path that is nearly Cairn's.
+      cairn.FailedPrecondition: the step holds other names, or several writers saved it.
+      cairn.Full, cairn.Unavailable, cairn.Timeout, cairn.Superseded, …: it was not saved.
+    """
+    path = paths.recognize(f, _current_job())
+    arguments: dict[str, Any] = {
+        "pickle_module": pickle_module,
+        "pickle_protocol": pickle_protocol,
+        "_use_new_zipfile_serialization": _use_new_zipfile_serialization,
+    }
+    if path is None:
+        import torch
+
+        _say_stock("save", f)
+        if _disable_byteorder_record:
+            arguments["_disable_byteorder_record"] = True
+        torch.save(obj, f, **arguments)
+        return
+    if path.step == _native.NO_STEP:
+        raise InvalidArgument(f"path: {f!r} saves to `latest`; name the step")
+    arguments["_disable_byteorder_record"] = _disable_byteorder_record
+    connection = current()
+    if connection is None or connection.job != path.job or connection.rank == READER:
+        connection = _implicit_connection(path.job, writes=True)
+    connection.save_alone(obj, path, arguments)
+
+
+def load(
+    f: Any,
+    map_location: Any = None,
+    pickle_module: Any = None,
+    *,
+    weights_only: bool | None = None,
+    mmap: bool | None = None,
+    **pickle_load_args: Any,
+) -> Any:
+    """torch.load for Cairn paths: what was saved at "cairn://JOB/STEP/NAME" (STEP may be `latest`), or
+    "STEP/NAME" once connected. Arguments are torch.load's, and so is the default of `weights_only`. Any
+    other path is a file's, and stock torch.load reads it.
+
+    Tensors are private and writable, and every byte of them was checked. With mmap=True they are mapped
+    copy-on-write from the cache instead, unchecked, and hold it until the last of them dies. Arrays and
+    bytes come back as such (bytes mapped: a memoryview).
+
+    Raises:
+      cairn.NotFound, cairn.Corrupt, cairn.Unavailable, …; pickle.UnpicklingError as torch.load.
+    """
+    path = paths.recognize(f, _current_job())
+    if path is None:
+        import torch
+
+        _say_stock("load", f)
+        arguments: dict[str, Any] = {"map_location": map_location, "pickle_module": pickle_module}
+        if weights_only is not None:
+            arguments["weights_only"] = weights_only
+        if mmap is not None:
+            arguments["mmap"] = mmap
+        return torch.load(f, **arguments, **pickle_load_args)
+    connection = current() or _implicit_connection(path.job, writes=False)
+    return connection._load(path, map_location, pickle_module, weights_only, mmap, pickle_load_args)

@@ -1,0 +1,459 @@
+"""A connection to the node's daemon, and what can be asked of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import operator
+import os
+import socket as sockets
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cairn import _native, info, numpy_format, paths, torch_format
+from cairn.errors import (
+    CairnWarning,
+    Error,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Timeout,
+)
+from cairn.step import Step, encode
+
+VERSION = "0.1.0"
+_MAX_STEP = 2**63 - 1
+# Blocking calls are cut into pieces this long, so that Ctrl-C is heard between them.
+_WAIT_SLICE_S = 1.0
+READER = -1  # the rank of a connection that saves nothing
+
+
+def _step_number(step: Any) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise InvalidArgument(f"step: {step!r} is not an integer") from None
+    if not 0 <= number <= _MAX_STEP:
+        raise InvalidArgument(f"step: {number} is not in 0 … 2^63-1")
+    return number
+
+
+@dataclasses.dataclass
+class Options:
+    """What a connection is made from: plain values, so that it can be made again elsewhere."""
+
+    job: str
+    rank: int
+    world_size: int
+    attempt: int
+    socket: str
+    local_writers: int
+    timeout: float
+    copy_threads: int
+    takes_fds: bool
+    policy: dict[str, Any] | None
+
+
+# Attempts that this process chose for itself, by (process, socket, job): a lone writer chooses once.
+_chosen: dict[tuple[int, str, str], int] = {}
+
+
+class Connection:
+    """One process's session with the daemon of its node, for one job. `cairn.connect` makes it.
+
+    Usable from several threads. After fork the child's calls raise `cairn.FailedPrecondition`; it connects
+    anew. A pickled connection connects by itself where it is first used; it is another process there, so
+    it can read, and save only when the original never did.
+
+    Attributes:
+      failures: saves that did not happen though `step()` did not raise, by the name of their error.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._native: _native.Session | None = None
+        self._closed = False
+        self._warned: set[str] = set()
+        self.failures: dict[str, int] = {}
+
+    # --- the session -----------------------------------------------------------------------------------
+
+    def _session(self) -> _native.Session:
+        if self._closed:
+            raise FailedPrecondition("this connection has been closed")
+        if self._native is None:
+            # Two threads may both get here and both connect; one session is then dropped again.
+            o = self._options
+            self._native = _native.Session(
+                socket=o.socket,
+                job=o.job,
+                attempt=o.attempt,
+                writer=o.rank,
+                world_size=o.world_size,
+                local_writers=o.local_writers,
+                takes_fds=o.takes_fds,
+                copy_threads=o.copy_threads,
+                timeout=o.timeout,
+                client=f"python {VERSION}, pid {os.getpid()} on {sockets.gethostname()}",
+                policy=o.policy,
+            )
+        return self._native
+
+    def _writing_session(self) -> _native.Session:
+        """The session, with an attempt."""
+        session = self._session()
+        if self._options.attempt:
+            return session
+        if self._options.rank == READER:
+            raise InvalidArgument(
+                "rank: this connection only reads; connect with rank= and world_size="
+            )
+        key = (os.getpid(), session.socket, self._options.job)
+        if key in _chosen:
+            session.set_attempt(_chosen[key])
+        else:
+            _chosen[key] = session.choose_attempt()
+        self._options.attempt = _chosen[key]
+        return session
+
+    def close(self) -> None:
+        """Ends the session: unfinished steps are dropped. Tensors that were loaded stay valid. Closing
+        twice is closing once."""
+        self._closed = True
+        native, self._native = self._native, None
+        if native is not None:
+            native.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Connection.__init__(self, state["options"])
+
+    def __repr__(self) -> str:
+        o = self._options
+        who = "reads only" if o.rank == READER else f"rank {o.rank} of {o.world_size}"
+        return f"<cairn.Connection job={o.job!r} {who} attempt={o.attempt or 'not chosen yet'}>"
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def job(self) -> str:
+        return self._options.job
+
+    @property
+    def rank(self) -> int:
+        """This writer; -1 for a connection that only reads."""
+        return self._options.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._options.world_size
+
+    @property
+    def attempt(self) -> int:
+        """This life of the job; greater is newer. A lone writer's is chosen when it is first needed."""
+        if self._options.attempt == 0 and self._options.rank != READER:
+            self._writing_session()
+        return self._options.attempt
+
+    @property
+    def socket(self) -> str:
+        return self._session().socket
+
+    @property
+    def storage_root(self) -> str:
+        """Folder that checkpoints are written to, on this node; "" when the daemon has none."""
+        return self._session().storage_root
+
+    # --- saving ----------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        step: int,
+        writers: int | None = None,
+        strict: bool = False,
+        *,
+        notes: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Step:
+        """This writer's part of one step, to be used with `with`:
+
+            with c.step(n) as s:
+                s.save(model.state_dict(), "model.pt")
+            if not s.ok: …
+
+        A clean exit seals what was saved and commits it; an exception discards it. The checkpoint is
+        complete when all writers have committed; a writer with nothing to save enters and leaves.
+
+        Args:
+          step: 0 … 2^63-1. Entering it again saves it again: the new content replaces the old once it is
+              complete.
+          writers: 1 says that this rank saves this step alone, as writer 0 of 1.
+          strict: raise also when the save fails for want of room, daemon or time.
+          notes: strings to keep in the manifest.
+          timeout: seconds for each call of this step; the connection's when None.
+
+        Raises (here, from `save`, or on leaving the `with`):
+          ValueError, FileExistsError, PermissionError: the caller's own mistake.
+          cairn.Superseded: a newer attempt of this job has begun.
+          Everything else only with `strict`: otherwise the first failure of a kind warns, each is counted
+          in `failures`, and `s.ok` is False, so that training goes on and ranks do not part.
+        """
+        number = _step_number(step)
+        if writers is not None and writers != 1 and writers != self.world_size:
+            raise InvalidArgument(
+                f"writers: {writers} is neither 1 nor the world size {self.world_size}"
+            )
+        return Step(self, number, writers, strict, dict(notes or {}), timeout or 0.0)
+
+    def _count_failure(self, step: int, error: Error) -> None:
+        kind = type(error).__name__
+        self.failures[kind] = self.failures.get(kind, 0) + 1
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(
+                f"step {step} of job {self.job} was not saved: {kind}: {error} (later failures of this "
+                "kind are only counted, in the connection's `failures`)",
+                CairnWarning,
+                stacklevel=4,
+            )
+
+    def save_alone(self, obj: Any, path: paths.CairnPath, arguments: Mapping[str, Any]) -> None:
+        """One object, one call, one commit: writer 0 of 1."""
+        self._refuse_other_names(path)
+        payload = encode(obj, arguments)
+        writer = self._writing_session().begin_step(path.step, 1, 0.0)
+        try:
+            payload.write_to(writer, path.name)
+            writer.commit({})
+        finally:
+            writer.drop()
+
+    def _refuse_other_names(self, path: paths.CairnPath) -> None:
+        session = self._session()
+        try:
+            found = session.stat(path.job, path.step, 0, -1)
+        except NotFound:
+            return
+        if not found["facts"]["complete"]:
+            return
+        if found["world_size"] != 1:
+            raise FailedPrecondition(
+                f"step {path.step} of job {path.job} was saved by {found['world_size']} writers; "
+                "cairn.save writes as one: save with step()"
+            )
+        others = [o["name"] for o in session.list(f"{path.job}/{path.step}")["objects"]]
+        others = sorted(name for name in others if name != path.name)
+        if others:
+            shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
+            raise FailedPrecondition(
+                f"step {path.step} of job {path.job} already holds {shown}, which a cairn.save of "
+                f"{path.name} alone would replace; save the names of one step together with step()"
+            )
+
+    # --- loading ---------------------------------------------------------------------------------------
+
+    def load(
+        self,
+        path: str,
+        map_location: Any = None,
+        pickle_module: Any = None,
+        *,
+        weights_only: bool | None = None,
+        mmap: bool | None = None,
+        **pickle_load_args: Any,
+    ) -> Any:
+        """What was saved at `path` ("STEP/NAME" or "cairn://JOB/STEP/NAME"), as `cairn.load` gives it."""
+        parsed = paths.recognize(path, self.job)
+        if parsed is None:
+            raise InvalidArgument(
+                f"path: {path!r} is neither STEP/NAME nor {paths.SCHEME}JOB/STEP/NAME"
+            )
+        return self._load(parsed, map_location, pickle_module, weights_only, mmap, pickle_load_args)
+
+    def _load(
+        self,
+        path: paths.CairnPath,
+        map_location: Any,
+        pickle_module: Any,
+        weights_only: bool | None,
+        mmap: bool | None,
+        pickle_load_args: dict[str, Any],
+    ) -> Any:
+        if mmap is None:
+            mmap = torch_format.default_mmap()
+        mode = "map" if mmap else "read"
+        handle = self._session().open(path.job, path.step, path.name, mode, 0.0)
+        try:
+            kind = handle.info()["kind"]
+            if kind == "raw":
+                return memoryview(handle.map()) if mmap else handle.read_bytes()
+            if kind not in ("torch", "numpy"):
+                raise Error(
+                    f"{path.name} is of kind {kind}, which cairn.load does not read; open it by file()"
+                )
+            region = handle.map() if mmap else handle.read()
+        finally:
+            handle.close()  # a mapping keeps the lease by itself
+        if kind == "numpy":
+            return numpy_format.decode(region)
+        return torch_format.decode(
+            region,
+            map_location,
+            pickle_module,
+            weights_only,
+            own_memory_bytes=0 if mmap else torch_format.OWN_MEMORY_BYTES,
+            **pickle_load_args,
+        )
+
+    @contextlib.contextmanager
+    def file(self, path: str) -> Iterator[str]:
+        """A path that any program of this process opens for reading, exactly the saved file, for as long
+        as the `with` lasts:
+
+            with c.file("12/model.pt") as p:
+                state = torch.load(p, mmap=True, weights_only=True)
+
+        What was mapped from it stays mapped afterwards.
+        """
+        parsed = paths.parse(path, self.job)
+        handle = self._session().open(parsed.job, parsed.step, parsed.name, "file", 0.0)
+        try:
+            yield handle.path()
+        finally:
+            handle.close()
+
+    # --- finding ---------------------------------------------------------------------------------------
+
+    def latest(self, job: str | None = None) -> info.Latest:
+        """The highest complete step on the line of `job` (this connection's).
+
+        Ranks that must act on the same answer ask once: `cairn.distributed.agree(c.latest)`.
+
+        Raises:
+          cairn.NotFound: nothing is complete.
+          cairn.Unavailable: it cannot be told truly now.
+        """
+        return info.Latest(**self._session().latest(self.job if job is None else job))
+
+    def resume(self, step: int | None) -> info.Latest | None:
+        """Says where this attempt goes on from, before it saves anything: a complete step, or None for
+        from nothing. What the line before holds above that step is abandoned once this attempt has a
+        complete step. Without this call an attempt goes on from the highest complete step below the first
+        it saves. Returns that checkpoint.
+
+        Raises:
+          cairn.NotFound: that step is not complete on the line.
+          cairn.FailedPrecondition: this attempt has saved something.
+        """
+        number = _native.NO_STEP if step is None else _step_number(step)
+        answer = self._writing_session().resume(number)
+        return None if answer["step"] == _native.NO_STEP else info.Latest(**answer)
+
+    def stat(
+        self,
+        step: int | None = None,
+        name: str | None = None,
+        *,
+        attempt: int = 0,
+        revision: int = -1,
+    ) -> Any:
+        """One checkpoint of this job (`CheckpointInfo`), or with `name` one object in it (`ObjectInfo`,
+        with its checksums). step None: the latest; attempt and revision: the line's.
+
+        Raises:
+          cairn.NotFound: there is none.
+        """
+        number = _native.NO_STEP if step is None else _step_number(step)
+        session = self._session()
+        if name is None:
+            return info.checkpoint_info(session.stat(self.job, number, attempt, revision))
+        return info.object_info(session.stat_object(self.job, number, attempt, revision, name))
+
+    def ls(self, path: str | None = None) -> info.Listing:
+        """What there is: "" lists jobs, "JOB" its checkpoints, "JOB/STEP" that checkpoint's objects; None
+        this job's checkpoints."""
+        return info.listing(self._session().list(self.job if path is None else path))
+
+    def status(self) -> dict[str, Any]:
+        """The node's status: budget, sessions, quarantine, jobs, counters. Field names are those of
+        NodeStatus in proto/cairn.thrift; bytes and milliseconds as the names say."""
+        answer: dict[str, Any] = json.loads(self._session().status_json())
+        return answer
+
+    # --- waiting, and what is done with checkpoints ----------------------------------------------------
+
+    def wait(
+        self, step: int | None = None, level: str = "PERSISTED", timeout: float | None = None
+    ) -> info.CheckpointInfo:
+        """Blocks until the checkpoint (None: the latest) is "CACHED", "REPLICATED" or "PERSISTED".
+
+        Args:
+          timeout: seconds; the connection's when None.
+
+        Raises:
+          cairn.Timeout: not by then.
+          cairn.FailedPrecondition: the job's policy can never bring it there; at once.
+        """
+        number = _native.NO_STEP if step is None else _step_number(step)
+        level = level.upper()
+        return self._in_slices(
+            timeout, lambda session, slice_s: session.wait(self.job, number, level, slice_s)
+        )
+
+    def wait_after(self, step: int, timeout: float | None = None) -> info.CheckpointInfo:
+        """Blocks until there is a complete step greater than `step` (-1: any), and returns the first.
+
+        Raises:
+          cairn.Timeout: not within `timeout` seconds (the connection's when None).
+        """
+        number = step if step == _native.NO_STEP else _step_number(step)
+        return self._in_slices(
+            timeout, lambda session, slice_s: session.wait_after(number, slice_s)
+        )
+
+    def _in_slices(self, timeout: float | None, ask: Any) -> info.CheckpointInfo:
+        limit = self._options.timeout if timeout is None else timeout
+        if math.isnan(limit) or limit < 0:
+            raise InvalidArgument(f"timeout: {limit} is below 0")
+        deadline = time.monotonic() + limit
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                return info.checkpoint_info(ask(self._session(), min(left, _WAIT_SLICE_S)))
+            except Timeout:
+                if time.monotonic() >= deadline:
+                    raise
+
+    def persist(self, step: int | None = None) -> None:
+        """Asks for storage, whatever the policy; returns at once. `wait(step)` waits for it."""
+        self._session().persist(self.job, _native.NO_STEP if step is None else _step_number(step))
+
+    def remove(self, step: int, *, memory_only: bool = False, force: bool = False) -> None:
+        """Removes a step, from memory and from storage; with `memory_only` only from memory.
+
+        Raises:
+          cairn.FailedPrecondition: it is the last copy, and not `force`.
+        """
+        self._session().remove(self.job, _step_number(step), memory_only, force)
+
+    def pin(self, step: int, pinned: bool = True) -> None:
+        """Keeps a step in memory and in storage until it is unpinned."""
+        self._session().pin(self.job, _step_number(step), pinned)
+
+    def set_policy(self, policy: info.JobPolicy) -> None:
+        """Replaces the job's policy; the owner's to do."""
+        self._session().set_policy(dataclasses.asdict(policy))

@@ -1,0 +1,56 @@
+"""One answer for all ranks of a torch.distributed group."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from cairn import errors
+
+T = TypeVar("T")
+
+
+def group_size() -> int:
+    """Ranks of the initialized default group; 0 when there is none. Never imports torch."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return 0
+    return cast(int, dist.get_world_size())
+
+
+def group_rank() -> int:
+    """This process's rank in the default group, which must be initialized."""
+    return cast(int, sys.modules["torch.distributed"].get_rank())
+
+
+def agree(ask: Callable[[], T]) -> T:
+    """What `ask()` returns on rank 0, on every rank; its error on every rank too. A collective: every rank
+    of the default group calls it. Without a group it is just `ask()`.
+
+        latest = cairn.distributed.agree(c.latest)
+
+    Ranks that each ask for the latest step may hear different answers while a step completes; then they
+    would load different weights.
+    """
+    if group_size() <= 1:
+        return ask()
+    dist = sys.modules["torch.distributed"]
+    box: list[Any] = [None]
+    failure: Exception | None = None
+    if dist.get_rank() == 0:
+        try:
+            box = [(0, ask())]
+        except errors.Error as error:
+            failure = error
+            box = [(error.code, str(error))]
+        except Exception as error:
+            failure = error
+            box = [(errors.UNKNOWN, f"{type(error).__name__}: {error}")]
+    dist.broadcast_object_list(box, src=0)
+    code, answer = box[0]
+    if failure is not None:
+        raise failure
+    if code != 0:
+        raise errors.from_status(code, f"rank 0: {answer}")
+    return cast(T, answer)

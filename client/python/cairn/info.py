@@ -1,0 +1,115 @@
+"""What Cairn answers: plain values, one class per question. Times are seconds since the epoch, lengths and
+sizes are bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+__all__ = ["CheckpointInfo", "Facts", "JobPolicy", "Latest", "Listing", "ObjectInfo"]
+
+
+@dataclasses.dataclass(frozen=True)
+class JobPolicy:
+    """What a job wants done with its checkpoints.
+
+    mode: "newest" writes the newest complete step to storage and skips those superseded before their turn;
+        "every" writes steps with step % every == 0; "on-demand" writes what `persist` asks for.
+    keep_last, keep_every: which files stay: the newest `keep_last` complete steps and those with
+        step % keep_every == 0; keep_last 0 keeps all.
+    """
+
+    mode: Literal["newest", "every", "on-demand"] = "newest"
+    every: int = 1
+    keep_last: int = 0
+    keep_every: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Of a checkpoint: the least of its objects' and manifests' facts."""
+
+    complete: bool
+    resident: bool
+    persisted: bool
+    broken: bool
+    in_conflict: bool
+    abandoned: bool
+    pinned: bool
+    replicas: int
+    replicas_asked: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Latest:
+    """The highest complete step on the job's line. `source`: where its bytes are, "memory", "peer" or
+    "storage"; `as_of`: when that was known to be so."""
+
+    job: str
+    step: int
+    attempt: int
+    revision: int
+    world_size: int
+    digest: str
+    source: str
+    as_of: float
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointInfo:
+    """One checkpoint. `why` says in words what is wrong with it, if something is."""
+
+    job: str
+    step: int
+    attempt: int
+    revision: int
+    world_size: int
+    missing_writers: list[int]
+    bytes: int
+    objects: int
+    facts: Facts
+    level: str
+    created: float
+    why: str
+    on_line: bool
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectInfo:
+    """One object. `block_crcs`: CRC32C per 4 MiB block, only from `stat`; `verified`: when its bytes were
+    last checked, 0 for not since they were sealed."""
+
+    name: str
+    writer: int
+    kind: str
+    length: int
+    level: str
+    block_crcs: list[int]
+    verified: float
+    facts: Facts
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """Jobs, or one job's checkpoints, or one checkpoint's objects."""
+
+    jobs: list[str]
+    checkpoints: list[CheckpointInfo]
+    objects: list[ObjectInfo]
+
+
+def checkpoint_info(answer: dict[str, Any]) -> CheckpointInfo:
+    return CheckpointInfo(**{**answer, "facts": Facts(**answer["facts"])})
+
+
+def object_info(answer: dict[str, Any]) -> ObjectInfo:
+    return ObjectInfo(**{**answer, "facts": Facts(**answer["facts"])})
+
+
+def listing(answer: dict[str, Any]) -> Listing:
+    return Listing(
+        jobs=list(answer["jobs"]),
+        checkpoints=[checkpoint_info(item) for item in answer["checkpoints"]],
+        objects=[object_info(item) for item in answer["objects"]],
+    )

@@ -1,0 +1,149 @@
+"""One writer's part of one step: what is sealed and committed together."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from cairn import numpy_format, paths, torch_format
+from cairn.errors import Error, FailedPrecondition, is_callers_own
+from cairn.payload import Payload
+
+if TYPE_CHECKING:
+    from cairn import _native
+    from cairn.connection import Connection
+
+
+def encode(obj: Any, arguments: Mapping[str, Any]) -> Payload:
+    """numpy arrays and bytes as they are, everything else as torch.save would."""
+    payload = numpy_format.encode(obj)
+    return payload if payload is not None else torch_format.encode(obj, **arguments)
+
+
+class Step:
+    """One writer's part of one step; `Connection.step` says how it is used. One thread at a time.
+
+    Attributes:
+      ok: so far nothing was lost; after the `with`: this part is committed.
+      error: why not, if not.
+      complete: after the `with`, that all writers of the step had committed by then.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        step: int,
+        writers: int | None,
+        strict: bool,
+        notes: dict[str, str],
+        timeout: float,
+    ) -> None:
+        self._connection = connection
+        self._step = step
+        self._writers = writers
+        self._strict = strict
+        self._notes = notes
+        self._timeout = timeout
+        self._writer: _native.Step | None = None
+        self._entered = False
+        self.ok = False
+        self.error: Error | None = None
+        self.complete = False
+        self.digest = ""
+
+    @property
+    def step(self) -> int:
+        return self._step
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes copied so far."""
+        return 0 if self._writer is None else self._writer.bytes_written
+
+    def __enter__(self) -> Step:
+        if self._entered:
+            raise FailedPrecondition("a step object is entered once; call step() again")
+        self._entered = True
+        self.ok = True
+        try:
+            session = self._connection._writing_session()
+            self._writer = session.begin_step(self._step, self._writers, self._timeout)
+        except Error as error:
+            self._failed(error)
+        return self
+
+    def save(
+        self,
+        obj: Any,
+        name: str,
+        pickle_module: Any = pickle,
+        pickle_protocol: int = torch_format.DEFAULT_PROTOCOL,
+        _use_new_zipfile_serialization: bool = True,
+        _disable_byteorder_record: bool = False,
+    ) -> None:
+        """Saves one object under `name`: a numpy array as .npy, bytes as they are, anything else exactly
+        as torch.save would write it (its arguments are torch.save's). When it returns, the bytes have
+        been copied and `obj` may change.
+
+        Once something failed softly (see `Connection.step`) the rest of the step is not copied.
+
+        Raises:
+          ValueError: a name that is none, or that this step has already.
+          Whatever torch.save raises for this object.
+        """
+        if not self._entered:
+            raise FailedPrecondition("save() outside the `with` of its step")
+        paths.check_name(name)
+        if self._writer is None:
+            if self.error is None:
+                raise FailedPrecondition("save() after the `with` of its step has ended")
+            return
+        payload = encode(
+            obj,
+            {
+                "pickle_module": pickle_module,
+                "pickle_protocol": pickle_protocol,
+                "_use_new_zipfile_serialization": _use_new_zipfile_serialization,
+                "_disable_byteorder_record": _disable_byteorder_record,
+            },
+        )
+        try:
+            payload.write_to(self._writer, name)
+        except Error as error:
+            self._failed(error)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        _exception: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        writer, self._writer = self._writer, None
+        if kind is not None:
+            self.ok = False
+            if writer is not None:
+                with contextlib.suppress(Error):
+                    writer.abort()
+            return
+        if writer is None:
+            return  # failed softly before
+        try:
+            self.digest, self.complete = writer.commit(self._notes)
+        except Error as error:
+            self._failed(error)
+
+    def _failed(self, error: Error) -> None:
+        """Drops the step; raises where step() promises to, counts and warns elsewhere."""
+        self.ok = False
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.drop()
+        if self._strict or is_callers_own(error):
+            self.error = error
+            raise error
+        # Its traceback would keep what was being saved.
+        self.error = error.with_traceback(None)
+        self._connection._count_failure(self._step, error)

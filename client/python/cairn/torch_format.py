@@ -1,0 +1,347 @@
+"""torch.save's format, written and read without the copies torch makes.
+
+Pickling and unpickling are stock torch's own `_save` and `_load`, given objects that look like its zip
+writer and reader: so aliasing, views, subclasses, sparse and quantized tensors, whole modules and custom
+pickle modules mean what they always mean. Only where bytes come from and go to is ours: a save notes where
+each storage lies and the copy engine moves it straight into the slab; a load makes each storage a view of
+one buffer that was filled in parallel. Where the torch at hand does not fit (a signature that changed, a
+record that cannot be deferred), stock torch.save and torch.load do the work with the same result.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import io
+import os
+import pickle
+import sys
+import threading
+import zipfile
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cairn.errors import Corrupt
+from cairn.payload import Payload, RegionFile, Where
+
+if TYPE_CHECKING:
+    from cairn import _native
+
+ARCHIVE = "archive"  # the folder in the zip; torch takes any, and uses this for buffers
+ALIGNMENT = "64"  # of records, in bytes; what our zip layout guarantees
+DEFAULT_PROTOCOL = 2
+
+# A storage of at most this many bytes gets memory of its own when loaded, so that a step counter that
+# outlives the rest does not keep the whole buffer.
+OWN_MEMORY_BYTES = 64 << 10
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            "cairn saves and loads this kind of object in torch's format, and torch is not installed; "
+            "bytes and numpy arrays need none"
+        ) from error
+    return torch
+
+
+class _Unfit(Exception):
+    """This object, or this torch, is one for stock torch.save."""
+
+
+# --- saving ------------------------------------------------------------------------------------------
+
+
+class _TailRecords(NamedTuple):
+    """Records that torch's zip writer adds by itself when it closes an archive."""
+
+    version: bytes
+    serialization_id: bool
+
+
+@functools.lru_cache(maxsize=1)
+def _tail_records() -> _TailRecords:
+    # Asked of the torch at hand, so that what we write always passes for what it writes.
+    buffer = io.BytesIO()
+    _torch().save({}, buffer)
+    with zipfile.ZipFile(buffer) as archive:
+        folder = archive.namelist()[0].split("/")[0]
+        return _TailRecords(
+            archive.read(f"{folder}/version"),
+            f"{folder}/.data/serialization_id" in archive.namelist(),
+        )
+
+
+class _Collector:
+    """Looks like torch's zip writer; notes records instead of writing them."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[str, Where, int]] = []
+        self.keep: list[Any] = []
+        self.addresses_only = False
+
+    def write_record(self, name: str, data: Any, size: int) -> None:
+        if name == ".format_version":
+            # It promises the record spacing of torch's own writer, from which torch computes offsets
+            # instead of reading them. Ours is spaced differently; without the record, torch reads them.
+            return
+        if name == ".storage_alignment" and data != ALIGNMENT:
+            raise _Unfit(f"records aligned to {data} bytes")
+        where: Where
+        if isinstance(data, str):
+            where = data.encode()
+            size = len(where)
+        elif isinstance(data, (bytes, bytearray)):
+            where = bytes(data)
+            if size != len(where):
+                raise _Unfit(f"a record of {size} bytes, given {len(where)}")
+        elif isinstance(data, int):
+            # Before 2.3 torch hands over only the address of what its frame keeps alive.
+            where = data
+            self.addresses_only = True
+        else:
+            if data.device.type != "cpu" or data.nbytes() < size:
+                raise _Unfit(f"a storage on {data.device}")
+            where = data.data_ptr() if size else 0
+            self.keep.append(data)
+        self.records.append((f"{ARCHIVE}/{name}", where, size))
+
+
+# The picklers of the save that this thread is in.
+_saving = threading.local()
+
+
+@functools.lru_cache(maxsize=16)
+def _keeping(pickle_module: Any) -> Any:
+    """`pickle_module` with a Pickler that stays in `_saving.picklers`, and with it everything it has
+    pickled: the storages of tensors that some __reduce__ made only for the occasion are copied later.
+
+    One class per module, which knows no save: a class of its own for each save would be a reference cycle
+    that holds the tensors until the garbage collector comes.
+    """
+
+    class Pickler(pickle_module.Pickler):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            _saving.picklers.append(self)
+
+    kept = ModuleType(getattr(pickle_module, "__name__", "pickle"))
+    kept.__dict__.update(getattr(pickle_module, "__dict__", {}))
+    kept.Pickler = Pickler  # type: ignore[attr-defined]
+    return kept
+
+
+def _check_addresses(pickler: Any) -> None:
+    """Where torch handed over addresses, all must be of storages that the pickler's closure holds: a copy
+    that torch made of another device's storage is gone by now."""
+    held = inspect.getclosurevars(pickler.persistent_id).nonlocals.get("serialized_storages")
+    if held is None or any(storage.device.type != "cpu" for storage in held.values()):
+        raise _Unfit("storages that are not held")
+
+
+def _serialization_id(records: list[tuple[str, Where, int]]) -> bytes:
+    """40 digits, as torch writes them: of what was pickled and of how many bytes each record has. Equal
+    content is equal bytes; what the tensors hold is not read here."""
+    digest = hashlib.sha256()
+    for name, where, size in records:
+        digest.update(f"{name}\0{size}\0".encode())
+        if not isinstance(where, int):
+            digest.update(where)
+    return b"%040d" % (int.from_bytes(digest.digest()[:16], "little") % 10**40)
+
+
+def _collect(
+    torch: Any, obj: Any, pickle_module: Any, pickle_protocol: int, disable_byteorder: bool
+) -> Payload:
+    save = torch.serialization._save
+    collector = _Collector()
+    arguments = [obj, collector, _keeping(pickle_module), pickle_protocol]
+    if len(inspect.signature(save).parameters) > len(arguments):
+        arguments.append(disable_byteorder)
+    outer = getattr(_saving, "picklers", None)  # a __reduce__ may itself save something
+    picklers: list[Any] = []
+    _saving.picklers = picklers
+    try:
+        save(*arguments)
+    finally:
+        _saving.picklers = outer
+    if collector.addresses_only:
+        _check_addresses(picklers[-1])
+    records = collector.records
+    tail = _tail_records()
+    records.append((f"{ARCHIVE}/version", tail.version, len(tail.version)))
+    if tail.serialization_id:
+        identity = _serialization_id(records)
+        records.append((f"{ARCHIVE}/.data/serialization_id", identity, len(identity)))
+    return Payload("torch", records=records, keep=(collector.keep, picklers))
+
+
+def encode(
+    obj: Any,
+    pickle_module: Any = pickle,
+    pickle_protocol: int = DEFAULT_PROTOCOL,
+    _use_new_zipfile_serialization: bool = True,
+    _disable_byteorder_record: bool = False,
+) -> Payload:
+    """What torch.save would write, as records that point at the storages' own memory.
+
+    Arguments are torch.save's. The storages must not change before the payload is written.
+
+    Raises:
+      whatever torch.save raises for this object; ImportError without torch.
+    """
+    torch = _torch()
+    check_dill = getattr(torch.serialization, "_check_dill_version", None)
+    if check_dill is not None:
+        check_dill(pickle_module)
+    if _use_new_zipfile_serialization:
+        try:
+            return _collect(torch, obj, pickle_module, pickle_protocol, _disable_byteorder_record)
+        except (_Unfit, AttributeError, TypeError):
+            pass  # torch.save below succeeds, or raises what it always raises
+    arguments: dict[str, Any] = {"_use_new_zipfile_serialization": _use_new_zipfile_serialization}
+    if "_disable_byteorder_record" in inspect.signature(torch.save).parameters:
+        arguments["_disable_byteorder_record"] = _disable_byteorder_record
+    buffer = io.BytesIO()
+    torch.save(obj, buffer, pickle_module, pickle_protocol, **arguments)
+    view = buffer.getbuffer()
+    return Payload("torch", sources=[(view, view.nbytes)], keep=buffer)
+
+
+# --- loading -----------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Looks like torch's zip reader, over an archive in memory."""
+
+    def __init__(self, torch: Any, region: _native.Region, own_memory_bytes: int) -> None:
+        from cairn import _native as native
+
+        self._torch = torch
+        self._region = region
+        self._view = memoryview(region)
+        self._own_memory_bytes = own_memory_bytes
+        entries = native.zip_directory(region)
+        if not entries:
+            raise Corrupt("an archive without records")
+        self._folder = entries[0][0].split("/")[0] + "/"
+        self._records = {name: (offset, length) for name, offset, length in entries}
+
+    def has_record(self, name: str) -> bool:
+        return self._folder + name in self._records
+
+    def get_all_records(self) -> list[str]:
+        return [name[len(self._folder) :] for name in self._records]
+
+    def get_record(self, name: str) -> bytes:
+        offset, length = self._records[self._folder + name]
+        return bytes(self._view[offset : offset + length])
+
+    def get_record_offset(self, name: str) -> int:
+        return self._records[self._folder + name][0]
+
+    def get_record_header_offset(self, name: str) -> int:
+        # Only a starting point for offsets that get_record_offset_no_read then looks up.
+        return self.get_record_offset(name)
+
+    def get_record_offset_no_read(self, _start: int, name: str, _size: int, _align: int) -> int:
+        return self.get_record_offset(name)
+
+    def get_storage_from_record(self, name: str, nbytes: int, _dtype: Any) -> Any:
+        offset, length = self._records[self._folder + name]
+        if nbytes > length:
+            raise Corrupt(f"{name} has {length} bytes, its tensor wants {nbytes}")
+        if nbytes == 0:  # which frombuffer refuses
+            return self._torch.empty(0, dtype=self._torch.uint8)
+        tensor = self._torch.frombuffer(
+            self._region, dtype=self._torch.uint8, count=nbytes, offset=offset
+        )
+        return tensor.clone() if nbytes <= self._own_memory_bytes else tensor
+
+    def serialization_id(self) -> str:
+        name = ".data/serialization_id"
+        return self.get_record(name).decode() if self.has_record(name) else ""
+
+
+def _is_true(variable: str) -> bool:
+    return os.environ.get(variable, "0").lower() in ("1", "y", "yes", "true")
+
+
+def _unpickler(torch: Any, pickle_module: Any, weights_only: bool | None, extra: bool) -> Any:
+    """The module torch.load would unpickle with; None where it would refuse or warn, which is then left
+    to it."""
+    if _is_true("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"):
+        return None
+    if _is_true("TORCH_FORCE_WEIGHTS_ONLY_LOAD"):
+        weights_only = True
+    if weights_only is None:
+        default = getattr(torch.serialization, "_default_to_weights_only", None)
+        weights_only = default(pickle_module) if default is not None else False
+    if not weights_only:
+        return pickle if pickle_module is None else pickle_module
+    if pickle_module is not None or extra:
+        return None
+    return torch.serialization._weights_only_unpickler
+
+
+def default_mmap() -> bool:
+    """What torch.load's mmap=None means: torch.utils.serialization.config says, where there is one."""
+    config = sys.modules.get("torch.utils.serialization.config")
+    return config is not None and bool(config.load.mmap)
+
+
+def _stock_load(torch: Any, region: _native.Region, **arguments: Any) -> Any:
+    if arguments["weights_only"] is None:
+        # Not every version's torch.load takes None for its own default.
+        del arguments["weights_only"]
+    return torch.load(io.BufferedReader(RegionFile(region)), **arguments)
+
+
+def decode(
+    region: _native.Region,
+    map_location: Any = None,
+    pickle_module: Any = None,
+    weights_only: bool | None = None,
+    own_memory_bytes: int = OWN_MEMORY_BYTES,
+    **pickle_load_args: Any,
+) -> Any:
+    """What torch.load would return for the file that `region` holds. Arguments are torch.load's; its
+    default for `weights_only` is that of the torch at hand. CPU storages are views of the region, which
+    lives as long as one of them, except those of at most `own_memory_bytes`.
+
+    Raises:
+      whatever torch.load raises for this file; ImportError without torch.
+    """
+    torch = _torch()
+    stock = {
+        "map_location": map_location,
+        "pickle_module": pickle_module,
+        "weights_only": weights_only,
+        **pickle_load_args,
+    }
+    unpickler = _unpickler(torch, pickle_module, weights_only, bool(pickle_load_args))
+    if unpickler is None:
+        return _stock_load(torch, region, **stock)
+    check_dill = getattr(torch.serialization, "_check_dill_version", None)
+    if check_dill is not None:
+        check_dill(unpickler)
+    try:
+        reader = _Reader(torch, region, own_memory_bytes)
+    except Corrupt:
+        # Not a zip archive of stored records: the format of before 1.6, or somebody's own.
+        return _stock_load(torch, region, **stock)
+    if not reader.has_record("constants.pkl"):  # else a TorchScript archive
+        try:
+            return torch.serialization._load(
+                reader, map_location, unpickler, **{"encoding": "utf-8", **pickle_load_args}
+            )
+        except (MemoryError, Corrupt):
+            raise
+        except Exception:
+            # Another torch than we know, or a file it refuses: torch.load does it, or says why not in
+            # the words of the version at hand.
+            pass
+    return _stock_load(torch, region, **stock)

@@ -1,0 +1,93 @@
+// The words every part of Cairn uses to name things (docs/architecture.md, "Words").
+//
+// All keys compare as bytes. Validation lives here, once; every edge (RPC handler, client library,
+// command line) calls it and nothing below an edge checks again.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "common/status.h"
+
+namespace cairn {
+
+using Step = int64_t;        // 0 … 2^63-1: an iteration, or a weight version
+using Attempt = int64_t;     // > 0; greater is newer
+using Revision = int32_t;    // >= 0
+using Writer = int32_t;      // 0 … world_size-1
+using SlabId = uint64_t;     // unique per node for the life of the keeper; never reused
+using LeaseId = uint64_t;    // likewise; the byte its OFD lock stands at
+using SessionId = uint64_t;  // likewise
+
+inline constexpr Step kNoStep = -1;
+inline constexpr int32_t kMaxWorldSize = 1 << 20;
+inline constexpr size_t kMaxJobBytes = 128;
+inline constexpr size_t kMaxNameBytes = 512;
+inline constexpr size_t kMaxComponentBytes = 200;
+inline constexpr uint64_t kMaxObjectBytes = uint64_t{1}
+                                            << 48;  // 256 TiB; what a mapping can address
+inline constexpr uint32_t kBlockBytes = 4u << 20;   // unit of checksums
+inline constexpr uint64_t kPageBytes = 4096;
+
+// One generation of a step. Complete when the manifests of all its writers exist.
+struct CheckpointKey {
+  std::string job;
+  Step step = 0;
+  Attempt attempt = 0;
+  Revision revision = 0;
+
+  auto Tie() const { return std::tie(job, step, attempt, revision); }
+  bool operator==(const CheckpointKey& o) const { return Tie() == o.Tie(); }
+  bool operator<(const CheckpointKey& o) const { return Tie() < o.Tie(); }
+  std::string DebugString() const;  // "job/step attempt=A revision=R"
+  template <typename H>
+  friend H AbslHashValue(H h, const CheckpointKey& k) {
+    return H::combine(std::move(h), k.job, k.step, k.attempt, k.revision);
+  }
+};
+
+// One writer's part of a checkpoint: what one manifest describes.
+struct PartKey {
+  CheckpointKey checkpoint;
+  Writer writer = 0;
+
+  auto Tie() const { return std::tie(checkpoint, writer); }
+  bool operator==(const PartKey& o) const { return Tie() == o.Tie(); }
+  bool operator<(const PartKey& o) const { return Tie() < o.Tie(); }
+  std::string DebugString() const;
+  template <typename H>
+  friend H AbslHashValue(H h, const PartKey& k) {
+    return H::combine(std::move(h), k.checkpoint, k.writer);
+  }
+};
+
+// What a job may be called: [A-Za-z0-9][A-Za-z0-9._-]{0,127}.
+Status ValidateJob(absl::string_view job);
+Status ValidateStep(Step step);
+Status ValidateAttempt(Attempt attempt);
+Status ValidateWorld(Writer writer, int32_t world_size);
+Status ValidateObjectLength(
+    int64_t length);  // wire lengths are signed; rejects negatives and > max
+
+// 1–512 bytes of UTF-8 (well-formed, shortest form), components of 1–200 bytes joined by '/'; no
+// "." or
+// ".." component, no control characters (U+0000–U+001F, U+007F), no component that begins ".cairn".
+Status ValidateObjectName(absl::string_view name);
+
+// True when one of the two is a directory of the other: "a" and "a/b".
+bool NamesCollide(absl::string_view a, absl::string_view b);
+
+// A cairn path: cairn://JOB/STEP/NAME, STEP a number or "latest"; or STEP/NAME once connected.
+struct CairnPath {
+  std::string job;  // the default job for STEP/NAME
+  bool latest = false;
+  Step step = kNoStep;
+  std::string name;  // may be empty when the path names a step
+};
+// INVALID_ARGUMENT names what is wrong. `default_job` fills STEP/NAME; empty refuses that form.
+StatusOr<CairnPath> ParseCairnPath(absl::string_view path, absl::string_view default_job);
+
+}  // namespace cairn

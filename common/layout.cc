@@ -1,0 +1,348 @@
+#include "common/layout.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "common/fd.h"
+
+namespace cairn {
+namespace {
+
+constexpr char kManifestSuffix[] = ".manifest";
+constexpr uint64_t kMaxTombstoneBytes = 64;
+
+std::string CheckpointName(const CheckpointKey& checkpoint) {
+  return absl::StrCat(checkpoint.step, ".", checkpoint.attempt, ".", checkpoint.revision);
+}
+
+// A number exactly as StrCat writes it: no sign, no leading zeros.
+template <typename Number>
+bool ParseCanonical(absl::string_view text, Number* number) {
+  return absl::SimpleAtoi(text, number) && *number >= 0 && absl::StrCat(*number) == text;
+}
+
+std::string Join(absl::string_view directory, absl::string_view name) {
+  return absl::StrCat(directory, "/", name);
+}
+
+// What happens to names between listing and opening them is no error of the scan's.
+bool Vanished(const Status& status) { return absl::IsNotFound(status); }
+
+class JobScan {
+ public:
+  JobScan(const std::string& root, const std::string& job) : path_(Join(root, job)), job_(job) {}
+
+  StatusOr<StoredJob> Run(int root) {
+    CAIRN_ASSIGN_OR_RETURN(directory_, OpenBeneath(root, job_, O_RDONLY | O_DIRECTORY));
+    // In the order a checkpoint moves in, so that one that moves meanwhile is seen at least once.
+    CAIRN_RETURN_IF_ERROR(ScanTombstones());
+    CAIRN_RETURN_IF_ERROR(ScanMeta("partial", /*published=*/false));
+    CAIRN_RETURN_IF_ERROR(ScanMeta("publish", /*published=*/true));
+    CAIRN_RETURN_IF_ERROR(ScanSteps());
+    Settle();
+    return std::move(found_);
+  }
+
+ private:
+  Status ScanTombstones() {
+    auto directory =
+        OpenBeneath(directory_.get(), Join(kMetaDirectory, "removed"), O_RDONLY | O_DIRECTORY);
+    if (Vanished(directory.status())) return absl::OkStatus();
+    CAIRN_RETURN_IF_ERROR(directory.status());
+    CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory->get()));
+    for (const std::string& name : names) {
+      const Step step = ParseStepDirectory(name);
+      if (step == kNoStep) continue;
+      const StatusOr<Attempt> attempt = ReadTombstone(directory_.get(), step);
+      if (attempt.ok()) {
+        if (*attempt > 0) found_.removed[step] = *attempt;
+      } else {
+        Problem(Join(path_, TombstoneFile(step)), attempt.status());
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  Status ScanMeta(absl::string_view which, bool published) {
+    const std::string inside = Join(kMetaDirectory, which);
+    auto parent = OpenBeneath(directory_.get(), inside, O_RDONLY | O_DIRECTORY);
+    if (Vanished(parent.status())) return absl::OkStatus();
+    CAIRN_RETURN_IF_ERROR(parent.status());
+    CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(parent->get()));
+    for (const std::string& name : names) {
+      CheckpointKey named;
+      if (!ParseCheckpointDirectory(name, &named)) continue;
+      named.job = job_;
+      auto stored = Look(parent->get(), name, Join(path_, Join(inside, name)));
+      if (!stored.has_value()) continue;
+      // A partial directory is only ever filled under its own name; publish/ may hold, under the
+      // name of what replaced it, an older checkpoint on its way to the trash.
+      if (!published && !(stored->key == named)) {
+        found_.problems.push_back(
+            absl::StrCat(stored->directory, ": holds manifests of ", stored->key.DebugString()));
+        continue;
+      }
+      stored->published = published;
+      Add(*std::move(stored));
+    }
+    return absl::OkStatus();
+  }
+
+  Status ScanSteps() {
+    CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory_.get()));
+    for (const std::string& name : names) {
+      const Step step = ParseStepDirectory(name);
+      if (step == kNoStep) continue;
+      auto stored = Look(directory_.get(), name, Join(path_, name));
+      if (!stored.has_value()) continue;
+      if (stored->key.step != step) {
+        found_.problems.push_back(
+            absl::StrCat(stored->directory, ": holds manifests of ", stored->key.DebugString()));
+        continue;
+      }
+      stored->published = true;
+      in_place_[step] = stored->key;
+      Add(*std::move(stored));
+    }
+    return absl::OkStatus();
+  }
+
+  std::optional<StoredCheckpoint> Look(int parent, const std::string& name,
+                                       const std::string& path) {
+    const auto directory = OpenBeneath(parent, name, O_RDONLY | O_DIRECTORY);
+    // ENOTDIR is a user's file with a number for a name.
+    if (!directory.ok()) {
+      if (absl::IsPermissionDenied(directory.status())) Problem(path, directory.status());
+      return std::nullopt;
+    }
+    auto stored = ReadStoredCheckpoint(directory->get(), path, &found_.problems);
+    if (!stored.ok()) {
+      if (!Vanished(stored.status())) Problem(path, stored.status());
+      return std::nullopt;
+    }
+    if (stored->key.job != job_) {
+      found_.problems.push_back(
+          absl::StrCat(path, ": holds manifests of ", stored->key.DebugString()));
+      return std::nullopt;
+    }
+    return *std::move(stored);
+  }
+
+  void Add(StoredCheckpoint stored) {
+    const auto removed = found_.removed.find(stored.key.step);
+    if (removed != found_.removed.end() && stored.key.attempt <= removed->second) return;
+    auto [at, is_new] = by_key_.try_emplace(stored.key, std::move(stored));
+    // Later sightings are further along: what was partial has been published meanwhile.
+    if (!is_new) at->second = std::move(stored);
+  }
+
+  void Settle() {
+    for (auto& [key, stored] : by_key_) {
+      const auto in_place = in_place_.find(key.step);
+      const bool aside =
+          stored.published && in_place != in_place_.end() && !(in_place->second == key);
+      // What stands aside and is older than what is in place has been replaced.
+      if (aside && std::tie(key.attempt, key.revision) <
+                       std::tie(in_place->second.attempt, in_place->second.revision)) {
+        continue;
+      }
+      if (!stored.conflict.empty()) {
+        found_.problems.push_back(
+            absl::StrCat(stored.directory, ": in conflict: ", stored.conflict));
+      }
+      found_.checkpoints.push_back(std::move(stored));
+    }
+  }
+
+  void Problem(const std::string& path, const Status& status) {
+    found_.problems.push_back(absl::StrCat(path, ": ", status.message()));
+  }
+
+  const std::string path_;
+  const std::string job_;
+  UniqueFd directory_;
+  StoredJob found_;
+  std::map<CheckpointKey, StoredCheckpoint> by_key_;
+  std::map<Step, CheckpointKey> in_place_;
+};
+
+// `access` is O_RDONLY to list it, O_PATH to go on from there, which takes no right to list.
+StatusOr<UniqueFd> OpenRoot(const std::string& root, int access) {
+  // The root is the operator's word: it alone may lead through symbolic links.
+  UniqueFd fd(::open(root.c_str(), access | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("storage root ", root));
+  return fd;
+}
+
+}  // namespace
+
+std::string StepDirectory(Step step) { return absl::StrCat(step); }
+
+std::string PartialDirectory(const CheckpointKey& checkpoint) {
+  return absl::StrCat(kMetaDirectory, "/partial/", CheckpointName(checkpoint));
+}
+
+std::string PublishDirectory(const CheckpointKey& checkpoint) {
+  return absl::StrCat(kMetaDirectory, "/publish/", CheckpointName(checkpoint));
+}
+
+std::string ManifestFile(Writer writer) {
+  return absl::StrCat(kMetaDirectory, "/", writer, kManifestSuffix);
+}
+
+std::string TrashName(const CheckpointKey& checkpoint, uint64_t n) {
+  return absl::StrCat(CheckpointName(checkpoint), ".", n);
+}
+
+std::string TombstoneFile(Step step) { return absl::StrCat(kMetaDirectory, "/removed/", step); }
+
+Step ParseStepDirectory(absl::string_view name) {
+  Step step = kNoStep;
+  return ParseCanonical(name, &step) ? step : kNoStep;
+}
+
+bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(name, '.');
+  uint64_t n = 0;
+  return (parts.size() == 3 || (parts.size() == 4 && ParseCanonical(parts[3], &n))) &&
+         ParseCanonical(parts[0], &checkpoint->step) &&
+         ParseCanonical(parts[1], &checkpoint->attempt) && checkpoint->attempt > 0 &&
+         ParseCanonical(parts[2], &checkpoint->revision);
+}
+
+std::string ManifestConflict(const std::vector<Manifest>& manifests) {
+  if (manifests.empty()) return "";
+  const Manifest& first = manifests.front();
+  absl::flat_hash_map<absl::string_view, Writer> owner_of;
+  for (const Manifest& manifest : manifests) {
+    if (!(manifest.Checkpoint() == first.Checkpoint())) {
+      return absl::StrCat("writer ", manifest.writer, " is of ",
+                          manifest.Checkpoint().DebugString(), ", writer ", first.writer, " of ",
+                          first.Checkpoint().DebugString());
+    }
+    if (manifest.world_size != first.world_size) {
+      return absl::StrCat("world_size is ", first.world_size, " for writer ", first.writer, " and ",
+                          manifest.world_size, " for writer ", manifest.writer);
+    }
+    for (const ObjectEntry& object : manifest.objects) {
+      const auto [at, is_new] = owner_of.try_emplace(object.name, manifest.writer);
+      if (!is_new) {
+        return absl::StrCat("name \"", absl::CHexEscape(object.name), "\" is of writers ",
+                            at->second, " and ", manifest.writer);
+      }
+    }
+  }
+  for (const auto& [name, writer] : owner_of) {
+    for (size_t slash = name.find('/'); slash != name.npos; slash = name.find('/', slash + 1)) {
+      const auto directory = owner_of.find(name.substr(0, slash));
+      if (directory != owner_of.end()) {
+        return absl::StrCat("name \"", absl::CHexEscape(directory->first), "\" of writer ",
+                            directory->second, " is a directory of \"", absl::CHexEscape(name),
+                            "\" of writer ", writer);
+      }
+    }
+  }
+  return "";
+}
+
+StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string& path,
+                                                std::vector<std::string>* problems) {
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd meta,
+                         OpenBeneath(directory, kMetaDirectory, O_RDONLY | O_DIRECTORY));
+  CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(meta.get()));
+  std::vector<std::pair<Writer, std::string>> files;
+  for (const std::string& name : names) {
+    absl::string_view number = name;
+    Writer writer = 0;
+    if (absl::ConsumeSuffix(&number, kManifestSuffix) && ParseCanonical(number, &writer)) {
+      files.emplace_back(writer, name);
+    }
+  }
+  std::sort(files.begin(), files.end());
+
+  StoredCheckpoint stored;
+  stored.directory = path;
+  bool vanished = files.empty();
+  for (const auto& [writer, name] : files) {
+    const auto problem = [&, &file = name](const Status& status) {
+      problems->push_back(
+          absl::StrCat(path, "/", kMetaDirectory, "/", file, ": ", status.message()));
+    };
+    const auto fd = OpenBeneath(meta.get(), name, O_RDONLY);
+    if (Vanished(fd.status())) {
+      vanished = true;
+      continue;
+    }
+    const StatusOr<std::string> bytes =
+        fd.ok() ? ReadRegularFile(fd->get(), kMaxManifestBytes) : fd.status();
+    if (!bytes.ok()) {
+      problem(bytes.status());
+      continue;
+    }
+    StatusOr<Manifest> manifest = DecodeManifest(*bytes);
+    if (!manifest.ok()) {
+      problem(manifest.status());
+      continue;
+    }
+    if (manifest->writer != writer) {
+      problem(absl::DataLossError(absl::StrCat("is the manifest of writer ", manifest->writer)));
+      continue;
+    }
+    stored.digests.push_back(ManifestDigest(*bytes));
+    stored.manifests.push_back(*std::move(manifest));
+  }
+  if (stored.manifests.empty()) {
+    return vanished ? absl::NotFoundError(absl::StrCat(path, ": has no manifest"))
+                    : absl::DataLossError("has no manifest that can be read");
+  }
+  stored.key = stored.manifests.front().Checkpoint();
+  stored.world_size = stored.manifests.front().world_size;
+  stored.conflict = ManifestConflict(stored.manifests);
+  return stored;
+}
+
+StatusOr<Attempt> ReadTombstone(int job_directory, Step step) {
+  const auto fd = OpenBeneath(job_directory, TombstoneFile(step), O_RDONLY);
+  if (Vanished(fd.status())) return 0;
+  CAIRN_RETURN_IF_ERROR(fd.status());
+  CAIRN_ASSIGN_OR_RETURN(const std::string bytes, ReadRegularFile(fd->get(), kMaxTombstoneBytes));
+  Attempt attempt = 0;
+  absl::string_view text = bytes;
+  absl::ConsumeSuffix(&text, "\n");
+  if (!ParseCanonical(text, &attempt) || attempt == 0) {
+    return absl::DataLossError("is not the number of an attempt");
+  }
+  return attempt;
+}
+
+StatusOr<StoredJob> ReadStoredJob(const std::string& root, const std::string& job) {
+  CAIRN_RETURN_IF_ERROR(ValidateJob(job));
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenRoot(root, O_PATH));
+  return JobScan(root, job).Run(directory.get());
+}
+
+StatusOr<std::vector<std::string>> ListStoredJobs(const std::string& root) {
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenRoot(root, O_RDONLY));
+  CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory.get()));
+  std::vector<std::string> jobs;
+  for (const std::string& name : names) {
+    if (!ValidateJob(name).ok()) continue;
+    // One that may not be looked into is not told from one that is not there.
+    if (OpenBeneath(directory.get(), Join(name, kMetaDirectory), O_PATH | O_DIRECTORY).ok()) {
+      jobs.push_back(name);
+    }
+  }
+  return jobs;
+}
+
+}  // namespace cairn

@@ -1,0 +1,384 @@
+#include "common/manifest.h"
+
+#include <openssl/evp.h>
+
+#include <algorithm>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/escaping.h"
+#include "common/checksum.h"
+#include "common/codec.h"
+
+namespace cairn {
+namespace {
+
+constexpr absl::string_view kMagic("CAIRNMF\x01", 8);
+constexpr uint32_t kFormatVersion = 1;
+constexpr size_t kHeaderBytes = 16;
+constexpr size_t kTrailerBytes = 4;
+constexpr uint32_t kMaxBlockBytes = 1u << 30;
+
+// Tags are never reused. A build's own tags are those up to its kLast…; greater ones are a later
+// build's and are carried along.
+enum ManifestTag : uint16_t {
+  kJob = 1,
+  kOwnerUid = 2,
+  kStep = 3,
+  kAttempt = 4,
+  kRevision = 5,
+  kWriter = 6,
+  kWorldSize = 7,
+  kCreated = 8,
+  kComesFrom = 9,
+  kNote = 10,    // repeated: u32 length of the key, key, value
+  kObject = 11,  // repeated: nested fields
+  kLastManifestTag = kObject,
+};
+enum ObjectTag : uint16_t {
+  kName = 1,
+  kKind = 2,
+  kLength = 3,
+  kBlockBytesTag = 4,
+  kBlockCrcs = 5,  // u32 each
+  kLastObjectTag = kBlockCrcs,
+};
+
+bool Repeats(uint16_t tag) { return tag == kNote || tag == kObject; }
+
+void AppendField(std::string* out, uint16_t tag, absl::string_view value) {
+  AppendInteger<uint16_t>(out, tag);
+  AppendInteger<uint16_t>(out, 0);
+  AppendInteger<uint32_t>(out, static_cast<uint32_t>(value.size()));
+  out->append(value.data(), value.size());
+}
+
+template <typename T>
+void AppendIntegerField(std::string* out, uint16_t tag, T value) {
+  std::string bytes;
+  AppendInteger<T>(&bytes, value);
+  AppendField(out, tag, bytes);
+}
+
+std::string EncodeObject(const ObjectEntry& object) {
+  std::string out;
+  out.reserve(80 + object.name.size() + 4 * object.block_crcs.size());
+  AppendField(&out, kName, object.name);
+  AppendIntegerField<uint8_t>(&out, kKind, static_cast<uint8_t>(object.kind));
+  AppendIntegerField<uint64_t>(&out, kLength, object.length);
+  AppendIntegerField<uint32_t>(&out, kBlockBytesTag, object.block_bytes);
+  AppendInteger<uint16_t>(&out, kBlockCrcs);
+  AppendInteger<uint16_t>(&out, 0);
+  AppendInteger<uint32_t>(&out, static_cast<uint32_t>(4 * object.block_crcs.size()));
+  for (uint32_t crc : object.block_crcs) AppendInteger<uint32_t>(&out, crc);
+  out += object.unknown;
+  return out;
+}
+
+Status Bad(absl::string_view what) { return absl::DataLossError(absl::StrCat("manifest: ", what)); }
+
+struct Field {
+  uint16_t tag = 0;
+  absl::string_view value;
+  absl::string_view whole;  // with its header
+};
+
+// Takes the next field; tags ascend, and only those that `repeats` says may come again.
+Status TakeField(Cursor* cursor, bool (*repeats)(uint16_t), uint16_t* last_tag, Field* field) {
+  const absl::string_view before = cursor->rest();
+  uint16_t reserved = 0;
+  uint32_t length = 0;
+  if (!cursor->Take(&field->tag) || !cursor->Take(&reserved) || !cursor->Take(&length) ||
+      !cursor->TakeBytes(length, &field->value)) {
+    return Bad("a field is cut short");
+  }
+  field->whole = before.substr(0, before.size() - cursor->left());
+  if (reserved != 0) return Bad("a reserved number is not 0");
+  if (field->tag == 0 || field->tag < *last_tag ||
+      (field->tag == *last_tag && !repeats(field->tag))) {
+    return Bad(absl::StrCat("field ", field->tag, " is out of order"));
+  }
+  *last_tag = field->tag;
+  return absl::OkStatus();
+}
+
+template <typename T>
+Status TakeIntegerField(const Field& field, T* value) {
+  if (field.value.size() != sizeof(T)) {
+    return Bad(
+        absl::StrCat("field ", field.tag, " has ", field.value.size(), " bytes, not ", sizeof(T)));
+  }
+  *value = ReadInteger<T>(field.value.data());
+  return absl::OkStatus();
+}
+
+// Which of a build's own tags were seen, so that a missing one is told.
+Status CheckAllSeen(uint32_t seen, uint32_t wanted) {
+  if ((seen & wanted) == wanted) return absl::OkStatus();
+  return Bad("a required field is missing");
+}
+
+constexpr uint32_t Bit(uint16_t tag) { return uint32_t{1} << tag; }
+
+Status DecodeObject(absl::string_view bytes, ObjectEntry* object) {
+  Cursor cursor(bytes);
+  uint16_t last_tag = 0;
+  uint32_t seen = 0;
+  Field field;
+  while (cursor.left() > 0) {
+    CAIRN_RETURN_IF_ERROR(TakeField(
+        &cursor, [](uint16_t tag) { return tag > kLastObjectTag; }, &last_tag, &field));
+    if (field.tag <= kLastObjectTag) seen |= Bit(field.tag);
+    switch (field.tag) {
+      case kName:
+        object->name = std::string(field.value);
+        break;
+      case kKind: {
+        uint8_t kind = 0;
+        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &kind));
+        if (kind > static_cast<uint8_t>(ObjectKind::kNumpy)) {
+          return Bad(absl::StrCat("kind ", kind, " is unknown"));
+        }
+        object->kind = static_cast<ObjectKind>(kind);
+        break;
+      }
+      case kLength:
+        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &object->length));
+        break;
+      case kBlockBytesTag:
+        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &object->block_bytes));
+        break;
+      case kBlockCrcs:
+        if (field.value.size() % 4 != 0) return Bad("the checksums are cut short");
+        object->block_crcs.reserve(field.value.size() / 4);
+        for (size_t i = 0; i < field.value.size(); i += 4) {
+          object->block_crcs.push_back(ReadInteger<uint32_t>(field.value.data() + i));
+        }
+        break;
+      default:
+        object->unknown.append(field.whole.data(), field.whole.size());
+    }
+  }
+  CAIRN_RETURN_IF_ERROR(CheckAllSeen(
+      seen, Bit(kName) | Bit(kKind) | Bit(kLength) | Bit(kBlockBytesTag) | Bit(kBlockCrcs)));
+  if (object->length > kMaxObjectBytes) return Bad("a length is above the limit");
+  if (object->block_bytes < kPageBytes || object->block_bytes > kMaxBlockBytes ||
+      object->block_bytes % kPageBytes != 0) {
+    return Bad(absl::StrCat("block size ", object->block_bytes, " is not allowed"));
+  }
+  if (object->block_crcs.size() != BlockCount(object->length, object->block_bytes)) {
+    return Bad("the number of checksums does not fit the length");
+  }
+  return absl::OkStatus();
+}
+
+Status DecodeNote(absl::string_view bytes, std::map<std::string, std::string>* notes) {
+  Cursor cursor(bytes);
+  uint32_t key_length = 0;
+  absl::string_view key;
+  if (!cursor.Take(&key_length) || !cursor.TakeBytes(key_length, &key)) {
+    return Bad("a note is cut short");
+  }
+  if (!notes->empty() && notes->rbegin()->first >= key) return Bad("notes are out of order");
+  notes->emplace(std::string(key), std::string(cursor.rest()));
+  return absl::OkStatus();
+}
+
+// What keys.h demands of a manifest's words; a manifest that breaks it is damaged, whoever wrote
+// it.
+Status CheckKeys(const Manifest& manifest) {
+  const auto as_data_loss = [](const Status& status) {
+    return status.ok() ? status : Bad(status.message());
+  };
+  CAIRN_RETURN_IF_ERROR(as_data_loss(ValidateJob(manifest.job)));
+  CAIRN_RETURN_IF_ERROR(as_data_loss(ValidateStep(manifest.step)));
+  CAIRN_RETURN_IF_ERROR(as_data_loss(ValidateAttempt(manifest.attempt)));
+  CAIRN_RETURN_IF_ERROR(as_data_loss(ValidateWorld(manifest.writer, manifest.world_size)));
+  if (manifest.revision < 0) return Bad("revision is below 0");
+  if (manifest.comes_from < kNoStep) return Bad("comes_from is below -1");
+  absl::flat_hash_set<absl::string_view> names;
+  names.reserve(manifest.objects.size());
+  for (size_t i = 0; i < manifest.objects.size(); ++i) {
+    const std::string& name = manifest.objects[i].name;
+    CAIRN_RETURN_IF_ERROR(as_data_loss(ValidateObjectName(name)));
+    if (i > 0 && manifest.objects[i - 1].name >= name) return Bad("objects are out of order");
+    names.insert(name);
+  }
+  for (const ObjectEntry& object : manifest.objects) {
+    const absl::string_view name = object.name;
+    for (size_t slash = name.find('/'); slash != name.npos; slash = name.find('/', slash + 1)) {
+      if (names.contains(name.substr(0, slash))) {
+        return Bad(absl::StrCat("name: \"", absl::CHexEscape(name.substr(0, slash)),
+                                "\" is a directory of another"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string ShortSha256(absl::string_view bytes) {
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int length = 0;
+  if (EVP_Digest(bytes.data(), bytes.size(), digest, &length, EVP_sha256(), nullptr) != 1) {
+    return std::string();  // only when OpenSSL has no memory left; equal to no digest
+  }
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(digest), std::min(length, 16u)));
+}
+
+}  // namespace
+
+absl::string_view ObjectKindName(ObjectKind kind) {
+  switch (kind) {
+    case ObjectKind::kRaw:
+      return "raw";
+    case ObjectKind::kTorch:
+      return "torch";
+    case ObjectKind::kSafetensors:
+      return "safetensors";
+    case ObjectKind::kNumpy:
+      return "numpy";
+  }
+  return "unknown";
+}
+
+StatusOr<ObjectKind> ParseObjectKind(absl::string_view name) {
+  for (ObjectKind kind :
+       {ObjectKind::kRaw, ObjectKind::kTorch, ObjectKind::kSafetensors, ObjectKind::kNumpy}) {
+    if (name == ObjectKindName(kind)) return kind;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("kind: \"", absl::CHexEscape(name),
+                                                 "\" is not raw, torch, safetensors or numpy"));
+}
+
+uint64_t Manifest::TotalBytes() const {
+  uint64_t total = 0;
+  for (const ObjectEntry& object : objects) total += object.length;
+  return total;
+}
+
+const ObjectEntry* Manifest::Find(absl::string_view name) const {
+  const auto at = std::lower_bound(
+      objects.begin(), objects.end(), name,
+      [](const ObjectEntry& object, absl::string_view wanted) { return object.name < wanted; });
+  return at != objects.end() && at->name == name ? &*at : nullptr;
+}
+
+std::string EncodeManifest(const Manifest& manifest) {
+  std::string out;
+  out.append(kMagic.data(), kMagic.size());
+  AppendInteger<uint32_t>(&out, kFormatVersion);
+  AppendInteger<uint32_t>(&out, 0);  // body length, below
+  AppendField(&out, kJob, manifest.job);
+  AppendIntegerField<uint32_t>(&out, kOwnerUid, manifest.owner_uid);
+  AppendIntegerField<int64_t>(&out, kStep, manifest.step);
+  AppendIntegerField<int64_t>(&out, kAttempt, manifest.attempt);
+  AppendIntegerField<int32_t>(&out, kRevision, manifest.revision);
+  AppendIntegerField<int32_t>(&out, kWriter, manifest.writer);
+  AppendIntegerField<int32_t>(&out, kWorldSize, manifest.world_size);
+  AppendIntegerField<int64_t>(&out, kCreated, manifest.created_unix_ms);
+  AppendIntegerField<int64_t>(&out, kComesFrom, manifest.comes_from);
+  for (const auto& [key, value] : manifest.notes) {
+    std::string note;
+    AppendInteger<uint32_t>(&note, static_cast<uint32_t>(key.size()));
+    note += key;
+    note += value;
+    AppendField(&out, kNote, note);
+  }
+  // Callers may hold objects in the order they were created in; the bytes never show it.
+  std::vector<const ObjectEntry*> objects;
+  objects.reserve(manifest.objects.size());
+  for (const ObjectEntry& object : manifest.objects) objects.push_back(&object);
+  std::sort(objects.begin(), objects.end(),
+            [](const ObjectEntry* a, const ObjectEntry* b) { return a->name < b->name; });
+  for (const ObjectEntry* object : objects) AppendField(&out, kObject, EncodeObject(*object));
+  out += manifest.unknown;
+
+  std::string body_length;
+  AppendInteger<uint32_t>(&body_length, static_cast<uint32_t>(out.size() - kHeaderBytes));
+  out.replace(kHeaderBytes - 4, 4, body_length);
+  AppendInteger<uint32_t>(&out, Crc32c(0, out.data(), out.size()));
+  return out;
+}
+
+StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
+  if (bytes.size() < kHeaderBytes + kTrailerBytes) return Bad("is cut short");
+  if (bytes.size() > kMaxManifestBytes) return Bad("is longer than any manifest");
+  if (bytes.substr(0, kMagic.size()) != kMagic) return Bad("the magic is wrong");
+  const size_t end = bytes.size() - kTrailerBytes;
+  if (ReadInteger<uint32_t>(bytes.data() + end) != Crc32c(0, bytes.data(), end)) {
+    return Bad("the checksum does not fit");
+  }
+  const uint32_t version = ReadInteger<uint32_t>(bytes.data() + 8);
+  if (version > kFormatVersion) {
+    return absl::UnimplementedError(
+        absl::StrCat("manifest: format ", version, " is newer than this build's ", kFormatVersion));
+  }
+  if (version == 0) return Bad("the format is 0");
+  if (ReadInteger<uint32_t>(bytes.data() + 12) != end - kHeaderBytes) {
+    return Bad("the length does not fit");
+  }
+
+  Manifest manifest;
+  Cursor cursor(bytes.substr(kHeaderBytes, end - kHeaderBytes));
+  uint16_t last_tag = 0;
+  uint32_t seen = 0;
+  Field field;
+  while (cursor.left() > 0) {
+    CAIRN_RETURN_IF_ERROR(TakeField(
+        &cursor, [](uint16_t tag) { return Repeats(tag) || tag > kLastManifestTag; }, &last_tag,
+        &field));
+    if (field.tag <= kLastManifestTag) seen |= Bit(field.tag);
+    switch (field.tag) {
+      case kJob:
+        manifest.job = std::string(field.value);
+        break;
+      case kOwnerUid:
+        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.owner_uid));
+        break;
+      case kStep:
+        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.step));
+        break;
+      case kAttempt:
+        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.attempt));
+        break;
+      case kRevision:
+        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.revision));
+        break;
+      case kWriter:
+        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.writer));
+        break;
+      case kWorldSize:
+        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.world_size));
+        break;
+      case kCreated:
+        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.created_unix_ms));
+        break;
+      case kComesFrom:
+        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.comes_from));
+        break;
+      case kNote:
+        CAIRN_RETURN_IF_ERROR(DecodeNote(field.value, &manifest.notes));
+        break;
+      case kObject:
+        CAIRN_RETURN_IF_ERROR(DecodeObject(field.value, &manifest.objects.emplace_back()));
+        break;
+      default:
+        manifest.unknown.append(field.whole.data(), field.whole.size());
+    }
+  }
+  CAIRN_RETURN_IF_ERROR(CheckAllSeen(seen, Bit(kJob) | Bit(kOwnerUid) | Bit(kStep) | Bit(kAttempt) |
+                                               Bit(kRevision) | Bit(kWriter) | Bit(kWorldSize) |
+                                               Bit(kCreated) | Bit(kComesFrom)));
+  CAIRN_RETURN_IF_ERROR(CheckKeys(manifest));
+  return manifest;
+}
+
+std::string ManifestDigest(absl::string_view encoded) { return ShortSha256(encoded); }
+
+std::string CheckpointDigest(const std::vector<std::string>& manifest_digests) {
+  std::string all;
+  for (const std::string& digest : manifest_digests) all += digest;
+  return ShortSha256(all);
+}
+
+}  // namespace cairn

@@ -1,0 +1,76 @@
+// The manifest: what one writer committed for one step. It is the source of truth about a
+// checkpoint; journals and catalogs are indexes of manifests.
+//
+// Layout (all integers little-endian):
+//   0   8  magic "CAIRNMF\x01"
+//   8   4  format version (1); a reader refuses a greater one
+//   12  4  body length B
+//   16  B  body: fields {u16 tag, u16 reserved 0, u32 length, bytes}, tags ascending
+//   16+B 4 CRC32C of bytes [0, 16+B)
+// Unknown tags survive decode → encode. Objects are fields of their own nested fields. Encoding is
+// canonical: objects in byte order of name, so equal manifests are equal bytes.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/keys.h"
+#include "common/status.h"
+
+namespace cairn {
+
+enum class ObjectKind : uint8_t { kRaw = 0, kTorch = 1, kSafetensors = 2, kNumpy = 3 };
+absl::string_view ObjectKindName(ObjectKind kind);  // "raw", "torch", "safetensors", "numpy"
+StatusOr<ObjectKind> ParseObjectKind(absl::string_view name);
+
+struct ObjectEntry {
+  std::string name;
+  ObjectKind kind = ObjectKind::kRaw;
+  uint64_t length = 0;
+  uint32_t block_bytes = kBlockBytes;
+  // CRC32C per block, ceil(length / block_bytes) of them; the last block may be short.
+  std::vector<uint32_t> block_crcs;
+  std::string unknown = {};  // encoded fields this build does not know
+
+  bool operator==(const ObjectEntry&) const = default;
+};
+
+struct Manifest {
+  std::string job;
+  uint32_t owner_uid = 0;
+  Step step = 0;
+  Attempt attempt = 0;
+  Revision revision = 0;
+  Writer writer = 0;
+  int32_t world_size = 1;
+  int64_t created_unix_ms = 0;
+  // Where the attempt goes on from; kNoStep: from nothing. Writer 0's counts.
+  Step comes_from = kNoStep;
+  std::map<std::string, std::string> notes;  // the user's
+  std::vector<ObjectEntry> objects;          // sorted by name
+  std::string unknown;                       // encoded fields this build does not know
+
+  CheckpointKey Checkpoint() const { return {job, step, attempt, revision}; }
+  PartKey Part() const { return {Checkpoint(), writer}; }
+  uint64_t TotalBytes() const;
+  const ObjectEntry* Find(absl::string_view name) const;  // nullptr when absent
+  bool operator==(const Manifest&) const = default;
+};
+
+inline constexpr uint32_t kMaxManifestBytes = 1u << 30;
+
+std::string EncodeManifest(const Manifest& manifest);
+// DATA_LOSS for a bad magic, CRC or structure; UNIMPLEMENTED for a newer format; a decoded manifest
+// has passed every check of keys.h, its names are unique and do not collide, its CRC lists have the
+// right count.
+StatusOr<Manifest> DecodeManifest(absl::string_view bytes);
+
+// First 16 bytes of SHA-256 over the encoded manifest, in hex (32 characters).
+std::string ManifestDigest(absl::string_view encoded);
+// The digest of a complete checkpoint: SHA-256 over its writers' digests in writer order, as above.
+std::string CheckpointDigest(const std::vector<std::string>& manifest_digests);
+
+}  // namespace cairn

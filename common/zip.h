@@ -1,0 +1,67 @@
+// The zip archives that torch.save writes: stored records, each starting at a multiple of 64 bytes.
+//
+// A plan is pure layout: which literal bytes stand where, and which ranges the tensors fill. The
+// client's copy engine fills the ranges, learns each record's CRC-32, and asks for the literals,
+// which carry them. Padding up to a given length is a gap before the central directory: torch and
+// zipfile both accept one of up to 2 MiB (an end comment holds 64 KiB; trailing zeros are refused).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "common/status.h"
+
+namespace cairn {
+
+struct ZipRecord {
+  std::string name;  // whole path in the archive, "archive/data/0"
+  uint64_t length = 0;
+};
+
+struct ZipPlacement {
+  uint64_t header_offset = 0;  // of the local header
+  uint64_t data_offset = 0;    // multiple of kZipAlignment
+};
+
+inline constexpr uint64_t kZipAlignment = 64;
+inline constexpr uint64_t kZipMaxGap = 2u << 20;
+
+class ZipPlan {
+ public:
+  // Lays `records` out in order. Zip64 fields are used where a size or offset needs them.
+  static StatusOr<ZipPlan> Make(std::vector<ZipRecord> records);
+
+  const std::vector<ZipRecord>& records() const { return records_; }
+  const std::vector<ZipPlacement>& placements() const { return placements_; }
+  uint64_t MinimumLength() const;  // with no gap
+
+  // The local header of record i, alignment padding included: exactly
+  // [header_offset, data_offset) of placement i.
+  std::string LocalHeader(size_t i, uint32_t crc) const;
+
+  // Everything after the last record for an archive of `length` >= MinimumLength() bytes: gap,
+  // central directory, end records. INVALID_ARGUMENT when the gap would exceed kZipMaxGap.
+  StatusOr<std::string> Tail(const std::vector<uint32_t>& crcs, uint64_t length) const;
+  uint64_t TailOffset() const;  // where the tail starts
+
+ private:
+  std::vector<ZipRecord> records_;
+  std::vector<ZipPlacement> placements_;
+  uint64_t tail_offset_ = 0;
+  uint64_t directory_bytes_ = 0;
+};
+
+// One record found in an archive.
+struct ZipEntry {
+  std::string name;
+  uint64_t offset = 0;  // of its data
+  uint64_t length = 0;
+  uint32_t crc = 0;
+};
+// Reads the central directory of a stored (uncompressed) archive. DATA_LOSS when it is not one;
+// bounds are checked, so any bytes are safe to hand in.
+StatusOr<std::vector<ZipEntry>> ReadZipDirectory(absl::string_view archive);
+
+}  // namespace cairn

@@ -1,0 +1,31 @@
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
+endif()
+# -O2 with line tables: full debug info doubles compile time and nobody steps through CI binaries.
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1")
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+endif()
+
+# asan and tsan builds: cmake -DCAIRN_SANITIZER=address,undefined | thread
+set(CAIRN_SANITIZER "" CACHE STRING "Sanitizers for the whole build")
+if(CAIRN_SANITIZER)
+  add_compile_options(-fsanitize=${CAIRN_SANITIZER} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${CAIRN_SANITIZER})
+endif()
+
+add_library(cairn_warnings INTERFACE)
+target_compile_options(cairn_warnings INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
+  -Wno-missing-field-initializers  # designated initializers leave out what keeps its default
+ 
+  -Werror -fno-strict-aliasing)
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  target_compile_options(cairn_warnings INTERFACE -Wthread-safety -Wthread-safety-beta)
+endif()

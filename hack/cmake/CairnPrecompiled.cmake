@@ -1,0 +1,31 @@
+# Headers that nearly every source includes, compiled once for the whole tree. None of ours is among them, for
+# a change would then rebuild everything. Every source still includes what it uses: the option may be off, and
+# is wherever flags differ from target to target (clang's fuzzing build).
+option(CAIRN_PRECOMPILED "Precompile the headers that every source needs" OFF)
+if(CAIRN_PRECOMPILED)
+  set(_headers <algorithm> <atomic> <functional> <map> <memory> <mutex> <optional> <string> <thread>
+               <utility> <variant> <vector>
+               <absl/container/flat_hash_map.h> <absl/status/statusor.h> <absl/strings/str_cat.h>
+               <absl/time/time.h> <absl/types/span.h>)
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/precompiled.cc CONTENT "")
+
+  add_library(cairn_precompiled OBJECT ${CMAKE_BINARY_DIR}/precompiled.cc)
+  target_link_libraries(cairn_precompiled PRIVATE cairn_warnings)
+  target_precompile_headers(cairn_precompiled PRIVATE ${_headers})
+
+  # Once more for tests: CMake compiles programs with -fPIE, libraries with -fPIC.
+  add_library(cairn_test_precompiled OBJECT ${CMAKE_BINARY_DIR}/precompiled.cc)
+  set_target_properties(cairn_test_precompiled PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(cairn_test_precompiled PRIVATE -fPIE)
+  target_link_libraries(cairn_test_precompiled PRIVATE cairn_warnings GTest::gtest GTest::gmock)
+  target_precompile_headers(cairn_test_precompiled PRIVATE ${_headers} <gmock/gmock.h> <gtest/gtest.h>)
+
+  # ccache can vouch for a precompiled header only by what went into it.
+  add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+endif()
+
+function(cairn_precompiled target from)
+  if(CAIRN_PRECOMPILED)
+    target_precompile_headers(${target} REUSE_FROM ${from})
+  endif()
+endfunction()

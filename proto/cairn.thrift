@@ -1,0 +1,312 @@
+// The contract between a client and its node's daemon. See README.md beside this file for both sockets,
+// the order of calls and how errors map. Field numbers are never reused; a daemon ignores fields it does
+// not know and a client may rely on every `required`-by-comment field of a version it asked for.
+//
+// Lengths, offsets and ids are unsigned on the node and travel as i64; a negative one is refused.
+
+namespace cpp cairn.wire
+namespace py cairn.wire
+
+const i32 PROTOCOL_VERSION = 1
+const i64 NO_STEP = -1
+
+// gRPC's code numbers; `message` names the field, the value and the limit.
+exception Error {
+  1: i32 code,
+  2: string message,
+  // FAILED_PRECONDITION "superseded by N": N, else 0
+  3: i64 superseded_by = 0,
+}
+
+enum ObjectKind { RAW = 0, TORCH = 1, SAFETENSORS = 2, NUMPY = 3 }
+enum OpenMode { MAP = 1, FILE = 2, READ = 3 }
+enum PersistMode { ON_DEMAND = 0, EVERY = 1, NEWEST = 2 }
+enum Readers { OWNER = 0, GROUP = 1, ALL = 2 }
+enum Level { WRITING = 0, CACHED = 1, REPLICATED = 2, PERSISTED = 3, EVICTED = 4, BROKEN = 5 }
+enum Source { NONE = 0, MEMORY = 1, PEER = 2, STORAGE = 3 }
+
+struct JobPolicy {
+  1: PersistMode mode = PersistMode.NEWEST,
+  2: i64 every = 1,
+  3: i64 keep_last = 0,
+  4: i64 keep_every = 0,
+  5: Readers readers = Readers.OWNER,
+}
+
+// --- sessions ------------------------------------------------------------------------------------
+
+struct HelloRequest {
+  1: i32 protocol,
+  2: string job,
+  // Who saves: the attempt and this rank's place in it. attempt 0: a session that only reads, or one
+  // that chooses its attempt later (chooseAttempt, then hello again is not needed: create carries it).
+  3: i64 attempt = 0,
+  4: i32 writer = -1,
+  5: i32 world_size = 0,
+  6: i32 local_writers = 1,      // writers of this job on this node
+  7: binary process,             // 16 random bytes, one process's for life
+  8: bool takes_fds = true,      // false: saves and loads in chunks; the session is the connection
+  9: optional JobPolicy policy,  // absent: the job's own, else the daemon's default
+  10: string client,             // for people: "python 0.1.0, pid 12 on host"
+}
+struct HelloReply {
+  1: i32 protocol,
+  2: i64 session,
+  3: binary secret,              // 16 bytes; names the session again after a reconnect
+  4: string fd_socket,           // path of the fd channel's socket
+  5: string storage_root,        // empty: this daemon has no storage
+  6: i64 node_started_unix_ms,   // changes with every daemon process
+  7: string node,                // host name, for people
+}
+
+// --- saving --------------------------------------------------------------------------------------
+
+struct ObjectSpec {
+  1: string name,
+  2: i64 length,
+  3: ObjectKind kind = ObjectKind.RAW,
+  4: bool can_pad = false,       // this writer can lengthen the object to what it is granted
+}
+struct CreateRequest {
+  1: i64 step,
+  2: i64 attempt,
+  3: i32 revision,
+  4: i32 writer,
+  5: i32 world_size,
+  6: list<ObjectSpec> objects,
+  7: i64 timeout_ms,
+  8: list<i64> unmapped,         // slabs this session has unmapped since its last call
+}
+// Where an object's bytes go. `lease` names the writer's hold on `slab`; its fd comes over the fd channel
+// the first time a session is granted that slab.
+struct Extent {
+  1: i64 lease,
+  2: i64 slab,
+  3: i64 slab_bytes,
+  4: i64 offset,
+  5: i64 length,                 // room; >= the spec's length, more only where can_pad
+}
+struct CreateReply {
+  1: list<Extent> extents,       // one per object, in order
+  2: list<i64> retire,           // slabs to unmap now; say so in the next call's `unmapped`
+}
+
+struct SealedObject {
+  1: string name,
+  2: i64 length,                 // exact; at most the extent's
+  3: list<i32> block_crcs,       // CRC32C per 4 MiB block of the object (bit pattern of a u32)
+  // half-open ranges of the object that were written; must cover [0, length)
+  4: list<i64> covered,          // begin, end, begin, end …
+}
+struct CommitRequest {
+  1: i64 step,
+  2: i64 attempt,
+  3: i32 revision,
+  4: i32 writer,
+  5: i32 world_size,
+  6: list<SealedObject> seals,   // those not yet sealed
+  7: map<string, string> notes,
+  8: list<i64> unmapped,
+}
+struct CommitReply {
+  1: string digest,              // of this writer's manifest
+  2: bool complete,              // all writers of the step have committed
+}
+struct SealRequest {
+  1: i64 step,
+  2: i64 attempt,
+  3: i32 revision,
+  4: i32 writer,
+  5: list<SealedObject> seals,
+}
+struct AbortRequest {            // drops what this writer created for that step and did not commit
+  1: i64 step,
+  2: i64 attempt,
+  3: i32 revision,
+  4: i32 writer,
+}
+
+// --- finding -------------------------------------------------------------------------------------
+
+// Names one checkpoint of a job. step NO_STEP: the latest. attempt 0 and revision -1: the line's.
+struct CheckpointRef {
+  1: string job,
+  2: i64 step = NO_STEP,
+  3: i64 attempt = 0,
+  4: i32 revision = -1,
+}
+struct Latest {
+  1: i64 step,
+  2: i64 attempt,
+  3: i32 revision,
+  4: i32 world_size,
+  5: string digest,              // of the checkpoint's manifests
+  6: Source source,
+  7: i64 as_of_unix_ms,
+}
+struct Facts {
+  1: bool complete,
+  2: bool resident,
+  3: i32 replicas,
+  4: i32 replicas_asked,
+  5: bool persisted,
+  6: bool broken,
+  7: bool in_conflict,
+  8: bool abandoned,
+  9: bool pinned,
+}
+struct CheckpointInfo {
+  1: i64 step,
+  2: i64 attempt,
+  3: i32 revision,
+  4: i32 world_size,
+  5: list<i32> missing_writers,  // at most 64 named
+  6: i64 bytes,                  // of the objects known here
+  7: i64 objects,
+  8: Facts facts,
+  9: Level level,
+  10: i64 created_unix_ms,
+  11: string why,                // in words, when not complete, in conflict, broken or not persistable
+  12: bool on_line,
+  13: string digest,
+}
+struct ObjectInfo {
+  1: string name,
+  2: i32 writer,
+  3: ObjectKind kind,
+  4: i64 length,
+  5: Level level,
+  6: list<i32> block_crcs,       // only from stat
+  7: i64 verified_unix_ms,       // when its bytes were last checked; 0: not since they were sealed
+  8: Facts facts,
+}
+struct ListReply {
+  1: list<string> jobs,
+  2: list<CheckpointInfo> checkpoints,
+  3: list<ObjectInfo> objects,
+  4: string next_cursor,         // empty: that was all
+}
+
+// --- loading -------------------------------------------------------------------------------------
+
+struct OpenRequest {
+  1: CheckpointRef checkpoint,
+  2: string name,
+  3: OpenMode mode,
+  4: i64 timeout_ms,
+  5: bool verify = false,        // MAP and FILE: check every block before answering
+}
+struct OpenReply {
+  1: i64 lease,                  // 0: nothing to release (mode READ from storage)
+  2: i64 slab,                   // 0: the fd that came is a file in storage, offset 0
+  3: i64 slab_bytes,
+  4: i64 offset,
+  5: ObjectInfo object,
+  6: i64 step,
+  7: i64 attempt,
+  8: i32 revision,
+  9: bool exact,                 // FILE: the fd's length is the object's and it starts at 0
+  10: bool fd_sent,
+}
+
+// --- status --------------------------------------------------------------------------------------
+
+struct SessionStatus {
+  1: i64 session,
+  2: i32 pid,
+  3: i32 uid,
+  4: string job,
+  5: i32 writer,
+  6: i64 attempt,
+  7: i64 leased_bytes,
+  8: i64 leases,
+  9: i64 writing_step,           // from its progress page; NO_STEP when idle
+  10: i64 writing_total,
+  11: i64 writing_done,
+  12: i64 connected_unix_ms,
+  13: string client,
+}
+struct QuarantineStatus { 1: i64 slab, 2: i64 bytes, 3: i64 age_ms, 4: list<i32> pids, 5: string job }
+struct JobStatus {
+  1: string job,
+  2: i32 owner_uid,
+  3: i64 resident_bytes,
+  4: i64 latest_step,            // NO_STEP: none
+  5: i64 latest_persisted_step,
+  6: i64 unprotected_checkpoints, // complete, in memory only
+  7: i64 unprotected_bytes,
+  8: JobPolicy policy,
+  9: i64 attempt,
+  10: string persist_problem,     // why the last persist failed; empty: none
+}
+struct NodeStatus {
+  1: string node,
+  2: string version,
+  3: i64 started_unix_ms,
+  4: i32 restarts,               // of the daemon under this keeper
+  5: string state,               // "starting", "serving", "draining", "safe mode: why"
+  6: i64 budget_bytes,
+  7: i64 slab_bytes,             // faulted or being faulted
+  8: i64 used_bytes,             // held by objects and manifests
+  9: i64 free_bytes,             // idle slabs and room in the budget
+  10: i64 quarantined_bytes,
+  11: i64 writing_bytes,         // created, not sealed
+  12: bool prefault_done,
+  13: list<SessionStatus> sessions,
+  14: list<QuarantineStatus> quarantined,
+  15: list<JobStatus> jobs,
+  16: map<string, i64> counters,
+  17: string storage_root,
+  18: string catalog,            // "sqlite: up to date", "sqlite: behind by 12 rows: why"
+}
+
+// --- the service ---------------------------------------------------------------------------------
+//
+// `call` numbers a session's changing calls, from 1 upwards; a repeat of a number gets the first answer,
+// across a daemon's death too. Reading calls take none. A connection speaks for one session at a time:
+// hello or rejoin first.
+
+service Cairn {
+  HelloReply hello(1: HelloRequest request) throws (1: Error error),
+  // The session again on a new connection (after a lost one, or another thread's).
+  HelloReply rejoin(1: i64 session, 2: binary secret) throws (1: Error error),
+  void goodbye() throws (1: Error error),
+  void ping() throws (1: Error error),
+
+  // An attempt greater than any this node or the job's storage knows, and than the clock in ms.
+  i64 chooseAttempt(1: i64 call) throws (1: Error error),
+  // Where this session's attempt goes on from; NO_STEP: from nothing. Before its first create.
+  Latest resume(1: i64 call, 2: i64 attempt, 3: i64 step) throws (1: Error error),
+
+  CreateReply create(1: i64 call, 2: CreateRequest request) throws (1: Error error),
+  void seal(1: i64 call, 2: SealRequest request) throws (1: Error error),
+  CommitReply commit(1: i64 call, 2: CommitRequest request) throws (1: Error error),
+  void abort(1: i64 call, 2: AbortRequest request) throws (1: Error error),
+
+  OpenReply open(1: i64 call, 2: OpenRequest request) throws (1: Error error),
+  void release(1: i64 call, 2: list<i64> leases) throws (1: Error error),
+  void renew(1: list<i64> leases) throws (1: Error error),
+  // For clients that take no fds: at most 8 MiB a call.
+  binary readChunk(1: i64 lease, 2: i64 offset, 3: i32 length) throws (1: Error error),
+  void writeChunk(1: i64 call, 2: i64 lease, 3: i64 offset, 4: binary data) throws (1: Error error),
+
+  Latest latest(1: string job) throws (1: Error error),
+  CheckpointInfo statCheckpoint(1: CheckpointRef checkpoint) throws (1: Error error),
+  ObjectInfo stat(1: CheckpointRef checkpoint, 2: string name) throws (1: Error error),
+  // prefix "": jobs; "JOB": its checkpoints; "JOB/STEP": its objects. At most `limit` (1000) at a time.
+  ListReply ls(1: string path, 2: string cursor, 3: i32 limit) throws (1: Error error),
+
+  // Until the checkpoint has reached `level` (CACHED, REPLICATED, PERSISTED); fails at once when the
+  // job's policy can never reach it. With step NO_STEP and after >= 0: the first complete step > after.
+  CheckpointInfo wait(1: CheckpointRef checkpoint, 2: Level level, 3: i64 timeout_ms, 4: i64 after)
+      throws (1: Error error),
+  // Asks for storage whatever the policy; returns at once (wait for it with `wait`).
+  void persist(1: i64 call, 2: CheckpointRef checkpoint) throws (1: Error error),
+  // memory: drop it from memory only. Without `force` refuses the last copy (FAILED_PRECONDITION).
+  void remove(1: i64 call, 2: CheckpointRef checkpoint, 3: bool memory_only, 4: bool force)
+      throws (1: Error error),
+  void pin(1: i64 call, 2: CheckpointRef checkpoint, 3: bool pinned) throws (1: Error error),
+  void setPolicy(1: i64 call, 2: string job, 3: JobPolicy policy) throws (1: Error error),
+
+  NodeStatus status() throws (1: Error error),
+}

@@ -1,0 +1,30 @@
+#include "server/catalog/catalog.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace cairn::catalog {
+namespace {
+
+std::string CheckpointIdentity(const CheckpointKey& key) {
+  return absl::StrCat(key.job, "/", key.step, "/", key.attempt, "/", key.revision);
+}
+
+struct Identify {
+  std::string operator()(const NodeRow& row) const { return absl::StrCat("node/", row.rank); }
+  std::string operator()(const JobRow& row) const { return absl::StrCat("job/", row.job); }
+  std::string operator()(const AttemptRow& row) const {
+    return absl::StrCat("attempt/", row.job, "/", row.attempt);
+  }
+  std::string operator()(const PartRow& row) const {
+    return absl::StrCat("part/", CheckpointIdentity(row.part.checkpoint), "/", row.part.writer);
+  }
+  std::string operator()(const StepRow& row) const {
+    return absl::StrCat("step/", CheckpointIdentity(row.checkpoint));
+  }
+};
+
+}  // namespace
+
+std::string RowIdentity(const Row& row) { return std::visit(Identify{}, row); }
+
+}  // namespace cairn::catalog

@@ -1,0 +1,90 @@
+// An index of what exists in the cluster, rebuildable from manifests. Never on the save path: the
+// recorder writes it behind, and nothing acknowledged depends on it.
+//
+// One write (a batch of rows, each an upsert that wins only with a higher sequence) and a handful
+// of queries. Implementations are thread-safe, block, and pass one contract suite.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/facts.h"
+#include "common/keys.h"
+#include "common/status.h"
+
+namespace cairn::catalog {
+
+// `sequence` orders the versions of one row: (node incarnation << 32 | counter) of the writer.
+struct NodeRow {
+  int32_t rank = 0;
+  std::string address;
+  int64_t incarnation = 0;
+  int64_t sequence = 0;
+};
+struct JobRow {
+  std::string job;
+  uint32_t owner_uid = 0;
+  uint32_t owner_gid = 0;
+  JobPolicy policy;
+  int64_t sequence = 0;
+};
+struct AttemptRow {
+  std::string job;
+  Attempt attempt = 0;
+  Step comes_from = kNoStep;
+  int64_t began_unix_ms = 0;
+  int64_t sequence = 0;
+};
+// One writer's part of a step.
+struct PartRow {
+  PartKey part;
+  int32_t world_size = 0;
+  std::string digest;
+  uint64_t bytes = 0;
+  uint64_t objects = 0;
+  bool resident = false;
+  bool persisted = false;
+  bool broken = false;
+  bool removed = false;
+  std::string holders;
+  int64_t sequence = 0;
+};
+// One complete checkpoint; set once.
+struct StepRow {
+  CheckpointKey checkpoint;
+  int32_t world_size = 0;
+  std::string digest;
+  int64_t completed_unix_ms = 0;
+  bool persisted = false;
+  bool removed = false;
+  int64_t sequence = 0;
+};
+using Row = std::variant<NodeRow, JobRow, AttemptRow, PartRow, StepRow>;
+
+// Identifies a row: later rows of one identity replace earlier ones in the recorder's dirty set.
+std::string RowIdentity(const Row& row);
+
+class Catalog {
+ public:
+  virtual ~Catalog() = default;
+  // One transaction. UNAVAILABLE when the database is away or locked: try again.
+  virtual Status Apply(const std::vector<Row>& rows) = 0;
+  virtual StatusOr<std::optional<JobRow>> Job(const std::string& job) = 0;
+  virtual StatusOr<std::vector<std::string>> Jobs() = 0;
+  virtual StatusOr<std::vector<AttemptRow>> Attempts(const std::string& job) = 0;
+  // Complete checkpoints of a job that are not removed, newest step first, at most `limit`.
+  virtual StatusOr<std::vector<StepRow>> Steps(const std::string& job, Step below, int limit) = 0;
+  virtual StatusOr<std::vector<PartRow>> Parts(const CheckpointKey& checkpoint) = 0;
+};
+
+// `path` is created with its schema; a schema version this build does not know is
+// FAILED_PRECONDITION; a file that is not a database, or fails its integrity check, is moved to
+// "<path>.broken-<ms>" and made anew (it is an index): `*note` then says so, for the caller's log,
+// else it is empty.
+StatusOr<std::unique_ptr<Catalog>> OpenSqliteCatalog(const std::string& path, std::string* note);
+
+}  // namespace cairn::catalog

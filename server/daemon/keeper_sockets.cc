@@ -1,0 +1,110 @@
+#include "server/daemon/keeper_sockets.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace cairn::daemon {
+namespace {
+
+// Clients that connect while the daemon restarts wait in this queue.
+constexpr int kBacklog = 1024;
+
+std::string FdChannelPath(const std::string& socket_path) {
+  return absl::StrCat(socket_path, ".fd");
+}
+
+Status InUse(const std::string& path) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("socket_path: ", path, " is in use by a running daemon"));
+}
+
+StatusOr<UniqueFd> Lock(const std::string& path) {
+  UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock.valid()) return ErrnoStatus(errno, absl::StrCat("socket_path: opening ", path));
+  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return absl::FailedPreconditionError("locked");
+    return ErrnoStatus(errno, absl::StrCat("socket_path: locking ", path));
+  }
+  return lock;
+}
+
+// Removes what a dead daemon left at `path`; the caller has the lock.
+Status RemoveStale(const std::string& path, const sockaddr_un& address, int type) {
+  struct stat stat = {};
+  if (::lstat(path.c_str(), &stat) != 0) {
+    return errno == ENOENT ? absl::OkStatus()
+                           : ErrnoStatus(errno, absl::StrCat("socket_path: ", path));
+  }
+  if (!S_ISSOCK(stat.st_mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("socket_path: ", path, " exists and is not a socket"));
+  }
+  // Another program, or a daemon that lost its lock file, may listen there still.
+  const UniqueFd caller(::socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!caller.valid()) return ErrnoStatus(errno, "socket");
+  if (::connect(caller.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ||
+      errno != ECONNREFUSED) {
+    return InUse(path);
+  }
+  if (::unlink(path.c_str()) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("socket_path: removing ", path));
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<UniqueFd> ListenAt(const std::string& path, int type, uint32_t mode) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat("socket_path: ", path, " has ", path.size(),
+                                                   " bytes, the limit is ",
+                                                   sizeof(address.sun_path) - 1));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  CAIRN_RETURN_IF_ERROR(RemoveStale(path, address, type));
+  UniqueFd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) return ErrnoStatus(errno, "socket");
+  if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("socket_path: binding ", path));
+  }
+  // Before listen: nobody connects under the mode that umask happened to give.
+  if (::chmod(path.c_str(), mode) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("socket_mode: of ", path));
+  }
+  if (::listen(socket.get(), kBacklog) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("socket_path: listening on ", path));
+  }
+  return socket;
+}
+
+}  // namespace
+
+StatusOr<NodeSockets> NodeSockets::Listen(const std::string& socket_path, uint32_t mode) {
+  NodeSockets sockets;
+  StatusOr<UniqueFd> lock = Lock(absl::StrCat(socket_path, ".lock"));
+  if (absl::IsFailedPrecondition(lock.status())) return InUse(socket_path);
+  if (!lock.ok()) return lock.status();
+  sockets.lock_ = *std::move(lock);
+  CAIRN_ASSIGN_OR_RETURN(sockets.thrift_, ListenAt(socket_path, SOCK_STREAM, mode));
+  sockets.socket_path_ = socket_path;  // from here on there is something to remove
+  CAIRN_ASSIGN_OR_RETURN(sockets.fd_channel_,
+                         ListenAt(FdChannelPath(socket_path), SOCK_SEQPACKET, mode));
+  return sockets;
+}
+
+NodeSockets::~NodeSockets() {
+  if (thrift_.valid()) ::unlink(socket_path_.c_str());
+  if (fd_channel_.valid()) ::unlink(FdChannelPath(socket_path_).c_str());
+}
+
+}  // namespace cairn::daemon

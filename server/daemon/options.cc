@@ -1,0 +1,428 @@
+#include "server/daemon/options.h"
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+namespace cairn::daemon {
+namespace {
+
+constexpr char kEnvironmentPrefix[] = "CAIRND_";
+
+// One option: how its text becomes a value and back. Everything else (flag, environment name, file
+// key, help, --print-config) follows from the name.
+struct Definition {
+  std::string name;  // "memory.budget"
+  std::string help;
+  std::function<Status(Options*, const std::string&)> set;
+  std::function<std::string(const Options&)> get;
+};
+
+Definition Text(std::string name, std::string Options::*field, std::string help) {
+  return {std::move(name), std::move(help),
+          [field](Options* options, const std::string& text) {
+            options->*field = text;
+            return absl::OkStatus();
+          },
+          [field](const Options& options) { return options.*field; }};
+}
+
+Definition Bytes(std::string name, uint64_t Options::*field, std::string help) {
+  return {std::move(name), std::move(help),
+          [field](Options* options, const std::string& text) {
+            StatusOr<uint64_t> bytes = ParseBytes(text);
+            if (bytes.ok()) options->*field = *bytes;
+            return bytes.status();
+          },
+          [field](const Options& options) { return FormatBytes(options.*field); }};
+}
+
+template <typename Struct>
+Status SetNumber(Struct* in, int64_t Struct::*field, int64_t low, int64_t high,
+                 const std::string& text) {
+  int64_t value = 0;
+  if (!absl::SimpleAtoi(text, &value)) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is not a whole number"));
+  }
+  if (value < low || value > high) {
+    return absl::InvalidArgumentError(absl::StrCat(value, " is outside ", low, " … ", high));
+  }
+  in->*field = value;
+  return absl::OkStatus();
+}
+
+Definition Number(std::string name, int64_t Options::*field, int64_t low, int64_t high,
+                  std::string help) {
+  return {std::move(name), std::move(help),
+          [=](Options* options, const std::string& text) {
+            return SetNumber(options, field, low, high, text);
+          },
+          [field](const Options& options) { return absl::StrCat(options.*field); }};
+}
+
+Definition PolicyNumber(std::string name, int64_t JobPolicy::*field, int64_t low,
+                        std::string help) {
+  return {std::move(name), std::move(help),
+          [=](Options* options, const std::string& text) {
+            return SetNumber(&options->policy, field, low, int64_t{1} << 40, text);
+          },
+          [field](const Options& options) { return absl::StrCat(options.policy.*field); }};
+}
+
+StatusOr<bool> ParseBool(const std::string& text) {
+  if (text == "true" || text == "yes" || text == "1") return true;
+  if (text == "false" || text == "no" || text == "0") return false;
+  return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is neither true nor false"));
+}
+
+// "1GiB*8, 64MiB"
+StatusOr<std::vector<uint64_t>> ParseSlabs(const std::string& text) {
+  constexpr uint64_t kMaxSlabs = 100'000;
+  std::vector<uint64_t> slabs;
+  for (absl::string_view item : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
+    const std::pair<absl::string_view, absl::string_view> halves =
+        absl::StrSplit(item, absl::MaxSplits('*', 1));
+    StatusOr<uint64_t> bytes = ParseBytes(halves.first);
+    if (!bytes.ok()) return bytes.status();
+    uint64_t count = 1;
+    if (!halves.second.empty() &&
+        !absl::SimpleAtoi(absl::StripAsciiWhitespace(halves.second), &count)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", halves.second, "\" is not a number of slabs"));
+    }
+    if (*bytes == 0 || count == 0 || count > kMaxSlabs - slabs.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", item, "\": wants 1 … ", kMaxSlabs, " slabs of at least one byte"));
+    }
+    slabs.insert(slabs.end(), count, *bytes);
+  }
+  return slabs;
+}
+
+std::string PrintSlabs(const std::vector<uint64_t>& slabs) {
+  std::vector<std::string> items;
+  for (size_t i = 0; i < slabs.size();) {
+    size_t end = i;
+    while (end < slabs.size() && slabs[end] == slabs[i]) ++end;
+    items.push_back(end - i == 1 ? FormatBytes(slabs[i])
+                                 : absl::StrCat(FormatBytes(slabs[i]), "*", end - i));
+    i = end;
+  }
+  return absl::StrJoin(items, ",");
+}
+
+const std::vector<std::pair<std::string, PersistMode>>& PersistModes() {
+  static const auto* modes =
+      new std::vector<std::pair<std::string, PersistMode>>{{"newest", PersistMode::kNewest},
+                                                           {"every", PersistMode::kEvery},
+                                                           {"on-demand", PersistMode::kOnDemand}};
+  return *modes;
+}
+
+const std::vector<Definition>& Definitions() {
+  static const auto* definitions = new std::vector<Definition>{
+      Text("socket", &Options::socket,
+           "Unix socket for clients; a second one, with .fd added, stands beside it"),
+      {"socket.mode", "permissions of both sockets, octal",
+       [](Options* options, const std::string& text) -> Status {
+         char* end = nullptr;
+         const unsigned long mode = std::strtoul(text.c_str(), &end, 8);
+         if (text.empty() || *end != '\0' || mode > 0777) {
+           return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is not 0 … 0777"));
+         }
+         options->socket_mode = static_cast<uint32_t>(mode);
+         return absl::OkStatus();
+       },
+       [](const Options& options) {
+         char text[8];
+         std::snprintf(text, sizeof(text), "%04o", options.socket_mode & 0777u);
+         return std::string(text);
+       }},
+      Bytes("memory.budget", &Options::memory_budget,
+            "memory for checkpoints; 0: half of the cgroup's limit and of what is available"),
+      {"pool.slabs", "slabs to fault in at start, before any job's sizes are known: 1GiB*8,64MiB",
+       [](Options* options, const std::string& text) -> Status {
+         CAIRN_ASSIGN_OR_RETURN(options->pool_slabs, ParseSlabs(text));
+         return absl::OkStatus();
+       },
+       [](const Options& options) { return PrintSlabs(options.pool_slabs); }},
+      Number("pool.threads", &Options::prefault_threads, 1, 256, "threads that fault memory in"),
+      Text("storage.root", &Options::storage_root,
+           "directory for persisted checkpoints; empty: nothing outlives memory"),
+      {"storage.scope", "\"shared\": every node sees the same root",
+       [](Options*, const std::string& text) -> Status {
+         if (text == "shared") return absl::OkStatus();
+         if (text == "node") {
+           return absl::UnimplementedError("\"node\" is not supported yet; only \"shared\" is");
+         }
+         return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is not \"shared\""));
+       },
+       [](const Options&) { return std::string("shared"); }},
+      Number("storage.threads", &Options::storage_threads, 1, 64, "writers of one file's blocks"),
+      {"storage.direct", "write past the page cache where the file system can",
+       [](Options* options, const std::string& text) -> Status {
+         CAIRN_ASSIGN_OR_RETURN(options->storage_direct, ParseBool(text));
+         return absl::OkStatus();
+       },
+       [](const Options& options) {
+         return std::string(options.storage_direct ? "true" : "false");
+       }},
+      PolicyNumber("storage.keep_last", &JobPolicy::keep_last, 0,
+                   "complete steps to keep as files; 0 keeps all"),
+      PolicyNumber("storage.keep_every", &JobPolicy::keep_every, 0,
+                   "with keep_last: keep every step that this divides, too; 0: none"),
+      {"persist.mode", "what goes to storage: newest, every, on-demand",
+       [](Options* options, const std::string& text) -> Status {
+         for (const auto& [name, mode] : PersistModes()) {
+           if (text == name) {
+             options->policy.mode = mode;
+             return absl::OkStatus();
+           }
+         }
+         return absl::InvalidArgumentError(
+             absl::StrCat("\"", text, "\" is none of newest, every, on-demand"));
+       },
+       [](const Options& options) {
+         for (const auto& [name, mode] : PersistModes()) {
+           if (mode == options.policy.mode) return name;
+         }
+         return std::string();
+       }},
+      PolicyNumber("persist.every", &JobPolicy::every, 1,
+                   "with mode every: steps that this divides"),
+      Number("persist.concurrent", &Options::max_persists, 1, 64,
+             "checkpoints being written at once"),
+      Text("catalog.path", &Options::catalog_path,
+           "SQLite file with an index of what exists; empty: none is kept"),
+      Bytes("journal.bytes", &Options::journal_bytes,
+            "memory for the facts that survive the daemon's death"),
+      Number("limits.sessions", &Options::max_sessions, 1, 1'000'000, "clients at once"),
+      Number("limits.connections", &Options::max_connections, 1, 1'000'000,
+             "Thrift connections at once"),
+      Number("limits.waiting", &Options::max_waiting, 1, 10'000'000, "callers waiting at once"),
+      Number("drain.timeout_seconds", &Options::drain_timeout_seconds, 0, 86'400,
+             "from SIGTERM to exit, at most"),
+      Text("log.dir", &Options::log_dir, "directory for logs; empty: standard error"),
+      {"log.level", "info, warning or error",
+       [](Options* options, const std::string& text) -> Status {
+         if (text != "info" && text != "warning" && text != "error") {
+           return absl::InvalidArgumentError(
+               absl::StrCat("\"", text, "\" is none of info, warning, error"));
+         }
+         options->log_level = text;
+         return absl::OkStatus();
+       },
+       [](const Options& options) { return options.log_level; }},
+      Text("test.failpoints", &Options::failpoints,
+           "for tests: where the daemon dies, POINT[@LIFE][:N][=ERRNO],…"),
+  };
+  return *definitions;
+}
+
+const Definition* FindDefinition(absl::string_view name) {
+  for (const Definition& definition : Definitions()) {
+    if (definition.name == name) return &definition;
+  }
+  return nullptr;
+}
+
+std::string EnvironmentName(absl::string_view option) {
+  return absl::StrCat(kEnvironmentPrefix,
+                      absl::AsciiStrToUpper(absl::StrReplaceAll(option, {{".", "_"}})));
+}
+
+Status Set(ParsedOptions* parsed, const Definition& definition, const std::string& text,
+           std::string origin) {
+  const Status status = definition.set(&parsed->options, text);
+  if (!status.ok()) {
+    return Annotate(status, absl::StrCat(definition.name, " (", origin, ")"));
+  }
+  parsed->origins[definition.name] = std::move(origin);
+  return absl::OkStatus();
+}
+
+Status ApplyFile(ParsedOptions* parsed, const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return ErrnoStatus(errno, absl::StrCat("config: ", path));
+  std::vector<CLI::ConfigItem> items;
+  try {
+    items = CLI::ConfigTOML().from_config(file);
+  } catch (const std::exception& error) {
+    return absl::InvalidArgumentError(absl::StrCat("config: ", path, ": ", error.what()));
+  }
+  for (const CLI::ConfigItem& item : items) {
+    if (item.name == "++" || item.name == "--") continue;  // CLI11's marks around a section
+    const Definition* definition = FindDefinition(item.fullname());
+    if (definition == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(item.fullname(), " (file ", path, "): no such option"));
+    }
+    CAIRN_RETURN_IF_ERROR(
+        Set(parsed, *definition, absl::StrJoin(item.inputs, ","), absl::StrCat("file ", path)));
+  }
+  return absl::OkStatus();
+}
+
+Status ApplyEnvironment(ParsedOptions* parsed, const std::vector<std::string>& environment,
+                        std::string* config_path) {
+  for (const std::string& entry : environment) {
+    const std::pair<std::string, std::string> variable =
+        absl::StrSplit(entry, absl::MaxSplits('=', 1));
+    if (!absl::StartsWith(variable.first, kEnvironmentPrefix)) continue;
+    if (variable.first == "CAIRND_CONFIG") {
+      *config_path = variable.second;
+      continue;
+    }
+    const Definition* found = nullptr;
+    for (const Definition& definition : Definitions()) {
+      if (EnvironmentName(definition.name) == variable.first) found = &definition;
+    }
+    if (found == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(variable.first, " (environment): no such option"));
+    }
+    CAIRN_RETURN_IF_ERROR(
+        Set(parsed, *found, variable.second, absl::StrCat("environment ", variable.first)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Status Options::Validate() const {
+  // sun_path holds 108 bytes with its terminator, and ".fd" is added for the second socket.
+  constexpr size_t kMaxSocketPath = 104;
+  if (socket.empty() || socket.size() > kMaxSocketPath) {
+    return absl::InvalidArgumentError(absl::StrCat("socket: \"", socket, "\" has ", socket.size(),
+                                                   " bytes, wants 1 … ", kMaxSocketPath));
+  }
+  if (!storage_root.empty() && storage_root[0] != '/') {
+    return absl::InvalidArgumentError(
+        absl::StrCat("storage.root: \"", storage_root, "\" is not an absolute path"));
+  }
+  constexpr uint64_t kMinJournal = 1 << 20;
+  if (journal_bytes < kMinJournal) {
+    return absl::InvalidArgumentError(absl::StrCat("journal.bytes: ", FormatBytes(journal_bytes),
+                                                   " is below ", FormatBytes(kMinJournal)));
+  }
+  uint64_t pool = 0;
+  for (uint64_t bytes : pool_slabs) pool += bytes;
+  if (memory_budget != 0 && pool > memory_budget) {
+    return absl::InvalidArgumentError(absl::StrCat("pool.slabs: ", FormatBytes(pool),
+                                                   " in all exceed memory.budget, ",
+                                                   FormatBytes(memory_budget)));
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<ParsedOptions> ParseOptions(const std::vector<std::string>& arguments,
+                                     const std::vector<std::string>& environment) {
+  ParsedOptions parsed;
+  for (const Definition& definition : Definitions()) parsed.origins[definition.name] = "default";
+
+  CLI::App app("cairnd keeps the checkpoints of this node in memory.", "cairnd");
+  std::string config_flag;
+  bool version = false;
+  app.add_option("--config", config_flag, "TOML file with these options (or CAIRND_CONFIG)");
+  app.add_flag("--check-config", parsed.check_config, "check the options and exit");
+  app.add_flag("--print-config", parsed.print_config, "print each option with its origin and exit");
+  app.add_flag("--version", version, "print the version and exit");
+  app.add_flag("--daemon", parsed.daemon_role)->group("");  // set by the keeper
+  std::map<std::string, std::string> flags;
+  for (const Definition& definition : Definitions()) {
+    app.add_option("--" + definition.name, flags[definition.name],
+                   absl::StrCat(definition.help, " [", definition.get(Options()), "] (",
+                                EnvironmentName(definition.name), ")"))
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  }
+  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+  try {
+    app.parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    parsed.message = app.help();
+    return parsed;
+  } catch (const CLI::ParseError& error) {
+    return absl::InvalidArgumentError(absl::StrCat(error.what(), " (flag)"));
+  }
+  if (version) {
+    parsed.message = absl::StrCat("cairnd ", kVersion, "\n");
+    return parsed;
+  }
+
+  // The file comes below the environment, but the environment may name the file.
+  std::string config_path;
+  {
+    ParsedOptions scratch = parsed;
+    CAIRN_RETURN_IF_ERROR(ApplyEnvironment(&scratch, environment, &config_path));
+  }
+  if (!config_flag.empty()) config_path = config_flag;
+  if (!config_path.empty()) CAIRN_RETURN_IF_ERROR(ApplyFile(&parsed, config_path));
+  CAIRN_RETURN_IF_ERROR(ApplyEnvironment(&parsed, environment, &config_path));
+  for (const Definition& definition : Definitions()) {
+    if (app.count("--" + definition.name) == 0) continue;
+    CAIRN_RETURN_IF_ERROR(Set(&parsed, definition, flags[definition.name], "flag"));
+  }
+  CAIRN_RETURN_IF_ERROR(parsed.options.Validate());
+  return parsed;
+}
+
+std::string PrintConfig(const ParsedOptions& parsed) {
+  std::string text;
+  for (const Definition& definition : Definitions()) {
+    absl::StrAppend(&text, definition.name, " = \"", definition.get(parsed.options), "\"  # ",
+                    parsed.origins.at(definition.name), "\n");
+  }
+  return text;
+}
+
+std::vector<std::string> AsFlags(const ParsedOptions& parsed) {
+  std::vector<std::string> flags;
+  for (const Definition& definition : Definitions()) {
+    if (parsed.origins.at(definition.name) == "default") continue;
+    flags.push_back(absl::StrCat("--", definition.name, "=", definition.get(parsed.options)));
+  }
+  return flags;
+}
+
+StatusOr<uint64_t> ParseBytes(absl::string_view text) {
+  static constexpr std::pair<absl::string_view, int> kUnits[] = {
+      {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}, {"B", 0}};
+  absl::string_view number = absl::StripAsciiWhitespace(text);
+  int shift = 0;
+  for (const auto& [unit, bits] : kUnits) {
+    if (absl::ConsumeSuffix(&number, unit)) {
+      shift = bits;
+      break;
+    }
+  }
+  uint64_t value = 0;
+  if (!absl::SimpleAtoi(absl::StripAsciiWhitespace(number), &value)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", text, "\" is not a size: a whole number with B, KiB, MiB, GiB or TiB"));
+  }
+  if (value > (uint64_t{1} << 62) >> shift) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is above 2^62 bytes"));
+  }
+  return value << shift;
+}
+
+std::string FormatBytes(uint64_t bytes) {
+  static constexpr std::pair<const char*, int> kUnits[] = {
+      {"TiB", 40}, {"GiB", 30}, {"MiB", 20}, {"KiB", 10}};
+  for (const auto& [unit, bits] : kUnits) {
+    if (bytes != 0 && bytes % (uint64_t{1} << bits) == 0) return absl::StrCat(bytes >> bits, unit);
+  }
+  return absl::StrCat(bytes);
+}
+
+}  // namespace cairn::daemon

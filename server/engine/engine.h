@@ -1,0 +1,83 @@
+// The engine decides: lifecycle, admission, retention, leases, what to persist, which slab serves
+// whom. A pure state machine: no I/O, no threads, no clock and no randomness of its own. The node
+// calls Apply under its lock, appends the facts to the journal, then carries out the actions.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/facts.h"
+#include "common/status.h"
+#include "server/engine/actions.h"
+#include "server/engine/events.h"
+// clang-format off
+namespace cairn::engine {  // values in tables, one line each
+
+struct Options {
+  uint64_t budget_bytes = 0;          // of slabs: faulted, being faulted, quarantined; required
+  std::vector<uint64_t> pool_slabs;   // sizes to hold before any job's are known
+  bool storage = false;               // is there any
+  std::string storage_root;           // names the directories of what was persisted; may be empty
+  JobPolicy default_policy;
+  int64_t max_sessions = 4096;
+  int64_t max_waiting = 16384;        // parked callers
+  int64_t max_objects_per_step = 1'000'000;  // of one writer
+  int max_persists = 2;               // under way at once
+  MonotonicNanos lease_seconds_without_fds = 30 * kNanosPerSecond;
+  MonotonicNanos probe_interval = kNanosPerSecond / 4;     // of quarantined slabs
+  MonotonicNanos persist_retry_min = kNanosPerSecond, persist_retry_max = 60 * kNanosPerSecond;
+  cairn::Status Validate() const;
+};
+
+struct Outcome {
+  std::vector<Fact> facts;      // to the journal, as one frame, before any action
+  std::vector<Action> actions;  // in order
+};
+
+// What a new daemon finds.
+struct Recovered {
+  std::vector<Fact> facts;                                       // of the journal, in order
+  std::vector<std::pair<SlabId, uint64_t>> held_slabs;           // at the keeper: id, bytes
+  std::vector<SessionId> live_sessions;                          // whose process lives
+  std::vector<std::pair<PartKey, std::string>> manifests;        // bytes of the committed manifests that verified
+  std::string safe_mode;                                         // not empty: why nothing is admitted
+};
+
+class Engine {
+ public:
+  explicit Engine(const Options& options);
+  ~Engine();
+
+  // Once, first: from nothing (`recovered` empty) or from a dead daemon's facts. Starts the pool.
+  // Extents of committed manifests are named by fact::ManifestCommitted, so the node reads them before.
+  Outcome Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered);
+  Outcome Apply(MonotonicNanos now, Event event);
+
+  // The whole state as facts: Start with them rebuilds it.
+  std::vector<Fact> Snapshot() const;
+
+  // For the recorder, after action::Record.
+  struct Description {
+    std::optional<fact::Job> job;
+    std::vector<fact::AttemptBegun> attempts;
+    struct Part { fact::ManifestCommitted committed; uint64_t bytes = 0, objects = 0; bool resident = false,
+                  persisted = false, broken = false, removed = false; };
+    std::vector<Part> parts;
+    std::vector<CheckpointInfo> complete;
+    std::vector<CheckpointKey> gone;  // of those asked about: evicted for good, deleted, or removed
+  };
+  Description Describe(const std::string& job, const std::vector<CheckpointKey>& checkpoints) const;
+
+  // Invariants that hold between any two Applies; the first that does not, in words. For tests and the
+  // simulator: budget never exceeded, no two live objects overlap, every pin has an action under way, …
+  std::string CheckInvariants() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cairn::engine

@@ -1,0 +1,558 @@
+#include "server/engine/ledger.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "absl/strings/str_cat.h"
+
+namespace cairn::engine {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+// Slabs asked about in one go; the rest follow at the next tick.
+constexpr int kProbesAtOnce = 256;
+// A slab in use whose reader lingers is asked about less and less often, down to this.
+constexpr int kLongestProbeWait = 16;
+
+}  // namespace
+
+uint64_t SlabBytesFor(uint64_t need) {
+  need = std::max<uint64_t>(need, 1);
+  const uint64_t granule =
+      std::clamp(std::bit_floor(std::max<uint64_t>(need / 32, 1)), kPageBytes, kMiB);
+  return (need + granule - 1) / granule * granule;
+}
+
+uint64_t LargestFit(uint64_t need) {
+  const uint64_t slack = need >= kMiB ? std::min(2 * kMiB, need / 16) : need + 16 * kPageBytes;
+  return std::max(need + slack, SlabBytesFor(need));
+}
+
+SlabRecord* Ledger::Find(SlabId slab) {
+  const auto at = slabs_.find(slab);
+  return at == slabs_.end() ? nullptr : &at->second;
+}
+
+const SlabRecord* Ledger::Find(SlabId slab) const {
+  const auto at = slabs_.find(slab);
+  return at == slabs_.end() ? nullptr : &at->second;
+}
+
+// --- states and indexes
+// ---------------------------------------------------------------------------
+
+SlabState Ledger::Decide(const SlabRecord& slab) const {
+  if (slab.state == SlabState::kMaking || slab.state == SlabState::kDying) return slab.state;
+  if (slab.extents > 0 || slab.pins > 0 || slab.reserved || slab.use == fact::SlabUse::kManifests) {
+    return SlabState::kInUse;
+  }
+  if (slab.mapper != 0) {
+    const bool writable_again = slab.readers.empty() && !slab.by_path && !slab.told && !slab.doomed;
+    return writable_again ? SlabState::kIdle : SlabState::kQuarantined;
+  }
+  if (!slab.clean || !slab.readers.empty()) return SlabState::kQuarantined;
+  return slab.owner.None() ? SlabState::kFree : SlabState::kIdle;
+}
+
+void Ledger::Lift(SlabRecord* slab) {
+  bytes_[static_cast<size_t>(slab->state)] -= slab->bytes;
+  if (MayComeBack(*slab)) probing_bytes_ -= slab->bytes;
+  switch (slab->state) {
+    case SlabState::kMaking:
+      if (making_.erase({slab->bytes, slab->id}) > 0) making_unreserved_bytes_ -= slab->bytes;
+      break;
+    case SlabState::kFree:
+      free_.erase({slab->bytes, slab->id});
+      oldest_.erase({slab->since, slab->id});
+      break;
+    case SlabState::kIdle:
+      if (slab->mapper != 0) {
+        const auto at = idle_mapped_.find(slab->mapper);
+        at->second.erase({slab->bytes, slab->id});
+        if (at->second.empty()) idle_mapped_.erase(at);
+        idle_mapped_bytes_ -= slab->bytes;
+        const auto owned = idle_mapped_by_owner_.find(slab->owner);
+        if ((owned->second -= slab->bytes) == 0) idle_mapped_by_owner_.erase(owned);
+      } else {
+        const auto at = idle_unmapped_.find(slab->owner);
+        at->second.erase({slab->bytes, slab->id});
+        if (at->second.empty()) idle_unmapped_.erase(at);
+        oldest_.erase({slab->since, slab->id});
+      }
+      break;
+    case SlabState::kInUse:
+    case SlabState::kQuarantined:
+    case SlabState::kDying:
+      break;
+  }
+}
+
+void Ledger::Settle(SlabRecord* slab) {
+  SlabState state = Decide(*slab);
+  if (slab->doomed && (state == SlabState::kFree || state == SlabState::kIdle)) {
+    Destroy(slab);
+    state = SlabState::kDying;
+  }
+  if (state != slab->state) {
+    slab->state = state;
+    slab->since = now_;
+    if (state == SlabState::kFree || state == SlabState::kIdle) changed_ = true;
+  }
+  // Only its mapper's word brings such a slab back, so it is asked to unmap it.
+  if (state == SlabState::kQuarantined && slab->mapper != 0 && slab->readers.empty() &&
+      !slab->told) {
+    MarkRetiring(slab);
+  }
+  bytes_[static_cast<size_t>(state)] += slab->bytes;
+  switch (state) {
+    case SlabState::kMaking:
+      if (!slab->reserved && slab->use == fact::SlabUse::kObjects) {
+        making_.insert({slab->bytes, slab->id});
+        making_unreserved_bytes_ += slab->bytes;
+      }
+      break;
+    case SlabState::kFree:
+      free_.insert({slab->bytes, slab->id});
+      oldest_.insert({slab->since, slab->id});
+      break;
+    case SlabState::kIdle:
+      if (slab->mapper != 0) {
+        idle_mapped_[slab->mapper].insert({slab->bytes, slab->id});
+        idle_mapped_bytes_ += slab->bytes;
+        idle_mapped_by_owner_[slab->owner] += slab->bytes;
+      } else {
+        idle_unmapped_[slab->owner].insert({slab->bytes, slab->id});
+        oldest_.insert({slab->since, slab->id});
+      }
+      break;
+    case SlabState::kInUse:
+    case SlabState::kQuarantined:
+    case SlabState::kDying:
+      break;
+  }
+  if (!NeedsProbe(*slab)) {
+    ScheduleProbe(slab, kNever);
+  } else if (!slab->probing && slab->next_probe == kNever) {
+    slab->probe_wait = options_.probe_interval;
+    if (slab->touched_until > now_) {
+      ScheduleProbe(slab, slab->touched_until);
+    } else {
+      SendProbe(slab);
+    }
+  }
+  if (MayComeBack(*slab)) probing_bytes_ += slab->bytes;
+}
+
+void Ledger::Destroy(SlabRecord* slab) {
+  ClearRetiring(slab);
+  out_->facts.push_back(fact::SlabGone{slab->id});
+  out_->actions.push_back(action::DestroySlab{slab->id});
+}
+
+void Ledger::MarkRetiring(SlabRecord* slab) {
+  slab->retiring = true;
+  retired_[slab->mapper].insert(slab->id);
+}
+
+void Ledger::ClearRetiring(SlabRecord* slab) {
+  slab->retiring = slab->told = false;
+  const auto at = retired_.find(slab->mapper);
+  if (at == retired_.end()) return;
+  at->second.erase(slab->id);
+  if (at->second.empty()) retired_.erase(at);
+}
+
+// --- getting slabs
+// --------------------------------------------------------------------------------
+
+SlabRecord* Ledger::FirstFit(const BySize& index, uint64_t need) {
+  const auto at = index.lower_bound({need, 0});
+  if (at == index.end() || at->first > LargestFit(need)) return nullptr;
+  return Find(at->second);
+}
+
+SlabRecord* Ledger::Take(uint64_t need, const SlabOwner& owner, SessionId session) {
+  SlabRecord* slab = nullptr;
+  if (const auto own = idle_mapped_.find(session); own != idle_mapped_.end()) {
+    slab = FirstFit(own->second, need);
+    if (slab != nullptr && slab->owner != owner) slab = nullptr;
+  }
+  if (slab == nullptr) {
+    const auto idle = idle_unmapped_.find(owner);
+    if (idle != idle_unmapped_.end()) slab = FirstFit(idle->second, need);
+  }
+  if (slab == nullptr) slab = FirstFit(free_, need);
+  if (slab == nullptr) return nullptr;
+  Lift(slab);
+  ClearRetiring(slab);
+  slab->reserved = true;
+  Settle(slab);
+  return slab;
+}
+
+SlabRecord* Ledger::TakeMaking(uint64_t need) {
+  SlabRecord* slab = FirstFit(making_, need);
+  if (slab == nullptr) return nullptr;
+  Lift(slab);
+  slab->reserved = true;
+  if (!slab->urgent) out_->actions.push_back(action::HurrySlab{slab->id});
+  slab->urgent = true;
+  Settle(slab);
+  return slab;
+}
+
+SlabRecord* Ledger::Make(SlabId id, uint64_t bytes, bool urgent, bool reserved) {
+  SlabRecord record;
+  record.id = id;
+  record.bytes = bytes;
+  record.urgent = urgent;
+  record.reserved = reserved;
+  record.since = now_;
+  SlabRecord* slab = &slabs_.emplace(id, std::move(record)).first->second;
+  total_ += bytes;
+  Settle(slab);
+  out_->actions.push_back(action::MakeSlab{id, bytes, urgent});
+  return slab;
+}
+
+void Ledger::Unreserve(SlabRecord* slab) {
+  Lift(slab);
+  slab->reserved = false;
+  Settle(slab);
+}
+
+void Ledger::SetOwner(SlabRecord* slab, const SlabOwner& owner) {
+  if (slab->owner == owner) return;
+  Lift(slab);
+  slab->owner = owner;
+  Settle(slab);
+  out_->facts.push_back(fact::Slab{slab->id, slab->bytes, slab->use, owner.uid, owner.job});
+}
+
+void Ledger::KeepForManifests(SlabRecord* slab) {
+  Lift(slab);
+  slab->use = fact::SlabUse::kManifests;
+  slab->reserved = false;
+  Settle(slab);
+  if (slab->state != SlabState::kMaking) {
+    out_->facts.push_back(fact::Slab{slab->id, slab->bytes, slab->use, 0, ""});
+  }
+}
+
+// --- what holds them
+// ------------------------------------------------------------------------------
+
+void Ledger::AddExtent(SlabRecord* slab) {
+  Lift(slab);
+  ++slab->extents;
+  slab->reserved = false;
+  Settle(slab);
+}
+
+void Ledger::DropExtent(SlabRecord* slab) {
+  Lift(slab);
+  --slab->extents;
+  Settle(slab);
+}
+
+void Ledger::Pin(SlabRecord* slab) {
+  Lift(slab);
+  ++slab->pins;
+  Settle(slab);
+}
+
+void Ledger::Unpin(SlabRecord* slab) {
+  Lift(slab);
+  --slab->pins;
+  Settle(slab);
+}
+
+void Ledger::LendToWriter(SlabRecord* slab, SessionId session, LeaseId lease) {
+  Lift(slab);
+  ClearRetiring(slab);
+  slab->mapper = session;
+  slab->writer_lease = lease;
+  slab->clean = false;
+  ++slab->lends;
+  Settle(slab);
+}
+
+void Ledger::WriterGone(SlabRecord* slab) {
+  Lift(slab);
+  ClearRetiring(slab);
+  slab->mapper = 0;
+  slab->writer_lease = 0;
+  ScheduleProbe(slab, kNever);  // it can be free now: ask at once
+  slab->probe_again = slab->probing;
+  Settle(slab);
+}
+
+void Ledger::WriterNeverLent(SlabRecord* slab) { WriterGone(slab); }
+
+void Ledger::LendToReader(SlabRecord* slab, LeaseId lease, bool by_path) {
+  Lift(slab);
+  slab->readers[lease] = false;
+  ++slab->open_readers;
+  slab->clean = false;
+  slab->by_path |= by_path;
+  ++slab->lends;
+  Settle(slab);
+}
+
+void Ledger::ReaderReleased(SlabRecord* slab, LeaseId lease, bool has_lock) {
+  const auto at = slab->readers.find(lease);
+  if (at == slab->readers.end() || at->second) return;
+  Lift(slab);
+  at->second = true;
+  --slab->open_readers;
+  if (!has_lock) slab->readers.erase(at);
+  ScheduleProbe(slab, kNever);
+  slab->probe_again = slab->probing;
+  Settle(slab);
+  if (slab->readers.empty()) changed_ = true;
+}
+
+void Ledger::ReaderNeverLent(SlabRecord* slab, LeaseId lease) {
+  ReaderReleased(slab, lease, /*has_lock=*/false);
+}
+
+void Ledger::Touched(SlabRecord* slab, MonotonicNanos until) {
+  Lift(slab);
+  slab->touched_until = std::max(slab->touched_until, until);
+  slab->clean = false;
+  ++slab->lends;
+  Settle(slab);
+}
+
+// --- giving memory back
+// ---------------------------------------------------------------------------
+
+uint64_t Ledger::DestroyOldest() {
+  if (oldest_.empty()) return 0;
+  SlabRecord* slab = Find(oldest_.begin()->second);
+  Doom(slab);
+  return slab->bytes;
+}
+
+void Ledger::Doom(SlabRecord* slab) {
+  if (slab->doomed) return;
+  Lift(slab);
+  slab->doomed = true;
+  Settle(slab);
+}
+
+uint64_t Ledger::Retire(SessionId session, uint64_t bytes) {
+  uint64_t marked = 0;
+  const auto own = idle_mapped_.find(session);
+  if (own == idle_mapped_.end()) return 0;
+  for (auto at = own->second.rbegin(); at != own->second.rend() && marked < bytes; ++at) {
+    SlabRecord* slab = Find(at->second);
+    MarkRetiring(slab);
+    marked += slab->bytes;
+  }
+  return marked;
+}
+
+uint64_t Ledger::RetireOthers(SessionId session, const SlabOwner* except_owner, uint64_t bytes) {
+  uint64_t marked = 0;
+  for (const auto& [mapper, idle] : idle_mapped_) {
+    if (marked >= bytes) break;
+    // A session is in one job: all its slabs have one owner.
+    const bool spared =
+        except_owner != nullptr && Find(idle.begin()->second)->owner == *except_owner;
+    if (mapper != session && !spared) marked += Retire(mapper, bytes - marked);
+  }
+  return marked;
+}
+
+std::vector<SlabId> Ledger::TellRetired(SessionId session) {
+  const auto at = retired_.find(session);
+  if (at == retired_.end()) return {};
+  const std::vector<SlabId> slabs(at->second.begin(), at->second.end());
+  for (SlabId id : slabs) {
+    SlabRecord* slab = Find(id);
+    Lift(slab);
+    slab->told = true;
+    Settle(slab);
+  }
+  return slabs;
+}
+
+bool Ledger::HasRetired(SessionId session) const { return retired_.contains(session); }
+
+// --- results of actions
+// ---------------------------------------------------------------------------
+
+bool Ledger::OnMade(SlabId id, const Status& status) {
+  SlabRecord* slab = Find(id);
+  if (slab == nullptr || slab->state != SlabState::kMaking) return false;
+  Lift(slab);
+  changed_ = true;
+  if (!status.ok()) {
+    total_ -= slab->bytes;
+    slabs_.erase(id);
+    return true;
+  }
+  slab->state = SlabState::kInUse;  // of no index; Settle decides
+  out_->facts.push_back(fact::Slab{id, slab->bytes, slab->use, slab->owner.uid, slab->owner.job});
+  Settle(slab);
+  return true;
+}
+
+void Ledger::OnDestroyed(SlabId id) {
+  SlabRecord* slab = Find(id);
+  if (slab == nullptr || slab->state != SlabState::kDying) return;
+  Lift(slab);
+  total_ -= slab->bytes;
+  slabs_.erase(id);
+  changed_ = true;
+}
+
+std::vector<LeaseId> Ledger::OnProbed(const event::SlabProbed& probed) {
+  SlabRecord* slab = Find(probed.slab);
+  if (slab == nullptr || !slab->probing) return {};
+  Lift(slab);
+  slab->probing = false;
+  // Whoever counted on it looks again, whatever the answer.
+  if (slab->state == SlabState::kQuarantined) changed_ = true;
+  std::vector<LeaseId> ended;
+  for (LeaseId lease : probed.ended) {
+    const auto at = slab->readers.find(lease);
+    if (at == slab->readers.end() || !at->second) continue;
+    slab->readers.erase(at);
+    ended.push_back(lease);
+  }
+  // Free means: no one at all, so every released reader is gone too.
+  if (probed.free && slab->mapper == 0 && slab->open_readers == 0 &&
+      slab->probed_at_lends == slab->lends) {
+    for (const auto& [lease, said] : slab->readers) ended.push_back(lease);
+    std::sort(ended.begin(), ended.end());
+    slab->readers.clear();
+    slab->clean = true;
+    slab->by_path = false;
+  }
+  if (std::exchange(slab->probe_again, false)) {
+    ScheduleProbe(slab, kNever);  // Settle asks anew
+  } else if (NeedsProbe(*slab)) {
+    ScheduleProbe(slab, now_ + slab->probe_wait);
+    slab->probe_wait = std::min(
+        slab->probe_wait * 2,
+        options_.probe_interval * (slab->state == SlabState::kInUse ? kLongestProbeWait : 2));
+  }
+  Settle(slab);
+  if (!ended.empty()) changed_ = true;
+  return ended;
+}
+
+bool Ledger::NeedsProbe(const SlabRecord& slab) {
+  if (slab.state == SlabState::kMaking || slab.state == SlabState::kDying) return false;
+  if (slab.readers.size() > slab.open_readers) return true;
+  return !slab.clean && slab.mapper == 0 && slab.open_readers == 0;
+}
+
+void Ledger::ScheduleProbe(SlabRecord* slab, MonotonicNanos at) {
+  if (slab->next_probe != kNever) due_.erase({slab->next_probe, slab->id});
+  slab->next_probe = at;
+  if (at != kNever) due_.insert({at, slab->id});
+}
+
+void Ledger::SendProbe(SlabRecord* slab) {
+  ScheduleProbe(slab, kNever);
+  slab->probing = true;
+  slab->probed_at_lends = slab->lends;
+  action::ProbeSlab probe;
+  probe.slab = slab->id;
+  for (const auto& [lease, said] : slab->readers) {
+    if (said) probe.leases.push_back(lease);
+  }
+  std::sort(probe.leases.begin(), probe.leases.end());
+  out_->actions.push_back(std::move(probe));
+}
+
+void Ledger::ProbeDue() {
+  for (int i = 0; i < kProbesAtOnce && !due_.empty() && due_.begin()->first <= now_; ++i) {
+    SlabRecord* slab = Find(due_.begin()->second);
+    Lift(slab);
+    if (slab->probing) {
+      ScheduleProbe(slab, now_ + slab->probe_wait);
+    } else {
+      SendProbe(slab);
+    }
+    Settle(slab);
+  }
+}
+
+// --- recovery
+// -------------------------------------------------------------------------------------
+
+SlabRecord* Ledger::Restore(const SlabRecord& record) {
+  SlabRecord* slab = &slabs_[record.id];
+  *slab = record;
+  slab->state = SlabState::kInUse;
+  slab->since = now_;
+  return slab;
+}
+
+void Ledger::Forget(SlabId slab) { slabs_.erase(slab); }
+
+void Ledger::Resume(SlabRecord* slab) {
+  total_ += slab->bytes;
+  recovered_total_ = std::max(recovered_total_, total_);
+  bytes_[static_cast<size_t>(slab->state)] += slab->bytes;
+  Lift(slab);
+  Settle(slab);
+}
+
+// --- sums
+// -----------------------------------------------------------------------------------------
+
+uint64_t Ledger::idle_mapped_bytes(const SlabOwner& owner) const {
+  const auto at = idle_mapped_by_owner_.find(owner);
+  return at == idle_mapped_by_owner_.end() ? 0 : at->second;
+}
+
+std::vector<uint64_t> Ledger::ReadyFor(const SlabOwner& owner, SessionId session) const {
+  std::vector<uint64_t> sizes;
+  const auto add = [&sizes](const BySize& index) {
+    for (const auto& [bytes, id] : index) sizes.push_back(bytes);
+  };
+  if (const auto at = idle_mapped_.find(session); at != idle_mapped_.end()) add(at->second);
+  if (const auto at = idle_unmapped_.find(owner); at != idle_unmapped_.end()) add(at->second);
+  add(free_);
+  add(making_);
+  std::sort(sizes.begin(), sizes.end());
+  return sizes;
+}
+
+std::string Ledger::CheckInvariants() const {
+  uint64_t total = 0;
+  std::array<uint64_t, kSlabStates> bytes{};
+  for (const auto& [id, slab] : slabs_) {
+    total += slab.bytes;
+    bytes[static_cast<size_t>(slab.state)] += slab.bytes;
+    const auto bad = [id = id](absl::string_view what) {
+      return absl::StrCat("slab ", id, ": ", what);
+    };
+    uint32_t open = 0;
+    for (const auto& [lease, said] : slab.readers) open += said ? 0 : 1;
+    if (open != slab.open_readers) return bad("open_readers does not count its open readers");
+    if (Decide(slab) != slab.state) return bad("its state is not what holds it");
+    if (slab.state == SlabState::kFree && !slab.owner.None()) return bad("free, yet owned");
+    if (slab.clean && (slab.mapper != 0 || !slab.readers.empty())) return bad("clean, yet lent");
+    if (NeedsProbe(slab) && !slab.probing && slab.next_probe == kNever) {
+      return bad("waits for a probe that nobody will ask");
+    }
+    if (slab.retiring !=
+        (retired_.contains(slab.mapper) && retired_.at(slab.mapper).contains(id))) {
+      return bad("retiring, but on no list");
+    }
+  }
+  if (total != total_) return absl::StrCat("slabs add up to ", total, ", counted ", total_);
+  if (bytes != bytes_) return "bytes by state do not add up";
+  if (total_ > std::max(options_.budget_bytes, recovered_total_)) {
+    return absl::StrCat("slabs take ", total_, " bytes, the budget is ", options_.budget_bytes);
+  }
+  return "";
+}
+
+}  // namespace cairn::engine

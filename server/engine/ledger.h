@@ -1,0 +1,222 @@
+// The slab ledger: which slabs there are, whose they are, who may still see them, and which are
+// ready to be written. It knows nothing of checkpoints; it counts the extents, pins and leases it
+// is told of.
+//
+// A slab is in exactly one state:
+//   making       asked for, being faulted in
+//   free         never lent and nobody's; becomes the first taker's (uid, job) for life
+//   idle         owned, holds nothing; mapped at most by the one session that wrote it last
+//   in use       holds extents, or is pinned by an action, or reserved by a create that waits
+//   quarantined  holds nothing, but somebody may still see or scribble on it: probed until that
+//   ends dying        being destroyed
+// All of them count against the budget.
+//
+// Who may still see it: `mapper` is the session that was lent it for writing and has neither said
+// "unmapped" nor ended; `readers` are read leases, those that were released too until their lock is
+// gone; `clean` says that nobody outside the daemon has had it since it was made or since a probe
+// said free. A probe answers for the moment it ran: one that a later lend overtook counts for
+// nothing (`lends`).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/node_hash_map.h"
+#include "common/clock.h"
+#include "common/facts.h"
+#include "server/engine/engine.h"
+
+namespace cairn::engine {
+
+struct Checkpoint;
+
+inline constexpr MonotonicNanos kNever = std::numeric_limits<MonotonicNanos>::max();
+
+struct SlabOwner {
+  uint32_t uid = 0;
+  std::string job;  // empty: nobody
+  bool None() const { return job.empty(); }
+  auto operator<=>(const SlabOwner&) const = default;
+};
+
+enum class SlabState : uint8_t { kMaking, kFree, kIdle, kInUse, kQuarantined, kDying };
+inline constexpr size_t kSlabStates = 6;
+
+struct SlabRecord {
+  SlabId id = 0;
+  uint64_t bytes = 0;
+  SlabState state = SlabState::kMaking;
+  fact::SlabUse use = fact::SlabUse::kObjects;
+  SlabOwner owner;
+  uint32_t extents = 0;
+  uint32_t pins = 0;
+  bool reserved = false;
+  SessionId mapper = 0;
+  LeaseId writer_lease = 0;
+  absl::flat_hash_map<LeaseId, bool> readers;  // true: released, its lock not known to be gone
+  uint32_t open_readers = 0;                   // of them, those not released
+  bool clean = true;
+  bool by_path = false;  // lent in file mode: others may have opened it without a lock
+  // Journaled as lent by a daemon that died: whether the description ever left is not known, so the
+  // next grant lends it once more.
+  bool lend_again = false;
+  bool retiring = false;  // its mapper is asked to unmap it, its memory is wanted elsewhere
+  bool told = false;      // … and was told so: it is not granted again
+  bool doomed = false;    // destroyed as soon as nobody sees it
+  bool urgent = false;
+  bool probing = false;
+  bool probe_again = false;  // something ended while a probe was under way
+  uint64_t lends = 0;        // counts lends, so that a probe overtaken by one is known
+  uint64_t probed_at_lends = 0;
+  MonotonicNanos since = 0;  // in this state
+  MonotonicNanos next_probe = kNever;
+  MonotonicNanos probe_wait = 0;
+  MonotonicNanos touched_until = 0;  // a chunk may be on its way into it until then
+  // Whose extents these are, and what was last added to its sums (retention.cc).
+  Checkpoint* user = nullptr;
+  bool counted_locked = false, counted_mapped = false;
+
+  bool Locked() const { return !readers.empty() || pins > 0; }
+};
+
+// Bytes a new slab for `need` bytes has, and the largest one that may serve it.
+uint64_t SlabBytesFor(uint64_t need);
+uint64_t LargestFit(uint64_t need);
+
+class Ledger {
+ public:
+  Ledger(const Options& options, Outcome* out) : options_(options), out_(out) {}
+
+  void set_now(MonotonicNanos now) { now_ = now; }
+
+  SlabRecord* Find(SlabId slab);
+  const SlabRecord* Find(SlabId slab) const;
+  const absl::node_hash_map<SlabId, SlabRecord>& slabs() const { return slabs_; }
+
+  // --- getting slabs ---
+  // A ready slab for `need` bytes, now reserved: the session's own idle one, one of the same owner
+  // that nobody maps, a free one. nullptr when there is none.
+  SlabRecord* Take(uint64_t need, const SlabOwner& owner, SessionId session);
+  // One in the making that nobody waits for, now reserved and hurried.
+  SlabRecord* TakeMaking(uint64_t need);
+  // Asks for a new slab. The caller has checked Room().
+  SlabRecord* Make(SlabId id, uint64_t bytes, bool urgent, bool reserved);
+  void Unreserve(SlabRecord* slab);
+  void SetOwner(SlabRecord* slab, const SlabOwner& owner);
+  // Keeps it for manifests: never lent, never idle.
+  void KeepForManifests(SlabRecord* slab);
+
+  // --- what holds them ---
+  void AddExtent(SlabRecord* slab);
+  void DropExtent(SlabRecord* slab);
+  void Pin(SlabRecord* slab);
+  void Unpin(SlabRecord* slab);
+  void LendToWriter(SlabRecord* slab, SessionId session, LeaseId lease);
+  // The writer unmapped it or is dead.
+  void WriterGone(SlabRecord* slab);
+  void LendToReader(SlabRecord* slab, LeaseId lease, bool by_path);
+  // The client said so (or is dead). `has_lock`: a description was lent, whose lock must go too.
+  void ReaderReleased(SlabRecord* slab, LeaseId lease, bool has_lock);
+  // The description never left the daemon.
+  void ReaderNeverLent(SlabRecord* slab, LeaseId lease);
+  void WriterNeverLent(SlabRecord* slab);
+  void Touched(SlabRecord* slab, MonotonicNanos until);
+
+  // --- giving memory back ---
+  // Destroys the idle or free slab that has been so the longest. Returns its bytes, 0: there is
+  // none.
+  uint64_t DestroyOldest();
+  void Doom(SlabRecord* slab);
+  // Idle slabs mapped by `session`, to be unmapped; marks enough of them for `bytes`, returns how
+  // many.
+  uint64_t Retire(SessionId session, uint64_t bytes);
+  // The same for any other session; `except_owner`'s slabs are spared unless it is nullptr.
+  uint64_t RetireOthers(SessionId session, const SlabOwner* except_owner, uint64_t bytes);
+  // What to tell `session` to unmap; they are not granted again.
+  std::vector<SlabId> TellRetired(SessionId session);
+  bool HasRetired(SessionId session) const;
+
+  // --- results of actions ---
+  // False when the slab is unknown. A failed making leaves nothing.
+  bool OnMade(SlabId slab, const Status& status);
+  void OnDestroyed(SlabId slab);
+  // Leases that have ended now.
+  std::vector<LeaseId> OnProbed(const event::SlabProbed& probed);
+  // Asks about slabs whose turn it is.
+  void ProbeDue();
+  MonotonicNanos next_probe() const { return due_.empty() ? kNever : due_.begin()->first; }
+
+  // --- recovery ---
+  // Takes a record as a dead daemon left it; Resume decides its state once its holders are told.
+  SlabRecord* Restore(const SlabRecord& slab);
+  void Forget(SlabId slab);  // one that did not survive
+  void Resume(SlabRecord* slab);
+
+  // --- sums ---
+  uint64_t total() const { return total_; }
+  uint64_t bytes_in(SlabState state) const { return bytes_[static_cast<size_t>(state)]; }
+  uint64_t Room() const {
+    return options_.budget_bytes > total_ ? options_.budget_bytes - total_ : 0;
+  }
+  uint64_t idle_mapped_bytes() const { return idle_mapped_bytes_; }
+  uint64_t idle_mapped_bytes(const SlabOwner& owner) const;
+  uint64_t idle_unmapped_bytes() const { return bytes_in(SlabState::kIdle) - idle_mapped_bytes_; }
+  uint64_t making_unreserved_bytes() const { return making_unreserved_bytes_; }
+  // Quarantined bytes that nobody is known to hold and a probe under way may give back.
+  uint64_t probing_bytes() const { return probing_bytes_; }
+  // Sizes of the ready or making slabs that `session` could write next, ascending.
+  std::vector<uint64_t> ReadyFor(const SlabOwner& owner, SessionId session) const;
+  // True since the last call when something became available or was given back.
+  bool TakeChanged() { return std::exchange(changed_, false); }
+  bool PeekChanged() const { return changed_; }
+
+  std::string CheckInvariants() const;
+
+ private:
+  using BySize = std::set<std::pair<uint64_t, SlabId>>;
+
+  // Every change of a record stands between Lift, which takes it out of the indexes and sums, and
+  // Settle, which decides its state anew, puts it back and asks the probe it needs.
+  void Lift(SlabRecord* slab);
+  void Settle(SlabRecord* slab);
+  SlabState Decide(const SlabRecord& slab) const;
+  void Destroy(SlabRecord* slab);  // between Lift and Settle
+  void ScheduleProbe(SlabRecord* slab, MonotonicNanos at);
+  static bool NeedsProbe(const SlabRecord& slab);
+  void SendProbe(SlabRecord* slab);
+  static bool MayComeBack(const SlabRecord& slab) {
+    return slab.state == SlabState::kQuarantined && slab.mapper == 0 && slab.probing;
+  }
+  SlabRecord* FirstFit(const BySize& index, uint64_t need);
+  void MarkRetiring(SlabRecord* slab);
+  void ClearRetiring(SlabRecord* slab);
+
+  // Constant after construction.
+  const Options& options_;
+  Outcome* const out_;
+
+  MonotonicNanos now_ = 0;
+  absl::node_hash_map<SlabId, SlabRecord> slabs_;  // records stay where they are
+  // Indexes of the states; a slab is in the index of its state and in no other.
+  BySize free_, making_;
+  std::map<SlabOwner, BySize> idle_unmapped_;
+  std::map<SessionId, BySize> idle_mapped_;
+  std::map<SessionId, std::set<SlabId>> retired_;
+  std::set<std::pair<MonotonicNanos, SlabId>> oldest_;  // free, and idle that nobody maps
+  std::set<std::pair<MonotonicNanos, SlabId>> due_;     // next_probe
+  std::map<SlabOwner, uint64_t> idle_mapped_by_owner_;
+  uint64_t total_ = 0, idle_mapped_bytes_ = 0, making_unreserved_bytes_ = 0, probing_bytes_ = 0;
+  std::array<uint64_t, kSlabStates> bytes_{};
+  uint64_t recovered_total_ = 0;  // may exceed a budget that was lowered since
+  bool changed_ = false;
+};
+
+}  // namespace cairn::engine

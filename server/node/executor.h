@@ -1,0 +1,36 @@
+// A few threads and a queue, for what may block: writing files, reading them, checking checksums.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/mutex.h"
+
+namespace cairn::node {
+
+// The queue needs no bound of its own: every task answers an action, and the engine bounds how many
+// of each kind are outstanding. Thread-safe.
+class Executor {
+ public:
+  // `name` is shown by ps and gdb (15 characters).
+  Executor(const std::string& name, int threads);
+  ~Executor() { Stop(); }
+
+  void Add(std::function<void()> task);
+  // Forgets what has not begun, waits for what has. Further tasks are forgotten.
+  void Stop();
+
+ private:
+  void Run(const std::string& name);
+
+  Mutex mu_;
+  CondVar wake_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::thread> threads_;  // last: they use what stands above
+};
+
+}  // namespace cairn::node

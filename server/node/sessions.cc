@@ -1,0 +1,451 @@
+#include "server/node/sessions.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "common/failpoint.h"
+#include "glog/logging.h"
+
+namespace cairn::node {
+namespace {
+
+// What an epoll event is about: the kind in the top byte, the number below.
+enum Kind : uint64_t { kWake = 1, kListener = 2, kPending = 3, kChannel = 4, kPidfd = 5 };
+constexpr int kKindShift = 56;
+constexpr uint64_t kNumberMask = (uint64_t{1} << kKindShift) - 1;
+
+Status Add(int epoll, int fd, uint32_t events, Kind kind, uint64_t number) {
+  epoll_event event = {};
+  event.events = events;
+  event.data.u64 = (uint64_t{kind} << kKindShift) | (number & kNumberMask);
+  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) return ErrnoStatus(errno, "epoll_ctl");
+  return absl::OkStatus();
+}
+
+bool SameSecret(absl::string_view a, absl::string_view b) {
+  if (a.size() != b.size()) return false;
+  unsigned difference = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i]);
+  }
+  return difference == 0;
+}
+
+// Is `fd` a pidfd of process `pid`, both as this PID namespace shows them (0: not at all)? Only a
+// pidfd's fdinfo has a line "Pid:".
+bool IsPidfdOf(int fd, int32_t pid) {
+  StatusOr<std::string> info = ReadFile(absl::StrCat("/proc/self/fdinfo/", fd));
+  if (!info.ok()) return false;
+  for (absl::string_view line : absl::StrSplit(*info, '\n')) {
+    int32_t shown = 0;
+    if (absl::ConsumePrefix(&line, "Pid:")) return absl::SimpleAtoi(line, &shown) && shown == pid;
+  }
+  return false;
+}
+
+// One create may lend a thousand slabs before its client reads the first: each message takes about
+// 1 KiB of the buffer. Beyond the system's limit (net.core.wmem_max) only root may go.
+void WidenChannel(int socket) {
+  const int bytes = 16 << 20;
+  if (setsockopt(socket, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof(bytes)) != 0) {
+    setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+  }
+}
+
+StatusOr<UniqueFd> MakeProgressPage() {
+  UniqueFd fd(memfd_create("cairn-progress", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.valid()) return ErrnoStatus(errno, "memfd_create");
+  if (ftruncate(fd.get(), static_cast<off_t>(kPageBytes)) != 0) {
+    return ErrnoStatus(errno, "ftruncate");
+  }
+  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return ErrnoStatus(errno, "F_ADD_SEALS");
+  }
+  return fd;
+}
+
+}  // namespace
+
+std::string RandomSecret() {
+  std::string secret(16, '\0');
+  CHECK_EQ(getrandom(secret.data(), secret.size(), 0), static_cast<ssize_t>(secret.size()));
+  return secret;
+}
+
+struct Sessions::Channel {
+  UniqueFd socket, pidfd, progress;
+  Mapping page;
+};
+
+Sessions::Sessions(const SessionsOptions& options, SessionHolder* holder, Clock* clock,
+                   std::function<void(SessionId)> ended)
+    : options_(options),
+      holder_(holder),
+      clock_(clock),
+      ended_(std::move(ended)),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  CHECK(epoll_.valid() && wake_.valid()) << "epoll or eventfd: errno " << errno;
+}
+
+Status Sessions::Watch(SessionId session, const Channel& channel) {
+  CAIRN_RETURN_IF_ERROR(
+      node::Add(epoll_.get(), channel.socket.get(), EPOLLIN | EPOLLRDHUP, kChannel, session));
+  return node::Add(epoll_.get(), channel.pidfd.get(), EPOLLIN, kPidfd, session);
+}
+
+Status Sessions::Adopt(SessionInfo info, HeldSession held) {
+  auto channel = std::make_shared<Channel>();
+  channel->socket = std::move(held.channel);
+  channel->pidfd = std::move(held.pidfd);
+  channel->progress = std::move(held.progress);
+  CAIRN_ASSIGN_OR_RETURN(
+      channel->page, Mapping::Map(channel->progress.get(), 0, kPageBytes, PROT_READ, MAP_SHARED));
+  CAIRN_RETURN_IF_ERROR(Watch(info.id, *channel));
+  MutexLock lock(&mu_);
+  const SessionId id = info.id;
+  records_[id] = Record{std::move(info), std::move(channel)};
+  return absl::OkStatus();
+}
+
+Status Sessions::Start(UniqueFd fd_listener) {
+  listener_ = std::move(fd_listener);
+  CAIRN_RETURN_IF_ERROR(node::Add(epoll_.get(), wake_.get(), EPOLLIN, kWake, 0));
+  if (listener_.valid()) {
+    // Another process may take the connection first (a keeper's next daemon): accept must not
+    // block.
+    const int flags = fcntl(listener_.get(), F_GETFL);
+    if (flags < 0 || fcntl(listener_.get(), F_SETFL, flags | O_NONBLOCK) != 0) {
+      return ErrnoStatus(errno, "fd listener");
+    }
+    CAIRN_RETURN_IF_ERROR(node::Add(epoll_.get(), listener_.get(), EPOLLIN, kListener, 0));
+  }
+  thread_ = std::thread([this] { Run(); });
+  return absl::OkStatus();
+}
+
+void Sessions::Stop() {
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  const uint64_t one = 1;
+  if (write(wake_.get(), &one, sizeof(one)) < 0) PLOG(ERROR) << "eventfd";
+  if (thread_.joinable()) thread_.join();
+}
+
+void Sessions::Add(SessionInfo info) {
+  MutexLock lock(&mu_);
+  const SessionId id = info.id;
+  records_[id] = Record{std::move(info), nullptr};
+}
+
+StatusOr<SessionInfo> Sessions::Rejoin(SessionId session, absl::string_view secret,
+                                       uint32_t uid) const {
+  MutexLock lock(&mu_);
+  auto it = records_.find(session);
+  if (it == records_.end()) {
+    return absl::NotFoundError(
+        absl::StrCat("session: ", session, " has ended, or was never begun here"));
+  }
+  if (it->second.info.uid != uid || !SameSecret(it->second.info.secret, secret)) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("session: ", session, " belongs to another process"));
+  }
+  return it->second.info;
+}
+
+std::shared_ptr<Sessions::Channel> Sessions::Forget(SessionId session, bool* found) {
+  std::shared_ptr<Channel> channel;
+  {
+    MutexLock lock(&mu_);
+    auto it = records_.find(session);
+    *found = it != records_.end();
+    if (!*found) return nullptr;
+    channel = std::move(it->second.channel);
+    records_.erase(it);
+  }
+  if (channel != nullptr) {
+    // The holder has a dup of the socket, so a bare close would tell the client nothing, and its
+    // dup of the description would keep the epoll entry alive.
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel->socket.get(), nullptr);
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel->pidfd.get(), nullptr);
+    shutdown(channel->socket.get(), SHUT_RDWR);
+    holder_->DropSession(session);
+  }
+  return channel;
+}
+
+bool Sessions::ConnectionClosed(SessionId session) {
+  {
+    MutexLock lock(&mu_);
+    auto it = records_.find(session);
+    if (it == records_.end()) return false;
+    if (it->second.info.takes_fds && it->second.channel != nullptr) return false;
+  }
+  return End(session);
+}
+
+bool Sessions::End(SessionId session) {
+  bool found = false;
+  Forget(session, &found);
+  return found;
+}
+
+Status Sessions::Push(SessionId session, FdMessageType type, LeaseId lease, SlabId slab,
+                      uint64_t bytes, int fd) const {
+  std::shared_ptr<Channel> channel;
+  {
+    MutexLock lock(&mu_);
+    auto it = records_.find(session);
+    if (it == records_.end()) {
+      return absl::UnavailableError(absl::StrCat("session: ", session, " has ended"));
+    }
+    channel = it->second.channel;
+  }
+  if (channel == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "session: ", session, " has no fd channel: attach to the fd socket named by hello first"));
+  }
+  FdSlab message;
+  message.header.type = static_cast<uint16_t>(type);
+  message.lease = lease;
+  message.slab = slab;
+  message.bytes = bytes;
+  return Annotate(
+      SendMessage(channel->socket.get(),
+                  absl::string_view(reinterpret_cast<const char*>(&message), sizeof(message)), {fd},
+                  MSG_DONTWAIT),
+      "fd channel");
+}
+
+std::optional<ProgressPage> Sessions::Progress(SessionId session) const {
+  std::shared_ptr<Channel> channel;
+  {
+    MutexLock lock(&mu_);
+    auto it = records_.find(session);
+    if (it == records_.end()) return std::nullopt;
+    channel = it->second.channel;
+  }
+  if (channel == nullptr || !channel->page.valid()) return std::nullopt;
+  // The client writes it whenever it likes; each word is read once.
+  auto* words = reinterpret_cast<uint64_t*>(channel->page.data());
+  const auto word = [&](size_t i) { return __atomic_load_n(words + i, __ATOMIC_RELAXED); };
+  ProgressPage page;
+  page.magic = word(0);
+  page.step = word(1);
+  page.bytes_total = word(2);
+  page.bytes_done = word(3);
+  if (page.magic != kProgressMagic || page.bytes_total == 0) return std::nullopt;
+  return page;
+}
+
+std::optional<SessionInfo> Sessions::Find(SessionId session) const {
+  MutexLock lock(&mu_);
+  auto it = records_.find(session);
+  if (it == records_.end()) return std::nullopt;
+  return it->second.info;
+}
+
+void Sessions::EndByItself(SessionId session, const char* why) {
+  std::optional<SessionInfo> info = Find(session);
+  bool found = false;
+  Forget(session, &found);
+  if (!found) return;
+  LOG(INFO) << "session " << session << " ended: " << why
+            << (info->job.empty() ? "" : " job=" + info->job) << " pid=" << info->pid;
+  ended_(session);
+}
+
+void Sessions::Run() {
+  pthread_setname_np(pthread_self(), "sessions");
+  constexpr int kEvents = 64;
+  epoll_event events[kEvents];
+  for (;;) {
+    const int count = epoll_wait(epoll_.get(), events, kEvents, pending_.empty() ? -1 : 1000);
+    if (count < 0 && errno != EINTR) {
+      PLOG(FATAL) << "epoll_wait";
+    }
+    {
+      MutexLock lock(&mu_);
+      if (stopping_) return;
+    }
+    for (int i = 0; i < count; ++i) {
+      const uint64_t kind = events[i].data.u64 >> kKindShift;
+      const uint64_t number = events[i].data.u64 & kNumberMask;
+      switch (kind) {
+        case kListener:
+          Accept();
+          break;
+        case kPending:
+          ReadPending(number);
+          break;
+        case kChannel:
+          // After Attach a client has nothing to say here: bytes are as much an end as EOF.
+          EndByItself(number, (events[i].events & EPOLLRDHUP) != 0 ? "its fd channel closed"
+                                                                   : "unexpected message");
+          break;
+        case kPidfd:
+          EndByItself(number, "its process is dead");
+          break;
+        default:
+          break;
+      }
+    }
+    ExpirePending();
+  }
+}
+
+void Sessions::Accept() {
+  for (;;) {
+    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) {
+      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
+        // The connection stays in the backlog and would wake us at once.
+        LOG_EVERY_N(ERROR, 100) << "fd socket: no descriptor left to accept a client";
+        usleep(10'000);
+      }
+      return;
+    }
+    if (pending_.size() >= options_.max_pending) {
+      LOG_EVERY_N(WARNING, 100) << "fd socket: " << options_.max_pending
+                                << " connections that have not attached; refusing one more";
+      continue;
+    }
+    ucred credentials = {};
+    socklen_t length = sizeof(credentials);
+    if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) continue;
+    const uint64_t number = next_pending_++;
+    if (!node::Add(epoll_.get(), socket.get(), EPOLLIN | EPOLLRDHUP, kPending, number).ok()) {
+      continue;
+    }
+    pending_[number] = Pending{std::move(socket), credentials.uid, credentials.pid,
+                               clock_->Now() + options_.attach_timeout};
+  }
+}
+
+void Sessions::ReadPending(uint64_t number) {
+  auto it = pending_.find(number);
+  if (it == pending_.end()) return;
+  StatusOr<ReceivedMessage> message =
+      ReceiveMessage(it->second.socket.get(), kFdChannelMaxMessage, MSG_DONTWAIT);
+  Pending pending = std::move(it->second);
+  pending_.erase(it);
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, pending.socket.get(), nullptr);
+  if (!message.ok() || message->bytes.empty()) return;  // gone, or nonsense: closed here
+  Status status = Attach(pending, *std::move(message));
+  if (!status.ok()) {
+    LOG(WARNING) << "fd channel refused: " << status;
+    FdAttached refusal;
+    refusal.header.type = static_cast<uint16_t>(FdMessageType::kAttached);
+    refusal.code = static_cast<int32_t>(status.code());
+    // Best effort: the connection closes either way.
+    SendMessage(pending.socket.get(),
+                absl::string_view(reinterpret_cast<const char*>(&refusal), sizeof(refusal)), {},
+                MSG_DONTWAIT)
+        .IgnoreError();
+  }
+}
+
+Status Sessions::Attach(Pending& pending, ReceivedMessage message) {
+  FdAttach attach;
+  if (message.bytes.size() != sizeof(attach)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("message of ", message.bytes.size(), " bytes, attach has ", sizeof(attach)));
+  }
+  std::memcpy(&attach, message.bytes.data(), sizeof(attach));
+  if (attach.header.magic != kFdChannelMagic) {
+    return absl::InvalidArgumentError("magic is not the fd channel's");
+  }
+  if (attach.header.version != kFdChannelVersion) {
+    return absl::UnimplementedError(absl::StrCat("version ", attach.header.version,
+                                                 ", this daemon speaks ", kFdChannelVersion));
+  }
+  if (attach.header.type != static_cast<uint16_t>(FdMessageType::kAttach)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("message type ", attach.header.type, " before attach"));
+  }
+  if (message.fds.size() != 1 || !IsPidfdOf(message.fds[0].get(), pending.pid)) {
+    return absl::InvalidArgumentError("attach carries the client's own pidfd, exactly one");
+  }
+  const absl::string_view secret(reinterpret_cast<const char*>(attach.secret),
+                                 sizeof(attach.secret));
+  CAIRN_ASSIGN_OR_RETURN(SessionInfo info, Rejoin(attach.session, secret, pending.uid));
+  if (!info.takes_fds) {
+    return absl::FailedPreconditionError("its hello said that this session takes no descriptors");
+  }
+
+  auto channel = std::make_shared<Channel>();
+  CAIRN_ASSIGN_OR_RETURN(channel->progress, MakeProgressPage());
+  CAIRN_ASSIGN_OR_RETURN(channel->page, Mapping::Map(channel->progress.get(), 0, kPageBytes,
+                                                     PROT_READ | PROT_WRITE, MAP_SHARED));
+  // Touched here, so that the page is charged to the daemon.
+  __atomic_store_n(reinterpret_cast<uint64_t*>(channel->page.data()), kProgressMagic,
+                   __ATOMIC_RELAXED);
+  channel->pidfd = std::move(message.fds[0]);
+  channel->socket = std::move(pending.socket);
+  WidenChannel(channel->socket.get());
+  {
+    MutexLock lock(&mu_);
+    auto it = records_.find(info.id);
+    if (it == records_.end() || it->second.channel != nullptr) {
+      pending.socket = std::move(channel->socket);
+      return absl::FailedPreconditionError(
+          absl::StrCat("session: ", info.id, " has an fd channel already"));
+    }
+    it->second.channel = channel;
+  }
+  // At the holder before the client knows: from here on the session outlives the daemon.
+  Status held = holder_->HoldSession(info.id, channel->socket.get(), channel->pidfd.get(),
+                                     channel->progress.get());
+  if (held.ok()) held = Watch(info.id, *channel);
+  if (!Find(info.id).has_value()) {
+    // It ended meanwhile, perhaps before the holder and epoll knew the channel.
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel->socket.get(), nullptr);
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel->pidfd.get(), nullptr);
+    shutdown(channel->socket.get(), SHUT_RDWR);
+    holder_->DropSession(info.id);
+    return absl::OkStatus();
+  }
+  ReachFailpoint(Failpoint::kNodeAttached);
+  FdAttached answer;
+  answer.header.type = static_cast<uint16_t>(FdMessageType::kAttached);
+  if (held.ok()) {
+    held = SendMessage(channel->socket.get(),
+                       absl::string_view(reinterpret_cast<const char*>(&answer), sizeof(answer)),
+                       {channel->progress.get()}, MSG_DONTWAIT);
+  }
+  if (!held.ok()) {
+    LOG(WARNING) << "session " << info.id << ": " << held;
+    EndByItself(info.id, "its fd channel could not be set up");
+  }
+  return absl::OkStatus();
+}
+
+void Sessions::ExpirePending() {
+  const MonotonicNanos now = clock_->Now();
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    // Closing removes it from epoll: nobody else has this description.
+    if (it->second.deadline <= now) {
+      pending_.erase(it++);
+    } else {
+      ++it;
+    }
+  }
+}
+
+}  // namespace cairn::node

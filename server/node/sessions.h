@@ -1,0 +1,135 @@
+// Who is connected: each session's descriptors, its secret, and when it ends. proto/README.md has
+// the protocol; common/fd_channel.h the messages.
+//
+// One thread polls the fd listener, every channel and every pidfd. A session that takes descriptors
+// ends when its channel closes or its process is dead; until it has attached, and for one that
+// takes none, when the connection that said hello closes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "common/clock.h"
+#include "common/facts.h"
+#include "common/fd.h"
+#include "common/fd_channel.h"
+#include "common/mutex.h"
+
+namespace cairn::node {
+
+// Holds a session's descriptors beyond the daemon's life (the keeper). Thread-safe.
+class SessionHolder {
+ public:
+  virtual ~SessionHolder() = default;
+  // Takes its own references.
+  virtual Status HoldSession(SessionId session, int channel, int pidfd, int progress) = 0;
+  virtual void DropSession(SessionId session) = 0;  // and shuts the channel down
+};
+
+struct HeldSession {
+  SessionId session = 0;
+  UniqueFd channel, pidfd, progress;
+};
+
+struct SessionInfo {
+  SessionId id = 0;
+  std::string secret;  // 16 bytes
+  uint32_t uid = 0, gid = 0;
+  int32_t pid = 0;
+  std::string job;
+  Attempt attempt = 0;
+  Writer writer = -1;
+  int32_t world_size = 0;
+  int32_t local_writers = 1;
+  bool takes_fds = true;
+  std::string client;
+  int64_t connected_unix_ms = 0;
+};
+
+struct SessionsOptions {
+  size_t max_pending = 256;  // connections that have not attached yet
+  MonotonicNanos attach_timeout = 10 * kNanosPerSecond;
+};
+
+// Thread-safe.
+class Sessions {
+ public:
+  // `ended` runs on the polling thread, once per session that ended by itself. `holder` and `clock`
+  // outlive this.
+  Sessions(const SessionsOptions& options, SessionHolder* holder, Clock* clock,
+           std::function<void(SessionId)> ended);
+  ~Sessions() { Stop(); }
+
+  // Before Start: a session that lived through the daemon's death.
+  Status Adopt(SessionInfo info, HeldSession held);
+  Status Start(UniqueFd fd_listener);
+  void Stop();  // sessions stay with the holder
+
+  void Add(SessionInfo info);
+  // The session again, for another connection: NOT_FOUND when it has ended, PERMISSION_DENIED when
+  // the secret or the uid is another's.
+  StatusOr<SessionInfo> Rejoin(SessionId session, absl::string_view secret, uint32_t uid) const;
+  // The connection that said hello is gone. True: the session ended with it, and is forgotten here.
+  bool ConnectionClosed(SessionId session);
+  // Forgets it and closes its channel. True when it was there.
+  bool End(SessionId session);
+
+  // Pushes one descriptor; never blocks. FAILED_PRECONDITION when the session has no channel,
+  // RESOURCE_EXHAUSTED when its client does not read, UNAVAILABLE when it is gone.
+  Status Push(SessionId session, FdMessageType type, LeaseId lease, SlabId slab, uint64_t bytes,
+              int fd) const;
+
+  // What its progress page says, which nobody vouches for; nullopt: nothing being written.
+  std::optional<ProgressPage> Progress(SessionId session) const;
+  std::optional<SessionInfo> Find(SessionId session) const;
+
+ private:
+  struct Channel;  // the descriptors; shared with a push under way
+  struct Record {
+    SessionInfo info;
+    std::shared_ptr<Channel> channel;  // null until attached
+  };
+  struct Pending {
+    UniqueFd socket;
+    uint32_t uid = 0;
+    int32_t pid = 0;
+    MonotonicNanos deadline = 0;
+  };
+
+  void Run();
+  void Accept();
+  void ReadPending(uint64_t number);
+  Status Attach(Pending& pending, ReceivedMessage message);
+  void ExpirePending();
+  void EndByItself(SessionId session, const char* why);
+  std::shared_ptr<Channel> Forget(SessionId session, bool* found);
+  Status Watch(SessionId session, const Channel& channel);
+
+  const SessionsOptions options_;
+  SessionHolder* const holder_;
+  Clock* const clock_;
+  const std::function<void(SessionId)> ended_;
+
+  UniqueFd epoll_, wake_, listener_;  // constant after Start
+
+  // The polling thread's own.
+  absl::flat_hash_map<uint64_t, Pending> pending_;
+  uint64_t next_pending_ = 1;
+
+  mutable Mutex mu_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  absl::flat_hash_map<SessionId, Record> records_ ABSL_GUARDED_BY(mu_);
+
+  std::thread thread_;
+};
+
+// 16 bytes from the kernel's random source.
+std::string RandomSecret();
+
+}  // namespace cairn::node

@@ -1,0 +1,94 @@
+// One client's Thrift connection over a Unix socket, and the transport that accepts them.
+//
+// A transport of our own because Thrift's would not do: it accepts on a socket that the keeper
+// already listens on, reads the peer's credentials, bounds each message (not the connection), lets
+// a client with a session be silent for ever but not stop in the middle of a message, and buffers
+// with one system call per request and reply.
+#pragma once
+
+#include <thrift/transport/TServerTransport.h>
+#include <thrift/transport/TVirtualTransport.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "common/fd.h"
+#include "common/mutex.h"
+
+namespace cairn::rpc {
+
+struct ConnectionOptions {
+  uint32_t max_message_bytes = 64 << 20;
+  // Of one read or write inside a message, and of a client that has not said hello.
+  int stall_timeout_ms = 30'000;
+  uint32_t buffer_bytes = 64 << 10;
+};
+
+struct Credentials {
+  uint32_t uid = 0, gid = 0;
+  int32_t pid = 0;
+};
+
+// Used by its connection's thread alone, but for Shutdown.
+class Connection : public apache::thrift::transport::TVirtualTransport<Connection> {
+ public:
+  Connection(UniqueFd socket, const Credentials& credentials, const ConnectionOptions& options);
+
+  const Credentials& credentials() const { return credentials_; }
+  // A session speaks here: silence between messages is allowed.
+  void AllowSilence(bool allowed) { silence_allowed_ = allowed; }
+  // The next byte begins a message.
+  void BeginMessage();
+  // Makes every read and write end, from any thread.
+  void Shutdown();
+
+  bool isOpen() const override { return open_; }
+  bool peek() override;
+  void open() override {}
+  void close() override;
+  uint32_t read(uint8_t* buffer, uint32_t length);
+  void write(const uint8_t* buffer, uint32_t length);
+  void flush() override;
+  const uint8_t* borrow(uint8_t* buffer, uint32_t* length);
+  void consume(uint32_t length);
+
+ private:
+  uint32_t Receive(uint8_t* buffer, uint32_t length);  // 0: the client has closed
+  void SendAll(const uint8_t* buffer, uint32_t length);
+  void Count(uint32_t bytes);
+
+  const Credentials credentials_;
+  const ConnectionOptions options_;
+  const UniqueFd socket_;  // closed with the object: Shutdown may come from another thread
+  std::atomic<bool> open_{true};
+  bool silence_allowed_ = false;
+  bool inside_message_ = false;
+  std::vector<uint8_t> in_, out_;
+  uint32_t in_begin_ = 0, in_end_ = 0, out_end_ = 0;
+};
+
+// Accepts on `listener`, which others may share.
+class Listener : public apache::thrift::transport::TServerTransport {
+ public:
+  Listener(UniqueFd listener, const ConnectionOptions& options);
+
+  bool isOpen() const override { return listener_.valid(); }
+  void listen() override {}
+  void close() override {}
+  void interrupt() override;          // ends accept for good; any thread
+  void interruptChildren() override;  // shuts down every connection; any thread
+
+ protected:
+  std::shared_ptr<apache::thrift::transport::TTransport> acceptImpl() override;
+
+ private:
+  const ConnectionOptions options_;
+  UniqueFd listener_, wake_;
+  Mutex mu_;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;  // connections that come are shut down at once
+  std::vector<std::weak_ptr<Connection>> connections_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace cairn::rpc

@@ -1,0 +1,35 @@
+// Serves Thrift clients on an already listening socket: a thread per connection, a bound on
+// connections.
+#pragma once
+
+#include <memory>
+#include <thread>
+
+#include "common/fd.h"
+#include "server/node/node.h"
+#include "server/rpc/connection.h"
+
+namespace cairn::rpc {
+
+struct Options {
+  ConnectionOptions connection;
+  int64_t max_connections = 4096;  // beyond it, clients wait in the socket's backlog
+};
+
+class Server {
+ public:
+  // `node` outlives the server.
+  Server(const Options& options, node::Node* node, UniqueFd listener);
+  ~Server();
+
+  void Start();
+  // Accepts no more, ends every connection and joins their threads. The node is stopped before or
+  // from another thread, so that parked calls end.
+  void Stop();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cairn::rpc

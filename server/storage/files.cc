@@ -1,0 +1,176 @@
+#include "server/storage/files.h"
+
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+
+#include "absl/strings/str_split.h"
+#include "common/failpoint.h"
+
+namespace cairn::storage {
+namespace {
+
+// Deeper than any object's name can be (512 bytes).
+constexpr int kMaxDepth = 300;
+constexpr unsigned kDirectoryMode = 0755;
+
+// Calls until it is not interrupted; 0 or the errno, that of the failpoint included.
+template <typename Call>
+int Try(Failpoint point, const Call& call) {
+  if (const int error = ReachFailpoint(point); error != 0) return error;
+  while (call() < 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
+Status RemoveTree(int directory, const std::string& name, int depth) {
+  Status status = UnlinkAt(directory, name);
+  if (status.ok() || absl::IsNotFound(status)) return absl::OkStatus();
+  struct stat info = {};
+  if (::fstatat(directory, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+    return errno == ENOENT ? absl::OkStatus() : ErrnoStatus(errno, name);
+  }
+  if (!S_ISDIR(info.st_mode)) return status;
+  if (depth == 0) return absl::InternalError(absl::StrCat(name, ": is too deep to be ours"));
+  {
+    CAIRN_ASSIGN_OR_RETURN(const UniqueFd inner, OpenDirectoryAt(directory, name));
+    CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(inner.get()));
+    for (const std::string& entry : names) {
+      CAIRN_RETURN_IF_ERROR(RemoveTree(inner.get(), entry, depth - 1));
+    }
+  }
+  status = UnlinkAt(directory, name, /*is_directory=*/true);
+  return absl::IsNotFound(status) ? absl::OkStatus() : status;
+}
+
+}  // namespace
+
+StatusOr<UniqueFd> OpenAt(int directory, const std::string& path, int flags, unsigned mode) {
+  if (const int error = ReachFailpoint(Failpoint::kStorageOpen); error != 0) {
+    return ErrnoStatus(error, path);
+  }
+  return OpenBeneath(directory, path, flags, mode);
+}
+
+StatusOr<UniqueFd> OpenDirectoryAt(int directory, const std::string& path) {
+  return OpenAt(directory, path, O_RDONLY | O_DIRECTORY);
+}
+
+Status MakeDirectoryAt(int directory, const std::string& name, unsigned mode) {
+  const int error = Try(Failpoint::kStorageMakeDirectory,
+                        [&] { return ::mkdirat(directory, name.c_str(), mode); });
+  if (error == 0 || error == EEXIST) return absl::OkStatus();
+  return ErrnoStatus(error, absl::StrCat("mkdir ", name));
+}
+
+StatusOr<UniqueFd> MakeDirectoriesAt(int directory, const std::string& path) {
+  UniqueFd at;
+  for (const std::string& component : std::vector<std::string>(absl::StrSplit(path, '/'))) {
+    const int parent = at.valid() ? at.get() : directory;
+    // Looking first spares the mkdir, which would take the directory's lock.
+    auto next = OpenDirectoryAt(parent, component);
+    if (absl::IsNotFound(next.status())) {
+      CAIRN_RETURN_IF_ERROR(MakeDirectoryAt(parent, component, kDirectoryMode));
+      next = OpenDirectoryAt(parent, component);
+    }
+    CAIRN_RETURN_IF_ERROR(next.status());
+    at = *std::move(next);
+  }
+  return at;
+}
+
+Status Allocate(int fd, uint64_t length) {
+  if (length == 0) return absl::OkStatus();
+  const int error = Try(Failpoint::kStorageAllocate,
+                        [&] { return ::fallocate(fd, 0, 0, static_cast<off_t>(length)); });
+  if (error == 0 || error == EOPNOTSUPP || error == ENOSYS) return absl::OkStatus();
+  return ErrnoStatus(error, absl::StrCat("fallocate of ", length, " bytes"));
+}
+
+Status WriteAt(int fd, const char* bytes, size_t length, uint64_t offset, bool* direct) {
+  while (length > 0) {
+    ssize_t put = -1;
+    const int error = Try(Failpoint::kStorageWrite, [&] {
+      put = ::pwrite(fd, bytes, length, static_cast<off_t>(offset));
+      return put < 0 ? -1 : 0;
+    });
+    if (error == EINVAL && *direct) {
+      // Some file systems take O_DIRECT at open and refuse it here.
+      const int flags = ::fcntl(fd, F_GETFL);
+      if (flags < 0 || ::fcntl(fd, F_SETFL, flags & ~O_DIRECT) != 0) {
+        return ErrnoStatus(errno, "turning O_DIRECT off");
+      }
+      *direct = false;
+      continue;
+    }
+    if (error == EFAULT) return absl::DataLossError("the memory to be written is gone");
+    if (error != 0) return ErrnoStatus(error, absl::StrCat("pwrite at offset ", offset));
+    bytes += put;
+    offset += static_cast<uint64_t>(put);
+    length -= static_cast<size_t>(put);
+  }
+  return absl::OkStatus();
+}
+
+Status Truncate(int fd, uint64_t length) {
+  const int error =
+      Try(Failpoint::kStorageTruncate, [&] { return ::ftruncate(fd, static_cast<off_t>(length)); });
+  return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "ftruncate");
+}
+
+Status Sync(int fd) {
+  // Never twice on one description: after an error the kernel may call the same pages clean.
+  if (const int error = ReachFailpoint(Failpoint::kStorageSync); error != 0) {
+    return ErrnoStatus(error, "fsync");
+  }
+  return ::fsync(fd) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "fsync");
+}
+
+Status SyncDirectoryAt(int directory, const std::string& path) {
+  if (path.empty() || path == ".") return Sync(directory);
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd fd, OpenDirectoryAt(directory, path));
+  return Sync(fd.get());
+}
+
+Status Close(UniqueFd fd) {
+  if (const int error = ReachFailpoint(Failpoint::kStorageClose); error != 0) {
+    return ErrnoStatus(error, "close");
+  }
+  // Linux has closed it whatever it answers.
+  return ::close(fd.Release()) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "close");
+}
+
+Status RenameAt(int from_directory, const std::string& from, int to_directory,
+                const std::string& to, unsigned flags) {
+  const int error = Try(Failpoint::kStorageRename, [&] {
+    return static_cast<int>(
+        ::syscall(SYS_renameat2, from_directory, from.c_str(), to_directory, to.c_str(), flags));
+  });
+  if (error == EINVAL && flags != 0) {
+    return absl::UnimplementedError(
+        absl::StrCat("rename to ", to, ": this file system has no exclusive rename or exchange"));
+  }
+  // What stands in the way is told alike, whatever the file system calls it.
+  if (error == ENOTEMPTY) return ErrnoStatus(EEXIST, absl::StrCat("rename to ", to));
+  return error == 0 ? absl::OkStatus()
+                    : ErrnoStatus(error, absl::StrCat("rename of ", from, " to ", to));
+}
+
+Status UnlinkAt(int directory, const std::string& name, bool is_directory) {
+  const int error = Try(Failpoint::kStorageUnlink, [&] {
+    return ::unlinkat(directory, name.c_str(), is_directory ? AT_REMOVEDIR : 0);
+  });
+  return error == 0 ? absl::OkStatus() : ErrnoStatus(error, absl::StrCat("unlink ", name));
+}
+
+Status RemoveTreeAt(int directory, const std::string& name) {
+  return RemoveTree(directory, name, kMaxDepth);
+}
+
+}  // namespace cairn::storage

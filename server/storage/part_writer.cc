@@ -1,0 +1,279 @@
+#include "server/storage/part_writer.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <deque>
+#include <system_error>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "common/checksum.h"
+#include "common/mutex.h"
+#include "server/storage/files.h"
+#include "server/storage/owner.h"
+
+namespace cairn::storage {
+namespace {
+
+// How often one file is written anew after its data could not be synced.
+constexpr int kMaxWrites = 3;
+constexpr unsigned kFileMode = 0644;
+
+uint64_t RoundedUp(uint64_t length) { return (length + kPageBytes - 1) / kPageBytes * kPageBytes; }
+
+// Failures after which the same bytes may still reach the disk through another inode.
+bool WorthRewriting(const Status& status) {
+  return !absl::IsResourceExhausted(status) && !absl::IsPermissionDenied(status) &&
+         !absl::IsNotFound(status);
+}
+
+// One object on its way to disk. `fd` is set under `mu`, by whichever thread comes first, and does
+// not change until the thread that wrote the last block takes it.
+struct File {
+  const ObjectEntry* entry = nullptr;
+  const ObjectSource* source = nullptr;
+  std::string directory, base;  // of the object's name
+  uint64_t first_task = 0;      // number of its first block among all blocks of the part
+
+  Mutex mu;
+  std::string temporary ABSL_GUARDED_BY(mu);
+  UniqueFd fd ABSL_GUARDED_BY(mu);
+  bool opened ABSL_GUARDED_BY(mu) = false;
+  std::atomic<bool> direct{false};
+  std::atomic<uint64_t> blocks_left{0};
+  std::atomic<bool> in_place{false};
+
+  // An empty object is one task without bytes.
+  uint64_t Blocks() const { return BlockCount(entry->length, entry->block_bytes); }
+  uint64_t Tasks() const { return std::max<uint64_t>(1, Blocks()); }
+};
+
+class PartWriter {
+ public:
+  PartWriter(int directory, int meta, const PartToWrite& part, const WriteOptions& options,
+             AtomicCounters* counters)
+      : directory_(directory), meta_(meta), options_(options), counters_(counters) {
+    for (size_t i = 0; i < part.manifest->objects.size(); ++i) {
+      File& file = files_.emplace_back();
+      file.entry = &part.manifest->objects[i];
+      file.source = part.sources[i];
+      const std::string& name = file.entry->name;
+      const size_t slash = name.rfind('/');
+      file.directory = slash == std::string::npos ? "" : name.substr(0, slash);
+      file.base = slash == std::string::npos ? name : name.substr(slash + 1);
+      file.first_task = tasks_;
+      file.blocks_left = file.Tasks();
+      tasks_ += file.Tasks();
+    }
+  }
+
+  Status Run() {
+    std::vector<std::thread> threads;
+    const uint64_t wanted =
+        std::min<uint64_t>(static_cast<uint64_t>(std::max(1, options_.threads)), tasks_);
+    for (uint64_t i = 1; i < wanted; ++i) {
+      try {
+        threads.emplace_back([this] {
+          auto as = AsOwner::Become(options_.owner);
+          if (!as.ok()) return Fail(as.status());
+          Work();
+        });
+      } catch (const std::system_error&) {
+        break;  // no more threads: those there are do it all
+      }
+    }
+    Work();
+    for (std::thread& thread : threads) thread.join();
+    MutexLock lock(&mu_);
+    if (!status_.ok()) Discard();
+    return status_;
+  }
+
+ private:
+  void Fail(const Status& status) {
+    MutexLock lock(&mu_);
+    if (status_.ok()) status_ = status;
+    failed_.store(true, std::memory_order_relaxed);
+  }
+
+  void Work() {
+    while (!failed_.load(std::memory_order_relaxed)) {
+      const uint64_t task = next_task_.fetch_add(1, std::memory_order_relaxed);
+      if (task >= tasks_) return;
+      const auto after =
+          std::upper_bound(files_.begin(), files_.end(), task,
+                           [](uint64_t t, const File& file) { return t < file.first_task; });
+      File& file = *std::prev(after);
+      const Status status = DoTask(&file, task - file.first_task);
+      if (!status.ok()) Fail(Annotate(status, file.entry->name));
+    }
+  }
+
+  Status DoTask(File* file, uint64_t block) {
+    Status status;
+    int fd = -1;
+    {
+      MutexLock lock(&file->mu);
+      if (!file->opened) {
+        file->opened = true;
+        CAIRN_ASSIGN_OR_RETURN(file->fd, Open(file, &file->temporary));
+      }
+      // A second thread after a failed open: the first has reported it.
+      if (!file->fd.valid()) return absl::OkStatus();
+      fd = file->fd.get();
+    }
+    CAIRN_RETURN_IF_ERROR(WriteBlock(file, fd, block));
+    if (file->blocks_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return absl::OkStatus();
+    MutexLock lock(&file->mu);
+    status = Finish(file, std::move(file->fd), file->temporary);
+    for (int writes = 1; !status.ok() && WorthRewriting(status); ++writes) {
+      if (writes == kMaxWrites) {
+        return Annotate(status, absl::StrCat("given up after ", kMaxWrites, " new files"));
+      }
+      status = Rewrite(file);
+    }
+    return status;
+  }
+
+  StatusOr<UniqueFd> Open(File* file, std::string* temporary) {
+    *temporary = options_.temporary_name();
+    constexpr int kFlags = O_CREAT | O_EXCL | O_WRONLY;
+    StatusOr<UniqueFd> fd;
+    file->direct = options_.direct && file->entry->length > 0;
+    if (file->direct) {
+      fd = OpenAt(meta_, *temporary, kFlags | O_DIRECT, kFileMode);
+      // A file system without O_DIRECT answers EINVAL, some only after making the file.
+      if (absl::IsInvalidArgument(fd.status())) {
+        file->direct = false;
+        (void)UnlinkAt(meta_, *temporary);
+      }
+    }
+    if (!file->direct) fd = OpenAt(meta_, *temporary, kFlags, kFileMode);
+    CAIRN_RETURN_IF_ERROR(fd.status());
+    CAIRN_RETURN_IF_ERROR(
+        Allocate(fd->get(), file->direct ? RoundedUp(file->entry->length) : file->entry->length));
+    return fd;
+  }
+
+  Status WriteBlock(File* file, int fd, uint64_t block) {
+    if (file->Blocks() == 0) return absl::OkStatus();
+    // Right before the bytes leave memory: what a writer broke since sealing goes no further.
+    CAIRN_RETURN_IF_ERROR(file->source->VerifyBlock(block));
+    const uint64_t offset = block * file->entry->block_bytes;
+    const uint64_t length =
+        std::min<uint64_t>(file->entry->block_bytes, file->entry->length - offset);
+    bool direct = file->direct;
+    // Direct writes end on a page; what that adds to the last block, Finish cuts off.
+    const Status status = WriteAt(fd, file->source->data() + offset,
+                                  direct ? RoundedUp(length) : length, offset, &direct);
+    if (!direct) file->direct = false;
+    return status;
+  }
+
+  // Makes the whole file durable and gives it its name. On failure its temporary is gone.
+  Status Finish(File* file, UniqueFd fd, const std::string& temporary) {
+    Status status = Truncate(fd.get(), file->entry->length);
+    if (status.ok()) status = SyncAndClose(std::move(fd));
+    if (status.ok()) status = PutInPlace(file, temporary);
+    if (!status.ok()) {
+      (void)UnlinkAt(meta_, temporary);
+      return status;
+    }
+    counters_->files_written.fetch_add(1, std::memory_order_relaxed);
+    counters_->bytes_written.fetch_add(file->entry->length, std::memory_order_relaxed);
+    return status;
+  }
+
+  Status SyncAndClose(UniqueFd fd) {
+    Status status = Sync(fd.get());
+    if (status.ok()) status = Close(std::move(fd));
+    if (!status.ok()) counters_->fsync_failures.fetch_add(1, std::memory_order_relaxed);
+    return status;
+  }
+
+  Status PutInPlace(File* file, const std::string& temporary) {
+    UniqueFd made;
+    if (!file->directory.empty()) {
+      CAIRN_ASSIGN_OR_RETURN(made, MakeDirectoriesAt(directory_, file->directory));
+    }
+    CAIRN_RETURN_IF_ERROR(
+        RenameAt(meta_, temporary, made.valid() ? made.get() : directory_, file->base, 0));
+    file->in_place = true;
+    return absl::OkStatus();
+  }
+
+  // All of one file by this thread alone, to a new inode: the old one may have lost bytes that its
+  // pages no longer show as unwritten.
+  Status Rewrite(File* file) ABSL_EXCLUSIVE_LOCKS_REQUIRED(file->mu) {
+    counters_->rewrites.fetch_add(1, std::memory_order_relaxed);
+    CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, Open(file, &file->temporary));
+    for (uint64_t block = 0; block < file->Blocks(); ++block) {
+      const Status status = WriteBlock(file, fd.get(), block);
+      if (!status.ok()) {
+        (void)UnlinkAt(meta_, file->temporary);
+        return status;
+      }
+    }
+    return Finish(file, std::move(fd), file->temporary);
+  }
+
+  // No thread works any more.
+  void Discard() {
+    for (File& file : files_) {
+      MutexLock lock(&file.mu);
+      file.fd.Reset();
+      if (!file.temporary.empty()) (void)UnlinkAt(meta_, file.temporary);
+      if (!file.in_place) continue;
+      if (file.directory.empty()) {
+        (void)UnlinkAt(directory_, file.base);
+      } else if (const auto inner = OpenDirectoryAt(directory_, file.directory); inner.ok()) {
+        (void)UnlinkAt(inner->get(), file.base);
+      }
+    }
+  }
+
+  const int directory_;
+  const int meta_;
+  const WriteOptions& options_;
+  AtomicCounters* const counters_;
+  std::deque<File> files_;
+  uint64_t tasks_ = 0;
+
+  std::atomic<uint64_t> next_task_{0};
+  std::atomic<bool> failed_{false};
+  Mutex mu_;
+  Status status_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace
+
+Status WriteObjects(int directory, int meta, const PartToWrite& part, const WriteOptions& options,
+                    AtomicCounters* counters) {
+  return PartWriter(directory, meta, part, options, counters).Run();
+}
+
+Status WriteMetaFile(int meta, const std::string& name, absl::string_view bytes,
+                     const std::function<std::string()>& temporary_name, AtomicCounters* counters) {
+  Status status;
+  for (int writes = 0; writes < kMaxWrites; ++writes) {
+    if (writes > 0) counters->rewrites.fetch_add(1, std::memory_order_relaxed);
+    const std::string temporary = temporary_name();
+    CAIRN_ASSIGN_OR_RETURN(UniqueFd fd,
+                           OpenAt(meta, temporary, O_CREAT | O_EXCL | O_WRONLY, kFileMode));
+    bool direct = false;
+    status = WriteAt(fd.get(), bytes.data(), bytes.size(), 0, &direct);
+    if (status.ok()) {
+      status = Sync(fd.get());
+      if (status.ok()) status = Close(std::move(fd));
+      if (!status.ok()) counters->fsync_failures.fetch_add(1, std::memory_order_relaxed);
+    }
+    if (status.ok()) status = RenameAt(meta, temporary, meta, name, 0);
+    if (status.ok()) return status;
+    (void)UnlinkAt(meta, temporary);
+    if (!WorthRewriting(status)) break;
+  }
+  return Annotate(status, name);
+}
+
+}  // namespace cairn::storage

@@ -1,0 +1,39 @@
+// Writes the objects of one part: blocks by several threads, straight from memory to disk.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "common/manifest.h"
+#include "common/status.h"
+#include "server/storage/storage.h"
+
+namespace cairn::storage {
+
+struct AtomicCounters {
+  std::atomic<uint64_t> files_written{0}, bytes_written{0}, fsync_failures{0}, rewrites{0},
+      published{0};
+};
+
+struct WriteOptions {
+  Owner owner;
+  int threads = 1;
+  bool direct = true;
+  // Unique names for temporaries; thread-safe.
+  std::function<std::string()> temporary_name;
+};
+
+// Writes every object of `part` to its name below `directory`, through temporaries in `meta` (both
+// of one checkpoint), and syncs the files, but not the directories. The calling thread acts as the
+// owner already. After an error nothing that this call wrote is left, as far as the file system
+// lets it be removed.
+Status WriteObjects(int directory, int meta, const PartToWrite& part, const WriteOptions& options,
+                    AtomicCounters* counters);
+
+// The same for one small file `name` in `meta`, of `bytes`.
+Status WriteMetaFile(int meta, const std::string& name, absl::string_view bytes,
+                     const std::function<std::string()>& temporary_name, AtomicCounters* counters);
+
+}  // namespace cairn::storage

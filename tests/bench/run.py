@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""make bench: runs the bench programs, merges their rows into build/bench.json, prints one table.
+
+A bench program takes the names of rows (none: all it has) and writes one JSON object per row to stdout:
+
+    {"name": "save_warm", "ratio": 0.93, "bar": 1.05, "better": "lower", "ours": "49.1 ms",
+     "reference": "52.8 ms", "pairs": 9, "invalid": "", "note": ""}
+
+`ratio` is the median over the pairs of ours ÷ reference (of a speed-up or a throughput ratio where more is
+better, as `better` says). `invalid` says why a row proves nothing, for example a reference that is absurdly
+slow on this machine. Other lines are passed through.
+
+A bar is missed when the median is worse than 1.05 × bar twice: a row that misses is run once more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BUILD = ROOT / "build"
+TORCH2_PYTHON = BUILD / "venv" / "torch2" / "bin" / "python"
+LEEWAY = 1.05
+# In the order of docs/benchmarks.md; anything else that a program prints comes after.
+ORDER = [
+    "save_warm",
+    "save_new_client",
+    "save_early",
+    "prefault",
+    "load_read",
+    "load_map",
+    "persist",
+    "restart",
+    "torch_save",
+    "torch_load",
+    "torch_load_mmap",
+    "rpc_rate",
+]
+
+
+def programs() -> list[tuple[list[str], list[str]]]:
+    """(command, rows it has)."""
+    python = str(TORCH2_PYTHON if TORCH2_PYTHON.exists() else "/usr/bin/python3")
+    return [
+        (
+            [str(find_program("cairn_bench"))],
+            [name for name in ORDER if not name.startswith("torch")],
+        ),
+        (
+            [python, str(ROOT / "tests" / "bench" / "torch_bench.py")],
+            [name for name in ORDER if name.startswith("torch")],
+        ),
+    ]
+
+
+def find_program(name: str) -> Path:
+    found = [p for p in (BUILD / "main").rglob(name) if p.is_file() and os.access(p, os.X_OK)]
+    if not found:
+        raise SystemExit(f"{name} is not built; make bench builds it")
+    return found[0]
+
+
+def run_rows(command: list[str], rows: list[str]) -> dict[str, dict]:
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(BUILD / "main" / "python"),
+        "CAIRN_BUILD": str(BUILD / "main"),
+        "CAIRN_BIN": str(BUILD / "bin"),
+        "PYTHONPYCACHEPREFIX": str(BUILD / "pycache"),
+    }
+    process = subprocess.Popen(
+        [*command, *rows], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    found = {}
+    for line in process.stdout:
+        try:
+            row = json.loads(line)
+            found[row["name"]] = row
+            print(f"  {row['name']}: {row['ratio']:.3f}", flush=True)
+        except (ValueError, KeyError, TypeError):
+            print("  " + line.rstrip(), flush=True)
+    code = process.wait()
+    for name in rows:
+        if name not in found:
+            found[name] = {"name": name, "failed": f"no row; the program ended with {code}"}
+    return found
+
+
+def missed(row: dict) -> bool:
+    if "failed" in row or row.get("invalid"):
+        return False
+    if row.get("better") == "higher":
+        return row["ratio"] < row["bar"] / LEEWAY
+    return row["ratio"] > row["bar"] * LEEWAY
+
+
+def verdict(row: dict) -> str:
+    if "failed" in row:
+        return f"FAILED: {row['failed']}"
+    if row.get("invalid"):
+        return f"invalid: {row['invalid']}"
+    if row.get("missed"):
+        return "MISSED" + (f": {row['note']}" if row.get("note") else "")
+    return row.get("note", "")
+
+
+def table(rows: list[dict]) -> str:
+    lines = [["name", "ours", "reference", "ratio", "bar", "pairs", ""]]
+    for row in rows:
+        bar = row.get("bar")
+        sign = "≥" if row.get("better") == "higher" else "≤"
+        lines.append(
+            [
+                row["name"],
+                str(row.get("ours", "")),
+                str(row.get("reference", "")),
+                f"{row['ratio']:.2f}" if "ratio" in row else "",
+                f"{sign} {bar}" if bar is not None else "",
+                str(row.get("pairs", "")),
+                verdict(row),
+            ]
+        )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def machine() -> str:
+    cpu = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    memory = int(Path("/proc/meminfo").read_text().split()[1]) >> 20
+    return f"{os.cpu_count()} × {cpu}, {memory} GiB, Linux {platform.release()}"
+
+
+def main() -> int:
+    wanted = sys.argv[1:] or ORDER
+    unknown = [name for name in wanted if name not in ORDER]
+    if unknown:
+        raise SystemExit(f"no such row: {', '.join(unknown)}; there are {', '.join(ORDER)}")
+    found: dict[str, dict] = {}
+    for command, has in programs():
+        rows = [name for name in wanted if name in has]
+        if not rows:
+            continue
+        first = run_rows(command, rows)
+        again = [name for name in rows if missed(first[name])]
+        if again:
+            print(f"  once more: {', '.join(again)}", flush=True)
+            second = run_rows(command, again)
+            for name in again:
+                if missed(second[name]) or "failed" in second[name]:
+                    second[name]["missed"] = True
+                first[name] = second[name]
+        found.update(first)
+    rows = [found[name] for name in ORDER if name in found]
+    document = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "rows": rows}
+    (BUILD / "bench.json").write_text(json.dumps(document, indent=1, ensure_ascii=False))
+    print(f"\n{document['machine']}, {document['date']}\n")
+    print(table(rows))
+    bad = [row for row in rows if row.get("missed") or "failed" in row]
+    print(
+        f"\n{len(rows) - len(bad)} of {len(rows)} rows meet their bar or are invalid; build/bench.json"
+    )
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,383 @@
+// Making, destroying, adopting and touching slabs.
+#include "server/cache/cache.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <future>
+#include <numeric>
+
+#include "common/checksum.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cache/scratch.h"
+
+namespace cairn::cache {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using CacheTest = ScratchCache;
+
+// How a process ends that a SIGBUS meets unprepared: the sanitizers report it and exit.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int kKilledBySigbus = 1;
+#elif defined(__SANITIZE_THREAD__)
+constexpr int kKilledBySigbus = 66;
+#else
+constexpr int kKilledBySigbus = 128 + SIGBUS;
+#endif
+
+TEST(SelfTest, PassesOnAKernelThatAnswersRight) { EXPECT_EQ(SelfTest(), absl::OkStatus()); }
+
+TEST_F(CacheTest, MadeSlabHasAllItsPagesAndReadsAsZeros) {
+  ASSERT_EQ(Make(1, 3 * kMiB + kPageBytes), absl::OkStatus());
+  EXPECT_EQ(ResidentPages(holder_.Inherit(1).get()), 3 * 256u + 1);
+  std::string bytes(kPageBytes, 'x');
+  ASSERT_EQ(cache_->Read(1, 3 * kMiB, absl::MakeSpan(bytes)), absl::OkStatus());
+  EXPECT_EQ(bytes, std::string(kPageBytes, '\0'));
+  EXPECT_EQ(cache_->counters().slabs_made, 1u);
+  EXPECT_EQ(cache_->counters().bytes_faulted, 3 * kMiB + kPageBytes);
+}
+
+// A slab is at the keeper before it is faulted: a daemon that dies while faulting leaks nothing.
+TEST_F(CacheTest, SlabIsHeldBeforeItsFirstPageExists) {
+  ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
+  EXPECT_THAT(holder_.held(), ElementsAre(1));
+  EXPECT_EQ(holder_.resident_pages_at_hold(1), 0u);
+}
+
+TEST_F(CacheTest, SlabIsSealedAndOthersMayOnlyRead) {
+  ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
+  const UniqueFd fd = holder_.Inherit(1);
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  EXPECT_EQ(seals & (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL),
+            F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  struct stat stat = {};
+  ASSERT_EQ(::fstat(fd.get(), &stat), 0);
+  EXPECT_EQ(stat.st_mode & 0777, 0644u);
+}
+
+// R10: a rogue ftruncate is refused, so it cannot become a SIGBUS; no one can add a seal either.
+TEST_F(CacheTest, WriterCanNeitherTruncateNorSealTheSlab) {
+  ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
+  const UniqueFd lent = MustLend(1, 5, LeaseMode::kWrite);
+  EXPECT_EQ(::ftruncate(lent.get(), 0), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(::ftruncate(lent.get(), 2 * kMiB), -1);
+  EXPECT_EQ(::fcntl(lent.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE), -1);
+  EXPECT_EQ(errno, EPERM);
+}
+
+TEST_F(CacheTest, FailedHoldLeavesNothingBehind) {
+  holder_.RefuseNextHold(absl::UnavailableError("the keeper is gone"));
+  const Status status = Make(1, kMiB);
+  EXPECT_TRUE(absl::IsInternal(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the keeper is gone"));
+  EXPECT_THAT(holder_.held(), IsEmpty());
+  EXPECT_TRUE(absl::IsNotFound(cache_->Probe(1).status()));
+  EXPECT_EQ(Make(1, kMiB), absl::OkStatus());  // and the number is free again
+}
+
+TEST_F(CacheTest, ImpossibleSizesAreRefused) {
+  EXPECT_TRUE(absl::IsInvalidArgument(Make(1, 0)));
+  EXPECT_TRUE(absl::IsInvalidArgument(Make(2, 5)));
+  EXPECT_THAT(holder_.held(), IsEmpty());
+}
+
+// R27: descriptors run out.
+TEST_F(CacheTest, RunningOutOfDescriptorsIsAClearError) {
+  ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
+  struct rlimit old = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &old), 0);
+  const UniqueFd lowest(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  struct rlimit tight = old;
+  tight.rlim_cur = static_cast<rlim_t>(lowest.get()) + 1;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  const Status made = Make(2, kMiB);
+  const Status lent = cache_->Lend(1, 9, LeaseMode::kMap).status();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &old), 0);
+  EXPECT_TRUE(absl::IsResourceExhausted(made)) << made;
+  EXPECT_TRUE(absl::IsResourceExhausted(lent)) << lent;
+  EXPECT_THAT(holder_.held(), ElementsAre(1));
+  EXPECT_FALSE(Leased(1, 9));
+}
+
+TEST_F(CacheTest, ManySlabsAreMadeInTheOrderAskedFor) {
+  Restart({.prefault_threads = 1});
+  std::vector<SlabId> order;
+  std::promise<void> last;
+  for (SlabId slab = 1; slab <= 8; ++slab) {
+    cache_->Make(slab, kMiB, false, [&, slab](Status status) {
+      EXPECT_EQ(status, absl::OkStatus());
+      order.push_back(slab);
+      if (slab == 8) last.set_value();
+    });
+  }
+  last.get_future().get();
+  EXPECT_THAT(order, ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
+}
+
+// With one thread that is held up inside the first slab's callback the order of the rest is
+// certain.
+TEST_F(CacheTest, UrgentSlabsOvertakeAndHurriedOnesComeFirst) {
+  Restart({.prefault_threads = 1});
+  std::promise<void> let_go, last, entered;
+  cache_->Make(1, kPageBytes, false, [&](Status) {
+    entered.set_value();
+    let_go.get_future().get();
+  });
+  entered.get_future().get();
+  std::vector<SlabId> order;
+  const auto note = [&](SlabId slab) {
+    return [&, slab](Status) {
+      order.push_back(slab);
+      if (order.size() == 5) last.set_value();
+    };
+  };
+  cache_->Make(2, kPageBytes, false, note(2));
+  cache_->Make(3, kPageBytes, true, note(3));
+  cache_->Make(4, kPageBytes, true, note(4));
+  cache_->Make(5, kPageBytes, false, note(5));
+  cache_->Make(6, kPageBytes, false, note(6));
+  cache_->Hurry(5);
+  let_go.set_value();
+  last.get_future().get();
+  EXPECT_THAT(order, ElementsAre(5, 3, 4, 2, 6));
+}
+
+TEST_F(CacheTest, UrgentSlabOvertakesOneThatIsBeingFaulted) {
+  Restart({.prefault_threads = 2, .prefault_piece_bytes = kMiB});
+  std::promise<void> small, big;
+  std::atomic<bool> big_done{false};
+  cache_->Make(1, 512 * kMiB, false, [&](Status) {
+    big_done = true;
+    big.set_value();
+  });
+  cache_->Make(2, kMiB, true, [&](Status) { small.set_value(); });
+  small.get_future().get();
+  EXPECT_FALSE(big_done);
+  big.get_future().get();
+}
+
+TEST_F(CacheTest, DestroyGivesTheMemoryBackThoughTheHolderStillHasADescriptor) {
+  ASSERT_EQ(Make(1, 4 * kMiB), absl::OkStatus());
+  const UniqueFd slow_holder = holder_.Inherit(1);
+  Destroy(1);
+  EXPECT_EQ(ResidentPages(slow_holder.get()), 0u);
+  EXPECT_THAT(holder_.held(), IsEmpty());
+  EXPECT_TRUE(absl::IsNotFound(cache_->Probe(1).status()));
+  EXPECT_EQ(cache_->counters().slabs_destroyed, 1u);
+}
+
+TEST_F(CacheTest, DestroyingAnUnknownSlabIsAnsweredToo) { Destroy(99); }
+
+TEST_F(CacheTest, StoppingDropsWhatIsHalfMadeAndKeepsWhatIsMade) {
+  ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
+  for (SlabId slab = 2; slab < 10; ++slab) {
+    cache_->Make(slab, 512 * kMiB, false, [](Status) {});
+  }
+  cache_.reset();
+  // Whatever finished before the stop stays; what was under way does not.
+  const std::vector<SlabId> held = holder_.held();
+  ASSERT_FALSE(held.empty());
+  EXPECT_EQ(held.front(), 1u);
+  for (SlabId slab : held) {
+    const UniqueFd fd = holder_.Inherit(slab);
+    struct stat stat = {};
+    ASSERT_EQ(::fstat(fd.get(), &stat), 0);
+    EXPECT_EQ(ResidentPages(fd.get()) * kPageBytes, static_cast<uint64_t>(stat.st_size));
+  }
+}
+
+TEST_F(CacheTest, BytesWrittenAreRead) {
+  ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
+  ASSERT_EQ(cache_->Write(1, 4095, "stone on stone"), absl::OkStatus());
+  std::string bytes(14, '\0');
+  ASSERT_EQ(cache_->Read(1, 4095, absl::MakeSpan(bytes)), absl::OkStatus());
+  EXPECT_EQ(bytes, "stone on stone");
+}
+
+TEST_F(CacheTest, TouchingBeyondASlabIsRefused) {
+  ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
+  std::string bytes(2, '\0');
+  EXPECT_TRUE(absl::IsOutOfRange(cache_->Read(1, kMiB - 1, absl::MakeSpan(bytes))));
+  EXPECT_TRUE(absl::IsOutOfRange(cache_->Read(1, ~uint64_t{0}, absl::MakeSpan(bytes))));
+  EXPECT_TRUE(absl::IsOutOfRange(cache_->Write(1, kMiB, "x")));
+  EXPECT_TRUE(absl::IsOutOfRange(cache_->Data({1, kMiB, kPageBytes}).status()));
+  EXPECT_TRUE(absl::IsOutOfRange(cache_->Crcs({1, 0, kPageBytes}, 2 * kPageBytes, 4096).status()));
+  EXPECT_EQ(cache_->Read(1, kMiB, absl::Span<char>()), absl::OkStatus());
+}
+
+TEST_F(CacheTest, UnknownSlabsAreNotFound) {
+  std::string bytes(1, '\0');
+  EXPECT_TRUE(absl::IsNotFound(cache_->Read(7, 0, absl::MakeSpan(bytes))));
+  EXPECT_TRUE(absl::IsNotFound(cache_->Write(7, 0, "x")));
+  EXPECT_TRUE(absl::IsNotFound(cache_->Lend(7, 1, LeaseMode::kMap).status()));
+  EXPECT_TRUE(absl::IsNotFound(cache_->LeaseOpen(7, 1).status()));
+  EXPECT_TRUE(absl::IsNotFound(cache_->Data({7, 0, kPageBytes}).status()));
+}
+
+TEST_F(CacheTest, CrcsAreThoseOfTheBlocks) {
+  ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
+  std::string bytes(10000, '\0');
+  std::iota(bytes.begin(), bytes.end(), '\0');
+  ASSERT_EQ(cache_->Write(1, 8192, bytes), absl::OkStatus());
+  const auto crcs = cache_->Crcs({1, 8192, 12288}, bytes.size(), 4096);
+  ASSERT_TRUE(crcs.ok()) << crcs.status();
+  EXPECT_EQ(*crcs, BlockCrcs(bytes.data(), bytes.size(), 4096));
+  EXPECT_THAT(*cache_->Crcs({1, 0, 0}, 0, 4096), IsEmpty());
+}
+
+TEST_F(CacheTest, DataIsTheMappingOfTheExtent) {
+  ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
+  ASSERT_EQ(cache_->Write(1, kPageBytes, "cairn"), absl::OkStatus());
+  const auto data = cache_->Data({1, kPageBytes, kPageBytes});
+  ASSERT_TRUE(data.ok()) << data.status();
+  EXPECT_EQ(std::string(*data, 5), "cairn");
+}
+
+// --- adopting
+// ---------------------------------------------------------------------------------------------
+
+// Promise 7: what is in memory outlives the daemon. Touching nothing keeps a restart short.
+TEST_F(CacheTest, AdoptedSlabHasItsBytes) {
+  ASSERT_EQ(Make(1, 2 * kMiB), absl::OkStatus());
+  ASSERT_EQ(cache_->Write(1, 5, "kept"), absl::OkStatus());
+  Restart();
+  ASSERT_EQ(AdoptFromHolder(1, 2 * kMiB), absl::OkStatus());
+  std::string bytes(4, '\0');
+  ASSERT_EQ(cache_->Read(1, 5, absl::MakeSpan(bytes)), absl::OkStatus());
+  EXPECT_EQ(bytes, "kept");
+  EXPECT_TRUE(Free(1));
+  EXPECT_EQ(cache_->counters().bytes_faulted, 0u);
+}
+
+TEST_F(CacheTest, AdoptingASlabOfAnotherSizeIsDataLoss) {
+  ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
+  Restart();
+  EXPECT_TRUE(absl::IsDataLoss(AdoptFromHolder(1, 2 * kMiB)));
+  EXPECT_EQ(AdoptFromHolder(1, kMiB), absl::OkStatus());
+  EXPECT_TRUE(absl::IsAlreadyExists(AdoptFromHolder(1, kMiB)));
+}
+
+TEST_F(CacheTest, LeaseThatADeadDaemonLeftInsideAProbeIsUndone) {
+  ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
+  const UniqueFd left_by_the_dead = holder_.Inherit(1);
+  ASSERT_EQ(::fcntl(left_by_the_dead.get(), F_SETLEASE, F_WRLCK), 0);
+  EXPECT_TRUE(absl::IsUnavailable(cache_->Lend(1, 3, LeaseMode::kMap).status()));
+  Restart();
+  ASSERT_EQ(AdoptFromHolder(1, kMiB), absl::OkStatus());
+  EXPECT_TRUE(MustLend(1, 4, LeaseMode::kMap).valid());
+  EXPECT_TRUE(Free(1));
+}
+
+// --- guarded touching
+// -------------------------------------------------------------------------------------
+
+// R10: no slab can be truncated, but a hugetlb pool can run dry and a page can break; an unsealed
+// memfd that shrinks raises the same signal.
+TEST_F(CacheTest, VanishedPagesAreDataLossOfThatSlabAndTheDaemonLives) {
+  UniqueFd unsealed(::memfd_create("unsealed", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(unsealed.get(), kMiB), 0);
+  auto dup = unsealed.Dup();
+  ASSERT_TRUE(dup.ok());
+  ASSERT_EQ(cache_->Adopt(1, kMiB, *std::move(dup)), absl::OkStatus());
+  ASSERT_EQ(Make(2, kMiB), absl::OkStatus());
+  ASSERT_EQ(cache_->Write(1, kMiB - 4, "last"), absl::OkStatus());
+  ASSERT_EQ(::ftruncate(unsealed.get(), kMiB / 2), 0);
+
+  std::string bytes(4, '\0');
+  const uint64_t before = cache_->counters().sigbus;
+  for (int i = 0; i < 3; ++i) {  // the handler works more than once
+    EXPECT_TRUE(absl::IsDataLoss(cache_->Read(1, kMiB - 4, absl::MakeSpan(bytes))));
+  }
+  EXPECT_TRUE(absl::IsDataLoss(cache_->Write(1, kMiB - 4, "x")));
+  EXPECT_TRUE(absl::IsDataLoss(cache_->Crcs({1, 0, kMiB}, kMiB, 1 << 16).status()));
+  EXPECT_EQ(cache_->counters().sigbus, before + 5);
+
+  EXPECT_EQ(cache_->Read(1, 0, absl::MakeSpan(bytes)), absl::OkStatus());  // what is left
+  EXPECT_EQ(cache_->Read(2, 0, absl::MakeSpan(bytes)), absl::OkStatus());  // the others
+}
+
+TEST_F(CacheTest, GuardsNest) {
+  UniqueFd empty(::memfd_create("empty", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(empty.get(), kPageBytes), 0);
+  auto mapping = Mapping::Map(empty.get(), 0, kPageBytes, PROT_READ, MAP_SHARED);
+  ASSERT_TRUE(mapping.ok());
+  ASSERT_EQ(::ftruncate(empty.get(), 0), 0);
+  const volatile char* const page = mapping->data();
+  bool went_on = false;
+  Status inner;
+  const Status outer = Cache::Guarded([&] {
+    inner = Cache::Guarded([&] { static_cast<void>(*page); });
+    went_on = true;
+    static_cast<void>(*page);
+    ADD_FAILURE() << "went on after a fault";
+  });
+  EXPECT_TRUE(absl::IsDataLoss(inner));
+  EXPECT_TRUE(went_on);
+  EXPECT_TRUE(absl::IsDataLoss(outer));
+}
+
+TEST_F(CacheTest, SigbusOutsideAGuardKeepsItsDefaultEnd) {
+  UniqueFd empty(::memfd_create("empty", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(empty.get(), kPageBytes), 0);
+  auto mapping = Mapping::Map(empty.get(), 0, kPageBytes, PROT_READ, MAP_SHARED);
+  ASSERT_TRUE(mapping.ok());
+  ASSERT_EQ(::ftruncate(empty.get(), 0), 0);
+  Child faulting([&](int) {
+    const struct rlimit no_core = {0, 0};
+    ::setrlimit(RLIMIT_CORE, &no_core);
+    return static_cast<int>(*static_cast<volatile char*>(mapping->data()));
+  });
+  EXPECT_EQ(faulting.Wait(), kKilledBySigbus);
+  Child sent([](int) { return ::raise(SIGBUS); });
+  EXPECT_EQ(sent.Wait(), kKilledBySigbus);
+}
+
+// R10: sealing stops truncation, not hole punching. The bytes turn to zeros under a reader's eyes,
+// and the checksum is what tells.
+TEST_F(CacheTest, PunchedHoleReadsAsZerosAndItsChecksumTells) {
+  ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
+  ASSERT_EQ(cache_->Write(1, 0, std::string(kPageBytes, 's')), absl::OkStatus());
+  const auto sealed = cache_->Crcs({1, 0, kPageBytes}, kPageBytes, kBlockBytes);
+  const UniqueFd writer = MustLend(1, 5, LeaseMode::kWrite);
+  ASSERT_EQ(::fallocate(writer.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kMiB), 0);
+  std::string bytes(kPageBytes, 'x');
+  EXPECT_EQ(cache_->Read(1, 0, absl::MakeSpan(bytes)), absl::OkStatus());
+  EXPECT_EQ(bytes, std::string(kPageBytes, '\0'));
+  EXPECT_NE(*cache_->Crcs({1, 0, kPageBytes}, kPageBytes, kBlockBytes), *sealed);
+}
+
+TEST_F(CacheTest, CoreDumpsLeaveSlabsOut) {
+  ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
+  std::ifstream smaps("/proc/self/smaps");
+  std::string line, flags;
+  for (bool inside = false; std::getline(smaps, line);) {
+    if (line.find("cairn-slab-1") != std::string::npos) inside = true;
+    if (inside && line.rfind("VmFlags:", 0) == 0) {
+      flags = line;
+      break;
+    }
+  }
+  EXPECT_THAT(flags, HasSubstr(" dd"));
+}
+
+TEST(CacheOptions, NamesWhatIsWrong) {
+  EXPECT_EQ(Options{}.Validate(), absl::OkStatus());
+  EXPECT_THAT(std::string(Options{.prefault_threads = 0}.Validate().message()),
+              HasSubstr("prefault_threads: 0"));
+  EXPECT_THAT(std::string(Options{.prefault_piece_bytes = 5}.Validate().message()),
+              HasSubstr("prefault_piece_bytes: 5"));
+}
+
+}  // namespace
+}  // namespace cairn::cache

@@ -1,0 +1,53 @@
+"""A pytest plugin (-p cairn_tier): the tiers of docs/testing.md as markers.
+
+`root` needs uid 0, `full` needs minutes or gigabytes, `torch2` needs PyTorch 2. In the ordinary tier the
+first two skip; in the full tier nothing skips for want of a capability: the test runs, and fails if it
+must. tests/run.py sets CAIRN_TIER; without it the tier is the ordinary one.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+MARKERS = {
+    "root": "needs uid 0: make test TIER=all",
+    "full": "needs minutes, gigabytes or tools of the full tier: make test TIER=all",
+    "torch2": "needs PyTorch 2: make test TIER=all",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, text in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {text}")
+
+
+def torch_major() -> int:
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return int(torch.__version__.split(".")[0])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    full = os.environ.get("CAIRN_TIER") == "all"
+    wants_torch2 = any(item.get_closest_marker("torch2") for item in items)
+    has_torch2 = wants_torch2 and torch_major() >= 2
+    kept, elsewhere = [], []
+    for item in items:
+        if item.get_closest_marker("torch2") and not has_torch2:
+            if full:
+                # The full tier runs everything a second time under PyTorch 2: these run there.
+                elsewhere.append(item)
+                continue
+            item.add_marker(pytest.mark.skip(reason=MARKERS["torch2"]))
+        if not full:
+            for name in ("root", "full"):
+                if item.get_closest_marker(name):
+                    item.add_marker(pytest.mark.skip(reason=MARKERS[name]))
+        kept.append(item)
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = kept

@@ -1,0 +1,170 @@
+// What every catalog must do; a back end joins by adding its factory.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "server/catalog/catalog.h"
+
+namespace cairn::catalog {
+namespace {
+
+struct SqliteFactory {
+  SqliteFactory() {
+    std::string pattern = std::filesystem::temp_directory_path() / "cairn-catalog-XXXXXX";
+    directory = mkdtemp(pattern.data());
+  }
+  ~SqliteFactory() { std::filesystem::remove_all(directory); }
+  std::unique_ptr<Catalog> Open() {
+    std::string note;
+    auto catalog = OpenSqliteCatalog(directory + "/catalog.sqlite", &note);
+    EXPECT_TRUE(catalog.ok()) << catalog.status();
+    EXPECT_EQ(note, "");
+    return *std::move(catalog);
+  }
+  std::string directory;
+};
+
+template <typename Factory>
+class CatalogContract : public ::testing::Test {
+ protected:
+  Factory factory_;
+  std::unique_ptr<Catalog> catalog_ = factory_.Open();
+
+  void Reopen() {
+    catalog_.reset();
+    catalog_ = factory_.Open();
+  }
+};
+using Factories = ::testing::Types<SqliteFactory>;
+TYPED_TEST_SUITE(CatalogContract, Factories);
+
+StepRow CompleteStep(const std::string& job, Step step, int64_t sequence) {
+  return {.checkpoint = {job, step, 7, 0},
+          .world_size = 2,
+          .digest = "d" + std::to_string(step),
+          .completed_unix_ms = 1000 + step,
+          .sequence = sequence};
+}
+
+TYPED_TEST(CatalogContract, HoldsWhatWasAppliedAcrossReopening) {
+  const JobRow job{.job = "run",
+                   .owner_uid = 1000,
+                   .owner_gid = 100,
+                   .policy = {.mode = PersistMode::kEvery, .every = 5, .keep_last = 3},
+                   .sequence = 1};
+  const AttemptRow attempt{
+      .job = "run", .attempt = 7, .comes_from = 4, .began_unix_ms = 99, .sequence = 2};
+  const PartRow part{.part = {{"run", 5, 7, 0}, 1},
+                     .world_size = 2,
+                     .digest = "abc",
+                     .bytes = 123,
+                     .objects = 4,
+                     .resident = true,
+                     .holders = "0",
+                     .sequence = 3};
+  ASSERT_TRUE(this->catalog_->Apply({job, attempt, part, CompleteStep("run", 5, 4)}).ok());
+  this->Reopen();
+
+  auto found = this->catalog_->Job("run");
+  ASSERT_TRUE(found.ok() && found->has_value());
+  EXPECT_EQ((*found)->owner_uid, 1000u);
+  EXPECT_TRUE((*found)->policy == job.policy);
+  auto attempts = this->catalog_->Attempts("run");
+  ASSERT_EQ(attempts->size(), 1u);
+  EXPECT_EQ(attempts->front().comes_from, 4);
+  auto parts = this->catalog_->Parts({"run", 5, 7, 0});
+  ASSERT_EQ(parts->size(), 1u);
+  EXPECT_EQ(parts->front().part.writer, 1);
+  EXPECT_EQ(parts->front().bytes, 123u);
+  EXPECT_TRUE(parts->front().resident);
+  EXPECT_FALSE(parts->front().persisted);
+}
+
+TYPED_TEST(CatalogContract, AnUnknownJobIsAbsentNotAnError) {
+  auto job = this->catalog_->Job("nobody");
+  ASSERT_TRUE(job.ok());
+  EXPECT_FALSE(job->has_value());
+  EXPECT_TRUE(this->catalog_->Steps("nobody", 100, 10)->empty());
+}
+
+TYPED_TEST(CatalogContract, OnlyAHigherSequenceWins) {
+  StepRow row = CompleteStep("run", 5, 10);
+  ASSERT_TRUE(this->catalog_->Apply({row}).ok());
+  row.persisted = true;
+  row.sequence = 9;  // late: written before the one that is there
+  ASSERT_TRUE(this->catalog_->Apply({row}).ok());
+  EXPECT_FALSE(this->catalog_->Steps("run", 100, 10)->front().persisted);
+  row.sequence = 11;
+  ASSERT_TRUE(this->catalog_->Apply({row}).ok());
+  EXPECT_TRUE(this->catalog_->Steps("run", 100, 10)->front().persisted);
+}
+
+// A mutant in which parts took whatever came last went unnoticed while only steps were asked.
+TYPED_TEST(CatalogContract, OnlyAHigherSequenceWinsForRowsOfEveryKind) {
+  JobRow job{.job = "run", .owner_uid = 1, .sequence = 10};
+  AttemptRow attempt{.job = "run", .attempt = 7, .comes_from = 4, .sequence = 10};
+  PartRow part{.part = {{"run", 5, 7, 0}, 1}, .world_size = 2, .bytes = 1, .sequence = 10};
+  ASSERT_TRUE(this->catalog_->Apply({job, attempt, part}).ok());
+  job.owner_uid = 2;
+  attempt.comes_from = 3;
+  part.bytes = 2;
+  for (const int64_t sequence : {9, 10, 11}) {
+    job.sequence = attempt.sequence = part.sequence = sequence;
+    ASSERT_TRUE(this->catalog_->Apply({job, attempt, part}).ok());
+    const bool newer = sequence == 11;
+    EXPECT_EQ((*this->catalog_->Job("run"))->owner_uid, newer ? 2u : 1u) << sequence;
+    EXPECT_EQ(this->catalog_->Attempts("run")->front().comes_from, newer ? 3 : 4) << sequence;
+    EXPECT_EQ(this->catalog_->Parts({"run", 5, 7, 0})->front().bytes, newer ? 2u : 1u) << sequence;
+  }
+}
+
+TYPED_TEST(CatalogContract, ReplayingABatchChangesNothing) {
+  const std::vector<Row> batch{CompleteStep("run", 1, 1), CompleteStep("run", 2, 2)};
+  ASSERT_TRUE(this->catalog_->Apply(batch).ok());
+  ASSERT_TRUE(this->catalog_->Apply(batch).ok());
+  EXPECT_EQ(this->catalog_->Steps("run", 100, 10)->size(), 2u);
+}
+
+TYPED_TEST(CatalogContract, StepsComeNewestFirstBelowABoundWithoutRemovedOnes) {
+  StepRow removed = CompleteStep("run", 3, 3);
+  removed.removed = true;
+  ASSERT_TRUE(this->catalog_
+                  ->Apply({CompleteStep("run", 1, 1), CompleteStep("run", 2, 2), removed,
+                           CompleteStep("run", 4, 4), CompleteStep("other", 9, 5)})
+                  .ok());
+  auto steps = this->catalog_->Steps("run", 5, 2);
+  ASSERT_EQ(steps->size(), 2u);
+  EXPECT_EQ((*steps)[0].checkpoint.step, 4);
+  EXPECT_EQ((*steps)[1].checkpoint.step, 2);
+  EXPECT_EQ(this->catalog_->Steps("run", 2, 10)->size(), 1u);
+}
+
+// Keys compare as bytes: a default collation would join these.
+TYPED_TEST(CatalogContract, JobsThatDifferInCaseOrSpaceAreDifferent) {
+  ASSERT_TRUE(this->catalog_
+                  ->Apply({JobRow{.job = "Run", .sequence = 1}, JobRow{.job = "run", .sequence = 1},
+                           JobRow{.job = "run ", .sequence = 1}})
+                  .ok());
+  EXPECT_EQ(this->catalog_->Jobs()->size(), 3u);
+}
+
+// R24: values are bound, never pasted.
+TYPED_TEST(CatalogContract, SqlInAKeyIsOnlyAKey) {
+  const std::string hostile = "x'); DROP TABLE jobs; --";
+  ASSERT_TRUE(this->catalog_->Apply({JobRow{.job = hostile, .sequence = 1}}).ok());
+  EXPECT_EQ(this->catalog_->Jobs()->front(), hostile);
+}
+
+TEST(RowIdentity, TellsRowsOfOneCheckpointApart) {
+  const CheckpointKey key{"run", 5, 7, 0};
+  EXPECT_NE(RowIdentity(PartRow{.part = {key, 0}}), RowIdentity(PartRow{.part = {key, 1}}));
+  EXPECT_NE(RowIdentity(PartRow{.part = {key, 0}}), RowIdentity(StepRow{.checkpoint = key}));
+  EXPECT_EQ(RowIdentity(StepRow{.checkpoint = key, .persisted = true}),
+            RowIdentity(StepRow{.checkpoint = key}));
+}
+
+}  // namespace
+}  // namespace cairn::catalog

@@ -1,0 +1,512 @@
+// Whole command lines against a session of the test's own: what is asked of the daemon, what is
+// printed, which exit code leaves.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <sstream>
+
+#include "client/cli/context.h"
+#include "client/cli/render.h"
+#include "common/checksum.h"
+
+namespace cairn::cli {
+namespace {
+
+using client::CheckpointInfo;
+using client::CheckpointRef;
+using testing::HasSubstr;
+using testing::Not;
+
+// What a daemon would hold, small enough to keep in a map, and what was asked of it.
+struct World {
+  std::map<std::string, std::map<Step, std::map<std::string, std::string>>> jobs;
+  std::map<Step, int32_t> world_size;
+  std::string status = "{}";
+  std::vector<std::string> calls;
+  std::vector<client::ConnectOptions> connections;
+  Status refuse_remove;  // without force
+  Status wait_result;
+  bool corrupt = false;
+};
+
+class FakeWriter : public client::StepWriter {
+ public:
+  FakeWriter(World* world, std::string job, Step step)
+      : world_(world), job_(std::move(job)), step_(step) {}
+  Status Write(const std::string& name, ObjectKind kind,
+               absl::Span<const client::Source> sources) override {
+    return WriteMany({{name, kind, {sources.begin(), sources.end()}}});
+  }
+  Status WriteZip(const std::string&, ObjectKind, const ZipPlan&,
+                  absl::Span<const client::Source>) override {
+    return absl::UnimplementedError("not asked for here");
+  }
+  Status WriteMany(absl::Span<const Item> items) override {
+    for (const Item& item : items) {
+      std::string& bytes = written_[item.name];
+      for (const auto& source : item.sources)
+        bytes.append(static_cast<const char*>(source.data), source.length);
+      total_ += bytes.size();
+    }
+    return absl::OkStatus();
+  }
+  StatusOr<client::CommitResult> Commit(const std::map<std::string, std::string>&) override {
+    world_->jobs[job_][step_] = written_;
+    world_->calls.push_back("commit");
+    return client::CommitResult{"d1", true};
+  }
+  Status Abort() override { return absl::OkStatus(); }
+  Step step() const override { return step_; }
+  uint64_t bytes_written() const override { return total_; }
+
+ private:
+  World* world_;
+  std::string job_;
+  Step step_;
+  std::map<std::string, std::string> written_;
+  uint64_t total_ = 0;
+};
+
+class FakeObject : public client::OpenObject {
+ public:
+  FakeObject(World* world, CheckpointKey key, std::string name, std::string bytes)
+      : world_(world), key_(std::move(key)), bytes_(std::move(bytes)) {
+    info_.name = std::move(name);
+    info_.length = bytes_.size();
+  }
+  const client::ObjectInfo& info() const override { return info_; }
+  const CheckpointKey& checkpoint() const override { return key_; }
+  bool from_storage() const override { return false; }
+  Status ReadInto(void* into) override { return ReadRange(0, bytes_.size(), into); }
+  Status ReadRange(uint64_t offset, uint64_t length, void* into) override {
+    if (world_->corrupt) return absl::DataLossError("block 0 does not match its checksum");
+    memcpy(into, bytes_.data() + offset, length);
+    return absl::OkStatus();
+  }
+  StatusOr<View> Map() override { return absl::UnimplementedError("not asked for here"); }
+  StatusOr<std::string> Path() override { return absl::UnimplementedError("not asked for here"); }
+  Status Verify() override { return absl::OkStatus(); }
+
+ private:
+  World* world_;
+  CheckpointKey key_;
+  std::string bytes_;
+  client::ObjectInfo info_;
+};
+
+class FakeSession : public client::Session {
+ public:
+  FakeSession(World* world, client::ConnectOptions options)
+      : world_(world), options_(std::move(options)) {}
+  void Close() override {}
+  const client::ConnectOptions& options() const override { return options_; }
+  const std::string& storage_root() const override { return root_; }
+  SessionId id() const override { return 1; }
+  StatusOr<Attempt> ChooseAttempt() override {
+    world_->calls.push_back("choose attempt");
+    return 7;
+  }
+  Status SetAttempt(Attempt) override { return absl::OkStatus(); }
+  StatusOr<std::unique_ptr<client::StepWriter>> BeginStep(Step step, std::optional<int32_t> writers,
+                                                          absl::Duration) override {
+    EXPECT_EQ(writers, 1);
+    return std::make_unique<FakeWriter>(world_, options_.job, step);
+  }
+  StatusOr<std::unique_ptr<client::OpenObject>> Open(const CheckpointRef& ref,
+                                                     const std::string& name, client::OpenMode,
+                                                     absl::Duration) override {
+    CAIRN_ASSIGN_OR_RETURN(const CheckpointInfo info, Stat(ref));
+    const auto& objects = world_->jobs[ref.job][info.key.step];
+    if (!objects.count(name))
+      return absl::NotFoundError(absl::StrCat("name: \"", name, "\" is not there"));
+    return std::make_unique<FakeObject>(world_, info.key, name, objects.at(name));
+  }
+  StatusOr<client::LatestCheckpoint> Latest(const std::string& job) override {
+    CAIRN_ASSIGN_OR_RETURN(const CheckpointInfo info, Stat({job}));
+    client::LatestCheckpoint latest;
+    latest.key = info.key;
+    latest.source = "memory";
+    return latest;
+  }
+  StatusOr<client::LatestCheckpoint> Resume(Step) override {
+    return absl::UnimplementedError("not asked for here");
+  }
+  StatusOr<CheckpointInfo> Stat(const CheckpointRef& ref) override {
+    const auto job = world_->jobs.find(ref.job);
+    if (job == world_->jobs.end())
+      return absl::NotFoundError(absl::StrCat("job: \"", ref.job, "\" is not known"));
+    const Step step = ref.step == kNoStep ? job->second.rbegin()->first : ref.step;
+    const auto found = job->second.find(step);
+    if (found == job->second.end())
+      return absl::NotFoundError(absl::StrCat("step: ", step, " is not there"));
+    CheckpointInfo info;
+    info.key = {ref.job, step, 5, 0};
+    info.world_size = world_->world_size.count(step) ? world_->world_size[step] : 1;
+    info.objects = found->second.size();
+    for (const auto& [name, bytes] : found->second) info.bytes += bytes.size();
+    info.facts.complete = info.facts.resident = true;
+    info.level = client::Level::kCached;
+    return info;
+  }
+  StatusOr<client::ObjectInfo> StatObject(const CheckpointRef& ref,
+                                          const std::string& name) override {
+    CAIRN_ASSIGN_OR_RETURN(auto object,
+                           Open(ref, name, client::OpenMode::kRead, absl::ZeroDuration()));
+    return object->info();
+  }
+  StatusOr<client::Listing> List(const std::string& path) override {
+    client::Listing listing;
+    if (path.empty()) {
+      for (const auto& [job, steps] : world_->jobs) listing.jobs.push_back(job);
+      return listing;
+    }
+    CAIRN_ASSIGN_OR_RETURN(const Target target, ParseTarget(path, TargetNeeds::kJob));
+    if (!target.has_step) {
+      if (!world_->jobs.count(target.job)) return absl::NotFoundError("job: not known");
+      for (const auto& [step, objects] : world_->jobs[target.job]) {
+        listing.checkpoints.push_back(*Stat({target.job, step}));
+      }
+      return listing;
+    }
+    CAIRN_ASSIGN_OR_RETURN(const CheckpointInfo info, Stat(target.checkpoint));
+    for (const auto& [name, bytes] : world_->jobs[target.job][info.key.step]) {
+      listing.objects.push_back({});
+      listing.objects.back().name = name;
+      listing.objects.back().length = bytes.size();
+    }
+    return listing;
+  }
+  StatusOr<CheckpointInfo> Wait(const CheckpointRef& ref, client::Level level,
+                                absl::Duration timeout) override {
+    world_->calls.push_back(absl::StrCat("wait ", std::string(client::LevelName(level)), " ",
+                                         absl::ToInt64Seconds(timeout + absl::Milliseconds(500)),
+                                         " s"));
+    CAIRN_RETURN_IF_ERROR(world_->wait_result);
+    return Stat(ref);
+  }
+  StatusOr<CheckpointInfo> WaitAfter(Step step, absl::Duration) override {
+    for (const auto& [candidate, objects] : world_->jobs[options_.job]) {
+      if (candidate > step) return Stat({options_.job, candidate});
+    }
+    return absl::DeadlineExceededError("nothing newer");
+  }
+  Status Persist(const CheckpointRef& ref) override {
+    world_->calls.push_back("persist");
+    return Stat(ref).status();
+  }
+  Status Remove(const CheckpointRef& ref, bool memory_only, bool force) override {
+    world_->calls.push_back(
+        absl::StrCat("remove ", ref.step, memory_only ? " memory" : "", force ? " force" : ""));
+    if (!force) CAIRN_RETURN_IF_ERROR(world_->refuse_remove);
+    world_->jobs[ref.job].erase(ref.step);
+    return absl::OkStatus();
+  }
+  Status Pin(const CheckpointRef& ref, bool pinned) override {
+    world_->calls.push_back(pinned ? "pin" : "unpin");
+    return Stat(ref).status();
+  }
+  Status SetPolicy(const JobPolicy& policy) override {
+    world_->calls.push_back(absl::StrCat("policy ", options_.job,
+                                         " mode=", static_cast<int>(policy.mode),
+                                         " every=", policy.every, " keep_last=", policy.keep_last));
+    return absl::OkStatus();
+  }
+  StatusOr<std::string> StatusJson() override { return world_->status; }
+
+ private:
+  World* world_;
+  client::ConnectOptions options_;
+  std::string root_;
+};
+
+class CommandsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = std::filesystem::temp_directory_path() / "cairn-cli-XXXXXX";
+    directory_ = mkdtemp(pattern.data());
+    Listen();
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+
+  // Something listens, as a daemon would; what answers is the fake.
+  void Listen() {
+    listener_.Reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    const std::string path = directory_ / "sock";
+    memcpy(address.sun_path, path.data(), path.size());
+    ASSERT_EQ(bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    ASSERT_EQ(listen(listener_.get(), 64), 0);
+  }
+  void DaemonIsDown() { listener_.Reset(); }
+
+  int Cairn(std::vector<std::string> arguments) {
+    out_.str("");
+    err_.str("");
+    Context context;
+    context.console.out = &out_;
+    context.console.err = &err_;
+    context.console.out_terminal = out_terminal_;
+    context.console.ask = ask_;
+    context.clock = RealClock();
+    context.connect =
+        [this](
+            const client::ConnectOptions& options) -> StatusOr<std::shared_ptr<client::Session>> {
+      world_.connections.push_back(options);
+      return std::shared_ptr<client::Session>(std::make_shared<FakeSession>(&world_, options));
+    };
+    std::vector<std::string> all = {"--socket", directory_ / "sock"};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    return cli::Run(all, &context);
+  }
+  std::string File(const std::string& name, const std::string& bytes) {
+    std::ofstream(directory_ / name, std::ios::binary) << bytes;
+    return directory_ / name;
+  }
+  std::string Contents(const std::filesystem::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  std::string Out() const { return out_.str(); }
+  std::string Err() const { return err_.str(); }
+  Json OutJson() const { return Json::parse(out_.str()); }
+
+  std::filesystem::path directory_;
+  UniqueFd listener_;
+  World world_;
+  std::ostringstream out_, err_;
+  bool out_terminal_ = false;
+  std::function<bool(const std::string&)> ask_;
+};
+
+TEST_F(CommandsTest, NoCommandOrAnUnknownOneIsExitCode2) {
+  EXPECT_EQ(Cairn({}), 2);
+  EXPECT_THAT(Err(), HasSubstr("cairn: "));
+  EXPECT_EQ(Cairn({"frobnicate"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("frobnicate"));
+  EXPECT_EQ(Cairn({"ls", "--frobnicate"}), 2);
+  EXPECT_EQ(Cairn({"get", "onlyone"}), 2);
+}
+
+TEST_F(CommandsTest, HelpHasExamplesAndIsNoError) {
+  EXPECT_EQ(Cairn({"--help"}), 0);
+  EXPECT_THAT(Out(), HasSubstr("cairn get run7/latest/model.pt model.pt"));
+  EXPECT_THAT(Out(), HasSubstr("CAIRN_SOCKET"));
+  EXPECT_EQ(Cairn({"wait", "--help"}), 0);
+  EXPECT_THAT(Out(), HasSubstr("--level"));
+}
+
+TEST_F(CommandsTest, NobodyListeningIsExitCode6AtOnceAndNamesTheSocket) {
+  DaemonIsDown();
+  for (const char* command : {"status", "ls"}) {
+    EXPECT_EQ(Cairn({command}), 6);
+    EXPECT_THAT(Err(), HasSubstr((directory_ / "sock").string()));
+  }
+  EXPECT_TRUE(world_.connections.empty());
+}
+
+TEST_F(CommandsTest, FindingCommandsEnterNoJob) {
+  world_.jobs["run7"][3]["a"] = "x";
+  EXPECT_EQ(Cairn({"ls", "run7"}), 0) << Err();
+  EXPECT_EQ(Cairn({"latest", "run7"}), 0) << Err();
+  EXPECT_EQ(Cairn({"stat", "run7/3"}), 0) << Err();
+  EXPECT_EQ(Cairn({"wait", "run7/3", "--level", "cached"}), 0) << Err();
+  for (const auto& options : world_.connections) {
+    EXPECT_EQ(options.job, "");
+    EXPECT_EQ(options.writer, -1);
+  }
+}
+
+TEST_F(CommandsTest, LsShowsJobsThenCheckpointsThenObjects) {
+  world_.jobs["run7"][3]["model.bin"] = std::string(2048, 'x');
+  EXPECT_EQ(Cairn({"ls"}), 0);
+  EXPECT_EQ(Out(), "run7\n");
+  EXPECT_EQ(Cairn({"ls", "run7"}), 0);
+  EXPECT_THAT(Out(), HasSubstr("CACHED"));
+  EXPECT_EQ(Cairn({"ls", "run7/3/"}), 0);
+  EXPECT_THAT(Out(), HasSubstr("2.00 KiB"));
+  EXPECT_EQ(Cairn({"ls", "cairn://run7/latest", "-o", "json"}), 0);
+  EXPECT_EQ(OutJson()["objects"][0]["length"], 2048);
+}
+
+TEST_F(CommandsTest, UnknownJobIsExitCode3) {
+  EXPECT_EQ(Cairn({"latest", "nope"}), 3);
+  EXPECT_THAT(Err(), HasSubstr("job"));
+  EXPECT_EQ(Cairn({"ls", "nope"}), 3);
+}
+
+TEST_F(CommandsTest, BadPathsAreExitCode2AndAskNothingOfTheDaemon) {
+  for (const char* path :
+       {"run7/-1/x", "run7/3/../x", "/run7/3/x", "run7/3/.cairn/x", "-run/3/x2"}) {
+    EXPECT_EQ(Cairn({"get", "--", path, "-"}), 2) << path;
+  }
+  EXPECT_TRUE(world_.connections.empty());
+}
+
+TEST_F(CommandsTest, LatestPrintsTheNumberAlone) {
+  world_.jobs["run7"][3];
+  world_.jobs["run7"][12];
+  EXPECT_EQ(Cairn({"latest", "run7"}), 0);
+  EXPECT_EQ(Out(), "12\n");
+  EXPECT_EQ(Cairn({"latest", "run7", "-o", "json"}), 0);
+  EXPECT_EQ(OutJson()["step"], 12);
+}
+
+TEST_F(CommandsTest, PutThenGetGivesTheSameBytes) {
+  const std::string bytes = std::string("a\0b", 3) + std::string(5 << 20, 'y');
+  EXPECT_EQ(Cairn({"put", File("in.bin", bytes), "run7/3/model.bin"}), 0) << Err();
+  EXPECT_EQ(world_.connections.back().writer, 0);
+  EXPECT_EQ(world_.connections.back().world_size, 1);
+  EXPECT_EQ(Cairn({"get", "run7/3/model.bin", directory_ / "out.bin"}), 0) << Err();
+  EXPECT_EQ(Contents(directory_ / "out.bin"), bytes);
+  EXPECT_EQ(Cairn({"get", "run7/latest/model.bin", directory_}), 0) << Err();
+  EXPECT_EQ(Contents(directory_ / "model.bin"), bytes);
+}
+
+TEST_F(CommandsTest, PutSavesSeveralFilesAndEmptyOnesAsOneStep) {
+  EXPECT_EQ(Cairn({"put", File("a.bin", "1"), File("b.bin", ""), "run7/4/"}), 0) << Err();
+  EXPECT_EQ(world_.jobs["run7"][4].at("a.bin"), "1");
+  EXPECT_EQ(world_.jobs["run7"][4].at("b.bin"), "");
+  EXPECT_EQ(std::count(world_.calls.begin(), world_.calls.end(), "commit"), 1);
+}
+
+TEST_F(CommandsTest, PutRefusesToLeaveNamesOfTheStepBehindAndNamesStep) {
+  world_.jobs["run7"][3]["other.bin"] = "x";
+  EXPECT_EQ(Cairn({"put", File("a.bin", "1"), "run7/3/a.bin"}), 1);
+  EXPECT_THAT(Err(), HasSubstr("other.bin"));
+  EXPECT_THAT(Err(), HasSubstr("step()"));
+  EXPECT_EQ(world_.jobs["run7"][3].count("a.bin"), 0u);
+}
+
+TEST_F(CommandsTest, PutReplacesAStepWhoseNamesItAllWrites) {
+  world_.jobs["run7"][3]["a.bin"] = "old";
+  EXPECT_EQ(Cairn({"put", File("a.bin", "new"), "run7/3/a.bin"}), 0) << Err();
+  EXPECT_EQ(world_.jobs["run7"][3]["a.bin"], "new");
+}
+
+TEST_F(CommandsTest, PutRefusesAStepOfSeveralWriters) {
+  world_.jobs["run7"][3]["a.bin"] = "x";
+  world_.world_size[3] = 8;
+  EXPECT_EQ(Cairn({"put", File("a.bin", "1"), "run7/3/a.bin"}), 1);
+  EXPECT_THAT(Err(), HasSubstr("8 writers"));
+}
+
+TEST_F(CommandsTest, PutRefusesWhatIsNoFileAndLatest) {
+  EXPECT_EQ(Cairn({"put", "/nonexistent", "run7/3/a"}), 3);
+  EXPECT_EQ(Cairn({"put", directory_, "run7/3/a"}), 2);
+  EXPECT_EQ(Cairn({"put", File("a", "1"), "run7/latest/a"}), 2);
+  EXPECT_EQ(Cairn({"put", File("a", "1"), File("b", "1"), "run7/3/one"}), 2);
+  EXPECT_EQ(Cairn({"put", File("a", "1"), "run7/3/a", "--kind", "jpeg"}), 2);
+  EXPECT_TRUE(world_.connections.empty());
+}
+
+TEST_F(CommandsTest, GetOfCorruptBytesIsExitCode4AndLeavesTheOldFile) {
+  world_.jobs["run7"][3]["a"] = "fresh";
+  const std::string out = File("out", "old");
+  world_.corrupt = true;
+  EXPECT_EQ(Cairn({"get", "run7/3/a", out}), 4);
+  EXPECT_EQ(Contents(out), "old");
+  for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
+    EXPECT_THAT(entry.path().string(), Not(HasSubstr(".part")));
+  }
+}
+
+TEST_F(CommandsTest, GetDoesNotThrowBytesAtATerminal) {
+  world_.jobs["run7"][3]["a"] = "fresh";
+  out_terminal_ = true;
+  EXPECT_EQ(Cairn({"get", "run7/3/a", "-"}), 2);
+}
+
+TEST_F(CommandsTest, WaitPassesLevelAndTimeoutAndLateIsExitCode7) {
+  world_.jobs["run7"][3]["a"] = "x";
+  EXPECT_EQ(Cairn({"wait", "run7/3", "--level", "persisted", "--timeout", "2m"}), 0) << Err();
+  EXPECT_EQ(world_.calls.back(), "wait PERSISTED 120 s");
+  world_.wait_result = absl::DeadlineExceededError("step: 3 is CACHED after 2m");
+  EXPECT_EQ(Cairn({"wait", "run7/3", "--level", "persisted"}), 7);
+  EXPECT_EQ(Cairn({"wait", "run7/3", "--level", "shiny"}), 2);
+  EXPECT_EQ(Cairn({"wait", "run7"}), 2);
+  EXPECT_EQ(Cairn({"wait", "run7/3", "--after", "2"}), 2);
+  EXPECT_EQ(Cairn({"wait", "run7/3", "--timeout", "never"}), 2);
+}
+
+TEST_F(CommandsTest, RemoveAsksBeforeTheLastCopyGoes) {
+  world_.jobs["run7"][3]["a"] = "x";
+  world_.refuse_remove = absl::FailedPreconditionError("step: 3 is the last copy");
+  std::string question;
+  ask_ = [&](const std::string& text) {
+    question = text;
+    return false;
+  };
+  EXPECT_EQ(Cairn({"rm", "run7/latest"}), 1);
+  EXPECT_THAT(question, HasSubstr("last copy of run7/3"));
+  EXPECT_EQ(world_.jobs["run7"].count(3), 1u);
+  ask_ = [](const std::string&) { return true; };
+  EXPECT_EQ(Cairn({"rm", "run7/latest"}), 0) << Err();
+  EXPECT_EQ(world_.calls.back(), "remove 3 force");
+  EXPECT_EQ(world_.jobs["run7"].count(3), 0u);
+}
+
+TEST_F(CommandsTest, RemoveWithNobodyToAskNamesYes) {
+  world_.jobs["run7"][3]["a"] = "x";
+  world_.refuse_remove = absl::FailedPreconditionError("step: 3 is the last copy");
+  EXPECT_EQ(Cairn({"rm", "run7/3"}), 1);
+  EXPECT_THAT(Err(), HasSubstr("--yes"));
+  EXPECT_EQ(Cairn({"rm", "run7/3", "--yes", "--memory-only"}), 0) << Err();
+  EXPECT_EQ(world_.calls.back(), "remove 3 memory force");
+}
+
+TEST_F(CommandsTest, PersistAsksAndWaits) {
+  world_.jobs["run7"][3]["a"] = "x";
+  EXPECT_EQ(Cairn({"persist", "run7/3"}), 0) << Err();
+  EXPECT_EQ(world_.calls, (std::vector<std::string>{"persist", "wait PERSISTED 30 s"}));
+  world_.calls.clear();
+  EXPECT_EQ(Cairn({"persist", "--no-wait", "run7/3"}), 0);
+  EXPECT_EQ(world_.calls, std::vector<std::string>{"persist"});
+}
+
+TEST_F(CommandsTest, PinAndUnpin) {
+  world_.jobs["run7"][3]["a"] = "x";
+  EXPECT_EQ(Cairn({"pin", "run7/3"}), 0);
+  EXPECT_EQ(world_.calls.back(), "pin");
+  EXPECT_EQ(Cairn({"unpin", "run7/3"}), 0);
+  EXPECT_EQ(world_.calls.back(), "unpin");
+  EXPECT_EQ(Cairn({"pin", "run7/9"}), 3);
+}
+
+TEST_F(CommandsTest, PolicyChangesOnlyWhatWasNamed) {
+  world_.status =
+      R"({"jobs":[{"job":"run7","policy":{"mode":"NEWEST","every":1,"keep_last":4,"keep_every":0}}]})";
+  EXPECT_EQ(Cairn({"policy", "run7", "-o", "json"}), 0) << Err();
+  EXPECT_EQ(OutJson()["persist"], "newest");
+  EXPECT_EQ(OutJson()["keep_last"], 4);
+  EXPECT_TRUE(world_.calls.empty());
+  EXPECT_EQ(Cairn({"policy", "run7", "--every", "100"}), 0) << Err();
+  EXPECT_EQ(world_.calls.back(), "policy run7 mode=1 every=100 keep_last=4");
+  EXPECT_EQ(Cairn({"policy", "run7", "--persist", "sometimes"}), 2);
+}
+
+TEST_F(CommandsTest, PolicyOfAMisspelledJobDoesNotBringItIntoBeing) {
+  world_.status = R"({"jobs":[]})";
+  EXPECT_EQ(Cairn({"policy", "rum7", "--every", "100"}), 3);
+  for (const auto& options : world_.connections) EXPECT_EQ(options.job, "");
+}
+
+TEST_F(CommandsTest, StatusInJsonKeepsExactNumbersAndAddsTheAnswer) {
+  world_.status =
+      R"({"budget_bytes":9007199254740993,"jobs":[{"job":"run7","latest_step":3,"latest_persisted_step":2}]})";
+  EXPECT_EQ(Cairn({"status", "-o", "json"}), 0);
+  EXPECT_EQ(OutJson()["budget_bytes"].get<int64_t>(), 9007199254740993);
+  EXPECT_EQ(OutJson()["safe"], false);
+  world_.status = "not json";
+  EXPECT_EQ(Cairn({"status"}), 1);
+}
+
+}  // namespace
+}  // namespace cairn::cli

@@ -1,0 +1,142 @@
+// "Is my checkpoint safe?" comes first, in words, and is true.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "client/cli/render.h"
+
+namespace cairn::cli {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+constexpr int64_t kNow = 1'000'000'000;
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+Json Job(const std::string& name, int64_t latest, int64_t persisted, int64_t unprotected = 0,
+         const std::string& problem = "") {
+  return {{"job", name},
+          {"owner_uid", 1000},
+          {"resident_bytes", 2 * kGiB},
+          {"latest_step", latest},
+          {"latest_persisted_step", persisted},
+          {"unprotected_checkpoints", unprotected},
+          {"unprotected_bytes", unprotected * kGiB},
+          {"policy", {{"mode", 1}, {"every", 10}}},
+          {"persist_problem", problem}};
+}
+Json Node(std::vector<Json> jobs, const std::string& storage = "/ckpt") {
+  return {{"node", "n1"},
+          {"version", "0.1.0"},
+          {"state", "serving"},
+          {"restarts", 1},
+          {"budget_bytes", 8 * kGiB},
+          {"used_bytes", 2 * kGiB},
+          {"free_bytes", 6 * kGiB},
+          {"quarantined_bytes", 0},
+          {"prefault_done", true},
+          {"started_unix_ms", kNow - 65'000},
+          {"storage_root", storage},
+          {"jobs", jobs}};
+}
+
+TEST(Status, AStepInStorageIsSafe) {
+  const Verdict verdict = IsMyCheckpointSafe(Node({Job("run7", 12, 12)}));
+  EXPECT_TRUE(verdict.safe);
+  EXPECT_THAT(verdict.words, ElementsAre("run7: step 12, the latest, is safe: it is in storage."));
+}
+
+TEST(Status, AStepInMemoryAloneIsNotSafeAndSaysWhatALossWouldCost) {
+  const Verdict verdict = IsMyCheckpointSafe(Node({Job("run7", 12, 10, 2)}));
+  EXPECT_FALSE(verdict.safe);
+  EXPECT_THAT(
+      verdict.words,
+      ElementsAre("run7: step 12, the latest, is in this node's memory only; losing this "
+                  "node goes back to step 10 in storage. Unprotected: 2 checkpoints, 2.00 GiB."));
+}
+
+TEST(Status, WithoutStorageItSaysThatNothingOutlivesTheNode) {
+  const Verdict verdict = IsMyCheckpointSafe(Node({Job("run7", 12, -1, 1)}, ""));
+  EXPECT_FALSE(verdict.safe);
+  EXPECT_THAT(verdict.words[0], HasSubstr("there is no storage"));
+}
+
+TEST(Status, AFailedPersistIsNamed) {
+  const Verdict verdict = IsMyCheckpointSafe(Node({Job("run7", 12, -1, 1, "disk full")}));
+  EXPECT_THAT(verdict.words[0], HasSubstr("The last persist failed: disk full"));
+}
+
+TEST(Status, UnsafeJobsComeFirst) {
+  const Verdict verdict =
+      IsMyCheckpointSafe(Node({Job("good", 3, 3), Job("fresh", -1, -1), Job("bad", 5, 4, 1)}));
+  EXPECT_THAT(verdict.words,
+              ElementsAre(StartsWith("bad:"), StartsWith("good:"), StartsWith("fresh: nothing")));
+}
+
+TEST(Status, TheAnswerIsTheFirstLine) {
+  const std::string text = RenderStatus(Node({Job("run7", 12, 12)}), kNow);
+  EXPECT_THAT(text, StartsWith("run7: step 12, the latest, is safe"));
+  EXPECT_THAT(text, HasSubstr("n1, serving, up 1 min 5 s, restarted 1 time, version 0.1.0"));
+  EXPECT_THAT(text, HasSubstr("25 % of 8.00 GiB: used 2.00 GiB, free 6.00 GiB"));
+  EXPECT_THAT(text, HasSubstr("every 10 steps"));
+  EXPECT_THAT(text, Not(HasSubstr("quarantined")));
+}
+
+TEST(Status, ASessionShowsHowFarItsStepIs) {
+  Json node = Node({Job("run7", 12, 12)});
+  node["sessions"] = {
+      {{"job", "run7"},
+       {"writer", 0},
+       {"pid", 77},
+       {"uid", 1000},
+       {"writing_step", 13},
+       {"writing_total", kGiB},
+       {"writing_done", kGiB / 2},
+       {"connected_unix_ms", kNow - 5000}},
+      {{"job", "run7"}, {"writer", -1}, {"pid", 78}, {"uid", 1000}, {"writing_step", -1}}};
+  const std::string text = RenderStatus(node, kNow);
+  EXPECT_THAT(text, HasSubstr("step 13 [########........] 50 % of 1.00 GiB"));
+  EXPECT_THAT(text, HasSubstr("reader"));
+  EXPECT_THAT(text, HasSubstr("idle"));
+}
+
+TEST(Status, QuarantineNamesPidBytesAndAge) {
+  Json node = Node({Job("run7", 12, 12)});
+  node["quarantined_bytes"] = kGiB;
+  node["quarantined"] = {
+      {{"slab", 9}, {"bytes", kGiB}, {"age_ms", 90'000}, {"pids", {41, 42}}, {"job", "run7"}}};
+  const std::string text = RenderStatus(node, kNow);
+  EXPECT_THAT(text, HasSubstr("41, 42"));
+  EXPECT_THAT(text, HasSubstr("1 min 30 s"));
+  EXPECT_THAT(text, HasSubstr("1.00 GiB"));
+}
+
+TEST(Status, PolicyIsReadByNameOrNumber) {
+  EXPECT_EQ(PolicyFromJson({{"mode", "on_demand"}, {"every", 1}}).mode, PersistMode::kOnDemand);
+  EXPECT_EQ(PolicyFromJson({{"mode", "EVERY"}, {"every", 50}}).every, 50);
+  EXPECT_EQ(PolicyFromJson({{"mode", 2}}).mode, PersistMode::kNewest);
+  EXPECT_EQ(PolicyFromJson({{"mode", 77}, {"readers", "everyone"}}), JobPolicy{});
+}
+
+TEST(Status, SessionsThatOnlyLookAreLeftOut) {
+  Json node = Node({Job("run7", 12, 12)});
+  node["sessions"] = {{{"job", ""}, {"writer", -1}, {"pid", 4711}, {"leases", 0}}};
+  EXPECT_THAT(RenderStatus(node, kNow), Not(HasSubstr("4711")));
+}
+
+TEST(Status, HostileTextFromAClientDoesNotSteerTheTerminal) {
+  Json node = Node({Job("run7", 12, 11, 1, "evil\x1b[2J")});
+  EXPECT_THAT(RenderStatus(node, kNow), Not(HasSubstr("\x1b")));
+}
+
+TEST(Status, AnEmptyOrStrangeAnswerStillRenders) {
+  EXPECT_THAT(RenderStatus(Json::object(), kNow), StartsWith("No job has saved anything"));
+  const Json strange = {
+      {"jobs", 3}, {"sessions", "x"}, {"budget_bytes", "many"}, {"storage_root", 1}};
+  EXPECT_THAT(RenderStatus(strange, kNow), StartsWith("No job has saved anything"));
+}
+
+}  // namespace
+}  // namespace cairn::cli

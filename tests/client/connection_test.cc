@@ -1,0 +1,154 @@
+// A daemon that is not there, does not answer, or answers nonsense: every call ends by its deadline
+// (promise 4).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <thread>
+
+#include "client/cpp/process.h"
+#include "client/cpp/session.h"
+#include "common/fd.h"
+
+namespace cairn::client {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class Absent : public ::testing::Test {
+ protected:
+  Absent() {
+    char name[] = "/tmp/cairn-connection-XXXXXX";
+    folder_ = mkdtemp(name);
+    options_.socket = folder_ + "/cairn.sock";
+    options_.job = "run";
+    options_.timeout = absl::Milliseconds(300);
+  }
+  ~Absent() override { std::filesystem::remove_all(folder_); }
+
+  // Connects, and checks that it took no longer than it may.
+  Status Connect() {
+    const absl::Time start = absl::Now();
+    const Status status = Session::Connect(options_).status();
+    EXPECT_LT(absl::Now() - start, options_.timeout + absl::Seconds(2));
+    return status;
+  }
+
+  UniqueFd Listen() {
+    UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    options_.socket.copy(address.sun_path, sizeof address.sun_path - 1);
+    EXPECT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    EXPECT_EQ(listen(fd.get(), 16), 0);
+    return fd;
+  }
+
+  std::string folder_;
+  ConnectOptions options_;
+};
+
+TEST_F(Absent, NoSocketIsUnavailableAndNamed) {
+  const Status status = Connect();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(options_.socket));
+}
+
+TEST_F(Absent, ASocketWhoseDaemonIsDeadIsUnavailableAndNamed) {
+  Listen().Reset();
+  const Status status = Connect();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(options_.socket));
+}
+
+TEST_F(Absent, ADaemonThatNeverAnswersIsUnavailableAtTheDeadline) {
+  const UniqueFd listener = Listen();
+  const Status status = Connect();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(options_.socket), HasSubstr("hello")));
+}
+
+TEST_F(Absent, ADaemonThatHangsUpIsAskedAgainUntilTheDeadline) {
+  const UniqueFd listener = Listen();
+  std::thread server([&] {
+    for (;;) {
+      UniqueFd connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!connection.valid()) return;
+    }
+  });
+  const Status status = Connect();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  shutdown(listener.get(), SHUT_RDWR);
+  server.join();
+}
+
+TEST_F(Absent, ADaemonThatAnswersNonsenseIsUnavailable) {
+  const UniqueFd listener = Listen();
+  std::thread server([&] {
+    const std::string nonsense(512, '\xee');
+    for (;;) {
+      UniqueFd connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!connection.valid()) return;
+      (void)send(connection.get(), nonsense.data(), nonsense.size(), MSG_NOSIGNAL);
+    }
+  });
+  EXPECT_EQ(Connect().code(), absl::StatusCode::kUnavailable);
+  shutdown(listener.get(), SHUT_RDWR);
+  server.join();
+}
+
+TEST_F(Absent, OptionsAreCheckedBeforeAnythingIsAsked) {
+  const ConnectOptions good = options_;
+  const auto code = [&] { return Session::Connect(options_).status().code(); };
+  options_.job = "../run";
+  EXPECT_EQ(code(), absl::StatusCode::kInvalidArgument);
+  options_ = good;
+  options_.attempt = -1;
+  EXPECT_EQ(code(), absl::StatusCode::kInvalidArgument);
+  options_ = good;
+  options_.writer = 2, options_.world_size = 2;
+  EXPECT_EQ(code(), absl::StatusCode::kInvalidArgument);
+  options_ = good;
+  options_.copy_threads = 0;
+  EXPECT_EQ(code(), absl::StatusCode::kInvalidArgument);
+  options_ = good;
+  options_.socket = std::string(200, 'x');
+  EXPECT_EQ(code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Process, EnteringAStepAgainIsItsNextRevision) {
+  EXPECT_EQ(EnterStep("job", 1, 0, 5), 0);
+  EXPECT_EQ(EnterStep("job", 1, 0, 5), 1);
+  EXPECT_EQ(EnterStep("job", 1, 1, 5), 0);
+  EXPECT_EQ(EnterStep("job", 2, 0, 5), 0);
+  EXPECT_EQ(EnterStep("other", 1, 0, 5), 0);
+  EXPECT_EQ(EnterStep("job", 1, 0, 5), 2);
+}
+
+TEST(Process, HasOneTokenForLife) {
+  const auto token = ThisProcess();
+  ASSERT_TRUE(token.ok());
+  EXPECT_EQ(token->size(), 16u);
+  EXPECT_EQ(*ThisProcess(), *token);
+}
+
+TEST(Process, ExceptionsBecomeStatuses) {
+  EXPECT_EQ(Contain([]() -> Status { throw std::bad_alloc(); }).code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(Contain([]() -> Status { throw std::runtime_error("x"); }).code(),
+            absl::StatusCode::kInternal);
+  EXPECT_EQ(Contain([]() -> Status { throw 3; }).code(), absl::StatusCode::kInternal);
+}
+
+TEST(Process, AnInfiniteTimeoutIsFarAway) {
+  EXPECT_GT(TimeLeft(DeadlineAfter(absl::InfiniteDuration())), absl::Hours(1000));
+  EXPECT_EQ(TimeLeft(DeadlineAfter(absl::ZeroDuration())), absl::ZeroDuration());
+}
+
+}  // namespace
+}  // namespace cairn::client

@@ -1,0 +1,335 @@
+#include "client/cpp/copy_engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/checksum.h"
+#include "common/copy.h"
+
+namespace cairn::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+std::string RandomBytes(uint64_t length, uint32_t seed) {
+  std::mt19937_64 random(seed);
+  std::string out(length, '\0');
+  for (uint64_t i = 0; i < length; i += 8) {
+    const uint64_t word = random();
+    std::memcpy(out.data() + i, &word, std::min<uint64_t>(8, length - i));
+  }
+  return out;
+}
+
+// A destination that shows every byte written beside the object.
+class Room {
+ public:
+  explicit Room(uint64_t length) : bytes_(length + 2 * kGuard, kUntouched), length_(length) {}
+  char* data() { return bytes_.data() + kGuard; }
+  std::string contents() const { return bytes_.substr(kGuard, length_); }
+  bool only_inside() const {
+    return bytes_.substr(0, kGuard) == std::string(kGuard, kUntouched) &&
+           bytes_.substr(kGuard + length_) == std::string(kGuard, kUntouched);
+  }
+
+ private:
+  static constexpr uint64_t kGuard = 4096;
+  static constexpr char kUntouched = '\x5a';
+  std::string bytes_;
+  uint64_t length_;
+};
+
+struct Copied {
+  std::string bytes;
+  Written written;
+  bool only_inside = false;
+};
+
+Copied Copy(const ObjectLayout& layout, int threads = 2, ProgressPage* progress = nullptr) {
+  CopyThreads copy_threads(threads);
+  Room room(layout.length());
+  const CopyTask task = {&layout, room.data(), false};
+  std::vector<Written> written;
+  const Status status =
+      CopyObjects(&copy_threads, absl::MakeConstSpan(&task, 1), progress, &written);
+  EXPECT_TRUE(status.ok()) << status;
+  return {room.contents(), written.at(0), room.only_inside()};
+}
+
+std::vector<Source> Cut(const std::string& bytes, const std::vector<uint64_t>& lengths) {
+  std::vector<Source> out;
+  uint64_t at = 0;
+  for (uint64_t length : lengths) {
+    out.push_back({bytes.data() + at, length});
+    at += length;
+  }
+  if (at < bytes.size()) out.push_back({bytes.data() + at, bytes.size() - at});
+  return out;
+}
+
+class RawSizes : public ::testing::TestWithParam<uint64_t> {};
+
+TEST_P(RawSizes, AreCopiedWithTheBlockChecksumsOfTheSource) {
+  const std::string bytes = RandomBytes(GetParam(), 1);
+  const ObjectLayout layout = ObjectLayout::Raw(Cut(bytes, {}));
+  for (int threads : {1, 2, 3}) {
+    const Copied copied = Copy(layout, threads);
+    EXPECT_EQ(copied.bytes, bytes);
+    EXPECT_TRUE(copied.only_inside);
+    EXPECT_EQ(copied.written.block_crcs, BlockCrcs(bytes.data(), bytes.size(), kBlockBytes));
+    EXPECT_THAT(copied.written.covered, ElementsAre(Pair(0, bytes.size())));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, RawSizes,
+                         ::testing::Values(1, 2, 63, 64, 65, 4095, 4097, 65536, 65537, 1000003,
+                                           kBlockBytes - 1, kBlockBytes, kBlockBytes + 1,
+                                           3 * kBlockBytes, 3 * kBlockBytes + 12345));
+
+TEST(CopyEngine, AnEmptyObjectHasNoBlocksAndCoversNothing) {
+  const ObjectLayout layout = ObjectLayout::Raw({});
+  const Copied copied = Copy(layout);
+  EXPECT_THAT(copied.written.block_crcs, IsEmpty());
+  EXPECT_THAT(copied.written.covered, IsEmpty());
+}
+
+TEST(CopyEngine, ManySourcesOfOddLengthsJoinAcrossBlockBorders) {
+  const std::string bytes = RandomBytes(2 * kBlockBytes + 777, 2);
+  std::vector<uint64_t> lengths;
+  for (uint64_t at = 0, n = 1; at + n < bytes.size(); at += n, n = n * 3 % 65521)
+    lengths.push_back(n);
+  lengths.insert(lengths.begin() + 5, 0);  // sources of no bytes are nothing
+  const Copied copied = Copy(ObjectLayout::Raw(Cut(bytes, lengths)));
+  EXPECT_EQ(copied.bytes, bytes);
+  EXPECT_EQ(copied.written.block_crcs, BlockCrcs(bytes.data(), bytes.size(), kBlockBytes));
+  EXPECT_THAT(copied.written.covered, ElementsAre(Pair(0, bytes.size())));
+}
+
+TEST(CopyEngine, ManyObjectsAreCopiedInOneGo) {
+  std::vector<std::string> contents;
+  std::vector<ObjectLayout> layouts;
+  for (uint32_t i = 0; i < 200; ++i) contents.push_back(RandomBytes(i * 37 % 5000, i));
+  for (const std::string& bytes : contents) layouts.push_back(ObjectLayout::Raw(Cut(bytes, {})));
+  std::vector<std::unique_ptr<Room>> rooms;
+  std::vector<CopyTask> tasks;
+  for (const ObjectLayout& layout : layouts) {
+    rooms.push_back(std::make_unique<Room>(layout.length()));
+    tasks.push_back({&layout, rooms.back()->data(), false});
+  }
+  CopyThreads threads(2);
+  std::vector<Written> written;
+  ASSERT_TRUE(CopyObjects(&threads, tasks, nullptr, &written).ok());
+  for (size_t i = 0; i < contents.size(); ++i) {
+    EXPECT_EQ(rooms[i]->contents(), contents[i]);
+    EXPECT_TRUE(rooms[i]->only_inside());
+    EXPECT_EQ(written[i].block_crcs,
+              BlockCrcs(contents[i].data(), contents[i].size(), kBlockBytes));
+  }
+}
+
+TEST(CopyEngine, ProgressCountsEveryByteOnce) {
+  const std::string bytes = RandomBytes(2 * kBlockBytes + 5, 3);
+  ProgressPage page;
+  Copy(ObjectLayout::Raw(Cut(bytes, {})), 2, &page);
+  EXPECT_EQ(page.bytes_done, bytes.size());
+}
+
+// --- zip -------------------------------------------------------------------
+
+struct Archive {
+  std::vector<std::string> contents;
+  ZipPlan plan;
+  std::vector<Source> sources;
+
+  ObjectLayout Layout(uint64_t longer = 0) const {
+    auto layout = ObjectLayout::Zip(&plan, sources, plan.MinimumLength() + longer);
+    EXPECT_TRUE(layout.ok()) << layout.status();
+    return *std::move(layout);
+  }
+
+  // The archive put together without the engine.
+  std::string Expected(uint64_t length) const {
+    std::string out;
+    std::vector<uint32_t> crcs;
+    for (size_t i = 0; i < contents.size(); ++i) {
+      crcs.push_back(ZipCrc32(0, contents[i].data(), contents[i].size()));
+      out += plan.LocalHeader(i, crcs.back());
+      out += contents[i];
+    }
+    out += *plan.Tail(crcs, length);
+    return out;
+  }
+};
+
+std::unique_ptr<Archive> MakeArchive(const std::vector<uint64_t>& lengths) {
+  auto archive = std::make_unique<Archive>();
+  std::vector<ZipRecord> records;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    archive->contents.push_back(RandomBytes(lengths[i], static_cast<uint32_t>(i) + 10));
+    records.push_back({absl::StrCat("archive/data/", i), lengths[i]});
+  }
+  auto plan = ZipPlan::Make(std::move(records));
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  archive->plan = *std::move(plan);
+  for (const std::string& bytes : archive->contents) {
+    archive->sources.push_back({bytes.data(), bytes.size()});
+  }
+  return archive;
+}
+
+void ExpectRight(const Archive& archive, uint64_t longer) {
+  const ObjectLayout layout = archive.Layout(longer);
+  const Copied copied = Copy(layout);
+  EXPECT_TRUE(copied.bytes == archive.Expected(layout.length()));  // megabytes: no diff wanted
+  EXPECT_TRUE(copied.only_inside);
+  EXPECT_EQ(copied.written.block_crcs,
+            BlockCrcs(copied.bytes.data(), copied.bytes.size(), kBlockBytes));
+  EXPECT_THAT(copied.written.covered, ElementsAre(Pair(0, layout.length())));
+}
+
+TEST(CopyEngine, AZipOfSmallRecordsEqualsOneBuiltPieceByPiece) {
+  ExpectRight(*MakeArchive({1, 0, 17, 100000, 3, 64, 4096}), 0);
+}
+
+TEST(CopyEngine, AZipOfRecordsThatSpanBlocksEqualsOneBuiltPieceByPiece) {
+  ExpectRight(*MakeArchive({kBlockBytes * 2 + 13, 5, kBlockBytes - 100, 0, 777777, 200000}), 0);
+}
+
+TEST(CopyEngine, AZipWhoseHeaderStandsOnABlockBorderIsRight) {
+  // Each length lets a header begin a few bytes further before the border.
+  for (uint64_t before = 40; before <= 200; before += 32) {
+    ExpectRight(*MakeArchive({kBlockBytes - 64 - before, 300, 70000}), 0);
+  }
+}
+
+TEST(CopyEngine, AZipIsPaddedToTheLengthItIsGiven) {
+  const auto archive = MakeArchive({100, kBlockBytes, 9});
+  ExpectRight(*archive, 1);
+  ExpectRight(*archive, 12345);
+  ExpectRight(*archive, kZipMaxGap);
+  EXPECT_EQ(ObjectLayout::Zip(&archive->plan, archive->sources,
+                              archive->plan.MinimumLength() + kZipMaxGap + 1)
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(CopyEngine, AnArchiveWithoutRecordsIsAnArchive) { ExpectRight(*MakeArchive({}), 0); }
+
+TEST(CopyEngine, ThousandsOfRecordsAreRight) {
+  std::vector<uint64_t> lengths;
+  for (uint64_t i = 0; i < 3000; ++i) lengths.push_back(i * 131 % 4001);
+  ExpectRight(*MakeArchive(lengths), 4000);
+}
+
+TEST(CopyEngine, RecordsOfAnotherLengthThanPlannedAreRefused) {
+  const auto archive = MakeArchive({100, 200});
+  auto sources = archive->sources;
+  sources[1].length = 199;
+  EXPECT_EQ(
+      ObjectLayout::Zip(&archive->plan, sources, archive->plan.MinimumLength()).status().code(),
+      absl::StatusCode::kInvalidArgument);
+  sources.pop_back();
+  EXPECT_EQ(
+      ObjectLayout::Zip(&archive->plan, sources, archive->plan.MinimumLength()).status().code(),
+      absl::StatusCode::kInvalidArgument);
+}
+
+TEST(CopyEngine, PythonsZipfileOpensWhatWasCopied) {
+  const auto archive = MakeArchive({kBlockBytes + 1, 0, 5, 150000});
+  const Copied copied = Copy(archive->Layout(99999));
+  const std::string path = ::testing::TempDir() + "/copied.zip";
+  std::ofstream(path, std::ios::binary) << copied.bytes;
+  const std::string command =
+      "python3 -c 'import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); "
+      "sys.exit(z.testzip() is not None or len(z.namelist()) != 4)' '" +
+      path + "'";
+  const int code = std::system(command.c_str());
+  EXPECT_EQ(code, 0);
+  unlink(path.c_str());
+}
+
+// --- chunks ----------------------------------------------------------------
+
+struct Sent {
+  std::string bytes;
+  Written written;
+};
+
+Sent Send(const ObjectLayout& layout) {
+  Sent out;
+  const Status status = SendObject(
+      layout, nullptr,
+      [&](uint64_t offset, absl::string_view bytes) {
+        EXPECT_EQ(offset, out.bytes.size());
+        EXPECT_LE(bytes.size(), kBlockBytes);
+        out.bytes.append(bytes.data(), bytes.size());
+        return absl::OkStatus();
+      },
+      &out.written);
+  EXPECT_TRUE(status.ok()) << status;
+  return out;
+}
+
+TEST(CopyEngine, ChunksCarryTheSameBytesAndChecksumsAsACopy) {
+  const auto archive = MakeArchive({kBlockBytes + 1, 0, 5, 150000});
+  const ObjectLayout zip = archive->Layout(5000);
+  const std::string bytes = RandomBytes(2 * kBlockBytes + 1, 4);
+  const ObjectLayout raw = ObjectLayout::Raw(Cut(bytes, {1, 70000}));
+  const ObjectLayout empty = ObjectLayout::Raw({});
+  for (const ObjectLayout* layout : {&zip, &raw, &empty}) {
+    const Copied copied = Copy(*layout);
+    const Sent sent = Send(*layout);
+    EXPECT_TRUE(sent.bytes == copied.bytes);
+    EXPECT_EQ(sent.written.block_crcs, copied.written.block_crcs);
+    EXPECT_EQ(sent.written.covered, copied.written.covered);
+  }
+}
+
+TEST(CopyEngine, AFailedChunkEndsTheSending) {
+  const std::string bytes = RandomBytes(3 * kBlockBytes, 5);
+  int calls = 0;
+  Written written;
+  const Status status = SendObject(
+      ObjectLayout::Raw(Cut(bytes, {})), nullptr,
+      [&](uint64_t, absl::string_view) {
+        return ++calls == 2 ? absl::UnavailableError("gone") : absl::OkStatus();
+      },
+      &written);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(calls, 2);
+}
+
+// --- threads ---------------------------------------------------------------
+
+TEST(CopyThreads, RunsEachPieceOnceForEveryCaller) {
+  CopyThreads threads(3);
+  constexpr size_t kCallers = 4, kPieces = 500;
+  std::vector<std::vector<std::atomic<int>>> ran(kCallers);
+  for (auto& pieces : ran) pieces = std::vector<std::atomic<int>>(kPieces);
+  std::vector<std::thread> callers;
+  for (size_t c = 0; c < kCallers; ++c) {
+    callers.emplace_back([&, c] { threads.Run(kPieces, [&, c](size_t i) { ++ran[c][i]; }); });
+  }
+  for (std::thread& caller : callers) caller.join();
+  for (const auto& pieces : ran) {
+    for (const auto& count : pieces) EXPECT_EQ(count.load(), 1);
+  }
+}
+
+}  // namespace
+}  // namespace cairn::client

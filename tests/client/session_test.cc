@@ -1,0 +1,605 @@
+// libcairn against the real daemon: every test starts a cairnd of its own.
+#include "client/cpp/session.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/checksum.h"
+#include "tests/support/daemon_fixture.h"
+
+namespace cairn::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+using Json = nlohmann::json;
+
+constexpr uint64_t kMiB = 1 << 20;
+
+std::string RandomBytes(uint64_t length, uint32_t seed) {
+  std::mt19937_64 random(seed);
+  std::string out(length, '\0');
+  for (uint64_t i = 0; i < length; i += 8) {
+    const uint64_t word = random();
+    std::copy_n(reinterpret_cast<const char*>(&word), std::min<uint64_t>(8, length - i),
+                out.data() + i);
+  }
+  return out;
+}
+
+CheckpointRef At(Step step) {
+  CheckpointRef ref;
+  ref.step = step;
+  return ref;
+}
+
+#define ASSERT_OK(expression)             \
+  do {                                    \
+    const Status status_ = (expression);  \
+    ASSERT_TRUE(status_.ok()) << status_; \
+  } while (false)
+
+class SessionTest : public ::testing::Test {
+ protected:
+  void StartDaemon(const testing::DaemonOptions& options = {}) {
+    auto started = testing::Daemon::Start(options);
+    ASSERT_TRUE(started.ok()) << started.status();
+    daemon_ = *std::move(started);
+  }
+  void SetUp() override { StartDaemon(); }
+
+  std::shared_ptr<Session> Connect(ConnectOptions options) {
+    auto session = Session::Connect(options);
+    EXPECT_TRUE(session.ok()) << session.status();
+    return session.ok() ? *session : nullptr;
+  }
+  // One job per test: revisions are counted for the life of the process, not of a daemon.
+  const std::string job_ = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  std::shared_ptr<Session> Connect() { return Connect(daemon_->Client(job_)); }
+
+  // One object in one step, committed.
+  static Status Save(Session* session, Step step, const std::string& name,
+                     const std::string& bytes) {
+    CAIRN_ASSIGN_OR_RETURN(auto writer, session->BeginStep(step));
+    const Source source = {bytes.data(), bytes.size()};
+    CAIRN_RETURN_IF_ERROR(writer->Write(name, ObjectKind::kRaw, absl::MakeConstSpan(&source, 1)));
+    return writer->Commit({}).status();
+  }
+
+  static StatusOr<std::string> Load(Session* session, const CheckpointRef& ref,
+                                    const std::string& name, OpenMode mode = OpenMode::kRead) {
+    CAIRN_ASSIGN_OR_RETURN(auto object, session->Open(ref, name, mode));
+    std::string out(object->info().length, '\0');
+    CAIRN_RETURN_IF_ERROR(object->ReadInto(out.data()));
+    return out;
+  }
+
+  Json NodeStatus() {
+    const auto json = daemon_->StatusJson();
+    EXPECT_TRUE(json.ok()) << json.status();
+    return json.ok() ? Json::parse(*json) : Json();
+  }
+
+  std::unique_ptr<testing::Daemon> daemon_;
+};
+
+// Promise 2, for sizes about every border there is.
+TEST_F(SessionTest, WhatIsLoadedIsWhatWasSaved) {
+  const auto session = Connect();
+  const std::vector<uint64_t> sizes = {0,        1,        4095,        4096,     4097,
+                                       kMiB - 1, kMiB + 1, kBlockBytes, 5 * kMiB, 9 * kMiB + 3};
+  std::vector<std::string> contents;
+  auto writer = session->BeginStep(1);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    contents.push_back(RandomBytes(sizes[i], static_cast<uint32_t>(i)));
+    const Source source = {contents[i].data(), contents[i].size()};
+    ASSERT_OK(
+        (*writer)->Write(absl::StrCat("o", i), ObjectKind::kRaw, absl::MakeConstSpan(&source, 1)));
+  }
+  const auto committed = (*writer)->Commit({{"note", "n"}});
+  ASSERT_TRUE(committed.ok()) << committed.status();
+  EXPECT_TRUE(committed->complete);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    for (OpenMode mode : {OpenMode::kRead, OpenMode::kMap, OpenMode::kFile}) {
+      const auto loaded = Load(session.get(), CheckpointRef{}, absl::StrCat("o", i), mode);
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      EXPECT_TRUE(*loaded == contents[i]) << "object of " << sizes[i] << " bytes";
+    }
+  }
+  const auto latest = session->Latest();
+  ASSERT_TRUE(latest.ok()) << latest.status();
+  EXPECT_EQ(latest->key.step, 1);
+  EXPECT_EQ(latest->source, "memory");
+}
+
+TEST_F(SessionTest, ManyObjectsTakeOneCreate) {
+  const auto session = Connect();
+  auto writer = session->BeginStep(1);
+  ASSERT_TRUE(writer.ok());
+  std::vector<std::string> contents;
+  for (uint32_t i = 0; i < 100; ++i) contents.push_back(RandomBytes(i * 1001, i));
+  std::vector<StepWriter::Item> items;
+  for (size_t i = 0; i < contents.size(); ++i) {
+    items.push_back(
+        {absl::StrCat("d/", i), ObjectKind::kNumpy, {{contents[i].data(), contents[i].size()}}});
+  }
+  ASSERT_OK((*writer)->WriteMany(items));
+  ASSERT_TRUE((*writer)->Commit({}).ok());
+  for (size_t i = 0; i < contents.size(); i += 13) {
+    const auto loaded = Load(session.get(), At(1), absl::StrCat("d/", i));
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_TRUE(*loaded == contents[i]);
+  }
+  const auto listing = session->List(job_ + "/1");
+  ASSERT_TRUE(listing.ok()) << listing.status();
+  EXPECT_EQ(listing->objects.size(), 100u);
+}
+
+// Each object of 1 MiB has a slab of its own, whose descriptor comes with the create.
+TEST_F(SessionTest, MoreSlabsAtOnceThanTheChannelHoldsArriveAllTheSame) {
+  testing::DaemonOptions options;
+  options.budget_bytes = 512 * kMiB;
+  StartDaemon(options);
+  const auto session = Connect();
+  const std::string bytes = RandomBytes(kMiB + 400, 1);
+  std::vector<StepWriter::Item> items;
+  for (uint64_t i = 0; i < 400; ++i) {
+    items.push_back({absl::StrCat("o", i), ObjectKind::kRaw, {{bytes.data() + i, kMiB}}});
+  }
+  auto writer = session->BeginStep(1);
+  ASSERT_TRUE(writer.ok());
+  ASSERT_OK((*writer)->WriteMany(items));
+  ASSERT_TRUE((*writer)->Commit({}).ok());
+  for (uint64_t i = 0; i < 400; i += 57) {
+    EXPECT_TRUE(*Load(session.get(), At(1), absl::StrCat("o", i)) == bytes.substr(i, kMiB));
+  }
+}
+
+// A loaded state dict is one mapping per object; descriptors are what a process has few of.
+TEST_F(SessionTest, AMappingKeepsNoDescriptorOpen) {
+  const auto session = Connect();
+  ASSERT_OK(Save(session.get(), 1, "a", RandomBytes(2 * kMiB, 1)));
+  const auto descriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                         std::filesystem::directory_iterator());
+  };
+  const auto before = descriptors();
+  std::vector<OpenObject::View> views;
+  for (int i = 0; i < 10; ++i) {
+    auto object = session->Open(At(1), "a", OpenMode::kMap);
+    ASSERT_TRUE(object.ok()) << object.status();
+    views.push_back(*(*object)->Map());
+  }
+  EXPECT_EQ(descriptors(), before);
+}
+
+TEST_F(SessionTest, AZipOpensFromTheSlabByItsPath) {
+  const auto session = Connect();
+  const std::string data = RandomBytes(3 * kMiB + 5, 1);
+  auto plan = ZipPlan::Make({{"archive/data.pkl", 10}, {"archive/data/0", data.size()}});
+  ASSERT_TRUE(plan.ok());
+  const std::string pickle = "0123456789";
+  const std::vector<Source> records = {{pickle.data(), 10}, {data.data(), data.size()}};
+  for (Step step : {1, 2, 3}) {  // later ones in recycled slabs, whose old bytes lie in the gap
+    auto writer = session->BeginStep(step);
+    ASSERT_TRUE(writer.ok());
+    ASSERT_OK((*writer)->WriteZip("model.pt", ObjectKind::kTorch, *plan, records));
+    ASSERT_TRUE((*writer)->Commit({}).ok());
+    auto object = session->Open(At(step), "model.pt", OpenMode::kFile);
+    ASSERT_TRUE(object.ok()) << object.status();
+    const auto path = (*object)->Path();
+    ASSERT_TRUE(path.ok()) << path.status();
+    std::ifstream file(*path, std::ios::binary);
+    std::stringstream bytes;
+    bytes << file.rdbuf();
+    EXPECT_EQ(bytes.str().size(), (*object)->info().length);
+    const std::string archive = bytes.str();
+    const auto entries = ReadZipDirectory(archive);
+    ASSERT_TRUE(entries.ok()) << entries.status();
+    ASSERT_EQ(entries->size(), 2u);
+    EXPECT_TRUE(archive.substr((*entries)[1].offset, (*entries)[1].length) == data);
+    EXPECT_EQ((*entries)[1].crc, ZipCrc32(0, data.data(), data.size()));
+    ASSERT_OK((*object)->Verify());
+  }
+}
+
+TEST_F(SessionTest, AMappingIsPrivateAndOutlivesItsObject) {
+  const auto session = Connect();
+  const std::string bytes = RandomBytes(2 * kMiB, 1);
+  ASSERT_OK(Save(session.get(), 1, "a", bytes));
+  OpenObject::View view;
+  {
+    auto object = session->Open(At(1), "a", OpenMode::kMap);
+    ASSERT_TRUE(object.ok()) << object.status();
+    auto mapped = (*object)->Map();
+    ASSERT_TRUE(mapped.ok()) << mapped.status();
+    view = *std::move(mapped);
+  }
+  EXPECT_EQ(absl::string_view(view.data, view.length), bytes);
+  view.data[0] = static_cast<char>(~view.data[0]);
+  EXPECT_TRUE(*Load(session.get(), At(1), "a") == bytes);
+}
+
+TEST_F(SessionTest, SavingAgainReusesTheMappedSlabs) {
+  testing::DaemonOptions options;
+  options.budget_bytes = 20 * kMiB;  // for two steps: from the third on an old one makes room
+  StartDaemon(options);
+  const auto session = Connect();
+  std::vector<int64_t> made;
+  for (Step step = 1; step <= 6; ++step) {
+    ASSERT_OK(Save(session.get(), step, "a", RandomBytes(8 * kMiB, static_cast<uint32_t>(step))));
+    made.push_back(NodeStatus()["slab_bytes"].get<int64_t>());
+  }
+  // Promise 5: from some step on no slab is made any more.
+  EXPECT_EQ(made[5], made[3]) << ::testing::PrintToString(made);
+}
+
+TEST_F(SessionTest, RangesAreReadAndVerified) {
+  const auto session = Connect();
+  const std::string bytes = RandomBytes(9 * kMiB + 1, 1);
+  ASSERT_OK(Save(session.get(), 1, "a", bytes));
+  auto object = session->Open(At(1), "a", OpenMode::kRead);
+  ASSERT_TRUE(object.ok());
+  for (const auto& [offset, length] : std::vector<std::pair<uint64_t, uint64_t>>{
+           {0, 1}, {kBlockBytes - 1, 2}, {3, 8 * kMiB}, {9 * kMiB, 1}, {5, 0}}) {
+    std::string out(length, '\0');
+    ASSERT_OK((*object)->ReadRange(offset, length, out.data()));
+    EXPECT_TRUE(out == bytes.substr(offset, length));
+  }
+}
+
+TEST_F(SessionTest, AbortLeavesNothingAndTheStepCanBeSavedAgain) {
+  const auto session = Connect();
+  const std::string bytes = RandomBytes(kMiB, 1);
+  const Source source = {bytes.data(), bytes.size()};
+  for (int i = 0; i < 2; ++i) {
+    auto writer = session->BeginStep(1);
+    ASSERT_TRUE(writer.ok());
+    ASSERT_OK((*writer)->Write("a", ObjectKind::kRaw, absl::MakeConstSpan(&source, 1)));
+    if (i == 0) ASSERT_OK((*writer)->Abort());
+    EXPECT_EQ(session->Latest().status().code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(NodeStatus()["writing_bytes"].get<int64_t>() > 0, i == 1);
+  }  // the second one is destroyed uncommitted: the same
+  EXPECT_EQ(NodeStatus()["writing_bytes"], 0);
+  ASSERT_OK(Save(session.get(), 1, "a", bytes));
+  EXPECT_TRUE(*Load(session.get(), At(1), "a") == bytes);
+}
+
+TEST_F(SessionTest, AStepSavedAgainReplacesTheOldRevision) {
+  const auto session = Connect();
+  ASSERT_OK(Save(session.get(), 1, "a", "first"));
+  ASSERT_OK(Save(session.get(), 1, "a", "second"));
+  EXPECT_EQ(*Load(session.get(), At(1), "a"), "second");
+  EXPECT_EQ(session->Latest()->key.revision, 1);
+}
+
+TEST_F(SessionTest, TwoWritersMakeACheckpointTogether) {
+  // (attempt, writer) is one process; two writers of one process are two sessions.
+  const auto first = Connect(daemon_->Client(job_, 1, 0, 2));
+  const auto second = Connect(daemon_->Client(job_, 1, 1, 2));
+  ASSERT_OK(Save(first.get(), 1, "a", "of writer 0"));
+  EXPECT_EQ(first->Latest().status().code(), absl::StatusCode::kNotFound);
+  std::thread waiter([&] {
+    const auto info = first->WaitAfter(0, absl::Seconds(30));
+    EXPECT_TRUE(info.ok()) << info.status();
+  });
+  ASSERT_OK(Save(second.get(), 1, "b", "of writer 1"));
+  waiter.join();
+  EXPECT_EQ(*Load(first.get(), At(1), "b"), "of writer 1");
+}
+
+TEST_F(SessionTest, AWaitDoesNotBlockOtherCalls) {
+  const auto session = Connect();
+  ASSERT_OK(Save(session.get(), 1, "a", "x"));
+  std::atomic<bool> answered{false};
+  std::thread waiter([&] {
+    const auto info = session->WaitAfter(1, absl::Seconds(30));
+    EXPECT_TRUE(info.ok()) << info.status();
+    answered = true;
+  });
+  for (int i = 0; i < 20; ++i) ASSERT_OK(session->Stat(At(1)).status());
+  EXPECT_FALSE(answered);
+  ASSERT_OK(Save(session.get(), 2, "a", "y"));
+  waiter.join();
+}
+
+TEST_F(SessionTest, AWaitEndsByItsDeadline) {
+  const auto session = Connect();
+  ASSERT_OK(Save(session.get(), 1, "a", "x"));
+  const absl::Time start = absl::Now();
+  EXPECT_EQ(session->WaitAfter(1, absl::Milliseconds(200)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+}
+
+TEST_F(SessionTest, PersistedObjectsLoadFromStorageByEveryMode) {
+  const auto session = Connect();
+  const std::string bytes = RandomBytes(6 * kMiB + 7, 1);
+  ASSERT_OK(Save(session.get(), 1, "dir/a", bytes));
+  ASSERT_OK(session->Persist(At(1)));
+  const auto info = session->Wait(At(1), Level::kPersisted, absl::Seconds(60));
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_TRUE(info->facts.persisted);
+  ASSERT_OK(session->Remove(At(1), /*memory_only=*/true, /*force=*/true));
+  for (OpenMode mode : {OpenMode::kRead, OpenMode::kMap, OpenMode::kFile}) {
+    auto object = session->Open(At(1), "dir/a", mode);
+    ASSERT_TRUE(object.ok()) << object.status();
+    EXPECT_TRUE((*object)->from_storage());
+    std::string out(bytes.size(), '\0');
+    ASSERT_OK((*object)->ReadInto(out.data()));
+    EXPECT_TRUE(out == bytes);
+  }
+}
+
+// R11: whoever copies bytes to a user verifies them.
+TEST_F(SessionTest, BytesChangedAfterTheSealAreReportedNotReturned) {
+  const auto session = Connect();
+  const std::string bytes = RandomBytes(9 * kMiB, 1);
+  ASSERT_OK(Save(session.get(), 1, "a", bytes));
+  // The writer's own mapping still stands; find it and scribble.
+  std::ifstream maps("/proc/self/maps");
+  std::string line;
+  char* slab = nullptr;
+  while (std::getline(maps, line)) {
+    unsigned long begin = 0, end = 0;
+    if (line.find("rw-s") == std::string::npos || line.find("memfd") == std::string::npos) continue;
+    if (std::sscanf(line.c_str(), "%lx-%lx", &begin, &end) != 2) continue;
+    if (end - begin >= bytes.size()) slab = reinterpret_cast<char*>(begin);
+  }
+  ASSERT_NE(slab, nullptr);
+  slab[5 * kMiB] = static_cast<char>(~slab[5 * kMiB]);
+  const Status status = Load(session.get(), At(1), "a").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("block 1 of 3"));
+}
+
+TEST_F(SessionTest, AMissingObjectIsNotFound) {
+  const auto session = Connect();
+  EXPECT_EQ(Load(session.get(), At(1), "a").status().code(), absl::StatusCode::kNotFound);
+  ASSERT_OK(Save(session.get(), 1, "a", "x"));
+  EXPECT_EQ(Load(session.get(), At(1), "b").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Load(session.get(), At(2), "a").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Load(session.get(), At(1), "a/../b").status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(SessionTest, MoreThanTheBudgetIsFullWithTheArithmetic) {
+  const auto session = Connect();
+  const std::string piece(64 * kMiB, 'x');
+  const std::vector<Source> sources(10, Source{piece.data(), piece.size()});
+  auto writer = session->BeginStep(1, {}, absl::Seconds(5));
+  ASSERT_TRUE(writer.ok());
+  const Status status = (*writer)->Write("a", ObjectKind::kRaw, sources);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+}
+
+TEST_F(SessionTest, ALoneWriterChoosesItsAttempt) {
+  auto options = daemon_->Client(job_, 0);
+  const auto session = Connect(options);
+  EXPECT_EQ(session->BeginStep(1).status().code(), absl::StatusCode::kFailedPrecondition);
+  const auto attempt = session->ChooseAttempt();
+  ASSERT_TRUE(attempt.ok()) << attempt.status();
+  EXPECT_GT(*attempt, 1'600'000'000'000);
+  ASSERT_OK(Save(session.get(), 1, "a", "x"));
+  EXPECT_EQ(session->Latest()->key.attempt, *attempt);
+}
+
+// --- the daemon dies -------------------------------------------------------
+
+// Promise 7, R15.
+TEST_F(SessionTest, ACommittedStepIsThereAfterTheDaemonWasKilled) {
+  const auto session = Connect();
+  const std::string bytes = RandomBytes(5 * kMiB, 1);
+  ASSERT_OK(Save(session.get(), 1, "a", bytes));
+  ASSERT_OK(daemon_->KillDaemon());
+  const auto loaded = Load(session.get(), CheckpointRef{}, "a");
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_TRUE(*loaded == bytes);
+  ASSERT_OK(Save(session.get(), 2, "a", "after"));
+  EXPECT_EQ(*Load(session.get(), CheckpointRef{}, "a"), "after");
+}
+
+TEST_F(SessionTest, AStepInFlightGoesOnAfterTheDaemonWasKilled) {
+  const auto session = Connect();
+  auto writer = session->BeginStep(1);
+  ASSERT_TRUE(writer.ok());
+  const std::string first = RandomBytes(2 * kMiB, 1), second = RandomBytes(3 * kMiB, 2);
+  Source source = {first.data(), first.size()};
+  ASSERT_OK((*writer)->Write("a", ObjectKind::kRaw, absl::MakeConstSpan(&source, 1)));
+  ASSERT_OK(daemon_->KillDaemon());
+  source = {second.data(), second.size()};
+  ASSERT_OK((*writer)->Write("b", ObjectKind::kRaw, absl::MakeConstSpan(&source, 1)));
+  ASSERT_OK(daemon_->KillDaemon());
+  const auto committed = (*writer)->Commit({});
+  ASSERT_TRUE(committed.ok()) << committed.status();
+  EXPECT_TRUE(*Load(session.get(), At(1), "a") == first);
+  EXPECT_TRUE(*Load(session.get(), At(1), "b") == second);
+}
+
+TEST_F(SessionTest, AMappingStaysReadableWhileTheDaemonIsAway) {
+  const auto session = Connect();
+  const std::string bytes = RandomBytes(2 * kMiB, 1);
+  ASSERT_OK(Save(session.get(), 1, "a", bytes));
+  auto object = session->Open(At(1), "a", OpenMode::kMap);
+  ASSERT_TRUE(object.ok());
+  const auto view = (*object)->Map();
+  ASSERT_TRUE(view.ok());
+  ASSERT_OK(daemon_->KillEverything());
+  EXPECT_EQ(absl::string_view(view->data, view->length), bytes);
+  std::string out(bytes.size(), '\0');
+  ASSERT_OK((*object)->ReadInto(out.data()));
+  EXPECT_TRUE(out == bytes);
+}
+
+TEST_F(SessionTest, ANodeThatForgotEverythingIsUnavailableForTheStepAndFineForTheNext) {
+  const auto session = Connect();
+  auto writer = session->BeginStep(1);
+  ASSERT_TRUE(writer.ok());
+  const std::string bytes = RandomBytes(2 * kMiB, 1);
+  const Source source = {bytes.data(), bytes.size()};
+  ASSERT_OK((*writer)->Write("a", ObjectKind::kRaw, absl::MakeConstSpan(&source, 1)));
+  ASSERT_OK(daemon_->KillEverything());
+  ASSERT_OK(daemon_->StartAgain());
+  const Status lost = (*writer)->Commit({}).status();
+  EXPECT_EQ(lost.code(), absl::StatusCode::kUnavailable) << lost;
+  EXPECT_THAT(std::string(lost.message()), HasSubstr("begin the step again"));
+  writer->reset();
+  ASSERT_OK(Save(session.get(), 2, "a", bytes));
+  EXPECT_TRUE(*Load(session.get(), CheckpointRef{}, "a") == bytes);
+}
+
+// Promise 4.
+TEST_F(SessionTest, ADaemonThatIsGoneIsUnavailableByTheDeadline) {
+  auto options = daemon_->Client(job_);
+  options.timeout = absl::Milliseconds(300);
+  const auto session = Connect(options);
+  ASSERT_OK(Save(session.get(), 1, "a", "x"));
+  ASSERT_OK(daemon_->KillEverything());
+  const absl::Time start = absl::Now();
+  const Status status = session->Stat(At(1)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(options.socket));
+  EXPECT_EQ(Save(session.get(), 2, "a", "x").code(), absl::StatusCode::kUnavailable);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+}
+
+// --- fork ------------------------------------------------------------------
+
+TEST_F(SessionTest, AForkedChildIsToldToConnectAnewAndMay) {
+  auto session = Connect();
+  ASSERT_OK(Save(session.get(), 1, "a", "x"));
+  auto object = session->Open(At(1), "a", OpenMode::kRead);
+  ASSERT_TRUE(object.ok());
+  auto writer = session->BeginStep(2);
+  ASSERT_TRUE(writer.ok());
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const auto refused = [](const Status& status) {
+      return status.code() == absl::StatusCode::kFailedPrecondition &&
+             std::string(status.message()).find("forked child") != std::string::npos &&
+             std::string(status.message()).find("connect anew") != std::string::npos;
+    };
+    char byte = 0;
+    if (!refused(session->Latest().status())) _exit(1);
+    if (!refused(session->BeginStep(3).status())) _exit(2);
+    if (!refused((*writer)->Commit({}).status())) _exit(3);
+    if (!refused((*object)->ReadInto(&byte))) _exit(4);
+    writer->reset();
+    object->reset();
+    session->Close();
+    session.reset();
+    auto options = daemon_->Client(job_, 0, -1, 0);
+    auto own = Session::Connect(options);
+    if (!own.ok()) _exit(5);
+    const auto loaded = Load(own->get(), CheckpointRef{}, "a");
+    if (!loaded.ok() || *loaded != "x") _exit(6);
+    own->reset();
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  // The parent noticed nothing.
+  char byte = 0;
+  ASSERT_OK((*object)->ReadInto(&byte));
+  const Source source = {"y", 1};
+  ASSERT_OK((*writer)->Write("a", ObjectKind::kRaw, absl::MakeConstSpan(&source, 1)));
+  ASSERT_TRUE((*writer)->Commit({}).ok());
+  EXPECT_EQ(*Load(session.get(), CheckpointRef{}, "a"), "y");
+}
+
+TEST_F(SessionTest, ASessionsEndDropsWhatItHadNotCommitted) {
+  auto session = Connect();
+  auto writer = session->BeginStep(1);
+  ASSERT_TRUE(writer.ok());
+  const std::string bytes = RandomBytes(2 * kMiB, 1);
+  const Source source = {bytes.data(), bytes.size()};
+  ASSERT_OK((*writer)->Write("a", ObjectKind::kRaw, absl::MakeConstSpan(&source, 1)));
+  session->Close();
+  EXPECT_EQ((*writer)->Commit({}).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(NodeStatus()["writing_bytes"], 0);
+}
+
+// --- without descriptors ---------------------------------------------------
+
+class ChunkTest : public SessionTest {
+ protected:
+  std::shared_ptr<Session> ConnectWithoutFds() {
+    auto options = daemon_->Client(job_);
+    options.takes_fds = false;
+    return Connect(options);
+  }
+};
+
+TEST_F(ChunkTest, ChunksSaveAndLoadTheSameBytes) {
+  const auto session = ConnectWithoutFds();
+  const std::string large = RandomBytes(9 * kMiB + 1, 1), small = RandomBytes(1000, 2);
+  auto writer = session->BeginStep(1);
+  ASSERT_TRUE(writer.ok());
+  const std::vector<StepWriter::Item> items = {
+      {"s1", ObjectKind::kRaw, {{small.data(), small.size()}}},
+      {"s2", ObjectKind::kRaw, {{small.data(), 10}}},
+      {"empty", ObjectKind::kRaw, {}},
+      {"large", ObjectKind::kRaw, {{large.data(), large.size()}}}};
+  ASSERT_OK((*writer)->WriteMany(items));
+  auto plan = ZipPlan::Make({{"a/0", small.size()}, {"a/1", large.size()}});
+  ASSERT_TRUE(plan.ok());
+  const std::vector<Source> records = {{small.data(), small.size()}, {large.data(), large.size()}};
+  ASSERT_OK((*writer)->WriteZip("zip", ObjectKind::kTorch, *plan, records));
+  const auto committed = (*writer)->Commit({});
+  ASSERT_TRUE(committed.ok()) << committed.status();
+  const auto with_fds = Connect(daemon_->Client(job_, 0, -1, 0));
+  for (Session* reader : {session.get(), with_fds.get()}) {
+    for (OpenMode mode : {OpenMode::kRead, OpenMode::kMap, OpenMode::kFile}) {
+      EXPECT_TRUE(*Load(reader, At(1), "s1", mode) == small);
+      EXPECT_TRUE(*Load(reader, At(1), "s2", mode) == small.substr(0, 10));
+      EXPECT_EQ(*Load(reader, At(1), "empty", mode), "");
+      EXPECT_TRUE(*Load(reader, At(1), "large", mode) == large);
+    }
+    const auto archive = Load(reader, At(1), "zip");
+    ASSERT_TRUE(archive.ok()) << archive.status();
+    const auto entries = ReadZipDirectory(*archive);
+    ASSERT_TRUE(entries.ok()) << entries.status();
+    EXPECT_TRUE(archive->substr((*entries)[1].offset, (*entries)[1].length) == large);
+  }
+}
+
+TEST_F(ChunkTest, MappingsAndPathsArePrivateCopies) {
+  const auto session = ConnectWithoutFds();
+  const std::string bytes = RandomBytes(5 * kMiB, 1);
+  ASSERT_OK(Save(session.get(), 1, "a", bytes));
+  auto object = session->Open(At(1), "a", OpenMode::kMap);
+  ASSERT_TRUE(object.ok()) << object.status();
+  const auto view = (*object)->Map();
+  ASSERT_TRUE(view.ok()) << view.status();
+  EXPECT_EQ(absl::string_view(view->data, view->length), bytes);
+  const auto path = (*object)->Path();
+  ASSERT_TRUE(path.ok()) << path.status();
+  std::ifstream file(*path, std::ios::binary);
+  std::stringstream read;
+  read << file.rdbuf();
+  EXPECT_TRUE(read.str() == bytes);
+  ASSERT_OK((*object)->Verify());
+}
+
+}  // namespace
+}  // namespace cairn::client

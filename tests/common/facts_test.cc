@@ -1,0 +1,115 @@
+#include "common/facts.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+
+namespace cairn {
+namespace {
+
+CheckpointKey Checkpoint() { return {"job-a", 17, 1'700'000'000'001, 3}; }
+PartKey Part() { return {Checkpoint(), 5}; }
+ExtentRef Extent() { return {7, 4096, 8192}; }
+
+ObjectEntry Entry() {
+  ObjectEntry entry;
+  entry.name = "model/größe";
+  entry.kind = ObjectKind::kNumpy;
+  entry.length = kBlockBytes + 1;
+  entry.block_crcs = {0xDEADBEEF, 1};
+  entry.unknown = "later";
+  return entry;
+}
+
+// One of every kind, no field at its default.
+std::vector<Fact> OneOfEach() {
+  const std::string bytes("\0\x01 token bytes\xFF", 15);
+  JobPolicy policy{PersistMode::kEvery, 5, 3, 100, Readers::kGroup};
+  return {
+      fact::Incarnation{123, 456},
+      fact::Job{"job-a", 1000, 100, policy},
+      fact::AttemptBegun{"job-a", 9, 8, 7},
+      fact::WriterProcess{"job-a", 9, 2, bytes},
+      fact::StepWorld{"job-a", 9, 17, 8},
+      fact::Resume{"job-a", 9, 16},
+      fact::Slab{3, 1 << 30, fact::SlabUse::kManifests, 1000, "job-a"},
+      fact::SlabGone{3},
+      fact::SessionBegun{4, bytes, 1000, 100, 4242, bytes, "job-a", 9, 2, 8, 4, false},
+      fact::SessionEnded{4},
+      fact::Lent{11, 4, 3, LeaseMode::kFile, Part(), "model"},
+      fact::Unlent{11},
+      fact::ObjectCreated{Part(), 8, "model", ObjectKind::kTorch, 8000, Extent(), 4, 77},
+      fact::ObjectSealed{Part(), Entry(), Extent()},
+      fact::ObjectDropped{Part(), "model"},
+      fact::ManifestCommitted{Part(), 8, Extent(), 512, "digest"},
+      fact::ManifestDropped{Part()},
+      fact::Persisted{Checkpoint(), "digest"},
+      fact::FilesDeleted{Checkpoint()},
+      fact::StepRemoved{"job-a", 17, 9},
+      fact::Pinned{Checkpoint(), false},
+      fact::PersistAsked{Checkpoint()},
+  };
+}
+
+TEST(Facts, OfEveryKindSurviveTheJournal) {
+  std::set<size_t> kinds;
+  for (const Fact& fact : OneOfEach()) {
+    kinds.insert(fact.index());
+    const auto decoded = DecodeFact(EncodeFact(fact));
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_TRUE(*decoded == fact) << "kind " << fact.index();
+  }
+  EXPECT_EQ(kinds.size(), std::variant_size_v<Fact>) << "a kind of fact has no case here";
+}
+
+TEST(Facts, KeepTheNumbersTheyWereGiven) {
+  // A running node's journal is read by the build that replaces this one.
+  int number = 1;
+  for (const Fact& fact : OneOfEach()) {
+    const std::string bytes = EncodeFact(fact);
+    EXPECT_EQ(bytes[0], number++);
+    EXPECT_EQ(bytes[1], 1);
+  }
+}
+
+TEST(Facts, ThatAreCutShortOrTooLongAreRefused) {
+  for (const Fact& fact : OneOfEach()) {
+    const std::string bytes = EncodeFact(fact);
+    for (size_t n = 0; n < bytes.size(); ++n) {
+      EXPECT_FALSE(DecodeFact(absl::string_view(bytes).substr(0, n)).ok());
+    }
+    EXPECT_EQ(DecodeFact(bytes + "x").status().code(), absl::StatusCode::kDataLoss);
+  }
+}
+
+TEST(Facts, OfUnknownKindVersionOrValueAreRefused) {
+  std::string bytes = EncodeFact(fact::SlabGone{3});
+  bytes[0] = 99;
+  EXPECT_EQ(DecodeFact(bytes).status().code(), absl::StatusCode::kUnimplemented);
+  bytes = EncodeFact(fact::SlabGone{3});
+  bytes[1] = 2;
+  EXPECT_EQ(DecodeFact(bytes).status().code(), absl::StatusCode::kUnimplemented);
+  bytes = EncodeFact(fact::Pinned{Checkpoint(), true});
+  bytes.back() = 2;
+  EXPECT_EQ(DecodeFact(bytes).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(Facts, FromRandomBytesNeverHarm) {
+  std::mt19937 random(7);
+  for (const Fact& fact : OneOfEach()) {
+    for (int i = 0; i < 2000; ++i) {
+      std::string bytes = EncodeFact(fact);
+      for (int flips = 0; flips < 3; ++flips) {
+        bytes[random() % bytes.size()] = static_cast<char>(random());
+      }
+      const auto decoded = DecodeFact(bytes);
+      if (decoded.ok()) {
+        EXPECT_EQ(EncodeFact(*decoded), bytes) << "one fact, two encodings";
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cairn

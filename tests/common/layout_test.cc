@@ -1,0 +1,203 @@
+#include "common/layout.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+namespace cairn {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class StoredLayout : public ::testing::Test {
+ protected:
+  StoredLayout() {
+    char path[] = "/tmp/cairn-layout-XXXXXX";
+    root_ = ::mkdtemp(path);
+    std::filesystem::create_directories(root_ + "/job/.cairn");
+  }
+  ~StoredLayout() override { std::filesystem::remove_all(root_); }
+
+  static Manifest Part(Step step, Attempt attempt, Writer writer, int32_t world_size,
+                       Revision revision = 0) {
+    Manifest manifest;
+    manifest.job = "job";
+    manifest.step = step;
+    manifest.attempt = attempt;
+    manifest.revision = revision;
+    manifest.writer = writer;
+    manifest.world_size = world_size;
+    manifest.objects.resize(1);
+    manifest.objects[0].name = "w" + std::to_string(writer);
+    return manifest;
+  }
+  void Put(const std::string& path, const std::string& bytes) {
+    const std::filesystem::path whole = root_ + "/job/" + path;
+    std::filesystem::create_directories(whole.parent_path());
+    std::ofstream(whole, std::ios::binary) << bytes;
+  }
+  void PutManifest(const std::string& directory, const Manifest& manifest) {
+    Put(directory + "/" + ManifestFile(manifest.writer), EncodeManifest(manifest));
+  }
+  StoredJob Look() {
+    auto job = ReadStoredJob(root_, "job");
+    EXPECT_TRUE(job.ok()) << job.status();
+    return job.ok() ? *std::move(job) : StoredJob();
+  }
+  // "step@attempt.revision", "+" when complete, "/" when published.
+  std::vector<std::string> Found(const StoredJob& job) {
+    std::vector<std::string> words;
+    for (const StoredCheckpoint& c : job.checkpoints) {
+      words.push_back(absl::StrCat(c.key.step, "@", c.key.attempt, ".", c.key.revision,
+                                   c.Complete() ? "+" : "", c.published ? "/" : ""));
+    }
+    return words;
+  }
+
+  std::string root_;
+};
+
+TEST_F(StoredLayout, NamesParseBackToWhatTheyStandFor) {
+  const CheckpointKey key{"", 12, 34, 5};
+  CheckpointKey parsed;
+  EXPECT_EQ(PartialDirectory(key), ".cairn/partial/12.34.5");
+  EXPECT_TRUE(ParseCheckpointDirectory("12.34.5", &parsed));
+  EXPECT_EQ(parsed, key);
+  EXPECT_EQ(TrashName(key, 9), "12.34.5.9");
+  EXPECT_TRUE(ParseCheckpointDirectory("12.34.5.9", &parsed));
+  for (const char* name : {"", "1", "1.2", "1.2.3.4.5", "1.0.3", "-1.2.3", "01.2.3", "1.2.3.x",
+                           "1.2.99999999999", " 1.2.3", "1.2.+3", "tmp.1.2"}) {
+    EXPECT_FALSE(ParseCheckpointDirectory(name, &parsed)) << name;
+  }
+  EXPECT_EQ(ParseStepDirectory("7"), 7);
+  for (const char* name : {"07", "-1", "7 ", "x", "", "9223372036854775808"}) {
+    EXPECT_EQ(ParseStepDirectory(name), kNoStep) << name;
+  }
+}
+
+TEST_F(StoredLayout, APublishedCheckpointIsFoundWhole) {
+  PutManifest("5", Part(5, 100, 0, 2));
+  PutManifest("5", Part(5, 100, 1, 2));
+  const StoredJob job = Look();
+  EXPECT_THAT(Found(job), ElementsAre("5@100.0+/"));
+  ASSERT_EQ(job.checkpoints[0].digests.size(), 2u);
+  EXPECT_EQ(job.checkpoints[0].digests[1], ManifestDigest(EncodeManifest(Part(5, 100, 1, 2))));
+  EXPECT_EQ(job.checkpoints[0].directory, root_ + "/job/5");
+  EXPECT_THAT(job.problems, IsEmpty());
+}
+
+TEST_F(StoredLayout, PartialOnesAndThoseOnTheirWayAreFoundToo) {
+  PutManifest(".cairn/partial/6.100.0", Part(6, 100, 1, 2));
+  PutManifest(".cairn/publish/5.100.1", Part(5, 100, 0, 1, 1));
+  EXPECT_THAT(Found(Look()), ElementsAre("5@100.1+/", "6@100.0"));
+}
+
+// Half of one life and half of the next never add up: R28.
+TEST_F(StoredLayout, ManifestsOfTwoLivesNeverAddUp) {
+  PutManifest("5", Part(5, 100, 0, 2));
+  PutManifest("5", Part(5, 101, 1, 2));
+  const StoredJob job = Look();
+  EXPECT_THAT(Found(job), ElementsAre("5@100.0/"));
+  EXPECT_THAT(job.problems, ElementsAre(HasSubstr("conflict")));
+}
+
+TEST_F(StoredLayout, OneNameFromTwoWritersIsAConflictThatSaysWhy) {
+  Manifest other = Part(5, 100, 1, 2);
+  other.objects[0].name = "w0";
+  PutManifest("5", Part(5, 100, 0, 2));
+  PutManifest("5", other);
+  const StoredJob job = Look();
+  EXPECT_FALSE(job.checkpoints[0].Complete());
+  EXPECT_THAT(job.checkpoints[0].conflict, HasSubstr("\"w0\" is of writers 0 and 1"));
+
+  other.objects[0].name = "w0/inside";
+  EXPECT_THAT(ManifestConflict({Part(5, 100, 0, 2), other}), HasSubstr("directory"));
+  EXPECT_THAT(ManifestConflict({Part(5, 100, 0, 2), Part(5, 100, 1, 3)}), HasSubstr("world_size"));
+  EXPECT_EQ(ManifestConflict({Part(5, 100, 0, 2), Part(5, 100, 1, 2)}), "");
+}
+
+TEST_F(StoredLayout, DamagedAndMisplacedManifestsAreReportedNotUsed) {
+  std::string damaged = EncodeManifest(Part(5, 100, 0, 1));
+  damaged[20] = static_cast<char>(damaged[20] ^ 1);
+  Put("5/" + ManifestFile(0), damaged);
+  PutManifest("6", Part(7, 100, 0, 1));                             // another step's
+  PutManifest(".cairn/partial/8.100.0", Part(8, 101, 0, 1));        // another attempt's
+  Put("9/" + ManifestFile(1), EncodeManifest(Part(9, 100, 0, 2)));  // another writer's
+  const StoredJob job = Look();
+  EXPECT_THAT(Found(job), IsEmpty());
+  EXPECT_EQ(job.problems.size(), 6u) << ::testing::PrintToString(job.problems);
+  EXPECT_THAT(job.problems, ::testing::Contains(HasSubstr("/5/.cairn/0.manifest: manifest: ")));
+}
+
+TEST_F(StoredLayout, WhatIsTheUsersIsPassedOver) {
+  std::filesystem::create_directories(root_ + "/job/12/deep");
+  Put("13", "a file with a number for a name");
+  Put("notes.txt", "x");
+  Put("07/" + ManifestFile(0), EncodeManifest(Part(7, 1, 0, 1)));
+  Put("14/.cairn/readme", "no manifest");
+  const StoredJob job = Look();
+  EXPECT_THAT(job.checkpoints, IsEmpty());
+  EXPECT_THAT(job.problems, IsEmpty());
+}
+
+// Promise 6.
+TEST_F(StoredLayout, NoSymbolicLinkIsFollowed) {
+  PutManifest("real", Part(5, 100, 0, 1));
+  std::filesystem::create_directory_symlink("real", root_ + "/job/5");
+  std::filesystem::create_directories(root_ + "/job/6");
+  std::filesystem::create_directory_symlink("../real/.cairn", root_ + "/job/6/.cairn");
+  std::filesystem::create_directories(root_ + "/job/7/.cairn");
+  std::filesystem::create_symlink("../../real/.cairn/0.manifest",
+                                  root_ + "/job/7/.cairn/0.manifest");
+  const StoredJob job = Look();
+  EXPECT_THAT(job.checkpoints, IsEmpty());
+  EXPECT_EQ(job.problems.size(), 4u) << ::testing::PrintToString(job.problems);
+  std::filesystem::create_directory_symlink("job", root_ + "/alias");
+  EXPECT_EQ(ReadStoredJob(root_, "alias").status().code(), absl::StatusCode::kPermissionDenied);
+}
+
+TEST_F(StoredLayout, AReplacedCheckpointLeftAsideIsNotShown) {
+  // After an exchange the older one stands under publish/, in the newer one's name.
+  PutManifest("5", Part(5, 101, 0, 1));
+  PutManifest(".cairn/publish/5.101.0", Part(5, 100, 0, 1));
+  EXPECT_THAT(Found(Look()), ElementsAre("5@101.0+/"));
+}
+
+TEST_F(StoredLayout, ANewerOneWaitingForItsPlaceIsShownBesideTheOlder) {
+  PutManifest("5", Part(5, 100, 0, 1));
+  PutManifest(".cairn/publish/5.101.0", Part(5, 101, 0, 1));
+  EXPECT_THAT(Found(Look()), ElementsAre("5@100.0+/", "5@101.0+/"));
+}
+
+TEST_F(StoredLayout, TombstonesHideWhatTheyForbid) {
+  PutManifest("5", Part(5, 100, 0, 1));
+  PutManifest(".cairn/partial/5.101.0", Part(5, 101, 0, 1));
+  PutManifest(".cairn/partial/5.102.0", Part(5, 102, 0, 1));
+  Put(TombstoneFile(5), "101\n");
+  Put(TombstoneFile(6), "garbage");
+  const StoredJob job = Look();
+  EXPECT_THAT(Found(job), ElementsAre("5@102.0+"));
+  EXPECT_EQ(job.removed.at(5), 101);
+  EXPECT_THAT(job.problems, ElementsAre(HasSubstr("removed/6")));
+}
+
+TEST_F(StoredLayout, AbsentJobsAndRootsAreNotFound) {
+  EXPECT_EQ(ReadStoredJob(root_, "none").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ReadStoredJob(root_ + "/none", "job").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ReadStoredJob(root_, "../job").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(StoredLayout, JobsAreDirectoriesWithOurMark) {
+  std::filesystem::create_directories(root_ + "/other");
+  std::filesystem::create_directories(root_ + "/a-job/.cairn");
+  std::ofstream(root_ + "/file") << "x";
+  EXPECT_THAT(*ListStoredJobs(root_), ElementsAre("a-job", "job"));
+}
+
+}  // namespace
+}  // namespace cairn

@@ -1,0 +1,206 @@
+#include "common/manifest.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "common/checksum.h"
+#include "common/codec.h"
+
+namespace cairn {
+namespace {
+
+using ::testing::HasSubstr;
+
+ObjectEntry Object(const std::string& name, uint64_t length) {
+  ObjectEntry object;
+  object.name = name;
+  object.kind = ObjectKind::kTorch;
+  object.length = length;
+  for (uint64_t i = 0; i < BlockCount(length, object.block_bytes); ++i) {
+    object.block_crcs.push_back(static_cast<uint32_t>(0x9E3779B9u * (i + 1)));
+  }
+  return object;
+}
+
+Manifest Sample() {
+  Manifest manifest;
+  manifest.job = "train-7b";
+  manifest.owner_uid = 1000;
+  manifest.step = 42;
+  manifest.attempt = 1'700'000'000'123;
+  manifest.revision = 2;
+  manifest.writer = 3;
+  manifest.world_size = 8;
+  manifest.created_unix_ms = 1'700'000'001'000;
+  manifest.comes_from = 40;
+  manifest.notes = {{"", "empty key"}, {"loss", "0.5"}, {"nul", std::string("a\0b", 3)}};
+  manifest.objects = {Object("empty", 0), Object("model-x", 9 << 20), Object("model.pt", 1),
+                      Object("optim/a", kBlockBytes), Object("optim/b", kBlockBytes + 1)};
+  return manifest;
+}
+
+// `edit` on the bytes, then a checksum that fits again: what a buggy or hostile encoder could
+// write.
+std::string Forged(std::string bytes, const std::function<void(std::string*)>& edit) {
+  bytes.resize(bytes.size() - 4);
+  edit(&bytes);
+  std::string length;
+  AppendInteger<uint32_t>(&length, static_cast<uint32_t>(bytes.size() - 16));
+  bytes.replace(12, 4, length);
+  AppendInteger<uint32_t>(&bytes, Crc32c(0, bytes.data(), bytes.size()));
+  return bytes;
+}
+
+std::string RawField(uint16_t tag, absl::string_view value) {
+  std::string out;
+  AppendInteger<uint16_t>(&out, tag);
+  AppendInteger<uint16_t>(&out, 0);
+  AppendInteger<uint32_t>(&out, static_cast<uint32_t>(value.size()));
+  out.append(value.data(), value.size());
+  return out;
+}
+
+void ExpectDamaged(const Manifest& manifest, absl::string_view why) {
+  const auto decoded = DecodeManifest(EncodeManifest(manifest));
+  EXPECT_EQ(decoded.status().code(), absl::StatusCode::kDataLoss) << why;
+  EXPECT_THAT(std::string(decoded.status().message()), HasSubstr(std::string(why)));
+}
+
+TEST(ManifestCodec, WhatIsEncodedIsDecoded) {
+  const Manifest manifest = Sample();
+  const auto decoded = DecodeManifest(EncodeManifest(manifest));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(*decoded, manifest);
+  EXPECT_EQ(decoded->TotalBytes(), (9u << 20) + 1 + 2 * kBlockBytes + 1);
+}
+
+TEST(ManifestCodec, AWriterWithNothingToSaveHasAnEmptyManifest) {
+  Manifest manifest = Sample();
+  manifest.objects.clear();
+  manifest.notes.clear();
+  const auto decoded = DecodeManifest(EncodeManifest(manifest));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(*decoded, manifest);
+}
+
+TEST(ManifestCodec, EqualManifestsAreEqualBytesWhateverTheOrderOfCreation) {
+  Manifest shuffled = Sample();
+  std::swap(shuffled.objects.front(), shuffled.objects.back());
+  EXPECT_EQ(EncodeManifest(shuffled), EncodeManifest(Sample()));
+}
+
+TEST(ManifestCodec, TheBytesOfVersionOneDoNotChange) {
+  Manifest manifest;
+  manifest.job = "j";
+  manifest.attempt = 1;
+  manifest.objects = {Object("a", 1)};
+  EXPECT_EQ(ManifestDigest(EncodeManifest(manifest)), "e8498b7a00b54ec36915d0e59fea3f80");
+}
+
+TEST(ManifestCodec, FieldsOfALaterBuildSurvive) {
+  const std::string later =
+      RawField(100, "from tomorrow") + RawField(100, "twice") + RawField(65535, "");
+  Manifest manifest = Sample();
+  manifest.unknown = later;
+  manifest.objects[1].unknown = RawField(7, "codec=zstd");
+  const std::string encoded = EncodeManifest(manifest);
+  const auto decoded = DecodeManifest(encoded);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(*decoded, manifest);
+  EXPECT_EQ(EncodeManifest(*decoded), encoded);
+}
+
+TEST(ManifestCodec, ANewerFormatIsRefusedAsUnimplemented) {
+  const std::string bytes = Forged(EncodeManifest(Sample()), [](std::string* b) { (*b)[8] = 2; });
+  EXPECT_EQ(DecodeManifest(bytes).status().code(), absl::StatusCode::kUnimplemented);
+}
+
+// R23, promise 2.
+TEST(ManifestCodec, EveryFlippedBitIsFound) {
+  const std::string bytes = EncodeManifest(Sample());
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string flipped = bytes;
+      flipped[i] = static_cast<char>(flipped[i] ^ (1 << bit));
+      ASSERT_EQ(DecodeManifest(flipped).status().code(), absl::StatusCode::kDataLoss)
+          << "byte " << i << " bit " << bit;
+    }
+  }
+}
+
+TEST(ManifestCodec, EveryTruncationAndEveryAppendedByteIsFound) {
+  const std::string bytes = EncodeManifest(Sample());
+  for (size_t n = 0; n < bytes.size(); ++n) {
+    ASSERT_FALSE(DecodeManifest(absl::string_view(bytes).substr(0, n)).ok()) << n;
+  }
+  EXPECT_FALSE(DecodeManifest(bytes + std::string(1, '\0')).ok());
+  EXPECT_FALSE(DecodeManifest(bytes + bytes).ok());
+}
+
+TEST(ManifestCodec, KeysOutsideTheirLimitsAreDamage) {
+  const auto with = [](const std::function<void(Manifest*)>& edit) {
+    Manifest manifest = Sample();
+    edit(&manifest);
+    return manifest;
+  };
+  ExpectDamaged(with([](Manifest* m) { m->job = "../etc"; }), "job");
+  ExpectDamaged(with([](Manifest* m) { m->step = -1; }), "step");
+  ExpectDamaged(with([](Manifest* m) { m->attempt = 0; }), "attempt");
+  ExpectDamaged(with([](Manifest* m) { m->revision = -1; }), "revision");
+  ExpectDamaged(with([](Manifest* m) { m->writer = 8; }), "writer");
+  ExpectDamaged(with([](Manifest* m) { m->world_size = 0; }), "world_size");
+  ExpectDamaged(with([](Manifest* m) { m->comes_from = -2; }), "comes_from");
+  ExpectDamaged(with([](Manifest* m) { m->objects[0].name = "../../root"; }), "name");
+  ExpectDamaged(with([](Manifest* m) { m->objects[0].name = "model.pt"; }), "out of order");
+  ExpectDamaged(with([](Manifest* m) { m->objects[0].name = "optim"; }), "directory of another");
+  ExpectDamaged(with([](Manifest* m) { m->objects[1].block_crcs.pop_back(); }), "checksums");
+  ExpectDamaged(with([](Manifest* m) { m->objects[1].block_crcs.push_back(0); }), "checksums");
+  ExpectDamaged(with([](Manifest* m) { m->objects[0].block_bytes = 0; }), "block size");
+  ExpectDamaged(with([](Manifest* m) { m->objects[0].length = kMaxObjectBytes + 1; }), "length");
+  ExpectDamaged(with([](Manifest* m) { m->objects[0].kind = static_cast<ObjectKind>(9); }), "kind");
+}
+
+TEST(ManifestCodec, AMalformedBodyIsDamageEvenUnderARightChecksum) {
+  const std::string bytes = EncodeManifest(Sample());
+  const auto code = [&](const std::function<void(std::string*)>& edit) {
+    return DecodeManifest(Forged(bytes, edit)).status().code();
+  };
+  const auto damaged = absl::StatusCode::kDataLoss;
+  // Tags that go back, that repeat, tag 0, a reserved number, a field longer than the body.
+  EXPECT_EQ(code([](std::string* b) { *b += RawField(1, "j"); }), damaged);
+  EXPECT_EQ(code([](std::string* b) { b->insert(16, RawField(1, "j")); }), damaged);
+  EXPECT_EQ(code([](std::string* b) { b->insert(16, RawField(0, "")); }), damaged);
+  EXPECT_EQ(code([](std::string* b) { (*b)[18] = 1; }), damaged);
+  EXPECT_EQ(code([](std::string* b) { (*b)[23] = 0x7F; }), damaged);
+  EXPECT_EQ(code([](std::string* b) { b->resize(16); }), damaged);
+  EXPECT_EQ(code([](std::string* b) { *b += "abc"; }), damaged);
+}
+
+TEST(ManifestDigests, DependOnEveryPartInOrder) {
+  const std::string a = ManifestDigest("a"), b = ManifestDigest("b");
+  EXPECT_EQ(a, "ca978112ca1bbdcafac231b39a23dc4d");  // SHA-256("a"), cut
+  EXPECT_EQ(a.size(), 32u);
+  EXPECT_NE(CheckpointDigest({a, b}), CheckpointDigest({b, a}));
+  EXPECT_EQ(CheckpointDigest({a, b}), ManifestDigest(a + b));
+}
+
+TEST(ManifestFind, FindsByNameOnly) {
+  const Manifest manifest = Sample();
+  ASSERT_NE(manifest.Find("optim/a"), nullptr);
+  EXPECT_EQ(manifest.Find("optim/a")->length, kBlockBytes);
+  EXPECT_EQ(manifest.Find("optim"), nullptr);
+  EXPECT_EQ(manifest.Find("zzz"), nullptr);
+}
+
+TEST(ObjectKinds, HaveNamesThatParse) {
+  for (ObjectKind kind :
+       {ObjectKind::kRaw, ObjectKind::kTorch, ObjectKind::kSafetensors, ObjectKind::kNumpy}) {
+    EXPECT_EQ(*ParseObjectKind(ObjectKindName(kind)), kind);
+  }
+  EXPECT_FALSE(ParseObjectKind("tarball").ok());
+}
+
+}  // namespace
+}  // namespace cairn

@@ -1,0 +1,457 @@
+// A node in miniature for tests of the engine: keeps the journal, plays the cache, the keeper,
+// storage and the clients' mappings, and hands results back as events. Everything happens at once
+// unless a test holds it.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/checksum.h"
+#include "server/engine/engine.h"
+
+namespace cairn::engine {
+
+inline constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+struct Spec {
+  std::string name;
+  uint64_t length = 4 * kMiB;
+};
+
+struct Who {
+  std::string job = "job";
+  Writer writer = 0;
+  int32_t world_size = 1;
+  Attempt attempt = 1;
+  int32_t local_writers = 1;
+  uint32_t uid = 1000;
+  bool takes_fds = true;
+  std::string process = "";  // empty: a new one per session
+  int32_t pid = 0;
+  std::optional<JobPolicy> policy = {};
+};
+
+class EngineTest : public testing::Test {
+ protected:
+  void SetUp() override { Restart(); }
+  void TearDown() override { EXPECT_EQ(engine->CheckInvariants(), ""); }
+
+  // --- the node ---
+  // A new daemon: from the journal, or from a snapshot of the dead one.
+  void Restart(bool from_snapshot = false) {
+    Recovered recovered;
+    if (from_snapshot) journal = engine->Snapshot();
+    recovered.facts = journal;
+    for (const auto& [slab, bytes] : keeper) recovered.held_slabs.push_back({slab, bytes});
+    for (const auto& [session, who] : sessions) recovered.live_sessions.push_back(session);
+    std::map<PartKey, fact::ManifestCommitted> committed;
+    for (const Fact& f : journal) {
+      if (const auto* m = std::get_if<fact::ManifestCommitted>(&f)) committed[m->part] = *m;
+      if (const auto* m = std::get_if<fact::ManifestDropped>(&f)) committed.erase(m->part);
+    }
+    for (const auto& [part, m] : committed) {
+      const auto bytes = manifests.find({m.extent.slab, m.extent.offset});
+      if (bytes != manifests.end()) recovered.manifests.push_back({part, bytes->second});
+    }
+    recovered.safe_mode = safe_mode;
+    EXPECT_TRUE(options.Validate().ok()) << options.Validate();
+    engine = std::make_unique<Engine>(options);
+    pending.clear();
+    replies.clear();
+    Carry(engine->Start(now, kUnix, std::move(recovered)));
+    CarryPending();
+  }
+
+  void Apply(Event event) {
+    Carry(engine->Apply(now, std::move(event)));
+    CarryPending();
+  }
+  void CarryPending() {
+    while (!pending.empty()) {
+      Event next = std::move(pending.front());
+      pending.pop_front();
+      Carry(engine->Apply(now, std::move(next)));
+    }
+  }
+
+  void Carry(Outcome outcome) {
+    for (Fact& f : outcome.facts) journal.push_back(std::move(f));
+    ASSERT_EQ(engine->CheckInvariants(), "");
+    for (Action& action : outcome.actions) {
+      std::visit([this](auto& a) { Do(a); }, action);
+    }
+  }
+
+  void Do(action::Reply& reply) {
+    ASSERT_TRUE(asked.contains(reply.request)) << "answered without being asked";
+    ASSERT_FALSE(replies.contains(reply.request)) << "answered twice";
+    if (reply.body.ok()) {
+      if (auto* create = std::get_if<reply::Create>(&*reply.body)) {
+        for (const Lend& lend : create->lend) mapped[lend.slab].insert(asked[reply.request]);
+      }
+      if (auto* open = std::get_if<reply::Open>(&*reply.body)) {
+        if (sessions.at(asked[reply.request]).takes_fds) {
+          locks[open->lend.lease] = {open->lend.slab, asked[reply.request]};
+        }
+      }
+    }
+    replies[reply.request] = std::move(reply);
+  }
+  void Do(action::MakeSlab& a) {
+    makes.push_back(a);
+    if (hold_makes) return;
+    keeper[a.slab] = a.bytes;
+    pending.push_back(event::SlabMade{a.slab, make_status});
+    if (!make_status.ok()) keeper.erase(a.slab);
+  }
+  void Do(action::HurrySlab& a) { hurried.push_back(a.slab); }
+  void Do(action::DestroySlab& a) {
+    EXPECT_TRUE(mapped[a.slab].empty()) << "destroyed while mapped";
+    destroyed.push_back(a.slab);
+    keeper.erase(a.slab);
+    if (!hold_destroys) pending.push_back(event::SlabDestroyed{a.slab});
+  }
+  void Do(action::ProbeSlab& a) {
+    probes.push_back(a);
+    if (!hold_probes) pending.push_back(Probe(a));
+  }
+  event::SlabProbed Probe(const action::ProbeSlab& a) {
+    event::SlabProbed probed;
+    probed.slab = a.slab;
+    probed.free = mapped[a.slab].empty() && !foreign.contains(a.slab);
+    for (const auto& [lease, lock] : locks) probed.free &= lock.first != a.slab;
+    for (LeaseId lease : a.leases) {
+      if (!locks.contains(lease)) probed.ended.push_back(lease);
+    }
+    return probed;
+  }
+  void Do(action::WriteManifest& a) {
+    if (manifest_status.ok()) manifests[{a.extent.slab, a.extent.offset}] = a.bytes;
+    held_manifests.push_back(a.part);
+    if (!hold_manifests) FinishManifest();
+  }
+  void FinishManifest() {
+    pending.push_back(event::ManifestWritten{held_manifests.front(), manifest_status});
+    held_manifests.erase(held_manifests.begin());
+  }
+  void Do(action::Verify& a) {
+    verifies.push_back(a);
+    if (!hold_verifies) pending.push_back(event::Verified{a.verification, VerifyResult(a), kUnix});
+  }
+  Status VerifyResult(const action::Verify& a) const {
+    return rotten.contains(a.entry.name) ? absl::DataLossError("block 0 does not match")
+                                         : absl::OkStatus();
+  }
+  void Do(action::Persist& a) {
+    persists.push_back(a);
+    if (!hold_persists) FinishPersist();
+  }
+  void FinishPersist() {
+    const action::Persist a = persists.at(persists_done++);
+    if (persist_status.ok()) {
+      StoredCheckpoint& at = stored[a.checkpoint];
+      at.key = a.checkpoint;
+      at.world_size = a.parts.front().manifest.world_size;
+      at.published = true;
+      at.directory = absl::StrCat("/root/", a.checkpoint.job, "/", a.checkpoint.step);
+      at.manifests.clear();
+      at.digests.clear();
+      for (const auto& part : a.parts) {
+        at.manifests.push_back(part.manifest);
+        at.digests.push_back(ManifestDigest(part.encoded));
+      }
+    }
+    pending.push_back(event::Persisted{a.checkpoint, persist_status});
+  }
+  void Do(action::DeleteFiles& a) {
+    deletes.push_back(a);
+    stored.erase(a.checkpoint);
+    if (!hold_deletes) pending.push_back(event::FilesDeleted{a.checkpoint, absl::OkStatus()});
+  }
+  void Do(action::ScanJob& a) {
+    scans.push_back(a.job);
+    if (!hold_scans) FinishScan(a.job);
+  }
+  void FinishScan(const std::string& job) {
+    event::JobScanned scanned{job, StoredJob{}, stored_uid, stored_uid};
+    if (!scan_status.ok()) {
+      scanned.stored = scan_status;
+    } else {
+      for (const auto& [key, checkpoint] : stored) {
+        if (key.job == job) scanned.stored->checkpoints.push_back(checkpoint);
+      }
+      if (scanned.stored->checkpoints.empty()) scanned.stored = absl::NotFoundError("no directory");
+    }
+    pending.push_back(std::move(scanned));
+  }
+  void Do(action::Record&) {}
+  void Do(action::WakeAt& a) { wake_at = a.at; }
+  void Do(action::EndSession&) {}
+  void Do(action::Drained&) { drained = true; }
+  void Do(action::Log& a) { logs.push_back(a.message); }
+
+  void Advance(MonotonicNanos by) {
+    const MonotonicNanos until = now + by;
+    while (wake_at != 0 && wake_at <= until) {
+      now = std::max(now, wake_at);
+      wake_at = 0;
+      Apply(event::Tick{});
+    }
+    now = until;
+    Apply(event::Tick{});
+  }
+
+  // --- clients ---
+  Caller From(SessionId session) {
+    const RequestId request = ++last_request;
+    asked[request] = session;
+    const auto at = sessions.find(session);
+    return {request, session, at == sessions.end() ? 1000 : at->second.uid,
+            at == sessions.end() ? 1000 : at->second.uid};
+  }
+  bool Answered(RequestId request) const { return replies.contains(request); }
+  StatusOr<reply::Body> AnswerTo(RequestId request) {
+    const auto at = replies.find(request);
+    if (at == replies.end()) return absl::InternalError("not answered yet");
+    return at->second.body;
+  }
+  template <class T>
+  StatusOr<T> Take(RequestId request) {
+    StatusOr<reply::Body> body = AnswerTo(request);
+    if (!body.ok()) return body.status();
+    return std::get<T>(*body);
+  }
+  MonotonicNanos Soon() const { return now + 10 * kNanosPerSecond; }
+
+  StatusOr<SessionId> TryHello(Who who) {
+    event::Hello hello;
+    hello.caller = From(0);
+    hello.caller.uid = hello.caller.gid = who.uid;
+    hello.secret = "secret";
+    hello.pid = who.pid != 0 ? who.pid : ++last_pid;
+    hello.process = who.process.empty() ? absl::StrCat("process-", hello.pid) : who.process;
+    hello.job = who.job;
+    hello.attempt = who.attempt;
+    hello.writer = who.writer;
+    hello.world_size = who.world_size;
+    hello.local_writers = who.local_writers;
+    hello.takes_fds = who.takes_fds;
+    hello.policy = who.policy;
+    Apply(hello);
+    StatusOr<reply::Hello> reply = Take<reply::Hello>(hello.caller.request);
+    if (!reply.ok()) return reply.status();
+    sessions[reply->session] = who;
+    return reply->session;
+  }
+  SessionId Hello(Who who = {}) {
+    StatusOr<SessionId> session = TryHello(std::move(who));
+    EXPECT_TRUE(session.ok()) << session.status();
+    return session.ok() ? *session : 0;
+  }
+  // The process dies: the kernel takes back its mappings, descriptors and locks.
+  void Die(SessionId session) {
+    for (auto& [slab, who] : mapped) who.erase(session);
+    for (auto at = locks.begin(); at != locks.end();) {
+      at = at->second.second == session ? locks.erase(at) : std::next(at);
+    }
+    sessions.erase(session);
+    Apply(event::SessionEnded{session});
+  }
+  PartKey PartOf(SessionId session, Step step, Revision revision = 0) {
+    const Who& who = sessions.at(session);
+    return {{who.job, step, who.attempt, revision}, who.writer};
+  }
+  event::Create CreateOf(SessionId session, const PartKey& part, const std::vector<Spec>& specs) {
+    event::Create create;
+    create.caller = From(session);
+    create.call = ++last_call;
+    create.part = part;
+    create.world_size = sessions.at(session).world_size;
+    for (const Spec& spec : specs) create.objects.push_back({spec.name, spec.length});
+    create.deadline = Soon();
+    create.unmapped = TakeUnmapped(session);
+    return create;
+  }
+  std::vector<SlabId> TakeUnmapped(SessionId session) {
+    std::vector<SlabId> slabs = std::exchange(unmapped[session], {});
+    for (SlabId slab : slabs) mapped[slab].erase(session);
+    return slabs;
+  }
+  // Creates as libcairn does: when told to unmap first, it does and asks again.
+  StatusOr<reply::Create> Create(SessionId session, const PartKey& part,
+                                 const std::vector<Spec>& specs) {
+    for (int round = 0;; ++round) {
+      event::Create create = CreateOf(session, part, specs);
+      Apply(create);
+      StatusOr<reply::Create> reply = Take<reply::Create>(create.caller.request);
+      if (!reply.ok()) return reply;
+      for (SlabId slab : reply->retire) unmapped[session].push_back(slab);
+      if (reply->extents.size() == specs.size()) return reply;
+      if (round == 8) return absl::InternalError("told to unmap again and again");
+    }
+  }
+  static event::Seal SealOf(const Spec& spec) {
+    event::Seal seal;
+    seal.name = spec.name;
+    seal.length = spec.length;
+    seal.block_crcs.assign(BlockCount(spec.length, kBlockBytes), 7);
+    if (spec.length > 0) seal.covered = {{0, spec.length}};
+    return seal;
+  }
+  event::Commit CommitOf(SessionId session, const PartKey& part, const std::vector<Spec>& specs) {
+    event::Commit commit;
+    commit.caller = From(session);
+    commit.call = ++last_call;
+    commit.part = part;
+    commit.world_size = sessions.at(session).world_size;
+    for (const Spec& spec : specs) commit.seals.push_back(SealOf(spec));
+    commit.unix_ms = kUnix;
+    return commit;
+  }
+  StatusOr<reply::Commit> Commit(SessionId session, const PartKey& part,
+                                 const std::vector<Spec>& specs) {
+    const event::Commit commit = CommitOf(session, part, specs);
+    Apply(commit);
+    return Take<reply::Commit>(commit.caller.request);
+  }
+  Status TrySave(SessionId session, Step step, const std::vector<Spec>& specs = {{"model"}},
+                 Revision revision = 0) {
+    const PartKey part = PartOf(session, step, revision);
+    CAIRN_RETURN_IF_ERROR(Create(session, part, specs).status());
+    return Commit(session, part, specs).status();
+  }
+  void Save(SessionId session, Step step, const std::vector<Spec>& specs = {{"model"}},
+            Revision revision = 0) {
+    const Status status = TrySave(session, step, specs, revision);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  event::Open OpenOf(SessionId session, Step step, const std::string& name = "model",
+                     OpenMode mode = OpenMode::kMap) {
+    event::Open open;
+    open.caller = From(session);
+    open.ref.job = sessions.at(session).job;
+    open.ref.step = step;
+    open.name = name;
+    open.mode = mode;
+    open.deadline = Soon();
+    return open;
+  }
+  StatusOr<reply::Open> Open(SessionId session, Step step, const std::string& name = "model",
+                             OpenMode mode = OpenMode::kMap) {
+    const event::Open open = OpenOf(session, step, name, mode);
+    Apply(open);
+    StatusOr<reply::Body> body = AnswerTo(open.caller.request);
+    if (!body.ok()) return body.status();
+    if (!std::holds_alternative<reply::Open>(*body)) return absl::InternalError("from storage");
+    return std::get<reply::Open>(*body);
+  }
+  StatusOr<reply::OpenStored> OpenStored(SessionId session, Step step,
+                                         const std::string& name = "model") {
+    const event::Open open = OpenOf(session, step, name);
+    Apply(open);
+    StatusOr<reply::Body> body = AnswerTo(open.caller.request);
+    if (!body.ok()) return body.status();
+    if (!std::holds_alternative<reply::OpenStored>(*body))
+      return absl::InternalError("from memory");
+    return std::get<reply::OpenStored>(*body);
+  }
+  // `closes`: the client has closed and unmapped it before it says so, as it should.
+  void Release(SessionId session, LeaseId lease, bool closes = true) {
+    if (closes) locks.erase(lease);
+    Apply(event::Release{From(session), {lease}});
+  }
+  StatusOr<reply::Latest> Latest(SessionId session, const std::string& job = "job") {
+    event::Latest latest{From(session), job, Soon()};
+    Apply(latest);
+    return Take<reply::Latest>(latest.caller.request);
+  }
+  Step LatestStep(SessionId session) {
+    StatusOr<reply::Latest> latest = Latest(session);
+    return latest.ok() ? latest->key.step : kNoStep;
+  }
+  StatusOr<CheckpointInfo> Stat(SessionId session, Step step, Attempt attempt = 0) {
+    event::StatCheckpoint stat{From(session), {sessions.at(session).job, step, attempt}, Soon()};
+    Apply(stat);
+    return Take<CheckpointInfo>(stat.caller.request);
+  }
+  reply::Status Status_() {
+    event::Status status{From(0)};
+    Apply(status);
+    return *Take<reply::Status>(status.caller.request);
+  }
+  RequestId Wait(SessionId session, Step step, Level level, Step after = -1) {
+    event::Wait wait{From(session), {"job", step}, level, after, Soon()};
+    Apply(wait);
+    return wait.caller.request;
+  }
+  RequestId Ask(Event event, const Caller& caller) {
+    Apply(std::move(event));
+    return caller.request;
+  }
+
+  static constexpr int64_t kUnix = 1'700'000'000'000;
+
+  Options options = [] {
+    Options o;
+    o.budget_bytes = 64 * kMiB;
+    return o;
+  }();
+  std::string safe_mode;
+  std::unique_ptr<Engine> engine;
+  MonotonicNanos now = kNanosPerSecond, wake_at = 0;
+  std::vector<Fact> journal;
+  std::deque<Event> pending;
+  std::map<SlabId, uint64_t> keeper;
+  std::map<std::pair<SlabId, uint64_t>, std::string> manifests;
+  std::map<SlabId, std::set<SessionId>> mapped;           // writers' mappings
+  std::map<LeaseId, std::pair<SlabId, SessionId>> locks;  // of descriptions that live
+  std::set<SlabId> foreign;                               // somebody else has it open
+  std::map<SessionId, std::vector<SlabId>> unmapped;      // to be said with the next call
+  std::map<SessionId, Who> sessions;
+  std::map<CheckpointKey, StoredCheckpoint> stored;
+  uint32_t stored_uid = 1000;
+  std::set<std::string> rotten;  // objects that do not verify
+
+  bool hold_makes = false, hold_destroys = false, hold_probes = false, hold_manifests = false,
+       hold_verifies = false, hold_persists = false, hold_deletes = false, hold_scans = false;
+  Status make_status, manifest_status, persist_status, scan_status;
+
+  std::vector<action::MakeSlab> makes;
+  std::vector<SlabId> hurried, destroyed;
+  std::vector<action::ProbeSlab> probes;
+  std::vector<PartKey> held_manifests;
+  std::vector<action::Verify> verifies;
+  std::vector<action::Persist> persists;
+  size_t persists_done = 0;
+  std::vector<action::DeleteFiles> deletes;
+  std::vector<std::string> scans, logs;
+  bool drained = false;
+
+  std::map<RequestId, SessionId> asked;
+  std::map<RequestId, action::Reply> replies;
+  RequestId last_request = 0;
+  int64_t last_call = 0;
+  int32_t last_pid = 100;
+};
+
+MATCHER_P2(Fails, code, words, "") {
+  *result_listener << arg;
+  return arg.code() == code && std::string(arg.message()).find(words) != std::string::npos;
+}
+template <class T>
+Status StatusOf(const StatusOr<T>& result) {
+  return result.status();
+}
+inline Status StatusOf(const Status& status) { return status; }
+
+}  // namespace cairn::engine

@@ -1,0 +1,282 @@
+// The daemon dies; a new one starts from its facts (promise 7, R1, R15).
+#include "tests/engine/engine_fixture.h"
+
+namespace cairn::engine {
+namespace {
+
+using testing::Contains;
+using testing::IsEmpty;
+using testing::Not;
+using testing::SizeIs;
+
+// Every test runs from the journal and from a snapshot.
+class Recovery : public EngineTest, public testing::WithParamInterface<bool> {
+ protected:
+  void DaemonDies() { Restart(/*from_snapshot=*/GetParam()); }
+};
+
+TEST_P(Recovery, CommittedObjectsAreThereAndVerifiedBeforeTheyAreHandedOut) {
+  const SessionId session = Hello();
+  Save(session, 1, {{"model"}, {"note", 10}});
+  const auto before = Latest(session);
+  DaemonDies();
+  const auto after = Latest(session);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(after->digest, before->digest);
+  EXPECT_THAT(verifies, IsEmpty());
+  const auto open = Open(session, 1);
+  ASSERT_TRUE(open.ok()) << open.status();
+  EXPECT_THAT(verifies, SizeIs(1));
+  EXPECT_EQ(open->object.verified_unix_ms, kUnix);
+  ASSERT_TRUE(Open(session, 1).ok());
+  EXPECT_THAT(verifies, SizeIs(1)) << "once is enough";
+}
+
+TEST_P(Recovery, ConcurrentOpensShareOneVerification) {
+  const SessionId session = Hello();
+  Save(session, 1);
+  DaemonDies();
+  hold_verifies = true;
+  const auto one = OpenOf(session, 1), two = OpenOf(session, 1);
+  Apply(one);
+  Apply(two);
+  EXPECT_THAT(verifies, SizeIs(1));
+  EXPECT_FALSE(Answered(one.caller.request));
+  Apply(event::Verified{verifies[0].verification, absl::OkStatus(), kUnix});
+  EXPECT_TRUE(AnswerTo(one.caller.request).ok());
+  EXPECT_TRUE(AnswerTo(two.caller.request).ok());
+}
+
+TEST_P(Recovery, ObjectThatFailsToVerifyIsNeverHandedOut) {  // promise 2
+  const SessionId session = Hello();
+  Save(session, 1, {{"first"}});
+  Save(session, 2, {{"model"}});
+  DaemonDies();
+  rotten.insert("model");
+  EXPECT_THAT(StatusOf(Open(session, 2)), Fails(absl::StatusCode::kDataLoss, "does not match"));
+  EXPECT_EQ(LatestStep(session), 1) << "latest moves back";
+  EXPECT_EQ(Stat(session, 2, 1)->level, Level::kBroken) << "kept visible";
+}
+
+TEST_P(Recovery, ObjectThatFailsToVerifyComesFromStorageIfItIsThere) {
+  options.storage = true;
+  Restart();
+  const SessionId session = Hello();
+  Save(session, 1);
+  DaemonDies();
+  rotten.insert("model");
+  EXPECT_TRUE(OpenStored(session, 1).ok());
+  EXPECT_EQ(LatestStep(session), 1);
+}
+
+TEST_P(Recovery, SaveInFlightGoesOn) {
+  const SessionId session = Hello();
+  event::Create create = CreateOf(session, PartOf(session, 1), {{"model"}, {"small", 10}});
+  Apply(create);
+  const auto first = Take<reply::Create>(create.caller.request);
+  ASSERT_TRUE(first.ok());
+  DaemonDies();
+  create.caller = From(session);
+  Apply(create);
+  const auto again = Take<reply::Create>(create.caller.request);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->extents[0].slab, first->extents[0].slab);
+  EXPECT_EQ(again->extents[0].lease, first->extents[0].lease);
+  ASSERT_TRUE(Commit(session, PartOf(session, 1), {{"model"}, {"small", 10}}).ok());
+  EXPECT_EQ(LatestStep(session), 1);
+}
+
+TEST_P(Recovery, CommitWhoseManifestWasNotWrittenCanBeRepeated) {
+  hold_manifests = true;
+  const SessionId session = Hello();
+  ASSERT_TRUE(Create(session, PartOf(session, 1), {{"model"}}).ok());
+  const auto commit = CommitOf(session, PartOf(session, 1), {{"model"}});
+  Apply(commit);
+  EXPECT_FALSE(Answered(commit.caller.request));
+  held_manifests.clear();
+  DaemonDies();
+  EXPECT_EQ(LatestStep(session), kNoStep);
+  hold_manifests = false;
+  EXPECT_TRUE(Commit(session, PartOf(session, 1), {{"model"}}).ok());
+}
+
+TEST_P(Recovery, RepeatedCommitGetsTheFirstAnswerAcrossADeath) {
+  const SessionId session = Hello();
+  ASSERT_TRUE(Create(session, PartOf(session, 1), {{"model"}}).ok());
+  const auto first = Commit(session, PartOf(session, 1), {{"model"}});
+  DaemonDies();
+  const auto again = Commit(session, PartOf(session, 1), {{"model"}});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->digest, first->digest);
+}
+
+TEST_P(Recovery, SessionsWhoseProcessDiedMeanwhileEnd) {
+  const SessionId dead = Hello({.writer = 0, .world_size = 2, .process = "A"});
+  const SessionId alive = Hello({.writer = 1, .world_size = 2, .process = "B"});
+  ASSERT_TRUE(Create(dead, PartOf(dead, 1), {{"a"}}).ok());
+  ASSERT_TRUE(Create(alive, PartOf(alive, 1), {{"b"}}).ok());
+  sessions.erase(dead);
+  for (auto& [slab, who] : mapped) who.erase(dead);
+  DaemonDies();
+  EXPECT_THAT(Status_().sessions, SizeIs(1));
+  EXPECT_EQ(Status_().writing_bytes, 4 * kMiB);
+  EXPECT_TRUE(Commit(alive, PartOf(alive, 1), {{"b"}}).ok());
+}
+
+TEST_P(Recovery, LeasesGoOn) {  // R29 across a restart
+  const SessionId writer = Hello();
+  Save(writer, 1, {{"model", 30 * kMiB}});
+  const SessionId reader = Hello({.writer = -1, .attempt = 0});
+  const auto open = Open(reader, 1);
+  ASSERT_TRUE(open.ok());
+  const auto second = Open(reader, 1);
+  Release(reader, second->lend.lease, /*closes=*/false);
+  DaemonDies();
+  Save(writer, 2, {{"model", 30 * kMiB}});
+  const auto create = CreateOf(writer, PartOf(writer, 3), {{"model", 30 * kMiB}});
+  Apply(create);
+  EXPECT_FALSE(Answered(create.caller.request));
+  EXPECT_TRUE(keeper.contains(open->lend.slab));
+  Release(reader, open->lend.lease);
+  Advance(2 * kNanosPerSecond);
+  EXPECT_FALSE(Answered(create.caller.request)) << "the other one's lock is still there";
+  locks.clear();
+  Advance(5 * kNanosPerSecond);
+  EXPECT_TRUE(AnswerTo(create.caller.request).ok()) << StatusOf(AnswerTo(create.caller.request));
+}
+
+TEST_P(Recovery, SlabTheKeeperDoesNotHoldTakesItsObjectsWithIt) {
+  const SessionId session = Hello();
+  Save(session, 1, {{"old", 2 * kMiB}});
+  Save(session, 2, {{"model", 4 * kMiB}});
+  const auto open = Open(session, 2);
+  ASSERT_TRUE(open.ok());
+  keeper.erase(open->lend.slab);
+  mapped.erase(open->lend.slab);
+  locks.clear();
+  DaemonDies();
+  EXPECT_EQ(LatestStep(session), 1);
+  EXPECT_EQ(Stat(session, 2, 1)->level, Level::kBroken);
+  DaemonDies();
+  EXPECT_EQ(LatestStep(session), 1) << "a second death in recovery changes nothing";
+}
+
+TEST_P(Recovery, SlabNobodyKnowsIsDestroyed) {
+  keeper[1'000'000] = 2 * kMiB;
+  foreign.insert(1'000'000);
+  DaemonDies();
+  EXPECT_THAT(destroyed, Not(Contains(1'000'000)));
+  foreign.clear();
+  Advance(kNanosPerSecond);
+  EXPECT_THAT(destroyed, Contains(1'000'000));
+}
+
+TEST_P(Recovery, ManifestThatDoesNotVerifyMakesItsPartUnknown) {
+  const SessionId session = Hello();
+  Save(session, 1, {{"a", 10}});
+  Save(session, 2, {{"a", 10}});
+  for (auto& [at, bytes] : manifests) {
+    if (DecodeManifest(bytes)->step == 2) bytes[40] ^= 1;
+  }
+  DaemonDies();
+  EXPECT_EQ(LatestStep(session), 1);
+  EXPECT_FALSE(Open(session, 2, "a").ok());
+}
+
+TEST_P(Recovery, AttemptsAndTheirProcessesAreRemembered) {
+  const SessionId session = Hello({.attempt = 7, .process = "A", .pid = 55});
+  Save(session, 1);
+  DaemonDies();
+  const SessionId other = Hello({.attempt = 7, .process = "B"});
+  EXPECT_THAT(TrySave(other, 2), Fails(absl::StatusCode::kAlreadyExists, "pid 55"));
+  const SessionId older = Hello({.attempt = 6, .process = "C"});
+  EXPECT_THAT(TrySave(older, 2), Fails(absl::StatusCode::kFailedPrecondition, "superseded by 7"));
+}
+
+TEST_P(Recovery, PolicyPinsRemovalsAndPersistedAreRemembered) {
+  options.storage = true;
+  Restart();
+  JobPolicy policy;
+  policy.mode = PersistMode::kEvery;
+  policy.every = 2;
+  const SessionId session = Hello({.policy = policy});
+  for (Step step : {1, 2, 3}) Save(session, step);
+  Apply(event::Pin{From(session), {"job", 1}, true});
+  Apply(event::Remove{From(session), {"job", 3}, false, true, Soon()});
+  DaemonDies();
+  EXPECT_TRUE(Stat(session, 1)->facts.pinned);
+  EXPECT_TRUE(Stat(session, 2)->facts.persisted);
+  EXPECT_THAT(StatusOf(Stat(session, 3)), Fails(absl::StatusCode::kNotFound, "removed"));
+  EXPECT_EQ(Status_().jobs[0].policy, policy);
+}
+
+TEST_P(Recovery, IdsAreNeverGivenTwice) {
+  const SessionId session = Hello();
+  Save(session, 1);
+  const auto open = Open(session, 1);
+  DaemonDies();
+  EXPECT_GT(Open(session, 1)->lend.lease, open->lend.lease);
+  EXPECT_GT(Hello({.job = "other"}), session);
+}
+
+TEST_P(Recovery, WhatWasOwedToStorageStillIs) {
+  options.storage = true;
+  Restart();
+  persist_status = absl::UnavailableError("away");
+  const SessionId session = Hello();
+  Save(session, 1);
+  persist_status = absl::OkStatus();
+  DaemonDies();
+  Apply(event::Tick{});
+  EXPECT_EQ(Stat(session, 1)->level, Level::kPersisted);
+}
+
+TEST_P(Recovery, StepThatIsPartlyEvictedComesFromStorage) {  // seed 4594 of the simulator
+  options.storage = true;
+  Restart();
+  const SessionId zero = Hello({.writer = 0, .world_size = 2, .process = "A"});
+  const SessionId one = Hello({.writer = 1, .world_size = 2, .process = "B"});
+  Save(zero, 1, {{"x", 10 * kMiB}});
+  Save(one, 1, {{"y", 10 * kMiB}});
+  const auto open = Open(zero, 1, "x");
+  ASSERT_TRUE(open.ok());
+  Apply(event::Remove{From(zero), {"job", 1}, /*memory_only=*/true, false, Soon()});
+  EXPECT_TRUE(Open(zero, 1, "x").ok()) << "it is leased";
+  EXPECT_TRUE(OpenStored(zero, 1, "y").ok());
+  DaemonDies();
+  EXPECT_EQ(LatestStep(zero), 1);
+  EXPECT_TRUE(OpenStored(zero, 1, "y").ok());
+}
+
+TEST_P(Recovery, WhatWasAskedForStillIs) {
+  options.storage = true;
+  Restart();
+  JobPolicy policy;
+  policy.mode = PersistMode::kOnDemand;
+  const SessionId session = Hello({.policy = policy});
+  Save(session, 1);
+  hold_persists = true;
+  Apply(event::PersistNow{From(session), {"job", 1}});
+  EXPECT_THAT(persists, SizeIs(1));
+  hold_persists = false;
+  DaemonDies();
+  EXPECT_THAT(persists, SizeIs(2));
+  EXPECT_EQ(Stat(session, 1)->level, Level::kPersisted);
+}
+
+TEST_P(Recovery, RecoveringTwiceIsRecoveringOnce) {  // R1: a second crash in recovery
+  const SessionId session = Hello();
+  Save(session, 1, {{"a", 10}, {"model"}});
+  ASSERT_TRUE(Create(session, PartOf(session, 2), {{"model"}}).ok());
+  DaemonDies();
+  DaemonDies();
+  DaemonDies();
+  EXPECT_EQ(LatestStep(session), 1);
+  EXPECT_TRUE(Commit(session, PartOf(session, 2), {{"model"}}).ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(From, Recovery, testing::Bool(),
+                         [](const auto& p) { return p.param ? "Snapshot" : "Journal"; });
+
+}  // namespace
+}  // namespace cairn::engine

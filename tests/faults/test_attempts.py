@@ -1,0 +1,217 @@
+"""R28: two attempts of one job meet. Never mixed, never stuck; `latest` follows the line. Promise 3."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from cairn_daemon import Node
+from cairn_raw import (
+    ALREADY_EXISTS,
+    CACHED,
+    FAILED_PRECONDITION,
+    NOT_FOUND,
+    CairnError,
+    attempt_number,
+    refuses,
+)
+
+
+def save_all(node: Node, job: str, attempt: int, step: int, world: int, tag: bytes) -> None:
+    for rank in range(world):
+        with node.writer(
+            job, attempt, rank, world, process=process_of(job, attempt, rank)
+        ) as writer:
+            writer.save(step, {f"r{rank}": tag + bytes([rank])})
+
+
+def process_of(job: str, attempt: int, rank: int) -> bytes:
+    return f"{job}:{attempt}:{rank}".encode()[-16:].ljust(16, b"\0")
+
+
+def test_half_a_step_from_each_life_never_adds_up(daemon: Node) -> None:
+    old, new = attempt_number(), attempt_number()
+    with daemon.writer("half", old, 0, 2) as first:
+        first.save(1, {"r0": b"old"})
+    with daemon.writer("half", new, 1, 2) as second:
+        second.save(1, {"r1": b"new"})
+        info = second.checkpoint(1, attempt=new)
+        assert not info.facts.complete and info.missing_writers == [0]
+        refuses(NOT_FOUND, second.latest)
+        refuses(NOT_FOUND, second.open, 1, "r1")
+        refuses(NOT_FOUND, second.open, 1, "r0")
+    with daemon.writer("half", new, 0, 2) as first:
+        reply = first.save(1, {"r0": b"new"})
+        assert reply.complete
+        latest = first.latest()
+        assert (latest.step, latest.attempt) == (1, new)
+        assert first.load(1, "r0") == b"new" and first.load(1, "r1") == b"new"
+
+
+def test_a_zombie_rank_of_the_old_life_cannot_complete_or_disturb_the_new_one(daemon: Node) -> None:
+    old, new = attempt_number(), attempt_number()
+    save_all(daemon, "zombie", old, 1, 2, b"one")
+    zombie = daemon.writer("zombie", old, 1, 2, process=process_of("zombie", old, 1))
+    seals = zombie.write(2, {"r1": b"late"})
+    save_all(daemon, "zombie", new, 2, 2, b"two")
+    with pytest.raises(CairnError) as error:
+        zombie.commit(2, seals)
+    assert error.value.code == FAILED_PRECONDITION and error.value.superseded_by == new
+    with daemon.session("zombie") as reader:
+        assert reader.latest().attempt == new
+        assert reader.load(2, "r1") == b"two\x01"
+    zombie.vanish()
+
+
+def test_a_rollback_abandons_what_came_after_and_latest_follows_the_line(daemon: Node) -> None:
+    """The job went to 30, diverged, and is resumed from 10."""
+    old, new = attempt_number(), attempt_number()
+    with daemon.writer("rollback", old) as writer:
+        for step in (10, 20, 30):
+            writer.save(step, {"a": b"old%d" % step})
+    with daemon.writer("rollback", new) as writer:
+        writer.change("resume", new, 10)
+        assert writer.latest().step == 30, "an attempt that created nothing yet changes nothing"
+        writer.create(11, {"a": 4})
+        assert writer.latest().step in (10, 30)
+        writer.commit(11, writer.write(11, {"a": b"new!"}, revision=1), revision=1)
+        latest = writer.latest()
+        assert (latest.step, latest.attempt) == (11, new)
+        assert writer.load(10, "a") == b"old10"
+    with daemon.session("rollback") as reader:
+        listed = {c.step: c for c in reader.do("ls", "rollback", "", 100).checkpoints}
+        for step in (20, 30):
+            assert step not in listed or listed[step].facts.abandoned or not listed[step].on_line
+
+
+def test_the_attempt_after_a_rollback_goes_on_from_the_line_not_from_what_was_abandoned(
+    daemon: Node,
+) -> None:
+    first, second, third = attempt_number(), attempt_number(), attempt_number()
+    with daemon.writer("line", first) as writer:
+        for step in (1, 2, 3):
+            writer.save(step, {"a": b"first"})
+    with daemon.writer("line", second) as writer:
+        writer.change("resume", second, 1)
+        writer.save(2, {"a": b"second"})
+    with daemon.writer("line", third) as writer:
+        assert (writer.latest().step, writer.latest().attempt) == (2, second)
+        writer.save(3, {"a": b"third"})
+        assert (writer.latest().step, writer.latest().attempt) == (3, third)
+        assert writer.load(2, "a") == b"second"
+
+
+def test_an_attempt_with_another_world_size_replaces_the_step_whole(daemon: Node) -> None:
+    old, new = attempt_number(), attempt_number()
+    save_all(daemon, "world", old, 5, 4, b"four")
+    with daemon.writer("world", new, 0, 2) as first:
+        first.save(5, {"r0": b"two0"})
+        # Not complete yet: the step of the old life is whole, and is to be had by its name.
+        refuses(NOT_FOUND, first.open, 5, "r0", attempt=new)
+        assert first.checkpoint(5, attempt=old).facts.complete
+        assert first.load(5, "r3", attempt=old) == b"four\x03"
+        with daemon.writer("world", new, 1, 2) as second:
+            assert second.save(5, {"r1": b"two1"}).complete
+        assert (first.latest().attempt, first.latest().world_size) == (new, 2)
+        refuses(NOT_FOUND, first.open, 5, "r3")
+        assert first.load(5, "r0") == b"two0"
+
+
+def test_the_same_name_from_two_writers_of_two_attempts_is_no_conflict(daemon: Node) -> None:
+    old, new = attempt_number(), attempt_number()
+    save_all(daemon, "names", old, 1, 2, b"old")
+    with daemon.writer("names", new, 0, 2) as first, daemon.writer("names", new, 1, 2) as second:
+        first.save(1, {"r1": b"moved"})  # rank 1's name of the life before
+        refuses(ALREADY_EXISTS, second.create, 1, {"r1": 1})
+        second.save(1, {"r0": b"swapped"})
+        assert first.load(1, "r1") == b"moved" and first.load(1, "r0") == b"swapped"
+
+
+def test_a_step_saved_again_is_replaced_only_when_the_new_revision_is_complete(
+    daemon: Node,
+) -> None:
+    attempt = attempt_number()
+    with (
+        daemon.writer("again", attempt, 0, 2) as first,
+        daemon.writer("again", attempt, 1, 2) as second,
+    ):
+        first.save(1, {"r0": b"rev0"})
+        second.save(1, {"r1": b"rev0"})
+        first.save(1, {"r0": b"rev1"}, revision=1)
+        assert first.load(1, "r0") == b"rev0" and first.load(1, "r1") == b"rev0"
+        assert first.latest().revision == 0
+        second.save(1, {"r1": b"rev1"}, revision=1)
+        assert first.latest().revision == 1
+        assert first.load(1, "r0") == b"rev1" and first.load(1, "r1") == b"rev1"
+
+
+def test_a_lone_writer_fences_no_one_alive(daemon: Node) -> None:
+    attempt = attempt_number()
+    with daemon.writer("lone", attempt, 0, 2) as training:
+        training.save(1, {"r0": b"x"})
+        with daemon.writer("lone", attempt_number(), 0, 1) as lone:
+            with pytest.raises(CairnError) as error:
+                lone.create(2, {"a": 1})
+            assert error.value.code == FAILED_PRECONDITION
+        training.save(2, {"r0": b"still mine"})
+
+
+def test_two_attempts_at_once_neither_is_stuck(daemon: Node) -> None:
+    """The old life's ranks keep trying while the new one saves; every call of theirs is answered at once."""
+    old, new = attempt_number(), attempt_number()
+    zombies = [daemon.writer("race", old, rank, 2) for rank in range(2)]
+    for rank, zombie in enumerate(zombies):
+        zombie.save(1, {f"r{rank}": b"old"})
+    fresh = [daemon.writer("race", new, rank, 2) for rank in range(2)]
+    for step in range(2, 6):
+        for rank, (zombie, writer) in enumerate(zip(zombies, fresh, strict=True)):
+            writer.save(step, {f"r{rank}": b"new%d" % step})
+            with pytest.raises(CairnError) as error:
+                zombie.create(step, {f"r{rank}": 10})
+            assert error.value.superseded_by == new
+        assert fresh[0].wait(step, CACHED, 1000).facts.complete
+        assert fresh[0].latest().step == step
+    for session in (*zombies, *fresh):
+        session.vanish()
+
+
+def test_the_line_is_the_same_after_a_restart_and_after_memory_is_lost(daemon: Node) -> None:
+    old, new = attempt_number(), attempt_number()
+    with daemon.writer("same", old) as writer:
+        for step in (1, 2, 3):
+            writer.save(step, {"a": b"old%d" % step})
+            writer.persist(step)
+    with daemon.writer("same", new) as writer:
+        writer.change("resume", new, 1)
+        writer.save(2, {"a": b"new2"})
+        writer.persist(2)
+    for lose in (daemon.kill_daemon, lambda: (daemon.kill_all(), daemon.start())):
+        lose()
+        with daemon.session("same") as reader:
+            latest = reader.latest()
+            assert (latest.step, latest.attempt) == (2, new), (
+                "step 3 of the abandoned life must not come back"
+            )
+            reply = reader.open(2, "a")
+            assert os.pread(reader.leases[reply.lease], 4, reply.offset) == b"new2"
+            reader.release(reply)
+
+
+def test_chosen_attempts_only_grow_across_restarts(daemon: Node) -> None:
+    seen = []
+    for _ in range(3):
+        with daemon.session("chosen", writer=0, world_size=1) as session:
+            seen.append(session.change("chooseAttempt"))
+            session.attempt = seen[-1]
+            session.save(len(seen), {"a": b"x"})
+        daemon.kill_daemon()
+    daemon.kill_all()
+    assert seen == sorted(set(seen))
+
+
+def test_wait_after_sees_the_first_complete_step_of_the_line(daemon: Node) -> None:
+    attempt = attempt_number()
+    with daemon.writer("after", attempt) as writer:
+        writer.save(4, {"a": b"x"})
+        assert writer.wait(-1, CACHED, 5_000, after=3).step == 4
+        refuses(4, writer.wait, -1, CACHED, 100, after=4)  # DEADLINE_EXCEEDED

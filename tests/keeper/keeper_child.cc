@@ -1,0 +1,203 @@
+// A daemon for keeper_test: connects to the keeper, takes its inheritance, and does what one line
+// after another on the Thrift socket tells it.
+//
+//   keeper_child serve          obeys
+//   keeper_child refuse         exits with 3 before it holds anything
+//   keeper_child crash          kills itself at once, unless it is started in safe mode; then it
+//   obeys
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <future>
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <string>
+
+#include "server/cache/cache.h"
+#include "server/daemon/keeper.h"
+#include "server/journal/journal.h"
+
+namespace cairn::daemon {
+namespace {
+
+void Must(const Status& status, const char* what) {
+  if (status.ok()) return;
+  std::cerr << "keeper_child: " << what << ": " << status << "\n";
+  ::_exit(99);
+}
+
+template <typename T>
+T Must(StatusOr<T> value, const char* what) {
+  Must(value.status(), what);
+  return *std::move(value);
+}
+
+class TestDaemon {
+ public:
+  explicit TestDaemon(int keeper_fd) {
+    link_ = Must(KeeperLink::Connect(keeper_fd, &inheritance_), "Connect");
+    cache_ = Must(cache::Cache::Start({}, link_.get()), "Cache::Start");
+    journal_ = Must(journal::Journal::Open(std::move(inheritance_.journal), {}, &contents_),
+                    "Journal::Open");
+    for (Inheritance::HeldSlab& slab : inheritance_.slabs) {
+      Must(cache_->Adopt(slab.slab, slab.bytes, std::move(slab.fd)), "Adopt");
+      slab_bytes_[slab.slab] = slab.bytes;
+    }
+    for (Inheritance::HeldSession& session : inheritance_.sessions) {
+      sessions_[session.session] = std::move(session);
+    }
+  }
+
+  const Inheritance& inheritance() const { return inheritance_; }
+
+  [[noreturn]] void Serve() {
+    while (true) {
+      const UniqueFd client(
+          ::accept4(inheritance_.thrift_listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      std::string line;
+      for (char c; ::read(client.get(), &c, 1) == 1;) {
+        if (c != '\n') {
+          line += c;
+          continue;
+        }
+        const std::string answer = Obey(line) + "\n";
+        line.clear();
+        if (::send(client.get(), answer.data(), answer.size(), MSG_NOSIGNAL) < 0) break;
+      }
+    }
+  }
+
+ private:
+  std::string Obey(const std::string& line) {
+    std::istringstream words(line);
+    std::string verb, text;
+    uint64_t id = 0, number = 0;
+    words >> verb;
+    if (verb == "pid") return std::to_string(::getpid());
+    if (verb == "restarts") return std::to_string(inheritance_.restarts);
+    if (verb == "safe_mode") return inheritance_.safe_mode;
+    if (verb == "slabs") return List(slab_bytes_, [](uint64_t bytes) { return bytes; });
+    if (verb == "sessions") {
+      return List(sessions_, [](const Inheritance::HeldSession& session) {
+        return session.channel.valid() + 2 * session.pidfd.valid() + 4 * session.progress.valid();
+      });
+    }
+    if (verb == "facts") return Facts();
+    if (verb == "ignore_sigterm") return ::signal(SIGTERM, SIG_IGN) == SIG_ERR ? "failed" : "ok";
+
+    words >> id;
+    if (verb == "exit") ::_exit(static_cast<int>(id));
+    if (verb == "make") {
+      words >> number >> text;
+      std::promise<Status> made;
+      cache_->Make(id, number, false, [&](Status status) { made.set_value(std::move(status)); });
+      Must(made.get_future().get(), "Make");
+      Must(cache_->Write(id, 0, text), "Write");
+      slab_bytes_[id] = number;
+      return "ok";
+    }
+    if (verb == "destroy") {
+      std::promise<void> gone;
+      cache_->Destroy(id, [&] { gone.set_value(); });
+      gone.get_future().get();
+      return "ok";
+    }
+    if (verb == "read") {
+      words >> number;
+      text.resize(number);
+      Must(cache_->Read(id, 0, absl::MakeSpan(text)), "Read");
+      return text;
+    }
+    if (verb == "append") {
+      Must(journal_->Append({fact::SlabGone{.slab = id}}), "Append");
+      return "ok";
+    }
+    if (verb == "begin_session") {  // the client is waiting to be accepted
+      Inheritance::HeldSession& session = sessions_[id];
+      session.channel.Reset(
+          ::accept4(inheritance_.fd_listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      ucred peer = {};
+      socklen_t length = sizeof(peer);
+      ::getsockopt(session.channel.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length);
+      session.pidfd = Must(OpenPidfd(peer.pid), "OpenPidfd");
+      session.progress.Reset(::memfd_create("progress", MFD_CLOEXEC));
+      Must(link_->HoldSession(id, session.channel.get(), session.pidfd.get(),
+                              session.progress.get()),
+           "HoldSession");
+      return "ok";
+    }
+    if (verb == "begin_bare_session") {  // of a client that takes no descriptors
+      Must(link_->HoldSession(id, -1, -1, -1), "HoldSession");
+      return "ok";
+    }
+    if (verb == "say") {
+      words >> text;
+      Must(SendMessage(sessions_[id].channel.get(), text, {}), "say");
+      return "ok";
+    }
+    if (verb == "alive") return PidfdAlive(sessions_[id].pidfd.get()) ? "yes" : "no";
+    if (verb == "end_session") {
+      link_->DropSession(id);  // and keeps its own descriptor open
+      return "ok";
+    }
+    if (verb == "hold_and_die") {  // `id` slabs, numbered from 1, and not a moment to read them
+      for (uint64_t slab = 1; slab <= id; ++slab) {
+        const UniqueFd fd(::memfd_create("held", MFD_CLOEXEC));
+        if (::ftruncate(fd.get(), 4096) != 0) ::_exit(98);
+        Must(link_->Hold(slab, 4096, fd.get()), "Hold");
+      }
+      ::raise(SIGKILL);
+    }
+    if (verb == "garble") {  // nothing that a keeper understands
+      Must(SendMessage(KeeperFd(), "garbage", {}), "garble");
+      return "ok";
+    }
+    return "unknown verb";
+  }
+
+  static int KeeperFd() { return ::atoi(::getenv("CAIRN_KEEPER_FD")); }
+
+  template <typename Map, typename Value>
+  static std::string List(const Map& map, const Value& value) {
+    std::string list;
+    for (const auto& [id, entry] : map) {
+      list += (list.empty() ? "" : " ") + std::to_string(id) + ":" + std::to_string(value(entry));
+    }
+    return list;
+  }
+
+  std::string Facts() const {
+    std::string list;
+    for (const Fact& fact : contents_.facts) {
+      list += (list.empty() ? "" : " ") + std::to_string(std::get<fact::SlabGone>(fact).slab);
+    }
+    return list;
+  }
+
+  Inheritance inheritance_;
+  std::unique_ptr<KeeperLink> link_;
+  std::unique_ptr<cache::Cache> cache_;
+  std::unique_ptr<journal::Journal> journal_;
+  journal::Contents contents_;
+  std::map<SlabId, uint64_t> slab_bytes_;
+  std::map<SessionId, Inheritance::HeldSession> sessions_;
+};
+
+}  // namespace
+}  // namespace cairn::daemon
+
+int main(int argc, char** argv) {
+  const std::string how = argc > 1 ? argv[1] : "serve";
+  if (how == "refuse") return 3;
+  const char* const keeper_fd = ::getenv("CAIRN_KEEPER_FD");
+  if (keeper_fd == nullptr) return 97;
+  cairn::daemon::TestDaemon daemon(::atoi(keeper_fd));
+  if (how == "crash" && daemon.inheritance().safe_mode.empty()) ::raise(SIGKILL);
+  daemon.Serve();
+}

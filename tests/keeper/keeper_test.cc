@@ -1,0 +1,391 @@
+// A keeper, a daemon of a few lines (keeper_child.cc), and deaths (R15, promise 7).
+#include "server/daemon/keeper.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace cairn::daemon {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Seconds = std::chrono::seconds;
+
+UniqueFd TryConnect(const std::string& path, int type) {
+  UniqueFd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+  if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    socket.Reset();
+  }
+  return socket;
+}
+
+bool ExitsWithin(const UniqueFd& pidfd, Seconds limit) {
+  pollfd polled = {pidfd.get(), POLLIN, 0};
+  return ::poll(&polled, 1, static_cast<int>(limit.count() * 1000)) == 1;
+}
+
+class KeeperTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char directory[] = "/tmp/keeper_test.XXXXXX";
+    ASSERT_NE(::mkdtemp(directory), nullptr);
+    directory_ = directory;
+    options_.socket_path = directory_ + "/cairn.sock";
+    options_.journal_bytes = 1 << 20;
+    options_.daemon_command = {KEEPER_CHILD, "serve"};
+  }
+
+  void TearDown() override {
+    if (keeper_ > 0) {
+      ::kill(keeper_, SIGKILL);
+      ::waitpid(keeper_, nullptr, 0);
+    }
+    for (const char* name : {"/cairn.sock", "/cairn.sock.fd", "/cairn.sock.lock"}) {
+      ::unlink((directory_ + name).c_str());
+    }
+    ::rmdir(directory_.c_str());
+  }
+
+  void StartKeeper() {
+    keeper_ = ::fork();
+    if (keeper_ == 0) ::_exit(RunKeeper(options_));
+  }
+
+  int WaitForKeeper() {
+    int status = 0;
+    EXPECT_EQ(::waitpid(std::exchange(keeper_, -1), &status, 0) > 0, true);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  }
+
+  void Call() {
+    client_.Reset();
+    const auto deadline = std::chrono::steady_clock::now() + Seconds(20);
+    while (!client_.valid() && std::chrono::steady_clock::now() < deadline) {
+      client_ = TryConnect(options_.socket_path, SOCK_STREAM);
+      if (!client_.valid()) ::poll(nullptr, 0, 1);  // the keeper has not bound it yet
+    }
+    ASSERT_TRUE(client_.valid());
+  }
+
+  // What the daemon answers; empty when it died. Connects when there is no connection.
+  std::string Tell(const std::string& line) {
+    if (!client_.valid()) Call();
+    const std::string message = line + "\n";
+    if (::send(client_.get(), message.data(), message.size(), MSG_NOSIGNAL) < 0) return Dead();
+    std::string answer;
+    for (char c; ::read(client_.get(), &c, 1) == 1;) {
+      if (c == '\n') return answer;
+      answer += c;
+    }
+    return Dead();
+  }
+  std::string Dead() {
+    client_.Reset();
+    return "";
+  }
+
+  UniqueFd DaemonPidfd() {
+    auto pidfd = OpenPidfd(std::stoi(Tell("pid")));
+    EXPECT_TRUE(pidfd.ok()) << pidfd.status();
+    return pidfd.ok() ? *std::move(pidfd) : UniqueFd();
+  }
+
+  void KillDaemon() {
+    const UniqueFd pidfd = DaemonPidfd();
+    ASSERT_EQ(::kill(std::stoi(Tell("pid")), SIGKILL), 0);
+    client_.Reset();
+    ASSERT_TRUE(ExitsWithin(pidfd, Seconds(10)));
+  }
+
+  std::string directory_;
+  KeeperOptions options_;
+  pid_t keeper_ = -1;
+  UniqueFd client_;
+};
+
+TEST_F(KeeperTest, FirstDaemonInheritsNothing) {
+  StartKeeper();
+  EXPECT_EQ(Tell("restarts"), "0");
+  EXPECT_EQ(Tell("safe_mode"), "");
+  EXPECT_EQ(Tell("slabs"), "");
+  EXPECT_EQ(Tell("sessions"), "");
+  EXPECT_EQ(Tell("facts"), "");
+}
+
+TEST_F(KeeperTest, SlabsAndTheirBytesOutliveTheDaemon) {
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 1048576 first"), "ok");
+  ASSERT_EQ(Tell("make 2 4096 second"), "ok");
+  ASSERT_EQ(Tell("make 3 8192 third"), "ok");
+  ASSERT_EQ(Tell("destroy 2"), "ok");
+  KillDaemon();
+  EXPECT_EQ(Tell("restarts"), "1");
+  EXPECT_EQ(Tell("slabs"), "1:1048576 3:8192");
+  EXPECT_EQ(Tell("read 1 5"), "first");
+  EXPECT_EQ(Tell("read 3 5"), "third");
+  ASSERT_EQ(Tell("make 4 4096 fourth"), "ok");
+  KillDaemon();
+  EXPECT_EQ(Tell("slabs"), "1:1048576 3:8192 4:4096");
+  EXPECT_EQ(Tell("read 1 5"), "first");
+}
+
+TEST_F(KeeperTest, JournalOutlivesTheDaemon) {
+  StartKeeper();
+  for (int life = 1; life <= 2; ++life) {
+    ASSERT_EQ(Tell("append 5"), "ok");
+    ASSERT_EQ(Tell("append 7"), "ok");
+    KillDaemon();
+    EXPECT_EQ(Tell("facts"), life == 1 ? "5 7" : "5 7 5 7");
+  }
+}
+
+TEST_F(KeeperTest, ThousandSlabsArriveInBatches) {
+  StartKeeper();
+  EXPECT_EQ(Tell("hold_and_die 1000"), "");
+  const std::string slabs = Tell("slabs");
+  EXPECT_THAT(slabs, HasSubstr("1:4096 2:4096 3:4096"));
+  EXPECT_THAT(slabs, HasSubstr(" 999:4096 1000:4096"));
+  EXPECT_EQ(std::count(slabs.begin(), slabs.end(), ':'), 1000);
+}
+
+TEST_F(KeeperTest, SessionsOutliveTheDaemonAndTheClientSeesNoEnd) {
+  StartKeeper();
+  ASSERT_EQ(Tell("restarts"), "0");
+  const UniqueFd channel = TryConnect(options_.socket_path + ".fd", SOCK_SEQPACKET);
+  ASSERT_TRUE(channel.valid());
+  ASSERT_EQ(Tell("begin_session 9"), "ok");
+  ASSERT_EQ(Tell("begin_bare_session 10"), "ok");
+  KillDaemon();
+  EXPECT_EQ(Tell("sessions"), "9:7 10:0");
+  EXPECT_EQ(Tell("alive 9"), "yes");
+  EXPECT_EQ(Tell("say 9 still-here"), "ok");
+  auto message = ReceiveMessage(channel.get(), 100);
+  ASSERT_TRUE(message.ok());
+  EXPECT_EQ(message->bytes, "still-here");
+}
+
+TEST_F(KeeperTest, EndedSessionIsShutDownThoughTheDaemonKeepsADescriptor) {
+  StartKeeper();
+  ASSERT_EQ(Tell("restarts"), "0");
+  const UniqueFd channel = TryConnect(options_.socket_path + ".fd", SOCK_SEQPACKET);
+  ASSERT_EQ(Tell("begin_session 9"), "ok");
+  ASSERT_EQ(Tell("end_session 9"), "ok");
+  auto message = ReceiveMessage(channel.get(), 100);  // waits for the end
+  ASSERT_TRUE(message.ok()) << message.status();
+  EXPECT_THAT(message->bytes, IsEmpty());
+  KillDaemon();
+  EXPECT_EQ(Tell("sessions"), "");
+}
+
+// A client's process dies while no daemon runs: the next one learns it from the pidfd.
+TEST_F(KeeperTest, DeathOfAClientBetweenTwoDaemonsIsSeen) {
+  StartKeeper();
+  ASSERT_EQ(Tell("restarts"), "0");
+  const pid_t client = ::fork();
+  if (client == 0) {
+    const UniqueFd channel = TryConnect(options_.socket_path + ".fd", SOCK_SEQPACKET);
+    while (true) ::pause();
+  }
+  ASSERT_EQ(Tell("begin_session 9"), "ok");
+  const UniqueFd daemon = DaemonPidfd();
+  const pid_t daemon_pid = std::stoi(Tell("pid"));
+  ::kill(client, SIGKILL);
+  ::kill(daemon_pid, SIGKILL);
+  ::waitpid(client, nullptr, 0);
+  ASSERT_TRUE(ExitsWithin(daemon, Seconds(10)));
+  client_.Reset();
+  EXPECT_EQ(Tell("alive 9"), "no");
+}
+
+TEST_F(KeeperTest, ClientThatConnectsWhileNoDaemonRunsJustWaits) {
+  StartKeeper();
+  const pid_t daemon = std::stoi(Tell("pid"));
+  ::kill(daemon, SIGSTOP);
+  const UniqueFd early = TryConnect(options_.socket_path, SOCK_STREAM);
+  ASSERT_TRUE(early.valid());
+  ASSERT_EQ(::send(early.get(), "restarts\n", 9, MSG_NOSIGNAL), 9);
+  ::kill(daemon, SIGKILL);
+  char answer = 0;
+  ASSERT_EQ(::read(early.get(), &answer, 1), 1);
+  EXPECT_EQ(answer, '1');
+}
+
+// --- how it ends
+// ------------------------------------------------------------------------------------------
+
+TEST_F(KeeperTest, DaemonThatExitsWithZeroEndsTheKeeper) {
+  StartKeeper();
+  EXPECT_EQ(Tell("exit 0"), "");
+  EXPECT_EQ(WaitForKeeper(), 0);
+  EXPECT_NE(::access(options_.socket_path.c_str(), F_OK), 0);
+  EXPECT_NE(::access((options_.socket_path + ".fd").c_str(), F_OK), 0);
+}
+
+TEST_F(KeeperTest, DaemonThatRefusesToStartEndsTheKeeperWithItsCode) {
+  options_.daemon_command[1] = "refuse";
+  StartKeeper();
+  EXPECT_EQ(WaitForKeeper(), 3);
+}
+
+TEST_F(KeeperTest, DaemonThatAFailpointEndedIsRestartedThoughNothingIsHeld) {
+  StartKeeper();
+  EXPECT_EQ(Tell(absl::StrCat("exit ", kFailpointExitCode)), "");
+  EXPECT_EQ(Tell("restarts"), "1");
+}
+
+TEST_F(KeeperTest, CommandThatCannotBeExecutedEndsTheKeeper) {
+  options_.daemon_command = {directory_ + "/nothing"};
+  StartKeeper();
+  EXPECT_EQ(WaitForKeeper(), 127);
+}
+
+TEST_F(KeeperTest, DaemonThatFailsWithMemoryAtStakeIsRestarted) {
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 precious"), "ok");
+  EXPECT_EQ(Tell("exit 4"), "");
+  EXPECT_EQ(Tell("restarts"), "1");
+  EXPECT_EQ(Tell("read 1 8"), "precious");
+}
+
+TEST_F(KeeperTest, SigtermIsForwardedAndTheDaemonsEndIsTheKeepers) {
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 x"), "ok");
+  ::kill(keeper_, SIGTERM);
+  EXPECT_EQ(WaitForKeeper(), 128 + SIGTERM);  // this daemon leaves it to the default
+}
+
+// R26: the second SIGTERM kills.
+TEST_F(KeeperTest, SecondSigtermKillsADaemonThatDoesNotStop) {
+  StartKeeper();
+  ASSERT_EQ(Tell("ignore_sigterm"), "ok");
+  const UniqueFd daemon = DaemonPidfd();
+  ::kill(keeper_, SIGTERM);
+  // The keeper has forwarded it once the daemon has it; a round trip says that both still live.
+  EXPECT_EQ(Tell("restarts"), "0");
+  while (keeper_ > 0 && !ExitsWithin(daemon, Seconds(0))) ::kill(keeper_, SIGTERM);
+  EXPECT_EQ(WaitForKeeper(), 128 + SIGKILL);
+}
+
+TEST_F(KeeperTest, DaemonNeverOutlivesItsKeeper) {
+  StartKeeper();
+  const UniqueFd daemon = DaemonPidfd();
+  ::kill(keeper_, SIGKILL);
+  WaitForKeeper();
+  EXPECT_TRUE(ExitsWithin(daemon, Seconds(10)));
+}
+
+TEST_F(KeeperTest, ThreeDeathsInAMinuteStartItInSafeMode) {
+  options_.daemon_command[1] = "crash";
+  StartKeeper();
+  EXPECT_EQ(Tell("restarts"), "3");
+  EXPECT_THAT(Tell("safe_mode"), HasSubstr("died 3 times within a minute"));
+  EXPECT_THAT(Tell("safe_mode"), HasSubstr("signal 9"));
+}
+
+TEST_F(KeeperTest, DaemonThatSpeaksGarbageIsReplaced) {
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 kept"), "ok");
+  const UniqueFd daemon = DaemonPidfd();
+  Tell("garble");
+  ASSERT_TRUE(ExitsWithin(daemon, Seconds(10)));
+  client_.Reset();
+  EXPECT_EQ(Tell("read 1 4"), "kept");
+}
+
+// --- the socket paths
+// -------------------------------------------------------------------------------------
+
+TEST_F(KeeperTest, SocketsHaveTheirModeAndTypes) {
+  options_.socket_mode = 0660;
+  StartKeeper();
+  ASSERT_EQ(Tell("restarts"), "0");
+  for (const std::string& path : {options_.socket_path, options_.socket_path + ".fd"}) {
+    struct stat stat = {};
+    ASSERT_EQ(::stat(path.c_str(), &stat), 0);
+    EXPECT_TRUE(S_ISSOCK(stat.st_mode));
+    EXPECT_EQ(stat.st_mode & 0777, 0660u);
+  }
+}
+
+TEST_F(KeeperTest, SocketPathInUseIsRefused) {
+  StartKeeper();
+  ASSERT_EQ(Tell("restarts"), "0");
+  const pid_t first = std::exchange(keeper_, -1);
+  ::testing::internal::CaptureStderr();
+  StartKeeper();
+  EXPECT_EQ(WaitForKeeper(), 1);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("socket_path: " + options_.socket_path + " is in use"));
+  keeper_ = first;
+  EXPECT_EQ(Tell("restarts"), "0");  // the one that lives there was not disturbed
+}
+
+TEST_F(KeeperTest, FilesOfADeadDaemonAreReplaced) {
+  StartKeeper();
+  ASSERT_EQ(Tell("restarts"), "0");
+  const UniqueFd daemon = DaemonPidfd();
+  ::kill(keeper_, SIGKILL);
+  WaitForKeeper();
+  ASSERT_TRUE(ExitsWithin(daemon, Seconds(10)));
+  client_.Reset();
+  ASSERT_EQ(::access(options_.socket_path.c_str(), F_OK), 0);
+  StartKeeper();
+  EXPECT_EQ(Tell("restarts"), "0");
+}
+
+TEST_F(KeeperTest, FileThatIsNoSocketIsLeftAlone) {
+  std::ofstream(options_.socket_path) << "somebody's notes";
+  ::testing::internal::CaptureStderr();
+  StartKeeper();
+  EXPECT_EQ(WaitForKeeper(), 1);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr(options_.socket_path + " exists and is not a socket"));
+  EXPECT_EQ(*ReadFile(options_.socket_path), "somebody's notes");
+}
+
+TEST_F(KeeperTest, SocketOfAnotherProgramIsLeftAlone) {
+  UniqueFd other(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, options_.socket_path.c_str(), sizeof(address.sun_path) - 1);
+  ASSERT_EQ(::bind(other.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  StartKeeper();
+  EXPECT_EQ(WaitForKeeper(), 1);
+  EXPECT_EQ(::access(options_.socket_path.c_str(), F_OK), 0);
+}
+
+TEST_F(KeeperTest, OverlongOrUnreachablePathsAreRefused) {
+  ::testing::internal::CaptureStderr();
+  options_.socket_path = directory_ + "/none/cairn.sock";
+  StartKeeper();
+  EXPECT_EQ(WaitForKeeper(), 1);
+  options_.socket_path = directory_ + "/" + std::string(100, 'x');
+  StartKeeper();
+  EXPECT_EQ(WaitForKeeper(), 1);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("the limit is 107"));
+  ::unlink((options_.socket_path + ".lock").c_str());
+}
+
+}  // namespace
+}  // namespace cairn::daemon

@@ -1,0 +1,101 @@
+// The language of keeper and daemon: what it refuses.
+#include "server/daemon/keeper_wire.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <random>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/daemon/keeper.h"
+
+namespace cairn::daemon {
+namespace {
+
+ReceivedMessage Received(std::string bytes, int fds) {
+  ReceivedMessage message;
+  message.bytes = std::move(bytes);
+  for (int i = 0; i < fds; ++i) message.fds.emplace_back(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  return message;
+}
+
+TEST(KeeperWire, WhatIsEncodedIsDecoded) {
+  const std::string bytes = EncodeKeeperMessage(KeeperMessageType::kSessions,
+                                                {{7, kHasChannel | kHasPidfd}, {8, 0}}, "why");
+  const auto message = DecodeKeeperMessage(Received(bytes, 2));
+  ASSERT_TRUE(message.ok()) << message.status();
+  EXPECT_EQ(message->type, KeeperMessageType::kSessions);
+  ASSERT_EQ(message->items.size(), 2u);
+  EXPECT_EQ(message->items[0].id, 7u);
+  EXPECT_EQ(message->items[1].value, 0u);
+  EXPECT_EQ(message->text, "why");
+  EXPECT_EQ(message->fds.size(), 2u);
+}
+
+TEST(KeeperWire, OverlongTextIsCut) {
+  const std::string bytes =
+      EncodeKeeperMessage(KeeperMessageType::kBegin, {{0, 0}}, std::string(5000, 'x'));
+  EXPECT_LE(bytes.size(), kMaxKeeperMessage);
+  EXPECT_EQ(DecodeKeeperMessage(Received(bytes, 3))->text.size(), kMaxKeeperText);
+}
+
+TEST(KeeperWire, WrongNumbersOfDescriptorsAreRefused) {
+  const std::string slab = EncodeKeeperMessage(KeeperMessageType::kHoldSlab, {{1, 4096}});
+  EXPECT_TRUE(absl::IsInvalidArgument(DecodeKeeperMessage(Received(slab, 0)).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(DecodeKeeperMessage(Received(slab, 2)).status()));
+  const std::string two = EncodeKeeperMessage(KeeperMessageType::kHoldSlab, {{1, 1}, {2, 2}});
+  EXPECT_TRUE(absl::IsInvalidArgument(DecodeKeeperMessage(Received(two, 2)).status()));
+  const std::string odd = EncodeKeeperMessage(KeeperMessageType::kHoldSession, {{1, 8}});
+  EXPECT_TRUE(absl::IsInvalidArgument(DecodeKeeperMessage(Received(odd, 1)).status()));
+}
+
+TEST(KeeperWire, AnotherVersionIsRefusedAsSuch) {
+  std::string bytes = EncodeKeeperMessage(KeeperMessageType::kDropSlab, {{1, 0}});
+  bytes[4] = 2;
+  EXPECT_TRUE(absl::IsUnimplemented(DecodeKeeperMessage(Received(bytes, 0)).status()));
+}
+
+// R24: any bytes are safe to hand in.
+TEST(KeeperWire, MutilatedMessagesNeverCrash) {
+  std::mt19937 random(1);
+  const std::string good = EncodeKeeperMessage(KeeperMessageType::kSlabs, {{1, 2}, {3, 4}}, "text");
+  for (int round = 0; round < 20000; ++round) {
+    std::string bytes = good;
+    for (unsigned flips = random() % 4; flips > 0; --flips) {
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    }
+    bytes.resize(random() % (bytes.size() + 8));
+    const auto message = DecodeKeeperMessage(Received(bytes, static_cast<int>(random() % 3)));
+    if (message.ok()) {
+      EXPECT_LE(message->items.size(), 2u);
+    }
+  }
+}
+
+TEST(KeeperLink, ConnectRefusesWhatIsNoKeeper) {
+  Inheritance inheritance;
+  EXPECT_FALSE(KeeperLink::Connect(::open("/dev/null", O_RDONLY | O_CLOEXEC), &inheritance).ok());
+  const auto connect_to = [&](const std::string& bytes) {
+    int ends[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    const UniqueFd keeper(ends[0]);
+    if (!bytes.empty()) {
+      EXPECT_EQ(SendMessage(keeper.get(), bytes, {}), absl::OkStatus());
+    }
+    ::shutdown(keeper.get(), SHUT_WR);
+    return KeeperLink::Connect(ends[1], &inheritance).status();
+  };
+  EXPECT_TRUE(absl::IsUnavailable(connect_to("")));
+  EXPECT_TRUE(absl::IsInvalidArgument(connect_to("hello")));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      connect_to(EncodeKeeperMessage(KeeperMessageType::kDropSlab, {{1, 0}}))));
+  // An end that was promised more than was sent, or nothing at all.
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(connect_to(EncodeKeeperMessage(KeeperMessageType::kEnd, {{5, 0}}))));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(connect_to(EncodeKeeperMessage(KeeperMessageType::kEnd, {{0, 0}}))));
+}
+
+}  // namespace
+}  // namespace cairn::daemon

@@ -1,0 +1,156 @@
+#include "tests/node/node_fixture.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+
+namespace cairn::testing {
+
+Status MapKeeper::Hold(SlabId slab, uint64_t bytes, int fd) {
+  UniqueFd dup(::dup(fd));
+  if (!dup.valid()) return ErrnoStatus(errno, "dup");
+  MutexLock lock(&mu_);
+  slabs_[slab] = {bytes, std::move(dup)};
+  return absl::OkStatus();
+}
+
+void MapKeeper::Drop(SlabId slab) {
+  MutexLock lock(&mu_);
+  slabs_.erase(slab);
+}
+
+Status MapKeeper::HoldSession(SessionId session, int channel, int pidfd, int progress) {
+  node::HeldSession held;
+  held.session = session;
+  held.channel = UniqueFd(::dup(channel));
+  held.pidfd = UniqueFd(::dup(pidfd));
+  held.progress = UniqueFd(::dup(progress));
+  MutexLock lock(&mu_);
+  sessions_[session] = std::move(held);
+  return absl::OkStatus();
+}
+
+void MapKeeper::DropSession(SessionId session) {
+  MutexLock lock(&mu_);
+  sessions_.erase(session);
+}
+
+size_t MapKeeper::slabs() const {
+  MutexLock lock(&mu_);
+  return slabs_.size();
+}
+
+size_t MapKeeper::sessions() const {
+  MutexLock lock(&mu_);
+  return sessions_.size();
+}
+
+std::vector<SlabId> MapKeeper::SlabsOf(uint64_t at_least_bytes) const {
+  std::vector<SlabId> found;
+  MutexLock lock(&mu_);
+  for (const auto& [id, slab] : slabs_) {
+    if (slab.first >= at_least_bytes) found.push_back(id);
+  }
+  return found;
+}
+
+void MapKeeper::Forget() {
+  MutexLock lock(&mu_);
+  slabs_.clear();
+  sessions_.clear();
+}
+
+node::Inherited MapKeeper::Inherit(const UniqueFd& journal, const UniqueFd& fd_listener) const {
+  node::Inherited inherited;
+  inherited.journal = *journal.Dup();
+  if (fd_listener.valid()) inherited.fd_listener = *fd_listener.Dup();
+  MutexLock lock(&mu_);
+  for (const auto& [id, slab] : slabs_) {
+    inherited.slabs.push_back({id, slab.first, *slab.second.Dup()});
+  }
+  for (const auto& [id, held] : sessions_) {
+    inherited.sessions.push_back(
+        {id, *held.channel.Dup(), *held.pidfd.Dup(), *held.progress.Dup()});
+  }
+  return inherited;
+}
+
+UniqueFd ListenUnix(const std::string& path, int type) {
+  UniqueFd listener(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+  EXPECT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  EXPECT_EQ(listen(listener.get(), 64), 0);
+  return listener;
+}
+
+void NodeFixture::SetUp() {
+  std::string pattern = std::filesystem::temp_directory_path() / "cairn-node-XXXXXX";
+  ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+  folder_ = pattern;
+  std::filesystem::create_directory(Path("storage"));
+  options_.engine.budget_bytes = 64 << 20;
+  options_.engine.storage = with_storage_;
+  options_.engine.default_policy.mode = PersistMode::kOnDemand;
+  options_.journal.bytes = 8 << 20;
+  options_.name = "testnode";
+  options_.version = "test";
+  options_.fd_socket = Path("fd.sock");
+  options_.storage_root = options_.engine.storage_root = Path("storage");
+  options_.check_invariants = true;
+  journal_ = *journal::Journal::MakeFile(options_.journal);
+  fd_listener_ = ListenUnix(options_.fd_socket, SOCK_SEQPACKET);
+}
+
+void NodeFixture::TearDown() {
+  StopNode();
+  std::filesystem::remove_all(folder_);
+}
+
+void NodeFixture::StartNode() {
+  cache::Options cache;
+  auto started = cache::Cache::Start(cache, &keeper_);
+  ASSERT_TRUE(started.ok()) << started.status();
+  cache_ = *std::move(started);
+  options_.engine.storage = with_storage_;
+  if (with_storage_) {
+    storage::Options storage;
+    storage.root = Path("storage");
+    auto made = storage::MakePosixStorage(storage);
+    ASSERT_TRUE(made.ok()) << made.status();
+    storage_ = *std::move(made);
+  }
+  node::Rooms rooms;
+  rooms.clock = RealClock();
+  rooms.cache = cache_.get();
+  rooms.storage = storage_.get();
+  rooms.holder = &keeper_;
+  if (with_catalog_) {
+    rooms.open_catalog = [path = Path("catalog.sqlite")] {
+      std::string note;
+      return catalog::OpenSqliteCatalog(path, &note);
+    };
+  }
+  auto node = node::Node::Start(options_, rooms, keeper_.Inherit(journal_, fd_listener_));
+  ASSERT_TRUE(node.ok()) << node.status();
+  node_ = *std::move(node);
+}
+
+void NodeFixture::StopNode() {
+  node_.reset();
+  storage_.reset();
+  cache_.reset();
+}
+
+std::unique_ptr<catalog::Catalog> NodeFixture::OpenCatalog() {
+  std::string note;
+  auto opened = catalog::OpenSqliteCatalog(Path("catalog.sqlite"), &note);
+  EXPECT_TRUE(opened.ok()) << opened.status();
+  return opened.ok() ? *std::move(opened) : nullptr;
+}
+
+}  // namespace cairn::testing

@@ -1,0 +1,72 @@
+// A node in a test's process: real cache, journal, storage and catalog in a folder of its own, and
+// a keeper that is a map. Restart() is the daemon's death without the process's.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/mutex.h"
+#include "gtest/gtest.h"
+#include "server/node/node.h"
+
+namespace cairn::testing {
+
+// Holds what a keeper holds. Thread-safe.
+class MapKeeper : public cache::SlabHolder, public node::SessionHolder {
+ public:
+  Status Hold(SlabId slab, uint64_t bytes, int fd) override;
+  void Drop(SlabId slab) override;
+  Status HoldSession(SessionId session, int channel, int pidfd, int progress) override;
+  void DropSession(SessionId session) override;
+
+  size_t slabs() const;
+  size_t sessions() const;
+  std::vector<SlabId> SlabsOf(uint64_t at_least_bytes) const;
+  void Forget();  // the node's death, not the daemon's
+  // Dups of everything held.
+  node::Inherited Inherit(const UniqueFd& journal, const UniqueFd& fd_listener) const;
+
+ private:
+  mutable Mutex mu_;
+  std::map<SlabId, std::pair<uint64_t, UniqueFd>> slabs_ ABSL_GUARDED_BY(mu_);
+  std::map<SessionId, node::HeldSession> sessions_ ABSL_GUARDED_BY(mu_);
+};
+
+class NodeFixture : public ::testing::Test {
+ protected:
+  void SetUp() override;
+  void TearDown() override;
+
+  void StartNode();
+  void StopNode();
+  void Restart() {
+    StopNode();
+    ++options_.restarts;
+    StartNode();
+  }
+
+  std::string Path(const std::string& name) const { return folder_ + "/" + name; }
+  node::Node& node() { return *node_; }
+  cache::Cache& cache() { return *cache_; }
+  // Until the catalog holds what the node recorded.
+  std::unique_ptr<catalog::Catalog> OpenCatalog();
+
+  node::Options options_;  // change before StartNode
+  bool with_storage_ = true;
+  bool with_catalog_ = false;
+  std::string folder_;
+  MapKeeper keeper_;
+  UniqueFd journal_, fd_listener_;
+
+ private:
+  std::unique_ptr<cache::Cache> cache_;
+  std::unique_ptr<storage::Storage> storage_;
+  std::unique_ptr<node::Node> node_;
+};
+
+// A listening Unix socket.
+UniqueFd ListenUnix(const std::string& path, int type);
+
+}  // namespace cairn::testing

@@ -1,0 +1,422 @@
+// The Thrift edge over a real node: sessions, both sockets, bad input (R24 for this parser),
+// bounds.
+#include "server/rpc/server.h"
+
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <thrift/transport/TTransportException.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <future>
+
+#include "common/checksum.h"
+#include "gtest/gtest.h"
+#include "tests/node/node_fixture.h"
+#include "tests/rpc/raw_client.h"
+
+namespace cairn::testing {
+namespace {
+
+using apache::thrift::transport::TTransportException;
+
+class RpcServer : public NodeFixture {
+ protected:
+  void SetUp() override {
+    NodeFixture::SetUp();
+    listener_ = ListenUnix(Path("cairn.sock"), SOCK_STREAM);
+    rpc_.connection.stall_timeout_ms = 200;
+    rpc_.connection.max_message_bytes = 16 << 20;
+    Serve();
+  }
+  void TearDown() override {
+    Unserve();
+    NodeFixture::TearDown();
+  }
+  void Serve() {
+    StartNode();
+    server_ = std::make_unique<rpc::Server>(rpc_, &node(), *listener_.Dup());
+    server_->Start();
+  }
+  // As a daemon's death, but that its threads are joined: sessions stay with the keeper.
+  void Unserve() {
+    if (server_ == nullptr) return;
+    node().Stop();
+    server_.reset();
+    StopNode();
+  }
+  void RestartServer() {
+    Unserve();
+    ++options_.restarts;
+    Serve();
+  }
+
+  std::string Socket() const { return Path("cairn.sock"); }
+
+  UniqueFd RawConnection() {
+    UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, Socket().c_str(), sizeof(address.sun_path) - 1);
+    EXPECT_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    return fd;
+  }
+  // Reads until the daemon closes; what came.
+  static size_t DrainUntilClosed(int fd) {
+    char buffer[4096];
+    size_t total = 0;
+    for (;;) {
+      const ssize_t got = recv(fd, buffer, sizeof(buffer), 0);
+      if (got <= 0) return total;
+      total += static_cast<size_t>(got);
+    }
+  }
+
+  // The error that `call` throws; code 0 when it throws none.
+  template <typename F>
+  static wire::Error ErrorOf(F call) {
+    wire::Error none;
+    none.code = 0;
+    try {
+      call();
+    } catch (const wire::Error& error) {
+      return error;
+    }
+    return none;
+  }
+
+  rpc::Options rpc_;
+  UniqueFd listener_;
+  std::unique_ptr<rpc::Server> server_;
+};
+
+int Code(absl::StatusCode code) { return static_cast<int>(code); }
+
+TEST_F(RpcServer, WhatIsSavedIsWhatIsLoaded) {  // promise 2
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  const std::string bytes = Pattern(5 << 20, 1);
+  const wire::CommitReply committed = client.Save(3, "model", bytes);
+  EXPECT_TRUE(committed.complete);
+  EXPECT_EQ(client.Load("job", 3, "model"), bytes);
+  wire::Latest latest;
+  client.call().latest(latest, "job");
+  EXPECT_EQ(latest.step, 3);
+  EXPECT_EQ(latest.attempt, 7);
+  EXPECT_EQ(latest.source, wire::Source::MEMORY);
+}
+
+TEST_F(RpcServer, AnotherProcessOfTheJobReadsIt) {
+  RawClient writer(Socket());
+  writer.Begin("job", 7, 0, 1);
+  const std::string bytes = Pattern(100'000, 2);
+  writer.Save(3, "a/b", bytes);
+  RawClient reader(Socket());
+  reader.Begin("", 0, -1, 0);
+  EXPECT_EQ(reader.Load("job", 3, "a/b"), bytes);
+}
+
+TEST_F(RpcServer, AClientWithoutDescriptorsSavesAndLoadsInChunks) {
+  RawClient client(Socket());
+  wire::HelloRequest request = RawClient::HelloOf("job", 7, 0, 1);
+  request.__set_takes_fds(false);
+  client.Hello(request);
+  const std::string bytes = Pattern(3'000'000, 3);
+  wire::ObjectSpec spec;
+  spec.__set_name("model");
+  spec.__set_length(static_cast<int64_t>(bytes.size()));
+  wire::CreateRequest create;
+  create.__set_step(1);
+  create.__set_attempt(7);
+  create.__set_writer(0);
+  create.__set_world_size(1);
+  create.__set_objects({spec});
+  create.__set_timeout_ms(10'000);
+  wire::CreateReply created;
+  client.call().create(created, client.NextCall(), create);
+  const int64_t lease = created.extents.at(0).lease;
+  for (size_t at = 0; at < bytes.size(); at += 1 << 20) {
+    client.call().writeChunk(client.NextCall(), lease, static_cast<int64_t>(at),
+                             bytes.substr(at, 1 << 20));
+  }
+  wire::SealedObject seal;
+  seal.__set_name("model");
+  seal.__set_length(static_cast<int64_t>(bytes.size()));
+  for (uint32_t crc : BlockCrcs(bytes.data(), bytes.size(), kBlockBytes)) {
+    seal.block_crcs.push_back(static_cast<int32_t>(crc));
+  }
+  seal.covered = {0, static_cast<int64_t>(bytes.size())};
+  wire::CommitRequest commit;
+  commit.__set_step(1);
+  commit.__set_attempt(7);
+  commit.__set_writer(0);
+  commit.__set_world_size(1);
+  commit.__set_seals({seal});
+  wire::CommitReply committed;
+  client.call().commit(committed, client.NextCall(), commit);
+  wire::OpenRequest open;
+  open.checkpoint.__set_job("job");
+  open.checkpoint.__set_step(1);
+  open.__set_name("model");
+  open.__set_mode(wire::OpenMode::READ);
+  open.__set_timeout_ms(10'000);
+  wire::OpenReply opened;
+  client.call().open(opened, client.NextCall(), open);
+  EXPECT_FALSE(opened.fd_sent);
+  std::string loaded;
+  while (loaded.size() < bytes.size()) {
+    std::string chunk;
+    const size_t left = bytes.size() - loaded.size();
+    client.call().readChunk(chunk, opened.lease, static_cast<int64_t>(loaded.size()),
+                            static_cast<int32_t>(std::min<size_t>(left, 700'000)));
+    loaded += chunk;
+  }
+  EXPECT_EQ(loaded, bytes);
+  const wire::Error over = ErrorOf([&] {
+    std::string chunk;
+    client.call().readChunk(chunk, opened.lease, 0, (8 << 20) + 1);
+  });
+  EXPECT_EQ(over.code, Code(absl::StatusCode::kInvalidArgument)) << over.message;
+}
+
+TEST_F(RpcServer, ASessionLivesThroughTheDaemonsDeath) {  // promise 7
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  const std::string bytes = Pattern(2 << 20, 4);
+  client.Save(1, "model", bytes);
+  RestartServer();
+  client.Rejoin();
+  EXPECT_EQ(client.Load("job", 1, "model"), bytes);
+  const std::string next = Pattern(2 << 20, 5);
+  client.Save(2, "model", next);
+  EXPECT_EQ(client.Load("job", 2, "model"), next);
+}
+
+TEST_F(RpcServer, ASaveInFlightGoesOnAfterTheDaemonsDeath) {  // R1, R15
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  client.Save(1, "model", Pattern(2 << 20, 4));
+  wire::ObjectSpec spec;
+  spec.__set_name("model");
+  spec.__set_length(1'500'000);
+  wire::CreateRequest create;
+  create.__set_step(2);
+  create.__set_attempt(7);
+  create.__set_writer(0);
+  create.__set_world_size(1);
+  create.__set_objects({spec});
+  create.__set_timeout_ms(10'000);
+  wire::CreateReply created, repeated;
+  const int64_t call = client.NextCall();
+  client.call().create(created, call, create);
+  RestartServer();
+  client.Rejoin();
+  // The repeat of a call gets its first answer.
+  client.call().create(repeated, call, create);
+  EXPECT_EQ(repeated.extents.at(0).slab, created.extents.at(0).slab);
+  EXPECT_EQ(repeated.extents.at(0).offset, created.extents.at(0).offset);
+}
+
+TEST_F(RpcServer, ADeadClientsSessionEndsAtTheClosedChannel) {  // R13
+  auto client = std::make_unique<RawClient>(Socket());
+  client->Begin("job", 7, 0, 1);
+  EXPECT_EQ(keeper_.sessions(), 1u);
+  client.reset();
+  RawClient other(Socket());
+  for (;;) {
+    wire::NodeStatus status;
+    other.call().status(status);
+    if (status.sessions.empty()) break;
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(keeper_.sessions(), 0u);
+}
+
+TEST_F(RpcServer, AnUnattachedSessionEndsWithItsConnection) {
+  RawClient client(Socket());
+  client.Hello(RawClient::HelloOf("job", 7, 0, 1));
+  client.CloseThrift();
+  // Looked at from inside: nobody else connects.
+  for (;;) {
+    auto state = node().State(engine::Caller());
+    ASSERT_TRUE(state.ok()) << state.status();
+    if (state->sessions.empty()) break;
+    std::this_thread::yield();
+  }
+}
+
+TEST_F(RpcServer, CallsNeedASession) {
+  RawClient client(Socket());
+  client.call().ping();
+  wire::NodeStatus status;
+  client.call().status(status);
+  EXPECT_EQ(status.state, "serving");
+  const wire::Error error = ErrorOf([&] {
+    wire::Latest latest;
+    client.call().latest(latest, "job");
+  });
+  EXPECT_EQ(error.code, Code(absl::StatusCode::kFailedPrecondition)) << error.message;
+}
+
+TEST_F(RpcServer, AGuessedSecretIsRefused) {  // R12
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  RawClient thief(Socket());
+  wire::HelloReply reply;
+  wire::Error error =
+      ErrorOf([&] { thief.call().rejoin(reply, client.hello().session, std::string(16, 'x')); });
+  EXPECT_EQ(error.code, Code(absl::StatusCode::kPermissionDenied)) << error.message;
+  error = ErrorOf([&] { thief.call().rejoin(reply, 999'999, std::string(16, 'x')); });
+  EXPECT_EQ(error.code, Code(absl::StatusCode::kNotFound)) << error.message;
+  // A second channel for a session that has one, and one with a wrong secret.
+  EXPECT_EQ(client.Attach(), Code(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST_F(RpcServer, ANewerProtocolIsRefusedNamingBoth) {
+  RawClient client(Socket());
+  wire::HelloRequest request = RawClient::HelloOf("job", 7, 0, 1);
+  request.__set_protocol(2);
+  const wire::Error error = ErrorOf([&] { client.Hello(request); });
+  EXPECT_EQ(error.code, Code(absl::StatusCode::kUnimplemented));
+  EXPECT_NE(error.message.find("2"), std::string::npos) << error.message;
+  EXPECT_NE(error.message.find("1"), std::string::npos) << error.message;
+}
+
+TEST_F(RpcServer, BadFieldsAreRefusedNamingThem) {
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  const auto create = [&](int64_t step, const std::string& name, int64_t length) {
+    wire::ObjectSpec spec;
+    spec.__set_name(name);
+    spec.__set_length(length);
+    wire::CreateRequest request;
+    request.__set_step(step);
+    request.__set_attempt(7);
+    request.__set_writer(0);
+    request.__set_world_size(1);
+    request.__set_objects({spec});
+    wire::CreateReply reply;
+    return ErrorOf([&] { client.call().create(reply, client.NextCall(), request); });
+  };
+  const int bad = Code(absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(create(-1, "a", 1).code, bad);
+  for (const std::string& name :
+       {std::string(), std::string("../a"), std::string("/a"), std::string("a\0b", 3),
+        std::string(513, 'a'), std::string(201, 'a'), std::string(".cairn/x")}) {
+    const wire::Error error = create(1, name, 1);
+    EXPECT_EQ(error.code, bad) << error.message;
+    EXPECT_NE(error.message.find("name"), std::string::npos) << error.message;
+  }
+  EXPECT_EQ(create(1, "a", std::numeric_limits<int64_t>::min()).code, bad);
+  EXPECT_EQ(create(1, "a", std::numeric_limits<int64_t>::max()).code, bad);
+  wire::HelloRequest request = RawClient::HelloOf("-job", 7, 0, 1);
+  RawClient other(Socket());
+  EXPECT_EQ(ErrorOf([&] { other.Hello(request); }).code, bad);
+}
+
+TEST_F(RpcServer, AGarbageFrameClosesThatConnectionOnly) {  // R24
+  RawClient witness(Socket());
+  for (const std::string& garbage :
+       {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(5000, '\xff'), std::string(64, '\0')}) {
+    UniqueFd fd = RawConnection();
+    ASSERT_GT(send(fd.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL), 0);
+    DrainUntilClosed(fd.get());
+    witness.call().ping();
+  }
+}
+
+TEST_F(RpcServer, AnOversizeFrameIsCutOff) {  // R24: memory stays bounded
+  // A strict header of "ping", then a field that announces a string of 1 GiB.
+  std::string message("\x80\x01\x00\x01\x00\x00\x00\x04ping\x00\x00\x00\x01", 16);
+  message += std::string("\x0b\x00\x01\x40\x00\x00\x00", 7);
+  UniqueFd fd = RawConnection();
+  ASSERT_GT(send(fd.get(), message.data(), message.size(), MSG_NOSIGNAL), 0);
+  DrainUntilClosed(fd.get());
+
+  // Honest strings, but without end: cut off at the message's bound.
+  UniqueFd endless = RawConnection();
+  std::string field("\x0b\x00\x01\x00\x10\x00\x00", 7);  // a string of 1 MiB
+  field += std::string(1 << 20, 'x');
+  std::string begin("\x80\x01\x00\x01\x00\x00\x00\x04ping\x00\x00\x00\x01", 16);
+  ASSERT_GT(send(endless.get(), begin.data(), begin.size(), MSG_NOSIGNAL), 0);
+  size_t sent = 0;
+  while (sent < (size_t{64} << 20)) {
+    const ssize_t now = send(endless.get(), field.data() + sent % field.size(),
+                             field.size() - sent % field.size(), MSG_NOSIGNAL);
+    if (now <= 0) break;
+    sent += static_cast<size_t>(now);
+  }
+  EXPECT_LT(sent, size_t{32} << 20);
+  RawClient witness(Socket());
+  witness.call().ping();
+}
+
+TEST_F(RpcServer, ManyMessagesDoNotWearAConnectionOut) {
+  // Each is bounded, not their sum.
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  const std::string bytes = Pattern(1 << 20, 6);
+  for (int step = 1; step <= 40; ++step) {
+    const wire::Error error = ErrorOf([&] {
+      client.call().writeChunk(client.NextCall(), 12345, 0, bytes);  // no such lease
+    });
+    EXPECT_NE(error.code, 0);
+  }
+  client.call().ping();
+}
+
+TEST_F(RpcServer, WhoStallsInsideAMessageIsDropped) {
+  UniqueFd fd = RawConnection();
+  const std::string half("\x80\x01\x00\x01\x00\x00", 6);
+  ASSERT_GT(send(fd.get(), half.data(), half.size(), MSG_NOSIGNAL), 0);
+  DrainUntilClosed(fd.get());  // ends by the stall timeout
+}
+
+TEST_F(RpcServer, ASessionMayBeSilentBetweenMessages) {
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  UniqueFd silent = RawConnection();
+  DrainUntilClosed(silent.get());  // one without a session is dropped after the stall timeout …
+  client.call().ping();            // … one with a session is not
+}
+
+TEST_F(RpcServer, AParkedCallIsAnsweredWhenTheDaemonStops) {
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  client.Save(1, "model", Pattern(1000, 7));
+  std::future<wire::Error> parked = std::async(std::launch::async, [&] {
+    return ErrorOf([&] {
+      wire::CheckpointInfo info;
+      wire::CheckpointRef ref;
+      ref.__set_job("job");
+      client.call().wait(info, ref, wire::Level::CACHED, 60'000, /*after=*/5);
+    });
+  });
+  RawClient other(Socket());
+  for (;;) {
+    wire::NodeStatus status;
+    other.call().status(status);
+    if (status.counters["waiting_calls"] > 0) break;
+    std::this_thread::yield();
+  }
+  node().Stop();
+  EXPECT_EQ(parked.get().code, Code(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(RpcServer, ProgressIsShownAndProvesNothing) {
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  client.progress()->step = 9;
+  client.progress()->bytes_total = 100;
+  client.progress()->bytes_done = 40;
+  wire::NodeStatus status;
+  client.call().status(status);
+  ASSERT_EQ(status.sessions.size(), 1u);
+  EXPECT_EQ(status.sessions[0].writing_step, 9);
+  EXPECT_EQ(status.sessions[0].writing_total, 100);
+  EXPECT_EQ(status.sessions[0].writing_done, 40);
+}
+
+}  // namespace
+}  // namespace cairn::testing
