@@ -70,7 +70,8 @@ class Keeper {
       if (daemon_ == 0 && clock_->Now() >= restart_at_) StartDaemon();
       WaitAndHandle();
     }
-    ::sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
+    // The signals stay blocked: one that arrives now would end this process before it can return the
+    // daemon's code.
     return *exit_code_;
   }
 
