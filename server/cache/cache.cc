@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <deque>
 #include <list>
 #include <system_error>
@@ -15,11 +14,13 @@
 #include "absl/container/flat_hash_map.h"
 #include "common/checksum.h"
 #include "common/mutex.h"
-#include "server/cache/guard.h"
 #include "server/cache/slab.h"
 
 namespace cairn::cache {
 namespace {
+
+// Read this much, then take its checksum: it is still in the second-level cache.
+constexpr uint64_t kPieceBytes = 256 << 10;
 
 // What Make may answer: a caller waits for memory when it is short, and reports everything else.
 Status AsMakeError(SlabId slab, const Status& status) {
@@ -117,15 +118,13 @@ class CacheImpl final : public Cache {
   Status Read(SlabId slab, uint64_t offset, absl::Span<char> into) override {
     CAIRN_ASSIGN_OR_RETURN(const auto found, FindRange(slab, offset, into.size()));
     if (into.empty()) return absl::OkStatus();
-    const char* const from = found->data() + offset;
-    return Annotate(Guarded([&] { std::memcpy(into.data(), from, into.size()); }), Name(slab));
+    return Annotate(Counted(found->Read(offset, into)), Name(slab));
   }
 
   Status Write(SlabId slab, uint64_t offset, absl::string_view bytes) override {
     CAIRN_ASSIGN_OR_RETURN(const auto found, FindRange(slab, offset, bytes.size()));
     if (bytes.empty()) return absl::OkStatus();
-    char* const to = found->data() + offset;
-    return Annotate(Guarded([&] { std::memcpy(to, bytes.data(), bytes.size()); }), Name(slab));
+    return Annotate(found->Write(offset, bytes), Name(slab));
   }
 
   StatusOr<std::vector<uint32_t>> Crcs(const ExtentRef& extent, uint64_t length,
@@ -136,21 +135,19 @@ class CacheImpl final : public Cache {
                                                 " bytes of an extent of ", extent.length));
     }
     CAIRN_ASSIGN_OR_RETURN(const auto found, FindRange(extent.slab, extent.offset, length));
-    const char* const data = found->data() + extent.offset;
     std::vector<uint32_t> crcs(BlockCount(length, block_bytes));
-    const Status status = Guarded([&] {
-      for (size_t i = 0; i < crcs.size(); ++i) {
-        const uint64_t at = i * uint64_t{block_bytes};
-        crcs[i] = Crc32c(0, data + at, std::min<uint64_t>(block_bytes, length - at));
-      }
-    });
-    if (!status.ok()) return Annotate(status, Name(extent.slab));
+    std::string piece(std::min<uint64_t>(kPieceBytes, length), '\0');
+    for (uint64_t at = 0; at < length;) {
+      const uint64_t block = at / block_bytes;
+      const uint64_t end = std::min(length, (block + 1) * block_bytes);
+      const uint64_t n = std::min<uint64_t>(piece.size(), end - at);
+      const Status read =
+          Counted(found->Read(extent.offset + at, absl::MakeSpan(piece.data(), n)));
+      if (!read.ok()) return Annotate(read, Name(extent.slab));
+      crcs[block] = Crc32c(crcs[block], piece.data(), n);
+      at += n;
+    }
     return crcs;
-  }
-
-  StatusOr<const char*> Data(const ExtentRef& extent) override {
-    CAIRN_ASSIGN_OR_RETURN(const auto found, FindRange(extent.slab, extent.offset, extent.length));
-    return const_cast<const char*>(found->data() + extent.offset);
   }
 
   Counters counters() const override {
@@ -160,13 +157,13 @@ class CacheImpl final : public Cache {
     counters.bytes_faulted = bytes_faulted_.load(std::memory_order_relaxed);
     counters.lends = lends_.load(std::memory_order_relaxed);
     counters.probes = probes_.load(std::memory_order_relaxed);
-    counters.sigbus = SigbusCount();
+    counters.bad_reads = bad_reads_.load(std::memory_order_relaxed);
     return counters;
   }
 
  private:
-  // A slab on its way. Queued, then one thread prepares it, then any number of threads fault pieces
-  // of it; whoever ends the last piece finishes it.
+  // A slab on its way. Queued, then one thread prepares it, then one thread at a time faults pieces
+  // of it (Slab::Populate says why one); whoever ends the last piece finishes it.
   struct Making {
     SlabId slab_id = 0;
     uint64_t bytes = 0;
@@ -176,15 +173,15 @@ class CacheImpl final : public Cache {
     enum class Stage { kQueued, kPreparing, kFaulting } stage = Stage::kQueued;
     std::shared_ptr<Slab> slab;  // from the end of kPreparing
     bool held = false;           // by the holder
-    uint64_t next_offset = 0;  // of the next piece to fault; [0, next_offset) is done or being done
-    int pieces_under_way = 0;
+    uint64_t next_offset = 0;  // of the next piece to fault; before it all is done or being done
+    bool piece_under_way = false;
     Status status;  // the first failure; no piece begins after it
 
     bool HasPiece() const {
-      return stage == Stage::kFaulting && status.ok() && next_offset < bytes;
+      return stage == Stage::kFaulting && !piece_under_way && status.ok() && next_offset < bytes;
     }
     bool Finished() const {
-      return stage == Stage::kFaulting && pieces_under_way == 0 &&
+      return stage == Stage::kFaulting && !piece_under_way &&
              (!status.ok() || next_offset >= bytes);
     }
   };
@@ -195,6 +192,11 @@ class CacheImpl final : public Cache {
   };
 
   static std::string Name(SlabId slab) { return absl::StrCat("slab ", slab); }
+
+  Status Counted(Status read) {
+    if (!read.ok()) bad_reads_.fetch_add(1, std::memory_order_relaxed);
+    return read;
+  }
 
   StatusOr<std::shared_ptr<Slab>> Find(SlabId slab) {
     MutexLock lock(&mu_);
@@ -236,11 +238,11 @@ class CacheImpl final : public Cache {
         const uint64_t offset = making->next_offset;
         const uint64_t length = std::min(options_.prefault_piece_bytes, making->bytes - offset);
         making->next_offset += length;
-        ++making->pieces_under_way;
+        making->piece_under_way = true;
         mu_.Unlock();
         Status status = making->slab->Populate(offset, length);
         mu_.Lock();
-        --making->pieces_under_way;
+        making->piece_under_way = false;
         if (status.ok()) {
           bytes_faulted_.fetch_add(length, std::memory_order_relaxed);
         } else if (making->status.ok()) {
@@ -336,7 +338,7 @@ class CacheImpl final : public Cache {
   std::vector<std::thread> threads_;
 
   std::atomic<uint64_t> slabs_made_{0}, slabs_destroyed_{0}, bytes_faulted_{0}, lends_{0},
-      probes_{0};
+      probes_{0}, bad_reads_{0};
 
   // Never held while a page is touched, the holder is called or a callback runs.
   Mutex mu_;
@@ -366,14 +368,11 @@ Status Options::Validate() const {
 
 StatusOr<std::unique_ptr<Cache>> Cache::Start(const Options& options, SlabHolder* holder) {
   CAIRN_RETURN_IF_ERROR(options.Validate());
-  CAIRN_RETURN_IF_ERROR(InstallSigbusHandler());
   // An open by path that meets a probe sends it, and its default is death.
   if (::signal(SIGIO, SIG_IGN) == SIG_ERR) return ErrnoStatus(errno, "ignoring SIGIO");
   auto cache = std::make_unique<CacheImpl>(options, holder);
   CAIRN_RETURN_IF_ERROR(cache->StartThreads());
   return cache;
 }
-
-Status Cache::Guarded(const std::function<void()>& touch) { return RunGuarded(touch); }
 
 }  // namespace cairn::cache

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/falloc.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -15,9 +14,9 @@
 namespace cairn::cache {
 namespace {
 
-// madvise holds the process's mmap lock for its whole range; between the steps threads get to start
-// and others to map memory.
-constexpr uint64_t kPopulateStepBytes = 2 << 20;
+// Zeros that stay in the second-level cache while they are written over and over.
+constexpr uint64_t kPopulateStepBytes = 256 << 10;
+alignas(kPageBytes) constexpr char kZeros[kPopulateStepBytes] = {};
 
 std::string ProcPath(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
 
@@ -29,10 +28,6 @@ StatusOr<UniqueFd> Reopen(int fd, int access) {
   }
   if (opened < 0) return ErrnoStatus(errno, "open of a slab through /proc/self/fd");
   return UniqueFd(opened);
-}
-
-StatusOr<Mapping> MapShared(int fd, uint64_t bytes) {
-  return Mapping::Map(fd, 0, bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
 }
 
 Status ValidateBytes(uint64_t bytes) {
@@ -64,8 +59,7 @@ StatusOr<std::shared_ptr<Slab>> Slab::Make(const std::string& name, uint64_t byt
   CAIRN_ASSIGN_OR_RETURN(UniqueFd first, MakeMemfd(name, bytes, 0644));
   CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, Reopen(first.get(), O_RDWR));
   first.Reset();  // through this one Probe's answer would be inverted
-  CAIRN_ASSIGN_OR_RETURN(Mapping mapping, MapShared(fd.get(), bytes));
-  return std::shared_ptr<Slab>(new Slab(std::move(fd), std::move(mapping)));
+  return std::shared_ptr<Slab>(new Slab(std::move(fd), bytes));
 }
 
 StatusOr<std::shared_ptr<Slab>> Slab::Adopt(UniqueFd fd, uint64_t bytes) {
@@ -81,20 +75,26 @@ StatusOr<std::shared_ptr<Slab>> Slab::Adopt(UniqueFd fd, uint64_t bytes) {
   if (::fcntl(fd.get(), F_SETLEASE, F_UNLCK) != 0 && errno != EAGAIN) {
     return ErrnoStatus(errno, "F_SETLEASE F_UNLCK on an adopted slab");
   }
-  CAIRN_ASSIGN_OR_RETURN(Mapping mapping, MapShared(fd.get(), bytes));
-  return std::shared_ptr<Slab>(new Slab(std::move(fd), std::move(mapping)));
+  return std::shared_ptr<Slab>(new Slab(std::move(fd), bytes));
 }
 
 Status Slab::Populate(uint64_t offset, uint64_t length) {
   for (uint64_t done = 0; done < length;) {
     const uint64_t step = std::min(kPopulateStepBytes, length - done);
-    if (::madvise(data() + offset + done, step, MADV_POPULATE_WRITE) == 0) {
-      done += step;
-    } else if (errno != EINTR && errno != EAGAIN) {
-      return ErrnoStatus(errno, absl::StrCat("MADV_POPULATE_WRITE of ", step, " bytes of a slab"));
-    }
+    CAIRN_RETURN_IF_ERROR(PwriteAll(fd_.get(), kZeros, step, offset + done));
+    done += step;
   }
   return absl::OkStatus();
+}
+
+Status Slab::Read(uint64_t offset, absl::Span<char> into) const {
+  const Status status = PreadAll(fd_.get(), into.data(), into.size(), offset);
+  if (status.ok() || absl::IsDataLoss(status)) return status;
+  return absl::DataLossError(status.message());  // EIO: the page does not hold what was written
+}
+
+Status Slab::Write(uint64_t offset, absl::string_view bytes) {
+  return PwriteAll(fd_.get(), bytes.data(), bytes.size(), offset);
 }
 
 Status Slab::Free() {

@@ -26,32 +26,15 @@ Status Stopping() { return absl::UnavailableError("the daemon is stopping"); }
 // An object's bytes in a slab, for the persister.
 class SlabSource : public storage::ObjectSource {
  public:
-  SlabSource(cache::Cache* cache, const engine::action::PersistObject* object, const char* data)
-      : cache_(cache), object_(object), data_(data) {}
+  SlabSource(cache::Cache* cache, const ExtentRef& extent) : cache_(cache), extent_(extent) {}
 
-  const char* data() const override { return data_; }
-  Status VerifyBlock(uint64_t block) const override {
-    const ObjectEntry& entry = object_->entry;
-    const uint64_t begin = block * entry.block_bytes;
-    if (begin >= entry.length || block >= entry.block_crcs.size()) {
-      return absl::OutOfRangeError(absl::StrCat("no block ", block));
-    }
-    const uint64_t length = std::min<uint64_t>(entry.block_bytes, entry.length - begin);
-    const ExtentRef extent{object_->extent.slab, object_->extent.offset + begin,
-                           object_->extent.length - begin};
-    CAIRN_ASSIGN_OR_RETURN(std::vector<uint32_t> crcs,
-                           cache_->Crcs(extent, length, entry.block_bytes));
-    if (crcs.size() != 1 || crcs[0] != entry.block_crcs[block]) {
-      return absl::DataLossError(
-          absl::StrCat("block ", block, " of \"", entry.name, "\" is not what was sealed"));
-    }
-    return absl::OkStatus();
+  Status Read(uint64_t offset, absl::Span<char> into) const override {
+    return cache_->Read(extent_.slab, extent_.offset + offset, into);
   }
 
  private:
   cache::Cache* const cache_;
-  const engine::action::PersistObject* const object_;
-  const char* const data_;
+  const ExtentRef extent_;
 };
 
 }  // namespace
@@ -696,7 +679,7 @@ StatusOr<NodeState> Node::State(const engine::Caller& caller) {
   put("bytes_faulted", cache.bytes_faulted);
   put("lends", cache.lends);
   put("probes", cache.probes);
-  put("sigbus", cache.sigbus);
+  put("bad_reads", cache.bad_reads);
   if (rooms_.storage != nullptr) {
     const storage::Counters storage = rooms_.storage->counters();
     put("files_written", storage.files_written);
@@ -772,12 +755,7 @@ void Node::Persist(const engine::action::Persist& action) {
         if (found == placed.end()) {
           return absl::InternalError(absl::StrCat("no extent of \"", entry.name, "\""));
         }
-        const engine::action::PersistObject* object = found->second;
-        const char* data = nullptr;
-        if (entry.length > 0) {
-          CAIRN_ASSIGN_OR_RETURN(data, rooms_.cache->Data(object->extent));
-        }
-        sources.push_back(std::make_unique<SlabSource>(rooms_.cache, object, data));
+        sources.push_back(std::make_unique<SlabSource>(rooms_.cache, found->second->extent));
         to_write.sources.push_back(sources.back().get());
         bytes += entry.length;
       }

@@ -109,7 +109,6 @@ Status WriteAt(int fd, const char* bytes, size_t length, uint64_t offset, bool* 
       *direct = false;
       continue;
     }
-    if (error == EFAULT) return absl::DataLossError("the memory to be written is gone");
     if (error != 0) return ErrnoStatus(error, absl::StrCat("pwrite at offset ", offset));
     bytes += put;
     offset += static_cast<uint64_t>(put);

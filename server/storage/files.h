@@ -23,8 +23,7 @@ StatusOr<UniqueFd> MakeDirectoriesAt(int directory, const std::string& path);
 // Reserves room; OK as well where the file system can't.
 Status Allocate(int fd, uint64_t length);
 // Writes everything. With *direct the description is O_DIRECT; when the file system refuses that
-// for this write, it is turned off and *direct becomes false. DATA_LOSS when the memory is gone
-// (EFAULT).
+// for this write, it is turned off and *direct becomes false.
 Status WriteAt(int fd, const char* bytes, size_t length, uint64_t offset, bool* direct);
 Status Truncate(int fd, uint64_t length);
 Status Sync(int fd);

@@ -19,6 +19,8 @@ namespace {
 // How often one file is written anew after its data could not be synced.
 constexpr int kMaxWrites = 3;
 constexpr unsigned kFileMode = 0644;
+// Read this much, then take its checksum: it is still in the second-level cache.
+constexpr uint64_t kPieceBytes = 256 << 10;
 
 uint64_t RoundedUp(uint64_t length) { return (length + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
@@ -65,6 +67,9 @@ class PartWriter {
       file.first_task = tasks_;
       file.blocks_left = file.Tasks();
       tasks_ += file.Tasks();
+      largest_block_ = std::max(
+          largest_block_,
+          RoundedUp(std::min<uint64_t>(file.entry->length, file.entry->block_bytes)));
     }
   }
 
@@ -98,6 +103,8 @@ class PartWriter {
   }
 
   void Work() {
+    StatusOr<Mapping> block = Mapping::Anonymous(largest_block_);
+    if (!block.ok()) return Fail(block.status());
     while (!failed_.load(std::memory_order_relaxed)) {
       const uint64_t task = next_task_.fetch_add(1, std::memory_order_relaxed);
       if (task >= tasks_) return;
@@ -105,12 +112,13 @@ class PartWriter {
           std::upper_bound(files_.begin(), files_.end(), task,
                            [](uint64_t t, const File& file) { return t < file.first_task; });
       File& file = *std::prev(after);
-      const Status status = DoTask(&file, task - file.first_task);
+      const Status status = DoTask(&file, task - file.first_task, block->data());
       if (!status.ok()) Fail(Annotate(status, file.entry->name));
     }
   }
 
-  Status DoTask(File* file, uint64_t block) {
+  // `buffer`: of this thread, page-aligned, room for the largest block.
+  Status DoTask(File* file, uint64_t block, char* buffer) {
     Status status;
     int fd = -1;
     {
@@ -123,7 +131,7 @@ class PartWriter {
       if (!file->fd.valid()) return absl::OkStatus();
       fd = file->fd.get();
     }
-    CAIRN_RETURN_IF_ERROR(WriteBlock(file, fd, block));
+    CAIRN_RETURN_IF_ERROR(WriteBlock(file, fd, block, buffer));
     if (file->blocks_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return absl::OkStatus();
     MutexLock lock(&file->mu);
     status = Finish(file, std::move(file->fd), file->temporary);
@@ -131,7 +139,7 @@ class PartWriter {
       if (writes == kMaxWrites) {
         return Annotate(status, absl::StrCat("given up after ", kMaxWrites, " new files"));
       }
-      status = Rewrite(file);
+      status = Rewrite(file, buffer);
     }
     return status;
   }
@@ -156,19 +164,36 @@ class PartWriter {
     return fd;
   }
 
-  Status WriteBlock(File* file, int fd, uint64_t block) {
+  Status WriteBlock(File* file, int fd, uint64_t block, char* buffer) {
     if (file->Blocks() == 0) return absl::OkStatus();
-    // Right before the bytes leave memory: what a writer broke since sealing goes no further.
-    CAIRN_RETURN_IF_ERROR(file->source->VerifyBlock(block));
     const uint64_t offset = block * file->entry->block_bytes;
     const uint64_t length =
         std::min<uint64_t>(file->entry->block_bytes, file->entry->length - offset);
+    CAIRN_RETURN_IF_ERROR(ReadVerified(*file, block, offset, length, buffer));
     bool direct = file->direct;
     // Direct writes end on a page; what that adds to the last block, Finish cuts off.
-    const Status status = WriteAt(fd, file->source->data() + offset,
-                                  direct ? RoundedUp(length) : length, offset, &direct);
+    std::fill(buffer + length, buffer + RoundedUp(length), '\0');
+    const Status status =
+        WriteAt(fd, buffer, direct ? RoundedUp(length) : length, offset, &direct);
     if (!direct) file->direct = false;
     return status;
+  }
+
+  // What a writer broke since sealing goes no further.
+  static Status ReadVerified(const File& file, uint64_t block, uint64_t offset, uint64_t length,
+                             char* into) {
+    if (block >= file.entry->block_crcs.size()) {
+      return absl::DataLossError(absl::StrCat("no checksum of block ", block));
+    }
+    uint32_t crc = 0;
+    for (uint64_t done = 0; done < length;) {
+      const uint64_t n = std::min(kPieceBytes, length - done);
+      CAIRN_RETURN_IF_ERROR(file.source->Read(offset + done, absl::MakeSpan(into + done, n)));
+      crc = Crc32c(crc, into + done, n);
+      done += n;
+    }
+    if (crc == file.entry->block_crcs[block]) return absl::OkStatus();
+    return absl::DataLossError(absl::StrCat("block ", block, " is not what was sealed"));
   }
 
   // Makes the whole file durable and gives it its name. On failure its temporary is gone.
@@ -205,11 +230,11 @@ class PartWriter {
 
   // All of one file by this thread alone, to a new inode: the old one may have lost bytes that its
   // pages no longer show as unwritten.
-  Status Rewrite(File* file) ABSL_EXCLUSIVE_LOCKS_REQUIRED(file->mu) {
+  Status Rewrite(File* file, char* buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(file->mu) {
     counters_->rewrites.fetch_add(1, std::memory_order_relaxed);
     CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, Open(file, &file->temporary));
     for (uint64_t block = 0; block < file->Blocks(); ++block) {
-      const Status status = WriteBlock(file, fd.get(), block);
+      const Status status = WriteBlock(file, fd.get(), block, buffer);
       if (!status.ok()) {
         (void)UnlinkAt(meta_, file->temporary);
         return status;
@@ -239,6 +264,7 @@ class PartWriter {
   AtomicCounters* const counters_;
   std::deque<File> files_;
   uint64_t tasks_ = 0;
+  uint64_t largest_block_ = kPageBytes;  // in whole pages
 
   std::atomic<uint64_t> next_task_{0};
   std::atomic<bool> failed_{false};

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "common/fd.h"
 #include "common/layout.h"
 #include "common/manifest.h"
@@ -26,11 +27,10 @@ namespace cairn::storage {
 class ObjectSource {
  public:
   virtual ~ObjectSource() = default;
-  // Page-aligned; mapped up to the next page boundary beyond `length`. nullptr for empty objects.
-  virtual const char* data() const = 0;
-  // Reads block i again and compares its CRC32C with the manifest's: DATA_LOSS when it differs or
-  // the memory is gone. Thread-safe.
-  virtual Status VerifyBlock(uint64_t block) const = 0;
+  // Copies the bytes at `offset`, all of them within the object: DATA_LOSS when the memory is gone.
+  // Whoever asks checks them against the manifest: what reaches the disk is the very copy that
+  // verified. Thread-safe.
+  virtual Status Read(uint64_t offset, absl::Span<char> into) const = 0;
 };
 
 struct PartToWrite {
@@ -46,7 +46,7 @@ struct Owner {
 
 struct Options {
   std::string root;    // absolute; empty: no storage
-  int threads = 4;     // writers of one file's blocks
+  int threads = 4;     // writers of a checkpoint's blocks; each holds one block in memory
   bool direct = true;  // O_DIRECT where the file system takes it
   Status Validate() const;
 };

