@@ -486,6 +486,7 @@ class World {
   std::map<std::string, std::map<Step, Stored>> storage_;
   std::map<std::string, std::map<Step, Attempt>> tombstones_;
   std::set<CheckpointKey> deleting_;      // asked to be deleted
+  std::set<CheckpointKey> replaced_;      // in storage, by a newer generation of their step
   std::set<CheckpointKey> known_stored_;  // what this daemon knows to be in storage
   bool storage_fails_ = false, storage_away_ = false, storage_slow_ = false;
   bool check_persisted_ = false;
@@ -1252,8 +1253,10 @@ Status World::Publish(const action::Persist& persist) {
   if (there != steps.end() && SameStepNewer(there->second.checkpoint.key, key)) {
     return absl::FailedPreconditionError("a newer checkpoint of that step stands in storage");
   }
+  if (there != steps.end()) replaced_.insert(there->second.checkpoint.key);
   steps[key.step] = std::move(stored);
   deleting_.erase(key);
+  replaced_.erase(key);
   return absl::OkStatus();
 }
 
@@ -1288,11 +1291,7 @@ const Stored* World::InStorage(const CheckpointKey& key) const {
 }
 
 bool World::StoredOrReplaced(const CheckpointKey& key) const {
-  if (InStorage(key) != nullptr || deleting_.contains(key)) return true;
-  const auto job = storage_.find(key.job);
-  if (job == storage_.end()) return false;
-  const auto at = job->second.find(key.step);
-  return at != job->second.end() && SameStepNewer(at->second.checkpoint.key, key);
+  return InStorage(key) != nullptr || deleting_.contains(key) || replaced_.contains(key);
 }
 
 // --- what is true
