@@ -10,6 +10,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/checksum.h"
 #include "common/line.h"
@@ -403,6 +404,8 @@ class World {
   // engine's.
   std::string WrongBytes(const ExtentRef& extent, const ObjectPromise& promise) const;
   std::string WrongCheckpoint(const CheckpointKey& key) const;  // as something that can be had now
+  // "" when the journal's objects of the part are those its writer asked to commit.
+  std::string WrongManifest(const PartKey& part) const;
   const PartPromise* Promise(const PartKey& part) const {
     const auto at = promises_.find(part);
     return at == promises_.end() ? nullptr : &at->second;
@@ -780,6 +783,9 @@ void World::Journal(const std::vector<Fact>& facts, const Event* event, const Ou
       if (part.committed && part.digest != committed->digest) {
         Fail(absl::StrCat("promise 3: ", committed->part.DebugString(),
                           " was committed twice, with other content"));
+      }
+      if (const std::string wrong = WrongManifest(committed->part); !wrong.empty()) {
+        Fail(absl::StrCat("promise 2: ", committed->part.DebugString(), " is committed ", wrong));
       }
       part.committed = true;
       part.digest = committed->digest;
@@ -1373,6 +1379,24 @@ std::string World::WrongCheckpoint(const CheckpointKey& key) const {
   return "";
 }
 
+std::string World::WrongManifest(const PartKey& part) const {
+  const PartPromise* promise = Promise(part);
+  if (promise == nullptr) return "though nobody asked";
+  const auto objects = mirror_.objects.find(part);
+  const size_t there = objects == mirror_.objects.end() ? 0 : objects->second.size();
+  if (there != promise->objects.size()) {
+    return absl::StrCat("with ", there, " objects of ", promise->objects.size());
+  }
+  for (const auto& [name, object] : promise->objects) {
+    const auto at = objects->second.find(name);
+    if (at == objects->second.end() || !at->second.sealed ||
+        at->second.entry.block_crcs != CrcsOf(object.content, object.length)) {
+      return absl::StrCat("without ", name, " as it was sealed");
+    }
+  }
+  return "";
+}
+
 std::string World::DigestOf(const CheckpointKey& key, int32_t world_size) const {
   std::vector<std::string> digests;
   for (Writer writer = 0; writer < world_size; ++writer) {
@@ -1729,9 +1753,15 @@ void World::Unmap(Process* process, const std::vector<SlabId>& slabs, bool tell)
 
 void World::SessionOver(Process* process) {
   process->session = 0;
-  process->phase = Process::Phase::kIdle;
-  process->under_way.reset();
   process->request = 0;
+  // A commit without an answer may be repeated in the next session.
+  if (process->alive && process->under_way && kIs<event::Commit>(*process->under_way) &&
+      rng_.Permille(500)) {
+    Count("commit taken to a new session");
+  } else {
+    process->phase = Process::Phase::kIdle;
+    process->under_way.reset();
+  }
   process->objects.clear();
   process->creates.clear();
   process->granted.clear();
@@ -1863,8 +1893,9 @@ void World::GoOnSaving(Process* process) {
     event::SealObjects seal;
     seal.call = process->next_call++;
     seal.part = process->part;
+    const bool all = rng_.Permille(500);
     for (auto& [name, object] : process->objects) {
-      if (object.sealed || rng_.Permille(500)) continue;
+      if (object.sealed || (!all && rng_.Permille(500))) continue;
       seal.seals.push_back(
           {name, object.length, CrcsOf(object.content, object.length), {{0, object.length}}});
     }
@@ -1885,13 +1916,16 @@ void World::SendCommit(Process* process) {
   commit.unix_ms = now_ / kMilli;
   PartPromise promise;
   promise.world_size = process->world_size;
+  // What was sealed before may be sealed once more, or left out: then neither the commit nor any
+  // repeat of it names those objects.
+  const bool once_more = rng_.Permille(500);
   for (auto& [name, object] : process->objects) {
-    // All of them, also those sealed before: a repeat that finds its part dropped must not pass for
-    // a writer with nothing to save.
+    promise.objects[name] = {object.length, object.content};
+    if (object.sealed && !once_more) continue;
     commit.seals.push_back(
         {name, object.length, CrcsOf(object.content, object.length), {{0, object.length}}});
-    promise.objects[name] = {object.length, object.content};
   }
+  if (commit.seals.empty() && !promise.objects.empty()) Count("commit without seals");
   PartPromise& known = promises_[process->part];
   if (!known.committed) known = std::move(promise);
   process->phase = Process::Phase::kCommitting;
@@ -2351,6 +2385,13 @@ void World::OnAnswer(Process* process, const Outstanding& asked, StatusOr<reply:
     if (absl::IsInvalidArgument(status) || absl::IsOutOfRange(status)) {
       return Fail(absl::StrCat("commit of ", commit->part.DebugString(),
                                ", which is as it should be, is answered ", status.ToString()));
+    }
+    if (absl::StrContains(status.message(), "dropped with its objects")) {
+      Count("commit of what was dropped");
+      if (promises_.at(commit->part).objects.empty()) {
+        return Fail(absl::StrCat("commit of ", commit->part.DebugString(),
+                                 ", which never had any objects, is answered ", status.ToString()));
+      }
     }
     process->request = 0;
     if (absl::IsResourceExhausted(status) || absl::IsDataLoss(status) ||
