@@ -222,7 +222,7 @@ struct Session {
   uint32_t uid = 0, gid = 0;
   int32_t pid = 0;
   ProcessToken process;
-  std::string job;
+  std::string job;  // "": it is in none, and only reads
   Attempt attempt = 0;
   Writer writer = -1;
   int32_t world_size = 0;

@@ -179,6 +179,9 @@ void Engine::Impl::RestoreSessions(const Restored& restored, const Recovered& re
     session->world_size = fact.world_size;
     session->local_writers = fact.local_writers;
     session->takes_fds = fact.takes_fds;
+    Session* at = session.get();
+    sessions_[id] = std::move(session);
+    if (fact.job.empty()) continue;
     Job* job = GetJob(fact.job);
     job->sessions.insert(id);
     if (fact.writer >= 0) ++job->writers;
@@ -189,10 +192,9 @@ void Engine::Impl::RestoreSessions(const Restored& restored, const Recovered& re
         if (process.first != fact.process) continue;
         process.second = fact.pid;
         attempt.sessions.insert(id);
-        session->began.insert({fact.job, number});
+        at->began.insert({fact.job, number});
       }
     }
-    sessions_[id] = std::move(session);
   }
   // The keeper may hold sessions whose beginning was never journaled: nobody knows their secret.
   for (SessionId id : live) {

@@ -6,6 +6,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
+using testing::SizeIs;
 
 class Saving : public EngineTest {};
 
@@ -302,6 +303,26 @@ TEST_F(Saving, ReadingBeginsNoAttempt) {
   EXPECT_EQ(LatestStep(reader), 1);
   EXPECT_TRUE(Open(reader, 1).ok());
   EXPECT_TRUE(TrySave(old, 2).ok()) << "attempt 9 has not begun";
+}
+
+// `cairn status` is such a session itself, and showed a job without a name.
+TEST_F(Saving, SessionWithoutAJobMakesNone) {
+  options.storage = true;
+  Restart();
+  const SessionId session = Hello({.job = "", .writer = -1, .attempt = 0});
+  EXPECT_THAT(Status_().jobs, IsEmpty());
+  EXPECT_THAT(Status_().sessions, SizeIs(1));
+  event::List jobs{From(session), "", "", 10, Soon()};
+  Apply(jobs);
+  EXPECT_THAT(Take<reply::List>(jobs.caller.request)->jobs, IsEmpty());
+  Restart();
+  EXPECT_THAT(Status_().jobs, IsEmpty());
+  EXPECT_THAT(Status_().sessions, SizeIs(1));
+  EXPECT_THAT(scans, IsEmpty()) << "the root of storage is no job";
+  Save(Hello(), 1);
+  EXPECT_EQ(Latest(session, "job")->key.step, 1);
+  Die(session);
+  EXPECT_THAT(Status_().jobs, SizeIs(1));
 }
 
 TEST_F(Saving, NewerAttemptFencesOlderOnes) {
