@@ -152,7 +152,11 @@ struct AttemptState {
   std::map<Step, int32_t> worlds;          // world size of each step that is known
   std::map<Step, int32_t> checkpoints_at;  // how many checkpoints there are of each step
   int64_t complete = 0;                    // obtainable complete checkpoints
-  std::map<std::pair<Step, Revision>, Status> refused;  // by admission; the newest 1024
+  // By admission; the newest 1024. A new daemon does not know them: a refused step leaves the facts
+  // of one that was given up, or, where nobody had got anything, none of its own. It may so admit
+  // a local writer of a step that was refused to another. The step then lacks a writer, and is
+  // garbage once a later one is complete; what the refusal took away is in `dropped`.
+  std::map<std::pair<Step, Revision>, Status> refused;
   // Parts that held objects and were dropped, each with the name of one: a commit of such a part
   // that brings no seals, since they were calls of their own, is not one of a writer with nothing
   // to save. Creating objects in the part anew takes it out. Kept of the newest attempt alone, for
