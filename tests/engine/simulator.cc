@@ -405,7 +405,7 @@ class World {
   std::string WrongBytes(const ExtentRef& extent, const ObjectPromise& promise) const;
   std::string WrongCheckpoint(const CheckpointKey& key) const;  // as something that can be had now
   // "" when the journal's objects of the part are those its writer asked to commit.
-  std::string WrongManifest(const PartKey& part) const;
+  std::string WrongManifest(const PartKey& part, const PartPromise& promise) const;
   const PartPromise* Promise(const PartKey& part) const {
     const auto at = promises_.find(part);
     return at == promises_.end() ? nullptr : &at->second;
@@ -784,7 +784,7 @@ void World::Journal(const std::vector<Fact>& facts, const Event* event, const Ou
         Fail(absl::StrCat("promise 3: ", committed->part.DebugString(),
                           " was committed twice, with other content"));
       }
-      if (const std::string wrong = WrongManifest(committed->part); !wrong.empty()) {
+      if (const std::string wrong = WrongManifest(committed->part, part); !wrong.empty()) {
         Fail(absl::StrCat("promise 2: ", committed->part.DebugString(), " is committed ", wrong));
       }
       part.committed = true;
@@ -1379,15 +1379,13 @@ std::string World::WrongCheckpoint(const CheckpointKey& key) const {
   return "";
 }
 
-std::string World::WrongManifest(const PartKey& part) const {
-  const PartPromise* promise = Promise(part);
-  if (promise == nullptr) return "though nobody asked";
+std::string World::WrongManifest(const PartKey& part, const PartPromise& promise) const {
   const auto objects = mirror_.objects.find(part);
   const size_t there = objects == mirror_.objects.end() ? 0 : objects->second.size();
-  if (there != promise->objects.size()) {
-    return absl::StrCat("with ", there, " objects of ", promise->objects.size());
+  if (there != promise.objects.size()) {
+    return absl::StrCat("with ", there, " objects of ", promise.objects.size());
   }
-  for (const auto& [name, object] : promise->objects) {
+  for (const auto& [name, object] : promise.objects) {
     const auto at = objects->second.find(name);
     if (at == objects->second.end() || !at->second.sealed ||
         at->second.entry.block_crcs != CrcsOf(object.content, object.length)) {
@@ -2686,7 +2684,9 @@ uint64_t World::CannotBeEvicted() {
   std::set<CheckpointKey> stays;
   for (const auto& [part, objects] : mirror_.objects) {
     const CheckpointKey& key = part.checkpoint;
-    if (mirror_.pinned.contains(key) || !complete_.contains(key)) stays.insert(key);
+    // One that lost a manifest to a flipped bit is no longer complete.
+    const bool incomplete = !complete_.contains(key) || (manifest_flips_ > 0 && !MemoryHas(key));
+    if (mirror_.pinned.contains(key) || incomplete) stays.insert(key);
     const std::optional<CheckpointKey> latest = LatestNow(key.job);
     if (latest && *latest == key) stays.insert(key);
   }
