@@ -274,6 +274,7 @@ void Engine::Impl::FenceOlder(Job* job) {
   }
   // Attempts that left nothing behind cut nothing off the line: they need not be remembered.
   for (auto at = job->attempts.begin(); at->first != newest;) {
+    at->second.dropped.clear();  // nothing of it is committed any more
     const bool empty = at->second.checkpoints_at.empty() && at->second.sessions.empty();
     at = empty ? job->attempts.erase(at) : std::next(at);
   }

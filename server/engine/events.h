@@ -52,7 +52,7 @@ struct Hello {  // the job comes into being with the first hello or create of a 
   std::string secret;
   int32_t pid = 0;
   ProcessToken process;
-  std::string job;
+  std::string job;  // who only reads may be in none: ""
   Attempt attempt = 0;
   Writer writer = -1;
   int32_t world_size = 0;

@@ -152,6 +152,9 @@ class Engine::Impl {
   Status CheckNames(const event::Create& event, const Checkpoint& checkpoint) const;
   Status CheckRefused(const Job& job, const CheckpointKey& key) const;
   Status CheckRevision(const Job& job, const PartKey& part) const;
+  // Of a part that is not there: whether it was, and held objects.
+  Status CheckDropped(const Job& job, const PartKey& part) const;
+  void RememberDropped(const PartKey& part, const std::string& object);
   void DropOlderRevisions(Job* job, const PartKey& part);
   // True when the call was answered before: it is answered again.
   bool RepeatedCreate(const event::Create& event, Part* part, Session* session);

@@ -128,6 +128,21 @@ std::string Engine::Impl::CheckInvariants() const {
     if (line != ComputeLine(AttemptLines(*job))) {
       return absl::StrCat("job ", name, ": its line is not that of its checkpoints");
     }
+
+    // 3. What is remembered as dropped is bounded, and not there again.
+    for (const auto& [number, attempt] : job->attempts) {
+      const bool newest = number == job->attempts.rbegin()->first;
+      if (attempt.dropped.size() > (newest ? kKeptDropped : 0)) {
+        return absl::StrCat("job ", name, " attempt ", number, ": too much is kept as dropped");
+      }
+      for (const auto& [id, object] : attempt.dropped) {
+        const auto& [step, revision, writer] = id;
+        const Part* part = FindPart({{name, step, number, revision}, writer});
+        if (part != nullptr && !part->committed && !part->objects.empty()) {
+          return absl::StrCat(part->key.DebugString(), " is being written, but kept as dropped");
+        }
+      }
+    }
     for (RequestId request : job->waits) {
       if (!parked_.contains(request)) return absl::StrCat("job ", name, ": waits without a caller");
     }
@@ -139,7 +154,7 @@ std::string Engine::Impl::CheckInvariants() const {
     return "what could be evicted is miscounted";
   }
 
-  // 3. Every extent and pin a slab counts is somebody's.
+  // 4. Every extent and pin a slab counts is somebody's.
   for (const auto& [part, extent] : orphan_manifests_) {
     place(extent, "a manifest being written");
     ++pins[extent.slab];
@@ -163,7 +178,7 @@ std::string Engine::Impl::CheckInvariants() const {
     }
   }
 
-  // 4. Every lease is of a session that lives, or released; every caller has a deadline and a
+  // 5. Every lease is of a session that lives, or released; every caller has a deadline and a
   // session.
   for (const auto& [id, lease] : leases_) {
     if (!lease->released && !sessions_.contains(lease->session)) {

@@ -136,6 +136,8 @@ void Engine::Impl::ErasePart(Part* part) {
                               absl::StrCat("commit: ", part->key.DebugString(), " was dropped")));
   }
   manifests_waiting_.erase(part->key);
+  const std::string held = part->objects.empty() ? part->lost : part->objects.begin()->first;
+  if (!held.empty()) RememberDropped(part->key, held);
   while (!part->objects.empty()) DropObject(part->objects.begin()->second.get());
   for (SessionId id : part->sessions) {
     if (Session* session = FindSession(id)) session->writing.erase(part->key);

@@ -51,7 +51,7 @@ struct Part {
   std::map<std::pair<SessionId, int64_t>, size_t> creates;  // call → how many objects it asked for
   std::set<SessionId> sessions;  // that write it; each names it in Session::writing
   bool committed = false;
-  bool lost = false;  // a slab of it did not survive: it cannot be committed any more
+  std::string lost;  // an object whose slab did not survive: the part can't be committed any more
   // The manifest, without its objects.
   int64_t created_unix_ms = 0;
   Step comes_from = kNoStep;
@@ -139,6 +139,8 @@ struct Checkpoint {
   bool Obtainable() const { return complete && (persisted || Resident()); }
 };
 
+inline constexpr size_t kKeptDropped = 1024;  // of AttemptState::dropped
+
 struct AttemptState {
   Attempt attempt = 0;
   Step comes_from = kNoStep;
@@ -150,8 +152,18 @@ struct AttemptState {
   std::map<Step, int32_t> worlds;          // world size of each step that is known
   std::map<Step, int32_t> checkpoints_at;  // how many checkpoints there are of each step
   int64_t complete = 0;                    // obtainable complete checkpoints
-  std::map<std::pair<Step, Revision>, Status> refused;  // by admission; the newest 1024
-  std::set<SessionId> sessions;                         // live ones that created in it
+  // By admission; the newest 1024. A new daemon does not know them: a refused step leaves the facts
+  // of one that was given up, or, where nobody had got anything, none of its own. It may so admit
+  // a local writer of a step that was refused to another. The step then lacks a writer, and is
+  // garbage once a later one is complete; what the refusal took away is in `dropped`.
+  std::map<std::pair<Step, Revision>, Status> refused;
+  // Parts that held objects and were dropped, each with the name of one: a commit of such a part
+  // that brings no seals, since they were calls of their own, is not one of a writer with nothing
+  // to save. Creating objects in the part anew takes it out. Kept of the newest attempt alone, for
+  // older ones are fenced, and of the kKeptDropped parts with the highest steps. A new daemon
+  // learns them from the ObjectDropped facts, which a snapshot repeats.
+  std::map<std::tuple<Step, Revision, Writer>, std::string> dropped;
+  std::set<SessionId> sessions;  // live ones that created in it
 };
 
 // What a writer saved last: the estimate for its next step.
@@ -214,7 +226,7 @@ struct Session {
   uint32_t uid = 0, gid = 0;
   int32_t pid = 0;
   ProcessToken process;
-  std::string job;
+  std::string job;  // "": it is in none, and only reads
   Attempt attempt = 0;
   Writer writer = -1;
   int32_t world_size = 0;

@@ -27,6 +27,8 @@ struct Engine::Impl::Restored {
   std::map<SessionId, fact::SessionBegun> sessions;
   std::map<LeaseId, fact::Lent> leases;
   std::map<PartKey, std::map<std::string, Object>> objects;
+  // Parts that objects were dropped of → one of them. Not those that began anew with none left.
+  std::map<PartKey, std::string> dropped;
   std::map<PartKey, fact::ManifestCommitted> manifests;
   std::map<CheckpointKey, std::string> persisted;
   std::map<std::pair<std::string, Step>, Attempt> removed;
@@ -44,9 +46,14 @@ struct Engine::Impl::Restored {
   void Take(const fact::SessionEnded& f) { sessions.erase(f.session); }
   void Take(const fact::Lent& f) { leases[f.lease] = f; }
   void Take(const fact::Unlent& f) { leases.erase(f.lease); }
-  void Take(const fact::ObjectCreated& f) { objects[f.part][f.name] = {f, std::nullopt}; }
+  void Take(const fact::ObjectCreated& f) {
+    auto& part = objects[f.part];
+    if (part.empty()) dropped.erase(f.part);
+    part[f.name] = {f, std::nullopt};
+  }
   void Take(const fact::ObjectSealed& f) { objects[f.part][f.entry.name].sealed = f; }
   void Take(const fact::ObjectDropped& f) {
+    dropped[f.part] = f.name;
     const auto part = objects.find(f.part);
     if (part == objects.end()) return;
     part->second.erase(f.name);
@@ -172,6 +179,9 @@ void Engine::Impl::RestoreSessions(const Restored& restored, const Recovered& re
     session->world_size = fact.world_size;
     session->local_writers = fact.local_writers;
     session->takes_fds = fact.takes_fds;
+    Session* at = session.get();
+    sessions_[id] = std::move(session);
+    if (fact.job.empty()) continue;
     Job* job = GetJob(fact.job);
     job->sessions.insert(id);
     if (fact.writer >= 0) ++job->writers;
@@ -182,10 +192,9 @@ void Engine::Impl::RestoreSessions(const Restored& restored, const Recovered& re
         if (process.first != fact.process) continue;
         process.second = fact.pid;
         attempt.sessions.insert(id);
-        session->began.insert({fact.job, number});
+        at->began.insert({fact.job, number});
       }
     }
-    sessions_[id] = std::move(session);
   }
   // The keeper may hold sessions whose beginning was never journaled: nobody knows their secret.
   for (SessionId id : live) {
@@ -231,11 +240,13 @@ void Engine::Impl::RestoreParts(const Restored& restored, const Recovered& recov
   for (const auto& [key, objects] : restored.objects) keys.insert(key);
   for (const auto& [key, manifest] : restored.manifests) keys.insert(key);
   static const std::map<std::string, Restored::Object> kNoObjects;
+  std::map<PartKey, std::string> dropped = restored.dropped;
   for (const PartKey& key : keys) {
     const auto found = restored.objects.find(key);
     const auto& objects = found == restored.objects.end() ? kNoObjects : found->second;
     const auto drop = [&](const std::string& name) {
       out_.facts.push_back(fact::ObjectDropped{key, name});
+      dropped[key] = name;
     };
     Job* job = GetJob(key.checkpoint.job);
     const auto committed = restored.manifests.find(key);
@@ -283,13 +294,17 @@ void Engine::Impl::RestoreParts(const Restored& restored, const Recovered& recov
       }
       continue;
     }
-    // Not committed: it goes on if its session does.
+    // Not committed: it goes on if every session that writes it does, as when one ends.
+    const bool goes_on = std::all_of(objects.begin(), objects.end(), [&](const auto& entry) {
+      const auto& created = entry.second.created;
+      return created && FindSession(created->session) != nullptr;
+    });
+    if (!goes_on) {
+      for (const auto& [name, object] : objects) drop(name);
+      continue;
+    }
     for (const auto& [name, object] : objects) {
-      Session* session = object.created ? FindSession(object.created->session) : nullptr;
-      if (session == nullptr) {
-        drop(name);
-        continue;
-      }
+      Session* session = FindSession(object.created->session);
       Checkpoint* checkpoint = GetCheckpoint(job, key.checkpoint, object.created->world_size);
       checkpoint->admission = Admission::kAdmitted;
       checkpoint->local_writers = std::max(checkpoint->local_writers, session->local_writers);
@@ -297,9 +312,13 @@ void Engine::Impl::RestoreParts(const Restored& restored, const Recovered& recov
       part->sessions.insert(session->id);
       session->writing.insert(key);
       ++part->creates[{session->id, object.created->call}];
+      // Only some of it was dropped: an earlier daemon missed the slab.
+      if (const auto lost = restored.dropped.find(key); lost != restored.dropped.end()) {
+        part->lost = lost->second;
+      }
       if (!survived(object.Extent())) {
         drop(name);
-        part->lost = true;
+        part->lost = name;
         continue;
       }
       ObjectEntry entry;
@@ -321,6 +340,9 @@ void Engine::Impl::RestoreParts(const Restored& restored, const Recovered& recov
       if (!restored_object->sealed) writing_bytes_ += restored_object->extent.length;
       ++ledger_.Find(restored_object->extent.slab)->extents;
     }
+  }
+  for (const auto& [key, name] : dropped) {
+    if (FindPart(key) == nullptr) RememberDropped(key, name);
   }
 }
 
@@ -490,6 +512,10 @@ std::vector<Fact> Engine::Impl::Snapshot() const {
       for (const auto& [step, world_size] : attempt.worlds) {
         facts.push_back(fact::StepWorld{name, number, step, world_size});
       }
+      for (const auto& [id, object] : attempt.dropped) {
+        const auto& [step, revision, writer] = id;
+        facts.push_back(fact::ObjectDropped{{{name, step, number, revision}, writer}, object});
+      }
     }
     for (const auto& [number, step] : job->resumes) {
       facts.push_back(fact::Resume{name, number, step});
@@ -513,6 +539,7 @@ std::vector<Fact> Engine::Impl::Snapshot() const {
             facts.push_back(fact::ObjectSealed{part->key, object->entry, object->extent});
           }
         }
+        if (!part->lost.empty()) facts.push_back(fact::ObjectDropped{part->key, part->lost});
         if (part->committed && part->manifest_resident) {
           facts.push_back(fact::ManifestCommitted{part->key, checkpoint->world_size,
                                                   part->manifest_extent, part->manifest_bytes,

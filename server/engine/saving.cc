@@ -53,7 +53,7 @@ void Engine::Impl::HandleCreate(const event::Create& event, Session* session) {
     return;
   }
   Part* part = FindPart(event.part);
-  if (part != nullptr && RepeatedCreate(event, part, session)) return;
+  if (part != nullptr && part->lost.empty() && RepeatedCreate(event, part, session)) return;
 
   Attempt superseded_by = 0;
   const Status status = CheckCreate(event, *job, *session, &superseded_by);
@@ -120,6 +120,11 @@ Status Engine::Impl::CheckCreate(const event::Create& event, const Job& job, con
   if (event.world_size == 1) CAIRN_RETURN_IF_ERROR(CheckLone(job, key.attempt, session));
   CAIRN_RETURN_IF_ERROR(CheckProcess(job, event.part, session));
   CAIRN_RETURN_IF_ERROR(CheckRevision(job, event.part));
+  if (const Part* part = FindPart(event.part); part != nullptr && !part->lost.empty()) {
+    return absl::DataLossError(
+        absl::StrCat("create: memory of ", part->key.DebugString(),
+                     " did not survive the daemon's death; save it again under a new revision"));
+  }
   for (const event::ObjectSpec& spec : event.objects) {
     if (spec.length > kMaxObjectBytes) {
       return absl::InvalidArgumentError(absl::StrCat("length: ", spec.length, " of \"",
@@ -168,6 +173,30 @@ Status Engine::Impl::CheckRevision(const Job& job, const PartKey& part) const {
   return absl::OkStatus();
 }
 
+Status Engine::Impl::CheckDropped(const Job& job, const PartKey& part) const {
+  const CheckpointKey& key = part.checkpoint;
+  const auto attempt = job.attempts.find(key.attempt);
+  if (attempt == job.attempts.end()) return absl::OkStatus();
+  const auto dropped = attempt->second.dropped.find({key.step, key.revision, part.writer});
+  if (dropped == attempt->second.dropped.end()) return absl::OkStatus();
+  CAIRN_RETURN_IF_ERROR(CheckRevision(job, part));  // says more, where it knows
+  return absl::FailedPreconditionError(absl::StrCat(
+      "part: ", part.DebugString(), " was dropped with its objects, \"",
+      absl::CHexEscape(dropped->second),
+      "\" among them: its session ended, or the step was aborted, entered anew, refused or "
+      "evicted; create them again, or save the step under a new revision"));
+}
+
+void Engine::Impl::RememberDropped(const PartKey& part, const std::string& object) {
+  const CheckpointKey& key = part.checkpoint;
+  Job* job = FindJob(key.job);
+  if (job == nullptr || job->attempts.empty()) return;
+  AttemptState& newest = job->attempts.rbegin()->second;
+  if (key.attempt != newest.attempt) return;
+  newest.dropped[{key.step, key.revision, part.writer}] = object;
+  if (newest.dropped.size() > kKeptDropped) newest.dropped.erase(newest.dropped.begin());
+}
+
 Status Engine::Impl::CheckNames(const event::Create& event, const Checkpoint& checkpoint) const {
   const auto own = checkpoint.parts.find(event.part.writer);
   const size_t had = own == checkpoint.parts.end() ? 0 : own->second->objects.size();
@@ -201,12 +230,6 @@ Status Engine::Impl::CheckNames(const event::Create& event, const Checkpoint& ch
 bool Engine::Impl::RepeatedCreate(const event::Create& event, Part* part, Session* session) {
   const auto call = part->creates.find({session->id, event.call});
   if (call == part->creates.end()) return false;
-  if (part->lost) {
-    Answer(event.caller.request,
-           absl::DataLossError(absl::StrCat("create: memory of ", part->key.DebugString(),
-                                            " did not survive the daemon's death; save it again")));
-    return true;
-  }
   bool same = call->second == event.objects.size();
   for (size_t i = 0; same && i < event.objects.size(); ++i) {
     const event::ObjectSpec& spec = event.objects[i];
@@ -251,6 +274,11 @@ void Engine::Impl::Grant(Parked* waiting) {
   Session* session = FindSession(waiting->session);
   Checkpoint* checkpoint = FindJob(waiting->job)->checkpoints.at(waiting->checkpoint).get();
   Part* part = GetPart(checkpoint, event.part.writer);
+  if (!event.objects.empty()) {  // begun anew, if it was dropped; the facts below say so too
+    const CheckpointKey& key = event.part.checkpoint;
+    checkpoint->job->attempts.at(key.attempt)
+        .dropped.erase({key.step, key.revision, event.part.writer});
+  }
   const SlabOwner owner{checkpoint->job->owner_uid, checkpoint->job->name};
   std::vector<Need> needs = std::move(waiting->needs);
   waiting->needs.clear();

@@ -47,6 +47,7 @@ bool Engine::Impl::MayWrite(const Caller& caller, const PartKey& part, Session**
   if (status.ok() && (known == nullptr || !known->committed)) {
     status = CheckFence(**job, part.checkpoint.attempt, &superseded_by);
     if (status.ok()) status = CheckRefused(**job, part.checkpoint);
+    if (status.ok() && known == nullptr) status = CheckDropped(**job, part);
   }
   if (status.ok()) return true;
   Answer(caller.request, status, superseded_by);
@@ -149,10 +150,11 @@ void Engine::Impl::On(const event::Commit& event) {
     part->committers.push_back(request);
     return;
   }
-  if (part != nullptr && part->lost) {
-    return Answer(request, absl::DataLossError(absl::StrCat(
-                               "commit: ", event.part.DebugString(),
-                               " lost memory with the daemon's death; save it again")));
+  if (part != nullptr && !part->lost.empty()) {
+    return Answer(request,
+                  absl::DataLossError(absl::StrCat(
+                      "commit: ", event.part.DebugString(),
+                      " lost memory with the daemon's death; save it again under a new revision")));
   }
   Attempt superseded_by = 0;
   if (part == nullptr) {  // a writer with nothing to save

@@ -61,12 +61,6 @@ void Engine::Impl::On(const event::Hello& event) {
     const Status access = CheckAccess(*known, event.caller);
     if (!access.ok()) return Answer(request, access);
   }
-  Job* job = GetJob(event.job);
-  if (event.policy.has_value() && job->owned && job->policy != *event.policy) {
-    job->policy = *event.policy;
-    EmitJob(*job);
-  }
-  job->greatest_attempt = std::max(job->greatest_attempt, event.attempt);
 
   auto session = std::make_unique<Session>();
   session->id = NextId();
@@ -88,10 +82,18 @@ void Engine::Impl::On(const event::Hello& event) {
                                           session->attempt, session->writer, session->world_size,
                                           session->local_writers, session->takes_fds});
   Session* at = session.get();
-  job->sessions.insert(at->id);
   sessions_[at->id] = std::move(session);
-  if (at->writer >= 0 && ++job->writers == 1) ReclassifyNewest(job);
   Answer(request, Body(reply::Hello{at->id}));
+  if (at->job.empty()) return;
+
+  Job* job = GetJob(at->job);
+  if (at->policy.has_value() && job->owned && job->policy != *at->policy) {
+    job->policy = *at->policy;
+    EmitJob(*job);
+  }
+  job->greatest_attempt = std::max(job->greatest_attempt, at->attempt);
+  job->sessions.insert(at->id);
+  if (at->writer >= 0 && ++job->writers == 1) ReclassifyNewest(job);
   if (options_.storage && !ScanKnown(*job)) {
     StartScan(job);
   } else if (at->writer >= 0) {
@@ -153,15 +155,15 @@ void Engine::Impl::EndSession(SessionId id) {
       }
     }
   }
-  Job* job = FindJob(session->job);
-  const bool was_writer = session->writer >= 0;
-  job->sessions.erase(id);
+  if (Job* job = FindJob(session->job)) {
+    job->sessions.erase(id);
+    if (session->writer >= 0 && --job->writers == 0) ReclassifyNewest(job);
+    maybe_forget_.insert(job->name);
+  }
   out_.facts.push_back(fact::SessionEnded{id});
   out_.actions.push_back(action::EndSession{id});
   sessions_.erase(id);
-  if (was_writer && --job->writers == 0) ReclassifyNewest(job);
   memory_changed_ = true;
-  maybe_forget_.insert(job->name);
 }
 
 // --- leases

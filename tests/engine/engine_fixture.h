@@ -308,6 +308,12 @@ class EngineTest : public testing::Test {
     if (spec.length > 0) seal.covered = {{0, spec.length}};
     return seal;
   }
+  Status Seal(SessionId session, const PartKey& part, const std::vector<Spec>& specs) {
+    event::SealObjects seals{From(session), ++last_call, part, {}};
+    for (const Spec& spec : specs) seals.seals.push_back(SealOf(spec));
+    Apply(seals);
+    return AnswerTo(seals.caller.request).status();
+  }
   event::Commit CommitOf(SessionId session, const PartKey& part, const std::vector<Spec>& specs) {
     event::Commit commit;
     commit.caller = From(session);

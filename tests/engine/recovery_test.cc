@@ -123,6 +123,73 @@ TEST_P(Recovery, SessionsWhoseProcessDiedMeanwhileEnd) {
   EXPECT_TRUE(Commit(alive, PartOf(alive, 1), {{"b"}}).ok());
 }
 
+TEST_P(Recovery, DroppedPartIsNotTakenForOneWithNothingToSave) {  // promises 2 and 3
+  const SessionId session = Hello({.process = "A"});
+  const PartKey part = PartOf(session, 1);
+  ASSERT_TRUE(Create(session, part, {{"model"}}).ok());
+  ASSERT_TRUE(Seal(session, part, {{"model"}}).ok());
+  sessions.erase(session);  // it ends while the daemon is dead
+  for (auto& [slab, who] : mapped) who.erase(session);
+  DaemonDies();
+  const SessionId next = Hello({.process = "A"});
+  const auto refused = Fails(absl::StatusCode::kFailedPrecondition, "was dropped");
+  EXPECT_THAT(StatusOf(Commit(next, part, {})), refused);
+  DaemonDies();
+  EXPECT_THAT(StatusOf(Commit(next, part, {})), refused);
+  Save(next, 1);
+  DaemonDies();
+  EXPECT_EQ(LatestStep(next), 1);
+}
+
+TEST_P(Recovery, WhatARefusalDroppedIsStillKnown) {
+  const SessionId zero = Hello({.writer = 0, .world_size = 2, .local_writers = 2});
+  const SessionId one = Hello({.writer = 1, .world_size = 2, .local_writers = 2});
+  ASSERT_TRUE(Create(zero, PartOf(zero, 1), {{"a"}}).ok());
+  ASSERT_TRUE(Seal(zero, PartOf(zero, 1), {{"a"}}).ok());
+  const auto create = CreateOf(one, PartOf(one, 1), {{"b", 100 * kMiB}});
+  Apply(create);
+  Advance(11 * kNanosPerSecond);
+  EXPECT_THAT(StatusOf(Commit(zero, PartOf(zero, 1), {})),
+              Fails(absl::StatusCode::kResourceExhausted, "memory"));
+  DaemonDies();
+  EXPECT_THAT(StatusOf(Commit(zero, PartOf(zero, 1), {})),
+              Fails(absl::StatusCode::kFailedPrecondition, "was dropped"));
+  EXPECT_TRUE(Commit(one, PartOf(one, 1), {}).ok()) << "it never held anything";
+}
+
+TEST_P(Recovery, PartGoesWithAnyOfItsSessions) {
+  const SessionId session = Hello({.process = "A"});
+  const SessionId other = Hello({.process = "A"});
+  const PartKey part = PartOf(session, 1);
+  ASSERT_TRUE(Create(session, part, {{"a"}}).ok());
+  ASSERT_TRUE(Create(other, part, {{"b"}}).ok());
+  ASSERT_TRUE(Seal(other, part, {{"a"}, {"b"}}).ok());
+  sessions.erase(session);
+  for (auto& [slab, who] : mapped) who.erase(session);
+  DaemonDies();
+  EXPECT_THAT(StatusOf(Stat(other, 1)), Fails(absl::StatusCode::kNotFound, "unknown"));
+  EXPECT_THAT(StatusOf(Commit(other, part, {})),
+              Fails(absl::StatusCode::kFailedPrecondition, "was dropped"));
+}
+
+TEST_P(Recovery, PartThatLostMemoryStaysLost) {
+  const SessionId session = Hello();
+  const PartKey part = PartOf(session, 1);
+  const auto created = Create(session, part, {{"a"}, {"b"}});
+  ASSERT_TRUE(created.ok());
+  ASSERT_TRUE(Seal(session, part, {{"a"}, {"b"}}).ok());
+  keeper.erase(created->extents[0].slab);
+  mapped.erase(created->extents[0].slab);
+  for (int death = 0; death < 3; ++death) {
+    DaemonDies();
+    EXPECT_THAT(StatusOf(Commit(session, part, {})),
+                Fails(absl::StatusCode::kDataLoss, "save it again"));
+    EXPECT_THAT(StatusOf(Create(session, part, {{"c"}})),
+                Fails(absl::StatusCode::kDataLoss, "save it again"));
+  }
+  Save(session, 1, {{"a"}, {"b"}}, /*revision=*/1);
+}
+
 TEST_P(Recovery, LeasesGoOn) {  // R29 across a restart
   const SessionId writer = Hello();
   Save(writer, 1, {{"model", 30 * kMiB}});

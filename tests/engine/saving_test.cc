@@ -6,6 +6,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
+using testing::SizeIs;
 
 class Saving : public EngineTest {};
 
@@ -62,6 +63,80 @@ TEST_F(Saving, EmptyCommitIsLegal) {
   const auto committed = Commit(one, PartOf(one, 1), {});
   ASSERT_TRUE(committed.ok()) << committed.status();
   EXPECT_TRUE(committed->complete);
+}
+
+// A client that sealed by calls of their own commits with no seals, and repeats just that when the
+// answer is lost. Seed 9069 of the simulator: its objects were dropped meanwhile, and the repeat
+// committed an empty manifest.
+TEST_F(Saving, CommitWithoutSealsOfADroppedPartIsRefused) {  // promises 2 and 3
+  const SessionId session = Hello({.process = "A"});
+  const PartKey part = PartOf(session, 1);
+  ASSERT_TRUE(Create(session, part, {{"model"}}).ok());
+  ASSERT_TRUE(Seal(session, part, {{"model"}}).ok());
+  Die(session);
+  const SessionId next = Hello({.process = "A"});
+  const auto refused = Fails(absl::StatusCode::kFailedPrecondition,
+                             part.DebugString() + " was dropped with its objects, \"model\"");
+  EXPECT_THAT(StatusOf(Commit(next, part, {})), refused);
+  EXPECT_THAT(StatusOf(Commit(next, part, {{"model"}})), refused);
+  EXPECT_THAT(Seal(next, part, {{"model"}}), refused);
+  EXPECT_EQ(LatestStep(next), kNoStep);
+}
+
+TEST_F(Saving, CommitWithoutSealsAfterAnAbortIsRefused) {
+  const SessionId session = Hello();
+  const PartKey part = PartOf(session, 1);
+  ASSERT_TRUE(Create(session, part, {{"model"}}).ok());
+  Apply(event::Abort{From(session), part});
+  EXPECT_THAT(StatusOf(Commit(session, part, {})),
+              Fails(absl::StatusCode::kFailedPrecondition, "was dropped"));
+}
+
+TEST_F(Saving, CommitRepeatedAfterItsStepLeftMemoryIsRefused) {
+  const SessionId zero = Hello({.writer = 0, .world_size = 2});
+  Save(zero, 1);
+  Apply(event::Remove{From(zero), {"job", 1}, /*memory_only=*/true, false, Soon()});
+  EXPECT_THAT(StatusOf(Commit(zero, PartOf(zero, 1), {})),
+              Fails(absl::StatusCode::kFailedPrecondition, "was dropped"));
+}
+
+TEST_F(Saving, StepThatWasRemovedSaysSoToItsWriter) {
+  const SessionId session = Hello();
+  const PartKey part = PartOf(session, 1);
+  ASSERT_TRUE(Create(session, part, {{"model"}}).ok());
+  Apply(event::Remove{From(session), {"job", 1}, false, true, Soon()});
+  EXPECT_THAT(StatusOf(Commit(session, part, {})),
+              Fails(absl::StatusCode::kFailedPrecondition, "was removed"));
+}
+
+TEST_F(Saving, DroppedPartCanBeBegunAnew) {
+  const SessionId session = Hello();
+  ASSERT_TRUE(Create(session, PartOf(session, 1), {{"model"}}).ok());
+  Apply(event::Abort{From(session), PartOf(session, 1)});
+  EXPECT_TRUE(TrySave(session, 1, {{"model"}}).ok()) << "in its revision";
+  ASSERT_TRUE(Create(session, PartOf(session, 2), {{"model"}}).ok());
+  Apply(event::Abort{From(session), PartOf(session, 2)});
+  EXPECT_TRUE(Commit(session, PartOf(session, 2, 1), {}).ok()) << "under a new one, with nothing";
+  EXPECT_TRUE(Commit(session, PartOf(session, 3), {}).ok()) << "and so can the next step";
+}
+
+TEST_F(Saving, DroppedPartsAreRememberedToABound) {  // promise 8
+  const SessionId session = Hello({.process = "A"});
+  for (Step step = 0; step < 1030; ++step) {
+    ASSERT_TRUE(Create(session, PartOf(session, step), {{"model", 10}}).ok());
+    Apply(event::Abort{From(session), PartOf(session, step)});
+  }
+  const auto remembered = [&] {
+    int count = 0;
+    for (const Fact& f : engine->Snapshot())
+      count += std::holds_alternative<fact::ObjectDropped>(f);
+    return count;
+  };
+  EXPECT_EQ(remembered(), 1024);
+  EXPECT_THAT(StatusOf(Commit(session, PartOf(session, 1029), {})),
+              Fails(absl::StatusCode::kFailedPrecondition, "was dropped"));
+  Save(Hello({.attempt = 2, .process = "A"}), 1);
+  EXPECT_EQ(remembered(), 0) << "what is fenced commits nothing";
 }
 
 TEST_F(Saving, EmptyObjectIsLegal) {
@@ -228,6 +303,26 @@ TEST_F(Saving, ReadingBeginsNoAttempt) {
   EXPECT_EQ(LatestStep(reader), 1);
   EXPECT_TRUE(Open(reader, 1).ok());
   EXPECT_TRUE(TrySave(old, 2).ok()) << "attempt 9 has not begun";
+}
+
+// `cairn status` is such a session itself, and showed a job without a name.
+TEST_F(Saving, SessionWithoutAJobMakesNone) {
+  options.storage = true;
+  Restart();
+  const SessionId session = Hello({.job = "", .writer = -1, .attempt = 0});
+  EXPECT_THAT(Status_().jobs, IsEmpty());
+  EXPECT_THAT(Status_().sessions, SizeIs(1));
+  event::List jobs{From(session), "", "", 10, Soon()};
+  Apply(jobs);
+  EXPECT_THAT(Take<reply::List>(jobs.caller.request)->jobs, IsEmpty());
+  Restart();
+  EXPECT_THAT(Status_().jobs, IsEmpty());
+  EXPECT_THAT(Status_().sessions, SizeIs(1));
+  EXPECT_THAT(scans, IsEmpty()) << "the root of storage is no job";
+  Save(Hello(), 1);
+  EXPECT_EQ(Latest(session, "job")->key.step, 1);
+  Die(session);
+  EXPECT_THAT(Status_().jobs, SizeIs(1));
 }
 
 TEST_F(Saving, NewerAttemptFencesOlderOnes) {

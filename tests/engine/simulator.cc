@@ -10,6 +10,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/checksum.h"
 #include "common/line.h"
@@ -403,6 +404,8 @@ class World {
   // engine's.
   std::string WrongBytes(const ExtentRef& extent, const ObjectPromise& promise) const;
   std::string WrongCheckpoint(const CheckpointKey& key) const;  // as something that can be had now
+  // "" when the journal's objects of the part are those its writer asked to commit.
+  std::string WrongManifest(const PartKey& part, const PartPromise& promise) const;
   const PartPromise* Promise(const PartKey& part) const {
     const auto at = promises_.find(part);
     return at == promises_.end() ? nullptr : &at->second;
@@ -486,6 +489,7 @@ class World {
   std::map<std::string, std::map<Step, Stored>> storage_;
   std::map<std::string, std::map<Step, Attempt>> tombstones_;
   std::set<CheckpointKey> deleting_;      // asked to be deleted
+  std::set<CheckpointKey> replaced_;      // in storage, by a newer generation of their step
   std::set<CheckpointKey> known_stored_;  // what this daemon knows to be in storage
   bool storage_fails_ = false, storage_away_ = false, storage_slow_ = false;
   bool check_persisted_ = false;
@@ -779,6 +783,9 @@ void World::Journal(const std::vector<Fact>& facts, const Event* event, const Ou
       if (part.committed && part.digest != committed->digest) {
         Fail(absl::StrCat("promise 3: ", committed->part.DebugString(),
                           " was committed twice, with other content"));
+      }
+      if (const std::string wrong = WrongManifest(committed->part, part); !wrong.empty()) {
+        Fail(absl::StrCat("promise 2: ", committed->part.DebugString(), " is committed ", wrong));
       }
       part.committed = true;
       part.digest = committed->digest;
@@ -1252,8 +1259,10 @@ Status World::Publish(const action::Persist& persist) {
   if (there != steps.end() && SameStepNewer(there->second.checkpoint.key, key)) {
     return absl::FailedPreconditionError("a newer checkpoint of that step stands in storage");
   }
+  if (there != steps.end()) replaced_.insert(there->second.checkpoint.key);
   steps[key.step] = std::move(stored);
   deleting_.erase(key);
+  replaced_.erase(key);
   return absl::OkStatus();
 }
 
@@ -1288,11 +1297,7 @@ const Stored* World::InStorage(const CheckpointKey& key) const {
 }
 
 bool World::StoredOrReplaced(const CheckpointKey& key) const {
-  if (InStorage(key) != nullptr || deleting_.contains(key)) return true;
-  const auto job = storage_.find(key.job);
-  if (job == storage_.end()) return false;
-  const auto at = job->second.find(key.step);
-  return at != job->second.end() && SameStepNewer(at->second.checkpoint.key, key);
+  return InStorage(key) != nullptr || deleting_.contains(key) || replaced_.contains(key);
 }
 
 // --- what is true
@@ -1369,6 +1374,22 @@ std::string World::WrongCheckpoint(const CheckpointKey& key) const {
       const std::string wrong =
           WrongBytes(mirror_.objects.at(committed.part).at(name).extent, object);
       if (!wrong.empty()) return absl::StrCat(key.DebugString(), " ", name, ": ", wrong);
+    }
+  }
+  return "";
+}
+
+std::string World::WrongManifest(const PartKey& part, const PartPromise& promise) const {
+  const auto objects = mirror_.objects.find(part);
+  const size_t there = objects == mirror_.objects.end() ? 0 : objects->second.size();
+  if (there != promise.objects.size()) {
+    return absl::StrCat("with ", there, " objects of ", promise.objects.size());
+  }
+  for (const auto& [name, object] : promise.objects) {
+    const auto at = objects->second.find(name);
+    if (at == objects->second.end() || !at->second.sealed ||
+        at->second.entry.block_crcs != CrcsOf(object.content, object.length)) {
+      return absl::StrCat("without ", name, " as it was sealed");
     }
   }
   return "";
@@ -1702,7 +1723,9 @@ void World::SayHello(Process* process) {
   hello.secret = absl::StrCat("secret-", next_request_);
   hello.pid = 100 + process->id;
   hello.process = process->token;
-  hello.job = jobs_[process->job].name;
+  // Who only reads may be in no job; some are.
+  const bool in_none = process->writer < 0 && process->id % 3 == 0;
+  if (!in_none) hello.job = jobs_[process->job].name;
   hello.attempt = process->attempt;
   hello.writer = process->writer;
   hello.world_size = process->world_size;
@@ -1730,9 +1753,15 @@ void World::Unmap(Process* process, const std::vector<SlabId>& slabs, bool tell)
 
 void World::SessionOver(Process* process) {
   process->session = 0;
-  process->phase = Process::Phase::kIdle;
-  process->under_way.reset();
   process->request = 0;
+  // A commit without an answer may be repeated in the next session.
+  if (process->alive && process->under_way && kIs<event::Commit>(*process->under_way) &&
+      rng_.Permille(500)) {
+    Count("commit taken to a new session");
+  } else {
+    process->phase = Process::Phase::kIdle;
+    process->under_way.reset();
+  }
   process->objects.clear();
   process->creates.clear();
   process->granted.clear();
@@ -1864,8 +1893,9 @@ void World::GoOnSaving(Process* process) {
     event::SealObjects seal;
     seal.call = process->next_call++;
     seal.part = process->part;
+    const bool all = rng_.Permille(500);
     for (auto& [name, object] : process->objects) {
-      if (object.sealed || rng_.Permille(500)) continue;
+      if (object.sealed || (!all && rng_.Permille(500))) continue;
       seal.seals.push_back(
           {name, object.length, CrcsOf(object.content, object.length), {{0, object.length}}});
     }
@@ -1886,13 +1916,16 @@ void World::SendCommit(Process* process) {
   commit.unix_ms = now_ / kMilli;
   PartPromise promise;
   promise.world_size = process->world_size;
+  // What was sealed before may be sealed once more, or left out: then neither the commit nor any
+  // repeat of it names those objects.
+  const bool once_more = rng_.Permille(500);
   for (auto& [name, object] : process->objects) {
-    // All of them, also those sealed before: a repeat that finds its part dropped must not pass for
-    // a writer with nothing to save.
+    promise.objects[name] = {object.length, object.content};
+    if (object.sealed && !once_more) continue;
     commit.seals.push_back(
         {name, object.length, CrcsOf(object.content, object.length), {{0, object.length}}});
-    promise.objects[name] = {object.length, object.content};
   }
+  if (commit.seals.empty() && !promise.objects.empty()) Count("commit without seals");
   PartPromise& known = promises_[process->part];
   if (!known.committed) known = std::move(promise);
   process->phase = Process::Phase::kCommitting;
@@ -2288,6 +2321,13 @@ void World::OnAnswer(Process* process, const Outstanding& asked, StatusOr<reply:
     for (const CheckpointInfo& info : std::get<reply::List>(**body).checkpoints) CheckInfo(info);
     return;
   }
+  if (kIs<event::Status>(asked.event)) {
+    if (!body->ok()) return;
+    for (const reply::JobStatus& job : std::get<reply::Status>(**body).jobs) {
+      if (job.job.empty()) return Fail("status shows a job without a name");
+    }
+    return;
+  }
   if (const auto* choose = std::get_if<event::ChooseAttempt>(&asked.event)) {
     if (!body->ok()) return;
     const Attempt chosen = std::get<reply::Attempt>(**body).attempt;
@@ -2352,6 +2392,13 @@ void World::OnAnswer(Process* process, const Outstanding& asked, StatusOr<reply:
     if (absl::IsInvalidArgument(status) || absl::IsOutOfRange(status)) {
       return Fail(absl::StrCat("commit of ", commit->part.DebugString(),
                                ", which is as it should be, is answered ", status.ToString()));
+    }
+    if (absl::StrContains(status.message(), "dropped with its objects")) {
+      Count("commit of what was dropped");
+      if (promises_.at(commit->part).objects.empty()) {
+        return Fail(absl::StrCat("commit of ", commit->part.DebugString(),
+                                 ", which never had any objects, is answered ", status.ToString()));
+      }
     }
     process->request = 0;
     if (absl::IsResourceExhausted(status) || absl::IsDataLoss(status) ||
@@ -2637,7 +2684,9 @@ uint64_t World::CannotBeEvicted() {
   std::set<CheckpointKey> stays;
   for (const auto& [part, objects] : mirror_.objects) {
     const CheckpointKey& key = part.checkpoint;
-    if (mirror_.pinned.contains(key) || !complete_.contains(key)) stays.insert(key);
+    // One that lost a manifest to a flipped bit is no longer complete.
+    const bool incomplete = !complete_.contains(key) || (manifest_flips_ > 0 && !MemoryHas(key));
+    if (mirror_.pinned.contains(key) || incomplete) stays.insert(key);
     const std::optional<CheckpointKey> latest = LatestNow(key.job);
     if (latest && *latest == key) stays.insert(key);
   }

@@ -88,6 +88,8 @@ TEST(Simulator, EveryPromiseHoldsForEverySeed) {
                            "resumed",
                            "repeated",
                            "commit answered again",
+                           "commit without seals",
+                           "commit taken to a new session",
                            "create answered again",
                            "crash",
                            "crash in recovery",
