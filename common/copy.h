@@ -1,10 +1,7 @@
 // Copying with streaming stores: the destination's lines are not first read into the cache, which
 // makes a large copy a quarter cheaper. For destinations that nobody reads soon: slabs, large load
-// buffers.
-//
-// copy_x86_64.cc holds the stores for x86-64, copy_generic.cc a memcpy for everything else; CMake
-// takes one. The checksums are of the *source* bytes, taken while they are in the cache on their
-// way through.
+// buffers. The checksums are of the *source* bytes, taken while they are in the cache on their way
+// through.
 #pragma once
 
 #include <cstddef>

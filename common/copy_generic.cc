@@ -1,11 +1,13 @@
 #include <cstring>
 
-#include "common/copy.h"
+#include "common/copy_stores.h"
 
-namespace cairn {
+namespace cairn::copy_stores {
 
-void StreamCopy(void* to, const void* from, size_t n) {
+void Stream(char* to, const char* from, size_t n, const char*, size_t) {
   if (n > 0) std::memcpy(to, from, n);
 }
 
-}  // namespace cairn
+void Fence() {}
+
+}  // namespace cairn::copy_stores
