@@ -125,14 +125,20 @@ struct Region {
 };
 
 // Private zero pages. Hugepages where the machine has them: a load faults every page once, and 4
-// KiB faults would cost more than the copy. They are faulted in by the threads that copy.
+// KiB faults would cost more than the copy. They are faulted in by the threads that copy, whose
+// blocks end where hugepages do: of two that fault one page at once, each clears one and the
+// slower throws its own away.
 StatusOr<Region> MakeMemory(uint64_t length) {
+  constexpr uint64_t kHugePage = 2 << 20;
+  static_assert(cairn::kBlockBytes % kHugePage == 0);
   if (length == 0) return Region{};
-  CAIRN_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Anonymous(length));
+  const uint64_t slack = length >= kHugePage ? kHugePage : 0;  // never touched, so never there
+  CAIRN_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Anonymous(length + slack));
   madvise(mapping.data(), mapping.length(), MADV_HUGEPAGE);  // only faster where it works
   madvise(mapping.data(), mapping.length(), MADV_DODUMP);    // the caller's own memory from here on
   auto owner = std::make_shared<Mapping>(std::move(mapping));
-  char* const data = owner->data();
+  const uint64_t past = reinterpret_cast<uintptr_t>(owner->data()) % kHugePage;
+  char* const data = owner->data() + (slack == 0 || past == 0 ? 0 : kHugePage - past);
   return Region{std::move(owner), data, length};
 }
 
