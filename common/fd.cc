@@ -173,6 +173,13 @@ StatusOr<ReceivedMessage> ReceiveMessage(int socket, size_t max_bytes, int flags
   return received;
 }
 
+StatusOr<bool> WaitReadable(int fd, int timeout_ms) {
+  pollfd waiting = {fd, POLLIN, 0};
+  const int ready = ::poll(&waiting, 1, timeout_ms);
+  if (ready < 0 && errno != EINTR) return ErrnoStatus(errno, "poll");
+  return ready > 0;
+}
+
 Status PreadAll(int fd, void* buffer, size_t length, uint64_t offset) {
   char* at = static_cast<char*>(buffer);
   while (length > 0) {

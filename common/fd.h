@@ -63,6 +63,14 @@ class Mapping {
   uint64_t length_ = 0;
 };
 
+// Waits until a read would not block, or the peer is gone; false when `timeout_ms` (-1: none) or a
+// signal came first.
+//
+// A thread that waits in recv on a Unix socket is also woken whenever its peer takes something out
+// of the other direction: twice per call, at the price of an interrupt to the other processor each
+// time. One that waits here is woken by what it waits for.
+StatusOr<bool> WaitReadable(int fd, int timeout_ms);
+
 // --- SOCK_SEQPACKET messages with descriptors
 // -------------------------------------------------------
 

@@ -21,8 +21,7 @@ namespace cairn::client {
 using apache::thrift::transport::TTransport;
 using apache::thrift::transport::TTransportException;
 
-// A Unix socket whose every wait ends at the deadline. Blocking system calls with a socket timeout
-// cost one system call each where polling first would cost two.
+// A Unix socket whose every wait ends at the deadline.
 class DeadlineSocket : public apache::thrift::transport::TVirtualTransport<DeadlineSocket> {
  public:
   explicit DeadlineSocket(UniqueFd fd) : fd_(std::move(fd)) {}
@@ -36,17 +35,21 @@ class DeadlineSocket : public apache::thrift::transport::TVirtualTransport<Deadl
 
   uint32_t read(uint8_t* buffer, uint32_t length) {
     for (;;) {
-      Arm(SO_RCVTIMEO, &receive_timeout_);
-      const ssize_t n = recv(fd_.get(), buffer, length, 0);
-      if (n > 0) return static_cast<uint32_t>(n);
+      if (drained_) AwaitBytes();
+      const ssize_t n = recv(fd_.get(), buffer, length, MSG_DONTWAIT);
+      if (n > 0) {
+        drained_ = static_cast<uint32_t>(n) < length;
+        return static_cast<uint32_t>(n);
+      }
       if (n == 0) throw TTransportException(TTransportException::END_OF_FILE, "connection closed");
+      drained_ = true;
       if (errno != EINTR && errno != EAGAIN) Fail("recv");
     }
   }
 
   void write(const uint8_t* buffer, uint32_t length) {
     while (length > 0) {
-      Arm(SO_SNDTIMEO, &send_timeout_);
+      ArmSend();
       const ssize_t n = send(fd_.get(), buffer, length, MSG_NOSIGNAL);
       if (n < 0) {
         if (errno == EINTR || errno == EAGAIN) continue;
@@ -58,13 +61,27 @@ class DeadlineSocket : public apache::thrift::transport::TVirtualTransport<Deadl
   }
 
  private:
-  // Throws TIMED_OUT when the deadline has passed; else sees to it that the system call wakes up by
-  // then. The timeout armed last is kept while it is no later than the deadline and not much
-  // earlier: waking early only means asking again.
-  void Arm(int option, MonotonicNanos* armed) {
+  MonotonicNanos Left() const {
     const MonotonicNanos left = deadline_ - RealClock()->Now();
     if (left <= 0) throw TTransportException(TTransportException::TIMED_OUT, "no answer in time");
-    if (*armed != 0 && *armed <= left && *armed >= std::min(left, kNanosPerSecond) / 2) return;
+    return left;
+  }
+
+  void AwaitBytes() {
+    const MonotonicNanos ms = (Left() + kNanosPerMilli - 1) / kNanosPerMilli;
+    const auto readable =
+        WaitReadable(fd_.get(), static_cast<int>(std::min<MonotonicNanos>(ms, 1'000'000)));
+    if (!readable.ok()) Fail("poll");
+  }
+
+  // Sees to it that send wakes up by the deadline. The timeout armed last is kept while it is no
+  // later than the deadline and not much earlier: waking early only means asking again.
+  void ArmSend() {
+    const MonotonicNanos left = Left();
+    if (send_timeout_ != 0 && send_timeout_ <= left &&
+        send_timeout_ >= std::min(left, kNanosPerSecond) / 2) {
+      return;
+    }
     MonotonicNanos timeout = std::clamp(left, kNanosPerMilli, 1000 * kNanosPerSecond);
     // Rounded down to a second where there is more than one, so that calls with equal time-outs,
     // which arrive here with a few microseconds' difference, find the socket as the last one left
@@ -73,8 +90,8 @@ class DeadlineSocket : public apache::thrift::transport::TVirtualTransport<Deadl
     timeval tv;
     tv.tv_sec = timeout / kNanosPerSecond;
     tv.tv_usec = timeout % kNanosPerSecond / 1000;
-    if (setsockopt(fd_.get(), SOL_SOCKET, option, &tv, sizeof tv) != 0) Fail("setsockopt");
-    *armed = timeout;
+    if (setsockopt(fd_.get(), SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof tv) != 0) Fail("setsockopt");
+    send_timeout_ = timeout;
   }
 
   [[noreturn]] static void Fail(const char* what) {
@@ -83,8 +100,8 @@ class DeadlineSocket : public apache::thrift::transport::TVirtualTransport<Deadl
 
   UniqueFd fd_;
   MonotonicNanos deadline_ = 0;
-  MonotonicNanos receive_timeout_ = 0;  // as set on the socket; 0: not yet
-  MonotonicNanos send_timeout_ = 0;
+  MonotonicNanos send_timeout_ = 0;  // as set on the socket; 0: not yet
+  bool drained_ = true;  // the last receive took all there was: the next one has to wait
 };
 
 namespace {
@@ -147,7 +164,8 @@ Connection::Connection(std::string socket, std::shared_ptr<DeadlineSocket> trans
     : socket_(std::move(socket)), transport_(std::move(transport)) {
   auto buffer = std::make_shared<MessageBuffer>(transport_, kBufferBytes);
   client_ = std::make_unique<wire::CairnClient>(
-      std::make_shared<apache::thrift::protocol::TBinaryProtocol>(std::move(buffer)));
+      std::make_shared<apache::thrift::protocol::TBinaryProtocolT<MessageBuffer>>(
+          std::move(buffer)));
 }
 
 Connection::~Connection() = default;

@@ -1,6 +1,5 @@
 #include "client/cpp/fd_receiver.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -18,13 +17,9 @@ namespace {
 
 constexpr absl::Duration kAttachPatience = absl::Seconds(3);
 
-// Waits until `fd` is readable; false when the time is up.
 StatusOr<bool> Readable(int fd, absl::Duration timeout) {
-  pollfd poll_fd = {fd, POLLIN, 0};
   const int64_t ms = absl::ToInt64Milliseconds(absl::Ceil(timeout, absl::Milliseconds(1)));
-  const int n = poll(&poll_fd, 1, static_cast<int>(std::clamp<int64_t>(ms, 0, 1'000'000)));
-  if (n < 0 && errno != EINTR) return ErrnoStatus(errno, "poll of the fd channel");
-  return n > 0;
+  return WaitReadable(fd, static_cast<int>(std::clamp<int64_t>(ms, 0, 1'000'000)));
 }
 
 template <typename T>

@@ -168,7 +168,8 @@ const std::vector<Definition>& Definitions() {
          return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is not \"shared\""));
        },
        [](const Options&) { return std::string("shared"); }},
-      Number("storage.threads", &Options::storage_threads, 1, 64, "writers of one file's blocks"),
+      Number("storage.threads", &Options::storage_threads, 1, 64,
+             "writers of a checkpoint's blocks; each holds one block in memory"),
       {"storage.direct", "write past the page cache where the file system can",
        [](Options* options, const std::string& text) -> Status {
          CAIRN_ASSIGN_OR_RETURN(options->storage_direct, ParseBool(text));

@@ -72,6 +72,9 @@ Outcome Engine::Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered) 
 Outcome Engine::Apply(MonotonicNanos now, Event event) {
   return impl_->Apply(now, std::move(event));
 }
+std::optional<ObjectInfo> Engine::Peek(const event::StatObject& event) const {
+  return impl_->Peek(event);
+}
 std::vector<Fact> Engine::Snapshot() const { return impl_->Snapshot(); }
 Engine::Description Engine::Describe(const std::string& job,
                                      const std::vector<CheckpointKey>& checkpoints) const {

@@ -56,6 +56,10 @@ class Engine {
   Outcome Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered);
   Outcome Apply(MonotonicNanos now, Event event);
 
+  // The answer to a question that needs nothing but what is there: it changes nothing, so any number of
+  // threads may ask while no Apply runs. nullopt: Apply has the answer, or a reason to wait or refuse.
+  std::optional<ObjectInfo> Peek(const event::StatObject& event) const;
+
   // The whole state as facts: Start with them rebuilds it.
   std::vector<Fact> Snapshot() const;
 

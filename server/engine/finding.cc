@@ -154,6 +154,17 @@ void Engine::Impl::On(const event::StatCheckpoint& event) {
   Answer(event.caller.request, Body(InfoOf(*checkpoint)));
 }
 
+std::optional<ObjectInfo> Engine::Impl::Peek(const event::StatObject& event) const {
+  const Job* job = FindJob(event.ref.job);
+  if (job == nullptr || FindSession(event.caller.session) == nullptr) return std::nullopt;
+  if (!CheckAccess(*job, event.caller).ok()) return std::nullopt;
+  const Checkpoint* checkpoint = ForShow(*job, event.ref);
+  if (checkpoint == nullptr) return std::nullopt;
+  const auto object = checkpoint->names.find(event.name);
+  if (object == checkpoint->names.end()) return std::nullopt;
+  return InfoOf(*object->second, /*with_crcs=*/true);
+}
+
 void Engine::Impl::On(const event::StatObject& event) {
   Job* job = Readable(event.caller, event.ref.job, event.deadline, event, /*scan=*/false);
   if (job == nullptr) return;

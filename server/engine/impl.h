@@ -42,6 +42,7 @@ class Engine::Impl {
 
   Outcome Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered);
   Outcome Apply(MonotonicNanos now, Event event);
+  std::optional<ObjectInfo> Peek(const event::StatObject& event) const;
   std::vector<Fact> Snapshot() const;
   Description Describe(const std::string& job, const std::vector<CheckpointKey>& checkpoints) const;
   std::string CheckInvariants() const;
@@ -76,7 +77,7 @@ class Engine::Impl {
   void On(const event::Renew& event);
   void On(const event::LendFailed& event);
   void On(const event::SlabProbed& event);
-  Session* FindSession(SessionId session);
+  Session* FindSession(SessionId session) const;
   // The caller's session, or nullptr after answering why not.
   Session* SessionOf(const Caller& caller);
   void EndSession(SessionId session);

@@ -16,7 +16,7 @@ fact::Lent LentFact(const Lease& lease, SessionId session) {
 
 }  // namespace
 
-Session* Engine::Impl::FindSession(SessionId session) {
+Session* Engine::Impl::FindSession(SessionId session) const {
   const auto at = sessions_.find(session);
   return at == sessions_.end() ? nullptr : at->second.get();
 }

@@ -157,6 +157,8 @@ Status Node::Recover(Inherited inherited) {
     recovered.facts = std::move(contents.facts);
     recovered.safe_mode = options_.safe_mode;
     Take(engine_->Start(rooms_.clock->Now(), started_unix_ms_, std::move(recovered)), &own);
+    WriterLock alone(&looking_mu_);
+    looked_at_ = engine_.get();
   }
   ReachFailpoint(Failpoint::kNodeRecovered);
   timer_ = std::thread([this] { RunTimer(); });
@@ -255,8 +257,25 @@ void Node::Post(engine::Event event) {
   CarryOut(std::move(own));
 }
 
+Answer Node::Stat(engine::event::StatObject event) {
+  {
+    ReaderLock look(&looking_mu_);
+    if (looked_at_ != nullptr) {
+      if (std::optional<engine::ObjectInfo> info = looked_at_->Peek(event)) {
+        return Answer{engine::reply::Body(*std::move(info)), 0};
+      }
+    }
+  }
+  return Call(std::move(event));
+}
+
+engine::Outcome Node::Apply(engine::Event event) {
+  WriterLock alone(&looking_mu_);
+  return engine_->Apply(rooms_.clock->Now(), std::move(event));
+}
+
 void Node::Enter(engine::Event event, std::vector<Own>* own) {
-  Take(engine_->Apply(rooms_.clock->Now(), std::move(event)), own);
+  Take(Apply(std::move(event)), own);
   if (journal_full_ || journal_->Full()) RelieveJournal(own);
   if (options_.check_invariants) {
     const std::string broken = engine_->CheckInvariants();
@@ -300,13 +319,13 @@ void Node::RelieveJournal(std::vector<Own>* own) {
   }
   if (journal_->Full()) {
     journal_full_ = true;
-    engine::Outcome outcome = engine_->Apply(rooms_.clock->Now(), engine::event::JournalFull{true});
+    engine::Outcome outcome = Apply(engine::event::JournalFull{true});
     const bool let_go = !outcome.facts.empty();
     Take(std::move(outcome), own);
     if (!let_go || !SwitchJournal().ok() || journal_->Full()) return;
   }
   journal_full_ = false;
-  Take(engine_->Apply(rooms_.clock->Now(), engine::event::JournalFull{false}), own);
+  Take(Apply(engine::event::JournalFull{false}), own);
 }
 
 void Node::Take(engine::Outcome outcome, std::vector<Own>* own) {

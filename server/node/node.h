@@ -127,6 +127,9 @@ class Node {
     const engine::Caller caller = event.caller = WithRequest(event.caller);
     return CallEvent(caller, engine::Event(std::move(event)));
   }
+  // One object's facts. Asked often (a loader asks per tensor file), so those who ask do not wait
+  // for each other.
+  Answer Stat(engine::event::StatObject event);
   OpenAnswer Open(engine::event::Open event);
   Answer Release(engine::event::Release event);
 
@@ -178,6 +181,7 @@ class Node {
   }
   Answer CallEvent(const engine::Caller& caller, engine::Event event);
   void Post(engine::Event event);
+  engine::Outcome Apply(engine::Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Enter(engine::Event event, std::vector<Own>* own) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Take(engine::Outcome outcome, std::vector<Own>* own) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Journal(const std::vector<Fact>& facts) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -207,6 +211,9 @@ class Node {
   std::atomic<engine::RequestId> next_request_{1};
 
   mutable Mutex mu_;
+  // Held by whoever applies an event, under mu_, and shared by those who only look.
+  mutable SharedMutex looking_mu_;
+  const engine::Engine* looked_at_ ABSL_GUARDED_BY(looking_mu_) = nullptr;  // once it has recovered
   std::unique_ptr<engine::Engine> engine_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<journal::Journal> journal_ ABSL_GUARDED_BY(mu_);
   bool journal_full_ ABSL_GUARDED_BY(mu_) = false;    // as the engine was told

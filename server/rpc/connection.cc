@@ -31,7 +31,6 @@ Connection::Connection(UniqueFd socket, const Credentials& credentials,
   timeval timeout = {};
   timeout.tv_sec = options.stall_timeout_ms / 1000;
   timeout.tv_usec = (options.stall_timeout_ms % 1000) * 1000;
-  setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
 }
 
@@ -63,18 +62,31 @@ void Connection::Count(uint32_t bytes) {
 
 uint32_t Connection::Receive(uint8_t* buffer, uint32_t length) {
   for (;;) {
-    const ssize_t got = recv(socket_.get(), buffer, length, 0);
+    if (drained_) AwaitBytes();
+    const ssize_t got = recv(socket_.get(), buffer, length, MSG_DONTWAIT);
     if (got > 0) {
       inside_message_ = true;
+      drained_ = static_cast<uint32_t>(got) < length;
       return static_cast<uint32_t>(got);
     }
     if (got == 0) return 0;
-    if (errno == EINTR) continue;
-    if (errno == EAGAIN) {
-      if (silence_allowed_ && !inside_message_) continue;
-      throw TTransportException(TTransportException::TIMED_OUT, "client stalls");
-    }
+    drained_ = true;
+    if (errno == EINTR || errno == EAGAIN) continue;
     throw TTransportException(TTransportException::END_OF_FILE, std::strerror(errno));
+  }
+}
+
+// common/fd.h says why not in recv.
+void Connection::AwaitBytes() {
+  const bool for_ever = silence_allowed_ && !inside_message_;
+  const StatusOr<bool> readable =
+      WaitReadable(socket_.get(), for_ever ? -1 : options_.stall_timeout_ms);
+  if (!readable.ok()) {
+    throw TTransportException(TTransportException::END_OF_FILE,
+                              std::string(readable.status().message()));
+  }
+  if (!*readable && !for_ever) {
+    throw TTransportException(TTransportException::TIMED_OUT, "client stalls");
   }
 }
 

@@ -56,6 +56,7 @@ class Connection : public apache::thrift::transport::TVirtualTransport<Connectio
 
  private:
   uint32_t Receive(uint8_t* buffer, uint32_t length);  // 0: the client has closed
+  void AwaitBytes();
   void SendAll(const uint8_t* buffer, uint32_t length);
   void Count(uint32_t bytes);
 
@@ -65,6 +66,7 @@ class Connection : public apache::thrift::transport::TVirtualTransport<Connectio
   std::atomic<bool> open_{true};
   bool silence_allowed_ = false;
   bool inside_message_ = false;
+  bool drained_ = true;  // the last receive took all there was: the next one has to wait
   std::vector<uint8_t> in_, out_;
   uint32_t in_begin_ = 0, in_end_ = 0, out_end_ = 0;
 };

@@ -354,7 +354,7 @@ void Handler::stat(wire::ObjectInfo& reply, const wire::CheckpointRef& checkpoin
     OrThrow(ValidateObjectName(name));
     stat.name = name;
     stat.deadline = DefaultDeadline();
-    reply = FromObject(Expect<engine::ObjectInfo>(node_->Call(std::move(stat))));
+    reply = FromObject(Expect<engine::ObjectInfo>(node_->Stat(std::move(stat))));
   });
 }
 

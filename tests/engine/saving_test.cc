@@ -601,6 +601,34 @@ TEST_F(Saving, SessionsHaveABound) {
   EXPECT_THAT(StatusOf(TryHello({})), Fails(absl::StatusCode::kResourceExhausted, "sessions"));
 }
 
+// Who only looks is told what Apply would say; where Apply would refuse, wait or look elsewhere, it
+// is left to Apply.
+TEST_F(Saving, PeekSaysWhatApplyWouldOrLeavesItToApply) {
+  const SessionId session = Hello();
+  Save(session, 1, {{"model"}, {"optimizer"}});
+  const auto stat = [&](SessionId from, const std::string& job, Step step, const char* name) {
+    return event::StatObject{From(from), {job, step}, name, Soon()};
+  };
+  const event::StatObject question = stat(session, "job", 1, "optimizer");
+  const std::optional<ObjectInfo> seen = engine->Peek(question);
+  Apply(question);
+  const StatusOr<ObjectInfo> told = Take<ObjectInfo>(question.caller.request);
+  ASSERT_TRUE(seen.has_value());
+  ASSERT_TRUE(told.ok()) << told.status();
+  EXPECT_EQ(seen->name, told->name);
+  EXPECT_EQ(seen->length, told->length);
+  EXPECT_EQ(seen->block_crcs, told->block_crcs);
+  EXPECT_EQ(seen->level, told->level);
+
+  EXPECT_FALSE(engine->Peek(stat(session, "job", 1, "unknown")).has_value());
+  EXPECT_FALSE(engine->Peek(stat(session, "job", 2, "model")).has_value());
+  EXPECT_FALSE(engine->Peek(stat(session, "unknown", 1, "model")).has_value());
+  EXPECT_FALSE(engine->Peek(stat(session + 1000, "job", 1, "model")).has_value());
+  event::StatObject another = stat(session, "job", 1, "model");  // promise 6
+  another.caller.uid = another.caller.gid = 4711;
+  EXPECT_FALSE(engine->Peek(another).has_value());
+}
+
 TEST_F(Saving, CallersOfAnEndedSessionAreAnswered) {  // promise 4
   const SessionId session = Hello();
   const RequestId wait = Wait(session, 9, Level::kCached);
