@@ -96,26 +96,20 @@ bool Missed(const Row& row) {
 }
 
 std::string RowJson(const Row& row) {
-  const auto show = [&](double value) { return absl::StrFormat("%.4g %s", value, row.unit); };
   nlohmann::ordered_json samples = nlohmann::ordered_json::array();
   for (const Pair& pair : row.pairs) samples.push_back({pair.ours, pair.reference});
   const nlohmann::ordered_json json = {{"name", row.name},
                                        {"value", Ours(row)},
                                        {"unit", row.unit},
+                                       {"reference", row.reference},
                                        {"reference_value", Reference(row)},
-                                       {"reference_name", row.reference},
                                        {"ratio", Ratio(row)},
                                        {"direction", row.higher_is_better ? "higher" : "lower"},
                                        {"bar", row.bar},
-                                       {"ok", !Missed(row)},
+                                       {"ok", !Missed(row) && Invalid(row).empty()},
                                        {"pages", "4 KiB"},
                                        {"samples", samples},
                                        {"commit", Commit()},
-                                       // As the bench runner wants it.
-                                       {"better", row.higher_is_better ? "higher" : "lower"},
-                                       {"ours", show(Ours(row))},
-                                       {"reference", show(Reference(row))},
-                                       {"pairs", row.pairs.size()},
                                        {"invalid", Invalid(row)},
                                        {"note", row.note}};
   return json.dump();

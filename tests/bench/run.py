@@ -1,14 +1,11 @@
 #!/usr/bin/env python3
 """make bench: runs the bench programs, merges their rows into build/bench.json, prints one table.
 
-A bench program takes the names of rows (none: all it has) and writes one JSON object per row to stdout:
-
-    {"name": "save_warm", "ratio": 0.93, "bar": 1.05, "better": "lower", "ours": "49.1 ms",
-     "reference": "52.8 ms", "pairs": 9, "invalid": "", "note": ""}
-
-`ratio` is the median over the pairs of ours ÷ reference (of a speed-up or a throughput ratio where more is
-better, as `better` says). `invalid` says why a row proves nothing, for example a reference that is absurdly
-slow on this machine. Other lines are passed through.
+A bench program takes the names of rows (none: all it has) and writes one JSON object per row to stdout, with
+the keys of KEYS; build/bench.json is the list of them. `ratio` is the median over the pairs of ours ÷
+reference, or of a speed-up or a throughput ratio where more is better, as `direction` says; `samples` are
+the pairs. `invalid` says why a row proves nothing, for example a reference that is absurdly slow on this
+machine. Other lines are passed through.
 
 A bar is missed when the median is worse than 1.05 × bar twice: a row that misses is run once more.
 """
@@ -27,6 +24,22 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build"
 TORCH2_PYTHON = BUILD / "venv" / "torch2" / "bin" / "python"
 LEEWAY = 1.05
+KEYS = (
+    "name",
+    "value",
+    "unit",
+    "reference",
+    "reference_value",
+    "ratio",
+    "direction",
+    "bar",
+    "ok",
+    "pages",
+    "samples",
+    "commit",
+    "invalid",
+    "note",
+)
 # In the order of docs/benchmarks.md; anything else that a program prints comes after.
 ORDER = [
     "save_warm",
@@ -96,7 +109,7 @@ def run_rows(command: list[str], rows: list[str]) -> dict[str, dict]:
 def missed(row: dict) -> bool:
     if "failed" in row or row.get("invalid"):
         return False
-    if row.get("better") == "higher":
+    if row["direction"] == "higher":
         return row["ratio"] < row["bar"] / LEEWAY
     return row["ratio"] > row["bar"] * LEEWAY
 
@@ -112,18 +125,21 @@ def verdict(row: dict) -> str:
 
 
 def table(rows: list[dict]) -> str:
-    lines = [["name", "ours", "reference", "ratio", "bar", "pairs", ""]]
+    lines = [["name", "ours", "reference", "ratio", "bar", "pairs", "", ""]]
     for row in rows:
-        bar = row.get("bar")
-        sign = "≥" if row.get("better") == "higher" else "≤"
+        if "failed" in row:
+            lines.append([row["name"], *[""] * 6, verdict(row)])
+            continue
+        sign = "≥" if row["direction"] == "higher" else "≤"
         lines.append(
             [
                 row["name"],
-                str(row.get("ours", "")),
-                str(row.get("reference", "")),
-                f"{row['ratio']:.2f}" if "ratio" in row else "",
-                f"{sign} {bar}" if bar is not None else "",
-                str(row.get("pairs", "")),
+                f"{row['value']:.4g} {row['unit']}",
+                f"{row['reference_value']:.4g} {row['unit']} ({row['reference']})",
+                f"{row['ratio']:.2f}",
+                f"{sign} {row['bar']:g}",
+                str(len(row["samples"])),
+                "ok" if row["ok"] else "",
                 verdict(row),
             ]
         )
@@ -163,14 +179,18 @@ def main() -> int:
             print(f"  once more: {', '.join(again)}", flush=True)
             second = run_rows(command, again)
             for name in again:
-                if missed(second[name]) or "failed" in second[name]:
-                    second[name]["missed"] = True
+                second[name]["missed"] = missed(second[name])
                 first[name] = second[name]
         found.update(first)
     rows = [found[name] for name in ORDER if name in found]
-    document = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "rows": rows}
+    document = [
+        {"name": row["name"], "ok": False, "invalid": row["failed"]}
+        if "failed" in row
+        else {key: row.get(key, "") for key in KEYS}
+        for row in rows
+    ]
     (BUILD / "bench.json").write_text(json.dumps(document, indent=1, ensure_ascii=False))
-    print(f"\n{document['machine']}, {document['date']}\n")
+    print(f"\n{machine()}, {time.strftime('%Y-%m-%d')}\n")
     print(table(rows))
     bad = [row for row in rows if row.get("missed") or "failed" in row]
     print(
