@@ -141,8 +141,7 @@ class CacheImpl final : public Cache {
       const uint64_t block = at / block_bytes;
       const uint64_t end = std::min(length, (block + 1) * block_bytes);
       const uint64_t n = std::min<uint64_t>(piece.size(), end - at);
-      const Status read =
-          Counted(found->Read(extent.offset + at, absl::MakeSpan(piece.data(), n)));
+      const Status read = Counted(found->Read(extent.offset + at, absl::MakeSpan(piece.data(), n)));
       if (!read.ok()) return Annotate(read, Name(extent.slab));
       crcs[block] = Crc32c(crcs[block], piece.data(), n);
       at += n;
@@ -173,7 +172,7 @@ class CacheImpl final : public Cache {
     enum class Stage { kQueued, kPreparing, kFaulting } stage = Stage::kQueued;
     std::shared_ptr<Slab> slab;  // from the end of kPreparing
     bool held = false;           // by the holder
-    uint64_t next_offset = 0;  // of the next piece to fault; before it all is done or being done
+    uint64_t next_offset = 0;    // of the next piece to fault; before it all is done or being done
     bool piece_under_way = false;
     Status status;  // the first failure; no piece begins after it
 

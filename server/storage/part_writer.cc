@@ -67,9 +67,9 @@ class PartWriter {
       file.first_task = tasks_;
       file.blocks_left = file.Tasks();
       tasks_ += file.Tasks();
-      largest_block_ = std::max(
-          largest_block_,
-          RoundedUp(std::min<uint64_t>(file.entry->length, file.entry->block_bytes)));
+      largest_block_ =
+          std::max(largest_block_,
+                   RoundedUp(std::min<uint64_t>(file.entry->length, file.entry->block_bytes)));
     }
   }
 
@@ -173,8 +173,7 @@ class PartWriter {
     bool direct = file->direct;
     // Direct writes end on a page; what that adds to the last block, Finish cuts off.
     std::fill(buffer + length, buffer + RoundedUp(length), '\0');
-    const Status status =
-        WriteAt(fd, buffer, direct ? RoundedUp(length) : length, offset, &direct);
+    const Status status = WriteAt(fd, buffer, direct ? RoundedUp(length) : length, offset, &direct);
     if (!direct) file->direct = false;
     return status;
   }
