@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The house's arrows, as docs/architecture.md draws them, checked on every #include line; and every lock is one
-that the thread-safety analysis can see.
+"""The house's arrows, as docs/architecture.md draws them, checked on every #include line; and every lock is
+one that the thread-safety analysis can see.
 
 Prints one line per violation and exits 1 if there is any. Runs in well under a second, as a test and in
 `make lint`.

@@ -22,6 +22,14 @@ ROOT = Path(__file__).resolve().parent.parent
 # A configuration of its own: clang reads the compile commands, but not gcc's precompiled headers.
 BUILD = ROOT / "build" / "lint" / "cmake"
 TIDY_SEEN = ROOT / "build" / "lint" / "tidy"
+TIDY = (
+    "clang-tidy",
+    "--quiet",
+    f"-p={BUILD}",
+    "--extra-arg=-Wno-unknown-warning-option",
+    "--extra-arg=-Wno-ignored-optimization-argument",
+    "--extra-arg=-Wthread-safety",  # cairn::Mutex is annotated; gcc cannot check it
+)
 CPP_TOPS = ("common", "server", "client", "tests")
 # What ships. A test's slips show when it runs, and reading gtest's headers costs seconds a file.
 TIDY_TOPS = ("common/", "server/", "client/")
@@ -86,8 +94,9 @@ def clang_tidy() -> list[str]:
     made = run(["cmake", "--build", str(BUILD), "--target", "proto/gen/Cairn.h"])
     if made.returncode:
         return [made.stdout + made.stderr]
-    settings = [".clang-tidy", "proto/cairn.thrift", "hack/lint.py"]
-    common = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in settings)).digest()
+    common = hashlib.sha256(" ".join(TIDY).encode())
+    for name in (".clang-tidy", "proto/cairn.thrift"):
+        common.update((ROOT / name).read_bytes())
     TIDY_SEEN.mkdir(parents=True, exist_ok=True)
 
     todo = []
@@ -97,23 +106,13 @@ def clang_tidy() -> list[str]:
             continue
         relative = path.relative_to(ROOT).as_posix()
         if relative.startswith(TIDY_TOPS) and path.suffix == ".cc":
-            seen = TIDY_SEEN / tidy_digest(relative, common)
+            seen = TIDY_SEEN / tidy_digest(relative, common.digest())
             if not seen.exists():
                 todo.append((relative, seen))
 
     def tidy(item: tuple[str, Path]) -> str | None:
         relative, seen = item
-        result = run(
-            [
-                "clang-tidy",
-                "--quiet",
-                f"-p={BUILD}",
-                "--extra-arg=-Wno-unknown-warning-option",
-                "--extra-arg=-Wno-ignored-optimization-argument",
-                "--extra-arg=-Wthread-safety",  # cairn::Mutex is annotated; gcc cannot check it
-                relative,
-            ]
-        )
+        result = run([*TIDY, relative])
         if result.returncode == 0:
             seen.touch()
             return None
@@ -138,7 +137,10 @@ def ruff(fix: bool) -> list[str]:
     commands = (
         [[str(binary), "check", "--fix", *cache, *tops], [str(binary), "format", *cache, *tops]]
         if fix
-        else [[str(binary), "check", "--output-format=concise", *cache, *tops]]
+        else [
+            [str(binary), "check", "--output-format=concise", *cache, *tops],
+            [str(binary), "format", "--check", "--quiet", *cache, *tops],
+        ]
     )
     for command in commands:
         result = run(command)
