@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The house's arrows, as docs/architecture.md draws them, checked on every #include line.
+"""The house's arrows, as docs/architecture.md draws them, checked on every #include line; and every lock is
+one that the thread-safety analysis can see.
 
 Prints one line per violation and exits 1 if there is any. Runs in well under a second, as a test and in
 `make lint`.
@@ -33,6 +34,11 @@ MAY_USE_THRIFT = ("server/rpc/", "server/daemon/", "client/cpp/", "tests/")
 NO_ACCELERATORS = ("common/", "server/")
 ACCELERATOR = re.compile(r"^(cuda|nccl|torch/|ATen/|c10/)")
 GENERATED = re.compile(r"^(Cairn\.h|cairn_types\.h|cairn_constants\.h|thrift/)")
+# clang's thread-safety analysis sees only what common/mutex.h annotates.
+ANNOTATED = "common/mutex.h"
+UNANNOTATED = re.compile(
+    r"\bstd::(\w*mutex|lock_guard|unique_lock|scoped_lock|shared_lock|condition_variable\w*)\b"
+)
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
 SOURCES = {".h", ".cc", ".hpp", ".cpp"}
 
@@ -80,6 +86,16 @@ def check_pragma_once(relative: str, text: str) -> list[str]:
     return []
 
 
+def check_locks(relative: str, text: str) -> list[str]:
+    if relative == ANNOTATED:
+        return []
+    return [
+        f"{relative}:{number}: {match.group(0)} is not annotated; {ANNOTATED} has what is"
+        for number, line in enumerate(text.splitlines(), 1)
+        if (match := UNANNOTATED.search(line.split("//")[0]))
+    ]
+
+
 def main() -> int:
     problems: list[str] = []
     for top in ("common", "server", "client", "tests"):
@@ -88,6 +104,7 @@ def main() -> int:
                 relative = path.relative_to(ROOT).as_posix()
                 text = path.read_text(encoding="utf-8")
                 problems += check_file(relative, text) + check_pragma_once(relative, text)
+                problems += check_locks(relative, text)
     for problem in problems:
         print(problem)
     return 1 if problems else 0

@@ -17,8 +17,12 @@ HOLDS_TESTS = re.compile(r"^(async )?def test_|^class Test", re.M)
 def main() -> int:
     problems = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        if HOLDS_TESTS.search(path.read_text(encoding="utf-8")) and not path.name.startswith("test_"):
-            problems.append(f"{path.relative_to(ROOT)}: holds tests, but pytest collects only test_*.py")
+        if HOLDS_TESTS.search(path.read_text(encoding="utf-8")) and not path.name.startswith(
+            "test_"
+        ):
+            problems.append(
+                f"{path.relative_to(ROOT)}: holds tests, but pytest collects only test_*.py"
+            )
     for problem in problems:
         print(problem)
     return 1 if problems else 0

@@ -124,7 +124,9 @@ def run_tests(mutant: dict) -> list[driver.Case]:
 
 def targets_of(mutant: dict) -> list[str]:
     programs = [*mutant.get("tests", []), *mutant.get("targets", [])]
-    return programs + (["cairnd", "cairn_python", "cairn_fault_saver"] if "pytest" in mutant else [])
+    return programs + (
+        ["cairnd", "cairn_python", "cairn_fault_saver"] if "pytest" in mutant else []
+    )
 
 
 def prove(mutant: dict) -> str:

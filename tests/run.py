@@ -110,12 +110,15 @@ class Program:
     """One test as CMake registered it."""
 
     name: str
-    command: list[str]
+    command: list[str]  # empty: not built yet
     labels: set[str]
     timeout_s: float
     environment: list[str]
     directory: str
     alone: bool
+
+    def is_built(self) -> bool:
+        return bool(self.command) and Path(self.command[0]).exists()
 
 
 def list_programs(build: Path) -> list[Program]:
@@ -230,10 +233,8 @@ def run_programs(
             reason = f"labelled {label}: make test TIER=all"
             report.add([Case(f"{prefix}{program.name}", "skipped", reason)])
             continue
-        if program.command and not Path(program.command[0]).exists():
-            report.add(
-                [Case(f"{prefix}{program.name}", "failed", f"{program.command[0]} was not built")]
-            )
+        if not program.is_built():
+            report.add([Case(f"{prefix}{program.name}", "failed", "it was not built")])
             continue
         (alone if program.alone or held_back else parallel).append(program)
 
@@ -380,7 +381,7 @@ def sanitizer_stage(report: Report, name: str, sanitizer: str, pattern: str) -> 
 
 def is_unit_test(program: Program) -> bool:
     """Not a script, nor a program that the ordinary tier leaves out."""
-    script = not program.command or "python" in program.command[0]
+    script = bool(program.command) and "python" in program.command[0]
     return not script and not program.labels & FULL_LABELS
 
 

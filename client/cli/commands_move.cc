@@ -6,8 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
-#include <mutex>
+#include <chrono>
 #include <optional>
 #include <ostream>
 #include <set>
@@ -21,6 +20,7 @@
 #include "client/cli/progress.h"
 #include "client/cli/render.h"
 #include "common/fd.h"
+#include "common/mutex.h"
 
 namespace cairn::cli {
 namespace {
@@ -230,8 +230,7 @@ class Watcher {
                   total) {
     if (!context->console.err_terminal) return;
     thread_ = std::thread([this, session = std::move(session)] {
-      std::unique_lock<std::mutex> lock(mutex_);
-      while (!changed_.wait_for(lock, std::chrono::milliseconds(200), [this] { return done_; })) {
+      while (!DoneWithin(std::chrono::milliseconds(200))) {
         if (const std::optional<uint64_t> written = BytesWritten(session.get()))
           progress_.Update(*written);
       }
@@ -240,14 +239,22 @@ class Watcher {
   ~Watcher() {
     if (!thread_.joinable()) return;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mu_);
       done_ = true;
     }
-    changed_.notify_all();
+    changed_.NotifyAll();
     thread_.join();
   }
 
  private:
+  bool DoneWithin(std::chrono::milliseconds pause) {
+    const auto end = std::chrono::steady_clock::now() + pause;
+    MutexLock lock(&mu_);
+    while (!done_ && changed_.WaitUntil(&mu_, end)) {
+    }
+    return done_;
+  }
+
   static std::optional<uint64_t> BytesWritten(client::Session* session) {
     const StatusOr<std::string> text = session->StatusJson();
     if (!text.ok()) return std::nullopt;
@@ -262,9 +269,9 @@ class Watcher {
   }
 
   Progress progress_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
+  Mutex mu_;
+  CondVar changed_;
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
   std::thread thread_;
 };
 

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
 #include <utility>
 
 #include "cairn_constants.h"
@@ -139,8 +138,17 @@ Status Link::Call(absl::string_view what, MonotonicNanos deadline, Body body,
       if (!absl::IsUnavailable(failure)) return failure;
     }
     if (TimeLeft(deadline) <= pause) return failure;
-    std::this_thread::sleep_for(absl::ToChronoNanoseconds(pause));
+    PauseUnlessClosed(pause);
     pause = std::clamp(pause * 2, kFirstPause, kLongestPause);
+  }
+}
+
+// Not woken by what the connections do: the other threads, which have lost the daemon too, would
+// then drive each other round.
+void Link::PauseUnlessClosed(absl::Duration pause) {
+  const MonotonicNanos end = DeadlineAfter(pause);
+  MutexLock lock(&state_->mu);
+  while (!state_->closed && state_->changed.WaitUntil(&state_->mu, TimePoint(end))) {
   }
 }
 

@@ -98,6 +98,7 @@ class Link : public std::enable_shared_from_this<Link> {
 
   StatusOr<std::unique_ptr<Connection>> Acquire(MonotonicNanos deadline);
   std::unique_ptr<Connection> AcquireIdle();
+  void PauseUnlessClosed(absl::Duration pause);  // between two attempts of one call
   void GiveBack(std::unique_ptr<Connection> connection);
   void Discard(std::unique_ptr<Connection> connection);
   bool SessionEnded(Connection* connection, const Attachment& attachment, MonotonicNanos deadline);

@@ -17,7 +17,9 @@ endif()
 # asan and tsan builds: cmake -DCAIRN_SANITIZER=address,undefined | thread
 set(CAIRN_SANITIZER "" CACHE STRING "Sanitizers for the whole build")
 if(CAIRN_SANITIZER)
-  add_compile_options(-fsanitize=${CAIRN_SANITIZER} -fno-omit-frame-pointer)
+  # At -O2, and with code to go on after each finding, gcc takes three times as long over the same checks.
+  add_compile_options(-O1 -fsanitize=${CAIRN_SANITIZER} -fno-sanitize-recover=undefined
+                      -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${CAIRN_SANITIZER})
 endif()
 

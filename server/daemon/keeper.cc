@@ -70,8 +70,8 @@ class Keeper {
       if (daemon_ == 0 && clock_->Now() >= restart_at_) StartDaemon();
       WaitAndHandle();
     }
-    // The signals stay blocked: one that arrives now would end this process before it can return the
-    // daemon's code.
+    // The signals stay blocked: one that arrives now would end this process before it can return
+    // the daemon's code.
     return *exit_code_;
   }
 

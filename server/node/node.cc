@@ -527,31 +527,29 @@ OpenAnswer Node::Open(engine::event::Open event) {
                      " bytes, its manifest says ", opened.object.length));
     return result;
   }
-  LeaseId lease = 0;
   {
     MutexLock lock(&stored_mu_);
-    lease = kStoredLease | ++next_stored_;
-    if (!takes_fds) {
-      constexpr size_t kMaxStored = 64;  // of one session
-      size_t held = 0;
-      for (const auto& [id, open] : stored_) held += open.session == caller.session ? 1 : 0;
-      if (held >= kMaxStored) {
-        result.opened = absl::ResourceExhaustedError(absl::StrCat(
-            "open files in storage: ", held, " of this session, the limit is ", kMaxStored));
-        return result;
-      }
-      stored_[lease] = StoredOpen{caller.session, *std::move(file), opened.bytes};
-    }
+    opened.lease = kStoredLease | ++next_stored_;
   }
-  opened.lease = lease;
   if (takes_fds) {
-    Status pushed =
-        sessions_.Push(caller.session, FdMessageType::kFile, lease, 0, opened.bytes, file->get());
+    Status pushed = sessions_.Push(caller.session, FdMessageType::kFile, opened.lease, 0,
+                                   opened.bytes, file->get());
     if (!pushed.ok()) {
       result.opened = pushed;
       return result;
     }
     opened.fd_sent = true;
+  } else {
+    constexpr size_t kMaxStored = 64;  // of one session
+    MutexLock lock(&stored_mu_);
+    size_t held = 0;
+    for (const auto& [id, open] : stored_) held += open.session == caller.session ? 1 : 0;
+    if (held >= kMaxStored) {
+      result.opened = absl::ResourceExhaustedError(absl::StrCat(
+          "open files in storage: ", held, " of this session, the limit is ", kMaxStored));
+      return result;
+    }
+    stored_[opened.lease] = StoredOpen{caller.session, *std::move(file), opened.bytes};
   }
   result.opened = std::move(opened);
   return result;

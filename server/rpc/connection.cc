@@ -20,11 +20,12 @@ using apache::thrift::transport::TTransport;
 using apache::thrift::transport::TTransportException;
 
 Connection::Connection(UniqueFd socket, const Credentials& credentials,
-                       const ConnectionOptions& options)
+                       const ConnectionOptions& options, std::shared_ptr<OpenConnections> others)
     : TVirtualTransport(std::make_shared<apache::thrift::TConfiguration>(
           static_cast<int>(options.max_message_bytes))),
       credentials_(credentials),
       options_(options),
+      others_(std::move(others)),
       socket_(std::move(socket)),
       in_(options.buffer_bytes),
       out_(options.buffer_bytes) {
@@ -32,6 +33,16 @@ Connection::Connection(UniqueFd socket, const Credentials& credentials,
   timeout.tv_sec = options.stall_timeout_ms / 1000;
   timeout.tv_usec = (options.stall_timeout_ms % 1000) * 1000;
   setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+  MutexLock lock(&others_->mu);
+  others_->all.insert(this);
+  if (others_->ended) Shutdown();
+}
+
+Connection::~Connection() { Leave(); }
+
+void Connection::Leave() {
+  MutexLock lock(&others_->mu);
+  others_->all.erase(this);
 }
 
 void Connection::BeginMessage() {
@@ -50,6 +61,7 @@ bool Connection::peek() {
 
 void Connection::close() {
   open_ = false;
+  Leave();
   Shutdown();
 }
 
@@ -175,11 +187,9 @@ void Listener::interrupt() {
 }
 
 void Listener::interruptChildren() {
-  MutexLock lock(&mu_);
-  ended_ = true;
-  for (const std::weak_ptr<Connection>& weak : connections_) {
-    if (std::shared_ptr<Connection> connection = weak.lock()) connection->Shutdown();
-  }
+  MutexLock lock(&connections_->mu);
+  connections_->ended = true;
+  for (Connection* connection : connections_->all) connection->Shutdown();
 }
 
 std::shared_ptr<TTransport> Listener::acceptImpl() {
@@ -203,13 +213,8 @@ std::shared_ptr<TTransport> Listener::acceptImpl() {
     ucred peer = {};
     socklen_t length = sizeof(peer);
     if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) continue;
-    auto connection = std::make_shared<Connection>(
-        std::move(socket), Credentials{peer.uid, peer.gid, peer.pid}, options_);
-    MutexLock lock(&mu_);
-    std::erase_if(connections_, [](const auto& weak) { return weak.expired(); });
-    connections_.push_back(connection);
-    if (ended_) connection->Shutdown();
-    return connection;
+    return std::make_shared<Connection>(
+        std::move(socket), Credentials{peer.uid, peer.gid, peer.pid}, options_, connections_);
   }
 }
 

@@ -14,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "common/fd.h"
 #include "common/mutex.h"
 
@@ -31,10 +32,21 @@ struct Credentials {
   int32_t pid = 0;
 };
 
+class Connection;
+
+// The connections that are open, shared by their listener and each of them.
+struct OpenConnections {
+  Mutex mu;
+  bool ended ABSL_GUARDED_BY(mu) = false;  // who comes now is shut down at once
+  absl::flat_hash_set<Connection*> all ABSL_GUARDED_BY(mu);
+};
+
 // Used by its connection's thread alone, but for Shutdown.
 class Connection : public apache::thrift::transport::TVirtualTransport<Connection> {
  public:
-  Connection(UniqueFd socket, const Credentials& credentials, const ConnectionOptions& options);
+  Connection(UniqueFd socket, const Credentials& credentials, const ConnectionOptions& options,
+             std::shared_ptr<OpenConnections> others);
+  ~Connection() override;
 
   const Credentials& credentials() const { return credentials_; }
   // A session speaks here: silence between messages is allowed.
@@ -59,9 +71,11 @@ class Connection : public apache::thrift::transport::TVirtualTransport<Connectio
   void AwaitBytes();
   void SendAll(const uint8_t* buffer, uint32_t length);
   void Count(uint32_t bytes);
+  void Leave();
 
   const Credentials credentials_;
   const ConnectionOptions options_;
+  const std::shared_ptr<OpenConnections> others_;
   const UniqueFd socket_;  // closed with the object: Shutdown may come from another thread
   std::atomic<bool> open_{true};
   bool silence_allowed_ = false;
@@ -88,9 +102,7 @@ class Listener : public apache::thrift::transport::TServerTransport {
  private:
   const ConnectionOptions options_;
   UniqueFd listener_, wake_;
-  Mutex mu_;
-  bool ended_ ABSL_GUARDED_BY(mu_) = false;  // connections that come are shut down at once
-  std::vector<std::weak_ptr<Connection>> connections_ ABSL_GUARDED_BY(mu_);
+  const std::shared_ptr<OpenConnections> connections_ = std::make_shared<OpenConnections>();
 };
 
 }  // namespace cairn::rpc

@@ -19,36 +19,36 @@ uint64_t ResidentPages(int fd) {
 }
 
 Status FakeHolder::Hold(SlabId slab, uint64_t, int fd) {
-  std::lock_guard<std::mutex> lock(mu_);
+  MutexLock lock(&mu_);
   if (!refusal_.ok()) return std::exchange(refusal_, absl::OkStatus());
   held_[slab] = {UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0)), ResidentPages(fd)};
   return absl::OkStatus();
 }
 
 void FakeHolder::Drop(SlabId slab) {
-  std::lock_guard<std::mutex> lock(mu_);
+  MutexLock lock(&mu_);
   held_.erase(slab);
 }
 
 std::vector<SlabId> FakeHolder::held() const {
-  std::lock_guard<std::mutex> lock(mu_);
+  MutexLock lock(&mu_);
   std::vector<SlabId> ids;
   for (const auto& [id, held] : held_) ids.push_back(id);
   return ids;
 }
 
 uint64_t FakeHolder::resident_pages_at_hold(SlabId slab) const {
-  std::lock_guard<std::mutex> lock(mu_);
+  MutexLock lock(&mu_);
   return held_.at(slab).resident_pages;
 }
 
 UniqueFd FakeHolder::Inherit(SlabId slab) const {
-  std::lock_guard<std::mutex> lock(mu_);
+  MutexLock lock(&mu_);
   return UniqueFd(::fcntl(held_.at(slab).fd.get(), F_DUPFD_CLOEXEC, 0));
 }
 
 void FakeHolder::RefuseNextHold(Status status) {
-  std::lock_guard<std::mutex> lock(mu_);
+  MutexLock lock(&mu_);
   refusal_ = std::move(status);
 }
 

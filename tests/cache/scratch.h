@@ -1,14 +1,13 @@
 // A cache with a holder that keeps dups in this process, and words to use both.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "common/mutex.h"
 #include "gtest/gtest.h"
 #include "server/cache/cache.h"
 
@@ -32,9 +31,9 @@ class FakeHolder : public SlabHolder {
     UniqueFd fd;
     uint64_t resident_pages = 0;
   };
-  mutable std::mutex mu_;
-  std::map<SlabId, Held> held_;
-  Status refusal_;
+  mutable Mutex mu_;
+  std::map<SlabId, Held> held_ ABSL_GUARDED_BY(mu_);
+  Status refusal_ ABSL_GUARDED_BY(mu_);
 };
 
 class ScratchCache : public ::testing::Test {

@@ -102,6 +102,32 @@ TEST_F(Memory, DeadWritersSlabIsReusedOnlyWhenTheProbeSaysFree) {  // R29
   EXPECT_GT(Status_().writing_bytes, 0u);
 }
 
+TEST_F(Memory, ProbeThatALendOvertookSaysNothing) {  // R29
+  const SessionId first = Hello({.attempt = 1});
+  Save(first, 1, {{"model", 25 * kMiB}});
+  const SlabId slab = SlabOf(first, 1);
+  Save(first, 2, {{"model", 25 * kMiB}});
+  hold_probes = true;
+  Die(first);
+  const auto sent =
+      std::find_if(probes.rbegin(), probes.rend(), [&](auto& probe) { return probe.slab == slab; });
+  ASSERT_NE(sent, probes.rend());
+  const event::SlabProbed free = Probe(*sent);
+  ASSERT_TRUE(free.free);
+  const SessionId reader = Hello({.writer = -1, .attempt = 0});
+  const auto open = Open(reader, 1);
+  ASSERT_TRUE(open.ok());
+  Release(reader, open->lend.lease, /*closes=*/false);  // a forked child maps it still
+  hold_probes = false;
+  Apply(free);
+  const SessionId second = Hello({.attempt = 2});
+  const auto created = Create(second, PartOf(second, 3), {{"model", 25 * kMiB}});
+  EXPECT_THAT(StatusOf(created), Fails(absl::StatusCode::kInternal, "not answered yet"));
+  locks.erase(open->lend.lease);
+  Advance(5 * kNanosPerSecond);
+  EXPECT_GT(Status_().writing_bytes, 0u) << "granted once the lock was gone";
+}
+
 TEST_F(Memory, SlabOpenedByPathWaitsForItsWriterToUnmap) {
   options.budget_bytes = 100 * kMiB;
   Restart();

@@ -8,10 +8,11 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "common/mutex.h"
 
 namespace cairn::engine {
 namespace {
@@ -42,7 +43,7 @@ TEST(Simulator, EveryPromiseHoldsForEverySeed) {
   }
   const uint64_t seeds = FromEnvironment("CAIRN_SIM_SEEDS", kSeeds);
   std::atomic<uint64_t> next{1};
-  std::mutex mu;
+  Mutex mu;
   std::map<uint64_t, std::string> failures;
   std::map<std::string, int64_t> counts;
   int64_t events = 0;
@@ -54,7 +55,7 @@ TEST(Simulator, EveryPromiseHoldsForEverySeed) {
         options.seed = next.fetch_add(1);
         if (options.seed > seeds) return;
         const SimulatorResult result = Simulate(options);
-        std::lock_guard<std::mutex> lock(mu);
+        MutexLock lock(&mu);
         for (const auto& [what, count] : result.counts) counts[what] += count;
         events += result.events;
         if (!result.failure.empty()) failures[options.seed] = result.failure;

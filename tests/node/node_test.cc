@@ -199,7 +199,8 @@ TEST_F(NodeTest, ABitFlippedAfterSealingIsFoundNotReturned) {  // promise 2, R11
   const std::string bytes(2 << 20, 'c');
   ASSERT_TRUE(Save(session, 1, "model", bytes).ok());
   for (SlabId slab : keeper_.SlabsOf(2 << 20)) {
-    ASSERT_TRUE(cache().Write(slab, 12'345, "X").ok());
+    const Status written = cache().Write(slab, 12'345, "X");
+    ASSERT_TRUE(written.ok() || absl::IsNotFound(written)) << written;  // the next save's, not made
   }
   event::Open open;
   open.caller = CallerOf(session);
