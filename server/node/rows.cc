@@ -1,0 +1,61 @@
+#include "server/node/rows.h"
+
+#include <utility>
+
+namespace cairn::node {
+
+std::vector<catalog::Row> RowsOf(const engine::Engine::Description& description,
+                                 const std::string& holder, int64_t* sequence) {
+  std::vector<catalog::Row> rows;
+  if (description.job.has_value()) {
+    const fact::Job& job = *description.job;
+    rows.push_back(catalog::JobRow{job.job, job.owner_uid, job.owner_gid, job.policy, ++*sequence});
+  }
+  for (const fact::AttemptBegun& attempt : description.attempts) {
+    rows.push_back(catalog::AttemptRow{attempt.job, attempt.attempt, attempt.comes_from,
+                                       attempt.unix_ms, ++*sequence});
+  }
+  for (const engine::Engine::Description::Part& part : description.parts) {
+    catalog::PartRow row;
+    row.part = part.committed.part;
+    row.world_size = part.committed.world_size;
+    row.digest = part.committed.digest;
+    row.bytes = part.bytes;
+    row.objects = part.objects;
+    row.resident = part.resident;
+    row.persisted = part.persisted;
+    row.broken = part.broken;
+    row.removed = part.removed;
+    row.holders = part.resident ? holder : "";
+    row.sequence = ++*sequence;
+    if (part.removed) {
+      catalog::StepRow step;
+      step.checkpoint = part.committed.part.checkpoint;
+      step.world_size = part.committed.world_size;
+      step.removed = true;
+      step.sequence = ++*sequence;
+      rows.push_back(std::move(step));
+    }
+    rows.push_back(std::move(row));
+  }
+  for (const engine::CheckpointInfo& info : description.complete) {
+    catalog::StepRow step;
+    step.checkpoint = info.key;
+    step.world_size = info.world_size;
+    step.digest = info.digest;
+    step.completed_unix_ms = info.created_unix_ms;
+    step.persisted = info.facts.persisted;
+    step.sequence = ++*sequence;
+    rows.push_back(std::move(step));
+  }
+  for (const CheckpointKey& gone : description.gone) {
+    catalog::StepRow step;
+    step.checkpoint = gone;
+    step.removed = true;
+    step.sequence = ++*sequence;
+    rows.push_back(std::move(step));
+  }
+  return rows;
+}
+
+}  // namespace cairn::node

@@ -1,0 +1,18 @@
+// What the engine knows, as rows of the catalog.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "server/catalog/catalog.h"
+#include "server/engine/engine.h"
+
+namespace cairn::node {
+
+// `holder`: this node's name, of the parts that are resident. Each row takes the next number of
+// `*sequence`: of two versions of a row the catalog keeps the one with the higher.
+std::vector<catalog::Row> RowsOf(const engine::Engine::Description& description,
+                                 const std::string& holder, int64_t* sequence);
+
+}  // namespace cairn::node
