@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -98,7 +99,7 @@ int Main(int argc, char** argv) {
     } else if (words[i] == "--node-mib") {
       settings.node_bytes = std::strtoull(value().c_str(), nullptr, 10) << 20;
     } else if (words[i] == "--folder") {
-      settings.folder = value();
+      settings.folder = std::filesystem::absolute(value()).string();
     } else if (words[i] == "--out") {
       out = value();
     } else if (words[i].starts_with("--")) {

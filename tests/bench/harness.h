@@ -25,7 +25,7 @@ struct Settings {
   int pairs = 9;
   uint64_t bytes = uint64_t{1} << 30;       // of one checkpoint
   uint64_t node_bytes = uint64_t{8} << 30;  // of a node's memory, where a row is about all of it
-  std::string folder = ".";                 // on a disk: where the persist row writes
+  std::string folder = "/var/tmp";          // absolute, on a disk: where the persist row writes
   std::string program;                      // this one, for child processes
 };
 

@@ -62,7 +62,7 @@ def programs() -> list[tuple[list[str], list[str]]]:
     python = str(TORCH2_PYTHON if TORCH2_PYTHON.exists() else "/usr/bin/python3")
     return [
         (
-            [str(find_program("cairn_bench"))],
+            [str(find_program("cairn_bench")), "--folder", str(BUILD)],
             [name for name in ORDER if not name.startswith("torch")],
         ),
         (

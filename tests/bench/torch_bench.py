@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ.get("CAIRN_BIN") or ROOT / "build" / "bin")
 GIB = 1 << 30
 TENSORS = 400
 WORDS = GIB // 8 // TENSORS  # int64 per tensor, rounded down
@@ -93,6 +94,7 @@ class Bench:
         import torch
 
         self.torch = torch
+        self.socket = socket
         self.files = files
         self.c = cairn.connect("bench", rank=0, world_size=1, socket=socket, timeout=60)
         self.step = 0
@@ -138,8 +140,13 @@ class Bench:
             s.save(self.state, "model.pt")
         took = time.perf_counter() - begin
         if verify:
-            with self.c.file(f"{self.step}/model.pt") as path:
-                self.check(path)
+            # A copy: what had been opened by its path would have to be mapped anew by a later save.
+            copy = self.files / "copy.pt"
+            name = f"bench/{self.step}/model.pt"
+            get = [BIN / "cairn", "--socket", self.socket, "get", name, copy]
+            subprocess.run(get, check=True, stdout=subprocess.DEVNULL)
+            self.check(str(copy))
+            copy.unlink()
         return took
 
     def save_stock(self, verify: bool = True) -> float:
@@ -254,15 +261,12 @@ def commit() -> str:
 
 @contextmanager
 def daemon(folder: Path) -> Iterator[str]:
-    bin_folder = (
-        os.environ.get("CAIRN_BIN_DIR") or os.environ.get("CAIRN_BIN") or ROOT / "build" / "bin"
-    )
     socket = str(folder / "s")
     (folder / "storage").mkdir()
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
             [
-                str(Path(bin_folder) / "cairnd"),
+                str(BIN / "cairnd"),
                 f"--socket={socket}",
                 f"--memory.budget={BUDGET}",
                 f"--storage.root={folder / 'storage'}",
