@@ -47,7 +47,7 @@ struct Link::State {
 
 Link::Link(const ConnectOptions& options)
     : options_(options),
-      pid_(getpid()),
+      pid_(ThisPid()),
       attempt_(options.attempt),
       state_(std::make_unique<State>(options.copy_threads)) {}
 
@@ -75,7 +75,7 @@ Status Link::CheckProcess() const {
                                                     pid_, "): it must connect anew"));
 }
 
-bool Link::InThisProcess() const { return pid_ == getpid(); }
+bool Link::InThisProcess() const { return pid_ == ThisPid(); }
 
 CopyThreads* Link::copy_threads() { return &state_->copy_threads; }
 

@@ -2,9 +2,11 @@
 
 #include <cxxabi.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <exception>
 #include <limits>
@@ -45,7 +47,31 @@ ProcessState& State() {
   return *state;
 }
 
+// nullptr where the kernel cannot wipe a page on fork.
+std::atomic<pid_t>* RememberedPid() {
+  static auto* const remembered = []() -> std::atomic<pid_t>* {
+    void* const page =
+        mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) return nullptr;
+    if (madvise(page, kPageBytes, MADV_WIPEONFORK) == 0) return new (page) std::atomic<pid_t>(0);
+    munmap(page, kPageBytes);
+    return nullptr;
+  }();
+  return remembered;
+}
+
 }  // namespace
+
+pid_t ThisPid() {
+  std::atomic<pid_t>* const remembered = RememberedPid();
+  if (remembered == nullptr) return getpid();
+  pid_t pid = remembered->load(std::memory_order_relaxed);
+  if (pid == 0) {
+    pid = getpid();
+    remembered->store(pid, std::memory_order_relaxed);
+  }
+  return pid;
+}
 
 StatusOr<ProcessToken> ThisProcess() {
   ProcessState& state = State();

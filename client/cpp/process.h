@@ -1,6 +1,8 @@
 // What belongs to the process rather than to one of its sessions.
 #pragma once
 
+#include <sys/types.h>
+
 #include <functional>
 #include <string>
 
@@ -12,6 +14,10 @@
 #include "common/status.h"
 
 namespace cairn::client {
+
+// getpid() without the system call, which every call of every session would make: a page that a
+// fork wipes remembers it.
+pid_t ThisPid();
 
 // 16 random bytes drawn at first use, and anew in a forked child: (attempt, writer) is one process.
 StatusOr<ProcessToken> ThisProcess();
