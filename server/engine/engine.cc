@@ -125,6 +125,7 @@ Outcome Engine::Impl::Finish() {
     if (Job* job = FindJob(name)) MaybeForgetJob(job);
   }
   EmitWake();
+  granted_.clear();
   return std::exchange(out_, {});
 }
 
