@@ -118,17 +118,6 @@ void Engine::Impl::RefuseStep(Checkpoint* checkpoint, Status why) {
   for (RequestId request : std::set<RequestId>(checkpoint->waiting_creates)) {
     AnswerParked(request, why);
   }
-  // Nor is one told of memory that it got a moment ago and has lost with its step. An answer that
-  // lends descriptors stays, for they are on their way: its client maps what they are of, and hears
-  // of the refusal with its next call.
-  for (Action& action : out_.actions) {
-    auto* reply = std::get_if<action::Reply>(&action);
-    if (reply == nullptr || !reply->body.ok()) continue;
-    const auto* created = std::get_if<reply::Create>(&*reply->body);
-    const auto granted = granted_.find(reply->request);
-    if (created == nullptr || !created->lend.empty() || granted == granted_.end()) continue;
-    if (granted->second == checkpoint->key) reply->body = why;
-  }
   std::vector<Part*> open;
   for (const auto& [writer, part] : checkpoint->parts) {
     if (!part->committed && !part->committing) open.push_back(part.get());

@@ -125,7 +125,6 @@ Outcome Engine::Impl::Finish() {
     if (Job* job = FindJob(name)) MaybeForgetJob(job);
   }
   EmitWake();
-  granted_.clear();
   return std::exchange(out_, {});
 }
 

@@ -306,7 +306,6 @@ class Engine::Impl {
   bool draining_ = false, drained_ = false;
   MonotonicNanos drain_deadline_ = 0;
   bool giving_up_scan_ = false;  // the event under way has waited for storage long enough
-  std::map<RequestId, CheckpointKey> granted_;  // creates that this Apply has answered with memory
   bool memory_changed_ = false;  // waiting creates may be served now
   uint64_t next_sequence_ = 1;
   MonotonicNanos woken_for_ = kNever;

@@ -318,7 +318,6 @@ void Engine::Impl::Grant(Parked* waiting) {
   reply::Create reply = GrantReply(event, part, session, /*repeat=*/false);
   reply.lend = std::move(lend);
   Reclassify(checkpoint);
-  granted_[request] = checkpoint->key;
   Answer(request, Body(std::move(reply)));
 }
 
