@@ -34,6 +34,10 @@ class UniqueFd {
   int fd_ = -1;
 };
 
+// Lets this process open as many descriptors as it may. A node has one for each slab and three for
+// a session; the usual soft limit of 1,024 is for programs that use select.
+void RaiseDescriptorLimit();
+
 // A new memfd of `bytes` zeros that nobody can execute, resize, or seal further (without
 // F_SEAL_SEAL a borrower could add FUTURE_WRITE). `mode` matters because any uid that is lent a
 // descriptor may reopen it through /proc with that.

@@ -5,7 +5,8 @@ The unit of counting is one test case: a gtest case, a pytest item, a check of h
 that dies counts as one failure, with its last output. Every stage prints its time.
 
     tests/run.py --tier ordinary      what any user can run (make test)
-    tests/run.py --tier all           also root, cgroups, another uid, torch 2, fuzzing, demo
+    tests/run.py --tier all           also root, cgroups, another uid, torch 2, lint, demo, mutants,
+                                      fuzzing, sanitizers
     tests/run.py --only unit,python   some stages
     tests/run.py --filter REGEX       of the unit stage, some programs
 """
@@ -447,7 +448,7 @@ def main() -> int:
         ("torch2", full, lambda: run_pytest(report, str(TORCH2_PYTHON), "torch2", full)),
         (
             "lint",
-            False,
+            full,
             lambda: command_stage(report, "lint", [sys.executable, "hack/lint.py"], 1800),
         ),
         (
@@ -455,16 +456,16 @@ def main() -> int:
             full,
             lambda: command_stage(report, "demo", [sys.executable, "hack/demo/run.py"], 900),
         ),
-        ("mutants", False, lambda: mutants(report)),
+        ("mutants", full, lambda: mutants(report)),
         ("fuzz", full, lambda: fuzz_stage(report)),
         (
             "asan",
-            False,
+            full,
             lambda: sanitizer_stage(report, "asan", "address,undefined", arguments.filter),
         ),
         (
             "tsan",
-            False,
+            full,
             lambda: sanitizer_stage(report, "tsan", "thread", arguments.filter or THREADED),
         ),
     ]

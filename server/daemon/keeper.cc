@@ -7,7 +7,6 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -43,15 +42,6 @@ int ExitCode(const siginfo_t& death) {
 std::string Describe(const siginfo_t& death) {
   if (death.si_code == CLD_EXITED) return absl::StrCat("exit code ", death.si_status);
   return absl::StrCat("signal ", death.si_status, " (", ::strsignal(death.si_status), ")");
-}
-
-// A descriptor each for a slab and three for a session: the default soft limit of 1,024 is for
-// programs that use select.
-void RaiseDescriptorLimit() {
-  struct rlimit limit = {};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 class Keeper {

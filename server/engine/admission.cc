@@ -122,9 +122,30 @@ void Engine::Impl::RefuseStep(Checkpoint* checkpoint, Status why) {
   for (const auto& [writer, part] : checkpoint->parts) {
     if (!part->committed && !part->committing) open.push_back(part.get());
   }
+  RetractGrants(open, why);
   for (Part* part : open) ErasePart(part);
   memory_changed_ = true;
   MaybeEraseCheckpoint(checkpoint);
+}
+
+// A grant that this same event made has not left yet, and its extents are about to go: its caller
+// hears the verdict. But what a session is lent, or told to unmap, it hears; its next call fails.
+void Engine::Impl::RetractGrants(const std::vector<Part*>& parts, const Status& why) {
+  const auto of_these = [&](const reply::GrantedExtent& extent) {
+    return std::any_of(parts.begin(), parts.end(), [&](const Part* part) {
+      return std::any_of(part->objects.begin(), part->objects.end(), [&](const auto& named) {
+        const ExtentRef& held = named.second->extent;
+        return held.slab == extent.slab && held.offset == extent.offset;
+      });
+    });
+  };
+  for (Action& action : out_.actions) {
+    auto* reply = std::get_if<action::Reply>(&action);
+    if (reply == nullptr || !reply->body.ok()) continue;
+    const auto* create = std::get_if<reply::Create>(&*reply->body);
+    if (create == nullptr || !create->lend.empty() || !create->retire.empty()) continue;
+    if (std::any_of(create->extents.begin(), create->extents.end(), of_these)) reply->body = why;
+  }
 }
 
 Status Engine::Impl::FullStatus(const Job& job, uint64_t wanted, absl::string_view what) const {

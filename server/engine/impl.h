@@ -189,6 +189,7 @@ class Engine::Impl {
   uint64_t Available(const Job& job) const;
   void ReleaseReservation(Checkpoint* checkpoint);
   void RefuseStep(Checkpoint* checkpoint, Status why);
+  void RetractGrants(const std::vector<Part*>& parts, const Status& why);
   Status FullStatus(const Job& job, uint64_t wanted, absl::string_view what) const;
   void ServeWaiting();
   void Serve(Parked* parked, uint64_t* claimed);

@@ -318,6 +318,27 @@ TEST_F(Memory, NextStepIsEstimatedByTheLast) {
   EXPECT_TRUE(TrySave(b, 2, {{"y", 30 * kMiB}}).ok());
 }
 
+TEST_F(Memory, GrantThatTheSameEventTakesBackIsARefusal) {
+  const Who who{.world_size = 2, .local_writers = 2, .takes_fds = false};
+  Who other = who;
+  other.writer = 1;
+  const SessionId a = Hello(who), b = Hello(other);
+  hold_makes = true;
+  const auto first = CreateOf(a, PartOf(a, 1), {{"x", 15 * kMiB}});
+  const auto second = CreateOf(b, PartOf(b, 1), {{"y", 50 * kMiB}});
+  Apply(first);
+  Apply(second);
+  ASSERT_FALSE(Answered(first.caller.request));
+  const action::MakeSlab make = makes.back();
+  keeper[make.slab] = make.bytes;
+  Apply(event::SlabMade{make.slab, absl::OkStatus()});  // enough for the first, never for both
+  EXPECT_THAT(StatusOf(AnswerTo(second.caller.request)),
+              Fails(absl::StatusCode::kResourceExhausted, ""));
+  EXPECT_THAT(StatusOf(AnswerTo(first.caller.request)),
+              Fails(absl::StatusCode::kResourceExhausted, ""))
+      << "its extents are gone";
+}
+
 TEST_F(Memory, StepThatNeedsMoreThanThereIsRefusedForAll) {
   const SessionId a = Hello({.writer = 0, .world_size = 2, .local_writers = 2});
   const SessionId b = Hello({.writer = 1, .world_size = 2, .local_writers = 2});

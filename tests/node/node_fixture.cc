@@ -89,6 +89,7 @@ UniqueFd ListenUnix(const std::string& path, int type) {
 }
 
 void NodeFixture::SetUp() {
+  RaiseDescriptorLimit();
   std::string pattern = std::filesystem::temp_directory_path() / "cairn-node-XXXXXX";
   ASSERT_NE(mkdtemp(pattern.data()), nullptr);
   folder_ = pattern;
