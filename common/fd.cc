@@ -183,8 +183,11 @@ StatusOr<ReceivedMessage> ReceiveMessage(int socket, size_t max_bytes, int flags
 
 StatusOr<bool> WaitReadable(int fd, int timeout_ms) {
   pollfd waiting = {fd, POLLIN, 0};
-  const int ready = ::poll(&waiting, 1, timeout_ms);
-  if (ready < 0 && errno != EINTR) return ErrnoStatus(errno, "poll");
+  int ready = -1;
+  do {
+    ready = ::poll(&waiting, 1, timeout_ms);
+  } while (ready < 0 && errno == EINTR);
+  if (ready < 0) return ErrnoStatus(errno, "poll");
   return ready > 0;
 }
 

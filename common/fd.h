@@ -67,8 +67,8 @@ class Mapping {
   uint64_t length_ = 0;
 };
 
-// Waits until a read would not block, or the peer is gone; false when `timeout_ms` (-1: none) or a
-// signal came first.
+// Waits until a read would not block, or the peer is gone; false when `timeout_ms` (-1: none) is
+// over first, counted anew from a signal.
 //
 // A thread that waits in recv on a Unix socket is also woken whenever its peer takes something out
 // of the other direction: twice per call, at the price of an interrupt to the other processor each
