@@ -76,7 +76,6 @@ class Mapping {
 StatusOr<bool> WaitReadable(int fd, int timeout_ms);
 
 // --- SOCK_SEQPACKET messages with descriptors
-// -------------------------------------------------------
 
 inline constexpr size_t kMaxFdsPerMessage = 253;  // the kernel's limit
 
@@ -93,7 +92,6 @@ struct ReceivedMessage {
 StatusOr<ReceivedMessage> ReceiveMessage(int socket, size_t max_bytes, int flags = 0);
 
 // --- files
-// ---------------------------------------------------------------------------------------------
 
 // Reads or writes everything, through EINTR and short counts.
 Status PreadAll(int fd, void* buffer, size_t length, uint64_t offset);

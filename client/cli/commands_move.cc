@@ -26,7 +26,6 @@ namespace cairn::cli {
 namespace {
 
 // --- get
-// -------------------------------------------------------------------------------------------------
 
 constexpr uint64_t kPieceBytes =
     16 * kBlockBytes;  // of one read: whole blocks, so none is verified twice
@@ -155,7 +154,6 @@ Status Get(Context* context, const GetArguments& arguments) {
 }
 
 // --- put
-// -------------------------------------------------------------------------------------------------
 
 struct PutArguments {
   std::vector<std::string> files;  // the last one is the path

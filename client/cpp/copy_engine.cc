@@ -207,7 +207,7 @@ class ObjectCopy {
 
 }  // namespace
 
-// --- ObjectLayout ----------------------------------------------------------
+// --- ObjectLayout
 
 void ObjectLayout::Add(const Segment& segment) {
   segments_.push_back(segment);
@@ -267,7 +267,7 @@ StatusOr<std::string> ObjectLayout::Literal(const Segment& segment,
   return plan_->Tail(crcs, length());
 }
 
-// --- copying ---------------------------------------------------------------
+// --- copying
 
 Status CopyObjects(CopyThreads* threads, absl::Span<const CopyTask> tasks, ProgressPage* progress,
                    std::vector<Written>* results) {

@@ -152,7 +152,7 @@ void Link::PauseUnlessClosed(absl::Duration pause) {
   }
 }
 
-// --- connections -----------------------------------------------------------
+// --- connections
 
 std::unique_ptr<Connection> Link::AcquireIdle() {
   MutexLock lock(&state_->mu);
@@ -217,7 +217,7 @@ void Link::Discard(std::unique_ptr<Connection> connection) {
   state_->changed.NotifyAll();
 }
 
-// --- the session -----------------------------------------------------------
+// --- the session
 
 // A daemon may end a session while its connections stand: each call on them then says UNAVAILABLE,
 // as a daemon that drains does.
@@ -304,7 +304,7 @@ Status Link::Hello(Connection* connection, MonotonicNanos deadline) {
   return absl::OkStatus();
 }
 
-// --- leases ----------------------------------------------------------------
+// --- leases
 
 Link::FdCall::FdCall(Link* link) : link_(link) {
   const std::shared_ptr<Attachment> attachment = link_->attachment();

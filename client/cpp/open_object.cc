@@ -164,7 +164,7 @@ Status OpenObjectImpl::FetchChecksums() {
   return absl::OkStatus();
 }
 
-// --- copies ----------------------------------------------------------------
+// --- copies
 
 Status OpenObjectImpl::ReadPieceOf(const Hold& from, uint64_t offset, uint64_t length, char* into) {
   if (from.fd.valid()) return PreadAll(from.fd.get(), into, length, from.offset + offset);
@@ -221,7 +221,7 @@ Status OpenObjectImpl::Verify() {
   });
 }
 
-// --- mappings and paths ----------------------------------------------------
+// --- mappings and paths
 
 StatusOr<OpenObject::View> OpenObjectImpl::Map() {
   View view;

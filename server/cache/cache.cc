@@ -214,7 +214,6 @@ class CacheImpl final : public Cache {
   }
 
   // --- prefault threads
-  // ---------------------------------------------------------------------------------
 
   void Prefault() {
     mu_.Lock();
@@ -292,7 +291,6 @@ class CacheImpl final : public Cache {
   }
 
   // --- the reaper thread
-  // --------------------------------------------------------------------------------
 
   void Reap() {
     mu_.Lock();

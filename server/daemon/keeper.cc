@@ -83,7 +83,6 @@ class Keeper {
   }
 
   // --- the daemon's lives
-  // -----------------------------------------------------------------------------
 
   void StartDaemon() {
     const Status status = ForkDaemon();
@@ -194,7 +193,6 @@ class Keeper {
   }
 
   // --- what the daemon is told
-  // --------------------------------------------------------------------------
 
   void QueueInheritance() {
     queued_.push_back({EncodeKeeperMessage(KeeperMessageType::kBegin,
@@ -253,7 +251,6 @@ class Keeper {
   }
 
   // --- what the daemon tells
-  // ----------------------------------------------------------------------------
 
   // One message, without waiting; false when there is none, or never again.
   bool ReceiveOne() {
@@ -315,7 +312,6 @@ class Keeper {
   }
 
   // --- the loop
-  // -----------------------------------------------------------------------------------------
 
   void WaitAndHandle() {
     pollfd polled[2] = {{signals_.get(), POLLIN, 0}, {link_.get(), 0, 0}};

@@ -25,7 +25,6 @@ constexpr size_t kNamedHolders = 8;
 }  // namespace
 
 // --- the verdict
-// ----------------------------------------------------------------------------------
 
 uint64_t Engine::Impl::Estimate(const Job& job, const event::Create& event,
                                 const std::vector<Need>& needs, int32_t local_writers) const {
@@ -196,7 +195,6 @@ Status Engine::Impl::FullStatus(const Job& job, uint64_t wanted, absl::string_vi
 }
 
 // --- creates that wait
-// ----------------------------------------------------------------------------
 
 void Engine::Impl::ServeWaiting() {
   // Room that creates before this one wait for is not this one's.
@@ -297,7 +295,6 @@ void Engine::Impl::ReleaseNeeds(Parked* parked) {
 }
 
 // --- freeing memory
-// -------------------------------------------------------------------------------
 
 uint64_t Engine::Impl::Coming() const {
   return ledger_.Room() + ledger_.bytes_in(SlabState::kDying) + ledger_.probing_bytes();
@@ -372,7 +369,6 @@ bool Engine::Impl::Recycle(Job* job, SessionId session, uint64_t need) {
 }
 
 // --- the pool
-// -------------------------------------------------------------------------------------
 
 SlabRecord* Engine::Impl::MakeSlab(uint64_t bytes, bool urgent, bool reserved) {
   return ledger_.Make(NextId(), bytes, urgent, reserved);

@@ -161,7 +161,6 @@ void Engine::Impl::On(const event::ResumeFrom& event) {
 }
 
 // --- what an attempt may do
-// -------------------------------------------------------------------------
 
 Status Engine::Impl::CheckFence(const Job& job, Attempt attempt, Attempt* superseded_by) const {
   if (job.attempts.empty()) return absl::OkStatus();

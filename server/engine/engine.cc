@@ -89,7 +89,6 @@ Engine::Impl::Impl(const Options& options)
       ledger_(options_, &out_) {}
 
 // --- entry
-// ----------------------------------------------------------------------------------------
 
 Outcome Engine::Impl::Apply(MonotonicNanos now, Event event) {
   now_ = std::max(now_, now);
@@ -149,7 +148,6 @@ uint64_t Engine::Impl::NextId() {
 }
 
 // --- parked callers
-// -------------------------------------------------------------------------------
 
 Parked* Engine::Impl::Park(ParkedKind kind, const Caller& caller, const std::string& job,
                            MonotonicNanos deadline, Event event) {
@@ -294,7 +292,6 @@ void Engine::Impl::Expired(const Parked& parked) {
 }
 
 // --- timers
-// ---------------------------------------------------------------------------------------
 
 void Engine::Impl::EmitWake() {
   MonotonicNanos next = ledger_.next_probe();

@@ -46,7 +46,7 @@ enum class OpenMode : uint8_t { kMap = 1, kFile = 2, kRead = 3 };
 
 namespace event {
 
-// --- sessions --------------------------------------------------------------------------------------
+// --- sessions
 struct Hello {  // the job comes into being with the first hello or create of a uid; see Reply::Hello
   Caller caller;  // caller.session is 0; the engine gives the id
   std::string secret;
@@ -65,7 +65,7 @@ struct SessionEnded { SessionId session = 0; };  // goodbye, channel closed, or 
 struct ChooseAttempt { Caller caller; std::string job; MonotonicNanos deadline = 0; int64_t unix_ms = 0; };
 struct ResumeFrom { Caller caller; std::string job; Attempt attempt = 0; Step step = kNoStep; MonotonicNanos deadline = 0; };
 
-// --- saving ----------------------------------------------------------------------------------------
+// --- saving
 struct ObjectSpec { std::string name; uint64_t length = 0; ObjectKind kind = ObjectKind::kRaw; bool can_pad = false; };
 struct Create {
   Caller caller;
@@ -94,7 +94,7 @@ struct Abort { Caller caller; PartKey part; };
 // unsealed object its to write? Answered by Reply::Chunk.
 struct LocateChunk { Caller caller; LeaseId lease = 0; uint64_t offset = 0; uint64_t length = 0; bool write = false; };
 
-// --- finding and loading -----------------------------------------------------------------------------
+// --- finding and loading
 struct Open { Caller caller; CheckpointRef ref; std::string name; OpenMode mode = OpenMode::kMap;
               bool verify = false; MonotonicNanos deadline = 0; };
 struct Release { Caller caller; std::vector<LeaseId> leases; };
@@ -112,7 +112,7 @@ struct Pin { Caller caller; CheckpointRef ref; bool pinned = true; };
 struct SetPolicy { Caller caller; std::string job; JobPolicy policy; };
 struct Status { Caller caller; };
 
-// --- results of actions --------------------------------------------------------------------------------
+// --- results of actions
 struct SlabMade { SlabId slab = 0; cairn::Status status; };
 struct SlabDestroyed { SlabId slab = 0; };
 struct SlabProbed {  // answers action::ProbeSlab
@@ -126,7 +126,7 @@ struct Persisted { CheckpointKey checkpoint; cairn::Status status; };
 struct FilesDeleted { CheckpointKey checkpoint; cairn::Status status; };
 struct JobScanned { std::string job; StatusOr<StoredJob> stored; uint32_t owner_uid = 0, owner_gid = 0; };
 
-// --- others --------------------------------------------------------------------------------------------
+// --- others
 struct Tick {};                              // the time asked for by action::WakeAt has come
 struct Drain { MonotonicNanos deadline = 0; };  // SIGTERM: admit nothing, finish commits, persist the newest
 struct JournalFull { bool full = false; };

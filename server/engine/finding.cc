@@ -51,7 +51,6 @@ Job* Engine::Impl::Readable(const Caller& caller, const std::string& name, Monot
 }
 
 // --- what is known
-// --------------------------------------------------------------------------------
 
 CheckpointInfo Engine::Impl::InfoOf(const Checkpoint& checkpoint) const {
   CheckpointInfo info;
@@ -185,7 +184,6 @@ void Engine::Impl::On(const event::StatObject& event) {
 }
 
 // --- ls
-// -------------------------------------------------------------------------------------------
 
 void Engine::Impl::On(const event::List& event) {
   const RequestId request = event.caller.request;
@@ -262,7 +260,6 @@ void Engine::Impl::On(const event::List& event) {
 }
 
 // --- wait
-// -----------------------------------------------------------------------------------------
 
 void Engine::Impl::On(const event::Wait& event) {
   if (SessionOf(event.caller) == nullptr) return;

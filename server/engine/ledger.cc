@@ -39,7 +39,6 @@ const SlabRecord* Ledger::Find(SlabId slab) const {
 }
 
 // --- states and indexes
-// ---------------------------------------------------------------------------
 
 SlabState Ledger::Decide(const SlabRecord& slab) const {
   if (slab.state == SlabState::kMaking || slab.state == SlabState::kDying) return slab.state;
@@ -163,7 +162,6 @@ void Ledger::ClearRetiring(SlabRecord* slab) {
 }
 
 // --- getting slabs
-// --------------------------------------------------------------------------------
 
 SlabRecord* Ledger::FirstFit(const BySize& index, uint64_t need) {
   const auto at = index.lower_bound({need, 0});
@@ -240,7 +238,6 @@ void Ledger::KeepForManifests(SlabRecord* slab) {
 }
 
 // --- what holds them
-// ------------------------------------------------------------------------------
 
 void Ledger::AddExtent(SlabRecord* slab) {
   Lift(slab);
@@ -325,7 +322,6 @@ void Ledger::Touched(SlabRecord* slab, MonotonicNanos until) {
 }
 
 // --- giving memory back
-// ---------------------------------------------------------------------------
 
 uint64_t Ledger::DestroyOldest() {
   if (oldest_.empty()) return 0;
@@ -381,7 +377,6 @@ std::vector<SlabId> Ledger::TellRetired(SessionId session) {
 bool Ledger::HasRetired(SessionId session) const { return retired_.contains(session); }
 
 // --- results of actions
-// ---------------------------------------------------------------------------
 
 bool Ledger::OnMade(SlabId id, const Status& status) {
   SlabRecord* slab = Find(id);
@@ -483,7 +478,6 @@ void Ledger::ProbeDue() {
 }
 
 // --- recovery
-// -------------------------------------------------------------------------------------
 
 SlabRecord* Ledger::Restore(const SlabRecord& record) {
   SlabRecord* slab = &slabs_[record.id];
@@ -504,7 +498,6 @@ void Ledger::Resume(SlabRecord* slab) {
 }
 
 // --- sums
-// -----------------------------------------------------------------------------------------
 
 uint64_t Ledger::idle_mapped_bytes(const SlabOwner& owner) const {
   const auto at = idle_mapped_by_owner_.find(owner);

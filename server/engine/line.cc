@@ -15,7 +15,6 @@ constexpr size_t kNamedWriters = 64;
 }  // namespace
 
 // --- coming and going
-// -----------------------------------------------------------------------------
 
 Checkpoint* Engine::Impl::FindCheckpoint(const CheckpointKey& key) const {
   const Job* job = FindJob(key.job);
@@ -190,7 +189,6 @@ void Engine::Impl::EraseCheckpoint(Checkpoint* checkpoint) {
 }
 
 // --- completeness
-// ---------------------------------------------------------------------------------
 
 // The part's manifest is in its slab. The caller has emitted its fact.
 void Engine::Impl::PartCommitted(Part* part) {
@@ -261,7 +259,6 @@ void Engine::Impl::Changed(Checkpoint* checkpoint) {
 }
 
 // --- the line
-// -------------------------------------------------------------------------------------
 
 Step Engine::Impl::LineBound(const Job& job) {
   if (job.attempts.empty() || job.attempts.rbegin()->second.complete > 0) {

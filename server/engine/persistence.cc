@@ -12,7 +12,6 @@ constexpr MonotonicNanos kScanPatience = 10 * kNanosPerSecond;
 }  // namespace
 
 // --- what is due
-// ----------------------------------------------------------------------------------
 
 // A checkpoint became complete, or the policy changed.
 void Engine::Impl::ScheduleByPolicy(Checkpoint* checkpoint) {
@@ -100,7 +99,6 @@ void Engine::Impl::On(const event::PersistNow& event) {
 }
 
 // --- doing it
-// -------------------------------------------------------------------------------------
 
 // Two generations of one step would meet at the same place.
 bool Engine::Impl::StepBusy(const Job& job, const Checkpoint& checkpoint) const {
@@ -289,7 +287,6 @@ void Engine::Impl::VerifyAll(Checkpoint* checkpoint) {
 }
 
 // --- drain
-// ----------------------------------------------------------------------------------------
 
 void Engine::Impl::On(const event::Drain& event) {
   if (!draining_) {

@@ -13,7 +13,6 @@ constexpr MonotonicNanos kScanPatience = 10 * kNanosPerSecond;
 }  // namespace
 
 // --- evict
-// ----------------------------------------------------------------------------------------
 
 EvictClass Engine::Impl::ClassOf(const Checkpoint& checkpoint) const {
   const Job& job = *checkpoint.job;
@@ -151,7 +150,6 @@ void Engine::Impl::On(const event::JournalFull& event) {
 }
 
 // --- delete
-// ---------------------------------------------------------------------------------------
 
 // Files go only by an explicit keep_last: all but the newest so many on the line, those of
 // keep_every, the newest complete one, and what is pinned.
@@ -230,7 +228,6 @@ void Engine::Impl::AnswerRemovals(const CheckpointKey& key, const Status& status
 }
 
 // --- rm and pin
-// -----------------------------------------------------------------------------------
 
 void Engine::Impl::On(const event::Remove& event) {
   Job* job = Readable(event.caller, event.ref.job, event.deadline, event, /*scan=*/true);

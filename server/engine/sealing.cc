@@ -243,7 +243,6 @@ void Engine::Impl::On(const event::Abort& event) {
 }
 
 // --- manifests
-// ------------------------------------------------------------------------------------
 
 Manifest Engine::Impl::ManifestOf(const Part& part) const {
   Manifest manifest;

@@ -167,7 +167,6 @@ void Engine::Impl::EndSession(SessionId id) {
 }
 
 // --- leases
-// ---------------------------------------------------------------------------------------
 
 Lease* Engine::Impl::NewLease(Session* session, SlabRecord* slab, LeaseMode mode,
                               const PartKey& part, const std::string& name, const ExtentRef& extent,

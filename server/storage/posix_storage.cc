@@ -79,7 +79,6 @@ class PosixStorage final : public Storage {
 
  private:
   // --- places
-  // ---------------------------------------------------------------------------------------
 
   StatusOr<JobDirectories> OpenJob(const std::string& job, Owner owner, bool create);
   Status MakeJobDirectory(const std::string& job, Owner owner);
@@ -93,7 +92,6 @@ class PosixStorage final : public Storage {
   }
 
   // --- steps of the public calls, all as the owner
-  // ------------------------------------------------------
 
   Status WriteAsOwner(const CheckpointKey& checkpoint, Owner owner,
                       const std::vector<PartToWrite>& parts);
@@ -140,7 +138,6 @@ std::pair<std::string, std::string> SplitPath(const std::string& path) {
 std::string NameOf(const std::string& path) { return SplitPath(path).second; }
 
 // --- places
-// ---------------------------------------------------------------------------------------------
 
 Status PosixStorage::MakeJobDirectory(const std::string& job, Owner owner) {
   {
@@ -237,7 +234,6 @@ StatusOr<Owner> PosixStorage::JobOwner(const std::string& job) {
 }
 
 // --- writing
-// ----------------------------------------------------------------------------------------------
 
 Status PosixStorage::WriteParts(const CheckpointKey& checkpoint, Owner owner,
                                 const std::vector<PartToWrite>& parts) {
@@ -424,7 +420,6 @@ Status PosixStorage::CheckFiles(int directory, const Manifest& manifest) const {
 }
 
 // --- publishing
-// -------------------------------------------------------------------------------------------
 
 Status PosixStorage::Publish(const CheckpointKey& checkpoint, Owner owner, bool* published) {
   *published = false;
@@ -557,7 +552,6 @@ Status PosixStorage::EmptyTrash(const JobDirectories& at) {
 }
 
 // --- sweeping and deleting
-// ---------------------------------------------------------------------------------
 
 // The newest change of anything in a tree, in seconds since the epoch.
 StatusOr<int64_t> NewestChange(int directory, int depth = 300) {
@@ -691,7 +685,6 @@ Status PosixStorage::Delete(const CheckpointKey& checkpoint, Owner owner, bool t
 }
 
 // --- reading
-// -----------------------------------------------------------------------------------------------
 
 StatusOr<StoredJob> PosixStorage::Read(const std::string& job) {
   CAIRN_ASSIGN_OR_RETURN(const Owner owner, JobOwner(job));

@@ -226,7 +226,6 @@ TEST_F(CacheTest, CrcsAreThoseOfTheBlocks) {
 }
 
 // --- adopting
-// ---------------------------------------------------------------------------------------------
 
 // Promise 7: what is in memory outlives the daemon. Touching nothing keeps a restart short.
 TEST_F(CacheTest, AdoptedSlabHasItsBytes) {
@@ -261,7 +260,6 @@ TEST_F(CacheTest, LeaseThatADeadDaemonLeftInsideAProbeIsUndone) {
 }
 
 // --- pages that go away
-// -------------------------------------------------------------------------------------
 
 // R10: no slab can be truncated, but a hugetlb pool can run dry and a page can break; an unsealed
 // memfd that shrinks looks the same. Nothing here is mapped, so no signal comes of it.

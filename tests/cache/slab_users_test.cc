@@ -194,7 +194,6 @@ TEST_F(SlabUsers, OpeningByPathDuringProbesHarmsNeitherSide) {
 }
 
 // --- R12: another uid
-// -------------------------------------------------------------------------------------
 
 class AnotherUid : public SlabUsers {
  protected:

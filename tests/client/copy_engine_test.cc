@@ -148,7 +148,7 @@ TEST(CopyEngine, ProgressCountsEveryByteOnce) {
   EXPECT_EQ(page.bytes_done, bytes.size());
 }
 
-// --- zip -------------------------------------------------------------------
+// --- zip
 
 struct Archive {
   std::vector<std::string> contents;
@@ -263,7 +263,7 @@ TEST(CopyEngine, PythonsZipfileOpensWhatWasCopied) {
   unlink(path.c_str());
 }
 
-// --- chunks ----------------------------------------------------------------
+// --- chunks
 
 struct Sent {
   std::string bytes;
@@ -314,7 +314,7 @@ TEST(CopyEngine, AFailedChunkEndsTheSending) {
   EXPECT_EQ(calls, 2);
 }
 
-// --- threads ---------------------------------------------------------------
+// --- threads
 
 TEST(CopyThreads, RunsEachPieceOnceForEveryCaller) {
   CopyThreads threads(3);

@@ -401,7 +401,7 @@ TEST_F(SessionTest, ALoneWriterChoosesItsAttempt) {
   EXPECT_EQ(session->Latest()->key.attempt, *attempt);
 }
 
-// --- the daemon dies -------------------------------------------------------
+// --- the daemon dies
 
 // Promise 7, R15.
 TEST_F(SessionTest, ACommittedStepIsThereAfterTheDaemonWasKilled) {
@@ -480,7 +480,7 @@ TEST_F(SessionTest, ADaemonThatIsGoneIsUnavailableByTheDeadline) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(5));
 }
 
-// --- fork ------------------------------------------------------------------
+// --- fork
 
 TEST_F(SessionTest, AForkedChildIsToldToConnectAnewAndMay) {
   auto session = Connect();
@@ -539,7 +539,7 @@ TEST_F(SessionTest, ASessionsEndDropsWhatItHadNotCommitted) {
   EXPECT_EQ(NodeStatus()["writing_bytes"], 0);
 }
 
-// --- without descriptors ---------------------------------------------------
+// --- without descriptors
 
 class ChunkTest : public SessionTest {
  protected:

@@ -60,7 +60,6 @@ std::vector<uint32_t> CrcsOf(uint64_t content, uint64_t length) {
 }
 
 // --- what the journal says
-// ------------------------------------------------------------------------
 
 // The last word of every fact, kept apart from the engine's own reading of them.
 struct Mirror {
@@ -136,7 +135,6 @@ struct Mirror {
 };
 
 // --- the world
-// ------------------------------------------------------------------------------------
 
 struct Region {
   uint64_t length = 0;
@@ -514,7 +512,6 @@ class World {
 };
 
 // --- the daemon
-// -----------------------------------------------------------------------------------
 
 void World::Prepare() {
   Options& o = engine_options_;
@@ -1050,7 +1047,6 @@ void World::CompareSnapshot() {
 }
 
 // --- time
-// -----------------------------------------------------------------------------------------
 
 bool World::DeliverNext(MonotonicNanos to) {
   const MonotonicNanos due = pending_.empty() ? kNoTime : pending_.begin()->first;
@@ -1209,7 +1205,6 @@ void World::Deliver(Pending pending) {
 }
 
 // --- storage
-// --------------------------------------------------------------------------------------
 
 Status World::Publish(const action::Persist& persist) {
   const CheckpointKey& key = persist.checkpoint;
@@ -1301,7 +1296,6 @@ bool World::StoredOrReplaced(const CheckpointKey& key) const {
 }
 
 // --- what is true
-// ---------------------------------------------------------------------------------
 
 bool World::MemoryHas(const CheckpointKey& key) const {
   const auto world = complete_.find(key);
@@ -1405,7 +1399,6 @@ std::string World::DigestOf(const CheckpointKey& key, int32_t world_size) const 
 }
 
 // --- checks
-// ---------------------------------------------------------------------------------------
 
 // Memory is given up only by the rules: garbage and superseded steps, what storage has, what was
 // removed, what broke. Never the newest complete step that is nowhere else, a live job's newest, or
@@ -1626,7 +1619,6 @@ void World::CheckInfo(const CheckpointInfo& info) {
 }
 
 // --- clients
-// --------------------------------------------------------------------------------------
 
 int World::NewProcess(int job, Attempt attempt, Writer writer, int32_t world_size) {
   Process process;
@@ -2213,7 +2205,6 @@ void World::DoSomething() {
 }
 
 // --- answers
-// --------------------------------------------------------------------------------------
 
 void World::OnReply(action::Reply reply) {
   const auto at = outstanding_.find(reply.request);
@@ -2666,7 +2657,6 @@ void World::OnOpen(Process* process, const event::Open& event, const Outstanding
 }
 
 // --- the end
-// --------------------------------------------------------------------------------------
 
 void World::DrainDaemon() {
   Count("drained");

@@ -159,7 +159,6 @@ TEST_F(JournalTest, ManySwitchesLeaveNothingOfEarlierGenerations) {
 }
 
 // --- bounds (promise 8)
-// -----------------------------------------------------------------------------------
 
 TEST_F(JournalTest, TellsWhenASnapshotIsDueAndWhenItIsFull) {
   uint64_t number = 0;
@@ -206,7 +205,6 @@ TEST_F(JournalTest, SnapshotThatDoesNotFitLeavesTheOldHalfInUse) {
 }
 
 // --- R1: killed at any instruction
-// ------------------------------------------------------------------------
 
 // The last frame's bytes stop arriving at each byte in turn.
 TEST_F(JournalTest, FrameCutAtAnyByteIsAbsentAndTheRestIsThere) {
@@ -340,7 +338,6 @@ TEST_F(JournalTest, KilledProcessLeavesWhatItAcknowledged) {
 }
 
 // --- R23: damage
-// ------------------------------------------------------------------------------------------
 
 TEST_F(JournalTest, FlippedBitIsAlwaysFound) {
   for (uint64_t i = 1; i <= 5; ++i) MustAppend(i, i * 3);

@@ -232,7 +232,6 @@ TEST_F(KeeperTest, ClientThatConnectsWhileNoDaemonRunsJustWaits) {
 }
 
 // --- how it ends
-// ------------------------------------------------------------------------------------------
 
 TEST_F(KeeperTest, DaemonThatExitsWithZeroEndsTheKeeper) {
   StartKeeper();
@@ -314,7 +313,6 @@ TEST_F(KeeperTest, DaemonThatSpeaksGarbageIsReplaced) {
 }
 
 // --- the socket paths
-// -------------------------------------------------------------------------------------
 
 TEST_F(KeeperTest, SocketsHaveTheirModeAndTypes) {
   options_.socket_mode = 0660;

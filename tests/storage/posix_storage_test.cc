@@ -207,7 +207,6 @@ class PosixStorage : public ::testing::Test {
 };
 
 // --- the way of a checkpoint
-// --------------------------------------------------------------------------
 
 // Promise 9: the files are exactly the objects.
 TEST_F(PosixStorage, APublishedCheckpointIsExactlyItsObjects) {
@@ -296,7 +295,6 @@ TEST_F(PosixStorage, WhatIsInConflictIsNeverPublished) {
 }
 
 // --- replacing
-// -----------------------------------------------------------------------------------------
 
 TEST_F(PosixStorage, ANewerRevisionTakesThePlaceOfTheOlder) {
   WriteAndPublish(MakePart(Key(5, 100, 0)));
@@ -351,7 +349,6 @@ TEST_F(PosixStorage, PublishersThatMeetLeaveTheNewest) {
 }
 
 // --- what is not ours
-// ------------------------------------------------------------------------------------
 
 TEST_F(PosixStorage, AUsersDirectoryIsNeverTouched) {
   ASSERT_TRUE(Write(MakePart(Key(5, 100))).ok());
@@ -399,7 +396,6 @@ TEST_F(PosixStorage, NoSymbolicLinkIsWrittenThrough) {
 }
 
 // --- deleting and sweeping
-// --------------------------------------------------------------------------------
 
 TEST_F(PosixStorage, DeletingTakesTheWholeCheckpointAndOnlyIt) {
   WriteAndPublish(MakePart(Key(5, 100)));
@@ -469,7 +465,6 @@ TEST_F(PosixStorage, SweepingAJobWithoutFilesIsNothing) {
 }
 
 // --- reading
-// -----------------------------------------------------------------------------------------------
 
 TEST_F(PosixStorage, AnObjectIsOpenedWhereverItsCheckpointHasMovedTo) {
   const Part part = MakePart(Key(5, 100));
@@ -498,7 +493,6 @@ TEST_F(PosixStorage, AFileOfTheWrongLengthOrNoneIsDataLoss) {
 }
 
 // --- failures
-// ----------------------------------------------------------------------------------------------
 
 // R11: what a writer changed after sealing goes no further.
 TEST_F(PosixStorage, BytesThatNoLongerVerifyAreNotWritten) {
@@ -600,7 +594,6 @@ TEST_F(PosixStorage, WhicheverCallFailsNothingIsLostAndTheNextTrySucceeds) {
 }
 
 // --- crashes
-// ------------------------------------------------------------------------------------------------
 
 // R1, promise 3: a process that dies before its N-th call, for every N, and once more in its
 // recovery.
@@ -705,7 +698,6 @@ TEST_F(PosixStorage, EveryFailpointOfStorageIsReached) {
 }
 
 // --- full disks and other users
-// -----------------------------------------------------------------------------
 
 // R5: in a mount namespace of its own, with a tmpfs of 4 MiB as the root.
 TEST_F(PosixStorage, AFullDiskIsToldLeavesNothingAndIsGotOver) {
@@ -806,7 +798,6 @@ TEST_F(AsRoot, ADaemonWithoutTheRightPersistsOnlyItsOwnJobs) {
 }
 
 // --- options
-// -------------------------------------------------------------------------------------------------
 
 TEST(StorageOptions, ThatCannotWorkAreRefusedNamingThem) {
   const auto refusal = [](Options options) {

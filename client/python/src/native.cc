@@ -42,7 +42,6 @@ using client::Source;
 using client::StepWriter;
 
 // --- errors
-// ------------------------------------------------------------------------------------------
 
 // Needs the GIL.
 [[noreturn]] void Raise(const Status& status) {
@@ -75,7 +74,6 @@ auto Call(Work&& work) {
 absl::Duration Seconds(double seconds) { return absl::Seconds(seconds); }
 
 // --- bytes that a save reads
-// -------------------------------------------------------------------------
 
 // One source is a pair (where, length): `where` an address as int, which the caller keeps alive
 // until the call returns, or an object with contiguous bytes, which is held here.
@@ -115,7 +113,6 @@ class Sources {
 };
 
 // --- memory that a load gives
-// ------------------------------------------------------------------------
 
 // A run of writable bytes with the buffer protocol. It lives until the last view of it is gone.
 struct Region {
@@ -167,7 +164,6 @@ std::vector<std::tuple<py::str, uint64_t, uint64_t>> ZipDirectory(const Region& 
 }
 
 // --- answers, as dictionaries whose keys are the fields of cairn.info's classes
-// ----------------------
 
 py::dict AsDict(const CheckpointFacts& facts) {
   py::dict d;
@@ -235,7 +231,6 @@ py::dict AsDict(const ObjectInfo& info) {
 }
 
 // --- arguments
-// ---------------------------------------------------------------------------------------
 
 ObjectKind Kind(const std::string& name) {
   return Call([&] { return ParseObjectKind(name); });
@@ -282,7 +277,6 @@ client::OpenMode Mode(const std::string& mode) {
 }
 
 // --- the classes
-// -------------------------------------------------------------------------------------
 
 // One writer's part of one step. Destroying it uncommitted aborts it, in libcairn.
 class PyStep {
