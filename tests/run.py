@@ -366,14 +366,17 @@ def sanitizer_stage(report: Report, name: str, sanitizer: str, pattern: str) -> 
     ]
     if not command_stage(report, f"{name}:build", [*build, *programs], 3600):
         return
-    hack = ROOT / "hack" / "sanitizers"
+
+    def suppressions(file: str) -> str:  # quoted: the folder's name may have a space in it
+        return f"suppressions='{ROOT / 'hack' / 'sanitizers' / file}'"
+
     env = {
         "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:detect_stack_use_after_return=1:"
-        f"suppressions={hack / 'asan.supp'}",
-        "LSAN_OPTIONS": f"suppressions={hack / 'lsan.supp'}:print_suppressions=0",
+        + suppressions("asan.supp"),
+        "LSAN_OPTIONS": suppressions("lsan.supp") + ":print_suppressions=0",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
-        "TSAN_OPTIONS": f"suppressions={hack / 'tsan.supp'}:halt_on_error=0:exitcode=66:"
-        "second_deadlock_stack=1",
+        "TSAN_OPTIONS": suppressions("tsan.supp")
+        + ":halt_on_error=0:exitcode=66:second_deadlock_stack=1",
         "CAIRN_SANITIZED": name,
         "CAIRN_SIM_SEEDS": "500",  # the simulator's 10,000 are the unit stage's
     }
