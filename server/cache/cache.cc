@@ -68,6 +68,7 @@ class CacheImpl final : public Cache {
     if (found == queue_.end()) return;
     (*found)->urgent = true;
     queue_.splice(queue_.begin(), queue_, found);
+    work_.NotifyAll();  // a thread may have slept because only what is urgent may be worked on
   }
 
   void Destroy(SlabId slab, std::function<void()> done) override {
@@ -276,6 +277,7 @@ class CacheImpl final : public Cache {
 
   void Finish(const std::shared_ptr<Making>& making) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     queue_.remove(making);
+    work_.NotifyAll();  // with the last urgent slab gone, the others may go on
     const Status status = making->status;
     if (status.ok()) {
       slabs_[making->slab_id] = std::move(making->slab);
@@ -343,7 +345,7 @@ class CacheImpl final : public Cache {
 
   // Never held while a page is touched, the holder is called or a callback runs.
   Mutex mu_;
-  CondVar work_;  // queue_ or stopping_ changed
+  CondVar work_;  // queue_ or stopping_ changed, or what may be worked on
   CondVar reap_;  // dying_ or stopping_ changed
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   // Urgent ones before the others, each kind in order of arrival but for Hurry. A slab is in queue_

@@ -42,7 +42,7 @@ class SlabHolder {
 struct Options {
   int prefault_threads = 2;  // ≥ 1; faulting scales with cores until memory bandwidth ends
   uint64_t prefault_piece_bytes =
-      32 << 20;  // unit of parallel faulting; an urgent slab overtakes between pieces
+      32 << 20;  // of one slab at a stretch; an urgent slab overtakes between pieces
   Status Validate() const;
 };
 
