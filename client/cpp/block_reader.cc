@@ -12,9 +12,6 @@
 namespace cairn::client {
 namespace {
 
-// Read this much, then take its checksum: it is still in the second-level cache.
-constexpr uint64_t kPieceBytes = 256 << 10;
-
 Status CheckCount(const BlockSource& source) {
   const uint64_t blocks = BlockCount(source.length, kBlockBytes);
   if (source.block_crcs->size() == blocks) return absl::OkStatus();
@@ -70,8 +67,8 @@ Status ReadBlocks(CopyThreads* threads, const BlockSource& source, uint64_t offs
                      std::vector<char> aside(whole ? 0 : stop - begin);
                      char* const to = whole ? into + (begin - offset) : aside.data();
                      uint32_t crc = 0;
-                     for (uint64_t at = begin; at < stop; at += kPieceBytes) {
-                       const uint64_t n = std::min(kPieceBytes, stop - at);
+                     for (uint64_t at = begin; at < stop; at += kCheckedReadBytes) {
+                       const uint64_t n = std::min(kCheckedReadBytes, stop - at);
                        CAIRN_RETURN_IF_ERROR(read(at, n, to + (at - begin)));
                        crc = Crc32c(crc, to + (at - begin), n);
                      }
@@ -90,7 +87,7 @@ Status CheckBlocks(CopyThreads* threads, const BlockSource& source, ReadPiece re
   return ForBlocks(threads, 0, source.block_crcs->size(), [&](uint64_t block) -> Status {
     const uint64_t begin = block * kBlockBytes;
     const uint64_t stop = std::min<uint64_t>(source.length, begin + kBlockBytes);
-    std::vector<char> piece(std::min(kPieceBytes, stop - begin));
+    std::vector<char> piece(std::min(kCheckedReadBytes, stop - begin));
     uint32_t crc = 0;
     for (uint64_t at = begin; at < stop; at += piece.size()) {
       const uint64_t n = std::min<uint64_t>(piece.size(), stop - at);

@@ -19,9 +19,6 @@
 namespace cairn::cache {
 namespace {
 
-// Read this much, then take its checksum: it is still in the second-level cache.
-constexpr uint64_t kPieceBytes = 256 << 10;
-
 // What Make may answer: a caller waits for memory when it is short, and reports everything else.
 Status AsMakeError(SlabId slab, const Status& status) {
   const Status named = Annotate(status, absl::StrCat("slab ", slab));
@@ -137,7 +134,7 @@ class CacheImpl final : public Cache {
     }
     CAIRN_ASSIGN_OR_RETURN(const auto found, FindRange(extent.slab, extent.offset, length));
     std::vector<uint32_t> crcs(BlockCount(length, block_bytes));
-    std::string piece(std::min<uint64_t>(kPieceBytes, length), '\0');
+    std::string piece(std::min<uint64_t>(kCheckedReadBytes, length), '\0');
     for (uint64_t at = 0; at < length;) {
       const uint64_t block = at / block_bytes;
       const uint64_t end = std::min(length, (block + 1) * block_bytes);

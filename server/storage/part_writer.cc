@@ -19,8 +19,6 @@ namespace {
 // How often one file is written anew after its data could not be synced.
 constexpr int kMaxWrites = 3;
 constexpr unsigned kFileMode = 0644;
-// Read this much, then take its checksum: it is still in the second-level cache.
-constexpr uint64_t kPieceBytes = 256 << 10;
 
 uint64_t RoundedUp(uint64_t length) { return (length + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
@@ -186,7 +184,7 @@ class PartWriter {
     }
     uint32_t crc = 0;
     for (uint64_t done = 0; done < length;) {
-      const uint64_t n = std::min(kPieceBytes, length - done);
+      const uint64_t n = std::min(kCheckedReadBytes, length - done);
       CAIRN_RETURN_IF_ERROR(file.source->Read(offset + done, absl::MakeSpan(into + done, n)));
       crc = Crc32c(crc, into + done, n);
       done += n;

@@ -43,6 +43,20 @@ std::pair<UniqueFd, UniqueFd> SocketPair() {
 
 bool IsOpen(int fd) { return ::fcntl(fd, F_GETFD) >= 0; }
 
+TEST(WaitingForBytes, EndsWithBytesWithThePeerOrWithTheTime) {
+  auto [ours, theirs] = SocketPair();
+  const auto now = [&](int timeout_ms) { return *WaitReadable(ours.get(), timeout_ms); };
+  EXPECT_FALSE(now(0));
+  EXPECT_FALSE(now(1));
+  ASSERT_EQ(::send(theirs.get(), "x", 1, 0), 1);
+  EXPECT_TRUE(now(-1));
+  char byte = 0;
+  ASSERT_EQ(::recv(ours.get(), &byte, 1, 0), 1);
+  EXPECT_FALSE(now(0));
+  theirs.Reset();
+  EXPECT_TRUE(now(-1));  // a read would say that the peer is gone
+}
+
 TEST(OwnedDescriptors, AreClosedOnceByTheirLastOwner) {
   int raw;
   {
