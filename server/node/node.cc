@@ -138,7 +138,10 @@ Status Node::Recover(Inherited inherited) {
     row_sequence_ = (started_unix_ms_ / 1000) << 32;
     recovered.facts = std::move(contents.facts);
     recovered.safe_mode = options_.safe_mode;
-    Take(engine_->Start(rooms_.clock->Now(), started_unix_ms_, std::move(recovered)), &own);
+    engine::Outcome started =
+        engine_->Start(rooms_.clock->Now(), started_unix_ms_, std::move(recovered));
+    Journal(started.facts);
+    Take(std::move(started), &own);
     WriterLock alone(&looking_mu_);
     looked_at_ = engine_.get();
   }
@@ -252,8 +255,11 @@ Answer Node::Stat(engine::event::StatObject event) {
 }
 
 engine::Outcome Node::Apply(engine::Event event) {
+  // Until the facts are journaled: who looks is answered, and no answer may be forgotten.
   WriterLock alone(&looking_mu_);
-  return engine_->Apply(rooms_.clock->Now(), std::move(event));
+  engine::Outcome outcome = engine_->Apply(rooms_.clock->Now(), std::move(event));
+  Journal(outcome.facts);
+  return outcome;
 }
 
 void Node::Enter(engine::Event event, std::vector<Own>* own) {
@@ -312,7 +318,6 @@ void Node::RelieveJournal(std::vector<Own>* own) {
 
 void Node::Take(engine::Outcome outcome, std::vector<Own>* own) {
   namespace action = engine::action;
-  Journal(outcome.facts);
   for (engine::Action& any : outcome.actions) {
     if (auto* reply = std::get_if<action::Reply>(&any)) {
       auto it = waiters_.find(reply->request);

@@ -181,6 +181,7 @@ class Node {
   }
   Answer CallEvent(const engine::Caller& caller, engine::Event event);
   void Post(engine::Event event);
+  // What is to be carried out; its facts are journaled.
   engine::Outcome Apply(engine::Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Enter(engine::Event event, std::vector<Own>* own) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Take(engine::Outcome outcome, std::vector<Own>* own) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -211,7 +212,7 @@ class Node {
   std::atomic<engine::RequestId> next_request_{1};
 
   mutable Mutex mu_;
-  // Held by whoever applies an event, under mu_, and shared by those who only look.
+  // Held by whoever applies an event and journals its facts, under mu_; shared by who only looks.
   mutable SharedMutex looking_mu_;
   const engine::Engine* looked_at_ ABSL_GUARDED_BY(looking_mu_) = nullptr;  // once it has recovered
   std::unique_ptr<engine::Engine> engine_ ABSL_GUARDED_BY(mu_);
