@@ -22,6 +22,10 @@ using SlabId = uint64_t;     // unique per node for the life of the keeper; neve
 using LeaseId = uint64_t;    // likewise; the byte its OFD lock stands at
 using SessionId = uint64_t;  // likewise
 
+// Identifies one process: 16 random bytes drawn by the client library when it loads, drawn anew
+// after fork. Works across PID namespaces, where a number would not.
+using ProcessToken = std::string;
+
 inline constexpr Step kNoStep = -1;
 inline constexpr int32_t kMaxWorldSize = 1 << 20;
 inline constexpr size_t kMaxJobBytes = 128;

@@ -14,16 +14,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What each room may include, besides itself. `common` is open to all.
+# What each room may include, besides itself. `common` is open to all, `server/facts` to every room of the
+# server.
 UNDER_NODE = {"server/engine", "server/cache", "server/journal", "server/catalog", "server/storage"}
 NODE = UNDER_NODE | {"server/node"}
 ALLOWED: dict[str, set[str]] = {
     "common": set(),
     "proto": set(),
-    **{room: set() for room in UNDER_NODE},
-    "server/node": UNDER_NODE,
-    "server/rpc": NODE | {"proto"},
-    "server/daemon": NODE | {"server/rpc", "proto"},
+    "server/facts": set(),
+    **{room: {"server/facts"} for room in UNDER_NODE},
+    "server/node": UNDER_NODE | {"server/facts"},
+    "server/rpc": NODE | {"server/facts", "proto"},
+    "server/keeper": NODE | {"server/facts"},
+    "server/daemon": NODE | {"server/facts", "server/keeper", "server/rpc", "proto"},
     "client/cpp": {"proto"},
     "client/cli": {"client/cpp", "proto"},
     "client/python": {"client/cpp", "proto"},

@@ -9,7 +9,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
-#include "common/facts.h"
+#include "common/keys.h"
 #include "common/keys.h"
 #include "common/status.h"
 

@@ -23,7 +23,7 @@
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "common/facts.h"
+#include "common/policy.h"
 #include "common/fd.h"
 #include "common/keys.h"
 #include "common/manifest.h"

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "common/facts.h"
+#include "server/facts/facts.h"
 #include "common/fd.h"
 #include "common/keys.h"
 #include "common/status.h"

@@ -12,7 +12,7 @@
 #include <variant>
 #include <vector>
 
-#include "common/facts.h"
+#include "common/policy.h"
 #include "common/keys.h"
 #include "common/status.h"
 

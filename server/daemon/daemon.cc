@@ -18,7 +18,7 @@
 #include "glog/logging.h"
 #include "server/cache/cache.h"
 #include "server/catalog/catalog.h"
-#include "server/daemon/keeper.h"
+#include "server/keeper/keeper.h"
 #include "server/node/node.h"
 #include "server/rpc/server.h"
 #include "server/storage/storage.h"
@@ -28,14 +28,14 @@ namespace {
 
 class KeeperSessions : public node::SessionHolder {
  public:
-  explicit KeeperSessions(KeeperLink* link) : link_(link) {}
+  explicit KeeperSessions(keeper::KeeperLink* link) : link_(link) {}
   Status HoldSession(SessionId session, int channel, int pidfd, int progress) override {
     return link_->HoldSession(session, channel, pidfd, progress);
   }
   void DropSession(SessionId session) override { link_->DropSession(session); }
 
  private:
-  KeeperLink* const link_;
+  keeper::KeeperLink* const link_;
 };
 
 std::string HostName() {
@@ -43,7 +43,7 @@ std::string HostName() {
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "localhost";
 }
 
-node::Options NodeOptions(const Options& options, const Inheritance& inheritance) {
+node::Options NodeOptions(const Options& options, const keeper::Inheritance& inheritance) {
   node::Options node;
   node.engine.budget_bytes = options.memory_budget;
   // A daemon in safe mode makes nothing new.
@@ -96,7 +96,7 @@ class Deadline {
 
 // Members are declared in the order in which they start; they stop in the reverse one.
 struct Rooms {
-  std::unique_ptr<KeeperLink> keeper;
+  std::unique_ptr<keeper::KeeperLink> keeper;
   std::unique_ptr<KeeperSessions> sessions;
   std::unique_ptr<cache::Cache> cache;
   std::unique_ptr<storage::Storage> storage;
@@ -106,8 +106,8 @@ struct Rooms {
 
 StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   Rooms rooms;
-  Inheritance inheritance;
-  CAIRN_ASSIGN_OR_RETURN(rooms.keeper, KeeperLink::Connect(keeper_fd, &inheritance));
+  keeper::Inheritance inheritance;
+  CAIRN_ASSIGN_OR_RETURN(rooms.keeper, keeper::KeeperLink::Connect(keeper_fd, &inheritance));
   CAIRN_ASSIGN_OR_RETURN(const std::string failpoints,
                          FailpointsOfLife(options.failpoints, inheritance.restarts));
   CAIRN_RETURN_IF_ERROR(ArmFailpoints(failpoints));
@@ -143,10 +143,10 @@ StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   node::Inherited inherited;
   inherited.journal = std::move(inheritance.journal);
   inherited.fd_listener = std::move(inheritance.fd_listener);
-  for (Inheritance::HeldSlab& slab : inheritance.slabs) {
+  for (keeper::Inheritance::HeldSlab& slab : inheritance.slabs) {
     inherited.slabs.push_back({slab.slab, slab.bytes, std::move(slab.fd)});
   }
-  for (Inheritance::HeldSession& session : inheritance.sessions) {
+  for (keeper::Inheritance::HeldSession& session : inheritance.sessions) {
     inherited.sessions.push_back({session.session, std::move(session.channel),
                                   std::move(session.pidfd), std::move(session.progress)});
   }

@@ -10,7 +10,7 @@
 #include "absl/strings/strip.h"
 #include "glog/logging.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/keeper.h"
+#include "server/keeper/keeper.h"
 #include "server/daemon/memory_limit.h"
 #include "server/daemon/options.h"
 
@@ -46,7 +46,7 @@ int KeeperRole(const ParsedOptions& parsed) {
     LOG(ERROR) << ErrnoStatus(errno, "/proc/self/exe");
     return 1;
   }
-  KeeperOptions keeper;
+  keeper::KeeperOptions keeper;
   keeper.socket_path = parsed.options.socket;
   keeper.socket_mode = parsed.options.socket_mode;
   keeper.journal_bytes = parsed.options.journal_bytes;
@@ -54,7 +54,7 @@ int KeeperRole(const ParsedOptions& parsed) {
   for (std::string& flag : AsFlags(parsed)) keeper.daemon_command.push_back(std::move(flag));
   // The flags say it all: a file that changes later must not keep a daemon from coming back.
   unsetenv("CAIRND_CONFIG");
-  return RunKeeper(keeper);
+  return keeper::RunKeeper(keeper);
 }
 
 int DaemonRole(const Options& options, const std::vector<std::string>& environment) {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/facts.h"
+#include "common/policy.h"
 #include "common/status.h"
 
 namespace cairn::daemon {

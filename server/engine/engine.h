@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/clock.h"
-#include "common/facts.h"
+#include "server/facts/facts.h"
 #include "common/status.h"
 #include "server/engine/actions.h"
 #include "server/engine/events.h"

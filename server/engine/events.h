@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/clock.h"
-#include "common/facts.h"
+#include "server/facts/facts.h"
 #include "common/keys.h"
 #include "common/layout.h"
 #include "common/manifest.h"

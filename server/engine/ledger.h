@@ -31,7 +31,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/node_hash_map.h"
 #include "common/clock.h"
-#include "common/facts.h"
+#include "server/facts/facts.h"
 #include "server/engine/engine.h"
 
 namespace cairn::engine {

@@ -15,7 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "common/clock.h"
-#include "common/facts.h"
+#include "server/facts/facts.h"
 #include "common/layout.h"
 #include "common/manifest.h"
 #include "server/engine/engine.h"

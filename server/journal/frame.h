@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "common/facts.h"
+#include "server/facts/facts.h"
 #include "common/status.h"
 
 namespace cairn::journal {

@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "common/facts.h"
+#include "server/facts/facts.h"
 #include "common/fd.h"
 #include "common/status.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "common/facts.h"
+#include "server/facts/facts.h"
 #include "common/manifest.h"
 #include "server/node/sessions.h"
 

@@ -16,7 +16,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "common/clock.h"
-#include "common/facts.h"
+#include "server/facts/facts.h"
 #include "common/fd.h"
 #include "common/fd_channel.h"
 #include "common/mutex.h"

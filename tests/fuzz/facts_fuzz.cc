@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "common/facts.h"
+#include "server/facts/facts.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::string_view bytes(reinterpret_cast<const char*>(data), size);

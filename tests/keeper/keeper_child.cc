@@ -20,10 +20,10 @@
 #include <string>
 
 #include "server/cache/cache.h"
-#include "server/daemon/keeper.h"
+#include "server/keeper/keeper.h"
 #include "server/journal/journal.h"
 
-namespace cairn::daemon {
+namespace cairn::keeper {
 namespace {
 
 void Must(const Status& status, const char* what) {
@@ -190,14 +190,14 @@ class TestDaemon {
 };
 
 }  // namespace
-}  // namespace cairn::daemon
+}  // namespace cairn::keeper
 
 int main(int argc, char** argv) {
   const std::string how = argc > 1 ? argv[1] : "serve";
   if (how == "refuse") return 3;
   const char* const keeper_fd = ::getenv("CAIRN_KEEPER_FD");
   if (keeper_fd == nullptr) return 97;
-  cairn::daemon::TestDaemon daemon(::atoi(keeper_fd));
+  cairn::keeper::TestDaemon daemon(::atoi(keeper_fd));
   if (how == "crash" && daemon.inheritance().safe_mode.empty()) ::raise(SIGKILL);
   daemon.Serve();
 }

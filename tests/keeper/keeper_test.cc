@@ -1,5 +1,5 @@
 // A keeper, a daemon of a few lines (keeper_child.cc), and deaths (R15, promise 7).
-#include "server/daemon/keeper.h"
+#include "server/keeper/keeper.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -22,7 +22,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace cairn::daemon {
+namespace cairn::keeper {
 namespace {
 
 using ::testing::HasSubstr;
@@ -386,4 +386,4 @@ TEST_F(KeeperTest, OverlongOrUnreachablePathsAreRefused) {
 }
 
 }  // namespace
-}  // namespace cairn::daemon
+}  // namespace cairn::keeper

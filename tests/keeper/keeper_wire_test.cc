@@ -1,5 +1,5 @@
 // The language of keeper and daemon: what it refuses.
-#include "server/daemon/keeper_wire.h"
+#include "server/keeper/wire.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -8,9 +8,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/daemon/keeper.h"
+#include "server/keeper/keeper.h"
 
-namespace cairn::daemon {
+namespace cairn::keeper {
 namespace {
 
 ReceivedMessage Received(std::string bytes, int fds) {
@@ -98,4 +98,4 @@ TEST(KeeperLink, ConnectRefusesWhatIsNoKeeper) {
 }
 
 }  // namespace
-}  // namespace cairn::daemon
+}  // namespace cairn::keeper

@@ -1,4 +1,4 @@
-#include "server/daemon/keeper.h"
+#include "server/keeper/keeper.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,13 +20,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/failpoint.h"
-#include "server/daemon/keeper_sockets.h"
-#include "server/daemon/keeper_wire.h"
+#include "server/keeper/sockets.h"
+#include "server/keeper/wire.h"
 #include "server/journal/journal.h"
 
 extern char** environ;
 
-namespace cairn::daemon {
+namespace cairn::keeper {
 namespace {
 
 constexpr MonotonicNanos kDeathWindow = 60 * kNanosPerSecond;
@@ -423,4 +423,4 @@ int RunKeeper(const KeeperOptions& options) {
   return (*keeper)->Run();
 }
 
-}  // namespace cairn::daemon
+}  // namespace cairn::keeper

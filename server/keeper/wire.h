@@ -15,7 +15,7 @@
 #include "common/fd.h"
 #include "common/status.h"
 
-namespace cairn::daemon {
+namespace cairn::keeper {
 
 enum class KeeperMessageType : uint16_t {
   // Keeper → daemon, once, in this order; kEnd closes the inheritance.
@@ -57,4 +57,4 @@ std::string EncodeKeeperMessage(KeeperMessageType type, const std::vector<Keeper
 // name; UNIMPLEMENTED for another version.
 StatusOr<KeeperMessage> DecodeKeeperMessage(ReceivedMessage received);
 
-}  // namespace cairn::daemon
+}  // namespace cairn::keeper

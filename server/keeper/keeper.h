@@ -19,7 +19,7 @@
 #include "common/status.h"
 #include "server/cache/cache.h"
 
-namespace cairn::daemon {
+namespace cairn::keeper {
 
 struct KeeperOptions {
   std::string socket_path;      // Thrift; the fd channel's is socket_path + ".fd"
@@ -73,4 +73,4 @@ class KeeperLink : public cache::SlabHolder {
   UniqueFd socket_;
 };
 
-}  // namespace cairn::daemon
+}  // namespace cairn::keeper

@@ -16,31 +16,9 @@
 
 #include "common/keys.h"
 #include "common/manifest.h"
+#include "common/policy.h"
 
 namespace cairn {
-
-// Who may read: readers = owner | group | all. Settled on the wire; only `owner` is accepted for
-// now.
-enum class Readers : uint8_t { kOwner = 0, kGroup = 1, kAll = 2 };
-
-// When checkpoints of a job go to storage.
-enum class PersistMode : uint8_t {
-  kOnDemand = 0,  // only when asked: persist(step)
-  kEvery = 1,     // every `every`-th complete step (1: all)
-  kNewest = 2,    // the newest complete one; those superseded before their turn are skipped
-};
-struct JobPolicy {
-  PersistMode mode = PersistMode::kNewest;
-  int64_t every = 1;       // kEvery: steps with step % every == 0
-  int64_t keep_last = 0;   // files: 0 keeps all; else the newest N complete ones on the line …
-  int64_t keep_every = 0;  // … and those with step % keep_every == 0
-  Readers readers = Readers::kOwner;
-  bool operator==(const JobPolicy&) const = default;
-};
-
-// Identifies one process: 16 random bytes drawn by the client library when it loads, drawn anew
-// after fork. Works across PID namespaces, where a number would not.
-using ProcessToken = std::string;
 
 struct ExtentRef {
   SlabId slab = 0;

@@ -7,7 +7,7 @@
 #include "common/fd.h"
 #include "common/status.h"
 
-namespace cairn::daemon {
+namespace cairn::keeper {
 
 // Bound and listening; removes the socket files when destroyed. The lock file stays: whoever
 // removed it could be racing with somebody who has just locked it.
@@ -31,4 +31,4 @@ class NodeSockets {
   UniqueFd fd_channel_;  // SOCK_SEQPACKET at socket_path + ".fd"
 };
 
-}  // namespace cairn::daemon
+}  // namespace cairn::keeper

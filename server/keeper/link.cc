@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/daemon/keeper.h"
-#include "server/daemon/keeper_wire.h"
+#include "server/keeper/keeper.h"
+#include "server/keeper/wire.h"
 
-namespace cairn::daemon {
+namespace cairn::keeper {
 namespace {
 
 Status TakeSlabs(KeeperMessage message, Inheritance* inheritance) {
@@ -113,4 +113,4 @@ void KeeperLink::DropSession(SessionId session) {
       .IgnoreError();
 }
 
-}  // namespace cairn::daemon
+}  // namespace cairn::keeper

@@ -1,4 +1,4 @@
-#include "server/daemon/keeper_wire.h"
+#include "server/keeper/wire.h"
 
 #include <bit>
 #include <cstring>
@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace cairn::daemon {
+namespace cairn::keeper {
 namespace {
 
 struct Header {
@@ -97,4 +97,4 @@ StatusOr<KeeperMessage> DecodeKeeperMessage(ReceivedMessage received) {
   return message;
 }
 
-}  // namespace cairn::daemon
+}  // namespace cairn::keeper

@@ -1,4 +1,4 @@
-#include "common/facts.h"
+#include "server/facts/facts.h"
 
 #include <type_traits>
 

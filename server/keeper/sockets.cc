@@ -1,4 +1,4 @@
-#include "server/daemon/keeper_sockets.h"
+#include "server/keeper/sockets.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace cairn::daemon {
+namespace cairn::keeper {
 namespace {
 
 // Clients that connect while the daemon restarts wait in this queue.
@@ -107,4 +107,4 @@ NodeSockets::~NodeSockets() {
   if (fd_channel_.valid()) ::unlink(FdChannelPath(socket_path_).c_str());
 }
 
-}  // namespace cairn::daemon
+}  // namespace cairn::keeper
