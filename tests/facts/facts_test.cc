@@ -7,6 +7,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "tests/golden/golden.h"
 
 namespace cairn {
 namespace {
@@ -89,6 +90,18 @@ TEST(Facts, ThatAreCutShortOrTooLongAreRefused) {
     }
     EXPECT_EQ(DecodeFact(bytes + "x").status().code(), absl::StatusCode::kDataLoss);
   }
+}
+
+TEST(Facts, OfEveryKindAreWhatTheirGoldenFilesSay) {
+  std::vector<std::string> files;
+  for (const Fact& fact : OneOfEach()) {
+    const FactKind kind = KindOf(fact);
+    files.push_back(absl::StrCat(kind.name, ".v", kind.version));
+    const auto decoded = DecodeFact(Golden("facts/" + files.back(), EncodeFact(fact)));
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_TRUE(*decoded == fact) << kind.name;
+  }
+  ExpectGoldenFilesAre("facts", files);
 }
 
 // The fact with another number or version in front.

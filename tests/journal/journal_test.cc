@@ -14,9 +14,11 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/checksum.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/journal/frame.h"
+#include "tests/golden/golden.h"
 
 namespace cairn::journal {
 namespace {
@@ -135,6 +137,36 @@ TEST_F(JournalTest, SnapshotReplacesWhatWasBefore) {
   MustAppend(1);
   Reopen();
   EXPECT_EQ(Numbers(contents_.facts), UpTo(1));
+}
+
+TEST_F(JournalTest, SnapshotAndTailAreWhatTheirGoldenFilesSay) {
+  const PartKey part{{"job", 17, 5, 0}, 2};
+  const std::vector<Fact> snapshot = {fact::Incarnation{1'700'000'000'000, 12},
+                                      fact::Job{"job", 1000, 100, {}},
+                                      fact::Slab{3, 1 << 20, fact::SlabUse::kObjects, 1000, "job"}};
+  const std::vector<Fact> sealed = {fact::ObjectSealed{part, {}, {3, 0, 4096}},
+                                    fact::ManifestCommitted{part, 4, {4, 0, 4096}, 321, "digest"}};
+  const Fact last = fact::Persisted{part.checkpoint, "digest"};
+  ASSERT_EQ(journal_->Switch(snapshot), absl::OkStatus());
+  ASSERT_EQ(journal_->Append(sealed), absl::OkStatus());
+  ASSERT_EQ(journal_->Append({last}), absl::OkStatus());
+
+  const std::string written = Image();
+  const uint64_t half = kHeaderPage + kHalf;  // of generation 1
+  const uint64_t used = journal_->used_bytes() + kEndBytes;
+  std::string image(kFileBytes, '\0');
+  const auto put = [&](uint64_t at, const std::string& golden) {
+    image.replace(at, golden.size(), golden);
+  };
+  put(0, Golden("journal/header.v1", written.substr(0, 32)));
+  put(half, Golden("journal/half.v1", written.substr(half, used)));
+  ExpectGoldenFilesAre("journal", {"header.v1", "half.v1"});
+  ASSERT_EQ(TryReopen(FileOf(image)), absl::OkStatus());
+  std::vector<Fact> expected = snapshot;
+  expected.insert(expected.end(), sealed.begin(), sealed.end());
+  expected.push_back(last);
+  EXPECT_TRUE(contents_.facts == expected);
+  EXPECT_FALSE(contents_.torn_tail);
 }
 
 TEST_F(JournalTest, ManySwitchesLeaveNothingOfEarlierGenerations) {
@@ -368,6 +400,17 @@ TEST_F(JournalTest, FlippedBitIsAlwaysFound) {
       ASSERT_TRUE(contents_.torn_tail) << at << " " << bit;
     }
   }
+}
+
+TEST_F(JournalTest, AnotherVersionIsRefusedNamingBoth) {
+  std::string image = Image();
+  image[8] = 2;
+  uint32_t crc = Crc32c(0, image.data(), 12);  // of magic, version and size
+  crc = Crc32c(crc, image.data() + 16, 8);
+  std::memcpy(&image[12], &crc, sizeof(crc));
+  const Status status = TryReopen(FileOf(image));
+  EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("version 2; this build knows 1"));
 }
 
 TEST_F(JournalTest, DamagedSnapshotIsDataLossThoughNothingFollowsIt) {
