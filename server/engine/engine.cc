@@ -16,24 +16,6 @@ constexpr uint64_t kManifestSlabBytes = 256 << 10;
 
 }  // namespace
 
-const char* LevelName(Level level) {
-  switch (level) {
-    case Level::kWriting:
-      return "WRITING";
-    case Level::kCached:
-      return "CACHED";
-    case Level::kReplicated:
-      return "REPLICATED";
-    case Level::kPersisted:
-      return "PERSISTED";
-    case Level::kEvicted:
-      return "EVICTED";
-    case Level::kBroken:
-      return "BROKEN";
-  }
-  return "UNKNOWN";
-}
-
 Status Options::Validate() const {
   const auto bad = [](absl::string_view what) { return absl::InvalidArgumentError(what); };
   if (budget_bytes < 16 * kPageBytes) {
