@@ -137,7 +137,7 @@ class Decoder {
  public:
   explicit Decoder(absl::string_view bytes) : cursor_(bytes) {}
 
-  // All bytes were there, were used, and stood for values this build knows.
+  // True when no byte was missing, none was left over, and all values are known to this build.
   bool Done() const { return good_ && cursor_.left() == 0; }
 
   template <typename... Fields>

@@ -1,6 +1,7 @@
-// What the journal keeps: facts as values, so that applying one twice is applying it once, and a
-// later build with another policy can read them. The engine produces them; `journal/` stores them;
-// a new daemon hands them back to the engine, which rebuilds its state from facts alone.
+// What the journal keeps: facts. They are values, so applying one twice has the effect of applying
+// it once, and a later build with another policy can read them. The engine produces facts,
+// `journal/` stores them, and a new daemon hands them back to the engine, which rebuilds its state
+// from facts alone.
 //
 // Encoding (EncodeFact), little-endian:
 //   0  1  number of the kind
@@ -94,8 +95,8 @@ struct Resume {
 };
 
 enum class SlabUse : uint8_t { kObjects = 0, kManifests = 1 };
-// A slab that the keeper holds. An empty owner_job means that it was never lent, so that any job may
-// have it.
+// A slab that the keeper holds. An empty owner_job means that it was never lent, so that any job
+// may have it.
 struct Slab {
   SlabId slab = 0;
   uint64_t bytes = 0;
