@@ -1,6 +1,6 @@
-// Golden files: bytes that some build wrote, kept beside the tests so that every later build is held
-// to them. Each format that outlives a process has some: every kind of fact, a journal, manifests,
-// every message of the keeper.
+// Golden files: bytes that some build wrote, kept beside the tests so that every later build is
+// held to them. Each format that outlives a process has some: every kind of fact, a journal,
+// manifests, every message of the keeper.
 //
 //   facts/KIND.vN      one fact of each kind; facts_test
 //   journal/PART.vN    the journal's header, and the used part of a half: a snapshot and what
@@ -25,8 +25,8 @@
 
 namespace cairn {
 
-// The bytes of the golden file tests/golden/NAME, for the test to decode. Fails the test unless they
-// equal `encoded`. With CAIRN_WRITE_GOLDEN set, writes `encoded` into the file first.
+// The bytes of the golden file tests/golden/NAME, for the test to decode. Fails the test unless
+// they equal `encoded`. With CAIRN_WRITE_GOLDEN set, writes `encoded` into the file first.
 std::string Golden(const std::string& name, absl::string_view encoded);
 
 // Fails the test when another file than `names` lies in tests/golden/FOLDER: no test would read it.
