@@ -16,26 +16,13 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "common/clock.h"
-#include "server/facts/facts.h"
 #include "common/fd.h"
 #include "common/fd_channel.h"
 #include "common/mutex.h"
+#include "server/node/inherited.h"
+#include "server/node/options.h"
 
 namespace cairn::node {
-
-// Holds a session's descriptors beyond the daemon's life (the keeper). Thread-safe.
-class SessionHolder {
- public:
-  virtual ~SessionHolder() = default;
-  // Takes its own references.
-  virtual Status HoldSession(SessionId session, int channel, int pidfd, int progress) = 0;
-  virtual void DropSession(SessionId session) = 0;  // and shuts the channel down
-};
-
-struct HeldSession {
-  SessionId session = 0;
-  UniqueFd channel, pidfd, progress;
-};
 
 struct SessionInfo {
   SessionId id = 0;
@@ -50,11 +37,6 @@ struct SessionInfo {
   bool takes_fds = true;
   std::string client;
   int64_t connected_unix_ms = 0;
-};
-
-struct SessionsOptions {
-  size_t max_pending = 256;  // connections that have not attached yet
-  MonotonicNanos attach_timeout = 10 * kNanosPerSecond;
 };
 
 // Thread-safe.

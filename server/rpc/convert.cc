@@ -319,7 +319,7 @@ wire::NodeStatus FromState(const node::NodeState& state, const node::Options& op
   result.__set_node(options.name);
   result.__set_version(options.version);
   result.__set_started_unix_ms(state.started_unix_ms);
-  result.__set_restarts(options.restarts);
+  result.__set_restarts(state.restarts);
   result.__set_state(state.state);
   result.__set_budget_bytes(Signed(engine.budget_bytes));
   result.__set_slab_bytes(Signed(engine.slab_bytes));

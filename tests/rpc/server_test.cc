@@ -48,7 +48,7 @@ class RpcServer : public NodeFixture {
   }
   void RestartServer() {
     Unserve();
-    ++options_.restarts;
+    ++restarts_;
     Serve();
   }
 
