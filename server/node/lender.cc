@@ -60,8 +60,8 @@ Status Lender::LendOne(SessionId session, const engine::Lend& lend) const {
     StatusOr<UniqueFd> fd = cache_->Lend(lend.slab, lend.lease, lend.mode);
     status = fd.status();
     if (fd.ok()) {
-      status = sessions_->Push(session, FdMessageType::kSlab, lend.lease, lend.slab,
-                               lend.slab_bytes, fd->get());
+      const FdLent lent{FdLent::What::kSlab, lend.lease, lend.slab, lend.slab_bytes};
+      status = sessions_->Push(session, lent, fd->get());
     }
     ReachFailpoint(Failpoint::kNodeLent);
   }  // our end of the description is closed before the engine is told that nobody has it

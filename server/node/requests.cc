@@ -128,8 +128,8 @@ StatusOr<Opened> Node::OpenStored(const engine::Caller& caller, const std::strin
   opened.lease = stored_files_.NextLease();
   opened.fd_sent = takes_fds;
   if (takes_fds) {
-    CAIRN_RETURN_IF_ERROR(sessions_.Push(caller.session, FdMessageType::kFile, opened.lease, 0,
-                                         opened.bytes, file->get()));
+    const FdLent lent{FdLent::What::kFile, opened.lease, /*slab=*/0, opened.bytes};
+    CAIRN_RETURN_IF_ERROR(sessions_.Push(caller.session, lent, file->get()));
   } else {
     CAIRN_RETURN_IF_ERROR(
         stored_files_.Add(caller.session, opened.lease, *std::move(file), opened.bytes));
