@@ -57,7 +57,7 @@ StatusOr<std::unique_ptr<FdReceiver>> FdReceiver::Attach(const std::string& path
   const int fd = pidfd.get();
   CAIRN_RETURN_IF_ERROR(
       Annotate(SendMessage(socket.get(), *attach, absl::MakeConstSpan(&fd, 1)), "fd channel"));
-  // A daemon that dies now leaves its end with the keeper: no answer will come, and no EOF either.
+  // A daemon that dies now leaves its end with the keeper: neither an answer nor EOF would come.
   const MonotonicNanos patience = std::min(deadline, DeadlineAfter(kAttachPatience));
   for (;;) {
     CAIRN_ASSIGN_OR_RETURN(const bool readable, Readable(socket.get(), TimeLeft(patience)));
@@ -74,7 +74,7 @@ StatusOr<std::unique_ptr<FdReceiver>> FdReceiver::Attach(const std::string& path
   const StatusOr<FdAttached> attached = DecodeFdAttached(message.bytes);
   if (!attached.ok()) return Broken(attached.status());
   if (attached->code == absl::StatusCode::kNotFound) {
-    // A session without a channel does not outlive its daemon; another hello begins one.
+    // A session without a channel does not outlive its daemon; another hello begins a new one.
     return absl::UnavailableError(
         absl::StrCat("fd channel at ", path, ": the daemon was replaced since hello"));
   }
@@ -112,14 +112,13 @@ Status FdReceiver::Drain() {
 }
 
 StatusOr<ReceivedFd> FdReceiver::Take(LeaseId lease, MonotonicNanos deadline) {
-  // Another thread may receive what this one waits for, so nobody sleeps long without looking
-  // again.
+  // Another thread may receive the descriptor that this one waits for, so each looks again soon.
   constexpr absl::Duration kLookAgain = absl::Milliseconds(5);
   for (;;) {
     {
       MutexLock lock(&mu_);
-      // All of it, even when the descriptor is here already: a repeated call was sent it once more,
-      // and what is left behind would look like another call's.
+      // Receive everything, even when the descriptor is here already: a repeated call is sent it
+      // twice, and the second one, left behind, would look like another call's.
       const Status drained = Drain();
       const auto found = waiting_.find(lease);
       if (found != waiting_.end()) {

@@ -64,7 +64,7 @@ Status Lender::LendOne(SessionId session, const engine::Lend& lend) const {
       status = sessions_->Push(session, lent, fd->get());
     }
     ReachFailpoint(Failpoint::kNodeLent);
-  }  // our end of the description is closed before the engine is told that nobody has it
+  }  // closes our end of the description, before the engine is told that the lease is free
   if (!status.ok()) gate_->Post(engine::event::LendFailed{lend.lease});
   return status;
 }

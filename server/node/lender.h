@@ -1,7 +1,7 @@
 // Hands the slabs that an answer lends to the session that asked.
 //
-// Apart from the node because it makes system calls per slab: whoever delivers an answer chooses
-// the thread that does so.
+// A class of its own because it makes system calls for each slab: the code that delivers an answer
+// chooses the thread on which they are made.
 #pragma once
 
 #include <memory>

@@ -70,7 +70,7 @@ inline constexpr uint64_t kMaxChunkBytes = 8 << 20;
 
 using AnswerCallback = std::function<void(Answer)>;
 
-// Thread-safe, but for Start and Stop.
+// Thread-safe, except Start and Stop.
 class Node {
  public:
   // Recovers what the journal holds and starts all threads. `inherited.thrift_listener` is not the

@@ -388,7 +388,7 @@ void Sessions::Close(SessionId session, const Channel& channel) {
 void Sessions::ExpirePending() {
   const MonotonicNanos now = clock_->Now();
   for (auto it = pending_.begin(); it != pending_.end();) {
-    // Closing removes it from epoll: nobody else has this description.
+    // Closing removes the socket from epoll: there is no dup of it.
     if (it->second.deadline <= now) {
       pending_.erase(it++);
     } else {

@@ -249,7 +249,7 @@ TEST_F(NodeTest, AFullJournalCostsTheOldestStepsAndSavingGoesOn) {  // promise 4
   int refused = 0;
   for (Step step = 1; step <= 4000; ++step) {
     const Status saved = Save(session, step, "model", "x");
-    // Told so once per batch at the most, and the next save finds room.
+    // At most one save per batch is refused, and the next one finds space.
     if (!saved.ok()) {
       ASSERT_EQ(saved.code(), absl::StatusCode::kResourceExhausted) << step << ": " << saved;
       ++refused;

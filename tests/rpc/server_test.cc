@@ -237,7 +237,7 @@ TEST_F(RpcServer, AnUnattachedSessionEndsWithItsConnection) {
   RawClient client(Socket());
   client.Hello(RawClient::HelloOf("job", 7, 0, 1));
   client.CloseThrift();
-  // Looked at from inside: nobody else connects.
+  // Asked of the node itself: no other client connects.
   for (;;) {
     auto state = node().State(engine::Caller());
     ASSERT_TRUE(state.ok()) << state.status();
@@ -399,7 +399,7 @@ TEST_F(RpcServer, ManyMessagesDoNotWearAConnectionOut) {
   client.call().ping();
 }
 
-TEST_F(RpcServer, WhoStallsInsideAMessageIsDropped) {
+TEST_F(RpcServer, AClientThatStallsInsideAMessageIsDropped) {
   UniqueFd fd = RawConnection();
   const std::string half("\x80\x01\x00\x01\x00\x00", 6);
   ASSERT_GT(send(fd.get(), half.data(), half.size(), MSG_NOSIGNAL), 0);
