@@ -15,6 +15,7 @@
 #include "common/checksum.h"
 #include "common/line.h"
 #include "server/engine/engine.h"
+#include "tests/sim/digest.h"
 
 namespace cairn::engine {
 namespace {
@@ -463,6 +464,7 @@ class World {
   Rng rng_;
   const Lie lie_;
   SimulatorResult result_;
+  LifeDigest digest_;
 
   Options engine_options_;
   uint64_t true_budget_ = 0;  // what there really is
@@ -611,6 +613,7 @@ void World::StartDaemon(bool first) {
     in_start_ = true;
     Note([&] { return absl::StrCat("daemon starts with ", journal_.size(), " facts"); });
     Outcome outcome = engine_->Start(now_, now_ / kMilli, std::move(recovered));
+    if (options_.digest) digest_.Take(now_, outcome);
     ++result_.events;
     const bool dies = !first && !ending_ && deaths < 2 && rng_.Permille(150);
     if (dies) {
@@ -704,6 +707,7 @@ void World::Apply(Event event) {
   const bool dies = std::exchange(crash_now_, false);
   const Event kept = event;
   Outcome outcome = engine_->Apply(now_, std::move(event));
+  if (options_.digest) digest_.Take(now_, outcome);
   bool crashed = false;
   if (dies) {
     crashed = true;
@@ -2823,6 +2827,7 @@ SimulatorResult World::Run() {
     if (ok() && i % 8 == 0) CheckHolds();
   }
   if (ok()) Liveness();
+  if (options_.digest) result_.digest = digest_.Line();
   return std::move(result_);
 }
 

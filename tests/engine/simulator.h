@@ -34,6 +34,7 @@ struct SimulatorOptions {
   uint64_t seed = 1;
   int events = 220;  // of the clients and the faults, without completions and the end game
   bool trace = false;
+  bool digest = false;
   Lie lie = Lie::kNone;
 };
 
@@ -42,6 +43,7 @@ struct SimulatorResult {
   int64_t events = 0;   // Applies
   std::map<std::string, int64_t> counts;  // what happened, so that a test can ask whether it did
   std::vector<std::string> trace;
+  std::string digest;  // of facts and actions; see tests/sim/digest.h
 };
 
 SimulatorResult Simulate(const SimulatorOptions& options);

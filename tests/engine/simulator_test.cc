@@ -1,6 +1,6 @@
 // Every seed is a life of the engine with faults: R1, R2, R13, R14, R15, R25, R28, R29, R30 as a
 // model sees them. CAIRN_SIM_SEEDS says how many (10000); CAIRN_SIM_SEED replays one, with its
-// trace.
+// trace. CAIRN_SIM_DIGESTS=FILE writes a line per seed that says what the engine decided.
 #include "tests/engine/simulator.h"
 
 #include <gmock/gmock.h>
@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -46,6 +47,8 @@ TEST(Simulator, EveryPromiseHoldsForEverySeed) {
   Mutex mu;
   std::map<uint64_t, std::string> failures;
   std::map<std::string, int64_t> counts;
+  std::map<uint64_t, std::string> digests;
+  const char* digests_file = std::getenv("CAIRN_SIM_DIGESTS");
   int64_t events = 0;
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
@@ -54,16 +57,23 @@ TEST(Simulator, EveryPromiseHoldsForEverySeed) {
         SimulatorOptions options;
         options.seed = next.fetch_add(1);
         if (options.seed > seeds) return;
+        options.digest = digests_file != nullptr;
         const SimulatorResult result = Simulate(options);
         MutexLock lock(&mu);
         for (const auto& [what, count] : result.counts) counts[what] += count;
         events += result.events;
+        if (options.digest) digests[options.seed] = result.digest;
         if (!result.failure.empty()) failures[options.seed] = result.failure;
         if (failures.size() >= 200) return;
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
+  if (digests_file != nullptr) {
+    std::ofstream file(digests_file);
+    for (const auto& [seed, digest] : digests) file << "seed=" << seed << " " << digest << "\n";
+    EXPECT_TRUE(file.flush().good()) << digests_file << " could not be written";
+  }
   size_t shown = 0;
   for (const auto& [seed, failure] : failures) {
     if (++shown > kShownFailures) break;
