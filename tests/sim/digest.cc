@@ -189,18 +189,17 @@ class Digester {
   void Words(absl::string_view text) { words_.Text(text); }
 
   template <class T>
-    requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
-  void Value(T n) {
+  requires(std::is_arithmetic_v<T> || std::is_enum_v<T>) void Value(T n) {
     values_.Number(static_cast<uint64_t>(n));
   }
   void Value(absl::string_view text) { values_.Text(text); }
-  void Value(const JobPolicy& p) {
-    Values(p.mode, p.every, p.keep_last, p.keep_every, p.readers);
-  }
+  void Value(const JobPolicy& p) { Values(p.mode, p.every, p.keep_last, p.keep_every, p.readers); }
   void Value(const CheckpointKey& k) { Values(k.job, k.step, k.attempt, k.revision); }
   void Value(const PartKey& k) { Values(k.checkpoint, k.writer); }
   void Value(const ExtentRef& e) { Values(e.slab, e.offset, e.length); }
-  void Value(const ObjectEntry& e) { Values(e.name, e.kind, e.length, e.block_bytes, e.block_crcs); }
+  void Value(const ObjectEntry& e) {
+    Values(e.name, e.kind, e.length, e.block_bytes, e.block_crcs);
+  }
   void Value(const Lend& l) { Values(l.lease, l.slab, l.slab_bytes, l.mode); }
   void Value(const Facts& f) {
     Values(f.complete, f.resident, f.persisted, f.broken, f.in_conflict, f.abandoned, f.pinned,
