@@ -9,8 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "hack"))
 
-import check_structure  # noqa: E402
-import cpp_source  # noqa: E402
+import check_structure
+import cpp_source
 
 
 def functions(text: str) -> list[tuple[str, int]]:
