@@ -13,11 +13,18 @@ function(cairn_room)
   target_link_libraries(${ROOM_NAME} PUBLIC ${ROOM_DEPS} ${ROOM_LIBS} PRIVATE cairn_warnings)
 endfunction()
 
-# cairn_test(NAME x_test SOURCES x_test.cc ... DEPS cairn_x ... [LABELS root full ...] [TIMEOUT s])
+# cairn_test(NAME x_test SOURCES x_test.cc ... DEPS cairn_x ... [LABELS root full threads] [TIMEOUT s])
 #
-# One test binary; ctest runs it whole. Labels "root" and "full" keep it out of the ordinary tier.
+# One test binary; ctest runs it whole. Labels say where else it runs, or does not:
+#   root, full   not in the ordinary tier: needs uid 0; needs minutes or gigabytes
+#   threads      also under ThreadSanitizer, which learns nothing from a program with a single thread
 function(cairn_test)
   cmake_parse_arguments(T "" "NAME;TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  foreach(label IN LISTS T_LABELS)
+    if(NOT label MATCHES "^(root|full|threads)$")
+      message(FATAL_ERROR "${T_NAME}: no label ${label}; there are root, full and threads")
+    endif()
+  endforeach()
   add_executable(${T_NAME} ${T_SOURCES})
   foreach(source IN LISTS T_SOURCES)
     get_filename_component(source ${source} ABSOLUTE)
@@ -32,4 +39,19 @@ function(cairn_test)
     set(T_TIMEOUT 300)
   endif()
   set_tests_properties(${T_NAME} PROPERTIES LABELS "${T_LABELS}" TIMEOUT ${T_TIMEOUT})
+endfunction()
+
+# cairn_fuzz(NAME x_fuzz DEPS cairn_x ...)
+#
+# A libFuzzer target from tests/fuzz/x_fuzz.cc. Nothing without CAIRN_FUZZ, which instruments the whole tree:
+# what the parsers' own branches do is what guides the fuzzer.
+function(cairn_fuzz)
+  if(NOT CAIRN_FUZZ)
+    return()
+  endif()
+  cmake_parse_arguments(F "" "NAME" "DEPS" ${ARGN})
+  add_executable(${F_NAME} ${CMAKE_SOURCE_DIR}/tests/fuzz/${F_NAME}.cc)
+  target_link_libraries(${F_NAME} PRIVATE ${F_DEPS} cairn_warnings)
+  target_compile_options(${F_NAME} PRIVATE -fsanitize=fuzzer)
+  target_link_options(${F_NAME} PRIVATE -fsanitize=fuzzer)
 endfunction()
