@@ -160,9 +160,9 @@ def python_syntax() -> list[str]:
     return problems
 
 
-def script(name: str, show: bool = False) -> list[str]:
+def script(name: str, *options: str, show: bool = False) -> list[str]:
     """The problems that a check of hack/ prints. `show`: it prints a table too, with or without problems."""
-    result = run([sys.executable, f"hack/{name}"])
+    result = run([sys.executable, f"hack/{name}", *options])
     lines = (result.stdout + result.stderr).splitlines()
     if show:
         print("  " + "\n  ".join(lines), flush=True)
@@ -184,6 +184,7 @@ def main() -> int:
             ("house arrows", lambda: script("check_includes.py")),
             ("structure", lambda: script("check_structure.py", show=True)),
             ("registered tests", lambda: script("check_tests.py")),
+            ("mutants apply", lambda: script("mutants.py", "--check")),
             ("clang-format", lambda: clang_format(fix=False)),
             ("python syntax", python_syntax),
             ("ruff", lambda: ruff(fix=False)),
