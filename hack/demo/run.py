@@ -9,7 +9,7 @@
 Exit status 0 when it was, 1 when anything was not as promised. Everything lies in build/demo and in
 temporary folders that go at the end.
 
-One file: somebody who is shown the demo reads what it did, and how, in one place and without our test helpers.
+One file: whoever is shown the demo reads in one place what it did, without our test helpers.
 """
 
 from __future__ import annotations
