@@ -21,7 +21,7 @@
 #include "server/keeper/keeper.h"
 #include "server/node/node.h"
 #include "server/rpc/server.h"
-#include "server/storage/storage.h"
+#include "server/storage/posix_storage.h"
 
 namespace cairn::daemon {
 namespace {
@@ -119,7 +119,7 @@ StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   CAIRN_ASSIGN_OR_RETURN(rooms.cache, cache::Cache::Start(cache, rooms.keeper.get()));
 
   if (!options.storage_root.empty()) {
-    storage::Options storage;
+    storage::PosixOptions storage;
     storage.root = options.storage_root;
     storage.threads = static_cast<int>(options.storage_threads);
     storage.direct = options.storage_direct;

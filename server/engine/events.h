@@ -13,7 +13,7 @@
 #include "common/clock.h"
 #include "server/facts/facts.h"
 #include "common/keys.h"
-#include "common/layout.h"
+#include "common/stored.h"
 #include "common/manifest.h"
 #include "common/status.h"
 // clang-format off
@@ -122,7 +122,7 @@ struct SlabProbed {  // answers action::ProbeSlab
 };
 struct ManifestWritten { PartKey part; cairn::Status status; };
 struct Verified { uint64_t verification = 0; cairn::Status status; int64_t unix_ms = 0; };
-struct Persisted { CheckpointKey checkpoint; cairn::Status status; };
+struct Persisted { CheckpointKey checkpoint; cairn::Status status; Location location = {}; };  // where it stands, if OK
 struct FilesDeleted { CheckpointKey checkpoint; cairn::Status status; };
 struct JobScanned { std::string job; StatusOr<StoredJob> stored; uint32_t owner_uid = 0, owner_gid = 0; };
 

@@ -16,7 +16,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "common/clock.h"
 #include "server/facts/facts.h"
-#include "common/layout.h"
+#include "common/stored.h"
 #include "common/manifest.h"
 #include "server/engine/engine.h"
 #include "server/engine/ledger.h"
@@ -105,7 +105,7 @@ struct Checkpoint {
   // Files.
   bool persisted = false;
   bool stored_whole = false;  // incomplete only because the rest of it was evicted
-  std::string directory;      // of a stored one
+  Location location;          // of a stored one; may be unknown
   bool owes = false;          // a file is due, by policy …
   bool asked = false;         // … or because somebody asked
   bool persisting = false;

@@ -220,11 +220,10 @@ void Engine::Impl::AnswerOpen(const Caller& caller, Checkpoint* checkpoint, Obje
 void Engine::Impl::AnswerStored(const Caller& caller, Checkpoint* checkpoint, Object* object) {
   reply::OpenStored open;
   open.checkpoint.key = checkpoint->key;
-  open.checkpoint.directory = checkpoint->directory;
+  open.checkpoint.location = checkpoint->location;
   open.checkpoint.world_size = checkpoint->world_size;
   open.checkpoint.published = true;
-  open.checkpoint.manifests.push_back(ManifestOf(*object->part));
-  open.checkpoint.digests.push_back(object->part->digest);
+  open.checkpoint.parts.push_back({ManifestOf(*object->part), object->part->digest});
   open.object = InfoOf(*object, /*with_crcs=*/true);
   Count("opens_from_storage");
   Answer(caller.request, Body(std::move(open)));

@@ -238,10 +238,7 @@ void Engine::Impl::On(const event::Persisted& event) {
   checkpoint->owes = checkpoint->asked = false;
   checkpoint->persisted = true;
   job->persisted.insert(checkpoint->Id());
-  if (!options_.storage_root.empty()) {
-    checkpoint->directory = absl::StrCat(options_.storage_root, "/", job->name, "/",
-                                         StepDirectory(checkpoint->key.step));
-  }
+  checkpoint->location = event.location;
   out_.facts.push_back(fact::Persisted{checkpoint->key, checkpoint->digest});
   // It took the place of older generations of its step.
   std::vector<Checkpoint*> replaced;
@@ -252,7 +249,7 @@ void Engine::Impl::On(const event::Persisted& event) {
   for (Checkpoint* older : replaced) {
     out_.facts.push_back(fact::FilesDeleted{older->key});
     older->persisted = false;
-    older->directory.clear();
+    older->location = {};
     job->persisted.erase(older->Id());
     if (!older->Resident()) {
       EraseCheckpoint(older);

@@ -435,10 +435,6 @@ void Engine::Impl::ResumeAll(const Restored& restored) {
         if (persisted != restored.persisted.end() && persisted->second == checkpoint->digest) {
           checkpoint->persisted = true;
           job->persisted.insert(id);
-          if (!options_.storage_root.empty()) {
-            checkpoint->directory = absl::StrCat(options_.storage_root, "/", name, "/",
-                                                 StepDirectory(checkpoint->key.step));
-          }
         }
         if (checkpoint->absent > 0) checkpoint->why = "some of its memory did not survive";
       }

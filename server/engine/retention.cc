@@ -201,7 +201,7 @@ void Engine::Impl::On(const event::FilesDeleted& event) {
     if (event.status.ok()) {
       checkpoint->persisted = false;
       job->persisted.erase(checkpoint->Id());
-      checkpoint->directory.clear();
+      checkpoint->location = {};
       to_record_[job->name].insert(checkpoint->key);
       if (!checkpoint->Resident() || checkpoint->parts.empty()) {
         EraseCheckpoint(checkpoint);

@@ -104,19 +104,19 @@ void Engine::Impl::On(const event::JobScanned& event) {
 void Engine::Impl::MergeStored(Job* job, const StoredCheckpoint& stored) {
   const CheckpointKey& key = stored.key;
   job->greatest_attempt = std::max(job->greatest_attempt, key.attempt);
-  if (stored.manifests.empty()) return;
+  if (stored.parts.empty()) return;
   if (!job->attempts.contains(key.attempt)) {
     AttemptState attempt;
     attempt.attempt = key.attempt;
-    attempt.comes_from = stored.manifests.front().comes_from;  // writer 0's, where it is there
+    attempt.comes_from = stored.parts.front().manifest.comes_from;  // writer 0's, where it is there
     attempt.first_step = key.step;
-    attempt.unix_ms = stored.manifests.front().created_unix_ms;
+    attempt.unix_ms = stored.parts.front().manifest.created_unix_ms;
     out_.facts.push_back(
         fact::AttemptBegun{job->name, key.attempt, attempt.comes_from, attempt.unix_ms});
     job->attempts.emplace(key.attempt, std::move(attempt));
-  } else if (stored.manifests.front().writer == 0) {
+  } else if (stored.parts.front().manifest.writer == 0) {
     AttemptState& attempt = job->attempts.at(key.attempt);
-    if (attempt.provisional) attempt.comes_from = stored.manifests.front().comes_from;
+    if (attempt.provisional) attempt.comes_from = stored.parts.front().manifest.comes_from;
   }
   if (!stored.Complete() || !stored.published) return;
   const auto removed = job->removed.find(key.step);
@@ -125,7 +125,7 @@ void Engine::Impl::MergeStored(Job* job, const StoredCheckpoint& stored) {
     out_.actions.push_back(action::DeleteFiles{key, job->owner_uid, job->owner_gid, true});
     return;
   }
-  const std::string digest = CheckpointDigest(stored.digests);
+  const std::string digest = CheckpointDigest(stored.Digests());
   if (Checkpoint* known = FindCheckpoint(key)) {
     if (!known->complete) return CompleteFromStorage(known, stored);
     if (known->digest != digest) {
@@ -134,7 +134,7 @@ void Engine::Impl::MergeStored(Job* job, const StoredCheckpoint& stored) {
     }
     if (!known->persisted) out_.facts.push_back(fact::Persisted{key, digest});
     known->persisted = true;
-    known->directory = stored.directory;
+    known->location = stored.location;
     job->persisted.insert(known->Id());
     Unowe(known);
     RefreshLine(known);
@@ -147,10 +147,10 @@ void Engine::Impl::MergeStored(Job* job, const StoredCheckpoint& stored) {
 // Parts that memory lacks are as storage has them; those it has stay where they are.
 void Engine::Impl::CompleteFromStorage(Checkpoint* checkpoint, const StoredCheckpoint& stored) {
   bool same = checkpoint->world_size == stored.world_size;
-  for (size_t i = 0; same && i < stored.manifests.size(); ++i) {
-    const auto known = checkpoint->parts.find(stored.manifests[i].writer);
+  for (size_t i = 0; same && i < stored.parts.size(); ++i) {
+    const auto known = checkpoint->parts.find(stored.parts[i].manifest.writer);
     if (known == checkpoint->parts.end()) continue;
-    same = known->second->committed && known->second->digest == stored.digests[i];
+    same = known->second->committed && known->second->digest == stored.parts[i].digest;
   }
   if (!same) {
     Log(1, absl::StrCat(checkpoint->key.DebugString(),
@@ -158,11 +158,11 @@ void Engine::Impl::CompleteFromStorage(Checkpoint* checkpoint, const StoredCheck
     return;
   }
   Job* job = checkpoint->job;
-  for (size_t i = 0; i < stored.manifests.size(); ++i) {
-    const Manifest& manifest = stored.manifests[i];
+  for (size_t i = 0; i < stored.parts.size(); ++i) {
+    const Manifest& manifest = stored.parts[i].manifest;
     if (checkpoint->parts.contains(manifest.writer)) continue;
     Part* part = GetPart(checkpoint, manifest.writer);
-    RestoreManifest(part, manifest, stored.digests[i]);
+    RestoreManifest(part, manifest, stored.parts[i].digest);
     --checkpoint->open_parts;
     ++checkpoint->committed;
     checkpoint->absent += part->objects.size() + 1;
@@ -170,9 +170,9 @@ void Engine::Impl::CompleteFromStorage(Checkpoint* checkpoint, const StoredCheck
   }
   checkpoint->complete = true;
   checkpoint->stored_whole = false;
-  checkpoint->digest = CheckpointDigest(stored.digests);
+  checkpoint->digest = CheckpointDigest(stored.Digests());
   checkpoint->persisted = true;
-  checkpoint->directory = stored.directory;
+  checkpoint->location = stored.location;
   job->incomplete.erase(checkpoint->Id());
   job->persisted.insert(checkpoint->Id());
   RefreshLine(checkpoint);

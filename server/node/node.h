@@ -231,11 +231,10 @@ class Node {
   MonotonicNanos timer_at_ ABSL_GUARDED_BY(timer_mu_) = 0;  // 0: none
   bool timer_stopping_ ABSL_GUARDED_BY(timer_mu_) = false;
 
-  // Files of storage that clients without descriptors read in chunks.
+  // Objects in storage that clients read in chunks. A reader lives on while a chunk is read from it.
   struct StoredOpen {
     SessionId session = 0;
-    UniqueFd file;
-    uint64_t length = 0;
+    std::shared_ptr<const storage::Reader> reader;
   };
   Mutex stored_mu_;
   LeaseId next_stored_ ABSL_GUARDED_BY(stored_mu_) = 0;

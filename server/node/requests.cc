@@ -1,9 +1,5 @@
 // The node's calls beside the plain ones: those that hand out descriptors, move bytes in chunks,
 // begin and end sessions, or put together what several rooms know.
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -14,7 +10,7 @@
 namespace cairn::node {
 namespace {
 
-// Leases of files in storage are the node's own: the engine's count up from 1 and never reach
+// Leases of objects in storage are the node's own: the engine's count up from 1 and never reach
 // these.
 constexpr LeaseId kStoredLease = LeaseId{1} << 62;
 
@@ -86,34 +82,24 @@ OpenAnswer Node::Open(engine::event::Open event) {
     result.opened = absl::InternalError("open was answered with something else");
     return result;
   }
-  StatusOr<UniqueFd> file =
+  StatusOr<std::unique_ptr<storage::Reader>> reader =
       rooms_.storage->Open(stored->checkpoint, name, storage::Owner{caller.uid, caller.gid});
-  if (!file.ok()) {
-    result.opened = Annotate(file.status(), stored->checkpoint.directory);
+  if (!reader.ok()) {
+    result.opened = Annotate(reader.status(), stored->checkpoint.location.text());
     return result;
   }
-  struct stat attributes = {};
-  if (fstat(file->get(), &attributes) != 0) {
-    result.opened = ErrnoStatus(errno, name);
-    return result;
-  }
-  opened.bytes = static_cast<uint64_t>(attributes.st_size);
+  opened.bytes = (*reader)->length();
   opened.checkpoint = stored->checkpoint.key;
   opened.object = std::move(stored->object);
   opened.exact = true;
-  if (opened.bytes != opened.object.length) {
-    result.opened = absl::DataLossError(
-        absl::StrCat(stored->checkpoint.directory, "/", name, ": the file has ", opened.bytes,
-                     " bytes, its manifest says ", opened.object.length));
-    return result;
-  }
   {
     MutexLock lock(&stored_mu_);
     opened.lease = kStoredLease | ++next_stored_;
   }
-  if (takes_fds) {
+  const std::optional<int> descriptor = takes_fds ? (*reader)->Descriptor() : std::nullopt;
+  if (descriptor.has_value()) {
     Status pushed = sessions_.Push(caller.session, FdMessageType::kFile, opened.lease, 0,
-                                   opened.bytes, file->get());
+                                   opened.bytes, *descriptor);
     if (!pushed.ok()) {
       result.opened = pushed;
       return result;
@@ -126,10 +112,10 @@ OpenAnswer Node::Open(engine::event::Open event) {
     for (const auto& [id, open] : stored_) held += open.session == caller.session ? 1 : 0;
     if (held >= kMaxStored) {
       result.opened = absl::ResourceExhaustedError(absl::StrCat(
-          "open files in storage: ", held, " of this session, the limit is ", kMaxStored));
+          "objects open in storage: ", held, " of this session, the limit is ", kMaxStored));
       return result;
     }
-    stored_[opened.lease] = StoredOpen{caller.session, *std::move(file), opened.bytes};
+    stored_[opened.lease] = StoredOpen{caller.session, *std::move(reader)};
   }
   result.opened = std::move(opened);
   return result;
@@ -155,20 +141,16 @@ StatusOr<std::string> Node::ReadChunk(const engine::Caller& caller, LeaseId leas
                                       uint64_t length) {
   std::string bytes(length, '\0');
   if ((lease & kStoredLease) != 0) {
-    UniqueFd file;
+    std::shared_ptr<const storage::Reader> reader;
     {
       MutexLock lock(&stored_mu_);
       auto it = stored_.find(lease);
       if (it == stored_.end() || it->second.session != caller.session) {
         return absl::NotFoundError(absl::StrCat("lease: ", lease, " is not this session's"));
       }
-      if (offset > it->second.length || length > it->second.length - offset) {
-        return absl::OutOfRangeError(absl::StrCat("offset: ", offset, " + ", length,
-                                                  " is beyond the object's ", it->second.length));
-      }
-      CAIRN_ASSIGN_OR_RETURN(file, it->second.file.Dup());
+      reader = it->second.reader;
     }
-    CAIRN_RETURN_IF_ERROR(PreadAll(file.get(), bytes.data(), length, offset));
+    CAIRN_RETURN_IF_ERROR(reader->ReadAt(offset, absl::MakeSpan(bytes)));
     return bytes;
   }
   Answer answer = Call(engine::event::LocateChunk{caller, lease, offset, length, /*write=*/false});
@@ -279,9 +261,9 @@ StatusOr<NodeState> Node::State(const engine::Caller& caller) {
   put("bad_reads", cache.bad_reads);
   if (rooms_.storage != nullptr) {
     const storage::Counters storage = rooms_.storage->counters();
-    put("files_written", storage.files_written);
+    put("files_written", storage.objects_written);
     put("file_bytes_written", storage.bytes_written);
-    put("fsync_failures", storage.fsync_failures);
+    put("fsync_failures", storage.sync_failures);
     put("file_rewrites", storage.rewrites);
     put("published", storage.published);
   }

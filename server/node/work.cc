@@ -50,6 +50,7 @@ void Node::Persist(const engine::action::Persist& action) {
   ReachFailpoint(Failpoint::kNodePersist);
   const storage::Owner owner{action.uid, action.gid};
   uint64_t bytes = 0;
+  Location location;
   const auto write = [&]() -> Status {
     std::vector<std::unique_ptr<SlabSource>> sources;
     std::vector<storage::PartToWrite> parts;
@@ -74,13 +75,14 @@ void Node::Persist(const engine::action::Persist& action) {
     }
     CAIRN_RETURN_IF_ERROR(rooms_.storage->WriteParts(action.checkpoint, owner, parts));
     ReachFailpoint(Failpoint::kNodePublish);
-    bool published = false;
-    CAIRN_RETURN_IF_ERROR(rooms_.storage->Publish(action.checkpoint, owner, &published));
+    CAIRN_ASSIGN_OR_RETURN(std::optional<Location> published,
+                           rooms_.storage->Publish(action.checkpoint, owner));
     ReachFailpoint(Failpoint::kNodePublished);
-    if (!published) {
+    if (!published.has_value()) {
       return absl::FailedPreconditionError(
           "a newer checkpoint of that step stands in storage, or parts are missing there");
     }
+    location = *std::move(published);
     return absl::OkStatus();
   };
   Status status = write();
@@ -91,7 +93,7 @@ void Node::Persist(const engine::action::Persist& action) {
   }  // else the engine says so, once per problem
   const bool ok = status.ok();
   const CheckpointKey& done = action.checkpoint;
-  Post(engine::event::Persisted{done, std::move(status)});
+  Post(engine::event::Persisted{done, std::move(status), std::move(location)});
   if (!ok) return;
   // What this checkpoint replaced, or outlived unfinished.
   Status swept = rooms_.storage->Sweep(done.job, [&done](const CheckpointKey& other) {

@@ -202,7 +202,7 @@ class PartWriter {
       (void)UnlinkAt(meta_, temporary);
       return status;
     }
-    counters_->files_written.fetch_add(1, std::memory_order_relaxed);
+    counters_->objects_written.fetch_add(1, std::memory_order_relaxed);
     counters_->bytes_written.fetch_add(file->entry->length, std::memory_order_relaxed);
     return status;
   }
@@ -210,7 +210,7 @@ class PartWriter {
   Status SyncAndClose(UniqueFd fd) {
     Status status = Sync(fd.get());
     if (status.ok()) status = Close(std::move(fd));
-    if (!status.ok()) counters_->fsync_failures.fetch_add(1, std::memory_order_relaxed);
+    if (!status.ok()) counters_->sync_failures.fetch_add(1, std::memory_order_relaxed);
     return status;
   }
 
@@ -289,7 +289,7 @@ Status WriteMetaFile(int meta, const std::string& name, absl::string_view bytes,
     if (status.ok()) {
       status = Sync(fd.get());
       if (status.ok()) status = Close(std::move(fd));
-      if (!status.ok()) counters->fsync_failures.fetch_add(1, std::memory_order_relaxed);
+      if (!status.ok()) counters->sync_failures.fetch_add(1, std::memory_order_relaxed);
     }
     if (status.ok()) status = RenameAt(meta, temporary, meta, name, 0);
     if (status.ok()) return status;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 
+#include "common/fd.h"
 #include "common/manifest.h"
 #include "common/status.h"
 #include "server/storage/storage.h"
@@ -13,7 +14,7 @@
 namespace cairn::storage {
 
 struct AtomicCounters {
-  std::atomic<uint64_t> files_written{0}, bytes_written{0}, fsync_failures{0}, rewrites{0},
+  std::atomic<uint64_t> objects_written{0}, bytes_written{0}, sync_failures{0}, rewrites{0},
       published{0};
 };
 

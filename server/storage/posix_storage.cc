@@ -1,5 +1,5 @@
-// Storage on a file system with directories, rename and exchange. storage.h says what holds;
-// common/layout.h, where things stand.
+#include "server/storage/posix_storage.h"
+
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <sys/random.h>
@@ -20,11 +20,12 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/failpoint.h"
+#include "common/fd.h"
+#include "common/layout.h"
 #include "common/mutex.h"
 #include "server/storage/files.h"
 #include "server/storage/owner.h"
 #include "server/storage/part_writer.h"
-#include "server/storage/storage.h"
 
 namespace cairn::storage {
 namespace {
@@ -61,20 +62,20 @@ struct JobDirectories {
 
 class PosixStorage final : public Storage {
  public:
-  PosixStorage(Options options, UniqueFd root, uint64_t instance)
+  PosixStorage(PosixOptions options, UniqueFd root, uint64_t instance)
       : options_(std::move(options)), root_(std::move(root)), instance_(instance) {}
 
   Status WriteParts(const CheckpointKey& checkpoint, Owner owner,
                     const std::vector<PartToWrite>& parts) override;
-  Status Publish(const CheckpointKey& checkpoint, Owner owner, bool* published) override;
+  StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint, Owner owner) override;
   Status Sweep(const std::string& job,
                const std::function<bool(const CheckpointKey&)>& superseded) override;
   Status Delete(const CheckpointKey& checkpoint, Owner owner, bool tombstone) override;
   StatusOr<StoredJob> Read(const std::string& job) override;
   StatusOr<std::vector<std::string>> Jobs() override { return ListStoredJobs(options_.root); }
   StatusOr<Owner> JobOwner(const std::string& job) override;
-  StatusOr<UniqueFd> Open(const StoredCheckpoint& checkpoint, absl::string_view name,
-                          Owner reader) override;
+  StatusOr<std::unique_ptr<Reader>> Open(const StoredCheckpoint& checkpoint, absl::string_view name,
+                                         Owner reader) override;
   Counters counters() const override;
 
  private:
@@ -117,7 +118,7 @@ class PosixStorage final : public Storage {
                  const CheckpointKey& named);
   Status WriteTombstone(const JobDirectories& at, Step step, Attempt attempt);
 
-  const Options options_;
+  const PosixOptions options_;
   const UniqueFd root_;
   const uint64_t instance_;
 
@@ -288,7 +289,8 @@ Status PosixStorage::WriteAsOwner(const CheckpointKey& checkpoint, Owner owner,
                                             place.stored.key.DebugString()));
   }
   std::vector<const PartToWrite*> missing;
-  std::vector<Manifest> together = place.stored.manifests;
+  std::vector<const Manifest*> together;
+  for (const StoredPart& part : place.stored.parts) together.push_back(&part.manifest);
   for (const PartToWrite& part : parts) {
     CAIRN_ASSIGN_OR_RETURN(const bool stands, PartStands(place, part));
     if (stands) continue;
@@ -296,9 +298,9 @@ Status PosixStorage::WriteAsOwner(const CheckpointKey& checkpoint, Owner owner,
     const Writer writer = part.manifest->writer;
     // One whose files are damaged is replaced by itself.
     together.erase(std::remove_if(together.begin(), together.end(),
-                                  [&](const Manifest& m) { return m.writer == writer; }),
+                                  [&](const Manifest* m) { return m->writer == writer; }),
                    together.end());
-    together.push_back(*part.manifest);
+    together.push_back(part.manifest);
   }
   const std::string conflict = ManifestConflict(together);
   if (!conflict.empty()) {
@@ -389,14 +391,14 @@ Status PosixStorage::RemoveStale(int meta, const std::string& prefix) {
 StatusOr<bool> PosixStorage::PartStands(const Place& place, const PartToWrite& part) const {
   if (!place.Ours()) return false;
   const std::string digest = ManifestDigest(part.encoded);
-  for (size_t i = 0; i < place.stored.manifests.size(); ++i) {
-    if (place.stored.manifests[i].writer != part.manifest->writer) continue;
-    if (place.stored.digests[i] == digest) {
+  for (const StoredPart& stored : place.stored.parts) {
+    if (stored.manifest.writer != part.manifest->writer) continue;
+    if (stored.digest == digest) {
       return CheckFiles(place.directory.get(), *part.manifest).ok();
     }
-    return absl::AlreadyExistsError(absl::StrCat(
-        "writer ", part.manifest->writer,
-        " has another manifest in storage: ", place.stored.digests[i], ", not ", digest));
+    return absl::AlreadyExistsError(
+        absl::StrCat("writer ", part.manifest->writer,
+                     " has another manifest in storage: ", stored.digest, ", not ", digest));
   }
   return false;
 }
@@ -421,20 +423,22 @@ Status PosixStorage::CheckFiles(int directory, const Manifest& manifest) const {
 
 // --- publishing
 
-Status PosixStorage::Publish(const CheckpointKey& checkpoint, Owner owner, bool* published) {
-  *published = false;
+StatusOr<std::optional<Location>> PosixStorage::Publish(const CheckpointKey& checkpoint,
+                                                        Owner owner) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
   auto at = OpenJob(checkpoint.job, owner, /*create=*/false);
-  if (absl::IsNotFound(at.status())) return absl::OkStatus();  // nothing was ever written
+  if (absl::IsNotFound(at.status())) return std::nullopt;  // nothing was ever written
   CAIRN_RETURN_IF_ERROR(at.status());
   CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
   MutexLock lock(PublishMutex(checkpoint.job));
+  bool published = false;
   CAIRN_RETURN_IF_ERROR(
-      Annotate(PublishLocked(*at, checkpoint, published), checkpoint.DebugString()));
+      Annotate(PublishLocked(*at, checkpoint, &published), checkpoint.DebugString()));
   if (const int error = ReachFailpoint(Failpoint::kStorageDone); error != 0) {
     return ErrnoStatus(error, "after publishing");
   }
-  return absl::OkStatus();
+  if (!published) return std::nullopt;
+  return Location(absl::StrCat(at->path, "/", StepDirectory(checkpoint.step)));
 }
 
 Status PosixStorage::PublishLocked(const JobDirectories& at, const CheckpointKey& checkpoint,
@@ -458,8 +462,8 @@ Status PosixStorage::PublishLocked(const JobDirectories& at, const CheckpointKey
       return absl::FailedPreconditionError(absl::StrCat("in conflict: ", partial.stored.conflict));
     }
     if (!partial.stored.Complete()) return absl::OkStatus();
-    for (const Manifest& manifest : partial.stored.manifests) {
-      CAIRN_RETURN_IF_ERROR(CheckFiles(partial.directory.get(), manifest));
+    for (const StoredPart& part : partial.stored.parts) {
+      CAIRN_RETURN_IF_ERROR(CheckFiles(partial.directory.get(), part.manifest));
     }
     if (standing.kind == Place::Kind::kForeign) {
       return absl::AlreadyExistsError(
@@ -686,6 +690,26 @@ Status PosixStorage::Delete(const CheckpointKey& checkpoint, Owner owner, bool t
 
 // --- reading
 
+// An open file is the object for good: a replaced or deleted one keeps its inode.
+class FileReader final : public Reader {
+ public:
+  FileReader(UniqueFd file, uint64_t length) : file_(std::move(file)), length_(length) {}
+
+  uint64_t length() const override { return length_; }
+  Status ReadAt(uint64_t offset, absl::Span<char> into) const override {
+    if (offset > length_ || into.size() > length_ - offset) {
+      return absl::OutOfRangeError(absl::StrCat("offset: ", offset, " + ", into.size(),
+                                                " is beyond the object's ", length_));
+    }
+    return PreadAll(file_.get(), into.data(), into.size(), offset);
+  }
+  std::optional<int> Descriptor() const override { return file_.get(); }
+
+ private:
+  const UniqueFd file_;
+  const uint64_t length_;
+};
+
 StatusOr<StoredJob> PosixStorage::Read(const std::string& job) {
   CAIRN_ASSIGN_OR_RETURN(const Owner owner, JobOwner(job));
   // As the owner, where that is possible: uid 0 is nobody on some network file systems.
@@ -693,13 +717,13 @@ StatusOr<StoredJob> PosixStorage::Read(const std::string& job) {
   return ReadStoredJob(options_.root, job);
 }
 
-StatusOr<UniqueFd> PosixStorage::Open(const StoredCheckpoint& checkpoint, absl::string_view name,
-                                      Owner reader) {
+StatusOr<std::unique_ptr<Reader>> PosixStorage::Open(const StoredCheckpoint& checkpoint,
+                                                     absl::string_view name, Owner reader) {
   const Manifest* manifest = nullptr;
   const ObjectEntry* entry = nullptr;
-  for (const Manifest& candidate : checkpoint.manifests) {
-    if (const ObjectEntry* found = candidate.Find(name); found != nullptr) {
-      manifest = &candidate;
+  for (const StoredPart& candidate : checkpoint.parts) {
+    if (const ObjectEntry* found = candidate.manifest.Find(name); found != nullptr) {
+      manifest = &candidate.manifest;
       entry = found;
     }
   }
@@ -732,16 +756,16 @@ StatusOr<UniqueFd> PosixStorage::Open(const StoredCheckpoint& checkpoint, absl::
       return absl::DataLossError(
           absl::StrCat(what, ": its file has ", info.st_size, " bytes, not ", entry->length));
     }
-    return object;
+    return std::unique_ptr<Reader>(new FileReader(*std::move(object), entry->length));
   }
   return absl::NotFoundError(absl::StrCat(what, ": is no longer in storage"));
 }
 
 Counters PosixStorage::counters() const {
   Counters now;
-  now.files_written = counters_.files_written.load(std::memory_order_relaxed);
+  now.objects_written = counters_.objects_written.load(std::memory_order_relaxed);
   now.bytes_written = counters_.bytes_written.load(std::memory_order_relaxed);
-  now.fsync_failures = counters_.fsync_failures.load(std::memory_order_relaxed);
+  now.sync_failures = counters_.sync_failures.load(std::memory_order_relaxed);
   now.rewrites = counters_.rewrites.load(std::memory_order_relaxed);
   now.published = counters_.published.load(std::memory_order_relaxed);
   return now;
@@ -749,7 +773,7 @@ Counters PosixStorage::counters() const {
 
 }  // namespace
 
-Status Options::Validate() const {
+Status PosixOptions::Validate() const {
   if (!root.empty() && root[0] != '/') {
     return absl::InvalidArgumentError(
         absl::StrCat("storage.root: \"", root, "\" is not an absolute path"));
@@ -761,7 +785,7 @@ Status Options::Validate() const {
   return absl::OkStatus();
 }
 
-StatusOr<std::unique_ptr<Storage>> MakePosixStorage(const Options& options) {
+StatusOr<std::unique_ptr<Storage>> MakePosixStorage(const PosixOptions& options) {
   CAIRN_RETURN_IF_ERROR(options.Validate());
   const std::string what = absl::StrCat("storage.root ", options.root);
   if (options.root.empty()) return absl::InvalidArgumentError("storage.root: is empty");

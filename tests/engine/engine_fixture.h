@@ -158,20 +158,20 @@ class EngineTest : public testing::Test {
   }
   void FinishPersist() {
     const action::Persist a = persists.at(persists_done++);
+    event::Persisted persisted{a.checkpoint, persist_status};
     if (persist_status.ok()) {
       StoredCheckpoint& at = stored[a.checkpoint];
       at.key = a.checkpoint;
       at.world_size = a.parts.front().manifest.world_size;
       at.published = true;
-      at.directory = absl::StrCat("/root/", a.checkpoint.job, "/", a.checkpoint.step);
-      at.manifests.clear();
-      at.digests.clear();
+      at.location = Location(absl::StrCat("/root/", a.checkpoint.job, "/", a.checkpoint.step));
+      at.parts.clear();
       for (const auto& part : a.parts) {
-        at.manifests.push_back(part.manifest);
-        at.digests.push_back(ManifestDigest(part.encoded));
+        at.parts.push_back({part.manifest, ManifestDigest(part.encoded)});
       }
+      persisted.location = at.location;
     }
-    pending.push_back(event::Persisted{a.checkpoint, persist_status});
+    pending.push_back(std::move(persisted));
   }
   void Do(action::DeleteFiles& a) {
     deletes.push_back(a);

@@ -1210,7 +1210,7 @@ Status World::Publish(const action::Persist& persist) {
   const CheckpointKey& key = persist.checkpoint;
   Stored stored;
   stored.checkpoint.key = key;
-  stored.checkpoint.directory = absl::StrCat("/s/", key.job, "/", key.step);
+  stored.checkpoint.location = Location(absl::StrCat("/s/", key.job, "/", key.step));
   stored.checkpoint.published = true;
   for (const action::PersistPart& part : persist.parts) {
     stored.checkpoint.world_size = part.manifest.world_size;
@@ -1238,8 +1238,7 @@ Status World::Publish(const action::Persist& persist) {
       Fail(absl::StrCat("promise 1: ", part.manifest.Part().DebugString(),
                         " is persisted without all its objects"));
     }
-    stored.checkpoint.manifests.push_back(part.manifest);
-    stored.checkpoint.digests.push_back(ManifestDigest(part.encoded));
+    stored.checkpoint.parts.push_back({part.manifest, ManifestDigest(part.encoded)});
   }
   if (!stored.checkpoint.Complete()) {
     Fail(absl::StrCat("promise 3: ", key.DebugString(), " is persisted without all its writers"));
@@ -1469,7 +1468,7 @@ void World::CheckPersisted() {
                                " was acknowledged PERSISTED and is not in storage"));
     }
     const Stored* stored = InStorage(key);
-    if (stored != nullptr && CheckpointDigest(stored->checkpoint.digests) != digest) {
+    if (stored != nullptr && CheckpointDigest(stored->checkpoint.Digests()) != digest) {
       return Fail(
           absl::StrCat("promise 1: ", key.DebugString(), " stands in storage with other content"));
     }

@@ -1,3 +1,5 @@
+#include "server/storage/posix_storage.h"
+
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +21,7 @@
 #include "absl/strings/str_join.h"
 #include "common/checksum.h"
 #include "common/failpoint.h"
-#include "server/storage/storage.h"
+#include "common/fd.h"
 
 namespace cairn::storage {
 namespace {
@@ -92,7 +94,7 @@ class PosixStorage : public ::testing::Test {
   }
 
   std::unique_ptr<Storage> Make(int threads = 2) {
-    Options options;
+    PosixOptions options;
     options.root = root_;
     options.threads = threads;
     auto storage = MakePosixStorage(options);
@@ -133,10 +135,9 @@ class PosixStorage : public ::testing::Test {
     return storage_->WriteParts(part.manifest.Checkpoint(), Me(), {part.ToWrite()});
   }
   bool Publish(const CheckpointKey& key) {
-    bool published = false;
-    const Status status = storage_->Publish(key, Me(), &published);
-    EXPECT_TRUE(status.ok()) << status;
-    return published;
+    const auto published = storage_->Publish(key, Me());
+    EXPECT_TRUE(published.ok()) << published.status();
+    return published.ok() && published->has_value();
   }
   // Supersedes nothing: finishes claims and empties the trash.
   void Sweep() {
@@ -216,7 +217,7 @@ TEST_F(PosixStorage, APublishedCheckpointIsExactlyItsObjects) {
   EXPECT_EQ(Bytes(Path("5/.cairn/0.manifest")), EncodeManifest(part.manifest));
   EXPECT_THAT(Stored(), ElementsAre("5@100.0/"));
   EXPECT_THAT(Leftovers(), IsEmpty());
-  EXPECT_EQ(storage_->counters().files_written, 4u);
+  EXPECT_EQ(storage_->counters().objects_written, 4u);
   EXPECT_EQ(storage_->counters().bytes_written, part.manifest.TotalBytes());
   EXPECT_EQ(storage_->counters().published, 1u);
   struct stat info = {};
@@ -260,15 +261,15 @@ TEST_F(PosixStorage, AWriterWithNothingToSaveCounts) {
 TEST_F(PosixStorage, APartThatStandsIsKept) {
   const Part zero = MakePart(Key(5, 100), 0, 2), one = MakePart(Key(5, 100), 1, 2);
   ASSERT_TRUE(Write(zero).ok());
-  const uint64_t files = storage_->counters().files_written;
+  const uint64_t files = storage_->counters().objects_written;
   ASSERT_TRUE(Write(zero).ok());
-  EXPECT_EQ(storage_->counters().files_written, files);
+  EXPECT_EQ(storage_->counters().objects_written, files);
   ASSERT_TRUE(Write(one).ok());
   ASSERT_TRUE(Publish(Key(5, 100)));
-  const uint64_t all = storage_->counters().files_written;
+  const uint64_t all = storage_->counters().objects_written;
   ASSERT_TRUE(Write(zero).ok()) << "also when it stands in its final place";
   EXPECT_TRUE(Publish(Key(5, 100)));
-  EXPECT_EQ(storage_->counters().files_written, all);
+  EXPECT_EQ(storage_->counters().objects_written, all);
 }
 
 TEST_F(PosixStorage, APartWhoseFilesAreDamagedIsWrittenAgain) {
@@ -336,9 +337,8 @@ TEST_F(PosixStorage, PublishersThatMeetLeaveTheNewest) {
       threads.emplace_back([this, key = part.manifest.Checkpoint()] {
         // A daemon of its own each: their locks don't know each other.
         auto other = Make();
-        bool published = false;
-        const Status status = other->Publish(key, Me(), &published);
-        EXPECT_TRUE(status.ok()) << status;
+        const auto published = other->Publish(key, Me());
+        EXPECT_TRUE(published.ok()) << published.status();
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -354,11 +354,9 @@ TEST_F(PosixStorage, AUsersDirectoryIsNeverTouched) {
   ASSERT_TRUE(Write(MakePart(Key(5, 100))).ok());
   fs::create_directories(Path("5"));
   std::ofstream(Path("5/thesis.txt")) << "years of work";
-  bool published = true;
-  const Status status = storage_->Publish(Key(5, 100), Me(), &published);
+  const Status status = storage_->Publish(Key(5, 100), Me()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(std::string(status.message()), HasSubstr("not Cairn's"));
-  EXPECT_FALSE(published);
   EXPECT_TRUE(storage_->Delete(Key(5, 100), Me(), true).ok());
   EXPECT_TRUE(storage_->Sweep("job", [](const CheckpointKey&) { return true; }).ok());
   EXPECT_EQ(Bytes(Path("5/thesis.txt")), "years of work");
@@ -371,8 +369,7 @@ TEST_F(PosixStorage, AUsersFileOrLinkAtTheStepIsNotOursEither) {
   fs::create_directories(root_ + "/elsewhere");
   fs::create_directory_symlink(root_ + "/elsewhere", Path("6"));
   for (Step step : {5, 6}) {
-    bool published = true;
-    EXPECT_EQ(storage_->Publish(Key(step, 100), Me(), &published).code(),
+    EXPECT_EQ(storage_->Publish(Key(step, 100), Me()).status().code(),
               absl::StatusCode::kAlreadyExists);
   }
   EXPECT_EQ(Bytes(Path("5")), "a file");
@@ -458,9 +455,9 @@ TEST_F(PosixStorage, SweepingTakesSupersededPartialsButNoneThatIsYoung) {
 
 TEST_F(PosixStorage, SweepingAJobWithoutFilesIsNothing) {
   EXPECT_TRUE(storage_->Sweep("none", [](const CheckpointKey&) { return true; }).ok());
-  bool published = true;
-  EXPECT_TRUE(storage_->Publish({"none", 1, 1, 0}, Me(), &published).ok());
-  EXPECT_FALSE(published);
+  const auto published = storage_->Publish({"none", 1, 1, 0}, Me());
+  ASSERT_TRUE(published.ok()) << published.status();
+  EXPECT_FALSE(published->has_value());
   EXPECT_TRUE(storage_->Delete({"none", 1, 1, 0}, Me(), false).ok());
 }
 
@@ -471,9 +468,9 @@ TEST_F(PosixStorage, AnObjectIsOpenedWhereverItsCheckpointHasMovedTo) {
   ASSERT_TRUE(Write(part).ok());
   const StoredCheckpoint found = storage_->Read("job")->checkpoints.at(0);
   ASSERT_TRUE(Publish(Key(5, 100)));
-  auto fd = storage_->Open(found, "big/0", Me());
-  ASSERT_TRUE(fd.ok()) << fd.status();
-  EXPECT_EQ(*ReadRegularFile(fd->get(), 1 << 30), part.objects[0]->text());
+  auto reader = storage_->Open(found, "big/0", Me());
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_EQ(*ReadRegularFile((*reader)->Descriptor().value(), 1 << 30), part.objects[0]->text());
   EXPECT_EQ(storage_->Open(found, "nothing", Me()).status().code(), absl::StatusCode::kNotFound);
   // Replaced: the same name is there, but it is another checkpoint's.
   WriteAndPublish(MakePart(Key(5, 101)));
@@ -538,7 +535,7 @@ TEST_F(PosixStorage, AFileThatCouldNotBeSyncedIsWrittenAnewToANewInode) {
     EXPECT_THAT(Leftovers(), IsEmpty());
     fs::remove_all(Path(".cairn/partial"));
   }
-  EXPECT_EQ(storage_->counters().fsync_failures, 3u);
+  EXPECT_EQ(storage_->counters().sync_failures, 3u);
   EXPECT_EQ(storage_->counters().rewrites, 2u);
 }
 
@@ -575,7 +572,11 @@ TEST_F(PosixStorage, WhicheverCallFailsNothingIsLostAndTheNextTrySucceeds) {
       ASSERT_TRUE(ArmFailpoints(absl::StrCat("any:", n, "=", error)).ok());
       Status status = Write(newer);
       bool published = false;
-      if (status.ok()) status = storage_->Publish(Key(5, 100, 1), Me(), &published);
+      if (status.ok()) {
+        const auto answer = storage_->Publish(Key(5, 100, 1), Me());
+        status = answer.status();
+        published = answer.ok() && answer->has_value();
+      }
       const bool reached = FailpointsHit() > 0;
       ASSERT_TRUE(ArmFailpoints("").ok());
       if (!(status.ok() && published)) {
@@ -607,9 +608,9 @@ TEST_F(PosixStorage, DyingAtAnyCallLeavesTheOldOrTheNewCheckpointWhole) {
       if (!ArmFailpoints(failpoint).ok()) return 1;
       if (!storage->Sweep("job", [](const CheckpointKey&) { return false; }).ok()) return 2;
       if (!storage->WriteParts(Key(5, 100, 1), Me(), {newer.ToWrite()}).ok()) return 3;
-      bool published = false;
-      if (!storage->Publish(Key(5, 100, 1), Me(), &published).ok()) return 4;
-      return published ? 0 : 5;
+      const auto published = storage->Publish(Key(5, 100, 1), Me());
+      if (!published.ok()) return 4;
+      return published->has_value() ? 0 : 5;
     });
   };
   const auto check = [&](const std::string& when) {
@@ -622,7 +623,7 @@ TEST_F(PosixStorage, DyingAtAnyCallLeavesTheOldOrTheNewCheckpointWhole) {
       old_or_new = true;
       const Part& part = stored.key.revision == 0 ? old : newer;
       for (const auto& object : part.objects) {
-        ASSERT_EQ(Bytes(stored.directory + "/" + object->entry.name), object->text()) << when;
+        ASSERT_EQ(Bytes(stored.location.text() + "/" + object->entry.name), object->text()) << when;
       }
     }
     ASSERT_TRUE(old_or_new) << when;
@@ -688,9 +689,8 @@ TEST_F(PosixStorage, EveryFailpointOfStorageIsReached) {
       auto storage = Make();
       if (!ArmFailpoints(FailpointName(point)).ok()) return 1;
       const Part part = MakePart(Key(5, 100));
-      bool published = false;
       if (!storage->WriteParts(Key(5, 100), Me(), {part.ToWrite()}).ok()) return 2;
-      if (!storage->Publish(Key(5, 100), Me(), &published).ok()) return 3;
+      if (!storage->Publish(Key(5, 100), Me()).ok()) return 3;
       return storage->Delete(Key(5, 100), Me(), true).ok() ? 0 : 4;
     });
     EXPECT_EQ(died, kFailpointExitCode) << FailpointName(point);
@@ -747,12 +747,12 @@ class AsRoot : public PosixStorage {
 TEST_F(AsRoot, EverythingBelongsToTheOwnerOfTheJob) {
   fs::permissions(root_, fs::perms::owner_all | fs::perms::group_exec | fs::perms::others_exec);
   const Part part = MakePart(Key(5, 100));
-  bool published = false;
   for (Step step : {5, 6}) {
     const Part one = MakePart(Key(step, 100));
     ASSERT_TRUE(storage_->WriteParts(Key(step, 100), kUser, {one.ToWrite()}).ok());
-    ASSERT_TRUE(storage_->Publish(Key(step, 100), kUser, &published).ok());
-    ASSERT_TRUE(published);
+    const auto published = storage_->Publish(Key(step, 100), kUser);
+    ASSERT_TRUE(published.ok()) << published.status();
+    ASSERT_TRUE(published->has_value());
   }
   for (const auto& entry : fs::recursive_directory_iterator(Path(""))) {
     struct stat info = {};
@@ -800,12 +800,12 @@ TEST_F(AsRoot, ADaemonWithoutTheRightPersistsOnlyItsOwnJobs) {
 // --- options
 
 TEST(StorageOptions, ThatCannotWorkAreRefusedNamingThem) {
-  const auto refusal = [](Options options) {
+  const auto refusal = [](PosixOptions options) {
     const auto storage = MakePosixStorage(options);
     EXPECT_FALSE(storage.ok());
     return std::string(storage.status().message());
   };
-  Options options;
+  PosixOptions options;
   EXPECT_THAT(refusal(options), HasSubstr("storage.root"));
   EXPECT_TRUE(options.Validate().ok()) << "no storage at all is a choice";
   options.root = "relative";
