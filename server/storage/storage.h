@@ -128,4 +128,19 @@ class Storage {
   virtual Counters counters() const = 0;
 };
 
+// --- checks that every back end makes
+
+// INVALID_ARGUMENT unless every part is of this checkpoint and has a source for each object.
+Status CheckPartsAreOf(const CheckpointKey& checkpoint, const std::vector<PartToWrite>& parts);
+
+// OUT_OF_RANGE unless [offset, offset + length) is within an object of `object_length` bytes.
+Status CheckWithinObject(uint64_t offset, uint64_t length, uint64_t object_length);
+
+// One object of a checkpoint, and the part it is of. Both point into the checkpoint.
+struct StoredObject {
+  const StoredPart* part = nullptr;
+  const ObjectEntry* entry = nullptr;
+};
+StatusOr<StoredObject> FindObject(const StoredCheckpoint& checkpoint, absl::string_view name);
+
 }  // namespace cairn::storage
