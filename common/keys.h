@@ -53,6 +53,15 @@ struct CheckpointKey {
   }
 };
 
+// Names a checkpoint to be found. kNoStep: the latest of the line. Attempt 0 and revision -1: those of
+// the line. A client leaves `job` empty to mean its session's.
+struct CheckpointRef {
+  std::string job;
+  Step step = kNoStep;
+  Attempt attempt = 0;
+  Revision revision = -1;
+};
+
 // One writer's part of a checkpoint: what one manifest describes.
 struct PartKey {
   CheckpointKey checkpoint;

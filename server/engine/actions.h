@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "common/info.h"
+#include "common/level.h"
 #include "server/engine/events.h"
 // clang-format off
 namespace cairn::engine {  // values in tables, one line each
@@ -19,33 +21,9 @@ namespace cairn::engine {  // values in tables, one line each
 // fails the node applies event::LendFailed and answers with the failure.
 struct Lend { LeaseId lease = 0; SlabId slab = 0; uint64_t slab_bytes = 0; LeaseMode mode = LeaseMode::kMap; };
 
-struct Facts {
-  bool complete = false, resident = false, persisted = false, broken = false, in_conflict = false,
-       abandoned = false, pinned = false;
-  int32_t replicas = 0, replicas_asked = 0;
-};
-struct CheckpointInfo {
-  CheckpointKey key;
-  int32_t world_size = 0;
-  std::vector<Writer> missing_writers;  // at most 64
-  uint64_t bytes = 0, objects = 0;
-  Facts facts;
-  Level level = Level::kWriting;
-  int64_t created_unix_ms = 0;
-  std::string why;
-  bool on_line = false;
-  std::string digest;
-};
-struct ObjectInfo {
-  std::string name;
-  Writer writer = 0;
-  ObjectKind kind = ObjectKind::kRaw;
-  uint64_t length = 0;
-  Level level = Level::kWriting;
-  std::vector<uint32_t> block_crcs;
-  int64_t verified_unix_ms = 0;
-  Facts facts;
-};
+using cairn::CheckpointInfo;
+using cairn::Facts;
+using cairn::ObjectInfo;
 
 namespace reply {
 struct Ok {};

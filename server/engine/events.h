@@ -11,11 +11,13 @@
 #include <vector>
 
 #include "common/clock.h"
-#include "server/facts/facts.h"
+#include "common/info.h"
 #include "common/keys.h"
-#include "common/stored.h"
+#include "common/level.h"
 #include "common/manifest.h"
 #include "common/status.h"
+#include "common/stored.h"
+#include "server/facts/facts.h"
 // clang-format off
 namespace cairn::engine {  // values in tables, one line each
 
@@ -23,14 +25,10 @@ namespace cairn::engine {  // values in tables, one line each
 // answers every request exactly once, at the latest when its deadline passes or its session ends.
 using RequestId = uint64_t;
 
-// One checkpoint of a job, perhaps to be found: step kNoStep is the latest, attempt 0 / revision -1 the
-// line's.
-struct CheckpointRef {
-  std::string job;
-  Step step = kNoStep;
-  Attempt attempt = 0;
-  Revision revision = -1;
-};
+using cairn::CheckpointRef;
+using cairn::Level;
+using cairn::LevelName;
+using cairn::OpenMode;
 
 // Who asks. session 0: a connection without one (status pages), which may only read status.
 struct Caller {
@@ -39,10 +37,6 @@ struct Caller {
   uint32_t uid = 0;
   uint32_t gid = 0;
 };
-
-enum class Level : uint8_t { kWriting, kCached, kReplicated, kPersisted, kEvicted, kBroken };
-const char* LevelName(Level level);
-enum class OpenMode : uint8_t { kMap = 1, kFile = 2, kRead = 3 };
 
 namespace event {
 

@@ -14,14 +14,6 @@ namespace {
 constexpr size_t kNamedWriters = 64;
 constexpr int32_t kMostListed = 1000;
 
-Level LevelOf(const Facts& facts, bool written) {
-  if (facts.broken) return Level::kBroken;
-  if (facts.persisted) return facts.resident ? Level::kPersisted : Level::kEvicted;
-  if (facts.replicas_asked >= 1 && facts.replicas >= facts.replicas_asked)
-    return Level::kReplicated;
-  return written ? Level::kCached : Level::kWriting;
-}
-
 }  // namespace
 
 Job* Engine::Impl::Readable(const Caller& caller, const std::string& name, MonotonicNanos deadline,
