@@ -1,6 +1,4 @@
 // The language of keeper and daemon: what it refuses.
-#include "server/keeper/wire.h"
-
 #include <fcntl.h>
 #include <sys/socket.h>
 
@@ -8,7 +6,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/keeper/keeper.h"
+#include "server/keeper/link.h"
+#include "server/keeper/wire.h"
 
 namespace cairn::keeper {
 namespace {
@@ -73,9 +72,9 @@ TEST(KeeperWire, MutilatedMessagesNeverCrash) {
   }
 }
 
-TEST(KeeperLink, ConnectRefusesWhatIsNoKeeper) {
-  Inheritance inheritance;
-  EXPECT_FALSE(KeeperLink::Connect(::open("/dev/null", O_RDONLY | O_CLOEXEC), &inheritance).ok());
+TEST(KeeperLink, ConnectRefusesADescriptorThatIsNotAKeepers) {
+  node::Inherited inherited;
+  EXPECT_FALSE(Link::Connect(::open("/dev/null", O_RDONLY | O_CLOEXEC), &inherited).ok());
   const auto connect_to = [&](const std::string& bytes) {
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
@@ -84,7 +83,7 @@ TEST(KeeperLink, ConnectRefusesWhatIsNoKeeper) {
       EXPECT_EQ(SendMessage(keeper.get(), bytes, {}), absl::OkStatus());
     }
     ::shutdown(keeper.get(), SHUT_WR);
-    return KeeperLink::Connect(ends[1], &inheritance).status();
+    return Link::Connect(ends[1], &inherited).status();
   };
   EXPECT_TRUE(absl::IsUnavailable(connect_to("")));
   EXPECT_TRUE(absl::IsInvalidArgument(connect_to("hello")));

@@ -120,7 +120,9 @@ void NodeFixture::StartNode() {
   ASSERT_TRUE(started.ok()) << started.status();
   cache_ = *std::move(started);
   options_.engine.storage = with_storage_;
-  if (with_storage_) {
+  if (with_storage_ && make_storage_) {
+    storage_ = make_storage_();
+  } else if (with_storage_) {
     storage::PosixOptions storage;
     storage.root = Path("storage");
     auto made = storage::MakePosixStorage(storage);
@@ -138,7 +140,10 @@ void NodeFixture::StartNode() {
       return catalog::OpenSqliteCatalog(path, &note);
     };
   }
-  auto node = node::Node::Start(options_, rooms, keeper_.Inherit(journal_, fd_listener_));
+  node::Inherited inherited = keeper_.Inherit(journal_, fd_listener_);
+  inherited.restarts = restarts_;
+  inherited.safe_mode = safe_mode_;
+  auto node = node::Node::Start(options_, rooms, std::move(inherited));
   ASSERT_TRUE(node.ok()) << node.status();
   node_ = *std::move(node);
 }

@@ -2,6 +2,7 @@
 // a keeper that is a map. Restart() is the daemon's death without the process's.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -9,7 +10,10 @@
 
 #include "common/mutex.h"
 #include "gtest/gtest.h"
+#include "server/cache/cache.h"
+#include "server/catalog/catalog.h"
 #include "server/node/node.h"
+#include "server/storage/storage.h"
 
 namespace cairn::testing {
 
@@ -43,7 +47,7 @@ class NodeFixture : public ::testing::Test {
   void StopNode();
   void Restart() {
     StopNode();
-    ++options_.restarts;
+    ++restarts_;
     StartNode();
   }
 
@@ -54,7 +58,11 @@ class NodeFixture : public ::testing::Test {
   std::unique_ptr<catalog::Catalog> OpenCatalog();
 
   node::Options options_;  // change before StartNode
+  int restarts_ = 0;
+  std::string safe_mode_;
   bool with_storage_ = true;
+  // Makes the storage; by default one of files in Path("storage").
+  std::function<std::unique_ptr<storage::Storage>()> make_storage_;
   bool with_catalog_ = false;
   std::string folder_;
   MapKeeper keeper_;

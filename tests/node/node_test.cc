@@ -1,11 +1,14 @@
 #include "server/node/node.h"
 
+#include <atomic>
 #include <filesystem>
 #include <thread>
 
 #include "common/checksum.h"
 #include "common/failpoint.h"
 #include "tests/node/node_fixture.h"
+#include "tests/storage/faulty_storage.h"
+#include "tests/storage/memory_storage.h"
 
 namespace cairn::testing {
 namespace {
@@ -15,8 +18,6 @@ namespace reply = engine::reply;
 
 class NodeTest : public NodeFixture {
  protected:
-  static constexpr uint32_t kUid = 1000;
-
   engine::Caller CallerOf(SessionId session) const {
     engine::Caller caller;
     caller.session = session;
@@ -156,6 +157,77 @@ TEST_F(NodeTest, WhatMemoryLostIsReadFromStorage) {  // promise 1
   EXPECT_EQ(*loaded, bytes);
 }
 
+// A node over storage in memory whose calls can be made to fail.
+class NodeOverFaultyStorage : public NodeTest {
+ protected:
+  NodeOverFaultyStorage() {
+    options_.engine.persist_retry_min = 10 * kNanosPerMilli;
+    make_storage_ = [this] {
+      return storage::MakeFaultyStorage(storage::MakeMemoryStorage(store_), faults_);
+    };
+  }
+
+  const std::shared_ptr<storage::MemoryStore> store_ = std::make_shared<storage::MemoryStore>();
+  const std::shared_ptr<storage::StorageFaults> faults_ =
+      std::make_shared<storage::StorageFaults>();
+};
+
+TEST_F(NodeOverFaultyStorage, StorageThatLendsNoDescriptorIsReadInChunksByEveryClient) {
+  StartNode();
+  const SessionId session = Begin();
+  const std::string bytes(5'000'001, 's');
+  ASSERT_TRUE(Save(session, 4, "model", bytes).ok());
+  ASSERT_TRUE(PersistNow(session, 4).ok());
+  ASSERT_TRUE(WaitFor(session, 4, engine::Level::kPersisted).ok());
+  StopNode();
+  journal_ = *journal::Journal::MakeFile(options_.journal);
+  keeper_.Forget();
+  StartNode();
+  // Nothing is pushed over the fd channel: this session has none.
+  event::Hello hello;
+  hello.caller = CallerOf(0);
+  hello.pid = getpid();
+  hello.process = "fedcba9876543210";
+  hello.job = "job";
+  hello.takes_fds = true;
+  node::Node::Begun begun = node().Hello(std::move(hello));
+  ASSERT_TRUE(begun.info.ok()) << begun.info.status();
+  auto loaded = Load(begun.info->id, 4, "model");
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(*loaded, bytes);
+  EXPECT_GT(faults_->Calls(storage::StorageCall::kReadAt), 0);
+}
+
+TEST_F(NodeOverFaultyStorage, WhatStorageRefusedOrLostTheAnswerOfIsTriedAgain) {  // promise 1, R5
+  using storage::StorageCall;
+  faults_->Add({.call = StorageCall::kWriteParts,
+                .times = 2,
+                .error = absl::ResourceExhaustedError("the disk is full")});
+  faults_->Add({.kind = FaultKind::kMaybeHappened, .call = StorageCall::kPublish, .times = 1});
+  StartNode();
+  const SessionId session = Begin();
+  ASSERT_TRUE(Save(session, 4, "model", "bytes").ok());
+  ASSERT_TRUE(PersistNow(session, 4).ok());
+  auto info = WaitFor(session, 4, engine::Level::kPersisted);
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_EQ(faults_->Calls(StorageCall::kWriteParts), 4);
+  EXPECT_EQ(faults_->Calls(StorageCall::kPublish), 2);
+}
+
+TEST_F(NodeOverFaultyStorage, StorageThatHangsStopsNoSaveAndNoLoad) {  // promise 4
+  StartNode();
+  const SessionId session = Begin();
+  ASSERT_TRUE(Save(session, 4, "model", "four").ok());
+  faults_->Add({.kind = FaultKind::kHang, .call = storage::StorageCall::kWriteParts});
+  ASSERT_TRUE(PersistNow(session, 4).ok());
+  faults_->WaitUntilHung(1);
+  ASSERT_TRUE(Save(session, 5, "model", "five").ok());
+  EXPECT_EQ(*Load(session, 4, "model"), "four");
+  EXPECT_EQ(*Load(session, 5, "model"), "five");
+  faults_->Clear();
+  EXPECT_TRUE(WaitFor(session, 4, engine::Level::kPersisted).ok());
+}
+
 TEST_F(NodeTest, TheCatalogCatchesUpWithWhatExists) {
   with_catalog_ = true;
   StartNode();
@@ -173,7 +245,7 @@ TEST_F(NodeTest, SafeModeServesAndAdmitsNothing) {
   StartNode();
   const std::string bytes(1000, 'b');
   ASSERT_TRUE(Save(Begin(), 1, "model", bytes).ok());
-  options_.safe_mode = "three deaths within a minute";
+  safe_mode_ = "three deaths within a minute";
   Restart();
   const SessionId session = Begin("job", 8);
   EXPECT_EQ(*Load(session, 1, "model"), bytes);
@@ -250,7 +322,7 @@ TEST_F(NodeTest, AFullJournalCostsTheOldestStepsAndSavingGoesOn) {  // promise 4
   int refused = 0;
   for (Step step = 1; step <= 4000; ++step) {
     const Status saved = Save(session, step, "model", "x");
-    // Told so once per batch at the most, and the next save finds room.
+    // At most one save per batch is refused, and the next one finds space.
     if (!saved.ok()) {
       ASSERT_EQ(saved.code(), absl::StatusCode::kResourceExhausted) << step << ": " << saved;
       ++refused;
@@ -259,6 +331,107 @@ TEST_F(NodeTest, AFullJournalCostsTheOldestStepsAndSavingGoesOn) {  // promise 4
   EXPECT_LT(refused, 100);
   Restart();
   EXPECT_TRUE(Load(Begin("job", 8), 4000, "model").ok());
+}
+
+// --- calls with a callback
+
+// The answers that callbacks were given, and on which thread.
+class Answers {
+ public:
+  node::AnswerCallback Take() {
+    return [this](node::Answer answer) {
+      MutexLock lock(&mu_);
+      threads_.push_back(std::this_thread::get_id());
+      answers_.push_back(std::move(answer));
+    };
+  }
+  size_t size() const {
+    MutexLock lock(&mu_);
+    return answers_.size();
+  }
+  node::Answer at(size_t i) const {
+    MutexLock lock(&mu_);
+    return answers_.at(i);
+  }
+  std::thread::id thread(size_t i) const {
+    MutexLock lock(&mu_);
+    return threads_.at(i);
+  }
+
+ private:
+  mutable Mutex mu_;
+  std::vector<node::Answer> answers_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::thread::id> threads_ ABSL_GUARDED_BY(mu_);
+};
+
+TEST_F(NodeTest, ACallbackWithAnAnswerAtOnceRunsOnItsCallersThread) {
+  StartNode();
+  const SessionId session = Begin();
+  ASSERT_TRUE(Save(session, 1, "model", "bytes").ok());
+  event::Latest latest;
+  latest.caller = CallerOf(session);
+  latest.job = "job";
+  latest.deadline = Soon();
+  Answers answers;
+  node().Call(std::move(latest), answers.Take());
+  while (answers.size() == 0) std::this_thread::yield();  // storage may have to be read first
+  ASSERT_TRUE(answers.at(0).body.ok()) << answers.at(0).body.status();
+  EXPECT_EQ(std::get<reply::Latest>(*answers.at(0).body).key.step, 1);
+
+  Answers status;
+  node().Call(event::Status{CallerOf(session)}, status.Take());
+  ASSERT_EQ(status.size(), 1u);
+  EXPECT_EQ(status.thread(0), std::this_thread::get_id());
+}
+
+TEST_F(NodeTest, AParkedCallHoldsNoThreadAndItsCallbackHoldsNoLock) {
+  StartNode();
+  const SessionId session = Begin();
+  constexpr int kCalls = 50;
+  Answers answers;
+  std::atomic<int> seen_inside{0};
+  for (int i = 0; i < kCalls; ++i) {
+    event::Wait wait;
+    wait.caller = CallerOf(session);
+    wait.ref = {"job", 1};
+    wait.level = engine::Level::kCached;
+    wait.deadline = Soon();
+    node().Call(std::move(wait), [&, take = answers.Take()](node::Answer answer) {
+      // Would deadlock if the node called with its lock held.
+      if (node().CheckInvariants().empty()) ++seen_inside;
+      take(std::move(answer));
+    });
+  }
+  EXPECT_EQ(answers.size(), 0u);
+  ASSERT_TRUE(Save(session, 1, "model", "bytes").ok());
+  while (answers.size() < kCalls) std::this_thread::yield();
+  EXPECT_EQ(seen_inside, kCalls);
+  for (int i = 0; i < kCalls; ++i) {
+    ASSERT_TRUE(answers.at(i).body.ok()) << answers.at(i).body.status();
+    EXPECT_EQ(std::get<engine::CheckpointInfo>(*answers.at(i).body).key.step, 1);
+  }
+}
+
+TEST_F(NodeTest, StoppingAnswersEveryOutstandingCallOnce) {
+  StartNode();
+  const SessionId session = Begin();
+  Answers answers;
+  const auto wait_for_step_1 = [&] {
+    event::Wait wait;
+    wait.caller = CallerOf(session);
+    wait.ref = {"job", 1};
+    wait.deadline = Soon();
+    node().Call(std::move(wait), answers.Take());
+  };
+  wait_for_step_1();
+  wait_for_step_1();
+  EXPECT_EQ(answers.size(), 0u);
+  node().Stop();
+  wait_for_step_1();
+  ASSERT_EQ(answers.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(answers.at(i).body.status().code(), absl::StatusCode::kUnavailable);
+  }
 }
 
 }  // namespace

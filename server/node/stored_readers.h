@@ -1,0 +1,49 @@
+// Objects in storage that clients read in chunks: clients that take no descriptors, or all of them
+// where storage lends none.
+//
+// The engine leases memory only; the node holds the readers of such objects and gives them leases
+// of its own. Chunks are read outside the node's lock, so the table has one of its own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "common/keys.h"
+#include "common/mutex.h"
+#include "common/status.h"
+#include "server/storage/storage.h"
+
+namespace cairn::node {
+
+// Thread-safe.
+class StoredReaders {
+ public:
+  // Whether NextLease gave `lease`. The engine counts its leases up from 1 and never gets here.
+  static bool IsStored(LeaseId lease) { return (lease & kStoredBit) != 0; }
+
+  LeaseId NextLease();
+  // RESOURCE_EXHAUSTED when `session` holds as many as it may.
+  Status Add(SessionId session, LeaseId lease, std::unique_ptr<storage::Reader> reader);
+  // NOT_FOUND when the lease is not this session's; otherwise as Reader::ReadAt.
+  StatusOr<std::string> Read(SessionId session, LeaseId lease, uint64_t offset,
+                             uint64_t length) const;
+  // Closes the reader; does nothing when the lease is not this session's.
+  void Release(SessionId session, LeaseId lease);
+  void ReleaseAll(SessionId session);
+
+ private:
+  static constexpr LeaseId kStoredBit = LeaseId{1} << 62;
+
+  struct Open {
+    SessionId session = 0;
+    std::shared_ptr<const storage::Reader> reader;
+  };
+
+  mutable Mutex mu_;
+  LeaseId last_lease_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::flat_hash_map<LeaseId, Open> open_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace cairn::node
