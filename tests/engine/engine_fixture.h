@@ -136,12 +136,14 @@ class EngineTest : public testing::Test {
     return probed;
   }
   void Do(action::WriteManifest& a) {
-    if (manifest_status.ok()) manifests[{a.extent.slab, a.extent.offset}] = a.bytes;
-    held_manifests.push_back(a.part);
+    const std::string encoded = EncodeManifest(*a.manifest);
+    if (manifest_status.ok()) manifests[{a.extent.slab, a.extent.offset}] = encoded;
+    held_manifests.push_back({a.part, manifest_status, ManifestDigest(encoded)});
     if (!hold_manifests) FinishManifest();
   }
   void FinishManifest() {
-    pending.push_back(event::ManifestWritten{held_manifests.front(), manifest_status});
+    held_manifests.front().status = manifest_status;
+    pending.push_back(held_manifests.front());
     held_manifests.erase(held_manifests.begin());
   }
   void Do(action::Verify& a) {
@@ -161,14 +163,14 @@ class EngineTest : public testing::Test {
     if (persist_status.ok()) {
       StoredCheckpoint& at = stored[a.checkpoint];
       at.key = a.checkpoint;
-      at.world_size = a.parts.front().manifest.world_size;
+      at.world_size = a.parts.front().manifest->world_size;
       at.published = true;
       at.directory = absl::StrCat("/root/", a.checkpoint.job, "/", a.checkpoint.step);
       at.manifests.clear();
       at.digests.clear();
       for (const auto& part : a.parts) {
-        at.manifests.push_back(part.manifest);
-        at.digests.push_back(ManifestDigest(part.encoded));
+        at.manifests.push_back(*part.manifest);
+        at.digests.push_back(ManifestDigest(EncodeManifest(*part.manifest)));
       }
     }
     pending.push_back(event::Persisted{a.checkpoint, persist_status});
@@ -435,7 +437,7 @@ class EngineTest : public testing::Test {
   std::vector<action::MakeSlab> makes;
   std::vector<SlabId> hurried, destroyed;
   std::vector<action::ProbeSlab> probes;
-  std::vector<PartKey> held_manifests;
+  std::vector<event::ManifestWritten> held_manifests;
   std::vector<action::Verify> verifies;
   std::vector<action::Persist> persists;
   size_t persists_done = 0;

@@ -107,11 +107,11 @@ class Digester {
   void Take(const action::Persist& a) {
     Values("Persist", a.checkpoint, a.uid, a.gid, a.parts.size());
     for (const action::PersistPart& part : a.parts) {
-      Values("part", part.manifest.Part(), part.manifest.owner_uid, part.manifest.world_size,
-             part.manifest.created_unix_ms, part.manifest.comes_from, part.manifest.notes,
-             part.manifest.objects, part.objects.size());
+      Values("part", part.manifest->Part(), part.manifest->owner_uid, part.manifest->world_size,
+             part.manifest->created_unix_ms, part.manifest->comes_from, part.manifest->notes,
+             part.manifest->objects, part.objects.size());
       for (const action::PersistObject& object : part.objects) Values(object.entry, object.extent);
-      Words(part.encoded);
+      Words(EncodeManifest(*part.manifest));
     }
   }
   void Take(const action::DeleteFiles& a) {

@@ -156,19 +156,20 @@ void Executor::End(completion::Probe& c) {
 
 void Executor::End(completion::Manifest& c) {
   const action::WriteManifest& write = c.write;
+  const std::string encoded = EncodeManifest(*write.manifest);
   Status status;
   if (c.fails) {
     status = absl::DataLossError("the manifest's memory is gone");
     node_.world.report.Count("manifest not written");
   } else if (const auto slab = node_.memory.slabs.find(write.extent.slab);
              slab != node_.memory.slabs.end()) {
-    slab->second.Write(write.extent.offset, {{write.extent.length, 0}, kNoTime, write.bytes});
+    slab->second.Write(write.extent.offset, {{write.extent.length, 0}, kNoTime, encoded});
   } else {
     node_.world.report.Fail(absl::StrCat("pin: the manifest of ", write.part.DebugString(),
                                          " is written into slab ", write.extent.slab,
                                          ", which is gone"));
   }
-  node_.Apply(event::ManifestWritten{write.part, status});
+  node_.Apply(event::ManifestWritten{write.part, status, ManifestDigest(encoded)});
 }
 
 void Executor::End(completion::Verify& c) {
@@ -251,10 +252,10 @@ void Executor::End(completion::SessionGone& c) {
 // Reads one part from memory, as a persist does, and compares it with what was promised.
 Status Executor::ReadPart(const action::PersistPart& part, StoredCheckpoint* checkpoint) {
   Report& report = node_.world.report;
-  const PartKey key = part.manifest.Part();
-  checkpoint->world_size = part.manifest.world_size;
+  const PartKey key = part.manifest->Part();
+  checkpoint->world_size = part.manifest->world_size;
   const PartPromise* promise = node_.world.promises.Find(key);
-  const std::string digest = ManifestDigest(part.encoded);
+  const std::string digest = ManifestDigest(EncodeManifest(*part.manifest));
   if (promise == nullptr || digest != promise->digest) {
     report.Fail(
         absl::StrCat("promise 3: ", key.DebugString(), " is persisted as nobody committed it"));
@@ -278,7 +279,7 @@ Status Executor::ReadPart(const action::PersistPart& part, StoredCheckpoint* che
     report.Fail(
         absl::StrCat("promise 1: ", key.DebugString(), " is persisted without all its objects"));
   }
-  checkpoint->manifests.push_back(part.manifest);
+  checkpoint->manifests.push_back(*part.manifest);
   checkpoint->digests.push_back(digest);
   return absl::OkStatus();
 }
