@@ -394,7 +394,7 @@ def fuzz_stage(report: Report) -> None:
     build = BUILD / "fuzz"
     configure = ["cmake", "-S", ".", "-B", str(build), "-G", "Ninja", "-DCAIRN_FUZZ=ON"]
     configure += [
-        "-DCAIRN_ROOMS=common",
+        "-DCAIRN_ROOMS=common;server/facts",
         "-DCMAKE_C_COMPILER=clang",
         "-DCMAKE_CXX_COMPILER=clang++",
     ]
@@ -410,7 +410,7 @@ def fuzz_stage(report: Report) -> None:
         corpus = build / "corpus" / name
         corpus.mkdir(parents=True, exist_ok=True)
         limits = [f"-max_total_time={FUZZ_SECONDS}", "-rss_limit_mb=2048", "-timeout=10"]
-        seeds = ROOT / "tests" / "fuzz" / "corpus" / name
+        seeds = ROOT / "tests" / "fuzz" / "corpus" / name.removesuffix("_fuzz")
         command = [str(program), *limits, str(corpus), *([str(seeds)] if seeds.is_dir() else [])]
         code, output = run_process(command, FUZZ_SECONDS + 120, cwd=build)
         report.add(

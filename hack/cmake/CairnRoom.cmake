@@ -33,3 +33,9 @@ function(cairn_test)
   endif()
   set_tests_properties(${T_NAME} PROPERTIES LABELS "${T_LABELS}" TIMEOUT ${T_TIMEOUT})
 endfunction()
+
+# cairn_golden(x_test): the test reads golden files (tests/golden/golden.h).
+function(cairn_golden test)
+  target_sources(${test} PRIVATE ${CMAKE_SOURCE_DIR}/tests/golden/golden.cc)
+  target_compile_definitions(${test} PRIVATE "CAIRN_GOLDEN_FOLDER=\"${CMAKE_SOURCE_DIR}/tests/golden\"")
+endfunction()

@@ -16,11 +16,13 @@ struct Header {
   uint32_t items = 0;
   uint32_t text_bytes = 0;
 };
+static_assert(std::endian::native == std::endian::little, "the layout is little-endian");
 static_assert(sizeof(Header) == 16 && sizeof(KeeperItem) == 16);
 static_assert(sizeof(Header) + kMaxFdsPerMessage * sizeof(KeeperItem) + kMaxKeeperText <=
               kMaxKeeperMessage);
 
-// How many descriptors travel with the message; -1 for an unknown type or a malformed item.
+// The number of descriptors that travel with the message; -1 for an unknown type or a malformed
+// item.
 int64_t ExpectedFds(KeeperMessageType type, const std::vector<KeeperItem>& items) {
   switch (type) {
     case KeeperMessageType::kBegin:
@@ -71,7 +73,7 @@ StatusOr<KeeperMessage> DecodeKeeperMessage(ReceivedMessage received) {
   }
   std::memcpy(&header, bytes.data(), sizeof(header));
   if (header.magic != Header().magic) {
-    return absl::InvalidArgumentError("keeper message: the magic is another");
+    return absl::InvalidArgumentError("keeper message: the magic is wrong");
   }
   if (header.version != Header().version) {
     return absl::UnimplementedError(absl::StrCat("keeper message: version ", header.version,

@@ -1,6 +1,4 @@
 // The language of keeper and daemon: what it refuses.
-#include "server/keeper/wire.h"
-
 #include <fcntl.h>
 #include <sys/socket.h>
 
@@ -9,9 +7,13 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/keeper/keeper.h"
+#include "server/keeper/wire.h"
+#include "tests/golden/golden.h"
 
 namespace cairn::keeper {
 namespace {
+
+using ::testing::HasSubstr;
 
 ReceivedMessage Received(std::string bytes, int fds) {
   ReceivedMessage message;
@@ -31,6 +33,43 @@ TEST(KeeperWire, WhatIsEncodedIsDecoded) {
   EXPECT_EQ(message->items[1].value, 0u);
   EXPECT_EQ(message->text, "why");
   EXPECT_EQ(message->fds.size(), 2u);
+}
+
+TEST(KeeperWire, EveryMessageIsWhatItsGoldenFileSays) {
+  struct Message {
+    std::string name;
+    KeeperMessageType type;
+    std::vector<KeeperItem> items;
+    std::string text;
+    int fds;
+  };
+  const std::vector<Message> messages = {
+      {"begin", KeeperMessageType::kBegin, {{2, 0}}, "three deaths in a minute", 3},
+      {"slabs", KeeperMessageType::kSlabs, {{7, 1 << 20}, {9, 4096}}, "", 2},
+      {"sessions", KeeperMessageType::kSessions, {{4, kHasChannel | kHasPidfd}, {5, 0}}, "", 2},
+      {"end", KeeperMessageType::kEnd, {{2, 2}}, "", 0},
+      {"hold_slab", KeeperMessageType::kHoldSlab, {{10, 8192}}, "", 1},
+      {"drop_slab", KeeperMessageType::kDropSlab, {{10, 0}}, "", 0},
+      {"hold_session", KeeperMessageType::kHoldSession, {{6, kHasProgress}}, "", 1},
+      {"drop_session", KeeperMessageType::kDropSession, {{6, 0}}, "", 0},
+  };
+  std::vector<std::string> files;
+  for (const Message& expected : messages) {
+    files.push_back(expected.name + ".v1");
+    const std::string golden =
+        Golden("keeper/" + files.back(),
+               EncodeKeeperMessage(expected.type, expected.items, expected.text));
+    const auto decoded = DecodeKeeperMessage(Received(golden, expected.fds));
+    ASSERT_TRUE(decoded.ok()) << expected.name << ": " << decoded.status();
+    EXPECT_EQ(decoded->type, expected.type) << expected.name;
+    EXPECT_EQ(decoded->text, expected.text) << expected.name;
+    ASSERT_EQ(decoded->items.size(), expected.items.size()) << expected.name;
+    for (size_t i = 0; i < expected.items.size(); ++i) {
+      EXPECT_EQ(decoded->items[i].id, expected.items[i].id) << expected.name;
+      EXPECT_EQ(decoded->items[i].value, expected.items[i].value) << expected.name;
+    }
+  }
+  ExpectGoldenFilesAre("keeper", files);
 }
 
 TEST(KeeperWire, OverlongTextIsCut) {
@@ -53,7 +92,9 @@ TEST(KeeperWire, WrongNumbersOfDescriptorsAreRefused) {
 TEST(KeeperWire, AnotherVersionIsRefusedAsSuch) {
   std::string bytes = EncodeKeeperMessage(KeeperMessageType::kDropSlab, {{1, 0}});
   bytes[4] = 2;
-  EXPECT_TRUE(absl::IsUnimplemented(DecodeKeeperMessage(Received(bytes, 0)).status()));
+  const Status status = DecodeKeeperMessage(Received(bytes, 0)).status();
+  EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("version 2; this build knows 1"));
 }
 
 // R24: any bytes are safe to hand in.
