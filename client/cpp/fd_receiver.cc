@@ -22,22 +22,8 @@ StatusOr<bool> Readable(int fd, absl::Duration timeout) {
   return WaitReadable(fd, static_cast<int>(std::clamp<int64_t>(ms, 0, 1'000'000)));
 }
 
-template <typename T>
-StatusOr<T> Decode(const ReceivedMessage& message, FdMessageType type) {
-  FdHeader header;
-  if (message.bytes.size() < sizeof header) return absl::InternalError("fd channel: short message");
-  memcpy(&header, message.bytes.data(), sizeof header);
-  if (header.magic != kFdChannelMagic || header.version != kFdChannelVersion) {
-    return absl::InternalError("fd channel: not a message of this version");
-  }
-  if (header.type != static_cast<uint16_t>(type) || message.bytes.size() != sizeof(T)) {
-    return absl::InternalError(absl::StrCat("fd channel: message of type ", header.type, " with ",
-                                            message.bytes.size(), " bytes"));
-  }
-  T out;
-  memcpy(&out, message.bytes.data(), sizeof out);
-  return out;
-}
+// A daemon that breaks the protocol is broken: the caller did nothing wrong.
+Status Broken(const Status& status) { return absl::InternalError(status.message()); }
 
 }  // namespace
 
@@ -45,13 +31,8 @@ StatusOr<std::unique_ptr<FdReceiver>> FdReceiver::Attach(const std::string& path
                                                          const std::string& secret,
                                                          MonotonicNanos deadline,
                                                          UniqueFd* progress) {
-  FdAttach attach;
-  attach.header.type = static_cast<uint16_t>(FdMessageType::kAttach);
-  attach.session = session;
-  if (secret.size() != sizeof attach.secret) {
-    return absl::InternalError(absl::StrCat("session secret of ", secret.size(), " bytes"));
-  }
-  memcpy(attach.secret, secret.data(), sizeof attach.secret);
+  const StatusOr<std::string> attach = Encode(FdAttach{session, secret});
+  if (!attach.ok()) return Broken(attach.status());
 
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -75,11 +56,8 @@ StatusOr<std::unique_ptr<FdReceiver>> FdReceiver::Attach(const std::string& path
   CAIRN_ASSIGN_OR_RETURN(UniqueFd pidfd, OpenPidfd(getpid()));
   const int fd = pidfd.get();
   CAIRN_RETURN_IF_ERROR(
-      Annotate(SendMessage(socket.get(),
-                           absl::string_view(reinterpret_cast<const char*>(&attach), sizeof attach),
-                           absl::MakeConstSpan(&fd, 1)),
-               "fd channel"));
-  // A daemon that dies now leaves its end with the keeper: no answer will come, and no EOF either.
+      Annotate(SendMessage(socket.get(), *attach, absl::MakeConstSpan(&fd, 1)), "fd channel"));
+  // A daemon that dies now leaves its end with the keeper: neither an answer nor EOF would come.
   const MonotonicNanos patience = std::min(deadline, DeadlineAfter(kAttachPatience));
   for (;;) {
     CAIRN_ASSIGN_OR_RETURN(const bool readable, Readable(socket.get(), TimeLeft(patience)));
@@ -93,16 +71,15 @@ StatusOr<std::unique_ptr<FdReceiver>> FdReceiver::Attach(const std::string& path
   if (message.bytes.empty()) {
     return absl::UnavailableError(absl::StrCat("fd channel at ", path, " was closed"));
   }
-  CAIRN_ASSIGN_OR_RETURN(const FdAttached attached,
-                         Decode<FdAttached>(message, FdMessageType::kAttached));
-  if (attached.code == static_cast<int32_t>(absl::StatusCode::kNotFound)) {
-    // A session without a channel does not outlive its daemon; another hello begins one.
+  const StatusOr<FdAttached> attached = DecodeFdAttached(message.bytes);
+  if (!attached.ok()) return Broken(attached.status());
+  if (attached->code == absl::StatusCode::kNotFound) {
+    // A session without a channel does not outlive its daemon; another hello begins a new one.
     return absl::UnavailableError(
         absl::StrCat("fd channel at ", path, ": the daemon was replaced since hello"));
   }
-  if (attached.code != 0) {
-    return Status(static_cast<absl::StatusCode>(attached.code),
-                  absl::StrCat("fd channel at ", path, " refused this session"));
+  if (attached->code != absl::StatusCode::kOk) {
+    return Status(attached->code, absl::StrCat("fd channel at ", path, " refused this session"));
   }
   if (message.fds.size() == 1) *progress = std::move(message.fds[0]);
   return std::unique_ptr<FdReceiver>(new FdReceiver(std::move(socket)));
@@ -113,19 +90,13 @@ Status FdReceiver::Drain() {
     StatusOr<ReceivedMessage> message =
         ReceiveMessage(socket_.get(), kFdChannelMaxMessage, MSG_DONTWAIT);
     if (!message.ok()) {
-      if (absl::IsDeadlineExceeded(message.status()))
-        return absl::OkStatus();  // nothing more has come
+      // Nothing more has come.
+      if (absl::IsDeadlineExceeded(message.status())) return absl::OkStatus();
       return Annotate(message.status(), "fd channel");
     }
     if (message->bytes.empty()) return absl::UnavailableError("fd channel: closed by the daemon");
-    FdHeader header;
-    if (message->bytes.size() < sizeof header)
-      return absl::InternalError("fd channel: short message");
-    memcpy(&header, message->bytes.data(), sizeof header);
-    const bool file = header.type == static_cast<uint16_t>(FdMessageType::kFile);
-    CAIRN_ASSIGN_OR_RETURN(
-        const FdSlab slab,
-        Decode<FdSlab>(*message, file ? FdMessageType::kFile : FdMessageType::kSlab));
+    const StatusOr<FdLent> lent = DecodeFdLent(message->bytes);
+    if (!lent.ok()) return Broken(lent.status());
     if (message->fds.size() != 1) {
       return absl::ResourceExhaustedError(
           "fd channel: a message came without its descriptor (is this process out of "
@@ -133,22 +104,21 @@ Status FdReceiver::Drain() {
     }
     ReceivedFd received;
     received.fd = std::move(message->fds[0]);
-    received.lease = slab.lease;
-    received.slab = slab.slab;
-    received.bytes = slab.bytes;
-    waiting_[slab.lease] = std::move(received);
+    received.lease = lent->lease;
+    received.slab = lent->slab;
+    received.bytes = lent->bytes;
+    waiting_[lent->lease] = std::move(received);
   }
 }
 
 StatusOr<ReceivedFd> FdReceiver::Take(LeaseId lease, MonotonicNanos deadline) {
-  // Another thread may receive what this one waits for, so nobody sleeps long without looking
-  // again.
+  // Another thread may receive the descriptor that this one waits for, so each looks again soon.
   constexpr absl::Duration kLookAgain = absl::Milliseconds(5);
   for (;;) {
     {
       MutexLock lock(&mu_);
-      // All of it, even when the descriptor is here already: a repeated call was sent it once more,
-      // and what is left behind would look like another call's.
+      // Receive everything, even when the descriptor is here already: a repeated call is sent it
+      // twice, and the second one, left behind, would look like another call's.
       const Status drained = Drain();
       const auto found = waiting_.find(lease);
       if (found != waiting_.end()) {

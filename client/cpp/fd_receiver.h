@@ -31,12 +31,11 @@ class FdReceiver {
                                                       const std::string& secret,
                                                       MonotonicNanos deadline, UniqueFd* progress);
 
-  // For calling code that was told of `lease`: normally the descriptor is already here. UNAVAILABLE
-  // when it does not come by the deadline or the channel is gone.
+  // For a call whose reply mentions `lease`: its descriptor is normally here already. UNAVAILABLE
+  // when it does not come by the deadline, or the channel is gone.
   StatusOr<ReceivedFd> Take(LeaseId lease, MonotonicNanos deadline);
 
-  // What arrived for calls whose answer never did. Only while no call that may bring a descriptor
-  // runs.
+  // Descriptors of calls whose reply never arrived. Only while no call runs that may bring one.
   std::vector<ReceivedFd> TakeStrays();
   bool HasStrays();
 
@@ -47,7 +46,7 @@ class FdReceiver {
 
   const UniqueFd socket_;
   Mutex mu_;
-  // Bounded by what a session may have lent to it at once; the daemon refuses beyond.
+  // Bounded by what the daemon lends to one session at once.
   std::map<LeaseId, ReceivedFd> waiting_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -18,7 +18,7 @@
 #include "glog/logging.h"
 #include "server/cache/cache.h"
 #include "server/catalog/catalog.h"
-#include "server/keeper/keeper.h"
+#include "server/keeper/link.h"
 #include "server/node/node.h"
 #include "server/rpc/server.h"
 #include "server/storage/storage.h"
@@ -26,28 +26,16 @@
 namespace cairn::daemon {
 namespace {
 
-class KeeperSessions : public node::SessionHolder {
- public:
-  explicit KeeperSessions(keeper::KeeperLink* link) : link_(link) {}
-  Status HoldSession(SessionId session, int channel, int pidfd, int progress) override {
-    return link_->HoldSession(session, channel, pidfd, progress);
-  }
-  void DropSession(SessionId session) override { link_->DropSession(session); }
-
- private:
-  keeper::KeeperLink* const link_;
-};
-
 std::string HostName() {
   char name[256] = {};
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "localhost";
 }
 
-node::Options NodeOptions(const Options& options, const keeper::Inheritance& inheritance) {
+node::Options NodeOptions(const Options& options, const node::Inherited& inherited) {
   node::Options node;
   node.engine.budget_bytes = options.memory_budget;
-  // A daemon in safe mode makes nothing new.
-  if (inheritance.safe_mode.empty()) node.engine.pool_slabs = options.pool_slabs;
+  // A daemon in safe mode makes no new slabs.
+  if (inherited.safe_mode.empty()) node.engine.pool_slabs = options.pool_slabs;
   node.engine.storage = !options.storage_root.empty();
   node.engine.storage_root = options.storage_root;
   node.engine.default_policy = options.policy;
@@ -59,12 +47,21 @@ node::Options NodeOptions(const Options& options, const keeper::Inheritance& inh
   node.version = kVersion;
   node.fd_socket = options.socket + ".fd";
   node.storage_root = options.storage_root;
-  node.restarts = inheritance.restarts;
-  node.safe_mode = inheritance.safe_mode;
   return node;
 }
 
-// Ends the process when a drain overstays: a write that hangs in the kernel cannot be waited for.
+node::OpenCatalog CatalogOpener(const std::string& path) {
+  if (path.empty()) return nullptr;
+  return [path] {
+    std::string moved_aside;
+    StatusOr<std::unique_ptr<catalog::Catalog>> opened =
+        catalog::OpenSqliteCatalog(path, &moved_aside);
+    if (!moved_aside.empty()) LOG(WARNING) << "catalog made anew: " << moved_aside;
+    return opened;
+  };
+}
+
+// Ends the process when a drain takes too long: a write that hangs in the kernel has no end.
 class Deadline {
  public:
   explicit Deadline(std::chrono::steady_clock::time_point at)
@@ -96,70 +93,55 @@ class Deadline {
 
 // Members are declared in the order in which they start; they stop in the reverse one.
 struct Rooms {
-  std::unique_ptr<keeper::KeeperLink> keeper;
-  std::unique_ptr<KeeperSessions> sessions;
+  std::unique_ptr<keeper::Link> keeper;
   std::unique_ptr<cache::Cache> cache;
   std::unique_ptr<storage::Storage> storage;
   std::unique_ptr<node::Node> node;
   std::unique_ptr<rpc::Server> server;
 };
 
-StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
-  Rooms rooms;
-  keeper::Inheritance inheritance;
-  CAIRN_ASSIGN_OR_RETURN(rooms.keeper, keeper::KeeperLink::Connect(keeper_fd, &inheritance));
-  CAIRN_ASSIGN_OR_RETURN(const std::string failpoints,
-                         FailpointsOfLife(options.failpoints, inheritance.restarts));
-  CAIRN_RETURN_IF_ERROR(ArmFailpoints(failpoints));
-  rooms.sessions = std::make_unique<KeeperSessions>(rooms.keeper.get());
-
+Status StartBelowNode(const Options& options, Rooms* rooms) {
   CAIRN_RETURN_IF_ERROR(Annotate(cache::SelfTest(), "this kernel cannot say who maps a slab"));
   cache::Options cache;
   cache.prefault_threads = static_cast<int>(options.prefault_threads);
-  CAIRN_ASSIGN_OR_RETURN(rooms.cache, cache::Cache::Start(cache, rooms.keeper.get()));
+  CAIRN_ASSIGN_OR_RETURN(rooms->cache, cache::Cache::Start(cache, rooms->keeper.get()));
+  if (options.storage_root.empty()) return absl::OkStatus();
+  storage::Options storage;
+  storage.root = options.storage_root;
+  storage.threads = static_cast<int>(options.storage_threads);
+  storage.direct = options.storage_direct;
+  CAIRN_ASSIGN_OR_RETURN(rooms->storage, storage::MakePosixStorage(storage));
+  return absl::OkStatus();
+}
 
-  if (!options.storage_root.empty()) {
-    storage::Options storage;
-    storage.root = options.storage_root;
-    storage.threads = static_cast<int>(options.storage_threads);
-    storage.direct = options.storage_direct;
-    CAIRN_ASSIGN_OR_RETURN(rooms.storage, storage::MakePosixStorage(storage));
-  }
+StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
+  Rooms rooms;
+  node::Inherited inherited;
+  CAIRN_ASSIGN_OR_RETURN(rooms.keeper, keeper::Link::Connect(keeper_fd, &inherited));
+  const int restarts = inherited.restarts;
+  const std::string safe_mode = inherited.safe_mode;
+  CAIRN_ASSIGN_OR_RETURN(const std::string failpoints,
+                         FailpointsOfLife(options.failpoints, restarts));
+  CAIRN_RETURN_IF_ERROR(ArmFailpoints(failpoints));
+  CAIRN_RETURN_IF_ERROR(StartBelowNode(options, &rooms));
 
   node::Rooms below;
   below.clock = RealClock();
   below.cache = rooms.cache.get();
   below.storage = rooms.storage.get();
-  below.holder = rooms.sessions.get();
-  if (!options.catalog_path.empty()) {
-    below.open_catalog = [path = options.catalog_path] {
-      std::string moved_aside;
-      StatusOr<std::unique_ptr<catalog::Catalog>> opened =
-          catalog::OpenSqliteCatalog(path, &moved_aside);
-      if (!moved_aside.empty()) LOG(WARNING) << "catalog made anew: " << moved_aside;
-      return opened;
-    };
-  }
-  node::Inherited inherited;
-  inherited.journal = std::move(inheritance.journal);
-  inherited.fd_listener = std::move(inheritance.fd_listener);
-  for (keeper::Inheritance::HeldSlab& slab : inheritance.slabs) {
-    inherited.slabs.push_back({slab.slab, slab.bytes, std::move(slab.fd)});
-  }
-  for (keeper::Inheritance::HeldSession& session : inheritance.sessions) {
-    inherited.sessions.push_back({session.session, std::move(session.channel),
-                                  std::move(session.pidfd), std::move(session.progress)});
-  }
-  CAIRN_ASSIGN_OR_RETURN(rooms.node, node::Node::Start(NodeOptions(options, inheritance), below,
-                                                       std::move(inherited)));
+  below.holder = rooms.keeper.get();
+  below.open_catalog = CatalogOpener(options.catalog_path);
+  const node::Options node = NodeOptions(options, inherited);
+  UniqueFd thrift_listener = std::move(inherited.thrift_listener);
+  CAIRN_ASSIGN_OR_RETURN(rooms.node, node::Node::Start(node, below, std::move(inherited)));
+
   rpc::Options rpc;
   rpc.max_connections = options.max_connections;
-  rooms.server =
-      std::make_unique<rpc::Server>(rpc, rooms.node.get(), std::move(inheritance.thrift_listener));
+  rooms.server = std::make_unique<rpc::Server>(rpc, rooms.node.get(), std::move(thrift_listener));
   rooms.server->Start();
   LOG(INFO) << "serving on " << options.socket << ", budget " << FormatBytes(options.memory_budget)
-            << (inheritance.restarts > 0 ? absl::StrCat(", restart ", inheritance.restarts) : "")
-            << (inheritance.safe_mode.empty() ? "" : ", safe mode: " + inheritance.safe_mode);
+            << (restarts > 0 ? absl::StrCat(", restart ", restarts) : "")
+            << (safe_mode.empty() ? "" : ", safe mode: " + safe_mode);
   return rooms;
 }
 
@@ -214,7 +196,7 @@ int RunDaemon(const Options& options, int keeper_fd) {
   if (!drained) LOG(WARNING) << "stopping before everything is persisted: out of time";
   rooms->node->Stop();  // answers parked calls, so that the server's threads end
   rooms->server->Stop();
-  { const Rooms stopped = *std::move(rooms); }  // in the reverse of their order
+  { const Rooms stopped = *std::move(rooms); }  // stops the rest, in the reverse of their order
   LOG(INFO) << "stopped";
   return 0;
 }

@@ -10,17 +10,17 @@
 #include "absl/strings/strip.h"
 #include "glog/logging.h"
 #include "server/daemon/daemon.h"
-#include "server/keeper/keeper.h"
 #include "server/daemon/memory_limit.h"
 #include "server/daemon/options.h"
+#include "server/keeper/keeper.h"
 
 namespace cairn::daemon {
 namespace {
 
 constexpr int kBadOptions = 2;
 
-// The budget is settled once, before memory is held: a daemon that is started again would find less
-// available, namely less by what the keeper holds.
+// The budget is settled once, before the keeper holds memory: a restarted daemon would find less
+// available, because the keeper still holds what the last one had.
 Status SettleBudget(ParsedOptions* parsed) {
   CAIRN_ASSIGN_OR_RETURN(const MemoryLimit limit, ReadMemoryLimit());
   if (parsed->options.memory_budget == 0) {
@@ -46,15 +46,15 @@ int KeeperRole(const ParsedOptions& parsed) {
     LOG(ERROR) << ErrnoStatus(errno, "/proc/self/exe");
     return 1;
   }
-  keeper::KeeperOptions keeper;
+  keeper::Options keeper;
   keeper.socket_path = parsed.options.socket;
   keeper.socket_mode = parsed.options.socket_mode;
   keeper.journal_bytes = parsed.options.journal_bytes;
   keeper.daemon_command = {self, "--daemon"};
   for (std::string& flag : AsFlags(parsed)) keeper.daemon_command.push_back(std::move(flag));
-  // The flags say it all: a file that changes later must not keep a daemon from coming back.
+  // The flags hold every option: a file that changes later must not keep a daemon from restarting.
   unsetenv("CAIRND_CONFIG");
-  return keeper::RunKeeper(keeper);
+  return keeper::Run(keeper);
 }
 
 int DaemonRole(const Options& options, const std::vector<std::string>& environment) {

@@ -20,9 +20,10 @@
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/failpoint.h"
+#include "server/journal/journal.h"
 #include "server/keeper/sockets.h"
 #include "server/keeper/wire.h"
-#include "server/journal/journal.h"
+#include "server/node/inherited.h"
 
 extern char** environ;
 
@@ -46,7 +47,7 @@ std::string Describe(const siginfo_t& death) {
 
 class Keeper {
  public:
-  Keeper(const KeeperOptions& options, NodeSockets sockets, UniqueFd journal)
+  Keeper(const Options& options, ListeningSockets sockets, UniqueFd journal)
       : options_(options), sockets_(std::move(sockets)), journal_(std::move(journal)) {}
 
   int Run() {
@@ -60,8 +61,8 @@ class Keeper {
       if (daemon_ == 0 && clock_->Now() >= restart_at_) StartDaemon();
       WaitAndHandle();
     }
-    // The signals stay blocked: one that arrives now would end this process before it can return
-    // the daemon's code.
+    // The signals stay blocked: one that arrived now would end this process before it returns the
+    // daemon's exit code.
     return *exit_code_;
   }
 
@@ -103,7 +104,7 @@ class Keeper {
     link_.Reset(ends[0]);
     UniqueFd child_end(ends[1]);
 
-    // All that needs memory happens before the fork.
+    // Everything that allocates memory happens before the fork.
     std::vector<char*> arguments;
     for (const std::string& argument : options_.daemon_command) {
       arguments.push_back(const_cast<char*>(argument.c_str()));
@@ -133,10 +134,10 @@ class Keeper {
 
   [[noreturn]] void BecomeDaemon(pid_t keeper, int link, char** arguments,
                                  char** environment) const {
-    // What the keeper holds would otherwise be gone and its daemon not know it.
+    // A daemon that outlived its keeper would go on without what the keeper held, and not know it.
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != keeper) ::_exit(kCannotExec);
-    // A terminal's Ctrl-C comes to the keeper alone, which hands it on once.
+    // In a group of its own: a terminal's Ctrl-C goes to the keeper alone, which forwards it once.
     ::setpgid(0, 0);
     ::sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
     ::fcntl(link, F_SETFD, 0);
@@ -151,7 +152,7 @@ class Keeper {
 
   void HandleDeath(const siginfo_t& death) {
     const pid_t pid = daemon_;
-    // Everything the daemon sent is in the queue by now; read it before anybody new is told of it.
+    // Everything that the daemon sent is in the queue by now. Read it before a new daemon inherits.
     queued_.clear();
     while (link_.valid() && ReceiveOne()) {
     }
@@ -236,9 +237,9 @@ class Keeper {
     while (!queued_.empty()) {
       const Status status =
           SendMessage(link_.get(), queued_.front().bytes, queued_.front().fds, MSG_DONTWAIT);
-      if (absl::IsResourceExhausted(status)) return;  // POLLOUT will tell
+      if (absl::IsResourceExhausted(status)) return;  // goes on at POLLOUT
       if (absl::IsUnavailable(status)) {
-        queued_.clear();  // it is dying; SIGCHLD will tell
+        queued_.clear();  // the daemon is dying; SIGCHLD follows
         return;
       }
       if (!status.ok()) {
@@ -262,15 +263,16 @@ class Keeper {
       return false;
     }
     if (absl::IsInvalidArgument(received.status())) {
-      // A hand-over that did not fit our descriptor table: the daemon goes on, and its next life
-      // will be told of a slab or session less.
+      // A hand-over that did not fit the keeper's descriptor table. The daemon goes on; the next one
+      // inherits one slab or session less.
       LOG(ERROR) << "keeper: lost what daemon " << daemon_ << " handed over: " << received.status();
       return true;
     }
     const Status status =
         received.ok() ? Handle(DecodeKeeperMessage(*std::move(received))) : received.status();
     if (!status.ok()) {
-      LOG(ERROR) << "keeper: daemon " << daemon_ << " does not speak our language: " << status;
+      LOG(ERROR) << "keeper: daemon " << daemon_
+                 << " sent a message that this keeper does not understand: " << status;
       KillDaemon();
       link_.Reset();
       return false;
@@ -280,7 +282,7 @@ class Keeper {
 
   Status Handle(StatusOr<KeeperMessage> message) {
     if (!message.ok()) return message.status();
-    if (message->items.empty()) return absl::InvalidArgumentError("a message about nothing");
+    if (message->items.empty()) return absl::InvalidArgumentError("a message without items");
     const KeeperItem& item = message->items.front();
     switch (message->type) {
       case KeeperMessageType::kHoldSlab:
@@ -291,7 +293,7 @@ class Keeper {
         return absl::OkStatus();
       case KeeperMessageType::kHoldSession: {
         auto fd = message->fds.begin();
-        Inheritance::HeldSession& session = sessions_[item.id];
+        node::HeldSession& session = sessions_[item.id];
         session = {};
         session.session = item.id;
         if ((item.value & kHasChannel) != 0) session.channel = std::move(*fd++);
@@ -315,7 +317,7 @@ class Keeper {
 
   void WaitAndHandle() {
     pollfd polled[2] = {{signals_.get(), POLLIN, 0}, {link_.get(), 0, 0}};
-    // While the inheritance is on its way nothing is read: it refers to what a message could drop.
+    // While the inheritance is being sent nothing is read: a message could drop what it refers to.
     if (link_.valid()) polled[1].events = queued_.empty() ? POLLIN : POLLOUT;
     if (::poll(polled, 2, TimeoutMillis()) < 0 && errno != EINTR) {
       LOG(ERROR) << "keeper: " << ErrnoStatus(errno, "poll");
@@ -339,7 +341,7 @@ class Keeper {
   void HandleSignals() {
     signalfd_siginfo signal;
     while (::read(signals_.get(), &signal, sizeof(signal)) == sizeof(signal)) {
-      if (signal.ssi_signo == SIGCHLD) continue;  // looked for below: several come as one
+      if (signal.ssi_signo == SIGCHLD) continue;  // deaths are looked for below: signals merge
       HandleStop(static_cast<int>(signal.ssi_signo));
     }
     siginfo_t death = {};
@@ -347,8 +349,8 @@ class Keeper {
       if (death.si_pid == daemon_) {
         HandleDeath(death);
       } else {
-        ::waitpid(death.si_pid, nullptr,
-                  0);  // as the first process of a container we inherit orphans
+        // As the first process of a container the keeper inherits orphans.
+        ::waitpid(death.si_pid, nullptr, 0);
       }
       death = {};
     }
@@ -374,19 +376,19 @@ class Keeper {
     if (daemon_ != 0) ::kill(daemon_, SIGKILL);
   }
 
-  const KeeperOptions options_;
+  const Options options_;
   Clock* const clock_ = RealClock();
-  const NodeSockets sockets_;
+  const ListeningSockets sockets_;
   const UniqueFd journal_;
   UniqueFd signals_;
   sigset_t mask_before_ = {};
 
   // What is held.
-  std::map<SlabId, Inheritance::HeldSlab> slabs_;
-  std::map<SessionId, Inheritance::HeldSession> sessions_;
+  std::map<SlabId, node::HeldSlab> slabs_;
+  std::map<SessionId, node::HeldSession> sessions_;
 
-  // The daemon of now. link_ and daemon_ end separately: it may close its end and live on for a
-  // while.
+  // The current daemon. link_ and daemon_ end separately: a daemon may close its end and live on
+  // for a while.
   pid_t daemon_ = 0;  // 0: none
   UniqueFd link_;
   std::deque<Outgoing> queued_;  // the rest of its inheritance
@@ -399,13 +401,13 @@ class Keeper {
   std::optional<int> exit_code_;
 };
 
-StatusOr<std::unique_ptr<Keeper>> MakeKeeper(const KeeperOptions& options) {
+StatusOr<std::unique_ptr<Keeper>> MakeKeeper(const Options& options) {
   if (options.daemon_command.empty()) {
     return absl::InvalidArgumentError("daemon_command: empty");
   }
   RaiseDescriptorLimit();
-  CAIRN_ASSIGN_OR_RETURN(NodeSockets sockets,
-                         NodeSockets::Listen(options.socket_path, options.socket_mode));
+  CAIRN_ASSIGN_OR_RETURN(ListeningSockets sockets,
+                         ListeningSockets::Listen(options.socket_path, options.socket_mode));
   journal::Options journal;
   journal.bytes = options.journal_bytes;
   CAIRN_ASSIGN_OR_RETURN(UniqueFd file, journal::Journal::MakeFile(journal));
@@ -414,7 +416,7 @@ StatusOr<std::unique_ptr<Keeper>> MakeKeeper(const KeeperOptions& options) {
 
 }  // namespace
 
-int RunKeeper(const KeeperOptions& options) {
+int Run(const Options& options) {
   const StatusOr<std::unique_ptr<Keeper>> keeper = MakeKeeper(options);
   if (!keeper.ok()) {
     LOG(ERROR) << "keeper: " << keeper.status();

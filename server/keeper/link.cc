@@ -1,28 +1,28 @@
-// The daemon's end of the keeper.
+#include "server/keeper/link.h"
+
 #include <errno.h>
 #include <fcntl.h>
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/keeper/keeper.h"
 #include "server/keeper/wire.h"
 
 namespace cairn::keeper {
 namespace {
 
-Status TakeSlabs(KeeperMessage message, Inheritance* inheritance) {
+Status TakeSlabs(KeeperMessage message, node::Inherited* inherited) {
   for (size_t i = 0; i < message.items.size(); ++i) {
-    inheritance->slabs.push_back(
+    inherited->slabs.push_back(
         {message.items[i].id, message.items[i].value, std::move(message.fds[i])});
   }
   return absl::OkStatus();
 }
 
-Status TakeSessions(KeeperMessage message, Inheritance* inheritance) {
+Status TakeSessions(KeeperMessage message, node::Inherited* inherited) {
   auto next = message.fds.begin();
   for (const KeeperItem& item : message.items) {
-    Inheritance::HeldSession& session = inheritance->sessions.emplace_back();
+    node::HeldSession& session = inherited->sessions.emplace_back();
     session.session = item.id;
     if ((item.value & kHasChannel) != 0) session.channel = std::move(*next++);
     if ((item.value & kHasPidfd) != 0) session.pidfd = std::move(*next++);
@@ -31,20 +31,20 @@ Status TakeSessions(KeeperMessage message, Inheritance* inheritance) {
   return absl::OkStatus();
 }
 
-Status CheckComplete(const KeeperMessage& end, const Inheritance& inheritance) {
+Status CheckComplete(const KeeperMessage& end, const node::Inherited& inherited) {
   const KeeperItem& counts = end.items.front();
-  if (!inheritance.journal.valid() || counts.id != inheritance.slabs.size() ||
-      counts.value != inheritance.sessions.size()) {
+  if (!inherited.journal.valid() || counts.id != inherited.slabs.size() ||
+      counts.value != inherited.sessions.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "keeper: promised ", counts.id, " slabs and ", counts.value, " sessions, sent ",
-        inheritance.slabs.size(), " and ", inheritance.sessions.size()));
+        inherited.slabs.size(), " and ", inherited.sessions.size()));
   }
   return absl::OkStatus();
 }
 
 }  // namespace
 
-StatusOr<std::unique_ptr<KeeperLink>> KeeperLink::Connect(int keeper_fd, Inheritance* inheritance) {
+StatusOr<std::unique_ptr<Link>> Link::Connect(int keeper_fd, node::Inherited* inherited) {
   UniqueFd socket(keeper_fd);
   if (::fcntl(keeper_fd, F_SETFD, FD_CLOEXEC) != 0) {
     return ErrnoStatus(errno, absl::StrCat("CAIRN_KEEPER_FD: ", keeper_fd));
@@ -56,41 +56,41 @@ StatusOr<std::unique_ptr<KeeperLink>> KeeperLink::Connect(int keeper_fd, Inherit
     CAIRN_ASSIGN_OR_RETURN(KeeperMessage message, DecodeKeeperMessage(*std::move(received)));
     switch (message.type) {
       case KeeperMessageType::kBegin:
-        inheritance->restarts = static_cast<int>(message.items.front().id);
-        inheritance->safe_mode = std::move(message.text);
-        inheritance->journal = std::move(message.fds[0]);
-        inheritance->thrift_listener = std::move(message.fds[1]);
-        inheritance->fd_listener = std::move(message.fds[2]);
+        inherited->restarts = static_cast<int>(message.items.front().id);
+        inherited->safe_mode = std::move(message.text);
+        inherited->journal = std::move(message.fds[0]);
+        inherited->thrift_listener = std::move(message.fds[1]);
+        inherited->fd_listener = std::move(message.fds[2]);
         break;
       case KeeperMessageType::kSlabs:
-        CAIRN_RETURN_IF_ERROR(TakeSlabs(std::move(message), inheritance));
+        CAIRN_RETURN_IF_ERROR(TakeSlabs(std::move(message), inherited));
         break;
       case KeeperMessageType::kSessions:
-        CAIRN_RETURN_IF_ERROR(TakeSessions(std::move(message), inheritance));
+        CAIRN_RETURN_IF_ERROR(TakeSessions(std::move(message), inherited));
         break;
       case KeeperMessageType::kEnd:
-        CAIRN_RETURN_IF_ERROR(CheckComplete(message, *inheritance));
-        return std::unique_ptr<KeeperLink>(new KeeperLink(std::move(socket)));
+        CAIRN_RETURN_IF_ERROR(CheckComplete(message, *inherited));
+        return std::unique_ptr<Link>(new Link(std::move(socket)));
       default:
         return absl::InvalidArgumentError("keeper: a message that only a daemon sends");
     }
   }
 }
 
-Status KeeperLink::Hold(SlabId slab, uint64_t bytes, int fd) {
+Status Link::Hold(SlabId slab, uint64_t bytes, int fd) {
   return Annotate(
       SendMessage(socket_.get(), EncodeKeeperMessage(KeeperMessageType::kHoldSlab, {{slab, bytes}}),
                   {fd}),
       "keeper: holding a slab");
 }
 
-// A message that cannot be sent means that the keeper is gone, and then so is everything it holds.
-void KeeperLink::Drop(SlabId slab) {
+// A message that cannot be sent means that the keeper is gone, and everything that it held with it.
+void Link::Drop(SlabId slab) {
   SendMessage(socket_.get(), EncodeKeeperMessage(KeeperMessageType::kDropSlab, {{slab, 0}}), {})
       .IgnoreError();
 }
 
-Status KeeperLink::HoldSession(SessionId session, int channel, int pidfd, int progress) {
+Status Link::HoldSession(SessionId session, int channel, int pidfd, int progress) {
   uint64_t which = 0;
   std::vector<int> fds;
   const auto add = [&](int fd, uint64_t bit) {
@@ -107,7 +107,7 @@ Status KeeperLink::HoldSession(SessionId session, int channel, int pidfd, int pr
       "keeper: holding a session");
 }
 
-void KeeperLink::DropSession(SessionId session) {
+void Link::DropSession(SessionId session) {
   SendMessage(socket_.get(), EncodeKeeperMessage(KeeperMessageType::kDropSession, {{session, 0}}),
               {})
       .IgnoreError();

@@ -49,7 +49,7 @@ Status RemoveStale(const std::string& path, const sockaddr_un& address, int type
     return absl::FailedPreconditionError(
         absl::StrCat("socket_path: ", path, " exists and is not a socket"));
   }
-  // Another program, or a daemon that lost its lock file, may listen there still.
+  // Another program, or a daemon whose lock file was removed, may still listen there.
   const UniqueFd caller(::socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!caller.valid()) return ErrnoStatus(errno, "socket");
   if (::connect(caller.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ||
@@ -77,7 +77,7 @@ StatusOr<UniqueFd> ListenAt(const std::string& path, int type, uint32_t mode) {
   if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return ErrnoStatus(errno, absl::StrCat("socket_path: binding ", path));
   }
-  // Before listen: nobody connects under the mode that umask happened to give.
+  // Before listen, so that no client connects under the mode that umask happened to give.
   if (::chmod(path.c_str(), mode) != 0) {
     return ErrnoStatus(errno, absl::StrCat("socket_mode: of ", path));
   }
@@ -89,8 +89,8 @@ StatusOr<UniqueFd> ListenAt(const std::string& path, int type, uint32_t mode) {
 
 }  // namespace
 
-StatusOr<NodeSockets> NodeSockets::Listen(const std::string& socket_path, uint32_t mode) {
-  NodeSockets sockets;
+StatusOr<ListeningSockets> ListeningSockets::Listen(const std::string& socket_path, uint32_t mode) {
+  ListeningSockets sockets;
   StatusOr<UniqueFd> lock = Lock(absl::StrCat(socket_path, ".lock"));
   if (absl::IsFailedPrecondition(lock.status())) return InUse(socket_path);
   if (!lock.ok()) return lock.status();
@@ -102,7 +102,7 @@ StatusOr<NodeSockets> NodeSockets::Listen(const std::string& socket_path, uint32
   return sockets;
 }
 
-NodeSockets::~NodeSockets() {
+ListeningSockets::~ListeningSockets() {
   if (thrift_.valid()) ::unlink(socket_path_.c_str());
   if (fd_channel_.valid()) ::unlink(FdChannelPath(socket_path_).c_str());
 }

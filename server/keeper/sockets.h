@@ -1,4 +1,4 @@
-// The node's two listening sockets and the lock that says whose they are.
+// The daemon's two listening sockets, and the lock file that says which keeper owns them.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,21 @@
 
 namespace cairn::keeper {
 
-// Bound and listening; removes the socket files when destroyed. The lock file stays: whoever
-// removed it could be racing with somebody who has just locked it.
-class NodeSockets {
+// Bound and listening; removes the socket files when destroyed. The lock file stays: removing it
+// would race with another keeper that has just locked it.
+class ListeningSockets {
  public:
-  // FAILED_PRECONDITION when somebody lives on a path, or it is no socket; the message names it.
-  static StatusOr<NodeSockets> Listen(const std::string& socket_path, uint32_t mode);
-  NodeSockets(NodeSockets&&) = default;
-  NodeSockets& operator=(NodeSockets&&) = default;
-  ~NodeSockets();
+  // FAILED_PRECONDITION, naming the path, when a process listens there or the path is not a socket.
+  static StatusOr<ListeningSockets> Listen(const std::string& socket_path, uint32_t mode);
+  ListeningSockets(ListeningSockets&&) = default;
+  ListeningSockets& operator=(ListeningSockets&&) = default;
+  ~ListeningSockets();
 
   int thrift() const { return thrift_.get(); }
   int fd_channel() const { return fd_channel_.get(); }
 
  private:
-  NodeSockets() = default;
+  ListeningSockets() = default;
 
   std::string socket_path_;
   UniqueFd lock_;

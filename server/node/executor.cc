@@ -47,8 +47,8 @@ void Executor::Run(const std::string& name) {
     try {
       task();
     } catch (const std::exception& e) {
-      // Every task answers an action; one that could not even say so leaves a pin for ever. The
-      // keeper starts a daemon that knows better.
+      // Every task reports the result of an action. Without a report the engine would keep what the
+      // action pinned for ever; the keeper's next daemon decides anew.
       LOG(FATAL) << name << ": " << e.what();
     }
   }

@@ -1,4 +1,5 @@
-// A few threads and a queue, for what may block: writing files, reading them, checking checksums.
+// A few threads and a queue, for tasks that may block: writing files, reading them, checking
+// checksums.
 #pragma once
 
 #include <deque>
@@ -11,8 +12,8 @@
 
 namespace cairn::node {
 
-// The queue needs no bound of its own: every task answers an action, and the engine bounds how many
-// of each kind are outstanding. Thread-safe.
+// The queue needs no bound of its own: every task carries out an action, and the engine bounds how
+// many actions of each kind are outstanding. Thread-safe.
 class Executor {
  public:
   // `name` is shown by ps and gdb (15 characters).
@@ -20,7 +21,7 @@ class Executor {
   ~Executor() { Stop(); }
 
   void Add(std::function<void()> task);
-  // Forgets what has not begun, waits for what has. Further tasks are forgotten.
+  // Forgets the tasks that have not begun and waits for those that have. Later ones are forgotten.
   void Stop();
 
  private:
@@ -30,7 +31,7 @@ class Executor {
   CondVar wake_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::thread> threads_;  // last: they use what stands above
+  std::vector<std::thread> threads_;  // last: they use the members above
 };
 
 }  // namespace cairn::node

@@ -1,52 +1,61 @@
 // The node: the one place that enters the engine, and carries out what it decides.
 //
-// Whoever brings an event (an RPC thread, a finished action, the timer) takes `mu_`, applies it,
-// appends the facts to the journal, hands what other threads do to their queues in the engine's
-// order, lets go of the lock and does the rest itself. So a save hops between no threads, nothing
-// slow stands under the lock, and no action leaves before its facts are journaled.
+// The thread that brings an event (an RPC's, an executor's, the timer's) takes `mu_`, applies the
+// event, appends its facts to the journal, and starts its actions in the engine's order: most are
+// handed to the queue of another class. After it has released `mu_` it runs the callbacks of the
+// calls that were answered and carries out the few actions that are left. So a save hops between
+// no threads, nothing slow happens under the lock, and no action leaves before its facts are
+// journaled.
 //
-// Lock order: mu_, then a queue's own lock (executors, timer, recorder, cache). Sessions' lock is
-// never taken under mu_.
+// actions.cc    what is done about each kind of action
+// requests.cc   calls that are more than one event: hello, open, chunks
+// status.cc     what status shows
+//
+// Lock order: mu_, then query_mu_ or the lock of a class below (executors, timer, recorder, cache).
+// The locks of the sessions, the stored files and the gate are never taken under mu_.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
-#include <thread>
+#include <variant>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "common/clock.h"
-#include "common/fd.h"
 #include "common/mutex.h"
-#include "server/cache/cache.h"
-#include "server/engine/engine.h"
-#include "server/journal/journal.h"
-#include "server/node/executor.h"
+#include "server/engine/actions.h"
+#include "server/engine/events.h"
+#include "server/node/answers.h"
+#include "server/node/event_gate.h"
+#include "server/node/inherited.h"
+#include "server/node/options.h"
 #include "server/node/recorder.h"
 #include "server/node/sessions.h"
-#include "server/storage/storage.h"
+#include "server/node/stored_files.h"
+#include "server/node/timer.h"
+
+namespace cairn::cache {
+class Cache;
+}
+namespace cairn::engine {
+class Engine;
+struct Outcome;
+struct Recovered;
+}  // namespace cairn::engine
+namespace cairn::storage {
+class Storage;
+}
 
 namespace cairn::node {
 
-struct Options {
-  engine::Options engine;
-  journal::Options journal;
-  SessionsOptions sessions;
-  RecorderOptions recorder;
-  int verify_threads = 2;
-  std::string name;  // host name: in replies, in the catalog as holder
-  std::string version;
-  std::string fd_socket;  // path that hello names
-  std::string storage_root;
-  int restarts = 0;               // of the daemon under this keeper
-  std::string safe_mode;          // not empty: why nothing is admitted
-  bool check_invariants = false;  // after every event, at a cost in what the node holds: tests only
-};
+class JournalWriter;
+class Lender;
+class Persister;
+class StorageWorker;
+class Verifier;
 
 // What the node stands on; all outlive it. `storage` may be null.
 struct Rooms {
@@ -57,84 +66,53 @@ struct Rooms {
   SessionHolder* holder = nullptr;
 };
 
-// What a daemon finds at its keeper. The slabs are handed to the cache.
-struct Inherited {
-  struct HeldSlab {
-    SlabId slab = 0;
-    uint64_t bytes = 0;
-    UniqueFd fd;
-  };
-  UniqueFd journal, fd_listener;
-  std::vector<HeldSlab> slabs;
-  std::vector<HeldSession> sessions;
-};
-
-struct Answer {
-  StatusOr<engine::reply::Body> body = absl::InternalError("not answered");
-  Attempt superseded_by = 0;
-};
-
-// An opened object, its descriptor already on the fd channel.
-struct Opened {
-  LeaseId lease = 0;    // 0: nothing to release
-  SlabId slab = 0;      // 0: a file in storage
-  uint64_t bytes = 0;   // of the slab or file
-  uint64_t offset = 0;  // of the object in it
-  CheckpointKey checkpoint;
-  engine::ObjectInfo object;
-  bool exact = false;
-  bool fd_sent = false;
-};
-struct OpenAnswer {
-  StatusOr<Opened> opened = absl::InternalError("not answered");
-  Attempt superseded_by = 0;
-};
-
-struct SessionState {
-  engine::reply::SessionStatus status;
-  Step writing_step = kNoStep;
-  uint64_t writing_total = 0, writing_done = 0;
-  int64_t connected_unix_ms = 0;
-};
-struct NodeState {
-  engine::reply::Status engine;
-  std::vector<SessionState> sessions;
-  std::string state;  // "serving", "draining", "safe mode: why"
-  int64_t started_unix_ms = 0;
-  std::string catalog;
-  MonotonicNanos now = 0;  // on the clock of engine.quarantined[].since
-};
-
 inline constexpr uint64_t kMaxChunkBytes = 8 << 20;
 
+using AnswerCallback = std::function<void(Answer)>;
+
+// Thread-safe, except Start and Stop.
 class Node {
  public:
-  // Recovers what the journal holds and starts all threads. On failure nothing was lost: the keeper
-  // still holds what it held.
+  // Recovers what the journal holds and starts all threads. `inherited.thrift_listener` is not the
+  // node's and stays unused. On failure nothing was lost: the keeper still holds what it held.
   static StatusOr<std::unique_ptr<Node>> Start(const Options& options, const Rooms& rooms,
                                                Inherited inherited);
-  ~Node() { Stop(); }
+  ~Node();
 
   const Options& options() const { return options_; }
   Clock* clock() const { return rooms_.clock; }
   int64_t started_unix_ms() const { return started_unix_ms_; }
 
-  // Enters the engine with a request and waits for its answer, at the latest until the event's
-  // deadline. Descriptors that the answer lends are on the fd channel when this returns. Any thread
-  // that serves one client; never one that the engine's progress depends on.
+  // Enters the engine with a request and returns without waiting for its answer, which comes at the
+  // latest at the event's deadline. `done` runs exactly once, with no lock held: on this thread,
+  // before Call returns, when the engine answers at once; else on the thread that brings the event
+  // which answers it, or in Stop. That thread may be one of the cache, an executor or the timer, so
+  // `done` must neither block nor wait for another answer; it may call the node otherwise.
+  // What the answer lends has not left yet: call Deliver before the reply goes to the client.
+  template <typename E>
+  void Call(E event, AnswerCallback done) {
+    event.caller.request = NextRequest();
+    Submit(event.caller.request, engine::Event(std::move(event)), std::move(done));
+  }
+  // Puts the descriptors that the answer lends on the session's fd channel and returns the answer,
+  // or the failure to lend. Makes system calls for each slab, waits for nobody.
+  Answer Deliver(SessionId session, Answer answer);
+
+  // Waits for the answer, then delivers it. For a thread that serves one client; never for one that
+  // the engine's progress depends on.
   template <typename E>
   Answer Call(E event) {
-    const engine::Caller caller = event.caller = WithRequest(event.caller);
-    return CallEvent(caller, engine::Event(std::move(event)));
+    const engine::RequestId request = event.caller.request = NextRequest();
+    const SessionId session = event.caller.session;
+    return Deliver(session, Await(request, engine::Event(std::move(event))));
   }
-  // One object's facts. Asked often (a loader asks per tensor file), so those who ask do not wait
-  // for each other.
+  // One object's facts. A loader asks once per tensor file, so callers do not wait for each other.
   Answer Stat(engine::event::StatObject event);
   OpenAnswer Open(engine::event::Open event);
   Answer Release(engine::event::Release event);
 
-  // For clients without descriptors; at most kMaxChunkBytes. The bytes as they are: who reads them
-  // checks them against the checksums of open.
+  // For clients without descriptors; at most kMaxChunkBytes. The reader of the bytes checks them
+  // against the checksums that open gave.
   StatusOr<std::string> ReadChunk(const engine::Caller& caller, LeaseId lease, uint64_t offset,
                                   uint64_t length);
   Status WriteChunk(const engine::Caller& caller, LeaseId lease, uint64_t offset,
@@ -154,97 +132,82 @@ class Node {
 
   StatusOr<NodeState> State(const engine::Caller& caller);
 
-  // SIGTERM: admits nothing, lets commits finish, persists the newest complete steps; returns when
-  // that is done or `deadline` has come. False: it had come.
+  // SIGTERM: admits nothing, lets commits finish, persists the newest complete steps. Returns true
+  // when that is done, false when `deadline` came first.
   bool Drain(MonotonicNanos deadline);
-  // Answers every parked caller with UNAVAILABLE and joins all threads.
+  // Answers every outstanding call with UNAVAILABLE and joins all threads.
   void Stop();
 
   std::string CheckInvariants() const;
 
  private:
-  struct Waiter {
-    CondVar wake;
-    bool done = false;
-    Answer answer;
+  // What the thread that applied an event does once it has released mu_: the callbacks of answered
+  // calls first, then the actions, in the engine's order.
+  using ActionOutsideLock = std::variant<engine::action::WriteManifest, engine::action::ProbeSlab,
+                                         engine::action::EndSession, engine::action::Log>;
+  struct AfterUnlock {
+    std::vector<std::pair<AnswerCallback, Answer>> answers;
+    std::vector<ActionOutsideLock> actions;
   };
-  // Actions that the posting thread carries out itself, once the lock is gone.
-  using Own = std::variant<engine::action::WriteManifest, engine::action::ProbeSlab,
-                           engine::action::EndSession, engine::action::Log>;
+  class UnderLock;    // actions.cc: starts one action
+  class OutsideLock;  // actions.cc: carries out one action
 
-  Node(const Options& options, const Rooms& rooms);
+  Node(const Options& options, const Rooms& rooms, const Inherited& inherited);
+
   Status Recover(Inherited inherited);
+  void RecoverSlabs(std::vector<HeldSlab> slabs, engine::Recovered* recovered);
+  void RecoverManifests(engine::Recovered* recovered);
+  void RecoverSessions(std::vector<HeldSession> sessions, engine::Recovered* recovered);
 
-  engine::Caller WithRequest(engine::Caller caller) {
-    caller.request = next_request_.fetch_add(1);
-    return caller;
-  }
-  Answer CallEvent(const engine::Caller& caller, engine::Event event);
+  engine::RequestId NextRequest() { return next_request_.fetch_add(1); }
+  void Submit(engine::RequestId request, engine::Event event, AnswerCallback done);
+  Answer Await(engine::RequestId request, engine::Event event);
   void Post(engine::Event event);
-  // What is to be carried out; its facts are journaled.
+  // Applies the event, and what relieves a full journal, and starts the actions of both.
+  void Enter(engine::Event event, AfterUnlock* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The event's facts are journaled when this returns; its actions are still to be started.
   engine::Outcome Apply(engine::Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Enter(engine::Event event, std::vector<Own>* own) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Take(engine::Outcome outcome, std::vector<Own>* own) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Journal(const std::vector<Fact>& facts) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Status SwitchJournal() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void RelieveJournal(std::vector<Own>* own) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void RecordRows(const engine::action::Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void CarryOut(std::vector<Own> own);
+  void StartActions(std::vector<engine::Action> actions, AfterUnlock* after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Finish(AfterUnlock after);
 
-  // Sends one description; on failure the engine learns that it never left.
-  Status LendTo(SessionId session, const engine::Lend& lend);
-  void AddMappers(std::vector<engine::reply::Quarantined>* quarantined) const;
-  Status LendAll(const engine::Caller& caller, const engine::reply::Body& body);
-
-  void Verify(const engine::action::Verify& action);
-  void Persist(const engine::action::Persist& action);
-  void DeleteFiles(const engine::action::DeleteFiles& action);
-  void ScanJob(const engine::action::ScanJob& action);
-  void RunTimer();
-
-  // What the cache's callbacks go through: it outlives the node, they must not.
-  class Gate;
+  StatusOr<Opened> OpenStored(const engine::Caller& caller, const std::string& name,
+                              engine::reply::OpenStored stored, bool takes_fds);
+  void AddSessions(NodeState* state) const;
+  void AddCounters(NodeState* state) const;
 
   const Options options_;
   const Rooms rooms_;
-  const std::shared_ptr<Gate> gate_;
+  const int restarts_;
+  const std::string safe_mode_;
+  const std::shared_ptr<EventGate> gate_;
   int64_t started_unix_ms_ = 0;
   std::atomic<engine::RequestId> next_request_{1};
 
   mutable Mutex mu_;
-  // Held by whoever applies an event and journals its facts, under mu_; shared by who only looks.
-  mutable SharedMutex looking_mu_;
-  const engine::Engine* looked_at_ ABSL_GUARDED_BY(looking_mu_) = nullptr;  // once it has recovered
+  // The engine as queries see it. Held exclusively, under mu_, from Apply until the facts are
+  // journaled: no query is answered with what a daemon's death could still undo. Held shared by
+  // read-only queries.
+  mutable SharedMutex query_mu_;
+  const engine::Engine* query_engine_ ABSL_GUARDED_BY(query_mu_) = nullptr;  // null: recovering
   std::unique_ptr<engine::Engine> engine_ ABSL_GUARDED_BY(mu_);
-  std::unique_ptr<journal::Journal> journal_ ABSL_GUARDED_BY(mu_);
-  bool journal_full_ ABSL_GUARDED_BY(mu_) = false;    // as the engine was told
-  uint64_t snapshot_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // of the journal's half, when it was begun
+  std::unique_ptr<JournalWriter> journal_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   bool drained_ ABSL_GUARDED_BY(mu_) = false;
   CondVar drained_wake_;  // with mu_
   int64_t row_sequence_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::flat_hash_map<engine::RequestId, Waiter*> waiters_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<engine::RequestId, AnswerCallback> outstanding_calls_ ABSL_GUARDED_BY(mu_);
 
-  Mutex timer_mu_;
-  CondVar timer_wake_;
-  MonotonicNanos timer_at_ ABSL_GUARDED_BY(timer_mu_) = 0;  // 0: none
-  bool timer_stopping_ ABSL_GUARDED_BY(timer_mu_) = false;
-
-  // Files of storage that clients without descriptors read in chunks.
-  struct StoredOpen {
-    SessionId session = 0;
-    UniqueFd file;
-    uint64_t length = 0;
-  };
-  Mutex stored_mu_;
-  LeaseId next_stored_ ABSL_GUARDED_BY(stored_mu_) = 0;
-  std::map<LeaseId, StoredOpen> stored_ ABSL_GUARDED_BY(stored_mu_);
-
+  // These synchronize themselves.
+  StoredFiles stored_files_;
   Sessions sessions_;
   Recorder recorder_;
-  Executor verifier_, persister_, storage_;  // storage_: scans and deletes, one at a time
-  std::thread timer_;
+  Timer timer_;
+  const std::unique_ptr<Lender> lender_;
+  const std::unique_ptr<Verifier> verifier_;
+  const std::unique_ptr<Persister> persister_;
+  const std::unique_ptr<StorageWorker> storage_worker_;
   bool stopped_ = false;  // Stop's own
 };
 

@@ -1,5 +1,8 @@
-// Writes the catalog behind the engine's back: a dirty set bounded by what exists, one row per
-// identity, so an outage of any length costs no more than what changed. Nothing waits for it.
+// Writes what changed into the catalog, in the background.
+//
+// A class with a thread of its own because the catalog may be slow or away for any time, and nothing
+// waits for it. What is still to be written is one row per identity, the newest: an outage of any
+// length costs no more than what changed.
 #pragma once
 
 #include <functional>
@@ -11,16 +14,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "common/mutex.h"
 #include "server/catalog/catalog.h"
+#include "server/node/options.h"
 
 namespace cairn::node {
 
 using OpenCatalog = std::function<StatusOr<std::unique_ptr<catalog::Catalog>>()>;
-
-struct RecorderOptions {
-  int batch_rows = 500;  // of one transaction
-  int retry_min_ms = 100;
-  int retry_max_ms = 30'000;
-};
 
 class Recorder {
  public:
@@ -29,14 +27,19 @@ class Recorder {
   ~Recorder() { Stop(); }
 
   void Put(std::vector<catalog::Row> rows);
-  // For people: "off", "sqlite: up to date", "sqlite: behind by 12 rows: why".
+  // For status: "off", "sqlite: up to date", "sqlite: behind by 12 rows: why".
   std::string State() const;
-  // Writes what is left while the catalog answers, at most until `deadline_ms` from now.
+  // Returns when everything is written, the catalog fails, or `deadline_ms` have passed.
   void Flush(int deadline_ms);
   void Stop();
 
  private:
+  using Batch = std::vector<std::pair<std::string, catalog::Row>>;  // rows by identity
+
   void Run();
+  Batch TakeBatch(int backoff_ms);
+  Status Write(const Batch& batch, std::unique_ptr<catalog::Catalog>* catalog) const;
+  bool Settle(Batch batch, const Status& status);
 
   const RecorderOptions options_;
   const OpenCatalog open_;

@@ -1,5 +1,5 @@
-// From a dead daemon's journal to what a new engine and session registry start with. Pure, but for
-// reading manifests out of slabs by way of `read`.
+// From a dead daemon's journal to what a new engine and a new session registry start with. Pure, but
+// for `read`, which reads manifests out of slabs.
 #pragma once
 
 #include <functional>
@@ -7,18 +7,18 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "server/facts/facts.h"
 #include "common/manifest.h"
+#include "server/facts/facts.h"
 #include "server/node/sessions.h"
 
 namespace cairn::node {
 
-// Sessions that have begun and not ended, by id; `connected_unix_ms` and `client` are not in the
-// journal.
+// Sessions that have begun and not ended, by id. `connected_unix_ms` and `client` stay empty: the
+// journal does not have them.
 absl::flat_hash_map<SessionId, SessionInfo> SessionsOf(const std::vector<Fact>& facts);
 
-// Bytes of the committed manifests whose digest is the journaled one and which decode to that part.
-// Those that do not are named in `problems`.
+// The bytes of the committed manifests that have the journaled digest and decode to their part. The
+// others are named in `problems`.
 using ReadExtent = std::function<StatusOr<std::string>(const ExtentRef& extent, uint64_t bytes)>;
 std::vector<std::pair<PartKey, std::string>> ManifestsOf(const std::vector<Fact>& facts,
                                                          const ReadExtent& read,

@@ -1,194 +1,46 @@
-// The node's calls beside the plain ones: those that hand out descriptors, move bytes in chunks,
-// begin and end sessions, or put together what several rooms know.
-#include <fcntl.h>
+// Calls that are more than one event in and its answer out: those that begin and end sessions, open
+// files, or move bytes in chunks.
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <utility>
 
-#include "common/failpoint.h"
-#include "server/node/mappers.h"
+#include "absl/strings/str_cat.h"
+#include "server/cache/cache.h"
 #include "server/node/node.h"
+#include "server/storage/storage.h"
 
 namespace cairn::node {
 namespace {
 
-// Leases of files in storage are the node's own: the engine's count up from 1 and never reach
-// these.
-constexpr LeaseId kStoredLease = LeaseId{1} << 62;
+namespace reply = engine::reply;
+
+// The answer's body as a `Reply`; INTERNAL when the engine answered with another kind.
+template <typename Reply>
+StatusOr<Reply> BodyAs(Answer answer, absl::string_view call) {
+  if (!answer.body.ok()) return answer.body.status();
+  Reply* body = std::get_if<Reply>(&*answer.body);
+  if (body == nullptr) {
+    return absl::InternalError(absl::StrCat(call, " was answered with something else"));
+  }
+  return std::move(*body);
+}
+
+Opened FromMemory(reply::Open memory, bool takes_fds) {
+  Opened opened;
+  opened.lease = memory.lend.lease;
+  opened.slab = memory.extent.slab;
+  opened.bytes = memory.lend.slab_bytes;
+  opened.offset = memory.extent.offset;
+  opened.checkpoint = std::move(memory.checkpoint);
+  opened.object = std::move(memory.object);
+  opened.exact = memory.exact;
+  opened.fd_sent = takes_fds && memory.lend.lease != 0;
+  return opened;
+}
 
 }  // namespace
 
-Status Node::LendTo(SessionId session, const engine::Lend& lend) {
-  Status status;
-  {
-    ReachFailpoint(Failpoint::kNodeLend);
-    StatusOr<UniqueFd> fd = rooms_.cache->Lend(lend.slab, lend.lease, lend.mode);
-    status = fd.status();
-    if (fd.ok()) {
-      status = sessions_.Push(session, FdMessageType::kSlab, lend.lease, lend.slab, lend.slab_bytes,
-                              fd->get());
-    }
-    ReachFailpoint(Failpoint::kNodeLent);
-  }  // our end of the description is closed before the engine is told that nobody has it
-  if (!status.ok()) Post(engine::event::LendFailed{lend.lease});
-  return status;
-}
-
-Status Node::LendAll(const engine::Caller& caller, const engine::reply::Body& body) {
-  Status first;
-  if (const auto* created = std::get_if<engine::reply::Create>(&body)) {
-    for (const engine::Lend& lend : created->lend) {
-      if (first.ok()) {
-        first = LendTo(caller.session, lend);
-      } else {
-        Post(engine::event::LendFailed{lend.lease});
-      }
-    }
-  } else if (const auto* opened = std::get_if<engine::reply::Open>(&body)) {
-    if (opened->lend.lease != 0) {
-      const std::optional<SessionInfo> info = sessions_.Find(caller.session);
-      // Without descriptors the lease alone counts: the bytes go in chunks.
-      if (!info.has_value() || info->takes_fds) first = LendTo(caller.session, opened->lend);
-    }
-  }
-  return first;
-}
-
-OpenAnswer Node::Open(engine::event::Open event) {
-  const engine::Caller caller = event.caller;
-  const std::string name = event.name;
-  Answer answer = Call(std::move(event));
-  OpenAnswer result;
-  result.superseded_by = answer.superseded_by;
-  if (!answer.body.ok()) {
-    result.opened = answer.body.status();
-    return result;
-  }
-  const std::optional<SessionInfo> info = sessions_.Find(caller.session);
-  const bool takes_fds = info.has_value() && info->takes_fds;
-  Opened opened;
-  if (auto* memory = std::get_if<engine::reply::Open>(&*answer.body)) {
-    opened.lease = memory->lend.lease;
-    opened.slab = memory->extent.slab;
-    opened.bytes = memory->lend.slab_bytes;
-    opened.offset = memory->extent.offset;
-    opened.checkpoint = std::move(memory->checkpoint);
-    opened.object = std::move(memory->object);
-    opened.exact = memory->exact;
-    opened.fd_sent = takes_fds && memory->lend.lease != 0;
-    result.opened = std::move(opened);
-    return result;
-  }
-  auto* stored = std::get_if<engine::reply::OpenStored>(&*answer.body);
-  if (stored == nullptr || rooms_.storage == nullptr) {
-    result.opened = absl::InternalError("open was answered with something else");
-    return result;
-  }
-  StatusOr<UniqueFd> file =
-      rooms_.storage->Open(stored->checkpoint, name, storage::Owner{caller.uid, caller.gid});
-  if (!file.ok()) {
-    result.opened = Annotate(file.status(), stored->checkpoint.directory);
-    return result;
-  }
-  struct stat attributes = {};
-  if (fstat(file->get(), &attributes) != 0) {
-    result.opened = ErrnoStatus(errno, name);
-    return result;
-  }
-  opened.bytes = static_cast<uint64_t>(attributes.st_size);
-  opened.checkpoint = stored->checkpoint.key;
-  opened.object = std::move(stored->object);
-  opened.exact = true;
-  if (opened.bytes != opened.object.length) {
-    result.opened = absl::DataLossError(
-        absl::StrCat(stored->checkpoint.directory, "/", name, ": the file has ", opened.bytes,
-                     " bytes, its manifest says ", opened.object.length));
-    return result;
-  }
-  {
-    MutexLock lock(&stored_mu_);
-    opened.lease = kStoredLease | ++next_stored_;
-  }
-  if (takes_fds) {
-    Status pushed = sessions_.Push(caller.session, FdMessageType::kFile, opened.lease, 0,
-                                   opened.bytes, file->get());
-    if (!pushed.ok()) {
-      result.opened = pushed;
-      return result;
-    }
-    opened.fd_sent = true;
-  } else {
-    constexpr size_t kMaxStored = 64;  // of one session
-    MutexLock lock(&stored_mu_);
-    size_t held = 0;
-    for (const auto& [id, open] : stored_) held += open.session == caller.session ? 1 : 0;
-    if (held >= kMaxStored) {
-      result.opened = absl::ResourceExhaustedError(absl::StrCat(
-          "open files in storage: ", held, " of this session, the limit is ", kMaxStored));
-      return result;
-    }
-    stored_[opened.lease] = StoredOpen{caller.session, *std::move(file), opened.bytes};
-  }
-  result.opened = std::move(opened);
-  return result;
-}
-
-Answer Node::Release(engine::event::Release event) {
-  std::vector<LeaseId> in_memory;
-  for (LeaseId lease : event.leases) {
-    if ((lease & kStoredLease) == 0) {
-      in_memory.push_back(lease);
-      continue;
-    }
-    MutexLock lock(&stored_mu_);
-    auto it = stored_.find(lease);
-    if (it != stored_.end() && it->second.session == event.caller.session) stored_.erase(it);
-  }
-  if (in_memory.empty()) return Answer{engine::reply::Body(engine::reply::Ok{}), 0};
-  event.leases = std::move(in_memory);
-  return Call(std::move(event));
-}
-
-StatusOr<std::string> Node::ReadChunk(const engine::Caller& caller, LeaseId lease, uint64_t offset,
-                                      uint64_t length) {
-  std::string bytes(length, '\0');
-  if ((lease & kStoredLease) != 0) {
-    UniqueFd file;
-    {
-      MutexLock lock(&stored_mu_);
-      auto it = stored_.find(lease);
-      if (it == stored_.end() || it->second.session != caller.session) {
-        return absl::NotFoundError(absl::StrCat("lease: ", lease, " is not this session's"));
-      }
-      if (offset > it->second.length || length > it->second.length - offset) {
-        return absl::OutOfRangeError(absl::StrCat("offset: ", offset, " + ", length,
-                                                  " is beyond the object's ", it->second.length));
-      }
-      CAIRN_ASSIGN_OR_RETURN(file, it->second.file.Dup());
-    }
-    CAIRN_RETURN_IF_ERROR(PreadAll(file.get(), bytes.data(), length, offset));
-    return bytes;
-  }
-  Answer answer = Call(engine::event::LocateChunk{caller, lease, offset, length, /*write=*/false});
-  if (!answer.body.ok()) return answer.body.status();
-  const auto* chunk = std::get_if<engine::reply::Chunk>(&*answer.body);
-  if (chunk == nullptr) return absl::InternalError("chunk was answered with something else");
-  CAIRN_RETURN_IF_ERROR(
-      rooms_.cache->Read(chunk->extent.slab, chunk->offset, absl::MakeSpan(bytes)));
-  return bytes;
-}
-
-Status Node::WriteChunk(const engine::Caller& caller, LeaseId lease, uint64_t offset,
-                        absl::string_view bytes) {
-  engine::event::LocateChunk locate{caller, lease, offset, bytes.size(), /*write=*/true};
-  Answer answer = Call(std::move(locate));
-  if (!answer.body.ok()) return answer.body.status();
-  const auto* chunk = std::get_if<engine::reply::Chunk>(&*answer.body);
-  if (chunk == nullptr) return absl::InternalError("chunk was answered with something else");
-  return rooms_.cache->Write(chunk->extent.slab, chunk->offset, bytes);
-}
+// --- sessions
 
 Node::Begun Node::Hello(engine::event::Hello event) {
   SessionInfo info;
@@ -207,13 +59,9 @@ Node::Begun Node::Hello(engine::event::Hello event) {
   Begun begun;
   Answer answer = Call(std::move(event));
   begun.superseded_by = answer.superseded_by;
-  if (!answer.body.ok()) {
-    begun.info = answer.body.status();
-    return begun;
-  }
-  const auto* hello = std::get_if<engine::reply::Hello>(&*answer.body);
-  if (hello == nullptr) {
-    begun.info = absl::InternalError("hello was answered with something else");
+  const StatusOr<reply::Hello> hello = BodyAs<reply::Hello>(std::move(answer), "hello");
+  if (!hello.ok()) {
+    begun.info = hello.status();
     return begun;
   }
   info.id = hello->session;
@@ -224,91 +72,106 @@ Node::Begun Node::Hello(engine::event::Hello event) {
 
 void Node::Goodbye(SessionId session) {
   if (sessions_.End(session)) Post(engine::event::SessionEnded{session});
-  MutexLock lock(&stored_mu_);
-  std::erase_if(stored_, [&](const auto& open) { return open.second.session == session; });
+  stored_files_.ReleaseAll(session);
 }
 
 void Node::ConnectionClosed(SessionId session) {
   if (sessions_.ConnectionClosed(session)) Post(engine::event::SessionEnded{session});
-  MutexLock lock(&stored_mu_);
-  std::erase_if(stored_, [&](const auto& open) { return open.second.session == session; });
+  stored_files_.ReleaseAll(session);
 }
 
-StatusOr<NodeState> Node::State(const engine::Caller& caller) {
-  Answer answer = Call(engine::event::Status{caller});
-  if (!answer.body.ok()) return answer.body.status();
-  auto* status = std::get_if<engine::reply::Status>(&*answer.body);
-  if (status == nullptr) return absl::InternalError("status was answered with something else");
-  NodeState state;
-  state.engine = std::move(*status);
-  state.now = rooms_.clock->Now();
-  state.started_unix_ms = started_unix_ms_;
-  {
-    MutexLock lock(&mu_);
-    state.state = !options_.safe_mode.empty() ? absl::StrCat("safe mode: ", options_.safe_mode)
-                  : draining_                 ? "draining"
-                                              : "serving";
-    state.engine.counters["journal_used_bytes"] = static_cast<int64_t>(journal_->used_bytes());
-    state.engine.counters["waiting_calls"] = static_cast<int64_t>(waiters_.size());
+// --- open and release
+
+OpenAnswer Node::Open(engine::event::Open event) {
+  const engine::Caller caller = event.caller;
+  const std::string name = event.name;
+  Answer answer = Call(std::move(event));
+  OpenAnswer result;
+  result.superseded_by = answer.superseded_by;
+  if (!answer.body.ok()) {
+    result.opened = answer.body.status();
+    return result;
   }
-  for (engine::reply::SessionStatus& session : state.engine.sessions) {
-    SessionState shown;
-    if (std::optional<SessionInfo> info = sessions_.Find(session.session)) {
-      shown.connected_unix_ms = info->connected_unix_ms;
-    }
-    if (std::optional<ProgressPage> page = sessions_.Progress(session.session)) {
-      shown.writing_step = static_cast<Step>(page->step);
-      shown.writing_total = page->bytes_total;
-      shown.writing_done = page->bytes_done;
-    }
-    shown.status = std::move(session);
-    state.sessions.push_back(std::move(shown));
+  const std::optional<SessionInfo> info = sessions_.Find(caller.session);
+  const bool takes_fds = info.has_value() && info->takes_fds;
+  if (auto* memory = std::get_if<reply::Open>(&*answer.body)) {
+    result.opened = FromMemory(std::move(*memory), takes_fds);
+  } else if (StatusOr<reply::OpenStored> stored =
+                 BodyAs<reply::OpenStored>(std::move(answer), "open");
+             stored.ok()) {
+    result.opened = OpenStored(caller, name, *std::move(stored), takes_fds);
+  } else {
+    result.opened = stored.status();
   }
-  state.engine.sessions.clear();
-  AddMappers(&state.engine.quarantined);
-  const cache::Counters cache = rooms_.cache->counters();
-  std::map<std::string, int64_t>& counters = state.engine.counters;
-  const auto put = [&counters](const char* name, uint64_t value) {
-    counters[name] = static_cast<int64_t>(value);
-  };
-  put("slabs_made", cache.slabs_made);
-  put("slabs_destroyed", cache.slabs_destroyed);
-  put("bytes_faulted", cache.bytes_faulted);
-  put("lends", cache.lends);
-  put("probes", cache.probes);
-  put("bad_reads", cache.bad_reads);
-  if (rooms_.storage != nullptr) {
-    const storage::Counters storage = rooms_.storage->counters();
-    put("files_written", storage.files_written);
-    put("file_bytes_written", storage.bytes_written);
-    put("fsync_failures", storage.fsync_failures);
-    put("file_rewrites", storage.rewrites);
-    put("published", storage.published);
-  }
-  state.catalog = recorder_.State();
-  return state;
+  return result;
 }
 
-// The engine knows sessions; who else has a slab (a forked child, say) only the kernel does.
-void Node::AddMappers(std::vector<engine::reply::Quarantined>* quarantined) const {
-  std::map<SlabId, uint64_t> inodes;
-  std::set<uint64_t> wanted;
-  for (const engine::reply::Quarantined& slab : *quarantined) {
-    const StatusOr<uint64_t> inode = rooms_.cache->Inode(slab.slab);
-    if (!inode.ok()) continue;
-    inodes[slab.slab] = *inode;
-    wanted.insert(*inode);
+// The caller's own rights count: storage opens the file as the caller.
+StatusOr<Opened> Node::OpenStored(const engine::Caller& caller, const std::string& name,
+                                  reply::OpenStored stored, bool takes_fds) {
+  if (rooms_.storage == nullptr) return absl::InternalError("open: there is no storage");
+  StatusOr<UniqueFd> file =
+      rooms_.storage->Open(stored.checkpoint, name, storage::Owner{caller.uid, caller.gid});
+  if (!file.ok()) return Annotate(file.status(), stored.checkpoint.directory);
+  struct stat attributes = {};
+  if (fstat(file->get(), &attributes) != 0) return ErrnoStatus(errno, name);
+  Opened opened;
+  opened.bytes = static_cast<uint64_t>(attributes.st_size);
+  opened.checkpoint = stored.checkpoint.key;
+  opened.object = std::move(stored.object);
+  opened.exact = true;
+  if (opened.bytes != opened.object.length) {
+    return absl::DataLossError(absl::StrCat(stored.checkpoint.directory, "/", name,
+                                            ": the file has ", opened.bytes,
+                                            " bytes, its manifest says ", opened.object.length));
   }
-  const std::map<uint64_t, std::set<int32_t>> mappers = FindMappers(wanted);
-  for (engine::reply::Quarantined& slab : *quarantined) {
-    const auto inode = inodes.find(slab.slab);
-    if (inode == inodes.end()) continue;
-    const auto found = mappers.find(inode->second);
-    if (found == mappers.end()) continue;
-    std::set<int32_t> pids(slab.pids.begin(), slab.pids.end());
-    pids.insert(found->second.begin(), found->second.end());
-    slab.pids.assign(pids.begin(), pids.end());
+  opened.lease = stored_files_.NextLease();
+  opened.fd_sent = takes_fds;
+  if (takes_fds) {
+    const FdLent lent{FdLent::What::kFile, opened.lease, /*slab=*/0, opened.bytes};
+    CAIRN_RETURN_IF_ERROR(sessions_.Push(caller.session, lent, file->get()));
+  } else {
+    CAIRN_RETURN_IF_ERROR(
+        stored_files_.Add(caller.session, opened.lease, *std::move(file), opened.bytes));
   }
+  return opened;
+}
+
+Answer Node::Release(engine::event::Release event) {
+  std::vector<LeaseId> in_memory;
+  for (LeaseId lease : event.leases) {
+    if (StoredFiles::IsStored(lease)) {
+      stored_files_.Release(event.caller.session, lease);
+    } else {
+      in_memory.push_back(lease);
+    }
+  }
+  if (in_memory.empty()) return Answer{reply::Body(reply::Ok{}), 0};
+  event.leases = std::move(in_memory);
+  return Call(std::move(event));
+}
+
+// --- chunks
+
+StatusOr<std::string> Node::ReadChunk(const engine::Caller& caller, LeaseId lease, uint64_t offset,
+                                      uint64_t length) {
+  if (StoredFiles::IsStored(lease)) {
+    return stored_files_.Read(caller.session, lease, offset, length);
+  }
+  engine::event::LocateChunk locate{caller, lease, offset, length, /*write=*/false};
+  CAIRN_ASSIGN_OR_RETURN(const reply::Chunk chunk,
+                         BodyAs<reply::Chunk>(Call(std::move(locate)), "chunk"));
+  std::string bytes(length, '\0');
+  CAIRN_RETURN_IF_ERROR(rooms_.cache->Read(chunk.extent.slab, chunk.offset, absl::MakeSpan(bytes)));
+  return bytes;
+}
+
+Status Node::WriteChunk(const engine::Caller& caller, LeaseId lease, uint64_t offset,
+                        absl::string_view bytes) {
+  engine::event::LocateChunk locate{caller, lease, offset, bytes.size(), /*write=*/true};
+  CAIRN_ASSIGN_OR_RETURN(const reply::Chunk chunk,
+                         BodyAs<reply::Chunk>(Call(std::move(locate)), "chunk"));
+  return rooms_.cache->Write(chunk.extent.slab, chunk.offset, bytes);
 }
 
 }  // namespace cairn::node

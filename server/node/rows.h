@@ -10,8 +10,8 @@
 
 namespace cairn::node {
 
-// `holder`: this node's name, of the parts that are resident. Each row takes the next number of
-// `*sequence`: of two versions of a row the catalog keeps the one with the higher.
+// `holder`: this node's name, for the parts that are resident here. Each row takes the next number
+// of `*sequence`; of two versions of a row the catalog keeps the one with the higher number.
 std::vector<catalog::Row> RowsOf(const engine::Engine::Description& description,
                                  const std::string& holder, int64_t* sequence);
 

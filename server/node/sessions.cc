@@ -11,7 +11,6 @@
 
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -23,7 +22,8 @@
 namespace cairn::node {
 namespace {
 
-// What an epoll event is about: the kind in the top byte, the number below.
+// What an epoll event is about: the kind in the top byte, a session's or a pending connection's
+// number below.
 enum Kind : uint64_t { kWake = 1, kListener = 2, kPending = 3, kChannel = 4, kPidfd = 5 };
 constexpr int kKindShift = 56;
 constexpr uint64_t kNumberMask = (uint64_t{1} << kKindShift) - 1;
@@ -45,8 +45,8 @@ bool SameSecret(absl::string_view a, absl::string_view b) {
   return difference == 0;
 }
 
-// Is `fd` a pidfd of process `pid`, both as this PID namespace shows them (0: not at all)? Only a
-// pidfd's fdinfo has a line "Pid:".
+// Whether `fd` is a pidfd of process `pid`, both as this PID namespace shows them (0: not visible).
+// Only the fdinfo of a pidfd has a line "Pid:".
 bool IsPidfdOf(int fd, int32_t pid) {
   StatusOr<std::string> info = ReadFile(absl::StrCat("/proc/self/fdinfo/", fd));
   if (!info.ok()) return false;
@@ -57,8 +57,8 @@ bool IsPidfdOf(int fd, int32_t pid) {
   return false;
 }
 
-// One create may lend a thousand slabs before its client reads the first: each message takes about
-// 1 KiB of the buffer. Beyond the system's limit (net.core.wmem_max) only root may go.
+// One create may lend a thousand slabs before its client reads the first, and each message takes
+// about 1 KiB of the buffer. Only root may exceed the system's limit (net.core.wmem_max).
 void WidenChannel(int socket) {
   const int bytes = 16 << 20;
   if (setsockopt(socket, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof(bytes)) != 0) {
@@ -66,7 +66,8 @@ void WidenChannel(int socket) {
   }
 }
 
-StatusOr<UniqueFd> MakeProgressPage() {
+// A new progress page, mapped and touched, so that it is charged to the daemon.
+StatusOr<UniqueFd> MakeProgressPage(Mapping* mapped) {
   UniqueFd fd(memfd_create("cairn-progress", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return ErrnoStatus(errno, "memfd_create");
   if (ftruncate(fd.get(), static_cast<off_t>(kPageBytes)) != 0) {
@@ -75,13 +76,16 @@ StatusOr<UniqueFd> MakeProgressPage() {
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return ErrnoStatus(errno, "F_ADD_SEALS");
   }
+  CAIRN_ASSIGN_OR_RETURN(*mapped,
+                         Mapping::Map(fd.get(), 0, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED));
+  __atomic_store_n(reinterpret_cast<uint64_t*>(mapped->data()), kProgressMagic, __ATOMIC_RELAXED);
   return fd;
 }
 
 }  // namespace
 
 std::string RandomSecret() {
-  std::string secret(16, '\0');
+  std::string secret(kSessionSecretBytes, '\0');
   CHECK_EQ(getrandom(secret.data(), secret.size(), 0), static_cast<ssize_t>(secret.size()));
   return secret;
 }
@@ -126,8 +130,8 @@ Status Sessions::Start(UniqueFd fd_listener) {
   listener_ = std::move(fd_listener);
   CAIRN_RETURN_IF_ERROR(node::Add(epoll_.get(), wake_.get(), EPOLLIN, kWake, 0));
   if (listener_.valid()) {
-    // Another process may take the connection first (a keeper's next daemon): accept must not
-    // block.
+    // The keeper and its next daemon share the listener and may take a connection first, so accept
+    // must not block.
     const int flags = fcntl(listener_.get(), F_GETFL);
     if (flags < 0 || fcntl(listener_.get(), F_SETFL, flags | O_NONBLOCK) != 0) {
       return ErrnoStatus(errno, "fd listener");
@@ -169,25 +173,17 @@ StatusOr<SessionInfo> Sessions::Rejoin(SessionId session, absl::string_view secr
   return it->second.info;
 }
 
-std::shared_ptr<Sessions::Channel> Sessions::Forget(SessionId session, bool* found) {
+bool Sessions::End(SessionId session) {
   std::shared_ptr<Channel> channel;
   {
     MutexLock lock(&mu_);
     auto it = records_.find(session);
-    *found = it != records_.end();
-    if (!*found) return nullptr;
+    if (it == records_.end()) return false;
     channel = std::move(it->second.channel);
     records_.erase(it);
   }
-  if (channel != nullptr) {
-    // The holder has a dup of the socket, so a bare close would tell the client nothing, and its
-    // dup of the description would keep the epoll entry alive.
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel->socket.get(), nullptr);
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel->pidfd.get(), nullptr);
-    shutdown(channel->socket.get(), SHUT_RDWR);
-    holder_->DropSession(session);
-  }
-  return channel;
+  if (channel != nullptr) Close(session, *channel);
+  return true;
 }
 
 bool Sessions::ConnectionClosed(SessionId session) {
@@ -200,14 +196,7 @@ bool Sessions::ConnectionClosed(SessionId session) {
   return End(session);
 }
 
-bool Sessions::End(SessionId session) {
-  bool found = false;
-  Forget(session, &found);
-  return found;
-}
-
-Status Sessions::Push(SessionId session, FdMessageType type, LeaseId lease, SlabId slab,
-                      uint64_t bytes, int fd) const {
+Status Sessions::Push(SessionId session, const FdLent& lent, int fd) const {
   std::shared_ptr<Channel> channel;
   {
     MutexLock lock(&mu_);
@@ -221,16 +210,8 @@ Status Sessions::Push(SessionId session, FdMessageType type, LeaseId lease, Slab
     return absl::FailedPreconditionError(absl::StrCat(
         "session: ", session, " has no fd channel: attach to the fd socket named by hello first"));
   }
-  FdSlab message;
-  message.header.type = static_cast<uint16_t>(type);
-  message.lease = lease;
-  message.slab = slab;
-  message.bytes = bytes;
-  return Annotate(
-      SendMessage(channel->socket.get(),
-                  absl::string_view(reinterpret_cast<const char*>(&message), sizeof(message)), {fd},
-                  MSG_DONTWAIT),
-      "fd channel");
+  return Annotate(SendMessage(channel->socket.get(), Encode(lent), {fd}, MSG_DONTWAIT),
+                  "fd channel");
 }
 
 std::optional<ProgressPage> Sessions::Progress(SessionId session) const {
@@ -242,16 +223,7 @@ std::optional<ProgressPage> Sessions::Progress(SessionId session) const {
     channel = it->second.channel;
   }
   if (channel == nullptr || !channel->page.valid()) return std::nullopt;
-  // The client writes it whenever it likes; each word is read once.
-  auto* words = reinterpret_cast<uint64_t*>(channel->page.data());
-  const auto word = [&](size_t i) { return __atomic_load_n(words + i, __ATOMIC_RELAXED); };
-  ProgressPage page;
-  page.magic = word(0);
-  page.step = word(1);
-  page.bytes_total = word(2);
-  page.bytes_done = word(3);
-  if (page.magic != kProgressMagic || page.bytes_total == 0) return std::nullopt;
-  return page;
+  return ReadProgressPage(channel->page.data());
 }
 
 std::optional<SessionInfo> Sessions::Find(SessionId session) const {
@@ -263,9 +235,7 @@ std::optional<SessionInfo> Sessions::Find(SessionId session) const {
 
 void Sessions::EndByItself(SessionId session, const char* why) {
   std::optional<SessionInfo> info = Find(session);
-  bool found = false;
-  Forget(session, &found);
-  if (!found) return;
+  if (!End(session)) return;
   LOG(INFO) << "session " << session << " ended: " << why
             << (info->job.empty() ? "" : " job=" + info->job) << " pid=" << info->pid;
   ended_(session);
@@ -295,7 +265,7 @@ void Sessions::Run() {
           ReadPending(number);
           break;
         case kChannel:
-          // After Attach a client has nothing to say here: bytes are as much an end as EOF.
+          // A client sends nothing after attach: bytes end the session as EOF does.
           EndByItself(number, (events[i].events & EPOLLRDHUP) != 0 ? "its fd channel closed"
                                                                    : "unexpected message");
           break;
@@ -315,7 +285,7 @@ void Sessions::Accept() {
     UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
-        // The connection stays in the backlog and would wake us at once.
+        // The connection stays in the backlog, and the next wait would return at once.
         LOG_EVERY_N(ERROR, 100) << "fd socket: no descriptor left to accept a client";
         usleep(10'000);
       }
@@ -350,52 +320,24 @@ void Sessions::ReadPending(uint64_t number) {
   Status status = Attach(pending, *std::move(message));
   if (!status.ok()) {
     LOG(WARNING) << "fd channel refused: " << status;
-    FdAttached refusal;
-    refusal.header.type = static_cast<uint16_t>(FdMessageType::kAttached);
-    refusal.code = static_cast<int32_t>(status.code());
     // Best effort: the connection closes either way.
-    SendMessage(pending.socket.get(),
-                absl::string_view(reinterpret_cast<const char*>(&refusal), sizeof(refusal)), {},
-                MSG_DONTWAIT)
+    SendMessage(pending.socket.get(), Encode(FdAttached{status.code()}), {}, MSG_DONTWAIT)
         .IgnoreError();
   }
 }
 
 Status Sessions::Attach(Pending& pending, ReceivedMessage message) {
-  FdAttach attach;
-  if (message.bytes.size() != sizeof(attach)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("message of ", message.bytes.size(), " bytes, attach has ", sizeof(attach)));
-  }
-  std::memcpy(&attach, message.bytes.data(), sizeof(attach));
-  if (attach.header.magic != kFdChannelMagic) {
-    return absl::InvalidArgumentError("magic is not the fd channel's");
-  }
-  if (attach.header.version != kFdChannelVersion) {
-    return absl::UnimplementedError(absl::StrCat("version ", attach.header.version,
-                                                 ", this daemon speaks ", kFdChannelVersion));
-  }
-  if (attach.header.type != static_cast<uint16_t>(FdMessageType::kAttach)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("message type ", attach.header.type, " before attach"));
-  }
+  CAIRN_ASSIGN_OR_RETURN(const FdAttach attach, DecodeFdAttach(message.bytes));
   if (message.fds.size() != 1 || !IsPidfdOf(message.fds[0].get(), pending.pid)) {
     return absl::InvalidArgumentError("attach carries the client's own pidfd, exactly one");
   }
-  const absl::string_view secret(reinterpret_cast<const char*>(attach.secret),
-                                 sizeof(attach.secret));
-  CAIRN_ASSIGN_OR_RETURN(SessionInfo info, Rejoin(attach.session, secret, pending.uid));
+  CAIRN_ASSIGN_OR_RETURN(const SessionInfo info,
+                         Rejoin(attach.session, attach.secret, pending.uid));
   if (!info.takes_fds) {
     return absl::FailedPreconditionError("its hello said that this session takes no descriptors");
   }
-
   auto channel = std::make_shared<Channel>();
-  CAIRN_ASSIGN_OR_RETURN(channel->progress, MakeProgressPage());
-  CAIRN_ASSIGN_OR_RETURN(channel->page, Mapping::Map(channel->progress.get(), 0, kPageBytes,
-                                                     PROT_READ | PROT_WRITE, MAP_SHARED));
-  // Touched here, so that the page is charged to the daemon.
-  __atomic_store_n(reinterpret_cast<uint64_t*>(channel->page.data()), kProgressMagic,
-                   __ATOMIC_RELAXED);
+  CAIRN_ASSIGN_OR_RETURN(channel->progress, MakeProgressPage(&channel->page));
   channel->pidfd = std::move(message.fds[0]);
   channel->socket = std::move(pending.socket);
   WidenChannel(channel->socket.get());
@@ -409,37 +351,44 @@ Status Sessions::Attach(Pending& pending, ReceivedMessage message) {
     }
     it->second.channel = channel;
   }
-  // At the holder before the client knows: from here on the session outlives the daemon.
-  Status held = holder_->HoldSession(info.id, channel->socket.get(), channel->pidfd.get(),
-                                     channel->progress.get());
-  if (held.ok()) held = Watch(info.id, *channel);
-  if (!Find(info.id).has_value()) {
-    // It ended meanwhile, perhaps before the holder and epoll knew the channel.
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel->socket.get(), nullptr);
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel->pidfd.get(), nullptr);
-    shutdown(channel->socket.get(), SHUT_RDWR);
-    holder_->DropSession(info.id);
-    return absl::OkStatus();
-  }
-  ReachFailpoint(Failpoint::kNodeAttached);
-  FdAttached answer;
-  answer.header.type = static_cast<uint16_t>(FdMessageType::kAttached);
-  if (held.ok()) {
-    held = SendMessage(channel->socket.get(),
-                       absl::string_view(reinterpret_cast<const char*>(&answer), sizeof(answer)),
-                       {channel->progress.get()}, MSG_DONTWAIT);
-  }
-  if (!held.ok()) {
-    LOG(WARNING) << "session " << info.id << ": " << held;
+  const Status complete = CompleteAttach(info.id, *channel);
+  if (!complete.ok()) {
+    LOG(WARNING) << "session " << info.id << ": " << complete;
     EndByItself(info.id, "its fd channel could not be set up");
   }
   return absl::OkStatus();
 }
 
+// The record has the channel; the holder, epoll and the client learn of it.
+Status Sessions::CompleteAttach(SessionId session, const Channel& channel) {
+  // The holder first: once the client knows of the channel, its session outlives the daemon.
+  Status status = holder_->HoldSession(session, channel.socket.get(), channel.pidfd.get(),
+                                       channel.progress.get());
+  if (status.ok()) status = Watch(session, channel);
+  if (!Find(session).has_value()) {
+    // The session ended meanwhile, perhaps before the holder and epoll knew the channel.
+    Close(session, channel);
+    return absl::OkStatus();
+  }
+  ReachFailpoint(Failpoint::kNodeAttached);
+  CAIRN_RETURN_IF_ERROR(status);
+  return SendMessage(channel.socket.get(), Encode(FdAttached{}), {channel.progress.get()},
+                     MSG_DONTWAIT);
+}
+
+// The holder has a dup of the socket: closing ours would tell the client nothing, and the holder's
+// would keep the epoll entries alive.
+void Sessions::Close(SessionId session, const Channel& channel) {
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel.socket.get(), nullptr);
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel.pidfd.get(), nullptr);
+  shutdown(channel.socket.get(), SHUT_RDWR);
+  holder_->DropSession(session);
+}
+
 void Sessions::ExpirePending() {
   const MonotonicNanos now = clock_->Now();
   for (auto it = pending_.begin(); it != pending_.end();) {
-    // Closing removes it from epoll: nobody else has this description.
+    // Closing removes the socket from epoll: there is no dup of it.
     if (it->second.deadline <= now) {
       pending_.erase(it++);
     } else {

@@ -1,9 +1,9 @@
-// Who is connected: each session's descriptors, its secret, and when it ends. proto/README.md has
-// the protocol; common/fd_channel.h the messages.
+// The sessions of this node: each one's identity, secret and descriptors, and when it ends.
+// proto/README.md has the protocol, common/fd_channel.h the messages.
 //
 // One thread polls the fd listener, every channel and every pidfd. A session that takes descriptors
-// ends when its channel closes or its process is dead; until it has attached, and for one that
-// takes none, when the connection that said hello closes.
+// ends when its channel closes or its process dies. One that takes none, or has not attached yet,
+// ends when the connection that said hello closes.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +16,13 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "common/clock.h"
-#include "server/facts/facts.h"
 #include "common/fd.h"
 #include "common/fd_channel.h"
 #include "common/mutex.h"
+#include "server/node/inherited.h"
+#include "server/node/options.h"
 
 namespace cairn::node {
-
-// Holds a session's descriptors beyond the daemon's life (the keeper). Thread-safe.
-class SessionHolder {
- public:
-  virtual ~SessionHolder() = default;
-  // Takes its own references.
-  virtual Status HoldSession(SessionId session, int channel, int pidfd, int progress) = 0;
-  virtual void DropSession(SessionId session) = 0;  // and shuts the channel down
-};
-
-struct HeldSession {
-  SessionId session = 0;
-  UniqueFd channel, pidfd, progress;
-};
 
 struct SessionInfo {
   SessionId id = 0;
@@ -52,11 +39,6 @@ struct SessionInfo {
   int64_t connected_unix_ms = 0;
 };
 
-struct SessionsOptions {
-  size_t max_pending = 256;  // connections that have not attached yet
-  MonotonicNanos attach_timeout = 10 * kNanosPerSecond;
-};
-
 // Thread-safe.
 class Sessions {
  public:
@@ -66,26 +48,25 @@ class Sessions {
            std::function<void(SessionId)> ended);
   ~Sessions() { Stop(); }
 
-  // Before Start: a session that lived through the daemon's death.
+  // Before Start: a session that outlived the last daemon.
   Status Adopt(SessionInfo info, HeldSession held);
   Status Start(UniqueFd fd_listener);
   void Stop();  // sessions stay with the holder
 
   void Add(SessionInfo info);
-  // The session again, for another connection: NOT_FOUND when it has ended, PERMISSION_DENIED when
-  // the secret or the uid is another's.
+  // The session, for another connection that speaks for it: NOT_FOUND when it has ended,
+  // PERMISSION_DENIED when the secret or the uid is wrong.
   StatusOr<SessionInfo> Rejoin(SessionId session, absl::string_view secret, uint32_t uid) const;
-  // The connection that said hello is gone. True: the session ended with it, and is forgotten here.
+  // The connection that said hello has closed. True: the session ended with it and is forgotten.
   bool ConnectionClosed(SessionId session);
-  // Forgets it and closes its channel. True when it was there.
+  // Forgets the session and closes its channel; false when there is no such session.
   bool End(SessionId session);
 
   // Pushes one descriptor; never blocks. FAILED_PRECONDITION when the session has no channel,
   // RESOURCE_EXHAUSTED when its client does not read, UNAVAILABLE when it is gone.
-  Status Push(SessionId session, FdMessageType type, LeaseId lease, SlabId slab, uint64_t bytes,
-              int fd) const;
+  Status Push(SessionId session, const FdLent& lent, int fd) const;
 
-  // What its progress page says, which nobody vouches for; nullopt: nothing being written.
+  // What the client wrote into its progress page, unchecked; nullopt: nothing is being written.
   std::optional<ProgressPage> Progress(SessionId session) const;
   std::optional<SessionInfo> Find(SessionId session) const;
 
@@ -108,8 +89,9 @@ class Sessions {
   Status Attach(Pending& pending, ReceivedMessage message);
   void ExpirePending();
   void EndByItself(SessionId session, const char* why);
-  std::shared_ptr<Channel> Forget(SessionId session, bool* found);
+  Status CompleteAttach(SessionId session, const Channel& channel);
   Status Watch(SessionId session, const Channel& channel);
+  void Close(SessionId session, const Channel& channel);
 
   const SessionsOptions options_;
   SessionHolder* const holder_;
@@ -118,7 +100,7 @@ class Sessions {
 
   UniqueFd epoll_, wake_, listener_;  // constant after Start
 
-  // The polling thread's own.
+  // Used by the polling thread alone.
   absl::flat_hash_map<uint64_t, Pending> pending_;
   uint64_t next_pending_ = 1;
 

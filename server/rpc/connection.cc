@@ -88,7 +88,7 @@ uint32_t Connection::Receive(uint8_t* buffer, uint32_t length) {
   }
 }
 
-// common/fd.h says why not in recv.
+// Waits here and not in recv: common/fd.h, WaitReadable, says why.
 void Connection::AwaitBytes() {
   const bool for_ever = silence_allowed_ && !inside_message_;
   const StatusOr<bool> readable =

@@ -1,9 +1,9 @@
 // One client's Thrift connection over a Unix socket, and the transport that accepts them.
 //
-// A transport of our own because Thrift's would not do: it accepts on a socket that the keeper
+// A transport of our own because Thrift's has none of this: it accepts on a socket that the keeper
 // already listens on, reads the peer's credentials, bounds each message (not the connection), lets
-// a client with a session be silent for ever but not stop in the middle of a message, and buffers
-// with one system call per request and reply.
+// a client with a session be silent for ever but not stop in the middle of a message, and needs one
+// system call per request and one per reply.
 #pragma once
 
 #include <thrift/transport/TServerTransport.h>
@@ -22,7 +22,7 @@ namespace cairn::rpc {
 
 struct ConnectionOptions {
   uint32_t max_message_bytes = 64 << 20;
-  // Of one read or write inside a message, and of a client that has not said hello.
+  // How long one read or write inside a message may take, and a client may be silent before hello.
   int stall_timeout_ms = 30'000;
   uint32_t buffer_bytes = 64 << 10;
 };
@@ -37,11 +37,11 @@ class Connection;
 // The connections that are open, shared by their listener and each of them.
 struct OpenConnections {
   Mutex mu;
-  bool ended ABSL_GUARDED_BY(mu) = false;  // who comes now is shut down at once
+  bool ended ABSL_GUARDED_BY(mu) = false;  // a connection that opens now is shut down at once
   absl::flat_hash_set<Connection*> all ABSL_GUARDED_BY(mu);
 };
 
-// Used by its connection's thread alone, but for Shutdown.
+// Used by its own thread alone, but for Shutdown.
 class Connection : public apache::thrift::transport::TVirtualTransport<Connection> {
  public:
   Connection(UniqueFd socket, const Credentials& credentials, const ConnectionOptions& options,
@@ -80,12 +80,12 @@ class Connection : public apache::thrift::transport::TVirtualTransport<Connectio
   std::atomic<bool> open_{true};
   bool silence_allowed_ = false;
   bool inside_message_ = false;
-  bool drained_ = true;  // the last receive took all there was: the next one has to wait
+  bool drained_ = true;  // the last receive took everything: the next one has to wait first
   std::vector<uint8_t> in_, out_;
   uint32_t in_begin_ = 0, in_end_ = 0, out_end_ = 0;
 };
 
-// Accepts on `listener`, which others may share.
+// Accepts on `listener`, which other processes may share.
 class Listener : public apache::thrift::transport::TServerTransport {
  public:
   Listener(UniqueFd listener, const ConnectionOptions& options);

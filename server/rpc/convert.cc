@@ -74,7 +74,7 @@ StatusOr<JobPolicy> ToPolicy(const wire::JobPolicy& policy) {
   if (policy.readers != wire::Readers::OWNER) {
     return absl::UnimplementedError(
         absl::StrCat("policy.readers: ", static_cast<int>(policy.readers),
-                     " is not there yet, only OWNER (0) is"));
+                     " is not supported yet, only OWNER (0) is"));
   }
   result.every = policy.every;
   result.keep_last = policy.keep_last;
@@ -144,7 +144,7 @@ StatusOr<std::vector<engine::event::Seal>> ToSeals(const std::vector<wire::Seale
         Annotate(ValidateObjectLength(sealed.length), absl::StrCat("\"", sealed.name, "\"")));
     if (sealed.covered.size() % 2 != 0) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "\"", sealed.name, "\" covered: ", sealed.covered.size(), " bounds, which are no pairs"));
+          "\"", sealed.name, "\" covered: ", sealed.covered.size(), " bounds, an odd number"));
     }
     engine::event::Seal seal;
     seal.name = sealed.name;
@@ -155,7 +155,7 @@ StatusOr<std::vector<engine::event::Seal>> ToSeals(const std::vector<wire::Seale
       const int64_t begin = sealed.covered[i], end = sealed.covered[i + 1];
       if (begin < 0 || end < begin) {
         return absl::InvalidArgumentError(
-            absl::StrCat("\"", sealed.name, "\" covered: ", begin, " … ", end, " is no range"));
+            absl::StrCat("\"", sealed.name, "\" covered: ", begin, " … ", end, " is not a range"));
       }
       seal.covered.emplace_back(static_cast<uint64_t>(begin), static_cast<uint64_t>(end));
     }
@@ -175,7 +175,7 @@ StatusOr<engine::event::Hello> ToHello(const wire::HelloRequest& request) {
   }
   engine::event::Hello hello;
   const bool reads_only = request.writer == -1;
-  // Only who saves needs a job: paths and references name theirs.
+  // A session that only reads needs no job: paths and references name theirs.
   if (!(reads_only && request.job.empty())) CAIRN_RETURN_IF_ERROR(ValidateJob(request.job));
   if (request.attempt != 0) CAIRN_RETURN_IF_ERROR(ValidateAttempt(request.attempt));
   if (!reads_only) CAIRN_RETURN_IF_ERROR(ValidateWorld(request.writer, request.world_size));
@@ -216,7 +216,7 @@ StatusOr<engine::Level> ToLevel(wire::Level::type level) {
     default:
       return absl::InvalidArgumentError(
           absl::StrCat("level: ", static_cast<int>(level),
-                       " is none that can be waited for: CACHED, REPLICATED, PERSISTED"));
+                       " cannot be waited for, only CACHED, REPLICATED, PERSISTED can"));
   }
 }
 
@@ -319,7 +319,7 @@ wire::NodeStatus FromState(const node::NodeState& state, const node::Options& op
   result.__set_node(options.name);
   result.__set_version(options.version);
   result.__set_started_unix_ms(state.started_unix_ms);
-  result.__set_restarts(options.restarts);
+  result.__set_restarts(state.restarts);
   result.__set_state(state.state);
   result.__set_budget_bytes(Signed(engine.budget_bytes));
   result.__set_slab_bytes(Signed(engine.slab_bytes));

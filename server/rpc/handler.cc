@@ -69,13 +69,14 @@ StatusOr<engine::Caller> Handler::Caller() const {
   return Anyone();
 }
 
-// A session that said its attempt saves in no other.
-StatusOr<PartKey> Handler::OwnPart(int64_t step, int64_t attempt, int32_t revision,
-                                   int32_t writer) const {
-  CAIRN_ASSIGN_OR_RETURN(PartKey part, ToPart(session_.job, step, attempt, revision, writer));
-  if (session_.attempt != 0 && attempt != session_.attempt) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("attempt: ", attempt, ", but this session's hello said ", session_.attempt));
+template <typename Request>
+PartKey Handler::PartOf(const Request& request) const {
+  PartKey part = OrThrow(
+      ToPart(session_.job, request.step, request.attempt, request.revision, request.writer));
+  // Attempt 0 in hello: the session chooses its attempt later.
+  if (session_.attempt != 0 && request.attempt != session_.attempt) {
+    Throw(absl::InvalidArgumentError(absl::StrCat(
+        "attempt: ", request.attempt, ", but this session's hello said ", session_.attempt)));
   }
   return part;
 }
@@ -186,8 +187,7 @@ void Handler::create(wire::CreateReply& reply, int64_t call, const wire::CreateR
     event::Create create;
     create.caller = OrThrow(Caller());
     create.call = call;
-    create.part = OrThrow(
-        ToPart(session_.job, request.step, request.attempt, request.revision, request.writer));
+    create.part = PartOf(request);
     OrThrow(ValidateWorld(request.writer, request.world_size));
     create.world_size = request.world_size;
     create.objects = OrThrow(ToSpecs(request.objects));
@@ -213,8 +213,7 @@ void Handler::seal(int64_t call, const wire::SealRequest& request) {
     event::SealObjects seal;
     seal.caller = OrThrow(Caller());
     seal.call = call;
-    seal.part = OrThrow(
-        ToPart(session_.job, request.step, request.attempt, request.revision, request.writer));
+    seal.part = PartOf(request);
     seal.seals = OrThrow(ToSeals(request.seals));
     Expect<engine::reply::Ok>(node_->Call(std::move(seal)));
   });
@@ -226,8 +225,7 @@ void Handler::commit(wire::CommitReply& reply, int64_t call, const wire::CommitR
     event::Commit commit;
     commit.caller = OrThrow(Caller());
     commit.call = call;
-    commit.part = OrThrow(
-        ToPart(session_.job, request.step, request.attempt, request.revision, request.writer));
+    commit.part = PartOf(request);
     OrThrow(ValidateWorld(request.writer, request.world_size));
     commit.world_size = request.world_size;
     commit.seals = OrThrow(ToSeals(request.seals));
@@ -245,8 +243,7 @@ void Handler::abort(int64_t call, const wire::AbortRequest& request) {
     CheckCall(call);
     event::Abort abort;
     abort.caller = OrThrow(Caller());
-    abort.part = OrThrow(
-        ToPart(session_.job, request.step, request.attempt, request.revision, request.writer));
+    abort.part = PartOf(request);
     Expect<engine::reply::Ok>(node_->Call(std::move(abort)));
   });
 }

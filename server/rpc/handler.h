@@ -1,5 +1,5 @@
-// Answers one connection's calls: validate, ask the node, encode. No logic of its own; no exception
-// but wire::Error leaves it.
+// Answers one connection's calls: decode and validate, ask the node, encode. No exception other than
+// wire::Error leaves it.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ class Handler : public wire::CairnIf {
  public:
   // `connection` outlives the handler's last call.
   Handler(node::Node* node, Connection* connection) : node_(node), connection_(connection) {}
-  ~Handler() override;  // the connection has closed
+  ~Handler() override;  // once the connection has closed
 
   void hello(wire::HelloReply& reply, const wire::HelloRequest& request) override;
   void rejoin(wire::HelloReply& reply, int64_t session, const std::string& secret) override;
@@ -50,9 +50,12 @@ class Handler : public wire::CairnIf {
   void status(wire::NodeStatus& reply) override;
 
  private:
-  engine::Caller Anyone() const;            // a session, or none
-  StatusOr<engine::Caller> Caller() const;  // a session; FAILED_PRECONDITION without hello
-  StatusOr<PartKey> OwnPart(int64_t step, int64_t attempt, int32_t revision, int32_t writer) const;
+  engine::Caller Anyone() const;            // with a session or without one
+  StatusOr<engine::Caller> Caller() const;  // with a session; FAILED_PRECONDITION without one
+  // The part that a create, seal, commit or abort is about; throws wire::Error when its fields are
+  // bad, or its attempt is not the one that this session's hello said.
+  template <typename Request>
+  PartKey PartOf(const Request& request) const;
   MonotonicNanos DefaultDeadline() const;  // of calls that carry no timeout
   void Greet(wire::HelloReply& reply, node::SessionInfo info);
   // The answer's body as `Body`; throws wire::Error when it is an error.
@@ -62,7 +65,7 @@ class Handler : public wire::CairnIf {
   node::Node* const node_;
   Connection* const connection_;
   node::SessionInfo session_;  // id 0: none yet
-  bool said_hello_ = false;    // here, so that the session may end with this connection
+  bool said_hello_ = false;    // on this connection, with which the session may end
 };
 
 class HandlerFactory : public wire::CairnIfFactory {

@@ -21,8 +21,9 @@ using apache::thrift::server::TThreadedServer;
 using apache::thrift::transport::TTransport;
 using apache::thrift::transport::TTransportFactory;
 
-// Of one string (a chunk and its name's room) and of one list: what an honest client never exceeds.
-// They bound what a length in a message can make us allocate before its bytes have come.
+// The longest string (a chunk, and space for the rest of its call) and the longest list that an
+// honest client sends. They bound what a length field can make the daemon allocate before its bytes
+// have come.
 constexpr int32_t kMaxString = (8 << 20) + (1 << 16);
 constexpr int32_t kMaxContainer = 1 << 20;
 

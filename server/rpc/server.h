@@ -23,8 +23,8 @@ class Server {
   ~Server();
 
   void Start();
-  // Accepts no more, ends every connection and joins their threads. The node is stopped before or
-  // from another thread, so that parked calls end.
+  // Accepts no more, ends every connection and joins their threads. Stop the node first, or from
+  // another thread: parked calls end with it.
   void Stop();
 
  private:

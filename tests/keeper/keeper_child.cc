@@ -1,4 +1,4 @@
-// A daemon for keeper_test: connects to the keeper, takes its inheritance, and does what one line
+// A daemon for keeper_test: connects to the keeper, takes its inherited, and does what one line
 // after another on the Thrift socket tells it.
 //
 //   keeper_child serve          obeys
@@ -20,8 +20,8 @@
 #include <string>
 
 #include "server/cache/cache.h"
-#include "server/keeper/keeper.h"
 #include "server/journal/journal.h"
+#include "server/keeper/link.h"
 
 namespace cairn::keeper {
 namespace {
@@ -41,25 +41,25 @@ T Must(StatusOr<T> value, const char* what) {
 class TestDaemon {
  public:
   explicit TestDaemon(int keeper_fd) {
-    link_ = Must(KeeperLink::Connect(keeper_fd, &inheritance_), "Connect");
+    link_ = Must(Link::Connect(keeper_fd, &inherited_), "Connect");
     cache_ = Must(cache::Cache::Start({}, link_.get()), "Cache::Start");
-    journal_ = Must(journal::Journal::Open(std::move(inheritance_.journal), {}, &contents_),
+    journal_ = Must(journal::Journal::Open(std::move(inherited_.journal), {}, &contents_),
                     "Journal::Open");
-    for (Inheritance::HeldSlab& slab : inheritance_.slabs) {
+    for (node::HeldSlab& slab : inherited_.slabs) {
       Must(cache_->Adopt(slab.slab, slab.bytes, std::move(slab.fd)), "Adopt");
       slab_bytes_[slab.slab] = slab.bytes;
     }
-    for (Inheritance::HeldSession& session : inheritance_.sessions) {
+    for (node::HeldSession& session : inherited_.sessions) {
       sessions_[session.session] = std::move(session);
     }
   }
 
-  const Inheritance& inheritance() const { return inheritance_; }
+  const node::Inherited& inherited() const { return inherited_; }
 
   [[noreturn]] void Serve() {
     while (true) {
       const UniqueFd client(
-          ::accept4(inheritance_.thrift_listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+          ::accept4(inherited_.thrift_listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
       std::string line;
       for (char c; ::read(client.get(), &c, 1) == 1;) {
         if (c != '\n') {
@@ -80,11 +80,11 @@ class TestDaemon {
     uint64_t id = 0, number = 0;
     words >> verb;
     if (verb == "pid") return std::to_string(::getpid());
-    if (verb == "restarts") return std::to_string(inheritance_.restarts);
-    if (verb == "safe_mode") return inheritance_.safe_mode;
+    if (verb == "restarts") return std::to_string(inherited_.restarts);
+    if (verb == "safe_mode") return inherited_.safe_mode;
     if (verb == "slabs") return List(slab_bytes_, [](uint64_t bytes) { return bytes; });
     if (verb == "sessions") {
-      return List(sessions_, [](const Inheritance::HeldSession& session) {
+      return List(sessions_, [](const node::HeldSession& session) {
         return session.channel.valid() + 2 * session.pidfd.valid() + 4 * session.progress.valid();
       });
     }
@@ -119,9 +119,9 @@ class TestDaemon {
       return "ok";
     }
     if (verb == "begin_session") {  // the client is waiting to be accepted
-      Inheritance::HeldSession& session = sessions_[id];
+      node::HeldSession& session = sessions_[id];
       session.channel.Reset(
-          ::accept4(inheritance_.fd_listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+          ::accept4(inherited_.fd_listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
       ucred peer = {};
       socklen_t length = sizeof(peer);
       ::getsockopt(session.channel.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length);
@@ -180,13 +180,13 @@ class TestDaemon {
     return list;
   }
 
-  Inheritance inheritance_;
-  std::unique_ptr<KeeperLink> link_;
+  node::Inherited inherited_;
+  std::unique_ptr<Link> link_;
   std::unique_ptr<cache::Cache> cache_;
   std::unique_ptr<journal::Journal> journal_;
   journal::Contents contents_;
   std::map<SlabId, uint64_t> slab_bytes_;
-  std::map<SessionId, Inheritance::HeldSession> sessions_;
+  std::map<SessionId, node::HeldSession> sessions_;
 };
 
 }  // namespace
@@ -198,6 +198,6 @@ int main(int argc, char** argv) {
   const char* const keeper_fd = ::getenv("CAIRN_KEEPER_FD");
   if (keeper_fd == nullptr) return 97;
   cairn::keeper::TestDaemon daemon(::atoi(keeper_fd));
-  if (how == "crash" && daemon.inheritance().safe_mode.empty()) ::raise(SIGKILL);
+  if (how == "crash" && daemon.inherited().safe_mode.empty()) ::raise(SIGKILL);
   daemon.Serve();
 }

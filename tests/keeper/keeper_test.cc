@@ -19,6 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/failpoint.h"
+#include "common/fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -69,7 +70,7 @@ class KeeperTest : public ::testing::Test {
 
   void StartKeeper() {
     keeper_ = ::fork();
-    if (keeper_ == 0) ::_exit(RunKeeper(options_));
+    if (keeper_ == 0) ::_exit(keeper::Run(options_));
   }
 
   int WaitForKeeper() {
@@ -119,7 +120,7 @@ class KeeperTest : public ::testing::Test {
   }
 
   std::string directory_;
-  KeeperOptions options_;
+  Options options_;
   pid_t keeper_ = -1;
   UniqueFd client_;
 };

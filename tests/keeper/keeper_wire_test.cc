@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/keeper/keeper.h"
+#include "server/keeper/link.h"
 #include "server/keeper/wire.h"
 #include "tests/golden/golden.h"
 
@@ -114,9 +114,9 @@ TEST(KeeperWire, MutilatedMessagesNeverCrash) {
   }
 }
 
-TEST(KeeperLink, ConnectRefusesWhatIsNoKeeper) {
-  Inheritance inheritance;
-  EXPECT_FALSE(KeeperLink::Connect(::open("/dev/null", O_RDONLY | O_CLOEXEC), &inheritance).ok());
+TEST(KeeperLink, ConnectRefusesADescriptorThatIsNotAKeepers) {
+  node::Inherited inherited;
+  EXPECT_FALSE(Link::Connect(::open("/dev/null", O_RDONLY | O_CLOEXEC), &inherited).ok());
   const auto connect_to = [&](const std::string& bytes) {
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
@@ -125,7 +125,7 @@ TEST(KeeperLink, ConnectRefusesWhatIsNoKeeper) {
       EXPECT_EQ(SendMessage(keeper.get(), bytes, {}), absl::OkStatus());
     }
     ::shutdown(keeper.get(), SHUT_WR);
-    return KeeperLink::Connect(ends[1], &inheritance).status();
+    return Link::Connect(ends[1], &inherited).status();
   };
   EXPECT_TRUE(absl::IsUnavailable(connect_to("")));
   EXPECT_TRUE(absl::IsInvalidArgument(connect_to("hello")));

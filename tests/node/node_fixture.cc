@@ -136,7 +136,10 @@ void NodeFixture::StartNode() {
       return catalog::OpenSqliteCatalog(path, &note);
     };
   }
-  auto node = node::Node::Start(options_, rooms, keeper_.Inherit(journal_, fd_listener_));
+  node::Inherited inherited = keeper_.Inherit(journal_, fd_listener_);
+  inherited.restarts = restarts_;
+  inherited.safe_mode = safe_mode_;
+  auto node = node::Node::Start(options_, rooms, std::move(inherited));
   ASSERT_TRUE(node.ok()) << node.status();
   node_ = *std::move(node);
 }

@@ -9,7 +9,10 @@
 
 #include "common/mutex.h"
 #include "gtest/gtest.h"
+#include "server/cache/cache.h"
+#include "server/catalog/catalog.h"
 #include "server/node/node.h"
+#include "server/storage/storage.h"
 
 namespace cairn::testing {
 
@@ -43,7 +46,7 @@ class NodeFixture : public ::testing::Test {
   void StopNode();
   void Restart() {
     StopNode();
-    ++options_.restarts;
+    ++restarts_;
     StartNode();
   }
 
@@ -54,6 +57,8 @@ class NodeFixture : public ::testing::Test {
   std::unique_ptr<catalog::Catalog> OpenCatalog();
 
   node::Options options_;  // change before StartNode
+  int restarts_ = 0;
+  std::string safe_mode_;
   bool with_storage_ = true;
   bool with_catalog_ = false;
   std::string folder_;

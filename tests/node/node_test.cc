@@ -1,5 +1,6 @@
 #include "server/node/node.h"
 
+#include <atomic>
 #include <filesystem>
 #include <thread>
 
@@ -15,8 +16,6 @@ namespace reply = engine::reply;
 
 class NodeTest : public NodeFixture {
  protected:
-  static constexpr uint32_t kUid = 1000;
-
   engine::Caller CallerOf(SessionId session) const {
     engine::Caller caller;
     caller.session = session;
@@ -173,7 +172,7 @@ TEST_F(NodeTest, SafeModeServesAndAdmitsNothing) {
   StartNode();
   const std::string bytes(1000, 'b');
   ASSERT_TRUE(Save(Begin(), 1, "model", bytes).ok());
-  options_.safe_mode = "three deaths within a minute";
+  safe_mode_ = "three deaths within a minute";
   Restart();
   const SessionId session = Begin("job", 8);
   EXPECT_EQ(*Load(session, 1, "model"), bytes);
@@ -250,7 +249,7 @@ TEST_F(NodeTest, AFullJournalCostsTheOldestStepsAndSavingGoesOn) {  // promise 4
   int refused = 0;
   for (Step step = 1; step <= 4000; ++step) {
     const Status saved = Save(session, step, "model", "x");
-    // Told so once per batch at the most, and the next save finds room.
+    // At most one save per batch is refused, and the next one finds space.
     if (!saved.ok()) {
       ASSERT_EQ(saved.code(), absl::StatusCode::kResourceExhausted) << step << ": " << saved;
       ++refused;
@@ -259,6 +258,107 @@ TEST_F(NodeTest, AFullJournalCostsTheOldestStepsAndSavingGoesOn) {  // promise 4
   EXPECT_LT(refused, 100);
   Restart();
   EXPECT_TRUE(Load(Begin("job", 8), 4000, "model").ok());
+}
+
+// --- calls with a callback
+
+// The answers that callbacks were given, and on which thread.
+class Answers {
+ public:
+  node::AnswerCallback Take() {
+    return [this](node::Answer answer) {
+      MutexLock lock(&mu_);
+      threads_.push_back(std::this_thread::get_id());
+      answers_.push_back(std::move(answer));
+    };
+  }
+  size_t size() const {
+    MutexLock lock(&mu_);
+    return answers_.size();
+  }
+  node::Answer at(size_t i) const {
+    MutexLock lock(&mu_);
+    return answers_.at(i);
+  }
+  std::thread::id thread(size_t i) const {
+    MutexLock lock(&mu_);
+    return threads_.at(i);
+  }
+
+ private:
+  mutable Mutex mu_;
+  std::vector<node::Answer> answers_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::thread::id> threads_ ABSL_GUARDED_BY(mu_);
+};
+
+TEST_F(NodeTest, ACallbackWithAnAnswerAtOnceRunsOnItsCallersThread) {
+  StartNode();
+  const SessionId session = Begin();
+  ASSERT_TRUE(Save(session, 1, "model", "bytes").ok());
+  event::Latest latest;
+  latest.caller = CallerOf(session);
+  latest.job = "job";
+  latest.deadline = Soon();
+  Answers answers;
+  node().Call(std::move(latest), answers.Take());
+  while (answers.size() == 0) std::this_thread::yield();  // storage may have to be read first
+  ASSERT_TRUE(answers.at(0).body.ok()) << answers.at(0).body.status();
+  EXPECT_EQ(std::get<reply::Latest>(*answers.at(0).body).key.step, 1);
+
+  Answers status;
+  node().Call(event::Status{CallerOf(session)}, status.Take());
+  ASSERT_EQ(status.size(), 1u);
+  EXPECT_EQ(status.thread(0), std::this_thread::get_id());
+}
+
+TEST_F(NodeTest, AParkedCallHoldsNoThreadAndItsCallbackHoldsNoLock) {
+  StartNode();
+  const SessionId session = Begin();
+  constexpr int kCalls = 50;
+  Answers answers;
+  std::atomic<int> seen_inside{0};
+  for (int i = 0; i < kCalls; ++i) {
+    event::Wait wait;
+    wait.caller = CallerOf(session);
+    wait.ref = {"job", 1};
+    wait.level = engine::Level::kCached;
+    wait.deadline = Soon();
+    node().Call(std::move(wait), [&, take = answers.Take()](node::Answer answer) {
+      // Would deadlock if the node called with its lock held.
+      if (node().CheckInvariants().empty()) ++seen_inside;
+      take(std::move(answer));
+    });
+  }
+  EXPECT_EQ(answers.size(), 0u);
+  ASSERT_TRUE(Save(session, 1, "model", "bytes").ok());
+  while (answers.size() < kCalls) std::this_thread::yield();
+  EXPECT_EQ(seen_inside, kCalls);
+  for (int i = 0; i < kCalls; ++i) {
+    ASSERT_TRUE(answers.at(i).body.ok()) << answers.at(i).body.status();
+    EXPECT_EQ(std::get<engine::CheckpointInfo>(*answers.at(i).body).key.step, 1);
+  }
+}
+
+TEST_F(NodeTest, StoppingAnswersEveryOutstandingCallOnce) {
+  StartNode();
+  const SessionId session = Begin();
+  Answers answers;
+  const auto wait_for_step_1 = [&] {
+    event::Wait wait;
+    wait.caller = CallerOf(session);
+    wait.ref = {"job", 1};
+    wait.deadline = Soon();
+    node().Call(std::move(wait), answers.Take());
+  };
+  wait_for_step_1();
+  wait_for_step_1();
+  EXPECT_EQ(answers.size(), 0u);
+  node().Stop();
+  wait_for_step_1();
+  ASSERT_EQ(answers.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(answers.at(i).body.status().code(), absl::StatusCode::kUnavailable);
+  }
 }
 
 }  // namespace

@@ -86,26 +86,23 @@ int RawClient::Attach() {
   if (connect(channel.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     throw std::runtime_error("fd socket: " + std::string(std::strerror(errno)));
   }
-  FdAttach attach;
-  attach.header.type = static_cast<uint16_t>(FdMessageType::kAttach);
-  attach.session = static_cast<uint64_t>(hello_.session);
-  std::memcpy(attach.secret, hello_.secret.data(), sizeof(attach.secret));
+  const StatusOr<std::string> attach =
+      Encode(FdAttach{static_cast<SessionId>(hello_.session), hello_.secret});
+  if (!attach.ok()) throw std::runtime_error(attach.status().ToString());
   StatusOr<UniqueFd> pidfd = OpenPidfd(getpid());
   if (!pidfd.ok()) throw std::runtime_error(pidfd.status().ToString());
-  Status sent = SendMessage(
-      channel.get(), absl::string_view(reinterpret_cast<const char*>(&attach), sizeof(attach)),
-      {pidfd->get()});
-  if (!sent.ok()) return -1;
+  if (!SendMessage(channel.get(), *attach, {pidfd->get()}).ok()) return -1;
   StatusOr<ReceivedMessage> answer = ReceiveMessage(channel.get(), kFdChannelMaxMessage);
-  if (!answer.ok() || answer->bytes.size() != sizeof(FdAttached)) return -1;
-  FdAttached attached;
-  std::memcpy(&attached, answer->bytes.data(), sizeof(attached));
-  if (attached.code == 0 && answer->fds.size() == 1) {
+  if (!answer.ok()) return -1;
+  const StatusOr<FdAttached> attached = DecodeFdAttached(answer->bytes);
+  if (!attached.ok()) return -1;
+  const bool accepted = attached->code == absl::StatusCode::kOk;
+  if (accepted && answer->fds.size() == 1) {
     progress_ =
         *Mapping::Map(answer->fds[0].get(), 0, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED);
   }
-  if (attached.code == 0) channel_ = std::move(channel);
-  return attached.code;
+  if (accepted) channel_ = std::move(channel);
+  return static_cast<int>(attached->code);
 }
 
 void RawClient::Rejoin() {
@@ -125,20 +122,17 @@ void RawClient::CloseThrift() {
 UniqueFd RawClient::TakeFd(int64_t lease) {
   for (;;) {
     for (auto it = received_.begin(); it != received_.end(); ++it) {
-      if (static_cast<int64_t>(it->message.lease) != lease) continue;
+      if (static_cast<int64_t>(it->lent.lease) != lease) continue;
       UniqueFd fd = std::move(it->fd);
       received_.erase(it);
       return fd;
     }
     StatusOr<ReceivedMessage> message =
         ReceiveMessage(channel_.get(), kFdChannelMaxMessage, MSG_DONTWAIT);
-    if (!message.ok() || message->bytes.size() != sizeof(FdSlab) || message->fds.size() != 1) {
-      return UniqueFd();
-    }
-    Received received;
-    std::memcpy(&received.message, message->bytes.data(), sizeof(received.message));
-    received.fd = std::move(message->fds[0]);
-    received_.push_back(std::move(received));
+    if (!message.ok() || message->fds.size() != 1) return UniqueFd();
+    const StatusOr<FdLent> lent = DecodeFdLent(message->bytes);
+    if (!lent.ok()) return UniqueFd();
+    received_.push_back({*lent, std::move(message->fds[0])});
   }
 }
 

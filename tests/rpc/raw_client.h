@@ -45,7 +45,7 @@ class RawClient {
 
  private:
   struct Received {
-    FdSlab message;
+    FdLent lent;
     UniqueFd fd;
   };
 

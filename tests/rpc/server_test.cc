@@ -48,7 +48,7 @@ class RpcServer : public NodeFixture {
   }
   void RestartServer() {
     Unserve();
-    ++options_.restarts;
+    ++restarts_;
     Serve();
   }
 
@@ -237,7 +237,7 @@ TEST_F(RpcServer, AnUnattachedSessionEndsWithItsConnection) {
   RawClient client(Socket());
   client.Hello(RawClient::HelloOf("job", 7, 0, 1));
   client.CloseThrift();
-  // Looked at from inside: nobody else connects.
+  // Asked of the node itself: no other client connects.
   for (;;) {
     auto state = node().State(engine::Caller());
     ASSERT_TRUE(state.ok()) << state.status();
@@ -315,6 +315,39 @@ TEST_F(RpcServer, BadFieldsAreRefusedNamingThem) {
   EXPECT_EQ(ErrorOf([&] { other.Hello(request); }).code, bad);
 }
 
+TEST_F(RpcServer, AWriterSavesOnlyInTheAttemptOfItsHello) {
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  const auto create = [&](RawClient& by, int64_t attempt) {
+    wire::ObjectSpec spec;
+    spec.__set_name("a");
+    spec.__set_length(1);
+    wire::CreateRequest request;
+    request.__set_step(1);
+    request.__set_attempt(attempt);
+    request.__set_writer(0);
+    request.__set_world_size(1);
+    request.__set_objects({spec});
+    request.__set_timeout_ms(10'000);
+    wire::CreateReply reply;
+    return ErrorOf([&] { by.call().create(reply, by.NextCall(), request); });
+  };
+  const wire::Error refused = create(client, 8);
+  EXPECT_EQ(refused.code, Code(absl::StatusCode::kInvalidArgument)) << refused.message;
+  EXPECT_NE(refused.message.find("attempt: 8"), std::string::npos) << refused.message;
+  EXPECT_NE(refused.message.find("7"), std::string::npos) << refused.message;
+  wire::AbortRequest abort;
+  abort.__set_step(1);
+  abort.__set_attempt(8);
+  EXPECT_EQ(ErrorOf([&] { client.call().abort(client.NextCall(), abort); }).code,
+            Code(absl::StatusCode::kInvalidArgument));
+  EXPECT_EQ(create(client, 7).code, 0);
+  // Attempt 0 in hello: chosen later, said in create.
+  RawClient later(Socket());
+  later.Begin("other", 0, 0, 1);
+  EXPECT_EQ(create(later, 9).code, 0);
+}
+
 TEST_F(RpcServer, AGarbageFrameClosesThatConnectionOnly) {  // R24
   RawClient witness(Socket());
   for (const std::string& garbage :
@@ -366,7 +399,7 @@ TEST_F(RpcServer, ManyMessagesDoNotWearAConnectionOut) {
   client.call().ping();
 }
 
-TEST_F(RpcServer, WhoStallsInsideAMessageIsDropped) {
+TEST_F(RpcServer, AClientThatStallsInsideAMessageIsDropped) {
   UniqueFd fd = RawConnection();
   const std::string half("\x80\x01\x00\x01\x00\x00", 6);
   ASSERT_GT(send(fd.get(), half.data(), half.size(), MSG_NOSIGNAL), 0);

@@ -1,0 +1,136 @@
+// What the node does about each kind of action. Both dispatches are over std::visit without a
+// catch-all, so an action of a new kind does not compile until the node decides here what it does.
+#include <utility>
+
+#include "common/failpoint.h"
+#include "glog/logging.h"
+#include "server/cache/cache.h"
+#include "server/engine/engine.h"
+#include "server/node/node.h"
+#include "server/node/persister.h"
+#include "server/node/rows.h"
+#include "server/node/storage_worker.h"
+#include "server/node/verifier.h"
+
+namespace cairn::node {
+
+namespace action = engine::action;
+
+// Starts an action while mu_ is held: hands it to a queue, or leaves it for OutsideLock.
+class Node::UnderLock {
+ public:
+  UnderLock(Node* node, AfterUnlock* after) : node_(node), after_(after) {}
+
+  // --- answers
+  void operator()(action::Reply reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(node_->mu_) {
+    const auto it = node_->outstanding_calls_.find(reply.request);
+    if (it == node_->outstanding_calls_.end()) return;  // of a dead daemon's caller
+    after_->answers.emplace_back(std::move(it->second),
+                                 Answer{std::move(reply.body), reply.superseded_by});
+    node_->outstanding_calls_.erase(it);
+  }
+  void operator()(action::Drained) ABSL_EXCLUSIVE_LOCKS_REQUIRED(node_->mu_) {
+    node_->drained_ = true;
+    node_->drained_wake_.NotifyAll();
+  }
+
+  // --- to the cache, which outlives the node: its callbacks keep the gate
+  void operator()(action::MakeSlab make) {
+    cache().Make(make.slab, make.bytes, make.urgent,
+                 [gate = node_->gate_, slab = make.slab](Status status) {
+                   gate->Post(engine::event::SlabMade{slab, std::move(status)});
+                 });
+  }
+  void operator()(action::HurrySlab hurry) { cache().Hurry(hurry.slab); }
+  void operator()(action::DestroySlab destroy) {
+    cache().Destroy(destroy.slab, [gate = node_->gate_, slab = destroy.slab] {
+      gate->Post(engine::event::SlabDestroyed{slab});
+    });
+  }
+
+  // --- to other threads' queues
+  void operator()(action::Verify verify) { node_->verifier_->Start(std::move(verify)); }
+  void operator()(action::Persist persist) { node_->persister_->Start(std::move(persist)); }
+  void operator()(action::DeleteFiles remove) { node_->storage_worker_->Start(std::move(remove)); }
+  void operator()(action::ScanJob scan) { node_->storage_worker_->Start(std::move(scan)); }
+  void operator()(action::WakeAt wake) { node_->timer_.Set(wake.at); }
+  void operator()(action::Record record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(node_->mu_) {
+    if (!node_->rooms_.open_catalog) return;
+    node_->recorder_.Put(RowsOf(node_->engine_->Describe(record.job, record.checkpoints),
+                                node_->options_.name, &node_->row_sequence_));
+  }
+
+  // --- for this thread, once it has released mu_
+  void operator()(action::WriteManifest write) { after_->actions.emplace_back(std::move(write)); }
+  void operator()(action::ProbeSlab probe) { after_->actions.emplace_back(std::move(probe)); }
+  void operator()(action::EndSession end) { after_->actions.emplace_back(end); }
+  void operator()(action::Log log) { after_->actions.emplace_back(std::move(log)); }
+
+ private:
+  cache::Cache& cache() { return *node_->rooms_.cache; }
+
+  Node* const node_;
+  AfterUnlock* const after_;
+};
+
+// Carries out an action that needs system calls or another lock, while mu_ is not held.
+class Node::OutsideLock {
+ public:
+  explicit OutsideLock(Node* node) : node_(node) {}
+
+  // Encoding the manifest belongs here too: what is done here costs other callers nothing.
+  void operator()(const action::WriteManifest& write) {
+    ReachFailpoint(Failpoint::kNodeManifest);
+    Status status = cache().Write(write.extent.slab, write.extent.offset, write.bytes);
+    ReachFailpoint(Failpoint::kNodeManifestWritten);
+    node_->Post(engine::event::ManifestWritten{write.part, std::move(status)});
+  }
+
+  void operator()(const action::ProbeSlab& probe) {
+    engine::event::SlabProbed probed;
+    probed.slab = probe.slab;
+    for (LeaseId lease : probe.leases) {
+      const StatusOr<bool> open = cache().LeaseOpen(probe.slab, lease);
+      if (open.ok() && !*open) probed.ended.push_back(lease);
+    }
+    const StatusOr<bool> free = cache().Probe(probe.slab);
+    probed.free = free.ok() && *free;
+    if (!free.ok()) {
+      LOG_EVERY_N(ERROR, 100) << "slab " << probe.slab << ": " << free.status();
+    }
+    node_->Post(std::move(probed));
+  }
+
+  void operator()(const action::EndSession& end) { node_->sessions_.End(end.session); }
+
+  void operator()(const action::Log& log) {
+    if (log.severity >= 2) {
+      LOG(ERROR) << log.message;
+    } else if (log.severity == 1) {
+      LOG(WARNING) << log.message;
+    } else {
+      LOG(INFO) << log.message;
+    }
+  }
+
+ private:
+  cache::Cache& cache() { return *node_->rooms_.cache; }
+
+  Node* const node_;
+};
+
+void Node::StartActions(std::vector<engine::Action> actions, AfterUnlock* after) {
+  UnderLock start(this, after);
+  for (engine::Action& any : actions) std::visit(start, std::move(any));
+}
+
+void Node::Finish(AfterUnlock after) {
+  for (auto& [done, answer] : after.answers) {
+    ReachFailpoint(Failpoint::kNodeReply);
+    done(std::move(answer));
+  }
+  OutsideLock carry_out(this);
+  for (const ActionOutsideLock& any : after.actions) std::visit(carry_out, any);
+}
+
+}  // namespace cairn::node

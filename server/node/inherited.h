@@ -1,0 +1,45 @@
+// What outlives a daemon: the words that the keeper, which holds it, and the node, which hands it
+// over and inherits it, share. Header only, so that the keeper links neither engine nor Thrift.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/fd.h"
+#include "common/keys.h"
+#include "common/status.h"
+
+namespace cairn::node {
+
+struct HeldSlab {
+  SlabId slab = 0;
+  uint64_t bytes = 0;
+  UniqueFd fd;
+};
+
+struct HeldSession {
+  SessionId session = 0;
+  UniqueFd channel, pidfd, progress;  // none of a session that takes no descriptors
+};
+
+// What a daemon gets from the keeper when it starts.
+struct Inherited {
+  UniqueFd journal, thrift_listener, fd_listener;
+  std::vector<HeldSlab> slabs;
+  std::vector<HeldSession> sessions;
+  int restarts = 0;       // daemons that died before this one under the same keeper
+  std::string safe_mode;  // not empty: serve what is recovered, admit nothing; says why
+};
+
+// Holds a session's descriptors beyond the daemon's life. Thread-safe. (Slabs have
+// cache::SlabHolder.)
+class SessionHolder {
+ public:
+  virtual ~SessionHolder() = default;
+  // Takes its own references; a descriptor below 0 is one that the session does not have.
+  virtual Status HoldSession(SessionId session, int channel, int pidfd, int progress) = 0;
+  virtual void DropSession(SessionId session) = 0;  // and shuts the channel down
+};
+
+}  // namespace cairn::node

@@ -1,0 +1,40 @@
+// The options of the node and of the classes it is made of.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "common/clock.h"
+#include "server/engine/engine.h"
+#include "server/journal/journal.h"
+
+namespace cairn::node {
+
+struct SessionsOptions {
+  size_t max_pending = 256;  // connections to the fd socket that have not attached yet
+  MonotonicNanos attach_timeout = 10 * kNanosPerSecond;
+};
+
+struct RecorderOptions {
+  int batch_rows = 500;  // of one transaction
+  // Wait after a failure, doubled from the least to the most.
+  int retry_min_ms = 100;
+  int retry_max_ms = 30'000;
+};
+
+struct Options {
+  engine::Options engine;
+  journal::Options journal;
+  SessionsOptions sessions;
+  RecorderOptions recorder;
+  int verify_threads = 2;
+  std::string name;  // host name: in replies, and in the catalog as the holder of parts
+  std::string version;
+  std::string fd_socket;  // path that hello names
+  std::string storage_root;
+  // For tests: the engine's invariants after every event, at a cost that grows with what the node
+  // holds.
+  bool check_invariants = false;
+};
+
+}  // namespace cairn::node

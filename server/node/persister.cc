@@ -1,0 +1,121 @@
+#include "server/node/persister.h"
+
+#include <tuple>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
+#include "glog/logging.h"
+
+namespace cairn::node {
+namespace {
+
+using engine::action::PersistObject;
+using engine::action::PersistPart;
+
+// An object's bytes in a slab, as storage reads them.
+class SlabSource : public storage::ObjectSource {
+ public:
+  SlabSource(cache::Cache* cache, const ExtentRef& extent) : cache_(cache), extent_(extent) {}
+
+  Status Read(uint64_t offset, absl::Span<char> into) const override {
+    return cache_->Read(extent_.slab, extent_.offset + offset, into);
+  }
+
+ private:
+  cache::Cache* const cache_;
+  const ExtentRef extent_;
+};
+
+using Sources = std::vector<std::unique_ptr<SlabSource>>;
+
+// `part` as storage takes it: a source for each object, in the manifest's order. `sources` owns
+// them.
+StatusOr<storage::PartToWrite> PartWithSources(cache::Cache* cache, const PersistPart& part,
+                                               Sources* sources) {
+  storage::PartToWrite to_write;
+  to_write.manifest = &part.manifest;
+  to_write.encoded = part.encoded;
+  absl::flat_hash_map<absl::string_view, const PersistObject*> placed;
+  for (const PersistObject& object : part.objects) placed[object.entry.name] = &object;
+  for (const ObjectEntry& entry : part.manifest.objects) {
+    const auto found = placed.find(entry.name);
+    if (found == placed.end()) {
+      return absl::InternalError(absl::StrCat("no extent of \"", entry.name, "\""));
+    }
+    sources->push_back(std::make_unique<SlabSource>(cache, found->second->extent));
+    to_write.sources.push_back(sources->back().get());
+  }
+  return to_write;
+}
+
+uint64_t BytesOf(const engine::action::Persist& action) {
+  uint64_t bytes = 0;
+  for (const PersistPart& part : action.parts) {
+    for (const ObjectEntry& entry : part.manifest.objects) bytes += entry.length;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Persister::Persister(int threads, cache::Cache* cache, storage::Storage* storage, Clock* clock,
+                     std::shared_ptr<EventGate> gate)
+    : cache_(cache),
+      storage_(storage),
+      clock_(clock),
+      gate_(std::move(gate)),
+      executor_("persister", threads) {}
+
+void Persister::Start(engine::action::Persist action) {
+  // Shared because std::function copies, and an action holds every manifest of its checkpoint.
+  auto shared = std::make_shared<const engine::action::Persist>(std::move(action));
+  executor_.Add([this, shared] { Persist(*shared); });
+}
+
+void Persister::Persist(const engine::action::Persist& action) {
+  const MonotonicNanos begin = clock_->Now();
+  ReachFailpoint(Failpoint::kNodePersist);
+  const CheckpointKey& done = action.checkpoint;
+  Status status = WriteAndPublish(action);
+  const bool ok = status.ok();
+  if (ok) {  // a failure is logged by the engine, once per problem
+    LOG(INFO) << "job=" << done.job << " step=" << done.step << " attempt=" << done.attempt
+              << " persisted, " << BytesOf(action) << " bytes in "
+              << (clock_->Now() - begin) / kNanosPerMilli << " ms";
+  }
+  gate_->Post(engine::event::Persisted{done, std::move(status)});
+  if (ok) SweepReplaced(done);
+}
+
+Status Persister::WriteAndPublish(const engine::action::Persist& action) {
+  const storage::Owner owner{action.uid, action.gid};
+  Sources sources;
+  std::vector<storage::PartToWrite> parts;
+  for (const PersistPart& part : action.parts) {
+    CAIRN_ASSIGN_OR_RETURN(storage::PartToWrite to_write, PartWithSources(cache_, part, &sources));
+    parts.push_back(std::move(to_write));
+  }
+  CAIRN_RETURN_IF_ERROR(storage_->WriteParts(action.checkpoint, owner, parts));
+  ReachFailpoint(Failpoint::kNodePublish);
+  bool published = false;
+  CAIRN_RETURN_IF_ERROR(storage_->Publish(action.checkpoint, owner, &published));
+  ReachFailpoint(Failpoint::kNodePublished);
+  if (!published) {
+    return absl::FailedPreconditionError(
+        "a newer checkpoint of that step stands in storage, or parts are missing there");
+  }
+  return absl::OkStatus();
+}
+
+// Older checkpoints of the same step: `done` has replaced them, or they were never finished.
+void Persister::SweepReplaced(const CheckpointKey& done) {
+  const Status swept = storage_->Sweep(done.job, [&done](const CheckpointKey& other) {
+    return other.step == done.step &&
+           std::tie(other.attempt, other.revision) < std::tie(done.attempt, done.revision);
+  });
+  if (!swept.ok()) LOG(WARNING) << "job=" << done.job << " sweep: " << swept;
+}
+
+}  // namespace cairn::node

@@ -1,0 +1,43 @@
+// Writes checkpoints from slabs into storage and publishes them there (action::Persist).
+//
+// Threads of its own because a persist takes as long as the disk does. Their number is the
+// engine's bound on persists under way, so one that has begun waits for no other.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "common/clock.h"
+#include "server/cache/cache.h"
+#include "server/engine/actions.h"
+#include "server/node/event_gate.h"
+#include "server/node/executor.h"
+#include "server/storage/storage.h"
+
+namespace cairn::node {
+
+// Thread-safe.
+class Persister {
+ public:
+  // All pointers outlive the persister. Without storage the engine never persists: `storage` may
+  // be null when `threads` is 0.
+  Persister(int threads, cache::Cache* cache, storage::Storage* storage, Clock* clock,
+            std::shared_ptr<EventGate> gate);
+
+  // Returns at once; event::Persisted follows, unless Stop comes first.
+  void Start(engine::action::Persist action);
+  void Stop() { executor_.Stop(); }
+
+ private:
+  void Persist(const engine::action::Persist& action);
+  Status WriteAndPublish(const engine::action::Persist& action);
+  void SweepReplaced(const CheckpointKey& done);
+
+  cache::Cache* const cache_;
+  storage::Storage* const storage_;
+  Clock* const clock_;
+  const std::shared_ptr<EventGate> gate_;
+  Executor executor_;  // last: its threads use the members above
+};
+
+}  // namespace cairn::node

@@ -1,0 +1,104 @@
+// What status shows: the engine's own answer, and beside it what sessions, cache, storage, journal
+// and catalog know.
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/cache/cache.h"
+#include "server/node/journal_writer.h"
+#include "server/node/mappers.h"
+#include "server/node/node.h"
+#include "server/storage/storage.h"
+
+namespace cairn::node {
+namespace {
+
+// Adds the processes that have a quarantined slab open or mapped. The engine knows sessions only;
+// of others (a forked child, say) only the kernel does.
+void AddMappers(cache::Cache* cache, std::vector<engine::reply::Quarantined>* quarantined) {
+  std::map<SlabId, uint64_t> inodes;
+  std::set<uint64_t> wanted;
+  for (const engine::reply::Quarantined& slab : *quarantined) {
+    const StatusOr<uint64_t> inode = cache->Inode(slab.slab);
+    if (!inode.ok()) continue;
+    inodes[slab.slab] = *inode;
+    wanted.insert(*inode);
+  }
+  const std::map<uint64_t, std::set<int32_t>> mappers = FindMappers(wanted);
+  for (engine::reply::Quarantined& slab : *quarantined) {
+    const auto inode = inodes.find(slab.slab);
+    if (inode == inodes.end()) continue;
+    const auto found = mappers.find(inode->second);
+    if (found == mappers.end()) continue;
+    std::set<int32_t> pids(slab.pids.begin(), slab.pids.end());
+    pids.insert(found->second.begin(), found->second.end());
+    slab.pids.assign(pids.begin(), pids.end());
+  }
+}
+
+}  // namespace
+
+StatusOr<NodeState> Node::State(const engine::Caller& caller) {
+  Answer answer = Call(engine::event::Status{caller});
+  if (!answer.body.ok()) return answer.body.status();
+  auto* status = std::get_if<engine::reply::Status>(&*answer.body);
+  if (status == nullptr) return absl::InternalError("status was answered with something else");
+  NodeState state;
+  state.engine = std::move(*status);
+  state.now = rooms_.clock->Now();
+  state.started_unix_ms = started_unix_ms_;
+  state.restarts = restarts_;
+  {
+    MutexLock lock(&mu_);
+    state.state = !safe_mode_.empty() ? absl::StrCat("safe mode: ", safe_mode_)
+                  : draining_         ? "draining"
+                                      : "serving";
+    state.engine.counters["journal_used_bytes"] = static_cast<int64_t>(journal_->used_bytes());
+    state.engine.counters["waiting_calls"] = static_cast<int64_t>(outstanding_calls_.size());
+  }
+  AddSessions(&state);
+  AddMappers(rooms_.cache, &state.engine.quarantined);
+  AddCounters(&state);
+  state.catalog = recorder_.State();
+  return state;
+}
+
+void Node::AddSessions(NodeState* state) const {
+  for (engine::reply::SessionStatus& session : state->engine.sessions) {
+    SessionState shown;
+    if (std::optional<SessionInfo> info = sessions_.Find(session.session)) {
+      shown.connected_unix_ms = info->connected_unix_ms;
+    }
+    if (std::optional<ProgressPage> page = sessions_.Progress(session.session)) {
+      shown.writing_step = static_cast<Step>(page->step);
+      shown.writing_total = page->bytes_total;
+      shown.writing_done = page->bytes_done;
+    }
+    shown.status = std::move(session);
+    state->sessions.push_back(std::move(shown));
+  }
+  state->engine.sessions.clear();
+}
+
+void Node::AddCounters(NodeState* state) const {
+  const auto put = [state](const char* name, uint64_t value) {
+    state->engine.counters[name] = static_cast<int64_t>(value);
+  };
+  const cache::Counters cache = rooms_.cache->counters();
+  put("slabs_made", cache.slabs_made);
+  put("slabs_destroyed", cache.slabs_destroyed);
+  put("bytes_faulted", cache.bytes_faulted);
+  put("lends", cache.lends);
+  put("probes", cache.probes);
+  put("bad_reads", cache.bad_reads);
+  if (rooms_.storage == nullptr) return;
+  const storage::Counters storage = rooms_.storage->counters();
+  put("files_written", storage.files_written);
+  put("file_bytes_written", storage.bytes_written);
+  put("fsync_failures", storage.fsync_failures);
+  put("file_rewrites", storage.rewrites);
+  put("published", storage.published);
+}
+
+}  // namespace cairn::node

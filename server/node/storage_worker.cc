@@ -1,0 +1,46 @@
+#include "server/node/storage_worker.h"
+
+#include <utility>
+
+#include "common/failpoint.h"
+#include "glog/logging.h"
+
+namespace cairn::node {
+
+StorageWorker::StorageWorker(storage::Storage* storage, std::shared_ptr<EventGate> gate)
+    : storage_(storage), gate_(std::move(gate)), executor_("storage", storage == nullptr ? 0 : 1) {}
+
+void StorageWorker::Start(engine::action::DeleteFiles action) {
+  executor_.Add([this, action = std::move(action)] { DeleteFiles(action); });
+}
+
+void StorageWorker::Start(engine::action::ScanJob action) {
+  executor_.Add([this, action = std::move(action)] { ScanJob(action); });
+}
+
+void StorageWorker::DeleteFiles(const engine::action::DeleteFiles& action) {
+  ReachFailpoint(Failpoint::kNodeDelete);
+  Status status = storage_->Delete(action.checkpoint, {action.uid, action.gid}, action.tombstone);
+  ReachFailpoint(Failpoint::kNodeDeleted);
+  if (!status.ok()) {
+    LOG(WARNING) << "job=" << action.checkpoint.job << " step=" << action.checkpoint.step
+                 << " files not deleted: " << status;
+  }
+  gate_->Post(engine::event::FilesDeleted{action.checkpoint, std::move(status)});
+}
+
+void StorageWorker::ScanJob(const engine::action::ScanJob& action) {
+  engine::event::JobScanned scanned{action.job, storage_->Read(action.job), 0, 0};
+  if (scanned.stored.ok()) {
+    const StatusOr<storage::Owner> owner = storage_->JobOwner(action.job);
+    if (owner.ok()) {
+      scanned.owner_uid = owner->uid;
+      scanned.owner_gid = owner->gid;
+    } else {
+      scanned.stored = owner.status();
+    }
+  }
+  gate_->Post(std::move(scanned));
+}
+
+}  // namespace cairn::node
