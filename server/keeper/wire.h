@@ -17,7 +17,7 @@
 
 namespace cairn::keeper {
 
-enum class KeeperMessageType : uint16_t {
+enum class MessageType : uint16_t {
   // From the keeper, once for each daemon, in this order; kSlabs and kSessions repeat as needed.
   // One item {restarts, 0}; the text says why the daemon is to start in safe mode, empty if it is
   // not; three descriptors: journal, Thrift listener, fd listener.
@@ -36,28 +36,28 @@ enum class KeeperMessageType : uint16_t {
 inline constexpr uint64_t kHasChannel = 1, kHasPidfd = 2, kHasProgress = 4;
 inline constexpr uint64_t kFdsPerSession = 3;
 
-struct KeeperItem {
+struct Item {
   uint64_t id = 0;
   uint64_t value = 0;
 };
 
-struct KeeperMessage {
-  KeeperMessageType type = KeeperMessageType::kEnd;
-  std::vector<KeeperItem> items;
+struct Message {
+  MessageType type = MessageType::kEnd;
+  std::vector<Item> items;
   std::string text;
   std::vector<UniqueFd> fds;  // that came with a received message
 };
 
-inline constexpr size_t kMaxKeeperText = 1024;
-// Holds kMaxFdsPerMessage items and a text of kMaxKeeperText.
-inline constexpr size_t kMaxKeeperMessage = 8192;
+inline constexpr size_t kMaxText = 1024;
+// Holds kMaxFdsPerMessage items and a text of kMaxText.
+inline constexpr size_t kMaxMessage = 8192;
 
-// A longer text is cut to kMaxKeeperText.
-std::string EncodeKeeperMessage(KeeperMessageType type, const std::vector<KeeperItem>& items,
+// A longer text is cut to kMaxText.
+std::string Encode(MessageType type, const std::vector<Item>& items,
                                 absl::string_view text = {});
 
 // INVALID_ARGUMENT for bytes that are not a keeper message, and for a message with another number
 // of descriptors than its items name; UNIMPLEMENTED for another version.
-StatusOr<KeeperMessage> DecodeKeeperMessage(ReceivedMessage received);
+StatusOr<Message> Decode(ReceivedMessage received);
 
 }  // namespace cairn::keeper

@@ -35,11 +35,11 @@ using Sources = std::vector<std::unique_ptr<SlabSource>>;
 StatusOr<storage::PartToWrite> PartWithSources(cache::Cache* cache, const PersistPart& part,
                                                Sources* sources) {
   storage::PartToWrite to_write;
-  to_write.manifest = &part.manifest;
-  to_write.encoded = part.encoded;
+  to_write.manifest = part.manifest.get();
+  to_write.encoded = EncodeManifest(*part.manifest);
   absl::flat_hash_map<absl::string_view, const PersistObject*> placed;
   for (const PersistObject& object : part.objects) placed[object.entry.name] = &object;
-  for (const ObjectEntry& entry : part.manifest.objects) {
+  for (const ObjectEntry& entry : part.manifest->objects) {
     const auto found = placed.find(entry.name);
     if (found == placed.end()) {
       return absl::InternalError(absl::StrCat("no extent of \"", entry.name, "\""));
@@ -53,7 +53,7 @@ StatusOr<storage::PartToWrite> PartWithSources(cache::Cache* cache, const Persis
 uint64_t BytesOf(const engine::action::Persist& action) {
   uint64_t bytes = 0;
   for (const PersistPart& part : action.parts) {
-    for (const ObjectEntry& entry : part.manifest.objects) bytes += entry.length;
+    for (const ObjectEntry& entry : part.manifest->objects) bytes += entry.length;
   }
   return bytes;
 }
