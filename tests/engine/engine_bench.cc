@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kKnown = 10'000;
 
-// Everything the engine asks for happens at once; nothing is remembered.
+// Every action ends at once; facts are not kept.
 class Bench {
  public:
   explicit Bench(int objects) : objects_(objects) {

@@ -1,4 +1,4 @@
-// One answer of the engine: checked, and taken by the process that asked.
+// One answer of the engine: it is checked, then the process that asked acts on it.
 #pragma once
 
 #include "tests/sim/clients.h"
@@ -66,9 +66,9 @@ class Answer {
   void OnGrant(const event::Create& e, const reply::Create& create);
   void OnCommitted(const event::Commit& e);
   void OnRefusedCommit(const event::Commit& e);
-  // Hands out the descriptions that came before an answer; false when one never left.
+  // Hands the process the descriptions that come before the answer; false when one never left.
   bool LendAll(const std::vector<Lend>& lends);
-  // Its save cannot go on; a newer attempt ends the process's part in it.
+  // The save of this step cannot go on. A newer attempt ends the process's part in the job.
   void EndStep();
 
   // --- reading (answers.cc)

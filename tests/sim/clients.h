@@ -1,5 +1,5 @@
-// Jobs and their processes: writers that save, and readers that ask. They know what they mapped,
-// hold and wait for; what they were promised is in Promises.
+// Jobs and their processes: writers that save, and readers that ask. A process has here what it has
+// mapped, holds open and waits for; what it was promised is in Promises.
 #pragma once
 
 #include <cstdint>

@@ -8,6 +8,27 @@
 #include "tests/sim/world.h"
 
 namespace cairn::engine::sim {
+namespace {
+
+// Whether it reads or writes bytes of the slab, which is pinned until it ends.
+bool UsesBytes(const completion::Make&, SlabId) { return false; }
+bool UsesBytes(const completion::Destroy&, SlabId) { return false; }
+bool UsesBytes(const completion::Probe&, SlabId) { return false; }
+bool UsesBytes(const completion::Manifest& c, SlabId slab) { return c.write.extent.slab == slab; }
+bool UsesBytes(const completion::Verify& c, SlabId slab) { return c.verify.extent.slab == slab; }
+bool UsesBytes(const completion::Persist& c, SlabId slab) {
+  for (const action::PersistPart& part : c.persist->parts) {
+    for (const action::PersistObject& object : part.objects) {
+      if (object.extent.slab == slab) return true;
+    }
+  }
+  return false;
+}
+bool UsesBytes(const completion::Delete&, SlabId) { return false; }
+bool UsesBytes(const completion::Scan&, SlabId) { return false; }
+bool UsesBytes(const completion::SessionGone&, SlabId) { return false; }
+
+}  // namespace
 
 void Executor::Post(MonotonicNanos due, Completion completion) {
   under_way_.emplace(due, std::move(completion));
@@ -22,20 +43,9 @@ bool Executor::Hangs() const {
 }
 
 bool Executor::Uses(SlabId slab) const {
-  for (const auto& [due, any] : under_way_) {
-    if (const auto* c = std::get_if<completion::Manifest>(&any)) {
-      if (c->write.extent.slab == slab) return true;
-    } else if (const auto* v = std::get_if<completion::Verify>(&any)) {
-      if (v->verify.extent.slab == slab) return true;
-    } else if (const auto* p = std::get_if<completion::Persist>(&any)) {
-      for (const action::PersistPart& part : p->persist->parts) {
-        for (const action::PersistObject& object : part.objects) {
-          if (object.extent.slab == slab) return true;
-        }
-      }
-    }
-  }
-  return false;
+  return std::any_of(under_way_.begin(), under_way_.end(), [&](const auto& one) {
+    return std::visit([&](const auto& c) { return UsesBytes(c, slab); }, one.second);
+  });
 }
 
 // --- what begins

@@ -64,6 +64,7 @@ class Executor {
  public:
   explicit Executor(Node* node) : node_(*node) {}
 
+  // Each takes what it needs out of the action and draws when, and how, it will end.
   void Begin(action::MakeSlab& a);
   void Begin(action::DestroySlab& a);
   void Begin(action::ProbeSlab& a);
@@ -72,6 +73,7 @@ class Executor {
   void Begin(action::Persist& a);
   void Begin(action::DeleteFiles& a);
   void Begin(action::ScanJob& a);
+  // The keeper will see that the session is over.
   void NoticeEndOf(SessionId session);
 
   // When the next one ends; kNoTime: none does.
@@ -79,8 +81,9 @@ class Executor {
   void EndNext();
   // The daemon is dead: each thing under way has happened, or not.
   void Crash();
-  // Something was begun that only the daemon's death ends.
+  // Something is under way that only the daemon's death ends.
   bool Hangs() const;
+  // Something under way reads or writes bytes of the slab.
   bool Uses(SlabId slab) const;
 
   // How this node sees storage now.
@@ -97,6 +100,7 @@ class Executor {
   Status Publish(const action::Persist& persist);
   Status ReadPart(const action::PersistPart& part, StoredCheckpoint* checkpoint);
 
+  // The completion happens, or fails, and its event is applied.
   void End(completion::Make& c);
   void End(completion::Destroy& c);
   void End(completion::Probe& c);
@@ -107,6 +111,7 @@ class Executor {
   void End(completion::Scan& c);
   void End(completion::SessionGone& c);
 
+  // The daemon died before the completion's event could be applied.
   void Cut(completion::Make& c, bool happened);
   void Cut(completion::Destroy& c, bool happened);
   void Cut(completion::Probe&, bool) {}

@@ -17,14 +17,14 @@ Process& SomeoneAlive(World* world) {
   return world->clients.processes[world->rng.Pick(world->clients.Alive())];
 }
 
-// At the next Apply, whatever it is.
+// It dies at its next Apply, whatever that is.
 void DaemonDies(World* world) {
   --world->crashes_left;
   world->SomeNode().dies_next = true;
 }
 
 void ProcessDies(World* world) {
-  // The order in which both are drawn is part of every seed.
+  // Drawn first: the order is part of every seed.
   const bool lingers = world->rng.Permille(300);
   world->clients.Kill(&SomeoneAlive(world), lingers);
 }

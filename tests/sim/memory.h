@@ -36,7 +36,7 @@ struct SimSlab {
 
   bool Seen() const { return !maps.empty() || !locks.empty() || !by_path.empty(); }
   void Write(uint64_t offset, Region region);
-  // What processes left behind goes at last.
+  // Forgets the holders that are only what is left of a process.
   void DropGhosts();
 };
 

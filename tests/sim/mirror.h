@@ -1,4 +1,4 @@
-// The last word of every fact, kept apart from the engine's own reading of them.
+// What the journal says: the last value of every fact, kept apart from the engine's own reading.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class Mirror {
 
   bool Removed(const CheckpointKey& key) const;
   size_t CommittedWriters(const CheckpointKey& key) const;
-  // Of a part that has none: nullptr.
+  // nullptr: the part has none.
   const std::map<std::string, Object>* ObjectsOf(const PartKey& part) const;
   Attempt NewestAttempt(const std::string& job) const;  // 0: none has begun
 

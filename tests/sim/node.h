@@ -66,9 +66,10 @@ class Node {
   }
   std::vector<AttemptLine> Lines(const std::string& job) const;
   std::optional<CheckpointKey> LatestNow(const std::string& job) const;
-  // "" when the checkpoint can be had now, from memory or storage.
+  // "" when the checkpoint can be loaded now, from memory or storage; else what is wrong.
   std::string WrongCheckpoint(const CheckpointKey& key) const;
-  // "" when the journal's objects of the part are those its writer asked to commit.
+  // "" when the journal's objects of the part are those its writer asked to commit; else what is
+  // wrong.
   std::string WrongManifest(const PartKey& part, const PartPromise& promise) const;
 
   World& world;

@@ -62,7 +62,7 @@ Event Open(const Asking& a) {
   return open;
 }
 
-// Done with some; its mapping may last a little longer than its word.
+// It is done with some objects. A mapping may last a little longer than the call that gives it up.
 Event Release(const Asking& a) {
   event::Release release;
   for (const auto& [lease, hold] : a.process->leases) {

@@ -22,12 +22,12 @@ struct World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  // Lives the whole life.
+  // The whole life, from the first daemon's start to its end.
   SimulatorResult Run();
 
   bool ok() const { return report.ok(); }
 
-  // With one node there is nothing to draw.
+  // Draws nothing where there is only one.
   Node& SomeNode();
 
   // --- moments to come
