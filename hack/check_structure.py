@@ -229,7 +229,8 @@ def find_components(sources: Mapping[str, str], room: str) -> list[Component]:
                 if owner == found.name or owner.endswith("::" + found.name)
                 for source in files
             },
-            found.friends,
+            # A template's parameter (`friend Owner;`) names one owner wherever the template is used.
+            [friend for friend in found.friends if not re.fullmatch(r"friend \w+", friend)],
         )
         for path, contents in read.items()
         if path.endswith(".h")

@@ -1,36 +1,35 @@
 #include "server/engine/changes.h"
 
+#include <utility>
+
 #include "server/engine/model.h"
 
 namespace cairn::engine {
 
 void Changes::Touch(Checkpoint* checkpoint) {
-  if (!std::exchange(checkpoint->touched_, true)) checkpoints_.push_back(checkpoint);
+  if (listed_checkpoints_.insert(checkpoint).second) checkpoints_.push_back(checkpoint);
 }
 
 void Changes::Touch(Job* job) {
-  if (!std::exchange(job->touched_, true)) jobs_.push_back(job);
+  if (listed_jobs_.insert(job).second) jobs_.push_back(job);
 }
 
 std::vector<Checkpoint*> Changes::TakeCheckpoints() {
-  for (Checkpoint* checkpoint : checkpoints_) checkpoint->touched_ = false;
+  listed_checkpoints_.clear();
   return std::exchange(checkpoints_, {});
 }
 
 std::vector<Job*> Changes::TakeJobs() {
-  for (Job* job : jobs_) job->touched_ = false;
+  listed_jobs_.clear();
   return std::exchange(jobs_, {});
 }
 
-// It stays marked as touched, so that it is not listed again while it is taken apart.
 void Changes::Forget(Checkpoint* checkpoint) {
-  std::erase(checkpoints_, checkpoint);
-  checkpoint->touched_ = true;
+  if (listed_checkpoints_.erase(checkpoint) > 0) std::erase(checkpoints_, checkpoint);
 }
 
 void Changes::Forget(Job* job) {
-  std::erase(jobs_, job);
-  job->touched_ = true;
+  if (listed_jobs_.erase(job) > 0) std::erase(jobs_, job);
 }
 
 }  // namespace cairn::engine

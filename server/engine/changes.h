@@ -1,19 +1,14 @@
 // What was changed since what is derived was last brought up to date.
 #pragma once
 
-#include <utility>
 #include <vector>
+
+#include "absl/container/flat_hash_set.h"
 
 namespace cairn::engine {
 
 struct Checkpoint;
 struct Job;
-
-class Touchable {
- private:
-  friend class Changes;
-  bool touched_ = false;
-};
 
 // Each thing stands in its list at most once.
 class Changes {
@@ -25,13 +20,16 @@ class Changes {
   const std::vector<Checkpoint*>& checkpoints() const { return checkpoints_; }
   std::vector<Checkpoint*> TakeCheckpoints();
   std::vector<Job*> TakeJobs();
-  // It is about to go: what touches it from now on does nothing.
+  // It is about to go; nothing may touch it any more.
   void Forget(Checkpoint* checkpoint);
   void Forget(Job* job);
 
  private:
+  // In the order in which they were touched, for equal events must give equal answers.
   std::vector<Checkpoint*> checkpoints_;
   std::vector<Job*> jobs_;
+  absl::flat_hash_set<const Checkpoint*> listed_checkpoints_;
+  absl::flat_hash_set<const Job*> listed_jobs_;
 };
 
 }  // namespace cairn::engine

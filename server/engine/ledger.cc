@@ -1,3 +1,5 @@
+// One file: nothing else touches the private state of the ledger, and its states, indexes and probes are
+// read together.
 #include "server/engine/ledger.h"
 
 #include <algorithm>

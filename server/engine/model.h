@@ -201,7 +201,7 @@ struct CheckpointStanding {
   bool shown_due = false;  // a file is due or being written
 };
 
-struct Checkpoint : Touchable {
+struct Checkpoint {
   Checkpoint(Job* of, const CheckpointKey& of_key, uint64_t number, Changes* changes);
   void Touch() { changes_->Touch(this); }
 
@@ -329,7 +329,7 @@ struct JobStanding {
   JobPolicy policy;
 };
 
-struct Job : Touchable {
+struct Job {
   Job(std::string of_name, Changes* changes);
   void Touch() { changes_->Touch(this); }
 

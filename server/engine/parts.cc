@@ -1,3 +1,5 @@
+// One file: nothing else touches the private state of Parts, and how a part comes, is sealed, goes and
+// comes back after a restart is read together.
 #include "server/engine/parts.h"
 
 #include <algorithm>
