@@ -13,8 +13,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/checksum.h"
-#include "common/line.h"
 #include "server/engine/engine.h"
+#include "tests/support/line.h"
 
 namespace cairn::engine {
 namespace {
