@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "common/failpoint.h"
 #include "common/mutex.h"
+#include "common/version.h"
 #include "glog/logging.h"
 #include "server/cache/cache.h"
 #include "server/catalog/catalog.h"
@@ -44,21 +45,15 @@ std::string HostName() {
 }
 
 node::Options NodeOptions(const Options& options, const keeper::Inheritance& inheritance) {
-  node::Options node;
-  node.engine.budget_bytes = options.memory_budget;
+  node::Options node = options.node;
   // A daemon in safe mode makes nothing new.
-  if (inheritance.safe_mode.empty()) node.engine.pool_slabs = options.pool_slabs;
-  node.engine.storage = !options.storage_root.empty();
-  node.engine.storage_root = options.storage_root;
-  node.engine.default_policy = options.policy;
-  node.engine.max_sessions = options.max_sessions;
-  node.engine.max_waiting = options.max_waiting;
-  node.engine.max_persists = static_cast<int>(options.max_persists);
-  node.journal.bytes = options.journal_bytes;
+  if (!inheritance.safe_mode.empty()) node.engine.pool_slabs.clear();
+  node.engine.storage = !options.storage.root.empty();
+  node.engine.storage_root = options.storage.root;
   node.name = HostName();
-  node.version = kVersion;
-  node.fd_socket = options.socket + ".fd";
-  node.storage_root = options.storage_root;
+  node.version = std::string(Version());
+  node.fd_socket = FdSocketPath(options.socket);
+  node.storage_root = options.storage.root;
   node.restarts = inheritance.restarts;
   node.safe_mode = inheritance.safe_mode;
   return node;
@@ -114,16 +109,10 @@ StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   rooms.sessions = std::make_unique<KeeperSessions>(rooms.keeper.get());
 
   CAIRN_RETURN_IF_ERROR(Annotate(cache::SelfTest(), "this kernel cannot say who maps a slab"));
-  cache::Options cache;
-  cache.prefault_threads = static_cast<int>(options.prefault_threads);
-  CAIRN_ASSIGN_OR_RETURN(rooms.cache, cache::Cache::Start(cache, rooms.keeper.get()));
+  CAIRN_ASSIGN_OR_RETURN(rooms.cache, cache::Cache::Start(options.cache, rooms.keeper.get()));
 
-  if (!options.storage_root.empty()) {
-    storage::Options storage;
-    storage.root = options.storage_root;
-    storage.threads = static_cast<int>(options.storage_threads);
-    storage.direct = options.storage_direct;
-    CAIRN_ASSIGN_OR_RETURN(rooms.storage, storage::MakePosixStorage(storage));
+  if (!options.storage.root.empty()) {
+    CAIRN_ASSIGN_OR_RETURN(rooms.storage, storage::MakePosixStorage(options.storage));
   }
 
   node::Rooms below;
@@ -152,12 +141,11 @@ StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   }
   CAIRN_ASSIGN_OR_RETURN(rooms.node, node::Node::Start(NodeOptions(options, inheritance), below,
                                                        std::move(inherited)));
-  rpc::Options rpc;
-  rpc.max_connections = options.max_connections;
-  rooms.server =
-      std::make_unique<rpc::Server>(rpc, rooms.node.get(), std::move(inheritance.thrift_listener));
+  rooms.server = std::make_unique<rpc::Server>(options.rpc, rooms.node.get(),
+                                               std::move(inheritance.thrift_listener));
   rooms.server->Start();
-  LOG(INFO) << "serving on " << options.socket << ", budget " << FormatBytes(options.memory_budget)
+  LOG(INFO) << "serving on " << options.socket << ", budget "
+            << FormatBytes(options.node.engine.budget_bytes)
             << (inheritance.restarts > 0 ? absl::StrCat(", restart ", inheritance.restarts) : "")
             << (inheritance.safe_mode.empty() ? "" : ", safe mode: " + inheritance.safe_mode);
   return rooms;
