@@ -45,33 +45,99 @@ enum ObjectTag : uint16_t {
 
 bool Repeats(uint16_t tag) { return tag == kNote || tag == kObject; }
 
-void AppendField(std::string* out, uint16_t tag, absl::string_view value) {
-  AppendInteger<uint16_t>(out, tag);
-  AppendInteger<uint16_t>(out, 0);
-  AppendInteger<uint32_t>(out, static_cast<uint32_t>(value.size()));
-  out->append(value.data(), value.size());
+// The encoding is written once, against one of two sinks: one counts, the other keeps the bytes. So
+// the size is exact, and known without an allocation and without a look at any checksum.
+class CountingSink {
+ public:
+  template <typename T>
+  void Integer(T) {
+    size_ += sizeof(T);
+  }
+  void Bytes(absl::string_view bytes) { size_ += bytes.size(); }
+  void Integers(const std::vector<uint32_t>& values) { size_ += sizeof(uint32_t) * values.size(); }
+
+  size_t size() const { return size_; }
+
+ private:
+  size_t size_ = 0;
+};
+
+class BufferSink {
+ public:
+  explicit BufferSink(std::string* out) : out_(out) {}
+
+  template <typename T>
+  void Integer(T value) {
+    AppendInteger<T>(out_, value);
+  }
+  void Bytes(absl::string_view bytes) { out_->append(bytes.data(), bytes.size()); }
+  void Integers(const std::vector<uint32_t>& values) {
+    for (uint32_t value : values) AppendInteger<uint32_t>(out_, value);
+  }
+
+ private:
+  std::string* const out_;
+};
+
+template <typename Sink>
+void WriteFieldHeader(uint16_t tag, size_t length, Sink* sink) {
+  sink->template Integer<uint16_t>(tag);
+  sink->template Integer<uint16_t>(0);
+  sink->template Integer<uint32_t>(static_cast<uint32_t>(length));
 }
 
-template <typename T>
-void AppendIntegerField(std::string* out, uint16_t tag, T value) {
-  std::string bytes;
-  AppendInteger<T>(&bytes, value);
-  AppendField(out, tag, bytes);
+template <typename Sink>
+void WriteField(uint16_t tag, absl::string_view value, Sink* sink) {
+  WriteFieldHeader(tag, value.size(), sink);
+  sink->Bytes(value);
 }
 
-std::string EncodeObject(const ObjectEntry& object) {
-  std::string out;
-  out.reserve(80 + object.name.size() + 4 * object.block_crcs.size());
-  AppendField(&out, kName, object.name);
-  AppendIntegerField<uint8_t>(&out, kKind, static_cast<uint8_t>(object.kind));
-  AppendIntegerField<uint64_t>(&out, kLength, object.length);
-  AppendIntegerField<uint32_t>(&out, kBlockBytesTag, object.block_bytes);
-  AppendInteger<uint16_t>(&out, kBlockCrcs);
-  AppendInteger<uint16_t>(&out, 0);
-  AppendInteger<uint32_t>(&out, static_cast<uint32_t>(4 * object.block_crcs.size()));
-  for (uint32_t crc : object.block_crcs) AppendInteger<uint32_t>(&out, crc);
-  out += object.unknown;
-  return out;
+template <typename T, typename Sink>
+void WriteIntegerField(uint16_t tag, T value, Sink* sink) {
+  WriteFieldHeader(tag, sizeof(T), sink);
+  sink->template Integer<T>(value);
+}
+
+template <typename Sink>
+void WriteNote(const std::string& key, const std::string& value, Sink* sink) {
+  WriteFieldHeader(kNote, sizeof(uint32_t) + key.size() + value.size(), sink);
+  sink->template Integer<uint32_t>(static_cast<uint32_t>(key.size()));
+  sink->Bytes(key);
+  sink->Bytes(value);
+}
+
+template <typename Sink>
+void WriteObjectFields(const ObjectEntry& object, Sink* sink) {
+  WriteField(kName, object.name, sink);
+  WriteIntegerField<uint8_t>(kKind, static_cast<uint8_t>(object.kind), sink);
+  WriteIntegerField<uint64_t>(kLength, object.length, sink);
+  WriteIntegerField<uint32_t>(kBlockBytesTag, object.block_bytes, sink);
+  WriteFieldHeader(kBlockCrcs, sizeof(uint32_t) * object.block_crcs.size(), sink);
+  sink->Integers(object.block_crcs);
+  sink->Bytes(object.unknown);
+}
+
+template <typename Sink>
+void WriteObject(const ObjectEntry& object, Sink* sink) {
+  CountingSink nested;
+  WriteObjectFields(object, &nested);
+  WriteFieldHeader(kObject, nested.size(), sink);
+  WriteObjectFields(object, sink);
+}
+
+// The body's fields that stand before the objects.
+template <typename Sink>
+void WriteHead(const Manifest& manifest, Sink* sink) {
+  WriteField(kJob, manifest.job, sink);
+  WriteIntegerField<uint32_t>(kOwnerUid, manifest.owner_uid, sink);
+  WriteIntegerField<int64_t>(kStep, manifest.step, sink);
+  WriteIntegerField<int64_t>(kAttempt, manifest.attempt, sink);
+  WriteIntegerField<int32_t>(kRevision, manifest.revision, sink);
+  WriteIntegerField<int32_t>(kWriter, manifest.writer, sink);
+  WriteIntegerField<int32_t>(kWorldSize, manifest.world_size, sink);
+  WriteIntegerField<int64_t>(kCreated, manifest.created_unix_ms, sink);
+  WriteIntegerField<int64_t>(kComesFrom, manifest.comes_from, sink);
+  for (const auto& [key, value] : manifest.notes) WriteNote(key, value, sink);
 }
 
 Status Bad(absl::string_view what) { return absl::DataLossError(absl::StrCat("manifest: ", what)); }
@@ -263,40 +329,33 @@ const ObjectEntry* Manifest::Find(absl::string_view name) const {
   return at != objects.end() && at->name == name ? &*at : nullptr;
 }
 
+size_t EncodedManifestSize(const Manifest& manifest) {
+  CountingSink body;
+  WriteHead(manifest, &body);
+  for (const ObjectEntry& object : manifest.objects) WriteObject(object, &body);
+  body.Bytes(manifest.unknown);
+  return kHeaderBytes + body.size() + kTrailerBytes;
+}
+
 std::string EncodeManifest(const Manifest& manifest) {
-  std::string out;
-  out.append(kMagic.data(), kMagic.size());
-  AppendInteger<uint32_t>(&out, kFormatVersion);
-  AppendInteger<uint32_t>(&out, 0);  // body length, below
-  AppendField(&out, kJob, manifest.job);
-  AppendIntegerField<uint32_t>(&out, kOwnerUid, manifest.owner_uid);
-  AppendIntegerField<int64_t>(&out, kStep, manifest.step);
-  AppendIntegerField<int64_t>(&out, kAttempt, manifest.attempt);
-  AppendIntegerField<int32_t>(&out, kRevision, manifest.revision);
-  AppendIntegerField<int32_t>(&out, kWriter, manifest.writer);
-  AppendIntegerField<int32_t>(&out, kWorldSize, manifest.world_size);
-  AppendIntegerField<int64_t>(&out, kCreated, manifest.created_unix_ms);
-  AppendIntegerField<int64_t>(&out, kComesFrom, manifest.comes_from);
-  for (const auto& [key, value] : manifest.notes) {
-    std::string note;
-    AppendInteger<uint32_t>(&note, static_cast<uint32_t>(key.size()));
-    note += key;
-    note += value;
-    AppendField(&out, kNote, note);
-  }
   // Callers may hold objects in the order they were created in; the bytes never show it.
   std::vector<const ObjectEntry*> objects;
   objects.reserve(manifest.objects.size());
   for (const ObjectEntry& object : manifest.objects) objects.push_back(&object);
   std::sort(objects.begin(), objects.end(),
             [](const ObjectEntry* a, const ObjectEntry* b) { return a->name < b->name; });
-  for (const ObjectEntry* object : objects) AppendField(&out, kObject, EncodeObject(*object));
-  out += manifest.unknown;
 
-  std::string body_length;
-  AppendInteger<uint32_t>(&body_length, static_cast<uint32_t>(out.size() - kHeaderBytes));
-  out.replace(kHeaderBytes - 4, 4, body_length);
-  AppendInteger<uint32_t>(&out, Crc32c(0, out.data(), out.size()));
+  const size_t size = EncodedManifestSize(manifest);
+  std::string out;
+  out.reserve(size);
+  BufferSink sink(&out);
+  sink.Bytes(kMagic);
+  sink.Integer<uint32_t>(kFormatVersion);
+  sink.Integer<uint32_t>(static_cast<uint32_t>(size - kHeaderBytes - kTrailerBytes));
+  WriteHead(manifest, &sink);
+  for (const ObjectEntry* object : objects) WriteObject(*object, &sink);
+  sink.Bytes(manifest.unknown);
+  sink.Integer<uint32_t>(Crc32c(0, out.data(), out.size()));
   return out;
 }
 

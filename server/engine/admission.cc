@@ -45,6 +45,7 @@ uint64_t Engine::Impl::Estimate(const Job& job, const event::Create& event,
 // What this job could have if it had to, beside what is leased, pinned, quarantined or a live job's
 // newest.
 uint64_t Engine::Impl::Available(const Job& job) const {
+  Settle();
   const SlabOwner owner{job.owner_uid, job.name};
   return Coming() + ledger_.bytes_in(SlabState::kFree) + ledger_.idle_unmapped_bytes() +
          ledger_.making_unreserved_bytes() + ledger_.idle_mapped_bytes(owner) + evictable_total_ -
@@ -72,7 +73,6 @@ void Engine::Impl::Admit(Parked* parked, Checkpoint* checkpoint) {
     parked->deadline = std::min(parked->deadline, checkpoint->admission_deadline);
     deadlines_.insert({parked->deadline, parked->request});
   }
-  memory_changed_ = true;
 }
 
 bool Engine::Impl::TryAdmit(Checkpoint* checkpoint) {
@@ -101,7 +101,6 @@ void Engine::Impl::Consume(Checkpoint* checkpoint, uint64_t bytes) {
 }
 
 void Engine::Impl::ReleaseReservation(Checkpoint* checkpoint) {
-  if (checkpoint->reserved > 0) memory_changed_ = true;
   Consume(checkpoint, checkpoint->reserved);
 }
 
@@ -123,7 +122,6 @@ void Engine::Impl::RefuseStep(Checkpoint* checkpoint, Status why) {
   }
   RetractGrants(open, why);
   for (Part* part : open) ErasePart(part);
-  memory_changed_ = true;
   MaybeEraseCheckpoint(checkpoint);
 }
 
@@ -195,6 +193,16 @@ Status Engine::Impl::FullStatus(const Job& job, uint64_t wanted, absl::string_vi
 }
 
 // --- creates that wait
+
+Engine::Impl::MemoryState Engine::Impl::MemoryNow() const {
+  Settle();
+  return {ledger_.version(),
+          evictable_version_,
+          reserved_total_,
+          next_sequence_,
+          persists_.size() + verifications_.size(),
+          manifests_waiting_.size()};
+}
 
 void Engine::Impl::ServeWaiting() {
   // Room that creates before this one wait for is not this one's.
@@ -269,10 +277,7 @@ void Engine::Impl::Serve(Parked* parked, uint64_t* claimed) {
   *claimed += lacking;
   if (affordable && FreeMemory(job, session, *claimed)) return;
   // Evicting may have given this session slabs that fit, or slabs it must unmap first.
-  if (memory_changed_ || ledger_.PeekChanged()) {
-    memory_changed_ = true;
-    return;
-  }
+  if (MemoryNow() != served_) return;
   if (affordable && ledger_.HasRetired(session)) {
     reply::Create unmap_first;
     unmap_first.retire = ledger_.TellRetired(session);
@@ -335,6 +340,7 @@ bool Engine::Impl::FreeMemory(const Job* job, SessionId session, uint64_t wanted
 // Soft: one that is mapped by sessions. Those with a lease on some object go last: the rest of them
 // gains less.
 bool Engine::Impl::EvictOne(EvictClass evict_class, bool soft, const Job* only, const Job* except) {
+  Settle();
   for (const bool partly : {false, true}) {
     for (auto at = evictable_.lower_bound({evict_class, 0});
          at != evictable_.end() && at->first.first == evict_class; ++at) {
@@ -351,6 +357,7 @@ bool Engine::Impl::EvictOne(EvictClass evict_class, bool soft, const Job* only, 
 }
 
 bool Engine::Impl::Recycle(Job* job, SessionId session, uint64_t need) {
+  Settle();
   int tries = 0;
   for (const auto& [evict_class, id] : job->evictable) {
     if (evict_class > EvictClass::kOwesNothing || ++tries > kRecycleTries) return false;

@@ -101,9 +101,8 @@ void Engine::Impl::On(const event::SetPolicy& event) {
   EmitJob(*job);
   // What the new policy wants of the newest step is wanted now, not at the next one.
   if (Checkpoint* newest = NewestOnLine(*job)) ScheduleByPolicy(newest);
-  ReclassifyJob(job);
+  waits_to_check_.insert(job->name);
   ApplyKeepPolicy(job);
-  NotifyWaits(job);
   Answer(request, Body(reply::Ok{}));
 }
 
@@ -277,8 +276,7 @@ void Engine::Impl::FenceOlder(Job* job) {
     const bool empty = at->second.checkpoints_at.empty() && at->second.sessions.empty();
     at = empty ? job->attempts.erase(at) : std::next(at);
   }
-  ReclassifyJob(job);
-  NotifyWaits(job);
+  TouchJob(job);
 }
 
 }  // namespace cairn::engine

@@ -90,13 +90,16 @@ Outcome Engine::Impl::Finish() {
   ledger_.ProbeDue();
   // Serving may change memory again; it ends because each round grants, refuses or frees something.
   for (int round = 0; round < 64; ++round) {
-    memory_changed_ |= ledger_.TakeChanged();
-    if (!std::exchange(memory_changed_, false)) break;
+    const MemoryState now = MemoryNow();
+    if (now == served_) break;
+    served_ = now;
     RetryManifests();
     ServeWaiting();
   }
   RunPersists();
   CheckDrained();
+  CheckWaits();
+  Settle();
   for (auto& [job, keys] : to_record_) {
     out_.actions.push_back(
         action::Record{job, std::vector<CheckpointKey>(keys.begin(), keys.end())});
@@ -177,7 +180,7 @@ std::unique_ptr<Parked> Engine::Impl::Unpark(RequestId request) {
         const auto checkpoint = job->checkpoints.find(parked->checkpoint);
         if (checkpoint != job->checkpoints.end()) {
           checkpoint->second->waiting_creates.erase(request);
-          Reclassify(checkpoint->second.get());
+          Touch(checkpoint->second.get());
         }
       }
       break;

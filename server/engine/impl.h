@@ -130,20 +130,29 @@ class Engine::Impl {
   void FreeManifestExtent(const ExtentRef& extent);
   void PartCommitted(Part* part);
   void BecameComplete(Checkpoint* checkpoint);
+  // --- settle.cc ---
+  // Says that something changed that the line, the evict class, the recorder or those who wait for
+  // the checkpoint depend on.
+  void Touch(Checkpoint* checkpoint);
+  void TouchJob(Job* job);  // its writers, or which attempt is the newest
+  void Settle() const { const_cast<Impl*>(this)->SettleTouched(); }
+  void SettleTouched();
+  void SettleJob(Job* job);
+  void Show(Checkpoint* checkpoint);
+  void Unsettle(Checkpoint* checkpoint);  // it is about to go
+  void CheckWaits();
+
   void RefreshLine(Checkpoint* checkpoint);
   void RebuildLine(Job* job);
   std::vector<AttemptLine> AttemptLines(const Job& job) const;
   // The line ends here, whatever is settled above: the newest attempt counts from its first create.
   static Step LineBound(const Job& job);
   // Where an attempt whose first step is `step` comes from.
-  static Step ComesFromLine(const Job& job, Step step);
+  Step ComesFromLine(const Job& job, Step step) const;
   Checkpoint* NewestOnLine(const Job& job) const;
-  static bool OnLine(const Checkpoint& checkpoint);
-  static bool Abandoned(const Checkpoint& checkpoint);
+  bool OnLine(const Checkpoint& checkpoint) const;
+  bool Abandoned(const Checkpoint& checkpoint) const;
   Checkpoint* LineAt(const Job& job, Step step) const;
-  void ReclassifyJob(Job* job);
-  void ReclassifyNewest(Job* job);       // its writers came or went
-  void Changed(Checkpoint* checkpoint);  // tells the recorder and those who wait
 
   // --- saving.cc ---
   void On(const event::Create& event);
@@ -191,6 +200,12 @@ class Engine::Impl {
   void RefuseStep(Checkpoint* checkpoint, Status why);
   void RetractGrants(const std::vector<Part*>& parts, const Status& why);
   Status FullStatus(const Job& job, uint64_t wanted, absl::string_view what) const;
+  struct MemoryState {
+    uint64_t ledger = 0, evictable = 0, reserved = 0, creates = 0;
+    size_t under_io = 0, manifests = 0;
+    bool operator==(const MemoryState&) const = default;
+  };
+  MemoryState MemoryNow() const;
   void ServeWaiting();
   void Serve(Parked* parked, uint64_t* claimed);
   void ReleaseNeeds(Parked* parked);
@@ -215,7 +230,8 @@ class Engine::Impl {
   void On(const event::Pin& event);
   void On(const event::FilesDeleted& event);
   EvictClass ClassOf(const Checkpoint& checkpoint) const;
-  void Reclassify(Checkpoint* checkpoint);
+  void Classify(Checkpoint* checkpoint);
+  void Unindex(Checkpoint* checkpoint);
   void Account(SlabRecord* slab);
   void UseSlab(Checkpoint* checkpoint, SlabRecord* slab);
   void LeaveSlab(Checkpoint* checkpoint, SlabRecord* slab);
@@ -307,7 +323,12 @@ class Engine::Impl {
   bool draining_ = false, drained_ = false;
   MonotonicNanos drain_deadline_ = 0;
   bool giving_up_scan_ = false;  // the event under way has waited for storage long enough
-  bool memory_changed_ = false;  // waiting creates may be served now
+  MemoryState served_;           // the state of memory that waiting creates have seen
+  std::vector<Checkpoint*> touched_;
+  std::vector<Job*> touched_jobs_;
+  bool settling_ = false;
+  std::set<std::string> waits_to_check_;
+  uint64_t evictable_version_ = 0;
   uint64_t next_sequence_ = 1;
   MonotonicNanos woken_for_ = kNever;
 

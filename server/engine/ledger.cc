@@ -95,7 +95,7 @@ void Ledger::Settle(SlabRecord* slab) {
   if (state != slab->state) {
     slab->state = state;
     slab->since = now_;
-    if (state == SlabState::kFree || state == SlabState::kIdle) changed_ = true;
+    if (state == SlabState::kFree || state == SlabState::kIdle) ++version_;
   }
   // Only its mapper's word brings such a slab back, so it is asked to unmap it.
   if (state == SlabState::kQuarantined && slab->mapper != 0 && slab->readers.empty() &&
@@ -306,7 +306,7 @@ void Ledger::ReaderReleased(SlabRecord* slab, LeaseId lease, bool has_lock) {
   ScheduleProbe(slab, kNever);
   slab->probe_again = slab->probing;
   Settle(slab);
-  if (slab->readers.empty()) changed_ = true;
+  if (slab->readers.empty()) ++version_;
 }
 
 void Ledger::ReaderNeverLent(SlabRecord* slab, LeaseId lease) {
@@ -382,7 +382,7 @@ bool Ledger::OnMade(SlabId id, const Status& status) {
   SlabRecord* slab = Find(id);
   if (slab == nullptr || slab->state != SlabState::kMaking) return false;
   Lift(slab);
-  changed_ = true;
+  ++version_;
   if (!status.ok()) {
     total_ -= slab->bytes;
     slabs_.erase(id);
@@ -400,7 +400,7 @@ void Ledger::OnDestroyed(SlabId id) {
   Lift(slab);
   total_ -= slab->bytes;
   slabs_.erase(id);
-  changed_ = true;
+  ++version_;
 }
 
 std::vector<LeaseId> Ledger::OnProbed(const event::SlabProbed& probed) {
@@ -409,7 +409,7 @@ std::vector<LeaseId> Ledger::OnProbed(const event::SlabProbed& probed) {
   Lift(slab);
   slab->probing = false;
   // Whoever counted on it looks again, whatever the answer.
-  if (slab->state == SlabState::kQuarantined) changed_ = true;
+  if (slab->state == SlabState::kQuarantined) ++version_;
   std::vector<LeaseId> ended;
   for (LeaseId lease : probed.ended) {
     const auto at = slab->readers.find(lease);
@@ -435,7 +435,7 @@ std::vector<LeaseId> Ledger::OnProbed(const event::SlabProbed& probed) {
         options_.probe_interval * (slab->state == SlabState::kInUse ? kLongestProbeWait : 2));
   }
   Settle(slab);
-  if (!ended.empty()) changed_ = true;
+  if (!ended.empty()) ++version_;
   return ended;
 }
 

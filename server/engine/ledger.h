@@ -174,9 +174,8 @@ class Ledger {
   uint64_t probing_bytes() const { return probing_bytes_; }
   // Sizes of the ready or making slabs that `session` could write next, ascending.
   std::vector<uint64_t> ReadyFor(const SlabOwner& owner, SessionId session) const;
-  // True since the last call when something became available or was given back.
-  bool TakeChanged() { return std::exchange(changed_, false); }
-  bool PeekChanged() const { return changed_; }
+  // Grows whenever something became available or was given back.
+  uint64_t version() const { return version_; }
 
   std::string CheckInvariants() const;
 
@@ -216,7 +215,7 @@ class Ledger {
   uint64_t total_ = 0, idle_mapped_bytes_ = 0, making_unreserved_bytes_ = 0, probing_bytes_ = 0;
   std::array<uint64_t, kSlabStates> bytes_{};
   uint64_t recovered_total_ = 0;  // may exceed a budget that was lowered since
-  bool changed_ = false;
+  uint64_t version_ = 1;
 };
 
 }  // namespace cairn::engine

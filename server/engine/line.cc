@@ -55,7 +55,7 @@ Part* Engine::Impl::GetPart(Checkpoint* checkpoint, Writer writer) {
     part->key = {checkpoint->key, writer};
     part->checkpoint = checkpoint;
     ++checkpoint->open_parts;
-    Reclassify(checkpoint);
+    Touch(checkpoint);
   }
   return part.get();
 }
@@ -149,8 +149,7 @@ void Engine::Impl::ErasePart(Part* part) {
     --checkpoint->open_parts;
   }
   checkpoint->parts.erase(part->key.writer);
-  Reclassify(checkpoint);
-  memory_changed_ = true;
+  Touch(checkpoint);
 }
 
 void Engine::Impl::MaybeEraseCheckpoint(Checkpoint* checkpoint) {
@@ -169,13 +168,11 @@ void Engine::Impl::EraseCheckpoint(Checkpoint* checkpoint) {
                               absl::StrCat("create: ", key.DebugString(), " was dropped")));
   }
   ReleaseReservation(checkpoint);
-  const bool was_complete = checkpoint->complete;
-  checkpoint->complete = false;
-  checkpoint->persisted = false;
-  RefreshLine(checkpoint);
+  Unsettle(checkpoint);
   while (!checkpoint->parts.empty()) ErasePart(checkpoint->parts.begin()->second.get());
   Unowe(checkpoint);
-  Reclassify(checkpoint);
+  Unindex(checkpoint);
+  std::erase(touched_, checkpoint);
   job->incomplete.erase(checkpoint->Id());
   job->persisted.erase(checkpoint->Id());
   const auto attempt = job->attempts.find(key.attempt);
@@ -184,7 +181,6 @@ void Engine::Impl::EraseCheckpoint(Checkpoint* checkpoint) {
     attempt->second.checkpoints_at.erase(at_step);
     attempt->second.worlds.erase(key.step);
   }
-  if (was_complete) to_record_[key.job].insert(key);
   job->checkpoints.erase(checkpoint->Id());
 }
 
@@ -213,8 +209,7 @@ void Engine::Impl::PartCommitted(Part* part) {
   if (checkpoint->committed == checkpoint->world_size) {
     BecameComplete(checkpoint);
   } else {
-    Reclassify(checkpoint);
-    Changed(checkpoint);
+    Touch(checkpoint);
   }
 }
 
@@ -226,7 +221,7 @@ void Engine::Impl::BecameComplete(Checkpoint* checkpoint) {
   for (const auto& [writer, part] : checkpoint->parts) digests.push_back(part->digest);
   checkpoint->digest = CheckpointDigest(digests);
   ReleaseReservation(checkpoint);
-  RefreshLine(checkpoint);
+  Touch(checkpoint);
   ScheduleByPolicy(checkpoint);
 
   // Steps of this attempt that were left behind: said once, with the writers they lack.
@@ -235,7 +230,7 @@ void Engine::Impl::BecameComplete(Checkpoint* checkpoint) {
     if (std::get<0>(other) >= std::get<0>(id)) break;
     if (std::get<1>(other) != std::get<1>(id)) continue;
     Checkpoint* lacking = job->checkpoints.at(other).get();
-    Reclassify(lacking);
+    Touch(lacking);
     if (lacking->lack_logged || lacking->parts.empty()) continue;
     lacking->lack_logged = true;
     const std::vector<Writer> missing = InfoOf(*lacking).missing_writers;
@@ -247,15 +242,9 @@ void Engine::Impl::BecameComplete(Checkpoint* checkpoint) {
   // Its older revisions are replaced now, not before.
   for (auto at = job->checkpoints.lower_bound({std::get<0>(id), std::get<1>(id), 0});
        at != job->checkpoints.end() && at->first < id; ++at) {
-    Reclassify(at->second.get());
+    Touch(at->second.get());
   }
-  memory_changed_ = true;
-  Changed(checkpoint);
-}
-
-void Engine::Impl::Changed(Checkpoint* checkpoint) {
-  to_record_[checkpoint->key.job].insert(checkpoint->key);
-  NotifyWaits(checkpoint->job);
+  Touch(checkpoint);
 }
 
 // --- the line
@@ -267,7 +256,8 @@ Step Engine::Impl::LineBound(const Job& job) {
   return job.attempts.rbegin()->second.comes_from;
 }
 
-Step Engine::Impl::ComesFromLine(const Job& job, Step step) {
+Step Engine::Impl::ComesFromLine(const Job& job, Step step) const {
+  Settle();
   const Step bound = LineBound(job);
   const auto above = step <= bound ? job.settled.lower_bound(step) : job.settled.upper_bound(bound);
   // With step above the bound the line ends at the bound; both stay below the first step.
@@ -275,23 +265,27 @@ Step Engine::Impl::ComesFromLine(const Job& job, Step step) {
 }
 
 Checkpoint* Engine::Impl::NewestOnLine(const Job& job) const {
+  Settle();
   const auto above = job.settled.upper_bound(LineBound(job));
   return above == job.settled.begin() ? nullptr : std::prev(above)->second;
 }
 
 Checkpoint* Engine::Impl::LineAt(const Job& job, Step step) const {
+  Settle();
   if (step > LineBound(job)) return nullptr;
   const auto at = job.settled.find(step);
   return at == job.settled.end() ? nullptr : at->second;
 }
 
-bool Engine::Impl::OnLine(const Checkpoint& checkpoint) {
+bool Engine::Impl::OnLine(const Checkpoint& checkpoint) const {
+  Settle();
   const auto at = checkpoint.job->settled.find(checkpoint.key.step);
   return at != checkpoint.job->settled.end() && at->second == &checkpoint &&
          checkpoint.key.step <= LineBound(*checkpoint.job);
 }
 
-bool Engine::Impl::Abandoned(const Checkpoint& checkpoint) {
+bool Engine::Impl::Abandoned(const Checkpoint& checkpoint) const {
+  Settle();
   if (!checkpoint.counted) return false;
   const auto at = checkpoint.job->settled.find(checkpoint.key.step);
   if (at == checkpoint.job->settled.end()) return true;
@@ -308,7 +302,6 @@ void Engine::Impl::RefreshLine(Checkpoint* checkpoint) {
   AttemptState& attempt = job->attempts.at(checkpoint->key.attempt);
   attempt.complete += obtainable ? 1 : -1;
   const Step step = checkpoint->key.step;
-  Checkpoint* newest_before = NewestOnLine(*job);
   if (obtainable) {
     if (job->attempts.rbegin()->first != attempt.attempt || attempt.complete == 1) {
       // The attempt's first complete step cuts off what older ones did above the point it came
@@ -319,7 +312,7 @@ void Engine::Impl::RefreshLine(Checkpoint* checkpoint) {
     Checkpoint*& entry = job->settled[step];
     if (entry == nullptr || entry->Id() < checkpoint->Id()) {
       Checkpoint* replaced = std::exchange(entry, checkpoint);
-      if (replaced != nullptr) Reclassify(replaced);
+      if (replaced != nullptr) Touch(replaced);
     }
   } else {
     const auto at = job->settled.find(step);
@@ -340,10 +333,8 @@ void Engine::Impl::RefreshLine(Checkpoint* checkpoint) {
       return;
     }
   }
-  for (const CheckpointId& id : job->incomplete) Reclassify(job->checkpoints.at(id).get());
-  Reclassify(checkpoint);
-  if (newest_before != nullptr && newest_before != checkpoint) Reclassify(newest_before);
-  if (Checkpoint* newest = NewestOnLine(*job)) Reclassify(newest);
+  Touch(checkpoint);
+  TouchJob(job);
 }
 
 std::vector<AttemptLine> Engine::Impl::AttemptLines(const Job& job) const {
@@ -370,15 +361,8 @@ void Engine::Impl::RebuildLine(Job* job) {
   for (const LineStep& step : ComputeLine(lines)) {
     job->settled[step.step] = job->checkpoints.at({step.step, step.attempt, step.revision}).get();
   }
-  ReclassifyJob(job);
-}
-
-void Engine::Impl::ReclassifyNewest(Job* job) {
-  if (Checkpoint* newest = NewestOnLine(*job)) Reclassify(newest);
-}
-
-void Engine::Impl::ReclassifyJob(Job* job) {
-  for (const auto& [id, checkpoint] : job->checkpoints) Reclassify(checkpoint.get());
+  for (const auto& [id, checkpoint] : job->checkpoints) Touch(checkpoint.get());
+  TouchJob(job);
 }
 
 }  // namespace cairn::engine

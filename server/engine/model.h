@@ -83,6 +83,13 @@ enum class EvictClass : uint8_t {
 
 using CheckpointId = std::tuple<Step, Attempt, Revision>;
 
+// What the recorder and those who wait were told of a checkpoint.
+struct Shown {
+  int32_t committed = 0;
+  bool complete = false, resident = false, obtainable = false, persisted = false, pinned = false;
+  bool operator==(const Shown&) const = default;
+};
+
 struct Checkpoint {
   CheckpointKey key;
   Job* job = nullptr;
@@ -126,6 +133,9 @@ struct Checkpoint {
   std::set<RequestId> waiting_creates;
 
   bool counted = false;  // obtainable, and the line knows
+  bool touched = false;
+  Shown shown;
+  bool shown_due = false;
 
   // Memory: sums over its slabs, kept by Account().
   std::map<SlabId, uint32_t> slabs;  // → extents of ours in it
@@ -195,6 +205,10 @@ struct Job {
   std::set<SessionId> sessions;
   int64_t writers = 0;  // of them, those with a rank
   std::set<RequestId> waits;
+  bool touched = false;
+  Checkpoint* settled_newest = nullptr;
+  bool settled_writers = false;
+  Attempt settled_attempt = 0;
 
   ScanState scan = ScanState::kUnknown;
   MonotonicNanos scan_started = 0, scan_again = 0;

@@ -137,7 +137,6 @@ void Engine::Impl::On(const event::Verified& event) {
   SlabRecord* slab = ledger_.Find(verification.slab);
   ledger_.Unpin(slab);
   Account(slab);
-  memory_changed_ = true;
   Part* part = FindPart(verification.part);
   Object* object = nullptr;
   if (part != nullptr) {
@@ -188,11 +187,10 @@ void Engine::Impl::ObjectBroke(Object* object, const Status& why) {
   ++checkpoint->broken_objects;
   checkpoint->why = absl::StrCat("\"", absl::CHexEscape(object->entry.name), "\": ", why.message());
   Unowe(checkpoint);
-  RefreshLine(checkpoint);
-  Reclassify(checkpoint);
+  Touch(checkpoint);
   // Another is the newest now, and may be due.
   if (Checkpoint* newest = NewestOnLine(*checkpoint->job)) ScheduleByPolicy(newest);
-  Changed(checkpoint);
+  Touch(checkpoint);
 }
 
 void Engine::Impl::AnswerOpen(const Caller& caller, Checkpoint* checkpoint, Object* object,

@@ -38,7 +38,7 @@ void Engine::Impl::ScheduleByPolicy(Checkpoint* checkpoint) {
         Unowe(older);
         older->skipped = true;
         Count("persists_skipped");
-        Reclassify(older);
+        Touch(older);
       }
       Owe(checkpoint, /*asked=*/false);
       return;
@@ -55,7 +55,7 @@ void Engine::Impl::Owe(Checkpoint* checkpoint, bool asked) {
     checkpoint->job->owed.insert(checkpoint->Id());
     owing_jobs_.insert(checkpoint->job->name);
   }
-  Reclassify(checkpoint);
+  Touch(checkpoint);
 }
 
 void Engine::Impl::Unowe(Checkpoint* checkpoint) {
@@ -93,7 +93,6 @@ void Engine::Impl::On(const event::PersistNow& event) {
     Owe(*found, /*asked=*/true);
     out_.facts.push_back(fact::PersistAsked{(*found)->key});
     job->persist_at = 0;  // somebody is there: try now
-    NotifyWaits(job);
   }
   Answer(request, Body(reply::Ok{}));
 }
@@ -146,8 +145,7 @@ void Engine::Impl::StartPersist(Checkpoint* checkpoint) {
   if (!checkpoint->complete || !checkpoint->Resident()) {  // what is not here cannot be written
     Unowe(checkpoint);
     checkpoint->asked = false;
-    Reclassify(checkpoint);
-    NotifyWaits(job);
+    Touch(checkpoint);
     return;
   }
   action::Persist persist;
@@ -174,7 +172,7 @@ void Engine::Impl::StartPersist(Checkpoint* checkpoint) {
   ++job->persists;
   job->owed.erase(checkpoint->Id());
   if (job->owed.empty()) owing_jobs_.erase(job->name);
-  Reclassify(checkpoint);
+  Touch(checkpoint);
   out_.actions.push_back(std::move(persist));
 }
 
@@ -188,7 +186,6 @@ void Engine::Impl::On(const event::Persisted& event) {
     ledger_.Unpin(slab);
     Account(slab);
   }
-  memory_changed_ = true;
   Job* job = FindJob(event.checkpoint.job);
   if (job == nullptr) return;
   --job->persists;
@@ -217,8 +214,7 @@ void Engine::Impl::On(const event::Persisted& event) {
         if (Checkpoint* newest = NewestOnLine(*job)) ScheduleByPolicy(newest);
       }
     }
-    Reclassify(checkpoint);
-    NotifyWaits(job);
+    Touch(checkpoint);
     return;
   }
 
@@ -257,14 +253,12 @@ void Engine::Impl::On(const event::Persisted& event) {
     if (!older->Resident()) {
       EraseCheckpoint(older);
     } else {
-      RefreshLine(older);
-      Reclassify(older);
+      Touch(older);
     }
   }
-  RefreshLine(checkpoint);
-  Reclassify(checkpoint);
+  Touch(checkpoint);
   ApplyKeepPolicy(job);
-  Changed(checkpoint);
+  Touch(checkpoint);
 }
 
 MonotonicNanos Engine::Impl::NextPersist() const {

@@ -455,7 +455,6 @@ void Engine::Impl::ResumeAll(const Restored& restored) {
         if (options_.storage && restored.asked.contains(checkpoint->key)) {
           Owe(checkpoint.get(), /*asked=*/true);
         }
-        to_record_[name].insert(checkpoint->key);
       }
     }
     // Of what storage has whole a part may have been evicted: the scan makes it complete again.
@@ -464,7 +463,7 @@ void Engine::Impl::ResumeAll(const Restored& restored) {
       if (!restored.persisted.contains(checkpoint->key)) continue;
       checkpoint->stored_whole = true;
       checkpoint->digest = restored.persisted.at(checkpoint->key);  // a snapshot says it again
-      Reclassify(checkpoint);
+      Touch(checkpoint);
       if (options_.storage) StartScan(job.get());
     }
   }

@@ -47,28 +47,41 @@ EvictClass Engine::Impl::ClassOf(const Checkpoint& checkpoint) const {
 }
 
 // Keeps the index of what could be evicted, and its sums, in step with one checkpoint.
-void Engine::Impl::Reclassify(Checkpoint* checkpoint) {
+void Engine::Impl::Classify(Checkpoint* checkpoint) {
   Job* job = checkpoint->job;
-  if (checkpoint->evict_class != EvictClass::kKept) {
-    evictable_.erase({checkpoint->evict_class, checkpoint->sequence});
-    job->evictable.erase({checkpoint->evict_class, checkpoint->Id()});
-    evictable_total_ -= checkpoint->counted_evictable;
-    evictable_mapped_total_ -= checkpoint->counted_evictable_mapped;
-    job->evictable_mapped -= checkpoint->counted_evictable_mapped;
-  }
+  const auto before = std::make_tuple(checkpoint->evict_class, checkpoint->counted_evictable,
+                                      checkpoint->counted_evictable_mapped);
+  Unindex(checkpoint);
   checkpoint->evict_class = ClassOf(*checkpoint);
-  checkpoint->counted_evictable = checkpoint->counted_evictable_mapped = 0;
   if (checkpoint->slab_bytes == checkpoint->locked_bytes) {
     checkpoint->evict_class = EvictClass::kKept;  // nothing to gain
   }
+  if (checkpoint->evict_class != EvictClass::kKept) {
+    checkpoint->counted_evictable = checkpoint->slab_bytes - checkpoint->locked_bytes;
+    checkpoint->counted_evictable_mapped = checkpoint->mapped_bytes;
+    evictable_[{checkpoint->evict_class, checkpoint->sequence}] = checkpoint;
+    job->evictable.insert({checkpoint->evict_class, checkpoint->Id()});
+    evictable_total_ += checkpoint->counted_evictable;
+    evictable_mapped_total_ += checkpoint->counted_evictable_mapped;
+    job->evictable_mapped += checkpoint->counted_evictable_mapped;
+  }
+  if (before != std::make_tuple(checkpoint->evict_class, checkpoint->counted_evictable,
+                                checkpoint->counted_evictable_mapped)) {
+    ++evictable_version_;
+  }
+}
+
+void Engine::Impl::Unindex(Checkpoint* checkpoint) {
+  Job* job = checkpoint->job;
   if (checkpoint->evict_class == EvictClass::kKept) return;
-  checkpoint->counted_evictable = checkpoint->slab_bytes - checkpoint->locked_bytes;
-  checkpoint->counted_evictable_mapped = checkpoint->mapped_bytes;
-  evictable_[{checkpoint->evict_class, checkpoint->sequence}] = checkpoint;
-  job->evictable.insert({checkpoint->evict_class, checkpoint->Id()});
-  evictable_total_ += checkpoint->counted_evictable;
-  evictable_mapped_total_ += checkpoint->counted_evictable_mapped;
-  job->evictable_mapped += checkpoint->counted_evictable_mapped;
+  evictable_.erase({checkpoint->evict_class, checkpoint->sequence});
+  job->evictable.erase({checkpoint->evict_class, checkpoint->Id()});
+  evictable_total_ -= checkpoint->counted_evictable;
+  evictable_mapped_total_ -= checkpoint->counted_evictable_mapped;
+  job->evictable_mapped -= checkpoint->counted_evictable_mapped;
+  checkpoint->evict_class = EvictClass::kKept;
+  checkpoint->counted_evictable = checkpoint->counted_evictable_mapped = 0;
+  ++evictable_version_;
 }
 
 // A slab's leases, pins or mapper changed: so did what evicting its user would give.
@@ -84,8 +97,7 @@ void Engine::Impl::Account(SlabRecord* slab) {
   slab->counted_mapped = mapped;
   if (locked) checkpoint->locked_bytes += slab->bytes;
   if (mapped) checkpoint->mapped_bytes += slab->bytes;
-  Reclassify(checkpoint);
-  if (!locked) memory_changed_ = true;
+  Touch(checkpoint);
 }
 
 void Engine::Impl::UseSlab(Checkpoint* checkpoint, SlabRecord* slab) {
@@ -112,11 +124,8 @@ void Engine::Impl::LeaveSlab(Checkpoint* checkpoint, SlabRecord* slab) {
 void Engine::Impl::Evict(Checkpoint* checkpoint) {
   Count("evicted_checkpoints");
   if (checkpoint->evict_class == EvictClass::kOwes) Count("evicted_unpersisted");
-  memory_changed_ = true;
   if (!checkpoint->persisted || checkpoint->deleting) {
-    Job* job = checkpoint->job;
     EraseCheckpoint(checkpoint);
-    NotifyWaits(job);
     return;
   }
   DropMemory(checkpoint);
@@ -136,8 +145,7 @@ void Engine::Impl::DropMemory(Checkpoint* checkpoint) {
     }
     if (!left) FreeManifest(part.get());
   }
-  Reclassify(checkpoint);
-  Changed(checkpoint);
+  Touch(checkpoint);
 }
 
 // A full journal is memory that ran out, too: what superseded steps are told of there goes with
@@ -146,7 +154,11 @@ void Engine::Impl::On(const event::JournalFull& event) {
   journal_full_ = event.full;
   if (!event.full) return;
   constexpr int kBatch = 64;
-  for (int i = 0; i < kBatch && !evictable_.empty(); ++i) Evict(evictable_.begin()->second);
+  for (int i = 0; i < kBatch; ++i) {
+    Settle();
+    if (evictable_.empty()) return;
+    Evict(evictable_.begin()->second);
+  }
 }
 
 // --- delete
@@ -181,7 +193,7 @@ void Engine::Impl::DeleteFiles(Checkpoint* checkpoint, bool tombstone) {
   const Job& job = *checkpoint->job;
   out_.actions.push_back(
       action::DeleteFiles{checkpoint->key, job.owner_uid, job.owner_gid, tombstone});
-  RefreshLine(checkpoint);
+  Touch(checkpoint);
 }
 
 void Engine::Impl::On(const event::FilesDeleted& event) {
@@ -202,19 +214,16 @@ void Engine::Impl::On(const event::FilesDeleted& event) {
       checkpoint->persisted = false;
       job->persisted.erase(checkpoint->Id());
       checkpoint->directory.clear();
-      to_record_[job->name].insert(checkpoint->key);
       if (!checkpoint->Resident() || checkpoint->parts.empty()) {
         EraseCheckpoint(checkpoint);
       } else {
-        RefreshLine(checkpoint);
-        Reclassify(checkpoint);
+        Touch(checkpoint);
       }
     } else {
-      RefreshLine(checkpoint);
+      Touch(checkpoint);
     }
   }
   AnswerRemovals(event.checkpoint, event.status);
-  if (job != nullptr) NotifyWaits(job);
 }
 
 void Engine::Impl::AnswerRemovals(const CheckpointKey& key, const Status& status) {
@@ -256,9 +265,7 @@ void Engine::Impl::On(const event::Remove& event) {
       DropMemory(checkpoint);
     } else {
       EraseCheckpoint(checkpoint);
-      NotifyWaits(job);
     }
-    memory_changed_ = true;
     return Answer(request, Body(reply::Ok{}));
   }
 
@@ -282,11 +289,8 @@ void Engine::Impl::On(const event::Remove& event) {
       out_.actions.push_back(action::DeleteFiles{key, job->owner_uid, job->owner_gid, true});
     }
     if (each->persisted || busy) files.push_back(key);  // a persist is deleted when it has ended
-    to_record_[job->name].insert(key);
     EraseCheckpoint(each);
   }
-  NotifyWaits(job);
-  memory_changed_ = true;
   if (files.empty()) return Answer(request, Body(reply::Ok{}));
   Parked* parked = Park(ParkedKind::kRemove, event.caller, job->name, event.deadline, event);
   if (parked == nullptr) return;
@@ -302,9 +306,7 @@ void Engine::Impl::On(const event::Pin& event) {
   if (checkpoint->pinned != event.pinned) {
     checkpoint->pinned = event.pinned;
     out_.facts.push_back(fact::Pinned{checkpoint->key, event.pinned});
-    Reclassify(checkpoint);
-    memory_changed_ = true;
-    Changed(checkpoint);
+    Touch(checkpoint);
   }
   Answer(event.caller.request, Body(reply::Ok{}));
 }

@@ -75,7 +75,7 @@ void Engine::Impl::HandleCreate(const event::Create& event, Session* session) {
   waiting_creates_[order] = request;
   create_order_[request] = order;
   checkpoint->waiting_creates.insert(request);
-  Reclassify(checkpoint);
+  Touch(checkpoint);
   Admit(parked, checkpoint);
 }
 
@@ -317,7 +317,7 @@ void Engine::Impl::Grant(Parked* waiting) {
   session->writing.insert(part->key);
   reply::Create reply = GrantReply(event, part, session, /*repeat=*/false);
   reply.lend = std::move(lend);
-  Reclassify(checkpoint);
+  Touch(checkpoint);
   Answer(request, Body(std::move(reply)));
 }
 

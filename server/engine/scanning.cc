@@ -97,7 +97,6 @@ void Engine::Impl::On(const event::JobScanned& event) {
     if (session.writer >= 0) Provision(job, id, session.writer, 2);
   }
   ApplyKeepPolicy(job);
-  NotifyWaits(job);
   maybe_forget_.insert(job->name);
 }
 
@@ -137,8 +136,7 @@ void Engine::Impl::MergeStored(Job* job, const StoredCheckpoint& stored) {
     known->directory = stored.directory;
     job->persisted.insert(known->Id());
     Unowe(known);
-    RefreshLine(known);
-    Changed(known);
+    Touch(known);
     return;
   }
   CompleteFromStorage(GetCheckpoint(job, key, stored.world_size), stored);
@@ -175,9 +173,7 @@ void Engine::Impl::CompleteFromStorage(Checkpoint* checkpoint, const StoredCheck
   checkpoint->directory = stored.directory;
   job->incomplete.erase(checkpoint->Id());
   job->persisted.insert(checkpoint->Id());
-  RefreshLine(checkpoint);
-  Reclassify(checkpoint);
-  Changed(checkpoint);
+  Touch(checkpoint);
 }
 
 // A part as its manifest tells it; none of it is in memory yet.

@@ -215,7 +215,7 @@ void Engine::Impl::On(const event::Commit& event) {
   last.slabs.clear();
   for (const auto& [slab, bytes] : slabs) last.slabs.push_back(bytes);
   std::sort(last.slabs.begin(), last.slabs.end());
-  Reclassify(part->checkpoint);
+  Touch(part->checkpoint);
   WriteManifest(part);
 }
 
@@ -293,7 +293,6 @@ void Engine::Impl::WriteManifest(Part* part) {
       parked->deadline = now_ + kManifestPatience;
       deadlines_.insert({parked->deadline, request});
     }
-    memory_changed_ = true;  // RetryManifests makes one
     return;
   }
   manifests_waiting_.erase(part->key);
@@ -385,7 +384,7 @@ void Engine::Impl::On(const event::ManifestWritten& event) {
     part->committing = false;
     part->encoded.clear();
     FreeManifest(part);
-    Reclassify(part->checkpoint);
+    Touch(part->checkpoint);
     AnswerCommitters(part, Annotate(event.status, "commit"));
     bool alive = false;
     for (SessionId id : part->sessions) alive |= FindSession(id) != nullptr;

@@ -93,7 +93,7 @@ void Engine::Impl::On(const event::Hello& event) {
   }
   job->greatest_attempt = std::max(job->greatest_attempt, at->attempt);
   job->sessions.insert(at->id);
-  if (at->writer >= 0 && ++job->writers == 1) ReclassifyNewest(job);
+  if (at->writer >= 0 && ++job->writers == 1) TouchJob(job);
   if (options_.storage && !ScanKnown(*job)) {
     StartScan(job);
   } else if (at->writer >= 0) {
@@ -157,13 +157,12 @@ void Engine::Impl::EndSession(SessionId id) {
   }
   if (Job* job = FindJob(session->job)) {
     job->sessions.erase(id);
-    if (session->writer >= 0 && --job->writers == 0) ReclassifyNewest(job);
+    if (session->writer >= 0 && --job->writers == 0) TouchJob(job);
     maybe_forget_.insert(job->name);
   }
   out_.facts.push_back(fact::SessionEnded{id});
   out_.actions.push_back(action::EndSession{id});
   sessions_.erase(id);
-  memory_changed_ = true;
 }
 
 // --- leases

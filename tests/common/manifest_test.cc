@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <random>
 
 #include "common/checksum.h"
 #include "common/codec.h"
@@ -89,6 +90,36 @@ TEST(ManifestCodec, EqualManifestsAreEqualBytesWhateverTheOrderOfCreation) {
   Manifest shuffled = Sample();
   std::swap(shuffled.objects.front(), shuffled.objects.back());
   EXPECT_EQ(EncodeManifest(shuffled), EncodeManifest(Sample()));
+}
+
+// Whatever may stand in a manifest, valid or not: the size is about bytes, never about rules.
+Manifest RandomManifest(std::mt19937* random) {
+  const auto below = [random](uint32_t limit) { return (*random)() % limit; };
+  const auto text = [&](uint32_t limit) {
+    return std::string(below(limit), static_cast<char>(below(256)));
+  };
+  Manifest manifest;
+  manifest.job = text(40);
+  manifest.step = below(1000);
+  manifest.attempt = 1 + below(1000);
+  for (uint32_t notes = below(4); notes > 0; --notes) manifest.notes[text(300)] = text(70'000);
+  for (uint32_t objects = below(6); objects > 0; --objects) {
+    ObjectEntry object = Object(text(200), uint64_t{below(200)} << 20);
+    if (below(3) == 0) object.unknown = RawField(7, text(100));
+    manifest.objects.push_back(object);
+  }
+  if (below(3) == 0) manifest.unknown = RawField(100, text(1000));
+  return manifest;
+}
+
+TEST(ManifestCodec, TheSizeIsKnownBeforeTheBytesAre) {
+  EXPECT_EQ(EncodedManifestSize(Manifest()), EncodeManifest(Manifest()).size());
+  EXPECT_EQ(EncodedManifestSize(Sample()), EncodeManifest(Sample()).size());
+  std::mt19937 random(1);
+  for (int round = 0; round < 500; ++round) {
+    const Manifest manifest = RandomManifest(&random);
+    ASSERT_EQ(EncodedManifestSize(manifest), EncodeManifest(manifest).size()) << "round " << round;
+  }
 }
 
 TEST(ManifestCodec, TheBytesOfVersionOneDoNotChange) {
