@@ -99,8 +99,8 @@ Status ValidateCheckpointRef(const CheckpointRef& ref);
 // (U+0000–U+001F, U+007F).
 Status ValidateObjectName(absl::string_view name);
 
-// The entry of `names` (a map keyed by name) that is a directory of `name`: "a" for "a/b"; end()
-// when there is none.
+// The entry of `names` (a set of names, or a map keyed by name) that is a directory of `name`: "a" for
+// "a/b"; end() when there is none.
 template <typename Names>
 typename Names::const_iterator FindDirectoryOf(absl::string_view name, const Names& names) {
   for (size_t slash = name.find('/'); slash != name.npos; slash = name.find('/', slash + 1)) {

@@ -79,7 +79,7 @@ StatusOr<std::unique_ptr<FdReceiver>> FdReceiver::Attach(const std::string& path
                            absl::string_view(reinterpret_cast<const char*>(&attach), sizeof attach),
                            absl::MakeConstSpan(&fd, 1)),
                "fd channel"));
-  // If the daemon dies now, the keeper still holds its end: neither an answer nor EOF will come.
+  // A daemon that dies now leaves its end with the keeper: no answer will come, and no EOF either.
   const MonotonicNanos patience = std::min(deadline, DeadlineAfter(kAttachPatience));
   for (;;) {
     CAIRN_ASSIGN_OR_RETURN(const bool readable, Readable(socket.get(), TimeLeft(patience)));
@@ -96,7 +96,7 @@ StatusOr<std::unique_ptr<FdReceiver>> FdReceiver::Attach(const std::string& path
   CAIRN_ASSIGN_OR_RETURN(const FdAttached attached,
                          Decode<FdAttached>(message, FdMessageType::kAttached));
   if (attached.code == static_cast<int32_t>(absl::StatusCode::kNotFound)) {
-    // A session without a channel ends with its daemon; another hello begins a new one.
+    // A session without a channel does not outlive its daemon; another hello begins one.
     return absl::UnavailableError(
         absl::StrCat("fd channel at ", path, ": the daemon was replaced since hello"));
   }
@@ -141,13 +141,14 @@ Status FdReceiver::Drain() {
 }
 
 StatusOr<ReceivedFd> FdReceiver::Take(LeaseId lease, MonotonicNanos deadline) {
-  // Another thread may receive what this one waits for, so no thread waits long before it looks again.
+  // Another thread may receive what this one waits for, so nobody sleeps long without looking
+  // again.
   constexpr absl::Duration kLookAgain = absl::Milliseconds(5);
   for (;;) {
     {
       MutexLock lock(&mu_);
-      // Receive all there is, even when the descriptor is here already: a repeated call is sent it
-      // again, and a message left in the channel would look like another call's.
+      // All of it, even when the descriptor is here already: a repeated call was sent it once more,
+      // and what is left behind would look like another call's.
       const Status drained = Drain();
       const auto found = waiting_.find(lease);
       if (found != waiting_.end()) {

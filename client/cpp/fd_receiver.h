@@ -31,12 +31,12 @@ class FdReceiver {
                                                       const std::string& secret,
                                                       MonotonicNanos deadline, UniqueFd* progress);
 
-  // The descriptor of a lease that an answer named; normally it has already arrived. UNAVAILABLE when
-  // it does not come by the deadline or the channel is gone.
+  // For calling code that was told of `lease`: normally the descriptor is already here. UNAVAILABLE
+  // when it does not come by the deadline or the channel is gone.
   StatusOr<ReceivedFd> Take(LeaseId lease, MonotonicNanos deadline);
 
-  // Descriptors that came for calls whose answer never arrived. To be called only while no call runs
-  // that may bring a descriptor.
+  // What arrived for calls whose answer never did. Only while no call that may bring a descriptor
+  // runs.
   std::vector<ReceivedFd> TakeStrays();
   bool HasStrays();
 
@@ -47,7 +47,7 @@ class FdReceiver {
 
   const UniqueFd socket_;
   Mutex mu_;
-  // Its size is bounded by what the daemon lends to one session at once.
+  // Bounded by what a session may have lent to it at once; the daemon refuses beyond.
   std::map<LeaseId, ReceivedFd> waiting_ ABSL_GUARDED_BY(mu_);
 };
 
