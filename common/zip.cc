@@ -88,8 +88,8 @@ StatusOr<ZipPlan> ZipPlan::Make(std::vector<ZipRecord> records) {
 uint64_t ZipPlan::TailOffset() const { return tail_offset_; }
 
 uint64_t ZipPlan::MinimumLength() const {
-  // The zip64 end records are always there, as torch writes them: what they would save is not worth
-  // a length that depends on the gap.
+  // The zip64 end records are always there, as torch writes them. Leaving them out where they are not
+  // needed would make the length depend on the gap.
   return tail_offset_ + directory_bytes_ + kZip64EndBytes + kZip64LocatorBytes + kEndBytes;
 }
 
@@ -251,8 +251,7 @@ StatusOr<Directory> FindDirectory(absl::string_view archive) {
   return Bad("has no end record");
 }
 
-// Replaces values that stand as 0xFFFFFFFF by those of the zip64 extra field, in the order the
-// format has.
+// Replaces values that are 0xFFFFFFFF by those of the zip64 extra field, in the format's order.
 Status TakeZip64(absl::string_view extra, uint64_t* uncompressed, uint64_t* compressed,
                  uint64_t* offset) {
   if (*uncompressed != kMax32 && *compressed != kMax32 && *offset != kMax32) {
@@ -272,7 +271,7 @@ Status TakeZip64(absl::string_view extra, uint64_t* uncompressed, uint64_t* comp
     }
     return absl::OkStatus();
   }
-  return absl::OkStatus();  // then the value is 0xFFFFFFFF itself
+  return absl::OkStatus();  // without the field the value is 0xFFFFFFFF itself
 }
 
 }  // namespace
