@@ -1,11 +1,11 @@
-# The verbs of this repository; `make help` lists them. Each first makes sure that what it needs from
-# Debian is there (hack/setup). They write below build/ and into the user's cache folder, nowhere else.
-# Paths are relative throughout, because make cannot cope with a space in one and your folder may have it.
+# The verbs of this repository; `make help` lists them. Each first installs what it needs from Debian
+# (hack/setup). They write below build/ and into the user's cache folder, nowhere else.
+# All paths are relative: make cannot handle a space in a path, and your folder's name may have one.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup build demo test bench lint format asan tsan mutants clean
 
-# ordinary: as any user, no root, no gigabytes. all: also root, cgroups, another uid, torch 2.
+# ordinary: as any user, without gigabytes. all: also root, cgroups, another uid, torch 2, sanitizers, lint.
 TIER ?= ordinary
 PYTHON := /usr/bin/python3
 # Python would otherwise write bytecode beside the sources.
@@ -36,7 +36,7 @@ bench:  ## the figures of docs/benchmarks.md; ROWS="save_warm persist" for some
 	@hack/build cairnd cairn cairn_python cairn_bench
 	@$(PYTHON) tests/bench/run.py $(ROWS)
 
-lint:  ## formatting, clang-tidy, house rules, ruff
+lint:  ## formatting, clang-tidy, house rules, structure, ruff
 	@hack/setup lint
 	@$(PYTHON) hack/lint.py
 
@@ -48,7 +48,7 @@ asan:  ## unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@hack/setup test
 	@$(PYTHON) tests/run.py --only asan
 
-tsan:  ## unit tests under ThreadSanitizer
+tsan:  ## unit tests with threads, under ThreadSanitizer
 	@hack/setup test
 	@$(PYTHON) tests/run.py --only tsan
 

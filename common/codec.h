@@ -1,5 +1,5 @@
-// Little-endian integers: what every format of ours is made of. A Cursor takes them from untrusted
-// bytes and never looks beyond their end.
+// Little-endian integers, of which all our formats are made. A Cursor reads them from untrusted
+// bytes and never goes beyond their end.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +28,7 @@ T ReadInteger(const char* at) {
   return static_cast<T>(bits);
 }
 
+// Each Take… returns false, and takes nothing, when fewer bytes are left than it needs.
 class Cursor {
  public:
   explicit Cursor(absl::string_view bytes) : rest_(bytes) {}

@@ -18,8 +18,8 @@ constexpr size_t kHeaderBytes = 16;
 constexpr size_t kTrailerBytes = 4;
 constexpr uint32_t kMaxBlockBytes = 1u << 30;
 
-// Tags are never reused. A build's own tags are those up to its kLast…; greater ones are a later
-// build's and are carried along.
+// Tags are never reused. A build knows the tags up to its kLast…; fields with greater tags were
+// written by a later build and are kept as they are.
 enum ManifestTag : uint16_t {
   kJob = 1,
   kOwnerUid = 2,
@@ -45,8 +45,8 @@ enum ObjectTag : uint16_t {
 
 bool Repeats(uint16_t tag) { return tag == kNote || tag == kObject; }
 
-// The encoding is written once, against one of two sinks: one counts, the other keeps the bytes. So
-// the size is exact, and known without an allocation and without a look at any checksum.
+// The encoding is written once, for either of two sinks: one counts the bytes, the other keeps
+// them. So the size is exact, and known without an allocation or a look at any checksum.
 class CountingSink {
  public:
   template <typename T>
@@ -148,7 +148,7 @@ struct Field {
   absl::string_view whole;  // with its header
 };
 
-// Takes the next field; tags ascend, and only those that `repeats` says may come again.
+// Takes the next field. Tags ascend; only those for which `repeats` is true may follow themselves.
 Status TakeField(Cursor* cursor, bool (*repeats)(uint16_t), uint16_t* last_tag, Field* field) {
   const absl::string_view before = cursor->rest();
   uint16_t reserved = 0;
@@ -177,7 +177,7 @@ Status TakeIntegerField(const Field& field, T* value) {
   return absl::OkStatus();
 }
 
-// Which of a build's own tags were seen, so that a missing one is told.
+// `seen` and `wanted` are sums of Bit(tag).
 Status CheckAllSeen(uint32_t seen, uint32_t wanted) {
   if ((seen & wanted) == wanted) return absl::OkStatus();
   return Bad("a required field is missing");
@@ -249,8 +249,7 @@ Status DecodeNote(absl::string_view bytes, std::map<std::string, std::string>* n
   return absl::OkStatus();
 }
 
-// What keys.h demands of a manifest's words; a manifest that breaks it is damaged, whoever wrote
-// it.
+// The rules of keys.h. No build writes a manifest that breaks one, so such a manifest is damaged.
 Status CheckKeys(const Manifest& manifest) {
   const auto as_data_loss = [](const Status& status) {
     return status.ok() ? status : Bad(status.message());
@@ -270,12 +269,9 @@ Status CheckKeys(const Manifest& manifest) {
     names.insert(name);
   }
   for (const ObjectEntry& object : manifest.objects) {
-    const absl::string_view name = object.name;
-    for (size_t slash = name.find('/'); slash != name.npos; slash = name.find('/', slash + 1)) {
-      if (names.contains(name.substr(0, slash))) {
-        return Bad(absl::StrCat("name: \"", absl::CHexEscape(name.substr(0, slash)),
-                                "\" is a directory of another"));
-      }
+    if (const auto directory = FindDirectoryOf(object.name, names); directory != names.end()) {
+      return Bad(
+          absl::StrCat("name: \"", absl::CHexEscape(*directory), "\" is a directory of another"));
     }
   }
   return absl::OkStatus();

@@ -3,12 +3,13 @@
 //
 // Layout (all integers little-endian):
 //   0   8  magic "CAIRNMF\x01"
-//   8   4  format version (1); a reader refuses a greater one
+//   8   4  format version (1); a reader refuses a greater one, naming both
 //   12  4  body length B
 //   16  B  body: fields {u16 tag, u16 reserved 0, u32 length, bytes}, tags ascending
 //   16+B 4 CRC32C of bytes [0, 16+B)
-// Unknown tags survive decode → encode. Objects are fields of their own nested fields. Encoding is
-// canonical: objects in byte order of name, so equal manifests are equal bytes.
+// Each object is a field whose bytes are nested fields. Fields with unknown tags survive decoding
+// and encoding. Encoding is canonical: objects stand in byte order of their names, so equal
+// manifests have equal bytes.
 #pragma once
 
 #include <cstdint>
@@ -47,9 +48,10 @@ struct Manifest {
   Writer writer = 0;
   int32_t world_size = 1;
   int64_t created_unix_ms = 0;
-  // Where the attempt goes on from; kNoStep: from nothing. Writer 0's counts.
+  // The step that the attempt goes on from; kNoStep when it starts from nothing. Only the one in
+  // writer 0's manifest counts.
   Step comes_from = kNoStep;
-  std::map<std::string, std::string> notes;  // the user's
+  std::map<std::string, std::string> notes;  // given by the user
   std::vector<ObjectEntry> objects;          // sorted by name
   std::string unknown;                       // encoded fields this build does not know
 
@@ -67,9 +69,9 @@ std::string EncodeManifest(const Manifest& manifest);
 // nothing and takes a time that grows with the number of objects and notes, never with their bytes
 // or checksums.
 size_t EncodedManifestSize(const Manifest& manifest);
-// DATA_LOSS for a bad magic, CRC or structure; UNIMPLEMENTED for a newer format; a decoded manifest
-// has passed every check of keys.h, its names are unique and do not collide, its CRC lists have the
-// right count.
+// DATA_LOSS for a bad magic, CRC or structure; UNIMPLEMENTED for a newer format. A decoded manifest
+// has passed every check of keys.h. Its names are unique, none is a directory of another, and each
+// list of CRCs is as long as the object's length asks for.
 StatusOr<Manifest> DecodeManifest(absl::string_view bytes);
 
 // First 16 bytes of SHA-256 over the encoded manifest, in hex (32 characters).

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""make lint and make format: clang-format, clang-tidy, the house's rules, ruff.
+"""make lint and make format: clang-format, clang-tidy, the house's rules, its structure, ruff.
 
 A file whose clang-tidy run found nothing is remembered by a digest of itself, the headers of the repository
 that it sees and the configuration, so that the second run is quick.
@@ -160,9 +160,14 @@ def python_syntax() -> list[str]:
     return problems
 
 
-def script(name: str) -> list[str]:
-    result = run([sys.executable, f"hack/{name}"])
-    return result.stdout.splitlines() if result.returncode else []
+def script(name: str, *options: str, show: bool = False) -> list[str]:
+    """The problems that a check of hack/ prints. `show`: it prints a table too, with or without problems."""
+    result = run([sys.executable, f"hack/{name}", *options])
+    lines = (result.stdout + result.stderr).splitlines()
+    if show:
+        print("  " + "\n  ".join(lines), flush=True)
+        return ["what is WRONG stands above"] if result.returncode else []
+    return lines if result.returncode else []
 
 
 def main() -> int:
@@ -177,7 +182,9 @@ def main() -> int:
     else:
         stages = [
             ("house arrows", lambda: script("check_includes.py")),
+            ("structure", lambda: script("check_structure.py", show=True)),
             ("registered tests", lambda: script("check_tests.py")),
+            ("mutants apply", lambda: script("mutants.py", "--check")),
             ("clang-format", lambda: clang_format(fix=False)),
             ("python syntax", python_syntax),
             ("ruff", lambda: ruff(fix=False)),

@@ -23,14 +23,23 @@ if(CAIRN_SANITIZER)
   add_link_options(-fsanitize=${CAIRN_SANITIZER})
 endif()
 
-# Every symbol is found when a program starts, not by the call that somebody waits for: the first open of
-# a process took a third longer. And what points at functions can be made read-only.
+# Fuzzing: CC=clang CXX=clang++ cmake -DCAIRN_FUZZ=ON, then x_fuzz -max_total_time=60 NEW tests/fuzz/corpus/x
+option(CAIRN_FUZZ "Build the fuzz targets (needs clang)" OFF)
+if(CAIRN_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "CAIRN_FUZZ needs clang: CC=clang CXX=clang++")
+  endif()
+  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined)
+  add_link_options(-fsanitize=address,undefined)
+endif()
+
+# Symbols are bound when a program starts. Bound lazily, the first open of a process took a third longer. The
+# tables of function pointers can then be made read-only.
 add_link_options(-Wl,-z,relro,-z,now)
 
 add_library(cairn_warnings INTERFACE)
 target_compile_options(cairn_warnings INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
   -Wno-missing-field-initializers  # designated initializers leave out what keeps its default
- 
   -Werror -fno-strict-aliasing)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   target_compile_options(cairn_warnings INTERFACE -Wthread-safety -Wthread-safety-beta)

@@ -1,6 +1,6 @@
-# Headers that nearly every source includes, compiled once for the whole tree. None of ours is among them, for
-# a change would then rebuild everything. Every source still includes what it uses: the option may be off, and
-# is wherever flags differ from target to target (clang's fuzzing build).
+# Headers that nearly every source includes, compiled once for the whole tree. None of ours is among them,
+# because a change would then rebuild everything. Every source still includes what it uses: the option can be
+# off, and it is off where flags differ from target to target (clang's fuzzing build).
 option(CAIRN_PRECOMPILED "Precompile the headers that every source needs" OFF)
 if(CAIRN_PRECOMPILED)
   set(_headers <algorithm> <atomic> <functional> <map> <memory> <mutex> <optional> <string> <thread>
@@ -20,7 +20,7 @@ if(CAIRN_PRECOMPILED)
   target_link_libraries(cairn_test_precompiled PRIVATE cairn_warnings GTest::gtest GTest::gmock)
   target_precompile_headers(cairn_test_precompiled PRIVATE ${_headers} <gmock/gmock.h> <gtest/gtest.h>)
 
-  # ccache can vouch for a precompiled header only by what went into it.
+  # Without this, ccache cannot tell whether a precompiled header is still the same.
   add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 endif()
 

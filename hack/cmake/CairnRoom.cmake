@@ -2,9 +2,9 @@ include(CairnPrecompiled)
 
 # cairn_room(NAME name SOURCES a.cc ... [DEPS cairn_x ...] [LIBS outside::lib ...])
 #
-# A room is one static library. DEPS are the rooms below it (docs/architecture.md, "The house");
-# they are PUBLIC, so that a target sees exactly the headers the house allows it.
-# hack/check_includes.py enforces the same arrows on #include lines.
+# A room is one static library. DEPS are the rooms below it (docs/architecture.md, "The house"). Every target
+# has the root of the repository on its include path, so it is hack/check_includes.py that refuses an #include
+# against the arrows; DEPS decide what is linked.
 function(cairn_room)
   cmake_parse_arguments(ROOM "" "NAME" "SOURCES;DEPS;LIBS" ${ARGN})
   add_library(${ROOM_NAME} STATIC ${ROOM_SOURCES})
@@ -13,18 +13,30 @@ function(cairn_room)
   target_link_libraries(${ROOM_NAME} PUBLIC ${ROOM_DEPS} ${ROOM_LIBS} PRIVATE cairn_warnings)
 endfunction()
 
-# cairn_test(NAME x_test SOURCES x_test.cc ... DEPS cairn_x ... [LABELS root full ...] [TIMEOUT s])
+# cairn_test(NAME x_test SOURCES x_test.cc ... DEPS cairn_x ... [LABELS root full threads] [TIMEOUT s])
 #
-# One test binary; ctest runs it whole. Labels "root" and "full" keep it out of the ordinary tier.
+# One test binary; ctest runs it whole. Labels say where else it runs, or does not:
+#   root, full   not in the ordinary tier: needs uid 0; needs minutes or gigabytes
+#   threads      also under ThreadSanitizer, which learns nothing from a program with a single thread
 function(cairn_test)
   cmake_parse_arguments(T "" "NAME;TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  foreach(label IN LISTS T_LABELS)
+    if(NOT label MATCHES "^(root|full|threads)$")
+      message(FATAL_ERROR "${T_NAME}: no label ${label}; there are root, full and threads")
+    endif()
+  endforeach()
   add_executable(${T_NAME} ${T_SOURCES})
   foreach(source IN LISTS T_SOURCES)
     get_filename_component(source ${source} ABSOLUTE)
-    set_property(GLOBAL APPEND PROPERTY CAIRN_TEST_SOURCES ${source})  # tests/CMakeLists.txt asks
+    set_property(GLOBAL APPEND PROPERTY CAIRN_TEST_SOURCES ${source})  # read in tests/CMakeLists.txt
   endforeach()
   cairn_precompiled(${T_NAME} cairn_test_precompiled)
   target_include_directories(${T_NAME} PRIVATE ${CMAKE_SOURCE_DIR})
+  if(CAIRN_SANITIZER MATCHES "undefined")
+    # A quarter of what gcc needs for gtest's macros. The rooms' own sources keep these checks, and a null
+    # pointer in a test's source is AddressSanitizer's too.
+    target_compile_options(${T_NAME} PRIVATE -fno-sanitize=null,alignment,vptr,object-size)
+  endif()
   target_link_libraries(${T_NAME} PRIVATE ${T_DEPS} GTest::gtest GTest::gmock GTest::gtest_main
                                           cairn_warnings)
   add_test(NAME ${T_NAME} COMMAND ${T_NAME})
@@ -32,4 +44,25 @@ function(cairn_test)
     set(T_TIMEOUT 300)
   endif()
   set_tests_properties(${T_NAME} PROPERTIES LABELS "${T_LABELS}" TIMEOUT ${T_TIMEOUT})
+endfunction()
+
+# cairn_golden(x_test): the test reads golden files (tests/golden/golden.h).
+function(cairn_golden test)
+  target_sources(${test} PRIVATE ${CMAKE_SOURCE_DIR}/tests/golden/golden.cc)
+  target_compile_definitions(${test} PRIVATE "CAIRN_GOLDEN_FOLDER=\"${CMAKE_SOURCE_DIR}/tests/golden\"")
+endfunction()
+
+# cairn_fuzz(NAME x_fuzz DEPS cairn_x ...)
+#
+# A libFuzzer target from tests/fuzz/x_fuzz.cc. Nothing without CAIRN_FUZZ, which instruments the whole tree:
+# what the parsers' own branches do is what guides the fuzzer.
+function(cairn_fuzz)
+  if(NOT CAIRN_FUZZ)
+    return()
+  endif()
+  cmake_parse_arguments(F "" "NAME" "DEPS" ${ARGN})
+  add_executable(${F_NAME} ${CMAKE_SOURCE_DIR}/tests/fuzz/${F_NAME}.cc)
+  target_link_libraries(${F_NAME} PRIVATE ${F_DEPS} cairn_warnings)
+  target_compile_options(${F_NAME} PRIVATE -fsanitize=fuzzer)
+  target_link_options(${F_NAME} PRIVATE -fsanitize=fuzzer)
 endfunction()

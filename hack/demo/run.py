@@ -8,6 +8,8 @@
 
 Exit status 0 when it was, 1 when anything was not as promised. Everything lies in build/demo and in
 temporary folders that go at the end.
+
+One file: whoever is shown the demo reads in one place what it did, without our test helpers.
 """
 
 from __future__ import annotations
@@ -344,6 +346,7 @@ def stalls(lives: list[Trainers], key: str, skip: int = 0) -> list[float]:
 # --- the story -------------------------------------------------------------------------------------
 
 
+# One function: it is the plot, in the order in which things happen, and each scene needs what came before.
 def play(scratch: Path, tmpfs: Path | None, running: list) -> int:
     timeline = Timeline()
     storage = OUT / "storage"

@@ -84,6 +84,7 @@ def save_to_folder(folder: Path, part: dict[str, object]) -> None:
         torch.save(value, path)
 
 
+# One function: a training script as users write them, so that what Cairn adds to one can be seen.
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument(

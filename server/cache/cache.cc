@@ -19,7 +19,8 @@
 namespace cairn::cache {
 namespace {
 
-// What Make may answer: a caller waits for memory when it is short, and reports everything else.
+// The errors that Make may report. RESOURCE_EXHAUSTED stays as it is, because the caller then waits
+// for memory; INVALID_ARGUMENT blames the caller's size; all others become INTERNAL.
 Status AsMakeError(SlabId slab, const Status& status) {
   const Status named = Annotate(status, absl::StrCat("slab ", slab));
   if (absl::IsResourceExhausted(named) || absl::IsInvalidArgument(named)) return named;
@@ -65,7 +66,7 @@ class CacheImpl final : public Cache {
     if (found == queue_.end()) return;
     (*found)->urgent = true;
     queue_.splice(queue_.begin(), queue_, found);
-    work_.NotifyAll();  // a thread may have slept because only what is urgent may be worked on
+    work_.NotifyAll();  // a thread may sleep because only urgent slabs may be worked on
   }
 
   void Destroy(SlabId slab, std::function<void()> done) override {
@@ -159,8 +160,9 @@ class CacheImpl final : public Cache {
   }
 
  private:
-  // A slab on its way. Queued, then one thread prepares it, then one thread at a time faults pieces
-  // of it (Slab::Populate says why one); whoever ends the last piece finishes it.
+  // A slab that is being made. It is queued, then one thread prepares it, then one thread at a time
+  // faults pieces of it (Slab::Populate says why only one). The thread that ends the last piece
+  // finishes the slab.
   struct Making {
     SlabId slab_id = 0;
     uint64_t bytes = 0;
@@ -168,9 +170,9 @@ class CacheImpl final : public Cache {
     std::function<void(Status)> done;
 
     enum class Stage { kQueued, kPreparing, kFaulting } stage = Stage::kQueued;
-    std::shared_ptr<Slab> slab;  // from the end of kPreparing
+    std::shared_ptr<Slab> slab;  // set when kPreparing ends
     bool held = false;           // by the holder
-    uint64_t next_offset = 0;    // of the next piece to fault; before it all is done or being done
+    uint64_t next_offset = 0;    // of the next piece; all before it is faulted or being faulted
     bool piece_under_way = false;
     Status status;  // the first failure; no piece begins after it
 
@@ -250,23 +252,24 @@ class CacheImpl final : public Cache {
     mu_.Unlock();
   }
 
-  // Whatever is not urgent waits while an urgent slab is under way, even where a thread then idles:
-  // faulting is bound by memory more than by threads, and somebody waits for the urgent one.
+  // The other slabs wait while an urgent one is being made, even if a thread idles meanwhile:
+  // memory limits faulting more than threads do, and a caller waits for the urgent slab.
   std::shared_ptr<Making> NextWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    const bool hurried = !queue_.empty() && queue_.front()->urgent;
+    const bool only_urgent = !queue_.empty() && queue_.front()->urgent;
     for (const auto& making : queue_) {
-      if (hurried && !making->urgent) break;
+      if (only_urgent && !making->urgent) break;
       if (making->stage == Making::Stage::kQueued || making->HasPiece()) return making;
     }
     return nullptr;
   }
 
-  // Only the thread that set kPreparing calls it, without the lock: nobody else looks at these
-  // fields.
+  // Called without the lock, by the thread that set kPreparing; until it is done no other thread
+  // uses these fields.
   Status Prepare(Making* making) {
     CAIRN_ASSIGN_OR_RETURN(making->slab,
                            Slab::Make(absl::StrCat("cairn-slab-", making->slab_id), making->bytes));
-    // At the holder before the first page: what is faulted must survive us, and be charged once.
+    // The holder gets the slab before its first page exists: pages that were faulted in must
+    // survive this process and be charged only once.
     CAIRN_RETURN_IF_ERROR(holder_->Hold(making->slab_id, making->bytes, making->slab->fd()));
     making->held = true;
     return absl::OkStatus();
@@ -274,7 +277,7 @@ class CacheImpl final : public Cache {
 
   void Finish(const std::shared_ptr<Making>& making) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     queue_.remove(making);
-    work_.NotifyAll();  // with the last urgent slab gone, the others may go on
+    work_.NotifyAll();  // this may have been the last urgent slab; then the others go on
     const Status status = making->status;
     if (status.ok()) {
       slabs_[making->slab_id] = std::move(making->slab);
@@ -302,7 +305,8 @@ class CacheImpl final : public Cache {
       dying_.pop_front();
       mu_.Unlock();
       if (dying.slab != nullptr) {
-        // The holder first: what it would hand to a next daemon has all of its pages.
+        // The holder first: a slab that it would hand to the next daemon must have all of its
+        // pages.
         holder_->Drop(dying.slab_id);
         Discard(std::move(dying.slab));
         slabs_destroyed_.fetch_add(1, std::memory_order_relaxed);
@@ -313,9 +317,10 @@ class CacheImpl final : public Cache {
     mu_.Unlock();
   }
 
-  // The holder may close its descriptor later than we; the pages go now, and not in its time.
+  // Frees the pages now, for the holder may close its descriptor later. When that fails, the pages
+  // go with the last descriptor.
   static void Discard(std::shared_ptr<Slab> slab) {
-    if (slab != nullptr) slab->Free().IgnoreError();  // fails only where closing does the same
+    if (slab != nullptr) slab->Free().IgnoreError();
   }
 
   void Stop() {
@@ -342,11 +347,11 @@ class CacheImpl final : public Cache {
 
   // Never held while a page is touched, the holder is called or a callback runs.
   Mutex mu_;
-  CondVar work_;  // queue_ or stopping_ changed, or what may be worked on
+  CondVar work_;  // queue_, stopping_ or the set of slabs that may be worked on changed
   CondVar reap_;  // dying_ or stopping_ changed
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  // Urgent ones before the others, each kind in order of arrival but for Hurry. A slab is in queue_
-  // or in slabs_ or in dying_, never in two.
+  // Urgent slabs stand before the others, each kind in order of arrival; Hurry moves one to the
+  // front. A slab is in queue_, in slabs_ or in dying_, never in two of them.
   std::list<std::shared_ptr<Making>> queue_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<SlabId, std::shared_ptr<Slab>> slabs_ ABSL_GUARDED_BY(mu_);
   std::deque<Dying> dying_ ABSL_GUARDED_BY(mu_);
@@ -368,7 +373,8 @@ Status Options::Validate() const {
 
 StatusOr<std::unique_ptr<Cache>> Cache::Start(const Options& options, SlabHolder* holder) {
   CAIRN_RETURN_IF_ERROR(options.Validate());
-  // An open by path that meets a probe sends it, and its default is death.
+  // The kernel sends SIGIO to the daemon when a process opens a slab by path during a probe. Its
+  // default action ends the process.
   if (::signal(SIGIO, SIG_IGN) == SIG_ERR) return ErrnoStatus(errno, "ignoring SIGIO");
   auto cache = std::make_unique<CacheImpl>(options, holder);
   CAIRN_RETURN_IF_ERROR(cache->StartThreads());

@@ -1,5 +1,5 @@
-// Four borrowers' ways of keeping a slab, each of which both questions must see, and see the end
-// of.
+// Borrowers keep a slab in four ways: a writable or a read-only description, open or only mapped.
+// Both questions must see each of them, and its end.
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -57,7 +57,7 @@ Status SelfTest() {
   CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<Slab> slab,
                          Slab::Make("cairn-self-test", kPageBytes));
   CAIRN_RETURN_IF_ERROR(slab->Populate(0, kPageBytes));
-  // What the keeper holds: a dup, which must not count as somebody else.
+  // Stands for the keeper, which holds a dup; it must not count as a borrower.
   const UniqueFd held(::fcntl(slab->fd(), F_DUPFD_CLOEXEC, 0));
   if (!held.valid()) return ErrnoStatus(errno, "self-test: dup of a slab");
   CAIRN_RETURN_IF_ERROR(TestBorrower(slab.get(), /*writable=*/true));

@@ -14,17 +14,17 @@
 namespace cairn::cache {
 namespace {
 
-// Zeros that stay in the second-level cache while they are written over and over.
+// Zeros to write; few enough to stay in the processor's second-level cache.
 constexpr uint64_t kPopulateStepBytes = 256 << 10;
 alignas(kPageBytes) constexpr char kZeros[kPopulateStepBytes] = {};
 
 std::string ProcPath(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
 
-// O_NONBLOCK, because an open that meets a lease would wait for it up to 45 s.
+// O_NONBLOCK, because an open of a file under a lease would wait up to 45 s.
 StatusOr<UniqueFd> Reopen(int fd, int access) {
   const int opened = ::open(ProcPath(fd).c_str(), access | O_NONBLOCK | O_CLOEXEC);
   if (opened < 0 && errno == EWOULDBLOCK) {
-    return absl::UnavailableError("open of a slab: somebody holds a file lease on it");
+    return absl::UnavailableError("open of a slab: another process holds a file lease on it");
   }
   if (opened < 0) return ErrnoStatus(errno, "open of a slab through /proc/self/fd");
   return UniqueFd(opened);
@@ -55,10 +55,10 @@ StatusOr<struct flock> LeaseByte(LeaseId lease, short type) {
 
 StatusOr<std::shared_ptr<Slab>> Slab::Make(const std::string& name, uint64_t bytes) {
   CAIRN_RETURN_IF_ERROR(ValidateBytes(bytes));
-  // The default mode lets everybody write; with 0644 another uid can reopen it for reading only.
+  // The default mode lets every uid write; with 0644 another uid can reopen it only for reading.
   CAIRN_ASSIGN_OR_RETURN(UniqueFd first, MakeMemfd(name, bytes, 0644));
   CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, Reopen(first.get(), O_RDWR));
-  first.Reset();  // through this one Probe's answer would be inverted
+  first.Reset();  // through this description Probe's answer would be inverted
   return std::shared_ptr<Slab>(new Slab(std::move(fd), bytes));
 }
 
@@ -70,8 +70,8 @@ StatusOr<std::shared_ptr<Slab>> Slab::Adopt(UniqueFd fd, uint64_t bytes) {
     return absl::DataLossError(
         absl::StrCat("slab bytes: the memfd has ", stat.st_size, ", recorded are ", bytes));
   }
-  // A daemon killed inside a probe leaves its lease on the description that we just took over.
-  // Without one the answer is EAGAIN.
+  // A daemon that was killed inside a probe has left its file lease on this description. Where
+  // there is no lease, the kernel answers EAGAIN.
   if (::fcntl(fd.get(), F_SETLEASE, F_UNLCK) != 0 && errno != EAGAIN) {
     return ErrnoStatus(errno, "F_SETLEASE F_UNLCK on an adopted slab");
   }
@@ -90,7 +90,7 @@ Status Slab::Populate(uint64_t offset, uint64_t length) {
 Status Slab::Read(uint64_t offset, absl::Span<char> into) const {
   const Status status = PreadAll(fd_.get(), into.data(), into.size(), offset);
   if (status.ok() || absl::IsDataLoss(status)) return status;
-  return absl::DataLossError(status.message());  // EIO: the page does not hold what was written
+  return absl::DataLossError(status.message());  // EIO: the written bytes are lost
 }
 
 Status Slab::Write(uint64_t offset, absl::string_view bytes) {
@@ -129,9 +129,9 @@ StatusOr<bool> Slab::Probe() {
     if (errno == EAGAIN || errno == EBUSY) return false;
     return ErrnoStatus(errno, "F_SETLEASE F_WRLCK on a slab");
   }
-  // Somebody who opens the file by path at this very moment waits for the lease to go, and will
-  // have it open as soon as we undo it: the type we are asked to give way to is then less than
-  // F_WRLCK.
+  // A process that opens the file by path at this moment waits for the lease, and will have the
+  // file open as soon as the lease is undone. F_GETLEASE then returns the type to which the kernel
+  // wants the lease lowered, which is not F_WRLCK.
   const bool undisturbed = ::fcntl(fd_.get(), F_GETLEASE) == F_WRLCK;
   if (::fcntl(fd_.get(), F_SETLEASE, F_UNLCK) != 0) {
     return ErrnoStatus(errno, "F_SETLEASE F_UNLCK on a slab");

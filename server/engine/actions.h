@@ -61,6 +61,8 @@ using Body = std::variant<Ok, Hello, Attempt, Create, Commit, Chunk, Open, OpenS
                           ObjectInfo, List, Status>;
 }  // namespace reply
 
+enum class Severity : uint8_t { kInfo, kWarning, kError };
+
 namespace action {
 struct Reply { RequestId request = 0; StatusOr<reply::Body> body = reply::Body(reply::Ok{}); Attempt superseded_by = 0; };
 struct MakeSlab { SlabId slab = 0; uint64_t bytes = 0; bool urgent = false; };   // → SlabMade
@@ -68,10 +70,10 @@ struct HurrySlab { SlabId slab = 0; };
 struct DestroySlab { SlabId slab = 0; };                                          // → SlabDestroyed
 struct ProbeSlab { SlabId slab = 0; std::vector<LeaseId> leases; };               // → SlabProbed
 // Puts an encoded manifest into its slab (one that is never lent for writing).       → ManifestWritten
-struct WriteManifest { PartKey part; ExtentRef extent; std::string bytes; };
+struct WriteManifest { PartKey part; ExtentRef extent; std::shared_ptr<const Manifest> manifest; };
 struct Verify { uint64_t verification = 0; PartKey part; ObjectEntry entry; ExtentRef extent; };  // → Verified
 struct PersistObject { ObjectEntry entry; ExtentRef extent; };
-struct PersistPart { Manifest manifest; std::string encoded; std::vector<PersistObject> objects; };
+struct PersistPart { std::shared_ptr<const Manifest> manifest; std::vector<PersistObject> objects; };
 // Writes the parts and publishes the checkpoint.                                    → Persisted
 struct Persist { CheckpointKey checkpoint; uint32_t uid = 0, gid = 0; std::vector<PersistPart> parts; };
 struct DeleteFiles { CheckpointKey checkpoint; uint32_t uid = 0, gid = 0; bool tombstone = false; };  // → FilesDeleted
@@ -80,12 +82,18 @@ struct Record { std::string job; std::vector<CheckpointKey> checkpoints; };  // 
 struct WakeAt { MonotonicNanos at = 0; };      // replaces the previous one
 struct EndSession { SessionId session = 0; };  // close its channel; the engine has forgotten it
 struct Drained {};                             // answers event::Drain: the process may stop
-struct Log { int severity = 0; std::string message; };  // 0 info, 1 warning, 2 error
+struct Log { Severity severity = Severity::kInfo; std::string message; };
 }  // namespace action
 
 using Action = std::variant<action::Reply, action::MakeSlab, action::HurrySlab, action::DestroySlab,
                             action::ProbeSlab, action::WriteManifest, action::Verify, action::Persist,
                             action::DeleteFiles, action::ScanJob, action::Record, action::WakeAt,
                             action::EndSession, action::Drained, action::Log>;
+
+// What one Apply decided.
+struct Outcome {
+  std::vector<Fact> facts;      // to the journal, as one frame, before any action
+  std::vector<Action> actions;  // in order
+};
 
 }  // namespace cairn::engine

@@ -1,37 +1,51 @@
-// Memory for creates. One verdict per step and node: the first create of a step asks for all that
-// the node's writers are expected to save; admitted, the step gets what it needs; refused, it holds
-// nothing. And the pool: which slabs to make before anyone waits for them.
-//
-// No wait here is without end: a step that holds something waits only for memory that comes by the
-// engine's own doing, and every create has a deadline at which its whole step is refused.
+#include "server/engine/admission.h"
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/engine/impl.h"
 
 namespace cairn::engine {
 namespace {
 
 // From this size on it is better to give up an old step that owes nothing than to fault in new
-// memory on the save path (about 1 ms per MiB); below it, room in the budget keeps older steps
-// loadable.
+// memory on the save path (about 1 ms per MiB); below it, free budget keeps older steps loadable.
 constexpr uint64_t kRecycleBytes = uint64_t{32} << 20;
-constexpr int kRecycleTries = 8;
 constexpr int kFailedMakes = 3;
-constexpr MonotonicNanos kProvisionPause = 5 * kNanosPerSecond;
 constexpr size_t kNamedHolders = 8;
+
+constexpr EvictClass kEvictable[] = {EvictClass::kGarbage, EvictClass::kOwesNothing,
+                                     EvictClass::kOwes, EvictClass::kLastOfFinished};
+
+SlabOwner OwnerOf(const Job& job) { return {job.owner->uid, job.name}; }
+
+std::string Pids(const std::set<int32_t>& pids) {
+  return pids.empty() ? std::string() : absl::StrCat(" (pid ", absl::StrJoin(pids, ", "), ")");
+}
 
 }  // namespace
 
+Admission::Admission(const Options& options, Outbox* out, Callers* callers, Jobs* jobs,
+                     Ledger* ledger, Leases* leases, Attempts* attempts, Parts* parts,
+                     Standing* standing, Eviction* eviction)
+    : options_(options),
+      out_(*out),
+      callers_(*callers),
+      jobs_(*jobs),
+      ledger_(*ledger),
+      leases_(*leases),
+      attempts_(*attempts),
+      parts_(*parts),
+      standing_(*standing),
+      eviction_(*eviction) {}
+
 // --- the verdict
 
-uint64_t Engine::Impl::Estimate(const Job& job, const event::Create& event,
-                                const std::vector<Need>& needs, int32_t local_writers) const {
-  uint64_t declared = 0;
-  for (const Need& need : needs) declared += SlabBytesFor(need.bytes);
-  const auto last = job.last_saves.find(event.part.writer);
-  if (last != job.last_saves.end()) {
+uint64_t Admission::Estimate(const Job& job, const event::Create& event,
+                             const std::vector<Need>& needs, int32_t local_writers) const {
+  const uint64_t declared = SlabBytesFor(needs);
+  const auto last = job.saves->last.find(event.part.writer);
+  if (last != job.saves->last.end()) {
     const std::vector<std::string>& names = *last->second.names;
     const bool saved_before =
         std::all_of(event.objects.begin(), event.objects.end(), [&](const event::ObjectSpec& spec) {
@@ -42,221 +56,203 @@ uint64_t Engine::Impl::Estimate(const Job& job, const event::Create& event,
   return declared * static_cast<uint64_t>(local_writers);
 }
 
-// What this job could have if it had to, beside what is leased, pinned, quarantined or a live job's
-// newest.
-uint64_t Engine::Impl::Available(const Job& job) const {
-  Settle();
-  const SlabOwner owner{job.owner_uid, job.name};
-  return Coming() + ledger_.bytes_in(SlabState::kFree) + ledger_.idle_unmapped_bytes() +
-         ledger_.making_unreserved_bytes() + ledger_.idle_mapped_bytes(owner) + evictable_total_ -
-         (evictable_mapped_total_ - job.evictable_mapped);
+void Admission::Ask(const event::Create& event, Checkpoint* checkpoint, int32_t local_writers) {
+  const RequestId request = event.caller.request;
+  {
+    Verdict& verdict = checkpoint->verdict.Edit();
+    verdict.local_writers = std::max(verdict.local_writers, local_writers);
+  }
+  if (!callers_.Park(this, event.caller, checkpoint->key.job, event.deadline, event)) {
+    return parts_.EraseIfEmpty(checkpoint);
+  }
+  Waiting& waiting = creates_[request];
+  waiting.checkpoint = checkpoint->key;
+  waiting.needs = PlanNeeds(event.objects);
+  waiting.order = next_order_++;
+  order_[waiting.order] = request;
+  Verdict& verdict = checkpoint->verdict.Edit();
+  verdict.waiting.insert(request);
+  if (verdict.state == Admitted::kNone) {
+    verdict.state = Admitted::kWaiting;
+    verdict.deadline = event.deadline;
+    verdict.estimate = Estimate(*checkpoint->job, event, waiting.needs, verdict.local_writers);
+  }
+  if (verdict.state != Admitted::kWaiting) return;
+  verdict.estimate = std::max(verdict.estimate, SlabBytesFor(waiting.needs));
+  if (verdict.estimate > options_.budget_bytes) {
+    return Refuse(checkpoint,
+                  Full(*checkpoint->job, verdict.estimate, "the step can never fit the budget"));
+  }
+  // One deadline for all of the step's writers.
+  callers_.SetDeadline(request, std::min(event.deadline, verdict.deadline));
 }
 
-void Engine::Impl::Admit(Parked* parked, Checkpoint* checkpoint) {
-  if (checkpoint->admission == Admission::kNone) {
-    const auto& event = std::get<event::Create>(parked->event);
-    checkpoint->admission = Admission::kWaiting;
-    checkpoint->admission_deadline = parked->deadline;
-    checkpoint->estimate =
-        Estimate(*checkpoint->job, event, parked->needs, checkpoint->local_writers);
-  }
-  if (checkpoint->admission == Admission::kWaiting) {
-    uint64_t own = 0;
-    for (const Need& need : parked->needs) own += SlabBytesFor(need.bytes);
-    checkpoint->estimate = std::max(checkpoint->estimate, own);
-    if (checkpoint->estimate > options_.budget_bytes) {
-      return RefuseStep(checkpoint, FullStatus(*checkpoint->job, checkpoint->estimate,
-                                               "the step can never fit the budget"));
+bool Admission::TryAdmit(Checkpoint* checkpoint) {
+  const Job& job = *checkpoint->job;
+  const uint64_t available = eviction_.Available(job);
+  const uint64_t wanted = checkpoint->verdict->estimate + reserved_bytes_;
+  if (available >= wanted) return true;
+  // What other jobs' sessions keep mapped comes back only when they unmap it: ask them now.
+  const SlabOwner owner = OwnerOf(job);
+  uint64_t lacking = wanted - available;
+  lacking -= std::min(lacking, ledger_.RetireOthers(0, &owner, lacking));
+  for (const EvictClass evict_class : kEvictable) {
+    while (lacking > 0 && eviction_.EvictOne(evict_class, /*soft=*/true, nullptr, &job)) {
+      lacking -= std::min(lacking, ledger_.RetireOthers(0, &owner, lacking));
     }
-    // One deadline for all of the step's writers.
-    deadlines_.erase({parked->deadline, parked->request});
-    parked->deadline = std::min(parked->deadline, checkpoint->admission_deadline);
-    deadlines_.insert({parked->deadline, parked->request});
   }
+  return eviction_.Available(job) >= wanted;
 }
 
-bool Engine::Impl::TryAdmit(Checkpoint* checkpoint) {
-  const uint64_t available = Available(*checkpoint->job);
-  const uint64_t wanted = checkpoint->estimate + reserved_total_;
-  if (available < wanted) {
-    // What other jobs' sessions keep mapped comes back only when they unmap it: ask them now.
-    const SlabOwner owner{checkpoint->job->owner_uid, checkpoint->job->name};
-    uint64_t lacking = wanted - available;
-    lacking -= std::min(lacking, ledger_.RetireOthers(0, &owner, lacking));
-    for (const EvictClass evict_class : {EvictClass::kGarbage, EvictClass::kOwesNothing,
-                                         EvictClass::kOwes, EvictClass::kLastOfFinished}) {
-      while (lacking > 0 && EvictOne(evict_class, /*soft=*/true, nullptr, checkpoint->job)) {
-        lacking -= std::min(lacking, ledger_.RetireOthers(0, &owner, lacking));
-      }
-    }
-    return Available(*checkpoint->job) >= wanted;
-  }
-  return true;
+void Admission::Consume(Checkpoint* checkpoint, uint64_t bytes) {
+  Verdict& verdict = checkpoint->verdict.Edit();
+  const uint64_t used = std::min(verdict.reserved, bytes);
+  verdict.reserved -= used;
+  reserved_bytes_ -= used;
 }
 
-void Engine::Impl::Consume(Checkpoint* checkpoint, uint64_t bytes) {
-  const uint64_t used = std::min(checkpoint->reserved, bytes);
-  checkpoint->reserved -= used;
-  reserved_total_ -= used;
+void Admission::Release(Checkpoint* checkpoint) {
+  if (checkpoint->verdict->reserved > 0) Consume(checkpoint, checkpoint->verdict->reserved);
 }
 
-void Engine::Impl::ReleaseReservation(Checkpoint* checkpoint) {
-  Consume(checkpoint, checkpoint->reserved);
-}
-
-// The step holds nothing any more, and every writer of it hears the same.
-void Engine::Impl::RefuseStep(Checkpoint* checkpoint, Status why) {
-  Count("refused_steps");
-  Log(1, absl::StrCat(checkpoint->key.DebugString(), " refused: ", why.message()));
-  checkpoint->admission = Admission::kRefused;
-  checkpoint->why = std::string(why.message());
-  ReleaseReservation(checkpoint);
-  const auto attempt = checkpoint->job->attempts.find(checkpoint->key.attempt);
-  attempt->second.refused[{checkpoint->key.step, checkpoint->key.revision}] = why;
-  for (RequestId request : std::set<RequestId>(checkpoint->waiting_creates)) {
-    AnswerParked(request, why);
-  }
+void Admission::Refuse(Checkpoint* checkpoint, Status why) {
+  out_.Count("refused_steps");
+  out_.Log(Severity::kWarning,
+           absl::StrCat(checkpoint->key.DebugString(), " refused: ", why.message()));
+  Verdict& verdict = checkpoint->verdict.Edit();
+  verdict.state = Admitted::kRefused;
+  verdict.why = std::string(why.message());
+  Release(checkpoint);
+  attempts_.Refuse(checkpoint->job, checkpoint->key, why);
+  for (RequestId request : std::set<RequestId>(verdict.waiting)) callers_.Answer(request, why);
   std::vector<Part*> open;
-  for (const auto& [writer, part] : checkpoint->parts) {
-    if (!part->committed && !part->committing) open.push_back(part.get());
+  for (const auto& [writer, part] : checkpoint->content->parts) {
+    if (!part->content->committed && !part->manifest->committing) open.push_back(part.get());
   }
-  RetractGrants(open, why);
-  for (Part* part : open) ErasePart(part);
-  MaybeEraseCheckpoint(checkpoint);
+  ReplaceGrants(open, why);
+  for (Part* part : open) parts_.Erase(part);
+  parts_.EraseIfEmpty(checkpoint);
 }
 
-// A grant that this same event made has not left yet, and its extents are about to go: its caller
-// hears the verdict. But what a session is lent, or told to unmap, it hears; its next call fails.
-void Engine::Impl::RetractGrants(const std::vector<Part*>& parts, const Status& why) {
-  const auto of_these = [&](const reply::GrantedExtent& extent) {
+// If this event already queued a create reply for one of `parts`, the refusal replaces it. Replies
+// that lend or retire slabs must still be delivered; that caller's next call fails.
+void Admission::ReplaceGrants(const std::vector<Part*>& parts, const Status& why) {
+  const auto lies_in = [&](const reply::GrantedExtent& extent) {
     return std::any_of(parts.begin(), parts.end(), [&](const Part* part) {
-      return std::any_of(part->objects.begin(), part->objects.end(), [&](const auto& named) {
-        const ExtentRef& held = named.second->extent;
+      const auto& objects = part->content->objects;
+      return std::any_of(objects.begin(), objects.end(), [&](const auto& named) {
+        const ExtentRef& held = named.second->content->extent;
         return held.slab == extent.slab && held.offset == extent.offset;
       });
     });
   };
-  for (Action& action : out_.actions) {
-    auto* reply = std::get_if<action::Reply>(&action);
-    if (reply == nullptr || !reply->body.ok()) continue;
-    const auto* create = std::get_if<reply::Create>(&*reply->body);
-    if (create == nullptr || !create->lend.empty() || !create->retire.empty()) continue;
-    if (std::any_of(create->extents.begin(), create->extents.end(), of_these)) reply->body = why;
-  }
+  out_.ReplaceAnswers(
+      [&](const Body& body) {
+        const auto* create = std::get_if<reply::Create>(&body);
+        return create != nullptr && create->lend.empty() && create->retire.empty() &&
+               std::any_of(create->extents.begin(), create->extents.end(), lies_in);
+      },
+      why);
 }
 
-Status Engine::Impl::FullStatus(const Job& job, uint64_t wanted, absl::string_view what) const {
+Status Admission::Full(const Job& job, uint64_t wanted, absl::string_view what) const {
   uint64_t leased = 0, under_io = 0, mapped_elsewhere = 0, kept_by_pins = 0;
-  for (const auto& [name, other] : jobs_) {
-    for (const auto& [id, checkpoint] : other->checkpoints) {
-      if (checkpoint->pinned) kept_by_pins += checkpoint->slab_bytes;
+  for (const auto& [name, other] : jobs_.all()) {
+    for (const auto& [id, checkpoint] : other->steps->all) {
+      if (*checkpoint->pinned) kept_by_pins += checkpoint->memory->slab_bytes;
     }
   }
   std::set<int32_t> lease_pids, mapped_pids;
   std::vector<std::string> quarantined;
-  std::vector<SlabId> ids;
-  for (const auto& [id, slab] : ledger_.slabs()) ids.push_back(id);
-  std::sort(ids.begin(), ids.end());
-  for (SlabId id : ids) {
-    const SlabRecord& slab = *ledger_.Find(id);
-    if (slab.state == SlabState::kInUse && !slab.readers.empty()) {
-      leased += slab.bytes;
-      HoldersOf(slab, /*readers_only=*/true, &lease_pids);
+  std::map<SlabId, const SlabRecord*> slabs;
+  for (const auto& [id, slab] : ledger_.slabs()) slabs[id] = &slab;
+  for (const auto& [id, slab] : slabs) {
+    if (slab->state == SlabState::kInUse && !slab->readers.empty()) {
+      leased += slab->bytes;
+      leases_.HoldersOf(*slab, /*readers_only=*/true, &lease_pids);
     }
-    if (slab.state == SlabState::kInUse && slab.pins > 0) under_io += slab.bytes;
-    if (slab.state == SlabState::kIdle && slab.mapper != 0 && slab.owner.job != job.name) {
-      mapped_elsewhere += slab.bytes;
-      HoldersOf(slab, /*readers_only=*/false, &mapped_pids);
+    if (slab->state == SlabState::kInUse && slab->pins > 0) under_io += slab->bytes;
+    if (slab->state == SlabState::kIdle && slab->mapper != 0 && slab->owner.job != job.name) {
+      mapped_elsewhere += slab->bytes;
+      leases_.HoldersOf(*slab, /*readers_only=*/false, &mapped_pids);
     }
-    if (slab.state == SlabState::kQuarantined && quarantined.size() < kNamedHolders) {
+    if (slab->state == SlabState::kQuarantined && quarantined.size() < kNamedHolders) {
       std::set<int32_t> pids;
-      HoldersOf(slab, /*readers_only=*/false, &pids);
+      leases_.HoldersOf(*slab, /*readers_only=*/false, &pids);
       quarantined.push_back(
-          absl::StrCat(slab.bytes, " by ",
+          absl::StrCat(slab->bytes, " by ",
                        pids.empty() ? "an ended session" : "pid " + absl::StrJoin(pids, ", "),
-                       " for ", (now_ - slab.since) / kNanosPerSecond, " s"));
+                       " for ", (out_.now() - slab->since) / kNanosPerSecond, " s"));
     }
   }
-  const auto pids = [](const std::set<int32_t>& set) {
-    return set.empty() ? std::string() : absl::StrCat(" (pid ", absl::StrJoin(set, ", "), ")");
-  };
   return absl::ResourceExhaustedError(
-      absl::StrCat("memory: ", what, ": ", wanted, " bytes wanted, ", Available(job),
+      absl::StrCat("memory: ", what, ": ", wanted, " bytes wanted, ", eviction_.Available(job),
                    " available of a budget of ", options_.budget_bytes, "; in use ",
                    ledger_.bytes_in(SlabState::kInUse), ", of which leased ", leased,
-                   pids(lease_pids), " and under I/O ", under_io, ", kept by pins ", kept_by_pins,
+                   Pids(lease_pids), " and under I/O ", under_io, ", kept by pins ", kept_by_pins,
                    "; quarantined ", ledger_.bytes_in(SlabState::kQuarantined),
                    quarantined.empty() ? std::string()
                                        : absl::StrCat(" (", absl::StrJoin(quarantined, "; "), ")"),
-                   "; mapped by other jobs ", mapped_elsewhere, pids(mapped_pids),
-                   "; set aside for admitted steps ", reserved_total_));
+                   "; mapped by other jobs ", mapped_elsewhere, Pids(mapped_pids),
+                   "; set aside for admitted steps ", reserved_bytes_));
 }
 
 // --- creates that wait
 
-Engine::Impl::MemoryState Engine::Impl::MemoryNow() const {
-  Settle();
-  return {ledger_.version(),
-          evictable_version_,
-          reserved_total_,
-          next_sequence_,
-          persists_.size() + verifications_.size(),
-          manifests_waiting_.size()};
+Admission::Inputs Admission::Now() const {
+  return {ledger_.version(), standing_.version(), reserved_bytes_,
+          next_order_,       under_io_(),         manifests_waiting_};
 }
 
-void Engine::Impl::ServeWaiting() {
-  // Room that creates before this one wait for is not this one's.
+bool Admission::Due(size_t manifests_waiting) {
+  manifests_waiting_ = manifests_waiting;
+  const Inputs now = Now();
+  if (now == served_) return false;
+  served_ = now;
+  return true;
+}
+
+void Admission::Serve() {
+  // Budget that creates before this one wait for is not this one's.
   uint64_t claimed = 0;
   std::vector<RequestId> waiting;
-  for (const auto& [order, request] : waiting_creates_) waiting.push_back(request);
+  for (const auto& [order, request] : order_) waiting.push_back(request);
   for (RequestId request : waiting) {
-    const auto at = parked_.find(request);
-    if (at == parked_.end()) continue;  // refused with its step
-    Parked* parked = at->second.get();
-    Checkpoint* checkpoint = FindJob(parked->job)->checkpoints.at(parked->checkpoint).get();
-    if (checkpoint->admission == Admission::kWaiting) {
+    const auto at = creates_.find(request);
+    if (at == creates_.end()) continue;  // refused with its step
+    Checkpoint* checkpoint = parts_.Find(at->second.checkpoint);
+    if (checkpoint->verdict->state == Admitted::kWaiting) {
       if (!TryAdmit(checkpoint)) {
-        OweFinished();
+        short_of_memory_();
         continue;
       }
-      checkpoint->admission = Admission::kAdmitted;
-      checkpoint->reserved = checkpoint->estimate;
-      reserved_total_ += checkpoint->reserved;
+      Verdict& verdict = checkpoint->verdict.Edit();
+      verdict.state = Admitted::kAdmitted;
+      verdict.reserved = verdict.estimate;
+      reserved_bytes_ += verdict.reserved;
     }
-    Serve(parked, &claimed);
+    ServeOne(request, &claimed);
   }
 }
 
-void Engine::Impl::Serve(Parked* parked, uint64_t* claimed) {
-  Checkpoint* checkpoint = FindJob(parked->job)->checkpoints.at(parked->checkpoint).get();
+uint64_t Admission::Assign(Waiting* waiting, Checkpoint* checkpoint, SessionId session,
+                           bool affordable, uint64_t claimed, bool* ready) {
   Job* job = checkpoint->job;
-  const SlabOwner owner{job->owner_uid, job->name};
-  const SessionId session = parked->session;
-
-  uint64_t unassigned = 0;
-  for (const Need& need : parked->needs) {
-    if (need.slab == 0) unassigned += SlabBytesFor(need.bytes);
-  }
-  // Beyond its own share a step may take what nobody else was promised.
-  const uint64_t promised = reserved_total_ - checkpoint->reserved;
-  const bool within_share = unassigned <= checkpoint->reserved;
-  const bool affordable = within_share || Available(*job) >= unassigned + promised;
-
-  bool ready = true;
   uint64_t lacking = 0;
-  for (Need& need : parked->needs) {
+  *ready = true;
+  for (Need& need : waiting->needs) {
+    const uint64_t bytes = SlabBytesFor(need.bytes);
     if (need.slab == 0 && affordable) {
-      SlabRecord* slab = ledger_.Take(need.bytes, owner, session);
+      SlabRecord* slab = ledger_.Take(need.bytes, OwnerOf(*job), session);
       if (slab == nullptr) slab = ledger_.TakeMaking(need.bytes);
-      const uint64_t bytes = SlabBytesFor(need.bytes);
-      const bool room = ledger_.Room() >= *claimed + bytes;
-      if (slab == nullptr && (!room || need.bytes >= kRecycleBytes) &&
-          Recycle(job, session, need.bytes)) {
-        slab = ledger_.Take(need.bytes, owner, session);
+      const bool fits = ledger_.Room() >= claimed + bytes;
+      if (slab == nullptr && (!fits || need.bytes >= kRecycleBytes) &&
+          eviction_.Recycle(job, session, need.bytes)) {
+        slab = ledger_.Take(need.bytes, OwnerOf(*job), session);
       }
-      if (slab == nullptr && room) {
-        slab = MakeSlab(bytes, /*urgent=*/true, /*reserved=*/true);
-        Count("slabs_made_on_demand");
+      if (slab == nullptr && fits) {
+        slab = ledger_.Make(bytes, /*urgent=*/true, /*reserved=*/true);
+        out_.Count("slabs_made_on_demand");
       }
       if (slab != nullptr) {
         need.slab = slab->id;
@@ -264,34 +260,68 @@ void Engine::Impl::Serve(Parked* parked, uint64_t* claimed) {
       }
     }
     if (need.slab == 0) {
-      lacking += SlabBytesFor(need.bytes);
-      ready = false;
+      lacking += bytes;
+      *ready = false;
     } else if (!need.ready) {
       need.ready = ledger_.Find(need.slab)->state != SlabState::kMaking;
-      ready &= need.ready;
+      *ready &= need.ready;
     }
   }
-  if (ready) return Grant(parked);
+  return lacking;
+}
+
+void Admission::ServeOne(RequestId request, uint64_t* claimed) {
+  Waiting& waiting = creates_.at(request);
+  Checkpoint* checkpoint = parts_.Find(waiting.checkpoint);
+  Job* job = checkpoint->job;
+  const SessionId session = callers_.Find(request)->session;
+
+  uint64_t unassigned = 0;
+  for (const Need& need : waiting.needs) {
+    if (need.slab == 0) unassigned += SlabBytesFor(need.bytes);
+  }
+  // Beyond its own share a step may take what nobody else was promised.
+  const uint64_t promised = reserved_bytes_ - checkpoint->verdict->reserved;
+  const bool within_share = unassigned <= checkpoint->verdict->reserved;
+  const bool affordable = within_share || eviction_.Available(*job) >= unassigned + promised;
+
+  bool ready = false;
+  const uint64_t lacking = Assign(&waiting, checkpoint, session, affordable, *claimed, &ready);
+  if (ready) return Grant(request);
   if (lacking == 0) return;  // all of it is being made
 
   *claimed += lacking;
-  if (affordable && FreeMemory(job, session, *claimed)) return;
-  // Evicting may have given this session slabs that fit, or slabs it must unmap first.
-  if (MemoryNow() != served_) return;
+  if (affordable && eviction_.Free(job, session, *claimed)) return;
+  // Evicting may have given this session slabs that fit, or slabs it must unmap first: look again.
+  if (Now() != served_) return;
   if (affordable && ledger_.HasRetired(session)) {
     reply::Create unmap_first;
     unmap_first.retire = ledger_.TellRetired(session);
-    return AnswerParked(parked->request, Body(std::move(unmap_first)));
+    return callers_.Answer(request, Body(std::move(unmap_first)));
   }
-  if (checkpoint->granted == 0 || ledger_.probing_bytes() > 0) return;
+  if (checkpoint->verdict->granted == 0 || ledger_.probing_bytes() > 0) return;
   // What it was promised may be under I/O for a while: that ends by itself.
-  if (within_share && !(persists_.empty() && verifications_.empty())) return;
-  RefuseStep(checkpoint,
-             FullStatus(*job, lacking, "the step needs more than it was admitted with"));
+  if (within_share && under_io_() > 0) return;
+  Refuse(checkpoint, Full(*job, lacking, "the step needs more than it was admitted with"));
 }
 
-void Engine::Impl::ReleaseNeeds(Parked* parked) {
-  for (Need& need : parked->needs) {
+void Admission::Grant(RequestId request) {
+  Waiting& waiting = creates_.at(request);
+  Checkpoint* checkpoint = parts_.Find(waiting.checkpoint);
+  std::vector<Need> needs = std::move(waiting.needs);
+  waiting.needs.clear();
+  const std::unique_ptr<Parked> parked = callers_.Unpark(request);
+  granter_->Grant(std::get<event::Create>(parked->event), checkpoint, needs);
+  Verdict& verdict = checkpoint->verdict.Edit();
+  for (const Need& need : needs) {
+    const uint64_t bytes = ledger_.Find(need.slab)->bytes;
+    verdict.granted += bytes;
+    *verdict.node_total += bytes;
+  }
+}
+
+void Admission::Unreserve(Waiting* waiting) {
+  for (Need& need : waiting->needs) {
     if (need.slab == 0) continue;
     if (SlabRecord* slab = ledger_.Find(need.slab)) ledger_.Unreserve(slab);
     need.slab = 0;
@@ -299,157 +329,142 @@ void Engine::Impl::ReleaseNeeds(Parked* parked) {
   }
 }
 
-// --- freeing memory
+// --- what ends waiting
 
-uint64_t Engine::Impl::Coming() const {
-  return ledger_.Room() + ledger_.bytes_in(SlabState::kDying) + ledger_.probing_bytes();
-}
-
-// In the order of EvictClass, and within a class first what comes back by itself. What the asking
-// session has mapped itself comes next, for it hears of it in the answer to this very create; other
-// sessions are asked last.
-bool Engine::Impl::FreeMemory(const Job* job, SessionId session, uint64_t wanted) {
-  uint64_t retiring = 0;
-  const auto lacking = [&] { return wanted - std::min(wanted, Coming() + retiring); };
-  const auto retire_own = [&] {
-    if (session != 0 && Coming() < wanted) retiring = ledger_.Retire(session, wanted - Coming());
-  };
-  for (const EvictClass evict_class : {EvictClass::kGarbage, EvictClass::kOwesNothing,
-                                       EvictClass::kOwes, EvictClass::kLastOfFinished}) {
-    if (evict_class == EvictClass::kOwes) retire_own();
-    while (lacking() > 0) {
-      if (ledger_.DestroyOldest() > 0) continue;
-      if (EvictOne(evict_class, /*soft=*/false, nullptr, nullptr)) continue;
-      if (session == 0 || !EvictOne(evict_class, /*soft=*/true, job, nullptr)) break;
-      retire_own();
-    }
+void Admission::Left(const Parked& parked) {
+  const auto at = creates_.find(parked.request);
+  Unreserve(&at->second);
+  order_.erase(at->second.order);
+  if (Checkpoint* checkpoint = parts_.Find(at->second.checkpoint)) {
+    checkpoint->verdict.Edit().waiting.erase(parked.request);
   }
-  while (lacking() > 0) {
-    if (ledger_.RetireOthers(session, nullptr, lacking()) >= lacking()) break;
-    bool evicted = false;
-    for (const EvictClass evict_class : {EvictClass::kGarbage, EvictClass::kOwesNothing,
-                                         EvictClass::kOwes, EvictClass::kLastOfFinished}) {
-      evicted = evicted || EvictOne(evict_class, /*soft=*/true, nullptr, nullptr);
-    }
-    if (!evicted) break;
-  }
-  return Coming() >= wanted;
+  creates_.erase(at);
 }
 
-// Gives up the next checkpoint of a class. Hard: one of whose memory some comes back by itself.
-// Soft: one that is mapped by sessions. Those with a lease on some object go last: the rest of them
-// gains less.
-bool Engine::Impl::EvictOne(EvictClass evict_class, bool soft, const Job* only, const Job* except) {
-  Settle();
-  for (const bool partly : {false, true}) {
-    for (auto at = evictable_.lower_bound({evict_class, 0});
-         at != evictable_.end() && at->first.first == evict_class; ++at) {
-      Checkpoint* checkpoint = at->second;
-      if ((checkpoint->locked_bytes > 0) != partly) continue;
-      if ((only != nullptr && checkpoint->job != only) || checkpoint->job == except) continue;
-      const uint64_t hard = checkpoint->counted_evictable - checkpoint->counted_evictable_mapped;
-      if (soft ? checkpoint->counted_evictable_mapped == 0 : hard == 0) continue;
-      Evict(checkpoint);
-      return true;
-    }
-  }
-  return false;
+// The whole step shares the verdict.
+void Admission::TimeUp(const Parked& parked) {
+  const Waiting& waiting = creates_.at(parked.request);
+  Checkpoint* checkpoint = parts_.Find(waiting.checkpoint);
+  const uint64_t shown = checkpoint->verdict->state == Admitted::kWaiting
+                             ? checkpoint->verdict->estimate
+                             : SlabBytesFor(waiting.needs);
+  Refuse(checkpoint, Full(*checkpoint->job, shown, "the deadline passed while the step waited"));
 }
 
-bool Engine::Impl::Recycle(Job* job, SessionId session, uint64_t need) {
-  Settle();
-  int tries = 0;
-  for (const auto& [evict_class, id] : job->evictable) {
-    if (evict_class > EvictClass::kOwesNothing || ++tries > kRecycleTries) return false;
-    Checkpoint* checkpoint = job->checkpoints.at(id).get();
-    for (const auto& [slab_id, extents] : checkpoint->slabs) {
-      const SlabRecord& slab = *ledger_.Find(slab_id);
-      if (slab.bytes < need || slab.bytes > LargestFit(need) || slab.Locked() || slab.by_path)
-        continue;
-      if (slab.mapper != session && (slab.mapper != 0 || !slab.clean)) continue;
-      Count("recycled_steps");
-      Evict(checkpoint);
-      return true;
-    }
-  }
-  return false;
-}
-
-// --- the pool
-
-SlabRecord* Engine::Impl::MakeSlab(uint64_t bytes, bool urgent, bool reserved) {
-  return ledger_.Make(NextId(), bytes, urgent, reserved);
-}
-
-void Engine::Impl::RememberSaves(const Checkpoint& checkpoint) {
-  auto node_total = std::make_shared<uint64_t>(0);
-  for (const auto& [writer, part] : checkpoint.parts) {
-    if (checkpoint.job->last_saves.contains(writer)) continue;
-    LastSave& last = checkpoint.job->last_saves[writer];
-    auto names = std::make_shared<std::vector<std::string>>();
-    event::Create as_created;
-    for (const auto& [name, object] : part->objects) {
-      names->push_back(name);
-      as_created.objects.push_back({name, object->entry.length, object->entry.kind, false});
-    }
-    for (const Need& need : PlanNeeds(as_created)) last.slabs.push_back(SlabBytesFor(need.bytes));
-    std::sort(last.slabs.begin(), last.slabs.end());
-    for (uint64_t bytes : last.slabs) *node_total += bytes;
-    last.names = std::move(names);
-    last.node_total = node_total;
+void Admission::Cancel(const PartKey& part, const Status& why) {
+  const Checkpoint* checkpoint = parts_.Find(part.checkpoint);
+  for (RequestId request : std::set<RequestId>(checkpoint->verdict->waiting)) {
+    const auto& create = std::get<event::Create>(callers_.Find(request)->event);
+    if (create.part == part) callers_.Answer(request, why);
   }
 }
 
-void Engine::Impl::Provision(Job* job, SessionId session, Writer writer, int times) {
-  const auto last = job->last_saves.find(writer);
-  if (last == job->last_saves.end() || now_ < provision_at_ || !waiting_creates_.empty() ||
-      draining_ || !safe_mode_.empty()) {
-    return;
-  }
-  std::vector<uint64_t> ready = ledger_.ReadyFor(SlabOwner{job->owner_uid, job->name}, session);
-  for (int i = 0; i < times; ++i) {
-    // Both ascend: each size takes the first ready slab that fits it.
-    std::vector<uint64_t> left;
-    auto next = ready.begin();
-    for (uint64_t bytes : last->second.slabs) {
-      while (next != ready.end() && *next < bytes) left.push_back(*next++);
-      if (next != ready.end() && *next <= LargestFit(bytes)) {
-        ++next;
-        continue;
-      }
-      if (ledger_.Room() < bytes) return;
-      MakeSlab(bytes, /*urgent=*/false, /*reserved=*/false);
-    }
-    left.insert(left.end(), next, ready.end());
-    ready = std::move(left);
+void Admission::CancelAll(const Status& why) {
+  for (const auto& [order, request] : std::map<uint64_t, RequestId>(order_)) {
+    callers_.Answer(request, why);
   }
 }
 
-void Engine::Impl::On(const event::SlabMade& event) {
-  if (!ledger_.OnMade(event.slab, event.status)) return;
-  const bool for_manifests = manifest_slabs_coming_.erase(event.slab) > 0;
-  if (event.status.ok()) {
-    if (for_manifests) manifest_slabs_[event.slab];
-    return;
+void Admission::Fence(Job* job) {
+  const Attempt newest = job->attempts->newest();
+  std::vector<RequestId> fenced;
+  for (const CheckpointId& id : job->steps->incomplete) {
+    if (id.attempt >= newest) continue;
+    Checkpoint* checkpoint = CheckpointOf(*job, id);
+    Release(checkpoint);
+    const std::set<RequestId>& waiting = checkpoint->verdict->waiting;
+    fenced.insert(fenced.end(), waiting.begin(), waiting.end());
   }
-  Count("slabs_not_made");
-  provision_at_ = now_ + kProvisionPause;
-  Log(1, absl::StrCat("slab ", event.slab, " was not made: ", event.status.message()));
-  for (const auto& [order, request] : std::map<uint64_t, RequestId>(waiting_creates_)) {
-    const auto at = parked_.find(request);
-    if (at == parked_.end()) continue;
-    for (Need& need : at->second->needs) {
-      if (need.slab != event.slab) continue;
+  for (RequestId request : fenced) {
+    callers_.Answer(request,
+                    absl::FailedPreconditionError(absl::StrCat("attempt: superseded by ", newest)),
+                    newest);
+  }
+}
+
+void Admission::ReleaseAttempt(const Job& job, Attempt attempt) {
+  for (const CheckpointId& id : job.steps->incomplete) {
+    if (id.attempt == attempt) Release(CheckpointOf(job, id));
+  }
+}
+
+void Admission::NotMade(SlabId slab, const Status& why) {
+  for (const auto& [order, request] : std::map<uint64_t, RequestId>(order_)) {
+    const auto at = creates_.find(request);
+    if (at == creates_.end()) continue;
+    for (Need& need : at->second.needs) {
+      if (need.slab != slab) continue;
       need.slab = 0;
-      if (++at->second->failed_makes < kFailedMakes) break;
-      RefuseStep(FindJob(at->second->job)->checkpoints.at(at->second->checkpoint).get(),
-                 absl::ResourceExhaustedError(
-                     absl::StrCat("memory: no slab could be made: ", event.status.message())));
-      return;
+      if (++at->second.failed_makes < kFailedMakes) break;
+      return Refuse(parts_.Find(at->second.checkpoint),
+                    absl::ResourceExhaustedError(
+                        absl::StrCat("memory: no slab could be made: ", why.message())));
     }
   }
 }
 
-void Engine::Impl::On(const event::SlabDestroyed& event) { ledger_.OnDestroyed(event.slab); }
+std::set<CheckpointKey> Admission::AskedBy(SessionId session) const {
+  std::set<CheckpointKey> asked;
+  for (RequestId request : callers_.Of(session)) {
+    const auto at = creates_.find(request);
+    if (at != creates_.end()) asked.insert(at->second.checkpoint);
+  }
+  return asked;
+}
+
+void Admission::PartCommitted(Part* part) {
+  Checkpoint* checkpoint = part->checkpoint;
+  if (checkpoint->content->committed >= checkpoint->verdict->local_writers) Release(checkpoint);
+}
+
+void Admission::CheckpointCompleted(Checkpoint* checkpoint) { Release(checkpoint); }
+
+void Admission::CheckpointGoes(Checkpoint* checkpoint) {
+  for (RequestId request : std::set<RequestId>(checkpoint->verdict->waiting)) {
+    callers_.Answer(request, absl::FailedPreconditionError(absl::StrCat(
+                                 "create: ", checkpoint->key.DebugString(), " was dropped")));
+  }
+  Release(checkpoint);
+}
+
+// --- recovery
+
+// Steps that were being written go on; what they were granted is what they hold.
+void Admission::Restore(const Sessions& sessions) {
+  for (const auto& [name, job] : jobs_.all()) {
+    for (const auto& [id, checkpoint] : job->steps->all) {
+      Verdict& verdict = checkpoint->verdict.Edit();
+      for (const auto& [slab, extents] : checkpoint->memory->slabs) {
+        verdict.granted += ledger_.Find(slab)->bytes;
+      }
+      *verdict.node_total = verdict.granted;
+      for (const auto& [writer, part] : checkpoint->content->parts) {
+        if (part->content->committed) continue;
+        verdict.state = Admitted::kAdmitted;
+        for (SessionId session : part->content->sessions) {
+          verdict.local_writers =
+              std::max(verdict.local_writers, sessions.Find(session)->local_writers);
+        }
+      }
+    }
+  }
+}
+
+std::string Admission::CheckInvariants() const {
+  uint64_t reserved = 0;
+  for (const auto& [name, job] : jobs_.all()) {
+    for (const auto& [id, checkpoint] : job->steps->all) {
+      reserved += checkpoint->verdict->reserved;
+      for (RequestId request : checkpoint->verdict->waiting) {
+        if (!callers_.Contains(request) || !creates_.contains(request)) {
+          return checkpoint->key.DebugString() + ": waits for a caller that is gone";
+        }
+      }
+    }
+  }
+  if (reserved != reserved_bytes_) return "reservations are miscounted";
+  if (creates_.size() != order_.size()) return "creates that wait are miscounted";
+  return "";
+}
 
 }  // namespace cairn::engine

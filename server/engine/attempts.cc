@@ -1,184 +1,41 @@
-// Jobs and their owners; attempts: which may go on, which begins, who is which writer of it.
+#include "server/engine/attempts.h"
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/impl.h"
+#include "server/engine/restored.h"
 
 namespace cairn::engine {
 namespace {
 
 constexpr size_t kKeptRefusals = 1024;
-constexpr MonotonicNanos kScanPatience = 10 * kNanosPerSecond;
+
+const AttemptState* FindBegun(const Job& job, Attempt attempt) {
+  const auto at = job.attempts->begun.find(attempt);
+  return at == job.attempts->begun.end() ? nullptr : &at->second;
+}
 
 }  // namespace
 
-Job* Engine::Impl::FindJob(const std::string& job) const {
-  const auto at = jobs_.find(job);
-  return at == jobs_.end() ? nullptr : at->second.get();
-}
-
-Job* Engine::Impl::GetJob(const std::string& name) {
-  std::unique_ptr<Job>& job = jobs_[name];
-  if (job == nullptr) {
-    job = std::make_unique<Job>();
-    job->name = name;
-    job->policy = options_.default_policy;
-    maybe_forget_.insert(name);
-    if (!options_.storage) job->scan = ScanState::kScanned;
-  }
-  return job.get();
-}
-
-// A job nobody created anything in, and nobody is in, is no job.
-void Engine::Impl::MaybeForgetJob(Job* job) {
-  if (job->owned || !job->sessions.empty() || !job->checkpoints.empty() || !job->waits.empty() ||
-      !job->scan_waiters.empty() || job->scan == ScanState::kScanning) {
-    return;
-  }
-  jobs_.erase(job->name);
-}
-
-Status Engine::Impl::CheckAccess(const Job& job, const Caller& caller) const {
-  if (!job.owned || caller.uid == job.owner_uid || caller.uid == 0) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat(
-      "job: ", job.name, " is owned by uid ", job.owner_uid, ", the caller is uid ", caller.uid));
-}
-
-Status Engine::Impl::CheckPolicy(const JobPolicy& policy) {
-  if (policy.readers != Readers::kOwner) {
-    return absl::UnimplementedError("readers: only \"owner\" is there so far");
-  }
-  if (policy.every < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("every: ", policy.every, " is below 1"));
-  }
-  if (policy.keep_last < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("keep_last: ", policy.keep_last, " is below 0"));
-  }
-  if (policy.keep_every < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("keep_every: ", policy.keep_every, " is below 0"));
-  }
-  return absl::OkStatus();
-}
-
-void Engine::Impl::EmitJob(const Job& job) {
-  out_.facts.push_back(fact::Job{job.name, job.owner_uid, job.owner_gid, job.policy});
-}
-
-void Engine::Impl::TakeOwnership(Job* job, const Caller& caller) {
-  if (job->owned) return;
-  job->owned = true;
-  if (const Session* session = FindSession(caller.session); session->policy.has_value()) {
-    job->policy = *session->policy;
-  }
-  job->owner_uid = caller.uid;
-  job->owner_gid = caller.gid;
-  EmitJob(*job);
-}
-
-void Engine::Impl::On(const event::SetPolicy& event) {
-  if (SessionOf(event.caller) == nullptr) return;
-  const RequestId request = event.caller.request;
-  Job* job = FindJob(event.job);
-  if (job == nullptr) {
-    return Answer(request, absl::NotFoundError(absl::StrCat("job: ", event.job, " is unknown")));
-  }
-  if (ScanFirst(event.caller, job, now_ + kScanPatience, event)) return;
-  Status status = CheckAccess(*job, event.caller);
-  if (status.ok()) status = CheckPolicy(event.policy);
-  if (!status.ok()) return Answer(request, status);
-  if (!job->owned) {
-    // Whoever creates first will own it, and brings the policy along.
-    Session* session = FindSession(event.caller.session);
-    if (session->job != job->name) {
-      return Answer(
-          request, absl::NotFoundError(absl::StrCat("job: ", job->name, " has nothing in it yet")));
-    }
-    session->policy = event.policy;
-    return Answer(request, Body(reply::Ok{}));
-  }
-  job->policy = event.policy;
-  EmitJob(*job);
-  // What the new policy wants of the newest step is wanted now, not at the next one.
-  if (Checkpoint* newest = NewestOnLine(*job)) ScheduleByPolicy(newest);
-  waits_to_check_.insert(job->name);
-  ApplyKeepPolicy(job);
-  Answer(request, Body(reply::Ok{}));
-}
-
-void Engine::Impl::On(const event::ChooseAttempt& event) {
-  if (SessionOf(event.caller) == nullptr) return;
-  const RequestId request = event.caller.request;
-  Job* job = GetJob(event.job);
-  if (ScanFirst(event.caller, job, event.deadline, event)) return;
-  const Status access = CheckAccess(*job, event.caller);
-  if (!access.ok()) return Answer(request, access);
-  Attempt known = job->greatest_attempt;
-  if (!job->attempts.empty()) known = std::max(known, job->attempts.rbegin()->first);
-  const Attempt chosen = std::max<Attempt>(event.unix_ms, known + 1);
-  job->greatest_attempt = chosen;
-  Answer(request, Body(reply::Attempt{chosen}));
-}
-
-void Engine::Impl::On(const event::ResumeFrom& event) {
-  if (SessionOf(event.caller) == nullptr) return;
-  const RequestId request = event.caller.request;
-  Job* job = GetJob(event.job);
-  if (ScanFirst(event.caller, job, event.deadline, event)) return;
-  Status status = CheckAccess(*job, event.caller);
-  if (status.ok()) status = ValidateAttempt(event.attempt);
-  if (!status.ok()) return Answer(request, status);
-  Attempt superseded_by = 0;
-  status = CheckFence(*job, event.attempt, &superseded_by);
-  if (!status.ok()) return Answer(request, status, superseded_by);
-
-  reply::Latest from;
-  from.key.job = event.job;
-  from.key.step = kNoStep;
-  if (event.step != kNoStep) {
-    const Checkpoint* checkpoint = LineAt(*job, event.step);
-    if (checkpoint == nullptr) {
-      return Answer(request, absl::NotFoundError(
-                                 absl::StrCat("resume: step ", event.step, " of job ", event.job,
-                                              " is not a complete step of its line")));
-    }
-    from = LatestOf(*checkpoint);
-  }
-  const auto begun = job->attempts.find(event.attempt);
-  if (begun != job->attempts.end()) {
-    if (begun->second.comes_from != event.step) {
-      return Answer(request, absl::FailedPreconditionError(
-                                 absl::StrCat("resume: attempt ", event.attempt,
-                                              " has begun, from step ", begun->second.comes_from)));
-    }
-    return Answer(request, Body(std::move(from)));
-  }
-  job->resumes[event.attempt] = event.step;
-  job->greatest_attempt = std::max(job->greatest_attempt, event.attempt);
-  out_.facts.push_back(fact::Resume{event.job, event.attempt, event.step});
-  Answer(request, Body(std::move(from)));
-}
-
 // --- what an attempt may do
 
-Status Engine::Impl::CheckFence(const Job& job, Attempt attempt, Attempt* superseded_by) const {
-  if (job.attempts.empty()) return absl::OkStatus();
-  const Attempt newest = job.attempts.rbegin()->first;
+Status Attempts::CheckFence(const Job& job, Attempt attempt, Attempt* superseded_by) {
+  const Attempt newest = job.attempts->newest();
   if (attempt >= newest) return absl::OkStatus();
   *superseded_by = newest;
   return absl::FailedPreconditionError(
       absl::StrCat("attempt: ", attempt, " of job ", job.name, " is superseded by ", newest));
 }
 
-// A lone writer fences no one alive. If it merely went on beside the older attempt, the line could
-// follow only one of them and the other's saves would be abandoned as they are made; so it may not
-// begin, and is told whom it would have to end.
-Status Engine::Impl::CheckLone(const Job& job, Attempt attempt, const Session& session) const {
-  if (job.attempts.empty()) return absl::OkStatus();
-  const AttemptState& newest = job.attempts.rbegin()->second;
+// If it merely went on beside the older attempt, the line could follow only one of them, and the
+// other's saves would be abandoned as they are made. So it may not begin, and is told which process
+// it would have to end.
+Status Attempts::CheckLone(const Job& job, Attempt attempt, const Session& session) const {
+  if (job.attempts->begun.empty()) return absl::OkStatus();
+  const AttemptState& newest = job.attempts->begun.rbegin()->second;
   if (attempt <= newest.attempt) return absl::OkStatus();
   for (SessionId id : newest.sessions) {
-    const Session& alive = *sessions_.at(id);
+    const Session& alive = *sessions_.Find(id);
     if (alive.process == session.process) continue;  // it moved on by itself
     return absl::FailedPreconditionError(
         absl::StrCat("attempt: ", attempt, " is a lone writer's and fences no one alive: attempt ",
@@ -188,12 +45,11 @@ Status Engine::Impl::CheckLone(const Job& job, Attempt attempt, const Session& s
   return absl::OkStatus();
 }
 
-Status Engine::Impl::CheckProcess(const Job& job, const PartKey& part,
-                                  const Session& session) const {
-  const auto attempt = job.attempts.find(part.checkpoint.attempt);
-  if (attempt == job.attempts.end()) return absl::OkStatus();
-  const auto process = attempt->second.processes.find(part.writer);
-  if (process == attempt->second.processes.end() || process->second.first == session.process) {
+Status Attempts::CheckProcess(const Job& job, const PartKey& part, const Session& session) {
+  const AttemptState* attempt = FindBegun(job, part.checkpoint.attempt);
+  if (attempt == nullptr) return absl::OkStatus();
+  const auto process = attempt->processes.find(part.writer);
+  if (process == attempt->processes.end() || process->second.first == session.process) {
     return absl::OkStatus();
   }
   const int32_t pid = process->second.second;
@@ -203,80 +59,287 @@ Status Engine::Impl::CheckProcess(const Job& job, const PartKey& part,
       "; a writer is one process for the life of its attempt"));
 }
 
-Status Engine::Impl::CheckWorld(const Job& job, const PartKey& part, int32_t world_size) const {
+Status Attempts::CheckWorld(const Job& job, const PartKey& part, int32_t world_size) {
   CAIRN_RETURN_IF_ERROR(ValidateWorld(part.writer, world_size));
-  const auto attempt = job.attempts.find(part.checkpoint.attempt);
-  if (attempt == job.attempts.end()) return absl::OkStatus();
-  const auto world = attempt->second.worlds.find(part.checkpoint.step);
-  if (world == attempt->second.worlds.end() || world->second == world_size) return absl::OkStatus();
+  const AttemptState* attempt = FindBegun(job, part.checkpoint.attempt);
+  if (attempt == nullptr) return absl::OkStatus();
+  const auto world = attempt->worlds.find(part.checkpoint.step);
+  if (world == attempt->worlds.end() || world->second == world_size) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("world_size: ", world_size, ", but step ", part.checkpoint.step, " of attempt ",
                    part.checkpoint.attempt, " has world_size ", world->second));
 }
 
-void Engine::Impl::EnterAttempt(Job* job, const PartKey& part, int32_t world_size,
-                                Session* session) {
+Status Attempts::CheckRefused(const Job& job, const CheckpointKey& key) {
+  const AttemptState* attempt = FindBegun(job, key.attempt);
+  if (attempt == nullptr) return absl::OkStatus();
+  const auto refused = attempt->refused.find({key.step, key.revision});
+  return refused == attempt->refused.end() ? absl::OkStatus() : refused->second;
+}
+
+const std::string* Attempts::FindDropped(const Job& job, const PartKey& part) {
+  const CheckpointKey& key = part.checkpoint;
+  const AttemptState* attempt = FindBegun(job, key.attempt);
+  if (attempt == nullptr) return nullptr;
+  const auto dropped = attempt->dropped.find({key.step, key.revision, part.writer});
+  return dropped == attempt->dropped.end() ? nullptr : &dropped->second;
+}
+
+// --- what it does
+
+Attempt Attempts::Choose(Job* job, int64_t unix_ms) {
+  const Attempt known = std::max(job->attempts->greatest, job->attempts->newest());
+  const Attempt chosen = std::max<Attempt>(unix_ms, known + 1);
+  job->attempts.Edit().greatest = chosen;
+  return chosen;
+}
+
+void Attempts::Saw(Job* job, Attempt attempt) {
+  if (attempt > job->attempts->greatest) job->attempts.Edit().greatest = attempt;
+}
+
+void Attempts::Resume(Job* job, Attempt attempt, Step step) {
+  job->attempts.Edit().resumes[attempt] = step;
+  Saw(job, attempt);
+  out_.Say(fact::Resume{job->name, attempt, step});
+}
+
+bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Session& session) {
   const Attempt number = part.checkpoint.attempt;
   const Step step = part.checkpoint.step;
-  auto at = job->attempts.find(number);
-  if (at == job->attempts.end()) {
+  const bool begins = !job->attempts->begun.contains(number);
+  if (begins) {
     AttemptState attempt;
     attempt.attempt = number;
-    attempt.unix_ms = UnixMillis();
+    attempt.unix_ms = out_.UnixMillis();
     attempt.first_step = step;
-    const auto chosen = job->resumes.find(number);
-    if (chosen != job->resumes.end()) {
+    const auto chosen = job->attempts->resumes.find(number);
+    if (chosen != job->attempts->resumes.end()) {
       attempt.chosen = true;
       attempt.comes_from = chosen->second;
     } else {
-      attempt.comes_from = ComesFromLine(*job, step);
-      attempt.provisional = !ScanKnown(*job);
+      attempt.comes_from = standing_.ComesFrom(*job, step);
+      attempt.provisional = !job->scan->Known();
     }
-    job->resumes.erase(job->resumes.begin(), job->resumes.upper_bound(number));
-    at = job->attempts.emplace(number, std::move(attempt)).first;
-    job->greatest_attempt = std::max(job->greatest_attempt, number);
-    out_.facts.push_back(
-        fact::AttemptBegun{job->name, number, at->second.comes_from, at->second.unix_ms});
-    FenceOlder(job);
+    out_.Say(fact::AttemptBegun{job->name, number, attempt.comes_from, attempt.unix_ms});
+    JobAttempts& attempts = job->attempts.Edit();
+    attempts.resumes.erase(attempts.resumes.begin(), attempts.resumes.upper_bound(number));
+    attempts.greatest = std::max(attempts.greatest, number);
+    attempts.begun.emplace(number, std::move(attempt));
+    ++attempts.line_version;
   }
-  AttemptState& attempt = at->second;
+  AttemptState& attempt = job->attempts.Edit().begun.at(number);
   if (!attempt.processes.contains(part.writer)) {
-    attempt.processes[part.writer] = {session->process, session->pid};
-    out_.facts.push_back(fact::WriterProcess{job->name, number, part.writer, session->process});
+    attempt.processes[part.writer] = {session.process, session.pid};
+    out_.Say(fact::WriterProcess{job->name, number, part.writer, session.process});
   }
   if (!attempt.worlds.contains(step)) {
     attempt.worlds[step] = world_size;
-    out_.facts.push_back(fact::StepWorld{job->name, number, step, world_size});
+    out_.Say(fact::StepWorld{job->name, number, step, world_size});
   }
-  attempt.sessions.insert(session->id);
-  session->began.insert({job->name, number});
-  session->attempt = number;
+  attempt.sessions.insert(session.id);
+  entered_[session.id].insert({job->name, number});
+  sessions_.Entered(session.id, number);
   while (attempt.refused.size() > kKeptRefusals) attempt.refused.erase(attempt.refused.begin());
+  return begins;
 }
 
-// The newest attempt has just begun: older ones can complete nothing more.
-void Engine::Impl::FenceOlder(Job* job) {
-  const Attempt newest = job->attempts.rbegin()->first;
-  std::vector<RequestId> fenced;
-  for (const CheckpointId& id : job->incomplete) {
-    if (std::get<1>(id) >= newest) continue;
-    Checkpoint* checkpoint = job->checkpoints.at(id).get();
-    ReleaseReservation(checkpoint);
-    fenced.insert(fenced.end(), checkpoint->waiting_creates.begin(),
-                  checkpoint->waiting_creates.end());
-  }
-  for (RequestId request : fenced) {
-    AnswerParked(request,
-                 absl::FailedPreconditionError(absl::StrCat("attempt: superseded by ", newest)),
-                 newest);
-  }
+void Attempts::Fence(Job* job) {
+  JobAttempts& attempts = job->attempts.Edit();
+  const Attempt newest = attempts.newest();
   // Attempts that left nothing behind cut nothing off the line: they need not be remembered.
-  for (auto at = job->attempts.begin(); at->first != newest;) {
+  for (auto at = attempts.begun.begin(); at->first != newest;) {
     at->second.dropped.clear();  // nothing of it is committed any more
     const bool empty = at->second.checkpoints_at.empty() && at->second.sessions.empty();
-    at = empty ? job->attempts.erase(at) : std::next(at);
+    at = empty ? attempts.begun.erase(at) : std::next(at);
   }
-  TouchJob(job);
+  ++attempts.line_version;
+}
+
+void Attempts::Refuse(Job* job, const CheckpointKey& key, const Status& why) {
+  job->attempts.Edit().begun.at(key.attempt).refused[{key.step, key.revision}] = why;
+}
+
+void Attempts::RememberDropped(const PartKey& part, const std::string& object) {
+  const CheckpointKey& key = part.checkpoint;
+  Job* job = jobs_.Find(key.job);
+  if (job == nullptr || key.attempt != job->attempts->newest()) return;
+  auto& dropped = job->attempts.Edit().begun.at(key.attempt).dropped;
+  dropped[{key.step, key.revision, part.writer}] = object;
+  if (dropped.size() > kKeptDropped) dropped.erase(dropped.begin());
+}
+
+void Attempts::ForgetDropped(const PartKey& part) {
+  const CheckpointKey& key = part.checkpoint;
+  Job* job = jobs_.Find(key.job);
+  if (FindDropped(*job, part) == nullptr) return;
+  job->attempts.Edit().begun.at(key.attempt).dropped.erase({key.step, key.revision, part.writer});
+}
+
+void Attempts::Committed(const PartKey& part) {
+  Job* job = jobs_.Find(part.checkpoint.job);
+  const auto at = job->attempts->begun.find(part.checkpoint.attempt);
+  if (at == job->attempts->begun.end() || !at->second.provisional) return;
+  job->attempts.Edit().begun.at(part.checkpoint.attempt).provisional = false;
+}
+
+void Attempts::CheckpointMade(Job* job, const CheckpointKey& key) {
+  JobAttempts& attempts = job->attempts.Edit();
+  const auto [at, fresh] = attempts.begun.try_emplace(key.attempt);
+  if (fresh) {
+    at->second.attempt = key.attempt;
+    ++attempts.line_version;
+  }
+  ++at->second.checkpoints_at[key.step];
+}
+
+void Attempts::CheckpointGone(Job* job, const CheckpointKey& key) {
+  AttemptState& attempt = job->attempts.Edit().begun.at(key.attempt);
+  const auto at_step = attempt.checkpoints_at.find(key.step);
+  if (--at_step->second > 0) return;
+  attempt.checkpoints_at.erase(at_step);
+  attempt.worlds.erase(key.step);
+}
+
+std::set<std::pair<std::string, Attempt>> Attempts::EndSession(SessionId session) {
+  std::set<std::pair<std::string, Attempt>> left_alone;
+  const auto entered = entered_.find(session);
+  if (entered == entered_.end()) return left_alone;
+  for (const auto& [name, number] : entered->second) {
+    Job* job = jobs_.Find(name);
+    if (job == nullptr || !job->attempts->begun.contains(number)) continue;
+    AttemptState& attempt = job->attempts.Edit().begun.at(number);
+    attempt.sessions.erase(session);
+    if (attempt.sessions.empty()) left_alone.insert({name, number});
+  }
+  entered_.erase(entered);
+  return left_alone;
+}
+
+// --- what storage tells
+
+void Attempts::Learn(Job* job, const CheckpointKey& key, Step comes_from, int64_t unix_ms,
+                     bool by_first) {
+  const auto at = job->attempts->begun.find(key.attempt);
+  if (at == job->attempts->begun.end()) {
+    AttemptState attempt;
+    attempt.attempt = key.attempt;
+    attempt.comes_from = comes_from;
+    attempt.first_step = key.step;
+    attempt.unix_ms = unix_ms;
+    out_.Say(fact::AttemptBegun{job->name, key.attempt, comes_from, unix_ms});
+    JobAttempts& attempts = job->attempts.Edit();
+    attempts.begun.emplace(key.attempt, std::move(attempt));
+    ++attempts.line_version;
+  } else if (by_first && at->second.provisional) {
+    JobAttempts& attempts = job->attempts.Edit();
+    attempts.begun.at(key.attempt).comes_from = comes_from;
+    ++attempts.line_version;
+  }
+}
+
+void Attempts::SettleProvisional(Job* job) {
+  std::map<Attempt, Step> settled;
+  for (const auto& [number, attempt] : job->attempts->begun) {
+    if (!attempt.provisional || attempt.chosen) continue;
+    settled[number] = standing_.ComesFromBelow(*job, number, attempt.first_step);
+  }
+  for (const auto& [number, comes_from] : settled) {
+    JobAttempts& attempts = job->attempts.Edit();
+    AttemptState& attempt = attempts.begun.at(number);
+    attempt.provisional = false;
+    if (attempt.comes_from == comes_from) continue;
+    attempt.comes_from = comes_from;
+    ++attempts.line_version;
+    out_.Say(fact::AttemptBegun{job->name, number, comes_from, attempt.unix_ms});
+  }
+}
+
+// --- recovery
+
+void Attempts::Restore(const Restored& restored) {
+  for (const auto& [id, fact] : restored.attempts) {
+    Job* job = jobs_.FindOrMake(id.first);
+    JobAttempts& attempts = job->attempts.Edit();
+    AttemptState& attempt = attempts.begun[id.second];
+    attempt.attempt = id.second;
+    attempt.comes_from = fact.comes_from;
+    attempt.unix_ms = fact.unix_ms;
+    ++attempts.line_version;
+    Saw(job, id.second);
+  }
+  for (const auto& [id, process] : restored.processes) {
+    const auto& [name, number, writer] = id;
+    Job* job = jobs_.FindOrMake(name);
+    if (!job->attempts->begun.contains(number)) continue;
+    job->attempts.Edit().begun.at(number).processes[writer] = {process, 0};
+  }
+  for (const auto& [id, world_size] : restored.worlds) {
+    const auto& [name, number, step] = id;
+    Job* job = jobs_.FindOrMake(name);
+    if (!job->attempts->begun.contains(number)) continue;
+    job->attempts.Edit().begun.at(number).worlds[step] = world_size;
+  }
+  for (const auto& [id, step] : restored.resumes) {
+    Job* job = jobs_.FindOrMake(id.first);
+    if (!job->attempts->begun.contains(id.second)) job->attempts.Edit().resumes[id.second] = step;
+  }
+}
+
+// A session is a writer of those attempts that know its process.
+void Attempts::RestoreSessions() {
+  for (const auto& [id, session] : sessions_.all()) {
+    if (session->job.empty()) continue;
+    Job* job = jobs_.Find(session->job);
+    Saw(job, session->attempt);
+    for (auto& [number, attempt] : job->attempts.Edit().begun) {
+      for (auto& [writer, process] : attempt.processes) {
+        if (process.first != session->process) continue;
+        process.second = session->pid;
+        attempt.sessions.insert(id);
+        entered_[id].insert({session->job, number});
+      }
+    }
+  }
+}
+
+void Attempts::Snapshot(const Job& job, std::vector<Fact>* facts) const {
+  for (const auto& [number, attempt] : job.attempts->begun) {
+    facts->push_back(fact::AttemptBegun{job.name, number, attempt.comes_from, attempt.unix_ms});
+    std::map<Writer, ProcessToken> processes;
+    for (const auto& [writer, process] : attempt.processes) processes[writer] = process.first;
+    for (const auto& [writer, process] : processes) {
+      facts->push_back(fact::WriterProcess{job.name, number, writer, process});
+    }
+    for (const auto& [step, world_size] : attempt.worlds) {
+      facts->push_back(fact::StepWorld{job.name, number, step, world_size});
+    }
+    for (const auto& [id, object] : attempt.dropped) {
+      const auto& [step, revision, writer] = id;
+      facts->push_back(fact::ObjectDropped{{{job.name, step, number, revision}, writer}, object});
+    }
+  }
+  for (const auto& [number, step] : job.attempts->resumes) {
+    facts->push_back(fact::Resume{job.name, number, step});
+  }
+}
+
+std::string Attempts::CheckInvariants(const Job& job,
+                                      const std::function<bool(const PartKey&)>& writes) const {
+  for (const auto& [number, attempt] : job.attempts->begun) {
+    const bool newest = number == job.attempts->newest();
+    if (attempt.dropped.size() > (newest ? kKeptDropped : 0)) {
+      return absl::StrCat("job ", job.name, " attempt ", number, ": too much is kept as dropped");
+    }
+    for (const auto& [id, object] : attempt.dropped) {
+      const auto& [step, revision, writer] = id;
+      const PartKey part{{job.name, step, number, revision}, writer};
+      if (writes(part)) {
+        return absl::StrCat(part.DebugString(), " is being written, but kept as dropped");
+      }
+    }
+  }
+  return "";
 }
 
 }  // namespace cairn::engine

@@ -1,59 +1,151 @@
+// What the engine is made of, and which component an event goes to. docs/architecture.md has the
+// picture of who tells whom what.
 #include "server/engine/engine.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/impl.h"
+#include "server/engine/connecting.h"
+#include "server/engine/finding.h"
+#include "server/engine/job_calls.h"
+#include "server/engine/opening.h"
+#include "server/engine/restored.h"
+#include "server/engine/saving.h"
+#include "server/engine/status.h"
 
 namespace cairn::engine {
 namespace {
 
-// Ids are set aside in the journal this many at a time, so that none is ever given twice.
-constexpr uint64_t kIdsAtOnce = 4096;
-// Manifests share slabs of this size: dozens of a usual job's.
-constexpr uint64_t kManifestSlabBytes = 256 << 10;
+// Serving waiting creates may free memory for others; it ends because each round grants, refuses or
+// frees something. The bound only guards against a mistake.
+constexpr int kServeRounds = 64;
+// Checkpoints evicted for a full journal at once; the node says so again while it is full.
+constexpr int kEvictBatch = 64;
 
 }  // namespace
 
-Status Options::Validate() const {
-  const auto bad = [](absl::string_view what) { return absl::InvalidArgumentError(what); };
-  if (budget_bytes < 16 * kPageBytes) {
-    return bad(absl::StrCat("budget_bytes: ", budget_bytes, " is below ", 16 * kPageBytes));
+// Members stand in the order in which they know each other: each is given those above it.
+class Engine::Impl {
+ public:
+  explicit Impl(const Options& options) : options_(options) {
+    ledger_.set_watcher(&footprints_);
+    eviction_.set_manifests(&manifests_);
+    retention_.set_scanning(&scanning_);
+    admission_.set_granter(&saving_);
+    admission_.set_under_io([this] { return persistence_.under_way() + opening_.under_way(); });
+    admission_.set_short_of_memory([this] { persistence_.OweFinished(); });
+    parts_.Watch(&manifests_);
+    parts_.Watch(&admission_);
+    parts_.Watch(&persistence_);
   }
-  uint64_t pool = 0;
-  for (uint64_t bytes : pool_slabs) {
-    if (bytes == 0 || bytes % kPageBytes != 0) {
-      return bad(absl::StrCat("pool_slabs: ", bytes, " is no multiple of ", kPageBytes));
-    }
-    pool += bytes;
+
+  Outcome Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered);
+  Outcome Apply(MonotonicNanos now, const Event& event);
+  std::optional<ObjectInfo> Peek(const event::StatObject& event) const {
+    return finding_.Peek(event);
   }
-  if (pool > budget_bytes) {
-    return bad(absl::StrCat("pool_slabs: ", pool, " bytes exceed the budget of ", budget_bytes));
+  std::vector<Fact> Snapshot() const;
+  Description Describe(const std::string& job,
+                       const std::vector<CheckpointKey>& checkpoints) const {
+    return describing_.Describe(job, checkpoints);
   }
-  if (max_sessions < 1) return bad(absl::StrCat("max_sessions: ", max_sessions, " is below 1"));
-  if (max_waiting < 1) return bad(absl::StrCat("max_waiting: ", max_waiting, " is below 1"));
-  if (max_objects_per_step < 1) {
-    return bad(absl::StrCat("max_objects_per_step: ", max_objects_per_step, " is below 1"));
+  std::string CheckInvariants() const;
+
+ private:
+  void Dispatch(const Event& event) {
+    std::visit([this](const auto& e) { On(e); }, event);
   }
-  if (max_persists < 1) return bad(absl::StrCat("max_persists: ", max_persists, " is below 1"));
-  if (lease_seconds_without_fds <= 0 || probe_interval <= 0 || persist_retry_min <= 0) {
-    return bad("intervals must be above 0");
-  }
-  if (persist_retry_max < persist_retry_min) {
-    return bad("persist_retry_max is below persist_retry_min");
-  }
-  return absl::OkStatus();
-}
+  Outcome Finish();
+  void CheckDrained();
+  void EmitWake();
+
+  // --- one component's
+  void On(const event::Hello& e) { connecting_.On(e); }
+  void On(const event::SessionEnded& e) { connecting_.On(e); }
+  void On(const event::ChooseAttempt& e) { job_calls_.On(e); }
+  void On(const event::ResumeFrom& e) { job_calls_.On(e); }
+  void On(const event::SetPolicy& e) { job_calls_.On(e); }
+  void On(const event::PersistNow& e) { job_calls_.On(e); }
+  void On(const event::Create& e) { saving_.On(e); }
+  void On(const event::SealObjects& e) { saving_.On(e); }
+  void On(const event::Commit& e) { saving_.On(e); }
+  void On(const event::Abort& e) { saving_.On(e); }
+  void On(const event::ManifestWritten& e) { saving_.On(e); }
+  void On(const event::LocateChunk& e) { opening_.On(e); }
+  void On(const event::Open& e) { opening_.On(e); }
+  void On(const event::Verified& e) { opening_.On(e); }
+  void On(const event::Release& e) { leases_.On(e); }
+  void On(const event::Renew& e) { leases_.On(e); }
+  void On(const event::LendFailed& e) { leases_.On(e); }
+  void On(const event::SlabProbed& e) { leases_.On(e); }
+  void On(const event::Latest& e) { finding_.On(e); }
+  void On(const event::StatCheckpoint& e) { finding_.On(e); }
+  void On(const event::StatObject& e) { finding_.On(e); }
+  void On(const event::List& e) { finding_.On(e); }
+  void On(const event::Wait& e) { finding_.On(e); }
+  void On(const event::Remove& e) { retention_.On(e); }
+  void On(const event::Pin& e) { retention_.On(e); }
+  void On(const event::FilesDeleted& e) { retention_.On(e); }
+  void On(const event::SlabDestroyed& e) { ledger_.OnDestroyed(e.slab); }
+  void On(const event::Tick&) {}
+
+  // --- several components'
+  void On(const event::SlabMade& event);
+  void On(const event::Persisted& event);
+  void On(const event::JobScanned& event);
+  void On(const event::Status& event);
+  void On(const event::Drain& event);
+  void On(const event::JournalFull& event);
+
+  const Options options_;
+  Mode mode_;
+  MonotonicNanos drain_deadline_ = 0;
+  bool drained_ = false;
+  MonotonicNanos woken_for_ = kNever;
+
+  Changes changes_;
+  Outbox out_;
+  Callers callers_{&out_, options_.max_waiting};
+  Jobs jobs_{options_, &out_, &changes_};
+  Standing standing_{&jobs_, &changes_};
+  Sessions sessions_{&out_, &jobs_};
+  Ledger ledger_{options_, &out_};
+  Footprints footprints_{&ledger_};
+  Leases leases_{options_, &out_, &sessions_, &ledger_};
+  Attempts attempts_{&out_, &jobs_, &sessions_, &standing_};
+  Parts parts_{&out_,        &jobs_,    &attempts_, &leases_,  &ledger_,
+               &footprints_, &changes_, &standing_, &sessions_};
+  Eviction eviction_{&out_, &ledger_, &parts_, &standing_};
+  Manifests manifests_{options_, &out_, &callers_, &sessions_, &ledger_, &parts_, &eviction_};
+  Admission admission_{options_, &out_,      &callers_, &jobs_,     &ledger_,
+                       &leases_, &attempts_, &parts_,   &standing_, &eviction_};
+  Pool pool_{options_, mode_, &out_, &sessions_, &ledger_, &admission_};
+  Persistence persistence_{options_, mode_, &out_, &jobs_, &ledger_, &parts_, &standing_};
+  Describing describing_{&jobs_, &standing_};
+  Retention retention_{options_, &out_,         &callers_,  &jobs_,     &sessions_,
+                       &parts_,  &persistence_, &eviction_, &standing_, &describing_};
+  Scanning scanning_{options_,      &out_,       &callers_,
+                     &jobs_,        &attempts_,  &parts_,
+                     &persistence_, &retention_, [this](const Event& event) { Dispatch(event); }};
+  Opening opening_{&out_,   &callers_,     &sessions_, &leases_,     &ledger_,
+                   &parts_, &persistence_, &standing_, &describing_, &scanning_};
+  Finding finding_{options_,   &out_,      &callers_,    &jobs_,
+                   &sessions_, &standing_, &describing_, &scanning_};
+  JobCalls job_calls_{options_,      &out_,       &jobs_,     &sessions_,   &attempts_,
+                      &persistence_, &retention_, &standing_, &describing_, &scanning_};
+  Saving saving_{options_,   mode_,   &out_,       &jobs_,      &sessions_, &leases_,  &ledger_,
+                 &attempts_, &parts_, &manifests_, &admission_, &pool_,     &scanning_};
+  Connecting connecting_{options_, mode_,      &out_,   &callers_,   &jobs_, &sessions_,
+                         &leases_, &attempts_, &parts_, &admission_, &pool_, &scanning_};
+};
 
 Engine::Engine(const Options& options) : impl_(std::make_unique<Impl>(options)) {}
 Engine::~Engine() = default;
 Outcome Engine::Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered) {
   return impl_->Start(now, unix_ms, std::move(recovered));
 }
-Outcome Engine::Apply(MonotonicNanos now, Event event) {
-  return impl_->Apply(now, std::move(event));
-}
+Outcome Engine::Apply(MonotonicNanos now, Event event) { return impl_->Apply(now, event); }
 std::optional<ObjectInfo> Engine::Peek(const event::StatObject& event) const {
   return impl_->Peek(event);
 }
@@ -64,231 +156,277 @@ Engine::Description Engine::Describe(const std::string& job,
 }
 std::string Engine::CheckInvariants() const { return impl_->CheckInvariants(); }
 
-Engine::Impl::Impl(const Options& options)
-    : options_(options),
-      manifest_slab_bytes_(std::clamp(options.budget_bytes / 64 / kPageBytes * kPageBytes,
-                                      kPageBytes, kManifestSlabBytes)),
-      ledger_(options_, &out_) {}
+// --- entering
 
-// --- entry
-
-Outcome Engine::Impl::Apply(MonotonicNanos now, Event event) {
-  now_ = std::max(now_, now);
-  ledger_.set_now(now_);
-  if (now_ >= woken_for_) woken_for_ = kNever;
+Outcome Engine::Impl::Apply(MonotonicNanos now, const Event& event) {
+  out_.set_now(now);
+  if (out_.now() >= woken_for_) woken_for_ = kNever;
   Dispatch(event);
   return Finish();
 }
 
-void Engine::Impl::Dispatch(const Event& event) {
-  std::visit([this](const auto& e) { On(e); }, event);
-}
-
+// What time brings, what the event made possible, and what follows from both.
 Outcome Engine::Impl::Finish() {
-  ExpireLeases();
-  ExpireParked();
+  leases_.Expire();
+  callers_.Expire();
   ledger_.ProbeDue();
-  // Serving may change memory again; it ends because each round grants, refuses or frees something.
-  for (int round = 0; round < 64; ++round) {
-    const MemoryState now = MemoryNow();
-    if (now == served_) break;
-    served_ = now;
-    RetryManifests();
-    ServeWaiting();
+  for (int round = 0; round < kServeRounds && admission_.Due(manifests_.waiting()); ++round) {
+    manifests_.Retry();
+    admission_.Serve();
   }
-  RunPersists();
+  persistence_.Run();
   CheckDrained();
-  CheckWaits();
-  Settle();
-  for (auto& [job, keys] : to_record_) {
-    out_.actions.push_back(
-        action::Record{job, std::vector<CheckpointKey>(keys.begin(), keys.end())});
+  finding_.CheckWaits();
+  for (const auto& [job, keys] : standing_.TakeToRecord()) {
+    out_.Do(action::Record{job, std::vector<CheckpointKey>(keys.begin(), keys.end())});
   }
-  to_record_.clear();
-  for (const std::string& name : std::exchange(maybe_forget_, {})) {
-    if (Job* job = FindJob(name)) MaybeForgetJob(job);
-  }
+  for (const std::string& job : callers_.TakeJobsLeft()) jobs_.MayForget(job);
+  jobs_.ForgetUnused();
   EmitWake();
-  return std::exchange(out_, {});
+  return out_.Take();
 }
-
-void Engine::Impl::Answer(RequestId request, StatusOr<Body> body, Attempt superseded_by) {
-  action::Reply reply;
-  reply.request = request;
-  reply.body = std::move(body);
-  reply.superseded_by = superseded_by;
-  out_.actions.push_back(std::move(reply));
-}
-
-void Engine::Impl::Log(int severity, std::string message) {
-  out_.actions.push_back(action::Log{severity, std::move(message)});
-}
-
-uint64_t Engine::Impl::NextId() {
-  if (next_id_ >= ids_reserved_) {
-    ids_reserved_ = next_id_ + kIdsAtOnce;
-    out_.facts.push_back(fact::Incarnation{start_unix_ms_, ids_reserved_});
-  }
-  return next_id_++;
-}
-
-// --- parked callers
-
-Parked* Engine::Impl::Park(ParkedKind kind, const Caller& caller, const std::string& job,
-                           MonotonicNanos deadline, Event event) {
-  if (static_cast<int64_t>(parked_.size()) >= options_.max_waiting) {
-    Answer(caller.request, absl::ResourceExhaustedError(
-                               absl::StrCat("waiting callers: ", parked_.size(), " is the limit")));
-    return nullptr;
-  }
-  auto parked = std::make_unique<Parked>();
-  parked->request = caller.request;
-  parked->session = caller.session;
-  parked->kind = kind;
-  parked->job = job;
-  parked->deadline = deadline;
-  parked->event = std::move(event);
-  deadlines_.insert({deadline, caller.request});
-  if (Session* session = FindSession(caller.session)) session->parked.insert(caller.request);
-  Parked* at = parked.get();
-  parked_[caller.request] = std::move(parked);
-  return at;
-}
-
-// Takes the caller out of every list it waits in.
-std::unique_ptr<Parked> Engine::Impl::Unpark(RequestId request) {
-  const auto at = parked_.find(request);
-  if (at == parked_.end()) return nullptr;
-  std::unique_ptr<Parked> parked = std::move(at->second);
-  parked_.erase(at);
-  deadlines_.erase({parked->deadline, request});
-  maybe_forget_.insert(parked->job);
-  if (Session* session = FindSession(parked->session)) session->parked.erase(request);
-  Job* job = FindJob(parked->job);
-  switch (parked->kind) {
-    case ParkedKind::kScan:
-      if (job != nullptr) job->scan_waiters.erase(request);
-      break;
-    case ParkedKind::kCreate: {
-      ReleaseNeeds(parked.get());
-      const auto order = create_order_.find(request);
-      if (order != create_order_.end()) {
-        waiting_creates_.erase(order->second);
-        create_order_.erase(order);
-      }
-      if (job != nullptr) {
-        const auto checkpoint = job->checkpoints.find(parked->checkpoint);
-        if (checkpoint != job->checkpoints.end()) {
-          checkpoint->second->waiting_creates.erase(request);
-          Touch(checkpoint->second.get());
-        }
-      }
-      break;
-    }
-    case ParkedKind::kOpen: {
-      const auto verification = verifications_.find(parked->verification);
-      if (verification != verifications_.end()) {
-        std::vector<RequestId>& opens = verification->second.opens;
-        opens.erase(std::remove(opens.begin(), opens.end(), request), opens.end());
-      }
-      break;
-    }
-    case ParkedKind::kWait:
-      if (job != nullptr) job->waits.erase(request);
-      break;
-    case ParkedKind::kRemove:
-      for (auto removal = removals_.begin(); removal != removals_.end();) {
-        removal->second.erase(request);
-        removal = removal->second.empty() ? removals_.erase(removal) : std::next(removal);
-      }
-      break;
-    case ParkedKind::kCommit:
-      if (Part* part = FindPart(parked->part)) {
-        std::vector<RequestId>& waiting = part->committers;
-        waiting.erase(std::remove(waiting.begin(), waiting.end(), request), waiting.end());
-      }
-      break;
-  }
-  return parked;
-}
-
-void Engine::Impl::AnswerParked(RequestId request, StatusOr<Body> body, Attempt superseded_by) {
-  if (Unpark(request) != nullptr) Answer(request, std::move(body), superseded_by);
-}
-
-void Engine::Impl::ExpireParked() {
-  while (!deadlines_.empty() && deadlines_.begin()->first <= now_) {
-    const RequestId request = deadlines_.begin()->second;
-    const Parked& parked = *parked_.at(request);
-    if (parked.kind == ParkedKind::kCreate) {
-      Expired(parked);
-      continue;
-    }
-    const std::unique_ptr<Parked> gone = Unpark(request);
-    Expired(*gone);
-  }
-}
-
-// What a caller hears whose time is up. Creates are still parked here: the whole step shares the
-// verdict.
-void Engine::Impl::Expired(const Parked& parked) {
-  switch (parked.kind) {
-    case ParkedKind::kScan:
-      // Storage had its time; the event goes on with what memory knows.
-      giving_up_scan_ = true;
-      Dispatch(parked.event);
-      giving_up_scan_ = false;
-      return;
-    case ParkedKind::kCreate: {
-      Job* job = FindJob(parked.job);
-      Checkpoint* checkpoint = job->checkpoints.at(parked.checkpoint).get();
-      uint64_t wanted = 0;
-      for (const Need& need : parked.needs) wanted += SlabBytesFor(need.bytes);
-      const uint64_t shown =
-          checkpoint->admission == Admission::kWaiting ? checkpoint->estimate : wanted;
-      RefuseStep(checkpoint, FullStatus(*job, shown, "the deadline passed while the step waited"));
-      return;
-    }
-    case ParkedKind::kOpen:
-      Answer(parked.request,
-             absl::DeadlineExceededError(absl::StrCat("open: ", parked.part.DebugString(), " ",
-                                                      parked.name, " was still being verified")));
-      return;
-    case ParkedKind::kWait: {
-      const auto& wait = std::get<event::Wait>(parked.event);
-      Answer(parked.request,
-             absl::DeadlineExceededError(absl::StrCat(
-                 "wait: job ", parked.job,
-                 wait.ref.step == kNoStep ? std::string() : absl::StrCat(" step ", wait.ref.step),
-                 " did not reach ", LevelName(wait.level), " by the deadline")));
-      return;
-    }
-    case ParkedKind::kRemove:
-      Answer(parked.request,
-             absl::DeadlineExceededError(
-                 "remove: decided and remembered, but its files are not deleted yet"));
-      return;
-    case ParkedKind::kCommit:
-      Answer(parked.request, absl::ResourceExhaustedError(
-                                 "commit: no memory for the manifest; the objects are kept, the "
-                                 "call can be repeated"));
-      return;
-  }
-}
-
-// --- timers
 
 void Engine::Impl::EmitWake() {
-  MonotonicNanos next = ledger_.next_probe();
-  if (!deadlines_.empty()) next = std::min(next, deadlines_.begin()->first);
-  if (!lease_expiry_.empty()) next = std::min(next, lease_expiry_.begin()->first);
-  next = std::min(next, NextPersist());
-  if (draining_ && !drained_) next = std::min(next, drain_deadline_);
+  MonotonicNanos next = std::min(
+      {ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(), persistence_.next()});
+  if (mode_.draining && !drained_) next = std::min(next, drain_deadline_);
   if (next == kNever) return;
-  next = std::max(next, now_ + 1);
+  next = std::max(next, out_.now() + 1);
   if (next == woken_for_) return;
   woken_for_ = next;
-  out_.actions.push_back(action::WakeAt{next});
+  out_.Do(action::WakeAt{next});
+}
+
+// --- events of several components
+
+void Engine::Impl::On(const event::SlabMade& event) {
+  if (!ledger_.OnMade(event.slab, event.status)) return;
+  manifests_.SlabMade(event.slab, event.status);
+  if (event.status.ok()) return;
+  out_.Count("slabs_not_made");
+  pool_.NotMade();
+  out_.Log(Severity::kWarning,
+           absl::StrCat("slab ", event.slab, " was not made: ", event.status.message()));
+  admission_.NotMade(event.slab, event.status);
+}
+
+void Engine::Impl::On(const event::Persisted& event) {
+  const Persistence::Ended ended = persistence_.End(event);
+  if (!ended.known) return;
+  if (ended.removed) return retention_.PersistEnded(event.checkpoint, /*removed=*/true);
+  if (ended.checkpoint == nullptr) {
+    if (!ended.persisted) retention_.PersistEnded(event.checkpoint, /*removed=*/false);
+    return;
+  }
+  if (ended.persisted) return retention_.ApplyKeepPolicy(ended.checkpoint->job);
+  if (absl::IsDataLoss(event.status)) opening_.VerifyAll(ended.checkpoint);
+}
+
+void Engine::Impl::On(const event::JobScanned& event) {
+  bool newer_attempt = false;
+  Job* job = scanning_.On(event, &newer_attempt);
+  if (job == nullptr) return;
+  if (newer_attempt) {
+    admission_.Fence(job);
+    attempts_.Fence(job);
+  }
+  if (event.stored.ok()) {
+    if (const Checkpoint* newest = standing_.Newest(*job)) pool_.RememberStored(*newest);
+  }
+  scanning_.Resume(job);
+  pool_.ProvisionAll(*job, 2);
+  retention_.ApplyKeepPolicy(job);
+}
+
+void Engine::Impl::On(const event::Status& event) {
+  out_.Answer(event.caller.request,
+              Body(StatusOf({options_, out_, callers_, jobs_, sessions_, leases_, ledger_, parts_,
+                             persistence_, standing_})));
+}
+
+void Engine::Impl::On(const event::Drain& event) {
+  if (!mode_.draining) {
+    mode_.draining = true;
+    drain_deadline_ = event.deadline;
+    admission_.CancelAll(absl::UnavailableError("draining: the daemon is stopping"));
+  }
+  drain_deadline_ = std::min(drain_deadline_, event.deadline);
+  persistence_.OweNewest();
+}
+
+void Engine::Impl::CheckDrained() {
+  if (!mode_.draining || drained_) return;
+  if (!persistence_.Drained() && out_.now() < drain_deadline_) return persistence_.Run();
+  drained_ = true;
+  out_.Do(action::Drained{});
+}
+
+// A full journal is memory that ran out, too: what superseded steps are told of there goes with
+// them.
+void Engine::Impl::On(const event::JournalFull& event) {
+  mode_.journal_full = event.full;
+  if (!event.full) return;
+  for (int i = 0; i < kEvictBatch && eviction_.EvictAny(); ++i) {
+  }
+}
+
+// --- recovery
+
+Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered) {
+  out_.Begin(now, unix_ms);
+  mode_.safe_mode = recovered.safe_mode;
+  const Restored restored(recovered.facts);
+  uint64_t next_id = restored.next_id;
+  for (const auto& [id, bytes] : recovered.held_slabs) next_id = std::max(next_id, id + 1);
+  out_.RestoreIds(next_id);
+
+  jobs_.Restore(restored);
+  attempts_.Restore(restored);
+  retention_.Restore(restored);
+  sessions_.Restore(restored, recovered.live_sessions);
+  attempts_.RestoreSessions();
+  ledger_.RestoreSlabs(restored, recovered.held_slabs);
+  manifests_.RestoreSlabs();
+  parts_.Restore(restored, recovered, &manifests_);
+  leases_.Restore(restored, [this](const PartKey& part, const std::string& name) {
+    return parts_.Find(part, name);
+  });
+  ledger_.ResumeAll();
+  parts_.RestoreFootprints();
+  admission_.Restore(sessions_);
+  parts_.RestoreComplete();
+  retention_.RestorePins(restored);
+  opening_.Restore(jobs_);
+  persistence_.Restore(restored);
+  for (const auto& [name, job] : jobs_.all()) {
+    for (const CheckpointId& id : job->steps->incomplete) {
+      if (CheckpointOf(*job, id)->files->stored_whole) scanning_.Start(job.get());
+    }
+  }
+
+  manifests_.KeepSpace();
+  for (const auto& [name, job] : jobs_.all()) {
+    if (const Checkpoint* newest = standing_.Newest(*job)) pool_.RememberStored(*newest);
+    pool_.ProvisionAll(*job, 1);
+  }
+  pool_.Start();
+  return Finish();
+}
+
+std::vector<Fact> Engine::Impl::Snapshot() const {
+  std::vector<Fact> facts;
+  out_.Snapshot(&facts);
+  ledger_.Snapshot(&facts);
+  sessions_.Snapshot(&facts);
+  leases_.Snapshot(&facts);
+  for (const auto& [name, job] : jobs_.all()) {
+    jobs_.Snapshot(*job, &facts);
+    attempts_.Snapshot(*job, &facts);
+    retention_.Snapshot(*job, &facts);
+    for (const auto& [id, checkpoint] : job->steps->all) {
+      bool resident = !checkpoint->memory->slabs.empty();
+      for (const auto& [writer, part] : checkpoint->content->parts) {
+        resident |= part->manifest->resident;
+        parts_.Snapshot(*part, &facts);
+        manifests_.Snapshot(*part, &facts);
+      }
+      persistence_.Snapshot(*checkpoint, resident, &facts);
+      retention_.Snapshot(*checkpoint, &facts);
+    }
+  }
+  return facts;
+}
+
+// --- invariants
+
+namespace {
+
+// Every extent of every slab: within it, and apart from all others.
+class Extents {
+ public:
+  explicit Extents(const Ledger& ledger) : ledger_(ledger) {}
+
+  std::string Place(const ExtentRef& extent, const std::string& what) {
+    const SlabRecord* slab = ledger_.Find(extent.slab);
+    if (slab == nullptr) {
+      return absl::StrCat(what, " lies in slab ", extent.slab, ", which is not there");
+    }
+    if (extent.offset + extent.length > slab->bytes) {
+      return absl::StrCat(what, " reaches beyond its slab");
+    }
+    std::map<uint64_t, uint64_t>& placed = extents_[extent.slab];
+    const auto [at, fresh] = placed.emplace(extent.offset, extent.length);
+    if (!fresh) return absl::StrCat(what, " overlaps another");
+    if (at != placed.begin() && std::prev(at)->first + std::prev(at)->second > extent.offset) {
+      return absl::StrCat(what, " overlaps the one before it");
+    }
+    const auto next = std::next(at);
+    if (next != placed.end() && extent.offset + extent.length > next->first) {
+      return absl::StrCat(what, " overlaps the one after it");
+    }
+    return "";
+  }
+
+  size_t CountIn(SlabId slab) const {
+    const auto at = extents_.find(slab);
+    return at == extents_.end() ? 0 : at->second.size();
+  }
+
+ private:
+  const Ledger& ledger_;
+  std::map<SlabId, std::map<uint64_t, uint64_t>> extents_;
+};
+
+}  // namespace
+
+std::string Engine::Impl::CheckInvariants() const {
+  std::map<SlabId, uint32_t> pins;
+  Extents extents(ledger_);
+  const Parts::Placer place = [&](const ExtentRef& extent, const std::string& what) {
+    return extents.Place(extent, what);
+  };
+  const auto writes = [this](const PartKey& key) {
+    const Part* part = parts_.Find(key);
+    return part != nullptr && !part->content->committed && !part->content->objects.empty();
+  };
+  std::string problem = ledger_.CheckInvariants();
+  const auto check = [&problem](const auto& next) {
+    if (problem.empty()) problem = next();
+  };
+  for (const auto& [name, job] : jobs_.all()) {
+    for (const auto& [id, checkpoint] : job->steps->all) {
+      check([&] { return parts_.CheckInvariants(*checkpoint, place); });
+      check([&] { return manifests_.CheckInvariants(*checkpoint, place, &pins); });
+      check([&] { return footprints_.CheckInvariants(*checkpoint); });
+    }
+    check([&] { return attempts_.CheckInvariants(*job, writes); });
+    check([&] { return finding_.CheckInvariants(*job); });
+  }
+  check([&] { return standing_.CheckInvariants(); });
+  check([&] { return parts_.CheckSums(); });
+  check([&] { return admission_.CheckInvariants(); });
+  check([&] { return manifests_.CheckOrphans(place, &pins); });
+  check([&] { return persistence_.CheckInvariants(&pins); });
+  check([&] { return opening_.CheckInvariants(&pins); });
+  check([&] { return leases_.CheckInvariants(); });
+  check([&] {
+    return callers_.CheckInvariants(
+        [this](SessionId session) { return sessions_.Find(session) != nullptr; });
+  });
+  if (!problem.empty()) return problem;
+  // Every extent and pin that a slab counts is somebody's.
+  for (const auto& [id, slab] : ledger_.slabs()) {
+    if (slab.extents != extents.CountIn(id)) {
+      return absl::StrCat("slab ", id, ": extents are miscounted");
+    }
+    const auto at = pins.find(id);
+    const uint32_t under_way = at == pins.end() ? 0 : at->second;
+    if (slab.pins != under_way) {
+      return absl::StrCat("slab ", id, ": ", slab.pins, " pins, ", under_way,
+                          " actions under way that use it");
+    }
+  }
+  return "";
 }
 
 }  // namespace cairn::engine

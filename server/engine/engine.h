@@ -13,29 +13,9 @@
 #include "common/status.h"
 #include "server/engine/actions.h"
 #include "server/engine/events.h"
+#include "server/engine/options.h"
 // clang-format off
 namespace cairn::engine {  // values in tables, one line each
-
-struct Options {
-  uint64_t budget_bytes = 0;          // of slabs: faulted, being faulted, quarantined; required
-  std::vector<uint64_t> pool_slabs;   // sizes to hold before any job's are known
-  bool storage = false;               // is there any
-  std::string storage_root;           // names the directories of what was persisted; may be empty
-  JobPolicy default_policy;
-  int64_t max_sessions = 4096;
-  int64_t max_waiting = 16384;        // parked callers
-  int64_t max_objects_per_step = 1'000'000;  // of one writer
-  int max_persists = 2;               // under way at once
-  MonotonicNanos lease_seconds_without_fds = 30 * kNanosPerSecond;
-  MonotonicNanos probe_interval = kNanosPerSecond / 4;     // of quarantined slabs
-  MonotonicNanos persist_retry_min = kNanosPerSecond, persist_retry_max = 60 * kNanosPerSecond;
-  cairn::Status Validate() const;
-};
-
-struct Outcome {
-  std::vector<Fact> facts;      // to the journal, as one frame, before any action
-  std::vector<Action> actions;  // in order
-};
 
 // What a new daemon finds.
 struct Recovered {

@@ -114,7 +114,7 @@ struct SlabProbed {  // answers action::ProbeSlab
   bool free = false;                     // nobody else has it open or mapped
   std::vector<LeaseId> ended;            // of the leases asked about, those whose lock is gone
 };
-struct ManifestWritten { PartKey part; cairn::Status status; };
+struct ManifestWritten { PartKey part; cairn::Status status; std::string digest; };  // of its encoding, when OK
 struct Verified { uint64_t verification = 0; cairn::Status status; int64_t unix_ms = 0; };
 struct Persisted { CheckpointKey checkpoint; cairn::Status status; Location location = {}; };  // where it stands, if OK
 struct FilesDeleted { CheckpointKey checkpoint; cairn::Status status; };

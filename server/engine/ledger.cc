@@ -1,9 +1,12 @@
+// One file: nothing else touches the private state of the ledger, and its states, indexes and probes are
+// read together.
 #include "server/engine/ledger.h"
 
 #include <algorithm>
 #include <bit>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/restored.h"
 
 namespace cairn::engine {
 namespace {
@@ -94,7 +97,7 @@ void Ledger::Settle(SlabRecord* slab) {
   }
   if (state != slab->state) {
     slab->state = state;
-    slab->since = now_;
+    slab->since = out_.now();
     if (state == SlabState::kFree || state == SlabState::kIdle) ++version_;
   }
   // Only its mapper's word brings such a slab back, so it is asked to unmap it.
@@ -133,19 +136,20 @@ void Ledger::Settle(SlabRecord* slab) {
     ScheduleProbe(slab, kNever);
   } else if (!slab->probing && slab->next_probe == kNever) {
     slab->probe_wait = options_.probe_interval;
-    if (slab->touched_until > now_) {
+    if (slab->touched_until > out_.now()) {
       ScheduleProbe(slab, slab->touched_until);
     } else {
       SendProbe(slab);
     }
   }
   if (MayComeBack(*slab)) probing_bytes_ += slab->bytes;
+  watcher_->SlabChanged(slab);
 }
 
 void Ledger::Destroy(SlabRecord* slab) {
   ClearRetiring(slab);
-  out_->facts.push_back(fact::SlabGone{slab->id});
-  out_->actions.push_back(action::DestroySlab{slab->id});
+  out_.Say(fact::SlabGone{slab->id});
+  out_.Do(action::DestroySlab{slab->id});
 }
 
 void Ledger::MarkRetiring(SlabRecord* slab) {
@@ -193,23 +197,24 @@ SlabRecord* Ledger::TakeMaking(uint64_t need) {
   if (slab == nullptr) return nullptr;
   Lift(slab);
   slab->reserved = true;
-  if (!slab->urgent) out_->actions.push_back(action::HurrySlab{slab->id});
+  if (!slab->urgent) out_.Do(action::HurrySlab{slab->id});
   slab->urgent = true;
   Settle(slab);
   return slab;
 }
 
-SlabRecord* Ledger::Make(SlabId id, uint64_t bytes, bool urgent, bool reserved) {
+SlabRecord* Ledger::Make(uint64_t bytes, bool urgent, bool reserved) {
+  const SlabId id = out_.NextId();
   SlabRecord record;
   record.id = id;
   record.bytes = bytes;
   record.urgent = urgent;
   record.reserved = reserved;
-  record.since = now_;
+  record.since = out_.now();
   SlabRecord* slab = &slabs_.emplace(id, std::move(record)).first->second;
   total_ += bytes;
   Settle(slab);
-  out_->actions.push_back(action::MakeSlab{id, bytes, urgent});
+  out_.Do(action::MakeSlab{id, bytes, urgent});
   return slab;
 }
 
@@ -224,7 +229,7 @@ void Ledger::SetOwner(SlabRecord* slab, const SlabOwner& owner) {
   Lift(slab);
   slab->owner = owner;
   Settle(slab);
-  out_->facts.push_back(fact::Slab{slab->id, slab->bytes, slab->use, owner.uid, owner.job});
+  out_.Say(fact::Slab{slab->id, slab->bytes, slab->use, owner.uid, owner.job});
 }
 
 void Ledger::KeepForManifests(SlabRecord* slab) {
@@ -233,8 +238,15 @@ void Ledger::KeepForManifests(SlabRecord* slab) {
   slab->reserved = false;
   Settle(slab);
   if (slab->state != SlabState::kMaking) {
-    out_->facts.push_back(fact::Slab{slab->id, slab->bytes, slab->use, 0, ""});
+    out_.Say(fact::Slab{slab->id, slab->bytes, slab->use, 0, ""});
   }
+}
+
+void Ledger::ReturnFromManifests(SlabRecord* slab) {
+  Lift(slab);
+  slab->use = fact::SlabUse::kObjects;
+  slab->doomed = true;
+  Settle(slab);
 }
 
 // --- what holds them
@@ -389,7 +401,7 @@ bool Ledger::OnMade(SlabId id, const Status& status) {
     return true;
   }
   slab->state = SlabState::kInUse;  // of no index; Settle decides
-  out_->facts.push_back(fact::Slab{id, slab->bytes, slab->use, slab->owner.uid, slab->owner.job});
+  out_.Say(fact::Slab{id, slab->bytes, slab->use, slab->owner.uid, slab->owner.job});
   Settle(slab);
   return true;
 }
@@ -429,7 +441,7 @@ std::vector<LeaseId> Ledger::OnProbed(const event::SlabProbed& probed) {
   if (std::exchange(slab->probe_again, false)) {
     ScheduleProbe(slab, kNever);  // Settle asks anew
   } else if (NeedsProbe(*slab)) {
-    ScheduleProbe(slab, now_ + slab->probe_wait);
+    ScheduleProbe(slab, out_.now() + slab->probe_wait);
     slab->probe_wait = std::min(
         slab->probe_wait * 2,
         options_.probe_interval * (slab->state == SlabState::kInUse ? kLongestProbeWait : 2));
@@ -461,15 +473,15 @@ void Ledger::SendProbe(SlabRecord* slab) {
     if (said) probe.leases.push_back(lease);
   }
   std::sort(probe.leases.begin(), probe.leases.end());
-  out_->actions.push_back(std::move(probe));
+  out_.Do(std::move(probe));
 }
 
 void Ledger::ProbeDue() {
-  for (int i = 0; i < kProbesAtOnce && !due_.empty() && due_.begin()->first <= now_; ++i) {
+  for (int i = 0; i < kProbesAtOnce && !due_.empty() && due_.begin()->first <= out_.now(); ++i) {
     SlabRecord* slab = Find(due_.begin()->second);
     Lift(slab);
     if (slab->probing) {
-      ScheduleProbe(slab, now_ + slab->probe_wait);
+      ScheduleProbe(slab, out_.now() + slab->probe_wait);
     } else {
       SendProbe(slab);
     }
@@ -479,15 +491,64 @@ void Ledger::ProbeDue() {
 
 // --- recovery
 
-SlabRecord* Ledger::Restore(const SlabRecord& record) {
-  SlabRecord* slab = &slabs_[record.id];
-  *slab = record;
-  slab->state = SlabState::kInUse;
-  slab->since = now_;
-  return slab;
+void Ledger::RestoreSlabs(const Restored& restored,
+                          const std::vector<std::pair<SlabId, uint64_t>>& held_slabs) {
+  const std::map<SlabId, uint64_t> held(held_slabs.begin(), held_slabs.end());
+  for (const auto& [id, fact] : restored.slabs) {
+    const auto at = held.find(id);
+    if (at != held.end() && at->second == fact.bytes) continue;
+    out_.Say(fact::SlabGone{id});
+    out_.Log(Severity::kError,
+             absl::StrCat("slab ", id, " of ", fact.bytes, " bytes did not survive"));
+  }
+  for (const auto& [id, bytes] : held) {
+    const auto at = restored.slabs.find(id);
+    SlabRecord& slab = slabs_[id];
+    slab.id = id;
+    slab.bytes = bytes;
+    slab.state = SlabState::kInUse;
+    slab.since = out_.now();
+    if (at == restored.slabs.end() || at->second.bytes != bytes) {
+      // It was being made, or was about to be destroyed: nobody was told of it.
+      slab.doomed = true;
+      slab.clean = false;
+    } else {
+      slab.use = at->second.use;
+      slab.owner = {at->second.owner_uid, at->second.owner_job};
+      slab.clean = slab.owner.None();
+    }
+  }
 }
 
-void Ledger::Forget(SlabId slab) { slabs_.erase(slab); }
+bool Ledger::Survived(const ExtentRef& extent) const {
+  const SlabRecord* slab = Find(extent.slab);
+  return slab != nullptr && !slab->doomed && extent.offset + extent.length <= slab->bytes;
+}
+
+void Ledger::RestoreExtent(SlabId slab) { ++Find(slab)->extents; }
+
+void Ledger::RestoreWriter(SlabRecord* slab, SessionId session, LeaseId lease) {
+  slab->mapper = session;
+  slab->writer_lease = lease;
+  slab->lend_again = true;
+  slab->clean = false;
+}
+
+void Ledger::RestoreReader(SlabRecord* slab, LeaseId lease, bool released, bool by_path) {
+  slab->readers[lease] = released;
+  if (!released) ++slab->open_readers;
+  slab->clean = false;
+  slab->by_path |= by_path;
+}
+
+void Ledger::RestoreUnclean(SlabRecord* slab) { slab->clean = false; }
+
+void Ledger::ResumeAll() {
+  std::vector<SlabId> ids;
+  for (const auto& [id, slab] : slabs_) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  for (SlabId id : ids) Resume(Find(id));
+}
 
 void Ledger::Resume(SlabRecord* slab) {
   total_ += slab->bytes;
@@ -495,6 +556,18 @@ void Ledger::Resume(SlabRecord* slab) {
   bytes_[static_cast<size_t>(slab->state)] += slab->bytes;
   Lift(slab);
   Settle(slab);
+}
+
+void Ledger::Snapshot(std::vector<Fact>* facts) const {
+  std::map<SlabId, const SlabRecord*> kept;
+  for (const auto& [id, slab] : slabs_) {
+    if (slab.state != SlabState::kMaking && slab.state != SlabState::kDying && !slab.doomed) {
+      kept[id] = &slab;
+    }
+  }
+  for (const auto& [id, slab] : kept) {
+    facts->push_back(fact::Slab{id, slab->bytes, slab->use, slab->owner.uid, slab->owner.job});
+  }
 }
 
 // --- sums

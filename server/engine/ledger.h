@@ -31,14 +31,13 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/node_hash_map.h"
 #include "common/clock.h"
+#include "server/engine/options.h"
+#include "server/engine/outbox.h"
 #include "server/facts/facts.h"
-#include "server/engine/engine.h"
 
 namespace cairn::engine {
 
-struct Checkpoint;
-
-inline constexpr MonotonicNanos kNever = std::numeric_limits<MonotonicNanos>::max();
+struct Restored;
 
 struct SlabOwner {
   uint32_t uid = 0;
@@ -69,7 +68,7 @@ struct SlabRecord {
   // next grant lends it once more.
   bool lend_again = false;
   bool retiring = false;  // its mapper is asked to unmap it, its memory is wanted elsewhere
-  bool told = false;      // … and was told so: it is not granted again
+  bool told = false;      // its mapper was told so: the slab is not granted again
   bool doomed = false;    // destroyed as soon as nobody sees it
   bool urgent = false;
   bool probing = false;
@@ -80,9 +79,6 @@ struct SlabRecord {
   MonotonicNanos next_probe = kNever;
   MonotonicNanos probe_wait = 0;
   MonotonicNanos touched_until = 0;  // a chunk may be on its way into it until then
-  // Whose extents these are, and what was last added to its sums (retention.cc).
-  Checkpoint* user = nullptr;
-  bool counted_locked = false, counted_mapped = false;
 
   bool Locked() const { return !readers.empty() || pins > 0; }
 };
@@ -91,11 +87,17 @@ struct SlabRecord {
 uint64_t SlabBytesFor(uint64_t need);
 uint64_t LargestFit(uint64_t need);
 
+// Told after each change of a slab's record.
+class SlabWatcher {
+ public:
+  virtual ~SlabWatcher() = default;
+  virtual void SlabChanged(SlabRecord* slab) = 0;
+};
+
 class Ledger {
  public:
-  Ledger(const Options& options, Outcome* out) : options_(options), out_(out) {}
-
-  void set_now(MonotonicNanos now) { now_ = now; }
+  Ledger(const Options& options, Outbox* out) : options_(options), out_(*out) {}
+  void set_watcher(SlabWatcher* watcher) { watcher_ = watcher; }
 
   SlabRecord* Find(SlabId slab);
   const SlabRecord* Find(SlabId slab) const;
@@ -108,11 +110,12 @@ class Ledger {
   // One in the making that nobody waits for, now reserved and hurried.
   SlabRecord* TakeMaking(uint64_t need);
   // Asks for a new slab. The caller has checked Room().
-  SlabRecord* Make(SlabId id, uint64_t bytes, bool urgent, bool reserved);
+  SlabRecord* Make(uint64_t bytes, bool urgent, bool reserved);
   void Unreserve(SlabRecord* slab);
   void SetOwner(SlabRecord* slab, const SlabOwner& owner);
   // Keeps it for manifests: never lent, never idle.
   void KeepForManifests(SlabRecord* slab);
+  void ReturnFromManifests(SlabRecord* slab);  // it holds none: destroyed
 
   // --- what holds them ---
   void AddExtent(SlabRecord* slab);
@@ -128,6 +131,8 @@ class Ledger {
   // The description never left the daemon.
   void ReaderNeverLent(SlabRecord* slab, LeaseId lease);
   void WriterNeverLent(SlabRecord* slab);
+  // True, once: SlabRecord::lend_again.
+  bool TakeLendAgain(SlabRecord* slab) { return std::exchange(slab->lend_again, false); }
   void Touched(SlabRecord* slab, MonotonicNanos until);
 
   // --- giving memory back ---
@@ -155,10 +160,17 @@ class Ledger {
   MonotonicNanos next_probe() const { return due_.empty() ? kNever : due_.begin()->first; }
 
   // --- recovery ---
-  // Takes a record as a dead daemon left it; Resume decides its state once its holders are told.
-  SlabRecord* Restore(const SlabRecord& slab);
-  void Forget(SlabId slab);  // one that did not survive
-  void Resume(SlabRecord* slab);
+  // The slabs that the keeper holds, as a dead daemon left them; ResumeAll decides their states
+  // once all their holders are told.
+  void RestoreSlabs(const Restored& restored,
+                    const std::vector<std::pair<SlabId, uint64_t>>& held_slabs);
+  bool Survived(const ExtentRef& extent) const;
+  void RestoreExtent(SlabId slab);
+  void RestoreWriter(SlabRecord* slab, SessionId session, LeaseId lease);
+  void RestoreReader(SlabRecord* slab, LeaseId lease, bool released, bool by_path);
+  void RestoreUnclean(SlabRecord* slab);  // somebody unknown may still see it
+  void ResumeAll();
+  void Snapshot(std::vector<Fact>* facts) const;
 
   // --- sums ---
   uint64_t total() const { return total_; }
@@ -188,6 +200,7 @@ class Ledger {
   void Settle(SlabRecord* slab);
   SlabState Decide(const SlabRecord& slab) const;
   void Destroy(SlabRecord* slab);  // between Lift and Settle
+  void Resume(SlabRecord* slab);
   void ScheduleProbe(SlabRecord* slab, MonotonicNanos at);
   static bool NeedsProbe(const SlabRecord& slab);
   void SendProbe(SlabRecord* slab);
@@ -200,9 +213,9 @@ class Ledger {
 
   // Constant after construction.
   const Options& options_;
-  Outcome* const out_;
+  Outbox& out_;
+  SlabWatcher* watcher_ = nullptr;
 
-  MonotonicNanos now_ = 0;
   absl::node_hash_map<SlabId, SlabRecord> slabs_;  // records stay where they are
   // Indexes of the states; a slab is in the index of its state and in no other.
   BySize free_, making_;

@@ -1,5 +1,9 @@
-// What the engine knows: jobs, their attempts and checkpoints, sessions and leases, parked callers.
-// Plain data; the rules are in impl.h's sources.
+// The nouns of the engine: jobs, checkpoints, parts, objects. Each is made of small values, one per
+// component that keeps something about it; everybody reads them, only that component changes them
+// (owned.h). The component's header says what must hold for its values.
+//
+//   Job         what a name stands for       Checkpoint  one generation of a step
+//   Part        one writer's share of it     Object      one named run of bytes in a part
 #pragma once
 
 #include <cstdint>
@@ -13,66 +17,166 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "common/clock.h"
-#include "server/facts/facts.h"
-#include "common/stored.h"
+#include "common/keys.h"
 #include "common/manifest.h"
-#include "server/engine/engine.h"
-#include "server/engine/ledger.h"
+#include "common/policy.h"
+#include "common/status.h"
+#include "common/stored.h"
+#include "server/engine/changes.h"
+#include "server/engine/events.h"
+#include "server/engine/line.h"
+#include "server/engine/owned.h"
+#include "server/facts/facts.h"
 
 namespace cairn::engine {
 
-struct Job;
+class Admission;
+class Attempts;
+class Finding;
+class Footprints;
+class Jobs;
+class Leases;
+class Manifests;
+class Opening;
+class Parts;
+class Persistence;
+class Pool;
+class Retention;
+class Scanning;
+class Sessions;
+class Standing;
+
 struct Checkpoint;
+struct Job;
 struct Part;
 
-struct Object {
-  ObjectEntry entry;  // while it is being written: name, kind and the length asked for
-  Part* part = nullptr;
+// --- objects
+
+struct ObjectContent {
+  const ObjectEntry* entry = nullptr;  // in `draft`, or in the part's manifest
+  // While it is being written: name, kind and the length asked for. Gone once the part is
+  // committed.
+  std::unique_ptr<ObjectEntry> draft;
   ExtentRef extent;  // meaningful while `resident`
   bool sealed = false;
   bool resident = false;
-  bool broken = false;      // its bytes in memory did not verify and were dropped
+  bool broken = false;    // its bytes in memory did not verify and were dropped
+  uint64_t granted = 0;   // the most it may be sealed with
+  SessionId session = 0;  // who writes it; 0 once its part is committed
+  int64_t call = 0;       // the create that made it
+};
+
+struct ObjectCheck {
   bool unverified = false;  // came from a dead daemon: verified before it is first handed out
   int64_t verified_unix_ms = 0;
-  uint64_t verification = 0;  // under way
-  uint64_t granted = 0;       // the most it may be sealed with
-  LeaseId write_lease = 0;    // of a client without fds
-  SessionId session = 0;      // who writes it; 0 once its part is committed
-  int64_t call = 0;
+  uint64_t verification = 0;  // under way; 0: none
 };
 
-// One writer's part of a checkpoint.
-struct Part {
-  PartKey key;
-  Checkpoint* checkpoint = nullptr;
+struct Object {
+  explicit Object(Part* of) : part(of) {}
+
+  const ObjectEntry& entry() const { return *content->entry; }
+  const std::string& name() const { return content->entry->name; }
+
+  Part* const part;
+  Owned<ObjectContent, Parts> content;
+  Owned<ObjectCheck, Opening> check;
+  Owned<LeaseId, Leases> write_lease;  // of a client without descriptors; 0: none
+};
+
+// --- parts
+
+struct PartContent {
   std::map<std::string, std::unique_ptr<Object>> objects;
   std::map<std::pair<SessionId, int64_t>, size_t> creates;  // call → how many objects it asked for
-  std::set<SessionId> sessions;  // that write it; each names it in Session::writing
+  std::set<SessionId> sessions;                             // that write it
   bool committed = false;
   std::string lost;  // an object whose slab did not survive: the part can't be committed any more
-  // The manifest, without its objects.
-  int64_t created_unix_ms = 0;
-  Step comes_from = kNoStep;
-  std::map<std::string, std::string> notes;
-  std::string unknown;
-  uint32_t owner_uid = 0;
+  // What the part holds: immutable, made when the commit arrived, and the objects' entries from the
+  // moment the part is committed.
+  std::shared_ptr<const Manifest> manifest;
   std::string digest;
-  ExtentRef manifest_extent;
-  uint64_t manifest_bytes = 0;
-  bool manifest_resident = false;
-  // Being written: who waits for it. `encoded` until the slab for it is there.
-  bool committing = false;
-  bool writing_manifest = false;
-  std::string encoded;
-  std::vector<RequestId> committers;
 };
 
-// The node's verdict about one step (DESIGN 5.2): all its local writers share it.
-enum class Admission : uint8_t { kNone, kWaiting, kAdmitted, kRefused };
+// Where the encoded manifest lies.
+struct ManifestPlace {
+  ExtentRef extent;
+  uint64_t bytes = 0;     // of the encoding
+  bool resident = false;  // it has an extent, perhaps still being written
+  bool committing = false;
+  bool writing = false;               // action::WriteManifest is under way
+  std::vector<RequestId> committers;  // who waits for it
+};
 
-// In which order memory is given up (retention.cc); a lower one goes first.
+struct Part {
+  Part(Checkpoint* of, Writer writer);
+
+  const PartKey key;
+  Checkpoint* const checkpoint;
+  Watched<PartContent, Parts, Checkpoint> content;
+  Watched<ManifestPlace, Manifests, Checkpoint> manifest;
+};
+
+// --- checkpoints
+
+struct StepContent {
+  int32_t world_size = 0;
+  std::map<Writer, std::unique_ptr<Part>> parts;
+  std::map<std::string, Object*> names;  // of all parts: no name is a directory of another
+  int32_t committed = 0;                 // parts
+  int32_t open_parts = 0;                // parts not committed
+  bool complete = false;
+  std::string digest;  // of all manifests, once complete
+  int64_t created_unix_ms = 0;
+  uint64_t bytes = 0;           // of its objects
+  uint64_t absent = 0;          // objects of committed parts that are not resident
+  uint64_t broken_objects = 0;  // of them, those that failed to verify
+  bool lack_logged = false;
+  std::string why;  // in words, when something of it is broken or lost
+};
+
+struct AbsentManifests {
+  uint64_t count = 0;  // manifests of committed parts that are not resident
+};
+
+// What storage has of it, and what it is owed.
+struct Files {
+  bool persisted = false;
+  bool stored_whole = false;  // incomplete only because the rest of it was evicted
+  Location location;          // of a stored one; may be unknown
+  bool owes = false;          // a file is due, by policy …
+  bool asked = false;         // … or because somebody asked
+  bool persisting = false;
+  bool deleting = false;
+  bool skipped = false;  // superseded before its turn
+};
+
+// The node's verdict about one step: all its local writers share it.
+enum class Admitted : uint8_t { kNone, kWaiting, kAdmitted, kRefused };
+
+struct Verdict {
+  Admitted state = Admitted::kNone;
+  MonotonicNanos deadline = 0;
+  uint64_t estimate = 0;  // slab bytes the node's writers are expected to need
+  uint64_t granted = 0;   // slab bytes they got
+  uint64_t reserved = 0;  // still set aside
+  int32_t local_writers = 1;
+  // Grows with `granted`; outlives the checkpoint in LastSave.
+  std::shared_ptr<uint64_t> node_total = std::make_shared<uint64_t>(0);
+  std::set<RequestId> waiting;  // creates
+  std::string why;              // refused
+};
+
+// Sums over the slabs its objects lie in.
+struct Footprint {
+  std::map<SlabId, uint32_t> slabs;  // → extents of its objects there
+  uint64_t slab_bytes = 0;
+  uint64_t locked_bytes = 0;  // leased, granted or pinned
+  uint64_t mapped_bytes = 0;  // of the rest: mapped by a writer
+};
+
+// In which order memory is given up; a lower one goes first (evict_class.cc).
 enum class EvictClass : uint8_t {
   kGarbage,         // never to be complete, or abandoned
   kOwesNothing,     // superseded, and no file is due
@@ -81,75 +185,60 @@ enum class EvictClass : uint8_t {
   kKept,            // not now
 };
 
-using CheckpointId = std::tuple<Step, Attempt, Revision>;
-
-// What the recorder and those who wait were told of a checkpoint.
+// What the recorder and those who wait were last told.
 struct Shown {
   int32_t committed = 0;
   bool complete = false, resident = false, obtainable = false, persisted = false, pinned = false;
   bool operator==(const Shown&) const = default;
 };
 
-struct Checkpoint {
-  CheckpointKey key;
-  Job* job = nullptr;
-  uint64_t sequence = 0;  // order of coming into being
-  int32_t world_size = 0;
-  std::map<Writer, std::unique_ptr<Part>> parts;
-  std::map<std::string, Object*> names;  // of all parts: no name is a directory of another
-  int32_t committed = 0;                 // parts
-  int32_t open_parts = 0;                // parts not committed
-  bool complete = false;
-  std::string digest;
-  int64_t created_unix_ms = 0;
-  uint64_t bytes = 0;           // of its objects
-  uint64_t absent = 0;          // objects and manifests of committed parts that are not resident
-  uint64_t broken_objects = 0;  // of them, those that failed to verify
-  bool pinned = false;
-  bool lack_logged = false;
-  std::string why;  // in words, when not complete, broken or refused
-
-  // Files.
-  bool persisted = false;
-  bool stored_whole = false;  // incomplete only because the rest of it was evicted
-  Location location;          // of a stored one; may be unknown
-  bool owes = false;          // a file is due, by policy …
-  bool asked = false;         // … or because somebody asked
-  bool persisting = false;
-  bool deleting = false;
-  bool tombstone = false;  // `rm` came while it was being persisted
-  bool skipped = false;    // superseded before its turn
-
-  // Admission.
-  Admission admission = Admission::kNone;
-  Status refusal;
-  MonotonicNanos admission_deadline = 0;
-  uint64_t estimate = 0;  // slab bytes the node's writers are expected to need
-  uint64_t granted = 0;   // slab bytes they got
-  uint64_t reserved = 0;  // still set aside
-  int32_t local_writers = 1;
-  std::shared_ptr<uint64_t>
-      node_total;  // grows with `granted`; outlives the checkpoint in LastSave
-  std::set<RequestId> waiting_creates;
-
+// Derived from all of the above.
+struct CheckpointStanding {
   bool counted = false;  // obtainable, and the line knows
-  bool touched = false;
-  Shown shown;
-  bool shown_due = false;
-
-  // Memory: sums over its slabs, kept by Account().
-  std::map<SlabId, uint32_t> slabs;  // → extents of ours in it
-  uint64_t slab_bytes = 0, locked_bytes = 0, mapped_bytes = 0;
   EvictClass evict_class = EvictClass::kKept;
-  uint64_t counted_evictable = 0, counted_evictable_mapped = 0;
+  uint64_t evictable_bytes = 0;         // what giving it up would gain …
+  uint64_t evictable_mapped_bytes = 0;  // … of it, only once a writer has unmapped it
+  Shown shown;
+  bool shown_due = false;  // a file is due or being written
+};
+
+struct Checkpoint {
+  Checkpoint(Job* of, const CheckpointKey& of_key, uint64_t number, Changes* changes);
+  void Touch() { changes_->Touch(this); }
 
   CheckpointId Id() const { return {key.step, key.attempt, key.revision}; }
   // Everything of it is in memory, as far as is known.
-  bool Resident() const { return absent == 0; }
-  bool Obtainable() const { return complete && (persisted || Resident()); }
+  bool Resident() const { return content->absent == 0 && absent_manifests->count == 0; }
+  bool Obtainable() const { return content->complete && (files->persisted || Resident()); }
+
+  const CheckpointKey key;
+  Job* const job;
+  const uint64_t sequence;  // order of coming into being
+  Watched<StepContent, Parts, Checkpoint> content;
+  Watched<AbsentManifests, Manifests, Checkpoint> absent_manifests;
+  Watched<Files, Persistence, Checkpoint> files;
+  Watched<Verdict, Admission, Checkpoint> verdict;
+  Watched<Footprint, Footprints, Checkpoint> memory;
+  Watched<bool, Retention, Checkpoint> pinned;
+  Owned<CheckpointStanding, Standing> standing;
+
+ private:
+  Changes* const changes_;
 };
 
-inline constexpr size_t kKeptDropped = 1024;  // of AttemptState::dropped
+// --- jobs
+
+struct JobOwner {
+  bool owned = false;
+  uint32_t uid = 0, gid = 0;
+  JobPolicy policy;
+};
+
+// Who is connected.
+struct JobSessions {
+  std::set<SessionId> all;
+  int64_t writers = 0;  // of them, those with a rank
+};
 
 struct AttemptState {
   Attempt attempt = 0;
@@ -161,11 +250,11 @@ struct AttemptState {
   absl::flat_hash_map<Writer, std::pair<ProcessToken, int32_t>> processes;  // and pid, 0 unknown
   std::map<Step, int32_t> worlds;          // world size of each step that is known
   std::map<Step, int32_t> checkpoints_at;  // how many checkpoints there are of each step
-  int64_t complete = 0;                    // obtainable complete checkpoints
-  // By admission; the newest 1024. A new daemon does not know them: a refused step leaves the facts
-  // of one that was given up, or, where nobody had got anything, none of its own. It may so admit
-  // a local writer of a step that was refused to another. The step then lacks a writer, and is
-  // garbage once a later one is complete; what the refusal took away is in `dropped`.
+  // Steps that admission refused; the newest 1024. A new daemon does not know them: a refused step
+  // leaves the facts of one that was given up, or, where nobody had got anything, none of its own.
+  // It may so admit a local writer of a step that was refused to another. The step then lacks a
+  // writer, and is garbage once a later one is complete; what the refusal took away is in
+  // `dropped`.
   std::map<std::pair<Step, Revision>, Status> refused;
   // Parts that held objects and were dropped, each with the name of one: a commit of such a part
   // that brings no seals, since they were calls of their own, is not one of a writer with nothing
@@ -175,6 +264,34 @@ struct AttemptState {
   std::map<std::tuple<Step, Revision, Writer>, std::string> dropped;
   std::set<SessionId> sessions;  // live ones that created in it
 };
+inline constexpr size_t kKeptDropped = 1024;  // of AttemptState::dropped
+
+struct JobAttempts {
+  std::map<Attempt, AttemptState> begun;
+  std::map<Attempt, Step> resumes;  // chosen before the attempt began
+  Attempt greatest = 0;             // seen or given out
+  uint64_t line_version = 0;        // grows when an attempt comes, goes, or comes from elsewhere
+  // The newest that has begun; 0: none has.
+  Attempt newest() const { return begun.empty() ? 0 : begun.rbegin()->first; }
+};
+
+struct JobSteps {
+  std::map<CheckpointId, std::unique_ptr<Checkpoint>> all;
+  std::set<CheckpointId> incomplete;
+};
+
+struct JobFiles {
+  std::set<CheckpointId> persisted;
+  std::set<CheckpointId> owed;  // that owe a file and are not being persisted
+  std::string problem;          // why the last persist failed
+  MonotonicNanos at = 0;        // no persist before then
+  MonotonicNanos wait = 0;      // the last pause between two tries
+  int under_way = 0;            // persists
+};
+
+struct JobTombstones {
+  std::map<Step, Attempt> removed;  // `rm`: attempts up to this one stay away
+};
 
 // What a writer saved last: the estimate for its next step.
 struct LastSave {
@@ -182,113 +299,59 @@ struct LastSave {
   std::vector<uint64_t> slabs;                            // sizes, ascending
   std::shared_ptr<uint64_t> node_total;
 };
+struct JobSaves {
+  std::map<Writer, LastSave> last;
+};
 
 enum class ScanState : uint8_t { kUnknown, kScanning, kScanned, kFailed };
+struct JobScan {
+  ScanState state = ScanState::kUnknown;
+  MonotonicNanos started = 0;
+  MonotonicNanos again = 0;  // not before, when it failed
+  Status problem;
+  std::set<RequestId> waiting;
+  bool Known() const { return state == ScanState::kScanned; }
+};
+
+struct JobWaits {
+  std::set<RequestId> requests;  // wait()
+};
+
+// Derived from all of the above.
+struct JobStanding {
+  Line line;
+  uint64_t line_version = 0;  // of JobAttempts, as the line knows it
+  std::set<std::pair<EvictClass, CheckpointId>> evictable;
+  uint64_t evictable_mapped_bytes = 0;
+  // What the last settling saw; a difference concerns checkpoints that nobody touched.
+  Checkpoint* newest = nullptr;
+  bool has_writers = false;
+  Attempt attempt = 0;
+  JobPolicy policy;
+};
 
 struct Job {
-  std::string name;
-  bool owned = false;
-  uint32_t owner_uid = 0, owner_gid = 0;
-  JobPolicy policy;
-  std::map<CheckpointId, std::unique_ptr<Checkpoint>> checkpoints;
-  std::map<Attempt, AttemptState> attempts;  // that have begun
-  std::map<Attempt, Step> resumes;           // chosen before the attempt began
-  Attempt greatest_attempt = 0;              // seen or given out
-  std::map<Step, Checkpoint*> settled;       // the line as attempts with a complete step left it
-  std::set<CheckpointId> incomplete;
-  std::set<CheckpointId> persisted;
-  std::set<CheckpointId> owed;      // that owe a file and are not being persisted
-  std::map<Step, Attempt> removed;  // `rm`: attempts up to this one stay away
-  std::map<Writer, LastSave> last_saves;
-  std::set<std::pair<EvictClass, CheckpointId>> evictable;
-  uint64_t evictable_mapped = 0;
-  std::set<SessionId> sessions;
-  int64_t writers = 0;  // of them, those with a rank
-  std::set<RequestId> waits;
-  bool touched = false;
-  Checkpoint* settled_newest = nullptr;
-  bool settled_writers = false;
-  Attempt settled_attempt = 0;
+  Job(std::string of_name, Changes* changes);
+  void Touch() { changes_->Touch(this); }
 
-  ScanState scan = ScanState::kUnknown;
-  MonotonicNanos scan_started = 0, scan_again = 0;
-  Status scan_problem;
-  std::set<RequestId> scan_waiters;
+  const std::string name;
+  Watched<JobOwner, Jobs, Job> owner;
+  Watched<JobSessions, Sessions, Job> sessions;
+  Watched<JobAttempts, Attempts, Job> attempts;
+  Owned<JobSteps, Parts> steps;
+  Owned<JobFiles, Persistence> files;
+  Owned<JobTombstones, Retention> tombstones;
+  Owned<JobSaves, Pool> saves;
+  Owned<JobScan, Scanning> scan;
+  Owned<JobWaits, Finding> waits;
+  Owned<JobStanding, Standing> standing;
 
-  std::string persist_problem;
-  MonotonicNanos persist_at = 0;  // not before
-  MonotonicNanos persist_wait = 0;
-  int persists = 0;  // under way
+ private:
+  Changes* const changes_;
 };
 
-struct Lease {
-  LeaseId id = 0;
-  SessionId session = 0;
-  SlabId slab = 0;
-  LeaseMode mode = LeaseMode::kMap;
-  PartKey part;
-  std::string name;
-  ExtentRef extent;  // what a client without fds may touch through it
-  uint64_t length = 0;
-  MonotonicNanos expires = kNever;
-  bool released = false;  // its lock is not known to be gone
-};
-
-struct Session {
-  SessionId id = 0;
-  std::string secret;
-  uint32_t uid = 0, gid = 0;
-  int32_t pid = 0;
-  ProcessToken process;
-  std::string job;  // "": it is in none, and only reads
-  Attempt attempt = 0;
-  Writer writer = -1;
-  int32_t world_size = 0;
-  int32_t local_writers = 1;
-  bool takes_fds = true;
-  std::string client;
-  std::optional<JobPolicy> policy;                  // the job's, should this session come to own it
-  std::set<LeaseId> leases;                         // not released
-  std::set<SlabId> mapped;                          // lent for writing
-  std::set<PartKey> writing;                        // its parts that are not committed
-  std::set<std::pair<std::string, Attempt>> began;  // (job, attempt) it created in
-  std::set<RequestId> parked;
-  uint64_t leased_bytes = 0;
-};
-
-// One need of a create: an object of its own slab, or the small ones together.
-struct Need {
-  uint64_t bytes = 0;
-  std::vector<size_t> objects;  // positions in the request
-  SlabId slab = 0;              // reserved for it, ready or in the making
-  bool ready = false;
-};
-
-enum class ParkedKind : uint8_t { kScan, kCreate, kOpen, kWait, kRemove, kCommit };
-
-struct Parked {
-  RequestId request = 0;
-  SessionId session = 0;
-  ParkedKind kind = ParkedKind::kScan;
-  std::string job;
-  MonotonicNanos deadline = 0;
-  Event event;  // to be handled again
-  // kCreate
-  CheckpointId checkpoint{};
-  std::vector<Need> needs;
-  int failed_makes = 0;
-  // kOpen
-  uint64_t verification = 0;
-  PartKey part;
-  std::string name;
-};
-
-struct Verification {
-  uint64_t id = 0;
-  PartKey part;
-  std::string name;
-  SlabId slab = 0;
-  std::vector<RequestId> opens;
-};
+// The checkpoints of one step, in ascending order of attempt and revision.
+std::vector<Checkpoint*> CheckpointsAt(const Job& job, Step step);
+Checkpoint* CheckpointOf(const Job& job, const CheckpointId& id);  // nullptr: there is none
 
 }  // namespace cairn::engine

@@ -1,230 +1,272 @@
-// Which checkpoint a name means, and handing out its objects: from memory, or from storage.
-#include <algorithm>
+#include "server/engine/opening.h"
+
+#include <utility>
+#include <variant>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "server/engine/impl.h"
 
 namespace cairn::engine {
-Status Engine::Impl::NothingYet(const Job& job) const {
-  if (job.scan == ScanState::kFailed) {
-    return absl::UnavailableError(absl::StrCat("job ", job.name,
-                                               ": nothing in memory, and its storage cannot be "
-                                               "read: ",
-                                               job.scan_problem.message()));
-  }
-  if (job.scan == ScanState::kScanning) {
-    return absl::UnavailableError(absl::StrCat(
-        "job ", job.name, ": nothing in memory, and its storage has not answered yet"));
-  }
-  return absl::NotFoundError(
-      absl::StrCat("job: ", job.name, " has no complete checkpoint that can be had now"));
-}
+namespace {
 
-StatusOr<Checkpoint*> Engine::Impl::Resolve(const Job& job, const CheckpointRef& ref) const {
-  if (ref.step == kNoStep) {
-    if (Checkpoint* newest = NewestOnLine(job)) return newest;
-    for (auto at = job.checkpoints.rbegin(); at != job.checkpoints.rend(); ++at) {
-      if (at->second->complete && !at->second->Obtainable()) {
-        return absl::DataLossError(absl::StrCat(at->second->key.DebugString(),
-                                                " has no good copy any more: ", at->second->why));
-      }
-    }
-    return NothingYet(job);
-  }
-  Checkpoint* found = nullptr;
-  const Checkpoint* other = nullptr;  // to say why not
-  const Checkpoint* on_line = LineAt(job, ref.step);
-  for (auto at = job.checkpoints.lower_bound({ref.step, 0, 0});
-       at != job.checkpoints.end() && std::get<0>(at->first) == ref.step; ++at) {
-    Checkpoint* checkpoint = at->second.get();
-    const bool meant =
-        (ref.attempt == 0 ? on_line == nullptr || on_line->key.attempt == checkpoint->key.attempt
-                          : ref.attempt == checkpoint->key.attempt) &&
-        (ref.revision < 0 || ref.revision == checkpoint->key.revision);
-    if (!meant) continue;
-    other = checkpoint;
-    const bool broken = checkpoint->complete && !checkpoint->Obtainable();
-    if (!checkpoint->complete) continue;
-    // Without an attempt only the line counts; what is abandoned must be asked for by its attempt.
-    if (ref.attempt == 0 && ref.revision < 0 && !broken && checkpoint != on_line) continue;
-    if (found == nullptr || !broken || !found->Obtainable()) found = checkpoint;
-  }
-  if (found != nullptr) {
-    if (found->Obtainable()) return found;
-    return absl::DataLossError(
-        absl::StrCat(found->key.DebugString(), " has no good copy any more: ", found->why));
-  }
-  if (other == nullptr) {
-    const auto removed = job.removed.find(ref.step);
-    if (removed != job.removed.end()) {
-      return absl::NotFoundError(
-          absl::StrCat("step: ", ref.step, " of job ", job.name, " was removed"));
-    }
-    const Status nothing = NothingYet(job);
-    if (!absl::IsNotFound(nothing)) return nothing;
-    return absl::NotFoundError(
-        absl::StrCat("step: ", ref.step, " of job ", job.name, " is unknown"));
-  }
-  if (!other->complete) {
-    return absl::NotFoundError(absl::StrCat("step: ", other->key.DebugString(),
-                                            " is not complete: it lacks writers ",
-                                            absl::StrJoin(InfoOf(*other).missing_writers, ", ")));
-  }
-  return absl::NotFoundError(absl::StrCat("step: ", other->key.DebugString(),
-                                          " is abandoned; name its attempt to have it"));
-}
+// How long the daemon may take over a chunk it was told the place of.
+constexpr MonotonicNanos kChunkGrace = kNanosPerSecond;
 
-void Engine::Impl::On(const event::Open& event) {
+}  // namespace
+
+Opening::Opening(Outbox* out, Callers* callers, Sessions* sessions, Leases* leases, Ledger* ledger,
+                 Parts* parts, Persistence* persistence, Standing* standing, Describing* describing,
+                 Scanning* scanning)
+    : out_(*out),
+      callers_(*callers),
+      sessions_(*sessions),
+      leases_(*leases),
+      ledger_(*ledger),
+      parts_(*parts),
+      persistence_(*persistence),
+      standing_(*standing),
+      describing_(*describing),
+      scanning_(*scanning) {}
+
+// --- open
+
+void Opening::On(const event::Open& event) {
   const RequestId request = event.caller.request;
-  Job* job = Readable(event.caller, event.ref.job, event.deadline, event, /*scan=*/false);
+  Job* job = scanning_.Readable(&sessions_, event.caller, event.ref.job, event.deadline, event,
+                                /*scan=*/false);
   if (job == nullptr) return;
-  StatusOr<Checkpoint*> found = Resolve(*job, event.ref);
+  const StatusOr<Checkpoint*> found = describing_.Resolve(*job, event.ref);
   // "latest" may be in storage only; but what memory has is not kept waiting for long.
   if (!found.ok() || event.ref.step == kNoStep) {
-    if (ScanFirst(event.caller, job, event.deadline, event, /*can_do_without=*/found.ok())) return;
+    if (scanning_.Await(event.caller, job, event.deadline, event, /*can_do_without=*/found.ok())) {
+      return;
+    }
   }
-  if (!found.ok()) return Answer(request, found.status());
-  Checkpoint* checkpoint = *found;
-  const auto name = checkpoint->names.find(event.name);
-  if (name == checkpoint->names.end()) {
-    return Answer(
-        request, absl::NotFoundError(absl::StrCat("name: \"", absl::CHexEscape(event.name),
-                                                  "\" is not in ", checkpoint->key.DebugString())));
+  if (!found.ok()) return out_.Answer(request, found.status());
+  const Checkpoint& checkpoint = **found;
+  const StatusOr<Object*> named = ObjectNamed(checkpoint, event.name);
+  if (!named.ok()) return out_.Answer(request, named.status());
+  Object* object = *named;
+  if (!object->content->resident) {
+    if (checkpoint.files->persisted) return AnswerStored(event.caller, *object);
+    return out_.Answer(request, absl::DataLossError(absl::StrCat(
+                                    "\"", absl::CHexEscape(event.name), "\" of ",
+                                    checkpoint.key.DebugString(), " has no good copy any more")));
   }
-  Object* object = name->second;
-  if (!object->resident) {
-    if (checkpoint->persisted) return AnswerStored(event.caller, checkpoint, object);
-    return Answer(request, absl::DataLossError(absl::StrCat("\"", absl::CHexEscape(event.name),
-                                                            "\" of ", checkpoint->key.DebugString(),
-                                                            " has no good copy any more")));
+  if (!event.verify && !object->check->unverified) {
+    return AnswerOpen(event.caller, object, event.mode);
   }
-  if (!event.verify && !object->unverified) {
-    return AnswerOpen(event.caller, checkpoint, object, event.mode);
-  }
-  Parked* parked = Park(ParkedKind::kOpen, event.caller, job->name, event.deadline, event);
-  if (parked == nullptr) return;
+  if (!callers_.Park(this, event.caller, job->name, event.deadline, event)) return;
   // Concurrent opens of one object share one look at it.
-  parked->verification = object->verification != 0 ? object->verification : StartVerify(object);
-  parked->part = object->part->key;
-  parked->name = object->entry.name;
-  verifications_.at(parked->verification).opens.push_back(request);
+  const uint64_t under_way = object->check->verification;
+  const uint64_t verification = under_way != 0 ? under_way : StartVerify(object);
+  opens_[request] = verification;
+  verifications_.at(verification).opens.push_back(request);
 }
 
-uint64_t Engine::Impl::StartVerify(Object* object) {
-  Verification verification;
-  verification.id = NextId();
-  verification.part = object->part->key;
-  verification.name = object->entry.name;
-  verification.slab = object->extent.slab;
-  object->verification = verification.id;
-  SlabRecord* slab = ledger_.Find(verification.slab);
-  ledger_.Pin(slab);
-  Account(slab);
-  out_.actions.push_back(
-      action::Verify{verification.id, verification.part, object->entry, object->extent});
-  const uint64_t id = verification.id;
-  verifications_[id] = std::move(verification);
-  return id;
-}
-
-void Engine::Impl::On(const event::Verified& event) {
-  const auto at = verifications_.find(event.verification);
-  if (at == verifications_.end()) return;
-  const Verification verification = std::move(at->second);
-  verifications_.erase(at);
-  SlabRecord* slab = ledger_.Find(verification.slab);
-  ledger_.Unpin(slab);
-  Account(slab);
-  Part* part = FindPart(verification.part);
-  Object* object = nullptr;
-  if (part != nullptr) {
-    const auto found = part->objects.find(verification.name);
-    if (found != part->objects.end() && found->second->verification == event.verification) {
-      object = found->second.get();
-    }
-  }
-  if (object != nullptr) {
-    object->verification = 0;
-    if (event.status.ok()) {
-      object->unverified = false;
-      object->verified_unix_ms = event.unix_ms;
-      Count("verified");
-    } else if (absl::IsDataLoss(event.status) && object->resident) {
-      ObjectBroke(object, event.status);
-    }
-  }
-  for (RequestId request : verification.opens) {
-    const std::unique_ptr<Parked> parked = Unpark(request);
-    if (parked == nullptr) continue;
-    const auto& open = std::get<event::Open>(parked->event);
-    if (object != nullptr && object->resident && event.status.ok()) {
-      AnswerOpen(open.caller, object->part->checkpoint, object, open.mode);
-    } else if (object != nullptr && !object->resident && object->part->checkpoint->persisted) {
-      AnswerStored(open.caller, object->part->checkpoint, object);
-    } else if (!event.status.ok()) {
-      Answer(request,
-             Annotate(event.status, absl::StrCat(verification.part.DebugString(), " \"",
-                                                 absl::CHexEscape(verification.name), "\"")));
-    } else {
-      Answer(request, absl::NotFoundError(absl::StrCat("\"", absl::CHexEscape(verification.name),
-                                                       "\" of ", verification.part.DebugString(),
-                                                       " was removed while it was verified")));
-    }
-  }
-}
-
-// Its bytes in memory are not what was sealed. Storage may still have them; else the checkpoint
-// can't be had.
-void Engine::Impl::ObjectBroke(Object* object, const Status& why) {
-  Checkpoint* checkpoint = object->part->checkpoint;
-  Count("objects_broken");
-  Log(2, absl::StrCat(object->part->key.DebugString(), " \"", absl::CHexEscape(object->entry.name),
-                      "\" does not verify: ", why.message()));
-  FreeExtent(object);
-  object->broken = true;
-  ++checkpoint->broken_objects;
-  checkpoint->why = absl::StrCat("\"", absl::CHexEscape(object->entry.name), "\": ", why.message());
-  Unowe(checkpoint);
-  Touch(checkpoint);
-  // Another is the newest now, and may be due.
-  if (Checkpoint* newest = NewestOnLine(*checkpoint->job)) ScheduleByPolicy(newest);
-  Touch(checkpoint);
-}
-
-void Engine::Impl::AnswerOpen(const Caller& caller, Checkpoint* checkpoint, Object* object,
-                              OpenMode mode) {
-  Session* session = FindSession(caller.session);
-  SlabRecord* slab = ledger_.Find(object->extent.slab);
+void Opening::AnswerOpen(const Caller& caller, Object* object, OpenMode mode) {
+  const ObjectContent& content = *object->content;
+  const SlabRecord& slab = *ledger_.Find(content.extent.slab);
   reply::Open open;
-  open.exact = object->extent.offset == 0 && object->entry.length == slab->bytes;
+  open.exact = content.extent.offset == 0 && object->entry().length == slab.bytes;
   // Only a slab that is the object itself is opened by path; of any other the client makes a copy.
   LeaseMode lease_mode = LeaseMode::kMap;
   if (mode == OpenMode::kRead) lease_mode = LeaseMode::kRead;
   if (mode == OpenMode::kFile && open.exact) lease_mode = LeaseMode::kFile;
-  const Lease* lease = NewLease(session, slab, lease_mode, object->part->key, object->entry.name,
-                                object->extent, object->entry.length);
-  ledger_.LendToReader(slab, lease->id, lease_mode == LeaseMode::kFile);
-  Account(slab);
-  open.lend = {lease->id, slab->id, slab->bytes, lease_mode};
-  open.extent = object->extent;
-  open.checkpoint = checkpoint->key;
-  open.object = InfoOf(*object, /*with_crcs=*/true);
-  Count("opens_from_memory");
-  Answer(caller.request, Body(std::move(open)));
+  const Lease* lease = leases_.LendToReader(*sessions_.Find(caller.session), object, lease_mode);
+  open.lend = {lease->id, slab.id, slab.bytes, lease_mode};
+  open.extent = content.extent;
+  open.checkpoint = object->part->checkpoint->key;
+  open.object = describing_.InfoOf(*object, /*with_crcs=*/true);
+  out_.Count("opens_from_memory");
+  out_.Answer(caller.request, Body(std::move(open)));
 }
 
-void Engine::Impl::AnswerStored(const Caller& caller, Checkpoint* checkpoint, Object* object) {
+void Opening::AnswerStored(const Caller& caller, const Object& object) {
+  const Part& part = *object.part;
+  const Checkpoint& checkpoint = *part.checkpoint;
   reply::OpenStored open;
-  open.checkpoint.key = checkpoint->key;
-  open.checkpoint.location = checkpoint->location;
-  open.checkpoint.world_size = checkpoint->world_size;
+  open.checkpoint.key = checkpoint.key;
+  open.checkpoint.location = checkpoint.files->location;
+  open.checkpoint.world_size = checkpoint.content->world_size;
   open.checkpoint.published = true;
-  open.checkpoint.parts.push_back({ManifestOf(*object->part), object->part->digest});
-  open.object = InfoOf(*object, /*with_crcs=*/true);
-  Count("opens_from_storage");
-  Answer(caller.request, Body(std::move(open)));
+  open.checkpoint.parts.push_back({*part.content->manifest, part.content->digest});
+  open.object = describing_.InfoOf(object, /*with_crcs=*/true);
+  out_.Count("opens_from_storage");
+  out_.Answer(caller.request, Body(std::move(open)));
+}
+
+// --- verifying
+
+uint64_t Opening::StartVerify(Object* object) {
+  const uint64_t id = out_.NextId();
+  Verification verification;
+  verification.part = object->part->key;
+  verification.name = object->name();
+  verification.slab = object->content->extent.slab;
+  object->check.Edit().verification = id;
+  ledger_.Pin(ledger_.Find(verification.slab));
+  out_.Do(action::Verify{id, verification.part, object->entry(), object->content->extent});
+  verifications_[id] = std::move(verification);
+  return id;
+}
+
+void Opening::VerifyAll(Checkpoint* checkpoint) {
+  for (const auto& [writer, part] : checkpoint->content->parts) {
+    for (const auto& [name, object] : part->content->objects) {
+      if (object->content->resident && object->check->verification == 0) StartVerify(object.get());
+    }
+  }
+}
+
+void Opening::On(const event::Verified& event) {
+  const auto at = verifications_.find(event.verification);
+  if (at == verifications_.end()) return;
+  const Verification verification = std::move(at->second);
+  verifications_.erase(at);
+  ledger_.Unpin(ledger_.Find(verification.slab));
+  Object* object = parts_.Find(verification.part, verification.name);
+  if (object != nullptr && object->check->verification != event.verification) object = nullptr;
+  if (object != nullptr) {
+    ObjectCheck& check = object->check.Edit();
+    check.verification = 0;
+    if (event.status.ok()) {
+      check.unverified = false;
+      check.verified_unix_ms = event.unix_ms;
+      out_.Count("verified");
+    } else if (absl::IsDataLoss(event.status) && object->content->resident) {
+      Broke(object, event.status);
+    }
+  }
+  for (RequestId request : verification.opens) {
+    const std::unique_ptr<Parked> parked = callers_.Unpark(request);
+    if (parked == nullptr) continue;
+    const auto& open = std::get<event::Open>(parked->event);
+    AnswerVerified(open.caller, open.mode, verification, object, event.status);
+  }
+}
+
+void Opening::AnswerVerified(const Caller& caller, OpenMode mode, const Verification& verification,
+                             Object* object, const Status& status) {
+  if (object != nullptr && object->content->resident && status.ok()) {
+    return AnswerOpen(caller, object, mode);
+  }
+  if (object != nullptr && !object->content->resident &&
+      object->part->checkpoint->files->persisted) {
+    return AnswerStored(caller, *object);
+  }
+  if (!status.ok()) {
+    return out_.Answer(caller.request,
+                       Annotate(status, absl::StrCat(verification.part.DebugString(), " \"",
+                                                     absl::CHexEscape(verification.name), "\"")));
+  }
+  out_.Answer(caller.request,
+              absl::NotFoundError(absl::StrCat("\"", absl::CHexEscape(verification.name), "\" of ",
+                                               verification.part.DebugString(),
+                                               " was removed while it was verified")));
+}
+
+// Its bytes in memory are not what was sealed. Storage may still have them; else the checkpoint
+// can't be had.
+void Opening::Broke(Object* object, const Status& why) {
+  Checkpoint* checkpoint = object->part->checkpoint;
+  out_.Count("objects_broken");
+  out_.Log(Severity::kError,
+           absl::StrCat(object->part->key.DebugString(), " \"", absl::CHexEscape(object->name()),
+                        "\" does not verify: ", why.message()));
+  parts_.Break(object, why);
+  persistence_.Unowe(checkpoint);
+  // Another is the newest now, and may be due.
+  if (Checkpoint* newest = standing_.Newest(*checkpoint->job)) {
+    persistence_.ScheduleByPolicy(newest);
+  }
+}
+
+// --- chunks
+
+Status Opening::CheckChunk(const event::LocateChunk& event, const Session& session,
+                           const Lease* lease) const {
+  if (lease == nullptr || lease->session != session.id || lease->released) {
+    return absl::NotFoundError(absl::StrCat("lease: ", event.lease, " has ended"));
+  }
+  const bool writes = lease->mode == LeaseMode::kWrite;
+  if (event.write != writes) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("lease: ", event.lease, " is for ", writes ? "writing" : "reading"));
+  }
+  if (session.takes_fds && writes) {
+    return absl::FailedPreconditionError(
+        "write_chunk: this session maps its slabs and writes them itself");
+  }
+  if (writes) {
+    const Object* object = parts_.Find(lease->part, lease->name);
+    if (object == nullptr || object->content->sealed || object->content->session != session.id) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("lease: ", event.lease, ": its object is no longer being written"));
+    }
+  }
+  if (event.offset > lease->length || event.length > lease->length - event.offset) {
+    return absl::OutOfRangeError(absl::StrCat("chunk: [", event.offset, ", ", event.offset, " + ",
+                                              event.length, ") is not within the object's ",
+                                              lease->length, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+void Opening::On(const event::LocateChunk& event) {
+  const Session* session = sessions_.Of(event.caller);
+  if (session == nullptr) return;
+  const RequestId request = event.caller.request;
+  const Lease* lease = leases_.Find(event.lease);
+  const Status status = CheckChunk(event, *session, lease);
+  if (!status.ok()) return out_.Answer(request, status);
+  leases_.Renew(lease->id);
+  if (event.write) ledger_.Touched(ledger_.Find(lease->slab), out_.now() + kChunkGrace);
+  reply::Chunk chunk;
+  chunk.extent = lease->extent;
+  chunk.offset = lease->extent.offset + event.offset;
+  out_.Answer(request, Body(chunk));
+}
+
+// --- callers that wait for a verification
+
+void Opening::Left(const Parked& parked) {
+  const auto open = opens_.find(parked.request);
+  if (open == opens_.end()) return;
+  const auto verification = verifications_.find(open->second);
+  if (verification != verifications_.end()) std::erase(verification->second.opens, parked.request);
+  opens_.erase(open);
+}
+
+void Opening::TimeUp(const Parked& parked) {
+  const Verification& verification = verifications_.at(opens_.at(parked.request));
+  callers_.Answer(parked.request, absl::DeadlineExceededError(absl::StrCat(
+                                      "open: ", verification.part.DebugString(), " ",
+                                      verification.name, " was still being verified")));
+}
+
+// --- restoring, invariants
+
+void Opening::Restore(const Jobs& jobs) {
+  for (const auto& [job_name, job] : jobs.all()) {
+    for (const auto& [id, checkpoint] : job->steps->all) {
+      for (const auto& [writer, part] : checkpoint->content->parts) {
+        for (const auto& [name, object] : part->content->objects) {
+          object->check.Edit().unverified = object->content->resident && object->content->sealed;
+        }
+      }
+    }
+  }
+}
+
+std::string Opening::CheckInvariants(std::map<SlabId, uint32_t>* pins) const {
+  for (const auto& [id, verification] : verifications_) ++(*pins)[verification.slab];
+  for (const auto& [request, verification] : opens_) {
+    if (!callers_.Contains(request) || !verifications_.contains(verification)) {
+      return "an open waits for a verification that is over";
+    }
+  }
+  return "";
 }
 
 }  // namespace cairn::engine

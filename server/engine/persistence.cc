@@ -1,328 +1,375 @@
-// What goes to storage, when, and what happens when storage says no.
+#include "server/engine/persistence.h"
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/impl.h"
+#include "server/engine/restored.h"
 
 namespace cairn::engine {
-namespace {
 
-constexpr MonotonicNanos kScanPatience = 10 * kNanosPerSecond;
-
-}  // namespace
+Persistence::Persistence(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs,
+                         Ledger* ledger, Parts* parts, Standing* standing)
+    : options_(options),
+      mode_(mode),
+      out_(*out),
+      jobs_(*jobs),
+      ledger_(*ledger),
+      parts_(*parts),
+      standing_(*standing) {}
 
 // --- what is due
 
-// A checkpoint became complete, or the policy changed.
-void Engine::Impl::ScheduleByPolicy(Checkpoint* checkpoint) {
+void Persistence::ScheduleByPolicy(Checkpoint* checkpoint) {
   Job* job = checkpoint->job;
-  if (!options_.storage || checkpoint->persisted) return;
-  switch (job->policy.mode) {
+  if (!options_.storage || checkpoint->files->persisted) return;
+  switch (job->owner->policy.mode) {
     case PersistMode::kOnDemand:
-      if (!checkpoint->asked) Unowe(checkpoint);
+      if (!checkpoint->files->asked) Unowe(checkpoint);
       return;
     case PersistMode::kEvery:
-      if (checkpoint->key.step % job->policy.every == 0) {
-        Owe(checkpoint, /*asked=*/false);
-      } else if (!checkpoint->asked) {
+      if (checkpoint->key.step % job->owner->policy.every == 0) {
+        Owe(checkpoint);
+      } else if (!checkpoint->files->asked) {
         Unowe(checkpoint);
       }
       return;
     case PersistMode::kNewest: {
-      if (checkpoint != NewestOnLine(*job)) return;
+      if (checkpoint != standing_.Newest(*job)) return;
       // Those before it that have not had their turn never will.
-      const std::set<CheckpointId> owed = job->owed;
+      const std::set<CheckpointId> owed = job->files->owed;
       for (const CheckpointId& id : owed) {
-        Checkpoint* older = job->checkpoints.at(id).get();
-        if (older == checkpoint || older->asked) continue;
+        Checkpoint* older = CheckpointOf(*job, id);
+        if (older == checkpoint || older->files->asked) continue;
         Unowe(older);
-        older->skipped = true;
-        Count("persists_skipped");
-        Touch(older);
+        older->files.Edit().skipped = true;
+        out_.Count("persists_skipped");
       }
-      Owe(checkpoint, /*asked=*/false);
+      Owe(checkpoint);
       return;
     }
   }
 }
 
-void Engine::Impl::Owe(Checkpoint* checkpoint, bool asked) {
-  checkpoint->asked |= asked;
-  if (checkpoint->persisted) return;
-  checkpoint->owes = true;
-  checkpoint->skipped = false;
-  if (!checkpoint->persisting) {
-    checkpoint->job->owed.insert(checkpoint->Id());
-    owing_jobs_.insert(checkpoint->job->name);
-  }
-  Touch(checkpoint);
+void Persistence::Owe(Checkpoint* checkpoint) { Owe(checkpoint, /*asked=*/false); }
+
+void Persistence::Owe(Checkpoint* checkpoint, bool asked) {
+  Files& files = checkpoint->files.Edit();
+  files.asked |= asked;
+  if (files.persisted) return;
+  files.owes = true;
+  files.skipped = false;
+  if (!files.persisting) AddToOwed(checkpoint);
 }
 
-void Engine::Impl::Unowe(Checkpoint* checkpoint) {
+void Persistence::Ask(Checkpoint* checkpoint) {
+  Owe(checkpoint, /*asked=*/true);
+  out_.Say(fact::PersistAsked{checkpoint->key});
+  checkpoint->job->files.Edit().at = 0;  // somebody is there: try now
+}
+
+void Persistence::Unowe(Checkpoint* checkpoint) {
+  checkpoint->files.Edit().owes = false;
+  TakeFromOwed(checkpoint);
+}
+
+void Persistence::AddToOwed(Checkpoint* checkpoint) {
+  checkpoint->job->files.Edit().owed.insert(checkpoint->Id());
+  owing_.insert(checkpoint->job->name);
+}
+
+void Persistence::TakeFromOwed(Checkpoint* checkpoint) {
   Job* job = checkpoint->job;
-  checkpoint->owes = false;
-  job->owed.erase(checkpoint->Id());
-  if (job->owed.empty()) owing_jobs_.erase(job->name);
+  job->files.Edit().owed.erase(checkpoint->Id());
+  if (job->files->owed.empty()) owing_.erase(job->name);
 }
 
-// A step waits for room. The latest of a job without writers owes a file whatever the policy: once
-// it is in storage, its memory can go.
-void Engine::Impl::OweFinished() {
+void Persistence::OweFinished() {
   if (!options_.storage) return;
-  for (const auto& [name, job] : jobs_) {
-    if (job->writers > 0) continue;
-    Checkpoint* newest = NewestOnLine(*job);
-    if (newest == nullptr || newest->persisted || newest->persisting || newest->owes ||
-        newest->broken_objects > 0 || !newest->Resident()) {
+  for (const auto& [name, job] : jobs_.all()) {
+    if (job->sessions->writers > 0) continue;
+    Checkpoint* newest = standing_.Newest(*job);
+    if (newest == nullptr || newest->files->persisted || newest->files->persisting ||
+        newest->files->owes || newest->content->broken_objects > 0 || !newest->Resident()) {
       continue;
     }
-    Owe(newest, /*asked=*/false);
+    Owe(newest);
   }
 }
 
-void Engine::Impl::On(const event::PersistNow& event) {
-  Job* job = Readable(event.caller, event.ref.job, now_ + kScanPatience, event, /*scan=*/true);
-  if (job == nullptr) return;
-  const RequestId request = event.caller.request;
-  if (!options_.storage) {
-    return Answer(request, absl::FailedPreconditionError("persist: this daemon has no storage"));
+void Persistence::OweNewest() {
+  if (!options_.storage) return;
+  for (const auto& [name, job] : jobs_.all()) {
+    Checkpoint* newest = standing_.Newest(*job);
+    if (newest == nullptr || newest->files->persisted || !newest->Resident()) continue;
+    Owe(newest, /*asked=*/true);
+    job->files.Edit().at = 0;
   }
-  const StatusOr<Checkpoint*> found = Resolve(*job, event.ref);
-  if (!found.ok()) return Answer(request, found.status());
-  if (!(*found)->persisted) {
-    Owe(*found, /*asked=*/true);
-    out_.facts.push_back(fact::PersistAsked{(*found)->key});
-    job->persist_at = 0;  // somebody is there: try now
-  }
-  Answer(request, Body(reply::Ok{}));
 }
 
-// --- doing it
+bool Persistence::Drained() {
+  if (!options_.storage) return true;
+  bool done = true;
+  for (const auto& [name, job] : jobs_.all()) {
+    Checkpoint* newest = standing_.Newest(*job);
+    if (newest == nullptr || newest->files->persisted) continue;
+    if (!newest->files->owes && newest->Resident() && newest->content->broken_objects == 0) {
+      Owe(newest, /*asked=*/true);
+    }
+    done &= !newest->files->owes;
+  }
+  return done;
+}
+
+// --- starting
 
 // Two generations of one step would meet at the same place.
-bool Engine::Impl::StepBusy(const Job& job, const Checkpoint& checkpoint) const {
-  if (job.persists == 0) return false;
-  const Step step = checkpoint.key.step;
-  for (auto at = job.checkpoints.lower_bound({step, 0, 0});
-       at != job.checkpoints.end() && std::get<0>(at->first) == step; ++at) {
-    if (at->second->persisting || at->second->deleting) return true;
+bool Persistence::StepBusy(const Checkpoint& checkpoint) const {
+  const Job& job = *checkpoint.job;
+  if (job.files->under_way == 0) return false;
+  for (const Checkpoint* other : CheckpointsAt(job, checkpoint.key.step)) {
+    if (other->files->persisting || other->files->deleting) return true;
   }
-  return persists_.contains(checkpoint.key);
+  return under_way_.contains(checkpoint.key);
 }
 
-void Engine::Impl::RunPersists() {
-  if (owing_jobs_.empty()) return;
-  const std::set<std::string> owing = owing_jobs_;
+// The job's checkpoint whose turn it is: one that somebody asked for, else the lowest. When the
+// daemon drains, only the newest. nullptr: none can start now.
+Checkpoint* Persistence::Next(const Job& job) const {
+  if (mode_.draining) {
+    Checkpoint* newest = standing_.Newest(job);
+    const bool due = newest != nullptr && job.files->owed.contains(newest->Id());
+    return due && !StepBusy(*newest) ? newest : nullptr;
+  }
+  Checkpoint* next = nullptr;
+  for (const CheckpointId& id : job.files->owed) {
+    Checkpoint* checkpoint = CheckpointOf(job, id);
+    if (StepBusy(*checkpoint)) continue;
+    if (next == nullptr || checkpoint->files->asked) next = checkpoint;
+    if (next->files->asked) break;
+  }
+  return next;
+}
+
+void Persistence::Run() {
+  if (owing_.empty()) return;
+  const std::set<std::string> owing = owing_;
   // One each in turn, so that a job with many does not starve the others.
   for (bool started = true; started;) {
     started = false;
     for (const std::string& name : owing) {
-      if (static_cast<int>(persists_.size()) >= options_.max_persists) return;
-      Job* job = FindJob(name);
-      if (job == nullptr || job->owed.empty() || job->persist_at > now_) continue;
-      Checkpoint* next = nullptr;
-      if (draining_) {
-        next = NewestOnLine(*job);
-        if (next != nullptr && (!job->owed.contains(next->Id()) || StepBusy(*job, *next)))
-          next = nullptr;
-      } else {
-        for (const CheckpointId& id : job->owed) {
-          Checkpoint* checkpoint = job->checkpoints.at(id).get();
-          if (StepBusy(*job, *checkpoint)) continue;
-          if (next == nullptr || (checkpoint->asked && !next->asked)) next = checkpoint;
-          if (next->asked) break;
-        }
-      }
+      if (static_cast<int>(under_way_.size()) >= options_.max_persists) return;
+      const Job* job = jobs_.Find(name);
+      if (job == nullptr || job->files->owed.empty() || job->files->at > out_.now()) continue;
+      Checkpoint* next = Next(*job);
       if (next == nullptr) continue;
-      StartPersist(next);
+      Start(next);
       started = true;
     }
   }
 }
 
-void Engine::Impl::StartPersist(Checkpoint* checkpoint) {
+void Persistence::Start(Checkpoint* checkpoint) {
   Job* job = checkpoint->job;
-  if (!checkpoint->complete || !checkpoint->Resident()) {  // what is not here cannot be written
+  if (!checkpoint->content->complete || !checkpoint->Resident()) {  // part of it is not here
     Unowe(checkpoint);
-    checkpoint->asked = false;
-    Touch(checkpoint);
+    checkpoint->files.Edit().asked = false;
     return;
   }
   action::Persist persist;
   persist.checkpoint = checkpoint->key;
-  persist.uid = job->owner_uid;
-  persist.gid = job->owner_gid;
-  std::vector<SlabId>& pinned = persists_[checkpoint->key];
-  for (const auto& [slab_id, extents] : checkpoint->slabs) pinned.push_back(slab_id);
-  for (SlabId id : pinned) {
-    SlabRecord* slab = ledger_.Find(id);
-    ledger_.Pin(slab);
-    Account(slab);
-  }
-  for (const auto& [writer, part] : checkpoint->parts) {
+  persist.uid = job->owner->uid;
+  persist.gid = job->owner->gid;
+  std::vector<SlabId>& pinned = under_way_[checkpoint->key];
+  for (const auto& [slab, extents] : checkpoint->memory->slabs) pinned.push_back(slab);
+  for (SlabId slab : pinned) ledger_.Pin(ledger_.Find(slab));
+  for (const auto& [writer, part] : checkpoint->content->parts) {
     action::PersistPart to_write;
-    to_write.manifest = ManifestOf(*part);
-    to_write.encoded = EncodeManifest(to_write.manifest);
-    for (const auto& [name, object] : part->objects) {
-      to_write.objects.push_back({object->entry, object->extent});
+    to_write.manifest = part->content->manifest;
+    for (const auto& [name, object] : part->content->objects) {
+      to_write.objects.push_back({object->entry(), object->content->extent});
     }
     persist.parts.push_back(std::move(to_write));
   }
-  checkpoint->persisting = true;
-  ++job->persists;
-  job->owed.erase(checkpoint->Id());
-  if (job->owed.empty()) owing_jobs_.erase(job->name);
-  Touch(checkpoint);
-  out_.actions.push_back(std::move(persist));
+  checkpoint->files.Edit().persisting = true;
+  ++job->files.Edit().under_way;
+  TakeFromOwed(checkpoint);
+  out_.Do(std::move(persist));
 }
 
-void Engine::Impl::On(const event::Persisted& event) {
-  const auto under_way = persists_.find(event.checkpoint);
-  if (under_way == persists_.end()) return;
-  const std::vector<SlabId> pinned = std::move(under_way->second);
-  persists_.erase(under_way);
-  for (SlabId id : pinned) {
-    SlabRecord* slab = ledger_.Find(id);
-    ledger_.Unpin(slab);
-    Account(slab);
-  }
-  Job* job = FindJob(event.checkpoint.job);
-  if (job == nullptr) return;
-  --job->persists;
-  Checkpoint* checkpoint = FindCheckpoint(event.checkpoint);
-
-  if (!event.status.ok()) {
-    Count("persists_failed");
-    job->persist_wait =
-        std::clamp(job->persist_wait * 2, options_.persist_retry_min, options_.persist_retry_max);
-    job->persist_at = now_ + job->persist_wait;
-    if (job->persist_problem != event.status.message()) {
-      Log(1, absl::StrCat("persisting ", event.checkpoint.DebugString(),
-                          " failed, trying again: ", event.status.message()));
-    }
-    job->persist_problem = std::string(event.status.message());
-    if (checkpoint == nullptr) return AnswerRemovals(event.checkpoint, absl::OkStatus());
-    checkpoint->persisting = false;
-    if (absl::IsDataLoss(event.status)) {
-      VerifyAll(checkpoint);  // find out which object it is
-    }
-    if (checkpoint->owes && !checkpoint->skipped) {
-      job->owed.insert(checkpoint->Id());
-      owing_jobs_.insert(job->name);
-      // A newer one may have come meanwhile, whose turn it is now.
-      if (job->policy.mode == PersistMode::kNewest && !checkpoint->asked) {
-        if (Checkpoint* newest = NewestOnLine(*job)) ScheduleByPolicy(newest);
-      }
-    }
-    Touch(checkpoint);
-    return;
-  }
-
-  job->persist_wait = 0;
-  job->persist_at = 0;
-  job->persist_problem.clear();
-  Count("persists");
-  const auto removed = job->removed.find(event.checkpoint.step);
-  if (removed != job->removed.end() && event.checkpoint.attempt <= removed->second) {
-    // `rm` came while it was being written: it goes, and its files too.
-    out_.actions.push_back(
-        action::DeleteFiles{event.checkpoint, job->owner_uid, job->owner_gid, true});
-    return;
-  }
-  if (checkpoint == nullptr) return;  // evicted meanwhile: a scan will find it
-  checkpoint->persisting = false;
-  checkpoint->owes = checkpoint->asked = false;
-  checkpoint->persisted = true;
-  job->persisted.insert(checkpoint->Id());
-  checkpoint->location = event.location;
-  out_.facts.push_back(fact::Persisted{checkpoint->key, checkpoint->digest});
-  // It took the place of older generations of its step.
-  std::vector<Checkpoint*> replaced;
-  for (auto at = job->checkpoints.lower_bound({checkpoint->key.step, 0, 0});
-       at != job->checkpoints.end() && at->first < checkpoint->Id(); ++at) {
-    if (at->second->persisted) replaced.push_back(at->second.get());
-  }
-  for (Checkpoint* older : replaced) {
-    out_.facts.push_back(fact::FilesDeleted{older->key});
-    older->persisted = false;
-    older->location = {};
-    job->persisted.erase(older->Id());
-    if (!older->Resident()) {
-      EraseCheckpoint(older);
-    } else {
-      Touch(older);
-    }
-  }
-  Touch(checkpoint);
-  ApplyKeepPolicy(job);
-  Touch(checkpoint);
-}
-
-MonotonicNanos Engine::Impl::NextPersist() const {
+MonotonicNanos Persistence::next() const {
   MonotonicNanos next = kNever;
-  for (const std::string& name : owing_jobs_) {
-    const Job* job = FindJob(name);
-    if (job->persist_at > now_) next = std::min(next, job->persist_at);
+  for (const std::string& name : owing_) {
+    const MonotonicNanos at = jobs_.Find(name)->files->at;
+    if (at > out_.now()) next = std::min(next, at);
   }
   return next;
 }
 
-// Storage read bytes that do not match: every object is checked, so that the bad one is known by
-// name.
-void Engine::Impl::VerifyAll(Checkpoint* checkpoint) {
-  for (const auto& [writer, part] : checkpoint->parts) {
-    for (const auto& [name, object] : part->objects) {
-      if (object->resident && object->verification == 0) StartVerify(object.get());
+// --- ending
+
+Persistence::Ended Persistence::End(const event::Persisted& event) {
+  const auto under_way = under_way_.find(event.checkpoint);
+  if (under_way == under_way_.end()) return {};
+  const std::vector<SlabId> pinned = std::move(under_way->second);
+  under_way_.erase(under_way);
+  for (SlabId slab : pinned) ledger_.Unpin(ledger_.Find(slab));
+  Job* job = jobs_.Find(event.checkpoint.job);
+  if (job == nullptr) return {};
+  --job->files.Edit().under_way;
+
+  Ended ended;
+  ended.known = true;
+  ended.persisted = event.status.ok();
+  ended.checkpoint = parts_.Find(event.checkpoint);
+  if (!event.status.ok()) {
+    Failed(ended.checkpoint, job, event);
+    return ended;
+  }
+  JobFiles& files = job->files.Edit();
+  files.wait = 0;
+  files.at = 0;
+  files.problem.clear();
+  out_.Count("persists");
+  const auto removed = job->tombstones->removed.find(event.checkpoint.step);
+  ended.removed =
+      removed != job->tombstones->removed.end() && event.checkpoint.attempt <= removed->second;
+  // One that was evicted meanwhile is found by a scan.
+  if (!ended.removed && ended.checkpoint != nullptr) Succeeded(ended.checkpoint, event.location);
+  return ended;
+}
+
+void Persistence::Failed(Checkpoint* checkpoint, Job* job, const event::Persisted& event) {
+  out_.Count("persists_failed");
+  JobFiles& files = job->files.Edit();
+  files.wait = std::clamp(files.wait * 2, options_.persist_retry_min, options_.persist_retry_max);
+  files.at = out_.now() + files.wait;
+  if (files.problem != event.status.message()) {
+    out_.Log(Severity::kWarning, absl::StrCat("persisting ", event.checkpoint.DebugString(),
+                                              " failed, trying again: ", event.status.message()));
+  }
+  files.problem = std::string(event.status.message());
+  if (checkpoint == nullptr) return;
+  checkpoint->files.Edit().persisting = false;
+  if (!checkpoint->files->owes || checkpoint->files->skipped) return;
+  AddToOwed(checkpoint);
+  // A newer one may have come meanwhile, whose turn it is now.
+  if (job->owner->policy.mode == PersistMode::kNewest && !checkpoint->files->asked) {
+    if (Checkpoint* newest = standing_.Newest(*job)) ScheduleByPolicy(newest);
+  }
+}
+
+void Persistence::Succeeded(Checkpoint* checkpoint, const Location& location) {
+  Files& files = checkpoint->files.Edit();
+  files.persisting = false;
+  files.owes = files.asked = false;
+  BecomePersisted(checkpoint, location);
+  out_.Say(fact::Persisted{checkpoint->key, checkpoint->content->digest});
+  // It took the place of older generations of its step.
+  for (Checkpoint* older : CheckpointsAt(*checkpoint->job, checkpoint->key.step)) {
+    if (older->Id() >= checkpoint->Id() || !older->files->persisted) continue;
+    out_.Say(fact::FilesDeleted{older->key});
+    NoLongerPersisted(older);
+    if (!older->Resident()) parts_.Erase(older);
+  }
+}
+
+void Persistence::BecomePersisted(Checkpoint* checkpoint, const Location& location) {
+  Files& files = checkpoint->files.Edit();
+  files.persisted = true;
+  files.location = location;
+  checkpoint->job->files.Edit().persisted.insert(checkpoint->Id());
+}
+
+void Persistence::NoLongerPersisted(Checkpoint* checkpoint) {
+  Files& files = checkpoint->files.Edit();
+  files.persisted = false;
+  files.location = {};
+  checkpoint->job->files.Edit().persisted.erase(checkpoint->Id());
+}
+
+// --- told by others
+
+void Persistence::FoundStored(Checkpoint* checkpoint, const Location& location) {
+  if (checkpoint->content->complete && !checkpoint->files->persisted) {
+    out_.Say(fact::Persisted{checkpoint->key, checkpoint->content->digest});
+  }
+  BecomePersisted(checkpoint, location);
+  checkpoint->files.Edit().stored_whole = false;
+  Unowe(checkpoint);
+}
+
+void Persistence::DeleteBegins(Checkpoint* checkpoint) { checkpoint->files.Edit().deleting = true; }
+
+void Persistence::DeleteFailed(Checkpoint* checkpoint) {
+  checkpoint->files.Edit().deleting = false;
+}
+
+void Persistence::Deleted(Checkpoint* checkpoint) {
+  checkpoint->files.Edit().deleting = false;
+  NoLongerPersisted(checkpoint);
+}
+
+// Only what the job keeps of it: its own values go with it.
+void Persistence::CheckpointGoes(Checkpoint* checkpoint) {
+  TakeFromOwed(checkpoint);
+  checkpoint->job->files.Edit().persisted.erase(checkpoint->Id());
+}
+
+// --- facts
+
+void Persistence::Restore(const Restored& restored) {
+  for (const auto& [name, job] : jobs_.all()) {
+    for (const auto& [id, checkpoint] : job->steps->all) {
+      const auto persisted = restored.persisted.find(checkpoint->key);
+      if (persisted == restored.persisted.end()) continue;
+      if (!checkpoint->content->complete) {
+        // Part of what storage has whole was evicted: the scan makes it complete again.
+        checkpoint->files.Edit().stored_whole = true;
+        parts_.SetStoredDigest(checkpoint.get(), persisted->second);  // a snapshot says it again
+      } else if (persisted->second == checkpoint->content->digest) {
+        BecomePersisted(checkpoint.get(), Location());
+      }
+    }
+    for (const auto& [id, checkpoint] : job->steps->all) {
+      if (!checkpoint->content->complete) continue;
+      ScheduleByPolicy(checkpoint.get());
+      if (options_.storage && restored.asked.contains(checkpoint->key)) {
+        Owe(checkpoint.get(), /*asked=*/true);
+      }
     }
   }
 }
 
-// --- drain
-
-void Engine::Impl::On(const event::Drain& event) {
-  if (!draining_) {
-    draining_ = true;
-    drain_deadline_ = event.deadline;
-    const std::map<uint64_t, RequestId> waiting = waiting_creates_;
-    for (const auto& [order, request] : waiting) {
-      const auto at = parked_.find(request);
-      if (at == parked_.end()) continue;
-      AnswerParked(request, absl::UnavailableError("draining: the daemon is stopping"));
-    }
+void Persistence::Snapshot(const Checkpoint& checkpoint, bool resident,
+                           std::vector<Fact>* facts) const {
+  const Files& files = *checkpoint.files;
+  if ((files.persisted || files.stored_whole) && resident) {
+    facts->push_back(fact::Persisted{checkpoint.key, checkpoint.content->digest});
   }
-  drain_deadline_ = std::min(drain_deadline_, event.deadline);
-  if (!options_.storage) return;
-  for (const auto& [name, job] : jobs_) {
-    Checkpoint* newest = NewestOnLine(*job);
-    if (newest == nullptr || newest->persisted || !newest->Resident()) continue;
-    Owe(newest, /*asked=*/true);
-    job->persist_at = 0;
-  }
+  if (files.asked) facts->push_back(fact::PersistAsked{checkpoint.key});
 }
 
-bool Engine::Impl::DrainWants(const Job& job) const {
-  const Checkpoint* newest = NewestOnLine(job);
-  return newest != nullptr && !newest->persisted && newest->owes;
-}
-
-void Engine::Impl::CheckDrained() {
-  if (!draining_ || drained_) return;
-  bool done = true;
-  for (const auto& [name, job] : jobs_) {
-    for (const CheckpointId& id : job->incomplete) {
-      for (const auto& [writer, part] : job->checkpoints.at(id)->parts) done &= !part->committing;
-    }
-    // Under another policy a step that completes while we drain is owed as well.
-    Checkpoint* newest = NewestOnLine(*job);
-    if (options_.storage && newest != nullptr && !newest->persisted && !newest->owes &&
-        newest->Resident() && !newest->broken_objects) {
-      Owe(newest, /*asked=*/true);
-    }
-    if (options_.storage) done &= !DrainWants(*job);
+std::string Persistence::CheckInvariants(std::map<SlabId, uint32_t>* pins) const {
+  if (static_cast<int>(under_way_.size()) > options_.max_persists) return "too many persists";
+  for (const auto& [checkpoint, slabs] : under_way_) {
+    for (SlabId slab : slabs) ++(*pins)[slab];
   }
-  if (!done && now_ < drain_deadline_) return RunPersists();
-  drained_ = true;
-  out_.actions.push_back(action::Drained{});
+  for (const auto& [name, job] : jobs_.all()) {
+    size_t persisted = 0;
+    for (const auto& [id, checkpoint] : job->steps->all) {
+      persisted += checkpoint->files->persisted ? 1 : 0;
+      if (checkpoint->files->persisted != job->files->persisted.contains(id)) {
+        return checkpoint->key.DebugString() + ": persisted?";
+      }
+    }
+    if (persisted != job->files->persisted.size()) {
+      return absl::StrCat("job ", name, ": checkpoints that are gone are kept as persisted");
+    }
+    if (!job->files->owed.empty() && !owing_.contains(name)) {
+      return absl::StrCat("job ", name, " owes files, and nobody will write them");
+    }
+  }
+  return "";
 }
 
 }  // namespace cairn::engine

@@ -1,126 +1,111 @@
-// create: what is checked, when it is a repeat, and what a granted one gets.
+#include "server/engine/saving.h"
+
 #include <algorithm>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
-#include "server/engine/impl.h"
+#include "server/engine/retention.h"
 
 namespace cairn::engine {
-namespace {
 
-// Objects from here on have a slab to themselves; smaller ones of one call share one.
-constexpr uint64_t kLargeObject = uint64_t{1} << 20;
+Saving::Saving(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs,
+               Sessions* sessions, Leases* leases, Ledger* ledger, Attempts* attempts, Parts* parts,
+               Manifests* manifests, Admission* admission, Pool* pool, Scanning* scanning)
+    : options_(options),
+      mode_(mode),
+      out_(*out),
+      jobs_(*jobs),
+      sessions_(*sessions),
+      leases_(*leases),
+      ledger_(*ledger),
+      attempts_(*attempts),
+      parts_(*parts),
+      manifests_(*manifests),
+      admission_(*admission),
+      pool_(*pool),
+      scanning_(*scanning) {}
 
-uint64_t Pages(uint64_t bytes) {
-  return std::max((bytes + kPageBytes - 1) / kPageBytes, uint64_t{1}) * kPageBytes;
-}
+// --- create
 
-// The name in `names` (ordered by bytes) that is `name`, a directory of it, or below it.
-template <class Names>
-typename Names::const_iterator FindCollision(const Names& names, const std::string& name) {
-  if (const auto same = names.find(name); same != names.end()) return same;
-  for (size_t slash = name.find('/'); slash != std::string::npos;
-       slash = name.find('/', slash + 1)) {
-    if (const auto above = names.find(name.substr(0, slash)); above != names.end()) return above;
-  }
-  const std::string directory = name + "/";
-  const auto below = names.lower_bound(directory);
-  if (below != names.end() && absl::StartsWith(below->first, directory)) return below;
-  return names.end();
-}
-
-}  // namespace
-
-void Engine::Impl::On(const event::Create& event) {
-  Session* session = SessionOf(event.caller);
+void Saving::On(const event::Create& event) {
+  const Session* session = sessions_.Of(event.caller);
   if (session == nullptr) return;
-  Unmapped(session, event.unmapped);
-  HandleCreate(event, session);
-}
-
-void Engine::Impl::HandleCreate(const event::Create& event, Session* session) {
+  leases_.Unmapped(*session, event.unmapped);
   const RequestId request = event.caller.request;
   const CheckpointKey& key = event.part.checkpoint;
   if (key.job != session->job) {
-    return Answer(request, absl::InvalidArgumentError(absl::StrCat(
-                               "job: ", key.job, ", but the session is in job ", session->job)));
+    return out_.Answer(
+        request, absl::InvalidArgumentError(
+                     absl::StrCat("job: ", key.job, ", but the session is in job ", session->job)));
   }
-  Job* job = GetJob(key.job);
+  Job* job = jobs_.FindOrMake(key.job);
   // Storage knows where an attempt that begins comes from; one that has begun need not ask.
-  if (!job->attempts.contains(key.attempt) &&
-      ScanFirst(event.caller, job, event.deadline, event, /*can_do_without=*/true)) {
+  if (!job->attempts->begun.contains(key.attempt) &&
+      scanning_.Await(event.caller, job, event.deadline, event, /*can_do_without=*/true)) {
     return;
   }
-  Part* part = FindPart(event.part);
-  if (part != nullptr && part->lost.empty() && RepeatedCreate(event, part, session)) return;
-
+  Part* part = parts_.Find(event.part);
+  if (part != nullptr && part->content->lost.empty() && RepeatedCreate(event, part, *session)) {
+    return;
+  }
   Attempt superseded_by = 0;
   const Status status = CheckCreate(event, *job, *session, &superseded_by);
-  if (!status.ok()) return Answer(request, status, superseded_by);
+  if (!status.ok()) return out_.Answer(request, status, superseded_by);
 
-  TakeOwnership(job, event.caller);
-  EnterAttempt(job, event.part, event.world_size, session);
+  Enter(job, event.caller, event.part, event.world_size, *session);
   DropOlderRevisions(job, event.part);
-  Checkpoint* checkpoint = GetCheckpoint(job, key, event.world_size);
-  checkpoint->local_writers =
-      std::max(checkpoint->local_writers,
-               std::min(session->world_size == event.world_size ? session->local_writers : 1,
-                        event.world_size));
-  Parked* parked = Park(ParkedKind::kCreate, event.caller, key.job, event.deadline, event);
-  if (parked == nullptr) return MaybeEraseCheckpoint(checkpoint);
-  parked->checkpoint = checkpoint->Id();
-  parked->needs = PlanNeeds(event);
-  const uint64_t order = next_sequence_++;
-  waiting_creates_[order] = request;
-  create_order_[request] = order;
-  checkpoint->waiting_creates.insert(request);
-  Touch(checkpoint);
-  Admit(parked, checkpoint);
+  const int32_t local_writers = std::min(
+      session->world_size == event.world_size ? session->local_writers : 1, event.world_size);
+  admission_.Ask(event, parts_.FindOrMake(job, key, event.world_size), local_writers);
+}
+
+void Saving::Enter(Job* job, const Caller& caller, const PartKey& part, int32_t world_size,
+                   const Session& session) {
+  jobs_.TakeOwnership(job, caller.uid, caller.gid, session.policy);
+  if (!attempts_.Enter(job, part, world_size, session)) return;
+  admission_.Fence(job);
+  attempts_.Fence(job);
 }
 
 // The writer has entered the step again: what it began of it before and did not commit is over.
-void Engine::Impl::DropOlderRevisions(Job* job, const PartKey& part) {
+void Saving::DropOlderRevisions(Job* job, const PartKey& part) {
   const CheckpointKey& key = part.checkpoint;
   std::vector<Part*> over;
-  for (auto at = job->checkpoints.lower_bound({key.step, key.attempt, 0});
-       at != job->checkpoints.end() &&
-       at->first < CheckpointId{key.step, key.attempt, key.revision};
-       ++at) {
-    const auto own = at->second->parts.find(part.writer);
-    if (own == at->second->parts.end()) continue;
-    if (!own->second->committed && !own->second->committing) over.push_back(own->second.get());
+  for (Checkpoint* checkpoint : CheckpointsAt(*job, key.step)) {
+    if (checkpoint->key.attempt != key.attempt || checkpoint->key.revision >= key.revision) {
+      continue;
+    }
+    Part* own = Parts::PartOf(*checkpoint, part.writer);
+    if (own != nullptr && !own->content->committed && !own->manifest->committing) {
+      over.push_back(own);
+    }
   }
   for (Part* old : over) {
     Checkpoint* checkpoint = old->checkpoint;
-    ErasePart(old);
-    if (checkpoint->parts.empty()) ReleaseReservation(checkpoint);
-    MaybeEraseCheckpoint(checkpoint);
+    parts_.Erase(old);
+    if (checkpoint->content->parts.empty()) admission_.Release(checkpoint);
+    parts_.EraseIfEmpty(checkpoint);
   }
 }
 
-Status Engine::Impl::CheckCreate(const event::Create& event, const Job& job, const Session& session,
-                                 Attempt* superseded_by) const {
+Status Saving::CheckCreate(const event::Create& event, const Job& job, const Session& session,
+                           Attempt* superseded_by) const {
   const CheckpointKey& key = event.part.checkpoint;
-  CAIRN_RETURN_IF_ERROR(CheckAccess(job, event.caller));
+  CAIRN_RETURN_IF_ERROR(Jobs::CheckAccess(job, event.caller));
   CAIRN_RETURN_IF_ERROR(ValidateStep(key.step));
   CAIRN_RETURN_IF_ERROR(ValidateAttempt(key.attempt));
   if (key.revision < 0) {
     return absl::InvalidArgumentError(absl::StrCat("revision: ", key.revision, " is below 0"));
   }
-  if (!safe_mode_.empty()) {
-    return absl::UnavailableError(absl::StrCat("safe mode: nothing is admitted: ", safe_mode_));
+  CAIRN_RETURN_IF_ERROR(mode_.CheckAdmits());
+  CAIRN_RETURN_IF_ERROR(Attempts::CheckFence(job, key.attempt, superseded_by));
+  CAIRN_RETURN_IF_ERROR(Attempts::CheckWorld(job, event.part, event.world_size));
+  if (event.world_size == 1) {
+    CAIRN_RETURN_IF_ERROR(attempts_.CheckLone(job, key.attempt, session));
   }
-  if (draining_) return absl::UnavailableError("draining: the daemon is stopping");
-  if (journal_full_) {
-    return absl::ResourceExhaustedError("journal: full; nothing is admitted until it has room");
-  }
-  CAIRN_RETURN_IF_ERROR(CheckFence(job, key.attempt, superseded_by));
-  CAIRN_RETURN_IF_ERROR(CheckWorld(job, event.part, event.world_size));
-  if (event.world_size == 1) CAIRN_RETURN_IF_ERROR(CheckLone(job, key.attempt, session));
-  CAIRN_RETURN_IF_ERROR(CheckProcess(job, event.part, session));
+  CAIRN_RETURN_IF_ERROR(Attempts::CheckProcess(job, event.part, session));
   CAIRN_RETURN_IF_ERROR(CheckRevision(job, event.part));
-  if (const Part* part = FindPart(event.part); part != nullptr && !part->lost.empty()) {
+  if (const Part* part = parts_.Find(event.part); part != nullptr && !part->content->lost.empty()) {
     return absl::DataLossError(
         absl::StrCat("create: memory of ", part->key.DebugString(),
                      " did not survive the daemon's death; save it again under a new revision"));
@@ -132,74 +117,34 @@ Status Engine::Impl::CheckCreate(const event::Create& event, const Job& job, con
                                                      kMaxObjectBytes));
     }
   }
-  const auto at = job.checkpoints.find({key.step, key.attempt, key.revision});
-  static const Checkpoint kNone;
-  return CheckNames(event, at == job.checkpoints.end() ? kNone : *at->second);
+  return CheckNames(event);
 }
 
-Status Engine::Impl::CheckRefused(const Job& job, const CheckpointKey& key) const {
-  const auto attempt = job.attempts.find(key.attempt);
-  if (attempt == job.attempts.end()) return absl::OkStatus();
-  const auto refused = attempt->second.refused.find({key.step, key.revision});
-  return refused == attempt->second.refused.end() ? absl::OkStatus() : refused->second;
-}
-
-Status Engine::Impl::CheckRevision(const Job& job, const PartKey& part) const {
+Status Saving::CheckRevision(const Job& job, const PartKey& part) const {
   const CheckpointKey& key = part.checkpoint;
-  const auto removed = job.removed.find(key.step);
-  if (removed != job.removed.end() && key.attempt <= removed->second) {
-    return absl::FailedPreconditionError(absl::StrCat("step: ", key.step, " of job ", job.name,
-                                                      " was removed; attempts up to ",
-                                                      removed->second, " do not bring it back"));
-  }
-  CAIRN_RETURN_IF_ERROR(CheckRefused(job, key));
+  CAIRN_RETURN_IF_ERROR(Retention::CheckRemoved(job, key.step, key.attempt));
+  CAIRN_RETURN_IF_ERROR(Attempts::CheckRefused(job, key));
   // Revisions only grow: a complete or committed one is never written over.
-  for (auto at = job.checkpoints.lower_bound({key.step, key.attempt, key.revision});
-       at != job.checkpoints.end() && std::get<0>(at->first) == key.step &&
-       std::get<1>(at->first) == key.attempt;
-       ++at) {
-    const Checkpoint& other = *at->second;
-    const auto own = other.parts.find(part.writer);
-    if (other.complete || (own != other.parts.end() && own->second->committed)) {
+  for (const Checkpoint* other : CheckpointsAt(job, key.step)) {
+    if (other->key.attempt != key.attempt || other->key.revision < key.revision) continue;
+    const Part* own = Parts::PartOf(*other, part.writer);
+    if (other->content->complete || (own != nullptr && own->content->committed)) {
       return absl::AlreadyExistsError(absl::StrCat(
           "revision: ", key.revision, " of ", key.DebugString(), " writer ", part.writer,
-          " comes after revision ", other.key.revision, " was committed"));
+          " comes after revision ", other->key.revision, " was committed"));
     }
-    if (own != other.parts.end() && own->second->committing) {
+    if (own != nullptr && own->manifest->committing) {
       return absl::FailedPreconditionError(
-          absl::StrCat("commit: of ", own->second->key.DebugString(), " is under way"));
+          absl::StrCat("commit: of ", own->key.DebugString(), " is under way"));
     }
   }
   return absl::OkStatus();
 }
 
-Status Engine::Impl::CheckDropped(const Job& job, const PartKey& part) const {
-  const CheckpointKey& key = part.checkpoint;
-  const auto attempt = job.attempts.find(key.attempt);
-  if (attempt == job.attempts.end()) return absl::OkStatus();
-  const auto dropped = attempt->second.dropped.find({key.step, key.revision, part.writer});
-  if (dropped == attempt->second.dropped.end()) return absl::OkStatus();
-  CAIRN_RETURN_IF_ERROR(CheckRevision(job, part));  // says more, where it knows
-  return absl::FailedPreconditionError(absl::StrCat(
-      "part: ", part.DebugString(), " was dropped with its objects, \"",
-      absl::CHexEscape(dropped->second),
-      "\" among them: its session ended, or the step was aborted, entered anew, refused or "
-      "evicted; create them again, or save the step under a new revision"));
-}
-
-void Engine::Impl::RememberDropped(const PartKey& part, const std::string& object) {
-  const CheckpointKey& key = part.checkpoint;
-  Job* job = FindJob(key.job);
-  if (job == nullptr || job->attempts.empty()) return;
-  AttemptState& newest = job->attempts.rbegin()->second;
-  if (key.attempt != newest.attempt) return;
-  newest.dropped[{key.step, key.revision, part.writer}] = object;
-  if (newest.dropped.size() > kKeptDropped) newest.dropped.erase(newest.dropped.begin());
-}
-
-Status Engine::Impl::CheckNames(const event::Create& event, const Checkpoint& checkpoint) const {
-  const auto own = checkpoint.parts.find(event.part.writer);
-  const size_t had = own == checkpoint.parts.end() ? 0 : own->second->objects.size();
+Status Saving::CheckNames(const event::Create& event) const {
+  const Checkpoint* checkpoint = parts_.Find(event.part.checkpoint);
+  const Part* own = checkpoint == nullptr ? nullptr : Parts::PartOf(*checkpoint, event.part.writer);
+  const size_t had = own == nullptr ? 0 : own->content->objects.size();
   if (static_cast<int64_t>(had + event.objects.size()) > options_.max_objects_per_step) {
     return absl::ResourceExhaustedError(absl::StrCat("objects: ", had + event.objects.size(),
                                                      " of one writer and step exceed the limit of ",
@@ -210,15 +155,16 @@ Status Engine::Impl::CheckNames(const event::Create& event, const Checkpoint& ch
         "name: \"", absl::CHexEscape(name), "\" ",
         name == other ? std::string("exists already in ")
                       : absl::StrCat("collides with \"", absl::CHexEscape(other), "\" of "),
-        checkpoint.key.job.empty() ? event.part.checkpoint.DebugString()
-                                   : checkpoint.key.DebugString(),
-        ", of writer ", writer));
+        event.part.checkpoint.DebugString(), ", of writer ", writer));
   };
   std::map<std::string, char> asked;
   for (const event::ObjectSpec& spec : event.objects) {
-    const auto other = FindCollision(checkpoint.names, spec.name);
-    if (other != checkpoint.names.end()) {
-      return collides(spec.name, other->first, other->second->part->key.writer);
+    if (checkpoint != nullptr) {
+      const auto& names = checkpoint->content->names;
+      const auto other = FindCollision(names, spec.name);
+      if (other != names.end()) {
+        return collides(spec.name, other->first, other->second->part->key.writer);
+      }
     }
     const auto twin = FindCollision(asked, spec.name);
     if (twin != asked.end()) return collides(spec.name, twin->first, event.part.writer);
@@ -227,151 +173,249 @@ Status Engine::Impl::CheckNames(const event::Create& event, const Checkpoint& ch
   return absl::OkStatus();
 }
 
-bool Engine::Impl::RepeatedCreate(const event::Create& event, Part* part, Session* session) {
-  const auto call = part->creates.find({session->id, event.call});
-  if (call == part->creates.end()) return false;
+bool Saving::RepeatedCreate(const event::Create& event, Part* part, const Session& session) {
+  const auto call = part->content->creates.find({session.id, event.call});
+  if (call == part->content->creates.end()) return false;
   bool same = call->second == event.objects.size();
   for (size_t i = 0; same && i < event.objects.size(); ++i) {
     const event::ObjectSpec& spec = event.objects[i];
-    const auto object = part->objects.find(spec.name);
-    same = object != part->objects.end() && object->second->call == event.call &&
-           object->second->resident &&
-           (object->second->sealed || object->second->entry.length == spec.length);
+    const Object* object = Parts::ObjectOf(*part, spec.name);
+    same = object != nullptr && object->content->call == event.call && object->content->resident &&
+           (object->content->sealed || object->entry().length == spec.length);
   }
   if (!same) {
-    Answer(event.caller.request,
-           absl::AlreadyExistsError(absl::StrCat("call: ", event.call, " of session ", session->id,
-                                                 " was a create of other objects")));
+    out_.Answer(event.caller.request, absl::AlreadyExistsError(absl::StrCat(
+                                          "call: ", event.call, " of session ", session.id,
+                                          " was a create of other objects")));
   } else {
-    Answer(event.caller.request, Body(GrantReply(event, part, session, /*repeat=*/true)));
+    out_.Answer(event.caller.request, Body(GrantReply(event, part, session, /*repeat=*/true)));
   }
   return true;
 }
 
-std::vector<Need> Engine::Impl::PlanNeeds(const event::Create& event) {
-  std::vector<Need> needs;
-  Need small;
-  for (size_t i = 0; i < event.objects.size(); ++i) {
-    const uint64_t length = event.objects[i].length;
-    if (length >= kLargeObject) {
-      Need need;
-      need.bytes = length;
-      need.objects = {i};
-      needs.push_back(std::move(need));
-    } else {
-      small.bytes += Pages(length);
-      small.objects.push_back(i);
-    }
-  }
-  if (!small.objects.empty()) needs.push_back(std::move(small));
-  return needs;
-}
-
-// Every need has its slab, ready. Facts come before the reply that depends on them.
-void Engine::Impl::Grant(Parked* waiting) {
-  const RequestId request = waiting->request;
-  const auto event = std::get<event::Create>(waiting->event);
-  Session* session = FindSession(waiting->session);
-  Checkpoint* checkpoint = FindJob(waiting->job)->checkpoints.at(waiting->checkpoint).get();
-  Part* part = GetPart(checkpoint, event.part.writer);
-  if (!event.objects.empty()) {  // begun anew, if it was dropped; the facts below say so too
-    const CheckpointKey& key = event.part.checkpoint;
-    checkpoint->job->attempts.at(key.attempt)
-        .dropped.erase({key.step, key.revision, event.part.writer});
-  }
-  const SlabOwner owner{checkpoint->job->owner_uid, checkpoint->job->name};
-  std::vector<Need> needs = std::move(waiting->needs);
-  waiting->needs.clear();
-  Unpark(request);
-
+void Saving::Grant(const event::Create& event, Checkpoint* checkpoint,
+                   const std::vector<Need>& needs) {
+  const Session& session = *sessions_.Find(event.caller.session);
+  Part* part = parts_.FindOrMake(checkpoint, event.part.writer);
+  // Begun anew, if it was dropped; the facts below say so too.
+  if (!event.objects.empty()) attempts_.ForgetDropped(event.part);
+  const SlabOwner owner{checkpoint->job->owner->uid, checkpoint->job->name};
   std::vector<Lend> lend;
   for (const Need& need : needs) {
     SlabRecord* slab = ledger_.Find(need.slab);
     ledger_.SetOwner(slab, owner);
-    if (session->takes_fds) WriterLease(session, slab, &lend);
+    if (session.takes_fds) leases_.LendToWriter(session, slab, &lend);
     uint64_t offset = 0;
     for (size_t i : need.objects) {
       const event::ObjectSpec& spec = event.objects[i];
-      ObjectEntry entry;
-      entry.name = spec.name;
-      entry.kind = spec.kind;
-      entry.length = spec.length;
-      Object* object = NewObject(part, std::move(entry));
-      object->session = session->id;
-      object->call = event.call;
       // Alone in its slab an object that its writer can pad may have all of it.
-      const uint64_t room =
-          need.objects.size() == 1 && spec.can_pad ? slab->bytes : Pages(spec.length);
-      PlaceObject(object, slab, offset, room);
-      object->granted = spec.can_pad ? room : spec.length;
-      offset += room;
-      out_.facts.push_back(fact::ObjectCreated{part->key, checkpoint->world_size, spec.name,
-                                               spec.kind, spec.length, object->extent, session->id,
-                                               event.call});
+      const uint64_t extent =
+          need.objects.size() == 1 && spec.can_pad ? slab->bytes : ObjectPages(spec.length);
+      parts_.Create(part, spec, slab, offset, extent, spec.can_pad ? extent : spec.length,
+                    session.id, event.call);
+      offset += extent;
     }
-    checkpoint->granted += slab->bytes;
-    *checkpoint->node_total += slab->bytes;
   }
-  part->creates[{session->id, event.call}] = event.objects.size();
-  part->sessions.insert(session->id);
-  session->writing.insert(part->key);
+  parts_.Created(part, session, event.call, event.objects.size());
   reply::Create reply = GrantReply(event, part, session, /*repeat=*/false);
   reply.lend = std::move(lend);
-  Touch(checkpoint);
-  Answer(request, Body(std::move(reply)));
-}
-
-Lease* Engine::Impl::WriterLease(Session* session, SlabRecord* slab, std::vector<Lend>* lend) {
-  if (slab->mapper == session->id) {
-    Lease* lent = leases_.at(slab->writer_lease).get();
-    if (slab->lend_again && lend != nullptr) {
-      slab->lend_again = false;
-      lend->push_back({lent->id, slab->id, slab->bytes, LeaseMode::kWrite});
-    }
-    return lent;
-  }
-  slab->lend_again = false;
-  Lease* lease = NewLease(session, slab, LeaseMode::kWrite, {}, "", {}, 0);
-  ledger_.LendToWriter(slab, session->id, lease->id);
-  session->mapped.insert(slab->id);
-  if (lend != nullptr) lend->push_back({lease->id, slab->id, slab->bytes, LeaseMode::kWrite});
-  Account(slab);
-  return lease;
+  out_.Answer(event.caller.request, Body(std::move(reply)));
 }
 
 // A repeat lends every slab again: the answer that was lost may have been lost with its
 // descriptors.
-reply::Create Engine::Impl::GrantReply(const event::Create& event, Part* part, Session* session,
-                                       bool repeat) {
+reply::Create Saving::GrantReply(const event::Create& event, Part* part, const Session& session,
+                                 bool repeat) {
   reply::Create reply;
   std::set<SlabId> lent;
   for (const event::ObjectSpec& spec : event.objects) {
-    Object* object = part->objects.at(spec.name).get();
-    SlabRecord* slab = ledger_.Find(object->extent.slab);
+    Object* object = Parts::ObjectOf(*part, spec.name);
+    SlabRecord* slab = ledger_.Find(object->content->extent.slab);
     reply::GrantedExtent extent;
-    if (session->takes_fds) {
-      const Lease* lease = WriterLease(session, slab, &reply.lend);
+    if (session.takes_fds) {
+      const Lease* lease = leases_.LendToWriter(session, slab, &reply.lend);
       extent.lease = lease->id;
       const bool lent_now = !reply.lend.empty() && reply.lend.back().lease == lease->id;
       if (repeat && lent.insert(slab->id).second && !lent_now) {
         reply.lend.push_back({lease->id, slab->id, slab->bytes, LeaseMode::kWrite});
       }
     } else {
-      if (object->write_lease == 0) {
-        object->write_lease = NewLease(session, slab, LeaseMode::kWrite, part->key, spec.name,
-                                       object->extent, object->granted)
-                                  ->id;
-      }
-      extent.lease = object->write_lease;
+      extent.lease = leases_.LendForChunks(session, object)->id;
     }
     extent.slab = slab->id;
     extent.slab_bytes = slab->bytes;
-    extent.offset = object->extent.offset;
-    extent.length = object->granted;
+    extent.offset = object->content->extent.offset;
+    extent.length = object->content->granted;
     reply.extents.push_back(extent);
   }
-  reply.retire = ledger_.TellRetired(session->id);
+  reply.retire = ledger_.TellRetired(session.id);
   return reply;
+}
+
+// --- seal, commit, abort
+
+Status Saving::CheckDropped(const Job& job, const PartKey& part) const {
+  const std::string* dropped = Attempts::FindDropped(job, part);
+  if (dropped == nullptr) return absl::OkStatus();
+  CAIRN_RETURN_IF_ERROR(CheckRevision(job, part));  // says more, where it knows
+  return absl::FailedPreconditionError(absl::StrCat(
+      "part: ", part.DebugString(), " was dropped with its objects, \"", absl::CHexEscape(*dropped),
+      "\" among them: its session ended, or the step was aborted, entered anew, refused or "
+      "evicted; create them again, or save the step under a new revision"));
+}
+
+bool Saving::MayWrite(const Caller& caller, const PartKey& part, const Session** session,
+                      Job** job) {
+  *session = sessions_.Of(caller);
+  if (*session == nullptr) return false;
+  if (part.checkpoint.job != (*session)->job) {
+    out_.Answer(caller.request, absl::InvalidArgumentError(
+                                    absl::StrCat("job: ", part.checkpoint.job,
+                                                 ", but the session is in job ", (*session)->job)));
+    return false;
+  }
+  *job = jobs_.FindOrMake(part.checkpoint.job);
+  Attempt superseded_by = 0;
+  Status status = Jobs::CheckAccess(**job, caller);
+  if (status.ok()) status = ValidateStep(part.checkpoint.step);
+  if (status.ok()) status = ValidateAttempt(part.checkpoint.attempt);
+  if (status.ok()) status = Attempts::CheckProcess(**job, part, **session);
+  // A repeat of a commit that was acknowledged is answered even when superseded since.
+  const Part* known = parts_.Find(part);
+  if (status.ok() && (known == nullptr || !known->content->committed)) {
+    status = Attempts::CheckFence(**job, part.checkpoint.attempt, &superseded_by);
+    if (status.ok()) status = Attempts::CheckRefused(**job, part.checkpoint);
+    if (status.ok() && known == nullptr) status = CheckDropped(**job, part);
+  }
+  if (status.ok()) return true;
+  out_.Answer(caller.request, status, superseded_by);
+  return false;
+}
+
+void Saving::On(const event::SealObjects& event) {
+  const Session* session = nullptr;
+  Job* job = nullptr;
+  if (!MayWrite(event.caller, event.part, &session, &job)) return;
+  Part* part = parts_.Find(event.part);
+  const Status status = Parts::CheckSeals(part, event.part, event.seals);
+  if (!status.ok()) return out_.Answer(event.caller.request, status);
+  if (part != nullptr) parts_.Seal(part, event.seals);
+  out_.Answer(event.caller.request, Body(reply::Ok{}));
+}
+
+Status Saving::CheckCommit(const event::Commit& event, const Job& job, const Session& session,
+                           const Part* part, Attempt* superseded_by) const {
+  if (part != nullptr && !part->content->lost.empty()) {
+    return absl::DataLossError(
+        absl::StrCat("commit: ", event.part.DebugString(),
+                     " lost memory with the daemon's death; save it again under a new revision"));
+  }
+  if (part == nullptr) {  // a writer with nothing to save
+    const Attempt attempt = event.part.checkpoint.attempt;
+    CAIRN_RETURN_IF_ERROR(mode_.CheckSafe());
+    CAIRN_RETURN_IF_ERROR(Attempts::CheckFence(job, attempt, superseded_by));
+    if (event.world_size == 1) CAIRN_RETURN_IF_ERROR(attempts_.CheckLone(job, attempt, session));
+  }
+  CAIRN_RETURN_IF_ERROR(CheckRevision(job, event.part));
+  if (part == nullptr) return absl::OkStatus();
+  std::set<std::string> sealed_now;
+  for (const event::Seal& seal : event.seals) sealed_now.insert(seal.name);
+  for (const auto& [name, object] : part->content->objects) {
+    if (!object->content->sealed && !sealed_now.contains(name)) {
+      return absl::InvalidArgumentError(absl::StrCat("commit: \"", absl::CHexEscape(name), "\" of ",
+                                                     event.part.DebugString(), " is not sealed"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Saving::On(const event::Commit& event) {
+  const RequestId request = event.caller.request;
+  if (const Session* known = sessions_.Find(event.caller.session)) {
+    leases_.Unmapped(*known, event.unmapped);
+  }
+  const Session* session = nullptr;
+  Job* job = nullptr;
+  if (!MayWrite(event.caller, event.part, &session, &job)) return;
+  Part* part = parts_.Find(event.part);
+  Status status = Attempts::CheckWorld(*job, event.part, event.world_size);
+  if (status.ok()) status = Parts::CheckSeals(part, event.part, event.seals);
+  if (!status.ok()) return out_.Answer(request, status);
+
+  if (part != nullptr && part->content->committed) {
+    return out_.Answer(
+        request, Body(reply::Commit{part->content->digest, part->checkpoint->content->complete}));
+  }
+  if (part != nullptr && part->manifest->committing) {
+    manifests_.Await(part, event);
+    return;
+  }
+  Attempt superseded_by = 0;
+  status = CheckCommit(event, *job, *session, part, &superseded_by);
+  if (!status.ok()) return out_.Answer(request, status, superseded_by);
+  if (part == nullptr) {
+    Enter(job, event.caller, event.part, event.world_size, *session);
+    part = parts_.FindOrMake(parts_.FindOrMake(job, event.part.checkpoint, event.world_size),
+                             event.part.writer);
+    parts_.WriteBy(part, *session);
+  }
+  parts_.Seal(part, event.seals);
+  if (!manifests_.Await(part, event)) return;
+  parts_.SetManifest(part, ManifestOf(*part, event));
+  pool_.Remember(*part);
+  manifests_.Begin(part);
+}
+
+// What the part holds, from now on unchanged.
+std::shared_ptr<const Manifest> Saving::ManifestOf(const Part& part,
+                                                   const event::Commit& event) const {
+  const CheckpointKey& key = part.key.checkpoint;
+  const Job& job = *part.checkpoint->job;
+  auto manifest = std::make_shared<Manifest>();
+  manifest->job = key.job;
+  manifest->owner_uid = job.owner->uid;
+  manifest->step = key.step;
+  manifest->attempt = key.attempt;
+  manifest->revision = key.revision;
+  manifest->writer = part.key.writer;
+  manifest->world_size = part.checkpoint->content->world_size;
+  manifest->created_unix_ms = event.unix_ms;
+  manifest->comes_from = job.attempts->begun.at(key.attempt).comes_from;
+  manifest->notes = event.notes;
+  manifest->objects.reserve(part.content->objects.size());
+  for (const auto& [name, object] : part.content->objects) {
+    manifest->objects.push_back(object->entry());
+  }
+  return manifest;
+}
+
+void Saving::On(const event::ManifestWritten& event) {
+  const Part* written = parts_.Find(event.part);
+  const std::set<SessionId> sessions =
+      written == nullptr ? std::set<SessionId>() : written->content->sessions;
+  const Part* part = manifests_.On(event);
+  if (part == nullptr) return;
+  for (SessionId id : sessions) {
+    if (sessions_.Find(id) != nullptr) {
+      pool_.Provision(*part->checkpoint->job, id, part->key.writer, 1);
+    }
+  }
+}
+
+void Saving::On(const event::Abort& event) {
+  const Session* session = sessions_.Of(event.caller);
+  if (session == nullptr) return;
+  Part* part = parts_.Find(event.part);
+  // A repeat, or another's: there is nothing of this session to drop.
+  if (part != nullptr && !part->content->committed && !part->manifest->committing &&
+      part->content->sessions.contains(session->id)) {
+    Checkpoint* checkpoint = part->checkpoint;
+    admission_.Cancel(event.part, absl::CancelledError("create: its step was aborted"));
+    parts_.Erase(part);
+    if (checkpoint->content->parts.empty()) admission_.Release(checkpoint);
+    parts_.EraseIfEmpty(checkpoint);
+  }
+  out_.Answer(event.caller.request, Body(reply::Ok{}));
 }
 
 }  // namespace cairn::engine

@@ -1,9 +1,8 @@
-// A job's storage is read once in a daemon's life: when the job first matters. Until then, and when
-// storage is away, memory answers alone.
+#include "server/engine/scanning.h"
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/impl.h"
 
 namespace cairn::engine {
 namespace {
@@ -13,186 +12,178 @@ constexpr MonotonicNanos kPatience = 2 * kNanosPerSecond;
 
 }  // namespace
 
-bool Engine::Impl::ScanKnown(const Job& job) const { return job.scan == ScanState::kScanned; }
+Scanning::Scanning(const Options& options, Outbox* out, Callers* callers, Jobs* jobs,
+                   Attempts* attempts, Parts* parts, Persistence* persistence, Retention* retention,
+                   std::function<void(const Event&)> again)
+    : options_(options),
+      out_(*out),
+      callers_(*callers),
+      jobs_(*jobs),
+      attempts_(*attempts),
+      parts_(*parts),
+      persistence_(*persistence),
+      retention_(*retention),
+      again_(std::move(again)) {}
 
-bool Engine::Impl::ScanFirst(const Caller& caller, Job* job, MonotonicNanos deadline,
-                             const Event& event, bool can_do_without) {
-  if (ScanKnown(*job) || giving_up_scan_) return false;
-  if (job->scan == ScanState::kFailed && now_ < job->scan_again) return false;
-  StartScan(job);
+// --- asking, and waiting for the answer
+
+bool Scanning::Await(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event,
+                     bool can_do_without) {
+  if (!options_.storage || job->scan->Known() || gave_up_) return false;
+  if (FailedLately(*job)) return false;
+  Start(job);
   if (can_do_without) {
     // Storage that hangs costs this long once, not each caller anew.
-    const MonotonicNanos until = job->scan_started + kPatience;
-    if (now_ >= until) return false;
+    const MonotonicNanos until = job->scan->started + kPatience;
+    if (out_.now() >= until) return false;
     deadline = std::min(deadline, until);
   }
-  if (Park(ParkedKind::kScan, caller, job->name, deadline, event) != nullptr) {
-    job->scan_waiters.insert(caller.request);
+  if (callers_.Park(this, caller, job->name, deadline, event)) {
+    job->scan.Edit().waiting.insert(caller.request);
   }
   return true;
 }
 
-void Engine::Impl::StartScan(Job* job) {
-  if (job->scan == ScanState::kScanning || job->scan == ScanState::kScanned) return;
-  if (job->scan == ScanState::kFailed && now_ < job->scan_again) return;
-  job->scan = ScanState::kScanning;
-  job->scan_started = now_;
-  out_.actions.push_back(action::ScanJob{job->name});
+bool Scanning::FailedLately(const Job& job) const {
+  return job.scan->state == ScanState::kFailed && out_.now() < job.scan->again;
 }
 
-void Engine::Impl::On(const event::JobScanned& event) {
-  Job* job = FindJob(event.job);
-  if (job == nullptr || job->scan != ScanState::kScanning) return;
+void Scanning::Start(Job* job) {
+  if (!options_.storage || job->scan->Known() || FailedLately(*job)) return;
+  if (job->scan->state == ScanState::kScanning) return;
+  JobScan& scan = job->scan.Edit();
+  scan.state = ScanState::kScanning;
+  scan.started = out_.now();
+  out_.Do(action::ScanJob{job->name});
+}
+
+Job* Scanning::Readable(Sessions* sessions, const Caller& caller, const std::string& name,
+                        MonotonicNanos deadline, const Event& event, bool scan) {
+  if (sessions->Of(caller) == nullptr) return nullptr;
+  Job* job = jobs_.Find(name);
+  if (job == nullptr && options_.storage && !gave_up_) {
+    const Status valid = ValidateJob(name);
+    if (!valid.ok()) {
+      out_.Answer(caller.request, valid);
+      return nullptr;
+    }
+    job = jobs_.FindOrMake(name);
+    scan = true;
+  }
+  if (job == nullptr) {
+    out_.Answer(caller.request, absl::NotFoundError(absl::StrCat("job: ", name, " is unknown")));
+    return nullptr;
+  }
+  if (scan && Await(caller, job, deadline, event)) return nullptr;
+  const Status access = Jobs::CheckAccess(*job, caller);
+  if (!access.ok()) {
+    out_.Answer(caller.request, access);
+    return nullptr;
+  }
+  return job;
+}
+
+void Scanning::Left(const Parked& parked) {
+  if (Job* job = jobs_.Find(parked.job)) job->scan.Edit().waiting.erase(parked.request);
+}
+
+// Storage had its time; the event goes on with what memory knows.
+void Scanning::TimeUp(const Parked& parked) {
+  const std::unique_ptr<Parked> gone = callers_.Unpark(parked.request);
+  gave_up_ = true;
+  again_(gone->event);
+  gave_up_ = false;
+}
+
+// --- the answer
+
+Job* Scanning::On(const event::JobScanned& event, bool* newer_attempt) {
+  *newer_attempt = false;
+  Job* job = jobs_.Find(event.job);
+  if (job == nullptr || job->scan->state != ScanState::kScanning) return nullptr;
+  jobs_.MayForget(job->name);
+  JobScan& scan = job->scan.Edit();
   if (event.stored.ok()) {
-    job->scan = ScanState::kScanned;
-    if (!job->owned) {
-      job->owned = true;
-      job->owner_uid = event.owner_uid;
-      job->owner_gid = event.owner_gid;
-      EmitJob(*job);
-    } else if (job->owner_uid != event.owner_uid) {
-      Log(2, absl::StrCat("job ", job->name, " is owned by uid ", job->owner_uid,
-                          " in memory, its directory by uid ", event.owner_uid));
-    }
-    for (const std::string& problem : event.stored->problems) {
-      Log(1, absl::StrCat("job ", job->name, " in storage: ", problem));
-    }
-    const Attempt newest = job->attempts.empty() ? 0 : job->attempts.rbegin()->first;
-    for (const StoredCheckpoint& stored : event.stored->checkpoints) MergeStored(job, stored);
-    RebuildLine(job);
-    for (auto& [number, attempt] : job->attempts) {
-      if (!attempt.provisional || attempt.chosen) continue;
-      // It began while storage could not say what was there.
-      attempt.provisional = false;
-      const Step before = attempt.comes_from;
-      attempt.comes_from = kNoStep;
-      for (const auto& [step, checkpoint] : job->settled) {
-        if (step >= attempt.first_step) break;
-        if (checkpoint->key.attempt < number) attempt.comes_from = step;
-      }
-      if (attempt.comes_from == before) continue;
-      out_.facts.push_back(
-          fact::AttemptBegun{job->name, number, attempt.comes_from, attempt.unix_ms});
-    }
-    RebuildLine(job);
-    if (!job->attempts.empty() && job->attempts.rbegin()->first != newest) FenceOlder(job);
-    if (const Checkpoint* last = NewestOnLine(*job)) RememberSaves(*last);
+    scan.state = ScanState::kScanned;
+    const Attempt newest = job->attempts->newest();
+    MergeAll(job, event);
+    *newer_attempt = job->attempts->newest() != newest;
   } else if (absl::IsNotFound(event.stored.status())) {
-    job->scan = ScanState::kScanned;  // nothing there
+    scan.state = ScanState::kScanned;  // nothing there
   } else {
-    job->scan = ScanState::kFailed;
-    job->scan_problem = event.stored.status();
-    job->scan_again = now_ + options_.persist_retry_min;
-    Log(1, absl::StrCat("job ", job->name,
-                        ": its storage cannot be read: ", event.stored.status().message()));
+    scan.state = ScanState::kFailed;
+    scan.problem = event.stored.status();
+    scan.again = out_.now() + options_.persist_retry_min;
+    out_.Log(Severity::kWarning, absl::StrCat("job ", job->name, ": its storage cannot be read: ",
+                                              event.stored.status().message()));
   }
-  const std::set<RequestId> waiters = std::move(job->scan_waiters);
-  job->scan_waiters.clear();
-  for (RequestId request : waiters) {
-    const std::unique_ptr<Parked> parked = Unpark(request);
-    if (parked != nullptr) Dispatch(parked->event);
-  }
-  for (SessionId id : std::set<SessionId>(job->sessions)) {
-    const Session& session = *sessions_.at(id);
-    if (session.writer >= 0) Provision(job, id, session.writer, 2);
-  }
-  ApplyKeepPolicy(job);
-  maybe_forget_.insert(job->name);
+  return job;
 }
 
-void Engine::Impl::MergeStored(Job* job, const StoredCheckpoint& stored) {
+void Scanning::Resume(Job* job) {
+  const std::set<RequestId> waiting = std::exchange(job->scan.Edit().waiting, {});
+  for (RequestId request : waiting) {
+    const std::unique_ptr<Parked> parked = callers_.Unpark(request);
+    if (parked != nullptr) again_(parked->event);
+  }
+}
+
+void Scanning::MergeAll(Job* job, const event::JobScanned& event) {
+  if (!job->owner->owned) {
+    jobs_.TakeOwnership(job, event.owner_uid, event.owner_gid, std::nullopt);
+  } else if (job->owner->uid != event.owner_uid) {
+    out_.Log(Severity::kError, absl::StrCat("job ", job->name, " is owned by uid ", job->owner->uid,
+                                            " in memory, its directory by uid ", event.owner_uid));
+  }
+  for (const std::string& problem : event.stored->problems) {
+    out_.Log(Severity::kWarning, absl::StrCat("job ", job->name, " in storage: ", problem));
+  }
+  for (const StoredCheckpoint& stored : event.stored->checkpoints) Merge(job, stored);
+  attempts_.SettleProvisional(job);
+}
+
+void Scanning::Merge(Job* job, const StoredCheckpoint& stored) {
   const CheckpointKey& key = stored.key;
-  job->greatest_attempt = std::max(job->greatest_attempt, key.attempt);
+  attempts_.Saw(job, key.attempt);
   if (stored.parts.empty()) return;
-  if (!job->attempts.contains(key.attempt)) {
-    AttemptState attempt;
-    attempt.attempt = key.attempt;
-    attempt.comes_from = stored.parts.front().manifest.comes_from;  // writer 0's, where it is there
-    attempt.first_step = key.step;
-    attempt.unix_ms = stored.parts.front().manifest.created_unix_ms;
-    out_.facts.push_back(
-        fact::AttemptBegun{job->name, key.attempt, attempt.comes_from, attempt.unix_ms});
-    job->attempts.emplace(key.attempt, std::move(attempt));
-  } else if (stored.parts.front().manifest.writer == 0) {
-    AttemptState& attempt = job->attempts.at(key.attempt);
-    if (attempt.provisional) attempt.comes_from = stored.parts.front().manifest.comes_from;
-  }
+  const Manifest& first = stored.parts.front().manifest;  // writer 0's, where it is there
+  attempts_.Learn(job, key, first.comes_from, first.created_unix_ms, first.writer == 0);
   if (!stored.Complete() || !stored.published) return;
-  const auto removed = job->removed.find(key.step);
-  if (removed != job->removed.end() && key.attempt <= removed->second) {
-    // `rm` was decided; the daemon died before the files were gone.
-    out_.actions.push_back(action::DeleteFiles{key, job->owner_uid, job->owner_gid, true});
+  if (!Retention::CheckRemoved(*job, key.step, key.attempt).ok()) {
+    return retention_.DeleteLeftover(*job, key);
+  }
+  Checkpoint* known = parts_.Find(key);
+  if (known == nullptr) known = parts_.FindOrMake(job, key, stored.world_size);
+  if (!known->content->complete) return Complete(known, stored);
+  if (known->content->digest != CheckpointDigest(stored.Digests())) {
+    out_.Log(Severity::kError,
+             absl::StrCat(key.DebugString(), " in storage is not the one in memory"));
     return;
   }
-  const std::string digest = CheckpointDigest(stored.Digests());
-  if (Checkpoint* known = FindCheckpoint(key)) {
-    if (!known->complete) return CompleteFromStorage(known, stored);
-    if (known->digest != digest) {
-      Log(2, absl::StrCat(key.DebugString(), " in storage is not the one in memory"));
-      return;
-    }
-    if (!known->persisted) out_.facts.push_back(fact::Persisted{key, digest});
-    known->persisted = true;
-    known->location = stored.location;
-    job->persisted.insert(known->Id());
-    Unowe(known);
-    Touch(known);
-    return;
-  }
-  CompleteFromStorage(GetCheckpoint(job, key, stored.world_size), stored);
+  persistence_.FoundStored(known, stored.location);
 }
 
-// Parts that memory lacks are as storage has them; those it has stay where they are.
-void Engine::Impl::CompleteFromStorage(Checkpoint* checkpoint, const StoredCheckpoint& stored) {
-  bool same = checkpoint->world_size == stored.world_size;
+void Scanning::Complete(Checkpoint* checkpoint, const StoredCheckpoint& stored) {
+  const auto& parts = checkpoint->content->parts;
+  bool same = checkpoint->content->world_size == stored.world_size;
   for (size_t i = 0; same && i < stored.parts.size(); ++i) {
-    const auto known = checkpoint->parts.find(stored.parts[i].manifest.writer);
-    if (known == checkpoint->parts.end()) continue;
-    same = known->second->committed && known->second->digest == stored.parts[i].digest;
+    const auto known = parts.find(stored.parts[i].manifest.writer);
+    if (known == parts.end()) continue;
+    const PartContent& part = *known->second->content;
+    same = part.committed && part.digest == stored.parts[i].digest;
   }
   if (!same) {
-    Log(1, absl::StrCat(checkpoint->key.DebugString(),
-                        " is complete in storage, but being written here"));
+    out_.Log(Severity::kWarning, absl::StrCat(checkpoint->key.DebugString(),
+                                              " is complete in storage, but being written here"));
     return;
   }
-  Job* job = checkpoint->job;
   for (size_t i = 0; i < stored.parts.size(); ++i) {
-    const Manifest& manifest = stored.parts[i].manifest;
-    if (checkpoint->parts.contains(manifest.writer)) continue;
-    Part* part = GetPart(checkpoint, manifest.writer);
-    RestoreManifest(part, manifest, stored.parts[i].digest);
-    --checkpoint->open_parts;
-    ++checkpoint->committed;
-    checkpoint->absent += part->objects.size() + 1;
-    checkpoint->created_unix_ms = manifest.created_unix_ms;
+    if (parts.contains(stored.parts[i].manifest.writer)) continue;
+    parts_.AddStored(checkpoint, std::make_shared<const Manifest>(stored.parts[i].manifest),
+                     stored.parts[i].digest);
   }
-  checkpoint->complete = true;
-  checkpoint->stored_whole = false;
-  checkpoint->digest = CheckpointDigest(stored.Digests());
-  checkpoint->persisted = true;
-  checkpoint->location = stored.location;
-  job->incomplete.erase(checkpoint->Id());
-  job->persisted.insert(checkpoint->Id());
-  Touch(checkpoint);
-}
-
-// A part as its manifest tells it; none of it is in memory yet.
-void Engine::Impl::RestoreManifest(Part* part, const Manifest& manifest,
-                                   const std::string& digest) {
-  for (const ObjectEntry& entry : manifest.objects) {
-    const auto known = part->objects.find(entry.name);
-    Object* object = known != part->objects.end() ? known->second.get() : NewObject(part, entry);
-    object->entry = entry;
-    object->sealed = true;
-    object->session = 0;
-  }
-  part->committed = true;
-  part->created_unix_ms = manifest.created_unix_ms;
-  part->comes_from = manifest.comes_from;
-  part->notes = manifest.notes;
-  part->unknown = manifest.unknown;
-  part->owner_uid = manifest.owner_uid;
-  part->digest = digest;
+  persistence_.FoundStored(checkpoint, stored.location);
+  parts_.CompleteStored(checkpoint, CheckpointDigest(stored.Digests()));
 }
 
 }  // namespace cairn::engine

@@ -1,5 +1,8 @@
 #include "server/facts/facts.h"
 
+#include <algorithm>
+#include <array>
+#include <concepts>
 #include <type_traits>
 
 #include "common/codec.h"
@@ -7,124 +10,90 @@
 namespace cairn {
 namespace {
 
-// The number a kind of fact has in the journal. Never reused; a kind that changes its fields in a
-// way an older build would misread gets a higher version.
-template <typename T>
-constexpr uint8_t kKindOf = 0;
-template <>
-constexpr uint8_t kKindOf<fact::Incarnation> = 1;
-template <>
-constexpr uint8_t kKindOf<fact::Job> = 2;
-template <>
-constexpr uint8_t kKindOf<fact::AttemptBegun> = 3;
-template <>
-constexpr uint8_t kKindOf<fact::WriterProcess> = 4;
-template <>
-constexpr uint8_t kKindOf<fact::StepWorld> = 5;
-template <>
-constexpr uint8_t kKindOf<fact::Resume> = 6;
-template <>
-constexpr uint8_t kKindOf<fact::Slab> = 7;
-template <>
-constexpr uint8_t kKindOf<fact::SlabGone> = 8;
-template <>
-constexpr uint8_t kKindOf<fact::SessionBegun> = 9;
-template <>
-constexpr uint8_t kKindOf<fact::SessionEnded> = 10;
-template <>
-constexpr uint8_t kKindOf<fact::Lent> = 11;
-template <>
-constexpr uint8_t kKindOf<fact::Unlent> = 12;
-template <>
-constexpr uint8_t kKindOf<fact::ObjectCreated> = 13;
-template <>
-constexpr uint8_t kKindOf<fact::ObjectSealed> = 14;
-template <>
-constexpr uint8_t kKindOf<fact::ObjectDropped> = 15;
-template <>
-constexpr uint8_t kKindOf<fact::ManifestCommitted> = 16;
-template <>
-constexpr uint8_t kKindOf<fact::ManifestDropped> = 17;
-template <>
-constexpr uint8_t kKindOf<fact::Persisted> = 18;
-template <>
-constexpr uint8_t kKindOf<fact::FilesDeleted> = 19;
-template <>
-constexpr uint8_t kKindOf<fact::StepRemoved> = 20;
-template <>
-constexpr uint8_t kKindOf<fact::Pinned> = 21;
-template <>
-constexpr uint8_t kKindOf<fact::PersistAsked> = 22;
+// A fact without a line in the table, or with two, does not compile: std::get finds a type that
+// stands in a tuple exactly once.
+template <typename F>
+constexpr FactKind kKind = std::get<KindOfFact<F>>(kFactKinds);
 
-constexpr uint8_t kVersion = 1;
+template <typename... Fs>
+constexpr bool EveryFactHasANumberOfItsOwn(const std::variant<Fs...>*) {
+  if (std::tuple_size_v<decltype(kFactKinds)> != sizeof...(Fs)) return false;
+  std::array<int, 256> uses = {};
+  (++uses[kKind<Fs>.number], ...);
+  return uses[0] == 0 && *std::max_element(uses.begin(), uses.end()) == 1;
+}
+static_assert(EveryFactHasANumberOfItsOwn(static_cast<const Fact*>(nullptr)));
 
-// The fields of everything that can stand in a fact, in the order they are encoded: written once,
-// used by both directions. `F` is const for encoding.
-template <typename F, typename T>
-constexpr bool kIs = std::is_same_v<std::remove_const_t<F>, T>;
+// The top bit of the version's byte, reserved for facts that a reader may skip (facts.h).
+constexpr uint8_t kReservedBit = 0x80;
+static_assert(std::apply(
+    [](const auto&... kind) {
+      return ((kind.version > 0 && (kind.version & kReservedBit) == 0) && ...);
+    },
+    kFactKinds));
 
-template <typename F, typename Visit>
-void VisitFields(F& f, const Visit& v) {
-  if constexpr (kIs<F, CheckpointKey>) {
-    v(f.job, f.step, f.attempt, f.revision);
-  } else if constexpr (kIs<F, PartKey>) {
-    v(f.checkpoint, f.writer);
-  } else if constexpr (kIs<F, ExtentRef>) {
-    v(f.slab, f.offset, f.length);
-  } else if constexpr (kIs<F, ObjectEntry>) {
-    v(f.name, f.kind, f.length, f.block_bytes, f.block_crcs, f.unknown);
-  } else if constexpr (kIs<F, JobPolicy>) {
-    v(f.mode, f.every, f.keep_last, f.keep_every, f.readers);
-  } else if constexpr (kIs<F, fact::Incarnation>) {
-    v(f.started_unix_ms, f.next_id);
-  } else if constexpr (kIs<F, fact::Job>) {
-    v(f.job, f.owner_uid, f.owner_gid, f.policy);
-  } else if constexpr (kIs<F, fact::AttemptBegun>) {
-    v(f.job, f.attempt, f.comes_from, f.unix_ms);
-  } else if constexpr (kIs<F, fact::WriterProcess>) {
-    v(f.job, f.attempt, f.writer, f.process);
-  } else if constexpr (kIs<F, fact::StepWorld>) {
-    v(f.job, f.attempt, f.step, f.world_size);
-  } else if constexpr (kIs<F, fact::Resume>) {
-    v(f.job, f.attempt, f.comes_from);
-  } else if constexpr (kIs<F, fact::Slab>) {
-    v(f.slab, f.bytes, f.use, f.owner_uid, f.owner_job);
-  } else if constexpr (kIs<F, fact::SlabGone>) {
-    v(f.slab);
-  } else if constexpr (kIs<F, fact::SessionBegun>) {
-    v(f.session, f.secret, f.uid, f.gid, f.pid, f.process, f.job, f.attempt, f.writer, f.world_size,
-      f.local_writers, f.takes_fds);
-  } else if constexpr (kIs<F, fact::SessionEnded>) {
-    v(f.session);
-  } else if constexpr (kIs<F, fact::Lent>) {
-    v(f.lease, f.session, f.slab, f.mode, f.part, f.name);
-  } else if constexpr (kIs<F, fact::Unlent>) {
-    v(f.lease);
-  } else if constexpr (kIs<F, fact::ObjectCreated>) {
-    v(f.part, f.world_size, f.name, f.kind, f.length, f.extent, f.session, f.call);
-  } else if constexpr (kIs<F, fact::ObjectSealed>) {
-    v(f.part, f.entry, f.extent);
-  } else if constexpr (kIs<F, fact::ObjectDropped>) {
-    v(f.part, f.name);
-  } else if constexpr (kIs<F, fact::ManifestCommitted>) {
-    v(f.part, f.world_size, f.extent, f.bytes, f.digest);
-  } else if constexpr (kIs<F, fact::ManifestDropped>) {
-    v(f.part);
-  } else if constexpr (kIs<F, fact::Persisted>) {
-    v(f.checkpoint, f.digest);
-  } else if constexpr (kIs<F, fact::FilesDeleted>) {
-    v(f.checkpoint);
-  } else if constexpr (kIs<F, fact::StepRemoved>) {
-    v(f.job, f.step, f.up_to_attempt);
-  } else if constexpr (kIs<F, fact::Pinned>) {
-    v(f.checkpoint, f.pinned);
-  } else {
-    static_assert(kIs<F, fact::PersistAsked>, "every fact lists its fields here");
-    v(f.checkpoint);
-  }
+template <typename F, typename Value>
+concept Is = std::is_same_v<std::remove_const_t<F>, Value>;
+
+// The fields of each value, in the order in which they are encoded. A change to one of these lines
+// changes what stands in journals: it needs a new version of every kind that the value is in.
+void VisitFields(Is<CheckpointKey> auto& f, const auto& v) {
+  v(f.job, f.step, f.attempt, f.revision);
+}
+void VisitFields(Is<PartKey> auto& f, const auto& v) { v(f.checkpoint, f.writer); }
+void VisitFields(Is<ExtentRef> auto& f, const auto& v) { v(f.slab, f.offset, f.length); }
+void VisitFields(Is<ObjectEntry> auto& f, const auto& v) {
+  v(f.name, f.kind, f.length, f.block_bytes, f.block_crcs, f.unknown);
+}
+void VisitFields(Is<JobPolicy> auto& f, const auto& v) {
+  v(f.mode, f.every, f.keep_last, f.keep_every, f.readers);
 }
 
-// Greatest value of each enumeration that can stand in a fact.
+void VisitFields(Is<fact::Incarnation> auto& f, const auto& v) { v(f.started_unix_ms, f.next_id); }
+void VisitFields(Is<fact::Job> auto& f, const auto& v) {
+  v(f.job, f.owner_uid, f.owner_gid, f.policy);
+}
+void VisitFields(Is<fact::AttemptBegun> auto& f, const auto& v) {
+  v(f.job, f.attempt, f.comes_from, f.unix_ms);
+}
+void VisitFields(Is<fact::WriterProcess> auto& f, const auto& v) {
+  v(f.job, f.attempt, f.writer, f.process);
+}
+void VisitFields(Is<fact::StepWorld> auto& f, const auto& v) {
+  v(f.job, f.attempt, f.step, f.world_size);
+}
+void VisitFields(Is<fact::Resume> auto& f, const auto& v) { v(f.job, f.attempt, f.comes_from); }
+void VisitFields(Is<fact::Slab> auto& f, const auto& v) {
+  v(f.slab, f.bytes, f.use, f.owner_uid, f.owner_job);
+}
+void VisitFields(Is<fact::SlabGone> auto& f, const auto& v) { v(f.slab); }
+void VisitFields(Is<fact::SessionBegun> auto& f, const auto& v) {
+  v(f.session, f.secret, f.uid, f.gid, f.pid, f.process, f.job, f.attempt, f.writer, f.world_size,
+    f.local_writers, f.takes_fds);
+}
+void VisitFields(Is<fact::SessionEnded> auto& f, const auto& v) { v(f.session); }
+void VisitFields(Is<fact::Lent> auto& f, const auto& v) {
+  v(f.lease, f.session, f.slab, f.mode, f.part, f.name);
+}
+void VisitFields(Is<fact::Unlent> auto& f, const auto& v) { v(f.lease); }
+void VisitFields(Is<fact::ObjectCreated> auto& f, const auto& v) {
+  v(f.part, f.world_size, f.name, f.kind, f.length, f.extent, f.session, f.call);
+}
+void VisitFields(Is<fact::ObjectSealed> auto& f, const auto& v) { v(f.part, f.entry, f.extent); }
+void VisitFields(Is<fact::ObjectDropped> auto& f, const auto& v) { v(f.part, f.name); }
+void VisitFields(Is<fact::ManifestCommitted> auto& f, const auto& v) {
+  v(f.part, f.world_size, f.extent, f.bytes, f.digest);
+}
+void VisitFields(Is<fact::ManifestDropped> auto& f, const auto& v) { v(f.part); }
+void VisitFields(Is<fact::Persisted> auto& f, const auto& v) { v(f.checkpoint, f.digest); }
+void VisitFields(Is<fact::FilesDeleted> auto& f, const auto& v) { v(f.checkpoint); }
+void VisitFields(Is<fact::StepRemoved> auto& f, const auto& v) {
+  v(f.job, f.step, f.up_to_attempt);
+}
+void VisitFields(Is<fact::Pinned> auto& f, const auto& v) { v(f.checkpoint, f.pinned); }
+void VisitFields(Is<fact::PersistAsked> auto& f, const auto& v) { v(f.checkpoint); }
+
+// The greatest value of each enumeration that can stand in a fact.
 constexpr Readers Last(Readers) { return Readers::kAll; }
 constexpr PersistMode Last(PersistMode) { return PersistMode::kNewest; }
 constexpr LeaseMode Last(LeaseMode) { return LeaseMode::kRead; }
@@ -168,7 +137,7 @@ class Decoder {
  public:
   explicit Decoder(absl::string_view bytes) : cursor_(bytes) {}
 
-  // All bytes were there, were used, and stood for values this build knows.
+  // True when no byte was missing, none was left over, and all values are known to this build.
   bool Done() const { return good_ && cursor_.left() == 0; }
 
   template <typename... Fields>
@@ -209,43 +178,57 @@ class Decoder {
     }
   }
 
-  // The visitor is handed down as const, as visitors are; what it has read is its own business.
+  // VisitFields takes its visitor by const reference, so what changes while reading is mutable.
   mutable Cursor cursor_;
   mutable bool good_ = true;
 };
 
+// False when the bytes are of another kind than F.
 template <typename F>
-bool DecodeAs(uint8_t kind, absl::string_view body, StatusOr<Fact>* decoded) {
-  if (kind != kKindOf<F>) return false;
+bool DecodeAs(uint8_t number, uint8_t version, absl::string_view fields, StatusOr<Fact>* decoded) {
+  constexpr FactKind kind = kKind<F>;
+  if (number != kind.number) return false;
+  const auto named = [&] { return absl::StrCat("fact: kind ", number, " (", kind.name, ")"); };
+  if (version != kind.version) {
+    *decoded = absl::UnimplementedError(
+        absl::StrCat(named(), " has version ", version, "; this build knows ", kind.version));
+    return true;
+  }
   F f;
-  Decoder decoder(body);
+  Decoder decoder(fields);
   VisitFields(f, decoder);
   if (decoder.Done()) {
     *decoded = Fact(std::move(f));
   } else {
-    *decoded = absl::DataLossError(
-        absl::StrCat("fact: kind ", kind, " is cut short, too long or holds a bad value"));
+    *decoded =
+        absl::DataLossError(absl::StrCat(named(), " is cut short, too long or holds a bad value"));
   }
   return true;
 }
 
 template <typename... Fs>
-StatusOr<Fact> DecodeAny(uint8_t kind, absl::string_view body, const std::variant<Fs...>*) {
-  static_assert(((kKindOf<Fs> != 0) && ...), "every fact has a number");
-  StatusOr<Fact> decoded =
-      absl::UnimplementedError(absl::StrCat("fact: kind ", kind, " is unknown to this build"));
-  (DecodeAs<Fs>(kind, body, &decoded) || ...);
+StatusOr<Fact> DecodeAny(uint8_t number, uint8_t version, absl::string_view fields,
+                         const std::variant<Fs...>*) {
+  StatusOr<Fact> decoded = absl::UnimplementedError(
+      absl::StrCat("fact: kind ", number, " version ", version, " is unknown to this build"));
+  (DecodeAs<Fs>(number, version, fields, &decoded) || ...);
   return decoded;
 }
 
 }  // namespace
 
+const FactKind& KindOf(const Fact& fact) {
+  return std::visit(
+      [](const auto& f) -> const FactKind& { return kKind<std::decay_t<decltype(f)>>; }, fact);
+}
+
 std::string EncodeFact(const Fact& fact) {
   std::string out;
   std::visit(
       [&](const auto& f) {
-        AppendInteger<uint8_t>(&out, kKindOf<std::decay_t<decltype(f)>>);
-        AppendInteger<uint8_t>(&out, kVersion);
+        constexpr FactKind kind = kKind<std::decay_t<decltype(f)>>;
+        AppendInteger<uint8_t>(&out, kind.number);
+        AppendInteger<uint8_t>(&out, kind.version);
         VisitFields(f, Encoder(&out));
       },
       fact);
@@ -254,15 +237,16 @@ std::string EncodeFact(const Fact& fact) {
 
 StatusOr<Fact> DecodeFact(absl::string_view bytes) {
   Cursor cursor(bytes);
-  uint8_t kind = 0, version = 0;
-  if (!cursor.Take(&kind) || !cursor.Take(&version)) {
+  uint8_t number = 0, version = 0;
+  if (!cursor.Take(&number) || !cursor.Take(&version)) {
     return absl::DataLossError("fact: is cut short");
   }
-  if (version == 0 || version > kVersion) {
-    return absl::UnimplementedError(
-        absl::StrCat("fact: kind ", kind, " version ", version, " is unknown to this build"));
+  if ((version & kReservedBit) != 0) {
+    return absl::UnimplementedError(absl::StrCat("fact: kind ", number, " version ",
+                                                 version & ~kReservedBit,
+                                                 " has a mark that is unknown to this build"));
   }
-  return DecodeAny(kind, cursor.rest(), static_cast<const Fact*>(nullptr));
+  return DecodeAny(number, version, cursor.rest(), static_cast<const Fact*>(nullptr));
 }
 
 }  // namespace cairn

@@ -1,16 +1,30 @@
-// What the journal keeps: facts as values, so that applying one twice is applying it once, and a
-// later build with another policy can read them. The engine produces them; `journal/` stores them;
-// a new daemon hands them back to the engine, which rebuilds its state from facts alone.
+// What the journal keeps: facts. They are values, so applying one twice has the effect of applying
+// it once, and a later build with another policy can read them. The engine produces facts,
+// `journal/` stores them, and a new daemon hands them back to the engine, which rebuilds its state
+// from facts alone.
 //
-// Encoding (EncodeFact): u8 kind, u8 version, then the fields in order, little-endian, strings as
-// u32 length + bytes. An unknown kind or a newer version is refused: the journal belongs to one
-// node's memory and never travels.
+// Encoding (EncodeFact), little-endian:
+//   0  1  number of the kind
+//   1  1  version of the kind, 1 to 127; the top bit is reserved (below)
+//   2  .. the fields in order; strings and lists as u32 length + elements
+// A fact carries no length of its own: the journal's frame stores one in front of each, so a reader
+// can step over a fact that it cannot decode.
+//
+// An unknown kind or another version than this build's is refused by name: the journal belongs to
+// one node's memory and never travels. The top bit of the version is for a later build to mark a
+// fact as one that a reader which does not know it may skip. This build sets it nowhere and
+// refuses it, so giving it that meaning changes no fact that stands in a journal today.
+//
+// To add a fact: its struct and a place in the variant, a line in kFactKinds, its fields in
+// facts.cc, a golden file (tests/golden/). All but the last are compile errors while they are
+// missing; facts_test tells about the last.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <variant>
 #include <vector>
 
@@ -23,7 +37,7 @@ namespace cairn {
 struct ExtentRef {
   SlabId slab = 0;
   uint64_t offset = 0;
-  uint64_t length = 0;  // room, a multiple of the page size
+  uint64_t length = 0;  // the extent's capacity, a multiple of the page size
   bool operator==(const ExtentRef&) const = default;
 };
 
@@ -36,11 +50,12 @@ enum class LeaseMode : uint8_t {
 
 namespace fact {
 
+// One life of the daemon. Ids below next_id have been given out.
 struct Incarnation {
   int64_t started_unix_ms = 0;
   uint64_t next_id = 0;
   bool operator==(const Incarnation&) const = default;
-};  // ids below next_id are used
+};
 struct Job {
   std::string job;
   uint32_t owner_uid = 0;
@@ -55,7 +70,7 @@ struct AttemptBegun {
   int64_t unix_ms = 0;
   bool operator==(const AttemptBegun&) const = default;
 };
-// Which process is (attempt, writer).
+// The process that is this writer of the attempt.
 struct WriterProcess {
   std::string job;
   Attempt attempt = 0;
@@ -63,6 +78,7 @@ struct WriterProcess {
   ProcessToken process;
   bool operator==(const WriterProcess&) const = default;
 };
+// How many writers the attempt's step has; fixed by the first of them.
 struct StepWorld {
   std::string job;
   Attempt attempt = 0;
@@ -70,6 +86,7 @@ struct StepWorld {
   int32_t world_size = 0;
   bool operator==(const StepWorld&) const = default;
 };
+// The user said where the attempt goes on from.
 struct Resume {
   std::string job;
   Attempt attempt = 0;
@@ -78,7 +95,8 @@ struct Resume {
 };
 
 enum class SlabUse : uint8_t { kObjects = 0, kManifests = 1 };
-// A slab that the keeper holds. owner_job empty: never lent, anyone's.
+// A slab that the keeper holds. An empty owner_job means that it was never lent, so that any job
+// may have it.
 struct Slab {
   SlabId slab = 0;
   uint64_t bytes = 0;
@@ -111,7 +129,8 @@ struct SessionEnded {
   SessionId session = 0;
   bool operator==(const SessionEnded&) const = default;
 };
-// `lease` lets `session` use `slab`. For kWrite it stands for the mapping, until Unlent.
+// `lease` lets `session` use `slab`. For kWrite it stands for the mapping, until Unlent; for the
+// others `part` and `name` are the object that the reader opened.
 struct Lent {
   LeaseId lease = 0;
   SessionId session = 0;
@@ -120,14 +139,14 @@ struct Lent {
   PartKey part;
   std::string name;
   bool operator==(const Lent&) const = default;
-};  // part and name: what a reader opened
+};
 struct Unlent {
   LeaseId lease = 0;
   bool operator==(const Unlent&) const = default;
 };
 
-// An unsealed object: a save in flight goes on across the daemon's death. `call` is the create's
-// number in its session, so that a repeat of it is told from a second create.
+// An unsealed object: a save in flight goes on across the daemon's death. `call` is the number of
+// the create in its session; it distinguishes a repeat of that call from a second create.
 struct ObjectCreated {
   PartKey part;
   int32_t world_size = 0;
@@ -146,11 +165,12 @@ struct ObjectSealed {
   ExtentRef extent;
   bool operator==(const ObjectSealed&) const = default;
 };
+// Journaled before the object's bytes are reused.
 struct ObjectDropped {
   PartKey part;
   std::string name;
   bool operator==(const ObjectDropped&) const = default;
-};  // before its bytes are reused
+};
 struct ManifestCommitted {
   PartKey part;
   int32_t world_size = 0;
@@ -159,10 +179,11 @@ struct ManifestCommitted {
   std::string digest;
   bool operator==(const ManifestCommitted&) const = default;
 };
+// The manifest's bytes leave memory.
 struct ManifestDropped {
   PartKey part;
   bool operator==(const ManifestDropped&) const = default;
-};  // its bytes leave memory
+};
 struct Persisted {
   CheckpointKey checkpoint;
   std::string digest;
@@ -172,13 +193,14 @@ struct FilesDeleted {
   CheckpointKey checkpoint;
   bool operator==(const FilesDeleted&) const = default;
 };
+// The user's `rm`: the step is gone for every attempt up to this one.
 struct StepRemoved {
   std::string job;
   Step step = 0;
   Attempt up_to_attempt = 0;
   bool operator==(const StepRemoved&) const = default;
-};  // `rm`
-// Somebody asked for storage whatever the policy; over once it is Persisted.
+};
+// A user asked for this checkpoint in storage, whatever the policy says. Persisted settles it.
 struct PersistAsked {
   CheckpointKey checkpoint;
   bool operator==(const PersistAsked&) const = default;
@@ -198,7 +220,47 @@ using Fact = std::variant<fact::Incarnation, fact::Job, fact::AttemptBegun, fact
                           fact::ManifestCommitted, fact::ManifestDropped, fact::Persisted,
                           fact::FilesDeleted, fact::StepRemoved, fact::Pinned, fact::PersistAsked>;
 
+// What stands in front of a fact's fields.
+struct FactKind {
+  uint8_t number = 0;   // never reused
+  uint8_t version = 0;  // raised when the fields change; a build writes and reads this one
+  absl::string_view name;
+};
+
+template <typename F>
+struct KindOfFact : FactKind {};
+
+// One line for each kind of fact.
+inline constexpr std::tuple kFactKinds{
+    KindOfFact<fact::Incarnation>{{1, 1, "incarnation"}},
+    KindOfFact<fact::Job>{{2, 1, "job"}},
+    KindOfFact<fact::AttemptBegun>{{3, 1, "attempt_begun"}},
+    KindOfFact<fact::WriterProcess>{{4, 1, "writer_process"}},
+    KindOfFact<fact::StepWorld>{{5, 1, "step_world"}},
+    KindOfFact<fact::Resume>{{6, 1, "resume"}},
+    KindOfFact<fact::Slab>{{7, 1, "slab"}},
+    KindOfFact<fact::SlabGone>{{8, 1, "slab_gone"}},
+    KindOfFact<fact::SessionBegun>{{9, 1, "session_begun"}},
+    KindOfFact<fact::SessionEnded>{{10, 1, "session_ended"}},
+    KindOfFact<fact::Lent>{{11, 1, "lent"}},
+    KindOfFact<fact::Unlent>{{12, 1, "unlent"}},
+    KindOfFact<fact::ObjectCreated>{{13, 1, "object_created"}},
+    KindOfFact<fact::ObjectSealed>{{14, 1, "object_sealed"}},
+    KindOfFact<fact::ObjectDropped>{{15, 1, "object_dropped"}},
+    KindOfFact<fact::ManifestCommitted>{{16, 1, "manifest_committed"}},
+    KindOfFact<fact::ManifestDropped>{{17, 1, "manifest_dropped"}},
+    KindOfFact<fact::Persisted>{{18, 1, "persisted"}},
+    KindOfFact<fact::FilesDeleted>{{19, 1, "files_deleted"}},
+    KindOfFact<fact::StepRemoved>{{20, 1, "step_removed"}},
+    KindOfFact<fact::Pinned>{{21, 1, "pinned"}},
+    KindOfFact<fact::PersistAsked>{{22, 1, "persist_asked"}},
+};
+
+const FactKind& KindOf(const Fact& fact);
+
 std::string EncodeFact(const Fact& fact);
+// UNIMPLEMENTED, naming kind and version, for a fact that another build wrote; DATA_LOSS for bytes
+// that are no fact of any build.
 StatusOr<Fact> DecodeFact(absl::string_view bytes);
 
 }  // namespace cairn

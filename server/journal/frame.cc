@@ -35,8 +35,8 @@ uint32_t FrameCrc(absl::string_view frame, uint64_t payload_bytes) {
   return Crc32c(crc, frame.data() + kFrameHeaderBytes, payload_bytes);
 }
 
-// Length with padding of the frame that stands at the start of `bytes`, 0 when none of `generation`
-// verifies.
+// The length, padding included, of the frame at the start of `bytes`; 0 when no frame of
+// `generation` verifies there.
 uint64_t VerifiedFrameBytes(absl::string_view bytes, uint64_t generation) {
   if (bytes.size() < kFrameHeaderBytes || Get<uint32_t>(bytes, 0) != kFrameMagic) return 0;
   if (Get<uint64_t>(bytes, kGenerationOffset) != generation) return 0;
@@ -49,8 +49,8 @@ uint64_t VerifiedFrameBytes(absl::string_view bytes, uint64_t generation) {
   return padding.find_first_not_of('\0') == absl::string_view::npos ? padded : 0;
 }
 
-// A kill tears the last frame only, so what verifies behind a bad one means that memory was
-// damaged.
+// A kill tears only the last frame. A frame that verifies behind a bad one therefore means that the
+// memory was damaged.
 bool AnyFrameBehind(absl::string_view half, uint64_t from, uint64_t generation) {
   for (uint64_t at = from; at + kFrameHeaderBytes <= half.size(); at += kFrameAlignment) {
     if (VerifiedFrameBytes(half.substr(at), generation) > 0) return true;
@@ -82,7 +82,7 @@ Status EncodeFrame(absl::Span<const Fact> facts, uint64_t generation, std::strin
     Put(frame, at, static_cast<uint32_t>(encoded.size()));
     frame->append(encoded);
     if (frame->size() > std::numeric_limits<uint32_t>::max()) {
-      return absl::ResourceExhaustedError("journal: the facts of one frame pass 4 GiB");
+      return absl::ResourceExhaustedError("journal: the facts of one frame exceed 4 GiB");
     }
   }
   const uint64_t payload = frame->size() - kFrameHeaderBytes;
@@ -117,8 +117,8 @@ StatusOr<Replay> ReplayHalf(absl::string_view half, uint64_t generation) {
                                             " of generation ", generation,
                                             " does not verify, but one behind it does"));
   }
-  // A clean end is one zero word. An interrupted Append leaves the first half of it zero, the
-  // frame's magic, and behind it what it had come to.
+  // A clean end is one zero word. An Append that was interrupted has not stored the frame's magic
+  // yet, so the first half of the word is zero, but it may have stored bytes behind it.
   const absl::string_view after = half.substr(replay.end, kEndBytes);
   replay.torn_tail = after.find_first_not_of('\0') != absl::string_view::npos;
   return replay;

@@ -27,8 +27,8 @@ static_assert(std::endian::native == std::endian::little, "the layout is little-
 constexpr uint64_t kHeaderPageBytes = kPageBytes;
 constexpr uint64_t kMinHalfBytes = 64 << 10;
 constexpr uint32_t kVersion = 1;
-// Pages are made this much ahead of the writing, so that a machine out of memory is an error of
-// Append and not a SIGBUS in it.
+// Pages are made before they are written, this many bytes at a time. So Append fails with an error,
+// and not with a SIGBUS, when the machine has no memory left.
 constexpr uint64_t kPopulateBytes = 64 << 10;
 
 struct Header {
@@ -54,10 +54,10 @@ uint64_t HalfBytes(uint64_t file_bytes) {
   return (file_bytes - kHeaderPageBytes) / 2 / kPageBytes * kPageBytes;
 }
 
-// The header's generation, if all of the header verifies.
+// The generation that the header names, if all of the header verifies.
 StatusOr<uint32_t> VerifyHeader(const Header& header, uint64_t file_bytes) {
   if (std::memcmp(header.magic, Header().magic, sizeof(header.magic)) != 0) {
-    return absl::DataLossError("journal: the header's magic is another");
+    return absl::DataLossError("journal: the header's magic is wrong");
   }
   if (header.crc != HeaderCrc(header)) {
     return absl::DataLossError("journal: the header's checksum is wrong");
@@ -95,6 +95,8 @@ class JournalImpl final : public Journal {
     CAIRN_RETURN_IF_ERROR(EncodeFrame(facts, generation_, &frame_));
     CAIRN_RETURN_IF_ERROR(WriteFrame(generation_, used_, populated_));
     used_ += frame_.size();
+    ++counters_.frames_appended;
+    counters_.bytes_appended += frame_.size();
     return absl::OkStatus();
   }
 
@@ -106,21 +108,24 @@ class JournalImpl final : public Journal {
     CAIRN_RETURN_IF_ERROR(EncodeFrame(snapshot, next, &frame_));
     uint64_t populated = 0;
     CAIRN_RETURN_IF_ERROR(WriteFrame(next, 0, populated));
-    // Until this store a new daemon reads the old half, from it on the new one, which is whole.
+    // Before this store a new daemon reads the old half, after it the new one, which is complete.
     std::atomic_ref<uint64_t>(reinterpret_cast<Header*>(mapping_.data())->state)
         .store(EncodeState(next), std::memory_order_release);
     generation_ = next;
     populated_ = populated;
     used_ = frame_.size();
+    ++counters_.snapshots_written;
     return absl::OkStatus();
   }
 
-  // What a kill left incomplete must not stand behind the next frames.
+  // Clears the incomplete frame that a kill may have left: it must not stand behind the next
+  // frames.
   Status EraseTail() { return EndAt(generation_, used_, populated_); }
 
   bool WantsSnapshot() const override { return used_ > snapshot_bytes_; }
   bool Full() const override { return used_ > refuse_bytes_; }
   uint64_t used_bytes() const override { return used_; }
+  Counters counters() const override { return counters_; }
 
  private:
   uint64_t Share(double share) const {
@@ -131,14 +136,14 @@ class JournalImpl final : public Journal {
     return mapping_.data() + kHeaderPageBytes + (generation % 2) * half_bytes_;
   }
 
-  // Makes the pages up to `end` of a half; `populated` says how far they are known to be there.
+  // Makes the pages of a half up to offset `end`. Up to `populated` they are known to exist.
   Status Populate(uint32_t generation, uint64_t end, uint64_t& populated) {
     while (populated < end) {
       const uint64_t step = std::min(kPopulateBytes, half_bytes_ - populated);
       if (::madvise(Half(generation) + populated, step, MADV_POPULATE_WRITE) == 0) {
         populated += step;
       } else if (errno != EINTR && errno != EAGAIN) {
-        return ErrnoStatus(errno, absl::StrCat("journal: making ", step, " bytes of it"));
+        return ErrnoStatus(errno, absl::StrCat("journal: making pages for ", step, " bytes"));
       }
     }
     return absl::OkStatus();
@@ -150,9 +155,9 @@ class JournalImpl final : public Journal {
     return absl::OkStatus();
   }
 
-  // Puts frame_ at `offset`. The end behind it first, its magic last: killed anywhere between, the
-  // frame is not there. (What the process has stored survives it in this order or any other; the
-  // compiler must keep the magic behind the rest.)
+  // Writes frame_ at `offset`: first the end behind it, last its magic. When the process is killed
+  // in between, the frame does not count. (A killed process loses no store that it has made, so
+  // only the compiler must be kept from moving the magic before the rest.)
   Status WriteFrame(uint32_t generation, uint64_t offset, uint64_t& populated) {
     if (offset + frame_.size() + kEndBytes > half_bytes_) {
       return absl::ResourceExhaustedError(absl::StrCat(
@@ -161,7 +166,7 @@ class JournalImpl final : public Journal {
     CAIRN_RETURN_IF_ERROR(Populate(generation, offset + frame_.size() + kEndBytes, populated));
     char* const at = Half(generation) + offset;
     std::atomic_ref<uint32_t> magic(*reinterpret_cast<uint32_t*>(at));
-    magic.store(0, std::memory_order_relaxed);  // what an earlier generation left here
+    magic.store(0, std::memory_order_relaxed);  // an earlier generation may have left one here
     std::atomic_signal_fence(std::memory_order_seq_cst);
     std::memset(at + frame_.size(), 0, kEndBytes);
     std::memcpy(at + sizeof(kFrameMagic), frame_.data() + sizeof(kFrameMagic),
@@ -178,9 +183,10 @@ class JournalImpl final : public Journal {
   const uint64_t refuse_bytes_;
 
   uint32_t generation_;
-  uint64_t used_;       // of the generation's half; behind it stands the end
-  uint64_t populated_;  // of the generation's half: pages up to here are there
-  std::string frame_;   // kept for its memory
+  uint64_t used_;       // bytes of the current half that frames take; the end stands behind them
+  uint64_t populated_;  // offset in the current half up to which its pages exist
+  std::string frame_;   // a member only to reuse its memory
+  Counters counters_;
 };
 
 }  // namespace
@@ -207,7 +213,7 @@ StatusOr<UniqueFd> Journal::MakeFile(const Options& options) {
   header.crc = HeaderCrc(header);
   header.state = EncodeState(0);
   CAIRN_RETURN_IF_ERROR(PwriteAll(file.get(), &header, sizeof(header), 0));
-  std::string snapshot;  // of nothing: every half begins with one
+  std::string snapshot;  // empty, for every half begins with a snapshot
   CAIRN_RETURN_IF_ERROR(EncodeFrame({}, 0, &snapshot));
   CAIRN_RETURN_IF_ERROR(PwriteAll(file.get(), snapshot.data(), snapshot.size(), kHeaderPageBytes));
   return file;
@@ -228,7 +234,7 @@ StatusOr<std::unique_ptr<Journal>> Journal::Open(UniqueFd file, const Options& o
   std::memcpy(&header, mapping.data(), sizeof(header));
   CAIRN_ASSIGN_OR_RETURN(const uint32_t generation, VerifyHeader(header, bytes));
 
-  // Reading a hole would make its pages: what lies behind the last byte ever written stays unread.
+  // Reading a hole would make its pages, so reading ends where the written bytes end.
   const uint64_t half_bytes = HalfBytes(bytes);
   const uint64_t begin = kHeaderPageBytes + (generation % 2) * half_bytes;
   off_t hole = ::lseek(file.get(), static_cast<off_t>(begin), SEEK_HOLE);

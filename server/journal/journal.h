@@ -13,11 +13,12 @@
 //          16  4  CRC32C of bytes [4, 16) and the payload
 //          20  .. payload: facts, each u32 length + EncodeFact; then zeros up to a multiple of 8
 // Generation g stands in half g % 2. One frame holds the facts of one Append, so they are all there
-// or not at all; its magic is stored last. A half begins with a frame that holds a snapshot:
-// switching halves writes it whole into the other half, and then one 8-byte store of the state
-// names it. No fsync anywhere: this guards against the daemon's death, not the node's.
+// or not at all; its magic is stored last. The first frame of a half holds a snapshot. To switch
+// halves, the journal writes a snapshot into the other half, and then one 8-byte store of the state
+// makes that half the current one. Nothing is ever synced: the journal guards against the death of
+// the daemon, not of the machine.
 //
-// Not thread-safe: used under the node's lock.
+// Not thread-safe: the node uses it under its lock.
 #pragma once
 
 #include <cstdint>
@@ -25,19 +26,27 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "server/facts/facts.h"
 #include "common/fd.h"
 #include "common/status.h"
+#include "server/facts/facts.h"
 
 namespace cairn::journal {
 
 struct Options {
-  uint64_t bytes = 128 << 20;  // of the memfd; faulted as used. Each half bounds one generation
-  // Above this share of a half a snapshot is due; above `refuse_share` Append still takes what ends
-  // or frees things, and the node refuses `create`.
+  // Size of the memfd. Its pages are made as they are written. A generation fits one half.
+  uint64_t bytes = 128 << 20;
+  // Above this share of a half a snapshot is due.
   double snapshot_share = 0.5;
+  // Above this share the journal is full: the node refuses `create`. Append still works,
+  // so that facts which end or free things can be journaled.
   double refuse_share = 0.9;
   Status Validate() const;
+};
+
+struct Counters {  // of this process; values only grow
+  uint64_t frames_appended = 0;
+  uint64_t bytes_appended = 0;     // of those frames
+  uint64_t snapshots_written = 0;  // by Switch
 };
 
 struct Contents {
@@ -47,22 +56,25 @@ struct Contents {
 
 class Journal {
  public:
-  // A new memfd, for the keeper to hold.
+  // Makes a new memfd, for the keeper to hold.
   static StatusOr<UniqueFd> MakeFile(const Options& options);
-  // Opens one that MakeFile made, empty or with a dead daemon's facts; `contents` gets those. The
-  // file's own size counts, whatever `options.bytes` says now. DATA_LOSS when the header, the
-  // snapshot or a frame before the last does not verify.
+  // Opens a file that MakeFile made, new or with the facts of a daemon that died, and puts these
+  // into `contents`. The size of the file counts, not `options.bytes`. DATA_LOSS when the header,
+  // the snapshot or a frame before the last does not verify; UNIMPLEMENTED when another build wrote
+  // a version of the journal or of a fact that this one does not know.
   static StatusOr<std::unique_ptr<Journal>> Open(UniqueFd file, const Options& options,
                                                  Contents* contents);
   virtual ~Journal() = default;
 
-  // All of `facts` or none. RESOURCE_EXHAUSTED when the half is full.
+  // Appends all of `facts` or none. RESOURCE_EXHAUSTED when they do not fit the rest of the half.
   virtual Status Append(absl::Span<const Fact> facts) = 0;
-  // Starts the other half with `snapshot`.
+  // Starts the other half with `snapshot`; what was appended before is then out of use. On failure
+  // the old half stays in use. RESOURCE_EXHAUSTED when the snapshot does not fit a half.
   virtual Status Switch(absl::Span<const Fact> snapshot) = 0;
-  virtual bool WantsSnapshot() const = 0;
-  virtual bool Full() const = 0;  // beyond refuse_share
-  virtual uint64_t used_bytes() const = 0;
+  virtual bool WantsSnapshot() const = 0;   // above snapshot_share
+  virtual bool Full() const = 0;            // above refuse_share
+  virtual uint64_t used_bytes() const = 0;  // of the current half
+  virtual Counters counters() const = 0;
 };
 
 }  // namespace cairn::journal

@@ -196,26 +196,26 @@ class Keeper {
   // --- what the daemon is told
 
   void QueueInheritance() {
-    queued_.push_back({EncodeKeeperMessage(KeeperMessageType::kBegin,
+    queued_.push_back({Encode(MessageType::kBegin,
                                            {{static_cast<uint64_t>(restarts_), 0}}, safe_mode_),
                        {journal_.get(), sockets_.thrift(), sockets_.fd_channel()}});
-    std::vector<KeeperItem> items;
+    std::vector<Item> items;
     std::vector<int> fds;
-    const auto flush = [&](KeeperMessageType type) {
+    const auto flush = [&](MessageType type) {
       if (items.empty()) return;
-      queued_.push_back({EncodeKeeperMessage(type, items), std::move(fds)});
+      queued_.push_back({Encode(type, items), std::move(fds)});
       items.clear();
       fds.clear();
     };
     for (const auto& [id, slab] : slabs_) {
-      if (fds.size() + 1 > kMaxFdsPerMessage) flush(KeeperMessageType::kSlabs);
+      if (fds.size() + 1 > kMaxFdsPerMessage) flush(MessageType::kSlabs);
       items.push_back({id, slab.bytes});
       fds.push_back(slab.fd.get());
     }
-    flush(KeeperMessageType::kSlabs);
+    flush(MessageType::kSlabs);
     for (const auto& [id, session] : sessions_) {
       if (fds.size() + kFdsPerSession > kMaxFdsPerMessage || items.size() >= kMaxFdsPerMessage) {
-        flush(KeeperMessageType::kSessions);
+        flush(MessageType::kSessions);
       }
       uint64_t which = 0;
       const auto add = [&](const UniqueFd& fd, uint64_t bit) {
@@ -228,9 +228,9 @@ class Keeper {
       add(session.progress, kHasProgress);
       items.push_back({id, which});
     }
-    flush(KeeperMessageType::kSessions);
+    flush(MessageType::kSessions);
     queued_.push_back(
-        {EncodeKeeperMessage(KeeperMessageType::kEnd, {{slabs_.size(), sessions_.size()}}), {}});
+        {Encode(MessageType::kEnd, {{slabs_.size(), sessions_.size()}}), {}});
   }
 
   void SendQueued() {
@@ -256,7 +256,7 @@ class Keeper {
   // One message, without waiting; false when there is none, or never again.
   bool ReceiveOne() {
     StatusOr<ReceivedMessage> received =
-        ReceiveMessage(link_.get(), kMaxKeeperMessage, MSG_DONTWAIT);
+        ReceiveMessage(link_.get(), kMaxMessage, MSG_DONTWAIT);
     if (absl::IsDeadlineExceeded(received.status())) return false;
     if (absl::IsUnavailable(received.status()) || (received.ok() && received->bytes.empty())) {
       link_.Reset();
@@ -269,7 +269,7 @@ class Keeper {
       return true;
     }
     const Status status =
-        received.ok() ? Handle(DecodeKeeperMessage(*std::move(received))) : received.status();
+        received.ok() ? Handle(Decode(*std::move(received))) : received.status();
     if (!status.ok()) {
       LOG(ERROR) << "keeper: daemon " << daemon_
                  << " sent a message that this keeper does not understand: " << status;
@@ -280,18 +280,18 @@ class Keeper {
     return true;
   }
 
-  Status Handle(StatusOr<KeeperMessage> message) {
+  Status Handle(StatusOr<Message> message) {
     if (!message.ok()) return message.status();
     if (message->items.empty()) return absl::InvalidArgumentError("a message without items");
-    const KeeperItem& item = message->items.front();
+    const Item& item = message->items.front();
     switch (message->type) {
-      case KeeperMessageType::kHoldSlab:
+      case MessageType::kHoldSlab:
         slabs_[item.id] = {item.id, item.value, std::move(message->fds.front())};
         return absl::OkStatus();
-      case KeeperMessageType::kDropSlab:
+      case MessageType::kDropSlab:
         slabs_.erase(item.id);
         return absl::OkStatus();
-      case KeeperMessageType::kHoldSession: {
+      case MessageType::kHoldSession: {
         auto fd = message->fds.begin();
         node::HeldSession& session = sessions_[item.id];
         session = {};
@@ -301,7 +301,7 @@ class Keeper {
         if ((item.value & kHasProgress) != 0) session.progress = std::move(*fd++);
         return absl::OkStatus();
       }
-      case KeeperMessageType::kDropSession:
+      case MessageType::kDropSession:
         // A bare close would tell the client nothing while the daemon has a descriptor of it too.
         if (const auto found = sessions_.find(item.id); found != sessions_.end()) {
           if (found->second.channel.valid()) ::shutdown(found->second.channel.get(), SHUT_RDWR);

@@ -11,7 +11,7 @@
 namespace cairn::keeper {
 namespace {
 
-Status TakeSlabs(KeeperMessage message, node::Inherited* inherited) {
+Status TakeSlabs(Message message, node::Inherited* inherited) {
   for (size_t i = 0; i < message.items.size(); ++i) {
     inherited->slabs.push_back(
         {message.items[i].id, message.items[i].value, std::move(message.fds[i])});
@@ -19,9 +19,9 @@ Status TakeSlabs(KeeperMessage message, node::Inherited* inherited) {
   return absl::OkStatus();
 }
 
-Status TakeSessions(KeeperMessage message, node::Inherited* inherited) {
+Status TakeSessions(Message message, node::Inherited* inherited) {
   auto next = message.fds.begin();
-  for (const KeeperItem& item : message.items) {
+  for (const Item& item : message.items) {
     node::HeldSession& session = inherited->sessions.emplace_back();
     session.session = item.id;
     if ((item.value & kHasChannel) != 0) session.channel = std::move(*next++);
@@ -31,8 +31,8 @@ Status TakeSessions(KeeperMessage message, node::Inherited* inherited) {
   return absl::OkStatus();
 }
 
-Status CheckComplete(const KeeperMessage& end, const node::Inherited& inherited) {
-  const KeeperItem& counts = end.items.front();
+Status CheckComplete(const Message& end, const node::Inherited& inherited) {
+  const Item& counts = end.items.front();
   if (!inherited.journal.valid() || counts.id != inherited.slabs.size() ||
       counts.value != inherited.sessions.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -50,25 +50,25 @@ StatusOr<std::unique_ptr<Link>> Link::Connect(int keeper_fd, node::Inherited* in
     return ErrnoStatus(errno, absl::StrCat("CAIRN_KEEPER_FD: ", keeper_fd));
   }
   while (true) {
-    StatusOr<ReceivedMessage> received = ReceiveMessage(keeper_fd, kMaxKeeperMessage);
+    StatusOr<ReceivedMessage> received = ReceiveMessage(keeper_fd, kMaxMessage);
     if (!received.ok()) return Annotate(received.status(), "reading the inheritance");
     if (received->bytes.empty()) return absl::UnavailableError("keeper: it is gone");
-    CAIRN_ASSIGN_OR_RETURN(KeeperMessage message, DecodeKeeperMessage(*std::move(received)));
+    CAIRN_ASSIGN_OR_RETURN(Message message, Decode(*std::move(received)));
     switch (message.type) {
-      case KeeperMessageType::kBegin:
+      case MessageType::kBegin:
         inherited->restarts = static_cast<int>(message.items.front().id);
         inherited->safe_mode = std::move(message.text);
         inherited->journal = std::move(message.fds[0]);
         inherited->thrift_listener = std::move(message.fds[1]);
         inherited->fd_listener = std::move(message.fds[2]);
         break;
-      case KeeperMessageType::kSlabs:
+      case MessageType::kSlabs:
         CAIRN_RETURN_IF_ERROR(TakeSlabs(std::move(message), inherited));
         break;
-      case KeeperMessageType::kSessions:
+      case MessageType::kSessions:
         CAIRN_RETURN_IF_ERROR(TakeSessions(std::move(message), inherited));
         break;
-      case KeeperMessageType::kEnd:
+      case MessageType::kEnd:
         CAIRN_RETURN_IF_ERROR(CheckComplete(message, *inherited));
         return std::unique_ptr<Link>(new Link(std::move(socket)));
       default:
@@ -79,14 +79,14 @@ StatusOr<std::unique_ptr<Link>> Link::Connect(int keeper_fd, node::Inherited* in
 
 Status Link::Hold(SlabId slab, uint64_t bytes, int fd) {
   return Annotate(
-      SendMessage(socket_.get(), EncodeKeeperMessage(KeeperMessageType::kHoldSlab, {{slab, bytes}}),
+      SendMessage(socket_.get(), Encode(MessageType::kHoldSlab, {{slab, bytes}}),
                   {fd}),
       "keeper: holding a slab");
 }
 
 // A message that cannot be sent means that the keeper is gone, and everything that it held with it.
 void Link::Drop(SlabId slab) {
-  SendMessage(socket_.get(), EncodeKeeperMessage(KeeperMessageType::kDropSlab, {{slab, 0}}), {})
+  SendMessage(socket_.get(), Encode(MessageType::kDropSlab, {{slab, 0}}), {})
       .IgnoreError();
 }
 
@@ -103,12 +103,12 @@ Status Link::HoldSession(SessionId session, int channel, int pidfd, int progress
   add(progress, kHasProgress);
   return Annotate(
       SendMessage(socket_.get(),
-                  EncodeKeeperMessage(KeeperMessageType::kHoldSession, {{session, which}}), fds),
+                  Encode(MessageType::kHoldSession, {{session, which}}), fds),
       "keeper: holding a session");
 }
 
 void Link::DropSession(SessionId session) {
-  SendMessage(socket_.get(), EncodeKeeperMessage(KeeperMessageType::kDropSession, {{session, 0}}),
+  SendMessage(socket_.get(), Encode(MessageType::kDropSession, {{session, 0}}),
               {})
       .IgnoreError();
 }

@@ -1,11 +1,11 @@
-// What keeper and daemon say to each other, one SOCK_SEQPACKET message each. A keeper outlives the
-// binary that started it, so the version is checked: an older keeper refuses a newer daemon and the
-// other way.
+// The messages between keeper and daemon; each is one SOCK_SEQPACKET packet. A keeper outlives the
+// binary that started it, so the other side may be of another build: each side refuses a message of
+// another version than its own, naming both.
 //
 //   header  {u32 magic, u16 version, u16 type, u32 items, u32 text bytes}, little-endian
 //   items   {u64 id, u64 value} each
 //   text
-// with the descriptors of the items, in their order.
+// and the descriptors of the items travel with it, in the order of the items.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,15 @@
 
 namespace cairn::keeper {
 
-enum class KeeperMessageType : uint16_t {
-  // Keeper → daemon, once, in this order; kEnd closes the inheritance.
-  kBegin = 1,     // items {restarts, 0}; text: safe mode; journal, Thrift listener, fd listener
+enum class MessageType : uint16_t {
+  // From the keeper, once for each daemon, in this order; kSlabs and kSessions repeat as needed.
+  // One item {restarts, 0}; the text says why the daemon is to start in safe mode, empty if it is
+  // not; three descriptors: journal, Thrift listener, fd listener.
+  kBegin = 1,
   kSlabs = 2,     // items {slab, bytes}; a descriptor each
   kSessions = 3,  // items {session, which}; the descriptors that `which` names
-  kEnd = 4,       // items {slabs, sessions}: how many there were
-  // Daemon → keeper, at any time after that; none is answered.
+  kEnd = 4,       // one item {slabs, sessions}: how many of each were sent
+  // From the daemon, at any time after kEnd; the keeper answers none.
   kHoldSlab = 16,     // one item and descriptor as in kSlabs
   kDropSlab = 17,     // item {slab, 0}
   kHoldSession = 18,  // one item as in kSessions
@@ -34,27 +36,28 @@ enum class KeeperMessageType : uint16_t {
 inline constexpr uint64_t kHasChannel = 1, kHasPidfd = 2, kHasProgress = 4;
 inline constexpr uint64_t kFdsPerSession = 3;
 
-struct KeeperItem {
+struct Item {
   uint64_t id = 0;
   uint64_t value = 0;
 };
 
-struct KeeperMessage {
-  KeeperMessageType type = KeeperMessageType::kEnd;
-  std::vector<KeeperItem> items;
+struct Message {
+  MessageType type = MessageType::kEnd;
+  std::vector<Item> items;
   std::string text;
-  std::vector<UniqueFd> fds;  // of a received one
+  std::vector<UniqueFd> fds;  // that came with a received message
 };
 
-// Long enough for kMaxFdsPerMessage items and a text of kMaxKeeperText.
-inline constexpr size_t kMaxKeeperText = 1024;
-inline constexpr size_t kMaxKeeperMessage = 8192;
+inline constexpr size_t kMaxText = 1024;
+// Holds kMaxFdsPerMessage items and a text of kMaxText.
+inline constexpr size_t kMaxMessage = 8192;
 
-std::string EncodeKeeperMessage(KeeperMessageType type, const std::vector<KeeperItem>& items,
+// A longer text is cut to kMaxText.
+std::string Encode(MessageType type, const std::vector<Item>& items,
                                 absl::string_view text = {});
 
-// INVALID_ARGUMENT for what is no such message or has another number of descriptors than its items
-// name; UNIMPLEMENTED for another version.
-StatusOr<KeeperMessage> DecodeKeeperMessage(ReceivedMessage received);
+// INVALID_ARGUMENT for bytes that are not a keeper message, and for a message with another number
+// of descriptors than its items name; UNIMPLEMENTED for another version.
+StatusOr<Message> Decode(ReceivedMessage received);
 
 }  // namespace cairn::keeper

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "common/failpoint.h"
+#include "common/manifest.h"
 #include "glog/logging.h"
 #include "server/cache/cache.h"
 #include "server/engine/engine.h"
@@ -81,9 +82,11 @@ class Node::OutsideLock {
   // Encoding the manifest belongs here too: what is done here costs other callers nothing.
   void operator()(const action::WriteManifest& write) {
     ReachFailpoint(Failpoint::kNodeManifest);
-    Status status = cache().Write(write.extent.slab, write.extent.offset, write.bytes);
+    const std::string encoded = EncodeManifest(*write.manifest);
+    Status status = cache().Write(write.extent.slab, write.extent.offset, encoded);
     ReachFailpoint(Failpoint::kNodeManifestWritten);
-    node_->Post(engine::event::ManifestWritten{write.part, std::move(status)});
+    node_->Post(
+        engine::event::ManifestWritten{write.part, std::move(status), ManifestDigest(encoded)});
   }
 
   void operator()(const action::ProbeSlab& probe) {
@@ -104,12 +107,16 @@ class Node::OutsideLock {
   void operator()(const action::EndSession& end) { node_->sessions_.End(end.session); }
 
   void operator()(const action::Log& log) {
-    if (log.severity >= 2) {
-      LOG(ERROR) << log.message;
-    } else if (log.severity == 1) {
-      LOG(WARNING) << log.message;
-    } else {
-      LOG(INFO) << log.message;
+    switch (log.severity) {
+      case engine::Severity::kInfo:
+        LOG(INFO) << log.message;
+        return;
+      case engine::Severity::kWarning:
+        LOG(WARNING) << log.message;
+        return;
+      case engine::Severity::kError:
+        LOG(ERROR) << log.message;
+        return;
     }
   }
 

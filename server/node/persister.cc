@@ -35,11 +35,11 @@ using Sources = std::vector<std::unique_ptr<SlabSource>>;
 StatusOr<storage::PartToWrite> PartWithSources(cache::Cache* cache, const PersistPart& part,
                                                Sources* sources) {
   storage::PartToWrite to_write;
-  to_write.manifest = &part.manifest;
-  to_write.encoded = part.encoded;
+  to_write.manifest = part.manifest.get();
+  to_write.encoded = EncodeManifest(*part.manifest);
   absl::flat_hash_map<absl::string_view, const PersistObject*> placed;
   for (const PersistObject& object : part.objects) placed[object.entry.name] = &object;
-  for (const ObjectEntry& entry : part.manifest.objects) {
+  for (const ObjectEntry& entry : part.manifest->objects) {
     const auto found = placed.find(entry.name);
     if (found == placed.end()) {
       return absl::InternalError(absl::StrCat("no extent of \"", entry.name, "\""));
@@ -53,7 +53,7 @@ StatusOr<storage::PartToWrite> PartWithSources(cache::Cache* cache, const Persis
 uint64_t BytesOf(const engine::action::Persist& action) {
   uint64_t bytes = 0;
   for (const PersistPart& part : action.parts) {
-    for (const ObjectEntry& entry : part.manifest.objects) bytes += entry.length;
+    for (const ObjectEntry& entry : part.manifest->objects) bytes += entry.length;
   }
   return bytes;
 }
@@ -78,15 +78,14 @@ void Persister::Persist(const engine::action::Persist& action) {
   const MonotonicNanos begin = clock_->Now();
   ReachFailpoint(Failpoint::kNodePersist);
   const CheckpointKey& done = action.checkpoint;
-  StatusOr<Location> published = WriteAndPublish(action);
-  const bool ok = published.ok();
+  const StatusOr<Location> location = WriteAndPublish(action);
+  const bool ok = location.ok();
   if (ok) {  // a failure is logged by the engine, once per problem
     LOG(INFO) << "job=" << done.job << " step=" << done.step << " attempt=" << done.attempt
               << " persisted, " << BytesOf(action) << " bytes in "
               << (clock_->Now() - begin) / kNanosPerMilli << " ms";
   }
-  gate_->Post(
-      engine::event::Persisted{done, published.status(), ok ? *std::move(published) : Location()});
+  gate_->Post(engine::event::Persisted{done, location.status(), ok ? *location : Location()});
   if (ok) SweepReplaced(done);
 }
 

@@ -1,5 +1,6 @@
 // Calls that are more than one event in and its answer out: those that begin and end sessions, open
 // files, or move bytes in chunks.
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -104,8 +105,7 @@ OpenAnswer Node::Open(engine::event::Open event) {
   return result;
 }
 
-// The caller's own rights count: storage opens the object as the caller. A storage that lends no
-// descriptors serves every client in chunks.
+// The caller's own rights count: storage opens the object as the caller.
 StatusOr<Opened> Node::OpenStored(const engine::Caller& caller, const std::string& name,
                                   reply::OpenStored stored, bool takes_fds) {
   if (rooms_.storage == nullptr) return absl::InternalError("open: there is no storage");

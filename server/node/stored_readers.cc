@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 
 namespace cairn::node {
 namespace {
@@ -17,7 +18,7 @@ LeaseId StoredReaders::NextLease() {
 }
 
 Status StoredReaders::Add(SessionId session, LeaseId lease,
-                          std::unique_ptr<storage::Reader> reader) {
+                          std::shared_ptr<const storage::Reader> reader) {
   MutexLock lock(&mu_);
   size_t held = 0;
   for (const auto& [id, open] : open_) held += open.session == session ? 1 : 0;
@@ -25,13 +26,12 @@ Status StoredReaders::Add(SessionId session, LeaseId lease,
     return absl::ResourceExhaustedError(absl::StrCat(
         "objects open in storage: ", held, " of this session, the limit is ", kMaxOpenPerSession));
   }
-  open_[lease] = Open{session, std::move(reader)};
+  open_[lease] = OpenReader{session, std::move(reader)};
   return absl::OkStatus();
 }
 
 StatusOr<std::string> StoredReaders::Read(SessionId session, LeaseId lease, uint64_t offset,
                                           uint64_t length) const {
-  // A share of its own: a release must not close what is being read.
   std::shared_ptr<const storage::Reader> reader;
   {
     MutexLock lock(&mu_);

@@ -56,7 +56,7 @@ TEST_F(CacheTest, SlabIsSealedAndOthersMayOnlyRead) {
   EXPECT_EQ(stat.st_mode & 0777, 0644u);
 }
 
-// R10: a rogue ftruncate is refused, so it cannot become a SIGBUS; no one can add a seal either.
+// R10: a hostile ftruncate is refused, so it cannot become a SIGBUS. Seals cannot be added either.
 TEST_F(CacheTest, WriterCanNeitherTruncateNorSealTheSlab) {
   ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
   const UniqueFd lent = MustLend(1, 5, LeaseMode::kWrite);
@@ -116,8 +116,7 @@ TEST_F(CacheTest, ManySlabsAreMadeInTheOrderAskedFor) {
   EXPECT_THAT(order, ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
 }
 
-// With one thread that is held up inside the first slab's callback the order of the rest is
-// certain.
+// The one thread is held up in the first slab's callback, so the order of the others is certain.
 TEST_F(CacheTest, UrgentSlabsOvertakeAndHurriedOnesComeFirst) {
   Restart({.prefault_threads = 1});
   std::promise<void> let_go, last, entered;
@@ -176,7 +175,7 @@ TEST_F(CacheTest, StoppingDropsWhatIsHalfMadeAndKeepsWhatIsMade) {
     cache_->Make(slab, 512 * kMiB, false, [](Status) {});
   }
   cache_.reset();
-  // Whatever finished before the stop stays; what was under way does not.
+  // Slabs that were finished before the stop stay; slabs that were being made do not.
   const std::vector<SlabId> held = holder_.held();
   ASSERT_FALSE(held.empty());
   EXPECT_EQ(held.front(), 1u);
@@ -227,7 +226,7 @@ TEST_F(CacheTest, CrcsAreThoseOfTheBlocks) {
 
 // --- adopting
 
-// Promise 7: what is in memory outlives the daemon. Touching nothing keeps a restart short.
+// Promise 7: the bytes in memory outlive the daemon. A restart touches no page, so it is short.
 TEST_F(CacheTest, AdoptedSlabHasItsBytes) {
   ASSERT_EQ(Make(1, 2 * kMiB), absl::OkStatus());
   ASSERT_EQ(cache_->Write(1, 5, "kept"), absl::OkStatus());
@@ -261,8 +260,8 @@ TEST_F(CacheTest, LeaseThatADeadDaemonLeftInsideAProbeIsUndone) {
 
 // --- pages that go away
 
-// R10: no slab can be truncated, but a hugetlb pool can run dry and a page can break; an unsealed
-// memfd that shrinks looks the same. Nothing here is mapped, so no signal comes of it.
+// R10: no slab can be truncated, but a hugetlb pool can run dry and a page can break. An unsealed
+// memfd that shrinks looks the same. Nothing is mapped here, so no signal is raised.
 TEST_F(CacheTest, VanishedPagesAreDataLossOfThatSlabAndTheDaemonLives) {
   UniqueFd unsealed(::memfd_create("unsealed", MFD_CLOEXEC));
   ASSERT_EQ(::ftruncate(unsealed.get(), kMiB), 0);
@@ -283,9 +282,9 @@ TEST_F(CacheTest, VanishedPagesAreDataLossOfThatSlabAndTheDaemonLives) {
   EXPECT_EQ(cache_->Read(2, 0, absl::MakeSpan(bytes)), absl::OkStatus());  // the others
 }
 
-// R10: sealing stops truncation, not hole punching. The bytes turn to zeros under a reader's eyes,
-// and the checksum is what tells.
-TEST_F(CacheTest, PunchedHoleReadsAsZerosAndItsChecksumTells) {
+// R10: sealing stops truncation, not hole punching. The bytes turn to zeros while a reader has
+// them; the checksum shows it.
+TEST_F(CacheTest, PunchedHoleReadsAsZerosAndItsChecksumShowsIt) {
   ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
   ASSERT_EQ(cache_->Write(1, 0, std::string(kPageBytes, 's')), absl::OkStatus());
   const auto sealed = cache_->Crcs({1, 0, kPageBytes}, kPageBytes, kBlockBytes);
@@ -297,8 +296,8 @@ TEST_F(CacheTest, PunchedHoleReadsAsZerosAndItsChecksumTells) {
   EXPECT_NE(*cache_->Crcs({1, 0, kPageBytes}, kPageBytes, kBlockBytes), *sealed);
 }
 
-// A core of the daemon cannot hold a slab, its death tears down no page table of one, and no page
-// that goes away is a signal to it.
+// So a core dump of the daemon holds no slab, its death tears down no page tables of one, and a
+// page that goes away raises no signal in it.
 TEST_F(CacheTest, NoSlabIsEverMapped) {
   ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
   std::string bytes(kPageBytes, 'x');

@@ -1,4 +1,4 @@
-// A cache with a holder that keeps dups in this process, and words to use both.
+// A cache with a holder that keeps dups in this process, and helpers to use both.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@ namespace cairn::cache {
 
 inline constexpr uint64_t kMiB = 1 << 20;
 
-// The keeper, without a process of its own.
+// Does the keeper's work within this process.
 class FakeHolder : public SlabHolder {
  public:
   Status Hold(SlabId slab, uint64_t bytes, int fd) override;
@@ -53,11 +53,11 @@ class ScratchCache : public ::testing::Test {
   std::unique_ptr<Cache> cache_;
 };
 
-// Pages of `fd` that exist.
+// The number of pages of `fd` that exist.
 uint64_t ResidentPages(int fd);
 
-// A process that runs `body` after the fork; told to go on and reaped by its destructor at the
-// latest.
+// A forked process that runs `body`. The destructor tells it to go on and reaps it, if the test has
+// not.
 class Child {
  public:
   // `body` gets one end of a socket pair, the test the other.
@@ -75,7 +75,7 @@ class Child {
   UniqueFd socket_;
 };
 
-// For use in a child.
+// The child's counterparts of Tell and Hear.
 bool TellParent(int socket);
 bool HearParent(int socket);
 

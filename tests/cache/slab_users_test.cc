@@ -1,5 +1,5 @@
-// Who still has a slab (R29) and what another uid may do with it (R12): the answers on which reuse
-// rests.
+// Reuse of a slab rests on two answers: which processes still have it (R29), and what another uid
+// can do with it (R12).
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -39,7 +39,7 @@ class SlabUsers : public ScratchCache {
   }
 };
 
-// The daemon's mapping and the keeper's dup are not "somebody".
+// The keeper's dup does not count as a user.
 TEST_F(SlabUsers, SlabThatOnlyTheDaemonAndTheKeeperHaveIsFree) {
   ASSERT_EQ(cache_->Write(1, 0, "mapped and touched"), absl::OkStatus());
   const UniqueFd keeper = holder_.Inherit(1);
@@ -95,7 +95,7 @@ TEST_F(SlabUsers, ForkedChildThatKeepsTheMappingKeepsTheSlab) {
   lent.Reset();
   EXPECT_FALSE(Free(1));
   EXPECT_TRUE(Leased(1, kLease));
-  // R14: a stopped process has not let go of anything.
+  // R14: a stopped process still has all that it had.
   ASSERT_EQ(::kill(worker.pid(), SIGSTOP), 0);
   int status = 0;
   ASSERT_EQ(::waitpid(worker.pid(), &status, WUNTRACED), worker.pid());
@@ -120,11 +120,12 @@ TEST_F(SlabUsers, DescriptorInFlightKeepsTheSlab) {
   RestartDaemon();
   EXPECT_FALSE(Free(1));
   sender.Reset();
-  receiver.Reset();  // thrown away unread
+  receiver.Reset();  // the message is discarded unread
   EXPECT_TRUE(Free(1));
 }
 
-// Opened by path, as `file` readers do: no lock travels with it, the probe alone tells.
+// Readers in `file` mode open the slab by path. Their description has no lock; only the probe sees
+// it.
 TEST_F(SlabUsers, SlabThatWasOpenedByPathIsTakenThoughItsLeaseHasEnded) {
   UniqueFd lent = MustLend(1, kLease, LeaseMode::kFile);
   UniqueFd by_path(
@@ -176,8 +177,8 @@ TEST_F(SlabUsers, ProbesAndOpensOfOneSlabExcludeEachOther) {
   EXPECT_TRUE(Free(1));
 }
 
-// Somebody opens the slab by path, over and over, while it is probed: the daemon gets SIGIO and
-// lives, the opener is never made to wait for long, and the probe never says free while it is open.
+// A process opens the slab by path over and over while it is probed. The daemon gets SIGIO and
+// lives, the process never waits long, and the probe never says free while the slab is open.
 TEST_F(SlabUsers, OpeningByPathDuringProbesHarmsNeitherSide) {
   const UniqueFd lent = MustLend(1, kLease, LeaseMode::kFile);
   const std::string path = absl::StrCat("/proc/self/fd/", lent.get());
@@ -201,7 +202,7 @@ class AnotherUid : public SlabUsers {
     if (::geteuid() != 0) GTEST_SKIP() << "needs root: becomes another uid";
     SlabUsers::SetUp();
   }
-  // Runs `body` as uid 65534 in a process of its own that has nothing but `fd`.
+  // Runs `body` as uid 65534 in a process of its own.
   static int AsNobody(const std::function<int()>& body) {
     Child child([&](int) {
       if (::setgid(65534) != 0 || ::setuid(65534) != 0) return 99;
@@ -248,7 +249,8 @@ TEST_F(AnotherUid, ReaderCanReadAndOpenForReading) {
             0);
 }
 
-// A lease may not be taken on a file of another owner: nobody can make the daemon's opens wait.
+// A process cannot take a file lease on a file of another owner, so it cannot make the daemon's
+// opens wait.
 TEST_F(AnotherUid, ReaderCannotTakeAFileLease) {
   const UniqueFd lent = MustLend(1, kLease, LeaseMode::kMap);
   EXPECT_EQ(AsNobody([&] {

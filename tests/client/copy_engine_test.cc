@@ -252,7 +252,7 @@ TEST(CopyEngine, RecordsOfAnotherLengthThanPlannedAreRefused) {
 TEST(CopyEngine, PythonsZipfileOpensWhatWasCopied) {
   const auto archive = MakeArchive({kBlockBytes + 1, 0, 5, 150000});
   const Copied copied = Copy(archive->Layout(99999));
-  const std::string path = ::testing::TempDir() + "/copied.zip";
+  const std::string path = ::testing::TempDir() + "/copied-" + std::to_string(getpid()) + ".zip";
   std::ofstream(path, std::ios::binary) << copied.bytes;
   const std::string command =
       "python3 -c 'import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); "

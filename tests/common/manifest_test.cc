@@ -8,6 +8,7 @@
 
 #include "common/checksum.h"
 #include "common/codec.h"
+#include "tests/golden/golden.h"
 
 namespace cairn {
 namespace {
@@ -130,6 +131,25 @@ TEST(ManifestCodec, TheBytesOfVersionOneDoNotChange) {
   EXPECT_EQ(ManifestDigest(EncodeManifest(manifest)), "e8498b7a00b54ec36915d0e59fea3f80");
 }
 
+TEST(ManifestCodec, ManifestsAreWhatTheirGoldenFilesSay) {
+  Manifest nothing = Sample();
+  nothing.objects.clear();
+  nothing.notes.clear();
+  Manifest two_objects = Sample();
+  two_objects.objects = {Object("model.pt", kBlockBytes + 1), Object("rng", 16)};
+  two_objects.objects[1].kind = ObjectKind::kRaw;
+  two_objects.objects[1].unknown = RawField(7, "codec=zstd");
+  two_objects.unknown = RawField(100, "from tomorrow");
+  const auto expect_golden = [](const std::string& name, const Manifest& manifest) {
+    const auto decoded = DecodeManifest(Golden("manifest/" + name, EncodeManifest(manifest)));
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_EQ(*decoded, manifest) << name;
+  };
+  expect_golden("nothing.v1", nothing);
+  expect_golden("two_objects.v1", two_objects);
+  ExpectGoldenFilesAre("manifest", {"nothing.v1", "two_objects.v1"});
+}
+
 TEST(ManifestCodec, FieldsOfALaterBuildSurvive) {
   const std::string later =
       RawField(100, "from tomorrow") + RawField(100, "twice") + RawField(65535, "");
@@ -145,7 +165,9 @@ TEST(ManifestCodec, FieldsOfALaterBuildSurvive) {
 
 TEST(ManifestCodec, ANewerFormatIsRefusedAsUnimplemented) {
   const std::string bytes = Forged(EncodeManifest(Sample()), [](std::string* b) { (*b)[8] = 2; });
-  EXPECT_EQ(DecodeManifest(bytes).status().code(), absl::StatusCode::kUnimplemented);
+  const Status status = DecodeManifest(bytes).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("format 2 is newer than this build's 1"));
 }
 
 // R23, promise 2.

@@ -1,6 +1,6 @@
-// A node in miniature for tests of the engine: keeps the journal, plays the cache, the keeper,
-// storage and the clients' mappings, and hands results back as events. Everything happens at once
-// unless a test holds it.
+// A small node for tests of the engine. It keeps the journal; stands in for the cache, the keeper,
+// storage and the clients' mappings; and hands results back as events. Every action ends at once,
+// unless the test holds it (hold_makes and the like).
 #pragma once
 
 #include <gmock/gmock.h>
@@ -47,7 +47,7 @@ class EngineTest : public testing::Test {
   void TearDown() override { EXPECT_EQ(engine->CheckInvariants(), ""); }
 
   // --- the node ---
-  // A new daemon: from the journal, or from a snapshot of the dead one.
+  // The daemon dies, and a new one starts from the journal or from a snapshot of the dead one.
   void Restart(bool from_snapshot = false) {
     Recovered recovered;
     if (from_snapshot) journal = engine->Snapshot();
@@ -136,12 +136,14 @@ class EngineTest : public testing::Test {
     return probed;
   }
   void Do(action::WriteManifest& a) {
-    if (manifest_status.ok()) manifests[{a.extent.slab, a.extent.offset}] = a.bytes;
-    held_manifests.push_back(a.part);
+    const std::string encoded = EncodeManifest(*a.manifest);
+    if (manifest_status.ok()) manifests[{a.extent.slab, a.extent.offset}] = encoded;
+    held_manifests.push_back({a.part, manifest_status, ManifestDigest(encoded)});
     if (!hold_manifests) FinishManifest();
   }
   void FinishManifest() {
-    pending.push_back(event::ManifestWritten{held_manifests.front(), manifest_status});
+    held_manifests.front().status = manifest_status;
+    pending.push_back(held_manifests.front());
     held_manifests.erase(held_manifests.begin());
   }
   void Do(action::Verify& a) {
@@ -158,20 +160,18 @@ class EngineTest : public testing::Test {
   }
   void FinishPersist() {
     const action::Persist a = persists.at(persists_done++);
-    event::Persisted persisted{a.checkpoint, persist_status};
     if (persist_status.ok()) {
       StoredCheckpoint& at = stored[a.checkpoint];
       at.key = a.checkpoint;
-      at.world_size = a.parts.front().manifest.world_size;
+      at.world_size = a.parts.front().manifest->world_size;
       at.published = true;
       at.location = Location(absl::StrCat("/root/", a.checkpoint.job, "/", a.checkpoint.step));
       at.parts.clear();
       for (const auto& part : a.parts) {
-        at.parts.push_back({part.manifest, ManifestDigest(part.encoded)});
+        at.parts.push_back({*part.manifest, ManifestDigest(EncodeManifest(*part.manifest))});
       }
-      persisted.location = at.location;
     }
-    pending.push_back(std::move(persisted));
+    pending.push_back(event::Persisted{a.checkpoint, persist_status, stored[a.checkpoint].location});
   }
   void Do(action::DeleteFiles& a) {
     deletes.push_back(a);
@@ -287,7 +287,7 @@ class EngineTest : public testing::Test {
     for (SlabId slab : slabs) mapped[slab].erase(session);
     return slabs;
   }
-  // Creates as libcairn does: when told to unmap first, it does and asks again.
+  // Creates as libcairn does: when it is told to unmap slabs, it unmaps them and asks again.
   StatusOr<reply::Create> Create(SessionId session, const PartKey& part,
                                  const std::vector<Spec>& specs) {
     for (int round = 0;; ++round) {
@@ -371,7 +371,7 @@ class EngineTest : public testing::Test {
       return absl::InternalError("from memory");
     return std::get<reply::OpenStored>(*body);
   }
-  // `closes`: the client has closed and unmapped it before it says so, as it should.
+  // `closes`: the client has closed and unmapped the object before the call, as libcairn does.
   void Release(SessionId session, LeaseId lease, bool closes = true) {
     if (closes) locks.erase(lease);
     Apply(event::Release{From(session), {lease}});
@@ -420,9 +420,9 @@ class EngineTest : public testing::Test {
   std::map<SlabId, uint64_t> keeper;
   std::map<std::pair<SlabId, uint64_t>, std::string> manifests;
   std::map<SlabId, std::set<SessionId>> mapped;           // writers' mappings
-  std::map<LeaseId, std::pair<SlabId, SessionId>> locks;  // of descriptions that live
-  std::set<SlabId> foreign;                               // somebody else has it open
-  std::map<SessionId, std::vector<SlabId>> unmapped;      // to be said with the next call
+  std::map<LeaseId, std::pair<SlabId, SessionId>> locks;  // of readers' open descriptions
+  std::set<SlabId> foreign;                               // an unknown process has it open
+  std::map<SessionId, std::vector<SlabId>> unmapped;      // named in the session's next call
   std::map<SessionId, Who> sessions;
   std::map<CheckpointKey, StoredCheckpoint> stored;
   uint32_t stored_uid = 1000;
@@ -435,7 +435,7 @@ class EngineTest : public testing::Test {
   std::vector<action::MakeSlab> makes;
   std::vector<SlabId> hurried, destroyed;
   std::vector<action::ProbeSlab> probes;
-  std::vector<PartKey> held_manifests;
+  std::vector<event::ManifestWritten> held_manifests;
   std::vector<action::Verify> verifies;
   std::vector<action::Persist> persists;
   size_t persists_done = 0;

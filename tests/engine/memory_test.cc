@@ -1,4 +1,4 @@
-// Slabs, leases, admission, eviction: who may have which memory, and what a full node does.
+// Slabs, leases and eviction: which process may have which memory, and what a full node gives up.
 #include "tests/engine/engine_fixture.h"
 
 namespace cairn::engine {
@@ -36,7 +36,7 @@ TEST_F(Memory, LeasedObjectIsNotEvicted) {  // R14: a stopped reader under press
   }
 }
 
-TEST_F(Memory, SlabIsReusedBySessionThatMapsItWithoutAskingAnyone) {  // promise 5
+TEST_F(Memory, NewestCompleteStepIsNotGivenUpForTheNextOne) {  // promise 5
   const SessionId session = Hello();
   Save(session, 1, {{"model", 40 * kMiB}});
   const size_t made = makes.size();
@@ -44,7 +44,7 @@ TEST_F(Memory, SlabIsReusedBySessionThatMapsItWithoutAskingAnyone) {  // promise
   const PartKey two = PartOf(session, 2);
   EXPECT_THAT(StatusOf(Create(session, two, {{"model", 40 * kMiB}})),
               Fails(absl::StatusCode::kInternal, "not answered yet"))
-      << "the newest complete step is never given up for the next one";
+      << "the newest complete step stays";
   EXPECT_EQ(makes.size(), made);
 }
 
@@ -72,14 +72,13 @@ TEST_F(Memory, SlabWithAReaderIsNotReusedBeforeItsLockIsGone) {  // R29
   const SessionId reader = Hello({.writer = -1, .attempt = 0});
   const auto open = Open(reader, 1);
   ASSERT_TRUE(open.ok());
-  Release(reader, open->lend.lease, /*closes=*/false);  // says so, but a forked child maps it still
+  // The reader has closed it, but a forked child still maps it.
+  Release(reader, open->lend.lease, /*closes=*/false);
   Save(writer, 2, {{"model", 40 * kMiB}});
   const auto waiting = Create(writer, PartOf(writer, 3), {{"model", 40 * kMiB}});
   EXPECT_THAT(StatusOf(waiting), Fails(absl::StatusCode::kInternal, "not answered yet"));
   EXPECT_TRUE(Open(reader, 2).ok());
   locks.erase(open->lend.lease);
-  const RequestId request = last_request;
-  (void)request;
   Advance(5 * kNanosPerSecond);
   EXPECT_TRUE(Stat(writer, 3).ok());
   EXPECT_GT(Status_().writing_bytes, 0u) << "granted once the lock was gone";
@@ -117,7 +116,7 @@ TEST_F(Memory, ProbeThatALendOvertookSaysNothing) {  // R29
   const SessionId reader = Hello({.writer = -1, .attempt = 0});
   const auto open = Open(reader, 1);
   ASSERT_TRUE(open.ok());
-  Release(reader, open->lend.lease, /*closes=*/false);  // a forked child maps it still
+  Release(reader, open->lend.lease, /*closes=*/false);  // a forked child still maps it
   hold_probes = false;
   Apply(free);
   const SessionId second = Hello({.attempt = 2});
@@ -150,7 +149,7 @@ TEST_F(Memory, SlabOpenedByPathWaitsForItsWriterToUnmap) {
   EXPECT_TRUE(TrySave(writer, 3, {{"model", 40 * kMiB}}).ok());
 }
 
-TEST_F(Memory, ObjectThatDoesNotFillItsSlabIsNoExactFile) {
+TEST_F(Memory, ObjectThatDoesNotFillItsSlabIsNotAnExactFile) {
   const SessionId session = Hello();
   Save(session, 1, {{"a", 5000}, {"b", 5000}});
   const auto open = Open(session, 1, "b", OpenMode::kFile);
@@ -229,172 +228,8 @@ TEST_F(Memory, GarbageGoesBeforeWhatIsComplete) {
   Save(session, 5, {{"model", 16 * kMiB}});
   Save(session, 6, {{"model", 16 * kMiB}});
   Save(session, 7, {{"model", 24 * kMiB}});
-  EXPECT_TRUE(Open(session, 5).ok()) << "the half step of the dead attempt made room";
+  EXPECT_TRUE(Open(session, 5).ok()) << "the dead attempt's half step was evicted instead";
   EXPECT_FALSE(Stat(session, 1, 1).ok());
-}
-
-TEST_F(Memory, JobThatFitsTwiceCanAlwaysSave) {  // R30
-  const SessionId session = Hello();
-  for (Step step = 1; step <= 12; ++step) {
-    const uint64_t bytes = (step % 3 == 0 ? 20 : step % 3 == 1 ? 27 : 9) * kMiB;
-    EXPECT_TRUE(TrySave(session, step, {{"model", bytes}}).ok()) << step;
-  }
-}
-
-TEST_F(Memory, MemoryOfAnotherJobsIdleSlabsIsAskedForAndComes) {  // R30
-  const SessionId a = Hello({.job = "a"});
-  Save(a, 1, {{"model", 20 * kMiB}});
-  Save(a, 2, {{"model", 20 * kMiB}});
-  const SessionId b = Hello({.job = "b"});
-  event::Create create = CreateOf(b, PartOf(b, 1), {{"model", 30 * kMiB}});
-  Apply(create);
-  EXPECT_FALSE(Answered(create.caller.request)) << "a has it mapped";
-  const auto mine = Create(a, PartOf(a, 3), {{"note", 100}});
-  ASSERT_TRUE(mine.ok());
-  EXPECT_THAT(mine->retire, SizeIs(1));
-  ASSERT_TRUE(Create(a, PartOf(a, 3), {{"more", 100}}).ok());
-  EXPECT_TRUE(AnswerTo(create.caller.request).ok()) << StatusOf(AnswerTo(create.caller.request));
-}
-
-TEST_F(Memory, AllLocalWritersShareOneVerdict) {  // R30: room for six of eight ranks
-  std::vector<SessionId> ranks;
-  for (int rank = 0; rank < 8; ++rank) {
-    ranks.push_back(Hello({.writer = rank, .world_size = 8, .local_writers = 8}));
-  }
-  std::vector<RequestId> requests;
-  for (int rank = 0; rank < 8; ++rank) {
-    const auto create =
-        CreateOf(ranks[rank], PartOf(ranks[rank], 1), {{absl::StrCat("rank", rank), 10 * kMiB}});
-    Apply(create);
-    requests.push_back(create.caller.request);
-  }
-  for (RequestId request : requests) {
-    EXPECT_THAT(StatusOf(AnswerTo(request)),
-                Fails(absl::StatusCode::kResourceExhausted, "83886080 bytes wanted"));
-  }
-  EXPECT_EQ(Status_().used_bytes + Status_().writing_bytes, 0u + Status_().used_bytes);
-  EXPECT_EQ(Status_().writing_bytes, 0u) << "no rank holds memory";
-}
-
-TEST_F(Memory, StepThatHoldsNothingWaitsForMemoryToOneDeadline) {
-  const SessionId a = Hello({.job = "a", .writer = 0, .world_size = 2, .local_writers = 2});
-  const SessionId b = Hello({.job = "a", .writer = 1, .world_size = 2, .local_writers = 2});
-  const SessionId other = Hello({.job = "other"});
-  Save(other, 1, {{"model", 40 * kMiB}});
-  const auto first = CreateOf(a, PartOf(a, 1), {{"x", 15 * kMiB}});
-  Apply(first);
-  now += kNanosPerSecond;
-  const auto second = CreateOf(b, PartOf(b, 1), {{"y", 15 * kMiB}});
-  Apply(second);
-  EXPECT_FALSE(Answered(first.caller.request));
-  EXPECT_FALSE(Answered(second.caller.request));
-  Advance(9 * kNanosPerSecond);
-  EXPECT_THAT(StatusOf(AnswerTo(first.caller.request)),
-              Fails(absl::StatusCode::kResourceExhausted, ""));
-  EXPECT_THAT(StatusOf(AnswerTo(second.caller.request)),
-              Fails(absl::StatusCode::kResourceExhausted, ""));
-  EXPECT_THAT(StatusOf(Commit(a, PartOf(a, 1), {})),
-              Fails(absl::StatusCode::kResourceExhausted, ""))
-      << "an empty commit does not sneak past the verdict";
-  Die(other);
-  Apply(event::Remove{
-      From(Hello({.job = "other", .attempt = 0})), {"other", 1}, false, true, Soon()});
-  EXPECT_TRUE(TrySave(a, 1, {{"x", 15 * kMiB}}, /*revision=*/1).ok())
-      << "a new try is a new verdict";
-}
-
-TEST_F(Memory, NextStepIsEstimatedByTheLast) {
-  const SessionId a = Hello({.writer = 0, .world_size = 2, .local_writers = 2});
-  const SessionId b = Hello({.writer = 1, .world_size = 2, .local_writers = 2});
-  Save(a, 1, {{"x", 1 * kMiB}});
-  Save(b, 1, {{"y", 30 * kMiB}});
-  const auto create = CreateOf(a, PartOf(a, 2), {{"x", 1 * kMiB}});
-  const SessionId other = Hello({.job = "other"});
-  const auto theirs = CreateOf(other, PartOf(other, 1), {{"z", 10 * kMiB}});
-  Apply(create);
-  ASSERT_TRUE(AnswerTo(create.caller.request).ok());
-  Apply(theirs);
-  EXPECT_FALSE(Answered(theirs.caller.request)) << "b's 30 MiB are set aside";
-  EXPECT_TRUE(TrySave(b, 2, {{"y", 30 * kMiB}}).ok());
-}
-
-TEST_F(Memory, GrantThatTheSameEventTakesBackIsARefusal) {
-  const Who who{.world_size = 2, .local_writers = 2, .takes_fds = false};
-  Who other = who;
-  other.writer = 1;
-  const SessionId a = Hello(who), b = Hello(other);
-  hold_makes = true;
-  const auto first = CreateOf(a, PartOf(a, 1), {{"x", 15 * kMiB}});
-  const auto second = CreateOf(b, PartOf(b, 1), {{"y", 50 * kMiB}});
-  Apply(first);
-  Apply(second);
-  ASSERT_FALSE(Answered(first.caller.request));
-  const action::MakeSlab make = makes.back();
-  keeper[make.slab] = make.bytes;
-  Apply(event::SlabMade{make.slab, absl::OkStatus()});  // enough for the first, never for both
-  EXPECT_THAT(StatusOf(AnswerTo(second.caller.request)),
-              Fails(absl::StatusCode::kResourceExhausted, ""));
-  EXPECT_THAT(StatusOf(AnswerTo(first.caller.request)),
-              Fails(absl::StatusCode::kResourceExhausted, ""))
-      << "its extents are gone";
-}
-
-TEST_F(Memory, StepThatNeedsMoreThanThereIsRefusedForAll) {
-  const SessionId a = Hello({.writer = 0, .world_size = 2, .local_writers = 2});
-  const SessionId b = Hello({.writer = 1, .world_size = 2, .local_writers = 2});
-  const auto first = CreateOf(a, PartOf(a, 1), {{"x", 2 * kMiB}});
-  Apply(first);
-  ASSERT_TRUE(AnswerTo(first.caller.request).ok());
-  EXPECT_THAT(StatusOf(Create(b, PartOf(b, 1), {{"y", 63 * kMiB}})),
-              Fails(absl::StatusCode::kResourceExhausted, "more than it was admitted with"));
-  EXPECT_EQ(Status_().writing_bytes, 0u);
-  EXPECT_THAT(StatusOf(Commit(a, PartOf(a, 1), {{"x", 2 * kMiB}})),
-              Fails(absl::StatusCode::kResourceExhausted, ""));
-}
-
-TEST_F(Memory, SlabInTheMakingIsHurriedRatherThanMadeTwice) {
-  options.pool_slabs = {30 * kMiB};
-  keeper.clear();
-  hold_makes = true;
-  Restart();
-  const SessionId session = Hello();
-  const auto create = CreateOf(session, PartOf(session, 1), {{"model", 30 * kMiB}});
-  Apply(create);
-  EXPECT_FALSE(Answered(create.caller.request));
-  SlabId pool = 0;
-  for (const auto& make : makes) {
-    if (make.bytes == 30 * kMiB) pool = make.slab;
-  }
-  EXPECT_THAT(hurried, ElementsAre(pool));
-  keeper[pool] = 30 * kMiB;
-  Apply(event::SlabMade{pool, absl::OkStatus()});
-  EXPECT_TRUE(AnswerTo(create.caller.request).ok());
-}
-
-TEST_F(Memory, SlabThatCannotBeMadeIsAnErrorNotAHang) {  // R8
-  const SessionId session = Hello();
-  make_status = absl::ResourceExhaustedError("memfd_create: no memory");
-  EXPECT_THAT(TrySave(session, 1), Fails(absl::StatusCode::kResourceExhausted, "no memory"));
-  make_status = absl::OkStatus();
-  EXPECT_TRUE(TrySave(session, 1, {{"model"}}, 1).ok());
-}
-
-TEST_F(Memory, PoolIsMadeAtStartWithinTheBudget) {
-  options.pool_slabs = {8 * kMiB, 8 * kMiB, 4 * kMiB};
-  Restart();
-  std::multiset<uint64_t> sizes;
-  for (const auto& make : makes) sizes.insert(make.bytes);
-  EXPECT_EQ(sizes.count(8 * kMiB), 2u);
-  EXPECT_EQ(sizes.count(4 * kMiB), 1u);
-}
-
-TEST_F(Memory, NextSaveIsProvidedForInTheBackground) {
-  const SessionId session = Hello();
-  Save(session, 1, {{"model", 12 * kMiB}});
-  const size_t made = makes.size();
-  hold_makes = true;
-  EXPECT_TRUE(Create(session, PartOf(session, 2), {{"model", 12 * kMiB}}).ok());
-  EXPECT_EQ(makes.size(), made);
 }
 
 TEST_F(Memory, OwnIdleMemoryGoesBeforeAnotherJobsLastStep) {
@@ -414,32 +249,6 @@ TEST_F(Memory, OwnIdleMemoryGoesBeforeAnotherJobsLastStep) {
   EXPECT_EQ(Take<CheckpointInfo>(stat.caller.request)->level, Level::kPersisted);
 }
 
-TEST_F(Memory, EnteringAStepAgainGivesUpWhatWasBegunOfIt) {
-  const SessionId session = Hello();
-  for (Revision revision = 0; revision < 8; ++revision) {
-    const auto created = Create(session, PartOf(session, 1, revision), {{"model", 20 * kMiB}});
-    ASSERT_TRUE(created.ok()) << created.status();
-    EXPECT_EQ(Status_().writing_bytes, 20 * kMiB);
-  }
-}
-
-TEST_F(Memory, JobsThatWereOnlyAskedAboutAreForgotten) {  // promise 8
-  options.storage = true;
-  Restart();
-  const SessionId session = Hello();
-  for (int i = 0; i < 5; ++i) {
-    EXPECT_FALSE(Latest(session, absl::StrCat("nowhere", i)).ok());
-    event::Wait wait{From(session), {absl::StrCat("never", i), 1}, Level::kCached, -1, now};
-    Apply(wait);
-    EXPECT_TRUE(Answered(wait.caller.request));
-  }
-  EXPECT_THAT(Status_().jobs, SizeIs(1));
-  Apply(event::Tick{});
-  scans.clear();
-  EXPECT_FALSE(Latest(session, "nowhere0").ok());
-  EXPECT_THAT(scans, SizeIs(1)) << "it was unknown again";
-}
-
 TEST_F(Memory, LendThatFailedLeavesNoLease) {
   const SessionId session = Hello();
   const auto created = Create(session, PartOf(session, 1), {{"model"}});
@@ -453,44 +262,6 @@ TEST_F(Memory, LendThatFailedLeavesNoLease) {
   locks.erase(open->lend.lease);
   Apply(event::LendFailed{open->lend.lease});
   EXPECT_EQ(Status_().sessions[0].leased_bytes, 0u);
-}
-
-TEST_F(Memory, RefusalNamesWhoHoldsWhat) {
-  const SessionId writer = Hello();
-  Save(writer, 1, {{"model", 30 * kMiB}});
-  Save(writer, 2, {{"model", 30 * kMiB}});
-  const SessionId reader = Hello({.writer = -1, .attempt = 0, .pid = 4242});
-  ASSERT_TRUE(Open(reader, 1).ok());
-  ASSERT_TRUE(Open(reader, 2).ok());
-  event::Create create = CreateOf(writer, PartOf(writer, 3), {{"model", 30 * kMiB}});
-  Apply(create);
-  Advance(11 * kNanosPerSecond);
-  EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
-              Fails(absl::StatusCode::kResourceExhausted, "leased 62914560 (pid 4242)"));
-}
-
-TEST_F(Memory, ListingGoesByCursor) {
-  const SessionId session = Hello();
-  for (Step step = 1; step <= 5; ++step) Save(session, step, {{"a", 10}, {"b", 10}, {"c/d", 10}});
-  const auto list = [&](const std::string& path, const std::string& cursor, int32_t limit) {
-    event::List event{From(session), path, cursor, limit, Soon()};
-    Apply(event);
-    return Take<reply::List>(event.caller.request);
-  };
-  EXPECT_THAT(list("", "", 10)->jobs, ElementsAre("job"));
-  auto page = list("job", "", 3);
-  ASSERT_TRUE(page.ok());
-  EXPECT_THAT(page->checkpoints, SizeIs(3));
-  page = list("job", page->next_cursor, 3);
-  EXPECT_THAT(page->checkpoints, SizeIs(2));
-  EXPECT_EQ(page->next_cursor, "");
-  page = list("job/latest", "", 2);
-  EXPECT_THAT(page->objects, SizeIs(2));
-  page = list("job/5", page->next_cursor, 2);
-  EXPECT_EQ(page->objects[0].name, "c/d");
-  EXPECT_THAT(StatusOf(list("job/x", "", 2)), Fails(absl::StatusCode::kInvalidArgument, "path"));
-  EXPECT_THAT(StatusOf(list("job", "x", 2)), Fails(absl::StatusCode::kInvalidArgument, "cursor"));
-  EXPECT_THAT(StatusOf(list("job", "", 0)), Fails(absl::StatusCode::kInvalidArgument, "limit"));
 }
 
 TEST_F(Memory, ConcurrentOpensHaveALeaseEach) {

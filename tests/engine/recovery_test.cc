@@ -9,7 +9,7 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::SizeIs;
 
-// Every test runs from the journal and from a snapshot.
+// Every test runs twice: the new daemon starts from the journal, or from a snapshot.
 class Recovery : public EngineTest, public testing::WithParamInterface<bool> {
  protected:
   void DaemonDies() { Restart(/*from_snapshot=*/GetParam()); }
@@ -29,7 +29,7 @@ TEST_P(Recovery, CommittedObjectsAreThereAndVerifiedBeforeTheyAreHandedOut) {
   EXPECT_THAT(verifies, SizeIs(1));
   EXPECT_EQ(open->object.verified_unix_ms, kUnix);
   ASSERT_TRUE(Open(session, 1).ok());
-  EXPECT_THAT(verifies, SizeIs(1)) << "once is enough";
+  EXPECT_THAT(verifies, SizeIs(1)) << "verified once, not at every open";
 }
 
 TEST_P(Recovery, ConcurrentOpensShareOneVerification) {
@@ -55,7 +55,7 @@ TEST_P(Recovery, ObjectThatFailsToVerifyIsNeverHandedOut) {  // promise 2
   rotten.insert("model");
   EXPECT_THAT(StatusOf(Open(session, 2)), Fails(absl::StatusCode::kDataLoss, "does not match"));
   EXPECT_EQ(LatestStep(session), 1) << "latest moves back";
-  EXPECT_EQ(Stat(session, 2, 1)->level, Level::kBroken) << "kept visible";
+  EXPECT_EQ(Stat(session, 2, 1)->level, Level::kBroken) << "the broken step is still shown";
 }
 
 TEST_P(Recovery, ObjectThatFailsToVerifyComesFromStorageIfItIsThere) {
@@ -128,7 +128,7 @@ TEST_P(Recovery, DroppedPartIsNotTakenForOneWithNothingToSave) {  // promises 2 
   const PartKey part = PartOf(session, 1);
   ASSERT_TRUE(Create(session, part, {{"model"}}).ok());
   ASSERT_TRUE(Seal(session, part, {{"model"}}).ok());
-  sessions.erase(session);  // it ends while the daemon is dead
+  sessions.erase(session);  // its process ends while the daemon is dead
   for (auto& [slab, who] : mapped) who.erase(session);
   DaemonDies();
   const SessionId next = Hello({.process = "A"});
@@ -141,7 +141,7 @@ TEST_P(Recovery, DroppedPartIsNotTakenForOneWithNothingToSave) {  // promises 2 
   EXPECT_EQ(LatestStep(next), 1);
 }
 
-TEST_P(Recovery, WhatARefusalDroppedIsStillKnown) {
+TEST_P(Recovery, PartDroppedByARefusalIsRemembered) {
   const SessionId zero = Hello({.writer = 0, .world_size = 2, .local_writers = 2});
   const SessionId one = Hello({.writer = 1, .world_size = 2, .local_writers = 2});
   ASSERT_TRUE(Create(zero, PartOf(zero, 1), {{"a"}}).ok());
@@ -154,7 +154,7 @@ TEST_P(Recovery, WhatARefusalDroppedIsStillKnown) {
   DaemonDies();
   EXPECT_THAT(StatusOf(Commit(zero, PartOf(zero, 1), {})),
               Fails(absl::StatusCode::kFailedPrecondition, "was dropped"));
-  EXPECT_TRUE(Commit(one, PartOf(one, 1), {}).ok()) << "it never held anything";
+  EXPECT_TRUE(Commit(one, PartOf(one, 1), {}).ok()) << "this part never had objects";
 }
 
 TEST_P(Recovery, PartGoesWithAnyOfItsSessions) {
@@ -228,7 +228,7 @@ TEST_P(Recovery, SlabTheKeeperDoesNotHoldTakesItsObjectsWithIt) {
   EXPECT_EQ(LatestStep(session), 1) << "a second death in recovery changes nothing";
 }
 
-TEST_P(Recovery, SlabNobodyKnowsIsDestroyed) {
+TEST_P(Recovery, UnknownSlabIsDestroyedOnceNobodySeesIt) {
   keeper[1'000'000] = 2 * kMiB;
   foreign.insert(1'000'000);
   DaemonDies();
@@ -286,7 +286,7 @@ TEST_P(Recovery, IdsAreNeverGivenTwice) {
   EXPECT_GT(Hello({.job = "other"}), session);
 }
 
-TEST_P(Recovery, WhatWasOwedToStorageStillIs) {
+TEST_P(Recovery, UnpersistedStepIsStillPersistedAfterADeath) {
   options.storage = true;
   Restart();
   persist_status = absl::UnavailableError("away");
@@ -315,7 +315,7 @@ TEST_P(Recovery, StepThatIsPartlyEvictedComesFromStorage) {  // seed 4594 of the
   EXPECT_TRUE(OpenStored(zero, 1, "y").ok());
 }
 
-TEST_P(Recovery, WhatWasAskedForStillIs) {
+TEST_P(Recovery, StepAskedToBePersistedStillIs) {
   options.storage = true;
   Restart();
   JobPolicy policy;

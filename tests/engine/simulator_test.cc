@@ -1,25 +1,72 @@
 // Every seed is a life of the engine with faults: R1, R2, R13, R14, R15, R25, R28, R29, R30 as a
-// model sees them. CAIRN_SIM_SEEDS says how many (10000); CAIRN_SIM_SEED replays one, with its
-// trace.
-#include "tests/engine/simulator.h"
+// model sees them. CAIRN_SIM_SEED=N replays one life with its trace. CAIRN_SIM_SEEDS=N runs another
+// number of them than 10,000. CAIRN_SIM_DIGESTS=FILE also writes a line per seed that says what the
+// engine decided: two builds of the engine decide alike where the lines are the same.
+#include "tests/sim/simulator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "common/mutex.h"
 
-namespace cairn::engine {
+namespace cairn::engine::sim {
 namespace {
 
 constexpr uint64_t kSeeds = 10'000;
 constexpr int kThreads = 2;
 constexpr size_t kShownFailures = 12;
+constexpr size_t kFailuresToStopAt = 200;
+
+// A simulation in which nothing happens proves nothing: each of these must happen somewhere.
+constexpr const char* kMustHappen[] = {"complete",
+                                       "latest",
+                                       "opened from memory",
+                                       "opened from storage",
+                                       "persisted",
+                                       "waited for PERSISTED",
+                                       "refused",
+                                       "unmap first",
+                                       "superseded",
+                                       "restarted",
+                                       "resumed",
+                                       "repeated",
+                                       "commit answered again",
+                                       "commit without seals",
+                                       "commit taken to a new session",
+                                       "create answered again",
+                                       "crash",
+                                       "crash in recovery",
+                                       "facts lost with their actions",
+                                       "budget shrunk",
+                                       "death while saving",
+                                       "slab not made",
+                                       "manifest not written",
+                                       "persist failed",
+                                       "storage away",
+                                       "storage slow",
+                                       "scan failed",
+                                       "scan never answers",
+                                       "stale mapping",
+                                       "stale reader",
+                                       "verification failed",
+                                       "bit flip",
+                                       "bit flip in a manifest",
+                                       "description not lent",
+                                       "journal full",
+                                       "snapshot",
+                                       "drained",
+                                       "liveness",
+                                       "aborted",
+                                       "files deleted",
+                                       "chunk written",
+                                       "chunk read"};
 
 uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   const char* value = std::getenv(name);
@@ -31,95 +78,88 @@ std::string HowToReplay(uint64_t seed) {
          " --gtest_filter=Simulator.EveryPromiseHoldsForEverySeed";
 }
 
-TEST(Simulator, EveryPromiseHoldsForEverySeed) {
-  if (const uint64_t seed = FromEnvironment("CAIRN_SIM_SEED", 0); seed != 0) {
-    SimulatorOptions options;
-    options.seed = seed;
-    options.trace = true;
-    const SimulatorResult result = Simulate(options);
-    for (const std::string& line : result.trace) printf("%s\n", line.c_str());
-    EXPECT_EQ(result.failure, "") << HowToReplay(seed);
-    return;
+void Replay(uint64_t seed) {
+  SimulatorOptions options;
+  options.seed = seed;
+  options.trace = true;
+  const SimulatorResult result = Simulate(options);
+  for (const std::string& line : result.trace) printf("%s\n", line.c_str());
+  EXPECT_EQ(result.failure, "") << HowToReplay(seed);
+}
+
+// The lives of seeds 1 to `seeds`, run side by side.
+class ManyLives {
+ public:
+  ManyLives(uint64_t seeds, bool with_digests) : seeds_(seeds), with_digests_(with_digests) {}
+
+  void Run() {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) threads.emplace_back([this] { RunSome(); });
+    for (std::thread& thread : threads) thread.join();
   }
-  const uint64_t seeds = FromEnvironment("CAIRN_SIM_SEEDS", kSeeds);
-  std::atomic<uint64_t> next{1};
-  Mutex mu;
+
+  void ExpectNoFailure() const {
+    size_t shown = 0;
+    for (const auto& [seed, failure] : failures) {
+      if (++shown > kShownFailures) break;
+      ADD_FAILURE() << failure << "\n  replay: " << HowToReplay(seed);
+    }
+    EXPECT_EQ(failures.size(), 0u);
+  }
+  void WriteDigests(const char* path) const {
+    std::ofstream file(path);
+    for (const auto& [seed, digest] : digests) file << "seed=" << seed << " " << digest << "\n";
+    EXPECT_TRUE(file.flush().good()) << path << " could not be written";
+  }
+  void PrintCounts() const {
+    printf("%llu seeds, %lld events\n", static_cast<unsigned long long>(seeds_),
+           static_cast<long long>(events));
+    for (const auto& [what, count] : counts) {
+      printf("  %-32s %lld\n", what.c_str(), static_cast<long long>(count));
+    }
+  }
+
+  // Read only after Run.
   std::map<uint64_t, std::string> failures;
+  std::map<uint64_t, std::string> digests;
   std::map<std::string, int64_t> counts;
   int64_t events = 0;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < kThreads; ++i) {
-    threads.emplace_back([&] {
-      for (;;) {
-        SimulatorOptions options;
-        options.seed = next.fetch_add(1);
-        if (options.seed > seeds) return;
-        const SimulatorResult result = Simulate(options);
-        MutexLock lock(&mu);
-        for (const auto& [what, count] : result.counts) counts[what] += count;
-        events += result.events;
-        if (!result.failure.empty()) failures[options.seed] = result.failure;
-        if (failures.size() >= 200) return;
-      }
-    });
+
+ private:
+  void RunSome() {
+    for (;;) {
+      SimulatorOptions options;
+      options.seed = next_.fetch_add(1);
+      if (options.seed > seeds_) return;
+      options.digest = with_digests_;
+      const SimulatorResult result = Simulate(options);
+      MutexLock lock(&mu_);
+      for (const auto& [what, count] : result.counts) counts[what] += count;
+      events += result.events;
+      if (with_digests_) digests[options.seed] = result.digest;
+      if (!result.failure.empty()) failures[options.seed] = result.failure;
+      if (failures.size() >= kFailuresToStopAt) return;
+    }
   }
-  for (std::thread& thread : threads) thread.join();
-  size_t shown = 0;
-  for (const auto& [seed, failure] : failures) {
-    if (++shown > kShownFailures) break;
-    ADD_FAILURE() << failure << "\n  replay: " << HowToReplay(seed);
-  }
-  EXPECT_EQ(failures.size(), 0u);
-  printf("%llu seeds, %lld events\n", static_cast<unsigned long long>(seeds),
-         static_cast<long long>(events));
-  for (const auto& [what, count] : counts)
-    printf("  %-32s %lld\n", what.c_str(), static_cast<long long>(count));
+
+  const uint64_t seeds_;
+  const bool with_digests_;
+  std::atomic<uint64_t> next_{1};
+  Mutex mu_;  // for the results, while lives run
+};
+
+TEST(Simulator, EveryPromiseHoldsForEverySeed) {
+  if (const uint64_t seed = FromEnvironment("CAIRN_SIM_SEED", 0); seed != 0) return Replay(seed);
+  const uint64_t seeds = FromEnvironment("CAIRN_SIM_SEEDS", kSeeds);
+  const char* digests_file = std::getenv("CAIRN_SIM_DIGESTS");
+  ManyLives lives(seeds, digests_file != nullptr);
+  lives.Run();
+  lives.ExpectNoFailure();
+  lives.PrintCounts();
+  if (digests_file != nullptr) lives.WriteDigests(digests_file);
   if (seeds < 1000) return;
-  // A simulation in which nothing happens proves nothing.
-  for (const char* what : {"complete",
-                           "latest",
-                           "opened from memory",
-                           "opened from storage",
-                           "persisted",
-                           "waited for PERSISTED",
-                           "refused",
-                           "unmap first",
-                           "superseded",
-                           "restarted",
-                           "resumed",
-                           "repeated",
-                           "commit answered again",
-                           "commit without seals",
-                           "commit taken to a new session",
-                           "create answered again",
-                           "crash",
-                           "crash in recovery",
-                           "facts lost with their actions",
-                           "budget shrunk",
-                           "death while saving",
-                           "slab not made",
-                           "manifest not written",
-                           "persist failed",
-                           "storage away",
-                           "storage slow",
-                           "scan failed",
-                           "scan never answers",
-                           "stale mapping",
-                           "stale reader",
-                           "verification failed",
-                           "bit flip",
-                           "bit flip in a manifest",
-                           "description not lent",
-                           "journal full",
-                           "snapshot",
-                           "drained",
-                           "liveness",
-                           "aborted",
-                           "files deleted",
-                           "chunk written",
-                           "chunk read"}) {
-    EXPECT_GT(counts[what], 0) << what << " never happened";
-  }
+  for (const char* what : kMustHappen)
+    EXPECT_GT(lives.counts[what], 0) << what << " never happened";
 }
 
 // The first failure among some seeds of a world with a lie in it.
@@ -153,6 +193,11 @@ TEST(SimulatorChecker, ObjectsWhenTheJournalLosesACommit) {
               testing::AnyOf(testing::HasSubstr("promise 3"), testing::HasSubstr("snapshot")));
 }
 
+TEST(SimulatorChecker, ObjectsWhenTheJournalLosesALease) {
+  EXPECT_THAT(FailureWith(Lie::kJournalLosesLent),
+              testing::AnyOf(testing::HasSubstr("promise 6"), testing::HasSubstr("snapshot")));
+}
+
 TEST(SimulatorChecker, ObjectsWhenAnAnswerNeverComes) {
   EXPECT_THAT(FailureWith(Lie::kAnswerLostInside), testing::HasSubstr("promise 4"));
 }
@@ -176,4 +221,4 @@ TEST(Simulator, TheSameSeedIsTheSameLife) {
 }
 
 }  // namespace
-}  // namespace cairn::engine
+}  // namespace cairn::engine::sim

@@ -1,4 +1,4 @@
-// What goes to storage, what comes from it, waits, removal, drain.
+// Persisting, opening from storage, waiting for levels, removal and drain.
 #include "tests/engine/engine_fixture.h"
 
 namespace cairn::engine {
@@ -12,7 +12,6 @@ class Stored : public EngineTest {
  protected:
   void SetUp() override {
     options.storage = true;
-    options.storage_root = "/root";
     Restart();
   }
   SessionId HelloWith(PersistMode mode, int64_t every = 1) {
@@ -85,7 +84,7 @@ TEST_F(Stored, FailingStorageIsRetriedWithBackOffAndSavingGoesOn) {  // promise 
   EXPECT_THAT(Status_().jobs[0].persist_problem, testing::HasSubstr("No space left"));
   EXPECT_EQ(Status_().jobs[0].unprotected_checkpoints, 1u);
   Save(session, 2);
-  EXPECT_THAT(persists, SizeIs(1)) << "not before the pause is over";
+  EXPECT_THAT(persists, SizeIs(1)) << "no retry before the pause is over";
   Advance(kNanosPerSecond + 1);
   EXPECT_THAT(persists, SizeIs(2));
   Advance(kNanosPerSecond + 1);
@@ -112,7 +111,8 @@ TEST_F(Stored, BytesUnderAPersistAreNotFreed) {
   FinishPersist();
   Apply(event::Tick{});
   EXPECT_TRUE(AnswerTo(remove.caller.request).ok());
-  EXPECT_FALSE(stored.contains({"job", 1, 1, 0})) << "rm outlives a persist that ended late";
+  EXPECT_FALSE(stored.contains({"job", 1, 1, 0}))
+      << "a persist that ends late does not bring a removed step back";
 }
 
 TEST_F(Stored, EvictedStepIsOpenedFromStorage) {
@@ -185,7 +185,7 @@ TEST_F(Stored, StorageThatHangsDelaysSavingABoundedTime) {  // promise 4
   Advance(2 * kNanosPerSecond);
   EXPECT_TRUE(AnswerTo(create.caller.request).ok());
   ASSERT_TRUE(Commit(session, PartOf(session, 1), {{"model"}}).ok());
-  EXPECT_EQ(LatestStep(session), 1) << "it had its time; nobody waits for it again";
+  EXPECT_EQ(LatestStep(session), 1) << "no later call waits for that scan";
   Save(session, 2);
   const event::Latest unknown{From(session), "other", Soon()};
   Apply(unknown);
@@ -275,7 +275,7 @@ TEST_F(Stored, RemovalOutlivesARestart) {
   Save(session, 2);
   const auto files = stored;
   Apply(event::Remove{From(session), {"job", 2}, false, true, Soon()});
-  stored = files;  // the daemon died before they were gone
+  stored = files;  // the daemon died before the files were deleted
   Restart();
   EXPECT_EQ(LatestStep(session), 1);
   EXPECT_FALSE(stored.contains({"job", 2, 1, 0}));
@@ -315,7 +315,7 @@ TEST_F(Stored, DrainFinishesCommitsAndIsBoundedByItsDeadline) {
   const SessionId session = HelloWith(PersistMode::kNewest);
   ASSERT_TRUE(Create(session, PartOf(session, 1), {{"model"}}).ok());
   Apply(event::Drain{now + 3 * kNanosPerSecond});
-  EXPECT_TRUE(drained) << "nothing is complete, so nothing is owed";
+  EXPECT_TRUE(drained) << "no step is complete, so storage lacks none";
   EXPECT_TRUE(Commit(session, PartOf(session, 1), {{"model"}}).ok());
   drained = false;
   Restart();
@@ -345,7 +345,7 @@ TEST_F(Stored, PersistThatFindsBadBytesNamesTheObjectAndGivesUp) {  // R11
   persist_status = absl::OkStatus();
   EXPECT_EQ(Stat(session, 2, 1)->level, Level::kBroken);
   EXPECT_THAT(Stat(session, 2, 1)->why, testing::HasSubstr("bad"));
-  EXPECT_EQ(LatestStep(session), 1) << "latest is what can be had";
+  EXPECT_EQ(LatestStep(session), 1) << "latest names a step that can be loaded";
   EXPECT_THAT(StatusOf(Open(session, 2, "also")),
               Fails(absl::StatusCode::kDataLoss, "no good copy"));
 }

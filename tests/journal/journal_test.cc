@@ -1,5 +1,5 @@
-// The journal's promise: what Append acknowledged is there in the next life, what it did not is
-// absent, and damage is told from a torn tail.
+// The journal's promise: facts that Append acknowledged are there in the daemon's next life, others
+// are absent, and damage is distinguished from a torn tail.
 #include "server/journal/journal.h"
 
 #include <fcntl.h>
@@ -14,9 +14,11 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/checksum.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/journal/frame.h"
+#include "tests/golden/golden.h"
 
 namespace cairn::journal {
 namespace {
@@ -28,7 +30,7 @@ constexpr uint64_t kHeaderPage = 4096;
 constexpr uint64_t kHalf = 64 << 10;
 constexpr uint64_t kFileBytes = kHeaderPage + 2 * kHalf;
 
-// A fact that is told from every other by its number; `bulk` makes it longer.
+// A fact that is recognized by its number; `bulk` makes it longer.
 Fact Numbered(uint64_t number, size_t bulk = 0) {
   fact::SessionBegun fact;
   fact.session = number;
@@ -60,7 +62,7 @@ class JournalTest : public ::testing::Test {
     Reopen();
   }
 
-  // A new daemon's first look. The keeper's descriptor stays.
+  // Opens the journal as a new daemon does. The keeper's descriptor stays.
   Status TryReopen(const UniqueFd& file) {
     journal_.reset();
     contents_ = Contents();
@@ -137,6 +139,51 @@ TEST_F(JournalTest, SnapshotReplacesWhatWasBefore) {
   EXPECT_EQ(Numbers(contents_.facts), UpTo(1));
 }
 
+TEST_F(JournalTest, SnapshotAndTailAreWhatTheirGoldenFilesSay) {
+  const PartKey part{{"job", 17, 5, 0}, 2};
+  const std::vector<Fact> snapshot = {fact::Incarnation{1'700'000'000'000, 12},
+                                      fact::Job{"job", 1000, 100, {}},
+                                      fact::Slab{3, 1 << 20, fact::SlabUse::kObjects, 1000, "job"}};
+  const std::vector<Fact> sealed = {fact::ObjectSealed{part, {}, {3, 0, 4096}},
+                                    fact::ManifestCommitted{part, 4, {4, 0, 4096}, 321, "digest"}};
+  const Fact last = fact::Persisted{part.checkpoint, "digest"};
+  ASSERT_EQ(journal_->Switch(snapshot), absl::OkStatus());
+  ASSERT_EQ(journal_->Append(sealed), absl::OkStatus());
+  ASSERT_EQ(journal_->Append({last}), absl::OkStatus());
+
+  const std::string written = Image();
+  const uint64_t half = kHeaderPage + kHalf;  // of generation 1
+  const uint64_t used = journal_->used_bytes() + kEndBytes;
+  std::string image(kFileBytes, '\0');
+  const auto put = [&](uint64_t at, const std::string& golden) {
+    image.replace(at, golden.size(), golden);
+  };
+  put(0, Golden("journal/header.v1", written.substr(0, 32)));
+  put(half, Golden("journal/half.v1", written.substr(half, used)));
+  ExpectGoldenFilesAre("journal", {"header.v1", "half.v1"});
+  ASSERT_EQ(TryReopen(FileOf(image)), absl::OkStatus());
+  std::vector<Fact> expected = snapshot;
+  expected.insert(expected.end(), sealed.begin(), sealed.end());
+  expected.push_back(last);
+  EXPECT_TRUE(contents_.facts == expected);
+  EXPECT_FALSE(contents_.torn_tail);
+}
+
+TEST_F(JournalTest, CountsWhatItWrites) {
+  MustAppend(1);
+  ASSERT_EQ(journal_->Append({Numbered(2), Numbered(3)}), absl::OkStatus());
+  const Counters counters = journal_->counters();
+  EXPECT_EQ(counters.frames_appended, 2u);
+  std::string empty_snapshot;
+  ASSERT_EQ(EncodeFrame({}, 0, &empty_snapshot), absl::OkStatus());
+  EXPECT_EQ(counters.bytes_appended, journal_->used_bytes() - empty_snapshot.size());
+  EXPECT_EQ(counters.snapshots_written, 0u);
+  ASSERT_EQ(journal_->Switch({Numbered(1)}), absl::OkStatus());
+  EXPECT_EQ(journal_->Append({Numbered(2, kHalf)}).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(journal_->counters().snapshots_written, 1u);
+  EXPECT_EQ(journal_->counters().frames_appended, 2u);
+}
+
 TEST_F(JournalTest, ManySwitchesLeaveNothingOfEarlierGenerations) {
   std::mt19937 random(1);
   uint64_t number = 1;
@@ -160,14 +207,14 @@ TEST_F(JournalTest, ManySwitchesLeaveNothingOfEarlierGenerations) {
 
 // --- bounds (promise 8)
 
-TEST_F(JournalTest, TellsWhenASnapshotIsDueAndWhenItIsFull) {
+TEST_F(JournalTest, SaysWhenASnapshotIsDueAndWhenItIsFull) {
   uint64_t number = 0;
   while (!journal_->WantsSnapshot()) MustAppend(++number, 100);
   EXPECT_NEAR(static_cast<double>(journal_->used_bytes()) / kHalf, 0.5, 0.01);
   EXPECT_FALSE(journal_->Full());
   while (!journal_->Full()) MustAppend(++number, 100);
   EXPECT_NEAR(static_cast<double>(journal_->used_bytes()) / kHalf, 0.9, 0.01);
-  MustAppend(++number);  // what ends or frees things still fits
+  MustAppend(++number);  // facts that end or free things still fit
   ASSERT_EQ(journal_->Switch({Numbered(1)}), absl::OkStatus());
   EXPECT_FALSE(journal_->WantsSnapshot());
 }
@@ -188,8 +235,8 @@ TEST_F(JournalTest, FullHalfRefusesAndKeepsWhatItHas) {
 TEST_F(JournalTest, FactsThatFillAHalfToTheLastByteComeBack) {
   // Frame: 20 bytes of header, 4 of the fact's length, the fact; behind it the 8 bytes of the end.
   const uint64_t fact_bytes = EncodeFact(Numbered(1)).size();
-  const uint64_t room = kHalf - journal_->used_bytes() - kEndBytes - kFrameHeaderBytes - 4;
-  const size_t bulk = room / 8 * 8 - fact_bytes;
+  const uint64_t space = kHalf - journal_->used_bytes() - kEndBytes - kFrameHeaderBytes - 4;
+  const size_t bulk = space / 8 * 8 - fact_bytes;
   EXPECT_TRUE(absl::IsResourceExhausted(journal_->Append({Numbered(1, bulk + 16)})));
   MustAppend(1, bulk);
   Reopen();
@@ -214,7 +261,7 @@ TEST_F(JournalTest, FrameCutAtAnyByteIsAbsentAndTheRestIsThere) {
   ASSERT_EQ(journal_->Append({Numbered(3, 40), Numbered(4)}), absl::OkStatus());
   const uint64_t end = kHeaderPage + journal_->used_bytes();
   const std::string after = Image();
-  const uint64_t last = after.find_last_not_of('\0', end - 1);  // what follows is padding
+  const uint64_t last = after.find_last_not_of('\0', end - 1);  // padding follows
   for (uint64_t cut = begin; cut <= end; ++cut) {
     std::string image = after;
     std::fill(image.begin() + static_cast<int64_t>(cut), image.end(), '\0');
@@ -222,7 +269,7 @@ TEST_F(JournalTest, FrameCutAtAnyByteIsAbsentAndTheRestIsThere) {
     ASSERT_EQ(TryReopen(file), absl::OkStatus()) << cut - begin;
     ASSERT_EQ(Numbers(contents_.facts), UpTo(cut > last ? 4 : 2)) << cut - begin;
     ASSERT_EQ(contents_.torn_tail, cut > begin && cut <= last) << cut - begin;
-    // And the next daemon writes on, and its successor reads that.
+    // The next daemon appends, and its successor reads that.
     if (cut > last) continue;
     MustAppend(3);
     ASSERT_EQ(TryReopen(file), absl::OkStatus());
@@ -231,7 +278,7 @@ TEST_F(JournalTest, FrameCutAtAnyByteIsAbsentAndTheRestIsThere) {
   }
 }
 
-// Appends over what an earlier generation left, with any subset of the stores done.
+// Appends over the frames of an earlier generation, with any subset of the stores done.
 TEST_F(JournalTest, FrameOfWhichOnlySomeBytesArrivedIsAbsent) {
   for (uint64_t i = 1; i <= 40; ++i) MustAppend(i, 37);
   ASSERT_EQ(journal_->Switch({}), absl::OkStatus());
@@ -255,7 +302,7 @@ TEST_F(JournalTest, FrameOfWhichOnlySomeBytesArrivedIsAbsent) {
     }
     const UniqueFd file = FileOf(image);
     ASSERT_EQ(TryReopen(file), absl::OkStatus());
-    // Zero bytes behind the frame may be all that is missing: then it is whole.
+    // Perhaps only zero bytes behind the frame are missing; then the frame is complete.
     if (!changed) {
       ASSERT_EQ(Numbers(contents_.facts), UpTo(3));
     } else {
@@ -265,7 +312,7 @@ TEST_F(JournalTest, FrameOfWhichOnlySomeBytesArrivedIsAbsent) {
   }
 }
 
-// The magic is stored last, so everything but it may be there.
+// The magic is stored last, so all of a frame but its magic may be there.
 TEST_F(JournalTest, FrameWithoutItsMagicIsAbsent) {
   MustAppend(1);
   const uint64_t begin = kHeaderPage + journal_->used_bytes();
@@ -277,8 +324,8 @@ TEST_F(JournalTest, FrameWithoutItsMagicIsAbsent) {
   EXPECT_TRUE(contents_.torn_tail);
 }
 
-// A switch killed at each of its stores: the old facts or the snapshot, never a mixture, never
-// nothing.
+// A switch that is killed at any of its stores leaves the old facts or the snapshot, never a
+// mixture and never nothing.
 TEST_F(JournalTest, SwitchCutAtAnyByteLeavesOneOfTheTwoHalves) {
   MustAppend(1);
   MustAppend(2);
@@ -298,12 +345,12 @@ TEST_F(JournalTest, SwitchCutAtAnyByteLeavesOneOfTheTwoHalves) {
   EXPECT_EQ(Numbers(contents_.facts), (std::vector<uint64_t>{7, 8}));
 }
 
-// Promise 7 with a real SIGKILL: what was acknowledged is there, in order, and at most one more.
+// Promise 7 with a real SIGKILL: the acknowledged facts are there, in order, and at most one more.
 TEST_F(JournalTest, KilledProcessLeavesWhatItAcknowledged) {
   journal_.reset();
   auto* const acknowledged = static_cast<std::atomic<uint64_t>*>(
       ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  uint64_t first = 1;  // the number the journal's first fact bears
+  uint64_t first = 1;  // the number of the journal's first fact
   for (int round = 0; round < 30; ++round) {
     const uint64_t until = acknowledged->load() + 200 + static_cast<uint64_t>(round) * 17;
     const pid_t child = ::fork();
@@ -360,7 +407,7 @@ TEST_F(JournalTest, FlippedBitIsAlwaysFound) {
       ASSERT_TRUE(absl::IsDataLoss(TryReopen(flip(at, bit)))) << at << " " << bit;
     }
   }
-  // In the last frame it can't be told from a torn one: dropped, and said.
+  // A flipped bit in the last frame looks like a torn frame, which is dropped and reported.
   for (uint64_t at = before_last; at < end; ++at) {
     for (int bit = 0; bit < 8; ++bit) {
       ASSERT_EQ(TryReopen(flip(at, bit)), absl::OkStatus()) << at << " " << bit;
@@ -368,6 +415,17 @@ TEST_F(JournalTest, FlippedBitIsAlwaysFound) {
       ASSERT_TRUE(contents_.torn_tail) << at << " " << bit;
     }
   }
+}
+
+TEST_F(JournalTest, AnotherVersionIsRefusedNamingBoth) {
+  std::string image = Image();
+  image[8] = 2;
+  uint32_t crc = Crc32c(0, image.data(), 12);  // of magic, version and size
+  crc = Crc32c(crc, image.data() + 16, 8);
+  std::memcpy(&image[12], &crc, sizeof(crc));
+  const Status status = TryReopen(FileOf(image));
+  EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("version 2; this build knows 1"));
 }
 
 TEST_F(JournalTest, DamagedSnapshotIsDataLossThoughNothingFollowsIt) {
@@ -410,7 +468,7 @@ TEST_F(JournalTest, FileOfAnotherSizeIsRefused) {
   EXPECT_TRUE(absl::IsDataLoss(TryReopen(FileOf(""))));
 }
 
-// The keeper's file lives longer than the options it was made with.
+// The keeper's file outlives the options that it was made with.
 TEST_F(JournalTest, FileKeepsItsSizeThoughTheOptionChanges) {
   MustAppend(1);
   options_.bytes = 4 * kFileBytes;

@@ -1,0 +1,129 @@
+// Memory for creates. One verdict per step and node: the first create of a step asks for all that
+// the node's writers are expected to save; admitted, the step gets what it needs; refused, it holds
+// nothing.
+//
+// No wait here is without end: a step that holds something waits only for memory that comes by the
+// engine's own doing, and every create has a deadline at which its whole step is refused.
+//
+// Changes Checkpoint::verdict.
+//
+// Invariants:
+//   1. The reservations of all steps add up to reserved_bytes_.
+//   2. Every create that a step waits for is parked here, in the order of arrival.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "server/engine/eviction.h"
+#include "server/engine/needs.h"
+
+namespace cairn::engine {
+
+// Gives an admitted create its objects, in slabs that are ready and reserved for it.
+class Granter {
+ public:
+  virtual ~Granter() = default;
+  virtual void Grant(const event::Create& event, Checkpoint* checkpoint,
+                     const std::vector<Need>& needs) = 0;
+};
+
+class Admission : public Waitlist, public StepWatcher {
+ public:
+  Admission(const Options& options, Outbox* out, Callers* callers, Jobs* jobs, Ledger* ledger,
+            Leases* leases, Attempts* attempts, Parts* parts, Standing* standing,
+            Eviction* eviction);
+  void set_granter(Granter* granter) { granter_ = granter; }
+  // How many persists and verifications are under way, whose memory comes back by itself.
+  void set_under_io(std::function<size_t()> under_io) { under_io_ = std::move(under_io); }
+
+  // --- creates
+  // Parks the create, or answers that too many wait. It is served when the event is over.
+  void Ask(const event::Create& event, Checkpoint* checkpoint, int32_t local_writers);
+  // Creates that wait, in order of arrival: grants, refuses, or goes on waiting.
+  void Serve();
+  // True when anything differs from what the last Serve saw: serving may do more.
+  bool Due(size_t manifests_waiting);
+  bool waiting() const { return !creates_.empty(); }
+  // Nothing is to be had: called when steps wait for memory that finished jobs hold.
+  void set_short_of_memory(std::function<void()> call) { short_of_memory_ = std::move(call); }
+
+  // --- what ends waiting
+  // All the creates of this step that `part` waits for are over.
+  void Cancel(const PartKey& part, const Status& why);
+  void CancelAll(const Status& why);
+  // An older attempt's creates hear that it is superseded; its reservations are given back.
+  void Fence(Job* job);
+  void Release(Checkpoint* checkpoint);  // what is set aside for it and not used
+  // No live session of this node writes the attempt any more.
+  void ReleaseAttempt(const Job& job, Attempt attempt);
+  // A slab that was asked for could not be made.
+  void NotMade(SlabId slab, const Status& why);
+  // Steps in which this session waits for its first memory.
+  std::set<CheckpointKey> AskedBy(SessionId session) const;
+
+  void Left(const Parked& parked) override;
+  void TimeUp(const Parked& parked) override;
+  void PartCommitted(Part* part) override;
+  void CheckpointCompleted(Checkpoint* checkpoint) override;
+  void CheckpointGoes(Checkpoint* checkpoint) override;
+
+  void Restore(const Sessions& sessions);
+  std::string CheckInvariants() const;
+
+ private:
+  struct Waiting {
+    CheckpointKey checkpoint;
+    std::vector<Need> needs;
+    uint64_t order = 0;
+    int failed_makes = 0;
+  };
+
+  uint64_t Estimate(const Job& job, const event::Create& event, const std::vector<Need>& needs,
+                    int32_t local_writers) const;
+  bool TryAdmit(Checkpoint* checkpoint);
+  void ServeOne(RequestId request, uint64_t* claimed);
+  // Finds or makes a slab for each need; the bytes of those that have none.
+  uint64_t Assign(Waiting* waiting, Checkpoint* checkpoint, SessionId session, bool affordable,
+                  uint64_t claimed, bool* ready);
+  void Grant(RequestId request);
+  void Consume(Checkpoint* checkpoint, uint64_t bytes);
+  void Unreserve(Waiting* waiting);
+  // The step holds nothing any more, and every writer of it hears the same.
+  void Refuse(Checkpoint* checkpoint, Status why);
+  void ReplaceGrants(const std::vector<Part*>& parts, const Status& why);
+  Status Full(const Job& job, uint64_t wanted, absl::string_view what) const;
+
+  // What deciding about waiting creates rests on; unchanged, it would decide the same.
+  struct Inputs {
+    uint64_t ledger = 0, evictable = 0, reserved = 0, asked = 0;
+    size_t under_io = 0, manifests = 0;
+    bool operator==(const Inputs&) const = default;
+  };
+  Inputs Now() const;
+
+  const Options& options_;
+  Outbox& out_;
+  Callers& callers_;
+  Jobs& jobs_;
+  Ledger& ledger_;
+  Leases& leases_;
+  Attempts& attempts_;
+  Parts& parts_;
+  Standing& standing_;
+  Eviction& eviction_;
+  Granter* granter_ = nullptr;
+  std::function<size_t()> under_io_;
+  std::function<void()> short_of_memory_;
+
+  std::map<uint64_t, RequestId> order_;  // of arrival
+  absl::flat_hash_map<RequestId, Waiting> creates_;
+  uint64_t next_order_ = 1;
+  uint64_t reserved_bytes_ = 0;
+  size_t manifests_waiting_ = 0;
+  Inputs served_;
+};
+
+}  // namespace cairn::engine

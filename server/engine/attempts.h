@@ -1,0 +1,79 @@
+// Attempts of a job: which may go on, which begins and from where, which process is which writer.
+//
+// Changes Job::attempts. Says fact::AttemptBegun, WriterProcess, StepWorld, Resume.
+//
+// Invariant: what is remembered as dropped is bounded, of the newest attempt, and not there again.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "server/engine/sessions.h"
+#include "server/engine/standing.h"
+
+namespace cairn::engine {
+
+class Attempts {
+ public:
+  Attempts(Outbox* out, Jobs* jobs, Sessions* sessions, Standing* standing)
+      : out_(*out), jobs_(*jobs), sessions_(*sessions), standing_(*standing) {}
+
+  // --- what an attempt may do
+  // Whether `attempt` may go on, or begin: superseded_by is set when not.
+  static Status CheckFence(const Job& job, Attempt attempt, Attempt* superseded_by);
+  // A lone writer fences no one alive.
+  Status CheckLone(const Job& job, Attempt attempt, const Session& session) const;
+  static Status CheckProcess(const Job& job, const PartKey& part, const Session& session);
+  static Status CheckWorld(const Job& job, const PartKey& part, int32_t world_size);
+  static Status CheckRefused(const Job& job, const CheckpointKey& key);
+  // Whether the part is remembered as dropped; the name of an object it held, else nullptr.
+  static const std::string* FindDropped(const Job& job, const PartKey& part);
+
+  // --- what it does
+  // A number above all that are known, and the clock's.
+  Attempt Choose(Job* job, int64_t unix_ms);
+  void Saw(Job* job, Attempt attempt);
+  void Resume(Job* job, Attempt attempt, Step step);
+  // Begins the attempt if it has not begun, and registers writer, process and world size. All
+  // checks passed. True: it has just begun, and the caller fences the older ones
+  // (Admission::Fence).
+  [[nodiscard]] bool Enter(Job* job, const PartKey& part, int32_t world_size,
+                           const Session& session);
+  // The newest attempt has just begun: older ones can complete nothing more.
+  void Fence(Job* job);
+  void Refuse(Job* job, const CheckpointKey& key, const Status& why);
+  void RememberDropped(const PartKey& part, const std::string& object);
+  void ForgetDropped(const PartKey& part);  // it is begun anew
+  void Committed(const PartKey& part);      // what it comes from stands in a manifest now
+  void CheckpointMade(Job* job, const CheckpointKey& key);
+  void CheckpointGone(Job* job, const CheckpointKey& key);
+  // Attempts in which the session created something, which no other live session of this node did.
+  std::set<std::pair<std::string, Attempt>> EndSession(SessionId session);
+
+  // --- what storage tells
+  // An attempt that storage shows. `comes_from` as its manifest has it; `by_first`: it is writer
+  // 0's.
+  void Learn(Job* job, const CheckpointKey& key, Step comes_from, int64_t unix_ms, bool by_first);
+  // Those that began while storage could not say what was there.
+  void SettleProvisional(Job* job);
+
+  void Restore(const Restored& restored);
+  void RestoreSessions();  // which attempts each live session is a writer of
+  void Snapshot(const Job& job, std::vector<Fact>* facts) const;
+  // `writes`: whether the part is being written and holds objects.
+  std::string CheckInvariants(const Job& job,
+                              const std::function<bool(const PartKey&)>& writes) const;
+
+ private:
+  Outbox& out_;
+  Jobs& jobs_;
+  Sessions& sessions_;
+  Standing& standing_;
+
+  std::map<SessionId, std::set<std::pair<std::string, Attempt>>> entered_;
+};
+
+}  // namespace cairn::engine

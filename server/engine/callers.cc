@@ -1,0 +1,83 @@
+#include "server/engine/callers.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace cairn::engine {
+
+bool Callers::Park(Waitlist* list, const Caller& caller, const std::string& job,
+                   MonotonicNanos deadline, Event event) {
+  if (static_cast<int64_t>(parked_.size()) >= max_waiting_) {
+    out_.Answer(caller.request, absl::ResourceExhaustedError(absl::StrCat(
+                                    "waiting callers: ", parked_.size(), " is the limit")));
+    return false;
+  }
+  auto parked = std::make_unique<Parked>();
+  parked->request = caller.request;
+  parked->session = caller.session;
+  parked->job = job;
+  parked->deadline = deadline;
+  parked->list = list;
+  parked->event = std::move(event);
+  deadlines_.insert({deadline, caller.request});
+  of_session_[caller.session].insert(caller.request);
+  parked_[caller.request] = std::move(parked);
+  return true;
+}
+
+const Parked* Callers::Find(RequestId request) const {
+  const auto at = parked_.find(request);
+  return at == parked_.end() ? nullptr : at->second.get();
+}
+
+void Callers::SetDeadline(RequestId request, MonotonicNanos deadline) {
+  Parked* parked = parked_.at(request).get();
+  deadlines_.erase({parked->deadline, request});
+  parked->deadline = deadline;
+  deadlines_.insert({deadline, request});
+}
+
+std::unique_ptr<Parked> Callers::Unpark(RequestId request) {
+  const auto at = parked_.find(request);
+  if (at == parked_.end()) return nullptr;
+  std::unique_ptr<Parked> parked = std::move(at->second);
+  parked_.erase(at);
+  deadlines_.erase({parked->deadline, request});
+  jobs_left_.insert(parked->job);
+  const auto of_session = of_session_.find(parked->session);
+  of_session->second.erase(request);
+  if (of_session->second.empty()) of_session_.erase(of_session);
+  parked->list->Left(*parked);
+  return parked;
+}
+
+void Callers::Answer(RequestId request, StatusOr<Body> body, Attempt superseded_by) {
+  if (Unpark(request) != nullptr) out_.Answer(request, std::move(body), superseded_by);
+}
+
+void Callers::Expire() {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= out_.now()) {
+    const Parked& parked = *parked_.at(deadlines_.begin()->second);
+    parked.list->TimeUp(parked);
+  }
+}
+
+std::set<RequestId> Callers::Of(SessionId session) const {
+  const auto at = of_session_.find(session);
+  return at == of_session_.end() ? std::set<RequestId>() : at->second;
+}
+
+std::string Callers::CheckInvariants(const std::function<bool(SessionId)>& lives) const {
+  for (const auto& [request, parked] : parked_) {
+    if (!deadlines_.contains({parked->deadline, request})) return "a caller without a deadline";
+    if (!lives(parked->session)) return "a caller without a session";
+  }
+  if (deadlines_.size() != parked_.size()) return "deadlines without callers";
+  size_t of_sessions = 0;
+  for (const auto& [session, requests] : of_session_) of_sessions += requests.size();
+  if (of_sessions != parked_.size()) return "sessions wait with callers that are gone";
+  return "";
+}
+
+}  // namespace cairn::engine

@@ -1,0 +1,83 @@
+// Callers whose answer is not there yet, and their deadlines. Each waits in one list, which belongs
+// to the component that will answer it.
+//
+// Invariants:
+//   1. Every parked caller has a session, a deadline, and stands in its list.
+//   2. It is answered exactly once: by its list, at its deadline, or when its session ends.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "common/clock.h"
+#include "server/engine/events.h"
+#include "server/engine/outbox.h"
+
+namespace cairn::engine {
+
+class Waitlist;
+
+struct Parked {
+  RequestId request = 0;
+  SessionId session = 0;
+  std::string job;
+  MonotonicNanos deadline = 0;
+  Waitlist* list = nullptr;
+  Event event;  // what was asked
+};
+
+// Implemented by a component that parks callers.
+class Waitlist {
+ public:
+  virtual ~Waitlist() = default;
+  // The caller leaves, for whatever reason: the list forgets it. It is answered afterwards.
+  virtual void Left(const Parked& parked) = 0;
+  // Its deadline has come. The list answers it; it is still parked.
+  virtual void TimeUp(const Parked& parked) = 0;
+};
+
+class Callers {
+ public:
+  Callers(Outbox* out, int64_t max_waiting) : out_(*out), max_waiting_(max_waiting) {}
+
+  // False after answering that too many wait. The list adds the request to its own books
+  // afterwards.
+  bool Park(Waitlist* list, const Caller& caller, const std::string& job, MonotonicNanos deadline,
+            Event event);
+  const Parked* Find(RequestId request) const;
+  void SetDeadline(RequestId request, MonotonicNanos deadline);
+  // Takes the caller out of its list; nullptr when it is not parked. The taker answers it.
+  std::unique_ptr<Parked> Unpark(RequestId request);
+  // Both: nothing happens when it is not parked.
+  void Answer(RequestId request, StatusOr<Body> body, Attempt superseded_by = 0);
+  // Calls TimeUp for each caller whose deadline has come.
+  void Expire();
+
+  std::set<RequestId> Of(SessionId session) const;
+  size_t size() const { return parked_.size(); }
+  bool Contains(RequestId request) const { return parked_.contains(request); }
+  MonotonicNanos next_deadline() const {
+    return deadlines_.empty() ? kNever : deadlines_.begin()->first;
+  }
+  // Jobs that a caller left since the last call.
+  std::set<std::string> TakeJobsLeft() { return std::exchange(jobs_left_, {}); }
+
+  std::string CheckInvariants(const std::function<bool(SessionId)>& lives) const;
+
+ private:
+  Outbox& out_;
+  const int64_t max_waiting_;
+
+  absl::flat_hash_map<RequestId, std::unique_ptr<Parked>> parked_;
+  std::set<std::pair<MonotonicNanos, RequestId>> deadlines_;
+  absl::flat_hash_map<SessionId, std::set<RequestId>> of_session_;
+  std::set<std::string> jobs_left_;
+};
+
+}  // namespace cairn::engine

@@ -1,0 +1,96 @@
+#include "server/engine/connecting.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace cairn::engine {
+
+Connecting::Connecting(const Options& options, const Mode& mode, Outbox* out, Callers* callers,
+                       Jobs* jobs, Sessions* sessions, Leases* leases, Attempts* attempts,
+                       Parts* parts, Admission* admission, Pool* pool, Scanning* scanning)
+    : options_(options),
+      mode_(mode),
+      out_(*out),
+      callers_(*callers),
+      jobs_(*jobs),
+      sessions_(*sessions),
+      leases_(*leases),
+      attempts_(*attempts),
+      parts_(*parts),
+      admission_(*admission),
+      pool_(*pool),
+      scanning_(*scanning) {}
+
+Status Connecting::CheckHello(const event::Hello& event) const {
+  if (mode_.draining) return absl::UnavailableError("draining: the daemon is stopping");
+  if (static_cast<int64_t>(sessions_.size()) >= options_.max_sessions) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("sessions: ", sessions_.size(), " is the limit"));
+  }
+  if (event.policy.has_value()) CAIRN_RETURN_IF_ERROR(Jobs::CheckPolicy(*event.policy));
+  if (event.local_writers < 1 || event.local_writers > kMaxWorldSize) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("local_writers: ", event.local_writers, " is not in 1 … ", kMaxWorldSize));
+  }
+  if (event.attempt < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("attempt: ", event.attempt, " is below 0"));
+  }
+  if (event.writer >= 0 && event.world_size != 0) {
+    CAIRN_RETURN_IF_ERROR(ValidateWorld(event.writer, event.world_size));
+  }
+  const Job* known = jobs_.Find(event.job);
+  return known == nullptr ? absl::OkStatus() : Jobs::CheckAccess(*known, event.caller);
+}
+
+void Connecting::On(const event::Hello& event) {
+  const Status status = CheckHello(event);
+  if (!status.ok()) return out_.Answer(event.caller.request, status);
+  const Session& session = *sessions_.Begin(event);
+  out_.Answer(event.caller.request, Body(reply::Hello{session.id}));
+  if (session.job.empty()) return;
+
+  Job* job = jobs_.FindOrMake(session.job);
+  if (session.policy.has_value() && job->owner->owned && job->owner->policy != *session.policy) {
+    jobs_.SetPolicy(job, *session.policy);
+  }
+  attempts_.Saw(job, session.attempt);
+  sessions_.Join(session, job);
+  if (options_.storage && !job->scan->Known()) {
+    scanning_.Start(job);
+  } else if (session.writer >= 0) {
+    pool_.Provision(*job, session.id, session.writer, 2);
+  }
+}
+
+// What it had not committed can never be: a writer is one process for life.
+void Connecting::EraseWhatItWrote(SessionId session) {
+  const std::set<PartKey> writing = parts_.WrittenBy(session);
+  for (const PartKey& key : writing) {
+    Part* part = parts_.Find(key);
+    if (part == nullptr || part->content->committed || part->manifest->committing) continue;
+    Checkpoint* checkpoint = part->checkpoint;
+    parts_.Erase(part);
+    parts_.EraseIfEmpty(checkpoint);
+  }
+}
+
+void Connecting::On(const event::SessionEnded& event) {
+  const SessionId id = event.session;
+  if (sessions_.Find(id) == nullptr) return;
+  const std::set<CheckpointKey> asked = admission_.AskedBy(id);
+  for (RequestId request : callers_.Of(id)) {
+    callers_.Answer(request, absl::UnavailableError(absl::StrCat("session: ", id, " has ended")));
+  }
+  EraseWhatItWrote(id);
+  // A step that nobody has a part of, and nobody waits to get one, never was.
+  for (const CheckpointKey& key : asked) {
+    if (Checkpoint* checkpoint = parts_.Find(key)) parts_.EraseIfEmpty(checkpoint);
+  }
+  leases_.EndAll(id);
+  for (const auto& [name, attempt] : attempts_.EndSession(id)) {
+    if (const Job* job = jobs_.Find(name)) admission_.ReleaseAttempt(*job, attempt);
+  }
+  parts_.ForgetWriter(id);
+  sessions_.End(id);
+}
+
+}  // namespace cairn::engine

@@ -1,0 +1,231 @@
+#include "server/engine/describing.h"
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace cairn::engine {
+namespace {
+
+// Why something of it cannot be had, in words; empty when there is nothing to say.
+const std::string& WhyOf(const Checkpoint& checkpoint) {
+  return checkpoint.content->why.empty() ? checkpoint.verdict->why : checkpoint.content->why;
+}
+
+}  // namespace
+
+std::vector<Writer> MissingWriters(const Checkpoint& checkpoint) {
+  std::vector<Writer> missing;
+  const StepContent& content = *checkpoint.content;
+  if (content.complete) return missing;
+  auto part = content.parts.begin();
+  for (Writer writer = 0; writer < content.world_size && missing.size() < kMostMissingWritersNamed;
+       ++writer) {
+    while (part != content.parts.end() && part->first < writer) ++part;
+    const bool there =
+        part != content.parts.end() && part->first == writer && part->second->content->committed;
+    if (!there) missing.push_back(writer);
+  }
+  return missing;
+}
+
+StatusOr<Object*> ObjectNamed(const Checkpoint& checkpoint, const std::string& name) {
+  const auto at = checkpoint.content->names.find(name);
+  if (at != checkpoint.content->names.end()) return at->second;
+  return absl::NotFoundError(absl::StrCat("name: \"", absl::CHexEscape(name), "\" is not in ",
+                                          checkpoint.key.DebugString()));
+}
+
+Status NoGoodCopy(const Checkpoint& checkpoint) {
+  return absl::DataLossError(absl::StrCat(checkpoint.key.DebugString(),
+                                          " has no good copy any more: ", WhyOf(checkpoint)));
+}
+
+Status StepWasRemoved(const Job& job, Step step) {
+  return absl::NotFoundError(absl::StrCat("step: ", step, " of job ", job.name, " was removed"));
+}
+
+// --- what is known
+
+CheckpointInfo Describing::InfoOf(const Checkpoint& checkpoint) const {
+  const StepContent& content = *checkpoint.content;
+  const Job& job = *checkpoint.job;
+  CheckpointInfo info;
+  info.key = checkpoint.key;
+  info.world_size = content.world_size;
+  info.missing_writers = MissingWriters(checkpoint);
+  info.bytes = content.bytes;
+  info.objects = content.names.size();
+  info.facts.complete = content.complete;
+  info.facts.resident = content.complete && checkpoint.Resident();
+  info.facts.persisted = checkpoint.files->persisted;
+  info.facts.broken = content.complete && !checkpoint.Obtainable();
+  info.facts.abandoned = standing_.Abandoned(checkpoint);
+  info.facts.pinned = *checkpoint.pinned;
+  info.level = LevelOf(info.facts, content.complete);
+  info.created_unix_ms = content.created_unix_ms;
+  info.on_line = standing_.OnLine(checkpoint);
+  info.digest = content.digest;
+  info.why = WhyOf(checkpoint);
+  if (info.why.empty() && !content.complete) {
+    info.why = absl::StrCat("lacks writers ", absl::StrJoin(info.missing_writers, ", "),
+                            info.missing_writers.size() == kMostMissingWritersNamed ? ", …" : "");
+  }
+  if (info.why.empty() && info.facts.abandoned) {
+    info.why =
+        absl::StrCat("abandoned: attempt ", job.attempts->newest(), " went on from before it");
+  }
+  if (info.why.empty() && checkpoint.files->owes && !job.files->problem.empty()) {
+    info.why = absl::StrCat("not persisted: ", job.files->problem);
+  }
+  return info;
+}
+
+ObjectInfo Describing::InfoOf(const Object& object, bool with_crcs) const {
+  const ObjectContent& content = *object.content;
+  const Checkpoint& checkpoint = *object.part->checkpoint;
+  ObjectInfo info;
+  info.name = object.name();
+  info.writer = object.part->key.writer;
+  info.kind = object.entry().kind;
+  info.length = object.entry().length;
+  if (with_crcs) info.block_crcs = object.entry().block_crcs;
+  info.verified_unix_ms = object.check->verified_unix_ms;
+  info.facts.complete = checkpoint.content->complete;
+  info.facts.resident = content.resident && content.sealed;
+  info.facts.persisted = checkpoint.files->persisted;
+  info.facts.broken = content.sealed && !content.resident && !checkpoint.files->persisted;
+  info.facts.abandoned = standing_.Abandoned(checkpoint);
+  info.facts.pinned = *checkpoint.pinned;
+  info.level = LevelOf(info.facts, content.sealed);
+  return info;
+}
+
+reply::Latest Describing::LatestOf(const Checkpoint& checkpoint) {
+  return {checkpoint.key, checkpoint.content->world_size, checkpoint.content->digest,
+          checkpoint.Resident(), checkpoint.files->persisted};
+}
+
+// --- which one is meant
+
+Status Describing::NothingYet(const Job& job) {
+  if (job.scan->state == ScanState::kFailed) {
+    return absl::UnavailableError(absl::StrCat("job ", job.name,
+                                               ": nothing in memory, and its storage cannot be "
+                                               "read: ",
+                                               job.scan->problem.message()));
+  }
+  if (job.scan->state == ScanState::kScanning) {
+    return absl::UnavailableError(absl::StrCat(
+        "job ", job.name, ": nothing in memory, and its storage has not answered yet"));
+  }
+  return absl::NotFoundError(
+      absl::StrCat("job: ", job.name, " has no complete checkpoint that can be had now"));
+}
+
+StatusOr<Checkpoint*> Describing::ResolveLatest(const Job& job) const {
+  if (Checkpoint* newest = standing_.Newest(job)) return newest;
+  const auto& all = job.steps->all;
+  for (auto at = all.rbegin(); at != all.rend(); ++at) {
+    const Checkpoint& checkpoint = *at->second;
+    if (checkpoint.content->complete && !checkpoint.Obtainable()) return NoGoodCopy(checkpoint);
+  }
+  return NothingYet(job);
+}
+
+StatusOr<Checkpoint*> Describing::Resolve(const Job& job, const CheckpointRef& ref) const {
+  if (ref.step == kNoStep) return ResolveLatest(job);
+  Checkpoint* found = nullptr;
+  const Checkpoint* other = nullptr;  // to say why not
+  const Checkpoint* on_line = standing_.At(job, ref.step);
+  for (Checkpoint* checkpoint : CheckpointsAt(job, ref.step)) {
+    const bool meant =
+        (ref.attempt == 0 ? on_line == nullptr || on_line->key.attempt == checkpoint->key.attempt
+                          : ref.attempt == checkpoint->key.attempt) &&
+        (ref.revision < 0 || ref.revision == checkpoint->key.revision);
+    if (!meant) continue;
+    other = checkpoint;
+    if (!checkpoint->content->complete) continue;
+    const bool broken = !checkpoint->Obtainable();
+    // Without an attempt only the line counts; what is abandoned must be asked for by its attempt.
+    if (ref.attempt == 0 && ref.revision < 0 && !broken && checkpoint != on_line) continue;
+    if (found == nullptr || !broken || !found->Obtainable()) found = checkpoint;
+  }
+  if (found != nullptr) {
+    if (found->Obtainable()) return found;
+    return NoGoodCopy(*found);
+  }
+  if (other == nullptr) {
+    if (job.tombstones->removed.contains(ref.step)) return StepWasRemoved(job, ref.step);
+    const Status nothing = NothingYet(job);
+    if (!absl::IsNotFound(nothing)) return nothing;
+    return absl::NotFoundError(
+        absl::StrCat("step: ", ref.step, " of job ", job.name, " is unknown"));
+  }
+  if (!other->content->complete) {
+    return absl::NotFoundError(absl::StrCat("step: ", other->key.DebugString(),
+                                            " is not complete: it lacks writers ",
+                                            absl::StrJoin(MissingWriters(*other), ", ")));
+  }
+  return absl::NotFoundError(absl::StrCat("step: ", other->key.DebugString(),
+                                          " is abandoned; name its attempt to have it"));
+}
+
+Checkpoint* Describing::ForShow(const Job& job, const CheckpointRef& ref) const {
+  if (ref.step == kNoStep) return standing_.Newest(job);
+  if (ref.attempt == 0 && ref.revision < 0) {
+    if (Checkpoint* on_line = standing_.At(job, ref.step)) return on_line;
+  }
+  Checkpoint* found = nullptr;
+  for (Checkpoint* checkpoint : CheckpointsAt(job, ref.step)) {
+    if (ref.attempt != 0 && checkpoint->key.attempt != ref.attempt) continue;
+    if (ref.revision >= 0 && checkpoint->key.revision != ref.revision) continue;
+    found = checkpoint;
+  }
+  return found;
+}
+
+// --- for the recorder
+
+Engine::Description::Part Describing::PartOf(const Part& part) {
+  const Checkpoint& checkpoint = *part.checkpoint;
+  const ManifestPlace& manifest = *part.manifest;
+  Engine::Description::Part described;
+  described.committed = {part.key, checkpoint.content->world_size, manifest.extent, manifest.bytes,
+                         part.content->digest};
+  described.resident = manifest.resident;
+  for (const auto& [name, object] : part.content->objects) {
+    described.bytes += object->entry().length;
+    ++described.objects;
+    described.resident &= object->content->resident;
+    described.broken |= object->content->broken && !checkpoint.files->persisted;
+  }
+  described.persisted = checkpoint.files->persisted;
+  return described;
+}
+
+Engine::Description Describing::Describe(const std::string& name,
+                                         const std::vector<CheckpointKey>& checkpoints) const {
+  Engine::Description description;
+  const Job* job = jobs_.Find(name);
+  if (job == nullptr) return description;
+  const JobOwner& owner = *job->owner;
+  if (owner.owned) description.job = fact::Job{job->name, owner.uid, owner.gid, owner.policy};
+  for (const auto& [number, attempt] : job->attempts->begun) {
+    description.attempts.push_back({name, number, attempt.comes_from, attempt.unix_ms});
+  }
+  for (const CheckpointKey& key : checkpoints) {
+    const Checkpoint* checkpoint = CheckpointOf(*job, {key.step, key.attempt, key.revision});
+    if (checkpoint == nullptr) {
+      description.gone.push_back(key);
+      continue;
+    }
+    for (const auto& [writer, part] : checkpoint->content->parts) {
+      if (part->content->committed) description.parts.push_back(PartOf(*part));
+    }
+    if (checkpoint->content->complete) description.complete.push_back(InfoOf(*checkpoint));
+  }
+  return description;
+}
+
+}  // namespace cairn::engine

@@ -1,0 +1,46 @@
+// What is known of checkpoints and objects, in the words of `stat` and `ls`; and which checkpoint a
+// reference means. Changes nothing: several threads may ask at once between two Applies.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "server/engine/engine.h"
+#include "server/engine/standing.h"
+
+namespace cairn::engine {
+
+class Describing {
+ public:
+  Describing(const Jobs* jobs, const Standing* standing) : jobs_(*jobs), standing_(*standing) {}
+
+  CheckpointInfo InfoOf(const Checkpoint& checkpoint) const;
+  ObjectInfo InfoOf(const Object& object, bool with_crcs) const;
+  static reply::Latest LatestOf(const Checkpoint& checkpoint);
+
+  // The checkpoint meant, for reading: complete and obtainable, else why not.
+  StatusOr<Checkpoint*> Resolve(const Job& job, const CheckpointRef& ref) const;
+  // For showing rather than loading: the line's, else the newest there is of it; nullptr: none.
+  Checkpoint* ForShow(const Job& job, const CheckpointRef& ref) const;
+  // For the recorder.
+  Engine::Description Describe(const std::string& job,
+                               const std::vector<CheckpointKey>& checkpoints) const;
+
+ private:
+  StatusOr<Checkpoint*> ResolveLatest(const Job& job) const;
+  static Status NothingYet(const Job& job);
+  static Engine::Description::Part PartOf(const Part& part);
+
+  const Jobs& jobs_;
+  const Standing& standing_;
+};
+
+// Writers of it that have not committed, the first kMostMissingWritersNamed.
+std::vector<Writer> MissingWriters(const Checkpoint& checkpoint);
+StatusOr<Object*> ObjectNamed(const Checkpoint& checkpoint, const std::string& name);
+
+// What callers hear of a complete checkpoint that is not obtainable, and of a step that `rm` took.
+Status NoGoodCopy(const Checkpoint& checkpoint);
+Status StepWasRemoved(const Job& job, Step step);
+
+}  // namespace cairn::engine

@@ -1,0 +1,11 @@
+// In which order memory is given up: a pure function of what is known of a checkpoint.
+#pragma once
+
+#include "server/engine/model.h"
+
+namespace cairn::engine {
+
+// `newest` of the job's line, nullptr when it has none; `abandoned` as the line says.
+EvictClass ClassOf(const Checkpoint& checkpoint, const Checkpoint* newest, bool abandoned);
+
+}  // namespace cairn::engine

@@ -1,0 +1,119 @@
+#include "server/engine/eviction.h"
+
+#include <algorithm>
+
+#include "server/engine/manifests.h"
+
+namespace cairn::engine {
+namespace {
+
+constexpr int kRecycleTries = 8;
+// The order in which memory is given up.
+constexpr EvictClass kInOrder[] = {EvictClass::kGarbage, EvictClass::kOwesNothing,
+                                   EvictClass::kOwes, EvictClass::kLastOfFinished};
+
+}  // namespace
+
+uint64_t Eviction::Coming() const {
+  return ledger_.Room() + ledger_.bytes_in(SlabState::kDying) + ledger_.probing_bytes();
+}
+
+uint64_t Eviction::Available(const Job& job) const {
+  standing_.Settle();
+  const SlabOwner owner{job.owner->uid, job.name};
+  return Coming() + ledger_.bytes_in(SlabState::kFree) + ledger_.idle_unmapped_bytes() +
+         ledger_.making_unreserved_bytes() + ledger_.idle_mapped_bytes(owner) +
+         standing_.evictable_bytes() -
+         (standing_.evictable_mapped_bytes() - job.standing->evictable_mapped_bytes);
+}
+
+// Within a class, what comes back by itself goes first. What the asking session has mapped itself
+// comes next, for the session hears of it in the answer to this very create; other sessions are
+// asked last.
+bool Eviction::Free(const Job* job, SessionId session, uint64_t wanted) {
+  uint64_t retiring = 0;
+  const auto lacking = [&] { return wanted - std::min(wanted, Coming() + retiring); };
+  const auto retire_own = [&] {
+    if (session != 0 && Coming() < wanted) retiring = ledger_.Retire(session, wanted - Coming());
+  };
+  for (const EvictClass evict_class : kInOrder) {
+    if (evict_class == EvictClass::kOwes) retire_own();
+    while (lacking() > 0) {
+      if (ledger_.DestroyOldest() > 0) continue;
+      if (EvictOne(evict_class, /*soft=*/false, nullptr, nullptr)) continue;
+      if (session == 0 || !EvictOne(evict_class, /*soft=*/true, job, nullptr)) break;
+      retire_own();
+    }
+  }
+  while (lacking() > 0) {
+    if (ledger_.RetireOthers(session, nullptr, lacking()) >= lacking()) break;
+    bool evicted = false;
+    for (const EvictClass evict_class : kInOrder) {
+      evicted = evicted || EvictOne(evict_class, /*soft=*/true, nullptr, nullptr);
+    }
+    if (!evicted) break;
+  }
+  return Coming() >= wanted;
+}
+
+bool Eviction::EvictOne(EvictClass evict_class, bool soft, const Job* only, const Job* except) {
+  Checkpoint* checkpoint = standing_.FirstEvictable(evict_class, soft, only, except);
+  if (checkpoint == nullptr) return false;
+  Evict(checkpoint);
+  return true;
+}
+
+bool Eviction::EvictAny() {
+  Checkpoint* checkpoint = standing_.FirstEvictable();
+  if (checkpoint == nullptr) return false;
+  Evict(checkpoint);
+  return true;
+}
+
+bool Eviction::Recycle(Job* job, SessionId session, uint64_t need) {
+  int tries = 0;
+  for (const auto& [evict_class, id] : standing_.EvictableOf(*job)) {
+    if (evict_class > EvictClass::kOwesNothing || ++tries > kRecycleTries) return false;
+    Checkpoint* checkpoint = CheckpointOf(*job, id);
+    for (const auto& [slab_id, extents] : checkpoint->memory->slabs) {
+      const SlabRecord& slab = *ledger_.Find(slab_id);
+      if (slab.bytes < need || slab.bytes > LargestFit(need) || slab.Locked() || slab.by_path) {
+        continue;
+      }
+      if (slab.mapper != session && (slab.mapper != 0 || !slab.clean)) continue;
+      out_.Count("recycled_steps");
+      Evict(checkpoint);
+      return true;
+    }
+  }
+  return false;
+}
+
+// Takes what nobody holds of it out of memory. What is in storage too stays known; anything else is
+// gone, and what a lease still holds of it lives as long as the lease.
+void Eviction::Evict(Checkpoint* checkpoint) {
+  out_.Count("evicted_checkpoints");
+  if (checkpoint->standing->evict_class == EvictClass::kOwes) out_.Count("evicted_unpersisted");
+  if (!checkpoint->files->persisted || checkpoint->files->deleting) {
+    parts_.Erase(checkpoint);
+    return;
+  }
+  DropMemory(checkpoint);
+}
+
+void Eviction::DropMemory(Checkpoint* checkpoint) {
+  for (const auto& [writer, part] : checkpoint->content->parts) {
+    bool left = false;
+    for (const auto& [name, object] : part->content->objects) {
+      if (!object->content->resident) continue;
+      if (ledger_.Find(object->content->extent.slab)->Locked()) {
+        left = true;
+        continue;
+      }
+      parts_.Free(object.get());
+    }
+    if (!left) manifests_->Free(part.get());
+  }
+}
+
+}  // namespace cairn::engine

@@ -1,0 +1,43 @@
+// Gives memory up when it is wanted, in the order of EvictClass, and says how much could be had.
+#pragma once
+
+#include "server/engine/parts.h"
+#include "server/engine/standing.h"
+
+namespace cairn::engine {
+
+class Eviction {
+ public:
+  Eviction(Outbox* out, Ledger* ledger, Parts* parts, Standing* standing)
+      : out_(*out), ledger_(*ledger), parts_(*parts), standing_(*standing) {}
+  // Manifests of what is evicted; set before the first event (the two need each other).
+  void set_manifests(Manifests* manifests) { manifests_ = manifests; }
+
+  // Space in the budget, and what is certainly about to be.
+  uint64_t Coming() const;
+  // What this job could have if it had to, beside what is leased, pinned, quarantined or a live
+  // job's newest.
+  uint64_t Available(const Job& job) const;
+
+  // Destroys and evicts until `wanted` bytes of space are coming, or nothing more can be given up;
+  // then asks sessions to unmap. True when enough is coming.
+  bool Free(const Job* job, SessionId session, uint64_t wanted);
+  bool EvictOne(EvictClass evict_class, bool soft, const Job* only, const Job* except);
+  // Gives up an old step of the job that owes nothing and has a slab that fits. True: it did.
+  bool Recycle(Job* job, SessionId session, uint64_t need);
+  // The first that may go, whatever its class. False: nothing can be given up.
+  bool EvictAny();
+  // Of a persisted checkpoint: what is leased or pinned stays.
+  void DropMemory(Checkpoint* checkpoint);
+
+ private:
+  void Evict(Checkpoint* checkpoint);
+
+  Outbox& out_;
+  Ledger& ledger_;
+  Parts& parts_;
+  Standing& standing_;
+  Manifests* manifests_ = nullptr;
+};
+
+}  // namespace cairn::engine

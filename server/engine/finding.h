@@ -1,0 +1,56 @@
+// latest, stat, ls, wait: what exists, and when it comes to be.
+//
+// Changes Job::waits.
+#pragma once
+
+#include <optional>
+
+#include "server/engine/callers.h"
+#include "server/engine/describing.h"
+#include "server/engine/scanning.h"
+
+namespace cairn::engine {
+
+class Finding : public Waitlist {
+ public:
+  Finding(const Options& options, Outbox* out, Callers* callers, Jobs* jobs, Sessions* sessions,
+          Standing* standing, Describing* describing, Scanning* scanning);
+
+  void On(const event::Latest& event);
+  void On(const event::StatCheckpoint& event);
+  void On(const event::StatObject& event);
+  void On(const event::List& event);
+  void On(const event::Wait& event);
+  // See Engine::Peek.
+  std::optional<ObjectInfo> Peek(const event::StatObject& event) const;
+
+  // Answers waits that were reached, or never can be.
+  void CheckWaits();
+
+  void Left(const Parked& parked) override;
+  void TimeUp(const Parked& parked) override;
+
+  std::string CheckInvariants(const Job& job) const;
+
+ private:
+  void CheckWaits(const Job& job);
+  // OK with a body: reached. An error: never. nullopt: not yet.
+  std::optional<StatusOr<Body>> Evaluate(const event::Wait& wait) const;
+  // The checkpoint waited for, nullptr: not there yet, or never to be there (`never` says why).
+  const Checkpoint* Meant(const event::Wait& wait, const Job& job, Status* never) const;
+  void ListJobs(const event::List& event, size_t limit);
+  void ListCheckpoints(const event::List& event, const Job& job, size_t limit);
+  void ListObjects(const event::List& event, const Job& job, const CheckpointRef& ref,
+                   size_t limit);
+
+  const Options& options_;
+  Outbox& out_;
+  Callers& callers_;
+  Jobs& jobs_;
+  Sessions& sessions_;
+  Standing& standing_;
+  Describing& describing_;
+  Scanning& scanning_;
+};
+
+}  // namespace cairn::engine

@@ -1,0 +1,69 @@
+#include "server/engine/footprints.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace cairn::engine {
+
+void Footprints::Add(Checkpoint* checkpoint, SlabRecord* slab) {
+  Footprint& memory = checkpoint->memory.Edit();
+  if (++memory.slabs[slab->id] > 1) return;
+  users_[slab->id] = {checkpoint, false, false};
+  memory.slab_bytes += slab->bytes;
+  SlabChanged(slab);
+}
+
+void Footprints::Drop(Checkpoint* checkpoint, SlabRecord* slab) {
+  Footprint& memory = checkpoint->memory.Edit();
+  const auto at = memory.slabs.find(slab->id);
+  if (--at->second > 0) return;
+  memory.slabs.erase(at);
+  const auto user = users_.find(slab->id);
+  memory.slab_bytes -= slab->bytes;
+  if (user->second.locked) memory.locked_bytes -= slab->bytes;
+  if (user->second.mapped) memory.mapped_bytes -= slab->bytes;
+  users_.erase(user);
+}
+
+void Footprints::SlabChanged(SlabRecord* slab) {
+  const auto at = users_.find(slab->id);
+  if (at == users_.end()) return;
+  User& user = at->second;
+  const bool locked = slab->Locked();
+  const bool mapped = slab->mapper != 0 && !locked;
+  if (locked == user.locked && mapped == user.mapped) return;
+  Footprint& memory = user.checkpoint->memory.Edit();
+  if (user.locked) memory.locked_bytes -= slab->bytes;
+  if (user.mapped) memory.mapped_bytes -= slab->bytes;
+  user.locked = locked;
+  user.mapped = mapped;
+  if (locked) memory.locked_bytes += slab->bytes;
+  if (mapped) memory.mapped_bytes += slab->bytes;
+}
+
+std::string Footprints::CheckInvariants(const Checkpoint& checkpoint) const {
+  const std::string shown = checkpoint.key.DebugString();
+  std::map<SlabId, uint32_t> slabs;
+  for (const auto& [writer, part] : checkpoint.content->parts) {
+    for (const auto& [name, object] : part->content->objects) {
+      if (object->content->resident) ++slabs[object->content->extent.slab];
+    }
+  }
+  if (slabs != checkpoint.memory->slabs) return shown + ": its slabs are miscounted";
+  uint64_t slab_bytes = 0, locked = 0, mapped = 0;
+  for (const auto& [id, extents] : slabs) {
+    const SlabRecord& slab = *ledger_.Find(id);
+    const auto user = users_.find(id);
+    if (user == users_.end() || user->second.checkpoint != &checkpoint)
+      return shown + ": its slab has another user";
+    slab_bytes += slab.bytes;
+    if (slab.Locked()) locked += slab.bytes;
+    if (!slab.Locked() && slab.mapper != 0) mapped += slab.bytes;
+  }
+  if (slab_bytes != checkpoint.memory->slab_bytes || locked != checkpoint.memory->locked_bytes ||
+      mapped != checkpoint.memory->mapped_bytes) {
+    return shown + ": its memory is miscounted";
+  }
+  return "";
+}
+
+}  // namespace cairn::engine

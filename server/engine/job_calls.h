@@ -1,0 +1,36 @@
+// What is said of a job as a whole: choosing an attempt, where it resumes from, the policy.
+// persist() too, which is about one checkpoint and changes none of it here.
+#pragma once
+
+#include "server/engine/describing.h"
+#include "server/engine/persistence.h"
+#include "server/engine/retention.h"
+#include "server/engine/scanning.h"
+
+namespace cairn::engine {
+
+class JobCalls {
+ public:
+  JobCalls(const Options& options, Outbox* out, Jobs* jobs, Sessions* sessions, Attempts* attempts,
+           Persistence* persistence, Retention* retention, Standing* standing,
+           Describing* describing, Scanning* scanning);
+
+  void On(const event::ChooseAttempt& event);
+  void On(const event::ResumeFrom& event);
+  void On(const event::SetPolicy& event);
+  void On(const event::PersistNow& event);
+
+ private:
+  const Options& options_;
+  Outbox& out_;
+  Jobs& jobs_;
+  Sessions& sessions_;
+  Attempts& attempts_;
+  Persistence& persistence_;
+  Retention& retention_;
+  Standing& standing_;
+  Describing& describing_;
+  Scanning& scanning_;
+};
+
+}  // namespace cairn::engine

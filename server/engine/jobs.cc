@@ -1,0 +1,97 @@
+#include "server/engine/jobs.h"
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/restored.h"
+
+namespace cairn::engine {
+
+Job* Jobs::Find(const std::string& name) const {
+  const auto at = jobs_.find(name);
+  return at == jobs_.end() ? nullptr : at->second.get();
+}
+
+Job* Jobs::FindOrMake(const std::string& name) {
+  std::unique_ptr<Job>& job = jobs_[name];
+  if (job == nullptr) {
+    job = std::make_unique<Job>(name, &changes_);
+    job->owner.Edit().policy = options_.default_policy;
+    maybe_forget_.insert(name);
+  }
+  return job.get();
+}
+
+Status Jobs::CheckAccess(const Job& job, const Caller& caller) {
+  if (!job.owner->owned || caller.uid == job.owner->uid || caller.uid == 0) {
+    return absl::OkStatus();
+  }
+  return absl::PermissionDeniedError(absl::StrCat(
+      "job: ", job.name, " is owned by uid ", job.owner->uid, ", the caller is uid ", caller.uid));
+}
+
+Status Jobs::CheckPolicy(const JobPolicy& policy) {
+  if (policy.readers != Readers::kOwner) {
+    return absl::UnimplementedError("readers: only \"owner\" is there so far");
+  }
+  if (policy.every < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("every: ", policy.every, " is below 1"));
+  }
+  if (policy.keep_last < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("keep_last: ", policy.keep_last, " is below 0"));
+  }
+  if (policy.keep_every < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("keep_every: ", policy.keep_every, " is below 0"));
+  }
+  return absl::OkStatus();
+}
+
+void Jobs::Say(const Job& job) {
+  out_.Say(fact::Job{job.name, job.owner->uid, job.owner->gid, job.owner->policy});
+}
+
+void Jobs::TakeOwnership(Job* job, uint32_t uid, uint32_t gid,
+                         const std::optional<JobPolicy>& policy) {
+  if (job->owner->owned) return;
+  JobOwner& owner = job->owner.Edit();
+  owner.owned = true;
+  if (policy.has_value()) owner.policy = *policy;
+  owner.uid = uid;
+  owner.gid = gid;
+  Say(*job);
+}
+
+void Jobs::SetPolicy(Job* job, const JobPolicy& policy) {
+  job->owner.Edit().policy = policy;
+  Say(*job);
+}
+
+// A job that nobody created anything in, and nobody is in, is no job.
+void Jobs::ForgetUnused() {
+  for (const std::string& name : std::exchange(maybe_forget_, {})) {
+    Job* job = Find(name);
+    if (job == nullptr || job->owner->owned || !job->sessions->all.empty() ||
+        !job->steps->all.empty() || !job->waits->requests.empty() || !job->scan->waiting.empty() ||
+        job->scan->state == ScanState::kScanning) {
+      continue;
+    }
+    changes_.Forget(job);
+    jobs_.erase(name);
+  }
+}
+
+void Jobs::Restore(const Restored& restored) {
+  for (const auto& [name, fact] : restored.jobs) {
+    JobOwner& owner = FindOrMake(name)->owner.Edit();
+    owner.owned = true;
+    owner.uid = fact.owner_uid;
+    owner.gid = fact.owner_gid;
+    owner.policy = fact.policy;
+  }
+}
+
+void Jobs::Snapshot(const Job& job, std::vector<Fact>* facts) const {
+  if (!job.owner->owned) return;
+  facts->push_back(fact::Job{job.name, job.owner->uid, job.owner->gid, job.owner->policy});
+}
+
+}  // namespace cairn::engine

@@ -1,0 +1,55 @@
+// Jobs by name: whose they are, and what their owner decided. A job comes into being when somebody
+// names it, is owned from its first create, and is forgotten once nobody needs it.
+//
+// Changes Job::owner. Says fact::Job.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "server/engine/model.h"
+#include "server/engine/options.h"
+#include "server/engine/outbox.h"
+
+namespace cairn::engine {
+
+struct Recovered;
+struct Restored;
+
+class Jobs {
+ public:
+  Jobs(const Options& options, Outbox* out, Changes* changes)
+      : options_(options), out_(*out), changes_(*changes) {}
+
+  Job* Find(const std::string& name) const;
+  Job* FindOrMake(const std::string& name);
+  const std::map<std::string, std::unique_ptr<Job>>& all() const { return jobs_; }
+
+  // Whether the caller may read and change it.
+  static Status CheckAccess(const Job& job, const Caller& caller);
+  static Status CheckPolicy(const JobPolicy& policy);
+  // Nothing happens when it is owned. `policy` is what the owner asked for, if anything.
+  void TakeOwnership(Job* job, uint32_t uid, uint32_t gid, const std::optional<JobPolicy>& policy);
+  void SetPolicy(Job* job, const JobPolicy& policy);  // of an owned one
+
+  // It may be nobody's any more; looked at when the event is over.
+  void MayForget(const std::string& name) { maybe_forget_.insert(name); }
+  void ForgetUnused();
+
+  void Restore(const Restored& restored);
+  void Snapshot(const Job& job, std::vector<Fact>* facts) const;
+
+ private:
+  void Say(const Job& job);
+
+  const Options& options_;
+  Outbox& out_;
+  Changes& changes_;
+
+  std::map<std::string, std::unique_ptr<Job>> jobs_;
+  std::set<std::string> maybe_forget_;
+};
+
+}  // namespace cairn::engine

@@ -1,0 +1,105 @@
+// Leases: what a session may see or write, until it says that it is done, ends, or its time is up.
+// A reader's lock may outlive it (a forked child, a mapping), so a lease whose description was lent
+// is over only when a probe says that the lock is gone.
+//
+// Changes Object::write_lease. Says fact::Lent, Unlent.
+//
+// Invariants:
+//   1. A lease is of a live session, or released.
+//   2. Its slab is there; a reader's lease is among the slab's readers; the lease of a writer that
+//      maps a slab is the slab's writer_lease.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "server/engine/callers.h"
+#include "server/engine/ledger.h"
+#include "server/engine/sessions.h"
+
+namespace cairn::engine {
+
+struct Lease {
+  LeaseId id = 0;
+  SessionId session = 0;
+  SlabId slab = 0;
+  LeaseMode mode = LeaseMode::kMap;
+  PartKey part;
+  std::string name;
+  ExtentRef extent;  // what a client without descriptors may touch through it
+  uint64_t length = 0;
+  MonotonicNanos expires = kNever;
+  bool released = false;  // its lock is not known to be gone
+};
+
+class Leases {
+ public:
+  Leases(const Options& options, Outbox* out, Sessions* sessions, Ledger* ledger)
+      : options_(options), out_(*out), sessions_(*sessions), ledger_(*ledger) {}
+
+  const Lease* Find(LeaseId lease) const;
+
+  // --- lending
+  const Lease* LendToReader(const Session& session, Object* object, LeaseMode mode);
+  // The lease under which the session maps the slab for writing: the one it has, else a new one.
+  // What must leave with the answer is added to `lend`.
+  const Lease* LendToWriter(const Session& session, SlabRecord* slab, std::vector<Lend>* lend);
+  // For a client without descriptors: the object's write lease, the one it has or a new one.
+  const Lease* LendForChunks(const Session& session, Object* object);
+
+  // --- ending
+  void Forget(LeaseId lease);
+  void EndWrite(Object* object);  // it is sealed or dropped
+  void Unmapped(const Session& session, const std::vector<SlabId>& slabs);
+  void EndAll(SessionId session);
+  void Expire();
+  void Renew(LeaseId lease);
+  MonotonicNanos next_expiry() const { return expiry_.empty() ? kNever : expiry_.begin()->first; }
+
+  void On(const event::Release& event);
+  void On(const event::Renew& event);
+  void On(const event::LendFailed& event);
+  void On(const event::SlabProbed& event);
+
+  // --- for people
+  uint64_t BytesOf(SessionId session) const;  // that readers' leases cover
+  size_t CountOf(SessionId session) const;
+  // Adds the pids of those who may still see the slab; `readers_only`: not of who maps it for
+  // writing.
+  void HoldersOf(const SlabRecord& slab, bool readers_only, std::set<int32_t>* pids) const;
+
+  // Of a part that is there again (`find` gives its object, or nullptr).
+  void Restore(const Restored& restored,
+               const std::function<Object*(const PartKey&, const std::string&)>& find);
+  void Snapshot(std::vector<Fact>* facts) const;
+  std::string CheckInvariants() const;
+
+ private:
+  struct Held {
+    std::set<LeaseId> leases;  // not released
+    std::set<SlabId> mapped;   // lent for writing
+    uint64_t bytes = 0;
+  };
+
+  Lease* Make(const Session& session, SlabRecord* slab, LeaseMode mode, const PartKey& part,
+              const std::string& name, const ExtentRef& extent, uint64_t length);
+  void Release(Lease* lease);
+  void UnmapWriter(SlabRecord* slab);
+
+  const Options& options_;
+  Outbox& out_;
+  Sessions& sessions_;
+  Ledger& ledger_;
+
+  absl::flat_hash_map<LeaseId, std::unique_ptr<Lease>> leases_;
+  std::set<std::pair<MonotonicNanos, LeaseId>> expiry_;
+  std::map<SessionId, Held> held_;
+};
+
+}  // namespace cairn::engine

@@ -1,0 +1,72 @@
+// The line of one job, kept up to date with each checkpoint that comes or goes instead of computed
+// anew. A pure structure: it knows attempts, where they come from, and which checkpoints can be
+// had. common/line.h is the rule; `Compute` there must always say the same (a test and the engine's
+// invariants compare them).
+#pragma once
+
+#include <compare>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/keys.h"
+#include "common/line.h"
+
+namespace cairn::engine {
+
+// A checkpoint within its job; ordered by step, then attempt, then revision.
+struct CheckpointId {
+  Step step = kNoStep;
+  Attempt attempt = 0;
+  Revision revision = 0;
+  auto operator<=>(const CheckpointId&) const = default;
+};
+
+class Line {
+ public:
+  // Whose place on the line may have changed.
+  struct Affected {
+    bool all = false;
+    std::optional<CheckpointId> replaced;  // besides the checkpoint itself
+  };
+
+  // Attempts that have begun, with the step each comes from. Returns true when the line may differ.
+  bool SetAttempts(const std::map<Attempt, Step>& begun);
+  // A checkpoint of an attempt that has begun can be had now, or no longer.
+  Affected Add(const CheckpointId& id);
+  Affected Remove(const CheckpointId& id);
+
+  // The highest step on the line.
+  std::optional<CheckpointId> Newest() const;
+  std::optional<CheckpointId> At(Step step) const;
+  std::optional<CheckpointId> Next(Step after) const;  // the lowest step above `after`
+  bool Has(const CheckpointId& id) const;
+  // It can be had, and an attempt that has something to show went on from before it.
+  bool Abandoned(const CheckpointId& id) const;
+  // Where an attempt whose first step is `step` comes from; kNoStep: from nothing.
+  Step ComesFrom(Step step) const;
+  // The same among steps of attempts below `attempt`, whatever began since.
+  Step ComesFromBelow(Attempt attempt, Step first_step) const;
+
+  // Empty, or how it differs from what common/line.h makes of the same attempts.
+  std::string CheckInvariants() const;
+
+ private:
+  struct Life {
+    Step comes_from = kNoStep;
+    std::map<Step, std::set<Revision>> complete;
+  };
+
+  void Rebuild();
+  std::vector<AttemptLine> AttemptLines() const;
+  // The line ends here, whatever is settled above: the newest attempt counts from its first create.
+  Step Bound() const;
+
+  std::map<Attempt, Life> lives_;
+  // The line as the attempts with a complete step left it.
+  std::map<Step, CheckpointId> settled_;
+};
+
+}  // namespace cairn::engine

@@ -1,0 +1,305 @@
+#include "server/engine/manifests.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/restored.h"
+
+namespace cairn::engine {
+namespace {
+
+// Manifests share slabs of this size: dozens of a usual job's.
+constexpr uint64_t kManifestSlabBytes = 256 << 10;
+// A commit carries no deadline of its own.
+constexpr MonotonicNanos kPatience = 10 * kNanosPerSecond;
+
+uint64_t Pages(uint64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
+
+}  // namespace
+
+Manifests::Manifests(const Options& options, Outbox* out, Callers* callers, Sessions* sessions,
+                     Ledger* ledger, Parts* parts, Eviction* eviction)
+    : slab_bytes_(std::clamp(options.budget_bytes / 64 / kPageBytes * kPageBytes, kPageBytes,
+                             kManifestSlabBytes)),
+      out_(*out),
+      callers_(*callers),
+      sessions_(*sessions),
+      ledger_(*ledger),
+      parts_(*parts),
+      eviction_(*eviction) {}
+
+// --- committing
+
+bool Manifests::Await(Part* part, const event::Commit& event) {
+  // A write that is under way ends by itself; memory for it may not come.
+  const bool bounded = part->manifest->committing && !part->manifest->writing;
+  const MonotonicNanos deadline = bounded ? out_.now() + kPatience : kNever;
+  if (!callers_.Park(this, event.caller, part->key.checkpoint.job, deadline, event)) return false;
+  part->manifest.Edit().committers.push_back(event.caller.request);
+  committing_[event.caller.request] = part->key;
+  return true;
+}
+
+void Manifests::Begin(Part* part) {
+  ManifestPlace& place = part->manifest.Edit();
+  place.committing = true;
+  place.bytes = EncodedManifestSize(*part->content->manifest);
+  Write(part);
+}
+
+// First fit among the manifests' slabs; nullptr when none has space.
+SlabRecord* Manifests::Find(uint64_t bytes, uint64_t* offset) {
+  for (const auto& [id, space] : slabs_) {
+    SlabRecord* slab = ledger_.Find(id);
+    if (slab->bytes - space.used < bytes) continue;
+    uint64_t free_from = 0;
+    for (const auto& [begin, length] : space.extents) {
+      if (begin - free_from >= bytes) break;
+      free_from = begin + length;
+    }
+    if (slab->bytes - free_from >= bytes) {
+      *offset = free_from;
+      return slab;
+    }
+  }
+  return nullptr;
+}
+
+void Manifests::Write(Part* part) {
+  uint64_t offset = 0;
+  const uint64_t bytes = Pages(part->manifest->bytes);
+  SlabRecord* slab = Find(bytes, &offset);
+  if (slab == nullptr) {
+    waiting_.insert(part->key);  // Retry makes one
+    for (RequestId request : part->manifest->committers) {
+      callers_.SetDeadline(request, out_.now() + kPatience);
+    }
+    return;
+  }
+  waiting_.erase(part->key);
+  Space& space = slabs_.at(slab->id);
+  space.extents[offset] = bytes;
+  space.used += bytes;
+  ledger_.AddExtent(slab);
+  ManifestPlace& place = part->manifest.Edit();
+  place.extent = {slab->id, offset, bytes};
+  place.resident = true;
+  place.writing = true;
+  ledger_.Pin(slab);
+  for (RequestId request : place.committers) {
+    callers_.SetDeadline(request, kNever);  // the write is under way and will be answered
+  }
+  out_.Do(action::WriteManifest{part->key, place.extent, part->content->manifest});
+  KeepSpace();
+}
+
+void Manifests::KeepSpace() {
+  uint64_t used = 0, total = 0;
+  for (auto at = slabs_.begin(); at != slabs_.end();) {
+    SlabRecord* slab = ledger_.Find(at->first);
+    if (at->second.used == 0 && slab->extents == 0 && slab->pins == 0 && slabs_.size() > 1) {
+      at = slabs_.erase(at);
+      ledger_.ReturnFromManifests(slab);
+      continue;
+    }
+    total += slab->bytes;
+    used += at->second.used;
+    ++at;
+  }
+  if (total - used >= slab_bytes_ / 2 || !coming_.empty()) return;
+  if (ledger_.Room() < slab_bytes_) return;
+  MakeSlab(slab_bytes_, /*urgent=*/false);
+}
+
+void Manifests::MakeSlab(uint64_t bytes, bool urgent) {
+  SlabRecord* slab = ledger_.Make(bytes, urgent, /*reserved=*/false);
+  ledger_.KeepForManifests(slab);
+  coming_.insert(slab->id);
+}
+
+void Manifests::Retry() {
+  const std::set<PartKey> waiting = waiting_;
+  for (const PartKey& key : waiting) {
+    Part* part = parts_.Find(key);
+    if (part == nullptr) continue;  // evicting for another made it go
+    uint64_t offset = 0;
+    const uint64_t need = Pages(part->manifest->bytes);
+    if (Find(need, &offset) != nullptr) {
+      Write(part);
+      continue;
+    }
+    bool coming = false;
+    for (SlabId id : coming_) coming |= ledger_.Find(id)->bytes >= need;
+    if (coming) continue;
+    const uint64_t bytes = SlabBytesFor(std::max(need, slab_bytes_));
+    if (ledger_.Room() < bytes) eviction_.Free(nullptr, 0, bytes);
+    if (ledger_.Room() < bytes) continue;
+    MakeSlab(bytes, /*urgent=*/true);
+  }
+}
+
+bool Manifests::SlabMade(SlabId slab, const Status& status) {
+  if (coming_.erase(slab) == 0) return false;
+  if (status.ok()) slabs_[slab];
+  return true;
+}
+
+Part* Manifests::On(const event::ManifestWritten& event) {
+  const auto orphan = orphans_.find(event.part);
+  if (orphan != orphans_.end()) {
+    const ExtentRef extent = orphan->second;
+    orphans_.erase(orphan);
+    ledger_.Unpin(ledger_.Find(extent.slab));
+    FreeExtent(extent);
+    return nullptr;
+  }
+  Part* part = parts_.Find(event.part);
+  if (part == nullptr || !part->manifest->writing) return nullptr;
+  part->manifest.Edit().writing = false;
+  ledger_.Unpin(ledger_.Find(part->manifest->extent.slab));
+  if (!event.status.ok()) {
+    Failed(part, event.status);
+    return nullptr;
+  }
+  out_.Say(fact::ManifestCommitted{part->key, part->checkpoint->content->world_size,
+                                   part->manifest->extent, part->manifest->bytes, event.digest});
+  out_.Count("commits");
+  part->manifest.Edit().committing = false;
+  parts_.Commit(part, event.digest);
+  AnswerCommitters(part, Body(reply::Commit{event.digest, part->checkpoint->content->complete}));
+  return part;
+}
+
+void Manifests::Failed(Part* part, const Status& why) {
+  part->manifest.Edit().committing = false;
+  parts_.SetManifest(part, nullptr);
+  Free(part);
+  AnswerCommitters(part, Annotate(why, "commit"));
+  bool alive = false;
+  for (SessionId id : part->content->sessions) alive |= sessions_.Find(id) != nullptr;
+  if (alive) return;
+  Checkpoint* checkpoint = part->checkpoint;
+  parts_.Erase(part);
+  parts_.EraseIfEmpty(checkpoint);
+}
+
+void Manifests::AnswerCommitters(Part* part, const StatusOr<Body>& body) {
+  const std::vector<RequestId> committers = part->manifest->committers;
+  for (RequestId request : committers) callers_.Answer(request, body);
+}
+
+// --- going
+
+void Manifests::Free(Part* part) {
+  if (!part->manifest->resident) return;
+  ManifestPlace& place = part->manifest.Edit();
+  place.resident = false;
+  if (part->content->committed) {
+    out_.Say(fact::ManifestDropped{part->key});
+    ++part->checkpoint->absent_manifests.Edit().count;
+  }
+  if (place.writing) {  // the write goes on: the extent is free when it has ended
+    orphans_.emplace(part->key, place.extent);
+    return;
+  }
+  FreeExtent(place.extent);
+}
+
+void Manifests::FreeExtent(const ExtentRef& extent) {
+  Space& space = slabs_.at(extent.slab);
+  space.extents.erase(extent.offset);
+  space.used -= extent.length;
+  ledger_.DropExtent(ledger_.Find(extent.slab));
+  KeepSpace();
+}
+
+void Manifests::PartGoes(Part* part) {
+  AnswerCommitters(part, absl::FailedPreconditionError(
+                             absl::StrCat("commit: ", part->key.DebugString(), " was dropped")));
+  waiting_.erase(part->key);
+}
+
+void Manifests::PartEmptied(Part* part) {
+  Free(part);
+  if (part->content->committed) --part->checkpoint->absent_manifests.Edit().count;
+}
+
+void Manifests::PartStored(Part* part) { ++part->checkpoint->absent_manifests.Edit().count; }
+
+void Manifests::Left(const Parked& parked) {
+  const auto at = committing_.find(parked.request);
+  if (Part* part = parts_.Find(at->second)) {
+    std::erase(part->manifest.Edit().committers, parked.request);
+  }
+  committing_.erase(at);
+}
+
+void Manifests::TimeUp(const Parked& parked) {
+  callers_.Answer(parked.request, absl::ResourceExhaustedError(
+                                      "commit: no memory for the manifest; the objects are "
+                                      "kept, the call can be repeated"));
+}
+
+// --- recovery
+
+void Manifests::RestoreSlabs() {
+  for (const auto& [id, slab] : ledger_.slabs()) {
+    if (slab.use == fact::SlabUse::kManifests) slabs_[id];
+  }
+}
+
+void Manifests::RestorePlace(Part* part, const fact::ManifestCommitted& committed) {
+  ManifestPlace& place = part->manifest.Edit();
+  place.extent = committed.extent;
+  place.bytes = committed.bytes;
+  place.resident = true;
+  --part->checkpoint->absent_manifests.Edit().count;
+  Space& space = slabs_[place.extent.slab];
+  space.extents[place.extent.offset] = place.extent.length;
+  space.used += place.extent.length;
+  ledger_.RestoreExtent(place.extent.slab);
+}
+
+void Manifests::Snapshot(const Part& part, std::vector<Fact>* facts) const {
+  if (!part.content->committed || !part.manifest->resident) return;
+  facts->push_back(fact::ManifestCommitted{part.key, part.checkpoint->content->world_size,
+                                           part.manifest->extent, part.manifest->bytes,
+                                           part.content->digest});
+}
+
+// --- invariants
+
+std::string Manifests::CheckInvariants(const Checkpoint& checkpoint, const Parts::Placer& place,
+                                       std::map<SlabId, uint32_t>* pins) const {
+  const std::string shown = checkpoint.key.DebugString();
+  uint64_t absent = 0;
+  for (const auto& [writer, part] : checkpoint.content->parts) {
+    const ManifestPlace& manifest = *part->manifest;
+    absent += part->content->committed && !manifest.resident ? 1 : 0;
+    if (manifest.resident) {
+      const std::string problem = place(manifest.extent, shown + "'s manifest");
+      if (!problem.empty()) return problem;
+    }
+    if (manifest.writing) ++(*pins)[manifest.extent.slab];
+    if (manifest.committing && !manifest.writing && manifest.committers.empty() &&
+        !waiting_.contains(part->key)) {
+      return absl::StrCat(shown, " commits, but nothing is under way for it");
+    }
+  }
+  if (absent != checkpoint.absent_manifests->count) {
+    return shown + ": its absent manifests are miscounted";
+  }
+  return "";
+}
+
+std::string Manifests::CheckOrphans(const Parts::Placer& place,
+                                    std::map<SlabId, uint32_t>* pins) const {
+  for (const auto& [part, extent] : orphans_) {
+    const std::string problem = place(extent, "a manifest being written");
+    if (!problem.empty()) return problem;
+    ++(*pins)[extent.slab];
+  }
+  return "";
+}
+
+}  // namespace cairn::engine

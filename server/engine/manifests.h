@@ -1,0 +1,88 @@
+// The encoded manifests of committed parts: which slab each lies in, and who waits for its commit.
+// Manifests share slabs that are never lent for writing. The node encodes and writes them, outside
+// its lock.
+//
+// Changes Part::manifest and Checkpoint::absent_manifests. Says fact::ManifestCommitted,
+// ManifestDropped.
+//
+// Invariants:
+//   1. Every extent of a manifest slab is a part's, or of a write whose part is gone.
+//   2. A part that is committing waits for space, or its write is under way.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/engine/eviction.h"
+#include "server/engine/parts.h"
+
+namespace cairn::engine {
+
+class Manifests : public Waitlist, public StepWatcher {
+ public:
+  Manifests(const Options& options, Outbox* out, Callers* callers, Sessions* sessions,
+            Ledger* ledger, Parts* parts, Eviction* eviction);
+
+  // Parks the caller until the part's commit is answered. False after answering why not.
+  bool Await(Part* part, const event::Commit& event);
+  // Writes the part's manifest (PartContent::manifest) as soon as there is space for it.
+  void Begin(Part* part);
+  void Free(Part* part);  // its memory
+
+  // Commits that found no space: makes a slab for them, evicting if it must.
+  void Retry();
+  // Keeps space for the next manifest, so that commits do not wait for a slab to be faulted in.
+  void KeepSpace();
+  // True: the slab was made for manifests.
+  bool SlabMade(SlabId slab, const Status& status);
+  // The part that is committed now, nullptr: the write failed, or its part is gone.
+  Part* On(const event::ManifestWritten& event);
+
+  size_t waiting() const { return waiting_.size(); }
+
+  void Left(const Parked& parked) override;
+  void TimeUp(const Parked& parked) override;
+  void PartGoes(Part* part) override;
+  void PartEmptied(Part* part) override;
+
+  void PartStored(Part* part) override;
+
+  void RestoreSlabs();  // those of the ledger that are kept for manifests
+  void RestorePlace(Part* part, const fact::ManifestCommitted& committed);
+  void Snapshot(const Part& part, std::vector<Fact>* facts) const;
+  std::string CheckInvariants(const Checkpoint& checkpoint, const Parts::Placer& place,
+                              std::map<SlabId, uint32_t>* pins) const;
+  std::string CheckOrphans(const Parts::Placer& place, std::map<SlabId, uint32_t>* pins) const;
+
+ private:
+  struct Space {
+    std::map<uint64_t, uint64_t> extents;  // offset → length
+    uint64_t used = 0;
+  };
+
+  void Write(Part* part);
+  SlabRecord* Find(uint64_t bytes, uint64_t* offset);
+  void MakeSlab(uint64_t bytes, bool urgent);
+  void FreeExtent(const ExtentRef& extent);
+  void AnswerCommitters(Part* part, const StatusOr<Body>& body);
+  void Failed(Part* part, const Status& why);
+
+  const uint64_t slab_bytes_;
+  Outbox& out_;
+  Callers& callers_;
+  Sessions& sessions_;
+  Ledger& ledger_;
+  Parts& parts_;
+  Eviction& eviction_;
+
+  std::map<SlabId, Space> slabs_;
+  std::set<SlabId> coming_;
+  std::set<PartKey> waiting_;                  // for such a slab
+  std::multimap<PartKey, ExtentRef> orphans_;  // being written for a part that is gone
+  absl::flat_hash_map<RequestId, PartKey> committing_;
+};
+
+}  // namespace cairn::engine

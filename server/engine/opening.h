@@ -1,0 +1,72 @@
+// Handing out objects: from memory, or from storage; and verifying them first where that is due.
+//
+// Changes Object::check.
+//
+// Invariant: each verification under way pins its slab.
+#pragma once
+
+#include <map>
+
+#include "server/engine/describing.h"
+#include "server/engine/leases.h"
+#include "server/engine/persistence.h"
+#include "server/engine/scanning.h"
+
+namespace cairn::engine {
+
+class Opening : public Waitlist {
+ public:
+  Opening(Outbox* out, Callers* callers, Sessions* sessions, Leases* leases, Ledger* ledger,
+          Parts* parts, Persistence* persistence, Standing* standing, Describing* describing,
+          Scanning* scanning);
+
+  void On(const event::Open& event);
+  void On(const event::Verified& event);
+  // A chunk of a client without descriptors: where it lies.
+  void On(const event::LocateChunk& event);
+  // Storage read bytes that do not match: every object is checked, so that the bad one is known by
+  // name.
+  void VerifyAll(Checkpoint* checkpoint);
+  size_t under_way() const { return verifications_.size(); }
+
+  void Left(const Parked& parked) override;
+  void TimeUp(const Parked& parked) override;
+
+  // What a dead daemon left is verified before it is first handed out.
+  void Restore(const Jobs& jobs);
+  std::string CheckInvariants(std::map<SlabId, uint32_t>* pins) const;
+
+ private:
+  struct Verification {
+    PartKey part;
+    std::string name;
+    SlabId slab = 0;
+    std::vector<RequestId> opens;
+  };
+
+  uint64_t StartVerify(Object* object);
+  // Of what was asked to be verified first. `object`: nullptr when it is gone meanwhile.
+  void AnswerVerified(const Caller& caller, OpenMode mode, const Verification& verification,
+                      Object* object, const Status& status);
+  void Broke(Object* object, const Status& why);
+  void AnswerOpen(const Caller& caller, Object* object, OpenMode mode);
+  void AnswerStored(const Caller& caller, const Object& object);
+  Status CheckChunk(const event::LocateChunk& event, const Session& session,
+                    const Lease* lease) const;
+
+  Outbox& out_;
+  Callers& callers_;
+  Sessions& sessions_;
+  Leases& leases_;
+  Ledger& ledger_;
+  Parts& parts_;
+  Persistence& persistence_;
+  Standing& standing_;
+  Describing& describing_;
+  Scanning& scanning_;
+
+  std::map<uint64_t, Verification> verifications_;
+  absl::flat_hash_map<RequestId, uint64_t> opens_;  // → the verification it waits for
+};
+
+}  // namespace cairn::engine

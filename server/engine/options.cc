@@ -1,0 +1,38 @@
+#include "server/engine/options.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/keys.h"
+
+namespace cairn::engine {
+
+Status Options::Validate() const {
+  const auto bad = [](absl::string_view what) { return absl::InvalidArgumentError(what); };
+  if (budget_bytes < 16 * kPageBytes) {
+    return bad(absl::StrCat("budget_bytes: ", budget_bytes, " is below ", 16 * kPageBytes));
+  }
+  uint64_t pool = 0;
+  for (uint64_t bytes : pool_slabs) {
+    if (bytes == 0 || bytes % kPageBytes != 0) {
+      return bad(absl::StrCat("pool_slabs: ", bytes, " is not a multiple of ", kPageBytes));
+    }
+    pool += bytes;
+  }
+  if (pool > budget_bytes) {
+    return bad(absl::StrCat("pool_slabs: ", pool, " bytes exceed the budget of ", budget_bytes));
+  }
+  if (max_sessions < 1) return bad(absl::StrCat("max_sessions: ", max_sessions, " is below 1"));
+  if (max_waiting < 1) return bad(absl::StrCat("max_waiting: ", max_waiting, " is below 1"));
+  if (max_objects_per_step < 1) {
+    return bad(absl::StrCat("max_objects_per_step: ", max_objects_per_step, " is below 1"));
+  }
+  if (max_persists < 1) return bad(absl::StrCat("max_persists: ", max_persists, " is below 1"));
+  if (lease_without_fds <= 0 || probe_interval <= 0 || persist_retry_min <= 0) {
+    return bad("intervals must be above 0");
+  }
+  if (persist_retry_max < persist_retry_min) {
+    return bad("persist_retry_max is below persist_retry_min");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace cairn::engine

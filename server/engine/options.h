@@ -1,0 +1,41 @@
+// What the engine is told once. The daemon's options take their defaults from here.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/policy.h"
+#include "common/status.h"
+
+namespace cairn::engine {
+
+struct Options {
+  // Bytes of slabs: faulted, being faulted, quarantined. Required.
+  uint64_t budget_bytes = 0;
+  // Sizes of the slabs to hold before any job's are known.
+  std::vector<uint64_t> pool_slabs;
+  // Whether there is storage at all.
+  bool storage = false;
+  // Of jobs that set none.
+  JobPolicy default_policy;
+  int64_t max_sessions = 4096;
+  // Callers parked at once.
+  int64_t max_waiting = 16384;
+  // Objects that one writer may have in one step.
+  int64_t max_objects_per_step = 1'000'000;
+  // Checkpoints being written to storage at once.
+  int max_persists = 2;
+  // How long a lease of a client without descriptors lasts unless it is renewed.
+  MonotonicNanos lease_without_fds = 30 * kNanosPerSecond;
+  // How often a quarantined slab is probed.
+  MonotonicNanos probe_interval = kNanosPerSecond / 4;
+  // Pause after a persist that failed: doubles from the first to the second.
+  MonotonicNanos persist_retry_min = kNanosPerSecond;
+  MonotonicNanos persist_retry_max = 60 * kNanosPerSecond;
+
+  cairn::Status Validate() const;
+};
+
+}  // namespace cairn::engine

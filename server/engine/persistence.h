@@ -1,0 +1,96 @@
+// What goes to storage, when, and what happens when storage says no.
+//
+// Changes Checkpoint::files and Job::files. Says fact::Persisted, FilesDeleted, PersistAsked.
+//
+// Invariants:
+//   1. At most max_persists are under way, and each pins the slabs it reads.
+//   2. Job::files.persisted holds exactly the checkpoints that are persisted.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/engine/mode.h"
+#include "server/engine/parts.h"
+#include "server/engine/standing.h"
+
+namespace cairn::engine {
+
+class Persistence : public StepWatcher {
+ public:
+  Persistence(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs, Ledger* ledger,
+              Parts* parts, Standing* standing);
+
+  // --- what is due
+  // The checkpoint became complete, or the policy or the line changed.
+  void ScheduleByPolicy(Checkpoint* checkpoint);
+  // A file is due. With `asked`, whatever the policy says and without waiting for the next try; the
+  // fact is said.
+  void Owe(Checkpoint* checkpoint);
+  void Ask(Checkpoint* checkpoint);
+  void Unowe(Checkpoint* checkpoint);
+  // A step waits for memory. The latest of a job without writers owes a file whatever the policy:
+  // once it is in storage, its memory can go.
+  void OweFinished();
+  // The daemon is stopping: the newest complete step of each job is due now.
+  void OweNewest();
+  // Whether what OweNewest asks for is done. Under another policy a step that completes while the
+  // daemon drains is owed as well.
+  bool Drained();
+
+  // --- doing it
+  // Starts what may start.
+  void Run();
+  struct Ended {
+    bool known = false;                // it was under way
+    bool persisted = false;            // and is in storage now
+    bool removed = false;              // `rm` came while it was being written: its files go too
+    Checkpoint* checkpoint = nullptr;  // nullptr: evicted or removed meanwhile
+  };
+  Ended End(const event::Persisted& event);
+  size_t under_way() const { return under_way_.size(); }
+  MonotonicNanos next() const;  // when to Run again, at the latest
+
+  // --- told by retention and the scan
+  // Storage has it whole. The fact is said when that is news of a checkpoint that is complete here.
+  // Told before Parts::CompleteStored of one that is not.
+  void FoundStored(Checkpoint* checkpoint, const Location& location);
+  void DeleteBegins(Checkpoint* checkpoint);
+  void DeleteFailed(Checkpoint* checkpoint);
+  void Deleted(Checkpoint* checkpoint);  // its files are gone
+
+  void CheckpointCompleted(Checkpoint* checkpoint) override { ScheduleByPolicy(checkpoint); }
+  void CheckpointGoes(Checkpoint* checkpoint) override;
+
+  void Restore(const Restored& restored);
+  void Snapshot(const Checkpoint& checkpoint, bool resident, std::vector<Fact>* facts) const;
+  std::string CheckInvariants(std::map<SlabId, uint32_t>* pins) const;
+
+ private:
+  bool StepBusy(const Checkpoint& checkpoint) const;
+  Checkpoint* Next(const Job& job) const;
+  void Start(Checkpoint* checkpoint);
+  void Failed(Checkpoint* checkpoint, Job* job, const event::Persisted& event);
+  void Succeeded(Checkpoint* checkpoint, const Location& location);
+  void Owe(Checkpoint* checkpoint, bool asked);
+  // Job::files.owed, and the jobs that have some.
+  void AddToOwed(Checkpoint* checkpoint);
+  void TakeFromOwed(Checkpoint* checkpoint);
+  void BecomePersisted(Checkpoint* checkpoint, const Location& location);
+  void NoLongerPersisted(Checkpoint* checkpoint);
+
+  const Options& options_;
+  const Mode& mode_;
+  Outbox& out_;
+  Jobs& jobs_;
+  Ledger& ledger_;
+  Parts& parts_;
+  Standing& standing_;
+
+  std::map<CheckpointKey, std::vector<SlabId>> under_way_;  // with what they pin
+  std::set<std::string> owing_;                             // jobs
+};
+
+}  // namespace cairn::engine

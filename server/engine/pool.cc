@@ -1,0 +1,96 @@
+#include "server/engine/pool.h"
+
+#include <algorithm>
+
+namespace cairn::engine {
+namespace {
+
+constexpr MonotonicNanos kPauseAfterFailure = 5 * kNanosPerSecond;
+
+}  // namespace
+
+void Pool::Remember(const Part& part) {
+  LastSave& last = part.checkpoint->job->saves.Edit().last[part.key.writer];
+  auto names = std::make_shared<std::vector<std::string>>();
+  std::map<SlabId, uint64_t> slabs;
+  for (const auto& [name, object] : part.content->objects) {
+    names->push_back(name);
+    const SlabId slab = object->content->extent.slab;
+    slabs[slab] = ledger_.Find(slab)->bytes;
+  }
+  last.names = std::move(names);
+  last.node_total = part.checkpoint->verdict->node_total;
+  last.slabs.clear();
+  for (const auto& [slab, bytes] : slabs) last.slabs.push_back(bytes);
+  std::sort(last.slabs.begin(), last.slabs.end());
+}
+
+void Pool::RememberStored(const Checkpoint& checkpoint) {
+  auto node_total = std::make_shared<uint64_t>(0);
+  std::map<Writer, LastSave>& saves = checkpoint.job->saves.Edit().last;
+  for (const auto& [writer, part] : checkpoint.content->parts) {
+    if (saves.contains(writer)) continue;
+    LastSave& last = saves[writer];
+    auto names = std::make_shared<std::vector<std::string>>();
+    std::vector<event::ObjectSpec> as_created;
+    for (const auto& [name, object] : part->content->objects) {
+      names->push_back(name);
+      as_created.push_back({name, object->entry().length, object->entry().kind, false});
+    }
+    for (const Need& need : PlanNeeds(as_created)) last.slabs.push_back(SlabBytesFor(need.bytes));
+    std::sort(last.slabs.begin(), last.slabs.end());
+    for (uint64_t bytes : last.slabs) *node_total += bytes;
+    last.names = std::move(names);
+    last.node_total = node_total;
+  }
+}
+
+void Pool::Provision(const Job& job, SessionId session, Writer writer, int steps) {
+  const auto last = job.saves->last.find(writer);
+  if (last == job.saves->last.end() || out_.now() < provision_at_ || admission_.waiting() ||
+      mode_.draining || !mode_.safe_mode.empty()) {
+    return;
+  }
+  std::vector<uint64_t> ready = ledger_.ReadyFor(SlabOwner{job.owner->uid, job.name}, session);
+  for (int i = 0; i < steps; ++i) {
+    // Both ascend: each size takes the first ready slab that fits it.
+    std::vector<uint64_t> left;
+    auto next = ready.begin();
+    for (uint64_t bytes : last->second.slabs) {
+      while (next != ready.end() && *next < bytes) left.push_back(*next++);
+      if (next != ready.end() && *next <= LargestFit(bytes)) {
+        ++next;
+        continue;
+      }
+      if (ledger_.Room() < bytes) return;
+      ledger_.Make(bytes, /*urgent=*/false, /*reserved=*/false);
+    }
+    left.insert(left.end(), next, ready.end());
+    ready = std::move(left);
+  }
+}
+
+void Pool::ProvisionAll(const Job& job, int steps) {
+  for (SessionId id : std::set<SessionId>(job.sessions->all)) {
+    const Session& session = *sessions_.Find(id);
+    if (session.writer >= 0) Provision(job, id, session.writer, steps);
+  }
+}
+
+void Pool::NotMade() { provision_at_ = out_.now() + kPauseAfterFailure; }
+
+void Pool::Start() {
+  if (!mode_.safe_mode.empty()) return;
+  std::multiset<uint64_t> there;
+  for (const auto& [id, slab] : ledger_.slabs()) there.insert(slab.bytes);
+  for (uint64_t bytes : options_.pool_slabs) {
+    const auto same = there.find(bytes);
+    if (same != there.end()) {
+      there.erase(same);
+    } else if (ledger_.Room() >= bytes) {
+      ledger_.Make(bytes, /*urgent=*/false, /*reserved=*/false);
+    }
+  }
+}
+
+}  // namespace cairn::engine

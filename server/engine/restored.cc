@@ -1,0 +1,77 @@
+#include "server/engine/restored.h"
+
+#include <algorithm>
+#include <variant>
+
+namespace cairn::engine {
+
+Restored::Restored(const std::vector<Fact>& facts) {
+  for (const Fact& fact : facts) std::visit([this](const auto& f) { Take(f); }, fact);
+}
+
+void Restored::Take(const fact::Incarnation& f) { next_id = std::max(next_id, f.next_id); }
+void Restored::Take(const fact::Job& f) { jobs[f.job] = f; }
+
+// --- attempts
+
+void Restored::Take(const fact::AttemptBegun& f) { attempts[{f.job, f.attempt}] = f; }
+void Restored::Take(const fact::WriterProcess& f) {
+  processes[{f.job, f.attempt, f.writer}] = f.process;
+}
+void Restored::Take(const fact::StepWorld& f) { worlds[{f.job, f.attempt, f.step}] = f.world_size; }
+void Restored::Take(const fact::Resume& f) { resumes[{f.job, f.attempt}] = f.comes_from; }
+
+// --- slabs, sessions, leases
+
+void Restored::Take(const fact::Slab& f) { slabs[f.slab] = f; }
+void Restored::Take(const fact::SlabGone& f) { slabs.erase(f.slab); }
+void Restored::Take(const fact::SessionBegun& f) { sessions[f.session] = f; }
+void Restored::Take(const fact::SessionEnded& f) { sessions.erase(f.session); }
+void Restored::Take(const fact::Lent& f) { leases[f.lease] = f; }
+void Restored::Take(const fact::Unlent& f) { leases.erase(f.lease); }
+
+// --- parts
+
+void Restored::Take(const fact::ObjectCreated& f) {
+  auto& part = objects[f.part];
+  if (part.empty()) dropped.erase(f.part);
+  part[f.name] = {f, std::nullopt};
+}
+
+void Restored::Take(const fact::ObjectSealed& f) { objects[f.part][f.entry.name].sealed = f; }
+
+void Restored::Take(const fact::ObjectDropped& f) {
+  dropped[f.part] = f.name;
+  const auto part = objects.find(f.part);
+  if (part == objects.end()) return;
+  part->second.erase(f.name);
+  if (part->second.empty()) objects.erase(part);
+}
+
+void Restored::Take(const fact::ManifestCommitted& f) { manifests[f.part] = f; }
+void Restored::Take(const fact::ManifestDropped& f) { manifests.erase(f.part); }
+
+// --- files, and what people decided
+
+void Restored::Take(const fact::Persisted& f) {
+  persisted[f.checkpoint] = f.digest;
+  asked.erase(f.checkpoint);
+}
+
+void Restored::Take(const fact::PersistAsked& f) { asked.insert(f.checkpoint); }
+void Restored::Take(const fact::FilesDeleted& f) { persisted.erase(f.checkpoint); }
+
+void Restored::Take(const fact::StepRemoved& f) {
+  Attempt& attempt = removed[{f.job, f.step}];
+  attempt = std::max(attempt, f.up_to_attempt);
+}
+
+void Restored::Take(const fact::Pinned& f) {
+  if (f.pinned) {
+    pinned.insert(f.checkpoint);
+  } else {
+    pinned.erase(f.checkpoint);
+  }
+}
+
+}  // namespace cairn::engine

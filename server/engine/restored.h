@@ -1,0 +1,68 @@
+// What a dead daemon's facts come to: the last word of each. Components restore themselves from it.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "server/engine/engine.h"
+#include "server/facts/facts.h"
+
+namespace cairn::engine {
+
+struct Restored {
+  struct Object {
+    std::optional<fact::ObjectCreated> created;
+    std::optional<fact::ObjectSealed> sealed;
+    const ExtentRef& Extent() const { return sealed ? sealed->extent : created->extent; }
+  };
+
+  explicit Restored(const std::vector<Fact>& facts);
+
+  uint64_t next_id = 1;
+  std::map<std::string, fact::Job> jobs;
+  std::map<std::pair<std::string, Attempt>, fact::AttemptBegun> attempts;
+  std::map<std::tuple<std::string, Attempt, Writer>, ProcessToken> processes;
+  std::map<std::tuple<std::string, Attempt, Step>, int32_t> worlds;
+  std::map<std::pair<std::string, Attempt>, Step> resumes;
+  std::map<SlabId, fact::Slab> slabs;
+  std::map<SessionId, fact::SessionBegun> sessions;
+  std::map<LeaseId, fact::Lent> leases;
+  std::map<PartKey, std::map<std::string, Object>> objects;
+  // Parts that objects were dropped of → one of them. Not those that began anew with none left.
+  std::map<PartKey, std::string> dropped;
+  std::map<PartKey, fact::ManifestCommitted> manifests;
+  std::map<CheckpointKey, std::string> persisted;
+  std::map<std::pair<std::string, Step>, Attempt> removed;
+  std::set<CheckpointKey> pinned, asked;
+
+ private:
+  void Take(const fact::Incarnation& f);
+  void Take(const fact::Job& f);
+  void Take(const fact::AttemptBegun& f);
+  void Take(const fact::WriterProcess& f);
+  void Take(const fact::StepWorld& f);
+  void Take(const fact::Resume& f);
+  void Take(const fact::Slab& f);
+  void Take(const fact::SlabGone& f);
+  void Take(const fact::SessionBegun& f);
+  void Take(const fact::SessionEnded& f);
+  void Take(const fact::Lent& f);
+  void Take(const fact::Unlent& f);
+  void Take(const fact::ObjectCreated& f);
+  void Take(const fact::ObjectSealed& f);
+  void Take(const fact::ObjectDropped& f);
+  void Take(const fact::ManifestCommitted& f);
+  void Take(const fact::ManifestDropped& f);
+  void Take(const fact::Persisted& f);
+  void Take(const fact::PersistAsked& f);
+  void Take(const fact::FilesDeleted& f);
+  void Take(const fact::StepRemoved& f);
+  void Take(const fact::Pinned& f);
+};
+
+}  // namespace cairn::engine

@@ -1,0 +1,69 @@
+// The calls of a writer: create, seal, commit, abort. What is checked, when a call is a repeat, and
+// what a granted one gets.
+#pragma once
+
+#include <vector>
+
+#include "server/engine/admission.h"
+#include "server/engine/manifests.h"
+#include "server/engine/pool.h"
+#include "server/engine/scanning.h"
+
+namespace cairn::engine {
+
+class Saving : public Granter {
+ public:
+  Saving(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs, Sessions* sessions,
+         Leases* leases, Ledger* ledger, Attempts* attempts, Parts* parts, Manifests* manifests,
+         Admission* admission, Pool* pool, Scanning* scanning);
+
+  void On(const event::Create& event);
+  void On(const event::SealObjects& event);
+  void On(const event::Commit& event);
+  void On(const event::Abort& event);
+  void On(const event::ManifestWritten& event);
+
+  // Every need has its slab, ready. Facts come before the reply that depends on them.
+  void Grant(const event::Create& event, Checkpoint* checkpoint,
+             const std::vector<Need>& needs) override;
+
+ private:
+  // --- create
+  Status CheckCreate(const event::Create& event, const Job& job, const Session& session,
+                     Attempt* superseded_by) const;
+  Status CheckNames(const event::Create& event) const;
+  Status CheckRevision(const Job& job, const PartKey& part) const;
+  // The writer has entered the step again: what it began of it before and did not commit is over.
+  void DropOlderRevisions(Job* job, const PartKey& part);
+  // True when the call was answered before: it is answered again.
+  bool RepeatedCreate(const event::Create& event, Part* part, const Session& session);
+  reply::Create GrantReply(const event::Create& event, Part* part, const Session& session,
+                           bool repeat);
+  void Enter(Job* job, const Caller& caller, const PartKey& part, int32_t world_size,
+             const Session& session);
+
+  // --- seal, commit, abort
+  // The session and the job, after all checks that the three share; false after answering why not.
+  bool MayWrite(const Caller& caller, const PartKey& part, const Session** session, Job** job);
+  // Of a part that is not there: whether it was, and held objects.
+  Status CheckDropped(const Job& job, const PartKey& part) const;
+  Status CheckCommit(const event::Commit& event, const Job& job, const Session& session,
+                     const Part* part, Attempt* superseded_by) const;
+  std::shared_ptr<const Manifest> ManifestOf(const Part& part, const event::Commit& event) const;
+
+  const Options& options_;
+  const Mode& mode_;
+  Outbox& out_;
+  Jobs& jobs_;
+  Sessions& sessions_;
+  Leases& leases_;
+  Ledger& ledger_;
+  Attempts& attempts_;
+  Parts& parts_;
+  Manifests& manifests_;
+  Admission& admission_;
+  Pool& pool_;
+  Scanning& scanning_;
+};
+
+}  // namespace cairn::engine

@@ -1,0 +1,66 @@
+// A job's storage is read once in a daemon's life: when the job first matters. Until then, and when
+// storage is away, memory answers alone.
+//
+// Changes Job::scan.
+#pragma once
+
+#include <functional>
+
+#include "server/engine/callers.h"
+#include "server/engine/persistence.h"
+#include "server/engine/retention.h"
+
+namespace cairn::engine {
+
+// How long a call that brings no deadline of its own waits for storage.
+inline constexpr MonotonicNanos kScanPatience = 10 * kNanosPerSecond;
+
+class Scanning : public Waitlist {
+ public:
+  // `again` handles a parked event once more.
+  Scanning(const Options& options, Outbox* out, Callers* callers, Jobs* jobs, Attempts* attempts,
+           Parts* parts, Persistence* persistence, Retention* retention,
+           std::function<void(const Event&)> again);
+
+  // Parks the event until the job's storage has been read; false: no need to. What can do without
+  // storage waits a little for it at most.
+  bool Await(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event,
+             bool can_do_without = false);
+  void Start(Job* job);
+  // The event under way has waited for storage long enough, and goes on with what memory knows.
+  bool gave_up() const { return gave_up_; }
+  // The job, readable by the caller, or nullptr after parking or answering. A job that nobody knows
+  // may be in storage.
+  Job* Readable(Sessions* sessions, const Caller& caller, const std::string& job,
+                MonotonicNanos deadline, const Event& event, bool scan);
+
+  // Merges what storage holds. The job, and whether its newest attempt is one that storage told of
+  // (then the older ones are to be fenced); nullptr: nobody asked any more. The callers that waited
+  // go on with Resume, once all is in order.
+  Job* On(const event::JobScanned& event, bool* newer_attempt);
+  void Resume(Job* job);
+
+  void Left(const Parked& parked) override;
+  void TimeUp(const Parked& parked) override;
+
+ private:
+  bool FailedLately(const Job& job) const;  // not to be read again yet
+  void MergeAll(Job* job, const event::JobScanned& event);
+  void Merge(Job* job, const StoredCheckpoint& stored);
+  // Parts that memory lacks are as storage has them; those it has stay where they are.
+  void Complete(Checkpoint* checkpoint, const StoredCheckpoint& stored);
+
+  const Options& options_;
+  Outbox& out_;
+  Callers& callers_;
+  Jobs& jobs_;
+  Attempts& attempts_;
+  Parts& parts_;
+  Persistence& persistence_;
+  Retention& retention_;
+  const std::function<void(const Event&)> again_;
+
+  bool gave_up_ = false;
+};
+
+}  // namespace cairn::engine

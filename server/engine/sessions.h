@@ -1,0 +1,60 @@
+// Who is connected. A session is one process's connection to the node; what it holds is kept by the
+// components that lend it (leases.h, parts.h, attempts.h, callers.h).
+//
+// Changes Job::sessions. Says fact::SessionBegun, SessionEnded.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "server/engine/callers.h"
+#include "server/engine/jobs.h"
+
+namespace cairn::engine {
+
+struct Session {
+  SessionId id = 0;
+  std::string secret;
+  uint32_t uid = 0, gid = 0;
+  int32_t pid = 0;
+  ProcessToken process;
+  std::string job;      // "": it is in none, and only reads
+  Attempt attempt = 0;  // the last one it created in, or what it said at hello
+  Writer writer = -1;
+  int32_t world_size = 0;
+  int32_t local_writers = 1;
+  bool takes_fds = true;
+  std::string client;
+  std::optional<JobPolicy> policy;  // the job's, should this session come to own it
+};
+
+class Sessions {
+ public:
+  Sessions(Outbox* out, Jobs* jobs) : out_(*out), jobs_(*jobs) {}
+
+  const Session* Find(SessionId session) const;
+  // The caller's session, or nullptr after answering why not.
+  const Session* Of(const Caller& caller);
+  const std::map<SessionId, std::unique_ptr<Session>>& all() const { return sessions_; }
+  size_t size() const { return sessions_.size(); }
+
+  // Draws the id. The hello was checked.
+  const Session* Begin(const event::Hello& event);
+  void Join(const Session& session, Job* job);  // it is in this job from now on
+  void Entered(SessionId session, Attempt attempt);
+  void Propose(SessionId session, const JobPolicy& policy);
+  // Everything it held is gone: takes it out of its job and forgets it.
+  void End(SessionId session);
+
+  void Restore(const Restored& restored, const std::vector<SessionId>& live);
+  void Snapshot(std::vector<Fact>* facts) const;
+
+ private:
+  Outbox& out_;
+  Jobs& jobs_;
+
+  std::map<SessionId, std::unique_ptr<Session>> sessions_;
+};
+
+}  // namespace cairn::engine

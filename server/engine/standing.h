@@ -1,0 +1,83 @@
+// What follows from everything else, and is never set by hand: the line of each job, in which order
+// its checkpoints are given up when memory is short, and what the recorder and those who wait must
+// hear. Whoever edits a checkpoint or a job touches it (owned.h); it settles here before anybody
+// reads an answer, and at the latest at the end of the event.
+//
+// Changes Checkpoint::standing and Job::standing.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/engine/jobs.h"
+#include "server/engine/model.h"
+
+namespace cairn::engine {
+
+class Standing {
+ public:
+  Standing(Jobs* jobs, Changes* changes) : jobs_(*jobs), changes_(*changes) {}
+
+  // Nothing to do between two Applies, so that several threads may ask at once then.
+  void Settle() const {
+    if (!changes_.Empty()) const_cast<Standing*>(this)->SettleChanges();
+  }
+
+  // --- the line
+  Checkpoint* Newest(const Job& job) const;
+  Checkpoint* At(const Job& job, Step step) const;
+  Checkpoint* Next(const Job& job, Step after) const;
+  bool OnLine(const Checkpoint& checkpoint) const;
+  bool Abandoned(const Checkpoint& checkpoint) const;
+  Step ComesFrom(const Job& job, Step first_step) const;
+  Step ComesFromBelow(const Job& job, Attempt attempt, Step first_step) const;
+
+  // --- what could be evicted
+  // The first of a class. Hard: one of whose memory some comes back by itself. Soft: one that is
+  // mapped by sessions. Those with a lease on some object go last: the rest of them gains less.
+  Checkpoint* FirstEvictable(EvictClass evict_class, bool soft, const Job* only,
+                             const Job* except) const;
+  Checkpoint* FirstEvictable() const;  // of any class; nullptr: nothing can be given up
+  // Those of one job, in the order in which they go.
+  const std::set<std::pair<EvictClass, CheckpointId>>& EvictableOf(const Job& job) const;
+  uint64_t evictable_bytes() const;
+  uint64_t evictable_mapped_bytes() const;
+  // Grows whenever what could be evicted changes.
+  uint64_t version() const;
+
+  // --- who must hear
+  // Jobs whose waits may have been reached, or never can be.
+  std::set<std::string> TakeWaitsToCheck();
+  std::map<std::string, std::set<CheckpointKey>> TakeToRecord();
+
+  // It is about to go: its place on the line and in the indexes goes now.
+  void Forget(Checkpoint* checkpoint);
+
+  std::string CheckInvariants() const;
+
+ private:
+  void SettleChanges();
+  void SettleLine(Checkpoint* checkpoint);
+  void SettleAttempts(Job* job);  // the line learns which attempts there are
+  void SettleJob(Job* job);
+  void SettleClass(Checkpoint* checkpoint);
+  void SettleShown(Checkpoint* checkpoint);
+  void Unindex(Checkpoint* checkpoint);
+  void Affect(Job* job, const Line::Affected& affected);
+  std::string CheckJob(const Job& job) const;
+
+  Jobs& jobs_;
+  Changes& changes_;
+
+  bool settling_ = false;
+  std::map<std::pair<EvictClass, uint64_t>, Checkpoint*> evictable_;  // by class and sequence
+  uint64_t evictable_bytes_ = 0, evictable_mapped_bytes_ = 0;
+  uint64_t version_ = 0;
+  std::set<std::string> waits_to_check_;
+  std::map<std::string, std::set<CheckpointKey>> to_record_;
+};
+
+}  // namespace cairn::engine

@@ -1,0 +1,24 @@
+// What `status` shows.
+#pragma once
+
+#include "server/engine/admission.h"
+#include "server/engine/opening.h"
+
+namespace cairn::engine {
+
+// Everything it reads; none of it is changed.
+struct StatusSources {
+  const Options& options;
+  const Outbox& out;
+  const Callers& callers;
+  const Jobs& jobs;
+  const Sessions& sessions;
+  const Leases& leases;
+  const Ledger& ledger;
+  const Parts& parts;
+  const Persistence& persistence;
+  const Standing& standing;
+};
+reply::Status StatusOf(const StatusSources& from);
+
+}  // namespace cairn::engine

@@ -1,0 +1,61 @@
+"""Starting commands, with a limit on how long they may take."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+TAIL_LINES = 60
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def tail(text: str) -> str:
+    lines = text.rstrip().splitlines()
+    return "\n".join((["…"] if len(lines) > TAIL_LINES else []) + lines[-TAIL_LINES:])
+
+
+def run_process(
+    command: list[str], timeout_s: float, env: dict[str, str] | None = None, cwd: Path | str = ROOT
+) -> tuple[int, str]:
+    """Exit status and output; -SIGKILL and a note when it ran past the time. Its whole group is killed,
+    because a test that hangs usually hangs in a daemon it started."""
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        try:
+            output, _ = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:  # a child outside the group holds the pipe
+            output = ""
+        return -signal.SIGKILL, f"{output}\n(ran past {timeout_s:.0f} s and was killed)"
+
+
+def run_shown(command: list[str], timeout_s: float) -> str:
+    """Runs a command whose output is shown as it comes. Returns what went wrong, or an empty string."""
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        code = process.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"ran past {timeout_s:.0f} s"
+    return f"exit status {code}" if code else ""

@@ -1,0 +1,157 @@
+"""The C++ test programs, as CMake registered them (cairn_test(), add_test())."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from driver.process import run_process, say, tail
+from driver.report import RESULTS, Case, Report, read_cases
+
+# Labels of cairn_test() that keep a program out of the ordinary tier.
+FULL_LABELS = {"root", "full"}
+# The label of a program that ThreadSanitizer can tell something about.
+THREADS_LABEL = "threads"
+
+
+@dataclasses.dataclass
+class Program:
+    """One test as CMake registered it."""
+
+    name: str
+    command: list[str]  # empty: not built yet
+    labels: set[str]
+    timeout_s: float
+    environment: list[str]
+    directory: str
+    alone: bool
+
+    def is_built(self) -> bool:
+        return bool(self.command) and Path(self.command[0]).exists()
+
+    def is_unit_test(self) -> bool:
+        """Not a script, nor a program that the ordinary tier leaves out."""
+        script = bool(self.command) and "python" in self.command[0]
+        return not script and not self.labels & FULL_LABELS
+
+
+def list_programs(build: Path) -> list[Program]:
+    listing = subprocess.run(
+        ["ctest", "--test-dir", str(build), "--show-only=json-v1"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    programs = []
+    for test in json.loads(listing.stdout)["tests"]:
+        properties = {p["name"]: p["value"] for p in test.get("properties", [])}
+        programs.append(
+            Program(
+                name=test["name"],
+                command=test.get("command", []),
+                labels=set(properties.get("LABELS", [])),
+                timeout_s=float(properties.get("TIMEOUT", 300)),
+                environment=properties.get("ENVIRONMENT", []),
+                directory=properties.get("WORKING_DIRECTORY", str(build)),
+                alone=bool(properties.get("RUN_SERIAL", False)),
+            )
+        )
+    return programs
+
+
+@dataclasses.dataclass
+class Runner:
+    """How programs are run: under which name, with what in the environment, how patiently."""
+
+    results: Path  # a folder for JUnit files
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+    prefix: str = ""  # of the names of cases
+    patience: float = 1  # a factor on every program's timeout
+    quiet: bool = False
+
+    def run(self, program: Program) -> list[Case]:
+        self.results.mkdir(parents=True, exist_ok=True)
+        name = f"{self.prefix}{program.name}"
+        xml = self.results / f"{program.name}.xml"
+        xml.unlink(missing_ok=True)
+        env = {**os.environ, **self.env, "GTEST_OUTPUT": f"xml:{xml}", "GTEST_COLOR": "no"}
+        for setting in program.environment:
+            key, _, value = setting.partition("=")
+            env[key] = value
+        begin = time.monotonic()
+        timeout_s = program.timeout_s * self.patience
+        code, output = run_process(program.command, timeout_s, env, program.directory)
+        took = time.monotonic() - begin
+        cases = read_cases(xml, f"{name}:", name)
+        failed = any(case.outcome == "failed" for case in cases)
+        if code != 0 and not failed:
+            how = f"died of {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            cases.append(Case(name, "failed", f"{how}\n{tail(output)}"))
+        elif not cases and xml.exists():
+            cases = [Case(name, "failed", "no test ran")]
+        elif not cases:  # not a program of gtest: one case as a whole
+            cases = [Case(name, "passed")]
+        if not self.quiet:
+            show(name, cases, took)
+        return cases
+
+    def run_all(self, programs: list[Program], report: Report) -> None:
+        """Side by side, as many as there are processors; those that must be alone, afterwards."""
+
+        def run(program: Program) -> None:
+            report.add(self.run(program))
+
+        longest_first = sorted(programs, key=self.last_time, reverse=True)
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+            list(pool.map(run, (p for p in longest_first if not needs_machine(p))))
+        for program in filter(needs_machine, programs):  # its timing and memory are its own
+            run(program)
+
+    def last_time(self, program: Program) -> float:
+        """Seconds that it took in the last run, as its JUnit file says; unknown ones go first."""
+        try:
+            with (self.results / f"{program.name}.xml").open(encoding="utf-8") as xml:
+                head = xml.read(400)
+            return float(head.split(' time="', 1)[1].split('"', 1)[0])
+        except (OSError, IndexError, ValueError):
+            return float("inf")
+
+
+def needs_machine(program: Program) -> bool:
+    return program.alone or bool(program.labels & FULL_LABELS)
+
+
+def show(name: str, cases: list[Case], took: float) -> None:
+    bad = [case for case in cases if case.outcome == "failed"]
+    say(f"  {'FAIL' if bad else 'ok  '} {name}: {len(cases)} cases, {took:.1f} s")
+    for case in bad:
+        say(f"    {case.name}\n      " + tail(case.reason).replace("\n", "\n      "))
+
+
+def run_programs(
+    report: Report, build: Path, wanted: Callable[[Program], bool], full: bool, runner: Runner
+) -> None:
+    """Those of a build folder; in the ordinary tier the ones labelled for the full tier count as skipped."""
+    chosen = []
+    for program in filter(wanted, list_programs(build)):
+        held_back = program.labels & FULL_LABELS
+        name = f"{runner.prefix}{program.name}"
+        if held_back and not full:
+            label = " and ".join(sorted(held_back))
+            report.add([Case(name, "skipped", f"labelled {label}: make test TIER=all")])
+        elif not program.is_built():
+            report.add([Case(name, "failed", "it was not built")])
+        else:
+            chosen.append(program)
+    runner.run_all(chosen, report)
+
+
+def results_of(build: Path) -> Path:
+    return RESULTS / build.name

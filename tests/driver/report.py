@@ -1,0 +1,89 @@
+"""Test cases and their outcomes: read from JUnit files, counted, held against the list of expected skips.
+
+The unit of counting is one test case: a gtest case, a pytest item, a check of hack/, a mutant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import threading
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from driver.process import BUILD, ROOT
+
+RESULTS = BUILD / "test-results"
+EXPECTED_SKIPS = ROOT / "tests" / "expected_skips.txt"
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    outcome: str  # "passed", "failed", "skipped"
+    reason: str = ""
+
+
+class Report:
+    """What has been counted so far. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self.cases: list[Case] = []
+
+    def add(self, cases: list[Case]) -> None:
+        with self._mutex:
+            self.cases += cases
+
+    def add_one(self, name: str, problem: str) -> None:
+        """A case that passed when there is no problem."""
+        self.add([Case(name, "failed" if problem else "passed", problem)])
+
+    def of(self, outcome: str) -> list[Case]:
+        return [case for case in self.cases if case.outcome == outcome]
+
+
+def parse_junit(path: Path, prefix: str) -> list[Case]:
+    """Cases of a gtest or pytest JUnit file."""
+    cases = []
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        name = f"{prefix}{case.get('classname')}.{case.get('name')}"
+        skipped = case.find("skipped")
+        failure = case.find("failure")
+        error = case.find("error")
+        if failure is not None or error is not None:
+            node = failure if failure is not None else error
+            text = (node.text or node.get("message") or "").strip()
+            cases.append(Case(name, "failed", text))
+        elif skipped is not None:
+            message = (skipped.get("message") or skipped.text or "").strip()
+            # gtest puts "file:line" on a line of its own before the words.
+            cases.append(Case(name, "skipped", message.splitlines()[-1] if message else ""))
+        elif case.get("status") == "notrun":
+            cases.append(Case(name, "skipped", "disabled in the source"))
+        else:
+            cases.append(Case(name, "passed"))
+    return cases
+
+
+def read_cases(xml: Path, prefix: str, name: str) -> list[Case]:
+    """Those of a file that a test program may or may not have written; none when it is absent."""
+    if not xml.exists():
+        return []
+    try:
+        return parse_junit(xml, prefix)
+    except ElementTree.ParseError as error:
+        return [Case(name, "failed", f"{xml}: {error}")]
+
+
+def fail_unexpected_skips(report: Report) -> None:
+    """In the full tier a skip that nobody wrote down is a failure."""
+    patterns = []
+    for line in EXPECTED_SKIPS.read_text(encoding="utf-8").splitlines():
+        pattern = line.split("#")[0].strip()
+        if pattern:
+            patterns.append(pattern)
+    for case in report.of("skipped"):
+        if not any(fnmatch.fnmatch(case.name, pattern) for pattern in patterns):
+            case.outcome = "failed"
+            case.reason = f"skipped, but tests/expected_skips.txt does not list it: {case.reason}"

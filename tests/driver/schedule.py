@@ -1,0 +1,159 @@
+"""When which stage runs, on how few processors ever.
+
+A stage is a process of its own, so that its output, its processor time and its priority are its own. There
+are three lanes:
+
+    first    what the others need; nothing runs beside it
+    front    tests of whole processes, whose deadlines must not suffer: one stage after another, at ordinary
+             priority
+    behind   compilers and what else only needs processor time: one stage after another, at the lowest
+             priority, in the time that the front lane leaves
+
+So the two lanes together use all processors, and the front lane hardly notices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from driver.process import say
+from driver.report import RESULTS, Case, Report
+from driver.stages import Settings
+
+LOWEST_PRIORITY = 19
+# A process that a stage left behind may hold its output open.
+LAST_WORDS_S = 5
+
+
+class Lane(enum.Enum):
+    FIRST = "first"
+    FRONT = "front"
+    BEHIND = "behind"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    name: str
+    lane: Lane
+    in_ordinary_tier: bool
+    run: Callable[[Settings, Report], None]
+
+
+@dataclasses.dataclass
+class Time:
+    stage: str
+    began_s: float  # since the run began
+    wall_s: float
+    processor_s: float  # of the stage and everything that it started and waited for
+
+
+def run_here(stage: Stage, settings: Settings, output: Path) -> None:
+    """The body of a stage's process: writes its cases to a file."""
+    report = Report()
+    try:
+        stage.run(settings, report)
+    except Exception as error:
+        report.add_one(stage.name, f"the stage itself failed: {error!r}")
+    output.write_text(json.dumps([dataclasses.asdict(case) for case in report.cases]))
+
+
+class Schedule:
+    """Runs stages, each by the command that `command` gives for it and a file for its cases."""
+
+    def __init__(self, command: Callable[[Stage, Path], list[str]], report: Report) -> None:
+        self._command = command
+        self._report = report
+        self._begin = time.monotonic()
+        self.times: list[Time] = []
+
+    def run(self, stages: list[Stage]) -> None:
+        """A failure in the first lane ends the run."""
+        for stage in stages:
+            if stage.lane == Lane.FIRST and not self._run_stage(stage):
+                return
+
+        def run_lane(lane: Lane) -> None:
+            for stage in stages:
+                if stage.lane == lane:
+                    self._run_stage(stage)
+
+        behind = threading.Thread(target=run_lane, args=[Lane.BEHIND])
+        behind.start()
+        run_lane(Lane.FRONT)
+        behind.join()
+
+    def _run_stage(self, stage: Stage) -> bool:
+        """Whether nothing in it failed."""
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        output = RESULTS / f"{stage.name}.stage.json"
+        output.unlink(missing_ok=True)
+        say(f"== {stage.name} begins")
+        begin = time.monotonic()
+        command = self._command(stage, output)
+        if stage.lane == Lane.BEHIND:
+            command = ["nice", "-n", str(LOWEST_PRIORITY), *command]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        reader = threading.Thread(target=relay, args=[process.stdout, stage.name], daemon=True)
+        reader.start()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = code = os.waitstatus_to_exitcode(status)
+        reader.join(LAST_WORDS_S)
+        cases = read_output(stage, output, code)
+        self._report.add(cases)
+        took = time.monotonic() - begin
+        used = usage.ru_utime + usage.ru_stime
+        self.times.append(Time(stage.name, begin - self._begin, took, used))
+        failed = sum(case.outcome == "failed" for case in cases)
+        say(f"== {stage.name}: {took:.0f} s" + (f", {failed} failed" if failed else ""))
+        return not failed
+
+    def show_times(self) -> None:
+        """The table at the end of a run."""
+        total = time.monotonic() - self._begin
+        say(f"{'stage':10} {'began':>6} {'took':>6} {'processor':>10}   (seconds)")
+        for one in sorted(self.times, key=lambda one: one.began_s):
+            row = f"{one.began_s:6.0f} {one.wall_s:6.0f} {one.processor_s:10.0f}"
+            say(f"{one.stage:10} {row}")
+        used = sum(one.processor_s for one in self.times)
+        processors = os.cpu_count() or 1
+        say(
+            f"{'all':10} {'':6} {total:6.0f} {used:10.0f}   {total / 60:.1f} min, {processors} processors"
+        )
+
+
+def relay(lines: Iterable[str], name: str) -> None:
+    for line in lines:
+        say(f"{name} | {line.rstrip()}" if line.strip() else "")
+
+
+def read_output(stage: Stage, output: Path, code: int) -> list[Case]:
+    try:
+        return [Case(**case) for case in json.loads(output.read_text(encoding="utf-8"))]
+    except (OSError, ValueError) as error:
+        return [Case(stage.name, "failed", f"exit status {code}, no result: {error}")]
+
+
+def stage_command(script: Path, tier: str, pattern: str) -> Callable[[Stage, Path], list[str]]:
+    """How tests/run.py runs one stage: itself, once more."""
+
+    def command(stage: Stage, output: Path) -> list[str]:
+        words = [sys.executable, str(script), "--tier", tier, "--filter", pattern]
+        return [*words, "--stage", stage.name, "--output", str(output)]
+
+    return command

@@ -1,0 +1,219 @@
+"""What the stages of tests/run.py do. Each adds its cases to a report; which run when is schedule.py's."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from driver.process import BUILD, ROOT, run_process, run_shown, say, tail
+from driver.programs import (
+    THREADS_LABEL,
+    Program,
+    Runner,
+    list_programs,
+    results_of,
+    run_programs,
+)
+from driver.report import RESULTS, Case, Report, read_cases
+
+DEBIAN_PYTHON = "/usr/bin/python3"
+TORCH2_PYTHON = str(BUILD / "venv" / "torch2" / "bin" / "python")
+FUZZ_SECONDS = 60
+NO_TESTS_COLLECTED = 5  # pytest's exit status
+SANITIZER_PATIENCE = 6
+# The simulator's 10,000 are the unit stage's.
+SANITIZER_SEEDS = "500"
+
+
+@dataclasses.dataclass
+class Settings:
+    full: bool  # the tier
+    pattern: str  # of the names of C++ programs; empty: all
+
+    @property
+    def tier(self) -> str:
+        return "all" if self.full else "ordinary"
+
+
+def command_stage(name: str, command: list[str], timeout_s: float) -> Callable[..., None]:
+    """A command that is one test."""
+
+    def run(settings: Settings, report: Report) -> None:
+        report.add_one(name, run_shown(command, timeout_s))
+
+    return run
+
+
+def unit_stage(settings: Settings, report: Report) -> None:
+    build = BUILD / "main"
+    runner = Runner(results_of(build), {"CAIRN_TIER": settings.tier})
+
+    def wanted(program: Program) -> bool:
+        return bool(re.search(settings.pattern, program.name))
+
+    run_programs(report, build, wanted, settings.full, runner)
+
+
+# --- Python ----------------------------------------------------------------------------------------
+
+
+def pytest_folders(names: tuple[str, ...]) -> list[str]:
+    """Those of them that hold tests."""
+    folders = [ROOT / "tests" / name for name in names]
+    return [f"tests/{folder.name}" for folder in folders if any(folder.rglob("test_*.py"))]
+
+
+def python_stage(label: str, python: str, names: tuple[str, ...]) -> Callable[..., None]:
+    """One folder at a time, so that what takes long is seen to go on."""
+
+    def run(settings: Settings, report: Report) -> None:
+        for folder in pytest_folders(names):
+            run_pytest(report, python, label, folder, settings)
+
+    return run
+
+
+def run_pytest(report: Report, python: str, label: str, folder: str, settings: Settings) -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    name = f"{label}:{Path(folder).name}"
+    xml = RESULTS / f"{label}-{Path(folder).name}.xml"
+    xml.unlink(missing_ok=True)
+    command = [python, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "-p", "cairn_tier"]
+    command += [f"--junitxml={xml}", "--durations=5", folder]
+    begin = time.monotonic()
+    code, output = run_process(command, 3000 if settings.full else 900, python_env(settings))
+    took = time.monotonic() - begin
+    cases = read_cases(xml, f"{label}:", name)
+    failed = any(case.outcome == "failed" for case in cases)
+    bad = code not in (0, NO_TESTS_COLLECTED)
+    if failed or bad:
+        say("    " + tail(output).replace("\n", "\n    "))
+    if bad and not failed:
+        cases.append(Case(name, "failed", f"exit status {code}"))
+    say(f"  {'FAIL' if bad else 'ok  '} {name}: {len(cases)} cases, {took:.1f} s")
+    report.add(cases)
+
+
+def python_env(settings: Settings) -> dict[str, str]:
+    return {
+        **os.environ,
+        # `import cairn` finds the package as hack/build leaves it.
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(BUILD / "main" / "python")]),
+        "PYTHONPYCACHEPREFIX": str(BUILD / "pycache"),
+        "CAIRN_TIER": settings.tier,
+        "CAIRN_BUILD": str(BUILD / "main"),
+        "CAIRN_BIN": str(BUILD / "bin"),
+    }
+
+
+# --- sanitizers ------------------------------------------------------------------------------------
+
+
+def has_threads(program: Program) -> bool:
+    """What only one thread ever enters tells ThreadSanitizer nothing."""
+    return THREADS_LABEL in program.labels
+
+
+def sanitizer_stage(
+    name: str, sanitizer: str, wanted: Callable[[Program], bool]
+) -> Callable[..., None]:
+    """The unit tests, and what they need, built and run under a sanitizer."""
+
+    def run(settings: Settings, report: Report) -> None:
+        def chosen(program: Program) -> bool:
+            # A program that somebody asks for by name runs whatever its labels are.
+            matches = re.search(settings.pattern, program.name)
+            return program.is_unit_test() and bool(matches if settings.pattern else wanted(program))
+
+        build = ["hack/build", "--sanitizer", sanitizer]
+        code, output = run_process([*build, "--configure"], 300)
+        if code:
+            report.add_one(f"{name}:configure", tail(output))
+            return
+        programs = [program.name for program in filter(chosen, list_programs(BUILD / name))]
+        problem = run_shown([*build, *programs], 3600)
+        report.add_one(f"{name}:build", problem)
+        if not problem:
+            runner = Runner(
+                results_of(BUILD / name),
+                sanitizer_env(name),
+                prefix=f"{name}:",
+                patience=SANITIZER_PATIENCE,
+            )
+            run_programs(report, BUILD / name, chosen, False, runner)
+
+    return run
+
+
+def sanitizer_env(name: str) -> dict[str, str]:
+    def suppressions(file: str) -> str:  # quoted: the folder's name may have a space in it
+        return f"suppressions='{ROOT / 'hack' / 'sanitizers' / file}'"
+
+    return {
+        "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:detect_stack_use_after_return=1:"
+        + suppressions("asan.supp"),
+        "LSAN_OPTIONS": suppressions("lsan.supp") + ":print_suppressions=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        "TSAN_OPTIONS": suppressions("tsan.supp")
+        + ":halt_on_error=0:exitcode=66:second_deadlock_stack=1",
+        "CAIRN_SANITIZED": name,
+        "CAIRN_SIM_SEEDS": SANITIZER_SEEDS,
+    }
+
+
+# --- fuzzing and mutants ---------------------------------------------------------------------------
+
+
+def fuzz_stage(settings: Settings, report: Report) -> None:
+    """Each parser for a minute, from clang's libFuzzer with AddressSanitizer and UBSan."""
+    build = BUILD / "fuzz"
+    configure = ["cmake", "-S", ".", "-B", str(build), "-G", "Ninja", "-DCAIRN_FUZZ=ON"]
+    configure += ["-DCMAKE_C_COMPILER=clang", "-DCMAKE_CXX_COMPILER=clang++"]
+    targets = sorted(path.stem for path in (ROOT / "tests" / "fuzz").glob("*_fuzz.cc"))
+    for command in (configure, ["cmake", "--build", str(build), "--target", *targets]):
+        code, output = run_process(command, 1800)
+        if code:
+            report.add_one("fuzz:build", tail(output))
+            return
+
+    def fuzz(name: str) -> None:
+        program = next(path for path in build.rglob(name) if path.is_file())
+        corpus = build / "corpus" / name
+        corpus.mkdir(parents=True, exist_ok=True)
+        limits = [f"-max_total_time={FUZZ_SECONDS}", "-rss_limit_mb=2048", "-timeout=10"]
+        seeds = ROOT / "tests" / "fuzz" / "corpus" / name.removesuffix("_fuzz")
+        command = [str(program), *limits, str(corpus), *([str(seeds)] if seeds.is_dir() else [])]
+        code, output = run_process(command, FUZZ_SECONDS + 120, cwd=build)
+        report.add_one(f"fuzz:{name}", (tail(output) or f"exit status {code}") if code else "")
+        say(f"  {'FAIL' if code else 'ok  '} {name}: {FUZZ_SECONDS} s")
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+        list(pool.map(fuzz, targets))
+
+
+def mutants_stage(settings: Settings, report: Report) -> None:
+    output = RESULTS / "mutants.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.unlink(missing_ok=True)
+    code = subprocess.run(
+        [sys.executable, "hack/mutants.py", "--json", str(output)],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    ).returncode
+    if not output.exists():
+        report.add_one("mutants", f"exit status {code}, no result")
+        return
+    rows = json.loads(output.read_text(encoding="utf-8"))
+    for row in rows:
+        report.add_one(f"mutants:{row['name']}", "" if row["caught"] else row["how"])
+    if code and all(row["caught"] for row in rows):
+        report.add_one("mutants", f"exit status {code}")

@@ -1,0 +1,150 @@
+// Attempts, their writers and the line: what a newer attempt ends, and where `latest` goes.
+#include "tests/engine/engine_fixture.h"
+
+namespace cairn::engine {
+namespace {
+
+class Attempts : public EngineTest {};
+
+TEST_F(Attempts, HalvesOfTwoAttemptsNeverAddUp) {  // R28
+  const SessionId zero = Hello({.writer = 0, .world_size = 2, .attempt = 1});
+  Save(zero, 1, {{"rank0"}});
+  const SessionId one = Hello({.writer = 1, .world_size = 2, .attempt = 2});
+  Save(one, 1, {{"rank1"}});
+  EXPECT_EQ(LatestStep(one), kNoStep);
+}
+
+TEST_F(Attempts, WorldSizeIsFixedWithinAStepOfAnAttempt) {
+  const SessionId zero = Hello({.writer = 0, .world_size = 2});
+  const SessionId one = Hello({.writer = 1, .world_size = 3});
+  Save(zero, 1);
+  EXPECT_THAT(TrySave(one, 1, {{"x"}}),
+              Fails(absl::StatusCode::kInvalidArgument,
+                    "world_size: 3, but step 1 of attempt 1 has world_size 2"));
+  EXPECT_TRUE(TrySave(one, 2, {{"x"}}).ok()) << "another step may differ";
+}
+
+TEST_F(Attempts, SecondProcessAsTheSameWriterIsRefusedNamingThePid) {
+  const SessionId first = Hello({.writer = 0, .world_size = 2, .process = "A", .pid = 77});
+  Save(first, 1);
+  const SessionId second = Hello({.writer = 0, .world_size = 2, .process = "B"});
+  EXPECT_THAT(TrySave(second, 2),
+              Fails(absl::StatusCode::kAlreadyExists,
+                    "writer: 0 of attempt 1 of job job is another process, pid 77"));
+  const SessionId child = Hello({.writer = 0, .world_size = 2, .process = "A"});
+  EXPECT_TRUE(TrySave(child, 2).ok()) << "the same process on another session";
+}
+
+TEST_F(Attempts, ReadingBeginsNoAttempt) {
+  const SessionId old = Hello({.attempt = 5});
+  Save(old, 1);
+  const SessionId reader = Hello({.attempt = 9});
+  EXPECT_EQ(LatestStep(reader), 1);
+  EXPECT_TRUE(Open(reader, 1).ok());
+  EXPECT_TRUE(TrySave(old, 2).ok()) << "attempt 9 has not begun";
+}
+
+TEST_F(Attempts, NewerAttemptFencesOlderOnes) {
+  const SessionId old = Hello({.world_size = 2, .attempt = 5});
+  const PartKey half = PartOf(old, 1);
+  ASSERT_TRUE(Create(old, half, {{"a"}}).ok());
+  const SessionId young = Hello({.world_size = 2, .attempt = 6});
+  Save(young, 1, {{"a"}});
+  event::Create create = CreateOf(old, PartOf(old, 2), {{"b"}});
+  Apply(create);
+  EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
+              Fails(absl::StatusCode::kFailedPrecondition, "superseded by 6"));
+  EXPECT_EQ(replies.at(create.caller.request).superseded_by, 6);
+  EXPECT_THAT(StatusOf(Commit(old, half, {{"a"}})),
+              Fails(absl::StatusCode::kFailedPrecondition, "superseded by 6"));
+}
+
+TEST_F(Attempts, LoneWriterFencesNoOneAlive) {
+  const SessionId old = Hello({.attempt = 5, .process = "A", .pid = 41});
+  Save(old, 1);
+  const SessionId young = Hello({.attempt = 6, .process = "B"});
+  EXPECT_THAT(TrySave(young, 2), Fails(absl::StatusCode::kFailedPrecondition, "pid 41"));
+  EXPECT_TRUE(TrySave(old, 2).ok()) << "it was not fenced";
+  Die(old);
+  EXPECT_TRUE(TrySave(young, 3).ok());
+}
+
+TEST_F(Attempts, ProcessMayMoveOnToANewerAttemptByItself) {
+  const SessionId old = Hello({.attempt = 5, .process = "A"});
+  Save(old, 1);
+  const SessionId young = Hello({.attempt = 6, .process = "A"});
+  EXPECT_TRUE(TrySave(young, 2).ok());
+}
+
+TEST_F(Attempts, RevisionReplacesTheOldOneOnlyOnceItIsComplete) {
+  const SessionId zero = Hello({.writer = 0, .world_size = 2});
+  const SessionId one = Hello({.writer = 1, .world_size = 2});
+  Save(zero, 1, {{"a"}});
+  Save(one, 1, {{"b"}});
+  Save(zero, 1, {{"a"}}, /*revision=*/1);
+  EXPECT_EQ(Latest(zero)->key.revision, 0);
+  Save(one, 1, {{"b"}}, /*revision=*/1);
+  EXPECT_EQ(Latest(zero)->key.revision, 1);
+}
+
+TEST_F(Attempts, CommittedRevisionIsNotSavedAgain) {
+  const SessionId session = Hello();
+  Save(session, 1, {{"a"}}, /*revision=*/1);
+  EXPECT_THAT(TrySave(session, 1, {{"x"}}, /*revision=*/1),
+              Fails(absl::StatusCode::kAlreadyExists, "revision: 1"));
+  EXPECT_THAT(TrySave(session, 1, {{"x"}}, /*revision=*/0),
+              Fails(absl::StatusCode::kAlreadyExists, "comes after revision 1"));
+}
+
+TEST_F(Attempts, ChosenAttemptExceedsClockAndAllThatIsKnown) {
+  const SessionId session = Hello({.attempt = kUnix + 50});
+  Save(session, 1);
+  const auto choose = [&](SessionId from) {
+    event::ChooseAttempt event{From(from), "job", Soon(), kUnix};
+    Apply(event);
+    return Take<reply::Attempt>(event.caller.request)->attempt;
+  };
+  EXPECT_EQ(choose(session), kUnix + 51);
+  EXPECT_EQ(choose(session), kUnix + 52) << "never the same twice";
+  const SessionId other = Hello({.job = "other", .attempt = 0});
+  event::ChooseAttempt event{From(other), "other", Soon(), kUnix};
+  Apply(event);
+  EXPECT_EQ(Take<reply::Attempt>(event.caller.request)->attempt, kUnix);
+}
+
+TEST_F(Attempts, LatestFollowsTheLineAcrossARollback) {
+  const SessionId first = Hello({.attempt = 1});
+  for (Step step : {1, 2, 3, 4}) Save(first, step, {{"m", 100}});
+  Die(first);
+  const SessionId second = Hello({.attempt = 2});
+  event::ResumeFrom resume{From(second), "job", 2, 2, Soon()};
+  Apply(resume);
+  ASSERT_TRUE(AnswerTo(resume.caller.request).ok());
+  EXPECT_EQ(LatestStep(second), 4) << "latest moves when the attempt creates something";
+  const PartKey part = PartOf(second, 3);
+  ASSERT_TRUE(Create(second, part, {{"m", 100}}).ok());
+  EXPECT_EQ(LatestStep(second), 2);
+  ASSERT_TRUE(Commit(second, part, {{"m", 100}}).ok());
+  EXPECT_EQ(LatestStep(second), 3);
+  EXPECT_TRUE(Stat(second, 4, 1)->facts.abandoned);
+  EXPECT_THAT(StatusOf(Open(second, 4, "m")), Fails(absl::StatusCode::kNotFound, "abandoned"));
+}
+
+TEST_F(Attempts, ResumeIsBeforeTheFirstCreateAndFromTheLine) {
+  const SessionId session = Hello({.attempt = 1});
+  Save(session, 1, {{"m", 100}});
+  const SessionId next = Hello({.attempt = 2, .process = "B"});
+  const auto resume = [&](SessionId from, Attempt attempt, Step step) {
+    event::ResumeFrom event{From(from), "job", attempt, step, Soon()};
+    Apply(event);
+    return StatusOf(AnswerTo(event.caller.request));
+  };
+  EXPECT_THAT(resume(next, 2, 7), Fails(absl::StatusCode::kNotFound, "step 7"));
+  EXPECT_TRUE(resume(next, 2, 1).ok());
+  EXPECT_TRUE(resume(next, 2, kNoStep).ok());
+  EXPECT_THAT(resume(session, 1, 1), Fails(absl::StatusCode::kFailedPrecondition, "has begun"));
+  EXPECT_TRUE(resume(session, 1, kNoStep).ok()) << "that is where it came from";
+}
+
+}  // namespace
+}  // namespace cairn::engine

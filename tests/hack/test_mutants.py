@@ -1,0 +1,70 @@
+"""hack/mutants.py finds the one place of a mutant's text, wherever it has moved, and says what it found."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "hack"))
+
+import mutants
+
+MUTANT = mutants.Mutant(
+    name="lease_ignored",
+    bug="memory under a lease is freed",
+    under="server/engine",
+    find="return !readers.empty() || pins > 0;",
+    replace="return pins > 0;",
+    tests=("engine_test",),
+)
+
+
+def write(tree: Path, name: str, text: str) -> None:
+    path = tree / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_text_is_found_in_whatever_file_it_moved_to(tmp_path: Path) -> None:
+    write(tmp_path, "server/engine/line.cc", "int x;\n")
+    text = "bool Held() {\n  return !readers.empty() ||\n         pins > 0;\n}\n"
+    write(tmp_path, "server/engine/memory/held.cc", text)
+    path, begin, end = mutants.find_place(tmp_path, MUTANT)
+    assert path == tmp_path / "server/engine/memory/held.cc"
+    assert text[begin:end].split() == MUTANT.find.split()
+
+
+def test_a_text_that_changed_is_refused_with_the_line_it_became(tmp_path: Path) -> None:
+    write(tmp_path, "server/engine/held.cc", "int x;\nreturn !leases.empty() || pins > 0;\n")
+    with pytest.raises(
+        mutants.Unusable, match="nowhere under server/engine.*held.cc:2: return !leases"
+    ):
+        mutants.find_place(tmp_path, MUTANT)
+
+
+def test_a_text_that_occurs_twice_is_refused_with_both_places(tmp_path: Path) -> None:
+    write(tmp_path, "server/engine/a.cc", MUTANT.find)
+    write(tmp_path, "server/engine/b.cc", "\n" + MUTANT.find)
+    with pytest.raises(mutants.Unusable, match=r"occurs 2 times .* server/engine/a.cc:1, .*b.cc:2"):
+        mutants.find_place(tmp_path, MUTANT)
+
+
+def test_a_text_outside_its_room_does_not_count(tmp_path: Path) -> None:
+    write(tmp_path, "server/node/a.cc", MUTANT.find)
+    with pytest.raises(mutants.Unusable, match="nowhere under server/engine$"):
+        mutants.find_place(tmp_path, MUTANT)
+
+
+def test_the_check_names_every_mutant_that_does_not_apply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "server/engine/a.cc", MUTANT.find)
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    monkeypatch.setattr(mutants, "DEFINITIONS", tmp_path / "mutants.json")
+    assert mutants.check([MUTANT]) == 0
+    moved = dataclasses.replace(MUTANT, name="gone", find="if (gone) return;")
+    assert mutants.check([MUTANT, moved]) == 1
+    assert capsys.readouterr().out.startswith("mutants.json: gone: its text is nowhere")

@@ -1,0 +1,43 @@
+// The promises of docs/architecture.md, compared with what the engine says and does. Each check
+// fails the life through its report, with the promise's number.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "server/engine/engine.h"
+
+namespace cairn::engine::sim {
+
+class Node;
+struct Process;
+
+// --- after facts
+// Memory is given up only by the rules: garbage and superseded steps, what storage has, what was
+// removed, what broke. It is never the newest complete step that is nowhere else, a live job's
+// newest, or what is pinned. The node's mirror does not have the drops among `facts` yet.
+void CheckDrops(const Node& node, const std::vector<Fact>& facts, const Event* event,
+                const Outcome& outcome);
+// An attempt comes from where the line says, as far as the event tells its first step.
+void CheckAttempt(const Node& node, const fact::AttemptBegun& begun, const Event* event);
+
+// --- after an Apply
+// Nobody waits beyond a deadline or a session's end, and the engine asks to be woken in time.
+void CheckCallers(const Node& node);
+// What was acknowledged PERSISTED is in storage.
+void CheckPersisted(const Node& node);
+
+// --- at actions and answers
+// No action under way uses the slab that is now `what` ("lent", "destroyed").
+void CheckNothingUses(const Node& node, SlabId slab, const char* what);
+// Slabs lent for writing are there, the caller's for life, and seen by nobody else. The first grant
+// settles whose they are.
+void CheckGrant(Node* node, const Process& process, const reply::Create& create);
+void CheckLatest(Node* node, const std::string& job, const StatusOr<reply::Body>& body);
+void CheckInfo(const Node& node, const CheckpointInfo& info);
+
+// --- now and then
+// What a reader still sees stays what it opened (R14).
+void CheckHolds(const Node& node);
+
+}  // namespace cairn::engine::sim

@@ -1,0 +1,23 @@
+// The world's time. Nothing in a simulated life reads a real clock.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "common/clock.h"
+
+namespace cairn::engine::sim {
+
+constexpr MonotonicNanos kNoTime = std::numeric_limits<MonotonicNanos>::max();
+constexpr MonotonicNanos kMilli = kNanosPerMilli, kSecond = kNanosPerSecond;
+
+// How long the engine may take over a call that carries no deadline. It covers the engine's own
+// patience with storage or with memory for a manifest, and the world's slowest completion.
+constexpr MonotonicNanos kPatience = 11 * kSecond;
+
+struct Clock {
+  MonotonicNanos now = kSecond;
+  int64_t UnixMs() const { return now / kMilli; }
+};
+
+}  // namespace cairn::engine::sim

@@ -1,0 +1,137 @@
+// The facts of one Apply: checked against what was promised, then kept.
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/checks.h"
+#include "tests/sim/node.h"
+#include "tests/sim/trace.h"
+#include "tests/sim/world.h"
+
+namespace cairn::engine::sim {
+namespace {
+
+// A fact before the mirror has it. One overload per kind: a new fact does not compile until it is
+// decided what must hold when it is journaled.
+class NewFact {
+ public:
+  NewFact(Node* node, const Event* event) : node_(*node), event_(event) {}
+
+  void On(const fact::Incarnation&) {}
+  void On(const fact::Job&) {}
+  void On(const fact::AttemptBegun& f) { CheckAttempt(node_, f, event_); }
+  void On(const fact::WriterProcess&) {}
+  void On(const fact::StepWorld&) {}
+  void On(const fact::Resume&) {}
+  void On(const fact::Slab&) {}
+  void On(const fact::SlabGone&) {}
+  void On(const fact::SessionBegun&) {}
+  void On(const fact::SessionEnded&) {}
+  void On(const fact::Lent&) {}
+  void On(const fact::Unlent&) {}
+  void On(const fact::ObjectCreated&) {}
+  void On(const fact::ObjectSealed&) {}
+  void On(const fact::ObjectDropped&) {}    // CheckDrops sees all drops of one Apply together
+  void On(const fact::ManifestDropped&) {}  // likewise
+  void On(const fact::ManifestCommitted& f);
+  void On(const fact::Persisted& f) {
+    node_.known_stored.insert(f.checkpoint);
+    node_.check_persisted = true;
+  }
+  void On(const fact::FilesDeleted& f) { node_.known_stored.erase(f.checkpoint); }
+  void On(const fact::StepRemoved& f) {
+    std::erase_if(node_.known_stored, [&](const CheckpointKey& key) {
+      return key.job == f.job && key.step == f.step && key.attempt <= f.up_to_attempt;
+    });
+  }
+  void On(const fact::Pinned&) {}
+  void On(const fact::PersistAsked&) {}
+
+ private:
+  Node& node_;
+  const Event* event_;
+};
+
+void NewFact::On(const fact::ManifestCommitted& f) {
+  World& world = node_.world;
+  PartPromise& part = world.promises.parts[f.part];
+  if (part.committed && part.digest != f.digest) {
+    world.report.Fail(absl::StrCat("promise 3: ", f.part.DebugString(),
+                                   " was committed twice, with other content"));
+  }
+  if (const std::string wrong = node_.WrongManifest(f.part, part); !wrong.empty()) {
+    world.report.Fail(absl::StrCat("promise 2: ", f.part.DebugString(), " is committed ", wrong));
+  }
+  part.committed = true;
+  part.digest = f.digest;
+  const auto there = static_cast<int32_t>(node_.mirror.CommittedWriters(f.part.checkpoint));
+  if (there + 1 == f.world_size) {
+    world.promises.complete[f.part.checkpoint] = f.world_size;
+    world.report.Count("complete");
+  }
+}
+
+bool IsDrop(const Fact& fact) {
+  return std::holds_alternative<fact::ObjectDropped>(fact) ||
+         std::holds_alternative<fact::ManifestDropped>(fact);
+}
+
+bool Loses(Lie lie, const Fact& fact) {
+  return (lie == Lie::kJournalLosesCommit &&
+          std::holds_alternative<fact::ManifestCommitted>(fact)) ||
+         (lie == Lie::kJournalLosesLent && std::holds_alternative<fact::Lent>(fact));
+}
+
+// Removals, attempts and drops move `latest`: answers of the same Apply may be from before.
+bool MovesLatest(const Fact& fact) {
+  return std::holds_alternative<fact::StepRemoved>(fact) ||
+         std::holds_alternative<fact::AttemptBegun>(fact) ||
+         std::holds_alternative<fact::ObjectDropped>(fact);
+}
+
+Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts) {
+  Node::LastApply now;
+  bool moves_latest = false;
+  for (const Fact& fact : facts) {
+    moves_latest |= MovesLatest(fact);
+    if (const auto* dropped = std::get_if<fact::ObjectDropped>(&fact)) {
+      now.left.insert(dropped->part.checkpoint);
+    } else if (const auto* deleted = std::get_if<fact::FilesDeleted>(&fact)) {
+      now.left.insert(deleted->checkpoint);
+    } else if (const auto* created = std::get_if<fact::ObjectCreated>(&fact)) {
+      now.created.insert(created->part);
+    } else if (const auto* job = std::get_if<fact::Job>(&fact)) {
+      if (!node.mirror.jobs.contains(job->job)) now.owned.insert(job->job);
+    }
+  }
+  if (moves_latest) {
+    for (const Job& job : node.world.clients.jobs) {
+      now.latest_before[job.name] = node.LatestNow(job.name);
+    }
+  }
+  return now;
+}
+
+}  // namespace
+
+void Node::Journal(const std::vector<Fact>& facts, const Event* event, const Outcome& outcome) {
+  last = WhatChanges(*this, facts);
+  bool drops = false;
+  for (const Fact& fact : facts) {
+    world.report.Note([&] { return absl::StrCat("    fact ", Describe(fact)); });
+    if (!Loses(world.options.lie, fact)) journal.push_back(fact);
+    NewFact check(this, event);
+    std::visit([&](const auto& f) { check.On(f); }, fact);
+    if (IsDrop(fact)) {
+      drops = true;
+    } else {
+      mirror.Take(fact);
+    }
+  }
+  if (!drops) return;
+  CheckDrops(*this, facts, event, outcome);
+  for (const Fact& fact : facts) {
+    if (IsDrop(fact)) mirror.Take(fact);
+  }
+}
+
+}  // namespace cairn::engine::sim

@@ -1,0 +1,73 @@
+// What the journal says: the last value of every fact, kept apart from the engine's own reading.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "server/facts/facts.h"
+
+namespace cairn::engine::sim {
+
+class Mirror {
+ public:
+  struct Object {
+    bool sealed = false;
+    ObjectEntry entry;
+    ExtentRef extent;
+    bool operator==(const Object& o) const {
+      return sealed == o.sealed && extent == o.extent && (!sealed || entry == o.entry);
+    }
+  };
+
+  void Take(const Fact& fact);
+
+  bool Removed(const CheckpointKey& key) const;
+  size_t CommittedWriters(const CheckpointKey& key) const;
+  // nullptr: the part has none.
+  const std::map<std::string, Object>* ObjectsOf(const PartKey& part) const;
+  Attempt NewestAttempt(const std::string& job) const;  // 0: none has begun
+
+  std::map<std::string, fact::Job> jobs;
+  std::map<std::string, std::map<Attempt, Step>> attempts;  // and the step each comes from
+  std::map<std::pair<std::string, Attempt>, Step> resumes;
+  std::map<SlabId, fact::Slab> slabs;
+  std::map<SessionId, fact::SessionBegun> sessions;
+  std::map<LeaseId, fact::Lent> leases;
+  std::map<PartKey, std::map<std::string, Object>> objects;
+  std::map<CheckpointKey, std::map<Writer, fact::ManifestCommitted>> manifests;
+  std::map<CheckpointKey, std::string> persisted;  // and its digest
+  std::set<CheckpointKey> pinned;
+  std::map<std::pair<std::string, Step>, Attempt> removed;  // attempts up to this one stay away
+
+ private:
+  // One per kind: a new fact does not compile until it is decided what the model does with it.
+  void On(const fact::Incarnation&) {}  // ids are compared where they are given out
+  void On(const fact::Job& f) { jobs[f.job] = f; }
+  void On(const fact::AttemptBegun& f) { attempts[f.job][f.attempt] = f.comes_from; }
+  void On(const fact::WriterProcess&) {}  // the unit tests of attempts have it
+  void On(const fact::StepWorld&) {}      // every manifest says its world size
+  void On(const fact::Resume& f) { resumes[{f.job, f.attempt}] = f.comes_from; }
+  void On(const fact::Slab& f) { slabs[f.slab] = f; }
+  void On(const fact::SlabGone& f) { slabs.erase(f.slab); }
+  void On(const fact::SessionBegun& f) { sessions[f.session] = f; }
+  void On(const fact::SessionEnded& f) { sessions.erase(f.session); }
+  void On(const fact::Lent& f) { leases[f.lease] = f; }
+  void On(const fact::Unlent& f) { leases.erase(f.lease); }
+  void On(const fact::ObjectCreated& f) { objects[f.part][f.name] = {false, {}, f.extent}; }
+  void On(const fact::ObjectSealed& f) {
+    objects[f.part][f.entry.name] = {true, f.entry, f.extent};
+  }
+  void On(const fact::ObjectDropped& f);
+  void On(const fact::ManifestCommitted& f) { manifests[f.part.checkpoint][f.part.writer] = f; }
+  void On(const fact::ManifestDropped& f);
+  void On(const fact::Persisted& f) { persisted[f.checkpoint] = f.digest; }
+  void On(const fact::FilesDeleted& f) { persisted.erase(f.checkpoint); }
+  void On(const fact::StepRemoved& f);
+  void On(const fact::Pinned& f);
+  void On(const fact::PersistAsked&) {}  // promises nothing until the checkpoint is Persisted
+};
+
+}  // namespace cairn::engine::sim

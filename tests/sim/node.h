@@ -1,0 +1,143 @@
+// One node: a daemon with the shipped engine, and what outlives the daemon (slabs, the journal, the
+// keeper's sessions). Everything that belongs to one node hangs here; what nodes share (time,
+// storage, clients, promises) is the world's.
+//
+// The parts of the model read each other's state openly. A node's state is changed by its own
+// functions, by its executor and by the clients that talk to it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/line.h"
+#include "server/engine/engine.h"
+#include "tests/sim/calls.h"
+#include "tests/sim/digest.h"
+#include "tests/sim/executor.h"
+#include "tests/sim/memory.h"
+#include "tests/sim/mirror.h"
+#include "tests/sim/promises.h"
+
+namespace cairn::engine::sim {
+
+struct World;
+struct Process;
+
+class Node {
+ public:
+  // `engine_options` is what the engine believes; `budget` is what there really is.
+  Node(World* world, int id, const Options& engine_options, uint64_t budget);
+
+  // --- the daemon's life (node.cc)
+  void Start(bool first);
+  void Crash();
+  // One event, its facts and its actions. While one is handled, others wait in line.
+  void Apply(Event event);
+  // A call of a process, whose answer goes to Clients::OnReply. Prepare only numbers and remembers
+  // it; Send then applies it.
+  RequestId Prepare(const Process& process, Event event, MonotonicNanos deadline,
+                    bool scripted = false);
+  void Send(RequestId request);
+  void Ask(const Process& process, Event event, MonotonicNanos deadline) {
+    Send(Prepare(process, std::move(event), deadline));
+  }
+
+  // --- time: completions and the engine's own timer
+  MonotonicNanos NextDue() const;  // kNoTime: nothing is to come
+  void DeliverNext();
+
+  // --- journal (journaling.cc, snapshot.cc)
+  // The facts of one Apply; `event` is nullptr when they come from Start.
+  void Journal(const std::vector<Fact>& facts, const Event* event, const Outcome& outcome);
+  void Compact();
+  // Snapshot and journal say the same, and a daemon started from either gives the same answers.
+  void CompareSnapshot();
+
+  // --- what is true (truth.cc)
+  bool MemoryHas(const CheckpointKey& key) const;  // whole
+  bool KnownToBeHad(const CheckpointKey& key) const {
+    return known_stored.contains(key) || MemoryHas(key);
+  }
+  std::vector<AttemptLine> Lines(const std::string& job) const;
+  std::optional<CheckpointKey> LatestNow(const std::string& job) const;
+  // "" when the checkpoint can be loaded now, from memory or storage; else what is wrong.
+  std::string WrongCheckpoint(const CheckpointKey& key) const;
+  // "" when the journal's objects of the part are those its writer asked to commit; else what is
+  // wrong.
+  std::string WrongManifest(const PartKey& part, const PartPromise& promise) const;
+
+  World& world;
+  const int id;
+
+  // --- of this daemon
+  Options options;
+  std::unique_ptr<Engine> engine;
+  Calls calls;
+  Executor executor;
+  MonotonicNanos wake_at = 0;  // 0: not to be woken
+  MonotonicNanos started_at = 0;
+  std::set<CheckpointKey> known_stored;  // what this daemon knows to be in storage
+  bool in_start = false;
+  bool drained = false;
+  bool journal_full = false;
+  bool dies_next = false;  // the next Apply is the daemon's last
+  int64_t applies = 0;
+  LifeDigest digest;
+
+  // --- outlives the daemon
+  uint64_t true_budget;
+  uint64_t allowed_bytes = 0;  // the budget, or what was recovered when that is more
+  Memory memory;
+  std::vector<Fact> journal;
+  Mirror mirror;
+  std::map<SessionId, int> keeper_sessions;  // and the process of each
+
+  // What the last Apply did, for the checks of its answers. Several calls may be answered in one
+  // Apply (a scan's answer frees all who waited for it), some before and some after a removal.
+  struct LastApply {
+    std::map<std::string, std::optional<CheckpointKey>> latest_before;  // by job
+    std::set<PartKey> created;
+    std::set<std::string> owned;   // jobs that came into being
+    std::set<CheckpointKey> left;  // left memory or storage
+  };
+  LastApply last;
+  bool check_persisted = false;  // storage changed, or a promise about it was made
+  std::vector<Event> waiting;    // to be applied after the present one
+
+ private:
+  // Begins a daemon; false when it dies in recovery.
+  bool TryStart(bool first, bool may_die);
+  Recovered Leftovers(const std::vector<Fact>& facts) const;
+  void LearnWhatIsStored(const Recovered& recovered);
+  void CarryOut(std::vector<Action>* actions, size_t many);
+  void CheckAfterApply();
+  std::string AnswersAfter(const std::vector<Fact>& facts) const;
+
+  // --- actions (actions.cc): one per kind, so that a new one does not compile until it is decided
+  // what the model does with it.
+  void Do(action::Reply& a);
+  void Do(action::MakeSlab& a);
+  void Do(action::HurrySlab&) {}  // a slab is made no sooner for it
+  void Do(action::DestroySlab& a);
+  void Do(action::ProbeSlab& a) { executor.Begin(a); }
+  void Do(action::WriteManifest& a) { executor.Begin(a); }
+  void Do(action::Verify& a) { executor.Begin(a); }
+  void Do(action::Persist& a) { executor.Begin(a); }
+  void Do(action::DeleteFiles& a);
+  void Do(action::ScanJob& a) { executor.Begin(a); }
+  void Do(action::Record&) {}  // there is no catalog here
+  void Do(action::WakeAt& a) { wake_at = a.at; }
+  void Do(action::EndSession& a);
+  void Do(action::Drained&) { drained = true; }
+  void Do(action::Log&) {}  // it stands in the trace
+
+  bool applying_ = false;
+};
+
+}  // namespace cairn::engine::sim

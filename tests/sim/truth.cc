@@ -1,0 +1,87 @@
+// What is true of a node's checkpoints, worked out from its journal, its memory and storage,
+// without asking the engine.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/node.h"
+#include "tests/sim/world.h"
+
+namespace cairn::engine::sim {
+
+bool Node::MemoryHas(const CheckpointKey& key) const {
+  const auto world_size = world.promises.complete.find(key);
+  const auto manifests = mirror.manifests.find(key);
+  if (world_size == world.promises.complete.end() || manifests == mirror.manifests.end() ||
+      static_cast<int32_t>(manifests->second.size()) != world_size->second) {
+    return false;
+  }
+  for (const auto& [writer, committed] : manifests->second) {
+    const PartPromise* promise = world.promises.Find(committed.part);
+    if (promise == nullptr) return false;
+    if (promise->objects.empty()) continue;
+    const auto* objects = mirror.ObjectsOf(committed.part);
+    if (objects == nullptr || objects->size() != promise->objects.size()) return false;
+  }
+  return true;
+}
+
+std::vector<AttemptLine> Node::Lines(const std::string& job) const {
+  std::vector<AttemptLine> lines;
+  const auto attempts = mirror.attempts.find(job);
+  if (attempts == mirror.attempts.end()) return lines;
+  for (const auto& [attempt, from] : attempts->second) lines.push_back({attempt, from, {}});
+  const auto add = [&](const CheckpointKey& key) {
+    if (key.job != job || !KnownToBeHad(key)) return;
+    for (AttemptLine& line : lines) {
+      if (line.attempt != key.attempt) continue;
+      Revision& revision = line.complete.try_emplace(key.step, key.revision).first->second;
+      revision = std::max(revision, key.revision);
+    }
+  };
+  for (const auto& [key, writers] : mirror.manifests) add(key);
+  for (const CheckpointKey& key : known_stored) add(key);
+  return lines;
+}
+
+std::optional<CheckpointKey> Node::LatestNow(const std::string& job) const {
+  const std::optional<LineStep> latest = LatestOfLine(Lines(job));
+  if (!latest) return std::nullopt;
+  return CheckpointKey{job, latest->step, latest->attempt, latest->revision};
+}
+
+std::string Node::WrongCheckpoint(const CheckpointKey& key) const {
+  if (!world.promises.EverComplete(key)) {
+    return absl::StrCat(key.DebugString(), " was never complete");
+  }
+  if (world.storage.Has(key)) return "";
+  if (!MemoryHas(key)) {
+    return absl::StrCat(key.DebugString(), " is neither in memory nor in storage");
+  }
+  for (const auto& [writer, committed] : mirror.manifests.at(key)) {
+    const PartPromise* promise = world.promises.Find(committed.part);
+    for (const auto& [name, bytes] : promise->objects) {
+      const ExtentRef& extent = mirror.objects.at(committed.part).at(name).extent;
+      const std::string wrong = memory.WrongBytes(extent, bytes);
+      if (!wrong.empty()) return absl::StrCat(key.DebugString(), " ", name, ": ", wrong);
+    }
+  }
+  return "";
+}
+
+std::string Node::WrongManifest(const PartKey& part, const PartPromise& promise) const {
+  const auto* objects = mirror.ObjectsOf(part);
+  const size_t there = objects == nullptr ? 0 : objects->size();
+  if (there != promise.objects.size()) {
+    return absl::StrCat("with ", there, " objects of ", promise.objects.size());
+  }
+  for (const auto& [name, bytes] : promise.objects) {
+    const auto at = objects->find(name);
+    if (at == objects->end() || !at->second.sealed ||
+        at->second.entry.block_crcs != CrcsOf(bytes)) {
+      return absl::StrCat("without ", name, " as it was sealed");
+    }
+  }
+  return "";
+}
+
+}  // namespace cairn::engine::sim
