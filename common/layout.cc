@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "absl/container/flat_hash_map.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
@@ -88,8 +86,8 @@ class JobScan {
       // A partial directory is only ever filled under its own name; publish/ may hold, under the
       // name of what replaced it, an older checkpoint on its way to the trash.
       if (!published && !(stored->key == named)) {
-        found_.problems.push_back(
-            absl::StrCat(stored->directory, ": holds manifests of ", stored->key.DebugString()));
+        found_.problems.push_back(absl::StrCat(stored->location.text(), ": holds manifests of ",
+                                               stored->key.DebugString()));
         continue;
       }
       stored->published = published;
@@ -106,8 +104,8 @@ class JobScan {
       auto stored = Look(directory_.get(), name, Join(path_, name));
       if (!stored.has_value()) continue;
       if (stored->key.step != step) {
-        found_.problems.push_back(
-            absl::StrCat(stored->directory, ": holds manifests of ", stored->key.DebugString()));
+        found_.problems.push_back(absl::StrCat(stored->location.text(), ": holds manifests of ",
+                                               stored->key.DebugString()));
         continue;
       }
       stored->published = true;
@@ -158,7 +156,7 @@ class JobScan {
       }
       if (!stored.conflict.empty()) {
         found_.problems.push_back(
-            absl::StrCat(stored.directory, ": in conflict: ", stored.conflict));
+            absl::StrCat(stored.location.text(), ": in conflict: ", stored.conflict));
       }
       found_.checkpoints.push_back(std::move(stored));
     }
@@ -220,41 +218,6 @@ bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint)
          ParseCanonical(parts[2], &checkpoint->revision);
 }
 
-std::string ManifestConflict(const std::vector<Manifest>& manifests) {
-  if (manifests.empty()) return "";
-  const Manifest& first = manifests.front();
-  absl::flat_hash_map<absl::string_view, Writer> owner_of;
-  for (const Manifest& manifest : manifests) {
-    if (!(manifest.Checkpoint() == first.Checkpoint())) {
-      return absl::StrCat("writer ", manifest.writer, " is of ",
-                          manifest.Checkpoint().DebugString(), ", writer ", first.writer, " of ",
-                          first.Checkpoint().DebugString());
-    }
-    if (manifest.world_size != first.world_size) {
-      return absl::StrCat("world_size is ", first.world_size, " for writer ", first.writer, " and ",
-                          manifest.world_size, " for writer ", manifest.writer);
-    }
-    for (const ObjectEntry& object : manifest.objects) {
-      const auto [at, is_new] = owner_of.try_emplace(object.name, manifest.writer);
-      if (!is_new) {
-        return absl::StrCat("name \"", absl::CHexEscape(object.name), "\" is of writers ",
-                            at->second, " and ", manifest.writer);
-      }
-    }
-  }
-  for (const auto& [name, writer] : owner_of) {
-    for (size_t slash = name.find('/'); slash != name.npos; slash = name.find('/', slash + 1)) {
-      const auto directory = owner_of.find(name.substr(0, slash));
-      if (directory != owner_of.end()) {
-        return absl::StrCat("name \"", absl::CHexEscape(directory->first), "\" of writer ",
-                            directory->second, " is a directory of \"", absl::CHexEscape(name),
-                            "\" of writer ", writer);
-      }
-    }
-  }
-  return "";
-}
-
 StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string& path,
                                                 std::vector<std::string>* problems) {
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd meta,
@@ -271,7 +234,7 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
   std::sort(files.begin(), files.end());
 
   StoredCheckpoint stored;
-  stored.directory = path;
+  stored.location = Location(path);
   bool vanished = files.empty();
   for (const auto& [writer, name] : files) {
     const auto problem = [&, &file = name](const Status& status) {
@@ -298,16 +261,15 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
       problem(absl::DataLossError(absl::StrCat("is the manifest of writer ", manifest->writer)));
       continue;
     }
-    stored.digests.push_back(ManifestDigest(*bytes));
-    stored.manifests.push_back(*std::move(manifest));
+    stored.parts.push_back({*std::move(manifest), ManifestDigest(*bytes)});
   }
-  if (stored.manifests.empty()) {
+  if (stored.parts.empty()) {
     return vanished ? absl::NotFoundError(absl::StrCat(path, ": has no manifest"))
                     : absl::DataLossError("has no manifest that can be read");
   }
-  stored.key = stored.manifests.front().Checkpoint();
-  stored.world_size = stored.manifests.front().world_size;
-  stored.conflict = ManifestConflict(stored.manifests);
+  stored.key = stored.parts.front().manifest.Checkpoint();
+  stored.world_size = stored.parts.front().manifest.world_size;
+  stored.conflict = PartConflict(stored.parts);
   return stored;
 }
 

@@ -13,13 +13,12 @@
 // A step directory without a `.cairn` of ours is the user's and is never touched.
 #pragma once
 
-#include <map>
 #include <string>
 #include <vector>
 
 #include "common/keys.h"
-#include "common/manifest.h"
 #include "common/status.h"
+#include "common/stored.h"
 
 namespace cairn {
 
@@ -38,31 +37,6 @@ Step ParseStepDirectory(absl::string_view name);
 // A name under partial/, publish/ or trash/ (there with its ".<n>"); false for anything else. The
 // job is the caller's to fill.
 bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint);
-
-// What a read-only look at one job's storage finds.
-struct StoredCheckpoint {
-  CheckpointKey key;
-  std::string directory;  // absolute
-  int32_t world_size = 0;
-  std::vector<Manifest> manifests;   // by writer; complete when there are world_size of them
-  std::vector<std::string> digests;  // parallel to manifests
-  bool published = false;  // stands at <step>/, or aside in publish/ waiting to be put there
-  // Why its manifests can't belong together, e.g. one name from two writers; such a checkpoint is
-  // never complete.
-  std::string conflict = {};
-  bool Complete() const {
-    return conflict.empty() && static_cast<int32_t>(manifests.size()) == world_size;
-  }
-};
-struct StoredJob {
-  std::vector<StoredCheckpoint> checkpoints;  // published ones and partial ones
-  std::vector<std::string> problems;  // manifests that do not decode, conflicts: "path: why"
-  std::map<Step, Attempt> removed =
-      {};  // tombstones: no attempt up to this may bring the step back
-};
-
-// Why these manifests of one checkpoint can't belong together; empty when they can.
-std::string ManifestConflict(const std::vector<Manifest>& manifests);
 
 // The manifests that stand in one checkpoint's directory; `directory` is opened by the caller,
 // `path` is its name for messages. NOT_FOUND when there is no manifest of ours. Manifests that do

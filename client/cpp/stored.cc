@@ -24,16 +24,16 @@ namespace {
 std::vector<AttemptLine> Attempts(const StoredJob& stored) {
   std::map<Attempt, AttemptLine> attempts;
   for (const StoredCheckpoint& checkpoint : stored.checkpoints) {
-    if (checkpoint.manifests.empty()) continue;
+    if (checkpoint.parts.empty()) continue;
     AttemptLine& line = attempts[checkpoint.key.attempt];
     line.attempt = checkpoint.key.attempt;
     // Every manifest carries it; writer 0's counts, and stands first.
-    if (line.complete.empty()) line.comes_from = checkpoint.manifests.front().comes_from;
+    if (line.complete.empty()) line.comes_from = checkpoint.parts.front().manifest.comes_from;
     if (!checkpoint.Complete()) continue;
     const auto [at, fresh] = line.complete.emplace(checkpoint.key.step, checkpoint.key.revision);
     if (!fresh) at->second = std::max(at->second, checkpoint.key.revision);
-    if (checkpoint.manifests.front().writer == 0) {
-      line.comes_from = checkpoint.manifests.front().comes_from;
+    if (checkpoint.parts.front().manifest.writer == 0) {
+      line.comes_from = checkpoint.parts.front().manifest.comes_from;
     }
   }
   std::vector<AttemptLine> out;
@@ -94,17 +94,17 @@ CheckpointInfo Describe(const StoredCheckpoint& checkpoint, bool on_line) {
   constexpr size_t kMostNamed = 64;
   size_t next = 0;
   for (Writer w = 0; w < checkpoint.world_size && info.missing_writers.size() < kMostNamed; ++w) {
-    while (next < checkpoint.manifests.size() && checkpoint.manifests[next].writer < w) ++next;
-    if (next >= checkpoint.manifests.size() || checkpoint.manifests[next].writer != w) {
+    while (next < checkpoint.parts.size() && checkpoint.parts[next].manifest.writer < w) ++next;
+    if (next >= checkpoint.parts.size() || checkpoint.parts[next].manifest.writer != w) {
       info.missing_writers.push_back(w);
     }
   }
-  for (const Manifest& manifest : checkpoint.manifests) {
-    info.bytes += manifest.TotalBytes();
-    info.objects += manifest.objects.size();
-    info.created_unix_ms = std::max(info.created_unix_ms, manifest.created_unix_ms);
+  for (const StoredPart& part : checkpoint.parts) {
+    info.bytes += part.manifest.TotalBytes();
+    info.objects += part.manifest.objects.size();
+    info.created_unix_ms = std::max(info.created_unix_ms, part.manifest.created_unix_ms);
   }
-  if (info.facts.complete) info.digest = CheckpointDigest(checkpoint.digests);
+  if (info.facts.complete) info.digest = CheckpointDigest(checkpoint.Digests());
   return info;
 }
 
@@ -153,7 +153,7 @@ StatusOr<LatestCheckpoint> StoredLatest(const std::string& root, const std::stri
     CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* checkpoint, Resolve(stored, ref));
     out.key = checkpoint->key;
     out.world_size = checkpoint->world_size;
-    out.digest = CheckpointDigest(checkpoint->digests);
+    out.digest = CheckpointDigest(checkpoint->Digests());
     out.source = "storage";
     out.as_of_unix_ms = RealClock()->UnixMillis();
     return absl::OkStatus();
@@ -186,9 +186,9 @@ StatusOr<Listing> ListStored(const std::string& root, const std::string& path) {
       }
     }
     CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* checkpoint, Resolve(stored, ref));
-    for (const Manifest& manifest : checkpoint->manifests) {
-      for (const ObjectEntry& entry : manifest.objects) {
-        out.objects.push_back(Describe(*checkpoint, manifest.writer, entry));
+    for (const StoredPart& part : checkpoint->parts) {
+      for (const ObjectEntry& entry : part.manifest.objects) {
+        out.objects.push_back(Describe(*checkpoint, part.manifest.writer, entry));
       }
     }
     std::sort(out.objects.begin(), out.objects.end(),
@@ -207,10 +207,10 @@ StatusOr<std::unique_ptr<OpenObject>> OpenStored(const std::string& root, const 
     CAIRN_RETURN_IF_ERROR(ValidateObjectName(name));
     CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadStoredJob(root, ref.job));
     CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* checkpoint, Resolve(stored, ref));
-    for (const Manifest& manifest : checkpoint->manifests) {
+    for (const auto& [manifest, digest] : checkpoint->parts) {
       const ObjectEntry* entry = manifest.Find(name);
       if (entry == nullptr) continue;
-      const std::string what = absl::StrCat(checkpoint->directory, "/", name);
+      const std::string what = absl::StrCat(checkpoint->location.text(), "/", name);
       if (entry->block_bytes != kBlockBytes) {
         return absl::UnimplementedError(
             absl::StrCat(what, ": blocks of ", entry->block_bytes, " bytes"));

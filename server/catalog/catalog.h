@@ -1,8 +1,8 @@
-// An index of what exists in the cluster, rebuildable from manifests. Never on the save path: the
-// recorder writes it behind, and nothing acknowledged depends on it.
+// An index of what exists in the cluster; manifests are enough to rebuild it. It is never on the
+// save path: the recorder writes it afterwards, and nothing acknowledged depends on it.
 //
-// One write (a batch of rows, each an upsert that wins only with a higher sequence) and a handful
-// of queries. Implementations are thread-safe, block, and pass one contract suite.
+// One write and a handful of queries. Implementations are thread-safe, block, and pass one contract
+// suite (tests/catalog).
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 #include <variant>
 #include <vector>
 
-#include "common/policy.h"
 #include "common/keys.h"
+#include "common/policy.h"
 #include "common/status.h"
 
 namespace cairn::catalog {
@@ -71,20 +71,26 @@ std::string RowIdentity(const Row& row);
 class Catalog {
  public:
   virtual ~Catalog() = default;
-  // One transaction. UNAVAILABLE when the database is away or locked: try again.
+  // Writes all rows or none. Of two versions of a row the one with the higher sequence is kept, in
+  // whichever order they come, so a batch may be applied again. UNAVAILABLE, from this and every
+  // query, when the database is away or locked: try again.
   virtual Status Apply(const std::vector<Row>& rows) = 0;
+
+  // What is not in the catalog is absent or empty, never an error.
   virtual StatusOr<std::optional<JobRow>> Job(const std::string& job) = 0;
-  virtual StatusOr<std::vector<std::string>> Jobs() = 0;
-  virtual StatusOr<std::vector<AttemptRow>> Attempts(const std::string& job) = 0;
-  // Complete checkpoints of a job that are not removed, newest step first, at most `limit`.
+  virtual StatusOr<std::vector<std::string>> Jobs() = 0;                           // in byte order
+  virtual StatusOr<std::vector<AttemptRow>> Attempts(const std::string& job) = 0;  // oldest first
+  // Complete checkpoints of a job that are not removed, of steps below `below`: the newest step
+  // first, and of one step the newest attempt and revision; at most `limit`.
   virtual StatusOr<std::vector<StepRow>> Steps(const std::string& job, Step below, int limit) = 0;
+  // By writer; also those that are removed.
   virtual StatusOr<std::vector<PartRow>> Parts(const CheckpointKey& checkpoint) = 0;
 };
 
-// `path` is created with its schema; a schema version this build does not know is
-// FAILED_PRECONDITION; a file that is not a database, or fails its integrity check, is moved to
-// "<path>.broken-<ms>" and made anew (it is an index): `*note` then says so, for the caller's log,
-// else it is empty.
+// `path` is created with its schema. A schema version that this build does not know is
+// FAILED_PRECONDITION. A file that is not a database, or fails its integrity check, is moved to
+// "<path>.broken-<ms>" and made anew, for it is only an index; `*note` then says so, for the
+// caller's log, and is otherwise empty.
 StatusOr<std::unique_ptr<Catalog>> OpenSqliteCatalog(const std::string& path, std::string* note);
 
 }  // namespace cairn::catalog

@@ -1,5 +1,5 @@
-// The embedded catalog: one SQLite file in WAL mode, one connection behind a mutex. It is written
-// by the recorder and asked now and then, so a pool would buy nothing.
+// The embedded catalog: one SQLite file in WAL mode, one connection behind a mutex. The recorder
+// writes it and is rarely asked for anything, so a pool of connections would gain nothing.
 #include <chrono>
 #include <cstdio>
 #include <map>

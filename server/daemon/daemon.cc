@@ -21,7 +21,7 @@
 #include "server/keeper/link.h"
 #include "server/node/node.h"
 #include "server/rpc/server.h"
-#include "server/storage/storage.h"
+#include "server/storage/posix_storage.h"
 
 namespace cairn::daemon {
 namespace {
@@ -37,7 +37,6 @@ node::Options NodeOptions(const Options& options, const node::Inherited& inherit
   // A daemon in safe mode makes no new slabs.
   if (inherited.safe_mode.empty()) node.engine.pool_slabs = options.pool_slabs;
   node.engine.storage = !options.storage_root.empty();
-  node.engine.storage_root = options.storage_root;
   node.engine.default_policy = options.policy;
   node.engine.max_sessions = options.max_sessions;
   node.engine.max_waiting = options.max_waiting;
@@ -106,7 +105,7 @@ Status StartBelowNode(const Options& options, Rooms* rooms) {
   cache.prefault_threads = static_cast<int>(options.prefault_threads);
   CAIRN_ASSIGN_OR_RETURN(rooms->cache, cache::Cache::Start(cache, rooms->keeper.get()));
   if (options.storage_root.empty()) return absl::OkStatus();
-  storage::Options storage;
+  storage::PosixOptions storage;
   storage.root = options.storage_root;
   storage.threads = static_cast<int>(options.storage_threads);
   storage.direct = options.storage_direct;

@@ -41,7 +41,7 @@ struct Open {  // from memory
   bool exact = false;           // the object fills its slab from offset 0
 };
 struct OpenStored {             // from storage: the node opens the file as the caller
-  StoredCheckpoint checkpoint;  // manifests emptied but for the one that matters
+  StoredCheckpoint checkpoint;  // of its parts only the object's
   ObjectInfo object;
 };
 struct Latest { CheckpointKey key; int32_t world_size = 0; std::string digest; bool in_memory = false; bool in_storage = false; };

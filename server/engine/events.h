@@ -14,9 +14,9 @@
 #include "common/info.h"
 #include "common/keys.h"
 #include "common/level.h"
-#include "common/layout.h"
 #include "common/manifest.h"
 #include "common/status.h"
+#include "common/stored.h"
 #include "server/facts/facts.h"
 // clang-format off
 namespace cairn::engine {  // values in tables, one line each
@@ -116,7 +116,7 @@ struct SlabProbed {  // answers action::ProbeSlab
 };
 struct ManifestWritten { PartKey part; cairn::Status status; std::string digest; };  // of its encoding, when OK
 struct Verified { uint64_t verification = 0; cairn::Status status; int64_t unix_ms = 0; };
-struct Persisted { CheckpointKey checkpoint; cairn::Status status; };
+struct Persisted { CheckpointKey checkpoint; cairn::Status status; Location location = {}; };  // where it stands, if OK
 struct FilesDeleted { CheckpointKey checkpoint; cairn::Status status; };
 struct JobScanned { std::string job; StatusOr<StoredJob> stored; uint32_t owner_uid = 0, owner_gid = 0; };
 

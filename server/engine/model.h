@@ -22,6 +22,7 @@
 #include "common/manifest.h"
 #include "common/policy.h"
 #include "common/status.h"
+#include "common/stored.h"
 #include "server/engine/changes.h"
 #include "server/engine/events.h"
 #include "server/engine/line.h"
@@ -143,7 +144,7 @@ struct AbsentManifests {
 struct Files {
   bool persisted = false;
   bool stored_whole = false;  // incomplete only because the rest of it was evicted
-  std::string directory;      // of a stored one
+  Location location;          // of a stored one; may be unknown
   bool owes = false;          // a file is due, by policy …
   bool asked = false;         // … or because somebody asked
   bool persisting = false;

@@ -87,11 +87,10 @@ void Opening::AnswerStored(const Caller& caller, const Object& object) {
   const Checkpoint& checkpoint = *part.checkpoint;
   reply::OpenStored open;
   open.checkpoint.key = checkpoint.key;
-  open.checkpoint.directory = checkpoint.files->directory;
+  open.checkpoint.location = checkpoint.files->location;
   open.checkpoint.world_size = checkpoint.content->world_size;
   open.checkpoint.published = true;
-  open.checkpoint.manifests.push_back(*part.content->manifest);
-  open.checkpoint.digests.push_back(part.content->digest);
+  open.checkpoint.parts.push_back({*part.content->manifest, part.content->digest});
   open.object = describing_.InfoOf(object, /*with_crcs=*/true);
   out_.Count("opens_from_storage");
   out_.Answer(caller.request, Body(std::move(open)));

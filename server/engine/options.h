@@ -18,8 +18,6 @@ struct Options {
   std::vector<uint64_t> pool_slabs;
   // Whether there is storage at all.
   bool storage = false;
-  // Names the directories of what was persisted; may be empty.
-  std::string storage_root;
   // Of jobs that set none.
   JobPolicy default_policy;
   int64_t max_sessions = 4096;

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "common/layout.h"
 #include "server/engine/restored.h"
 
 namespace cairn::engine {
@@ -235,7 +234,7 @@ Persistence::Ended Persistence::End(const event::Persisted& event) {
   ended.removed =
       removed != job->tombstones->removed.end() && event.checkpoint.attempt <= removed->second;
   // One that was evicted meanwhile is found by a scan.
-  if (!ended.removed && ended.checkpoint != nullptr) Succeeded(ended.checkpoint);
+  if (!ended.removed && ended.checkpoint != nullptr) Succeeded(ended.checkpoint, event.location);
   return ended;
 }
 
@@ -259,11 +258,11 @@ void Persistence::Failed(Checkpoint* checkpoint, Job* job, const event::Persiste
   }
 }
 
-void Persistence::Succeeded(Checkpoint* checkpoint) {
+void Persistence::Succeeded(Checkpoint* checkpoint, const Location& location) {
   Files& files = checkpoint->files.Edit();
   files.persisting = false;
   files.owes = files.asked = false;
-  BecomePersisted(checkpoint, DirectoryOf(*checkpoint));
+  BecomePersisted(checkpoint, location);
   out_.Say(fact::Persisted{checkpoint->key, checkpoint->content->digest});
   // It took the place of older generations of its step.
   for (Checkpoint* older : CheckpointsAt(*checkpoint->job, checkpoint->key.step)) {
@@ -274,33 +273,27 @@ void Persistence::Succeeded(Checkpoint* checkpoint) {
   }
 }
 
-void Persistence::BecomePersisted(Checkpoint* checkpoint, const std::string& directory) {
+void Persistence::BecomePersisted(Checkpoint* checkpoint, const Location& location) {
   Files& files = checkpoint->files.Edit();
   files.persisted = true;
-  files.directory = directory;
+  files.location = location;
   checkpoint->job->files.Edit().persisted.insert(checkpoint->Id());
 }
 
 void Persistence::NoLongerPersisted(Checkpoint* checkpoint) {
   Files& files = checkpoint->files.Edit();
   files.persisted = false;
-  files.directory.clear();
+  files.location = {};
   checkpoint->job->files.Edit().persisted.erase(checkpoint->Id());
-}
-
-std::string Persistence::DirectoryOf(const Checkpoint& checkpoint) const {
-  if (options_.storage_root.empty()) return "";
-  return absl::StrCat(options_.storage_root, "/", checkpoint.key.job, "/",
-                      StepDirectory(checkpoint.key.step));
 }
 
 // --- told by others
 
-void Persistence::FoundStored(Checkpoint* checkpoint, const std::string& directory) {
+void Persistence::FoundStored(Checkpoint* checkpoint, const Location& location) {
   if (checkpoint->content->complete && !checkpoint->files->persisted) {
     out_.Say(fact::Persisted{checkpoint->key, checkpoint->content->digest});
   }
-  BecomePersisted(checkpoint, directory);
+  BecomePersisted(checkpoint, location);
   checkpoint->files.Edit().stored_whole = false;
   Unowe(checkpoint);
 }
@@ -334,7 +327,7 @@ void Persistence::Restore(const Restored& restored) {
         checkpoint->files.Edit().stored_whole = true;
         parts_.SetStoredDigest(checkpoint.get(), persisted->second);  // a snapshot says it again
       } else if (persisted->second == checkpoint->content->digest) {
-        BecomePersisted(checkpoint.get(), DirectoryOf(*checkpoint));
+        BecomePersisted(checkpoint.get(), Location());
       }
     }
     for (const auto& [id, checkpoint] : job->steps->all) {

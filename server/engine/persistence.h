@@ -56,7 +56,7 @@ class Persistence : public StepWatcher {
   // --- told by retention and the scan
   // Storage has it whole. The fact is said when that is news of a checkpoint that is complete here.
   // Told before Parts::CompleteStored of one that is not.
-  void FoundStored(Checkpoint* checkpoint, const std::string& directory);
+  void FoundStored(Checkpoint* checkpoint, const Location& location);
   void DeleteBegins(Checkpoint* checkpoint);
   void DeleteFailed(Checkpoint* checkpoint);
   void Deleted(Checkpoint* checkpoint);  // its files are gone
@@ -73,14 +73,13 @@ class Persistence : public StepWatcher {
   Checkpoint* Next(const Job& job) const;
   void Start(Checkpoint* checkpoint);
   void Failed(Checkpoint* checkpoint, Job* job, const event::Persisted& event);
-  void Succeeded(Checkpoint* checkpoint);
+  void Succeeded(Checkpoint* checkpoint, const Location& location);
   void Owe(Checkpoint* checkpoint, bool asked);
   // Job::files.owed, and the jobs that have some.
   void AddToOwed(Checkpoint* checkpoint);
   void TakeFromOwed(Checkpoint* checkpoint);
-  void BecomePersisted(Checkpoint* checkpoint, const std::string& directory);
+  void BecomePersisted(Checkpoint* checkpoint, const Location& location);
   void NoLongerPersisted(Checkpoint* checkpoint);
-  std::string DirectoryOf(const Checkpoint& checkpoint) const;
 
   const Options& options_;
   const Mode& mode_;

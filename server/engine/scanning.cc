@@ -145,8 +145,8 @@ void Scanning::MergeAll(Job* job, const event::JobScanned& event) {
 void Scanning::Merge(Job* job, const StoredCheckpoint& stored) {
   const CheckpointKey& key = stored.key;
   attempts_.Saw(job, key.attempt);
-  if (stored.manifests.empty()) return;
-  const Manifest& first = stored.manifests.front();  // writer 0's, where it is there
+  if (stored.parts.empty()) return;
+  const Manifest& first = stored.parts.front().manifest;  // writer 0's, where it is there
   attempts_.Learn(job, key, first.comes_from, first.created_unix_ms, first.writer == 0);
   if (!stored.Complete() || !stored.published) return;
   if (!Retention::CheckRemoved(*job, key.step, key.attempt).ok()) {
@@ -155,35 +155,35 @@ void Scanning::Merge(Job* job, const StoredCheckpoint& stored) {
   Checkpoint* known = parts_.Find(key);
   if (known == nullptr) known = parts_.FindOrMake(job, key, stored.world_size);
   if (!known->content->complete) return Complete(known, stored);
-  if (known->content->digest != CheckpointDigest(stored.digests)) {
+  if (known->content->digest != CheckpointDigest(stored.Digests())) {
     out_.Log(Severity::kError,
              absl::StrCat(key.DebugString(), " in storage is not the one in memory"));
     return;
   }
-  persistence_.FoundStored(known, stored.directory);
+  persistence_.FoundStored(known, stored.location);
 }
 
 void Scanning::Complete(Checkpoint* checkpoint, const StoredCheckpoint& stored) {
   const auto& parts = checkpoint->content->parts;
   bool same = checkpoint->content->world_size == stored.world_size;
-  for (size_t i = 0; same && i < stored.manifests.size(); ++i) {
-    const auto known = parts.find(stored.manifests[i].writer);
+  for (size_t i = 0; same && i < stored.parts.size(); ++i) {
+    const auto known = parts.find(stored.parts[i].manifest.writer);
     if (known == parts.end()) continue;
     const PartContent& part = *known->second->content;
-    same = part.committed && part.digest == stored.digests[i];
+    same = part.committed && part.digest == stored.parts[i].digest;
   }
   if (!same) {
     out_.Log(Severity::kWarning, absl::StrCat(checkpoint->key.DebugString(),
                                               " is complete in storage, but being written here"));
     return;
   }
-  for (size_t i = 0; i < stored.manifests.size(); ++i) {
-    if (parts.contains(stored.manifests[i].writer)) continue;
-    parts_.AddStored(checkpoint, std::make_shared<const Manifest>(stored.manifests[i]),
-                     stored.digests[i]);
+  for (size_t i = 0; i < stored.parts.size(); ++i) {
+    if (parts.contains(stored.parts[i].manifest.writer)) continue;
+    parts_.AddStored(checkpoint, std::make_shared<const Manifest>(stored.parts[i].manifest),
+                     stored.parts[i].digest);
   }
-  persistence_.FoundStored(checkpoint, stored.directory);
-  parts_.CompleteStored(checkpoint, CheckpointDigest(stored.digests));
+  persistence_.FoundStored(checkpoint, stored.location);
+  parts_.CompleteStored(checkpoint, CheckpointDigest(stored.Digests()));
 }
 
 }  // namespace cairn::engine

@@ -34,7 +34,7 @@
 #include "server/node/options.h"
 #include "server/node/recorder.h"
 #include "server/node/sessions.h"
-#include "server/node/stored_files.h"
+#include "server/node/stored_readers.h"
 #include "server/node/timer.h"
 
 namespace cairn::cache {
@@ -200,7 +200,7 @@ class Node {
   absl::flat_hash_map<engine::RequestId, AnswerCallback> outstanding_calls_ ABSL_GUARDED_BY(mu_);
 
   // These synchronize themselves.
-  StoredFiles stored_files_;
+  StoredReaders stored_readers_;
   Sessions sessions_;
   Recorder recorder_;
   Timer timer_;

@@ -78,18 +78,18 @@ void Persister::Persist(const engine::action::Persist& action) {
   const MonotonicNanos begin = clock_->Now();
   ReachFailpoint(Failpoint::kNodePersist);
   const CheckpointKey& done = action.checkpoint;
-  Status status = WriteAndPublish(action);
-  const bool ok = status.ok();
+  const StatusOr<Location> location = WriteAndPublish(action);
+  const bool ok = location.ok();
   if (ok) {  // a failure is logged by the engine, once per problem
     LOG(INFO) << "job=" << done.job << " step=" << done.step << " attempt=" << done.attempt
               << " persisted, " << BytesOf(action) << " bytes in "
               << (clock_->Now() - begin) / kNanosPerMilli << " ms";
   }
-  gate_->Post(engine::event::Persisted{done, std::move(status)});
+  gate_->Post(engine::event::Persisted{done, location.status(), ok ? *location : Location()});
   if (ok) SweepReplaced(done);
 }
 
-Status Persister::WriteAndPublish(const engine::action::Persist& action) {
+StatusOr<Location> Persister::WriteAndPublish(const engine::action::Persist& action) {
   const storage::Owner owner{action.uid, action.gid};
   Sources sources;
   std::vector<storage::PartToWrite> parts;
@@ -99,14 +99,14 @@ Status Persister::WriteAndPublish(const engine::action::Persist& action) {
   }
   CAIRN_RETURN_IF_ERROR(storage_->WriteParts(action.checkpoint, owner, parts));
   ReachFailpoint(Failpoint::kNodePublish);
-  bool published = false;
-  CAIRN_RETURN_IF_ERROR(storage_->Publish(action.checkpoint, owner, &published));
+  CAIRN_ASSIGN_OR_RETURN(std::optional<Location> published,
+                         storage_->Publish(action.checkpoint, owner));
   ReachFailpoint(Failpoint::kNodePublished);
-  if (!published) {
+  if (!published.has_value()) {
     return absl::FailedPreconditionError(
         "a newer checkpoint of that step stands in storage, or parts are missing there");
   }
-  return absl::OkStatus();
+  return *std::move(published);
 }
 
 // Older checkpoints of the same step: `done` has replaced them, or they were never finished.

@@ -30,7 +30,7 @@ class Persister {
 
  private:
   void Persist(const engine::action::Persist& action);
-  Status WriteAndPublish(const engine::action::Persist& action);
+  StatusOr<Location> WriteAndPublish(const engine::action::Persist& action);
   void SweepReplaced(const CheckpointKey& done);
 
   cache::Cache* const cache_;

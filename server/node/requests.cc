@@ -1,6 +1,5 @@
 // Calls that are more than one event in and its answer out: those that begin and end sessions, open
 // files, or move bytes in chunks.
-#include <sys/stat.h>
 
 #include <utility>
 
@@ -72,12 +71,12 @@ Node::Begun Node::Hello(engine::event::Hello event) {
 
 void Node::Goodbye(SessionId session) {
   if (sessions_.End(session)) Post(engine::event::SessionEnded{session});
-  stored_files_.ReleaseAll(session);
+  stored_readers_.ReleaseAll(session);
 }
 
 void Node::ConnectionClosed(SessionId session) {
   if (sessions_.ConnectionClosed(session)) Post(engine::event::SessionEnded{session});
-  stored_files_.ReleaseAll(session);
+  stored_readers_.ReleaseAll(session);
 }
 
 // --- open and release
@@ -106,33 +105,26 @@ OpenAnswer Node::Open(engine::event::Open event) {
   return result;
 }
 
-// The caller's own rights count: storage opens the file as the caller.
+// The caller's own rights count: storage opens the object as the caller.
 StatusOr<Opened> Node::OpenStored(const engine::Caller& caller, const std::string& name,
                                   reply::OpenStored stored, bool takes_fds) {
   if (rooms_.storage == nullptr) return absl::InternalError("open: there is no storage");
-  StatusOr<UniqueFd> file =
+  StatusOr<std::unique_ptr<storage::Reader>> reader =
       rooms_.storage->Open(stored.checkpoint, name, storage::Owner{caller.uid, caller.gid});
-  if (!file.ok()) return Annotate(file.status(), stored.checkpoint.directory);
-  struct stat attributes = {};
-  if (fstat(file->get(), &attributes) != 0) return ErrnoStatus(errno, name);
+  if (!reader.ok()) return Annotate(reader.status(), stored.checkpoint.location.text());
   Opened opened;
-  opened.bytes = static_cast<uint64_t>(attributes.st_size);
+  opened.bytes = (*reader)->length();
   opened.checkpoint = stored.checkpoint.key;
   opened.object = std::move(stored.object);
   opened.exact = true;
-  if (opened.bytes != opened.object.length) {
-    return absl::DataLossError(absl::StrCat(stored.checkpoint.directory, "/", name,
-                                            ": the file has ", opened.bytes,
-                                            " bytes, its manifest says ", opened.object.length));
-  }
-  opened.lease = stored_files_.NextLease();
-  opened.fd_sent = takes_fds;
-  if (takes_fds) {
+  opened.lease = stored_readers_.NextLease();
+  const std::optional<int> descriptor = takes_fds ? (*reader)->Descriptor() : std::nullopt;
+  opened.fd_sent = descriptor.has_value();
+  if (descriptor.has_value()) {
     const FdLent lent{FdLent::What::kFile, opened.lease, /*slab=*/0, opened.bytes};
-    CAIRN_RETURN_IF_ERROR(sessions_.Push(caller.session, lent, file->get()));
+    CAIRN_RETURN_IF_ERROR(sessions_.Push(caller.session, lent, *descriptor));
   } else {
-    CAIRN_RETURN_IF_ERROR(
-        stored_files_.Add(caller.session, opened.lease, *std::move(file), opened.bytes));
+    CAIRN_RETURN_IF_ERROR(stored_readers_.Add(caller.session, opened.lease, *std::move(reader)));
   }
   return opened;
 }
@@ -140,8 +132,8 @@ StatusOr<Opened> Node::OpenStored(const engine::Caller& caller, const std::strin
 Answer Node::Release(engine::event::Release event) {
   std::vector<LeaseId> in_memory;
   for (LeaseId lease : event.leases) {
-    if (StoredFiles::IsStored(lease)) {
-      stored_files_.Release(event.caller.session, lease);
+    if (StoredReaders::IsStored(lease)) {
+      stored_readers_.Release(event.caller.session, lease);
     } else {
       in_memory.push_back(lease);
     }
@@ -155,8 +147,8 @@ Answer Node::Release(engine::event::Release event) {
 
 StatusOr<std::string> Node::ReadChunk(const engine::Caller& caller, LeaseId lease, uint64_t offset,
                                       uint64_t length) {
-  if (StoredFiles::IsStored(lease)) {
-    return stored_files_.Read(caller.session, lease, offset, length);
+  if (StoredReaders::IsStored(lease)) {
+    return stored_readers_.Read(caller.session, lease, offset, length);
   }
   engine::event::LocateChunk locate{caller, lease, offset, length, /*write=*/false};
   CAIRN_ASSIGN_OR_RETURN(const reply::Chunk chunk,

@@ -94,9 +94,9 @@ void Node::AddCounters(NodeState* state) const {
   put("bad_reads", cache.bad_reads);
   if (rooms_.storage == nullptr) return;
   const storage::Counters storage = rooms_.storage->counters();
-  put("files_written", storage.files_written);
+  put("files_written", storage.objects_written);
   put("file_bytes_written", storage.bytes_written);
-  put("fsync_failures", storage.fsync_failures);
+  put("fsync_failures", storage.sync_failures);
   put("file_rewrites", storage.rewrites);
   put("published", storage.published);
 }

@@ -15,8 +15,6 @@
 namespace cairn::storage {
 namespace {
 
-// Deeper than any object's name can be (512 bytes).
-constexpr int kMaxDepth = 300;
 constexpr unsigned kDirectoryMode = 0755;
 
 // Calls until it is not interrupted; 0 or the errno, that of the failpoint included.
@@ -50,6 +48,12 @@ Status RemoveTree(int directory, const std::string& name, int depth) {
 }
 
 }  // namespace
+
+PathParts SplitPath(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return {"", path};
+  return {path.substr(0, slash), path.substr(slash + 1)};
+}
 
 StatusOr<UniqueFd> OpenAt(int directory, const std::string& path, int flags, unsigned mode) {
   if (const int error = ReachFailpoint(Failpoint::kStorageOpen); error != 0) {
@@ -168,8 +172,13 @@ Status UnlinkAt(int directory, const std::string& name, bool is_directory) {
   return error == 0 ? absl::OkStatus() : ErrnoStatus(error, absl::StrCat("unlink ", name));
 }
 
+Status RemoveFileAt(int directory, const std::string& name) {
+  const Status gone = UnlinkAt(directory, name);
+  return absl::IsNotFound(gone) ? absl::OkStatus() : gone;
+}
+
 Status RemoveTreeAt(int directory, const std::string& name) {
-  return RemoveTree(directory, name, kMaxDepth);
+  return RemoveTree(directory, name, kMaxTreeDepth);
 }
 
 }  // namespace cairn::storage

@@ -1,6 +1,7 @@
 // The system calls that storage is made of, each behind its failpoint (common/failpoint.h), so that
-// a test can die before, or fail, any one of them. Names are single components below a directory
-// that is open already: what the kernel is not told to look up, no symbolic link can divert.
+// a test can die before any one of them, or let it fail. Most names are single components below a
+// directory that is already open: a path that the kernel does not look up cannot be diverted by a
+// symbolic link.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,16 @@
 
 namespace cairn::storage {
 
+// A relative path's last component and what stands before it, "" when it has one component.
+struct PathParts {
+  std::string directory, base;
+};
+PathParts SplitPath(const std::string& path);
+
+// How deep a tree below a checkpoint can be, at most: no object's name (512 bytes) has as many
+// components.
+inline constexpr int kMaxTreeDepth = 300;
+
 // As OpenBeneath. `path` may have several components.
 StatusOr<UniqueFd> OpenAt(int directory, const std::string& path, int flags, unsigned mode = 0);
 // Opens a directory so that it can be listed and synced.
@@ -20,7 +31,7 @@ Status MakeDirectoryAt(int directory, const std::string& name, unsigned mode);
 // Makes every directory of `path` and opens the last.
 StatusOr<UniqueFd> MakeDirectoriesAt(int directory, const std::string& path);
 
-// Reserves room; OK as well where the file system can't.
+// Reserves space; also OK where the file system cannot.
 Status Allocate(int fd, uint64_t length);
 // Writes everything. With *direct the description is O_DIRECT; when the file system refuses that
 // for this write, it is turned off and *direct becomes false.
@@ -35,6 +46,8 @@ Status Close(UniqueFd fd);
 Status RenameAt(int from_directory, const std::string& from, int to_directory,
                 const std::string& to, unsigned flags);
 Status UnlinkAt(int directory, const std::string& name, bool is_directory = false);
+// Removes a file; OK when it is not there.
+Status RemoveFileAt(int directory, const std::string& name);
 // Removes `name` and all below it; OK when it is not there.
 Status RemoveTreeAt(int directory, const std::string& name);
 

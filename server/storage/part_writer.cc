@@ -33,8 +33,8 @@ bool WorthRewriting(const Status& status) {
 struct File {
   const ObjectEntry* entry = nullptr;
   const ObjectSource* source = nullptr;
-  std::string directory, base;  // of the object's name
-  uint64_t first_task = 0;      // number of its first block among all blocks of the part
+  PathParts name;           // the object's
+  uint64_t first_task = 0;  // number of its first block among all blocks of the part
 
   Mutex mu;
   std::string temporary ABSL_GUARDED_BY(mu);
@@ -58,10 +58,7 @@ class PartWriter {
       File& file = files_.emplace_back();
       file.entry = &part.manifest->objects[i];
       file.source = part.sources[i];
-      const std::string& name = file.entry->name;
-      const size_t slash = name.rfind('/');
-      file.directory = slash == std::string::npos ? "" : name.substr(0, slash);
-      file.base = slash == std::string::npos ? name : name.substr(slash + 1);
+      file.name = SplitPath(file.entry->name);
       file.first_task = tasks_;
       file.blocks_left = file.Tasks();
       tasks_ += file.Tasks();
@@ -202,7 +199,7 @@ class PartWriter {
       (void)UnlinkAt(meta_, temporary);
       return status;
     }
-    counters_->files_written.fetch_add(1, std::memory_order_relaxed);
+    counters_->objects_written.fetch_add(1, std::memory_order_relaxed);
     counters_->bytes_written.fetch_add(file->entry->length, std::memory_order_relaxed);
     return status;
   }
@@ -210,17 +207,17 @@ class PartWriter {
   Status SyncAndClose(UniqueFd fd) {
     Status status = Sync(fd.get());
     if (status.ok()) status = Close(std::move(fd));
-    if (!status.ok()) counters_->fsync_failures.fetch_add(1, std::memory_order_relaxed);
+    if (!status.ok()) counters_->sync_failures.fetch_add(1, std::memory_order_relaxed);
     return status;
   }
 
   Status PutInPlace(File* file, const std::string& temporary) {
     UniqueFd made;
-    if (!file->directory.empty()) {
-      CAIRN_ASSIGN_OR_RETURN(made, MakeDirectoriesAt(directory_, file->directory));
+    if (!file->name.directory.empty()) {
+      CAIRN_ASSIGN_OR_RETURN(made, MakeDirectoriesAt(directory_, file->name.directory));
     }
     CAIRN_RETURN_IF_ERROR(
-        RenameAt(meta_, temporary, made.valid() ? made.get() : directory_, file->base, 0));
+        RenameAt(meta_, temporary, made.valid() ? made.get() : directory_, file->name.base, 0));
     file->in_place = true;
     return absl::OkStatus();
   }
@@ -247,10 +244,10 @@ class PartWriter {
       file.fd.Reset();
       if (!file.temporary.empty()) (void)UnlinkAt(meta_, file.temporary);
       if (!file.in_place) continue;
-      if (file.directory.empty()) {
-        (void)UnlinkAt(directory_, file.base);
-      } else if (const auto inner = OpenDirectoryAt(directory_, file.directory); inner.ok()) {
-        (void)UnlinkAt(inner->get(), file.base);
+      if (file.name.directory.empty()) {
+        (void)UnlinkAt(directory_, file.name.base);
+      } else if (const auto inner = OpenDirectoryAt(directory_, file.name.directory); inner.ok()) {
+        (void)UnlinkAt(inner->get(), file.name.base);
       }
     }
   }
@@ -271,6 +268,16 @@ class PartWriter {
 
 }  // namespace
 
+Counters AtomicCounters::Read() const {
+  Counters now;
+  now.objects_written = objects_written.load(std::memory_order_relaxed);
+  now.bytes_written = bytes_written.load(std::memory_order_relaxed);
+  now.sync_failures = sync_failures.load(std::memory_order_relaxed);
+  now.rewrites = rewrites.load(std::memory_order_relaxed);
+  now.published = published.load(std::memory_order_relaxed);
+  return now;
+}
+
 Status WriteObjects(int directory, int meta, const PartToWrite& part, const WriteOptions& options,
                     AtomicCounters* counters) {
   return PartWriter(directory, meta, part, options, counters).Run();
@@ -289,7 +296,7 @@ Status WriteMetaFile(int meta, const std::string& name, absl::string_view bytes,
     if (status.ok()) {
       status = Sync(fd.get());
       if (status.ok()) status = Close(std::move(fd));
-      if (!status.ok()) counters->fsync_failures.fetch_add(1, std::memory_order_relaxed);
+      if (!status.ok()) counters->sync_failures.fetch_add(1, std::memory_order_relaxed);
     }
     if (status.ok()) status = RenameAt(meta, temporary, meta, name, 0);
     if (status.ok()) return status;

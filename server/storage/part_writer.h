@@ -6,15 +6,18 @@
 #include <functional>
 #include <string>
 
+#include "common/fd.h"
 #include "common/manifest.h"
 #include "common/status.h"
 #include "server/storage/storage.h"
 
 namespace cairn::storage {
 
+// Counters, as threads add to them.
 struct AtomicCounters {
-  std::atomic<uint64_t> files_written{0}, bytes_written{0}, fsync_failures{0}, rewrites{0},
+  std::atomic<uint64_t> objects_written{0}, bytes_written{0}, sync_failures{0}, rewrites{0},
       published{0};
+  Counters Read() const;
 };
 
 struct WriteOptions {
@@ -25,14 +28,14 @@ struct WriteOptions {
   std::function<std::string()> temporary_name;
 };
 
-// Writes every object of `part` to its name below `directory`, through temporaries in `meta` (both
-// of one checkpoint), and syncs the files, but not the directories. The calling thread acts as the
-// owner already. After an error nothing that this call wrote is left, as far as the file system
-// lets it be removed.
+// Writes every object of `part` to its name below `directory`, through temporaries in `meta`, which
+// is on the same file system; it syncs the files, but not the directories. The calling thread
+// already acts as the owner. After an error nothing that this call wrote is left, as far as the
+// file system lets it be removed.
 Status WriteObjects(int directory, int meta, const PartToWrite& part, const WriteOptions& options,
                     AtomicCounters* counters);
 
-// The same for one small file `name` in `meta`, of `bytes`.
+// Writes one small file `name` of `bytes` in the same way.
 Status WriteMetaFile(int meta, const std::string& name, absl::string_view bytes,
                      const std::function<std::string()>& temporary_name, AtomicCounters* counters);
 

@@ -1,25 +1,26 @@
-// Bytes that outlive memory. One interface; `posix` is the back end for file systems.
+// Bytes that outlive memory. One interface, in words that a file system and an object store can
+// both answer: parts that are written, locations that are handed on, readers that are read from.
+// posix_storage.h is the back end for file systems.
 //
-// Order is the point: objects to new temporary names, data, fsync, rename, directory fsync;
-// manifests last; the directory of a complete checkpoint is claimed by one publisher and then put
-// in place by rename or exchange. After any fsync or close error the file is written anew to a new
-// inode. common/layout.h says where things stand.
+// Every back end keeps this order: a part's objects are durable before its manifest says so, and a
+// checkpoint is published, as a whole, only when all its parts are there. tests/storage holds the
+// contract as one suite that every back end and every decorator passes.
 //
-// Thread-safe; calls block and belong on the persister's threads. Everything is done as the job's
-// owner (setfsuid/setfsgid on the calling thread), beneath the root, through no symbolic link.
+// Thread-safe. Calls block, for as long as the storage behind them does; they belong on threads
+// that may wait. A call acts with the rights of the job's owner, never with the daemon's.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/types/span.h"
-#include "common/fd.h"
-#include "common/layout.h"
 #include "common/manifest.h"
 #include "common/status.h"
+#include "common/stored.h"
 
 namespace cairn::storage {
 
@@ -28,7 +29,7 @@ class ObjectSource {
  public:
   virtual ~ObjectSource() = default;
   // Copies the bytes at `offset`, all of them within the object: DATA_LOSS when the memory is gone.
-  // Whoever asks checks them against the manifest: what reaches the disk is the very copy that
+  // The back end checks the copy against the manifest, so that what it stores is the very copy that
   // verified. Thread-safe.
   virtual Status Read(uint64_t offset, absl::Span<char> into) const = 0;
 };
@@ -44,49 +45,102 @@ struct Owner {
   uint32_t gid = 0;
 };
 
-struct Options {
-  std::string root;    // absolute; empty: no storage
-  int threads = 4;     // writers of a checkpoint's blocks; each holds one block in memory
-  bool direct = true;  // O_DIRECT where the file system takes it
-  Status Validate() const;
+// One stored object, open for reading. Thread-safe. It may outlive its checkpoint in storage: a
+// read then returns the object's bytes or an error, never bytes of what took its place.
+class Reader {
+ public:
+  virtual ~Reader() = default;
+  // The object's length, as its manifest says.
+  virtual uint64_t length() const = 0;
+  // Fills `into` with the bytes at `offset`. OUT_OF_RANGE when they are not all within the object;
+  // DATA_LOSS when storage no longer has them. The bytes are not verified: the reader of a block
+  // checks it against the checksums in the manifest.
+  virtual Status ReadAt(uint64_t offset, absl::Span<char> into) const = 0;
+  // A capability that only some back ends have: a descriptor of a regular file that is exactly the
+  // object, from offset 0, open for reading only, which a process on this machine may be sent. It
+  // is the reader's and is closed with it. nullopt: there is none, and the bytes go through ReadAt.
+  virtual std::optional<int> Descriptor() const = 0;
 };
 
 struct Counters {
-  uint64_t files_written = 0, bytes_written = 0, fsync_failures = 0, rewrites = 0, published = 0;
+  uint64_t objects_written = 0;
+  uint64_t bytes_written = 0;  // of objects
+  uint64_t sync_failures = 0;  // the storage could not say that bytes are durable
+  uint64_t rewrites = 0;       // objects and manifests written anew after such a failure
+  uint64_t published = 0;      // checkpoints that this instance brought to their step
 };
 
 class Storage {
  public:
   virtual ~Storage() = default;
 
-  // Writes the parts of one checkpoint that this node has into its partial directory, manifests
-  // last; a part that already stands there, or at its published place, with the same digest is
-  // kept. OK: every file and directory entry named is on stable storage.
+  // Stores the parts of one checkpoint that this node has, unpublished, manifests last. A part that
+  // is already stored whole with the same digest is kept as it is.
+  // OK: every object and manifest named is on stable storage.
+  // INVALID_ARGUMENT: a part is not of this checkpoint. PERMISSION_DENIED: the job is another
+  // user's. ALREADY_EXISTS: another manifest of the same writer is stored. FAILED_PRECONDITION: the
+  // step was removed for this attempt, or the parts are in conflict with each other or with stored
+  // ones. DATA_LOSS: bytes no longer match their checksums. RESOURCE_EXHAUSTED: storage is full.
+  // After an error nothing of a part that was not stored before is shown as stored, and the same
+  // call may be repeated.
   virtual Status WriteParts(const CheckpointKey& checkpoint, Owner owner,
                             const std::vector<PartToWrite>& parts) = 0;
-  // Publishes the checkpoint when its partial directory holds all its manifests. `*published` says
-  // whether it now stands in place (also when another publisher put it there). An older checkpoint
-  // of ours at that step goes to the trash; a newer one stays and `*published` is false.
-  // ALREADY_EXISTS: a directory that is not ours stands there.
-  virtual Status Publish(const CheckpointKey& checkpoint, Owner owner, bool* published) = 0;
-  // Finishes claims that a dead publisher left, empties the trash, sweeps partial directories for
-  // which `superseded` holds and nothing younger than a minute stands.
+
+  // Publishes the checkpoint when all its parts are stored. Returns where it stands in its step's
+  // place, durably, also when another publisher put it there. An older checkpoint of that step is
+  // replaced; a newer one stays. Older and newer: by attempt, then by revision.
+  // nullopt: it is not published. Parts are missing, a newer checkpoint stands, or the step was
+  // removed. ALREADY_EXISTS: something that is not Cairn's stands in the step's place.
+  // FAILED_PRECONDITION: the parts are in conflict. DATA_LOSS: an object is missing or has another
+  // length than its manifest says.
+  virtual StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint,
+                                                    Owner owner) = 0;
+
+  // Finishes what a dead publisher began, throws away what was replaced, and drops unpublished
+  // checkpoints for which `superseded` holds, or whose step was removed, once none of their parts
+  // has changed for a minute. OK when the job is not in storage.
   virtual Status Sweep(const std::string& job,
                        const std::function<bool(const CheckpointKey&)>& superseded) = 0;
-  // Deletes a published checkpoint: by way of the trash, so it is there whole or not at all. With
-  // `tombstone` records that attempts up to the checkpoint's must not bring the step back.
+
+  // Deletes a published checkpoint: it is there whole or not at all. OK when it is not there.
+  // With `tombstone`: deletes every checkpoint of the step, published or not, of attempts up to the
+  // checkpoint's, and records durably that these must not bring the step back. A tombstone only
+  // ever grows.
   virtual Status Delete(const CheckpointKey& checkpoint, Owner owner, bool tombstone) = 0;
+
+  // What is stored of a job; without what a tombstone forbids and what has been replaced.
+  // NOT_FOUND: nothing was ever stored of it.
   virtual StatusOr<StoredJob> Read(const std::string& job) = 0;
+  // Jobs of which something was stored, in byte order.
   virtual StatusOr<std::vector<std::string>> Jobs() = 0;
-  // The user who owns <root>/<job>.
+  // The user who owns the job in storage. NOT_FOUND as for Read.
   virtual StatusOr<Owner> JobOwner(const std::string& job) = 0;
-  // Opens an object of a stored checkpoint for reading, as `reader`.
-  virtual StatusOr<UniqueFd> Open(const StoredCheckpoint& checkpoint, absl::string_view name,
-                                  Owner reader) = 0;
+
+  // Opens an object of a checkpoint that Read or the caller's own manifests describe, as `reader`:
+  // wherever the checkpoint has moved to since. `checkpoint.parts` must hold the part the object is
+  // of; others may be left out. The reader's length is the one in that part's manifest.
+  // NOT_FOUND: the checkpoint has no such object, or is no longer stored (another one in its place
+  // is never opened). DATA_LOSS: it is stored, and the object is missing or has another length.
+  // PERMISSION_DENIED: `reader` may not read it.
+  virtual StatusOr<std::unique_ptr<Reader>> Open(const StoredCheckpoint& checkpoint,
+                                                 absl::string_view name, Owner reader) = 0;
+
   virtual Counters counters() const = 0;
 };
 
-// Fails (naming the root) when the root is missing, is not a directory, or cannot be written.
-StatusOr<std::unique_ptr<Storage>> MakePosixStorage(const Options& options);
+// --- checks that every back end makes
+
+// INVALID_ARGUMENT unless every part is of this checkpoint and has a source for each object.
+Status CheckPartsAreOf(const CheckpointKey& checkpoint, const std::vector<PartToWrite>& parts);
+
+// OUT_OF_RANGE unless [offset, offset + length) is within an object of `object_length` bytes.
+Status CheckWithinObject(uint64_t offset, uint64_t length, uint64_t object_length);
+
+// One object of a checkpoint, and the part it is of. Both point into the checkpoint.
+struct StoredObject {
+  const StoredPart* part = nullptr;
+  const ObjectEntry* entry = nullptr;
+};
+StatusOr<StoredObject> FindObject(const StoredCheckpoint& checkpoint, absl::string_view name);
 
 }  // namespace cairn::storage

@@ -1,4 +1,4 @@
-// What every catalog must do; a back end joins by adding its factory.
+// What every catalog must do. A back end joins with a factory in the list below.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -7,6 +7,8 @@
 #include <string>
 
 #include "server/catalog/catalog.h"
+#include "tests/catalog/faulty_catalog.h"
+#include "tests/catalog/memory_catalog.h"
 
 namespace cairn::catalog {
 namespace {
@@ -27,6 +29,19 @@ struct SqliteFactory {
   std::string directory;
 };
 
+struct MemoryFactory {
+  std::unique_ptr<Catalog> Open() { return OpenMemoryCatalog(rows); }
+  const std::shared_ptr<MemoryRows> rows = std::make_shared<MemoryRows>();
+};
+
+// The decorator with its faults off.
+struct FaultlessFactory {
+  std::unique_ptr<Catalog> Open() {
+    return MakeFaultyCatalog(inner.Open(), std::make_shared<CatalogFaults>());
+  }
+  MemoryFactory inner;
+};
+
 template <typename Factory>
 class CatalogContract : public ::testing::Test {
  protected:
@@ -38,7 +53,7 @@ class CatalogContract : public ::testing::Test {
     catalog_ = factory_.Open();
   }
 };
-using Factories = ::testing::Types<SqliteFactory>;
+using Factories = ::testing::Types<SqliteFactory, MemoryFactory, FaultlessFactory>;
 TYPED_TEST_SUITE(CatalogContract, Factories);
 
 StepRow CompleteStep(const std::string& job, Step step, int64_t sequence) {
@@ -140,6 +155,33 @@ TYPED_TEST(CatalogContract, StepsComeNewestFirstBelowABoundWithoutRemovedOnes) {
   EXPECT_EQ((*steps)[0].checkpoint.step, 4);
   EXPECT_EQ((*steps)[1].checkpoint.step, 2);
   EXPECT_EQ(this->catalog_->Steps("run", 2, 10)->size(), 1u);
+}
+
+TYPED_TEST(CatalogContract, AnswersComeInOrder) {
+  std::vector<Row> rows;
+  int64_t sequence = 0;
+  for (const int number : {2, 10, 1}) {
+    rows.push_back(JobRow{.job = "job" + std::to_string(number), .sequence = ++sequence});
+    rows.push_back(AttemptRow{.job = "run", .attempt = number, .sequence = ++sequence});
+    rows.push_back(
+        PartRow{.part = {{"run", 5, 7, 0}, number}, .removed = true, .sequence = ++sequence});
+    StepRow step = CompleteStep("run", 5, ++sequence);
+    step.checkpoint.attempt = number;
+    rows.push_back(step);
+  }
+  ASSERT_TRUE(this->catalog_->Apply(rows).ok());
+  EXPECT_EQ(*this->catalog_->Jobs(), (std::vector<std::string>{"job1", "job10", "job2"}));
+  const auto begun = this->catalog_->Attempts("run");
+  const auto parts = this->catalog_->Parts({"run", 5, 7, 0});
+  const auto steps = this->catalog_->Steps("run", 9, 9);
+  ASSERT_TRUE(begun.ok() && parts.ok() && steps.ok());
+  std::vector<int64_t> attempts, writers, of_step;
+  for (const AttemptRow& row : *begun) attempts.push_back(row.attempt);
+  for (const PartRow& row : *parts) writers.push_back(row.part.writer);
+  for (const StepRow& row : *steps) of_step.push_back(row.checkpoint.attempt);
+  EXPECT_EQ(attempts, (std::vector<int64_t>{1, 2, 10}));
+  EXPECT_EQ(writers, (std::vector<int64_t>{1, 2, 10}));
+  EXPECT_EQ(of_step, (std::vector<int64_t>{10, 2, 1}));
 }
 
 // Keys compare as bytes: a default collation would join these.

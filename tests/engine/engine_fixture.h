@@ -165,15 +165,13 @@ class EngineTest : public testing::Test {
       at.key = a.checkpoint;
       at.world_size = a.parts.front().manifest->world_size;
       at.published = true;
-      at.directory = absl::StrCat("/root/", a.checkpoint.job, "/", a.checkpoint.step);
-      at.manifests.clear();
-      at.digests.clear();
+      at.location = Location(absl::StrCat("/root/", a.checkpoint.job, "/", a.checkpoint.step));
+      at.parts.clear();
       for (const auto& part : a.parts) {
-        at.manifests.push_back(*part.manifest);
-        at.digests.push_back(ManifestDigest(EncodeManifest(*part.manifest)));
+        at.parts.push_back({*part.manifest, ManifestDigest(EncodeManifest(*part.manifest))});
       }
     }
-    pending.push_back(event::Persisted{a.checkpoint, persist_status});
+    pending.push_back(event::Persisted{a.checkpoint, persist_status, stored[a.checkpoint].location});
   }
   void Do(action::DeleteFiles& a) {
     deletes.push_back(a);

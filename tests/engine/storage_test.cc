@@ -12,7 +12,6 @@ class Stored : public EngineTest {
  protected:
   void SetUp() override {
     options.storage = true;
-    options.storage_root = "/root";
     Restart();
   }
   SessionId HelloWith(PersistMode mode, int64_t every = 1) {
@@ -124,7 +123,7 @@ TEST_F(Stored, EvictedStepIsOpenedFromStorage) {
   ASSERT_TRUE(open.ok()) << open.status();
   EXPECT_EQ(open->object.length, 20 * kMiB);
   EXPECT_THAT(open->object.block_crcs, SizeIs(5));
-  EXPECT_EQ(open->checkpoint.directory, "/root/job/1");
+  EXPECT_EQ(open->checkpoint.location, Location("/root/job/1"));
 }
 
 TEST_F(Stored, StepsFoundInStorageAreOnTheLine) {

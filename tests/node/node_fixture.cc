@@ -7,6 +7,8 @@
 #include <cstring>
 #include <filesystem>
 
+#include "server/storage/posix_storage.h"
+
 namespace cairn::testing {
 
 Status MapKeeper::Hold(SlabId slab, uint64_t bytes, int fd) {
@@ -119,7 +121,7 @@ void NodeFixture::StartNode() {
   cache_ = *std::move(started);
   options_.engine.storage = with_storage_;
   if (with_storage_) {
-    storage::Options storage;
+    storage::PosixOptions storage;
     storage.root = Path("storage");
     auto made = storage::MakePosixStorage(storage);
     ASSERT_TRUE(made.ok()) << made.status();

@@ -158,7 +158,7 @@ void CheckPersisted(const Node& node) {
                                       " was acknowledged PERSISTED and is not in storage"));
     }
     const StoredCheckpoint* stored = node.world.storage.Find(key);
-    if (stored != nullptr && CheckpointDigest(stored->digests) != digest) {
+    if (stored != nullptr && CheckpointDigest(stored->Digests()) != digest) {
       return report.Fail(
           absl::StrCat("promise 1: ", key.DebugString(), " stands in storage with other content"));
     }

@@ -147,7 +147,7 @@ class Digester {
     Values("Open", r.lend, r.extent, r.checkpoint, r.object, r.exact);
   }
   void Take(const reply::OpenStored& r) {
-    Values("OpenStored", r.checkpoint.key, r.checkpoint.directory, r.object);
+    Values("OpenStored", r.checkpoint.key, r.checkpoint.location.text(), r.object);
   }
   void Take(const reply::Latest& r) {
     Values("Latest", r.key, r.world_size, r.in_memory, r.in_storage);

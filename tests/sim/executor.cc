@@ -289,15 +289,15 @@ Status Executor::ReadPart(const action::PersistPart& part, StoredCheckpoint* che
     report.Fail(
         absl::StrCat("promise 1: ", key.DebugString(), " is persisted without all its objects"));
   }
-  checkpoint->manifests.push_back(*part.manifest);
-  checkpoint->digests.push_back(digest);
+  checkpoint->parts.push_back({*part.manifest, digest});
   return absl::OkStatus();
 }
 
 Status Executor::Publish(const action::Persist& persist) {
   StoredCheckpoint checkpoint;
   checkpoint.key = persist.checkpoint;
-  checkpoint.directory = absl::StrCat("/s/", persist.checkpoint.job, "/", persist.checkpoint.step);
+  checkpoint.location =
+      Location(absl::StrCat("/s/", persist.checkpoint.job, "/", persist.checkpoint.step));
   checkpoint.published = true;
   for (const action::PersistPart& part : persist.parts) {
     if (Status status = ReadPart(part, &checkpoint); !status.ok()) return status;

@@ -1,0 +1,72 @@
+// What storage holds of a job, in words that any back end can fill: a file system, memory, an
+// object store. The engine, the server's storage and libcairn's reading without a daemon all speak
+// them.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/keys.h"
+#include "common/manifest.h"
+
+namespace cairn {
+
+// Where a back end has put a checkpoint. Only the back end that made it interprets the text; to
+// everybody else it is something to hold, hand back and print in messages. Empty: not known.
+class Location {
+ public:
+  Location() = default;
+  explicit Location(std::string text) : text_(std::move(text)) {}
+
+  bool empty() const { return text_.empty(); }
+  const std::string& text() const { return text_; }
+  bool operator==(const Location&) const = default;
+
+ private:
+  std::string text_;
+};
+
+// One writer's part of a checkpoint: its manifest, and the digest of the bytes the manifest was
+// read from.
+struct StoredPart {
+  Manifest manifest;
+  std::string digest;
+};
+
+// One checkpoint, as far as its parts are in storage.
+struct StoredCheckpoint {
+  CheckpointKey key;
+  // A hint: a checkpoint moves while it is published and replaced. A back end finds it by its key
+  // when it is no longer there.
+  Location location;
+  int32_t world_size = 0;
+  std::vector<StoredPart> parts;  // by writer; complete when there are world_size of them
+  // It stands at its step, or waits to be put there. One that is not published may still lack
+  // parts.
+  bool published = false;
+  // Why its parts cannot belong together, for example one name from two writers. Such a checkpoint
+  // is never complete.
+  std::string conflict = {};
+
+  bool Complete() const {
+    return conflict.empty() && static_cast<int32_t>(parts.size()) == world_size;
+  }
+  std::vector<std::string> Digests() const;  // of the parts, in their order
+};
+
+// Everything a read-only look at one job's storage finds.
+struct StoredJob {
+  std::vector<StoredCheckpoint> checkpoints;  // published ones and partial ones
+  // Manifests that do not decode, conflicts: "place: why".
+  std::vector<std::string> problems;
+  // Tombstones: no attempt up to this one may bring the step back.
+  std::map<Step, Attempt> removed = {};
+};
+
+// Why these manifests cannot be parts of one checkpoint; empty when they can.
+std::string ManifestConflict(const std::vector<const Manifest*>& manifests);
+std::string PartConflict(const std::vector<StoredPart>& parts);
+
+}  // namespace cairn

@@ -1,0 +1,78 @@
+#include "server/storage/posix_place.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+
+#include "common/layout.h"
+#include "server/storage/files.h"
+
+namespace cairn::storage {
+
+StatusOr<Place> LookAt(int parent, const std::string& name, const std::string& path) {
+  Place place;
+  auto directory = OpenDirectoryAt(parent, name);
+  if (absl::IsNotFound(directory.status())) return place;
+  if (!directory.ok()) {
+    // A file or a symbolic link: something is there, and it is not ours.
+    struct stat info = {};
+    if (::fstatat(parent, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+        !S_ISDIR(info.st_mode)) {
+      place.kind = Place::Kind::kForeign;
+      return place;
+    }
+    return directory.status();
+  }
+  place.directory = *std::move(directory);
+  std::vector<std::string> problems;  // the scan of the job reports them
+  auto stored = ReadStoredCheckpoint(place.directory.get(), path, &problems);
+  if (stored.ok()) {
+    place.kind = Place::Kind::kOurs;
+    place.stored = *std::move(stored);
+  } else if (absl::IsNotFound(stored.status()) || absl::IsDataLoss(stored.status()) ||
+             absl::IsPermissionDenied(stored.status())) {
+    place.kind = Place::Kind::kForeign;
+  } else {
+    return stored.status();
+  }
+  return place;
+}
+
+Status CheckFiles(int directory, const Manifest& manifest) {
+  for (const ObjectEntry& object : manifest.objects) {
+    const auto damaged = [&](absl::string_view why) {
+      return absl::DataLossError(
+          absl::StrCat("file ", object.name, " of writer ", manifest.writer, " ", why));
+    };
+    const auto fd = OpenAt(directory, object.name, O_PATH);
+    if (!fd.ok()) return damaged(fd.status().message());
+    struct stat info = {};
+    if (::fstat(fd->get(), &info) != 0) return ErrnoStatus(errno, object.name);
+    if (!S_ISREG(info.st_mode)) return damaged("is not a file");
+    if (static_cast<uint64_t>(info.st_size) != object.length) {
+      return damaged(absl::StrCat("has ", info.st_size, " bytes, not ", object.length));
+    }
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<bool> PartStands(const Place& place, const PartToWrite& part) {
+  if (!place.Ours()) return false;
+  const std::string digest = ManifestDigest(part.encoded);
+  for (const StoredPart& stored : place.stored.parts) {
+    if (stored.manifest.writer != part.manifest->writer) continue;
+    if (stored.digest == digest) return CheckFiles(place.directory.get(), *part.manifest).ok();
+    return absl::AlreadyExistsError(
+        absl::StrCat("writer ", part.manifest->writer,
+                     " has another manifest in storage: ", stored.digest, ", not ", digest));
+  }
+  return false;
+}
+
+Status NotOurs(const JobDirectories& at, Step step) {
+  return absl::AlreadyExistsError(
+      absl::StrCat(at.path, "/", StepDirectory(step), " stands there and is not Cairn's"));
+}
+
+}  // namespace cairn::storage

@@ -1,0 +1,44 @@
+// What stands at a place where a checkpoint may stand: nothing, something of the user's, or one of
+// ours.
+#pragma once
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "common/fd.h"
+#include "common/status.h"
+#include "common/stored.h"
+#include "server/storage/posix_root.h"
+
+namespace cairn::storage {
+
+struct Place {
+  enum class Kind { kNothing, kForeign, kOurs } kind = Kind::kNothing;
+  UniqueFd directory;       // unless kNothing, or kForeign and not a directory
+  StoredCheckpoint stored;  // kOurs
+
+  bool Ours() const { return kind == Kind::kOurs; }
+  bool Holds(const CheckpointKey& key) const { return Ours() && stored.key == key; }
+};
+
+// Looks at `name` below `parent`; `path` names the job in messages.
+StatusOr<Place> LookAt(int parent, const std::string& name, const std::string& path);
+
+// How checkpoints of one step rank: newer replaces older, and whole replaces damaged.
+inline std::tuple<Attempt, Revision, bool> RankOf(const StoredCheckpoint& stored) {
+  return {stored.key.attempt, stored.key.revision, stored.Complete()};
+}
+
+// OK when every object of `manifest` is a file of the right length below `directory`; else
+// DATA_LOSS, naming the file.
+Status CheckFiles(int directory, const Manifest& manifest);
+
+// True when `place` holds this part, whole. ALREADY_EXISTS when it holds another manifest of the
+// part's writer.
+StatusOr<bool> PartStands(const Place& place, const PartToWrite& part);
+
+// ALREADY_EXISTS: what stands in the step's place is not ours, and is never touched.
+Status NotOurs(const JobDirectories& at, Step step);
+
+}  // namespace cairn::storage

@@ -1,0 +1,63 @@
+// What every call of the posix storage stands on: the open root, its options, names that nobody
+// else uses, counters, and the way to a job's directories. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "common/fd.h"
+#include "common/status.h"
+#include "server/storage/part_writer.h"
+#include "server/storage/posix_storage.h"
+
+namespace cairn::storage {
+
+// A job's directories, held open while one call works below them.
+struct JobDirectories {
+  std::string path;  // absolute, of the job
+  UniqueFd job;
+  UniqueFd meta;  // .cairn, and the next three are inside it
+  UniqueFd partial;
+  UniqueFd publish;
+  UniqueFd trash;
+};
+
+class PosixRoot {
+ public:
+  // `instance` is random: it tells apart the daemons that share the root.
+  PosixRoot(PosixOptions options, UniqueFd root, uint64_t instance)
+      : options_(std::move(options)), root_(std::move(root)), instance_(instance) {}
+
+  const PosixOptions& options() const { return options_; }
+  int fd() const { return root_.get(); }
+  AtomicCounters* counters() { return &counters_; }
+  const AtomicCounters& counters() const { return counters_; }
+
+  // The user who owns the job's directory; NOT_FOUND when it has none.
+  StatusOr<Owner> JobOwner(const std::string& job) const;
+  // Opens the job's directories, and with `create` makes those that are missing, as `owner`.
+  // PERMISSION_DENIED when the job is another user's; NOT_FOUND when one is missing.
+  StatusOr<JobDirectories> OpenJob(const std::string& job, Owner owner, bool create) const;
+
+  // A name for a temporary file. No daemon that shares the root ever draws it too.
+  std::string TemporaryName();
+  // A number that makes a name below trash/ unique in the same way.
+  uint64_t TrashNumber() { return (instance_ << 20) ^ Next(); }
+  // Removes temporaries that a dead daemon left in `directory`: those whose names begin with
+  // `prefix`. This daemon's own stay, for another thread may be writing them.
+  Status RemoveStale(int directory, const std::string& prefix) const;
+
+ private:
+  Status MakeJobDirectory(const std::string& job, Owner owner) const;
+  std::string OwnPrefix() const;
+  uint64_t Next() { return serial_.fetch_add(1) + 1; }
+
+  const PosixOptions options_;
+  const UniqueFd root_;
+  const uint64_t instance_;
+  std::atomic<uint64_t> serial_{0};
+  AtomicCounters counters_;
+};
+
+}  // namespace cairn::storage

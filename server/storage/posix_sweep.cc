@@ -1,0 +1,89 @@
+#include "server/storage/posix_sweep.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <ctime>
+
+#include "common/layout.h"
+#include "server/storage/files.h"
+#include "server/storage/posix_publish.h"
+#include "server/storage/posix_trash.h"
+
+namespace cairn::storage {
+namespace {
+
+constexpr int64_t kSweepAgeSeconds = 60;
+
+// The newest change of anything in a tree, in seconds since the epoch.
+StatusOr<int64_t> NewestChange(int directory, int depth = kMaxTreeDepth) {
+  struct stat info = {};
+  if (::fstat(directory, &info) != 0) return ErrnoStatus(errno, "fstat");
+  int64_t newest = info.st_mtim.tv_sec;
+  CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory));
+  for (const std::string& name : names) {
+    if (::fstatat(directory, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno == ENOENT) continue;
+      return ErrnoStatus(errno, name);
+    }
+    newest = std::max<int64_t>(newest, info.st_mtim.tv_sec);
+    if (!S_ISDIR(info.st_mode) || depth == 0) continue;
+    const auto inner = OpenDirectoryAt(directory, name);
+    if (absl::IsNotFound(inner.status())) continue;
+    CAIRN_RETURN_IF_ERROR(inner.status());
+    CAIRN_ASSIGN_OR_RETURN(const int64_t below, NewestChange(inner->get(), depth - 1));
+    newest = std::max(newest, below);
+  }
+  return newest;
+}
+
+Status SweepClaims(PosixRoot* root, const JobDirectories& at) {
+  CAIRN_ASSIGN_OR_RETURN(const auto claims, ListDirectory(at.publish.get()));
+  Status first;
+  for (const std::string& claim : claims) {
+    CheckpointKey named;
+    if (!ParseCheckpointDirectory(claim, &named)) continue;
+    const Status status = IsRemoved(at, named) ? Discard(root, at, at.publish.get(), claim, named)
+                                               : PutInPlace(root, at, claim).status();
+    // A directory of the user's in the way is reported when the checkpoint is published, not at
+    // every sweep.
+    if (!status.ok() && !absl::IsAlreadyExists(status) && first.ok()) first = status;
+  }
+  return first;
+}
+
+Status SweepPartials(PosixRoot* root, const JobDirectories& at, const std::string& job,
+                     const std::function<bool(const CheckpointKey&)>& superseded) {
+  CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(at.partial.get()));
+  for (const std::string& name : names) {
+    CheckpointKey named;
+    if (!ParseCheckpointDirectory(name, &named)) continue;
+    named.job = job;
+    if (!IsRemoved(at, named) && !superseded(named)) continue;
+    const auto directory = OpenDirectoryAt(at.partial.get(), name);
+    if (!directory.ok()) continue;
+    // Another node may be writing its part of it just now.
+    CAIRN_ASSIGN_OR_RETURN(const int64_t newest, NewestChange(directory->get()));
+    if (::time(nullptr) - newest < kSweepAgeSeconds) continue;
+    CAIRN_RETURN_IF_ERROR(Discard(root, at, at.partial.get(), name, named));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Status SweepBelow(PosixRoot* root, const JobDirectories& at, const std::string& job,
+                  const std::function<bool(const CheckpointKey&)>& superseded) {
+  // A claim that cannot be finished must not keep the rest from being swept.
+  const Status claims = SweepClaims(root, at);
+  const Status partials = SweepPartials(root, at, job, superseded);
+  const Status trash = EmptyTrash(at);
+  for (const Status& status : {claims, partials, trash}) {
+    CAIRN_RETURN_IF_ERROR(Annotate(status, absl::StrCat("sweeping ", job)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace cairn::storage

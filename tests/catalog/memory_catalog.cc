@@ -1,0 +1,94 @@
+#include "tests/catalog/memory_catalog.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+namespace cairn::catalog {
+namespace {
+
+int64_t SequenceOf(const Row& row) {
+  return std::visit([](const auto& r) { return r.sequence; }, row);
+}
+
+}  // namespace
+
+void MemoryRows::WaitFor(size_t rows) {
+  MutexLock lock(&mu_);
+  while (rows_.size() < rows) changed_.Wait(&mu_);
+}
+
+class MemoryCatalog final : public Catalog {
+ public:
+  explicit MemoryCatalog(std::shared_ptr<MemoryRows> rows) : rows_(std::move(rows)) {}
+
+  Status Apply(const std::vector<Row>& rows) override {
+    MutexLock lock(&rows_->mu_);
+    for (const Row& row : rows) {
+      const auto [at, is_new] = rows_->rows_.try_emplace(RowIdentity(row), row);
+      if (!is_new && SequenceOf(row) > SequenceOf(at->second)) at->second = row;
+    }
+    rows_->changed_.NotifyAll();
+    return absl::OkStatus();
+  }
+
+  StatusOr<std::optional<JobRow>> Job(const std::string& job) override {
+    const auto found = Select<JobRow>([&](const JobRow& row) { return row.job == job; });
+    return found.empty() ? std::nullopt : std::make_optional(found.front());
+  }
+
+  StatusOr<std::vector<std::string>> Jobs() override {
+    std::vector<std::string> jobs;
+    for (const JobRow& row : Select<JobRow>([](const JobRow&) { return true; })) {
+      jobs.push_back(row.job);
+    }
+    std::sort(jobs.begin(), jobs.end());
+    return jobs;
+  }
+
+  StatusOr<std::vector<AttemptRow>> Attempts(const std::string& job) override {
+    auto found = Select<AttemptRow>([&](const AttemptRow& row) { return row.job == job; });
+    std::sort(found.begin(), found.end(),
+              [](const AttemptRow& a, const AttemptRow& b) { return a.attempt < b.attempt; });
+    return found;
+  }
+
+  StatusOr<std::vector<StepRow>> Steps(const std::string& job, Step below, int limit) override {
+    auto found = Select<StepRow>([&](const StepRow& row) {
+      return row.checkpoint.job == job && row.checkpoint.step < below && !row.removed;
+    });
+    std::sort(found.begin(), found.end(),
+              [](const StepRow& a, const StepRow& b) { return b.checkpoint < a.checkpoint; });
+    if (found.size() > static_cast<size_t>(limit)) found.resize(static_cast<size_t>(limit));
+    return found;
+  }
+
+  StatusOr<std::vector<PartRow>> Parts(const CheckpointKey& checkpoint) override {
+    auto found =
+        Select<PartRow>([&](const PartRow& row) { return row.part.checkpoint == checkpoint; });
+    std::sort(found.begin(), found.end(),
+              [](const PartRow& a, const PartRow& b) { return a.part < b.part; });
+    return found;
+  }
+
+ private:
+  // The rows of one kind that `wanted` holds for.
+  template <typename T, typename Wanted>
+  std::vector<T> Select(const Wanted& wanted) {
+    std::vector<T> found;
+    MutexLock lock(&rows_->mu_);
+    for (const auto& [identity, row] : rows_->rows_) {
+      const T* typed = std::get_if<T>(&row);
+      if (typed != nullptr && wanted(*typed)) found.push_back(*typed);
+    }
+    return found;
+  }
+
+  const std::shared_ptr<MemoryRows> rows_;
+};
+
+std::unique_ptr<Catalog> OpenMemoryCatalog(std::shared_ptr<MemoryRows> rows) {
+  return std::make_unique<MemoryCatalog>(std::move(rows));
+}
+
+}  // namespace cairn::catalog

@@ -1,0 +1,80 @@
+#include "tests/storage/faulty_storage.h"
+
+#include <utility>
+
+namespace cairn::storage {
+namespace {
+
+class FaultyReader final : public Reader {
+ public:
+  FaultyReader(std::unique_ptr<Reader> inner, std::shared_ptr<StorageFaults> faults)
+      : inner_(std::move(inner)), faults_(std::move(faults)) {}
+
+  uint64_t length() const override { return inner_->length(); }
+  Status ReadAt(uint64_t offset, absl::Span<char> into) const override {
+    return faults_->Run<Status>(StorageCall::kReadAt, [&] { return inner_->ReadAt(offset, into); });
+  }
+  std::optional<int> Descriptor() const override { return inner_->Descriptor(); }
+
+ private:
+  const std::unique_ptr<Reader> inner_;
+  const std::shared_ptr<StorageFaults> faults_;
+};
+
+class FaultyStorage final : public Storage {
+ public:
+  FaultyStorage(std::unique_ptr<Storage> inner, std::shared_ptr<StorageFaults> faults)
+      : inner_(std::move(inner)), faults_(std::move(faults)) {}
+
+  Status WriteParts(const CheckpointKey& checkpoint, Owner owner,
+                    const std::vector<PartToWrite>& parts) override {
+    return faults_->Run<Status>(StorageCall::kWriteParts,
+                                [&] { return inner_->WriteParts(checkpoint, owner, parts); });
+  }
+  StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint, Owner owner) override {
+    return faults_->Run<StatusOr<std::optional<Location>>>(
+        StorageCall::kPublish, [&] { return inner_->Publish(checkpoint, owner); });
+  }
+  Status Sweep(const std::string& job,
+               const std::function<bool(const CheckpointKey&)>& superseded) override {
+    return faults_->Run<Status>(StorageCall::kSweep,
+                                [&] { return inner_->Sweep(job, superseded); });
+  }
+  Status Delete(const CheckpointKey& checkpoint, Owner owner, bool tombstone) override {
+    return faults_->Run<Status>(StorageCall::kDelete,
+                                [&] { return inner_->Delete(checkpoint, owner, tombstone); });
+  }
+  StatusOr<StoredJob> Read(const std::string& job) override {
+    return faults_->Run<StatusOr<StoredJob>>(StorageCall::kRead, [&] { return inner_->Read(job); });
+  }
+  StatusOr<std::vector<std::string>> Jobs() override {
+    return faults_->Run<StatusOr<std::vector<std::string>>>(StorageCall::kJobs,
+                                                            [&] { return inner_->Jobs(); });
+  }
+  StatusOr<Owner> JobOwner(const std::string& job) override {
+    return faults_->Run<StatusOr<Owner>>(StorageCall::kJobOwner,
+                                         [&] { return inner_->JobOwner(job); });
+  }
+  StatusOr<std::unique_ptr<Reader>> Open(const StoredCheckpoint& checkpoint, absl::string_view name,
+                                         Owner reader) override {
+    return faults_->Run<StatusOr<std::unique_ptr<Reader>>>(
+        StorageCall::kOpen, [&]() -> StatusOr<std::unique_ptr<Reader>> {
+          CAIRN_ASSIGN_OR_RETURN(auto opened, inner_->Open(checkpoint, name, reader));
+          return std::make_unique<FaultyReader>(std::move(opened), faults_);
+        });
+  }
+  Counters counters() const override { return inner_->counters(); }
+
+ private:
+  const std::unique_ptr<Storage> inner_;
+  const std::shared_ptr<StorageFaults> faults_;
+};
+
+}  // namespace
+
+std::unique_ptr<Storage> MakeFaultyStorage(std::unique_ptr<Storage> inner,
+                                           std::shared_ptr<StorageFaults> faults) {
+  return std::make_unique<FaultyStorage>(std::move(inner), std::move(faults));
+}
+
+}  // namespace cairn::storage

@@ -1,0 +1,63 @@
+// Storage in memory: the whole contract without a file system, for tests that need storage and not
+// files. It lends no descriptor, as an object store would not, so a node that stands on it serves
+// chunks to every client.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "server/storage/storage.h"
+
+namespace cairn::storage {
+
+// What is stored. It outlives the storages made over it, as a disk outlives the daemons that use
+// it. Thread-safe.
+class MemoryStore {
+ public:
+  explicit MemoryStore(const Clock* clock = RealClock()) : clock_(clock) {}
+
+  // --- damage and age, as tests do it. The checkpoint and the object must be there.
+
+  void Truncate(const CheckpointKey& checkpoint, const std::string& object, uint64_t length);
+  void Remove(const CheckpointKey& checkpoint, const std::string& object);
+  // An unpublished checkpoint counts as unchanged for `seconds` longer than it is.
+  void Age(const CheckpointKey& checkpoint, int seconds);
+
+ private:
+  friend class MemoryStorage;
+
+  struct Part {
+    StoredPart stored;
+    std::map<std::string, std::shared_ptr<const std::string>> objects;  // shared with readers
+  };
+  struct Checkpoint {
+    CheckpointKey key;
+    std::map<Writer, Part> parts;
+    int64_t changed_unix_ms = 0;  // of one that is not published
+  };
+  struct Job {
+    Owner owner;
+    std::map<CheckpointKey, Checkpoint> unpublished;
+    std::map<Step, Checkpoint> published;
+    std::map<Step, Attempt> removed;
+
+    bool Removed(const CheckpointKey& key) const;
+  };
+
+  Checkpoint* Find(const CheckpointKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::shared_ptr<const std::string>* FindObject(const CheckpointKey& key,
+                                                 const std::string& object)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const Clock* const clock_;
+  Mutex mu_;
+  std::map<std::string, Job> jobs_ ABSL_GUARDED_BY(mu_);
+};
+
+std::unique_ptr<Storage> MakeMemoryStorage(std::shared_ptr<MemoryStore> store);
+
+}  // namespace cairn::storage

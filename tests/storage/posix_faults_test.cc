@@ -1,0 +1,230 @@
+// What the posix storage does when a system call fails, the process dies, or the disk is full.
+#include <sched.h>
+#include <sys/mount.h>
+
+#include "tests/storage/posix_fixture.h"
+
+namespace cairn::storage {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class PosixFaults : public PosixFixture {};
+
+// R4.
+TEST_F(PosixFaults, AFileThatCouldNotBeSyncedIsWrittenAnewToANewInode) {
+  ASSERT_TRUE(Write(MakePart(Key(4, 100))).ok());  // the job has its directories
+  const Part part = MakePart(Key(5, 100), 0, 1, {{"a", 3 * kBlock}});
+  for (const char* fault : {"storage.fsync=EIO", "storage.close=EIO", "storage.fsync:1=ENOSPC"}) {
+    ASSERT_TRUE(ArmFailpoints(fault).ok());
+    const Status status = Write(part);
+    ASSERT_TRUE(ArmFailpoints("").ok());
+    if (absl::EndsWith(fault, "ENOSPC")) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << fault;
+    } else {
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    EXPECT_THAT(Leftovers(), IsEmpty());
+    fs::remove_all(Path(".cairn/partial"));
+  }
+  EXPECT_EQ(storage_->counters().sync_failures, 3u);
+  EXPECT_EQ(storage_->counters().rewrites, 2u);
+}
+
+TEST_F(PosixFaults, AFileThatCanNeverBeSyncedIsGivenUp) {
+  ASSERT_TRUE(Write(MakePart(Key(4, 100))).ok());
+  const Part part = MakePart(Key(5, 100), 0, 1, {{"a", 3 * kBlock}});
+  ASSERT_TRUE(ArmFailpoints("storage.fsync:1=EIO,storage.close:1=EIO,storage.write:7=EIO").ok());
+  EXPECT_EQ(Write(part).code(), absl::StatusCode::kDataLoss);
+  ASSERT_TRUE(ArmFailpoints("").ok());
+  EXPECT_FALSE(Publish(Key(5, 100)));
+  EXPECT_THAT(Leftovers(), IsEmpty());
+  EXPECT_FALSE(fs::exists(Path(".cairn/partial/5.100.0/a")));
+}
+
+// R6: file systems that refuse O_DIRECT at the write.
+TEST_F(PosixFaults, WithoutDirectWritesTheBytesAreTheSame) {
+  const Part part = MakePart(Key(5, 100));
+  ASSERT_TRUE(ArmFailpoints("storage.write:2=EINVAL").ok());
+  WriteAndPublish(part);
+  ASSERT_TRUE(ArmFailpoints("").ok());
+  ExpectFiles(part, "5");
+}
+
+// The N-th system call fails, for every N: an error or success, and then everything works again.
+TEST_F(PosixFaults, WhicheverCallFailsNothingIsLostAndTheNextTrySucceeds) {
+  UseRootInMemory();
+  const Part old = MakePart(Key(5, 100, 0), 0, 1, {{"d/a", 2 * kBlock + 5}, {"e", 0}});
+  const Part newer = MakePart(Key(5, 100, 1), 0, 1, {{"d/a", kBlock}, {"f", 9}});
+  for (const char* error : {"EIO", "ENOSPC", "ENOENT"}) {
+    for (int n = 1;; ++n) {
+      ASSERT_LT(n, 400);
+      fs::remove_all(Path(""));
+      WriteAndPublish(old);
+      ASSERT_TRUE(ArmFailpoints(absl::StrCat("any:", n, "=", error)).ok());
+      Status status = Write(newer);
+      bool published = false;
+      if (status.ok()) {
+        const auto answer = storage_->Publish(Key(5, 100, 1), Me());
+        status = answer.status();
+        published = answer.ok() && answer->has_value();
+      }
+      const bool reached = FailpointsHit() > 0;
+      ASSERT_TRUE(ArmFailpoints("").ok());
+      if (!(status.ok() && published)) {
+        const auto found = storage_->Read("job");
+        ASSERT_TRUE(found.ok());
+        EXPECT_FALSE(found->checkpoints.empty()) << error << " " << n << " " << status;
+      }
+      ASSERT_TRUE(Write(newer).ok()) << error << " at call " << n << ": " << status;
+      ASSERT_TRUE(Publish(Key(5, 100, 1))) << error << " at call " << n << ": " << status;
+      ExpectFiles(newer, "5");
+      Sweep();
+      EXPECT_THAT(Leftovers(), IsEmpty()) << error << " at call " << n;
+      if (!reached) break;
+    }
+  }
+}
+
+// R1, promise 3: a process that dies before its N-th call, for every N, and once more in its
+// recovery.
+TEST_F(PosixFaults, DyingAtAnyCallLeavesTheOldOrTheNewCheckpointWhole) {
+  UseRootInMemory();
+  const Part old = MakePart(Key(5, 100, 0), 0, 1, {{"d/a", 2 * kBlock + 5}, {"e", 0}});
+  const Part newer = MakePart(Key(5, 100, 1), 0, 1, {{"d/a", kBlock}, {"f", 9}});
+  const auto replace = [&](const std::string& failpoint) {
+    return InChild([&] {
+      auto storage = Make();
+      if (!ArmFailpoints(failpoint).ok()) return 1;
+      if (!storage->Sweep("job", [](const CheckpointKey&) { return false; }).ok()) return 2;
+      if (!storage->WriteParts(Key(5, 100, 1), Me(), {newer.ToWrite()}).ok()) return 3;
+      const auto published = storage->Publish(Key(5, 100, 1), Me());
+      if (!published.ok()) return 4;
+      return published->has_value() ? 0 : 5;
+    });
+  };
+  const auto check = [&](const std::string& when) {
+    const auto found = storage_->Read("job");
+    ASSERT_TRUE(found.ok()) << when;
+    ASSERT_THAT(found->problems, IsEmpty()) << when;
+    bool old_or_new = false;
+    for (const StoredCheckpoint& stored : found->checkpoints) {
+      if (!stored.Complete()) continue;
+      old_or_new = true;
+      const Part& part = stored.key.revision == 0 ? old : newer;
+      for (const auto& object : part.objects) {
+        ASSERT_EQ(Bytes(stored.location.text() + "/" + object->entry.name), object->text()) << when;
+      }
+    }
+    ASSERT_TRUE(old_or_new) << when;
+  };
+  int n = 1;
+  for (;; ++n) {
+    ASSERT_LT(n, 400);
+    for (int again : {0, 1, 2, 3, 5, 8, 13, 21, 34}) {
+      fs::remove_all(Path(""));
+      WriteAndPublish(old);
+      const int died = replace(absl::StrCat("any:", n));
+      if (died == 0) {
+        EXPECT_GT(n, 40) << "the calls are no longer counted";
+        return;
+      }
+      ASSERT_EQ(died, kFailpointExitCode) << "at call " << n;
+      const std::string when = absl::StrCat("dead at call ", n, ", then at call ", again);
+      check(when);
+      if (again > 0) {
+        const int second = replace(absl::StrCat("any:", again));
+        ASSERT_TRUE(second == kFailpointExitCode || second == 0) << when;
+        check(when);
+      }
+      ASSERT_EQ(replace(""), 0) << when;
+      Sweep();
+      ExpectFiles(newer, "5");
+      EXPECT_THAT(Stored(), ElementsAre("5@100.1/")) << when;
+      EXPECT_THAT(Leftovers(), ::testing::Each(HasSubstr("/partial/"))) << when;
+      if (again == 0 && n % 8 != 1) break;  // every eighth crash is followed by a second one
+    }
+  }
+}
+
+TEST_F(PosixFaults, DyingWhileDeletingLeavesItWholeOrGone) {
+  UseRootInMemory();
+  const Part part = MakePart(Key(5, 100), 0, 1, {{"d/a", kBlock}, {"e", 0}});
+  for (bool tombstone : {false, true}) {
+    for (int n = 1;; ++n) {
+      ASSERT_LT(n, 300);
+      fs::remove_all(Path(""));
+      WriteAndPublish(part);
+      const int died = InChild([&] {
+        auto storage = Make();
+        if (!ArmFailpoints(absl::StrCat("any:", n)).ok()) return 1;
+        return storage->Delete(Key(5, 100), Me(), tombstone).ok() ? 0 : 2;
+      });
+      if (fs::exists(Path("5"))) ExpectFiles(part, "5");
+      ASSERT_TRUE(storage_->Delete(Key(5, 100), Me(), tombstone).ok());
+      EXPECT_THAT(Stored(), IsEmpty());
+      EXPECT_THAT(Leftovers(), IsEmpty());
+      if (died == 0) break;
+      ASSERT_EQ(died, kFailpointExitCode);
+    }
+  }
+}
+
+// A failpoint that this room never reaches would prove nothing above.
+TEST_F(PosixFaults, EveryFailpointOfStorageIsReached) {
+  for (Failpoint point : AllFailpoints()) {
+    if (!absl::StartsWith(FailpointName(point), "storage.")) continue;
+    fs::remove_all(root_ + "/job");
+    const int died = InChild([&] {
+      auto storage = Make();
+      if (!ArmFailpoints(FailpointName(point)).ok()) return 1;
+      const Part part = MakePart(Key(5, 100));
+      if (!storage->WriteParts(Key(5, 100), Me(), {part.ToWrite()}).ok()) return 2;
+      if (!storage->Publish(Key(5, 100), Me()).ok()) return 3;
+      return storage->Delete(Key(5, 100), Me(), true).ok() ? 0 : 4;
+    });
+    EXPECT_EQ(died, kFailpointExitCode) << FailpointName(point);
+  }
+}
+
+// R5: in a mount namespace of its own, with a tmpfs of 4 MiB as the root.
+TEST_F(PosixFaults, AFullDiskIsToldLeavesNothingAndIsGotOver) {
+  const Part big = MakePart(Key(5, 100), 0, 1, {{"a", 8 << 20}});
+  const Part wide = MakePart(Key(6, 100), 0, 1, {{"a", 1 << 20}, {"b", 1 << 20}, {"c", 8 << 20}});
+  const Part small = MakePart(Key(7, 100), 0, 1, {{"a", 3 << 20}});
+  constexpr int kNoNamespace = 77;
+  const int result = InChild([&] {
+    const Owner me = Me();
+    if (::unshare(CLONE_NEWNS) != 0) {
+      if (::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return kNoNamespace;
+      std::ofstream("/proc/self/setgroups") << "deny";
+      std::ofstream("/proc/self/uid_map") << me.uid << " " << me.uid << " 1";
+      std::ofstream("/proc/self/gid_map") << me.gid << " " << me.gid << " 1";
+    }
+    if (::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("small", root_.c_str(), "tmpfs", 0, "size=4m") != 0) {
+      return kNoNamespace;
+    }
+    storage_ = Make();
+    for (const Part* part : {&big, &wide}) {
+      const Status status = Write(*part);
+      if (!absl::IsResourceExhausted(status)) return 1;
+      for (const auto& entry : fs::recursive_directory_iterator(root_)) {
+        if (entry.is_regular_file()) return 2;
+      }
+    }
+    // What a dead daemon left of the same part makes room for it: the disk does not hold it twice.
+    fs::create_directories(Path(".cairn/partial/7.100.0"));
+    std::ofstream(Path(".cairn/partial/7.100.0/a")) << std::string(3 << 20, 'x');
+    if (!Write(small).ok()) return 3;
+    return Publish(Key(7, 100)) && Bytes(Path("7/a")) == small.objects[0]->text() ? 0 : 4;
+  });
+  if (result == kNoNamespace) GTEST_SKIP() << "no right to mount a small tmpfs";
+  EXPECT_EQ(result, 0);
+}
+
+}  // namespace
+}  // namespace cairn::storage

@@ -1,0 +1,119 @@
+// The kinds of storage that pass the contract (storage_contract_test.cc).
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "server/storage/posix_storage.h"
+#include "tests/storage/faulty_storage.h"
+#include "tests/storage/memory_storage.h"
+
+namespace cairn::storage {
+
+// One kind of storage, and what the suite does to what it stored behind its back.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  // Each is another daemon's: they share what is stored, and no locks.
+  virtual std::unique_ptr<Storage> Open() = 0;
+  // Whether its readers lend descriptors.
+  virtual bool LendsDescriptors() const = 0;
+  virtual void Truncate(const CheckpointKey& checkpoint, const std::string& object,
+                        uint64_t length) = 0;
+  virtual void Remove(const CheckpointKey& checkpoint, const std::string& object) = 0;
+  // Makes an unpublished checkpoint one that has not changed for two minutes.
+  virtual void Age(const CheckpointKey& checkpoint) = 0;
+  // What stands between "not stored" and "stored", by its names; nothing after a sweep.
+  virtual std::vector<std::string> Leftovers() = 0;
+};
+
+class PosixBackend final : public Backend {
+ public:
+  PosixBackend() {
+    char path[] = "/tmp/cairn-storage-XXXXXX";
+    root_ = ::mkdtemp(path);
+  }
+  ~PosixBackend() override { std::filesystem::remove_all(root_); }
+
+  std::unique_ptr<Storage> Open() override {
+    PosixOptions options;
+    options.root = root_;
+    options.threads = 2;
+    auto storage = MakePosixStorage(options);
+    EXPECT_TRUE(storage.ok()) << storage.status();
+    return *std::move(storage);
+  }
+  bool LendsDescriptors() const override { return true; }
+  void Truncate(const CheckpointKey& checkpoint, const std::string& object,
+                uint64_t length) override {
+    std::filesystem::resize_file(DirectoryOf(checkpoint) + "/" + object, length);
+  }
+  void Remove(const CheckpointKey& checkpoint, const std::string& object) override {
+    ASSERT_TRUE(std::filesystem::remove(DirectoryOf(checkpoint) + "/" + object));
+  }
+  void Age(const CheckpointKey& checkpoint) override {
+    const auto then = std::filesystem::file_time_type::clock::now() - std::chrono::minutes(2);
+    const std::string directory = DirectoryOf(checkpoint);
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
+      std::filesystem::last_write_time(entry.path(), then);
+    }
+    std::filesystem::last_write_time(directory, then);
+  }
+  std::vector<std::string> Leftovers() override {
+    std::vector<std::string> found;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(root_)) {
+      const std::string path = entry.path();
+      if (absl::EndsWith(path, ".tmp") || absl::StrContains(path, "/.cairn/trash/") ||
+          absl::StrContains(path, "/.cairn/publish/")) {
+        found.push_back(path);
+      }
+    }
+    return found;
+  }
+
+ private:
+  std::string DirectoryOf(const CheckpointKey& key) const {
+    const std::string partial = absl::StrCat(root_, "/", key.job, "/.cairn/partial/", key.step, ".",
+                                             key.attempt, ".", key.revision);
+    return std::filesystem::exists(partial) ? partial
+                                            : absl::StrCat(root_, "/", key.job, "/", key.step);
+  }
+
+  std::string root_;
+};
+
+class MemoryBackend : public Backend {
+ public:
+  std::unique_ptr<Storage> Open() override { return MakeMemoryStorage(store_); }
+  bool LendsDescriptors() const override { return false; }
+  void Truncate(const CheckpointKey& checkpoint, const std::string& object,
+                uint64_t length) override {
+    store_->Truncate(checkpoint, object, length);
+  }
+  void Remove(const CheckpointKey& checkpoint, const std::string& object) override {
+    store_->Remove(checkpoint, object);
+  }
+  void Age(const CheckpointKey& checkpoint) override { store_->Age(checkpoint, 120); }
+  std::vector<std::string> Leftovers() override { return {}; }
+
+ private:
+  const std::shared_ptr<MemoryStore> store_ = std::make_shared<MemoryStore>();
+};
+
+// The decorator with its faults off.
+class FaultlessBackend final : public MemoryBackend {
+ public:
+  std::unique_ptr<Storage> Open() override {
+    return MakeFaultyStorage(MemoryBackend::Open(), std::make_shared<StorageFaults>());
+  }
+};
+
+}  // namespace cairn::storage
