@@ -12,8 +12,8 @@ namespace {
 constexpr size_t kLongestCall = size_t{1} << 30;
 
 // A CRC of a+b is the CRC of a, moved past b's bits, plus the CRC of b. Moving past n bits is
-// multiplication by x^n modulo the CRC's polynomial over GF(2). Polynomials stand reflected, as the
-// CRCs do: the highest bit is the coefficient of x^0.
+// multiplication by x^n modulo the CRC's polynomial over GF(2). Polynomials are written reflected, as the
+// CRCs are: the highest bit is the coefficient of x^0.
 constexpr uint32_t kCastagnoli = 0x82F63B78;
 constexpr uint32_t kIsoHdlc = 0xEDB88320;
 constexpr uint32_t kOne = 0x80000000;

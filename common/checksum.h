@@ -17,8 +17,8 @@ uint32_t ZipCrc32(uint32_t crc, const void* data, size_t length);
 uint32_t Crc32cCombine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b);
 uint32_t ZipCrc32Combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b);
 
-// Whoever reads bytes and checks them reads this many, then takes their checksum: they are still in
-// the second-level cache.
+// Code that reads bytes and checks them reads this many at a time and takes their checksum at once,
+// while they are still in the second-level cache.
 inline constexpr uint64_t kCheckedReadBytes = 256 << 10;
 
 // Number of blocks of an object of `length` bytes.

@@ -8,8 +8,8 @@
 namespace cairn {
 namespace {
 
-// Small enough that the first-level cache holds what the checksum brought there for the copy, and
-// beside it the piece that comes next.
+// Small enough that the first-level cache holds both the piece that the checksum has just read,
+// which is then copied, and the piece that comes next.
 constexpr size_t kPieceBytes = 8 << 10;
 
 template <typename Checksum>

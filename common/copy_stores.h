@@ -6,12 +6,12 @@
 
 namespace cairn::copy_stores {
 
-// As memcpy, but the stores may pass the cache by and are ordered only by Fence. `next`, of
-// `next_bytes`, is what the caller reads next: it is fetched into the cache beside the stores,
-// which alone would leave the memory's reading side idle.
+// As memcpy, but the stores may bypass the cache, and only Fence orders them. `next`, of
+// `next_bytes`, is what the caller reads next: it is fetched into the cache during the stores, when
+// the memory's read bandwidth would otherwise be idle.
 void Stream(char* to, const char* from, size_t n, const char* next, size_t next_bytes);
 
-// Makes the stores of this thread's Streams visible to other threads as ordinary ones are.
+// Orders the stores of this thread's earlier Streams before its later stores.
 void Fence();
 
 }  // namespace cairn::copy_stores

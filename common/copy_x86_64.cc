@@ -9,7 +9,7 @@ namespace cairn::copy_stores {
 namespace {
 
 constexpr size_t kLine = 64;
-// Below this streaming saves nothing.
+// For shorter runs streaming saves nothing.
 constexpr size_t kWorthStreaming = 4096;
 
 // Whole lines only: a line that is filled by stores in a row leaves the core in one piece. Per GiB,

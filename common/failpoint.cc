@@ -36,7 +36,7 @@ std::atomic<int> hits{0};
 int Count(Slot* slot) {
   if (slot->left.fetch_sub(1, std::memory_order_acq_rel) != 1) return 0;
   const int error = slot->error.load(std::memory_order_acquire);
-  // Not _exit: sanitizers hook it to look around first.
+  // Not _exit, which sanitizers hook to run their checks first.
   if (error == 0) ::syscall(SYS_exit_group, kFailpointExitCode);
   hits.fetch_add(1, std::memory_order_relaxed);
   return error;

@@ -1,9 +1,9 @@
-// Named places where a test makes a process die, or a system call fail. Compiled in everywhere;
-// unarmed they cost one relaxed load. Armed only by ArmFailpoints: in tests, and by the daemon from
-// its option of that name.
+// Named places where a test makes a process die, or a system call fail. They are compiled in
+// everywhere; an unarmed one costs a relaxed load. Only ArmFailpoints arms them: in tests, and in the
+// daemon from its option test.failpoints.
 //
-// The list below is the only one. A test walks it (AllFailpoints), so that a point without a case
-// fails; a room that adds a point adds its case.
+// The list below is the only one. A test walks it (AllFailpoints) and fails for a point without a
+// case, so a change that adds a point adds its case.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 namespace cairn {
 
-// Enumerator, name. A point stands *before* the call or step it is named after.
+// Enumerator, name. A point is reached *before* the call or step it is named after.
 #define CAIRN_FAILPOINTS(X)                        \
   X(kStorageOpen, "storage.open")                  \
   X(kStorageMakeDirectory, "storage.mkdir")        \
@@ -51,21 +51,22 @@ enum class Failpoint : int {
       kCount
 };
 
-inline constexpr int kFailpointExitCode = 86;  // tells such a death from any other
+// Tells a death at a failpoint from any other.
+inline constexpr int kFailpointExitCode = 86;
 
 absl::string_view FailpointName(Failpoint point);
 std::vector<Failpoint> AllFailpoints();
 
 // Replaces what was armed. `spec` is a comma-separated list of POINT[:N][=ERRNO], e.g.
-// "storage.fsync:2=EIO,storage.rename": at its N-th reach (default 1, counted from this call) the
-// point fails once with that errno, or, without one, ends the process as SIGKILL would: no handler,
-// no flush. POINT "any" counts the reaches of all points together. Empty disarms. INVALID_ARGUMENT
-// names the part that is wrong, and then nothing is armed. Not to be called while points are being
-// reached.
+// "storage.fsync:2=EIO,storage.rename". When it is reached for the N-th time (default 1, counted
+// from this call) the point fails once with that errno or, without one, ends the process as SIGKILL
+// would: no handler runs and nothing is flushed. POINT "any" counts the reaches of all points
+// together. An empty spec disarms. INVALID_ARGUMENT names the part that is wrong, and then nothing
+// is armed. Must not be called while other threads reach points.
 Status ArmFailpoints(absl::string_view spec);
 
-// How many of the armed failures have happened since ArmFailpoints: 0 tells a test that walks N
-// that it has come to the end.
+// How many of the armed failures have happened since ArmFailpoints. A test that tries N = 1, 2, … is
+// done at the first N for which this is 0.
 int FailpointsHit();
 
 namespace failpoint_internal {
@@ -73,7 +74,7 @@ extern std::atomic<bool> armed;
 int Reach(Failpoint point);
 }  // namespace failpoint_internal
 
-// 0, or the errno with which the caller shall fail instead of doing what the point stands before.
+// 0, or the errno with which the caller must fail instead of making the call.
 inline int ReachFailpoint(Failpoint point) {
   if (!failpoint_internal::armed.load(std::memory_order_relaxed)) return 0;
   return failpoint_internal::Reach(point);

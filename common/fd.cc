@@ -25,7 +25,7 @@ namespace {
 
 constexpr uint64_t kMaxReadFile = uint64_t{1} << 30;
 
-// Room for the descriptors of one message, aligned as the kernel wants it.
+// Space for the descriptors of one message, aligned as the kernel wants it.
 union ControlBuffer {
   cmsghdr header;
   char bytes[CMSG_SPACE(kMaxFdsPerMessage * sizeof(int))];
@@ -159,7 +159,7 @@ StatusOr<ReceivedMessage> ReceiveMessage(int socket, size_t max_bytes, int flags
     if (PeerIsGone(errno)) return absl::UnavailableError("recvmsg: the peer is gone");
     return ErrnoStatus(errno, "recvmsg");
   }
-  // Owned before anything is judged: a refused message must not leak what came with it.
+  // Taken before the message is checked: one that is refused must not leak its descriptors.
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
@@ -228,7 +228,7 @@ Status PwriteAll(int fd, const void* buffer, size_t length, uint64_t offset) {
 StatusOr<std::string> ReadFile(const std::string& path) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.valid()) return ErrnoStatus(errno, path);
-  // Not by st_size: files of /proc say 0.
+  // st_size says nothing here: it is 0 for files of /proc.
   std::string bytes;
   constexpr size_t kPiece = 64 << 10;
   while (true) {
@@ -248,14 +248,15 @@ StatusOr<std::string> ReadFile(const std::string& path) {
 StatusOr<UniqueFd> OpenBeneath(int directory, const std::string& path, int flags, unsigned mode) {
   open_how how = {};
   how.flags = static_cast<unsigned>(flags | O_CLOEXEC);
-  // O_PATH takes none of the others, and opens nothing that could wait.
+  // O_PATH goes with none of the others, and opening with it never waits.
   if ((flags & O_PATH) == 0) how.flags |= O_NONBLOCK | O_NOCTTY;
   how.mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? mode : 0;
   how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS;
   long fd;
   do {
     fd = ::syscall(SYS_openat2, directory, path.c_str(), &how, sizeof(how));
-  } while (fd < 0 && (errno == EINTR || errno == EAGAIN));  // EAGAIN: a rename raced with the look
+    // EAGAIN: a rename happened during the look-up.
+  } while (fd < 0 && (errno == EINTR || errno == EAGAIN));
   if (fd < 0) {
     if (errno == ELOOP || errno == EXDEV) {
       return absl::PermissionDeniedError(
@@ -267,7 +268,7 @@ StatusOr<UniqueFd> OpenBeneath(int directory, const std::string& path, int flags
 }
 
 StatusOr<std::vector<std::string>> ListDirectory(int directory) {
-  // A description of its own: reading moves the position that dups share.
+  // An open file description of its own: reading moves the position, which duplicates share.
   UniqueFd fd(::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd.valid()) return ErrnoStatus(errno, "opening a directory to list it");
   std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(fd.get()), &::closedir);

@@ -1,4 +1,4 @@
-// Owners of what the kernel hands out.
+// Owners of descriptors and mappings, and the system calls on them, with Status for errno.
 #pragma once
 
 #include <cstddef>
@@ -34,13 +34,13 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// Lets this process open as many descriptors as it may. A node has one for each slab and three for
-// a session; the usual soft limit of 1,024 is for programs that use select.
+// Raises this process's soft limit of descriptors to the hard one. A node has one descriptor per
+// slab and three per session; the usual soft limit of 1,024 exists for programs that use select.
 void RaiseDescriptorLimit();
 
-// A new memfd of `bytes` zeros that nobody can execute, resize, or seal further (without
-// F_SEAL_SEAL a borrower could add FUTURE_WRITE). `mode` matters because any uid that is lent a
-// descriptor may reopen it through /proc with that.
+// A new memfd of `bytes` zeros that nobody can execute, resize or seal further (without F_SEAL_SEAL
+// a borrower could add FUTURE_WRITE). A uid that is lent a descriptor may reopen it through /proc
+// with the rights that `mode` gives it.
 StatusOr<UniqueFd> MakeMemfd(const std::string& name, uint64_t bytes, unsigned mode);
 
 // Owns a memory mapping of whole pages; always MADV_DONTDUMP.
@@ -67,12 +67,12 @@ class Mapping {
   uint64_t length_ = 0;
 };
 
-// Waits until a read would not block, or the peer is gone; false when `timeout_ms` (-1: none) is
-// over first, counted anew from a signal.
+// Waits until a read would not block, or the peer is gone. False when `timeout_ms` (-1: no limit) is
+// over first; a signal starts it anew.
 //
-// A thread that waits in recv on a Unix socket is also woken whenever its peer takes something out
-// of the other direction: twice per call, at the price of an interrupt to the other processor each
-// time. One that waits here is woken by what it waits for.
+// Why not wait in recv: on a Unix socket that thread is also woken whenever its peer reads from the
+// other direction, twice per call, and each time interrupts the other processor. A thread that waits
+// here is woken only by what it waits for.
 StatusOr<bool> WaitReadable(int fd, int timeout_ms);
 
 // --- SOCK_SEQPACKET messages with descriptors
@@ -87,8 +87,7 @@ struct ReceivedMessage {
   std::string bytes;  // empty: the peer closed
   std::vector<UniqueFd> fds;
 };
-// Receives one message of at most `max_bytes`; INVALID_ARGUMENT when it was longer or lost
-// descriptors.
+// Receives one message. INVALID_ARGUMENT when it was longer than `max_bytes` or lost descriptors.
 StatusOr<ReceivedMessage> ReceiveMessage(int socket, size_t max_bytes, int flags = 0);
 
 // --- files
@@ -96,18 +95,19 @@ StatusOr<ReceivedMessage> ReceiveMessage(int socket, size_t max_bytes, int flags
 // Reads or writes everything, through EINTR and short counts.
 Status PreadAll(int fd, void* buffer, size_t length, uint64_t offset);
 Status PwriteAll(int fd, const void* buffer, size_t length, uint64_t offset);
-StatusOr<std::string> ReadFile(const std::string& path);  // whole; at most 1 GiB
+StatusOr<std::string> ReadFile(const std::string& path);  // the whole of it, at most 1 GiB
 
-// openat2 of `path` beneath `directory`, through no symbolic link: PERMISSION_DENIED where one
-// stands or the path leads out. `flags` and `mode` as open(2); a FIFO never makes it wait.
+// openat2 of `path` beneath `directory`. PERMISSION_DENIED when the path has a symbolic link in it or
+// leads out. `flags` and `mode` as open(2). Never waits for the other end of a FIFO.
 StatusOr<UniqueFd> OpenBeneath(int directory, const std::string& path, int flags,
                                unsigned mode = 0);
-// Names in a directory but for "." and "..", in byte order.
+// Names in a directory except "." and "..", in byte order.
 StatusOr<std::vector<std::string>> ListDirectory(int directory);
-// The rest of a regular file of at most `max_bytes`; INVALID_ARGUMENT for anything else.
+// A regular file from its start. INVALID_ARGUMENT when it is not one, or longer than `max_bytes`.
 StatusOr<std::string> ReadRegularFile(int fd, uint64_t max_bytes);
 
-// pidfd of a process; NOT_FOUND when it is gone. PidfdAlive is false once it has exited.
+// The pidfd of a process; NOT_FOUND when there is no such process. PidfdAlive is false once it has
+// exited.
 StatusOr<UniqueFd> OpenPidfd(int pid);
 bool PidfdAlive(int pidfd);
 

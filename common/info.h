@@ -1,5 +1,6 @@
 // What `stat`, `ls` and `latest` say of checkpoints and objects, as the engine answers it and as a
-// client receives it. proto/convert.h carries these values over the wire.
+// client receives it. proto/convert.h carries these values over the wire; JSON and Python take them
+// field by field from VisitFields.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +40,85 @@ struct ObjectInfo {
   int64_t verified_unix_ms = 0;      // when its bytes were last checked; 0: not since the seal
   Facts facts;
 };
+
+// The checkpoint a job goes on from. key.step kNoStep: from nothing.
+struct LatestCheckpoint {
+  CheckpointKey key;
+  int32_t world_size = 0;
+  std::string digest;
+  std::string source;  // where its bytes are: "memory", "peer", "storage"; empty: nowhere
+  int64_t as_of_unix_ms = 0;
+};
+
+// --- fields by name
+//
+// VisitFields(value, visit) calls visit(name, field) for each field in turn, in the order in which
+// people see them. Names are those of proto/cairn.thrift. What is more than a plain number, text or
+// list arrives as Level, ObjectKind, Facts, BlockChecksums or UnixMillis.
+
+struct BlockChecksums {
+  const std::vector<uint32_t>& crcs;
+};
+struct UnixMillis {  // a field whose name ends in _unix_ms
+  int64_t value = 0;
+};
+
+template <typename Visit>
+void VisitFields(const Facts& facts, Visit&& visit) {
+  visit("complete", facts.complete);
+  visit("resident", facts.resident);
+  visit("replicas", facts.replicas);
+  visit("replicas_asked", facts.replicas_asked);
+  visit("persisted", facts.persisted);
+  visit("broken", facts.broken);
+  visit("in_conflict", facts.in_conflict);
+  visit("abandoned", facts.abandoned);
+  visit("pinned", facts.pinned);
+}
+
+template <typename Visit>
+void VisitFields(const CheckpointKey& key, Visit&& visit) {
+  visit("job", key.job);
+  visit("step", key.step);
+  visit("attempt", key.attempt);
+  visit("revision", key.revision);
+}
+
+template <typename Visit>
+void VisitFields(const CheckpointInfo& info, Visit&& visit) {
+  VisitFields(info.key, visit);
+  visit("world_size", info.world_size);
+  visit("missing_writers", info.missing_writers);
+  visit("bytes", info.bytes);
+  visit("objects", info.objects);
+  visit("facts", info.facts);
+  visit("level", info.level);
+  visit("created_unix_ms", UnixMillis{info.created_unix_ms});
+  visit("why", info.why);
+  visit("on_line", info.on_line);
+  visit("digest", info.digest);
+}
+
+template <typename Visit>
+void VisitFields(const ObjectInfo& info, Visit&& visit) {
+  visit("name", info.name);
+  visit("writer", info.writer);
+  visit("kind", info.kind);
+  visit("length", info.length);
+  visit("level", info.level);
+  visit("block_crcs", BlockChecksums{info.block_crcs});
+  visit("verified_unix_ms", UnixMillis{info.verified_unix_ms});
+  visit("facts", info.facts);
+}
+
+template <typename Visit>
+void VisitFields(const LatestCheckpoint& latest, Visit&& visit) {
+  VisitFields(latest.key, visit);
+  visit("world_size", latest.world_size);
+  visit("digest", latest.digest);
+  visit("source", latest.source);
+  visit("as_of_unix_ms", UnixMillis{latest.as_of_unix_ms});
+}
 
 // How an object is opened. Numbers are those of the wire.
 enum class OpenMode : uint8_t {

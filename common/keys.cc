@@ -129,6 +129,21 @@ Status ValidateObjectLength(int64_t length) {
   return absl::OkStatus();
 }
 
+Status ValidateCheckpointRef(const CheckpointRef& ref) {
+  CAIRN_RETURN_IF_ERROR(ValidateJob(ref.job));
+  if (ref.step != kNoStep) CAIRN_RETURN_IF_ERROR(ValidateStep(ref.step));
+  if (ref.attempt != 0) CAIRN_RETURN_IF_ERROR(ValidateAttempt(ref.attempt));
+  if (ref.revision < -1) {
+    return absl::InvalidArgumentError(absl::StrCat("revision: ", ref.revision, " is below -1"));
+  }
+  if (ref.step == kNoStep && (ref.attempt != 0 || ref.revision != -1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step: latest has its own attempt and revision; attempt ", ref.attempt,
+                     " revision ", ref.revision, " were asked for"));
+  }
+  return absl::OkStatus();
+}
+
 Status ValidateObjectName(absl::string_view name) {
   if (name.empty()) return absl::InvalidArgumentError("name: is empty");
   if (name.size() > kMaxNameBytes) {
@@ -156,13 +171,6 @@ Status ValidateObjectName(absl::string_view name) {
     }
   }
   return absl::OkStatus();
-}
-
-bool NamesCollide(absl::string_view a, absl::string_view b) {
-  const absl::string_view shorter = a.size() < b.size() ? a : b;
-  const absl::string_view longer = a.size() < b.size() ? b : a;
-  return longer.size() > shorter.size() && absl::StartsWith(longer, shorter) &&
-         longer[shorter.size()] == '/';
 }
 
 StatusOr<CairnPath> ParseCairnPath(absl::string_view path, absl::string_view default_job) {
@@ -209,6 +217,24 @@ StatusOr<CairnPath> ParseCairnPath(absl::string_view path, absl::string_view def
     CAIRN_RETURN_IF_ERROR(ValidateJob(default_job));
     parsed.job = std::string(default_job);
   }
+  return parsed;
+}
+
+StatusOr<ListPath> ParseListPath(absl::string_view path) {
+  ListPath parsed;
+  if (path.empty()) return parsed;
+  const size_t slash = path.find('/');
+  parsed.ref.job = std::string(path.substr(0, slash));
+  CAIRN_RETURN_IF_ERROR(ValidateJob(parsed.ref.job));
+  if (slash == absl::string_view::npos) return parsed;
+  parsed.names_step = true;
+  const absl::string_view step = path.substr(slash + 1);
+  if (step == "latest") return parsed;
+  if (!AllDigits(step)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("path: ", Quoted(path), " is not \"\", JOB, JOB/STEP or JOB/latest"));
+  }
+  CAIRN_ASSIGN_OR_RETURN(parsed.ref.step, ParseStep(step));
   return parsed;
 }
 

@@ -1,7 +1,7 @@
 // The words every part of Cairn uses to name things (docs/architecture.md, "Words").
 //
-// All keys compare as bytes. Validation lives here, once; every edge (RPC handler, client library,
-// command line) calls it and nothing below an edge checks again.
+// All keys compare as bytes. Validation and the parsing of paths live here, once. Every edge (RPC
+// handler, client library, command line) calls them, and nothing below an edge checks again.
 #pragma once
 
 #include <cstdint>
@@ -25,15 +25,16 @@ using SessionId = uint64_t;  // likewise
 // Identifies one process: 16 random bytes drawn by the client library when it loads, drawn anew
 // after fork. Works across PID namespaces, where a number would not.
 using ProcessToken = std::string;
+inline constexpr size_t kProcessTokenBytes = 16;
 
 inline constexpr Step kNoStep = -1;
 inline constexpr int32_t kMaxWorldSize = 1 << 20;
 inline constexpr size_t kMaxJobBytes = 128;
 inline constexpr size_t kMaxNameBytes = 512;
 inline constexpr size_t kMaxComponentBytes = 200;
-inline constexpr uint64_t kMaxObjectBytes = uint64_t{1}
-                                            << 48;  // 256 TiB; what a mapping can address
-inline constexpr uint32_t kBlockBytes = 4u << 20;   // unit of checksums
+// 256 TiB: what a mapping can address.
+inline constexpr uint64_t kMaxObjectBytes = uint64_t{1} << 48;
+inline constexpr uint32_t kBlockBytes = 4u << 20;  // unit of checksums
 inline constexpr uint64_t kPageBytes = 4096;
 
 // One generation of a step. Complete when the manifests of all its writers exist.
@@ -53,13 +54,19 @@ struct CheckpointKey {
   }
 };
 
-// Names a checkpoint to be found. kNoStep: the latest of the line. Attempt 0 and revision -1: those of
-// the line. A client leaves `job` empty to mean its session's.
+// Names a checkpoint to be found. kNoStep: the latest of the line. Attempt 0 and revision -1: those
+// of the line. A client leaves `job` empty to mean its session's.
 struct CheckpointRef {
   std::string job;
   Step step = kNoStep;
   Attempt attempt = 0;
   Revision revision = -1;
+
+  // Step, attempt and revision are those of `key` wherever they are given.
+  bool Matches(const CheckpointKey& key) const {
+    return (step == kNoStep || step == key.step) && (attempt == 0 || attempt == key.attempt) &&
+           (revision < 0 || revision == key.revision);
+  }
 };
 
 // One writer's part of a checkpoint: what one manifest describes.
@@ -82,16 +89,37 @@ Status ValidateJob(absl::string_view job);
 Status ValidateStep(Step step);
 Status ValidateAttempt(Attempt attempt);
 Status ValidateWorld(Writer writer, int32_t world_size);
-Status ValidateObjectLength(
-    int64_t length);  // wire lengths are signed; rejects negatives and > max
+// Lengths are signed on the wire: one below 0 is refused, as is one above kMaxObjectBytes.
+Status ValidateObjectLength(int64_t length);
+// The job is given. `latest` (kNoStep) takes neither an attempt nor a revision.
+Status ValidateCheckpointRef(const CheckpointRef& ref);
 
-// 1–512 bytes of UTF-8 (well-formed, shortest form), components of 1–200 bytes joined by '/'; no
-// "." or
-// ".." component, no control characters (U+0000–U+001F, U+007F), no component that begins ".cairn".
+// 1–512 bytes of UTF-8 (well-formed, shortest form), components of 1–200 bytes joined by '/'. No
+// component is "." or "..", none begins ".cairn", and there are no control characters
+// (U+0000–U+001F, U+007F).
 Status ValidateObjectName(absl::string_view name);
 
-// True when one of the two is a directory of the other: "a" and "a/b".
-bool NamesCollide(absl::string_view a, absl::string_view b);
+// The entry of `names` (a set of names, or a map keyed by name) that is a directory of `name`: "a" for
+// "a/b"; end() when there is none.
+template <typename Names>
+typename Names::const_iterator FindDirectoryOf(absl::string_view name, const Names& names) {
+  for (size_t slash = name.find('/'); slash != name.npos; slash = name.find('/', slash + 1)) {
+    const auto above = names.find(typename Names::key_type(name.substr(0, slash)));
+    if (above != names.end()) return above;
+  }
+  return names.end();
+}
+
+// The entry of `names` (a std::map keyed by name) that cannot stand in one checkpoint with `name`:
+// the same name, a directory of it, or a name below it; end() when there is none.
+template <typename Names>
+typename Names::const_iterator FindCollision(const Names& names, const std::string& name) {
+  if (const auto same = names.find(name); same != names.end()) return same;
+  if (const auto above = FindDirectoryOf(name, names); above != names.end()) return above;
+  const std::string directory = name + "/";
+  const auto below = names.lower_bound(directory);
+  return below != names.end() && below->first.starts_with(directory) ? below : names.end();
+}
 
 // The entry of `names` (a map keyed by name) that is a directory of `name`: "a" for "a/b"; end()
 // when there is none.
@@ -124,5 +152,13 @@ struct CairnPath {
 };
 // INVALID_ARGUMENT names what is wrong. `default_job` fills STEP/NAME; empty refuses that form.
 StatusOr<CairnPath> ParseCairnPath(absl::string_view path, absl::string_view default_job);
+
+// What `ls` lists: "" lists jobs, "JOB" that job's checkpoints, "JOB/STEP" or "JOB/latest" the
+// objects of one checkpoint.
+struct ListPath {
+  CheckpointRef ref;  // ref.job is empty: jobs. With names_step its step, kNoStep for latest
+  bool names_step = false;
+};
+StatusOr<ListPath> ParseListPath(absl::string_view path);
 
 }  // namespace cairn

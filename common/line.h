@@ -1,5 +1,5 @@
 // The line of a job: which complete checkpoints count, across restarts that may have gone back.
-// Pure; used by the engine, the scan of storage and the command line when no daemon runs.
+// Pure; the engine uses it, and so does the reader of bare storage when no daemon runs.
 //
 // Each attempt goes on from one step of the line before it (`comes_from`). The line is the newest
 // attempt's own complete steps and, up to the one it comes from, the line before it. `latest` is
@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <vector>
 
 #include "common/keys.h"
@@ -32,15 +31,5 @@ struct AttemptLine {
 // `attempts` in ascending order, only those that have begun (created something). The result ascends
 // by step, one entry per step.
 std::vector<LineStep> ComputeLine(const std::vector<AttemptLine>& attempts);
-
-// Highest step of the line, or nullopt.
-std::optional<LineStep> LatestOfLine(const std::vector<AttemptLine>& attempts);
-
-// Highest complete step on the line below `step`: where an attempt whose first step is `step` comes
-// from.
-Step ComesFrom(const std::vector<AttemptLine>& attempts, Step first_step);
-
-// Complete steps that are abandoned: on no line a newer attempt with a complete step kept.
-std::vector<LineStep> Abandoned(const std::vector<AttemptLine>& attempts);
 
 }  // namespace cairn

@@ -269,12 +269,9 @@ Status CheckKeys(const Manifest& manifest) {
     names.insert(name);
   }
   for (const ObjectEntry& object : manifest.objects) {
-    const absl::string_view name = object.name;
-    for (size_t slash = name.find('/'); slash != name.npos; slash = name.find('/', slash + 1)) {
-      if (names.contains(name.substr(0, slash))) {
-        return Bad(absl::StrCat("name: \"", absl::CHexEscape(name.substr(0, slash)),
-                                "\" is a directory of another"));
-      }
+    if (const auto directory = FindDirectoryOf(object.name, names); directory != names.end()) {
+      return Bad(
+          absl::StrCat("name: \"", absl::CHexEscape(*directory), "\" is a directory of another"));
     }
   }
   return absl::OkStatus();

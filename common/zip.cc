@@ -54,6 +54,70 @@ size_t CentralZip64Bytes(const ZipRecord& record, const ZipPlacement& placement)
 
 Status Bad(absl::string_view what) { return absl::DataLossError(absl::StrCat("zip: ", what)); }
 
+void AppendCentralEntry(const ZipRecord& record, const ZipPlacement& placement, uint32_t crc,
+                        std::string* out) {
+  const size_t extra_bytes = CentralZip64Bytes(record, placement);
+  const uint16_t version = extra_bytes > 0 ? kVersionZip64 : kVersionPlain;
+  AppendInteger<uint32_t>(out, kCentralSignature);
+  AppendInteger<uint16_t>(out, version);  // made by
+  AppendInteger<uint16_t>(out, version);  // needed
+  AppendInteger<uint16_t>(out, kUtf8Names);
+  AppendInteger<uint16_t>(out, kStored);
+  AppendInteger<uint16_t>(out, 0);  // time
+  AppendInteger<uint16_t>(out, kDosDate);
+  AppendInteger<uint32_t>(out, crc);
+  AppendInteger<uint32_t>(out, Clamped(record.length));  // compressed
+  AppendInteger<uint32_t>(out, Clamped(record.length));
+  AppendInteger<uint16_t>(out, static_cast<uint16_t>(record.name.size()));
+  AppendInteger<uint16_t>(out, static_cast<uint16_t>(extra_bytes));
+  AppendInteger<uint16_t>(out, 0);  // comment
+  AppendInteger<uint16_t>(out, 0);  // disk
+  AppendInteger<uint16_t>(out, 0);  // internal attributes
+  AppendInteger<uint32_t>(out, 0);  // external attributes
+  AppendInteger<uint32_t>(out, Clamped(placement.header_offset));
+  *out += record.name;
+  if (extra_bytes > 0) {
+    AppendInteger<uint16_t>(out, kZip64Extra);
+    AppendInteger<uint16_t>(out, static_cast<uint16_t>(extra_bytes - kExtraHeaderBytes));
+    if (NeedsZip64(record.length)) {
+      AppendInteger<uint64_t>(out, record.length);
+      AppendInteger<uint64_t>(out, record.length);
+    }
+    if (NeedsZip64(placement.header_offset)) {
+      AppendInteger<uint64_t>(out, placement.header_offset);
+    }
+  }
+}
+
+// The zip64 end record, its locator and the end record of `count` entries.
+void AppendEndRecords(uint64_t count, uint64_t directory_offset, uint64_t directory_bytes,
+                      std::string* out) {
+  const uint64_t zip64_end_offset = directory_offset + directory_bytes;
+  AppendInteger<uint32_t>(out, kZip64EndSignature);
+  AppendInteger<uint64_t>(out, kZip64EndBytes - 12);
+  AppendInteger<uint16_t>(out, kVersionZip64);
+  AppendInteger<uint16_t>(out, kVersionZip64);
+  AppendInteger<uint32_t>(out, 0);  // this disk
+  AppendInteger<uint32_t>(out, 0);  // the directory's disk
+  AppendInteger<uint64_t>(out, count);
+  AppendInteger<uint64_t>(out, count);
+  AppendInteger<uint64_t>(out, directory_bytes);
+  AppendInteger<uint64_t>(out, directory_offset);
+  AppendInteger<uint32_t>(out, kZip64LocatorSignature);
+  AppendInteger<uint32_t>(out, 0);
+  AppendInteger<uint64_t>(out, zip64_end_offset);
+  AppendInteger<uint32_t>(out, 1);  // disks
+  const auto count16 = static_cast<uint16_t>(std::min<uint64_t>(count, kMax16));
+  AppendInteger<uint32_t>(out, kEndSignature);
+  AppendInteger<uint16_t>(out, 0);
+  AppendInteger<uint16_t>(out, 0);
+  AppendInteger<uint16_t>(out, count16);
+  AppendInteger<uint16_t>(out, count16);
+  AppendInteger<uint32_t>(out, Clamped(directory_bytes));
+  AppendInteger<uint32_t>(out, Clamped(directory_offset));
+  AppendInteger<uint16_t>(out, 0);  // comment
+}
+
 }  // namespace
 
 StatusOr<ZipPlan> ZipPlan::Make(std::vector<ZipRecord> records) {
@@ -88,8 +152,8 @@ StatusOr<ZipPlan> ZipPlan::Make(std::vector<ZipRecord> records) {
 uint64_t ZipPlan::TailOffset() const { return tail_offset_; }
 
 uint64_t ZipPlan::MinimumLength() const {
-  // The zip64 end records are always there, as torch writes them: what they would save is not worth
-  // a length that depends on the gap.
+  // The zip64 end records are always there, as torch writes them. Leaving them out where they are not
+  // needed would make the length depend on the gap.
   return tail_offset_ + directory_bytes_ + kZip64EndBytes + kZip64LocatorBytes + kEndBytes;
 }
 
@@ -145,66 +209,9 @@ StatusOr<std::string> ZipPlan::Tail(const std::vector<uint32_t>& crcs, uint64_t 
   std::string out(gap, '\0');
   out.reserve(length - tail_offset_);
   for (size_t i = 0; i < records_.size(); ++i) {
-    const ZipRecord& record = records_[i];
-    const ZipPlacement& placement = placements_[i];
-    const size_t extra_bytes = CentralZip64Bytes(record, placement);
-    const uint16_t version = extra_bytes > 0 ? kVersionZip64 : kVersionPlain;
-    AppendInteger<uint32_t>(&out, kCentralSignature);
-    AppendInteger<uint16_t>(&out, version);  // made by
-    AppendInteger<uint16_t>(&out, version);  // needed
-    AppendInteger<uint16_t>(&out, kUtf8Names);
-    AppendInteger<uint16_t>(&out, kStored);
-    AppendInteger<uint16_t>(&out, 0);  // time
-    AppendInteger<uint16_t>(&out, kDosDate);
-    AppendInteger<uint32_t>(&out, crcs[i]);
-    AppendInteger<uint32_t>(&out, Clamped(record.length));  // compressed
-    AppendInteger<uint32_t>(&out, Clamped(record.length));
-    AppendInteger<uint16_t>(&out, static_cast<uint16_t>(record.name.size()));
-    AppendInteger<uint16_t>(&out, static_cast<uint16_t>(extra_bytes));
-    AppendInteger<uint16_t>(&out, 0);  // comment
-    AppendInteger<uint16_t>(&out, 0);  // disk
-    AppendInteger<uint16_t>(&out, 0);  // internal attributes
-    AppendInteger<uint32_t>(&out, 0);  // external attributes
-    AppendInteger<uint32_t>(&out, Clamped(placement.header_offset));
-    out += record.name;
-    if (extra_bytes > 0) {
-      AppendInteger<uint16_t>(&out, kZip64Extra);
-      AppendInteger<uint16_t>(&out, static_cast<uint16_t>(extra_bytes - kExtraHeaderBytes));
-      if (NeedsZip64(record.length)) {
-        AppendInteger<uint64_t>(&out, record.length);
-        AppendInteger<uint64_t>(&out, record.length);
-      }
-      if (NeedsZip64(placement.header_offset)) {
-        AppendInteger<uint64_t>(&out, placement.header_offset);
-      }
-    }
+    AppendCentralEntry(records_[i], placements_[i], crcs[i], &out);
   }
-  const uint64_t directory_offset = tail_offset_ + gap;
-  const uint64_t zip64_end_offset = directory_offset + directory_bytes_;
-  const uint64_t count = records_.size();
-  AppendInteger<uint32_t>(&out, kZip64EndSignature);
-  AppendInteger<uint64_t>(&out, kZip64EndBytes - 12);
-  AppendInteger<uint16_t>(&out, kVersionZip64);
-  AppendInteger<uint16_t>(&out, kVersionZip64);
-  AppendInteger<uint32_t>(&out, 0);  // this disk
-  AppendInteger<uint32_t>(&out, 0);  // the directory's disk
-  AppendInteger<uint64_t>(&out, count);
-  AppendInteger<uint64_t>(&out, count);
-  AppendInteger<uint64_t>(&out, directory_bytes_);
-  AppendInteger<uint64_t>(&out, directory_offset);
-  AppendInteger<uint32_t>(&out, kZip64LocatorSignature);
-  AppendInteger<uint32_t>(&out, 0);
-  AppendInteger<uint64_t>(&out, zip64_end_offset);
-  AppendInteger<uint32_t>(&out, 1);  // disks
-  const auto count16 = static_cast<uint16_t>(std::min<uint64_t>(count, kMax16));
-  AppendInteger<uint32_t>(&out, kEndSignature);
-  AppendInteger<uint16_t>(&out, 0);
-  AppendInteger<uint16_t>(&out, 0);
-  AppendInteger<uint16_t>(&out, count16);
-  AppendInteger<uint16_t>(&out, count16);
-  AppendInteger<uint32_t>(&out, Clamped(directory_bytes_));
-  AppendInteger<uint32_t>(&out, Clamped(directory_offset));
-  AppendInteger<uint16_t>(&out, 0);  // comment
+  AppendEndRecords(records_.size(), tail_offset_ + gap, directory_bytes_, &out);
   return out;
 }
 
@@ -251,8 +258,7 @@ StatusOr<Directory> FindDirectory(absl::string_view archive) {
   return Bad("has no end record");
 }
 
-// Replaces values that stand as 0xFFFFFFFF by those of the zip64 extra field, in the order the
-// format has.
+// Replaces values that are 0xFFFFFFFF by those of the zip64 extra field, in the format's order.
 Status TakeZip64(absl::string_view extra, uint64_t* uncompressed, uint64_t* compressed,
                  uint64_t* offset) {
   if (*uncompressed != kMax32 && *compressed != kMax32 && *offset != kMax32) {
@@ -272,7 +278,7 @@ Status TakeZip64(absl::string_view extra, uint64_t* uncompressed, uint64_t* comp
     }
     return absl::OkStatus();
   }
-  return absl::OkStatus();  // then the value is 0xFFFFFFFF itself
+  return absl::OkStatus();  // without the field the value is 0xFFFFFFFF itself
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
 // The zip archives that torch.save writes: stored records, each starting at a multiple of 64 bytes.
 //
-// A plan is pure layout: which literal bytes stand where, and which ranges the tensors fill. The
+// A plan is pure layout: which literal bytes go where, and which ranges the tensors fill. The
 // client's copy engine fills the ranges, learns each record's CRC-32, and asks for the literals,
-// which carry them. Padding up to a given length is a gap before the central directory: torch and
-// zipfile both accept one of up to 2 MiB (an end comment holds 64 KiB; trailing zeros are refused).
+// which contain the CRCs. Padding up to a given length is a gap before the central directory: torch
+// and zipfile both accept one of up to 2 MiB (an end comment holds only 64 KiB, and trailing zeros
+// are refused).
 #pragma once
 
 #include <cstdint>
@@ -61,7 +62,7 @@ struct ZipEntry {
   uint32_t crc = 0;
 };
 // Reads the central directory of a stored (uncompressed) archive. DATA_LOSS when it is not one;
-// bounds are checked, so any bytes are safe to hand in.
+// bounds are checked, so `archive` may be any bytes.
 StatusOr<std::vector<ZipEntry>> ReadZipDirectory(absl::string_view archive);
 
 }  // namespace cairn

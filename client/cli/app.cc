@@ -7,6 +7,7 @@
 #include "client/cli/context.h"
 #include "client/cli/exit_code.h"
 #include "client/cli/format.h"
+#include "common/version.h"
 
 namespace cairn::cli {
 namespace {
@@ -79,7 +80,7 @@ int Run(const std::vector<std::string>& arguments, Context* context) {
   app.footer(kFooter);
   app.require_subcommand(0, 1);  // so that an unknown one is named instead of "none was given"
   app.fallthrough();             // general options may stand behind the command
-  app.set_version_flag("--version", std::string("cairn ") + CAIRN_VERSION);
+  app.set_version_flag("--version", absl::StrCat("cairn ", Version()));
   AddSettings(&app, &context->settings);
   AddStatusCommands(&app, context);
   AddFindCommands(&app, context);

@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <ostream>
 
 #include "absl/strings/ascii.h"
@@ -9,17 +10,6 @@
 
 namespace cairn::cli {
 namespace {
-
-struct PathArguments {
-  std::string path;
-  Attempt attempt = 0;
-  Revision revision = -1;
-
-  void AddGenerationTo(CLI::App* command) {
-    command->add_option("--attempt", attempt, "this attempt's instead of the line's");
-    command->add_option("--revision", revision, "this revision instead of the newest");
-  }
-};
 
 Status ListPath(Context* context, const std::string& text) {
   std::string path;
@@ -56,13 +46,11 @@ Status ListPath(Context* context, const std::string& text) {
 }
 
 Status Show(Context* context, const PathArguments& arguments) {
-  CAIRN_ASSIGN_OR_RETURN(Target target, ParseTarget(arguments.path, TargetNeeds::kJob));
+  CAIRN_ASSIGN_OR_RETURN(const Target target, arguments.Parse(TargetNeeds::kJob));
   if (!target.has_step) {
     return absl::InvalidArgumentError(absl::StrCat(
         "path: \"", arguments.path, "\" names a job; JOB/STEP or JOB/STEP/NAME is needed"));
   }
-  target.checkpoint.attempt = arguments.attempt;
-  target.checkpoint.revision = arguments.revision;
   CAIRN_ASSIGN_OR_RETURN(auto finder, Find(context));
   std::ostream& out = *context->console.out;
   if (target.name.empty()) {
@@ -86,7 +74,7 @@ Status ShowLatest(Context* context, const std::string& job) {
   CAIRN_ASSIGN_OR_RETURN(auto finder, Find(context));
   CAIRN_ASSIGN_OR_RETURN(const client::LatestCheckpoint latest, finder->Latest(target.job));
   if (context->settings.json) {
-    *context->console.out << Dump(ToJson(latest, target.job));
+    *context->console.out << Dump(ToJson(latest));
   } else {
     // The number alone: `STEP=$(cairn latest run7)`.
     *context->console.out << latest.key.step << "\n";
@@ -94,12 +82,9 @@ Status ShowLatest(Context* context, const std::string& job) {
   return absl::OkStatus();
 }
 
-StatusOr<client::Level> ParseLevel(const std::string& text) {
-  const std::string level = absl::AsciiStrToUpper(text);
-  for (const auto candidate :
-       {client::Level::kCached, client::Level::kReplicated, client::Level::kPersisted}) {
-    if (level == client::LevelName(candidate)) return candidate;
-  }
+StatusOr<Level> ParseLevelToWaitFor(const std::string& text) {
+  const std::optional<Level> level = ParseLevel(absl::AsciiStrToUpper(text));
+  if (level >= Level::kCached && level <= Level::kPersisted) return *level;
   return absl::InvalidArgumentError(
       absl::StrCat("level: \"", text, "\" is none of cached, replicated, persisted"));
 }
@@ -111,8 +96,8 @@ struct WaitArguments {
 };
 
 Status Wait(Context* context, const WaitArguments& arguments) {
-  CAIRN_ASSIGN_OR_RETURN(const client::Level level, ParseLevel(arguments.level));
-  CAIRN_ASSIGN_OR_RETURN(Target target, ParseTarget(arguments.path.path, TargetNeeds::kJob));
+  CAIRN_ASSIGN_OR_RETURN(const Level level, ParseLevelToWaitFor(arguments.level));
+  CAIRN_ASSIGN_OR_RETURN(const Target target, arguments.path.Parse(TargetNeeds::kJob));
   if (!target.name.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("path: \"", arguments.path.path,
@@ -126,11 +111,10 @@ Status Wait(Context* context, const WaitArguments& arguments) {
   const absl::Duration timeout = context->settings.timeout;
   const MonotonicNanos deadline = context->clock->Now() + absl::ToInt64Nanoseconds(timeout);
   client::CheckpointRef checkpoint = target.checkpoint;
-  checkpoint.attempt = arguments.path.attempt;
-  checkpoint.revision = arguments.path.revision;
   std::shared_ptr<client::Session> session;
   if (after) {
-    // Entering the job of a session, `wait after` speaks of that one; it must exist before.
+    // A wait for "after" is about the session's own job, and a session brings its job into being: the
+    // job must exist before.
     CAIRN_ASSIGN_OR_RETURN(auto reader, context->Connect());
     CAIRN_RETURN_IF_ERROR(reader->List(target.job).status());
     CAIRN_ASSIGN_OR_RETURN(session, context->Connect(target.job));
@@ -165,8 +149,7 @@ void AddFindCommands(CLI::App* app, Context* context) {
   {
     auto* command = app->add_subcommand("stat", "Everything known about one checkpoint or object");
     auto arguments = std::make_shared<PathArguments>();
-    command->add_option("PATH", arguments->path, "JOB/STEP or JOB/STEP/NAME")->required();
-    arguments->AddGenerationTo(command);
+    arguments->AddTo(command, "JOB/STEP or JOB/STEP/NAME");
     command->callback([=] { context->action = [=] { return Show(context, *arguments); }; });
   }
   {
@@ -180,11 +163,10 @@ void AddFindCommands(CLI::App* app, Context* context) {
     auto* command = app->add_subcommand(
         "wait", "Wait until a checkpoint is as safe as asked (exit code 7: it was not in time)");
     auto arguments = std::make_shared<WaitArguments>();
-    command->add_option("PATH", arguments->path.path, "JOB/STEP, or JOB with --after")->required();
+    arguments->path.AddTo(command, "JOB/STEP, or JOB with --after");
     command->add_option("--level", arguments->level, "cached, replicated or persisted")
         ->capture_default_str();
     command->add_option("--after", arguments->after, "the first complete step above this one");
-    arguments->path.AddGenerationTo(command);
     command->footer(
         "Examples:\n"
         "  cairn wait run7/120 --level persisted --timeout 10m\n"

@@ -10,31 +10,16 @@
 namespace cairn::cli {
 namespace {
 
-struct Generation {
-  Attempt attempt = 0;
-  Revision revision = -1;
-};
+// What AddTo is told by every command here.
+constexpr char kStepPath[] = "JOB/STEP, STEP a number or \"latest\"";
 
-// JOB/STEP with --attempt and --revision.
-struct StepArguments {
-  std::string path;
-  Generation generation;
+StatusOr<CheckpointRef> ParseStep(const PathArguments& arguments) {
+  CAIRN_ASSIGN_OR_RETURN(const Target target, arguments.Parse(TargetNeeds::kStep));
+  return target.checkpoint;
+}
 
-  void AddTo(CLI::App* command) {
-    command->add_option("PATH", path, "JOB/STEP, STEP a number or \"latest\"")->required();
-    command->add_option("--attempt", generation.attempt, "this attempt's instead of the line's");
-    command->add_option("--revision", generation.revision, "this revision instead of the newest");
-  }
-  StatusOr<client::CheckpointRef> Parse() const {
-    CAIRN_ASSIGN_OR_RETURN(Target target, ParseTarget(path, TargetNeeds::kStep));
-    target.checkpoint.attempt = generation.attempt;
-    target.checkpoint.revision = generation.revision;
-    return target.checkpoint;
-  }
-};
-
-Status Persist(Context* context, const StepArguments& arguments, bool wait) {
-  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointRef checkpoint, arguments.Parse());
+Status Persist(Context* context, const PathArguments& arguments, bool wait) {
+  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointRef checkpoint, ParseStep(arguments));
   CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
   CAIRN_RETURN_IF_ERROR(session->Persist(checkpoint));
   if (!wait) return absl::OkStatus();
@@ -48,10 +33,10 @@ Status Persist(Context* context, const StepArguments& arguments, bool wait) {
   return absl::OkStatus();
 }
 
-Status Remove(Context* context, const StepArguments& arguments, bool memory_only, bool yes) {
-  CAIRN_ASSIGN_OR_RETURN(client::CheckpointRef checkpoint, arguments.Parse());
+Status Remove(Context* context, const PathArguments& arguments, bool memory_only, bool yes) {
+  CAIRN_ASSIGN_OR_RETURN(client::CheckpointRef checkpoint, ParseStep(arguments));
   CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
-  // "latest" is settled once: what was asked about is what is removed.
+  // "latest" is looked up once: the checkpoint that the question names is the one that is removed.
   CAIRN_ASSIGN_OR_RETURN(const client::CheckpointInfo info, session->Stat(checkpoint));
   checkpoint.step = info.key.step;
   const std::string what =
@@ -83,8 +68,8 @@ Status Remove(Context* context, const StepArguments& arguments, bool memory_only
   return absl::OkStatus();
 }
 
-Status SetPin(Context* context, const StepArguments& arguments, bool pinned) {
-  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointRef checkpoint, arguments.Parse());
+Status SetPin(Context* context, const PathArguments& arguments, bool pinned) {
+  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointRef checkpoint, ParseStep(arguments));
   CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
   return session->Pin(checkpoint, pinned);
 }
@@ -108,16 +93,6 @@ StatusOr<JobPolicy> ReadPolicy(client::Session* session, const std::string& job)
   return absl::NotFoundError(absl::StrCat("job: \"", job, "\" is not known on this node"));
 }
 
-template <size_t N>
-StatusOr<int> IndexOf(const char* const (&names)[N], const std::string& name, const char* field) {
-  std::string known;
-  for (size_t i = 0; i < N; ++i) {
-    if (name == names[i]) return static_cast<int>(i);
-    absl::StrAppend(&known, i == 0 ? "" : ", ", names[i]);
-  }
-  return absl::InvalidArgumentError(absl::StrCat(field, ": \"", name, "\" is none of ", known));
-}
-
 Status Policy(Context* context, const PolicyArguments& arguments) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(arguments.job));
   // Looked up without entering the job: a misspelled name must not bring a job into being.
@@ -125,12 +100,14 @@ Status Policy(Context* context, const PolicyArguments& arguments) {
   CAIRN_ASSIGN_OR_RETURN(JobPolicy policy, ReadPolicy(reader.get(), arguments.job));
   if (arguments.changes()) {
     if (arguments.persist) {
-      CAIRN_ASSIGN_OR_RETURN(const int mode, IndexOf(kPersistModes, *arguments.persist, "persist"));
-      policy.mode = static_cast<PersistMode>(mode);
+      const StatusOr<PersistMode> mode = ParsePersistMode(*arguments.persist);
+      CAIRN_RETURN_IF_ERROR(Annotate(mode.status(), "persist"));
+      policy.mode = *mode;
     }
     if (arguments.readers) {
-      CAIRN_ASSIGN_OR_RETURN(const int readers, IndexOf(kReaders, *arguments.readers, "readers"));
-      policy.readers = static_cast<Readers>(readers);
+      const StatusOr<Readers> readers = ParseReaders(*arguments.readers);
+      CAIRN_RETURN_IF_ERROR(Annotate(readers.status(), "readers"));
+      policy.readers = *readers;
     }
     if (arguments.every) {
       policy.every = *arguments.every;
@@ -141,8 +118,8 @@ Status Policy(Context* context, const PolicyArguments& arguments) {
     CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect(arguments.job));
     CAIRN_RETURN_IF_ERROR(session->SetPolicy(policy));
   }
-  const char* mode = kPersistModes[static_cast<size_t>(policy.mode) % std::size(kPersistModes)];
-  const char* readers = kReaders[static_cast<size_t>(policy.readers) % std::size(kReaders)];
+  const std::string mode(PersistModeName(policy.mode));
+  const std::string readers(ReadersName(policy.readers));
   if (context->settings.json) {
     *context->console.out << Dump({{"job", arguments.job},
                                    {"persist", mode},
@@ -172,9 +149,9 @@ void AddManageCommands(CLI::App* app, Context* context) {
   {
     auto* command = app->add_subcommand(
         "persist", "Ask for a checkpoint to be put into storage, whatever the policy");
-    auto arguments = std::make_shared<StepArguments>();
+    auto arguments = std::make_shared<PathArguments>();
     auto no_wait = std::make_shared<bool>(false);
-    arguments->AddTo(command);
+    arguments->AddTo(command, kStepPath);
     command->add_flag("--no-wait", *no_wait,
                       "return at once; `cairn wait PATH --level persisted` waits");
     command->callback(
@@ -183,9 +160,9 @@ void AddManageCommands(CLI::App* app, Context* context) {
   {
     auto* command =
         app->add_subcommand("rm", "Remove a checkpoint; asks before the last copy goes");
-    auto arguments = std::make_shared<StepArguments>();
+    auto arguments = std::make_shared<PathArguments>();
     auto memory_only = std::make_shared<bool>(false), yes = std::make_shared<bool>(false);
-    arguments->AddTo(command);
+    arguments->AddTo(command, kStepPath);
     command->add_flag("--memory-only", *memory_only, "keep its files in storage");
     command->add_flag("-y,--yes", *yes, "do not ask");
     command->callback(
@@ -195,8 +172,8 @@ void AddManageCommands(CLI::App* app, Context* context) {
     auto* command = app->add_subcommand(pinned ? "pin" : "unpin",
                                         pinned ? "Keep a checkpoint in memory until it is unpinned"
                                                : "Let a pinned checkpoint go when its turn comes");
-    auto arguments = std::make_shared<StepArguments>();
-    arguments->AddTo(command);
+    auto arguments = std::make_shared<PathArguments>();
+    arguments->AddTo(command, kStepPath);
     command->callback(
         [=] { context->action = [=] { return SetPin(context, *arguments, pinned); }; });
   }

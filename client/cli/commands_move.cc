@@ -28,7 +28,7 @@ namespace {
 // --- get
 
 constexpr uint64_t kPieceBytes =
-    16 * kBlockBytes;  // of one read: whole blocks, so none is verified twice
+    16 * kBlockBytes;  // of one read: whole blocks, so that none is verified twice
 
 Status WriteAll(int fd, const char* data, uint64_t length, const std::string& where) {
   while (length > 0) {
@@ -43,7 +43,7 @@ Status WriteAll(int fd, const char* data, uint64_t length, const std::string& wh
   return absl::OkStatus();
 }
 
-// A file that appears under its name only when it is whole.
+// A file that gets its name only when it is complete.
 class NewFile {
  public:
   static StatusOr<NewFile> Begin(const std::string& path) {
@@ -123,7 +123,7 @@ Status Get(Context* context, const GetArguments& arguments) {
   const MonotonicNanos started = context->clock->Now();
   if (to_stdout) return Copy(context, bytes.get(), context->console.out_fd, "standard output");
   if (stat(file.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
-    // A pipe or a device is written to as it stands; there is nothing to rename.
+    // A pipe or a device is written to directly; there is nothing to rename.
     UniqueFd fd(open(file.c_str(), O_WRONLY | O_CLOEXEC));
     if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("FILE: ", file));
     CAIRN_RETURN_IF_ERROR(Copy(context, bytes.get(), fd.get(), absl::StrCat("FILE: ", file)));
@@ -186,8 +186,8 @@ StatusOr<Input> OpenInput(const std::string& file, const std::string& name) {
   return input;
 }
 
-// A put is one writer's whole step. Names that are there already and are not written again would be
-// lost with the revision that holds them.
+// A put is one writer's whole step. It makes a new revision, which has only the names that are written
+// now: names of the step that are not among them would be lost.
 Status NothingIsLeftBehind(client::Session* session, const Target& target,
                            const std::vector<Input>& inputs) {
   const client::CheckpointRef checkpoint{target.job, target.checkpoint.step};

@@ -3,6 +3,7 @@
 
 #include "client/cli/context.h"
 #include "client/cli/render.h"
+#include "common/version.h"
 
 namespace cairn::cli {
 namespace {
@@ -26,8 +27,7 @@ Status ShowStatus(Context* context) {
 }
 
 Status ShowVersion(Context* context) {
-  // The version of this binary; the daemon's when one answers. A daemon that is down is no error
-  // here.
+  // The version of this binary, and the daemon's when one answers. It is not an error when none does.
   std::string daemon;
   if (auto session = context->Connect(); session.ok()) {
     if (auto text = (*session)->StatusJson(); text.ok()) {
@@ -37,11 +37,12 @@ Status ShowVersion(Context* context) {
       }
     }
   }
+  const std::string version(Version());
   if (context->settings.json) {
     *context->console.out << Dump(
-        {{"cairn", CAIRN_VERSION}, {"daemon", daemon.empty() ? Json() : Json(daemon)}});
+        {{"cairn", version}, {"daemon", daemon.empty() ? Json() : Json(daemon)}});
   } else {
-    *context->console.out << "cairn " << CAIRN_VERSION << "\ncairnd "
+    *context->console.out << "cairn " << version << "\ncairnd "
                           << (daemon.empty() ? "not running" : daemon) << "\n";
   }
   return absl::OkStatus();

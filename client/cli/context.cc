@@ -4,6 +4,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstring>
 
@@ -16,9 +17,9 @@
 namespace cairn::cli {
 namespace {
 
-// libcairn waits for a daemon that is just being restarted. Its keeper holds the socket meanwhile,
-// so a socket that refuses has no daemon to wait for, and a person should not wait for the deadline
-// to hear it.
+// libcairn waits for a daemon that is being restarted. The keeper holds the socket meanwhile, so a
+// socket that refuses has no daemon to wait for, and the command says so at once instead of at the
+// deadline.
 Status SomeoneListens(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -97,6 +98,19 @@ StatusOr<Target> ParseTarget(const std::string& text, TargetNeeds needs) {
     return absl::InvalidArgumentError(
         absl::StrCat("path: \"", text, "\" names an object; JOB/STEP is needed"));
   }
+  return target;
+}
+
+void PathArguments::AddTo(CLI::App* command, const std::string& path_help) {
+  command->add_option("PATH", path, path_help)->required();
+  command->add_option("--attempt", attempt, "this attempt's instead of the line's");
+  command->add_option("--revision", revision, "this revision instead of the newest");
+}
+
+StatusOr<Target> PathArguments::Parse(TargetNeeds needs) const {
+  CAIRN_ASSIGN_OR_RETURN(Target target, ParseTarget(path, needs));
+  target.checkpoint.attempt = attempt;
+  target.checkpoint.revision = revision;
   return target;
 }
 

@@ -1,5 +1,5 @@
-// What every command works with. Everything outside the process arrives here, so that tests run
-// whole commands against a session of their own.
+// What every command works with. Everything outside the process arrives through Context, so that
+// tests run whole commands against a session of their own.
 #pragma once
 
 #include <functional>
@@ -23,17 +23,17 @@ struct Console {
   std::ostream* out = nullptr;
   std::ostream* err = nullptr;
   int out_fd = 1;             // where `get PATH -` puts the bytes
-  bool out_terminal = false;  // `out` is a terminal: bytes of objects are not thrown at it
+  bool out_terminal = false;  // `out` is a terminal: the bytes of objects are not written to it
   bool err_terminal = false;  // progress is shown
-  // Asks a yes/no question; absent when nobody is there to answer.
+  // Asks a yes/no question; empty when there is nobody to answer.
   std::function<bool(const std::string& question)> ask;
 };
 
 // Options that stand before or after any command.
 struct Settings {
-  std::string socket = "/run/cairn/cairn.sock";
+  std::string socket = client::ConnectOptions{}.socket;
   std::string storage;  // root to read when no daemon answers; empty: none
-  absl::Duration timeout = absl::Seconds(30);
+  absl::Duration timeout = client::ConnectOptions{}.timeout;
   bool json = false;
 };
 
@@ -60,15 +60,23 @@ struct Target {
   std::string name;                  // empty: the whole step
 };
 enum class TargetNeeds { kJob, kStep, kName };
-// INVALID_ARGUMENT names what is missing or too much for `needs` (kJob takes anything from a job
-// on).
+// INVALID_ARGUMENT names what is missing or too much for `needs`. kJob takes a job, a step or a name.
 StatusOr<Target> ParseTarget(const std::string& text, TargetNeeds needs);
+
+// PATH with --attempt and --revision, for commands about one checkpoint or object.
+struct PathArguments {
+  std::string path;
+  Attempt attempt = 0;
+  Revision revision = -1;
+
+  void AddTo(CLI::App* command, const std::string& path_help);
+  StatusOr<Target> Parse(TargetNeeds needs) const;
+};
 
 // "30", "30s", "2m", "500ms", "1h30m"; not negative.
 StatusOr<absl::Duration> ParseTimeout(const std::string& text);
 
-// One family of commands each: registers its subcommands on `app`; a parsed one sets
-// context->action.
+// Each registers one family of subcommands on `app`. The one that is parsed sets context->action.
 void AddStatusCommands(CLI::App* app, Context* context);  // status, version
 void AddFindCommands(CLI::App* app, Context* context);    // ls, stat, latest, wait
 void AddMoveCommands(CLI::App* app, Context* context);    // put, get

@@ -50,23 +50,21 @@ class StorageFinder : public Finder {
   }
 
   StatusOr<CheckpointInfo> Stat(const CheckpointRef& checkpoint) override {
-    Step step = checkpoint.step;
-    if (step == kNoStep) {
+    CheckpointRef wanted = checkpoint;
+    if (wanted.step == kNoStep) {
       CAIRN_ASSIGN_OR_RETURN(const auto latest, Latest(checkpoint.job));
-      step = latest.key.step;
+      wanted.step = latest.key.step;
     }
     CAIRN_ASSIGN_OR_RETURN(const client::Listing listing, List(checkpoint.job));
     const CheckpointInfo* found = nullptr;
     for (const CheckpointInfo& info : listing.checkpoints) {
-      if (info.key.step != step) continue;
-      if (checkpoint.attempt != 0 && info.key.attempt != checkpoint.attempt) continue;
-      if (checkpoint.revision >= 0 && info.key.revision != checkpoint.revision) continue;
-      // The line's where nothing more was said.
+      if (!wanted.Matches(info.key)) continue;
+      // The line's, unless another was asked for.
       if (found == nullptr || (info.on_line && !found->on_line)) found = &info;
     }
     if (found != nullptr) return *found;
     return absl::NotFoundError(
-        absl::StrCat("step: ", checkpoint.job, "/", step, " is not in ", root_));
+        absl::StrCat("step: ", checkpoint.job, "/", wanted.step, " is not in ", root_));
   }
 
   StatusOr<ObjectInfo> StatObject(const CheckpointRef& checkpoint,

@@ -1,6 +1,6 @@
-// Where `ls`, `stat`, `latest` and `get` look: at the daemon or, when none answers and a storage
-// root is named, at the files themselves. Answers look the same; from_storage() tells which it was.
-// Every byte read is verified either way.
+// Where `ls`, `stat`, `latest` and `get` look: they ask the daemon or, when none answers and a storage
+// root is named, read the files themselves. Answers look the same; from_storage() tells which it was.
+// Every byte that is read is verified either way.
 #pragma once
 
 #include <memory>
@@ -24,8 +24,8 @@ class Finder {
       const client::CheckpointRef& checkpoint, const std::string& name) = 0;
 };
 
-// The daemon's; when it is UNAVAILABLE and settings.storage is set, the storage root's, with a note
-// on console.err. Other errors are returned.
+// The daemon's finder. When the daemon is UNAVAILABLE and settings.storage is set: the storage root's,
+// with a note on console.err. Other errors are returned.
 StatusOr<std::unique_ptr<Finder>> Find(Context* context);
 
 }  // namespace cairn::cli

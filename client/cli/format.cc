@@ -22,7 +22,7 @@ std::string HumanBytes(uint64_t bytes) {
   if (bytes < 1024) return absl::StrCat(bytes, " B");
   double value = static_cast<double>(bytes);
   size_t unit = 0;
-  // 1023.5 would print as "1024": the next unit's business.
+  // 1023.5 would print as "1024", which belongs to the next unit.
   while (value >= 1023.5 && unit + 1 < std::size(kUnits)) {
     value /= 1024;
     ++unit;

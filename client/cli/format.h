@@ -1,5 +1,5 @@
-// What people read: sizes, ages, rates, tables. Pure functions; JSON output never comes through
-// here, it carries exact numbers.
+// What people read: sizes, ages, rates, tables. Pure functions. JSON output does not use them: it has
+// exact numbers.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ std::string Plural(int64_t count, const std::string& one, const std::string& man
 // "2026-11-20 12:00:03" in UTC; "-" for 0.
 std::string HumanTime(int64_t unix_ms);
 
-// "[#####.....]", `width` cells between the brackets; a started bar never looks empty and an
+// "[#####.....]", `width` cells between the brackets. A bar that has begun never looks empty, and an
 // unfinished one never looks full.
 std::string Bar(uint64_t done, uint64_t total, int width);
 // Whole percent, rounded down, so that 100 means finished. 0 of 0 is 100.
@@ -31,8 +31,8 @@ int Percent(uint64_t done, uint64_t total);
 std::string ProgressLine(const std::string& label, uint64_t done, uint64_t total,
                          absl::Duration elapsed);
 
-// Control characters of a string that came from somewhere else, made visible, so that it cannot
-// steer the terminal.
+// `text` with its control characters made visible, so that a string from elsewhere cannot steer the
+// terminal.
 std::string Printable(const std::string& text);
 
 // Columns padded to their widest cell; two spaces between; no trailing blanks. `right` names the

@@ -1,5 +1,5 @@
-// A transfer's progress on a terminal: one line, rewritten at most ten times a second. Silent where
-// no one watches. Thread-compatible; the watcher of a put calls it from its own thread only.
+// A transfer's progress on a terminal: one line, rewritten at most ten times a second. Silent when the
+// output is not a terminal. Thread-compatible; the thread that watches a put is the only one to call it.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ class Progress {
  public:
   // `terminal` false: prints nothing. `clock` and `err` outlive this.
   Progress(std::ostream* err, bool terminal, const Clock* clock, std::string label, uint64_t total);
-  ~Progress();  // ends the line where one was begun
+  ~Progress();  // ends the line if one was begun
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 

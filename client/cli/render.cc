@@ -1,5 +1,8 @@
 #include "client/cli/render.h"
 
+#include <algorithm>
+#include <type_traits>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -8,24 +11,38 @@
 namespace cairn::cli {
 namespace {
 
-using client::CheckpointFacts;
-using client::CheckpointInfo;
-using client::Level;
-using client::ObjectInfo;
+// JSON of the fields of common/info.h: their names, exact numbers, checksums in hexadecimal.
+template <typename Value>
+Json FieldsJson(const Value& value);
 
-Json FactsJson(const CheckpointFacts& facts) {
-  return {{"complete", facts.complete},
-          {"resident", facts.resident},
-          {"replicas", facts.replicas},
-          {"replicas_asked", facts.replicas_asked},
-          {"persisted", facts.persisted},
-          {"broken", facts.broken},
-          {"in_conflict", facts.in_conflict},
-          {"abandoned", facts.abandoned},
-          {"pinned", facts.pinned}};
+template <typename Field>
+Json FieldJson(const Field& field) {
+  if constexpr (std::is_same_v<Field, Facts>) {
+    return FieldsJson(field);
+  } else if constexpr (std::is_same_v<Field, Level>) {
+    return std::string(LevelName(field));
+  } else if constexpr (std::is_same_v<Field, ObjectKind>) {
+    return std::string(ObjectKindName(field));
+  } else if constexpr (std::is_same_v<Field, UnixMillis>) {
+    return field.value;
+  } else if constexpr (std::is_same_v<Field, BlockChecksums>) {
+    Json crcs = Json::array();
+    for (const uint32_t crc : field.crcs) crcs.push_back(absl::StrFormat("%08x", crc));
+    return crcs;
+  } else {
+    return field;
+  }
 }
 
-std::string Name(Level level) { return std::string(client::LevelName(level)); }
+template <typename Value>
+Json FieldsJson(const Value& value) {
+  Json json = Json::object();
+  VisitFields(value,
+              [&json](const char* name, const auto& field) { json[name] = FieldJson(field); });
+  return json;
+}
+
+std::string Name(Level level) { return std::string(LevelName(level)); }
 
 std::string Marks(const CheckpointInfo& info) {
   std::vector<std::string> marks;
@@ -36,7 +53,7 @@ std::string Marks(const CheckpointInfo& info) {
   return absl::StrJoin(marks, ", ");
 }
 
-// Names and values below each other.
+// One line per name and value, in two columns.
 std::string Sheet(const std::vector<std::pair<std::string, std::string>>& lines) {
   size_t width = 0;
   for (const auto& [name, value] : lines) width = std::max(width, name.size());
@@ -49,46 +66,9 @@ std::string Sheet(const std::vector<std::pair<std::string, std::string>>& lines)
 
 }  // namespace
 
-Json ToJson(const CheckpointInfo& info) {
-  return {{"job", info.key.job},
-          {"step", info.key.step},
-          {"attempt", info.key.attempt},
-          {"revision", info.key.revision},
-          {"world_size", info.world_size},
-          {"missing_writers", info.missing_writers},
-          {"bytes", info.bytes},
-          {"objects", info.objects},
-          {"facts", FactsJson(info.facts)},
-          {"level", Name(info.level)},
-          {"created_unix_ms", info.created_unix_ms},
-          {"why", info.why},
-          {"on_line", info.on_line},
-          {"digest", info.digest}};
-}
-
-Json ToJson(const ObjectInfo& info) {
-  Json crcs = Json::array();
-  for (const uint32_t crc : info.block_crcs) crcs.push_back(absl::StrFormat("%08x", crc));
-  return {{"name", info.name},
-          {"writer", info.writer},
-          {"kind", std::string(ObjectKindName(info.kind))},
-          {"length", info.length},
-          {"level", Name(info.level)},
-          {"block_crcs", crcs},
-          {"verified_unix_ms", info.verified_unix_ms},
-          {"facts", FactsJson(info.facts)}};
-}
-
-Json ToJson(const client::LatestCheckpoint& latest, const std::string& job) {
-  return {{"job", job},
-          {"step", latest.key.step},
-          {"attempt", latest.key.attempt},
-          {"revision", latest.key.revision},
-          {"world_size", latest.world_size},
-          {"digest", latest.digest},
-          {"source", latest.source},
-          {"as_of_unix_ms", latest.as_of_unix_ms}};
-}
+Json ToJson(const CheckpointInfo& info) { return FieldsJson(info); }
+Json ToJson(const ObjectInfo& info) { return FieldsJson(info); }
+Json ToJson(const LatestCheckpoint& latest) { return FieldsJson(latest); }
 
 std::string Dump(const Json& json) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -5,32 +5,31 @@
 #include <string>
 #include <vector>
 
-#include "client/cpp/session.h"
+#include "common/info.h"
+#include "common/policy.h"
 
 namespace cairn::cli {
 
 using Json = nlohmann::ordered_json;
 
-Json ToJson(const client::CheckpointInfo& info);
-Json ToJson(const client::ObjectInfo& info);
-Json ToJson(const client::LatestCheckpoint& latest, const std::string& job);
-std::string Dump(
-    const Json& json);  // indented, ends in a newline; bad UTF-8 is replaced, never thrown at
+Json ToJson(const CheckpointInfo& info);
+Json ToJson(const ObjectInfo& info);
+Json ToJson(const LatestCheckpoint& latest);
+// Indented, and ends in a newline. Bytes that are not UTF-8 are replaced.
+std::string Dump(const Json& json);
 
 std::string RenderJobs(const std::vector<std::string>& jobs);
-std::string RenderCheckpoints(const std::vector<client::CheckpointInfo>& checkpoints);
-std::string RenderObjects(const std::vector<client::ObjectInfo>& objects);
-std::string RenderCheckpoint(const client::CheckpointInfo& info);
-std::string RenderObject(const CheckpointKey& checkpoint, const client::ObjectInfo& info);
+std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints);
+std::string RenderObjects(const std::vector<ObjectInfo>& objects);
+std::string RenderCheckpoint(const CheckpointInfo& info);
+std::string RenderObject(const CheckpointKey& checkpoint, const ObjectInfo& info);
 
-// What happened to a checkpoint, in words: "in memory and storage", "in this node's memory only",
-// "incomplete: writers 1, 3 are missing", …
-std::string Whereabouts(const client::CheckpointInfo& info);
+// Where a checkpoint is, in words: "in this node's memory and storage", "in this node's memory
+// only", "incomplete: of 4 writers missing 1, 3", …
+std::string Whereabouts(const CheckpointInfo& info);
 
-// Names of PersistMode and Readers, by their values.
-inline constexpr const char* kPersistModes[] = {"on-demand", "every", "newest"};
-inline constexpr const char* kReaders[] = {"owner", "group", "all"};
-// JobPolicy of a status: enums by name or number; what is absent or unknown has its default.
+// The policy in a status page. Enumerators are read by name (in any case, with "_" for "-") or by
+// number; what is absent or unknown has its default.
 JobPolicy PolicyFromJson(const Json& policy);
 
 // `status`: NodeStatus of proto/cairn.thrift as JSON. `now_unix_ms` for ages.

@@ -9,7 +9,8 @@
 namespace cairn::cli {
 namespace {
 
-// A daemon of another version may leave fields out or add some: what is missing reads as nothing.
+// A daemon of another version may leave fields out or add some: a field that is missing reads as 0 or
+// empty.
 int64_t Number(const Json& object, const char* field) {
   const auto found = object.find(field);
   if (found == object.end()) return 0;
@@ -33,21 +34,22 @@ int64_t StepField(const Json& object, const char* field) {
 }
 std::string StepText(int64_t step) { return step == kNoStep ? "-" : absl::StrCat(step); }
 
-template <size_t N>
-int EnumOf(const Json& object, const char* field, const char* const (&names)[N], int fallback) {
+// An enumerator by its name or number; `fallback` where the field is absent or unknown. `last` is
+// the greatest number.
+template <typename Enumeration, typename Parse>
+Enumeration EnumeratorField(const Json& object, const char* field, Enumeration last,
+                            const Parse& parse, Enumeration fallback) {
   const auto found = object.find(field);
   if (found == object.end()) return fallback;
   if (found->is_number_integer()) {
     const int64_t number = found->get<int64_t>();
-    return number >= 0 && number < static_cast<int64_t>(N) ? static_cast<int>(number) : fallback;
+    const bool known = number >= 0 && number <= static_cast<int64_t>(last);
+    return known ? static_cast<Enumeration>(number) : fallback;
   }
-  // "ON_DEMAND" and "on_demand" are how the contract and libcairn write "on-demand".
-  const std::string name =
-      absl::AsciiStrToLower(absl::StrReplaceAll(Text(object, field), {{"_", "-"}}));
-  for (size_t i = 0; i < N; ++i) {
-    if (name == names[i]) return static_cast<int>(i);
-  }
-  return fallback;
+  // proto/cairn.thrift and older clients write "ON_DEMAND" and "on_demand".
+  const StatusOr<Enumeration> named =
+      parse(absl::AsciiStrToLower(absl::StrReplaceAll(Text(object, field), {{"_", "-"}})));
+  return named.ok() ? *named : fallback;
 }
 
 std::string PolicyText(const Json& job) {
@@ -57,7 +59,7 @@ std::string PolicyText(const Json& job) {
   if (policy.mode == PersistMode::kEvery) {
     return policy.every <= 1 ? "every step" : absl::StrCat("every ", policy.every, " steps");
   }
-  return kPersistModes[static_cast<size_t>(policy.mode)];
+  return std::string(PersistModeName(policy.mode));
 }
 
 struct JobVerdict {
@@ -102,7 +104,7 @@ void Section(std::string* text, const std::string& title, const Table& table) {
 Table Sessions(const Json& status, int64_t now_unix_ms) {
   Table table({"JOB", "WRITER", "PID", "UID", "CONNECTED", "LEASED", "DOING"}, {1, 2, 3, 5});
   for (const Json& session : List(status, "sessions")) {
-    // Whoever only looks, as this command does, is of no interest.
+    // Sessions that only look, as this command's own, are left out.
     if (Text(session, "job").empty() && Number(session, "leases") == 0) continue;
     const int64_t writer = session.contains("writer") ? Number(session, "writer") : -1;
     const int64_t step = StepField(session, "writing_step");
@@ -158,10 +160,8 @@ Table Quarantine(const Json& status) {
 JobPolicy PolicyFromJson(const Json& policy) {
   JobPolicy out;
   if (!policy.is_object()) return out;
-  out.mode =
-      static_cast<PersistMode>(EnumOf(policy, "mode", kPersistModes, static_cast<int>(out.mode)));
-  out.readers =
-      static_cast<Readers>(EnumOf(policy, "readers", kReaders, static_cast<int>(out.readers)));
+  out.mode = EnumeratorField(policy, "mode", PersistMode::kNewest, ParsePersistMode, out.mode);
+  out.readers = EnumeratorField(policy, "readers", Readers::kAll, ParseReaders, out.readers);
   out.every = std::max<int64_t>(1, Number(policy, "every"));
   out.keep_last = Number(policy, "keep_last");
   out.keep_every = Number(policy, "keep_every");
@@ -173,7 +173,7 @@ Verdict IsMyCheckpointSafe(const Json& status) {
   const bool storage = !Text(status, "storage_root").empty();
   std::vector<std::string> safe;
   for (const Json& job : List(status, "jobs")) {
-    if (Text(job, "job").empty()) continue;  // that of sessions which entered none
+    if (Text(job, "job").empty()) continue;  // the job "" is that of sessions without one
     JobVerdict one = Judge(job, storage);
     (one.safe ? safe : verdict.words).push_back(std::move(one.words));
     verdict.safe = verdict.safe && one.safe;

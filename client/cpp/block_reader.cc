@@ -26,7 +26,7 @@ Status CheckBlock(const BlockSource& source, uint64_t block, uint32_t crc) {
                                           " does not match its checksum"));
 }
 
-// Runs `work` for the blocks [first, last); the failure of the lowest block that failed.
+// Runs `work` for the blocks [first, last). Returns the failure of the lowest block that failed.
 Status ForBlocks(CopyThreads* threads, uint64_t first, uint64_t last,
                  absl::FunctionRef<Status(uint64_t block)> work) {
   std::atomic<bool> failed{false};

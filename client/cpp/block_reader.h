@@ -23,13 +23,13 @@ struct BlockSource {
   const std::vector<uint32_t>* block_crcs = nullptr;
 };
 
-// [offset, offset+length) of the object to `into`. Blocks are verified whole, so those that are
-// wanted in part are read whole on the side. DATA_LOSS names the first bad block; `into` then holds
-// anything.
+// Copies [offset, offset+length) of the object to `into`. Blocks are verified whole, so a block of
+// which only a part is wanted is first read whole into memory of its own. DATA_LOSS names the first
+// bad block; the content of `into` is then undefined.
 Status ReadBlocks(CopyThreads* threads, const BlockSource& source, uint64_t offset, uint64_t length,
                   char* into, ReadPiece read);
 
-// Reads everything and keeps nothing: are the bytes what their checksums say?
+// Reads every block, compares it with its checksum, and keeps none of the bytes.
 Status CheckBlocks(CopyThreads* threads, const BlockSource& source, ReadPiece read);
 
 }  // namespace cairn::client

@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "client/cpp/process.h"
-#include "client/cpp/wire.h"
 #include "common/fd.h"
+#include "proto/convert.h"
 
 namespace cairn::client {
 
@@ -74,8 +74,8 @@ class DeadlineSocket : public apache::thrift::transport::TVirtualTransport<Deadl
     if (!readable.ok()) Fail("poll");
   }
 
-  // Sees to it that send wakes up by the deadline. The timeout armed last is kept while it is no
-  // later than the deadline and not much earlier: waking early only means asking again.
+  // Makes send return by the deadline. The timeout that was set last is kept while it ends before the
+  // deadline and not much earlier: when send returns early, it is only called again.
   void ArmSend() {
     const MonotonicNanos left = Left();
     if (send_timeout_ != 0 && send_timeout_ <= left &&
@@ -83,9 +83,8 @@ class DeadlineSocket : public apache::thrift::transport::TVirtualTransport<Deadl
       return;
     }
     MonotonicNanos timeout = std::clamp(left, kNanosPerMilli, 1000 * kNanosPerSecond);
-    // Rounded down to a second where there is more than one, so that calls with equal time-outs,
-    // which arrive here with a few microseconds' difference, find the socket as the last one left
-    // it.
+    // Rounded down to a second where there is more than one. Calls with equal timeouts arrive here a
+    // few microseconds apart, and then find the socket's timeout already set.
     if (timeout > kNanosPerSecond) timeout = timeout / kNanosPerSecond * kNanosPerSecond;
     timeval tv;
     tv.tv_sec = timeout / kNanosPerSecond;
@@ -101,14 +100,14 @@ class DeadlineSocket : public apache::thrift::transport::TVirtualTransport<Deadl
   UniqueFd fd_;
   MonotonicNanos deadline_ = 0;
   MonotonicNanos send_timeout_ = 0;  // as set on the socket; 0: not yet
-  bool drained_ = true;  // the last receive took all there was: the next one has to wait
+  bool drained_ = true;  // the last receive took all that was there: the next one must wait
 };
 
 namespace {
 
-// Thrift counts the bytes of all strings a buffered transport ever handed out against the size of
-// *one* message and never starts anew: after 100 MiB a healthy connection would be refused. Each
-// message ends here.
+// Thrift counts the bytes of all strings that a buffered transport ever handed out against the limit
+// of *one* message and never resets the count: after 100 MiB it would refuse a healthy connection.
+// This one resets the count at the end of each message.
 class MessageBuffer : public apache::thrift::transport::TBufferedTransport {
  public:
   using TBufferedTransport::TBufferedTransport;
@@ -145,7 +144,7 @@ StatusOr<std::unique_ptr<Connection>> Connection::Open(const std::string& socket
   memcpy(address.sun_path, socket.data(), socket.size());
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "socket");
-  // A full backlog makes connect wait as long as a send would.
+  // With a full backlog connect waits as long as a send would.
   const MonotonicNanos left = std::clamp<MonotonicNanos>(deadline - RealClock()->Now(),
                                                          kNanosPerMilli, 1000 * kNanosPerSecond);
   const timeval tv = {left / kNanosPerSecond, left % kNanosPerSecond / 1000};
@@ -174,7 +173,7 @@ Status Connection::Call(absl::string_view what, MonotonicNanos deadline,
                         absl::FunctionRef<void(wire::CairnClient&)> body) {
   transport_->SetDeadline(deadline);
   return Contain([&]() -> Status {
-    broken_ = true;  // until shown otherwise, whatever is thrown
+    broken_ = true;  // unless the call ends well, or with an error of the daemon's
     std::string why;
     try {
       body(*client_);

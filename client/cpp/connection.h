@@ -1,5 +1,5 @@
 // One Thrift connection to the daemon: binary protocol, buffered transport, over the Unix socket.
-// Every read and write has the deadline of the call under way. Used by one thread at a time.
+// Every read and write has the deadline of the current call. Used by one thread at a time.
 #pragma once
 
 #include <memory>
@@ -22,12 +22,12 @@ class Connection {
                                                     MonotonicNanos deadline);
   ~Connection();
 
-  // Runs one call on the client. An error that the daemon answered is that error, and the
+  // Runs one call on the client. An error that the daemon answered is returned as it is, and the
   // connection can be used again. Anything else that goes wrong is UNAVAILABLE with broken() true.
   Status Call(absl::string_view what, MonotonicNanos deadline,
               absl::FunctionRef<void(wire::CairnClient&)> body);
   bool broken() const { return broken_; }
-  // True when the failure was the deadline: the daemon may be alive and slow, but the time is up.
+  // True when the deadline passed: the daemon may be alive and slow.
   bool timed_out() const { return timed_out_; }
 
   uint64_t generation = 0;  // of the session it has joined; 0: none yet

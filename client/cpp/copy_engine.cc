@@ -13,9 +13,9 @@
 namespace cairn::client {
 namespace {
 
-// A record this small stays in the second-level cache between its CRC-32 and its copy, so its
-// header can be written first and nothing is put together afterwards. Archives of many small
-// tensors live on this.
+// A record this small stays in the second-level cache between its CRC-32 and its copy, so its header
+// can be written first and no checksum has to be combined afterwards. This is what makes archives of
+// many small tensors fast.
 constexpr uint64_t kSmallRecord = 128 << 10;
 
 // Part of a block whose checksum was taken in one go.
@@ -25,7 +25,7 @@ struct Run {
   uint32_t crc32c = 0;
   uint32_t zip_crc = 0;
   int32_t record = -1;
-  int32_t segment = -1;  // of a literal still to be written, -1: done
+  int32_t segment = -1;  // of a literal that is still to be written; -1: none
 };
 
 uint64_t BlockEnd(uint64_t length, uint64_t block) {
@@ -37,10 +37,10 @@ void Progress(ProgressPage* page, uint64_t bytes) {
   std::atomic_ref<uint64_t>(page->bytes_done).fetch_add(bytes, std::memory_order_relaxed);
 }
 
-// Maps what is there already: one call per block instead of one fault per page. For reading,
-// because that maps sixteen pages at a time, and in a shared writable mapping of a memfd they are
-// writable all the same; for writing takes each page by itself and costs four times as much. Best
-// effort.
+// Maps the pages that exist already: one call per block instead of one fault per page. It asks for
+// reading, because that maps sixteen pages at a time, and in a shared writable mapping of a memfd they
+// become writable all the same. Asking for writing handles each page by itself and costs four times
+// as much. Best effort.
 void Populate(char* from, char* to) {
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -51,8 +51,7 @@ void Populate(char* from, char* to) {
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_READ);
 }
 
-// One object's copy under way. Blocks are copied by many threads; everything they write is theirs
-// alone.
+// The copy of one object. Many threads copy its blocks; no two of them write the same memory.
 class ObjectCopy {
  public:
   explicit ObjectCopy(const CopyTask& task)
@@ -103,8 +102,8 @@ class ObjectCopy {
     return absl::OkStatus();
   }
 
-  // After every block: the literals, then the blocks' checksums and the account of what was
-  // written.
+  // Called after the last block: writes the literals, then sums up the blocks' checksums and the ranges
+  // that were written.
   Status Finish(Written* result) {
     for (const auto& runs : runs_) {
       for (const Run& run : runs) {
@@ -129,8 +128,8 @@ class ObjectCopy {
   }
 
  private:
-  // The run that bytes at `at` go on with. Bytes of different records are different runs, because
-  // each run has one CRC-32.
+  // The run to which bytes at `at` are added. Bytes of different records belong to different runs,
+  // because each run has one CRC-32.
   static Run* Extend(std::vector<Run>* runs, uint64_t at, int32_t record) {
     if (runs->empty() || runs->back().segment >= 0 || runs->back().record != record) {
       runs->push_back({at, 0, 0, 0, record, -1});
@@ -138,7 +137,7 @@ class ObjectCopy {
     return &runs->back();
   }
 
-  // Is literal `i` the header of a record whose data follow, small and wholly before `end`?
+  // True when literal `i` is the header of a small record whose data ends at or before `end`.
   bool SmallRecordFollows(size_t i, uint64_t end) const {
     const auto& segments = layout_.segments();
     const int32_t record = segments[i].record;

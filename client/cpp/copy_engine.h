@@ -1,9 +1,9 @@
 // One pass from the caller's memory into a slab: copy with streaming stores, CRC32C of the source
 // bytes and, for zip records, their CRC-32, all while the bytes are in the cache.
 //
-// The unit of work is one 4 MiB block of an object, so blocks' checksums need no putting together
-// except around *literals*: bytes (zip headers, the central directory) that carry checksums of what
-// is being copied and are therefore written when those are known.
+// The unit of work is one 4 MiB block of an object, so a block's checksum is usually taken in one go.
+// It is combined from parts only around *literals*: bytes (zip headers, the central directory) that
+// contain checksums of what is being copied and are therefore written once those are known.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ class ObjectLayout {
   // Where segment i starts; one more entry than segments.
   const std::vector<uint64_t>& starts() const { return starts_; }
   size_t records() const { return records_; }
-  // Thread-safe. `crcs` has one CRC-32 per record; those the literal carries are right.
+  // Thread-safe. `crcs` has one CRC-32 per record; only those that the literal contains must be known.
   StatusOr<std::string> Literal(const Segment& segment, const std::vector<uint32_t>& crcs) const;
 
  private:
@@ -62,15 +62,15 @@ class ObjectLayout {
 
 struct CopyTask {
   const ObjectLayout* layout = nullptr;
-  char* into = nullptr;  // room for layout->length() bytes
+  char* into = nullptr;  // space for layout->length() bytes
   bool populate =
-      false;  // `into` is page-aligned in a new mapping: fill its page tables on the way
+      false;  // `into` is page-aligned in a new mapping: fill its page tables during the copy
 };
 
-// What is said of a written object when it is sealed.
+// What the daemon is told of a written object when it is sealed.
 struct Written {
   std::vector<uint32_t> block_crcs;  // CRC32C per kBlockBytes
-  // Half-open ranges that the copy wrote, ascending, merged: the account, not the intention.
+  // Half-open ranges that the copy really wrote, ascending and merged.
   std::vector<std::pair<uint64_t, uint64_t>> covered;
 };
 

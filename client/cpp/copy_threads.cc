@@ -24,7 +24,7 @@ CopyThreads::CopyThreads(int threads) : threads_(std::max(threads, 1)), pid_(get
 
 CopyThreads::~CopyThreads() ABSL_NO_THREAD_SAFETY_ANALYSIS {
   if (pid_ != getpid()) {
-    // A forked child has neither the threads nor, perhaps, a lock that anyone will ever release.
+    // A forked child has none of the threads, and its copy of the lock may be held for ever.
     new std::vector<std::thread>(std::move(helpers_));
     return;
   }
@@ -39,7 +39,7 @@ CopyThreads::~CopyThreads() ABSL_NO_THREAD_SAFETY_ANALYSIS {
 }
 
 void CopyThreads::StartLocked() {
-  // A trainer's signals are for the trainer's threads.
+  // The trainer's signals must reach the trainer's own threads.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -48,7 +48,7 @@ void CopyThreads::StartLocked() {
       helpers_.emplace_back([this] { Help(); });
     }
   } catch (const std::system_error&) {
-    // No more threads to be had: the copy is slower, not wrong.
+    // The system gives no more threads: the copy is slower, and still right.
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }

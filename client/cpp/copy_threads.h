@@ -1,5 +1,6 @@
-// The threads that copy. None exists until the first copy worth sharing; the caller's thread always
-// takes part, so one thread means no other. Thread-safe: several callers share the helpers.
+// The threads that copy. The caller's thread always takes part, so with one thread there are no
+// helpers; the others are started at the first copy that is worth sharing. Thread-safe: several
+// callers share the helpers.
 #pragma once
 
 #include <sys/types.h>
@@ -20,7 +21,7 @@ class CopyThreads {
  public:
   // `threads` ≥ 1, the caller's included.
   explicit CopyThreads(int threads);
-  ~CopyThreads();  // joins; no Run is under way
+  ~CopyThreads();  // joins; no Run may be in progress
 
   // Runs work(0) … work(count-1), each once, in ascending order of start, on this thread and the
   // helpers; returns when all have ended. `work` must not throw.

@@ -10,16 +10,17 @@
 
 #include "cairn_constants.h"
 #include "client/cpp/process.h"
-#include "client/cpp/wire.h"
+#include "proto/convert.h"
 
 namespace cairn::client {
 namespace {
 
 constexpr size_t kMaxConnections = 16;
-constexpr absl::Duration kShortCall =
-    absl::Seconds(1);  // releases and goodbyes: nobody waits for them
-constexpr absl::Duration kFirstPause = absl::Milliseconds(1),
-                         kLongestPause = absl::Milliseconds(100);
+// Releases and goodbyes: the caller should hardly notice them.
+constexpr absl::Duration kShortCall = absl::Seconds(1);
+// Between two tries of one call.
+constexpr absl::Duration kFirstPause = absl::Milliseconds(1);
+constexpr absl::Duration kLongestPause = absl::Milliseconds(100);
 
 std::chrono::steady_clock::time_point TimePoint(MonotonicNanos deadline) {
   return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline));
@@ -38,8 +39,8 @@ struct Link::State {
   Mutex mu;  // after fd_mu
   CondVar changed;
   bool closed ABSL_GUARDED_BY(mu) = false;
-  bool greeting ABSL_GUARDED_BY(mu) =
-      false;                            // a thread says hello; the others wait for what it gets
+  // A thread says hello; the others wait for the session that it gets.
+  bool greeting ABSL_GUARDED_BY(mu) = false;
   size_t open ABSL_GUARDED_BY(mu) = 0;  // connections, idle ones included
   std::vector<std::unique_ptr<Connection>> idle ABSL_GUARDED_BY(mu);
   std::shared_ptr<Attachment> attachment ABSL_GUARDED_BY(mu);
@@ -62,7 +63,7 @@ Link::~Link() {
 StatusOr<std::shared_ptr<Link>> Link::Connect(const ConnectOptions& options) {
   std::shared_ptr<Link> link(new Link(options));
   const MonotonicNanos deadline = link->Deadline(absl::ZeroDuration());
-  // Nothing has to be asked: joining a session is what makes one.
+  // An empty call: to make it, a connection joins a session, which makes the session.
   CAIRN_RETURN_IF_ERROR(
       link->Call("hello", deadline, [](wire::CairnClient&, const std::shared_ptr<Attachment>&) {}));
   return link;
@@ -143,8 +144,8 @@ Status Link::Call(absl::string_view what, MonotonicNanos deadline, Body body,
   }
 }
 
-// Not woken by what the connections do: the other threads, which have lost the daemon too, would
-// then drive each other round.
+// Changes of the connections do not end the pause: threads that have all lost the daemon would wake
+// each other without end.
 void Link::PauseUnlessClosed(absl::Duration pause) {
   const MonotonicNanos end = DeadlineAfter(pause);
   MutexLock lock(&state_->mu);
@@ -200,7 +201,7 @@ void Link::GiveBack(std::unique_ptr<Connection> connection) {
     state_->idle.push_back(std::move(connection));
   } else {
     --state_->open;
-    // Whose daemon died has lost its idle connections too. Late answers say nothing about those.
+    // When the daemon has died, the idle connections are lost too. A late answer does not mean that.
     if (connection->broken() && !connection->timed_out()) {
       state_->open -= state_->idle.size();
       dead.swap(state_->idle);
@@ -219,8 +220,8 @@ void Link::Discard(std::unique_ptr<Connection> connection) {
 
 // --- the session
 
-// A daemon may end a session while its connections stand: each call on them then says UNAVAILABLE,
-// as a daemon that drains does.
+// A daemon may end a session while its connections stay open. Each call on them is then UNAVAILABLE,
+// as it also is while a daemon drains: rejoin tells which it is.
 bool Link::SessionEnded(Connection* connection, const Attachment& attachment,
                         MonotonicNanos deadline) {
   const Status status = connection->Call("rejoin", deadline, [&](wire::CairnClient& client) {
@@ -264,14 +265,15 @@ Status Link::Join(Connection* connection, MonotonicNanos deadline) {
 Status Link::Hello(Connection* connection, MonotonicNanos deadline) {
   wire::HelloRequest request;
   request.__set_protocol(wire::g_cairn_constants.PROTOCOL_VERSION);
-  request.__set_job(options_.job);
-  request.__set_attempt(attempt());
-  request.__set_writer(options_.writer);
-  request.__set_world_size(options_.world_size);
-  request.__set_local_writers(options_.local_writers);
-  CAIRN_ASSIGN_OR_RETURN(const ProcessToken process, ThisProcess());
-  request.__set_process(process);
-  request.__set_takes_fds(options_.takes_fds);
+  SessionIdentity identity;
+  identity.job = options_.job;
+  identity.attempt = attempt();
+  identity.writer = options_.writer;
+  identity.world_size = options_.world_size;
+  identity.local_writers = options_.local_writers;
+  identity.takes_fds = options_.takes_fds;
+  CAIRN_ASSIGN_OR_RETURN(identity.process, ThisProcess());
+  ToWire(identity, &request);
   if (options_.policy.has_value()) request.__set_policy(ToWire(*options_.policy));
   request.__set_client(options_.client);
   wire::HelloReply reply;
@@ -283,10 +285,10 @@ Status Link::Hello(Connection* connection, MonotonicNanos deadline) {
   fresh->secret = reply.secret;
   fresh->storage_root = reply.storage_root;
   if (options_.takes_fds) {
-    // The daemon's path may not exist here: seen from another mount namespace, the two sockets
-    // still stand side by side.
+    // The path that the daemon names may not exist in this mount namespace. The two sockets are side
+    // by side here too.
     std::string path = reply.fd_socket;
-    if (path.empty() || access(path.c_str(), F_OK) != 0) path = options_.socket + ".fd";
+    if (path.empty() || access(path.c_str(), F_OK) != 0) path = FdSocketPath(options_.socket);
     UniqueFd progress;
     CAIRN_ASSIGN_OR_RETURN(
         fresh->fds, FdReceiver::Attach(path, fresh->session, fresh->secret, deadline, &progress));
@@ -309,7 +311,7 @@ Status Link::Hello(Connection* connection, MonotonicNanos deadline) {
 Link::FdCall::FdCall(Link* link) : link_(link) {
   const std::shared_ptr<Attachment> attachment = link_->attachment();
   MutexLock lock(&link_->state_->fd_mu);
-  // While no such call is under way, what lies in the channel belongs to calls that were given up.
+  // With no other such call under way, what is in the channel belongs to calls that were given up.
   if (link_->state_->fd_calls++ == 0 && attachment->fds != nullptr &&
       attachment->fds->HasStrays()) {
     link_->SweepStrays(attachment.get());
@@ -358,7 +360,7 @@ void Link::FlushReleases(Connection* connection, Attachment* attachment) {
   const int64_t call = NextCall();
   (void)connection->Call("release", DeadlineAfter(kShortCall),
                          [&](wire::CairnClient& client) { client.release(call, leases); });
-  if (!connection->broken()) return;  // told, or refused: either way there is nothing more to say
+  if (!connection->broken()) return;  // done or refused: either way it is not repeated
   MutexLock lock(&attachment->mu);
   attachment->ended_leases.insert(attachment->ended_leases.end(), leases.begin(), leases.end());
 }

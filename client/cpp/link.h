@@ -1,11 +1,11 @@
 // A session's tie to its daemon: connections, the session's name and secret, and what belongs to it
 // there.
 //
-// Calls run on pooled connections, each used by one thread at a time, so that a long wait blocks
-// nobody. A connection that breaks is made anew and joins the same session by its secret; the call
-// is repeated under its old number until it is answered or its deadline passes. A daemon that no
-// longer knows the session (its keeper died too, or the node's memory was cleared) gets a new one:
-// an *attachment* is one such life, and what was created in an earlier one is gone.
+// Calls run on pooled connections, each used by one thread at a time, so that one long wait does not
+// block other calls. A connection that breaks is replaced by one that joins the same session by its
+// secret; the call is repeated under its old number until it is answered or its deadline passes. When
+// the daemon no longer knows the session (its keeper died too, or the node's memory was cleared) a new
+// session is made: an *attachment* is one such session, and what an earlier one had created is gone.
 #pragma once
 
 #include <sys/types.h>
@@ -36,9 +36,8 @@ struct Attachment {
   SlabMap slabs;
   Mapping progress_page;
 
-  ProgressPage* progress() {
-    return reinterpret_cast<ProgressPage*>(progress_page.data());
-  }  // or null
+  // Null without descriptors.
+  ProgressPage* progress() { return reinterpret_cast<ProgressPage*>(progress_page.data()); }
 
   Mutex mu;
   std::vector<int64_t> ended_leases ABSL_GUARDED_BY(mu);  // for the next call to release
@@ -72,8 +71,8 @@ class Link : public std::enable_shared_from_this<Link> {
   Status Call(absl::string_view what, MonotonicNanos deadline, Body body,
               const Attachment* only = nullptr);
 
-  // What the daemon is told of the deadline: a little less than is left, so that its answer still
-  // arrives.
+  // The timeout that the daemon is given: a little less than the time left, so that its answer still
+  // arrives by the deadline.
   static int64_t TimeoutMillis(MonotonicNanos deadline);
 
   // Brackets a call whose answer may bring descriptors.
@@ -86,8 +85,8 @@ class Link : public std::enable_shared_from_this<Link> {
     Link* const link_;
   };
 
-  // The lease's descriptors and mappings are gone. Told at once where a connection is idle, else
-  // with the next call. Never fails: a lease also ends with its session.
+  // Ends a lease whose descriptors and mappings are gone. The daemon is told at once if a connection
+  // is idle, else before the next call. Never fails: a lease also ends with its session.
   void Release(const std::shared_ptr<Attachment>& attachment, LeaseId lease);
 
   void Close();
@@ -111,8 +110,8 @@ class Link : public std::enable_shared_from_this<Link> {
   const pid_t pid_;
   std::atomic<Attempt> attempt_;
   std::atomic<int64_t> next_call_{1};
-  std::unique_ptr<State>
-      state_;  // leaked in a forked child: its locks and threads are not ours to touch
+  // Leaked in a forked child, where its locks and threads must not be touched.
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace cairn::client

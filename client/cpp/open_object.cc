@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "client/cpp/process.h"
-#include "client/cpp/wire.h"
 #include "common/checksum.h"
+#include "proto/convert.h"
 
 namespace cairn::client {
 namespace {
@@ -29,7 +29,7 @@ StatusOr<UniqueFd> PrivateMemory(uint64_t bytes) {
   return out;
 }
 
-// A View's owner: the mapping goes first, then the lease.
+// A View's owner. Members are destroyed in reverse: the mapping, then the lease.
 struct MappedView {
   std::shared_ptr<Lease> lease;
   Mapping mapping;
@@ -118,7 +118,7 @@ Status OpenObjectImpl::Reopen(const CheckpointRef& checkpoint, const std::string
     checkpoint_ = {checkpoint.job, reply.step, reply.attempt, reply.revision};
     CAIRN_RETURN_IF_ERROR(FetchChecksums());
   } else if (info.length != info_.length) {
-    // Another copy after a bad one; what is known of the object stays, other threads read it.
+    // Another copy, after a bad one. info_ stays as it is: other threads read it.
     return absl::InternalError(absl::StrCat(name, " has changed its length"));
   }
   MutexLock lock(&mu_);
@@ -198,8 +198,8 @@ Status OpenObjectImpl::ReadRange(uint64_t offset, uint64_t length, void* into) {
     CAIRN_RETURN_IF_ERROR(CheckProcess());
     const Status status = ReadOnce(offset, length, static_cast<char*>(into));
     if (status.ok() || link_ == nullptr) return status;
-    // A bad copy: the daemon looks at it and gives another where there is one. Without descriptors,
-    // a lease may also have run out or gone with its connection.
+    // A bad copy: the daemon checks it and gives another if there is one. Without descriptors a lease
+    // may also have expired, or ended with its connection.
     const bool bad = absl::IsDataLoss(status);
     const bool lease_lost =
         !hold()->fd.valid() && (absl::IsNotFound(status) || absl::IsUnavailable(status));
@@ -254,7 +254,7 @@ StatusOr<std::string> OpenObjectImpl::Path() {
   const Status status = Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(CheckProcess());
     const std::shared_ptr<Hold> from = hold();
-    // Only a lease of mode `file` allows that others open the slab by its path.
+    // Only a lease of mode `file` lets other code open the slab by its path.
     const bool may_open = from->from_storage || mode_ == OpenMode::kFile;
     if (from->fd.valid() && may_open && from->exact && from->file_bytes == info_.length) {
       fd = from->fd.get();

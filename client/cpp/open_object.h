@@ -1,5 +1,5 @@
-// OpenObject: over a descriptor (of a slab or a file in storage), or in chunks where there are
-// none.
+// OpenObject over a descriptor (of a slab or of a file in storage), or in chunks for a session that
+// takes none.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@
 
 namespace cairn::client {
 
-// A reader's lease: the daemon is told that it has ended when this goes, so it goes last, after
-// every descriptor and mapping that was made under it.
+// A reader's lease. Its destructor tells the daemon that the lease has ended, so it must be destroyed
+// after every descriptor and mapping that was made under it.
 struct Lease {
   Lease(std::shared_ptr<Link> link_in, std::shared_ptr<Attachment> attachment_in, LeaseId id_in)
       : link(std::move(link_in)), attachment(std::move(attachment_in)), id(id_in) {}
@@ -63,11 +63,11 @@ class OpenObjectImpl : public OpenObject {
   OpenObjectImpl(std::shared_ptr<Link> link, OpenMode mode, absl::Duration timeout)
       : link_(std::move(link)), mode_(mode), timeout_(timeout) {}
 
-  // Opens (checkpoint, name) and makes it what this object reads from. `verify`: the daemon checks
-  // its copy first, and finds another where it is bad.
+  // Opens (checkpoint, name) and reads from that copy from now on. `verify`: the daemon checks its
+  // copy first, and finds another when it is bad.
   Status Reopen(const CheckpointRef& checkpoint, const std::string& name, bool verify);
-  Status
-  FetchChecksums();  // where the answer to open did not bring them; before anyone has this object
+  // When the answer to open did not bring them. Called before the object is handed out.
+  Status FetchChecksums();
   Status CheckProcess() const;
   Status ReadPieceOf(const Hold& from, uint64_t offset, uint64_t length, char* into);
   Status ReadOnce(uint64_t offset, uint64_t length, char* into);

@@ -19,8 +19,8 @@
 namespace cairn::client {
 namespace {
 
-// Entries kept per (job, attempt, writer). A training that saves each of its steps goes upwards, so
-// the lowest are dropped first; entering one of those again is refused by the daemon, not mixed up.
+// Entries kept per (job, attempt, writer). Steps of a training go upwards, so the lowest are dropped
+// first; the daemon refuses a save that enters one of those again.
 constexpr size_t kMaxCountedSteps = size_t{1} << 20;
 
 struct ProcessState {
@@ -31,14 +31,14 @@ struct ProcessState {
       ABSL_GUARDED_BY(mu);
 };
 
-// Never destroyed: sessions of static storage duration may outlive any destructor. A fork takes the
-// lock first, so that the child never inherits it held by a thread it does not have.
+// Never destroyed: sessions of static storage duration may outlive any destructor. fork() takes the
+// lock first, so that a child never inherits it held by a thread that the child does not have.
 ProcessState& State() {
   static ProcessState* const state = [] {
     auto* fresh = new ProcessState();
     return fresh;
   }();
-  // One function takes what another gives back, which the lock analysis cannot follow.
+  // One function takes the lock and another releases it, which the lock analysis cannot follow.
   static const int registered =
       pthread_atfork([]() ABSL_NO_THREAD_SAFETY_ANALYSIS { State().mu.lock(); },
                      []() ABSL_NO_THREAD_SAFETY_ANALYSIS { State().mu.unlock(); },
@@ -77,7 +77,7 @@ StatusOr<ProcessToken> ThisProcess() {
   ProcessState& state = State();
   MutexLock lock(&state.mu);
   if (state.pid != getpid() || state.token.empty()) {
-    std::string bytes(16, '\0');
+    std::string bytes(kProcessTokenBytes, '\0');
     size_t have = 0;
     while (have < bytes.size()) {
       const ssize_t n = getrandom(bytes.data() + have, bytes.size() - have, 0);
@@ -122,7 +122,7 @@ Status Contain(absl::FunctionRef<Status()> body) {
   } catch (const std::exception& e) {
     return absl::InternalError(absl::StrCat("unexpected exception: ", e.what()));
   } catch (const abi::__forced_unwind&) {
-    throw;  // a cancelled thread: not an error, and it may not be swallowed
+    throw;  // a cancelled thread: this is not an error, and must be rethrown
   } catch (...) {
     return absl::InternalError("unexpected exception of an unknown type");
   }

@@ -10,30 +10,29 @@
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/keys.h"
-#include "common/keys.h"
 #include "common/status.h"
 
 namespace cairn::client {
 
-// getpid() without the system call, which every call of every session would make: a page that a
-// fork wipes remembers it.
+// getpid() without a system call, which every call of every session would otherwise make. The number
+// is kept in a page that the kernel wipes on fork.
 pid_t ThisPid();
 
-// 16 random bytes drawn at first use, and anew in a forked child: (attempt, writer) is one process.
+// Random bytes drawn at first use, and drawn anew in a forked child. By them the daemon knows that an
+// (attempt, writer) is one process.
 StatusOr<ProcessToken> ThisProcess();
 
-// How often this process has entered `step` of (job, attempt, writer) before; counts this entry.
-// Ranks run the same program, so all of a step's writers arrive at the same number without a word
-// between them.
+// The number of times that this process entered `step` of (job, attempt, writer) before; counts this
+// entry. Ranks run the same program, so all writers of a step arrive at the same number without
+// talking to each other.
 Revision EnterStep(const std::string& job, Attempt attempt, Writer writer, Step step);
 
-// `timeout` from now on the monotonic clock; saturates, so that InfiniteDuration is far away, not
-// past.
+// `timeout` from now on the monotonic clock. Saturates: InfiniteDuration is far in the future.
 MonotonicNanos DeadlineAfter(absl::Duration timeout);
 // Never negative.
 absl::Duration TimeLeft(MonotonicNanos deadline);
 
-// Runs `body` and turns any exception into a Status: nothing thrown leaves the library.
+// Runs `body` and turns any exception into a Status, so that none leaves the library.
 Status Contain(absl::FunctionRef<Status()> body);
 
 }  // namespace cairn::client

@@ -6,8 +6,9 @@
 #include "client/cpp/link.h"
 #include "client/cpp/open_object.h"
 #include "client/cpp/process.h"
+#include "client/cpp/status_json.h"
 #include "client/cpp/step_writer.h"
-#include "client/cpp/wire.h"
+#include "proto/convert.h"
 
 namespace cairn::client {
 namespace {
@@ -285,24 +286,6 @@ class SessionImpl : public Session {
 };
 
 }  // namespace
-
-absl::string_view LevelName(Level level) {
-  switch (level) {
-    case Level::kWriting:
-      return "WRITING";
-    case Level::kCached:
-      return "CACHED";
-    case Level::kReplicated:
-      return "REPLICATED";
-    case Level::kPersisted:
-      return "PERSISTED";
-    case Level::kEvicted:
-      return "EVICTED";
-    case Level::kBroken:
-      return "BROKEN";
-  }
-  return "UNKNOWN";
-}
 
 StatusOr<std::shared_ptr<Session>> Session::Connect(const ConnectOptions& options) {
   std::shared_ptr<Session> session;

@@ -7,10 +7,10 @@
 //   auto object = (*session)->Open({.step = kNoStep}, "model.bin", OpenMode::kRead);
 //   (*object)->ReadInto(buffer, length);
 //
-// Rules of the house it lives in (a trainer): no thread at load, no signal handler, never abort or
-// exit; every call has a deadline; a lost connection is made again, with the same session, until
-// the deadline. All classes are thread-safe unless they say otherwise. After fork the child's calls
-// fail with FAILED_PRECONDITION saying so; it may Connect anew.
+// It runs inside a trainer: it starts no thread when it is loaded, installs no signal handler and
+// never aborts or exits. Every call has a deadline; until then a lost connection is made again, with
+// the same session. All classes are thread-safe unless they say otherwise. After fork the child's
+// calls fail with FAILED_PRECONDITION, which says so; the child may Connect anew.
 #pragma once
 
 #include <cstdint>
@@ -23,85 +23,43 @@
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "common/policy.h"
 #include "common/fd.h"
+#include "common/info.h"
 #include "common/keys.h"
+#include "common/level.h"
 #include "common/manifest.h"
+#include "common/policy.h"
+#include "common/socket_path.h"
 #include "common/status.h"
 #include "common/zip.h"
 
 namespace cairn::client {
 
 struct ConnectOptions {
-  std::string socket = "/run/cairn/cairn.sock";
+  std::string socket = kDefaultSocketPath;
   std::string job;
   Attempt attempt = 0;  // 0: reads only, until ChooseAttempt
   Writer writer = -1;   // this rank; -1: reads only
   int32_t world_size = 0;
-  int32_t local_writers =
-      1;  // writers of this job on this node; admission is decided for all of them at once
-  bool takes_fds = true;  // false: bytes go in chunks over Thrift, as from another container
-                          // without the fd socket
+  // Writers of this job on this node; admission is decided for all of them at once.
+  int32_t local_writers = 1;
+  // false: bytes go in chunks over Thrift, as from another container without the fd socket.
+  bool takes_fds = true;
   std::optional<JobPolicy> policy;
   int copy_threads = 2;                        // ≥ 1, the caller's included
-  absl::Duration timeout = absl::Seconds(30);  // of each call that names none
+  absl::Duration timeout = absl::Seconds(30);  // of each call that gives none
   std::string client;                          // for people, shown in status
 };
 
-enum class OpenMode { kMap = 1, kFile = 2, kRead = 3 };
-enum class Level {
-  kWriting = 0,
-  kCached = 1,
-  kReplicated = 2,
-  kPersisted = 3,
-  kEvicted = 4,
-  kBroken = 5
-};
-absl::string_view LevelName(Level level);  // "WRITING" …
+using cairn::CheckpointInfo;
+using cairn::CheckpointRef;
+using cairn::LatestCheckpoint;
+using cairn::Level;
+using cairn::LevelName;
+using cairn::ObjectInfo;
+using cairn::OpenMode;
+using CheckpointFacts = cairn::Facts;
 
-// Names a checkpoint. job empty: the session's. step kNoStep: latest. attempt 0, revision -1: the
-// line's.
-struct CheckpointRef {
-  std::string job;
-  Step step = kNoStep;
-  Attempt attempt = 0;
-  Revision revision = -1;
-};
-
-struct LatestCheckpoint {
-  CheckpointKey key;
-  int32_t world_size = 0;
-  std::string digest;
-  std::string source;  // "memory", "peer", "storage"
-  int64_t as_of_unix_ms = 0;
-};
-struct CheckpointFacts {
-  bool complete = false, resident = false, persisted = false, broken = false, in_conflict = false,
-       abandoned = false, pinned = false;
-  int32_t replicas = 0, replicas_asked = 0;
-};
-struct CheckpointInfo {
-  CheckpointKey key;
-  int32_t world_size = 0;
-  std::vector<Writer> missing_writers;
-  uint64_t bytes = 0, objects = 0;
-  CheckpointFacts facts;
-  Level level = Level::kWriting;
-  int64_t created_unix_ms = 0;
-  std::string why;
-  bool on_line = false;
-  std::string digest;
-};
-struct ObjectInfo {
-  std::string name;
-  Writer writer = 0;
-  ObjectKind kind = ObjectKind::kRaw;
-  uint64_t length = 0;
-  Level level = Level::kWriting;
-  std::vector<uint32_t> block_crcs;
-  int64_t verified_unix_ms = 0;
-  CheckpointFacts facts;
-};
 struct Listing {
   std::vector<std::string> jobs;
   std::vector<CheckpointInfo> checkpoints;
@@ -130,8 +88,8 @@ class StepWriter {
   // Object `name` is the sources' bytes in order: one pass, CRC32C fused with the copy.
   virtual Status Write(const std::string& name, ObjectKind kind,
                        absl::Span<const Source> sources) = 0;
-  // A zip archive: record i of `plan` is records[i]; headers, CRC-32s, gap and directory are filled
-  // in the same pass. The object fills its slab where the slab is at most kZipMaxGap longer.
+  // A zip archive: record i of `plan` is records[i]. Headers, CRC-32s, gap and directory are filled
+  // in the same pass. The object fills its slab when the slab is at most kZipMaxGap longer.
   virtual Status WriteZip(const std::string& name, ObjectKind kind, const ZipPlan& plan,
                           absl::Span<const Source> records) = 0;
   // Several raw objects at once: one create call for any number of small ones, one per 64 of 1 MiB
@@ -151,7 +109,7 @@ class StepWriter {
   virtual uint64_t bytes_written() const = 0;
 };
 
-// An opened object; its lease ends when it, and every Mapping taken from it, is gone.
+// An opened object. Its lease ends when it and every View taken from it are gone.
 class OpenObject {
  public:
   virtual ~OpenObject() = default;
@@ -159,14 +117,15 @@ class OpenObject {
   virtual const CheckpointKey& checkpoint() const = 0;
   virtual bool from_storage() const = 0;
 
-  // Copies the object into `into` (length info().length), `copy_threads` wide, every block
-  // verified: DATA_LOSS names the block. From memory, from a file in storage, or in chunks.
+  // Copies the object into `into`, which has space for info().length bytes, with `copy_threads`
+  // threads. Every block is verified; DATA_LOSS names one that is bad and has no good copy. The bytes
+  // come from memory, from a file in storage, or in chunks.
   virtual Status ReadInto(void* into) = 0;
-  // The same for [offset, offset+length); whole blocks are verified, so partial ones are read
+  // The same for [offset, offset+length). Blocks are verified whole, so those at its ends are read
   // whole.
   virtual Status ReadRange(uint64_t offset, uint64_t length, void* into) = 0;
-  // Private copy-on-write mapping; `data` is the object's first byte. The lease lives as long as it
-  // does.
+  // A private copy-on-write mapping; `data` is the object's first byte. It and the lease live until
+  // `owner` is gone.
   struct View {
     std::shared_ptr<void> owner;
     char* data = nullptr;
@@ -190,14 +149,15 @@ class Session : public std::enable_shared_from_this<Session> {
   virtual const std::string& storage_root() const = 0;
   virtual SessionId id() const = 0;
 
-  // Chooses this session's attempt: clock in ms, but greater than any known here. For a lone
-  // writer, or rank 0, which tells the others.
+  // Chooses this session's attempt: the clock in ms, or more where a known attempt is greater. For a
+  // lone writer, or for rank 0, which tells the others.
   virtual StatusOr<Attempt> ChooseAttempt() = 0;
-  // Sets the attempt (another rank chose it) on a session that began with 0.
+  // Sets the attempt that another rank chose, on a session that began with 0.
   virtual Status SetAttempt(Attempt attempt) = 0;
 
-  // `writers` overrides the step's world size: with 1 this session alone is writer 0 of 1. The
-  // revision is how often this process entered the step before in this attempt.
+  // `writers` replaces the session's world size for this step: with 1 this session alone is writer 0
+  // of 1. The revision is the number of times that this process entered the step before in this
+  // attempt.
   virtual StatusOr<std::unique_ptr<StepWriter>> BeginStep(
       Step step, std::optional<int32_t> writers = {},
       absl::Duration timeout = absl::ZeroDuration()) = 0;
@@ -206,8 +166,8 @@ class Session : public std::enable_shared_from_this<Session> {
       const CheckpointRef& checkpoint, const std::string& name, OpenMode mode,
       absl::Duration timeout = absl::ZeroDuration()) = 0;
   virtual StatusOr<LatestCheckpoint> Latest(const std::string& job = "") = 0;
-  // Where this attempt goes on from; kNoStep: from nothing. Returns that checkpoint (key.step
-  // kNoStep: nothing).
+  // Says where this attempt goes on from; kNoStep: from nothing. Returns that checkpoint, or one with
+  // key.step kNoStep.
   virtual StatusOr<LatestCheckpoint> Resume(Step step) = 0;
   virtual StatusOr<CheckpointInfo> Stat(const CheckpointRef& checkpoint) = 0;
   virtual StatusOr<ObjectInfo> StatObject(const CheckpointRef& checkpoint,
@@ -220,7 +180,7 @@ class Session : public std::enable_shared_from_this<Session> {
   virtual Status Remove(const CheckpointRef& checkpoint, bool memory_only, bool force) = 0;
   virtual Status Pin(const CheckpointRef& checkpoint, bool pinned) = 0;
   virtual Status SetPolicy(const JobPolicy& policy) = 0;
-  // NodeStatus of proto/cairn.thrift as JSON: field names as there.
+  // NodeStatus of proto/cairn.thrift as JSON: its field names, enumerators as people write them.
   virtual StatusOr<std::string> StatusJson() = 0;
 };
 

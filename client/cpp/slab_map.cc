@@ -23,7 +23,7 @@ MappedSlab::MappedSlab(SlabId id, Mapping mapping, std::shared_ptr<UnmapBook> bo
 
 MappedSlab::~MappedSlab() {
   if (pid_ != getpid()) {
-    // A forked child has no such mapping; something of its own may lie at that address by now.
+    // A forked child does not have this mapping, and may have another at that address.
     new Mapping(std::move(mapping_));
     return;
   }
@@ -64,7 +64,7 @@ void SlabMap::Retire(SlabId slab) {
     mapped_.erase(found);
     return;
   }
-  // Told to unmap what never was mapped: its descriptor got lost with a connection.
+  // The slab was never mapped here: its descriptor was lost with a connection.
   MutexLock book_lock(&book_->mu);
   if (!book_->live.contains(slab)) book_->unmapped.push_back(static_cast<int64_t>(slab));
 }
@@ -77,7 +77,7 @@ std::vector<int64_t> SlabMap::TakeUnmapped() {
 void SlabMap::ReturnUnmapped(const std::vector<int64_t>& slabs) {
   MutexLock lock(&book_->mu);
   for (int64_t slab : slabs) {
-    // Granted anew in the meantime: saying "unmapped" now would be a lie.
+    // The slab was granted again meanwhile and is mapped.
     if (!book_->live.contains(static_cast<SlabId>(slab))) book_->unmapped.push_back(slab);
   }
 }

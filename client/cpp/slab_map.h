@@ -1,8 +1,8 @@
-// The slabs this session writes into, mapped once and kept: saving again costs no mapping and no
-// page fault.
+// The slabs that this session writes into. They stay mapped, so that saving again costs neither a
+// mapping nor page faults.
 //
-// A slab is mapped from the first create that grants it until the daemon retires it; then it is
-// unmapped as soon as no copy uses it any more, and the next call says so. Thread-safe.
+// A slab is mapped from the first create that grants it until the daemon retires it. It is then
+// unmapped as soon as no copy uses it any more, and the next call tells the daemon. Thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -27,7 +27,7 @@ struct UnmapBook {
   std::vector<int64_t> unmapped ABSL_GUARDED_BY(mu);
 };
 
-// One mapped slab, shared by the map and the copies under way into it. Not inherited by forked
+// One mapped slab, shared by the map and the copies that write into it. Not inherited by forked
 // children (MADV_DONTFORK) and left out of core files.
 class MappedSlab {
  public:
@@ -40,8 +40,8 @@ class MappedSlab {
   uint64_t bytes() const { return mapping_.length(); }
   SlabId id() const { return id_; }
 
-  // Page tables of a new mapping are empty, and filling them one fault at a time costs several
-  // times the copy. True for the first caller of a large slab: its copy populates as it goes.
+  // Page tables of a new mapping are empty, and filling them one fault at a time costs several times
+  // the copy. True for the first caller for a large slab: its copy fills them as it goes.
   bool TakeUnpopulated() { return unpopulated_.exchange(false, std::memory_order_relaxed); }
 
  private:
@@ -54,14 +54,14 @@ class MappedSlab {
 
 class SlabMap {
  public:
-  // nullptr: not mapped, its descriptor is on its way.
+  // nullptr: not mapped; its descriptor comes over the fd channel.
   std::shared_ptr<MappedSlab> Find(SlabId slab);
   // Maps the slab read-write; replaces a mapping of the same slab.
   StatusOr<std::shared_ptr<MappedSlab>> Map(SlabId slab, uint64_t bytes, const UniqueFd& fd);
 
   void Retire(SlabId slab);
-  // Slabs unmapped since the last call, for the daemon. Hand them back when it was not told after
-  // all.
+  // Slabs unmapped since the last call of this, to tell the daemon. The caller hands them to
+  // ReturnUnmapped when it could not tell the daemon.
   std::vector<int64_t> TakeUnmapped();
   void ReturnUnmapped(const std::vector<int64_t>& slabs);
 

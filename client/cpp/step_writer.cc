@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "client/cpp/process.h"
-#include "client/cpp/wire.h"
+#include "proto/convert.h"
 
 namespace cairn::client {
 namespace {
@@ -12,9 +12,9 @@ namespace {
 constexpr absl::Duration kAbortPatience = absl::Seconds(1);
 constexpr absl::Duration kDescriptorPatience = absl::Seconds(2);
 
-// Objects of this size have a slab to themselves, whose descriptor may come with the create. More
-// than this many at once would overrun the channel's socket and a process's ordinary limit of 1024
-// descriptors.
+// Objects of at least this size have a slab to themselves, whose descriptor may come with the create.
+// More than kMaxOwnSlabsPerCreate at once would overrun the channel's socket and the usual limit of
+// 1,024 descriptors per process.
 constexpr uint64_t kOwnSlabBytes = 1 << 20;
 constexpr size_t kMaxOwnSlabsPerCreate = 64;
 
@@ -107,23 +107,22 @@ Status StepWriterImpl::Add(std::vector<Pending> objects) {
     }
   }
   const MonotonicNanos deadline = link_->Deadline(timeout_);
-  std::vector<Room> rooms;
-  rooms.reserve(objects.size());
+  std::vector<Place> places;
+  places.reserve(objects.size());
   for (size_t begin = 0, end = 0; begin < objects.size(); begin = end) {
     for (size_t own = 0; end < objects.size(); ++end) {
       if (objects[end].layout.length() >= kOwnSlabBytes && ++own > kMaxOwnSlabsPerCreate) break;
     }
     const Status created =
-        Create(absl::MakeConstSpan(objects).subspan(begin, end - begin), deadline, &rooms);
+        Create(absl::MakeConstSpan(objects).subspan(begin, end - begin), deadline, &places);
     if (created.ok()) continue;
-    // Without an answer nobody knows whether the objects exist; a refusal leaves things as they
-    // were.
+    // Without an answer it is unknown whether the objects exist; a refusal changes nothing.
     if (absl::IsUnavailable(created) || begin > 0) failure_ = created;
     return created;
   }
   std::vector<Written> written;
-  const Status copied = attachment_->fds == nullptr ? SendInChunks(objects, rooms, &written)
-                                                    : CopyIntoSlabs(&objects, rooms, &written);
+  const Status copied = attachment_->fds == nullptr ? SendInChunks(objects, places, &written)
+                                                    : CopyIntoSlabs(&objects, places, &written);
   if (!copied.ok()) {
     failure_ = Annotate(copied, absl::StrCat("writing ", objects[0].name));
     return failure_;
@@ -138,7 +137,7 @@ Status StepWriterImpl::Add(std::vector<Pending> objects) {
 }
 
 Status StepWriterImpl::Create(absl::Span<const Pending> objects, MonotonicNanos deadline,
-                              std::vector<Room>* rooms) {
+                              std::vector<Place>* places) {
   wire::CreateReply reply;
   wire::CreateRequest request;
   request.step = identity_.step;
@@ -158,8 +157,8 @@ Status StepWriterImpl::Create(absl::Span<const Pending> objects, MonotonicNanos 
     total += object.layout.length();
   }
   Link::FdCall fd_call(link_.get());  // until the descriptors are taken
-  // Memory may be short because this session still maps what it once wrote: then the answer names
-  // slabs to unmap first, and nothing else.
+  // Memory may be short because this session still maps what it wrote before. Then the answer has only
+  // slabs to unmap first, and the call is repeated.
   for (;;) {
     CAIRN_RETURN_IF_ERROR(AskForExtents(&request, deadline, &reply));
     if (!reply.extents.empty() || objects.empty() || reply.retire.empty()) break;
@@ -175,16 +174,16 @@ Status StepWriterImpl::Create(absl::Span<const Pending> objects, MonotonicNanos 
                                                        reply.extents.size(), " extents"));
   }
   for (size_t i = 0; i < objects.size(); ++i) {
-    Room room = {reply.extents[i], nullptr};
-    if (room.extent.length < request.objects[i].length || room.extent.offset < 0) {
+    Place place = {reply.extents[i], nullptr};
+    if (place.extent.length < request.objects[i].length || place.extent.offset < 0) {
       return failure_ = absl::InternalError("create was answered with an extent that is too short");
     }
     if (attachment_->fds != nullptr && request.objects[i].length > 0) {
-      StatusOr<std::shared_ptr<MappedSlab>> slab = Slab(room.extent, deadline);
+      StatusOr<std::shared_ptr<MappedSlab>> slab = Slab(place.extent, deadline);
       if (!slab.ok()) return failure_ = slab.status();
-      room.slab = *std::move(slab);
+      place.slab = *std::move(slab);
     }
-    rooms->push_back(std::move(room));
+    places->push_back(std::move(place));
   }
   Announce(total);
   return absl::OkStatus();
@@ -237,13 +236,14 @@ StatusOr<std::shared_ptr<MappedSlab>> StepWriterImpl::Slab(const wire::Extent& e
   return slab;
 }
 
-Status StepWriterImpl::CopyIntoSlabs(std::vector<Pending>* objects, const std::vector<Room>& rooms,
+Status StepWriterImpl::CopyIntoSlabs(std::vector<Pending>* objects,
+                                     const std::vector<Place>& places,
                                      std::vector<Written>* written) {
   std::vector<CopyTask> tasks;
   tasks.reserve(objects->size());
   for (size_t i = 0; i < objects->size(); ++i) {
     Pending& object = (*objects)[i];
-    const auto& [extent, slab] = rooms[i];
+    const auto& [extent, slab] = places[i];
     if (slab == nullptr) {
       tasks.push_back({&object.layout, nullptr, false});
       continue;
@@ -253,18 +253,19 @@ Status StepWriterImpl::CopyIntoSlabs(std::vector<Pending>* objects, const std::v
         room - object.layout.length() <= kZipMaxGap) {
       CAIRN_ASSIGN_OR_RETURN(object.layout, ObjectLayout::Zip(object.plan, object.records, room));
     }
-    // An object that leaves much of the slab empty leaves its page tables empty too: the next,
-    // longer one finds them as a new mapping would.
+    // Only the pages that this object covers get entries in the page table. A longer object that comes
+    // later finds the rest as in a new mapping.
     tasks.push_back({&object.layout, slab->data() + extent.offset, slab->TakeUnpopulated()});
   }
   return CopyObjects(link_->copy_threads(), tasks, attachment_->progress(), written);
 }
 
 Status StepWriterImpl::SendInChunks(const std::vector<Pending>& objects,
-                                    const std::vector<Room>& rooms, std::vector<Written>* written) {
+                                    const std::vector<Place>& places,
+                                    std::vector<Written>* written) {
   written->resize(objects.size());
   for (size_t i = 0; i < objects.size(); ++i) {
-    const int64_t lease = rooms[i].extent.lease;
+    const int64_t lease = places[i].extent.lease;
     CAIRN_RETURN_IF_ERROR(SendObject(
         objects[i].layout, nullptr,
         [&](uint64_t offset, absl::string_view bytes) {
@@ -359,7 +360,7 @@ Status StepWriterImpl::AbortWithin(MonotonicNanos deadline) {
       },
       attachment_.get());
   AnnounceEnd();
-  // A daemon that has forgotten the session has nothing of this step left to drop.
+  // A daemon that has forgotten the session holds nothing of this step any more.
   if (absl::IsUnavailable(status) && link_->attachment() != attachment_) return absl::OkStatus();
   return status;
 }

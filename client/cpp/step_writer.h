@@ -42,24 +42,24 @@ class StepWriterImpl : public StepWriter {
     std::string name;
     ObjectKind kind = ObjectKind::kRaw;
     ObjectLayout layout;
-    const ZipPlan* plan = nullptr;  // may be padded: laid out when the room is known
+    const ZipPlan* plan = nullptr;  // may be padded: laid out when the extent is known
     absl::Span<const Source> records;
   };
 
   Status Usable() const;
   Status Add(std::vector<Pending> objects);
   // Where one object goes.
-  struct Room {
+  struct Place {
     wire::Extent extent;
     std::shared_ptr<MappedSlab> slab;  // null without descriptors, or for an empty object
   };
   Status Create(absl::Span<const Pending> objects, MonotonicNanos deadline,
-                std::vector<Room>* rooms);
+                std::vector<Place>* places);
   Status AskForExtents(wire::CreateRequest* request, MonotonicNanos deadline,
                        wire::CreateReply* reply);
-  Status CopyIntoSlabs(std::vector<Pending>* objects, const std::vector<Room>& rooms,
+  Status CopyIntoSlabs(std::vector<Pending>* objects, const std::vector<Place>& places,
                        std::vector<Written>* written);
-  Status SendInChunks(const std::vector<Pending>& objects, const std::vector<Room>& rooms,
+  Status SendInChunks(const std::vector<Pending>& objects, const std::vector<Place>& places,
                       std::vector<Written>* written);
   StatusOr<std::shared_ptr<MappedSlab>> Slab(const wire::Extent& extent, MonotonicNanos deadline);
   // What status shows of the step under way.
@@ -70,12 +70,12 @@ class StepWriterImpl : public StepWriter {
   const std::shared_ptr<Link> link_;
   const StepIdentity identity_;
   const absl::Duration timeout_;
-  // The session this step began with, from its first create on: another one knows nothing of it.
+  // The session that made the step's first create; a later session knows nothing of the step.
   std::shared_ptr<Attachment> attachment_;
   std::vector<wire::SealedObject> seals_;
   std::set<std::string> names_;
   uint64_t bytes_written_ = 0;
-  Status failure_;  // an object may be half there: nothing can be committed any more
+  Status failure_;  // an object may be half written: nothing can be committed any more
   bool done_ = false;
 };
 

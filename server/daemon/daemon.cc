@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "common/failpoint.h"
 #include "common/mutex.h"
+#include "common/version.h"
 #include "glog/logging.h"
 #include "server/cache/cache.h"
 #include "server/catalog/catalog.h"
@@ -32,20 +33,14 @@ std::string HostName() {
 }
 
 node::Options NodeOptions(const Options& options, const node::Inherited& inherited) {
-  node::Options node;
-  node.engine.budget_bytes = options.memory_budget;
+  node::Options node = options.node;
   // A daemon in safe mode makes no new slabs.
-  if (inherited.safe_mode.empty()) node.engine.pool_slabs = options.pool_slabs;
-  node.engine.storage = !options.storage_root.empty();
-  node.engine.default_policy = options.policy;
-  node.engine.max_sessions = options.max_sessions;
-  node.engine.max_waiting = options.max_waiting;
-  node.engine.max_persists = static_cast<int>(options.max_persists);
-  node.journal.bytes = options.journal_bytes;
+  if (!inherited.safe_mode.empty()) node.engine.pool_slabs.clear();
+  node.engine.storage = !options.storage.root.empty();
   node.name = HostName();
-  node.version = kVersion;
-  node.fd_socket = options.socket + ".fd";
-  node.storage_root = options.storage_root;
+  node.version = std::string(Version());
+  node.fd_socket = FdSocketPath(options.socket);
+  node.storage_root = options.storage.root;
   return node;
 }
 
@@ -101,15 +96,9 @@ struct Rooms {
 
 Status StartBelowNode(const Options& options, Rooms* rooms) {
   CAIRN_RETURN_IF_ERROR(Annotate(cache::SelfTest(), "this kernel cannot say who maps a slab"));
-  cache::Options cache;
-  cache.prefault_threads = static_cast<int>(options.prefault_threads);
-  CAIRN_ASSIGN_OR_RETURN(rooms->cache, cache::Cache::Start(cache, rooms->keeper.get()));
-  if (options.storage_root.empty()) return absl::OkStatus();
-  storage::PosixOptions storage;
-  storage.root = options.storage_root;
-  storage.threads = static_cast<int>(options.storage_threads);
-  storage.direct = options.storage_direct;
-  CAIRN_ASSIGN_OR_RETURN(rooms->storage, storage::MakePosixStorage(storage));
+  CAIRN_ASSIGN_OR_RETURN(rooms->cache, cache::Cache::Start(options.cache, rooms->keeper.get()));
+  if (options.storage.root.empty()) return absl::OkStatus();
+  CAIRN_ASSIGN_OR_RETURN(rooms->storage, storage::MakePosixStorage(options.storage));
   return absl::OkStatus();
 }
 
@@ -134,11 +123,10 @@ StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   UniqueFd thrift_listener = std::move(inherited.thrift_listener);
   CAIRN_ASSIGN_OR_RETURN(rooms.node, node::Node::Start(node, below, std::move(inherited)));
 
-  rpc::Options rpc;
-  rpc.max_connections = options.max_connections;
-  rooms.server = std::make_unique<rpc::Server>(rpc, rooms.node.get(), std::move(thrift_listener));
+  rooms.server =
+      std::make_unique<rpc::Server>(options.rpc, rooms.node.get(), std::move(thrift_listener));
   rooms.server->Start();
-  LOG(INFO) << "serving on " << options.socket << ", budget " << FormatBytes(options.memory_budget)
+  LOG(INFO) << "serving on " << options.socket << ", budget " << FormatBytes(node.engine.budget_bytes)
             << (restarts > 0 ? absl::StrCat(", restart ", restarts) : "")
             << (safe_mode.empty() ? "" : ", safe mode: " + safe_mode);
   return rooms;

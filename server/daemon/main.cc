@@ -23,11 +23,12 @@ constexpr int kBadOptions = 2;
 // available, because the keeper still holds what the last one had.
 Status SettleBudget(ParsedOptions* parsed) {
   CAIRN_ASSIGN_OR_RETURN(const MemoryLimit limit, ReadMemoryLimit());
-  if (parsed->options.memory_budget == 0) {
-    parsed->options.memory_budget = DefaultBudget(limit);
+  uint64_t& budget = parsed->options.node.engine.budget_bytes;
+  if (budget == 0) {
+    budget = DefaultBudget(limit);
     parsed->origins["memory.budget"] = "half of what " + limit.source + " and MemAvailable leave";
   }
-  CAIRN_RETURN_IF_ERROR(CheckBudget(parsed->options.memory_budget, limit));
+  CAIRN_RETURN_IF_ERROR(CheckBudget(budget, limit));
   return parsed->options.Validate();
 }
 
@@ -49,7 +50,7 @@ int KeeperRole(const ParsedOptions& parsed) {
   keeper::Options keeper;
   keeper.socket_path = parsed.options.socket;
   keeper.socket_mode = parsed.options.socket_mode;
-  keeper.journal_bytes = parsed.options.journal_bytes;
+  keeper.journal_bytes = parsed.options.node.journal.bytes;
   keeper.daemon_command = {self, "--daemon"};
   for (std::string& flag : AsFlags(parsed)) keeper.daemon_command.push_back(std::move(flag));
   // The flags hold every option: a file that changes later must not keep a daemon from restarting.

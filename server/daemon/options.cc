@@ -3,7 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <fstream>
 #include <functional>
-#include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -13,6 +13,8 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "common/policy.h"
+#include "common/version.h"
 
 namespace cairn::daemon {
 namespace {
@@ -20,7 +22,8 @@ namespace {
 constexpr char kEnvironmentPrefix[] = "CAIRND_";
 
 // One option: how its text becomes a value and back. Everything else (flag, environment name, file
-// key, help, --print-config) follows from the name.
+// key, help, --print-config) follows from the name. docs/operations.md lists them all, which
+// options_test checks.
 struct Definition {
   std::string name;  // "memory.budget"
   std::string help;
@@ -28,55 +31,46 @@ struct Definition {
   std::function<std::string(const Options&)> get;
 };
 
-Definition Text(std::string name, std::string Options::*field, std::string help) {
+// Each kind of option takes `field`: [](auto& options) -> auto& { return options.…; }.
+
+template <typename Field>
+Definition Text(std::string name, Field field, std::string help) {
   return {std::move(name), std::move(help),
           [field](Options* options, const std::string& text) {
-            options->*field = text;
+            field(*options) = text;
             return absl::OkStatus();
           },
-          [field](const Options& options) { return options.*field; }};
+          [field](const Options& options) { return field(options); }};
 }
 
-Definition Bytes(std::string name, uint64_t Options::*field, std::string help) {
+template <typename Field>
+Definition Bytes(std::string name, Field field, std::string help) {
   return {std::move(name), std::move(help),
           [field](Options* options, const std::string& text) {
             StatusOr<uint64_t> bytes = ParseBytes(text);
-            if (bytes.ok()) options->*field = *bytes;
+            if (bytes.ok()) field(*options) = *bytes;
             return bytes.status();
           },
-          [field](const Options& options) { return FormatBytes(options.*field); }};
+          [field](const Options& options) { return FormatBytes(field(options)); }};
 }
 
-template <typename Struct>
-Status SetNumber(Struct* in, int64_t Struct::*field, int64_t low, int64_t high,
-                 const std::string& text) {
-  int64_t value = 0;
-  if (!absl::SimpleAtoi(text, &value)) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is not a whole number"));
-  }
-  if (value < low || value > high) {
-    return absl::InvalidArgumentError(absl::StrCat(value, " is outside ", low, " … ", high));
-  }
-  in->*field = value;
-  return absl::OkStatus();
-}
-
-Definition Number(std::string name, int64_t Options::*field, int64_t low, int64_t high,
-                  std::string help) {
-  return {std::move(name), std::move(help),
-          [=](Options* options, const std::string& text) {
-            return SetNumber(options, field, low, high, text);
-          },
-          [field](const Options& options) { return absl::StrCat(options.*field); }};
-}
-
-Definition PolicyNumber(std::string name, int64_t JobPolicy::*field, int64_t low,
-                        std::string help) {
-  return {std::move(name), std::move(help),
-          [=](Options* options, const std::string& text) {
-            return SetNumber(&options->policy, field, low, int64_t{1} << 40, text);
-          },
-          [field](const Options& options) { return absl::StrCat(options.policy.*field); }};
+template <typename Field>
+Definition Number(std::string name, Field field, int64_t low, int64_t high, std::string help) {
+  return {
+      std::move(name), std::move(help),
+      [=](Options* options, const std::string& text) -> Status {
+        int64_t value = 0;
+        if (!absl::SimpleAtoi(text, &value)) {
+          return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is not a whole number"));
+        }
+        if (value < low || value > high) {
+          return absl::InvalidArgumentError(absl::StrCat(value, " is outside ", low, " … ", high));
+        }
+        auto& number = field(*options);
+        number = static_cast<std::remove_reference_t<decltype(number)>>(value);
+        return absl::OkStatus();
+      },
+      [field](const Options& options) { return absl::StrCat(field(options)); }};
 }
 
 StatusOr<bool> ParseBool(const std::string& text) {
@@ -121,112 +115,149 @@ std::string PrintSlabs(const std::vector<uint64_t>& slabs) {
   return absl::StrJoin(items, ",");
 }
 
-const std::vector<std::pair<std::string, PersistMode>>& PersistModes() {
-  static const auto* modes =
-      new std::vector<std::pair<std::string, PersistMode>>{{"newest", PersistMode::kNewest},
-                                                           {"every", PersistMode::kEvery},
-                                                           {"on-demand", PersistMode::kOnDemand}};
-  return *modes;
+Definition SocketMode() {
+  return {"socket.mode", "permissions of both sockets, octal",
+          [](Options* options, const std::string& text) -> Status {
+            char* end = nullptr;
+            const unsigned long mode = std::strtoul(text.c_str(), &end, 8);
+            if (text.empty() || *end != '\0' || mode > 0777) {
+              return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is not 0 … 0777"));
+            }
+            options->socket_mode = static_cast<uint32_t>(mode);
+            return absl::OkStatus();
+          },
+          [](const Options& options) {
+            char text[8];
+            std::snprintf(text, sizeof(text), "%04o", options.socket_mode & 0777u);
+            return std::string(text);
+          }};
+}
+
+Definition PoolSlabs() {
+  return {"pool.slabs",
+          "slabs to fault in at start, before any job's sizes are known: 1GiB*8,64MiB",
+          [](Options* options, const std::string& text) -> Status {
+            CAIRN_ASSIGN_OR_RETURN(options->node.engine.pool_slabs, ParseSlabs(text));
+            return absl::OkStatus();
+          },
+          [](const Options& options) { return PrintSlabs(options.node.engine.pool_slabs); }};
+}
+
+Definition StorageScope() {
+  return {"storage.scope", "\"shared\": every node sees the same root",
+          [](Options*, const std::string& text) -> Status {
+            if (text == "shared") return absl::OkStatus();
+            if (text == "node") {
+              return absl::UnimplementedError("\"node\" is not supported yet; only \"shared\" is");
+            }
+            return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is not \"shared\""));
+          },
+          [](const Options&) { return std::string("shared"); }};
+}
+
+Definition StorageDirect() {
+  return {"storage.direct", "write past the page cache where the file system can",
+          [](Options* options, const std::string& text) -> Status {
+            CAIRN_ASSIGN_OR_RETURN(options->storage.direct, ParseBool(text));
+            return absl::OkStatus();
+          },
+          [](const Options& options) {
+            return std::string(options.storage.direct ? "true" : "false");
+          }};
+}
+
+Definition PersistModeOption() {
+  return {"persist.mode", "what goes to storage: on-demand, every or newest",
+          [](Options* options, const std::string& text) -> Status {
+            CAIRN_ASSIGN_OR_RETURN(options->node.engine.default_policy.mode,
+                                   ParsePersistMode(text));
+            return absl::OkStatus();
+          },
+          [](const Options& options) {
+            return std::string(PersistModeName(options.node.engine.default_policy.mode));
+          }};
+}
+
+Definition LogLevel() {
+  return {"log.level", "info, warning or error",
+          [](Options* options, const std::string& text) -> Status {
+            if (text != "info" && text != "warning" && text != "error") {
+              return absl::InvalidArgumentError(
+                  absl::StrCat("\"", text, "\" is none of info, warning, error"));
+            }
+            options->log_level = text;
+            return absl::OkStatus();
+          },
+          [](const Options& options) { return options.log_level; }};
+}
+
+std::vector<Definition> MakeDefinitions() {
+  constexpr int64_t kMaxSteps = int64_t{1} << 40;
+  return {
+      Text(
+          "socket", [](auto& o) -> auto& { return o.socket; },
+          "Unix socket for clients; a second one, with .fd added, stands beside it"),
+      SocketMode(),
+      Bytes(
+          "memory.budget", [](auto& o) -> auto& { return o.node.engine.budget_bytes; },
+          "memory for checkpoints; 0: half of the cgroup's limit and of what is available"),
+      PoolSlabs(),
+      Number(
+          "pool.threads", [](auto& o) -> auto& { return o.cache.prefault_threads; }, 1, 256,
+          "threads that fault memory in"),
+      Text(
+          "storage.root", [](auto& o) -> auto& { return o.storage.root; },
+          "directory for persisted checkpoints; empty: nothing outlives memory"),
+      StorageScope(),
+      Number(
+          "storage.threads", [](auto& o) -> auto& { return o.storage.threads; }, 1, 64,
+          "writers of a checkpoint's blocks; each holds one block in memory"),
+      StorageDirect(),
+      Number(
+          "storage.keep_last",
+          [](auto& o) -> auto& { return o.node.engine.default_policy.keep_last; }, 0, kMaxSteps,
+          "complete steps to keep as files; 0 keeps all"),
+      Number(
+          "storage.keep_every",
+          [](auto& o) -> auto& { return o.node.engine.default_policy.keep_every; }, 0, kMaxSteps,
+          "with keep_last: keep every step that this divides, too; 0: none"),
+      PersistModeOption(),
+      Number(
+          "persist.every", [](auto& o) -> auto& { return o.node.engine.default_policy.every; }, 1,
+          kMaxSteps, "with mode every: steps that this divides"),
+      Number(
+          "persist.concurrent", [](auto& o) -> auto& { return o.node.engine.max_persists; }, 1, 64,
+          "checkpoints being written at once"),
+      Text(
+          "catalog.path", [](auto& o) -> auto& { return o.catalog_path; },
+          "SQLite file with an index of what exists; empty: none is kept"),
+      Bytes(
+          "journal.bytes", [](auto& o) -> auto& { return o.node.journal.bytes; },
+          "memory for the facts that survive the daemon's death"),
+      Number(
+          "limits.sessions", [](auto& o) -> auto& { return o.node.engine.max_sessions; }, 1,
+          1'000'000, "clients at once"),
+      Number(
+          "limits.connections", [](auto& o) -> auto& { return o.rpc.max_connections; }, 1,
+          1'000'000, "Thrift connections at once"),
+      Number(
+          "limits.waiting", [](auto& o) -> auto& { return o.node.engine.max_waiting; }, 1,
+          10'000'000, "callers waiting at once"),
+      Number(
+          "drain.timeout_seconds", [](auto& o) -> auto& { return o.drain_timeout_seconds; }, 0,
+          86'400, "from SIGTERM to exit, at most"),
+      Text(
+          "log.dir", [](auto& o) -> auto& { return o.log_dir; },
+          "directory for logs; empty: standard error"),
+      LogLevel(),
+      Text(
+          "test.failpoints", [](auto& o) -> auto& { return o.failpoints; },
+          "for tests: where the daemon dies, POINT[@LIFE][:N][=ERRNO],…"),
+  };
 }
 
 const std::vector<Definition>& Definitions() {
-  static const auto* definitions = new std::vector<Definition>{
-      Text("socket", &Options::socket,
-           "Unix socket for clients; a second one, with .fd added, stands beside it"),
-      {"socket.mode", "permissions of both sockets, octal",
-       [](Options* options, const std::string& text) -> Status {
-         char* end = nullptr;
-         const unsigned long mode = std::strtoul(text.c_str(), &end, 8);
-         if (text.empty() || *end != '\0' || mode > 0777) {
-           return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is not 0 … 0777"));
-         }
-         options->socket_mode = static_cast<uint32_t>(mode);
-         return absl::OkStatus();
-       },
-       [](const Options& options) {
-         char text[8];
-         std::snprintf(text, sizeof(text), "%04o", options.socket_mode & 0777u);
-         return std::string(text);
-       }},
-      Bytes("memory.budget", &Options::memory_budget,
-            "memory for checkpoints; 0: half of the cgroup's limit and of what is available"),
-      {"pool.slabs", "slabs to fault in at start, before any job's sizes are known: 1GiB*8,64MiB",
-       [](Options* options, const std::string& text) -> Status {
-         CAIRN_ASSIGN_OR_RETURN(options->pool_slabs, ParseSlabs(text));
-         return absl::OkStatus();
-       },
-       [](const Options& options) { return PrintSlabs(options.pool_slabs); }},
-      Number("pool.threads", &Options::prefault_threads, 1, 256, "threads that fault memory in"),
-      Text("storage.root", &Options::storage_root,
-           "directory for persisted checkpoints; empty: nothing outlives memory"),
-      {"storage.scope", "\"shared\": every node sees the same root",
-       [](Options*, const std::string& text) -> Status {
-         if (text == "shared") return absl::OkStatus();
-         if (text == "node") {
-           return absl::UnimplementedError("\"node\" is not supported yet; only \"shared\" is");
-         }
-         return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is not \"shared\""));
-       },
-       [](const Options&) { return std::string("shared"); }},
-      Number("storage.threads", &Options::storage_threads, 1, 64,
-             "writers of a checkpoint's blocks; each holds one block in memory"),
-      {"storage.direct", "write past the page cache where the file system can",
-       [](Options* options, const std::string& text) -> Status {
-         CAIRN_ASSIGN_OR_RETURN(options->storage_direct, ParseBool(text));
-         return absl::OkStatus();
-       },
-       [](const Options& options) {
-         return std::string(options.storage_direct ? "true" : "false");
-       }},
-      PolicyNumber("storage.keep_last", &JobPolicy::keep_last, 0,
-                   "complete steps to keep as files; 0 keeps all"),
-      PolicyNumber("storage.keep_every", &JobPolicy::keep_every, 0,
-                   "with keep_last: keep every step that this divides, too; 0: none"),
-      {"persist.mode", "what goes to storage: newest, every, on-demand",
-       [](Options* options, const std::string& text) -> Status {
-         for (const auto& [name, mode] : PersistModes()) {
-           if (text == name) {
-             options->policy.mode = mode;
-             return absl::OkStatus();
-           }
-         }
-         return absl::InvalidArgumentError(
-             absl::StrCat("\"", text, "\" is none of newest, every, on-demand"));
-       },
-       [](const Options& options) {
-         for (const auto& [name, mode] : PersistModes()) {
-           if (mode == options.policy.mode) return name;
-         }
-         return std::string();
-       }},
-      PolicyNumber("persist.every", &JobPolicy::every, 1,
-                   "with mode every: steps that this divides"),
-      Number("persist.concurrent", &Options::max_persists, 1, 64,
-             "checkpoints being written at once"),
-      Text("catalog.path", &Options::catalog_path,
-           "SQLite file with an index of what exists; empty: none is kept"),
-      Bytes("journal.bytes", &Options::journal_bytes,
-            "memory for the facts that survive the daemon's death"),
-      Number("limits.sessions", &Options::max_sessions, 1, 1'000'000, "clients at once"),
-      Number("limits.connections", &Options::max_connections, 1, 1'000'000,
-             "Thrift connections at once"),
-      Number("limits.waiting", &Options::max_waiting, 1, 10'000'000, "callers waiting at once"),
-      Number("drain.timeout_seconds", &Options::drain_timeout_seconds, 0, 86'400,
-             "from SIGTERM to exit, at most"),
-      Text("log.dir", &Options::log_dir, "directory for logs; empty: standard error"),
-      {"log.level", "info, warning or error",
-       [](Options* options, const std::string& text) -> Status {
-         if (text != "info" && text != "warning" && text != "error") {
-           return absl::InvalidArgumentError(
-               absl::StrCat("\"", text, "\" is none of info, warning, error"));
-         }
-         options->log_level = text;
-         return absl::OkStatus();
-       },
-       [](const Options& options) { return options.log_level; }},
-      Text("test.failpoints", &Options::failpoints,
-           "for tests: where the daemon dies, POINT[@LIFE][:N][=ERRNO],…"),
-  };
+  static const auto* definitions = new std::vector<Definition>(MakeDefinitions());
   return *definitions;
 }
 
@@ -307,21 +338,22 @@ Status Options::Validate() const {
     return absl::InvalidArgumentError(absl::StrCat("socket: \"", socket, "\" has ", socket.size(),
                                                    " bytes, wants 1 … ", kMaxSocketPath));
   }
-  if (!storage_root.empty() && storage_root[0] != '/') {
+  if (!storage.root.empty() && storage.root[0] != '/') {
     return absl::InvalidArgumentError(
-        absl::StrCat("storage.root: \"", storage_root, "\" is not an absolute path"));
+        absl::StrCat("storage.root: \"", storage.root, "\" is not an absolute path"));
   }
   constexpr uint64_t kMinJournal = 1 << 20;
-  if (journal_bytes < kMinJournal) {
-    return absl::InvalidArgumentError(absl::StrCat("journal.bytes: ", FormatBytes(journal_bytes),
-                                                   " is below ", FormatBytes(kMinJournal)));
+  if (node.journal.bytes < kMinJournal) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("journal.bytes: ", FormatBytes(node.journal.bytes), " is below ",
+                     FormatBytes(kMinJournal)));
   }
   uint64_t pool = 0;
-  for (uint64_t bytes : pool_slabs) pool += bytes;
-  if (memory_budget != 0 && pool > memory_budget) {
+  for (uint64_t bytes : node.engine.pool_slabs) pool += bytes;
+  if (node.engine.budget_bytes != 0 && pool > node.engine.budget_bytes) {
     return absl::InvalidArgumentError(absl::StrCat("pool.slabs: ", FormatBytes(pool),
                                                    " in all exceed memory.budget, ",
-                                                   FormatBytes(memory_budget)));
+                                                   FormatBytes(node.engine.budget_bytes)));
   }
   return absl::OkStatus();
 }
@@ -356,7 +388,7 @@ StatusOr<ParsedOptions> ParseOptions(const std::vector<std::string>& arguments,
     return absl::InvalidArgumentError(absl::StrCat(error.what(), " (flag)"));
   }
   if (version) {
-    parsed.message = absl::StrCat("cairnd ", kVersion, "\n");
+    parsed.message = absl::StrCat("cairnd ", Version(), "\n");
     return parsed;
   }
 

@@ -1,6 +1,9 @@
 // The daemon's options: defaults < file < environment < flags. The only place that reads the
-// environment. Absent means the default; unknown or bad means that the daemon refuses to start,
-// naming option and origin.
+// environment. Absent means the default; an option that is unknown or does not parse means that the
+// daemon refuses to start, naming option and origin.
+//
+// An option that sets a field of a room's own struct has its default there, and its text goes
+// straight into that field: options.cc has one entry for it and nothing else is to be wired.
 #pragma once
 
 #include <cstdint>
@@ -8,33 +11,28 @@
 #include <string>
 #include <vector>
 
-#include "common/policy.h"
+#include "common/socket_path.h"
 #include "common/status.h"
+#include "server/cache/cache.h"
+#include "server/node/node.h"
+#include "server/rpc/server.h"
+#include "server/storage/posix_storage.h"
 
 namespace cairn::daemon {
 
-inline constexpr char kVersion[] = "0.1.0";
-
 struct Options {
-  std::string socket = "/run/cairn/cairn.sock";  // Thrift; the fd channel's is this + ".fd"
-  uint32_t socket_mode = 0666;                   // who may connect; every call checks the uid
+  std::string socket = kDefaultSocketPath;  // Thrift; the fd channel's stands beside it
+  uint32_t socket_mode = 0666;              // who may connect; every call checks the uid
 
-  uint64_t memory_budget = 0;        // bytes of slabs; 0: half of what binds and is available
-  std::vector<uint64_t> pool_slabs;  // sizes to fault in at start, before any job's are known
-  int64_t prefault_threads = 2;
+  // node.engine.budget_bytes 0: half of what binds and is available. storage.root empty: nothing
+  // outlives memory. The daemon fills in what follows from other options or from this life of it:
+  // names, versions, the node's idea of storage.
+  cache::Options cache;
+  storage::PosixOptions storage;
+  node::Options node;
+  rpc::Options rpc;
 
-  std::string storage_root;     // empty: nothing outlives memory
-  int64_t storage_threads = 4;  // writers of one file
-  bool storage_direct = true;   // O_DIRECT where the file system takes it
-  JobPolicy policy;             // of jobs that set none
-
-  std::string catalog_path;  // SQLite file; empty: no catalog
-  uint64_t journal_bytes = 128ull << 20;
-
-  int64_t max_sessions = 4096;
-  int64_t max_connections = 4096;
-  int64_t max_waiting = 16384;         // parked callers
-  int64_t max_persists = 2;            // checkpoints being written at once
+  std::string catalog_path;            // SQLite file; empty: no catalog
   int64_t drain_timeout_seconds = 60;  // SIGTERM to exit, at most
 
   std::string log_dir;             // empty: standard error
@@ -46,8 +44,8 @@ struct Options {
 
 struct ParsedOptions {
   Options options;
-  std::map<std::string, std::string>
-      origins;  // option name → "default", "file PATH", "environment NAME", "flag"
+  // By option name: "default", "file PATH", "environment NAME" or "flag".
+  std::map<std::string, std::string> origins;
   bool check_config = false;
   bool print_config = false;
   bool daemon_role = false;  // the keeper's child

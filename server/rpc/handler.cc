@@ -16,7 +16,7 @@ constexpr int64_t kDefaultTimeoutMs = 60'000;
 constexpr int32_t kMaxListed = 1000;
 
 [[noreturn]] void Throw(const Status& status, Attempt superseded_by = 0) {
-  throw ToError(status, superseded_by);
+  throw ToWire(status, superseded_by);
 }
 
 void OrThrow(const Status& status) {
@@ -253,10 +253,10 @@ void Handler::open(wire::OpenReply& reply, int64_t call, const wire::OpenRequest
     CheckCall(call);
     event::Open open;
     open.caller = OrThrow(Caller());
-    open.ref = OrThrow(ToRef(request.checkpoint, session_.job));
+    open.ref = OrThrow(FromWire(request.checkpoint, session_.job));
     OrThrow(ValidateObjectName(request.name));
     open.name = request.name;
-    open.mode = OrThrow(ToMode(request.mode));
+    open.mode = OrThrow(FromWire(request.mode));
     open.verify = request.verify;
     open.deadline = OrThrow(ToDeadline(node_->clock()->Now(), request.timeout_ms));
     node::OpenAnswer answer = node_->Open(std::move(open));
@@ -266,7 +266,7 @@ void Handler::open(wire::OpenReply& reply, int64_t call, const wire::OpenRequest
     reply.__set_slab(static_cast<int64_t>(opened.slab));
     reply.__set_slab_bytes(static_cast<int64_t>(opened.bytes));
     reply.__set_offset(static_cast<int64_t>(opened.offset));
-    reply.__set_object(FromObject(opened.object));
+    reply.__set_object(ToWire(opened.object));
     reply.__set_step(opened.checkpoint.step);
     reply.__set_attempt(opened.checkpoint.attempt);
     reply.__set_revision(opened.checkpoint.revision);
@@ -336,9 +336,9 @@ void Handler::statCheckpoint(wire::CheckpointInfo& reply, const wire::Checkpoint
   Answering([&] {
     event::StatCheckpoint stat;
     stat.caller = OrThrow(Caller());
-    stat.ref = OrThrow(ToRef(checkpoint, session_.job));
+    stat.ref = OrThrow(FromWire(checkpoint, session_.job));
     stat.deadline = DefaultDeadline();
-    reply = FromCheckpoint(Expect<engine::CheckpointInfo>(node_->Call(std::move(stat))));
+    reply = ToWire(Expect<engine::CheckpointInfo>(node_->Call(std::move(stat))));
   });
 }
 
@@ -347,11 +347,11 @@ void Handler::stat(wire::ObjectInfo& reply, const wire::CheckpointRef& checkpoin
   Answering([&] {
     event::StatObject stat;
     stat.caller = OrThrow(Caller());
-    stat.ref = OrThrow(ToRef(checkpoint, session_.job));
+    stat.ref = OrThrow(FromWire(checkpoint, session_.job));
     OrThrow(ValidateObjectName(name));
     stat.name = name;
     stat.deadline = DefaultDeadline();
-    reply = FromObject(Expect<engine::ObjectInfo>(node_->Stat(std::move(stat))));
+    reply = ToWire(Expect<engine::ObjectInfo>(node_->Stat(std::move(stat))));
   });
 }
 
@@ -360,7 +360,7 @@ void Handler::ls(wire::ListReply& reply, const std::string& path, const std::str
   Answering([&] {
     event::List list;
     list.caller = OrThrow(Caller());
-    OrThrow(ValidateListPath(path));
+    OrThrow(ParseListPath(path).status());
     if (limit < 0) {
       Throw(absl::InvalidArgumentError(absl::StrCat("limit: ", limit, " is below 0")));
     }
@@ -370,8 +370,8 @@ void Handler::ls(wire::ListReply& reply, const std::string& path, const std::str
     list.deadline = DefaultDeadline();
     auto listed = Expect<engine::reply::List>(node_->Call(std::move(list)));
     reply.jobs = std::move(listed.jobs);
-    for (const auto& info : listed.checkpoints) reply.checkpoints.push_back(FromCheckpoint(info));
-    for (const auto& info : listed.objects) reply.objects.push_back(FromObject(info));
+    for (const auto& info : listed.checkpoints) reply.checkpoints.push_back(ToWire(info));
+    for (const auto& info : listed.objects) reply.objects.push_back(ToWire(info));
     reply.next_cursor = std::move(listed.next_cursor);
   });
 }
@@ -381,14 +381,14 @@ void Handler::wait(wire::CheckpointInfo& reply, const wire::CheckpointRef& check
   Answering([&] {
     event::Wait wait;
     wait.caller = OrThrow(Caller());
-    wait.ref = OrThrow(ToRef(checkpoint, session_.job));
-    wait.level = OrThrow(ToLevel(level));
+    wait.ref = OrThrow(FromWire(checkpoint, session_.job));
+    wait.level = OrThrow(ToLevelToWaitFor(level));
     if (after < kNoStep) {
       Throw(absl::InvalidArgumentError(absl::StrCat("after: ", after, " is below -1")));
     }
     wait.after = after;
     wait.deadline = OrThrow(ToDeadline(node_->clock()->Now(), timeout_ms));
-    reply = FromCheckpoint(Expect<engine::CheckpointInfo>(node_->Call(std::move(wait))));
+    reply = ToWire(Expect<engine::CheckpointInfo>(node_->Call(std::move(wait))));
   });
 }
 
@@ -397,7 +397,7 @@ void Handler::persist(int64_t call, const wire::CheckpointRef& checkpoint) {
     CheckCall(call);
     event::PersistNow persist;
     persist.caller = OrThrow(Caller());
-    persist.ref = OrThrow(ToRef(checkpoint, session_.job));
+    persist.ref = OrThrow(FromWire(checkpoint, session_.job));
     Expect<engine::reply::Ok>(node_->Call(std::move(persist)));
   });
 }
@@ -408,7 +408,7 @@ void Handler::remove(int64_t call, const wire::CheckpointRef& checkpoint, bool m
     CheckCall(call);
     event::Remove remove;
     remove.caller = OrThrow(Caller());
-    remove.ref = OrThrow(ToRef(checkpoint, session_.job));
+    remove.ref = OrThrow(FromWire(checkpoint, session_.job));
     remove.memory_only = memory_only;
     remove.force = force;
     remove.deadline = DefaultDeadline();
@@ -421,7 +421,7 @@ void Handler::pin(int64_t call, const wire::CheckpointRef& checkpoint, bool pinn
     CheckCall(call);
     event::Pin pin;
     pin.caller = OrThrow(Caller());
-    pin.ref = OrThrow(ToRef(checkpoint, session_.job));
+    pin.ref = OrThrow(FromWire(checkpoint, session_.job));
     pin.pinned = pinned;
     Expect<engine::reply::Ok>(node_->Call(std::move(pin)));
   });
@@ -434,7 +434,7 @@ void Handler::setPolicy(int64_t call, const std::string& job, const wire::JobPol
     set.caller = OrThrow(Caller());
     set.job = job.empty() ? session_.job : job;
     OrThrow(ValidateJob(set.job));
-    set.policy = OrThrow(ToPolicy(policy));
+    set.policy = OrThrow(FromWire(policy));
     Expect<engine::reply::Ok>(node_->Call(std::move(set)));
   });
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <map>
 
 namespace cairn {
 namespace {
@@ -75,12 +76,32 @@ TEST(ObjectNames, OnlyShortestFormUtf8IsAccepted) {
   EXPECT_TRUE(ValidateObjectName("\xED\x9F\xBF\xEE\x80\x80\xF4\x8F\xBF\xBF").ok());
 }
 
+// The name among `names` that `name` collides with; "" when there is none.
+std::string CollisionOf(const std::string& name, const std::vector<std::string>& names) {
+  std::map<std::string, int> known;
+  for (const std::string& one : names) known[one] = 0;
+  const auto found = FindCollision(known, name);
+  return found == known.end() ? "" : found->first;
+}
+
 TEST(ObjectNames, ADirectoryOfAnotherCollides) {
-  EXPECT_TRUE(NamesCollide("a", "a/b"));
-  EXPECT_TRUE(NamesCollide("a/b/c", "a"));
-  EXPECT_FALSE(NamesCollide("a", "ab"));
-  EXPECT_FALSE(NamesCollide("a", "a"));
-  EXPECT_FALSE(NamesCollide("a-b", "a/b"));
+  EXPECT_EQ(CollisionOf("a/b", {"a"}), "a");
+  EXPECT_EQ(CollisionOf("a/b/c", {"0", "a", "z"}), "a");
+  EXPECT_EQ(CollisionOf("a/b/c/d", {"a/b/c"}), "a/b/c");
+  EXPECT_EQ(CollisionOf("a", {"a/b/c"}), "a/b/c");
+  EXPECT_EQ(CollisionOf("a", {"a!", "a-b", "a/b", "ab"}), "a/b");
+  EXPECT_EQ(CollisionOf("a", {"ab", "b/a", "a-b", "a."}), "");
+  EXPECT_EQ(CollisionOf("a-b", {"a/b", "a"}), "");
+  EXPECT_EQ(CollisionOf("a", {}), "");
+}
+
+TEST(ObjectNames, TheSameNameCollides) { EXPECT_EQ(CollisionOf("a/b", {"a/b"}), "a/b"); }
+
+TEST(ObjectNames, OnlyADirectoryIsFoundAsOne) {
+  const std::map<std::string, int> names = {{"a/b", 1}, {"a/b/c", 2}};
+  EXPECT_EQ(FindDirectoryOf("a/b/c", names)->first, "a/b");
+  EXPECT_EQ(FindDirectoryOf("a/b", names), names.end()) << "no name is a directory of itself";
+  EXPECT_EQ(FindDirectoryOf("a", names), names.end());
 }
 
 TEST(Jobs, OnlyTheGrammarIsAccepted) {
@@ -157,6 +178,47 @@ TEST(Paths, EverythingElseIsRefusedSayingWhy) {
   EXPECT_THAT(why("7", "j"), HasSubstr("no object"));
   EXPECT_THAT(why("model.pt", "j"), HasSubstr("step"));
   EXPECT_THAT(why("", "j"), HasSubstr("step"));
+}
+
+TEST(CheckpointRefs, MatchWhatTheyGive) {
+  const CheckpointKey key = {"j", 7, 2, 1};
+  EXPECT_TRUE((CheckpointRef{"j"}).Matches(key)) << "latest gives nothing";
+  EXPECT_TRUE((CheckpointRef{"j", 7}).Matches(key));
+  EXPECT_TRUE((CheckpointRef{"j", 7, 2}).Matches(key));
+  EXPECT_TRUE((CheckpointRef{"j", 7, 2, 1}).Matches(key));
+  EXPECT_TRUE((CheckpointRef{"j", 7, 0, 1}).Matches(key));
+  EXPECT_FALSE((CheckpointRef{"j", 6}).Matches(key));
+  EXPECT_FALSE((CheckpointRef{"j", 7, 3}).Matches(key));
+  EXPECT_FALSE((CheckpointRef{"j", 7, 2, 0}).Matches(key));
+}
+
+TEST(CheckpointRefs, AreCheckedAgainstTheirLimits) {
+  EXPECT_TRUE(ValidateCheckpointRef({"j"}).ok());
+  EXPECT_TRUE(ValidateCheckpointRef({"j", 0, 1, 0}).ok());
+  Refusal(ValidateCheckpointRef({""}), "job");
+  Refusal(ValidateCheckpointRef({"j", -2}), "step: -2");
+  Refusal(ValidateCheckpointRef({"j", 1, -1}), "attempt: -1");
+  Refusal(ValidateCheckpointRef({"j", 1, 1, -2}), "revision: -2");
+  Refusal(ValidateCheckpointRef({"j", kNoStep, 1}), "latest");
+  Refusal(ValidateCheckpointRef({"j", kNoStep, 0, 0}), "latest");
+}
+
+TEST(ListPaths, NameJobsAJobOrAStep) {
+  EXPECT_EQ(ParseListPath("")->ref.job, "");
+  EXPECT_EQ(ParseListPath("run")->ref.job, "run");
+  EXPECT_FALSE(ParseListPath("run")->names_step);
+  const auto step = ParseListPath("run/12");
+  ASSERT_TRUE(step.ok());
+  EXPECT_TRUE(step->names_step);
+  EXPECT_EQ(step->ref.step, 12);
+  const auto latest = ParseListPath("run/latest");
+  ASSERT_TRUE(latest.ok());
+  EXPECT_TRUE(latest->names_step);
+  EXPECT_EQ(latest->ref.step, kNoStep);
+  for (const char* path : {"/", "run/", "run/newest", "run/-1", "run/1/", "run/1/a", "ru n",
+                           "run/9223372036854775808"}) {
+    EXPECT_EQ(ParseListPath(path).status().code(), absl::StatusCode::kInvalidArgument) << path;
+  }
 }
 
 }  // namespace

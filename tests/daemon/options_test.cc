@@ -6,11 +6,17 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 
 namespace cairn::daemon {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainerEq;
 using ::testing::HasSubstr;
 
 class OptionsFile : public ::testing::Test {
@@ -35,7 +41,7 @@ std::string Refusal(const std::vector<std::string>& arguments,
 TEST(Options, DefaultsAreValid) {
   auto parsed = ParseOptions({}, {"HOME=/root"});
   ASSERT_TRUE(parsed.ok()) << parsed.status();
-  EXPECT_EQ(parsed->options.policy.mode, PersistMode::kNewest);
+  EXPECT_EQ(parsed->options.node.engine.default_policy.mode, PersistMode::kNewest);
   EXPECT_EQ(parsed->origins.at("memory.budget"), "default");
 }
 
@@ -46,11 +52,11 @@ TEST_F(OptionsFile, FlagsBeatTheEnvironmentBeatsTheFileBeatsDefaults) {
   auto parsed = ParseOptions({"--config", path_, "--memory.budget=3GiB"},
                              {"CAIRND_MEMORY_BUDGET=2GiB", "CAIRND_PERSIST_EVERY=4"});
   ASSERT_TRUE(parsed.ok()) << parsed.status();
-  EXPECT_EQ(parsed->options.memory_budget, 3ull << 30);
+  EXPECT_EQ(parsed->options.node.engine.budget_bytes, 3ull << 30);
   EXPECT_EQ(parsed->origins.at("memory.budget"), "flag");
-  EXPECT_EQ(parsed->options.policy.every, 4);
+  EXPECT_EQ(parsed->options.node.engine.default_policy.every, 4);
   EXPECT_EQ(parsed->origins.at("persist.every"), "environment CAIRND_PERSIST_EVERY");
-  EXPECT_EQ(parsed->options.policy.mode, PersistMode::kEvery);
+  EXPECT_EQ(parsed->options.node.engine.default_policy.mode, PersistMode::kEvery);
   EXPECT_EQ(parsed->origins.at("persist.mode"), "file " + path_);
   EXPECT_EQ(parsed->origins.at("socket"), "default");
 }
@@ -95,7 +101,7 @@ TEST(Options, ABadValueNamesOptionValueAndOrigin) {
 TEST(Options, SlabListsExpand) {
   auto parsed = ParseOptions({"--pool.slabs=1GiB*2, 64MiB"}, {});
   ASSERT_TRUE(parsed.ok()) << parsed.status();
-  EXPECT_EQ(parsed->options.pool_slabs,
+  EXPECT_EQ(parsed->options.node.engine.pool_slabs,
             (std::vector<uint64_t>{1ull << 30, 1ull << 30, 64ull << 20}));
 }
 
@@ -106,10 +112,10 @@ TEST(Options, TheChildGetsTheSameOptions) {
   ASSERT_TRUE(parsed.ok());
   auto child = ParseOptions(AsFlags(*parsed), {});
   ASSERT_TRUE(child.ok()) << child.status();
-  EXPECT_EQ(child->options.pool_slabs, parsed->options.pool_slabs);
-  EXPECT_EQ(child->options.memory_budget, 4ull << 30);
+  EXPECT_EQ(child->options.node.engine.pool_slabs, parsed->options.node.engine.pool_slabs);
+  EXPECT_EQ(child->options.node.engine.budget_bytes, 4ull << 30);
   EXPECT_EQ(child->options.socket_mode, 0660u);
-  EXPECT_EQ(child->options.policy.mode, PersistMode::kOnDemand);
+  EXPECT_EQ(child->options.node.engine.default_policy.mode, PersistMode::kOnDemand);
 }
 
 TEST(Options, PrintedConfigShowsEachOrigin) {
@@ -119,6 +125,36 @@ TEST(Options, PrintedConfigShowsEachOrigin) {
   const std::string text = PrintConfig(*parsed);
   EXPECT_THAT(text, HasSubstr("memory.budget = \"4GiB\"  # flag\n"));
   EXPECT_THAT(text, HasSubstr("log.level = \"info\"  # default\n"));
+}
+
+// Name to default, as the table in docs/operations.md has them.
+std::map<std::string, std::string> DocumentedDefaults() {
+  std::ifstream page(CAIRN_OPERATIONS_PAGE);
+  std::map<std::string, std::string> defaults;
+  bool in_options = false;
+  for (std::string line; std::getline(page, line);) {
+    if (line.starts_with("## ")) in_options = line == "## Options";
+    if (!in_options || !line.starts_with("| `")) continue;
+    const std::vector<std::string> cells = absl::StrSplit(line, absl::MaxSplits('|', 3));
+    const auto text = [](const std::string& cell) {
+      return absl::StrReplaceAll(absl::StripAsciiWhitespace(cell), {{"`", ""}});
+    };
+    defaults[text(cells[1])] = text(cells[2]);
+  }
+  return defaults;
+}
+
+TEST(Options, TheDocumentedOnesAndTheirDefaultsAreThoseThereAre) {
+  auto parsed = ParseOptions({}, {});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  std::map<std::string, std::string> defaults;
+  for (absl::string_view line : absl::StrSplit(PrintConfig(*parsed), '\n', absl::SkipEmpty())) {
+    const std::pair<std::string, std::string> halves =
+        absl::StrSplit(line, absl::MaxSplits(" = ", 1));
+    const std::string quoted = halves.second.substr(0, halves.second.rfind("  # "));
+    defaults[halves.first] = quoted.substr(1, quoted.size() - 2);
+  }
+  EXPECT_THAT(DocumentedDefaults(), ContainerEq(defaults));
 }
 
 TEST(Bytes, ParseAndPrintExactly) {

@@ -3,6 +3,11 @@ from typing import Any
 
 NO_STEP: int
 BLOCK_BYTES: int
+VERSION: str
+# Of connect(), as libcairn has them.
+DEFAULT_TIMEOUT_S: float
+DEFAULT_COPY_THREADS: int
+DEFAULT_LOCAL_WRITERS: int
 
 _Where = int | bytes | bytearray | memoryview
 

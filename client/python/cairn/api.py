@@ -13,9 +13,9 @@ from cairn import _native, distributed, info, paths, torch_format
 from cairn.connection import READER, Connection, Options
 from cairn.errors import CairnWarning, InvalidArgument
 
-# What connect() returned last: what "STEP/NAME" means, and what save and load go through.
+# What connect() returned last. "STEP/NAME" is of its job, and save and load use it.
 _current: Connection | None = None
-# Connections that save and load made for themselves, by (process, job); job "" reads any.
+# Connections that save and load made for themselves, by (process, job). That of job "" reads any job.
 _implicit: dict[tuple[int, str], Connection] = {}
 _said_stock: set[str] = set()
 
@@ -41,8 +41,8 @@ def connect(
     socket: str | None = None,
     *,
     local_writers: int | None = None,
-    timeout: float = 30.0,
-    copy_threads: int = 2,
+    timeout: float = _native.DEFAULT_TIMEOUT_S,
+    copy_threads: int = _native.DEFAULT_COPY_THREADS,
     takes_fds: bool = True,
     policy: info.JobPolicy | None = None,
 ) -> Connection:
@@ -149,11 +149,6 @@ def _implicit_connection(job: str, writes: bool) -> Connection:
                 world_size=1 if writes else 0,
                 attempt=(_environment_int("CAIRN_ATTEMPT", 1) or 0) if writes else 0,
                 socket=os.environ.get("CAIRN_SOCKET", ""),
-                local_writers=1,
-                timeout=30.0,
-                copy_threads=2,
-                takes_fds=True,
-                policy=None,
             )
         )
         connection._session()

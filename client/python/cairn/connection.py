@@ -25,9 +25,9 @@ from cairn.errors import (
 )
 from cairn.step import Step, encode
 
-VERSION = "0.1.0"
+VERSION = _native.VERSION
 _MAX_STEP = 2**63 - 1
-# Blocking calls are cut into pieces this long, so that Ctrl-C is heard between them.
+# Blocking calls are cut into pieces of this length, so that Ctrl-C is handled between them.
 _WAIT_SLICE_S = 1.0
 READER = -1  # the rank of a connection that saves nothing
 
@@ -49,13 +49,13 @@ class Options:
     job: str
     rank: int
     world_size: int
-    attempt: int
-    socket: str
-    local_writers: int
-    timeout: float
-    copy_threads: int
-    takes_fds: bool
-    policy: dict[str, Any] | None
+    attempt: int  # 0: none, or none chosen yet
+    socket: str = ""  # the daemon's; "": where it listens by default
+    local_writers: int = _native.DEFAULT_LOCAL_WRITERS
+    timeout: float = _native.DEFAULT_TIMEOUT_S
+    copy_threads: int = _native.DEFAULT_COPY_THREADS
+    takes_fds: bool = True
+    policy: dict[str, Any] | None = None
 
 
 # Attempts that this process chose for itself, by (process, socket, job): a lone writer chooses once.
@@ -65,9 +65,9 @@ _chosen: dict[tuple[int, str, str], int] = {}
 class Connection:
     """One process's session with the daemon of its node, for one job. `cairn.connect` makes it.
 
-    Usable from several threads. After fork the child's calls raise `cairn.FailedPrecondition`; it connects
-    anew. A pickled connection connects by itself where it is first used; it is another process there, so
-    it can read, and save only when the original never did.
+    Usable from several threads. After fork the child's calls raise `cairn.FailedPrecondition`; the child
+    must connect anew. A pickled connection connects by itself where it is first used. There it belongs to
+    another process, so it can read, but it can save only if the original never did.
 
     Attributes:
       failures: saves that did not happen though `step()` did not raise, by the name of their error.
@@ -86,7 +86,8 @@ class Connection:
         if self._closed:
             raise FailedPrecondition("this connection has been closed")
         if self._native is None:
-            # Two threads may both get here and both connect; one session is then dropped again.
+            # Two threads may both get here and connect. The session that is stored last is used, and the
+            # other one ends.
             o = self._options
             self._native = _native.Session(
                 socket=o.socket,
@@ -217,7 +218,13 @@ class Connection:
             raise InvalidArgument(
                 f"writers: {writers} is neither 1 nor the world size {self.world_size}"
             )
-        return Step(self, number, writers, strict, dict(notes or {}), timeout or 0.0)
+        return Step(
+            number,
+            lambda: self._writing_session().begin_step(number, writers, timeout or 0.0),
+            self._count_failure,
+            strict=strict,
+            notes=dict(notes or {}),
+        )
 
     def _count_failure(self, step: int, error: Error) -> None:
         kind = type(error).__name__

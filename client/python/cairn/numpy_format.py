@@ -1,4 +1,4 @@
-"""Arrays as .npy files and bytes as they are: the header is written, the memory is where it always was."""
+"""Arrays as .npy files, and bytes as they are. Only the header is new; the data is saved from where it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an object becomes on its way into a slab, and what stock readers get on its way out."""
+"""What an object is turned into to be saved, and the file object that stock readers load it from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepWriter(Protocol):
 
 @dataclasses.dataclass
 class Payload:
-    """Bytes that lie about in memory, in the order they will have. Exactly one of `sources` (where,
+    """Runs of bytes in memory, in the order in which they are saved. Exactly one of `sources` (where,
     length in bytes) and `records` (path in a zip archive, where, length in bytes) is not None."""
 
     kind: str

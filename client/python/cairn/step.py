@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from cairn.payload import Payload
 
 if TYPE_CHECKING:
     from cairn import _native
-    from cairn.connection import Connection
 
 
 def encode(obj: Any, arguments: Mapping[str, Any]) -> Payload:
@@ -34,19 +33,20 @@ class Step:
 
     def __init__(
         self,
-        connection: Connection,
         step: int,
-        writers: int | None,
+        begin: Callable[[], _native.Step],
+        count_failure: Callable[[int, Error], None],
+        *,
         strict: bool,
         notes: dict[str, str],
-        timeout: float,
     ) -> None:
-        self._connection = connection
+        """`begin` enters the step on its connection's session; `count_failure` hears of each failure that
+        is not raised."""
         self._step = step
-        self._writers = writers
+        self._begin = begin
+        self._count_failure = count_failure
         self._strict = strict
         self._notes = notes
-        self._timeout = timeout
         self._writer: _native.Step | None = None
         self._entered = False
         self.ok = False
@@ -69,8 +69,7 @@ class Step:
         self._entered = True
         self.ok = True
         try:
-            session = self._connection._writing_session()
-            self._writer = session.begin_step(self._step, self._writers, self._timeout)
+            self._writer = self._begin()
         except Error as error:
             self._failed(error)
         return self
@@ -88,7 +87,7 @@ class Step:
         as torch.save would write it (its arguments are torch.save's). When it returns, the bytes have
         been copied and `obj` may change.
 
-        Once something failed softly (see `Connection.step`) the rest of the step is not copied.
+        After a failure that was not raised (see `Connection.step`) the rest of the step is not copied.
 
         Raises:
           ValueError: a name that is none, or that this step has already.
@@ -129,7 +128,7 @@ class Step:
                     writer.abort()
             return
         if writer is None:
-            return  # failed softly before
+            return  # it failed before, without raising
         try:
             self.digest, self.complete = writer.commit(self._notes)
         except Error as error:
@@ -144,6 +143,6 @@ class Step:
         if self._strict or is_callers_own(error):
             self.error = error
             raise error
-        # Its traceback would keep what was being saved.
+        # Its traceback would keep the objects that were being saved alive.
         self.error = error.with_traceback(None)
-        self._connection._count_failure(self._step, error)
+        self._count_failure(self._step, error)

@@ -1,11 +1,11 @@
 """torch.save's format, written and read without the copies torch makes.
 
 Pickling and unpickling are stock torch's own `_save` and `_load`, given objects that look like its zip
-writer and reader: so aliasing, views, subclasses, sparse and quantized tensors, whole modules and custom
-pickle modules mean what they always mean. Only where bytes come from and go to is ours: a save notes where
-each storage lies and the copy engine moves it straight into the slab; a load makes each storage a view of
-one buffer that was filled in parallel. Where the torch at hand does not fit (a signature that changed, a
-record that cannot be deferred), stock torch.save and torch.load do the work with the same result.
+writer and reader. So aliasing, views, subclasses, sparse and quantized tensors, whole modules and custom
+pickle modules mean what they always mean. Only the movement of bytes is ours: a save notes where each
+storage is in memory, and the copy engine moves it straight into the slab; a load makes each storage a view
+of one buffer that was filled in parallel. When the installed torch does not fit (a signature that changed,
+a record that cannot be deferred), stock torch.save and torch.load do the work with the same result.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _TailRecords(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def _tail_records() -> _TailRecords:
-    # Asked of the torch at hand, so that what we write always passes for what it writes.
+    # Taken from the installed torch, so that our archives always look like its own.
     buffer = io.BytesIO()
     _torch().save({}, buffer)
     with zipfile.ZipFile(buffer) as archive:
@@ -85,8 +85,8 @@ class _Collector:
 
     def write_record(self, name: str, data: Any, size: int) -> None:
         if name == ".format_version":
-            # It promises the record spacing of torch's own writer, from which torch computes offsets
-            # instead of reading them. Ours is spaced differently; without the record, torch reads them.
+            # This record promises the spacing of torch's own writer, and torch then computes offsets
+            # instead of reading them. Ours is spaced differently; without the record torch reads them.
             return
         if name == ".storage_alignment" and data != ALIGNMENT:
             raise _Unfit(f"records aligned to {data} bytes")
@@ -99,7 +99,7 @@ class _Collector:
             if size != len(where):
                 raise _Unfit(f"a record of {size} bytes, given {len(where)}")
         elif isinstance(data, int):
-            # Before 2.3 torch hands over only the address of what its frame keeps alive.
+            # Before 2.3 torch passes only the address of a storage that its own frame keeps alive.
             where = data
             self.addresses_only = True
         else:

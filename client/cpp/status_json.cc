@@ -1,0 +1,86 @@
+#include "client/cpp/status_json.h"
+
+#include <nlohmann/json.hpp>
+
+#include "proto/convert.h"
+
+namespace cairn::client {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json PolicyJson(const wire::JobPolicy& policy) {
+  return {{"mode", std::string(NameOf(policy.mode))},
+          {"every", policy.every},
+          {"keep_last", policy.keep_last},
+          {"keep_every", policy.keep_every},
+          {"readers", std::string(NameOf(policy.readers))}};
+}
+
+Json SessionJson(const wire::SessionStatus& s) {
+  return {{"session", s.session},
+          {"pid", s.pid},
+          {"uid", s.uid},
+          {"job", s.job},
+          {"writer", s.writer},
+          {"attempt", s.attempt},
+          {"leased_bytes", s.leased_bytes},
+          {"leases", s.leases},
+          {"writing_step", s.writing_step},
+          {"writing_total", s.writing_total},
+          {"writing_done", s.writing_done},
+          {"connected_unix_ms", s.connected_unix_ms},
+          {"client", s.client}};
+}
+
+Json JobJson(const wire::JobStatus& j) {
+  return {{"job", j.job},
+          {"owner_uid", j.owner_uid},
+          {"resident_bytes", j.resident_bytes},
+          {"latest_step", j.latest_step},
+          {"latest_persisted_step", j.latest_persisted_step},
+          {"unprotected_checkpoints", j.unprotected_checkpoints},
+          {"unprotected_bytes", j.unprotected_bytes},
+          {"policy", PolicyJson(j.policy)},
+          {"attempt", j.attempt},
+          {"persist_problem", j.persist_problem}};
+}
+
+}  // namespace
+
+std::string ToJson(const wire::NodeStatus& status) {
+  Json sessions = Json::array();
+  for (const auto& s : status.sessions) sessions.push_back(SessionJson(s));
+  Json quarantined = Json::array();
+  for (const auto& q : status.quarantined) {
+    quarantined.push_back({{"slab", q.slab},
+                           {"bytes", q.bytes},
+                           {"age_ms", q.age_ms},
+                           {"pids", q.pids},
+                           {"job", q.job}});
+  }
+  Json jobs = Json::array();
+  for (const auto& j : status.jobs) jobs.push_back(JobJson(j));
+  const Json out = {{"node", status.node},
+                    {"version", status.version},
+                    {"started_unix_ms", status.started_unix_ms},
+                    {"restarts", status.restarts},
+                    {"state", status.state},
+                    {"budget_bytes", status.budget_bytes},
+                    {"slab_bytes", status.slab_bytes},
+                    {"used_bytes", status.used_bytes},
+                    {"free_bytes", status.free_bytes},
+                    {"quarantined_bytes", status.quarantined_bytes},
+                    {"writing_bytes", status.writing_bytes},
+                    {"prefault_done", status.prefault_done},
+                    {"sessions", sessions},
+                    {"quarantined", quarantined},
+                    {"jobs", jobs},
+                    {"counters", status.counters},
+                    {"storage_root", status.storage_root},
+                    {"catalog", status.catalog}};
+  // What a client called itself is any bytes; a status page must not fail over them.
+  return out.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace cairn::client

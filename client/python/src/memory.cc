@@ -1,0 +1,78 @@
+#include "client/python/src/memory.h"
+
+#include <sys/mman.h>
+
+#include <utility>
+
+#include "client/python/src/call.h"
+#include "common/fd.h"
+#include "common/keys.h"
+#include "common/zip.h"
+
+namespace cairn::python {
+
+Sources::~Sources() {
+  for (Py_buffer& view : views_) PyBuffer_Release(&view);
+}
+
+void Sources::Add(const py::handle& where, uint64_t length) {
+  if (PyLong_Check(where.ptr())) {
+    list_.push_back({PyLong_AsVoidPtr(where.ptr()), length});
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    if (list_.back().data == nullptr && length != 0) {
+      throw py::value_error("source: address 0 with a length that is not 0");
+    }
+    return;
+  }
+  Py_buffer view;
+  if (PyObject_GetBuffer(where.ptr(), &view, PyBUF_C_CONTIGUOUS) != 0) {
+    throw py::error_already_set();
+  }
+  views_.push_back(view);
+  if (static_cast<uint64_t>(view.len) != length) {
+    throw py::value_error("source: its length is not its buffer's");
+  }
+  list_.push_back({view.buf, length});
+}
+
+// Hugepages where the machine has them: a load faults every page once, and 4 KiB faults would cost
+// more than the copy. The threads that copy fault them in, and their blocks end where hugepages do:
+// when two threads fault one page at once, each clears one and the slower throws its own away.
+StatusOr<Region> MakeMemory(uint64_t length) {
+  constexpr uint64_t kHugePage = 2 << 20;
+  static_assert(cairn::kBlockBytes % kHugePage == 0);
+  if (length == 0) return Region{};
+  const uint64_t slack = length >= kHugePage ? kHugePage : 0;  // never touched, so never there
+  CAIRN_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Anonymous(length + slack));
+  madvise(mapping.data(), mapping.length(), MADV_HUGEPAGE);  // only faster where it works
+  madvise(mapping.data(), mapping.length(), MADV_DODUMP);    // the caller's own memory from here on
+  auto owner = std::make_shared<Mapping>(std::move(mapping));
+  const uint64_t past = reinterpret_cast<uintptr_t>(owner->data()) % kHugePage;
+  char* const data = owner->data() + (slack == 0 || past == 0 ? 0 : kHugePage - past);
+  return Region{std::move(owner), data, length};
+}
+
+py::buffer_info RegionBuffer(Region& region) {
+  // A null address is refused by some consumers even for no bytes.
+  static char nothing = 0;
+  return py::buffer_info(region.data != nullptr ? region.data : &nothing, sizeof(uint8_t),
+                         py::format_descriptor<uint8_t>::format(), 1,
+                         {static_cast<py::ssize_t>(region.length)}, {py::ssize_t{1}},
+                         /*readonly=*/false);
+}
+
+std::vector<std::tuple<py::str, uint64_t, uint64_t>> ZipDirectory(const Region& region) {
+  const auto entries =
+      Call([&] { return ReadZipDirectory(absl::string_view(region.data, region.length)); });
+  std::vector<std::tuple<py::str, uint64_t, uint64_t>> result;
+  result.reserve(entries.size());
+  for (const ZipEntry& entry : entries) {
+    result.emplace_back(
+        py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(
+            entry.name.data(), static_cast<Py_ssize_t>(entry.name.size()), "surrogateescape")),
+        entry.offset, entry.length);
+  }
+  return result;
+}
+
+}  // namespace cairn::python

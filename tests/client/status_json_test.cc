@@ -1,0 +1,48 @@
+#include "client/cpp/status_json.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace cairn::client {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(StatusJson, HasTheContractsNames) {
+  wire::NodeStatus status;
+  status.state = "serving";
+  status.budget_bytes = 123;
+  wire::SessionStatus session;
+  session.client = "not utf-8: \xff";
+  status.sessions.push_back(session);
+  wire::JobStatus job;
+  job.policy.mode = wire::PersistMode::EVERY;
+  status.jobs.push_back(job);
+  status.counters["creates"] = 5;
+  const auto json = nlohmann::json::parse(ToJson(status));
+  EXPECT_EQ(json["state"], "serving");
+  EXPECT_EQ(json["budget_bytes"], 123);
+  EXPECT_THAT(json["sessions"][0]["client"].get<std::string>(), HasSubstr("not utf-8: "));
+  EXPECT_EQ(json["jobs"][0]["policy"]["mode"], "every");
+  EXPECT_EQ(json["counters"]["creates"], 5);
+}
+
+TEST(StatusJson, WritesEnumeratorsAsPeopleDo) {
+  wire::NodeStatus status;
+  for (int mode : {0, 1, 2, 9}) {
+    wire::JobStatus job;
+    job.policy.mode = static_cast<wire::PersistMode::type>(mode);
+    status.jobs.push_back(job);
+  }
+  const auto json = nlohmann::json::parse(ToJson(status));
+  EXPECT_EQ(json["jobs"][0]["policy"]["mode"], "on-demand");
+  EXPECT_EQ(json["jobs"][1]["policy"]["mode"], "every");
+  EXPECT_EQ(json["jobs"][2]["policy"]["mode"], "newest");
+  EXPECT_EQ(json["jobs"][3]["policy"]["mode"], "unknown");
+  EXPECT_EQ(json["jobs"][0]["policy"]["readers"], "owner");
+}
+
+}  // namespace
+}  // namespace cairn::client
