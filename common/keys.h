@@ -121,28 +121,6 @@ typename Names::const_iterator FindCollision(const Names& names, const std::stri
   return below != names.end() && below->first.starts_with(directory) ? below : names.end();
 }
 
-// The entry of `names` (a map keyed by name) that is a directory of `name`: "a" for "a/b"; end()
-// when there is none.
-template <typename Names>
-typename Names::const_iterator FindDirectoryOf(absl::string_view name, const Names& names) {
-  for (size_t slash = name.find('/'); slash != name.npos; slash = name.find('/', slash + 1)) {
-    const auto above = names.find(typename Names::key_type(name.substr(0, slash)));
-    if (above != names.end()) return above;
-  }
-  return names.end();
-}
-
-// The entry of `names` (a std::map keyed by name) that cannot stand in one checkpoint with `name`:
-// the same name, a directory of it, or a name below it; end() when there is none.
-template <typename Names>
-typename Names::const_iterator FindCollision(const Names& names, const std::string& name) {
-  if (const auto same = names.find(name); same != names.end()) return same;
-  if (const auto above = FindDirectoryOf(name, names); above != names.end()) return above;
-  const std::string directory = name + "/";
-  const auto below = names.lower_bound(directory);
-  return below != names.end() && below->first.starts_with(directory) ? below : names.end();
-}
-
 // A cairn path: cairn://JOB/STEP/NAME, STEP a number or "latest"; or STEP/NAME once connected.
 struct CairnPath {
   std::string job;  // the default job for STEP/NAME

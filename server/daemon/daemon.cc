@@ -126,7 +126,8 @@ StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   rooms.server =
       std::make_unique<rpc::Server>(options.rpc, rooms.node.get(), std::move(thrift_listener));
   rooms.server->Start();
-  LOG(INFO) << "serving on " << options.socket << ", budget " << FormatBytes(node.engine.budget_bytes)
+  LOG(INFO) << "serving on " << options.socket << ", budget "
+            << FormatBytes(node.engine.budget_bytes)
             << (restarts > 0 ? absl::StrCat(", restart ", restarts) : "")
             << (safe_mode.empty() ? "" : ", safe mode: " + safe_mode);
   return rooms;

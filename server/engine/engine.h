@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "common/clock.h"
-#include "server/facts/facts.h"
 #include "common/status.h"
 #include "server/engine/actions.h"
 #include "server/engine/events.h"
 #include "server/engine/options.h"
+#include "server/facts/facts.h"
 // clang-format off
 namespace cairn::engine {  // values in tables, one line each
 

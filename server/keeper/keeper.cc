@@ -196,9 +196,9 @@ class Keeper {
   // --- what the daemon is told
 
   void QueueInheritance() {
-    queued_.push_back({Encode(MessageType::kBegin,
-                                           {{static_cast<uint64_t>(restarts_), 0}}, safe_mode_),
-                       {journal_.get(), sockets_.thrift(), sockets_.fd_channel()}});
+    queued_.push_back(
+        {Encode(MessageType::kBegin, {{static_cast<uint64_t>(restarts_), 0}}, safe_mode_),
+         {journal_.get(), sockets_.thrift(), sockets_.fd_channel()}});
     std::vector<Item> items;
     std::vector<int> fds;
     const auto flush = [&](MessageType type) {
@@ -229,8 +229,7 @@ class Keeper {
       items.push_back({id, which});
     }
     flush(MessageType::kSessions);
-    queued_.push_back(
-        {Encode(MessageType::kEnd, {{slabs_.size(), sessions_.size()}}), {}});
+    queued_.push_back({Encode(MessageType::kEnd, {{slabs_.size(), sessions_.size()}}), {}});
   }
 
   void SendQueued() {
@@ -255,8 +254,7 @@ class Keeper {
 
   // One message, without waiting; false when there is none, or never again.
   bool ReceiveOne() {
-    StatusOr<ReceivedMessage> received =
-        ReceiveMessage(link_.get(), kMaxMessage, MSG_DONTWAIT);
+    StatusOr<ReceivedMessage> received = ReceiveMessage(link_.get(), kMaxMessage, MSG_DONTWAIT);
     if (absl::IsDeadlineExceeded(received.status())) return false;
     if (absl::IsUnavailable(received.status()) || (received.ok() && received->bytes.empty())) {
       link_.Reset();
@@ -268,8 +266,7 @@ class Keeper {
       LOG(ERROR) << "keeper: lost what daemon " << daemon_ << " handed over: " << received.status();
       return true;
     }
-    const Status status =
-        received.ok() ? Handle(Decode(*std::move(received))) : received.status();
+    const Status status = received.ok() ? Handle(Decode(*std::move(received))) : received.status();
     if (!status.ok()) {
       LOG(ERROR) << "keeper: daemon " << daemon_
                  << " sent a message that this keeper does not understand: " << status;

@@ -78,16 +78,13 @@ StatusOr<std::unique_ptr<Link>> Link::Connect(int keeper_fd, node::Inherited* in
 }
 
 Status Link::Hold(SlabId slab, uint64_t bytes, int fd) {
-  return Annotate(
-      SendMessage(socket_.get(), Encode(MessageType::kHoldSlab, {{slab, bytes}}),
-                  {fd}),
-      "keeper: holding a slab");
+  return Annotate(SendMessage(socket_.get(), Encode(MessageType::kHoldSlab, {{slab, bytes}}), {fd}),
+                  "keeper: holding a slab");
 }
 
 // A message that cannot be sent means that the keeper is gone, and everything that it held with it.
 void Link::Drop(SlabId slab) {
-  SendMessage(socket_.get(), Encode(MessageType::kDropSlab, {{slab, 0}}), {})
-      .IgnoreError();
+  SendMessage(socket_.get(), Encode(MessageType::kDropSlab, {{slab, 0}}), {}).IgnoreError();
 }
 
 Status Link::HoldSession(SessionId session, int channel, int pidfd, int progress) {
@@ -102,15 +99,12 @@ Status Link::HoldSession(SessionId session, int channel, int pidfd, int progress
   add(pidfd, kHasPidfd);
   add(progress, kHasProgress);
   return Annotate(
-      SendMessage(socket_.get(),
-                  Encode(MessageType::kHoldSession, {{session, which}}), fds),
+      SendMessage(socket_.get(), Encode(MessageType::kHoldSession, {{session, which}}), fds),
       "keeper: holding a session");
 }
 
 void Link::DropSession(SessionId session) {
-  SendMessage(socket_.get(), Encode(MessageType::kDropSession, {{session, 0}}),
-              {})
-      .IgnoreError();
+  SendMessage(socket_.get(), Encode(MessageType::kDropSession, {{session, 0}}), {}).IgnoreError();
 }
 
 }  // namespace cairn::keeper

@@ -18,8 +18,7 @@ struct Header {
 };
 static_assert(std::endian::native == std::endian::little, "the layout is little-endian");
 static_assert(sizeof(Header) == 16 && sizeof(Item) == 16);
-static_assert(sizeof(Header) + kMaxFdsPerMessage * sizeof(Item) + kMaxText <=
-              kMaxMessage);
+static_assert(sizeof(Header) + kMaxFdsPerMessage * sizeof(Item) + kMaxText <= kMaxMessage);
 
 // The number of descriptors that travel with the message; -1 for an unknown type or a malformed
 // item.
@@ -51,8 +50,7 @@ int64_t ExpectedFds(MessageType type, const std::vector<Item>& items) {
 
 }  // namespace
 
-std::string Encode(MessageType type, const std::vector<Item>& items,
-                                absl::string_view text) {
+std::string Encode(MessageType type, const std::vector<Item>& items, absl::string_view text) {
   text = text.substr(0, kMaxText);
   Header header;
   header.type = static_cast<uint16_t>(type);

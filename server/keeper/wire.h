@@ -53,8 +53,7 @@ inline constexpr size_t kMaxText = 1024;
 inline constexpr size_t kMaxMessage = 8192;
 
 // A longer text is cut to kMaxText.
-std::string Encode(MessageType type, const std::vector<Item>& items,
-                                absl::string_view text = {});
+std::string Encode(MessageType type, const std::vector<Item>& items, absl::string_view text = {});
 
 // INVALID_ARGUMENT for bytes that are not a keeper message, and for a message with another number
 // of descriptors than its items name; UNIMPLEMENTED for another version.

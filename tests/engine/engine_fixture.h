@@ -171,7 +171,8 @@ class EngineTest : public testing::Test {
         at.parts.push_back({*part.manifest, ManifestDigest(EncodeManifest(*part.manifest))});
       }
     }
-    pending.push_back(event::Persisted{a.checkpoint, persist_status, stored[a.checkpoint].location});
+    pending.push_back(
+        event::Persisted{a.checkpoint, persist_status, stored[a.checkpoint].location});
   }
   void Do(action::DeleteFiles& a) {
     deletes.push_back(a);

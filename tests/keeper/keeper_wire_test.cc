@@ -23,8 +23,8 @@ ReceivedMessage Received(std::string bytes, int fds) {
 }
 
 TEST(KeeperWire, WhatIsEncodedIsDecoded) {
-  const std::string bytes = Encode(MessageType::kSessions,
-                                                {{7, kHasChannel | kHasPidfd}, {8, 0}}, "why");
+  const std::string bytes =
+      Encode(MessageType::kSessions, {{7, kHasChannel | kHasPidfd}, {8, 0}}, "why");
   const auto message = Decode(Received(bytes, 2));
   ASSERT_TRUE(message.ok()) << message.status();
   EXPECT_EQ(message->type, MessageType::kSessions);
@@ -57,8 +57,7 @@ TEST(KeeperWire, EveryMessageIsWhatItsGoldenFileSays) {
   for (const Message& expected : messages) {
     files.push_back(expected.name + ".v1");
     const std::string golden =
-        Golden("keeper/" + files.back(),
-               Encode(expected.type, expected.items, expected.text));
+        Golden("keeper/" + files.back(), Encode(expected.type, expected.items, expected.text));
     const auto decoded = Decode(Received(golden, expected.fds));
     ASSERT_TRUE(decoded.ok()) << expected.name << ": " << decoded.status();
     EXPECT_EQ(decoded->type, expected.type) << expected.name;
@@ -73,8 +72,7 @@ TEST(KeeperWire, EveryMessageIsWhatItsGoldenFileSays) {
 }
 
 TEST(KeeperWire, OverlongTextIsCut) {
-  const std::string bytes =
-      Encode(MessageType::kBegin, {{0, 0}}, std::string(5000, 'x'));
+  const std::string bytes = Encode(MessageType::kBegin, {{0, 0}}, std::string(5000, 'x'));
   EXPECT_LE(bytes.size(), kMaxMessage);
   EXPECT_EQ(Decode(Received(bytes, 3))->text.size(), kMaxText);
 }
@@ -129,13 +127,10 @@ TEST(KeeperLink, ConnectRefusesADescriptorThatIsNotAKeepers) {
   };
   EXPECT_TRUE(absl::IsUnavailable(connect_to("")));
   EXPECT_TRUE(absl::IsInvalidArgument(connect_to("hello")));
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      connect_to(Encode(MessageType::kDropSlab, {{1, 0}}))));
+  EXPECT_TRUE(absl::IsInvalidArgument(connect_to(Encode(MessageType::kDropSlab, {{1, 0}}))));
   // An end that was promised more than was sent, or nothing at all.
-  EXPECT_TRUE(
-      absl::IsInvalidArgument(connect_to(Encode(MessageType::kEnd, {{5, 0}}))));
-  EXPECT_TRUE(
-      absl::IsInvalidArgument(connect_to(Encode(MessageType::kEnd, {{0, 0}}))));
+  EXPECT_TRUE(absl::IsInvalidArgument(connect_to(Encode(MessageType::kEnd, {{5, 0}}))));
+  EXPECT_TRUE(absl::IsInvalidArgument(connect_to(Encode(MessageType::kEnd, {{0, 0}}))));
 }
 
 }  // namespace

@@ -103,7 +103,6 @@ void NodeFixture::SetUp() {
   options_.name = "testnode";
   options_.version = "test";
   options_.fd_socket = Path("fd.sock");
-  options_.storage_root = options_.engine.storage_root = Path("storage");
   options_.check_invariants = true;
   journal_ = *journal::Journal::MakeFile(options_.journal);
   fd_listener_ = ListenUnix(options_.fd_socket, SOCK_SEQPACKET);

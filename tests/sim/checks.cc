@@ -9,6 +9,7 @@
 #include "tests/sim/node.h"
 #include "tests/sim/trace.h"
 #include "tests/sim/world.h"
+#include "tests/support/line.h"
 
 namespace cairn::engine::sim {
 namespace {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/sim/node.h"
 #include "tests/sim/world.h"
+#include "tests/support/line.h"
 
 namespace cairn::engine::sim {
 
