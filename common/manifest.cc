@@ -355,6 +355,7 @@ std::string EncodeManifest(const Manifest& manifest) {
   return out;
 }
 
+// One function: the format from its first byte to its last, each field checked where it is read.
 StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
   if (bytes.size() < kHeaderBytes + kTrailerBytes) return Bad("is cut short");
   if (bytes.size() > kMaxManifestBytes) return Bad("is longer than any manifest");

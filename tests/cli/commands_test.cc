@@ -1,5 +1,7 @@
 // Whole command lines against a session of the test's own: what is asked of the daemon, what is
 // printed, which exit code leaves.
+//
+// One file: every command is tried in the same small vocabulary, which is the fixture below.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>

@@ -1,4 +1,6 @@
 // libcairn against the real daemon: every test starts a cairnd of its own.
+//
+// One file: what one session does over its life, told in the vocabulary of one fixture.
 #include "client/cpp/session.h"
 
 #include <gmock/gmock.h>

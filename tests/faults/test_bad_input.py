@@ -1,4 +1,7 @@
-"""Bad input at the wire: refused with the right code, naming the field; nothing changed; the daemon lives."""
+"""Bad input at the wire: refused with the right code, naming the field; nothing changed; the daemon lives.
+
+One file: the table of all calls and all fields, so that what is missing from it is seen.
+"""
 
 from __future__ import annotations
 

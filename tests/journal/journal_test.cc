@@ -1,5 +1,7 @@
 // The journal's promise: facts that Append acknowledged are there in the daemon's next life, others
 // are absent, and damage is distinguished from a torn tail.
+//
+// One file: every case damages the same small journal, which is built once below.
 #include "server/journal/journal.h"
 
 #include <fcntl.h>

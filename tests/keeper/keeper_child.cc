@@ -74,6 +74,7 @@ class TestDaemon {
   }
 
  private:
+  // One function: the list of all that a test may ask of the child, a few lines each.
   std::string Obey(const std::string& line) {
     std::istringstream words(line);
     std::string verb, text;

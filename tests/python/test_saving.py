@@ -1,4 +1,7 @@
-"""Saves and loads through a real daemon: every kind of object, files as stock tools see them, steps."""
+"""Saves and loads through a real daemon: every kind of object, files as stock tools see them, steps.
+
+One file: each case saves in one way and loads in all ways, with the helpers at the top.
+"""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ def _environment_int(variable: str, least: int) -> int | None:
     return value
 
 
+# One function: most of it says what each argument means and where its default comes from.
 def connect(
     job: str | None = None,
     rank: int | None = None,
