@@ -14,81 +14,252 @@
 #include "common/info.h"
 #include "common/level.h"
 #include "server/engine/events.h"
-// clang-format off
-namespace cairn::engine {  // values in tables, one line each
 
-// A description to hand to a session before its answer leaves (Cache::Lend, then the fd channel). When that
-// fails the node applies event::LendFailed and answers with the failure.
-struct Lend { LeaseId lease = 0; SlabId slab = 0; uint64_t slab_bytes = 0; LeaseMode mode = LeaseMode::kMap; };
+namespace cairn::engine {
 
 using cairn::CheckpointInfo;
 using cairn::Facts;
 using cairn::ObjectInfo;
 
+// A description to hand to a session before its answer leaves (Cache::Lend, then the fd channel).
+// When that fails the node applies event::LendFailed and answers with the failure.
+struct Lend {
+  LeaseId lease = 0;
+  SlabId slab = 0;
+  uint64_t slab_bytes = 0;
+  LeaseMode mode = LeaseMode::kMap;
+};
+
 namespace reply {
+
 struct Ok {};
-struct Hello { SessionId session = 0; };
-struct Attempt { cairn::Attempt attempt = 0; };
-struct GrantedExtent { LeaseId lease = 0; SlabId slab = 0; uint64_t slab_bytes = 0; uint64_t offset = 0; uint64_t length = 0; };
-struct Create { std::vector<GrantedExtent> extents; std::vector<SlabId> retire; std::vector<Lend> lend; };
-struct Commit { std::string digest; bool complete = false; };
-struct Chunk { ExtentRef extent; uint64_t offset = 0; };  // slab offset of the chunk
-struct Open {  // from memory
+
+struct Hello {
+  SessionId session = 0;
+};
+
+struct Attempt {
+  cairn::Attempt attempt = 0;
+};
+
+// Where one object is to be written.
+struct GrantedExtent {
+  LeaseId lease = 0;
+  SlabId slab = 0;
+  uint64_t slab_bytes = 0;
+  uint64_t offset = 0;
+  uint64_t length = 0;  // the most it may be sealed with
+};
+
+struct Create {
+  std::vector<GrantedExtent> extents;  // parallel to the objects asked for; empty: unmap, ask again
+  std::vector<SlabId> retire;          // the session is to unmap these, and to say so
+  std::vector<Lend> lend;
+};
+
+struct Commit {
+  std::string digest;     // of the manifest
+  bool complete = false;  // the checkpoint is, with this part
+};
+
+struct Chunk {
+  ExtentRef extent;     // of the object
+  uint64_t offset = 0;  // of the chunk in the slab
+};
+
+// From memory.
+struct Open {
   Lend lend;
   ExtentRef extent;
   CheckpointKey checkpoint;
   ObjectInfo object;
-  bool exact = false;           // the object fills its slab from offset 0
+  bool exact = false;  // the object fills its slab from offset 0
 };
-struct OpenStored {             // from storage: the node opens the file as the caller
+
+// From storage: the node opens the object as the caller.
+struct OpenStored {
   StoredCheckpoint checkpoint;  // of its parts only the object's
   ObjectInfo object;
 };
-struct Latest { CheckpointKey key; int32_t world_size = 0; std::string digest; bool in_memory = false; bool in_storage = false; };
-struct List { std::vector<std::string> jobs; std::vector<CheckpointInfo> checkpoints;
-              std::vector<ObjectInfo> objects; std::string next_cursor; };
-struct SessionStatus { SessionId session = 0; int32_t pid = 0; uint32_t uid = 0; std::string job; Writer writer = -1;
-                       cairn::Attempt attempt = 0; uint64_t leased_bytes = 0; uint64_t leases = 0; std::string client; };
-struct Quarantined { SlabId slab = 0; uint64_t bytes = 0; MonotonicNanos since = 0; std::vector<int32_t> pids; std::string job; };
-struct JobStatus { std::string job; uint32_t owner_uid = 0; uint64_t resident_bytes = 0; Step latest = kNoStep;
-                   Step latest_persisted = kNoStep; uint64_t unprotected_checkpoints = 0, unprotected_bytes = 0;
-                   JobPolicy policy; cairn::Attempt attempt = 0; std::string persist_problem; };
-struct Status { uint64_t budget_bytes = 0, slab_bytes = 0, used_bytes = 0, free_bytes = 0, quarantined_bytes = 0,
-                writing_bytes = 0; bool prefault_done = false; std::vector<SessionStatus> sessions;
-                std::vector<Quarantined> quarantined; std::vector<JobStatus> jobs;
-                std::map<std::string, int64_t> counters; };
-using Body = std::variant<Ok, Hello, Attempt, Create, Commit, Chunk, Open, OpenStored, Latest, CheckpointInfo,
-                          ObjectInfo, List, Status>;
+
+struct Latest {
+  CheckpointKey key;
+  int32_t world_size = 0;
+  std::string digest;
+  bool in_memory = false;
+  bool in_storage = false;
+};
+
+// One of the three, as the path asks.
+struct List {
+  std::vector<std::string> jobs;
+  std::vector<CheckpointInfo> checkpoints;
+  std::vector<ObjectInfo> objects;
+  std::string next_cursor;  // empty: that was all
+};
+
+struct SessionStatus {
+  SessionId session = 0;
+  int32_t pid = 0;
+  uint32_t uid = 0;
+  std::string job;
+  Writer writer = -1;
+  cairn::Attempt attempt = 0;
+  uint64_t leased_bytes = 0;  // by readers' leases
+  uint64_t leases = 0;
+  std::string client;
+};
+
+struct Quarantined {
+  SlabId slab = 0;
+  uint64_t bytes = 0;
+  MonotonicNanos since = 0;
+  std::vector<int32_t> pids;  // known to hold it
+  std::string job;
+};
+
+struct JobStatus {
+  std::string job;
+  uint32_t owner_uid = 0;
+  uint64_t resident_bytes = 0;
+  Step latest = kNoStep;
+  Step latest_persisted = kNoStep;
+  // Complete and not in storage.
+  uint64_t unprotected_checkpoints = 0;
+  uint64_t unprotected_bytes = 0;
+  JobPolicy policy;
+  cairn::Attempt attempt = 0;  // the newest
+  std::string persist_problem;
+};
+
+struct Status {
+  uint64_t budget_bytes = 0;
+  uint64_t slab_bytes = 0;
+  uint64_t used_bytes = 0;
+  uint64_t free_bytes = 0;
+  uint64_t quarantined_bytes = 0;
+  uint64_t writing_bytes = 0;  // created, not sealed
+  bool prefault_done = false;
+  std::vector<SessionStatus> sessions;
+  std::vector<Quarantined> quarantined;
+  std::vector<JobStatus> jobs;
+  std::map<std::string, int64_t> counters;
+};
+
+using Body = std::variant<Ok, Hello, Attempt, Create, Commit, Chunk, Open, OpenStored, Latest,
+                          CheckpointInfo, ObjectInfo, List, Status>;
+
 }  // namespace reply
 
 enum class Severity : uint8_t { kInfo, kWarning, kError };
 
+// The comment names the event that brings the result, where there is one.
 namespace action {
-struct Reply { RequestId request = 0; StatusOr<reply::Body> body = reply::Body(reply::Ok{}); Attempt superseded_by = 0; };
-struct MakeSlab { SlabId slab = 0; uint64_t bytes = 0; bool urgent = false; };   // → SlabMade
-struct HurrySlab { SlabId slab = 0; };
-struct DestroySlab { SlabId slab = 0; };                                          // → SlabDestroyed
-struct ProbeSlab { SlabId slab = 0; std::vector<LeaseId> leases; };               // → SlabProbed
-// Puts an encoded manifest into its slab (one that is never lent for writing).       → ManifestWritten
-struct WriteManifest { PartKey part; ExtentRef extent; std::shared_ptr<const Manifest> manifest; };
-struct Verify { uint64_t verification = 0; PartKey part; ObjectEntry entry; ExtentRef extent; };  // → Verified
-struct PersistObject { ObjectEntry entry; ExtentRef extent; };
-struct PersistPart { std::shared_ptr<const Manifest> manifest; std::vector<PersistObject> objects; };
-// Writes the parts and publishes the checkpoint.                                    → Persisted
-struct Persist { CheckpointKey checkpoint; uint32_t uid = 0, gid = 0; std::vector<PersistPart> parts; };
-struct DeleteFiles { CheckpointKey checkpoint; uint32_t uid = 0, gid = 0; bool tombstone = false; };  // → FilesDeleted
-struct ScanJob { std::string job; };                                              // → JobScanned
-struct Record { std::string job; std::vector<CheckpointKey> checkpoints; };  // what changed; see Engine::Describe
-struct WakeAt { MonotonicNanos at = 0; };      // replaces the previous one
-struct EndSession { SessionId session = 0; };  // close its channel; the engine has forgotten it
-struct Drained {};                             // answers event::Drain: the process may stop
-struct Log { Severity severity = Severity::kInfo; std::string message; };
+
+// The answer to a request.
+struct Reply {
+  RequestId request = 0;
+  StatusOr<reply::Body> body = reply::Body(reply::Ok{});
+  Attempt superseded_by = 0;  // not 0: why the request failed
+};
+
+// Makes a slab and faults it in. → SlabMade
+struct MakeSlab {
+  SlabId slab = 0;
+  uint64_t bytes = 0;
+  bool urgent = false;  // somebody waits for it: before those that are not
+};
+
+// A slab that is being made has become urgent.
+struct HurrySlab {
+  SlabId slab = 0;
+};
+
+// → SlabDestroyed
+struct DestroySlab {
+  SlabId slab = 0;
+};
+
+// Asks the kernel who still has the slab open or mapped, and which of these leases' locks are gone.
+// → SlabProbed
+struct ProbeSlab {
+  SlabId slab = 0;
+  std::vector<LeaseId> leases;
+};
+
+// Encodes a manifest and puts it into its slab, which is never lent for writing. → ManifestWritten
+struct WriteManifest {
+  PartKey part;
+  ExtentRef extent;  // has space for the encoding
+  std::shared_ptr<const Manifest> manifest;
+};
+
+// Reads an object's bytes and compares them with its checksums. → Verified
+struct Verify {
+  uint64_t verification = 0;
+  PartKey part;
+  ObjectEntry entry;
+  ExtentRef extent;
+};
+
+// Where the bytes of one object lie.
+struct PersistObject {
+  ObjectEntry entry;
+  ExtentRef extent;
+};
+struct PersistPart {
+  std::shared_ptr<const Manifest> manifest;
+  std::vector<PersistObject> objects;
+};
+// Writes the parts and publishes the checkpoint, as the job's owner. → Persisted
+struct Persist {
+  CheckpointKey checkpoint;
+  uint32_t uid = 0, gid = 0;
+  std::vector<PersistPart> parts;
+};
+
+// With `tombstone` attempts up to the checkpoint's must not bring the step back. → FilesDeleted
+struct DeleteFiles {
+  CheckpointKey checkpoint;
+  uint32_t uid = 0, gid = 0;
+  bool tombstone = false;
+};
+
+// Reads what storage holds of a job. → JobScanned
+struct ScanJob {
+  std::string job;
+};
+
+// What the catalog is told of these has changed; see Engine::Describe.
+struct Record {
+  std::string job;
+  std::vector<CheckpointKey> checkpoints;
+};
+
+// Asks for event::Tick; replaces the previous one.
+struct WakeAt {
+  MonotonicNanos at = 0;
+};
+
+// Closes the session's channel; the engine has forgotten it.
+struct EndSession {
+  SessionId session = 0;
+};
+
+// Answers event::Drain: the process may stop.
+struct Drained {};
+
+struct Log {
+  Severity severity = Severity::kInfo;
+  std::string message;
+};
+
 }  // namespace action
 
 using Action = std::variant<action::Reply, action::MakeSlab, action::HurrySlab, action::DestroySlab,
-                            action::ProbeSlab, action::WriteManifest, action::Verify, action::Persist,
-                            action::DeleteFiles, action::ScanJob, action::Record, action::WakeAt,
-                            action::EndSession, action::Drained, action::Log>;
+                            action::ProbeSlab, action::WriteManifest, action::Verify,
+                            action::Persist, action::DeleteFiles, action::ScanJob, action::Record,
+                            action::WakeAt, action::EndSession, action::Drained, action::Log>;
 
 // What one Apply decided.
 struct Outcome {

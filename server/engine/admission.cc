@@ -245,7 +245,7 @@ uint64_t Admission::Assign(Waiting* waiting, Checkpoint* checkpoint, SessionId s
     if (need.slab == 0 && affordable) {
       SlabRecord* slab = ledger_.Take(need.bytes, OwnerOf(*job), session);
       if (slab == nullptr) slab = ledger_.TakeMaking(need.bytes);
-      const bool fits = ledger_.Room() >= claimed + bytes;
+      const bool fits = ledger_.UnusedBudget() >= claimed + bytes;
       if (slab == nullptr && (!fits || need.bytes >= kRecycleBytes) &&
           eviction_.Recycle(job, session, need.bytes)) {
         slab = ledger_.Take(need.bytes, OwnerOf(*job), session);

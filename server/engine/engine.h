@@ -4,8 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/clock.h"
@@ -14,16 +17,17 @@
 #include "server/engine/events.h"
 #include "server/engine/options.h"
 #include "server/facts/facts.h"
-// clang-format off
-namespace cairn::engine {  // values in tables, one line each
+
+namespace cairn::engine {
 
 // What a new daemon finds.
 struct Recovered {
-  std::vector<Fact> facts;                                       // of the journal, in order
-  std::vector<std::pair<SlabId, uint64_t>> held_slabs;           // at the keeper: id, bytes
-  std::vector<SessionId> live_sessions;                          // whose process lives
-  std::vector<std::pair<PartKey, std::string>> manifests;        // bytes of the committed manifests that verified
-  std::string safe_mode;                                         // not empty: why nothing is admitted
+  std::vector<Fact> facts;                              // of the journal, in order
+  std::vector<std::pair<SlabId, uint64_t>> held_slabs;  // at the keeper: id, bytes
+  std::vector<SessionId> live_sessions;                 // whose process lives
+  // Those committed manifests whose bytes in memory verified.
+  std::map<PartKey, std::shared_ptr<const Manifest>> manifests;
+  std::string safe_mode;  // not empty: why nothing is admitted
 };
 
 class Engine {
@@ -32,12 +36,13 @@ class Engine {
   ~Engine();
 
   // Once, first: from nothing (`recovered` empty) or from a dead daemon's facts. Starts the pool.
-  // Extents of committed manifests are named by fact::ManifestCommitted, so the node reads them before.
+  // fact::ManifestCommitted names the extents of committed manifests: the node reads those before.
   Outcome Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered);
   Outcome Apply(MonotonicNanos now, Event event);
 
-  // The answer to a question that needs nothing but what is there: it changes nothing, so any number of
-  // threads may ask while no Apply runs. nullopt: Apply has the answer, or a reason to wait or refuse.
+  // The answer to a question that needs nothing but what is known: it changes nothing, so any number
+  // of threads may ask while no Apply runs. nullopt: Apply has the answer, or a reason to wait or
+  // refuse.
   std::optional<ObjectInfo> Peek(const event::StatObject& event) const;
 
   // The whole state as facts: Start with them rebuilds it.
@@ -45,18 +50,25 @@ class Engine {
 
   // For the recorder, after action::Record.
   struct Description {
+    struct Part {
+      fact::ManifestCommitted committed;
+      uint64_t bytes = 0;
+      uint64_t objects = 0;
+      bool resident = false;
+      bool persisted = false;
+      bool broken = false;
+      bool removed = false;
+    };
     std::optional<fact::Job> job;
     std::vector<fact::AttemptBegun> attempts;
-    struct Part { fact::ManifestCommitted committed; uint64_t bytes = 0, objects = 0; bool resident = false,
-                  persisted = false, broken = false, removed = false; };
     std::vector<Part> parts;
     std::vector<CheckpointInfo> complete;
     std::vector<CheckpointKey> gone;  // of those asked about: evicted for good, deleted, or removed
   };
   Description Describe(const std::string& job, const std::vector<CheckpointKey>& checkpoints) const;
 
-  // Invariants that hold between any two Applies; the first that does not, in words. For tests and the
-  // simulator: budget never exceeded, no two live objects overlap, every pin has an action under way, …
+  // Invariants that hold between any two Applies; the first that does not, in words. For tests and
+  // the simulator: each component has its own, beside its data.
   std::string CheckInvariants() const;
 
  private:

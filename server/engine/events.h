@@ -15,14 +15,17 @@
 #include "common/keys.h"
 #include "common/level.h"
 #include "common/manifest.h"
+#include "common/policy.h"
+#include "common/session_identity.h"
 #include "common/status.h"
 #include "common/stored.h"
 #include "server/facts/facts.h"
-// clang-format off
-namespace cairn::engine {  // values in tables, one line each
 
-// Names a caller whose answer is outstanding; the node's, unique for the life of the process. The engine
-// answers every request exactly once, at the latest when its deadline passes or its session ends.
+namespace cairn::engine {
+
+// Names a caller whose answer is outstanding; the node's, unique for the life of the process. The
+// engine answers every request exactly once, at the latest when its deadline passes or its session
+// ends.
 using RequestId = uint64_t;
 
 using cairn::CheckpointRef;
@@ -30,37 +33,66 @@ using cairn::Level;
 using cairn::LevelName;
 using cairn::OpenMode;
 
-// Who asks. session 0: a connection without one (status pages), which may only read status.
+// Who asks.
 struct Caller {
   RequestId request = 0;
+  // 0: a connection without one (status pages), which may only read status.
   SessionId session = 0;
+  // Of the socket's peer, as the kernel gives them.
   uint32_t uid = 0;
   uint32_t gid = 0;
 };
 
+// A request's deadline is on the clock of Apply. The comment names the answer where it is not
+// reply::Ok.
 namespace event {
 
 // --- sessions
-struct Hello {  // the job comes into being with the first hello or create of a uid; see Reply::Hello
-  Caller caller;  // caller.session is 0; the engine gives the id
-  std::string secret;
-  int32_t pid = 0;
-  ProcessToken process;
-  std::string job;  // who only reads may be in none: ""
-  Attempt attempt = 0;
-  Writer writer = -1;
-  int32_t world_size = 0;
-  int32_t local_writers = 1;
-  bool takes_fds = true;
+
+// A session begins. Of the identity, uid and gid are the caller's; caller.session is 0.
+// → reply::Hello
+struct Hello : SessionIdentity {
+  Caller caller;
+  std::string secret;  // by which the session's client is known again
+  std::string client;  // a name for people
+  // The job's, should this session come to own it; for the job at once if the owner says it.
   std::optional<JobPolicy> policy;
-  std::string client;
 };
-struct SessionEnded { SessionId session = 0; };  // goodbye, channel closed, or its process is dead
-struct ChooseAttempt { Caller caller; std::string job; MonotonicNanos deadline = 0; int64_t unix_ms = 0; };
-struct ResumeFrom { Caller caller; std::string job; Attempt attempt = 0; Step step = kNoStep; MonotonicNanos deadline = 0; };
+
+// It said goodbye, its channel closed, or its process is dead. Not a request.
+struct SessionEnded {
+  SessionId session = 0;
+};
+
+// Asks for an attempt's number, above all that are known. → reply::Attempt
+struct ChooseAttempt {
+  Caller caller;
+  std::string job;
+  MonotonicNanos deadline = 0;
+  int64_t unix_ms = 0;
+};
+
+// Says which step an attempt that has not begun goes on from; kNoStep: from nothing.
+// → reply::Latest, the checkpoint of that step
+struct ResumeFrom {
+  Caller caller;
+  std::string job;
+  Attempt attempt = 0;
+  Step step = kNoStep;
+  MonotonicNanos deadline = 0;
+};
 
 // --- saving
-struct ObjectSpec { std::string name; uint64_t length = 0; ObjectKind kind = ObjectKind::kRaw; bool can_pad = false; };
+
+struct ObjectSpec {
+  std::string name;
+  uint64_t length = 0;  // at least; what is sealed may be as long as the extent granted
+  ObjectKind kind = ObjectKind::kRaw;
+  bool can_pad = false;  // the writer can fill an extent that is longer than it asked for
+};
+
+// Asks for places to write objects of one part. `call` is its number in the session: a repeat of it
+// gets the first answer. → reply::Create
 struct Create {
   Caller caller;
   int64_t call = 0;
@@ -68,11 +100,26 @@ struct Create {
   int32_t world_size = 0;
   std::vector<ObjectSpec> objects;
   MonotonicNanos deadline = 0;
-  std::vector<SlabId> unmapped;
+  std::vector<SlabId> unmapped;  // slabs that the session no longer maps
 };
-struct Seal { std::string name; uint64_t length = 0; std::vector<uint32_t> block_crcs;
-              std::vector<std::pair<uint64_t, uint64_t>> covered; };
-struct SealObjects { Caller caller; int64_t call = 0; PartKey part; std::vector<Seal> seals; };
+
+// The bytes of one object are written.
+struct Seal {
+  std::string name;
+  uint64_t length = 0;
+  std::vector<uint32_t> block_crcs;  // CRC32C of each kBlockBytes of the source
+  // Ranges [begin, end) that were written; the engine checks that together they leave no hole.
+  std::vector<std::pair<uint64_t, uint64_t>> covered;
+};
+
+struct SealObjects {
+  Caller caller;
+  int64_t call = 0;
+  PartKey part;
+  std::vector<Seal> seals;
+};
+
+// Seals what is not sealed and commits the part. → reply::Commit
 struct Commit {
   Caller caller;
   int64_t call = 0;
@@ -80,60 +127,203 @@ struct Commit {
   int32_t world_size = 0;
   std::vector<Seal> seals;
   std::map<std::string, std::string> notes;
-  std::vector<SlabId> unmapped;
+  std::vector<SlabId> unmapped;  // slabs that the session no longer maps
   int64_t unix_ms = 0;
 };
-struct Abort { Caller caller; PartKey part; };
-// A chunk is about to be written for a client without fds: is [offset, offset+length) of this lease's
-// unsealed object its to write? Answered by Reply::Chunk.
-struct LocateChunk { Caller caller; LeaseId lease = 0; uint64_t offset = 0; uint64_t length = 0; bool write = false; };
+
+// Drops what the session wrote of the part and did not commit.
+struct Abort {
+  Caller caller;
+  PartKey part;
+};
+
+// A client without descriptors is about to write, or read, [offset, offset + length) of an object
+// under this lease: where does that lie? → reply::Chunk
+struct LocateChunk {
+  Caller caller;
+  LeaseId lease = 0;
+  uint64_t offset = 0;
+  uint64_t length = 0;
+  bool write = false;
+};
 
 // --- finding and loading
-struct Open { Caller caller; CheckpointRef ref; std::string name; OpenMode mode = OpenMode::kMap;
-              bool verify = false; MonotonicNanos deadline = 0; };
-struct Release { Caller caller; std::vector<LeaseId> leases; };
-struct Renew { Caller caller; std::vector<LeaseId> leases; };
-struct LendFailed { LeaseId lease = 0; };  // the fd never left the daemon
-struct Latest { Caller caller; std::string job; MonotonicNanos deadline = 0; };
-struct StatCheckpoint { Caller caller; CheckpointRef ref; MonotonicNanos deadline = 0; };
-struct StatObject { Caller caller; CheckpointRef ref; std::string name; MonotonicNanos deadline = 0; };
-// path "": jobs; "JOB": checkpoints; "JOB/STEP" or "JOB/latest": objects.
-struct List { Caller caller; std::string path; std::string cursor; int32_t limit = 1000; MonotonicNanos deadline = 0; };
-struct Wait { Caller caller; CheckpointRef ref; Level level = Level::kCached; Step after = -1; MonotonicNanos deadline = 0; };
-struct PersistNow { Caller caller; CheckpointRef ref; };
-struct Remove { Caller caller; CheckpointRef ref; bool memory_only = false; bool force = false; MonotonicNanos deadline = 0; };
-struct Pin { Caller caller; CheckpointRef ref; bool pinned = true; };
-struct SetPolicy { Caller caller; std::string job; JobPolicy policy; };
-struct Status { Caller caller; };
+
+// → reply::Open or reply::OpenStored
+struct Open {
+  Caller caller;
+  CheckpointRef ref;
+  std::string name;
+  OpenMode mode = OpenMode::kMap;
+  bool verify = false;  // check the bytes in memory first
+  MonotonicNanos deadline = 0;
+};
+
+// Leases that are over; unknown ones are skipped.
+struct Release {
+  Caller caller;
+  std::vector<LeaseId> leases;
+};
+
+// All of them or none: NOT_FOUND names one that has ended.
+struct Renew {
+  Caller caller;
+  std::vector<LeaseId> leases;
+};
+
+// The descriptor of this lease never left the daemon. Not a request.
+struct LendFailed {
+  LeaseId lease = 0;
+};
+
+// → reply::Latest
+struct Latest {
+  Caller caller;
+  std::string job;
+  MonotonicNanos deadline = 0;
+};
+
+// → CheckpointInfo
+struct StatCheckpoint {
+  Caller caller;
+  CheckpointRef ref;
+  MonotonicNanos deadline = 0;
+};
+
+// → ObjectInfo
+struct StatObject {
+  Caller caller;
+  CheckpointRef ref;
+  std::string name;
+  MonotonicNanos deadline = 0;
+};
+
+// path "": jobs; "JOB": its checkpoints; "JOB/STEP" or "JOB/latest": objects. The engine checks path,
+// cursor and limit. → reply::List
+struct List {
+  Caller caller;
+  std::string path;
+  std::string cursor;  // empty, or the last answer's
+  int32_t limit = 1000;
+  MonotonicNanos deadline = 0;
+};
+
+// Until the checkpoint has reached a level; with `after` and no step in `ref`, until there is one
+// above that step. → CheckpointInfo
+struct Wait {
+  Caller caller;
+  CheckpointRef ref;
+  Level level = Level::kCached;
+  Step after = -1;
+  MonotonicNanos deadline = 0;
+};
+
+// The checkpoint is to go to storage, whatever the policy. Answered before it is there.
+struct PersistNow {
+  Caller caller;
+  CheckpointRef ref;
+};
+
+// Drops a checkpoint from memory, and unless `memory_only` from storage for good. `force`: even when
+// it is the last copy.
+struct Remove {
+  Caller caller;
+  CheckpointRef ref;
+  bool memory_only = false;
+  bool force = false;
+  MonotonicNanos deadline = 0;
+};
+
+struct Pin {
+  Caller caller;
+  CheckpointRef ref;
+  bool pinned = true;
+};
+
+struct SetPolicy {
+  Caller caller;
+  std::string job;
+  JobPolicy policy;
+};
+
+// → reply::Status
+struct Status {
+  Caller caller;
+};
 
 // --- results of actions
-struct SlabMade { SlabId slab = 0; cairn::Status status; };
-struct SlabDestroyed { SlabId slab = 0; };
-struct SlabProbed {  // answers action::ProbeSlab
+
+struct SlabMade {
   SlabId slab = 0;
-  bool free = false;                     // nobody else has it open or mapped
-  std::vector<LeaseId> ended;            // of the leases asked about, those whose lock is gone
+  cairn::Status status;
 };
-struct ManifestWritten { PartKey part; cairn::Status status; std::string digest; };  // of its encoding, when OK
-struct Verified { uint64_t verification = 0; cairn::Status status; int64_t unix_ms = 0; };
-struct Persisted { CheckpointKey checkpoint; cairn::Status status; Location location = {}; };  // where it stands, if OK
-struct FilesDeleted { CheckpointKey checkpoint; cairn::Status status; };
-struct JobScanned { std::string job; StatusOr<StoredJob> stored; uint32_t owner_uid = 0, owner_gid = 0; };
+
+struct SlabDestroyed {
+  SlabId slab = 0;
+};
+
+struct SlabProbed {
+  SlabId slab = 0;
+  bool free = false;           // nobody else has it open or mapped
+  std::vector<LeaseId> ended;  // of the leases asked about, those whose lock is gone
+};
+
+struct ManifestWritten {
+  PartKey part;
+  cairn::Status status;
+  std::string digest;  // of its encoding, if OK
+};
+
+// DATA_LOSS: the bytes are not those that were sealed. Another error says nothing about them.
+struct Verified {
+  uint64_t verification = 0;
+  cairn::Status status;
+  int64_t unix_ms = 0;
+};
+
+struct Persisted {
+  CheckpointKey checkpoint;
+  cairn::Status status;
+  Location location = {};  // where it stands, if OK
+};
+
+struct FilesDeleted {
+  CheckpointKey checkpoint;
+  cairn::Status status;
+};
+
+// NOT_FOUND: storage holds nothing of the job. Another error: it cannot be read now.
+struct JobScanned {
+  std::string job;
+  StatusOr<StoredJob> stored;
+  uint32_t owner_uid = 0, owner_gid = 0;
+};
 
 // --- others
-struct Tick {};                              // the time asked for by action::WakeAt has come
-struct Drain { MonotonicNanos deadline = 0; };  // SIGTERM: admit nothing, finish commits, persist the newest
-struct JournalFull { bool full = false; };
+
+// The time that action::WakeAt asked for has come.
+struct Tick {};
+
+// SIGTERM: admit nothing, finish commits, persist the newest. Answered by action::Drained.
+struct Drain {
+  MonotonicNanos deadline = 0;
+};
+
+// The journal is full, or has space again.
+struct JournalFull {
+  bool full = false;
+};
 
 }  // namespace event
 
-using Event = std::variant<
-    event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom, event::Create,
-    event::SealObjects, event::Commit, event::Abort, event::LocateChunk, event::Open, event::Release,
-    event::Renew, event::LendFailed, event::Latest, event::StatCheckpoint, event::StatObject, event::List,
-    event::Wait, event::PersistNow, event::Remove, event::Pin, event::SetPolicy, event::Status,
-    event::SlabMade, event::SlabDestroyed, event::SlabProbed, event::ManifestWritten, event::Verified,
-    event::Persisted, event::FilesDeleted, event::JobScanned, event::Tick, event::Drain,
-    event::JournalFull>;
+using Event =
+    std::variant<event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom,
+                 event::Create, event::SealObjects, event::Commit, event::Abort, event::LocateChunk,
+                 event::Open, event::Release, event::Renew, event::LendFailed, event::Latest,
+                 event::StatCheckpoint, event::StatObject, event::List, event::Wait,
+                 event::PersistNow, event::Remove, event::Pin, event::SetPolicy, event::Status,
+                 event::SlabMade, event::SlabDestroyed, event::SlabProbed, event::ManifestWritten,
+                 event::Verified, event::Persisted, event::FilesDeleted, event::JobScanned,
+                 event::Tick, event::Drain, event::JournalFull>;
 
 }  // namespace cairn::engine

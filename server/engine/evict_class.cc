@@ -30,7 +30,7 @@ EvictClass ClassOf(const Checkpoint& checkpoint, const Checkpoint* newest, bool 
     return checkpoint.job->sessions->writers == 0 && files.persisted ? EvictClass::kLastOfFinished
                                                                      : EvictClass::kKept;
   }
-  if (!checkpoint.standing->counted && !files.persisted &&
+  if (!checkpoint.standing->known_to_line && !files.persisted &&
       checkpoint.content->broken_objects == 0 && checkpoint.Resident()) {
     return EvictClass::kKept;  // not settled yet: it is being recovered
   }

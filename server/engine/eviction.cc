@@ -15,7 +15,7 @@ constexpr EvictClass kInOrder[] = {EvictClass::kGarbage, EvictClass::kOwesNothin
 }  // namespace
 
 uint64_t Eviction::Coming() const {
-  return ledger_.Room() + ledger_.bytes_in(SlabState::kDying) + ledger_.probing_bytes();
+  return ledger_.UnusedBudget() + ledger_.bytes_in(SlabState::kDying) + ledger_.probing_bytes();
 }
 
 uint64_t Eviction::Available(const Job& job) const {

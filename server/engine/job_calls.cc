@@ -77,7 +77,7 @@ void JobCalls::On(const event::SetPolicy& event) {
   if (status.ok()) status = Jobs::CheckPolicy(event.policy);
   if (!status.ok()) return out_.Answer(request, status);
   if (!job->owner->owned) {
-    // Whoever creates first will own it, and brings the policy along.
+    // The uid that creates first will own it; its session brings the policy along.
     if (session->job != job->name) {
       return out_.Answer(
           request, absl::NotFoundError(absl::StrCat("job: ", job->name, " has nothing in it yet")));

@@ -65,7 +65,7 @@ void Jobs::SetPolicy(Job* job, const JobPolicy& policy) {
   Say(*job);
 }
 
-// A job that nobody created anything in, and nobody is in, is no job.
+// Such a job was only asked about: nothing was created in it and no session is in it.
 void Jobs::ForgetUnused() {
   for (const std::string& name : std::exchange(maybe_forget_, {})) {
     Job* job = Find(name);

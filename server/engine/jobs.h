@@ -34,7 +34,7 @@ class Jobs {
   void TakeOwnership(Job* job, uint32_t uid, uint32_t gid, const std::optional<JobPolicy>& policy);
   void SetPolicy(Job* job, const JobPolicy& policy);  // of an owned one
 
-  // It may be nobody's any more; looked at when the event is over.
+  // Nobody may need it any more; ForgetUnused looks when the event is over.
   void MayForget(const std::string& name) { maybe_forget_.insert(name); }
   void ForgetUnused();
 

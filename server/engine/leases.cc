@@ -98,7 +98,7 @@ void Leases::Release(Lease* lease) {
   SlabRecord* slab = ledger_.Find(lease->slab);
   ledger_.ReaderReleased(slab, lease->id, has_lock);
   if (has_lock) {
-    out_.Say(LentFact(*lease, /*session=*/0));  // nobody's, its lock perhaps there
+    out_.Say(LentFact(*lease, /*session=*/0));  // of no session; its lock may still be there
   } else {
     Forget(lease->id);
   }

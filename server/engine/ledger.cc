@@ -49,7 +49,8 @@ SlabState Ledger::Decide(const SlabRecord& slab) const {
     return SlabState::kInUse;
   }
   if (slab.mapper != 0) {
-    const bool writable_again = slab.readers.empty() && !slab.by_path && !slab.told && !slab.doomed;
+    const bool writable_again =
+        slab.readers.empty() && !slab.by_path && !slab.told_to_unmap && !slab.doomed;
     return writable_again ? SlabState::kIdle : SlabState::kQuarantined;
   }
   if (!slab.clean || !slab.readers.empty()) return SlabState::kQuarantined;
@@ -102,7 +103,7 @@ void Ledger::Settle(SlabRecord* slab) {
   }
   // Only its mapper's word brings such a slab back, so it is asked to unmap it.
   if (state == SlabState::kQuarantined && slab->mapper != 0 && slab->readers.empty() &&
-      !slab->told) {
+      !slab->told_to_unmap) {
     MarkRetiring(slab);
   }
   bytes_[static_cast<size_t>(state)] += slab->bytes;
@@ -158,7 +159,7 @@ void Ledger::MarkRetiring(SlabRecord* slab) {
 }
 
 void Ledger::ClearRetiring(SlabRecord* slab) {
-  slab->retiring = slab->told = false;
+  slab->retiring = slab->told_to_unmap = false;
   const auto at = retired_.find(slab->mapper);
   if (at == retired_.end()) return;
   at->second.erase(slab->id);
@@ -380,7 +381,7 @@ std::vector<SlabId> Ledger::TellRetired(SessionId session) {
   for (SlabId id : slabs) {
     SlabRecord* slab = Find(id);
     Lift(slab);
-    slab->told = true;
+    slab->told_to_unmap = true;
     Settle(slab);
   }
   return slabs;
@@ -420,7 +421,7 @@ std::vector<LeaseId> Ledger::OnProbed(const event::SlabProbed& probed) {
   if (slab == nullptr || !slab->probing) return {};
   Lift(slab);
   slab->probing = false;
-  // Whoever counted on it looks again, whatever the answer.
+  // Creates that counted on this slab look again, whatever the answer.
   if (slab->state == SlabState::kQuarantined) ++version_;
   std::vector<LeaseId> ended;
   for (LeaseId lease : probed.ended) {

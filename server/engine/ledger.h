@@ -4,18 +4,18 @@
 //
 // A slab is in exactly one state:
 //   making       asked for, being faulted in
-//   free         never lent and nobody's; becomes the first taker's (uid, job) for life
+//   free         never lent, without an owner; it becomes the first taker's (uid, job) for life
 //   idle         owned, holds nothing; mapped at most by the one session that wrote it last
 //   in use       holds extents, or is pinned by an action, or reserved by a create that waits
-//   quarantined  holds nothing, but somebody may still see or scribble on it: probed until that
-//   ends dying        being destroyed
+//   quarantined  holds nothing, but somebody may still see or scribble on it: probed until that ends
+//   dying        being destroyed
 // All of them count against the budget.
 //
-// Who may still see it: `mapper` is the session that was lent it for writing and has neither said
-// "unmapped" nor ended; `readers` are read leases, those that were released too until their lock is
-// gone; `clean` says that nobody outside the daemon has had it since it was made or since a probe
-// said free. A probe answers for the moment it ran: one that a later lend overtook counts for
-// nothing (`lends`).
+// Who may still see a slab: `mapper` is the session that was lent it for writing and has neither
+// said "unmapped" nor ended. `readers` are read leases, released ones too until their lock is gone.
+// `clean` says that nobody outside the daemon has had the slab since it was made or since a probe
+// said free. A probe answers for the moment it ran: the answer of one that a later lend overtook
+// does not count (`lends`).
 #pragma once
 
 #include <array>
@@ -67,9 +67,9 @@ struct SlabRecord {
   // Journaled as lent by a daemon that died: whether the description ever left is not known, so the
   // next grant lends it once more.
   bool lend_again = false;
-  bool retiring = false;  // its mapper is asked to unmap it, its memory is wanted elsewhere
-  bool told = false;      // its mapper was told so: the slab is not granted again
-  bool doomed = false;    // destroyed as soon as nobody sees it
+  bool retiring = false;       // its mapper is asked to unmap it, its memory is wanted elsewhere
+  bool told_to_unmap = false;  // its mapper was told so: the slab is not granted again
+  bool doomed = false;         // destroyed as soon as nobody sees it
   bool urgent = false;
   bool probing = false;
   bool probe_again = false;  // something ended while a probe was under way
@@ -109,7 +109,7 @@ class Ledger {
   SlabRecord* Take(uint64_t need, const SlabOwner& owner, SessionId session);
   // One in the making that nobody waits for, now reserved and hurried.
   SlabRecord* TakeMaking(uint64_t need);
-  // Asks for a new slab. The caller has checked Room().
+  // Asks for a new slab. The caller has checked UnusedBudget().
   SlabRecord* Make(uint64_t bytes, bool urgent, bool reserved);
   void Unreserve(SlabRecord* slab);
   void SetOwner(SlabRecord* slab, const SlabOwner& owner);
@@ -175,7 +175,7 @@ class Ledger {
   // --- sums ---
   uint64_t total() const { return total_; }
   uint64_t bytes_in(SlabState state) const { return bytes_[static_cast<size_t>(state)]; }
-  uint64_t Room() const {
+  uint64_t UnusedBudget() const {
     return options_.budget_bytes > total_ ? options_.budget_bytes - total_ : 0;
   }
   uint64_t idle_mapped_bytes() const { return idle_mapped_bytes_; }

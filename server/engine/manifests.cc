@@ -107,7 +107,7 @@ void Manifests::KeepSpace() {
     ++at;
   }
   if (total - used >= slab_bytes_ / 2 || !coming_.empty()) return;
-  if (ledger_.Room() < slab_bytes_) return;
+  if (ledger_.UnusedBudget() < slab_bytes_) return;
   MakeSlab(slab_bytes_, /*urgent=*/false);
 }
 
@@ -132,8 +132,8 @@ void Manifests::Retry() {
     for (SlabId id : coming_) coming |= ledger_.Find(id)->bytes >= need;
     if (coming) continue;
     const uint64_t bytes = SlabBytesFor(std::max(need, slab_bytes_));
-    if (ledger_.Room() < bytes) eviction_.Free(nullptr, 0, bytes);
-    if (ledger_.Room() < bytes) continue;
+    if (ledger_.UnusedBudget() < bytes) eviction_.Free(nullptr, 0, bytes);
+    if (ledger_.UnusedBudget() < bytes) continue;
     MakeSlab(bytes, /*urgent=*/true);
   }
 }

@@ -146,7 +146,7 @@ struct Files {
   bool stored_whole = false;  // incomplete only because the rest of it was evicted
   Location location;          // of a stored one; may be unknown
   bool owes = false;          // a file is due, by policy …
-  bool asked = false;         // … or because somebody asked
+  bool requested = false;     // … or because somebody asked
   bool persisting = false;
   bool deleting = false;
   bool skipped = false;  // superseded before its turn
@@ -194,7 +194,7 @@ struct Shown {
 
 // Derived from all of the above.
 struct CheckpointStanding {
-  bool counted = false;  // obtainable, and the line knows
+  bool known_to_line = false;  // as one that can be had
   EvictClass evict_class = EvictClass::kKept;
   uint64_t evictable_bytes = 0;         // what giving it up would gain …
   uint64_t evictable_mapped_bytes = 0;  // … of it, only once a writer has unmapped it

@@ -419,8 +419,6 @@ void Parts::Erase(Checkpoint* checkpoint) {
 // --- recovery
 
 void Parts::Restore(const Restored& restored, const Recovered& recovered, Manifests* manifests) {
-  std::map<PartKey, const std::string*> encoded;
-  for (const auto& [key, bytes] : recovered.manifests) encoded[key] = &bytes;
   std::set<PartKey> keys;
   for (const auto& [key, objects] : restored.objects) keys.insert(key);
   for (const auto& [key, manifest] : restored.manifests) keys.insert(key);
@@ -435,8 +433,9 @@ void Parts::Restore(const Restored& restored, const Recovered& recovered, Manife
     };
     const auto committed = restored.manifests.find(key);
     if (committed != restored.manifests.end()) {
-      const auto bytes = encoded.find(key);
-      RestoreCommitted(committed->second, bytes == encoded.end() ? nullptr : bytes->second, objects,
+      const auto verified = recovered.manifests.find(key);
+      RestoreCommitted(committed->second,
+                       verified == recovered.manifests.end() ? nullptr : verified->second, objects,
                        manifests, drop);
     } else {
       const auto lost = restored.dropped.find(key);
@@ -448,24 +447,23 @@ void Parts::Restore(const Restored& restored, const Recovered& recovered, Manife
   }
 }
 
-void Parts::RestoreCommitted(const fact::ManifestCommitted& committed, const std::string* encoded,
+void Parts::RestoreCommitted(const fact::ManifestCommitted& committed,
+                             std::shared_ptr<const Manifest> manifest,
                              const std::map<std::string, Restored::Object>& objects,
                              Manifests* manifests, const Dropper& drop) {
   const PartKey& key = committed.part;
-  StatusOr<Manifest> manifest = encoded == nullptr
-                                    ? absl::DataLossError("its manifest did not verify")
-                                    : DecodeManifest(*encoded);
   Job* job = jobs_.FindOrMake(key.checkpoint.job);
-  if (!manifest.ok() || !ledger_.Survived(committed.extent)) {
-    out_.Log(Severity::kError, absl::StrCat(key.DebugString(), " is lost from memory: ",
-                                            manifest.ok() ? "its manifest's slab did not survive"
-                                                          : manifest.status().message()));
+  if (manifest == nullptr || !ledger_.Survived(committed.extent)) {
+    out_.Log(Severity::kError,
+             absl::StrCat(key.DebugString(), " is lost from memory: ",
+                          manifest != nullptr ? "its manifest's slab did not survive"
+                                              : "its manifest did not verify"));
     for (const auto& [name, object] : objects) drop(name);
     out_.Say(fact::ManifestDropped{key});
     return;
   }
   Checkpoint* checkpoint = FindOrMake(job, key.checkpoint, committed.world_size);
-  AddStored(checkpoint, std::make_shared<const Manifest>(*std::move(manifest)), committed.digest);
+  AddStored(checkpoint, std::move(manifest), committed.digest);
   Part* part = PartOf(*checkpoint, key.writer);
   manifests->RestorePlace(part, committed);
   for (const auto& [name, object] : part->content->objects) {

@@ -114,7 +114,8 @@ class Parts {
   void NoLongerWritten(Part* part);
   void UseEntriesOf(Part* part);  // of its manifest
   using Dropper = std::function<void(const std::string& name)>;
-  void RestoreCommitted(const fact::ManifestCommitted& committed, const std::string* encoded,
+  void RestoreCommitted(const fact::ManifestCommitted& committed,
+                        std::shared_ptr<const Manifest> manifest,
                         const std::map<std::string, Restored::Object>& objects,
                         Manifests* manifests, const Dropper& drop);
   void RestoreOpen(const PartKey& key, const std::map<std::string, Restored::Object>& objects,

@@ -24,12 +24,12 @@ void Persistence::ScheduleByPolicy(Checkpoint* checkpoint) {
   if (!options_.storage || checkpoint->files->persisted) return;
   switch (job->owner->policy.mode) {
     case PersistMode::kOnDemand:
-      if (!checkpoint->files->asked) Unowe(checkpoint);
+      if (!checkpoint->files->requested) Unowe(checkpoint);
       return;
     case PersistMode::kEvery:
       if (checkpoint->key.step % job->owner->policy.every == 0) {
         Owe(checkpoint);
-      } else if (!checkpoint->files->asked) {
+      } else if (!checkpoint->files->requested) {
         Unowe(checkpoint);
       }
       return;
@@ -39,7 +39,7 @@ void Persistence::ScheduleByPolicy(Checkpoint* checkpoint) {
       const std::set<CheckpointId> owed = job->files->owed;
       for (const CheckpointId& id : owed) {
         Checkpoint* older = CheckpointOf(*job, id);
-        if (older == checkpoint || older->files->asked) continue;
+        if (older == checkpoint || older->files->requested) continue;
         Unowe(older);
         older->files.Edit().skipped = true;
         out_.Count("persists_skipped");
@@ -54,7 +54,7 @@ void Persistence::Owe(Checkpoint* checkpoint) { Owe(checkpoint, /*asked=*/false)
 
 void Persistence::Owe(Checkpoint* checkpoint, bool asked) {
   Files& files = checkpoint->files.Edit();
-  files.asked |= asked;
+  files.requested |= asked;
   if (files.persisted) return;
   files.owes = true;
   files.skipped = false;
@@ -144,8 +144,8 @@ Checkpoint* Persistence::Next(const Job& job) const {
   for (const CheckpointId& id : job.files->owed) {
     Checkpoint* checkpoint = CheckpointOf(job, id);
     if (StepBusy(*checkpoint)) continue;
-    if (next == nullptr || checkpoint->files->asked) next = checkpoint;
-    if (next->files->asked) break;
+    if (next == nullptr || checkpoint->files->requested) next = checkpoint;
+    if (next->files->requested) break;
   }
   return next;
 }
@@ -172,7 +172,7 @@ void Persistence::Start(Checkpoint* checkpoint) {
   Job* job = checkpoint->job;
   if (!checkpoint->content->complete || !checkpoint->Resident()) {  // part of it is not here
     Unowe(checkpoint);
-    checkpoint->files.Edit().asked = false;
+    checkpoint->files.Edit().requested = false;
     return;
   }
   action::Persist persist;
@@ -253,7 +253,7 @@ void Persistence::Failed(Checkpoint* checkpoint, Job* job, const event::Persiste
   if (!checkpoint->files->owes || checkpoint->files->skipped) return;
   AddToOwed(checkpoint);
   // A newer one may have come meanwhile, whose turn it is now.
-  if (job->owner->policy.mode == PersistMode::kNewest && !checkpoint->files->asked) {
+  if (job->owner->policy.mode == PersistMode::kNewest && !checkpoint->files->requested) {
     if (Checkpoint* newest = standing_.Newest(*job)) ScheduleByPolicy(newest);
   }
 }
@@ -261,7 +261,7 @@ void Persistence::Failed(Checkpoint* checkpoint, Job* job, const event::Persiste
 void Persistence::Succeeded(Checkpoint* checkpoint, const Location& location) {
   Files& files = checkpoint->files.Edit();
   files.persisting = false;
-  files.owes = files.asked = false;
+  files.owes = files.requested = false;
   BecomePersisted(checkpoint, location);
   out_.Say(fact::Persisted{checkpoint->key, checkpoint->content->digest});
   // It took the place of older generations of its step.
@@ -346,7 +346,7 @@ void Persistence::Snapshot(const Checkpoint& checkpoint, bool resident,
   if ((files.persisted || files.stored_whole) && resident) {
     facts->push_back(fact::Persisted{checkpoint.key, checkpoint.content->digest});
   }
-  if (files.asked) facts->push_back(fact::PersistAsked{checkpoint.key});
+  if (files.requested) facts->push_back(fact::PersistAsked{checkpoint.key});
 }
 
 std::string Persistence::CheckInvariants(std::map<SlabId, uint32_t>* pins) const {

@@ -62,7 +62,7 @@ void Pool::Provision(const Job& job, SessionId session, Writer writer, int steps
         ++next;
         continue;
       }
-      if (ledger_.Room() < bytes) return;
+      if (ledger_.UnusedBudget() < bytes) return;
       ledger_.Make(bytes, /*urgent=*/false, /*reserved=*/false);
     }
     left.insert(left.end(), next, ready.end());
@@ -87,7 +87,7 @@ void Pool::Start() {
     const auto same = there.find(bytes);
     if (same != there.end()) {
       there.erase(same);
-    } else if (ledger_.Room() >= bytes) {
+    } else if (ledger_.UnusedBudget() >= bytes) {
       ledger_.Make(bytes, /*urgent=*/false, /*reserved=*/false);
     }
   }

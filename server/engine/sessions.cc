@@ -7,9 +7,7 @@ namespace cairn::engine {
 namespace {
 
 fact::SessionBegun BegunFact(const Session& session) {
-  return {session.id,     session.secret,     session.uid,           session.gid,
-          session.pid,    session.process,    session.job,           session.attempt,
-          session.writer, session.world_size, session.local_writers, session.takes_fds};
+  return {static_cast<const SessionIdentity&>(session), session.id, session.secret};
 }
 
 }  // namespace
@@ -33,17 +31,10 @@ const Session* Sessions::Of(const Caller& caller) {
 const Session* Sessions::Begin(const event::Hello& event) {
   auto session = std::make_unique<Session>();
   session->id = out_.NextId();
-  session->secret = event.secret;
+  static_cast<SessionIdentity&>(*session) = event;
   session->uid = event.caller.uid;
   session->gid = event.caller.gid;
-  session->pid = event.pid;
-  session->process = event.process;
-  session->job = event.job;
-  session->attempt = event.attempt;
-  session->writer = event.writer;
-  session->world_size = event.world_size;
-  session->local_writers = event.local_writers;
-  session->takes_fds = event.takes_fds;
+  session->secret = event.secret;
   session->client = event.client;
   session->policy = event.policy;
   out_.Say(BegunFact(*session));
@@ -87,18 +78,9 @@ void Sessions::Restore(const Restored& restored, const std::vector<SessionId>& l
       continue;
     }
     auto session = std::make_unique<Session>();
+    static_cast<SessionIdentity&>(*session) = fact;
     session->id = id;
     session->secret = fact.secret;
-    session->uid = fact.uid;
-    session->gid = fact.gid;
-    session->pid = fact.pid;
-    session->process = fact.process;
-    session->job = fact.job;
-    session->attempt = fact.attempt;
-    session->writer = fact.writer;
-    session->world_size = fact.world_size;
-    session->local_writers = fact.local_writers;
-    session->takes_fds = fact.takes_fds;
     const Session& at = *session;
     sessions_[id] = std::move(session);
     if (!at.job.empty()) Join(at, jobs_.FindOrMake(at.job));

@@ -13,18 +13,10 @@
 
 namespace cairn::engine {
 
-struct Session {
+// Its attempt is the last one it created in, or what it said at hello.
+struct Session : SessionIdentity {
   SessionId id = 0;
   std::string secret;
-  uint32_t uid = 0, gid = 0;
-  int32_t pid = 0;
-  ProcessToken process;
-  std::string job;      // "": it is in none, and only reads
-  Attempt attempt = 0;  // the last one it created in, or what it said at hello
-  Writer writer = -1;
-  int32_t world_size = 0;
-  int32_t local_writers = 1;
-  bool takes_fds = true;
   std::string client;
   std::optional<JobPolicy> policy;  // the job's, should this session come to own it
 };

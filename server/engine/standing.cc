@@ -29,8 +29,8 @@ void Standing::SettleChanges() {
 // The checkpoint came to be obtainable, or ceased to be.
 void Standing::SettleLine(Checkpoint* checkpoint) {
   const bool obtainable = checkpoint->Obtainable();
-  if (obtainable == checkpoint->standing->counted) return;
-  checkpoint->standing.Edit().counted = obtainable;
+  if (obtainable == checkpoint->standing->known_to_line) return;
+  checkpoint->standing.Edit().known_to_line = obtainable;
   Job* job = checkpoint->job;
   SettleAttempts(job);
   Line& line = job->standing.Edit().line;
@@ -141,8 +141,8 @@ void Standing::Forget(Checkpoint* checkpoint) {
   Unindex(checkpoint);
   ++version_;
   JobStanding& standing = job->standing.Edit();
-  if (checkpoint->standing->counted) {
-    checkpoint->standing.Edit().counted = false;
+  if (checkpoint->standing->known_to_line) {
+    checkpoint->standing.Edit().known_to_line = false;
     Affect(job, standing.line.Remove(checkpoint->Id()));
   }
   if (standing.newest == checkpoint) standing.newest = nullptr;
@@ -252,7 +252,7 @@ std::string Standing::CheckJob(const Job& job) const {
   for (const auto& [id, checkpoint] : job.steps->all) {
     const std::string shown = checkpoint->key.DebugString();
     const CheckpointStanding& standing = *checkpoint->standing;
-    if (standing.counted != checkpoint->Obtainable()) {
+    if (standing.known_to_line != checkpoint->Obtainable()) {
       return shown + ": the line does not know whether it can be had";
     }
     const Footprint& memory = *checkpoint->memory;

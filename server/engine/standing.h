@@ -1,7 +1,7 @@
 // What follows from everything else, and is never set by hand: the line of each job, in which order
 // its checkpoints are given up when memory is short, and what the recorder and those who wait must
-// hear. Whoever edits a checkpoint or a job touches it (owned.h); it settles here before anybody
-// reads an answer, and at the latest at the end of the event.
+// hear. Editing a checkpoint or a job touches it (owned.h); what was touched settles here before any
+// answer is read, and at the latest at the end of the event.
 //
 // Changes Checkpoint::standing and Job::standing.
 #pragma once

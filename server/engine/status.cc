@@ -61,7 +61,7 @@ reply::Status StatusOf(const StatusSources& from) {
   status.slab_bytes = ledger.total();
   status.used_bytes = ledger.bytes_in(SlabState::kInUse);
   status.free_bytes =
-      ledger.Room() + ledger.bytes_in(SlabState::kFree) + ledger.bytes_in(SlabState::kIdle);
+      ledger.UnusedBudget() + ledger.bytes_in(SlabState::kFree) + ledger.bytes_in(SlabState::kIdle);
   status.quarantined_bytes = ledger.bytes_in(SlabState::kQuarantined);
   status.writing_bytes = from.parts.writing_bytes();
   status.prefault_done = ledger.bytes_in(SlabState::kMaking) == 0;

@@ -31,6 +31,7 @@
 #include "common/keys.h"
 #include "common/manifest.h"
 #include "common/policy.h"
+#include "common/session_identity.h"
 
 namespace cairn {
 
@@ -110,19 +111,9 @@ struct SlabGone {
   bool operator==(const SlabGone&) const = default;
 };
 
-struct SessionBegun {
+struct SessionBegun : SessionIdentity {
   SessionId session = 0;
   std::string secret;
-  uint32_t uid = 0;
-  uint32_t gid = 0;
-  int32_t pid = 0;
-  ProcessToken process;
-  std::string job;
-  Attempt attempt = 0;
-  Writer writer = -1;
-  int32_t world_size = 0;
-  int32_t local_writers = 1;
-  bool takes_fds = true;
   bool operator==(const SessionBegun&) const = default;
 };
 struct SessionEnded {

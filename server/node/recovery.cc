@@ -10,17 +10,9 @@ absl::flat_hash_map<SessionId, SessionInfo> SessionsOf(const std::vector<Fact>& 
   for (const Fact& fact : facts) {
     if (const auto* begun = std::get_if<fact::SessionBegun>(&fact)) {
       SessionInfo info;
+      static_cast<SessionIdentity&>(info) = *begun;
       info.id = begun->session;
       info.secret = begun->secret;
-      info.uid = begun->uid;
-      info.gid = begun->gid;
-      info.pid = begun->pid;
-      info.job = begun->job;
-      info.attempt = begun->attempt;
-      info.writer = begun->writer;
-      info.world_size = begun->world_size;
-      info.local_writers = begun->local_writers;
-      info.takes_fds = begun->takes_fds;
       sessions[begun->session] = std::move(info);
     } else if (const auto* ended = std::get_if<fact::SessionEnded>(&fact)) {
       sessions.erase(ended->session);
@@ -29,9 +21,9 @@ absl::flat_hash_map<SessionId, SessionInfo> SessionsOf(const std::vector<Fact>& 
   return sessions;
 }
 
-std::vector<std::pair<PartKey, std::string>> ManifestsOf(const std::vector<Fact>& facts,
-                                                         const ReadExtent& read,
-                                                         std::vector<std::string>* problems) {
+std::map<PartKey, std::shared_ptr<const Manifest>> ManifestsOf(const std::vector<Fact>& facts,
+                                                               const ReadExtent& read,
+                                                               std::vector<std::string>* problems) {
   std::map<PartKey, const fact::ManifestCommitted*> committed;
   for (const Fact& fact : facts) {
     if (const auto* commit = std::get_if<fact::ManifestCommitted>(&fact)) {
@@ -40,7 +32,7 @@ std::vector<std::pair<PartKey, std::string>> ManifestsOf(const std::vector<Fact>
       committed.erase(dropped->part);
     }
   }
-  std::vector<std::pair<PartKey, std::string>> manifests;
+  std::map<PartKey, std::shared_ptr<const Manifest>> manifests;
   for (const auto& [part, commit] : committed) {
     const auto problem = [&part = part, problems](absl::string_view why) {
       problems->push_back(absl::StrCat(part.DebugString(), ": its manifest ", why));
@@ -63,7 +55,7 @@ std::vector<std::pair<PartKey, std::string>> ManifestsOf(const std::vector<Fact>
       problem(absl::StrCat("is of ", manifest->Part().DebugString()));
       continue;
     }
-    manifests.emplace_back(part, *std::move(bytes));
+    manifests[part] = std::make_shared<const Manifest>(*std::move(manifest));
   }
   return manifests;
 }

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <functional>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,11 +19,11 @@ namespace cairn::node {
 // journal does not have them.
 absl::flat_hash_map<SessionId, SessionInfo> SessionsOf(const std::vector<Fact>& facts);
 
-// The bytes of the committed manifests that have the journaled digest and decode to their part. The
-// others are named in `problems`.
+// The committed manifests whose bytes have the journaled digest and decode to their part. The others
+// are named in `problems`.
 using ReadExtent = std::function<StatusOr<std::string>(const ExtentRef& extent, uint64_t bytes)>;
-std::vector<std::pair<PartKey, std::string>> ManifestsOf(const std::vector<Fact>& facts,
-                                                         const ReadExtent& read,
-                                                         std::vector<std::string>* problems);
+std::map<PartKey, std::shared_ptr<const Manifest>> ManifestsOf(const std::vector<Fact>& facts,
+                                                               const ReadExtent& read,
+                                                               std::vector<std::string>* problems);
 
 }  // namespace cairn::node

@@ -43,16 +43,10 @@ Opened FromMemory(reply::Open memory, bool takes_fds) {
 
 Node::Begun Node::Hello(engine::event::Hello event) {
   SessionInfo info;
-  info.secret = event.secret = RandomSecret();
+  static_cast<SessionIdentity&>(info) = event;
   info.uid = event.caller.uid;
   info.gid = event.caller.gid;
-  info.pid = event.pid;
-  info.job = event.job;
-  info.attempt = event.attempt;
-  info.writer = event.writer;
-  info.world_size = event.world_size;
-  info.local_writers = event.local_writers;
-  info.takes_fds = event.takes_fds;
+  info.secret = event.secret = RandomSecret();
   info.client = event.client;
   info.connected_unix_ms = rooms_.clock->UnixMillis();
   Begun begun;

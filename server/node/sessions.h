@@ -24,17 +24,9 @@
 
 namespace cairn::node {
 
-struct SessionInfo {
+struct SessionInfo : SessionIdentity {
   SessionId id = 0;
   std::string secret;  // 16 bytes
-  uint32_t uid = 0, gid = 0;
-  int32_t pid = 0;
-  std::string job;
-  Attempt attempt = 0;
-  Writer writer = -1;
-  int32_t world_size = 0;
-  int32_t local_writers = 1;
-  bool takes_fds = true;
   std::string client;
   int64_t connected_unix_ms = 0;
 };

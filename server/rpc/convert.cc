@@ -108,15 +108,8 @@ StatusOr<engine::event::Hello> ToHello(const wire::HelloRequest& request) {
     return absl::InvalidArgumentError(
         absl::StrCat("client: ", request.client.size(), " bytes, the limit is ", kMaxClientBytes));
   }
-  CAIRN_ASSIGN_OR_RETURN(SessionIdentity identity, FromWire(request));
   engine::event::Hello hello;
-  hello.job = std::move(identity.job);
-  hello.attempt = identity.attempt;
-  hello.writer = identity.writer;
-  hello.world_size = identity.world_size;
-  hello.local_writers = identity.local_writers;
-  hello.process = std::move(identity.process);
-  hello.takes_fds = identity.takes_fds;
+  CAIRN_ASSIGN_OR_RETURN(static_cast<SessionIdentity&>(hello), FromWire(request));
   hello.client = request.client;
   if (request.__isset.policy) {
     CAIRN_ASSIGN_OR_RETURN(hello.policy, FromWire(request.policy));

@@ -61,7 +61,9 @@ class EngineTest : public testing::Test {
     }
     for (const auto& [part, m] : committed) {
       const auto bytes = manifests.find({m.extent.slab, m.extent.offset});
-      if (bytes != manifests.end()) recovered.manifests.push_back({part, bytes->second});
+      if (bytes == manifests.end()) continue;
+      const StatusOr<Manifest> manifest = DecodeManifest(bytes->second);
+      if (manifest.ok()) recovered.manifests[part] = std::make_shared<const Manifest>(*manifest);
     }
     recovered.safe_mode = safe_mode;
     EXPECT_TRUE(options.Validate().ok()) << options.Validate();

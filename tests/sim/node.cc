@@ -31,7 +31,8 @@ Recovered Node::Leftovers(const std::vector<Fact>& facts) const {
           ManifestDigest(region->manifest) != committed.digest) {
         continue;
       }
-      recovered.manifests.emplace_back(committed.part, region->manifest);
+      recovered.manifests[committed.part] =
+          std::make_shared<const Manifest>(*DecodeManifest(region->manifest));
     }
   }
   return recovered;
