@@ -69,6 +69,7 @@ void Admission::Ask(const event::Create& event, Checkpoint* checkpoint, int32_t 
   waiting.checkpoint = checkpoint->key;
   waiting.needs = PlanNeeds(event.objects);
   waiting.order = next_order_++;
+  ++queue_version_;
   order_[waiting.order] = request;
   Verdict& verdict = checkpoint->verdict.Edit();
   verdict.waiting.insert(request);
@@ -200,12 +201,16 @@ Status Admission::Full(const Job& job, uint64_t wanted, absl::string_view what) 
 // --- creates that wait
 
 Admission::Inputs Admission::Now() const {
-  return {ledger_.version(), standing_.version(), reserved_bytes_,
-          next_order_,       under_io_(),         manifests_waiting_};
+  return {.ledger = ledger_.version(),
+          .evictable = standing_.version(),
+          .reserved = reserved_bytes_,
+          .queue = queue_version_,
+          .manifests = manifests_version_,
+          .under_io = under_io_()};
 }
 
-bool Admission::Due(size_t manifests_waiting) {
-  manifests_waiting_ = manifests_waiting;
+bool Admission::Due(uint64_t manifests_version) {
+  manifests_version_ = manifests_version;
   const Inputs now = Now();
   if (now == served_) return false;
   served_ = now;
@@ -339,6 +344,7 @@ void Admission::Left(const Parked& parked) {
     checkpoint->verdict.Edit().waiting.erase(parked.request);
   }
   creates_.erase(at);
+  ++queue_version_;  // what it claimed is for those behind it
 }
 
 // The whole step shares the verdict.

@@ -45,7 +45,7 @@ class Admission : public Waitlist, public StepWatcher {
   // Creates that wait, in order of arrival: grants, refuses, or goes on waiting.
   void Serve();
   // True when anything differs from what the last Serve saw: serving may do more.
-  bool Due(size_t manifests_waiting);
+  bool Due(uint64_t manifests_version);
   bool waiting() const { return !creates_.empty(); }
   // Nothing is to be had: called when steps wait for memory that finished jobs hold.
   void set_short_of_memory(std::function<void()> call) { short_of_memory_ = std::move(call); }
@@ -98,8 +98,12 @@ class Admission : public Waitlist, public StepWatcher {
 
   // What deciding about waiting creates rests on; unchanged, it would decide the same.
   struct Inputs {
-    uint64_t ledger = 0, evictable = 0, reserved = 0, asked = 0;
-    size_t under_io = 0, manifests = 0;
+    uint64_t ledger = 0;     // what became available or was given back
+    uint64_t evictable = 0;  // what could be
+    uint64_t reserved = 0;
+    uint64_t queue = 0;      // creates that came or left
+    uint64_t manifests = 0;  // that wait for space, and space that came free
+    size_t under_io = 0;
     bool operator==(const Inputs&) const = default;
   };
   Inputs Now() const;
@@ -122,7 +126,8 @@ class Admission : public Waitlist, public StepWatcher {
   absl::flat_hash_map<RequestId, Waiting> creates_;
   uint64_t next_order_ = 1;
   uint64_t reserved_bytes_ = 0;
-  size_t manifests_waiting_ = 0;
+  uint64_t queue_version_ = 0;
+  uint64_t manifests_version_ = 0;
   Inputs served_;
 };
 

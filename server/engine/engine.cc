@@ -167,10 +167,11 @@ Outcome Engine::Impl::Apply(MonotonicNanos now, const Event& event) {
 
 // What time brings, what the event made possible, and what follows from both.
 Outcome Engine::Impl::Finish() {
+  finding_.CheckWaits();  // what the event brought counts, even at a waiter's very deadline
   leases_.Expire();
   callers_.Expire();
   ledger_.ProbeDue();
-  for (int round = 0; round < kServeRounds && admission_.Due(manifests_.waiting()); ++round) {
+  for (int round = 0; round < kServeRounds && admission_.Due(manifests_.version()); ++round) {
     manifests_.Retry();
     admission_.Serve();
   }
@@ -256,7 +257,10 @@ void Engine::Impl::On(const event::Drain& event) {
 
 void Engine::Impl::CheckDrained() {
   if (!mode_.draining || drained_) return;
-  if (!persistence_.Drained() && out_.now() < drain_deadline_) return persistence_.Run();
+  // Asked of both: persistence owes what completed meanwhile even while commits are under way.
+  const bool persisted = persistence_.Drained();
+  const bool done = persisted && manifests_.Idle();
+  if (!done && out_.now() < drain_deadline_) return persistence_.Run();
   drained_ = true;
   out_.Do(action::Drained{});
 }

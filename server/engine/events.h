@@ -270,6 +270,7 @@ struct SlabProbed {
 
 struct ManifestWritten {
   PartKey part;
+  ExtentRef extent;  // where it was written
   cairn::Status status;
   std::string digest;  // of its encoding, if OK
 };

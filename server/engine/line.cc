@@ -2,7 +2,6 @@
 
 #include <iterator>
 #include <limits>
-#include <string>
 #include <utility>
 
 namespace cairn::engine {
@@ -134,15 +133,6 @@ void Line::Rebuild() {
   for (const LineStep& step : ComputeLine(lines)) {
     settled_[step.step] = {step.step, step.attempt, step.revision};
   }
-}
-
-std::string Line::CheckInvariants() const {
-  std::vector<LineStep> line;
-  for (const auto& [step, id] : settled_) {
-    if (step > Bound()) break;
-    line.push_back({step, id.attempt, id.revision});
-  }
-  return line == ComputeLine(AttemptLines()) ? "" : "its line is not that of its checkpoints";
 }
 
 }  // namespace cairn::engine

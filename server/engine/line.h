@@ -8,7 +8,6 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "common/keys.h"
@@ -49,9 +48,6 @@ class Line {
   Step ComesFrom(Step step) const;
   // The same among steps of attempts below `attempt`, whatever began since.
   Step ComesFromBelow(Attempt attempt, Step first_step) const;
-
-  // Empty, or how it differs from what common/line.h makes of the same attempts.
-  std::string CheckInvariants() const;
 
  private:
   struct Life {

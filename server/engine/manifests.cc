@@ -43,6 +43,7 @@ bool Manifests::Await(Part* part, const event::Commit& event) {
 void Manifests::Begin(Part* part) {
   ManifestPlace& place = part->manifest.Edit();
   place.committing = true;
+  under_way_.insert(part->key);
   place.bytes = EncodedManifestSize(*part->content->manifest);
   Write(part);
 }
@@ -70,7 +71,7 @@ void Manifests::Write(Part* part) {
   const uint64_t bytes = Pages(part->manifest->bytes);
   SlabRecord* slab = Find(bytes, &offset);
   if (slab == nullptr) {
-    waiting_.insert(part->key);  // Retry makes one
+    if (waiting_.insert(part->key).second) ++version_;  // Retry makes one
     for (RequestId request : part->manifest->committers) {
       callers_.SetDeadline(request, out_.now() + kPatience);
     }
@@ -145,16 +146,20 @@ bool Manifests::SlabMade(SlabId slab, const Status& status) {
 }
 
 Part* Manifests::On(const event::ManifestWritten& event) {
-  const auto orphan = orphans_.find(event.part);
-  if (orphan != orphans_.end()) {
-    const ExtentRef extent = orphan->second;
+  // The part may be gone, and even there again with another manifest under way elsewhere: the extent
+  // tells which write this was.
+  const auto [first, last] = orphans_.equal_range(event.part);
+  for (auto orphan = first; orphan != last; ++orphan) {
+    if (orphan->second != event.extent) continue;
     orphans_.erase(orphan);
-    ledger_.Unpin(ledger_.Find(extent.slab));
-    FreeExtent(extent);
+    ledger_.Unpin(ledger_.Find(event.extent.slab));
+    FreeExtent(event.extent);
     return nullptr;
   }
   Part* part = parts_.Find(event.part);
-  if (part == nullptr || !part->manifest->writing) return nullptr;
+  if (part == nullptr || !part->manifest->writing || part->manifest->extent != event.extent) {
+    return nullptr;
+  }
   part->manifest.Edit().writing = false;
   ledger_.Unpin(ledger_.Find(part->manifest->extent.slab));
   if (!event.status.ok()) {
@@ -165,6 +170,7 @@ Part* Manifests::On(const event::ManifestWritten& event) {
                                    part->manifest->extent, part->manifest->bytes, event.digest});
   out_.Count("commits");
   part->manifest.Edit().committing = false;
+  under_way_.erase(part->key);
   parts_.Commit(part, event.digest);
   AnswerCommitters(part, Body(reply::Commit{event.digest, part->checkpoint->content->complete}));
   return part;
@@ -172,6 +178,7 @@ Part* Manifests::On(const event::ManifestWritten& event) {
 
 void Manifests::Failed(Part* part, const Status& why) {
   part->manifest.Edit().committing = false;
+  under_way_.erase(part->key);
   parts_.SetManifest(part, nullptr);
   Free(part);
   AnswerCommitters(part, Annotate(why, "commit"));
@@ -209,6 +216,7 @@ void Manifests::FreeExtent(const ExtentRef& extent) {
   Space& space = slabs_.at(extent.slab);
   space.extents.erase(extent.offset);
   space.used -= extent.length;
+  ++version_;
   ledger_.DropExtent(ledger_.Find(extent.slab));
   KeepSpace();
 }
@@ -217,6 +225,7 @@ void Manifests::PartGoes(Part* part) {
   AnswerCommitters(part, absl::FailedPreconditionError(
                              absl::StrCat("commit: ", part->key.DebugString(), " was dropped")));
   waiting_.erase(part->key);
+  under_way_.erase(part->key);
 }
 
 void Manifests::PartEmptied(Part* part) {
@@ -281,6 +290,7 @@ std::string Manifests::CheckInvariants(const Checkpoint& checkpoint, const Parts
       if (!problem.empty()) return problem;
     }
     if (manifest.writing) ++(*pins)[manifest.extent.slab];
+    if (manifest.committing != under_way_.contains(part->key)) return shown + ": committing?";
     if (manifest.committing && !manifest.writing && manifest.committers.empty() &&
         !waiting_.contains(part->key)) {
       return absl::StrCat(shown, " commits, but nothing is under way for it");

@@ -41,7 +41,9 @@ class Manifests : public Waitlist, public StepWatcher {
   // The part that is committed now, nullptr: the write failed, or its part is gone.
   Part* On(const event::ManifestWritten& event);
 
-  size_t waiting() const { return waiting_.size(); }
+  // Grows when a commit begins to wait for space, and when space comes free.
+  uint64_t version() const { return version_; }
+  bool Idle() const { return under_way_.empty(); }  // no commit is under way
 
   void Left(const Parked& parked) override;
   void TimeUp(const Parked& parked) override;
@@ -80,6 +82,8 @@ class Manifests : public Waitlist, public StepWatcher {
 
   std::map<SlabId, Space> slabs_;
   std::set<SlabId> coming_;
+  uint64_t version_ = 0;
+  std::set<PartKey> under_way_;                // parts that are committing
   std::set<PartKey> waiting_;                  // for such a slab
   std::multimap<PartKey, ExtentRef> orphans_;  // being written for a part that is gone
   absl::flat_hash_map<RequestId, PartKey> committing_;

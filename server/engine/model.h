@@ -188,6 +188,8 @@ enum class EvictClass : uint8_t {
 // What the recorder and those who wait were last told.
 struct Shown {
   int32_t committed = 0;
+  uint64_t absent = 0;
+  uint64_t broken_objects = 0;
   bool complete = false, resident = false, obtainable = false, persisted = false, pinned = false;
   bool operator==(const Shown&) const = default;
 };
@@ -232,6 +234,7 @@ struct JobOwner {
   bool owned = false;
   uint32_t uid = 0, gid = 0;
   JobPolicy policy;
+  bool operator==(const JobOwner&) const = default;
 };
 
 // Who is connected.
@@ -327,7 +330,7 @@ struct JobStanding {
   Checkpoint* newest = nullptr;
   bool has_writers = false;
   Attempt attempt = 0;
-  JobPolicy policy;
+  JobOwner owner;
 };
 
 struct Job {

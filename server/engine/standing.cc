@@ -65,15 +65,16 @@ void Standing::SettleJob(Job* job) {
   const Attempt attempt = job->attempts->newest();
   const bool moved = newest != seen.newest || attempt != seen.attempt;
   if (moved || has_writers != seen.has_writers) {
+    ++version_;  // a finished job's latest may make room now, whatever its class
     if (seen.newest != nullptr) seen.newest->Touch();
     if (newest != nullptr) newest->Touch();
     for (const CheckpointId& other : job->steps->incomplete) CheckpointOf(*job, other)->Touch();
   }
-  if (moved || job->owner->policy != seen.policy) waits_to_check_.insert(job->name);
+  if (moved || *job->owner != seen.owner) waits_to_check_.insert(job->name);
   seen.newest = newest;
   seen.has_writers = has_writers;
   seen.attempt = attempt;
-  seen.policy = job->owner->policy;
+  seen.owner = *job->owner;
 }
 
 // Keeps the index of what could be evicted, and its sums, in step with one checkpoint.
@@ -119,6 +120,8 @@ void Standing::Unindex(Checkpoint* checkpoint) {
 void Standing::SettleShown(Checkpoint* checkpoint) {
   Shown shown;
   shown.committed = checkpoint->content->committed;
+  shown.absent = checkpoint->content->absent + checkpoint->absent_manifests->count;
+  shown.broken_objects = checkpoint->content->broken_objects;
   shown.complete = checkpoint->content->complete;
   shown.resident = checkpoint->content->complete && checkpoint->Resident();
   shown.obtainable = checkpoint->Obtainable();
@@ -274,10 +277,28 @@ std::string Standing::CheckJob(const Job& job) const {
       mapped != job.standing->evictable_mapped_bytes) {
     return absl::StrCat("job ", job.name, ": what could be evicted is miscounted");
   }
-  if (std::string line = job.standing->line.CheckInvariants(); !line.empty()) {
-    return absl::StrCat("job ", job.name, ": ", line);
+  return CheckLine(job);
+}
+
+// The line is what common/line.h makes of the job's attempts and of its checkpoints.
+std::string Standing::CheckLine(const Job& job) const {
+  std::map<Attempt, AttemptLine> lives;
+  for (const auto& [number, attempt] : job.attempts->begun) {
+    lives[number] = {number, attempt.comes_from, {}};
   }
-  return "";
+  // Ids ascend, so the last revision stays.
+  for (const auto& [id, checkpoint] : job.steps->all) {
+    if (checkpoint->Obtainable()) lives.at(id.attempt).complete[id.step] = id.revision;
+  }
+  std::vector<AttemptLine> attempts;
+  for (auto& [number, life] : lives) attempts.push_back(std::move(life));
+  std::vector<LineStep> line;
+  for (std::optional<CheckpointId> id = job.standing->line.Next(kNoStep); id.has_value();
+       id = job.standing->line.Next(id->step)) {
+    line.push_back({id->step, id->attempt, id->revision});
+  }
+  if (line == ComputeLine(attempts)) return "";
+  return absl::StrCat("job ", job.name, ": its line is not that of its checkpoints");
 }
 
 std::string Standing::CheckInvariants() const {

@@ -68,6 +68,7 @@ class Standing {
   void Unindex(Checkpoint* checkpoint);
   void Affect(Job* job, const Line::Affected& affected);
   std::string CheckJob(const Job& job) const;
+  std::string CheckLine(const Job& job) const;
 
   Jobs& jobs_;
   Changes& changes_;

@@ -86,7 +86,7 @@ class Node::OutsideLock {
     Status status = cache().Write(write.extent.slab, write.extent.offset, encoded);
     ReachFailpoint(Failpoint::kNodeManifestWritten);
     node_->Post(
-        engine::event::ManifestWritten{write.part, std::move(status), ManifestDigest(encoded)});
+        engine::event::ManifestWritten{write.part, write.extent, std::move(status), ManifestDigest(encoded)});
   }
 
   void operator()(const action::ProbeSlab& probe) {

@@ -105,7 +105,10 @@ StatusOr<Opened> Node::OpenStored(const engine::Caller& caller, const std::strin
   if (rooms_.storage == nullptr) return absl::InternalError("open: there is no storage");
   StatusOr<std::unique_ptr<storage::Reader>> reader =
       rooms_.storage->Open(stored.checkpoint, name, storage::Owner{caller.uid, caller.gid});
-  if (!reader.ok()) return Annotate(reader.status(), stored.checkpoint.location.text());
+  if (!reader.ok()) {
+    const Location& at = stored.checkpoint.location;
+    return Annotate(reader.status(), at.empty() ? stored.checkpoint.key.DebugString() : at.text());
+  }
   Opened opened;
   opened.bytes = (*reader)->length();
   opened.checkpoint = stored.checkpoint.key;

@@ -31,7 +31,7 @@ TEST(StatusJson, HasTheContractsNames) {
 
 TEST(StatusJson, WritesEnumeratorsAsPeopleDo) {
   wire::NodeStatus status;
-  for (int mode : {0, 1, 2, 9}) {
+  for (int mode : {0, 1, 2, 3}) {
     wire::JobStatus job;
     job.policy.mode = static_cast<wire::PersistMode::type>(mode);
     status.jobs.push_back(job);

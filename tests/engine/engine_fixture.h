@@ -140,7 +140,7 @@ class EngineTest : public testing::Test {
   void Do(action::WriteManifest& a) {
     const std::string encoded = EncodeManifest(*a.manifest);
     if (manifest_status.ok()) manifests[{a.extent.slab, a.extent.offset}] = encoded;
-    held_manifests.push_back({a.part, manifest_status, ManifestDigest(encoded)});
+    held_manifests.push_back({a.part, a.extent, manifest_status, ManifestDigest(encoded)});
     if (!hold_manifests) FinishManifest();
   }
   void FinishManifest() {

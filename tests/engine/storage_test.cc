@@ -326,6 +326,37 @@ TEST_F(Stored, DrainFinishesCommitsAndIsBoundedByItsDeadline) {
   EXPECT_TRUE(drained);
 }
 
+// A commit whose manifest is being written when the daemon is told to stop: it is finished, and what
+// it completes is persisted.
+TEST_F(Stored, DrainWaitsForACommitUnderWay) {
+  const SessionId session = HelloWith(PersistMode::kNewest);
+  ASSERT_TRUE(Create(session, PartOf(session, 1), {{"model"}}).ok());
+  hold_manifests = true;
+  const auto commit = CommitOf(session, PartOf(session, 1), {{"model"}});
+  Apply(commit);
+  Apply(event::Drain{now + 3 * kNanosPerSecond});
+  EXPECT_FALSE(drained);
+  FinishManifest();
+  CarryPending();
+  EXPECT_TRUE(Take<reply::Commit>(commit.caller.request).ok());
+  EXPECT_TRUE(drained);
+  EXPECT_EQ(persists.size(), 1u) << "what became complete meanwhile is owed to storage";
+}
+
+// The create is parked before the other job's writer leaves: that is what makes the memory there
+// available, once a file holds it.
+TEST_F(Stored, CreateThatWaitsIsServedWhenAnotherJobsLastWriterLeaves) {
+  const SessionId done = HelloWith(PersistMode::kOnDemand);
+  Save(done, 1, {{"model", 40 * kMiB}});
+  const SessionId other = Hello({.job = "other"});
+  const auto create = CreateOf(other, PartOf(other, 1), {{"model", 40 * kMiB}});
+  Apply(create);
+  EXPECT_FALSE(Answered(create.caller.request));
+  Die(done);
+  ASSERT_TRUE(Answered(create.caller.request)) << "the finished job's step was not given up";
+  EXPECT_TRUE(Take<reply::Create>(create.caller.request).ok());
+}
+
 TEST_F(Stored, FinishedJobsLatestMakesRoomOnceItIsPersisted) {
   const SessionId done = HelloWith(PersistMode::kNewest);
   Save(done, 1, {{"model", 40 * kMiB}});

@@ -179,7 +179,7 @@ void Executor::End(completion::Manifest& c) {
                                          " is written into slab ", write.extent.slab,
                                          ", which is gone"));
   }
-  node_.Apply(event::ManifestWritten{write.part, status, ManifestDigest(encoded)});
+  node_.Apply(event::ManifestWritten{write.part, write.extent, status, ManifestDigest(encoded)});
 }
 
 void Executor::End(completion::Verify& c) {
