@@ -85,8 +85,8 @@ class Node::OutsideLock {
     const std::string encoded = EncodeManifest(*write.manifest);
     Status status = cache().Write(write.extent.slab, write.extent.offset, encoded);
     ReachFailpoint(Failpoint::kNodeManifestWritten);
-    node_->Post(
-        engine::event::ManifestWritten{write.part, write.extent, std::move(status), ManifestDigest(encoded)});
+    node_->Post(engine::event::ManifestWritten{write.part, write.extent, std::move(status),
+                                               ManifestDigest(encoded)});
   }
 
   void operator()(const action::ProbeSlab& probe) {

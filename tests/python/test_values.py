@@ -31,6 +31,10 @@ def test_connects_defaults_are_libcairns() -> None:
 @pytest.mark.parametrize("mode", ["sometimes", "on_demand", ""])
 def test_a_persist_mode_that_is_none_is_refused_with_those_there_are(mode: str) -> None:
     policy = dataclasses.asdict(cairn.JobPolicy())
-    options = Options(job="j", rank=READER, world_size=0, attempt=0, policy={**policy, "mode": mode})
-    with pytest.raises(ValueError, match=rf'policy\.mode: "{mode}" is none of on-demand, every, newest'):
+    options = Options(
+        job="j", rank=READER, world_size=0, attempt=0, policy={**policy, "mode": mode}
+    )
+    with pytest.raises(
+        ValueError, match=rf'policy\.mode: "{mode}" is none of on-demand, every, newest'
+    ):
         Connection(options)._session()
