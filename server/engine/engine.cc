@@ -397,14 +397,16 @@ std::string Engine::Impl::CheckInvariants() const {
   const auto check = [&problem](const auto& next) {
     if (problem.empty()) problem = next();
   };
-  for (const auto& [name, job] : jobs_.all()) {
-    for (const auto& [id, checkpoint] : job->steps->all) {
-      check([&] { return parts_.CheckInvariants(*checkpoint, place); });
-      check([&] { return manifests_.CheckInvariants(*checkpoint, place, &pins); });
-      check([&] { return footprints_.CheckInvariants(*checkpoint); });
+  for (const auto& [name, owned] : jobs_.all()) {
+    const Job& job = *owned;
+    for (const auto& [id, kept] : job.steps->all) {
+      const Checkpoint& checkpoint = *kept;
+      check([&] { return parts_.CheckInvariants(checkpoint, place); });
+      check([&] { return manifests_.CheckInvariants(checkpoint, place, &pins); });
+      check([&] { return footprints_.CheckInvariants(checkpoint); });
     }
-    check([&] { return attempts_.CheckInvariants(*job, writes); });
-    check([&] { return finding_.CheckInvariants(*job); });
+    check([&] { return attempts_.CheckInvariants(job, writes); });
+    check([&] { return finding_.CheckInvariants(job); });
   }
   check([&] { return standing_.CheckInvariants(); });
   check([&] { return parts_.CheckSums(); });
