@@ -33,7 +33,7 @@ std::string Join(absl::string_view directory, absl::string_view name) {
   return absl::StrCat(directory, "/", name);
 }
 
-// What happens to names between listing and opening them is no error of the scan's.
+// A name may vanish between listing and opening it; for the scan that is not an error.
 bool Vanished(const Status& status) { return absl::IsNotFound(status); }
 
 class JobScan {
@@ -42,7 +42,8 @@ class JobScan {
 
   StatusOr<StoredJob> Run(int root) {
     CAIRN_ASSIGN_OR_RETURN(directory_, OpenBeneath(root, job_, O_RDONLY | O_DIRECTORY));
-    // In the order a checkpoint moves in, so that one that moves meanwhile is seen at least once.
+    // In the order in which checkpoints move, so that one that moves meanwhile is seen at least
+    // once.
     CAIRN_RETURN_IF_ERROR(ScanTombstones());
     CAIRN_RETURN_IF_ERROR(ScanMeta("partial", /*published=*/false));
     CAIRN_RETURN_IF_ERROR(ScanMeta("publish", /*published=*/true));
@@ -83,8 +84,8 @@ class JobScan {
       named.job = job_;
       auto stored = Look(parent->get(), name, Join(path_, Join(inside, name)));
       if (!stored.has_value()) continue;
-      // A partial directory is only ever filled under its own name; publish/ may hold, under the
-      // name of what replaced it, an older checkpoint on its way to the trash.
+      // A partial directory only ever holds the checkpoint it is named after. publish/ may hold an
+      // older checkpoint on its way to the trash, under the name of the one that replaced it.
       if (!published && !(stored->key == named)) {
         found_.problems.push_back(absl::StrCat(stored->location.text(), ": holds manifests of ",
                                                stored->key.DebugString()));
@@ -118,7 +119,7 @@ class JobScan {
   std::optional<StoredCheckpoint> Look(int parent, const std::string& name,
                                        const std::string& path) {
     const auto directory = OpenBeneath(parent, name, O_RDONLY | O_DIRECTORY);
-    // ENOTDIR is a user's file with a number for a name.
+    // Other errors are the user's affair: ENOTDIR, for example, is a file with a number for a name.
     if (!directory.ok()) {
       if (absl::IsPermissionDenied(directory.status())) Problem(path, directory.status());
       return std::nullopt;
@@ -140,7 +141,7 @@ class JobScan {
     const auto removed = found_.removed.find(stored.key.step);
     if (removed != found_.removed.end() && stored.key.attempt <= removed->second) return;
     auto [at, is_new] = by_key_.try_emplace(stored.key, std::move(stored));
-    // Later sightings are further along: what was partial has been published meanwhile.
+    // A later sighting is further along: what was partial has been published meanwhile.
     if (!is_new) at->second = std::move(stored);
   }
 
@@ -149,7 +150,7 @@ class JobScan {
       const auto in_place = in_place_.find(key.step);
       const bool aside =
           stored.published && in_place != in_place_.end() && !(in_place->second == key);
-      // What stands aside and is older than what is in place has been replaced.
+      // A checkpoint that stands aside and is older than the one in place has been replaced.
       if (aside && std::tie(key.attempt, key.revision) <
                        std::tie(in_place->second.attempt, in_place->second.revision)) {
         continue;
@@ -174,9 +175,10 @@ class JobScan {
   std::map<Step, CheckpointKey> in_place_;
 };
 
-// `access` is O_RDONLY to list it, O_PATH to go on from there, which takes no right to list.
+// `access` is O_RDONLY to list the root, or O_PATH to open what is below it, which takes no right
+// to list.
 StatusOr<UniqueFd> OpenRoot(const std::string& root, int access) {
-  // The root is the operator's word: it alone may lead through symbolic links.
+  // The operator has named the root: its path alone may lead through symbolic links.
   UniqueFd fd(::open(root.c_str(), access | O_DIRECTORY | O_CLOEXEC));
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("storage root ", root));
   return fd;
@@ -299,7 +301,7 @@ StatusOr<std::vector<std::string>> ListStoredJobs(const std::string& root) {
   std::vector<std::string> jobs;
   for (const std::string& name : names) {
     if (!ValidateJob(name).ok()) continue;
-    // One that may not be looked into is not told from one that is not there.
+    // A job that may not be looked into is left out, like one that is not there.
     if (OpenBeneath(directory.get(), Join(name, kMetaDirectory), O_PATH | O_DIRECTORY).ok()) {
       jobs.push_back(name);
     }

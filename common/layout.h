@@ -1,5 +1,5 @@
-// Where things stand below a storage root. Part of the contract with the user: the files are
-// theirs.
+// Where things stand below a storage root of files, for the server's storage and for reading
+// without a daemon. It is part of the contract with users: the files are theirs.
 //
 //   <root>/<job>/                                       owned by the job's owner
 //   <root>/<job>/<step>/<name>                          exactly the object's bytes
@@ -7,10 +7,10 @@
 //   <root>/<job>/.cairn/partial/<step>.<attempt>.<revision>/…   being written: the same tree
 //   <root>/<job>/.cairn/publish/<step>.<attempt>.<revision>/…   complete, claimed by one publisher
 //   <root>/<job>/.cairn/trash/<step>.<attempt>.<revision>.<n>/… replaced or deleted, about to go
-//   <root>/<job>/.cairn/removed/<step>                  `rm` of a step: its tombstone, holds the
-//   attempt
+//   <root>/<job>/.cairn/removed/<step>                  tombstone of a removed step: its attempt
 //
-// A step directory without a `.cairn` of ours is the user's and is never touched.
+// A step directory without a `.cairn` of ours is the user's and is never touched. The Location of a
+// checkpoint here is the absolute path of its directory.
 #pragma once
 
 #include <string>
@@ -32,23 +32,25 @@ std::string ManifestFile(Writer writer);                             // ".cairn/
 std::string TrashName(const CheckpointKey& checkpoint, uint64_t n);  // "<s>.<a>.<r>.<n>"
 std::string TombstoneFile(Step step);                                // ".cairn/removed/<step>"
 
-// The step a directory name stands for: only what StepDirectory would write; else kNoStep.
+// The step that a directory name stands for, when it is what StepDirectory would write; else
+// kNoStep.
 Step ParseStepDirectory(absl::string_view name);
-// A name under partial/, publish/ or trash/ (there with its ".<n>"); false for anything else. The
-// job is the caller's to fill.
+// Parses a name under partial/, publish/ or trash/ (there with its ".<n>"); false for anything
+// else. The caller fills in the job.
 bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint);
 
-// The manifests that stand in one checkpoint's directory; `directory` is opened by the caller,
-// `path` is its name for messages. NOT_FOUND when there is no manifest of ours. Manifests that do
-// not decode go to `problems`; when no two agree on the checkpoint, the lowest writer's counts.
+// The parts whose manifests stand in one checkpoint's directory, which the caller has opened;
+// `path` is its location. NOT_FOUND when there is no manifest of ours. Manifests that do not decode
+// are told in `problems`. When the manifests disagree on the checkpoint, it is the lowest writer's,
+// in conflict.
 StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string& path,
                                                 std::vector<std::string>* problems);
 // Reads a tombstone's attempt; 0 when there is none.
 StatusOr<Attempt> ReadTombstone(int job_directory, Step step);
 
 // Reads every manifest of <root>/<job>. NOT_FOUND when the job has no directory. Opens nothing
-// through a symbolic link. Takes no lock: a step that is being replaced shows as its old or its new
-// content. What a tombstone forbids is left out.
+// through a symbolic link. Takes no lock: of a step that is being replaced it shows the old or the
+// new checkpoint. What a tombstone forbids is left out.
 StatusOr<StoredJob> ReadStoredJob(const std::string& root, const std::string& job);
 // Jobs below the root: directories that hold a `.cairn`.
 StatusOr<std::vector<std::string>> ListStoredJobs(const std::string& root);

@@ -36,13 +36,11 @@ std::string ManifestConflict(const std::vector<const Manifest*>& manifests) {
     }
   }
   for (const auto& [name, writer] : owner_of) {
-    for (size_t slash = name.find('/'); slash != name.npos; slash = name.find('/', slash + 1)) {
-      const auto directory = owner_of.find(name.substr(0, slash));
-      if (directory != owner_of.end()) {
-        return absl::StrCat("name \"", absl::CHexEscape(directory->first), "\" of writer ",
-                            directory->second, " is a directory of \"", absl::CHexEscape(name),
-                            "\" of writer ", writer);
-      }
+    const auto directory = FindDirectoryOf(name, owner_of);
+    if (directory != owner_of.end()) {
+      return absl::StrCat("name \"", absl::CHexEscape(directory->first), "\" of writer ",
+                          directory->second, " is a directory of \"", absl::CHexEscape(name),
+                          "\" of writer ", writer);
     }
   }
   return "";

@@ -19,15 +19,15 @@
 namespace cairn::client {
 namespace {
 
-// Attempts in ascending order, as far as manifests tell: one that left no manifest left nothing to
-// read.
+// Attempts in ascending order, as far as manifests tell: an attempt without a manifest left nothing
+// to read.
 std::vector<AttemptLine> Attempts(const StoredJob& stored) {
   std::map<Attempt, AttemptLine> attempts;
   for (const StoredCheckpoint& checkpoint : stored.checkpoints) {
     if (checkpoint.parts.empty()) continue;
     AttemptLine& line = attempts[checkpoint.key.attempt];
     line.attempt = checkpoint.key.attempt;
-    // Every manifest carries it; writer 0's counts, and stands first.
+    // Every manifest carries it. Writer 0's counts; it stands first when it is there.
     if (line.complete.empty()) line.comes_from = checkpoint.parts.front().manifest.comes_from;
     if (!checkpoint.Complete()) continue;
     const auto [at, fresh] = line.complete.emplace(checkpoint.key.step, checkpoint.key.revision);
@@ -130,8 +130,8 @@ Status ListCheckpoints(const StoredJob& stored, Listing* out) {
   const std::vector<LineStep> line = ComputeLine(Attempts(stored));
   std::vector<CheckpointKey> shown;
   for (const StoredCheckpoint& checkpoint : stored.checkpoints) {
-    if (FindExact(stored, checkpoint.key) != &checkpoint)
-      continue;  // two sightings of one that moves
+    // A checkpoint that moves may be seen twice.
+    if (FindExact(stored, checkpoint.key) != &checkpoint) continue;
     const LineStep step = {checkpoint.key.step, checkpoint.key.attempt, checkpoint.key.revision};
     const bool on_line = std::find(line.begin(), line.end(), step) != line.end();
     out->checkpoints.push_back(Describe(checkpoint, on_line));
@@ -215,7 +215,7 @@ StatusOr<std::unique_ptr<OpenObject>> OpenStored(const std::string& root, const 
         return absl::UnimplementedError(
             absl::StrCat(what, ": blocks of ", entry->block_bytes, " bytes"));
       }
-      // Beneath the root only, whatever links stand in the way.
+      // Beneath the root only: no symbolic link is followed.
       CAIRN_ASSIGN_OR_RETURN(const UniqueFd root_fd, OpenRoot(root));
       const std::string below(absl::StripPrefix(absl::StripPrefix(what, root), "/"));
       StatusOr<UniqueFd> file = OpenBeneath(root_fd.get(), below, O_RDONLY);

@@ -1,7 +1,7 @@
-// Reading checkpoints straight from a storage root: for when no daemon runs. The manifests beside
-// the files say what there is, the line (common/line.h) which of it counts. Takes no lock and
-// changes nothing; what is being replaced meanwhile is found as it was, as it is, or refused as
-// DATA_LOSS, never mixed.
+// Reads checkpoints straight from a storage root of files, for when no daemon runs. The manifests
+// beside the files say what there is, and the line (common/line.h) says which of it counts. Takes
+// no lock and changes nothing. A checkpoint that is being replaced meanwhile is found as it was or
+// as it is, or refused as DATA_LOSS; the two are never mixed.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace cairn::client {
 
-// The newest complete checkpoint on the job's line. NOT_FOUND: the job has none in storage.
+// The newest complete checkpoint on the job's line. NOT_FOUND when storage has none.
 StatusOr<LatestCheckpoint> StoredLatest(const std::string& root, const std::string& job);
 
 // As Session::List: "" lists jobs, "JOB" checkpoints, "JOB/STEP" or "JOB/latest" objects.

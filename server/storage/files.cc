@@ -77,7 +77,7 @@ StatusOr<UniqueFd> MakeDirectoriesAt(int directory, const std::string& path) {
   UniqueFd at;
   for (const std::string& component : std::vector<std::string>(absl::StrSplit(path, '/'))) {
     const int parent = at.valid() ? at.get() : directory;
-    // Looking first spares the mkdir, which would take the directory's lock.
+    // Opening first mostly saves the mkdir, which would take the directory's lock.
     auto next = OpenDirectoryAt(parent, component);
     if (absl::IsNotFound(next.status())) {
       CAIRN_RETURN_IF_ERROR(MakeDirectoryAt(parent, component, kDirectoryMode));
@@ -159,7 +159,7 @@ Status RenameAt(int from_directory, const std::string& from, int to_directory,
     return absl::UnimplementedError(
         absl::StrCat("rename to ", to, ": this file system has no exclusive rename or exchange"));
   }
-  // What stands in the way is told alike, whatever the file system calls it.
+  // File systems name what stands in the way differently; callers see one name.
   if (error == ENOTEMPTY) return ErrnoStatus(EEXIST, absl::StrCat("rename to ", to));
   return error == 0 ? absl::OkStatus()
                     : ErrnoStatus(error, absl::StrCat("rename of ", from, " to ", to));

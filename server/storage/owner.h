@@ -1,5 +1,5 @@
-// Acting as a job's owner. The file system's user and groups belong to a thread, so every thread
-// that touches a job's files becomes its owner for that long.
+// Acting as a job's owner. The user and groups that the file system checks belong to a thread, so
+// every thread that touches a job's files becomes its owner for that time.
 #pragma once
 
 #include <sys/types.h>
@@ -11,11 +11,11 @@
 
 namespace cairn::storage {
 
-// While it lives, file system access of this thread is checked as `owner`'s, who is in no further
-// group. Made and destroyed on one thread; they don't nest.
+// While it lives, this thread's file system access is checked as that of `owner`, who is in no
+// other group. It is made and destroyed on one thread. Two of them must not nest.
 class AsOwner {
  public:
-  // PERMISSION_DENIED, naming both uids, when this process may not become `owner`.
+  // PERMISSION_DENIED, naming both uids, when this process has no right to become `owner`.
   static StatusOr<AsOwner> Become(Owner owner);
   AsOwner(AsOwner&& other) noexcept;
   AsOwner& operator=(AsOwner&&) = delete;

@@ -22,14 +22,14 @@ constexpr unsigned kFileMode = 0644;
 
 uint64_t RoundedUp(uint64_t length) { return (length + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
-// Failures after which the same bytes may still reach the disk through another inode.
+// Whether the same bytes may still reach the disk through another inode.
 bool WorthRewriting(const Status& status) {
   return !absl::IsResourceExhausted(status) && !absl::IsPermissionDenied(status) &&
          !absl::IsNotFound(status);
 }
 
-// One object on its way to disk. `fd` is set under `mu`, by whichever thread comes first, and does
-// not change until the thread that wrote the last block takes it.
+// One object on its way to disk. The first thread that comes sets `fd`, under `mu`; the descriptor
+// stays the same until the thread that wrote the last block takes it.
 struct File {
   const ObjectEntry* entry = nullptr;
   const ObjectSource* source = nullptr;
@@ -80,7 +80,7 @@ class PartWriter {
           Work();
         });
       } catch (const std::system_error&) {
-        break;  // no more threads: those there are do it all
+        break;  // no more threads can be had: the ones there are do all of it
       }
     }
     Work();
@@ -112,7 +112,7 @@ class PartWriter {
     }
   }
 
-  // `buffer`: of this thread, page-aligned, room for the largest block.
+  // `buffer` is this thread's, page-aligned, and as long as the largest block.
   Status DoTask(File* file, uint64_t block, char* buffer) {
     Status status;
     int fd = -1;
@@ -122,7 +122,7 @@ class PartWriter {
         file->opened = true;
         CAIRN_ASSIGN_OR_RETURN(file->fd, Open(file, &file->temporary));
       }
-      // A second thread after a failed open: the first has reported it.
+      // The thread that failed to open it has reported that.
       if (!file->fd.valid()) return absl::OkStatus();
       fd = file->fd.get();
     }
@@ -166,14 +166,14 @@ class PartWriter {
         std::min<uint64_t>(file->entry->block_bytes, file->entry->length - offset);
     CAIRN_RETURN_IF_ERROR(ReadVerified(*file, block, offset, length, buffer));
     bool direct = file->direct;
-    // Direct writes end on a page; what that adds to the last block, Finish cuts off.
+    // Direct writes end on a page boundary. Finish cuts off what that adds to the last block.
     std::fill(buffer + length, buffer + RoundedUp(length), '\0');
     const Status status = WriteAt(fd, buffer, direct ? RoundedUp(length) : length, offset, &direct);
     if (!direct) file->direct = false;
     return status;
   }
 
-  // What a writer broke since sealing goes no further.
+  // Bytes that a writer changed since sealing go no further.
   static Status ReadVerified(const File& file, uint64_t block, uint64_t offset, uint64_t length,
                              char* into) {
     if (block >= file.entry->block_crcs.size()) {
@@ -222,8 +222,8 @@ class PartWriter {
     return absl::OkStatus();
   }
 
-  // All of one file by this thread alone, to a new inode: the old one may have lost bytes that its
-  // pages no longer show as unwritten.
+  // Writes the whole file anew, by this thread alone, to a new inode: the old inode may have lost
+  // bytes although the kernel no longer counts their pages as unwritten.
   Status Rewrite(File* file, char* buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(file->mu) {
     counters_->rewrites.fetch_add(1, std::memory_order_relaxed);
     CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, Open(file, &file->temporary));
@@ -237,7 +237,7 @@ class PartWriter {
     return Finish(file, std::move(fd), file->temporary);
   }
 
-  // No thread works any more.
+  // Removes what was written; no thread works any more.
   void Discard() {
     for (File& file : files_) {
       MutexLock lock(&file.mu);

@@ -13,9 +13,9 @@ int64_t SequenceOf(const Row& row) {
 
 }  // namespace
 
-void MemoryRows::WaitFor(size_t rows) {
+void MemoryRows::WaitUntil(const std::function<bool(const ByIdentity&)>& holds) {
   MutexLock lock(&mu_);
-  while (rows_.size() < rows) changed_.Wait(&mu_);
+  while (!holds(rows_)) changed_.Wait(&mu_);
 }
 
 class MemoryCatalog final : public Catalog {

@@ -2,6 +2,7 @@
 // SQLite.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,15 +16,17 @@ namespace cairn::catalog {
 // Thread-safe.
 class MemoryRows {
  public:
-  // Until at least `rows` are held.
-  void WaitFor(size_t rows);
+  using ByIdentity = std::map<std::string, Row>;  // RowIdentity of each
+
+  // Until `holds` is true of the rows.
+  void WaitUntil(const std::function<bool(const ByIdentity&)>& holds);
 
  private:
   friend class MemoryCatalog;
 
   Mutex mu_;
   CondVar changed_;
-  std::map<std::string, Row> rows_ ABSL_GUARDED_BY(mu_);  // by RowIdentity
+  ByIdentity rows_ ABSL_GUARDED_BY(mu_);
 };
 
 std::unique_ptr<Catalog> OpenMemoryCatalog(std::shared_ptr<MemoryRows> rows);

@@ -103,6 +103,7 @@ void NodeFixture::SetUp() {
   options_.name = "testnode";
   options_.version = "test";
   options_.fd_socket = Path("fd.sock");
+  options_.storage_root = Path("storage");
   options_.check_invariants = true;
   journal_ = *journal::Journal::MakeFile(options_.journal);
   fd_listener_ = ListenUnix(options_.fd_socket, SOCK_SEQPACKET);
@@ -119,7 +120,9 @@ void NodeFixture::StartNode() {
   ASSERT_TRUE(started.ok()) << started.status();
   cache_ = *std::move(started);
   options_.engine.storage = with_storage_;
-  if (with_storage_) {
+  if (with_storage_ && make_storage_) {
+    storage_ = make_storage_();
+  } else if (with_storage_) {
     storage::PosixOptions storage;
     storage.root = Path("storage");
     auto made = storage::MakePosixStorage(storage);

@@ -2,6 +2,7 @@
 // a keeper that is a map. Restart() is the daemon's death without the process's.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -60,6 +61,8 @@ class NodeFixture : public ::testing::Test {
   int restarts_ = 0;
   std::string safe_mode_;
   bool with_storage_ = true;
+  // Makes the storage; by default one of files in Path("storage").
+  std::function<std::unique_ptr<storage::Storage>()> make_storage_;
   bool with_catalog_ = false;
   std::string folder_;
   MapKeeper keeper_;

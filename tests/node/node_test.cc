@@ -7,6 +7,8 @@
 #include "common/checksum.h"
 #include "common/failpoint.h"
 #include "tests/node/node_fixture.h"
+#include "tests/storage/faulty_storage.h"
+#include "tests/storage/memory_storage.h"
 
 namespace cairn::testing {
 namespace {
@@ -153,6 +155,77 @@ TEST_F(NodeTest, WhatMemoryLostIsReadFromStorage) {  // promise 1
   auto loaded = Load(reader, 4, "model");
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(*loaded, bytes);
+}
+
+// A node over storage in memory whose calls can be made to fail.
+class NodeOverFaultyStorage : public NodeTest {
+ protected:
+  NodeOverFaultyStorage() {
+    options_.engine.persist_retry_min = 10 * kNanosPerMilli;
+    make_storage_ = [this] {
+      return storage::MakeFaultyStorage(storage::MakeMemoryStorage(store_), faults_);
+    };
+  }
+
+  const std::shared_ptr<storage::MemoryStore> store_ = std::make_shared<storage::MemoryStore>();
+  const std::shared_ptr<storage::StorageFaults> faults_ =
+      std::make_shared<storage::StorageFaults>();
+};
+
+TEST_F(NodeOverFaultyStorage, StorageThatLendsNoDescriptorIsReadInChunksByEveryClient) {
+  StartNode();
+  const SessionId session = Begin();
+  const std::string bytes(5'000'001, 's');
+  ASSERT_TRUE(Save(session, 4, "model", bytes).ok());
+  ASSERT_TRUE(PersistNow(session, 4).ok());
+  ASSERT_TRUE(WaitFor(session, 4, engine::Level::kPersisted).ok());
+  StopNode();
+  journal_ = *journal::Journal::MakeFile(options_.journal);
+  keeper_.Forget();
+  StartNode();
+  // Nothing is pushed over the fd channel: this session has none.
+  event::Hello hello;
+  hello.caller = CallerOf(0);
+  hello.pid = getpid();
+  hello.process = "fedcba9876543210";
+  hello.job = "job";
+  hello.takes_fds = true;
+  node::Node::Begun begun = node().Hello(std::move(hello));
+  ASSERT_TRUE(begun.info.ok()) << begun.info.status();
+  auto loaded = Load(begun.info->id, 4, "model");
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(*loaded, bytes);
+  EXPECT_GT(faults_->Calls(storage::StorageCall::kReadAt), 0);
+}
+
+TEST_F(NodeOverFaultyStorage, WhatStorageRefusedOrLostTheAnswerOfIsTriedAgain) {  // promise 1, R5
+  using storage::StorageCall;
+  faults_->Add({.call = StorageCall::kWriteParts,
+                .times = 2,
+                .error = absl::ResourceExhaustedError("the disk is full")});
+  faults_->Add({.kind = FaultKind::kMaybeHappened, .call = StorageCall::kPublish, .times = 1});
+  StartNode();
+  const SessionId session = Begin();
+  ASSERT_TRUE(Save(session, 4, "model", "bytes").ok());
+  ASSERT_TRUE(PersistNow(session, 4).ok());
+  auto info = WaitFor(session, 4, engine::Level::kPersisted);
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_EQ(faults_->Calls(StorageCall::kWriteParts), 4);
+  EXPECT_EQ(faults_->Calls(StorageCall::kPublish), 2);
+}
+
+TEST_F(NodeOverFaultyStorage, StorageThatHangsStopsNoSaveAndNoLoad) {  // promise 4
+  StartNode();
+  const SessionId session = Begin();
+  ASSERT_TRUE(Save(session, 4, "model", "four").ok());
+  faults_->Add({.kind = FaultKind::kHang, .call = storage::StorageCall::kWriteParts});
+  ASSERT_TRUE(PersistNow(session, 4).ok());
+  faults_->WaitUntilHung(1);
+  ASSERT_TRUE(Save(session, 5, "model", "five").ok());
+  EXPECT_EQ(*Load(session, 4, "model"), "four");
+  EXPECT_EQ(*Load(session, 5, "model"), "five");
+  faults_->Clear();
+  EXPECT_TRUE(WaitFor(session, 4, engine::Level::kPersisted).ok());
 }
 
 TEST_F(NodeTest, TheCatalogCatchesUpWithWhatExists) {

@@ -1,68 +1,32 @@
 #include "server/node/recorder.h"
 
 #include <atomic>
-#include <map>
 
 #include "gtest/gtest.h"
+#include "tests/catalog/faulty_catalog.h"
+#include "tests/catalog/memory_catalog.h"
 
 namespace cairn::node {
 namespace {
 
-// A catalog that can be away, and remembers what it was given.
+using cairn::catalog::CatalogCall;
+using Rows = cairn::catalog::MemoryRows::ByIdentity;
+
+// A catalog in memory that can be away.
 struct Database {
-  Mutex mu;
-  CondVar changed;
-  bool away ABSL_GUARDED_BY(mu) = false;
-  int attempts ABSL_GUARDED_BY(mu) = 0;
-  std::map<std::string, catalog::Row> rows ABSL_GUARDED_BY(mu);
+  const std::shared_ptr<catalog::MemoryRows> rows = std::make_shared<catalog::MemoryRows>();
+  const std::shared_ptr<catalog::CatalogFaults> faults = std::make_shared<catalog::CatalogFaults>();
 
-  void SetAway(bool value) {
-    MutexLock lock(&mu);
-    away = value;
-  }
-  void WaitAttempts(int count) {
-    MutexLock lock(&mu);
-    while (attempts < count) changed.Wait(&mu);
-  }
   void WaitRows(size_t count) {
-    MutexLock lock(&mu);
-    while (rows.size() < count) changed.Wait(&mu);
+    rows->WaitUntil([count](const Rows& held) { return held.size() >= count; });
   }
-};
-
-class FakeCatalog : public catalog::Catalog {
- public:
-  explicit FakeCatalog(Database* database) : database_(database) {}
-  Status Apply(const std::vector<catalog::Row>& rows) override {
-    MutexLock lock(&database_->mu);
-    ++database_->attempts;
-    database_->changed.NotifyAll();
-    if (database_->away) return absl::UnavailableError("the database is away");
-    for (const catalog::Row& row : rows) database_->rows[catalog::RowIdentity(row)] = row;
-    return absl::OkStatus();
+  std::unique_ptr<catalog::Catalog> Open() const {
+    return catalog::MakeFaultyCatalog(catalog::OpenMemoryCatalog(rows), faults);
   }
-  StatusOr<std::optional<catalog::JobRow>> Job(const std::string&) override {
-    return std::optional<catalog::JobRow>();
-  }
-  StatusOr<std::vector<std::string>> Jobs() override { return std::vector<std::string>(); }
-  StatusOr<std::vector<catalog::AttemptRow>> Attempts(const std::string&) override {
-    return std::vector<catalog::AttemptRow>();
-  }
-  StatusOr<std::vector<catalog::StepRow>> Steps(const std::string&, Step, int) override {
-    return std::vector<catalog::StepRow>();
-  }
-  StatusOr<std::vector<catalog::PartRow>> Parts(const CheckpointKey&) override {
-    return std::vector<catalog::PartRow>();
-  }
-
- private:
-  Database* const database_;
 };
 
 OpenCatalog Opening(Database* database) {
-  return [database]() -> StatusOr<std::unique_ptr<catalog::Catalog>> {
-    return std::make_unique<FakeCatalog>(database);
-  };
+  return [database]() -> StatusOr<std::unique_ptr<catalog::Catalog>> { return database->Open(); };
 }
 
 RecorderOptions Fast() { return {.batch_rows = 10, .retry_min_ms = 1, .retry_max_ms = 2}; }
@@ -88,21 +52,17 @@ TEST(Recorder, WritesWhatItIsGivenInBatches) {
 
 TEST(Recorder, AnOutageCostsOneRowPerThingAndNewerOnesWin) {
   Database database;
-  database.SetAway(true);
+  database.faults->Add({.error = absl::UnavailableError("the database is away")});
   Recorder recorder(Fast(), Opening(&database));
   recorder.Put({JobOf("job", 1, 1)});
-  database.WaitAttempts(2);
+  database.faults->WaitForCalls(CatalogCall::kApply, 2);
   for (int i = 2; i <= 1000; ++i) recorder.Put({JobOf("job", i, static_cast<uint32_t>(i))});
   EXPECT_NE(recorder.State().find("behind by"), std::string::npos) << recorder.State();
-  database.SetAway(false);
-  database.WaitRows(1);
-  // Wait for the newest value: what was under way may have been written first.
-  for (;;) {
-    recorder.Flush(10'000);
-    MutexLock lock(&database.mu);
-    if (std::get<catalog::JobRow>(database.rows.begin()->second).sequence == 1000) break;
-    database.changed.Wait(&database.mu);
-  }
+  database.faults->Clear();
+  // What was under way may be written first.
+  database.rows->WaitUntil([](const Rows& held) {
+    return held.size() == 1 && std::get<catalog::JobRow>(held.begin()->second).sequence == 1000;
+  });
 }
 
 TEST(Recorder, WithoutACatalogNothingIsKept) {
@@ -117,7 +77,7 @@ TEST(Recorder, ACatalogThatDoesNotOpenIsTriedAgain) {
   std::atomic<int> opens{0};
   Recorder recorder(Fast(), [&]() -> StatusOr<std::unique_ptr<catalog::Catalog>> {
     if (++opens < 3) return absl::UnavailableError("not yet");
-    return std::make_unique<FakeCatalog>(&database);
+    return database.Open();
   });
   recorder.Put({JobOf("job", 1)});
   database.WaitRows(1);

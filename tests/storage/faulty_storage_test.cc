@@ -121,7 +121,7 @@ TEST_F(FaultyStorage, ACallHangsUntilItIsReleased) {
   faults_->WaitUntilHung(1);
   EXPECT_THAT(Stored(*storage_), ElementsAre("5@100.0")) << "other calls go on";
   faults_->Release();
-  while (faults_->Calls(StorageCall::kPublish) < 2) std::this_thread::yield();
+  faults_->WaitForCalls(StorageCall::kPublish, 2);
   faults_->WaitUntilHung(1);
   EXPECT_THAT(Stored(*storage_), ElementsAre("5@100.0/"));
   faults_->Clear();

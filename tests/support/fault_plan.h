@@ -64,6 +64,11 @@ class FaultPlan {
     MutexLock lock(&mu_);
     while (hung_ < calls) changed_.Wait(&mu_);
   }
+  // Until at least `count` calls of this kind were begun.
+  void WaitForCalls(Call call, int count) {
+    MutexLock lock(&mu_);
+    while (calls_[call] < count) changed_.Wait(&mu_);
+  }
   // How many calls of this kind were begun.
   int Calls(Call call) const {
     MutexLock lock(&mu_);
@@ -91,6 +96,7 @@ class FaultPlan {
   std::optional<Fault<Call>> Meet(Call call) {
     MutexLock lock(&mu_);
     ++calls_[call];
+    changed_.NotifyAll();
     std::optional<Fault<Call>> met;
     for (Armed& armed : faults_) {
       const Fault<Call>& fault = armed.fault;
