@@ -59,10 +59,11 @@ bool Connection::peek() {
   return in_end_ > 0;
 }
 
+// Leaves last: taking the lock orders this before the destructor, which may run in another thread.
 void Connection::close() {
   open_ = false;
-  Leave();
   Shutdown();
+  Leave();
 }
 
 void Connection::Count(uint32_t bytes) {
