@@ -13,20 +13,21 @@ Step Line::Bound() const {
   return lives_.rbegin()->second.comes_from;
 }
 
-bool Line::SetAttempts(const std::map<Attempt, Step>& begun) {
-  bool rebuild = false;
+Line::Affected Line::SetAttempts(const std::map<Attempt, Step>& begun) {
+  bool moved = false;
   for (auto at = lives_.begin(); at != lives_.end();) {
     const bool gone = !begun.contains(at->first) && at->second.complete.empty();
     at = gone ? lives_.erase(at) : std::next(at);
   }
   for (const auto& [attempt, comes_from] : begun) {
     Life& life = lives_[attempt];
-    rebuild |= !life.complete.empty() && life.comes_from != comes_from;
+    moved |= !life.complete.empty() && life.comes_from != comes_from;
     life.comes_from = comes_from;
   }
-  if (rebuild) Rebuild();
-  return rebuild;
+  return moved ? MakeStale() : Affected{};
 }
+
+Line::Affected Line::MakeStale() { return {.all = !std::exchange(stale_, true), .replaced = {}}; }
 
 Line::Affected Line::Add(const CheckpointId& id) {
   const auto& [step, attempt, revision] = id;
@@ -35,10 +36,10 @@ Line::Affected Line::Add(const CheckpointId& id) {
   life.complete[step].insert(revision);
   if (first || attempt != lives_.rbegin()->first) {
     // The attempt's first complete step cuts off what older ones did above the point it came from;
-    // a late one of an older attempt may stand anywhere. Both are rare.
-    Rebuild();
-    return {.all = true, .replaced = {}};
+    // a late one of an older attempt may stand anywhere.
+    return MakeStale();
   }
+  if (stale_) return {};
   const auto [at, fresh] = settled_.emplace(step, id);
   if (fresh) return {};
   if (id < at->second) return {};
@@ -52,34 +53,33 @@ Line::Affected Line::Remove(const CheckpointId& id) {
     revisions->second.erase(revision);
     if (revisions->second.empty()) life.complete.erase(revisions);
   }
+  if (stale_) return {};
+  if (life.complete.empty()) return MakeStale();
   const auto at = settled_.find(step);
-  const bool stood_there = at != settled_.end() && at->second == id;
-  bool rebuild = life.complete.empty();
-  if (stood_there) {
-    for (const auto& [other, of_other] : lives_) rebuild |= of_other.complete.contains(step);
-    if (!rebuild) settled_.erase(at);
+  if (at == settled_.end() || at->second != id) return {};
+  for (const auto& [other, of_other] : lives_) {
+    if (of_other.complete.contains(step)) return MakeStale();
   }
-  if (!rebuild) return {};
-  Rebuild();
-  return {.all = true, .replaced = {}};
+  settled_.erase(at);
+  return {};
 }
 
 std::optional<CheckpointId> Line::Newest() const {
-  const auto above = settled_.upper_bound(Bound());
-  if (above == settled_.begin()) return std::nullopt;
+  const auto above = Settled().upper_bound(Bound());
+  if (above == Settled().begin()) return std::nullopt;
   return std::prev(above)->second;
 }
 
 std::optional<CheckpointId> Line::At(Step step) const {
   if (step > Bound()) return std::nullopt;
-  const auto at = settled_.find(step);
-  if (at == settled_.end()) return std::nullopt;
+  const auto at = Settled().find(step);
+  if (at == Settled().end()) return std::nullopt;
   return at->second;
 }
 
 std::optional<CheckpointId> Line::Next(Step after) const {
-  const auto next = settled_.upper_bound(after);
-  if (next == settled_.end() || next->first > Bound()) return std::nullopt;
+  const auto next = Settled().upper_bound(after);
+  if (next == Settled().end() || next->first > Bound()) return std::nullopt;
   return next->second;
 }
 
@@ -93,46 +93,43 @@ bool Line::Abandoned(const CheckpointId& id) const {
   if (revisions == life->second.complete.end() || !revisions->second.contains(revision)) {
     return false;
   }
-  const auto at = settled_.find(step);
-  if (at == settled_.end()) return true;
+  const auto at = Settled().find(step);
+  if (at == Settled().end()) return true;
   // One that a later revision of its own attempt replaced is superseded, not abandoned.
   return at->second != id && at->second.attempt != attempt;
 }
 
 Step Line::ComesFrom(Step step) const {
   const Step bound = Bound();
-  const auto above = step <= bound ? settled_.lower_bound(step) : settled_.upper_bound(bound);
+  const auto above = step <= bound ? Settled().lower_bound(step) : Settled().upper_bound(bound);
   // With `step` above the bound the line ends at the bound; both stay below the first step.
-  return above == settled_.begin() ? kNoStep : std::prev(above)->first;
+  return above == Settled().begin() ? kNoStep : std::prev(above)->first;
 }
 
 Step Line::ComesFromBelow(Attempt attempt, Step first_step) const {
   Step from = kNoStep;
-  for (const auto& [step, id] : settled_) {
+  for (const auto& [step, id] : Settled()) {
     if (step >= first_step) break;
     if (id.attempt < attempt) from = step;
   }
   return from;
 }
 
-std::vector<AttemptLine> Line::AttemptLines() const {
+const std::map<Step, CheckpointId>& Line::Settled() const {
+  if (!stale_) return settled_;  // several threads may read: nothing is written then
+  stale_ = false;
   std::vector<AttemptLine> lines;
   for (const auto& [attempt, life] : lives_) {
+    if (life.complete.empty()) continue;  // cut nothing off
     AttemptLine line{attempt, life.comes_from, {}};
     for (const auto& [step, revisions] : life.complete) line.complete[step] = *revisions.rbegin();
     lines.push_back(std::move(line));
   }
-  return lines;
-}
-
-void Line::Rebuild() {
-  std::vector<AttemptLine> lines = AttemptLines();
-  // Settled is what the attempts with a complete step left; ComputeLine also cuts at one without.
-  while (!lines.empty() && lines.back().complete.empty()) lines.pop_back();
   settled_.clear();
   for (const LineStep& step : ComputeLine(lines)) {
     settled_[step.step] = {step.step, step.attempt, step.revision};
   }
+  return settled_;
 }
 
 }  // namespace cairn::engine

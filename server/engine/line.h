@@ -25,14 +25,15 @@ struct CheckpointId {
 
 class Line {
  public:
-  // Whose place on the line may have changed.
+  // Whose place on the line may have changed, besides that of the checkpoint itself. `all` is said
+  // once for any number of changes in a row, until the line is next read.
   struct Affected {
     bool all = false;
-    std::optional<CheckpointId> replaced;  // besides the checkpoint itself
+    std::optional<CheckpointId> replaced;
   };
 
-  // Attempts that have begun, with the step each comes from. Returns true when the line may differ.
-  bool SetAttempts(const std::map<Attempt, Step>& begun);
+  // Attempts that have begun, with the step each comes from.
+  Affected SetAttempts(const std::map<Attempt, Step>& begun);
   // A checkpoint of an attempt that has begun can be had now, or no longer.
   Affected Add(const CheckpointId& id);
   Affected Remove(const CheckpointId& id);
@@ -48,6 +49,8 @@ class Line {
   Step ComesFrom(Step step) const;
   // The same among steps of attempts below `attempt`, whatever began since.
   Step ComesFromBelow(Attempt attempt, Step first_step) const;
+  // The next read writes: several threads may read only a line that is not stale.
+  bool stale() const { return stale_; }
 
  private:
   struct Life {
@@ -55,14 +58,18 @@ class Line {
     std::map<Step, std::set<Revision>> complete;
   };
 
-  void Rebuild();
-  std::vector<AttemptLine> AttemptLines() const;
+  // Most changes touch one step. The others (an attempt's first complete step, a late one of an older
+  // attempt, an attempt that comes from elsewhere) make the whole line stale: it is built anew when
+  // it is next read, once for any number of them.
+  Affected MakeStale();
+  const std::map<Step, CheckpointId>& Settled() const;
   // The line ends here, whatever is settled above: the newest attempt counts from its first create.
   Step Bound() const;
 
   std::map<Attempt, Life> lives_;
-  // The line as the attempts with a complete step left it.
-  std::map<Step, CheckpointId> settled_;
+  // The line as the attempts with a complete step left it; meaningful unless `stale_`.
+  mutable std::map<Step, CheckpointId> settled_;
+  mutable bool stale_ = false;
 };
 
 }  // namespace cairn::engine

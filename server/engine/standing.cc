@@ -44,7 +44,7 @@ void Standing::SettleAttempts(Job* job) {
   standing.line_version = job->attempts->line_version;
   std::map<Attempt, Step> begun;
   for (const auto& [number, attempt] : job->attempts->begun) begun[number] = attempt.comes_from;
-  Affect(job, {.all = standing.line.SetAttempts(begun), .replaced = {}});
+  Affect(job, standing.line.SetAttempts(begun));
 }
 
 void Standing::Affect(Job* job, const Line::Affected& affected) {
@@ -250,6 +250,7 @@ std::map<std::string, std::set<CheckpointKey>> Standing::TakeToRecord() {
 // --- invariants
 
 std::string Standing::CheckJob(const Job& job) const {
+  if (job.standing->line.stale()) return absl::StrCat("job ", job.name, ": its line is stale");
   uint64_t mapped = 0;
   size_t classified = 0;
   for (const auto& [id, checkpoint] : job.steps->all) {

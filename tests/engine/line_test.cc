@@ -1,0 +1,163 @@
+// The engine's line against common/line.h, which says the same in one pass over everything: random
+// histories of attempts that begin, move, complete steps out of order, lose them, and are forgotten.
+#include "server/engine/line.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "tests/support/line.h"
+
+namespace cairn::engine {
+namespace {
+
+using testing::Optional;
+
+// What the line is told, and the same as common/line.h wants it.
+class History {
+ public:
+  explicit History(uint32_t seed) : random_(seed) {}
+
+  void Step_() {
+    switch (Up(8)) {
+      case 0:
+        Begin();
+        break;
+      case 1:
+        Move();
+        break;
+      case 2:
+      case 3:
+        Lose();
+        break;
+      default:
+        Complete();
+    }
+  }
+
+  std::vector<AttemptLine> Attempts() const {
+    std::vector<AttemptLine> attempts;
+    for (const auto& [number, comes_from] : begun_) attempts.push_back({number, comes_from, {}});
+    for (const CheckpointId& id : complete_) {
+      for (AttemptLine& attempt : attempts) {
+        if (attempt.attempt == id.attempt) attempt.complete[id.step] = id.revision;
+      }
+    }
+    return attempts;
+  }
+
+  void Compare() const {
+    const std::vector<AttemptLine> attempts = Attempts();
+    std::vector<LineStep> line;
+    for (auto id = line_.Next(kNoStep); id.has_value(); id = line_.Next(id->step)) {
+      line.push_back({id->step, id->attempt, id->revision});
+      EXPECT_TRUE(line_.Has(*id));
+      EXPECT_THAT(line_.At(id->step), Optional(*id));
+      EXPECT_FALSE(line_.Abandoned(*id));
+    }
+    ASSERT_EQ(line, ComputeLine(attempts));
+    const std::optional<CheckpointId> newest = line_.Newest();
+    ASSERT_EQ(newest.has_value(), !line.empty());
+    if (newest.has_value()) {
+      EXPECT_EQ(newest->step, line.back().step);
+    }
+    for (Step step = 0; step < kSteps; ++step) {
+      EXPECT_EQ(line_.ComesFrom(step), ComesFrom(attempts, step)) << "step " << step;
+    }
+    const std::vector<LineStep> abandoned = Abandoned(attempts);
+    for (const CheckpointId& id : complete_) {
+      const LineStep own{id.step, id.attempt, id.revision};
+      // Of several revisions only the newest counts there; the others are superseded, or as it is.
+      bool newest_revision = true;
+      for (const CheckpointId& other : complete_) {
+        newest_revision &= !(other.step == id.step && other.attempt == id.attempt && other > id);
+      }
+      if (!newest_revision) continue;
+      const bool expected = std::find(abandoned.begin(), abandoned.end(), own) != abandoned.end();
+      EXPECT_EQ(line_.Abandoned(id), expected) << id.step << "." << id.attempt;
+    }
+  }
+
+ private:
+  static constexpr Step kSteps = 12;
+
+  int Up(int below) { return std::uniform_int_distribution<int>(0, below - 1)(random_); }
+  void Begin() {
+    const Attempt number = begun_.empty() ? 1 : begun_.rbegin()->first + 1 + Up(2);
+    begun_[number] = Up(kSteps) - 1;
+    Tell();
+  }
+  void Move() {  // where an attempt comes from is settled later than it began
+    if (begun_.empty()) return;
+    std::next(begun_.begin(), Up(static_cast<int>(begun_.size())))->second = Up(kSteps) - 1;
+    Tell();
+  }
+  void Complete() {
+    if (begun_.empty()) return Begin();
+    const Attempt attempt = std::next(begun_.begin(), Up(static_cast<int>(begun_.size())))->first;
+    const CheckpointId id{Up(kSteps), attempt, Up(3)};
+    if (complete_.insert(id).second) line_.Add(id);
+  }
+  void Lose() {
+    if (complete_.empty()) return;
+    const auto at = std::next(complete_.begin(), Up(static_cast<int>(complete_.size())));
+    line_.Remove(*at);
+    complete_.erase(at);
+  }
+  // Attempts that left nothing behind may be forgotten, all but the newest.
+  void Tell() {
+    for (auto at = begun_.begin(); at != begun_.end();) {
+      bool empty = true;
+      for (const CheckpointId& id : complete_) empty &= id.attempt != at->first;
+      const bool forget = empty && std::next(at) != begun_.end() && Up(2) == 0;
+      at = forget ? begun_.erase(at) : std::next(at);
+    }
+    line_.SetAttempts(begun_);
+  }
+
+  std::mt19937 random_;
+  std::map<Attempt, Step> begun_;
+  std::set<CheckpointId> complete_;
+  Line line_;
+};
+
+TEST(EngineLine, SaysWhatTheRuleSaysAfterEachChange) {
+  for (uint32_t seed = 1; seed <= 400; ++seed) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    History history(seed);
+    for (int i = 0; i < 60; ++i) {
+      history.Step_();
+      history.Compare();
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+// A line that is stale stays so through any number of changes, whatever they are.
+TEST(EngineLine, SaysWhatTheRuleSaysAfterManyUnreadChanges) {
+  for (uint32_t seed = 1; seed <= 2000; ++seed) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    History history(seed);
+    for (int i = 0; i < 40; ++i) history.Step_();
+    history.Compare();
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+// What a scan of storage brings: every step of an older attempt, one by one. Each would mean the whole
+// line; it is built once.
+TEST(EngineLine, ManyStepsOfAnOlderAttemptMakeTheLineStaleOnce) {
+  Line line;
+  line.SetAttempts({{1, kNoStep}, {2, 70'000}});
+  int all = 0;
+  for (Step step = 0; step < 100'000; ++step) all += line.Add({step, 1, 0}).all ? 1 : 0;
+  EXPECT_EQ(all, 1);
+  EXPECT_THAT(line.Newest(), Optional(CheckpointId{70'000, 1, 0}));
+  EXPECT_TRUE(line.Add({99'999, 2, 0}).all) << "it was read, and is stale anew";
+  EXPECT_TRUE(line.Abandoned({70'001, 1, 0}));
+}
+
+}  // namespace
+}  // namespace cairn::engine
