@@ -99,7 +99,7 @@ class Leases {
 
   absl::flat_hash_map<LeaseId, std::unique_ptr<Lease>> leases_;
   std::set<std::pair<MonotonicNanos, LeaseId>> expiry_;
-  std::map<SessionId, Held> held_;
+  absl::flat_hash_map<SessionId, Held> held_;
 };
 
 }  // namespace cairn::engine
