@@ -386,6 +386,7 @@ void Admission::Fence(Job* job) {
                     absl::FailedPreconditionError(absl::StrCat("attempt: superseded by ", newest)),
                     newest);
   }
+  attempts_.ForgetOlder(job);
 }
 
 void Admission::ReleaseAttempt(const Job& job, Attempt attempt) {

@@ -47,14 +47,15 @@ class Admission : public Waitlist, public StepWatcher {
   // True when anything differs from what the last Serve saw: serving may do more.
   bool Due(uint64_t manifests_version);
   bool waiting() const { return !creates_.empty(); }
-  // Nothing is to be had: called when steps wait for memory that finished jobs hold.
+  // Called when a step waits for memory that a finished job may hold.
   void set_short_of_memory(std::function<void()> call) { short_of_memory_ = std::move(call); }
 
   // --- what ends waiting
-  // All the creates of this step that `part` waits for are over.
+  // Answers the creates of this part that wait.
   void Cancel(const PartKey& part, const Status& why);
   void CancelAll(const Status& why);
-  // An older attempt's creates hear that it is superseded; its reservations are given back.
+  // A newer attempt has just begun, here or as storage tells: creates of older ones hear that they
+  // are superseded, and what was reserved for them is given back.
   void Fence(Job* job);
   void Release(Checkpoint* checkpoint);  // what is set aside for it and not used
   // No live session of this node writes the attempt any more.

@@ -60,7 +60,6 @@ Status Attempts::CheckProcess(const Job& job, const PartKey& part, const Session
 }
 
 Status Attempts::CheckWorld(const Job& job, const PartKey& part, int32_t world_size) {
-  CAIRN_RETURN_IF_ERROR(ValidateWorld(part.writer, world_size));
   const AttemptState* attempt = FindBegun(job, part.checkpoint.attempt);
   if (attempt == nullptr) return absl::OkStatus();
   const auto world = attempt->worlds.find(part.checkpoint.step);
@@ -144,7 +143,7 @@ bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Se
   return begins;
 }
 
-void Attempts::Fence(Job* job) {
+void Attempts::ForgetOlder(Job* job) {
   JobAttempts& attempts = job->attempts.Edit();
   const Attempt newest = attempts.newest();
   // Attempts that left nothing behind cut nothing off the line: they need not be remembered.

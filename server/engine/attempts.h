@@ -42,8 +42,9 @@ class Attempts {
   // (Admission::Fence).
   [[nodiscard]] bool Enter(Job* job, const PartKey& part, int32_t world_size,
                            const Session& session);
-  // The newest attempt has just begun: older ones can complete nothing more.
-  void Fence(Job* job);
+  // The newest attempt has just begun, and older ones can complete nothing more: forgets those that
+  // left nothing behind, and what was dropped of the others.
+  void ForgetOlder(Job* job);
   void Refuse(Job* job, const CheckpointKey& key, const Status& why);
   void RememberDropped(const PartKey& part, const std::string& object);
   void ForgetDropped(const PartKey& part);  // it is begun anew

@@ -26,17 +26,6 @@ Status Connecting::CheckHello(const event::Hello& event) const {
     return absl::ResourceExhaustedError(
         absl::StrCat("sessions: ", sessions_.size(), " is the limit"));
   }
-  if (event.policy.has_value()) CAIRN_RETURN_IF_ERROR(Jobs::CheckPolicy(*event.policy));
-  if (event.local_writers < 1 || event.local_writers > kMaxWorldSize) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("local_writers: ", event.local_writers, " is not in 1 … ", kMaxWorldSize));
-  }
-  if (event.attempt < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("attempt: ", event.attempt, " is below 0"));
-  }
-  if (event.writer >= 0 && event.world_size != 0) {
-    CAIRN_RETURN_IF_ERROR(ValidateWorld(event.writer, event.world_size));
-  }
   const Job* known = jobs_.Find(event.job);
   return known == nullptr ? absl::OkStatus() : Jobs::CheckAccess(*known, event.caller);
 }

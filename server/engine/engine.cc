@@ -227,10 +227,7 @@ void Engine::Impl::On(const event::JobScanned& event) {
   bool newer_attempt = false;
   Job* job = scanning_.On(event, &newer_attempt);
   if (job == nullptr) return;
-  if (newer_attempt) {
-    admission_.Fence(job);
-    attempts_.Fence(job);
-  }
+  if (newer_attempt) admission_.Fence(job);
   if (event.stored.ok()) {
     if (const Checkpoint* newest = standing_.Newest(*job)) pool_.RememberStored(*newest);
   }

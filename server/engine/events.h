@@ -1,5 +1,6 @@
-// What happens to the engine. Plain values; every identifier has passed common/keys.h's validation
-// at the edge, except where a comment says that the engine checks.
+// What happens to the engine. Plain values, whose form was checked at the edge (rpc/convert.h:
+// identifiers, ranges, lengths, policies); the engine checks what depends on its state, and what a
+// comment here says.
 #pragma once
 
 #include <cstdint>
@@ -73,7 +74,7 @@ struct ChooseAttempt {
 };
 
 // Says which step an attempt that has not begun goes on from; kNoStep: from nothing.
-// → reply::Latest, the checkpoint of that step
+// → reply::Latest, the checkpoint of that step, or one whose step is kNoStep
 struct ResumeFrom {
   Caller caller;
   std::string job;

@@ -34,7 +34,6 @@ void JobCalls::On(const event::ResumeFrom& event) {
   Job* job = jobs_.FindOrMake(event.job);
   if (scanning_.Await(event.caller, job, event.deadline, event)) return;
   Status status = Jobs::CheckAccess(*job, event.caller);
-  if (status.ok()) status = ValidateAttempt(event.attempt);
   if (!status.ok()) return out_.Answer(request, status);
   Attempt superseded_by = 0;
   status = Attempts::CheckFence(*job, event.attempt, &superseded_by);
@@ -74,7 +73,6 @@ void JobCalls::On(const event::SetPolicy& event) {
   }
   if (scanning_.Await(event.caller, job, out_.now() + kScanPatience, event)) return;
   Status status = Jobs::CheckAccess(*job, event.caller);
-  if (status.ok()) status = Jobs::CheckPolicy(event.policy);
   if (!status.ok()) return out_.Answer(request, status);
   if (!job->owner->owned) {
     // The uid that creates first will own it; its session brings the policy along.

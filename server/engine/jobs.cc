@@ -28,23 +28,6 @@ Status Jobs::CheckAccess(const Job& job, const Caller& caller) {
       "job: ", job.name, " is owned by uid ", job.owner->uid, ", the caller is uid ", caller.uid));
 }
 
-Status Jobs::CheckPolicy(const JobPolicy& policy) {
-  if (policy.readers != Readers::kOwner) {
-    return absl::UnimplementedError("readers: only \"owner\" is there so far");
-  }
-  if (policy.every < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("every: ", policy.every, " is below 1"));
-  }
-  if (policy.keep_last < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("keep_last: ", policy.keep_last, " is below 0"));
-  }
-  if (policy.keep_every < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("keep_every: ", policy.keep_every, " is below 0"));
-  }
-  return absl::OkStatus();
-}
-
 void Jobs::Say(const Job& job) {
   out_.Say(fact::Job{job.name, job.owner->uid, job.owner->gid, job.owner->policy});
 }

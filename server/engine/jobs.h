@@ -29,7 +29,6 @@ class Jobs {
 
   // Whether the caller may read and change it.
   static Status CheckAccess(const Job& job, const Caller& caller);
-  static Status CheckPolicy(const JobPolicy& policy);
   // Nothing happens when it is owned. `policy` is what the owner asked for, if anything.
   void TakeOwnership(Job* job, uint32_t uid, uint32_t gid, const std::optional<JobPolicy>& policy);
   void SetPolicy(Job* job, const JobPolicy& policy);  // of an owned one

@@ -62,9 +62,7 @@ void Saving::On(const event::Create& event) {
 void Saving::Enter(Job* job, const Caller& caller, const PartKey& part, int32_t world_size,
                    const Session& session) {
   jobs_.TakeOwnership(job, caller.uid, caller.gid, session.policy);
-  if (!attempts_.Enter(job, part, world_size, session)) return;
-  admission_.Fence(job);
-  attempts_.Fence(job);
+  if (attempts_.Enter(job, part, world_size, session)) admission_.Fence(job);
 }
 
 // The writer has entered the step again: what it began of it before and did not commit is over.
@@ -92,11 +90,6 @@ Status Saving::CheckCreate(const event::Create& event, const Job& job, const Ses
                            Attempt* superseded_by) const {
   const CheckpointKey& key = event.part.checkpoint;
   CAIRN_RETURN_IF_ERROR(Jobs::CheckAccess(job, event.caller));
-  CAIRN_RETURN_IF_ERROR(ValidateStep(key.step));
-  CAIRN_RETURN_IF_ERROR(ValidateAttempt(key.attempt));
-  if (key.revision < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("revision: ", key.revision, " is below 0"));
-  }
   CAIRN_RETURN_IF_ERROR(mode_.CheckAdmits());
   CAIRN_RETURN_IF_ERROR(Attempts::CheckFence(job, key.attempt, superseded_by));
   CAIRN_RETURN_IF_ERROR(Attempts::CheckWorld(job, event.part, event.world_size));
@@ -109,13 +102,6 @@ Status Saving::CheckCreate(const event::Create& event, const Job& job, const Ses
     return absl::DataLossError(
         absl::StrCat("create: memory of ", part->key.DebugString(),
                      " did not survive the daemon's death; save it again under a new revision"));
-  }
-  for (const event::ObjectSpec& spec : event.objects) {
-    if (spec.length > kMaxObjectBytes) {
-      return absl::InvalidArgumentError(absl::StrCat("length: ", spec.length, " of \"",
-                                                     absl::CHexEscape(spec.name), "\" exceeds ",
-                                                     kMaxObjectBytes));
-    }
   }
   return CheckNames(event);
 }
@@ -277,8 +263,6 @@ bool Saving::MayWrite(const Caller& caller, const PartKey& part, const Session**
   *job = jobs_.FindOrMake(part.checkpoint.job);
   Attempt superseded_by = 0;
   Status status = Jobs::CheckAccess(**job, caller);
-  if (status.ok()) status = ValidateStep(part.checkpoint.step);
-  if (status.ok()) status = ValidateAttempt(part.checkpoint.attempt);
   if (status.ok()) status = Attempts::CheckProcess(**job, part, **session);
   // A repeat of a commit that was acknowledged is answered even when superseded since.
   const Part* known = parts_.Find(part);

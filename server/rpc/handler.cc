@@ -168,16 +168,8 @@ void Handler::resume(wire::Latest& reply, int64_t call, int64_t attempt, int64_t
     resume.attempt = attempt;
     resume.step = step;
     resume.deadline = DefaultDeadline();
-    node::Answer answer = node_->Call(std::move(resume));
-    // From nothing: there is no checkpoint to describe.
-    if (answer.body.ok() && std::holds_alternative<engine::reply::Ok>(*answer.body)) {
-      engine::reply::Latest none;
-      none.key.step = kNoStep;
-      reply = FromLatest(none, node_->clock()->UnixMillis());
-      return;
-    }
-    reply =
-        FromLatest(Expect<engine::reply::Latest>(std::move(answer)), node_->clock()->UnixMillis());
+    reply = FromLatest(Expect<engine::reply::Latest>(node_->Call(std::move(resume))),
+                       node_->clock()->UnixMillis());
   });
 }
 

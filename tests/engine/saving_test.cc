@@ -300,43 +300,15 @@ TEST_F(Saving, CommitUnderWaySurvivesItsWritersDeath) {
   EXPECT_EQ(LatestStep(Hello({.attempt = 2})), 1);
 }
 
-TEST_F(Saving, BadValuesAreRefusedNamingTheField) {
+TEST_F(Saving, ObjectAboveTheBudgetIsRefusedNamingIt) {
   const SessionId session = Hello();
-  event::Create create = CreateOf(session, PartOf(session, -1), {{"a"}});
-  Apply(create);
-  EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
-              Fails(absl::StatusCode::kInvalidArgument, "step"));
-  create = CreateOf(session, PartOf(session, 1), {{"a"}});
-  create.part.checkpoint.attempt = 0;
-  Apply(create);
-  EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
-              Fails(absl::StatusCode::kInvalidArgument, "attempt"));
-  create = CreateOf(session, PartOf(session, 1, -1), {{"a"}});
-  Apply(create);
-  EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
-              Fails(absl::StatusCode::kInvalidArgument, "revision: -1"));
-  create = CreateOf(session, PartOf(session, 1), {{"a"}});
-  create.part.writer = 7;
-  Apply(create);
-  EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
-              Fails(absl::StatusCode::kInvalidArgument, "writer"));
-  create = CreateOf(session, PartOf(session, 1), {{"a", uint64_t{1} << 63}});
-  Apply(create);
-  EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
-              Fails(absl::StatusCode::kInvalidArgument, "length: 9223372036854775808"));
-  create = CreateOf(session, PartOf(session, 1), {{"a", 65 * kMiB}});
-  Apply(create);
-  EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
+  EXPECT_THAT(TrySave(session, 1, {{"a", 65 * kMiB}}),
               Fails(absl::StatusCode::kResourceExhausted, "budget of 67108864"));
-  JobPolicy policy;
-  policy.readers = Readers::kAll;
-  EXPECT_THAT(StatusOf(TryHello({.policy = policy})),
-              Fails(absl::StatusCode::kUnimplemented, "readers"));
-  policy = {};
-  policy.every = 0;
-  EXPECT_THAT(StatusOf(TryHello({.policy = policy})),
-              Fails(absl::StatusCode::kInvalidArgument, "every"));
-  EXPECT_THAT(StatusOf(Latest(session, "nowhere")), Fails(absl::StatusCode::kNotFound, "nowhere"));
+}
+
+TEST_F(Saving, LatestOfAnUnknownJobIsNotFound) {
+  EXPECT_THAT(StatusOf(Latest(Hello(), "nowhere")),
+              Fails(absl::StatusCode::kNotFound, "nowhere"));
 }
 
 TEST_F(Saving, TooManyObjectsOfOneWriterAreRefused) {
@@ -360,6 +332,33 @@ TEST_F(Saving, StepThatLacksWritersIsLoggedOnce) {
   int said = 0;
   for (const std::string& log : logs) said += log.find("lacks writers 1, 2") != std::string::npos;
   EXPECT_EQ(said, 1);
+}
+
+// Two writes of manifests of one part are under way: that of a part that was removed, and that of the
+// one that took its place. Whichever ends first, each is taken for itself.
+TEST_F(Saving, WriteOfARemovedPartsManifestIsNotTakenForTheNextOnes) {
+  const SessionId zero = Hello({.writer = 0, .world_size = 2, .local_writers = 2});
+  const PartKey part = PartOf(zero, 1);
+  hold_manifests = true;
+  ASSERT_TRUE(Create(zero, part, {{"first"}}).ok());
+  const auto first = CommitOf(zero, part, {{"first"}});
+  Apply(first);
+  Apply(event::Remove{From(zero), {"job", 1}, /*memory_only=*/true, false, Soon()});
+  EXPECT_FALSE(AnswerTo(first.caller.request).ok()) << "its part was dropped";
+  ASSERT_TRUE(Create(zero, part, {{"second"}}).ok());
+  const auto second = CommitOf(zero, part, {{"second"}});
+  Apply(second);
+  ASSERT_EQ(held_manifests.size(), 2u);
+  const event::ManifestWritten of_first = held_manifests[0], of_second = held_manifests[1];
+  ASSERT_NE(of_first.extent, of_second.extent);
+  Apply(of_second);
+  const auto committed = Take<reply::Commit>(second.caller.request);
+  ASSERT_TRUE(committed.ok()) << committed.status();
+  EXPECT_EQ(committed->digest, of_second.digest);
+  Apply(of_first);
+  auto again = second;
+  again.caller = From(zero);
+  EXPECT_EQ(Take<reply::Commit>(Ask(again, again.caller))->digest, of_second.digest);
 }
 
 }  // namespace
