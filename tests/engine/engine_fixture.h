@@ -197,7 +197,9 @@ class EngineTest : public testing::Test {
     }
     pending.push_back(std::move(scanned));
   }
-  void Do(action::Record&) {}
+  void Do(action::Record& a) {
+    for (const CheckpointKey& key : a.checkpoints) records.push_back(key);
+  }
   void Do(action::WakeAt& a) { wake_at = a.at; }
   void Do(action::EndSession&) {}
   void Do(action::Drained&) { drained = true; }
@@ -444,6 +446,7 @@ class EngineTest : public testing::Test {
   size_t persists_done = 0;
   std::vector<action::DeleteFiles> deletes;
   std::vector<std::string> scans, logs;
+  std::vector<CheckpointKey> records;
   bool drained = false;
 
   std::map<RequestId, SessionId> asked;

@@ -77,5 +77,20 @@ TEST_F(Finding, PeekSaysWhatApplyWouldOrLeavesItToApply) {
   EXPECT_FALSE(engine->Peek(another).has_value());
 }
 
+// The event that brings what a caller waits for may come in the very moment of its deadline.
+TEST_F(Finding, WaitReachedAtItsVeryDeadlineIsAnswered) {
+  const SessionId session = Hello();
+  const event::Wait wait{From(session), {"job", 1}, Level::kCached, -1, Soon()};
+  Apply(wait);
+  ASSERT_TRUE(Create(session, PartOf(session, 1), {{"model"}}).ok());
+  hold_manifests = true;
+  Apply(CommitOf(session, PartOf(session, 1), {{"model"}}));
+  ASSERT_FALSE(Answered(wait.caller.request));
+  now = wait.deadline;
+  FinishManifest();
+  CarryPending();
+  EXPECT_TRUE(Take<CheckpointInfo>(wait.caller.request).ok());
+}
+
 }  // namespace
 }  // namespace cairn::engine

@@ -357,6 +357,29 @@ TEST_F(Stored, CreateThatWaitsIsServedWhenAnotherJobsLastWriterLeaves) {
   EXPECT_TRUE(Take<reply::Create>(create.caller.request).ok());
 }
 
+// Of two parts one is leased when the checkpoint's memory goes, and goes later: the catalog's rows are
+// about parts, so the recorder hears of each.
+TEST_F(Stored, RecorderHearsOfEachDropOfACheckpointsMemory) {
+  JobPolicy policy;
+  policy.mode = PersistMode::kNewest;
+  const SessionId zero =
+      Hello({.writer = 0, .world_size = 2, .local_writers = 2, .policy = policy});
+  const SessionId one = Hello({.writer = 1, .world_size = 2, .local_writers = 2});
+  Save(zero, 1, {{"zero"}});
+  Save(one, 1, {{"one"}});
+  const auto open = Open(zero, 1, "one");
+  ASSERT_TRUE(open.ok()) << open.status();
+  const auto drop = [&] {
+    records.clear();
+    Apply(event::Remove{From(zero), {"job", 1}, /*memory_only=*/true, false, Soon()});
+    return records.size();
+  };
+  EXPECT_EQ(drop(), 1u) << "one part left";
+  EXPECT_EQ(drop(), 0u) << "nothing changed";
+  Release(zero, open->lend.lease);
+  EXPECT_EQ(drop(), 1u) << "the other part left";
+}
+
 TEST_F(Stored, FinishedJobsLatestMakesRoomOnceItIsPersisted) {
   const SessionId done = HelloWith(PersistMode::kNewest);
   Save(done, 1, {{"model", 40 * kMiB}});
