@@ -296,7 +296,6 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
   parts_.RestoreFootprints();
   admission_.Restore(sessions_);
   parts_.RestoreComplete();
-  retention_.RestorePins(restored);
   opening_.Restore(jobs_);
   persistence_.Restore(restored);
   for (const auto& [name, job] : jobs_.all()) {
@@ -332,7 +331,6 @@ std::vector<Fact> Engine::Impl::Snapshot() const {
         manifests_.Snapshot(*part, &facts);
       }
       persistence_.Snapshot(*checkpoint, resident, &facts);
-      retention_.Snapshot(*checkpoint, &facts);
     }
   }
   return facts;

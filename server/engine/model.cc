@@ -14,7 +14,7 @@ Checkpoint::Checkpoint(Job* of, const CheckpointKey& of_key, uint64_t number, Ch
       files(this),
       verdict(this),
       memory(this),
-      pinned(this),
+      pinned(this, of->pins->contains(Id())),
       changes_(changes) {}
 
 Job::Job(std::string of_name, Changes* changes)

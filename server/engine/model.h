@@ -344,6 +344,8 @@ struct Job {
   Owned<JobSteps, Parts> steps;
   Owned<JobFiles, Persistence> files;
   Owned<JobTombstones, Retention> tombstones;
+  // Those that are not known yet are pinned as soon as a scan finds them.
+  Owned<std::set<CheckpointId>, Retention> pins;
   Owned<JobSaves, Pool> saves;
   Owned<JobScan, Scanning> scan;
   Owned<JobWaits, Finding> waits;

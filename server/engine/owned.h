@@ -26,7 +26,7 @@ class Owned {
 template <class Value, class Owner, class Of>
 class Watched {
  public:
-  explicit Watched(Of* of) : of_(of) {}
+  explicit Watched(Of* of, Value value = {}) : of_(of), value_(std::move(value)) {}
   Watched(const Watched&) = delete;
   Watched& operator=(const Watched&) = delete;
 
@@ -41,7 +41,7 @@ class Watched {
   }
 
   Of* const of_;
-  Value value_{};
+  Value value_;
 };
 
 }  // namespace cairn::engine

@@ -194,6 +194,11 @@ void Retention::On(const event::Pin& event) {
   Checkpoint* checkpoint = *found;
   if (*checkpoint->pinned != event.pinned) {
     checkpoint->pinned.Edit() = event.pinned;
+    if (event.pinned) {
+      job->pins.Edit().insert(checkpoint->Id());
+    } else {
+      job->pins.Edit().erase(checkpoint->Id());
+    }
     out_.Say(fact::Pinned{checkpoint->key, event.pinned});
   }
   out_.Answer(event.caller.request, Body(reply::Ok{}));
@@ -206,11 +211,8 @@ void Retention::Restore(const Restored& restored) {
     const auto& [job, step] = id;
     jobs_.FindOrMake(job)->tombstones.Edit().removed[step] = attempt;
   }
-}
-
-void Retention::RestorePins(const Restored& restored) {
   for (const CheckpointKey& key : restored.pinned) {
-    if (Checkpoint* checkpoint = parts_.Find(key)) checkpoint->pinned.Edit() = true;
+    jobs_.FindOrMake(key.job)->pins.Edit().insert({key.step, key.attempt, key.revision});
   }
 }
 
@@ -218,10 +220,9 @@ void Retention::Snapshot(const Job& job, std::vector<Fact>* facts) const {
   for (const auto& [step, attempt] : job.tombstones->removed) {
     facts->push_back(fact::StepRemoved{job.name, step, attempt});
   }
-}
-
-void Retention::Snapshot(const Checkpoint& checkpoint, std::vector<Fact>* facts) const {
-  if (*checkpoint.pinned) facts->push_back(fact::Pinned{checkpoint.key, true});
+  for (const auto& [step, attempt, revision] : *job.pins) {
+    facts->push_back(fact::Pinned{{job.name, step, attempt, revision}, true});
+  }
 }
 
 }  // namespace cairn::engine

@@ -1,6 +1,6 @@
 // Which files are deleted, by policy; and what people decide: rm, pin.
 //
-// Changes Job::tombstones and Checkpoint::pinned. Says fact::StepRemoved, Pinned.
+// Changes Job::tombstones, Job::pins and Checkpoint::pinned. Says fact::StepRemoved, Pinned.
 #pragma once
 
 #include <map>
@@ -39,10 +39,8 @@ class Retention : public Waitlist {
   void Left(const Parked& parked) override;
   void TimeUp(const Parked& parked) override;
 
-  void Restore(const Restored& restored);
-  void RestorePins(const Restored& restored);  // once the checkpoints are there
+  void Restore(const Restored& restored);  // before there are checkpoints
   void Snapshot(const Job& job, std::vector<Fact>* facts) const;
-  void Snapshot(const Checkpoint& checkpoint, std::vector<Fact>* facts) const;
 
  private:
   Status CheckRemove(const event::Remove& event, const Job& job,

@@ -277,6 +277,26 @@ TEST_P(Recovery, PolicyPinsRemovalsAndPersistedAreRemembered) {
   EXPECT_EQ(Status_().jobs[0].policy, policy);
 }
 
+TEST_P(Recovery, PinOfWhatOnlyStorageHoldsIsRemembered) {  // seed 9054 of the simulator
+  options.storage = true;
+  Restart();
+  JobPolicy policy;
+  policy.mode = PersistMode::kEvery;
+  const SessionId session = Hello({.policy = policy});
+  for (Step step = 1; step <= 5; ++step) Save(session, step, {{"model", 20 * kMiB}});
+  ASSERT_EQ(Stat(session, 1)->level, Level::kEvicted);
+  Apply(event::Pin{From(session), {"job", 1}, true});
+  DaemonDies();
+  policy.keep_last = 1;
+  Apply(event::SetPolicy{From(session), "job", policy});
+  Save(session, 6, {{"model", 20 * kMiB}});
+  const auto pinned = Stat(session, 1);
+  ASSERT_TRUE(pinned.ok()) << pinned.status();
+  EXPECT_TRUE(pinned->facts.pinned);
+  EXPECT_TRUE(stored.contains({"job", 1, 1, 0}));
+  EXPECT_FALSE(stored.contains({"job", 2, 1, 0}));
+}
+
 TEST_P(Recovery, IdsAreNeverGivenTwice) {
   const SessionId session = Hello();
   Save(session, 1);

@@ -117,6 +117,7 @@ class Node {
   void LearnWhatIsStored(const Recovered& recovered);
   void CarryOut(std::vector<Action>* actions, size_t many);
   void CheckAfterApply();
+  std::string ForgottenByAStart(const std::vector<Fact>& snapshot) const;
   std::string AnswersAfter(const std::vector<Fact>& facts) const;
 
   // --- actions (actions.cc): one per kind, so that a new one does not compile until it is decided

@@ -15,6 +15,8 @@ std::string Difference(const Mirror& snapshot, const Mirror& journal) {
   if (snapshot.leases != journal.leases) return "leases";
   if (snapshot.manifests != journal.manifests) return "manifests";
   if (snapshot.jobs != journal.jobs) return "jobs";
+  if (snapshot.pinned != journal.pinned) return "pinned";
+  if (snapshot.removed != journal.removed) return "removed";
   if (snapshot.objects != journal.objects) {
     for (const auto& [part, objects] : journal.objects) {
       const auto* there = snapshot.ObjectsOf(part);
@@ -51,6 +53,9 @@ void Node::CompareSnapshot() {
   if (const std::string what = Difference(said, mirror); !what.empty()) {
     return world.report.Fail(absl::StrCat("snapshot: ", what, " are not what the journal says"));
   }
+  if (const std::string what = ForgottenByAStart(snapshot); !what.empty()) {
+    return world.report.Fail(absl::StrCat("snapshot: a start from it forgets ", what));
+  }
   const std::string from_journal = AnswersAfter(journal), from_snapshot = AnswersAfter(snapshot);
   if (from_journal != from_snapshot) {
     world.report.Fail(absl::StrCat("snapshot: a daemon started from the journal answers\n",
@@ -58,6 +63,18 @@ void Node::CompareSnapshot() {
   } else if (absl::string_view(from_journal).substr(0, 9) == "invariant") {
     world.report.Fail(from_journal);
   }
+}
+
+// What a daemon started from the snapshot does not remember as the snapshot, and the facts said at
+// the start, have it; "" when nothing.
+std::string Node::ForgottenByAStart(const std::vector<Fact>& snapshot) const {
+  Engine other(options);
+  const Outcome start = other.Start(world.clock.now, world.clock.UnixMs(), Leftovers(snapshot));
+  Mirror said, remembered;
+  for (const Fact& fact : snapshot) said.Take(fact);
+  for (const Fact& fact : start.facts) said.Take(fact);
+  for (const Fact& fact : other.Snapshot()) remembered.Take(fact);
+  return Difference(remembered, said);
 }
 
 // What a daemon started from these facts says of every job, or which invariant it breaks.
