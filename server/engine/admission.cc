@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/engine/evict_class.h"
 
 namespace cairn::engine {
 namespace {
@@ -13,9 +14,6 @@ namespace {
 constexpr uint64_t kRecycleBytes = uint64_t{32} << 20;
 constexpr int kFailedMakes = 3;
 constexpr size_t kNamedHolders = 8;
-
-constexpr EvictClass kEvictable[] = {EvictClass::kGarbage, EvictClass::kOwesNothing,
-                                     EvictClass::kOwes, EvictClass::kLastOfFinished};
 
 SlabOwner OwnerOf(const Job& job) { return {job.owner->uid, job.name}; }
 
@@ -97,7 +95,7 @@ bool Admission::TryAdmit(Checkpoint* checkpoint) {
   const SlabOwner owner = OwnerOf(job);
   uint64_t lacking = wanted - available;
   lacking -= std::min(lacking, ledger_.RetireOthers(0, &owner, lacking));
-  for (const EvictClass evict_class : kEvictable) {
+  for (const EvictClass evict_class : kEvictClasses) {
     while (lacking > 0 && eviction_.EvictOne(evict_class, /*soft=*/true, nullptr, &job)) {
       lacking -= std::min(lacking, ledger_.RetireOthers(0, &owner, lacking));
     }

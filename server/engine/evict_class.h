@@ -5,6 +5,10 @@
 
 namespace cairn::engine {
 
+// Those that may be given up, the first to go first.
+inline constexpr EvictClass kEvictClasses[] = {EvictClass::kGarbage, EvictClass::kOwesNothing,
+                                               EvictClass::kOwes, EvictClass::kLastOfFinished};
+
 // `newest` of the job's line, nullptr when it has none; `abandoned` as the line says.
 EvictClass ClassOf(const Checkpoint& checkpoint, const Checkpoint* newest, bool abandoned);
 

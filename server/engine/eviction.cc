@@ -2,15 +2,13 @@
 
 #include <algorithm>
 
+#include "server/engine/evict_class.h"
 #include "server/engine/manifests.h"
 
 namespace cairn::engine {
 namespace {
 
 constexpr int kRecycleTries = 8;
-// The order in which memory is given up.
-constexpr EvictClass kInOrder[] = {EvictClass::kGarbage, EvictClass::kOwesNothing,
-                                   EvictClass::kOwes, EvictClass::kLastOfFinished};
 
 }  // namespace
 
@@ -36,7 +34,7 @@ bool Eviction::Free(const Job* job, SessionId session, uint64_t wanted) {
   const auto retire_own = [&] {
     if (session != 0 && Coming() < wanted) retiring = ledger_.Retire(session, wanted - Coming());
   };
-  for (const EvictClass evict_class : kInOrder) {
+  for (const EvictClass evict_class : kEvictClasses) {
     if (evict_class == EvictClass::kOwes) retire_own();
     while (lacking() > 0) {
       if (ledger_.DestroyOldest() > 0) continue;
@@ -48,7 +46,7 @@ bool Eviction::Free(const Job* job, SessionId session, uint64_t wanted) {
   while (lacking() > 0) {
     if (ledger_.RetireOthers(session, nullptr, lacking()) >= lacking()) break;
     bool evicted = false;
-    for (const EvictClass evict_class : kInOrder) {
+    for (const EvictClass evict_class : kEvictClasses) {
       evicted = evicted || EvictOne(evict_class, /*soft=*/true, nullptr, nullptr);
     }
     if (!evicted) break;

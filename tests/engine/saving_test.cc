@@ -307,8 +307,7 @@ TEST_F(Saving, ObjectAboveTheBudgetIsRefusedNamingIt) {
 }
 
 TEST_F(Saving, LatestOfAnUnknownJobIsNotFound) {
-  EXPECT_THAT(StatusOf(Latest(Hello(), "nowhere")),
-              Fails(absl::StatusCode::kNotFound, "nowhere"));
+  EXPECT_THAT(StatusOf(Latest(Hello(), "nowhere")), Fails(absl::StatusCode::kNotFound, "nowhere"));
 }
 
 TEST_F(Saving, TooManyObjectsOfOneWriterAreRefused) {
