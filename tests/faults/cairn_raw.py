@@ -7,10 +7,12 @@ scribbles after sealing, repeats calls, lies about lengths. Errors of the daemon
 from __future__ import annotations
 
 import array
+import atexit
 import ctypes
 import itertools
 import mmap
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -36,6 +38,7 @@ MAP, FILE, READ = 1, 2, 3
 def _generate() -> Path:
     """Python types of the contract, made once per test run."""
     folder = Path(tempfile.mkdtemp(prefix="cairn-thrift-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     subprocess.run(
         ["thrift", "--gen", "py", "-out", str(folder), str(ROOT / "proto" / "cairn.thrift")],
         check=True,
