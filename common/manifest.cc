@@ -325,12 +325,19 @@ const ObjectEntry* Manifest::Find(absl::string_view name) const {
   return at != objects.end() && at->name == name ? &*at : nullptr;
 }
 
+size_t EncodedObjectSize(const ObjectEntry& object) {
+  CountingSink size;
+  WriteObject(object, &size);
+  return size.size();
+}
+
 size_t EncodedManifestSize(const Manifest& manifest) {
   CountingSink body;
   WriteHead(manifest, &body);
-  for (const ObjectEntry& object : manifest.objects) WriteObject(object, &body);
   body.Bytes(manifest.unknown);
-  return kHeaderBytes + body.size() + kTrailerBytes;
+  size_t size = kHeaderBytes + body.size() + kTrailerBytes;
+  for (const ObjectEntry& object : manifest.objects) size += EncodedObjectSize(object);
+  return size;
 }
 
 std::string EncodeManifest(const Manifest& manifest) {

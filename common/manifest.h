@@ -69,6 +69,8 @@ std::string EncodeManifest(const Manifest& manifest);
 // nothing and takes a time that grows with the number of objects and notes, never with their bytes
 // or checksums.
 size_t EncodedManifestSize(const Manifest& manifest);
+// What one more object adds to it.
+size_t EncodedObjectSize(const ObjectEntry& object);
 // DATA_LOSS for a bad magic, CRC or structure; UNIMPLEMENTED for a newer format. A decoded manifest
 // has passed every check of keys.h. Its names are unique, none is a directory of another, and each
 // list of CRCs is as long as the object's length asks for.

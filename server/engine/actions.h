@@ -187,11 +187,20 @@ struct ProbeSlab {
   std::vector<LeaseId> leases;
 };
 
-// Encodes a manifest and puts it into its slab, which is never lent for writing. → ManifestWritten
+// Puts a manifest together, encodes it, and writes it into its slab, which is never lent for writing.
+// → ManifestWritten
 struct WriteManifest {
   PartKey part;
-  ExtentRef extent;  // has space for the encoding
-  std::shared_ptr<const Manifest> manifest;
+  ExtentRef extent;                     // has space for the encoding
+  std::shared_ptr<const Manifest> head;  // without its objects
+  std::vector<std::shared_ptr<const ObjectEntry>> objects;  // in order of their names; unchanging
+
+  std::shared_ptr<const Manifest> Whole() const {
+    auto whole = std::make_shared<Manifest>(*head);
+    whole->objects.reserve(objects.size());
+    for (const auto& object : objects) whole->objects.push_back(*object);
+    return whole;
+  }
 };
 
 // Reads an object's bytes and compares them with its checksums. → Verified

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -273,7 +274,8 @@ struct ManifestWritten {
   PartKey part;
   ExtentRef extent;  // where it was written
   cairn::Status status;
-  std::string digest;  // of its encoding, if OK
+  std::shared_ptr<const Manifest> manifest;  // what the part holds from now on
+  std::string digest;                        // of its encoding
 };
 
 // DATA_LOSS: the bytes are not those that were sealed. Another error says nothing about them.

@@ -40,11 +40,15 @@ bool Manifests::Await(Part* part, const event::Commit& event) {
   return true;
 }
 
-void Manifests::Begin(Part* part) {
+void Manifests::Begin(Part* part, Manifest head) {
   ManifestPlace& place = part->manifest.Edit();
   place.committing = true;
   under_way_.insert(part->key);
-  place.bytes = EncodedManifestSize(*part->content->manifest);
+  place.bytes = EncodedManifestSize(head);
+  for (const auto& [name, object] : part->content->objects) {
+    place.bytes += EncodedObjectSize(object->entry());
+  }
+  place.head = std::make_shared<const Manifest>(std::move(head));
   Write(part);
 }
 
@@ -90,7 +94,12 @@ void Manifests::Write(Part* part) {
   for (RequestId request : place.committers) {
     callers_.SetDeadline(request, kNever);  // the write is under way and will be answered
   }
-  out_.Do(action::WriteManifest{part->key, place.extent, part->content->manifest});
+  action::WriteManifest write{part->key, place.extent, place.head, {}};
+  write.objects.reserve(part->content->objects.size());
+  for (const auto& [name, object] : part->content->objects) {
+    write.objects.push_back(object->content->draft);
+  }
+  out_.Do(std::move(write));
   KeepSpace();
 }
 
@@ -169,17 +178,21 @@ Part* Manifests::On(const event::ManifestWritten& event) {
   out_.Say(fact::ManifestCommitted{part->key, part->checkpoint->content->world_size,
                                    part->manifest->extent, part->manifest->bytes, event.digest});
   out_.Count("commits");
-  part->manifest.Edit().committing = false;
-  under_way_.erase(part->key);
-  parts_.Commit(part, event.digest);
+  Ended(part);
+  parts_.Commit(part, event.manifest, event.digest);
   AnswerCommitters(part, Body(reply::Commit{event.digest, part->checkpoint->content->complete}));
   return part;
 }
 
-void Manifests::Failed(Part* part, const Status& why) {
-  part->manifest.Edit().committing = false;
+void Manifests::Ended(Part* part) {
+  ManifestPlace& place = part->manifest.Edit();
+  place.committing = false;
+  place.head = nullptr;
   under_way_.erase(part->key);
-  parts_.SetManifest(part, nullptr);
+}
+
+void Manifests::Failed(Part* part, const Status& why) {
+  Ended(part);
   Free(part);
   AnswerCommitters(part, Annotate(why, "commit"));
   bool alive = false;
@@ -291,6 +304,10 @@ std::string Manifests::CheckInvariants(const Checkpoint& checkpoint, const Parts
     }
     if (manifest.writing) ++(*pins)[manifest.extent.slab];
     if (manifest.committing != under_way_.contains(part->key)) return shown + ": committing?";
+    if (manifest.committing != (manifest.head != nullptr)) return shown + ": a manifest's head";
+    if (part->content->committed != (part->content->manifest != nullptr)) {
+      return shown + ": committed means that what it holds is known";
+    }
     if (manifest.committing && !manifest.writing && manifest.committers.empty() &&
         !waiting_.contains(part->key)) {
       return absl::StrCat(shown, " commits, but nothing is under way for it");

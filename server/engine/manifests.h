@@ -28,8 +28,8 @@ class Manifests : public Waitlist, public StepWatcher {
 
   // Parks the caller until the part's commit is answered. False after answering why not.
   bool Await(Part* part, const event::Commit& event);
-  // Writes the part's manifest (PartContent::manifest) as soon as there is space for it.
-  void Begin(Part* part);
+  // Writes the part's manifest, of this head and the part's objects, as soon as there is space for it.
+  void Begin(Part* part, Manifest head);
   void Free(Part* part);  // its memory
 
   // Commits that found no space: makes a slab for them, evicting if it must.
@@ -70,6 +70,7 @@ class Manifests : public Waitlist, public StepWatcher {
   void MakeSlab(uint64_t bytes, bool urgent);
   void FreeExtent(const ExtentRef& extent);
   void AnswerCommitters(Part* part, const StatusOr<Body>& body);
+  void Ended(Part* part);
   void Failed(Part* part, const Status& why);
 
   const uint64_t slab_bytes_;

@@ -55,9 +55,9 @@ struct Part;
 
 struct ObjectContent {
   const ObjectEntry* entry = nullptr;  // in `draft`, or in the part's manifest
-  // While it is being written: name, kind and the length asked for. Gone once the part is
-  // committed.
-  std::unique_ptr<ObjectEntry> draft;
+  // While it is being written: name, kind and the length asked for; unchanged once it is sealed, for
+  // a WriteManifest under way shares it. Gone once the part is committed.
+  std::shared_ptr<ObjectEntry> draft;
   ExtentRef extent;  // meaningful while `resident`
   bool sealed = false;
   bool resident = false;
@@ -93,8 +93,7 @@ struct PartContent {
   std::set<SessionId> sessions;                             // that write it
   bool committed = false;
   std::string lost;  // an object whose slab did not survive: the part can't be committed any more
-  // What the part holds: immutable, made when the commit arrived, and the objects' entries from the
-  // moment the part is committed.
+  // What the part holds, entries of its objects included: immutable. nullptr until it is committed.
   std::shared_ptr<const Manifest> manifest;
   std::string digest;
 };
@@ -106,6 +105,8 @@ struct ManifestPlace {
   bool resident = false;  // it has an extent, perhaps still being written
   bool committing = false;
   bool writing = false;               // action::WriteManifest is under way
+  // The manifest without its objects, while `committing`.
+  std::shared_ptr<const Manifest> head;
   std::vector<RequestId> committers;  // who waits for it
 };
 

@@ -165,7 +165,7 @@ void Parts::NoLongerWritten(Part* part) {
 Object* Parts::New(Part* part, ObjectEntry entry) {
   auto object = std::make_unique<Object>(part);
   ObjectContent& content = object->content.Edit();
-  content.draft = std::make_unique<ObjectEntry>(std::move(entry));
+  content.draft = std::make_shared<ObjectEntry>(std::move(entry));
   content.entry = content.draft.get();
   Object* at = object.get();
   StepContent& step = part->checkpoint->content.Edit();
@@ -236,10 +236,6 @@ void Parts::Seal(Part* part, const std::vector<event::Seal>& seals) {
   }
 }
 
-void Parts::SetManifest(Part* part, std::shared_ptr<const Manifest> manifest) {
-  part->content.Edit().manifest = std::move(manifest);
-}
-
 void Parts::UseEntriesOf(Part* part) {
   for (const ObjectEntry& entry : part->content->manifest->objects) {
     ObjectContent& content = ObjectOf(*part, entry.name)->content.Edit();
@@ -249,11 +245,13 @@ void Parts::UseEntriesOf(Part* part) {
   }
 }
 
-void Parts::Commit(Part* part, const std::string& digest) {
+void Parts::Commit(Part* part, std::shared_ptr<const Manifest> manifest,
+                   const std::string& digest) {
   Checkpoint* checkpoint = part->checkpoint;
   NoLongerWritten(part);
   PartContent& content = part->content.Edit();
   content.committed = true;
+  content.manifest = std::move(manifest);
   content.digest = digest;
   content.creates.clear();
   content.sessions.clear();

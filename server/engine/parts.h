@@ -73,11 +73,9 @@ class Parts {
   static Status CheckSeals(const Part* part, const PartKey& key,
                            const std::vector<event::Seal>& seals);
   void Seal(Part* part, const std::vector<event::Seal>& seals);
-  void SetManifest(Part* part,
-                   std::shared_ptr<const Manifest> manifest);  // nullptr: none after all
   // Its manifest is in its slab; the fact is said. The objects' entries are the manifest's from now
   // on.
-  void Commit(Part* part, const std::string& digest);
+  void Commit(Part* part, std::shared_ptr<const Manifest> manifest, const std::string& digest);
   // A part as its manifest tells it; none of it is in memory yet.
   void AddStored(Checkpoint* checkpoint, std::shared_ptr<const Manifest> manifest,
                  const std::string& digest);

@@ -7,6 +7,14 @@
 #include "server/engine/retention.h"
 
 namespace cairn::engine {
+namespace {
+
+Status CommitUnderWay(const PartKey& part) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("commit: of ", part.DebugString(), " is under way"));
+}
+
+}  // namespace
 
 Saving::Saving(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs,
                Sessions* sessions, Leases* leases, Ledger* ledger, Attempts* attempts, Parts* parts,
@@ -120,8 +128,7 @@ Status Saving::CheckRevision(const Job& job, const PartKey& part) const {
           " comes after revision ", other->key.revision, " was committed"));
     }
     if (own != nullptr && own->manifest->committing) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("commit: of ", own->key.DebugString(), " is under way"));
+      return CommitUnderWay(own->key);
     }
   }
   return absl::OkStatus();
@@ -345,31 +352,27 @@ void Saving::On(const event::Commit& event) {
   }
   parts_.Seal(part, event.seals);
   if (!manifests_.Await(part, event)) return;
-  parts_.SetManifest(part, ManifestOf(*part, event));
+  // What the part holds is fixed from here on.
+  admission_.Cancel(event.part, CommitUnderWay(event.part));
   pool_.Remember(*part);
-  manifests_.Begin(part);
+  manifests_.Begin(part, HeadOf(*part, event));
 }
 
-// What the part holds, from now on unchanged.
-std::shared_ptr<const Manifest> Saving::ManifestOf(const Part& part,
-                                                   const event::Commit& event) const {
+// The part's manifest without its objects.
+Manifest Saving::HeadOf(const Part& part, const event::Commit& event) const {
   const CheckpointKey& key = part.key.checkpoint;
   const Job& job = *part.checkpoint->job;
-  auto manifest = std::make_shared<Manifest>();
-  manifest->job = key.job;
-  manifest->owner_uid = job.owner->uid;
-  manifest->step = key.step;
-  manifest->attempt = key.attempt;
-  manifest->revision = key.revision;
-  manifest->writer = part.key.writer;
-  manifest->world_size = part.checkpoint->content->world_size;
-  manifest->created_unix_ms = event.unix_ms;
-  manifest->comes_from = job.attempts->begun.at(key.attempt).comes_from;
-  manifest->notes = event.notes;
-  manifest->objects.reserve(part.content->objects.size());
-  for (const auto& [name, object] : part.content->objects) {
-    manifest->objects.push_back(object->entry());
-  }
+  Manifest manifest;
+  manifest.job = key.job;
+  manifest.owner_uid = job.owner->uid;
+  manifest.step = key.step;
+  manifest.attempt = key.attempt;
+  manifest.revision = key.revision;
+  manifest.writer = part.key.writer;
+  manifest.world_size = part.checkpoint->content->world_size;
+  manifest.created_unix_ms = event.unix_ms;
+  manifest.comes_from = job.attempts->begun.at(key.attempt).comes_from;
+  manifest.notes = event.notes;
   return manifest;
 }
 

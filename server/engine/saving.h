@@ -49,7 +49,7 @@ class Saving : public Granter {
   Status CheckDropped(const Job& job, const PartKey& part) const;
   Status CheckCommit(const event::Commit& event, const Job& job, const Session& session,
                      const Part* part, Attempt* superseded_by) const;
-  std::shared_ptr<const Manifest> ManifestOf(const Part& part, const event::Commit& event) const;
+  Manifest HeadOf(const Part& part, const event::Commit& event) const;
 
   const Options& options_;
   const Mode& mode_;

@@ -79,14 +79,16 @@ class Node::OutsideLock {
  public:
   explicit OutsideLock(Node* node) : node_(node) {}
 
-  // Encoding the manifest belongs here too: what is done here costs other callers nothing.
+  // Copying the entries and encoding them belong here too: nobody waits for what is done here but
+  // the caller.
   void operator()(const action::WriteManifest& write) {
     ReachFailpoint(Failpoint::kNodeManifest);
-    const std::string encoded = EncodeManifest(*write.manifest);
+    std::shared_ptr<const Manifest> manifest = write.Whole();
+    const std::string encoded = EncodeManifest(*manifest);
     Status status = cache().Write(write.extent.slab, write.extent.offset, encoded);
     ReachFailpoint(Failpoint::kNodeManifestWritten);
     node_->Post(engine::event::ManifestWritten{write.part, write.extent, std::move(status),
-                                               ManifestDigest(encoded)});
+                                               std::move(manifest), ManifestDigest(encoded)});
   }
 
   void operator()(const action::ProbeSlab& probe) {

@@ -138,9 +138,11 @@ class EngineTest : public testing::Test {
     return probed;
   }
   void Do(action::WriteManifest& a) {
-    const std::string encoded = EncodeManifest(*a.manifest);
+    const std::shared_ptr<const Manifest> manifest = a.Whole();
+    const std::string encoded = EncodeManifest(*manifest);
     if (manifest_status.ok()) manifests[{a.extent.slab, a.extent.offset}] = encoded;
-    held_manifests.push_back({a.part, a.extent, manifest_status, ManifestDigest(encoded)});
+    held_manifests.push_back(
+        {a.part, a.extent, manifest_status, manifest, ManifestDigest(encoded)});
     if (!hold_manifests) FinishManifest();
   }
   void FinishManifest() {

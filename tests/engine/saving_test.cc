@@ -333,6 +333,22 @@ TEST_F(Saving, StepThatLacksWritersIsLoggedOnce) {
   EXPECT_EQ(said, 1);
 }
 
+TEST_F(Saving, CreateThatWaitsIsRefusedWhenItsPartCommits) {
+  const SessionId session = Hello();
+  const PartKey part = PartOf(session, 1);
+  ASSERT_TRUE(Create(session, part, {{"note"}}).ok());
+  hold_makes = true;
+  const event::Create create = CreateOf(session, part, {{"model", 20 * kMiB}});
+  Apply(create);
+  ASSERT_FALSE(Answered(create.caller.request));
+  const event::Commit commit = CommitOf(session, part, {{"note"}});
+  Apply(commit);
+  EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
+              Fails(absl::StatusCode::kFailedPrecondition, "commit: of job/1"));
+  EXPECT_TRUE(AnswerTo(commit.caller.request).ok());
+  EXPECT_EQ(Stat(session, 1)->objects, 1u);
+}
+
 // Two writes of manifests of one part are under way: that of a part that was removed, and that of the
 // one that took its place. Whichever ends first, each is taken for itself.
 TEST_F(Saving, WriteOfARemovedPartsManifestIsNotTakenForTheNextOnes) {

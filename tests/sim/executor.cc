@@ -166,7 +166,8 @@ void Executor::End(completion::Probe& c) {
 
 void Executor::End(completion::Manifest& c) {
   const action::WriteManifest& write = c.write;
-  const std::string encoded = EncodeManifest(*write.manifest);
+  const std::shared_ptr<const Manifest> manifest = write.Whole();
+  const std::string encoded = EncodeManifest(*manifest);
   Status status;
   if (c.fails) {
     status = absl::DataLossError("the manifest's memory is gone");
@@ -179,7 +180,8 @@ void Executor::End(completion::Manifest& c) {
                                          " is written into slab ", write.extent.slab,
                                          ", which is gone"));
   }
-  node_.Apply(event::ManifestWritten{write.part, write.extent, status, ManifestDigest(encoded)});
+  node_.Apply(event::ManifestWritten{write.part, write.extent, status, manifest,
+                                     ManifestDigest(encoded)});
 }
 
 void Executor::End(completion::Verify& c) {
