@@ -51,7 +51,8 @@ uint64_t Admission::Estimate(const Job& job, const event::Create& event,
         });
     if (saved_before) return std::max(declared, *last->second.node_total);
   }
-  return declared * static_cast<uint64_t>(local_writers);
+  const uint64_t writers = static_cast<uint64_t>(local_writers);
+  return declared > kUnmeetable / writers ? kUnmeetable : declared * writers;
 }
 
 void Admission::Ask(const event::Create& event, Checkpoint* checkpoint, int32_t local_writers) {
@@ -76,12 +77,14 @@ void Admission::Ask(const event::Create& event, Checkpoint* checkpoint, int32_t 
     verdict.deadline = event.deadline;
     verdict.estimate = Estimate(*checkpoint->job, event, waiting.needs, verdict.local_writers);
   }
-  if (verdict.state != Admitted::kWaiting) return;
-  verdict.estimate = std::max(verdict.estimate, SlabBytesFor(waiting.needs));
-  if (verdict.estimate > options_.budget_bytes) {
-    return Refuse(checkpoint,
-                  Full(*checkpoint->job, verdict.estimate, "the step can never fit the budget"));
+  // Before anything is evicted for it. A step that was admitted may ask for more, too.
+  const uint64_t declared = SlabBytesFor(waiting.needs);
+  if (verdict.state == Admitted::kWaiting) verdict.estimate = std::max(verdict.estimate, declared);
+  const uint64_t wanted = verdict.state == Admitted::kWaiting ? verdict.estimate : declared;
+  if (wanted > options_.budget_bytes) {
+    return Refuse(checkpoint, Full(*checkpoint->job, wanted, "the step can never fit the budget"));
   }
+  if (verdict.state != Admitted::kWaiting) return;
   // One deadline for all of the step's writers.
   callers_.SetDeadline(request, std::min(event.deadline, verdict.deadline));
 }

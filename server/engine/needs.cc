@@ -32,7 +32,7 @@ std::vector<Need> PlanNeeds(const std::vector<event::ObjectSpec>& objects) {
 
 uint64_t SlabBytesFor(const std::vector<Need>& needs) {
   uint64_t bytes = 0;
-  for (const Need& need : needs) bytes += SlabBytesFor(need.bytes);
+  for (const Need& need : needs) bytes = std::min(bytes + SlabBytesFor(need.bytes), kUnmeetable);
   return bytes;
 }
 

@@ -22,7 +22,8 @@ struct Need {
 // Rounded up to whole pages; an empty object has one.
 uint64_t ObjectPages(uint64_t bytes);
 std::vector<Need> PlanNeeds(const std::vector<event::ObjectSpec>& objects);
-// Bytes of the slabs that would be made for them.
+// Bytes of the slabs that would be made for them; kUnmeetable when they sum to more.
+inline constexpr uint64_t kUnmeetable = uint64_t{1} << 62;
 uint64_t SlabBytesFor(const std::vector<Need>& needs);
 
 }  // namespace cairn::engine

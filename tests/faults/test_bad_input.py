@@ -186,6 +186,23 @@ def test_lengths_whose_sum_overflows_are_refused(writer: Raw) -> None:
     assert error.value.code in (RESOURCE_EXHAUSTED, INVALID_ARGUMENT)
 
 
+@pytest.mark.parametrize("admitted", [False, True])
+def test_lengths_that_sum_to_nothing_modulo_2_64_evict_nobody(
+    shared: Node, writer: Raw, admitted: bool
+) -> None:
+    with shared.writer(f"victim{admitted}", attempt_number()) as victim:
+        for step in (1, 2):
+            victim.save(step, {"a": bytes(8 * MIB)})
+        lengths = {f"o{i:05d}": 1 << 48 for i in range((1 << 16) - 1)}
+        lengths |= {"first": 16 * MIB, "last": (1 << 48) - 16 * MIB}
+        assert sum(lengths.values()) == 1 << 64
+        if admitted:
+            writer.create(1, {"small": 1})
+        message = refuses(RESOURCE_EXHAUSTED, writer.create, 1, lengths, timeout_ms=60_000)
+        assert "never fit" in message
+        assert all(victim.checkpoint(step).facts.resident for step in (1, 2))
+
+
 def test_beyond_the_budget_is_refused_with_the_arithmetic(shared: Node, writer: Raw) -> None:
     message = refuses(RESOURCE_EXHAUSTED, writer.create, 1, {"a": 65 * MIB}, timeout_ms=200)
     assert str(65 * MIB) in message or "65" in message, message
