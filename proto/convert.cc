@@ -188,10 +188,13 @@ StatusOr<JobPolicy> FromWire(const wire::JobPolicy& policy) {
   if (policy.every < 1) {
     return absl::InvalidArgumentError(absl::StrCat("policy.every: ", policy.every, " is below 1"));
   }
-  if (policy.keep_last < 0 || policy.keep_every < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("policy.keep_last ", policy.keep_last,
-                                                   " or keep_every ", policy.keep_every,
-                                                   " is below 0"));
+  if (policy.keep_last < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("policy.keep_last: ", policy.keep_last, " is below 0"));
+  }
+  if (policy.keep_every < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("policy.keep_every: ", policy.keep_every, " is below 0"));
   }
   if (ReadersOf(policy.readers) != Readers::kOwner) {
     return absl::UnimplementedError(absl::StrCat("policy.readers: ", Received(policy.readers),

@@ -133,7 +133,7 @@ Status Policy(Context* context, const PolicyArguments& arguments) {
   out << "persist     " << mode;
   if (policy.mode == PersistMode::kEvery) out << ", step % " << policy.every << " == 0";
   out << "\nkeep files  ";
-  if (policy.keep_last == 0 && policy.keep_every == 0) {
+  if (policy.keep_last == 0) {  // keep_every spares some of those that keep_last would delete
     out << "all";
   } else {
     out << "the newest " << policy.keep_last;

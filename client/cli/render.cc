@@ -109,8 +109,8 @@ std::string Whereabouts(const CheckpointInfo& info) {
   if (info.facts.in_conflict) return "in conflict: it can never be complete";
   if (!info.facts.complete) {
     if (info.missing_writers.empty()) return "incomplete";
-    return absl::StrCat("incomplete: of ", Plural(info.world_size, "writer"), " missing ",
-                        absl::StrJoin(info.missing_writers, ", "));
+    return absl::StrCat("incomplete: of ", Plural(info.world_size, "writer"),
+                        ", these have not committed: ", absl::StrJoin(info.missing_writers, ", "));
   }
   std::vector<std::string> places;
   if (info.facts.resident) places.push_back("this node's memory");

@@ -45,6 +45,15 @@ Status PosixRoot::MakeJobDirectory(const std::string& job, Owner owner) const {
   CAIRN_RETURN_IF_ERROR(MakeDirectoryAt(fd(), temporary, kJobMode));
   {
     CAIRN_ASSIGN_OR_RETURN(const UniqueFd made, OpenDirectoryAt(fd(), temporary));
+    // A crash leaves one that is the daemon's or the owner's. Another's was put there by whoever may
+    // write below the root, with a job of his making in it.
+    struct stat info = {};
+    if (::fstat(made.get(), &info) != 0) return ErrnoStatus(errno, temporary);
+    if (info.st_uid != ::geteuid() && info.st_uid != owner.uid) {
+      return absl::PermissionDeniedError(absl::StrCat(options_.root, "/", temporary,
+                                                      " belongs to uid ", info.st_uid,
+                                                      ", the job to uid ", owner.uid));
+    }
     if (::fchown(made.get(), owner.uid, owner.gid) != 0) {
       return ErrnoStatus(errno, absl::StrCat("giving ", job, " to uid ", owner.uid));
     }

@@ -176,6 +176,25 @@ TEST_F(AsRoot, WhatTheOwnerMayNotWriteIsNotWritten) {
             absl::StatusCode::kPermissionDenied);
 }
 
+// Where a group may write below the root, one of its users makes the directory that the daemon is
+// about to make.
+TEST_F(AsRoot, AJobDirectoryThatAnotherUserPreparedIsNotAdopted) {
+  fs::permissions(root_, fs::perms::owner_all | fs::perms::group_exec | fs::perms::others_exec);
+  const fs::path planted = fs::path(root_) / ".cairn.job";
+  fs::create_directory(planted);
+  ASSERT_EQ(::chown(planted.c_str(), 999, 999), 0);
+  const Part part = MakePart(Key(5, 100));
+  const Status refused = storage_->WriteParts(Key(5, 100), kUser, {part.ToWrite()});
+  EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("belongs to uid 999"));
+  EXPECT_FALSE(fs::exists(Path("")));
+  fs::remove(planted);
+  // What the daemon left in a crash of its own is used.
+  fs::create_directory(planted);
+  EXPECT_TRUE(storage_->WriteParts(Key(5, 100), kUser, {part.ToWrite()}).ok());
+  EXPECT_EQ(storage_->JobOwner("job")->uid, kUser.uid);
+}
+
 TEST_F(AsRoot, ADaemonWithoutTheRightPersistsOnlyItsOwnJobs) {
   const Part part = MakePart(Key(5, 100));
   const int result = InChild([&] {
