@@ -191,8 +191,8 @@ struct ProbeSlab {
 // → ManifestWritten
 struct WriteManifest {
   PartKey part;
-  ExtentRef extent;                     // has space for the encoding
-  std::shared_ptr<const Manifest> head;  // without its objects
+  ExtentRef extent;                                         // has space for the encoding
+  std::shared_ptr<const Manifest> head;                     // without its objects
   std::vector<std::shared_ptr<const ObjectEntry>> objects;  // in order of their names; unchanging
 
   std::shared_ptr<const Manifest> Whole() const {

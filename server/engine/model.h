@@ -104,7 +104,7 @@ struct ManifestPlace {
   uint64_t bytes = 0;     // of the encoding
   bool resident = false;  // it has an extent, perhaps still being written
   bool committing = false;
-  bool writing = false;               // action::WriteManifest is under way
+  bool writing = false;  // action::WriteManifest is under way
   // The manifest without its objects, while `committing`.
   std::shared_ptr<const Manifest> head;
   std::vector<RequestId> committers;  // who waits for it

@@ -104,12 +104,12 @@ Status Retention::CheckRemove(const event::Remove& event, const Job& job,
   const bool persisted = checkpoint->files->persisted;
   const bool last_copy = checkpoint->content->complete && (!event.memory_only || !persisted);
   if (!last_copy || event.force) return absl::OkStatus();
-  const char* const where = !persisted                ? "in memory"
+  const char* const where = !persisted               ? "in memory"
                             : checkpoint->Resident() ? "in memory and in storage"
                                                      : "in storage";
-  return absl::FailedPreconditionError(
-      absl::StrCat("remove: nothing would be left of ", shown, ", which is ", where,
-                   "; force removes it all the same"));
+  return absl::FailedPreconditionError(absl::StrCat("remove: nothing would be left of ", shown,
+                                                    ", which is ", where,
+                                                    "; force removes it all the same"));
 }
 
 void Retention::On(const event::Remove& event) {

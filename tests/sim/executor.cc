@@ -180,8 +180,8 @@ void Executor::End(completion::Manifest& c) {
                                          " is written into slab ", write.extent.slab,
                                          ", which is gone"));
   }
-  node_.Apply(event::ManifestWritten{write.part, write.extent, status, manifest,
-                                     ManifestDigest(encoded)});
+  node_.Apply(
+      event::ManifestWritten{write.part, write.extent, status, manifest, ManifestDigest(encoded)});
 }
 
 void Executor::End(completion::Verify& c) {
