@@ -18,12 +18,14 @@ void Follow(const AttemptLine& attempt, Line* line) {
 
 std::vector<LineStep> ComputeLine(const std::vector<AttemptLine>& attempts) {
   Line line;
-  // An attempt that completed nothing cut nothing off: a later attempt may go on from what it would
-  // have abandoned. The newest attempt counts all the same, from its first create, so that a restart
-  // after a chosen rollback does not jump ahead again.
+  // An attempt that completed nothing cut nothing off for those after it: a later attempt may go on
+  // from what it would have abandoned.
+  const AttemptLine* head = nullptr;
   for (const AttemptLine& attempt : attempts) {
-    if (!attempt.complete.empty() || &attempt == &attempts.back()) Follow(attempt, &line);
+    if (!attempt.complete.empty()) Follow(attempt, &line);
+    if (!attempt.complete.empty() || attempt.resumed) head = &attempt;
   }
+  if (head != nullptr && head->complete.empty()) Follow(*head, &line);
   std::vector<LineStep> steps;
   steps.reserve(line.size());
   for (const auto& [step, entry] : line) steps.push_back(entry);

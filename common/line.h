@@ -1,10 +1,12 @@
 // The line of a job: which complete checkpoints count, across restarts that may have gone back.
 // Pure; the engine uses it, and so does the reader of bare storage when no daemon runs.
 //
-// Each attempt goes on from one step of the line before it (`comes_from`). The line is the newest
-// attempt's own complete steps and, up to the one it comes from, the line before it. `latest` is
-// its highest complete step. Once an attempt has a complete step, what older attempts did above the
-// point it came from is abandoned.
+// Each attempt goes on from one step of the line before it (`comes_from`). The head is the newest
+// attempt that has something to show: a complete step, or its owner's word where it goes on from
+// (`resumed`). The line is the head's own complete steps and, up to the one it comes from, the line
+// before it. `latest` is its highest step. An attempt that has nothing to show moves nothing,
+// whatever it began, and however many of them there are in a row. Once an attempt has a complete
+// step, what older attempts did above the point it came from is abandoned.
 #pragma once
 
 #include <cstdint>
@@ -25,11 +27,12 @@ struct LineStep {
 struct AttemptLine {
   Attempt attempt = 0;
   Step comes_from = kNoStep;          // kNoStep: goes on from nothing
+  bool resumed = false;               // its owner said so
   std::map<Step, Revision> complete;  // its complete steps, newest complete revision of each
 };
 
-// `attempts` in ascending order, only those that have begun (created something). The result ascends
-// by step, one entry per step.
+// `attempts` in ascending order, those that were resumed and have not begun included. The result
+// ascends by step, one entry per step.
 std::vector<LineStep> ComputeLine(const std::vector<AttemptLine>& attempts);
 
 }  // namespace cairn

@@ -275,7 +275,8 @@ service Cairn {
 
   // An attempt greater than any this node or the job's storage knows, and than the clock in ms.
   i64 chooseAttempt(1: i64 call) throws (1: Error error),
-  // Where this session's attempt goes on from; NO_STEP: from nothing. Before its first create.
+  // Where this session's attempt goes on from; NO_STEP: from nothing. Before its first create; `latest`
+  // is that step at once.
   Latest resume(1: i64 call, 2: i64 attempt, 3: i64 step) throws (1: Error error),
 
   CreateReply create(1: i64 call, 2: CreateRequest request) throws (1: Error error),

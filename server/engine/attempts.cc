@@ -98,9 +98,16 @@ void Attempts::Saw(Job* job, Attempt attempt) {
 }
 
 void Attempts::Resume(Job* job, Attempt attempt, Step step) {
-  job->attempts.Edit().resumes[attempt] = step;
+  RememberResume(job, attempt, step);
   Saw(job, attempt);
   out_.Say(fact::Resume{job->name, attempt, step});
+}
+
+void Attempts::RememberResume(Job* job, Attempt attempt, Step step) {
+  JobAttempts& attempts = job->attempts.Edit();
+  attempts.resumes[attempt] = step;
+  if (attempts.resumes.size() > kKeptResumes) attempts.resumes.erase(attempts.resumes.begin());
+  ++attempts.line_version;
 }
 
 bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Session& session) {
@@ -112,17 +119,15 @@ bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Se
     attempt.attempt = number;
     attempt.unix_ms = out_.UnixMillis();
     attempt.first_step = step;
-    const auto chosen = job->attempts->resumes.find(number);
-    if (chosen != job->attempts->resumes.end()) {
-      attempt.chosen = true;
-      attempt.comes_from = chosen->second;
+    const auto resumed = job->attempts->resumes.find(number);
+    if (resumed != job->attempts->resumes.end()) {
+      attempt.comes_from = resumed->second;
     } else {
       attempt.comes_from = standing_.ComesFrom(*job, step);
       attempt.provisional = !job->scan->Known();
     }
     out_.Say(fact::AttemptBegun{job->name, number, attempt.comes_from, attempt.unix_ms});
     JobAttempts& attempts = job->attempts.Edit();
-    attempts.resumes.erase(attempts.resumes.begin(), attempts.resumes.upper_bound(number));
     attempts.greatest = std::max(attempts.greatest, number);
     attempts.begun.emplace(number, std::move(attempt));
     ++attempts.line_version;
@@ -240,7 +245,7 @@ void Attempts::Learn(Job* job, const CheckpointKey& key, Step comes_from, int64_
 void Attempts::SettleProvisional(Job* job) {
   std::map<Attempt, Step> settled;
   for (const auto& [number, attempt] : job->attempts->begun) {
-    if (!attempt.provisional || attempt.chosen) continue;
+    if (!attempt.provisional) continue;
     settled[number] = standing_.ComesFromBelow(*job, number, attempt.first_step);
   }
   for (const auto& [number, comes_from] : settled) {
@@ -280,8 +285,7 @@ void Attempts::Restore(const Restored& restored) {
     job->attempts.Edit().begun.at(number).worlds[step] = world_size;
   }
   for (const auto& [id, step] : restored.resumes) {
-    Job* job = jobs_.FindOrMake(id.first);
-    if (!job->attempts->begun.contains(id.second)) job->attempts.Edit().resumes[id.second] = step;
+    RememberResume(jobs_.FindOrMake(id.first), id.second, step);
   }
 }
 

@@ -69,6 +69,8 @@ class Attempts {
                               const std::function<bool(const PartKey&)>& writes) const;
 
  private:
+  void RememberResume(Job* job, Attempt attempt, Step step);
+
   Outbox& out_;
   Jobs& jobs_;
   Sessions& sessions_;

@@ -43,7 +43,7 @@ void JobCalls::On(const event::ResumeFrom& event) {
   from.key.job = event.job;
   from.key.step = kNoStep;
   if (event.step != kNoStep) {
-    const Checkpoint* checkpoint = standing_.At(*job, event.step);
+    const Checkpoint* checkpoint = standing_.At(*job, event.step, /*besides=*/event.attempt);
     if (checkpoint == nullptr) {
       return out_.Answer(request, absl::NotFoundError(absl::StrCat(
                                       "resume: step ", event.step, " of job ", event.job,

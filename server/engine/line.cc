@@ -1,28 +1,32 @@
 #include "server/engine/line.h"
 
+#include <algorithm>
 #include <iterator>
 #include <limits>
 #include <utility>
 
 namespace cairn::engine {
 
-Step Line::Bound() const {
-  if (lives_.empty() || !lives_.rbegin()->second.complete.empty()) {
-    return std::numeric_limits<Step>::max();
+Step Line::Bound(Attempt besides) const {
+  for (auto at = lives_.rbegin(); at != lives_.rend(); ++at) {
+    if (!at->second.complete.empty()) break;
+    if (at->second.origin.resumed && at->first != besides) return at->second.origin.step;
   }
-  return lives_.rbegin()->second.comes_from;
+  return std::numeric_limits<Step>::max();
 }
 
-Line::Affected Line::SetAttempts(const std::map<Attempt, Step>& begun) {
+Line::Affected Line::SetAttempts(const std::map<Attempt, Origin>& origins) {
   bool moved = false;
   for (auto at = lives_.begin(); at != lives_.end();) {
-    const bool gone = !begun.contains(at->first) && at->second.complete.empty();
+    const bool gone = !origins.contains(at->first) && at->second.complete.empty();
+    moved |= gone && at->second.origin.resumed;
     at = gone ? lives_.erase(at) : std::next(at);
   }
-  for (const auto& [attempt, comes_from] : begun) {
+  for (const auto& [attempt, origin] : origins) {
     Life& life = lives_[attempt];
-    moved |= !life.complete.empty() && life.comes_from != comes_from;
-    life.comes_from = comes_from;
+    const bool matters = !life.complete.empty() || life.origin.resumed || origin.resumed;
+    moved |= matters && life.origin != origin;
+    life.origin = origin;
   }
   return moved ? MakeStale() : Affected{};
 }
@@ -31,14 +35,14 @@ Line::Affected Line::MakeStale() { return {.all = !std::exchange(stale_, true), 
 
 Line::Affected Line::Add(const CheckpointId& id) {
   const auto& [step, attempt, revision] = id;
-  Life& life = lives_[attempt];
-  const bool first = life.complete.empty();
-  life.complete[step].insert(revision);
-  if (first || attempt != lives_.rbegin()->first) {
-    // The attempt's first complete step cuts off what older ones did above the point it came from;
-    // a late one of an older attempt may stand anywhere.
-    return MakeStale();
-  }
+  const auto life = lives_.try_emplace(attempt).first;
+  const bool first = life->second.complete.empty();
+  life->second.complete[step].insert(revision);
+  const bool newest = std::all_of(std::next(life), lives_.end(),
+                                  [](const auto& later) { return later.second.complete.empty(); });
+  // The attempt's first complete step cuts off what older ones did above the point it came from; a
+  // late one of an older attempt may stand anywhere.
+  if (first || !newest) return MakeStale();
   if (stale_) return {};
   const auto [at, fresh] = settled_.emplace(step, id);
   if (fresh) return {};
@@ -70,8 +74,8 @@ std::optional<CheckpointId> Line::Newest() const {
   return std::prev(above)->second;
 }
 
-std::optional<CheckpointId> Line::At(Step step) const {
-  if (step > Bound()) return std::nullopt;
+std::optional<CheckpointId> Line::At(Step step, Attempt besides) const {
+  if (step > Bound(besides)) return std::nullopt;
   const auto at = Settled().find(step);
   if (at == Settled().end()) return std::nullopt;
   return at->second;
@@ -121,7 +125,7 @@ const std::map<Step, CheckpointId>& Line::Settled() const {
   std::vector<AttemptLine> lines;
   for (const auto& [attempt, life] : lives_) {
     if (life.complete.empty()) continue;  // cut nothing off
-    AttemptLine line{attempt, life.comes_from, {}};
+    AttemptLine line{attempt, life.origin.step, life.origin.resumed, {}};
     for (const auto& [step, revisions] : life.complete) line.complete[step] = *revisions.rbegin();
     lines.push_back(std::move(line));
   }

@@ -32,18 +32,24 @@ class Line {
     std::optional<CheckpointId> replaced;
   };
 
-  // Attempts that have begun, with the step each comes from.
-  Affected SetAttempts(const std::map<Attempt, Step>& begun);
+  struct Origin {
+    Step step = kNoStep;   // kNoStep: goes on from nothing
+    bool resumed = false;  // its owner said so
+    bool operator==(const Origin&) const = default;
+  };
+  // Where each attempt comes from that has begun or was resumed.
+  Affected SetAttempts(const std::map<Attempt, Origin>& origins);
   // A checkpoint of an attempt that has begun can be had now, or no longer.
   Affected Add(const CheckpointId& id);
   Affected Remove(const CheckpointId& id);
 
   // The highest step on the line.
   std::optional<CheckpointId> Newest() const;
-  std::optional<CheckpointId> At(Step step) const;
+  // As if the owner had not said where `besides` goes on from.
+  std::optional<CheckpointId> At(Step step, Attempt besides = 0) const;
   std::optional<CheckpointId> Next(Step after) const;  // the lowest step above `after`
   bool Has(const CheckpointId& id) const;
-  // It can be had, and an attempt that has something to show went on from before it.
+  // It can be had, and an attempt that completed something went on from before it.
   bool Abandoned(const CheckpointId& id) const;
   // Where an attempt whose first step is `step` comes from; kNoStep: from nothing.
   Step ComesFrom(Step step) const;
@@ -54,7 +60,7 @@ class Line {
 
  private:
   struct Life {
-    Step comes_from = kNoStep;
+    Origin origin;
     std::map<Step, std::set<Revision>> complete;
   };
 
@@ -63,8 +69,8 @@ class Line {
   // it is next read, once for any number of them.
   Affected MakeStale();
   const std::map<Step, CheckpointId>& Settled() const;
-  // The line ends here, whatever is settled above: the newest attempt counts from its first create.
-  Step Bound() const;
+  // The line ends here, whatever is settled above: at the head's origin while it has completed nothing.
+  Step Bound(Attempt besides = 0) const;
 
   std::map<Attempt, Life> lives_;
   // The line as the attempts with a complete step left it; meaningful unless `stale_`.

@@ -247,7 +247,6 @@ struct JobSessions {
 struct AttemptState {
   Attempt attempt = 0;
   Step comes_from = kNoStep;
-  bool chosen = false;       // by resume(), not by the first create
   bool provisional = false;  // begun before storage could be read, nothing committed yet
   Step first_step = kNoStep;
   int64_t unix_ms = 0;
@@ -269,12 +268,15 @@ struct AttemptState {
   std::set<SessionId> sessions;  // live ones that created in it
 };
 inline constexpr size_t kKeptDropped = 1024;  // of AttemptState::dropped
+inline constexpr size_t kKeptResumes = 64;    // of JobAttempts::resumes
 
 struct JobAttempts {
   std::map<Attempt, AttemptState> begun;
-  std::map<Attempt, Step> resumes;  // chosen before the attempt began
-  Attempt greatest = 0;             // seen or given out
-  uint64_t line_version = 0;        // grows when an attempt comes, goes, or comes from elsewhere
+  // Where attempts go on from by their owner's word, kept when they have begun too; the newest
+  // kKeptResumes.
+  std::map<Attempt, Step> resumes;
+  Attempt greatest = 0;       // seen or given out
+  uint64_t line_version = 0;  // grows when an attempt comes, goes, or comes from elsewhere
   // The newest that has begun; 0: none has.
   Attempt newest() const { return begun.empty() ? 0 : begun.rbegin()->first; }
 };

@@ -6,6 +6,16 @@
 #include "server/engine/evict_class.h"
 
 namespace cairn::engine {
+namespace {
+
+std::map<Attempt, Line::Origin> OriginsOf(const JobAttempts& attempts) {
+  std::map<Attempt, Line::Origin> origins;
+  for (const auto& [number, attempt] : attempts.begun) origins[number].step = attempt.comes_from;
+  for (const auto& [number, step] : attempts.resumes) origins[number] = {step, /*resumed=*/true};
+  return origins;
+}
+
+}  // namespace
 
 // --- settling
 
@@ -42,9 +52,7 @@ void Standing::SettleAttempts(Job* job) {
   if (job->attempts->line_version == job->standing->line_version) return;
   JobStanding& standing = job->standing.Edit();
   standing.line_version = job->attempts->line_version;
-  std::map<Attempt, Step> begun;
-  for (const auto& [number, attempt] : job->attempts->begun) begun[number] = attempt.comes_from;
-  Affect(job, standing.line.SetAttempts(begun));
+  Affect(job, standing.line.SetAttempts(OriginsOf(*job->attempts)));
 }
 
 void Standing::Affect(Job* job, const Line::Affected& affected) {
@@ -161,9 +169,9 @@ Checkpoint* Standing::Newest(const Job& job) const {
   return id.has_value() ? CheckpointOf(job, *id) : nullptr;
 }
 
-Checkpoint* Standing::At(const Job& job, Step step) const {
+Checkpoint* Standing::At(const Job& job, Step step, Attempt besides) const {
   Settle();
-  const std::optional<CheckpointId> id = job.standing->line.At(step);
+  const std::optional<CheckpointId> id = job.standing->line.At(step, besides);
   return id.has_value() ? CheckpointOf(job, *id) : nullptr;
 }
 
@@ -284,8 +292,8 @@ std::string Standing::CheckJob(const Job& job) const {
 // The line is what common/line.h makes of the job's attempts and of its checkpoints.
 std::string Standing::CheckLine(const Job& job) const {
   std::map<Attempt, AttemptLine> lives;
-  for (const auto& [number, attempt] : job.attempts->begun) {
-    lives[number] = {number, attempt.comes_from, {}};
+  for (const auto& [number, origin] : OriginsOf(*job.attempts)) {
+    lives[number] = {number, origin.step, origin.resumed, {}};
   }
   // Ids ascend, so the last revision stays.
   for (const auto& [id, checkpoint] : job.steps->all) {

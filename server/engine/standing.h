@@ -28,7 +28,7 @@ class Standing {
 
   // --- the line
   Checkpoint* Newest(const Job& job) const;
-  Checkpoint* At(const Job& job, Step step) const;
+  Checkpoint* At(const Job& job, Step step, Attempt besides = 0) const;  // as Line::At
   Checkpoint* Next(const Job& job, Step after) const;
   bool OnLine(const Checkpoint& checkpoint) const;
   bool Abandoned(const Checkpoint& checkpoint) const;

@@ -12,7 +12,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 AttemptLine Life(Attempt attempt, Step comes_from, const std::vector<Step>& complete) {
-  AttemptLine life{attempt, comes_from, {}};
+  AttemptLine life{attempt, comes_from, /*resumed=*/false, {}};
   for (Step step : complete) life.complete[step] = 0;
   return life;
 }
@@ -50,13 +50,25 @@ TEST(Line, GoesOnAcrossARestart) {
   EXPECT_THAT(Abandoned(attempts), IsEmpty());
 }
 
-TEST(Line, FollowsARollbackFromTheFirstCreate) {
-  // Attempt 2 has created step 3 but completed nothing: latest is where it came from, and nothing
-  // is abandoned yet.
-  const auto begun = {Life(1, kNoStep, {1, 2, 3, 4}), Life(2, 2, {})};
-  EXPECT_EQ(Latest(begun), "2@1");
+// Killed in its first step, interrupted, refused for want of room: `latest` stays where it was.
+TEST(Line, ALifeThatCompletesNothingMovesNothing) {
+  const auto begun = {Life(1, kNoStep, {1, 2, 3, 4}), Life(2, 2, {}), Life(3, kNoStep, {})};
+  EXPECT_EQ(Latest(begun), "4@1");
   EXPECT_THAT(Abandoned(begun), IsEmpty());
+  EXPECT_EQ(ComesFrom(begun, 3), 2) << "of the next one, too";
+}
 
+TEST(Line, AResumedLifeMovesTheLineAtOnce) {
+  AttemptLine resumed = Life(2, 2, {});
+  resumed.resumed = true;
+  const auto begun = {Life(1, kNoStep, {1, 2, 3, 4}), resumed, Life(3, 2, {})};
+  EXPECT_EQ(Latest(begun), "2@1");
+  EXPECT_THAT(Abandoned(begun), IsEmpty()) << "before it has a complete step of its own";
+  const auto done_after = {Life(1, kNoStep, {1, 2, 3, 4}), resumed, Life(3, 2, {5})};
+  EXPECT_THAT(Words(ComputeLine(done_after)), ElementsAre("1@1", "2@1", "5@3"));
+}
+
+TEST(Line, FollowsARollbackFromItsFirstCompleteStep) {
   const auto done = {Life(1, kNoStep, {1, 2, 3, 4}), Life(2, 2, {3})};
   EXPECT_THAT(Words(ComputeLine(done)), ElementsAre("1@1", "2@1", "3@2"));
   EXPECT_THAT(Words(Abandoned(done)), ElementsAre("3@1", "4@1"));
@@ -81,7 +93,9 @@ TEST(Line, AChainOfRollbacksKeepsOnlyWhatEachCameFrom) {
 }
 
 TEST(Line, WhatWasAbandonedOnceStaysAbandonedWhenTheNextLifeGoesFurtherBack) {
-  const auto attempts = {Life(1, kNoStep, {1, 2, 3}), Life(2, 1, {2}), Life(3, kNoStep, {})};
+  AttemptLine anew = Life(3, kNoStep, {});
+  anew.resumed = true;
+  const auto attempts = {Life(1, kNoStep, {1, 2, 3}), Life(2, 1, {2}), anew};
   EXPECT_EQ(Latest(attempts), "none");
   EXPECT_THAT(Words(Abandoned(attempts)), ElementsAre("2@1", "3@1"));
 }
@@ -93,7 +107,7 @@ TEST(Line, AStepSavedAgainByALaterLifeStandsForTheOlderOne) {
 }
 
 TEST(Line, CarriesTheNewestRevision) {
-  AttemptLine life{1, kNoStep, {{7, 3}}};
+  AttemptLine life{1, kNoStep, false, {{7, 3}}};
   EXPECT_EQ(LatestOfLine({life}), (LineStep{7, 1, 3}));
 }
 

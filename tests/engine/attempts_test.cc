@@ -120,7 +120,8 @@ TEST_F(Attempts, LatestFollowsTheLineAcrossARollback) {
   event::ResumeFrom resume{From(second), "job", 2, 2, Soon()};
   Apply(resume);
   ASSERT_TRUE(AnswerTo(resume.caller.request).ok());
-  EXPECT_EQ(LatestStep(second), 4) << "latest moves when the attempt creates something";
+  EXPECT_EQ(LatestStep(second), 2) << "its owner said so";
+  EXPECT_FALSE(Stat(second, 4, 1)->facts.abandoned) << "nothing has taken its place yet";
   const PartKey part = PartOf(second, 3);
   ASSERT_TRUE(Create(second, part, {{"m", 100}}).ok());
   EXPECT_EQ(LatestStep(second), 2);
@@ -128,6 +129,65 @@ TEST_F(Attempts, LatestFollowsTheLineAcrossARollback) {
   EXPECT_EQ(LatestStep(second), 3);
   EXPECT_TRUE(Stat(second, 4, 1)->facts.abandoned);
   EXPECT_THAT(StatusOf(Open(second, 4, "m")), Fails(absl::StatusCode::kNotFound, "abandoned"));
+}
+
+// Steps 1 to 4 are there; lives come that enter a step and are killed, or give it up.
+TEST_F(Attempts, LifeThatCompletesNothingMovesNothing) {  // LINE 8, 12
+  const SessionId first = Hello({.attempt = 1});
+  for (Step step : {1, 2, 3, 4}) Save(first, step, {{"m", 100}});
+  Die(first);
+  for (const Attempt attempt : {2, 3, 4}) {
+    const SessionId life = Hello({.attempt = attempt});
+    const PartKey part = PartOf(life, attempt - 2);
+    ASSERT_TRUE(Create(life, part, {{"m", 100}}).ok());
+    EXPECT_EQ(LatestStep(life), 4);
+    EXPECT_TRUE(Open(life, 4, "m").ok());
+    if (attempt == 3) {
+      Apply(event::Abort{From(life), part});
+    }
+    Die(life);
+  }
+  const SessionId last = Hello({.attempt = 5});
+  EXPECT_EQ(LatestStep(last), 4);
+  Save(last, 5, {{"m", 100}});
+  EXPECT_EQ(LatestStep(last), 5);
+  EXPECT_FALSE(Stat(last, 4, 1)->facts.abandoned) << "it went on from there";
+}
+
+TEST_F(Attempts, ResumeMovesTheLineThoughItsLifeCompletesNothing) {  // LINE 7, 13
+  const SessionId first = Hello({.attempt = 1});
+  for (Step step : {1, 2, 3, 4}) Save(first, step, {{"m", 100}});
+  Die(first);
+  const auto resume = [&](SessionId from, Attempt attempt, Step step) {
+    event::ResumeFrom event{From(from), "job", attempt, step, Soon()};
+    Apply(event);
+    return StatusOf(AnswerTo(event.caller.request));
+  };
+  const SessionId second = Hello({.attempt = 2});
+  ASSERT_TRUE(resume(second, 2, 2).ok());
+  EXPECT_EQ(LatestStep(second), 2);
+  ASSERT_TRUE(resume(second, 2, 3).ok()) << "it has not begun: its own word does not bind it";
+  ASSERT_TRUE(resume(second, 2, 2).ok());
+  ASSERT_TRUE(Create(second, PartOf(second, 3), {{"m", 100}}).ok());
+  Die(second);
+  const SessionId third = Hello({.attempt = 3});
+  EXPECT_EQ(LatestStep(third), 2) << "the word outlives the life";
+  Save(third, 7, {{"m", 100}});
+  EXPECT_EQ(Stat(third, 2)->key.attempt, 1);
+  EXPECT_TRUE(Stat(third, 3, 1)->facts.abandoned) << "attempt 3 went on from 2, as was said";
+}
+
+TEST_F(Attempts, ResumesThatAreKeptAreBounded) {
+  const SessionId session = Hello({.attempt = 1});
+  Save(session, 1, {{"m", 100}});
+  for (Attempt attempt = 2; attempt < 1000; ++attempt) {
+    event::ResumeFrom event{From(session), "job", attempt, 1, Soon()};
+    Apply(event);
+    ASSERT_TRUE(AnswerTo(event.caller.request).ok());
+  }
+  size_t kept = 0;
+  for (const Fact& fact : engine->Snapshot()) kept += std::holds_alternative<fact::Resume>(fact);
+  EXPECT_EQ(kept, kKeptResumes);
 }
 
 TEST_F(Attempts, ResumeIsBeforeTheFirstCreateAndFromTheLine) {

@@ -39,7 +39,9 @@ class History {
 
   std::vector<AttemptLine> Attempts() const {
     std::vector<AttemptLine> attempts;
-    for (const auto& [number, comes_from] : begun_) attempts.push_back({number, comes_from, {}});
+    for (const auto& [number, origin] : origins_) {
+      attempts.push_back({number, origin.step, origin.resumed, {}});
+    }
     for (const CheckpointId& id : complete_) {
       for (AttemptLine& attempt : attempts) {
         if (attempt.attempt == id.attempt) attempt.complete[id.step] = id.revision;
@@ -85,18 +87,20 @@ class History {
 
   int Up(int below) { return std::uniform_int_distribution<int>(0, below - 1)(random_); }
   void Begin() {
-    const Attempt number = begun_.empty() ? 1 : begun_.rbegin()->first + 1 + Up(2);
-    begun_[number] = Up(kSteps) - 1;
+    const Attempt number = origins_.empty() ? 1 : origins_.rbegin()->first + 1 + Up(2);
+    origins_[number] = {Up(kSteps) - 1, Up(3) == 0};
     Tell();
   }
   void Move() {  // where an attempt comes from is settled later than it began
-    if (begun_.empty()) return;
-    std::next(begun_.begin(), Up(static_cast<int>(begun_.size())))->second = Up(kSteps) - 1;
+    if (origins_.empty()) return;
+    std::next(origins_.begin(), Up(static_cast<int>(origins_.size())))->second = {Up(kSteps) - 1,
+                                                                                  Up(3) == 0};
     Tell();
   }
   void Complete() {
-    if (begun_.empty()) return Begin();
-    const Attempt attempt = std::next(begun_.begin(), Up(static_cast<int>(begun_.size())))->first;
+    if (origins_.empty()) return Begin();
+    const Attempt attempt =
+        std::next(origins_.begin(), Up(static_cast<int>(origins_.size())))->first;
     const CheckpointId id{Up(kSteps), attempt, Up(3)};
     if (complete_.insert(id).second) line_.Add(id);
   }
@@ -106,19 +110,18 @@ class History {
     line_.Remove(*at);
     complete_.erase(at);
   }
-  // Attempts that left nothing behind may be forgotten, all but the newest.
+  // Attempts that left nothing behind may be forgotten.
   void Tell() {
-    for (auto at = begun_.begin(); at != begun_.end();) {
-      bool empty = true;
+    for (auto at = origins_.begin(); at != origins_.end();) {
+      bool empty = !at->second.resumed;
       for (const CheckpointId& id : complete_) empty &= id.attempt != at->first;
-      const bool forget = empty && std::next(at) != begun_.end() && Up(2) == 0;
-      at = forget ? begun_.erase(at) : std::next(at);
+      at = empty && Up(2) == 0 ? origins_.erase(at) : std::next(at);
     }
-    line_.SetAttempts(begun_);
+    line_.SetAttempts(origins_);
   }
 
   std::mt19937 random_;
-  std::map<Attempt, Step> begun_;
+  std::map<Attempt, Line::Origin> origins_;
   std::set<CheckpointId> complete_;
   Line line_;
 };
@@ -150,7 +153,7 @@ TEST(EngineLine, SaysWhatTheRuleSaysAfterManyUnreadChanges) {
 // line; it is built once.
 TEST(EngineLine, ManyStepsOfAnOlderAttemptMakeTheLineStaleOnce) {
   Line line;
-  line.SetAttempts({{1, kNoStep}, {2, 70'000}});
+  line.SetAttempts({{1, {kNoStep}}, {2, {70'000, /*resumed=*/true}}});
   int all = 0;
   for (Step step = 0; step < 100'000; ++step) all += line.Add({step, 1, 0}).all ? 1 : 0;
   EXPECT_EQ(all, 1);

@@ -11,9 +11,11 @@ from cairn_raw import (
     CACHED,
     FAILED_PRECONDITION,
     NOT_FOUND,
+    RESOURCE_EXHAUSTED,
     CairnError,
     attempt_number,
     refuses,
+    ttypes,
 )
 
 
@@ -70,10 +72,11 @@ def test_a_rollback_abandons_what_came_after_and_latest_follows_the_line(daemon:
         for step in (10, 20, 30):
             writer.save(step, {"a": b"old%d" % step})
     with daemon.writer("rollback", new) as writer:
+        assert writer.latest().step == 30, "an attempt that has nothing to show changes nothing"
         writer.change("resume", new, 10)
-        assert writer.latest().step == 30, "an attempt that created nothing yet changes nothing"
+        assert writer.latest().step == 10, "its owner said so"
         writer.create(11, {"a": 4})
-        assert writer.latest().step in (10, 30)
+        assert writer.latest().step == 10
         writer.commit(11, writer.write(11, {"a": b"new!"}, revision=1), revision=1)
         latest = writer.latest()
         assert (latest.step, latest.attempt) == (11, new)
@@ -82,6 +85,36 @@ def test_a_rollback_abandons_what_came_after_and_latest_follows_the_line(daemon:
         listed = {c.step: c for c in reader.do("ls", "rollback", "", 100).checkpoints}
         for step in (20, 30):
             assert step not in listed or listed[step].facts.abandoned or not listed[step].on_line
+
+
+@pytest.mark.parametrize("end", ["killed", "aborted", "refused"])
+def test_a_life_that_completes_nothing_moves_nothing(daemon: Node, end: str) -> None:
+    """LINE 8, 12: also for whoever comes next, after the daemon's death, and after that of all memory."""
+    job = f"nothing-{end}"
+    with daemon.writer(job, attempt_number()) as writer:
+        for step in range(3):
+            writer.save(step, {"a": b"step%d" % step})
+        writer.persist(2)
+    for _ in range(2):
+        with daemon.writer(job, attempt_number()) as writer:
+            if end == "refused":
+                refuses(RESOURCE_EXHAUSTED, writer.create, 0, {"a": 1 << 40}, timeout_ms=200)
+            else:
+                writer.create(0, {"a": 4})
+            if end == "aborted":
+                writer.change("abort", ttypes.AbortRequest(0, writer.attempt, 0, 0))
+            latest = writer.latest()
+            assert latest.step == 2
+            if end == "killed":
+                writer.vanish()
+    for lose in (daemon.kill_daemon, lambda: (daemon.kill_all(), daemon.start())):
+        lose()
+        with daemon.session(job) as reader:
+            assert reader.latest().step == 2
+    with daemon.writer(job, attempt_number()) as writer:
+        writer.save(3, {"a": b"step3"})
+        assert writer.latest().step == 3
+        assert not writer.checkpoint(2).facts.abandoned
 
 
 def test_the_attempt_after_a_rollback_goes_on_from_the_line_not_from_what_was_abandoned(

@@ -1,6 +1,7 @@
 // What is true of a node's checkpoints, worked out from its journal, its memory and storage,
 // without asking the engine.
 #include <algorithm>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "tests/sim/node.h"
@@ -28,9 +29,16 @@ bool Node::MemoryHas(const CheckpointKey& key) const {
 
 std::vector<AttemptLine> Node::Lines(const std::string& job) const {
   std::vector<AttemptLine> lines;
-  const auto attempts = mirror.attempts.find(job);
-  if (attempts == mirror.attempts.end()) return lines;
-  for (const auto& [attempt, from] : attempts->second) lines.push_back({attempt, from, {}});
+  std::map<Attempt, AttemptLine> origins;
+  if (const auto begun = mirror.attempts.find(job); begun != mirror.attempts.end()) {
+    for (const auto& [attempt, from] : begun->second) origins[attempt] = {attempt, from, false, {}};
+  }
+  for (auto at = mirror.resumes.lower_bound({job, 0});
+       at != mirror.resumes.end() && at->first.first == job; ++at) {
+    const Attempt attempt = at->first.second;
+    origins[attempt] = {attempt, at->second, /*resumed=*/true, {}};
+  }
+  for (const auto& [attempt, line] : origins) lines.push_back(line);
   const auto add = [&](const CheckpointKey& key) {
     if (key.job != job || !KnownToBeHad(key)) return;
     for (AttemptLine& line : lines) {

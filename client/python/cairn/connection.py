@@ -358,9 +358,10 @@ class Connection:
 
     def resume(self, step: int | None) -> info.Latest | None:
         """Says where this attempt goes on from, before it saves anything: a complete step, or None for
-        from nothing. What the line before holds above that step is abandoned once this attempt has a
-        complete step. Without this call an attempt goes on from the highest complete step below the first
-        it saves. Returns that checkpoint.
+        from nothing. `latest` is that step at once, also if this process dies before it saves. What the line
+        before holds above it is abandoned once this attempt has a complete step. Without this call an attempt
+        goes on from the highest complete step below the first it saves, and moves nothing until it has a
+        complete step. Returns that checkpoint.
 
         Raises:
           cairn.NotFound: that step is not complete on the line.
