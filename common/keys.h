@@ -28,6 +28,8 @@ using ProcessToken = std::string;
 inline constexpr size_t kProcessTokenBytes = 16;
 
 inline constexpr Step kNoStep = -1;
+// Where an attempt comes from, as long as not everything could be read that knows.
+inline constexpr Step kUnknownStep = -2;
 inline constexpr int32_t kMaxWorldSize = 1 << 20;
 inline constexpr size_t kMaxJobBytes = 128;
 inline constexpr size_t kMaxNameBytes = 512;

@@ -1,5 +1,7 @@
 #include "common/line.h"
 
+#include <iterator>
+
 namespace cairn {
 namespace {
 
@@ -8,7 +10,12 @@ using Line = std::map<Step, LineStep>;
 // What `attempt` makes of the line before it: nothing above the step it comes from, then its own
 // steps, which replace older ones of the same number.
 void Follow(const AttemptLine& attempt, Line* line) {
-  line->erase(line->upper_bound(attempt.comes_from), line->end());
+  Step comes_from = attempt.comes_from;
+  if (comes_from == kUnknownStep) {
+    const auto above = line->lower_bound(attempt.complete.begin()->first);
+    comes_from = above == line->begin() ? kNoStep : std::prev(above)->first;
+  }
+  line->erase(line->upper_bound(comes_from), line->end());
   for (const auto& [step, revision] : attempt.complete) {
     (*line)[step] = LineStep{step, attempt.attempt, revision};
   }

@@ -26,7 +26,9 @@ struct LineStep {
 
 struct AttemptLine {
   Attempt attempt = 0;
-  Step comes_from = kNoStep;          // kNoStep: goes on from nothing
+  // kNoStep: goes on from nothing. kUnknownStep: from the highest step of the line before it that is
+  // below its own lowest complete one, as far as that line is known.
+  Step comes_from = kNoStep;
   bool resumed = false;               // its owner said so
   std::map<Step, Revision> complete;  // its complete steps, newest complete revision of each
 };

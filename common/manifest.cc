@@ -259,7 +259,7 @@ Status CheckKeys(const Manifest& manifest) {
   CAIRN_RETURN_IF_ERROR(as_data_loss(ValidateAttempt(manifest.attempt)));
   CAIRN_RETURN_IF_ERROR(as_data_loss(ValidateWorld(manifest.writer, manifest.world_size)));
   if (manifest.revision < 0) return Bad("revision is below 0");
-  if (manifest.comes_from < kNoStep) return Bad("comes_from is below -1");
+  if (manifest.comes_from < kUnknownStep) return Bad("comes_from is below -2");
   absl::flat_hash_set<absl::string_view> names;
   names.reserve(manifest.objects.size());
   for (size_t i = 0; i < manifest.objects.size(); ++i) {

@@ -48,8 +48,8 @@ struct Manifest {
   Writer writer = 0;
   int32_t world_size = 1;
   int64_t created_unix_ms = 0;
-  // The step that the attempt goes on from; kNoStep when it starts from nothing. Only the one in
-  // writer 0's manifest counts.
+  // The step that the attempt goes on from; kNoStep when it starts from nothing, kUnknownStep when
+  // that could not be known at the time. Only the one in writer 0's manifest counts.
   Step comes_from = kNoStep;
   std::map<std::string, std::string> notes;  // given by the user
   std::vector<ObjectEntry> objects;          // sorted by name

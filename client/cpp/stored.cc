@@ -25,16 +25,17 @@ std::vector<AttemptLine> Attempts(const StoredJob& stored) {
   std::map<Attempt, AttemptLine> attempts;
   for (const StoredCheckpoint& checkpoint : stored.checkpoints) {
     if (checkpoint.parts.empty()) continue;
-    AttemptLine& line = attempts[checkpoint.key.attempt];
+    const auto [attempt, fresh_line] = attempts.try_emplace(checkpoint.key.attempt);
+    AttemptLine& line = attempt->second;
     line.attempt = checkpoint.key.attempt;
-    // Every manifest carries it. Writer 0's counts; it stands first when it is there.
-    if (line.complete.empty()) line.comes_from = checkpoint.parts.front().manifest.comes_from;
+    // Every manifest carries it: what writer 0's say counts, which stand first, and of them those
+    // that knew.
+    const Manifest& manifest = checkpoint.parts.front().manifest;
+    const bool known = manifest.comes_from != kUnknownStep;
+    if (fresh_line || (known && manifest.writer == 0)) line.comes_from = manifest.comes_from;
     if (!checkpoint.Complete()) continue;
     const auto [at, fresh] = line.complete.emplace(checkpoint.key.step, checkpoint.key.revision);
     if (!fresh) at->second = std::max(at->second, checkpoint.key.revision);
-    if (checkpoint.parts.front().manifest.writer == 0) {
-      line.comes_from = checkpoint.parts.front().manifest.comes_from;
-    }
   }
   std::vector<AttemptLine> out;
   for (auto& [attempt, line] : attempts) out.push_back(std::move(line));

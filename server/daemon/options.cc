@@ -193,6 +193,7 @@ Definition LogLevel() {
 
 std::vector<Definition> MakeDefinitions() {
   constexpr int64_t kMaxSteps = int64_t{1} << 40;
+  constexpr int64_t kMaxSeconds = int64_t{1} << 32;
   return {
       Text(
           "socket", [](auto& o) -> auto& { return o.socket; },
@@ -221,6 +222,10 @@ std::vector<Definition> MakeDefinitions() {
           "storage.keep_every",
           [](auto& o) -> auto& { return o.node.engine.default_policy.keep_every; }, 0, kMaxSteps,
           "with keep_last: keep every step that this divides, too; 0: none"),
+      Number(
+          "storage.keep_abandoned_seconds",
+          [](auto& o) -> auto& { return o.node.engine.keep_abandoned_seconds; }, 0, kMaxSeconds,
+          "with keep_last: files that a newer life went on from before are kept at least so long"),
       PersistModeOption(),
       Number(
           "persist.every", [](auto& o) -> auto& { return o.node.engine.default_policy.every; }, 1,

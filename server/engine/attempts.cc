@@ -1,6 +1,7 @@
 #include "server/engine/attempts.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/restored.h"
@@ -9,6 +10,9 @@ namespace cairn::engine {
 namespace {
 
 constexpr size_t kKeptRefusals = 1024;
+// How far above clock and known attempts a number may be. Who brings a greater one would use the job's
+// numbers up.
+constexpr Attempt kAheadMs = 3'600'000;
 
 const AttemptState* FindBegun(const Job& job, Attempt attempt) {
   const auto at = job.attempts->begun.find(attempt);
@@ -25,6 +29,15 @@ Status Attempts::CheckFence(const Job& job, Attempt attempt, Attempt* superseded
   *superseded_by = newest;
   return absl::FailedPreconditionError(
       absl::StrCat("attempt: ", attempt, " of job ", job.name, " is superseded by ", newest));
+}
+
+Status Attempts::CheckBound(const Job& job, Attempt attempt) const {
+  const Attempt known =
+      std::max({job.attempts->greatest, job.attempts->newest(), Attempt{out_.UnixMillis()}});
+  if (attempt <= known || attempt - known <= kAheadMs) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("attempt: ", attempt, " of job ", job.name, " is more than ", kAheadMs,
+                   " above ", known, ", the greatest that is known or the clock in milliseconds"));
 }
 
 // If it merely went on beside the older attempt, the line could follow only one of them, and the
@@ -88,7 +101,9 @@ const std::string* Attempts::FindDropped(const Job& job, const PartKey& part) {
 
 Attempt Attempts::Choose(Job* job, int64_t unix_ms) {
   const Attempt known = std::max(job->attempts->greatest, job->attempts->newest());
-  const Attempt chosen = std::max<Attempt>(unix_ms, known + 1);
+  // Files may say any number.
+  const Attempt next = known == std::numeric_limits<Attempt>::max() ? known : known + 1;
+  const Attempt chosen = std::max<Attempt>(unix_ms, next);
   job->attempts.Edit().greatest = chosen;
   return chosen;
 }
@@ -123,10 +138,10 @@ bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Se
     if (resumed != job->attempts->resumes.end()) {
       attempt.comes_from = resumed->second;
     } else {
-      attempt.comes_from = standing_.ComesFrom(*job, step);
-      attempt.provisional = !job->scan->Known();
+      const bool known = !options_.storage || job->scan->Known();
+      attempt.comes_from = known ? standing_.ComesFrom(*job, step) : kUnknownStep;
     }
-    out_.Say(fact::AttemptBegun{job->name, number, attempt.comes_from, attempt.unix_ms});
+    Say(*job, attempt);
     JobAttempts& attempts = job->attempts.Edit();
     attempts.greatest = std::max(attempts.greatest, number);
     attempts.begun.emplace(number, std::move(attempt));
@@ -180,13 +195,6 @@ void Attempts::ForgetDropped(const PartKey& part) {
   job->attempts.Edit().begun.at(key.attempt).dropped.erase({key.step, key.revision, part.writer});
 }
 
-void Attempts::Committed(const PartKey& part) {
-  Job* job = jobs_.Find(part.checkpoint.job);
-  const auto at = job->attempts->begun.find(part.checkpoint.attempt);
-  if (at == job->attempts->begun.end() || !at->second.provisional) return;
-  job->attempts.Edit().begun.at(part.checkpoint.attempt).provisional = false;
-}
-
 void Attempts::CheckpointMade(Job* job, const CheckpointKey& key) {
   JobAttempts& attempts = job->attempts.Edit();
   const auto [at, fresh] = attempts.begun.try_emplace(key.attempt);
@@ -231,32 +239,48 @@ void Attempts::Learn(Job* job, const CheckpointKey& key, Step comes_from, int64_
     attempt.comes_from = comes_from;
     attempt.first_step = key.step;
     attempt.unix_ms = unix_ms;
-    out_.Say(fact::AttemptBegun{job->name, key.attempt, comes_from, unix_ms});
+    Say(*job, attempt);
     JobAttempts& attempts = job->attempts.Edit();
     attempts.begun.emplace(key.attempt, std::move(attempt));
     ++attempts.line_version;
-  } else if (by_first && at->second.provisional) {
-    JobAttempts& attempts = job->attempts.Edit();
-    attempts.begun.at(key.attempt).comes_from = comes_from;
-    ++attempts.line_version;
+    return;
+  }
+  if (at->second.comes_from != kUnknownStep) return;
+  if (key.step < at->second.first_step) {
+    job->attempts.Edit().begun.at(key.attempt).first_step = key.step;
+  }
+  if (by_first && comes_from != kUnknownStep) SetOrigin(job, key.attempt, comes_from);
+}
+
+void Attempts::SettleOrigins(Job* job) {
+  std::vector<Attempt> unknown;
+  for (const auto& [number, attempt] : job->attempts->begun) {
+    if (attempt.comes_from == kUnknownStep) unknown.push_back(number);
+  }
+  for (const Attempt number : unknown) {
+    const Step first_step = job->attempts->begun.at(number).first_step;
+    SetOrigin(job, number, standing_.ComesFromBelow(*job, number, first_step));
   }
 }
 
-void Attempts::SettleProvisional(Job* job) {
-  std::map<Attempt, Step> settled;
-  for (const auto& [number, attempt] : job->attempts->begun) {
-    if (!attempt.provisional) continue;
-    settled[number] = standing_.ComesFromBelow(*job, number, attempt.first_step);
-  }
-  for (const auto& [number, comes_from] : settled) {
-    JobAttempts& attempts = job->attempts.Edit();
-    AttemptState& attempt = attempts.begun.at(number);
-    attempt.provisional = false;
-    if (attempt.comes_from == comes_from) continue;
-    attempt.comes_from = comes_from;
-    ++attempts.line_version;
-    out_.Say(fact::AttemptBegun{job->name, number, comes_from, attempt.unix_ms});
-  }
+bool Attempts::OriginsKnown(const Job& job) {
+  const auto& begun = job.attempts->begun;
+  return std::none_of(begun.begin(), begun.end(), [](const auto& attempt) {
+    return attempt.second.comes_from == kUnknownStep;
+  });
+}
+
+void Attempts::SetOrigin(Job* job, Attempt attempt, Step comes_from) {
+  JobAttempts& attempts = job->attempts.Edit();
+  AttemptState& state = attempts.begun.at(attempt);
+  state.comes_from = comes_from;
+  ++attempts.line_version;
+  Say(*job, state);
+}
+
+void Attempts::Say(const Job& job, const AttemptState& attempt) {
+  out_.Say(fact::AttemptBegun{job.name, attempt.attempt, attempt.first_step, attempt.comes_from,
+                              attempt.unix_ms});
 }
 
 // --- recovery
@@ -267,6 +291,7 @@ void Attempts::Restore(const Restored& restored) {
     JobAttempts& attempts = job->attempts.Edit();
     AttemptState& attempt = attempts.begun[id.second];
     attempt.attempt = id.second;
+    attempt.first_step = fact.first_step;
     attempt.comes_from = fact.comes_from;
     attempt.unix_ms = fact.unix_ms;
     ++attempts.line_version;
@@ -294,7 +319,6 @@ void Attempts::RestoreSessions() {
   for (const auto& [id, session] : sessions_.all()) {
     if (session->job.empty()) continue;
     Job* job = jobs_.Find(session->job);
-    Saw(job, session->attempt);
     for (auto& [number, attempt] : job->attempts.Edit().begun) {
       for (auto& [writer, process] : attempt.processes) {
         if (process.first != session->process) continue;
@@ -308,7 +332,8 @@ void Attempts::RestoreSessions() {
 
 void Attempts::Snapshot(const Job& job, std::vector<Fact>* facts) const {
   for (const auto& [number, attempt] : job.attempts->begun) {
-    facts->push_back(fact::AttemptBegun{job.name, number, attempt.comes_from, attempt.unix_ms});
+    facts->push_back(fact::AttemptBegun{job.name, number, attempt.first_step, attempt.comes_from,
+                                        attempt.unix_ms});
     std::map<Writer, ProcessToken> processes;
     for (const auto& [writer, process] : attempt.processes) processes[writer] = process.first;
     for (const auto& [writer, process] : processes) {

@@ -18,12 +18,14 @@ namespace cairn::engine {
 
 class Attempts {
  public:
-  Attempts(Outbox* out, Jobs* jobs, Sessions* sessions, Standing* standing)
-      : out_(*out), jobs_(*jobs), sessions_(*sessions), standing_(*standing) {}
+  Attempts(const Options& options, Outbox* out, Jobs* jobs, Sessions* sessions, Standing* standing)
+      : options_(options), out_(*out), jobs_(*jobs), sessions_(*sessions), standing_(*standing) {}
 
   // --- what an attempt may do
   // Whether `attempt` may go on, or begin: superseded_by is set when not.
   static Status CheckFence(const Job& job, Attempt attempt, Attempt* superseded_by);
+  // Of an attempt that has not begun, whoever chose its number.
+  Status CheckBound(const Job& job, Attempt attempt) const;
   // A lone writer fences no one alive.
   Status CheckLone(const Job& job, Attempt attempt, const Session& session) const;
   static Status CheckProcess(const Job& job, const PartKey& part, const Session& session);
@@ -48,7 +50,6 @@ class Attempts {
   void Refuse(Job* job, const CheckpointKey& key, const Status& why);
   void RememberDropped(const PartKey& part, const std::string& object);
   void ForgetDropped(const PartKey& part);  // it is begun anew
-  void Committed(const PartKey& part);      // what it comes from stands in a manifest now
   void CheckpointMade(Job* job, const CheckpointKey& key);
   void CheckpointGone(Job* job, const CheckpointKey& key);
   // Attempts in which the session created something, which no other live session of this node did.
@@ -58,8 +59,9 @@ class Attempts {
   // An attempt that storage shows. `comes_from` as its manifest has it; `by_first`: it is writer
   // 0's.
   void Learn(Job* job, const CheckpointKey& key, Step comes_from, int64_t unix_ms, bool by_first);
-  // Those that began while storage could not say what was there.
-  void SettleProvisional(Job* job);
+  // Storage was read: those that began before it could be come from the line as it is known now.
+  void SettleOrigins(Job* job);
+  static bool OriginsKnown(const Job& job);
 
   void Restore(const Restored& restored);
   void RestoreSessions();  // which attempts each live session is a writer of
@@ -70,7 +72,10 @@ class Attempts {
 
  private:
   void RememberResume(Job* job, Attempt attempt, Step step);
+  void Say(const Job& job, const AttemptState& attempt);
+  void SetOrigin(Job* job, Attempt attempt, Step comes_from);
 
+  const Options& options_;
   Outbox& out_;
   Jobs& jobs_;
   Sessions& sessions_;

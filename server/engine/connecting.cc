@@ -41,7 +41,6 @@ void Connecting::On(const event::Hello& event) {
   if (session.policy.has_value() && job->owner->owned && job->owner->policy != *session.policy) {
     jobs_.SetPolicy(job, *session.policy);
   }
-  attempts_.Saw(job, session.attempt);
   sessions_.Join(session, job);
   if (options_.storage && !job->scan->Known()) {
     scanning_.Start(job);

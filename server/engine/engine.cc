@@ -113,7 +113,7 @@ class Engine::Impl {
   Ledger ledger_{options_, &out_};
   Footprints footprints_{&ledger_};
   Leases leases_{options_, &out_, &sessions_, &ledger_};
-  Attempts attempts_{&out_, &jobs_, &sessions_, &standing_};
+  Attempts attempts_{options_, &out_, &jobs_, &sessions_, &standing_};
   Parts parts_{&out_,        &jobs_,    &attempts_, &leases_,  &ledger_,
                &footprints_, &changes_, &standing_, &sessions_};
   Eviction eviction_{&out_, &ledger_, &parts_, &standing_};
@@ -171,6 +171,7 @@ Outcome Engine::Impl::Finish() {
   leases_.Expire();
   callers_.Expire();
   ledger_.ProbeDue();
+  scanning_.ReadDue();
   for (int round = 0; round < kServeRounds && admission_.Due(manifests_.version()); ++round) {
     manifests_.Retry();
     admission_.Serve();
@@ -188,8 +189,8 @@ Outcome Engine::Impl::Finish() {
 }
 
 void Engine::Impl::EmitWake() {
-  MonotonicNanos next = std::min(
-      {ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(), persistence_.next()});
+  MonotonicNanos next = std::min({ledger_.next_probe(), callers_.next_deadline(),
+                                  leases_.next_expiry(), persistence_.next(), scanning_.next()});
   if (mode_.draining && !drained_) next = std::min(next, drain_deadline_);
   if (next == kNever) return;
   next = std::max(next, out_.now() + 1);
@@ -302,6 +303,7 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
     for (const CheckpointId& id : job->steps->incomplete) {
       if (CheckpointOf(*job, id)->files->stored_whole) scanning_.Start(job.get());
     }
+    if (!Attempts::OriginsKnown(*job)) scanning_.Insist(job.get());
   }
 
   manifests_.KeepSpace();

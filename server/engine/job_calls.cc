@@ -34,11 +34,22 @@ void JobCalls::On(const event::ResumeFrom& event) {
   Job* job = jobs_.FindOrMake(event.job);
   if (scanning_.Await(event.caller, job, event.deadline, event)) return;
   Status status = Jobs::CheckAccess(*job, event.caller);
+  if (status.ok()) status = attempts_.CheckBound(*job, event.attempt);
   if (!status.ok()) return out_.Answer(request, status);
   Attempt superseded_by = 0;
   status = Attempts::CheckFence(*job, event.attempt, &superseded_by);
   if (!status.ok()) return out_.Answer(request, status, superseded_by);
 
+  const auto begun = job->attempts->begun.find(event.attempt);
+  const bool has_begun = begun != job->attempts->begun.end();
+  if (has_begun && begun->second.comes_from != event.step) {
+    const Step comes_from = begun->second.comes_from;
+    return out_.Answer(request, absl::FailedPreconditionError(absl::StrCat(
+                                    "resume: attempt ", event.attempt, " has begun, from ",
+                                    comes_from == kUnknownStep ? "a step that is not known yet"
+                                    : comes_from == kNoStep    ? "nothing"
+                                                            : absl::StrCat("step ", comes_from))));
+  }
   reply::Latest from;
   from.key.job = event.job;
   from.key.step = kNoStep;
@@ -51,14 +62,7 @@ void JobCalls::On(const event::ResumeFrom& event) {
     }
     from = Describing::LatestOf(*checkpoint);
   }
-  const auto begun = job->attempts->begun.find(event.attempt);
-  if (begun == job->attempts->begun.end()) {
-    attempts_.Resume(job, event.attempt, event.step);
-  } else if (begun->second.comes_from != event.step) {
-    return out_.Answer(request, absl::FailedPreconditionError(absl::StrCat(
-                                    "resume: attempt ", event.attempt, " has begun, from step ",
-                                    begun->second.comes_from)));
-  }
+  if (!has_begun) attempts_.Resume(job, event.attempt, event.step);
   out_.Answer(request, Body(std::move(from)));
 }
 

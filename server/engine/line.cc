@@ -15,6 +15,14 @@ Step Line::Bound(Attempt besides) const {
   return std::numeric_limits<Step>::max();
 }
 
+std::optional<Attempt> Line::Head() const {
+  for (auto at = lives_.rbegin(); at != lives_.rend(); ++at) {
+    if (!at->second.complete.empty()) return at->first;
+    if (at->second.origin.resumed) break;
+  }
+  return std::nullopt;
+}
+
 Line::Affected Line::SetAttempts(const std::map<Attempt, Origin>& origins) {
   bool moved = false;
   for (auto at = lives_.begin(); at != lives_.end();) {
@@ -33,6 +41,10 @@ Line::Affected Line::SetAttempts(const std::map<Attempt, Origin>& origins) {
 
 Line::Affected Line::MakeStale() { return {.all = !std::exchange(stale_, true), .replaced = {}}; }
 
+bool Line::MovesOrigin(const Life& life, Step step) {
+  return life.origin.step == kUnknownStep && step <= life.complete.begin()->first;
+}
+
 Line::Affected Line::Add(const CheckpointId& id) {
   const auto& [step, attempt, revision] = id;
   const auto life = lives_.try_emplace(attempt).first;
@@ -42,7 +54,7 @@ Line::Affected Line::Add(const CheckpointId& id) {
                                   [](const auto& later) { return later.second.complete.empty(); });
   // The attempt's first complete step cuts off what older ones did above the point it came from; a
   // late one of an older attempt may stand anywhere.
-  if (first || !newest) return MakeStale();
+  if (first || !newest || MovesOrigin(life->second, step)) return MakeStale();
   if (stale_) return {};
   const auto [at, fresh] = settled_.emplace(step, id);
   if (fresh) return {};
@@ -58,7 +70,7 @@ Line::Affected Line::Remove(const CheckpointId& id) {
     if (revisions->second.empty()) life.complete.erase(revisions);
   }
   if (stale_) return {};
-  if (life.complete.empty()) return MakeStale();
+  if (life.complete.empty() || MovesOrigin(life, step)) return MakeStale();
   const auto at = settled_.find(step);
   if (at == settled_.end() || at->second != id) return {};
   for (const auto& [other, of_other] : lives_) {
@@ -112,23 +124,28 @@ Step Line::ComesFrom(Step step) const {
 
 Step Line::ComesFromBelow(Attempt attempt, Step first_step) const {
   Step from = kNoStep;
-  for (const auto& [step, id] : Settled()) {
-    if (step >= first_step) break;
-    if (id.attempt < attempt) from = step;
+  for (const LineStep& step : ComputeLine(AttemptLines(attempt))) {
+    if (step.step < first_step) from = step.step;
   }
   return from;
+}
+
+std::vector<AttemptLine> Line::AttemptLines(Attempt below) const {
+  std::vector<AttemptLine> lines;
+  for (const auto& [attempt, life] : lives_) {
+    if (attempt >= below) break;
+    AttemptLine line{attempt, life.origin.step, life.origin.resumed, {}};
+    for (const auto& [step, revisions] : life.complete) line.complete[step] = *revisions.rbegin();
+    lines.push_back(std::move(line));
+  }
+  return lines;
 }
 
 const std::map<Step, CheckpointId>& Line::Settled() const {
   if (!stale_) return settled_;  // several threads may read: nothing is written then
   stale_ = false;
-  std::vector<AttemptLine> lines;
-  for (const auto& [attempt, life] : lives_) {
-    if (life.complete.empty()) continue;  // cut nothing off
-    AttemptLine line{attempt, life.origin.step, life.origin.resumed, {}};
-    for (const auto& [step, revisions] : life.complete) line.complete[step] = *revisions.rbegin();
-    lines.push_back(std::move(line));
-  }
+  std::vector<AttemptLine> lines = AttemptLines(std::numeric_limits<Attempt>::max());
+  std::erase_if(lines, [](const AttemptLine& line) { return line.complete.empty(); });
   settled_.clear();
   for (const LineStep& step : ComputeLine(lines)) {
     settled_[step.step] = {step.step, step.attempt, step.revision};

@@ -33,7 +33,7 @@ class Line {
   };
 
   struct Origin {
-    Step step = kNoStep;   // kNoStep: goes on from nothing
+    Step step = kNoStep;   // as AttemptLine::comes_from
     bool resumed = false;  // its owner said so
     bool operator==(const Origin&) const = default;
   };
@@ -43,6 +43,9 @@ class Line {
   Affected Add(const CheckpointId& id);
   Affected Remove(const CheckpointId& id);
 
+  // The attempt that the line is of; nullopt when nothing is complete, or when the owner's word where
+  // to go on from is newer.
+  std::optional<Attempt> Head() const;
   // The highest step on the line.
   std::optional<CheckpointId> Newest() const;
   // As if the owner had not said where `besides` goes on from.
@@ -53,7 +56,7 @@ class Line {
   bool Abandoned(const CheckpointId& id) const;
   // Where an attempt whose first step is `step` comes from; kNoStep: from nothing.
   Step ComesFrom(Step step) const;
-  // The same among steps of attempts below `attempt`, whatever began since.
+  // The same on the line of the attempts below `attempt`, whatever began since.
   Step ComesFromBelow(Attempt attempt, Step first_step) const;
   // The next read writes: several threads may read only a line that is not stale.
   bool stale() const { return stale_; }
@@ -64,10 +67,15 @@ class Line {
     std::map<Step, std::set<Revision>> complete;
   };
 
+  // Whether a step that was just added or removed is below all others of a life whose origin is
+  // unknown, so that it is another from now on.
+  static bool MovesOrigin(const Life& life, Step step);
+
   // Most changes touch one step. The others (an attempt's first complete step, a late one of an older
   // attempt, an attempt that comes from elsewhere) make the whole line stale: it is built anew when
   // it is next read, once for any number of them.
   Affected MakeStale();
+  std::vector<AttemptLine> AttemptLines(Attempt below) const;
   const std::map<Step, CheckpointId>& Settled() const;
   // The line ends here, whatever is settled above: at the head's origin while it has completed nothing.
   Step Bound(Attempt besides = 0) const;

@@ -246,9 +246,8 @@ struct JobSessions {
 
 struct AttemptState {
   Attempt attempt = 0;
-  Step comes_from = kNoStep;
-  bool provisional = false;  // begun before storage could be read, nothing committed yet
-  Step first_step = kNoStep;
+  Step comes_from = kNoStep;  // kUnknownStep: storage could not be read yet
+  Step first_step = kNoStep;  // of its first create, or the lowest that storage shows
   int64_t unix_ms = 0;
   absl::flat_hash_map<Writer, std::pair<ProcessToken, int32_t>> processes;  // and pid, 0 unknown
   std::map<Step, int32_t> worlds;          // world size of each step that is known

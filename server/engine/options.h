@@ -20,6 +20,9 @@ struct Options {
   bool storage = false;
   // Of jobs that set none.
   JobPolicy default_policy;
+  // How long files that the line has left are kept at least, from the beginning of the life that left
+  // them.
+  int64_t keep_abandoned_seconds = 24 * 3600;
   int64_t max_sessions = 4096;
   // Callers parked at once.
   int64_t max_waiting = 16384;

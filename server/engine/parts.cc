@@ -262,7 +262,6 @@ void Parts::Commit(Part* part, std::shared_ptr<const Manifest> manifest,
   for (const auto& [name, object] : content.objects) {
     if (!object->content->resident) ++step.absent;
   }
-  attempts_.Committed(part->key);
   for (StepWatcher* watcher : watchers_) watcher->PartCommitted(part);
   if (step.committed == step.world_size) BecomeComplete(checkpoint);
 }

@@ -24,26 +24,56 @@ Retention::Retention(const Options& options, Outbox* out, Callers* callers, Jobs
 
 // --- by policy
 
+int64_t Retention::PersistedOf(const Job& job, Attempt attempt) const {
+  int64_t persisted = 0;
+  for (const CheckpointId& id : job.files->persisted) {
+    persisted += id.attempt == attempt && standing_.OnLine(*CheckpointOf(job, id)) ? 1 : 0;
+  }
+  return persisted;
+}
+
+// The life that left them is there to stay.
+bool Retention::MayDeleteAbandoned(const Job& job) const {
+  const std::optional<Attempt> head = standing_.Head(job);
+  if (!head.has_value()) return false;
+  const int64_t age_ms = out_.UnixMillis() - job.attempts->begun.at(*head).unix_ms;
+  return age_ms >= options_.keep_abandoned_seconds * 1000 &&
+         PersistedOf(job, *head) >= job.owner->policy.keep_last;
+}
+
+bool Retention::MayDelete(const Checkpoint& checkpoint, bool abandoned_too, int64_t* kept) const {
+  const Job& job = *checkpoint.job;
+  const JobPolicy& policy = job.owner->policy;
+  const bool newest = &checkpoint == standing_.Newest(job);
+  if (checkpoint.files->deleting || *checkpoint.pinned || newest) {
+    if (newest) ++*kept;
+    return false;
+  }
+  if (standing_.Abandoned(checkpoint)) return abandoned_too;
+  // Beyond where the owner says that the job goes on from, nothing is abandoned yet.
+  if (!standing_.OnLine(checkpoint)) return false;
+  if (++*kept <= policy.keep_last) return false;
+  return policy.keep_every <= 0 || checkpoint.key.step % policy.keep_every != 0;
+}
+
 void Retention::ApplyKeepPolicy(Job* job) {
-  const JobPolicy& policy = job->owner->policy;
-  if (policy.keep_last <= 0 || !options_.storage) return;
-  const Checkpoint* newest = standing_.Newest(*job);
+  const int64_t keep_last = job->owner->policy.keep_last;
+  if (keep_last <= 0 || !options_.storage) return;
+  // What a life goes on from may be anything as long as it is not known.
+  if (!Attempts::OriginsKnown(*job)) return;
+  // A life that has just gone back is not done with what it went back to.
+  Step in_use = kNoStep;
+  if (const Attempt newest = job->attempts->newest(); newest > 0) {
+    if (PersistedOf(*job, newest) < keep_last) in_use = job->attempts->begun.at(newest).comes_from;
+  }
+  const bool abandoned_too = MayDeleteAbandoned(*job);
   int64_t kept = 0;
   std::vector<Checkpoint*> surplus;
   const std::set<CheckpointId>& persisted = job->files->persisted;
   for (auto at = persisted.rbegin(); at != persisted.rend(); ++at) {
     Checkpoint* checkpoint = CheckpointOf(*job, *at);
-    if (checkpoint->files->deleting || *checkpoint->pinned || checkpoint == newest) {
-      if (checkpoint == newest) ++kept;
-      continue;
-    }
-    if (standing_.OnLine(*checkpoint)) {
-      if (++kept <= policy.keep_last) continue;
-    } else if (!standing_.Abandoned(*checkpoint)) {
-      continue;
-    }
-    const int64_t every = policy.keep_every;
-    if (every > 0 && checkpoint->key.step % every == 0 && standing_.OnLine(*checkpoint)) continue;
+    if (!MayDelete(*checkpoint, abandoned_too, &kept)) continue;
+    if (checkpoint->key.step == in_use && standing_.OnLine(*checkpoint)) continue;
     surplus.push_back(checkpoint);
   }
   for (Checkpoint* checkpoint : surplus) {

@@ -70,7 +70,9 @@ void Saving::On(const event::Create& event) {
 void Saving::Enter(Job* job, const Caller& caller, const PartKey& part, int32_t world_size,
                    const Session& session) {
   jobs_.TakeOwnership(job, caller.uid, caller.gid, session.policy);
-  if (attempts_.Enter(job, part, world_size, session)) admission_.Fence(job);
+  if (!attempts_.Enter(job, part, world_size, session)) return;
+  admission_.Fence(job);
+  if (!Attempts::OriginsKnown(*job)) scanning_.Insist(job);
 }
 
 // The writer has entered the step again: what it began of it before and did not commit is over.
@@ -99,6 +101,7 @@ Status Saving::CheckCreate(const event::Create& event, const Job& job, const Ses
   const CheckpointKey& key = event.part.checkpoint;
   CAIRN_RETURN_IF_ERROR(Jobs::CheckAccess(job, event.caller));
   CAIRN_RETURN_IF_ERROR(mode_.CheckAdmits());
+  CAIRN_RETURN_IF_ERROR(attempts_.CheckBound(job, key.attempt));
   CAIRN_RETURN_IF_ERROR(Attempts::CheckFence(job, key.attempt, superseded_by));
   CAIRN_RETURN_IF_ERROR(Attempts::CheckWorld(job, event.part, event.world_size));
   if (event.world_size == 1) {
@@ -304,6 +307,7 @@ Status Saving::CheckCommit(const event::Commit& event, const Job& job, const Ses
   if (part == nullptr) {  // a writer with nothing to save
     const Attempt attempt = event.part.checkpoint.attempt;
     CAIRN_RETURN_IF_ERROR(mode_.CheckSafe());
+    CAIRN_RETURN_IF_ERROR(attempts_.CheckBound(job, attempt));
     CAIRN_RETURN_IF_ERROR(Attempts::CheckFence(job, attempt, superseded_by));
     if (event.world_size == 1) CAIRN_RETURN_IF_ERROR(attempts_.CheckLone(job, attempt, session));
   }

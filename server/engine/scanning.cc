@@ -57,6 +57,19 @@ void Scanning::Start(Job* job) {
   out_.Do(action::ScanJob{job->name});
 }
 
+void Scanning::Insist(Job* job) {
+  if (!options_.storage || job->scan->Known()) return;
+  due_.emplace(FailedLately(*job) ? job->scan->again : out_.now(), job->name);
+}
+
+void Scanning::ReadDue() {
+  while (!due_.empty() && due_.begin()->first <= out_.now()) {
+    Job* job = jobs_.Find(due_.begin()->second);
+    due_.erase(due_.begin());
+    if (job != nullptr && !Attempts::OriginsKnown(*job)) Start(job);
+  }
+}
+
 Job* Scanning::Readable(Sessions* sessions, const Caller& caller, const std::string& name,
                         MonotonicNanos deadline, const Event& event, bool scan) {
   if (sessions->Of(caller) == nullptr) return nullptr;
@@ -110,12 +123,14 @@ Job* Scanning::On(const event::JobScanned& event, bool* newer_attempt) {
     *newer_attempt = job->attempts->newest() != newest;
   } else if (absl::IsNotFound(event.stored.status())) {
     scan.state = ScanState::kScanned;  // nothing there
+    attempts_.SettleOrigins(job);
   } else {
     scan.state = ScanState::kFailed;
     scan.problem = event.stored.status();
     scan.again = out_.now() + options_.persist_retry_min;
     out_.Log(Severity::kWarning, absl::StrCat("job ", job->name, ": its storage cannot be read: ",
                                               event.stored.status().message()));
+    if (!Attempts::OriginsKnown(*job)) Insist(job);
   }
   return job;
 }
@@ -139,7 +154,7 @@ void Scanning::MergeAll(Job* job, const event::JobScanned& event) {
     out_.Log(Severity::kWarning, absl::StrCat("job ", job->name, " in storage: ", problem));
   }
   for (const StoredCheckpoint& stored : event.stored->checkpoints) Merge(job, stored);
-  attempts_.SettleProvisional(job);
+  attempts_.SettleOrigins(job);
 }
 
 void Scanning::Merge(Job* job, const StoredCheckpoint& stored) {

@@ -27,6 +27,11 @@ class Scanning : public Waitlist {
   bool Await(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event,
              bool can_do_without = false);
   void Start(Job* job);
+  // The job's storage is read until that succeeds, whoever asks: an attempt waits to know where it
+  // comes from.
+  void Insist(Job* job);
+  void ReadDue();
+  MonotonicNanos next() const { return due_.empty() ? kNever : due_.begin()->first; }
   // The event under way has waited for storage long enough, and goes on with what memory knows.
   bool gave_up() const { return gave_up_; }
   // The job, readable by the caller, or nullptr after parking or answering. A job that nobody knows
@@ -61,6 +66,7 @@ class Scanning : public Waitlist {
   const std::function<void(const Event&)> again_;
 
   bool gave_up_ = false;
+  std::set<std::pair<MonotonicNanos, std::string>> due_;  // jobs to read, and when
 };
 
 }  // namespace cairn::engine

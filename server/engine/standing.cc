@@ -163,6 +163,11 @@ void Standing::Forget(Checkpoint* checkpoint) {
 
 // --- the line
 
+std::optional<Attempt> Standing::Head(const Job& job) const {
+  Settle();
+  return job.standing->line.Head();
+}
+
 Checkpoint* Standing::Newest(const Job& job) const {
   Settle();
   const std::optional<CheckpointId> id = job.standing->line.Newest();

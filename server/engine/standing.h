@@ -7,6 +7,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -27,6 +28,7 @@ class Standing {
   }
 
   // --- the line
+  std::optional<Attempt> Head(const Job& job) const;
   Checkpoint* Newest(const Job& job) const;
   Checkpoint* At(const Job& job, Step step, Attempt besides = 0) const;  // as Line::At
   Checkpoint* Next(const Job& job, Step after) const;

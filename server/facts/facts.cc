@@ -54,7 +54,7 @@ void VisitFields(Is<fact::Job> auto& f, const auto& v) {
   v(f.job, f.owner_uid, f.owner_gid, f.policy);
 }
 void VisitFields(Is<fact::AttemptBegun> auto& f, const auto& v) {
-  v(f.job, f.attempt, f.comes_from, f.unix_ms);
+  v(f.job, f.attempt, f.first_step, f.comes_from, f.unix_ms);
 }
 void VisitFields(Is<fact::WriterProcess> auto& f, const auto& v) {
   v(f.job, f.attempt, f.writer, f.process);

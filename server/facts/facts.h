@@ -67,7 +67,8 @@ struct Job {
 struct AttemptBegun {
   std::string job;
   Attempt attempt = 0;
-  Step comes_from = kNoStep;
+  Step first_step = kNoStep;  // of its first create
+  Step comes_from = kNoStep;  // kUnknownStep: said again once it is known
   int64_t unix_ms = 0;
   bool operator==(const AttemptBegun&) const = default;
 };
@@ -225,7 +226,7 @@ struct KindOfFact : FactKind {};
 inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::Incarnation>{{1, 1, "incarnation"}},
     KindOfFact<fact::Job>{{2, 1, "job"}},
-    KindOfFact<fact::AttemptBegun>{{3, 1, "attempt_begun"}},
+    KindOfFact<fact::AttemptBegun>{{3, 2, "attempt_begun"}},
     KindOfFact<fact::WriterProcess>{{4, 1, "writer_process"}},
     KindOfFact<fact::StepWorld>{{5, 1, "step_world"}},
     KindOfFact<fact::Resume>{{6, 1, "resume"}},

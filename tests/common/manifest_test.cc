@@ -204,7 +204,7 @@ TEST(ManifestCodec, KeysOutsideTheirLimitsAreDamage) {
   ExpectDamaged(with([](Manifest* m) { m->revision = -1; }), "revision");
   ExpectDamaged(with([](Manifest* m) { m->writer = 8; }), "writer");
   ExpectDamaged(with([](Manifest* m) { m->world_size = 0; }), "world_size");
-  ExpectDamaged(with([](Manifest* m) { m->comes_from = -2; }), "comes_from");
+  ExpectDamaged(with([](Manifest* m) { m->comes_from = -3; }), "comes_from");
   ExpectDamaged(with([](Manifest* m) { m->objects[0].name = "../../root"; }), "name");
   ExpectDamaged(with([](Manifest* m) { m->objects[0].name = "model.pt"; }), "out of order");
   ExpectDamaged(with([](Manifest* m) { m->objects[0].name = "optim"; }), "directory of another");

@@ -1,4 +1,5 @@
 // Attempts, their writers and the line: what a newer attempt ends, and where `latest` goes.
+#include "server/engine/model.h"
 #include "tests/engine/engine_fixture.h"
 
 namespace cairn::engine {
@@ -112,6 +113,23 @@ TEST_F(Attempts, ChosenAttemptExceedsClockAndAllThatIsKnown) {
   EXPECT_EQ(Take<reply::Attempt>(event.caller.request)->attempt, kUnix);
 }
 
+// Line rule 1: nobody uses the job's numbers up, on purpose or by a clock that is far ahead.
+TEST_F(Attempts, NumberFarAheadIsRefusedAndUsesNoneUp) {
+  const Attempt limit = kUnix + 3'600'000;
+  const SessionId far = Hello({.attempt = std::numeric_limits<Attempt>::max() - 1});
+  EXPECT_THAT(TrySave(far, 1), Fails(absl::StatusCode::kInvalidArgument, "attempt"));
+  event::ResumeFrom resume{From(far), "job", limit + 1'000'000, kNoStep, Soon()};
+  Apply(resume);
+  EXPECT_THAT(StatusOf(AnswerTo(resume.caller.request)),
+              Fails(absl::StatusCode::kInvalidArgument, "attempt"));
+  Die(far);
+  const SessionId session = Hello({.attempt = 0});
+  event::ChooseAttempt choose{From(session), "job", Soon(), kUnix};
+  Apply(choose);
+  EXPECT_EQ(Take<reply::Attempt>(choose.caller.request)->attempt, kUnix);
+  EXPECT_TRUE(TrySave(Hello({.attempt = limit - 1000}), 1).ok());
+}
+
 TEST_F(Attempts, LatestFollowsTheLineAcrossARollback) {
   const SessionId first = Hello({.attempt = 1});
   for (Step step : {1, 2, 3, 4}) Save(first, step, {{"m", 100}});
@@ -132,7 +150,7 @@ TEST_F(Attempts, LatestFollowsTheLineAcrossARollback) {
 }
 
 // Steps 1 to 4 are there; lives come that enter a step and are killed, or give it up.
-TEST_F(Attempts, LifeThatCompletesNothingMovesNothing) {  // LINE 8, 12
+TEST_F(Attempts, LifeThatCompletesNothingMovesNothing) {  // line rules 8, 12
   const SessionId first = Hello({.attempt = 1});
   for (Step step : {1, 2, 3, 4}) Save(first, step, {{"m", 100}});
   Die(first);
@@ -154,7 +172,7 @@ TEST_F(Attempts, LifeThatCompletesNothingMovesNothing) {  // LINE 8, 12
   EXPECT_FALSE(Stat(last, 4, 1)->facts.abandoned) << "it went on from there";
 }
 
-TEST_F(Attempts, ResumeMovesTheLineThoughItsLifeCompletesNothing) {  // LINE 7, 13
+TEST_F(Attempts, ResumeMovesTheLineThoughItsLifeCompletesNothing) {  // line rules 7, 13
   const SessionId first = Hello({.attempt = 1});
   for (Step step : {1, 2, 3, 4}) Save(first, step, {{"m", 100}});
   Die(first);

@@ -297,6 +297,47 @@ TEST_P(Recovery, PinOfWhatOnlyStorageHoldsIsRemembered) {  // seed 9054 of the s
   EXPECT_FALSE(stored.contains({"job", 2, 1, 0}));
 }
 
+// line rules 9, 16, 17, 21: memory is lost, and storage is away when the next life begins.
+TEST_P(Recovery, OriginThatIsUnknownIsNotGuessedAndIsSettledWhenStorageIsBack) {
+  options.storage = true;
+  options.keep_abandoned_seconds = 0;
+  Restart();
+  JobPolicy policy;
+  policy.mode = PersistMode::kEvery;
+  const SessionId first = Hello({.attempt = 1, .policy = policy});
+  for (const Step step : {100, 200, 300}) Save(first, step);
+  journal.clear();
+  keeper.clear();
+  sessions.clear();
+  mapped.clear();
+  manifests.clear();
+  scan_status = absl::UnavailableError("stale file handle");
+  Restart();
+  policy.keep_last = 3;
+  const SessionId second = Hello({.attempt = 2, .policy = policy});
+  Save(second, 301);
+  EXPECT_EQ(LatestStep(second), 301) << "its own steps are the highest";
+  EXPECT_EQ(DecodeManifest(manifests.begin()->second)->comes_from, kUnknownStep);
+  DaemonDies();
+  EXPECT_EQ(LatestStep(second), 301);
+  Save(second, 302);
+  EXPECT_TRUE(stored.contains({"job", 100, 1, 0})) << "nothing is deleted while it is unknown";
+  EXPECT_TRUE(stored.contains({"job", 301, 2, 0}));
+  scan_status = absl::OkStatus();
+  Advance(options.persist_retry_max);
+  EXPECT_EQ(LatestStep(second), 302);
+  EXPECT_FALSE(Stat(second, 300, 1)->facts.abandoned);
+  EXPECT_FALSE(stored.contains({"job", 200, 1, 0})) << "keep_last counts along the line";
+  bool settled = false;
+  for (const Fact& f : journal) {
+    const auto* begun = std::get_if<fact::AttemptBegun>(&f);
+    settled |= begun != nullptr && begun->attempt == 2 && begun->comes_from == 300;
+  }
+  EXPECT_TRUE(settled);
+  Save(second, 303);
+  EXPECT_FALSE(stored.contains({"job", 300, 1, 0}));
+}
+
 TEST_P(Recovery, IdsAreNeverGivenTwice) {
   const SessionId session = Hello();
   Save(session, 1);

@@ -248,6 +248,48 @@ TEST_F(Stored, KeepLastDeletesFilesButNeverTheNewest) {
   EXPECT_THAT(left, ElementsAre(4, 8, 9));
 }
 
+// line rule 21: a life that starts from scratch, by mistake perhaps, takes nothing away for a day.
+TEST_F(Stored, KeepLastSparesWhatTheLineHasLeftUntilTheNewLifeIsThereToStay) {
+  JobPolicy policy;
+  policy.mode = PersistMode::kEvery;
+  policy.keep_last = 2;
+  const auto left = [&] {
+    std::vector<Step> steps;
+    for (const auto& [key, checkpoint] : stored) steps.push_back(key.step);
+    return steps;
+  };
+  const SessionId first = Hello({.attempt = 1, .policy = policy});
+  for (const Step step : {100, 200, 300}) Save(first, step, {{"m", 100}});
+  Die(first);
+  const SessionId second = Hello({.attempt = 2, .policy = policy});
+  for (const Step step : {0, 1, 2}) Save(second, step, {{"m", 100}});
+  EXPECT_EQ(LatestStep(second), 2);
+  EXPECT_TRUE(Stat(second, 300, 1)->facts.abandoned);
+  EXPECT_THAT(left(), ElementsAre(1, 2, 200, 300));
+  Advance(24 * 3600 * kNanosPerSecond - 60 * kNanosPerSecond);
+  Save(second, 3, {{"m", 100}});
+  EXPECT_THAT(left(), ElementsAre(2, 3, 200, 300));
+  Advance(120 * kNanosPerSecond);
+  Save(second, 4, {{"m", 100}});
+  EXPECT_THAT(left(), ElementsAre(3, 4));
+}
+
+TEST_F(Stored, KeepLastSparesWhatTheLineHasLeftUntilTheNewLifeHasAsMuch) {
+  options.keep_abandoned_seconds = 0;
+  Restart();
+  JobPolicy policy;
+  policy.mode = PersistMode::kEvery;
+  policy.keep_last = 2;
+  const SessionId first = Hello({.attempt = 1, .policy = policy});
+  for (const Step step : {100, 200, 300}) Save(first, step, {{"m", 100}});
+  Die(first);
+  const SessionId second = Hello({.attempt = 2, .policy = policy});
+  Save(second, 0, {{"m", 100}});
+  EXPECT_TRUE(stored.contains({"job", 300, 1, 0}));
+  Save(second, 1, {{"m", 100}});
+  EXPECT_FALSE(stored.contains({"job", 300, 1, 0}));
+}
+
 TEST_F(Stored, RemoveRefusesTheLastCopyUnlessForced) {
   const SessionId session = HelloWith(PersistMode::kEvery);
   Save(session, 1);

@@ -35,7 +35,7 @@ std::vector<Fact> OneOfEach() {
   return {
       fact::Incarnation{123, 456},
       fact::Job{"job-a", 1000, 100, policy},
-      fact::AttemptBegun{"job-a", 9, 8, 7},
+      fact::AttemptBegun{"job-a", 9, 10, 8, 7},
       fact::WriterProcess{"job-a", 9, 2, bytes},
       fact::StepWorld{"job-a", 9, 17, 8},
       fact::Resume{"job-a", 9, 16},

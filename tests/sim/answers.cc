@@ -190,9 +190,8 @@ bool Answer::RightObject(const event::Open& e, const CheckpointKey& key, const O
 bool Answer::RightLatest(const event::Open& e, const CheckpointKey& key) {
   if (e.ref.step != kNoStep || asked_.asked_in != node_.applies) return true;
   const std::optional<CheckpointKey> latest = node_.LatestNow(e.ref.job);
-  const auto before = node_.last.latest_before.find(e.ref.job);
-  const bool was =
-      before != node_.last.latest_before.end() && before->second && *before->second == key;
+  const auto during = node_.last.latest_during.find(e.ref.job);
+  const bool was = during != node_.last.latest_during.end() && during->second.contains(key);
   if (was || (latest && *latest == key)) return true;
   report_.Fail(absl::StrCat("promise 3: open of latest gives ", key.DebugString(), ", latest is ",
                             latest ? latest->DebugString() : "nothing"));

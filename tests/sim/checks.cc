@@ -112,9 +112,9 @@ void CheckAttempt(const Node& node, const fact::AttemptBegun& begun, const Event
   if (const auto* commit = std::get_if<event::Commit>(event)) first = commit->part.checkpoint.step;
   if (first == kNoStep) return;
   const auto resumed = node.mirror.resumes.find({begun.job, begun.attempt});
-  const Step wanted = resumed != node.mirror.resumes.end()
-                          ? resumed->second
-                          : ComesFrom(node.Lines(begun.job), first);
+  const bool was_resumed = resumed != node.mirror.resumes.end();
+  if (begun.comes_from == kUnknownStep && node.options.storage && !was_resumed) return;
+  const Step wanted = was_resumed ? resumed->second : ComesFrom(node.Lines(begun.job), first);
   if (begun.comes_from != wanted) {
     node.world.report.Fail(absl::StrCat("promise 3: attempt ", begun.attempt, " of ", begun.job,
                                         " comes from ", begun.comes_from, ", the line says ",
@@ -231,10 +231,8 @@ void CheckLatest(Node* node, const std::string& job, const StatusOr<reply::Body>
   }
   const auto& latest = std::get<reply::Latest>(*body);
   report.Count("latest");
-  const auto before = node->last.latest_before.find(job);
-  if (before != node->last.latest_before.end() && before->second && *before->second == latest.key) {
-    return;
-  }
+  const auto during = node->last.latest_during.find(job);
+  if (during != node->last.latest_during.end() && during->second.contains(latest.key)) return;
   if (!wanted || !(*wanted == latest.key)) return report.Fail(shown + latest.key.DebugString());
   if (const std::string wrong = node->WrongCheckpoint(latest.key);
       !wrong.empty() && !node->world.storage.AccountsFor(latest.key)) {

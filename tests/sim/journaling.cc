@@ -81,11 +81,19 @@ bool Loses(Lie lie, const Fact& fact) {
          (lie == Lie::kJournalLosesLent && std::holds_alternative<fact::Lent>(fact));
 }
 
-// Removals, attempts and drops move `latest`: answers of the same Apply may be from before.
+// Removals, attempts, resumes and drops move `latest`: answers of the same Apply may be from before.
 bool MovesLatest(const Fact& fact) {
   return std::holds_alternative<fact::StepRemoved>(fact) ||
          std::holds_alternative<fact::AttemptBegun>(fact) ||
+         std::holds_alternative<fact::Resume>(fact) ||
          std::holds_alternative<fact::ObjectDropped>(fact);
+}
+
+void NoteLatest(const Node& node, Node::LastApply* last) {
+  for (const Job& job : node.world.clients.jobs) {
+    const std::optional<CheckpointKey> latest = node.LatestNow(job.name);
+    if (latest) last->latest_during[job.name].insert(*latest);
+  }
 }
 
 Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts) {
@@ -103,11 +111,7 @@ Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts) {
       if (!node.mirror.jobs.contains(job->job)) now.owned.insert(job->job);
     }
   }
-  if (moves_latest) {
-    for (const Job& job : node.world.clients.jobs) {
-      now.latest_before[job.name] = node.LatestNow(job.name);
-    }
-  }
+  if (moves_latest) NoteLatest(node, &now);
   return now;
 }
 
@@ -125,6 +129,7 @@ void Node::Journal(const std::vector<Fact>& facts, const Event* event, const Out
       drops = true;
     } else {
       mirror.Take(fact);
+      if (MovesLatest(fact)) NoteLatest(*this, &last);
     }
   }
   if (!drops) return;

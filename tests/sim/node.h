@@ -101,7 +101,7 @@ class Node {
   // What the last Apply did, for the checks of its answers. Several calls may be answered in one
   // Apply (a scan's answer frees all who waited for it), some before and some after a removal.
   struct LastApply {
-    std::map<std::string, std::optional<CheckpointKey>> latest_before;  // by job
+    std::map<std::string, std::set<CheckpointKey>> latest_during;  // by job, one after the other
     std::set<PartKey> created;
     std::set<std::string> owned;   // jobs that came into being
     std::set<CheckpointKey> left;  // left memory or storage

@@ -40,7 +40,7 @@ std::vector<AttemptLine> Node::Lines(const std::string& job) const {
   }
   for (const auto& [attempt, line] : origins) lines.push_back(line);
   const auto add = [&](const CheckpointKey& key) {
-    if (key.job != job || !KnownToBeHad(key)) return;
+    if (key.job != job || mirror.Removed(key) || !KnownToBeHad(key)) return;
     for (AttemptLine& line : lines) {
       if (line.attempt != key.attempt) continue;
       Revision& revision = line.complete.try_emplace(key.step, key.revision).first->second;

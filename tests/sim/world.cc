@@ -41,7 +41,7 @@ void World::AddNode() {
       rng.Pick<uint64_t>({512 * kKiB, 1024 * kKiB, 4096 * kKiB, 16384 * kKiB, 65536 * kKiB});
   o.budget_bytes = options.lie == Lie::kBudgetIgnored ? 4 * budget : budget;
   o.storage = !rng.Permille(250);
-  rng.Permille(500);  // once decided about an option that is gone; the seeds keep their lives
+  if (rng.Permille(500)) o.keep_abandoned_seconds = 0;
   o.max_sessions = static_cast<int64_t>(rng.Between(24, 64));
   o.max_waiting = static_cast<int64_t>(rng.Permille(150) ? rng.Between(2, 6) : rng.Between(16, 64));
   o.max_persists = static_cast<int>(rng.Between(1, 3));
