@@ -297,7 +297,7 @@ TEST_P(Recovery, PinOfWhatOnlyStorageHoldsIsRemembered) {  // seed 9054 of the s
   EXPECT_FALSE(stored.contains({"job", 2, 1, 0}));
 }
 
-// line rules 9, 16, 17, 21: memory is lost, and storage is away when the next life begins.
+// R41, line rules 9, 16, 17, 21: memory is lost, and storage is away when the next life begins.
 TEST_P(Recovery, OriginThatIsUnknownIsNotGuessedAndIsSettledWhenStorageIsBack) {
   options.storage = true;
   options.keep_abandoned_seconds = 0;

@@ -248,7 +248,7 @@ TEST_F(Stored, KeepLastDeletesFilesButNeverTheNewest) {
   EXPECT_THAT(left, ElementsAre(4, 8, 9));
 }
 
-// line rule 21: a life that starts from scratch, by mistake perhaps, takes nothing away for a day.
+// R42, line rule 21: a life that starts from scratch, by mistake perhaps, takes nothing away for a day.
 TEST_F(Stored, KeepLastSparesWhatTheLineHasLeftUntilTheNewLifeIsThereToStay) {
   JobPolicy policy;
   policy.mode = PersistMode::kEvery;

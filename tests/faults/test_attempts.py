@@ -89,7 +89,7 @@ def test_a_rollback_abandons_what_came_after_and_latest_follows_the_line(daemon:
 
 @pytest.mark.parametrize("end", ["killed", "aborted", "refused"])
 def test_a_life_that_completes_nothing_moves_nothing(daemon: Node, end: str) -> None:
-    """Line rules 8, 12; also after the death of the daemon, and after that of all memory."""
+    """R31, line rules 8, 12; also after the death of the daemon, and after that of all memory."""
     job = f"nothing-{end}"
     with daemon.writer(job, attempt_number()) as writer:
         for step in range(3):
