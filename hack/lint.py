@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """make lint and make format: clang-format, clang-tidy, the house's rules, its structure, ruff.
 
-A file whose clang-tidy run found nothing is remembered by a digest of itself, the headers of the repository
-that it sees and the configuration, so that the second run is quick.
+A file whose clang-tidy run found nothing is remembered in the user's cache folder, by a digest of itself, the
+headers of the repository that it sees, the configuration and clang-tidy's version: the second run is quick,
+in another clone too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # A configuration of its own: clang reads the compile commands, but not gcc's precompiled headers.
 BUILD = ROOT / "build" / "lint" / "cmake"
-TIDY_SEEN = ROOT / "build" / "lint" / "tidy"
+TIDY_SEEN = (
+    Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cairn" / "clang-tidy"
+)
+TIDY_FORGET_AFTER_DAYS = 30
 TIDY = (
     "clang-tidy",
     "--quiet",
@@ -94,10 +98,14 @@ def clang_tidy() -> list[str]:
     made = run(["cmake", "--build", str(BUILD), "--target", "proto/gen/Cairn.h"])
     if made.returncode:
         return [made.stdout + made.stderr]
-    common = hashlib.sha256(" ".join(TIDY).encode())
+    version = run(["clang-tidy", "--version"]).stdout
+    common = hashlib.sha256((version + " ".join(TIDY).replace(str(ROOT), "")).encode())
     for name in (".clang-tidy", "proto/cairn.thrift"):
         common.update((ROOT / name).read_bytes())
     TIDY_SEEN.mkdir(parents=True, exist_ok=True)
+    for old in TIDY_SEEN.iterdir():
+        if time.time() - old.stat().st_mtime > TIDY_FORGET_AFTER_DAYS * 86_400:
+            old.unlink(missing_ok=True)
 
     todo = []
     for entry in json.loads((BUILD / "compile_commands.json").read_text()):
@@ -107,7 +115,9 @@ def clang_tidy() -> list[str]:
         relative = path.relative_to(ROOT).as_posix()
         if relative.startswith(TIDY_TOPS) and path.suffix == ".cc":
             seen = TIDY_SEEN / tidy_digest(relative, common.digest())
-            if not seen.exists():
+            if seen.exists():
+                seen.touch()
+            else:
                 todo.append((relative, seen))
 
     def tidy(item: tuple[str, Path]) -> str | None:

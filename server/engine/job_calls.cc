@@ -62,7 +62,16 @@ void JobCalls::On(const event::ResumeFrom& event) {
     }
     from = Describing::LatestOf(*checkpoint);
   }
-  if (!has_begun) attempts_.Resume(job, event.attempt, event.step);
+  if (!has_begun) {
+    const auto& resumes = job->attempts->resumes;
+    if (resumes.size() >= kKeptResumes && event.attempt < resumes.begin()->first) {
+      return out_.Answer(
+          request, absl::FailedPreconditionError(absl::StrCat(
+                       "resume: attempt ", event.attempt, " of job ", event.job,
+                       " is older than all of the ", kKeptResumes, " that were resumed last")));
+    }
+    attempts_.Resume(job, event.attempt, event.step);
+  }
   out_.Answer(request, Body(std::move(from)));
 }
 

@@ -206,6 +206,10 @@ TEST_F(Attempts, ResumesThatAreKeptAreBounded) {
   size_t kept = 0;
   for (const Fact& fact : engine->Snapshot()) kept += std::holds_alternative<fact::Resume>(fact);
   EXPECT_EQ(kept, kKeptResumes);
+  event::ResumeFrom late{From(session), "job", 2, 1, Soon()};
+  Apply(late);
+  EXPECT_THAT(StatusOf(AnswerTo(late.caller.request)),
+              Fails(absl::StatusCode::kFailedPrecondition, "resumed last"));
 }
 
 TEST_F(Attempts, ResumeIsBeforeTheFirstCreateAndFromTheLine) {
