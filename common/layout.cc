@@ -45,6 +45,7 @@ class JobScan {
     // In the order in which checkpoints move, so that one that moves meanwhile is seen at least
     // once.
     CAIRN_RETURN_IF_ERROR(ScanTombstones());
+    CAIRN_RETURN_IF_ERROR(ScanLineRecords());
     CAIRN_RETURN_IF_ERROR(ScanMeta("partial", /*published=*/false));
     CAIRN_RETURN_IF_ERROR(ScanMeta("publish", /*published=*/true));
     CAIRN_RETURN_IF_ERROR(ScanSteps());
@@ -67,6 +68,26 @@ class JobScan {
         if (*attempt > 0) found_.removed[step] = *attempt;
       } else {
         Problem(Join(path_, TombstoneFile(step)), attempt.status());
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  Status ScanLineRecords() {
+    auto directory =
+        OpenBeneath(directory_.get(), Join(kMetaDirectory, "line"), O_RDONLY | O_DIRECTORY);
+    if (Vanished(directory.status())) return absl::OkStatus();
+    CAIRN_RETURN_IF_ERROR(directory.status());
+    CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory->get()));
+    for (const std::string& name : names) {
+      Attempt number = 0;
+      LineRecordKind kind = LineRecordKind::kResume;
+      if (!ParseLineRecordName(name, &number, &kind)) continue;
+      StatusOr<LineRecord> record = ReadLineRecord(directory_.get(), job_, number, kind);
+      if (record.ok()) {
+        found_.records.push_back(*std::move(record));
+      } else if (!Vanished(record.status())) {
+        Problem(Join(path_, LineRecordFile(number, kind)), record.status());
       }
     }
     return absl::OkStatus();
@@ -206,6 +227,10 @@ std::string TrashName(const CheckpointKey& checkpoint, uint64_t n) {
 
 std::string TombstoneFile(Step step) { return absl::StrCat(kMetaDirectory, "/removed/", step); }
 
+std::string LineRecordFile(Attempt number, LineRecordKind kind) {
+  return absl::StrCat(kMetaDirectory, "/line/", LineRecordName(number, kind));
+}
+
 Step ParseStepDirectory(absl::string_view name) {
   Step step = kNoStep;
   return ParseCanonical(name, &step) ? step : kNoStep;
@@ -287,6 +312,19 @@ StatusOr<Attempt> ReadTombstone(int job_directory, Step step) {
     return absl::DataLossError("is not the number of an attempt");
   }
   return attempt;
+}
+
+StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, Attempt number,
+                                    LineRecordKind kind) {
+  const auto fd = OpenBeneath(job_directory, LineRecordFile(number, kind), O_RDONLY);
+  CAIRN_RETURN_IF_ERROR(fd.status());
+  CAIRN_ASSIGN_OR_RETURN(const std::string bytes, ReadRegularFile(fd->get(), kMaxLineRecordBytes));
+  CAIRN_ASSIGN_OR_RETURN(LineRecord record, DecodeLineRecord(bytes));
+  if (record.job != job || record.number != number || record.kind != kind) {
+    return absl::DataLossError(absl::StrCat("is ", LineRecordName(record.number, record.kind),
+                                            " of job ", record.job));
+  }
+  return record;
 }
 
 StatusOr<StoredJob> ReadStoredJob(const std::string& root, const std::string& job) {

@@ -8,6 +8,7 @@
 //   <root>/<job>/.cairn/publish/<step>.<attempt>.<revision>/…   complete, claimed by one publisher
 //   <root>/<job>/.cairn/trash/<step>.<attempt>.<revision>.<n>/… replaced or deleted, about to go
 //   <root>/<job>/.cairn/removed/<step>                  tombstone of a removed step: its attempt
+//   <root>/<job>/.cairn/line/<number>.<kind>            a decision about the line (line_record.h)
 //
 // A step directory without a `.cairn` of ours is the user's and is never touched. The Location of a
 // checkpoint here is the absolute path of its directory.
@@ -31,6 +32,7 @@ std::string PublishDirectory(const CheckpointKey& checkpoint);
 std::string ManifestFile(Writer writer);                             // ".cairn/<writer>.manifest"
 std::string TrashName(const CheckpointKey& checkpoint, uint64_t n);  // "<s>.<a>.<r>.<n>"
 std::string TombstoneFile(Step step);                                // ".cairn/removed/<step>"
+std::string LineRecordFile(Attempt number, LineRecordKind kind);     // ".cairn/line/<n>.<kind>"
 
 // The step that a directory name stands for, when it is what StepDirectory would write; else
 // kNoStep.
@@ -47,6 +49,9 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
                                                 std::vector<std::string>* problems);
 // Reads a tombstone's attempt; 0 when there is none.
 StatusOr<Attempt> ReadTombstone(int job_directory, Step step);
+// NOT_FOUND when there is none; DATA_LOSS when it is not of this job, number and kind.
+StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, Attempt number,
+                                    LineRecordKind kind);
 
 // Reads every manifest of <root>/<job>. NOT_FOUND when the job has no directory. Opens nothing
 // through a symbolic link. Takes no lock: of a step that is being replaced it shows the old or the

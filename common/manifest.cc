@@ -29,10 +29,12 @@ enum ManifestTag : uint16_t {
   kWriter = 6,
   kWorldSize = 7,
   kCreated = 8,
-  kComesFrom = 9,
+  kRetired = 9,    // a step without its attempt; read over, never written
   kNote = 10,    // repeated: u32 length of the key, key, value
   kObject = 11,  // repeated: nested fields
-  kLastManifestTag = kObject,
+  kFirst = 12,
+  kLineage = 13,
+  kLastManifestTag = kLineage,
 };
 enum ObjectTag : uint16_t {
   kName = 1,
@@ -56,6 +58,8 @@ class CountingSink {
   void Bytes(absl::string_view bytes) { size_ += bytes.size(); }
   void Integers(const std::vector<uint32_t>& values) { size_ += sizeof(uint32_t) * values.size(); }
 
+  void Of(const Lineage& lineage) { size_ += EncodedLineageSize(lineage); }
+
   size_t size() const { return size_; }
 
  private:
@@ -74,6 +78,7 @@ class BufferSink {
   void Integers(const std::vector<uint32_t>& values) {
     for (uint32_t value : values) AppendInteger<uint32_t>(out_, value);
   }
+  void Of(const Lineage& lineage) { *out_ += EncodeLineage(lineage); }
 
  private:
   std::string* const out_;
@@ -136,8 +141,16 @@ void WriteHead(const Manifest& manifest, Sink* sink) {
   WriteIntegerField<int32_t>(kWriter, manifest.writer, sink);
   WriteIntegerField<int32_t>(kWorldSize, manifest.world_size, sink);
   WriteIntegerField<int64_t>(kCreated, manifest.created_unix_ms, sink);
-  WriteIntegerField<int64_t>(kComesFrom, manifest.comes_from, sink);
   for (const auto& [key, value] : manifest.notes) WriteNote(key, value, sink);
+}
+
+// Those that stand after them.
+template <typename Sink>
+void WriteTail(const Manifest& manifest, Sink* sink) {
+  WriteIntegerField<int64_t>(kFirst, manifest.first, sink);
+  WriteFieldHeader(kLineage, EncodedLineageSize(manifest.lineage), sink);
+  sink->Of(manifest.lineage);
+  sink->Bytes(manifest.unknown);
 }
 
 Status Bad(absl::string_view what) { return absl::DataLossError(absl::StrCat("manifest: ", what)); }
@@ -259,7 +272,11 @@ Status CheckKeys(const Manifest& manifest) {
   CAIRN_RETURN_IF_ERROR(as_data_loss(ValidateAttempt(manifest.attempt)));
   CAIRN_RETURN_IF_ERROR(as_data_loss(ValidateWorld(manifest.writer, manifest.world_size)));
   if (manifest.revision < 0) return Bad("revision is below 0");
-  if (manifest.comes_from < kUnknownStep) return Bad("comes_from is below -2");
+  if (manifest.first < kNoStep) return Bad("first is below -1");
+  if (manifest.lineage.attempt() >= manifest.attempt) {
+    return Bad(absl::StrCat("attempt ", manifest.attempt, " comes from ",
+                            OriginText(manifest.lineage)));
+  }
   absl::flat_hash_set<absl::string_view> names;
   names.reserve(manifest.objects.size());
   for (size_t i = 0; i < manifest.objects.size(); ++i) {
@@ -334,7 +351,7 @@ size_t EncodedObjectSize(const ObjectEntry& object) {
 size_t EncodedManifestSize(const Manifest& manifest) {
   CountingSink body;
   WriteHead(manifest, &body);
-  body.Bytes(manifest.unknown);
+  WriteTail(manifest, &body);
   size_t size = kHeaderBytes + body.size() + kTrailerBytes;
   for (const ObjectEntry& object : manifest.objects) size += EncodedObjectSize(object);
   return size;
@@ -357,7 +374,7 @@ std::string EncodeManifest(const Manifest& manifest) {
   sink.Integer<uint32_t>(static_cast<uint32_t>(size - kHeaderBytes - kTrailerBytes));
   WriteHead(manifest, &sink);
   for (const ObjectEntry* object : objects) WriteObject(*object, &sink);
-  sink.Bytes(manifest.unknown);
+  WriteTail(manifest, &sink);
   sink.Integer<uint32_t>(Crc32c(0, out.data(), out.size()));
   return out;
 }
@@ -382,6 +399,7 @@ StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
   }
 
   Manifest manifest;
+  manifest.lineage = Lineage::OfUnknown();  // unless it says one
   Cursor cursor(bytes.substr(kHeaderBytes, end - kHeaderBytes));
   uint16_t last_tag = 0;
   uint32_t seen = 0;
@@ -416,8 +434,7 @@ StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
       case kCreated:
         CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.created_unix_ms));
         break;
-      case kComesFrom:
-        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.comes_from));
+      case kRetired:
         break;
       case kNote:
         CAIRN_RETURN_IF_ERROR(DecodeNote(field.value, &manifest.notes));
@@ -425,13 +442,22 @@ StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
       case kObject:
         CAIRN_RETURN_IF_ERROR(DecodeObject(field.value, &manifest.objects.emplace_back()));
         break;
+      case kFirst:
+        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.first));
+        break;
+      case kLineage: {
+        StatusOr<Lineage> lineage = DecodeLineage(field.value);
+        if (!lineage.ok()) return Bad(lineage.status().message());
+        manifest.lineage = *std::move(lineage);
+        break;
+      }
       default:
         manifest.unknown.append(field.whole.data(), field.whole.size());
     }
   }
   CAIRN_RETURN_IF_ERROR(CheckAllSeen(seen, Bit(kJob) | Bit(kOwnerUid) | Bit(kStep) | Bit(kAttempt) |
                                                Bit(kRevision) | Bit(kWriter) | Bit(kWorldSize) |
-                                               Bit(kCreated) | Bit(kComesFrom)));
+                                               Bit(kCreated)));
   CAIRN_RETURN_IF_ERROR(CheckKeys(manifest));
   return manifest;
 }

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "common/keys.h"
+#include "common/lineage.h"
 #include "common/status.h"
 
 namespace cairn {
@@ -48,9 +49,10 @@ struct Manifest {
   Writer writer = 0;
   int32_t world_size = 1;
   int64_t created_unix_ms = 0;
-  // The step that the attempt goes on from; kNoStep when it starts from nothing, kUnknownStep when
-  // that could not be known at the time. Only the one in writer 0's manifest counts.
-  Step comes_from = kNoStep;
+  // Of the attempt: its first step, kNoStep when that is not known, and where it comes from, as far as
+  // that was known at the time. What writer 0's manifests say counts.
+  Step first = kNoStep;
+  Lineage lineage;
   std::map<std::string, std::string> notes;  // given by the user
   std::vector<ObjectEntry> objects;          // sorted by name
   std::string unknown;                       // encoded fields this build does not know

@@ -1,5 +1,7 @@
 #include "common/stored.h"
 
+#include <algorithm>
+
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -11,6 +13,42 @@ std::vector<std::string> StoredCheckpoint::Digests() const {
   digests.reserve(parts.size());
   for (const StoredPart& part : parts) digests.push_back(part.digest);
   return digests;
+}
+
+History HistoryOf(const StoredJob& stored) {
+  History history;
+  std::map<Attempt, Step> said_at;  // at which step an attempt's lineage was read
+  for (const StoredCheckpoint& checkpoint : stored.checkpoints) {
+    if (checkpoint.parts.empty()) continue;
+    const auto& [job, step, attempt, revision] = checkpoint.key.Tie();
+    const auto [at, fresh] = history.attempts.try_emplace(attempt);
+    AttemptLine& line = at->second;
+    if (fresh) line.lineage = Lineage::OfUnknown();
+    // Writer 0's stands first. Of those that know, the lowest step's counts: later ones repeat it.
+    const Manifest& manifest = checkpoint.parts.front().manifest;
+    if (line.first == kNoStep || (manifest.first != kNoStep && manifest.first < line.first)) {
+      line.first = manifest.first;
+    }
+    if (manifest.writer == 0 && !manifest.lineage.Unknown()) {
+      const auto [said, first] = said_at.try_emplace(attempt, step);
+      if (first || step < said->second) {
+        said->second = step;
+        line.lineage = manifest.lineage;
+      }
+    }
+    if (!checkpoint.Complete()) continue;
+    Revision& newest = line.complete.try_emplace(step, revision).first->second;
+    newest = std::max(newest, revision);
+  }
+  for (const LineRecord& record : stored.records) {
+    if (record.kind != LineRecordKind::kOrigin) {
+      history.decisions[record.number] = record.lineage;
+      continue;
+    }
+    const auto attempt = history.attempts.find(record.number);
+    if (attempt != history.attempts.end()) attempt->second.lineage = record.lineage;
+  }
+  return history;
 }
 
 std::string ManifestConflict(const std::vector<const Manifest*>& manifests) {

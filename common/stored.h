@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "common/keys.h"
+#include "common/line.h"
+#include "common/line_record.h"
 #include "common/manifest.h"
 
 namespace cairn {
@@ -63,7 +65,12 @@ struct StoredJob {
   std::vector<std::string> problems;
   // Tombstones: no attempt up to this one may bring the step back.
   std::map<Step, Attempt> removed = {};
+  // Decisions about the line, and what was settled about it; in no order.
+  std::vector<LineRecord> records = {};
 };
+
+// What storage alone knows of the job's line. An attempt that left no manifest is not in it.
+History HistoryOf(const StoredJob& stored);
 
 // Why these manifests cannot be parts of one checkpoint; empty when they can.
 std::string ManifestConflict(const std::vector<const Manifest*>& manifests);

@@ -19,29 +19,6 @@
 namespace cairn::client {
 namespace {
 
-// Attempts in ascending order, as far as manifests tell: an attempt without a manifest left nothing
-// to read.
-std::vector<AttemptLine> Attempts(const StoredJob& stored) {
-  std::map<Attempt, AttemptLine> attempts;
-  for (const StoredCheckpoint& checkpoint : stored.checkpoints) {
-    if (checkpoint.parts.empty()) continue;
-    const auto [attempt, fresh_line] = attempts.try_emplace(checkpoint.key.attempt);
-    AttemptLine& line = attempt->second;
-    line.attempt = checkpoint.key.attempt;
-    // Every manifest carries it: what writer 0's say counts, which stand first, and of them those
-    // that knew.
-    const Manifest& manifest = checkpoint.parts.front().manifest;
-    const bool known = manifest.comes_from != kUnknownStep;
-    if (fresh_line || (known && manifest.writer == 0)) line.comes_from = manifest.comes_from;
-    if (!checkpoint.Complete()) continue;
-    const auto [at, fresh] = line.complete.emplace(checkpoint.key.step, checkpoint.key.revision);
-    if (!fresh) at->second = std::max(at->second, checkpoint.key.revision);
-  }
-  std::vector<AttemptLine> out;
-  for (auto& [attempt, line] : attempts) out.push_back(std::move(line));
-  return out;
-}
-
 const StoredCheckpoint* FindExact(const StoredJob& stored, const CheckpointKey& key) {
   const StoredCheckpoint* found = nullptr;
   for (const StoredCheckpoint& checkpoint : stored.checkpoints) {
@@ -66,7 +43,7 @@ StatusOr<const StoredCheckpoint*> Resolve(const StoredJob& stored, const Checkpo
     if (best == nullptr) return absl::NotFoundError(what);
     return best;
   }
-  const std::vector<LineStep> line = ComputeLine(Attempts(stored));
+  const std::vector<LineStep> line = ComputeLine(HistoryOf(stored));
   for (auto it = line.rbegin(); it != line.rend(); ++it) {
     if (ref.step != kNoStep && it->step != ref.step) continue;
     if (const auto* found = FindExact(stored, {ref.job, it->step, it->attempt, it->revision})) {
@@ -128,7 +105,7 @@ StatusOr<UniqueFd> OpenRoot(const std::string& root) {
 }
 
 Status ListCheckpoints(const StoredJob& stored, Listing* out) {
-  const std::vector<LineStep> line = ComputeLine(Attempts(stored));
+  const std::vector<LineStep> line = ComputeLine(HistoryOf(stored));
   std::vector<CheckpointKey> shown;
   for (const StoredCheckpoint& checkpoint : stored.checkpoints) {
     // A checkpoint that moves may be seen twice.

@@ -88,6 +88,9 @@ struct Latest {
   std::string digest;
   bool in_memory = false;
   bool in_storage = false;
+  // Of resume and use: the decision's number, and whether its file stands in storage.
+  cairn::Attempt number = 0;
+  bool recorded = false;
 };
 
 // One of the three, as the path asks.
@@ -225,6 +228,14 @@ struct Persist {
   CheckpointKey checkpoint;
   uint32_t uid = 0, gid = 0;
   std::vector<PersistPart> parts;
+  // Where the attempt comes from, written before anything of it is; nullopt while it is not known.
+  std::optional<LineRecord> origin = {};
+};
+
+// → LineRecordWritten
+struct WriteLineRecord {
+  LineRecord record;
+  uint32_t uid = 0, gid = 0;
 };
 
 // With `tombstone` attempts up to the checkpoint's must not bring the step back. → FilesDeleted
@@ -267,7 +278,7 @@ struct Log {
 
 using Action = std::variant<action::Reply, action::MakeSlab, action::HurrySlab, action::DestroySlab,
                             action::ProbeSlab, action::WriteManifest, action::Verify,
-                            action::Persist, action::DeleteFiles, action::ScanJob, action::Record,
+                            action::Persist, action::WriteLineRecord, action::DeleteFiles, action::ScanJob, action::Record,
                             action::WakeAt, action::EndSession, action::Drained, action::Log>;
 
 // What one Apply decided.

@@ -373,7 +373,7 @@ void Admission::CancelAll(const Status& why) {
 }
 
 void Admission::Fence(Job* job) {
-  const Attempt newest = job->attempts->newest();
+  const Attempt newest = job->attempts->fence();
   std::vector<RequestId> fenced;
   for (const CheckpointId& id : job->steps->incomplete) {
     if (id.attempt >= newest) continue;

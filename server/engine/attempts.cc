@@ -24,11 +24,12 @@ const AttemptState* FindBegun(const Job& job, Attempt attempt) {
 // --- what an attempt may do
 
 Status Attempts::CheckFence(const Job& job, Attempt attempt, Attempt* superseded_by) {
-  const Attempt newest = job.attempts->newest();
-  if (attempt >= newest) return absl::OkStatus();
-  *superseded_by = newest;
+  const Attempt fence = job.attempts->fence();
+  if (attempt >= fence) return absl::OkStatus();
+  *superseded_by = fence;
   return absl::FailedPreconditionError(
-      absl::StrCat("attempt: ", attempt, " of job ", job.name, " is superseded by ", newest));
+      absl::StrCat("attempt: ", attempt, " of job ", job.name, " is superseded by ",
+                   fence == job.attempts->newest() ? "" : "`use` ", fence));
 }
 
 Status Attempts::CheckBound(const Job& job, Attempt attempt) const {
@@ -72,6 +73,19 @@ Status Attempts::CheckProcess(const Job& job, const PartKey& part, const Session
       "; a writer is one process for the life of its attempt"));
 }
 
+Status Attempts::CheckOrigin(const Job& job, const CheckpointKey& key) {
+  const AttemptState* attempt = FindBegun(job, key.attempt);
+  const auto decided = job.attempts->decisions.find(key.attempt);
+  const Lineage* lineage = attempt != nullptr                           ? &attempt->lineage
+                           : decided != job.attempts->decisions.end() ? &decided->second.lineage
+                                                                      : nullptr;
+  if (lineage == nullptr || key.step > lineage->step()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "step: ", key.step, " of job ", job.name, " is not above what attempt ", key.attempt,
+      " goes on from, ", OriginText(*lineage),
+      "; a new attempt that is to go back further says so with resume"));
+}
+
 Status Attempts::CheckWorld(const Job& job, const PartKey& part, int32_t world_size) {
   const AttemptState* attempt = FindBegun(job, part.checkpoint.attempt);
   if (attempt == nullptr) return absl::OkStatus();
@@ -100,7 +114,7 @@ const std::string* Attempts::FindDropped(const Job& job, const PartKey& part) {
 // --- what it does
 
 Attempt Attempts::Choose(Job* job, int64_t unix_ms) {
-  const Attempt known = std::max(job->attempts->greatest, job->attempts->newest());
+  const Attempt known = std::max(job->attempts->greatest, job->attempts->fence());
   // Files may say any number.
   const Attempt next = known == std::numeric_limits<Attempt>::max() ? known : known + 1;
   const Attempt chosen = std::max<Attempt>(unix_ms, next);
@@ -112,16 +126,20 @@ void Attempts::Saw(Job* job, Attempt attempt) {
   if (attempt > job->attempts->greatest) job->attempts.Edit().greatest = attempt;
 }
 
-void Attempts::Resume(Job* job, Attempt attempt, Step step) {
-  RememberResume(job, attempt, step);
-  Saw(job, attempt);
-  out_.Say(fact::Resume{job->name, attempt, step});
+void Attempts::Decide(Job* job, Attempt number, Decision decision) {
+  Saw(job, number);
+  records_.Owe({job->name, number, decision.kind, decision.lineage});
+  out_.Say(fact::LineDecided{{job->name, number, decision.kind, decision.lineage},
+                             decision.unix_ms});
+  Remember(job, number, std::move(decision));
 }
 
-void Attempts::RememberResume(Job* job, Attempt attempt, Step step) {
+void Attempts::Remember(Job* job, Attempt number, Decision decision) {
   JobAttempts& attempts = job->attempts.Edit();
-  attempts.resumes[attempt] = step;
-  if (attempts.resumes.size() > kKeptResumes) attempts.resumes.erase(attempts.resumes.begin());
+  attempts.decisions[number] = std::move(decision);
+  if (attempts.decisions.size() > kKeptDecisions) {
+    attempts.decisions.erase(attempts.decisions.begin());
+  }
   ++attempts.line_version;
 }
 
@@ -134,12 +152,12 @@ bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Se
     attempt.attempt = number;
     attempt.unix_ms = out_.UnixMillis();
     attempt.first_step = step;
-    const auto resumed = job->attempts->resumes.find(number);
-    if (resumed != job->attempts->resumes.end()) {
-      attempt.comes_from = resumed->second;
+    const auto resumed = job->attempts->decisions.find(number);
+    if (resumed != job->attempts->decisions.end()) {
+      attempt.lineage = resumed->second.lineage;
     } else {
       const bool known = !options_.storage || job->scan->Known();
-      attempt.comes_from = known ? standing_.ComesFrom(*job, step) : kUnknownStep;
+      attempt.lineage = known ? standing_.LineageBelow(*job, step) : Lineage::OfUnknown();
     }
     Say(*job, attempt);
     JobAttempts& attempts = job->attempts.Edit();
@@ -167,7 +185,7 @@ void Attempts::ForgetOlder(Job* job) {
   JobAttempts& attempts = job->attempts.Edit();
   const Attempt newest = attempts.newest();
   // Attempts that left nothing behind cut nothing off the line: they need not be remembered.
-  for (auto at = attempts.begun.begin(); at->first != newest;) {
+  for (auto at = attempts.begun.begin(); at != attempts.begun.end() && at->first != newest;) {
     at->second.dropped.clear();  // nothing of it is committed any more
     const bool empty = at->second.checkpoints_at.empty() && at->second.sessions.empty();
     at = empty ? attempts.begun.erase(at) : std::next(at);
@@ -230,56 +248,73 @@ std::set<std::pair<std::string, Attempt>> Attempts::EndSession(SessionId session
 
 // --- what storage tells
 
-void Attempts::Learn(Job* job, const CheckpointKey& key, Step comes_from, int64_t unix_ms,
-                     bool by_first) {
-  const auto at = job->attempts->begun.find(key.attempt);
+void Attempts::Learn(Job* job, Attempt number, const AttemptLine& shown, int64_t unix_ms) {
+  Saw(job, number);
+  const auto at = job->attempts->begun.find(number);
   if (at == job->attempts->begun.end()) {
     AttemptState attempt;
-    attempt.attempt = key.attempt;
-    attempt.comes_from = comes_from;
-    attempt.first_step = key.step;
+    attempt.attempt = number;
+    attempt.lineage = shown.lineage;
+    attempt.first_step = shown.first;
     attempt.unix_ms = unix_ms;
     Say(*job, attempt);
     JobAttempts& attempts = job->attempts.Edit();
-    attempts.begun.emplace(key.attempt, std::move(attempt));
+    attempts.begun.emplace(number, std::move(attempt));
     ++attempts.line_version;
     return;
   }
-  if (at->second.comes_from != kUnknownStep) return;
-  if (key.step < at->second.first_step) {
-    job->attempts.Edit().begun.at(key.attempt).first_step = key.step;
+  if (at->second.lineage.open && !shown.lineage.Unknown() &&
+      at->second.lineage != shown.lineage) {
+    SetOrigin(job, number, shown.lineage);
   }
-  if (by_first && comes_from != kUnknownStep) SetOrigin(job, key.attempt, comes_from);
+}
+
+void Attempts::Adopt(Job* job, const LineRecord& origin) {
+  const auto at = job->attempts->begun.find(origin.number);
+  if (at == job->attempts->begun.end() || at->second.lineage == origin.lineage) return;
+  SetOrigin(job, origin.number, origin.lineage);
+}
+
+void Attempts::Learn(Job* job, const LineRecord& record, int64_t unix_ms) {
+  Saw(job, record.number);
+  const auto& decisions = job->attempts->decisions;
+  if (decisions.contains(record.number)) return;
+  if (decisions.size() >= kKeptDecisions && record.number < decisions.begin()->first) return;
+  Decide(job, record.number, {record.kind, record.lineage, unix_ms});
 }
 
 void Attempts::SettleOrigins(Job* job) {
-  std::vector<Attempt> unknown;
+  std::vector<Attempt> open;
   for (const auto& [number, attempt] : job->attempts->begun) {
-    if (attempt.comes_from == kUnknownStep) unknown.push_back(number);
+    if (attempt.lineage.open) open.push_back(number);
   }
-  for (const Attempt number : unknown) {
-    const Step first_step = job->attempts->begun.at(number).first_step;
-    SetOrigin(job, number, standing_.ComesFromBelow(*job, number, first_step));
+  // From the oldest on: a later one's lineage may end in an older one's.
+  for (const Attempt number : open) {
+    Lineage resolved = standing_.Resolved(*job, number);
+    const bool settled = !resolved.open;
+    SetOrigin(job, number, resolved);
+    if (settled) {
+      records_.Owe({job->name, number, LineRecordKind::kOrigin, std::move(resolved)});
+    }
   }
 }
 
 bool Attempts::OriginsKnown(const Job& job) {
   const auto& begun = job.attempts->begun;
-  return std::none_of(begun.begin(), begun.end(), [](const auto& attempt) {
-    return attempt.second.comes_from == kUnknownStep;
-  });
+  return std::none_of(begun.begin(), begun.end(),
+                      [](const auto& attempt) { return attempt.second.lineage.open; });
 }
 
-void Attempts::SetOrigin(Job* job, Attempt attempt, Step comes_from) {
+void Attempts::SetOrigin(Job* job, Attempt attempt, Lineage lineage) {
   JobAttempts& attempts = job->attempts.Edit();
   AttemptState& state = attempts.begun.at(attempt);
-  state.comes_from = comes_from;
+  state.lineage = std::move(lineage);
   ++attempts.line_version;
   Say(*job, state);
 }
 
 void Attempts::Say(const Job& job, const AttemptState& attempt) {
-  out_.Say(fact::AttemptBegun{job.name, attempt.attempt, attempt.first_step, attempt.comes_from,
+  out_.Say(fact::AttemptBegun{job.name, attempt.attempt, attempt.first_step, attempt.lineage,
                               attempt.unix_ms});
 }
 
@@ -292,7 +327,7 @@ void Attempts::Restore(const Restored& restored) {
     AttemptState& attempt = attempts.begun[id.second];
     attempt.attempt = id.second;
     attempt.first_step = fact.first_step;
-    attempt.comes_from = fact.comes_from;
+    attempt.lineage = fact.lineage;
     attempt.unix_ms = fact.unix_ms;
     ++attempts.line_version;
     Saw(job, id.second);
@@ -309,8 +344,11 @@ void Attempts::Restore(const Restored& restored) {
     if (!job->attempts->begun.contains(number)) continue;
     job->attempts.Edit().begun.at(number).worlds[step] = world_size;
   }
-  for (const auto& [id, step] : restored.resumes) {
-    RememberResume(jobs_.FindOrMake(id.first), id.second, step);
+  for (const auto& [id, decided] : restored.decisions) {
+    Job* job = jobs_.FindOrMake(id.first);
+    Saw(job, id.second);
+    records_.Owe(decided.record);
+    Remember(job, id.second, {decided.record.kind, decided.record.lineage, decided.unix_ms});
   }
 }
 
@@ -332,7 +370,7 @@ void Attempts::RestoreSessions() {
 
 void Attempts::Snapshot(const Job& job, std::vector<Fact>* facts) const {
   for (const auto& [number, attempt] : job.attempts->begun) {
-    facts->push_back(fact::AttemptBegun{job.name, number, attempt.first_step, attempt.comes_from,
+    facts->push_back(fact::AttemptBegun{job.name, number, attempt.first_step, attempt.lineage,
                                         attempt.unix_ms});
     std::map<Writer, ProcessToken> processes;
     for (const auto& [writer, process] : attempt.processes) processes[writer] = process.first;
@@ -347,8 +385,9 @@ void Attempts::Snapshot(const Job& job, std::vector<Fact>* facts) const {
       facts->push_back(fact::ObjectDropped{{{job.name, step, number, revision}, writer}, object});
     }
   }
-  for (const auto& [number, step] : job.attempts->resumes) {
-    facts->push_back(fact::Resume{job.name, number, step});
+  for (const auto& [number, decision] : job.attempts->decisions) {
+    facts->push_back(fact::LineDecided{{job.name, number, decision.kind, decision.lineage},
+                                       decision.unix_ms});
   }
 }
 

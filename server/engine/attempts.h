@@ -1,6 +1,7 @@
-// Attempts of a job: which may go on, which begins and from where, which process is which writer.
+// Attempts of a job: which may go on, which begins and from where, which process is which writer; and
+// what was decided about its line.
 //
-// Changes Job::attempts. Says fact::AttemptBegun, WriterProcess, StepWorld, Resume.
+// Changes Job::attempts. Says fact::AttemptBegun, WriterProcess, StepWorld, LineDecided.
 //
 // Invariant: what is remembered as dropped is bounded, of the newest attempt, and not there again.
 #pragma once
@@ -11,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "server/engine/records.h"
 #include "server/engine/sessions.h"
 #include "server/engine/standing.h"
 
@@ -18,8 +20,14 @@ namespace cairn::engine {
 
 class Attempts {
  public:
-  Attempts(const Options& options, Outbox* out, Jobs* jobs, Sessions* sessions, Standing* standing)
-      : options_(options), out_(*out), jobs_(*jobs), sessions_(*sessions), standing_(*standing) {}
+  Attempts(const Options& options, Outbox* out, Jobs* jobs, Sessions* sessions, Standing* standing,
+           Records* records)
+      : options_(options),
+        out_(*out),
+        jobs_(*jobs),
+        sessions_(*sessions),
+        standing_(*standing),
+        records_(*records) {}
 
   // --- what an attempt may do
   // Whether `attempt` may go on, or begin: superseded_by is set when not.
@@ -29,6 +37,8 @@ class Attempts {
   // A lone writer fences no one alive.
   Status CheckLone(const Job& job, Attempt attempt, const Session& session) const;
   static Status CheckProcess(const Job& job, const PartKey& part, const Session& session);
+  // Of a step that is entered: the attempt goes on from before it.
+  static Status CheckOrigin(const Job& job, const CheckpointKey& key);
   static Status CheckWorld(const Job& job, const PartKey& part, int32_t world_size);
   static Status CheckRefused(const Job& job, const CheckpointKey& key);
   // Whether the part is remembered as dropped; the name of an object it held, else nullptr.
@@ -38,7 +48,8 @@ class Attempts {
   // A number above all that are known, and the clock's.
   Attempt Choose(Job* job, int64_t unix_ms);
   void Saw(Job* job, Attempt attempt);
-  void Resume(Job* job, Attempt attempt, Step step);
+  // `resume` and `use`; older ones than the kKeptDecisions newest are forgotten.
+  void Decide(Job* job, Attempt number, Decision decision);
   // Begins the attempt if it has not begun, and registers writer, process and world size. All
   // checks passed. True: it has just begun, and the caller fences the older ones
   // (Admission::Fence).
@@ -56,9 +67,12 @@ class Attempts {
   std::set<std::pair<std::string, Attempt>> EndSession(SessionId session);
 
   // --- what storage tells
-  // An attempt that storage shows. `comes_from` as its manifest has it; `by_first`: it is writer
-  // 0's.
-  void Learn(Job* job, const CheckpointKey& key, Step comes_from, int64_t unix_ms, bool by_first);
+  // An attempt that storage shows, with what storage alone says where it comes from.
+  void Learn(Job* job, Attempt attempt, const AttemptLine& shown, int64_t unix_ms);
+  // A decision that storage shows.
+  void Learn(Job* job, const LineRecord& record, int64_t unix_ms);
+  // A record of an origin that storage holds counts, whatever was assumed.
+  void Adopt(Job* job, const LineRecord& origin);
   // Storage was read: those that began before it could be come from the line as it is known now.
   void SettleOrigins(Job* job);
   static bool OriginsKnown(const Job& job);
@@ -71,15 +85,16 @@ class Attempts {
                               const std::function<bool(const PartKey&)>& writes) const;
 
  private:
-  void RememberResume(Job* job, Attempt attempt, Step step);
+  static void Remember(Job* job, Attempt number, Decision decision);
   void Say(const Job& job, const AttemptState& attempt);
-  void SetOrigin(Job* job, Attempt attempt, Step comes_from);
+  void SetOrigin(Job* job, Attempt attempt, Lineage lineage);
 
   const Options& options_;
   Outbox& out_;
   Jobs& jobs_;
   Sessions& sessions_;
   Standing& standing_;
+  Records& records_;
 
   std::map<SessionId, std::set<std::pair<std::string, Attempt>>> entered_;
 };

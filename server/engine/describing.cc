@@ -72,8 +72,9 @@ CheckpointInfo Describing::InfoOf(const Checkpoint& checkpoint) const {
                             info.missing_writers.size() == kMostMissingWritersNamed ? ", …" : "");
   }
   if (info.why.empty() && info.facts.abandoned) {
-    info.why =
-        absl::StrCat("abandoned: attempt ", job.attempts->newest(), " went on from before it");
+    const LineHead head = standing_.Head(job);
+    info.why = absl::StrCat("abandoned: ", head.decided ? "decision " : "attempt ", head.number,
+                            " went on from before it");
   }
   if (info.why.empty() && checkpoint.files->owes && !job.files->problem.empty()) {
     info.why = absl::StrCat("not persisted: ", job.files->problem);
@@ -212,7 +213,8 @@ Engine::Description Describing::Describe(const std::string& name,
   const JobOwner& owner = *job->owner;
   if (owner.owned) description.job = fact::Job{job->name, owner.uid, owner.gid, owner.policy};
   for (const auto& [number, attempt] : job->attempts->begun) {
-    description.attempts.push_back({name, number, attempt.comes_from, attempt.unix_ms});
+    description.attempts.push_back(
+        {name, number, attempt.first_step, attempt.lineage, attempt.unix_ms});
   }
   for (const CheckpointKey& key : checkpoints) {
     const Checkpoint* checkpoint = CheckpointOf(*job, {key.step, key.attempt, key.revision});

@@ -65,6 +65,7 @@ class Engine::Impl {
   void On(const event::SessionEnded& e) { connecting_.On(e); }
   void On(const event::ChooseAttempt& e) { job_calls_.On(e); }
   void On(const event::ResumeFrom& e) { job_calls_.On(e); }
+  void On(const event::Use& e) { job_calls_.On(e); }
   void On(const event::SetPolicy& e) { job_calls_.On(e); }
   void On(const event::PersistNow& e) { job_calls_.On(e); }
   void On(const event::Create& e) { saving_.On(e); }
@@ -93,6 +94,7 @@ class Engine::Impl {
   // --- several components'
   void On(const event::SlabMade& event);
   void On(const event::Persisted& event);
+  void On(const event::LineRecordWritten& event);
   void On(const event::JobScanned& event);
   void On(const event::Status& event);
   void On(const event::Drain& event);
@@ -113,7 +115,8 @@ class Engine::Impl {
   Ledger ledger_{options_, &out_};
   Footprints footprints_{&ledger_};
   Leases leases_{options_, &out_, &sessions_, &ledger_};
-  Attempts attempts_{options_, &out_, &jobs_, &sessions_, &standing_};
+  Records records_{options_, &out_, &callers_, &jobs_};
+  Attempts attempts_{options_, &out_, &jobs_, &sessions_, &standing_, &records_};
   Parts parts_{&out_,        &jobs_,    &attempts_, &leases_,  &ledger_,
                &footprints_, &changes_, &standing_, &sessions_};
   Eviction eviction_{&out_, &ledger_, &parts_, &standing_};
@@ -127,13 +130,13 @@ class Engine::Impl {
                        &parts_,  &persistence_, &eviction_, &standing_, &describing_};
   Scanning scanning_{options_,      &out_,       &callers_,
                      &jobs_,        &attempts_,  &parts_,
-                     &persistence_, &retention_, [this](const Event& event) { Dispatch(event); }};
+                     &persistence_, &retention_, &records_, [this](const Event& event) { Dispatch(event); }};
   Opening opening_{&out_,   &callers_,     &sessions_, &leases_,     &ledger_,
                    &parts_, &persistence_, &standing_, &describing_, &scanning_};
   Finding finding_{options_,   &out_,      &callers_,    &jobs_,
                    &sessions_, &standing_, &describing_, &scanning_};
   JobCalls job_calls_{options_,      &out_,       &jobs_,     &sessions_,   &attempts_,
-                      &persistence_, &retention_, &standing_, &describing_, &scanning_};
+                      &persistence_, &retention_, &standing_, &describing_, &scanning_, &admission_, &records_};
   Saving saving_{options_,   mode_,   &out_,       &jobs_,      &sessions_, &leases_,  &ledger_,
                  &attempts_, &parts_, &manifests_, &admission_, &pool_,     &scanning_};
   Connecting connecting_{options_, mode_,      &out_,   &callers_,   &jobs_, &sessions_,
@@ -177,6 +180,7 @@ Outcome Engine::Impl::Finish() {
     admission_.Serve();
   }
   persistence_.Run();
+  records_.Run();
   CheckDrained();
   finding_.CheckWaits();
   for (const auto& [job, keys] : standing_.TakeToRecord()) {
@@ -190,7 +194,7 @@ Outcome Engine::Impl::Finish() {
 
 void Engine::Impl::EmitWake() {
   MonotonicNanos next = std::min({ledger_.next_probe(), callers_.next_deadline(),
-                                  leases_.next_expiry(), persistence_.next(), scanning_.next()});
+                                  leases_.next_expiry(), persistence_.next(), scanning_.next(), records_.next()});
   if (mode_.draining && !drained_) next = std::min(next, drain_deadline_);
   if (next == kNever) return;
   next = std::max(next, out_.now() + 1);
@@ -222,6 +226,12 @@ void Engine::Impl::On(const event::Persisted& event) {
   }
   if (ended.persisted) return retention_.ApplyKeepPolicy(ended.checkpoint->job);
   if (absl::IsDataLoss(event.status)) opening_.VerifyAll(ended.checkpoint);
+}
+
+void Engine::Impl::On(const event::LineRecordWritten& event) {
+  const LineRecord* other = records_.On(event);
+  Job* job = jobs_.Find(event.record.job);
+  if (other != nullptr && job != nullptr) attempts_.Adopt(job, *other);
 }
 
 void Engine::Impl::On(const event::JobScanned& event) {

@@ -84,6 +84,16 @@ struct ResumeFrom {
   MonotonicNanos deadline = 0;
 };
 
+// The caller's word that a complete checkpoint counts from now on, under a number of its own. With
+// `fence` also while writers of the newest attempt live, which may then save nothing more.
+// → reply::Latest
+struct Use {
+  Caller caller;
+  CheckpointRef ref;
+  bool fence = false;
+  MonotonicNanos deadline = 0;
+};
+
 // --- saving
 
 struct ObjectSpec {
@@ -291,6 +301,13 @@ struct Persisted {
   Location location = {};  // where it stands, if OK
 };
 
+// What stands in storage now: the record, or another of its number and kind that was there before.
+struct LineRecordWritten {
+  LineRecord record;
+  StatusOr<LineRecord> stands;
+  bool with_persist = false;  // action::Persist wrote it
+};
+
 struct FilesDeleted {
   CheckpointKey checkpoint;
   cairn::Status status;
@@ -322,12 +339,12 @@ struct JournalFull {
 
 using Event =
     std::variant<event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom,
-                 event::Create, event::SealObjects, event::Commit, event::Abort, event::LocateChunk,
+                 event::Use,                  event::Create, event::SealObjects, event::Commit, event::Abort, event::LocateChunk,
                  event::Open, event::Release, event::Renew, event::LendFailed, event::Latest,
                  event::StatCheckpoint, event::StatObject, event::List, event::Wait,
                  event::PersistNow, event::Remove, event::Pin, event::SetPolicy, event::Status,
                  event::SlabMade, event::SlabDestroyed, event::SlabProbed, event::ManifestWritten,
-                 event::Verified, event::Persisted, event::FilesDeleted, event::JobScanned,
+                 event::Verified, event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
                  event::Tick, event::Drain, event::JournalFull>;
 
 }  // namespace cairn::engine

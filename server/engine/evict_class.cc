@@ -8,7 +8,7 @@ EvictClass ClassOfIncomplete(const Checkpoint& checkpoint, const Checkpoint* new
     if (part->manifest->committing) return EvictClass::kKept;
   }
   // Fenced: it can never be complete.
-  if (checkpoint.key.attempt < checkpoint.job->attempts->newest()) return EvictClass::kGarbage;
+  if (checkpoint.key.attempt < checkpoint.job->attempts->fence()) return EvictClass::kGarbage;
   // Somebody may still be writing it.
   if (checkpoint.content->open_parts > 0 || !checkpoint.verdict->waiting.empty()) {
     return EvictClass::kKept;

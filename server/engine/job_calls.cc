@@ -1,12 +1,14 @@
 #include "server/engine/job_calls.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace cairn::engine {
 
 JobCalls::JobCalls(const Options& options, Outbox* out, Jobs* jobs, Sessions* sessions,
                    Attempts* attempts, Persistence* persistence, Retention* retention,
-                   Standing* standing, Describing* describing, Scanning* scanning)
+                   Standing* standing, Describing* describing, Scanning* scanning,
+                   Admission* admission, Records* records)
     : options_(options),
       out_(*out),
       jobs_(*jobs),
@@ -16,7 +18,9 @@ JobCalls::JobCalls(const Options& options, Outbox* out, Jobs* jobs, Sessions* se
       retention_(*retention),
       standing_(*standing),
       describing_(*describing),
-      scanning_(*scanning) {}
+      scanning_(*scanning),
+      admission_(*admission),
+      records_(*records) {}
 
 void JobCalls::On(const event::ChooseAttempt& event) {
   if (sessions_.Of(event.caller) == nullptr) return;
@@ -41,38 +45,89 @@ void JobCalls::On(const event::ResumeFrom& event) {
   if (!status.ok()) return out_.Answer(request, status, superseded_by);
 
   const auto begun = job->attempts->begun.find(event.attempt);
+  const auto decided = job->attempts->decisions.find(event.attempt);
   const bool has_begun = begun != job->attempts->begun.end();
-  if (has_begun && begun->second.comes_from != event.step) {
-    const Step comes_from = begun->second.comes_from;
+  const bool was_decided = decided != job->attempts->decisions.end();
+  const ProcessToken& process = sessions_.Find(event.caller.session)->process;
+  if (has_begun && begun->second.lineage.step() != event.step) {
     return out_.Answer(request, absl::FailedPreconditionError(absl::StrCat(
                                     "resume: attempt ", event.attempt, " has begun, from ",
-                                    comes_from == kUnknownStep ? "a step that is not known yet"
-                                    : comes_from == kNoStep    ? "nothing"
-                                                            : absl::StrCat("step ", comes_from))));
+                                    OriginText(begun->second.lineage))));
+  }
+  if (was_decided && decided->second.lineage.step() != event.step &&
+      !decided->second.process.empty() && decided->second.process != process) {
+    return out_.Answer(
+        request, absl::FailedPreconditionError(absl::StrCat(
+                     "resume: another writer said that attempt ", event.attempt, " goes on from ",
+                     OriginText(decided->second.lineage))));
   }
   reply::Latest from;
   from.key.job = event.job;
   from.key.step = kNoStep;
+  Lineage lineage;
   if (event.step != kNoStep) {
-    const Checkpoint* checkpoint = standing_.At(*job, event.step, /*besides=*/event.attempt);
+    const Checkpoint* checkpoint = has_begun || was_decided
+                                       ? standing_.AtBelow(*job, event.step, event.attempt)
+                                       : standing_.At(*job, event.step);
     if (checkpoint == nullptr) {
       return out_.Answer(request, absl::NotFoundError(absl::StrCat(
                                       "resume: step ", event.step, " of job ", event.job,
                                       " is not a complete step of its line")));
     }
     from = Describing::LatestOf(*checkpoint);
+    lineage = standing_.LineageOf(*checkpoint);
   }
-  if (!has_begun) {
-    const auto& resumes = job->attempts->resumes;
-    if (resumes.size() >= kKeptResumes && event.attempt < resumes.begin()->first) {
-      return out_.Answer(
-          request, absl::FailedPreconditionError(absl::StrCat(
-                       "resume: attempt ", event.attempt, " of job ", event.job,
-                       " is older than all of the ", kKeptResumes, " that were resumed last")));
-    }
-    attempts_.Resume(job, event.attempt, event.step);
+  if (has_begun || (was_decided && decided->second.lineage == lineage)) {
+    return records_.AnswerWritten(event.caller, job, event.attempt, LineRecordKind::kResume,
+                                  event.deadline, std::move(from));
   }
-  out_.Answer(request, Body(std::move(from)));
+  const auto& decisions = job->attempts->decisions;
+  if (decisions.size() >= kKeptDecisions && event.attempt < decisions.begin()->first) {
+    return out_.Answer(
+        request, absl::FailedPreconditionError(
+                     absl::StrCat("resume: attempt ", event.attempt, " of job ", event.job,
+                                  " is older than all of the ", kKeptDecisions, " decided last")));
+  }
+  attempts_.Decide(job, event.attempt,
+                   {LineRecordKind::kResume, std::move(lineage), out_.UnixMillis(), process});
+  records_.AnswerWritten(event.caller, job, event.attempt, LineRecordKind::kResume, event.deadline,
+                         std::move(from));
+}
+
+Status JobCalls::CheckUse(const event::Use& event, const Job& job) const {
+  if (event.fence || job.attempts->begun.empty()) return absl::OkStatus();
+  const AttemptState& newest = job.attempts->begun.rbegin()->second;
+  std::vector<std::string> pids;
+  for (SessionId id : newest.sessions) pids.push_back(absl::StrCat(sessions_.Find(id)->pid));
+  if (pids.empty() || newest.attempt < job.attempts->fence()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("use: attempt ", newest.attempt, " of job ", job.name,
+                   " is being written by pid ", absl::StrJoin(pids, ", "),
+                   "; end it, or use the step with fence, which refuses its further saves"));
+}
+
+void JobCalls::On(const event::Use& event) {
+  Job* job = scanning_.Readable(&sessions_, event.caller, event.ref.job, event.deadline, event,
+                                /*scan=*/true);
+  if (job == nullptr) return;
+  const RequestId request = event.caller.request;
+  const Status status = CheckUse(event, *job);
+  if (!status.ok()) return out_.Answer(request, status);
+  const StatusOr<Checkpoint*> found = describing_.Resolve(*job, event.ref);
+  if (!found.ok()) return out_.Answer(request, found.status());
+  const Checkpoint& checkpoint = **found;
+  if (!checkpoint.Obtainable()) {
+    return out_.Answer(request, absl::FailedPreconditionError(absl::StrCat(
+                                    "use: ", checkpoint.key.DebugString(), " cannot be had")));
+  }
+  Lineage lineage = standing_.LineageOf(checkpoint);
+  reply::Latest used = Describing::LatestOf(checkpoint);
+  const Attempt number = attempts_.Choose(job, out_.UnixMillis());
+  attempts_.Decide(job, number, {LineRecordKind::kUse, std::move(lineage), out_.UnixMillis()});
+  admission_.Fence(job);
+  out_.Count("used_steps");
+  records_.AnswerWritten(event.caller, job, number, LineRecordKind::kUse, event.deadline,
+                         std::move(used));
 }
 
 void JobCalls::On(const event::SetPolicy& event) {

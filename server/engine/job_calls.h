@@ -1,9 +1,12 @@
-// What is said of a job as a whole: choosing an attempt, where it resumes from, the policy.
+// What is said of a job as a whole: choosing an attempt, where it resumes from, which step to use,
+// the policy.
 // persist() too, which is about one checkpoint and changes none of it here.
 #pragma once
 
+#include "server/engine/admission.h"
 #include "server/engine/describing.h"
 #include "server/engine/persistence.h"
+#include "server/engine/records.h"
 #include "server/engine/retention.h"
 #include "server/engine/scanning.h"
 
@@ -13,14 +16,17 @@ class JobCalls {
  public:
   JobCalls(const Options& options, Outbox* out, Jobs* jobs, Sessions* sessions, Attempts* attempts,
            Persistence* persistence, Retention* retention, Standing* standing,
-           Describing* describing, Scanning* scanning);
+           Describing* describing, Scanning* scanning, Admission* admission, Records* records);
 
   void On(const event::ChooseAttempt& event);
   void On(const event::ResumeFrom& event);
+  void On(const event::Use& event);
   void On(const event::SetPolicy& event);
   void On(const event::PersistNow& event);
 
  private:
+  Status CheckUse(const event::Use& event, const Job& job) const;
+
   const Options& options_;
   Outbox& out_;
   Jobs& jobs_;
@@ -31,6 +37,8 @@ class JobCalls {
   Standing& standing_;
   Describing& describing_;
   Scanning& scanning_;
+  Admission& admission_;
+  Records& records_;
 };
 
 }  // namespace cairn::engine

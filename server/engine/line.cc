@@ -7,33 +7,20 @@
 
 namespace cairn::engine {
 
-Step Line::Bound(Attempt besides) const {
-  for (auto at = lives_.rbegin(); at != lives_.rend(); ++at) {
-    if (!at->second.complete.empty()) break;
-    if (at->second.origin.resumed && at->first != besides) return at->second.origin.step;
-  }
-  return std::numeric_limits<Step>::max();
-}
+// --- what is told
 
-std::optional<Attempt> Line::Head() const {
-  for (auto at = lives_.rbegin(); at != lives_.rend(); ++at) {
-    if (!at->second.complete.empty()) return at->first;
-    if (at->second.origin.resumed) break;
-  }
-  return std::nullopt;
-}
-
-Line::Affected Line::SetAttempts(const std::map<Attempt, Origin>& origins) {
-  bool moved = false;
+Line::Affected Line::SetAttempts(const std::map<Attempt, Origin>& origins,
+                                 const std::map<Attempt, Lineage>& decisions) {
+  bool moved = decisions != decisions_;
+  decisions_ = decisions;
   for (auto at = lives_.begin(); at != lives_.end();) {
     const bool gone = !origins.contains(at->first) && at->second.complete.empty();
-    moved |= gone && at->second.origin.resumed;
     at = gone ? lives_.erase(at) : std::next(at);
   }
   for (const auto& [attempt, origin] : origins) {
     Life& life = lives_[attempt];
-    const bool matters = !life.complete.empty() || life.origin.resumed || origin.resumed;
-    moved |= matters && life.origin != origin;
+    // What an attempt without a complete step came from may still close another's lineage.
+    moved |= life.origin != origin && (!life.complete.empty() || derived_);
     life.origin = origin;
   }
   return moved ? MakeStale() : Affected{};
@@ -41,24 +28,18 @@ Line::Affected Line::SetAttempts(const std::map<Attempt, Origin>& origins) {
 
 Line::Affected Line::MakeStale() { return {.all = !std::exchange(stale_, true), .replaced = {}}; }
 
-bool Line::MovesOrigin(const Life& life, Step step) {
-  return life.origin.step == kUnknownStep && step <= life.complete.begin()->first;
-}
-
 Line::Affected Line::Add(const CheckpointId& id) {
   const auto& [step, attempt, revision] = id;
-  const auto life = lives_.try_emplace(attempt).first;
-  const bool first = life->second.complete.empty();
-  life->second.complete[step].insert(revision);
-  const bool newest = std::all_of(std::next(life), lives_.end(),
-                                  [](const auto& later) { return later.second.complete.empty(); });
-  // The attempt's first complete step cuts off what older ones did above the point it came from; a
-  // late one of an older attempt may stand anywhere.
-  if (first || !newest || MovesOrigin(life->second, step)) return MakeStale();
+  lives_[attempt].complete[step].insert(revision);
   if (stale_) return {};
+  if (derived_ || attempt > head_.number || (attempt == head_.number && head_.decided)) {
+    return MakeStale();
+  }
+  if (step > Reach(attempt)) return {};
   const auto [at, fresh] = settled_.emplace(step, id);
   if (fresh) return {};
-  if (id < at->second) return {};
+  // What the newer attempt has of a step stands before what an older one has.
+  if (std::tie(attempt, revision) < std::tie(at->second.attempt, at->second.revision)) return {};
   return {.all = false, .replaced = std::exchange(at->second, id)};
 }
 
@@ -70,36 +51,82 @@ Line::Affected Line::Remove(const CheckpointId& id) {
     if (revisions->second.empty()) life.complete.erase(revisions);
   }
   if (stale_) return {};
-  if (life.complete.empty() || MovesOrigin(life, step)) return MakeStale();
+  if (derived_ || (attempt == head_.number && !head_.decided && life.complete.empty())) {
+    return MakeStale();
+  }
   const auto at = settled_.find(step);
   if (at == settled_.end() || at->second != id) return {};
-  for (const auto& [other, of_other] : lives_) {
-    if (of_other.complete.contains(step)) return MakeStale();
+  for (const auto& [older, reach] : reach_) {
+    const auto of_older = lives_.find(older);
+    if (step <= reach && of_older != lives_.end() && of_older->second.complete.contains(step)) {
+      return MakeStale();
+    }
   }
   settled_.erase(at);
   return {};
 }
 
-std::optional<CheckpointId> Line::Newest() const {
-  const auto above = Settled().upper_bound(Bound());
-  if (above == Settled().begin()) return std::nullopt;
-  return std::prev(above)->second;
+// --- what it comes to
+
+Step Line::Reach(Attempt attempt) const {
+  const auto reach = reach_.find(attempt);
+  return reach == reach_.end() ? kNoStep : reach->second;
 }
 
-std::optional<CheckpointId> Line::At(Step step, Attempt besides) const {
-  if (step > Bound(besides)) return std::nullopt;
+const std::map<Step, CheckpointId>& Line::Settled() const {
+  if (stale_) Build();  // else several threads may read: nothing is written then
+  return settled_;
+}
+
+void Line::Build() const {
+  stale_ = false;
+  const History history = ToHistory();
+  head_ = HeadOf(history);
+  reach_.clear();
+  settled_.clear();
+  derived_ = false;
+  if (head_.number == 0) return;
+  derived_ = head_.decided ? decisions_.at(head_.number).open
+                           : lives_.at(head_.number).origin.lineage.open;
+  const Lineage lineage = head_.decided ? ResolveDecision(history, head_.number)
+                                        : ResolveLineage(history, head_.number);
+  for (const LineageEntry& entry : lineage.entries) {
+    if (entry.attempt < head_.number) reach_[entry.attempt] = entry.up_to;
+  }
+  if (!head_.decided) reach_[head_.number] = std::numeric_limits<Step>::max();
+  for (const LineStep& step : ComputeLine(history)) {
+    settled_[step.step] = {step.step, step.attempt, step.revision};
+  }
+}
+
+LineHead Line::Head() const {
+  Settled();
+  return head_;
+}
+
+std::optional<CheckpointId> Line::Newest() const {
+  if (Settled().empty()) return std::nullopt;
+  return settled_.rbegin()->second;
+}
+
+std::optional<CheckpointId> Line::At(Step step) const {
   const auto at = Settled().find(step);
-  if (at == Settled().end()) return std::nullopt;
+  if (at == settled_.end()) return std::nullopt;
   return at->second;
+}
+
+std::optional<CheckpointId> Line::AtBelow(Step step, Attempt below) const {
+  for (const LineStep& on_line : ComputeLine(ToHistory(), below)) {
+    if (on_line.step == step) return CheckpointId{step, on_line.attempt, on_line.revision};
+  }
+  return std::nullopt;
 }
 
 std::optional<CheckpointId> Line::Next(Step after) const {
   const auto next = Settled().upper_bound(after);
-  if (next == Settled().end() || next->first > Bound()) return std::nullopt;
+  if (next == settled_.end()) return std::nullopt;
   return next->second;
 }
-
-bool Line::Has(const CheckpointId& id) const { return At(id.step) == id; }
 
 bool Line::Abandoned(const CheckpointId& id) const {
   const auto& [step, attempt, revision] = id;
@@ -109,48 +136,33 @@ bool Line::Abandoned(const CheckpointId& id) const {
   if (revisions == life->second.complete.end() || !revisions->second.contains(revision)) {
     return false;
   }
-  const auto at = Settled().find(step);
-  if (at == Settled().end()) return true;
   // One that a later revision of its own attempt replaced is superseded, not abandoned.
-  return at->second != id && at->second.attempt != attempt;
+  const std::optional<CheckpointId> on_line = At(step);
+  return !on_line.has_value() || on_line->attempt != attempt;
 }
 
-Step Line::ComesFrom(Step step) const {
-  const Step bound = Bound();
-  const auto above = step <= bound ? Settled().lower_bound(step) : Settled().upper_bound(bound);
-  // With `step` above the bound the line ends at the bound; both stay below the first step.
-  return above == Settled().begin() ? kNoStep : std::prev(above)->first;
+Lineage Line::LineageBelow(Step first_step) const {
+  const auto above = Settled().lower_bound(first_step);
+  return above == settled_.begin() ? Lineage() : LineageOf(std::prev(above)->second);
 }
 
-Step Line::ComesFromBelow(Attempt attempt, Step first_step) const {
-  Step from = kNoStep;
-  for (const LineStep& step : ComputeLine(AttemptLines(attempt))) {
-    if (step.step < first_step) from = step.step;
-  }
-  return from;
+Lineage Line::LineageOf(const CheckpointId& id) const {
+  const auto life = lives_.find(id.attempt);
+  const bool known = life != lives_.end() && !life->second.origin.lineage.open;
+  return LineageFrom(id.step, id.attempt,
+                     known ? life->second.origin.lineage : ResolveLineage(ToHistory(), id.attempt));
 }
 
-std::vector<AttemptLine> Line::AttemptLines(Attempt below) const {
-  std::vector<AttemptLine> lines;
+History Line::ToHistory() const {
+  History history;
+  history.decisions = decisions_;
   for (const auto& [attempt, life] : lives_) {
-    if (attempt >= below) break;
-    AttemptLine line{attempt, life.origin.step, life.origin.resumed, {}};
+    AttemptLine& line = history.attempts[attempt];
+    line.first = life.origin.first;
+    line.lineage = life.origin.lineage;
     for (const auto& [step, revisions] : life.complete) line.complete[step] = *revisions.rbegin();
-    lines.push_back(std::move(line));
   }
-  return lines;
-}
-
-const std::map<Step, CheckpointId>& Line::Settled() const {
-  if (!stale_) return settled_;  // several threads may read: nothing is written then
-  stale_ = false;
-  std::vector<AttemptLine> lines = AttemptLines(std::numeric_limits<Attempt>::max());
-  std::erase_if(lines, [](const AttemptLine& line) { return line.complete.empty(); });
-  settled_.clear();
-  for (const LineStep& step : ComputeLine(lines)) {
-    settled_[step.step] = {step.step, step.attempt, step.revision};
-  }
-  return settled_;
+  return history;
 }
 
 }  // namespace cairn::engine

@@ -1,7 +1,7 @@
 // The line of one job, kept up to date with each checkpoint that comes or goes instead of computed
-// anew. A pure structure: it knows attempts, where they come from, and which checkpoints can be
-// had. common/line.h is the rule; `Compute` there must always say the same (a test and the engine's
-// invariants compare them).
+// anew. A pure structure: it knows attempts, where they come from, what was decided, and which
+// checkpoints can be had. common/line.h is the rule; it must always say the same (a test and the
+// engine's invariants compare them).
 #pragma once
 
 #include <compare>
@@ -33,31 +33,34 @@ class Line {
   };
 
   struct Origin {
-    Step step = kNoStep;   // as AttemptLine::comes_from
-    bool resumed = false;  // its owner said so
+    Step first = kNoStep;
+    Lineage lineage;
     bool operator==(const Origin&) const = default;
   };
-  // Where each attempt comes from that has begun or was resumed.
-  Affected SetAttempts(const std::map<Attempt, Origin>& origins);
+  // The attempts that have begun, and what was decided.
+  Affected SetAttempts(const std::map<Attempt, Origin>& origins,
+                       const std::map<Attempt, Lineage>& decisions);
   // A checkpoint of an attempt that has begun can be had now, or no longer.
   Affected Add(const CheckpointId& id);
   Affected Remove(const CheckpointId& id);
 
-  // The attempt that the line is of; nullopt when nothing is complete, or when the owner's word where
-  // to go on from is newer.
-  std::optional<Attempt> Head() const;
+  // What the line is of.
+  LineHead Head() const;
   // The highest step on the line.
   std::optional<CheckpointId> Newest() const;
-  // As if the owner had not said where `besides` goes on from.
-  std::optional<CheckpointId> At(Step step, Attempt besides = 0) const;
+  std::optional<CheckpointId> At(Step step) const;
+  // On the line of the attempts and decisions below `below`.
+  std::optional<CheckpointId> AtBelow(Step step, Attempt below) const;
   std::optional<CheckpointId> Next(Step after) const;  // the lowest step above `after`
-  bool Has(const CheckpointId& id) const;
-  // It can be had, and an attempt that completed something went on from before it.
+  bool Has(const CheckpointId& id) const { return At(id.step) == id; }
+  // It can be had, and is neither on the line nor an older revision of what is.
   bool Abandoned(const CheckpointId& id) const;
-  // Where an attempt whose first step is `step` comes from; kNoStep: from nothing.
-  Step ComesFrom(Step step) const;
-  // The same on the line of the attempts below `attempt`, whatever began since.
-  Step ComesFromBelow(Attempt attempt, Step first_step) const;
+  // Of what goes on from the highest checkpoint below `first_step`.
+  Lineage LineageBelow(Step first_step) const;
+  // Of what goes on from this one.
+  Lineage LineageOf(const CheckpointId& id) const;
+  // What common/line.h knows of it.
+  History ToHistory() const;
   // The next read writes: several threads may read only a line that is not stale.
   bool stale() const { return stale_; }
 
@@ -67,21 +70,20 @@ class Line {
     std::map<Step, std::set<Revision>> complete;
   };
 
-  // Whether a step that was just added or removed is below all others of a life whose origin is
-  // unknown, so that it is another from now on.
-  static bool MovesOrigin(const Life& life, Step step);
-
-  // Most changes touch one step. The others (an attempt's first complete step, a late one of an older
-  // attempt, an attempt that comes from elsewhere) make the whole line stale: it is built anew when
-  // it is next read, once for any number of them.
+  // Most changes touch one step. The others (another head, a lineage that is known by now) make the
+  // whole line stale: it is built anew when it is next read, once for any number of them.
   Affected MakeStale();
-  std::vector<AttemptLine> AttemptLines(Attempt below) const;
   const std::map<Step, CheckpointId>& Settled() const;
-  // The line ends here, whatever is settled above: at the head's origin while it has completed nothing.
-  Step Bound(Attempt besides = 0) const;
+  void Build() const;
+  // How far the attempt's steps count; kNoStep: not at all.
+  Step Reach(Attempt attempt) const;
 
   std::map<Attempt, Life> lives_;
-  // The line as the attempts with a complete step left it; meaningful unless `stale_`.
+  std::map<Attempt, Lineage> decisions_;
+  // Meaningful unless `stale_`.
+  mutable LineHead head_;
+  mutable bool derived_ = false;  // the head's lineage was open: all that is older may change it
+  mutable std::map<Attempt, Step> reach_;
   mutable std::map<Step, CheckpointId> settled_;
   mutable bool stale_ = false;
 };

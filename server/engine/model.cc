@@ -1,6 +1,15 @@
 #include "server/engine/model.h"
 
+#include <algorithm>
+
 namespace cairn::engine {
+
+Attempt JobAttempts::fence() const {
+  for (auto at = decisions.rbegin(); at != decisions.rend(); ++at) {
+    if (at->second.kind == LineRecordKind::kUse) return std::max(newest(), at->first);
+  }
+  return newest();
+}
 
 Part::Part(Checkpoint* of, Writer writer)
     : key{of->key, writer}, checkpoint(of), content(of), manifest(of) {}

@@ -246,7 +246,7 @@ struct JobSessions {
 
 struct AttemptState {
   Attempt attempt = 0;
-  Step comes_from = kNoStep;  // kUnknownStep: storage could not be read yet
+  Lineage lineage;            // where it comes from; open: storage could not be read yet
   Step first_step = kNoStep;  // of its first create, or the lowest that storage shows
   int64_t unix_ms = 0;
   absl::flat_hash_map<Writer, std::pair<ProcessToken, int32_t>> processes;  // and pid, 0 unknown
@@ -267,17 +267,27 @@ struct AttemptState {
   std::set<SessionId> sessions;  // live ones that created in it
 };
 inline constexpr size_t kKeptDropped = 1024;  // of AttemptState::dropped
-inline constexpr size_t kKeptResumes = 64;    // of JobAttempts::resumes
+inline constexpr size_t kKeptDecisions = 64;  // of JobAttempts::decisions
+
+// What its owner said that counts.
+struct Decision {
+  LineRecordKind kind = LineRecordKind::kResume;
+  Lineage lineage;
+  int64_t unix_ms = 0;
+  ProcessToken process = {};  // that said so; not known of those before a restart
+};
 
 struct JobAttempts {
   std::map<Attempt, AttemptState> begun;
-  // Where attempts go on from by their owner's word, kept when they have begun too; the newest
-  // kKeptResumes.
-  std::map<Attempt, Step> resumes;
+  // `resume` and `use`, by number: kept when attempts of the number have begun, too; the newest
+  // kKeptDecisions.
+  std::map<Attempt, Decision> decisions;
   Attempt greatest = 0;       // seen or given out
   uint64_t line_version = 0;  // grows when an attempt comes, goes, or comes from elsewhere
   // The newest that has begun; 0: none has.
   Attempt newest() const { return begun.empty() ? 0 : begun.rbegin()->first; }
+  // Attempts below it may do nothing more: the newest that has begun, or a `use`.
+  Attempt fence() const;
 };
 
 struct JobSteps {

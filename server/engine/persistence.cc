@@ -179,6 +179,10 @@ void Persistence::Start(Checkpoint* checkpoint) {
   persist.checkpoint = checkpoint->key;
   persist.uid = job->owner->uid;
   persist.gid = job->owner->gid;
+  const Lineage& lineage = job->attempts->begun.at(checkpoint->key.attempt).lineage;
+  if (!lineage.open) {
+    persist.origin = LineRecord{job->name, checkpoint->key.attempt, LineRecordKind::kOrigin, lineage};
+  }
   std::vector<SlabId>& pinned = under_way_[checkpoint->key];
   for (const auto& [slab, extents] : checkpoint->memory->slabs) pinned.push_back(slab);
   for (SlabId slab : pinned) ledger_.Pin(ledger_.Find(slab));

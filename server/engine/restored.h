@@ -28,7 +28,7 @@ struct Restored {
   std::map<std::pair<std::string, Attempt>, fact::AttemptBegun> attempts;
   std::map<std::tuple<std::string, Attempt, Writer>, ProcessToken> processes;
   std::map<std::tuple<std::string, Attempt, Step>, int32_t> worlds;
-  std::map<std::pair<std::string, Attempt>, Step> resumes;
+  std::map<std::pair<std::string, Attempt>, fact::LineDecided> decisions;
   std::map<SlabId, fact::Slab> slabs;
   std::map<SessionId, fact::SessionBegun> sessions;
   std::map<LeaseId, fact::Lent> leases;
@@ -46,7 +46,7 @@ struct Restored {
   void Take(const fact::AttemptBegun& f);
   void Take(const fact::WriterProcess& f);
   void Take(const fact::StepWorld& f);
-  void Take(const fact::Resume& f);
+  void Take(const fact::LineDecided& f);
   void Take(const fact::Slab& f);
   void Take(const fact::SlabGone& f);
   void Take(const fact::SessionBegun& f);

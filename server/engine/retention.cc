@@ -34,11 +34,14 @@ int64_t Retention::PersistedOf(const Job& job, Attempt attempt) const {
 
 // The life that left them is there to stay.
 bool Retention::MayDeleteAbandoned(const Job& job) const {
-  const std::optional<Attempt> head = standing_.Head(job);
-  if (!head.has_value()) return false;
-  const int64_t age_ms = out_.UnixMillis() - job.attempts->begun.at(*head).unix_ms;
+  const LineHead head = standing_.Head(job);
+  if (head.number == 0 || head.decided) return false;
+  const AttemptState& attempt = job.attempts->begun.at(head.number);
+  // A lineage may have left out what is older than itself.
+  if (attempt.lineage.Full()) return false;
+  const int64_t age_ms = out_.UnixMillis() - attempt.unix_ms;
   return age_ms >= options_.keep_abandoned_seconds * 1000 &&
-         PersistedOf(job, *head) >= job.owner->policy.keep_last;
+         PersistedOf(job, head.number) >= job.owner->policy.keep_last;
 }
 
 bool Retention::MayDelete(const Checkpoint& checkpoint, bool abandoned_too, int64_t* kept) const {
@@ -50,10 +53,28 @@ bool Retention::MayDelete(const Checkpoint& checkpoint, bool abandoned_too, int6
     return false;
   }
   if (standing_.Abandoned(checkpoint)) return abandoned_too;
-  // Beyond where the owner says that the job goes on from, nothing is abandoned yet.
+  // An older revision of one on the line: what took its place took its files.
   if (!standing_.OnLine(checkpoint)) return false;
   if (++*kept <= policy.keep_last) return false;
   return policy.keep_every <= 0 || checkpoint.key.step % policy.keep_every != 0;
+}
+
+// A life that has just gone back is not done with what it went back to: the origins, revisions left
+// out, of every attempt with fewer than keep_last files of its own.
+std::set<CheckpointId> Retention::ComeFromByYoung(const Job& job) const {
+  std::map<Attempt, int64_t> files;
+  for (const CheckpointId& id : job.files->persisted) ++files[id.attempt];
+  std::set<CheckpointId> in_use;
+  for (const auto& [number, attempt] : job.attempts->begun) {
+    if (files[number] >= job.owner->policy.keep_last) continue;
+    in_use.insert({attempt.lineage.step(), attempt.lineage.attempt(), 0});
+  }
+  for (const auto& [number, decision] : job.attempts->decisions) {
+    if (number > standing_.Head(job).number || standing_.Head(job).decided) {
+      in_use.insert({decision.lineage.step(), decision.lineage.attempt(), 0});
+    }
+  }
+  return in_use;
 }
 
 void Retention::ApplyKeepPolicy(Job* job) {
@@ -61,11 +82,7 @@ void Retention::ApplyKeepPolicy(Job* job) {
   if (keep_last <= 0 || !options_.storage) return;
   // What a life goes on from may be anything as long as it is not known.
   if (!Attempts::OriginsKnown(*job)) return;
-  // A life that has just gone back is not done with what it went back to.
-  Step in_use = kNoStep;
-  if (const Attempt newest = job->attempts->newest(); newest > 0) {
-    if (PersistedOf(*job, newest) < keep_last) in_use = job->attempts->begun.at(newest).comes_from;
-  }
+  const std::set<CheckpointId> in_use = ComeFromByYoung(*job);
   const bool abandoned_too = MayDeleteAbandoned(*job);
   int64_t kept = 0;
   std::vector<Checkpoint*> surplus;
@@ -73,7 +90,7 @@ void Retention::ApplyKeepPolicy(Job* job) {
   for (auto at = persisted.rbegin(); at != persisted.rend(); ++at) {
     Checkpoint* checkpoint = CheckpointOf(*job, *at);
     if (!MayDelete(*checkpoint, abandoned_too, &kept)) continue;
-    if (checkpoint->key.step == in_use && standing_.OnLine(*checkpoint)) continue;
+    if (in_use.contains({at->step, at->attempt, 0})) continue;
     surplus.push_back(checkpoint);
   }
   for (Checkpoint* checkpoint : surplus) {

@@ -45,6 +45,7 @@ class Retention : public Waitlist {
   void Snapshot(const Job& job, std::vector<Fact>* facts) const;
 
  private:
+  std::set<CheckpointId> ComeFromByYoung(const Job& job) const;
   int64_t PersistedOf(const Job& job, Attempt attempt) const;  // on the line
   bool MayDeleteAbandoned(const Job& job) const;
   bool MayDelete(const Checkpoint& checkpoint, bool abandoned_too, int64_t* kept) const;

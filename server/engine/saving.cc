@@ -121,6 +121,7 @@ Status Saving::CheckRevision(const Job& job, const PartKey& part) const {
   const CheckpointKey& key = part.checkpoint;
   CAIRN_RETURN_IF_ERROR(Retention::CheckRemoved(job, key.step, key.attempt));
   CAIRN_RETURN_IF_ERROR(Attempts::CheckRefused(job, key));
+  CAIRN_RETURN_IF_ERROR(Attempts::CheckOrigin(job, key));
   // Revisions only grow: a complete or committed one is never written over.
   for (const Checkpoint* other : CheckpointsAt(job, key.step)) {
     if (other->key.attempt != key.attempt || other->key.revision < key.revision) continue;
@@ -375,7 +376,9 @@ Manifest Saving::HeadOf(const Part& part, const event::Commit& event) const {
   manifest.writer = part.key.writer;
   manifest.world_size = part.checkpoint->content->world_size;
   manifest.created_unix_ms = event.unix_ms;
-  manifest.comes_from = job.attempts->begun.at(key.attempt).comes_from;
+  const AttemptState& attempt = job.attempts->begun.at(key.attempt);
+  manifest.first = attempt.first_step;
+  manifest.lineage = attempt.lineage;
   manifest.notes = event.notes;
   return manifest;
 }

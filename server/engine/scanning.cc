@@ -14,7 +14,7 @@ constexpr MonotonicNanos kPatience = 2 * kNanosPerSecond;
 
 Scanning::Scanning(const Options& options, Outbox* out, Callers* callers, Jobs* jobs,
                    Attempts* attempts, Parts* parts, Persistence* persistence, Retention* retention,
-                   std::function<void(const Event&)> again)
+                   Records* records, std::function<void(const Event&)> again)
     : options_(options),
       out_(*out),
       callers_(*callers),
@@ -23,6 +23,7 @@ Scanning::Scanning(const Options& options, Outbox* out, Callers* callers, Jobs* 
       parts_(*parts),
       persistence_(*persistence),
       retention_(*retention),
+      records_(*records),
       again_(std::move(again)) {}
 
 // --- asking, and waiting for the answer
@@ -153,16 +154,39 @@ void Scanning::MergeAll(Job* job, const event::JobScanned& event) {
   for (const std::string& problem : event.stored->problems) {
     out_.Log(Severity::kWarning, absl::StrCat("job ", job->name, " in storage: ", problem));
   }
+  LearnLine(job, *event.stored);
   for (const StoredCheckpoint& stored : event.stored->checkpoints) Merge(job, stored);
   attempts_.SettleOrigins(job);
 }
 
+// Attempts, where they come from, and decisions, before the checkpoints that hang on them.
+void Scanning::LearnLine(Job* job, const StoredJob& stored) {
+  std::map<Attempt, int64_t> began;
+  std::set<Attempt> with_files;
+  for (const StoredCheckpoint& checkpoint : stored.checkpoints) {
+    attempts_.Saw(job, checkpoint.key.attempt);
+    if (checkpoint.parts.empty()) continue;
+    if (checkpoint.published) with_files.insert(checkpoint.key.attempt);
+    const int64_t created = checkpoint.parts.front().manifest.created_unix_ms;
+    int64_t& first = began.try_emplace(checkpoint.key.attempt, created).first->second;
+    first = std::min(first, created);
+  }
+  for (const auto& [attempt, shown] : HistoryOf(stored).attempts) {
+    attempts_.Learn(job, attempt, shown, began.at(attempt));
+  }
+  for (const LineRecord& record : stored.records) {
+    if (record.kind == LineRecordKind::kOrigin) {
+      attempts_.Adopt(job, record);
+    } else {
+      attempts_.Learn(job, record, out_.UnixMillis());
+    }
+  }
+  records_.Scanned(*job, stored.records, with_files);
+}
+
 void Scanning::Merge(Job* job, const StoredCheckpoint& stored) {
   const CheckpointKey& key = stored.key;
-  attempts_.Saw(job, key.attempt);
   if (stored.parts.empty()) return;
-  const Manifest& first = stored.parts.front().manifest;  // writer 0's, where it is there
-  attempts_.Learn(job, key, first.comes_from, first.created_unix_ms, first.writer == 0);
   if (!stored.Complete() || !stored.published) return;
   if (!Retention::CheckRemoved(*job, key.step, key.attempt).ok()) {
     return retention_.DeleteLeftover(*job, key);

@@ -8,6 +8,7 @@
 
 #include "server/engine/callers.h"
 #include "server/engine/persistence.h"
+#include "server/engine/records.h"
 #include "server/engine/retention.h"
 
 namespace cairn::engine {
@@ -20,7 +21,7 @@ class Scanning : public Waitlist {
   // `again` handles a parked event once more.
   Scanning(const Options& options, Outbox* out, Callers* callers, Jobs* jobs, Attempts* attempts,
            Parts* parts, Persistence* persistence, Retention* retention,
-           std::function<void(const Event&)> again);
+           Records* records, std::function<void(const Event&)> again);
 
   // Parks the event until the job's storage has been read; false: no need to. What can do without
   // storage waits a little for it at most.
@@ -51,6 +52,7 @@ class Scanning : public Waitlist {
  private:
   bool FailedLately(const Job& job) const;  // not to be read again yet
   void MergeAll(Job* job, const event::JobScanned& event);
+  void LearnLine(Job* job, const StoredJob& stored);
   void Merge(Job* job, const StoredCheckpoint& stored);
   // Parts that memory lacks are as storage has them; those it has stay where they are.
   void Complete(Checkpoint* checkpoint, const StoredCheckpoint& stored);
@@ -63,6 +65,7 @@ class Scanning : public Waitlist {
   Parts& parts_;
   Persistence& persistence_;
   Retention& retention_;
+  Records& records_;
   const std::function<void(const Event&)> again_;
 
   bool gave_up_ = false;

@@ -10,9 +10,16 @@ namespace {
 
 std::map<Attempt, Line::Origin> OriginsOf(const JobAttempts& attempts) {
   std::map<Attempt, Line::Origin> origins;
-  for (const auto& [number, attempt] : attempts.begun) origins[number].step = attempt.comes_from;
-  for (const auto& [number, step] : attempts.resumes) origins[number] = {step, /*resumed=*/true};
+  for (const auto& [number, attempt] : attempts.begun) {
+    origins[number] = {attempt.first_step, attempt.lineage};
+  }
   return origins;
+}
+
+std::map<Attempt, Lineage> DecisionsOf(const JobAttempts& attempts) {
+  std::map<Attempt, Lineage> decisions;
+  for (const auto& [number, decision] : attempts.decisions) decisions[number] = decision.lineage;
+  return decisions;
 }
 
 }  // namespace
@@ -52,7 +59,7 @@ void Standing::SettleAttempts(Job* job) {
   if (job->attempts->line_version == job->standing->line_version) return;
   JobStanding& standing = job->standing.Edit();
   standing.line_version = job->attempts->line_version;
-  Affect(job, standing.line.SetAttempts(OriginsOf(*job->attempts)));
+  Affect(job, standing.line.SetAttempts(OriginsOf(*job->attempts), DecisionsOf(*job->attempts)));
 }
 
 void Standing::Affect(Job* job, const Line::Affected& affected) {
@@ -70,7 +77,7 @@ void Standing::SettleJob(Job* job) {
   const std::optional<CheckpointId> id = seen.line.Newest();
   Checkpoint* newest = id.has_value() ? CheckpointOf(*job, *id) : nullptr;
   const bool has_writers = job->sessions->writers > 0;
-  const Attempt attempt = job->attempts->newest();
+  const Attempt attempt = job->attempts->fence();
   const bool moved = newest != seen.newest || attempt != seen.attempt;
   if (moved || has_writers != seen.has_writers) {
     ++version_;  // a finished job's latest may make room now, whatever its class
@@ -94,7 +101,7 @@ void Standing::SettleClass(Checkpoint* checkpoint) {
   CheckpointStanding& standing = checkpoint->standing.Edit();
   const bool gains = memory.slab_bytes != memory.locked_bytes;
   standing.evict_class =
-      gains ? ClassOf(*checkpoint, Newest(*job), Abandoned(*checkpoint)) : EvictClass::kKept;
+      gains ? ClassOf(*checkpoint, Newest(*job), LeftBehind(*checkpoint)) : EvictClass::kKept;
   if (standing.evict_class != EvictClass::kKept) {
     standing.evictable_bytes = memory.slab_bytes - memory.locked_bytes;
     standing.evictable_mapped_bytes = memory.mapped_bytes;
@@ -163,7 +170,7 @@ void Standing::Forget(Checkpoint* checkpoint) {
 
 // --- the line
 
-std::optional<Attempt> Standing::Head(const Job& job) const {
+LineHead Standing::Head(const Job& job) const {
   Settle();
   return job.standing->line.Head();
 }
@@ -174,9 +181,15 @@ Checkpoint* Standing::Newest(const Job& job) const {
   return id.has_value() ? CheckpointOf(job, *id) : nullptr;
 }
 
-Checkpoint* Standing::At(const Job& job, Step step, Attempt besides) const {
+Checkpoint* Standing::At(const Job& job, Step step) const {
   Settle();
-  const std::optional<CheckpointId> id = job.standing->line.At(step, besides);
+  const std::optional<CheckpointId> id = job.standing->line.At(step);
+  return id.has_value() ? CheckpointOf(job, *id) : nullptr;
+}
+
+Checkpoint* Standing::AtBelow(const Job& job, Step step, Attempt below) const {
+  Settle();
+  const std::optional<CheckpointId> id = job.standing->line.AtBelow(step, below);
   return id.has_value() ? CheckpointOf(job, *id) : nullptr;
 }
 
@@ -196,14 +209,23 @@ bool Standing::Abandoned(const Checkpoint& checkpoint) const {
   return checkpoint.job->standing->line.Abandoned(checkpoint.Id());
 }
 
-Step Standing::ComesFrom(const Job& job, Step first_step) const {
-  Settle();
-  return job.standing->line.ComesFrom(first_step);
+bool Standing::LeftBehind(const Checkpoint& checkpoint) const {
+  return Abandoned(checkpoint) && !checkpoint.job->standing->line.Head().decided;
 }
 
-Step Standing::ComesFromBelow(const Job& job, Attempt attempt, Step first_step) const {
+Lineage Standing::LineageBelow(const Job& job, Step first_step) const {
   Settle();
-  return job.standing->line.ComesFromBelow(attempt, first_step);
+  return job.standing->line.LineageBelow(first_step);
+}
+
+Lineage Standing::LineageOf(const Checkpoint& checkpoint) const {
+  Settle();
+  return checkpoint.job->standing->line.LineageOf(checkpoint.Id());
+}
+
+Lineage Standing::Resolved(const Job& job, Attempt attempt) const {
+  Settle();
+  return ResolveLineage(job.standing->line.ToHistory(), attempt);
 }
 
 // --- what could be evicted
@@ -273,7 +295,7 @@ std::string Standing::CheckJob(const Job& job) const {
       return shown + ": the line does not know whether it can be had";
     }
     const Footprint& memory = *checkpoint->memory;
-    const EvictClass due = ClassOf(*checkpoint, Newest(job), Abandoned(*checkpoint));
+    const EvictClass due = ClassOf(*checkpoint, Newest(job), LeftBehind(*checkpoint));
     if (due != standing.evict_class &&
         (standing.evict_class != EvictClass::kKept || memory.slab_bytes > memory.locked_bytes)) {
       return absl::StrCat(shown, ": evict class ", static_cast<int>(standing.evict_class),
@@ -296,22 +318,22 @@ std::string Standing::CheckJob(const Job& job) const {
 
 // The line is what common/line.h makes of the job's attempts and of its checkpoints.
 std::string Standing::CheckLine(const Job& job) const {
-  std::map<Attempt, AttemptLine> lives;
+  History history;
+  history.decisions = DecisionsOf(*job.attempts);
   for (const auto& [number, origin] : OriginsOf(*job.attempts)) {
-    lives[number] = {number, origin.step, origin.resumed, {}};
+    history.attempts[number] = {origin.first, origin.lineage, {}};
   }
   // Ids ascend, so the last revision stays.
   for (const auto& [id, checkpoint] : job.steps->all) {
-    if (checkpoint->Obtainable()) lives.at(id.attempt).complete[id.step] = id.revision;
+    if (!checkpoint->Obtainable()) continue;
+    history.attempts.at(id.attempt).complete[id.step] = id.revision;
   }
-  std::vector<AttemptLine> attempts;
-  for (auto& [number, life] : lives) attempts.push_back(std::move(life));
   std::vector<LineStep> line;
   for (std::optional<CheckpointId> id = job.standing->line.Next(kNoStep); id.has_value();
        id = job.standing->line.Next(id->step)) {
     line.push_back({id->step, id->attempt, id->revision});
   }
-  if (line == ComputeLine(attempts)) return "";
+  if (line == ComputeLine(history)) return "";
   return absl::StrCat("job ", job.name, ": its line is not that of its checkpoints");
 }
 

@@ -28,14 +28,18 @@ class Standing {
   }
 
   // --- the line
-  std::optional<Attempt> Head(const Job& job) const;
+  LineHead Head(const Job& job) const;
   Checkpoint* Newest(const Job& job) const;
-  Checkpoint* At(const Job& job, Step step, Attempt besides = 0) const;  // as Line::At
+  Checkpoint* At(const Job& job, Step step) const;
+  Checkpoint* AtBelow(const Job& job, Step step, Attempt below) const;  // as Line::AtBelow
   Checkpoint* Next(const Job& job, Step after) const;
   bool OnLine(const Checkpoint& checkpoint) const;
   bool Abandoned(const Checkpoint& checkpoint) const;
-  Step ComesFrom(const Job& job, Step first_step) const;
-  Step ComesFromBelow(const Job& job, Attempt attempt, Step first_step) const;
+  // Abandoned, and for good: the attempt that left it has something to show.
+  bool LeftBehind(const Checkpoint& checkpoint) const;
+  Lineage LineageBelow(const Job& job, Step first_step) const;  // as Line::LineageBelow
+  Lineage LineageOf(const Checkpoint& checkpoint) const;
+  Lineage Resolved(const Job& job, Attempt attempt) const;  // as ResolveLineage
 
   // --- what could be evicted
   // The first of a class. Hard: one of whose memory some comes back by itself. Soft: one that is

@@ -49,12 +49,16 @@ void VisitFields(Is<JobPolicy> auto& f, const auto& v) {
   v(f.mode, f.every, f.keep_last, f.keep_every, f.readers);
 }
 
+void VisitFields(Is<LineRecord> auto& f, const auto& v) {
+  v(f.job, f.number, f.kind, f.lineage);
+}
+
 void VisitFields(Is<fact::Incarnation> auto& f, const auto& v) { v(f.started_unix_ms, f.next_id); }
 void VisitFields(Is<fact::Job> auto& f, const auto& v) {
   v(f.job, f.owner_uid, f.owner_gid, f.policy);
 }
 void VisitFields(Is<fact::AttemptBegun> auto& f, const auto& v) {
-  v(f.job, f.attempt, f.first_step, f.comes_from, f.unix_ms);
+  v(f.job, f.attempt, f.first_step, f.lineage, f.unix_ms);
 }
 void VisitFields(Is<fact::WriterProcess> auto& f, const auto& v) {
   v(f.job, f.attempt, f.writer, f.process);
@@ -62,7 +66,7 @@ void VisitFields(Is<fact::WriterProcess> auto& f, const auto& v) {
 void VisitFields(Is<fact::StepWorld> auto& f, const auto& v) {
   v(f.job, f.attempt, f.step, f.world_size);
 }
-void VisitFields(Is<fact::Resume> auto& f, const auto& v) { v(f.job, f.attempt, f.comes_from); }
+void VisitFields(Is<fact::LineDecided> auto& f, const auto& v) { v(f.record, f.unix_ms); }
 void VisitFields(Is<fact::Slab> auto& f, const auto& v) {
   v(f.slab, f.bytes, f.use, f.owner_uid, f.owner_job);
 }
@@ -97,6 +101,7 @@ void VisitFields(Is<fact::PersistAsked> auto& f, const auto& v) { v(f.checkpoint
 constexpr Readers Last(Readers) { return Readers::kAll; }
 constexpr PersistMode Last(PersistMode) { return PersistMode::kNewest; }
 constexpr LeaseMode Last(LeaseMode) { return LeaseMode::kRead; }
+constexpr LineRecordKind Last(LineRecordKind) { return LineRecordKind::kOrigin; }
 constexpr ObjectKind Last(ObjectKind) { return ObjectKind::kNumpy; }
 constexpr fact::SlabUse Last(fact::SlabUse) { return fact::SlabUse::kManifests; }
 
@@ -118,6 +123,7 @@ class Encoder {
     AppendInteger<uint32_t>(out_, static_cast<uint32_t>(values.size()));
     for (uint32_t value : values) AppendInteger(out_, value);
   }
+  void Put(const Lineage& value) const { Put(EncodeLineage(value)); }
   void Put(bool value) const { AppendInteger<uint8_t>(out_, value ? 1 : 0); }
   template <typename T>
   void Put(const T& value) const {
@@ -158,6 +164,14 @@ class Decoder {
     if (!good_) return;
     values.resize(count);
     for (uint32_t& value : values) good_ = cursor_.Take(&value);
+  }
+  void Take(Lineage& value) const {
+    std::string bytes;
+    Take(bytes);
+    if (!good_) return;
+    StatusOr<Lineage> lineage = DecodeLineage(bytes);
+    good_ = lineage.ok();
+    if (good_) value = *std::move(lineage);
   }
   void Take(bool& value) const {
     uint8_t byte = 0;

@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "common/keys.h"
+#include "common/line_record.h"
 #include "common/manifest.h"
 #include "common/policy.h"
 #include "common/session_identity.h"
@@ -68,7 +69,7 @@ struct AttemptBegun {
   std::string job;
   Attempt attempt = 0;
   Step first_step = kNoStep;  // of its first create
-  Step comes_from = kNoStep;  // kUnknownStep: said again once it is known
+  Lineage lineage;            // open: said again once more is known
   int64_t unix_ms = 0;
   bool operator==(const AttemptBegun&) const = default;
 };
@@ -88,12 +89,11 @@ struct StepWorld {
   int32_t world_size = 0;
   bool operator==(const StepWorld&) const = default;
 };
-// The user said where the attempt goes on from.
-struct Resume {
-  std::string job;
-  Attempt attempt = 0;
-  Step comes_from = kNoStep;
-  bool operator==(const Resume&) const = default;
+// `resume` or `use`: the owner said which checkpoint counts. Of one number the last word stands.
+struct LineDecided {
+  LineRecord record;
+  int64_t unix_ms = 0;
+  bool operator==(const LineDecided&) const = default;
 };
 
 enum class SlabUse : uint8_t { kObjects = 0, kManifests = 1 };
@@ -206,7 +206,7 @@ struct Pinned {
 }  // namespace fact
 
 using Fact = std::variant<fact::Incarnation, fact::Job, fact::AttemptBegun, fact::WriterProcess,
-                          fact::StepWorld, fact::Resume, fact::Slab, fact::SlabGone,
+                          fact::StepWorld, fact::LineDecided, fact::Slab, fact::SlabGone,
                           fact::SessionBegun, fact::SessionEnded, fact::Lent, fact::Unlent,
                           fact::ObjectCreated, fact::ObjectSealed, fact::ObjectDropped,
                           fact::ManifestCommitted, fact::ManifestDropped, fact::Persisted,
@@ -226,10 +226,10 @@ struct KindOfFact : FactKind {};
 inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::Incarnation>{{1, 1, "incarnation"}},
     KindOfFact<fact::Job>{{2, 1, "job"}},
-    KindOfFact<fact::AttemptBegun>{{3, 2, "attempt_begun"}},
+    KindOfFact<fact::AttemptBegun>{{3, 3, "attempt_begun"}},
     KindOfFact<fact::WriterProcess>{{4, 1, "writer_process"}},
     KindOfFact<fact::StepWorld>{{5, 1, "step_world"}},
-    KindOfFact<fact::Resume>{{6, 1, "resume"}},
+    KindOfFact<fact::LineDecided>{{6, 2, "line_decided"}},
     KindOfFact<fact::Slab>{{7, 1, "slab"}},
     KindOfFact<fact::SlabGone>{{8, 1, "slab_gone"}},
     KindOfFact<fact::SessionBegun>{{9, 1, "session_begun"}},

@@ -52,6 +52,9 @@ class Node::UnderLock {
   // --- to other threads' queues
   void operator()(action::Verify verify) { node_->verifier_->Start(std::move(verify)); }
   void operator()(action::Persist persist) { node_->persister_->Start(std::move(persist)); }
+  void operator()(action::WriteLineRecord write) {
+    node_->storage_worker_->Start(std::move(write));
+  }
   void operator()(action::DeleteFiles remove) { node_->storage_worker_->Start(std::move(remove)); }
   void operator()(action::ScanJob scan) { node_->storage_worker_->Start(std::move(scan)); }
   void operator()(action::WakeAt wake) { node_->timer_.Set(wake.at); }

@@ -97,6 +97,13 @@ StatusOr<Location> Persister::WriteAndPublish(const engine::action::Persist& act
     CAIRN_ASSIGN_OR_RETURN(storage::PartToWrite to_write, PartWithSources(cache_, part, &sources));
     parts.push_back(std::move(to_write));
   }
+  if (action.origin.has_value()) {
+    CAIRN_ASSIGN_OR_RETURN(LineRecord stands, storage_->WriteLineRecord(*action.origin, owner));
+    if (!(stands == *action.origin)) {
+      gate_->Post(engine::event::LineRecordWritten{*action.origin, std::move(stands),
+                                                   /*with_persist=*/true});
+    }
+  }
   CAIRN_RETURN_IF_ERROR(storage_->WriteParts(action.checkpoint, owner, parts));
   ReachFailpoint(Failpoint::kNodePublish);
   CAIRN_ASSIGN_OR_RETURN(std::optional<Location> published,

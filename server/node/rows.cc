@@ -12,7 +12,7 @@ std::vector<catalog::Row> RowsOf(const engine::Engine::Description& description,
     rows.push_back(catalog::JobRow{job.job, job.owner_uid, job.owner_gid, job.policy, ++*sequence});
   }
   for (const fact::AttemptBegun& attempt : description.attempts) {
-    rows.push_back(catalog::AttemptRow{attempt.job, attempt.attempt, attempt.comes_from,
+    rows.push_back(catalog::AttemptRow{attempt.job, attempt.attempt, attempt.lineage.step(),
                                        attempt.unix_ms, ++*sequence});
   }
   for (const engine::Engine::Description::Part& part : description.parts) {

@@ -14,6 +14,13 @@ void StorageWorker::Start(engine::action::DeleteFiles action) {
   executor_.Add([this, action = std::move(action)] { DeleteFiles(action); });
 }
 
+void StorageWorker::Start(engine::action::WriteLineRecord action) {
+  executor_.Add([this, action = std::move(action)] {
+    auto stands = storage_->WriteLineRecord(action.record, {action.uid, action.gid});
+    gate_->Post(engine::event::LineRecordWritten{action.record, std::move(stands)});
+  });
+}
+
 void StorageWorker::Start(engine::action::ScanJob action) {
   executor_.Add([this, action = std::move(action)] { ScanJob(action); });
 }

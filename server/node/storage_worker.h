@@ -1,4 +1,5 @@
-// Deletes a checkpoint's files (action::DeleteFiles) and reads what storage has of a job
+// Deletes a checkpoint's files (action::DeleteFiles), writes line records (action::WriteLineRecord), and
+// reads what storage has of a job
 // (action::ScanJob).
 //
 // One thread, apart from the persister's, so that neither waits for a persist. In the order of the
@@ -21,8 +22,10 @@ class StorageWorker {
   // knows that there is no storage, asks for nothing.
   StorageWorker(storage::Storage* storage, std::shared_ptr<EventGate> gate);
 
-  // Return at once; event::FilesDeleted or event::JobScanned follows, unless Stop comes first.
+  // Return at once; event::FilesDeleted, LineRecordWritten or JobScanned follows, unless Stop comes
+  // first.
   void Start(engine::action::DeleteFiles action);
+  void Start(engine::action::WriteLineRecord action);
   void Start(engine::action::ScanJob action);
   void Stop() { executor_.Stop(); }
 

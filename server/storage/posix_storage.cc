@@ -14,6 +14,7 @@
 #include "server/storage/owner.h"
 #include "server/storage/posix_publish.h"
 #include "server/storage/posix_read.h"
+#include "server/storage/posix_records.h"
 #include "server/storage/posix_root.h"
 #include "server/storage/posix_sweep.h"
 #include "server/storage/posix_trash.h"
@@ -41,6 +42,14 @@ class PosixStorage final : public Storage {
       return WritePartsBelow(&root_, at, checkpoint, owner, parts);
     };
     return Annotate(write(), checkpoint.DebugString());
+  }
+
+  StatusOr<LineRecord> WriteLineRecord(const LineRecord& record, Owner owner) override {
+    CAIRN_ASSIGN_OR_RETURN(const JobDirectories at,
+                           root_.OpenJob(record.job, owner, /*create=*/true));
+    CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
+    MutexLock lock(PublishMutex(record.job));
+    return WriteRecordBelow(&root_, at, record);
   }
 
   StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint, Owner owner) override {

@@ -86,6 +86,11 @@ class Storage {
   virtual Status WriteParts(const CheckpointKey& checkpoint, Owner owner,
                             const std::vector<PartToWrite>& parts) = 0;
 
+  // Records a decision about the line, or where an attempt came from, durably, and returns what stands
+  // under that number and kind: `record`, or what stood there before, which is never replaced. Only a
+  // `resume` may be said anew.
+  virtual StatusOr<LineRecord> WriteLineRecord(const LineRecord& record, Owner owner) = 0;
+
   // Publishes the checkpoint when all its parts are stored. Returns where it stands in its step's
   // place, durably, also when another publisher put it there. An older checkpoint of that step is
   // replaced; a newer one stays. Older and newer: by attempt, then by revision.

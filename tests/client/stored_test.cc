@@ -27,7 +27,7 @@ struct Part {
   Revision revision = 0;
   Writer writer = 0;
   int32_t world_size = 1;
-  Step comes_from = kNoStep;
+  Lineage lineage = {};
 };
 
 class Stored : public ::testing::Test {
@@ -47,7 +47,7 @@ class Stored : public ::testing::Test {
     manifest.revision = part.revision;
     manifest.writer = part.writer;
     manifest.world_size = part.world_size;
-    manifest.comes_from = part.comes_from;
+    manifest.lineage = part.lineage;
     manifest.objects.push_back({name, ObjectKind::kRaw, bytes.size(), kBlockBytes,
                                 BlockCrcs(bytes.data(), bytes.size(), kBlockBytes)});
     const std::string folder = root_ + "/run/" + StepDirectory(part.step);
@@ -94,7 +94,7 @@ TEST_F(Stored, LatestIsTheHighestCompleteStep) {
 TEST_F(Stored, LatestFollowsTheLine) {
   Put({.step = 4, .attempt = 1}, "a", "four");
   Put({.step = 9, .attempt = 1}, "a", "abandoned");
-  Put({.step = 5, .attempt = 2, .comes_from = 4}, "a", "five");
+  Put({.step = 5, .attempt = 2, .lineage = LineageFrom(4, 1, {})}, "a", "five");
   EXPECT_EQ(*Load(kNoStep, "a"), "five");
   EXPECT_EQ(*Load(4, "a"), "four");
   EXPECT_EQ(Load(9, "a").status().code(), absl::StatusCode::kNotFound);

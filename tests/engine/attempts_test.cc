@@ -139,7 +139,8 @@ TEST_F(Attempts, LatestFollowsTheLineAcrossARollback) {
   Apply(resume);
   ASSERT_TRUE(AnswerTo(resume.caller.request).ok());
   EXPECT_EQ(LatestStep(second), 2) << "its owner said so";
-  EXPECT_FALSE(Stat(second, 4, 1)->facts.abandoned) << "nothing has taken its place yet";
+  EXPECT_TRUE(Stat(second, 4, 1)->facts.abandoned) << "line rule 20";
+  EXPECT_TRUE(Stat(second, 4, 1)->facts.resident) << "nothing has taken its place yet";
   const PartKey part = PartOf(second, 3);
   ASSERT_TRUE(Create(second, part, {{"m", 100}}).ok());
   EXPECT_EQ(LatestStep(second), 2);
@@ -204,12 +205,12 @@ TEST_F(Attempts, ResumesThatAreKeptAreBounded) {
     ASSERT_TRUE(AnswerTo(event.caller.request).ok());
   }
   size_t kept = 0;
-  for (const Fact& fact : engine->Snapshot()) kept += std::holds_alternative<fact::Resume>(fact);
-  EXPECT_EQ(kept, kKeptResumes);
+  for (const Fact& fact : engine->Snapshot()) kept += std::holds_alternative<fact::LineDecided>(fact);
+  EXPECT_EQ(kept, kKeptDecisions);
   event::ResumeFrom late{From(session), "job", 2, 1, Soon()};
   Apply(late);
   EXPECT_THAT(StatusOf(AnswerTo(late.caller.request)),
-              Fails(absl::StatusCode::kFailedPrecondition, "resumed last"));
+              Fails(absl::StatusCode::kFailedPrecondition, "decided last"));
 }
 
 TEST_F(Attempts, ResumeIsBeforeTheFirstCreateAndFromTheLine) {

@@ -165,6 +165,9 @@ class EngineTest : public testing::Test {
   void FinishPersist() {
     const action::Persist a = persists.at(persists_done++);
     if (persist_status.ok()) {
+      if (a.origin.has_value()) {
+        line_records.try_emplace({a.origin->number, a.origin->kind}, *a.origin);
+      }
       StoredCheckpoint& at = stored[a.checkpoint];
       at.key = a.checkpoint;
       at.world_size = a.parts.front().manifest->world_size;
@@ -177,6 +180,20 @@ class EngineTest : public testing::Test {
     }
     pending.push_back(
         event::Persisted{a.checkpoint, persist_status, stored[a.checkpoint].location});
+  }
+  void Do(action::WriteLineRecord& a) {
+    record_writes.push_back(a);
+    if (hold_records) return;
+    StatusOr<LineRecord> stands = a.record;
+    if (!record_status.ok()) {
+      stands = record_status;
+    } else {
+      const auto [at, fresh] =
+          line_records.try_emplace({a.record.number, a.record.kind}, a.record);
+      if (a.record.kind == LineRecordKind::kResume) at->second = a.record;
+      stands = at->second;
+    }
+    pending.push_back(event::LineRecordWritten{a.record, std::move(stands)});
   }
   void Do(action::DeleteFiles& a) {
     deletes.push_back(a);
@@ -195,7 +212,10 @@ class EngineTest : public testing::Test {
       for (const auto& [key, checkpoint] : stored) {
         if (key.job == job) scanned.stored->checkpoints.push_back(checkpoint);
       }
-      if (scanned.stored->checkpoints.empty()) scanned.stored = absl::NotFoundError("no directory");
+      for (const auto& [id, record] : line_records) {
+        if (record.job == job) scanned.stored->records.push_back(record);
+      }
+      if (scanned.stored->checkpoints.empty() && scanned.stored->records.empty()) scanned.stored = absl::NotFoundError("no directory");
     }
     pending.push_back(std::move(scanned));
   }
@@ -446,6 +466,10 @@ class EngineTest : public testing::Test {
   std::vector<action::Verify> verifies;
   std::vector<action::Persist> persists;
   size_t persists_done = 0;
+  std::vector<action::WriteLineRecord> record_writes;
+  std::map<std::pair<Attempt, LineRecordKind>, LineRecord> line_records;  // in storage, of the one job
+  Status record_status;
+  bool hold_records = false;
   std::vector<action::DeleteFiles> deletes;
   std::vector<std::string> scans, logs;
   std::vector<CheckpointKey> records;

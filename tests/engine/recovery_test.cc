@@ -317,7 +317,7 @@ TEST_P(Recovery, OriginThatIsUnknownIsNotGuessedAndIsSettledWhenStorageIsBack) {
   const SessionId second = Hello({.attempt = 2, .policy = policy});
   Save(second, 301);
   EXPECT_EQ(LatestStep(second), 301) << "its own steps are the highest";
-  EXPECT_EQ(DecodeManifest(manifests.begin()->second)->comes_from, kUnknownStep);
+  EXPECT_EQ(DecodeManifest(manifests.begin()->second)->lineage.step(), kUnknownStep);
   DaemonDies();
   EXPECT_EQ(LatestStep(second), 301);
   Save(second, 302);
@@ -331,7 +331,7 @@ TEST_P(Recovery, OriginThatIsUnknownIsNotGuessedAndIsSettledWhenStorageIsBack) {
   bool settled = false;
   for (const Fact& f : journal) {
     const auto* begun = std::get_if<fact::AttemptBegun>(&f);
-    settled |= begun != nullptr && begun->attempt == 2 && begun->comes_from == 300;
+    settled |= begun != nullptr && begun->attempt == 2 && begun->lineage.step() == 300;
   }
   EXPECT_TRUE(settled);
   Save(second, 303);

@@ -146,7 +146,7 @@ TEST_F(Stored, StepsFoundInStorageAreOnTheLine) {
   for (const Fact& f : journal) {
     const auto* begun = std::get_if<fact::AttemptBegun>(&f);
     if (begun != nullptr && begun->attempt == 2) {
-      EXPECT_EQ(begun->comes_from, 2);
+      EXPECT_EQ(begun->lineage.step(), 2);
     }
   }
   event::ChooseAttempt choose{From(next), "job", Soon(), 1};

@@ -35,10 +35,10 @@ std::vector<Fact> OneOfEach() {
   return {
       fact::Incarnation{123, 456},
       fact::Job{"job-a", 1000, 100, policy},
-      fact::AttemptBegun{"job-a", 9, 10, 8, 7},
+      fact::AttemptBegun{"job-a", 9, 10, {{{8, 9}, {3, 4}}, /*open=*/true}, 7},
       fact::WriterProcess{"job-a", 9, 2, bytes},
       fact::StepWorld{"job-a", 9, 17, 8},
-      fact::Resume{"job-a", 9, 16},
+      fact::LineDecided{{"job-a", 9, LineRecordKind::kUse, {{{8, 16}}, false}}, 7},
       fact::Slab{3, 1 << 30, fact::SlabUse::kManifests, 1000, "job-a"},
       fact::SlabGone{3},
       fact::SessionBegun{{"job-a", 9, 2, 8, 4, /*takes_fds=*/false, bytes, /*uid=*/1000,

@@ -113,6 +113,15 @@ void Answer::On(const event::ResumeFrom&) {
   if (ok()) report_.Count("resumed with success");
 }
 
+void Answer::On(const event::Use& e) {
+  if (!ok()) return;
+  report_.Count("used");
+  const auto& used = As<reply::Latest>();
+  if ((e.ref.step != kNoStep && used.key.step != e.ref.step) || (e.ref.attempt != 0 && used.key.attempt != e.ref.attempt)) {
+    report_.Fail(absl::StrCat("use: ", used.key.DebugString(), " is not what was asked for"));
+  }
+}
+
 // --- finding
 
 void Answer::On(const event::Latest& e) { CheckLatest(&node_, e.job, body_); }

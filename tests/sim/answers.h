@@ -20,6 +20,7 @@ class Answer {
   void On(const event::SessionEnded&) { NobodyAsks(); }
   void On(const event::ChooseAttempt& e);
   void On(const event::ResumeFrom&);
+  void On(const event::Use& e);
   void On(const event::Create& e);
   void On(const event::SealObjects& e);
   void On(const event::Commit& e);
@@ -45,6 +46,7 @@ class Answer {
   void On(const event::ManifestWritten&) { NobodyAsks(); }
   void On(const event::Verified&) { NobodyAsks(); }
   void On(const event::Persisted&) { NobodyAsks(); }
+  void On(const event::LineRecordWritten&) { NobodyAsks(); }
   void On(const event::FilesDeleted&) { NobodyAsks(); }
   void On(const event::JobScanned&) { NobodyAsks(); }
   void On(const event::Tick&) { NobodyAsks(); }

@@ -111,14 +111,16 @@ void CheckAttempt(const Node& node, const fact::AttemptBegun& begun, const Event
   if (const auto* create = std::get_if<event::Create>(event)) first = create->part.checkpoint.step;
   if (const auto* commit = std::get_if<event::Commit>(event)) first = commit->part.checkpoint.step;
   if (first == kNoStep) return;
-  const auto resumed = node.mirror.resumes.find({begun.job, begun.attempt});
-  const bool was_resumed = resumed != node.mirror.resumes.end();
-  if (begun.comes_from == kUnknownStep && node.options.storage && !was_resumed) return;
-  const Step wanted = was_resumed ? resumed->second : ComesFrom(node.Lines(begun.job), first);
-  if (begun.comes_from != wanted) {
+  const auto decided = node.mirror.decisions.find({begun.job, begun.attempt});
+  const bool was_decided = decided != node.mirror.decisions.end();
+  if (begun.lineage.Unknown() && node.options.storage && !was_decided) return;
+  const Lineage wanted = was_decided
+                             ? decided->second.lineage
+                             : LineageBelow(node.HistoryOf(begun.job), kEveryAttempt, first);
+  if (begun.lineage != wanted) {
     node.world.report.Fail(absl::StrCat("promise 3: attempt ", begun.attempt, " of ", begun.job,
-                                        " comes from ", begun.comes_from, ", the line says ",
-                                        wanted));
+                                        " comes from ", OriginText(begun.lineage),
+                                        ", the line says ", OriginText(wanted)));
   }
 }
 

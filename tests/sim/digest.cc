@@ -44,7 +44,7 @@ class Digester {
   void Take(const fact::Incarnation& f) { Values("Incarnation", f.started_unix_ms, f.next_id); }
   void Take(const fact::Job& f) { Values("Job", f.job, f.owner_uid, f.owner_gid, f.policy); }
   void Take(const fact::AttemptBegun& f) {
-    Values("AttemptBegun", f.job, f.attempt, f.comes_from, f.unix_ms);
+    Values("AttemptBegun", f.job, f.attempt, f.first_step, EncodeLineage(f.lineage), f.unix_ms);
   }
   void Take(const fact::WriterProcess& f) {
     Values("WriterProcess", f.job, f.attempt, f.writer, f.process);
@@ -52,7 +52,7 @@ class Digester {
   void Take(const fact::StepWorld& f) {
     Values("StepWorld", f.job, f.attempt, f.step, f.world_size);
   }
-  void Take(const fact::Resume& f) { Values("Resume", f.job, f.attempt, f.comes_from); }
+  void Take(const fact::LineDecided& f) { Values("LineDecided", EncodeLineRecord(f.record)); }
   void Take(const fact::Slab& f) {
     Values("Slab", f.slab, f.bytes, f.use, f.owner_uid, f.owner_job);
   }
@@ -108,11 +108,14 @@ class Digester {
     Values("Persist", a.checkpoint, a.uid, a.gid, a.parts.size());
     for (const action::PersistPart& part : a.parts) {
       Values("part", part.manifest->Part(), part.manifest->owner_uid, part.manifest->world_size,
-             part.manifest->created_unix_ms, part.manifest->comes_from, part.manifest->notes,
+             part.manifest->created_unix_ms, EncodeLineage(part.manifest->lineage), part.manifest->notes,
              part.manifest->objects, part.objects.size());
       for (const action::PersistObject& object : part.objects) Values(object.entry, object.extent);
       Words(EncodeManifest(*part.manifest));
     }
+  }
+  void Take(const action::WriteLineRecord& a) {
+    Values("WriteLineRecord", EncodeLineRecord(a.record), a.uid, a.gid);
   }
   void Take(const action::DeleteFiles& a) {
     Values("DeleteFiles", a.checkpoint, a.uid, a.gid, a.tombstone);

@@ -25,6 +25,7 @@ bool UsesBytes(const completion::Persist& c, SlabId slab) {
   return false;
 }
 bool UsesBytes(const completion::Delete&, SlabId) { return false; }
+bool UsesBytes(const completion::Record&, SlabId) { return false; }
 bool UsesBytes(const completion::Scan&, SlabId) { return false; }
 bool UsesBytes(const completion::SessionGone&, SlabId) { return false; }
 
@@ -88,6 +89,14 @@ void Executor::Begin(action::DeleteFiles& a) {
   const bool fails = !world.ending && (storage.fails || world.rng.Permille(30));
   storage_free_at_ = std::max(storage_free_at_, world.Soon());
   Post(storage_free_at_, completion::Delete{std::move(a), fails});
+}
+
+void Executor::Begin(action::WriteLineRecord& a) {
+  World& world = node_.world;
+  const bool fails = !world.ending && (storage.fails || world.rng.Permille(30));
+  storage_free_at_ = std::max(storage_free_at_, world.Soon());
+  const bool never = storage.away && !world.ending;
+  Post(never ? kNoTime : storage_free_at_, completion::Record{std::move(a), fails});
 }
 
 void Executor::Begin(action::ScanJob& a) {
@@ -233,6 +242,15 @@ void Executor::End(completion::Delete& c) {
   node_.Apply(event::FilesDeleted{c.deletion.checkpoint, status});
 }
 
+void Executor::End(completion::Record& c) {
+  StatusOr<LineRecord> stands = absl::UnavailableError("storage: away");
+  if (!c.fails) {
+    stands = node_.world.storage.WriteLineRecord(c.write.record);
+    node_.world.report.Count("line record written");
+  }
+  node_.Apply(event::LineRecordWritten{c.write.record, std::move(stands)});
+}
+
 void Executor::End(completion::Scan& c) {
   event::JobScanned scanned{c.job, c.early ? *c.early : node_.world.storage.Scan(c.job), 0, 0};
   if (c.fails) {
@@ -308,6 +326,14 @@ Status Executor::Publish(const action::Persist& persist) {
     node_.world.report.Fail(absl::StrCat("promise 3: ", persist.checkpoint.DebugString(),
                                          " is persisted without all its writers"));
   }
+  if (persist.origin.has_value()) {
+    const LineRecord stands = node_.world.storage.WriteLineRecord(*persist.origin);
+    if (!(stands == *persist.origin)) {
+      node_.world.report.Fail(absl::StrCat("promise 3: attempt ", stands.number,
+                                           " was said to come from ", OriginText(stands.lineage),
+                                           " and from ", OriginText(persist.origin->lineage)));
+    }
+  }
   return node_.world.storage.Publish(std::move(checkpoint));
 }
 
@@ -338,6 +364,9 @@ void Executor::Cut(completion::Delete& c, bool happened) {
   if (!happened) return;
   node_.world.storage.Delete(c.deletion.checkpoint, c.deletion.tombstone);
   node_.check_persisted = true;
+}
+void Executor::Cut(completion::Record& c, bool happened) {
+  if (happened) node_.world.storage.WriteLineRecord(c.write.record);
 }
 void Executor::Cut(completion::SessionGone& c, bool) { node_.keeper_sessions.erase(c.session); }
 

@@ -46,6 +46,10 @@ struct Delete {
   action::DeleteFiles deletion;
   bool fails = false;
 };
+struct Record {
+  action::WriteLineRecord write;
+  bool fails = false;
+};
 struct Scan {
   std::string job;
   std::optional<StatusOr<StoredJob>> early;  // likewise
@@ -58,7 +62,8 @@ struct SessionGone {  // the keeper has seen that the connection is closed, or t
 
 using Completion = std::variant<completion::Make, completion::Destroy, completion::Probe,
                                 completion::Manifest, completion::Verify, completion::Persist,
-                                completion::Delete, completion::Scan, completion::SessionGone>;
+                                completion::Delete, completion::Record, completion::Scan,
+                                completion::SessionGone>;
 
 class Executor {
  public:
@@ -72,6 +77,7 @@ class Executor {
   void Begin(action::Verify& a);
   void Begin(action::Persist& a);
   void Begin(action::DeleteFiles& a);
+  void Begin(action::WriteLineRecord& a);
   void Begin(action::ScanJob& a);
   // The keeper will see that the session is over.
   void NoticeEndOf(SessionId session);
@@ -108,6 +114,7 @@ class Executor {
   void End(completion::Verify& c);
   void End(completion::Persist& c);
   void End(completion::Delete& c);
+  void End(completion::Record& c);
   void End(completion::Scan& c);
   void End(completion::SessionGone& c);
 
@@ -119,6 +126,7 @@ class Executor {
   void Cut(completion::Verify&, bool) {}
   void Cut(completion::Persist& c, bool happened);
   void Cut(completion::Delete& c, bool happened);
+  void Cut(completion::Record& c, bool happened);
   void Cut(completion::Scan&, bool) {}
   void Cut(completion::SessionGone& c, bool);
 

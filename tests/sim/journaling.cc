@@ -21,7 +21,7 @@ class NewFact {
   void On(const fact::AttemptBegun& f) { CheckAttempt(node_, f, event_); }
   void On(const fact::WriterProcess&) {}
   void On(const fact::StepWorld&) {}
-  void On(const fact::Resume&) {}
+  void On(const fact::LineDecided&) {}
   void On(const fact::Slab&) {}
   void On(const fact::SlabGone&) {}
   void On(const fact::SessionBegun&) {}
@@ -81,11 +81,11 @@ bool Loses(Lie lie, const Fact& fact) {
          (lie == Lie::kJournalLosesLent && std::holds_alternative<fact::Lent>(fact));
 }
 
-// Removals, attempts, resumes and drops move `latest`: answers of the same Apply may be from before.
+// Removals, attempts, decisions and drops move `latest`: answers of the same Apply may be from before.
 bool MovesLatest(const Fact& fact) {
   return std::holds_alternative<fact::StepRemoved>(fact) ||
          std::holds_alternative<fact::AttemptBegun>(fact) ||
-         std::holds_alternative<fact::Resume>(fact) ||
+         std::holds_alternative<fact::LineDecided>(fact) ||
          std::holds_alternative<fact::ObjectDropped>(fact);
 }
 

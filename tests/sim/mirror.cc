@@ -26,7 +26,12 @@ const std::map<std::string, Mirror::Object>* Mirror::ObjectsOf(const PartKey& pa
 
 Attempt Mirror::NewestAttempt(const std::string& job) const {
   const auto at = attempts.find(job);
-  return at == attempts.end() || at->second.empty() ? 0 : at->second.rbegin()->first;
+  Attempt newest = at == attempts.end() || at->second.empty() ? 0 : at->second.rbegin()->first;
+  for (auto decided = decisions.lower_bound({job, newest + 1});
+       decided != decisions.end() && decided->first.first == job; ++decided) {
+    if (decided->second.kind == LineRecordKind::kUse) newest = decided->first.second;
+  }
+  return newest;
 }
 
 void Mirror::On(const fact::ObjectDropped& f) {

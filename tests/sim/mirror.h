@@ -28,11 +28,12 @@ class Mirror {
   size_t CommittedWriters(const CheckpointKey& key) const;
   // nullptr: the part has none.
   const std::map<std::string, Object>* ObjectsOf(const PartKey& part) const;
-  Attempt NewestAttempt(const std::string& job) const;  // 0: none has begun
+  // The newest that has begun, or a `use`: what is older is fenced. 0: neither.
+  Attempt NewestAttempt(const std::string& job) const;
 
   std::map<std::string, fact::Job> jobs;
-  std::map<std::string, std::map<Attempt, Step>> attempts;  // and the step each comes from
-  std::map<std::pair<std::string, Attempt>, Step> resumes;
+  std::map<std::string, std::map<Attempt, fact::AttemptBegun>> attempts;
+  std::map<std::pair<std::string, Attempt>, LineRecord> decisions;
   std::map<SlabId, fact::Slab> slabs;
   std::map<SessionId, fact::SessionBegun> sessions;
   std::map<LeaseId, fact::Lent> leases;
@@ -46,10 +47,10 @@ class Mirror {
   // One per kind: a new fact does not compile until it is decided what the model does with it.
   void On(const fact::Incarnation&) {}  // ids are compared where they are given out
   void On(const fact::Job& f) { jobs[f.job] = f; }
-  void On(const fact::AttemptBegun& f) { attempts[f.job][f.attempt] = f.comes_from; }
+  void On(const fact::AttemptBegun& f) { attempts[f.job][f.attempt] = f; }
   void On(const fact::WriterProcess&) {}  // the unit tests of attempts have it
   void On(const fact::StepWorld&) {}      // every manifest says its world size
-  void On(const fact::Resume& f) { resumes[{f.job, f.attempt}] = f.comes_from; }
+  void On(const fact::LineDecided& f) { decisions[{f.record.job, f.record.number}] = f.record; }
   void On(const fact::Slab& f) { slabs[f.slab] = f; }
   void On(const fact::SlabGone& f) { slabs.erase(f.slab); }
   void On(const fact::SessionBegun& f) { sessions[f.session] = f; }

@@ -64,7 +64,7 @@ class Node {
   bool KnownToBeHad(const CheckpointKey& key) const {
     return known_stored.contains(key) || MemoryHas(key);
   }
-  std::vector<AttemptLine> Lines(const std::string& job) const;
+  History HistoryOf(const std::string& job) const;
   std::optional<CheckpointKey> LatestNow(const std::string& job) const;
   // "" when the checkpoint can be loaded now, from memory or storage; else what is wrong.
   std::string WrongCheckpoint(const CheckpointKey& key) const;
@@ -130,6 +130,7 @@ class Node {
   void Do(action::WriteManifest& a) { executor.Begin(a); }
   void Do(action::Verify& a) { executor.Begin(a); }
   void Do(action::Persist& a) { executor.Begin(a); }
+  void Do(action::WriteLineRecord& a) { executor.Begin(a); }
   void Do(action::DeleteFiles& a);
   void Do(action::ScanJob& a) { executor.Begin(a); }
   void Do(action::Record&) {}  // there is no catalog here

@@ -144,6 +144,10 @@ Event ChooseAttempt(const Asking& a) {
   return event::ChooseAttempt{{}, a.job->name, a.deadline, a.world->clock.UnixMs()};
 }
 
+Event Use(const Asking& a) {
+  return event::Use{{}, a.ref, a.rng().Permille(300), a.deadline};
+}
+
 Event AskStatus(const Asking&) { return event::Status{}; }
 
 bool Always(const Process&) { return true; }
@@ -170,7 +174,7 @@ constexpr Question kQuestions[] = {
     {85, Always, List, Limit::kDeadline},           {89, Always, PersistNow, Limit::kPatience},
     {92, Always, Remove, Limit::kDeadline},         {95, Always, Pin, Limit::kPatience},
     {97, Always, SetPolicy, Limit::kPatience},      {98, Always, ChooseAttempt, Limit::kDeadline},
-    {100, Always, AskStatus, Limit::kAtOnce},
+    {99, Always, Use, Limit::kDeadline},            {100, Always, AskStatus, Limit::kAtOnce},
 };
 
 }  // namespace

@@ -42,7 +42,7 @@ void Node::Compact() {
   for (const Fact& fact : journal) mirror.Take(fact);
   // The engine need not remember attempts that left nothing behind, but the model's line has them.
   for (const auto& [job, attempts] : before.attempts) {
-    for (const auto& [attempt, from] : attempts) mirror.attempts[job].try_emplace(attempt, from);
+    for (const auto& [attempt, fact] : attempts) mirror.attempts[job].try_emplace(attempt, fact);
   }
 }
 

@@ -33,6 +33,13 @@ Status Storage::Publish(StoredCheckpoint checkpoint) {
   return absl::OkStatus();
 }
 
+LineRecord Storage::WriteLineRecord(const LineRecord& record) {
+  auto& records = records_[record.job];
+  const auto [at, fresh] = records.try_emplace({record.number, record.kind}, record);
+  if (record.kind == LineRecordKind::kResume) at->second = record;
+  return at->second;
+}
+
 void Storage::Delete(const CheckpointKey& key, bool tombstone) {
   if (tombstone) {
     Attempt& attempt = tombstones_[key.job][key.step];
@@ -45,9 +52,17 @@ void Storage::Delete(const CheckpointKey& key, bool tombstone) {
 
 StatusOr<StoredJob> Storage::Scan(const std::string& job) const {
   const auto steps = steps_.find(job);
-  if (steps == steps_.end()) return absl::NotFoundError("job: has no directory");
+  const auto records = records_.find(job);
+  if (steps == steps_.end() && records == records_.end()) {
+    return absl::NotFoundError("job: has no directory");
+  }
   StoredJob stored;
-  for (const auto& [step, checkpoint] : steps->second) stored.checkpoints.push_back(checkpoint);
+  if (steps != steps_.end()) {
+    for (const auto& [step, checkpoint] : steps->second) stored.checkpoints.push_back(checkpoint);
+  }
+  if (records != records_.end()) {
+    for (const auto& [id, record] : records->second) stored.records.push_back(record);
+  }
   if (const auto removed = tombstones_.find(job); removed != tombstones_.end()) {
     stored.removed = removed->second;
   }

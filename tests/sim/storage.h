@@ -19,6 +19,8 @@ class Storage {
 
   // FAILED_PRECONDITION when the step was removed, or a newer checkpoint of it stands there.
   Status Publish(StoredCheckpoint checkpoint);
+  // What stands under the record's number and kind.
+  LineRecord WriteLineRecord(const LineRecord& record);
   // A node has begun to delete it: from now on it may be there or not.
   void BeginDelete(const CheckpointKey& key) { deleting_.insert(key); }
   void Delete(const CheckpointKey& key, bool tombstone);
@@ -36,6 +38,7 @@ class Storage {
   const bool forgets_;
   std::map<std::string, std::map<Step, StoredCheckpoint>> steps_;  // by job
   std::map<std::string, std::map<Step, Attempt>> tombstones_;      // by job
+  std::map<std::string, std::map<std::pair<Attempt, LineRecordKind>, LineRecord>> records_;
   std::set<CheckpointKey> deleting_;
   std::set<CheckpointKey> replaced_;
 };

@@ -40,7 +40,13 @@ std::string Details(const T& e) {
   }
   if constexpr (requires { e.name.size(); }) absl::StrAppend(&s, " name=", e.name);
   if constexpr (requires { e.attempt + 0; }) absl::StrAppend(&s, " attempt=", e.attempt);
-  if constexpr (requires { e.comes_from + 0; }) absl::StrAppend(&s, " comes_from=", e.comes_from);
+  if constexpr (requires { e.lineage.open; }) {
+    absl::StrAppend(&s, " from ", OriginText(e.lineage));
+  }
+  if constexpr (requires { e.record.lineage; }) {
+    absl::StrAppend(&s, " ", e.record.job, " ", LineRecordName(e.record.number, e.record.kind),
+                    " from ", OriginText(e.record.lineage));
+  }
   if constexpr (requires { e.verification + 0; })
     absl::StrAppend(&s, " verification=", e.verification);
   if constexpr (requires { e.status.ok(); }) absl::StrAppend(&s, " ", e.status.ToString());

@@ -27,33 +27,31 @@ bool Node::MemoryHas(const CheckpointKey& key) const {
   return true;
 }
 
-std::vector<AttemptLine> Node::Lines(const std::string& job) const {
-  std::vector<AttemptLine> lines;
-  std::map<Attempt, AttemptLine> origins;
+History Node::HistoryOf(const std::string& job) const {
+  History history;
   if (const auto begun = mirror.attempts.find(job); begun != mirror.attempts.end()) {
-    for (const auto& [attempt, from] : begun->second) origins[attempt] = {attempt, from, false, {}};
+    for (const auto& [attempt, fact] : begun->second) {
+      history.attempts[attempt] = {fact.first_step, fact.lineage, {}};
+    }
   }
-  for (auto at = mirror.resumes.lower_bound({job, 0});
-       at != mirror.resumes.end() && at->first.first == job; ++at) {
-    const Attempt attempt = at->first.second;
-    origins[attempt] = {attempt, at->second, /*resumed=*/true, {}};
+  for (auto at = mirror.decisions.lower_bound({job, 0});
+       at != mirror.decisions.end() && at->first.first == job; ++at) {
+    history.decisions[at->first.second] = at->second.lineage;
   }
-  for (const auto& [attempt, line] : origins) lines.push_back(line);
   const auto add = [&](const CheckpointKey& key) {
     if (key.job != job || mirror.Removed(key) || !KnownToBeHad(key)) return;
-    for (AttemptLine& line : lines) {
-      if (line.attempt != key.attempt) continue;
-      Revision& revision = line.complete.try_emplace(key.step, key.revision).first->second;
-      revision = std::max(revision, key.revision);
-    }
+    const auto at = history.attempts.find(key.attempt);
+    if (at == history.attempts.end()) return;
+    Revision& revision = at->second.complete.try_emplace(key.step, key.revision).first->second;
+    revision = std::max(revision, key.revision);
   };
   for (const auto& [key, writers] : mirror.manifests) add(key);
   for (const CheckpointKey& key : known_stored) add(key);
-  return lines;
+  return history;
 }
 
 std::optional<CheckpointKey> Node::LatestNow(const std::string& job) const {
-  const std::optional<LineStep> latest = LatestOfLine(Lines(job));
+  const std::optional<LineStep> latest = LatestOfLine(HistoryOf(job));
   if (!latest) return std::nullopt;
   return CheckpointKey{job, latest->step, latest->attempt, latest->revision};
 }

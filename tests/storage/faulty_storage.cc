@@ -31,6 +31,10 @@ class FaultyStorage final : public Storage {
     return faults_->Run<Status>(StorageCall::kWriteParts,
                                 [&] { return inner_->WriteParts(checkpoint, owner, parts); });
   }
+  StatusOr<LineRecord> WriteLineRecord(const LineRecord& record, Owner owner) override {
+    return faults_->Run<StatusOr<LineRecord>>(
+        StorageCall::kWriteLineRecord, [&] { return inner_->WriteLineRecord(record, owner); });
+  }
   StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint, Owner owner) override {
     return faults_->Run<StatusOr<std::optional<Location>>>(
         StorageCall::kPublish, [&] { return inner_->Publish(checkpoint, owner); });

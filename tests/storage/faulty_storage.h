@@ -11,6 +11,7 @@ namespace cairn::storage {
 
 enum class StorageCall {
   kWriteParts,
+  kWriteLineRecord,
   kPublish,
   kSweep,
   kDelete,

@@ -106,6 +106,7 @@ class MemoryStorage final : public Storage {
 
   Status WriteParts(const CheckpointKey& checkpoint, Owner owner,
                     const std::vector<PartToWrite>& parts) override;
+  StatusOr<LineRecord> WriteLineRecord(const LineRecord& record, Owner owner) override;
   StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint, Owner owner) override;
   Status Sweep(const std::string& job,
                const std::function<bool(const CheckpointKey&)>& superseded) override;
@@ -238,7 +239,7 @@ Status MemoryStorage::WriteParts(const CheckpointKey& checkpoint, Owner owner,
   // Others may have written, published or removed meanwhile.
   CAIRN_RETURN_IF_ERROR(FindMissing(checkpoint, owner, parts).status());
   if (copies.empty()) return absl::OkStatus();
-  Job& job = store_->jobs_.try_emplace(checkpoint.job, Job{owner, {}, {}, {}}).first->second;
+  Job& job = store_->jobs_.try_emplace(checkpoint.job, Job{owner, {}, {}, {}, {}}).first->second;
   Checkpoint* stored = store_->Find(checkpoint);
   if (stored == nullptr) {
     stored = &job.unpublished[checkpoint];
@@ -304,7 +305,7 @@ Status MemoryStorage::Sweep(const std::string& job,
 Status MemoryStorage::Delete(const CheckpointKey& checkpoint, Owner owner, bool tombstone) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
   MutexLock lock(&store_->mu_);
-  if (tombstone) store_->jobs_.try_emplace(checkpoint.job, Job{owner, {}, {}, {}});
+  if (tombstone) store_->jobs_.try_emplace(checkpoint.job, Job{owner, {}, {}, {}, {}});
   const auto at = store_->jobs_.find(checkpoint.job);
   if (at == store_->jobs_.end()) return absl::OkStatus();
   Job& job = at->second;
@@ -325,6 +326,16 @@ Status MemoryStorage::Delete(const CheckpointKey& checkpoint, Owner owner, bool 
   return absl::OkStatus();
 }
 
+StatusOr<LineRecord> MemoryStorage::WriteLineRecord(const LineRecord& record, Owner owner) {
+  CAIRN_RETURN_IF_ERROR(ValidateJob(record.job));
+  MutexLock lock(&store_->mu_);
+  Job& job = store_->jobs_.try_emplace(record.job, Job{owner, {}, {}, {}, {}}).first->second;
+  CAIRN_RETURN_IF_ERROR(CheckOwner(record.job, job, owner));
+  const auto [at, fresh] = job.records.try_emplace({record.number, record.kind}, record);
+  if (record.kind == LineRecordKind::kResume) at->second = record;
+  return at->second;
+}
+
 StatusOr<StoredJob> MemoryStorage::Read(const std::string& job) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(job));
   MutexLock lock(&store_->mu_);
@@ -342,6 +353,7 @@ StatusOr<StoredJob> MemoryStorage::Read(const std::string& job) {
   std::sort(found.checkpoints.begin(), found.checkpoints.end(),
             [](const StoredCheckpoint& a, const StoredCheckpoint& b) { return a.key < b.key; });
   found.removed = at->second.removed;
+  for (const auto& [id, record] : at->second.records) found.records.push_back(record);
   return found;
 }
 

@@ -44,6 +44,7 @@ class MemoryStore {
     std::map<CheckpointKey, Checkpoint> unpublished;
     std::map<Step, Checkpoint> published;
     std::map<Step, Attempt> removed;
+    std::map<std::pair<Attempt, LineRecordKind>, LineRecord> records;
 
     bool Removed(const CheckpointKey& key) const;
   };

@@ -1,0 +1,123 @@
+#include "server/engine/records.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace cairn::engine {
+
+void Records::Owe(LineRecord record) {
+  if (!options_.storage) return;
+  const Id id{record.number, record.kind};
+  jobs_owing_[record.job].owed[id] = std::move(record);
+}
+
+void Records::Scanned(const Job& job, const std::vector<LineRecord>& stored,
+                      const std::set<Attempt>& with_files) {
+  std::map<Id, const LineRecord*> stands;
+  for (const LineRecord& record : stored) stands[{record.number, record.kind}] = &record;
+  for (const auto& [number, decision] : job.attempts->decisions) {
+    const auto at = stands.find({number, decision.kind});
+    if (at != stands.end() && at->second->lineage == decision.lineage) continue;
+    Owe({job.name, number, decision.kind, decision.lineage});
+  }
+  for (const auto& [number, attempt] : job.attempts->begun) {
+    const Id id{number, LineRecordKind::kOrigin};
+    if (attempt.lineage.open || !with_files.contains(number) || stands.contains(id)) continue;
+    Owe({job.name, number, LineRecordKind::kOrigin, attempt.lineage});
+  }
+}
+
+void Records::Run() {
+  for (auto at = jobs_owing_.begin(); at != jobs_owing_.end();) {
+    const Job* job = jobs_.Find(at->first);
+    if (job == nullptr || at->second.owed.empty()) {
+      at = at->second.writing || !at->second.waiting.empty() ? std::next(at)
+                                                             : jobs_owing_.erase(at);
+      continue;
+    }
+    OfJob& of_job = (at++)->second;
+    if (of_job.writing || of_job.at > out_.now() || !job->owner->owned) continue;
+    of_job.writing = true;
+    out_.Do(action::WriteLineRecord{of_job.owed.begin()->second, job->owner->uid, job->owner->gid});
+  }
+}
+
+MonotonicNanos Records::next() const {
+  MonotonicNanos next = kNever;
+  for (const auto& [name, of_job] : jobs_owing_) {
+    if (!of_job.owed.empty() && !of_job.writing && of_job.at > out_.now()) {
+      next = std::min(next, of_job.at);
+    }
+  }
+  return next;
+}
+
+const LineRecord* Records::On(const event::LineRecordWritten& event) {
+  OfJob& of_job = jobs_owing_[event.record.job];
+  if (!event.with_persist) of_job.writing = false;
+  const Id id{event.record.number, event.record.kind};
+  if (!event.stands.ok()) {
+    of_job.wait =
+        std::clamp(of_job.wait * 2, options_.persist_retry_min, options_.persist_retry_max);
+    of_job.at = out_.now() + of_job.wait;
+    out_.Log(Severity::kWarning,
+             absl::StrCat("job ", event.record.job, ": line record ", event.record.number, ".",
+                          LineRecordKindName(event.record.kind),
+                          " is not written, trying again: ", event.stands.status().message()));
+    return nullptr;
+  }
+  of_job.at = of_job.wait = 0;
+  const auto owed = of_job.owed.find(id);
+  const bool other = !(*event.stands == event.record);
+  // A `resume` may have been said anew while the file was written.
+  if (owed != of_job.owed.end() && (owed->second == event.record || other)) of_job.owed.erase(owed);
+  AnswerReached(&of_job);
+  if (!other) return nullptr;
+  out_.Log(Severity::kWarning,
+           absl::StrCat("job ", event.record.job, ": storage says that attempt ",
+                        event.record.number, " comes from ", OriginText(event.stands->lineage),
+                        ", not from ", OriginText(event.record.lineage)));
+  return &*event.stands;
+}
+
+void Records::AnswerWritten(const Caller& caller, Job* job, Attempt number, LineRecordKind kind,
+                            MonotonicNanos deadline, reply::Latest body) {
+  const Id id{number, kind};
+  body.number = number;
+  const auto of_job = jobs_owing_.find(job->name);
+  const bool owed = of_job != jobs_owing_.end() && of_job->second.owed.contains(id);
+  body.recorded = options_.storage && !owed && job->attempts->decisions.contains(number);
+  // Who has nothing in storage yet has nobody who could write it.
+  if (!owed || !job->owner->owned || of_job->second.at > out_.now() || deadline <= out_.now()) {
+    return out_.Answer(caller.request, Body(std::move(body)));
+  }
+  event::Tick nothing_to_repeat;
+  deadline = std::min(deadline, out_.now() + kRecordPatience);
+  if (callers_.Park(this, caller, job->name, deadline, nothing_to_repeat)) {
+    of_job->second.waiting[caller.request] = {id, std::move(body)};
+  }
+}
+
+void Records::AnswerReached(OfJob* of_job) {
+  const auto waiting = of_job->waiting;
+  for (const auto& [request, wait] : waiting) {
+    if (of_job->owed.contains(wait.first)) continue;
+    reply::Latest body = wait.second;
+    body.recorded = true;
+    callers_.Answer(request, Body(std::move(body)));
+  }
+}
+
+void Records::Left(const Parked& parked) {
+  const auto of_job = jobs_owing_.find(parked.job);
+  if (of_job != jobs_owing_.end()) of_job->second.waiting.erase(parked.request);
+}
+
+// It is decided, and the file follows when storage takes it.
+void Records::TimeUp(const Parked& parked) {
+  reply::Latest body = jobs_owing_.at(parked.job).waiting.at(parked.request).second;
+  callers_.Answer(parked.request, Body(std::move(body)));
+}
+
+}  // namespace cairn::engine

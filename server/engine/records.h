@@ -1,0 +1,65 @@
+// What is decided and settled about the line, as files: each record is owed to storage until it stands
+// there, and whoever decided is told whether it does.
+//
+// A record that storage does not take now is tried again, for as long as the job is known. What a scan
+// does not find is owed again.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/line_record.h"
+#include "server/engine/callers.h"
+#include "server/engine/jobs.h"
+
+namespace cairn::engine {
+
+// How long who decided waits to hear that the file is written.
+inline constexpr MonotonicNanos kRecordPatience = 2 * kNanosPerSecond;
+
+class Records : public Waitlist {
+ public:
+  Records(const Options& options, Outbox* out, Callers* callers, Jobs* jobs)
+      : options_(options), out_(*out), callers_(*callers), jobs_(*jobs) {}
+
+  void Owe(LineRecord record);
+  // Storage was read, and holds these: owes what is missing of the job's decisions and of the origins
+  // of those attempts that have something there.
+  void Scanned(const Job& job, const std::vector<LineRecord>& stored,
+               const std::set<Attempt>& with_files);
+  // Answers with `body`, and whether the file stands: now, or within kRecordPatience if the deadline
+  // allows.
+  void AnswerWritten(const Caller& caller, Job* job, Attempt number, LineRecordKind kind,
+                     MonotonicNanos deadline, reply::Latest body);
+  // The event said that storage holds another record of an attempt's origin, which counts.
+  const LineRecord* On(const event::LineRecordWritten& event);
+
+  // Sends what is due, one of a job at a time.
+  void Run();
+  MonotonicNanos next() const;
+
+  void Left(const Parked& parked) override;
+  void TimeUp(const Parked& parked) override;
+
+ private:
+  using Id = std::pair<Attempt, LineRecordKind>;
+  struct OfJob {
+    std::map<Id, LineRecord> owed;
+    bool writing = false;
+    MonotonicNanos at = 0, wait = 0;
+    std::map<RequestId, std::pair<Id, reply::Latest>> waiting;
+  };
+  void AnswerReached(OfJob* of_job);
+
+  const Options& options_;
+  Outbox& out_;
+  Callers& callers_;
+  Jobs& jobs_;
+
+  std::map<std::string, OfJob> jobs_owing_;
+};
+
+}  // namespace cairn::engine
