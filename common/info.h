@@ -48,6 +48,8 @@ struct LatestCheckpoint {
   std::string digest;
   std::string source;  // where its bytes are: "memory", "peer", "storage"; empty: nowhere
   int64_t as_of_unix_ms = 0;
+  Attempt head = 0;       // the attempt that the line is of, or the number of a decision
+  bool recorded = false;  // of resume and use: the decision stands in storage, too
 };
 
 // --- fields by name
@@ -118,6 +120,8 @@ void VisitFields(const LatestCheckpoint& latest, Visit&& visit) {
   visit("digest", latest.digest);
   visit("source", latest.source);
   visit("as_of_unix_ms", UnixMillis{latest.as_of_unix_ms});
+  visit("head", latest.head);
+  visit("recorded", latest.recorded);
 }
 
 // How an object is opened. Numbers are those of the wire.

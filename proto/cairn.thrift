@@ -143,6 +143,8 @@ struct Latest {
   5: string digest,              // of the checkpoint's manifests
   6: Source source,
   7: i64 as_of_unix_ms,
+  8: i64 head,                   // the attempt that the line is of, or the number of a decision
+  9: bool recorded,              // of resume and use: the decision stands in storage, too
 }
 struct Facts {
   1: bool complete,
@@ -279,6 +281,11 @@ service Cairn {
   // is that step at once.
   Latest resume(1: i64 call, 2: i64 attempt, 3: i64 step) throws (1: Error error),
 
+  // This complete checkpoint counts from now on, and what it came from: under a number of its own, which
+  // `head` of the answer is. FAILED_PRECONDITION while writers of the newest attempt live, unless `fence`,
+  // which refuses whatever else they save.
+  Latest useCheckpoint(1: i64 call, 2: CheckpointRef checkpoint, 3: bool fence) throws (1: Error error),
+
   CreateReply create(1: i64 call, 2: CreateRequest request) throws (1: Error error),
   void seal(1: i64 call, 2: SealRequest request) throws (1: Error error),
   CommitReply commit(1: i64 call, 2: CommitRequest request) throws (1: Error error),
@@ -298,8 +305,11 @@ service Cairn {
   ListReply ls(1: string path, 2: string cursor, 3: i32 limit) throws (1: Error error),
 
   // Until the checkpoint has reached `level` (CACHED, REPLICATED, PERSISTED); fails at once when the
-  // job's policy can never reach it. With step NO_STEP and after >= 0: the first complete step > after.
-  CheckpointInfo wait(1: CheckpointRef checkpoint, 2: Level level, 3: i64 timeout_ms, 4: i64 after)
+  // job's policy can never reach it. With step NO_STEP and after >= 0: the first complete step > after; or,
+  // when another attempt or decision has come to the head of the line (than after_head, 0: than now), the
+  // newest step, whatever it is; or, with after_revision >= 0, a newer revision of step `after`.
+  CheckpointInfo wait(1: CheckpointRef checkpoint, 2: Level level, 3: i64 timeout_ms, 4: i64 after,
+                      5: i64 after_head = 0, 6: i32 after_revision = -1)
       throws (1: Error error),
   // Asks for storage whatever the policy; returns at once (wait for it with `wait`).
   void persist(1: i64 call, 2: CheckpointRef checkpoint) throws (1: Error error),

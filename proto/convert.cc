@@ -343,6 +343,8 @@ wire::Latest ToWire(const LatestCheckpoint& latest) {
     if (latest.source == kSources[i]) out.__set_source(static_cast<wire::Source::type>(i));
   }
   out.__set_as_of_unix_ms(latest.as_of_unix_ms);
+  out.__set_head(latest.head);
+  out.__set_recorded(latest.recorded);
   return out;
 }
 
@@ -357,6 +359,8 @@ LatestCheckpoint FromWire(const std::string& job, const wire::Latest& latest) {
     out.source = std::string(kSources[source]);
   }
   out.as_of_unix_ms = latest.as_of_unix_ms;
+  out.head = latest.head;
+  out.recorded = latest.recorded;
   return out;
 }
 

@@ -11,7 +11,7 @@
 namespace cairn::cli {
 namespace {
 
-Status ListPath(Context* context, const std::string& text) {
+Status ListPath(Context* context, const std::string& text, bool all) {
   std::string path;
   if (!text.empty() && text != "cairn://") {
     CAIRN_ASSIGN_OR_RETURN(const Target target, ParseTarget(text, TargetNeeds::kJob));
@@ -40,7 +40,7 @@ Status ListPath(Context* context, const std::string& text) {
     return absl::OkStatus();
   }
   out << RenderJobs(listing.jobs);
-  if (!listing.checkpoints.empty()) out << RenderCheckpoints(listing.checkpoints);
+  if (!listing.checkpoints.empty()) out << RenderCheckpoints(listing.checkpoints, all);
   if (!listing.objects.empty()) out << RenderObjects(listing.objects);
   return absl::OkStatus();
 }
@@ -143,8 +143,11 @@ void AddFindCommands(CLI::App* app, Context* context) {
     auto* command =
         app->add_subcommand("ls", "List jobs, a job's checkpoints, or a checkpoint's objects");
     auto path = std::make_shared<std::string>();
+    auto all = std::make_shared<bool>(false);
     command->add_option("PATH", *path, "nothing, JOB, or JOB/STEP");
-    command->callback([=] { context->action = [=] { return ListPath(context, *path); }; });
+    command->add_flag("-a,--all", *all,
+                      "of a job also what no longer counts: abandoned checkpoints, older revisions");
+    command->callback([=] { context->action = [=] { return ListPath(context, *path, *all); }; });
   }
   {
     auto* command = app->add_subcommand("stat", "Everything known about one checkpoint or object");

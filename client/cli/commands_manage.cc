@@ -74,6 +74,25 @@ Status SetPin(Context* context, const PathArguments& arguments, bool pinned) {
   return session->Pin(checkpoint, pinned);
 }
 
+Status Use(Context* context, const PathArguments& arguments, bool fence) {
+  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointRef checkpoint, ParseStep(arguments));
+  if (checkpoint.step == kNoStep) {
+    return absl::InvalidArgumentError("path: `latest` counts already; name a step");
+  }
+  CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
+  CAIRN_ASSIGN_OR_RETURN(const client::LatestCheckpoint used, session->Use(checkpoint, fence));
+  if (context->settings.json) {
+    *context->console.out << Dump(ToJson(used));
+    return absl::OkStatus();
+  }
+  *context->console.out << used.key.job << "/" << used.key.step << " of attempt "
+                        << used.key.attempt << " is latest from now on\n";
+  if (!used.recorded) {
+    *context->console.out << "only this node's memory knows so yet: storage has not taken it\n";
+  }
+  return absl::OkStatus();
+}
+
 struct PolicyArguments {
   std::string job;
   std::optional<std::string> persist, readers;
@@ -167,6 +186,17 @@ void AddManageCommands(CLI::App* app, Context* context) {
     command->add_flag("-y,--yes", *yes, "do not ask");
     command->callback(
         [=] { context->action = [=] { return Remove(context, *arguments, *memory_only, *yes); }; });
+  }
+  {
+    auto* command = app->add_subcommand(
+        "use", "Make a step count that was left behind; `cairn ls JOB --all` shows what there is");
+    auto arguments = std::make_shared<PathArguments>();
+    auto fence = std::make_shared<bool>(false);
+    arguments->AddTo(command, "JOB/STEP");
+    command->add_flag("--fence", *fence,
+                      "also while processes of the newest attempt live; they can save nothing more");
+    command->footer("Example:\n  cairn use run7/120 --attempt 1763798400123");
+    command->callback([=] { context->action = [=] { return Use(context, *arguments, *fence); }; });
   }
   for (const bool pinned : {true, false}) {
     auto* command = app->add_subcommand(pinned ? "pin" : "unpin",

@@ -80,7 +80,7 @@ StatusOr<absl::Duration> ParseTimeout(const std::string& text);
 void AddStatusCommands(CLI::App* app, Context* context);  // status, version
 void AddFindCommands(CLI::App* app, Context* context);    // ls, stat, latest, wait
 void AddMoveCommands(CLI::App* app, Context* context);    // put, get
-void AddManageCommands(CLI::App* app, Context* context);  // persist, rm, pin, unpin, policy
+void AddManageCommands(CLI::App* app, Context* context);  // persist, rm, use, pin, unpin, policy
 
 // Parses and carries out one command line (without the program's name); returns the exit code.
 // Errors go to console.err as "cairn: …".

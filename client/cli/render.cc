@@ -53,6 +53,13 @@ std::string Marks(const CheckpointInfo& info) {
   return absl::StrJoin(marks, ", ");
 }
 
+// Whether it counts (docs/line.md).
+std::string OnLine(const CheckpointInfo& info) {
+  if (info.on_line) return "on it";
+  if (!info.facts.complete) return "incomplete";
+  return info.facts.abandoned ? "abandoned" : "older";
+}
+
 // One line per name and value, in two columns.
 std::string Sheet(const std::vector<std::pair<std::string, std::string>>& lines) {
   size_t width = 0;
@@ -80,19 +87,39 @@ std::string RenderJobs(const std::vector<std::string>& jobs) {
   return text;
 }
 
-std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints) {
-  Table table({"STEP", "LEVEL", "SIZE", "OBJECTS", "WRITERS", "SAVED (UTC)", "ATTEMPT", "REV", ""},
-              {0, 2, 3, 4, 6, 7});
+std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints, bool all) {
+  std::vector<std::string> head = {"STEP",    "LEVEL",       "SIZE",    "OBJECTS",
+                                   "WRITERS", "SAVED (UTC)", "ATTEMPT", "REV"};
+  if (all) head.push_back("LINE");
+  head.push_back("");
+  Table table(head, {0, 2, 3, 4, 6, 7});
+  int64_t hidden = 0;
   for (const CheckpointInfo& info : checkpoints) {
+    if (!all && info.facts.complete && !info.on_line && !info.facts.pinned) {
+      ++hidden;
+      continue;
+    }
     const int64_t missing = static_cast<int64_t>(info.missing_writers.size());
-    table.Row({absl::StrCat(info.key.step), Name(info.level), HumanBytes(info.bytes),
-               Grouped(static_cast<int64_t>(info.objects)),
-               missing > 0 ? absl::StrCat(info.world_size - missing, "/", info.world_size)
-                           : absl::StrCat(info.world_size),
-               HumanTime(info.created_unix_ms), absl::StrCat(info.key.attempt),
-               absl::StrCat(info.key.revision), Marks(info)});
+    std::vector<std::string> row = {
+        absl::StrCat(info.key.step),
+        Name(info.level),
+        HumanBytes(info.bytes),
+        Grouped(static_cast<int64_t>(info.objects)),
+        missing > 0 ? absl::StrCat(info.world_size - missing, "/", info.world_size)
+                    : absl::StrCat(info.world_size),
+        HumanTime(info.created_unix_ms),
+        absl::StrCat(info.key.attempt),
+        absl::StrCat(info.key.revision)};
+    if (all) row.push_back(OnLine(info));
+    row.push_back(Marks(info));
+    table.Row(row);
   }
-  return table.Render();
+  std::string text = table.Render();
+  if (hidden > 0) {
+    absl::StrAppend(&text, "and ", Plural(hidden, "checkpoint"), " that no longer ",
+                    hidden == 1 ? "counts" : "count", "; --all shows them\n");
+  }
+  return text;
 }
 
 std::string RenderObjects(const std::vector<ObjectInfo>& objects) {

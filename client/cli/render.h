@@ -19,7 +19,8 @@ Json ToJson(const LatestCheckpoint& latest);
 std::string Dump(const Json& json);
 
 std::string RenderJobs(const std::vector<std::string>& jobs);
-std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints);
+// With `all` also those that no longer count, and a column that says which do.
+std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints, bool all);
 std::string RenderObjects(const std::vector<ObjectInfo>& objects);
 std::string RenderCheckpoint(const CheckpointInfo& info);
 std::string RenderObject(const CheckpointKey& checkpoint, const ObjectInfo& info);

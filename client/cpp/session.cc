@@ -159,6 +159,18 @@ class SessionImpl : public Session {
     });
   }
 
+  StatusOr<LatestCheckpoint> Use(const CheckpointRef& checkpoint, bool fence) override {
+    return Answer<LatestCheckpoint>([&](LatestCheckpoint* out) -> Status {
+      const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
+      const int64_t call = link_->NextCall();
+      wire::Latest reply;
+      CAIRN_RETURN_IF_ERROR(Call(
+          "use", [&](wire::CairnClient& client) { client.useCheckpoint(reply, call, ref, fence); }));
+      *out = FromWire(ref.job, reply);
+      return absl::OkStatus();
+    });
+  }
+
   StatusOr<CheckpointInfo> Stat(const CheckpointRef& checkpoint) override {
     return Answer<CheckpointInfo>([&](CheckpointInfo* out) -> Status {
       const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
@@ -211,12 +223,14 @@ class SessionImpl : public Session {
 
   StatusOr<CheckpointInfo> Wait(const CheckpointRef& checkpoint, Level level,
                                 absl::Duration timeout) override {
-    return WaitFor(ToWire(checkpoint, options_.job), level, -1, timeout);
+    return WaitFor(ToWire(checkpoint, options_.job), level, {}, timeout);
   }
 
-  StatusOr<CheckpointInfo> WaitAfter(Step step, absl::Duration timeout) override {
+  StatusOr<CheckpointInfo> WaitAfter(Step step, absl::Duration timeout, Attempt head,
+                                     Revision revision) override {
     if (step < 0) return absl::InvalidArgumentError(absl::StrCat("step: ", step, " is below 0"));
-    return WaitFor(ToWire(CheckpointRef{}, options_.job), Level::kCached, step, timeout);
+    return WaitFor(ToWire(CheckpointRef{}, options_.job), Level::kCached, {step, head, revision},
+                   timeout);
   }
 
   Status Persist(const CheckpointRef& checkpoint) override {
@@ -263,8 +277,13 @@ class SessionImpl : public Session {
     });
   }
 
-  StatusOr<CheckpointInfo> WaitFor(const wire::CheckpointRef& ref, Level level, Step after,
-                                   absl::Duration timeout) {
+  struct Cursor {
+    Step after = -1;
+    Attempt head = 0;
+    Revision revision = -1;
+  };
+  StatusOr<CheckpointInfo> WaitFor(const wire::CheckpointRef& ref, Level level,
+                                   const Cursor& cursor, absl::Duration timeout) {
     return Answer<CheckpointInfo>([&](CheckpointInfo* out) -> Status {
       const MonotonicNanos deadline = link_->Deadline(timeout);
       // The daemon says when the time is up; a moment more, so that its answer is heard rather than
@@ -273,7 +292,8 @@ class SessionImpl : public Session {
       wire::CheckpointInfo reply;
       CAIRN_RETURN_IF_ERROR(link_->Call(
           "wait", deadline + kGrace, [&](wire::CairnClient& client, const AttachmentPtr&) {
-            client.wait(reply, ref, ToWire(level), Link::TimeoutMillis(deadline), after);
+            client.wait(reply, ref, ToWire(level), Link::TimeoutMillis(deadline), cursor.after,
+                        cursor.head, cursor.revision);
           }));
       CAIRN_ASSIGN_OR_RETURN(*out, FromWire(ref.job, reply));
       return absl::OkStatus();

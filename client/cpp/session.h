@@ -169,13 +169,20 @@ class Session : public std::enable_shared_from_this<Session> {
   // Says where this attempt goes on from; kNoStep: from nothing. Returns that checkpoint, or one with
   // key.step kNoStep.
   virtual StatusOr<LatestCheckpoint> Resume(Step step) = 0;
+  // This complete checkpoint counts from now on. FAILED_PRECONDITION while writers of the newest attempt
+  // live, unless `fence`.
+  virtual StatusOr<LatestCheckpoint> Use(const CheckpointRef& checkpoint, bool fence) = 0;
   virtual StatusOr<CheckpointInfo> Stat(const CheckpointRef& checkpoint) = 0;
   virtual StatusOr<ObjectInfo> StatObject(const CheckpointRef& checkpoint,
                                           const std::string& name) = 0;
   virtual StatusOr<Listing> List(const std::string& path) = 0;  // follows cursors to the end
   virtual StatusOr<CheckpointInfo> Wait(const CheckpointRef& checkpoint, Level level,
                                         absl::Duration timeout) = 0;
-  virtual StatusOr<CheckpointInfo> WaitAfter(Step step, absl::Duration timeout) = 0;
+  // The first complete step above `after`, or the newest one if another attempt or decision is at the
+  // head of the line by then: other than `head`, with 0 other than now. With `revision` >= 0 also a
+  // newer revision of the step.
+  virtual StatusOr<CheckpointInfo> WaitAfter(Step step, absl::Duration timeout, Attempt head = 0,
+                                             Revision revision = -1) = 0;
   virtual Status Persist(const CheckpointRef& checkpoint) = 0;
   virtual Status Remove(const CheckpointRef& checkpoint, bool memory_only, bool force) = 0;
   virtual Status Pin(const CheckpointRef& checkpoint, bool pinned) = 0;

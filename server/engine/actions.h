@@ -88,9 +88,8 @@ struct Latest {
   std::string digest;
   bool in_memory = false;
   bool in_storage = false;
-  // Of resume and use: the decision's number, and whether its file stands in storage.
-  cairn::Attempt number = 0;
-  bool recorded = false;
+  cairn::Attempt head = 0;  // as LineHead::number
+  bool recorded = false;    // of resume and use: the decision's file stands in storage
 };
 
 // One of the three, as the path asks.

@@ -102,9 +102,13 @@ ObjectInfo Describing::InfoOf(const Object& object, bool with_crcs) const {
   return info;
 }
 
-reply::Latest Describing::LatestOf(const Checkpoint& checkpoint) {
-  return {checkpoint.key, checkpoint.content->world_size, checkpoint.content->digest,
-          checkpoint.Resident(), checkpoint.files->persisted};
+reply::Latest Describing::LatestOf(const Checkpoint& checkpoint) const {
+  return {checkpoint.key,
+          checkpoint.content->world_size,
+          checkpoint.content->digest,
+          checkpoint.Resident(),
+          checkpoint.files->persisted,
+          standing_.Head(*checkpoint.job).number};
 }
 
 // --- which one is meant

@@ -16,7 +16,7 @@ class Describing {
 
   CheckpointInfo InfoOf(const Checkpoint& checkpoint) const;
   ObjectInfo InfoOf(const Object& object, bool with_crcs) const;
-  static reply::Latest LatestOf(const Checkpoint& checkpoint);
+  reply::Latest LatestOf(const Checkpoint& checkpoint) const;
 
   // The checkpoint meant, for reading: complete and obtainable, else why not.
   StatusOr<Checkpoint*> Resolve(const Job& job, const CheckpointRef& ref) const;

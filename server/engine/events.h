@@ -226,7 +226,11 @@ struct Wait {
   Caller caller;
   CheckpointRef ref;
   Level level = Level::kCached;
+  // With -1 the checkpoint of `ref`. Else, of the line, what comes after the cursor (head, step,
+  // revision): nullopt stands for the head at the time of asking.
   Step after = -1;
+  std::optional<Attempt> after_head = {};
+  Revision after_revision = -1;  // -1: whatever it was
   MonotonicNanos deadline = 0;
 };
 

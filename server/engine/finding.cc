@@ -80,7 +80,7 @@ void Finding::On(const event::Latest& event) {
     return out_.Answer(event.caller.request,
                        describing_.Resolve(*job, CheckpointRef{event.job}).status());
   }
-  out_.Answer(event.caller.request, Body(Describing::LatestOf(*newest)));
+  out_.Answer(event.caller.request, Body(describing_.LatestOf(*newest)));
 }
 
 void Finding::On(const event::StatCheckpoint& event) {
@@ -225,9 +225,11 @@ void Finding::On(const event::Wait& event) {
   if (scanning_.Await(event.caller, job, event.deadline, event)) return;
   const Status access = Jobs::CheckAccess(*job, event.caller);
   if (!access.ok()) return out_.Answer(request, access);
-  std::optional<StatusOr<Body>> verdict = Evaluate(event);
+  event::Wait wait = event;
+  if (wait.after >= 0 && !wait.after_head.has_value()) wait.after_head = standing_.Head(*job).number;
+  std::optional<StatusOr<Body>> verdict = Evaluate(wait);
   if (verdict.has_value()) return out_.Answer(request, *std::move(verdict));
-  if (callers_.Park(this, event.caller, job->name, event.deadline, event)) {
+  if (callers_.Park(this, event.caller, job->name, event.deadline, wait)) {
     job->waits.Edit().requests.insert(request);
   }
 }
@@ -250,11 +252,19 @@ std::optional<StatusOr<Body>> Finding::Evaluate(const event::Wait& wait) const {
   return StatusOr<Body>(Body(describing_.InfoOf(*checkpoint)));
 }
 
+// A rollback leaves whoever waits for a greater step behind: another head wakes it, too.
+const Checkpoint* Finding::After(const event::Wait& wait, const Job& job) const {
+  if (const Checkpoint* next = standing_.Next(job, wait.after)) return next;
+  const Checkpoint* newest = standing_.Newest(job);
+  if (newest == nullptr || standing_.Head(job).number != wait.after_head) return newest;
+  const bool saved_anew = wait.after_revision >= 0 && newest->key.step == wait.after &&
+                          newest->key.revision > wait.after_revision;
+  return saved_anew ? newest : nullptr;
+}
+
 const Checkpoint* Finding::Meant(const event::Wait& wait, const Job& job, Status* never) const {
   const CheckpointRef& ref = wait.ref;
-  if (ref.step == kNoStep) {
-    return wait.after >= 0 ? standing_.Next(job, wait.after) : standing_.Newest(job);
-  }
+  if (ref.step == kNoStep) return wait.after >= 0 ? After(wait, job) : standing_.Newest(job);
   const Checkpoint* checkpoint = describing_.ForShow(job, ref);
   const Attempt newest = job.attempts->newest();
   const auto removed = job.tombstones->removed.find(ref.step);

@@ -38,6 +38,7 @@ class Finding : public Waitlist {
   std::optional<StatusOr<Body>> Evaluate(const event::Wait& wait) const;
   // The checkpoint waited for, nullptr: not there yet, or never to be there (`never` says why).
   const Checkpoint* Meant(const event::Wait& wait, const Job& job, Status* never) const;
+  const Checkpoint* After(const event::Wait& wait, const Job& job) const;
   void ListJobs(const event::List& event, size_t limit);
   void ListCheckpoints(const event::List& event, const Job& job, size_t limit);
   void ListObjects(const event::List& event, const Job& job, const CheckpointRef& ref,

@@ -74,7 +74,7 @@ void JobCalls::On(const event::ResumeFrom& event) {
                                       "resume: step ", event.step, " of job ", event.job,
                                       " is not a complete step of its line")));
     }
-    from = Describing::LatestOf(*checkpoint);
+    from = describing_.LatestOf(*checkpoint);
     lineage = standing_.LineageOf(*checkpoint);
   }
   if (has_begun || (was_decided && decided->second.lineage == lineage)) {
@@ -88,6 +88,7 @@ void JobCalls::On(const event::ResumeFrom& event) {
                      absl::StrCat("resume: attempt ", event.attempt, " of job ", event.job,
                                   " is older than all of the ", kKeptDecisions, " decided last")));
   }
+  from.head = event.attempt;
   attempts_.Decide(job, event.attempt,
                    {LineRecordKind::kResume, std::move(lineage), out_.UnixMillis(), process});
   records_.AnswerWritten(event.caller, job, event.attempt, LineRecordKind::kResume, event.deadline,
@@ -121,9 +122,10 @@ void JobCalls::On(const event::Use& event) {
                                     "use: ", checkpoint.key.DebugString(), " cannot be had")));
   }
   Lineage lineage = standing_.LineageOf(checkpoint);
-  reply::Latest used = Describing::LatestOf(checkpoint);
+  reply::Latest used = describing_.LatestOf(checkpoint);
   const Attempt number = attempts_.Choose(job, out_.UnixMillis());
   attempts_.Decide(job, number, {LineRecordKind::kUse, std::move(lineage), out_.UnixMillis()});
+  used.head = number;
   admission_.Fence(job);
   out_.Count("used_steps");
   records_.AnswerWritten(event.caller, job, number, LineRecordKind::kUse, event.deadline,

@@ -17,6 +17,10 @@ constexpr int kProbesAtOnce = 256;
 // A slab in use whose reader lingers is asked about less and less often, down to this.
 constexpr int kLongestProbeWait = 16;
 
+fact::Slab FactOf(const SlabRecord& slab) {
+  return {slab.id, slab.bytes, slab.use, slab.owner.uid, slab.owner.job, slab.by_path};
+}
+
 }  // namespace
 
 uint64_t SlabBytesFor(uint64_t need) {
@@ -230,7 +234,7 @@ void Ledger::SetOwner(SlabRecord* slab, const SlabOwner& owner) {
   Lift(slab);
   slab->owner = owner;
   Settle(slab);
-  out_.Say(fact::Slab{slab->id, slab->bytes, slab->use, owner.uid, owner.job});
+  out_.Say(FactOf(*slab));
 }
 
 void Ledger::KeepForManifests(SlabRecord* slab) {
@@ -239,7 +243,7 @@ void Ledger::KeepForManifests(SlabRecord* slab) {
   slab->reserved = false;
   Settle(slab);
   if (slab->state != SlabState::kMaking) {
-    out_.Say(fact::Slab{slab->id, slab->bytes, slab->use, 0, ""});
+    out_.Say(FactOf(*slab));
   }
 }
 
@@ -304,7 +308,10 @@ void Ledger::LendToReader(SlabRecord* slab, LeaseId lease, bool by_path) {
   slab->readers[lease] = false;
   ++slab->open_readers;
   slab->clean = false;
-  slab->by_path |= by_path;
+  if (by_path && !slab->by_path) {
+    slab->by_path = true;
+    out_.Say(FactOf(*slab));
+  }
   ++slab->lends;
   Settle(slab);
 }
@@ -402,7 +409,7 @@ bool Ledger::OnMade(SlabId id, const Status& status) {
     return true;
   }
   slab->state = SlabState::kInUse;  // of no index; Settle decides
-  out_.Say(fact::Slab{id, slab->bytes, slab->use, slab->owner.uid, slab->owner.job});
+  out_.Say(FactOf(*slab));
   Settle(slab);
   return true;
 }
@@ -437,7 +444,7 @@ std::vector<LeaseId> Ledger::OnProbed(const event::SlabProbed& probed) {
     std::sort(ended.begin(), ended.end());
     slab->readers.clear();
     slab->clean = true;
-    slab->by_path = false;
+    if (std::exchange(slab->by_path, false)) out_.Say(FactOf(*slab));
   }
   if (std::exchange(slab->probe_again, false)) {
     ScheduleProbe(slab, kNever);  // Settle asks anew
@@ -517,6 +524,7 @@ void Ledger::RestoreSlabs(const Restored& restored,
       slab.use = at->second.use;
       slab.owner = {at->second.owner_uid, at->second.owner_job};
       slab.clean = slab.owner.None();
+      slab.by_path = at->second.by_path;
     }
   }
 }
@@ -567,7 +575,7 @@ void Ledger::Snapshot(std::vector<Fact>* facts) const {
     }
   }
   for (const auto& [id, slab] : kept) {
-    facts->push_back(fact::Slab{id, slab->bytes, slab->use, slab->owner.uid, slab->owner.job});
+    facts->push_back(FactOf(*slab));
   }
 }
 

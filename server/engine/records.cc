@@ -84,7 +84,6 @@ const LineRecord* Records::On(const event::LineRecordWritten& event) {
 void Records::AnswerWritten(const Caller& caller, Job* job, Attempt number, LineRecordKind kind,
                             MonotonicNanos deadline, reply::Latest body) {
   const Id id{number, kind};
-  body.number = number;
   const auto of_job = jobs_owing_.find(job->name);
   const bool owed = of_job != jobs_owing_.end() && of_job->second.owed.contains(id);
   body.recorded = options_.storage && !owed && job->attempts->decisions.contains(number);

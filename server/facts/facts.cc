@@ -68,7 +68,7 @@ void VisitFields(Is<fact::StepWorld> auto& f, const auto& v) {
 }
 void VisitFields(Is<fact::LineDecided> auto& f, const auto& v) { v(f.record, f.unix_ms); }
 void VisitFields(Is<fact::Slab> auto& f, const auto& v) {
-  v(f.slab, f.bytes, f.use, f.owner_uid, f.owner_job);
+  v(f.slab, f.bytes, f.use, f.owner_uid, f.owner_job, f.by_path);
 }
 void VisitFields(Is<fact::SlabGone> auto& f, const auto& v) { v(f.slab); }
 void VisitFields(Is<fact::SessionBegun> auto& f, const auto& v) {

@@ -105,6 +105,7 @@ struct Slab {
   SlabUse use = SlabUse::kObjects;
   uint32_t owner_uid = 0;
   std::string owner_job;
+  bool by_path = false;  // others may have opened it by path, and no lock tells whether they still do
   bool operator==(const Slab&) const = default;
 };
 struct SlabGone {
@@ -230,7 +231,7 @@ inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::WriterProcess>{{4, 1, "writer_process"}},
     KindOfFact<fact::StepWorld>{{5, 1, "step_world"}},
     KindOfFact<fact::LineDecided>{{6, 2, "line_decided"}},
-    KindOfFact<fact::Slab>{{7, 1, "slab"}},
+    KindOfFact<fact::Slab>{{7, 2, "slab"}},
     KindOfFact<fact::SlabGone>{{8, 1, "slab_gone"}},
     KindOfFact<fact::SessionBegun>{{9, 1, "session_begun"}},
     KindOfFact<fact::SessionEnded>{{10, 1, "session_ended"}},

@@ -132,6 +132,8 @@ wire::Latest FromLatest(engine::reply::Latest latest, int64_t as_of_unix_ms) {
   out.digest = std::move(latest.digest);
   out.source = latest.in_memory ? "memory" : latest.in_storage ? "storage" : "";
   out.as_of_unix_ms = as_of_unix_ms;
+  out.head = latest.head;
+  out.recorded = latest.recorded;
   return ToWire(out);
 }
 

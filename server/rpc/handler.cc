@@ -173,6 +173,20 @@ void Handler::resume(wire::Latest& reply, int64_t call, int64_t attempt, int64_t
   });
 }
 
+void Handler::useCheckpoint(wire::Latest& reply, int64_t call, const wire::CheckpointRef& checkpoint,
+                  bool fence) {
+  Answering([&] {
+    CheckCall(call);
+    event::Use use;
+    use.caller = OrThrow(Caller());
+    use.ref = OrThrow(FromWire(checkpoint, session_.job));
+    use.fence = fence;
+    use.deadline = DefaultDeadline();
+    reply = FromLatest(Expect<engine::reply::Latest>(node_->Call(std::move(use))),
+                       node_->clock()->UnixMillis());
+  });
+}
+
 void Handler::create(wire::CreateReply& reply, int64_t call, const wire::CreateRequest& request) {
   Answering([&] {
     CheckCall(call);
@@ -369,7 +383,8 @@ void Handler::ls(wire::ListReply& reply, const std::string& path, const std::str
 }
 
 void Handler::wait(wire::CheckpointInfo& reply, const wire::CheckpointRef& checkpoint,
-                   wire::Level::type level, int64_t timeout_ms, int64_t after) {
+                   wire::Level::type level, int64_t timeout_ms, int64_t after, int64_t after_head,
+                   int32_t after_revision) {
   Answering([&] {
     event::Wait wait;
     wait.caller = OrThrow(Caller());
@@ -379,6 +394,8 @@ void Handler::wait(wire::CheckpointInfo& reply, const wire::CheckpointRef& check
       Throw(absl::InvalidArgumentError(absl::StrCat("after: ", after, " is below -1")));
     }
     wait.after = after;
+    if (after_head > 0) wait.after_head = after_head;
+    wait.after_revision = after_revision;
     wait.deadline = OrThrow(ToDeadline(node_->clock()->Now(), timeout_ms));
     reply = ToWire(Expect<engine::CheckpointInfo>(node_->Call(std::move(wait))));
   });

@@ -140,6 +140,15 @@ class FakeSession : public client::Session {
   StatusOr<client::LatestCheckpoint> Resume(Step) override {
     return absl::UnimplementedError("not asked for here");
   }
+  StatusOr<client::LatestCheckpoint> Use(const CheckpointRef& ref, bool fence) override {
+    world_->calls.push_back(fence ? "use fence" : "use");
+    CAIRN_ASSIGN_OR_RETURN(const CheckpointInfo info, Stat(ref));
+    client::LatestCheckpoint used;
+    used.key = info.key;
+    used.head = 99;
+    used.recorded = fence;
+    return used;
+  }
   StatusOr<CheckpointInfo> Stat(const CheckpointRef& ref) override {
     const auto job = world_->jobs.find(ref.job);
     if (job == world_->jobs.end())
@@ -193,7 +202,7 @@ class FakeSession : public client::Session {
     CAIRN_RETURN_IF_ERROR(world_->wait_result);
     return Stat(ref);
   }
-  StatusOr<CheckpointInfo> WaitAfter(Step step, absl::Duration) override {
+  StatusOr<CheckpointInfo> WaitAfter(Step step, absl::Duration, Attempt, Revision) override {
     for (const auto& [candidate, objects] : world_->jobs[options_.job]) {
       if (candidate > step) return Stat({options_.job, candidate});
     }

@@ -39,7 +39,7 @@ std::vector<Fact> OneOfEach() {
       fact::WriterProcess{"job-a", 9, 2, bytes},
       fact::StepWorld{"job-a", 9, 17, 8},
       fact::LineDecided{{"job-a", 9, LineRecordKind::kUse, {{{8, 16}}, false}}, 7},
-      fact::Slab{3, 1 << 30, fact::SlabUse::kManifests, 1000, "job-a"},
+      fact::Slab{3, 1 << 30, fact::SlabUse::kManifests, 1000, "job-a", /*by_path=*/true},
       fact::SlabGone{3},
       fact::SessionBegun{{"job-a", 9, 2, 8, 4, /*takes_fds=*/false, bytes, /*uid=*/1000,
                           /*gid=*/100, /*pid=*/4242},

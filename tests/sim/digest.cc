@@ -54,7 +54,7 @@ class Digester {
   }
   void Take(const fact::LineDecided& f) { Values("LineDecided", EncodeLineRecord(f.record)); }
   void Take(const fact::Slab& f) {
-    Values("Slab", f.slab, f.bytes, f.use, f.owner_uid, f.owner_job);
+    Values("Slab", f.slab, f.bytes, f.use, f.owner_uid, f.owner_job, f.by_path);
   }
   void Take(const fact::SlabGone& f) { Values("SlabGone", f.slab); }
   void Take(const fact::SessionBegun& f) {

@@ -99,6 +99,7 @@ Event Wait(const Asking& a) {
   wait.level = a.rng().Permille(600) ? Level::kPersisted : Level::kCached;
   if (a.ref.step == kNoStep && a.rng().Permille(300)) {
     wait.after = static_cast<Step>(a.rng().Below(8));
+    wait.after_head = HeadOf(a.node->HistoryOf(a.job->name)).number;
   }
   wait.deadline = a.deadline;
   return wait;

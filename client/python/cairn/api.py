@@ -218,11 +218,13 @@ def load(
     *,
     weights_only: bool | None = None,
     mmap: bool | None = None,
+    attempt: int = 0,
     **pickle_load_args: Any,
 ) -> Any:
     """torch.load for Cairn paths: what was saved at "cairn://JOB/STEP/NAME" (STEP may be `latest`), or
     "STEP/NAME" once connected. Arguments are torch.load's, and so is the default of `weights_only`. Any
-    other path is a file's, and stock torch.load reads it.
+    other path is a file's, and stock torch.load reads it. With `attempt` it is what that attempt saved at the
+    step, also if the job has gone on from before it since.
 
     Tensors are private and writable, and every byte of them was checked. With mmap=True they are mapped
     copy-on-write from the cache instead, unchecked, and hold it until the last of them dies. Arrays and
@@ -235,6 +237,8 @@ def load(
     if path is None:
         import torch
 
+        if attempt:
+            raise InvalidArgument(f"attempt: {f!r} is a file's path, which has none")
         _say_stock("load", f)
         arguments: dict[str, Any] = {"map_location": map_location, "pickle_module": pickle_module}
         if weights_only is not None:
@@ -243,4 +247,6 @@ def load(
             arguments["mmap"] = mmap
         return torch.load(f, **arguments, **pickle_load_args)
     connection = current() or _implicit_connection(path.job, writes=False)
-    return connection._load(path, map_location, pickle_module, weights_only, mmap, pickle_load_args)
+    return connection._load(
+        path, map_location, pickle_module, weights_only, mmap, pickle_load_args, attempt
+    )

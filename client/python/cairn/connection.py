@@ -22,6 +22,7 @@ from cairn.errors import (
     InvalidArgument,
     NotFound,
     Timeout,
+    Unavailable,
 )
 from cairn.step import Step, encode
 
@@ -281,15 +282,19 @@ class Connection:
         *,
         weights_only: bool | None = None,
         mmap: bool | None = None,
+        attempt: int = 0,
         **pickle_load_args: Any,
     ) -> Any:
-        """What was saved at `path` ("STEP/NAME" or "cairn://JOB/STEP/NAME"), as `cairn.load` gives it."""
+        """What was saved at `path` ("STEP/NAME" or "cairn://JOB/STEP/NAME"), as `cairn.load` gives it.
+        With `attempt` what that attempt saved there, also if it is abandoned."""
         parsed = paths.recognize(path, self.job)
         if parsed is None:
             raise InvalidArgument(
                 f"path: {path!r} is neither STEP/NAME nor {paths.SCHEME}JOB/STEP/NAME"
             )
-        return self._load(parsed, map_location, pickle_module, weights_only, mmap, pickle_load_args)
+        return self._load(
+            parsed, map_location, pickle_module, weights_only, mmap, pickle_load_args, attempt
+        )
 
     def _load(
         self,
@@ -299,11 +304,12 @@ class Connection:
         weights_only: bool | None,
         mmap: bool | None,
         pickle_load_args: dict[str, Any],
+        attempt: int = 0,
     ) -> Any:
         if mmap is None:
             mmap = torch_format.default_mmap()
         mode = "map" if mmap else "read"
-        handle = self._session().open(path.job, path.step, path.name, mode, 0.0)
+        handle = self._session().open(path.job, path.step, path.name, mode, 0.0, attempt)
         try:
             kind = handle.info()["kind"]
             if kind == "raw":
@@ -371,6 +377,20 @@ class Connection:
         answer = self._writing_session().resume(number)
         return None if answer["step"] == _native.NO_STEP else info.Latest(**answer)
 
+    def use(self, step: int, attempt: int = 0, *, fence: bool = False) -> info.Latest:
+        """Makes a complete step count that was left behind (`attempt` 0: the line's): it is `latest` from now
+        on, and what the job saves next goes on from it. What came after it is abandoned, kept for a time, and
+        `use` brings it back in the same way. `ls` shows what there is.
+
+        Args:
+          fence: also while processes of the newest attempt live; they can save nothing more.
+
+        Raises:
+          cairn.NotFound: that attempt has no such complete step.
+          cairn.FailedPrecondition: processes of the newest attempt live, and not `fence`.
+        """
+        return info.Latest(**self._session().use(self.job, _step_number(step), attempt, fence))
+
     def stat(
         self,
         step: int | None = None,
@@ -422,16 +442,32 @@ class Connection:
             timeout, lambda session, slice_s: session.wait(self.job, number, level, slice_s)
         )
 
-    def wait_after(self, step: int, timeout: float | None = None) -> info.CheckpointInfo:
-        """Blocks until there is a complete step greater than `step` (-1: any), and returns the first.
+    def wait_after(
+        self, step: int | info.Latest, timeout: float | None = None
+    ) -> info.CheckpointInfo:
+        """Blocks until there is a complete step greater than `step` (-1: any), and returns the first. When
+        the job goes back instead, to a lower step, it returns that one: what counts is then another attempt's.
+        With an answer of `latest()` nothing that happened since that answer is missed, a newer revision of
+        the step included.
 
         Raises:
           cairn.Timeout: not within `timeout` seconds (the connection's when None).
         """
-        number = step if step == _native.NO_STEP else _step_number(step)
+        if isinstance(step, info.Latest):
+            number, head, revision = step.step, step.head, step.revision
+        else:
+            number = step if step == _native.NO_STEP else _step_number(step)
+            head, revision = self._head(), -1
         return self._in_slices(
-            timeout, lambda session, slice_s: session.wait_after(number, slice_s)
+            timeout, lambda session, slice_s: session.wait_after(number, slice_s, head, revision)
         )
+
+    def _head(self) -> int:
+        """What the line is of now; 0: nothing yet."""
+        try:
+            return self.latest().head
+        except (NotFound, Unavailable):
+            return 0
 
     def _in_slices(self, timeout: float | None, ask: Any) -> info.CheckpointInfo:
         limit = self._options.timeout if timeout is None else timeout

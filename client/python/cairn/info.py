@@ -43,7 +43,9 @@ class Facts:
 @dataclasses.dataclass(frozen=True)
 class Latest:
     """The highest complete step on the job's line. `source`: where its bytes are, "memory", "peer" or
-    "storage"; `as_of`: when that was known to be so."""
+    "storage"; `as_of`: when that was known to be so. `head`: the attempt that the line is of, or the number
+    of a decision (`resume`, `use`). `recorded`, of an answer to `resume` or `use`: the decision stands in
+    storage, too; else it lives as long as the node's memory."""
 
     job: str
     step: int
@@ -53,6 +55,8 @@ class Latest:
     digest: str
     source: str
     as_of: float
+    head: int
+    recorded: bool
 
 
 @dataclasses.dataclass(frozen=True)

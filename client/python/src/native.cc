@@ -207,10 +207,10 @@ class PySession {
         Call([&] { return session_->BeginStep(step, writers, absl::Seconds(timeout_s)); }));
   }
   PyObjectHandle Open(const std::string& job, Step step, const std::string& name,
-                      const std::string& mode, double timeout_s) {
+                      const std::string& mode, double timeout_s, Attempt attempt) {
     const OpenMode open_mode = OpenModeArgument(mode);
     return PyObjectHandle(Call([&] {
-      return session_->Open(CheckpointRef{job, step}, name, open_mode, absl::Seconds(timeout_s));
+      return session_->Open(CheckpointRef{job, step, attempt}, name, open_mode, absl::Seconds(timeout_s));
     }));
   }
   py::dict Latest(const std::string& job) {
@@ -218,6 +218,9 @@ class PySession {
   }
   py::dict Resume(Step step) {
     return AsDict(Call([&] { return session_->Resume(step); }));
+  }
+  py::dict Use(const std::string& job, Step step, Attempt attempt, bool fence) {
+    return AsDict(Call([&] { return session_->Use(CheckpointRef{job, step, attempt}, fence); }));
   }
   py::dict Stat(const std::string& job, Step step, Attempt attempt, Revision revision) {
     return AsDict(Call([&] {
@@ -248,8 +251,10 @@ class PySession {
       return session_->Wait(CheckpointRef{job, step}, wanted, absl::Seconds(timeout_s));
     }));
   }
-  py::dict WaitAfter(Step step, double timeout_s) {
-    return AsDict(Call([&] { return session_->WaitAfter(step, absl::Seconds(timeout_s)); }));
+  py::dict WaitAfter(Step step, double timeout_s, Attempt head, Revision revision) {
+    return AsDict(Call([&] {
+      return session_->WaitAfter(step, absl::Seconds(timeout_s), head, revision);
+    }));
   }
   void Persist(const std::string& job, Step step) {
     Call([&] { return session_->Persist(CheckpointRef{job, step}); });
@@ -326,15 +331,17 @@ void DefineSession(py::module_& module) {
       .def("set_attempt", &PySession::SetAttempt, arg("attempt"))
       .def("begin_step", &PySession::BeginStep, arg("step"), arg("writers"), arg("timeout"))
       .def("open", &PySession::Open, arg("job"), arg("step"), arg("name"), arg("mode"),
-           arg("timeout"))
+           arg("timeout"), arg("attempt") = 0)
       .def("latest", &PySession::Latest, arg("job"))
       .def("resume", &PySession::Resume, arg("step"))
+      .def("use", &PySession::Use, arg("job"), arg("step"), arg("attempt"), arg("fence"))
       .def("stat", &PySession::Stat, arg("job"), arg("step"), arg("attempt"), arg("revision"))
       .def("stat_object", &PySession::StatObject, arg("job"), arg("step"), arg("attempt"),
            arg("revision"), arg("name"))
       .def("list", &PySession::List, arg("path"))
       .def("wait", &PySession::Wait, arg("job"), arg("step"), arg("level"), arg("timeout"))
-      .def("wait_after", &PySession::WaitAfter, arg("step"), arg("timeout"))
+      .def("wait_after", &PySession::WaitAfter, arg("step"), arg("timeout"), arg("head") = 0,
+           arg("revision") = -1)
       .def("persist", &PySession::Persist, arg("job"), arg("step"))
       .def("remove", &PySession::Remove, arg("job"), arg("step"), arg("memory_only"), arg("force"))
       .def("pin", &PySession::Pin, arg("job"), arg("step"), arg("pinned"))

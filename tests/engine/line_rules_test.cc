@@ -1,0 +1,202 @@
+// What the engine does about the line, by the numbers of docs/line.md, in memory, with storage, and after
+// memory is lost. What the rule alone says is in tests/common/line_test.cc.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/engine/engine_fixture.h"
+
+namespace cairn::engine {
+namespace {
+
+using testing::Not;
+
+class LineRules : public EngineTest {
+ protected:
+  LineRules() { options.storage = true; }
+
+  SessionId Life(Attempt attempt, PersistMode mode = PersistMode::kEvery, int64_t keep_last = 0) {
+    JobPolicy policy;
+    policy.mode = mode;
+    policy.keep_last = keep_last;
+    return Hello({.attempt = attempt, .policy = policy});
+  }
+  // A life that saves these steps and ends.
+  void Lived(Attempt attempt, const std::vector<Step>& steps, PersistMode mode = PersistMode::kEvery) {
+    const SessionId life = Life(attempt, mode);
+    for (const Step step : steps) Save(life, step);
+    Die(life);
+  }
+  void LoseMemory() {
+    journal.clear();
+    keeper.clear();
+    sessions.clear();
+    mapped.clear();
+    manifests.clear();
+    Restart();
+  }
+  StatusOr<reply::Latest> Resume(SessionId session, Attempt attempt, Step step) {
+    event::ResumeFrom event{From(session), "job", attempt, step, Soon()};
+    Apply(event);
+    return Take<reply::Latest>(event.caller.request);
+  }
+  StatusOr<reply::Latest> Use(SessionId session, Step step, Attempt attempt, bool fence = false) {
+    event::Use event{From(session), {"job", step, attempt}, fence, Soon()};
+    Apply(event);
+    return Take<reply::Latest>(event.caller.request);
+  }
+  CheckpointKey LatestKey(SessionId session) { return Latest(session)->key; }
+};
+
+TEST_F(LineRules, Rule6AnOriginIsRecordedBeforeAnythingIsPublished) {
+  Lived(1, {1, 2});
+  hold_persists = true;
+  const SessionId second = Life(2);
+  Save(second, 3);
+  ASSERT_FALSE(persists.empty());
+  const auto& origin = persists.back().origin;
+  ASSERT_TRUE(origin.has_value());
+  EXPECT_EQ(*origin, (LineRecord{"job", 2, LineRecordKind::kOrigin, LineageFrom(2, 1, {})}));
+}
+
+TEST_F(LineRules, Rule10AStepAtOrBelowTheOriginIsRefused) {
+  Lived(1, {1, 2, 3, 4});
+  const SessionId second = Life(2);
+  ASSERT_TRUE(Resume(second, 2, 3).ok());
+  EXPECT_THAT(TrySave(second, 3), Fails(absl::StatusCode::kFailedPrecondition, "resume"));
+  Save(second, 5);
+  EXPECT_THAT(TrySave(second, 2), Fails(absl::StatusCode::kFailedPrecondition, "step 3 of attempt 1"));
+  Save(second, 4);
+  EXPECT_EQ(Stat(second, 3)->key.attempt, 1) << "nothing took its place";
+}
+
+TEST_F(LineRules, Rule11UseFencesLowerAttempts) {
+  Lived(1, {1, 2});
+  const SessionId second = Life(2);
+  Save(second, 3);
+  EXPECT_THAT(StatusOf(Use(second, 1, 1)), Fails(absl::StatusCode::kFailedPrecondition, "pid"));
+  ASSERT_TRUE(Use(second, 1, 1, /*fence=*/true).ok());
+  EXPECT_THAT(TrySave(second, 4), Fails(absl::StatusCode::kFailedPrecondition, "superseded by `use`"));
+  EXPECT_EQ(LatestStep(second), 1);
+}
+
+TEST_F(LineRules, Rule13AnotherWritersWordDoesNotReplaceTheFirst) {
+  Lived(1, {1, 2, 3});
+  const SessionId second = Hello({.attempt = 2, .writer = 0, .world_size = 2, .process = "A"});
+  const SessionId other = Hello({.attempt = 2, .writer = 1, .world_size = 2, .process = "B"});
+  ASSERT_TRUE(Resume(second, 2, 2).ok());
+  EXPECT_TRUE(Resume(other, 2, 2).ok()) << "the same again";
+  EXPECT_THAT(StatusOf(Resume(other, 2, 3)),
+              Fails(absl::StatusCode::kFailedPrecondition, "another writer"));
+  EXPECT_EQ(LatestStep(second), 2);
+}
+
+TEST_F(LineRules, Rule14UseBringsBackWhatWasAbandoned) {
+  Lived(1, {1, 2, 3});
+  const SessionId second = Life(2);
+  ASSERT_TRUE(Resume(second, 2, 1).ok());
+  Save(second, 5);
+  Die(second);
+  const SessionId reader = Hello({.writer = -1});
+  EXPECT_TRUE(Stat(reader, 3, 1)->facts.abandoned);
+  const auto used = Use(reader, 3, 1);
+  ASSERT_TRUE(used.ok()) << used.status();
+  EXPECT_EQ(used->key, (CheckpointKey{"job", 3, 1, 0}));
+  EXPECT_GT(used->head, 2);
+  EXPECT_EQ(LatestKey(reader), used->key);
+  EXPECT_TRUE(Stat(reader, 5, 2)->facts.abandoned);
+  DaemonDies();
+  EXPECT_EQ(LatestKey(reader), used->key) << "a fact in the journal";
+  LoseMemory();
+  const SessionId again = Hello({.attempt = used->head + 1});
+  EXPECT_EQ(LatestKey(again), used->key) << "a file in storage";
+  Save(again, 4);
+  EXPECT_EQ(Stat(again, 3)->key.attempt, 1);
+  EXPECT_THAT(StatusOf(Use(again, 17, 1, true)), Fails(absl::StatusCode::kNotFound, "17"));
+}
+
+TEST_F(LineRules, Rule15AnswersSayWhetherTheFileIsWritten) {
+  Lived(1, {1, 2});
+  const SessionId second = Life(2);
+  record_status = absl::UnavailableError("stale file handle");
+  event::ResumeFrom resume{From(second), "job", 2, 1, Soon()};
+  Apply(resume);
+  EXPECT_EQ(LatestStep(second), 1) << "decided at once";
+  Advance(3 * kNanosPerSecond);
+  const auto answer = Take<reply::Latest>(resume.caller.request);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_FALSE(answer->recorded);
+  record_status = absl::OkStatus();
+  Advance(options.persist_retry_max);
+  EXPECT_TRUE((line_records.contains({2, LineRecordKind::kResume}))) << "it follows";
+  EXPECT_TRUE(Resume(second, 2, 1)->recorded);
+}
+
+// Without storage a decision lives as long as memory, and says so.
+TEST_F(LineRules, Rule15WithoutStorageADecisionIsNotRecorded) {
+  options.storage = false;
+  Restart();
+  const SessionId first = Hello({.attempt = 1});
+  Save(first, 1);
+  Save(first, 2);
+  Die(first);
+  const SessionId second = Hello({.attempt = 2});
+  EXPECT_FALSE(Resume(second, 2, 1)->recorded);
+  EXPECT_EQ(LatestStep(second), 1);
+}
+
+// A `resume` outlives memory as a file, too: the life that said so was killed before it saved.
+TEST_F(LineRules, Rule6ResumeOutlivesMemory) {
+  Lived(1, {1, 2, 3});
+  const SessionId second = Life(2);
+  ASSERT_TRUE(Resume(second, 2, 2)->recorded);
+  Die(second);
+  LoseMemory();
+  const SessionId third = Life(3);
+  EXPECT_EQ(LatestStep(third), 2);
+  Save(third, 9);
+  EXPECT_TRUE(Stat(third, 3, 1)->facts.abandoned);
+}
+
+// Another node settled where the attempt came from, and wrote it down first: its word counts.
+TEST_F(LineRules, Rule18ARecordThatStandsReplacesWhatWasAssumed) {
+  Lived(1, {1, 2, 3});
+  line_records[{2, LineRecordKind::kOrigin}] = {"job", 2, LineRecordKind::kOrigin,
+                                                LineageFrom(1, 1, {})};
+  LoseMemory();
+  const SessionId second = Life(2);
+  Save(second, 7);
+  LoseMemory();
+  const SessionId reader = Life(3);
+  EXPECT_EQ(LatestStep(reader), 7);
+  EXPECT_TRUE(Stat(reader, 3, 1)->facts.abandoned) << "attempt 2 came from step 1";
+  EXPECT_FALSE(Stat(reader, 1, 1)->facts.abandoned);
+}
+
+TEST_F(LineRules, Rule22AWaitForMoreWakesWhenTheJobGoesBack) {
+  Lived(1, {6, 7, 8, 9});
+  const SessionId reader = Hello({.attempt = 0, .writer = -1});
+  const RequestId waits = Wait(reader, kNoStep, Level::kCached, 9);
+  EXPECT_FALSE(Answered(waits));
+  const SessionId second = Life(2);
+  ASSERT_TRUE(Resume(second, 2, 6).ok());
+  const auto woken = Take<CheckpointInfo>(waits);
+  ASSERT_TRUE(woken.ok()) << woken.status();
+  EXPECT_EQ(woken->key.step, 6);
+}
+
+TEST_F(LineRules, Rule22ACursorMissesNoRevision) {
+  const SessionId life = Life(1);
+  Save(life, 1);
+  const auto latest = Latest(life);
+  event::Wait wait{From(life), {"job", kNoStep}, Level::kCached, 1, latest->head,
+                   latest->key.revision, Soon()};
+  Apply(wait);
+  EXPECT_FALSE(Answered(wait.caller.request));
+  const PartKey again = PartOf(life, 1, 1);
+  ASSERT_TRUE(Create(life, again, {{"model"}}).ok());
+  ASSERT_TRUE(Commit(life, again, {{"model"}}).ok());
+  EXPECT_EQ(Take<CheckpointInfo>(wait.caller.request)->key.revision, 1);
+}
+
+}  // namespace
+}  // namespace cairn::engine
