@@ -330,7 +330,12 @@ StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, A
 StatusOr<StoredJob> ReadStoredJob(const std::string& root, const std::string& job) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(job));
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenRoot(root, O_PATH));
-  return JobScan(root, job).Run(directory.get());
+  return ReadStoredJobBelow(directory.get(), root, job);
+}
+
+StatusOr<StoredJob> ReadStoredJobBelow(int root, const std::string& path, const std::string& job) {
+  CAIRN_RETURN_IF_ERROR(ValidateJob(job));
+  return JobScan(path, job).Run(root);
 }
 
 StatusOr<std::vector<std::string>> ListStoredJobs(const std::string& root) {

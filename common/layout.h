@@ -1,6 +1,7 @@
 // Where things stand below a storage root of files, for the server's storage and for reading
 // without a daemon. It is part of the contract with users: the files are theirs.
 //
+//   <root>/.cairn-root                                  the root's identity (common/root_marker.h)
 //   <root>/<job>/                                       owned by the job's owner
 //   <root>/<job>/<step>/<name>                          exactly the object's bytes
 //   <root>/<job>/<step>/.cairn/<writer>.manifest        last to be written
@@ -57,6 +58,8 @@ StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, A
 // through a symbolic link. Takes no lock: of a step that is being replaced it shows the old or the
 // new checkpoint. What a tombstone forbids is left out.
 StatusOr<StoredJob> ReadStoredJob(const std::string& root, const std::string& job);
+// The same below a root that is open; `path` is the root's, for locations and messages.
+StatusOr<StoredJob> ReadStoredJobBelow(int root, const std::string& path, const std::string& job);
 // Jobs below the root: directories that hold a `.cairn`.
 StatusOr<std::vector<std::string>> ListStoredJobs(const std::string& root);
 

@@ -260,6 +260,8 @@ struct NodeStatus {
   16: map<string, i64> counters,
   17: string storage_root,
   18: string catalog,            // "sqlite: up to date", "sqlite: behind by 12 rows: why"
+  19: string storage_id,         // identity of the storage whose files count; empty: none was met yet
+  20: string storage_problem,    // why it cannot be used now; empty: it can
 }
 
 // --- the service ---------------------------------------------------------------------------------

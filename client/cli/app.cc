@@ -28,6 +28,7 @@ Examples:
   cairn wait run7/120 --level persisted --timeout 10m
   cairn rm run7/90                              asks before the last copy goes
   cairn policy run7 --every 100 --keep-last 3   what goes to storage, what stays there
+  cairn storage init /mnt/ckpt                  this mounted folder is a storage root
   CAIRN_STORAGE=/ckpt cairn get run7/latest/model.pt model.pt    also when the daemon is down
 
 Exit codes: 0 done, 2 bad argument, 3 not found, 4 data loss, 5 no room, 6 no daemon,
@@ -86,6 +87,7 @@ int Run(const std::vector<std::string>& arguments, Context* context) {
   AddFindCommands(&app, context);
   AddMoveCommands(&app, context);
   AddManageCommands(&app, context);
+  AddStorageCommands(&app, context);
   for (CLI::App* command : app.get_subcommands({})) {
     if (command->get_footer() == app.get_footer()) command->footer("");
   }

@@ -77,10 +77,11 @@ struct PathArguments {
 StatusOr<absl::Duration> ParseTimeout(const std::string& text);
 
 // Each registers one family of subcommands on `app`. The one that is parsed sets context->action.
-void AddStatusCommands(CLI::App* app, Context* context);  // status, version
-void AddFindCommands(CLI::App* app, Context* context);    // ls, stat, latest, wait
-void AddMoveCommands(CLI::App* app, Context* context);    // put, get
-void AddManageCommands(CLI::App* app, Context* context);  // persist, rm, use, pin, unpin, policy
+void AddStatusCommands(CLI::App* app, Context* context);   // status, version
+void AddFindCommands(CLI::App* app, Context* context);     // ls, stat, latest, wait
+void AddMoveCommands(CLI::App* app, Context* context);     // put, get
+void AddManageCommands(CLI::App* app, Context* context);   // persist, rm, use, pin, unpin, policy
+void AddStorageCommands(CLI::App* app, Context* context);  // storage init
 
 // Parses and carries out one command line (without the program's name); returns the exit code.
 // Errors go to console.err as "cairn: …".

@@ -67,7 +67,7 @@ struct JobVerdict {
   std::string words;
 };
 
-JobVerdict Judge(const Json& job, bool storage) {
+JobVerdict Judge(const Json& job, bool storage, bool away) {
   const std::string name = Printable(Text(job, "job"));
   const int64_t latest = StepField(job, "latest_step");
   const int64_t persisted = StepField(job, "latest_persisted_step");
@@ -82,6 +82,8 @@ JobVerdict Judge(const Json& job, bool storage) {
       absl::StrCat(name, ": step ", latest, ", the latest, is in this node's memory only; ");
   if (!storage) {
     words += "there is no storage, so the loss of this node loses it.";
+  } else if (away) {
+    words += "the storage is away, so the loss of this node loses it.";
   } else if (persisted == kNoStep) {
     words += "nothing of this job is in storage yet.";
   } else {
@@ -171,10 +173,11 @@ JobPolicy PolicyFromJson(const Json& policy) {
 Verdict IsMyCheckpointSafe(const Json& status) {
   Verdict verdict;
   const bool storage = !Text(status, "storage_root").empty();
+  const bool away = !Text(status, "storage_problem").empty();
   std::vector<std::string> safe;
   for (const Json& job : List(status, "jobs")) {
     if (Text(job, "job").empty()) continue;  // the job "" is that of sessions without one
-    JobVerdict one = Judge(job, storage);
+    JobVerdict one = Judge(job, storage, away);
     (one.safe ? safe : verdict.words).push_back(std::move(one.words));
     verdict.safe = verdict.safe && one.safe;
   }
@@ -210,7 +213,14 @@ std::string RenderStatus(const Json& status, int64_t now_unix_ms) {
                     "\n          faulted in so far: ", HumanBytes(Bytes(status, "slab_bytes")));
   }
   const std::string root = Printable(Text(status, "storage_root"));
-  absl::StrAppend(&text, "\nstorage   ", root.empty() ? "none" : root, "\n");
+  absl::StrAppend(&text, "\nstorage   ", root.empty() ? "none" : root);
+  if (const std::string id = Printable(Text(status, "storage_id")); !id.empty()) {
+    absl::StrAppend(&text, ", identity ", id);
+  }
+  if (const std::string problem = Printable(Text(status, "storage_problem")); !problem.empty()) {
+    absl::StrAppend(&text, "\n          AWAY: ", problem);
+  }
+  text += "\n";
   if (const std::string catalog = Printable(Text(status, "catalog")); !catalog.empty()) {
     absl::StrAppend(&text, "catalog   ", catalog, "\n");
   }

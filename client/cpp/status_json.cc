@@ -78,6 +78,8 @@ std::string ToJson(const wire::NodeStatus& status) {
                     {"jobs", jobs},
                     {"counters", status.counters},
                     {"storage_root", status.storage_root},
+                    {"storage_id", status.storage_id},
+                    {"storage_problem", status.storage_problem},
                     {"catalog", status.catalog}};
   // What a client called itself is any bytes; a status page must not fail over them.
   return out.dump(-1, ' ', false, Json::error_handler_t::replace);

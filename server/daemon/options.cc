@@ -79,6 +79,17 @@ StatusOr<bool> ParseBool(const std::string& text) {
   return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is neither true nor false"));
 }
 
+template <typename Field>
+Definition Bool(std::string name, Field field, std::string help) {
+  return {
+      std::move(name), std::move(help),
+      [field](Options* options, const std::string& text) -> Status {
+        CAIRN_ASSIGN_OR_RETURN(field(*options), ParseBool(text));
+        return absl::OkStatus();
+      },
+      [field](const Options& options) { return std::string(field(options) ? "true" : "false"); }};
+}
+
 // "1GiB*8, 64MiB"
 StatusOr<std::vector<uint64_t>> ParseSlabs(const std::string& text) {
   constexpr uint64_t kMaxSlabs = 100'000;
@@ -155,17 +166,6 @@ Definition StorageScope() {
           [](const Options&) { return std::string("shared"); }};
 }
 
-Definition StorageDirect() {
-  return {"storage.direct", "write past the page cache where the file system can",
-          [](Options* options, const std::string& text) -> Status {
-            CAIRN_ASSIGN_OR_RETURN(options->storage.direct, ParseBool(text));
-            return absl::OkStatus();
-          },
-          [](const Options& options) {
-            return std::string(options.storage.direct ? "true" : "false");
-          }};
-}
-
 Definition PersistModeOption() {
   return {"persist.mode", "what goes to storage: on-demand, every or newest",
           [](Options* options, const std::string& text) -> Status {
@@ -191,6 +191,7 @@ Definition LogLevel() {
           [](const Options& options) { return options.log_level; }};
 }
 
+// One function: the table of all options.
 std::vector<Definition> MakeDefinitions() {
   constexpr int64_t kMaxSteps = int64_t{1} << 40;
   constexpr int64_t kMaxSeconds = int64_t{1} << 32;
@@ -213,7 +214,12 @@ std::vector<Definition> MakeDefinitions() {
       Number(
           "storage.threads", [](auto& o) -> auto& { return o.storage.threads; }, 1, 64,
           "writers of a checkpoint's blocks; each holds one block in memory"),
-      StorageDirect(),
+      Bool(
+          "storage.direct", [](auto& o) -> auto& { return o.storage.direct; },
+          "write past the page cache where the file system can"),
+      Bool(
+          "storage.require_marker", [](auto& o) -> auto& { return o.storage.require_marker; },
+          "a root without the marker that `cairn storage init` makes counts as away: for mounts"),
       Number(
           "storage.keep_last",
           [](auto& o) -> auto& { return o.node.engine.default_policy.keep_last; }, 0, kMaxSteps,

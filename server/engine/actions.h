@@ -142,6 +142,8 @@ struct Status {
   uint64_t quarantined_bytes = 0;
   uint64_t writing_bytes = 0;  // created, not sealed
   bool prefault_done = false;
+  std::string storage_id;       // of the storage whose files count; empty: none was met yet
+  std::string storage_problem;  // why it cannot be used now; empty: it can, or nobody knows yet
   std::vector<SessionStatus> sessions;
   std::vector<Quarantined> quarantined;
   std::vector<JobStatus> jobs;

@@ -12,6 +12,13 @@ const std::string& WhyOf(const Checkpoint& checkpoint) {
   return checkpoint.content->why.empty() ? checkpoint.verdict->why : checkpoint.content->why;
 }
 
+// Where one stands that was persisted and cannot be looked up now.
+std::string NotConfirmed(const Checkpoint& checkpoint) {
+  const JobScan& scan = *checkpoint.job->scan;
+  if (scan.state != ScanState::kFailed) return "in storage, as far as is known: it is being read";
+  return absl::StrCat("in storage that cannot be read now: ", scan.problem.message());
+}
+
 }  // namespace
 
 std::vector<Writer> MissingWriters(const Checkpoint& checkpoint) {
@@ -37,6 +44,10 @@ StatusOr<Object*> ObjectNamed(const Checkpoint& checkpoint, const std::string& n
 }
 
 Status NoGoodCopy(const Checkpoint& checkpoint) {
+  if (checkpoint.files->unconfirmed) {
+    return absl::UnavailableError(
+        absl::StrCat(checkpoint.key.DebugString(), " is ", NotConfirmed(checkpoint)));
+  }
   return absl::DataLossError(absl::StrCat(checkpoint.key.DebugString(),
                                           " has no good copy any more: ", WhyOf(checkpoint)));
 }
@@ -59,7 +70,8 @@ CheckpointInfo Describing::InfoOf(const Checkpoint& checkpoint) const {
   info.facts.complete = content.complete;
   info.facts.resident = content.complete && checkpoint.Resident();
   info.facts.persisted = checkpoint.files->persisted;
-  info.facts.broken = content.complete && !checkpoint.Obtainable();
+  info.facts.broken =
+      content.complete && !checkpoint.Obtainable() && !checkpoint.files->unconfirmed;
   info.facts.abandoned = standing_.Abandoned(checkpoint);
   info.facts.pinned = *checkpoint.pinned;
   info.level = LevelOf(info.facts, content.complete);
@@ -75,6 +87,9 @@ CheckpointInfo Describing::InfoOf(const Checkpoint& checkpoint) const {
     const LineHead head = standing_.Head(job);
     info.why = absl::StrCat("abandoned: ", head.decided ? "decision " : "attempt ", head.number,
                             " went on from before it");
+  }
+  if (info.why.empty() && checkpoint.files->unconfirmed) {
+    info.why = absl::StrCat("it was persisted, ", NotConfirmed(checkpoint));
   }
   if (info.why.empty() && checkpoint.files->owes && !job.files->problem.empty()) {
     info.why = absl::StrCat("not persisted: ", job.files->problem);
@@ -95,7 +110,8 @@ ObjectInfo Describing::InfoOf(const Object& object, bool with_crcs) const {
   info.facts.complete = checkpoint.content->complete;
   info.facts.resident = content.resident && content.sealed;
   info.facts.persisted = checkpoint.files->persisted;
-  info.facts.broken = content.sealed && !content.resident && !checkpoint.files->persisted;
+  info.facts.broken = content.sealed && !content.resident && !checkpoint.files->persisted &&
+                      !checkpoint.files->unconfirmed;
   info.facts.abandoned = standing_.Abandoned(checkpoint);
   info.facts.pinned = *checkpoint.pinned;
   info.level = LevelOf(info.facts, content.sealed);

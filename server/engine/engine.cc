@@ -13,6 +13,7 @@
 #include "server/engine/restored.h"
 #include "server/engine/saving.h"
 #include "server/engine/status.h"
+#include "server/engine/storage_root.h"
 
 namespace cairn::engine {
 namespace {
@@ -96,6 +97,7 @@ class Engine::Impl {
   void On(const event::Persisted& event);
   void On(const event::LineRecordWritten& event);
   void On(const event::JobScanned& event);
+  void On(const event::StorageSeen& event);
   void On(const event::Status& event);
   void On(const event::Drain& event);
   void On(const event::JournalFull& event);
@@ -109,6 +111,7 @@ class Engine::Impl {
   Changes changes_;
   Outbox out_;
   Callers callers_{&out_, options_.max_waiting};
+  StorageRoot storage_root_{&mode_, &out_};
   Jobs jobs_{options_, &out_, &changes_};
   Standing standing_{&jobs_, &changes_};
   Sessions sessions_{&out_, &jobs_};
@@ -128,15 +131,23 @@ class Engine::Impl {
   Describing describing_{&jobs_, &standing_};
   Retention retention_{options_, &out_,         &callers_,  &jobs_,     &sessions_,
                        &parts_,  &persistence_, &eviction_, &standing_, &describing_};
-  Scanning scanning_{options_,      &out_,       &callers_,
-                     &jobs_,        &attempts_,  &parts_,
-                     &persistence_, &retention_, &records_, [this](const Event& event) { Dispatch(event); }};
+  Scanning scanning_{options_,
+                     mode_,
+                     &out_,
+                     &callers_,
+                     &jobs_,
+                     &attempts_,
+                     &parts_,
+                     &persistence_,
+                     &retention_,
+                     &records_,
+                     [this](const Event& event) { Dispatch(event); }};
   Opening opening_{&out_,   &callers_,     &sessions_, &leases_,     &ledger_,
                    &parts_, &persistence_, &standing_, &describing_, &scanning_};
   Finding finding_{options_,   &out_,      &callers_,    &jobs_,
                    &sessions_, &standing_, &describing_, &scanning_};
-  JobCalls job_calls_{options_,      &out_,       &jobs_,     &sessions_,   &attempts_,
-                      &persistence_, &retention_, &standing_, &describing_, &scanning_, &admission_, &records_};
+  JobCalls job_calls_{options_,    &out_,      &jobs_,       &sessions_, &attempts_,  &persistence_,
+                      &retention_, &standing_, &describing_, &scanning_, &admission_, &records_};
   Saving saving_{options_,   mode_,   &out_,       &jobs_,      &sessions_, &leases_,  &ledger_,
                  &attempts_, &parts_, &manifests_, &admission_, &pool_,     &scanning_};
   Connecting connecting_{options_, mode_,      &out_,   &callers_,   &jobs_, &sessions_,
@@ -193,8 +204,9 @@ Outcome Engine::Impl::Finish() {
 }
 
 void Engine::Impl::EmitWake() {
-  MonotonicNanos next = std::min({ledger_.next_probe(), callers_.next_deadline(),
-                                  leases_.next_expiry(), persistence_.next(), scanning_.next(), records_.next()});
+  MonotonicNanos next =
+      std::min({ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(),
+                persistence_.next(), scanning_.next(), records_.next()});
   if (mode_.draining && !drained_) next = std::min(next, drain_deadline_);
   if (next == kNever) return;
   next = std::max(next, out_.now() + 1);
@@ -247,10 +259,34 @@ void Engine::Impl::On(const event::JobScanned& event) {
   retention_.ApplyKeepPolicy(job);
 }
 
+// Of all jobs, once for each change.
+void Engine::Impl::On(const event::StorageSeen& event) {
+  if (!options_.storage) return;
+  const StorageRoot::Change change = storage_root_.On(event);
+  std::vector<std::string> names;
+  if (change.left || change.came) {
+    for (const auto& [name, job] : jobs_.all()) names.push_back(name);
+  }
+  for (const std::string& name : names) {
+    // Callers who waited go on, and may bring anything about.
+    const auto job = [&] { return jobs_.Find(name); };
+    if (change.left && job() != nullptr) persistence_.StorageLeft(job());
+    if (change.left && job() != nullptr) scanning_.StorageLeft(job());
+  }
+  if (!change.came) return;
+  storage_root_.Came();
+  for (const std::string& name : names) {
+    Job* job = jobs_.Find(name);
+    if (job == nullptr) continue;
+    persistence_.StorageCame(job, change.same);
+    scanning_.StorageCame(job);
+  }
+}
+
 void Engine::Impl::On(const event::Status& event) {
   out_.Answer(event.caller.request,
-              Body(StatusOf({options_, out_, callers_, jobs_, sessions_, leases_, ledger_, parts_,
-                             persistence_, standing_})));
+              Body(StatusOf({options_, mode_, storage_root_, out_, callers_, jobs_, sessions_,
+                             leases_, ledger_, parts_, persistence_, standing_})));
 }
 
 void Engine::Impl::On(const event::Drain& event) {
@@ -288,6 +324,7 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
   out_.Begin(now, unix_ms);
   mode_.safe_mode = recovered.safe_mode;
   const Restored restored(recovered.facts);
+  storage_root_.Restore(restored);
   uint64_t next_id = restored.next_id;
   for (const auto& [id, bytes] : recovered.held_slabs) next_id = std::max(next_id, id + 1);
   out_.RestoreIds(next_id);
@@ -328,6 +365,7 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
 std::vector<Fact> Engine::Impl::Snapshot() const {
   std::vector<Fact> facts;
   out_.Snapshot(&facts);
+  storage_root_.Snapshot(&facts);
   ledger_.Snapshot(&facts);
   sessions_.Snapshot(&facts);
   leases_.Snapshot(&facts);

@@ -18,6 +18,7 @@
 #include "common/level.h"
 #include "common/manifest.h"
 #include "common/policy.h"
+#include "common/root_marker.h"
 #include "common/session_identity.h"
 #include "common/status.h"
 #include "common/stored.h"
@@ -326,6 +327,12 @@ struct JobScanned {
 
 // --- others
 
+// Which storage stands at the root now, or why none can be read. Said at the start and whenever it
+// changes.
+struct StorageSeen {
+  StatusOr<RootIdentity> root;
+};
+
 // The time that action::WakeAt asked for has come.
 struct Tick {};
 
@@ -348,7 +355,8 @@ using Event =
                  event::StatCheckpoint, event::StatObject, event::List, event::Wait,
                  event::PersistNow, event::Remove, event::Pin, event::SetPolicy, event::Status,
                  event::SlabMade, event::SlabDestroyed, event::SlabProbed, event::ManifestWritten,
-                 event::Verified, event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
-                 event::Tick, event::Drain, event::JournalFull>;
+                 event::Verified, event::Persisted, event::LineRecordWritten, event::FilesDeleted,
+                 event::JobScanned, event::StorageSeen, event::Tick, event::Drain,
+                 event::JournalFull>;
 
 }  // namespace cairn::engine

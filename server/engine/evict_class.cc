@@ -34,7 +34,7 @@ EvictClass ClassOf(const Checkpoint& checkpoint, const Checkpoint* newest, bool 
       checkpoint.content->broken_objects == 0 && checkpoint.Resident()) {
     return EvictClass::kKept;  // not settled yet: it is being recovered
   }
-  const bool owes = (files.owes || files.persisting) && !files.persisted;
+  const bool owes = (files.owes || files.persisting || files.unconfirmed) && !files.persisted;
   return owes ? EvictClass::kOwes : EvictClass::kOwesNothing;
 }
 

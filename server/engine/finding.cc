@@ -242,10 +242,12 @@ std::optional<StatusOr<Body>> Finding::Evaluate(const event::Wait& wait) const {
   const Checkpoint* checkpoint = Meant(wait, job, &never);
   if (!never.ok()) return StatusOr<Body>(never);
   if (checkpoint == nullptr || !checkpoint->content->complete) return std::nullopt;
-  if (!checkpoint->Obtainable()) return StatusOr<Body>(NoGoodCopy(*checkpoint));
   const Files& files = *checkpoint->files;
+  // One that storage has, which is away, may come back with it.
+  if (files.unconfirmed && wait.level == Level::kPersisted) return std::nullopt;
+  if (!checkpoint->Obtainable()) return StatusOr<Body>(NoGoodCopy(*checkpoint));
   if (wait.level == Level::kPersisted && !files.persisted) {
-    if (files.owes || files.persisting) return std::nullopt;
+    if (files.owes || files.persisting || files.unconfirmed) return std::nullopt;
     return StatusOr<Body>(
         NeverPersisted(*checkpoint, files.skipped || standing_.Newest(job) != checkpoint));
   }
@@ -318,9 +320,13 @@ void Finding::TimeUp(const Parked& parked) {
   const auto& wait = std::get<event::Wait>(parked.event);
   const std::string step =
       wait.ref.step == kNoStep ? std::string() : absl::StrCat(" step ", wait.ref.step);
-  callers_.Answer(parked.request, absl::DeadlineExceededError(absl::StrCat(
-                                      "wait: job ", parked.job, step, " did not reach ",
-                                      LevelName(wait.level), " by the deadline")));
+  const Job* job = jobs_.Find(parked.job);
+  const bool storage = wait.level == Level::kPersisted && job != nullptr;
+  const std::string why = storage ? job->files->problem : std::string();
+  callers_.Answer(parked.request,
+                  absl::DeadlineExceededError(absl::StrCat(
+                      "wait: job ", parked.job, step, " did not reach ", LevelName(wait.level),
+                      " by the deadline", why.empty() ? "" : ": ", why)));
 }
 
 std::string Finding::CheckInvariants(const Job& job) const {

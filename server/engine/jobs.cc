@@ -54,7 +54,7 @@ void Jobs::ForgetUnused() {
     Job* job = Find(name);
     if (job == nullptr || job->owner->owned || !job->sessions->all.empty() ||
         !job->steps->all.empty() || !job->waits->requests.empty() || !job->scan->waiting.empty() ||
-        job->scan->state == ScanState::kScanning) {
+        job->scan->state == ScanState::kScanning || job->scan->stale > 0) {
       continue;
     }
     changes_.Forget(job);

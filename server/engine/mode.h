@@ -11,6 +11,10 @@ struct Mode {
   std::string safe_mode;  // not empty: why nothing is admitted
   bool draining = false;  // the daemon is stopping
   bool journal_full = false;
+  // The storage that the node's facts are about can be read and written. Until then: why not, empty
+  // when nobody has looked yet.
+  bool storage_here = false;
+  std::string storage_problem;
 
   // Whether anything new may be created.
   Status CheckAdmits() const;

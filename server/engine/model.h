@@ -144,6 +144,10 @@ struct AbsentManifests {
 // What storage has of it, and what it is owed.
 struct Files {
   bool persisted = false;
+  // It was persisted, and then its storage was away, or another daemon said so: it counts as in
+  // storage again when a scan has found it.
+  bool unconfirmed = false;
+  uint64_t look = 0;          // the last of JobFiles::looks that may have missed it
   bool stored_whole = false;  // incomplete only because the rest of it was evicted
   Location location;          // of a stored one; may be unknown
   bool owes = false;          // a file is due, by policy …
@@ -297,6 +301,8 @@ struct JobSteps {
 
 struct JobFiles {
   std::set<CheckpointId> persisted;
+  std::set<CheckpointId> unconfirmed;
+  uint64_t looks = 0;           // scans that have begun
   std::set<CheckpointId> owed;  // that owe a file and are not being persisted
   std::string problem;          // why the last persist failed
   MonotonicNanos at = 0;        // no persist before then
@@ -323,6 +329,8 @@ struct JobScan {
   ScanState state = ScanState::kUnknown;
   MonotonicNanos started = 0;
   MonotonicNanos again = 0;  // not before, when it failed
+  bool asked = false;        // kScanning: the answer is under way; else storage must be seen first
+  int stale = 0;             // answers under way from before storage went away
   Status problem;
   std::set<RequestId> waiting;
   bool Known() const { return state == ScanState::kScanned; }

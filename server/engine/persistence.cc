@@ -21,7 +21,7 @@ Persistence::Persistence(const Options& options, const Mode& mode, Outbox* out, 
 
 void Persistence::ScheduleByPolicy(Checkpoint* checkpoint) {
   Job* job = checkpoint->job;
-  if (!options_.storage || checkpoint->files->persisted) return;
+  if (!options_.storage || checkpoint->files->persisted || checkpoint->files->unconfirmed) return;
   switch (job->owner->policy.mode) {
     case PersistMode::kOnDemand:
       if (!checkpoint->files->requested) Unowe(checkpoint);
@@ -58,6 +58,9 @@ void Persistence::Owe(Checkpoint* checkpoint, bool asked) {
   if (files.persisted) return;
   files.owes = true;
   files.skipped = false;
+  if (!mode_.storage_problem.empty()) {
+    checkpoint->job->files.Edit().problem = mode_.storage_problem;
+  }
   if (!files.persisting) AddToOwed(checkpoint);
 }
 
@@ -151,7 +154,7 @@ Checkpoint* Persistence::Next(const Job& job) const {
 }
 
 void Persistence::Run() {
-  if (owing_.empty()) return;
+  if (owing_.empty() || !mode_.storage_here) return;
   const std::set<std::string> owing = owing_;
   // One each in turn, so that a job with many does not starve the others.
   for (bool started = true; started;) {
@@ -202,6 +205,7 @@ void Persistence::Start(Checkpoint* checkpoint) {
 
 MonotonicNanos Persistence::next() const {
   MonotonicNanos next = kNever;
+  if (!mode_.storage_here) return next;
   for (const std::string& name : owing_) {
     const MonotonicNanos at = jobs_.Find(name)->files->at;
     if (at > out_.now()) next = std::min(next, at);
@@ -278,17 +282,33 @@ void Persistence::Succeeded(Checkpoint* checkpoint, const Location& location) {
 }
 
 void Persistence::BecomePersisted(Checkpoint* checkpoint, const Location& location) {
+  // It was written, and storage went away before that was heard.
+  if (!mode_.storage_here) return BecomeUnconfirmed(checkpoint);
   Files& files = checkpoint->files.Edit();
+  JobFiles& of_job = checkpoint->job->files.Edit();
   files.persisted = true;
+  files.unconfirmed = false;
   files.location = location;
-  checkpoint->job->files.Edit().persisted.insert(checkpoint->Id());
+  files.look = of_job.looks;
+  of_job.persisted.insert(checkpoint->Id());
+  of_job.unconfirmed.erase(checkpoint->Id());
+}
+
+void Persistence::BecomeUnconfirmed(Checkpoint* checkpoint) {
+  Files& files = checkpoint->files.Edit();
+  JobFiles& of_job = checkpoint->job->files.Edit();
+  files.persisted = false;
+  files.unconfirmed = true;
+  of_job.persisted.erase(checkpoint->Id());
+  of_job.unconfirmed.insert(checkpoint->Id());
 }
 
 void Persistence::NoLongerPersisted(Checkpoint* checkpoint) {
   Files& files = checkpoint->files.Edit();
-  files.persisted = false;
+  files.persisted = files.unconfirmed = false;
   files.location = {};
   checkpoint->job->files.Edit().persisted.erase(checkpoint->Id());
+  checkpoint->job->files.Edit().unconfirmed.erase(checkpoint->Id());
 }
 
 // --- told by others
@@ -300,6 +320,59 @@ void Persistence::FoundStored(Checkpoint* checkpoint, const Location& location) 
   BecomePersisted(checkpoint, location);
   checkpoint->files.Edit().stored_whole = false;
   Unowe(checkpoint);
+}
+
+void Persistence::LookBegins(Job* job) { ++job->files.Edit().looks; }
+
+void Persistence::Looked(Job* job) {
+  const JobFiles& files = *job->files;
+  std::vector<Checkpoint*> missing;
+  for (const std::set<CheckpointId>* ids : {&files.persisted, &files.unconfirmed}) {
+    for (const CheckpointId& id : *ids) {
+      Checkpoint* checkpoint = CheckpointOf(*job, id);
+      // What is being deleted may be gone rightly; that it is will be told.
+      if (checkpoint->files->look < files.looks && !checkpoint->files->deleting) {
+        missing.push_back(checkpoint);
+      }
+    }
+  }
+  for (Checkpoint* checkpoint : missing) Lost(checkpoint);
+}
+
+void Persistence::Lost(Checkpoint* checkpoint) {
+  out_.Count("files_missing");
+  out_.Log(Severity::kWarning, absl::StrCat(checkpoint->key.DebugString(),
+                                            " was persisted and is not in storage any more"));
+  out_.Say(fact::FilesDeleted{checkpoint->key});
+  NoLongerPersisted(checkpoint);
+  if (checkpoint->content->broken_objects > 0) return;  // shown as what it is
+  if (!checkpoint->Resident()) return parts_.Erase(checkpoint);
+  for (const Checkpoint* other : CheckpointsAt(*checkpoint->job, checkpoint->key.step)) {
+    if (other->Id() > checkpoint->Id() && other->files->persisted) return;  // it took its place
+  }
+  Ask(checkpoint);  // it was acknowledged, so the policy is not asked again
+}
+
+void Persistence::StorageLeft(Job* job) {
+  const std::set<CheckpointId> persisted = job->files->persisted;
+  for (const CheckpointId& id : persisted) BecomeUnconfirmed(CheckpointOf(*job, id));
+  if (!job->files->owed.empty() || !job->files->unconfirmed.empty()) {
+    job->files.Edit().problem = mode_.storage_problem;
+  }
+}
+
+void Persistence::StorageCame(Job* job, bool same) {
+  JobFiles& files = job->files.Edit();
+  files.problem.clear();
+  files.at = files.wait = 0;
+  if (!same) return;
+  const std::set<CheckpointId> unconfirmed = files.unconfirmed;
+  for (const CheckpointId& id : unconfirmed) {
+    Checkpoint* checkpoint = CheckpointOf(*job, id);
+    const Location location = checkpoint->files->location;
+    BecomePersisted(checkpoint, location);
+    if (!checkpoint->files->requested) Unowe(checkpoint);
+  }
 }
 
 void Persistence::DeleteBegins(Checkpoint* checkpoint) { checkpoint->files.Edit().deleting = true; }
@@ -317,6 +390,7 @@ void Persistence::Deleted(Checkpoint* checkpoint) {
 void Persistence::CheckpointGoes(Checkpoint* checkpoint) {
   TakeFromOwed(checkpoint);
   checkpoint->job->files.Edit().persisted.erase(checkpoint->Id());
+  checkpoint->job->files.Edit().unconfirmed.erase(checkpoint->Id());
 }
 
 // --- facts
@@ -331,7 +405,7 @@ void Persistence::Restore(const Restored& restored) {
         checkpoint->files.Edit().stored_whole = true;
         parts_.SetStoredDigest(checkpoint.get(), persisted->second);  // a snapshot says it again
       } else if (persisted->second == checkpoint->content->digest) {
-        BecomePersisted(checkpoint.get(), Location());
+        BecomeUnconfirmed(checkpoint.get());  // until storage has been seen
       }
     }
     for (const auto& [id, checkpoint] : job->steps->all) {
@@ -347,7 +421,7 @@ void Persistence::Restore(const Restored& restored) {
 void Persistence::Snapshot(const Checkpoint& checkpoint, bool resident,
                            std::vector<Fact>* facts) const {
   const Files& files = *checkpoint.files;
-  if ((files.persisted || files.stored_whole) && resident) {
+  if ((files.persisted || files.unconfirmed || files.stored_whole) && resident) {
     facts->push_back(fact::Persisted{checkpoint.key, checkpoint.content->digest});
   }
   if (files.requested) facts->push_back(fact::PersistAsked{checkpoint.key});
@@ -359,14 +433,21 @@ std::string Persistence::CheckInvariants(std::map<SlabId, uint32_t>* pins) const
     for (SlabId slab : slabs) ++(*pins)[slab];
   }
   for (const auto& [name, job] : jobs_.all()) {
-    size_t persisted = 0;
+    size_t persisted = 0, unconfirmed = 0;
+    if (!mode_.storage_here && !job->files->persisted.empty()) {
+      return absl::StrCat("job ", name, " has persisted what is in no storage that is here");
+    }
     for (const auto& [id, checkpoint] : job->steps->all) {
       persisted += checkpoint->files->persisted ? 1 : 0;
-      if (checkpoint->files->persisted != job->files->persisted.contains(id)) {
+      unconfirmed += checkpoint->files->unconfirmed ? 1 : 0;
+      if (checkpoint->files->persisted != job->files->persisted.contains(id) ||
+          checkpoint->files->unconfirmed != job->files->unconfirmed.contains(id) ||
+          (checkpoint->files->persisted && checkpoint->files->unconfirmed)) {
         return checkpoint->key.DebugString() + ": persisted?";
       }
     }
-    if (persisted != job->files->persisted.size()) {
+    if (persisted != job->files->persisted.size() ||
+        unconfirmed != job->files->unconfirmed.size()) {
       return absl::StrCat("job ", name, ": checkpoints that are gone are kept as persisted");
     }
     if (!job->files->owed.empty() && !owing_.contains(name)) {

@@ -1,10 +1,16 @@
 // What goes to storage, when, and what happens when storage says no.
 //
+// PERSISTED is what the expected storage has (storage_root.h). While it is away nothing is: what was
+// becomes unconfirmed, which no file is due of, nobody is told that it is persisted, and memory is not
+// given up for. A scan makes it persisted again, or finds it missing; what memory still has of it is
+// then due again.
+//
 // Changes Checkpoint::files and Job::files. Says fact::Persisted, FilesDeleted, PersistAsked.
 //
 // Invariants:
 //   1. At most max_persists are under way, and each pins the slabs it reads.
-//   2. Job::files.persisted holds exactly the checkpoints that are persisted.
+//   2. Job::files.persisted and .unconfirmed hold exactly the checkpoints that are so; none is both.
+//   3. Nothing is persisted while storage is not here.
 #pragma once
 
 #include <map>
@@ -57,6 +63,13 @@ class Persistence : public StepWatcher {
   // Storage has it whole. The fact is said when that is news of a checkpoint that is complete here.
   // Told before Parts::CompleteStored of one that is not.
   void FoundStored(Checkpoint* checkpoint, const Location& location);
+  // A scan begins, and has ended: what was persisted before it and was not found in it is gone.
+  void LookBegins(Job* job);
+  void Looked(Job* job);
+  // Of the job's checkpoints: what Mode says has changed. With `same` the storage is the very
+  // directory that was there before, so that what it had counts at once; scans follow all the same.
+  void StorageLeft(Job* job);
+  void StorageCame(Job* job, bool same);
   void DeleteBegins(Checkpoint* checkpoint);
   void DeleteFailed(Checkpoint* checkpoint);
   void Deleted(Checkpoint* checkpoint);  // its files are gone
@@ -79,6 +92,8 @@ class Persistence : public StepWatcher {
   void AddToOwed(Checkpoint* checkpoint);
   void TakeFromOwed(Checkpoint* checkpoint);
   void BecomePersisted(Checkpoint* checkpoint, const Location& location);
+  void BecomeUnconfirmed(Checkpoint* checkpoint);
+  void Lost(Checkpoint* checkpoint);
   void NoLongerPersisted(Checkpoint* checkpoint);
 
   const Options& options_;

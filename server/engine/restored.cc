@@ -61,6 +61,7 @@ void Restored::Take(const fact::Persisted& f) {
 }
 
 void Restored::Take(const fact::PersistAsked& f) { asked.insert(f.checkpoint); }
+void Restored::Take(const fact::StorageRoot& f) { storage_root = f; }
 void Restored::Take(const fact::FilesDeleted& f) { persisted.erase(f.checkpoint); }
 
 void Restored::Take(const fact::StepRemoved& f) {

@@ -39,6 +39,7 @@ struct Restored {
   std::map<CheckpointKey, std::string> persisted;
   std::map<std::pair<std::string, Step>, Attempt> removed;
   std::set<CheckpointKey> pinned, asked;
+  fact::StorageRoot storage_root;  // empty: none was met
 
  private:
   void Take(const fact::Incarnation& f);
@@ -63,6 +64,7 @@ struct Restored {
   void Take(const fact::FilesDeleted& f);
   void Take(const fact::StepRemoved& f);
   void Take(const fact::Pinned& f);
+  void Take(const fact::StorageRoot& f);
 };
 
 }  // namespace cairn::engine

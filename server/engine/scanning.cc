@@ -12,10 +12,11 @@ constexpr MonotonicNanos kPatience = 2 * kNanosPerSecond;
 
 }  // namespace
 
-Scanning::Scanning(const Options& options, Outbox* out, Callers* callers, Jobs* jobs,
-                   Attempts* attempts, Parts* parts, Persistence* persistence, Retention* retention,
-                   Records* records, std::function<void(const Event&)> again)
+Scanning::Scanning(const Options& options, const Mode& mode, Outbox* out, Callers* callers,
+                   Jobs* jobs, Attempts* attempts, Parts* parts, Persistence* persistence,
+                   Retention* retention, Records* records, std::function<void(const Event&)> again)
     : options_(options),
+      mode_(mode),
       out_(*out),
       callers_(*callers),
       jobs_(*jobs),
@@ -33,6 +34,7 @@ bool Scanning::Await(const Caller& caller, Job* job, MonotonicNanos deadline, co
   if (!options_.storage || job->scan->Known() || gave_up_) return false;
   if (FailedLately(*job)) return false;
   Start(job);
+  if (job->scan->state == ScanState::kFailed) return false;  // storage is away
   if (can_do_without) {
     // Storage that hangs costs this long once, not each caller anew.
     const MonotonicNanos until = job->scan->started + kPatience;
@@ -53,9 +55,45 @@ void Scanning::Start(Job* job) {
   if (!options_.storage || job->scan->Known() || FailedLately(*job)) return;
   if (job->scan->state == ScanState::kScanning) return;
   JobScan& scan = job->scan.Edit();
+  if (!mode_.storage_here && !mode_.storage_problem.empty()) {
+    jobs_.MayForget(job->name);
+    return StorageLeft(job);
+  }
   scan.state = ScanState::kScanning;
   scan.started = out_.now();
+  if (mode_.storage_here) Ask(job);
+}
+
+void Scanning::Ask(Job* job) {
+  job->scan.Edit().asked = true;
+  persistence_.LookBegins(job);
   out_.Do(action::ScanJob{job->name});
+}
+
+bool Scanning::MustBeRead(const Job& job) {
+  return !Attempts::OriginsKnown(job) || !job.files->unconfirmed.empty();
+}
+
+void Scanning::StorageLeft(Job* job) {
+  JobScan& scan = job->scan.Edit();
+  if (scan.state == ScanState::kScanning && scan.asked) ++scan.stale;
+  scan.state = ScanState::kFailed;
+  scan.asked = false;
+  scan.problem = absl::UnavailableError(mode_.storage_problem);
+  scan.again = kNever;
+  if (!scan.waiting.empty()) Resume(job);
+}
+
+void Scanning::StorageCame(Job* job) {
+  due_.erase({kNever, job->name});
+  JobScan& scan = job->scan.Edit();
+  if (scan.state == ScanState::kScanning) {
+    if (!scan.asked) Ask(job);
+    return;
+  }
+  const bool known = scan.state != ScanState::kUnknown;
+  scan.state = ScanState::kUnknown;
+  if (known || MustBeRead(*job) || !job->files->persisted.empty()) Start(job);
 }
 
 void Scanning::Insist(Job* job) {
@@ -67,7 +105,7 @@ void Scanning::ReadDue() {
   while (!due_.empty() && due_.begin()->first <= out_.now()) {
     Job* job = jobs_.Find(due_.begin()->second);
     due_.erase(due_.begin());
-    if (job != nullptr && !Attempts::OriginsKnown(*job)) Start(job);
+    if (job != nullptr && MustBeRead(*job)) Start(job);
   }
 }
 
@@ -114,16 +152,25 @@ void Scanning::TimeUp(const Parked& parked) {
 Job* Scanning::On(const event::JobScanned& event, bool* newer_attempt) {
   *newer_attempt = false;
   Job* job = jobs_.Find(event.job);
-  if (job == nullptr || job->scan->state != ScanState::kScanning) return nullptr;
+  if (job == nullptr) return nullptr;
+  if (job->scan->stale > 0) {  // they come in the order in which they were asked for
+    --job->scan.Edit().stale;
+    jobs_.MayForget(job->name);
+    return nullptr;
+  }
+  if (job->scan->state != ScanState::kScanning || !job->scan->asked) return nullptr;
   jobs_.MayForget(job->name);
   JobScan& scan = job->scan.Edit();
+  scan.asked = false;
   if (event.stored.ok()) {
     scan.state = ScanState::kScanned;
     const Attempt newest = job->attempts->newest();
     MergeAll(job, event);
+    persistence_.Looked(job);
     *newer_attempt = job->attempts->newest() != newest;
   } else if (absl::IsNotFound(event.stored.status())) {
     scan.state = ScanState::kScanned;  // nothing there
+    persistence_.Looked(job);
     attempts_.SettleOrigins(job);
   } else {
     scan.state = ScanState::kFailed;
@@ -131,7 +178,7 @@ Job* Scanning::On(const event::JobScanned& event, bool* newer_attempt) {
     scan.again = out_.now() + options_.persist_retry_min;
     out_.Log(Severity::kWarning, absl::StrCat("job ", job->name, ": its storage cannot be read: ",
                                               event.stored.status().message()));
-    if (!Attempts::OriginsKnown(*job)) Insist(job);
+    if (MustBeRead(*job)) Insist(job);
   }
   return job;
 }

@@ -1,5 +1,6 @@
 // A job's storage is read once in a daemon's life: when the job first matters. Until then, and when
-// storage is away, memory answers alone.
+// storage is away, memory answers alone. When storage comes, or comes back, all that was read before,
+// or is said to be persisted, is read again.
 //
 // Changes Job::scan.
 #pragma once
@@ -19,8 +20,8 @@ inline constexpr MonotonicNanos kScanPatience = 10 * kNanosPerSecond;
 class Scanning : public Waitlist {
  public:
   // `again` handles a parked event once more.
-  Scanning(const Options& options, Outbox* out, Callers* callers, Jobs* jobs, Attempts* attempts,
-           Parts* parts, Persistence* persistence, Retention* retention,
+  Scanning(const Options& options, const Mode& mode, Outbox* out, Callers* callers, Jobs* jobs,
+           Attempts* attempts, Parts* parts, Persistence* persistence, Retention* retention,
            Records* records, std::function<void(const Event&)> again);
 
   // Parks the event until the job's storage has been read; false: no need to. What can do without
@@ -46,11 +47,18 @@ class Scanning : public Waitlist {
   Job* On(const event::JobScanned& event, bool* newer_attempt);
   void Resume(Job* job);
 
+  // What Mode says of storage has changed: of each job.
+  void StorageLeft(Job* job);
+  void StorageCame(Job* job);
+
   void Left(const Parked& parked) override;
   void TimeUp(const Parked& parked) override;
 
  private:
   bool FailedLately(const Job& job) const;  // not to be read again yet
+  // It is read until that succeeds.
+  static bool MustBeRead(const Job& job);
+  void Ask(Job* job);
   void MergeAll(Job* job, const event::JobScanned& event);
   void LearnLine(Job* job, const StoredJob& stored);
   void Merge(Job* job, const StoredCheckpoint& stored);
@@ -58,6 +66,7 @@ class Scanning : public Waitlist {
   void Complete(Checkpoint* checkpoint, const StoredCheckpoint& stored);
 
   const Options& options_;
+  const Mode& mode_;
   Outbox& out_;
   Callers& callers_;
   Jobs& jobs_;

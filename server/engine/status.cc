@@ -65,6 +65,8 @@ reply::Status StatusOf(const StatusSources& from) {
   status.quarantined_bytes = ledger.bytes_in(SlabState::kQuarantined);
   status.writing_bytes = from.parts.writing_bytes();
   status.prefault_done = ledger.bytes_in(SlabState::kMaking) == 0;
+  status.storage_id = from.storage_root.id();
+  status.storage_problem = from.mode.storage_problem;
   status.sessions = SessionsOf(from);
   status.quarantined = QuarantinedOf(from);
   for (const auto& [name, job] : from.jobs.all()) {
@@ -73,6 +75,7 @@ reply::Status StatusOf(const StatusSources& from) {
   }
   status.counters = from.out.counters();
   status.counters["waiting_callers"] = static_cast<int64_t>(from.callers.size());
+  status.counters["storage_away"] = from.options.storage && !from.mode.storage_here ? 1 : 0;
   status.counters["persists_under_way"] = static_cast<int64_t>(from.persistence.under_way());
   return status;
 }

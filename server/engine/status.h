@@ -3,12 +3,15 @@
 
 #include "server/engine/admission.h"
 #include "server/engine/opening.h"
+#include "server/engine/storage_root.h"
 
 namespace cairn::engine {
 
 // Everything it reads; none of it is changed.
 struct StatusSources {
   const Options& options;
+  const Mode& mode;
+  const StorageRoot& storage_root;
   const Outbox& out;
   const Callers& callers;
   const Jobs& jobs;

@@ -96,6 +96,7 @@ void VisitFields(Is<fact::StepRemoved> auto& f, const auto& v) {
 }
 void VisitFields(Is<fact::Pinned> auto& f, const auto& v) { v(f.checkpoint, f.pinned); }
 void VisitFields(Is<fact::PersistAsked> auto& f, const auto& v) { v(f.checkpoint); }
+void VisitFields(Is<fact::StorageRoot> auto& f, const auto& v) { v(f.id, f.instance); }
 
 // The greatest value of each enumeration that can stand in a fact.
 constexpr Readers Last(Readers) { return Readers::kAll; }

@@ -198,6 +198,12 @@ struct PersistAsked {
   CheckpointKey checkpoint;
   bool operator==(const PersistAsked&) const = default;
 };
+// The storage that Persisted is about, as it was seen last (common/root_marker.h).
+struct StorageRoot {
+  std::string id;
+  std::string instance;
+  bool operator==(const StorageRoot&) const = default;
+};
 struct Pinned {
   CheckpointKey checkpoint;
   bool pinned = true;
@@ -211,7 +217,8 @@ using Fact = std::variant<fact::Incarnation, fact::Job, fact::AttemptBegun, fact
                           fact::SessionBegun, fact::SessionEnded, fact::Lent, fact::Unlent,
                           fact::ObjectCreated, fact::ObjectSealed, fact::ObjectDropped,
                           fact::ManifestCommitted, fact::ManifestDropped, fact::Persisted,
-                          fact::FilesDeleted, fact::StepRemoved, fact::Pinned, fact::PersistAsked>;
+                          fact::FilesDeleted, fact::StepRemoved, fact::Pinned, fact::PersistAsked,
+                          fact::StorageRoot>;
 
 // What stands in front of a fact's fields.
 struct FactKind {
@@ -247,6 +254,7 @@ inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::StepRemoved>{{20, 1, "step_removed"}},
     KindOfFact<fact::Pinned>{{21, 1, "pinned"}},
     KindOfFact<fact::PersistAsked>{{22, 1, "persist_asked"}},
+    KindOfFact<fact::StorageRoot>{{23, 1, "storage_root"}},
 };
 
 const FactKind& KindOf(const Fact& fact);

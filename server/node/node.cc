@@ -13,6 +13,7 @@
 #include "server/node/lender.h"
 #include "server/node/persister.h"
 #include "server/node/recovery.h"
+#include "server/node/storage_watch.h"
 #include "server/node/storage_worker.h"
 #include "server/node/verifier.h"
 #include "server/storage/storage.h"
@@ -42,7 +43,9 @@ Node::Node(const Options& options, const Rooms& rooms, const Inherited& inherite
       persister_(
           std::make_unique<Persister>(rooms.storage == nullptr ? 0 : options.engine.max_persists,
                                       rooms.cache, rooms.storage, rooms.clock, gate_)),
-      storage_worker_(std::make_unique<StorageWorker>(rooms.storage, gate_)) {}
+      storage_worker_(std::make_unique<StorageWorker>(rooms.storage, gate_)),
+      storage_watch_(std::make_unique<StorageWatch>(options.storage_look_interval, rooms.storage,
+                                                    rooms.clock, gate_)) {}
 
 Node::~Node() { Stop(); }
 
@@ -66,6 +69,10 @@ Status Node::Recover(Inherited inherited) {
   engine::Recovered recovered;
   recovered.facts = std::move(contents.facts);
   recovered.safe_mode = safe_mode_;
+  // Before anything is asked of it.
+  if (const std::string id = StorageOf(recovered.facts); rooms_.storage != nullptr && !id.empty()) {
+    rooms_.storage->Expect(id);
+  }
   RecoverSlabs(std::move(inherited.slabs), &recovered);
   RecoverManifests(&recovered);
   RecoverSessions(std::move(inherited.sessions), &recovered);
@@ -91,6 +98,7 @@ Status Node::Recover(Inherited inherited) {
   }
   ReachFailpoint(Failpoint::kNodeRecovered);
   timer_.Start();
+  storage_watch_->Start();
   Finish(std::move(after));
   CAIRN_RETURN_IF_ERROR(sessions_.Start(std::move(inherited.fd_listener)));
   if (restarts_ > 0) LOG(INFO) << summary;
@@ -162,6 +170,7 @@ void Node::Stop() {
   sessions_.Stop();
   persister_->Stop();
   storage_worker_->Stop();
+  storage_watch_->Stop();
   verifier_->Stop();
   recorder_.Flush(/*deadline_ms=*/1000);
   recorder_.Stop();

@@ -54,6 +54,7 @@ namespace cairn::node {
 class JournalWriter;
 class Lender;
 class Persister;
+class StorageWatch;
 class StorageWorker;
 class Verifier;
 
@@ -208,6 +209,7 @@ class Node {
   const std::unique_ptr<Verifier> verifier_;
   const std::unique_ptr<Persister> persister_;
   const std::unique_ptr<StorageWorker> storage_worker_;
+  const std::unique_ptr<StorageWatch> storage_watch_;
   bool stopped_ = false;  // Stop's own
 };
 

@@ -28,6 +28,8 @@ struct Options {
   SessionsOptions sessions;
   RecorderOptions recorder;
   int verify_threads = 2;
+  // How often is looked whether the storage at the root is still the same.
+  MonotonicNanos storage_look_interval = kNanosPerSecond;
   std::string name;  // host name: in replies, and in the catalog as the holder of parts
   std::string version;
   std::string fd_socket;  // path that hello names

@@ -21,6 +21,14 @@ absl::flat_hash_map<SessionId, SessionInfo> SessionsOf(const std::vector<Fact>& 
   return sessions;
 }
 
+std::string StorageOf(const std::vector<Fact>& facts) {
+  std::string id;
+  for (const Fact& fact : facts) {
+    if (const auto* root = std::get_if<fact::StorageRoot>(&fact)) id = root->id;
+  }
+  return id;
+}
+
 std::map<PartKey, std::shared_ptr<const Manifest>> ManifestsOf(const std::vector<Fact>& facts,
                                                                const ReadExtent& read,
                                                                std::vector<std::string>* problems) {

@@ -19,6 +19,9 @@ namespace cairn::node {
 // journal does not have them.
 absl::flat_hash_map<SessionId, SessionInfo> SessionsOf(const std::vector<Fact>& facts);
 
+// The identity of the storage that the facts are about; empty when none was met.
+std::string StorageOf(const std::vector<Fact>& facts);
+
 // The committed manifests whose bytes have the journaled digest and decode to their part. The others
 // are named in `problems`.
 using ReadExtent = std::function<StatusOr<std::string>(const ExtentRef& extent, uint64_t bytes)>;

@@ -9,6 +9,7 @@
 #include "server/node/journal_writer.h"
 #include "server/node/mappers.h"
 #include "server/node/node.h"
+#include "server/node/storage_watch.h"
 #include "server/storage/storage.h"
 
 namespace cairn::node {
@@ -93,6 +94,12 @@ void Node::AddCounters(NodeState* state) const {
   put("probes", cache.probes);
   put("bad_reads", cache.bad_reads);
   if (rooms_.storage == nullptr) return;
+  constexpr MonotonicNanos kSlow = 5 * kNanosPerSecond;
+  if (const MonotonicNanos silent = storage_watch_->LookingFor();
+      silent > kSlow && state->engine.storage_problem.empty()) {
+    state->engine.storage_problem =
+        absl::StrCat("it has not answered for ", silent / kNanosPerSecond, " s");
+  }
   const storage::Counters storage = rooms_.storage->counters();
   put("files_written", storage.objects_written);
   put("file_bytes_written", storage.bytes_written);

@@ -194,6 +194,8 @@ wire::NodeStatus FromState(const node::NodeState& state, const node::Options& op
   }
   result.__set_counters(engine.counters);
   result.__set_storage_root(options.storage_root);
+  result.__set_storage_id(engine.storage_id);
+  result.__set_storage_problem(engine.storage_problem);
   result.__set_catalog(state.catalog);
   return result;
 }

@@ -62,8 +62,9 @@ StatusOr<std::unique_ptr<Reader>> OpenBelow(const PosixRoot& root,
   CAIRN_ASSIGN_OR_RETURN(const StoredObject object, FindObject(checkpoint, name));
   const Manifest& manifest = object.part->manifest;
   const std::string what = absl::StrCat(checkpoint.key.DebugString(), " ", name);
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd entered, root.Enter());
   CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(reader));
-  CAIRN_ASSIGN_OR_RETURN(const UniqueFd job, OpenDirectoryAt(root.fd(), checkpoint.key.job));
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd job, OpenDirectoryAt(entered.get(), checkpoint.key.job));
   // It may have moved since it was found, and another may stand in its place by now: the manifest
   // decides.
   for (const std::string& place :

@@ -21,30 +21,100 @@ constexpr char kTemporarySuffix[] = ".tmp";
 
 }  // namespace
 
-StatusOr<Owner> PosixRoot::JobOwner(const std::string& job) const {
+// --- the root
+
+Status PosixRoot::Away(absl::string_view why) const {
+  return absl::UnavailableError(absl::StrCat("storage.root ", options_.root, ": ", why));
+}
+
+std::string PosixRoot::expected() const {
+  MutexLock lock(&mu_);
+  return expected_;
+}
+
+void PosixRoot::Expect(const std::string& id) {
+  MutexLock lock(&mu_);
+  expected_ = id;
+}
+
+StatusOr<PosixRoot::Found> PosixRoot::Look() const {
+  Found found;
+  found.root = UniqueFd(::open(options_.root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!found.root.valid()) return Away(ErrnoStatus(errno, "cannot be opened").message());
+  auto marker = ReadRootMarker(found.root.get());
+  if (absl::IsNotFound(marker.status())) {
+    if (const std::string known = expected(); !known.empty()) {
+      return Away(absl::StrCat("has no ", kRootMarker, "; this node's storage has the identity ",
+                               known, ". Is it not mounted?"));
+    }
+    if (options_.require_marker) {
+      return Away(absl::StrCat(
+          "has no ", kRootMarker, ", and storage.require_marker is set. Is it ",
+          "not mounted? `cairn storage init ", options_.root, "` makes a new storage of it"));
+    }
+    const Status made = MakeRootMarker(found.root.get(), DrawRootId());
+    if (!made.ok() && !absl::IsAlreadyExists(made)) return Away(made.message());
+    marker = ReadRootMarker(found.root.get());
+  }
+  if (!marker.ok()) return Away(marker.status().message());
+  found.identity = *std::move(marker);
+  return found;
+}
+
+StatusOr<RootIdentity> PosixRoot::Identity() const {
+  CAIRN_ASSIGN_OR_RETURN(Found found, Look());
+  MutexLock lock(&mu_);
+  if (expected_.empty()) expected_ = found.identity.id;
+  return std::move(found.identity);
+}
+
+StatusOr<UniqueFd> PosixRoot::Enter() const {
+  CAIRN_ASSIGN_OR_RETURN(Found found, Look());
+  {
+    MutexLock lock(&mu_);
+    if (expected_.empty()) expected_ = found.identity.id;
+    if (expected_ == found.identity.id) return std::move(found.root);
+  }
+  return Away(absl::StrCat("is another storage, with the identity ", found.identity.id,
+                           "; this node's has ", expected()));
+}
+
+Status PosixRoot::StillThere(int entered) const {
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd now, Enter());
+  struct stat was = {}, is = {};
+  if (::fstat(entered, &was) != 0 || ::fstat(now.get(), &is) != 0) {
+    return ErrnoStatus(errno, options_.root);
+  }
+  if (was.st_dev == is.st_dev && was.st_ino == is.st_ino) return absl::OkStatus();
+  return Away("was replaced meanwhile");
+}
+
+// --- a job's directories
+
+StatusOr<Owner> PosixRoot::JobOwner(int root, const std::string& job) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(job));
-  CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenAt(fd(), job, O_PATH | O_DIRECTORY));
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenAt(root, job, O_PATH | O_DIRECTORY));
   struct stat info = {};
   if (::fstat(directory.get(), &info) != 0) return ErrnoStatus(errno, job);
   return Owner{info.st_uid, info.st_gid};
 }
 
-Status PosixRoot::MakeJobDirectory(const std::string& job, Owner owner) const {
+Status PosixRoot::MakeJobDirectory(int root, const std::string& job, Owner owner) const {
   {
     // Where users may write below the root, the owner makes it.
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
-    const Status made = MakeDirectoryAt(fd(), job, kJobMode);
+    const Status made = MakeDirectoryAt(root, job, kJobMode);
     if (!absl::IsPermissionDenied(made)) {
       CAIRN_RETURN_IF_ERROR(made);
-      return Sync(fd());
+      return Sync(root);
     }
   }
   // Otherwise the daemon makes it, and gives it to the owner before it has its name: after a crash
   // in between, the job must not belong to the daemon's own user.
   const std::string temporary = absl::StrCat(kMetaDirectory, ".", job);
-  CAIRN_RETURN_IF_ERROR(MakeDirectoryAt(fd(), temporary, kJobMode));
+  CAIRN_RETURN_IF_ERROR(MakeDirectoryAt(root, temporary, kJobMode));
   {
-    CAIRN_ASSIGN_OR_RETURN(const UniqueFd made, OpenDirectoryAt(fd(), temporary));
+    CAIRN_ASSIGN_OR_RETURN(const UniqueFd made, OpenDirectoryAt(root, temporary));
     // A crash leaves one that is the daemon's or the owner's. Another's was put there by whoever may
     // write below the root, with a job of his making in it.
     struct stat info = {};
@@ -58,23 +128,24 @@ Status PosixRoot::MakeJobDirectory(const std::string& job, Owner owner) const {
       return ErrnoStatus(errno, absl::StrCat("giving ", job, " to uid ", owner.uid));
     }
   }
-  const Status renamed = RenameAt(fd(), temporary, fd(), job, RENAME_NOREPLACE);
+  const Status renamed = RenameAt(root, temporary, root, job, RENAME_NOREPLACE);
   if (absl::IsAlreadyExists(renamed)) {
-    (void)UnlinkAt(fd(), temporary, /*is_directory=*/true);
+    (void)UnlinkAt(root, temporary, /*is_directory=*/true);
   } else {
     CAIRN_RETURN_IF_ERROR(renamed);
   }
-  return Sync(fd());
+  return Sync(root);
 }
 
 StatusOr<JobDirectories> PosixRoot::OpenJob(const std::string& job, Owner owner,
                                             bool create) const {
   JobDirectories at;
   at.path = absl::StrCat(options_.root, "/", job);
-  StatusOr<Owner> found = JobOwner(job);
+  CAIRN_ASSIGN_OR_RETURN(at.root, Enter());
+  StatusOr<Owner> found = JobOwner(at.root.get(), job);
   if (absl::IsNotFound(found.status()) && create) {
-    CAIRN_RETURN_IF_ERROR(MakeJobDirectory(job, owner));
-    found = JobOwner(job);
+    CAIRN_RETURN_IF_ERROR(MakeJobDirectory(at.root.get(), job, owner));
+    found = JobOwner(at.root.get(), job);
   }
   CAIRN_RETURN_IF_ERROR(found.status());
   if (found->uid != owner.uid) {
@@ -82,7 +153,7 @@ StatusOr<JobDirectories> PosixRoot::OpenJob(const std::string& job, Owner owner,
         absl::StrCat(at.path, " belongs to uid ", found->uid, ", the job to uid ", owner.uid));
   }
   CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
-  CAIRN_ASSIGN_OR_RETURN(at.job, OpenDirectoryAt(fd(), job));
+  CAIRN_ASSIGN_OR_RETURN(at.job, OpenDirectoryAt(at.root.get(), job));
   const auto open = [create](int parent, const char* name) {
     return create ? MakeDirectoriesAt(parent, name) : OpenDirectoryAt(parent, name);
   };

@@ -1,5 +1,5 @@
-// What every call of the posix storage stands on: the open root, its options, names that nobody
-// else uses, counters, and the way to a job's directories. Thread-safe.
+// What every call of the posix storage stands on: the way to the root and to a job's directories,
+// options, names that nobody else uses, counters. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -7,6 +7,8 @@
 #include <string>
 
 #include "common/fd.h"
+#include "common/mutex.h"
+#include "common/root_marker.h"
 #include "common/status.h"
 #include "server/storage/part_writer.h"
 #include "server/storage/posix_storage.h"
@@ -16,6 +18,7 @@ namespace cairn::storage {
 // A job's directories, held open while one call works below them.
 struct JobDirectories {
   std::string path;  // absolute, of the job
+  UniqueFd root;
   UniqueFd job;
   UniqueFd meta;  // .cairn, and the next three are inside it
   UniqueFd partial;
@@ -26,16 +29,23 @@ struct JobDirectories {
 class PosixRoot {
  public:
   // `instance` is random: it tells apart the daemons that share the root.
-  PosixRoot(PosixOptions options, UniqueFd root, uint64_t instance)
-      : options_(std::move(options)), root_(std::move(root)), instance_(instance) {}
+  PosixRoot(PosixOptions options, uint64_t instance)
+      : options_(std::move(options)), instance_(instance) {}
 
   const PosixOptions& options() const { return options_; }
-  int fd() const { return root_.get(); }
   AtomicCounters* counters() { return &counters_; }
   const AtomicCounters& counters() const { return counters_; }
 
+  void Expect(const std::string& id);
+  StatusOr<RootIdentity> Identity() const;  // as Storage says
+  // The root, open for one call. UNAVAILABLE, saying why, when what stands there is not the expected
+  // root. Called with the daemon's own rights.
+  StatusOr<UniqueFd> Enter() const;
+  // UNAVAILABLE when the root's path no longer leads to what was entered. Likewise.
+  Status StillThere(int entered) const;
+
   // The user who owns the job's directory; NOT_FOUND when it has none.
-  StatusOr<Owner> JobOwner(const std::string& job) const;
+  static StatusOr<Owner> JobOwner(int root, const std::string& job);
   // Opens the job's directories, and with `create` makes those that are missing, as `owner`.
   // PERMISSION_DENIED when the job is another user's; NOT_FOUND when one is missing.
   StatusOr<JobDirectories> OpenJob(const std::string& job, Owner owner, bool create) const;
@@ -49,15 +59,25 @@ class PosixRoot {
   Status RemoveStale(int directory, const std::string& prefix) const;
 
  private:
-  Status MakeJobDirectory(const std::string& job, Owner owner) const;
+  struct Found {
+    UniqueFd root;
+    RootIdentity identity;
+  };
+  // What stands at the root's path. Gives it a marker when that may be.
+  StatusOr<Found> Look() const;
+  Status Away(absl::string_view why) const;
+  std::string expected() const;
+  Status MakeJobDirectory(int root, const std::string& job, Owner owner) const;
   std::string OwnPrefix() const;
   uint64_t Next() { return serial_.fetch_add(1) + 1; }
 
   const PosixOptions options_;
-  const UniqueFd root_;
   const uint64_t instance_;
   std::atomic<uint64_t> serial_{0};
   AtomicCounters counters_;
+
+  mutable Mutex mu_;  // a leaf; never held during a call of the file system
+  mutable std::string expected_ ABSL_GUARDED_BY(mu_);  // empty: none has been met
 };
 
 }  // namespace cairn::storage

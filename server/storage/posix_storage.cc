@@ -1,8 +1,6 @@
 #include "server/storage/posix_storage.h"
 
-#include <fcntl.h>
 #include <sys/random.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -29,8 +27,10 @@ constexpr int kMaxThreads = 64;
 // call does is in the file of its name.
 class PosixStorage final : public Storage {
  public:
-  PosixStorage(const PosixOptions& options, UniqueFd root, uint64_t instance)
-      : root_(options, std::move(root), instance) {}
+  PosixStorage(const PosixOptions& options, uint64_t instance) : root_(options, instance) {}
+
+  StatusOr<RootIdentity> Identity() override { return root_.Identity(); }
+  void Expect(const std::string& id) override { root_.Expect(id); }
 
   Status WriteParts(const CheckpointKey& checkpoint, Owner owner,
                     const std::vector<PartToWrite>& parts) override {
@@ -38,8 +38,11 @@ class PosixStorage final : public Storage {
     const auto write = [&]() -> Status {
       CAIRN_ASSIGN_OR_RETURN(const JobDirectories at,
                              root_.OpenJob(checkpoint.job, owner, /*create=*/true));
-      CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
-      return WritePartsBelow(&root_, at, checkpoint, owner, parts);
+      {
+        CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
+        CAIRN_RETURN_IF_ERROR(WritePartsBelow(&root_, at, checkpoint, owner, parts));
+      }
+      return root_.StillThere(at.root.get());
     };
     return Annotate(write(), checkpoint.DebugString());
   }
@@ -47,9 +50,14 @@ class PosixStorage final : public Storage {
   StatusOr<LineRecord> WriteLineRecord(const LineRecord& record, Owner owner) override {
     CAIRN_ASSIGN_OR_RETURN(const JobDirectories at,
                            root_.OpenJob(record.job, owner, /*create=*/true));
-    CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
-    MutexLock lock(PublishMutex(record.job));
-    return WriteRecordBelow(&root_, at, record);
+    StatusOr<LineRecord> stands;
+    {
+      CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
+      MutexLock lock(PublishMutex(record.job));
+      stands = WriteRecordBelow(&root_, at, record);
+    }
+    CAIRN_RETURN_IF_ERROR(root_.StillThere(at.root.get()));
+    return stands;
   }
 
   StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint, Owner owner) override {
@@ -57,10 +65,9 @@ class PosixStorage final : public Storage {
     const auto at = root_.OpenJob(checkpoint.job, owner, /*create=*/false);
     if (absl::IsNotFound(at.status())) return std::nullopt;  // nothing was ever written
     CAIRN_RETURN_IF_ERROR(at.status());
-    CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
-    MutexLock lock(PublishMutex(checkpoint.job));
-    const StatusOr<bool> published = PublishBelow(&root_, *at, checkpoint);
+    const StatusOr<bool> published = PublishAs(owner, *at, checkpoint);
     CAIRN_RETURN_IF_ERROR(Annotate(published.status(), checkpoint.DebugString()));
+    CAIRN_RETURN_IF_ERROR(root_.StillThere(at->root.get()));
     if (const int error = ReachFailpoint(Failpoint::kStorageDone); error != 0) {
       return ErrnoStatus(error, "after publishing");
     }
@@ -70,7 +77,7 @@ class PosixStorage final : public Storage {
 
   Status Sweep(const std::string& job,
                const std::function<bool(const CheckpointKey&)>& superseded) override {
-    const auto owner = root_.JobOwner(job);
+    const auto owner = JobOwner(job);
     if (absl::IsNotFound(owner.status())) return absl::OkStatus();
     CAIRN_RETURN_IF_ERROR(owner.status());
     // A job directory that holds nothing of ours yet has nothing to sweep.
@@ -93,15 +100,25 @@ class PosixStorage final : public Storage {
   }
 
   StatusOr<StoredJob> Read(const std::string& job) override {
-    CAIRN_ASSIGN_OR_RETURN(const Owner owner, root_.JobOwner(job));
-    // As the owner, where that is possible: uid 0 is nobody on some network file systems.
-    const auto as = AsOwner::Become(owner);
-    return ReadStoredJob(root_.options().root, job);
+    CAIRN_ASSIGN_OR_RETURN(const UniqueFd root, root_.Enter());
+    CAIRN_ASSIGN_OR_RETURN(const Owner owner, PosixRoot::JobOwner(root.get(), job));
+    StatusOr<StoredJob> stored;
+    {
+      // As the owner, where that is possible: uid 0 is nobody on some network file systems.
+      const auto as = AsOwner::Become(owner);
+      stored = ReadStoredJobBelow(root.get(), root_.options().root, job);
+    }
+    CAIRN_RETURN_IF_ERROR(root_.StillThere(root.get()));
+    return stored;
   }
   StatusOr<std::vector<std::string>> Jobs() override {
+    CAIRN_RETURN_IF_ERROR(root_.Enter().status());
     return ListStoredJobs(root_.options().root);
   }
-  StatusOr<Owner> JobOwner(const std::string& job) override { return root_.JobOwner(job); }
+  StatusOr<Owner> JobOwner(const std::string& job) override {
+    CAIRN_ASSIGN_OR_RETURN(const UniqueFd root, root_.Enter());
+    return PosixRoot::JobOwner(root.get(), job);
+  }
   StatusOr<std::unique_ptr<Reader>> Open(const StoredCheckpoint& checkpoint, absl::string_view name,
                                          Owner reader) override {
     return OpenBelow(root_, checkpoint, name, reader);
@@ -109,6 +126,11 @@ class PosixStorage final : public Storage {
   Counters counters() const override { return std::as_const(root_).counters().Read(); }
 
  private:
+  StatusOr<bool> PublishAs(Owner owner, const JobDirectories& at, const CheckpointKey& checkpoint) {
+    CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
+    MutexLock lock(PublishMutex(checkpoint.job));
+    return PublishBelow(&root_, at, checkpoint);
+  }
   Mutex* PublishMutex(const std::string& job) {
     return &publish_mutexes_[std::hash<std::string>()(job) % publish_mutexes_.size()];
   }
@@ -136,18 +158,12 @@ Status PosixOptions::Validate() const {
 
 StatusOr<std::unique_ptr<Storage>> MakePosixStorage(const PosixOptions& options) {
   CAIRN_RETURN_IF_ERROR(options.Validate());
-  const std::string what = absl::StrCat("storage.root ", options.root);
   if (options.root.empty()) return absl::InvalidArgumentError("storage.root: is empty");
-  UniqueFd root(::open(options.root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!root.valid()) return ErrnoStatus(errno, what);
-  if (::faccessat(root.get(), ".", W_OK | X_OK, AT_EACCESS) != 0) {
-    return ErrnoStatus(errno, absl::StrCat(what, " can't be written"));
-  }
   uint64_t instance = 0;
   if (::getrandom(&instance, sizeof(instance), 0) != sizeof(instance)) {
     return ErrnoStatus(errno, "getrandom");
   }
-  return std::unique_ptr<Storage>(new PosixStorage(options, std::move(root), instance));
+  return std::unique_ptr<Storage>(new PosixStorage(options, instance));
 }
 
 }  // namespace cairn::storage

@@ -6,6 +6,13 @@
 // in place by rename or exchange. After any fsync or close error the file is written anew to a new
 // inode.
 //
+// The root is opened anew for each call, and its marker is read (common/root_marker.h): nothing is
+// held open that would keep it from being unmounted, and what is mounted there later is found. A root
+// without a marker is given one the first time, whether or not it has jobs: with jobs it is somebody's
+// storage from before there were markers, and an empty one may be new. An empty mount point looks the
+// same; require_marker is for roots that are mounted. A daemon that knows the root's identity gives no
+// marker to anything.
+//
 // Everything is done as the job's owner (setfsuid and setfsgid on the calling thread), beneath the
 // root, through no symbolic link.
 #pragma once
@@ -19,13 +26,14 @@
 namespace cairn::storage {
 
 struct PosixOptions {
-  std::string root;    // absolute; empty: no storage
-  int threads = 4;     // writers of a checkpoint's blocks; each holds one block in memory
-  bool direct = true;  // O_DIRECT where the file system takes it
+  std::string root;             // absolute; empty: no storage
+  int threads = 4;              // writers of a checkpoint's blocks; each holds one block in memory
+  bool direct = true;           // O_DIRECT where the file system takes it
+  bool require_marker = false;  // a root without a marker is not given one: it counts as away
   Status Validate() const;
 };
 
-// Fails (naming the root) when the root is missing, is not a directory, or cannot be written.
+// Fails when the options are wrong. The root is not looked at: it may be away.
 StatusOr<std::unique_ptr<Storage>> MakePosixStorage(const PosixOptions& options);
 
 }  // namespace cairn::storage

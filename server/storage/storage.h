@@ -6,6 +6,10 @@
 // checkpoint is published, as a whole, only when all its parts are there. tests/storage holds the
 // contract as one suite that every back end and every decorator passes.
 //
+// A storage has an identity that is its own wherever it is mounted, and every call is about one
+// identity: the one that was expected, else the first that was met. While another storage, or none,
+// stands where it should be, every call fails with UNAVAILABLE, changes nothing and says why.
+//
 // Thread-safe. Calls block, for as long as the storage behind them does; they belong on threads
 // that may wait. A call acts with the rights of the job's owner, never with the daemon's.
 #pragma once
@@ -19,6 +23,7 @@
 
 #include "absl/types/span.h"
 #include "common/manifest.h"
+#include "common/root_marker.h"
 #include "common/status.h"
 #include "common/stored.h"
 
@@ -74,9 +79,16 @@ class Storage {
  public:
   virtual ~Storage() = default;
 
+  // Which storage stands there now, be it the expected one or another. The first to ask gives a
+  // storage without an identity one, unless one is expected or the options forbid it. UNAVAILABLE,
+  // saying why: none can be read.
+  virtual StatusOr<RootIdentity> Identity() = 0;
+  // From now on calls are about the storage with this identity alone. Before any other call.
+  virtual void Expect(const std::string& id) = 0;
+
   // Stores the parts of one checkpoint that this node has, unpublished, manifests last. A part that
   // is already stored whole with the same digest is kept as it is.
-  // OK: every object and manifest named is on stable storage.
+  // OK: every object and manifest named is on stable storage, and that storage still stands there.
   // INVALID_ARGUMENT: a part is not of this checkpoint. PERMISSION_DENIED: the job is another
   // user's. ALREADY_EXISTS: another manifest of the same writer is stored. FAILED_PRECONDITION: the
   // step was removed for this attempt, or the parts are in conflict with each other or with stored
@@ -92,8 +104,9 @@ class Storage {
   virtual StatusOr<LineRecord> WriteLineRecord(const LineRecord& record, Owner owner) = 0;
 
   // Publishes the checkpoint when all its parts are stored. Returns where it stands in its step's
-  // place, durably, also when another publisher put it there. An older checkpoint of that step is
-  // replaced; a newer one stays. Older and newer: by attempt, then by revision.
+  // place, durably and in the expected storage, also when another publisher put it there. An older
+  // checkpoint of that step is replaced; a newer one stays. Older and newer: by attempt, then by
+  // revision.
   // nullopt: it is not published. Parts are missing, a newer checkpoint stands, or the step was
   // removed. ALREADY_EXISTS: something that is not Cairn's stands in the step's place.
   // FAILED_PRECONDITION: the parts are in conflict. DATA_LOSS: an object is missing or has another

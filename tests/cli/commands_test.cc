@@ -519,5 +519,23 @@ TEST_F(CommandsTest, StatusInJsonKeepsExactNumbersAndAddsTheAnswer) {
   EXPECT_EQ(Cairn({"status"}), 1);
 }
 
+TEST_F(CommandsTest, StorageInitGivesARootItsIdentityOnce) {
+  const std::string root = directory_ / "root", known = "0f0e0d0c-0b0a-4908-8706-050403020100";
+  EXPECT_EQ(Cairn({"storage", "init", root}), 3) << "there is no such folder";
+  std::filesystem::create_directory(root);
+  EXPECT_EQ(Cairn({"storage", "init", root}), 0) << Err();
+  const std::string first = Out();
+  EXPECT_THAT(first, HasSubstr(Contents(directory_ / "root/.cairn-root").substr(0, 36)));
+  EXPECT_EQ(Cairn({"--storage", root, "storage", "init"}), 0) << Err();
+  EXPECT_EQ(Out(), first) << "one that it has stays";
+  EXPECT_EQ(Cairn({"storage", "init", root, "--identity", known}), 1);
+  EXPECT_THAT(Err(), HasSubstr("remove"));
+  std::filesystem::remove(directory_ / "root/.cairn-root");
+  EXPECT_EQ(Cairn({"storage", "init", root, "--identity", "mine"}), 2);
+  EXPECT_EQ(Cairn({"storage", "init", root, "--identity", known}), 0) << Err();
+  EXPECT_EQ(Contents(directory_ / "root/.cairn-root"), known + "\n");
+  EXPECT_EQ(Cairn({"storage"}), 2);
+}
+
 }  // namespace
 }  // namespace cairn::cli

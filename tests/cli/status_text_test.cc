@@ -57,6 +57,16 @@ TEST(Status, AStepInMemoryAloneIsNotSafeAndSaysWhatALossWouldCost) {
                   "node goes back to step 10 in storage. Unprotected: 2 checkpoints, 2.00 GiB."));
 }
 
+TEST(Status, StorageThatIsAwayIsSaidAndNothingIsSafe) {  // R32
+  Json node = Node({Job("run7", 12, -1, 1)});
+  node["storage_id"] = "the-id";
+  node["storage_problem"] = "has no marker";
+  EXPECT_FALSE(IsMyCheckpointSafe(node).safe);
+  EXPECT_THAT(IsMyCheckpointSafe(node).words[0], HasSubstr("the storage is away"));
+  EXPECT_THAT(RenderStatus(node, kNow),
+              testing::AllOf(HasSubstr("identity the-id"), HasSubstr("AWAY: has no marker")));
+}
+
 TEST(Status, WithoutStorageItSaysThatNothingOutlivesTheNode) {
   const Verdict verdict = IsMyCheckpointSafe(Node({Job("run7", 12, -1, 1)}, ""));
   EXPECT_FALSE(verdict.safe);

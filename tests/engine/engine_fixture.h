@@ -72,6 +72,11 @@ class EngineTest : public testing::Test {
     replies.clear();
     Carry(engine->Start(now, kUnix, std::move(recovered)));
     CarryPending();
+    if (root_seen) Apply(event::StorageSeen{root});
+  }
+  void SeeRoot(StatusOr<RootIdentity> seen) {
+    root = std::move(seen);
+    Apply(event::StorageSeen{root});
   }
 
   void Apply(Event event) {
@@ -458,6 +463,9 @@ class EngineTest : public testing::Test {
   bool hold_makes = false, hold_destroys = false, hold_probes = false, hold_manifests = false,
        hold_verifies = false, hold_persists = false, hold_deletes = false, hold_scans = false;
   Status make_status, manifest_status, persist_status, scan_status;
+  // What stands at the storage's root; every daemon sees it at its start, unless nobody looks.
+  StatusOr<RootIdentity> root = RootIdentity{"root-1", "instance-1"};
+  bool root_seen = true;
 
   std::vector<action::MakeSlab> makes;
   std::vector<SlabId> hurried, destroyed;

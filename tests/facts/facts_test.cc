@@ -58,6 +58,7 @@ std::vector<Fact> OneOfEach() {
       fact::StepRemoved{"job-a", 17, 9},
       fact::Pinned{Checkpoint(), false},
       fact::PersistAsked{Checkpoint()},
+      fact::StorageRoot{"0f0e0d0c-0b0a-4908-8706-050403020100", "1:2:3:4.5"},
   };
 }
 

@@ -84,6 +84,7 @@ class Digester {
   void Take(const fact::FilesDeleted& f) { Values("FilesDeleted", f.checkpoint); }
   void Take(const fact::StepRemoved& f) { Values("StepRemoved", f.job, f.step, f.up_to_attempt); }
   void Take(const fact::PersistAsked& f) { Values("PersistAsked", f.checkpoint); }
+  void Take(const fact::StorageRoot& f) { Values("StorageRoot", f.id, f.instance); }
   void Take(const fact::Pinned& f) { Values("Pinned", f.checkpoint, f.pinned); }
 
   // --- actions

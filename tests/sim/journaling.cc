@@ -45,6 +45,7 @@ class NewFact {
   }
   void On(const fact::Pinned&) {}
   void On(const fact::PersistAsked&) {}
+  void On(const fact::StorageRoot&) {}
 
  private:
   Node& node_;

@@ -41,6 +41,7 @@ class Mirror {
   std::map<CheckpointKey, std::map<Writer, fact::ManifestCommitted>> manifests;
   std::map<CheckpointKey, std::string> persisted;  // and its digest
   std::set<CheckpointKey> pinned;
+  fact::StorageRoot storage_root;
   std::map<std::pair<std::string, Step>, Attempt> removed;  // attempts up to this one stay away
 
  private:
@@ -68,6 +69,7 @@ class Mirror {
   void On(const fact::FilesDeleted& f) { persisted.erase(f.checkpoint); }
   void On(const fact::StepRemoved& f);
   void On(const fact::Pinned& f);
+  void On(const fact::StorageRoot& f) { storage_root = f; }
   void On(const fact::PersistAsked&) {}  // promises nothing until the checkpoint is Persisted
 };
 

@@ -61,6 +61,7 @@ void Node::Start(bool first) {
     if (TryStart(first, /*may_die=*/!first && !world.ending && deaths < 2)) break;
     if (!world.ok()) return;
   }
+  Apply(event::StorageSeen{world.storage.root()});
   for (const Event& event : std::exchange(waiting, {})) Apply(event);
 }
 

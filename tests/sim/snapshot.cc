@@ -17,6 +17,7 @@ std::string Difference(const Mirror& snapshot, const Mirror& journal) {
   if (snapshot.jobs != journal.jobs) return "jobs";
   if (snapshot.pinned != journal.pinned) return "pinned";
   if (snapshot.removed != journal.removed) return "removed";
+  if (snapshot.storage_root != journal.storage_root) return "storage root";
   if (snapshot.objects != journal.objects) {
     for (const auto& [part, objects] : journal.objects) {
       const auto* there = snapshot.ObjectsOf(part);
@@ -81,6 +82,7 @@ std::string Node::ForgottenByAStart(const std::vector<Fact>& snapshot) const {
 std::string Node::AnswersAfter(const std::vector<Fact>& facts) const {
   Engine other(options);
   other.Start(world.clock.now, world.clock.UnixMs(), Leftovers(facts));
+  other.Apply(world.clock.now, event::StorageSeen{world.storage.root()});
   const std::string broken = other.CheckInvariants();
   if (!broken.empty()) return absl::StrCat("invariant after a restart: ", broken);
   std::string all;

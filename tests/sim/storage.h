@@ -8,6 +8,7 @@
 
 #include "common/keys.h"
 #include "common/layout.h"
+#include "common/root_marker.h"
 #include "common/status.h"
 
 namespace cairn::engine::sim {
@@ -16,6 +17,8 @@ class Storage {
  public:
   // `forgets`: it acknowledges what it is given and keeps nothing (Lie::kStorageForgets).
   explicit Storage(bool forgets) : forgets_(forgets) {}
+
+  RootIdentity root() const { return {"the storage", "its directory"}; }
 
   // FAILED_PRECONDITION when the step was removed, or a newer checkpoint of it stands there.
   Status Publish(StoredCheckpoint checkpoint);

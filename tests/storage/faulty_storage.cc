@@ -26,6 +26,11 @@ class FaultyStorage final : public Storage {
   FaultyStorage(std::unique_ptr<Storage> inner, std::shared_ptr<StorageFaults> faults)
       : inner_(std::move(inner)), faults_(std::move(faults)) {}
 
+  StatusOr<RootIdentity> Identity() override {
+    return faults_->Run<StatusOr<RootIdentity>>(StorageCall::kIdentity,
+                                                [&] { return inner_->Identity(); });
+  }
+  void Expect(const std::string& id) override { inner_->Expect(id); }
   Status WriteParts(const CheckpointKey& checkpoint, Owner owner,
                     const std::vector<PartToWrite>& parts) override {
     return faults_->Run<Status>(StorageCall::kWriteParts,

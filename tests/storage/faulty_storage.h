@@ -10,6 +10,7 @@
 namespace cairn::storage {
 
 enum class StorageCall {
+  kIdentity,
   kWriteParts,
   kWriteLineRecord,
   kPublish,

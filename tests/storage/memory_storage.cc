@@ -91,6 +91,16 @@ void MemoryStore::Remove(const CheckpointKey& checkpoint, const std::string& obj
   FindObject(checkpoint, object)->reset();
 }
 
+void MemoryStore::Replace(const std::string& id) {
+  MutexLock lock(&mu_);
+  standing_ = id;
+}
+
+void MemoryStore::PutBack() {
+  MutexLock lock(&mu_);
+  standing_ = id_;
+}
+
 void MemoryStore::Age(const CheckpointKey& checkpoint, int seconds) {
   MutexLock lock(&mu_);
   Checkpoint* found = Find(checkpoint);
@@ -104,6 +114,8 @@ class MemoryStorage final : public Storage {
  public:
   explicit MemoryStorage(std::shared_ptr<MemoryStore> store) : store_(std::move(store)) {}
 
+  StatusOr<RootIdentity> Identity() override;
+  void Expect(const std::string& id) override;
   Status WriteParts(const CheckpointKey& checkpoint, Owner owner,
                     const std::vector<PartToWrite>& parts) override;
   StatusOr<LineRecord> WriteLineRecord(const LineRecord& record, Owner owner) override;
@@ -133,6 +145,7 @@ class MemoryStorage final : public Storage {
   static StatusOr<bool> PartStands(const Checkpoint& checkpoint, const PartToWrite& part);
   static Status CheckOwner(const std::string& name, const Job& job, Owner owner);
 
+  Status CheckThere() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store_->mu_);
   // Those of `parts` that are not stored whole; nothing when the step was removed, the parts are in
   // conflict, or another manifest of a writer stands.
   StatusOr<std::vector<const PartToWrite*>> FindMissing(const CheckpointKey& key, Owner owner,
@@ -140,8 +153,28 @@ class MemoryStorage final : public Storage {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(store_->mu_);
 
   const std::shared_ptr<MemoryStore> store_;
+  std::string expected_ ABSL_GUARDED_BY(store_->mu_);  // empty: none has been met
   std::atomic<uint64_t> objects_{0}, bytes_{0}, published_{0};
 };
+
+StatusOr<RootIdentity> MemoryStorage::Identity() {
+  MutexLock lock(&store_->mu_);
+  if (store_->standing_.empty()) return absl::UnavailableError("memory: nothing stands there");
+  if (expected_.empty()) expected_ = store_->standing_;
+  return RootIdentity{store_->standing_, store_->standing_};
+}
+
+void MemoryStorage::Expect(const std::string& id) {
+  MutexLock lock(&store_->mu_);
+  expected_ = id;
+}
+
+Status MemoryStorage::CheckThere() {
+  if (expected_.empty()) expected_ = store_->standing_;
+  if (!expected_.empty() && expected_ == store_->standing_) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("memory: \"", store_->standing_, "\" stands there, not \"", expected_, "\""));
+}
 
 Status MemoryStorage::CheckObjects(const Part& part) {
   for (const ObjectEntry& entry : part.stored.manifest.objects) {
@@ -184,6 +217,7 @@ StoredCheckpoint MemoryStorage::Describe(const Checkpoint& checkpoint, bool publ
 
 StatusOr<std::vector<const PartToWrite*>> MemoryStorage::FindMissing(
     const CheckpointKey& key, Owner owner, const std::vector<PartToWrite>& parts) {
+  CAIRN_RETURN_IF_ERROR(CheckThere());
   std::vector<const PartToWrite*> missing;
   for (const PartToWrite& part : parts) missing.push_back(&part);
   const auto at = store_->jobs_.find(key.job);
@@ -257,6 +291,7 @@ StatusOr<std::optional<Location>> MemoryStorage::Publish(const CheckpointKey& ch
                                                          Owner owner) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
   MutexLock lock(&store_->mu_);
+  CAIRN_RETURN_IF_ERROR(CheckThere());
   const auto at = store_->jobs_.find(checkpoint.job);
   if (at == store_->jobs_.end()) return std::nullopt;
   Job& job = at->second;
@@ -291,6 +326,7 @@ StatusOr<std::optional<Location>> MemoryStorage::Publish(const CheckpointKey& ch
 Status MemoryStorage::Sweep(const std::string& job,
                             const std::function<bool(const CheckpointKey&)>& superseded) {
   MutexLock lock(&store_->mu_);
+  CAIRN_RETURN_IF_ERROR(CheckThere());
   const auto at = store_->jobs_.find(job);
   if (at == store_->jobs_.end()) return absl::OkStatus();
   const int64_t now = store_->clock_->UnixMillis();
@@ -305,6 +341,7 @@ Status MemoryStorage::Sweep(const std::string& job,
 Status MemoryStorage::Delete(const CheckpointKey& checkpoint, Owner owner, bool tombstone) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
   MutexLock lock(&store_->mu_);
+  CAIRN_RETURN_IF_ERROR(CheckThere());
   if (tombstone) store_->jobs_.try_emplace(checkpoint.job, Job{owner, {}, {}, {}, {}});
   const auto at = store_->jobs_.find(checkpoint.job);
   if (at == store_->jobs_.end()) return absl::OkStatus();
@@ -329,6 +366,7 @@ Status MemoryStorage::Delete(const CheckpointKey& checkpoint, Owner owner, bool 
 StatusOr<LineRecord> MemoryStorage::WriteLineRecord(const LineRecord& record, Owner owner) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(record.job));
   MutexLock lock(&store_->mu_);
+  CAIRN_RETURN_IF_ERROR(CheckThere());
   Job& job = store_->jobs_.try_emplace(record.job, Job{owner, {}, {}, {}, {}}).first->second;
   CAIRN_RETURN_IF_ERROR(CheckOwner(record.job, job, owner));
   const auto [at, fresh] = job.records.try_emplace({record.number, record.kind}, record);
@@ -339,6 +377,7 @@ StatusOr<LineRecord> MemoryStorage::WriteLineRecord(const LineRecord& record, Ow
 StatusOr<StoredJob> MemoryStorage::Read(const std::string& job) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(job));
   MutexLock lock(&store_->mu_);
+  CAIRN_RETURN_IF_ERROR(CheckThere());
   const auto at = store_->jobs_.find(job);
   if (at == store_->jobs_.end()) return absl::NotFoundError(absl::StrCat(job, ": is not stored"));
   StoredJob found;
@@ -359,6 +398,7 @@ StatusOr<StoredJob> MemoryStorage::Read(const std::string& job) {
 
 StatusOr<std::vector<std::string>> MemoryStorage::Jobs() {
   MutexLock lock(&store_->mu_);
+  CAIRN_RETURN_IF_ERROR(CheckThere());
   std::vector<std::string> jobs;
   for (const auto& [name, job] : store_->jobs_) jobs.push_back(name);
   return jobs;
@@ -367,6 +407,7 @@ StatusOr<std::vector<std::string>> MemoryStorage::Jobs() {
 StatusOr<Owner> MemoryStorage::JobOwner(const std::string& job) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(job));
   MutexLock lock(&store_->mu_);
+  CAIRN_RETURN_IF_ERROR(CheckThere());
   const auto at = store_->jobs_.find(job);
   if (at == store_->jobs_.end()) return absl::NotFoundError(absl::StrCat(job, ": is not stored"));
   return at->second.owner;
@@ -377,6 +418,7 @@ StatusOr<std::unique_ptr<Reader>> MemoryStorage::Open(const StoredCheckpoint& ch
   CAIRN_ASSIGN_OR_RETURN(const StoredObject object, FindObject(checkpoint, name));
   const std::string what = absl::StrCat(checkpoint.key.DebugString(), " ", name);
   MutexLock lock(&store_->mu_);
+  CAIRN_RETURN_IF_ERROR(CheckThere());
   const auto at = store_->jobs_.find(checkpoint.key.job);
   if (at == store_->jobs_.end()) return absl::NotFoundError(absl::StrCat(what, ": is not stored"));
   if (reader.uid != 0) {

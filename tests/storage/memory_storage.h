@@ -24,6 +24,9 @@ class MemoryStore {
 
   void Truncate(const CheckpointKey& checkpoint, const std::string& object, uint64_t length);
   void Remove(const CheckpointKey& checkpoint, const std::string& object);
+  // Another storage stands in this one's place until PutBack; an empty `id`: none does.
+  void Replace(const std::string& id);
+  void PutBack();
   // An unpublished checkpoint counts as unchanged for `seconds` longer than it is.
   void Age(const CheckpointKey& checkpoint, int seconds);
 
@@ -57,6 +60,8 @@ class MemoryStore {
   const Clock* const clock_;
   Mutex mu_;
   std::map<std::string, Job> jobs_ ABSL_GUARDED_BY(mu_);
+  const std::string id_ = DrawRootId();
+  std::string standing_ ABSL_GUARDED_BY(mu_) = id_;  // what stands there now
 };
 
 std::unique_ptr<Storage> MakeMemoryStorage(std::shared_ptr<MemoryStore> store);

@@ -222,10 +222,6 @@ TEST(StorageOptions, ThatCannotWorkAreRefusedNamingThem) {
   EXPECT_TRUE(options.Validate().ok()) << "no storage at all is a choice";
   options.root = "relative";
   EXPECT_THAT(refusal(options), HasSubstr("absolute"));
-  options.root = "/nowhere/at/all";
-  EXPECT_THAT(refusal(options), HasSubstr("/nowhere/at/all"));
-  options.root = "/etc/passwd";
-  EXPECT_THAT(refusal(options), HasSubstr("/etc/passwd"));
   options.root = "/tmp";
   options.threads = 0;
   EXPECT_THAT(refusal(options), HasSubstr("storage.threads"));

@@ -31,6 +31,9 @@ class Backend {
   virtual void Remove(const CheckpointKey& checkpoint, const std::string& object) = 0;
   // Makes an unpublished checkpoint one that has not changed for two minutes.
   virtual void Age(const CheckpointKey& checkpoint) = 0;
+  // Another storage, an empty one, stands in this one's place, until PutBack.
+  virtual void Replace() = 0;
+  virtual void PutBack() = 0;
   // What stands between "not stored" and "stored", by its names; nothing after a sweep.
   virtual std::vector<std::string> Leftovers() = 0;
 };
@@ -41,7 +44,10 @@ class PosixBackend final : public Backend {
     char path[] = "/tmp/cairn-storage-XXXXXX";
     root_ = ::mkdtemp(path);
   }
-  ~PosixBackend() override { std::filesystem::remove_all(root_); }
+  ~PosixBackend() override {
+    std::filesystem::remove_all(root_);
+    std::filesystem::remove_all(root_ + ".away");
+  }
 
   std::unique_ptr<Storage> Open() override {
     PosixOptions options;
@@ -66,6 +72,14 @@ class PosixBackend final : public Backend {
       std::filesystem::last_write_time(entry.path(), then);
     }
     std::filesystem::last_write_time(directory, then);
+  }
+  void Replace() override {
+    std::filesystem::rename(root_, root_ + ".away");
+    std::filesystem::create_directory(root_);
+  }
+  void PutBack() override {
+    std::filesystem::remove_all(root_);
+    std::filesystem::rename(root_ + ".away", root_);
   }
   std::vector<std::string> Leftovers() override {
     std::vector<std::string> found;
@@ -102,6 +116,8 @@ class MemoryBackend : public Backend {
     store_->Remove(checkpoint, object);
   }
   void Age(const CheckpointKey& checkpoint) override { store_->Age(checkpoint, 120); }
+  void Replace() override { store_->Replace(DrawRootId()); }
+  void PutBack() override { store_->PutBack(); }
   std::vector<std::string> Leftovers() override { return {}; }
 
  private:

@@ -54,6 +54,51 @@ class StorageContract : public ::testing::TestWithParam<Kind> {
   std::unique_ptr<Storage> storage_ = backend_->Open();
 };
 
+// --- which storage it is
+
+TEST_P(StorageContract, DaemonsThatShareAStorageReadTheSameIdentity) {
+  const auto identity = storage_->Identity();
+  ASSERT_TRUE(identity.ok()) << identity.status();
+  EXPECT_FALSE(identity->id.empty());
+  const auto other = backend_->Open()->Identity();
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(other->id, identity->id);
+  EXPECT_EQ(other->instance, identity->instance);
+}
+
+// R32
+TEST_P(StorageContract, AnotherStorageInItsPlaceIsNeitherReadNorWritten) {
+  const Part part = MakePart(Key(5, 100));
+  storage::WriteAndPublish(*storage_, part);
+  const StoredCheckpoint stored = Find(Key(5, 100));
+  backend_->Replace();
+  const std::vector<std::pair<const char*, Status>> calls = {
+      {"write", storage::Write(*storage_, MakePart(Key(6, 100)))},
+      {"publish", storage_->Publish(Key(5, 100), Me()).status()},
+      {"delete", storage_->Delete(Key(5, 100), Me(), true)},
+      {"sweep", storage_->Sweep("job", [](const CheckpointKey&) { return true; })},
+      {"read", storage_->Read("job").status()},
+      {"jobs", storage_->Jobs().status()},
+      {"owner", storage_->JobOwner("job").status()},
+      {"open", storage_->Open(stored, "big/0", Me()).status()}};
+  for (const auto& [name, status] : calls) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << name << ": " << status;
+  }
+  backend_->PutBack();
+  ExpectStored(part);
+}
+
+TEST_P(StorageContract, OnlyTheExpectedIdentityIsServed) {
+  const auto identity = storage_->Identity();
+  ASSERT_TRUE(identity.ok()) << identity.status();
+  const auto other = backend_->Open();
+  other->Expect(DrawRootId());
+  EXPECT_EQ(other->Jobs().status().code(), absl::StatusCode::kUnavailable);
+  const auto same = backend_->Open();
+  same->Expect(identity->id);
+  EXPECT_TRUE(same->Jobs().ok());
+}
+
 // --- the way of a checkpoint
 
 TEST_P(StorageContract, APublishedCheckpointIsExactlyItsObjects) {
