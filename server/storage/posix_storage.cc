@@ -12,6 +12,7 @@
 #include "common/layout.h"
 #include "common/mutex.h"
 #include "server/storage/owner.h"
+#include "server/storage/posix_delete.h"
 #include "server/storage/posix_publish.h"
 #include "server/storage/posix_read.h"
 #include "server/storage/posix_records.h"
@@ -39,7 +40,12 @@ class PosixStorage final : public Storage {
       CAIRN_ASSIGN_OR_RETURN(const JobDirectories at,
                              root_.OpenJob(checkpoint.job, owner, /*create=*/true));
       CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
-      return WritePartsBelow(&root_, at, checkpoint, owner, parts);
+      const Status written = WritePartsBelow(&root_, at, checkpoint, owner, parts);
+      if (!absl::IsResourceExhausted(written)) return written;
+      // Storage is full. What was deleted need not wait any longer.
+      bool made_room = false;
+      CAIRN_RETURN_IF_ERROR(EmptyTrash(at, /*all=*/true, &made_room));
+      return made_room ? WritePartsBelow(&root_, at, checkpoint, owner, parts) : written;
     };
     return Annotate(write(), checkpoint.DebugString());
   }
@@ -59,17 +65,25 @@ class PosixStorage final : public Storage {
     CAIRN_RETURN_IF_ERROR(at.status());
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
     MutexLock lock(PublishMutex(checkpoint.job));
-    const StatusOr<bool> published = PublishBelow(&root_, *at, checkpoint);
+    const auto published = PublishBelow(&root_, *at, checkpoint);
     CAIRN_RETURN_IF_ERROR(Annotate(published.status(), checkpoint.DebugString()));
     if (const int error = ReachFailpoint(Failpoint::kStorageDone); error != 0) {
       return ErrnoStatus(error, "after publishing");
     }
-    if (!*published) return std::nullopt;
-    return Location(absl::StrCat(at->path, "/", StepDirectory(checkpoint.step)));
+    if (!published->has_value()) return std::nullopt;
+    return Location(absl::StrCat(at->path, "/", **published));
   }
 
-  Status Sweep(const std::string& job,
-               const std::function<bool(const CheckpointKey&)>& superseded) override {
+  Status Reinstate(const CheckpointKey& checkpoint, Owner owner) override {
+    CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
+    CAIRN_ASSIGN_OR_RETURN(const JobDirectories at,
+                           root_.OpenJob(checkpoint.job, owner, /*create=*/false));
+    CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
+    MutexLock lock(PublishMutex(checkpoint.job));
+    return ReinstateBelow(&root_, at, checkpoint);
+  }
+
+  Status Sweep(const std::string& job, const SweepRules& rules) override {
     const auto owner = root_.JobOwner(job);
     if (absl::IsNotFound(owner.status())) return absl::OkStatus();
     CAIRN_RETURN_IF_ERROR(owner.status());
@@ -79,17 +93,18 @@ class PosixStorage final : public Storage {
     CAIRN_RETURN_IF_ERROR(at.status());
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(*owner));
     MutexLock lock(PublishMutex(job));
-    return SweepBelow(&root_, *at, job, superseded);
+    return SweepBelow(&root_, *at, job, rules);
   }
 
-  Status Delete(const CheckpointKey& checkpoint, Owner owner, bool tombstone) override {
+  Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind) override {
     CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
-    const auto at = root_.OpenJob(checkpoint.job, owner, /*create=*/tombstone);
+    const bool create = kind != DeleteKind::kFiles;  // a tombstone needs a place
+    const auto at = root_.OpenJob(checkpoint.job, owner, create);
     if (absl::IsNotFound(at.status())) return absl::OkStatus();
     CAIRN_RETURN_IF_ERROR(at.status());
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
     MutexLock lock(PublishMutex(checkpoint.job));
-    return DeleteBelow(&root_, *at, checkpoint, tombstone);
+    return DeleteBelow(&root_, *at, checkpoint, kind);
   }
 
   StatusOr<StoredJob> Read(const std::string& job) override {
@@ -115,7 +130,7 @@ class PosixStorage final : public Storage {
 
   PosixRoot root_;
   // One of them is held by every call that moves whole checkpoints, so that the publishers of one
-  // daemon do not meet; those of several daemons meet in PutInPlace. Never held while the bytes of
+  // daemon do not meet; those of several daemons meet at a claim (posix_claim.h). Never held while the bytes of
   // objects are written.
   std::array<Mutex, 64> publish_mutexes_;
 };

@@ -2,8 +2,8 @@
 // daemons may share. common/layout.h says where things stand.
 //
 // Order is the point: objects to new temporary names, data, fsync, rename, directory fsync;
-// manifests last; the directory of a complete checkpoint is claimed by one publisher and then put
-// in place by rename or exchange. After any fsync or close error the file is written anew to a new
+// manifests last; the directory of a complete checkpoint is claimed by one publisher, under a name
+// that only it uses, and then put in place by rename or exchange. After any fsync or close error the file is written anew to a new
 // inode.
 //
 // Everything is done as the job's owner (setfsuid and setfsgid on the calling thread), beneath the

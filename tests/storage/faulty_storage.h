@@ -13,6 +13,7 @@ enum class StorageCall {
   kWriteParts,
   kWriteLineRecord,
   kPublish,
+  kReinstate,
   kSweep,
   kDelete,
   kRead,

@@ -99,7 +99,7 @@ TEST_F(PosixFaults, DyingAtAnyCallLeavesTheOldOrTheNewCheckpointWhole) {
     return InChild([&] {
       auto storage = Make();
       if (!ArmFailpoints(failpoint).ok()) return 1;
-      if (!storage->Sweep("job", [](const CheckpointKey&) { return false; }).ok()) return 2;
+      if (!storage->Sweep("job", {}).ok()) return 2;
       if (!storage->WriteParts(Key(5, 100, 1), Me(), {newer.ToWrite()}).ok()) return 3;
       const auto published = storage->Publish(Key(5, 100, 1), Me());
       if (!published.ok()) return 4;
@@ -153,7 +153,8 @@ TEST_F(PosixFaults, DyingAtAnyCallLeavesTheOldOrTheNewCheckpointWhole) {
 TEST_F(PosixFaults, DyingWhileDeletingLeavesItWholeOrGone) {
   UseRootInMemory();
   const Part part = MakePart(Key(5, 100), 0, 1, {{"d/a", kBlock}, {"e", 0}});
-  for (bool tombstone : {false, true}) {
+  for (const DeleteKind kind :
+       {DeleteKind::kFiles, DeleteKind::kUpToAttempt, DeleteKind::kThisAttempt}) {
     for (int n = 1;; ++n) {
       ASSERT_LT(n, 300);
       fs::remove_all(Path(""));
@@ -161,10 +162,10 @@ TEST_F(PosixFaults, DyingWhileDeletingLeavesItWholeOrGone) {
       const int died = InChild([&] {
         auto storage = Make();
         if (!ArmFailpoints(absl::StrCat("any:", n)).ok()) return 1;
-        return storage->Delete(Key(5, 100), Me(), tombstone).ok() ? 0 : 2;
+        return storage->Delete(Key(5, 100), Me(), kind).ok() ? 0 : 2;
       });
       if (fs::exists(Path("5"))) ExpectFiles(part, "5");
-      ASSERT_TRUE(storage_->Delete(Key(5, 100), Me(), tombstone).ok());
+      ASSERT_TRUE(storage_->Delete(Key(5, 100), Me(), kind).ok());
       EXPECT_THAT(Stored(), IsEmpty());
       EXPECT_THAT(Leftovers(), IsEmpty());
       if (died == 0) break;
@@ -181,10 +182,13 @@ TEST_F(PosixFaults, EveryFailpointOfStorageIsReached) {
     const int died = InChild([&] {
       auto storage = Make();
       if (!ArmFailpoints(FailpointName(point)).ok()) return 1;
-      const Part part = MakePart(Key(5, 100));
-      if (!storage->WriteParts(Key(5, 100), Me(), {part.ToWrite()}).ok()) return 2;
-      if (!storage->Publish(Key(5, 100), Me()).ok()) return 3;
-      return storage->Delete(Key(5, 100), Me(), true).ok() ? 0 : 4;
+      for (Revision revision : {0, 1}) {
+        const Part part = MakePart(Key(5, 100, revision));
+        if (!storage->WriteParts(Key(5, 100, revision), Me(), {part.ToWrite()}).ok()) return 2;
+        if (!storage->Publish(Key(5, 100, revision), Me()).ok()) return 3;
+      }
+      if (!storage->Sweep("job", {}).ok()) return 4;
+      return storage->Delete(Key(5, 100), Me(), DeleteKind::kUpToAttempt).ok() ? 0 : 5;
     });
     EXPECT_EQ(died, kFailpointExitCode) << FailpointName(point);
   }

@@ -47,8 +47,9 @@ TEST_F(PosixStorage, AUsersDirectoryIsNeverTouched) {
   const Status status = storage_->Publish(Key(5, 100), Me()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(std::string(status.message()), HasSubstr("not Cairn's"));
-  EXPECT_TRUE(storage_->Delete(Key(5, 100), Me(), true).ok());
-  EXPECT_TRUE(storage_->Sweep("job", [](const CheckpointKey&) { return true; }).ok());
+  EXPECT_TRUE(storage_->Delete(Key(5, 100), Me(), DeleteKind::kUpToAttempt).ok());
+  EXPECT_TRUE(
+      storage_->Sweep("job", {.superseded = [](const CheckpointKey&) { return true; }}).ok());
   EXPECT_EQ(Bytes(Path("5/thesis.txt")), "years of work");
 }
 
@@ -92,13 +93,25 @@ TEST_F(PosixStorage, SweepingFinishesWhatADeadPublisherClaimed) {
   EXPECT_THAT(Leftovers(), IsEmpty());
 }
 
-TEST_F(PosixStorage, SweepingThrowsAwayWhatAnExchangeLeftAside) {
-  const Part newer = MakePart(Key(5, 101));
+TEST_F(PosixStorage, SweepingThrowsAwayARevisionThatAnExchangeLeftAside) {
+  const Part newer = MakePart(Key(5, 100, 1));
+  ASSERT_TRUE(Write(MakePart(Key(5, 100, 0))).ok());
   WriteAndPublish(newer);
-  ASSERT_TRUE(Write(MakePart(Key(5, 100))).ok());
-  fs::rename(Path(".cairn/partial/5.100.0"), Path(".cairn/publish/5.101.0"));
+  fs::rename(Path(".cairn/partial/5.100.0"), Path(".cairn/publish/5.100.1.77"));
   Sweep();
   ExpectFiles(newer, "5");
+  EXPECT_THAT(Stored(), ElementsAre("5@100.1/"));
+  EXPECT_THAT(Leftovers(), IsEmpty());
+}
+
+TEST_F(PosixStorage, SweepingKeepsAnotherAttemptThatAnExchangeLeftAside) {
+  const Part newer = MakePart(Key(5, 101)), older = MakePart(Key(5, 100));
+  WriteAndPublish(newer);
+  ASSERT_TRUE(Write(older).ok());
+  fs::rename(Path(".cairn/partial/5.100.0"), Path(".cairn/publish/5.101.0.77"));
+  Sweep();
+  ExpectFiles(newer, "5");
+  ExpectFiles(older, ".cairn/abandoned/5.100.0");
   EXPECT_THAT(Leftovers(), IsEmpty());
 }
 
@@ -108,7 +121,9 @@ TEST_F(PosixStorage, SweepingTakesSupersededPartialsButNoneThatIsYoung) {
   Age(Path(".cairn/partial/2.100.0"));
   std::ofstream(Path(".cairn/partial/2.100.0/small/deep/new")) << "just now";
   Age(Path(".cairn/partial/3.100.0"));
-  ASSERT_TRUE(storage_->Sweep("job", [](const CheckpointKey& key) { return key.step != 3; }).ok());
+  ASSERT_TRUE(
+      storage_->Sweep("job", {.superseded = [](const CheckpointKey& key) { return key.step != 3; }})
+          .ok());
   EXPECT_THAT(Stored(), ElementsAre("2@100.0", "3@100.0"));
   EXPECT_THAT(Leftovers(), IsEmpty());
 }
