@@ -2,15 +2,14 @@
 // stopped between a look and the move that it decided on.
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <iostream>
 #include <map>
-#include <mutex>
 #include <random>
 #include <thread>
 #include <utility>
 
 #include "common/layout.h"
+#include "common/mutex.h"
 #include "tests/storage/posix_fixture.h"
 
 namespace cairn::storage {
@@ -34,37 +33,39 @@ class Stops {
   // The calling thread stops when it reaches `point` for the `n`-th time from now.
   static void StopHereAt(Failpoint point, int n = 1) { at_ = {point, n}; }
   void WaitUntilStopped(int threads) {
-    std::unique_lock lock(mu_);
-    changed_.wait(lock, [&] { return stopped_ == threads; });
+    MutexLock lock(&mu_);
+    while (stopped_ != threads) changed_.Wait(&mu_);
   }
   // The thread that stopped first, of those that still are, goes on.
   void GoFirst() {
-    const std::lock_guard lock(mu_);
+    MutexLock lock(&mu_);
     ++next_to_go_;
     --stopped_;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   void Go() {
-    const std::lock_guard lock(mu_);
+    MutexLock lock(&mu_);
     next_to_go_ = 1 << 30;
     stopped_ = 0;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 
  private:
   void Reach(Failpoint point) {
     if (point != at_.first || --at_.second != 0) return;
-    std::unique_lock lock(mu_);
+    MutexLock lock(&mu_);
     const int mine = arrived_++;
     ++stopped_;
-    changed_.notify_all();
-    changed_.wait(lock, [&] { return mine < next_to_go_; });
+    changed_.NotifyAll();
+    while (mine >= next_to_go_) changed_.Wait(&mu_);
   }
 
   static thread_local std::pair<Failpoint, int> at_;
-  std::mutex mu_;
-  std::condition_variable changed_;
-  int arrived_ = 0, stopped_ = 0, next_to_go_ = 0;
+  Mutex mu_;
+  CondVar changed_;
+  int arrived_ ABSL_GUARDED_BY(mu_) = 0;
+  int stopped_ ABSL_GUARDED_BY(mu_) = 0;
+  int next_to_go_ ABSL_GUARDED_BY(mu_) = 0;
 };
 thread_local std::pair<Failpoint, int> Stops::at_ = {Failpoint::kCount, 0};
 

@@ -1,5 +1,6 @@
 // What every storage must do. A back end joins with a Backend (storage_backends.h) in the list at
 // the end; what only one back end does has a test file of its own.
+// One file: the contract is one suite, which every back end passes as a whole.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
