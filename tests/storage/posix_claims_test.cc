@@ -30,8 +30,22 @@ class Stops {
     SetFailpointHook(nullptr);
   }
 
-  // The calling thread stops when it reaches `point` for the `n`-th time from now.
-  static void StopHereAt(Failpoint point, int n = 1) { at_ = {point, n}; }
+  // The calling thread stops when it reaches `point` for the `n`-th time from now, and, with `then`,
+  // the next time that it reaches that.
+  static void StopHereAt(Failpoint point, int n = 1, Failpoint then = Failpoint::kCount) {
+    at_ = {point, n};
+    then_ = then;
+  }
+  // The calling thread will not stop any more.
+  void End() {
+    MutexLock lock(&mu_);
+    ++ended_;
+    changed_.NotifyAll();
+  }
+  void WaitUntilStoppedOrEnded(int threads) {
+    MutexLock lock(&mu_);
+    while (stopped_ + ended_ != threads) changed_.Wait(&mu_);
+  }
   void WaitUntilStopped(int threads) {
     MutexLock lock(&mu_);
     while (stopped_ != threads) changed_.Wait(&mu_);
@@ -53,6 +67,8 @@ class Stops {
  private:
   void Reach(Failpoint point) {
     if (point != at_.first || --at_.second != 0) return;
+    at_ = {then_, 1};
+    then_ = Failpoint::kCount;
     MutexLock lock(&mu_);
     const int mine = arrived_++;
     ++stopped_;
@@ -61,13 +77,16 @@ class Stops {
   }
 
   static thread_local std::pair<Failpoint, int> at_;
+  static thread_local Failpoint then_;
   Mutex mu_;
   CondVar changed_;
   int arrived_ ABSL_GUARDED_BY(mu_) = 0;
   int stopped_ ABSL_GUARDED_BY(mu_) = 0;
+  int ended_ ABSL_GUARDED_BY(mu_) = 0;
   int next_to_go_ ABSL_GUARDED_BY(mu_) = 0;
 };
 thread_local std::pair<Failpoint, int> Stops::at_ = {Failpoint::kCount, 0};
+thread_local Failpoint Stops::then_ = Failpoint::kCount;
 
 class PosixClaims : public PosixFixture {
  protected:
@@ -111,18 +130,26 @@ TEST_F(PosixClaims, TwoPublishersDoNotThrowTheNewCheckpointAway) {
   ASSERT_TRUE(Write(newer).ok());
   Stops stops;
   // The second has looked: the old one stands, the new one is claimed. It is about to exchange them.
-  std::thread second = Publisher(Key(5, 100, 1), Failpoint::kStorageExchange);
+  // Should that succeed, it stops once more, before it can look at what it has done.
+  std::thread second([&] {
+    const auto storage = Make();
+    Stops::StopHereAt(Failpoint::kStorageExchange, 1, /*then=*/Failpoint::kStorageRenamed);
+    EXPECT_TRUE(storage::Publish(*storage, Key(5, 100, 1)));
+    stops.End();
+  });
   stops.WaitUntilStopped(1);
   // The first exchanges them, sees the new one standing, and is about to throw the old one away.
   // Its renames: of the claim, the exchange, into the trash.
   std::thread first = Publisher(Key(5, 100, 1), Failpoint::kStorageRename, 3);
   stops.WaitUntilStopped(2);
   stops.GoFirst();
-  second.join();
-  stops.Go();
+  stops.WaitUntilStoppedOrEnded(2);
+  stops.GoFirst();
   first.join();
+  stops.Go();
+  second.join();
   EXPECT_TRUE(error_.ok()) << error_;
-  EXPECT_EQ(published_, 2);
+  EXPECT_EQ(published_, 1) << "by the first; the second says for itself";
   ExpectFiles(newer, "5");
   EXPECT_THAT(Stored(), ElementsAre("5@100.1/"));
 }
