@@ -120,7 +120,8 @@ Status ListCheckpoints(const StoredJob& stored, Listing* out) {
 }
 
 // The directory of the part's checkpoint, while its manifest stands there: another checkpoint may
-// have taken its place, and a file of it must not be taken for this one's. ABORTED when it has moved.
+// have taken its place, and a file of it must not be taken for this one's. ABORTED when it has
+// moved.
 StatusOr<UniqueFd> OpenDirectoryOf(const std::string& root, const StoredCheckpoint& checkpoint,
                                    const StoredPart& part) {
   // Beneath the root only: no symbolic link is followed.

@@ -15,8 +15,8 @@ namespace {
 // things about.
 constexpr int kMaxRounds = 64;
 
-// A claim on its way, and what comes out of places on that way. Each round looks at one claim and at
-// its step's place, and then moves once.
+// A claim on its way, and what comes out of places on that way. Each round looks at one claim and
+// at its step's place, and then moves once.
 class Settling {
  public:
   Settling(PosixRoot* root, const JobDirectories& at, const std::string& claim)

@@ -130,8 +130,8 @@ class PosixStorage final : public Storage {
 
   PosixRoot root_;
   // One of them is held by every call that moves whole checkpoints, so that the publishers of one
-  // daemon do not meet; those of several daemons meet at a claim (posix_claim.h). Never held while the bytes of
-  // objects are written.
+  // daemon do not meet; those of several daemons meet at a claim (posix_claim.h). Never held while
+  // the bytes of objects are written.
   std::array<Mutex, 64> publish_mutexes_;
 };
 

@@ -3,8 +3,8 @@
 //
 // Order is the point: objects to new temporary names, data, fsync, rename, directory fsync;
 // manifests last; the directory of a complete checkpoint is claimed by one publisher, under a name
-// that only it uses, and then put in place by rename or exchange. After any fsync or close error the file is written anew to a new
-// inode.
+// that only it uses, and then put in place by rename or exchange. After any fsync or close error
+// the file is written anew to a new inode.
 //
 // Everything is done as the job's owner (setfsuid and setfsgid on the calling thread), beneath the
 // root, through no symbolic link.

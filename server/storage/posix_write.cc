@@ -14,8 +14,8 @@ namespace cairn::storage {
 namespace {
 
 // True when all parts already stand, whole, in the published checkpoint or in one on its way there;
-// then their names are durable too. FAILED_PRECONDITION when a newer revision of the same attempt is
-// published: what is written would never be.
+// then their names are durable too. FAILED_PRECONDITION when a newer revision of the same attempt
+// is published: what is written would never be.
 StatusOr<bool> StandPublished(const JobDirectories& at, const CheckpointKey& checkpoint,
                               const std::vector<PartToWrite>& parts) {
   std::vector<Place> places;

@@ -74,8 +74,8 @@ struct Counters {
 enum class DeleteKind {
   // The files of exactly this checkpoint; it may come back.
   kFiles,
-  // Every checkpoint of the step, published or not, of attempts up to the checkpoint's. For good: it
-  // is recorded durably, before anything goes, that they must not bring the step back.
+  // Every checkpoint of the step, published or not, of attempts up to the checkpoint's. For good:
+  // it is recorded durably, before anything goes, that they must not bring the step back.
   kUpToAttempt,
   // Likewise, but those of the checkpoint's attempt alone.
   kThisAttempt,
@@ -90,8 +90,8 @@ struct SweepRules {
   // superseded goes once nothing of it has changed for an hour, whatever became of its step. Null:
   // all of them are wanted.
   std::function<bool(const CheckpointKey&)> wanted;
-  // Storage is full: what waits for an hour otherwise goes after a minute, and what was deleted goes
-  // at once.
+  // Storage is full: what waits for an hour otherwise goes after a minute, and what was deleted
+  // goes at once.
   bool full = false;
 };
 
@@ -105,26 +105,27 @@ class Storage {
   // INVALID_ARGUMENT: a part is not of this checkpoint. PERMISSION_DENIED: the job is another
   // user's. ALREADY_EXISTS: another manifest of the same writer is stored. FAILED_PRECONDITION: the
   // step was removed for this attempt, a newer revision of the same attempt is published, or the
-  // parts are in conflict with each other or with stored ones. DATA_LOSS: bytes no longer match their checksums. RESOURCE_EXHAUSTED: storage is full.
-  // After an error nothing of a part that was not stored before is shown as stored, its room is
-  // given back, and the same call may be repeated.
+  // parts are in conflict with each other or with stored ones. DATA_LOSS: bytes no longer match
+  // their checksums. RESOURCE_EXHAUSTED: storage is full. After an error nothing of a part that was
+  // not stored before is shown as stored, its room is given back, and the same call may be
+  // repeated.
   virtual Status WriteParts(const CheckpointKey& checkpoint, Owner owner,
                             const std::vector<PartToWrite>& parts) = 0;
 
-  // Records a decision about the line, or where an attempt came from, durably, and returns what stands
-  // under that number and kind: `record`, or what stood there before, which is never replaced. Only a
-  // `resume` may be said anew.
+  // Records a decision about the line, or where an attempt came from, durably, and returns what
+  // stands under that number and kind: `record`, or what stood there before, which is never
+  // replaced. Only a `resume` may be said anew.
   virtual StatusOr<LineRecord> WriteLineRecord(const LineRecord& record, Owner owner) = 0;
 
   // Publishes the checkpoint when all its parts are stored. Returns where it stands, durably, also
   // when another publisher put it there. The newest attempt's newest revision stands in the step's
-  // place, unless Reinstate has chosen another attempt's. Other attempts' checkpoints are kept aside,
-  // the newest revision of each: both one that comes out of the place, and one that arrives late.
-  // Older revisions of the same attempt go.
+  // place, unless Reinstate has chosen another attempt's. Other attempts' checkpoints are kept
+  // aside, the newest revision of each: both one that comes out of the place, and one that arrives
+  // late. Older revisions of the same attempt go.
   // nullopt: it is not published. Parts are missing, a newer revision of its attempt is published,
-  // or the step was removed, be it meanwhile. ALREADY_EXISTS: something that is not Cairn's stands in the step's place.
-  // FAILED_PRECONDITION: the parts are in conflict. DATA_LOSS: an object is missing or has another
-  // length than its manifest says.
+  // or the step was removed, be it meanwhile. ALREADY_EXISTS: something that is not Cairn's stands
+  // in the step's place. FAILED_PRECONDITION: the parts are in conflict. DATA_LOSS: an object is
+  // missing or has another length than its manifest says.
   virtual StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint,
                                                     Owner owner) = 0;
 

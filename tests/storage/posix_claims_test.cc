@@ -30,8 +30,8 @@ class Stops {
     SetFailpointHook(nullptr);
   }
 
-  // The calling thread stops when it reaches `point` for the `n`-th time from now, and, with `then`,
-  // the next time that it reaches that.
+  // The calling thread stops when it reaches `point` for the `n`-th time from now, and, with
+  // `then`, the next time that it reaches that.
   static void StopHereAt(Failpoint point, int n = 1, Failpoint then = Failpoint::kCount) {
     at_ = {point, n};
     then_ = then;
@@ -129,8 +129,8 @@ TEST_F(PosixClaims, TwoPublishersDoNotThrowTheNewCheckpointAway) {
   WriteAndPublish(MakePart(Key(5, 100, 0)));
   ASSERT_TRUE(Write(newer).ok());
   Stops stops;
-  // The second has looked: the old one stands, the new one is claimed. It is about to exchange them.
-  // Should that succeed, it stops once more, before it can look at what it has done.
+  // The second has looked: the old one stands, the new one is claimed. It is about to exchange
+  // them. Should that succeed, it stops once more, before it can look at what it has done.
   std::thread second([&] {
     const auto storage = Make();
     Stops::StopHereAt(Failpoint::kStorageExchange, 1, /*then=*/Failpoint::kStorageRenamed);
