@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
@@ -44,7 +45,11 @@ int Count(Slot* slot) {
 
 }  // namespace
 
+// Written while no other thread reaches points.
+std::function<void(Failpoint)> hook;
+
 int Reach(Failpoint point) {
+  if (hook) hook(point);
   const int error = Count(&slots[static_cast<size_t>(point)]);
   const int any = Count(&slots[kAny]);
   return error != 0 ? error : any;
@@ -108,11 +113,21 @@ std::vector<Failpoint> AllFailpoints() {
 
 int FailpointsHit() { return failpoint_internal::hits.load(std::memory_order_relaxed); }
 
+void SetFailpointHook(std::function<void(Failpoint)> hook) {
+  failpoint_internal::hook = std::move(hook);
+  failpoint_internal::armed.store(static_cast<bool>(failpoint_internal::hook),
+                                  std::memory_order_release);
+}
+
 Status ArmFailpoints(absl::string_view spec) {
   failpoint_internal::armed.store(false, std::memory_order_release);
   for (auto& slot : failpoint_internal::slots) slot.left.store(0, std::memory_order_relaxed);
   failpoint_internal::hits.store(0, std::memory_order_relaxed);
-  if (spec.empty()) return absl::OkStatus();
+  if (spec.empty()) {
+    const bool hooked = static_cast<bool>(failpoint_internal::hook);
+    failpoint_internal::armed.store(hooked, std::memory_order_release);
+    return absl::OkStatus();
+  }
   std::vector<Arm> arms;
   for (absl::string_view part : absl::StrSplit(spec, ',')) {
     CAIRN_ASSIGN_OR_RETURN(const Arm arm, ParseArm(part));

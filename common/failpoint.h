@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -14,7 +15,8 @@
 
 namespace cairn {
 
-// Enumerator, name. A point is reached *before* the call or step it is named after.
+// Enumerator, name. A point is reached *before* the call or step it is named after. One exception:
+// storage.renamed is reached after a rename that happened, and makes it look as if it had failed.
 #define CAIRN_FAILPOINTS(X)                        \
   X(kStorageOpen, "storage.open")                  \
   X(kStorageMakeDirectory, "storage.mkdir")        \
@@ -24,7 +26,10 @@ namespace cairn {
   X(kStorageSync, "storage.fsync")                 \
   X(kStorageClose, "storage.close")                \
   X(kStorageRename, "storage.rename")              \
+  X(kStorageExchange, "storage.exchange")          \
+  X(kStorageRenamed, "storage.renamed")            \
   X(kStorageUnlink, "storage.unlink")              \
+  X(kStorageTouch, "storage.touch")                \
   X(kStorageDone, "storage.done")                  \
   X(kNodeApplied, "node.applied")                  \
   X(kNodeJournaled, "node.journaled")              \
@@ -68,6 +73,11 @@ Status ArmFailpoints(absl::string_view spec);
 // How many of the armed failures have happened since ArmFailpoints. A test that tries N = 1, 2, … is
 // done at the first N for which this is 0.
 int FailpointsHit();
+
+// For tests of two threads that meet: `hook` runs whenever any thread of this process reaches a
+// point, on that thread, before what ArmFailpoints has armed. Empty: none. The same rule as for
+// ArmFailpoints holds.
+void SetFailpointHook(std::function<void(Failpoint)> hook);
 
 namespace failpoint_internal {
 extern std::atomic<bool> armed;

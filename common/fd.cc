@@ -253,10 +253,15 @@ StatusOr<UniqueFd> OpenBeneath(int directory, const std::string& path, int flags
   how.mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? mode : 0;
   how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS;
   long fd;
+  // EXDEV is also the answer when the directory that was just found is renamed out of `directory`
+  // before the look-up ends. Another look then says what stands there now.
+  int moved = 0;
+  constexpr int kMaxMoved = 16;
   do {
     fd = ::syscall(SYS_openat2, directory, path.c_str(), &how, sizeof(how));
     // EAGAIN: a rename happened during the look-up.
-  } while (fd < 0 && (errno == EINTR || errno == EAGAIN));
+  } while (fd < 0 &&
+           (errno == EINTR || errno == EAGAIN || (errno == EXDEV && ++moved < kMaxMoved)));
   if (fd < 0) {
     if (errno == ELOOP || errno == EXDEV) {
       return absl::PermissionDeniedError(

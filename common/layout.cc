@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <optional>
+#include <set>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -17,6 +20,7 @@ namespace cairn {
 namespace {
 
 constexpr char kManifestSuffix[] = ".manifest";
+constexpr char kTombstonesSuffix[] = ".attempts";
 constexpr uint64_t kMaxTombstoneBytes = 64;
 
 std::string CheckpointName(const CheckpointKey& checkpoint) {
@@ -43,12 +47,16 @@ class JobScan {
   StatusOr<StoredJob> Run(int root) {
     CAIRN_ASSIGN_OR_RETURN(directory_, OpenBeneath(root, job_, O_RDONLY | O_DIRECTORY));
     // In the order in which checkpoints move, so that one that moves meanwhile is seen at least
-    // once.
+    // once: into their step's place, out of it again, and aside. The second look at a directory
+    // reads only what is new there.
     CAIRN_RETURN_IF_ERROR(ScanTombstones());
     CAIRN_RETURN_IF_ERROR(ScanLineRecords());
-    CAIRN_RETURN_IF_ERROR(ScanMeta("partial", /*published=*/false));
-    CAIRN_RETURN_IF_ERROR(ScanMeta("publish", /*published=*/true));
+    CAIRN_RETURN_IF_ERROR(ScanMeta("partial", Sighting::kPartial));
+    CAIRN_RETURN_IF_ERROR(ScanMeta("abandoned", Sighting::kAside));
+    CAIRN_RETURN_IF_ERROR(ScanMeta("publish", Sighting::kAside));
     CAIRN_RETURN_IF_ERROR(ScanSteps());
+    CAIRN_RETURN_IF_ERROR(ScanMeta("publish", Sighting::kAside));
+    CAIRN_RETURN_IF_ERROR(ScanMeta("abandoned", Sighting::kAside));
     Settle();
     return std::move(found_);
   }
@@ -60,14 +68,17 @@ class JobScan {
     if (Vanished(directory.status())) return absl::OkStatus();
     CAIRN_RETURN_IF_ERROR(directory.status());
     CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory->get()));
+    std::set<Step> steps;
     for (const std::string& name : names) {
-      const Step step = ParseStepDirectory(name);
-      if (step == kNoStep) continue;
-      const StatusOr<Attempt> attempt = ReadTombstone(directory_.get(), step);
-      if (attempt.ok()) {
-        if (*attempt > 0) found_.removed[step] = *attempt;
+      steps.insert(ParseStepDirectory(absl::StripSuffix(name, kTombstonesSuffix)));
+    }
+    steps.erase(kNoStep);
+    for (const Step step : steps) {
+      StatusOr<AttemptRanges> removed = ReadTombstones(directory_.get(), step);
+      if (removed.ok()) {
+        if (!removed->empty()) found_.removed.steps[step] = *std::move(removed);
       } else {
-        Problem(Join(path_, TombstoneFile(step)), attempt.status());
+        Problem(Join(path_, TombstoneFile(step)), removed.status());
       }
     }
     return absl::OkStatus();
@@ -93,7 +104,10 @@ class JobScan {
     return absl::OkStatus();
   }
 
-  Status ScanMeta(absl::string_view which, bool published) {
+  // Where a checkpoint was seen; a greater one tells more about where it is.
+  enum class Sighting { kPartial, kAside, kInPlace };
+
+  Status ScanMeta(absl::string_view which, Sighting sighting) {
     const std::string inside = Join(kMetaDirectory, which);
     auto parent = OpenBeneath(directory_.get(), inside, O_RDONLY | O_DIRECTORY);
     if (Vanished(parent.status())) return absl::OkStatus();
@@ -103,17 +117,16 @@ class JobScan {
       CheckpointKey named;
       if (!ParseCheckpointDirectory(name, &named)) continue;
       named.job = job_;
-      auto stored = Look(parent->get(), name, Join(path_, Join(inside, name)));
+      auto stored = Look(parent->get(), name, Join(path_, Join(inside, name)), sighting);
       if (!stored.has_value()) continue;
-      // A partial directory only ever holds the checkpoint it is named after. publish/ may hold an
-      // older checkpoint on its way to the trash, under the name of the one that replaced it.
-      if (!published && !(stored->key == named)) {
+      // A partial directory only ever holds the checkpoint it is named after. Others may hold what
+      // an exchange has brought there.
+      if (sighting == Sighting::kPartial && !(stored->key == named)) {
         found_.problems.push_back(absl::StrCat(stored->location.text(), ": holds manifests of ",
                                                stored->key.DebugString()));
         continue;
       }
-      stored->published = published;
-      Add(*std::move(stored));
+      Add(*std::move(stored), sighting);
     }
     return absl::OkStatus();
   }
@@ -123,26 +136,35 @@ class JobScan {
     for (const std::string& name : names) {
       const Step step = ParseStepDirectory(name);
       if (step == kNoStep) continue;
-      auto stored = Look(directory_.get(), name, Join(path_, name));
+      auto stored = Look(directory_.get(), name, Join(path_, name), Sighting::kInPlace);
       if (!stored.has_value()) continue;
       if (stored->key.step != step) {
         found_.problems.push_back(absl::StrCat(stored->location.text(), ": holds manifests of ",
                                                stored->key.DebugString()));
         continue;
       }
-      stored->published = true;
-      in_place_[step] = stored->key;
-      Add(*std::move(stored));
+      Add(*std::move(stored), Sighting::kInPlace);
     }
     return absl::OkStatus();
   }
 
-  std::optional<StoredCheckpoint> Look(int parent, const std::string& name,
-                                       const std::string& path) {
+  std::optional<StoredCheckpoint> Look(int parent, const std::string& name, const std::string& path,
+                                       Sighting sighting) {
     const auto directory = OpenBeneath(parent, name, O_RDONLY | O_DIRECTORY);
     // Other errors are the user's affair: ENOTDIR, for example, is a file with a number for a name.
     if (!directory.ok()) {
       if (absl::IsPermissionDenied(directory.status())) Problem(path, directory.status());
+      return std::nullopt;
+    }
+    struct stat info = {};
+    if (::fstat(directory->get(), &info) != 0) return std::nullopt;
+    if (const auto seen = seen_.find(info.st_ino); seen != seen_.end()) {
+      // It was read before. It is here now.
+      if (const auto at = by_key_.find(seen->second); at != by_key_.end()) {
+        at->second.first = sighting;
+        at->second.second.published = sighting != Sighting::kPartial;
+        at->second.second.location = Location(path);
+      }
       return std::nullopt;
     }
     auto stored = ReadStoredCheckpoint(directory->get(), path, &found_.problems);
@@ -155,25 +177,35 @@ class JobScan {
           absl::StrCat(path, ": holds manifests of ", stored->key.DebugString()));
       return std::nullopt;
     }
+    // One that still lacks parts may have got them, and its place, before the next look.
+    if (stored->Complete()) seen_[info.st_ino] = stored->key;
     return *std::move(stored);
   }
 
-  void Add(StoredCheckpoint stored) {
-    const auto removed = found_.removed.find(stored.key.step);
-    if (removed != found_.removed.end() && stored.key.attempt <= removed->second) return;
-    auto [at, is_new] = by_key_.try_emplace(stored.key, std::move(stored));
-    // A later sighting is further along: what was partial has been published meanwhile.
-    if (!is_new) at->second = std::move(stored);
+  void Add(StoredCheckpoint stored, Sighting sighting) {
+    if (found_.removed.Forbids(stored.key.step, stored.key.attempt)) return;
+    stored.published = sighting != Sighting::kPartial;
+    const CheckpointKey key = stored.key;
+    auto [at, is_new] = by_key_.try_emplace(key, sighting, StoredCheckpoint());
+    if (!is_new && std::pair(at->second.second.Complete(), at->second.first) >
+                       std::pair(stored.Complete(), sighting)) {
+      return;
+    }
+    at->second = {sighting, std::move(stored)};
   }
 
   void Settle() {
-    for (auto& [key, stored] : by_key_) {
-      const auto in_place = in_place_.find(key.step);
-      const bool aside =
-          stored.published && in_place != in_place_.end() && !(in_place->second == key);
-      // A checkpoint that stands aside and is older than the one in place has been replaced.
-      if (aside && std::tie(key.attempt, key.revision) <
-                       std::tie(in_place->second.attempt, in_place->second.revision)) {
+    std::map<std::pair<Step, Attempt>, Revision> newest;  // that is published and complete
+    for (const auto& [key, seen] : by_key_) {
+      if (seen.second.published && seen.second.Complete()) {
+        newest[{key.step, key.attempt}] = key.revision;  // ascending
+      }
+    }
+    for (auto& [key, seen] : by_key_) {
+      auto& [sighting, stored] = seen;
+      const auto newer = newest.find({key.step, key.attempt});
+      // What stands aside and is older than another revision of its attempt has been replaced.
+      if (sighting == Sighting::kAside && newer != newest.end() && key.revision < newer->second) {
         continue;
       }
       if (!stored.conflict.empty()) {
@@ -192,8 +224,8 @@ class JobScan {
   const std::string job_;
   UniqueFd directory_;
   StoredJob found_;
-  std::map<CheckpointKey, StoredCheckpoint> by_key_;
-  std::map<Step, CheckpointKey> in_place_;
+  std::map<CheckpointKey, std::pair<Sighting, StoredCheckpoint>> by_key_;
+  std::map<ino_t, CheckpointKey> seen_;  // directories of complete ones; all on one file system
 };
 
 // `access` is O_RDONLY to list the root, or O_PATH to open what is below it, which takes no right
@@ -213,15 +245,15 @@ std::string PartialDirectory(const CheckpointKey& checkpoint) {
   return absl::StrCat(kMetaDirectory, "/partial/", CheckpointName(checkpoint));
 }
 
-std::string PublishDirectory(const CheckpointKey& checkpoint) {
-  return absl::StrCat(kMetaDirectory, "/publish/", CheckpointName(checkpoint));
+std::string AbandonedDirectory(const CheckpointKey& checkpoint) {
+  return absl::StrCat(kMetaDirectory, "/abandoned/", CheckpointName(checkpoint));
 }
 
 std::string ManifestFile(Writer writer) {
   return absl::StrCat(kMetaDirectory, "/", writer, kManifestSuffix);
 }
 
-std::string TrashName(const CheckpointKey& checkpoint, uint64_t n) {
+std::string NumberedName(const CheckpointKey& checkpoint, uint64_t n) {
   return absl::StrCat(CheckpointName(checkpoint), ".", n);
 }
 
@@ -229,6 +261,10 @@ std::string TombstoneFile(Step step) { return absl::StrCat(kMetaDirectory, "/rem
 
 std::string LineRecordFile(Attempt number, LineRecordKind kind) {
   return absl::StrCat(kMetaDirectory, "/line/", LineRecordName(number, kind));
+}
+
+std::string TombstoneDirectory(Step step) {
+  return absl::StrCat(TombstoneFile(step), kTombstonesSuffix);
 }
 
 Step ParseStepDirectory(absl::string_view name) {
@@ -300,18 +336,33 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
   return stored;
 }
 
-StatusOr<Attempt> ReadTombstone(int job_directory, Step step) {
-  const auto fd = OpenBeneath(job_directory, TombstoneFile(step), O_RDONLY);
-  if (Vanished(fd.status())) return 0;
-  CAIRN_RETURN_IF_ERROR(fd.status());
-  CAIRN_ASSIGN_OR_RETURN(const std::string bytes, ReadRegularFile(fd->get(), kMaxTombstoneBytes));
-  Attempt attempt = 0;
-  absl::string_view text = bytes;
-  absl::ConsumeSuffix(&text, "\n");
-  if (!ParseCanonical(text, &attempt) || attempt == 0) {
-    return absl::DataLossError("is not the number of an attempt");
+StatusOr<AttemptRanges> ReadTombstones(int job_directory, Step step) {
+  AttemptRanges removed;
+  // The older version's file first: it goes once what it says stands among the others.
+  const auto file = OpenBeneath(job_directory, TombstoneFile(step), O_RDONLY);
+  if (file.ok()) {
+    CAIRN_ASSIGN_OR_RETURN(const std::string bytes,
+                           ReadRegularFile(file->get(), kMaxTombstoneBytes));
+    Attempt attempt = 0;
+    absl::string_view text = bytes;
+    absl::ConsumeSuffix(&text, "\n");
+    if (!ParseCanonical(text, &attempt) || attempt == 0) {
+      return absl::DataLossError("is not the number of an attempt");
+    }
+    removed.Add(1, attempt);
+  } else if (!Vanished(file.status())) {
+    return file.status();
   }
-  return attempt;
+  const auto directory =
+      OpenBeneath(job_directory, TombstoneDirectory(step), O_RDONLY | O_DIRECTORY);
+  if (Vanished(directory.status())) return removed;
+  CAIRN_RETURN_IF_ERROR(directory.status());
+  CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory->get()));
+  for (const std::string& name : names) {
+    AttemptRanges::Range range;
+    if (ParseRangeName(name, &range)) removed.Add(range.first, range.last);
+  }
+  return removed;
 }
 
 StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, Attempt number,

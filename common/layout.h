@@ -5,11 +5,20 @@
 //   <root>/<job>/                                       owned by the job's owner
 //   <root>/<job>/<step>/<name>                          exactly the object's bytes
 //   <root>/<job>/<step>/.cairn/<writer>.manifest        last to be written
-//   <root>/<job>/.cairn/partial/<step>.<attempt>.<revision>/…   being written: the same tree
-//   <root>/<job>/.cairn/publish/<step>.<attempt>.<revision>/…   complete, claimed by one publisher
-//   <root>/<job>/.cairn/trash/<step>.<attempt>.<revision>.<n>/… replaced or deleted, about to go
-//   <root>/<job>/.cairn/removed/<step>                  tombstone of a removed step: its attempt
+//   <root>/<job>/.cairn/partial/<step>.<attempt>.<revision>/…       being written: the same tree
+//   <root>/<job>/.cairn/publish/<step>.<attempt>.<revision>.<n>/…   claimed by one publisher: n
+//                                   follows from its random id, and only it makes that name
+//   <root>/<job>/.cairn/abandoned/<step>.<attempt>.<revision>/…     another attempt's checkpoint
+//                                   stands at the step
+//   <root>/<job>/.cairn/trash/<step>.<attempt>.<revision>.<n>/…     replaced, about to go
+//   <root>/<job>/.cairn/trash/<step>.<attempt>.<revision>.<n>.deleted/…   deleted: goes in an hour
+//   <root>/<job>/.cairn/removed/<step>.attempts/<first>-<last>      tombstones of a step, empty files:
+//                                   these attempts must not bring it back
+//   <root>/<job>/.cairn/removed/<step>    likewise, as older versions wrote it: the last attempt
 //   <root>/<job>/.cairn/line/<number>.<kind>            a decision about the line (line_record.h)
+//
+// In publish/ and abandoned/ the manifests say which checkpoint a directory holds, never its name:
+// for a moment after an exchange it is another one.
 //
 // A step directory without a `.cairn` of ours is the user's and is never touched. The Location of a
 // checkpoint here is the absolute path of its directory.
@@ -29,17 +38,21 @@ inline constexpr char kMetaDirectory[] = ".cairn";
 // All relative to <root>/<job>.
 std::string StepDirectory(Step step);                           // "<step>"
 std::string PartialDirectory(const CheckpointKey& checkpoint);  // ".cairn/partial/<s>.<a>.<r>"
-std::string PublishDirectory(const CheckpointKey& checkpoint);
-std::string ManifestFile(Writer writer);                             // ".cairn/<writer>.manifest"
-std::string TrashName(const CheckpointKey& checkpoint, uint64_t n);  // "<s>.<a>.<r>.<n>"
-std::string TombstoneFile(Step step);                                // ".cairn/removed/<step>"
-std::string LineRecordFile(Attempt number, LineRecordKind kind);     // ".cairn/line/<n>.<kind>"
+std::string AbandonedDirectory(const CheckpointKey& checkpoint);
+std::string ManifestFile(Writer writer);  // ".cairn/<writer>.manifest"
+// A name below publish/ or trash/: "<s>.<a>.<r>.<n>".
+std::string NumberedName(const CheckpointKey& checkpoint, uint64_t n);
+// What a name below trash/ ends with when the checkpoint was deleted and may still be wanted back.
+inline constexpr char kDeletedSuffix[] = ".deleted";
+std::string TombstoneFile(Step step);       // ".cairn/removed/<step>"
+std::string TombstoneDirectory(Step step);  // ".cairn/removed/<step>.attempts"
+std::string LineRecordFile(Attempt number, LineRecordKind kind);  // ".cairn/line/<n>.<kind>"
 
 // The step that a directory name stands for, when it is what StepDirectory would write; else
 // kNoStep.
 Step ParseStepDirectory(absl::string_view name);
-// Parses a name under partial/, publish/ or trash/ (there with its ".<n>"); false for anything
-// else. The caller fills in the job.
+// Parses a name under partial/, abandoned/, publish/ or trash/ (in these two with its ".<n>"); false
+// for anything else. The caller fills in the job.
 bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint);
 
 // The parts whose manifests stand in one checkpoint's directory, which the caller has opened;
@@ -48,15 +61,17 @@ bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint)
 // in conflict.
 StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string& path,
                                                 std::vector<std::string>* problems);
-// Reads a tombstone's attempt; 0 when there is none.
-StatusOr<Attempt> ReadTombstone(int job_directory, Step step);
+// The attempts that must not bring the step back: all its tombstones together. DATA_LOSS: one of
+// them is damaged.
+StatusOr<AttemptRanges> ReadTombstones(int job_directory, Step step);
 // NOT_FOUND when there is none; DATA_LOSS when it is not of this job, number and kind.
 StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, Attempt number,
                                     LineRecordKind kind);
 
 // Reads every manifest of <root>/<job>. NOT_FOUND when the job has no directory. Opens nothing
 // through a symbolic link. Takes no lock: of a step that is being replaced it shows the old or the
-// new checkpoint. What a tombstone forbids is left out.
+// new checkpoint, or both. What a tombstone forbids is left out, and of one attempt what a newer
+// revision has replaced.
 StatusOr<StoredJob> ReadStoredJob(const std::string& root, const std::string& job);
 // The same below a root that is open; `path` is the root's, for locations and messages.
 StatusOr<StoredJob> ReadStoredJobBelow(int root, const std::string& path, const std::string& job);

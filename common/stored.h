@@ -3,7 +3,6 @@
 // them.
 #pragma once
 
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "common/line.h"
 #include "common/line_record.h"
 #include "common/manifest.h"
+#include "common/removed.h"
 
 namespace cairn {
 
@@ -45,8 +45,8 @@ struct StoredCheckpoint {
   Location location;
   int32_t world_size = 0;
   std::vector<StoredPart> parts;  // by writer; complete when there are world_size of them
-  // It stands at its step, or waits to be put there. One that is not published may still lack
-  // parts.
+  // It stands at its step, waits to be put there, or was left there by a newer attempt and is kept
+  // aside. One that is not published may still lack parts.
   bool published = false;
   // Why its parts cannot belong together, for example one name from two writers. Such a checkpoint
   // is never complete.
@@ -63,8 +63,7 @@ struct StoredJob {
   std::vector<StoredCheckpoint> checkpoints;  // published ones and partial ones
   // Manifests that do not decode, conflicts: "place: why".
   std::vector<std::string> problems;
-  // Tombstones: no attempt up to this one may bring the step back.
-  std::map<Step, Attempt> removed = {};
+  RemovedSteps removed = {};  // what tombstones forbid
   // Decisions about the line, and what was settled about it; in no order.
   std::vector<LineRecord> records = {};
 };

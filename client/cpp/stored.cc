@@ -119,6 +119,65 @@ Status ListCheckpoints(const StoredJob& stored, Listing* out) {
   return absl::OkStatus();
 }
 
+// The directory of the part's checkpoint, while its manifest stands there: another checkpoint may
+// have taken its place, and a file of it must not be taken for this one's. ABORTED when it has
+// moved.
+StatusOr<UniqueFd> OpenDirectoryOf(const std::string& root, const StoredCheckpoint& checkpoint,
+                                   const StoredPart& part) {
+  // Beneath the root only: no symbolic link is followed.
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd root_fd, OpenRoot(root));
+  const std::string& location = checkpoint.location.text();
+  const std::string below(absl::StripPrefix(absl::StripPrefix(location, root), "/"));
+  const auto moved = [&] {
+    return absl::AbortedError(
+        absl::StrCat(location, ": no longer holds ", checkpoint.key.DebugString()));
+  };
+  StatusOr<UniqueFd> directory = OpenBeneath(root_fd.get(), below, O_PATH | O_DIRECTORY);
+  if (absl::IsNotFound(directory.status())) return moved();
+  CAIRN_RETURN_IF_ERROR(Annotate(directory.status(), location));
+  const auto file = OpenBeneath(directory->get(), ManifestFile(part.manifest.writer), O_RDONLY);
+  if (absl::IsNotFound(file.status())) return moved();
+  CAIRN_RETURN_IF_ERROR(Annotate(file.status(), location));
+  CAIRN_ASSIGN_OR_RETURN(const std::string bytes, ReadRegularFile(file->get(), kMaxManifestBytes));
+  if (ManifestDigest(bytes) != part.digest) return moved();
+  return *std::move(directory);
+}
+
+// As OpenStored; ABORTED when the checkpoint moved meanwhile.
+Status OpenOnce(const std::string& root, const CheckpointRef& ref, const std::string& name,
+                int copy_threads, std::unique_ptr<OpenObject>* out) {
+  CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadStoredJob(root, ref.job));
+  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* checkpoint, Resolve(stored, ref));
+  for (const StoredPart& part : checkpoint->parts) {
+    const ObjectEntry* entry = part.manifest.Find(name);
+    if (entry == nullptr) continue;
+    const std::string what = absl::StrCat(checkpoint->location.text(), "/", name);
+    if (entry->block_bytes != kBlockBytes) {
+      return absl::UnimplementedError(
+          absl::StrCat(what, ": blocks of ", entry->block_bytes, " bytes"));
+    }
+    CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenDirectoryOf(root, *checkpoint, part));
+    StatusOr<UniqueFd> file = OpenBeneath(directory.get(), name, O_RDONLY);
+    if (absl::IsNotFound(file.status())) {
+      return absl::DataLossError(
+          absl::StrCat(what, ": its manifest stands there, the file does not"));
+    }
+    CAIRN_RETURN_IF_ERROR(Annotate(file.status(), what));
+    struct stat found;
+    if (fstat(file->get(), &found) != 0) return ErrnoStatus(errno, what);
+    if (!S_ISREG(found.st_mode) || static_cast<uint64_t>(found.st_size) != entry->length) {
+      return absl::DataLossError(
+          absl::StrCat(what, ": ", found.st_size, " bytes, the manifest says ", entry->length));
+    }
+    *out =
+        OpenObjectImpl::OfFile(checkpoint->key, Describe(*checkpoint, part.manifest.writer, *entry),
+                               *std::move(file), copy_threads);
+    return absl::OkStatus();
+  }
+  return absl::NotFoundError(
+      absl::StrCat(checkpoint->key.DebugString(), ": no object ", name, " in storage"));
+}
+
 }  // namespace
 
 StatusOr<LatestCheckpoint> StoredLatest(const std::string& root, const std::string& job) {
@@ -183,37 +242,14 @@ StatusOr<std::unique_ptr<OpenObject>> OpenStored(const std::string& root, const 
   const Status status = Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(ValidateJob(ref.job));
     CAIRN_RETURN_IF_ERROR(ValidateObjectName(name));
-    CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadStoredJob(root, ref.job));
-    CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* checkpoint, Resolve(stored, ref));
-    for (const auto& [manifest, digest] : checkpoint->parts) {
-      const ObjectEntry* entry = manifest.Find(name);
-      if (entry == nullptr) continue;
-      const std::string what = absl::StrCat(checkpoint->location.text(), "/", name);
-      if (entry->block_bytes != kBlockBytes) {
-        return absl::UnimplementedError(
-            absl::StrCat(what, ": blocks of ", entry->block_bytes, " bytes"));
-      }
-      // Beneath the root only: no symbolic link is followed.
-      CAIRN_ASSIGN_OR_RETURN(const UniqueFd root_fd, OpenRoot(root));
-      const std::string below(absl::StripPrefix(absl::StripPrefix(what, root), "/"));
-      StatusOr<UniqueFd> file = OpenBeneath(root_fd.get(), below, O_RDONLY);
-      if (absl::IsNotFound(file.status())) {
-        return absl::DataLossError(
-            absl::StrCat(what, ": its manifest stands there, the file does not"));
-      }
-      CAIRN_RETURN_IF_ERROR(Annotate(file.status(), what));
-      struct stat found;
-      if (fstat(file->get(), &found) != 0) return ErrnoStatus(errno, what);
-      if (!S_ISREG(found.st_mode) || static_cast<uint64_t>(found.st_size) != entry->length) {
-        return absl::DataLossError(
-            absl::StrCat(what, ": ", found.st_size, " bytes, the manifest says ", entry->length));
-      }
-      out = OpenObjectImpl::OfFile(checkpoint->key, Describe(*checkpoint, manifest.writer, *entry),
-                                   *std::move(file), copy_threads);
-      return absl::OkStatus();
+    // A checkpoint that was replaced or set aside since it was found is looked for again.
+    constexpr int kMaxLooks = 3;
+    Status opened;
+    for (int look = 0; look < kMaxLooks; ++look) {
+      opened = OpenOnce(root, ref, name, copy_threads, &out);
+      if (!absl::IsAborted(opened)) break;
     }
-    return absl::NotFoundError(
-        absl::StrCat(checkpoint->key.DebugString(), ": no object ", name, " in storage"));
+    return opened;
   });
   if (!status.ok()) return status;
   return out;

@@ -71,6 +71,10 @@ Persister::Persister(int threads, cache::Cache* cache, storage::Storage* storage
 void Persister::Start(engine::action::Persist action) {
   // Shared because std::function copies, and an action holds every manifest of its checkpoint.
   auto shared = std::make_shared<const engine::action::Persist>(std::move(action));
+  {
+    MutexLock lock(&mu_);
+    wanted_.insert(shared->checkpoint);
+  }
   executor_.Add([this, shared] { Persist(*shared); });
 }
 
@@ -85,8 +89,17 @@ void Persister::Persist(const engine::action::Persist& action) {
               << " persisted, " << BytesOf(action) << " bytes in "
               << (clock_->Now() - begin) / kNanosPerMilli << " ms";
   }
+  {
+    MutexLock lock(&mu_);
+    wanted_.erase(wanted_.find(done));
+  }
+  const bool full = absl::IsResourceExhausted(location.status());
   gate_->Post(engine::event::Persisted{done, location.status(), ok ? *location : Location()});
-  if (ok) SweepReplaced(done);
+  if (full) {
+    MakeRoom();
+  } else {
+    Sweep(done, /*published=*/ok);
+  }
 }
 
 StatusOr<Location> Persister::WriteAndPublish(const engine::action::Persist& action) {
@@ -116,13 +129,40 @@ StatusOr<Location> Persister::WriteAndPublish(const engine::action::Persist& act
   return *std::move(published);
 }
 
-// Older checkpoints of the same step: `done` has replaced them, or they were never finished.
-void Persister::SweepReplaced(const CheckpointKey& done) {
-  const Status swept = storage_->Sweep(done.job, [&done](const CheckpointKey& other) {
-    return other.step == done.step &&
-           std::tie(other.attempt, other.revision) < std::tie(done.attempt, done.revision);
-  });
-  if (!swept.ok()) LOG(WARNING) << "job=" << done.job << " sweep: " << swept;
+void Persister::Sweep(const CheckpointKey& done, bool published) {
+  SweepJob(done.job, {.superseded =
+                          [&](const CheckpointKey& other) {
+                            // Older ones of the same step were never finished.
+                            return published && other.step == done.step &&
+                                   std::tie(other.attempt, other.revision) <
+                                       std::tie(done.attempt, done.revision);
+                          },
+                      .wanted = [this](const CheckpointKey& other) { return IsWanted(other); }});
+}
+
+void Persister::MakeRoom() {
+  const StatusOr<std::vector<std::string>> jobs = storage_->Jobs();
+  if (!jobs.ok()) {
+    LOG(WARNING) << "sweep: " << jobs.status();
+    return;
+  }
+  for (const std::string& job : *jobs) {
+    SweepJob(job, {.wanted = [this](const CheckpointKey& other) { return IsWanted(other); },
+                   .full = true});
+  }
+}
+
+void Persister::SweepJob(const std::string& job, const storage::SweepRules& rules) {
+  const Status swept = storage_->Sweep(job, rules);
+  // Of a user as whom this daemon may not act, another daemon takes care.
+  if (!swept.ok() && !absl::IsPermissionDenied(swept)) {
+    LOG(WARNING) << "job=" << job << " sweep: " << swept;
+  }
+}
+
+bool Persister::IsWanted(const CheckpointKey& checkpoint) {
+  MutexLock lock(&mu_);
+  return wanted_.contains(checkpoint);
 }
 
 }  // namespace cairn::node

@@ -5,9 +5,12 @@
 #pragma once
 
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "common/clock.h"
+#include "common/mutex.h"
 #include "server/cache/cache.h"
 #include "server/engine/actions.h"
 #include "server/node/event_gate.h"
@@ -31,12 +34,21 @@ class Persister {
  private:
   void Persist(const engine::action::Persist& action);
   StatusOr<Location> WriteAndPublish(const engine::action::Persist& action);
-  void SweepReplaced(const CheckpointKey& done);
+  // After `done` ended: what it has replaced if it was `published`, and what nobody wants any more.
+  void Sweep(const CheckpointKey& done, bool published);
+  // Storage is full: gives back what nobody wants, of every job.
+  void MakeRoom();
+  void SweepJob(const std::string& job, const storage::SweepRules& rules);
+  bool IsWanted(const CheckpointKey& checkpoint);
 
   cache::Cache* const cache_;
   storage::Storage* const storage_;
   Clock* const clock_;
   const std::shared_ptr<EventGate> gate_;
+  Mutex mu_;
+  // Being persisted, or waiting for it. A checkpoint that the engine tries again later is none of
+  // them: it is written anew, should a sweep have taken what was there.
+  std::multiset<CheckpointKey> wanted_ ABSL_GUARDED_BY(mu_);
   Executor executor_;  // last: its threads use the members above
 };
 

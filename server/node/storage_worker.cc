@@ -27,7 +27,9 @@ void StorageWorker::Start(engine::action::ScanJob action) {
 
 void StorageWorker::DeleteFiles(const engine::action::DeleteFiles& action) {
   ReachFailpoint(Failpoint::kNodeDelete);
-  Status status = storage_->Delete(action.checkpoint, {action.uid, action.gid}, action.tombstone);
+  const auto kind =
+      action.tombstone ? storage::DeleteKind::kUpToAttempt : storage::DeleteKind::kFiles;
+  Status status = storage_->Delete(action.checkpoint, {action.uid, action.gid}, kind);
   ReachFailpoint(Failpoint::kNodeDeleted);
   if (!status.ok()) {
     LOG(WARNING) << "job=" << action.checkpoint.job << " step=" << action.checkpoint.step

@@ -8,6 +8,8 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/str_split.h"
 #include "common/failpoint.h"
@@ -27,6 +29,14 @@ int Try(Failpoint point, const Call& call) {
   return 0;
 }
 
+// Which file a name stands for; nullopt when there is none.
+using Inode = std::optional<std::pair<dev_t, ino_t>>;
+Inode InodeAt(int directory, const std::string& name) {
+  struct stat info = {};
+  if (::fstatat(directory, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) return std::nullopt;
+  return std::pair(info.st_dev, info.st_ino);
+}
+
 Status RemoveTree(int directory, const std::string& name, int depth) {
   Status status = UnlinkAt(directory, name);
   if (status.ok() || absl::IsNotFound(status)) return absl::OkStatus();
@@ -37,10 +47,15 @@ Status RemoveTree(int directory, const std::string& name, int depth) {
   if (!S_ISDIR(info.st_mode)) return status;
   if (depth == 0) return absl::InternalError(absl::StrCat(name, ": is too deep to be ours"));
   {
-    CAIRN_ASSIGN_OR_RETURN(const UniqueFd inner, OpenDirectoryAt(directory, name));
-    CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(inner.get()));
-    for (const std::string& entry : names) {
-      CAIRN_RETURN_IF_ERROR(RemoveTree(inner.get(), entry, depth - 1));
+    // Several daemons may empty one trash at the same time.
+    const auto inner = OpenDirectoryAt(directory, name);
+    if (absl::IsNotFound(inner.status())) return absl::OkStatus();
+    CAIRN_RETURN_IF_ERROR(inner.status());
+    const auto names = ListDirectory(inner->get());
+    if (absl::IsNotFound(names.status())) return absl::OkStatus();
+    CAIRN_RETURN_IF_ERROR(names.status());
+    for (const std::string& entry : *names) {
+      CAIRN_RETURN_IF_ERROR(RemoveTree(inner->get(), entry, depth - 1));
     }
   }
   status = UnlinkAt(directory, name, /*is_directory=*/true);
@@ -151,18 +166,43 @@ Status Close(UniqueFd fd) {
 
 Status RenameAt(int from_directory, const std::string& from, int to_directory,
                 const std::string& to, unsigned flags) {
-  const int error = Try(Failpoint::kStorageRename, [&] {
-    return static_cast<int>(
-        ::syscall(SYS_renameat2, from_directory, from.c_str(), to_directory, to.c_str(), flags));
-  });
-  if (error == EINVAL && flags != 0) {
-    return absl::UnimplementedError(
-        absl::StrCat("rename to ", to, ": this file system has no exclusive rename or exchange"));
+  const Inode moved = InodeAt(from_directory, from);
+  const auto rename = [&](unsigned with) {
+    return Try(Failpoint::kStorageRename, [&] {
+      const auto done = static_cast<int>(
+          ::syscall(SYS_renameat2, from_directory, from.c_str(), to_directory, to.c_str(), with));
+      const int lost = done == 0 ? ReachFailpoint(Failpoint::kStorageRenamed) : 0;
+      if (lost != 0) errno = lost;
+      return lost != 0 ? -1 : done;
+    });
+  };
+  int error = flags == RENAME_EXCHANGE ? ReachFailpoint(Failpoint::kStorageExchange) : 0;
+  if (error == 0) error = rename(flags);
+  if (error == 0) return absl::OkStatus();
+  if (moved && InodeAt(to_directory, to) == moved) return absl::OkStatus();
+  if (flags != 0 && (error == EINVAL || error == ENOSYS || error == EOPNOTSUPP)) {
+    if (flags == RENAME_EXCHANGE) {
+      return absl::UnimplementedError(
+          absl::StrCat("rename to ", to, ": this file system has no exchange"));
+    }
+    // A directory that is not empty is not replaced anyway.
+    error = InodeAt(to_directory, to) ? EEXIST : rename(0);
+    if (error != 0 && moved && InodeAt(to_directory, to) == moved) return absl::OkStatus();
   }
   // File systems name what stands in the way differently; callers see one name.
   if (error == ENOTEMPTY) return ErrnoStatus(EEXIST, absl::StrCat("rename to ", to));
   return error == 0 ? absl::OkStatus()
                     : ErrnoStatus(error, absl::StrCat("rename of ", from, " to ", to));
+}
+
+StatusOr<int64_t> Touch(int directory) {
+  const int error =
+      Try(Failpoint::kStorageTouch, [&] { return ::futimens(directory, /*now*/ nullptr); });
+  struct stat info = {};
+  if (error != 0 || ::fstat(directory, &info) != 0) {
+    return ErrnoStatus(error != 0 ? error : errno, "touching a directory");
+  }
+  return info.st_mtim.tv_sec;
 }
 
 Status UnlinkAt(int directory, const std::string& name, bool is_directory) {

@@ -42,9 +42,14 @@ Status SyncDirectoryAt(int directory, const std::string& path);  // "" or ".": i
 // Closes and says what close(2) said.
 Status Close(UniqueFd fd);
 
-// `flags` of renameat2.
+// `flags` of renameat2. An error although it happened, as a network file system may answer after a
+// lost reply, is settled by looking, and is OK. Without a flag for it in the file system,
+// RENAME_NOREPLACE (here of directories) is a look before, and RENAME_EXCHANGE is UNIMPLEMENTED.
 Status RenameAt(int from_directory, const std::string& from, int to_directory,
                 const std::string& to, unsigned flags);
+// Marks a directory as changed now, and returns that time in seconds since the epoch, as the file
+// system's own clock has it. Also possible when the disk is full.
+StatusOr<int64_t> Touch(int directory);
 Status UnlinkAt(int directory, const std::string& name, bool is_directory = false);
 // Removes a file; OK when it is not there.
 Status RemoveFileAt(int directory, const std::string& name);

@@ -10,7 +10,9 @@
 
 namespace cairn::storage {
 
-StatusOr<Place> LookAt(int parent, const std::string& name, const std::string& path) {
+namespace {
+
+StatusOr<Place> LookOnce(int parent, const std::string& name, const std::string& path) {
   Place place;
   auto directory = OpenDirectoryAt(parent, name);
   if (absl::IsNotFound(directory.status())) return place;
@@ -37,6 +39,27 @@ StatusOr<Place> LookAt(int parent, const std::string& name, const std::string& p
     return stored.status();
   }
   return place;
+}
+
+}  // namespace
+
+StatusOr<Place> LookAt(int parent, const std::string& name, const std::string& path) {
+  constexpr int kMaxLooks = 16;
+  for (int look = 0; look < kMaxLooks; ++look) {
+    CAIRN_ASSIGN_OR_RETURN(Place place, LookOnce(parent, name, path));
+    // What lacks manifests may have been replaced, and be on its way out of the trash, while they
+    // were read. Then it says nothing about the place.
+    const bool whole = place.Ours() && place.stored.Complete();
+    if (whole || !place.directory.valid() || StillStands(parent, name, place)) return place;
+  }
+  return absl::AbortedError(absl::StrCat(path, "/", name, " keeps changing"));
+}
+
+bool StillStands(int parent, const std::string& name, const Place& place) {
+  struct stat opened = {}, named = {};
+  return ::fstat(place.directory.get(), &opened) == 0 &&
+         ::fstatat(parent, name.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
 Status CheckFiles(int directory, const Manifest& manifest) {

@@ -25,6 +25,10 @@ struct Place {
 // Looks at `name` below `parent`; `path` names the job in messages.
 StatusOr<Place> LookAt(int parent, const std::string& name, const std::string& path);
 
+// False when something else stands under the name by now, or nothing: what was found wrong with the
+// place since then says nothing about it.
+bool StillStands(int parent, const std::string& name, const Place& place);
+
 // How checkpoints of one step rank: newer replaces older, and whole replaces damaged.
 inline std::tuple<Attempt, Revision, bool> RankOf(const StoredCheckpoint& stored) {
   return {stored.key.attempt, stored.key.revision, stored.Complete()};

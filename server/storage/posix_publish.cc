@@ -4,155 +4,209 @@
 
 #include "common/layout.h"
 #include "server/storage/files.h"
+#include "server/storage/posix_claim.h"
 #include "server/storage/posix_place.h"
 #include "server/storage/posix_trash.h"
 
 namespace cairn::storage {
 namespace {
 
-// Publishers that meet at one step settle in two exchanges; more means that something else moves
-// things about.
-constexpr int kMaxExchanges = 8;
+// Publishers of one checkpoint that take it from each other settle in a few rounds.
+constexpr int kMaxRounds = 32;
+// Where it may stand is looked through one place after the other, and it may be moved meanwhile.
+// After so many times it is not there.
+constexpr int kLooksInVain = 3;
 
-// Moves the partial directory `name`, when it is whole, into publish/. False: it is not there, or
-// lacks parts. `claimed` is what stands under that name in publish/, and `standing` in the step's
-// place.
-StatusOr<bool> Claim(PosixRoot* root, const JobDirectories& at, const CheckpointKey& checkpoint,
-                     const std::string& name, const Place& claimed, const Place& standing) {
+StatusOr<bool> IsForbidden(const JobDirectories& at, const CheckpointKey& checkpoint) {
+  CAIRN_ASSIGN_OR_RETURN(const AttemptRanges removed,
+                         ReadTombstones(at.job.get(), checkpoint.step));
+  return removed.Contains(checkpoint.attempt);
+}
+
+Status CheckFilesOf(const Place& place) {
+  for (const StoredPart& part : place.stored.parts) {
+    CAIRN_RETURN_IF_ERROR(CheckFiles(place.directory.get(), part.manifest));
+  }
+  return absl::OkStatus();
+}
+
+// Claims the partial directory when it is whole. nullopt: it lacks parts (*lacks_parts), or is not
+// there.
+StatusOr<std::optional<std::string>> ClaimPartial(PosixRoot* root, const JobDirectories& at,
+                                                  const CheckpointKey& checkpoint,
+                                                  bool* lacks_parts) {
+  const std::string name = SplitPath(PartialDirectory(checkpoint)).base;
   CAIRN_ASSIGN_OR_RETURN(const Place partial, LookAt(at.partial.get(), name, at.path));
-  if (!partial.Holds(checkpoint)) return false;
+  if (!partial.Holds(checkpoint)) return std::nullopt;
   if (!partial.stored.conflict.empty()) {
     return absl::FailedPreconditionError(absl::StrCat("in conflict: ", partial.stored.conflict));
   }
-  if (!partial.stored.Complete()) return false;
-  for (const StoredPart& part : partial.stored.parts) {
-    CAIRN_RETURN_IF_ERROR(CheckFiles(partial.directory.get(), part.manifest));
+  if (!partial.stored.Complete()) {
+    *lacks_parts = true;
+    return std::nullopt;
   }
+  const Status whole = CheckFilesOf(partial);
+  if (!whole.ok()) {
+    // Or another publisher has taken it since, and what it was is on its way out of the trash.
+    if (!StillStands(at.partial.get(), name, partial)) return std::nullopt;
+    return whole;
+  }
+  CAIRN_ASSIGN_OR_RETURN(const Place standing,
+                         LookAt(at.job.get(), StepDirectory(checkpoint.step), at.path));
   if (standing.kind == Place::Kind::kForeign) return NotOurs(at, checkpoint.step);
-  {
-    CAIRN_ASSIGN_OR_RETURN(const UniqueFd meta,
-                           OpenDirectoryAt(partial.directory.get(), kMetaDirectory));
-    CAIRN_RETURN_IF_ERROR(root->RemoveStale(meta.get(), ""));
+  const auto meta = OpenDirectoryAt(partial.directory.get(), kMetaDirectory);
+  if (absl::IsNotFound(meta.status())) return std::nullopt;  // likewise
+  CAIRN_RETURN_IF_ERROR(meta.status());
+  CAIRN_RETURN_IF_ERROR(root->RemoveStale(meta->get(), ""));
+  return TakeClaim(root, at, at.partial.get(), name, checkpoint);
+}
+
+// Claims the checkpoint where another publisher, alive or dead, has left it in publish/.
+StatusOr<std::optional<std::string>> TakeOver(PosixRoot* root, const JobDirectories& at,
+                                              const CheckpointKey& checkpoint) {
+  CAIRN_ASSIGN_OR_RETURN(const auto held, ListHeld(at, at.publish.get(), checkpoint));
+  for (const Held& claim : held) {
+    if (!claim.place.Holds(checkpoint)) continue;
+    CAIRN_ASSIGN_OR_RETURN(auto taken,
+                           TakeClaim(root, at, at.publish.get(), claim.name, claim.named));
+    if (taken.has_value()) return taken;
   }
-  // What an earlier replacement left under this name is older than what stands in place.
-  if (claimed.kind != Place::Kind::kNothing) {
-    CAIRN_RETURN_IF_ERROR(Discard(root, at, at.publish.get(), name, checkpoint));
+  return std::nullopt;
+}
+
+// Puts what stands aside as `name` into the step's place, where `standing` was seen, and what stood
+// there aside. Who calls looks again at what has become of it.
+Status Swap(PosixRoot* root, const JobDirectories& at, const CheckpointKey& checkpoint,
+            const std::string& name, const Place& standing) {
+  const std::string step = StepDirectory(checkpoint.step);
+  const auto aside_name = [](const CheckpointKey& key) {
+    return SplitPath(AbandonedDirectory(key)).base;
+  };
+  if (standing.Ours() && root->exchanges()) {
+    const Status moved = RenameAt(at.abandoned.get(), name, at.job.get(), step, RENAME_EXCHANGE);
+    if (absl::IsUnimplemented(moved)) root->set_cannot_exchange();
+    if (!moved.ok()) {
+      return absl::IsUnimplemented(moved) || absl::IsNotFound(moved) ? absl::OkStatus() : moved;
+    }
+    // It stands aside under the other one's name. Readers go by its manifests.
+    CAIRN_ASSIGN_OR_RETURN(const Place came, LookAt(at.abandoned.get(), name, at.path));
+    if (came.kind == Place::Kind::kForeign) {
+      CAIRN_RETURN_IF_ERROR(
+          RenameAt(at.abandoned.get(), name, at.job.get(), step, RENAME_EXCHANGE));
+      return NotOurs(at, checkpoint.step);
+    }
+    if (!came.Ours()) return absl::OkStatus();
+    const Status named = RenameAt(at.abandoned.get(), name, at.abandoned.get(),
+                                  aside_name(came.stored.key), RENAME_NOREPLACE);
+    return absl::IsAlreadyExists(named) || absl::IsNotFound(named) ? absl::OkStatus() : named;
   }
-  const Status moved = RenameAt(at.partial.get(), name, at.publish.get(), name, RENAME_NOREPLACE);
-  // NOT_FOUND and ALREADY_EXISTS: another publisher has won the claim. It brings the same to the
-  // same place.
-  if (!moved.ok() && !absl::IsNotFound(moved) && !absl::IsAlreadyExists(moved)) return moved;
-  CAIRN_RETURN_IF_ERROR(Sync(at.publish.get()));
-  CAIRN_RETURN_IF_ERROR(Sync(at.partial.get()));
+  if (standing.Ours()) {
+    const std::string out = aside_name(standing.stored.key);
+    const Status moved = RenameAt(at.job.get(), step, at.abandoned.get(), out, RENAME_NOREPLACE);
+    if (absl::IsAlreadyExists(moved)) {
+      return absl::AbortedError(
+          absl::StrCat(at.path, "/", kMetaDirectory, "/abandoned/", out, " is in the way"));
+    }
+    if (!moved.ok() && !absl::IsNotFound(moved)) return moved;
+    CAIRN_ASSIGN_OR_RETURN(const Place came, LookAt(at.abandoned.get(), out, at.path));
+    if (moved.ok() && came.kind == Place::Kind::kForeign) {
+      CAIRN_RETURN_IF_ERROR(
+          RenameAt(at.abandoned.get(), out, at.job.get(), step, RENAME_NOREPLACE));
+      return NotOurs(at, checkpoint.step);
+    }
+    CAIRN_RETURN_IF_ERROR(Sync(at.abandoned.get()));
+  }
+  const Status moved = RenameAt(at.abandoned.get(), name, at.job.get(), step, RENAME_NOREPLACE);
+  return absl::IsAlreadyExists(moved) || absl::IsNotFound(moved) ? absl::OkStatus() : moved;
+}
+
+// What is published although it was removed meanwhile is taken back. True: so it was.
+StatusOr<bool> TakeBackIfForbidden(PosixRoot* root, const JobDirectories& at,
+                                   const CheckpointKey& checkpoint) {
+  CAIRN_ASSIGN_OR_RETURN(const bool forbidden, IsForbidden(at, checkpoint));
+  if (!forbidden) return false;
+  CAIRN_RETURN_IF_ERROR(TakeAway(
+      root, at, checkpoint, [&](const CheckpointKey& key) { return key == checkpoint; },
+      /*deleted=*/false));
   return true;
 }
 
-// One claim on its way to its step. Each round looks at both places and then settles, or moves once
-// and asks for another look.
-class Placing {
- public:
-  Placing(PosixRoot* root, const JobDirectories& at, const std::string& claim,
-          const CheckpointKey& named)
-      : root_(root), at_(at), claim_(claim), named_(named), step_name_(StepDirectory(named.step)) {}
-
-  StatusOr<bool> Run() {
-    for (int round = 0; round < kMaxExchanges; ++round) {
-      bool settled = false;
-      CAIRN_RETURN_IF_ERROR(Round(/*first=*/round == 0, &settled));
-      if (settled) return in_place_;
-    }
-    return absl::AbortedError(absl::StrCat(at_.path, "/", step_name_, " keeps changing"));
-  }
-
- private:
-  Status Round(bool first, bool* settled) {
-    CAIRN_ASSIGN_OR_RETURN(const Place standing, LookAt(at_.job.get(), step_name_, at_.path));
-    CAIRN_ASSIGN_OR_RETURN(const Place aside, LookAt(at_.publish.get(), claim_, at_.path));
-    in_place_ = standing.Holds(named_) && standing.stored.Complete();
-    *settled = true;
-    if (moved_ && aside.kind == Place::Kind::kForeign) {
-      // The user put a directory of their own at the step just before the exchange: it goes back.
-      CAIRN_RETURN_IF_ERROR(Move(RENAME_EXCHANGE));
-      return NotOurs(at_, named_.step);
-    }
-    if (!aside.Ours()) {
-      // Nothing to bring: it stands in place already, or another publisher brought it on between
-      // the two looks.
-      if (!in_place_ && first) {
-        *settled = false;
-        return absl::OkStatus();
-      }
-      CAIRN_RETURN_IF_ERROR(Sync(at_.job.get()));
-      CAIRN_RETURN_IF_ERROR(Sync(at_.publish.get()));
-      CountPublished();
-      return absl::OkStatus();
-    }
-    if (standing.kind == Place::Kind::kForeign) return NotOurs(at_, named_.step);
-    if (standing.Ours() && RankOf(aside.stored) <= RankOf(standing.stored)) {
-      // What stands is as new or newer. It is made durable before the other goes. The trash can
-      // wait for the next sweep, the caller cannot.
-      CAIRN_RETURN_IF_ERROR(Sync(at_.job.get()));
-      CAIRN_RETURN_IF_ERROR(Discard(root_, at_, at_.publish.get(), claim_, aside.stored.key));
-      CountPublished();
-      return absl::OkStatus();
-    }
-    if (!aside.stored.Complete()) return absl::OkStatus();  // damaged since it was claimed
-    *settled = false;
-    // With nothing there it is a plain move. Otherwise the older one comes out under the claim's
-    // name, and the next round looks at what really came out: another publisher may have been
-    // quicker.
-    const Status done = Move(standing.Ours() ? RENAME_EXCHANGE : RENAME_NOREPLACE);
-    if (absl::IsAlreadyExists(done) || absl::IsNotFound(done)) return absl::OkStatus();
-    CAIRN_RETURN_IF_ERROR(done);
-    moved_ = true;
-    return absl::OkStatus();
-  }
-
-  Status Move(unsigned flags) {
-    return RenameAt(at_.publish.get(), claim_, at_.job.get(), step_name_, flags);
-  }
-
-  void CountPublished() {
-    if (moved_ && in_place_) root_->counters()->published.fetch_add(1, std::memory_order_relaxed);
-  }
-
-  PosixRoot* const root_;
-  const JobDirectories& at_;
-  const std::string& claim_;
-  const CheckpointKey& named_;
-  const std::string step_name_;
-  bool in_place_ = false;  // as the last look showed
-  bool moved_ = false;     // by this publisher
-};
-
 }  // namespace
 
-StatusOr<bool> PublishBelow(PosixRoot* root, const JobDirectories& at,
-                            const CheckpointKey& checkpoint) {
-  CAIRN_ASSIGN_OR_RETURN(const Attempt removed, ReadTombstone(at.job.get(), checkpoint.step));
-  if (checkpoint.attempt <= removed) return false;
-
-  CAIRN_ASSIGN_OR_RETURN(const Place standing,
-                         LookAt(at.job.get(), StepDirectory(checkpoint.step), at.path));
-  if (standing.Holds(checkpoint) && standing.stored.Complete()) {
-    // This daemon put it there before a crash, or another one did: its entry is made durable.
-    CAIRN_RETURN_IF_ERROR(Sync(at.job.get()));
-    return true;
+StatusOr<std::optional<std::string>> PublishBelow(PosixRoot* root, const JobDirectories& at,
+                                                  const CheckpointKey& checkpoint) {
+  CAIRN_ASSIGN_OR_RETURN(const bool forbidden, IsForbidden(at, checkpoint));
+  if (forbidden) return std::nullopt;
+  int looks_in_vain = 0;
+  bool lacks_parts = false;
+  for (int round = 0; round < kMaxRounds; ++round) {
+    CAIRN_ASSIGN_OR_RETURN(auto published, FindPublished(at, checkpoint));
+    if (published.has_value()) {
+      // This daemon put it there, perhaps before a crash, or another one did: it is made durable.
+      CAIRN_RETURN_IF_ERROR(Sync(at.abandoned.get()));
+      CAIRN_RETURN_IF_ERROR(Sync(at.job.get()));
+      // The step may have been removed since the first look, by one who could not see this yet.
+      CAIRN_ASSIGN_OR_RETURN(const bool taken_back, TakeBackIfForbidden(root, at, checkpoint));
+      if (taken_back) return std::nullopt;
+      return published;
+    }
+    CAIRN_ASSIGN_OR_RETURN(auto claim, TakeOver(root, at, checkpoint));
+    if (!claim.has_value()) {
+      CAIRN_ASSIGN_OR_RETURN(claim, ClaimPartial(root, at, checkpoint, &lacks_parts));
+    }
+    if (claim.has_value()) {
+      looks_in_vain = 0;
+      CAIRN_ASSIGN_OR_RETURN(const bool brought, Settle(root, at, *claim));
+      if (brought) root->counters()->published.fetch_add(1, std::memory_order_relaxed);
+    } else if (lacks_parts || ++looks_in_vain == kLooksInVain) {
+      return std::nullopt;
+    }
   }
-  const std::string name = SplitPath(PublishDirectory(checkpoint)).base;
-  CAIRN_ASSIGN_OR_RETURN(const Place claimed, LookAt(at.publish.get(), name, at.path));
-  if (!claimed.Holds(checkpoint)) {
-    CAIRN_ASSIGN_OR_RETURN(const bool ours, Claim(root, at, checkpoint, name, claimed, standing));
-    if (!ours) return false;
-  }
-  return PutInPlace(root, at, name);
+  return absl::AbortedError(absl::StrCat(at.path, ": a step keeps changing"));
 }
 
-StatusOr<bool> PutInPlace(PosixRoot* root, const JobDirectories& at, const std::string& claim) {
-  CheckpointKey named;
-  if (!ParseCheckpointDirectory(claim, &named)) return false;
-  named.job = SplitPath(at.path).base;
-  return Placing(root, at, claim, named).Run();
+Status ReinstateBelow(PosixRoot* root, const JobDirectories& at, const CheckpointKey& checkpoint) {
+  const auto not_found = [&] {
+    return absl::NotFoundError(absl::StrCat(checkpoint.DebugString(), ": is not in storage"));
+  };
+  int looks_in_vain = 0;
+  for (int round = 0; round < kMaxRounds; ++round) {
+    CAIRN_ASSIGN_OR_RETURN(const bool taken_back, TakeBackIfForbidden(root, at, checkpoint));
+    if (taken_back) return not_found();
+    CAIRN_ASSIGN_OR_RETURN(const Place standing,
+                           LookAt(at.job.get(), StepDirectory(checkpoint.step), at.path));
+    if (standing.Holds(checkpoint) && standing.stored.Complete()) {
+      CAIRN_RETURN_IF_ERROR(Sync(at.abandoned.get()));
+      return Sync(at.job.get());
+    }
+    if (standing.kind == Place::Kind::kForeign) return NotOurs(at, checkpoint.step);
+    if (standing.Ours() && standing.stored.Complete() &&
+        standing.stored.key.attempt == checkpoint.attempt &&
+        standing.stored.key.revision > checkpoint.revision) {
+      return absl::FailedPreconditionError(absl::StrCat(checkpoint.DebugString(), ": revision ",
+                                                        standing.stored.key.revision,
+                                                        " has replaced it"));
+    }
+    CAIRN_ASSIGN_OR_RETURN(const auto claim, TakeOver(root, at, checkpoint));
+    if (claim.has_value()) {
+      CAIRN_RETURN_IF_ERROR(Settle(root, at, *claim).status());
+      continue;
+    }
+    CAIRN_ASSIGN_OR_RETURN(const auto held, ListHeld(at, at.abandoned.get(), checkpoint));
+    const Held* found = nullptr;
+    for (const Held& aside : held) {
+      if (aside.place.Holds(checkpoint) && aside.place.stored.Complete()) found = &aside;
+    }
+    if (found != nullptr) {
+      const Status whole = CheckFilesOf(found->place);
+      if (!whole.ok() && StillStands(at.abandoned.get(), found->name, found->place)) return whole;
+      if (!whole.ok()) continue;
+      CAIRN_RETURN_IF_ERROR(Swap(root, at, checkpoint, found->name, standing));
+    } else if (++looks_in_vain == kLooksInVain) {
+      return not_found();
+    }
+  }
+  return absl::AbortedError(absl::StrCat(at.path, ": a step keeps changing"));
 }
 
 }  // namespace cairn::storage

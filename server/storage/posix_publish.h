@@ -1,9 +1,9 @@
 // How a complete checkpoint comes to its step's place. Its partial directory is claimed by one
-// rename into publish/; then it is moved into place, or exchanged with the older one that stands
-// there. Publishers of several daemons may meet: one wins the claim, and after every exchange the
-// publisher looks at what really came out.
+// rename (posix_claim.h); then it is moved into place, or exchanged with what stands there. An
+// older revision that comes out goes to the trash, another attempt's checkpoint is kept aside.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "common/status.h"
@@ -11,12 +11,13 @@
 
 namespace cairn::storage {
 
-// True when the checkpoint stands in place; otherwise as Storage::Publish. The calling thread acts
-// as the owner and holds the job's publish lock.
-StatusOr<bool> PublishBelow(PosixRoot* root, const JobDirectories& at,
-                            const CheckpointKey& checkpoint);
+// Both: the calling thread acts as the owner and holds the job's publish lock.
 
-// Brings what stands claimed as `claim` in publish/ to its step's place. True when it stands there.
-StatusOr<bool> PutInPlace(PosixRoot* root, const JobDirectories& at, const std::string& claim);
+// As Storage::Publish; where it is published is relative to the job.
+StatusOr<std::optional<std::string>> PublishBelow(PosixRoot* root, const JobDirectories& at,
+                                                  const CheckpointKey& checkpoint);
+
+// As Storage::Reinstate.
+Status ReinstateBelow(PosixRoot* root, const JobDirectories& at, const CheckpointKey& checkpoint);
 
 }  // namespace cairn::storage

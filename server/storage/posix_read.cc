@@ -38,6 +38,26 @@ StatusOr<bool> HoldsManifest(int directory, Writer writer, const std::string& di
   return bytes.ok() && ManifestDigest(*bytes) == digest;
 }
 
+// Where the checkpoint may stand, relative to the job, the likeliest first. In publish/ and
+// abandoned/ a name may be another's for a moment.
+StatusOr<std::vector<std::string>> PlacesOf(int job, const CheckpointKey& key) {
+  std::vector<std::string> places = {StepDirectory(key.step), AbandonedDirectory(key),
+                                     PartialDirectory(key)};
+  for (const char* which : {"publish", "abandoned"}) {
+    const std::string inside = absl::StrCat(kMetaDirectory, "/", which);
+    const auto directory = OpenDirectoryAt(job, inside);
+    if (absl::IsNotFound(directory.status())) continue;
+    CAIRN_RETURN_IF_ERROR(directory.status());
+    CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory->get()));
+    for (const std::string& name : names) {
+      CheckpointKey named;
+      if (!ParseCheckpointDirectory(name, &named) || named.step != key.step) continue;
+      places.push_back(absl::StrCat(inside, "/", name));
+    }
+  }
+  return places;
+}
+
 StatusOr<std::unique_ptr<Reader>> OpenFile(int directory, const ObjectEntry& entry,
                                            const std::string& what) {
   auto file = OpenAt(directory, entry.name, O_RDONLY);
@@ -66,16 +86,17 @@ StatusOr<std::unique_ptr<Reader>> OpenBelow(const PosixRoot& root,
   CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(reader));
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd job, OpenDirectoryAt(entered.get(), checkpoint.key.job));
   // It may have moved since it was found, and another may stand in its place by now: the manifest
-  // decides.
-  for (const std::string& place :
-       {StepDirectory(checkpoint.key.step), PublishDirectory(checkpoint.key),
-        PartialDirectory(checkpoint.key)}) {
-    const auto directory = OpenDirectoryAt(job.get(), place);
-    if (absl::IsNotFound(directory.status())) continue;
-    CAIRN_RETURN_IF_ERROR(directory.status());
-    CAIRN_ASSIGN_OR_RETURN(const bool holds,
-                           HoldsManifest(directory->get(), manifest.writer, object.part->digest));
-    if (holds) return OpenFile(directory->get(), *object.entry, what);
+  // decides. One that moves during the first look is found by the second.
+  for (int look = 0; look < 2; ++look) {
+    CAIRN_ASSIGN_OR_RETURN(const auto places, PlacesOf(job.get(), checkpoint.key));
+    for (const std::string& place : places) {
+      const auto directory = OpenDirectoryAt(job.get(), place);
+      if (absl::IsNotFound(directory.status())) continue;
+      CAIRN_RETURN_IF_ERROR(directory.status());
+      CAIRN_ASSIGN_OR_RETURN(const bool holds,
+                             HoldsManifest(directory->get(), manifest.writer, object.part->digest));
+      if (holds) return OpenFile(directory->get(), *object.entry, what);
+    }
   }
   return absl::NotFoundError(absl::StrCat(what, ": is no longer in storage"));
 }

@@ -161,6 +161,8 @@ StatusOr<JobDirectories> PosixRoot::OpenJob(const std::string& job, Owner owner,
   CAIRN_ASSIGN_OR_RETURN(at.partial, open(at.meta.get(), "partial"));
   CAIRN_ASSIGN_OR_RETURN(at.publish, open(at.meta.get(), "publish"));
   CAIRN_ASSIGN_OR_RETURN(at.trash, open(at.meta.get(), "trash"));
+  // Jobs of older versions lack it.
+  CAIRN_ASSIGN_OR_RETURN(at.abandoned, MakeDirectoriesAt(at.meta.get(), "abandoned"));
   return at;
 }
 

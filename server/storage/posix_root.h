@@ -20,9 +20,10 @@ struct JobDirectories {
   std::string path;  // absolute, of the job
   UniqueFd root;
   UniqueFd job;
-  UniqueFd meta;  // .cairn, and the next three are inside it
+  UniqueFd meta;  // .cairn, and the next four are inside it
   UniqueFd partial;
   UniqueFd publish;
+  UniqueFd abandoned;
   UniqueFd trash;
 };
 
@@ -52,8 +53,11 @@ class PosixRoot {
 
   // A name for a temporary file. No daemon that shares the root ever draws it too.
   std::string TemporaryName();
-  // A number that makes a name below trash/ unique in the same way.
-  uint64_t TrashNumber() { return (instance_ << 20) ^ Next(); }
+  // A number that makes a name below publish/ or trash/ unique in the same way.
+  uint64_t UniqueNumber() { return (instance_ << 20) ^ Next(); }
+  // False once the file system has refused to exchange two directories.
+  bool exchanges() const { return exchanges_.load(std::memory_order_relaxed); }
+  void set_cannot_exchange() { exchanges_.store(false, std::memory_order_relaxed); }
   // Removes temporaries that a dead daemon left in `directory`: those whose names begin with
   // `prefix`. This daemon's own stay, for another thread may be writing them.
   Status RemoveStale(int directory, const std::string& prefix) const;
@@ -74,6 +78,7 @@ class PosixRoot {
   const PosixOptions options_;
   const uint64_t instance_;
   std::atomic<uint64_t> serial_{0};
+  std::atomic<bool> exchanges_{true};
   AtomicCounters counters_;
 
   mutable Mutex mu_;  // a leaf; never held during a call of the file system

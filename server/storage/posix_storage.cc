@@ -10,6 +10,7 @@
 #include "common/layout.h"
 #include "common/mutex.h"
 #include "server/storage/owner.h"
+#include "server/storage/posix_delete.h"
 #include "server/storage/posix_publish.h"
 #include "server/storage/posix_read.h"
 #include "server/storage/posix_records.h"
@@ -40,7 +41,14 @@ class PosixStorage final : public Storage {
                              root_.OpenJob(checkpoint.job, owner, /*create=*/true));
       {
         CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
-        CAIRN_RETURN_IF_ERROR(WritePartsBelow(&root_, at, checkpoint, owner, parts));
+        Status written = WritePartsBelow(&root_, at, checkpoint, owner, parts);
+        if (absl::IsResourceExhausted(written)) {
+          // Storage is full. What was deleted need not wait any longer.
+          bool made_room = false;
+          CAIRN_RETURN_IF_ERROR(EmptyTrash(at, /*all=*/true, &made_room));
+          if (made_room) written = WritePartsBelow(&root_, at, checkpoint, owner, parts);
+        }
+        CAIRN_RETURN_IF_ERROR(written);
       }
       return root_.StillThere(at.root.get());
     };
@@ -65,18 +73,29 @@ class PosixStorage final : public Storage {
     const auto at = root_.OpenJob(checkpoint.job, owner, /*create=*/false);
     if (absl::IsNotFound(at.status())) return std::nullopt;  // nothing was ever written
     CAIRN_RETURN_IF_ERROR(at.status());
-    const StatusOr<bool> published = PublishAs(owner, *at, checkpoint);
+    const auto published = PublishAs(owner, *at, checkpoint);
     CAIRN_RETURN_IF_ERROR(Annotate(published.status(), checkpoint.DebugString()));
     CAIRN_RETURN_IF_ERROR(root_.StillThere(at->root.get()));
     if (const int error = ReachFailpoint(Failpoint::kStorageDone); error != 0) {
       return ErrnoStatus(error, "after publishing");
     }
-    if (!*published) return std::nullopt;
-    return Location(absl::StrCat(at->path, "/", StepDirectory(checkpoint.step)));
+    if (!published->has_value()) return std::nullopt;
+    return Location(absl::StrCat(at->path, "/", **published));
   }
 
-  Status Sweep(const std::string& job,
-               const std::function<bool(const CheckpointKey&)>& superseded) override {
+  Status Reinstate(const CheckpointKey& checkpoint, Owner owner) override {
+    CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
+    CAIRN_ASSIGN_OR_RETURN(const JobDirectories at,
+                           root_.OpenJob(checkpoint.job, owner, /*create=*/false));
+    {
+      CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
+      MutexLock lock(PublishMutex(checkpoint.job));
+      CAIRN_RETURN_IF_ERROR(ReinstateBelow(&root_, at, checkpoint));
+    }
+    return root_.StillThere(at.root.get());
+  }
+
+  Status Sweep(const std::string& job, const SweepRules& rules) override {
     const auto owner = JobOwner(job);
     if (absl::IsNotFound(owner.status())) return absl::OkStatus();
     CAIRN_RETURN_IF_ERROR(owner.status());
@@ -86,17 +105,18 @@ class PosixStorage final : public Storage {
     CAIRN_RETURN_IF_ERROR(at.status());
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(*owner));
     MutexLock lock(PublishMutex(job));
-    return SweepBelow(&root_, *at, job, superseded);
+    return SweepBelow(&root_, *at, job, rules);
   }
 
-  Status Delete(const CheckpointKey& checkpoint, Owner owner, bool tombstone) override {
+  Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind) override {
     CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
-    const auto at = root_.OpenJob(checkpoint.job, owner, /*create=*/tombstone);
+    const bool create = kind != DeleteKind::kFiles;  // a tombstone needs a place
+    const auto at = root_.OpenJob(checkpoint.job, owner, create);
     if (absl::IsNotFound(at.status())) return absl::OkStatus();
     CAIRN_RETURN_IF_ERROR(at.status());
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
     MutexLock lock(PublishMutex(checkpoint.job));
-    return DeleteBelow(&root_, *at, checkpoint, tombstone);
+    return DeleteBelow(&root_, *at, checkpoint, kind);
   }
 
   StatusOr<StoredJob> Read(const std::string& job) override {
@@ -126,7 +146,7 @@ class PosixStorage final : public Storage {
   Counters counters() const override { return std::as_const(root_).counters().Read(); }
 
  private:
-  StatusOr<bool> PublishAs(Owner owner, const JobDirectories& at, const CheckpointKey& checkpoint) {
+  StatusOr<std::optional<std::string>> PublishAs(Owner owner, const JobDirectories& at, const CheckpointKey& checkpoint) {
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
     MutexLock lock(PublishMutex(checkpoint.job));
     return PublishBelow(&root_, at, checkpoint);
@@ -137,8 +157,8 @@ class PosixStorage final : public Storage {
 
   PosixRoot root_;
   // One of them is held by every call that moves whole checkpoints, so that the publishers of one
-  // daemon do not meet; those of several daemons meet in PutInPlace. Never held while the bytes of
-  // objects are written.
+  // daemon do not meet; those of several daemons meet at a claim (posix_claim.h). Never held while
+  // the bytes of objects are written.
   std::array<Mutex, 64> publish_mutexes_;
 };
 

@@ -2,9 +2,9 @@
 // daemons may share. common/layout.h says where things stand.
 //
 // Order is the point: objects to new temporary names, data, fsync, rename, directory fsync;
-// manifests last; the directory of a complete checkpoint is claimed by one publisher and then put
-// in place by rename or exchange. After any fsync or close error the file is written anew to a new
-// inode.
+// manifests last; the directory of a complete checkpoint is claimed by one publisher, under a name
+// that only it uses, and then put in place by rename or exchange. After any fsync or close error
+// the file is written anew to a new inode.
 //
 // The root is opened anew for each call, and its marker is read (common/root_marker.h): nothing is
 // held open that would keep it from being unmounted, and what is mounted there later is found. A root

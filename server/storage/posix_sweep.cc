@@ -5,11 +5,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <ctime>
 
 #include "common/layout.h"
 #include "server/storage/files.h"
-#include "server/storage/posix_publish.h"
+#include "server/storage/posix_claim.h"
 #include "server/storage/posix_trash.h"
 
 namespace cairn::storage {
@@ -45,8 +44,16 @@ Status SweepClaims(PosixRoot* root, const JobDirectories& at) {
   for (const std::string& claim : claims) {
     CheckpointKey named;
     if (!ParseCheckpointDirectory(claim, &named)) continue;
-    const Status status = IsRemoved(at, named) ? Discard(root, at, at.publish.get(), claim, named)
-                                               : PutInPlace(root, at, claim).status();
+    // A publisher of another daemon that is alive finds its claim gone, and looks again.
+    const auto taken = TakeClaim(root, at, at.publish.get(), claim, named);
+    Status status = taken.status();
+    if (taken.ok() && taken->has_value()) {
+      const StatusOr<bool> brought = Settle(root, at, **taken);
+      status = brought.status();
+      if (brought.ok() && *brought) {
+        root->counters()->published.fetch_add(1, std::memory_order_relaxed);
+      }
+    }
     // A directory of the user's in the way is reported when the checkpoint is published, not at
     // every sweep.
     if (!status.ok() && !absl::IsAlreadyExists(status) && first.ok()) first = status;
@@ -55,18 +62,22 @@ Status SweepClaims(PosixRoot* root, const JobDirectories& at) {
 }
 
 Status SweepPartials(PosixRoot* root, const JobDirectories& at, const std::string& job,
-                     const std::function<bool(const CheckpointKey&)>& superseded) {
+                     const SweepRules& rules) {
   CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(at.partial.get()));
+  if (names.empty()) return absl::OkStatus();
+  // The file system's clock: this machine's may be hours away from that of a file server.
+  CAIRN_ASSIGN_OR_RETURN(const int64_t now, Touch(at.trash.get()));
   for (const std::string& name : names) {
     CheckpointKey named;
     if (!ParseCheckpointDirectory(name, &named)) continue;
     named.job = job;
-    if (!IsRemoved(at, named) && !superseded(named)) continue;
+    const bool useless = IsRemoved(at, named) || (rules.superseded && rules.superseded(named));
+    if (!useless && (!rules.wanted || rules.wanted(named))) continue;
     const auto directory = OpenDirectoryAt(at.partial.get(), name);
     if (!directory.ok()) continue;
     // Another node may be writing its part of it just now.
     CAIRN_ASSIGN_OR_RETURN(const int64_t newest, NewestChange(directory->get()));
-    if (::time(nullptr) - newest < kSweepAgeSeconds) continue;
+    if (now - newest < (useless || rules.full ? kSweepAgeSeconds : kKeepSeconds)) continue;
     CAIRN_RETURN_IF_ERROR(Discard(root, at, at.partial.get(), name, named));
   }
   return absl::OkStatus();
@@ -75,11 +86,11 @@ Status SweepPartials(PosixRoot* root, const JobDirectories& at, const std::strin
 }  // namespace
 
 Status SweepBelow(PosixRoot* root, const JobDirectories& at, const std::string& job,
-                  const std::function<bool(const CheckpointKey&)>& superseded) {
+                  const SweepRules& rules) {
   // A claim that cannot be finished must not keep the rest from being swept.
   const Status claims = SweepClaims(root, at);
-  const Status partials = SweepPartials(root, at, job, superseded);
-  const Status trash = EmptyTrash(at);
+  const Status partials = SweepPartials(root, at, job, rules);
+  const Status trash = EmptyTrash(at, /*all=*/rules.full);
   for (const Status& status : {claims, partials, trash}) {
     CAIRN_RETURN_IF_ERROR(Annotate(status, absl::StrCat("sweeping ", job)));
   }

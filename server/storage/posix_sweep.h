@@ -2,7 +2,6 @@
 // needs any more, the trash.
 #pragma once
 
-#include <functional>
 #include <string>
 
 #include "common/status.h"
@@ -12,6 +11,6 @@ namespace cairn::storage {
 
 // As Storage::Sweep. The calling thread acts as the owner and holds the job's publish lock.
 Status SweepBelow(PosixRoot* root, const JobDirectories& at, const std::string& job,
-                  const std::function<bool(const CheckpointKey&)>& superseded);
+                  const SweepRules& rules);
 
 }  // namespace cairn::storage

@@ -1,81 +1,66 @@
 #include "server/storage/posix_trash.h"
 
+#include <fcntl.h>
 #include <linux/fs.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 
-#include "common/failpoint.h"
+#include <cerrno>
+
+#include "absl/strings/match.h"
 #include "common/layout.h"
 #include "server/storage/files.h"
-#include "server/storage/posix_place.h"
 
 namespace cairn::storage {
 namespace {
 
-Status WriteTombstone(PosixRoot* root, const JobDirectories& at, Step step, Attempt attempt) {
-  CAIRN_ASSIGN_OR_RETURN(const UniqueFd removed, MakeDirectoriesAt(at.meta.get(), "removed"));
-  CAIRN_RETURN_IF_ERROR(root->RemoveStale(removed.get(), ""));
-  const auto present = ReadTombstone(at.job.get(), step);
-  if (!present.ok() || *present < attempt) {  // one that cannot be read is written anew
-    CAIRN_RETURN_IF_ERROR(WriteMetaFile(
-        removed.get(), SplitPath(TombstoneFile(step)).base, absl::StrCat(attempt, "\n"),
-        [root] { return root->TemporaryName(); }, root->counters()));
-  }
-  CAIRN_RETURN_IF_ERROR(Sync(removed.get()));
-  return Sync(at.meta.get());
+// Whether less than an eighth of the file system is left to its users.
+bool IsTight(int directory) {
+  struct statvfs info = {};
+  return ::fstatvfs(directory, &info) == 0 && info.f_bavail < info.f_blocks / 8;
 }
 
 }  // namespace
 
 Status Discard(PosixRoot* root, const JobDirectories& at, int from, const std::string& name,
-               const CheckpointKey& named) {
-  const Status moved =
-      RenameAt(from, name, at.trash.get(), TrashName(named, root->TrashNumber()), RENAME_NOREPLACE);
+               const CheckpointKey& named, bool deleted) {
+  std::string to = NumberedName(named, root->UniqueNumber());
+  if (deleted) {
+    to += kDeletedSuffix;
+    // Its hour begins now. One whose directory keeps its old time merely goes earlier.
+    if (const auto directory = OpenDirectoryAt(from, name); directory.ok()) {
+      (void)Touch(directory->get());
+    }
+  }
+  const Status moved = RenameAt(from, name, at.trash.get(), to, RENAME_NOREPLACE);
   if (absl::IsNotFound(moved)) return absl::OkStatus();
   CAIRN_RETURN_IF_ERROR(moved);
   return Sync(from);
 }
 
-Status EmptyTrash(const JobDirectories& at) {
+Status EmptyTrash(const JobDirectories& at, bool all, bool* removed) {
   CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(at.trash.get()));
-  for (const std::string& name : names) CAIRN_RETURN_IF_ERROR(RemoveTreeAt(at.trash.get(), name));
+  if (names.empty()) return absl::OkStatus();
+  CAIRN_ASSIGN_OR_RETURN(const int64_t now, Touch(at.trash.get()));
+  all = all || IsTight(at.trash.get());
+  for (const std::string& name : names) {
+    if (!all && absl::EndsWith(name, kDeletedSuffix)) {
+      struct stat info = {};
+      if (::fstatat(at.trash.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+        if (errno == ENOENT) continue;
+        return ErrnoStatus(errno, name);
+      }
+      if (now - info.st_mtim.tv_sec < kKeepSeconds) continue;
+    }
+    CAIRN_RETURN_IF_ERROR(RemoveTreeAt(at.trash.get(), name));
+    if (removed != nullptr) *removed = true;
+  }
   return absl::OkStatus();
 }
 
 bool IsRemoved(const JobDirectories& at, const CheckpointKey& checkpoint) {
-  const auto removed = ReadTombstone(at.job.get(), checkpoint.step);
-  return removed.ok() && checkpoint.attempt <= *removed;
-}
-
-Status DeleteBelow(PosixRoot* root, const JobDirectories& at, const CheckpointKey& checkpoint,
-                   bool tombstone) {
-  if (tombstone) {
-    CAIRN_RETURN_IF_ERROR(WriteTombstone(root, at, checkpoint.step, checkpoint.attempt));
-  }
-  const auto meant = [&](const CheckpointKey& key) {
-    return tombstone ? key.step == checkpoint.step && key.attempt <= checkpoint.attempt
-                     : key.Tie() == checkpoint.Tie();
-  };
-  const std::string step_name = StepDirectory(checkpoint.step);
-  CAIRN_ASSIGN_OR_RETURN(const Place standing, LookAt(at.job.get(), step_name, at.path));
-  if (standing.Ours() && standing.stored.key.job == checkpoint.job && meant(standing.stored.key)) {
-    CAIRN_RETURN_IF_ERROR(Discard(root, at, at.job.get(), step_name, standing.stored.key));
-  }
-  for (int parent : {at.publish.get(), at.partial.get()}) {
-    CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(parent));
-    for (const std::string& name : names) {
-      CheckpointKey named;
-      if (!ParseCheckpointDirectory(name, &named)) continue;
-      named.job = checkpoint.job;
-      // Without a tombstone a partial one is left alone: another node may be about to complete it.
-      if (meant(named) && (tombstone || parent == at.publish.get())) {
-        CAIRN_RETURN_IF_ERROR(Discard(root, at, parent, name, named));
-      }
-    }
-  }
-  CAIRN_RETURN_IF_ERROR(EmptyTrash(at));
-  if (const int error = ReachFailpoint(Failpoint::kStorageDone); error != 0) {
-    return ErrnoStatus(error, "after deleting");
-  }
-  return absl::OkStatus();
+  const auto removed = ReadTombstones(at.job.get(), checkpoint.step);
+  return removed.ok() && removed->Contains(checkpoint.attempt);
 }
 
 }  // namespace cairn::storage

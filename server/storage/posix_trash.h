@@ -1,5 +1,8 @@
-// How checkpoints leave: by one rename into trash/, so that they are there whole or not at all; the
-// trash is emptied afterwards. Tombstones say what must not come back.
+// How checkpoints leave: by one rename into trash/, so that they are there whole or not at all. The
+// trash is emptied by sweeps. What nobody can want back (replaced, superseded, removed for good)
+// goes with the first one. What was deleted as files waits for an hour, so that whoever deleted it
+// may find out that it was needed; it goes at once when the disk is full, or has less than an
+// eighth of its room left.
 #pragma once
 
 #include <string>
@@ -9,17 +12,19 @@
 
 namespace cairn::storage {
 
+// How long deleted checkpoints, and unpublished ones that nobody finishes, are kept.
+inline constexpr int64_t kKeepSeconds = 3600;
+
 // Moves `name`, a checkpoint in the directory `from`, into the trash. OK when another took it away.
+// With `deleted` it waits there. A checkpoint that others may move as well must be claimed first
+// (posix_claim.h), or another one may stand under the name by now.
 Status Discard(PosixRoot* root, const JobDirectories& at, int from, const std::string& name,
-               const CheckpointKey& named);
-Status EmptyTrash(const JobDirectories& at);
+               const CheckpointKey& named, bool deleted = false);
+// Removes what need not wait; with `all`, everything. *removed: whether there was anything.
+Status EmptyTrash(const JobDirectories& at, bool all, bool* removed = nullptr);
 
 // True when the step was removed for the checkpoint's attempt. A tombstone that cannot be read says
 // nothing, and nothing is thrown away for it.
 bool IsRemoved(const JobDirectories& at, const CheckpointKey& checkpoint);
-
-// As Storage::Delete. The calling thread acts as the owner and holds the job's publish lock.
-Status DeleteBelow(PosixRoot* root, const JobDirectories& at, const CheckpointKey& checkpoint,
-                   bool tombstone);
 
 }  // namespace cairn::storage

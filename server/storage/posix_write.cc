@@ -3,34 +3,50 @@
 #include <algorithm>
 #include <set>
 
+#include "absl/cleanup/cleanup.h"
 #include "common/failpoint.h"
 #include "common/layout.h"
 #include "server/storage/files.h"
+#include "server/storage/posix_claim.h"
 #include "server/storage/posix_place.h"
 
 namespace cairn::storage {
 namespace {
 
 // True when all parts already stand, whole, in the published checkpoint or in one on its way there;
-// then their names are durable too.
+// then their names are durable too. FAILED_PRECONDITION when a newer revision of the same attempt
+// is published: what is written would never be.
 StatusOr<bool> StandPublished(const JobDirectories& at, const CheckpointKey& checkpoint,
                               const std::vector<PartToWrite>& parts) {
-  CAIRN_ASSIGN_OR_RETURN(Place place,
+  std::vector<Place> places;
+  CAIRN_ASSIGN_OR_RETURN(places.emplace_back(),
                          LookAt(at.job.get(), StepDirectory(checkpoint.step), at.path));
-  if (!place.Holds(checkpoint)) {
-    const std::string name = SplitPath(PublishDirectory(checkpoint)).base;
-    CAIRN_ASSIGN_OR_RETURN(place, LookAt(at.publish.get(), name, at.path));
+  for (const int directory : {at.publish.get(), at.abandoned.get()}) {
+    CAIRN_ASSIGN_OR_RETURN(auto held, ListHeld(at, directory, checkpoint));
+    for (Held& one : held) places.push_back(std::move(one.place));
   }
-  if (!place.Holds(checkpoint) || !place.stored.Complete()) return false;
-  for (const PartToWrite& part : parts) {
-    CAIRN_ASSIGN_OR_RETURN(const bool stands, PartStands(place, part));
-    if (!stands) return false;
+  for (const Place& place : places) {
+    const StoredCheckpoint& stored = place.stored;
+    if (!place.Ours() || !stored.Complete() || stored.key.attempt != checkpoint.attempt) continue;
+    if (stored.key.revision > checkpoint.revision) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("revision ", stored.key.revision, " has replaced it in storage"));
+    }
+    if (!place.Holds(checkpoint)) continue;
+    bool all = true;
+    for (const PartToWrite& part : parts) {
+      CAIRN_ASSIGN_OR_RETURN(const bool stands, PartStands(place, part));
+      all = all && stands;
+    }
+    if (!all) continue;
+    CAIRN_RETURN_IF_ERROR(SyncDirectoryAt(place.directory.get(), kMetaDirectory));
+    for (const int directory :
+         {place.directory.get(), at.publish.get(), at.abandoned.get(), at.job.get()}) {
+      CAIRN_RETURN_IF_ERROR(Sync(directory));
+    }
+    return true;
   }
-  CAIRN_RETURN_IF_ERROR(SyncDirectoryAt(place.directory.get(), kMetaDirectory));
-  CAIRN_RETURN_IF_ERROR(Sync(place.directory.get()));
-  CAIRN_RETURN_IF_ERROR(Sync(at.publish.get()));
-  CAIRN_RETURN_IF_ERROR(Sync(at.job.get()));
-  return true;
+  return false;
 }
 
 // Those of `parts` that the partial directory does not hold whole. FAILED_PRECONDITION when the
@@ -96,11 +112,18 @@ Status WriteMissing(PosixRoot* root, int directory, Owner owner,
     return [root, writer] { return absl::StrCat(writer, ".", root->TemporaryName()); };
   };
   std::set<std::string> directories;
+  // After an error, parts that are not stored whole give back their room: nobody may come to finish
+  // them.
+  std::vector<const Manifest*> unfinished;
+  absl::Cleanup give_back = [&] {
+    for (const Manifest* manifest : unfinished) (void)RemoveFiles(directory, *manifest);
+  };
   for (const PartToWrite* part : missing) {
     const Writer writer = part->manifest->writer;
     CAIRN_RETURN_IF_ERROR(root->RemoveStale(meta.get(), absl::StrCat(writer, ".")));
     // A manifest that no longer tells the truth goes before the files it names change.
     CAIRN_RETURN_IF_ERROR(RemoveFileAt(meta.get(), SplitPath(ManifestFile(writer)).base));
+    unfinished.push_back(part->manifest);
     write.temporary_name = name_for(writer);
     CAIRN_RETURN_IF_ERROR(RemoveFiles(directory, *part->manifest));
     const Status written = WriteObjects(directory, meta.get(), *part, write, root->counters());
@@ -116,6 +139,7 @@ Status WriteMissing(PosixRoot* root, int directory, Owner owner,
     const Writer writer = part->manifest->writer;
     CAIRN_RETURN_IF_ERROR(WriteMetaFile(meta.get(), SplitPath(ManifestFile(writer)).base,
                                         part->encoded, name_for(writer), root->counters()));
+    std::erase(unfinished, part->manifest);
   }
   return Sync(meta.get());
 }
@@ -124,10 +148,10 @@ Status WriteMissing(PosixRoot* root, int directory, Owner owner,
 
 Status WritePartsBelow(PosixRoot* root, const JobDirectories& at, const CheckpointKey& checkpoint,
                        Owner owner, const std::vector<PartToWrite>& parts) {
-  CAIRN_ASSIGN_OR_RETURN(const Attempt removed, ReadTombstone(at.job.get(), checkpoint.step));
-  if (checkpoint.attempt <= removed) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the step was removed for attempts up to ", removed));
+  CAIRN_ASSIGN_OR_RETURN(const AttemptRanges removed,
+                         ReadTombstones(at.job.get(), checkpoint.step));
+  if (removed.Contains(checkpoint.attempt)) {
+    return absl::FailedPreconditionError("the step was removed for this attempt");
   }
   CAIRN_ASSIGN_OR_RETURN(const bool published, StandPublished(at, checkpoint, parts));
   if (published) return absl::OkStatus();

@@ -75,6 +75,31 @@ struct Counters {
   uint64_t published = 0;      // checkpoints that this instance brought to their step
 };
 
+// What Delete removes.
+enum class DeleteKind {
+  // The files of exactly this checkpoint; it may come back.
+  kFiles,
+  // Every checkpoint of the step, published or not, of attempts up to the checkpoint's. For good:
+  // it is recorded durably, before anything goes, that they must not bring the step back.
+  kUpToAttempt,
+  // Likewise, but those of the checkpoint's attempt alone.
+  kThisAttempt,
+};
+
+// What Sweep may take besides what nobody can need.
+struct SweepRules {
+  // Unpublished checkpoints that another one has replaced: they go once nothing of them has changed
+  // for a minute. Null: none.
+  std::function<bool(const CheckpointKey&)> superseded;
+  // Unpublished checkpoints that the caller is still going to finish. What is neither this nor
+  // superseded goes once nothing of it has changed for an hour, whatever became of its step. Null:
+  // all of them are wanted.
+  std::function<bool(const CheckpointKey&)> wanted;
+  // Storage is full: what waits for an hour otherwise goes after a minute, and what was deleted
+  // goes at once.
+  bool full = false;
+};
+
 class Storage {
  public:
   virtual ~Storage() = default;
@@ -91,42 +116,49 @@ class Storage {
   // OK: every object and manifest named is on stable storage, and that storage still stands there.
   // INVALID_ARGUMENT: a part is not of this checkpoint. PERMISSION_DENIED: the job is another
   // user's. ALREADY_EXISTS: another manifest of the same writer is stored. FAILED_PRECONDITION: the
-  // step was removed for this attempt, or the parts are in conflict with each other or with stored
-  // ones. DATA_LOSS: bytes no longer match their checksums. RESOURCE_EXHAUSTED: storage is full.
-  // After an error nothing of a part that was not stored before is shown as stored, and the same
-  // call may be repeated.
+  // step was removed for this attempt, a newer revision of the same attempt is published, or the
+  // parts are in conflict with each other or with stored ones. DATA_LOSS: bytes no longer match
+  // their checksums. RESOURCE_EXHAUSTED: storage is full. After an error nothing of a part that was
+  // not stored before is shown as stored, its room is given back, and the same call may be
+  // repeated.
   virtual Status WriteParts(const CheckpointKey& checkpoint, Owner owner,
                             const std::vector<PartToWrite>& parts) = 0;
 
-  // Records a decision about the line, or where an attempt came from, durably, and returns what stands
-  // under that number and kind: `record`, or what stood there before, which is never replaced. Only a
-  // `resume` may be said anew.
+  // Records a decision about the line, or where an attempt came from, durably, and returns what
+  // stands under that number and kind: `record`, or what stood there before, which is never
+  // replaced. Only a `resume` may be said anew.
   virtual StatusOr<LineRecord> WriteLineRecord(const LineRecord& record, Owner owner) = 0;
 
-  // Publishes the checkpoint when all its parts are stored. Returns where it stands in its step's
-  // place, durably and in the expected storage, also when another publisher put it there. An older
-  // checkpoint of that step is replaced; a newer one stays. Older and newer: by attempt, then by
-  // revision.
-  // nullopt: it is not published. Parts are missing, a newer checkpoint stands, or the step was
-  // removed. ALREADY_EXISTS: something that is not Cairn's stands in the step's place.
-  // FAILED_PRECONDITION: the parts are in conflict. DATA_LOSS: an object is missing or has another
-  // length than its manifest says.
+  // Publishes the checkpoint when all its parts are stored. Returns where it stands, durably and in
+  // the expected storage, also when another publisher put it there. The newest attempt's newest revision stands in the step's
+  // place, unless Reinstate has chosen another attempt's. Other attempts' checkpoints are kept
+  // aside, the newest revision of each: both one that comes out of the place, and one that arrives
+  // late. Older revisions of the same attempt go.
+  // nullopt: it is not published. Parts are missing, a newer revision of its attempt is published,
+  // or the step was removed, be it meanwhile. ALREADY_EXISTS: something that is not Cairn's stands
+  // in the step's place. FAILED_PRECONDITION: the parts are in conflict. DATA_LOSS: an object is
+  // missing or has another length than its manifest says.
   virtual StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint,
                                                     Owner owner) = 0;
 
-  // Finishes what a dead publisher began, throws away what was replaced, and drops unpublished
-  // checkpoints for which `superseded` holds, or whose step was removed, once none of their parts
-  // has changed for a minute. OK when the job is not in storage.
-  virtual Status Sweep(const std::string& job,
-                       const std::function<bool(const CheckpointKey&)>& superseded) = 0;
+  // Puts a published checkpoint that is kept aside into its step's place. What stands there is kept
+  // aside. OK when it stands there already.
+  // NOT_FOUND: it is not published, or the step was removed. FAILED_PRECONDITION: a newer revision
+  // of its attempt stands. ALREADY_EXISTS and DATA_LOSS as for Publish.
+  virtual Status Reinstate(const CheckpointKey& checkpoint, Owner owner) = 0;
 
-  // Deletes a published checkpoint: it is there whole or not at all. OK when it is not there.
-  // With `tombstone`: deletes every checkpoint of the step, published or not, of attempts up to the
-  // checkpoint's, and records durably that these must not bring the step back. A tombstone only
-  // ever grows.
-  virtual Status Delete(const CheckpointKey& checkpoint, Owner owner, bool tombstone) = 0;
+  // Finishes what a dead publisher began, throws away what was replaced, drops unpublished
+  // checkpoints whose step was removed, once none of their parts has changed for a minute, and what
+  // `rules` say. Ages are told by the storage's own clock. OK when the job is not in storage.
+  virtual Status Sweep(const std::string& job, const SweepRules& rules) = 0;
 
-  // What is stored of a job; without what a tombstone forbids and what has been replaced.
+  // Deletes published checkpoints, in their step's place or aside: each is there whole or not at
+  // all. OK when there is none. What was removed for good is added to what was before.
+  // RESOURCE_EXHAUSTED: attempts were removed of this step in more ranges than can be recorded.
+  // The room of what kFiles deletes may be given back by a later Sweep.
+  virtual Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind) = 0;
+
+  // What is stored of a job; without what was removed for good and what has been replaced.
   // NOT_FOUND: nothing was ever stored of it.
   virtual StatusOr<StoredJob> Read(const std::string& job) = 0;
   // Jobs of which something was stored, in byte order.

@@ -107,6 +107,20 @@ TEST_F(Stored, AnAbandonedStepIsFoundByItsAttempt) {
   EXPECT_TRUE(OpenStored(root_, ref, "a").ok());
 }
 
+TEST_F(Stored, WhatAnotherAttemptReplacedIsFoundByItsAttempt) {
+  Put({.step = 9, .attempt = 1}, "a", "abandoned");
+  const std::string aside = root_ + "/run/" + AbandonedDirectory({"run", 9, 1, 0});
+  std::filesystem::create_directories(root_ + "/run/.cairn/abandoned");
+  std::filesystem::rename(root_ + "/run/9", aside);
+  Put({.step = 9, .attempt = 2}, "a", "in its place");
+  EXPECT_EQ(*Load(9, "a"), "in its place");
+  const auto object = OpenStored(root_, {"run", 9, 1, -1}, "a");
+  ASSERT_TRUE(object.ok()) << object.status();
+  std::string bytes((*object)->info().length, '\0');
+  ASSERT_TRUE((*object)->ReadInto(bytes.data()).ok());
+  EXPECT_EQ(bytes, "abandoned");
+}
+
 TEST_F(Stored, WhatIsMissingIsNotFound) {
   EXPECT_EQ(StoredLatest(root_, "run").status().code(), absl::StatusCode::kNotFound);
   Put({.step = 4}, "a", "four");

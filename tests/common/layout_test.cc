@@ -68,7 +68,8 @@ TEST_F(StoredLayout, NamesParseBackToWhatTheyStandFor) {
   EXPECT_EQ(PartialDirectory(key), ".cairn/partial/12.34.5");
   EXPECT_TRUE(ParseCheckpointDirectory("12.34.5", &parsed));
   EXPECT_EQ(parsed, key);
-  EXPECT_EQ(TrashName(key, 9), "12.34.5.9");
+  EXPECT_EQ(NumberedName(key, 9), "12.34.5.9");
+  EXPECT_EQ(AbandonedDirectory(key), ".cairn/abandoned/12.34.5");
   EXPECT_TRUE(ParseCheckpointDirectory("12.34.5.9", &parsed));
   for (const char* name : {"", "1", "1.2", "1.2.3.4.5", "1.0.3", "-1.2.3", "01.2.3", "1.2.3.x",
                            "1.2.99999999999", " 1.2.3", "1.2.+3", "tmp.1.2"}) {
@@ -156,11 +157,26 @@ TEST_F(StoredLayout, NoSymbolicLinkIsFollowed) {
   EXPECT_EQ(ReadStoredJob(root_, "alias").status().code(), absl::StatusCode::kPermissionDenied);
 }
 
-TEST_F(StoredLayout, AReplacedCheckpointLeftAsideIsNotShown) {
+TEST_F(StoredLayout, AReplacedRevisionLeftAsideIsNotShown) {
   // After an exchange the older one stands under publish/, in the newer one's name.
-  PutManifest("5", Part(5, 101, 0, 1));
-  PutManifest(".cairn/publish/5.101.0", Part(5, 100, 0, 1));
-  EXPECT_THAT(Found(Look()), ElementsAre("5@101.0+/"));
+  PutManifest("5", Part(5, 100, 0, 1, 1));
+  PutManifest(".cairn/publish/5.100.1.77", Part(5, 100, 0, 1, 0));
+  EXPECT_THAT(Found(Look()), ElementsAre("5@100.1+/"));
+}
+
+TEST_F(StoredLayout, AnotherAttemptsCheckpointIsShownBesideTheOneThatReplacedIt) {
+  PutManifest("5", Part(5, 102, 0, 1));
+  PutManifest(".cairn/publish/5.102.0.77", Part(5, 101, 0, 1));  // on its way to abandoned/
+  PutManifest(".cairn/abandoned/5.100.0", Part(5, 100, 0, 1));
+  const StoredJob job = Look();
+  EXPECT_THAT(Found(job), ElementsAre("5@100.0+/", "5@101.0+/", "5@102.0+/"));
+  EXPECT_EQ(job.checkpoints[0].location.text(), root_ + "/job/.cairn/abandoned/5.100.0");
+}
+
+TEST_F(StoredLayout, ANewerAttemptThatIsSetAsideIsShownBesideTheOneInUse) {
+  PutManifest("5", Part(5, 100, 0, 1));
+  PutManifest(".cairn/abandoned/5.101.0", Part(5, 101, 0, 1));
+  EXPECT_THAT(Found(Look()), ElementsAre("5@100.0+/", "5@101.0+/"));
 }
 
 TEST_F(StoredLayout, ANewerOneWaitingForItsPlaceIsShownBesideTheOlder) {
@@ -177,8 +193,24 @@ TEST_F(StoredLayout, TombstonesHideWhatTheyForbid) {
   Put(TombstoneFile(6), "garbage");
   const StoredJob job = Look();
   EXPECT_THAT(Found(job), ElementsAre("5@102.0+"));
-  EXPECT_EQ(job.removed.at(5), 101);
+  EXPECT_TRUE(job.removed.Forbids(5, 101));
+  EXPECT_FALSE(job.removed.Forbids(5, 102));
   EXPECT_THAT(job.problems, ElementsAre(HasSubstr("removed/6")));
+}
+
+TEST_F(StoredLayout, TombstonesOfOneStepCountTogether) {
+  for (Attempt attempt : {100, 101, 102, 103}) {
+    PutManifest(".cairn/abandoned/5." + std::to_string(attempt) + ".0", Part(5, attempt, 0, 1));
+  }
+  Put(TombstoneFile(5), "100\n");  // as older versions wrote it
+  Put(TombstoneDirectory(5) + "/102-102", "");
+  Put(TombstoneDirectory(5) + "/7-40", "");
+  Put(TombstoneDirectory(5) + "/103", "");
+  const StoredJob job = Look();
+  EXPECT_THAT(Found(job), ElementsAre("5@101.0+/", "5@103.0+/"));
+  EXPECT_THAT(job.removed.steps.at(5).ranges(),
+              ElementsAre(AttemptRanges::Range{1, 100}, AttemptRanges::Range{102, 102}));
+  EXPECT_THAT(job.problems, IsEmpty());
 }
 
 TEST_F(StoredLayout, AbsentJobsAndRootsAreNotFound) {

@@ -64,7 +64,7 @@ StatusOr<StoredJob> Storage::Scan(const std::string& job) const {
     for (const auto& [id, record] : records->second) stored.records.push_back(record);
   }
   if (const auto removed = tombstones_.find(job); removed != tombstones_.end()) {
-    stored.removed = removed->second;
+    for (const auto& [step, attempt] : removed->second) stored.removed.steps[step].Add(1, attempt);
   }
   return stored;
 }

@@ -44,14 +44,16 @@ class FaultyStorage final : public Storage {
     return faults_->Run<StatusOr<std::optional<Location>>>(
         StorageCall::kPublish, [&] { return inner_->Publish(checkpoint, owner); });
   }
-  Status Sweep(const std::string& job,
-               const std::function<bool(const CheckpointKey&)>& superseded) override {
-    return faults_->Run<Status>(StorageCall::kSweep,
-                                [&] { return inner_->Sweep(job, superseded); });
+  Status Reinstate(const CheckpointKey& checkpoint, Owner owner) override {
+    return faults_->Run<Status>(StorageCall::kReinstate,
+                                [&] { return inner_->Reinstate(checkpoint, owner); });
   }
-  Status Delete(const CheckpointKey& checkpoint, Owner owner, bool tombstone) override {
+  Status Sweep(const std::string& job, const SweepRules& rules) override {
+    return faults_->Run<Status>(StorageCall::kSweep, [&] { return inner_->Sweep(job, rules); });
+  }
+  Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind) override {
     return faults_->Run<Status>(StorageCall::kDelete,
-                                [&] { return inner_->Delete(checkpoint, owner, tombstone); });
+                                [&] { return inner_->Delete(checkpoint, owner, kind); });
   }
   StatusOr<StoredJob> Read(const std::string& job) override {
     return faults_->Run<StatusOr<StoredJob>>(StorageCall::kRead, [&] { return inner_->Read(job); });

@@ -14,6 +14,7 @@ enum class StorageCall {
   kWriteParts,
   kWriteLineRecord,
   kPublish,
+  kReinstate,
   kSweep,
   kDelete,
   kRead,

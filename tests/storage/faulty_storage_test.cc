@@ -70,9 +70,10 @@ TEST_F(FaultyStorage, EachCallFailsOnItsOwn) {
   const std::map<StorageCall, std::function<Status()>> calls = {
       {StorageCall::kWriteParts, [&] { return Write(*storage_, part); }},
       {StorageCall::kPublish, [&] { return storage_->Publish(Key(5, 100), Me()).status(); }},
-      {StorageCall::kSweep,
-       [&] { return storage_->Sweep("job", [](const auto&) { return true; }); }},
-      {StorageCall::kDelete, [&] { return storage_->Delete(Key(6, 100), Me(), false); }},
+      {StorageCall::kReinstate, [&] { return storage_->Reinstate(Key(5, 100), Me()); }},
+      {StorageCall::kSweep, [&] { return storage_->Sweep("job", {}); }},
+      {StorageCall::kDelete,
+       [&] { return storage_->Delete(Key(6, 100), Me(), DeleteKind::kFiles); }},
       {StorageCall::kRead, [&] { return storage_->Read("job").status(); }},
       {StorageCall::kJobs, [&] { return storage_->Jobs().status(); }},
       {StorageCall::kJobOwner, [&] { return storage_->JobOwner("job").status(); }},
@@ -105,9 +106,9 @@ TEST_F(FaultyStorage, ACallMayHaveHappenedAndAskingAgainIsHarmless) {
   EXPECT_TRUE(absl::IsUnavailable(storage_->Publish(Key(5, 100), Me()).status()));
   EXPECT_THAT(Stored(*storage_), ElementsAre("5@100.0/"));
   EXPECT_TRUE(Publish(*storage_, Key(5, 100)));
-  EXPECT_TRUE(absl::IsUnavailable(storage_->Delete(Key(5, 100), Me(), false)));
+  EXPECT_TRUE(absl::IsUnavailable(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles)));
   EXPECT_THAT(Stored(*storage_), IsEmpty());
-  EXPECT_TRUE(storage_->Delete(Key(5, 100), Me(), false).ok());
+  EXPECT_TRUE(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles).ok());
 }
 
 TEST_F(FaultyStorage, ACallHangsUntilItIsReleased) {

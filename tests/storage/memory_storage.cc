@@ -14,6 +14,7 @@ namespace cairn::storage {
 namespace {
 
 constexpr int64_t kSweepAgeMillis = 60'000;
+constexpr int64_t kKeepMillis = 3'600'000;
 
 class MemoryReader final : public Reader {
  public:
@@ -52,18 +53,39 @@ StatusOr<std::string> Copy(const ObjectEntry& entry, const ObjectSource& source)
 
 // --- MemoryStore
 
-bool MemoryStore::Job::Removed(const CheckpointKey& key) const {
-  const auto at = removed.find(key.step);
-  return at != removed.end() && key.attempt <= at->second;
+MemoryStore::Checkpoint* MemoryStore::Job::FindPublished(const CheckpointKey& key) {
+  const auto standing = published.find(key.step);
+  if (standing != published.end() && standing->second.key == key) return &standing->second;
+  const auto aside = abandoned.find(key);
+  return aside == abandoned.end() ? nullptr : &aside->second;
+}
+
+bool MemoryStore::Job::Replaced(const CheckpointKey& key) const {
+  const auto newer = [&key](const CheckpointKey& other) {
+    return other.step == key.step && other.attempt == key.attempt && other.revision > key.revision;
+  };
+  const auto standing = published.find(key.step);
+  return (standing != published.end() && newer(standing->second.key)) ||
+         std::any_of(abandoned.begin(), abandoned.end(),
+                     [&](const auto& aside) { return newer(aside.first); });
+}
+
+void MemoryStore::Job::Publish(Checkpoint checkpoint) {
+  const CheckpointKey key = checkpoint.key;
+  const auto [standing, free] = published.try_emplace(key.step);
+  if (free || standing->second.key.attempt <= key.attempt) {
+    std::swap(standing->second, checkpoint);
+  }
+  if (!free && checkpoint.key.attempt != standing->second.key.attempt) {
+    abandoned.insert_or_assign(checkpoint.key, std::move(checkpoint));
+  }
+  std::erase_if(abandoned, [&](const auto& aside) { return Replaced(aside.first); });
 }
 
 MemoryStore::Checkpoint* MemoryStore::Find(const CheckpointKey& key) {
   const auto job = jobs_.find(key.job);
   if (job == jobs_.end()) return nullptr;
-  const auto published = job->second.published.find(key.step);
-  if (published != job->second.published.end() && published->second.key == key) {
-    return &published->second;
-  }
+  if (Checkpoint* published = job->second.FindPublished(key)) return published;
   const auto unpublished = job->second.unpublished.find(key);
   return unpublished == job->second.unpublished.end() ? nullptr : &unpublished->second;
 }
@@ -108,6 +130,16 @@ void MemoryStore::Age(const CheckpointKey& checkpoint, int seconds) {
   found->changed_unix_ms -= int64_t{1000} * seconds;
 }
 
+CheckpointKey MemoryStore::InPlace(const std::string& job, Step step) {
+  MutexLock lock(&mu_);
+  const auto at = jobs_.find(job);
+  if (at != jobs_.end()) {
+    const auto standing = at->second.published.find(step);
+    if (standing != at->second.published.end()) return standing->second.key;
+  }
+  return {job, step, 0, -1};
+}
+
 // --- MemoryStorage
 
 class MemoryStorage final : public Storage {
@@ -120,9 +152,9 @@ class MemoryStorage final : public Storage {
                     const std::vector<PartToWrite>& parts) override;
   StatusOr<LineRecord> WriteLineRecord(const LineRecord& record, Owner owner) override;
   StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint, Owner owner) override;
-  Status Sweep(const std::string& job,
-               const std::function<bool(const CheckpointKey&)>& superseded) override;
-  Status Delete(const CheckpointKey& checkpoint, Owner owner, bool tombstone) override;
+  Status Reinstate(const CheckpointKey& checkpoint, Owner owner) override;
+  Status Sweep(const std::string& job, const SweepRules& rules) override;
+  Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind) override;
   StatusOr<StoredJob> Read(const std::string& job) override;
   StatusOr<std::vector<std::string>> Jobs() override;
   StatusOr<Owner> JobOwner(const std::string& job) override;
@@ -136,8 +168,8 @@ class MemoryStorage final : public Storage {
   using Job = MemoryStore::Job;
 
   static Location LocationOf(const CheckpointKey& key, bool published) {
-    return Location(published ? absl::StrCat("memory:", key.job, "/", key.step)
-                              : absl::StrCat("memory:", key.DebugString()));
+    return Location(
+        absl::StrCat(published ? "memory:" : "memory, unpublished:", key.DebugString()));
   }
   static StoredCheckpoint Describe(const Checkpoint& checkpoint, bool published);
   // DATA_LOSS when an object of the part is missing or has another length than its manifest says.
@@ -227,6 +259,10 @@ StatusOr<std::vector<const PartToWrite*>> MemoryStorage::FindMissing(
       return absl::FailedPreconditionError(
           absl::StrCat(key.DebugString(), ": the step was removed"));
     }
+    if (at->second.Replaced(key)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(key.DebugString(), ": a newer revision has replaced it"));
+    }
   }
   std::vector<const Manifest*> together;
   if (const Checkpoint* stored = store_->Find(key)) {
@@ -273,7 +309,7 @@ Status MemoryStorage::WriteParts(const CheckpointKey& checkpoint, Owner owner,
   // Others may have written, published or removed meanwhile.
   CAIRN_RETURN_IF_ERROR(FindMissing(checkpoint, owner, parts).status());
   if (copies.empty()) return absl::OkStatus();
-  Job& job = store_->jobs_.try_emplace(checkpoint.job, Job{owner, {}, {}, {}, {}}).first->second;
+  Job& job = store_->jobs_.try_emplace(checkpoint.job, Job{owner}).first->second;
   Checkpoint* stored = store_->Find(checkpoint);
   if (stored == nullptr) {
     stored = &job.unpublished[checkpoint];
@@ -297,10 +333,7 @@ StatusOr<std::optional<Location>> MemoryStorage::Publish(const CheckpointKey& ch
   Job& job = at->second;
   CAIRN_RETURN_IF_ERROR(CheckOwner(checkpoint.job, job, owner));
   if (job.Removed(checkpoint)) return std::nullopt;
-  const auto standing = job.published.find(checkpoint.step);
-  if (standing != job.published.end() && standing->second.key == checkpoint) {
-    return LocationOf(checkpoint, /*published=*/true);
-  }
+  if (job.FindPublished(checkpoint) != nullptr) return LocationOf(checkpoint, /*published=*/true);
   const auto unpublished = job.unpublished.find(checkpoint);
   if (unpublished == job.unpublished.end()) return std::nullopt;
   const StoredCheckpoint stored = Describe(unpublished->second, /*published=*/false);
@@ -311,20 +344,42 @@ StatusOr<std::optional<Location>> MemoryStorage::Publish(const CheckpointKey& ch
   for (const auto& [writer, part] : unpublished->second.parts) {
     CAIRN_RETURN_IF_ERROR(CheckObjects(part));
   }
-  const auto rank = [](const CheckpointKey& key) { return std::tie(key.attempt, key.revision); };
-  const bool newer =
-      standing == job.published.end() || rank(standing->second.key) < rank(checkpoint);
-  if (newer) {
-    job.published.insert_or_assign(checkpoint.step, std::move(unpublished->second));
+  const bool newest = !job.Replaced(checkpoint);
+  if (newest) {
+    job.Publish(std::move(unpublished->second));
     ++published_;
   }
   job.unpublished.erase(unpublished);
-  if (!newer) return std::nullopt;
+  if (!newest) return std::nullopt;
   return LocationOf(checkpoint, /*published=*/true);
 }
 
-Status MemoryStorage::Sweep(const std::string& job,
-                            const std::function<bool(const CheckpointKey&)>& superseded) {
+Status MemoryStorage::Reinstate(const CheckpointKey& checkpoint, Owner owner) {
+  CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
+  const auto not_found =
+      absl::NotFoundError(absl::StrCat(checkpoint.DebugString(), ": is not in storage"));
+  MutexLock lock(&store_->mu_);
+  const auto at = store_->jobs_.find(checkpoint.job);
+  if (at == store_->jobs_.end()) return not_found;
+  Job& job = at->second;
+  CAIRN_RETURN_IF_ERROR(CheckOwner(checkpoint.job, job, owner));
+  if (job.Replaced(checkpoint)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(checkpoint.DebugString(), ": a newer revision has replaced it"));
+  }
+  if (job.FindPublished(checkpoint) == nullptr) return not_found;
+  const auto aside = job.abandoned.find(checkpoint);
+  if (aside == job.abandoned.end()) return absl::OkStatus();  // it stands there
+  for (const auto& [writer, part] : aside->second.parts) CAIRN_RETURN_IF_ERROR(CheckObjects(part));
+  Checkpoint chosen = std::move(aside->second);
+  job.abandoned.erase(aside);
+  const auto [standing, free] = job.published.try_emplace(checkpoint.step);
+  std::swap(standing->second, chosen);
+  if (!free) job.abandoned.insert_or_assign(chosen.key, std::move(chosen));
+  return absl::OkStatus();
+}
+
+Status MemoryStorage::Sweep(const std::string& job, const SweepRules& rules) {
   MutexLock lock(&store_->mu_);
   CAIRN_RETURN_IF_ERROR(CheckThere());
   const auto at = store_->jobs_.find(job);
@@ -332,34 +387,38 @@ Status MemoryStorage::Sweep(const std::string& job,
   const int64_t now = store_->clock_->UnixMillis();
   std::erase_if(at->second.unpublished, [&](const auto& entry) {
     const auto& [key, checkpoint] = entry;
-    return (at->second.Removed(key) || superseded(key)) &&
-           now - checkpoint.changed_unix_ms >= kSweepAgeMillis;
+    const bool useless = at->second.Removed(key) || (rules.superseded && rules.superseded(key));
+    if (!useless && (!rules.wanted || rules.wanted(key))) return false;
+    const int64_t keep = useless || rules.full ? kSweepAgeMillis : kKeepMillis;
+    return now - checkpoint.changed_unix_ms >= keep;
   });
   return absl::OkStatus();
 }
 
-Status MemoryStorage::Delete(const CheckpointKey& checkpoint, Owner owner, bool tombstone) {
+Status MemoryStorage::Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
   MutexLock lock(&store_->mu_);
   CAIRN_RETURN_IF_ERROR(CheckThere());
-  if (tombstone) store_->jobs_.try_emplace(checkpoint.job, Job{owner, {}, {}, {}, {}});
+  const bool for_good = kind != DeleteKind::kFiles;
+  if (for_good) store_->jobs_.try_emplace(checkpoint.job, Job{owner});
   const auto at = store_->jobs_.find(checkpoint.job);
   if (at == store_->jobs_.end()) return absl::OkStatus();
   Job& job = at->second;
   CAIRN_RETURN_IF_ERROR(CheckOwner(checkpoint.job, job, owner));
-  if (tombstone) {
-    Attempt& removed = job.removed[checkpoint.step];
-    removed = std::max(removed, checkpoint.attempt);
-    std::erase_if(job.unpublished, [&](const auto& entry) {
-      return entry.first.step == checkpoint.step && entry.first.attempt <= checkpoint.attempt;
-    });
+  if (for_good) {
+    AttemptRanges removed = job.removed.steps[checkpoint.step];
+    removed.Add(kind == DeleteKind::kUpToAttempt ? 1 : checkpoint.attempt, checkpoint.attempt);
+    if (removed.ranges().size() > kMaxRemovedRanges) {
+      return absl::ResourceExhaustedError("too many ranges of attempts were removed of this step");
+    }
+    job.removed.steps[checkpoint.step] = std::move(removed);
+    std::erase_if(job.unpublished, [&](const auto& entry) { return job.Removed(entry.first); });
   }
-  const auto standing = job.published.find(checkpoint.step);
-  if (standing == job.published.end()) return absl::OkStatus();
-  const CheckpointKey& key = standing->second.key;
-  if (tombstone ? key.attempt <= checkpoint.attempt : key == checkpoint) {
-    job.published.erase(standing);
-  }
+  const auto meant = [&](const CheckpointKey& key) {
+    return key == checkpoint || (for_good && job.Removed(key));
+  };
+  std::erase_if(job.abandoned, [&](const auto& entry) { return meant(entry.first); });
+  std::erase_if(job.published, [&](const auto& entry) { return meant(entry.second.key); });
   return absl::OkStatus();
 }
 
@@ -367,7 +426,7 @@ StatusOr<LineRecord> MemoryStorage::WriteLineRecord(const LineRecord& record, Ow
   CAIRN_RETURN_IF_ERROR(ValidateJob(record.job));
   MutexLock lock(&store_->mu_);
   CAIRN_RETURN_IF_ERROR(CheckThere());
-  Job& job = store_->jobs_.try_emplace(record.job, Job{owner, {}, {}, {}, {}}).first->second;
+  Job& job = store_->jobs_.try_emplace(record.job, Job{owner}).first->second;
   CAIRN_RETURN_IF_ERROR(CheckOwner(record.job, job, owner));
   const auto [at, fresh] = job.records.try_emplace({record.number, record.kind}, record);
   if (record.kind == LineRecordKind::kResume) at->second = record;
@@ -382,6 +441,9 @@ StatusOr<StoredJob> MemoryStorage::Read(const std::string& job) {
   if (at == store_->jobs_.end()) return absl::NotFoundError(absl::StrCat(job, ": is not stored"));
   StoredJob found;
   for (const auto& [step, checkpoint] : at->second.published) {
+    found.checkpoints.push_back(Describe(checkpoint, /*published=*/true));
+  }
+  for (const auto& [key, checkpoint] : at->second.abandoned) {
     found.checkpoints.push_back(Describe(checkpoint, /*published=*/true));
   }
   for (const auto& [key, checkpoint] : at->second.unpublished) {

@@ -30,6 +30,9 @@ class MemoryStore {
   // An unpublished checkpoint counts as unchanged for `seconds` longer than it is.
   void Age(const CheckpointKey& checkpoint, int seconds);
 
+  // What stands in the step's place; the key's revision is -1 when nothing does.
+  CheckpointKey InPlace(const std::string& job, Step step);
+
  private:
   friend class MemoryStorage;
 
@@ -45,11 +48,16 @@ class MemoryStore {
   struct Job {
     Owner owner;
     std::map<CheckpointKey, Checkpoint> unpublished;
-    std::map<Step, Checkpoint> published;
-    std::map<Step, Attempt> removed;
+    std::map<Step, Checkpoint> published;           // in their step's place
+    std::map<CheckpointKey, Checkpoint> abandoned;  // published, another stands in the place
+    RemovedSteps removed;
     std::map<std::pair<Attempt, LineRecordKind>, LineRecord> records;
 
-    bool Removed(const CheckpointKey& key) const;
+    bool Removed(const CheckpointKey& key) const { return removed.Forbids(key.step, key.attempt); }
+    Checkpoint* FindPublished(const CheckpointKey& key);
+    // Whether a newer revision of the same attempt is published.
+    bool Replaced(const CheckpointKey& key) const;
+    void Publish(Checkpoint checkpoint);
   };
 
   Checkpoint* Find(const CheckpointKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

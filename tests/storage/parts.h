@@ -114,7 +114,7 @@ inline void WriteAndPublish(Storage& storage, const Part& part) {
 
 // Supersedes nothing: finishes claims and empties the trash.
 inline void Sweep(Storage& storage) {
-  const Status status = storage.Sweep("job", [](const CheckpointKey&) { return false; });
+  const Status status = storage.Sweep("job", {});
   EXPECT_TRUE(status.ok()) << status;
 }
 

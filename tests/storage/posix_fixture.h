@@ -29,6 +29,7 @@ class PosixFixture : public ::testing::Test {
  protected:
   PosixFixture() { UseRoot("/tmp"); }
   ~PosixFixture() override {
+    SetFailpointHook(nullptr);
     EXPECT_TRUE(ArmFailpoints("").ok());
     std::filesystem::remove_all(root_);
   }
@@ -79,14 +80,15 @@ class PosixFixture : public ::testing::Test {
     for (const char* place : {".cairn/trash", ".cairn/publish"}) {
       if (!std::filesystem::exists(Path(place))) continue;
       for (const auto& entry : std::filesystem::directory_iterator(Path(place))) {
-        found.push_back(entry.path());
+        // What was deleted waits in the trash for an hour.
+        if (!absl::EndsWith(std::string(entry.path()), ".deleted")) found.push_back(entry.path());
       }
     }
     return found;
   }
-  // Nothing in this tree has changed for two minutes.
-  void Age(const std::string& directory) {
-    const timespec old[2] = {{::time(nullptr) - 120, 0}, {::time(nullptr) - 120, 0}};
+  // Nothing in this tree has changed for so long; two minutes, unless it is said.
+  void Age(const std::string& directory, int seconds = 120) {
+    const timespec old[2] = {{::time(nullptr) - seconds, 0}, {::time(nullptr) - seconds, 0}};
     for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
       ::utimensat(AT_FDCWD, entry.path().c_str(), old, AT_SYMLINK_NOFOLLOW);
     }

@@ -1,5 +1,7 @@
 // What is the posix storage's own: files, directories, links, rights. What every storage must do is
 // in storage_contract_test.cc; what happens when system calls fail is in posix_faults_test.cc.
+#include <thread>
+
 #include "tests/storage/posix_fixture.h"
 
 namespace cairn::storage {
@@ -47,8 +49,9 @@ TEST_F(PosixStorage, AUsersDirectoryIsNeverTouched) {
   const Status status = storage_->Publish(Key(5, 100), Me()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(std::string(status.message()), HasSubstr("not Cairn's"));
-  EXPECT_TRUE(storage_->Delete(Key(5, 100), Me(), true).ok());
-  EXPECT_TRUE(storage_->Sweep("job", [](const CheckpointKey&) { return true; }).ok());
+  EXPECT_TRUE(storage_->Delete(Key(5, 100), Me(), DeleteKind::kUpToAttempt).ok());
+  EXPECT_TRUE(
+      storage_->Sweep("job", {.superseded = [](const CheckpointKey&) { return true; }}).ok());
   EXPECT_EQ(Bytes(Path("5/thesis.txt")), "years of work");
 }
 
@@ -92,13 +95,25 @@ TEST_F(PosixStorage, SweepingFinishesWhatADeadPublisherClaimed) {
   EXPECT_THAT(Leftovers(), IsEmpty());
 }
 
-TEST_F(PosixStorage, SweepingThrowsAwayWhatAnExchangeLeftAside) {
-  const Part newer = MakePart(Key(5, 101));
+TEST_F(PosixStorage, SweepingThrowsAwayARevisionThatAnExchangeLeftAside) {
+  const Part newer = MakePart(Key(5, 100, 1));
+  ASSERT_TRUE(Write(MakePart(Key(5, 100, 0))).ok());
   WriteAndPublish(newer);
-  ASSERT_TRUE(Write(MakePart(Key(5, 100))).ok());
-  fs::rename(Path(".cairn/partial/5.100.0"), Path(".cairn/publish/5.101.0"));
+  fs::rename(Path(".cairn/partial/5.100.0"), Path(".cairn/publish/5.100.1.77"));
   Sweep();
   ExpectFiles(newer, "5");
+  EXPECT_THAT(Stored(), ElementsAre("5@100.1/"));
+  EXPECT_THAT(Leftovers(), IsEmpty());
+}
+
+TEST_F(PosixStorage, SweepingKeepsAnotherAttemptThatAnExchangeLeftAside) {
+  const Part newer = MakePart(Key(5, 101)), older = MakePart(Key(5, 100));
+  WriteAndPublish(newer);
+  ASSERT_TRUE(Write(older).ok());
+  fs::rename(Path(".cairn/partial/5.100.0"), Path(".cairn/publish/5.101.0.77"));
+  Sweep();
+  ExpectFiles(newer, "5");
+  ExpectFiles(older, ".cairn/abandoned/5.100.0");
   EXPECT_THAT(Leftovers(), IsEmpty());
 }
 
@@ -108,9 +123,72 @@ TEST_F(PosixStorage, SweepingTakesSupersededPartialsButNoneThatIsYoung) {
   Age(Path(".cairn/partial/2.100.0"));
   std::ofstream(Path(".cairn/partial/2.100.0/small/deep/new")) << "just now";
   Age(Path(".cairn/partial/3.100.0"));
-  ASSERT_TRUE(storage_->Sweep("job", [](const CheckpointKey& key) { return key.step != 3; }).ok());
+  ASSERT_TRUE(
+      storage_->Sweep("job", {.superseded = [](const CheckpointKey& key) { return key.step != 3; }})
+          .ok());
   EXPECT_THAT(Stored(), ElementsAre("2@100.0", "3@100.0"));
   EXPECT_THAT(Leftovers(), IsEmpty());
+}
+
+TEST_F(PosixStorage, WhatWasDeletedWaitsInTheTrashForAnHour) {
+  UseRootInMemory();
+  const auto in_trash = [&] {
+    int entries = 0;
+    for (const auto& entry : fs::directory_iterator(Path(".cairn/trash"))) {
+      entries += entry.exists() ? 1 : 0;
+    }
+    return entries;
+  };
+  for (Step step : {5, 6, 7}) WriteAndPublish(MakePart(Key(step, 100)));
+  Age(Path("5"), 9000);  // the hour begins when it is deleted, however old it is
+  for (Step step : {5, 6}) {
+    ASSERT_TRUE(storage_->Delete(Key(step, 100), Me(), DeleteKind::kFiles).ok());
+  }
+  WriteAndPublish(MakePart(Key(7, 100, 1)));  // what it replaced is not waited for
+  EXPECT_EQ(in_trash(), 3);
+  Sweep();
+  EXPECT_EQ(in_trash(), 2);
+  EXPECT_THAT(Stored(), ElementsAre("7@100.1/"));
+  for (const auto& entry : fs::directory_iterator(Path(".cairn/trash"))) {
+    if (absl::StartsWith(std::string(entry.path().filename()), "5.")) Age(entry.path(), 3700);
+  }
+  Sweep();
+  EXPECT_EQ(in_trash(), 1);
+  ASSERT_TRUE(storage_->Sweep("job", {.full = true}).ok());
+  EXPECT_EQ(in_trash(), 0);
+}
+
+TEST_F(PosixStorage, TombstonesOfOlderVersionsCountAndAreMerged) {
+  ASSERT_TRUE(Write(MakePart(Key(5, 300))).ok());
+  fs::create_directories(Path(".cairn/removed"));
+  std::ofstream(Path(".cairn/removed/5")) << "100\n";
+  EXPECT_EQ(Write(MakePart(Key(5, 100))).code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(storage_->Delete(Key(5, 102), Me(), DeleteKind::kThisAttempt).ok());
+  EXPECT_TRUE(fs::exists(Path(".cairn/removed/5")));
+  ASSERT_TRUE(storage_->Delete(Key(5, 101), Me(), DeleteKind::kThisAttempt).ok());
+  EXPECT_FALSE(fs::exists(Path(".cairn/removed/5")));
+  std::vector<std::string> files;
+  for (const auto& entry : fs::directory_iterator(Path(".cairn/removed/5.attempts"))) {
+    files.push_back(entry.path().filename());
+  }
+  EXPECT_THAT(files, ElementsAre("1-102"));
+  EXPECT_TRUE(Publish(Key(5, 300)));
+}
+
+TEST_F(PosixStorage, DaemonsThatRemoveAtTheSameTimeLoseNoTombstone) {
+  UseRootInMemory();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      const auto storage = Make();
+      for (Attempt attempt = i + 1; attempt <= 40; attempt += 4) {
+        EXPECT_TRUE(storage->Delete(Key(5, attempt), Me(), DeleteKind::kThisAttempt).ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(storage_->Read("job")->removed.steps.at(5).ranges(),
+              ElementsAre(AttemptRanges::Range{1, 40}));
 }
 
 TEST_F(PosixStorage, ALinkInAnObjectsPlaceIsNotOpened) {

@@ -12,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/layout.h"
 #include "server/storage/posix_storage.h"
 #include "tests/storage/faulty_storage.h"
 #include "tests/storage/memory_storage.h"
@@ -29,8 +30,10 @@ class Backend {
   virtual void Truncate(const CheckpointKey& checkpoint, const std::string& object,
                         uint64_t length) = 0;
   virtual void Remove(const CheckpointKey& checkpoint, const std::string& object) = 0;
-  // Makes an unpublished checkpoint one that has not changed for two minutes.
-  virtual void Age(const CheckpointKey& checkpoint) = 0;
+  // Makes an unpublished checkpoint one that has not changed for so long.
+  virtual void Age(const CheckpointKey& checkpoint, int seconds) = 0;
+  // What stands in the step's place; the key's revision is -1 when nothing does.
+  virtual CheckpointKey InPlace(Step step) = 0;
   // Another storage, an empty one, stands in this one's place, until PutBack.
   virtual void Replace() = 0;
   virtual void PutBack() = 0;
@@ -65,8 +68,16 @@ class PosixBackend final : public Backend {
   void Remove(const CheckpointKey& checkpoint, const std::string& object) override {
     ASSERT_TRUE(std::filesystem::remove(DirectoryOf(checkpoint) + "/" + object));
   }
-  void Age(const CheckpointKey& checkpoint) override {
-    const auto then = std::filesystem::file_time_type::clock::now() - std::chrono::minutes(2);
+  CheckpointKey InPlace(Step step) override {
+    const auto job = ReadStoredJob(root_, "job");
+    EXPECT_TRUE(job.ok()) << job.status();
+    for (const StoredCheckpoint& stored : job->checkpoints) {
+      if (stored.location.text() == absl::StrCat(root_, "/job/", step)) return stored.key;
+    }
+    return {"job", step, 0, -1};
+  }
+  void Age(const CheckpointKey& checkpoint, int seconds) override {
+    const auto then = std::filesystem::file_time_type::clock::now() - std::chrono::seconds(seconds);
     const std::string directory = DirectoryOf(checkpoint);
     for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
       std::filesystem::last_write_time(entry.path(), then);
@@ -85,6 +96,7 @@ class PosixBackend final : public Backend {
     std::vector<std::string> found;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(root_)) {
       const std::string path = entry.path();
+      if (absl::StrContains(path, ".deleted")) continue;  // waits for an hour
       if (absl::EndsWith(path, ".tmp") || absl::StrContains(path, "/.cairn/trash/") ||
           absl::StrContains(path, "/.cairn/publish/")) {
         found.push_back(path);
@@ -95,10 +107,11 @@ class PosixBackend final : public Backend {
 
  private:
   std::string DirectoryOf(const CheckpointKey& key) const {
-    const std::string partial = absl::StrCat(root_, "/", key.job, "/.cairn/partial/", key.step, ".",
-                                             key.attempt, ".", key.revision);
-    return std::filesystem::exists(partial) ? partial
-                                            : absl::StrCat(root_, "/", key.job, "/", key.step);
+    for (const std::string& aside : {PartialDirectory(key), AbandonedDirectory(key)}) {
+      const std::string directory = absl::StrCat(root_, "/", key.job, "/", aside);
+      if (std::filesystem::exists(directory)) return directory;
+    }
+    return absl::StrCat(root_, "/", key.job, "/", key.step);
   }
 
   std::string root_;
@@ -115,7 +128,10 @@ class MemoryBackend : public Backend {
   void Remove(const CheckpointKey& checkpoint, const std::string& object) override {
     store_->Remove(checkpoint, object);
   }
-  void Age(const CheckpointKey& checkpoint) override { store_->Age(checkpoint, 120); }
+  void Age(const CheckpointKey& checkpoint, int seconds) override {
+    store_->Age(checkpoint, seconds);
+  }
+  CheckpointKey InPlace(Step step) override { return store_->InPlace("job", step); }
   void Replace() override { store_->Replace(DrawRootId()); }
   void PutBack() override { store_->PutBack(); }
   std::vector<std::string> Leftovers() override { return {}; }

@@ -1,5 +1,6 @@
 // What every storage must do. A back end joins with a Backend (storage_backends.h) in the list at
 // the end; what only one back end does has a test file of its own.
+// One file: the contract is one suite, which every back end passes as a whole.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -16,7 +17,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Pair;
 
 struct Kind {
   std::string name;
@@ -230,7 +230,8 @@ TEST_P(StorageContract, AnotherUsersJobIsNotWrittenPublishedOrDeleted) {
             absl::StatusCode::kPermissionDenied);
   EXPECT_EQ(storage_->Publish(Key(6, 100), other).status().code(),
             absl::StatusCode::kPermissionDenied);
-  EXPECT_EQ(storage_->Delete(Key(5, 100), other, true).code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(storage_->Delete(Key(5, 100), other, DeleteKind::kUpToAttempt).code(),
+            absl::StatusCode::kPermissionDenied);
   EXPECT_EQ(storage_->Open(Find(Key(5, 100)), "big/0", other).status().code(),
             absl::StatusCode::kPermissionDenied);
   EXPECT_THAT(Stored(), ElementsAre("5@100.0/", "6@100.0"));
@@ -251,18 +252,122 @@ TEST_P(StorageContract, ANewerRevisionTakesThePlaceOfTheOlder) {
 TEST_P(StorageContract, ANewerAttemptReplacesWhateverTheRevision) {
   WriteAndPublish(*storage_, MakePart(Key(5, 100, 7)));
   WriteAndPublish(*storage_, MakePart(Key(5, 101, 0)));
-  EXPECT_THAT(Stored(), ElementsAre("5@101.0/"));
+  EXPECT_EQ(backend_->InPlace(5), Key(5, 101, 0));
 }
 
-TEST_P(StorageContract, AnOlderOneNeverTakesThePlaceOfANewer) {
-  const Part newer = MakePart(Key(5, 101));
+TEST_P(StorageContract, WhatAnotherAttemptReplacedIsKeptAside) {
+  const Part older = MakePart(Key(5, 100, 7)), newer = MakePart(Key(5, 101, 0));
+  WriteAndPublish(*storage_, older);
   WriteAndPublish(*storage_, newer);
-  ASSERT_TRUE(Write(*storage_, MakePart(Key(5, 100))).ok());
-  EXPECT_FALSE(Publish(*storage_, Key(5, 100)));
+  Sweep(*storage_);
+  EXPECT_THAT(Stored(), ElementsAre("5@100.7/", "5@101.0/"));
+  ExpectStored(older);
   ExpectStored(newer);
-  EXPECT_THAT(Stored(), ElementsAre("5@101.0/"));
+  EXPECT_FALSE(Find(Key(5, 100, 7)).location == Find(Key(5, 101, 0)).location);
+  EXPECT_THAT(backend_->Leftovers(), IsEmpty());
+}
+
+TEST_P(StorageContract, OfEachAttemptTheNewestRevisionIsKeptAside) {
+  WriteAndPublish(*storage_, MakePart(Key(5, 102)));
+  for (Revision revision : {0, 1}) {
+    WriteAndPublish(*storage_, MakePart(Key(5, 100, revision)));
+    WriteAndPublish(*storage_, MakePart(Key(5, 101, revision)));
+  }
+  Sweep(*storage_);
+  EXPECT_THAT(Stored(), ElementsAre("5@100.1/", "5@101.1/", "5@102.0/"));
+  EXPECT_EQ(backend_->InPlace(5), Key(5, 102));
+  ExpectStored(MakePart(Key(5, 101, 1)));
+  EXPECT_THAT(backend_->Leftovers(), IsEmpty());
+}
+
+TEST_P(StorageContract, AnOlderRevisionNeverTakesThePlaceOfANewer) {
+  const Part newer = MakePart(Key(5, 100, 1)), older = MakePart(Key(5, 100, 0));
+  ASSERT_TRUE(Write(*storage_, older).ok());
+  WriteAndPublish(*storage_, newer);
+  EXPECT_FALSE(Publish(*storage_, Key(5, 100, 0)));
+  ExpectStored(newer);
+  EXPECT_THAT(Stored(), ElementsAre("5@100.1/"));
+  // It would never be published: nothing is written for it.
+  const uint64_t written = storage_->counters().objects_written;
+  EXPECT_EQ(Write(*storage_, older).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(storage_->counters().objects_written, written);
   Sweep(*storage_);
   EXPECT_THAT(backend_->Leftovers(), IsEmpty());
+}
+
+TEST_P(StorageContract, AnOlderAttemptThatArrivesLateIsPublishedAside) {
+  const Part newer = MakePart(Key(5, 101)), late = MakePart(Key(5, 100));
+  WriteAndPublish(*storage_, newer);
+  ASSERT_TRUE(Write(*storage_, late).ok());
+  const auto published = storage_->Publish(Key(5, 100), Me());
+  ASSERT_TRUE(published.ok()) << published.status();
+  ASSERT_TRUE(published->has_value());
+  EXPECT_EQ(Find(Key(5, 100)).location, **published);
+  EXPECT_EQ(backend_->InPlace(5), Key(5, 101));
+  ExpectStored(newer);
+  ExpectStored(late);
+  // Once more is no work.
+  const uint64_t written = storage_->counters().objects_written;
+  ASSERT_TRUE(Write(*storage_, late).ok());
+  EXPECT_TRUE(Publish(*storage_, Key(5, 100)));
+  EXPECT_EQ(storage_->counters().objects_written, written);
+  EXPECT_EQ(storage_->counters().published, 2u);
+  EXPECT_THAT(backend_->Leftovers(), IsEmpty());
+}
+
+TEST_P(StorageContract, AnotherAttemptsCheckpointIsReinstatedAndWhatStoodThereIsKept) {
+  const Part older = MakePart(Key(5, 100)), newer = MakePart(Key(5, 101));
+  WriteAndPublish(*storage_, older);
+  WriteAndPublish(*storage_, newer);
+  ASSERT_TRUE(storage_->Reinstate(Key(5, 100), Me()).ok());
+  EXPECT_EQ(backend_->InPlace(5), Key(5, 100));
+  ASSERT_TRUE(storage_->Reinstate(Key(5, 100), Me()).ok()) << "twice is once";
+  EXPECT_EQ(backend_->InPlace(5), Key(5, 100));
+  Sweep(*storage_);
+  EXPECT_TRUE(Publish(*storage_, Key(5, 101)));
+  EXPECT_EQ(backend_->InPlace(5), Key(5, 100)) << "neither undoes it";
+  EXPECT_THAT(Stored(), ElementsAre("5@100.0/", "5@101.0/"));
+  ExpectStored(older);
+  ExpectStored(newer);
+  ASSERT_TRUE(storage_->Reinstate(Key(5, 101), Me()).ok());
+  EXPECT_EQ(backend_->InPlace(5), Key(5, 101));
+  // A new revision of a newer attempt takes the place, whatever stands there.
+  ASSERT_TRUE(storage_->Reinstate(Key(5, 100), Me()).ok());
+  WriteAndPublish(*storage_, MakePart(Key(5, 101, 1)));
+  EXPECT_EQ(backend_->InPlace(5), Key(5, 101, 1));
+  EXPECT_THAT(Stored(), ElementsAre("5@100.0/", "5@101.1/"));
+  Sweep(*storage_);
+  EXPECT_THAT(backend_->Leftovers(), IsEmpty());
+}
+
+TEST_P(StorageContract, WhatIsReinstatedWhereNothingStandsTakesThePlace) {
+  WriteAndPublish(*storage_, MakePart(Key(5, 100)));
+  WriteAndPublish(*storage_, MakePart(Key(5, 101)));
+  ASSERT_TRUE(storage_->Delete(Key(5, 101), Me(), DeleteKind::kFiles).ok());
+  EXPECT_EQ(backend_->InPlace(5).revision, -1);
+  ASSERT_TRUE(storage_->Reinstate(Key(5, 100), Me()).ok());
+  EXPECT_EQ(backend_->InPlace(5), Key(5, 100));
+}
+
+TEST_P(StorageContract, WhatIsNotPublishedIsNotReinstated) {
+  WriteAndPublish(*storage_, MakePart(Key(5, 101)));
+  WriteAndPublish(*storage_, MakePart(Key(5, 101, 1)));
+  ASSERT_TRUE(Write(*storage_, MakePart(Key(5, 100))).ok());
+  EXPECT_EQ(storage_->Reinstate(Key(5, 100), Me()).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(storage_->Reinstate(Key(6, 100), Me()).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(storage_->Reinstate({"none", 1, 1, 0}, Me()).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(storage_->Reinstate(Key(5, 101), Me()).code(), absl::StatusCode::kFailedPrecondition);
+  const Owner other{Me().uid + 1, Me().gid + 1};
+  EXPECT_EQ(storage_->Reinstate(Key(5, 101, 1), other).code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(backend_->InPlace(5), Key(5, 101, 1));
+}
+
+TEST_P(StorageContract, WhatIsDamagedIsNotReinstated) {
+  WriteAndPublish(*storage_, MakePart(Key(5, 100)));
+  WriteAndPublish(*storage_, MakePart(Key(5, 101)));
+  backend_->Truncate(Key(5, 100), "big/0", 3);
+  EXPECT_EQ(storage_->Reinstate(Key(5, 100), Me()).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(backend_->InPlace(5), Key(5, 101));
 }
 
 TEST_P(StorageContract, PublishersThatMeetLeaveTheNewest) {
@@ -293,10 +398,11 @@ TEST_P(StorageContract, PublishersThatMeetLeaveTheNewest) {
 TEST_P(StorageContract, DeletingTakesTheWholeCheckpointAndOnlyIt) {
   WriteAndPublish(*storage_, MakePart(Key(5, 100)));
   WriteAndPublish(*storage_, MakePart(Key(6, 100)));
-  ASSERT_TRUE(storage_->Delete(Key(5, 99), Me(), false).ok()) << "another attempt's: not there";
+  ASSERT_TRUE(storage_->Delete(Key(5, 99), Me(), DeleteKind::kFiles).ok())
+      << "another attempt's: not there";
   EXPECT_THAT(Stored(), ElementsAre("5@100.0/", "6@100.0/"));
-  ASSERT_TRUE(storage_->Delete(Key(5, 100), Me(), false).ok());
-  ASSERT_TRUE(storage_->Delete(Key(5, 100), Me(), false).ok()) << "twice is once";
+  ASSERT_TRUE(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles).ok());
+  ASSERT_TRUE(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles).ok()) << "twice is once";
   EXPECT_THAT(Stored(), ElementsAre("6@100.0/"));
   EXPECT_THAT(backend_->Leftovers(), IsEmpty());
   WriteAndPublish(*storage_, MakePart(Key(5, 100)));  // without a tombstone it may come back
@@ -304,7 +410,7 @@ TEST_P(StorageContract, DeletingTakesTheWholeCheckpointAndOnlyIt) {
 
 TEST_P(StorageContract, DeletingWithoutATombstoneLeavesUnpublishedPartsAlone) {
   ASSERT_TRUE(Write(*storage_, MakePart(Key(5, 100), 0, 2)).ok());
-  ASSERT_TRUE(storage_->Delete(Key(5, 100), Me(), false).ok());
+  ASSERT_TRUE(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles).ok());
   EXPECT_THAT(Stored(), ElementsAre("5@100.0"));
 }
 
@@ -312,37 +418,109 @@ TEST_P(StorageContract, ARemovedStepIsNotBroughtBackByALatePersist) {
   WriteAndPublish(*storage_, MakePart(Key(5, 100)));
   const Part late = MakePart(Key(5, 100, 1)), next_life = MakePart(Key(5, 101));
   ASSERT_TRUE(Write(*storage_, late).ok());
-  ASSERT_TRUE(storage_->Delete(Key(5, 100, 1), Me(), true).ok());
+  ASSERT_TRUE(storage_->Delete(Key(5, 100, 1), Me(), DeleteKind::kUpToAttempt).ok());
   EXPECT_THAT(Stored(), IsEmpty());
-  EXPECT_THAT(storage_->Read("job")->removed, ElementsAre(Pair(5, 100)));
+  EXPECT_THAT(storage_->Read("job")->removed.steps.at(5).ranges(),
+              ElementsAre(AttemptRanges::Range{1, 100}));
   EXPECT_EQ(Write(*storage_, late).code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_FALSE(Publish(*storage_, Key(5, 100, 1)));
-  ASSERT_TRUE(storage_->Delete(Key(5, 50), Me(), true).ok());
+  ASSERT_TRUE(storage_->Delete(Key(5, 50), Me(), DeleteKind::kUpToAttempt).ok());
   EXPECT_EQ(Write(*storage_, late).code(), absl::StatusCode::kFailedPrecondition)
       << "a tombstone never goes back";
   WriteAndPublish(*storage_, next_life);
   EXPECT_THAT(Stored(), ElementsAre("5@101.0/"));
 }
 
+TEST_P(StorageContract, DeletingTakesACheckpointWhereverItStandsAndOnlyIt) {
+  for (Attempt attempt : {100, 101, 102}) WriteAndPublish(*storage_, MakePart(Key(5, attempt)));
+  ASSERT_TRUE(storage_->Delete(Key(5, 101), Me(), DeleteKind::kFiles).ok());
+  EXPECT_THAT(Stored(), ElementsAre("5@100.0/", "5@102.0/"));
+  ASSERT_TRUE(storage_->Delete(Key(5, 102), Me(), DeleteKind::kFiles).ok());
+  EXPECT_THAT(Stored(), ElementsAre("5@100.0/"));
+  ExpectStored(MakePart(Key(5, 100)));
+}
+
+TEST_P(StorageContract, OneAttemptIsRemovedForGoodAndNoOther) {
+  for (Attempt attempt : {100, 101, 102}) {
+    WriteAndPublish(*storage_, MakePart(Key(5, attempt)));
+    ASSERT_TRUE(Write(*storage_, MakePart(Key(5, attempt, 1), 0, 2)).ok());
+  }
+  ASSERT_TRUE(storage_->Delete(Key(5, 101), Me(), DeleteKind::kThisAttempt).ok());
+  EXPECT_THAT(Stored(), ElementsAre("5@100.0/", "5@100.1", "5@102.0/", "5@102.1"));
+  EXPECT_EQ(Write(*storage_, MakePart(Key(5, 101, 2))).code(),
+            absl::StatusCode::kFailedPrecondition);
+  const auto removed = storage_->Read("job")->removed;
+  EXPECT_TRUE(removed.Forbids(5, 101));
+  EXPECT_FALSE(removed.Forbids(5, 100));
+  EXPECT_FALSE(removed.Forbids(5, 102));
+  EXPECT_EQ(backend_->InPlace(5), Key(5, 102));
+  // Also where it stands in the place, and then what it is added to.
+  ASSERT_TRUE(storage_->Delete(Key(5, 102), Me(), DeleteKind::kThisAttempt).ok());
+  EXPECT_THAT(Stored(), ElementsAre("5@100.0/", "5@100.1"));
+  EXPECT_THAT(storage_->Read("job")->removed.steps.at(5).ranges(),
+              ElementsAre(AttemptRanges::Range{101, 102}));
+  ASSERT_TRUE(storage_->Delete(Key(5, 100), Me(), DeleteKind::kUpToAttempt).ok());
+  EXPECT_THAT(Stored(), IsEmpty());
+  EXPECT_THAT(storage_->Read("job")->removed.steps.at(5).ranges(),
+              ElementsAre(AttemptRanges::Range{1, 102}));
+  EXPECT_THAT(backend_->Leftovers(), IsEmpty());
+}
+
+TEST_P(StorageContract, RemovedRangesOfAStepAreBounded) {
+  Attempt attempt = 1;
+  for (size_t i = 0; i < kMaxRemovedRanges; ++i) {
+    attempt += 2;
+    ASSERT_TRUE(storage_->Delete(Key(5, attempt), Me(), DeleteKind::kThisAttempt).ok());
+  }
+  WriteAndPublish(*storage_, MakePart(Key(5, attempt + 2)));
+  EXPECT_EQ(storage_->Delete(Key(5, attempt + 2), Me(), DeleteKind::kThisAttempt).code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(Stored(), ::testing::SizeIs(1)) << "what is refused changes nothing";
+  ASSERT_TRUE(storage_->Delete(Key(5, attempt + 2), Me(), DeleteKind::kUpToAttempt).ok());
+  EXPECT_THAT(storage_->Read("job")->removed.steps.at(5).ranges(), ::testing::SizeIs(1));
+}
+
 TEST_P(StorageContract, AStepMayBeRemovedBeforeAnythingOfItIsStored) {
-  ASSERT_TRUE(storage_->Delete(Key(5, 100), Me(), true).ok());
+  ASSERT_TRUE(storage_->Delete(Key(5, 100), Me(), DeleteKind::kUpToAttempt).ok());
   EXPECT_EQ(Write(*storage_, MakePart(Key(5, 100))).code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_P(StorageContract, SweepingTakesSupersededPartsButNoneThatIsYoung) {
   for (Step step : {1, 2, 3}) ASSERT_TRUE(Write(*storage_, MakePart(Key(step, 100), 0, 2)).ok());
-  backend_->Age(Key(1, 100));
-  backend_->Age(Key(3, 100));
+  backend_->Age(Key(1, 100), 120);
+  backend_->Age(Key(3, 100), 120);
   const auto all_but_three = [](const CheckpointKey& key) { return key.step != 3; };
-  ASSERT_TRUE(storage_->Sweep("job", all_but_three).ok());
+  ASSERT_TRUE(storage_->Sweep("job", {.superseded = all_but_three}).ok());
   EXPECT_THAT(Stored(), ElementsAre("2@100.0", "3@100.0"));
   EXPECT_THAT(backend_->Leftovers(), IsEmpty());
 }
 
+TEST_P(StorageContract, SweepingTakesWhatNobodyWantsAnHourAfterItsLastChange) {
+  for (Step step : {1, 2, 3}) ASSERT_TRUE(Write(*storage_, MakePart(Key(step, 100), 0, 2)).ok());
+  backend_->Age(Key(1, 100), 3700);
+  backend_->Age(Key(2, 100), 3700);
+  backend_->Age(Key(3, 100), 3500);
+  Sweep(*storage_);
+  EXPECT_THAT(Stored(), ElementsAre("1@100.0", "2@100.0", "3@100.0")) << "all may be wanted";
+  const SweepRules rules = {.wanted = [](const CheckpointKey& key) { return key.step == 2; }};
+  ASSERT_TRUE(storage_->Sweep("job", rules).ok());
+  EXPECT_THAT(Stored(), ElementsAre("2@100.0", "3@100.0"));
+}
+
+TEST_P(StorageContract, FullStorageGivesUpWhatNobodyWantsAfterAMinute) {
+  for (Step step : {1, 2, 3}) ASSERT_TRUE(Write(*storage_, MakePart(Key(step, 100), 0, 2)).ok());
+  backend_->Age(Key(1, 100), 120);
+  backend_->Age(Key(2, 100), 120);
+  const SweepRules rules = {.wanted = [](const CheckpointKey& key) { return key.step == 2; },
+                            .full = true};
+  ASSERT_TRUE(storage_->Sweep("job", rules).ok());
+  EXPECT_THAT(Stored(), ElementsAre("2@100.0", "3@100.0"));
+}
+
 TEST_P(StorageContract, AJobThatIsNotStoredIsNothingToSweepPublishOrDelete) {
-  EXPECT_TRUE(storage_->Sweep("none", [](const CheckpointKey&) { return true; }).ok());
+  EXPECT_TRUE(storage_->Sweep("none", {}).ok());
   EXPECT_FALSE(Publish(*storage_, {"none", 1, 1, 0}));
-  EXPECT_TRUE(storage_->Delete({"none", 1, 1, 0}, Me(), false).ok());
+  EXPECT_TRUE(storage_->Delete({"none", 1, 1, 0}, Me(), DeleteKind::kFiles).ok());
   EXPECT_EQ(storage_->Read("none").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(storage_->JobOwner("none").status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(*storage_->Jobs(), IsEmpty());
@@ -353,7 +531,7 @@ TEST_P(StorageContract, ANameThatIsNotAJobsIsRefused) {
   EXPECT_EQ(storage_->JobOwner("../job").status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(storage_->Publish({"../job", 1, 1, 0}, Me()).status().code(),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(storage_->Delete({"../job", 1, 1, 0}, Me(), true).code(),
+  EXPECT_EQ(storage_->Delete({"../job", 1, 1, 0}, Me(), DeleteKind::kUpToAttempt).code(),
             absl::StatusCode::kInvalidArgument);
 }
 
@@ -366,9 +544,13 @@ TEST_P(StorageContract, AnObjectIsOpenedWhereverItsCheckpointHasMovedTo) {
   ASSERT_TRUE(Publish(*storage_, Key(5, 100)));
   EXPECT_EQ(Bytes(found, "big/0"), part.objects[0]->text());
   EXPECT_EQ(storage_->Open(found, "nothing", Me()).status().code(), absl::StatusCode::kNotFound);
-  // Replaced: the same name is there, but it is another checkpoint's.
+  // Another attempt's takes the place.
   WriteAndPublish(*storage_, MakePart(Key(5, 101)));
-  EXPECT_EQ(storage_->Open(found, "big/0", Me()).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Bytes(found, "big/0"), part.objects[0]->text());
+  // Replaced: the same name is there, but it is another checkpoint's.
+  const StoredCheckpoint newer = Find(Key(5, 101));
+  WriteAndPublish(*storage_, MakePart(Key(5, 101, 1)));
+  EXPECT_EQ(storage_->Open(newer, "big/0", Me()).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_P(StorageContract, ACheckpointIsFoundWithoutItsLocation) {

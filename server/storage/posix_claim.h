@@ -1,0 +1,47 @@
+// A checkpoint is moved by whoever has claimed it: renamed it to a name in publish/ that no other
+// publisher ever uses. What stands under a claim is therefore what its holder saw there, or gone:
+// another publisher has taken the claim over, by renaming it to one of its own, and carries on. A
+// decision that a publisher took from a stale look then finds nothing to move.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+#include "server/storage/posix_place.h"
+#include "server/storage/posix_root.h"
+
+namespace cairn::storage {
+
+// Claims `name` in the directory `from`, a checkpoint or somebody else's claim, which is said to be
+// `named`. Returns the claim's name; nullopt when another took it away.
+StatusOr<std::optional<std::string>> TakeClaim(PosixRoot* root, const JobDirectories& at, int from,
+                                               const std::string& name, const CheckpointKey& named);
+
+// What holds a checkpoint of the step in a directory of many (publish/ or abandoned/), by its name
+// there. The name's step is trusted, for an exchange never crosses steps; nothing else of it is.
+struct Held {
+  std::string name;
+  CheckpointKey named;
+  Place place;
+};
+StatusOr<std::vector<Held>> ListHeld(const JobDirectories& at, int directory,
+                                     const CheckpointKey& step_of);
+
+// Brings what stands claimed to where it belongs: its step's place, abandoned/, or the trash; and
+// likewise what comes out of the place. True when this call brought it to the place or aside. OK
+// also when another took the claim over. ALREADY_EXISTS: what stands in the place is not ours.
+// `at` is locked against this daemon's other publishers.
+StatusOr<bool> Settle(PosixRoot* root, const JobDirectories& at, const std::string& claim);
+
+// Where the checkpoint is published, relative to the job: in its step's place or aside, whole.
+StatusOr<std::optional<std::string>> FindPublished(const JobDirectories& at,
+                                                   const CheckpointKey& checkpoint);
+
+// Moves into the trash what `meant` says of published and claimed checkpoints of the step.
+Status TakeAway(PosixRoot* root, const JobDirectories& at, const CheckpointKey& step_of,
+                const std::function<bool(const CheckpointKey&)>& meant, bool deleted);
+
+}  // namespace cairn::storage
