@@ -36,6 +36,11 @@ StatusOr<Object*> ObjectNamed(const Checkpoint& checkpoint, const std::string& n
                                           checkpoint.key.DebugString()));
 }
 
+std::string PersistProblem(const Checkpoint& checkpoint) {
+  const Status& own = checkpoint.files->problem;
+  return own.ok() ? checkpoint.job->files->problem : std::string(own.message());
+}
+
 Status NoGoodCopy(const Checkpoint& checkpoint) {
   return absl::DataLossError(absl::StrCat(checkpoint.key.DebugString(),
                                           " has no good copy any more: ", WhyOf(checkpoint)));
@@ -75,8 +80,9 @@ CheckpointInfo Describing::InfoOf(const Checkpoint& checkpoint) const {
     info.why =
         absl::StrCat("abandoned: attempt ", job.attempts->newest(), " went on from before it");
   }
-  if (info.why.empty() && checkpoint.files->owes && !job.files->problem.empty()) {
-    info.why = absl::StrCat("not persisted: ", job.files->problem);
+  if (info.why.empty() && checkpoint.files->owes) {
+    const std::string problem = PersistProblem(checkpoint);
+    if (!problem.empty()) info.why = absl::StrCat("not persisted: ", problem);
   }
   return info;
 }

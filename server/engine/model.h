@@ -151,6 +151,12 @@ struct Files {
   bool persisting = false;
   bool deleting = false;
   bool skipped = false;  // superseded before its turn
+  // Why the last try failed; OK: none did since it was persisted or somebody asked for it anew.
+  Status problem;
+  // A new try soon would fail the same way: there is one when somebody asks, or much later.
+  bool parked = false;
+  MonotonicNanos again = 0;  // no new try before then
+  MonotonicNanos wait = 0;   // the last pause between two tries
 };
 
 // The node's verdict about one step: all its local writers share it.
@@ -202,7 +208,7 @@ struct CheckpointStanding {
   uint64_t evictable_bytes = 0;         // what giving it up would gain …
   uint64_t evictable_mapped_bytes = 0;  // … of it, only once a writer has unmapped it
   Shown shown;
-  bool shown_due = false;  // a file is due or being written
+  bool shown_due = false;  // a file is due and not parked, or being written
 };
 
 struct Checkpoint {
@@ -288,10 +294,12 @@ struct JobSteps {
 struct JobFiles {
   std::set<CheckpointId> persisted;
   std::set<CheckpointId> owed;  // that owe a file and are not being persisted
-  std::string problem;          // why the last persist failed
-  MonotonicNanos at = 0;        // no persist before then
-  MonotonicNanos wait = 0;      // the last pause between two tries
-  int under_way = 0;            // persists
+  // Of them, those that do not wait for their next try; (false, …) sort first: somebody asked.
+  std::set<std::pair<bool, CheckpointId>> ready;
+  std::string problem;      // why storage took nothing at the last try
+  MonotonicNanos at = 0;    // no persist before then
+  MonotonicNanos wait = 0;  // the last pause of the whole job
+  int under_way = 0;        // persists
 };
 
 struct JobTombstones {

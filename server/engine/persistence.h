@@ -1,10 +1,16 @@
 // What goes to storage, when, and what happens when storage says no.
 //
+// A checkpoint whose files could not be written backs off alone: the others of its job go on. An
+// error that a new try cannot mend (something of the user's stands in its place, a right is missing)
+// parks it until somebody asks to persist it, or for persist_retry_parked; whoever waits for it
+// hears the error. Only an error of storage as a whole (away, full) holds the job back.
+//
 // Changes Checkpoint::files and Job::files. Says fact::Persisted, FilesDeleted, PersistAsked.
 //
 // Invariants:
 //   1. At most max_persists are under way, and each pins the slabs it reads.
 //   2. Job::files.persisted holds exactly the checkpoints that are persisted.
+//   3. A checkpoint that is owed is either ready in its job or waits in later_ for its next try.
 #pragma once
 
 #include <map>
@@ -69,6 +75,7 @@ class Persistence : public StepWatcher {
   std::string CheckInvariants(std::map<SlabId, uint32_t>* pins) const;
 
  private:
+  std::string CheckOwed(const Job& job) const;
   bool StepBusy(const Checkpoint& checkpoint) const;
   Checkpoint* Next(const Job& job) const;
   void Start(Checkpoint* checkpoint);
@@ -78,6 +85,10 @@ class Persistence : public StepWatcher {
   // Job::files.owed, and the jobs that have some.
   void AddToOwed(Checkpoint* checkpoint);
   void TakeFromOwed(Checkpoint* checkpoint);
+  void AddToReady(Checkpoint* checkpoint);
+  // Those whose next try is due are ready.
+  void TakeDue();
+  void HoldBack(Job* job, const Status& why);
   void BecomePersisted(Checkpoint* checkpoint, const Location& location);
   void NoLongerPersisted(Checkpoint* checkpoint);
 
@@ -89,8 +100,9 @@ class Persistence : public StepWatcher {
   Parts& parts_;
   Standing& standing_;
 
-  std::map<CheckpointKey, std::vector<SlabId>> under_way_;  // with what they pin
-  std::set<std::string> owing_;                             // jobs
+  std::map<CheckpointKey, std::vector<SlabId>> under_way_;    // with what they pin
+  std::set<std::string> ready_jobs_;                          // with a checkpoint that is ready
+  std::set<std::pair<MonotonicNanos, CheckpointKey>> later_;  // by Files::again
 };
 
 }  // namespace cairn::engine

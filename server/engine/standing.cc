@@ -135,7 +135,8 @@ void Standing::SettleShown(Checkpoint* checkpoint) {
   shown.obtainable = checkpoint->Obtainable();
   shown.persisted = checkpoint->files->persisted;
   shown.pinned = *checkpoint->pinned;
-  const bool due = checkpoint->files->owes || checkpoint->files->persisting;
+  const Files& files = *checkpoint->files;
+  const bool due = (files.owes || files.persisting) && !files.parked;
   CheckpointStanding& standing = checkpoint->standing.Edit();
   const std::string& job = checkpoint->key.job;
   if (shown != standing.shown) to_record_[job].insert(checkpoint->key);

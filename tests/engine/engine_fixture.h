@@ -164,7 +164,9 @@ class EngineTest : public testing::Test {
   }
   void FinishPersist() {
     const action::Persist a = persists.at(persists_done++);
-    if (persist_status.ok()) {
+    const auto own = persist_status_of.find(a.checkpoint.step);
+    const Status status = own == persist_status_of.end() ? persist_status : own->second;
+    if (status.ok()) {
       StoredCheckpoint& at = stored[a.checkpoint];
       at.key = a.checkpoint;
       at.world_size = a.parts.front().manifest->world_size;
@@ -175,8 +177,7 @@ class EngineTest : public testing::Test {
         at.parts.push_back({*part.manifest, ManifestDigest(EncodeManifest(*part.manifest))});
       }
     }
-    pending.push_back(
-        event::Persisted{a.checkpoint, persist_status, stored[a.checkpoint].location});
+    pending.push_back(event::Persisted{a.checkpoint, status, stored[a.checkpoint].location});
   }
   void Do(action::DeleteFiles& a) {
     deletes.push_back(a);
@@ -438,6 +439,7 @@ class EngineTest : public testing::Test {
   bool hold_makes = false, hold_destroys = false, hold_probes = false, hold_manifests = false,
        hold_verifies = false, hold_persists = false, hold_deletes = false, hold_scans = false;
   Status make_status, manifest_status, persist_status, scan_status;
+  std::map<Step, Status> persist_status_of;  // of these steps, instead of persist_status
 
   std::vector<action::MakeSlab> makes;
   std::vector<SlabId> hurried, destroyed;
