@@ -290,6 +290,7 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
   ledger_.RestoreSlabs(restored, recovered.held_slabs);
   manifests_.RestoreSlabs();
   parts_.Restore(restored, recovered, &manifests_);
+  attempts_.RestoreReached();
   leases_.Restore(restored, [this](const PartKey& part, const std::string& name) {
     return parts_.Find(part, name);
   });

@@ -68,11 +68,12 @@ bool Eviction::EvictAny() {
   return true;
 }
 
-bool Eviction::Recycle(Job* job, SessionId session, uint64_t need) {
+bool Eviction::Recycle(Job* job, SessionId session, uint64_t need, EvictClass up_to) {
   int tries = 0;
   for (const auto& [evict_class, id] : standing_.EvictableOf(*job)) {
-    if (evict_class > EvictClass::kOwesNothing || ++tries > kRecycleTries) return false;
+    if (evict_class > up_to || ++tries > kRecycleTries) return false;
     Checkpoint* checkpoint = CheckpointOf(*job, id);
+    if (up_to == EvictClass::kGarbage && checkpoint->content->complete) continue;
     for (const auto& [slab_id, extents] : checkpoint->memory->slabs) {
       const SlabRecord& slab = *ledger_.Find(slab_id);
       if (slab.bytes < need || slab.bytes > LargestFit(need) || slab.Locked() || slab.by_path) {

@@ -271,6 +271,15 @@ struct AttemptState {
   // learns them from the ObjectDropped facts, which a snapshot repeats.
   std::map<std::tuple<Step, Revision, Writer>, std::string> dropped;
   std::set<SessionId> sessions;  // live ones that created in it
+  // Who has left a step behind without committing it, which decides whether the step can still
+  // become complete (evict_class.cc). How far each writer has got: the last step and revision that
+  // it entered. A new daemon knows it from the parts that are there.
+  absl::flat_hash_map<Writer, std::pair<Step, Revision>> reached;
+  // Parts whose writers said that they will not commit them, of the newest attempt and at most
+  // kKeptDropped. A new daemon does not know them, and keeps what the others committed until those
+  // writers go on, or end.
+  std::set<std::tuple<Step, Revision, Writer>> withdrawn;
+  std::set<Writer> ended;  // of `processes`, those without a live session; of the newest attempt
 };
 inline constexpr size_t kKeptDropped = 1024;  // of AttemptState::dropped
 inline constexpr size_t kKeptResumes = 64;    // of JobAttempts::resumes
