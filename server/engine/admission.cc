@@ -96,6 +96,9 @@ bool Admission::TryAdmit(Checkpoint* checkpoint) {
   const uint64_t available = eviction_.Available(job);
   const uint64_t wanted = checkpoint->verdict->estimate + reserved_bytes_;
   if (available >= wanted) return true;
+  // Other jobs' steps are given up only when that helps: where it cannot suffice, the step waits for
+  // memory that others free, and is refused with the arithmetic at its deadline.
+  if (available + eviction_.MappedElsewhere(job) < wanted) return false;
   // What other jobs' sessions keep mapped comes back only when they unmap it: ask them now.
   const SlabOwner owner = OwnerOf(job);
   uint64_t lacking = wanted - available;

@@ -25,6 +25,14 @@ uint64_t Eviction::Available(const Job& job) const {
          (standing_.evictable_mapped_bytes() - job.standing->evictable_mapped_bytes);
 }
 
+uint64_t Eviction::MappedElsewhere(const Job& job) const {
+  standing_.Settle();
+  const SlabOwner owner{job.owner->uid, job.name};
+  return ledger_.idle_mapped_bytes() - ledger_.idle_mapped_bytes(owner) +
+         ledger_.bytes_in(SlabState::kQuarantined) - ledger_.probing_bytes() +
+         standing_.evictable_mapped_bytes() - job.standing->evictable_mapped_bytes;
+}
+
 // Within a class, what comes back by itself goes first. What the asking session has mapped itself
 // comes next, for the session hears of it in the answer to this very create; other sessions are
 // asked last.

@@ -19,6 +19,10 @@ class Eviction {
   // job's newest.
   uint64_t Available(const Job& job) const;
 
+  // What it could have in addition once other jobs' sessions have unmapped it: what is idle, what is
+  // quarantined for their mapping alone, and what could be evicted.
+  uint64_t MappedElsewhere(const Job& job) const;
+
   // Destroys and evicts until `wanted` bytes of space are coming, or nothing more can be given up;
   // then asks sessions to unmap. True when enough is coming.
   bool Free(const Job* job, SessionId session, uint64_t wanted);
