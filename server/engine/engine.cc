@@ -73,6 +73,7 @@ class Engine::Impl {
   void On(const event::Abort& e) { saving_.On(e); }
   void On(const event::ManifestWritten& e) { saving_.On(e); }
   void On(const event::LocateChunk& e) { opening_.On(e); }
+  void On(const event::ChunkWritten& e) { opening_.On(e); }
   void On(const event::Open& e) { opening_.On(e); }
   void On(const event::Verified& e) { opening_.On(e); }
   void On(const event::Release& e) { leases_.On(e); }
