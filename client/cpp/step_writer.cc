@@ -47,7 +47,8 @@ wire::SealedObject Seal(const std::string& name, uint64_t length, const Written&
 }  // namespace
 
 StepWriterImpl::~StepWriterImpl() {
-  if (done_ || attachment_ == nullptr || !link_->InThisProcess()) return;
+  const bool nobody_must_hear = attachment_ == nullptr && !OthersWait();
+  if (done_ || nobody_must_hear || !link_->InThisProcess()) return;
   (void)Contain([&] { return AbortWithin(DeadlineAfter(kAbortPatience)); });
 }
 
@@ -340,13 +341,15 @@ Status StepWriterImpl::Abort() {
   return Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(link_->CheckProcess());
     if (done_) return absl::OkStatus();
-    return AbortWithin(link_->Deadline(timeout_));
+    const bool created = attachment_ != nullptr || !failure_.ok();
+    return AbortWithin(created ? link_->Deadline(timeout_) : DeadlineAfter(kAbortPatience));
   });
 }
 
 Status StepWriterImpl::AbortWithin(MonotonicNanos deadline) {
   done_ = true;
-  if (attachment_ == nullptr && failure_.ok()) return absl::OkStatus();  // nothing was created
+  const bool created = attachment_ != nullptr || !failure_.ok();
+  if (!created && !OthersWait()) return absl::OkStatus();
   wire::AbortRequest request;
   request.step = identity_.step;
   request.attempt = identity_.attempt;
@@ -362,7 +365,7 @@ Status StepWriterImpl::AbortWithin(MonotonicNanos deadline) {
   AnnounceEnd();
   // A daemon that has forgotten the session holds nothing of this step any more.
   if (absl::IsUnavailable(status) && link_->attachment() != attachment_) return absl::OkStatus();
-  return status;
+  return created ? status : absl::OkStatus();  // there was nothing to drop
 }
 
 }  // namespace cairn::client

@@ -66,6 +66,8 @@ class StepWriterImpl : public StepWriter {
   void Announce(uint64_t more_bytes);
   void AnnounceEnd();
   Status AbortWithin(MonotonicNanos deadline);
+  // Other writers' parts stay in memory until the node knows that this one will not come.
+  bool OthersWait() const { return identity_.world_size > 1; }
 
   const std::shared_ptr<Link> link_;
   const StepIdentity identity_;

@@ -65,6 +65,8 @@ struct Commit {
 struct Chunk {
   ExtentRef extent;     // of the object
   uint64_t offset = 0;  // of the chunk in the slab
+  // Of a chunk to write: its slab is pinned until event::ChunkWritten names it. 0: one to read.
+  uint64_t write = 0;
 };
 
 // From memory.

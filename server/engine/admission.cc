@@ -76,6 +76,8 @@ void Admission::Ask(const event::Create& event, Checkpoint* checkpoint, int32_t 
     verdict.state = Admitted::kWaiting;
     verdict.deadline = event.deadline;
     verdict.estimate = Estimate(*checkpoint->job, event, waiting.needs, verdict.local_writers);
+    // What a dead daemon granted to other writers of the step.
+    verdict.estimate -= std::min(verdict.estimate, verdict.granted);
   }
   // Before anything is evicted for it. A step that was admitted may ask for more, too.
   const uint64_t declared = SlabBytesFor(waiting.needs);
@@ -94,6 +96,9 @@ bool Admission::TryAdmit(Checkpoint* checkpoint) {
   const uint64_t available = eviction_.Available(job);
   const uint64_t wanted = checkpoint->verdict->estimate + reserved_bytes_;
   if (available >= wanted) return true;
+  // Other jobs' steps are given up only when that helps: where it cannot suffice, the step waits for
+  // memory that others free, and is refused with the arithmetic at its deadline.
+  if (available + eviction_.MappedElsewhere(job) < wanted) return false;
   // What other jobs' sessions keep mapped comes back only when they unmap it: ask them now.
   const SlabOwner owner = OwnerOf(job);
   uint64_t lacking = wanted - available;
@@ -111,10 +116,18 @@ void Admission::Consume(Checkpoint* checkpoint, uint64_t bytes) {
   const uint64_t used = std::min(verdict.reserved, bytes);
   verdict.reserved -= used;
   reserved_bytes_ -= used;
+  if (verdict.reserved == 0) reserving_.erase(checkpoint->key);
 }
 
 void Admission::Release(Checkpoint* checkpoint) {
   if (checkpoint->verdict->reserved > 0) Consume(checkpoint, checkpoint->verdict->reserved);
+}
+
+void Admission::ReleaseGivenUp() {
+  for (const CheckpointKey& key : std::set<CheckpointKey>(reserving_)) {
+    Checkpoint* checkpoint = parts_.Find(key);
+    if (GivenUp(*checkpoint)) Release(checkpoint);
+  }
 }
 
 void Admission::Refuse(Checkpoint* checkpoint, Status why) {
@@ -219,6 +232,7 @@ bool Admission::Due(uint64_t manifests_version) {
 }
 
 void Admission::Serve() {
+  ReleaseGivenUp();
   // Budget that creates before this one wait for is not this one's.
   uint64_t claimed = 0;
   std::vector<RequestId> waiting;
@@ -236,6 +250,7 @@ void Admission::Serve() {
       verdict.state = Admitted::kAdmitted;
       verdict.reserved = verdict.estimate;
       reserved_bytes_ += verdict.reserved;
+      if (verdict.reserved > 0) reserving_.insert(checkpoint->key);
     }
     ServeOne(request, &claimed);
   }
@@ -249,11 +264,14 @@ uint64_t Admission::Assign(Waiting* waiting, Checkpoint* checkpoint, SessionId s
   for (Need& need : waiting->needs) {
     const uint64_t bytes = SlabBytesFor(need.bytes);
     if (need.slab == 0 && affordable) {
+      // A step that will never be complete is of use to nobody, and what this session maps of it
+      // would have to be unmapped before another of the job's writers got it.
+      eviction_.Recycle(job, session, need.bytes, EvictClass::kGarbage);
       SlabRecord* slab = ledger_.Take(need.bytes, OwnerOf(*job), session);
       if (slab == nullptr) slab = ledger_.TakeMaking(need.bytes);
       const bool fits = ledger_.UnusedBudget() >= claimed + bytes;
       if (slab == nullptr && (!fits || need.bytes >= kRecycleBytes) &&
-          eviction_.Recycle(job, session, need.bytes)) {
+          eviction_.Recycle(job, session, need.bytes, EvictClass::kOwesNothing)) {
         slab = ledger_.Take(need.bytes, OwnerOf(*job), session);
       }
       if (slab == nullptr && fits) {
@@ -463,6 +481,9 @@ std::string Admission::CheckInvariants() const {
   for (const auto& [name, job] : jobs_.all()) {
     for (const auto& [id, checkpoint] : job->steps->all) {
       reserved += checkpoint->verdict->reserved;
+      if ((checkpoint->verdict->reserved > 0) != reserving_.contains(checkpoint->key)) {
+        return checkpoint->key.DebugString() + ": is something set aside for it?";
+      }
       for (RequestId request : checkpoint->verdict->waiting) {
         if (!callers_.Contains(request) || !creates_.contains(request)) {
           return checkpoint->key.DebugString() + ": waits for a caller that is gone";

@@ -8,12 +8,13 @@
 // Changes Checkpoint::verdict.
 //
 // Invariants:
-//   1. The reservations of all steps add up to reserved_bytes_.
+//   1. The reservations of all steps add up to reserved_bytes_; reserving_ holds those that have one.
 //   2. Every create that a step waits for is parked here, in the order of arrival.
 #pragma once
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,8 @@ class Admission : public Waitlist, public StepWatcher {
   // are superseded, and what was reserved for them is given back.
   void Fence(Job* job);
   void Release(Checkpoint* checkpoint);  // what is set aside for it and not used
+  // The same of steps whose other writers will not come any more.
+  void ReleaseGivenUp();
   // No live session of this node writes the attempt any more.
   void ReleaseAttempt(const Job& job, Attempt attempt);
   // A slab that was asked for could not be made.
@@ -127,6 +130,7 @@ class Admission : public Waitlist, public StepWatcher {
   absl::flat_hash_map<RequestId, Waiting> creates_;
   uint64_t next_order_ = 1;
   uint64_t reserved_bytes_ = 0;
+  std::set<CheckpointKey> reserving_;  // those that something is set aside for
   uint64_t queue_version_ = 0;
   uint64_t manifests_version_ = 0;
   Inputs served_;

@@ -177,6 +177,12 @@ bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Se
   attempt.sessions.insert(session.id);
   entered_[session.id].insert({job->name, number});
   sessions_.Entered(session.id, number);
+  const Revision revision = part.checkpoint.revision;
+  auto& reached = attempt.reached.try_emplace(part.writer, kNoStep, 0).first->second;
+  const bool moves = reached < std::pair(step, revision);
+  if (moves) reached = {step, revision};
+  const bool tries_anew = attempt.withdrawn.erase({step, revision, part.writer}) > 0;
+  if (moves || tries_anew) TouchIncomplete(job, number);
   while (attempt.refused.size() > kKeptRefusals) attempt.refused.erase(attempt.refused.begin());
   return begins;
 }
@@ -187,6 +193,7 @@ void Attempts::ForgetOlder(Job* job) {
   // Attempts that left nothing behind cut nothing off the line: they need not be remembered.
   for (auto at = attempts.begun.begin(); at != attempts.begun.end() && at->first != newest;) {
     at->second.dropped.clear();  // nothing of it is committed any more
+    at->second.withdrawn.clear();
     const bool empty = at->second.checkpoints_at.empty() && at->second.sessions.empty();
     at = empty ? attempts.begun.erase(at) : std::next(at);
   }
@@ -195,6 +202,26 @@ void Attempts::ForgetOlder(Job* job) {
 
 void Attempts::Refuse(Job* job, const CheckpointKey& key, const Status& why) {
   job->attempts.Edit().begun.at(key.attempt).refused[{key.step, key.revision}] = why;
+  TouchIncomplete(job, key.attempt);
+}
+
+void Attempts::Withdraw(const PartKey& part, const Session& session) {
+  const CheckpointKey& key = part.checkpoint;
+  Job* job = jobs_.Find(key.job);
+  if (job == nullptr || key.attempt != job->attempts->newest()) return;
+  // One that has not entered the attempt is known by what it said at hello.
+  const bool entered = job->attempts->begun.at(key.attempt).processes.contains(part.writer);
+  if (!entered && (session.writer != part.writer || session.attempt != key.attempt)) return;
+  auto& withdrawn = job->attempts.Edit().begun.at(key.attempt).withdrawn;
+  withdrawn.insert({key.step, key.revision, part.writer});
+  if (withdrawn.size() > kKeptDropped) withdrawn.erase(withdrawn.begin());
+  TouchIncomplete(job, key.attempt);
+}
+
+void Attempts::TouchIncomplete(Job* job, Attempt attempt) {
+  for (const CheckpointId& id : job->steps->incomplete) {
+    if (id.attempt == attempt) CheckpointOf(*job, id)->Touch();
+  }
 }
 
 void Attempts::RememberDropped(const PartKey& part, const std::string& object) {
@@ -232,6 +259,7 @@ void Attempts::CheckpointGone(Job* job, const CheckpointKey& key) {
 }
 
 std::set<std::pair<std::string, Attempt>> Attempts::EndSession(SessionId session) {
+  Notice(*sessions_.Find(session), /*ends=*/true);
   std::set<std::pair<std::string, Attempt>> left_alone;
   const auto entered = entered_.find(session);
   if (entered == entered_.end()) return left_alone;
@@ -244,6 +272,29 @@ std::set<std::pair<std::string, Attempt>> Attempts::EndSession(SessionId session
   }
   entered_.erase(entered);
   return left_alone;
+}
+
+void Attempts::Notice(const Session& session, bool ends) {
+  Job* job = jobs_.Find(session.job);
+  if (job == nullptr || job->attempts->begun.empty()) return;
+  if (ends && HasLiveSession(*job, session.process, session.id)) return;
+  const Attempt newest = job->attempts->newest();
+  std::set<Writer> ended = job->attempts->begun.at(newest).ended;
+  for (const auto& [writer, process] : job->attempts->begun.at(newest).processes) {
+    if (process.first != session.process) continue;
+    ends ? (void)ended.insert(writer) : (void)ended.erase(writer);
+  }
+  if (ended == job->attempts->begun.at(newest).ended) return;
+  job->attempts.Edit().begun.at(newest).ended = std::move(ended);
+  TouchIncomplete(job, newest);
+}
+
+bool Attempts::HasLiveSession(const Job& job, const ProcessToken& process,
+                              SessionId besides) const {
+  const std::set<SessionId>& all = job.sessions->all;
+  return std::any_of(all.begin(), all.end(), [&](SessionId id) {
+    return id != besides && sessions_.Find(id)->process == process;
+  });
 }
 
 // --- what storage tells
@@ -368,6 +419,25 @@ void Attempts::RestoreSessions() {
   }
 }
 
+void Attempts::RestoreReached() {
+  for (const auto& [name, job] : jobs_.all()) {
+    if (!job->attempts->begun.empty()) {
+      AttemptState& newest = job->attempts.Edit().begun.rbegin()->second;
+      for (const auto& [writer, process] : newest.processes) {
+        if (!HasLiveSession(*job, process.first)) newest.ended.insert(writer);
+      }
+    }
+    for (const auto& [id, checkpoint] : job->steps->all) {
+      AttemptState& attempt = job->attempts.Edit().begun.at(id.attempt);
+      for (const auto& [writer, part] : checkpoint->content->parts) {
+        auto& reached = attempt.reached.try_emplace(writer, kNoStep, 0).first->second;
+        reached = std::max(reached, {id.step, id.revision});
+      }
+      if (!checkpoint->content->complete) checkpoint->Touch();
+    }
+  }
+}
+
 void Attempts::Snapshot(const Job& job, std::vector<Fact>* facts) const {
   for (const auto& [number, attempt] : job.attempts->begun) {
     facts->push_back(fact::AttemptBegun{job.name, number, attempt.first_step, attempt.lineage,
@@ -397,6 +467,12 @@ std::string Attempts::CheckInvariants(const Job& job,
     const bool newest = number == job.attempts->newest();
     if (attempt.dropped.size() > (newest ? kKeptDropped : 0)) {
       return absl::StrCat("job ", job.name, " attempt ", number, ": too much is kept as dropped");
+    }
+    for (const auto& [writer, process] : attempt.processes) {
+      if (newest && attempt.ended.contains(writer) == HasLiveSession(job, process.first)) {
+        return absl::StrCat("job ", job.name, " attempt ", number, ": has writer ", writer,
+                            " ended?");
+      }
     }
     for (const auto& [id, object] : attempt.dropped) {
       const auto& [step, revision, writer] = id;

@@ -61,8 +61,12 @@ class Attempts {
   void Refuse(Job* job, const CheckpointKey& key, const Status& why);
   void RememberDropped(const PartKey& part, const std::string& object);
   void ForgetDropped(const PartKey& part);  // it is begun anew
+  // The part's writer will not commit it. `session` is that writer's.
+  void Withdraw(const PartKey& part, const Session& session);
   void CheckpointMade(Job* job, const CheckpointKey& key);
   void CheckpointGone(Job* job, const CheckpointKey& key);
+  // The session is in its job now: a process that had ended its last one is back.
+  void Joined(const Session& session) { Notice(session, /*ends=*/false); }
   // Attempts in which the session created something, which no other live session of this node did.
   std::set<std::pair<std::string, Attempt>> EndSession(SessionId session);
 
@@ -79,6 +83,7 @@ class Attempts {
 
   void Restore(const Restored& restored);
   void RestoreSessions();  // which attempts each live session is a writer of
+  void RestoreReached();   // the parts are there
   void Snapshot(const Job& job, std::vector<Fact>* facts) const;
   // `writes`: whether the part is being written and holds objects.
   std::string CheckInvariants(const Job& job,
@@ -88,6 +93,11 @@ class Attempts {
   static void Remember(Job* job, Attempt number, Decision decision);
   void Say(const Job& job, const AttemptState& attempt);
   void SetOrigin(Job* job, Attempt attempt, Lineage lineage);
+  bool HasLiveSession(const Job& job, const ProcessToken& process, SessionId besides = 0) const;
+  // Which writers of the newest attempt its process is: they are there, or not any more.
+  void Notice(const Session& session, bool ends);
+  // What a writer leaves behind may be garbage now, and is not any more when it comes back.
+  static void TouchIncomplete(Job* job, Attempt attempt);
 
   const Options& options_;
   Outbox& out_;

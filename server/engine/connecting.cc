@@ -42,6 +42,7 @@ void Connecting::On(const event::Hello& event) {
     jobs_.SetPolicy(job, *session.policy);
   }
   sessions_.Join(session, job);
+  attempts_.Joined(session);
   if (options_.storage && !job->scan->Known()) {
     scanning_.Start(job);
   } else if (session.writer >= 0) {
@@ -77,6 +78,7 @@ void Connecting::On(const event::SessionEnded& event) {
   for (const auto& [name, attempt] : attempts_.EndSession(id)) {
     if (const Job* job = jobs_.Find(name)) admission_.ReleaseAttempt(*job, attempt);
   }
+  admission_.ReleaseGivenUp();
   parts_.ForgetWriter(id);
   sessions_.End(id);
 }

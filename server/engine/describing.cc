@@ -43,6 +43,11 @@ StatusOr<Object*> ObjectNamed(const Checkpoint& checkpoint, const std::string& n
                                           checkpoint.key.DebugString()));
 }
 
+std::string PersistProblem(const Checkpoint& checkpoint) {
+  const Status& own = checkpoint.files->problem;
+  return own.ok() ? checkpoint.job->files->problem : std::string(own.message());
+}
+
 Status NoGoodCopy(const Checkpoint& checkpoint) {
   if (checkpoint.files->unconfirmed) {
     return absl::UnavailableError(
@@ -91,8 +96,9 @@ CheckpointInfo Describing::InfoOf(const Checkpoint& checkpoint) const {
   if (info.why.empty() && checkpoint.files->unconfirmed) {
     info.why = absl::StrCat("it was persisted, ", NotConfirmed(checkpoint));
   }
-  if (info.why.empty() && checkpoint.files->owes && !job.files->problem.empty()) {
-    info.why = absl::StrCat("not persisted: ", job.files->problem);
+  if (info.why.empty() && checkpoint.files->owes) {
+    const std::string problem = PersistProblem(checkpoint);
+    if (!problem.empty()) info.why = absl::StrCat("not persisted: ", problem);
   }
   return info;
 }

@@ -43,4 +43,7 @@ StatusOr<Object*> ObjectNamed(const Checkpoint& checkpoint, const std::string& n
 Status NoGoodCopy(const Checkpoint& checkpoint);
 Status StepWasRemoved(const Job& job, Step step);
 
+// Why the files that it owes could not be written so far; empty: no try has failed.
+std::string PersistProblem(const Checkpoint& checkpoint);
+
 }  // namespace cairn::engine

@@ -75,6 +75,7 @@ class Engine::Impl {
   void On(const event::Abort& e) { saving_.On(e); }
   void On(const event::ManifestWritten& e) { saving_.On(e); }
   void On(const event::LocateChunk& e) { opening_.On(e); }
+  void On(const event::ChunkWritten& e) { opening_.On(e); }
   void On(const event::Open& e) { opening_.On(e); }
   void On(const event::Verified& e) { opening_.On(e); }
   void On(const event::Release& e) { leases_.On(e); }
@@ -337,6 +338,7 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
   ledger_.RestoreSlabs(restored, recovered.held_slabs);
   manifests_.RestoreSlabs();
   parts_.Restore(restored, recovered, &manifests_);
+  attempts_.RestoreReached();
   leases_.Restore(restored, [this](const PartKey& part, const std::string& name) {
     return parts_.Find(part, name);
   });

@@ -293,6 +293,12 @@ struct ManifestWritten {
   std::string digest;                        // of its encoding
 };
 
+// The write that reply::Chunk::write names has ended, however it ended: no byte of it is on its way
+// any more.
+struct ChunkWritten {
+  uint64_t write = 0;
+};
+
 // DATA_LOSS: the bytes are not those that were sealed. Another error says nothing about them.
 struct Verified {
   uint64_t verification = 0;
@@ -355,8 +361,8 @@ using Event =
                  event::StatCheckpoint, event::StatObject, event::List, event::Wait,
                  event::PersistNow, event::Remove, event::Pin, event::SetPolicy, event::Status,
                  event::SlabMade, event::SlabDestroyed, event::SlabProbed, event::ManifestWritten,
-                 event::Verified, event::Persisted, event::LineRecordWritten, event::FilesDeleted,
-                 event::JobScanned, event::StorageSeen, event::Tick, event::Drain,
-                 event::JournalFull>;
+                 event::ChunkWritten, event::Verified, event::Persisted, event::LineRecordWritten,
+                 event::FilesDeleted, event::JobScanned, event::StorageSeen, event::Tick,
+                 event::Drain, event::JournalFull>;
 
 }  // namespace cairn::engine

@@ -16,10 +16,33 @@ EvictClass ClassOfIncomplete(const Checkpoint& checkpoint, const Checkpoint* new
   if (checkpoint.files->stored_whole) return EvictClass::kOwesNothing;
   const bool left_behind = newest != nullptr && newest->key.attempt == checkpoint.key.attempt &&
                            newest->Id() > checkpoint.Id();
-  return left_behind ? EvictClass::kGarbage : EvictClass::kKept;
+  return left_behind || GivenUp(checkpoint) ? EvictClass::kGarbage : EvictClass::kKept;
 }
 
 }  // namespace
+
+bool GivenUp(const Checkpoint& checkpoint) {
+  if (checkpoint.content->open_parts > 0 || !checkpoint.verdict->waiting.empty()) return false;
+  const CheckpointKey& key = checkpoint.key;
+  const auto begun = checkpoint.job->attempts->begun.find(key.attempt);
+  if (begun == checkpoint.job->attempts->begun.end()) return false;
+  const AttemptState& attempt = begun->second;
+  const bool refused = attempt.refused.contains({key.step, key.revision});
+  const bool all_are_here = checkpoint.verdict->local_writers >= checkpoint.content->world_size;
+  const auto has_left = [&](Writer writer) {
+    if (attempt.withdrawn.contains({key.step, key.revision, writer})) return true;
+    if (refused && all_are_here) return true;
+    if (!attempt.processes.contains(writer)) return false;
+    if (refused || attempt.ended.contains(writer)) return true;
+    const auto reached = attempt.reached.find(writer);
+    return reached != attempt.reached.end() && reached->second > std::pair(key.step, key.revision);
+  };
+  const auto& parts = checkpoint.content->parts;
+  for (Writer writer = 0; writer < checkpoint.content->world_size; ++writer) {
+    if (!parts.contains(writer) && !has_left(writer)) return false;
+  }
+  return true;
+}
 
 EvictClass ClassOf(const Checkpoint& checkpoint, const Checkpoint* newest, bool abandoned) {
   if (*checkpoint.pinned || checkpoint.content->parts.empty()) return EvictClass::kKept;

@@ -25,6 +25,14 @@ uint64_t Eviction::Available(const Job& job) const {
          (standing_.evictable_mapped_bytes() - job.standing->evictable_mapped_bytes);
 }
 
+uint64_t Eviction::MappedElsewhere(const Job& job) const {
+  standing_.Settle();
+  const SlabOwner owner{job.owner->uid, job.name};
+  return ledger_.idle_mapped_bytes() - ledger_.idle_mapped_bytes(owner) +
+         ledger_.bytes_in(SlabState::kQuarantined) - ledger_.probing_bytes() +
+         standing_.evictable_mapped_bytes() - job.standing->evictable_mapped_bytes;
+}
+
 // Within a class, what comes back by itself goes first. What the asking session has mapped itself
 // comes next, for the session hears of it in the answer to this very create; other sessions are
 // asked last.
@@ -68,11 +76,12 @@ bool Eviction::EvictAny() {
   return true;
 }
 
-bool Eviction::Recycle(Job* job, SessionId session, uint64_t need) {
+bool Eviction::Recycle(Job* job, SessionId session, uint64_t need, EvictClass up_to) {
   int tries = 0;
   for (const auto& [evict_class, id] : standing_.EvictableOf(*job)) {
-    if (evict_class > EvictClass::kOwesNothing || ++tries > kRecycleTries) return false;
+    if (evict_class > up_to || ++tries > kRecycleTries) return false;
     Checkpoint* checkpoint = CheckpointOf(*job, id);
+    if (up_to == EvictClass::kGarbage && checkpoint->content->complete) continue;
     for (const auto& [slab_id, extents] : checkpoint->memory->slabs) {
       const SlabRecord& slab = *ledger_.Find(slab_id);
       if (slab.bytes < need || slab.bytes > LargestFit(need) || slab.Locked() || slab.by_path) {

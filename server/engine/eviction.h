@@ -19,12 +19,17 @@ class Eviction {
   // job's newest.
   uint64_t Available(const Job& job) const;
 
+  // What it could have in addition once other jobs' sessions have unmapped it: what is idle, what is
+  // quarantined for their mapping alone, and what could be evicted.
+  uint64_t MappedElsewhere(const Job& job) const;
+
   // Destroys and evicts until `wanted` bytes of space are coming, or nothing more can be given up;
   // then asks sessions to unmap. True when enough is coming.
   bool Free(const Job* job, SessionId session, uint64_t wanted);
   bool EvictOne(EvictClass evict_class, bool soft, const Job* only, const Job* except);
-  // Gives up an old step of the job that owes nothing and has a slab that fits. True: it did.
-  bool Recycle(Job* job, SessionId session, uint64_t need);
+  // Gives up an old step of the job, of this class or one before it, that has a slab that fits; with
+  // kGarbage only one that will never be complete, not an abandoned one. True: it did.
+  bool Recycle(Job* job, SessionId session, uint64_t need, EvictClass up_to);
   // The first that may go, whatever its class. False: nothing can be given up.
   bool EvictAny();
   // Of a persisted checkpoint: what is leased or pinned stays.

@@ -52,6 +52,14 @@ Status NeverPersisted(const Checkpoint& checkpoint, bool superseded) {
                       checkpoint.key.DebugString());
 }
 
+// Storage said no, and a new try soon would not help: the user has to mend it.
+Status CannotPersist(const Checkpoint& checkpoint) {
+  const Status& problem = checkpoint.files->problem;
+  return {problem.code(), absl::StrCat("wait: ", checkpoint.key.DebugString(),
+                                       " cannot be persisted: ", problem.message(),
+                                       "; once that is mended, ask to persist it")};
+}
+
 }  // namespace
 
 Finding::Finding(const Options& options, Outbox* out, Callers* callers, Jobs* jobs,
@@ -247,6 +255,7 @@ std::optional<StatusOr<Body>> Finding::Evaluate(const event::Wait& wait) const {
   if (files.unconfirmed && wait.level == Level::kPersisted) return std::nullopt;
   if (!checkpoint->Obtainable()) return StatusOr<Body>(NoGoodCopy(*checkpoint));
   if (wait.level == Level::kPersisted && !files.persisted) {
+    if (files.parked && files.owes) return StatusOr<Body>(CannotPersist(*checkpoint));
     if (files.owes || files.persisting || files.unconfirmed) return std::nullopt;
     return StatusOr<Body>(
         NeverPersisted(*checkpoint, files.skipped || standing_.Newest(job) != checkpoint));

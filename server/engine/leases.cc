@@ -260,7 +260,8 @@ void Leases::Restore(const Restored& restored,
     lease->part = fact.part;
     lease->name = fact.name;
     Object* object = find(fact.part, fact.name);
-    if (object != nullptr) {
+    // Where the bytes of a checkpoint lay that was given up is not known any more.
+    if (object != nullptr && object->content->resident) {
       lease->extent = object->content->extent;
       lease->length = writes ? object->content->granted : object->entry().length;
     }

@@ -141,11 +141,7 @@ void Ledger::Settle(SlabRecord* slab) {
     ScheduleProbe(slab, kNever);
   } else if (!slab->probing && slab->next_probe == kNever) {
     slab->probe_wait = options_.probe_interval;
-    if (slab->touched_until > out_.now()) {
-      ScheduleProbe(slab, slab->touched_until);
-    } else {
-      SendProbe(slab);
-    }
+    SendProbe(slab);
   }
   if (MayComeBack(*slab)) probing_bytes_ += slab->bytes;
   watcher_->SlabChanged(slab);
@@ -331,14 +327,6 @@ void Ledger::ReaderReleased(SlabRecord* slab, LeaseId lease, bool has_lock) {
 
 void Ledger::ReaderNeverLent(SlabRecord* slab, LeaseId lease) {
   ReaderReleased(slab, lease, /*has_lock=*/false);
-}
-
-void Ledger::Touched(SlabRecord* slab, MonotonicNanos until) {
-  Lift(slab);
-  slab->touched_until = std::max(slab->touched_until, until);
-  slab->clean = false;
-  ++slab->lends;
-  Settle(slab);
 }
 
 // --- giving memory back

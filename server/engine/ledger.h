@@ -78,7 +78,6 @@ struct SlabRecord {
   MonotonicNanos since = 0;  // in this state
   MonotonicNanos next_probe = kNever;
   MonotonicNanos probe_wait = 0;
-  MonotonicNanos touched_until = 0;  // a chunk may be on its way into it until then
 
   bool Locked() const { return !readers.empty() || pins > 0; }
 };
@@ -133,7 +132,6 @@ class Ledger {
   void WriterNeverLent(SlabRecord* slab);
   // True, once: SlabRecord::lend_again.
   bool TakeLendAgain(SlabRecord* slab) { return std::exchange(slab->lend_again, false); }
-  void Touched(SlabRecord* slab, MonotonicNanos until);
 
   // --- giving memory back ---
   // Destroys the idle or free slab that has been so the longest. Returns its bytes, 0: there is

@@ -155,6 +155,12 @@ struct Files {
   bool persisting = false;
   bool deleting = false;
   bool skipped = false;  // superseded before its turn
+  // Why the last try failed; OK: none did since it was persisted or somebody asked for it anew.
+  Status problem;
+  // A new try soon would fail the same way: there is one when somebody asks, or much later.
+  bool parked = false;
+  MonotonicNanos again = 0;  // no new try before then
+  MonotonicNanos wait = 0;   // the last pause between two tries
 };
 
 // The node's verdict about one step: all its local writers share it.
@@ -206,7 +212,7 @@ struct CheckpointStanding {
   uint64_t evictable_bytes = 0;         // what giving it up would gain …
   uint64_t evictable_mapped_bytes = 0;  // … of it, only once a writer has unmapped it
   Shown shown;
-  bool shown_due = false;  // a file is due or being written
+  bool shown_due = false;  // a file is due and not parked, or being written
 };
 
 struct Checkpoint {
@@ -269,6 +275,15 @@ struct AttemptState {
   // learns them from the ObjectDropped facts, which a snapshot repeats.
   std::map<std::tuple<Step, Revision, Writer>, std::string> dropped;
   std::set<SessionId> sessions;  // live ones that created in it
+  // Who has left a step behind without committing it, which decides whether the step can still
+  // become complete (evict_class.cc). How far each writer has got: the last step and revision that
+  // it entered. A new daemon knows it from the parts that are there.
+  absl::flat_hash_map<Writer, std::pair<Step, Revision>> reached;
+  // Parts whose writers said that they will not commit them, of the newest attempt and at most
+  // kKeptDropped. A new daemon does not know them, and keeps what the others committed until those
+  // writers go on, or end.
+  std::set<std::tuple<Step, Revision, Writer>> withdrawn;
+  std::set<Writer> ended;  // of `processes`, those without a live session; of the newest attempt
 };
 inline constexpr size_t kKeptDropped = 1024;  // of AttemptState::dropped
 inline constexpr size_t kKeptDecisions = 64;  // of JobAttempts::decisions
@@ -304,10 +319,12 @@ struct JobFiles {
   std::set<CheckpointId> unconfirmed;
   uint64_t looks = 0;           // scans that have begun
   std::set<CheckpointId> owed;  // that owe a file and are not being persisted
-  std::string problem;          // why the last persist failed
-  MonotonicNanos at = 0;        // no persist before then
-  MonotonicNanos wait = 0;      // the last pause between two tries
-  int under_way = 0;            // persists
+  // Of them, those that do not wait for their next try; (false, …) sort first: somebody asked.
+  std::set<std::pair<bool, CheckpointId>> ready;
+  std::string problem;      // why storage took nothing at the last try
+  MonotonicNanos at = 0;    // no persist before then
+  MonotonicNanos wait = 0;  // the last pause of the whole job
+  int under_way = 0;        // persists
 };
 
 struct JobTombstones {

@@ -7,12 +7,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace cairn::engine {
-namespace {
-
-// How long the daemon may take over a chunk it was told the place of.
-constexpr MonotonicNanos kChunkGrace = kNanosPerSecond;
-
-}  // namespace
 
 Opening::Opening(Outbox* out, Callers* callers, Sessions* sessions, Leases* leases, Ledger* ledger,
                  Parts* parts, Persistence* persistence, Standing* standing, Describing* describing,
@@ -221,11 +215,24 @@ void Opening::On(const event::LocateChunk& event) {
   const Status status = CheckChunk(event, *session, lease);
   if (!status.ok()) return out_.Answer(request, status);
   leases_.Renew(lease->id);
-  if (event.write) ledger_.Touched(ledger_.Find(lease->slab), out_.now() + kChunkGrace);
   reply::Chunk chunk;
+  if (event.write) {
+    // The session may end, or the part be dropped, while the bytes are on their way: the slab is
+    // nobody else's until the node says that they are there.
+    chunk.write = next_chunk_write_++;
+    chunk_writes_[chunk.write] = lease->slab;
+    ledger_.Pin(ledger_.Find(lease->slab));
+  }
   chunk.extent = lease->extent;
   chunk.offset = lease->extent.offset + event.offset;
   out_.Answer(request, Body(chunk));
+}
+
+void Opening::On(const event::ChunkWritten& event) {
+  const auto write = chunk_writes_.find(event.write);
+  if (write == chunk_writes_.end()) return;
+  ledger_.Unpin(ledger_.Find(write->second));
+  chunk_writes_.erase(write);
 }
 
 // --- callers that wait for a verification
@@ -261,6 +268,7 @@ void Opening::Restore(const Jobs& jobs) {
 
 std::string Opening::CheckInvariants(std::map<SlabId, uint32_t>* pins) const {
   for (const auto& [id, verification] : verifications_) ++(*pins)[verification.slab];
+  for (const auto& [id, slab] : chunk_writes_) ++(*pins)[slab];
   for (const auto& [request, verification] : opens_) {
     if (!callers_.Contains(request) || !verifications_.contains(verification)) {
       return "an open waits for a verification that is over";

@@ -24,10 +24,11 @@ class Opening : public Waitlist {
   void On(const event::Verified& event);
   // A chunk of a client without descriptors: where it lies.
   void On(const event::LocateChunk& event);
+  void On(const event::ChunkWritten& event);
   // Storage read bytes that do not match: every object is checked, so that the bad one is known by
   // name.
   void VerifyAll(Checkpoint* checkpoint);
-  size_t under_way() const { return verifications_.size(); }
+  size_t under_way() const { return verifications_.size() + chunk_writes_.size(); }
 
   void Left(const Parked& parked) override;
   void TimeUp(const Parked& parked) override;
@@ -66,6 +67,9 @@ class Opening : public Waitlist {
   Scanning& scanning_;
 
   std::map<uint64_t, Verification> verifications_;
+  // Under way; each pins its slab. They are the daemon's own, so none outlives it.
+  std::map<uint64_t, SlabId> chunk_writes_;
+  uint64_t next_chunk_write_ = 1;
   absl::flat_hash_map<RequestId, uint64_t> opens_;  // → the verification it waits for
 };
 

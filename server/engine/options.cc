@@ -35,6 +35,9 @@ Status Options::Validate() const {
   if (persist_retry_max < persist_retry_min) {
     return bad("persist_retry_max is below persist_retry_min");
   }
+  if (persist_retry_parked < persist_retry_max) {
+    return bad("persist_retry_parked is below persist_retry_max");
+  }
   return absl::OkStatus();
 }
 

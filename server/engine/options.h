@@ -37,6 +37,8 @@ struct Options {
   // Pause after a persist that failed: doubles from the first to the second.
   MonotonicNanos persist_retry_min = kNanosPerSecond;
   MonotonicNanos persist_retry_max = 60 * kNanosPerSecond;
+  // Pause after one whose error a new try cannot mend; whoever asks to persist does not wait for it.
+  MonotonicNanos persist_retry_parked = 3600 * kNanosPerSecond;
 
   cairn::Status Validate() const;
 };

@@ -6,6 +6,19 @@
 #include "server/engine/restored.h"
 
 namespace cairn::engine {
+namespace {
+
+// Whether a new try, with nothing changed, fails the same way.
+bool IsPermanent(const Status& status) {
+  return absl::IsAlreadyExists(status) || absl::IsPermissionDenied(status) ||
+         absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status);
+}
+
+// Whether any other checkpoint of the job would fail the same way. What did not verify is this
+// one's alone.
+bool IsOfStorage(const Status& status) { return !IsPermanent(status) && !absl::IsDataLoss(status); }
+
+}  // namespace
 
 Persistence::Persistence(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs,
                          Ledger* ledger, Parts* parts, Standing* standing)
@@ -53,8 +66,14 @@ void Persistence::ScheduleByPolicy(Checkpoint* checkpoint) {
 void Persistence::Owe(Checkpoint* checkpoint) { Owe(checkpoint, /*asked=*/false); }
 
 void Persistence::Owe(Checkpoint* checkpoint, bool asked) {
+  TakeFromOwed(checkpoint);
   Files& files = checkpoint->files.Edit();
   files.requested |= asked;
+  if (asked) {  // somebody is there: try now
+    files.parked = false;
+    files.again = files.wait = 0;
+    checkpoint->job->files.Edit().at = 0;
+  }
   if (files.persisted) return;
   files.owes = true;
   files.skipped = false;
@@ -67,7 +86,6 @@ void Persistence::Owe(Checkpoint* checkpoint, bool asked) {
 void Persistence::Ask(Checkpoint* checkpoint) {
   Owe(checkpoint, /*asked=*/true);
   out_.Say(fact::PersistAsked{checkpoint->key});
-  checkpoint->job->files.Edit().at = 0;  // somebody is there: try now
 }
 
 void Persistence::Unowe(Checkpoint* checkpoint) {
@@ -77,13 +95,35 @@ void Persistence::Unowe(Checkpoint* checkpoint) {
 
 void Persistence::AddToOwed(Checkpoint* checkpoint) {
   checkpoint->job->files.Edit().owed.insert(checkpoint->Id());
-  owing_.insert(checkpoint->job->name);
+  if (checkpoint->files->again > out_.now()) {
+    later_.insert({checkpoint->files->again, checkpoint->key});
+  } else {
+    AddToReady(checkpoint);
+  }
+}
+
+void Persistence::AddToReady(Checkpoint* checkpoint) {
+  JobFiles& files = checkpoint->job->files.Edit();
+  files.ready.insert({!checkpoint->files->requested, checkpoint->Id()});
+  ready_jobs_.insert(checkpoint->job->name);
 }
 
 void Persistence::TakeFromOwed(Checkpoint* checkpoint) {
-  Job* job = checkpoint->job;
-  job->files.Edit().owed.erase(checkpoint->Id());
-  if (job->files->owed.empty()) owing_.erase(job->name);
+  const CheckpointId id = checkpoint->Id();
+  JobFiles& files = checkpoint->job->files.Edit();
+  if (files.owed.erase(id) == 0) return;
+  later_.erase({checkpoint->files->again, checkpoint->key});
+  files.ready.erase({false, id});
+  files.ready.erase({true, id});
+  if (files.ready.empty()) ready_jobs_.erase(checkpoint->job->name);
+}
+
+void Persistence::TakeDue() {
+  while (!later_.empty() && later_.begin()->first <= out_.now()) {
+    Checkpoint* checkpoint = parts_.Find(later_.begin()->second);
+    later_.erase(later_.begin());
+    AddToReady(checkpoint);
+  }
 }
 
 void Persistence::OweFinished() {
@@ -105,7 +145,6 @@ void Persistence::OweNewest() {
     Checkpoint* newest = standing_.Newest(*job);
     if (newest == nullptr || newest->files->persisted || !newest->Resident()) continue;
     Owe(newest, /*asked=*/true);
-    job->files.Edit().at = 0;
   }
 }
 
@@ -118,7 +157,7 @@ bool Persistence::Drained() {
     if (!newest->files->owes && newest->Resident() && newest->content->broken_objects == 0) {
       Owe(newest, /*asked=*/true);
     }
-    done &= !newest->files->owes;
+    done &= !newest->files->owes || newest->files->parked;
   }
   return done;
 }
@@ -140,29 +179,30 @@ bool Persistence::StepBusy(const Checkpoint& checkpoint) const {
 Checkpoint* Persistence::Next(const Job& job) const {
   if (mode_.draining) {
     Checkpoint* newest = standing_.Newest(job);
-    const bool due = newest != nullptr && job.files->owed.contains(newest->Id());
+    const bool due =
+        newest != nullptr && job.files->ready.contains({!newest->files->requested, newest->Id()});
     return due && !StepBusy(*newest) ? newest : nullptr;
   }
-  Checkpoint* next = nullptr;
-  for (const CheckpointId& id : job.files->owed) {
+  // Only those of a step that is being written are passed over.
+  for (const auto& [unasked, id] : job.files->ready) {
     Checkpoint* checkpoint = CheckpointOf(job, id);
-    if (StepBusy(*checkpoint)) continue;
-    if (next == nullptr || checkpoint->files->requested) next = checkpoint;
-    if (next->files->requested) break;
+    if (!StepBusy(*checkpoint)) return checkpoint;
   }
-  return next;
+  return nullptr;
 }
 
 void Persistence::Run() {
-  if (owing_.empty() || !mode_.storage_here) return;
-  const std::set<std::string> owing = owing_;
+  if (!mode_.storage_here) return;
+  TakeDue();
+  if (ready_jobs_.empty() || static_cast<int>(under_way_.size()) >= options_.max_persists) return;
+  const std::set<std::string> ready = ready_jobs_;
   // One each in turn, so that a job with many does not starve the others.
   for (bool started = true; started;) {
     started = false;
-    for (const std::string& name : owing) {
+    for (const std::string& name : ready) {
       if (static_cast<int>(under_way_.size()) >= options_.max_persists) return;
       const Job* job = jobs_.Find(name);
-      if (job == nullptr || job->files->owed.empty() || job->files->at > out_.now()) continue;
+      if (job == nullptr || job->files->ready.empty() || job->files->at > out_.now()) continue;
       Checkpoint* next = Next(*job);
       if (next == nullptr) continue;
       Start(next);
@@ -197,16 +237,18 @@ void Persistence::Start(Checkpoint* checkpoint) {
     }
     persist.parts.push_back(std::move(to_write));
   }
-  checkpoint->files.Edit().persisting = true;
-  ++job->files.Edit().under_way;
   TakeFromOwed(checkpoint);
+  Files& files = checkpoint->files.Edit();
+  files.persisting = true;
+  files.parked = false;
+  ++job->files.Edit().under_way;
   out_.Do(std::move(persist));
 }
 
 MonotonicNanos Persistence::next() const {
-  MonotonicNanos next = kNever;
-  if (!mode_.storage_here) return next;
-  for (const std::string& name : owing_) {
+  if (!mode_.storage_here) return kNever;
+  MonotonicNanos next = later_.empty() ? kNever : later_.begin()->first;
+  for (const std::string& name : ready_jobs_) {
     const MonotonicNanos at = jobs_.Find(name)->files->at;
     if (at > out_.now()) next = std::min(next, at);
   }
@@ -246,22 +288,38 @@ Persistence::Ended Persistence::End(const event::Persisted& event) {
   return ended;
 }
 
-void Persistence::Failed(Checkpoint* checkpoint, Job* job, const event::Persisted& event) {
-  out_.Count("persists_failed");
+// The whole job waits: what storage refused of this checkpoint it would refuse of any other.
+void Persistence::HoldBack(Job* job, const Status& why) {
   JobFiles& files = job->files.Edit();
   files.wait = std::clamp(files.wait * 2, options_.persist_retry_min, options_.persist_retry_max);
   files.at = out_.now() + files.wait;
-  if (files.problem != event.status.message()) {
-    out_.Log(Severity::kWarning, absl::StrCat("persisting ", event.checkpoint.DebugString(),
-                                              " failed, trying again: ", event.status.message()));
+  files.problem = std::string(why.message());
+}
+
+void Persistence::Failed(Checkpoint* checkpoint, Job* job, const event::Persisted& event) {
+  out_.Count("persists_failed");
+  const Status& why = event.status;
+  const bool said = job->files->problem == why.message() ||
+                    (checkpoint != nullptr && checkpoint->files->problem == why);
+  if (!said) {
+    out_.Log(Severity::kWarning,
+             absl::StrCat("persisting ", event.checkpoint.DebugString(), " failed, ",
+                          IsPermanent(why) ? "not trying again until asked to, or much later: "
+                                           : "trying again: ",
+                          why.message()));
   }
-  files.problem = std::string(event.status.message());
+  if (IsOfStorage(why)) HoldBack(job, why);
   if (checkpoint == nullptr) return;
-  checkpoint->files.Edit().persisting = false;
-  if (!checkpoint->files->owes || checkpoint->files->skipped) return;
+  Files& files = checkpoint->files.Edit();
+  files.persisting = false;
+  files.problem = why;
+  files.parked = IsPermanent(why);
+  files.wait = std::clamp(files.wait * 2, options_.persist_retry_min, options_.persist_retry_max);
+  files.again = out_.now() + (files.parked ? options_.persist_retry_parked : files.wait);
+  if (!files.owes || files.skipped) return;
   AddToOwed(checkpoint);
   // A newer one may have come meanwhile, whose turn it is now.
-  if (job->owner->policy.mode == PersistMode::kNewest && !checkpoint->files->requested) {
+  if (job->owner->policy.mode == PersistMode::kNewest && !files.requested) {
     if (Checkpoint* newest = standing_.Newest(*job)) ScheduleByPolicy(newest);
   }
 }
@@ -270,6 +328,8 @@ void Persistence::Succeeded(Checkpoint* checkpoint, const Location& location) {
   Files& files = checkpoint->files.Edit();
   files.persisting = false;
   files.owes = files.requested = false;
+  files.problem = absl::OkStatus();
+  files.again = files.wait = 0;
   BecomePersisted(checkpoint, location);
   out_.Say(fact::Persisted{checkpoint->key, checkpoint->content->digest});
   // It took the place of older generations of its step.
@@ -427,6 +487,22 @@ void Persistence::Snapshot(const Checkpoint& checkpoint, bool resident,
   if (files.requested) facts->push_back(fact::PersistAsked{checkpoint.key});
 }
 
+std::string Persistence::CheckOwed(const Job& job) const {
+  size_t ready = 0;
+  for (const CheckpointId& id : job.files->owed) {
+    const Checkpoint& checkpoint = *CheckpointOf(job, id);
+    const bool is_ready = job.files->ready.contains({!checkpoint.files->requested, id});
+    if (is_ready == later_.contains({checkpoint.files->again, checkpoint.key})) {
+      return checkpoint.key.DebugString() + " is owed, and is not either ready or tried later";
+    }
+    ready += is_ready ? 1 : 0;
+  }
+  if (ready != job.files->ready.size() || (ready > 0) != ready_jobs_.contains(job.name)) {
+    return absl::StrCat("job ", job.name, ": what is ready to be persisted is miscounted");
+  }
+  return "";
+}
+
 std::string Persistence::CheckInvariants(std::map<SlabId, uint32_t>* pins) const {
   if (static_cast<int>(under_way_.size()) > options_.max_persists) return "too many persists";
   for (const auto& [checkpoint, slabs] : under_way_) {
@@ -450,9 +526,7 @@ std::string Persistence::CheckInvariants(std::map<SlabId, uint32_t>* pins) const
         unconfirmed != job->files->unconfirmed.size()) {
       return absl::StrCat("job ", name, ": checkpoints that are gone are kept as persisted");
     }
-    if (!job->files->owed.empty() && !owing_.contains(name)) {
-      return absl::StrCat("job ", name, " owes files, and nobody will write them");
-    }
+    if (std::string problem = CheckOwed(*job); !problem.empty()) return problem;
   }
   return "";
 }

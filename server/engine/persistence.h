@@ -4,6 +4,10 @@
 // becomes unconfirmed, which no file is due of, nobody is told that it is persisted, and memory is not
 // given up for. A scan makes it persisted again, or finds it missing; what memory still has of it is
 // then due again.
+// A checkpoint whose files could not be written backs off alone: the others of its job go on. An
+// error that a new try cannot mend (something of the user's stands in its place, a right is missing)
+// parks it until somebody asks to persist it, or for persist_retry_parked; whoever waits for it
+// hears the error. Only an error of storage as a whole (away, full) holds the job back.
 //
 // Changes Checkpoint::files and Job::files. Says fact::Persisted, FilesDeleted, PersistAsked.
 //
@@ -11,6 +15,7 @@
 //   1. At most max_persists are under way, and each pins the slabs it reads.
 //   2. Job::files.persisted and .unconfirmed hold exactly the checkpoints that are so; none is both.
 //   3. Nothing is persisted while storage is not here.
+//   4. A checkpoint that is owed is either ready in its job or waits in later_ for its next try.
 #pragma once
 
 #include <map>
@@ -82,6 +87,7 @@ class Persistence : public StepWatcher {
   std::string CheckInvariants(std::map<SlabId, uint32_t>* pins) const;
 
  private:
+  std::string CheckOwed(const Job& job) const;
   bool StepBusy(const Checkpoint& checkpoint) const;
   Checkpoint* Next(const Job& job) const;
   void Start(Checkpoint* checkpoint);
@@ -91,6 +97,10 @@ class Persistence : public StepWatcher {
   // Job::files.owed, and the jobs that have some.
   void AddToOwed(Checkpoint* checkpoint);
   void TakeFromOwed(Checkpoint* checkpoint);
+  void AddToReady(Checkpoint* checkpoint);
+  // Those whose next try is due are ready.
+  void TakeDue();
+  void HoldBack(Job* job, const Status& why);
   void BecomePersisted(Checkpoint* checkpoint, const Location& location);
   void BecomeUnconfirmed(Checkpoint* checkpoint);
   void Lost(Checkpoint* checkpoint);
@@ -104,8 +114,9 @@ class Persistence : public StepWatcher {
   Parts& parts_;
   Standing& standing_;
 
-  std::map<CheckpointKey, std::vector<SlabId>> under_way_;  // with what they pin
-  std::set<std::string> owing_;                             // jobs
+  std::map<CheckpointKey, std::vector<SlabId>> under_way_;    // with what they pin
+  std::set<std::string> ready_jobs_;                          // with a checkpoint that is ready
+  std::set<std::pair<MonotonicNanos, CheckpointKey>> later_;  // by Files::again
 };
 
 }  // namespace cairn::engine

@@ -401,14 +401,23 @@ void Saving::On(const event::Abort& event) {
   if (session == nullptr) return;
   Part* part = parts_.Find(event.part);
   // A repeat, or another's: there is nothing of this session to drop.
-  if (part != nullptr && !part->content->committed && !part->manifest->committing &&
-      part->content->sessions.contains(session->id)) {
+  const bool may_drop = part != nullptr && !part->content->committed &&
+                        !part->manifest->committing &&
+                        part->content->sessions.contains(session->id);
+  // The other writers need not wait for this one's part, even if it held nothing yet.
+  const Job* job = jobs_.Find(event.part.checkpoint.job);
+  const bool is_the_writer = job != nullptr && job->name == session->job &&
+                             Jobs::CheckAccess(*job, event.caller).ok() &&
+                             Attempts::CheckProcess(*job, event.part, *session).ok();
+  if (is_the_writer && (part == nullptr || may_drop)) attempts_.Withdraw(event.part, *session);
+  if (may_drop) {
     Checkpoint* checkpoint = part->checkpoint;
     admission_.Cancel(event.part, absl::CancelledError("create: its step was aborted"));
     parts_.Erase(part);
     if (checkpoint->content->parts.empty()) admission_.Release(checkpoint);
     parts_.EraseIfEmpty(checkpoint);
   }
+  admission_.ReleaseGivenUp();
   out_.Answer(event.caller.request, Body(reply::Ok{}));
 }
 

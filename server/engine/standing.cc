@@ -143,7 +143,7 @@ void Standing::SettleShown(Checkpoint* checkpoint) {
   shown.persisted = checkpoint->files->persisted;
   shown.pinned = *checkpoint->pinned;
   const Files& files = *checkpoint->files;
-  const bool due = files.owes || files.persisting || files.unconfirmed;
+  const bool due = ((files.owes || files.persisting) && !files.parked) || files.unconfirmed;
   CheckpointStanding& standing = checkpoint->standing.Edit();
   const std::string& job = checkpoint->key.job;
   if (shown != standing.shown) to_record_[job].insert(checkpoint->key);

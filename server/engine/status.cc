@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "server/engine/describing.h"
+
 namespace cairn::engine {
 namespace {
 
@@ -36,7 +38,7 @@ reply::JobStatus StatusOfJob(const Job& job, const Standing& standing) {
   shown.owner_uid = job.owner->uid;
   shown.policy = job.owner->policy;
   shown.attempt = job.attempts->newest();
-  shown.persist_problem = job.files->problem;
+  shown.persist_problem = job.files->problem;  // of storage, else that of a step
   if (const Checkpoint* newest = standing.Newest(job)) shown.latest = newest->key.step;
   for (const CheckpointId& id : job.files->persisted) {
     if (standing.OnLine(*CheckpointOf(job, id))) {
@@ -46,6 +48,9 @@ reply::JobStatus StatusOfJob(const Job& job, const Standing& standing) {
   for (const auto& [id, checkpoint] : job.steps->all) {
     shown.resident_bytes += checkpoint->memory->slab_bytes;
     if (checkpoint->files->persisted || !checkpoint->Obtainable()) continue;
+    if (shown.persist_problem.empty() && checkpoint->files->owes) {
+      shown.persist_problem = PersistProblem(*checkpoint);
+    }
     ++shown.unprotected_checkpoints;
     shown.unprotected_bytes += checkpoint->content->bytes;
   }

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "server/cache/cache.h"
 #include "server/node/node.h"
@@ -160,6 +161,7 @@ Status Node::WriteChunk(const engine::Caller& caller, LeaseId lease, uint64_t of
   engine::event::LocateChunk locate{caller, lease, offset, bytes.size(), /*write=*/true};
   CAIRN_ASSIGN_OR_RETURN(const reply::Chunk chunk,
                          BodyAs<reply::Chunk>(Call(std::move(locate)), "chunk"));
+  const absl::Cleanup ended = [&] { Post(engine::event::ChunkWritten{chunk.write}); };
   return rooms_.cache->Write(chunk.extent.slab, chunk.offset, bytes);
 }
 

@@ -181,6 +181,24 @@ TEST_F(Admission, EnteringAStepAgainGivesUpWhatWasBegunOfIt) {
   }
 }
 
+// A step that cannot be admitted whatever is given up took every old step of the other jobs along.
+TEST_F(Admission, StepsOfOtherJobsAreNotGivenUpWhereThatCannotSuffice) {
+  const SessionId other = Hello({.job = "other"});
+  for (Step step : {1, 2, 3}) Save(other, step, {{"model", 15 * kMiB}});
+  const SessionId session = Hello();
+  const auto create = CreateOf(session, PartOf(session, 1), {{"model", 55 * kMiB}});
+  Apply(create);
+  for (Step step : {1, 2, 3}) EXPECT_TRUE(Stat(other, step).ok()) << step;
+  Advance(11 * kNanosPerSecond);
+  EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
+              Fails(absl::StatusCode::kResourceExhausted, "57671680 bytes wanted"));
+  for (Step step : {1, 2, 3}) EXPECT_TRUE(Stat(other, step).ok()) << step;
+  const auto smaller = CreateOf(session, PartOf(session, 1, 1), {{"model", 40 * kMiB}});
+  Apply(smaller);
+  EXPECT_FALSE(Stat(other, 1).ok()) << "where it suffices, they are";
+  EXPECT_FALSE(Stat(other, 2).ok());
+}
+
 TEST_F(Admission, RefusalNamesWhoHoldsWhat) {
   const SessionId writer = Hello();
   Save(writer, 1, {{"model", 30 * kMiB}});

@@ -169,7 +169,9 @@ class EngineTest : public testing::Test {
   }
   void FinishPersist() {
     const action::Persist a = persists.at(persists_done++);
-    if (persist_status.ok()) {
+    const auto own = persist_status_of.find(a.checkpoint.step);
+    const Status status = own == persist_status_of.end() ? persist_status : own->second;
+    if (status.ok()) {
       if (a.origin.has_value()) {
         line_records.try_emplace({a.origin->number, a.origin->kind}, *a.origin);
       }
@@ -183,8 +185,7 @@ class EngineTest : public testing::Test {
         at.parts.push_back({*part.manifest, ManifestDigest(EncodeManifest(*part.manifest))});
       }
     }
-    pending.push_back(
-        event::Persisted{a.checkpoint, persist_status, stored[a.checkpoint].location});
+    pending.push_back(event::Persisted{a.checkpoint, status, stored[a.checkpoint].location});
   }
   void Do(action::WriteLineRecord& a) {
     record_writes.push_back(a);
@@ -466,6 +467,7 @@ class EngineTest : public testing::Test {
   // What stands at the storage's root; every daemon sees it at its start, unless nobody looks.
   StatusOr<RootIdentity> root = RootIdentity{"root-1", "instance-1"};
   bool root_seen = true;
+  std::map<Step, Status> persist_status_of;  // of these steps, instead of persist_status
 
   std::vector<action::MakeSlab> makes;
   std::vector<SlabId> hurried, destroyed;

@@ -50,7 +50,9 @@ TEST_F(Sessions, ClientWithoutDescriptorsWritesAndReadsInChunks) {
   const auto locate = [&](LeaseId lease, uint64_t offset, uint64_t length, bool write) {
     event::LocateChunk event{From(session), lease, offset, length, write};
     Apply(event);
-    return Take<reply::Chunk>(event.caller.request);
+    const auto chunk = Take<reply::Chunk>(event.caller.request);
+    if (chunk.ok() && write) Apply(event::ChunkWritten{chunk->write});
+    return chunk;
   };
   const LeaseId lease = created->extents[1].lease;
   const auto chunk = locate(lease, 50, 150, true);
@@ -75,6 +77,30 @@ TEST_F(Sessions, ClientWithoutDescriptorsWritesAndReadsInChunks) {
   Advance(31 * kNanosPerSecond);
   EXPECT_THAT(StatusOf(locate(open->lend.lease, 0, 200, false)),
               Fails(absl::StatusCode::kNotFound, "ended"));
+}
+
+// A write that stalled for more than a second wrote into an extent that had been given on.
+TEST_F(Sessions, SlabWithAChunkOnItsWayIsNotGivenOn) {  // promises 2 and 6
+  const SessionId session = Hello({.takes_fds = false});
+  const auto created = Create(session, PartOf(session, 1), {{"model", 40 * kMiB}});
+  ASSERT_TRUE(created.ok());
+  event::LocateChunk locate{From(session), created->extents[0].lease, 0, 100, /*write=*/true};
+  Apply(locate);
+  const auto chunk = Take<reply::Chunk>(locate.caller.request);
+  ASSERT_TRUE(chunk.ok());
+  Die(session);  // its part is dropped
+  Advance(24 * 3600 * kNanosPerSecond);
+  const SessionId other = Hello({.job = "other"});
+  const auto create = CreateOf(other, PartOf(other, 1), {{"model", 40 * kMiB}});
+  Apply(create);
+  EXPECT_FALSE(Answered(create.caller.request));
+  EXPECT_TRUE(keeper.contains(chunk->extent.slab));
+  const SessionId next = Hello({.attempt = 2});
+  const auto same_job = Create(next, PartOf(next, 1), {{"small", 1 * kMiB}});
+  ASSERT_TRUE(same_job.ok());
+  EXPECT_NE(same_job->extents[0].slab, chunk->extent.slab);
+  Apply(event::ChunkWritten{chunk->write});
+  EXPECT_TRUE(AnswerTo(create.caller.request).ok()) << StatusOf(AnswerTo(create.caller.request));
 }
 
 TEST_F(Sessions, NothingIsAdmittedInSafeModeOrWhenTheJournalIsFull) {

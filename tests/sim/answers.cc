@@ -260,6 +260,7 @@ void Answer::OnOpenFromMemory(const event::Open& e, const reply::Open& open) {
 void Answer::On(const event::LocateChunk& e) {
   if (!ok()) return;
   const auto& place = As<reply::Chunk>();
+  if (e.write) node_.waiting.push_back(event::ChunkWritten{place.write});
   if (e.write) return OnChunkToWrite(e, place);
   const auto lease = process_.leases.find(e.lease);
   if (lease == process_.leases.end()) return;

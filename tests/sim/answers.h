@@ -43,6 +43,7 @@ class Answer {
   void On(const event::SlabMade&) { NobodyAsks(); }
   void On(const event::SlabDestroyed&) { NobodyAsks(); }
   void On(const event::SlabProbed&) { NobodyAsks(); }
+  void On(const event::ChunkWritten&) { NobodyAsks(); }
   void On(const event::ManifestWritten&) { NobodyAsks(); }
   void On(const event::Verified&) { NobodyAsks(); }
   void On(const event::Persisted&) { NobodyAsks(); }

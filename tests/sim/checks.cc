@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/sim/node.h"
 #include "tests/sim/trace.h"
@@ -74,7 +75,44 @@ bool LeftBehind(const Node& node, const CheckpointKey& key) {
                      });
 }
 
+// Each writer that it lacks is on this node and has left the step behind: it has gone on, entered
+// the step anew, was refused, or its session is over.
+bool GivenUp(const Node& node, const CheckpointKey& key, const Event* event) {
+  const auto committed = node.mirror.manifests.find(key);
+  if (committed == node.mirror.manifests.end()) return false;
+  const int32_t world_size = committed->second.begin()->second.world_size;
+  const bool refused = node.world.promises.refused.contains(key);
+  const auto* ended = event == nullptr ? nullptr : std::get_if<event::SessionEnded>(event);
+  const SessionId ends = ended == nullptr ? 0 : ended->session;
+  std::set<Writer> left;
+  for (const auto& [writer, manifest] : committed->second) left.insert(writer);
+  for (const Process& process : node.world.clients.processes) {
+    if (node.world.clients.jobs[process.job].name != key.job || process.node != node.id ||
+        process.attempt != key.attempt || process.writer < 0) {
+      continue;
+    }
+    const auto entered = process.entered.find(key.step);
+    const bool anew = entered != process.entered.end() && entered->second > key.revision + 1;
+    const bool over = process.session == 0 || process.session == ends;
+    if (refused || process.step > key.step || anew || over) left.insert(process.writer);
+  }
+  return static_cast<int32_t>(left.size()) == world_size;
+}
+
 }  // namespace
+
+void NoteRefusals(Node* node, const Outcome& outcome) {
+  for (const Action& action : outcome.actions) {
+    const auto* reply = std::get_if<action::Reply>(&action);
+    if (reply == nullptr || reply->body.ok()) continue;
+    const auto asked = node->calls.outstanding.find(reply->request);
+    if (asked == node->calls.outstanding.end()) continue;
+    const auto* create = std::get_if<event::Create>(&asked->second.event);
+    if (create != nullptr && absl::StartsWith(reply->body.status().message(), "memory:")) {
+      node->world.promises.refused.insert(create->part.checkpoint);
+    }
+  }
+}
 
 void CheckDrops(const Node& node, const std::vector<Fact>& facts, const Event* event,
                 const Outcome& outcome) {
@@ -97,6 +135,8 @@ void CheckDrops(const Node& node, const std::vector<Fact>& facts, const Event* e
       if (const std::string why = WhyItMustStay(node, key); !why.empty()) {
         return report.Fail(shown + why);
       }
+    } else if (!LeftBehind(node, key) && GivenUp(node, key, event)) {
+      report.Count("incomplete step given up");
     } else if (!LeftBehind(node, key)) {
       return report.Fail(shown + "it may still be completed by its other writers");
     }

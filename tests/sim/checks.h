@@ -13,6 +13,8 @@ class Node;
 struct Process;
 
 // --- after facts
+// Remembers the steps that this Apply refuses, from the answers to their creates.
+void NoteRefusals(Node* node, const Outcome& outcome);
 // Memory is given up only by the rules: garbage and superseded steps, what storage has, what was
 // removed, what broke. It is never the newest complete step that is nowhere else, a live job's
 // newest, or what is pinned. The node's mirror does not have the drops among `facts` yet.

@@ -77,7 +77,8 @@ void Executor::Begin(action::Verify& a) {
 
 void Executor::Begin(action::Persist& a) {
   World& world = node_.world;
-  completion::Persist persist{std::make_shared<action::Persist>(std::move(a)), false};
+  completion::Persist persist{std::make_shared<action::Persist>(std::move(a)), false, false};
+  persist.in_the_way = !world.ending && world.rng.Permille(20);
   persist.fails = !world.ending && (storage.fails || world.rng.Permille(30));
   MonotonicNanos due = storage.slow && !world.ending ? world.WithinSeconds(60) : world.Soon();
   if (storage.away && !world.ending) due = kNoTime;
@@ -223,6 +224,9 @@ void Executor::End(completion::Persist& c) {
   if (c.fails) {
     status = absl::UnavailableError("storage: away");
     node_.world.report.Count("persist failed");
+  } else if (c.in_the_way) {
+    status = absl::AlreadyExistsError("stands there and is not Cairn's");
+    node_.world.report.Count("persist refused for good");
   } else {
     status = Publish(*c.persist);
     if (status.ok()) node_.world.report.Count("persisted");
@@ -358,7 +362,7 @@ void Executor::Cut(completion::Destroy& c, bool happened) {
   if (happened) node_.memory.slabs.erase(c.slab);
 }
 void Executor::Cut(completion::Persist& c, bool happened) {
-  if (happened) Publish(*c.persist).IgnoreError();
+  if (happened && !c.in_the_way) Publish(*c.persist).IgnoreError();
 }
 void Executor::Cut(completion::Delete& c, bool happened) {
   if (!happened) return;

@@ -40,6 +40,7 @@ struct Verify {
 };
 struct Persist {
   std::shared_ptr<action::Persist> persist;
+  bool in_the_way = false;  // something of the user's stands in its place
   bool fails = false;
 };
 struct Delete {

@@ -104,6 +104,8 @@ Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts) {
     moves_latest |= MovesLatest(fact);
     if (const auto* dropped = std::get_if<fact::ObjectDropped>(&fact)) {
       now.left.insert(dropped->part.checkpoint);
+    } else if (const auto* emptied = std::get_if<fact::ManifestDropped>(&fact)) {
+      now.left.insert(emptied->part.checkpoint);  // it may have held no object
     } else if (const auto* deleted = std::get_if<fact::FilesDeleted>(&fact)) {
       now.left.insert(deleted->checkpoint);
     } else if (const auto* created = std::get_if<fact::ObjectCreated>(&fact)) {
@@ -119,6 +121,7 @@ Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts) {
 }  // namespace
 
 void Node::Journal(const std::vector<Fact>& facts, const Event* event, const Outcome& outcome) {
+  NoteRefusals(this, outcome);
   last = WhatChanges(*this, facts);
   bool drops = false;
   for (const Fact& fact : facts) {

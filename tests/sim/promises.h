@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 #include "common/keys.h"
@@ -22,6 +23,7 @@ struct PartPromise {
 struct Promises {
   std::map<PartKey, PartPromise> parts;
   std::map<CheckpointKey, int32_t> complete;  // those that were ever complete, and their world size
+  std::set<CheckpointKey> refused;            // a create of theirs got no memory
 
   const PartPromise* Find(const PartKey& part) const;  // nullptr: nobody saved it
   bool EverComplete(const CheckpointKey& key) const { return complete.contains(key); }
