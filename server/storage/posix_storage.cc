@@ -146,7 +146,8 @@ class PosixStorage final : public Storage {
   Counters counters() const override { return std::as_const(root_).counters().Read(); }
 
  private:
-  StatusOr<std::optional<std::string>> PublishAs(Owner owner, const JobDirectories& at, const CheckpointKey& checkpoint) {
+  StatusOr<std::optional<std::string>> PublishAs(Owner owner, const JobDirectories& at,
+                                                 const CheckpointKey& checkpoint) {
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
     MutexLock lock(PublishMutex(checkpoint.job));
     return PublishBelow(&root_, at, checkpoint);

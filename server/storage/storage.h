@@ -130,10 +130,10 @@ class Storage {
   virtual StatusOr<LineRecord> WriteLineRecord(const LineRecord& record, Owner owner) = 0;
 
   // Publishes the checkpoint when all its parts are stored. Returns where it stands, durably and in
-  // the expected storage, also when another publisher put it there. The newest attempt's newest revision stands in the step's
-  // place, unless Reinstate has chosen another attempt's. Other attempts' checkpoints are kept
-  // aside, the newest revision of each: both one that comes out of the place, and one that arrives
-  // late. Older revisions of the same attempt go.
+  // the expected storage, also when another publisher put it there. The newest attempt's newest
+  // revision stands in the step's place, unless Reinstate has chosen another attempt's. Other
+  // attempts' checkpoints are kept aside, the newest revision of each: both one that comes out of
+  // the place, and one that arrives late. Older revisions of the same attempt go.
   // nullopt: it is not published. Parts are missing, a newer revision of its attempt is published,
   // or the step was removed, be it meanwhile. ALREADY_EXISTS: something that is not Cairn's stands
   // in the step's place. FAILED_PRECONDITION: the parts are in conflict. DATA_LOSS: an object is

@@ -359,6 +359,7 @@ Status MemoryStorage::Reinstate(const CheckpointKey& checkpoint, Owner owner) {
   const auto not_found =
       absl::NotFoundError(absl::StrCat(checkpoint.DebugString(), ": is not in storage"));
   MutexLock lock(&store_->mu_);
+  CAIRN_RETURN_IF_ERROR(CheckThere());
   const auto at = store_->jobs_.find(checkpoint.job);
   if (at == store_->jobs_.end()) return not_found;
   Job& job = at->second;

@@ -75,8 +75,9 @@ TEST_P(StorageContract, AnotherStorageInItsPlaceIsNeitherReadNorWritten) {
   const std::vector<std::pair<const char*, Status>> calls = {
       {"write", storage::Write(*storage_, MakePart(Key(6, 100)))},
       {"publish", storage_->Publish(Key(5, 100), Me()).status()},
-      {"delete", storage_->Delete(Key(5, 100), Me(), true)},
-      {"sweep", storage_->Sweep("job", [](const CheckpointKey&) { return true; })},
+      {"reinstate", storage_->Reinstate(Key(5, 100), Me())},
+      {"delete", storage_->Delete(Key(5, 100), Me(), DeleteKind::kUpToAttempt)},
+      {"sweep", storage_->Sweep("job", {})},
       {"read", storage_->Read("job").status()},
       {"jobs", storage_->Jobs().status()},
       {"owner", storage_->JobOwner("job").status()},
