@@ -96,6 +96,11 @@ class JobScan {
       if (!ParseLineRecordName(name, &number, &kind)) continue;
       StatusOr<LineRecord> record = ReadLineRecord(directory_.get(), job_, number, kind);
       if (record.ok()) {
+        struct stat info = {};
+        if (kind == LineRecordKind::kOrigin &&
+            ::fstatat(directory->get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0) {
+          found_.written_unix_ms[number] = int64_t{info.st_mtim.tv_sec} * 1000;
+        }
         found_.records.push_back(*std::move(record));
       } else if (!Vanished(record.status())) {
         Problem(Join(path_, LineRecordFile(number, kind)), record.status());

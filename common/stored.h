@@ -66,6 +66,10 @@ struct StoredJob {
   RemovedSteps removed = {};  // what tombstones forbid
   // Decisions about the line, and what was settled about it; in no order.
   std::vector<LineRecord> records = {};
+  // When the `origin` of each attempt was recorded, and when all this was read, by the clock of storage
+  // itself; 0: it was not asked.
+  std::map<Attempt, int64_t> written_unix_ms = {};
+  int64_t now_unix_ms = 0;
 };
 
 // What storage alone knows of the job's line. An attempt that left no manifest is not in it.

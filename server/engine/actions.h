@@ -92,6 +92,7 @@ struct Latest {
   bool in_storage = false;
   cairn::Attempt head = 0;  // as LineHead::number
   bool recorded = false;    // of resume and use: the decision's file stands in storage
+  int64_t as_of_unix_ms = 0;  // when storage was last read, if others may have written since; 0: now
 };
 
 // One of the three, as the path asks.
@@ -235,6 +236,12 @@ struct Persist {
   std::optional<LineRecord> origin = {};
 };
 
+// An attempt's checkpoint that stands aside takes its step's place, where people look for its files.
+struct Reinstate {
+  CheckpointKey checkpoint;
+  uint32_t uid = 0, gid = 0;
+};
+
 // → LineRecordWritten
 struct WriteLineRecord {
   LineRecord record;
@@ -246,6 +253,7 @@ struct DeleteFiles {
   CheckpointKey checkpoint;
   uint32_t uid = 0, gid = 0;
   bool tombstone = false;
+  bool this_attempt = false;  // the tombstone is for this attempt alone
 };
 
 // Reads what storage holds of a job. → JobScanned
@@ -281,7 +289,8 @@ struct Log {
 
 using Action = std::variant<action::Reply, action::MakeSlab, action::HurrySlab, action::DestroySlab,
                             action::ProbeSlab, action::WriteManifest, action::Verify,
-                            action::Persist, action::WriteLineRecord, action::DeleteFiles, action::ScanJob, action::Record,
+                            action::Persist, action::WriteLineRecord, action::Reinstate,
+                            action::DeleteFiles, action::ScanJob, action::Record,
                             action::WakeAt, action::EndSession, action::Drained, action::Log>;
 
 // What one Apply decided.

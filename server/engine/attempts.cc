@@ -320,6 +320,12 @@ void Attempts::Learn(Job* job, Attempt number, const AttemptLine& shown, int64_t
   }
 }
 
+void Attempts::OriginRecorded(Job* job, Attempt attempt, int64_t unix_ms) {
+  const auto at = job->attempts->begun.find(attempt);
+  if (at == job->attempts->begun.end() || at->second.recorded_unix_ms == unix_ms) return;
+  job->attempts.Edit().begun.at(attempt).recorded_unix_ms = unix_ms;
+}
+
 void Attempts::Adopt(Job* job, const LineRecord& origin) {
   const auto at = job->attempts->begun.find(origin.number);
   if (at == job->attempts->begun.end() || at->second.lineage == origin.lineage) return;

@@ -75,6 +75,8 @@ class Attempts {
   void Learn(Job* job, Attempt attempt, const AttemptLine& shown, int64_t unix_ms);
   // A decision that storage shows.
   void Learn(Job* job, const LineRecord& record, int64_t unix_ms);
+  // By storage's own clock.
+  static void OriginRecorded(Job* job, Attempt attempt, int64_t unix_ms);
   // A record of an origin that storage holds counts, whatever was assumed.
   void Adopt(Job* job, const LineRecord& origin);
   // Storage was read: those that began before it could be come from the line as it is known now.

@@ -183,7 +183,7 @@ StatusOr<Checkpoint*> Describing::Resolve(const Job& job, const CheckpointRef& r
     return NoGoodCopy(*found);
   }
   if (other == nullptr) {
-    if (job.tombstones->removed.contains(ref.step)) return StepWasRemoved(job, ref.step);
+    if (job.tombstones->removed.steps.contains(ref.step)) return StepWasRemoved(job, ref.step);
     const Status nothing = NothingYet(job);
     if (!absl::IsNotFound(nothing)) return nothing;
     return absl::NotFoundError(

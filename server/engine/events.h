@@ -230,9 +230,9 @@ struct Wait {
   // With -1 the checkpoint of `ref`. Else, of the line, what comes after the cursor (head, step,
   // revision): nullopt stands for the head at the time of asking.
   Step after = -1;
+  MonotonicNanos deadline = 0;
   std::optional<Attempt> after_head = {};
   Revision after_revision = -1;  // -1: whatever it was
-  MonotonicNanos deadline = 0;
 };
 
 // The checkpoint is to go to storage, whatever the policy. Answered before it is there.

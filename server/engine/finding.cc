@@ -88,7 +88,9 @@ void Finding::On(const event::Latest& event) {
     return out_.Answer(event.caller.request,
                        describing_.Resolve(*job, CheckpointRef{event.job}).status());
   }
-  out_.Answer(event.caller.request, Body(describing_.LatestOf(*newest)));
+  reply::Latest latest = describing_.LatestOf(*newest);
+  if (options_.storage && !scanning_.Fresh(*job)) latest.as_of_unix_ms = job->scan->read_unix_ms;
+  out_.Answer(event.caller.request, Body(std::move(latest)));
 }
 
 void Finding::On(const event::StatCheckpoint& event) {
@@ -278,9 +280,9 @@ const Checkpoint* Finding::Meant(const event::Wait& wait, const Job& job, Status
   if (ref.step == kNoStep) return wait.after >= 0 ? After(wait, job) : standing_.Newest(job);
   const Checkpoint* checkpoint = describing_.ForShow(job, ref);
   const Attempt newest = job.attempts->newest();
-  const auto removed = job.tombstones->removed.find(ref.step);
-  if (checkpoint == nullptr && removed != job.tombstones->removed.end() &&
-      (ref.attempt == 0 ? removed->second >= newest : ref.attempt <= removed->second)) {
+  const bool removed =
+      job.tombstones->removed.Forbids(ref.step, ref.attempt == 0 ? newest : ref.attempt);
+  if (checkpoint == nullptr && removed) {
     *never = StepWasRemoved(job, ref.step);
     return nullptr;
   }

@@ -128,8 +128,24 @@ void JobCalls::On(const event::Use& event) {
   used.head = number;
   admission_.Fence(job);
   out_.Count("used_steps");
+  ReinstateLine(*job);
   records_.AnswerWritten(event.caller, job, number, LineRecordKind::kUse, event.deadline,
                          std::move(used));
+}
+
+// Who looks at the files by their steps finds those that count.
+void JobCalls::ReinstateLine(const Job& job) {
+  for (auto at = job.files->persisted.begin(); at != job.files->persisted.end();) {
+    const Step step = at->step;
+    int64_t of_step = 0;
+    const Checkpoint* on_line = nullptr;
+    for (; at != job.files->persisted.end() && at->step == step; ++at, ++of_step) {
+      const Checkpoint* checkpoint = CheckpointOf(job, *at);
+      if (standing_.OnLine(*checkpoint)) on_line = checkpoint;
+    }
+    if (of_step < 2 || on_line == nullptr) continue;
+    out_.Do(action::Reinstate{on_line->key, job.owner->uid, job.owner->gid});
+  }
 }
 
 void JobCalls::On(const event::SetPolicy& event) {

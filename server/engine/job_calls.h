@@ -25,6 +25,7 @@ class JobCalls {
   void On(const event::PersistNow& event);
 
  private:
+  void ReinstateLine(const Job& job);
   Status CheckUse(const event::Use& event, const Job& job) const;
 
   const Options& options_;

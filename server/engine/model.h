@@ -21,6 +21,7 @@
 #include "common/keys.h"
 #include "common/manifest.h"
 #include "common/policy.h"
+#include "common/removed.h"
 #include "common/status.h"
 #include "common/stored.h"
 #include "server/engine/changes.h"
@@ -259,6 +260,8 @@ struct AttemptState {
   Lineage lineage;            // where it comes from; open: storage could not be read yet
   Step first_step = kNoStep;  // of its first create, or the lowest that storage shows
   int64_t unix_ms = 0;
+  // When its origin was recorded, by storage's own clock; 0: not, or not known.
+  int64_t recorded_unix_ms = 0;
   absl::flat_hash_map<Writer, std::pair<ProcessToken, int32_t>> processes;  // and pid, 0 unknown
   std::map<Step, int32_t> worlds;          // world size of each step that is known
   std::map<Step, int32_t> checkpoints_at;  // how many checkpoints there are of each step
@@ -325,10 +328,11 @@ struct JobFiles {
   MonotonicNanos at = 0;    // no persist before then
   MonotonicNanos wait = 0;  // the last pause of the whole job
   int under_way = 0;        // persists
+  MonotonicNanos persisted_at = 0;  // when the last one succeeded
 };
 
 struct JobTombstones {
-  std::map<Step, Attempt> removed;  // `rm`: attempts up to this one stay away
+  RemovedSteps removed;  // `rm`: these attempts' checkpoints of these steps stay away
 };
 
 // What a writer saved last: the estimate for its next step.
@@ -346,6 +350,9 @@ struct JobScan {
   ScanState state = ScanState::kUnknown;
   MonotonicNanos started = 0;
   MonotonicNanos again = 0;  // not before, when it failed
+  MonotonicNanos read = 0;   // when it was last read with success
+  int64_t read_unix_ms = 0;  // likewise
+  int64_t storage_unix_ms = 0;  // what storage's own clock said then; 0: not known
   bool asked = false;        // kScanning: the answer is under way; else storage must be seen first
   int stale = 0;             // answers under way from before storage went away
   Status problem;

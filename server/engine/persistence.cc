@@ -279,10 +279,10 @@ Persistence::Ended Persistence::End(const event::Persisted& event) {
   files.wait = 0;
   files.at = 0;
   files.problem.clear();
+  files.persisted_at = out_.now();
   out_.Count("persists");
-  const auto removed = job->tombstones->removed.find(event.checkpoint.step);
   ended.removed =
-      removed != job->tombstones->removed.end() && event.checkpoint.attempt <= removed->second;
+      job->tombstones->removed.Forbids(event.checkpoint.step, event.checkpoint.attempt);
   // One that was evicted meanwhile is found by a scan.
   if (!ended.removed && ended.checkpoint != nullptr) Succeeded(ended.checkpoint, event.location);
   return ended;
@@ -332,9 +332,10 @@ void Persistence::Succeeded(Checkpoint* checkpoint, const Location& location) {
   files.again = files.wait = 0;
   BecomePersisted(checkpoint, location);
   out_.Say(fact::Persisted{checkpoint->key, checkpoint->content->digest});
-  // It took the place of older generations of its step.
+  // It took the place of the attempt's older revisions; other attempts' files stand aside.
   for (Checkpoint* older : CheckpointsAt(*checkpoint->job, checkpoint->key.step)) {
-    if (older->Id() >= checkpoint->Id() || !older->files->persisted) continue;
+    if (older->key.attempt != checkpoint->key.attempt || !older->files->persisted) continue;
+    if (older->key.revision >= checkpoint->key.revision) continue;
     out_.Say(fact::FilesDeleted{older->key});
     NoLongerPersisted(older);
     if (!older->Resident()) parts_.Erase(older);

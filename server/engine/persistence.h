@@ -4,6 +4,7 @@
 // becomes unconfirmed, which no file is due of, nobody is told that it is persisted, and memory is not
 // given up for. A scan makes it persisted again, or finds it missing; what memory still has of it is
 // then due again.
+//
 // A checkpoint whose files could not be written backs off alone: the others of its job go on. An
 // error that a new try cannot mend (something of the user's stands in its place, a right is missing)
 // parks it until somebody asks to persist it, or for persist_retry_parked; whoever waits for it

@@ -65,8 +65,7 @@ void Restored::Take(const fact::StorageRoot& f) { storage_root = f; }
 void Restored::Take(const fact::FilesDeleted& f) { persisted.erase(f.checkpoint); }
 
 void Restored::Take(const fact::StepRemoved& f) {
-  Attempt& attempt = removed[{f.job, f.step}];
-  attempt = std::max(attempt, f.up_to_attempt);
+  removed[f.job].steps[f.step].Add(f.first_attempt, f.up_to_attempt);
 }
 
 void Restored::Take(const fact::Pinned& f) {

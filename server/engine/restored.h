@@ -37,7 +37,7 @@ struct Restored {
   std::map<PartKey, std::string> dropped;
   std::map<PartKey, fact::ManifestCommitted> manifests;
   std::map<CheckpointKey, std::string> persisted;
-  std::map<std::pair<std::string, Step>, Attempt> removed;
+  std::map<std::string, RemovedSteps> removed;
   std::set<CheckpointKey> pinned, asked;
   fact::StorageRoot storage_root;  // empty: none was met
 

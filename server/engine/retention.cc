@@ -7,6 +7,12 @@
 #include "server/engine/scanning.h"
 
 namespace cairn::engine {
+namespace {
+
+// Files are deleted by a look at storage that is not older.
+constexpr MonotonicNanos kLookAge = 600 * kNanosPerSecond;
+
+}  // namespace
 
 Retention::Retention(const Options& options, Outbox* out, Callers* callers, Jobs* jobs,
                      Sessions* sessions, Parts* parts, Persistence* persistence, Eviction* eviction,
@@ -39,9 +45,28 @@ bool Retention::MayDeleteAbandoned(const Job& job) const {
   const AttemptState& attempt = job.attempts->begun.at(head.number);
   // A lineage may have left out what is older than itself.
   if (attempt.lineage.Full()) return false;
-  const int64_t age_ms = out_.UnixMillis() - attempt.unix_ms;
-  return age_ms >= options_.keep_abandoned_seconds * 1000 &&
-         PersistedOf(job, head.number) >= job.owner->policy.keep_last;
+  return PersistedOf(job, head.number) >= job.owner->policy.keep_last;
+}
+
+// What the line left is deleted by what storage shows now, and once its grace is over by storage's own
+// clock, which no node's clock that jumps can hurry. True: it is too early, or a look is under way, after
+// which this is asked again.
+bool Retention::LookFirst(Job* job) {
+  const std::set<CheckpointId>& persisted = job->files->persisted;
+  const bool any = std::any_of(persisted.begin(), persisted.end(), [&](const CheckpointId& id) {
+    return standing_.Abandoned(*CheckpointOf(*job, id));
+  });
+  if (!any) return true;
+  const JobScan& scan = *job->scan;
+  const int64_t recorded =
+      job->attempts->begun.at(standing_.Head(*job).number).recorded_unix_ms;
+  const bool known = recorded != 0 && scan.storage_unix_ms != 0;
+  const bool stale = known ? out_.now() - scan.read > kLookAge
+                           : scan.read <= job->files->persisted_at;
+  if (stale) scanning_->Look(job);
+  if (stale || !known) return true;
+  const int64_t now_ms = scan.storage_unix_ms + (out_.now() - scan.read) / kNanosPerMilli;
+  return now_ms - recorded < options_.keep_abandoned_seconds * 1000;
 }
 
 bool Retention::MayDelete(const Checkpoint& checkpoint, bool abandoned_too, int64_t* kept) const {
@@ -83,7 +108,7 @@ void Retention::ApplyKeepPolicy(Job* job) {
   // What a life goes on from may be anything as long as it is not known.
   if (!Attempts::OriginsKnown(*job)) return;
   const std::set<CheckpointId> in_use = ComeFromByYoung(*job);
-  const bool abandoned_too = MayDeleteAbandoned(*job);
+  const bool abandoned_too = MayDeleteAbandoned(*job) && !LookFirst(job);
   int64_t kept = 0;
   std::vector<Checkpoint*> surplus;
   const std::set<CheckpointId>& persisted = job->files->persisted;
@@ -100,7 +125,12 @@ void Retention::ApplyKeepPolicy(Job* job) {
 }
 
 void Retention::SendDelete(const Job& job, const CheckpointKey& key, bool tombstone) {
-  out_.Do(action::DeleteFiles{key, job.owner->uid, job.owner->gid, tombstone});
+  action::DeleteFiles remove{key, job.owner->uid, job.owner->gid, tombstone};
+  // All attempts up to it are gone for good, or it alone.
+  const auto removed = job.tombstones->removed.steps.find(key.step);
+  remove.this_attempt = tombstone && (removed == job.tombstones->removed.steps.end() ||
+                                      !removed->second.Covers({1, key.attempt}));
+  out_.Do(std::move(remove));
 }
 
 void Retention::On(const event::FilesDeleted& event) {
@@ -129,13 +159,11 @@ void Retention::On(const event::FilesDeleted& event) {
 // --- rm
 
 Status Retention::CheckRemoved(const Job& job, Step step, Attempt attempt) {
-  const auto removed = job.tombstones->removed.find(step);
-  if (removed == job.tombstones->removed.end() || attempt > removed->second) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(absl::StrCat("step: ", step, " of job ", job.name,
-                                                    " was removed; attempts up to ",
-                                                    removed->second, " do not bring it back"));
+  const RemovedSteps& removed = job.tombstones->removed;
+  if (!removed.Forbids(step, attempt)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("step: ", step, " of job ", job.name, " was removed; attempts up to ",
+                   removed.steps.at(step).ranges().back().last, " do not bring it back"));
 }
 
 Status Retention::CheckRemove(const event::Remove& event, const Job& job,
@@ -168,7 +196,11 @@ void Retention::On(const event::Remove& event) {
   const Status status = CheckRemove(event, *job, checkpoint);
   if (!status.ok()) return out_.Answer(request, status);
   if (!event.memory_only) {
-    return RemoveStep(event, job, checkpoint->key.step, checkpoint->key.attempt);
+    // An attempt that is named goes alone; else the whole step goes, up to its newest attempt.
+    const Step step = checkpoint->key.step;
+    const Attempt last = event.ref.attempt != 0 ? event.ref.attempt
+                                                : CheckpointsAt(*job, step).back()->key.attempt;
+    return RemoveStep(event, job, step, {event.ref.attempt != 0 ? last : 1, last});
   }
   if (checkpoint->files->persisted) {
     eviction_.DropMemory(checkpoint);
@@ -178,15 +210,26 @@ void Retention::On(const event::Remove& event) {
   out_.Answer(request, Body(reply::Ok{}));
 }
 
-void Retention::RemoveStep(const event::Remove& event, Job* job, Step step, Attempt up_to) {
+void Retention::RemoveStep(const event::Remove& event, Job* job, Step step,
+                           const AttemptRanges::Range& attempts) {
+  const auto known = job->tombstones->removed.steps.find(step);
+  AttemptRanges all =
+      known == job->tombstones->removed.steps.end() ? AttemptRanges() : known->second;
+  all.Add(attempts.first, attempts.last);
+  if (all.ranges().size() > kMaxRemovedRanges) {
+    return out_.Answer(event.caller.request,
+                       absl::ResourceExhaustedError(absl::StrCat(
+                           "remove: step ", step, " of job ", job->name, " has ",
+                           kMaxRemovedRanges, " removed ranges of attempts; remove the whole step")));
+  }
   // The fact first: it outlives a persist that ends later, and a restart before the files are gone.
-  Attempt& removed = job->tombstones.Edit().removed[step];
-  removed = std::max(removed, up_to);
-  out_.Say(fact::StepRemoved{job->name, step, removed});
+  Remember(job, step, attempts);
   out_.Count("removed_steps");
   std::vector<CheckpointKey> files;
   for (Checkpoint* checkpoint : CheckpointsAt(*job, step)) {
-    if (checkpoint->key.attempt > up_to) continue;
+    if (checkpoint->key.attempt < attempts.first || checkpoint->key.attempt > attempts.last) {
+      continue;
+    }
     const CheckpointKey key = checkpoint->key;
     const bool persisted = checkpoint->files->persisted;
     const bool busy = checkpoint->files->persisting || checkpoint->files->deleting;
@@ -198,6 +241,26 @@ void Retention::RemoveStep(const event::Remove& event, Job* job, Step step, Atte
   if (files.empty()) return out_.Answer(event.caller.request, Body(reply::Ok{}));
   if (!callers_.Park(this, event.caller, job->name, event.deadline, event)) return;
   for (const CheckpointKey& key : files) removals_[key].insert(event.caller.request);
+}
+
+void Retention::Remember(Job* job, Step step, const AttemptRanges::Range& attempts) {
+  job->tombstones.Edit().removed.steps[step].Add(attempts.first, attempts.last);
+  out_.Say(fact::StepRemoved{job->name, step, attempts.first, attempts.last});
+}
+
+void Retention::Learn(Job* job, const RemovedSteps& stored) {
+  for (const auto& [step, attempts] : stored.steps) {
+    for (const AttemptRanges::Range& range : attempts.ranges()) {
+      const auto known = job->tombstones->removed.steps.find(step);
+      if (known != job->tombstones->removed.steps.end() && known->second.Covers(range)) continue;
+      Remember(job, step, range);
+    }
+    for (Checkpoint* checkpoint : CheckpointsAt(*job, step)) {
+      // One that is being persisted goes when that has ended.
+      if (!attempts.Contains(checkpoint->key.attempt) || checkpoint->files->persisting) continue;
+      parts_.Erase(checkpoint);
+    }
+  }
 }
 
 void Retention::PersistEnded(const CheckpointKey& key, bool removed) {
@@ -256,9 +319,8 @@ void Retention::On(const event::Pin& event) {
 // --- facts
 
 void Retention::Restore(const Restored& restored) {
-  for (const auto& [id, attempt] : restored.removed) {
-    const auto& [job, step] = id;
-    jobs_.FindOrMake(job)->tombstones.Edit().removed[step] = attempt;
+  for (const auto& [job, removed] : restored.removed) {
+    jobs_.FindOrMake(job)->tombstones.Edit().removed = removed;
   }
   for (const CheckpointKey& key : restored.pinned) {
     jobs_.FindOrMake(key.job)->pins.Edit().insert({key.step, key.attempt, key.revision});
@@ -266,8 +328,10 @@ void Retention::Restore(const Restored& restored) {
 }
 
 void Retention::Snapshot(const Job& job, std::vector<Fact>* facts) const {
-  for (const auto& [step, attempt] : job.tombstones->removed) {
-    facts->push_back(fact::StepRemoved{job.name, step, attempt});
+  for (const auto& [step, attempts] : job.tombstones->removed.steps) {
+    for (const AttemptRanges::Range& range : attempts.ranges()) {
+      facts->push_back(fact::StepRemoved{job.name, step, range.first, range.last});
+    }
   }
   for (const auto& [step, attempt, revision] : *job.pins) {
     facts->push_back(fact::Pinned{{job.name, step, attempt, revision}, true});

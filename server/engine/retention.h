@@ -29,6 +29,8 @@ class Retention : public Waitlist {
   void ApplyKeepPolicy(Job* job);
   // OK, or that the step was removed and this attempt does not bring it back.
   static Status CheckRemoved(const Job& job, Step step, Attempt attempt);
+  // Storage shows that these were removed, perhaps by another node: they go from memory, too.
+  void Learn(Job* job, const RemovedSteps& stored);
   // A persist ended of which `rm` waits to hear: with `removed` its files are deleted now.
   void PersistEnded(const CheckpointKey& key, bool removed);
   // Storage shows files that `rm` decided about: the daemon died before they were gone.
@@ -51,7 +53,10 @@ class Retention : public Waitlist {
   bool MayDelete(const Checkpoint& checkpoint, bool abandoned_too, int64_t* kept) const;
   Status CheckRemove(const event::Remove& event, const Job& job,
                      const Checkpoint* checkpoint) const;
-  void RemoveStep(const event::Remove& event, Job* job, Step step, Attempt up_to);
+  void RemoveStep(const event::Remove& event, Job* job, Step step,
+                  const AttemptRanges::Range& attempts);
+  void Remember(Job* job, Step step, const AttemptRanges::Range& attempts);
+  bool LookFirst(Job* job);
   void SendDelete(const Job& job, const CheckpointKey& key, bool tombstone);
   void AnswerRemovals(const CheckpointKey& key, const Status& status);
 

@@ -7,6 +7,8 @@
 namespace cairn::engine {
 namespace {
 
+// A look at storage that is not older answers for it.
+constexpr MonotonicNanos kViewAge = 2 * kNanosPerSecond;
 // What memory can do or answer alone waits this long for storage to have its say.
 constexpr MonotonicNanos kPatience = 2 * kNanosPerSecond;
 
@@ -31,8 +33,9 @@ Scanning::Scanning(const Options& options, const Mode& mode, Outbox* out, Caller
 
 bool Scanning::Await(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event,
                      bool can_do_without) {
-  if (!options_.storage || job->scan->Known() || gave_up_) return false;
+  if (!options_.storage || Fresh(*job) || gave_up_) return false;
   if (FailedLately(*job)) return false;
+  if (job->scan->Known()) job->scan.Edit().state = ScanState::kUnknown;
   Start(job);
   if (job->scan->state == ScanState::kFailed) return false;  // storage is away
   if (can_do_without) {
@@ -45,6 +48,15 @@ bool Scanning::Await(const Caller& caller, Job* job, MonotonicNanos deadline, co
     job->scan.Edit().waiting.insert(caller.request);
   }
   return true;
+}
+
+// While writers of the newest attempt live here, no other node writes.
+bool Scanning::Fresh(const Job& job) const {
+  if (!job.scan->Known()) return false;
+  if (out_.now() - job.scan->read <= kViewAge) return true;
+  const auto& begun = job.attempts->begun;
+  return !begun.empty() && begun.rbegin()->first == job.attempts->fence() &&
+         !begun.rbegin()->second.sessions.empty();
 }
 
 bool Scanning::FailedLately(const Job& job) const {
@@ -62,6 +74,12 @@ void Scanning::Start(Job* job) {
   scan.state = ScanState::kScanning;
   scan.started = out_.now();
   if (mode_.storage_here) Ask(job);
+}
+
+void Scanning::Look(Job* job) {
+  if (!job->scan->Known() || !mode_.storage_here) return;
+  job->scan.Edit().state = ScanState::kUnknown;
+  Start(job);
 }
 
 void Scanning::Ask(Job* job) {
@@ -164,12 +182,17 @@ Job* Scanning::On(const event::JobScanned& event, bool* newer_attempt) {
   scan.asked = false;
   if (event.stored.ok()) {
     scan.state = ScanState::kScanned;
+    scan.read = out_.now();
+    scan.read_unix_ms = out_.UnixMillis();
+    scan.storage_unix_ms = event.stored->now_unix_ms;
     const Attempt newest = job->attempts->newest();
     MergeAll(job, event);
     persistence_.Looked(job);
     *newer_attempt = job->attempts->newest() != newest;
   } else if (absl::IsNotFound(event.stored.status())) {
     scan.state = ScanState::kScanned;  // nothing there
+    scan.read = out_.now();
+    scan.read_unix_ms = out_.UnixMillis();
     persistence_.Looked(job);
     attempts_.SettleOrigins(job);
   } else {
@@ -202,6 +225,7 @@ void Scanning::MergeAll(Job* job, const event::JobScanned& event) {
     out_.Log(Severity::kWarning, absl::StrCat("job ", job->name, " in storage: ", problem));
   }
   LearnLine(job, *event.stored);
+  retention_.Learn(job, event.stored->removed);
   for (const StoredCheckpoint& stored : event.stored->checkpoints) Merge(job, stored);
   attempts_.SettleOrigins(job);
 }
@@ -224,6 +248,10 @@ void Scanning::LearnLine(Job* job, const StoredJob& stored) {
   for (const LineRecord& record : stored.records) {
     if (record.kind == LineRecordKind::kOrigin) {
       attempts_.Adopt(job, record);
+      const auto written = stored.written_unix_ms.find(record.number);
+      if (written != stored.written_unix_ms.end()) {
+        attempts_.OriginRecorded(job, record.number, written->second);
+      }
     } else {
       attempts_.Learn(job, record, out_.UnixMillis());
     }

@@ -1,5 +1,6 @@
-// A job's storage is read once in a daemon's life: when the job first matters. Until then, and when
-// storage is away, memory answers alone. When storage comes, or comes back, all that was read before,
+// A job's storage is read when the job first matters, and again when the answer depends on it and another
+// node may have written since: other nodes share the root. Until it was read, and when storage is away,
+// memory answers alone. When storage comes, or comes back, all that was read before,
 // or is said to be persisted, is read again.
 //
 // Changes Job::scan.
@@ -29,6 +30,10 @@ class Scanning : public Waitlist {
   bool Await(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event,
              bool can_do_without = false);
   void Start(Job* job);
+  // It is read anew, whatever is known.
+  void Look(Job* job);
+  // What is known of storage is as young as an answer may ask: no other node may have written since.
+  bool Fresh(const Job& job) const;
   // The job's storage is read until that succeeds, whoever asks: an attempt waits to know where it
   // comes from.
   void Insist(Job* job);

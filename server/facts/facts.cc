@@ -92,7 +92,7 @@ void VisitFields(Is<fact::ManifestDropped> auto& f, const auto& v) { v(f.part); 
 void VisitFields(Is<fact::Persisted> auto& f, const auto& v) { v(f.checkpoint, f.digest); }
 void VisitFields(Is<fact::FilesDeleted> auto& f, const auto& v) { v(f.checkpoint); }
 void VisitFields(Is<fact::StepRemoved> auto& f, const auto& v) {
-  v(f.job, f.step, f.up_to_attempt);
+  v(f.job, f.step, f.first_attempt, f.up_to_attempt);
 }
 void VisitFields(Is<fact::Pinned> auto& f, const auto& v) { v(f.checkpoint, f.pinned); }
 void VisitFields(Is<fact::PersistAsked> auto& f, const auto& v) { v(f.checkpoint); }

@@ -190,6 +190,7 @@ struct FilesDeleted {
 struct StepRemoved {
   std::string job;
   Step step = 0;
+  Attempt first_attempt = 1;
   Attempt up_to_attempt = 0;
   bool operator==(const StepRemoved&) const = default;
 };
@@ -251,7 +252,7 @@ inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::ManifestDropped>{{17, 1, "manifest_dropped"}},
     KindOfFact<fact::Persisted>{{18, 1, "persisted"}},
     KindOfFact<fact::FilesDeleted>{{19, 1, "files_deleted"}},
-    KindOfFact<fact::StepRemoved>{{20, 1, "step_removed"}},
+    KindOfFact<fact::StepRemoved>{{20, 2, "step_removed"}},
     KindOfFact<fact::Pinned>{{21, 1, "pinned"}},
     KindOfFact<fact::PersistAsked>{{22, 1, "persist_asked"}},
     KindOfFact<fact::StorageRoot>{{23, 1, "storage_root"}},

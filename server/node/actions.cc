@@ -55,6 +55,7 @@ class Node::UnderLock {
   void operator()(action::WriteLineRecord write) {
     node_->storage_worker_->Start(std::move(write));
   }
+  void operator()(action::Reinstate chosen) { node_->storage_worker_->Start(std::move(chosen)); }
   void operator()(action::DeleteFiles remove) { node_->storage_worker_->Start(std::move(remove)); }
   void operator()(action::ScanJob scan) { node_->storage_worker_->Start(std::move(scan)); }
   void operator()(action::WakeAt wake) { node_->timer_.Set(wake.at); }

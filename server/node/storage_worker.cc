@@ -21,6 +21,17 @@ void StorageWorker::Start(engine::action::WriteLineRecord action) {
   });
 }
 
+void StorageWorker::Start(engine::action::Reinstate action) {
+  executor_.Add([this, action = std::move(action)] {
+    const Status status = storage_->Reinstate(action.checkpoint, {action.uid, action.gid});
+    if (!status.ok()) {
+      LOG(WARNING) << "job=" << action.checkpoint.job << " step=" << action.checkpoint.step
+                   << " attempt=" << action.checkpoint.attempt
+                   << " stays aside, where `cairn get` and load find it: " << status;
+    }
+  });
+}
+
 void StorageWorker::Start(engine::action::ScanJob action) {
   executor_.Add([this, action = std::move(action)] { ScanJob(action); });
 }
@@ -28,7 +39,9 @@ void StorageWorker::Start(engine::action::ScanJob action) {
 void StorageWorker::DeleteFiles(const engine::action::DeleteFiles& action) {
   ReachFailpoint(Failpoint::kNodeDelete);
   const auto kind =
-      action.tombstone ? storage::DeleteKind::kUpToAttempt : storage::DeleteKind::kFiles;
+      !action.tombstone     ? storage::DeleteKind::kFiles
+      : action.this_attempt ? storage::DeleteKind::kThisAttempt
+                            : storage::DeleteKind::kUpToAttempt;
   Status status = storage_->Delete(action.checkpoint, {action.uid, action.gid}, kind);
   ReachFailpoint(Failpoint::kNodeDeleted);
   if (!status.ok()) {

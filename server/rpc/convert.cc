@@ -131,7 +131,7 @@ wire::Latest FromLatest(engine::reply::Latest latest, int64_t as_of_unix_ms) {
   out.world_size = latest.world_size;
   out.digest = std::move(latest.digest);
   out.source = latest.in_memory ? "memory" : latest.in_storage ? "storage" : "";
-  out.as_of_unix_ms = as_of_unix_ms;
+  out.as_of_unix_ms = latest.as_of_unix_ms != 0 ? latest.as_of_unix_ms : as_of_unix_ms;
   out.head = latest.head;
   out.recorded = latest.recorded;
   return ToWire(out);

@@ -9,6 +9,7 @@
 #include "common/failpoint.h"
 #include "common/layout.h"
 #include "common/mutex.h"
+#include "server/storage/files.h"
 #include "server/storage/owner.h"
 #include "server/storage/posix_delete.h"
 #include "server/storage/posix_publish.h"
@@ -127,6 +128,7 @@ class PosixStorage final : public Storage {
       // As the owner, where that is possible: uid 0 is nobody on some network file systems.
       const auto as = AsOwner::Become(owner);
       stored = ReadStoredJobBelow(root.get(), root_.options().root, job);
+      if (stored.ok()) stored->now_unix_ms = NowBelow(root.get(), job);
     }
     CAIRN_RETURN_IF_ERROR(root_.StillThere(root.get()));
     return stored;
@@ -151,6 +153,12 @@ class PosixStorage final : public Storage {
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
     MutexLock lock(PublishMutex(checkpoint.job));
     return PublishBelow(&root_, at, checkpoint);
+  }
+  // By the file system's clock; 0 when that cannot be told, as below a root that is read only.
+  static int64_t NowBelow(int root, const std::string& job) {
+    const auto line = OpenDirectoryAt(root, absl::StrCat(job, "/", kMetaDirectory, "/line"));
+    const StatusOr<int64_t> now = line.ok() ? Touch(line->get()) : line.status();
+    return now.ok() ? *now * 1000 : 0;
   }
   Mutex* PublishMutex(const std::string& job) {
     return &publish_mutexes_[std::hash<std::string>()(job) % publish_mutexes_.size()];

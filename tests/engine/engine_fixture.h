@@ -173,6 +173,7 @@ class EngineTest : public testing::Test {
     const Status status = own == persist_status_of.end() ? persist_status : own->second;
     if (status.ok()) {
       if (a.origin.has_value()) {
+        recorded_at.try_emplace(a.origin->number, kUnix + now / kNanosPerMilli);
         line_records.try_emplace({a.origin->number, a.origin->kind}, *a.origin);
       }
       StoredCheckpoint& at = stored[a.checkpoint];
@@ -194,6 +195,7 @@ class EngineTest : public testing::Test {
     if (!record_status.ok()) {
       stands = record_status;
     } else {
+      recorded_at.try_emplace(a.record.number, kUnix + now / kNanosPerMilli);
       const auto [at, fresh] =
           line_records.try_emplace({a.record.number, a.record.kind}, a.record);
       if (a.record.kind == LineRecordKind::kResume) at->second = a.record;
@@ -201,9 +203,14 @@ class EngineTest : public testing::Test {
     }
     pending.push_back(event::LineRecordWritten{a.record, std::move(stands)});
   }
+  void Do(action::Reinstate& a) { reinstated.push_back(a.checkpoint); }
   void Do(action::DeleteFiles& a) {
     deletes.push_back(a);
     stored.erase(a.checkpoint);
+    if (a.tombstone) {
+      removed.steps[a.checkpoint.step].Add(a.this_attempt ? a.checkpoint.attempt : 1,
+                                           a.checkpoint.attempt);
+    }
     if (!hold_deletes) pending.push_back(event::FilesDeleted{a.checkpoint, absl::OkStatus()});
   }
   void Do(action::ScanJob& a) {
@@ -218,7 +225,10 @@ class EngineTest : public testing::Test {
       for (const auto& [key, checkpoint] : stored) {
         if (key.job == job) scanned.stored->checkpoints.push_back(checkpoint);
       }
+      scanned.stored->removed = removed;
+      scanned.stored->now_unix_ms = kUnix + now / kNanosPerMilli;
       for (const auto& [id, record] : line_records) {
+        if (record.job == job) scanned.stored->written_unix_ms[id.first] = recorded_at[id.first];
         if (record.job == job) scanned.stored->records.push_back(record);
       }
       if (scanned.stored->checkpoints.empty() && scanned.stored->records.empty()) scanned.stored = absl::NotFoundError("no directory");
@@ -476,8 +486,11 @@ class EngineTest : public testing::Test {
   std::vector<action::Verify> verifies;
   std::vector<action::Persist> persists;
   size_t persists_done = 0;
+  RemovedSteps removed;  // tombstones in storage, of the one job
+  std::vector<CheckpointKey> reinstated;
   std::vector<action::WriteLineRecord> record_writes;
   std::map<std::pair<Attempt, LineRecordKind>, LineRecord> line_records;  // in storage, of the one job
+  std::map<Attempt, int64_t> recorded_at;  // by the clock of storage
   Status record_status;
   bool hold_records = false;
   std::vector<action::DeleteFiles> deletes;

@@ -81,8 +81,8 @@ TEST_F(LineRules, Rule11UseFencesLowerAttempts) {
 
 TEST_F(LineRules, Rule13AnotherWritersWordDoesNotReplaceTheFirst) {
   Lived(1, {1, 2, 3});
-  const SessionId second = Hello({.attempt = 2, .writer = 0, .world_size = 2, .process = "A"});
-  const SessionId other = Hello({.attempt = 2, .writer = 1, .world_size = 2, .process = "B"});
+  const SessionId second = Hello({.writer = 0, .world_size = 2, .attempt = 2, .process = "A"});
+  const SessionId other = Hello({.writer = 1, .world_size = 2, .attempt = 2, .process = "B"});
   ASSERT_TRUE(Resume(second, 2, 2).ok());
   EXPECT_TRUE(Resume(other, 2, 2).ok()) << "the same again";
   EXPECT_THAT(StatusOf(Resume(other, 2, 3)),
@@ -104,7 +104,7 @@ TEST_F(LineRules, Rule14UseBringsBackWhatWasAbandoned) {
   EXPECT_GT(used->head, 2);
   EXPECT_EQ(LatestKey(reader), used->key);
   EXPECT_TRUE(Stat(reader, 5, 2)->facts.abandoned);
-  DaemonDies();
+  Restart();
   EXPECT_EQ(LatestKey(reader), used->key) << "a fact in the journal";
   LoseMemory();
   const SessionId again = Hello({.attempt = used->head + 1});
@@ -174,7 +174,7 @@ TEST_F(LineRules, Rule18ARecordThatStandsReplacesWhatWasAssumed) {
 
 TEST_F(LineRules, Rule22AWaitForMoreWakesWhenTheJobGoesBack) {
   Lived(1, {6, 7, 8, 9});
-  const SessionId reader = Hello({.attempt = 0, .writer = -1});
+  const SessionId reader = Hello({.writer = -1, .attempt = 0});
   const RequestId waits = Wait(reader, kNoStep, Level::kCached, 9);
   EXPECT_FALSE(Answered(waits));
   const SessionId second = Life(2);
@@ -188,8 +188,8 @@ TEST_F(LineRules, Rule22ACursorMissesNoRevision) {
   const SessionId life = Life(1);
   Save(life, 1);
   const auto latest = Latest(life);
-  event::Wait wait{From(life), {"job", kNoStep}, Level::kCached, 1, latest->head,
-                   latest->key.revision, Soon()};
+  event::Wait wait{From(life), {"job", kNoStep},   Level::kCached, 1,
+                   Soon(),     latest->head, latest->key.revision};
   Apply(wait);
   EXPECT_FALSE(Answered(wait.caller.request));
   const PartKey again = PartOf(life, 1, 1);

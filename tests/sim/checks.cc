@@ -18,7 +18,7 @@ namespace {
 // What one Apply says of why memory may be given up.
 struct DropReasons {
   std::set<CheckpointKey> dropped;  // checkpoints that lose something of a committed part
-  std::map<std::pair<std::string, Step>, Attempt> removed;
+  std::map<std::string, RemovedSteps> removed;
   std::set<std::string> removed_from_memory;  // jobs
   bool broke = false;                         // something did not verify
 };
@@ -31,7 +31,7 @@ DropReasons ReasonsIn(const Node& node, const std::vector<Fact>& facts, const Ev
     if (const auto* object = std::get_if<fact::ObjectDropped>(&fact)) part = &object->part;
     if (const auto* manifest = std::get_if<fact::ManifestDropped>(&fact)) part = &manifest->part;
     if (const auto* step = std::get_if<fact::StepRemoved>(&fact)) {
-      reasons.removed[{step->job, step->step}] = step->up_to_attempt;
+      reasons.removed[step->job].steps[step->step].Add(step->first_attempt, step->up_to_attempt);
     }
     if (part == nullptr) continue;
     const auto committed = node.mirror.manifests.find(part->checkpoint);
@@ -119,8 +119,8 @@ void CheckDrops(const Node& node, const std::vector<Fact>& facts, const Event* e
   const DropReasons reasons = ReasonsIn(node, facts, event, outcome);
   Report& report = node.world.report;
   for (const CheckpointKey& key : reasons.dropped) {
-    const auto rm = reasons.removed.find({key.job, key.step});
-    if (rm != reasons.removed.end() && key.attempt <= rm->second) continue;
+    const auto rm = reasons.removed.find(key.job);
+    if (rm != reasons.removed.end() && rm->second.Forbids(key.step, key.attempt)) continue;
     if (reasons.removed_from_memory.contains(key.job) || reasons.broke) continue;
     if (node.in_start && node.memory.manifest_flips > 0) continue;
     const std::string shown = absl::StrCat("promise 3: ", key.DebugString(), " leaves memory: ");

@@ -82,7 +82,7 @@ class Digester {
     Words(f.digest);
   }
   void Take(const fact::FilesDeleted& f) { Values("FilesDeleted", f.checkpoint); }
-  void Take(const fact::StepRemoved& f) { Values("StepRemoved", f.job, f.step, f.up_to_attempt); }
+  void Take(const fact::StepRemoved& f) { Values("StepRemoved", f.job, f.step, f.first_attempt, f.up_to_attempt); }
   void Take(const fact::PersistAsked& f) { Values("PersistAsked", f.checkpoint); }
   void Take(const fact::StorageRoot& f) { Values("StorageRoot", f.id, f.instance); }
   void Take(const fact::Pinned& f) { Values("Pinned", f.checkpoint, f.pinned); }
@@ -118,8 +118,9 @@ class Digester {
   void Take(const action::WriteLineRecord& a) {
     Values("WriteLineRecord", EncodeLineRecord(a.record), a.uid, a.gid);
   }
+  void Take(const action::Reinstate& a) { Values("Reinstate", a.checkpoint, a.uid, a.gid); }
   void Take(const action::DeleteFiles& a) {
-    Values("DeleteFiles", a.checkpoint, a.uid, a.gid, a.tombstone);
+    Values("DeleteFiles", a.checkpoint, a.uid, a.gid, a.tombstone, a.this_attempt);
   }
   void Take(const action::ScanJob& a) { Values("ScanJob", a.job); }
   void Take(const action::Record& a) { Values("Record", a.job, a.checkpoints); }

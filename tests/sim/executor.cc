@@ -239,7 +239,7 @@ void Executor::End(completion::Delete& c) {
   if (c.fails) {
     status = absl::UnavailableError("storage: away");
   } else {
-    node_.world.storage.Delete(c.deletion.checkpoint, c.deletion.tombstone);
+    node_.world.storage.Delete(c.deletion);
     node_.check_persisted = true;
     node_.world.report.Count("files deleted");
   }
@@ -366,7 +366,7 @@ void Executor::Cut(completion::Persist& c, bool happened) {
 }
 void Executor::Cut(completion::Delete& c, bool happened) {
   if (!happened) return;
-  node_.world.storage.Delete(c.deletion.checkpoint, c.deletion.tombstone);
+  node_.world.storage.Delete(c.deletion);
   node_.check_persisted = true;
 }
 void Executor::Cut(completion::Record& c, bool happened) {

@@ -40,7 +40,8 @@ class NewFact {
   void On(const fact::FilesDeleted& f) { node_.known_stored.erase(f.checkpoint); }
   void On(const fact::StepRemoved& f) {
     std::erase_if(node_.known_stored, [&](const CheckpointKey& key) {
-      return key.job == f.job && key.step == f.step && key.attempt <= f.up_to_attempt;
+      return key.job == f.job && key.step == f.step && key.attempt >= f.first_attempt &&
+             key.attempt <= f.up_to_attempt;
     });
   }
   void On(const fact::Pinned&) {}

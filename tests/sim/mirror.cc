@@ -10,8 +10,8 @@ void Mirror::Take(const Fact& fact) {
 }
 
 bool Mirror::Removed(const CheckpointKey& key) const {
-  const auto at = removed.find({key.job, key.step});
-  return at != removed.end() && key.attempt <= at->second;
+  const auto at = removed.find(key.job);
+  return at != removed.end() && at->second.Forbids(key.step, key.attempt);
 }
 
 size_t Mirror::CommittedWriters(const CheckpointKey& key) const {
@@ -49,8 +49,7 @@ void Mirror::On(const fact::ManifestDropped& f) {
 }
 
 void Mirror::On(const fact::StepRemoved& f) {
-  Attempt& attempt = removed[{f.job, f.step}];
-  attempt = std::max(attempt, f.up_to_attempt);
+  removed[f.job].steps[f.step].Add(f.first_attempt, f.up_to_attempt);
 }
 
 void Mirror::On(const fact::Pinned& f) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "common/removed.h"
 #include "server/facts/facts.h"
 
 namespace cairn::engine::sim {
@@ -42,7 +43,7 @@ class Mirror {
   std::map<CheckpointKey, std::string> persisted;  // and its digest
   std::set<CheckpointKey> pinned;
   fact::StorageRoot storage_root;
-  std::map<std::pair<std::string, Step>, Attempt> removed;  // attempts up to this one stay away
+  std::map<std::string, RemovedSteps> removed;  // what stays away
 
  private:
   // One per kind: a new fact does not compile until it is decided what the model does with it.

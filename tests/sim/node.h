@@ -131,6 +131,7 @@ class Node {
   void Do(action::Verify& a) { executor.Begin(a); }
   void Do(action::Persist& a) { executor.Begin(a); }
   void Do(action::WriteLineRecord& a) { executor.Begin(a); }
+  void Do(action::Reinstate&) {}  // all that is published can be read alike
   void Do(action::DeleteFiles& a);
   void Do(action::ScanJob& a) { executor.Begin(a); }
   void Do(action::Record&) {}  // there is no catalog here

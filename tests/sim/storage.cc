@@ -1,33 +1,21 @@
 #include "tests/sim/storage.h"
 
-#include <algorithm>
-#include <tuple>
 #include <utility>
 
 namespace cairn::engine::sim {
-namespace {
-
-bool NewerOfSameStep(const CheckpointKey& a, const CheckpointKey& than) {
-  return a.job == than.job && a.step == than.step &&
-         std::tie(a.attempt, a.revision) > std::tie(than.attempt, than.revision);
-}
-
-}  // namespace
-
 Status Storage::Publish(StoredCheckpoint checkpoint) {
   const CheckpointKey key = checkpoint.key;
-  const std::map<Step, Attempt>& removed = tombstones_[key.job];
-  if (const auto at = removed.find(key.step); at != removed.end() && key.attempt <= at->second) {
+  if (tombstones_[key.job].Forbids(key.step, key.attempt)) {
     return absl::FailedPreconditionError("the step was removed");
   }
   if (forgets_) return absl::OkStatus();
-  std::map<Step, StoredCheckpoint>& steps = steps_[key.job];
-  const auto there = steps.find(key.step);
-  if (there != steps.end() && NewerOfSameStep(there->second.key, key)) {
-    return absl::FailedPreconditionError("a newer checkpoint of that step stands in storage");
+  auto& steps = steps_[key.job];
+  const auto there = steps.find({key.step, key.attempt});
+  if (there != steps.end() && there->second.key.revision > key.revision) {
+    return absl::FailedPreconditionError("a newer revision of it stands in storage");
   }
   if (there != steps.end()) replaced_.insert(there->second.key);
-  steps[key.step] = std::move(checkpoint);
+  steps[{key.step, key.attempt}] = std::move(checkpoint);
   deleting_.erase(key);
   replaced_.erase(key);
   return absl::OkStatus();
@@ -40,14 +28,22 @@ LineRecord Storage::WriteLineRecord(const LineRecord& record) {
   return at->second;
 }
 
-void Storage::Delete(const CheckpointKey& key, bool tombstone) {
-  if (tombstone) {
-    Attempt& attempt = tombstones_[key.job][key.step];
-    attempt = std::max(attempt, key.attempt);
+void Storage::Delete(const action::DeleteFiles& deletion) {
+  const CheckpointKey& key = deletion.checkpoint;
+  auto& steps = steps_[key.job];
+  if (!deletion.tombstone) {
+    const auto there = steps.find({key.step, key.attempt});
+    if (there != steps.end() && there->second.key == key) steps.erase(there);
+    return;
   }
-  std::map<Step, StoredCheckpoint>& steps = steps_[key.job];
-  const auto there = steps.find(key.step);
-  if (there != steps.end() && there->second.key == key) steps.erase(there);
+  const Attempt first = deletion.this_attempt ? key.attempt : 1;
+  tombstones_[key.job].steps[key.step].Add(first, key.attempt);
+  std::erase_if(steps, [&](const auto& at) {
+    const auto& [step, attempt] = at.first;
+    if (step != key.step || attempt < first || attempt > key.attempt) return false;
+    deleting_.insert(at.second.key);
+    return true;
+  });
 }
 
 StatusOr<StoredJob> Storage::Scan(const std::string& job) const {
@@ -58,13 +54,13 @@ StatusOr<StoredJob> Storage::Scan(const std::string& job) const {
   }
   StoredJob stored;
   if (steps != steps_.end()) {
-    for (const auto& [step, checkpoint] : steps->second) stored.checkpoints.push_back(checkpoint);
+    for (const auto& [id, checkpoint] : steps->second) stored.checkpoints.push_back(checkpoint);
   }
   if (records != records_.end()) {
     for (const auto& [id, record] : records->second) stored.records.push_back(record);
   }
   if (const auto removed = tombstones_.find(job); removed != tombstones_.end()) {
-    for (const auto& [step, attempt] : removed->second) stored.removed.steps[step].Add(1, attempt);
+    stored.removed = removed->second;
   }
   return stored;
 }
@@ -72,7 +68,7 @@ StatusOr<StoredJob> Storage::Scan(const std::string& job) const {
 const StoredCheckpoint* Storage::Find(const CheckpointKey& key) const {
   const auto job = steps_.find(key.job);
   if (job == steps_.end()) return nullptr;
-  const auto at = job->second.find(key.step);
+  const auto at = job->second.find({key.step, key.attempt});
   return at == job->second.end() || !(at->second.key == key) ? nullptr : &at->second;
 }
 

@@ -10,6 +10,7 @@
 #include "common/layout.h"
 #include "common/root_marker.h"
 #include "common/status.h"
+#include "server/engine/actions.h"
 
 namespace cairn::engine::sim {
 
@@ -20,13 +21,14 @@ class Storage {
 
   RootIdentity root() const { return {"the storage", "its directory"}; }
 
-  // FAILED_PRECONDITION when the step was removed, or a newer checkpoint of it stands there.
+  // FAILED_PRECONDITION when the step was removed, or a newer revision of the attempt stands there.
+  // Other attempts' checkpoints of the step stay beside it.
   Status Publish(StoredCheckpoint checkpoint);
   // What stands under the record's number and kind.
   LineRecord WriteLineRecord(const LineRecord& record);
   // A node has begun to delete it: from now on it may be there or not.
   void BeginDelete(const CheckpointKey& key) { deleting_.insert(key); }
-  void Delete(const CheckpointKey& key, bool tombstone);
+  void Delete(const action::DeleteFiles& deletion);
   StatusOr<StoredJob> Scan(const std::string& job) const;
 
   const StoredCheckpoint* Find(const CheckpointKey& key) const;
@@ -39,8 +41,8 @@ class Storage {
 
  private:
   const bool forgets_;
-  std::map<std::string, std::map<Step, StoredCheckpoint>> steps_;  // by job
-  std::map<std::string, std::map<Step, Attempt>> tombstones_;      // by job
+  std::map<std::string, std::map<std::pair<Step, Attempt>, StoredCheckpoint>> steps_;  // by job
+  std::map<std::string, RemovedSteps> tombstones_;
   std::map<std::string, std::map<std::pair<Attempt, LineRecordKind>, LineRecord>> records_;
   std::set<CheckpointKey> deleting_;
   std::set<CheckpointKey> replaced_;
