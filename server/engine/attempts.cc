@@ -208,7 +208,8 @@ void Attempts::Refuse(Job* job, const CheckpointKey& key, const Status& why) {
 void Attempts::Withdraw(const PartKey& part, const Session& session) {
   const CheckpointKey& key = part.checkpoint;
   Job* job = jobs_.Find(key.job);
-  if (job == nullptr || key.attempt != job->attempts->newest()) return;
+  if (job == nullptr || job->attempts->begun.empty()) return;
+  if (key.attempt != job->attempts->newest()) return;
   // One that has not entered the attempt is known by what it said at hello.
   const bool entered = job->attempts->begun.at(key.attempt).processes.contains(part.writer);
   if (!entered && (session.writer != part.writer || session.attempt != key.attempt)) return;

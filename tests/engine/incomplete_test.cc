@@ -105,6 +105,13 @@ TEST_F(Incomplete, WriterThatWasNeverSeenHereMayBeOnItsWay) {
   EXPECT_FALSE(MayGo(2));
 }
 
+TEST_F(Incomplete, AbortInAJobInWhichNothingHasBegunIsAnswered) {
+  const SessionId session = Hello({.job = "new", .attempt = 0});
+  const event::Abort abort{From(session), PartOf(session, 1)};
+  Apply(abort);
+  EXPECT_TRUE(AnswerTo(abort.caller.request).ok());
+}
+
 TEST_F(Incomplete, AnotherProcessCannotWithdrawAPart) {
   ASSERT_TRUE(SaveZero(2).ok());
   const SessionId impostor = Hello({.writer = 1, .world_size = 2});
