@@ -269,7 +269,9 @@ std::optional<StatusOr<Body>> Finding::Evaluate(const event::Wait& wait) const {
 const Checkpoint* Finding::After(const event::Wait& wait, const Job& job) const {
   if (const Checkpoint* next = standing_.Next(job, wait.after)) return next;
   const Checkpoint* newest = standing_.Newest(job);
-  if (newest == nullptr || standing_.Head(job).number != wait.after_head) return newest;
+  // Where there was nothing, nothing was gone back from.
+  const bool another_head = wait.after_head != 0 && standing_.Head(job).number != wait.after_head;
+  if (newest == nullptr || another_head) return newest;
   const bool saved_anew = wait.after_revision >= 0 && newest->key.step == wait.after &&
                           newest->key.revision > wait.after_revision;
   return saved_anew ? newest : nullptr;

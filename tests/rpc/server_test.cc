@@ -423,7 +423,8 @@ TEST_F(RpcServer, AParkedCallIsAnsweredWhenTheDaemonStops) {
       wire::CheckpointInfo info;
       wire::CheckpointRef ref;
       ref.__set_job("job");
-      client.call().wait(info, ref, wire::Level::CACHED, 60'000, /*after=*/5);
+      client.call().wait(info, ref, wire::Level::CACHED, 60'000, /*after=*/5, /*after_head=*/0,
+                         /*after_revision=*/-1);
     });
   });
   RawClient other(Socket());

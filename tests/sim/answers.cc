@@ -135,7 +135,7 @@ void Answer::On(const event::Wait& e) {
     return report_.Fail(absl::StrCat("promise 1: ", info.key.DebugString(),
                                      " was waited for until PERSISTED, but is not in storage"));
   }
-  const bool went_back = e.after_head.has_value() &&
+  const bool went_back = e.after_head.value_or(0) != 0 &&
                          HeadOf(node_.HistoryOf(info.key.job)).number != *e.after_head;
   if (e.after >= 0 && e.ref.step == kNoStep && info.key.step <= e.after && !went_back) {
     return report_.Fail(absl::StrCat("wait: step ", info.key.step, " is not after ", e.after));
