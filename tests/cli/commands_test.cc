@@ -30,6 +30,7 @@ using testing::Not;
 struct World {
   std::map<std::string, std::map<Step, std::map<std::string, std::string>>> jobs;
   std::map<Step, int32_t> world_size;
+  std::set<Step> abandoned;
   std::string status = "{}";
   std::vector<std::string> calls;
   std::vector<client::ConnectOptions> connections;
@@ -163,6 +164,8 @@ class FakeSession : public client::Session {
     info.objects = found->second.size();
     for (const auto& [name, bytes] : found->second) info.bytes += bytes.size();
     info.facts.complete = info.facts.resident = true;
+    info.facts.abandoned = world_->abandoned.contains(step);
+    info.on_line = !info.facts.abandoned;
     info.level = client::Level::kCached;
     return info;
   }
@@ -345,6 +348,30 @@ TEST_F(CommandsTest, LsShowsJobsThenCheckpointsThenObjects) {
   EXPECT_THAT(Out(), HasSubstr("2.00 KiB"));
   EXPECT_EQ(Cairn({"ls", "cairn://run7/latest", "-o", "json"}), 0);
   EXPECT_EQ(OutJson()["objects"][0]["length"], 2048);
+}
+
+// Line rule 14: what there is to use.
+TEST_F(CommandsTest, LsShowsWhatNoLongerCountsWithAll) {
+  world_.jobs["run7"][3]["a"] = "x";
+  world_.jobs["run7"][4]["a"] = "x";
+  world_.abandoned = {4};
+  EXPECT_EQ(Cairn({"ls", "run7"}), 0);
+  EXPECT_THAT(Out(), HasSubstr("and 1 checkpoint that no longer counts; --all shows them"));
+  EXPECT_THAT(Out(), Not(HasSubstr("LINE")));
+  EXPECT_EQ(Cairn({"ls", "run7", "--all"}), 0);
+  EXPECT_THAT(Out(), AllOf(HasSubstr("LINE"), HasSubstr("on it"), HasSubstr("abandoned"),
+                           Not(HasSubstr("--all"))));
+}
+
+TEST_F(CommandsTest, UseSaysWhatCountsAndWhetherStorageKnows) {
+  world_.jobs["run7"][3]["a"] = "x";
+  EXPECT_EQ(Cairn({"use", "run7/3", "--attempt", "5"}), 0) << Err();
+  EXPECT_THAT(Out(), AllOf(HasSubstr("run7/3 of attempt 5 is latest"), HasSubstr("only this node")));
+  EXPECT_EQ(Cairn({"use", "run7/3", "--fence"}), 0) << Err();
+  EXPECT_THAT(Out(), Not(HasSubstr("only this node")));
+  EXPECT_THAT(world_.calls, testing::ElementsAre("use", "use fence"));
+  EXPECT_EQ(Cairn({"use", "run7/latest"}), 2);
+  EXPECT_EQ(Cairn({"use", "run7"}), 2);
 }
 
 TEST_F(CommandsTest, UnknownJobIsExitCode3) {

@@ -407,7 +407,7 @@ class Raw:
     def wait(
         self, step: int, level: int, timeout_ms: int = 20_000, after: int = -1, **ref: Any
     ) -> Any:
-        return self.do("wait", self.ref(step, **ref), level, timeout_ms, after)
+        return self.do("wait", self.ref(step, **ref), level, timeout_ms, after, 0, -1)
 
     def persist(self, step: int) -> Any:
         self.change("persist", self.ref(step))

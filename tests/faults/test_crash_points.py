@@ -135,7 +135,7 @@ class Lived:
     def persist(self, step: int, revision: int, objects: dict[str, bytes]) -> None:
         assert self.session is not None
         self.repeated("persist", self.session.ref(step))
-        self.repeated("wait", self.session.ref(step), PERSISTED, 20_000, -1)
+        self.repeated("wait", self.session.ref(step), PERSISTED, 20_000, -1, 0, -1)
         self.persisted[step] = (revision, objects)
 
     def remove(self, step: int) -> None:
