@@ -377,8 +377,8 @@ StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, A
   CAIRN_ASSIGN_OR_RETURN(const std::string bytes, ReadRegularFile(fd->get(), kMaxLineRecordBytes));
   CAIRN_ASSIGN_OR_RETURN(LineRecord record, DecodeLineRecord(bytes));
   if (record.job != job || record.number != number || record.kind != kind) {
-    return absl::DataLossError(absl::StrCat("is ", LineRecordName(record.number, record.kind),
-                                            " of job ", record.job));
+    return absl::DataLossError(
+        absl::StrCat("is ", LineRecordName(record.number, record.kind), " of job ", record.job));
   }
   return record;
 }

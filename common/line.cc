@@ -70,8 +70,8 @@ std::vector<LineStep> ComputeLine(const History& history, Attempt below) {
 
 Lineage LineageBelow(const History& history, Attempt below, Step first_step) {
   const std::vector<LineStep> line = ComputeLine(history, below);
-  const auto above = std::partition_point(
-      line.begin(), line.end(), [&](const LineStep& at) { return at.step < first_step; });
+  const auto above = std::partition_point(line.begin(), line.end(),
+                                          [&](const LineStep& at) { return at.step < first_step; });
   if (above == line.begin()) return {};
   const LineStep& from = *std::prev(above);
   return LineageFrom(from.step, from.attempt, ResolveLineage(history, from.attempt));

@@ -24,7 +24,8 @@ struct LineStep {
 };
 
 struct AttemptLine {
-  Step first = kNoStep;  // of its first create; kNoStep: not known, its lowest complete one stands for it
+  Step first =
+      kNoStep;  // of its first create; kNoStep: not known, its lowest complete one stands for it
   Lineage lineage;
   std::map<Step, Revision> complete;  // its complete steps, newest complete revision of each
 };

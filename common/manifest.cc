@@ -29,7 +29,7 @@ enum ManifestTag : uint16_t {
   kWriter = 6,
   kWorldSize = 7,
   kCreated = 8,
-  kRetired = 9,    // a step without its attempt; read over, never written
+  kRetired = 9,  // a step without its attempt; read over, never written
   kNote = 10,    // repeated: u32 length of the key, key, value
   kObject = 11,  // repeated: nested fields
   kFirst = 12,
@@ -274,8 +274,8 @@ Status CheckKeys(const Manifest& manifest) {
   if (manifest.revision < 0) return Bad("revision is below 0");
   if (manifest.first < kNoStep) return Bad("first is below -1");
   if (manifest.lineage.attempt() >= manifest.attempt) {
-    return Bad(absl::StrCat("attempt ", manifest.attempt, " comes from ",
-                            OriginText(manifest.lineage)));
+    return Bad(
+        absl::StrCat("attempt ", manifest.attempt, " comes from ", OriginText(manifest.lineage)));
   }
   absl::flat_hash_set<absl::string_view> names;
   names.reserve(manifest.objects.size());

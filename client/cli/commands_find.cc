@@ -145,8 +145,9 @@ void AddFindCommands(CLI::App* app, Context* context) {
     auto path = std::make_shared<std::string>();
     auto all = std::make_shared<bool>(false);
     command->add_option("PATH", *path, "nothing, JOB, or JOB/STEP");
-    command->add_flag("-a,--all", *all,
-                      "of a job also what no longer counts: abandoned checkpoints, older revisions");
+    command->add_flag(
+        "-a,--all", *all,
+        "of a job also what no longer counts: abandoned checkpoints, older revisions");
     command->callback([=] { context->action = [=] { return ListPath(context, *path, *all); }; });
   }
   {

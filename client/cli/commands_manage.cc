@@ -193,8 +193,9 @@ void AddManageCommands(CLI::App* app, Context* context) {
     auto arguments = std::make_shared<PathArguments>();
     auto fence = std::make_shared<bool>(false);
     arguments->AddTo(command, "JOB/STEP");
-    command->add_flag("--fence", *fence,
-                      "also while processes of the newest attempt live; they can save nothing more");
+    command->add_flag(
+        "--fence", *fence,
+        "also while processes of the newest attempt live; they can save nothing more");
     command->footer("Example:\n  cairn use run7/120 --attempt 1763798400123");
     command->callback([=] { context->action = [=] { return Use(context, *arguments, *fence); }; });
   }

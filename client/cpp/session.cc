@@ -164,8 +164,9 @@ class SessionImpl : public Session {
       const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
       const int64_t call = link_->NextCall();
       wire::Latest reply;
-      CAIRN_RETURN_IF_ERROR(Call(
-          "use", [&](wire::CairnClient& client) { client.useCheckpoint(reply, call, ref, fence); }));
+      CAIRN_RETURN_IF_ERROR(Call("use", [&](wire::CairnClient& client) {
+        client.useCheckpoint(reply, call, ref, fence);
+      }));
       *out = FromWire(ref.job, reply);
       return absl::OkStatus();
     });

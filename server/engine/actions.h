@@ -92,7 +92,8 @@ struct Latest {
   bool in_storage = false;
   cairn::Attempt head = 0;  // as LineHead::number
   bool recorded = false;    // of resume and use: the decision's file stands in storage
-  int64_t as_of_unix_ms = 0;  // when storage was last read, if others may have written since; 0: now
+  int64_t as_of_unix_ms =
+      0;  // when storage was last read, if others may have written since; 0: now
 };
 
 // One of the three, as the path asks.
@@ -287,11 +288,11 @@ struct Log {
 
 }  // namespace action
 
-using Action = std::variant<action::Reply, action::MakeSlab, action::HurrySlab, action::DestroySlab,
-                            action::ProbeSlab, action::WriteManifest, action::Verify,
-                            action::Persist, action::WriteLineRecord, action::Reinstate,
-                            action::DeleteFiles, action::ScanJob, action::Record,
-                            action::WakeAt, action::EndSession, action::Drained, action::Log>;
+using Action =
+    std::variant<action::Reply, action::MakeSlab, action::HurrySlab, action::DestroySlab,
+                 action::ProbeSlab, action::WriteManifest, action::Verify, action::Persist,
+                 action::WriteLineRecord, action::Reinstate, action::DeleteFiles, action::ScanJob,
+                 action::Record, action::WakeAt, action::EndSession, action::Drained, action::Log>;
 
 // What one Apply decided.
 struct Outcome {

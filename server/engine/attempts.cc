@@ -76,14 +76,14 @@ Status Attempts::CheckProcess(const Job& job, const PartKey& part, const Session
 Status Attempts::CheckOrigin(const Job& job, const CheckpointKey& key) {
   const AttemptState* attempt = FindBegun(job, key.attempt);
   const auto decided = job.attempts->decisions.find(key.attempt);
-  const Lineage* lineage = attempt != nullptr                           ? &attempt->lineage
+  const Lineage* lineage = attempt != nullptr                         ? &attempt->lineage
                            : decided != job.attempts->decisions.end() ? &decided->second.lineage
                                                                       : nullptr;
   if (lineage == nullptr || key.step > lineage->step()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "step: ", key.step, " of job ", job.name, " is not above what attempt ", key.attempt,
-      " goes on from, ", OriginText(*lineage),
-      "; a new attempt that is to go back further says so with resume"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("step: ", key.step, " of job ", job.name, " is not above what attempt ",
+                   key.attempt, " goes on from, ", OriginText(*lineage),
+                   "; a new attempt that is to go back further says so with resume"));
 }
 
 Status Attempts::CheckWorld(const Job& job, const PartKey& part, int32_t world_size) {
@@ -129,8 +129,8 @@ void Attempts::Saw(Job* job, Attempt attempt) {
 void Attempts::Decide(Job* job, Attempt number, Decision decision) {
   Saw(job, number);
   records_.Owe({job->name, number, decision.kind, decision.lineage});
-  out_.Say(fact::LineDecided{{job->name, number, decision.kind, decision.lineage},
-                             decision.unix_ms});
+  out_.Say(
+      fact::LineDecided{{job->name, number, decision.kind, decision.lineage}, decision.unix_ms});
   Remember(job, number, std::move(decision));
 }
 
@@ -315,8 +315,7 @@ void Attempts::Learn(Job* job, Attempt number, const AttemptLine& shown, int64_t
     ++attempts.line_version;
     return;
   }
-  if (at->second.lineage.open && !shown.lineage.Unknown() &&
-      at->second.lineage != shown.lineage) {
+  if (at->second.lineage.open && !shown.lineage.Unknown() && at->second.lineage != shown.lineage) {
     SetOrigin(job, number, shown.lineage);
   }
 }
@@ -447,8 +446,8 @@ void Attempts::RestoreReached() {
 
 void Attempts::Snapshot(const Job& job, std::vector<Fact>* facts) const {
   for (const auto& [number, attempt] : job.attempts->begun) {
-    facts->push_back(fact::AttemptBegun{job.name, number, attempt.first_step, attempt.lineage,
-                                        attempt.unix_ms});
+    facts->push_back(
+        fact::AttemptBegun{job.name, number, attempt.first_step, attempt.lineage, attempt.unix_ms});
     std::map<Writer, ProcessToken> processes;
     for (const auto& [writer, process] : attempt.processes) processes[writer] = process.first;
     for (const auto& [writer, process] : processes) {
@@ -463,8 +462,8 @@ void Attempts::Snapshot(const Job& job, std::vector<Fact>* facts) const {
     }
   }
   for (const auto& [number, decision] : job.attempts->decisions) {
-    facts->push_back(fact::LineDecided{{job.name, number, decision.kind, decision.lineage},
-                                       decision.unix_ms});
+    facts->push_back(
+        fact::LineDecided{{job.name, number, decision.kind, decision.lineage}, decision.unix_ms});
   }
 }
 

@@ -356,9 +356,9 @@ struct JournalFull {
 
 using Event =
     std::variant<event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom,
-                 event::Use,                  event::Create, event::SealObjects, event::Commit, event::Abort, event::LocateChunk,
-                 event::Open, event::Release, event::Renew, event::LendFailed, event::Latest,
-                 event::StatCheckpoint, event::StatObject, event::List, event::Wait,
+                 event::Use, event::Create, event::SealObjects, event::Commit, event::Abort,
+                 event::LocateChunk, event::Open, event::Release, event::Renew, event::LendFailed,
+                 event::Latest, event::StatCheckpoint, event::StatObject, event::List, event::Wait,
                  event::PersistNow, event::Remove, event::Pin, event::SetPolicy, event::Status,
                  event::SlabMade, event::SlabDestroyed, event::SlabProbed, event::ManifestWritten,
                  event::ChunkWritten, event::Verified, event::Persisted, event::LineRecordWritten,

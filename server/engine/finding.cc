@@ -236,7 +236,8 @@ void Finding::On(const event::Wait& event) {
   const Status access = Jobs::CheckAccess(*job, event.caller);
   if (!access.ok()) return out_.Answer(request, access);
   event::Wait wait = event;
-  if (wait.after >= 0 && !wait.after_head.has_value()) wait.after_head = standing_.Head(*job).number;
+  if (wait.after >= 0 && !wait.after_head.has_value())
+    wait.after_head = standing_.Head(*job).number;
   std::optional<StatusOr<Body>> verdict = Evaluate(wait);
   if (verdict.has_value()) return out_.Answer(request, *std::move(verdict));
   if (callers_.Park(this, event.caller, job->name, event.deadline, wait)) {

@@ -56,10 +56,9 @@ void JobCalls::On(const event::ResumeFrom& event) {
   }
   if (was_decided && decided->second.lineage.step() != event.step &&
       !decided->second.process.empty() && decided->second.process != process) {
-    return out_.Answer(
-        request, absl::FailedPreconditionError(absl::StrCat(
-                     "resume: another writer said that attempt ", event.attempt, " goes on from ",
-                     OriginText(decided->second.lineage))));
+    return out_.Answer(request, absl::FailedPreconditionError(absl::StrCat(
+                                    "resume: another writer said that attempt ", event.attempt,
+                                    " goes on from ", OriginText(decided->second.lineage))));
   }
   reply::Latest from;
   from.key.job = event.job;

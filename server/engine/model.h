@@ -324,10 +324,10 @@ struct JobFiles {
   std::set<CheckpointId> owed;  // that owe a file and are not being persisted
   // Of them, those that do not wait for their next try; (false, …) sort first: somebody asked.
   std::set<std::pair<bool, CheckpointId>> ready;
-  std::string problem;      // why storage took nothing at the last try
-  MonotonicNanos at = 0;    // no persist before then
-  MonotonicNanos wait = 0;  // the last pause of the whole job
-  int under_way = 0;        // persists
+  std::string problem;              // why storage took nothing at the last try
+  MonotonicNanos at = 0;            // no persist before then
+  MonotonicNanos wait = 0;          // the last pause of the whole job
+  int under_way = 0;                // persists
   MonotonicNanos persisted_at = 0;  // when the last one succeeded
 };
 
@@ -349,12 +349,12 @@ enum class ScanState : uint8_t { kUnknown, kScanning, kScanned, kFailed };
 struct JobScan {
   ScanState state = ScanState::kUnknown;
   MonotonicNanos started = 0;
-  MonotonicNanos again = 0;  // not before, when it failed
-  MonotonicNanos read = 0;   // when it was last read with success
-  int64_t read_unix_ms = 0;  // likewise
+  MonotonicNanos again = 0;     // not before, when it failed
+  MonotonicNanos read = 0;      // when it was last read with success
+  int64_t read_unix_ms = 0;     // likewise
   int64_t storage_unix_ms = 0;  // what storage's own clock said then; 0: not known
-  bool asked = false;        // kScanning: the answer is under way; else storage must be seen first
-  int stale = 0;             // answers under way from before storage went away
+  bool asked = false;  // kScanning: the answer is under way; else storage must be seen first
+  int stale = 0;       // answers under way from before storage went away
   Status problem;
   std::set<RequestId> waiting;
   bool Known() const { return state == ScanState::kScanned; }

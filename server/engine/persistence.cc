@@ -224,7 +224,8 @@ void Persistence::Start(Checkpoint* checkpoint) {
   persist.gid = job->owner->gid;
   const Lineage& lineage = job->attempts->begun.at(checkpoint->key.attempt).lineage;
   if (!lineage.open) {
-    persist.origin = LineRecord{job->name, checkpoint->key.attempt, LineRecordKind::kOrigin, lineage};
+    persist.origin =
+        LineRecord{job->name, checkpoint->key.attempt, LineRecordKind::kOrigin, lineage};
   }
   std::vector<SlabId>& pinned = under_way_[checkpoint->key];
   for (const auto& [slab, extents] : checkpoint->memory->slabs) pinned.push_back(slab);
@@ -281,8 +282,7 @@ Persistence::Ended Persistence::End(const event::Persisted& event) {
   files.problem.clear();
   files.persisted_at = out_.now();
   out_.Count("persists");
-  ended.removed =
-      job->tombstones->removed.Forbids(event.checkpoint.step, event.checkpoint.attempt);
+  ended.removed = job->tombstones->removed.Forbids(event.checkpoint.step, event.checkpoint.attempt);
   // One that was evicted meanwhile is found by a scan.
   if (!ended.removed && ended.checkpoint != nullptr) Succeeded(ended.checkpoint, event.location);
   return ended;

@@ -32,8 +32,8 @@ void Records::Run() {
   for (auto at = jobs_owing_.begin(); at != jobs_owing_.end();) {
     const Job* job = jobs_.Find(at->first);
     if (job == nullptr || at->second.owed.empty()) {
-      at = at->second.writing || !at->second.waiting.empty() ? std::next(at)
-                                                             : jobs_owing_.erase(at);
+      at =
+          at->second.writing || !at->second.waiting.empty() ? std::next(at) : jobs_owing_.erase(at);
       continue;
     }
     OfJob& of_job = (at++)->second;

@@ -58,11 +58,10 @@ bool Retention::LookFirst(Job* job) {
   });
   if (!any) return true;
   const JobScan& scan = *job->scan;
-  const int64_t recorded =
-      job->attempts->begun.at(standing_.Head(*job).number).recorded_unix_ms;
+  const int64_t recorded = job->attempts->begun.at(standing_.Head(*job).number).recorded_unix_ms;
   const bool known = recorded != 0 && scan.storage_unix_ms != 0;
-  const bool stale = known ? out_.now() - scan.read > kLookAge
-                           : scan.read <= job->files->persisted_at;
+  const bool stale =
+      known ? out_.now() - scan.read > kLookAge : scan.read <= job->files->persisted_at;
   if (stale) scanning_->Look(job);
   if (stale || !known) return true;
   const int64_t now_ms = scan.storage_unix_ms + (out_.now() - scan.read) / kNanosPerMilli;
@@ -198,8 +197,8 @@ void Retention::On(const event::Remove& event) {
   if (!event.memory_only) {
     // An attempt that is named goes alone; else the whole step goes, up to its newest attempt.
     const Step step = checkpoint->key.step;
-    const Attempt last = event.ref.attempt != 0 ? event.ref.attempt
-                                                : CheckpointsAt(*job, step).back()->key.attempt;
+    const Attempt last =
+        event.ref.attempt != 0 ? event.ref.attempt : CheckpointsAt(*job, step).back()->key.attempt;
     return RemoveStep(event, job, step, {event.ref.attempt != 0 ? last : 1, last});
   }
   if (checkpoint->files->persisted) {
@@ -219,8 +218,8 @@ void Retention::RemoveStep(const event::Remove& event, Job* job, Step step,
   if (all.ranges().size() > kMaxRemovedRanges) {
     return out_.Answer(event.caller.request,
                        absl::ResourceExhaustedError(absl::StrCat(
-                           "remove: step ", step, " of job ", job->name, " has ",
-                           kMaxRemovedRanges, " removed ranges of attempts; remove the whole step")));
+                           "remove: step ", step, " of job ", job->name, " has ", kMaxRemovedRanges,
+                           " removed ranges of attempts; remove the whole step")));
   }
   // The fact first: it outlives a persist that ends later, and a restart before the files are gone.
   Remember(job, step, attempts);

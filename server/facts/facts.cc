@@ -49,9 +49,7 @@ void VisitFields(Is<JobPolicy> auto& f, const auto& v) {
   v(f.mode, f.every, f.keep_last, f.keep_every, f.readers);
 }
 
-void VisitFields(Is<LineRecord> auto& f, const auto& v) {
-  v(f.job, f.number, f.kind, f.lineage);
-}
+void VisitFields(Is<LineRecord> auto& f, const auto& v) { v(f.job, f.number, f.kind, f.lineage); }
 
 void VisitFields(Is<fact::Incarnation> auto& f, const auto& v) { v(f.started_unix_ms, f.next_id); }
 void VisitFields(Is<fact::Job> auto& f, const auto& v) {

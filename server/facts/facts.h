@@ -105,7 +105,8 @@ struct Slab {
   SlabUse use = SlabUse::kObjects;
   uint32_t owner_uid = 0;
   std::string owner_job;
-  bool by_path = false;  // others may have opened it by path, and no lock tells whether they still do
+  bool by_path =
+      false;  // others may have opened it by path, and no lock tells whether they still do
   bool operator==(const Slab&) const = default;
 };
 struct SlabGone {
@@ -213,13 +214,13 @@ struct Pinned {
 
 }  // namespace fact
 
-using Fact = std::variant<fact::Incarnation, fact::Job, fact::AttemptBegun, fact::WriterProcess,
-                          fact::StepWorld, fact::LineDecided, fact::Slab, fact::SlabGone,
-                          fact::SessionBegun, fact::SessionEnded, fact::Lent, fact::Unlent,
-                          fact::ObjectCreated, fact::ObjectSealed, fact::ObjectDropped,
-                          fact::ManifestCommitted, fact::ManifestDropped, fact::Persisted,
-                          fact::FilesDeleted, fact::StepRemoved, fact::Pinned, fact::PersistAsked,
-                          fact::StorageRoot>;
+using Fact =
+    std::variant<fact::Incarnation, fact::Job, fact::AttemptBegun, fact::WriterProcess,
+                 fact::StepWorld, fact::LineDecided, fact::Slab, fact::SlabGone, fact::SessionBegun,
+                 fact::SessionEnded, fact::Lent, fact::Unlent, fact::ObjectCreated,
+                 fact::ObjectSealed, fact::ObjectDropped, fact::ManifestCommitted,
+                 fact::ManifestDropped, fact::Persisted, fact::FilesDeleted, fact::StepRemoved,
+                 fact::Pinned, fact::PersistAsked, fact::StorageRoot>;
 
 // What stands in front of a fact's fields.
 struct FactKind {

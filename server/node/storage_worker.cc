@@ -38,10 +38,9 @@ void StorageWorker::Start(engine::action::ScanJob action) {
 
 void StorageWorker::DeleteFiles(const engine::action::DeleteFiles& action) {
   ReachFailpoint(Failpoint::kNodeDelete);
-  const auto kind =
-      !action.tombstone     ? storage::DeleteKind::kFiles
-      : action.this_attempt ? storage::DeleteKind::kThisAttempt
-                            : storage::DeleteKind::kUpToAttempt;
+  const auto kind = !action.tombstone     ? storage::DeleteKind::kFiles
+                    : action.this_attempt ? storage::DeleteKind::kThisAttempt
+                                          : storage::DeleteKind::kUpToAttempt;
   Status status = storage_->Delete(action.checkpoint, {action.uid, action.gid}, kind);
   ReachFailpoint(Failpoint::kNodeDeleted);
   if (!status.ok()) {

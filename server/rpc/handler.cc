@@ -173,8 +173,8 @@ void Handler::resume(wire::Latest& reply, int64_t call, int64_t attempt, int64_t
   });
 }
 
-void Handler::useCheckpoint(wire::Latest& reply, int64_t call, const wire::CheckpointRef& checkpoint,
-                  bool fence) {
+void Handler::useCheckpoint(wire::Latest& reply, int64_t call,
+                            const wire::CheckpointRef& checkpoint, bool fence) {
   Answering([&] {
     CheckCall(call);
     event::Use use;

@@ -26,7 +26,7 @@ class Handler : public wire::CairnIf {
   int64_t chooseAttempt(int64_t call) override;
   void resume(wire::Latest& reply, int64_t call, int64_t attempt, int64_t step) override;
   void useCheckpoint(wire::Latest& reply, int64_t call, const wire::CheckpointRef& checkpoint,
-           bool fence) override;
+                     bool fence) override;
   void create(wire::CreateReply& reply, int64_t call, const wire::CreateRequest& request) override;
   void seal(int64_t call, const wire::SealRequest& request) override;
   void commit(wire::CommitReply& reply, int64_t call, const wire::CommitRequest& request) override;
@@ -43,8 +43,8 @@ class Handler : public wire::CairnIf {
   void ls(wire::ListReply& reply, const std::string& path, const std::string& cursor,
           int32_t limit) override;
   void wait(wire::CheckpointInfo& reply, const wire::CheckpointRef& checkpoint,
-            wire::Level::type level, int64_t timeout_ms, int64_t after,
-            int64_t after_head, int32_t after_revision) override;
+            wire::Level::type level, int64_t timeout_ms, int64_t after, int64_t after_head,
+            int32_t after_revision) override;
   void persist(int64_t call, const wire::CheckpointRef& checkpoint) override;
   void remove(int64_t call, const wire::CheckpointRef& checkpoint, bool memory_only,
               bool force) override;

@@ -366,7 +366,8 @@ TEST_F(CommandsTest, LsShowsWhatNoLongerCountsWithAll) {
 TEST_F(CommandsTest, UseSaysWhatCountsAndWhetherStorageKnows) {
   world_.jobs["run7"][3]["a"] = "x";
   EXPECT_EQ(Cairn({"use", "run7/3", "--attempt", "5"}), 0) << Err();
-  EXPECT_THAT(Out(), AllOf(HasSubstr("run7/3 of attempt 5 is latest"), HasSubstr("only this node")));
+  EXPECT_THAT(Out(),
+              AllOf(HasSubstr("run7/3 of attempt 5 is latest"), HasSubstr("only this node")));
   EXPECT_EQ(Cairn({"use", "run7/3", "--fence"}), 0) << Err();
   EXPECT_THAT(Out(), Not(HasSubstr("only this node")));
   EXPECT_THAT(world_.calls, testing::ElementsAre("use", "use fence"));

@@ -97,7 +97,8 @@ TEST(Lineage, LeavesOutWhatIsOlderThanItsBound) {
 
 TEST(Lineage, OfACheckpointEndsAtIt) {
   const Lineage first = LineageFrom(30, 1, {});
-  const Lineage second = LineageFrom(20, 2, first);  // attempt 2 was gone back from, below its origin
+  const Lineage second =
+      LineageFrom(20, 2, first);  // attempt 2 was gone back from, below its origin
   EXPECT_EQ(second.entries, (std::vector<LineageEntry>{{2, 20}, {1, 20}}));
   EXPECT_EQ(OriginText(second), "step 20 of attempt 2");
   EXPECT_EQ(OriginText({}), "START");

@@ -22,7 +22,8 @@ using ::testing::IsEmpty;
 class Past {
  public:
   // `from` is on the line; 0: from nothing.
-  Past& Life(Attempt attempt, Lineage lineage, const std::vector<Step>& complete, Step first = kNoStep) {
+  Past& Life(Attempt attempt, Lineage lineage, const std::vector<Step>& complete,
+             Step first = kNoStep) {
     AttemptLine& line = history_.attempts[attempt];
     line.lineage = std::move(lineage);
     line.first = first;
@@ -268,7 +269,8 @@ class RandomPast {
     for (const auto& [attempt, other] : told_.all) {
       for (const auto& [step, revision] : other.complete) ids.push_back({step, attempt});
     }
-    if (!ids.empty() && Up(5) > 0) one.from = ids[static_cast<size_t>(Up(static_cast<int>(ids.size())))];
+    if (!ids.empty() && Up(5) > 0)
+      one.from = ids[static_cast<size_t>(Up(static_cast<int>(ids.size())))];
     history_.decisions[number] = Stored(one.from);
   }
   void Complete() {
@@ -301,7 +303,8 @@ class RandomPast {
   Attempt Any() {
     std::vector<Attempt> attempts;
     for (const auto& [number, line] : history_.attempts) attempts.push_back(number);
-    return attempts.empty() ? 0 : attempts[static_cast<size_t>(Up(static_cast<int>(attempts.size())))];
+    return attempts.empty() ? 0
+                            : attempts[static_cast<size_t>(Up(static_cast<int>(attempts.size())))];
   }
   Told::Id NaiveBelow(Attempt below, Step first) const {
     Told::Id from;
@@ -374,7 +377,8 @@ TEST(StoredHistory, Rule18AnOriginRecordStandsAboveManifestsAndTheLowestThatKnow
 TEST(StoredHistory, IsTheSameInAnyOrder) {
   StoredJob stored;
   stored.checkpoints = {Stored(1, 1, {}, 1), Stored(2, 1, {}, 1),
-                        Stored(5, 2, Lineage::OfUnknown(), 2), Stored(6, 2, LineageFrom(1, 1, {}), 2),
+                        Stored(5, 2, Lineage::OfUnknown(), 2),
+                        Stored(6, 2, LineageFrom(1, 1, {}), 2),
                         Stored(7, 3, LineageFrom(6, 2, Lineage::OfUnknown()), 7)};
   stored.records = {{"run", 3, LineRecordKind::kOrigin, LineageFrom(6, 2, Lineage::OfUnknown())},
                     {"run", 2, LineRecordKind::kResume, LineageFrom(1, 1, {})}};

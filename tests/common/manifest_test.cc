@@ -206,7 +206,8 @@ TEST(ManifestCodec, KeysOutsideTheirLimitsAreDamage) {
   ExpectDamaged(with([](Manifest* m) { m->writer = 8; }), "writer");
   ExpectDamaged(with([](Manifest* m) { m->world_size = 0; }), "world_size");
   ExpectDamaged(with([](Manifest* m) { m->first = -2; }), "first");
-  ExpectDamaged(with([](Manifest* m) { m->lineage.entries[0].attempt = m->attempt; }), "comes from");
+  ExpectDamaged(with([](Manifest* m) { m->lineage.entries[0].attempt = m->attempt; }),
+                "comes from");
   ExpectDamaged(with([](Manifest* m) { m->lineage.entries[1].up_to = 41; }), "ascend");
   ExpectDamaged(with([](Manifest* m) { m->objects[0].name = "../../root"; }), "name");
   ExpectDamaged(with([](Manifest* m) { m->objects[0].name = "model.pt"; }), "out of order");

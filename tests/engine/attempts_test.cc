@@ -205,7 +205,8 @@ TEST_F(Attempts, ResumesThatAreKeptAreBounded) {
     ASSERT_TRUE(AnswerTo(event.caller.request).ok());
   }
   size_t kept = 0;
-  for (const Fact& fact : engine->Snapshot()) kept += std::holds_alternative<fact::LineDecided>(fact);
+  for (const Fact& fact : engine->Snapshot())
+    kept += std::holds_alternative<fact::LineDecided>(fact);
   EXPECT_EQ(kept, kKeptDecisions);
   event::ResumeFrom late{From(session), "job", 2, 1, Soon()};
   Apply(late);

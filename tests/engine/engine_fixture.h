@@ -196,8 +196,7 @@ class EngineTest : public testing::Test {
       stands = record_status;
     } else {
       recorded_at.try_emplace(a.record.number, kUnix + now / kNanosPerMilli);
-      const auto [at, fresh] =
-          line_records.try_emplace({a.record.number, a.record.kind}, a.record);
+      const auto [at, fresh] = line_records.try_emplace({a.record.number, a.record.kind}, a.record);
       if (a.record.kind == LineRecordKind::kResume) at->second = a.record;
       stands = at->second;
     }
@@ -231,7 +230,8 @@ class EngineTest : public testing::Test {
         if (record.job == job) scanned.stored->written_unix_ms[id.first] = recorded_at[id.first];
         if (record.job == job) scanned.stored->records.push_back(record);
       }
-      if (scanned.stored->checkpoints.empty() && scanned.stored->records.empty()) scanned.stored = absl::NotFoundError("no directory");
+      if (scanned.stored->checkpoints.empty() && scanned.stored->records.empty())
+        scanned.stored = absl::NotFoundError("no directory");
     }
     pending.push_back(std::move(scanned));
   }
@@ -489,7 +489,8 @@ class EngineTest : public testing::Test {
   RemovedSteps removed;  // tombstones in storage, of the one job
   std::vector<CheckpointKey> reinstated;
   std::vector<action::WriteLineRecord> record_writes;
-  std::map<std::pair<Attempt, LineRecordKind>, LineRecord> line_records;  // in storage, of the one job
+  std::map<std::pair<Attempt, LineRecordKind>, LineRecord>
+      line_records;                        // in storage, of the one job
   std::map<Attempt, int64_t> recorded_at;  // by the clock of storage
   Status record_status;
   bool hold_records = false;

@@ -21,7 +21,8 @@ class LineRules : public EngineTest {
     return Hello({.attempt = attempt, .policy = policy});
   }
   // A life that saves these steps and ends.
-  void Lived(Attempt attempt, const std::vector<Step>& steps, PersistMode mode = PersistMode::kEvery) {
+  void Lived(Attempt attempt, const std::vector<Step>& steps,
+             PersistMode mode = PersistMode::kEvery) {
     const SessionId life = Life(attempt, mode);
     for (const Step step : steps) Save(life, step);
     Die(life);
@@ -64,7 +65,8 @@ TEST_F(LineRules, Rule10AStepAtOrBelowTheOriginIsRefused) {
   ASSERT_TRUE(Resume(second, 2, 3).ok());
   EXPECT_THAT(TrySave(second, 3), Fails(absl::StatusCode::kFailedPrecondition, "resume"));
   Save(second, 5);
-  EXPECT_THAT(TrySave(second, 2), Fails(absl::StatusCode::kFailedPrecondition, "step 3 of attempt 1"));
+  EXPECT_THAT(TrySave(second, 2),
+              Fails(absl::StatusCode::kFailedPrecondition, "step 3 of attempt 1"));
   Save(second, 4);
   EXPECT_EQ(Stat(second, 3)->key.attempt, 1) << "nothing took its place";
 }
@@ -75,7 +77,8 @@ TEST_F(LineRules, Rule11UseFencesLowerAttempts) {
   Save(second, 3);
   EXPECT_THAT(StatusOf(Use(second, 1, 1)), Fails(absl::StatusCode::kFailedPrecondition, "pid"));
   ASSERT_TRUE(Use(second, 1, 1, /*fence=*/true).ok());
-  EXPECT_THAT(TrySave(second, 4), Fails(absl::StatusCode::kFailedPrecondition, "superseded by `use`"));
+  EXPECT_THAT(TrySave(second, 4),
+              Fails(absl::StatusCode::kFailedPrecondition, "superseded by `use`"));
   EXPECT_EQ(LatestStep(second), 1);
 }
 
@@ -188,8 +191,8 @@ TEST_F(LineRules, Rule22ACursorMissesNoRevision) {
   const SessionId life = Life(1);
   Save(life, 1);
   const auto latest = Latest(life);
-  event::Wait wait{From(life), {"job", kNoStep},   Level::kCached, 1,
-                   Soon(),     latest->head, latest->key.revision};
+  event::Wait wait{From(life), {"job", kNoStep}, Level::kCached,      1,
+                   Soon(),     latest->head,     latest->key.revision};
   Apply(wait);
   EXPECT_FALSE(Answered(wait.caller.request));
   const PartKey again = PartOf(life, 1, 1);

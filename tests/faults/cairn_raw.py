@@ -163,6 +163,8 @@ class Raw:
         if pidfd is None:
             os.close(own)
         data, fds = self.receive()
+        if not data:
+            raise EOFError("the daemon died before it answered")
         _, _, kind, code = struct.unpack("<IHHi", data[:12])
         assert kind == ATTACHED, data
         if code != 0:

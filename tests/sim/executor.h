@@ -61,10 +61,10 @@ struct SessionGone {  // the keeper has seen that the connection is closed, or t
 };
 }  // namespace completion
 
-using Completion = std::variant<completion::Make, completion::Destroy, completion::Probe,
-                                completion::Manifest, completion::Verify, completion::Persist,
-                                completion::Delete, completion::Record, completion::Scan,
-                                completion::SessionGone>;
+using Completion =
+    std::variant<completion::Make, completion::Destroy, completion::Probe, completion::Manifest,
+                 completion::Verify, completion::Persist, completion::Delete, completion::Record,
+                 completion::Scan, completion::SessionGone>;
 
 class Executor {
  public:

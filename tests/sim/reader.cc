@@ -145,9 +145,7 @@ Event ChooseAttempt(const Asking& a) {
   return event::ChooseAttempt{{}, a.job->name, a.deadline, a.world->clock.UnixMs()};
 }
 
-Event Use(const Asking& a) {
-  return event::Use{{}, a.ref, a.rng().Permille(300), a.deadline};
-}
+Event Use(const Asking& a) { return event::Use{{}, a.ref, a.rng().Permille(300), a.deadline}; }
 
 Event AskStatus(const Asking&) { return event::Status{}; }
 
@@ -168,14 +166,22 @@ struct Question {
 };
 
 constexpr Question kQuestions[] = {
-    {30, Always, Open, Limit::kDeadline},           {48, HoldsSomething, Release, Limit::kAtOnce},
-    {52, HoldsSomething, Renew, Limit::kAtOnce},    {56, HoldsChunks, ReadChunk, Limit::kAtOnce},
-    {68, Always, Latest, Limit::kDeadline},         {76, Always, Wait, Limit::kDeadline},
-    {80, Always, StatCheckpoint, Limit::kDeadline}, {82, Always, StatObject, Limit::kDeadline},
-    {85, Always, List, Limit::kDeadline},           {89, Always, PersistNow, Limit::kPatience},
-    {92, Always, Remove, Limit::kDeadline},         {95, Always, Pin, Limit::kPatience},
-    {97, Always, SetPolicy, Limit::kPatience},      {98, Always, ChooseAttempt, Limit::kDeadline},
-    {99, Always, Use, Limit::kDeadline},            {100, Always, AskStatus, Limit::kAtOnce},
+    {30, Always, Open, Limit::kDeadline},
+    {48, HoldsSomething, Release, Limit::kAtOnce},
+    {52, HoldsSomething, Renew, Limit::kAtOnce},
+    {56, HoldsChunks, ReadChunk, Limit::kAtOnce},
+    {68, Always, Latest, Limit::kDeadline},
+    {76, Always, Wait, Limit::kDeadline},
+    {80, Always, StatCheckpoint, Limit::kDeadline},
+    {82, Always, StatObject, Limit::kDeadline},
+    {85, Always, List, Limit::kDeadline},
+    {89, Always, PersistNow, Limit::kPatience},
+    {92, Always, Remove, Limit::kDeadline},
+    {95, Always, Pin, Limit::kPatience},
+    {97, Always, SetPolicy, Limit::kPatience},
+    {98, Always, ChooseAttempt, Limit::kDeadline},
+    {99, Always, Use, Limit::kDeadline},
+    {100, Always, AskStatus, Limit::kAtOnce},
 };
 
 }  // namespace

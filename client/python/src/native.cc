@@ -210,7 +210,8 @@ class PySession {
                       const std::string& mode, double timeout_s, Attempt attempt) {
     const OpenMode open_mode = OpenModeArgument(mode);
     return PyObjectHandle(Call([&] {
-      return session_->Open(CheckpointRef{job, step, attempt}, name, open_mode, absl::Seconds(timeout_s));
+      return session_->Open(CheckpointRef{job, step, attempt}, name, open_mode,
+                            absl::Seconds(timeout_s));
     }));
   }
   py::dict Latest(const std::string& job) {
@@ -252,9 +253,8 @@ class PySession {
     }));
   }
   py::dict WaitAfter(Step step, double timeout_s, Attempt head, Revision revision) {
-    return AsDict(Call([&] {
-      return session_->WaitAfter(step, absl::Seconds(timeout_s), head, revision);
-    }));
+    return AsDict(
+        Call([&] { return session_->WaitAfter(step, absl::Seconds(timeout_s), head, revision); }));
   }
   void Persist(const std::string& job, Step step) {
     Call([&] { return session_->Persist(CheckpointRef{job, step}); });
