@@ -117,7 +117,8 @@ void Answer::On(const event::Use& e) {
   if (!ok()) return;
   report_.Count("used");
   const auto& used = As<reply::Latest>();
-  if ((e.ref.step != kNoStep && used.key.step != e.ref.step) || (e.ref.attempt != 0 && used.key.attempt != e.ref.attempt)) {
+  if ((e.ref.step != kNoStep && used.key.step != e.ref.step) ||
+      (e.ref.attempt != 0 && used.key.attempt != e.ref.attempt)) {
     report_.Fail(absl::StrCat("use: ", used.key.DebugString(), " is not what was asked for"));
   }
 }

@@ -82,7 +82,9 @@ class Digester {
     Words(f.digest);
   }
   void Take(const fact::FilesDeleted& f) { Values("FilesDeleted", f.checkpoint); }
-  void Take(const fact::StepRemoved& f) { Values("StepRemoved", f.job, f.step, f.first_attempt, f.up_to_attempt); }
+  void Take(const fact::StepRemoved& f) {
+    Values("StepRemoved", f.job, f.step, f.first_attempt, f.up_to_attempt);
+  }
   void Take(const fact::PersistAsked& f) { Values("PersistAsked", f.checkpoint); }
   void Take(const fact::StorageRoot& f) { Values("StorageRoot", f.id, f.instance); }
   void Take(const fact::Pinned& f) { Values("Pinned", f.checkpoint, f.pinned); }
@@ -109,8 +111,8 @@ class Digester {
     Values("Persist", a.checkpoint, a.uid, a.gid, a.parts.size());
     for (const action::PersistPart& part : a.parts) {
       Values("part", part.manifest->Part(), part.manifest->owner_uid, part.manifest->world_size,
-             part.manifest->created_unix_ms, EncodeLineage(part.manifest->lineage), part.manifest->notes,
-             part.manifest->objects, part.objects.size());
+             part.manifest->created_unix_ms, EncodeLineage(part.manifest->lineage),
+             part.manifest->notes, part.manifest->objects, part.objects.size());
       for (const action::PersistObject& object : part.objects) Values(object.entry, object.extent);
       Words(EncodeManifest(*part.manifest));
     }

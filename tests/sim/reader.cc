@@ -137,17 +137,15 @@ Event SetPolicy(const Asking& a) {
   policy.mode = a.rng().Pick<PersistMode>(
       {PersistMode::kOnDemand, PersistMode::kEvery, PersistMode::kNewest});
   policy.every = static_cast<int64_t>(a.rng().Between(1, 2));
-  if (a.rng().Permille(300)) policy.keep_last = 2;
+  if (a.rng().Permille(300) || a.world->options.pair) policy.keep_last = 2;
   return event::SetPolicy{{}, a.job->name, policy};
 }
 
 Event ChooseAttempt(const Asking& a) {
-  return event::ChooseAttempt{{}, a.job->name, a.deadline, a.world->clock.UnixMs()};
+  return event::ChooseAttempt{{}, a.job->name, a.deadline, a.node->UnixMs()};
 }
 
-Event Use(const Asking& a) {
-  return event::Use{{}, a.ref, a.rng().Permille(300), a.deadline};
-}
+Event Use(const Asking& a) { return event::Use{{}, a.ref, a.rng().Permille(300), a.deadline}; }
 
 Event AskStatus(const Asking&) { return event::Status{}; }
 
@@ -168,14 +166,22 @@ struct Question {
 };
 
 constexpr Question kQuestions[] = {
-    {30, Always, Open, Limit::kDeadline},           {48, HoldsSomething, Release, Limit::kAtOnce},
-    {52, HoldsSomething, Renew, Limit::kAtOnce},    {56, HoldsChunks, ReadChunk, Limit::kAtOnce},
-    {68, Always, Latest, Limit::kDeadline},         {76, Always, Wait, Limit::kDeadline},
-    {80, Always, StatCheckpoint, Limit::kDeadline}, {82, Always, StatObject, Limit::kDeadline},
-    {85, Always, List, Limit::kDeadline},           {89, Always, PersistNow, Limit::kPatience},
-    {92, Always, Remove, Limit::kDeadline},         {95, Always, Pin, Limit::kPatience},
-    {97, Always, SetPolicy, Limit::kPatience},      {98, Always, ChooseAttempt, Limit::kDeadline},
-    {99, Always, Use, Limit::kDeadline},            {100, Always, AskStatus, Limit::kAtOnce},
+    {30, Always, Open, Limit::kDeadline},
+    {48, HoldsSomething, Release, Limit::kAtOnce},
+    {52, HoldsSomething, Renew, Limit::kAtOnce},
+    {56, HoldsChunks, ReadChunk, Limit::kAtOnce},
+    {68, Always, Latest, Limit::kDeadline},
+    {76, Always, Wait, Limit::kDeadline},
+    {80, Always, StatCheckpoint, Limit::kDeadline},
+    {82, Always, StatObject, Limit::kDeadline},
+    {85, Always, List, Limit::kDeadline},
+    {89, Always, PersistNow, Limit::kPatience},
+    {92, Always, Remove, Limit::kDeadline},
+    {95, Always, Pin, Limit::kPatience},
+    {97, Always, SetPolicy, Limit::kPatience},
+    {98, Always, ChooseAttempt, Limit::kDeadline},
+    {99, Always, Use, Limit::kDeadline},
+    {100, Always, AskStatus, Limit::kAtOnce},
 };
 
 }  // namespace
@@ -184,7 +190,7 @@ void Clients::DoSomeReader() {
   Rng& rng = world_.rng;
   std::vector<int> readers;
   for (const Process& process : processes) {
-    if (process.alive && process.writer < 0) readers.push_back(process.id);
+    if (process.alive && !process.stopped && process.writer < 0) readers.push_back(process.id);
   }
   if (readers.size() < 2) {
     Process& reader =
