@@ -46,6 +46,7 @@ void Node::Do(action::DestroySlab& a) {
 }
 
 void Node::Do(action::DeleteFiles& a) {
+  if (!a.tombstone) CheckDeletionByPolicy(*this, a.checkpoint);
   world.storage.BeginDelete(a.checkpoint);
   executor.Begin(a);
 }

@@ -300,6 +300,9 @@ void CheckInfo(const Node& node, const CheckpointInfo& info) {
   if (info.facts.persisted && !node.world.storage.AccountsFor(info.key)) {
     return report.Fail(shown("promise 1: ", "PERSISTED, but is not in storage"));
   }
+  if (info.facts.persisted && !node.storage_here) {
+    return report.Fail(shown("promise 1: ", "PERSISTED, while its storage is not there"));
+  }
   // Of one without any objects, memory holds all there is.
   if (info.facts.complete && info.facts.resident && info.objects > 0 && !node.MemoryHas(info.key)) {
     return report.Fail(shown("promise 3: ", "resident, but is not in memory"));

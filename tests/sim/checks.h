@@ -38,6 +38,14 @@ void CheckGrant(Node* node, const Process& process, const reply::Create& create)
 void CheckLatest(Node* node, const std::string& job, const StatusOr<reply::Body>& body);
 void CheckInfo(const Node& node, const CheckpointInfo& info);
 
+// Files that go by policy are those that the rules of docs/line.md give up (rule 21), by the history
+// that the node knows and by storage's own clock.
+void CheckDeletionByPolicy(const Node& node, const CheckpointKey& key);
+
+// --- at the end, when storage could be read long enough
+// Where every attempt comes from is settled (rule 17).
+void CheckOriginsKnown(const Node& node);
+
 // --- now and then
 // What a reader still sees stays what it opened (R14).
 void CheckHolds(const Node& node);

@@ -59,7 +59,7 @@ Process& Clients::NewProcess(const Node& node, int job, Attempt attempt, Writer 
   return processes.back();
 }
 
-void Clients::NewGroup(int index) {
+void Clients::NewGroup(int index, bool goes_back) {
   Rng& rng = world_.rng;
   Job& job = jobs[index];
   Node& node = world_.SomeNode();
@@ -74,7 +74,7 @@ void Clients::NewGroup(int index) {
   if (rng.Permille(200)) job.world_size = static_cast<int32_t>(rng.Between(1, 4));
   const std::optional<CheckpointKey> latest = node.LatestNow(job.name);
   Step from = latest ? latest->step : kNoStep;
-  const bool back = from > 0 && rng.Permille(350);
+  const bool back = from > 0 && (goes_back || rng.Permille(350));
   if (back) from = static_cast<Step>(rng.Below(static_cast<uint64_t>(from) + 1)) - 1;
   for (Writer writer = 0; writer < job.world_size; ++writer) {
     Process& process =
@@ -83,7 +83,7 @@ void Clients::NewGroup(int index) {
     process.step = from + 1;
     job.group.push_back(process.id);
   }
-  if (!back || !rng.Permille(600)) return;
+  if (!back || (!goes_back && !rng.Permille(600))) return;
   Process& first = processes[job.group[0]];
   SayHello(&first);
   if (first.session == 0) return;

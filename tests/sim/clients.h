@@ -38,6 +38,7 @@ struct Process {
   ProcessToken token;
   uint32_t uid = 0;
   bool alive = true;
+  bool stopped = false;  // it holds what it has, and does nothing more
   bool takes_fds = true;
   bool gone_from_group = false;
   Attempt attempt = 0;
@@ -97,7 +98,7 @@ class Clients {
   Process& NewProcess(const Node& node, int job, Attempt attempt, Writer writer,
                       int32_t world_size);
   // A job begins, or begins again: its processes from before are dead, or live on as zombies.
-  void NewGroup(int job);
+  void NewGroup(int job, bool goes_back = false);  // for sure; else that is drawn
   void Kill(Process* process, bool lingers);
   void SayHello(Process* process);
   void SessionOver(Process* process);
@@ -108,6 +109,7 @@ class Clients {
 
   // --- what they do (writer.cc, reader.cc)
   void DoSomeWriter();
+  void DoWriterOf(int job);
   void DoSomeReader();
 
   // --- answers (answers.cc)

@@ -15,9 +15,14 @@ constexpr MonotonicNanos kMilli = kNanosPerMilli, kSecond = kNanosPerSecond;
 // patience with storage or with memory for a manifest, and the world's slowest completion.
 constexpr MonotonicNanos kPatience = 11 * kSecond;
 
+// Unix time when the world begins: any clock may be set back by some days.
+constexpr int64_t kDayMs = 24 * 3600 * 1000;
+constexpr int64_t kBeginningUnixMs = 10 * kDayMs;
+
 struct Clock {
   MonotonicNanos now = kSecond;
-  int64_t UnixMs() const { return now / kMilli; }
+  // True unix time, which storage's own clock shows. A node's may be another.
+  int64_t UnixMs() const { return kBeginningUnixMs + now / kMilli; }
 };
 
 }  // namespace cairn::engine::sim

@@ -10,6 +10,8 @@
 namespace cairn::engine::sim {
 namespace {
 
+constexpr const char* kGone = "storage: another one stands at the root";
+
 // Whether it reads or writes bytes of the slab, which is pinned until it ends.
 bool UsesBytes(const completion::Make&, SlabId) { return false; }
 bool UsesBytes(const completion::Destroy&, SlabId) { return false; }
@@ -49,6 +51,26 @@ bool Executor::Uses(SlabId slab) const {
   });
 }
 
+void Executor::Release() {
+  storage_free_at_ = std::max(storage_free_at_, node_.world.clock.now);
+  while (Hangs()) {
+    const auto first = under_way_.lower_bound(kNoTime);
+    Completion completion = std::move(first->second);
+    under_way_.erase(first);
+    storage_free_at_ += kMilli;
+    Post(storage_free_at_, std::move(completion));
+  }
+}
+
+bool Executor::Away() const { return storage.away && !node_.world.ending; }
+
+Status Executor::TroubleWithWriting() const {
+  if (node_.world.ending) return absl::OkStatus();
+  if (storage.full) return absl::ResourceExhaustedError("storage: no space left");
+  const bool fails = storage.fails || node_.world.rng.Permille(30);
+  return fails ? absl::UnavailableError("storage: away") : absl::OkStatus();
+}
+
 // --- what begins
 
 void Executor::Begin(action::MakeSlab& a) {
@@ -77,11 +99,11 @@ void Executor::Begin(action::Verify& a) {
 
 void Executor::Begin(action::Persist& a) {
   World& world = node_.world;
-  completion::Persist persist{std::make_shared<action::Persist>(std::move(a)), false, false};
+  completion::Persist persist{std::make_shared<action::Persist>(std::move(a)), false, {}};
   persist.in_the_way = !world.ending && world.rng.Permille(20);
-  persist.fails = !world.ending && (storage.fails || world.rng.Permille(30));
+  persist.trouble = TroubleWithWriting();
   MonotonicNanos due = storage.slow && !world.ending ? world.WithinSeconds(60) : world.Soon();
-  if (storage.away && !world.ending) due = kNoTime;
+  if (Away()) due = kNoTime;
   Post(due, std::move(persist));
 }
 
@@ -89,21 +111,21 @@ void Executor::Begin(action::DeleteFiles& a) {
   World& world = node_.world;
   const bool fails = !world.ending && (storage.fails || world.rng.Permille(30));
   storage_free_at_ = std::max(storage_free_at_, world.Soon());
-  Post(storage_free_at_, completion::Delete{std::move(a), fails});
+  Post(Away() ? kNoTime : storage_free_at_, completion::Delete{std::move(a), fails});
 }
 
 void Executor::Begin(action::WriteLineRecord& a) {
   World& world = node_.world;
-  const bool fails = !world.ending && (storage.fails || world.rng.Permille(30));
+  Status trouble = TroubleWithWriting();
   storage_free_at_ = std::max(storage_free_at_, world.Soon());
-  const bool never = storage.away && !world.ending;
-  Post(never ? kNoTime : storage_free_at_, completion::Record{std::move(a), fails});
+  Post(Away() ? kNoTime : storage_free_at_, completion::Record{std::move(a), std::move(trouble)});
 }
 
 void Executor::Begin(action::ScanJob& a) {
   World& world = node_.world;
   completion::Scan scan;
   scan.job = a.job;
+  scan.storage_changes = node_.storage_changes;
   scan.fails = !world.ending && storage.fails;
   // It may have looked before what is persisted meanwhile, but not before an earlier deletion.
   const bool early = world.rng.Permille(400);
@@ -111,7 +133,7 @@ void Executor::Begin(action::ScanJob& a) {
     return std::holds_alternative<completion::Delete>(other.second);
   });
   if (early && !deletes) scan.early = world.storage.Scan(scan.job);
-  if (storage.away && !world.ending) {
+  if (Away()) {
     world.report.Count("scan never answers");
     return Post(kNoTime, std::move(scan));
   }
@@ -216,13 +238,14 @@ void Executor::End(completion::Verify& c) {
     report.Fail(absl::StrCat("verifies ", verify.part.DebugString(), ", which nobody saved"));
   }
   report.Count("verified");
-  node_.Apply(event::Verified{verify.verification, status, node_.world.clock.UnixMs()});
+  node_.Apply(event::Verified{verify.verification, status, node_.UnixMs()});
 }
 
 void Executor::End(completion::Persist& c) {
-  Status status;
-  if (c.fails) {
-    status = absl::UnavailableError("storage: away");
+  // It may have been written before storage went.
+  if (storage.gone && !node_.world.rng.Permille(250)) c.trouble = absl::UnavailableError(kGone);
+  Status status = c.trouble;
+  if (!status.ok()) {
     node_.world.report.Count("persist failed");
   } else if (c.in_the_way) {
     status = absl::AlreadyExistsError("stands there and is not Cairn's");
@@ -236,8 +259,8 @@ void Executor::End(completion::Persist& c) {
 
 void Executor::End(completion::Delete& c) {
   Status status;
-  if (c.fails) {
-    status = absl::UnavailableError("storage: away");
+  if (c.fails || storage.gone) {
+    status = absl::UnavailableError(storage.gone ? kGone : "storage: away");
   } else {
     node_.world.storage.Delete(c.deletion);
     node_.check_persisted = true;
@@ -247,8 +270,11 @@ void Executor::End(completion::Delete& c) {
 }
 
 void Executor::End(completion::Record& c) {
-  StatusOr<LineRecord> stands = absl::UnavailableError("storage: away");
-  if (!c.fails) {
+  if (storage.gone) c.trouble = absl::UnavailableError(kGone);
+  StatusOr<LineRecord> stands = absl::UnknownError("not written");
+  if (!c.trouble.ok()) {
+    stands = c.trouble;
+  } else {
     stands = node_.world.storage.WriteLineRecord(c.write.record);
     node_.world.report.Count("line record written");
   }
@@ -257,20 +283,23 @@ void Executor::End(completion::Record& c) {
 
 void Executor::End(completion::Scan& c) {
   event::JobScanned scanned{c.job, c.early ? *c.early : node_.world.storage.Scan(c.job), 0, 0};
-  if (c.fails) {
-    scanned.stored = absl::UnavailableError("storage: away");
+  if (c.fails || storage.gone) {
+    scanned.stored = absl::UnavailableError(storage.gone ? kGone : "storage: away");
     node_.world.report.Count("scan failed");
   }
   for (const Job& job : node_.world.clients.jobs) {
     if (job.name == c.job) scanned.owner_uid = scanned.owner_gid = job.uid;
   }
-  if (scanned.stored.ok()) {
+  // The answer to a question from before storage changed is not believed.
+  if (scanned.stored.ok() && c.storage_changes == node_.storage_changes) {
     node_.world.report.Count("scanned");
     for (const StoredCheckpoint& stored : scanned.stored->checkpoints) {
       // A fact tells of those that memory has whole, if they are the same.
       const bool whole =
           static_cast<int32_t>(node_.mirror.CommittedWriters(stored.key)) == stored.world_size;
-      if (!whole && !node_.mirror.Removed(stored.key)) node_.known_stored.insert(stored.key);
+      if (whole || node_.mirror.Removed(stored.key)) continue;
+      node_.known_stored.insert(stored.key);
+      node_.unconfirmed.erase(stored.key);
     }
   }
   node_.Apply(std::move(scanned));
@@ -351,7 +380,8 @@ void Executor::Crash() {
     std::visit([&](auto& c) { Cut(c, happened); }, completion);
   }
   storage_free_at_ = 0;
-  storage.away = false;
+  // In a pair of faults it lasts as long as it was drawn to.
+  if (!node_.world.options.pair) storage.away = false;
 }
 
 void Executor::Cut(completion::Make& c, bool happened) {

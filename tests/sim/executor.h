@@ -41,7 +41,7 @@ struct Verify {
 struct Persist {
   std::shared_ptr<action::Persist> persist;
   bool in_the_way = false;  // something of the user's stands in its place
-  bool fails = false;
+  Status trouble;           // why it fails
 };
 struct Delete {
   action::DeleteFiles deletion;
@@ -49,10 +49,11 @@ struct Delete {
 };
 struct Record {
   action::WriteLineRecord write;
-  bool fails = false;
+  Status trouble;
 };
 struct Scan {
   std::string job;
+  int64_t storage_changes = 0;               // of the node, when it was asked for
   std::optional<StatusOr<StoredJob>> early;  // likewise
   bool fails = false;
 };
@@ -90,6 +91,8 @@ class Executor {
   void Crash();
   // Something is under way that only the daemon's death ends.
   bool Hangs() const;
+  // What hung goes on.
+  void Release();
   // Something under way reads or writes bytes of the slab.
   bool Uses(SlabId slab) const;
 
@@ -98,11 +101,15 @@ class Executor {
     bool fails = false;
     bool away = false;  // what is asked of it never ends, until the daemon is restarted
     bool slow = false;
+    bool full = false;  // it takes nothing new
+    bool gone = false;  // something else, or nothing, stands at its root
   };
   StorageFaults storage;
 
  private:
   void Post(MonotonicNanos due, Completion completion);
+  bool Away() const;
+  Status TroubleWithWriting() const;  // drawn
   event::SlabProbed Probe(SlabId slab, const std::vector<LeaseId>& leases) const;
   Status Publish(const action::Persist& persist);
   Status ReadPart(const action::PersistPart& part, StoredCheckpoint* checkpoint);

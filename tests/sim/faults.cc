@@ -128,14 +128,26 @@ constexpr Fault kFaults[] = {
     {94, Always, SnapshotIsCompared}, {100, SomebodyLives, SomeoneSaysGoodbye},
 };
 
-}  // namespace
+constexpr Fault kSmallFaults[] = {
+    {45, Always, TimePasses},         {60, Always, GhostsGo},
+    {75, Always, JournalIsCompacted}, {85, Always, SnapshotIsCompared},
+    {90, SomebodyLives, ProcessDies}, {95, SomebodyLives, SomeoneSaysGoodbye},
+    {100, Always, JobRestarts},
+};
 
-void DoSomeFault(World* world) {
+template <size_t kMany>
+void DoOneOf(const Fault (&faults)[kMany], World* world) {
   const uint64_t drawn = world->rng.Below(100);
-  for (const Fault& fault : kFaults) {
+  for (const Fault& fault : faults) {
     if (drawn >= fault.below || !fault.possible(*world)) continue;
     return fault.strike(world);
   }
 }
+
+}  // namespace
+
+void DoSomeFault(World* world) { DoOneOf(kFaults, world); }
+
+void DoSomeSmallFault(World* world) { DoOneOf(kSmallFaults, world); }
 
 }  // namespace cairn::engine::sim

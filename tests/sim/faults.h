@@ -6,5 +6,7 @@ namespace cairn::engine::sim {
 struct World;
 
 void DoSomeFault(World* world);
+// One of the small ones that a life with a pair of faults has besides.
+void DoSomeSmallFault(World* world);
 
 }  // namespace cairn::engine::sim

@@ -18,7 +18,10 @@ class NewFact {
 
   void On(const fact::Incarnation&) {}
   void On(const fact::Job&) {}
-  void On(const fact::AttemptBegun& f) { CheckAttempt(node_, f, event_); }
+  void On(const fact::AttemptBegun& f) {
+    CheckAttempt(node_, f, event_);
+    if (f.lineage.Unknown()) node_.world.report.Count("origin unknown at first");
+  }
   void On(const fact::WriterProcess&) {}
   void On(const fact::StepWorld&) {}
   void On(const fact::LineDecided&) {}
@@ -34,15 +37,21 @@ class NewFact {
   void On(const fact::ManifestDropped&) {}  // likewise
   void On(const fact::ManifestCommitted& f);
   void On(const fact::Persisted& f) {
-    node_.known_stored.insert(f.checkpoint);
+    (node_.storage_here ? node_.known_stored : node_.unconfirmed).insert(f.checkpoint);
+    if (node_.storage_here) node_.unconfirmed.erase(f.checkpoint);
     node_.check_persisted = true;
   }
-  void On(const fact::FilesDeleted& f) { node_.known_stored.erase(f.checkpoint); }
+  void On(const fact::FilesDeleted& f) {
+    node_.known_stored.erase(f.checkpoint);
+    node_.unconfirmed.erase(f.checkpoint);
+  }
   void On(const fact::StepRemoved& f) {
-    std::erase_if(node_.known_stored, [&](const CheckpointKey& key) {
+    const auto is_removed = [&](const CheckpointKey& key) {
       return key.job == f.job && key.step == f.step && key.attempt >= f.first_attempt &&
              key.attempt <= f.up_to_attempt;
-    });
+    };
+    std::erase_if(node_.known_stored, is_removed);
+    std::erase_if(node_.unconfirmed, is_removed);
   }
   void On(const fact::Pinned&) {}
   void On(const fact::PersistAsked&) {}
@@ -98,7 +107,10 @@ void NoteLatest(const Node& node, Node::LastApply* last) {
   }
 }
 
-Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts) {
+Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts, const Event* event) {
+  // Else a caller's time was up meanwhile, and its create went on.
+  const bool of_event = event == nullptr || Is<event::JobScanned>(*event);
+
   Node::LastApply now;
   bool moves_latest = false;
   for (const Fact& fact : facts) {
@@ -111,6 +123,11 @@ Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts) {
       now.left.insert(deleted->checkpoint);
     } else if (const auto* created = std::get_if<fact::ObjectCreated>(&fact)) {
       now.created.insert(created->part);
+    } else if (const auto* begun = std::get_if<fact::AttemptBegun>(&fact)) {
+      const auto known = node.mirror.attempts.find(begun->job);
+      const bool fresh =
+          known == node.mirror.attempts.end() || !known->second.contains(begun->attempt);
+      if (fresh && !of_event) now.began_after.insert({begun->job, begun->attempt});
     } else if (const auto* job = std::get_if<fact::Job>(&fact)) {
       if (!node.mirror.jobs.contains(job->job)) now.owned.insert(job->job);
     }
@@ -123,7 +140,7 @@ Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts) {
 
 void Node::Journal(const std::vector<Fact>& facts, const Event* event, const Outcome& outcome) {
   NoteRefusals(this, outcome);
-  last = WhatChanges(*this, facts);
+  last = WhatChanges(*this, facts, event);
   bool drops = false;
   for (const Fact& fact : facts) {
     world.report.Note([&] { return absl::StrCat("    fact ", Describe(fact)); });
@@ -139,6 +156,10 @@ void Node::Journal(const std::vector<Fact>& facts, const Event* event, const Out
   }
   if (!drops) return;
   CheckDrops(*this, facts, event, outcome);
+  // One that is not known to be in storage is forgotten when it leaves memory.
+  std::erase_if(unconfirmed, [&](const CheckpointKey& key) {
+    return !in_start && MemoryHas(key) && last.left.contains(key);
+  });
   for (const Fact& fact : facts) {
     if (IsDrop(fact)) mirror.Take(fact);
   }

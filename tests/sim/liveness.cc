@@ -63,6 +63,7 @@ void StopEverything(World* world) {
   for (const auto& node : world->nodes) {
     node->dies_next = false;
     node->executor.storage = {};
+    if (!node->storage_here) node->SeeStorage(world->storage.root());
   }
   for (Process& process : world->clients.processes) world->clients.Kill(&process, false);
   for (const auto& node : world->nodes) {
@@ -190,7 +191,7 @@ void LastWriter::Save(Step step, uint64_t size) {
   commit.part = part;
   commit.world_size = 1;
   commit.seals = {{"all", size, CrcsOf(bytes), {{0, size}}}};
-  commit.unix_ms = world_.clock.UnixMs();
+  commit.unix_ms = node_.UnixMs();
   world_.promises.parts[part].objects["all"] = bytes;
   world_.promises.parts[part].world_size = 1;
   StatusOr<reply::Body> answer =
@@ -224,8 +225,9 @@ void EndLife(World* world) {
     if (!node->calls.outstanding.empty()) {
       return world->report.Fail("promise 4: callers are left waiting when everybody is dead");
     }
+    CheckOriginsKnown(*node);
   }
-  LastWriter(&world->SomeNode()).Run();
+  if (world->ok()) LastWriter(&world->SomeNode()).Run();
 }
 
 }  // namespace cairn::engine::sim

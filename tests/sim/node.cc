@@ -10,7 +10,12 @@
 namespace cairn::engine::sim {
 
 Node::Node(World* its_world, int its_id, const Options& engine_options, uint64_t budget)
-    : world(*its_world), id(its_id), options(engine_options), executor(this), true_budget(budget) {}
+    : world(*its_world),
+      id(its_id),
+      options(engine_options),
+      executor(this),
+      root(its_world->storage.root()),
+      true_budget(budget) {}
 
 // What a new daemon finds, as the node would read it.
 Recovered Node::Leftovers(const std::vector<Fact>& facts) const {
@@ -38,10 +43,11 @@ Recovered Node::Leftovers(const std::vector<Fact>& facts) const {
   return recovered;
 }
 
-// Of what is whole in memory, the journal says whether it is in storage too; of the rest a scan
-// must tell.
+// Of what is whole in memory, the journal says whether it is in storage too, once that is seen; of the
+// rest a scan must tell.
 void Node::LearnWhatIsStored(const Recovered& recovered) {
   known_stored.clear();
+  unconfirmed.clear();
   for (const auto& [key, digest_of_it] : mirror.persisted) {
     const size_t writers = mirror.CommittedWriters(key);
     const auto world_size = world.promises.complete.find(key);
@@ -52,7 +58,7 @@ void Node::LearnWhatIsStored(const Recovered& recovered) {
     const auto good =
         std::count_if(recovered.manifests.begin(), recovered.manifests.end(),
                       [&](const auto& manifest) { return manifest.first.checkpoint == key; });
-    if (static_cast<size_t>(good) == writers) known_stored.insert(key);
+    if (static_cast<size_t>(good) == writers) unconfirmed.insert(key);
   }
 }
 
@@ -61,7 +67,7 @@ void Node::Start(bool first) {
     if (TryStart(first, /*may_die=*/!first && !world.ending && deaths < 2)) break;
     if (!world.ok()) return;
   }
-  Apply(event::StorageSeen{world.storage.root()});
+  SeeStorage(root);
   for (const Event& event : std::exchange(waiting, {})) Apply(event);
 }
 
@@ -69,7 +75,7 @@ bool Node::TryStart(bool first, bool may_die) {
   engine = std::make_unique<Engine>(options);
   wake_at = 0;
   started_at = world.clock.now;
-  drained = journal_full = false;
+  drained = journal_full = storage_here = false;
   std::erase_if(keeper_sessions, [&](const auto& session) {
     return !world.clients.processes[session.second].alive;
   });
@@ -78,7 +84,7 @@ bool Node::TryStart(bool first, bool may_die) {
   LearnWhatIsStored(recovered);
   in_start = true;
   world.report.Note([&] { return absl::StrCat("daemon starts with ", journal.size(), " facts"); });
-  Outcome outcome = engine->Start(world.clock.now, world.clock.UnixMs(), std::move(recovered));
+  Outcome outcome = engine->Start(world.clock.now, UnixMs(), std::move(recovered));
   ++applies;
   if (world.options.digest) digest.Take(world.clock.now, outcome);
   if (may_die && world.rng.Permille(150)) {
@@ -99,6 +105,23 @@ bool Node::TryStart(bool first, bool may_die) {
   return true;
 }
 
+int64_t Node::UnixMs() const { return world.clock.UnixMs() + clock_ahead_ms; }
+
+void Node::SeeStorage(StatusOr<RootIdentity> seen) {
+  root = seen;
+  const fact::StorageRoot& met = mirror.storage_root;
+  const bool ours = seen.ok() && (met.id.empty() || met.id == seen->id);
+  const bool same = ours && met.instance == seen->instance;
+  if (storage_here && !same) {
+    unconfirmed.merge(known_stored);
+    known_stored.clear();
+  }
+  if (storage_here != ours || !same) ++storage_changes;
+  storage_here = ours;
+  if (same) known_stored.merge(std::exchange(unconfirmed, {}));
+  Apply(event::StorageSeen{std::move(seen)});
+}
+
 void Node::Crash() {
   world.report.Count("crash");
   world.report.Note([&] { return std::string("the daemon dies"); });
@@ -110,7 +133,7 @@ void Node::Crash() {
   }
   calls.outstanding.clear();
   waiting.clear();
-  if (!world.ending && world.rng.Permille(200)) {
+  if (!world.ending && (std::exchange(shrinks_next, false) || world.rng.Permille(200))) {
     // A smaller budget, or a smallest one.
     true_budget =
         world.rng.Permille(500) ? world.clients.jobs.size() * 256 * 1024 : true_budget * 3 / 4;

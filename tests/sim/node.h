@@ -50,7 +50,12 @@ class Node {
 
   // --- time: completions and the engine's own timer
   MonotonicNanos NextDue() const;  // kNoTime: nothing is to come
+  int64_t UnixMs() const;          // by the node's own clock
   void DeliverNext();
+
+  // --- storage (node.cc)
+  // What stands at the root from now on, or why nothing can be read there.
+  void SeeStorage(StatusOr<RootIdentity> root);
 
   // --- journal (journaling.cc, snapshot.cc)
   // The facts of one Apply; `event` is nullptr when they come from Start.
@@ -66,6 +71,8 @@ class Node {
   }
   History HistoryOf(const std::string& job) const;
   std::optional<CheckpointKey> LatestNow(const std::string& job) const;
+  // An attempt that the daemon has to know: the newest, or one that left something behind.
+  bool Matters(const std::string& job, Attempt attempt) const;
   // "" when the checkpoint can be loaded now, from memory or storage; else what is wrong.
   std::string WrongCheckpoint(const CheckpointKey& key) const;
   // "" when the journal's objects of the part are those its writer asked to commit; else what is
@@ -83,14 +90,20 @@ class Node {
   MonotonicNanos wake_at = 0;  // 0: not to be woken
   MonotonicNanos started_at = 0;
   std::set<CheckpointKey> known_stored;  // what this daemon knows to be in storage
+  std::set<CheckpointKey> unconfirmed;   // what was, and storage went away since
+  bool storage_here = false;             // as the daemon was told
+  int64_t storage_changes = 0;           // how often that was something new
   bool in_start = false;
   bool drained = false;
   bool journal_full = false;
-  bool dies_next = false;  // the next Apply is the daemon's last
+  bool dies_next = false;     // the next Apply is the daemon's last
+  bool shrinks_next = false;  // and the next daemon has less memory
   int64_t applies = 0;
   LifeDigest digest;
 
   // --- outlives the daemon
+  StatusOr<RootIdentity> root;  // what stands at storage's root
+  int64_t clock_ahead_ms = 0;   // of true unix time
   uint64_t true_budget;
   uint64_t allowed_bytes = 0;  // the budget, or what was recovered when that is more
   Memory memory;
@@ -105,6 +118,8 @@ class Node {
     std::set<PartKey> created;
     std::set<std::string> owned;   // jobs that came into being
     std::set<CheckpointKey> left;  // left memory or storage
+    // Attempts that began after the event itself was handled: what it decided did not know them.
+    std::set<std::pair<std::string, Attempt>> began_after;
   };
   LastApply last;
   bool check_persisted = false;  // storage changed, or a promise about it was made

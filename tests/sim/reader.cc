@@ -137,12 +137,12 @@ Event SetPolicy(const Asking& a) {
   policy.mode = a.rng().Pick<PersistMode>(
       {PersistMode::kOnDemand, PersistMode::kEvery, PersistMode::kNewest});
   policy.every = static_cast<int64_t>(a.rng().Between(1, 2));
-  if (a.rng().Permille(300)) policy.keep_last = 2;
+  if (a.rng().Permille(300) || a.world->options.pair) policy.keep_last = 2;
   return event::SetPolicy{{}, a.job->name, policy};
 }
 
 Event ChooseAttempt(const Asking& a) {
-  return event::ChooseAttempt{{}, a.job->name, a.deadline, a.world->clock.UnixMs()};
+  return event::ChooseAttempt{{}, a.job->name, a.deadline, a.node->UnixMs()};
 }
 
 Event Use(const Asking& a) { return event::Use{{}, a.ref, a.rng().Permille(300), a.deadline}; }
@@ -190,7 +190,7 @@ void Clients::DoSomeReader() {
   Rng& rng = world_.rng;
   std::vector<int> readers;
   for (const Process& process : processes) {
-    if (process.alive && process.writer < 0) readers.push_back(process.id);
+    if (process.alive && !process.stopped && process.writer < 0) readers.push_back(process.id);
   }
   if (readers.size() < 2) {
     Process& reader =

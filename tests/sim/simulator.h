@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,15 @@ enum class Lie : uint8_t {
   kAnswerLostInside,    // the engine's answer to a caller is swallowed before it counts
   kScribble,            // another process writes over sealed bytes, and their checksums then fit
   kBudgetIgnored,       // the engine believes in a greater budget than there is
+  kRecordsLookOld,      // storage says that origins were recorded long before they were
 };
+
+// Two of FaultsInPairs, by index.
+struct FaultPair {
+  size_t first = 0, second = 0;
+};
+// The names of the faults that can be forced to strike together (pairs.h).
+std::vector<std::string> FaultsInPairs();
 
 struct SimulatorOptions {
   uint64_t seed = 1;
@@ -37,6 +46,9 @@ struct SimulatorOptions {
   bool trace = false;
   bool digest = false;
   Lie lie = Lie::kNone;
+  // These strike together some times, in a life with a policy that deletes files; other faults are
+  // rare then.
+  std::optional<FaultPair> pair = {};
 };
 
 struct SimulatorResult {

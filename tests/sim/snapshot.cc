@@ -70,7 +70,7 @@ void Node::CompareSnapshot() {
 // the start, have it; "" when nothing.
 std::string Node::ForgottenByAStart(const std::vector<Fact>& snapshot) const {
   Engine other(options);
-  const Outcome start = other.Start(world.clock.now, world.clock.UnixMs(), Leftovers(snapshot));
+  const Outcome start = other.Start(world.clock.now, UnixMs(), Leftovers(snapshot));
   Mirror said, remembered;
   for (const Fact& fact : snapshot) said.Take(fact);
   for (const Fact& fact : start.facts) said.Take(fact);
@@ -81,8 +81,8 @@ std::string Node::ForgottenByAStart(const std::vector<Fact>& snapshot) const {
 // What a daemon started from these facts says of every job, or which invariant it breaks.
 std::string Node::AnswersAfter(const std::vector<Fact>& facts) const {
   Engine other(options);
-  other.Start(world.clock.now, world.clock.UnixMs(), Leftovers(facts));
-  other.Apply(world.clock.now, event::StorageSeen{world.storage.root()});
+  other.Start(world.clock.now, UnixMs(), Leftovers(facts));
+  other.Apply(world.clock.now, event::StorageSeen{root});
   const std::string broken = other.CheckInvariants();
   if (!broken.empty()) return absl::StrCat("invariant after a restart: ", broken);
   std::string all;

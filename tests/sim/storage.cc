@@ -8,7 +8,7 @@ Status Storage::Publish(StoredCheckpoint checkpoint) {
   if (tombstones_[key.job].Forbids(key.step, key.attempt)) {
     return absl::FailedPreconditionError("the step was removed");
   }
-  if (forgets_) return absl::OkStatus();
+  if (lie_ == Lie::kStorageForgets) return absl::OkStatus();
   auto& steps = steps_[key.job];
   const auto there = steps.find({key.step, key.attempt});
   if (there != steps.end() && there->second.key.revision > key.revision) {
@@ -25,6 +25,9 @@ LineRecord Storage::WriteLineRecord(const LineRecord& record) {
   auto& records = records_[record.job];
   const auto [at, fresh] = records.try_emplace({record.number, record.kind}, record);
   if (record.kind == LineRecordKind::kResume) at->second = record;
+  if (fresh && record.kind == LineRecordKind::kOrigin) {
+    origins_written_ms_[record.job][record.number] = UnixMs();
+  }
   return at->second;
 }
 
@@ -53,6 +56,13 @@ StatusOr<StoredJob> Storage::Scan(const std::string& job) const {
     return absl::NotFoundError("job: has no directory");
   }
   StoredJob stored;
+  stored.now_unix_ms = UnixMs();
+  if (const auto written = origins_written_ms_.find(job); written != origins_written_ms_.end()) {
+    stored.written_unix_ms = written->second;
+    for (auto& [attempt, unix_ms] : stored.written_unix_ms) {
+      if (lie_ == Lie::kRecordsLookOld) unix_ms -= 2 * kDayMs;
+    }
+  }
   if (steps != steps_.end()) {
     for (const auto& [id, checkpoint] : steps->second) stored.checkpoints.push_back(checkpoint);
   }
@@ -63,6 +73,13 @@ StatusOr<StoredJob> Storage::Scan(const std::string& job) const {
     stored.removed = removed->second;
   }
   return stored;
+}
+
+std::optional<int64_t> Storage::OriginRecordedMs(const std::string& job, Attempt attempt) const {
+  const auto of_job = origins_written_ms_.find(job);
+  if (of_job == origins_written_ms_.end()) return std::nullopt;
+  const auto at = of_job->second.find(attempt);
+  return at == of_job->second.end() ? std::nullopt : std::optional(at->second);
 }
 
 const StoredCheckpoint* Storage::Find(const CheckpointKey& key) const {

@@ -3,23 +3,30 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/keys.h"
 #include "common/layout.h"
 #include "common/root_marker.h"
 #include "common/status.h"
 #include "server/engine/actions.h"
+#include "tests/sim/clock.h"
+#include "tests/sim/simulator.h"
 
 namespace cairn::engine::sim {
 
 class Storage {
  public:
-  // `forgets`: it acknowledges what it is given and keeps nothing (Lie::kStorageForgets).
-  explicit Storage(bool forgets) : forgets_(forgets) {}
+  // The clock is its own: nothing moves it but time.
+  Storage(Lie lie, const Clock& clock) : lie_(lie), clock_(clock) {}
 
-  RootIdentity root() const { return {"the storage", "its directory"}; }
+  RootIdentity root() const { return {"the storage", absl::StrCat("mount ", mounts_)}; }
+  // The same files stand in another directory from now on.
+  void Remount() { ++mounts_; }
 
   // FAILED_PRECONDITION when the step was removed, or a newer revision of the attempt stands there.
   // Other attempts' checkpoints of the step stay beside it.
@@ -30,6 +37,9 @@ class Storage {
   void BeginDelete(const CheckpointKey& key) { deleting_.insert(key); }
   void Delete(const action::DeleteFiles& deletion);
   StatusOr<StoredJob> Scan(const std::string& job) const;
+  int64_t UnixMs() const { return clock_.UnixMs(); }
+  // When the attempt's origin was recorded, by storage's clock; nullopt: it was not.
+  std::optional<int64_t> OriginRecordedMs(const std::string& job, Attempt attempt) const;
 
   const StoredCheckpoint* Find(const CheckpointKey& key) const;
   bool Has(const CheckpointKey& key) const { return Find(key) != nullptr; }
@@ -40,10 +50,13 @@ class Storage {
   }
 
  private:
-  const bool forgets_;
+  const Lie lie_;
+  const Clock& clock_;
+  int mounts_ = 1;
   std::map<std::string, std::map<std::pair<Step, Attempt>, StoredCheckpoint>> steps_;  // by job
   std::map<std::string, RemovedSteps> tombstones_;
   std::map<std::string, std::map<std::pair<Attempt, LineRecordKind>, LineRecord>> records_;
+  std::map<std::string, std::map<Attempt, int64_t>> origins_written_ms_;
   std::set<CheckpointKey> deleting_;
   std::set<CheckpointKey> replaced_;
 };

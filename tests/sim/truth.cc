@@ -56,6 +56,21 @@ std::optional<CheckpointKey> Node::LatestNow(const std::string& job) const {
   return CheckpointKey{job, latest->step, latest->attempt, latest->revision};
 }
 
+bool Node::Matters(const std::string& job, Attempt attempt) const {
+  const auto begun = mirror.attempts.find(job);
+  if (begun == mirror.attempts.end() || begun->second.empty()) return false;
+  if (begun->second.rbegin()->first == attempt) return true;
+  const auto is_of = [&](const CheckpointKey& key) {
+    return key.job == job && key.attempt == attempt;
+  };
+  return std::any_of(known_stored.begin(), known_stored.end(), is_of) ||
+         std::any_of(unconfirmed.begin(), unconfirmed.end(), is_of) ||
+         std::any_of(mirror.manifests.begin(), mirror.manifests.end(),
+                     [&](const auto& at) { return is_of(at.first); }) ||
+         std::any_of(mirror.objects.begin(), mirror.objects.end(),
+                     [&](const auto& at) { return is_of(at.first.checkpoint); });
+}
+
 std::string Node::WrongCheckpoint(const CheckpointKey& key) const {
   if (!world.promises.EverComplete(key)) {
     return absl::StrCat(key.DebugString(), " was never complete");

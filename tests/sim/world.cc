@@ -21,17 +21,33 @@ JobPolicy DrawPolicy(Rng* rng) {
   return policy;
 }
 
+// Files are deleted, after a grace or at once.
+void SetForPairs(Rng* rng, Options* options) {
+  options->storage = true;
+  options->keep_abandoned_seconds = rng->Pick<int64_t>({0, 0, 20, 24 * 3600});
+  JobPolicy& policy = options->default_policy;
+  policy.mode = rng->Pick<PersistMode>(
+      {PersistMode::kEvery, PersistMode::kEvery, PersistMode::kNewest, PersistMode::kOnDemand});
+  policy.every = 1;
+  policy.keep_last = static_cast<int64_t>(rng->Between(1, 3));
+  policy.keep_every = rng->Permille(200) ? 4 : 0;
+}
+
 }  // namespace
 
 World::World(const SimulatorOptions& its_options)
     : options(its_options),
       rng(Mix(options.seed, 1)),
       report(options.trace, clock),
-      storage(/*forgets=*/options.lie == Lie::kStorageForgets),
+      storage(options.lie, clock),
       clients(this) {
   AddNode();
   clients.DrawJobs(nodes[0]->true_budget);
   crashes_left = static_cast<int>(rng.Permille(250) ? 0 : rng.Between(1, 5));
+  if (!options.pair) return;
+  clients.jobs[0].elsewhere = false;
+  clients.jobs[0].attempt = 8;  // another node may have an older one
+  pair_ = std::make_unique<PairOfFaults>(this, *options.pair);
 }
 
 void World::AddNode() {
@@ -51,6 +67,7 @@ void World::AddNode() {
     }
   }
   o.default_policy = DrawPolicy(&rng);
+  if (options.pair) SetForPairs(&rng, &o);
   nodes.push_back(std::make_unique<Node>(this, static_cast<int>(nodes.size()), o, budget));
 }
 
@@ -94,18 +111,23 @@ void World::DoSomething() {
   } else if (what < 940) {
     DeliverNext(clock.now + kSecond);
   } else {
-    DoSomeFault(this);
+    options.pair ? DoSomeSmallFault(this) : DoSomeFault(this);
   }
+}
+
+void World::PassMoment() {
+  clock.now += static_cast<MonotonicNanos>(rng.Below(2000) * 1000);
+  const bool late = std::any_of(nodes.begin(), nodes.end(), [&](const auto& node) {
+    return node->wake_at != 0 && node->wake_at <= clock.now;
+  });
+  if (late) AdvanceTo(clock.now);
 }
 
 SimulatorResult World::Run() {
   for (const auto& node : nodes) node->Start(/*first=*/true);
   for (int i = 0; i < options.events && ok(); ++i) {
-    clock.now += static_cast<MonotonicNanos>(rng.Below(2000) * 1000);
-    const bool late = std::any_of(nodes.begin(), nodes.end(), [&](const auto& node) {
-      return node->wake_at != 0 && node->wake_at <= clock.now;
-    });
-    if (late) AdvanceTo(clock.now);
+    PassMoment();
+    if (pair_ != nullptr && ok()) pair_->Before(i);
     if (ok()) DoSomething();
     if (!ok() || i % 8 != 0) continue;
     for (const auto& node : nodes) CheckHolds(*node);

@@ -9,6 +9,7 @@
 #include "tests/sim/clients.h"
 #include "tests/sim/clock.h"
 #include "tests/sim/node.h"
+#include "tests/sim/pairs.h"
 #include "tests/sim/promises.h"
 #include "tests/sim/random.h"
 #include "tests/sim/report.h"
@@ -45,6 +46,8 @@ struct World {
   bool DeliverNext(MonotonicNanos to);
   // All that comes by `to`. False when the life has failed, an endless series of timers included.
   bool AdvanceTo(MonotonicNanos to);
+  // A moment passes, with what is due in it.
+  void PassMoment();
 
   const SimulatorOptions options;
   Rng rng;
@@ -61,6 +64,8 @@ struct World {
  private:
   void AddNode();
   void DoSomething();
+
+  std::unique_ptr<PairOfFaults> pair_;
 };
 
 }  // namespace cairn::engine::sim

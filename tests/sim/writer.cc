@@ -15,9 +15,10 @@ event::Seal SealOf(const std::string& name, const ObjectBytes& bytes) {
 
 }  // namespace
 
-void Clients::DoSomeWriter() {
+void Clients::DoSomeWriter() { DoWriterOf(static_cast<int>(world_.rng.Below(jobs.size()))); }
+
+void Clients::DoWriterOf(int index) {
   Rng& rng = world_.rng;
-  const int index = static_cast<int>(rng.Below(jobs.size()));
   const Job& job = jobs[index];
   std::vector<int> alive;
   for (int id : job.group) {
@@ -198,7 +199,7 @@ void Clients::SendCommit(Process* process) {
   commit.part = process->part;
   commit.world_size = process->world_size;
   commit.unmapped = std::exchange(process->unmapped, {});
-  commit.unix_ms = world_.clock.UnixMs();
+  commit.unix_ms = NodeOf(*process).UnixMs();
   PartPromise promise;
   promise.world_size = process->world_size;
   // What was sealed before may be sealed once more, or left out: then neither the commit nor any
