@@ -36,7 +36,7 @@ void JobCalls::On(const event::ResumeFrom& event) {
   if (sessions_.Of(event.caller) == nullptr) return;
   const RequestId request = event.caller.request;
   Job* job = jobs_.FindOrMake(event.job);
-  if (scanning_.Await(event.caller, job, event.deadline, event)) return;
+  if (scanning_.AwaitLook(event.caller, job, event.deadline, event)) return;
   Status status = Jobs::CheckAccess(*job, event.caller);
   if (status.ok()) status = attempts_.CheckBound(*job, event.attempt);
   if (!status.ok()) return out_.Answer(request, status);
@@ -110,6 +110,7 @@ void JobCalls::On(const event::Use& event) {
   Job* job = scanning_.Readable(&sessions_, event.caller, event.ref.job, event.deadline, event,
                                 /*scan=*/true);
   if (job == nullptr) return;
+  if (scanning_.AwaitLook(event.caller, job, event.deadline, event)) return;
   const RequestId request = event.caller.request;
   const Status status = CheckUse(event, *job);
   if (!status.ok()) return out_.Answer(request, status);

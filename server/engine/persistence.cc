@@ -1,3 +1,4 @@
+// One file: nothing else decides when a checkpoint's files are due, tried again, taken back or gone.
 #include "server/engine/persistence.h"
 
 #include <algorithm>

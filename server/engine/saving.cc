@@ -49,7 +49,7 @@ void Saving::On(const event::Create& event) {
   Job* job = jobs_.FindOrMake(key.job);
   // Storage knows where an attempt that begins comes from; one that has begun need not ask.
   if (!job->attempts->begun.contains(key.attempt) &&
-      scanning_.Await(event.caller, job, event.deadline, event, /*can_do_without=*/true)) {
+      scanning_.AwaitLook(event.caller, job, event.deadline, event, /*can_do_without=*/true)) {
     return;
   }
   Part* part = parts_.Find(event.part);

@@ -33,7 +33,18 @@ Scanning::Scanning(const Options& options, const Mode& mode, Outbox* out, Caller
 
 bool Scanning::Await(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event,
                      bool can_do_without) {
-  if (!options_.storage || Fresh(*job) || gave_up_) return false;
+  return Await(caller, job, deadline, event, can_do_without, Fresh(*job));
+}
+
+bool Scanning::AwaitLook(const Caller& caller, Job* job, MonotonicNanos deadline,
+                         const Event& event, bool can_do_without) {
+  const bool read_since = job->scan->Known() && job->scan->read >= out_.now();
+  return Await(caller, job, deadline, event, can_do_without, read_since);
+}
+
+bool Scanning::Await(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event,
+                     bool can_do_without, bool known) {
+  if (!options_.storage || known || gave_up_) return false;
   if (FailedLately(*job)) return false;
   if (job->scan->Known()) job->scan.Edit().state = ScanState::kUnknown;
   Start(job);

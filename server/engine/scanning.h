@@ -29,6 +29,10 @@ class Scanning : public Waitlist {
   // storage waits a little for it at most.
   bool Await(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event,
              bool can_do_without = false);
+  // The same, for what is decided by storage: however young the view is, it is read once more. Another
+  // node may just have deleted what is decided for.
+  bool AwaitLook(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event,
+                 bool can_do_without = false);
   void Start(Job* job);
   // It is read anew, whatever is known.
   void Look(Job* job);
@@ -60,6 +64,8 @@ class Scanning : public Waitlist {
   void TimeUp(const Parked& parked) override;
 
  private:
+  bool Await(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event,
+             bool can_do_without, bool known);
   bool FailedLately(const Job& job) const;  // not to be read again yet
   // It is read until that succeeds.
   static bool MustBeRead(const Job& job);

@@ -1,6 +1,8 @@
 // A small node for tests of the engine. It keeps the journal; stands in for the cache, the keeper,
 // storage and the clients' mappings; and hands results back as events. Every action ends at once,
 // unless the test holds it (hold_makes and the like).
+//
+// One file: the one vocabulary in which every engine test is told.
 #pragma once
 
 #include <gmock/gmock.h>

@@ -201,5 +201,82 @@ TEST_F(LineRules, Rule22ACursorMissesNoRevision) {
   EXPECT_EQ(Take<CheckpointInfo>(wait.caller.request)->key.revision, 1);
 }
 
+// Where people look for a step's files they find those that count.
+TEST_F(LineRules, Rule14UsePutsFilesThatStandAsideBackInPlace) {
+  Lived(1, {1, 2, 3});
+  const SessionId second = Life(2);
+  ASSERT_TRUE(Resume(second, 2, 1).ok());
+  for (const Step step : {2, 3, 4}) Save(second, step);
+  Die(second);
+  const SessionId reader = Hello({.writer = -1});
+  ASSERT_TRUE(Use(reader, 3, 1).ok());
+  EXPECT_THAT(reinstated, testing::ElementsAre(CheckpointKey{"job", 2, 1, 0},
+                                               CheckpointKey{"job", 3, 1, 0}));
+}
+
+// Other nodes write below the same root.
+TEST_F(LineRules, TheViewOfSharedStorageAgesWhileNobodyWritesHere) {
+  Lived(1, {1, 2});
+  const SessionId reader = Hello({.writer = -1});
+  EXPECT_EQ(LatestStep(reader), 2);
+  StoredCheckpoint elsewhere = stored.at({"job", 2, 1, 0});
+  elsewhere.key = {"job", 3, 2, 0};
+  Manifest& manifest = elsewhere.parts[0].manifest;
+  manifest.step = 3;
+  manifest.attempt = 2;
+  manifest.lineage = LineageFrom(2, 1, {});
+  elsewhere.parts[0].digest = ManifestDigest(EncodeManifest(manifest));
+  stored[elsewhere.key] = elsewhere;
+  EXPECT_EQ(LatestStep(reader), 2) << "it was read just now";
+  Advance(3 * kNanosPerSecond);
+  EXPECT_EQ(LatestStep(reader), 3);
+  const SessionId third = Life(3);
+  Save(third, 4);
+  EXPECT_EQ(DecodeManifest(manifests.rbegin()->second)->lineage.attempt(), 2);
+}
+
+// R39: the clock of storage counts, not this node's.
+TEST_F(LineRules, Rule21TheGraceIsCountedByTheClockOfStorage) {
+  options.keep_abandoned_seconds = 3600;
+  Restart();
+  Lived(1, {1, 2, 3});
+  const SessionId second = Life(2, PersistMode::kEvery, /*keep_last=*/1);
+  ASSERT_TRUE(Resume(second, 2, 1).ok());
+  for (const Step step : {5, 6}) Save(second, step);
+  EXPECT_TRUE(stored.contains({"job", 3, 1, 0}));
+  Advance(1800 * kNanosPerSecond);
+  Save(second, 7);
+  EXPECT_TRUE(stored.contains({"job", 3, 1, 0}));
+  Advance(1900 * kNanosPerSecond);
+  Save(second, 8);
+  EXPECT_FALSE(stored.contains({"job", 3, 1, 0}));
+  EXPECT_TRUE(stored.contains({"job", 8, 2, 0}));
+}
+
+TEST_F(LineRules, RemovedStepsAreRemovedForOneWhoLostItsMemory) {
+  Lived(1, {1, 2, 3});
+  const SessionId reader = Hello({.writer = -1});
+  event::Remove remove{From(reader), {"job", 2}, false, true, Soon()};
+  Apply(remove);
+  ASSERT_TRUE(AnswerTo(remove.caller.request).ok());
+  LoseMemory();
+  const SessionId late = Life(1);
+  EXPECT_EQ(LatestStep(late), 3);
+  EXPECT_THAT(TrySave(late, 2), Fails(absl::StatusCode::kFailedPrecondition, "was removed"));
+}
+
+TEST_F(LineRules, RemovingAnAttemptsStepLeavesTheOtherAttempts) {
+  Lived(1, {1, 2});
+  const SessionId second = Life(2);
+  ASSERT_TRUE(Resume(second, 2, 1).ok());
+  Save(second, 2);
+  event::Remove remove{From(second), {"job", 2, 2}, false, true, Soon()};
+  Apply(remove);
+  ASSERT_TRUE(AnswerTo(remove.caller.request).ok());
+  EXPECT_FALSE(stored.contains({"job", 2, 2, 0}));
+  EXPECT_TRUE(stored.contains({"job", 2, 1, 0}));
+  EXPECT_TRUE(deletes.back().this_attempt);
+}
+
 }  // namespace
 }  // namespace cairn::engine

@@ -1,3 +1,4 @@
+// One file: a whole back end, call by call beside the contract.
 #include "tests/storage/memory_storage.h"
 
 #include <algorithm>

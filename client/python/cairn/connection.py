@@ -1,4 +1,7 @@
-"""A connection to the node's daemon, and what can be asked of it."""
+"""A connection to the node's daemon, and what can be asked of it.
+
+One file: everything that a user may ask of a connection stands in its class, in the order of the docs.
+"""
 
 from __future__ import annotations
 
@@ -446,7 +449,7 @@ class Connection:
         self, step: int | info.Latest, timeout: float | None = None
     ) -> info.CheckpointInfo:
         """Blocks until there is a complete step greater than `step` (-1: any), and returns the first. When
-        the job goes back instead, to a lower step, it returns that one: what counts is then another attempt's.
+        the job goes back instead, to a lower step, it returns that one.
         With an answer of `latest()` nothing that happened since that answer is missed, a newer revision of
         the step included.
 
