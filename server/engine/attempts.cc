@@ -47,7 +47,8 @@ Status Attempts::CheckBound(const Job& job, Attempt attempt) const {
 Status Attempts::CheckLone(const Job& job, Attempt attempt, const Session& session) const {
   if (job.attempts->begun.empty()) return absl::OkStatus();
   const AttemptState& newest = job.attempts->begun.rbegin()->second;
-  if (attempt <= newest.attempt) return absl::OkStatus();
+  // One that a `use` has fenced saves nothing more, whoever of it lives.
+  if (attempt <= newest.attempt || newest.attempt < job.attempts->fence()) return absl::OkStatus();
   for (SessionId id : newest.sessions) {
     const Session& alive = *sessions_.Find(id);
     if (alive.process == session.process) continue;  // it moved on by itself

@@ -82,6 +82,20 @@ TEST_F(LineRules, Rule11UseFencesLowerAttempts) {
   EXPECT_EQ(LatestStep(second), 1);
 }
 
+// Its process lives on, but can save nothing: it is in nobody's way.
+TEST_F(LineRules, Rule11ALoneWriterMayBeginBesideOneThatAUseHasFenced) {
+  const SessionId first = Hello({.attempt = 1, .process = "A"});
+  Save(first, 1);
+  Save(first, 2);
+  const SessionId second = Hello({.attempt = 2, .process = "B"});
+  EXPECT_THAT(TrySave(second, 3), Fails(absl::StatusCode::kFailedPrecondition, "lone"));
+  const auto used = Use(first, 1, 1, /*fence=*/true);
+  ASSERT_TRUE(used.ok()) << used.status();
+  const SessionId third = Hello({.attempt = used->head + 1, .process = "C"});
+  Save(third, 2);
+  EXPECT_EQ(LatestKey(third), (CheckpointKey{"job", 2, used->head + 1, 0}));
+}
+
 TEST_F(LineRules, Rule13AnotherWritersWordDoesNotReplaceTheFirst) {
   Lived(1, {1, 2, 3});
   const SessionId second = Hello({.writer = 0, .world_size = 2, .attempt = 2, .process = "A"});

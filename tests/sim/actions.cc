@@ -46,7 +46,10 @@ void Node::Do(action::DestroySlab& a) {
 }
 
 void Node::Do(action::DeleteFiles& a) {
-  if (!a.tombstone) CheckDeletionByPolicy(*this, a.checkpoint);
+  if (!a.tombstone) {
+    CheckDeletionByPolicy(*this, a.checkpoint);
+    deleting.insert(a.checkpoint);
+  }
   world.storage.BeginDelete(a.checkpoint);
   executor.Begin(a);
 }

@@ -102,7 +102,10 @@ void Answer::On(const event::Hello&) {
 void Answer::On(const event::ChooseAttempt& e) {
   if (!ok()) return;
   const Attempt chosen = As<reply::Attempt>().attempt;
-  const Attempt newest = node_.mirror.NewestAttempt(e.job);
+  // A `use` of the same event may have been decided after it.
+  const auto before = node_.last.newest_before.find(e.job);
+  const Attempt newest =
+      before != node_.last.newest_before.end() ? before->second : node_.mirror.NewestAttempt(e.job);
   if (newest != 0 && chosen <= newest) {
     report_.Fail(absl::StrCat("attempt ", chosen, " of ", e.job, " is chosen, though ", newest,
                               " has begun"));

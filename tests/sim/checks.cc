@@ -265,6 +265,7 @@ void CheckLatest(Node* node, const std::string& job, const StatusOr<reply::Body>
                    ", the answer was ");
   if (!body.ok()) {
     const Status& status = body.status();
+    if (absl::IsNotFound(status) && node->last.nothing_during.contains(job)) return;
     if (wanted && !absl::IsPermissionDenied(status) && !absl::IsUnavailable(status) &&
         !absl::IsResourceExhausted(status)) {
       report.Fail(shown + status.ToString());

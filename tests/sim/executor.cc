@@ -266,6 +266,7 @@ void Executor::End(completion::Delete& c) {
     node_.check_persisted = true;
     node_.world.report.Count("files deleted");
   }
+  if (!c.deletion.tombstone) node_.deleting.erase(c.deletion.checkpoint);
   node_.Apply(event::FilesDeleted{c.deletion.checkpoint, status});
 }
 

@@ -103,7 +103,11 @@ bool MovesLatest(const Fact& fact) {
 void NoteLatest(const Node& node, Node::LastApply* last) {
   for (const Job& job : node.world.clients.jobs) {
     const std::optional<CheckpointKey> latest = node.LatestNow(job.name);
-    if (latest) last->latest_during[job.name].insert(*latest);
+    if (latest) {
+      last->latest_during[job.name].insert(*latest);
+    } else {
+      last->nothing_during.insert(job.name);
+    }
   }
 }
 
@@ -132,7 +136,11 @@ Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts, co
       if (!node.mirror.jobs.contains(job->job)) now.owned.insert(job->job);
     }
   }
-  if (moves_latest) NoteLatest(node, &now);
+  if (!moves_latest) return now;
+  NoteLatest(node, &now);
+  for (const Job& job : node.world.clients.jobs) {
+    now.newest_before[job.name] = node.mirror.NewestAttempt(job.name);
+  }
   return now;
 }
 
@@ -159,6 +167,11 @@ void Node::Journal(const std::vector<Fact>& facts, const Event* event, const Out
   // One that is not known to be in storage is forgotten when it leaves memory.
   std::erase_if(unconfirmed, [&](const CheckpointKey& key) {
     return !in_start && MemoryHas(key) && last.left.contains(key);
+  });
+  // Nor is one whose files go, unless somebody asked for its memory alone.
+  const auto* remove = event == nullptr ? nullptr : std::get_if<event::Remove>(event);
+  std::erase_if(known_stored, [&](const CheckpointKey& key) {
+    return remove == nullptr && deleting.contains(key) && MemoryHas(key) && last.left.contains(key);
   });
   for (const Fact& fact : facts) {
     if (IsDrop(fact)) mirror.Take(fact);

@@ -48,6 +48,7 @@ Recovered Node::Leftovers(const std::vector<Fact>& facts) const {
 void Node::LearnWhatIsStored(const Recovered& recovered) {
   known_stored.clear();
   unconfirmed.clear();
+  deleting.clear();
   for (const auto& [key, digest_of_it] : mirror.persisted) {
     const size_t writers = mirror.CommittedWriters(key);
     const auto world_size = world.promises.complete.find(key);

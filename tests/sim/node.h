@@ -91,6 +91,7 @@ class Node {
   MonotonicNanos started_at = 0;
   std::set<CheckpointKey> known_stored;  // what this daemon knows to be in storage
   std::set<CheckpointKey> unconfirmed;   // what was, and storage went away since
+  std::set<CheckpointKey> deleting;      // by policy; it forgets them when they leave memory, too
   bool storage_here = false;             // as the daemon was told
   int64_t storage_changes = 0;           // how often that was something new
   bool in_start = false;
@@ -115,6 +116,8 @@ class Node {
   // Apply (a scan's answer frees all who waited for it), some before and some after a removal.
   struct LastApply {
     std::map<std::string, std::set<CheckpointKey>> latest_during;  // by job, one after the other
+    std::set<std::string> nothing_during;          // jobs without a latest, for a while
+    std::map<std::string, Attempt> newest_before;  // Mirror::NewestAttempt, where it may have moved
     std::set<PartKey> created;
     std::set<std::string> owned;   // jobs that came into being
     std::set<CheckpointKey> left;  // left memory or storage
