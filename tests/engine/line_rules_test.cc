@@ -224,8 +224,8 @@ TEST_F(LineRules, Rule14UsePutsFilesThatStandAsideBackInPlace) {
   Die(second);
   const SessionId reader = Hello({.writer = -1});
   ASSERT_TRUE(Use(reader, 3, 1).ok());
-  EXPECT_THAT(reinstated, testing::ElementsAre(CheckpointKey{"job", 2, 1, 0},
-                                               CheckpointKey{"job", 3, 1, 0}));
+  EXPECT_THAT(reinstated,
+              testing::ElementsAre(CheckpointKey{"job", 2, 1, 0}, CheckpointKey{"job", 3, 1, 0}));
 }
 
 // Other nodes write below the same root.
