@@ -62,6 +62,8 @@ class Trainer:
         answer: dict[str, Any] = json.loads(line)
         error = answer.get("error") or ""
         assert not error.startswith("!"), f"promise 4: {what} raised {error}: {answer}"
+        took = answer.get("took", 0)
+        assert took < self.deadline_s, f"promise 4: {what} took {took:.1f} s"
         return answer
 
     def do(self, what: str, **arguments: Any) -> dict[str, Any]:
