@@ -210,7 +210,9 @@ class Storage:
         self.throttle = Throttle(folder)
         self.root.mkdir()
         if kind == "full":
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "none", self.root], check=True)
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", "size=96m", "none", self.root], check=True
+            )
 
     @property
     def place(self) -> Path:
@@ -589,17 +591,15 @@ class Run:
 @pytest.mark.full
 @pytest.mark.xfail(
     strict=True,
-    reason="what storage had two seconds ago is acknowledged, and a decision without its checkpoint hides others",
+    reason="node A believes what storage had when it last looked; while writers live it does not look again",
 )
 def test_a_decision_on_one_node_about_what_another_node_has_just_deleted() -> None:
-    """Node B goes on and keeps its newest two steps; node A, which has not looked since, goes back to an older
-    one that it has in memory, hears PERSISTED of it, and is lost."""
+    """Promise 1. Node B goes on and keeps its newest two steps. Node A, which has not looked since, goes back
+    to an older one, which it has in memory; it hears that this is PERSISTED, and loses its memory."""
     keep = ("--storage.keep_last=2",)
     with (
         node(persist="every", options=keep) as a,
-        node(
-            persist="every", storage=False, options=(f"--storage.root={a.storage}", *keep)
-        ) as b,
+        node(persist="every", storage=False, options=(f"--storage.root={a.storage}", *keep)) as b,
     ):
 
         def lives(where: Node, *steps: int) -> None:
