@@ -9,8 +9,6 @@ of this history, and loads), 4 (no call of a trainer hangs, dies, or raises what
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import os
 import shutil
 import subprocess
@@ -23,8 +21,11 @@ from typing import Any
 
 import pytest
 from cairn_daemon import MIB, Node, binary, node, until
+from cairn_history import History, Name
 from cairn_raw import NOT_FOUND, PERSISTED, CairnError
 from cairn_trainer import OBJECTS, Trainer, content
+from covering_array import Row, covering_array, every_pair, pairs_of
+from storage_faults import Storage, spoil_catalog
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "storage": ("well", "away", "slow", "full", "replaced"),
@@ -38,51 +39,6 @@ FACTORS: dict[str, tuple[str, ...]] = {
 }
 MOST_ROWS = 40
 
-Row = tuple[str, ...]
-Place = tuple[int, str]  # a factor by its number, and one of its values
-Name = tuple[int, int]  # a checkpoint: step, attempt
-
-
-# --- the array -----------------------------------------------------------------------------------------
-
-
-def pairs_of(row: Row) -> set[tuple[Place, Place]]:
-    return set(itertools.combinations(enumerate(row), 2))
-
-
-def every_pair(factors: dict[str, tuple[str, ...]]) -> list[tuple[Place, Place]]:
-    places = [[(i, value) for value in values] for i, values in enumerate(factors.values())]
-    return [
-        pair
-        for some, others in itertools.combinations(places, 2)
-        for pair in itertools.product(some, others)
-    ]
-
-
-def covering_array(factors: dict[str, tuple[str, ...]]) -> list[Row]:
-    """Rows that hold every pair of values: each begins with a pair that is missing, and takes for each
-    factor, in their order, the value that adds most pairs. The same array at every call."""
-    missing = dict.fromkeys(every_pair(factors))
-    rows: list[Row] = []
-    while missing:
-        first = next(iter(missing))
-        chosen = dict(first)
-
-        def added(place: Place, chosen: dict[int, str] = chosen) -> int:
-            return sum(tuple(sorted((place, other))) in missing for other in chosen.items())
-
-        for i, values in enumerate(factors.values()):
-            if i not in chosen:
-                # Of equals the one that comes next in turn, so that all are used.
-                turn = len(rows) % len(values)
-                in_turn = values[turn:] + values[:turn]
-                chosen[i] = max(in_turn, key=lambda value, i=i: added((i, value)))  # type: ignore[misc]
-        row = tuple(chosen[i] for i in range(len(factors)))
-        for pair in pairs_of(row):
-            missing.pop(pair, None)
-        rows.append(row)
-    return rows
-
 
 def test_the_array_holds_every_pair_of_values_in_few_rows() -> None:
     rows = covering_array(FACTORS)
@@ -93,168 +49,6 @@ def test_the_array_holds_every_pair_of_values_in_few_rows() -> None:
     covered = set().union(*map(pairs_of, rows))
     for (i, one), (j, other) in every_pair(FACTORS):
         assert ((i, one), (j, other)) in covered, f"{one} never meets {other}"
-
-
-# --- what is known of a run ----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Life:
-    """An attempt that has begun. `origin`: what its trainer went on from."""
-
-    number: int
-    origin: Name | None
-    steps: list[int] = dataclasses.field(default_factory=list)
-
-
-class History:
-    """What was acknowledged, and what follows from it by docs/line.md."""
-
-    def __init__(self, keep_last: int, abandoned_go_at_once: bool) -> None:
-        self.keep_last, self.abandoned_go_at_once = keep_last, abandoned_go_at_once
-        self.lives: dict[int, Life] = {}
-        self.tags: dict[Name, str] = {}
-        self.persisted: set[Name] = set()
-        self.decisions: dict[int, Name] = {}
-        self.kinds: dict[int, str] = {}
-        self.may_go: set[Name] = set()
-        self.told: list[str] = []
-
-    def say(self, what: str) -> None:
-        self.told.append(what)
-
-    def saved(self, number: int, step: int, tag: str, origin: Name | None) -> None:
-        life = self.lives.setdefault(number, Life(number, origin))
-        life.steps.append(step)
-        self.tags[step, number] = tag
-        self._forget(number)
-
-    def decided(self, number: int, kind: str, target: Name) -> None:
-        self.decisions[number], self.kinds[number] = target, kind
-
-    def latest(self, unknown: int = 0) -> Name:
-        """Line rules 7 and 8: the greatest number, of equal ones the attempt's. `unknown`: an attempt that
-        was on another node, and that this one may not have heard of."""
-        heads: dict[int, Name] = dict(self.decisions)
-        heads |= {life.number: (max(life.steps), life.number) for life in self.lives.values()}
-        heads.pop(unknown, None)
-        return heads[max(heads)]
-
-    def line(self, name: Name | None) -> list[Name]:
-        """Newest first: that checkpoint and what it comes from (line rule 5)."""
-        found: list[Name] = []
-        while name is not None:
-            life = self.lives[name[1]]
-            below = sorted((step for step in life.steps if step <= name[0]), reverse=True)
-            found += [(step, life.number) for step in below]
-            name = life.origin
-        return found
-
-    def _forget(self, number: int) -> None:
-        """Notes which files may go, as one sees it who knows attempt `number` as the head."""
-        if not self.keep_last:
-            return
-        steps = self.lives[number].steps
-        line = self.line((max(steps), number))
-        self.may_go.update(line[self.keep_last :])
-        if self.abandoned_go_at_once and len(steps) >= self.keep_last:  # line rule 21
-            self.may_go.update(name for name in self.tags if name not in line)
-
-
-# --- the faults ----------------------------------------------------------------------------------------
-
-
-class Throttle:
-    """Writes of a node's processes to its disk go at this pace."""
-
-    FOLDER = Path("/sys/fs/cgroup/blkio")
-    PACE = 3 * MIB
-
-    def __init__(self, folder: Path) -> None:
-        device = os.stat(folder).st_dev
-        self.device = f"{os.major(device)}:{os.minor(device)}"
-        self.path = self.FOLDER / f"cairn-{os.getpid()}-slow"
-        self.limit = self.path / "blkio.throttle.write_bps_device"
-
-    def begin(self, pids: list[int]) -> None:
-        try:
-            self.path.mkdir()
-            self.limit.write_text(f"{self.device} {self.PACE}")
-        except OSError as error:
-            self.remove()
-            pytest.skip(f"the disk cannot be slowed down: {error}")
-        for pid in pids:
-            (self.path / "cgroup.procs").write_text(str(pid))
-
-    def end(self) -> None:
-        if self.limit.exists():
-            self.limit.write_text(f"{self.device} 0")
-
-    def remove(self) -> None:
-        if not self.path.exists():
-            return
-        self.end()
-        processes = self.path / "cgroup.procs"
-        until("the cgroup is empty", lambda: not processes.read_text().strip())
-        self.path.rmdir()
-
-
-class Storage:
-    """A root, and what is wrong with it."""
-
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.kind = kind
-        self.root = folder / "storage"
-        self.aside = folder / "aside"
-        self.ballast = self.root / "ballast"
-        self.throttle = Throttle(folder)
-        self.root.mkdir()
-        if kind == "full":
-            subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", "size=96m", "none", self.root], check=True
-            )
-
-    @property
-    def place(self) -> Path:
-        """Where the files are now: another node may still see them there."""
-        return self.aside if self.aside.exists() else self.root
-
-    def spoil(self, node: Node) -> None:
-        if self.kind in ("away", "replaced"):
-            self.root.rename(self.aside)
-        if self.kind == "replaced":
-            self.root.mkdir()
-        if self.kind == "full":
-            with open(self.ballast, "wb", buffering=0) as file:
-                try:
-                    while True:
-                        file.write(bytes(MIB))
-                except OSError:
-                    pass
-        if self.kind == "slow":
-            self.throttle.begin([node.keeper_pid, node.daemon_pid()])
-
-    def mend(self) -> None:
-        if self.aside.exists():
-            if self.root.exists():
-                assert not list(self.root.iterdir()), "written to what is not storage"
-                self.root.rmdir()
-            self.aside.rename(self.root)
-        self.ballast.unlink(missing_ok=True)
-        self.throttle.end()
-
-    def remove(self) -> None:
-        self.throttle.remove()
-        if self.kind == "full":
-            subprocess.run(["umount", "-l", self.root], check=False)
-
-
-def spoil_catalog(kind: str, folder: Path) -> None:
-    if kind == "deleted":
-        shutil.rmtree(folder)
-    if kind == "garbled":
-        for path in folder.iterdir():
-            path.write_bytes(b"not a database, " * 4096)
 
 
 # --- a run ---------------------------------------------------------------------------------------------
