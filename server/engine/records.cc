@@ -65,6 +65,9 @@ const LineRecord* Records::On(const event::LineRecordWritten& event) {
              absl::StrCat("job ", event.record.job, ": line record ", event.record.number, ".",
                           LineRecordKindName(event.record.kind),
                           " is not written, trying again: ", event.stands.status().message()));
+    // Decided all the same; the next try may be far away.
+    const auto waiting = of_job.waiting;
+    for (const auto& [request, wait] : waiting) callers_.Answer(request, Body(wait.second));
     return nullptr;
   }
   of_job.at = of_job.wait = 0;

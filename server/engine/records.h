@@ -30,8 +30,8 @@ class Records : public Waitlist {
   // of those attempts that have something there.
   void Scanned(const Job& job, const std::vector<LineRecord>& stored,
                const std::set<Attempt>& with_files);
-  // Answers with `body`, and whether the file stands: now, or within kRecordPatience if the deadline
-  // allows.
+  // Answers with `body`, and whether the file stands: now, or once a first try to write it has ended,
+  // within kRecordPatience if the deadline allows.
   void AnswerWritten(const Caller& caller, Job* job, Attempt number, LineRecordKind kind,
                      MonotonicNanos deadline, reply::Latest body);
   // The event said that storage holds another record of an attempt's origin, which counts.
