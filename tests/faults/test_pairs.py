@@ -383,10 +383,6 @@ class Run:
 
 
 @pytest.mark.full
-@pytest.mark.xfail(
-    strict=True,
-    reason="node A believes what storage had when it last looked; while writers live it does not look again",
-)
 def test_a_decision_on_one_node_about_what_another_node_has_just_deleted() -> None:
     """Promise 1. Node B goes on and keeps its newest two steps. Node A, which has not looked since, goes back
     to an older one, which it has in memory; it hears that this is PERSISTED, and loses its memory."""
