@@ -246,3 +246,19 @@ def test_version_names_both(cairn: Cairn) -> None:
     assert versions["cairn"] and versions["daemon"]
     cairn.node.kill_all()
     assert cairn.json("version")["daemon"] is None
+
+
+def test_use_brings_back_what_a_later_life_left(cairn: Cairn, tmp_path: Path) -> None:
+    """Line rule 14, by hand alone: ls --all says what there is, use chooses."""
+    for attempt, step in ((1, 1), (2, 2), (3, 3), (4, 2)):  # each put is a life of its own
+        (tmp_path / "a").write_bytes(f"{attempt}.{step}".encode())
+        cairn.run("put", tmp_path / "a", f"use/{step}/a", "--attempt", attempt)
+    assert cairn.run("latest", "use").stdout == b"2\n"
+    assert b"--all shows them" in cairn.run("ls", "use").stdout
+    everything = cairn.run("ls", "use", "--all").stdout
+    assert b"LINE" in everything
+    assert everything.count(b"abandoned") >= 2
+    said = cairn.run("use", "use/3", "--attempt", "3").stdout
+    assert b"use/3 of attempt 3 is latest" in said
+    assert cairn.run("get", "use/latest/a", "-").stdout == b"3.3"
+    cairn.run("use", "use/17", "--attempt", "1", code=3)
