@@ -44,11 +44,12 @@ Json FieldsJson(const Value& value) {
 
 std::string Name(Level level) { return std::string(LevelName(level)); }
 
-std::string Marks(const CheckpointInfo& info) {
+// With `line` the line is told elsewhere.
+std::string Marks(const CheckpointInfo& info, bool line = false) {
   std::vector<std::string> marks;
-  if (!info.facts.complete) marks.push_back("incomplete");
+  if (!info.facts.complete && !line) marks.push_back("incomplete");
   if (info.facts.in_conflict) marks.push_back("in conflict");
-  if (info.facts.abandoned) marks.push_back("abandoned");
+  if (info.facts.abandoned && !line) marks.push_back("abandoned");
   if (info.facts.pinned) marks.push_back("pinned");
   return absl::StrJoin(marks, ", ");
 }
@@ -111,7 +112,7 @@ std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints, bo
         absl::StrCat(info.key.attempt),
         absl::StrCat(info.key.revision)};
     if (all) row.push_back(OnLine(info));
-    row.push_back(Marks(info));
+    row.push_back(Marks(info, all));
     table.Row(row);
   }
   std::string text = table.Render();

@@ -112,7 +112,13 @@ Status ListCheckpoints(const StoredJob& stored, Listing* out) {
     if (FindExact(stored, checkpoint.key) != &checkpoint) continue;
     const LineStep step = {checkpoint.key.step, checkpoint.key.attempt, checkpoint.key.revision};
     const bool on_line = std::find(line.begin(), line.end(), step) != line.end();
-    out->checkpoints.push_back(Describe(checkpoint, on_line));
+    CheckpointInfo info = Describe(checkpoint, on_line);
+    // Not on the line, and not an older revision of what is.
+    info.facts.abandoned =
+        info.facts.complete && std::none_of(line.begin(), line.end(), [&](const LineStep& at) {
+          return at.step == step.step && at.attempt == step.attempt;
+        });
+    out->checkpoints.push_back(std::move(info));
   }
   std::sort(out->checkpoints.begin(), out->checkpoints.end(),
             [](const CheckpointInfo& a, const CheckpointInfo& b) { return a.key < b.key; });

@@ -159,8 +159,12 @@ void Finding::On(const event::List& event) {
                                 /*scan=*/true);
   if (job == nullptr) return;
   if (!job->owner->owned) {
-    return out_.Answer(request,
-                       absl::NotFoundError(absl::StrCat("job: ", ref.job, " is not known")));
+    const bool unread = options_.storage && !job->scan->Known();
+    return out_.Answer(
+        request, unread ? absl::UnavailableError(absl::StrCat(
+                              "job: ", ref.job, " is not in memory, and storage cannot be read: ",
+                              job->scan->problem.message()))
+                        : absl::NotFoundError(absl::StrCat("job: ", ref.job, " is not known")));
   }
   if (path.size() == 1) return ListCheckpoints(event, *job, limit);
   ListObjects(event, *job, ref, limit);

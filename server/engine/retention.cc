@@ -104,6 +104,8 @@ std::set<CheckpointId> Retention::ComeFromByYoung(const Job& job) const {
 void Retention::ApplyKeepPolicy(Job* job) {
   const int64_t keep_last = job->owner->policy.keep_last;
   if (keep_last <= 0 || !options_.storage) return;
+  // Whoever has just decided by hand what counts is not done with it.
+  if (standing_.Head(*job).decided) return;
   // What a life goes on from may be anything as long as it is not known.
   if (!Attempts::OriginsKnown(*job)) return;
   const std::set<CheckpointId> in_use = ComeFromByYoung(*job);
@@ -174,6 +176,14 @@ Status Retention::CheckRemove(const event::Remove& event, const Job& job,
   const std::string shown = checkpoint->key.DebugString();
   if (*checkpoint->pinned) {
     return absl::FailedPreconditionError(absl::StrCat("remove: ", shown, " is pinned"));
+  }
+  if (!event.memory_only && event.ref.attempt == 0) {  // the whole step goes
+    for (const Checkpoint* other : CheckpointsAt(job, checkpoint->key.step)) {
+      if (!*other->pinned) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat("remove: ", other->key.DebugString(),
+                       " is pinned, and goes with its step; name the attempt that is to go"));
+    }
   }
   const bool persisted = checkpoint->files->persisted;
   const bool last_copy = checkpoint->content->complete && (!event.memory_only || !persisted);

@@ -19,11 +19,11 @@ namespace cairn::bench {
 namespace {
 
 const std::vector<std::pair<std::string, StatusOr<Row> (*)(const Settings&)>> kRows = {
-    {"save_warm", SaveWarm},   {"save_new_client", SaveNewClient},
-    {"save_early", SaveEarly}, {"prefault", Prefault},
-    {"load_read", LoadRead},   {"load_map", LoadMap},
-    {"persist", Persist},      {"restart", Restart},
-    {"rpc_rate", RpcRate}};
+    {"save_warm", SaveWarm},        {"save_new_client", SaveNewClient},
+    {"save_early", SaveEarly},      {"prefault", Prefault},
+    {"load_read", LoadRead},        {"load_map", LoadMap},
+    {"load_map/next", LoadMapNext}, {"persist", Persist},
+    {"restart", Restart},           {"rpc_rate", RpcRate}};
 
 const std::vector<std::pair<std::string, StatusOr<Values> (*)(const Values&)>> kChildren = {
     {"save_new_client", SaveNewClientChild},

@@ -91,6 +91,7 @@ StatusOr<Row> SaveEarly(const Settings& settings);
 StatusOr<Row> Prefault(const Settings& settings);
 StatusOr<Row> LoadRead(const Settings& settings);
 StatusOr<Row> LoadMap(const Settings& settings);
+StatusOr<Row> LoadMapNext(const Settings& settings);
 StatusOr<Row> Persist(const Settings& settings);
 StatusOr<Row> Restart(const Settings& settings);
 StatusOr<Row> RpcRate(const Settings& settings);

@@ -48,6 +48,7 @@ ORDER = [
     "prefault",
     "load_read",
     "load_map",
+    "load_map/next",
     "persist",
     "restart",
     "torch_save",

@@ -292,5 +292,34 @@ TEST_F(LineRules, RemovingAnAttemptsStepLeavesTheOtherAttempts) {
   EXPECT_TRUE(deletes.back().this_attempt);
 }
 
+// Who tries one step, and then another, finds both.
+TEST_F(LineRules, Rule21NothingIsDeletedWhileADecisionIsAtTheHead) {
+  options.keep_abandoned_seconds = 0;
+  Restart();
+  Lived(1, {1, 2, 3, 4, 5});
+  const SessionId second = Life(2, PersistMode::kEvery, /*keep_last=*/2);
+  Save(second, 0);
+  Die(second);
+  const SessionId reader = Hello({.writer = -1});
+  ASSERT_TRUE(Use(reader, 5, 1).ok());
+  Advance(20 * kNanosPerSecond);
+  EXPECT_EQ(LatestStep(reader), 5);
+  EXPECT_TRUE(deletes.empty());
+  EXPECT_TRUE(Use(reader, 2, 1).ok());
+}
+
+TEST_F(LineRules, RemovingAWholeStepSparesNoPinUnseen) {
+  Lived(1, {1});
+  const SessionId second = Life(2);
+  event::Pin pin{From(second), {"job", 1, 1}, true};
+  Apply(pin);
+  ASSERT_TRUE(AnswerTo(pin.caller.request).ok());
+  Save(second, 1);
+  event::Remove remove{From(second), {"job", 1}, false, true, Soon()};
+  Apply(remove);
+  EXPECT_THAT(StatusOf(AnswerTo(remove.caller.request)),
+              Fails(absl::StatusCode::kFailedPrecondition, "is pinned"));
+}
+
 }  // namespace
 }  // namespace cairn::engine
