@@ -383,6 +383,36 @@ StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, A
   return record;
 }
 
+StatusOr<Attempt> DecisionThatNeeds(int job_directory, const CheckpointKey& checkpoint) {
+  const auto directory =
+      OpenBeneath(job_directory, Join(kMetaDirectory, "line"), O_RDONLY | O_DIRECTORY);
+  if (Vanished(directory.status())) return 0;
+  CAIRN_RETURN_IF_ERROR(directory.status());
+  CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory->get()));
+  // Of every attempt that has published something an origin is recorded.
+  Attempt published = 0;
+  std::vector<std::pair<Attempt, LineRecordKind>> decisions;
+  for (const std::string& name : names) {
+    Attempt number = 0;
+    LineRecordKind kind = LineRecordKind::kOrigin;
+    if (!ParseLineRecordName(name, &number, &kind)) continue;
+    if (kind == LineRecordKind::kOrigin) {
+      published = std::max(published, number);
+    } else {
+      decisions.emplace_back(number, kind);
+    }
+  }
+  for (const auto& [number, kind] : decisions) {
+    if (number <= published) continue;
+    CAIRN_ASSIGN_OR_RETURN(const LineRecord record,
+                           ReadLineRecord(job_directory, checkpoint.job, number, kind));
+    for (const LineageEntry& entry : record.lineage.entries) {
+      if (entry.attempt == checkpoint.attempt && checkpoint.step <= entry.up_to) return number;
+    }
+  }
+  return 0;
+}
+
 StatusOr<StoredJob> ReadStoredJob(const std::string& root, const std::string& job) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(job));
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenRoot(root, O_PATH));

@@ -68,6 +68,10 @@ StatusOr<AttemptRanges> ReadTombstones(int job_directory, Step step);
 StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, Attempt number,
                                     LineRecordKind kind);
 
+// A decision that is newer than everything that an attempt has published, and by which this checkpoint
+// counts; its number, 0: there is none. It costs a listing and the reading of those decisions alone.
+StatusOr<Attempt> DecisionThatNeeds(int job_directory, const CheckpointKey& checkpoint);
+
 // Reads every manifest of <root>/<job>. NOT_FOUND when the job has no directory. Opens nothing
 // through a symbolic link. Takes no lock: of a step that is being replaced it shows the old or the
 // new checkpoint, or both. What a tombstone forbids is left out, and of one attempt what a newer

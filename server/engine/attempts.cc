@@ -327,16 +327,30 @@ void Attempts::OriginRecorded(Job* job, Attempt attempt, int64_t unix_ms) {
   job->attempts.Edit().begun.at(attempt).recorded_unix_ms = unix_ms;
 }
 
-void Attempts::Adopt(Job* job, const LineRecord& origin) {
-  const auto at = job->attempts->begun.find(origin.number);
-  if (at == job->attempts->begun.end() || at->second.lineage == origin.lineage) return;
-  SetOrigin(job, origin.number, origin.lineage);
+void Attempts::Adopt(Job* job, const LineRecord& record) {
+  if (record.kind != LineRecordKind::kOrigin) {
+    const auto decided = job->attempts->decisions.find(record.number);
+    if (decided == job->attempts->decisions.end() || decided->second.lineage == record.lineage) {
+      return;
+    }
+    Decision decision = decided->second;
+    decision.lineage = record.lineage;
+    out_.Say(fact::LineDecided{record, decision.unix_ms});
+    return Remember(job, record.number, std::move(decision));
+  }
+  const auto at = job->attempts->begun.find(record.number);
+  if (at == job->attempts->begun.end() || at->second.lineage == record.lineage) return;
+  SetOrigin(job, record.number, record.lineage);
 }
 
 void Attempts::Learn(Job* job, const LineRecord& record, int64_t unix_ms) {
   Saw(job, record.number);
   const auto& decisions = job->attempts->decisions;
-  if (decisions.contains(record.number)) return;
+  if (decisions.contains(record.number)) {
+    // Its file was there first.
+    if (record.kind == LineRecordKind::kUse) Adopt(job, record);
+    return;
+  }
   if (decisions.size() >= kKeptDecisions && record.number < decisions.begin()->first) return;
   Decide(job, record.number, {record.kind, record.lineage, unix_ms});
 }

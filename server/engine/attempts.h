@@ -77,8 +77,8 @@ class Attempts {
   void Learn(Job* job, const LineRecord& record, int64_t unix_ms);
   // By storage's own clock.
   static void OriginRecorded(Job* job, Attempt attempt, int64_t unix_ms);
-  // A record of an origin that storage holds counts, whatever was assumed.
-  void Adopt(Job* job, const LineRecord& origin);
+  // A record that storage holds counts, whatever was assumed here.
+  void Adopt(Job* job, const LineRecord& record);
   // Storage was read: those that began before it could be come from the line as it is known now.
   void SettleOrigins(Job* job);
   static bool OriginsKnown(const Job& job);

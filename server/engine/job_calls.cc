@@ -54,6 +54,23 @@ void JobCalls::On(const event::ResumeFrom& event) {
                                     "resume: attempt ", event.attempt, " has begun, from ",
                                     OriginText(begun->second.lineage))));
   }
+  if (was_decided && decided->second.kind == LineRecordKind::kUse) {
+    return out_.Answer(request, absl::FailedPreconditionError(absl::StrCat(
+                                    "attempt: ", event.attempt, " of job ", event.job,
+                                    " is the number of a `use`; choose a greater one")));
+  }
+  // What nobody has saved anything in has no owner whose word would count, and nothing to go back from.
+  if (!job->owner->owned && event.step == kNoStep) {
+    if (options_.storage && !job->scan->Known()) {
+      return out_.Answer(request, absl::UnavailableError(absl::StrCat(
+                                      "resume: job ", event.job,
+                                      " is not in memory, and storage cannot be read")));
+    }
+    reply::Latest nothing;
+    nothing.key.job = event.job;
+    nothing.key.step = kNoStep;
+    return out_.Answer(request, Body(std::move(nothing)));
+  }
   if (was_decided && decided->second.lineage.step() != event.step &&
       !decided->second.process.empty() && decided->second.process != process) {
     return out_.Answer(request, absl::FailedPreconditionError(absl::StrCat(

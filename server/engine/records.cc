@@ -75,12 +75,14 @@ const LineRecord* Records::On(const event::LineRecordWritten& event) {
   const bool other = !(*event.stands == event.record);
   // A `resume` may have been said anew while the file was written.
   if (owed != of_job.owed.end() && (owed->second == event.record || other)) of_job.owed.erase(owed);
+  if (other) RefuseOthers(&of_job, id, *event.stands);
   AnswerReached(&of_job);
   if (!other) return nullptr;
   out_.Log(Severity::kWarning,
-           absl::StrCat("job ", event.record.job, ": storage says that attempt ",
-                        event.record.number, " comes from ", OriginText(event.stands->lineage),
-                        ", not from ", OriginText(event.record.lineage)));
+           absl::StrCat("job ", event.record.job, ": storage says that ",
+                        LineRecordKindName(event.record.kind), " ", event.record.number, " is of ",
+                        OriginText(event.stands->lineage), ", not of ",
+                        OriginText(event.record.lineage)));
   return &*event.stands;
 }
 
@@ -98,6 +100,17 @@ void Records::AnswerWritten(const Caller& caller, Job* job, Attempt number, Line
   deadline = std::min(deadline, out_.now() + kRecordPatience);
   if (callers_.Park(this, caller, job->name, deadline, nothing_to_repeat)) {
     of_job->second.waiting[caller.request] = {id, std::move(body)};
+  }
+}
+
+// Another node has taken the number for another decision, which counts.
+void Records::RefuseOthers(OfJob* of_job, const Id& id, const LineRecord& stands) {
+  const auto waiting = of_job->waiting;
+  for (const auto& [request, wait] : waiting) {
+    if (wait.first != id) continue;
+    callers_.Answer(request, absl::FailedPreconditionError(absl::StrCat(
+                                 LineRecordKindName(id.second), ": another node decided for ",
+                                 OriginText(stands.lineage), " at the same moment")));
   }
 }
 

@@ -34,7 +34,7 @@ class Records : public Waitlist {
   // within kRecordPatience if the deadline allows.
   void AnswerWritten(const Caller& caller, Job* job, Attempt number, LineRecordKind kind,
                      MonotonicNanos deadline, reply::Latest body);
-  // The event said that storage holds another record of an attempt's origin, which counts.
+  // The event said that storage holds another record of this number, which counts.
   const LineRecord* On(const event::LineRecordWritten& event);
 
   // Sends what is due, one of a job at a time.
@@ -52,6 +52,7 @@ class Records : public Waitlist {
     MonotonicNanos at = 0, wait = 0;
     std::map<RequestId, std::pair<Id, reply::Latest>> waiting;
   };
+  void RefuseOthers(OfJob* of_job, const Id& id, const LineRecord& stands);
   void AnswerReached(OfJob* of_job);
 
   const Options& options_;

@@ -143,6 +143,9 @@ void Retention::On(const event::FilesDeleted& event) {
     out_.Log(Severity::kWarning,
              absl::StrCat("deleting the files of ", event.checkpoint.DebugString(),
                           " failed: ", event.status.message()));
+    // Another node has decided for it: hear what.
+    Job* job = jobs_.Find(event.checkpoint.job);
+    if (job != nullptr && absl::IsFailedPrecondition(event.status)) scanning_->Look(job);
   }
   // A scan that looked before may have brought it back meanwhile: files that are gone are gone.
   if (checkpoint != nullptr &&

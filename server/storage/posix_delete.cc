@@ -74,6 +74,12 @@ Status DropPartials(PosixRoot* root, const JobDirectories& at, const CheckpointK
 Status DeleteBelow(PosixRoot* root, const JobDirectories& at, const CheckpointKey& checkpoint,
                    DeleteKind kind) {
   if (kind == DeleteKind::kFiles) {
+    // Another node may have decided since the deletion was.
+    CAIRN_ASSIGN_OR_RETURN(const Attempt decision, DecisionThatNeeds(at.job.get(), checkpoint));
+    if (decision != 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(checkpoint.DebugString(), ": decision ", decision, " needs it"));
+    }
     CAIRN_RETURN_IF_ERROR(TakeAway(
         root, at, checkpoint, [&](const CheckpointKey& key) { return key == checkpoint; },
         /*deleted=*/true));

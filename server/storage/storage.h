@@ -155,7 +155,8 @@ class Storage {
   // Deletes published checkpoints, in their step's place or aside: each is there whole or not at
   // all. OK when there is none. What was removed for good is added to what was before.
   // RESOURCE_EXHAUSTED: attempts were removed of this step in more ranges than can be recorded.
-  // The room of what kFiles deletes may be given back by a later Sweep.
+  // The room of what kFiles deletes may be given back by a later Sweep. FAILED_PRECONDITION, of kFiles: a
+  // decision that is newer than every attempt whose origin is recorded needs it.
   virtual Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind) = 0;
 
   // What is stored of a job; without what was removed for good and what has been replaced.

@@ -321,5 +321,48 @@ TEST_F(LineRules, RemovingAWholeStepSparesNoPinUnseen) {
               Fails(absl::StatusCode::kFailedPrecondition, "is pinned"));
 }
 
+// The number of a `use` is taken; a `resume` under it would stand beside it in storage.
+TEST_F(LineRules, Rule13ResumeDoesNotTakeTheNumberOfAUse) {
+  Lived(1, {1, 2, 3});
+  const SessionId reader = Hello({.writer = -1});
+  const auto used = Use(reader, 3, 1);
+  ASSERT_TRUE(used.ok());
+  const SessionId next = Life(used->head);
+  EXPECT_THAT(StatusOf(Resume(next, used->head, 1)),
+              Fails(absl::StatusCode::kFailedPrecondition, "number of a `use`"));
+  EXPECT_EQ(LatestStep(next), 3);
+}
+
+// A stranger's word about a job that nobody owns yet binds no one.
+TEST_F(LineRules, Rule13NobodyDecidesAboutAJobThatNobodyHasSavedIn) {
+  const SessionId stranger = Hello({.attempt = 50, .uid = 1001});
+  ASSERT_TRUE(Resume(stranger, 50, kNoStep).ok());
+  Die(stranger);
+  Lived(49, {1, 2});
+  const SessionId reader = Hello({.writer = -1});
+  EXPECT_EQ(LatestStep(reader), 2);
+  Restart();
+  EXPECT_EQ(LatestStep(reader), 2);
+  LoseMemory();
+  EXPECT_EQ(LatestStep(Hello({.writer = -1})), 2);
+}
+
+// Two nodes chose one number in the same moment: the file that stands counts.
+TEST_F(LineRules, Rule14OfTwoUsesUnderOneNumberTheFileThatStandsCounts) {
+  Lived(1, {1, 2, 3});
+  const SessionId reader = Hello({.writer = -1});
+  hold_records = true;
+  event::Use use{From(reader), {"job", 3, 1}, false, Soon()};
+  Apply(use);
+  ASSERT_FALSE(record_writes.empty());
+  const LineRecord ours = record_writes.back().record;
+  LineRecord theirs = ours;
+  theirs.lineage = LineageFrom(2, 1, {});
+  Apply(event::LineRecordWritten{ours, theirs});
+  EXPECT_THAT(StatusOf(AnswerTo(use.caller.request)),
+              Fails(absl::StatusCode::kFailedPrecondition, "another node"));
+  EXPECT_EQ(LatestStep(reader), 2);
+}
+
 }  // namespace
 }  // namespace cairn::engine

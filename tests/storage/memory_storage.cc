@@ -406,6 +406,20 @@ Status MemoryStorage::Delete(const CheckpointKey& checkpoint, Owner owner, Delet
   const auto at = store_->jobs_.find(checkpoint.job);
   if (at == store_->jobs_.end()) return absl::OkStatus();
   Job& job = at->second;
+  if (!for_good) {
+    Attempt published = 0;
+    for (const auto& [id, record] : job.records) {
+      if (id.second == LineRecordKind::kOrigin) published = std::max(published, id.first);
+    }
+    for (const auto& [id, record] : job.records) {
+      if (id.second == LineRecordKind::kOrigin || id.first <= published) continue;
+      for (const LineageEntry& entry : record.lineage.entries) {
+        if (entry.attempt == checkpoint.attempt && checkpoint.step <= entry.up_to) {
+          return absl::FailedPreconditionError("a decision needs it");
+        }
+      }
+    }
+  }
   CAIRN_RETURN_IF_ERROR(CheckOwner(checkpoint.job, job, owner));
   if (for_good) {
     AttemptRanges removed = job.removed.steps[checkpoint.step];

@@ -89,6 +89,35 @@ TEST_P(StorageContract, AnotherStorageInItsPlaceIsNeitherReadNorWritten) {
   ExpectStored(part);
 }
 
+// Line rules 6, 18: what stands first is what counts.
+TEST_P(StorageContract, ALineRecordIsWrittenOnceAndOnlyAResumeIsSaidAnew) {
+  for (const LineRecordKind kind :
+       {LineRecordKind::kUse, LineRecordKind::kOrigin, LineRecordKind::kResume}) {
+    const LineRecord first{"job", 900, kind, LineageFrom(5, 100, {})};
+    const LineRecord other{"job", 900, kind, LineageFrom(6, 100, {})};
+    EXPECT_EQ(*storage_->WriteLineRecord(first, Me()), first);
+    EXPECT_EQ(*storage_->WriteLineRecord(first, Me()), first);
+    const bool anew = kind == LineRecordKind::kResume;
+    EXPECT_EQ(*backend_->Open()->WriteLineRecord(other, Me()), anew ? other : first);
+  }
+  EXPECT_EQ(storage_->Read("job")->records.size(), 3);
+}
+
+// Another node decided since this one decided to delete (line rule 21).
+TEST_P(StorageContract, WhatADecisionNeedsIsNotDeletedByPolicy) {
+  const Part part = MakePart(Key(5, 100));
+  storage::WriteAndPublish(*storage_, part);
+  const LineRecord use{"job", 900, LineRecordKind::kUse, LineageFrom(6, 100, {})};
+  ASSERT_TRUE(storage_->WriteLineRecord(use, Me()).ok());
+  EXPECT_EQ(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles).code(),
+            absl::StatusCode::kFailedPrecondition);
+  ExpectStored(part);
+  // A life went on from it, and has published.
+  const LineRecord origin{"job", 901, LineRecordKind::kOrigin, LineageFrom(6, 100, {})};
+  ASSERT_TRUE(storage_->WriteLineRecord(origin, Me()).ok());
+  EXPECT_TRUE(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles).ok());
+}
+
 TEST_P(StorageContract, OnlyTheExpectedIdentityIsServed) {
   const auto identity = storage_->Identity();
   ASSERT_TRUE(identity.ok()) << identity.status();
