@@ -1,3 +1,5 @@
+// One file: nothing else changes what is known of a job's attempts, and what storage tells of them is read
+// beside what they did here.
 #include "server/engine/attempts.h"
 
 #include <algorithm>

@@ -32,6 +32,41 @@ void JobCalls::On(const event::ChooseAttempt& event) {
   out_.Answer(request, Body(reply::Attempt{attempts_.Choose(job, event.unix_ms)}));
 }
 
+// Whether what was said or done before lets it be said (line rule 13).
+Status JobCalls::CheckResume(const event::ResumeFrom& event, const Job& job) const {
+  const JobAttempts& attempts = *job.attempts;
+  const auto begun = attempts.begun.find(event.attempt);
+  if (begun != attempts.begun.end() && begun->second.lineage.step() != event.step) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "resume: attempt ", event.attempt, " has begun, from ", OriginText(begun->second.lineage)));
+  }
+  const auto decided = attempts.decisions.find(event.attempt);
+  if (decided == attempts.decisions.end()) {
+    if (attempts.decisions.size() < kKeptDecisions || begun != attempts.begun.end() ||
+        event.attempt > attempts.decisions.begin()->first) {
+      return absl::OkStatus();
+    }
+    return absl::FailedPreconditionError(absl::StrCat("resume: attempt ", event.attempt, " of job ",
+                                                      event.job, " is older than all of the ",
+                                                      kKeptDecisions, " decided last"));
+  }
+  const Decision& decision = decided->second;
+  if (decision.kind == LineRecordKind::kUse) {
+    return absl::FailedPreconditionError(absl::StrCat("attempt: ", event.attempt, " of job ",
+                                                      event.job,
+                                                      " is the number of a `use`; choose a "
+                                                      "greater one"));
+  }
+  const ProcessToken& process = sessions_.Find(event.caller.session)->process;
+  if (decision.lineage.step() != event.step && !decision.process.empty() &&
+      decision.process != process) {
+    return absl::FailedPreconditionError(absl::StrCat("resume: another writer said that attempt ",
+                                                      event.attempt, " goes on from ",
+                                                      OriginText(decision.lineage)));
+  }
+  return absl::OkStatus();
+}
+
 void JobCalls::On(const event::ResumeFrom& event) {
   if (sessions_.Of(event.caller) == nullptr) return;
   const RequestId request = event.caller.request;
@@ -49,16 +84,8 @@ void JobCalls::On(const event::ResumeFrom& event) {
   const bool has_begun = begun != job->attempts->begun.end();
   const bool was_decided = decided != job->attempts->decisions.end();
   const ProcessToken& process = sessions_.Find(event.caller.session)->process;
-  if (has_begun && begun->second.lineage.step() != event.step) {
-    return out_.Answer(request, absl::FailedPreconditionError(absl::StrCat(
-                                    "resume: attempt ", event.attempt, " has begun, from ",
-                                    OriginText(begun->second.lineage))));
-  }
-  if (was_decided && decided->second.kind == LineRecordKind::kUse) {
-    return out_.Answer(request, absl::FailedPreconditionError(absl::StrCat(
-                                    "attempt: ", event.attempt, " of job ", event.job,
-                                    " is the number of a `use`; choose a greater one")));
-  }
+  status = CheckResume(event, *job);
+  if (!status.ok()) return out_.Answer(request, status);
   // What nobody has saved anything in has no owner whose word would count, and nothing to go back from.
   if (!job->owner->owned && event.step == kNoStep) {
     if (options_.storage && !job->scan->Known()) {
@@ -70,12 +97,6 @@ void JobCalls::On(const event::ResumeFrom& event) {
     nothing.key.job = event.job;
     nothing.key.step = kNoStep;
     return out_.Answer(request, Body(std::move(nothing)));
-  }
-  if (was_decided && decided->second.lineage.step() != event.step &&
-      !decided->second.process.empty() && decided->second.process != process) {
-    return out_.Answer(request, absl::FailedPreconditionError(absl::StrCat(
-                                    "resume: another writer said that attempt ", event.attempt,
-                                    " goes on from ", OriginText(decided->second.lineage))));
   }
   reply::Latest from;
   from.key.job = event.job;
@@ -96,13 +117,6 @@ void JobCalls::On(const event::ResumeFrom& event) {
   if (has_begun || (was_decided && decided->second.lineage == lineage)) {
     return records_.AnswerWritten(event.caller, job, event.attempt, LineRecordKind::kResume,
                                   event.deadline, std::move(from));
-  }
-  const auto& decisions = job->attempts->decisions;
-  if (decisions.size() >= kKeptDecisions && event.attempt < decisions.begin()->first) {
-    return out_.Answer(
-        request, absl::FailedPreconditionError(
-                     absl::StrCat("resume: attempt ", event.attempt, " of job ", event.job,
-                                  " is older than all of the ", kKeptDecisions, " decided last")));
   }
   from.head = event.attempt;
   attempts_.Decide(job, event.attempt,

@@ -26,6 +26,7 @@ class JobCalls {
 
  private:
   void ReinstateLine(const Job& job);
+  Status CheckResume(const event::ResumeFrom& event, const Job& job) const;
   Status CheckUse(const event::Use& event, const Job& job) const;
 
   const Options& options_;

@@ -1,5 +1,5 @@
-"""Which checkpoints count (docs/line.md), as a program sees it: resume, use, load with an attempt, and waiting
-across a rollback. Each life is a process of its own."""
+"""Which checkpoints count (docs/line.md), as a program sees it: resume, use, load with an attempt, and
+waiting across a rollback. Each life is a process of its own."""
 
 from __future__ import annotations
 
