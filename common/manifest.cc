@@ -29,7 +29,7 @@ enum ManifestTag : uint16_t {
   kWriter = 6,
   kWorldSize = 7,
   kCreated = 8,
-  kRetired = 9,  // a step without its attempt; read over, never written
+  kRetired = 9,  // a step without its attempt; no release wrote it
   kNote = 10,    // repeated: u32 length of the key, key, value
   kObject = 11,  // repeated: nested fields
   kFirst = 12,
@@ -399,7 +399,6 @@ StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
   }
 
   Manifest manifest;
-  manifest.lineage = Lineage::OfUnknown();  // unless it says one
   Cursor cursor(bytes.substr(kHeaderBytes, end - kHeaderBytes));
   uint16_t last_tag = 0;
   uint32_t seen = 0;
@@ -435,7 +434,7 @@ StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
         CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.created_unix_ms));
         break;
       case kRetired:
-        break;
+        return Bad("field 9 names a step without its attempt");
       case kNote:
         CAIRN_RETURN_IF_ERROR(DecodeNote(field.value, &manifest.notes));
         break;
@@ -457,7 +456,7 @@ StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
   }
   CAIRN_RETURN_IF_ERROR(CheckAllSeen(seen, Bit(kJob) | Bit(kOwnerUid) | Bit(kStep) | Bit(kAttempt) |
                                                Bit(kRevision) | Bit(kWriter) | Bit(kWorldSize) |
-                                               Bit(kCreated)));
+                                               Bit(kCreated) | Bit(kFirst) | Bit(kLineage)));
   CAIRN_RETURN_IF_ERROR(CheckKeys(manifest));
   return manifest;
 }
