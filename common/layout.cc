@@ -383,10 +383,11 @@ StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, A
   return record;
 }
 
-StatusOr<Attempt> DecisionThatNeeds(int job_directory, const CheckpointKey& checkpoint) {
+StatusOr<std::vector<LineRecord>> ReadDecisionsAhead(int job_directory, const std::string& job) {
+  std::vector<LineRecord> ahead;
   const auto directory =
       OpenBeneath(job_directory, Join(kMetaDirectory, "line"), O_RDONLY | O_DIRECTORY);
-  if (Vanished(directory.status())) return 0;
+  if (Vanished(directory.status())) return ahead;
   CAIRN_RETURN_IF_ERROR(directory.status());
   CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory->get()));
   // Of every attempt that has published something an origin is recorded.
@@ -404,10 +405,19 @@ StatusOr<Attempt> DecisionThatNeeds(int job_directory, const CheckpointKey& chec
   }
   for (const auto& [number, kind] : decisions) {
     if (number <= published) continue;
-    CAIRN_ASSIGN_OR_RETURN(const LineRecord record,
-                           ReadLineRecord(job_directory, checkpoint.job, number, kind));
-    for (const LineageEntry& entry : record.lineage.entries) {
-      if (entry.attempt == checkpoint.attempt && checkpoint.step <= entry.up_to) return number;
+    CAIRN_ASSIGN_OR_RETURN(LineRecord record, ReadLineRecord(job_directory, job, number, kind));
+    ahead.push_back(std::move(record));
+  }
+  return ahead;
+}
+
+Attempt DecisionThatNeeds(const std::vector<LineRecord>& decisions,
+                          const CheckpointKey& checkpoint) {
+  for (const LineRecord& decision : decisions) {
+    for (const LineageEntry& entry : decision.lineage.entries) {
+      if (entry.attempt == checkpoint.attempt && checkpoint.step <= entry.up_to) {
+        return decision.number;
+      }
     }
   }
   return 0;

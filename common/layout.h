@@ -68,9 +68,12 @@ StatusOr<AttemptRanges> ReadTombstones(int job_directory, Step step);
 StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, Attempt number,
                                     LineRecordKind kind);
 
-// A decision that is newer than everything that an attempt has published, and by which this checkpoint
-// counts; its number, 0: there is none. It costs a listing and the reading of those decisions alone.
-StatusOr<Attempt> DecisionThatNeeds(int job_directory, const CheckpointKey& checkpoint);
+// The decisions that are newer than everything that an attempt has published, in no order. It costs a
+// listing and the reading of those decisions alone.
+StatusOr<std::vector<LineRecord>> ReadDecisionsAhead(int job_directory, const std::string& job);
+// The number of one by which this checkpoint counts; 0: there is none.
+Attempt DecisionThatNeeds(const std::vector<LineRecord>& decisions,
+                          const CheckpointKey& checkpoint);
 
 // Reads every manifest of <root>/<job>. NOT_FOUND when the job has no directory. Opens nothing
 // through a symbolic link. Takes no lock: of a step that is being replaced it shows the old or the

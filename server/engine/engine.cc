@@ -242,9 +242,12 @@ void Engine::Impl::On(const event::Persisted& event) {
 }
 
 void Engine::Impl::On(const event::LineRecordWritten& event) {
-  const LineRecord* other = records_.On(event);
+  const Records::Written written = records_.On(event);
   Job* job = jobs_.Find(event.record.job);
-  if (other != nullptr && job != nullptr) attempts_.Adopt(job, *other);
+  if (job == nullptr) return;
+  if (written.other != nullptr) attempts_.Adopt(job, *written.other);
+  if (written.look) scanning_.LookFromNow(job);
+  if (job->scan->state != ScanState::kScanning) records_.LookEnded(*job);
 }
 
 void Engine::Impl::On(const event::JobScanned& event) {
@@ -255,6 +258,7 @@ void Engine::Impl::On(const event::JobScanned& event) {
   if (event.stored.ok()) {
     if (const Checkpoint* newest = standing_.Newest(*job)) pool_.RememberStored(*newest);
   }
+  records_.LookEnded(*job);
   scanning_.Resume(job);
   pool_.ProvisionAll(*job, 2);
   retention_.ApplyKeepPolicy(job);

@@ -53,7 +53,7 @@ MonotonicNanos Records::next() const {
   return next;
 }
 
-const LineRecord* Records::On(const event::LineRecordWritten& event) {
+Records::Written Records::On(const event::LineRecordWritten& event) {
   OfJob& of_job = jobs_owing_[event.record.job];
   if (!event.with_persist) of_job.writing = false;
   const Id id{event.record.number, event.record.kind};
@@ -67,8 +67,10 @@ const LineRecord* Records::On(const event::LineRecordWritten& event) {
                           " is not written, trying again: ", event.stands.status().message()));
     // Decided all the same; the next try may be far away.
     const auto waiting = of_job.waiting;
-    for (const auto& [request, wait] : waiting) callers_.Answer(request, Body(wait.second));
-    return nullptr;
+    for (const auto& [request, wait] : waiting) {
+      if (!wait.body.recorded) callers_.Answer(request, Body(wait.body));
+    }
+    return {};
   }
   of_job.at = of_job.wait = 0;
   const auto owed = of_job.owed.find(id);
@@ -76,14 +78,29 @@ const LineRecord* Records::On(const event::LineRecordWritten& event) {
   // A `resume` may have been said anew while the file was written.
   if (owed != of_job.owed.end() && (owed->second == event.record || other)) of_job.owed.erase(owed);
   if (other) RefuseOthers(&of_job, id, *event.stands);
-  AnswerReached(&of_job);
-  if (!other) return nullptr;
+  Written written;
+  for (auto& [request, wait] : of_job.waiting) {
+    if (wait.id != id || of_job.owed.contains(id)) continue;
+    wait.body.recorded = true;
+    written.look = true;
+  }
+  if (!other) return written;
   out_.Log(Severity::kWarning,
            absl::StrCat("job ", event.record.job, ": storage says that ",
                         LineRecordKindName(event.record.kind), " ", event.record.number, " is of ",
                         OriginText(event.stands->lineage), ", not of ",
                         OriginText(event.record.lineage)));
-  return &*event.stands;
+  written.other = &*event.stands;
+  return written;
+}
+
+void Records::LookEnded(const Job& job) {
+  const auto of_job = jobs_owing_.find(job.name);
+  if (of_job == jobs_owing_.end()) return;
+  const auto waiting = of_job->second.waiting;
+  for (const auto& [request, wait] : waiting) {
+    if (wait.body.recorded) callers_.Answer(request, Body(wait.body));
+  }
 }
 
 void Records::AnswerWritten(const Caller& caller, Job* job, Attempt number, LineRecordKind kind,
@@ -107,20 +124,10 @@ void Records::AnswerWritten(const Caller& caller, Job* job, Attempt number, Line
 void Records::RefuseOthers(OfJob* of_job, const Id& id, const LineRecord& stands) {
   const auto waiting = of_job->waiting;
   for (const auto& [request, wait] : waiting) {
-    if (wait.first != id) continue;
+    if (wait.id != id) continue;
     callers_.Answer(request, absl::FailedPreconditionError(absl::StrCat(
                                  LineRecordKindName(id.second), ": another node decided for ",
                                  OriginText(stands.lineage), " at the same moment")));
-  }
-}
-
-void Records::AnswerReached(OfJob* of_job) {
-  const auto waiting = of_job->waiting;
-  for (const auto& [request, wait] : waiting) {
-    if (of_job->owed.contains(wait.first)) continue;
-    reply::Latest body = wait.second;
-    body.recorded = true;
-    callers_.Answer(request, Body(std::move(body)));
   }
 }
 
@@ -131,7 +138,7 @@ void Records::Left(const Parked& parked) {
 
 // It is decided, and the file follows when storage takes it.
 void Records::TimeUp(const Parked& parked) {
-  reply::Latest body = jobs_owing_.at(parked.job).waiting.at(parked.request).second;
+  reply::Latest body = jobs_owing_.at(parked.job).waiting.at(parked.request).body;
   callers_.Answer(parked.request, Body(std::move(body)));
 }
 

@@ -30,12 +30,20 @@ class Records : public Waitlist {
   // of those attempts that have something there.
   void Scanned(const Job& job, const std::vector<LineRecord>& stored,
                const std::set<Attempt>& with_files);
-  // Answers with `body`, and whether the file stands: now, or once a first try to write it has ended,
-  // within kRecordPatience if the deadline allows.
+  // Answers with `body`, and whether the file stands: now, or once a first try to write it has ended and
+  // storage was read after that, within kRecordPatience if the deadline allows.
   void AnswerWritten(const Caller& caller, Job* job, Attempt number, LineRecordKind kind,
                      MonotonicNanos deadline, reply::Latest body);
-  // The event said that storage holds another record of this number, which counts.
-  const LineRecord* On(const event::LineRecordWritten& event);
+  struct Written {
+    // Storage holds another record of this number, which counts.
+    const LineRecord* other = nullptr;
+    // Somebody waits to hear of a decision that has come to stand. What it needs may have been deleted
+    // by another node just before: storage is to be read once more.
+    bool look = false;
+  };
+  Written On(const event::LineRecordWritten& event);
+  // The job's storage was read, or could not be.
+  void LookEnded(const Job& job);
 
   // Sends what is due, one of a job at a time.
   void Run();
@@ -50,10 +58,13 @@ class Records : public Waitlist {
     std::map<Id, LineRecord> owed;
     bool writing = false;
     MonotonicNanos at = 0, wait = 0;
-    std::map<RequestId, std::pair<Id, reply::Latest>> waiting;
+    struct Waiting {
+      Id id;
+      reply::Latest body;  // `recorded`: the file stands, and storage is being read once more
+    };
+    std::map<RequestId, Waiting> waiting;
   };
   void RefuseOthers(OfJob* of_job, const Id& id, const LineRecord& stands);
-  void AnswerReached(OfJob* of_job);
 
   const Options& options_;
   Outbox& out_;

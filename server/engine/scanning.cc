@@ -93,6 +93,12 @@ void Scanning::Look(Job* job) {
   Start(job);
 }
 
+void Scanning::LookFromNow(Job* job) {
+  if (job->scan->state != ScanState::kScanning || !job->scan->asked) return Look(job);
+  ++job->scan.Edit().stale;
+  Ask(job);
+}
+
 void Scanning::Ask(Job* job) {
   job->scan.Edit().asked = true;
   persistence_.LookBegins(job);
@@ -206,6 +212,7 @@ Job* Scanning::On(const event::JobScanned& event, bool* newer_attempt) {
     scan.read_unix_ms = out_.UnixMillis();
     persistence_.Looked(job);
     attempts_.SettleOrigins(job);
+    records_.Scanned(*job, {}, {});  // decisions that stood there are owed once more
   } else {
     scan.state = ScanState::kFailed;
     scan.problem = event.stored.status();

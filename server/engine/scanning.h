@@ -36,6 +36,8 @@ class Scanning : public Waitlist {
   void Start(Job* job);
   // It is read anew, whatever is known.
   void Look(Job* job);
+  // The same, and a reading that is under way does not do.
+  void LookFromNow(Job* job);
   // What is known of storage is as young as an answer may ask: no other node may have written since.
   bool Fresh(const Job& job) const;
   // The job's storage is read until that succeeds, whoever asks: an attempt waits to know where it

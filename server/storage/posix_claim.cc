@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "absl/strings/strip.h"
 #include "common/layout.h"
 #include "server/storage/files.h"
 #include "server/storage/posix_trash.h"
@@ -253,6 +254,24 @@ Status TakeAway(PosixRoot* root, const JobDirectories& at, const CheckpointKey& 
     }
   }
   return take_from_place();
+}
+
+Status BringBack(PosixRoot* root, const JobDirectories& at, const std::string& job,
+                 const std::function<bool(const CheckpointKey&)>& meant) {
+  CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(at.trash.get()));
+  for (const std::string& name : names) {
+    absl::string_view numbered = name;
+    CheckpointKey named;
+    if (!absl::ConsumeSuffix(&numbered, kDeletedSuffix) ||
+        !ParseCheckpointDirectory(numbered, &named)) {
+      continue;
+    }
+    CAIRN_ASSIGN_OR_RETURN(const Place place, LookAt(at.trash.get(), name, at.path));
+    if (!place.Ours() || place.stored.key.job != job || !meant(place.stored.key)) continue;
+    CAIRN_ASSIGN_OR_RETURN(const auto claim, TakeClaim(root, at, at.trash.get(), name, named));
+    if (claim.has_value()) CAIRN_RETURN_IF_ERROR(Settle(root, at, *claim).status());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace cairn::storage

@@ -44,4 +44,8 @@ StatusOr<std::optional<std::string>> FindPublished(const JobDirectories& at,
 Status TakeAway(PosixRoot* root, const JobDirectories& at, const CheckpointKey& step_of,
                 const std::function<bool(const CheckpointKey&)>& meant, bool deleted);
 
+// Brings back what was deleted as files and waits in the trash, of what `meant` says.
+Status BringBack(PosixRoot* root, const JobDirectories& at, const std::string& job,
+                 const std::function<bool(const CheckpointKey&)>& meant);
+
 }  // namespace cairn::storage

@@ -69,20 +69,30 @@ Status DropPartials(PosixRoot* root, const JobDirectories& at, const CheckpointK
   return absl::OkStatus();
 }
 
+// FAILED_PRECONDITION: a decision needs it.
+Status CheckNotNeeded(const JobDirectories& at, const CheckpointKey& checkpoint) {
+  CAIRN_ASSIGN_OR_RETURN(const auto ahead, ReadDecisionsAhead(at.job.get(), checkpoint.job));
+  const Attempt decision = DecisionThatNeeds(ahead, checkpoint);
+  if (decision == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(checkpoint.DebugString(), ": decision ", decision, " needs it"));
+}
+
 }  // namespace
 
 Status DeleteBelow(PosixRoot* root, const JobDirectories& at, const CheckpointKey& checkpoint,
                    DeleteKind kind) {
   if (kind == DeleteKind::kFiles) {
-    // Another node may have decided since the deletion was.
-    CAIRN_ASSIGN_OR_RETURN(const Attempt decision, DecisionThatNeeds(at.job.get(), checkpoint));
-    if (decision != 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(checkpoint.DebugString(), ": decision ", decision, " needs it"));
+    // Another node may have decided since the deletion was, or while the files are taken away. It looks
+    // once more when its decision is written, so one of the two sees what the other did.
+    const auto is_it = [&](const CheckpointKey& key) { return key == checkpoint; };
+    CAIRN_RETURN_IF_ERROR(CheckNotNeeded(at, checkpoint));
+    CAIRN_RETURN_IF_ERROR(TakeAway(root, at, checkpoint, is_it, /*deleted=*/true));
+    const Status needed = CheckNotNeeded(at, checkpoint);
+    if (!needed.ok()) {
+      CAIRN_RETURN_IF_ERROR(BringBack(root, at, checkpoint.job, is_it));
+      return needed;
     }
-    CAIRN_RETURN_IF_ERROR(TakeAway(
-        root, at, checkpoint, [&](const CheckpointKey& key) { return key == checkpoint; },
-        /*deleted=*/true));
     CAIRN_RETURN_IF_ERROR(EmptyTrash(at, /*all=*/false));
   } else {
     const AttemptRanges::Range range{kind == DeleteKind::kUpToAttempt ? 1 : checkpoint.attempt,

@@ -83,6 +83,18 @@ Status SweepPartials(PosixRoot* root, const JobDirectories& at, const std::strin
   return absl::OkStatus();
 }
 
+// A daemon that deletes files looks afterwards whether a decision made meanwhile needs them. One that
+// died in between left them in the trash.
+Status BringBackDecided(PosixRoot* root, const JobDirectories& at, const std::string& job) {
+  CAIRN_ASSIGN_OR_RETURN(const auto ahead, ReadDecisionsAhead(at.job.get(), job));
+  if (ahead.empty()) return absl::OkStatus();
+  return BringBack(root, at, job, [&](const CheckpointKey& key) {
+    return std::any_of(ahead.begin(), ahead.end(), [&](const LineRecord& decision) {
+      return decision.lineage.step() == key.step && decision.lineage.attempt() == key.attempt;
+    });
+  });
+}
+
 }  // namespace
 
 Status SweepBelow(PosixRoot* root, const JobDirectories& at, const std::string& job,
@@ -90,8 +102,9 @@ Status SweepBelow(PosixRoot* root, const JobDirectories& at, const std::string& 
   // A claim that cannot be finished must not keep the rest from being swept.
   const Status claims = SweepClaims(root, at);
   const Status partials = SweepPartials(root, at, job, rules);
-  const Status trash = EmptyTrash(at, /*all=*/rules.full);
-  for (const Status& status : {claims, partials, trash}) {
+  const Status decided = BringBackDecided(root, at, job);
+  const Status trash = decided.ok() ? EmptyTrash(at, /*all=*/rules.full) : absl::OkStatus();
+  for (const Status& status : {claims, partials, decided, trash}) {
     CAIRN_RETURN_IF_ERROR(Annotate(status, absl::StrCat("sweeping ", job)));
   }
   return absl::OkStatus();

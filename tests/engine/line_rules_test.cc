@@ -347,6 +347,28 @@ TEST_F(LineRules, Rule13NobodyDecidesAboutAJobThatNobodyHasSavedIn) {
   EXPECT_EQ(LatestStep(Hello({.writer = -1})), 2);
 }
 
+// Another node deletes what is decided for, after it was looked for and before it knows of the decision.
+TEST_F(LineRules, Rule13StorageIsReadOnceMoreWhenTheDecisionStandsThere) {
+  Lived(1, {1, 2});
+  const SessionId second = Life(2);
+  hold_records = true;
+  event::ResumeFrom resume{From(second), "job", 2, 1, Soon()};
+  Apply(resume);
+  ASSERT_FALSE(record_writes.empty());
+  const LineRecord record = record_writes.back().record;
+  line_records[{record.number, record.kind}] = record;
+  stored.erase({"job", 1, 1, 0});
+  hold_scans = hold_persists = true;
+  Apply(event::LineRecordWritten{record, record});
+  EXPECT_FALSE(Answered(resume.caller.request)) << "storage is being read";
+  hold_scans = false;
+  FinishScan("job");
+  CarryPending();
+  EXPECT_TRUE(Take<reply::Latest>(resume.caller.request)->recorded);
+  EXPECT_EQ(Stat(second, 1)->level, Level::kCached);
+  EXPECT_EQ(persists.back().checkpoint, (CheckpointKey{"job", 1, 1, 0}));
+}
+
 // Two nodes chose one number in the same moment: the file that stands counts.
 TEST_F(LineRules, Rule14OfTwoUsesUnderOneNumberTheFileThatStandsCounts) {
   Lived(1, {1, 2, 3});

@@ -203,6 +203,33 @@ TEST_F(PosixClaims, ADeletionDecidedOnAStaleLookTakesNothingElse) {
   ExpectFiles(newer, "5");
 }
 
+// Another node decides for a checkpoint while this one deletes it, at each of its moves and after it died.
+TEST_F(PosixClaims, ADecisionMadeDuringADeletionBringsTheFilesBack) {
+  const Part part = MakePart(Key(5, 100, 0));
+  const LineRecord use{"job", 900, LineRecordKind::kUse, LineageFrom(5, 100, {})};
+  for (int n = 1; n <= 2; ++n) {
+    fs::remove_all(Path(""));
+    WriteAndPublish(part);
+    int renames = 0;
+    SetFailpointHook([&](Failpoint point) {
+      if (point != Failpoint::kStorageRename || ++renames != n) return;
+      EXPECT_TRUE(Make()->WriteLineRecord(use, Me()).ok());
+    });
+    EXPECT_EQ(storage_->Delete(Key(5, 100, 0), Me(), DeleteKind::kFiles).code(),
+              absl::StatusCode::kFailedPrecondition);
+    SetFailpointHook(nullptr);
+    EXPECT_GT(renames, n);
+    ExpectFiles(part, "5");
+    EXPECT_TRUE(fs::is_empty(Path(".cairn/trash"))) << n;
+  }
+  fs::remove_all(Path(""));
+  WriteAndPublish(part);
+  ASSERT_TRUE(storage_->Delete(Key(5, 100, 0), Me(), DeleteKind::kFiles).ok());
+  ASSERT_TRUE(storage_->WriteLineRecord(use, Me()).ok());
+  Sweep();
+  ExpectFiles(part, "5");
+}
+
 // A step that is removed while it is published: whoever looks second sees the other's work.
 TEST_F(PosixClaims, AStepThatIsRemovedWhileItIsPublishedIsTakenBack) {
   for (int n = 1; n <= 2; ++n) {
