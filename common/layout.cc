@@ -40,6 +40,34 @@ std::string Join(absl::string_view directory, absl::string_view name) {
 // A name may vanish between listing and opening it; for the scan that is not an error.
 bool Vanished(const Status& status) { return absl::IsNotFound(status); }
 
+// It may be there all the same: it could not be read, or is of a version that is not known.
+bool IsUnread(const Status& status) {
+  return absl::IsUnavailable(status) || absl::IsUnimplemented(status);
+}
+
+// What opening `name` below `directory` has said: UNAVAILABLE when something of this type stands there
+// and the machine or its rights are why it could not be opened.
+Status WhyNotOpened(int directory, const std::string& name, mode_t type, const Status& why) {
+  struct stat info = {};
+  if (Vanished(why) || (::fstatat(directory, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+                        (info.st_mode & S_IFMT) != type)) {
+    return why;
+  }
+  return absl::UnavailableError(why.message());
+}
+
+// A small file of ours below `directory`, `path` beneath it. UNAVAILABLE: it stands there and cannot be
+// read now. DATA_LOSS: what stands there is none of ours.
+StatusOr<std::string> ReadSmallFile(int directory, const std::string& path, uint64_t max_bytes) {
+  const auto fd = OpenBeneath(directory, path, O_RDONLY);
+  if (!fd.ok()) return WhyNotOpened(directory, path, S_IFREG, fd.status());
+  StatusOr<std::string> bytes = ReadRegularFile(fd->get(), max_bytes);
+  if (bytes.ok()) return bytes;
+  const bool not_ours = absl::IsInvalidArgument(bytes.status());
+  return Status(not_ours ? absl::StatusCode::kDataLoss : absl::StatusCode::kUnavailable,
+                bytes.status().message());
+}
+
 class JobScan {
  public:
   JobScan(const std::string& root, const std::string& job) : path_(Join(root, job)), job_(job) {}
@@ -58,6 +86,10 @@ class JobScan {
     CAIRN_RETURN_IF_ERROR(ScanMeta("publish", Sighting::kAside));
     CAIRN_RETURN_IF_ERROR(ScanMeta("abandoned", Sighting::kAside));
     Settle();
+    // The second look at a directory says again what the first one said.
+    std::sort(found_.unread.begin(), found_.unread.end());
+    found_.unread.erase(std::unique(found_.unread.begin(), found_.unread.end()),
+                        found_.unread.end());
     return std::move(found_);
   }
 
@@ -78,7 +110,7 @@ class JobScan {
       if (removed.ok()) {
         if (!removed->empty()) found_.removed.steps[step] = *std::move(removed);
       } else {
-        Problem(Join(path_, TombstoneFile(step)), removed.status());
+        Problem(step, Join(path_, TombstoneFile(step)), removed.status());
       }
     }
     return absl::OkStatus();
@@ -103,7 +135,7 @@ class JobScan {
         }
         found_.records.push_back(*std::move(record));
       } else if (!Vanished(record.status())) {
-        Problem(Join(path_, LineRecordFile(number, kind)), record.status());
+        Problem(kNoStep, Join(path_, LineRecordFile(number, kind)), record.status());
       }
     }
     return absl::OkStatus();
@@ -122,7 +154,8 @@ class JobScan {
       CheckpointKey named;
       if (!ParseCheckpointDirectory(name, &named)) continue;
       named.job = job_;
-      auto stored = Look(parent->get(), name, Join(path_, Join(inside, name)), sighting);
+      auto stored =
+          Look(parent->get(), name, named.step, Join(path_, Join(inside, name)), sighting);
       if (!stored.has_value()) continue;
       // A partial directory only ever holds the checkpoint it is named after. Others may hold what
       // an exchange has brought there.
@@ -141,7 +174,7 @@ class JobScan {
     for (const std::string& name : names) {
       const Step step = ParseStepDirectory(name);
       if (step == kNoStep) continue;
-      auto stored = Look(directory_.get(), name, Join(path_, name), Sighting::kInPlace);
+      auto stored = Look(directory_.get(), name, step, Join(path_, name), Sighting::kInPlace);
       if (!stored.has_value()) continue;
       if (stored->key.step != step) {
         found_.problems.push_back(absl::StrCat(stored->location.text(), ": holds manifests of ",
@@ -153,12 +186,13 @@ class JobScan {
     return absl::OkStatus();
   }
 
-  std::optional<StoredCheckpoint> Look(int parent, const std::string& name, const std::string& path,
-                                       Sighting sighting) {
+  std::optional<StoredCheckpoint> Look(int parent, const std::string& name, Step step,
+                                       const std::string& path, Sighting sighting) {
     const auto directory = OpenBeneath(parent, name, O_RDONLY | O_DIRECTORY);
     // Other errors are the user's affair: ENOTDIR, for example, is a file with a number for a name.
     if (!directory.ok()) {
-      if (absl::IsPermissionDenied(directory.status())) Problem(path, directory.status());
+      const Status why = WhyNotOpened(parent, name, S_IFDIR, directory.status());
+      if (IsUnread(why) || absl::IsPermissionDenied(why)) Problem(step, path, why);
       return std::nullopt;
     }
     struct stat info = {};
@@ -172,9 +206,11 @@ class JobScan {
       }
       return std::nullopt;
     }
-    auto stored = ReadStoredCheckpoint(directory->get(), path, &found_.problems);
+    std::vector<std::string> unread;
+    auto stored = ReadStoredCheckpoint(directory->get(), path, &found_.problems, &unread);
+    for (std::string& why : unread) found_.unread.push_back({step, std::move(why)});
     if (!stored.ok()) {
-      if (!Vanished(stored.status())) Problem(path, stored.status());
+      if (absl::IsDataLoss(stored.status())) Problem(step, path, stored.status());
       return std::nullopt;
     }
     if (stored->key.job != job_) {
@@ -221,8 +257,13 @@ class JobScan {
     }
   }
 
-  void Problem(const std::string& path, const Status& status) {
-    found_.problems.push_back(absl::StrCat(path, ": ", status.message()));
+  void Problem(Step step, const std::string& path, const Status& status) {
+    std::string why = absl::StrCat(path, ": ", status.message());
+    if (IsUnread(status)) {
+      found_.unread.push_back({step, std::move(why)});
+    } else {
+      found_.problems.push_back(std::move(why));
+    }
   }
 
   const std::string path_;
@@ -287,10 +328,17 @@ bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint)
 }
 
 StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string& path,
-                                                std::vector<std::string>* problems) {
-  CAIRN_ASSIGN_OR_RETURN(const UniqueFd meta,
-                         OpenBeneath(directory, kMetaDirectory, O_RDONLY | O_DIRECTORY));
-  CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(meta.get()));
+                                                std::vector<std::string>* problems,
+                                                std::vector<std::string>* unread) {
+  const auto meta = OpenBeneath(directory, kMetaDirectory, O_RDONLY | O_DIRECTORY);
+  if (!meta.ok()) {
+    const Status why = WhyNotOpened(directory, kMetaDirectory, S_IFDIR, meta.status());
+    if (!Vanished(why)) {
+      (IsUnread(why) ? unread : problems)->push_back(absl::StrCat(path, ": ", why.message()));
+    }
+    return why;
+  }
+  CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(meta->get()));
   std::vector<std::pair<Writer, std::string>> files;
   for (const std::string& name : names) {
     absl::string_view number = name;
@@ -304,18 +352,17 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
   StoredCheckpoint stored;
   stored.location = Location(path);
   bool vanished = files.empty();
+  const size_t unread_before = unread->size();
   for (const auto& [writer, name] : files) {
     const auto problem = [&, &file = name](const Status& status) {
-      problems->push_back(
-          absl::StrCat(path, "/", kMetaDirectory, "/", file, ": ", status.message()));
+      (IsUnread(status) ? unread : problems)
+          ->push_back(absl::StrCat(path, "/", kMetaDirectory, "/", file, ": ", status.message()));
     };
-    const auto fd = OpenBeneath(meta.get(), name, O_RDONLY);
-    if (Vanished(fd.status())) {
+    const auto bytes = ReadSmallFile(meta->get(), name, kMaxManifestBytes);
+    if (Vanished(bytes.status())) {
       vanished = true;
       continue;
     }
-    const StatusOr<std::string> bytes =
-        fd.ok() ? ReadRegularFile(fd->get(), kMaxManifestBytes) : fd.status();
     if (!bytes.ok()) {
       problem(bytes.status());
       continue;
@@ -332,6 +379,7 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
     stored.parts.push_back({*std::move(manifest), ManifestDigest(*bytes)});
   }
   if (stored.parts.empty()) {
+    if (unread->size() > unread_before) return absl::UnavailableError(unread->back());
     return vanished ? absl::NotFoundError(absl::StrCat(path, ": has no manifest"))
                     : absl::DataLossError("has no manifest that can be read");
   }
@@ -344,12 +392,10 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
 StatusOr<AttemptRanges> ReadTombstones(int job_directory, Step step) {
   AttemptRanges removed;
   // The older version's file first: it goes once what it says stands among the others.
-  const auto file = OpenBeneath(job_directory, TombstoneFile(step), O_RDONLY);
+  const auto file = ReadSmallFile(job_directory, TombstoneFile(step), kMaxTombstoneBytes);
   if (file.ok()) {
-    CAIRN_ASSIGN_OR_RETURN(const std::string bytes,
-                           ReadRegularFile(file->get(), kMaxTombstoneBytes));
     Attempt attempt = 0;
-    absl::string_view text = bytes;
+    absl::string_view text = *file;
     absl::ConsumeSuffix(&text, "\n");
     if (!ParseCanonical(text, &attempt) || attempt == 0) {
       return absl::DataLossError("is not the number of an attempt");
@@ -361,7 +407,9 @@ StatusOr<AttemptRanges> ReadTombstones(int job_directory, Step step) {
   const auto directory =
       OpenBeneath(job_directory, TombstoneDirectory(step), O_RDONLY | O_DIRECTORY);
   if (Vanished(directory.status())) return removed;
-  CAIRN_RETURN_IF_ERROR(directory.status());
+  if (!directory.ok()) {
+    return WhyNotOpened(job_directory, TombstoneDirectory(step), S_IFDIR, directory.status());
+  }
   CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory->get()));
   for (const std::string& name : names) {
     AttemptRanges::Range range;
@@ -372,9 +420,9 @@ StatusOr<AttemptRanges> ReadTombstones(int job_directory, Step step) {
 
 StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, Attempt number,
                                     LineRecordKind kind) {
-  const auto fd = OpenBeneath(job_directory, LineRecordFile(number, kind), O_RDONLY);
-  CAIRN_RETURN_IF_ERROR(fd.status());
-  CAIRN_ASSIGN_OR_RETURN(const std::string bytes, ReadRegularFile(fd->get(), kMaxLineRecordBytes));
+  CAIRN_ASSIGN_OR_RETURN(
+      const std::string bytes,
+      ReadSmallFile(job_directory, LineRecordFile(number, kind), kMaxLineRecordBytes));
   CAIRN_ASSIGN_OR_RETURN(LineRecord record, DecodeLineRecord(bytes));
   if (record.job != job || record.number != number || record.kind != kind) {
     return absl::DataLossError(

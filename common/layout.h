@@ -57,14 +57,16 @@ bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint)
 
 // The parts whose manifests stand in one checkpoint's directory, which the caller has opened;
 // `path` is its location. NOT_FOUND when there is no manifest of ours. Manifests that do not decode
-// are told in `problems`. When the manifests disagree on the checkpoint, it is the lowest writer's,
+// are told in `problems`, or in `unread` as of StoredJob. When the manifests disagree on the checkpoint, it is the lowest writer's,
 // in conflict.
 StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string& path,
-                                                std::vector<std::string>* problems);
+                                                std::vector<std::string>* problems,
+                                                std::vector<std::string>* unread);
 // The attempts that must not bring the step back: all its tombstones together. DATA_LOSS: one of
-// them is damaged.
+// them is damaged. UNAVAILABLE: one cannot be read.
 StatusOr<AttemptRanges> ReadTombstones(int job_directory, Step step);
-// NOT_FOUND when there is none; DATA_LOSS when it is not of this job, number and kind.
+// NOT_FOUND when there is none; DATA_LOSS when it is not of this job, number and kind; UNAVAILABLE when
+// it cannot be read.
 StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, Attempt number,
                                     LineRecordKind kind);
 

@@ -15,6 +15,20 @@ std::vector<std::string> StoredCheckpoint::Digests() const {
   return digests;
 }
 
+Status CheckAllRead(const StoredJob& stored, Step from) {
+  const Unread* first = nullptr;
+  size_t matter = 0;
+  for (const Unread& unread : stored.unread) {
+    if (unread.step != kNoStep && unread.step < from) continue;
+    if (first == nullptr) first = &unread;
+    ++matter;
+  }
+  if (first == nullptr) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("could not be read: ", first->why,
+                   matter > 1 ? absl::StrCat(" (and ", matter - 1, " more)") : ""));
+}
+
 History HistoryOf(const StoredJob& stored) {
   History history;
   std::map<Attempt, Step> said_at;  // at which step an attempt's lineage was read

@@ -58,11 +58,20 @@ struct StoredCheckpoint {
   std::vector<std::string> Digests() const;  // of the parts, in their order
 };
 
+// Something that may be there and could not be read, or is of a version that is not known.
+struct Unread {
+  Step step = kNoStep;  // of a checkpoint or its tombstones; kNoStep: of the line
+  std::string why;      // "place: why"
+  auto operator<=>(const Unread&) const = default;
+};
+
 // Everything a read-only look at one job's storage finds.
 struct StoredJob {
   std::vector<StoredCheckpoint> checkpoints;  // published ones and partial ones
   // Manifests that do not decode, conflicts: "place: why".
   std::vector<std::string> problems;
+  // While there is any, what was not found may be there all the same.
+  std::vector<Unread> unread = {};
   RemovedSteps removed = {};  // what tombstones forbid
   // Decisions about the line, and what was settled about it; in no order.
   std::vector<LineRecord> records = {};
@@ -71,6 +80,10 @@ struct StoredJob {
   std::map<Attempt, int64_t> written_unix_ms = {};
   int64_t now_unix_ms = 0;
 };
+
+// UNAVAILABLE, naming one and how many, when something could not be read: of this step or a higher one,
+// or of the line.
+Status CheckAllRead(const StoredJob& stored, Step from = kNoStep);
 
 // What storage alone knows of the job's line. An attempt that left no manifest is not in it.
 History HistoryOf(const StoredJob& stored);

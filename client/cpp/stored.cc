@@ -33,6 +33,10 @@ StatusOr<const StoredCheckpoint*> Resolve(const StoredJob& stored, const Checkpo
       ref.step == kNoStep
           ? absl::StrCat(ref.job, ": no complete checkpoint in storage")
           : absl::StrCat(ref.job, "/", ref.step, ": no complete checkpoint in storage");
+  const auto not_found = [&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(Annotate(CheckAllRead(stored), ref.job));
+    return absl::NotFoundError(what);
+  };
   if (ref.step != kNoStep && ref.attempt != 0) {
     const StoredCheckpoint* best = nullptr;
     for (const StoredCheckpoint& c : stored.checkpoints) {
@@ -40,17 +44,21 @@ StatusOr<const StoredCheckpoint*> Resolve(const StoredJob& stored, const Checkpo
       if (ref.revision >= 0 && c.key.revision != ref.revision) continue;
       if (best == nullptr || best->key.revision < c.key.revision) best = &c;
     }
-    if (best == nullptr) return absl::NotFoundError(what);
+    if (best == nullptr) return not_found();
     return best;
   }
   const std::vector<LineStep> line = ComputeLine(HistoryOf(stored));
   for (auto it = line.rbegin(); it != line.rend(); ++it) {
     if (ref.step != kNoStep && it->step != ref.step) continue;
     if (const auto* found = FindExact(stored, {ref.job, it->step, it->attempt, it->revision})) {
+      // What could not be read may be newer.
+      if (ref.step == kNoStep) {
+        CAIRN_RETURN_IF_ERROR(Annotate(CheckAllRead(stored, it->step), ref.job));
+      }
       return found;
     }
   }
-  return absl::NotFoundError(what);
+  return not_found();
 }
 
 CheckpointFacts FactsOf(const StoredCheckpoint& checkpoint) {

@@ -12,13 +12,15 @@
 
 namespace cairn::client {
 
-// The newest complete checkpoint on the job's line. NOT_FOUND when storage has none.
+// The newest complete checkpoint on the job's line. NOT_FOUND when storage has none. UNAVAILABLE when
+// something there cannot be read, or was written by a later version: it may be the newest.
 StatusOr<LatestCheckpoint> StoredLatest(const std::string& root, const std::string& job);
 
 // As Session::List: "" lists jobs, "JOB" checkpoints, "JOB/STEP" or "JOB/latest" objects.
 StatusOr<Listing> ListStored(const std::string& root, const std::string& path);
 
 // `ref` as for Session::Open, but its job must be named. Only complete checkpoints are opened.
+// UNAVAILABLE as for StoredLatest, when it is not among what can be read.
 StatusOr<std::unique_ptr<OpenObject>> OpenStored(const std::string& root, const CheckpointRef& ref,
                                                  const std::string& name, int copy_threads = 2);
 

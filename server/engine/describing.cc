@@ -151,7 +151,15 @@ Status Describing::NothingYet(const Job& job) {
 }
 
 StatusOr<Checkpoint*> Describing::ResolveLatest(const Job& job) const {
-  if (Checkpoint* newest = standing_.Newest(job)) return newest;
+  if (Checkpoint* newest = standing_.Newest(job)) {
+    // A newer one may be there that could not be read just now: who went on from this one would abandon it.
+    const JobScan& scan = *job.scan;
+    if (newest->Resident() || scan.state != ScanState::kFailed ||
+        scan.unread_up_to < newest->key.step) {
+      return newest;
+    }
+    return absl::UnavailableError(absl::StrCat("job ", job.name, ": ", scan.problem.message()));
+  }
   const auto& all = job.steps->all;
   for (auto at = all.rbegin(); at != all.rend(); ++at) {
     const Checkpoint& checkpoint = *at->second;

@@ -79,16 +79,13 @@ void Finding::On(const event::Latest& event) {
   Job* job = scanning_.Readable(&sessions_, event.caller, event.job, event.deadline, event,
                                 /*scan=*/false);
   if (job == nullptr) return;
-  const Checkpoint* newest = standing_.Newest(*job);
   if (scanning_.Await(event.caller, job, event.deadline, event,
-                      /*can_do_without=*/newest != nullptr)) {
+                      /*can_do_without=*/standing_.Newest(*job) != nullptr)) {
     return;
   }
-  if (newest == nullptr) {
-    return out_.Answer(event.caller.request,
-                       describing_.Resolve(*job, CheckpointRef{event.job}).status());
-  }
-  reply::Latest latest = describing_.LatestOf(*newest);
+  const auto found = describing_.Resolve(*job, CheckpointRef{event.job});
+  if (!found.ok()) return out_.Answer(event.caller.request, found.status());
+  reply::Latest latest = describing_.LatestOf(**found);
   if (options_.storage && !scanning_.Fresh(*job)) latest.as_of_unix_ms = job->scan->read_unix_ms;
   out_.Answer(event.caller.request, Body(std::move(latest)));
 }

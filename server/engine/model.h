@@ -350,12 +350,14 @@ struct JobScan {
   ScanState state = ScanState::kUnknown;
   MonotonicNanos started = 0;
   MonotonicNanos again = 0;     // not before, when it failed
+  MonotonicNanos wait = 0;      // from the last failure to then
   MonotonicNanos read = 0;      // when it was last read with success
   int64_t read_unix_ms = 0;     // likewise
   int64_t storage_unix_ms = 0;  // what storage's own clock said then; 0: not known
   bool asked = false;  // kScanning: the answer is under way; else storage must be seen first
   int stale = 0;       // answers under way from before storage went away
   Status problem;
+  Step unread_up_to = kNoStep;  // kFailed: what could not be read may hold steps up to this one
   std::set<RequestId> waiting;
   bool Known() const { return state == ScanState::kScanned; }
 };

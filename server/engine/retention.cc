@@ -108,6 +108,8 @@ void Retention::ApplyKeepPolicy(Job* job) {
   if (standing_.Head(*job).decided) return;
   // What a life goes on from may be anything as long as it is not known.
   if (!Attempts::OriginsKnown(*job)) return;
+  // So may be what could not be read.
+  if (job->scan->state == ScanState::kFailed) return scanning_->Insist(job);
   const std::set<CheckpointId> in_use = ComeFromByYoung(*job);
   const bool abandoned_too = MayDeleteAbandoned(*job) && !LookFirst(job);
   int64_t kept = 0;

@@ -140,7 +140,7 @@ void Scanning::ReadDue() {
   while (!due_.empty() && due_.begin()->first <= out_.now()) {
     Job* job = jobs_.Find(due_.begin()->second);
     due_.erase(due_.begin());
-    if (job != nullptr && MustBeRead(*job)) Start(job);
+    if (job != nullptr) Start(job);
   }
 }
 
@@ -197,31 +197,45 @@ Job* Scanning::On(const event::JobScanned& event, bool* newer_attempt) {
   jobs_.MayForget(job->name);
   JobScan& scan = job->scan.Edit();
   scan.asked = false;
+  Status status = event.stored.status();
   if (event.stored.ok()) {
-    scan.state = ScanState::kScanned;
-    scan.read = out_.now();
-    scan.read_unix_ms = out_.UnixMillis();
-    scan.storage_unix_ms = event.stored->now_unix_ms;
     const Attempt newest = job->attempts->newest();
     MergeAll(job, event);
-    persistence_.Looked(job);
     *newer_attempt = job->attempts->newest() != newest;
-  } else if (absl::IsNotFound(event.stored.status())) {
-    scan.state = ScanState::kScanned;  // nothing there
-    scan.read = out_.now();
-    scan.read_unix_ms = out_.UnixMillis();
-    persistence_.Looked(job);
-    attempts_.SettleOrigins(job);
+    status = CheckAllRead(*event.stored);
+    scan.unread_up_to = kNoStep;
+    for (const Unread& unread : event.stored->unread) {
+      const Step step = unread.step == kNoStep ? std::numeric_limits<Step>::max() : unread.step;
+      scan.unread_up_to = std::max(scan.unread_up_to, step);
+    }
+  } else if (absl::IsNotFound(status)) {
     records_.Scanned(*job, {}, {});  // decisions that stood there are owed once more
-  } else {
-    scan.state = ScanState::kFailed;
-    scan.problem = event.stored.status();
-    scan.again = out_.now() + options_.persist_retry_min;
-    out_.Log(Severity::kWarning, absl::StrCat("job ", job->name, ": its storage cannot be read: ",
-                                              event.stored.status().message()));
-    if (MustBeRead(*job)) Insist(job);
+    status = absl::OkStatus();
   }
+  if (!status.ok()) {
+    Failed(job, status);
+    return job;
+  }
+  scan.state = ScanState::kScanned;
+  scan.wait = 0;
+  scan.read = out_.now();
+  scan.read_unix_ms = out_.UnixMillis();
+  scan.storage_unix_ms = event.stored.ok() ? event.stored->now_unix_ms : 0;
+  persistence_.Looked(job);
+  attempts_.SettleOrigins(job);
   return job;
+}
+
+// What was found counts. That something was not found says nothing.
+void Scanning::Failed(Job* job, const Status& why) {
+  JobScan& scan = job->scan.Edit();
+  scan.state = ScanState::kFailed;
+  scan.problem = why;
+  scan.wait = std::clamp(scan.wait * 2, options_.persist_retry_min, options_.persist_retry_max);
+  scan.again = out_.now() + scan.wait;
+  out_.Log(Severity::kWarning,
+           absl::StrCat("job ", job->name, ": its storage cannot be read: ", why.message()));
+  if (MustBeRead(*job)) Insist(job);
 }
 
 void Scanning::Resume(Job* job) {
@@ -245,7 +259,6 @@ void Scanning::MergeAll(Job* job, const event::JobScanned& event) {
   LearnLine(job, *event.stored);
   retention_.Learn(job, event.stored->removed);
   for (const StoredCheckpoint& stored : event.stored->checkpoints) Merge(job, stored);
-  attempts_.SettleOrigins(job);
 }
 
 // Attempts, where they come from, and decisions, before the checkpoints that hang on them.

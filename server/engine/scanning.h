@@ -72,6 +72,7 @@ class Scanning : public Waitlist {
   // It is read until that succeeds.
   static bool MustBeRead(const Job& job);
   void Ask(Job* job);
+  void Failed(Job* job, const Status& why);
   void MergeAll(Job* job, const event::JobScanned& event);
   void LearnLine(Job* job, const StoredJob& stored);
   void Merge(Job* job, const StoredCheckpoint& stored);

@@ -27,8 +27,10 @@ StatusOr<Place> LookOnce(int parent, const std::string& name, const std::string&
     return directory.status();
   }
   place.directory = *std::move(directory);
-  std::vector<std::string> problems;  // the scan of the job reports them
-  auto stored = ReadStoredCheckpoint(place.directory.get(), path, &problems);
+  std::vector<std::string> problems, unread;  // the scan of the job reports them
+  auto stored = ReadStoredCheckpoint(place.directory.get(), path, &problems, &unread);
+  // What cannot be told is never taken for a stranger's or for damaged.
+  if (!unread.empty()) return absl::UnavailableError(unread.front());
   if (stored.ok()) {
     place.kind = Place::Kind::kOurs;
     place.stored = *std::move(stored);

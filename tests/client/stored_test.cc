@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -130,6 +132,28 @@ TEST_F(Stored, WhatIsMissingIsNotFound) {
 }
 
 // Promise 2.
+// The newest may be what cannot be read: going on from an older one would abandon it.
+TEST_F(Stored, LatestIsUnavailableWhileSomethingCannotBeRead) {
+  Put({.step = 1}, "a", "one");
+  Put({.step = 2}, "a", "two");
+  // As a build of a later version writes it.
+  const std::string path = root_ + "/run/2/" + ManifestFile(0);
+  std::ostringstream read;
+  read << std::ifstream(path, std::ios::binary).rdbuf();
+  std::string bytes = read.str();
+  bytes[8] = 99;
+  const uint32_t crc = Crc32c(0, bytes.data(), bytes.size() - sizeof(crc));
+  std::memcpy(bytes.data() + bytes.size() - sizeof(crc), &crc, sizeof(crc));
+  std::ofstream(path, std::ios::binary) << bytes;
+  EXPECT_EQ(StoredLatest(root_, "run").status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(*Load(1, "a"), "one");
+  Put({.step = 3}, "a", "three");
+  EXPECT_EQ(StoredLatest(root_, "run")->key.step, 3);
+  const Status second = Load(2, "a").status();
+  EXPECT_EQ(second.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.message()), HasSubstr("format 99"));
+}
+
 TEST_F(Stored, AFlippedBitIsDataLossThatNamesTheBlock) {
   std::string bytes(9 << 20, 'b');
   Put({.step = 4}, "a", bytes);

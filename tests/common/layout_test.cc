@@ -2,13 +2,20 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/fsuid.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
+#include "common/checksum.h"
+
 namespace cairn {
 namespace {
+
+namespace fs = std::filesystem;
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -19,9 +26,9 @@ class StoredLayout : public ::testing::Test {
   StoredLayout() {
     char path[] = "/tmp/cairn-layout-XXXXXX";
     root_ = ::mkdtemp(path);
-    std::filesystem::create_directories(root_ + "/job/.cairn");
+    fs::create_directories(root_ + "/job/.cairn");
   }
-  ~StoredLayout() override { std::filesystem::remove_all(root_); }
+  ~StoredLayout() override { fs::remove_all(root_); }
 
   static Manifest Part(Step step, Attempt attempt, Writer writer, int32_t world_size,
                        Revision revision = 0) {
@@ -37,8 +44,8 @@ class StoredLayout : public ::testing::Test {
     return manifest;
   }
   void Put(const std::string& path, const std::string& bytes) {
-    const std::filesystem::path whole = root_ + "/job/" + path;
-    std::filesystem::create_directories(whole.parent_path());
+    const fs::path whole = root_ + "/job/" + path;
+    fs::create_directories(whole.parent_path());
     std::ofstream(whole, std::ios::binary) << bytes;
   }
   void PutManifest(const std::string& directory, const Manifest& manifest) {
@@ -130,8 +137,46 @@ TEST_F(StoredLayout, DamagedAndMisplacedManifestsAreReportedNotUsed) {
   EXPECT_THAT(job.problems, ::testing::Contains(HasSubstr("/5/.cairn/0.manifest: manifest: ")));
 }
 
+// Not there, and not to be read now, are two things: only the first one says that there is none.
+TEST_F(StoredLayout, WhatCannotBeReadIsToldApartFromWhatIsNotThere) {
+  PutManifest("5", Part(5, 100, 0, 1));
+  PutManifest("6", Part(6, 100, 0, 1));
+  PutManifest("7", Part(7, 100, 0, 1));
+  PutManifest("8", Part(8, 100, 0, 1));
+  PutManifest(".cairn/abandoned/9.100.0", Part(9, 100, 0, 1));
+  Put(".cairn/removed/4.attempts/100-100", "");
+  EXPECT_THAT(Look().unread, IsEmpty());
+  std::string newer = EncodeManifest(Part(8, 100, 0, 1));
+  newer[8] = 99;  // its format
+  const uint32_t crc = Crc32c(0, newer.data(), newer.size() - sizeof(crc));
+  std::memcpy(newer.data() + newer.size() - sizeof(crc), &crc, sizeof(crc));
+  Put("8/" + ManifestFile(0), newer);
+  const auto permit = [&](fs::perms permissions) {
+    for (const char* path : {"5/.cairn/0.manifest", "6/.cairn", "7", ".cairn/abandoned/9.100.0",
+                             ".cairn/removed/4.attempts"}) {
+      fs::permissions(root_ + "/job/" + path, permissions);
+    }
+  };
+  permit(fs::perms::none);
+  fs::permissions(root_, fs::perms::all);
+  if (::geteuid() == 0) ::setfsuid(65534);  // whom permissions bind
+  const StoredJob job = Look();
+  ::setfsuid(::geteuid());
+  permit(fs::perms::all);
+  EXPECT_THAT(Found(job), IsEmpty());
+  EXPECT_THAT(job.problems, IsEmpty());
+  std::vector<Step> steps;
+  for (const Unread& unread : job.unread) steps.push_back(unread.step);
+  EXPECT_THAT(steps, ElementsAre(4, 5, 6, 7, 8, 9));
+  EXPECT_EQ(CheckAllRead(job).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(CheckAllRead(job, 9).code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(CheckAllRead(job, 10).ok());
+  EXPECT_THAT(std::string(CheckAllRead(Look()).message()),
+              HasSubstr("/8/.cairn/0.manifest: manifest: format 99"));
+}
+
 TEST_F(StoredLayout, WhatIsTheUsersIsPassedOver) {
-  std::filesystem::create_directories(root_ + "/job/12/deep");
+  fs::create_directories(root_ + "/job/12/deep");
   Put("13", "a file with a number for a name");
   Put("notes.txt", "x");
   Put("07/" + ManifestFile(0), EncodeManifest(Part(7, 1, 0, 1)));
@@ -144,16 +189,15 @@ TEST_F(StoredLayout, WhatIsTheUsersIsPassedOver) {
 // Promise 6.
 TEST_F(StoredLayout, NoSymbolicLinkIsFollowed) {
   PutManifest("real", Part(5, 100, 0, 1));
-  std::filesystem::create_directory_symlink("real", root_ + "/job/5");
-  std::filesystem::create_directories(root_ + "/job/6");
-  std::filesystem::create_directory_symlink("../real/.cairn", root_ + "/job/6/.cairn");
-  std::filesystem::create_directories(root_ + "/job/7/.cairn");
-  std::filesystem::create_symlink("../../real/.cairn/0.manifest",
-                                  root_ + "/job/7/.cairn/0.manifest");
+  fs::create_directory_symlink("real", root_ + "/job/5");
+  fs::create_directories(root_ + "/job/6");
+  fs::create_directory_symlink("../real/.cairn", root_ + "/job/6/.cairn");
+  fs::create_directories(root_ + "/job/7/.cairn");
+  fs::create_symlink("../../real/.cairn/0.manifest", root_ + "/job/7/.cairn/0.manifest");
   const StoredJob job = Look();
   EXPECT_THAT(job.checkpoints, IsEmpty());
   EXPECT_EQ(job.problems.size(), 4u) << ::testing::PrintToString(job.problems);
-  std::filesystem::create_directory_symlink("job", root_ + "/alias");
+  fs::create_directory_symlink("job", root_ + "/alias");
   EXPECT_EQ(ReadStoredJob(root_, "alias").status().code(), absl::StatusCode::kPermissionDenied);
 }
 
@@ -220,8 +264,8 @@ TEST_F(StoredLayout, AbsentJobsAndRootsAreNotFound) {
 }
 
 TEST_F(StoredLayout, JobsAreDirectoriesWithOurMark) {
-  std::filesystem::create_directories(root_ + "/other");
-  std::filesystem::create_directories(root_ + "/a-job/.cairn");
+  fs::create_directories(root_ + "/other");
+  fs::create_directories(root_ + "/a-job/.cairn");
   std::ofstream(root_ + "/file") << "x";
   EXPECT_THAT(*ListStoredJobs(root_), ElementsAre("a-job", "job"));
 }

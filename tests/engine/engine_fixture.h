@@ -227,12 +227,13 @@ class EngineTest : public testing::Test {
         if (key.job == job) scanned.stored->checkpoints.push_back(checkpoint);
       }
       scanned.stored->removed = removed;
+      scanned.stored->unread = unread;
       scanned.stored->now_unix_ms = kUnix + now / kNanosPerMilli;
       for (const auto& [id, record] : line_records) {
         if (record.job == job) scanned.stored->written_unix_ms[id.first] = recorded_at[id.first];
         if (record.job == job) scanned.stored->records.push_back(record);
       }
-      if (scanned.stored->checkpoints.empty() && scanned.stored->records.empty())
+      if (scanned.stored->checkpoints.empty() && scanned.stored->records.empty() && unread.empty())
         scanned.stored = absl::NotFoundError("no directory");
     }
     pending.push_back(std::move(scanned));
@@ -476,6 +477,7 @@ class EngineTest : public testing::Test {
   bool hold_makes = false, hold_destroys = false, hold_probes = false, hold_manifests = false,
        hold_verifies = false, hold_persists = false, hold_deletes = false, hold_scans = false;
   Status make_status, manifest_status, persist_status, scan_status;
+  std::vector<Unread> unread;  // what storage cannot read, of the one job
   // What stands at the storage's root; every daemon sees it at its start, unless nobody looks.
   StatusOr<RootIdentity> root = RootIdentity{"root-1", "instance-1"};
   bool root_seen = true;

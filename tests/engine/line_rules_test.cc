@@ -174,6 +174,38 @@ TEST_F(LineRules, Rule6ResumeOutlivesMemory) {
   EXPECT_TRUE(Stat(third, 3, 1)->facts.abandoned);
 }
 
+// Memory is lost, and of the newest step's manifest the disk says EIO just then.
+TEST_F(LineRules, Rule17AnOriginIsSettledOnlyOnceEverythingWasRead) {
+  Lived(1, {100, 200, 300});
+  auto newest = stored.extract({"job", 300, 1, 0});
+  unread = {{300, "300/.cairn/0.manifest: Input/output error"}};
+  LoseMemory();
+  const SessionId reader = Hello({.writer = -1});
+  EXPECT_THAT(StatusOf(Latest(reader)), Fails(absl::StatusCode::kUnavailable, "Input/output"));
+  EXPECT_TRUE(Stat(reader, 200).ok());
+  const SessionId second = Life(2, PersistMode::kEvery, /*keep_last=*/2);
+  Save(second, 301);
+  EXPECT_EQ(LatestStep(reader), 301);
+  EXPECT_EQ(DecodeManifest(manifests.begin()->second)->lineage.step(), kUnknownStep);
+  EXPECT_TRUE(stored.contains({"job", 200, 1, 0})) << "nothing is deleted";
+  unread.clear();
+  stored.insert(std::move(newest));
+  Advance(options.persist_retry_max);
+  EXPECT_FALSE(Stat(second, 300, 1)->facts.abandoned);
+  EXPECT_EQ(line_records.at({2, LineRecordKind::kOrigin}).lineage.step(), 300);
+}
+
+// What memory has and storage cannot show for a moment is still persisted.
+TEST_F(LineRules, Rule8WhatWasNotReadIsNotGone) {
+  Lived(1, {1, 2});
+  auto newest = stored.extract({"job", 2, 1, 0});
+  unread = {{2, "2: Permission denied"}};
+  const SessionId reader = Hello({.writer = -1});
+  Advance(3 * kNanosPerSecond);
+  EXPECT_EQ(LatestStep(reader), 2);
+  EXPECT_EQ(Stat(reader, 2)->level, Level::kPersisted);
+}
+
 // Another node settled where the attempt came from, and wrote it down first: its word counts.
 TEST_F(LineRules, Rule18ARecordThatStandsReplacesWhatWasAssumed) {
   Lived(1, {1, 2, 3});
