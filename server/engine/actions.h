@@ -233,7 +233,8 @@ struct Persist {
   CheckpointKey checkpoint;
   uint32_t uid = 0, gid = 0;
   std::vector<PersistPart> parts;
-  // Where the attempt comes from, written before anything of it is; nullopt while it is not known.
+  // Where the attempt comes from, written before anything of it is; nullopt while it is not known, and
+  // once it stands there.
   std::optional<LineRecord> origin = {};
 };
 

@@ -329,6 +329,7 @@ struct JobFiles {
   MonotonicNanos wait = 0;          // the last pause of the whole job
   int under_way = 0;                // persists
   MonotonicNanos persisted_at = 0;  // when the last one succeeded
+  Attempt origin_stands = 0;  // of this attempt the last one wrote the origin's record; 0: none
 };
 
 struct JobTombstones {

@@ -223,14 +223,16 @@ void Persistence::Start(Checkpoint* checkpoint) {
   persist.checkpoint = checkpoint->key;
   persist.uid = job->owner->uid;
   persist.gid = job->owner->gid;
-  const Lineage& lineage = job->attempts->begun.at(checkpoint->key.attempt).lineage;
-  if (!lineage.open) {
-    persist.origin =
-        LineRecord{job->name, checkpoint->key.attempt, LineRecordKind::kOrigin, lineage};
+  const Attempt attempt = checkpoint->key.attempt;
+  const Lineage& lineage = job->attempts->begun.at(attempt).lineage;
+  // Once is enough: it costs a read and a sync. A scan that does not find it owes it again.
+  if (!lineage.open && job->files->origin_stands != attempt) {
+    persist.origin = LineRecord{job->name, attempt, LineRecordKind::kOrigin, lineage};
   }
-  std::vector<SlabId>& pinned = under_way_[checkpoint->key];
-  for (const auto& [slab, extents] : checkpoint->memory->slabs) pinned.push_back(slab);
-  for (SlabId slab : pinned) ledger_.Pin(ledger_.Find(slab));
+  UnderWay& under_way = under_way_[checkpoint->key];
+  under_way.with_origin = persist.origin.has_value();
+  for (const auto& [slab, extents] : checkpoint->memory->slabs) under_way.pinned.push_back(slab);
+  for (SlabId slab : under_way.pinned) ledger_.Pin(ledger_.Find(slab));
   for (const auto& [writer, part] : checkpoint->content->parts) {
     action::PersistPart to_write;
     to_write.manifest = part->content->manifest;
@@ -262,9 +264,9 @@ MonotonicNanos Persistence::next() const {
 Persistence::Ended Persistence::End(const event::Persisted& event) {
   const auto under_way = under_way_.find(event.checkpoint);
   if (under_way == under_way_.end()) return {};
-  const std::vector<SlabId> pinned = std::move(under_way->second);
+  const UnderWay was = std::move(under_way->second);
   under_way_.erase(under_way);
-  for (SlabId slab : pinned) ledger_.Unpin(ledger_.Find(slab));
+  for (SlabId slab : was.pinned) ledger_.Unpin(ledger_.Find(slab));
   Job* job = jobs_.Find(event.checkpoint.job);
   if (job == nullptr) return {};
   --job->files.Edit().under_way;
@@ -282,6 +284,7 @@ Persistence::Ended Persistence::End(const event::Persisted& event) {
   files.at = 0;
   files.problem.clear();
   files.persisted_at = out_.now();
+  if (was.with_origin) files.origin_stands = event.checkpoint.attempt;
   out_.Count("persists");
   ended.removed = job->tombstones->removed.Forbids(event.checkpoint.step, event.checkpoint.attempt);
   // One that was evicted meanwhile is found by a scan.
@@ -299,6 +302,7 @@ void Persistence::HoldBack(Job* job, const Status& why) {
 
 void Persistence::Failed(Checkpoint* checkpoint, Job* job, const event::Persisted& event) {
   out_.Count("persists_failed");
+  job->files.Edit().origin_stands = 0;
   const Status& why = event.status;
   const bool said = job->files->problem == why.message() ||
                     (checkpoint != nullptr && checkpoint->files->problem == why);
@@ -416,6 +420,7 @@ void Persistence::Lost(Checkpoint* checkpoint) {
 }
 
 void Persistence::StorageLeft(Job* job) {
+  job->files.Edit().origin_stands = 0;
   const std::set<CheckpointId> persisted = job->files->persisted;
   for (const CheckpointId& id : persisted) BecomeUnconfirmed(CheckpointOf(*job, id));
   if (!job->files->owed.empty() || !job->files->unconfirmed.empty()) {
@@ -507,8 +512,8 @@ std::string Persistence::CheckOwed(const Job& job) const {
 
 std::string Persistence::CheckInvariants(std::map<SlabId, uint32_t>* pins) const {
   if (static_cast<int>(under_way_.size()) > options_.max_persists) return "too many persists";
-  for (const auto& [checkpoint, slabs] : under_way_) {
-    for (SlabId slab : slabs) ++(*pins)[slab];
+  for (const auto& [checkpoint, of_it] : under_way_) {
+    for (SlabId slab : of_it.pinned) ++(*pins)[slab];
   }
   for (const auto& [name, job] : jobs_.all()) {
     size_t persisted = 0, unconfirmed = 0;

@@ -115,7 +115,11 @@ class Persistence : public StepWatcher {
   Parts& parts_;
   Standing& standing_;
 
-  std::map<CheckpointKey, std::vector<SlabId>> under_way_;    // with what they pin
+  struct UnderWay {
+    std::vector<SlabId> pinned;
+    bool with_origin = false;
+  };
+  std::map<CheckpointKey, UnderWay> under_way_;
   std::set<std::string> ready_jobs_;                          // with a checkpoint that is ready
   std::set<std::pair<MonotonicNanos, CheckpointKey>> later_;  // by Files::again
 };

@@ -9,7 +9,8 @@ namespace cairn::engine {
 void Records::Owe(LineRecord record) {
   if (!options_.storage) return;
   const Id id{record.number, record.kind};
-  jobs_owing_[record.job].owed[id] = std::move(record);
+  Owed& owed = jobs_owing_[record.job].owed[id];
+  if (!(owed.record == record)) owed = {std::move(record)};
 }
 
 void Records::Scanned(const Job& job, const std::vector<LineRecord>& stored,
@@ -37,17 +38,25 @@ void Records::Run() {
       continue;
     }
     OfJob& of_job = (at++)->second;
-    if (of_job.writing || of_job.at > out_.now() || !job->owner->owned) continue;
+    const LineRecord* next = Next(of_job);
+    if (of_job.writing || next == nullptr || !job->owner->owned) continue;
     of_job.writing = true;
-    out_.Do(action::WriteLineRecord{of_job.owed.begin()->second, job->owner->uid, job->owner->gid});
+    out_.Do(action::WriteLineRecord{*next, job->owner->uid, job->owner->gid});
   }
+}
+
+const LineRecord* Records::Next(const OfJob& of_job) const {
+  const auto next = std::find_if(of_job.owed.rbegin(), of_job.owed.rend(),
+                                 [&](const auto& at) { return at.second.at <= out_.now(); });
+  return next == of_job.owed.rend() ? nullptr : &next->second.record;
 }
 
 MonotonicNanos Records::next() const {
   MonotonicNanos next = kNever;
   for (const auto& [name, of_job] : jobs_owing_) {
-    if (!of_job.owed.empty() && !of_job.writing && of_job.at > out_.now()) {
-      next = std::min(next, of_job.at);
+    if (of_job.writing) continue;
+    for (const auto& [id, owed] : of_job.owed) {
+      if (owed.at > out_.now()) next = std::min(next, owed.at);
     }
   }
   return next;
@@ -57,10 +66,14 @@ Records::Written Records::On(const event::LineRecordWritten& event) {
   OfJob& of_job = jobs_owing_[event.record.job];
   if (!event.with_persist) of_job.writing = false;
   const Id id{event.record.number, event.record.kind};
+  const auto owed = of_job.owed.find(id);
   if (!event.stands.ok()) {
-    of_job.wait =
-        std::clamp(of_job.wait * 2, options_.persist_retry_min, options_.persist_retry_max);
-    of_job.at = out_.now() + of_job.wait;
+    if (owed != of_job.owed.end()) {
+      Owed& again = owed->second;
+      again.wait =
+          std::clamp(again.wait * 2, options_.persist_retry_min, options_.persist_retry_max);
+      again.at = out_.now() + again.wait;
+    }
     out_.Log(Severity::kWarning,
              absl::StrCat("job ", event.record.job, ": line record ", event.record.number, ".",
                           LineRecordKindName(event.record.kind),
@@ -68,15 +81,14 @@ Records::Written Records::On(const event::LineRecordWritten& event) {
     // Decided all the same; the next try may be far away.
     const auto waiting = of_job.waiting;
     for (const auto& [request, wait] : waiting) {
-      if (!wait.body.recorded) callers_.Answer(request, Body(wait.body));
+      if (wait.id == id) callers_.Answer(request, Body(wait.body));
     }
     return {};
   }
-  of_job.at = of_job.wait = 0;
-  const auto owed = of_job.owed.find(id);
   const bool other = !(*event.stands == event.record);
   // A `resume` may have been said anew while the file was written.
-  if (owed != of_job.owed.end() && (owed->second == event.record || other)) of_job.owed.erase(owed);
+  if (owed != of_job.owed.end() && (owed->second.record == event.record || other))
+    of_job.owed.erase(owed);
   if (other) RefuseOthers(&of_job, id, *event.stands);
   Written written;
   for (auto& [request, wait] : of_job.waiting) {
@@ -110,7 +122,8 @@ void Records::AnswerWritten(const Caller& caller, Job* job, Attempt number, Line
   const bool owed = of_job != jobs_owing_.end() && of_job->second.owed.contains(id);
   body.recorded = options_.storage && !owed && job->attempts->decisions.contains(number);
   // Who has nothing in storage yet has nobody who could write it.
-  if (!owed || !job->owner->owned || of_job->second.at > out_.now() || deadline <= out_.now()) {
+  if (!owed || !job->owner->owned || of_job->second.owed.at(id).at > out_.now() ||
+      deadline <= out_.now()) {
     return out_.Answer(caller.request, Body(std::move(body)));
   }
   event::Tick nothing_to_repeat;

@@ -1,8 +1,8 @@
 // What is decided and settled about the line, as files: each record is owed to storage until it stands
 // there, and whoever decided is told whether it does.
 //
-// A record that storage does not take now is tried again, for as long as the job is known. What a scan
-// does not find is owed again.
+// A record that storage does not take now is tried again, for as long as the job is known, and holds no
+// other one up. What a scan does not find is owed again.
 #pragma once
 
 #include <map>
@@ -54,16 +54,21 @@ class Records : public Waitlist {
 
  private:
   using Id = std::pair<Attempt, LineRecordKind>;
+  struct Owed {
+    LineRecord record;
+    MonotonicNanos at = 0, wait = 0;  // no try before then; the last pause
+  };
   struct OfJob {
-    std::map<Id, LineRecord> owed;
+    std::map<Id, Owed> owed;
     bool writing = false;
-    MonotonicNanos at = 0, wait = 0;
     struct Waiting {
       Id id;
       reply::Latest body;  // `recorded`: the file stands, and storage is being read once more
     };
     std::map<RequestId, Waiting> waiting;
   };
+  // The newest one whose time has come; nullptr: none.
+  const LineRecord* Next(const OfJob& of_job) const;
   void RefuseOthers(OfJob* of_job, const Id& id, const LineRecord& stands);
 
   const Options& options_;

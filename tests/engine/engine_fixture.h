@@ -194,8 +194,11 @@ class EngineTest : public testing::Test {
     record_writes.push_back(a);
     if (hold_records) return;
     StatusOr<LineRecord> stands = a.record;
+    const auto of_number = record_status_of.find(a.record.number);
     if (!record_status.ok()) {
       stands = record_status;
+    } else if (of_number != record_status_of.end()) {
+      stands = of_number->second;
     } else {
       recorded_at.try_emplace(a.record.number, kUnix + now / kNanosPerMilli);
       const auto [at, fresh] = line_records.try_emplace({a.record.number, a.record.kind}, a.record);
@@ -497,6 +500,7 @@ class EngineTest : public testing::Test {
       line_records;                        // in storage, of the one job
   std::map<Attempt, int64_t> recorded_at;  // by the clock of storage
   Status record_status;
+  std::map<Attempt, Status> record_status_of;  // of these numbers
   bool hold_records = false;
   std::vector<action::DeleteFiles> deletes;
   std::vector<std::string> scans, logs;

@@ -174,6 +174,30 @@ TEST_F(LineRules, Rule6ResumeOutlivesMemory) {
   EXPECT_TRUE(Stat(third, 3, 1)->facts.abandoned);
 }
 
+TEST_F(LineRules, Rule6AnOriginIsRecordedOnceForEachStorage) {
+  const SessionId life = Life(1);
+  for (const Step step : {1, 2}) Save(life, step);
+  ASSERT_EQ(persists.size(), 2u);
+  EXPECT_TRUE(persists[0].origin.has_value());
+  EXPECT_FALSE(persists[1].origin.has_value()) << "it costs a sync";
+  Apply(event::StorageSeen{absl::UnavailableError("unmounted")});
+  Apply(event::StorageSeen{root});
+  Save(life, 3);
+  EXPECT_TRUE(persists.back().origin.has_value());
+}
+
+TEST_F(LineRules, Rule15ARecordThatCannotBeWrittenHoldsNoOtherUp) {
+  Lived(1, {1, 2, 3});
+  const SessionId second = Life(2);
+  record_status_of[2] = absl::FailedPreconditionError("a directory stands there");
+  EXPECT_FALSE(Resume(second, 2, 2)->recorded);
+  Die(second);
+  EXPECT_TRUE(Resume(Life(3), 3, 1)->recorded);
+  record_status_of.clear();
+  Advance(options.persist_retry_max);
+  EXPECT_TRUE(line_records.contains({2, LineRecordKind::kResume}));
+}
+
 // Memory is lost, and of the newest step's manifest the disk says EIO just then.
 TEST_F(LineRules, Rule17AnOriginIsSettledOnlyOnceEverythingWasRead) {
   Lived(1, {100, 200, 300});
