@@ -52,6 +52,24 @@ struct LatestCheckpoint {
   bool recorded = false;  // of resume and use: the decision stands in storage, too
 };
 
+// What a keep policy would make of the files of one checkpoint.
+struct FilesFate {
+  CheckpointKey key;
+  uint64_t bytes = 0;
+  bool now = false;  // they go when the policy is applied next; else once `why` has come about
+  int64_t after_unix_ms = 0;  // not before, by storage's clock; 0: no time is known
+  std::string why;
+};
+
+// The most files that a preview names.
+inline constexpr size_t kMostFatesNamed = 1000;
+
+struct PolicyPreview {
+  std::vector<FilesFate> files;  // those that go, the lowest steps first; at most kMostFatesNamed
+  uint64_t stay = 0, go_now = 0, go_later = 0;  // how many, all of them
+  uint64_t bytes_now = 0, bytes_later = 0;
+};
+
 // --- fields by name
 //
 // VisitFields(value, visit) calls visit(name, field) for each field in turn, in the order in which
@@ -64,6 +82,17 @@ struct BlockChecksums {
 struct UnixMillis {  // a field whose name ends in _unix_ms
   int64_t value = 0;
 };
+
+template <typename Visit>
+void VisitFields(const FilesFate& files, Visit&& visit) {
+  visit("step", files.key.step);
+  visit("attempt", files.key.attempt);
+  visit("revision", files.key.revision);
+  visit("bytes", files.bytes);
+  visit("now", files.now);
+  visit("after_unix_ms", UnixMillis{files.after_unix_ms});
+  visit("why", files.why);
+}
 
 template <typename Visit>
 void VisitFields(const Facts& facts, Visit&& visit) {

@@ -240,6 +240,7 @@ struct JobStatus {
   8: JobPolicy policy,
   9: i64 attempt,
   10: string persist_problem,     // why the last persist failed; empty: none
+  11: i64 deletable_checkpoints, // whose files the policy deletes, now or later
 }
 struct NodeStatus {
   1: string node,
@@ -262,6 +263,29 @@ struct NodeStatus {
   18: string catalog,            // "sqlite: up to date", "sqlite: behind by 12 rows: why"
   19: string storage_id,         // identity of the storage whose files count; empty: none was met yet
   20: string storage_problem,    // why it cannot be used now; empty: it can
+}
+
+// What retention would make of the files of one checkpoint.
+struct FilesFate {
+  1: i64 step,
+  2: i64 attempt,
+  3: i32 revision,
+  4: i64 bytes,
+  5: bool now,                   // they go when the policy is applied next; else once `why` has come about
+  6: i64 after_unix_ms,          // not before; 0: no time is known
+  7: string why,
+}
+struct PolicyPreview {
+  1: list<FilesFate> files,      // those that go, the lowest steps first; at most 1000
+  2: i64 stay,
+  3: i64 go_now,
+  4: i64 go_later,
+  5: i64 bytes_now,
+  6: i64 bytes_later,
+}
+struct PreviewRequest {
+  1: string job,
+  2: optional JobPolicy policy,  // absent: the job's own
 }
 
 // --- the service ---------------------------------------------------------------------------------
@@ -320,6 +344,9 @@ service Cairn {
       throws (1: Error error),
   void pin(1: i64 call, 2: CheckpointRef checkpoint, 3: bool pinned) throws (1: Error error),
   void setPolicy(1: i64 call, 2: string job, 3: JobPolicy policy) throws (1: Error error),
+
+  // What retention would delete, and when. Nothing is deleted for it.
+  PolicyPreview previewPolicy(1: PreviewRequest request) throws (1: Error error),
 
   NodeStatus status() throws (1: Error error),
 }

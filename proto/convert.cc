@@ -124,6 +124,27 @@ class Decode {
 };
 
 template <typename Wire, typename Value, typename Pair>
+void FateFields(Wire& wire, Value& files, Pair& pair) {
+  pair("step", wire.step, files.key.step);
+  pair("attempt", wire.attempt, files.key.attempt);
+  pair("revision", wire.revision, files.key.revision);
+  pair("bytes", wire.bytes, files.bytes);
+  pair("now", wire.now, files.now);
+  pair("after_unix_ms", wire.after_unix_ms, files.after_unix_ms);
+  pair("why", wire.why, files.why);
+}
+
+// All but the files.
+template <typename Wire, typename Value, typename Pair>
+void PreviewFields(Wire& wire, Value& preview, Pair& pair) {
+  pair("stay", wire.stay, preview.stay);
+  pair("go_now", wire.go_now, preview.go_now);
+  pair("go_later", wire.go_later, preview.go_later);
+  pair("bytes_now", wire.bytes_now, preview.bytes_now);
+  pair("bytes_later", wire.bytes_later, preview.bytes_later);
+}
+
+template <typename Wire, typename Value, typename Pair>
 void FactsFields(Wire& wire, Value& facts, Pair& pair) {
   pair("complete", wire.complete, facts.complete);
   pair("resident", wire.resident, facts.resident);
@@ -328,6 +349,28 @@ StatusOr<ObjectInfo> FromWire(const wire::ObjectInfo& info) {
   ObjectInfo out;
   Decode pair;
   ObjectFields(info, out, pair);
+  CAIRN_RETURN_IF_ERROR(std::move(pair).status());
+  return out;
+}
+
+wire::PolicyPreview ToWire(const PolicyPreview& preview) {
+  wire::PolicyPreview out;
+  Encode pair;
+  PreviewFields(out, preview, pair);
+  for (const FilesFate& files : preview.files) {
+    FateFields(out.files.emplace_back(), files, pair);
+  }
+  return out;
+}
+
+StatusOr<PolicyPreview> FromWire(const std::string& job, const wire::PolicyPreview& preview) {
+  PolicyPreview out;
+  Decode pair;
+  PreviewFields(preview, out, pair);
+  for (const wire::FilesFate& files : preview.files) {
+    FateFields(files, out.files.emplace_back(), pair);
+    out.files.back().key.job = job;
+  }
   CAIRN_RETURN_IF_ERROR(std::move(pair).status());
   return out;
 }

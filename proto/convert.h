@@ -53,6 +53,8 @@ wire::CheckpointInfo ToWire(const CheckpointInfo& info);
 StatusOr<CheckpointInfo> FromWire(const std::string& job, const wire::CheckpointInfo& info);
 wire::ObjectInfo ToWire(const ObjectInfo& info);
 StatusOr<ObjectInfo> FromWire(const wire::ObjectInfo& info);
+wire::PolicyPreview ToWire(const PolicyPreview& preview);
+StatusOr<PolicyPreview> FromWire(const std::string& job, const wire::PolicyPreview& preview);
 wire::Latest ToWire(const LatestCheckpoint& latest);
 LatestCheckpoint FromWire(const std::string& job, const wire::Latest& latest);
 

@@ -40,7 +40,11 @@ Status ListPath(Context* context, const std::string& text, bool all) {
     return absl::OkStatus();
   }
   out << RenderJobs(listing.jobs);
-  if (!listing.checkpoints.empty()) out << RenderCheckpoints(listing.checkpoints, all);
+  if (!listing.checkpoints.empty()) {
+    CAIRN_ASSIGN_OR_RETURN(const PolicyPreview preview,
+                           finder->Preview(listing.checkpoints.front().key.job));
+    out << RenderCheckpoints(listing.checkpoints, preview, all);
+  }
   if (!listing.objects.empty()) out << RenderObjects(listing.objects);
   return absl::OkStatus();
 }

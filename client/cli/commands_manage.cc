@@ -97,6 +97,7 @@ struct PolicyArguments {
   std::string job;
   std::optional<std::string> persist, readers;
   std::optional<int64_t> every, keep_last, keep_every;
+  bool dry_run = false;
   bool changes() const { return persist || readers || every || keep_last || keep_every; }
 };
 
@@ -134,6 +135,15 @@ Status Policy(Context* context, const PolicyArguments& arguments) {
     }
     if (arguments.keep_last) policy.keep_last = *arguments.keep_last;
     if (arguments.keep_every) policy.keep_every = *arguments.keep_every;
+  }
+  if (arguments.dry_run) {
+    CAIRN_ASSIGN_OR_RETURN(const PolicyPreview preview,
+                           reader->PreviewPolicy(arguments.job, policy));
+    *context->console.out << (context->settings.json ? Dump(ToJson(preview))
+                                                     : RenderPreview(preview));
+    return absl::OkStatus();
+  }
+  if (arguments.changes()) {
     CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect(arguments.job));
     CAIRN_RETURN_IF_ERROR(session->SetPolicy(policy));
   }
@@ -220,6 +230,8 @@ void AddManageCommands(CLI::App* app, Context* context) {
                         "keep the files of the newest N steps; 0 keeps all");
     command->add_option("--keep-every", arguments->keep_every, "and of steps divisible by this");
     command->add_option("--readers", arguments->readers, "who may read: owner");
+    command->add_flag("--dry-run", arguments->dry_run,
+                      "change nothing; show whose files such a policy deletes, and when");
     command->callback([=] { context->action = [=] { return Policy(context, *arguments); }; });
   }
 }

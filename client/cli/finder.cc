@@ -21,6 +21,9 @@ class DaemonFinder : public Finder {
     return session_->Latest(job);
   }
   StatusOr<client::Listing> List(const std::string& path) override { return session_->List(path); }
+  StatusOr<PolicyPreview> Preview(const std::string& job) override {
+    return session_->PreviewPolicy(job, std::nullopt);
+  }
   StatusOr<CheckpointInfo> Stat(const CheckpointRef& checkpoint) override {
     return session_->Stat(checkpoint);
   }
@@ -45,6 +48,7 @@ class StorageFinder : public Finder {
   StatusOr<client::LatestCheckpoint> Latest(const std::string& job) override {
     return client::StoredLatest(root_, job);
   }
+  StatusOr<PolicyPreview> Preview(const std::string&) override { return PolicyPreview(); }
   StatusOr<client::Listing> List(const std::string& path) override {
     return client::ListStored(root_, path);
   }

@@ -17,6 +17,8 @@ class Finder {
   virtual bool from_storage() const = 0;
   virtual StatusOr<client::LatestCheckpoint> Latest(const std::string& job) = 0;
   virtual StatusOr<client::Listing> List(const std::string& path) = 0;
+  // What the job's policy would delete. Without a daemon nothing is deleted.
+  virtual StatusOr<PolicyPreview> Preview(const std::string& job) = 0;
   virtual StatusOr<client::CheckpointInfo> Stat(const client::CheckpointRef& checkpoint) = 0;
   virtual StatusOr<client::ObjectInfo> StatObject(const client::CheckpointRef& checkpoint,
                                                   const std::string& name) = 0;

@@ -1,6 +1,7 @@
 #include "client/cli/render.h"
 
 #include <algorithm>
+#include <map>
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
@@ -75,6 +76,16 @@ std::string Sheet(const std::vector<std::pair<std::string, std::string>>& lines)
 }  // namespace
 
 Json ToJson(const CheckpointInfo& info) { return FieldsJson(info); }
+Json ToJson(const PolicyPreview& preview) {
+  Json json = {{"stay", preview.stay},
+               {"go_now", preview.go_now},
+               {"go_later", preview.go_later},
+               {"bytes_now", preview.bytes_now},
+               {"bytes_later", preview.bytes_later}};
+  json["files"] = Json::array();
+  for (const FilesFate& files : preview.files) json["files"].push_back(FieldsJson(files));
+  return json;
+}
 Json ToJson(const ObjectInfo& info) { return FieldsJson(info); }
 Json ToJson(const LatestCheckpoint& latest) { return FieldsJson(latest); }
 
@@ -88,7 +99,31 @@ std::string RenderJobs(const std::vector<std::string>& jobs) {
   return text;
 }
 
-std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints, bool all) {
+std::string RenderPreview(const PolicyPreview& preview) {
+  Table table({"STEP", "ATTEMPT", "REV", "SIZE", "DELETED (UTC)", "WHY"}, {0, 1, 2, 3});
+  for (const FilesFate& files : preview.files) {
+    table.Row({absl::StrCat(files.key.step), absl::StrCat(files.key.attempt),
+               absl::StrCat(files.key.revision), HumanBytes(files.bytes),
+               files.now                  ? "now"
+               : files.after_unix_ms != 0 ? HumanTime(files.after_unix_ms)
+                                          : "later",
+               files.why});
+  }
+  std::string text = table.empty() ? "" : table.Render();
+  const uint64_t unnamed = preview.go_now + preview.go_later - preview.files.size();
+  if (unnamed > 0)
+    absl::StrAppend(&text, "and ", Grouped(static_cast<int64_t>(unnamed)), " more\n");
+  const auto some = [](uint64_t n) { return Plural(static_cast<int64_t>(n), "checkpoint"); };
+  absl::StrAppend(&text, "files of ", some(preview.go_now), " (", HumanBytes(preview.bytes_now),
+                  ") go at once, of ", some(preview.go_later), " (",
+                  HumanBytes(preview.bytes_later), ") later, of ", some(preview.stay), " stay\n");
+  return text;
+}
+
+std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints,
+                              const PolicyPreview& preview, bool all) {
+  std::map<CheckpointKey, bool> go;  // now
+  for (const FilesFate& files : preview.files) go[files.key] = files.now;
   std::vector<std::string> head = {"STEP",    "LEVEL",       "SIZE",    "OBJECTS",
                                    "WRITERS", "SAVED (UTC)", "ATTEMPT", "REV"};
   if (all) head.push_back("LINE");
@@ -112,7 +147,12 @@ std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints, bo
         absl::StrCat(info.key.attempt),
         absl::StrCat(info.key.revision)};
     if (all) row.push_back(OnLine(info));
-    row.push_back(Marks(info, all));
+    std::string marks = Marks(info, all);
+    if (const auto goes = go.find(info.key); goes != go.end()) {
+      absl::StrAppend(&marks, marks.empty() ? "" : ", ",
+                      goes->second ? "files about to go" : "files go later");
+    }
+    row.push_back(marks);
     table.Row(row);
   }
   std::string text = table.Render();

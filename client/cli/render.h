@@ -15,12 +15,15 @@ using Json = nlohmann::ordered_json;
 Json ToJson(const CheckpointInfo& info);
 Json ToJson(const ObjectInfo& info);
 Json ToJson(const LatestCheckpoint& latest);
+Json ToJson(const PolicyPreview& preview);
 // Indented, and ends in a newline. Bytes that are not UTF-8 are replaced.
 std::string Dump(const Json& json);
 
 std::string RenderJobs(const std::vector<std::string>& jobs);
 // With `all` also those that no longer count, and a column that says which do.
-std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints, bool all);
+std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints,
+                              const PolicyPreview& preview, bool all);
+std::string RenderPreview(const PolicyPreview& preview);
 std::string RenderObjects(const std::vector<ObjectInfo>& objects);
 std::string RenderCheckpoint(const CheckpointInfo& info);
 std::string RenderObject(const CheckpointKey& checkpoint, const ObjectInfo& info);

@@ -132,13 +132,17 @@ Table Jobs(const Json& status) {
   for (const Json& job : List(status, "jobs")) {
     if (Text(job, "job").empty()) continue;
     const int64_t unprotected = Number(job, "unprotected_checkpoints");
+    std::string policy = PolicyText(job);
+    if (const int64_t go = Number(job, "deletable_checkpoints"); go > 0) {
+      absl::StrAppend(&policy, "; files of ", Plural(go, "checkpoint"), " go");
+    }
     table.Row({Text(job, "job"), absl::StrCat("uid ", Number(job, "owner_uid")),
                HumanBytes(Bytes(job, "resident_bytes")), StepText(StepField(job, "latest_step")),
                StepText(StepField(job, "latest_persisted_step")),
                unprotected == 0 ? "-"
                                 : absl::StrCat(Plural(unprotected, "checkpoint"), ", ",
                                                HumanBytes(Bytes(job, "unprotected_bytes"))),
-               PolicyText(job)});
+               policy});
   }
   return table;
 }

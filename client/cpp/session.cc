@@ -260,6 +260,21 @@ class SessionImpl : public Session {
                 [&](wire::CairnClient& client) { client.setPolicy(call, options_.job, wanted); });
   }
 
+  StatusOr<PolicyPreview> PreviewPolicy(const std::string& job,
+                                        const std::optional<JobPolicy>& policy) override {
+    return Answer<PolicyPreview>([&](PolicyPreview* out) -> Status {
+      wire::PreviewRequest request;
+      request.__set_job(job.empty() ? options_.job : job);
+      if (policy.has_value()) request.__set_policy(ToWire(*policy));
+      wire::PolicyPreview reply;
+      CAIRN_RETURN_IF_ERROR(Call("previewPolicy", [&](wire::CairnClient& client) {
+        client.previewPolicy(reply, request);
+      }));
+      CAIRN_ASSIGN_OR_RETURN(*out, FromWire(request.job, reply));
+      return absl::OkStatus();
+    });
+  }
+
   StatusOr<std::string> StatusJson() override {
     return Answer<std::string>([&](std::string* out) {
       wire::NodeStatus reply;

@@ -187,6 +187,9 @@ class Session : public std::enable_shared_from_this<Session> {
   virtual Status Remove(const CheckpointRef& checkpoint, bool memory_only, bool force) = 0;
   virtual Status Pin(const CheckpointRef& checkpoint, bool pinned) = 0;
   virtual Status SetPolicy(const JobPolicy& policy) = 0;
+  // What retention would delete of the job's files under `policy`, or under its own.
+  virtual StatusOr<PolicyPreview> PreviewPolicy(const std::string& job,
+                                                const std::optional<JobPolicy>& policy) = 0;
   // NodeStatus of proto/cairn.thrift as JSON: its field names, enumerators as people write them.
   virtual StatusOr<std::string> StatusJson() = 0;
 };

@@ -43,7 +43,8 @@ Json JobJson(const wire::JobStatus& j) {
           {"unprotected_bytes", j.unprotected_bytes},
           {"policy", PolicyJson(j.policy)},
           {"attempt", j.attempt},
-          {"persist_problem", j.persist_problem}};
+          {"persist_problem", j.persist_problem},
+          {"deletable_checkpoints", j.deletable_checkpoints}};
 }
 
 }  // namespace

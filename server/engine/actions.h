@@ -136,6 +136,7 @@ struct JobStatus {
   JobPolicy policy;
   cairn::Attempt attempt = 0;  // the newest
   std::string persist_problem;
+  uint64_t deletable_checkpoints = 0;  // whose files the policy deletes, now or later
 };
 
 struct Status {
@@ -155,7 +156,7 @@ struct Status {
 };
 
 using Body = std::variant<Ok, Hello, Attempt, Create, Commit, Chunk, Open, OpenStored, Latest,
-                          CheckpointInfo, ObjectInfo, List, Status>;
+                          CheckpointInfo, ObjectInfo, List, PolicyPreview, Status>;
 
 }  // namespace reply
 

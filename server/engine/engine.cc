@@ -67,6 +67,7 @@ class Engine::Impl {
   void On(const event::ChooseAttempt& e) { job_calls_.On(e); }
   void On(const event::ResumeFrom& e) { job_calls_.On(e); }
   void On(const event::Use& e) { job_calls_.On(e); }
+  void On(const event::PreviewPolicy& e) { job_calls_.On(e); }
   void On(const event::SetPolicy& e) { job_calls_.On(e); }
   void On(const event::PersistNow& e) { job_calls_.On(e); }
   void On(const event::Create& e) { saving_.On(e); }

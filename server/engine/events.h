@@ -257,6 +257,14 @@ struct Pin {
   bool pinned = true;
 };
 
+// What retention would delete under `policy`; nullopt: the job's own. → PolicyPreview
+struct PreviewPolicy {
+  Caller caller;
+  std::string job;
+  std::optional<JobPolicy> policy;
+  MonotonicNanos deadline = 0;
+};
+
 struct SetPolicy {
   Caller caller;
   std::string job;
@@ -359,10 +367,10 @@ using Event =
                  event::Use, event::Create, event::SealObjects, event::Commit, event::Abort,
                  event::LocateChunk, event::Open, event::Release, event::Renew, event::LendFailed,
                  event::Latest, event::StatCheckpoint, event::StatObject, event::List, event::Wait,
-                 event::PersistNow, event::Remove, event::Pin, event::SetPolicy, event::Status,
-                 event::SlabMade, event::SlabDestroyed, event::SlabProbed, event::ManifestWritten,
-                 event::ChunkWritten, event::Verified, event::Persisted, event::LineRecordWritten,
-                 event::FilesDeleted, event::JobScanned, event::StorageSeen, event::Tick,
-                 event::Drain, event::JournalFull>;
+                 event::PersistNow, event::Remove, event::Pin, event::PreviewPolicy,
+                 event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
+                 event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
+                 event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
+                 event::StorageSeen, event::Tick, event::Drain, event::JournalFull>;
 
 }  // namespace cairn::engine

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/engine/keep_plan.h"
 
 namespace cairn::engine {
 
@@ -177,6 +178,20 @@ void JobCalls::ReinstateLine(const Job& job) {
     if (of_step < 2 || on_line == nullptr) continue;
     out_.Do(action::Reinstate{on_line->key, job.owner->uid, job.owner->gid});
   }
+}
+
+void JobCalls::On(const event::PreviewPolicy& event) {
+  Job* job = scanning_.Readable(&sessions_, event.caller, event.job, event.deadline, event,
+                                /*scan=*/true);
+  if (job == nullptr) return;
+  // Who asks about a policy may set it next; a listing makes do with what is known.
+  if (event.policy.has_value() &&
+      scanning_.AwaitLook(event.caller, job, event.deadline, event, /*can_do_without=*/true)) {
+    return;
+  }
+  const JobPolicy& policy = event.policy.has_value() ? *event.policy : job->owner->policy;
+  out_.Answer(event.caller.request,
+              Body(PreviewOf(PlanKeep(*job, policy, options_, standing_, out_.now()), policy)));
 }
 
 void JobCalls::On(const event::SetPolicy& event) {

@@ -21,6 +21,7 @@ class JobCalls {
   void On(const event::ChooseAttempt& event);
   void On(const event::ResumeFrom& event);
   void On(const event::Use& event);
+  void On(const event::PreviewPolicy& event);
   void On(const event::SetPolicy& event);
   void On(const event::PersistNow& event);
 

@@ -3,16 +3,11 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/keep_plan.h"
 #include "server/engine/restored.h"
 #include "server/engine/scanning.h"
 
 namespace cairn::engine {
-namespace {
-
-// Files are deleted by a look at storage that is not older.
-constexpr MonotonicNanos kLookAge = 600 * kNanosPerSecond;
-
-}  // namespace
 
 Retention::Retention(const Options& options, Outbox* out, Callers* callers, Jobs* jobs,
                      Sessions* sessions, Parts* parts, Persistence* persistence, Eviction* eviction,
@@ -30,100 +25,16 @@ Retention::Retention(const Options& options, Outbox* out, Callers* callers, Jobs
 
 // --- by policy
 
-int64_t Retention::PersistedOf(const Job& job, Attempt attempt) const {
-  int64_t persisted = 0;
-  for (const CheckpointId& id : job.files->persisted) {
-    persisted += id.attempt == attempt && standing_.OnLine(*CheckpointOf(job, id)) ? 1 : 0;
-  }
-  return persisted;
-}
-
-// The life that left them is there to stay.
-bool Retention::MayDeleteAbandoned(const Job& job) const {
-  const LineHead head = standing_.Head(job);
-  if (head.number == 0 || head.decided) return false;
-  const AttemptState& attempt = job.attempts->begun.at(head.number);
-  // A lineage may have left out what is older than itself.
-  if (attempt.lineage.Full()) return false;
-  return PersistedOf(job, head.number) >= job.owner->policy.keep_last;
-}
-
-// What the line left is deleted by what storage shows now, and once its grace is over by storage's own
-// clock, which no node's clock that jumps can hurry. True: it is too early, or a look is under way, after
-// which this is asked again.
-bool Retention::LookFirst(Job* job) {
-  const std::set<CheckpointId>& persisted = job->files->persisted;
-  const bool any = std::any_of(persisted.begin(), persisted.end(), [&](const CheckpointId& id) {
-    return standing_.Abandoned(*CheckpointOf(*job, id));
-  });
-  if (!any) return true;
-  const JobScan& scan = *job->scan;
-  const int64_t recorded = job->attempts->begun.at(standing_.Head(*job).number).recorded_unix_ms;
-  const bool known = recorded != 0 && scan.storage_unix_ms != 0;
-  const bool stale =
-      known ? out_.now() - scan.read > kLookAge : scan.read <= job->files->persisted_at;
-  if (stale) scanning_->Look(job);
-  if (stale || !known) return true;
-  const int64_t now_ms = scan.storage_unix_ms + (out_.now() - scan.read) / kNanosPerMilli;
-  return now_ms - recorded < options_.keep_abandoned_seconds * 1000;
-}
-
-bool Retention::MayDelete(const Checkpoint& checkpoint, bool abandoned_too, int64_t* kept) const {
-  const Job& job = *checkpoint.job;
-  const JobPolicy& policy = job.owner->policy;
-  const bool newest = &checkpoint == standing_.Newest(job);
-  if (checkpoint.files->deleting || *checkpoint.pinned || newest) {
-    if (newest) ++*kept;
-    return false;
-  }
-  if (standing_.Abandoned(checkpoint)) return abandoned_too;
-  // An older revision of one on the line: what took its place took its files.
-  if (!standing_.OnLine(checkpoint)) return false;
-  if (++*kept <= policy.keep_last) return false;
-  return policy.keep_every <= 0 || checkpoint.key.step % policy.keep_every != 0;
-}
-
-// A life that has just gone back is not done with what it went back to: the origins, revisions left
-// out, of every attempt with fewer than keep_last files of its own.
-std::set<CheckpointId> Retention::ComeFromByYoung(const Job& job) const {
-  std::map<Attempt, int64_t> files;
-  for (const CheckpointId& id : job.files->persisted) ++files[id.attempt];
-  std::set<CheckpointId> in_use;
-  for (const auto& [number, attempt] : job.attempts->begun) {
-    if (files[number] >= job.owner->policy.keep_last) continue;
-    in_use.insert({attempt.lineage.step(), attempt.lineage.attempt(), 0});
-  }
-  for (const auto& [number, decision] : job.attempts->decisions) {
-    if (number > standing_.Head(job).number || standing_.Head(job).decided) {
-      in_use.insert({decision.lineage.step(), decision.lineage.attempt(), 0});
-    }
-  }
-  return in_use;
-}
-
 void Retention::ApplyKeepPolicy(Job* job) {
-  const int64_t keep_last = job->owner->policy.keep_last;
-  if (keep_last <= 0 || !options_.storage) return;
-  // Whoever has just decided by hand what counts is not done with it.
-  if (standing_.Head(*job).decided) return;
-  // What a life goes on from may be anything as long as it is not known.
-  if (!Attempts::OriginsKnown(*job)) return;
-  // So may be what could not be read.
-  if (job->scan->state == ScanState::kFailed) return scanning_->Insist(job);
-  const std::set<CheckpointId> in_use = ComeFromByYoung(*job);
-  const bool abandoned_too = MayDeleteAbandoned(*job) && !LookFirst(job);
-  int64_t kept = 0;
-  std::vector<Checkpoint*> surplus;
-  const std::set<CheckpointId>& persisted = job->files->persisted;
-  for (auto at = persisted.rbegin(); at != persisted.rend(); ++at) {
-    Checkpoint* checkpoint = CheckpointOf(*job, *at);
-    if (!MayDelete(*checkpoint, abandoned_too, &kept)) continue;
-    if (in_use.contains({at->step, at->attempt, 0})) continue;
-    surplus.push_back(checkpoint);
-  }
-  for (Checkpoint* checkpoint : surplus) {
-    persistence_.DeleteBegins(checkpoint);
-    SendDelete(*job, checkpoint->key, /*tombstone=*/false);
+  const JobPolicy& policy = job->owner->policy;
+  if (policy.keep_last <= 0 || !options_.storage) return;
+  const KeepPlan plan = PlanKeep(*job, policy, options_, standing_, out_.now());
+  if (plan.look) scanning_->Look(job);
+  for (const PlannedFiles& files : plan.files) {
+    if (files.reason == KeepReason::kUnread) scanning_->Insist(job);
+    if (!files.Goes()) continue;
+    persistence_.DeleteBegins(files.checkpoint);
+    SendDelete(*job, files.checkpoint->key, /*tombstone=*/false);
   }
 }
 

@@ -22,10 +22,7 @@ class Retention : public Waitlist {
             Describing* describing);
   void set_scanning(Scanning* scanning) { scanning_ = scanning; }
 
-  // Files go only by an explicit keep_last: all but the newest so many on the line, those of
-  // keep_every, the newest complete one, and what is pinned. What the line has left goes when the life
-  // that left it has keep_last persisted steps of its own and is old enough (keep_abandoned_seconds).
-  // Nothing goes while it is not known where some attempt comes from.
+  // Deletes what PlanKeep says goes.
   void ApplyKeepPolicy(Job* job);
   // OK, or that the step was removed and this attempt does not bring it back.
   static Status CheckRemoved(const Job& job, Step step, Attempt attempt);
@@ -47,16 +44,11 @@ class Retention : public Waitlist {
   void Snapshot(const Job& job, std::vector<Fact>* facts) const;
 
  private:
-  std::set<CheckpointId> ComeFromByYoung(const Job& job) const;
-  int64_t PersistedOf(const Job& job, Attempt attempt) const;  // on the line
-  bool MayDeleteAbandoned(const Job& job) const;
-  bool MayDelete(const Checkpoint& checkpoint, bool abandoned_too, int64_t* kept) const;
   Status CheckRemove(const event::Remove& event, const Job& job,
                      const Checkpoint* checkpoint) const;
   void RemoveStep(const event::Remove& event, Job* job, Step step,
                   const AttemptRanges::Range& attempts);
   void Remember(Job* job, Step step, const AttemptRanges::Range& attempts);
-  bool LookFirst(Job* job);
   void SendDelete(const Job& job, const CheckpointKey& key, bool tombstone);
   void AnswerRemovals(const CheckpointKey& key, const Status& status);
 

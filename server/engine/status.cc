@@ -4,6 +4,7 @@
 #include <set>
 
 #include "server/engine/describing.h"
+#include "server/engine/keep_plan.h"
 
 namespace cairn::engine {
 namespace {
@@ -32,7 +33,8 @@ std::vector<reply::Quarantined> QuarantinedOf(const StatusSources& from) {
   return quarantined;
 }
 
-reply::JobStatus StatusOfJob(const Job& job, const Standing& standing) {
+reply::JobStatus StatusOfJob(const StatusSources& from, const Job& job) {
+  const Standing& standing = from.standing;
   reply::JobStatus shown;
   shown.job = job.name;
   shown.owner_uid = job.owner->uid;
@@ -53,6 +55,12 @@ reply::JobStatus StatusOfJob(const Job& job, const Standing& standing) {
     }
     ++shown.unprotected_checkpoints;
     shown.unprotected_bytes += checkpoint->content->bytes;
+  }
+  if (shown.policy.keep_last > 0) {
+    const KeepPlan plan = PlanKeep(job, shown.policy, from.options, standing, from.out.now());
+    for (const PlannedFiles& files : plan.files) {
+      shown.deletable_checkpoints += files.Goes() || files.GoesLater() ? 1 : 0;
+    }
   }
   return shown;
 }
@@ -76,7 +84,7 @@ reply::Status StatusOf(const StatusSources& from) {
   status.quarantined = QuarantinedOf(from);
   for (const auto& [name, job] : from.jobs.all()) {
     if (!job->owner->owned && job->sessions->all.empty()) continue;
-    status.jobs.push_back(StatusOfJob(*job, from.standing));
+    status.jobs.push_back(StatusOfJob(from, *job));
   }
   status.counters = from.out.counters();
   status.counters["waiting_callers"] = static_cast<int64_t>(from.callers.size());

@@ -29,6 +29,7 @@ struct LendsOf {
   Lends operator()(const engine::CheckpointInfo&) const { return {}; }
   Lends operator()(const engine::ObjectInfo&) const { return {}; }
   Lends operator()(const reply::List&) const { return {}; }
+  Lends operator()(const PolicyPreview&) const { return {}; }
   Lends operator()(const reply::Status&) const { return {}; }
 };
 

@@ -190,6 +190,7 @@ wire::NodeStatus FromState(const node::NodeState& state, const node::Options& op
     shown.__set_policy(ToWire(job.policy));
     shown.__set_attempt(job.attempt);
     shown.__set_persist_problem(job.persist_problem);
+    shown.__set_deletable_checkpoints(Signed(job.deletable_checkpoints));
     result.jobs.push_back(std::move(shown));
   }
   result.__set_counters(engine.counters);

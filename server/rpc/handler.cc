@@ -448,6 +448,18 @@ void Handler::setPolicy(int64_t call, const std::string& job, const wire::JobPol
   });
 }
 
+void Handler::previewPolicy(wire::PolicyPreview& reply, const wire::PreviewRequest& request) {
+  Answering([&] {
+    event::PreviewPolicy preview;
+    preview.caller = OrThrow(Caller());
+    preview.job = request.job.empty() ? session_.job : request.job;
+    OrThrow(ValidateJob(preview.job));
+    if (request.__isset.policy) preview.policy = OrThrow(FromWire(request.policy));
+    preview.deadline = DefaultDeadline();
+    reply = ToWire(Expect<PolicyPreview>(node_->Call(std::move(preview))));
+  });
+}
+
 void Handler::status(wire::NodeStatus& reply) {
   Answering([&] { reply = FromState(OrThrow(node_->State(Anyone())), node_->options()); });
 }

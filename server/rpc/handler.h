@@ -50,6 +50,7 @@ class Handler : public wire::CairnIf {
               bool force) override;
   void pin(int64_t call, const wire::CheckpointRef& checkpoint, bool pinned) override;
   void setPolicy(int64_t call, const std::string& job, const wire::JobPolicy& policy) override;
+  void previewPolicy(wire::PolicyPreview& reply, const wire::PreviewRequest& request) override;
   void status(wire::NodeStatus& reply) override;
 
  private:

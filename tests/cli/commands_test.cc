@@ -32,6 +32,7 @@ struct World {
   std::map<Step, int32_t> world_size;
   std::set<Step> abandoned;
   std::string status = "{}";
+  PolicyPreview preview;
   std::vector<std::string> calls;
   std::vector<client::ConnectOptions> connections;
   Status refuse_remove;  // without force
@@ -231,6 +232,12 @@ class FakeSession : public client::Session {
                                          " mode=", static_cast<int>(policy.mode),
                                          " every=", policy.every, " keep_last=", policy.keep_last));
     return absl::OkStatus();
+  }
+  StatusOr<PolicyPreview> PreviewPolicy(const std::string& job,
+                                        const std::optional<JobPolicy>& policy) override {
+    const int64_t keep_last = policy.has_value() ? policy->keep_last : 0;
+    world_->calls.push_back(absl::StrCat("preview ", job, " keep_last=", keep_last));
+    return world_->preview;
   }
   StatusOr<std::string> StatusJson() override { return world_->status; }
 
@@ -529,6 +536,26 @@ TEST_F(CommandsTest, PolicyChangesOnlyWhatWasNamed) {
   EXPECT_EQ(Cairn({"policy", "run7", "--every", "100"}), 0) << Err();
   EXPECT_EQ(world_.calls.back(), "policy run7 mode=1 every=100 keep_last=4");
   EXPECT_EQ(Cairn({"policy", "run7", "--persist", "sometimes"}), 2);
+}
+
+TEST_F(CommandsTest, PolicyDryRunShowsWhatWouldGoAndChangesNothing) {
+  world_.status =
+      R"({"jobs":[{"job":"run7","policy":{"mode":"NEWEST","every":1,"keep_last":4,"keep_every":0}}]})";
+  world_.preview.files = {
+      {{"run7", 3, 1, 0}, 2048, true, 0, "older than the newest 2"},
+      {{"run7", 4, 1, 0}, 1024, false, 86400000, "abandoned: once its grace is over"}};
+  world_.preview.stay = 2;
+  world_.preview.go_now = world_.preview.go_later = 1;
+  world_.preview.bytes_now = 2048;
+  EXPECT_EQ(Cairn({"policy", "run7", "--keep-last", "2", "--dry-run"}), 0) << Err();
+  EXPECT_THAT(world_.calls, testing::ElementsAre("preview run7 keep_last=2"));
+  EXPECT_THAT(Out(), testing::HasSubstr("now                  older than the newest 2"));
+  EXPECT_THAT(Out(), testing::HasSubstr("1970-01-02 00:00:00  abandoned: once"));
+  EXPECT_THAT(Out(),
+              testing::HasSubstr("files of 1 checkpoint (2.00 KiB) go at once, of 1 checkpoint"));
+  EXPECT_EQ(Cairn({"policy", "run7", "--dry-run", "-o", "json"}), 0) << Err();
+  EXPECT_EQ(OutJson()["files"][1]["why"], "abandoned: once its grace is over");
+  EXPECT_EQ(OutJson()["go_now"], 1);
 }
 
 TEST_F(CommandsTest, PolicyOfAMisspelledJobDoesNotBringItIntoBeing) {

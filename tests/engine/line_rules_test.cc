@@ -323,6 +323,49 @@ TEST_F(LineRules, Rule21TheGraceIsCountedByTheClockOfStorage) {
   EXPECT_TRUE(stored.contains({"job", 8, 2, 0}));
 }
 
+// What people are told is what is done.
+TEST_F(LineRules, Rule21APreviewSaysWhatGoesAndWhen) {
+  options.keep_abandoned_seconds = 3600;
+  Restart();
+  const SessionId first = Life(1);
+  for (const Step step : {1, 2, 3, 4}) Save(first, step);
+  const SessionId reader = Hello({.writer = -1});
+  const auto preview = [&](int64_t keep_last) {
+    JobPolicy policy;
+    policy.keep_last = keep_last;
+    event::PreviewPolicy ask{From(reader), "job", policy, Soon()};
+    Apply(ask);
+    return *Take<PolicyPreview>(ask.caller.request);
+  };
+  const auto steps = [](const PolicyPreview& shown) {
+    std::vector<std::pair<Step, bool>> all;
+    for (const FilesFate& files : shown.files) all.emplace_back(files.key.step, files.now);
+    return all;
+  };
+  using Steps = std::vector<std::pair<Step, bool>>;
+  EXPECT_EQ(preview(0).stay, 4u);
+  EXPECT_EQ(steps(preview(2)), (Steps{{1, true}, {2, true}}));
+  EXPECT_EQ(preview(2).stay, 2u);
+  EXPECT_EQ(stored.size(), 4u) << "nothing goes for it";
+  Die(first);
+  const SessionId second = Life(2);
+  ASSERT_TRUE(Resume(second, 2, 1).ok());
+  event::PreviewPolicy own{From(second), "job", std::nullopt, Soon()};
+  Apply(own);
+  EXPECT_TRUE(Take<PolicyPreview>(own.caller.request)->files.empty()) << "its own deletes nothing";
+  for (const Step step : {5, 6}) Save(second, step);
+  Advance(kNanosPerSecond);
+  const PolicyPreview later = preview(2);
+  EXPECT_EQ(steps(later), (Steps{{1, true}, {2, false}, {3, false}, {4, false}}));
+  EXPECT_EQ(later.files[1].why, "abandoned: once its grace is over");
+  EXPECT_EQ(later.files[1].after_unix_ms, recorded_at.at(2) + 3600 * 1000);
+  JobPolicy policy;
+  policy.keep_last = 2;
+  Apply(event::SetPolicy{From(second), "job", policy});
+  EXPECT_EQ(steps(preview(2)), (Steps{{2, false}, {3, false}, {4, false}}));
+  EXPECT_FALSE(stored.contains({"job", 1, 1, 0}));
+}
+
 TEST_F(LineRules, RemovedStepsAreRemovedForOneWhoLostItsMemory) {
   Lived(1, {1, 2, 3});
   const SessionId reader = Hello({.writer = -1});

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn_daemon import MIB, Node, binary, node
+from cairn_daemon import MIB, Node, binary, node, until
 from cairn_raw import attempt_number, pattern
 
 
@@ -132,6 +132,30 @@ def test_pin_unpin_policy(cairn: Cairn, tmp_path: Path) -> None:
     policy = cairn.json("policy", "pin")
     assert (policy["persist"], policy["every"], policy["keep_last"]) == ("every", 100, 3)
     cairn.run("policy", "pin", "--every", "-1", code=2)
+
+
+def test_policy_dry_run_shows_what_that_policy_then_deletes(cairn: Cairn, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"x")
+    for step in (1, 2, 3):  # a life each, which comes from the step before
+        cairn.run("put", tmp_path / "in", f"dry/{step}/a")
+        cairn.run("persist", f"dry/{step}")
+        cairn.run("wait", f"dry/{step}")
+    shown = cairn.json("policy", "dry", "--keep-last", 1, "--dry-run")
+    assert [(files["step"], files["now"]) for files in shown["files"]] == [(1, True), (2, True)]
+    assert (shown["stay"], shown["go_now"], shown["go_later"]) == (1, 2, 0)
+    assert (
+        b"older than the newest 1"
+        in cairn.run("policy", "dry", "--keep-last", 1, "--dry-run").stdout
+    )
+    assert cairn.json("policy", "dry")["keep_last"] == 0
+    assert {c["level"] for c in cairn.json("ls", "dry")["checkpoints"]} == {"PERSISTED"}
+    cairn.run("policy", "dry", "--keep-last", 1)
+
+    def persisted() -> list[int]:
+        listed = cairn.json("ls", "dry")["checkpoints"]
+        return [c["step"] for c in listed if c["level"] == "PERSISTED"]
+
+    until("the older ones are deleted", lambda: persisted() == [3])
 
 
 def test_exit_codes(cairn: Cairn, tmp_path: Path) -> None:

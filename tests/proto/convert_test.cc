@@ -115,6 +115,29 @@ TEST(Wire, ACheckpointArrivesAsItWasSent) {
   EXPECT_EQ(got->digest, sent.digest);
 }
 
+TEST(Wire, APreviewArrivesAsItWasSent) {
+  PolicyPreview sent;
+  sent.files = {{{"run7", 3, 11, 2}, 4096, true, 0, "older than the newest 2"},
+                {{"run7", 4, 12, 0}, 5, false, 1234567, "abandoned"}};
+  sent.stay = 7;
+  sent.go_now = 8;
+  sent.go_later = 9;
+  sent.bytes_now = 10;
+  sent.bytes_later = 11;
+  const auto got = FromWire("run7", ToWire(sent));
+  ASSERT_TRUE(got.ok()) << got.status();
+  ASSERT_EQ(got->files.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(got->files[i].key, sent.files[i].key);
+    EXPECT_EQ(got->files[i].bytes, sent.files[i].bytes);
+    EXPECT_EQ(got->files[i].now, sent.files[i].now);
+    EXPECT_EQ(got->files[i].after_unix_ms, sent.files[i].after_unix_ms);
+    EXPECT_EQ(got->files[i].why, sent.files[i].why);
+  }
+  EXPECT_EQ(std::tie(got->stay, got->go_now, got->go_later, got->bytes_now, got->bytes_later),
+            std::tie(sent.stay, sent.go_now, sent.go_later, sent.bytes_now, sent.bytes_later));
+}
+
 TEST(Wire, EachFactArrivesAlone) {
   for (bool Facts::*fact : {&Facts::complete, &Facts::resident, &Facts::persisted, &Facts::broken,
                             &Facts::in_conflict, &Facts::abandoned, &Facts::pinned}) {

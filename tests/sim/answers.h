@@ -38,6 +38,7 @@ class Answer {
   void On(const event::PersistNow&) {}
   void On(const event::Remove&) {}
   void On(const event::Pin&) {}
+  void On(const event::PreviewPolicy&) {}
   void On(const event::SetPolicy&) {}
   void On(const event::Status&);
   void On(const event::SlabMade&) { NobodyAsks(); }

@@ -165,6 +165,7 @@ class Digester {
   void Take(const reply::List& r) {
     Values("List", r.jobs, r.checkpoints, r.objects, r.next_cursor);
   }
+  void Take(const PolicyPreview& p) { Values("PolicyPreview", p.stay, p.go_now, p.go_later); }
   void Take(const reply::Status& r) {
     Values("Status", r.budget_bytes, r.slab_bytes, r.used_bytes, r.free_bytes, r.quarantined_bytes,
            r.writing_bytes, r.prefault_done, r.sessions.size(), r.quarantined.size(),
@@ -179,7 +180,7 @@ class Digester {
     for (const reply::JobStatus& j : r.jobs) {
       Values(j.job, j.owner_uid, j.resident_bytes, j.latest, j.latest_persisted,
              j.unprotected_checkpoints, j.unprotected_bytes, j.policy, j.attempt,
-             j.persist_problem.empty());
+             j.deletable_checkpoints, j.persist_problem.empty());
       Words(j.persist_problem);
     }
     for (const auto& [name, count] : r.counters) {

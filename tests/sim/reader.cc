@@ -141,6 +141,10 @@ Event SetPolicy(const Asking& a) {
   return event::SetPolicy{{}, a.job->name, policy};
 }
 
+Event PreviewPolicy(const Asking& a) {
+  return event::PreviewPolicy{{}, a.job->name, std::nullopt, a.deadline};
+}
+
 Event ChooseAttempt(const Asking& a) {
   return event::ChooseAttempt{{}, a.job->name, a.deadline, a.node->UnixMs()};
 }
@@ -174,7 +178,8 @@ constexpr Question kQuestions[] = {
     {76, Always, Wait, Limit::kDeadline},
     {80, Always, StatCheckpoint, Limit::kDeadline},
     {82, Always, StatObject, Limit::kDeadline},
-    {85, Always, List, Limit::kDeadline},
+    {84, Always, List, Limit::kDeadline},
+    {85, Always, PreviewPolicy, Limit::kDeadline},
     {89, Always, PersistNow, Limit::kPatience},
     {92, Always, Remove, Limit::kDeadline},
     {95, Always, Pin, Limit::kPatience},

@@ -1,0 +1,184 @@
+#include "server/engine/keep_plan.h"
+
+#include <map>
+#include <optional>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/attempts.h"
+
+namespace cairn::engine {
+namespace {
+
+// Abandoned files are deleted by a look at storage that is not older.
+constexpr MonotonicNanos kLookAge = 600 * kNanosPerSecond;
+
+class Planning {
+ public:
+  Planning(const Job& job, const JobPolicy& policy, const Options& options,
+           const Standing& standing, MonotonicNanos now)
+      : job_(job),
+        policy_(policy),
+        options_(options),
+        standing_(standing),
+        now_(now),
+        head_(standing.Head(job)),
+        newest_(standing.Newest(job)) {}
+
+  KeepPlan Run() {
+    const bool any = policy_.keep_last > 0 && options_.storage;
+    if (any) gone_on_from_ = GoneOnFrom();
+    const std::optional<KeepReason> hold = Hold();
+    const std::set<CheckpointId>& persisted = job_.files->persisted;
+    for (auto at = persisted.rbegin(); at != persisted.rend(); ++at) {
+      Checkpoint* checkpoint = CheckpointOf(job_, *at);
+      if (checkpoint->files->deleting) continue;
+      PlannedFiles files{checkpoint, any ? Reason(*checkpoint) : KeepReason::kNoKeepLast};
+      if (hold.has_value() && (files.Goes() || files.GoesLater())) files.reason = *hold;
+      plan_.files.push_back(files);
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  // Why nothing at all is deleted now.
+  std::optional<KeepReason> Hold() const {
+    // Whoever has just decided by hand what counts is not done with it.
+    if (head_.decided) return KeepReason::kDecision;
+    // What a life goes on from may be anything as long as it is not known.
+    if (!Attempts::OriginsKnown(job_)) return KeepReason::kOrigin;
+    if (job_.scan->state == ScanState::kFailed) return KeepReason::kUnread;
+    return std::nullopt;
+  }
+
+  KeepReason Reason(const Checkpoint& checkpoint) {
+    const bool newest = &checkpoint == newest_;
+    if (newest) ++kept_;
+    if (newest) return KeepReason::kNewest;
+    if (*checkpoint.pinned) return KeepReason::kPinned;
+    const bool abandoned = standing_.Abandoned(checkpoint);
+    // What took the place of an older revision on the line takes its files, too.
+    if (!abandoned && !standing_.OnLine(checkpoint)) return KeepReason::kAmongNewest;
+    if (!abandoned && ++kept_ <= policy_.keep_last) return KeepReason::kAmongNewest;
+    if (gone_on_from_.contains({checkpoint.key.step, checkpoint.key.attempt, 0})) {
+      return KeepReason::kGoneOnFrom;
+    }
+    if (abandoned) {
+      if (!of_abandoned_.has_value()) of_abandoned_ = OfAbandoned();
+      return *of_abandoned_;
+    }
+    const bool spared = policy_.keep_every > 0 && checkpoint.key.step % policy_.keep_every == 0;
+    return spared ? KeepReason::kKeepEvery : KeepReason::kSurplus;
+  }
+
+  // Whether the life that left them is there to stay.
+  KeepReason OfAbandoned() {
+    if (head_.number == 0 || head_.decided) return KeepReason::kYoung;
+    const AttemptState& attempt = job_.attempts->begun.at(head_.number);
+    if (attempt.lineage.Full()) return KeepReason::kLineIsLong;
+    int64_t persisted = 0;
+    for (const CheckpointId& id : job_.files->persisted) {
+      const bool counts = id.attempt == head_.number && standing_.OnLine(*CheckpointOf(job_, id));
+      persisted += counts ? 1 : 0;
+    }
+    if (persisted < policy_.keep_last) return KeepReason::kYoung;
+    return AfterGrace(attempt.recorded_unix_ms);
+  }
+
+  // By what storage shows now, and by storage's own clock, which no node's clock that jumps can hurry.
+  KeepReason AfterGrace(int64_t recorded_ms) {
+    const JobScan& scan = *job_.scan;
+    const bool known = recorded_ms != 0 && scan.storage_unix_ms != 0;
+    plan_.look = known ? now_ - scan.read > kLookAge : scan.read <= job_.files->persisted_at;
+    if (plan_.look || !known) return KeepReason::kNotLooked;
+    const int64_t now_ms = scan.storage_unix_ms + (now_ - scan.read) / kNanosPerMilli;
+    const int64_t over_ms = recorded_ms + options_.keep_abandoned_seconds * 1000;
+    if (now_ms >= over_ms) return KeepReason::kAbandoned;
+    plan_.grace_over_unix_ms = over_ms;
+    return KeepReason::kGrace;
+  }
+
+  // A life that has just gone back is not done with what it went back to: the origins, revisions left
+  // out, of every attempt with fewer than keep_last files of its own.
+  std::set<CheckpointId> GoneOnFrom() const {
+    std::map<Attempt, int64_t> files;
+    for (const CheckpointId& id : job_.files->persisted) ++files[id.attempt];
+    std::set<CheckpointId> from;
+    for (const auto& [number, attempt] : job_.attempts->begun) {
+      if (files[number] >= policy_.keep_last) continue;
+      from.insert({attempt.lineage.step(), attempt.lineage.attempt(), 0});
+    }
+    for (const auto& [number, decision] : job_.attempts->decisions) {
+      if (number > head_.number || head_.decided) {
+        from.insert({decision.lineage.step(), decision.lineage.attempt(), 0});
+      }
+    }
+    return from;
+  }
+
+  const Job& job_;
+  const JobPolicy& policy_;
+  const Options& options_;
+  const Standing& standing_;
+  const MonotonicNanos now_;
+  const LineHead head_;
+  const Checkpoint* const newest_;
+  std::set<CheckpointId> gone_on_from_;
+  std::optional<KeepReason> of_abandoned_;
+  int64_t kept_ = 0;  // of the line
+  KeepPlan plan_;
+};
+
+// Why files go, in words.
+std::string Words(KeepReason reason, const JobPolicy& policy) {
+  const int64_t last = policy.keep_last;
+  switch (reason) {
+    case KeepReason::kSurplus:
+      return absl::StrCat("older than the newest ", last);
+    case KeepReason::kAbandoned:
+      return "abandoned";
+    case KeepReason::kDecision:
+      return "once a step is saved after the `use` or `resume`";
+    case KeepReason::kOrigin:
+      return "once storage tells where every attempt comes from";
+    case KeepReason::kUnread:
+      return "once storage can be read";
+    case KeepReason::kYoung:
+      return absl::StrCat("abandoned: once the newest attempt has ", last, " persisted steps");
+    case KeepReason::kLineIsLong:
+      return "perhaps abandoned: the line is too long to tell";
+    case KeepReason::kNotLooked:
+      return "abandoned: once storage has been read anew";
+    case KeepReason::kGrace:
+      return "abandoned: once its grace is over";
+    default:
+      return "";  // it stays
+  }
+}
+
+}  // namespace
+
+KeepPlan PlanKeep(const Job& job, const JobPolicy& policy, const Options& options,
+                  const Standing& standing, MonotonicNanos now) {
+  return Planning(job, policy, options, standing, now).Run();
+}
+
+PolicyPreview PreviewOf(const KeepPlan& plan, const JobPolicy& policy) {
+  PolicyPreview preview;
+  for (auto at = plan.files.rbegin(); at != plan.files.rend(); ++at) {
+    const bool now = at->Goes();
+    if (!now && !at->GoesLater()) {
+      ++preview.stay;
+      continue;
+    }
+    const uint64_t bytes = at->checkpoint->content->bytes;
+    ++(now ? preview.go_now : preview.go_later);
+    (now ? preview.bytes_now : preview.bytes_later) += bytes;
+    if (preview.files.size() == kMostFatesNamed) continue;
+    const int64_t after = at->reason == KeepReason::kGrace ? plan.grace_over_unix_ms : 0;
+    preview.files.push_back({at->checkpoint->key, bytes, now, after, Words(at->reason, policy)});
+  }
+  return preview;
+}
+
+}  // namespace cairn::engine
