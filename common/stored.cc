@@ -25,7 +25,7 @@ Status CheckAllRead(const StoredJob& stored, Step from) {
   }
   if (first == nullptr) return absl::OkStatus();
   return absl::UnavailableError(
-      absl::StrCat("could not be read: ", first->why,
+      absl::StrCat("not all of it can be read: ", first->why,
                    matter > 1 ? absl::StrCat(" (and ", matter - 1, " more)") : ""));
 }
 

@@ -53,7 +53,8 @@ struct PartRow {
   std::string holders;
   int64_t sequence = 0;
 };
-// One complete checkpoint; set once.
+// One checkpoint, once it is complete or gone. When it is removed, so are its parts that older rows
+// speak of.
 struct StepRow {
   CheckpointKey checkpoint;
   int32_t world_size = 0;

@@ -53,6 +53,14 @@ constexpr char kUpsertStep[] =
     "completed_unix_ms=excluded.completed_unix_ms, persisted=excluded.persisted, "
     "removed=excluded.removed, sequence=excluded.sequence WHERE excluded.sequence > steps.sequence";
 
+// In whichever order they came: of a step that is removed no older row of a part says that it is here.
+constexpr char kForgetParts[] =
+    "UPDATE parts SET resident=0, persisted=0, removed=1, holders='' "
+    "WHERE job=? AND step=? AND attempt=? AND revision=? AND removed=0 AND EXISTS "
+    "(SELECT 1 FROM steps WHERE steps.job=parts.job AND steps.step=parts.step "
+    "AND steps.attempt=parts.attempt AND steps.revision=parts.revision "
+    "AND steps.removed=1 AND steps.sequence>parts.sequence)";
+
 class SqliteCatalog final : public Catalog {
  public:
   explicit SqliteCatalog(Database database) : database_(std::move(database)) {}
@@ -235,37 +243,48 @@ class SqliteCatalog final : public Catalog {
   Status Upsert(const PartRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     CAIRN_ASSIGN_OR_RETURN(Statement * upsert, Prepared(kUpsertPart));
     const CheckpointKey& key = row.part.checkpoint;
-    return upsert->Reset()
-        .BindBytes(key.job)
-        .Bind(key.step)
-        .Bind(key.attempt)
-        .Bind(key.revision)
-        .Bind(row.part.writer)
-        .Bind(row.world_size)
-        .BindBytes(row.digest)
-        .Bind(static_cast<int64_t>(row.bytes))
-        .Bind(static_cast<int64_t>(row.objects))
-        .Bind(row.resident)
-        .Bind(row.persisted)
-        .Bind(row.broken)
-        .Bind(row.removed)
-        .BindBytes(row.holders)
-        .Bind(row.sequence)
-        .Run();
+    CAIRN_RETURN_IF_ERROR(upsert->Reset()
+                              .BindBytes(key.job)
+                              .Bind(key.step)
+                              .Bind(key.attempt)
+                              .Bind(key.revision)
+                              .Bind(row.part.writer)
+                              .Bind(row.world_size)
+                              .BindBytes(row.digest)
+                              .Bind(static_cast<int64_t>(row.bytes))
+                              .Bind(static_cast<int64_t>(row.objects))
+                              .Bind(row.resident)
+                              .Bind(row.persisted)
+                              .Bind(row.broken)
+                              .Bind(row.removed)
+                              .BindBytes(row.holders)
+                              .Bind(row.sequence)
+                              .Run());
+    return ForgetParts(key);
   }
   Status Upsert(const StepRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     CAIRN_ASSIGN_OR_RETURN(Statement * upsert, Prepared(kUpsertStep));
-    return upsert->Reset()
-        .BindBytes(row.checkpoint.job)
-        .Bind(row.checkpoint.step)
-        .Bind(row.checkpoint.attempt)
-        .Bind(row.checkpoint.revision)
-        .Bind(row.world_size)
-        .BindBytes(row.digest)
-        .Bind(row.completed_unix_ms)
-        .Bind(row.persisted)
-        .Bind(row.removed)
-        .Bind(row.sequence)
+    CAIRN_RETURN_IF_ERROR(upsert->Reset()
+                              .BindBytes(row.checkpoint.job)
+                              .Bind(row.checkpoint.step)
+                              .Bind(row.checkpoint.attempt)
+                              .Bind(row.checkpoint.revision)
+                              .Bind(row.world_size)
+                              .BindBytes(row.digest)
+                              .Bind(row.completed_unix_ms)
+                              .Bind(row.persisted)
+                              .Bind(row.removed)
+                              .Bind(row.sequence)
+                              .Run());
+    return row.removed ? ForgetParts(row.checkpoint) : absl::OkStatus();
+  }
+  Status ForgetParts(const CheckpointKey& checkpoint) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    CAIRN_ASSIGN_OR_RETURN(Statement * forget, Prepared(kForgetParts));
+    return forget->Reset()
+        .BindBytes(checkpoint.job)
+        .Bind(checkpoint.step)
+        .Bind(checkpoint.attempt)
+        .Bind(checkpoint.revision)
         .Run();
   }
 

@@ -203,6 +203,10 @@ std::vector<Definition> MakeDefinitions() {
       Bytes(
           "memory.budget", [](auto& o) -> auto& { return o.node.engine.budget_bytes; },
           "memory for checkpoints; 0: half of the cgroup's limit and of what is available"),
+      Number(
+          "memory.finished_keep_seconds",
+          [](auto& o) -> auto& { return o.node.engine.finished_keep_seconds; }, 0, kMaxSeconds,
+          "the newest step of a finished job that no storage takes stays at least so long"),
       PoolSlabs(),
       Number(
           "pool.threads", [](auto& o) -> auto& { return o.cache.prefault_threads; }, 1, 256,

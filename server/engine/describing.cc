@@ -137,10 +137,8 @@ reply::Latest Describing::LatestOf(const Checkpoint& checkpoint) const {
 
 Status Describing::NothingYet(const Job& job) {
   if (job.scan->state == ScanState::kFailed) {
-    return absl::UnavailableError(absl::StrCat("job ", job.name,
-                                               ": nothing in memory, and its storage cannot be "
-                                               "read: ",
-                                               job.scan->problem.message()));
+    return absl::UnavailableError(absl::StrCat(
+        "job ", job.name, ": nothing in memory, and in storage: ", job.scan->problem.message()));
   }
   if (job.scan->state == ScanState::kScanning) {
     return absl::UnavailableError(absl::StrCat(
@@ -158,7 +156,8 @@ StatusOr<Checkpoint*> Describing::ResolveLatest(const Job& job) const {
         scan.unread_up_to < newest->key.step) {
       return newest;
     }
-    return absl::UnavailableError(absl::StrCat("job ", job.name, ": ", scan.problem.message()));
+    return absl::UnavailableError(
+        absl::StrCat("job ", job.name, ": in storage: ", scan.problem.message()));
   }
   const auto& all = job.steps->all;
   for (auto at = all.rbegin(); at != all.rend(); ++at) {

@@ -50,8 +50,9 @@ EvictClass ClassOf(const Checkpoint& checkpoint, const Checkpoint* newest, bool 
   if (abandoned) return EvictClass::kGarbage;
   const Files& files = *checkpoint.files;
   if (&checkpoint == newest) {
-    return checkpoint.job->sessions->writers == 0 && files.persisted ? EvictClass::kLastOfFinished
-                                                                     : EvictClass::kKept;
+    const JobSessions& sessions = *checkpoint.job->sessions;
+    const bool spared = files.persisted || files.given_up == sessions.finished;
+    return sessions.writers == 0 && spared ? EvictClass::kLastOfFinished : EvictClass::kKept;
   }
   if (!checkpoint.standing->known_to_line && !files.persisted &&
       checkpoint.content->broken_objects == 0 && checkpoint.Resident()) {

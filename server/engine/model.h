@@ -162,6 +162,9 @@ struct Files {
   bool parked = false;
   MonotonicNanos again = 0;  // no new try before then
   MonotonicNanos wait = 0;   // the last pause between two tries
+  // Its job had finished then (JobSessions::finished) and long enough ago, and nothing will take it into
+  // storage: its memory may go.
+  std::optional<MonotonicNanos> given_up;
 };
 
 // The node's verdict about one step: all its local writers share it.
@@ -193,7 +196,7 @@ enum class EvictClass : uint8_t {
   kGarbage,         // never to be complete, or abandoned
   kOwesNothing,     // superseded, and no file is due
   kOwes,            // superseded, but a file is due: only under pressure, counted
-  kLastOfFinished,  // the newest of a job without writers, once it is persisted
+  kLastOfFinished,  // the newest of a job without writers, once it is persisted, or given up for good
   kKept,            // not now
 };
 
@@ -253,6 +256,8 @@ struct JobOwner {
 struct JobSessions {
   std::set<SessionId> all;
   int64_t writers = 0;  // of them, those with a rank
+  // When the last writer left, or a daemon was started that met none.
+  MonotonicNanos finished = 0;
 };
 
 struct AttemptState {

@@ -23,6 +23,9 @@ Status Options::Validate() const {
   if (keep_abandoned_seconds < 0) {
     return bad(absl::StrCat("keep_abandoned_seconds: ", keep_abandoned_seconds, " is below 0"));
   }
+  if (finished_keep_seconds < 0) {
+    return bad(absl::StrCat("finished_keep_seconds: ", finished_keep_seconds, " is below 0"));
+  }
   if (max_sessions < 1) return bad(absl::StrCat("max_sessions: ", max_sessions, " is below 1"));
   if (max_waiting < 1) return bad(absl::StrCat("max_waiting: ", max_waiting, " is below 1"));
   if (max_objects_per_step < 1) {

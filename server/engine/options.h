@@ -23,6 +23,9 @@ struct Options {
   // How long files that the line has left are kept at least, from the beginning of the life that left
   // them.
   int64_t keep_abandoned_seconds = 24 * 3600;
+  // How long the newest checkpoint of a job without writers stays in memory at least, where nothing will
+  // take it into storage.
+  int64_t finished_keep_seconds = 24 * 3600;
   int64_t max_sessions = 4096;
   // Callers parked at once.
   int64_t max_waiting = 16384;

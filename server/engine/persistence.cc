@@ -128,16 +128,30 @@ void Persistence::TakeDue() {
 }
 
 void Persistence::OweFinished() {
-  if (!options_.storage) return;
   for (const auto& [name, job] : jobs_.all()) {
     if (job->sessions->writers > 0) continue;
     Checkpoint* newest = standing_.Newest(*job);
-    if (newest == nullptr || newest->files->persisted || newest->files->persisting ||
-        newest->files->owes || newest->content->broken_objects > 0 || !newest->Resident()) {
-      continue;
+    if (newest == nullptr || !newest->Resident() || newest->files->persisted) continue;
+    const MonotonicNanos finished = job->sessions->finished;
+    const bool nowhere = !options_.storage || newest->files->parked;
+    if (nowhere && out_.now() - finished >= options_.finished_keep_seconds * kNanosPerSecond) {
+      GiveUp(newest, finished);
+    } else if (options_.storage && !newest->files->persisting && !newest->files->owes &&
+               newest->content->broken_objects == 0) {
+      Owe(newest);
     }
-    Owe(newest);
   }
+}
+
+void Persistence::GiveUp(Checkpoint* newest, MonotonicNanos finished) {
+  if (newest->files->given_up == finished) return;
+  newest->files.Edit().given_up = finished;
+  out_.Count("finished_given_up");
+  out_.Log(Severity::kWarning,
+           absl::StrCat(newest->key.DebugString(),
+                        ", the newest of a job that has finished, may leave "
+                        "memory, and is in no storage: ",
+                        options_.storage ? newest->files->problem.message() : "there is none"));
 }
 
 void Persistence::OweNewest() {

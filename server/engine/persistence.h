@@ -44,7 +44,8 @@ class Persistence : public StepWatcher {
   void Ask(Checkpoint* checkpoint);
   void Unowe(Checkpoint* checkpoint);
   // A step waits for memory. The latest of a job without writers owes a file whatever the policy:
-  // once it is in storage, its memory can go.
+  // once it is in storage, its memory can go. Where there is no storage, or it refuses the file for good,
+  // it may go once the job has been without writers for finished_keep_seconds.
   void OweFinished();
   // The daemon is stopping: the newest complete step of each job is due now.
   void OweNewest();
@@ -88,6 +89,8 @@ class Persistence : public StepWatcher {
   std::string CheckInvariants(std::map<SlabId, uint32_t>* pins) const;
 
  private:
+  // Its memory may go for good: nothing will take it.
+  void GiveUp(Checkpoint* newest, MonotonicNanos finished);
   std::string CheckOwed(const Job& job) const;
   bool StepBusy(const Checkpoint& checkpoint) const;
   Checkpoint* Next(const Job& job) const;

@@ -233,8 +233,7 @@ void Scanning::Failed(Job* job, const Status& why) {
   scan.problem = why;
   scan.wait = std::clamp(scan.wait * 2, options_.persist_retry_min, options_.persist_retry_max);
   scan.again = out_.now() + scan.wait;
-  out_.Log(Severity::kWarning,
-           absl::StrCat("job ", job->name, ": its storage cannot be read: ", why.message()));
+  out_.Log(Severity::kWarning, absl::StrCat("job ", job->name, " in storage: ", why.message()));
   if (MustBeRead(*job)) Insist(job);
 }
 

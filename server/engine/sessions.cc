@@ -61,7 +61,9 @@ void Sessions::End(SessionId id) {
   const Session& session = *sessions_.at(id);
   if (Job* job = jobs_.Find(session.job)) {
     JobSessions& sessions = job->sessions.Edit();
-    if (sessions.all.erase(id) > 0 && session.writer >= 0) --sessions.writers;
+    if (sessions.all.erase(id) > 0 && session.writer >= 0 && --sessions.writers == 0) {
+      sessions.finished = out_.now();
+    }
     jobs_.MayForget(job->name);
   }
   out_.Say(fact::SessionEnded{id});
@@ -85,6 +87,7 @@ void Sessions::Restore(const Restored& restored, const std::vector<SessionId>& l
     sessions_[id] = std::move(session);
     if (!at.job.empty()) Join(at, jobs_.FindOrMake(at.job));
   }
+  for (const auto& [name, job] : jobs_.all()) job->sessions.Edit().finished = out_.now();
   // The keeper may hold sessions whose beginning was never journaled: nobody knows their secret.
   for (SessionId id : live) {
     if (!restored.sessions.contains(id)) out_.Do(action::EndSession{id});

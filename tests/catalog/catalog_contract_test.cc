@@ -157,6 +157,26 @@ TYPED_TEST(CatalogContract, StepsComeNewestFirstBelowABoundWithoutRemovedOnes) {
   EXPECT_EQ(this->catalog_->Steps("run", 2, 10)->size(), 1u);
 }
 
+// A step that is gone takes its parts along, in whichever order the rows come.
+TYPED_TEST(CatalogContract, PartsOfARemovedStepAreNoLongerHere) {
+  const CheckpointKey key{"run", 5, 7, 0};
+  const PartRow first{
+      .part = {key, 0}, .resident = true, .persisted = true, .holders = "0", .sequence = 1};
+  const PartRow second{.part = {key, 1}, .resident = true, .holders = "0", .sequence = 2};
+  const StepRow gone{.checkpoint = key, .removed = true, .sequence = 3};
+  const PartRow anew{.part = {key, 0}, .resident = true, .holders = "0", .sequence = 4};
+  for (const auto& batch : std::vector<std::vector<Row>>{{first}, {gone}, {second}}) {
+    ASSERT_TRUE(this->catalog_->Apply(batch).ok());
+  }
+  const auto parts = this->catalog_->Parts(key);
+  ASSERT_EQ(parts->size(), 2u);
+  for (const PartRow& part : *parts) {
+    EXPECT_TRUE(part.removed && !part.resident && !part.persisted && part.holders.empty());
+  }
+  ASSERT_TRUE(this->catalog_->Apply({anew}).ok());
+  EXPECT_TRUE(this->catalog_->Parts(key)->at(0).resident) << "it was saved anew";
+}
+
 TYPED_TEST(CatalogContract, AnswersComeInOrder) {
   std::vector<Row> rows;
   int64_t sequence = 0;

@@ -68,6 +68,14 @@ class MemoryCatalog final : public Catalog {
         Select<PartRow>([&](const PartRow& row) { return row.part.checkpoint == checkpoint; });
     std::sort(found.begin(), found.end(),
               [](const PartRow& a, const PartRow& b) { return a.part < b.part; });
+    const auto steps =
+        Select<StepRow>([&](const StepRow& row) { return row.checkpoint == checkpoint; });
+    for (PartRow& part : found) {
+      if (steps.empty() || !steps[0].removed || steps[0].sequence < part.sequence) continue;
+      part.resident = part.persisted = false;
+      part.removed = true;
+      part.holders.clear();
+    }
     return found;
   }
 

@@ -432,6 +432,37 @@ TEST_F(Stored, FinishedJobsLatestMakesRoomOnceItIsPersisted) {
   EXPECT_EQ(Stat(back, 1)->level, Level::kEvicted);
 }
 
+// A daemon that is not root cannot write as another user, and there may be no storage at all.
+TEST_F(Stored, FinishedJobThatNoStorageTakesMakesRoomAfterADay) {
+  for (const bool has_storage : {true, false}) {
+    options.storage = has_storage;
+    journal.clear();
+    keeper.clear();
+    Restart();
+    persist_status = absl::PermissionDeniedError("uid 1000: this daemon runs as uid 7");
+    const std::string job = has_storage ? "refused" : "without";
+    const SessionId done = Hello({.job = job});
+    Save(done, 1, {{"model", 40 * kMiB}});
+    Die(done);
+    const SessionId other = Hello({.job = "other"});
+    EXPECT_FALSE(TrySave(other, 1, {{"model", 40 * kMiB}}).ok()) << "it finished just now";
+    Advance(23 * 3600 * kNanosPerSecond);
+    EXPECT_FALSE(TrySave(other, 2, {{"model", 40 * kMiB}}).ok());
+    Restart();  // and does not know when it finished
+    Advance(23 * 3600 * kNanosPerSecond);
+    EXPECT_FALSE(TrySave(other, 3, {{"model", 40 * kMiB}}).ok());
+    const SessionId back = Hello({.job = job, .attempt = 9});
+    Advance(2 * 3600 * kNanosPerSecond);
+    EXPECT_FALSE(TrySave(other, 4, {{"model", 40 * kMiB}}).ok()) << "it goes on";
+    Die(back);
+    Advance(23 * 3600 * kNanosPerSecond);
+    EXPECT_FALSE(TrySave(other, 5, {{"model", 40 * kMiB}}).ok());
+    Advance(3600 * kNanosPerSecond);
+    EXPECT_TRUE(TrySave(other, 6, {{"model", 40 * kMiB}}).ok());
+    Die(other);
+  }
+}
+
 TEST_F(Stored, PersistThatFindsBadBytesNamesTheObjectAndGivesUp) {  // R11
   const SessionId session = HelloWith(PersistMode::kEvery);
   Save(session, 1, {{"good"}});
