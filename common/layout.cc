@@ -338,9 +338,13 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
     }
     return why;
   }
-  CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(meta->get()));
+  const auto names = ListDirectory(meta->get());
+  if (!names.ok()) {
+    unread->push_back(absl::StrCat(path, ": ", names.status().message()));
+    return absl::UnavailableError(unread->back());
+  }
   std::vector<std::pair<Writer, std::string>> files;
-  for (const std::string& name : names) {
+  for (const std::string& name : *names) {
     absl::string_view number = name;
     Writer writer = 0;
     if (absl::ConsumeSuffix(&number, kManifestSuffix) && ParseCanonical(number, &writer)) {

@@ -57,8 +57,8 @@ bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint)
 
 // The parts whose manifests stand in one checkpoint's directory, which the caller has opened;
 // `path` is its location. NOT_FOUND when there is no manifest of ours. Manifests that do not decode
-// are told in `problems`, or in `unread` as of StoredJob. When the manifests disagree on the checkpoint, it is the lowest writer's,
-// in conflict.
+// are told in `problems`, those that could not be read in `unread`; UNAVAILABLE when there are no
+// others. When the manifests disagree on the checkpoint, it is the lowest writer's, in conflict.
 StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string& path,
                                                 std::vector<std::string>* problems,
                                                 std::vector<std::string>* unread);

@@ -86,7 +86,9 @@ void Finding::On(const event::Latest& event) {
   const auto found = describing_.Resolve(*job, CheckpointRef{event.job});
   if (!found.ok()) return out_.Answer(event.caller.request, found.status());
   reply::Latest latest = describing_.LatestOf(**found);
-  if (options_.storage && !scanning_.Fresh(*job)) latest.as_of_unix_ms = job->scan->read_unix_ms;
+  if (options_.storage && !scanning_.ReadLately(*job)) {
+    latest.as_of_unix_ms = job->scan->read_unix_ms;
+  }
   out_.Answer(event.caller.request, Body(std::move(latest)));
 }
 

@@ -61,10 +61,14 @@ bool Scanning::Await(const Caller& caller, Job* job, MonotonicNanos deadline, co
   return true;
 }
 
-// While writers of the newest attempt live here, no other node writes.
+bool Scanning::ReadLately(const Job& job) const {
+  return job.scan->Known() && out_.now() - job.scan->read <= kViewAge;
+}
+
+// While writers of the newest attempt live here, no other node writes, as far as this one knows.
 bool Scanning::Fresh(const Job& job) const {
   if (!job.scan->Known()) return false;
-  if (out_.now() - job.scan->read <= kViewAge) return true;
+  if (ReadLately(job)) return true;
   const auto& begun = job.attempts->begun;
   return !begun.empty() && begun.rbegin()->first == job.attempts->fence() &&
          !begun.rbegin()->second.sessions.empty();

@@ -40,6 +40,8 @@ class Scanning : public Waitlist {
   void LookFromNow(Job* job);
   // What is known of storage is as young as an answer may ask: no other node may have written since.
   bool Fresh(const Job& job) const;
+  // It was read just now: an answer need not say how old it is.
+  bool ReadLately(const Job& job) const;
   // The job's storage is read until that succeeds, whoever asks: an attempt waits to know where it
   // comes from.
   void Insist(Job* job);
