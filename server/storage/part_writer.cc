@@ -1,6 +1,7 @@
 #include "server/storage/part_writer.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <deque>
@@ -27,6 +28,29 @@ bool WorthRewriting(const Status& status) {
   return !absl::IsResourceExhausted(status) && !absl::IsPermissionDenied(status) &&
          !absl::IsNotFound(status);
 }
+
+// Memory for one block on its way: of huge pages where there are any. A direct write of small pages
+// reaches the disk in many pieces.
+class BlockBuffer {
+ public:
+  static StatusOr<BlockBuffer> Make(uint64_t length) {
+    BlockBuffer buffer;
+    const uint64_t whole = (length + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+    CAIRN_ASSIGN_OR_RETURN(buffer.mapping_, Mapping::Anonymous(whole + kHugePageBytes));
+    const auto start = reinterpret_cast<uintptr_t>(buffer.mapping_.data());
+    const uint64_t skip = (kHugePageBytes - start % kHugePageBytes) % kHugePageBytes;
+    buffer.data_ = buffer.mapping_.data() + skip;
+    // A small one would have to clear a page that is larger than itself.
+    if (length >= kHugePageBytes) (void)::madvise(buffer.data_, whole, MADV_HUGEPAGE);
+    return buffer;
+  }
+  char* data() const { return data_; }
+
+ private:
+  static constexpr uint64_t kHugePageBytes = 2 << 20;
+  Mapping mapping_;
+  char* data_ = nullptr;
+};
 
 // One object on its way to disk. The first thread that comes sets `fd`, under `mu`; the descriptor
 // stays the same until the thread that wrote the last block takes it.
@@ -98,7 +122,7 @@ class PartWriter {
   }
 
   void Work() {
-    StatusOr<Mapping> block = Mapping::Anonymous(largest_block_);
+    StatusOr<BlockBuffer> block = BlockBuffer::Make(largest_block_);
     if (!block.ok()) return Fail(block.status());
     while (!failed_.load(std::memory_order_relaxed)) {
       const uint64_t task = next_task_.fetch_add(1, std::memory_order_relaxed);

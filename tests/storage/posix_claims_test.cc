@@ -205,6 +205,7 @@ TEST_F(PosixClaims, ADeletionDecidedOnAStaleLookTakesNothingElse) {
 
 // Another node decides for a checkpoint while this one deletes it, at each of its moves and after it died.
 TEST_F(PosixClaims, ADecisionMadeDuringADeletionBringsTheFilesBack) {
+  UseRootInMemory();  // a full disk keeps nothing in its trash
   const Part part = MakePart(Key(5, 100, 0));
   const LineRecord use{"job", 900, LineRecordKind::kUse, LineageFrom(5, 100, {})};
   for (int n = 1; n <= 2; ++n) {
