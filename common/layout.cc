@@ -1,3 +1,4 @@
+// One file: how names below a job are made, and how they are read back, change together.
 #include "common/layout.h"
 
 #include <fcntl.h>
