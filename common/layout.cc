@@ -192,7 +192,9 @@ class JobScan {
     const auto directory = OpenBeneath(parent, name, O_RDONLY | O_DIRECTORY);
     // Other errors are the user's affair: ENOTDIR, for example, is a file with a number for a name.
     if (!directory.ok()) {
-      const Status why = WhyNotOpened(parent, name, S_IFDIR, directory.status());
+      const Status why = IsOfAnother(parent, name)
+                             ? directory.status()
+                             : WhyNotOpened(parent, name, S_IFDIR, directory.status());
       if (IsUnread(why) || absl::IsPermissionDenied(why)) Problem(step, path, why);
       return std::nullopt;
     }
@@ -209,7 +211,14 @@ class JobScan {
     }
     std::vector<std::string> unread;
     auto stored = ReadStoredCheckpoint(directory->get(), path, &found_.problems, &unread);
-    for (std::string& why : unread) found_.unread.push_back({step, std::move(why)});
+    const bool anothers = !unread.empty() && IsOfAnother(parent, name);
+    for (std::string& why : unread) {
+      if (anothers) {
+        found_.problems.push_back(std::move(why));
+      } else {
+        found_.unread.push_back({step, std::move(why)});
+      }
+    }
     if (!stored.ok()) {
       if (absl::IsDataLoss(stored.status())) Problem(step, path, stored.status());
       return std::nullopt;
@@ -394,6 +403,13 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
   return stored;
 }
 
+bool IsOfAnother(int directory, const std::string& name) {
+  struct stat of_directory = {}, of_name = {};
+  return ::fstat(directory, &of_directory) == 0 &&
+         ::fstatat(directory, name.c_str(), &of_name, AT_SYMLINK_NOFOLLOW) == 0 &&
+         of_directory.st_uid != of_name.st_uid;
+}
+
 StatusOr<AttemptRanges> ReadTombstones(int job_directory, Step step) {
   AttemptRanges removed;
   // The older version's file first: it goes once what it says stands among the others.
@@ -436,30 +452,29 @@ StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, A
   return record;
 }
 
-StatusOr<std::vector<LineRecord>> ReadDecisionsAhead(int job_directory, const std::string& job) {
-  std::vector<LineRecord> ahead;
+StatusOr<LineAhead> ReadLineAhead(int job_directory, const std::string& job) {
+  LineAhead ahead;
   const auto directory =
       OpenBeneath(job_directory, Join(kMetaDirectory, "line"), O_RDONLY | O_DIRECTORY);
   if (Vanished(directory.status())) return ahead;
   CAIRN_RETURN_IF_ERROR(directory.status());
   CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory->get()));
   // Of every attempt that has published something an origin is recorded.
-  Attempt published = 0;
   std::vector<std::pair<Attempt, LineRecordKind>> decisions;
   for (const std::string& name : names) {
     Attempt number = 0;
     LineRecordKind kind = LineRecordKind::kOrigin;
     if (!ParseLineRecordName(name, &number, &kind)) continue;
     if (kind == LineRecordKind::kOrigin) {
-      published = std::max(published, number);
+      ahead.published = std::max(ahead.published, number);
     } else {
       decisions.emplace_back(number, kind);
     }
   }
   for (const auto& [number, kind] : decisions) {
-    if (number <= published) continue;
+    if (number <= ahead.published) continue;
     CAIRN_ASSIGN_OR_RETURN(LineRecord record, ReadLineRecord(job_directory, job, number, kind));
-    ahead.push_back(std::move(record));
+    ahead.decisions.push_back(std::move(record));
   }
   return ahead;
 }

@@ -62,6 +62,8 @@ bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint)
 StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string& path,
                                                 std::vector<std::string>* problems,
                                                 std::vector<std::string>* unread);
+// Something of another user than the directory that it stands in: never ours, readable or not.
+bool IsOfAnother(int directory, const std::string& name);
 // The attempts that must not bring the step back: all its tombstones together. DATA_LOSS: one of
 // them is damaged. UNAVAILABLE: one cannot be read.
 StatusOr<AttemptRanges> ReadTombstones(int job_directory, Step step);
@@ -70,9 +72,13 @@ StatusOr<AttemptRanges> ReadTombstones(int job_directory, Step step);
 StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, Attempt number,
                                     LineRecordKind kind);
 
-// The decisions that are newer than everything that an attempt has published, in no order. It costs a
-// listing and the reading of those decisions alone.
-StatusOr<std::vector<LineRecord>> ReadDecisionsAhead(int job_directory, const std::string& job);
+// The newest attempt that has published something, 0: none, and the decisions that are newer, in no
+// order. It costs a listing and the reading of those decisions alone.
+struct LineAhead {
+  Attempt published = 0;
+  std::vector<LineRecord> decisions;
+};
+StatusOr<LineAhead> ReadLineAhead(int job_directory, const std::string& job);
 // The number of one by which this checkpoint counts; 0: there is none.
 Attempt DecisionThatNeeds(const std::vector<LineRecord>& decisions,
                           const CheckpointKey& checkpoint);

@@ -33,6 +33,18 @@ Status Persist(Context* context, const PathArguments& arguments, bool wait) {
   return absl::OkStatus();
 }
 
+// What retention has in mind for it anyway, for a question; empty: nothing, or it cannot be asked.
+std::string ByPolicy(client::Session* session, const CheckpointKey& key) {
+  const auto preview = session->PreviewPolicy(key.job, std::nullopt);
+  if (!preview.ok()) return "";
+  for (const FilesFate& files : preview->files) {
+    if (!(files.key == key)) continue;
+    return absl::StrCat(" By policy its files go ", files.now ? "at once" : "later", ": ",
+                        files.why, ".");
+  }
+  return "";
+}
+
 Status Remove(Context* context, const PathArguments& arguments, bool memory_only, bool yes) {
   CAIRN_ASSIGN_OR_RETURN(client::CheckpointRef checkpoint, ParseStep(arguments));
   CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
@@ -47,10 +59,11 @@ Status Remove(Context* context, const PathArguments& arguments, bool memory_only
       return absl::FailedPreconditionError(absl::StrCat(
           removed.message(), "; nobody is here to ask, --yes removes it all the same"));
     }
-    const std::string question = absl::StrCat(
-        "This is the last copy of ", info.key.job, "/", info.key.step, ": ",
-        Plural(static_cast<int64_t>(info.objects), "object"), ", ", HumanBytes(info.bytes), ", ",
-        Whereabouts(info), ". Nothing brings it back. Remove ", what, "?");
+    const std::string question =
+        absl::StrCat("This is the last copy of ", info.key.job, "/", info.key.step, ": ",
+                     Plural(static_cast<int64_t>(info.objects), "object"), ", ",
+                     HumanBytes(info.bytes), ", ", Whereabouts(info), ". Nothing brings it back.",
+                     ByPolicy(session.get(), info.key), " Remove ", what, "?");
     if (!context->console.ask(question)) {
       return absl::CancelledError(absl::StrCat(what, " was not removed"));
     }

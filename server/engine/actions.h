@@ -256,7 +256,8 @@ struct DeleteFiles {
   CheckpointKey checkpoint;
   uint32_t uid = 0, gid = 0;
   bool tombstone = false;
-  bool this_attempt = false;  // the tombstone is for this attempt alone
+  bool this_attempt = false;        // the tombstone is for this attempt alone
+  cairn::Attempt newest_known = 0;  // without a tombstone: a newer one may need it
 };
 
 // Reads what storage holds of a job. → JobScanned

@@ -248,7 +248,7 @@ void Engine::Impl::On(const event::LineRecordWritten& event) {
   if (job == nullptr) return;
   if (written.other != nullptr) attempts_.Adopt(job, *written.other);
   if (written.look) scanning_.LookFromNow(job);
-  if (job->scan->state != ScanState::kScanning) records_.LookEnded(*job);
+  if (job->scan->state != ScanState::kScanning) records_.LookEnded(*job, describing_);
 }
 
 void Engine::Impl::On(const event::JobScanned& event) {
@@ -259,7 +259,7 @@ void Engine::Impl::On(const event::JobScanned& event) {
   if (event.stored.ok()) {
     if (const Checkpoint* newest = standing_.Newest(*job)) pool_.RememberStored(*newest);
   }
-  records_.LookEnded(*job);
+  records_.LookEnded(*job, describing_);
   scanning_.Resume(job);
   pool_.ProvisionAll(*job, 2);
   retention_.ApplyKeepPolicy(job);

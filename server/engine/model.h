@@ -256,7 +256,7 @@ struct JobOwner {
 struct JobSessions {
   std::set<SessionId> all;
   int64_t writers = 0;  // of them, those with a rank
-  // When the last writer left, or a daemon was started that met none.
+  // When the last writer left, or a daemon was started that met none; 0: none was here since.
   MonotonicNanos finished = 0;
 };
 

@@ -72,6 +72,7 @@ void Persistence::Owe(Checkpoint* checkpoint, bool asked) {
   files.requested |= asked;
   if (asked) {  // somebody is there: try now
     files.parked = false;
+    files.given_up.reset();
     files.again = files.wait = 0;
     checkpoint->job->files.Edit().at = 0;
   }
@@ -134,7 +135,8 @@ void Persistence::OweFinished() {
     if (newest == nullptr || !newest->Resident() || newest->files->persisted) continue;
     const MonotonicNanos finished = job->sessions->finished;
     const bool nowhere = !options_.storage || newest->files->parked;
-    if (nowhere && out_.now() - finished >= options_.finished_keep_seconds * kNanosPerSecond) {
+    if (nowhere && finished != 0 &&
+        out_.now() - finished >= options_.finished_keep_seconds * kNanosPerSecond) {
       GiveUp(newest, finished);
     } else if (options_.storage && !newest->files->persisting && !newest->files->owes &&
                newest->content->broken_objects == 0) {
@@ -398,7 +400,9 @@ void Persistence::FoundStored(Checkpoint* checkpoint, const Location& location) 
     out_.Say(fact::Persisted{checkpoint->key, checkpoint->content->digest});
   }
   BecomePersisted(checkpoint, location);
-  checkpoint->files.Edit().stored_whole = false;
+  Files& files = checkpoint->files.Edit();
+  files.stored_whole = files.parked = false;
+  files.given_up.reset();
   Unowe(checkpoint);
 }
 
@@ -433,8 +437,16 @@ void Persistence::Lost(Checkpoint* checkpoint) {
   Ask(checkpoint);  // it was acknowledged, so the policy is not asked again
 }
 
-void Persistence::StorageLeft(Job* job) {
+void Persistence::OriginsAreGone(Job* job) {
   job->files.Edit().origin_stands = 0;
+  // Those under way may have written theirs before.
+  for (auto& [checkpoint, under_way] : under_way_) {
+    if (checkpoint.job == job->name) under_way.with_origin = false;
+  }
+}
+
+void Persistence::StorageLeft(Job* job) {
+  OriginsAreGone(job);
   const std::set<CheckpointId> persisted = job->files->persisted;
   for (const CheckpointId& id : persisted) BecomeUnconfirmed(CheckpointOf(*job, id));
   if (!job->files->owed.empty() || !job->files->unconfirmed.empty()) {

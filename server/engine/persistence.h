@@ -73,6 +73,8 @@ class Persistence : public StepWatcher {
   // A scan begins, and has ended: what was persisted before it and was not found in it is gone.
   void LookBegins(Job* job);
   void Looked(Job* job);
+  // Nothing of the job stands in storage, so neither do records of origins.
+  void OriginsAreGone(Job* job);
   // Of the job's checkpoints: what Mode says has changed. With `same` the storage is the very
   // directory that was there before, so that what it had counts at once; scans follow all the same.
   void StorageLeft(Job* job);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/describing.h"
 
 namespace cairn::engine {
 
@@ -106,12 +107,28 @@ Records::Written Records::On(const event::LineRecordWritten& event) {
   return written;
 }
 
-void Records::LookEnded(const Job& job) {
+void Records::LookEnded(const Job& job, const Describing& describing) {
   const auto of_job = jobs_owing_.find(job.name);
   if (of_job == jobs_owing_.end()) return;
   const auto waiting = of_job->second.waiting;
   for (const auto& [request, wait] : waiting) {
-    if (wait.body.recorded) callers_.Answer(request, Body(wait.body));
+    if (!wait.body.recorded) continue;
+    reply::Latest body = wait.body;
+    if (body.key.step != kNoStep) {
+      const StatusOr<Checkpoint*> found =
+          describing.Resolve(job, {job.name, body.key.step, body.key.attempt, body.key.revision});
+      if (!found.ok()) {
+        callers_.Answer(request,
+                        absl::FailedPreconditionError(absl::StrCat(
+                            LineRecordKindName(wait.id.second), ": ", body.key.DebugString(),
+                            " was deleted by another node at the same moment; decide anew: ",
+                            found.status().message())));
+        continue;
+      }
+      body.in_memory = (*found)->Resident();
+      body.in_storage = job.scan->Known() && (*found)->files->persisted;
+    }
+    callers_.Answer(request, Body(std::move(body)));
   }
 }
 

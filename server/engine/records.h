@@ -17,6 +17,8 @@
 
 namespace cairn::engine {
 
+class Describing;
+
 // How long who decided waits to hear that the file is written.
 inline constexpr MonotonicNanos kRecordPatience = 2 * kNanosPerSecond;
 
@@ -42,8 +44,9 @@ class Records : public Waitlist {
     bool look = false;
   };
   Written On(const event::LineRecordWritten& event);
-  // The job's storage was read, or could not be.
-  void LookEnded(const Job& job);
+  // The job's storage was read, or could not be: who waits for that is told what has become of what he
+  // decided for.
+  void LookEnded(const Job& job, const Describing& describing);
 
   // Sends what is due, one of a job at a time.
   void Run();

@@ -44,6 +44,7 @@ void Retention::SendDelete(const Job& job, const CheckpointKey& key, bool tombst
   const auto removed = job.tombstones->removed.steps.find(key.step);
   remove.this_attempt = tombstone && (removed == job.tombstones->removed.steps.end() ||
                                       !removed->second.Covers({1, key.attempt}));
+  remove.newest_known = job.attempts->newest();
   out_.Do(std::move(remove));
 }
 
@@ -56,9 +57,8 @@ void Retention::On(const event::FilesDeleted& event) {
     out_.Log(Severity::kWarning,
              absl::StrCat("deleting the files of ", event.checkpoint.DebugString(),
                           " failed: ", event.status.message()));
-    // Another node has decided for it: hear what.
-    Job* job = jobs_.Find(event.checkpoint.job);
-    if (job != nullptr && absl::IsFailedPrecondition(event.status)) scanning_->Look(job);
+    // Another node may have decided for it, or it may be gone all the same: hear what.
+    if (Job* job = jobs_.Find(event.checkpoint.job)) scanning_->Look(job);
   }
   // A scan that looked before may have brought it back meanwhile: files that are gone are gone.
   if (checkpoint != nullptr &&

@@ -98,9 +98,14 @@ void Scanning::Look(Job* job) {
 }
 
 void Scanning::LookFromNow(Job* job) {
-  if (job->scan->state != ScanState::kScanning || !job->scan->asked) return Look(job);
-  ++job->scan.Edit().stale;
-  Ask(job);
+  JobScan& scan = job->scan.Edit();
+  if (scan.state == ScanState::kScanning && scan.asked) {
+    ++scan.stale;
+    return Ask(job);
+  }
+  if (!mode_.storage_here) return;
+  scan.state = ScanState::kUnknown;  // it failed just now, perhaps: tried once more
+  Start(job);
 }
 
 void Scanning::Ask(Job* job) {
@@ -214,7 +219,10 @@ Job* Scanning::On(const event::JobScanned& event, bool* newer_attempt) {
     }
   } else if (absl::IsNotFound(status)) {
     records_.Scanned(*job, {}, {});  // decisions that stood there are owed once more
+    persistence_.OriginsAreGone(job);
     status = absl::OkStatus();
+  } else {
+    scan.unread_up_to = std::numeric_limits<Step>::max();
   }
   if (!status.ok()) {
     Failed(job, status);

@@ -259,6 +259,7 @@ Status TakeAway(PosixRoot* root, const JobDirectories& at, const CheckpointKey& 
 Status BringBack(PosixRoot* root, const JobDirectories& at, const std::string& job,
                  const std::function<bool(const CheckpointKey&)>& meant) {
   CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(at.trash.get()));
+  Status first;  // one that cannot be read keeps no other one there
   for (const std::string& name : names) {
     absl::string_view numbered = name;
     CheckpointKey named;
@@ -266,12 +267,20 @@ Status BringBack(PosixRoot* root, const JobDirectories& at, const std::string& j
         !ParseCheckpointDirectory(numbered, &named)) {
       continue;
     }
-    CAIRN_ASSIGN_OR_RETURN(const Place place, LookAt(at.trash.get(), name, at.path));
-    if (!place.Ours() || place.stored.key.job != job || !meant(place.stored.key)) continue;
-    CAIRN_ASSIGN_OR_RETURN(const auto claim, TakeClaim(root, at, at.trash.get(), name, named));
-    if (claim.has_value()) CAIRN_RETURN_IF_ERROR(Settle(root, at, *claim).status());
+    named.job = job;
+    if (!meant(named)) continue;
+    const auto bring = [&]() -> Status {
+      CAIRN_ASSIGN_OR_RETURN(const Place place, LookAt(at.trash.get(), name, at.path));
+      if (!place.Holds(named) || !place.stored.Complete()) return absl::OkStatus();
+      // Removed for good meanwhile, or perhaps so.
+      CAIRN_ASSIGN_OR_RETURN(const auto removed, ReadTombstones(at.job.get(), named.step));
+      if (removed.Contains(named.attempt)) return absl::OkStatus();
+      CAIRN_ASSIGN_OR_RETURN(const auto claim, TakeClaim(root, at, at.trash.get(), name, named));
+      return claim.has_value() ? Settle(root, at, *claim).status() : absl::OkStatus();
+    };
+    first.Update(bring());
   }
-  return absl::OkStatus();
+  return first;
 }
 
 }  // namespace cairn::storage

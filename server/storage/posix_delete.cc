@@ -69,10 +69,16 @@ Status DropPartials(PosixRoot* root, const JobDirectories& at, const CheckpointK
   return absl::OkStatus();
 }
 
-// FAILED_PRECONDITION: a decision needs it.
-Status CheckNotNeeded(const JobDirectories& at, const CheckpointKey& checkpoint) {
-  CAIRN_ASSIGN_OR_RETURN(const auto ahead, ReadDecisionsAhead(at.job.get(), checkpoint.job));
-  const Attempt decision = DecisionThatNeeds(ahead, checkpoint);
+// FAILED_PRECONDITION: a decision needs it, or another life may.
+Status CheckNotNeeded(const JobDirectories& at, const CheckpointKey& checkpoint,
+                      Attempt newest_known) {
+  CAIRN_ASSIGN_OR_RETURN(const LineAhead ahead, ReadLineAhead(at.job.get(), checkpoint.job));
+  if (ahead.published > newest_known) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(checkpoint.DebugString(), ": attempt ", ahead.published,
+                     " has published something that whoever deletes this does not know of"));
+  }
+  const Attempt decision = DecisionThatNeeds(ahead.decisions, checkpoint);
   if (decision == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(checkpoint.DebugString(), ": decision ", decision, " needs it"));
@@ -81,14 +87,14 @@ Status CheckNotNeeded(const JobDirectories& at, const CheckpointKey& checkpoint)
 }  // namespace
 
 Status DeleteBelow(PosixRoot* root, const JobDirectories& at, const CheckpointKey& checkpoint,
-                   DeleteKind kind) {
+                   DeleteKind kind, Attempt newest_known) {
   if (kind == DeleteKind::kFiles) {
     // Another node may have decided since the deletion was, or while the files are taken away. It looks
     // once more when its decision is written, so one of the two sees what the other did.
     const auto is_it = [&](const CheckpointKey& key) { return key == checkpoint; };
-    CAIRN_RETURN_IF_ERROR(CheckNotNeeded(at, checkpoint));
+    CAIRN_RETURN_IF_ERROR(CheckNotNeeded(at, checkpoint, newest_known));
     CAIRN_RETURN_IF_ERROR(TakeAway(root, at, checkpoint, is_it, /*deleted=*/true));
-    const Status needed = CheckNotNeeded(at, checkpoint);
+    const Status needed = CheckNotNeeded(at, checkpoint, newest_known);
     if (!needed.ok()) {
       CAIRN_RETURN_IF_ERROR(BringBack(root, at, checkpoint.job, is_it));
       return needed;

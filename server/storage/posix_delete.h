@@ -8,6 +8,6 @@ namespace cairn::storage {
 
 // As Storage::Delete. The calling thread acts as the owner and holds the job's publish lock.
 Status DeleteBelow(PosixRoot* root, const JobDirectories& at, const CheckpointKey& checkpoint,
-                   DeleteKind kind);
+                   DeleteKind kind, Attempt newest_known);
 
 }  // namespace cairn::storage

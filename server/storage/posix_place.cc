@@ -20,7 +20,7 @@ StatusOr<Place> LookOnce(int parent, const std::string& name, const std::string&
     // A file or a symbolic link: something is there, and it is not ours.
     struct stat info = {};
     if (::fstatat(parent, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
-        !S_ISDIR(info.st_mode)) {
+        (!S_ISDIR(info.st_mode) || IsOfAnother(parent, name))) {
       place.kind = Place::Kind::kForeign;
       return place;
     }
@@ -30,12 +30,14 @@ StatusOr<Place> LookOnce(int parent, const std::string& name, const std::string&
   std::vector<std::string> problems, unread;  // the scan of the job reports them
   auto stored = ReadStoredCheckpoint(place.directory.get(), path, &problems, &unread);
   // What cannot be told is never taken for a stranger's or for damaged.
-  if (!unread.empty()) return absl::UnavailableError(unread.front());
+  if (!unread.empty() && !IsOfAnother(parent, name)) {
+    return absl::UnavailableError(unread.front());
+  }
   if (stored.ok()) {
     place.kind = Place::Kind::kOurs;
     place.stored = *std::move(stored);
-  } else if (absl::IsNotFound(stored.status()) || absl::IsDataLoss(stored.status()) ||
-             absl::IsPermissionDenied(stored.status())) {
+  } else if (!unread.empty() || absl::IsNotFound(stored.status()) ||
+             absl::IsDataLoss(stored.status()) || absl::IsPermissionDenied(stored.status())) {
     place.kind = Place::Kind::kForeign;
   } else {
     return stored.status();

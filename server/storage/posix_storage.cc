@@ -46,6 +46,7 @@ class PosixStorage final : public Storage {
         if (absl::IsResourceExhausted(written)) {
           // Storage is full. What was deleted need not wait any longer.
           bool made_room = false;
+          MutexLock lock(PublishMutex(checkpoint.job));
           CAIRN_RETURN_IF_ERROR(EmptyTrash(at, /*all=*/true, &made_room));
           if (made_room) written = WritePartsBelow(&root_, at, checkpoint, owner, parts);
         }
@@ -109,7 +110,8 @@ class PosixStorage final : public Storage {
     return SweepBelow(&root_, *at, job, rules);
   }
 
-  Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind) override {
+  Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind,
+                Attempt newest_known) override {
     CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
     const bool create = kind != DeleteKind::kFiles;  // a tombstone needs a place
     const auto at = root_.OpenJob(checkpoint.job, owner, create);
@@ -117,7 +119,7 @@ class PosixStorage final : public Storage {
     CAIRN_RETURN_IF_ERROR(at.status());
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
     MutexLock lock(PublishMutex(checkpoint.job));
-    return DeleteBelow(&root_, *at, checkpoint, kind);
+    return DeleteBelow(&root_, *at, checkpoint, kind, newest_known);
   }
 
   StatusOr<StoredJob> Read(const std::string& job) override {

@@ -86,13 +86,10 @@ Status SweepPartials(PosixRoot* root, const JobDirectories& at, const std::strin
 // A daemon that deletes files looks afterwards whether a decision made meanwhile needs them. One that
 // died in between left them in the trash.
 Status BringBackDecided(PosixRoot* root, const JobDirectories& at, const std::string& job) {
-  CAIRN_ASSIGN_OR_RETURN(const auto ahead, ReadDecisionsAhead(at.job.get(), job));
-  if (ahead.empty()) return absl::OkStatus();
-  return BringBack(root, at, job, [&](const CheckpointKey& key) {
-    return std::any_of(ahead.begin(), ahead.end(), [&](const LineRecord& decision) {
-      return decision.lineage.step() == key.step && decision.lineage.attempt() == key.attempt;
-    });
-  });
+  CAIRN_ASSIGN_OR_RETURN(const auto ahead, ReadLineAhead(at.job.get(), job));
+  if (ahead.decisions.empty()) return absl::OkStatus();
+  return BringBack(root, at, job,
+                   [&](const CheckpointKey& key) { return IsDecided(ahead.decisions, key); });
 }
 
 }  // namespace

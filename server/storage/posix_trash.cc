@@ -5,9 +5,11 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "absl/strings/match.h"
+#include "absl/strings/strip.h"
 #include "common/layout.h"
 #include "server/storage/files.h"
 
@@ -43,19 +45,36 @@ Status EmptyTrash(const JobDirectories& at, bool all, bool* removed) {
   if (names.empty()) return absl::OkStatus();
   CAIRN_ASSIGN_OR_RETURN(const int64_t now, Touch(at.trash.get()));
   all = all || IsTight(at.trash.get());
+  CAIRN_ASSIGN_OR_RETURN(const auto ahead, ReadLineAhead(at.job.get(), SplitPath(at.path).base));
   for (const std::string& name : names) {
-    if (!all && absl::EndsWith(name, kDeletedSuffix)) {
+    std::string going = name;
+    if (absl::EndsWith(name, kDeletedSuffix)) {
       struct stat info = {};
       if (::fstatat(at.trash.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
         if (errno == ENOENT) continue;
         return ErrnoStatus(errno, name);
       }
-      if (now - info.st_mtim.tv_sec < kKeepSeconds) continue;
+      CheckpointKey named;
+      const absl::string_view numbered = absl::StripSuffix(name, kDeletedSuffix);
+      if (ParseCheckpointDirectory(numbered, &named) && IsDecided(ahead.decisions, named)) continue;
+      if (!all && now - info.st_mtim.tv_sec < kKeepSeconds) continue;
+      // Nobody brings back what is half gone.
+      going += kGoingSuffix;
+      const Status moved = RenameAt(at.trash.get(), name, at.trash.get(), going, RENAME_NOREPLACE);
+      if (absl::IsNotFound(moved)) continue;
+      CAIRN_RETURN_IF_ERROR(moved);
     }
-    CAIRN_RETURN_IF_ERROR(RemoveTreeAt(at.trash.get(), name));
+    CAIRN_RETURN_IF_ERROR(RemoveTreeAt(at.trash.get(), going));
     if (removed != nullptr) *removed = true;
   }
   return absl::OkStatus();
+}
+
+bool IsDecided(const std::vector<LineRecord>& ahead, const CheckpointKey& checkpoint) {
+  return std::any_of(ahead.begin(), ahead.end(), [&](const LineRecord& decision) {
+    return decision.lineage.step() == checkpoint.step &&
+           decision.lineage.attempt() == checkpoint.attempt;
+  });
 }
 
 bool IsRemoved(const JobDirectories& at, const CheckpointKey& checkpoint) {

@@ -6,7 +6,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "common/line_record.h"
 #include "common/status.h"
 #include "server/storage/posix_root.h"
 
@@ -20,8 +22,14 @@ inline constexpr int64_t kKeepSeconds = 3600;
 // (posix_claim.h), or another one may stand under the name by now.
 Status Discard(PosixRoot* root, const JobDirectories& at, int from, const std::string& name,
                const CheckpointKey& named, bool deleted = false);
-// Removes what need not wait; with `all`, everything. *removed: whether there was anything.
+// The suffix of what is being removed, whoever sees it.
+inline constexpr char kGoingSuffix[] = ".going";
+// Removes what need not wait; with `all`, everything but what a decision has chosen since it was deleted.
+// *removed: whether there was anything.
 Status EmptyTrash(const JobDirectories& at, bool all, bool* removed = nullptr);
+
+// Whether a decision that is ahead of all that is published chose this very checkpoint.
+bool IsDecided(const std::vector<LineRecord>& ahead, const CheckpointKey& checkpoint);
 
 // True when the step was removed for the checkpoint's attempt. A tombstone that cannot be read says
 // nothing, and nothing is thrown away for it.

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -156,8 +157,14 @@ class Storage {
   // all. OK when there is none. What was removed for good is added to what was before.
   // RESOURCE_EXHAUSTED: attempts were removed of this step in more ranges than can be recorded.
   // The room of what kFiles deletes may be given back by a later Sweep. FAILED_PRECONDITION, of kFiles: a
-  // decision that is newer than every attempt whose origin is recorded needs it.
-  virtual Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind) = 0;
+  // decision that is newer than every attempt whose origin is recorded needs it; what was taken away is back.
+  // Neither does it when an attempt above `newest_known` has published something: what is deleted was
+  // chosen without knowing what that one comes from.
+  virtual Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind,
+                        Attempt newest_known) = 0;
+  Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind) {
+    return Delete(checkpoint, owner, kind, std::numeric_limits<Attempt>::max());
+  }
 
   // What is stored of a job; without what was removed for good and what has been replaced.
   // NOT_FOUND: nothing was ever stored of it.

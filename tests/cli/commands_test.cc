@@ -492,6 +492,10 @@ TEST_F(CommandsTest, RemoveAsksBeforeTheLastCopyGoes) {
   };
   EXPECT_EQ(Cairn({"rm", "run7/latest"}), 1);
   EXPECT_THAT(question, HasSubstr("last copy of run7/3"));
+  EXPECT_THAT(question, testing::Not(HasSubstr("By policy")));
+  world_.preview.files = {{{"run7", 3, 5, 0}, 1, true, 0, "older than the newest 2"}};
+  EXPECT_EQ(Cairn({"rm", "run7/latest"}), 1);
+  EXPECT_THAT(question, HasSubstr("By policy its files go at once: older than the newest 2."));
   EXPECT_EQ(world_.jobs["run7"].count(3), 1u);
   ask_ = [](const std::string&) { return true; };
   EXPECT_EQ(Cairn({"rm", "run7/latest"}), 0) << Err();

@@ -219,6 +219,37 @@ TEST_F(LineRules, Rule17AnOriginIsSettledOnlyOnceEverythingWasRead) {
   EXPECT_EQ(line_records.at({2, LineRecordKind::kOrigin}).lineage.step(), 300);
 }
 
+// It was read once; then another node may have written, and the directory cannot even be listed.
+TEST_F(LineRules, Rule8LatestIsNotToldFromALookThatFailed) {
+  Lived(1, {1, 2});
+  LoseMemory();
+  const SessionId reader = Hello({.writer = -1});
+  EXPECT_EQ(LatestStep(reader), 2);
+  scan_status = absl::UnavailableError("stale file handle");
+  Advance(3 * kNanosPerSecond);
+  EXPECT_THAT(StatusOf(Latest(reader)), Fails(absl::StatusCode::kUnavailable, "stale"));
+  scan_status = absl::OkStatus();
+  Advance(3 * kNanosPerSecond);
+  EXPECT_EQ(LatestStep(reader), 2);
+}
+
+// What is decided for is gone when the decision stands, and memory does not have it either.
+TEST_F(LineRules, Rule13WhatIsGoneIsNotSaidToBeThere) {
+  Lived(1, {1, 2});
+  LoseMemory();
+  const SessionId second = Life(2);
+  hold_records = true;
+  event::ResumeFrom resume{From(second), "job", 2, 1, Soon()};
+  Apply(resume);
+  ASSERT_FALSE(record_writes.empty());
+  const LineRecord record = record_writes.back().record;
+  line_records[{record.number, record.kind}] = record;
+  stored.erase({"job", 1, 1, 0});
+  Apply(event::LineRecordWritten{record, record});
+  EXPECT_THAT(StatusOf(AnswerTo(resume.caller.request)),
+              Fails(absl::StatusCode::kFailedPrecondition, "deleted by another node"));
+}
+
 // What memory has and storage cannot show for a moment is still persisted.
 TEST_F(LineRules, Rule8WhatWasNotReadIsNotGone) {
   Lived(1, {1, 2});
@@ -463,7 +494,9 @@ TEST_F(LineRules, Rule13StorageIsReadOnceMoreWhenTheDecisionStandsThere) {
   hold_scans = false;
   FinishScan("job");
   CarryPending();
-  EXPECT_TRUE(Take<reply::Latest>(resume.caller.request)->recorded);
+  const auto answer = Take<reply::Latest>(resume.caller.request);
+  EXPECT_TRUE(answer->recorded);
+  EXPECT_FALSE(answer->in_storage) << "said after the look";
   EXPECT_EQ(Stat(second, 1)->level, Level::kCached);
   EXPECT_EQ(persists.back().checkpoint, (CheckpointKey{"job", 1, 1, 0}));
 }

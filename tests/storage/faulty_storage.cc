@@ -51,9 +51,11 @@ class FaultyStorage final : public Storage {
   Status Sweep(const std::string& job, const SweepRules& rules) override {
     return faults_->Run<Status>(StorageCall::kSweep, [&] { return inner_->Sweep(job, rules); });
   }
-  Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind) override {
-    return faults_->Run<Status>(StorageCall::kDelete,
-                                [&] { return inner_->Delete(checkpoint, owner, kind); });
+  Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind,
+                Attempt newest_known) override {
+    return faults_->Run<Status>(StorageCall::kDelete, [&] {
+      return inner_->Delete(checkpoint, owner, kind, newest_known);
+    });
   }
   StatusOr<StoredJob> Read(const std::string& job) override {
     return faults_->Run<StatusOr<StoredJob>>(StorageCall::kRead, [&] { return inner_->Read(job); });

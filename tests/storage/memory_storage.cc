@@ -155,7 +155,9 @@ class MemoryStorage final : public Storage {
   StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint, Owner owner) override;
   Status Reinstate(const CheckpointKey& checkpoint, Owner owner) override;
   Status Sweep(const std::string& job, const SweepRules& rules) override;
-  Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind) override;
+  using Storage::Delete;
+  Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind,
+                Attempt newest_known) override;
   StatusOr<StoredJob> Read(const std::string& job) override;
   StatusOr<std::vector<std::string>> Jobs() override;
   StatusOr<Owner> JobOwner(const std::string& job) override;
@@ -397,7 +399,8 @@ Status MemoryStorage::Sweep(const std::string& job, const SweepRules& rules) {
   return absl::OkStatus();
 }
 
-Status MemoryStorage::Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind) {
+Status MemoryStorage::Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind,
+                             Attempt newest_known) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
   MutexLock lock(&store_->mu_);
   CAIRN_RETURN_IF_ERROR(CheckThere());
@@ -411,6 +414,7 @@ Status MemoryStorage::Delete(const CheckpointKey& checkpoint, Owner owner, Delet
     for (const auto& [id, record] : job.records) {
       if (id.second == LineRecordKind::kOrigin) published = std::max(published, id.first);
     }
+    if (published > newest_known) return absl::FailedPreconditionError("another life may need it");
     for (const auto& [id, record] : job.records) {
       if (id.second == LineRecordKind::kOrigin || id.first <= published) continue;
       for (const LineageEntry& entry : record.lineage.entries) {

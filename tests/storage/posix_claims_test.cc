@@ -227,8 +227,24 @@ TEST_F(PosixClaims, ADecisionMadeDuringADeletionBringsTheFilesBack) {
   WriteAndPublish(part);
   ASSERT_TRUE(storage_->Delete(Key(5, 100, 0), Me(), DeleteKind::kFiles).ok());
   ASSERT_TRUE(storage_->WriteLineRecord(use, Me()).ok());
+  // Its hour is over, and something else empties the trash.
+  for (const auto& entry : fs::directory_iterator(Path(".cairn/trash"))) Age(entry.path(), 3700);
+  ASSERT_TRUE(storage_->Delete(Key(6, 100, 0), Me(), DeleteKind::kUpToAttempt).ok());
+  EXPECT_FALSE(fs::is_empty(Path(".cairn/trash")));
   Sweep();
   ExpectFiles(part, "5");
+}
+
+// What `rm` has removed for good meanwhile is not brought back, and nothing that is damaged.
+TEST_F(PosixClaims, ADecisionBringsNothingBackThatIsGoneForGood) {
+  UseRootInMemory();
+  WriteAndPublish(MakePart(Key(5, 100, 0)));
+  ASSERT_TRUE(storage_->Delete(Key(5, 100, 0), Me(), DeleteKind::kFiles).ok());
+  const LineRecord use{"job", 900, LineRecordKind::kUse, LineageFrom(5, 100, {})};
+  ASSERT_TRUE(storage_->WriteLineRecord(use, Me()).ok());
+  ASSERT_TRUE(storage_->Delete(Key(5, 100, 0), Me(), DeleteKind::kUpToAttempt).ok());
+  Sweep();
+  EXPECT_FALSE(fs::exists(Path("5")));
 }
 
 // A step that is removed while it is published: whoever looks second sees the other's work.

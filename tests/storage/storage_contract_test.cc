@@ -118,6 +118,18 @@ TEST_P(StorageContract, WhatADecisionNeedsIsNotDeletedByPolicy) {
   EXPECT_TRUE(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles).ok());
 }
 
+// Another node's life has published something since this one looked: it may come from just this.
+TEST_P(StorageContract, WhatWasChosenWithoutKnowingANewerLifeIsNotDeletedByPolicy) {
+  const Part part = MakePart(Key(5, 100));
+  storage::WriteAndPublish(*storage_, part);
+  const LineRecord origin{"job", 901, LineRecordKind::kOrigin, LineageFrom(5, 100, {})};
+  ASSERT_TRUE(storage_->WriteLineRecord(origin, Me()).ok());
+  EXPECT_EQ(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles, 900).code(),
+            absl::StatusCode::kFailedPrecondition);
+  ExpectStored(part);
+  EXPECT_TRUE(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles, 901).ok());
+}
+
 TEST_P(StorageContract, OnlyTheExpectedIdentityIsServed) {
   const auto identity = storage_->Identity();
   ASSERT_TRUE(identity.ok()) << identity.status();
