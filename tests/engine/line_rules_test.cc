@@ -1,3 +1,4 @@
+// One file: the rules of one page, by their numbers, in the vocabulary of one fixture.
 // What the engine does about the line, by the numbers of docs/line.md, in memory, with storage, and after
 // memory is lost. What the rule alone says is in tests/common/line_test.cc.
 #include <gmock/gmock.h>

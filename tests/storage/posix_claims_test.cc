@@ -1,3 +1,4 @@
+// One file: publishers and deleters that meet, stopped in the vocabulary of one fixture.
 // What happens where publishers of several daemons meet at one step, and where one of them is
 // stopped between a look and the move that it decided on.
 #include <algorithm>
