@@ -10,22 +10,22 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "glog/logging.h"
 
 namespace cairn::rpc {
 
-using apache::thrift::transport::TTransport;
 using apache::thrift::transport::TTransportException;
 
 Connection::Connection(UniqueFd socket, const Credentials& credentials,
-                       const ConnectionOptions& options, std::shared_ptr<OpenConnections> others)
+                       const ConnectionOptions& options, OpenConnections* others)
     : TVirtualTransport(std::make_shared<apache::thrift::TConfiguration>(
           static_cast<int>(options.max_message_bytes))),
       credentials_(credentials),
       options_(options),
-      others_(std::move(others)),
+      others_(others),
       socket_(std::move(socket)),
       in_(options.buffer_bytes),
       out_(options.buffer_bytes) {
@@ -38,9 +38,7 @@ Connection::Connection(UniqueFd socket, const Credentials& credentials,
   if (others_->ended) Shutdown();
 }
 
-Connection::~Connection() { Leave(); }
-
-void Connection::Leave() {
+Connection::~Connection() {
   MutexLock lock(&others_->mu);
   others_->all.erase(this);
 }
@@ -59,11 +57,9 @@ bool Connection::peek() {
   return in_end_ > 0;
 }
 
-// Leaves last: taking the lock orders this before the destructor, which may run in another thread.
 void Connection::close() {
   open_ = false;
   Shutdown();
-  Leave();
 }
 
 void Connection::Count(uint32_t bytes) {
@@ -182,26 +178,22 @@ Listener::Listener(UniqueFd listener, const ConnectionOptions& options)
   PCHECK(flags >= 0 && fcntl(listener_.get(), F_SETFL, flags | O_NONBLOCK) == 0) << "listener";
 }
 
-void Listener::interrupt() {
+void Listener::Interrupt() {
   const uint64_t one = 1;
   PCHECK(::write(wake_.get(), &one, sizeof(one)) == sizeof(one));
 }
 
-void Listener::interruptChildren() {
-  MutexLock lock(&connections_->mu);
-  connections_->ended = true;
-  for (Connection* connection : connections_->all) connection->Shutdown();
+void Listener::ShutdownConnections() {
+  MutexLock lock(&connections_.mu);
+  connections_.ended = true;
+  for (Connection* connection : connections_.all) connection->Shutdown();
 }
 
-std::shared_ptr<TTransport> Listener::acceptImpl() {
+std::shared_ptr<Connection> Listener::Accept() {
   for (;;) {
     pollfd waits[2] = {{listener_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-    if (poll(waits, 2, -1) < 0 && errno != EINTR) {
-      throw TTransportException(TTransportException::UNKNOWN, "poll", errno);
-    }
-    if ((waits[1].revents & POLLIN) != 0) {
-      throw TTransportException(TTransportException::INTERRUPTED);
-    }
+    if (poll(waits, 2, -1) < 0 && errno != EINTR) throw std::bad_alloc();  // nothing else fails it
+    if ((waits[1].revents & POLLIN) != 0) return nullptr;
     UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket.valid()) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
@@ -215,7 +207,7 @@ std::shared_ptr<TTransport> Listener::acceptImpl() {
     socklen_t length = sizeof(peer);
     if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) continue;
     return std::make_shared<Connection>(
-        std::move(socket), Credentials{peer.uid, peer.gid, peer.pid}, options_, connections_);
+        std::move(socket), Credentials{peer.uid, peer.gid, peer.pid}, options_, &connections_);
   }
 }
 

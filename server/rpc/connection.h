@@ -1,4 +1,4 @@
-// One client's Thrift connection over a Unix socket, and the transport that accepts them.
+// One client's Thrift connection over a Unix socket, and the listener that accepts them.
 //
 // A transport of our own because Thrift's has none of this: it accepts on a socket that the keeper
 // already listens on, reads the peer's credentials, bounds each message (not the connection), lets
@@ -6,10 +6,8 @@
 // system call per request and one per reply.
 #pragma once
 
-#include <thrift/transport/TServerTransport.h>
 #include <thrift/transport/TVirtualTransport.h>
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -45,7 +43,7 @@ struct OpenConnections {
 class Connection : public apache::thrift::transport::TVirtualTransport<Connection> {
  public:
   Connection(UniqueFd socket, const Credentials& credentials, const ConnectionOptions& options,
-             std::shared_ptr<OpenConnections> others);
+             OpenConnections* others);
   ~Connection() override;
 
   const Credentials& credentials() const { return credentials_; }
@@ -71,13 +69,12 @@ class Connection : public apache::thrift::transport::TVirtualTransport<Connectio
   void AwaitBytes();
   void SendAll(const uint8_t* buffer, uint32_t length);
   void Count(uint32_t bytes);
-  void Leave();
 
   const Credentials credentials_;
   const ConnectionOptions options_;
-  const std::shared_ptr<OpenConnections> others_;
+  OpenConnections* const others_;
   const UniqueFd socket_;  // closed with the object: Shutdown may come from another thread
-  std::atomic<bool> open_{true};
+  bool open_ = true;
   bool silence_allowed_ = false;
   bool inside_message_ = false;
   bool drained_ = true;  // the last receive took everything: the next one has to wait first
@@ -85,24 +82,20 @@ class Connection : public apache::thrift::transport::TVirtualTransport<Connectio
   uint32_t in_begin_ = 0, in_end_ = 0, out_end_ = 0;
 };
 
-// Accepts on `listener`, which other processes may share.
-class Listener : public apache::thrift::transport::TServerTransport {
+// Accepts on `listener`, which other processes may share. Outlives its connections.
+class Listener {
  public:
   Listener(UniqueFd listener, const ConnectionOptions& options);
 
-  bool isOpen() const override { return listener_.valid(); }
-  void listen() override {}
-  void close() override {}
-  void interrupt() override;          // ends accept for good; any thread
-  void interruptChildren() override;  // shuts down every connection; any thread
-
- protected:
-  std::shared_ptr<apache::thrift::transport::TTransport> acceptImpl() override;
+  // The next client; null once interrupted. Throws std::bad_alloc.
+  std::shared_ptr<Connection> Accept();
+  void Interrupt();            // ends Accept for good; any thread
+  void ShutdownConnections();  // and those that open from now on; any thread
 
  private:
   const ConnectionOptions options_;
-  UniqueFd listener_, wake_;
-  const std::shared_ptr<OpenConnections> connections_ = std::make_shared<OpenConnections>();
+  const UniqueFd listener_, wake_;
+  OpenConnections connections_;
 };
 
 }  // namespace cairn::rpc

@@ -464,11 +464,4 @@ void Handler::status(wire::NodeStatus& reply) {
   Answering([&] { reply = FromState(OrThrow(node_->State(Anyone())), node_->options()); });
 }
 
-wire::CairnIf* HandlerFactory::getHandler(const apache::thrift::TConnectionInfo& info) {
-  // The transport factory of server.cc passes connections through as they are.
-  auto* connection = dynamic_cast<Connection*>(info.transport.get());
-  CHECK(connection != nullptr) << "a transport that is not ours";
-  return new rpc::Handler(node_, connection);
-}
-
 }  // namespace cairn::rpc

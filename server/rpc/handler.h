@@ -72,14 +72,4 @@ class Handler : public wire::CairnIf {
   bool said_hello_ = false;    // on this connection, with which the session may end
 };
 
-class HandlerFactory : public wire::CairnIfFactory {
- public:
-  explicit HandlerFactory(node::Node* node) : node_(node) {}
-  wire::CairnIf* getHandler(const apache::thrift::TConnectionInfo& info) override;
-  void releaseHandler(wire::CairnIf* handler) override { delete handler; }
-
- private:
-  node::Node* const node_;
-};
-
 }  // namespace cairn::rpc

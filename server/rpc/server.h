@@ -1,9 +1,13 @@
 // Serves Thrift clients on an already listening socket: a thread per connection, a bound on
 // connections.
+//
+// libthrift's own servers are not used: there the accepting thread shares each connection's objects
+// with the connection's thread, and whoever lets go last destroys them. Here a connection, its
+// protocol and its handler belong to one thread.
 #pragma once
 
+#include <cstdint>
 #include <memory>
-#include <thread>
 
 #include "common/fd.h"
 #include "server/node/node.h"

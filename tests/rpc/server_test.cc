@@ -350,6 +350,7 @@ TEST_F(RpcServer, AWriterSavesOnlyInTheAttemptOfItsHello) {
 
 TEST_F(RpcServer, AGarbageFrameClosesThatConnectionOnly) {  // R24
   RawClient witness(Socket());
+  witness.Begin("job", 7, 0, 1);  // a session may be silent
   for (const std::string& garbage :
        {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(5000, '\xff'), std::string(64, '\0')}) {
     UniqueFd fd = RawConnection();
@@ -412,6 +413,24 @@ TEST_F(RpcServer, ASessionMayBeSilentBetweenMessages) {
   UniqueFd silent = RawConnection();
   DrainUntilClosed(silent.get());  // one without a session is dropped after the stall timeout …
   client.call().ping();            // … one with a session is not
+}
+
+TEST_F(RpcServer, AClientBeyondTheBoundWaitsUntilOneLeaves) {
+  Unserve();
+  rpc_.max_connections = 2;
+  Serve();
+  auto first = std::make_unique<RawClient>(Socket());
+  first->Begin("job", 7, 0, 1);
+  RawClient second(Socket());
+  second.Begin("other", 7, 0, 1);
+  auto waiting = std::async(std::launch::async, [&] {
+    RawClient third(Socket());
+    third.call().ping();
+  });
+  EXPECT_EQ(waiting.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  second.call().ping();
+  first.reset();
+  waiting.get();
 }
 
 TEST_F(RpcServer, AParkedCallIsAnsweredWhenTheDaemonStops) {
