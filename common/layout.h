@@ -11,7 +11,8 @@
 //   <root>/<job>/.cairn/abandoned/<step>.<attempt>.<revision>/…     another attempt's checkpoint
 //                                   stands at the step
 //   <root>/<job>/.cairn/trash/<step>.<attempt>.<revision>.<n>/…     replaced, about to go
-//   <root>/<job>/.cairn/trash/<step>.<attempt>.<revision>.<n>.deleted/…   deleted: goes in an hour
+//   <root>/<job>/.cairn/trash/<step>.<attempt>.<revision>.<n>.deleted/…   deleted: goes in an hour,
+//                                   as ….deleted.going while it is removed
 //   <root>/<job>/.cairn/removed/<step>.attempts/<first>-<last>      tombstones of a step, empty files:
 //                                   these attempts must not bring it back
 //   <root>/<job>/.cairn/removed/<step>    likewise, as older versions wrote it: the last attempt

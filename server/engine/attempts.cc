@@ -340,6 +340,8 @@ void Attempts::Adopt(Job* job, const LineRecord& record) {
     out_.Say(fact::LineDecided{record, decision.unix_ms});
     return Remember(job, record.number, std::move(decision));
   }
+  Saw(job, record.number);  // all its checkpoints may be gone, and its number is used up
+  if (record.number > job->attempts->recorded) job->attempts.Edit().recorded = record.number;
   const auto at = job->attempts->begun.find(record.number);
   if (at == job->attempts->begun.end() || at->second.lineage == record.lineage) return;
   SetOrigin(job, record.number, record.lineage);

@@ -188,6 +188,7 @@ Outcome Engine::Impl::Finish() {
   callers_.Expire();
   ledger_.ProbeDue();
   scanning_.ReadDue();
+  retention_.TryAgainDue();
   for (int round = 0; round < kServeRounds && admission_.Due(manifests_.version()); ++round) {
     manifests_.Retry();
     admission_.Serve();
@@ -208,7 +209,7 @@ Outcome Engine::Impl::Finish() {
 void Engine::Impl::EmitWake() {
   MonotonicNanos next =
       std::min({ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(),
-                persistence_.next(), scanning_.next(), records_.next()});
+                persistence_.next(), scanning_.next(), records_.next(), retention_.next()});
   if (mode_.draining && !drained_) next = std::min(next, drain_deadline_);
   if (next == kNever) return;
   next = std::max(next, out_.now() + 1);

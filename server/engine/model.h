@@ -310,9 +310,12 @@ struct JobAttempts {
   // kKeptDecisions.
   std::map<Attempt, Decision> decisions;
   Attempt greatest = 0;       // seen or given out
+  Attempt recorded = 0;       // the newest whose origin a record in storage tells
   uint64_t line_version = 0;  // grows when an attempt comes, goes, or comes from elsewhere
   // The newest that has begun; 0: none has.
   Attempt newest() const { return begun.empty() ? 0 : begun.rbegin()->first; }
+  // The newest that is known to have published something.
+  Attempt newest_published() const { return std::max(newest(), recorded); }
   // Attempts below it may do nothing more: the newest that has begun, or a `use`.
   Attempt fence() const;
 };

@@ -88,8 +88,9 @@ Records::Written Records::On(const event::LineRecordWritten& event) {
   }
   const bool other = !(*event.stands == event.record);
   // A `resume` may have been said anew while the file was written.
-  if (owed != of_job.owed.end() && (owed->second.record == event.record || other))
+  if (owed != of_job.owed.end() && (owed->second.record == event.record || other)) {
     of_job.owed.erase(owed);
+  }
   if (other) RefuseOthers(&of_job, id, *event.stands);
   Written written;
   for (auto& [request, wait] : of_job.waiting) {

@@ -27,7 +27,7 @@ Retention::Retention(const Options& options, Outbox* out, Callers* callers, Jobs
 
 void Retention::ApplyKeepPolicy(Job* job) {
   const JobPolicy& policy = job->owner->policy;
-  if (policy.keep_last <= 0 || !options_.storage) return;
+  if (policy.keep_last <= 0 || !options_.storage || Waits(*job)) return;
   const KeepPlan plan = PlanKeep(*job, policy, options_, standing_, out_.now());
   if (plan.look) scanning_->Look(job);
   for (const PlannedFiles& files : plan.files) {
@@ -44,7 +44,7 @@ void Retention::SendDelete(const Job& job, const CheckpointKey& key, bool tombst
   const auto removed = job.tombstones->removed.steps.find(key.step);
   remove.this_attempt = tombstone && (removed == job.tombstones->removed.steps.end() ||
                                       !removed->second.Covers({1, key.attempt}));
-  remove.newest_known = job.attempts->newest();
+  remove.newest_known = job.attempts->newest_published();
   out_.Do(std::move(remove));
 }
 
@@ -53,12 +53,12 @@ void Retention::On(const event::FilesDeleted& event) {
   if (event.status.ok()) {
     out_.Say(fact::FilesDeleted{event.checkpoint});
     out_.Count("files_deleted");
+    Forget(event.checkpoint.job);
   } else {
+    HoldBack(event.checkpoint.job);
     out_.Log(Severity::kWarning,
              absl::StrCat("deleting the files of ", event.checkpoint.DebugString(),
                           " failed: ", event.status.message()));
-    // Another node may have decided for it, or it may be gone all the same: hear what.
-    if (Job* job = jobs_.Find(event.checkpoint.job)) scanning_->Look(job);
   }
   // A scan that looked before may have brought it back meanwhile: files that are gone are gone.
   if (checkpoint != nullptr &&
@@ -71,6 +71,48 @@ void Retention::On(const event::FilesDeleted& event) {
     }
   }
   AnswerRemovals(event.checkpoint, event.status);
+}
+
+// --- deletions that fail
+
+bool Retention::Waits(const Job& job) const {
+  const auto at = refused_.find(job.name);
+  return at != refused_.end() && at->second.waits;
+}
+
+void Retention::HoldBack(const std::string& job) {
+  Refused& refused = refused_[job];
+  if (refused.waits) return;
+  due_.erase({refused.at, job});
+  refused.wait =
+      std::clamp(refused.wait * 2, options_.persist_retry_min, options_.persist_retry_max);
+  refused.at = out_.now() + refused.wait;
+  refused.waits = true;
+  due_.emplace(refused.at, job);
+}
+
+void Retention::Forget(const std::string& job) {
+  const auto at = refused_.find(job);
+  if (at == refused_.end()) return;
+  due_.erase({at->second.at, job});
+  refused_.erase(at);
+}
+
+void Retention::TryAgainDue() {
+  while (!due_.empty() && due_.begin()->first <= out_.now()) {
+    const std::string name = due_.begin()->second;
+    Job* job = jobs_.Find(name);
+    Refused& refused = refused_.at(name);
+    if (job == nullptr || !refused.waits) {
+      Forget(name);
+      continue;
+    }
+    due_.erase(due_.begin());
+    refused.waits = false;
+    refused.at = out_.now() + 2 * options_.persist_retry_max;
+    due_.emplace(refused.at, name);
+    scanning_->Look(job);
+  }
 }
 
 // --- rm
@@ -194,7 +236,7 @@ void Retention::PersistEnded(const CheckpointKey& key, bool removed) {
 }
 
 void Retention::DeleteLeftover(const Job& job, const CheckpointKey& key) {
-  SendDelete(job, key, /*tombstone=*/true);
+  if (!Waits(job)) SendDelete(job, key, /*tombstone=*/true);
 }
 
 void Retention::AnswerRemovals(const CheckpointKey& key, const Status& status) {

@@ -5,6 +5,8 @@
 
 #include <map>
 #include <set>
+#include <string>
+#include <utility>
 
 #include "server/engine/callers.h"
 #include "server/engine/describing.h"
@@ -33,6 +35,11 @@ class Retention : public Waitlist {
   // Storage shows files that `rm` decided about: the daemon died before they were gone.
   void DeleteLeftover(const Job& job, const CheckpointKey& key);
 
+  // Jobs whose deletions failed are read anew: another node may have decided for the files, or they
+  // may be gone all the same. What is still to go is then deleted.
+  void TryAgainDue();
+  MonotonicNanos next() const { return due_.empty() ? kNever : due_.begin()->first; }
+
   void On(const event::Remove& event);
   void On(const event::Pin& event);
   void On(const event::FilesDeleted& event);
@@ -51,6 +58,9 @@ class Retention : public Waitlist {
   void Remember(Job* job, Step step, const AttemptRanges::Range& attempts);
   void SendDelete(const Job& job, const CheckpointKey& key, bool tombstone);
   void AnswerRemovals(const CheckpointKey& key, const Status& status);
+  bool Waits(const Job& job) const;  // nothing is deleted that nobody asks for
+  void HoldBack(const std::string& job);
+  void Forget(const std::string& job);
 
   const Options& options_;
   Outbox& out_;
@@ -65,6 +75,15 @@ class Retention : public Waitlist {
   Scanning* scanning_ = nullptr;
 
   std::map<CheckpointKey, std::set<RequestId>> removals_;  // who waits for its files to go
+
+  // Jobs of which a deletion failed; one that does not fail again for a while is forgotten.
+  struct Refused {
+    MonotonicNanos wait = 0;  // the last pause
+    MonotonicNanos at = 0;    // when it ends, or the job is forgotten
+    bool waits = false;
+  };
+  std::map<std::string, Refused> refused_;
+  std::set<std::pair<MonotonicNanos, std::string>> due_;  // each of them, by `at`
 };
 
 }  // namespace cairn::engine

@@ -210,6 +210,16 @@ class EngineTest : public testing::Test {
   void Do(action::Reinstate& a) { reinstated.push_back(a.checkpoint); }
   void Do(action::DeleteFiles& a) {
     deletes.push_back(a);
+    Status status = delete_status;
+    for (const auto& [id, record] : line_records) {
+      if (a.tombstone || id.second != LineRecordKind::kOrigin || id.first <= a.newest_known)
+        continue;
+      status = absl::FailedPreconditionError("a newer life has published");
+    }
+    if (!status.ok()) {
+      pending.push_back(event::FilesDeleted{a.checkpoint, status});
+      return;
+    }
     stored.erase(a.checkpoint);
     if (a.tombstone) {
       removed.steps[a.checkpoint.step].Add(a.this_attempt ? a.checkpoint.attempt : 1,
@@ -479,7 +489,7 @@ class EngineTest : public testing::Test {
 
   bool hold_makes = false, hold_destroys = false, hold_probes = false, hold_manifests = false,
        hold_verifies = false, hold_persists = false, hold_deletes = false, hold_scans = false;
-  Status make_status, manifest_status, persist_status, scan_status;
+  Status make_status, manifest_status, persist_status, scan_status, delete_status;
   std::vector<Unread> unread;  // what storage cannot read, of the one job
   // What stands at the storage's root; every daemon sees it at its start, unless nobody looks.
   StatusOr<RootIdentity> root = RootIdentity{"root-1", "instance-1"};

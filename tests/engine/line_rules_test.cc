@@ -36,6 +36,16 @@ class LineRules : public EngineTest {
     manifests.clear();
     Restart();
   }
+  // Another node deletes `gone` while the record of the resume that chose it is written.
+  LineRecord ResumeAndLose(const event::ResumeFrom& resume, const CheckpointKey& gone) {
+    hold_records = true;
+    Apply(resume);
+    EXPECT_FALSE(record_writes.empty());
+    const LineRecord record = record_writes.back().record;
+    line_records[{record.number, record.kind}] = record;
+    stored.erase(gone);
+    return record;
+  }
   StatusOr<reply::Latest> Resume(SessionId session, Attempt attempt, Step step) {
     event::ResumeFrom event{From(session), "job", attempt, step, Soon()};
     Apply(event);
@@ -238,14 +248,8 @@ TEST_F(LineRules, Rule8LatestIsNotToldFromALookThatFailed) {
 TEST_F(LineRules, Rule13WhatIsGoneIsNotSaidToBeThere) {
   Lived(1, {1, 2});
   LoseMemory();
-  const SessionId second = Life(2);
-  hold_records = true;
-  event::ResumeFrom resume{From(second), "job", 2, 1, Soon()};
-  Apply(resume);
-  ASSERT_FALSE(record_writes.empty());
-  const LineRecord record = record_writes.back().record;
-  line_records[{record.number, record.kind}] = record;
-  stored.erase({"job", 1, 1, 0});
+  event::ResumeFrom resume{From(Life(2)), "job", 2, 1, Soon()};
+  const LineRecord record = ResumeAndLose(resume, {"job", 1, 1, 0});
   Apply(event::LineRecordWritten{record, record});
   EXPECT_THAT(StatusOf(AnswerTo(resume.caller.request)),
               Fails(absl::StatusCode::kFailedPrecondition, "deleted by another node"));
@@ -398,6 +402,40 @@ TEST_F(LineRules, Rule21APreviewSaysWhatGoesAndWhen) {
   EXPECT_FALSE(stored.contains({"job", 1, 1, 0}));
 }
 
+// Storage that takes no deletion is not read and asked in a loop.
+TEST_F(LineRules, Rule21ADeletionThatFailsIsNotTriedAgainAtOnce) {
+  delete_status = absl::PermissionDeniedError("read-only file system");
+  const SessionId life = Life(1, PersistMode::kEvery, /*keep_last=*/1);
+  for (const Step step : {1, 2}) Save(life, step);
+  EXPECT_EQ(deletes.size(), 1u);
+  EXPECT_LE(scans.size(), 2u);
+  event::Remove remove{From(life), {"job", 1}, false, true, Soon()};
+  Apply(remove);
+  EXPECT_FALSE(AnswerTo(remove.caller.request).ok());
+  EXPECT_LE(scans.size(), 3u);
+  delete_status = absl::OkStatus();
+  Advance(options.persist_retry_max);
+  Save(life, 3);
+  EXPECT_EQ(stored.size(), 1u);
+}
+
+// A life whose checkpoints were all removed is known by the record of its origin alone.
+TEST_F(LineRules, Rule21ALifeThatIsKnownByItsRecordAloneHoldsNothingBack) {
+  Lived(1, {1, 2, 3});
+  line_records[{50, LineRecordKind::kOrigin}] = {"job", 50, LineRecordKind::kOrigin,
+                                                 LineageFrom(3, 1, {})};
+  LoseMemory();
+  const SessionId reader = Hello({.writer = -1});
+  EXPECT_EQ(LatestStep(reader), 3);
+  JobPolicy policy;
+  policy.keep_last = 1;
+  Apply(event::SetPolicy{From(reader), "job", policy});
+  EXPECT_EQ(stored.size(), 1u) << "keep_last is followed";
+  const event::ChooseAttempt choose{From(reader), "job", Soon(), /*unix_ms=*/7};
+  Apply(choose);
+  EXPECT_GT(Take<reply::Attempt>(choose.caller.request)->attempt, 50) << "rule 1";
+}
+
 TEST_F(LineRules, RemovedStepsAreRemovedForOneWhoLostItsMemory) {
   Lived(1, {1, 2, 3});
   const SessionId reader = Hello({.writer = -1});
@@ -482,13 +520,8 @@ TEST_F(LineRules, Rule13NobodyDecidesAboutAJobThatNobodyHasSavedIn) {
 TEST_F(LineRules, Rule13StorageIsReadOnceMoreWhenTheDecisionStandsThere) {
   Lived(1, {1, 2});
   const SessionId second = Life(2);
-  hold_records = true;
   event::ResumeFrom resume{From(second), "job", 2, 1, Soon()};
-  Apply(resume);
-  ASSERT_FALSE(record_writes.empty());
-  const LineRecord record = record_writes.back().record;
-  line_records[{record.number, record.kind}] = record;
-  stored.erase({"job", 1, 1, 0});
+  const LineRecord record = ResumeAndLose(resume, {"job", 1, 1, 0});
   hold_scans = hold_persists = true;
   Apply(event::LineRecordWritten{record, record});
   EXPECT_FALSE(Answered(resume.caller.request)) << "storage is being read";
