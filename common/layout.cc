@@ -452,28 +452,40 @@ StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, A
   return record;
 }
 
-StatusOr<LineAhead> ReadLineAhead(int job_directory, const std::string& job) {
-  LineAhead ahead;
+namespace {
+
+// Their numbers and kinds alone.
+StatusOr<std::vector<LineRecord>> ListLineRecords(int job_directory) {
+  std::vector<LineRecord> records;
   const auto directory =
       OpenBeneath(job_directory, Join(kMetaDirectory, "line"), O_RDONLY | O_DIRECTORY);
-  if (Vanished(directory.status())) return ahead;
+  if (Vanished(directory.status())) return records;
   CAIRN_RETURN_IF_ERROR(directory.status());
   CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory->get()));
-  // Of every attempt that has published something an origin is recorded.
-  std::vector<std::pair<Attempt, LineRecordKind>> decisions;
   for (const std::string& name : names) {
-    Attempt number = 0;
-    LineRecordKind kind = LineRecordKind::kOrigin;
-    if (!ParseLineRecordName(name, &number, &kind)) continue;
-    if (kind == LineRecordKind::kOrigin) {
-      ahead.published = std::max(ahead.published, number);
-    } else {
-      decisions.emplace_back(number, kind);
+    LineRecord record;
+    if (ParseLineRecordName(name, &record.number, &record.kind)) {
+      records.push_back(std::move(record));
     }
   }
-  for (const auto& [number, kind] : decisions) {
-    if (number <= ahead.published) continue;
-    CAIRN_ASSIGN_OR_RETURN(LineRecord record, ReadLineRecord(job_directory, job, number, kind));
+  return records;
+}
+
+}  // namespace
+
+StatusOr<LineNumbers> ReadLineNumbers(int job_directory) {
+  CAIRN_ASSIGN_OR_RETURN(const auto records, ListLineRecords(job_directory));
+  return NumbersOf(records);
+}
+
+StatusOr<LineAhead> ReadLineAhead(int job_directory, const std::string& job) {
+  CAIRN_ASSIGN_OR_RETURN(const auto records, ListLineRecords(job_directory));
+  LineAhead ahead;
+  ahead.published = NumbersOf(records).published;
+  for (const LineRecord& named : records) {
+    if (named.kind == LineRecordKind::kOrigin || named.number <= ahead.published) continue;
+    CAIRN_ASSIGN_OR_RETURN(LineRecord record,
+                           ReadLineRecord(job_directory, job, named.number, named.kind));
     ahead.decisions.push_back(std::move(record));
   }
   return ahead;

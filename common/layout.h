@@ -73,6 +73,8 @@ StatusOr<AttemptRanges> ReadTombstones(int job_directory, Step step);
 StatusOr<LineRecord> ReadLineRecord(int job_directory, const std::string& job, Attempt number,
                                     LineRecordKind kind);
 
+// It costs a listing.
+StatusOr<LineNumbers> ReadLineNumbers(int job_directory);
 // The newest attempt that has published something, 0: none, and the decisions that are newer, in no
 // order. It costs a listing and the reading of those decisions alone.
 struct LineAhead {

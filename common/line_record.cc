@@ -94,6 +94,16 @@ std::string LineRecordName(Attempt number, LineRecordKind kind) {
   return absl::StrCat(number, ".", LineRecordKindName(kind));
 }
 
+LineNumbers NumbersOf(const std::vector<LineRecord>& records) {
+  LineNumbers numbers;
+  for (const LineRecord& record : records) {
+    Attempt& greatest =
+        record.kind == LineRecordKind::kOrigin ? numbers.published : numbers.decided;
+    greatest = std::max(greatest, record.number);
+  }
+  return numbers;
+}
+
 bool ParseLineRecordName(absl::string_view name, Attempt* number, LineRecordKind* kind) {
   const size_t dot = name.find('.');
   if (dot == name.npos || !absl::SimpleAtoi(name.substr(0, dot), number) || *number <= 0) {

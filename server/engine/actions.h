@@ -265,6 +265,11 @@ struct ScanJob {
   std::string job;
 };
 
+// Reads which line records a job has in storage. → LineNumbersRead
+struct ReadLineNumbers {
+  std::string job;
+};
+
 // What the catalog is told of these has changed; see Engine::Describe.
 struct Record {
   std::string job;
@@ -295,7 +300,8 @@ using Action =
     std::variant<action::Reply, action::MakeSlab, action::HurrySlab, action::DestroySlab,
                  action::ProbeSlab, action::WriteManifest, action::Verify, action::Persist,
                  action::WriteLineRecord, action::Reinstate, action::DeleteFiles, action::ScanJob,
-                 action::Record, action::WakeAt, action::EndSession, action::Drained, action::Log>;
+                 action::ReadLineNumbers, action::Record, action::WakeAt, action::EndSession,
+                 action::Drained, action::Log>;
 
 // What one Apply decided.
 struct Outcome {

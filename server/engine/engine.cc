@@ -99,6 +99,7 @@ class Engine::Impl {
   void On(const event::Persisted& event);
   void On(const event::LineRecordWritten& event);
   void On(const event::JobScanned& event);
+  void On(const event::LineNumbersRead& e) { scanning_.On(e); }
   void On(const event::StorageSeen& event);
   void On(const event::Status& event);
   void On(const event::Drain& event);

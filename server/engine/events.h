@@ -339,6 +339,12 @@ struct JobScanned {
   uint32_t owner_uid = 0, owner_gid = 0;
 };
 
+// The same errors.
+struct LineNumbersRead {
+  std::string job;
+  StatusOr<LineNumbers> numbers;
+};
+
 // --- others
 
 // Which storage stands at the root now, or why none can be read. Said at the start and whenever it
@@ -362,15 +368,14 @@ struct JournalFull {
 
 }  // namespace event
 
-using Event =
-    std::variant<event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom,
-                 event::Use, event::Create, event::SealObjects, event::Commit, event::Abort,
-                 event::LocateChunk, event::Open, event::Release, event::Renew, event::LendFailed,
-                 event::Latest, event::StatCheckpoint, event::StatObject, event::List, event::Wait,
-                 event::PersistNow, event::Remove, event::Pin, event::PreviewPolicy,
-                 event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
-                 event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
-                 event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
-                 event::StorageSeen, event::Tick, event::Drain, event::JournalFull>;
+using Event = std::variant<
+    event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom, event::Use,
+    event::Create, event::SealObjects, event::Commit, event::Abort, event::LocateChunk, event::Open,
+    event::Release, event::Renew, event::LendFailed, event::Latest, event::StatCheckpoint,
+    event::StatObject, event::List, event::Wait, event::PersistNow, event::Remove, event::Pin,
+    event::PreviewPolicy, event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
+    event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
+    event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
+    event::LineNumbersRead, event::StorageSeen, event::Tick, event::Drain, event::JournalFull>;
 
 }  // namespace cairn::engine

@@ -86,7 +86,7 @@ void Finding::On(const event::Latest& event) {
   const auto found = describing_.Resolve(*job, CheckpointRef{event.job});
   if (!found.ok()) return out_.Answer(event.caller.request, found.status());
   reply::Latest latest = describing_.LatestOf(**found);
-  if (options_.storage && !scanning_.ReadLately(*job)) {
+  if (options_.storage && !scanning_.Fresh(*job)) {
     latest.as_of_unix_ms = job->scan->read_unix_ms;
   }
   out_.Answer(event.caller.request, Body(std::move(latest)));
@@ -235,9 +235,12 @@ void Finding::On(const event::Wait& event) {
   const Status valid = ValidateJob(event.ref.job);
   if (!valid.ok()) return out_.Answer(request, valid);
   Job* job = jobs_.FindOrMake(event.ref.job);
-  if (scanning_.Await(event.caller, job, event.deadline, event)) return;
+  // It hears of what a look brings all the same.
+  const bool writer_is_here = scanning_.WriterIsHere(*job);
+  if (!writer_is_here && scanning_.Await(event.caller, job, event.deadline, event)) return;
   const Status access = Jobs::CheckAccess(*job, event.caller);
   if (!access.ok()) return out_.Answer(request, access);
+  if (writer_is_here) scanning_.LookAhead(job);
   event::Wait wait = event;
   if (wait.after >= 0 && !wait.after_head.has_value())
     wait.after_head = standing_.Head(*job).number;

@@ -358,11 +358,14 @@ enum class ScanState : uint8_t { kUnknown, kScanning, kScanned, kFailed };
 struct JobScan {
   ScanState state = ScanState::kUnknown;
   MonotonicNanos started = 0;
-  MonotonicNanos again = 0;     // not before, when it failed
-  MonotonicNanos wait = 0;      // from the last failure to then
-  MonotonicNanos read = 0;      // when it was last read with success
-  int64_t read_unix_ms = 0;     // likewise
-  int64_t storage_unix_ms = 0;  // what storage's own clock said then; 0: not known
+  MonotonicNanos again = 0;      // not before, when it failed
+  MonotonicNanos wait = 0;       // from the last failure to then
+  MonotonicNanos read = 0;       // when it was last read with success
+  int64_t read_unix_ms = 0;      // likewise
+  int64_t storage_unix_ms = 0;   // what storage's own clock said then; 0: not known
+  MonotonicNanos line_read = 0;  // when its line records were last listed, or all was read
+  std::optional<MonotonicNanos> line_asked;  // when the listing under way was asked for
+  MonotonicNanos line_again = 0;             // none before then
   bool asked = false;  // kScanning: the answer is under way; else storage must be seen first
   int stale = 0;       // answers under way from before storage went away
   Status problem;

@@ -291,6 +291,10 @@ Persistence::Ended Persistence::End(const event::Persisted& event) {
   ended.known = true;
   ended.persisted = event.status.ok();
   ended.checkpoint = parts_.Find(event.checkpoint);
+  // What was persisted was removed meanwhile, and a writer began it anew: that is something else.
+  if (ended.checkpoint != nullptr && !ended.checkpoint->files->persisting) {
+    ended.checkpoint = nullptr;
+  }
   if (!event.status.ok()) {
     Failed(ended.checkpoint, job, event);
     return ended;

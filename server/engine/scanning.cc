@@ -11,6 +11,8 @@ namespace {
 constexpr MonotonicNanos kViewAge = 2 * kNanosPerSecond;
 // What memory can do or answer alone waits this long for storage to have its say.
 constexpr MonotonicNanos kPatience = 2 * kNanosPerSecond;
+// The same while a writer of the job lives here: it is hardly ever wrong.
+constexpr MonotonicNanos kLinePatience = kNanosPerSecond / 4;
 
 }  // namespace
 
@@ -33,7 +35,27 @@ Scanning::Scanning(const Options& options, const Mode& mode, Outbox* out, Caller
 
 bool Scanning::Await(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event,
                      bool can_do_without) {
+  if (WriterIsHere(*job)) return AwaitLine(caller, job, deadline, event);
   return Await(caller, job, deadline, event, can_do_without, Fresh(*job));
+}
+
+bool Scanning::AwaitLine(const Caller& caller, Job* job, MonotonicNanos deadline,
+                         const Event& event) {
+  LookAhead(job);
+  if (!job->scan->line_asked.has_value() || gave_up_) return false;
+  const MonotonicNanos until = *job->scan->line_asked + kLinePatience;
+  if (out_.now() >= until) return false;
+  if (callers_.Park(this, caller, job->name, std::min(deadline, until), event)) {
+    job->scan.Edit().waiting.insert(caller.request);
+  }
+  return true;
+}
+
+void Scanning::LookAhead(Job* job) {
+  if (!options_.storage || !mode_.storage_here || !job->scan->Known()) return;
+  if (job->scan->line_asked.has_value() || out_.now() < job->scan->line_again) return;
+  job->scan.Edit().line_asked = out_.now();
+  out_.Do(action::ReadLineNumbers{job->name});
 }
 
 bool Scanning::AwaitLook(const Caller& caller, Job* job, MonotonicNanos deadline,
@@ -61,16 +83,15 @@ bool Scanning::Await(const Caller& caller, Job* job, MonotonicNanos deadline, co
   return true;
 }
 
-bool Scanning::ReadLately(const Job& job) const {
-  return job.scan->Known() && out_.now() - job.scan->read <= kViewAge;
-}
-
-// While writers of the newest attempt live here, no other node writes, as far as this one knows.
 bool Scanning::Fresh(const Job& job) const {
   if (!job.scan->Known()) return false;
-  if (ReadLately(job)) return true;
+  const MonotonicNanos read = WriterIsHere(job) ? job.scan->line_read : job.scan->read;
+  return out_.now() - read <= kViewAge;
+}
+
+bool Scanning::WriterIsHere(const Job& job) const {
   const auto& begun = job.attempts->begun;
-  return !begun.empty() && begun.rbegin()->first == job.attempts->fence() &&
+  return job.scan->Known() && !begun.empty() && begun.rbegin()->first == job.attempts->fence() &&
          !begun.rbegin()->second.sessions.empty();
 }
 
@@ -230,12 +251,31 @@ Job* Scanning::On(const event::JobScanned& event, bool* newer_attempt) {
   }
   scan.state = ScanState::kScanned;
   scan.wait = 0;
-  scan.read = out_.now();
+  scan.read = scan.line_read = out_.now();
+  scan.line_again = scan.read + kViewAge;
   scan.read_unix_ms = out_.UnixMillis();
   scan.storage_unix_ms = event.stored.ok() ? event.stored->now_unix_ms : 0;
   persistence_.Looked(job);
   attempts_.SettleOrigins(job);
   return job;
+}
+
+void Scanning::On(const event::LineNumbersRead& event) {
+  Job* job = jobs_.Find(event.job);
+  if (job == nullptr) return;
+  jobs_.MayForget(job->name);
+  JobScan& scan = job->scan.Edit();
+  scan.line_asked.reset();
+  scan.line_again = out_.now() + kViewAge;
+  const bool none = absl::IsNotFound(event.numbers.status());  // nothing of the job is stored
+  if (event.numbers.ok() || none) scan.line_read = out_.now();
+  const JobAttempts& attempts = *job->attempts;
+  const Attempt decided = attempts.decisions.empty() ? 0 : attempts.decisions.rbegin()->first;
+  if (event.numbers.ok() && (event.numbers->published > attempts.newest_published() ||
+                             event.numbers->decided > decided)) {
+    Look(job);
+  }
+  if (scan.state != ScanState::kScanning) Resume(job);
 }
 
 // What was found counts. That something was not found says nothing.

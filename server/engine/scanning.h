@@ -38,10 +38,13 @@ class Scanning : public Waitlist {
   void Look(Job* job);
   // The same, and a reading that is under way does not do.
   void LookFromNow(Job* job);
-  // What is known of storage is as young as an answer may ask: no other node may have written since.
+  // What is known of storage is as young as an answer may ask, which then need not say how old it is.
   bool Fresh(const Job& job) const;
-  // It was read just now: an answer need not say how old it is.
-  bool ReadLately(const Job& job) const;
+  // A writer of the newest attempt lives here. Another node can change what counts only by an attempt
+  // or a decision with a greater number, so the line records are listed, and nothing else is read.
+  bool WriterIsHere(const Job& job) const;
+  // They are listed, unless they were lately; what they tell of is read.
+  void LookAhead(Job* job);
   // The job's storage is read until that succeeds, whoever asks: an attempt waits to know where it
   // comes from.
   void Insist(Job* job);
@@ -59,6 +62,7 @@ class Scanning : public Waitlist {
   // go on with Resume, once all is in order.
   Job* On(const event::JobScanned& event, bool* newer_attempt);
   void Resume(Job* job);
+  void On(const event::LineNumbersRead& event);
 
   // What Mode says of storage has changed: of each job.
   void StorageLeft(Job* job);
@@ -70,6 +74,7 @@ class Scanning : public Waitlist {
  private:
   bool Await(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event,
              bool can_do_without, bool known);
+  bool AwaitLine(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event);
   bool FailedLately(const Job& job) const;  // not to be read again yet
   // It is read until that succeeds.
   static bool MustBeRead(const Job& job);

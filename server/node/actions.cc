@@ -57,6 +57,7 @@ class Node::UnderLock {
   }
   void operator()(action::Reinstate chosen) { node_->storage_worker_->Start(std::move(chosen)); }
   void operator()(action::DeleteFiles remove) { node_->storage_worker_->Start(std::move(remove)); }
+  void operator()(action::ReadLineNumbers read) { node_->storage_worker_->Start(std::move(read)); }
   void operator()(action::ScanJob scan) { node_->storage_worker_->Start(std::move(scan)); }
   void operator()(action::WakeAt wake) { node_->timer_.Set(wake.at); }
   void operator()(action::Record record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(node_->mu_) {

@@ -36,6 +36,12 @@ void StorageWorker::Start(engine::action::ScanJob action) {
   executor_.Add([this, action = std::move(action)] { ScanJob(action); });
 }
 
+void StorageWorker::Start(engine::action::ReadLineNumbers action) {
+  executor_.Add([this, action = std::move(action)] {
+    gate_->Post(engine::event::LineNumbersRead{action.job, storage_->ReadLineNumbers(action.job)});
+  });
+}
+
 void StorageWorker::DeleteFiles(const engine::action::DeleteFiles& action) {
   ReachFailpoint(Failpoint::kNodeDelete);
   const auto kind = !action.tombstone     ? storage::DeleteKind::kFiles

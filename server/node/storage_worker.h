@@ -27,6 +27,7 @@ class StorageWorker {
   void Start(engine::action::DeleteFiles action);
   void Start(engine::action::WriteLineRecord action);
   void Start(engine::action::ScanJob action);
+  void Start(engine::action::ReadLineNumbers action);
   void Start(engine::action::Reinstate action);  // nothing follows
   void Stop() { executor_.Stop(); }
 

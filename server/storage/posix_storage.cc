@@ -135,6 +135,12 @@ class PosixStorage final : public Storage {
     CAIRN_RETURN_IF_ERROR(root_.StillThere(root.get()));
     return stored;
   }
+  StatusOr<LineNumbers> ReadLineNumbers(const std::string& job) override {
+    CAIRN_ASSIGN_OR_RETURN(const Owner owner, JobOwner(job));
+    CAIRN_ASSIGN_OR_RETURN(const JobDirectories at, root_.OpenJob(job, owner, /*create=*/false));
+    const auto as = AsOwner::Become(owner);
+    return cairn::ReadLineNumbers(at.job.get());
+  }
   StatusOr<std::vector<std::string>> Jobs() override {
     CAIRN_RETURN_IF_ERROR(root_.Enter().status());
     return ListStoredJobs(root_.options().root);

@@ -169,6 +169,9 @@ class Storage {
   // What is stored of a job; without what was removed for good and what has been replaced.
   // NOT_FOUND: nothing was ever stored of it.
   virtual StatusOr<StoredJob> Read(const std::string& job) = 0;
+  // The greatest numbers of its line records, which tell whether anything was decided or published
+  // since they were last read. It costs a listing. NOT_FOUND as for Read.
+  virtual StatusOr<LineNumbers> ReadLineNumbers(const std::string& job) = 0;
   // Jobs of which something was stored, in byte order.
   virtual StatusOr<std::vector<std::string>> Jobs() = 0;
   // The user who owns the job in storage. NOT_FOUND as for Read.

@@ -231,6 +231,20 @@ class EngineTest : public testing::Test {
     scans.push_back(a.job);
     if (!hold_scans) FinishScan(a.job);
   }
+  void Do(action::ReadLineNumbers& a) {
+    line_looks.push_back(a.job);
+    if (!hold_scans) FinishLineLook(a.job);
+  }
+  void FinishLineLook(const std::string& job) {
+    event::LineNumbersRead read{job, LineNumbers{}};
+    std::vector<LineRecord> stand;
+    for (const auto& [id, record] : line_records) {
+      if (record.job == job) stand.push_back(record);
+    }
+    read.numbers = NumbersOf(stand);
+    if (!scan_status.ok()) read.numbers = scan_status;
+    pending.push_back(std::move(read));
+  }
   void FinishScan(const std::string& job) {
     event::JobScanned scanned{job, StoredJob{}, stored_uid, stored_uid};
     if (!scan_status.ok()) {
@@ -513,7 +527,7 @@ class EngineTest : public testing::Test {
   std::map<Attempt, Status> record_status_of;  // of these numbers
   bool hold_records = false;
   std::vector<action::DeleteFiles> deletes;
-  std::vector<std::string> scans, logs;
+  std::vector<std::string> scans, line_looks, logs;
   std::vector<CheckpointKey> records;
   bool drained = false;
 

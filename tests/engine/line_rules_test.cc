@@ -36,6 +36,19 @@ class LineRules : public EngineTest {
     manifests.clear();
     Restart();
   }
+  // Another node saves `step` in `attempt`, which comes from step 2 of attempt 1.
+  void SavedElsewhere(Step step, Attempt attempt) {
+    StoredCheckpoint elsewhere = stored.at({"job", 2, 1, 0});
+    elsewhere.key = {"job", step, attempt, 0};
+    Manifest& manifest = elsewhere.parts[0].manifest;
+    manifest.step = step;
+    manifest.attempt = attempt;
+    manifest.lineage = LineageFrom(2, 1, {});
+    elsewhere.parts[0].digest = ManifestDigest(EncodeManifest(manifest));
+    stored[elsewhere.key] = elsewhere;
+    line_records[{attempt, LineRecordKind::kOrigin}] = {"job", attempt, LineRecordKind::kOrigin,
+                                                        manifest.lineage};
+  }
   // Another node deletes `gone` while the record of the resume that chose it is written.
   LineRecord ResumeAndLose(const event::ResumeFrom& resume, const CheckpointKey& gone) {
     hold_records = true;
@@ -325,20 +338,66 @@ TEST_F(LineRules, TheViewOfSharedStorageAgesWhileNobodyWritesHere) {
   Lived(1, {1, 2});
   const SessionId reader = Hello({.writer = -1});
   EXPECT_EQ(LatestStep(reader), 2);
-  StoredCheckpoint elsewhere = stored.at({"job", 2, 1, 0});
-  elsewhere.key = {"job", 3, 2, 0};
-  Manifest& manifest = elsewhere.parts[0].manifest;
-  manifest.step = 3;
-  manifest.attempt = 2;
-  manifest.lineage = LineageFrom(2, 1, {});
-  elsewhere.parts[0].digest = ManifestDigest(EncodeManifest(manifest));
-  stored[elsewhere.key] = elsewhere;
+  SavedElsewhere(3, 2);
   EXPECT_EQ(LatestStep(reader), 2) << "it was read just now";
   Advance(3 * kNanosPerSecond);
   EXPECT_EQ(LatestStep(reader), 3);
   const SessionId third = Life(3);
   Save(third, 4);
   EXPECT_EQ(DecodeManifest(manifests.rbegin()->second)->lineage.attempt(), 2);
+}
+
+// A writer that lives here may have been taken over by another node's, and that is seen without reading
+// the whole job each time.
+TEST_F(LineRules, Rule8AnotherNodesLifeIsSeenWhileAWriterLivesHere) {
+  const SessionId writer = Life(1);
+  for (const Step step : {1, 2}) Save(writer, step);
+  const SessionId reader = Hello({.writer = -1});
+  Advance(3 * kNanosPerSecond);
+  const size_t read = scans.size();
+  EXPECT_EQ(LatestStep(reader), 2);
+  EXPECT_EQ(LatestStep(reader), 2);
+  EXPECT_EQ(line_looks.size(), 1u);
+  EXPECT_EQ(scans.size(), read) << "nothing new, nothing read";
+  SavedElsewhere(7, 2);
+  Advance(3 * kNanosPerSecond);
+  EXPECT_EQ(LatestStep(reader), 7);
+  EXPECT_EQ(scans.size(), read + 1);
+  EXPECT_THAT(TrySave(writer, 3), Fails(absl::StatusCode::kFailedPrecondition, "superseded by 2"));
+}
+
+TEST_F(LineRules, Rule8AnotherNodesDecisionIsSeenWhileAWriterLivesHere) {
+  const SessionId writer = Life(1);
+  for (const Step step : {1, 2}) Save(writer, step);
+  const SessionId reader = Hello({.writer = -1});
+  line_records[{5, LineRecordKind::kUse}] = {"job", 5, LineRecordKind::kUse, LineageFrom(1, 1, {})};
+  Advance(3 * kNanosPerSecond);
+  EXPECT_EQ(LatestStep(reader), 1);
+}
+
+// Storage that hangs, or fails, holds up what a live writer's memory answers once, and not for long.
+TEST_F(LineRules, Rule8ALiveWritersAnswersDoNotWaitForStorage) {
+  const SessionId writer = Life(1);
+  for (const Step step : {1, 2}) Save(writer, step);
+  const SessionId reader = Hello({.writer = -1});
+  Advance(3 * kNanosPerSecond);
+  hold_scans = true;
+  event::Latest latest{From(reader), "job", Soon()};
+  Apply(latest);
+  EXPECT_FALSE(Answered(latest.caller.request));
+  event::Wait wait{From(reader), {"job", 2}, Level::kCached, -1, Soon()};
+  Apply(wait);
+  EXPECT_TRUE(Answered(wait.caller.request)) << "it waits for nothing that memory has";
+  Advance(kNanosPerSecond / 4);
+  const auto answer = Take<reply::Latest>(latest.caller.request);
+  EXPECT_EQ(answer->key.step, 2);
+  EXPECT_GT(answer->as_of_unix_ms, 0) << "and it says from when the view is";
+  EXPECT_EQ(LatestStep(reader), 2) << "at once";
+  scan_status = absl::UnavailableError("away");
+  FinishLineLook("job");
+  CarryPending();
+  EXPECT_EQ(LatestStep(reader), 2);
+  EXPECT_EQ(line_looks.size(), 1u) << "not asked again at once";
 }
 
 // R39: the clock of storage counts, not this node's.

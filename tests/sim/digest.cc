@@ -125,6 +125,7 @@ class Digester {
     Values("DeleteFiles", a.checkpoint, a.uid, a.gid, a.tombstone, a.this_attempt);
   }
   void Take(const action::ScanJob& a) { Values("ScanJob", a.job); }
+  void Take(const action::ReadLineNumbers& a) { Values("ReadLineNumbers", a.job); }
   void Take(const action::Record& a) { Values("Record", a.job, a.checkpoints); }
   void Take(const action::WakeAt& a) { Values("WakeAt", a.at); }
   void Take(const action::EndSession& a) { Values("EndSession", a.session); }

@@ -29,6 +29,7 @@ bool UsesBytes(const completion::Persist& c, SlabId slab) {
 bool UsesBytes(const completion::Delete&, SlabId) { return false; }
 bool UsesBytes(const completion::Record&, SlabId) { return false; }
 bool UsesBytes(const completion::Scan&, SlabId) { return false; }
+bool UsesBytes(const completion::LineLook&, SlabId) { return false; }
 bool UsesBytes(const completion::SessionGone&, SlabId) { return false; }
 
 }  // namespace
@@ -133,15 +134,24 @@ void Executor::Begin(action::ScanJob& a) {
     return std::holds_alternative<completion::Delete>(other.second);
   });
   if (early && !deletes) scan.early = world.storage.Scan(scan.job);
+  PostRead(std::move(scan));
+}
+
+void Executor::Begin(action::ReadLineNumbers& a) {
+  PostRead(completion::LineLook{a.job, !node_.world.ending && storage.fails});
+}
+
+void Executor::PostRead(Completion read) {
+  World& world = node_.world;
   if (Away()) {
     world.report.Count("scan never answers");
-    return Post(kNoTime, std::move(scan));
+    return Post(kNoTime, std::move(read));
   }
   storage_free_at_ = std::max(storage_free_at_, world.Soon());
   if (storage.slow && !world.ending) {
     storage_free_at_ += static_cast<MonotonicNanos>(world.rng.Between(1, 20)) * kSecond;
   }
-  Post(storage_free_at_, std::move(scan));
+  Post(storage_free_at_, std::move(read));
 }
 
 void Executor::NoticeEndOf(SessionId session) {
@@ -280,6 +290,17 @@ void Executor::End(completion::Record& c) {
     node_.world.report.Count("line record written");
   }
   node_.Apply(event::LineRecordWritten{c.write.record, std::move(stands)});
+}
+
+void Executor::End(completion::LineLook& c) {
+  event::LineNumbersRead read{c.job, absl::UnavailableError("storage: away")};
+  if (!c.fails && !storage.gone) {
+    const StatusOr<StoredJob> stored = node_.world.storage.Scan(c.job);
+    if (stored.ok()) read.numbers = NumbersOf(stored->records);
+    if (!stored.ok()) read.numbers = stored.status();
+    node_.world.report.Count("line records listed");
+  }
+  node_.Apply(std::move(read));
 }
 
 void Executor::End(completion::Scan& c) {

@@ -57,6 +57,10 @@ struct Scan {
   std::optional<StatusOr<StoredJob>> early;  // likewise
   bool fails = false;
 };
+struct LineLook {
+  std::string job;
+  bool fails = false;
+};
 struct SessionGone {  // the keeper has seen that the connection is closed, or the process dead
   SessionId session = 0;
 };
@@ -65,7 +69,7 @@ struct SessionGone {  // the keeper has seen that the connection is closed, or t
 using Completion =
     std::variant<completion::Make, completion::Destroy, completion::Probe, completion::Manifest,
                  completion::Verify, completion::Persist, completion::Delete, completion::Record,
-                 completion::Scan, completion::SessionGone>;
+                 completion::Scan, completion::LineLook, completion::SessionGone>;
 
 class Executor {
  public:
@@ -81,6 +85,7 @@ class Executor {
   void Begin(action::DeleteFiles& a);
   void Begin(action::WriteLineRecord& a);
   void Begin(action::ScanJob& a);
+  void Begin(action::ReadLineNumbers& a);
   // The keeper will see that the session is over.
   void NoticeEndOf(SessionId session);
 
@@ -108,6 +113,7 @@ class Executor {
 
  private:
   void Post(MonotonicNanos due, Completion completion);
+  void PostRead(Completion read);  // in the order in which they were asked for
   bool Away() const;
   Status TroubleWithWriting() const;  // drawn
   event::SlabProbed Probe(SlabId slab, const std::vector<LeaseId>& leases) const;
@@ -124,6 +130,7 @@ class Executor {
   void End(completion::Delete& c);
   void End(completion::Record& c);
   void End(completion::Scan& c);
+  void End(completion::LineLook& c);
   void End(completion::SessionGone& c);
 
   // The daemon died before the completion's event could be applied.
@@ -136,6 +143,7 @@ class Executor {
   void Cut(completion::Delete& c, bool happened);
   void Cut(completion::Record& c, bool happened);
   void Cut(completion::Scan&, bool) {}
+  void Cut(completion::LineLook&, bool) {}
   void Cut(completion::SessionGone& c, bool);
 
   Node& node_;

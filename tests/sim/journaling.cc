@@ -131,7 +131,14 @@ Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts, co
       const auto known = node.mirror.attempts.find(begun->job);
       const bool fresh =
           known == node.mirror.attempts.end() || !known->second.contains(begun->attempt);
-      if (fresh && !of_event) now.began_after.insert({begun->job, begun->attempt});
+      // Storage tells of it, or a caller went on who had waited for storage.
+      const bool told = node.world.storage.Has(
+          {begun->job, begun->attempt, LineRecordKind::kOrigin, begun->lineage});
+      if (fresh && (!of_event || !told)) now.began_after.insert({begun->job, begun->attempt});
+    } else if (const auto* made = std::get_if<fact::LineDecided>(&fact)) {
+      if (!node.world.storage.Has(made->record)) {
+        now.decided.insert({made->record.job, made->record.number});
+      }
     } else if (const auto* job = std::get_if<fact::Job>(&fact)) {
       if (!node.mirror.jobs.contains(job->job)) now.owned.insert(job->job);
     }

@@ -123,6 +123,8 @@ class Node {
     std::set<CheckpointKey> left;  // left memory or storage
     // Attempts that began after the event itself was handled: what it decided did not know them.
     std::set<std::pair<std::string, Attempt>> began_after;
+    // Decisions that somebody made: what was decided before in the same event did not know them.
+    std::set<std::pair<std::string, Attempt>> decided;
   };
   LastApply last;
   bool check_persisted = false;  // storage changed, or a promise about it was made
@@ -152,6 +154,7 @@ class Node {
   void Do(action::Reinstate&) {}  // all that is published can be read alike
   void Do(action::DeleteFiles& a);
   void Do(action::ScanJob& a) { executor.Begin(a); }
+  void Do(action::ReadLineNumbers& a) { executor.Begin(a); }
   void Do(action::Record&) {}  // there is no catalog here
   void Do(action::WakeAt& a) { wake_at = a.at; }
   void Do(action::EndSession& a);

@@ -82,6 +82,11 @@ std::optional<int64_t> Storage::OriginRecordedMs(const std::string& job, Attempt
   return at == of_job->second.end() ? std::nullopt : std::optional(at->second);
 }
 
+bool Storage::Has(const LineRecord& record) const {
+  const auto records = records_.find(record.job);
+  return records != records_.end() && records->second.contains({record.number, record.kind});
+}
+
 const StoredCheckpoint* Storage::Find(const CheckpointKey& key) const {
   const auto job = steps_.find(key.job);
   if (job == steps_.end()) return nullptr;

@@ -43,6 +43,7 @@ class Storage {
 
   const StoredCheckpoint* Find(const CheckpointKey& key) const;
   bool Has(const CheckpointKey& key) const { return Find(key) != nullptr; }
+  bool Has(const LineRecord& record) const;
   // It is there, or it may rightly be missing: a newer generation took its place, or a node was
   // asked to delete it.
   bool AccountsFor(const CheckpointKey& key) const {

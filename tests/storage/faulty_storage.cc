@@ -60,6 +60,10 @@ class FaultyStorage final : public Storage {
   StatusOr<StoredJob> Read(const std::string& job) override {
     return faults_->Run<StatusOr<StoredJob>>(StorageCall::kRead, [&] { return inner_->Read(job); });
   }
+  StatusOr<LineNumbers> ReadLineNumbers(const std::string& job) override {
+    return faults_->Run<StatusOr<LineNumbers>>(StorageCall::kRead,
+                                               [&] { return inner_->ReadLineNumbers(job); });
+  }
   StatusOr<std::vector<std::string>> Jobs() override {
     return faults_->Run<StatusOr<std::vector<std::string>>>(StorageCall::kJobs,
                                                             [&] { return inner_->Jobs(); });

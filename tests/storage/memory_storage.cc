@@ -159,6 +159,7 @@ class MemoryStorage final : public Storage {
   Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind,
                 Attempt newest_known) override;
   StatusOr<StoredJob> Read(const std::string& job) override;
+  StatusOr<LineNumbers> ReadLineNumbers(const std::string& job) override;
   StatusOr<std::vector<std::string>> Jobs() override;
   StatusOr<Owner> JobOwner(const std::string& job) override;
   StatusOr<std::unique_ptr<Reader>> Open(const StoredCheckpoint& checkpoint, absl::string_view name,
@@ -484,6 +485,11 @@ StatusOr<std::vector<std::string>> MemoryStorage::Jobs() {
   std::vector<std::string> jobs;
   for (const auto& [name, job] : store_->jobs_) jobs.push_back(name);
   return jobs;
+}
+
+StatusOr<LineNumbers> MemoryStorage::ReadLineNumbers(const std::string& job) {
+  CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, Read(job));
+  return NumbersOf(stored.records);
 }
 
 StatusOr<Owner> MemoryStorage::JobOwner(const std::string& job) {

@@ -103,6 +103,23 @@ TEST_P(StorageContract, ALineRecordIsWrittenOnceAndOnlyAResumeIsSaidAnew) {
   EXPECT_EQ(storage_->Read("job")->records.size(), 3);
 }
 
+TEST_P(StorageContract, TheGreatestNumbersOfLineRecordsAreReadAlone) {
+  EXPECT_EQ(storage_->ReadLineNumbers("job").status().code(), absl::StatusCode::kNotFound);
+  storage::WriteAndPublish(*storage_, MakePart(Key(5, 100)));
+  EXPECT_EQ(storage_->ReadLineNumbers("job")->published, 0);
+  EXPECT_EQ(storage_->ReadLineNumbers("job")->decided, 0);
+  for (const Attempt number : {200, 901, 300}) {
+    const LineRecord origin{"job", number, LineRecordKind::kOrigin, LineageFrom(5, 100, {})};
+    ASSERT_TRUE(storage_->WriteLineRecord(origin, Me()).ok());
+  }
+  const LineRecord use{"job", 700, LineRecordKind::kUse, LineageFrom(5, 100, {})};
+  const LineRecord resume{"job", 800, LineRecordKind::kResume, LineageFrom(5, 100, {})};
+  ASSERT_TRUE(storage_->WriteLineRecord(resume, Me()).ok());
+  ASSERT_TRUE(storage_->WriteLineRecord(use, Me()).ok());
+  EXPECT_EQ(backend_->Open()->ReadLineNumbers("job")->published, 901);
+  EXPECT_EQ(backend_->Open()->ReadLineNumbers("job")->decided, 800);
+}
+
 // Another node decided since this one decided to delete (line rule 21).
 TEST_P(StorageContract, WhatADecisionNeedsIsNotDeletedByPolicy) {
   const Part part = MakePart(Key(5, 100));
