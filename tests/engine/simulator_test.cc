@@ -83,6 +83,7 @@ constexpr const char* kMustHappenInPairs[] = {"files given up by policy",
                                               "origin unknown at first",
                                               "a stopped reader holds something",
                                               "written by another node",
+                                              "line records listed",
                                               "resumed with success",
                                               "used",
                                               "liveness"};

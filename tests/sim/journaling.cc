@@ -136,9 +136,9 @@ Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts, co
           {begun->job, begun->attempt, LineRecordKind::kOrigin, begun->lineage});
       if (fresh && (!of_event || !told)) now.began_after.insert({begun->job, begun->attempt});
     } else if (const auto* made = std::get_if<fact::LineDecided>(&fact)) {
-      if (!node.world.storage.Has(made->record)) {
-        now.decided.insert({made->record.job, made->record.number});
-      }
+      if (!node.world.storage.Has(made->record)) now.changed.insert(made->record.job);
+    } else if (const auto* removed = std::get_if<fact::StepRemoved>(&fact)) {
+      now.changed.insert(removed->job);
     } else if (const auto* job = std::get_if<fact::Job>(&fact)) {
       if (!node.mirror.jobs.contains(job->job)) now.owned.insert(job->job);
     }
@@ -153,9 +153,23 @@ Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts, co
 
 }  // namespace
 
+// Callers who waited for storage go on one after the other, each with what the one before left.
+void Node::NoteLatestInTurn(const std::vector<Fact>& facts) {
+  if (std::none_of(facts.begin(), facts.end(), MovesLatest)) return;
+  const Mirror before = mirror;
+  for (const Fact& fact : facts) {
+    mirror.Take(fact);
+    if (MovesLatest(fact)) NoteLatest(*this, &last);
+  }
+  mirror = before;
+}
+
 void Node::Journal(const std::vector<Fact>& facts, const Event* event, const Outcome& outcome) {
   NoteRefusals(this, outcome);
   last = WhatChanges(*this, facts, event);
+  if (event != nullptr && (Is<event::JobScanned>(*event) || Is<event::LineNumbersRead>(*event))) {
+    NoteLatestInTurn(facts);
+  }
   bool drops = false;
   for (const Fact& fact : facts) {
     world.report.Note([&] { return absl::StrCat("    fact ", Describe(fact)); });

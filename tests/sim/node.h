@@ -123,8 +123,9 @@ class Node {
     std::set<CheckpointKey> left;  // left memory or storage
     // Attempts that began after the event itself was handled: what it decided did not know them.
     std::set<std::pair<std::string, Attempt>> began_after;
-    // Decisions that somebody made: what was decided before in the same event did not know them.
-    std::set<std::pair<std::string, Attempt>> decided;
+    // Jobs of which somebody decided something, or removed a step: what was decided before in the same
+    // event, for others who had waited, did not know that.
+    std::set<std::string> changed;
   };
   LastApply last;
   bool check_persisted = false;  // storage changed, or a promise about it was made
@@ -135,6 +136,7 @@ class Node {
   bool TryStart(bool first, bool may_die);
   Recovered Leftovers(const std::vector<Fact>& facts) const;
   void LearnWhatIsStored(const Recovered& recovered);
+  void NoteLatestInTurn(const std::vector<Fact>& facts);
   void CarryOut(std::vector<Action>* actions, size_t many);
   void CheckAfterApply();
   std::string ForgottenByAStart(const std::vector<Fact>& snapshot) const;

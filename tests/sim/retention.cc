@@ -16,7 +16,7 @@ class Deletion {
   Deletion(const Node& node, const CheckpointKey& key)
       : node_(node),
         key_(key),
-        history_(Known(node, key.job)),
+        history_(node.HistoryOf(key.job)),
         line_(ComputeLine(history_)),
         head_(HeadOf(history_)) {
     for (const auto& [of_job, number] : node.last.began_after) {
@@ -31,7 +31,8 @@ class Deletion {
     if (policy_.keep_last <= 0) return "the job has no keep_last";
     if (const std::string unknown = UnknownOrigin(); !unknown.empty()) return unknown;
     if (node_.mirror.pinned.contains(key_)) return "it is pinned";
-    if (IsLatest()) return "it is the newest complete one";
+    const std::optional<CheckpointKey> latest = node_.LatestNow(key_.job);
+    if (latest && *latest == key_) return "it is the newest complete one";
     if (const std::string young = ComeFromByYoung(); !young.empty()) return young;
     const auto on_line = std::find_if(line_.begin(), line_.end(),
                                       [&](const LineStep& at) { return at.step == key_.step; });
@@ -42,22 +43,6 @@ class Deletion {
   }
 
  private:
-  static History Known(const Node& node, const std::string& job) {
-    History history = node.HistoryOf(job);
-    for (const auto& [of_job, number] : node.last.decided) {
-      if (of_job == job) history.decisions.erase(number);
-    }
-    return history;
-  }
-
-  // As it was known when the deletion was decided.
-  bool IsLatest() const {
-    const bool moved = std::any_of(node_.last.decided.begin(), node_.last.decided.end(),
-                                   [&](const auto& of) { return of.first == key_.job; });
-    if (!moved) return node_.LatestNow(key_.job) == key_;
-    return !line_.empty() && line_.back() == LineStep{key_.step, key_.attempt, key_.revision};
-  }
-
   bool IsStored(const LineStep& at) const {
     return node_.known_stored.contains({key_.job, at.step, at.attempt, at.revision});
   }
@@ -140,6 +125,9 @@ class Deletion {
 }  // namespace
 
 void CheckDeletionByPolicy(const Node& node, const CheckpointKey& key) {
+  if (node.last.changed.contains(key.job)) {
+    return node.world.report.Count("deletions by policy that nobody can judge");
+  }
   const std::string why_not = Deletion(node, key).WhyNot();
   if (why_not.empty()) return node.world.report.Count("files given up by policy");
   node.world.report.Fail(
