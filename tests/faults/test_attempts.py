@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 
 import pytest
-from cairn_daemon import Node
+from cairn_daemon import Node, node, until
 from cairn_raw import (
     ALREADY_EXISTS,
     CACHED,
     FAILED_PRECONDITION,
     NOT_FOUND,
+    PERSISTED,
     RESOURCE_EXHAUSTED,
     CairnError,
     attempt_number,
@@ -48,6 +49,26 @@ def test_half_a_step_from_each_life_never_adds_up(daemon: Node) -> None:
         latest = first.latest()
         assert (latest.step, latest.attempt) == (1, new)
         assert first.load(1, "r0") == b"new" and first.load(1, "r1") == b"new"
+
+
+def test_a_zombie_hears_that_its_job_moved_to_another_node() -> None:
+    """The scheduler gave a job up that still runs on node A, and started it on node B. Whoever asks A hears of
+    B's steps while A's writer lives, and that writer saves nothing more."""
+    with (
+        node(persist="every") as a,
+        node(persist="every", storage=False, options=(f"--storage.root={a.storage}",)) as b,
+    ):
+        old, new = attempt_number(), attempt_number()
+        with a.writer("moved", old, 0, 1) as zombie, b.writer("moved", new, 0, 1) as writer:
+            zombie.save(1, {"a": b"one"})
+            zombie.wait(1, PERSISTED)
+            writer.save(2, {"a": b"two"})
+            writer.wait(2, PERSISTED)
+            until("A has looked", lambda: zombie.latest().step == 2)
+            assert zombie.load(2, "a") == b"two"
+            with pytest.raises(CairnError) as error:
+                zombie.save(3, {"a": b"three"})
+            assert error.value.superseded_by == new
 
 
 def test_a_zombie_rank_of_the_old_life_cannot_complete_or_disturb_the_new_one(daemon: Node) -> None:
