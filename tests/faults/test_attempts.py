@@ -52,7 +52,7 @@ def test_half_a_step_from_each_life_never_adds_up(daemon: Node) -> None:
 
 
 def test_a_zombie_hears_that_its_job_moved_to_another_node() -> None:
-    """The scheduler gave a job up that still runs on node A, and started it on node B. Whoever asks A hears of
+    """The scheduler gave a job up that still runs on node A, and started it on node B. Who asks A hears of
     B's steps while A's writer lives, and that writer saves nothing more."""
     with (
         node(persist="every") as a,
