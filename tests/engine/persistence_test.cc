@@ -107,5 +107,25 @@ TEST_F(NotPersisted, ParkedNewestDoesNotHoldTheDrain) {
   EXPECT_THAT(PersistedSteps(), ElementsAre(1, 1)) << "it was tried once more";
 }
 
+// Seed 2348 of the simulator, with storage that fails and a clock that steps: a writer of no objects
+// repeats its commit, whose answer was lost, after the step was removed from memory.
+TEST_F(NotPersisted, PersistThatEndsLateSaysNothingOfWhatWasBegunAnew) {
+  JobPolicy policy;
+  policy.mode = PersistMode::kEvery;
+  const SessionId zero = Hello({.writer = 0, .world_size = 2, .policy = policy});
+  const SessionId one = Hello({.writer = 1, .world_size = 2, .policy = policy});
+  hold_persists = true;
+  Save(zero, 1);
+  ASSERT_TRUE(Commit(one, PartOf(one, 1), {}).ok());
+  ASSERT_EQ(persists.size(), 1u);
+  event::Remove remove{From(zero), {"job", 1}, /*memory_only=*/true, true, Soon()};
+  Apply(remove);
+  ASSERT_TRUE(AnswerTo(remove.caller.request).ok());
+  ASSERT_TRUE(Commit(one, PartOf(one, 1), {}).ok());
+  FinishPersist();
+  Apply(event::Tick{});
+  EXPECT_EQ(Stat(zero, 1)->level, Level::kWriting) << "what is in memory is not what was persisted";
+}
+
 }  // namespace
 }  // namespace cairn::engine
