@@ -127,6 +127,7 @@ class JobScan {
       Attempt number = 0;
       LineRecordKind kind = LineRecordKind::kResume;
       if (!ParseLineRecordName(name, &number, &kind)) continue;
+      found_.line.Take(number, kind);
       StatusOr<LineRecord> record = ReadLineRecord(directory_.get(), job_, number, kind);
       if (record.ok()) {
         struct stat info = {};

@@ -94,13 +94,14 @@ std::string LineRecordName(Attempt number, LineRecordKind kind) {
   return absl::StrCat(number, ".", LineRecordKindName(kind));
 }
 
+void LineNumbers::Take(Attempt number, LineRecordKind kind) {
+  Attempt& greatest = kind == LineRecordKind::kOrigin ? published : decided;
+  greatest = std::max(greatest, number);
+}
+
 LineNumbers NumbersOf(const std::vector<LineRecord>& records) {
   LineNumbers numbers;
-  for (const LineRecord& record : records) {
-    Attempt& greatest =
-        record.kind == LineRecordKind::kOrigin ? numbers.published : numbers.decided;
-    greatest = std::max(greatest, record.number);
-  }
+  for (const LineRecord& record : records) numbers.Take(record.number, record.kind);
   return numbers;
 }
 

@@ -43,15 +43,16 @@ StatusOr<LineRecord> DecodeLineRecord(absl::string_view bytes);
 
 // "<number>.<kind>", the file's name.
 std::string LineRecordName(Attempt number, LineRecordKind kind);
-// False for anything else.
 // The greatest numbers under which records of a job stand; 0: none does.
 struct LineNumbers {
   Attempt published = 0;  // of every attempt that has published something an origin is recorded
   Attempt decided = 0;
+  void Take(Attempt number, LineRecordKind kind);
 };
 
 LineNumbers NumbersOf(const std::vector<LineRecord>& records);
 
+// False for anything else.
 bool ParseLineRecordName(absl::string_view name, Attempt* number, LineRecordKind* kind);
 
 }  // namespace cairn

@@ -75,6 +75,7 @@ struct StoredJob {
   RemovedSteps removed = {};  // what tombstones forbid
   // Decisions about the line, and what was settled about it; in no order.
   std::vector<LineRecord> records = {};
+  LineNumbers line = {};  // of them, and of those that do not decode
   // When the `origin` of each attempt was recorded, and when all this was read, by the clock of storage
   // itself; 0: it was not asked.
   std::map<Attempt, int64_t> written_unix_ms = {};

@@ -392,18 +392,18 @@ void Admission::CancelAll(const Status& why) {
 
 void Admission::Fence(Job* job) {
   const Attempt newest = job->attempts->fence();
-  std::vector<RequestId> fenced;
+  Attempt superseded_by = 0;
+  std::vector<std::pair<RequestId, Attempt>> fenced;
   for (const CheckpointId& id : job->steps->incomplete) {
     if (id.attempt >= newest) continue;
     Checkpoint* checkpoint = CheckpointOf(*job, id);
     Release(checkpoint);
-    const std::set<RequestId>& waiting = checkpoint->verdict->waiting;
-    fenced.insert(fenced.end(), waiting.begin(), waiting.end());
+    for (const RequestId request : checkpoint->verdict->waiting) {
+      fenced.emplace_back(request, id.attempt);
+    }
   }
-  for (RequestId request : fenced) {
-    callers_.Answer(request,
-                    absl::FailedPreconditionError(absl::StrCat("attempt: superseded by ", newest)),
-                    newest);
+  for (const auto& [request, attempt] : fenced) {
+    callers_.Answer(request, Attempts::CheckFence(*job, attempt, &superseded_by), superseded_by);
   }
   attempts_.ForgetOlder(job);
 }

@@ -166,6 +166,7 @@ bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Se
     JobAttempts& attempts = job->attempts.Edit();
     attempts.greatest = std::max(attempts.greatest, number);
     attempts.begun.emplace(number, std::move(attempt));
+    attempts.elsewhere.erase(number);
     ++attempts.line_version;
   }
   AttemptState& attempt = job->attempts.Edit().begun.at(number);
@@ -249,6 +250,7 @@ void Attempts::CheckpointMade(Job* job, const CheckpointKey& key) {
   const auto [at, fresh] = attempts.begun.try_emplace(key.attempt);
   if (fresh) {
     at->second.attempt = key.attempt;
+    attempts.elsewhere.erase(key.attempt);
     ++attempts.line_version;
   }
   ++at->second.checkpoints_at[key.step];
@@ -315,6 +317,7 @@ void Attempts::Learn(Job* job, Attempt number, const AttemptLine& shown, int64_t
     Say(*job, attempt);
     JobAttempts& attempts = job->attempts.Edit();
     attempts.begun.emplace(number, std::move(attempt));
+    attempts.elsewhere.erase(number);
     ++attempts.line_version;
     return;
   }
@@ -341,9 +344,14 @@ void Attempts::Adopt(Job* job, const LineRecord& record) {
     return Remember(job, record.number, std::move(decision));
   }
   Saw(job, record.number);  // all its checkpoints may be gone, and its number is used up
-  if (record.number > job->attempts->recorded) job->attempts.Edit().recorded = record.number;
   const auto at = job->attempts->begun.find(record.number);
-  if (at == job->attempts->begun.end() || at->second.lineage == record.lineage) return;
+  if (at == job->attempts->begun.end()) {
+    std::map<Attempt, Lineage>& elsewhere = job->attempts.Edit().elsewhere;
+    elsewhere[record.number] = record.lineage;
+    if (elsewhere.size() > kKeptDecisions) elsewhere.erase(elsewhere.begin());
+    return;
+  }
+  if (at->second.lineage == record.lineage) return;
   SetOrigin(job, record.number, record.lineage);
 }
 

@@ -79,8 +79,10 @@ void Finding::On(const event::Latest& event) {
   Job* job = scanning_.Readable(&sessions_, event.caller, event.job, event.deadline, event,
                                 /*scan=*/false);
   if (job == nullptr) return;
-  if (scanning_.Await(event.caller, job, event.deadline, event,
-                      /*can_do_without=*/standing_.Newest(*job) != nullptr)) {
+  const bool nothing = standing_.Newest(*job) == nullptr;
+  if (nothing
+          ? scanning_.AwaitWhole(event.caller, job, event.deadline, event)
+          : scanning_.Await(event.caller, job, event.deadline, event, /*can_do_without=*/true)) {
     return;
   }
   const auto found = describing_.Resolve(*job, CheckpointRef{event.job});

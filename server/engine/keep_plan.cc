@@ -103,10 +103,15 @@ class Planning {
   std::set<CheckpointId> GoneOnFrom() const {
     std::map<Attempt, int64_t> files;
     for (const CheckpointId& id : job_.files->persisted) ++files[id.attempt];
+    const Attempt newest = files.empty() ? 0 : files.rbegin()->first;
     std::set<CheckpointId> from;
     for (const auto& [number, attempt] : job_.attempts->begun) {
       if (files[number] >= policy_.keep_last) continue;
       from.insert({attempt.lineage.step(), attempt.lineage.attempt(), 0});
+    }
+    // One that has begun on another node, and is newer than all that have files.
+    for (const auto& [number, lineage] : job_.attempts->elsewhere) {
+      if (number > newest) from.insert({lineage.step(), lineage.attempt(), 0});
     }
     for (const auto& [number, decision] : job_.attempts->decisions) {
       if (number > head_.number || head_.decided) {

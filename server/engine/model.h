@@ -309,13 +309,17 @@ struct JobAttempts {
   // `resume` and `use`, by number: kept when attempts of the number have begun, too; the newest
   // kKeptDecisions.
   std::map<Attempt, Decision> decisions;
-  Attempt greatest = 0;       // seen or given out
-  Attempt recorded = 0;       // the newest whose origin a record in storage tells
+  Attempt greatest = 0;  // seen or given out
+  // Where attempts come from that have not begun here: a record in storage tells, and nothing that they
+  // have published was there when it was read. The newest kKeptDecisions.
+  std::map<Attempt, Lineage> elsewhere;
   uint64_t line_version = 0;  // grows when an attempt comes, goes, or comes from elsewhere
   // The newest that has begun; 0: none has.
   Attempt newest() const { return begun.empty() ? 0 : begun.rbegin()->first; }
-  // The newest that is known to have published something.
-  Attempt newest_published() const { return std::max(newest(), recorded); }
+  // The newest whose origin is known, from its record if nothing else.
+  Attempt newest_recorded() const {
+    return elsewhere.empty() ? newest() : std::max(newest(), elsewhere.rbegin()->first);
+  }
   // Attempts below it may do nothing more: the newest that has begun, or a `use`.
   Attempt fence() const;
 };
@@ -363,6 +367,7 @@ struct JobScan {
   MonotonicNanos read = 0;       // when it was last read with success
   int64_t read_unix_ms = 0;      // likewise
   int64_t storage_unix_ms = 0;   // what storage's own clock said then; 0: not known
+  LineNumbers listed;            // of the line records that stood there then
   MonotonicNanos line_read = 0;  // when its line records were last listed, or all was read
   std::optional<MonotonicNanos> line_asked;  // when the listing under way was asked for
   MonotonicNanos line_again = 0;             // none before then

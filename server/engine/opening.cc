@@ -32,7 +32,9 @@ void Opening::On(const event::Open& event) {
   const StatusOr<Checkpoint*> found = describing_.Resolve(*job, event.ref);
   // "latest" may be in storage only; but what memory has is not kept waiting for long.
   if (!found.ok() || event.ref.step == kNoStep) {
-    if (scanning_.Await(event.caller, job, event.deadline, event, /*can_do_without=*/found.ok())) {
+    if (found.ok() ? scanning_.Await(event.caller, job, event.deadline, event,
+                                     /*can_do_without=*/true)
+                   : scanning_.AwaitWhole(event.caller, job, event.deadline, event)) {
       return;
     }
   }

@@ -44,7 +44,7 @@ void Retention::SendDelete(const Job& job, const CheckpointKey& key, bool tombst
   const auto removed = job.tombstones->removed.steps.find(key.step);
   remove.this_attempt = tombstone && (removed == job.tombstones->removed.steps.end() ||
                                       !removed->second.Covers({1, key.attempt}));
-  remove.newest_known = job.attempts->newest_published();
+  remove.newest_known = job.attempts->newest_recorded();
   out_.Do(std::move(remove));
 }
 
@@ -53,7 +53,10 @@ void Retention::On(const event::FilesDeleted& event) {
   if (event.status.ok()) {
     out_.Say(fact::FilesDeleted{event.checkpoint});
     out_.Count("files_deleted");
-    Forget(event.checkpoint.job);
+    // Of several that were asked for together another may have failed, and waits.
+    if (const Job* job = jobs_.Find(event.checkpoint.job); job != nullptr && !Waits(*job)) {
+      Forget(job->name);
+    }
   } else {
     HoldBack(event.checkpoint.job);
     out_.Log(Severity::kWarning,

@@ -7,6 +7,10 @@
 namespace cairn::engine {
 namespace {
 
+Attempt NewestDecision(const JobAttempts& attempts) {
+  return attempts.decisions.empty() ? 0 : attempts.decisions.rbegin()->first;
+}
+
 // A look at storage that is not older answers for it.
 constexpr MonotonicNanos kViewAge = 2 * kNanosPerSecond;
 // What memory can do or answer alone waits this long for storage to have its say.
@@ -39,20 +43,29 @@ bool Scanning::Await(const Caller& caller, Job* job, MonotonicNanos deadline, co
   return Await(caller, job, deadline, event, can_do_without, Fresh(*job));
 }
 
+bool Scanning::AwaitWhole(const Caller& caller, Job* job, MonotonicNanos deadline,
+                          const Event& event) {
+  const bool lately = job->scan->Known() && out_.now() - job->scan->read <= kViewAge;
+  return Await(caller, job, deadline, event, /*can_do_without=*/false, lately);
+}
+
 bool Scanning::AwaitLine(const Caller& caller, Job* job, MonotonicNanos deadline,
                          const Event& event) {
   LookAhead(job);
-  if (!job->scan->line_asked.has_value() || gave_up_) return false;
-  const MonotonicNanos until = *job->scan->line_asked + kLinePatience;
+  const JobScan& scan = *job->scan;
+  const bool under_way = scan.line_asked.has_value() || scan.state == ScanState::kScanning;
+  if (!under_way || line_gave_up_ || gave_up_) return false;
+  const MonotonicNanos until = scan.line_asked.value_or(scan.started) + kLinePatience;
   if (out_.now() >= until) return false;
-  if (callers_.Park(this, caller, job->name, std::min(deadline, until), event)) {
+  if (callers_.Park(&line_waits_, caller, job->name, std::min(deadline, until), event)) {
     job->scan.Edit().waiting.insert(caller.request);
   }
   return true;
 }
 
 void Scanning::LookAhead(Job* job) {
-  if (!options_.storage || !mode_.storage_here || !job->scan->Known()) return;
+  if (!options_.storage || !mode_.storage_here) return;
+  if (!job->scan->Known()) return Start(job);
   if (job->scan->line_asked.has_value() || out_.now() < job->scan->line_again) return;
   job->scan.Edit().line_asked = out_.now();
   out_.Do(action::ReadLineNumbers{job->name});
@@ -90,9 +103,13 @@ bool Scanning::Fresh(const Job& job) const {
 }
 
 bool Scanning::WriterIsHere(const Job& job) const {
-  const auto& begun = job.attempts->begun;
-  return job.scan->Known() && !begun.empty() && begun.rbegin()->first == job.attempts->fence() &&
-         !begun.rbegin()->second.sessions.empty();
+  const JobAttempts& attempts = *job.attempts;
+  if (job.scan->read == 0 || attempts.begun.empty()) return false;
+  const auto& [newest, attempt] = *attempts.begun.rbegin();
+  // Else somebody else is about to go on, or already does.
+  const bool nothing_ahead = newest == attempts.newest_recorded() && newest == attempts.fence() &&
+                             newest >= NewestDecision(attempts);
+  return nothing_ahead && !attempt.sessions.empty();
 }
 
 bool Scanning::FailedLately(const Job& job) const {
@@ -205,11 +222,13 @@ void Scanning::Left(const Parked& parked) {
 }
 
 // Storage had its time; the event goes on with what memory knows.
-void Scanning::TimeUp(const Parked& parked) {
+void Scanning::TimeUp(const Parked& parked) { GoOn(parked, &gave_up_); }
+
+void Scanning::GoOn(const Parked& parked, bool* gave_up) {
   const std::unique_ptr<Parked> gone = callers_.Unpark(parked.request);
-  gave_up_ = true;
+  *gave_up = true;
   again_(gone->event);
-  gave_up_ = false;
+  *gave_up = false;
 }
 
 // --- the answer
@@ -229,9 +248,9 @@ Job* Scanning::On(const event::JobScanned& event, bool* newer_attempt) {
   scan.asked = false;
   Status status = event.stored.status();
   if (event.stored.ok()) {
-    const Attempt newest = job->attempts->newest();
+    const Attempt newest = job->attempts->newest(), fence = job->attempts->fence();
     MergeAll(job, event);
-    *newer_attempt = job->attempts->newest() != newest;
+    *newer_attempt = job->attempts->newest() != newest || job->attempts->fence() != fence;
     status = CheckAllRead(*event.stored);
     scan.unread_up_to = kNoStep;
     for (const Unread& unread : event.stored->unread) {
@@ -270,9 +289,10 @@ void Scanning::On(const event::LineNumbersRead& event) {
   const bool none = absl::IsNotFound(event.numbers.status());  // nothing of the job is stored
   if (event.numbers.ok() || none) scan.line_read = out_.now();
   const JobAttempts& attempts = *job->attempts;
-  const Attempt decided = attempts.decisions.empty() ? 0 : attempts.decisions.rbegin()->first;
-  if (event.numbers.ok() && (event.numbers->published > attempts.newest_published() ||
-                             event.numbers->decided > decided)) {
+  // What stood there at the last reading, too, and could not be made sense of, is not read again.
+  if (event.numbers.ok() &&
+      (event.numbers->published > std::max(attempts.newest_recorded(), scan.listed.published) ||
+       event.numbers->decided > std::max(NewestDecision(attempts), scan.listed.decided))) {
     Look(job);
   }
   if (scan.state != ScanState::kScanning) Resume(job);
@@ -307,6 +327,7 @@ void Scanning::MergeAll(Job* job, const event::JobScanned& event) {
   for (const std::string& problem : event.stored->problems) {
     out_.Log(Severity::kWarning, absl::StrCat("job ", job->name, " in storage: ", problem));
   }
+  job->scan.Edit().listed = event.stored->line;
   LearnLine(job, *event.stored);
   retention_.Learn(job, event.stored->removed);
   for (const StoredCheckpoint& stored : event.stored->checkpoints) Merge(job, stored);

@@ -33,6 +33,8 @@ class Scanning : public Waitlist {
   // node may just have deleted what is decided for.
   bool AwaitLook(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event,
                  bool can_do_without = false);
+  // The same, for who has found nothing: another node may have it, also while a writer lives here.
+  bool AwaitWhole(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event);
   void Start(Job* job);
   // It is read anew, whatever is known.
   void Look(Job* job);
@@ -40,8 +42,9 @@ class Scanning : public Waitlist {
   void LookFromNow(Job* job);
   // What is known of storage is as young as an answer may ask, which then need not say how old it is.
   bool Fresh(const Job& job) const;
-  // A writer of the newest attempt lives here. Another node can change what counts only by an attempt
-  // or a decision with a greater number, so the line records are listed, and nothing else is read.
+  // A writer of the newest attempt lives here, and storage was read before. Another node changes what
+  // counts by an attempt or a decision with a greater number, so the line records are listed, and
+  // nothing else is read.
   bool WriterIsHere(const Job& job) const;
   // They are listed, unless they were lately; what they tell of is read.
   void LookAhead(Job* job);
@@ -57,8 +60,8 @@ class Scanning : public Waitlist {
   Job* Readable(Sessions* sessions, const Caller& caller, const std::string& job,
                 MonotonicNanos deadline, const Event& event, bool scan);
 
-  // Merges what storage holds. The job, and whether its newest attempt is one that storage told of
-  // (then the older ones are to be fenced); nullptr: nobody asked any more. The callers that waited
+  // Merges what storage holds. The job, and whether storage told of an attempt or a `use` that is newer
+  // than all before (then the older attempts are to be fenced); nullptr: nobody asked any more. The callers that waited
   // go on with Resume, once all is in order.
   Job* On(const event::JobScanned& event, bool* newer_attempt);
   void Resume(Job* job);
@@ -72,6 +75,20 @@ class Scanning : public Waitlist {
   void TimeUp(const Parked& parked) override;
 
  private:
+  // Who waits for the line records alone. When that takes too long they go on, and may then wait for
+  // all of storage.
+  class LineWaits : public Waitlist {
+   public:
+    explicit LineWaits(Scanning* scanning) : scanning_(*scanning) {}
+    void Left(const Parked& parked) override { scanning_.Left(parked); }
+    void TimeUp(const Parked& parked) override { scanning_.GoOn(parked, &scanning_.line_gave_up_); }
+
+   private:
+    Scanning& scanning_;
+  };
+
+  // The event goes on with what memory knows; `gave_up` is set meanwhile.
+  void GoOn(const Parked& parked, bool* gave_up);
   bool Await(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event,
              bool can_do_without, bool known);
   bool AwaitLine(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event);
@@ -98,7 +115,8 @@ class Scanning : public Waitlist {
   Records& records_;
   const std::function<void(const Event&)> again_;
 
-  bool gave_up_ = false;
+  LineWaits line_waits_{this};
+  bool gave_up_ = false, line_gave_up_ = false;
   std::set<std::pair<MonotonicNanos, std::string>> due_;  // jobs to read, and when
 };
 

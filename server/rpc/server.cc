@@ -32,10 +32,10 @@ void LogBroken(const char* message) {
 
 // Answers a connection's calls until it ends.
 void ServeCalls(node::Node* node, const std::shared_ptr<Connection>& connection) {
-  const auto protocol = std::make_shared<TBinaryProtocolT<Connection>>(
-      connection, kMaxString, kMaxContainer, /*strict_read=*/true, /*strict_write=*/true);
-  wire::CairnProcessor processor(std::make_shared<Handler>(node, connection.get()));
   try {
+    const auto protocol = std::make_shared<TBinaryProtocolT<Connection>>(
+        connection, kMaxString, kMaxContainer, /*strict_read=*/true, /*strict_write=*/true);
+    wire::CairnProcessor processor(std::make_shared<Handler>(node, connection.get()));
     do {
       connection->BeginMessage();
     } while (processor.process(protocol, protocol, nullptr));

@@ -1,5 +1,6 @@
 #include "server/storage/posix_storage.h"
 
+#include <fcntl.h>
 #include <sys/random.h>
 
 #include <array>
@@ -136,10 +137,17 @@ class PosixStorage final : public Storage {
     return stored;
   }
   StatusOr<LineNumbers> ReadLineNumbers(const std::string& job) override {
-    CAIRN_ASSIGN_OR_RETURN(const Owner owner, JobOwner(job));
-    CAIRN_ASSIGN_OR_RETURN(const JobDirectories at, root_.OpenJob(job, owner, /*create=*/false));
-    const auto as = AsOwner::Become(owner);
-    return cairn::ReadLineNumbers(at.job.get());
+    CAIRN_ASSIGN_OR_RETURN(const UniqueFd root, root_.Enter());
+    CAIRN_ASSIGN_OR_RETURN(const Owner owner, PosixRoot::JobOwner(root.get(), job));
+    StatusOr<LineNumbers> numbers;
+    {
+      const auto as = AsOwner::Become(owner);
+      CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory,
+                             OpenBeneath(root.get(), job, O_RDONLY | O_DIRECTORY));
+      numbers = cairn::ReadLineNumbers(directory.get());
+    }
+    CAIRN_RETURN_IF_ERROR(root_.StillThere(root.get()));
+    return numbers;
   }
   StatusOr<std::vector<std::string>> Jobs() override {
     CAIRN_RETURN_IF_ERROR(root_.Enter().status());

@@ -210,7 +210,8 @@ class EngineTest : public testing::Test {
   void Do(action::Reinstate& a) { reinstated.push_back(a.checkpoint); }
   void Do(action::DeleteFiles& a) {
     deletes.push_back(a);
-    Status status = delete_status;
+    const auto own = delete_status_of.find(a.checkpoint.step);
+    Status status = own == delete_status_of.end() ? delete_status : own->second;
     for (const auto& [id, record] : line_records) {
       if (a.tombstone || id.second != LineRecordKind::kOrigin || id.first <= a.newest_known)
         continue;
@@ -235,13 +236,16 @@ class EngineTest : public testing::Test {
     line_looks.push_back(a.job);
     if (!hold_scans) FinishLineLook(a.job);
   }
+  LineNumbers NumbersInStorage(const std::string& job) const {
+    LineNumbers numbers = broken_records;
+    for (const auto& [id, record] : line_records) {
+      if (record.job == job) numbers.Take(record.number, record.kind);
+    }
+    return numbers;
+  }
   void FinishLineLook(const std::string& job) {
     event::LineNumbersRead read{job, LineNumbers{}};
-    std::vector<LineRecord> stand;
-    for (const auto& [id, record] : line_records) {
-      if (record.job == job) stand.push_back(record);
-    }
-    read.numbers = NumbersOf(stand);
+    read.numbers = NumbersInStorage(job);
     if (!scan_status.ok()) read.numbers = scan_status;
     pending.push_back(std::move(read));
   }
@@ -254,6 +258,7 @@ class EngineTest : public testing::Test {
         if (key.job == job) scanned.stored->checkpoints.push_back(checkpoint);
       }
       scanned.stored->removed = removed;
+      scanned.stored->line = NumbersInStorage(job);
       scanned.stored->unread = unread;
       scanned.stored->now_unix_ms = kUnix + now / kNanosPerMilli;
       for (const auto& [id, record] : line_records) {
@@ -503,6 +508,8 @@ class EngineTest : public testing::Test {
 
   bool hold_makes = false, hold_destroys = false, hold_probes = false, hold_manifests = false,
        hold_verifies = false, hold_persists = false, hold_deletes = false, hold_scans = false;
+  std::map<Step, Status> delete_status_of;
+  LineNumbers broken_records;  // that stand in storage and cannot be made sense of
   Status make_status, manifest_status, persist_status, scan_status, delete_status;
   std::vector<Unread> unread;  // what storage cannot read, of the one job
   // What stands at the storage's root; every daemon sees it at its start, unless nobody looks.

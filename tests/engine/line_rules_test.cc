@@ -400,6 +400,95 @@ TEST_F(LineRules, Rule8ALiveWritersAnswersDoNotWaitForStorage) {
   EXPECT_EQ(line_looks.size(), 1u) << "not asked again at once";
 }
 
+// Where a life comes from is recorded before its files are written, which takes its time.
+TEST_F(LineRules, Rule8ALifeThatHasBegunElsewhereIsSeenOnceItHasPublished) {
+  const SessionId writer = Life(1);
+  for (const Step step : {1, 2}) Save(writer, step);
+  const SessionId reader = Hello({.writer = -1});
+  line_records[{9, LineRecordKind::kOrigin}] = {"job", 9, LineRecordKind::kOrigin,
+                                                LineageFrom(2, 1, {})};
+  Advance(3 * kNanosPerSecond);
+  EXPECT_EQ(LatestStep(reader), 2);
+  SavedElsewhere(7, 9);
+  Advance(3 * kNanosPerSecond);
+  EXPECT_EQ(LatestStep(reader), 7);
+}
+
+TEST_F(LineRules, Rule21WhatALifeElsewhereComesFromStaysBeforeItHasPublished) {
+  const SessionId writer = Life(1, PersistMode::kEvery, /*keep_last=*/2);
+  for (const Step step : {4, 5}) Save(writer, step);
+  line_records[{9, LineRecordKind::kOrigin}] = {"job", 9, LineRecordKind::kOrigin,
+                                                LineageFrom(4, 1, {})};
+  Advance(3 * kNanosPerSecond);
+  EXPECT_EQ(LatestStep(Hello({.writer = -1})), 5);
+  for (const Step step : {6, 7}) Save(writer, step);
+  EXPECT_TRUE(stored.contains({"job", 4, 1, 0})) << "attempt 9 goes on from it";
+  EXPECT_FALSE(stored.contains({"job", 5, 1, 0}));
+}
+
+// Another node's files are not said to be missing because storage does not answer.
+TEST_F(LineRules, Rule8NothingIsFoundOnlyOnceStorageWasRead) {
+  const SessionId writer = Life(1);
+  ASSERT_TRUE(Create(writer, PartOf(writer, 1), {{"model"}}).ok());
+  const SessionId reader = Hello({.writer = -1});
+  Advance(3 * kNanosPerSecond);
+  hold_scans = true;
+  const event::Latest latest{From(reader), "job", Soon()};
+  Apply(latest);
+  Advance(kNanosPerSecond);
+  EXPECT_FALSE(Answered(latest.caller.request));
+  FinishScan("job");
+  CarryPending();
+  EXPECT_THAT(StatusOf(AnswerTo(latest.caller.request)), Fails(absl::StatusCode::kNotFound, "job"));
+}
+
+// A record that does not decode stands there for ever. The job is not read again for it.
+TEST_F(LineRules, Rule8ARecordThatCannotBeMadeSenseOfCostsOneReading) {
+  const SessionId writer = Life(1);
+  Save(writer, 1);
+  const SessionId reader = Hello({.writer = -1});
+  broken_records = {.published = 7, .decided = 8};
+  for (int i = 0; i < 5; ++i) {
+    Advance(3 * kNanosPerSecond);
+    EXPECT_EQ(LatestStep(reader), 1);
+  }
+  EXPECT_LE(scans.size(), 2u);
+}
+
+// Another node's `use` ends what older attempts wait for.
+TEST_F(LineRules, Rule11AUseThatStorageTellsOfEndsCreatesThatWait) {
+  const SessionId writer = Life(1);
+  for (const Step step : {1, 2}) Save(writer, step);
+  hold_makes = true;
+  const event::Create create = CreateOf(writer, PartOf(writer, 3), {{"model", 40 * kMiB}});
+  Apply(create);
+  ASSERT_FALSE(Answered(create.caller.request));
+  line_records[{5, LineRecordKind::kUse}] = {"job", 5, LineRecordKind::kUse, LineageFrom(1, 1, {})};
+  Advance(3 * kNanosPerSecond);
+  EXPECT_EQ(LatestStep(Hello({.writer = -1})), 1);
+  EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
+              Fails(absl::StatusCode::kFailedPrecondition, "superseded by `use`"));
+}
+
+// What is decided by storage waits for all of it, however patient the listing before was.
+TEST_F(LineRules, Rule14UseWaitsForStorageWhileAWriterLivesHere) {
+  const SessionId writer = Life(1);
+  for (const Step step : {1, 2}) Save(writer, step);
+  const SessionId reader = Hello({.writer = -1});
+  Advance(3 * kNanosPerSecond);
+  hold_scans = true;
+  event::Use use{From(reader), {"job", 1, 1}, /*fence=*/true, Soon()};
+  Apply(use);
+  Advance(kNanosPerSecond);
+  EXPECT_FALSE(Answered(use.caller.request));
+  EXPECT_TRUE(record_writes.empty()) << "nothing is decided yet";
+  hold_scans = false;
+  FinishLineLook("job");
+  FinishScan("job");
+  CarryPending();
+  EXPECT_EQ(Take<reply::Latest>(use.caller.request)->key.step, 1);
+}
+
 // R39: the clock of storage counts, not this node's.
 TEST_F(LineRules, Rule21TheGraceIsCountedByTheClockOfStorage) {
   options.keep_abandoned_seconds = 3600;
@@ -475,6 +564,20 @@ TEST_F(LineRules, Rule21ADeletionThatFailsIsNotTriedAgainAtOnce) {
   delete_status = absl::OkStatus();
   Advance(options.persist_retry_max);
   EXPECT_EQ(stored.size(), 1u) << "without anything else that happens";
+}
+
+TEST_F(LineRules, Rule21OfTwoDeletionsTheOneThatFailedIsTriedAgain) {
+  delete_status_of[1] = absl::UnavailableError("for a moment");
+  const SessionId life = Life(1);
+  for (const Step step : {1, 2, 3}) Save(life, step);
+  JobPolicy policy;
+  policy.keep_last = 1;
+  Apply(event::SetPolicy{From(life), "job", policy});
+  EXPECT_TRUE(stored.contains({"job", 1, 1, 0}));
+  EXPECT_FALSE(stored.contains({"job", 2, 1, 0}));
+  delete_status_of.clear();
+  Advance(options.persist_retry_max);
+  EXPECT_FALSE(stored.contains({"job", 1, 1, 0}));
 }
 
 // A life whose checkpoints were all removed is known by the record of its origin alone.

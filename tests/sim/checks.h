@@ -40,6 +40,8 @@ void CheckInfo(const Node& node, const CheckpointInfo& info);
 
 // Files that go by policy are those that the rules of docs/line.md give up (rule 21), by the history
 // that the node knows and by storage's own clock.
+// What the newest life, which another node has begun and which has published nothing yet, goes on from.
+void CheckOtherNodesOrigin(const Node& node, const action::DeleteFiles& deletion);
 void CheckDeletionByPolicy(const Node& node, const CheckpointKey& key);
 
 // --- at the end, when storage could be read long enough

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tests/sim/checks.h"
 #include "tests/sim/node.h"
 #include "tests/sim/world.h"
 
@@ -271,7 +272,10 @@ void Executor::End(completion::Delete& c) {
   Status status;
   if (c.fails || storage.gone) {
     status = absl::UnavailableError(storage.gone ? kGone : "storage: away");
+  } else if (status = node_.world.storage.CheckNotNeeded(c.deletion); !status.ok()) {
+    node_.world.report.Count("deletion refused by storage");
   } else {
+    CheckOtherNodesOrigin(node_, c.deletion);
     node_.world.storage.Delete(c.deletion);
     node_.check_persisted = true;
     node_.world.report.Count("files deleted");

@@ -117,6 +117,12 @@ Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts, co
 
   Node::LastApply now;
   bool moves_latest = false;
+  // A policy is followed when it is set, and when a persist has ended, whatever callers that had waited
+  // do after in the same event.
+  std::set<std::string> policy_followed;
+  if (const auto* persisted = event == nullptr ? nullptr : std::get_if<event::Persisted>(event)) {
+    policy_followed.insert(persisted->checkpoint.job);
+  }
   for (const Fact& fact : facts) {
     moves_latest |= MovesLatest(fact);
     if (const auto* dropped = std::get_if<fact::ObjectDropped>(&fact)) {
@@ -131,15 +137,14 @@ Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts, co
       const auto known = node.mirror.attempts.find(begun->job);
       const bool fresh =
           known == node.mirror.attempts.end() || !known->second.contains(begun->attempt);
-      // Storage tells of it, or a caller went on who had waited for storage.
-      const bool told = node.world.storage.Has(
-          {begun->job, begun->attempt, LineRecordKind::kOrigin, begun->lineage});
-      if (fresh && (!of_event || !told)) now.began_after.insert({begun->job, begun->attempt});
+      if (fresh && (!of_event || policy_followed.contains(begun->job)))
+        now.began_after.insert({begun->job, begun->attempt});
     } else if (const auto* made = std::get_if<fact::LineDecided>(&fact)) {
-      if (!node.world.storage.Has(made->record)) now.changed.insert(made->record.job);
+      if (policy_followed.contains(made->record.job)) now.changed.insert(made->record.job);
     } else if (const auto* removed = std::get_if<fact::StepRemoved>(&fact)) {
-      now.changed.insert(removed->job);
+      if (policy_followed.contains(removed->job)) now.changed.insert(removed->job);
     } else if (const auto* job = std::get_if<fact::Job>(&fact)) {
+      policy_followed.insert(job->job);
       if (!node.mirror.jobs.contains(job->job)) now.owned.insert(job->job);
     }
   }

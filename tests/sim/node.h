@@ -123,8 +123,8 @@ class Node {
     std::set<CheckpointKey> left;  // left memory or storage
     // Attempts that began after the event itself was handled: what it decided did not know them.
     std::set<std::pair<std::string, Attempt>> began_after;
-    // Jobs of which somebody decided something, or removed a step: what was decided before in the same
-    // event, for others who had waited, did not know that.
+    // Jobs of which somebody decided something, or removed a step, after another one who had waited, too,
+    // had set the policy, which was followed at once.
     std::set<std::string> changed;
   };
   LastApply last;

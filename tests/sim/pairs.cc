@@ -151,7 +151,8 @@ class OtherNode {
   OtherNode(World* world, Attempt attempt)
       : world_(*world), job_(world->clients.jobs[kJob]), attempt_(attempt) {}
 
-  void Save() {
+  // It publishes at once, or writes where it comes from and publishes later.
+  void Save(bool later) {
     const StatusOr<StoredJob> stored = world_.storage.Scan(job_.name);
     const History history = stored.ok() ? HistoryOf(*stored) : History();
     const std::vector<LineStep> line = ComputeLine(history, attempt_);
@@ -159,8 +160,18 @@ class OtherNode {
     if (world_.rng.Permille(300)) first = static_cast<Step>(world_.rng.Below(first + 1));
     const Lineage lineage = LineageBelow(history, attempt_, first);
     world_.storage.WriteLineRecord({job_.name, attempt_, LineRecordKind::kOrigin, lineage});
-    for (Step step = first; step < first + static_cast<Step>(world_.rng.Between(1, 3)); ++step) {
-      Publish(step, first, lineage);
+    const Step last = first + static_cast<Step>(world_.rng.Between(0, 2));
+    const OtherLife life{job_.name, attempt_, first, last, lineage};
+    if (later) {
+      world_.other_life = life;
+      world_.report.Count("begun by another node");
+    } else {
+      Publish(life);
+    }
+  }
+  void Publish(const OtherLife& life) {
+    for (Step step = life.first; step <= life.last; ++step) {
+      Publish(step, life.first, life.lineage);
     }
     world_.report.Count("written by another node");
   }
@@ -239,14 +250,19 @@ std::set<Attempt> NumbersOf(const World& world) {
 void OtherNodesNewerLife(World* world) {
   Job& job = world->clients.jobs[kJob];
   job.attempt = *NumbersOf(*world).rbegin() + 1;
-  OtherNode(world, job.attempt).Save();
+  OtherNode(world, job.attempt).Save(/*later=*/world->rng.Permille(500));
+}
+
+void OtherNodesNewerLifePublishes(World* world) {
+  const std::optional<OtherLife> life = std::exchange(world->other_life, std::nullopt);
+  if (life.has_value()) OtherNode(world, life->attempt).Publish(*life);
 }
 
 void OtherNodesOlderLife(World* world) {
   const std::set<Attempt> numbers = NumbersOf(*world);
   Attempt older = *numbers.rbegin();
   while (older > 0 && numbers.contains(older)) --older;
-  if (older > 0) OtherNode(world, older).Save();
+  if (older > 0) OtherNode(world, older).Save(/*later=*/false);
 }
 
 // --- readers
@@ -295,7 +311,7 @@ constexpr Fault kFaults[] = {
     {"life-that-completes-nothing", LifeThatCompletesNothing, Nothing},
     {"life-that-resumes", LifeThatResumes, Nothing},
     {"step-used", StepIsUsed, Nothing},
-    {"other-nodes-newer-life", OtherNodesNewerLife, Nothing},
+    {"other-nodes-newer-life", OtherNodesNewerLife, OtherNodesNewerLifePublishes},
     {"other-nodes-older-life", OtherNodesOlderLife, Nothing},
     {"journal-full", JournalFills, JournalHasSpace},
     {"reader-stopped", ReaderIsStopped, StoppedReadersDie},

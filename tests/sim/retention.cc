@@ -124,6 +124,17 @@ class Deletion {
 
 }  // namespace
 
+void CheckOtherNodesOrigin(const Node& node, const action::DeleteFiles& deletion) {
+  const CheckpointKey& key = deletion.checkpoint;
+  const std::optional<OtherLife>& life = node.world.other_life;
+  if (deletion.tombstone || !life.has_value() || life->job != key.job) return;
+  const bool newest = node.world.storage.NumbersOf(key.job).published == life->attempt;
+  if (!newest || life->lineage.step() != key.step || life->lineage.attempt() != key.attempt) return;
+  node.world.report.Fail(absl::StrCat("retention: the files of ", key.DebugString(),
+                                      " are deleted, and attempt ", life->attempt,
+                                      " of another node goes on from it"));
+}
+
 void CheckDeletionByPolicy(const Node& node, const CheckpointKey& key) {
   if (node.last.changed.contains(key.job)) {
     return node.world.report.Count("deletions by policy that nobody can judge");

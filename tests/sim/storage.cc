@@ -82,9 +82,28 @@ std::optional<int64_t> Storage::OriginRecordedMs(const std::string& job, Attempt
   return at == of_job->second.end() ? std::nullopt : std::optional(at->second);
 }
 
-bool Storage::Has(const LineRecord& record) const {
-  const auto records = records_.find(record.job);
-  return records != records_.end() && records->second.contains({record.number, record.kind});
+LineNumbers Storage::NumbersOf(const std::string& job) const {
+  LineNumbers numbers;
+  const auto records = records_.find(job);
+  if (records == records_.end()) return numbers;
+  for (const auto& [id, record] : records->second) numbers.Take(id.first, id.second);
+  return numbers;
+}
+
+Status Storage::CheckNotNeeded(const action::DeleteFiles& deletion) const {
+  const auto records = records_.find(deletion.checkpoint.job);
+  if (deletion.tombstone || records == records_.end()) return absl::OkStatus();
+  const LineNumbers numbers = NumbersOf(deletion.checkpoint.job);
+  if (numbers.published > deletion.newest_known) {
+    return absl::FailedPreconditionError("a life that the node does not know of has published");
+  }
+  std::vector<LineRecord> decisions;
+  for (const auto& [id, record] : records->second) {
+    const bool counts = id.second != LineRecordKind::kOrigin && id.first > numbers.published;
+    if (counts) decisions.push_back(record);
+  }
+  if (DecisionThatNeeds(decisions, deletion.checkpoint) == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError("a decision needs it");
 }
 
 const StoredCheckpoint* Storage::Find(const CheckpointKey& key) const {

@@ -41,9 +41,12 @@ class Storage {
   // When the attempt's origin was recorded, by storage's clock; nullopt: it was not.
   std::optional<int64_t> OriginRecordedMs(const std::string& job, Attempt attempt) const;
 
+  LineNumbers NumbersOf(const std::string& job) const;
+  // FAILED_PRECONDITION as the real one's Delete.
+  Status CheckNotNeeded(const action::DeleteFiles& deletion) const;
+
   const StoredCheckpoint* Find(const CheckpointKey& key) const;
   bool Has(const CheckpointKey& key) const { return Find(key) != nullptr; }
-  bool Has(const LineRecord& record) const;
   // It is there, or it may rightly be missing: a newer generation took its place, or a node was
   // asked to delete it.
   bool AccountsFor(const CheckpointKey& key) const {

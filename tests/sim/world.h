@@ -18,6 +18,14 @@
 
 namespace cairn::engine::sim {
 
+// A life on another node whose origin is recorded; it publishes its steps later.
+struct OtherLife {
+  std::string job;
+  Attempt attempt = 0;
+  Step first = 0, last = 0;
+  Lineage lineage;
+};
+
 struct World {
   explicit World(const SimulatorOptions& options);
   World(const World&) = delete;
@@ -60,6 +68,7 @@ struct World {
   bool ending = false;                       // the end of the life: no more faults
   int crashes_left = 0;                      // of daemons
   uint64_t next_content = 1;
+  std::optional<OtherLife> other_life;
 
  private:
   void AddNode();
