@@ -152,10 +152,7 @@ StatusOr<Checkpoint*> Describing::ResolveLatest(const Job& job) const {
   if (Checkpoint* newest = standing_.Newest(job)) {
     // A newer one may be there that could not be read just now: who went on from this one would abandon it.
     const JobScan& scan = *job.scan;
-    if (newest->Resident() || scan.state != ScanState::kFailed ||
-        scan.unread_up_to < newest->key.step) {
-      return newest;
-    }
+    if (newest->Resident() || scan.Known() || scan.unread_up_to < newest->key.step) return newest;
     return absl::UnavailableError(
         absl::StrCat("job ", job.name, ": in storage: ", scan.problem.message()));
   }

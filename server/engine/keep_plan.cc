@@ -42,12 +42,18 @@ class Planning {
 
  private:
   // Why nothing at all is deleted now.
-  std::optional<KeepReason> Hold() const {
+  std::optional<KeepReason> Hold() {
     // Whoever has just decided by hand what counts is not done with it.
     if (head_.decided) return KeepReason::kDecision;
     // What a life goes on from may be anything as long as it is not known.
     if (!Attempts::OriginsKnown(job_)) return KeepReason::kOrigin;
     if (job_.scan->state == ScanState::kFailed) return KeepReason::kUnread;
+    // A life elsewhere is newer than all that have begun here. What it has published by now counts.
+    const bool elsewhere = job_.attempts->newest_recorded() > job_.attempts->newest();
+    if (elsewhere && job_.scan->read < job_.files->persisted_at) {
+      plan_.look = true;
+      return KeepReason::kNotLooked;
+    }
     return std::nullopt;
   }
 

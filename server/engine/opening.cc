@@ -32,9 +32,10 @@ void Opening::On(const event::Open& event) {
   const StatusOr<Checkpoint*> found = describing_.Resolve(*job, event.ref);
   // "latest" may be in storage only; but what memory has is not kept waiting for long.
   if (!found.ok() || event.ref.step == kNoStep) {
-    if (found.ok() ? scanning_.Await(event.caller, job, event.deadline, event,
-                                     /*can_do_without=*/true)
-                   : scanning_.AwaitWhole(event.caller, job, event.deadline, event)) {
+    const bool nothing =
+        !found.ok() && (event.ref.step == kNoStep || CheckpointsAt(*job, event.ref.step).empty());
+    if (nothing ? scanning_.AwaitWhole(event.caller, job, event.deadline, event)
+                : scanning_.Await(event.caller, job, event.deadline, event, found.ok())) {
       return;
     }
   }

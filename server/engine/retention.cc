@@ -130,6 +130,10 @@ Status Retention::CheckRemoved(const Job& job, Step step, Attempt attempt) {
 
 Status Retention::CheckRemove(const event::Remove& event, const Job& job,
                               const Checkpoint* checkpoint) const {
+  if (checkpoint == nullptr && options_.storage && job.scan->state == ScanState::kScanning) {
+    return absl::UnavailableError(absl::StrCat("step: ", event.ref.step, " of job ", job.name,
+                                               " is not known yet: its storage has not answered"));
+  }
   if (checkpoint == nullptr) {
     return absl::NotFoundError(
         absl::StrCat("step: ", event.ref.step, " of job ", job.name, " is unknown"));

@@ -13,6 +13,8 @@ Attempt NewestDecision(const JobAttempts& attempts) {
 
 // A look at storage that is not older answers for it.
 constexpr MonotonicNanos kViewAge = 2 * kNanosPerSecond;
+// For so long a line record that cannot be made sense of is taken to be as it was.
+constexpr MonotonicNanos kBrokenAge = 60 * kNanosPerSecond;
 // What memory can do or answer alone waits this long for storage to have its say.
 constexpr MonotonicNanos kPatience = 2 * kNanosPerSecond;
 // The same while a writer of the job lives here: it is hardly ever wrong.
@@ -289,10 +291,12 @@ void Scanning::On(const event::LineNumbersRead& event) {
   const bool none = absl::IsNotFound(event.numbers.status());  // nothing of the job is stored
   if (event.numbers.ok() || none) scan.line_read = out_.now();
   const JobAttempts& attempts = *job->attempts;
-  // What stood there at the last reading, too, and could not be made sense of, is not read again.
+  // What stood there at the last reading, too, and could not be made sense of, is not read again soon.
+  const bool lately = out_.now() - scan.read < kBrokenAge;
+  const LineNumbers listed = lately ? scan.listed : LineNumbers{};
   if (event.numbers.ok() &&
-      (event.numbers->published > std::max(attempts.newest_recorded(), scan.listed.published) ||
-       event.numbers->decided > std::max(NewestDecision(attempts), scan.listed.decided))) {
+      (event.numbers->published > std::max(attempts.newest_recorded(), listed.published) ||
+       event.numbers->decided > std::max(NewestDecision(attempts), listed.decided))) {
     Look(job);
   }
   if (scan.state != ScanState::kScanning) Resume(job);

@@ -36,14 +36,14 @@ class LineRules : public EngineTest {
     manifests.clear();
     Restart();
   }
-  // Another node saves `step` in `attempt`, which comes from step 2 of attempt 1.
-  void SavedElsewhere(Step step, Attempt attempt) {
-    StoredCheckpoint elsewhere = stored.at({"job", 2, 1, 0});
+  // Another node saves `step` in `attempt`, which comes from step `from` of attempt 1.
+  void SavedElsewhere(Step step, Attempt attempt, Step from = 2) {
+    StoredCheckpoint elsewhere = stored.at({"job", from, 1, 0});
     elsewhere.key = {"job", step, attempt, 0};
     Manifest& manifest = elsewhere.parts[0].manifest;
     manifest.step = step;
     manifest.attempt = attempt;
-    manifest.lineage = LineageFrom(2, 1, {});
+    manifest.lineage = LineageFrom(from, 1, {});
     elsewhere.parts[0].digest = ManifestDigest(EncodeManifest(manifest));
     stored[elsewhere.key] = elsewhere;
     line_records[{attempt, LineRecordKind::kOrigin}] = {"job", attempt, LineRecordKind::kOrigin,
@@ -424,6 +424,41 @@ TEST_F(LineRules, Rule21WhatALifeElsewhereComesFromStaysBeforeItHasPublished) {
   for (const Step step : {6, 7}) Save(writer, step);
   EXPECT_TRUE(stored.contains({"job", 4, 1, 0})) << "attempt 9 goes on from it";
   EXPECT_FALSE(stored.contains({"job", 5, 1, 0}));
+}
+
+TEST_F(LineRules, Rule21WhatIsDeletedWhileALifeElsewhereHasBegunIsChosenByWhatItHasPublished) {
+  const SessionId writer = Life(1, PersistMode::kEvery, /*keep_last=*/3);
+  for (const Step step : {2, 3, 4}) Save(writer, step);
+  line_records[{9, LineRecordKind::kOrigin}] = {"job", 9, LineRecordKind::kOrigin,
+                                                LineageFrom(4, 1, {})};
+  Advance(3 * kNanosPerSecond);
+  EXPECT_EQ(LatestStep(Hello({.writer = -1})), 4);
+  SavedElsewhere(5, 9, /*from=*/4);
+  Advance(kNanosPerSecond);
+  EXPECT_TRUE(TrySave(writer, 6).ok()) << "it was begun before anybody looked";
+  EXPECT_TRUE(stored.contains({"job", 3, 1, 0})) << "5, 4, 3 are the newest of the line";
+  EXPECT_THAT(TrySave(writer, 7), Fails(absl::StatusCode::kFailedPrecondition, "superseded by 9"));
+}
+
+// While what could not be read is read once more, it is still not taken for missing.
+TEST_F(LineRules, Rule8LatestIsNotToldWhileWhatCouldNotBeReadIsReadAgain) {
+  Lived(1, {1, 2});
+  LoseMemory();
+  const SessionId reader = Hello({.writer = -1});
+  EXPECT_EQ(LatestStep(reader), 2);
+  unread = {{3, "3: Input/output error"}};
+  Advance(3 * kNanosPerSecond);
+  event::Latest failed{From(reader), "job", Soon()};
+  Apply(failed);
+  EXPECT_THAT(StatusOf(AnswerTo(failed.caller.request)),
+              Fails(absl::StatusCode::kUnavailable, "Input/output"));
+  hold_scans = true;
+  Advance(3 * kNanosPerSecond);
+  event::Latest again{From(reader), "job", now + kNanosPerSecond};
+  Apply(again);
+  Advance(3 * kNanosPerSecond);
+  EXPECT_THAT(StatusOf(AnswerTo(again.caller.request)),
+              Fails(absl::StatusCode::kUnavailable, "Input/output"));
 }
 
 // Another node's files are not said to be missing because storage does not answer.

@@ -144,8 +144,8 @@ Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts, co
     } else if (const auto* removed = std::get_if<fact::StepRemoved>(&fact)) {
       if (policy_followed.contains(removed->job)) now.changed.insert(removed->job);
     } else if (const auto* job = std::get_if<fact::Job>(&fact)) {
-      policy_followed.insert(job->job);
-      if (!node.mirror.jobs.contains(job->job)) now.owned.insert(job->job);
+      const bool known = node.mirror.jobs.contains(job->job);  // else its owner is learned
+      (known ? policy_followed : now.owned).insert(job->job);
     }
   }
   if (!moves_latest) return now;
