@@ -17,7 +17,7 @@ constexpr MonotonicNanos kViewAge = 2 * kNanosPerSecond;
 constexpr MonotonicNanos kBrokenAge = 60 * kNanosPerSecond;
 // What memory can do or answer alone waits this long for storage to have its say.
 constexpr MonotonicNanos kPatience = 2 * kNanosPerSecond;
-// The same while a writer of the job lives here: it is hardly ever wrong.
+// The same while a writer of the job lives here: what memory knows is hardly ever wrong then.
 constexpr MonotonicNanos kLinePatience = kNanosPerSecond / 4;
 
 }  // namespace

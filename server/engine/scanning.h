@@ -61,8 +61,8 @@ class Scanning : public Waitlist {
                 MonotonicNanos deadline, const Event& event, bool scan);
 
   // Merges what storage holds. The job, and whether storage told of an attempt or a `use` that is newer
-  // than all before (then the older attempts are to be fenced); nullptr: nobody asked any more. The callers that waited
-  // go on with Resume, once all is in order.
+  // than all before (then the older attempts are to be fenced); nullptr: nobody asked any more. The
+  // callers that waited go on with Resume, once all is in order.
   Job* On(const event::JobScanned& event, bool* newer_attempt);
   void Resume(Job* job);
   void On(const event::LineNumbersRead& event);

@@ -17,7 +17,7 @@ class Handler : public wire::CairnIf {
  public:
   // `connection` outlives the handler's last call.
   Handler(node::Node* node, Connection* connection) : node_(node), connection_(connection) {}
-  ~Handler() override;  // once the connection has closed
+  ~Handler() override;  // once nothing more is read from the connection
 
   void hello(wire::HelloReply& reply, const wire::HelloRequest& request) override;
   void rejoin(wire::HelloReply& reply, int64_t session, const std::string& secret) override;
