@@ -130,6 +130,9 @@ Status SendMessage(int socket, absl::string_view bytes, absl::Span<const int> fd
     if (errno == EAGAIN || errno == ENOBUFS) {
       return absl::ResourceExhaustedError("sendmsg: the peer does not read");
     }
+    if (errno == ENOMEM || errno == ETOOMANYREFS) {
+      return absl::ResourceExhaustedError(absl::StrCat("sendmsg: ", std::strerror(errno)));
+    }
     if (PeerIsGone(errno)) return absl::UnavailableError("sendmsg: the peer is gone");
     return ErrnoStatus(errno, "sendmsg");
   }
@@ -140,9 +143,11 @@ Status SendMessage(int socket, absl::string_view bytes, absl::Span<const int> fd
   return absl::OkStatus();
 }
 
-StatusOr<ReceivedMessage> ReceiveMessage(int socket, size_t max_bytes, int flags) {
+StatusOr<ReceivedMessage> ReceiveMessage(int socket, size_t max_bytes, int flags, bool* fds_lost) {
+  if (fds_lost != nullptr) *fds_lost = false;
   ReceivedMessage received;
   received.bytes.resize(max_bytes);
+  received.fds.reserve(kMaxFdsPerMessage);  // no memory is needed once the kernel has given them
   iovec vector = {received.bytes.data(), max_bytes};
   ControlBuffer control;
   msghdr message = {};
@@ -156,6 +161,9 @@ StatusOr<ReceivedMessage> ReceiveMessage(int socket, size_t max_bytes, int flags
   } while (got < 0 && errno == EINTR);
   if (got < 0) {
     if (errno == EAGAIN) return absl::DeadlineExceededError("recvmsg: nothing has come");
+    if (errno == ENOMEM || errno == ENOBUFS) {
+      return absl::ResourceExhaustedError(absl::StrCat("recvmsg: ", std::strerror(errno)));
+    }
     if (PeerIsGone(errno)) return absl::UnavailableError("recvmsg: the peer is gone");
     return ErrnoStatus(errno, "recvmsg");
   }
@@ -175,7 +183,11 @@ StatusOr<ReceivedMessage> ReceiveMessage(int socket, size_t max_bytes, int flags
         absl::StrCat("recvmsg: a message is longer than ", max_bytes, " bytes"));
   }
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
-    return absl::InvalidArgumentError("recvmsg: descriptors of a message were lost");
+    if (fds_lost == nullptr) {
+      return absl::InvalidArgumentError("recvmsg: descriptors of a message were lost");
+    }
+    *fds_lost = true;
+    received.fds.clear();
   }
   received.bytes.resize(static_cast<size_t>(got));
   return received;

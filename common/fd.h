@@ -79,16 +79,20 @@ StatusOr<bool> WaitReadable(int fd, int timeout_ms);
 
 inline constexpr size_t kMaxFdsPerMessage = 253;  // the kernel's limit
 
-// Sends one message; UNAVAILABLE when the peer is gone, RESOURCE_EXHAUSTED when the socket is full
-// and `flags` holds MSG_DONTWAIT. Never raises SIGPIPE.
+// Sends one message; UNAVAILABLE when the peer is gone, RESOURCE_EXHAUSTED when it cannot be sent now:
+// the socket is full and `flags` holds MSG_DONTWAIT, the kernel has no memory for it, or too many
+// descriptors of this user are under way. Never raises SIGPIPE.
 Status SendMessage(int socket, absl::string_view bytes, absl::Span<const int> fds, int flags = 0);
 
 struct ReceivedMessage {
   std::string bytes;  // empty: the peer closed
   std::vector<UniqueFd> fds;
 };
-// Receives one message. INVALID_ARGUMENT when it was longer than `max_bytes` or lost descriptors.
-StatusOr<ReceivedMessage> ReceiveMessage(int socket, size_t max_bytes, int flags = 0);
+// Receives one message. INVALID_ARGUMENT when it was longer than `max_bytes` or lost descriptors,
+// for which this process had no room. With `fds_lost`, a message that lost descriptors is returned
+// all the same, without any, and *fds_lost is true.
+StatusOr<ReceivedMessage> ReceiveMessage(int socket, size_t max_bytes, int flags = 0,
+                                         bool* fds_lost = nullptr);
 
 // --- files
 

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "common/status.h"
 
@@ -36,6 +37,8 @@ inline constexpr size_t kMaxNameBytes = 512;
 inline constexpr size_t kMaxComponentBytes = 200;
 // 256 TiB: what a mapping can address.
 inline constexpr uint64_t kMaxObjectBytes = uint64_t{1} << 48;
+// That one create may name, and that are sealed at once: the node answers nobody else meanwhile.
+inline constexpr size_t kMaxObjectsPerCall = 1000;
 inline constexpr uint32_t kBlockBytes = 4u << 20;  // unit of checksums
 inline constexpr uint64_t kPageBytes = 4096;
 
@@ -120,7 +123,7 @@ typename Names::const_iterator FindCollision(const Names& names, const std::stri
   if (const auto above = FindDirectoryOf(name, names); above != names.end()) return above;
   const std::string directory = name + "/";
   const auto below = names.lower_bound(directory);
-  return below != names.end() && below->first.starts_with(directory) ? below : names.end();
+  return below != names.end() && absl::StartsWith(below->first, directory) ? below : names.end();
 }
 
 // A cairn path: cairn://JOB/STEP/NAME, STEP a number or "latest"; or STEP/NAME once connected.

@@ -71,7 +71,8 @@ StatusOr<std::string> ReadSmallFile(int directory, const std::string& path, uint
 
 class JobScan {
  public:
-  JobScan(const std::string& root, const std::string& job) : path_(Join(root, job)), job_(job) {}
+  JobScan(const std::string& root, const std::string& job, bool summary)
+      : path_(Join(root, job)), job_(job), summary_(summary) {}
 
   StatusOr<StoredJob> Run(int root) {
     CAIRN_ASSIGN_OR_RETURN(directory_, OpenBeneath(root, job_, O_RDONLY | O_DIRECTORY));
@@ -229,6 +230,9 @@ class JobScan {
           absl::StrCat(path, ": holds manifests of ", stored->key.DebugString()));
       return std::nullopt;
     }
+    if (summary_) {
+      for (StoredPart& part : stored->parts) Summarize(&part);
+    }
     // One that still lacks parts may have got them, and its place, before the next look.
     if (stored->Complete()) seen_[info.st_ino] = stored->key;
     return *std::move(stored);
@@ -279,6 +283,7 @@ class JobScan {
 
   const std::string path_;
   const std::string job_;
+  const bool summary_;
   UniqueFd directory_;
   StoredJob found_;
   std::map<CheckpointKey, std::pair<Sighting, StoredCheckpoint>> by_key_;
@@ -510,9 +515,10 @@ StatusOr<StoredJob> ReadStoredJob(const std::string& root, const std::string& jo
   return ReadStoredJobBelow(directory.get(), root, job);
 }
 
-StatusOr<StoredJob> ReadStoredJobBelow(int root, const std::string& path, const std::string& job) {
+StatusOr<StoredJob> ReadStoredJobBelow(int root, const std::string& path, const std::string& job,
+                                       bool summary) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(job));
-  return JobScan(path, job).Run(root);
+  return JobScan(path, job, summary).Run(root);
 }
 
 StatusOr<std::vector<std::string>> ListStoredJobs(const std::string& root) {

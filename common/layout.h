@@ -92,7 +92,9 @@ Attempt DecisionThatNeeds(const std::vector<LineRecord>& decisions,
 // revision has replaced.
 StatusOr<StoredJob> ReadStoredJob(const std::string& root, const std::string& job);
 // The same below a root that is open; `path` is the root's, for locations and messages.
-StatusOr<StoredJob> ReadStoredJobBelow(int root, const std::string& path, const std::string& job);
+// `summary`: of each part only how many objects it has, and their bytes.
+StatusOr<StoredJob> ReadStoredJobBelow(int root, const std::string& path, const std::string& job,
+                                       bool summary = false);
 // Jobs below the root: directories that hold a `.cairn`.
 StatusOr<std::vector<std::string>> ListStoredJobs(const std::string& root);
 

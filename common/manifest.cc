@@ -358,23 +358,31 @@ size_t EncodedManifestSize(const Manifest& manifest) {
 }
 
 std::string EncodeManifest(const Manifest& manifest) {
-  // Callers may hold objects in the order they were created in; the bytes never show it.
   std::vector<const ObjectEntry*> objects;
   objects.reserve(manifest.objects.size());
   for (const ObjectEntry& object : manifest.objects) objects.push_back(&object);
+  return EncodeManifest(manifest, std::move(objects));
+}
+
+std::string EncodeManifest(const Manifest& head, std::vector<const ObjectEntry*> objects) {
+  // Callers may hold objects in the order they were created in; the bytes never show it.
   std::sort(objects.begin(), objects.end(),
             [](const ObjectEntry* a, const ObjectEntry* b) { return a->name < b->name; });
+  CountingSink body;
+  WriteHead(head, &body);
+  WriteTail(head, &body);
+  size_t body_bytes = body.size();
+  for (const ObjectEntry* object : objects) body_bytes += EncodedObjectSize(*object);
 
-  const size_t size = EncodedManifestSize(manifest);
   std::string out;
-  out.reserve(size);
+  out.reserve(kHeaderBytes + body_bytes + kTrailerBytes);
   BufferSink sink(&out);
   sink.Bytes(kMagic);
   sink.Integer<uint32_t>(kFormatVersion);
-  sink.Integer<uint32_t>(static_cast<uint32_t>(size - kHeaderBytes - kTrailerBytes));
-  WriteHead(manifest, &sink);
+  sink.Integer<uint32_t>(static_cast<uint32_t>(body_bytes));
+  WriteHead(head, &sink);
   for (const ObjectEntry* object : objects) WriteObject(*object, &sink);
-  WriteTail(manifest, &sink);
+  WriteTail(head, &sink);
   sink.Integer<uint32_t>(Crc32c(0, out.data(), out.size()));
   return out;
 }

@@ -67,6 +67,8 @@ struct Manifest {
 inline constexpr uint32_t kMaxManifestBytes = 1u << 30;
 
 std::string EncodeManifest(const Manifest& manifest);
+// The same, of a manifest whose objects are elsewhere.
+std::string EncodeManifest(const Manifest& head, std::vector<const ObjectEntry*> objects);
 // The exact size of EncodeManifest(manifest), whatever the order of its objects. It allocates
 // nothing and takes a time that grows with the number of objects and notes, never with their bytes
 // or checksums.

@@ -8,6 +8,12 @@
 
 namespace cairn {
 
+void Summarize(StoredPart* part) {
+  part->summed_objects = part->Objects();
+  part->summed_bytes = part->Bytes();
+  part->manifest.objects = {};
+}
+
 std::vector<std::string> StoredCheckpoint::Digests() const {
   std::vector<std::string> digests;
   digests.reserve(parts.size());
@@ -29,13 +35,13 @@ Status CheckAllRead(const StoredJob& stored, Step from) {
                    matter > 1 ? absl::StrCat(" (and ", matter - 1, " more)") : ""));
 }
 
-History HistoryOf(const StoredJob& stored) {
-  History history;
+std::map<Attempt, AttemptLine> AttemptsOf(const StoredJob& stored) {
+  std::map<Attempt, AttemptLine> attempts;
   std::map<Attempt, Step> said_at;  // at which step an attempt's lineage was read
   for (const StoredCheckpoint& checkpoint : stored.checkpoints) {
     if (checkpoint.parts.empty()) continue;
     const auto& [job, step, attempt, revision] = checkpoint.key.Tie();
-    const auto [at, fresh] = history.attempts.try_emplace(attempt);
+    const auto [at, fresh] = attempts.try_emplace(attempt);
     AttemptLine& line = at->second;
     if (fresh) line.lineage = Lineage::OfUnknown();
     // Writer 0's stands first. Of those that know, the lowest step's counts: later ones repeat it.
@@ -55,12 +61,18 @@ History HistoryOf(const StoredJob& stored) {
     newest = std::max(newest, revision);
   }
   for (const LineRecord& record : stored.records) {
-    if (record.kind != LineRecordKind::kOrigin) {
-      history.decisions[record.number] = record.lineage;
-      continue;
-    }
-    const auto attempt = history.attempts.find(record.number);
-    if (attempt != history.attempts.end()) attempt->second.lineage = record.lineage;
+    const auto attempt = attempts.find(record.number);
+    if (record.kind != LineRecordKind::kOrigin || attempt == attempts.end()) continue;
+    attempt->second.lineage = record.lineage;
+  }
+  return attempts;
+}
+
+History HistoryOf(const StoredJob& stored) {
+  History history{AttemptsOf(stored), {}};
+  for (const LineRecord& record : stored.records) {
+    if (record.kind == LineRecordKind::kOrigin) continue;
+    history.decisions[record.number] = record.lineage;
   }
   return history;
 }

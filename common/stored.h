@@ -3,6 +3,7 @@
 // them.
 #pragma once
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,7 +36,15 @@ class Location {
 struct StoredPart {
   Manifest manifest;
   std::string digest;
+  // Of a summary, whose manifest names no object: how many there are, and the sum of their lengths.
+  uint64_t summed_objects = 0, summed_bytes = 0;
+
+  uint64_t Objects() const {
+    return manifest.objects.empty() ? summed_objects : manifest.objects.size();
+  }
+  uint64_t Bytes() const { return manifest.objects.empty() ? summed_bytes : manifest.TotalBytes(); }
 };
+void Summarize(StoredPart* part);
 
 // One checkpoint, as far as its parts are in storage.
 struct StoredCheckpoint {
@@ -88,6 +97,7 @@ Status CheckAllRead(const StoredJob& stored, Step from = kNoStep);
 
 // What storage alone knows of the job's line. An attempt that left no manifest is not in it.
 History HistoryOf(const StoredJob& stored);
+std::map<Attempt, AttemptLine> AttemptsOf(const StoredJob& stored);  // without the decisions
 
 // Why these manifests cannot be parts of one checkpoint; empty when they can.
 std::string ManifestConflict(const std::vector<const Manifest*>& manifests);

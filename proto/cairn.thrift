@@ -9,6 +9,7 @@ namespace py cairn.wire
 
 const i32 PROTOCOL_VERSION = 1
 const i64 NO_STEP = -1
+const i32 MAX_OBJECTS_PER_CALL = 1000
 
 // gRPC's code numbers; `message` names the field, the value and the limit.
 exception Error {
@@ -67,15 +68,23 @@ struct ObjectSpec {
   3: ObjectKind kind = ObjectKind.RAW,
   4: bool can_pad = false,       // this writer can lengthen the object to what it is granted
 }
+// What this writer's later creates of the step will ask for. Each create tells what is left, so that the
+// first is refused when all of them may not fit, and room is set aside for the others.
+struct ToCome {
+  1: i64 objects,
+  2: i64 bytes,                  // each object's length, rounded up to pages of 4 KiB; an empty one has a page
+  3: i64 name_bytes,             // of all names together
+}
 struct CreateRequest {
   1: i64 step,
   2: i64 attempt,
   3: i32 revision,
   4: i32 writer,
   5: i32 world_size,
-  6: list<ObjectSpec> objects,
+  6: list<ObjectSpec> objects,   // at most MAX_OBJECTS_PER_CALL
   7: i64 timeout_ms,
   8: list<i64> unmapped,         // slabs this session has unmapped since its last call
+  9: optional ToCome to_come,
 }
 // Where an object's bytes go. `lease` names the writer's hold on `slab`; its fd comes over the fd channel
 // the first time a session is granted that slab.

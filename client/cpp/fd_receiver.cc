@@ -79,7 +79,8 @@ StatusOr<std::unique_ptr<FdReceiver>> FdReceiver::Attach(const std::string& path
         absl::StrCat("fd channel at ", path, ": the daemon was replaced since hello"));
   }
   if (attached->code != absl::StatusCode::kOk) {
-    return Status(attached->code, absl::StrCat("fd channel at ", path, " refused this session"));
+    return Status(attached->code, absl::StrCat("fd channel at ", path,
+                                               " refused this session; the node's log says why"));
   }
   if (message.fds.size() == 1) *progress = std::move(message.fds[0]);
   return std::unique_ptr<FdReceiver>(new FdReceiver(std::move(socket)));

@@ -110,12 +110,11 @@ Status StepWriterImpl::Add(std::vector<Pending> objects) {
   const MonotonicNanos deadline = link_->Deadline(timeout_);
   std::vector<Place> places;
   places.reserve(objects.size());
+  const absl::Span<const Pending> all = objects;
   for (size_t begin = 0, end = 0; begin < objects.size(); begin = end) {
-    for (size_t own = 0; end < objects.size(); ++end) {
-      if (objects[end].layout.length() >= kOwnSlabBytes && ++own > kMaxOwnSlabsPerCreate) break;
-    }
+    end = EndOfCreate(objects, begin);
     const Status created =
-        Create(absl::MakeConstSpan(objects).subspan(begin, end - begin), deadline, &places);
+        Create(all.subspan(begin, end - begin), all.subspan(end), deadline, &places);
     if (created.ok()) continue;
     // Without an answer it is unknown whether the objects exist; a refusal changes nothing.
     if (absl::IsUnavailable(created) || begin > 0) failure_ = created;
@@ -137,8 +136,32 @@ Status StepWriterImpl::Add(std::vector<Pending> objects) {
   return absl::OkStatus();
 }
 
-Status StepWriterImpl::Create(absl::Span<const Pending> objects, MonotonicNanos deadline,
-                              std::vector<Place>* places) {
+// Where the objects end that one create may ask for.
+size_t StepWriterImpl::EndOfCreate(const std::vector<Pending>& objects, size_t begin) {
+  const size_t most = std::min(objects.size(), begin + kMaxObjectsPerCall);
+  size_t end = begin;
+  for (size_t own = 0; end < most; ++end) {
+    if (objects[end].layout.length() >= kOwnSlabBytes && ++own > kMaxOwnSlabsPerCreate) break;
+  }
+  return end;
+}
+
+wire::ToCome StepWriterImpl::Sum(absl::Span<const Pending> objects) {
+  uint64_t bytes = 0, name_bytes = 0;
+  for (const Pending& object : objects) {
+    bytes +=
+        std::max((object.layout.length() + kPageBytes - 1) / kPageBytes, uint64_t{1}) * kPageBytes;
+    name_bytes += object.name.size();
+  }
+  wire::ToCome sum;
+  sum.__set_objects(static_cast<int64_t>(objects.size()));
+  sum.__set_bytes(static_cast<int64_t>(bytes));
+  sum.__set_name_bytes(static_cast<int64_t>(name_bytes));
+  return sum;
+}
+
+Status StepWriterImpl::Create(absl::Span<const Pending> objects, absl::Span<const Pending> to_come,
+                              MonotonicNanos deadline, std::vector<Place>* places) {
   wire::CreateReply reply;
   wire::CreateRequest request;
   request.step = identity_.step;
@@ -157,6 +180,7 @@ Status StepWriterImpl::Create(absl::Span<const Pending> objects, MonotonicNanos 
     request.objects.push_back(std::move(spec));
     total += object.layout.length();
   }
+  if (!to_come.empty()) request.__set_to_come(Sum(to_come));
   Link::FdCall fd_call(link_.get());  // until the descriptors are taken
   // Memory may be short because this session still maps what it wrote before. Then the answer has only
   // slabs to unmap first, and the call is repeated.

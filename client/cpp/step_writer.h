@@ -53,8 +53,11 @@ class StepWriterImpl : public StepWriter {
     wire::Extent extent;
     std::shared_ptr<MappedSlab> slab;  // null without descriptors, or for an empty object
   };
-  Status Create(absl::Span<const Pending> objects, MonotonicNanos deadline,
-                std::vector<Place>* places);
+  static size_t EndOfCreate(const std::vector<Pending>& objects, size_t begin);
+  static wire::ToCome Sum(absl::Span<const Pending> objects);
+  // `to_come`: the objects of the creates that follow.
+  Status Create(absl::Span<const Pending> objects, absl::Span<const Pending> to_come,
+                MonotonicNanos deadline, std::vector<Place>* places);
   Status AskForExtents(wire::CreateRequest* request, MonotonicNanos deadline,
                        wire::CreateReply* reply);
   Status CopyIntoSlabs(std::vector<Pending>* objects, const std::vector<Place>& places,

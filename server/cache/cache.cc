@@ -44,10 +44,12 @@ class CacheImpl final : public Cache {
     return absl::OkStatus();
   }
 
-  void Make(SlabId slab, uint64_t bytes, bool urgent, std::function<void(Status)> done) override {
+  void Make(SlabId slab, uint64_t bytes, fact::SlabUse use, bool urgent,
+            std::function<void(Status)> done) override {
     auto making = std::make_shared<Making>();
     making->slab_id = slab;
     making->bytes = bytes;
+    making->use = use;
     making->urgent = urgent;
     making->done = std::move(done);
     MutexLock lock(&mu_);
@@ -166,6 +168,7 @@ class CacheImpl final : public Cache {
   struct Making {
     SlabId slab_id = 0;
     uint64_t bytes = 0;
+    fact::SlabUse use = fact::SlabUse::kObjects;
     bool urgent = false;
     std::function<void(Status)> done;
 
@@ -270,7 +273,8 @@ class CacheImpl final : public Cache {
                            Slab::Make(absl::StrCat("cairn-slab-", making->slab_id), making->bytes));
     // The holder gets the slab before its first page exists: pages that were faulted in must
     // survive this process and be charged only once.
-    CAIRN_RETURN_IF_ERROR(holder_->Hold(making->slab_id, making->bytes, making->slab->fd()));
+    CAIRN_RETURN_IF_ERROR(
+        holder_->Hold(making->slab_id, making->bytes, making->use, making->slab->fd()));
     making->held = true;
     return absl::OkStatus();
   }

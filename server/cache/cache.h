@@ -32,12 +32,12 @@
 namespace cairn::cache {
 
 // Holds slabs beyond the life of this process; the real one is the keeper. The cache calls Hold
-// before a slab is faulted or lent. Hold takes a reference of its own to `fd`; Drop gives it up.
-// Thread-safe.
+// before a slab is faulted or lent. Hold takes a reference of its own to `fd`; Drop gives it up. What
+// the slab is for is fixed from then on, and told to whoever inherits it. Thread-safe.
 class SlabHolder {
  public:
   virtual ~SlabHolder() = default;
-  virtual Status Hold(SlabId slab, uint64_t bytes, int fd) = 0;
+  virtual Status Hold(SlabId slab, uint64_t bytes, fact::SlabUse use, int fd) = 0;
   virtual void Drop(SlabId slab) = 0;
 };
 
@@ -69,7 +69,8 @@ class Cache {
   // Makes a slab and faults it in, in the background. Urgent slabs come first, the others in the
   // order of the calls. `done` runs on a cache thread. Its status is OK, or RESOURCE_EXHAUSTED,
   // INVALID_ARGUMENT (the size) or INTERNAL; then nothing is left of the slab.
-  virtual void Make(SlabId slab, uint64_t bytes, bool urgent, std::function<void(Status)> done) = 0;
+  virtual void Make(SlabId slab, uint64_t bytes, fact::SlabUse use, bool urgent,
+                    std::function<void(Status)> done) = 0;
   // Makes a slab urgent that is still queued or being faulted, and moves it to the front.
   virtual void Hurry(SlabId slab) = 0;
   // Frees the pages on a reaper thread; `done` runs there when the memory is back. The caller has

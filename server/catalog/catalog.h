@@ -18,7 +18,8 @@
 
 namespace cairn::catalog {
 
-// `sequence` orders the versions of one row: (node incarnation << 32 | counter) of the writer.
+// `sequence` orders the versions of one row. The writer's only grow, from one of its lives to the next
+// too, whatever its clock does: it begins above NewestSequence.
 struct NodeRow {
   int32_t rank = 0;
   std::string address;
@@ -54,7 +55,7 @@ struct PartRow {
   int64_t sequence = 0;
 };
 // One checkpoint, once it is complete or gone. When it is removed, so are its parts that older rows
-// speak of.
+// speak of. A catalog may forget all but a job's last thousand removals.
 struct StepRow {
   CheckpointKey checkpoint;
   int32_t world_size = 0;
@@ -84,7 +85,13 @@ class Catalog {
   // Complete checkpoints of a job that are not removed, of steps below `below`: the newest step
   // first, and of one step the newest attempt and revision; at most `limit`.
   virtual StatusOr<std::vector<StepRow>> Steps(const std::string& job, Step below, int limit) = 0;
-  // By writer; also those that are removed.
+  // The greatest sequence of any row; 0 when there is none. Reads every row.
+  virtual StatusOr<int64_t> NewestSequence() = 0;
+  // Checkpoints of the job after `after`, in order, of which a row says that they are there, be it a part
+  // of one that is not complete; at most `limit`.
+  virtual StatusOr<std::vector<CheckpointKey>> Present(const std::string& job,
+                                                       const CheckpointKey& after, int limit) = 0;
+  // By writer; also those that were removed lately.
   virtual StatusOr<std::vector<PartRow>> Parts(const CheckpointKey& checkpoint) = 0;
 };
 

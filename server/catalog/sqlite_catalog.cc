@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstdio>
 #include <map>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -61,6 +63,21 @@ constexpr char kForgetParts[] =
     "AND steps.attempt=parts.attempt AND steps.revision=parts.revision "
     "AND steps.removed=1 AND steps.sequence>parts.sequence)";
 
+// A removal need be remembered only for as long as an older row of what was removed may still come. Of
+// each job the newest removals stay; what is older goes, a bounded number at a time.
+constexpr int64_t kKeptRemovals = 1000;
+constexpr char kOldRemovals[] =
+    "SELECT step, attempt, revision FROM steps WHERE job=?1 AND removed=1 AND sequence<"
+    "(SELECT sequence FROM steps WHERE job=?1 AND removed=1 ORDER BY sequence DESC "
+    "LIMIT 1 OFFSET ?2) ORDER BY sequence LIMIT ?3";
+constexpr char kDeleteParts[] =
+    "DELETE FROM parts WHERE job=? AND step=? AND attempt=? AND revision=? AND removed=1";
+constexpr char kDeleteStep[] =
+    "DELETE FROM steps WHERE job=? AND step=? AND attempt=? AND revision=?";
+// Not part of the schema's version: a build that does not know it keeps it up all the same.
+constexpr char kIndexRemovals[] =
+    "CREATE INDEX IF NOT EXISTS removals ON steps (job, sequence) WHERE removed=1";
+
 class SqliteCatalog final : public Catalog {
  public:
   explicit SqliteCatalog(Database database) : database_(std::move(database)) {}
@@ -75,6 +92,11 @@ class SqliteCatalog final : public Catalog {
         Execute(database_.get(), "ROLLBACK").IgnoreError();
         return Annotate(status, RowIdentity(row));
       }
+    }
+    const Status forgotten = ForgetOldRemovals(rows);
+    if (!forgotten.ok()) {
+      Execute(database_.get(), "ROLLBACK").IgnoreError();
+      return forgotten;
     }
     const Status committed = Execute(database_.get(), "COMMIT");
     if (!committed.ok()) Execute(database_.get(), "ROLLBACK").IgnoreError();
@@ -147,6 +169,38 @@ class SqliteCatalog final : public Catalog {
       step.persisted = row.Int(6) != 0;
       step.sequence = row.Int(7);
       return step;
+    });
+  }
+
+  StatusOr<int64_t> NewestSequence() override {
+    MutexLock lock(&mu_);
+    CAIRN_ASSIGN_OR_RETURN(Statement * query,
+                           Prepared("SELECT max((SELECT coalesce(max(sequence),0) FROM nodes), "
+                                    "(SELECT coalesce(max(sequence),0) FROM jobs), "
+                                    "(SELECT coalesce(max(sequence),0) FROM attempts), "
+                                    "(SELECT coalesce(max(sequence),0) FROM parts), "
+                                    "(SELECT coalesce(max(sequence),0) FROM steps))"));
+    query->Reset();
+    CAIRN_ASSIGN_OR_RETURN(
+        const std::vector<int64_t> newest,
+        Collect<int64_t>(query, [](const Statement& row) { return row.Int(0); }));
+    return newest.empty() ? 0 : newest[0];
+  }
+
+  StatusOr<std::vector<CheckpointKey>> Present(const std::string& job, const CheckpointKey& after,
+                                               int limit) override {
+    MutexLock lock(&mu_);
+    CAIRN_ASSIGN_OR_RETURN(
+        Statement * query,
+        Prepared("SELECT step, attempt, revision FROM parts "
+                 "WHERE job=?1 AND removed=0 AND (step, attempt, revision) > (?2, ?3, ?4) "
+                 "UNION SELECT step, attempt, revision FROM steps "
+                 "WHERE job=?1 AND removed=0 AND (step, attempt, revision) > (?2, ?3, ?4) "
+                 "ORDER BY 1, 2, 3 LIMIT ?5"));
+    query->Reset().BindBytes(job).Bind(after.step).Bind(after.attempt).Bind(after.revision);
+    query->Bind(limit);
+    return Collect<CheckpointKey>(query, [&job](const Statement& row) {
+      return CheckpointKey{job, row.Int(0), row.Int(1), static_cast<Revision>(row.Int(2))};
     });
   }
 
@@ -278,6 +332,37 @@ class SqliteCatalog final : public Catalog {
                               .Run());
     return row.removed ? ForgetParts(row.checkpoint) : absl::OkStatus();
   }
+  // Of the jobs of which the rows say that something was removed.
+  Status ForgetOldRemovals(const std::vector<Row>& rows) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    std::set<std::string> jobs;
+    for (const Row& row : rows) {
+      const auto* step = std::get_if<StepRow>(&row);
+      if (step != nullptr && step->removed) jobs.insert(step->checkpoint.job);
+    }
+    // More than the rows can have added, so that what an earlier build left goes, too.
+    const auto most = static_cast<int64_t>(rows.size()) + kKeptRemovals;
+    for (const std::string& job : jobs) {
+      CAIRN_ASSIGN_OR_RETURN(Statement * query, Prepared(kOldRemovals));
+      query->Reset().BindBytes(job).Bind(kKeptRemovals - 1).Bind(most);
+      CAIRN_ASSIGN_OR_RETURN(
+          const std::vector<CheckpointKey> old,
+          Collect<CheckpointKey>(query, [&job](const Statement& row) {
+            return CheckpointKey{job, row.Int(0), row.Int(1), static_cast<Revision>(row.Int(2))};
+          }));
+      for (const CheckpointKey& key : old) {
+        for (const char* sql : {kDeleteParts, kDeleteStep}) {
+          CAIRN_ASSIGN_OR_RETURN(Statement * forget, Prepared(sql));
+          CAIRN_RETURN_IF_ERROR(forget->Reset()
+                                    .BindBytes(key.job)
+                                    .Bind(key.step)
+                                    .Bind(key.attempt)
+                                    .Bind(key.revision)
+                                    .Run());
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
   Status ForgetParts(const CheckpointKey& checkpoint) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     CAIRN_ASSIGN_OR_RETURN(Statement * forget, Prepared(kForgetParts));
     return forget->Reset()
@@ -322,16 +407,18 @@ StatusOr<Database> OpenAndCheck(const std::string& path) {
       return absl::DataLossError(absl::StrCat("catalog.path: ", path, ": ", check.Bytes(0)));
     }
   }
-  bool fresh = false;
-  {
+  const auto is_fresh = [&]() -> StatusOr<bool> {
     CAIRN_ASSIGN_OR_RETURN(
         Statement tables, Statement::Prepare(database.get(), "SELECT count(*) FROM sqlite_schema"));
     CAIRN_ASSIGN_OR_RETURN(const bool row, tables.Next());
-    fresh = row && tables.Int(0) == 0;
-  }
+    return row && tables.Int(0) == 0;
+  };
+  CAIRN_ASSIGN_OR_RETURN(bool fresh, is_fresh());
   if (fresh) {
+    CAIRN_RETURN_IF_ERROR(Execute(database.get(), "BEGIN IMMEDIATE"));
+    CAIRN_ASSIGN_OR_RETURN(fresh, is_fresh());  // another may have been first
     CAIRN_RETURN_IF_ERROR(
-        Execute(database.get(), absl::StrCat("BEGIN IMMEDIATE;", kSqliteSchema1, ";COMMIT")));
+        Execute(database.get(), absl::StrCat(fresh ? kSqliteSchema1 : "", ";COMMIT")));
   }
   StatusOr<Statement> version =
       Statement::Prepare(database.get(), "SELECT max(version) FROM schema_version");
@@ -346,6 +433,7 @@ StatusOr<Database> OpenAndCheck(const std::string& path) {
                                                       " has schema version ", found,
                                                       ", this build knows ", kSchemaVersion));
   }
+  CAIRN_RETURN_IF_ERROR(Execute(database.get(), kIndexRemovals));
   return database;
 }
 

@@ -1,5 +1,6 @@
 #include "server/daemon/daemon.h"
 
+#include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -126,11 +127,40 @@ StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   rooms.server =
       std::make_unique<rpc::Server>(options.rpc, rooms.node.get(), std::move(thrift_listener));
   rooms.server->Start();
+  rooms.keeper->Serving();
   LOG(INFO) << "serving on " << options.socket << ", budget "
             << FormatBytes(node.engine.budget_bytes)
             << (restarts > 0 ? absl::StrCat(", restart ", restarts) : "")
             << (safe_mode.empty() ? "" : ", safe mode: " + safe_mode);
   return rooms;
+}
+
+// Waits for what ends the daemon: SIGTERM, SIGINT, or SIGHUP from the keeper.
+int WaitForStop(const sigset_t& stops) {
+  const pid_t keeper = getppid();
+  siginfo_t info = {};
+  while (true) {
+    const int signal = sigwaitinfo(&stops, &info);
+    if (signal == SIGHUP && info.si_pid != keeper) {
+      LOG(WARNING) << "SIGHUP is for the keeper, process " << keeper << "; nothing is done";
+    } else if (signal > 0) {
+      return signal;
+    }
+  }
+}
+
+// The next daemon takes over at once. For clients this is a death: they repeat their call. Only
+// commits are let finish, because each is nearly done, and the catalog's rows are written. Nothing is stopped or answered otherwise: what
+// a caller waits for, it goes on waiting for with the next daemon.
+[[noreturn]] void HandOver(node::Node* node) {
+  constexpr MonotonicNanos kFinishCommits = 2 * kNanosPerSecond;
+  const bool finished = node->FinishCommits(RealClock()->Now() + kFinishCommits);
+  constexpr int kFlushCatalogMs = 500;
+  node->FlushCatalog(kFlushCatalogMs);
+  LOG(INFO) << "handing over to the next daemon"
+            << (finished ? "" : "; commits are under way and will be repeated");
+  google::FlushLogFiles(google::GLOG_INFO);
+  _exit(0);
 }
 
 }  // namespace
@@ -159,29 +189,37 @@ StatusOr<std::string> FailpointsOfLife(const std::string& spec, int life) {
   return absl::StrJoin(mine, ",");
 }
 
+// malloc would have eight for each processor, and every one keeps the pages that its busiest moment took:
+// with a thread for each connection that is most of what a daemon holds beside the budget after some days.
+constexpr int kMallocArenas = 4;
+
 int RunDaemon(const Options& options, int keeper_fd) {
-  // Blocked before any thread exists, so that all inherit it and only sigwait sees them.
+  // Blocked before any thread exists, so that all inherit it and only sigwaitinfo sees them.
   sigset_t stops;
   sigemptyset(&stops);
-  sigaddset(&stops, SIGTERM);
-  sigaddset(&stops, SIGINT);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&stops, signal);
   pthread_sigmask(SIG_BLOCK, &stops, nullptr);
-  signal(SIGPIPE, SIG_IGN);
+  mallopt(M_ARENA_MAX, kMallocArenas);
+  RaiseDescriptorLimit();
 
   StatusOr<Rooms> rooms = Start(options, keeper_fd);
   if (!rooms.ok()) {
     LOG(ERROR) << "cannot start: " << rooms.status();
     return rooms.status().code() == absl::StatusCode::kInvalidArgument ? 2 : 1;
   }
-  int signal = 0;
-  sigwait(&stops, &signal);
+  const int signal = WaitForStop(stops);
+  if (signal == SIGHUP) HandOver(rooms->node.get());
   LOG(INFO) << "stopping: " << strsignal(signal);
+  const auto in_seconds = [](int64_t seconds) {
+    return std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  };
   constexpr int kStopSeconds = 5;  // beyond the drain's own time
-  const Deadline deadline(std::chrono::steady_clock::now() +
-                          std::chrono::seconds(options.drain_timeout_seconds + kStopSeconds));
+  const Deadline deadline(in_seconds(options.drain_timeout_seconds + kStopSeconds));
   const bool drained =
       rooms->node->Drain(RealClock()->Now() + options.drain_timeout_seconds * kNanosPerSecond);
   if (!drained) LOG(WARNING) << "stopping before everything is persisted: out of time";
+  // A drain that ended early leaves no more time to a thread that hangs in storage.
+  const Deadline sooner(in_seconds(kStopSeconds));
   rooms->node->Stop();  // answers parked calls, so that the server's threads end
   rooms->server->Stop();
   { const Rooms stopped = *std::move(rooms); }  // stops the rest, in the reverse of their order

@@ -7,12 +7,15 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "glog/logging.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/memory_limit.h"
 #include "server/daemon/options.h"
 #include "server/keeper/keeper.h"
+#include "server/keeper/link.h"
+#include "server/keeper/process.h"
 
 namespace cairn::daemon {
 namespace {
@@ -24,7 +27,10 @@ constexpr int kBadOptions = 2;
 Status SettleBudget(ParsedOptions* parsed) {
   CAIRN_ASSIGN_OR_RETURN(const MemoryLimit limit, ReadMemoryLimit());
   uint64_t& budget = parsed->options.node.engine.budget_bytes;
-  if (budget == 0) {
+  if (budget == 0 && parsed->settled_budget != 0) {
+    budget = parsed->settled_budget;
+    parsed->origins["memory.budget"] = "as at the keeper's start";
+  } else if (budget == 0) {
     budget = DefaultBudget(limit);
     parsed->origins["memory.budget"] = "half of what " + limit.source + " and MemAvailable leave";
   }
@@ -38,10 +44,43 @@ void StartLogging(const Options& options, const char* program) {
   FLAGS_minloglevel = options.log_level == "error"     ? google::GLOG_ERROR
                       : options.log_level == "warning" ? google::GLOG_WARNING
                                                        : google::GLOG_INFO;
+  keeper::KeepLogFromBlocking();
   google::InitGoogleLogging(program);
 }
 
-int KeeperRole(const ParsedOptions& parsed) {
+std::vector<std::string> DaemonArguments(const ParsedOptions& parsed) {
+  std::vector<std::string> arguments = {"--daemon"};
+  for (std::string& flag : AsFlags(parsed)) arguments.push_back(std::move(flag));
+  return arguments;
+}
+
+// What a keeper asks before it replaces its daemon: the next daemon's arguments on standard output.
+Status PrintArguments(const ParsedOptions& parsed) {
+  if (!keeper::Link::Speaks(parsed.keeper_version)) {
+    return absl::UnimplementedError(absl::StrCat("this binary does not speak version ",
+                                                 parsed.keeper_version,
+                                                 " of the keeper's protocol: it needs a keeper of "
+                                                 "its own, and the end of the one that runs"));
+  }
+  for (const std::string& argument : DaemonArguments(parsed)) {
+    std::fwrite(argument.c_str(), 1, argument.size() + 1, stdout);
+  }
+  return std::fflush(stdout) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "standard output");
+}
+
+// The options are read as they were at the start, from the same places.
+std::vector<std::string> CheckCommand(const std::string& self, const ParsedOptions& parsed,
+                                      const std::vector<std::string>& arguments) {
+  std::vector<std::string> command = {
+      self, "--check-config", "--print-arguments",
+      absl::StrCat("--keeper-version=", keeper::kVersion),
+      absl::StrCat("--settled-budget=", parsed.options.node.engine.budget_bytes)};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  if (!parsed.config_path.empty()) command.push_back("--config=" + parsed.config_path);
+  return command;
+}
+
+int KeeperRole(const ParsedOptions& parsed, const std::vector<std::string>& arguments) {
   char self[4096] = {};
   if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0) {
     LOG(ERROR) << ErrnoStatus(errno, "/proc/self/exe");
@@ -51,14 +90,18 @@ int KeeperRole(const ParsedOptions& parsed) {
   keeper.socket_path = parsed.options.socket;
   keeper.socket_mode = parsed.options.socket_mode;
   keeper.journal_bytes = parsed.options.node.journal.bytes;
-  keeper.daemon_command = {self, "--daemon"};
-  for (std::string& flag : AsFlags(parsed)) keeper.daemon_command.push_back(std::move(flag));
-  // The flags hold every option: a file that changes later must not keep a daemon from restarting.
+  keeper.daemon_command = DaemonArguments(parsed);
+  keeper.daemon_command.insert(keeper.daemon_command.begin(), self);
+  keeper.check_command = CheckCommand(self, parsed, arguments);
+  keeper.fixed_arguments = KeepersFlags();
+  // The flags hold every option: a file that changes must not keep a daemon from restarting. It is
+  // read again at SIGHUP.
   unsetenv("CAIRND_CONFIG");
   return keeper::Run(keeper);
 }
 
 int DaemonRole(const Options& options, const std::vector<std::string>& environment) {
+  keeper::HeedFaultSignals();
   int keeper_fd = -1;
   for (absl::string_view variable : environment) {
     if (absl::ConsumePrefix(&variable, "CAIRN_KEEPER_FD=") &&
@@ -70,12 +113,13 @@ int DaemonRole(const Options& options, const std::vector<std::string>& environme
 }
 
 int Main(int argc, char** argv) {
+  keeper::IgnoreStraySignals();
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
   std::vector<std::string> environment;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     environment.push_back(*variable);
   }
-  StatusOr<ParsedOptions> parsed =
-      ParseOptions(std::vector<std::string>(argv + 1, argv + argc), environment);
+  StatusOr<ParsedOptions> parsed = ParseOptions(arguments, environment);
   if (!parsed.ok()) {
     std::fprintf(stderr, "cairnd: %s\n", std::string(parsed.status().message()).c_str());
     return kBadOptions;
@@ -85,7 +129,8 @@ int Main(int argc, char** argv) {
     return 0;
   }
   if (!parsed->daemon_role) {
-    const Status settled = SettleBudget(&*parsed);
+    Status settled = SettleBudget(&*parsed);
+    if (settled.ok() && parsed->print_arguments) settled = PrintArguments(*parsed);
     if (!settled.ok()) {
       std::fprintf(stderr, "cairnd: %s\n", std::string(settled.message()).c_str());
       return kBadOptions;
@@ -94,7 +139,8 @@ int Main(int argc, char** argv) {
     if (parsed->print_config || parsed->check_config) return 0;
   }
   StartLogging(parsed->options, argv[0]);
-  return parsed->daemon_role ? DaemonRole(parsed->options, environment) : KeeperRole(*parsed);
+  return parsed->daemon_role ? DaemonRole(parsed->options, environment)
+                             : KeeperRole(*parsed, arguments);
 }
 
 }  // namespace

@@ -13,8 +13,11 @@
 namespace cairn::daemon {
 namespace {
 
-// What the daemon needs beside slabs: code, stacks, tables, the journal's touched pages.
-constexpr uint64_t kOwnBytes = 128ull << 20;
+// What the daemon needs beside slabs: code, stacks, the journal's touched pages; and what it keeps of each
+// object in memory, about 300 bytes for a page of 4 KiB at least.
+constexpr uint64_t kOwnBytes = uint64_t{128} << 20;
+constexpr uint64_t kTablesShare = 13;
+uint64_t OwnBytes(uint64_t budget) { return kOwnBytes + budget / kTablesShare; }
 // v1 writes "no limit" as the largest page multiple below 2^63.
 constexpr uint64_t kUnlimited = uint64_t{1} << 62;
 
@@ -97,14 +100,17 @@ StatusOr<MemoryLimit> ReadMemoryLimit(const std::string& root) {
 
 uint64_t DefaultBudget(const MemoryLimit& limit) {
   const uint64_t half = std::min(limit.bytes, limit.available_bytes) / 2;
-  return half & ~uint64_t{(1 << 20) - 1};
+  const uint64_t rest = limit.bytes - std::min(limit.bytes, kOwnBytes);
+  const uint64_t fits = rest / (kTablesShare + 1) * kTablesShare;
+  return std::min(half, fits) & ~uint64_t{(1 << 20) - 1};
 }
 
 Status CheckBudget(uint64_t budget, const MemoryLimit& limit) {
-  if (budget <= limit.bytes && limit.bytes - budget >= kOwnBytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "memory.budget: ", budget, " bytes and ", kOwnBytes,
-      " for the daemon itself exceed the limit of ", limit.bytes, " bytes set by ", limit.source));
+  const uint64_t own = OwnBytes(budget);
+  if (budget <= limit.bytes && limit.bytes - budget >= own) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("memory.budget: ", budget, " bytes and ", own,
+                                                   " for the daemon itself exceed the limit of ",
+                                                   limit.bytes, " bytes set by ", limit.source));
 }
 
 }  // namespace cairn::daemon

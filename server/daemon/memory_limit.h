@@ -20,7 +20,8 @@ struct MemoryLimit {
 // /proc/meminfo cannot be read.
 StatusOr<MemoryLimit> ReadMemoryLimit(const std::string& root = "/");
 
-// The budget when none is configured: half of what binds, and of what is available now.
+// The budget when none is configured: half of what binds, and of what is available now; less where that
+// would leave the daemon too little.
 uint64_t DefaultBudget(const MemoryLimit& limit);
 
 // RESOURCE_EXHAUSTED with the arithmetic when `budget` and the daemon's own needs exceed the limit.

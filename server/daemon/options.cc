@@ -1,8 +1,10 @@
 #include "server/daemon/options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <type_traits>
 #include <utility>
 
@@ -20,6 +22,14 @@ namespace cairn::daemon {
 namespace {
 
 constexpr char kEnvironmentPrefix[] = "CAIRND_";
+
+// The keeper binds the sockets and makes the journal's memory, once.
+constexpr absl::string_view kKeepersOptions[] = {"socket", "socket.mode", "journal.bytes"};
+
+bool IsKeepers(absl::string_view name) {
+  return std::find(std::begin(kKeepersOptions), std::end(kKeepersOptions), name) !=
+         std::end(kKeepersOptions);
+}
 
 // One option: how its text becomes a value and back. Everything else (flag, environment name, file
 // key, help, --print-config) follows from the name. docs/operations.md lists them all, which
@@ -381,11 +391,16 @@ StatusOr<ParsedOptions> ParseOptions(const std::vector<std::string>& arguments,
   CLI::App app("cairnd keeps the checkpoints of this node in memory.", "cairnd");
   std::string config_flag;
   bool version = false;
-  app.add_option("--config", config_flag, "TOML file with these options (or CAIRND_CONFIG)");
+  app.add_option("--config", config_flag, "TOML file with these options (or CAIRND_CONFIG)")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_flag("--check-config", parsed.check_config, "check the options and exit");
   app.add_flag("--print-config", parsed.print_config, "print each option with its origin and exit");
   app.add_flag("--version", version, "print the version and exit");
-  app.add_flag("--daemon", parsed.daemon_role)->group("");  // set by the keeper
+  // Set by the keeper.
+  app.add_flag("--daemon", parsed.daemon_role)->group("");
+  app.add_flag("--print-arguments", parsed.print_arguments)->group("");
+  app.add_option("--settled-budget", parsed.settled_budget)->group("");
+  app.add_option("--keeper-version", parsed.keeper_version)->group("");
   std::map<std::string, std::string> flags;
   for (const Definition& definition : Definitions()) {
     app.add_option("--" + definition.name, flags[definition.name],
@@ -415,6 +430,7 @@ StatusOr<ParsedOptions> ParseOptions(const std::vector<std::string>& arguments,
   }
   if (!config_flag.empty()) config_path = config_flag;
   if (!config_path.empty()) CAIRN_RETURN_IF_ERROR(ApplyFile(&parsed, config_path));
+  parsed.config_path = config_path;
   CAIRN_RETURN_IF_ERROR(ApplyEnvironment(&parsed, environment, &config_path));
   for (const Definition& definition : Definitions()) {
     if (app.count("--" + definition.name) == 0) continue;
@@ -433,10 +449,16 @@ std::string PrintConfig(const ParsedOptions& parsed) {
   return text;
 }
 
+std::vector<std::string> KeepersFlags() {
+  std::vector<std::string> flags;
+  for (absl::string_view name : kKeepersOptions) flags.push_back(absl::StrCat("--", name, "="));
+  return flags;
+}
+
 std::vector<std::string> AsFlags(const ParsedOptions& parsed) {
   std::vector<std::string> flags;
   for (const Definition& definition : Definitions()) {
-    if (parsed.origins.at(definition.name) == "default") continue;
+    if (parsed.origins.at(definition.name) == "default" && !IsKeepers(definition.name)) continue;
     flags.push_back(absl::StrCat("--", definition.name, "=", definition.get(parsed.options)));
   }
   return flags;

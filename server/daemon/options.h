@@ -49,7 +49,13 @@ struct ParsedOptions {
   bool check_config = false;
   bool print_config = false;
   bool daemon_role = false;  // the keeper's child
-  std::string message;       // --help or --version: print it and exit 0
+  std::string config_path;   // the file, by flag or environment; empty: none
+
+  // Of a check that a keeper runs before it replaces its daemon:
+  bool print_arguments = false;  // those of a daemon with these options
+  uint64_t settled_budget = 0;   // the budget where the options name none; 0: to be settled now
+  int keeper_version = 0;        // of the keeper's protocol; 0: nobody asks
+  std::string message;           // --help or --version: print it and exit 0
 };
 
 // `environment` as in environ(7): "NAME=value". INVALID_ARGUMENT names the option, the value and
@@ -62,6 +68,10 @@ std::string PrintConfig(const ParsedOptions& parsed);
 
 // The flags that give a child the same options.
 std::vector<std::string> AsFlags(const ParsedOptions& parsed);
+
+// "--socket=" and the like: beginnings of the flags of options that the keeper itself uses. AsFlags
+// has each of them in any case.
+std::vector<std::string> KeepersFlags();
 
 // "8GiB", "512 MiB", "4096": bytes; units B, KiB, MiB, GiB, TiB.
 StatusOr<uint64_t> ParseBytes(absl::string_view text);

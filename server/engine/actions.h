@@ -14,6 +14,7 @@
 #include "common/info.h"
 #include "common/level.h"
 #include "server/engine/events.h"
+#include "server/facts/part_record.h"
 
 namespace cairn::engine {
 
@@ -177,6 +178,7 @@ struct MakeSlab {
   SlabId slab = 0;
   uint64_t bytes = 0;
   bool urgent = false;  // somebody waits for it: before those that are not
+  fact::SlabUse use = fact::SlabUse::kObjects;
 };
 
 // A slab that is being made has become urgent.
@@ -196,20 +198,13 @@ struct ProbeSlab {
   std::vector<LeaseId> leases;
 };
 
-// Puts a manifest together, encodes it, and writes it into its slab, which is never lent for writing.
+// Encodes a part's record, seals it, and writes it into its slab, which is never lent for writing.
 // → ManifestWritten
 struct WriteManifest {
   PartKey part;
-  ExtentRef extent;                                         // has space for the encoding
-  std::shared_ptr<const Manifest> head;                     // without its objects
-  std::vector<std::shared_ptr<const ObjectEntry>> objects;  // in order of their names; unchanging
-
-  std::shared_ptr<const Manifest> Whole() const {
-    auto whole = std::make_shared<Manifest>(*head);
-    whole->objects.reserve(objects.size());
-    for (const auto& object : objects) whole->objects.push_back(*object);
-    return whole;
-  }
+  ExtentRef extent;  // has space for the encoding
+  std::shared_ptr<const PartTable> table;
+  uint32_t owner_gid = 0;
 };
 
 // Reads an object's bytes and compares them with its checksums. → Verified
@@ -220,20 +215,11 @@ struct Verify {
   ExtentRef extent;
 };
 
-// Where the bytes of one object lie.
-struct PersistObject {
-  ObjectEntry entry;
-  ExtentRef extent;
-};
-struct PersistPart {
-  std::shared_ptr<const Manifest> manifest;
-  std::vector<PersistObject> objects;
-};
 // Writes the parts and publishes the checkpoint, as the job's owner. → Persisted
 struct Persist {
   CheckpointKey checkpoint;
   uint32_t uid = 0, gid = 0;
-  std::vector<PersistPart> parts;
+  std::vector<std::shared_ptr<const PartTable>> parts;
   // Where the attempt comes from, written before anything of it is; nullopt while it is not known, and
   // once it stands there.
   std::optional<LineRecord> origin = {};
@@ -260,9 +246,15 @@ struct DeleteFiles {
   cairn::Attempt newest_known = 0;  // without a tombstone: a newer one may need it
 };
 
-// Reads what storage holds of a job. → JobScanned
+// Reads what storage holds of a job; of its parts a summary will do. → JobScanned
 struct ScanJob {
   std::string job;
+};
+
+// Reads the manifests of a checkpoint in storage. → TablesRead
+struct ReadTables {
+  CheckpointKey checkpoint;
+  Location location;
 };
 
 // Reads which line records a job has in storage. → LineNumbersRead
@@ -273,7 +265,9 @@ struct ReadLineNumbers {
 // What the catalog is told of these has changed; see Engine::Describe.
 struct Record {
   std::string job;
-  std::vector<CheckpointKey> checkpoints;
+  bool attempts = false;                   // which there are
+  std::vector<PartKey> parts;              // committed ones
+  std::vector<CheckpointKey> checkpoints;  // complete now, or gone
 };
 
 // Asks for event::Tick; replaces the previous one.
@@ -284,6 +278,11 @@ struct WakeAt {
 // Closes the session's channel; the engine has forgotten it.
 struct EndSession {
   SessionId session = 0;
+};
+
+// Frees memory that nobody needs any more.
+struct Discard {
+  std::shared_ptr<const void> what;
 };
 
 // Answers event::Drain: the process may stop.
@@ -300,8 +299,8 @@ using Action =
     std::variant<action::Reply, action::MakeSlab, action::HurrySlab, action::DestroySlab,
                  action::ProbeSlab, action::WriteManifest, action::Verify, action::Persist,
                  action::WriteLineRecord, action::Reinstate, action::DeleteFiles, action::ScanJob,
-                 action::ReadLineNumbers, action::Record, action::WakeAt, action::EndSession,
-                 action::Drained, action::Log>;
+                 action::ReadTables, action::ReadLineNumbers, action::Record, action::WakeAt,
+                 action::EndSession, action::Discard, action::Drained, action::Log>;
 
 // What one Apply decided.
 struct Outcome {

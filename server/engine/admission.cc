@@ -1,3 +1,4 @@
+// One file: how creates wait for memory, are served, and cease to wait is one queue.
 #include "server/engine/admission.h"
 
 #include <algorithm>
@@ -25,7 +26,7 @@ std::string Pids(const std::set<int32_t>& pids) {
 
 Admission::Admission(const Options& options, Outbox* out, Callers* callers, Jobs* jobs,
                      Ledger* ledger, Leases* leases, Attempts* attempts, Parts* parts,
-                     Standing* standing, Eviction* eviction)
+                     Standing* standing, Eviction* eviction, JournalRoom* journal)
     : options_(options),
       out_(*out),
       callers_(*callers),
@@ -35,19 +36,21 @@ Admission::Admission(const Options& options, Outbox* out, Callers* callers, Jobs
       attempts_(*attempts),
       parts_(*parts),
       standing_(*standing),
-      eviction_(*eviction) {}
+      eviction_(*eviction),
+      journal_(*journal) {}
 
 // --- the verdict
 
 uint64_t Admission::Estimate(const Job& job, const event::Create& event,
                              const std::vector<Need>& needs, int32_t local_writers) const {
-  const uint64_t declared = SlabBytesFor(needs);
+  const uint64_t declared = SlabBytesFor(needs) + event.to_come.bytes;
   const auto last = job.saves->last.find(event.part.writer);
   if (last != job.saves->last.end()) {
-    const std::vector<std::string>& names = *last->second.names;
+    const std::shared_ptr<const PartTable> table = last->second.table.lock();
     const bool saved_before =
+        table != nullptr &&
         std::all_of(event.objects.begin(), event.objects.end(), [&](const event::ObjectSpec& spec) {
-          return std::binary_search(names.begin(), names.end(), spec.name);
+          return table->Find(spec.name) != PartTable::kNone;
         });
     if (saved_before) return std::max(declared, *last->second.node_total);
   }
@@ -67,7 +70,19 @@ void Admission::Ask(const event::Create& event, Checkpoint* checkpoint, int32_t 
   Waiting& waiting = creates_[request];
   waiting.checkpoint = checkpoint->key;
   waiting.needs = PlanNeeds(event.objects);
+  waiting.unassigned = waiting.unready = waiting.needs.size();
   waiting.order = next_order_++;
+  Part* part = Parts::PartOf(*checkpoint, event.part.writer);
+  waiting.journal_bytes = Parts::JournalCostOf(event, part);
+  waiting.writer = event.part.writer;
+  waiting.creates = parts_.creates();
+  if (part != nullptr) {
+    waiting.taken = std::min(part->content->journal_to_come, waiting.journal_bytes);
+    parts_.TakeSetAside(part, waiting.taken);
+  }
+  journal_bytes_ += waiting.journal_bytes;
+  waiting.uid = event.caller.uid;
+  journal_.Reserve(waiting.uid, waiting.journal_bytes);
   ++queue_version_;
   order_[waiting.order] = request;
   Verdict& verdict = checkpoint->verdict.Edit();
@@ -80,15 +95,28 @@ void Admission::Ask(const event::Create& event, Checkpoint* checkpoint, int32_t 
     verdict.estimate -= std::min(verdict.estimate, verdict.granted);
   }
   // Before anything is evicted for it. A step that was admitted may ask for more, too.
-  const uint64_t declared = SlabBytesFor(waiting.needs);
+  const uint64_t declared = SlabBytesFor(waiting.needs) + event.to_come.bytes;
   if (verdict.state == Admitted::kWaiting) verdict.estimate = std::max(verdict.estimate, declared);
   const uint64_t wanted = verdict.state == Admitted::kWaiting ? verdict.estimate : declared;
   if (wanted > options_.budget_bytes) {
     return Refuse(checkpoint, Full(*checkpoint->job, wanted, "the step can never fit the budget"));
   }
+  if (verdict.state == Admitted::kAdmitted) return ReserveMore(checkpoint, wanted);
   if (verdict.state != Admitted::kWaiting) return;
   // One deadline for all of the step's writers.
   callers_.SetDeadline(request, std::min(event.deadline, verdict.deadline));
+}
+
+// For what the step asks for beyond its share, as far as nobody else was promised it.
+void Admission::ReserveMore(Checkpoint* checkpoint, uint64_t wanted) {
+  Verdict& verdict = checkpoint->verdict.Edit();
+  if (verdict.reserved >= wanted) return;
+  const uint64_t available = eviction_.Available(*checkpoint->job);
+  if (available <= reserved_bytes_) return;
+  const uint64_t more = std::min(wanted - verdict.reserved, available - reserved_bytes_);
+  verdict.reserved += more;
+  reserved_bytes_ += more;
+  reserving_.insert(checkpoint->key);
 }
 
 bool Admission::TryAdmit(Checkpoint* checkpoint) {
@@ -154,11 +182,7 @@ void Admission::Refuse(Checkpoint* checkpoint, Status why) {
 void Admission::ReplaceGrants(const std::vector<Part*>& parts, const Status& why) {
   const auto lies_in = [&](const reply::GrantedExtent& extent) {
     return std::any_of(parts.begin(), parts.end(), [&](const Part* part) {
-      const auto& objects = part->content->objects;
-      return std::any_of(objects.begin(), objects.end(), [&](const auto& named) {
-        const ExtentRef& held = named.second->content->extent;
-        return held.slab == extent.slab && held.offset == extent.offset;
-      });
+      return part->content->slabs.contains(extent.slab);
     });
   };
   out_.ReplaceAnswers(
@@ -240,6 +264,8 @@ void Admission::Serve() {
   for (RequestId request : waiting) {
     const auto at = creates_.find(request);
     if (at == creates_.end()) continue;  // refused with its step
+    // All of it is being made: see Made().
+    if (at->second.unassigned == 0 && at->second.unready > 0) continue;
     Checkpoint* checkpoint = parts_.Find(at->second.checkpoint);
     if (checkpoint->verdict->state == Admitted::kWaiting) {
       if (!TryAdmit(checkpoint)) {
@@ -251,23 +277,31 @@ void Admission::Serve() {
       verdict.reserved = verdict.estimate;
       reserved_bytes_ += verdict.reserved;
       if (verdict.reserved > 0) reserving_.insert(checkpoint->key);
+      // Slabs that are made or found for what is to come are a little larger than that.
+      const auto& event = std::get<event::Create>(callers_.Find(request)->event);
+      const auto writers = static_cast<uint64_t>(verdict.local_writers);
+      ReserveMore(checkpoint, verdict.estimate + event.to_come.bytes / 16 * writers);
     }
     ServeOne(request, &claimed);
   }
 }
 
-uint64_t Admission::Assign(Waiting* waiting, Checkpoint* checkpoint, SessionId session,
-                           bool affordable, uint64_t claimed, bool* ready) {
+uint64_t Admission::Assign(RequestId request, bool affordable, uint64_t claimed) {
+  Waiting& waiting = creates_.at(request);
+  Checkpoint* checkpoint = parts_.Find(waiting.checkpoint);
   Job* job = checkpoint->job;
+  const SessionId session = callers_.Find(request)->session;
   uint64_t lacking = 0;
-  *ready = true;
-  for (Need& need : waiting->needs) {
+  for (size_t i = 0; i < waiting.needs.size(); ++i) {
+    Need& need = waiting.needs[i];
+    if (need.slab != 0) continue;
     const uint64_t bytes = SlabBytesFor(need.bytes);
-    if (need.slab == 0 && affordable) {
+    SlabRecord* slab = nullptr;
+    if (affordable) {
       // A step that will never be complete is of use to nobody, and what this session maps of it
       // would have to be unmapped before another of the job's writers got it.
       eviction_.Recycle(job, session, need.bytes, EvictClass::kGarbage);
-      SlabRecord* slab = ledger_.Take(need.bytes, OwnerOf(*job), session);
+      slab = ledger_.Take(need.bytes, OwnerOf(*job), session);
       if (slab == nullptr) slab = ledger_.TakeMaking(need.bytes);
       const bool fits = ledger_.UnusedBudget() >= claimed + bytes;
       if (slab == nullptr && (!fits || need.bytes >= kRecycleBytes) &&
@@ -278,17 +312,18 @@ uint64_t Admission::Assign(Waiting* waiting, Checkpoint* checkpoint, SessionId s
         slab = ledger_.Make(bytes, /*urgent=*/true, /*reserved=*/true);
         out_.Count("slabs_made_on_demand");
       }
-      if (slab != nullptr) {
-        need.slab = slab->id;
-        Consume(checkpoint, slab->bytes);
-      }
     }
-    if (need.slab == 0) {
+    if (slab == nullptr) {
       lacking += bytes;
-      *ready = false;
-    } else if (!need.ready) {
-      need.ready = ledger_.Find(need.slab)->state != SlabState::kMaking;
-      *ready &= need.ready;
+      continue;
+    }
+    need.slab = slab->id;
+    --waiting.unassigned;
+    Consume(checkpoint, slab->bytes);
+    if (slab->state == SlabState::kMaking) {
+      made_for_[slab->id] = {request, i};
+    } else {
+      --waiting.unready;
     }
   }
   return lacking;
@@ -298,7 +333,6 @@ void Admission::ServeOne(RequestId request, uint64_t* claimed) {
   Waiting& waiting = creates_.at(request);
   Checkpoint* checkpoint = parts_.Find(waiting.checkpoint);
   Job* job = checkpoint->job;
-  const SessionId session = callers_.Find(request)->session;
 
   uint64_t unassigned = 0;
   for (const Need& need : waiting.needs) {
@@ -309,11 +343,11 @@ void Admission::ServeOne(RequestId request, uint64_t* claimed) {
   const bool within_share = unassigned <= checkpoint->verdict->reserved;
   const bool affordable = within_share || eviction_.Available(*job) >= unassigned + promised;
 
-  bool ready = false;
-  const uint64_t lacking = Assign(&waiting, checkpoint, session, affordable, *claimed, &ready);
-  if (ready) return Grant(request);
+  const uint64_t lacking = Assign(request, affordable, *claimed);
+  if (waiting.unready == 0) return Grant(request);
   if (lacking == 0) return;  // all of it is being made
 
+  const SessionId session = callers_.Find(request)->session;
   *claimed += lacking;
   if (affordable && eviction_.Free(job, session, *claimed)) return;
   // Evicting may have given this session slabs that fit, or slabs it must unmap first: look again.
@@ -331,9 +365,15 @@ void Admission::ServeOne(RequestId request, uint64_t* claimed) {
 
 void Admission::Grant(RequestId request) {
   Waiting& waiting = creates_.at(request);
+  if (parts_.creates() != waiting.creates) {
+    const auto& event = std::get<event::Create>(callers_.Find(request)->event);
+    std::optional<StatusOr<Body>> instead = granter_->InsteadOfGrant(event);
+    if (instead.has_value()) return callers_.Answer(request, *std::move(instead));
+  }
   Checkpoint* checkpoint = parts_.Find(waiting.checkpoint);
   std::vector<Need> needs = std::move(waiting.needs);
   waiting.needs.clear();
+  waiting.taken = 0;
   const std::unique_ptr<Parked> parked = callers_.Unpark(request);
   granter_->Grant(std::get<event::Create>(parked->event), checkpoint, needs);
   Verdict& verdict = checkpoint->verdict.Edit();
@@ -348,8 +388,8 @@ void Admission::Unreserve(Waiting* waiting) {
   for (Need& need : waiting->needs) {
     if (need.slab == 0) continue;
     if (SlabRecord* slab = ledger_.Find(need.slab)) ledger_.Unreserve(slab);
+    made_for_.erase(need.slab);
     need.slab = 0;
-    need.ready = false;
   }
 }
 
@@ -358,9 +398,14 @@ void Admission::Unreserve(Waiting* waiting) {
 void Admission::Left(const Parked& parked) {
   const auto at = creates_.find(parked.request);
   Unreserve(&at->second);
+  journal_bytes_ -= at->second.journal_bytes;
+  journal_.Release(at->second.uid, at->second.journal_bytes);
   order_.erase(at->second.order);
   if (Checkpoint* checkpoint = parts_.Find(at->second.checkpoint)) {
     checkpoint->verdict.Edit().waiting.erase(parked.request);
+    // It was not granted, and may be asked again.
+    Part* part = Parts::PartOf(*checkpoint, at->second.writer);
+    if (part != nullptr && !part->content->committed) parts_.SetAside(part, at->second.taken);
   }
   creates_.erase(at);
   ++queue_version_;  // what it claimed is for those behind it
@@ -414,19 +459,24 @@ void Admission::ReleaseAttempt(const Job& job, Attempt attempt) {
   }
 }
 
+void Admission::Made(SlabId slab) {
+  const auto made = made_for_.find(slab);
+  if (made == made_for_.end()) return;
+  const RequestId request = made->second.request;
+  made_for_.erase(made);
+  if (--creates_.at(request).unready == 0) Grant(request);
+}
+
 void Admission::NotMade(SlabId slab, const Status& why) {
-  for (const auto& [order, request] : std::map<uint64_t, RequestId>(order_)) {
-    const auto at = creates_.find(request);
-    if (at == creates_.end()) continue;
-    for (Need& need : at->second.needs) {
-      if (need.slab != slab) continue;
-      need.slab = 0;
-      if (++at->second.failed_makes < kFailedMakes) break;
-      return Refuse(parts_.Find(at->second.checkpoint),
-                    absl::ResourceExhaustedError(
-                        absl::StrCat("memory: no slab could be made: ", why.message())));
-    }
-  }
+  const auto made = made_for_.find(slab);
+  if (made == made_for_.end()) return;
+  Waiting& waiting = creates_.at(made->second.request);
+  waiting.needs[made->second.need].slab = 0;
+  ++waiting.unassigned;
+  made_for_.erase(made);
+  if (++waiting.failed_makes < kFailedMakes) return;
+  Refuse(parts_.Find(waiting.checkpoint), absl::ResourceExhaustedError(absl::StrCat(
+                                              "memory: no slab could be made: ", why.message())));
 }
 
 std::set<CheckpointKey> Admission::AskedBy(SessionId session) const {
@@ -493,7 +543,30 @@ std::string Admission::CheckInvariants() const {
   }
   if (reserved != reserved_bytes_) return "reservations are miscounted";
   if (creates_.size() != order_.size()) return "creates that wait are miscounted";
-  return "";
+  return CheckNeeds();
+}
+
+std::string Admission::CheckNeeds() const {
+  size_t being_made = 0;
+  for (const auto& [request, waiting] : creates_) {
+    size_t unassigned = 0, unready = 0;
+    for (size_t i = 0; i < waiting.needs.size(); ++i) {
+      const SlabId id = waiting.needs[i].slab;
+      const SlabRecord* slab = id == 0 ? nullptr : ledger_.Find(id);
+      unassigned += id == 0 ? 1 : 0;
+      unready += slab == nullptr || slab->state == SlabState::kMaking ? 1 : 0;
+      if (slab == nullptr || slab->state != SlabState::kMaking) continue;
+      ++being_made;
+      const auto made = made_for_.find(id);
+      if (made == made_for_.end() || made->second.request != request || made->second.need != i) {
+        return absl::StrCat("slab ", id, ": nobody knows whom it is made for");
+      }
+    }
+    if (unassigned != waiting.unassigned || unready != waiting.unready) {
+      return absl::StrCat("request ", request, ": its needs are miscounted");
+    }
+  }
+  return being_made == made_for_.size() ? "" : "slabs in the making are miscounted";
 }
 
 }  // namespace cairn::engine

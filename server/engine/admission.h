@@ -10,10 +10,12 @@
 // Invariants:
 //   1. The reservations of all steps add up to reserved_bytes_; reserving_ holds those that have one.
 //   2. Every create that a step waits for is parked here, in the order of arrival.
+//   3. made_for_ has the slabs in the making that needs of these creates were given.
 #pragma once
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -29,13 +31,16 @@ class Granter {
   virtual ~Granter() = default;
   virtual void Grant(const event::Create& event, Checkpoint* checkpoint,
                      const std::vector<Need>& needs) = 0;
+  // What a create that waited is answered when another one was granted meanwhile that is the same call,
+  // or took its names; nullopt: it is to be granted.
+  virtual std::optional<StatusOr<Body>> InsteadOfGrant(const event::Create& event) = 0;
 };
 
 class Admission : public Waitlist, public StepWatcher {
  public:
   Admission(const Options& options, Outbox* out, Callers* callers, Jobs* jobs, Ledger* ledger,
             Leases* leases, Attempts* attempts, Parts* parts, Standing* standing,
-            Eviction* eviction);
+            Eviction* eviction, JournalRoom* journal);
   void set_granter(Granter* granter) { granter_ = granter; }
   // How many persists and verifications are under way, whose memory comes back by itself.
   void set_under_io(std::function<size_t()> under_io) { under_io_ = std::move(under_io); }
@@ -63,7 +68,9 @@ class Admission : public Waitlist, public StepWatcher {
   void ReleaseGivenUp();
   // No live session of this node writes the attempt any more.
   void ReleaseAttempt(const Job& job, Attempt attempt);
-  // A slab that was asked for could not be made.
+  // A slab that was asked for is there. Only the create that it is for is looked at.
+  void Made(SlabId slab);
+  // It could not be made.
   void NotMade(SlabId slab, const Status& why);
   // Steps in which this session waits for its first memory.
   std::set<CheckpointKey> AskedBy(SessionId session) const;
@@ -76,22 +83,35 @@ class Admission : public Waitlist, public StepWatcher {
 
   void Restore(const Sessions& sessions);
   std::string CheckInvariants() const;
+  uint64_t journal_bytes() const { return journal_bytes_; }  // set aside
 
  private:
   struct Waiting {
     CheckpointKey checkpoint;
     std::vector<Need> needs;
     uint64_t order = 0;
+    uint64_t journal_bytes = 0;  // that it may cost the journal, in the name of …
+    uint32_t uid = 0;
+    Writer writer = 0;
+    uint64_t creates = 0;  // Parts::creates() when its names were checked
+    uint64_t taken = 0;    // of what was set aside for its part in the journal
     int failed_makes = 0;
+    size_t unassigned = 0;  // needs without a slab
+    size_t unready = 0;     // needs whose slab is not there yet, these among them
+  };
+  // The need that a slab in the making is for.
+  struct MadeFor {
+    RequestId request = 0;
+    size_t need = 0;
   };
 
   uint64_t Estimate(const Job& job, const event::Create& event, const std::vector<Need>& needs,
                     int32_t local_writers) const;
   bool TryAdmit(Checkpoint* checkpoint);
+  void ReserveMore(Checkpoint* checkpoint, uint64_t wanted);
   void ServeOne(RequestId request, uint64_t* claimed);
   // Finds or makes a slab for each need; the bytes of those that have none.
-  uint64_t Assign(Waiting* waiting, Checkpoint* checkpoint, SessionId session, bool affordable,
-                  uint64_t claimed, bool* ready);
+  uint64_t Assign(RequestId request, bool affordable, uint64_t claimed);
   void Grant(RequestId request);
   void Consume(Checkpoint* checkpoint, uint64_t bytes);
   void Unreserve(Waiting* waiting);
@@ -111,6 +131,7 @@ class Admission : public Waitlist, public StepWatcher {
     bool operator==(const Inputs&) const = default;
   };
   Inputs Now() const;
+  std::string CheckNeeds() const;
 
   const Options& options_;
   Outbox& out_;
@@ -122,14 +143,17 @@ class Admission : public Waitlist, public StepWatcher {
   Parts& parts_;
   Standing& standing_;
   Eviction& eviction_;
+  JournalRoom& journal_;
   Granter* granter_ = nullptr;
   std::function<size_t()> under_io_;
   std::function<void()> short_of_memory_;
 
   std::map<uint64_t, RequestId> order_;  // of arrival
   absl::flat_hash_map<RequestId, Waiting> creates_;
+  absl::flat_hash_map<SlabId, MadeFor> made_for_;
   uint64_t next_order_ = 1;
   uint64_t reserved_bytes_ = 0;
+  uint64_t journal_bytes_ = 0;
   std::set<CheckpointKey> reserving_;  // those that something is set aside for
   uint64_t queue_version_ = 0;
   uint64_t manifests_version_ = 0;

@@ -346,6 +346,13 @@ void Attempts::Adopt(Job* job, const LineRecord& record) {
   Saw(job, record.number);  // all its checkpoints may be gone, and its number is used up
   const auto at = job->attempts->begun.find(record.number);
   if (at == job->attempts->begun.end()) {
+    // Each reading tells of all that ever published, most of them known or forgotten.
+    const std::map<Attempt, Lineage>& kept = job->attempts->elsewhere;
+    if (kept.size() >= kKeptDecisions && record.number < kept.begin()->first) return;
+    if (const auto known = kept.find(record.number);
+        known != kept.end() && known->second == record.lineage) {
+      return;
+    }
     std::map<Attempt, Lineage>& elsewhere = job->attempts.Edit().elsewhere;
     elsewhere[record.number] = record.lineage;
     if (elsewhere.size() > kKeptDecisions) elsewhere.erase(elsewhere.begin());
@@ -468,26 +475,44 @@ void Attempts::RestoreReached() {
       }
       if (!checkpoint->content->complete) checkpoint->Touch();
     }
+    // The facts tell of every step since the last snapshot, also of those that are gone.
+    for (auto& [number, attempt] : job->attempts.Edit().begun) {
+      std::erase_if(attempt.worlds, [&known = attempt.checkpoints_at](const auto& world) {
+        return !known.contains(world.first);
+      });
+    }
   }
 }
 
-void Attempts::Snapshot(const Job& job, std::vector<Fact>* facts) const {
-  for (const auto& [number, attempt] : job.attempts->begun) {
-    facts->push_back(
-        fact::AttemptBegun{job.name, number, attempt.first_step, attempt.lineage, attempt.unix_ms});
-    std::map<Writer, ProcessToken> processes;
-    for (const auto& [writer, process] : attempt.processes) processes[writer] = process.first;
-    for (const auto& [writer, process] : processes) {
-      facts->push_back(fact::WriterProcess{job.name, number, writer, process});
-    }
-    for (const auto& [step, world_size] : attempt.worlds) {
-      facts->push_back(fact::StepWorld{job.name, number, step, world_size});
-    }
-    for (const auto& [id, object] : attempt.dropped) {
-      const auto& [step, revision, writer] = id;
-      facts->push_back(fact::ObjectDropped{{{job.name, step, number, revision}, writer}, object});
-    }
+void Attempts::Snapshot(const Job& job, Attempt number, const AttemptState& attempt,
+                        std::vector<Fact>* facts) const {
+  facts->push_back(
+      fact::AttemptBegun{job.name, number, attempt.first_step, attempt.lineage, attempt.unix_ms});
+  for (const auto& [id, object] : attempt.dropped) {
+    const auto& [step, revision, writer] = id;
+    facts->push_back(fact::ObjectDropped{{{job.name, step, number, revision}, writer}, object});
   }
+}
+
+void Attempts::SnapshotWriter(const Job& job, Attempt number, Writer writer,
+                              std::vector<Fact>* facts) const {
+  const auto attempt = job.attempts->begun.find(number);
+  if (attempt == job.attempts->begun.end()) return;
+  const auto process = attempt->second.processes.find(writer);
+  if (process == attempt->second.processes.end()) return;
+  facts->push_back(fact::WriterProcess{job.name, number, writer, process->second.first});
+}
+
+void Attempts::SnapshotWorld(const Job& job, Attempt number, Step step,
+                             std::vector<Fact>* facts) const {
+  const auto attempt = job.attempts->begun.find(number);
+  if (attempt == job.attempts->begun.end()) return;
+  const auto world = attempt->second.worlds.find(step);
+  if (world == attempt->second.worlds.end()) return;
+  facts->push_back(fact::StepWorld{job.name, number, step, world->second});
+}
+
+void Attempts::SnapshotDecisions(const Job& job, std::vector<Fact>* facts) const {
   for (const auto& [number, decision] : job.attempts->decisions) {
     facts->push_back(
         fact::LineDecided{{job.name, number, decision.kind, decision.lineage}, decision.unix_ms});
@@ -500,6 +525,11 @@ std::string Attempts::CheckInvariants(const Job& job,
     const bool newest = number == job.attempts->newest();
     if (attempt.dropped.size() > (newest ? kKeptDropped : 0)) {
       return absl::StrCat("job ", job.name, " attempt ", number, ": too much is kept as dropped");
+    }
+    for (const auto& [step, world_size] : attempt.worlds) {
+      if (attempt.checkpoints_at.contains(step)) continue;
+      return absl::StrCat("job ", job.name, " attempt ", number, ": step ", step,
+                          " is gone, and its world size is kept");
     }
     for (const auto& [writer, process] : attempt.processes) {
       if (newest && attempt.ended.contains(writer) == HasLiveSession(job, process.first)) {

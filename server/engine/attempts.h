@@ -86,7 +86,12 @@ class Attempts {
   void Restore(const Restored& restored);
   void RestoreSessions();  // which attempts each live session is a writer of
   void RestoreReached();   // the parts are there
-  void Snapshot(const Job& job, std::vector<Fact>* facts) const;
+  void Snapshot(const Job& job, Attempt number, const AttemptState& attempt,
+                std::vector<Fact>* facts) const;
+  void SnapshotWriter(const Job& job, Attempt number, Writer writer,
+                      std::vector<Fact>* facts) const;
+  void SnapshotWorld(const Job& job, Attempt number, Step step, std::vector<Fact>* facts) const;
+  void SnapshotDecisions(const Job& job, std::vector<Fact>* facts) const;
   // `writes`: whether the part is being written and holds objects.
   std::string CheckInvariants(const Job& job,
                               const std::function<bool(const PartKey&)>& writes) const;

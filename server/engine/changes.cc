@@ -14,6 +14,23 @@ void Changes::Touch(Job* job) {
   if (listed_jobs_.insert(job).second) jobs_.push_back(job);
 }
 
+void Changes::Touch(Part* part) {
+  if (listed_parts_.emplace(part, parts_.size()).second) parts_.push_back(part);
+  Touch(part->checkpoint);
+}
+
+std::vector<Part*> Changes::TakeParts() {
+  listed_parts_.clear();
+  return std::exchange(parts_, {});
+}
+
+void Changes::Forget(Part* part) {
+  const auto at = listed_parts_.find(part);
+  if (at == listed_parts_.end()) return;
+  parts_[at->second] = nullptr;
+  listed_parts_.erase(at);
+}
+
 std::vector<Checkpoint*> Changes::TakeCheckpoints() {
   listed_checkpoints_.clear();
   return std::exchange(checkpoints_, {});

@@ -36,9 +36,8 @@ std::vector<Writer> MissingWriters(const Checkpoint& checkpoint) {
   return missing;
 }
 
-StatusOr<Object*> ObjectNamed(const Checkpoint& checkpoint, const std::string& name) {
-  const auto at = checkpoint.content->names.find(name);
-  if (at != checkpoint.content->names.end()) return at->second;
+StatusOr<ObjectRef> ObjectNamed(const Checkpoint& checkpoint, const std::string& name) {
+  if (const ObjectRef object = ObjectIn(checkpoint, name)) return object;
   return absl::NotFoundError(absl::StrCat("name: \"", absl::CHexEscape(name), "\" is not in ",
                                           checkpoint.key.DebugString()));
 }
@@ -71,7 +70,7 @@ CheckpointInfo Describing::InfoOf(const Checkpoint& checkpoint) const {
   info.world_size = content.world_size;
   info.missing_writers = MissingWriters(checkpoint);
   info.bytes = content.bytes;
-  info.objects = content.names.size();
+  info.objects = content.objects;
   info.facts.complete = content.complete;
   info.facts.resident = content.complete && checkpoint.Resident();
   info.facts.persisted = checkpoint.files->persisted;
@@ -103,24 +102,24 @@ CheckpointInfo Describing::InfoOf(const Checkpoint& checkpoint) const {
   return info;
 }
 
-ObjectInfo Describing::InfoOf(const Object& object, bool with_crcs) const {
-  const ObjectContent& content = *object.content;
+ObjectInfo Describing::InfoOf(const ObjectRef& object, bool with_crcs) const {
   const Checkpoint& checkpoint = *object.part->checkpoint;
+  const bool sealed = object.sealed(), resident = object.resident();
   ObjectInfo info;
   info.name = object.name();
   info.writer = object.part->key.writer;
   info.kind = object.entry().kind;
   info.length = object.entry().length;
   if (with_crcs) info.block_crcs = object.entry().block_crcs;
-  info.verified_unix_ms = object.check->verified_unix_ms;
+  info.verified_unix_ms = object.check().verified_unix_ms;
   info.facts.complete = checkpoint.content->complete;
-  info.facts.resident = content.resident && content.sealed;
+  info.facts.resident = resident && sealed;
   info.facts.persisted = checkpoint.files->persisted;
-  info.facts.broken = content.sealed && !content.resident && !checkpoint.files->persisted &&
-                      !checkpoint.files->unconfirmed;
+  info.facts.broken =
+      sealed && !resident && !checkpoint.files->persisted && !checkpoint.files->unconfirmed;
   info.facts.abandoned = standing_.Abandoned(checkpoint);
   info.facts.pinned = *checkpoint.pinned;
-  info.level = LevelOf(info.facts, content.sealed);
+  info.level = LevelOf(info.facts, sealed);
   return info;
 }
 
@@ -220,44 +219,84 @@ Checkpoint* Describing::ForShow(const Job& job, const CheckpointRef& ref) const 
 
 Engine::Description::Part Describing::PartOf(const Part& part) {
   const Checkpoint& checkpoint = *part.checkpoint;
-  const ManifestPlace& manifest = *part.manifest;
-  Engine::Description::Part described;
-  described.committed = {part.key, checkpoint.content->world_size, manifest.extent, manifest.bytes,
-                         part.content->digest};
-  described.resident = manifest.resident;
-  for (const auto& [name, object] : part.content->objects) {
-    described.bytes += object->entry().length;
-    ++described.objects;
-    described.resident &= object->content->resident;
-    described.broken |= object->content->broken && !checkpoint.files->persisted;
+  const PartContent& content = *part.content;
+  const bool persisted = checkpoint.files->persisted;
+  return {.key = part.key,
+          .world_size = checkpoint.content->world_size,
+          .digest = content.digest,
+          .bytes = content.bytes,
+          .objects = content.count,
+          .resident = part.manifest->resident && content.absent == 0,
+          .persisted = persisted,
+          .broken = !content.broken.empty() && !persisted};
+}
+
+Engine::Description Describing::Describe(const action::Record& record) const {
+  Engine::Description description;
+  const Job* job = jobs_.Find(record.job);
+  if (job == nullptr) {  // forgotten, and its checkpoints before it
+    description.gone = record.checkpoints;
+    return description;
   }
-  described.persisted = checkpoint.files->persisted;
-  return described;
+  const JobOwner& owner = *job->owner;
+  if (owner.owned) description.job = fact::Job{job->name, owner.uid, owner.gid, owner.policy};
+  if (record.attempts) {
+    for (const auto& [number, attempt] : job->attempts->begun) {
+      description.attempts.push_back(
+          {job->name, number, attempt.first_step, attempt.lineage, attempt.unix_ms});
+    }
+  }
+  const auto find = [&](const CheckpointKey& key) {
+    return CheckpointOf(*job, {key.step, key.attempt, key.revision});
+  };
+  for (const PartKey& key : record.parts) {
+    const Checkpoint* checkpoint = find(key.checkpoint);
+    if (checkpoint == nullptr) continue;
+    const auto part = checkpoint->content->parts.find(key.writer);
+    if (part == checkpoint->content->parts.end() || !part->second->content->committed) continue;
+    description.parts.push_back(PartOf(*part->second));
+  }
+  for (const CheckpointKey& key : record.checkpoints) {
+    const Checkpoint* checkpoint = find(key);
+    if (checkpoint == nullptr) {
+      description.gone.push_back(key);
+    } else if (checkpoint->content->complete) {
+      description.complete.push_back(InfoOf(*checkpoint));
+    }
+  }
+  description.scanned = job->scan->read != 0;
+  return description;
 }
 
 Engine::Description Describing::Describe(const std::string& name,
                                          const std::vector<CheckpointKey>& checkpoints) const {
-  Engine::Description description;
+  action::Record all{name, /*attempts=*/true, {}, checkpoints};
   const Job* job = jobs_.Find(name);
-  if (job == nullptr) return description;
-  const JobOwner& owner = *job->owner;
-  if (owner.owned) description.job = fact::Job{job->name, owner.uid, owner.gid, owner.policy};
-  for (const auto& [number, attempt] : job->attempts->begun) {
-    description.attempts.push_back(
-        {name, number, attempt.first_step, attempt.lineage, attempt.unix_ms});
-  }
   for (const CheckpointKey& key : checkpoints) {
-    const Checkpoint* checkpoint = CheckpointOf(*job, {key.step, key.attempt, key.revision});
-    if (checkpoint == nullptr) {
-      description.gone.push_back(key);
-      continue;
-    }
-    for (const auto& [writer, part] : checkpoint->content->parts) {
-      if (part->content->committed) description.parts.push_back(PartOf(*part));
-    }
-    if (checkpoint->content->complete) description.complete.push_back(InfoOf(*checkpoint));
+    const Checkpoint* checkpoint =
+        job == nullptr ? nullptr : CheckpointOf(*job, {key.step, key.attempt, key.revision});
+    if (checkpoint == nullptr) continue;
+    for (const auto& [writer, part] : checkpoint->content->parts) all.parts.push_back(part->key);
   }
-  return description;
+  return Describe(all);
+}
+
+std::vector<std::string> Describing::JobNames() const {
+  std::vector<std::string> names;
+  for (const auto& [name, job] : jobs_.all()) names.push_back(name);
+  return names;
+}
+
+std::vector<CheckpointKey> Describing::CheckpointsOf(const CheckpointKey& after, int limit) const {
+  std::vector<CheckpointKey> keys;
+  const Job* job = jobs_.Find(after.job);
+  if (job == nullptr) return keys;
+  const auto& all = job->steps->all;
+  for (auto at = all.upper_bound({after.step, after.attempt, after.revision});
+       at != all.end() && static_cast<int>(keys.size()) < limit; ++at) {
+    keys.push_back(at->second->key);
+  }
+  return keys;
 }
 
 }  // namespace cairn::engine

@@ -15,7 +15,7 @@ class Describing {
   Describing(const Jobs* jobs, const Standing* standing) : jobs_(*jobs), standing_(*standing) {}
 
   CheckpointInfo InfoOf(const Checkpoint& checkpoint) const;
-  ObjectInfo InfoOf(const Object& object, bool with_crcs) const;
+  ObjectInfo InfoOf(const ObjectRef& object, bool with_crcs) const;
   reply::Latest LatestOf(const Checkpoint& checkpoint) const;
 
   // The checkpoint meant, for reading: complete and obtainable, else why not.
@@ -23,8 +23,12 @@ class Describing {
   // For showing rather than loading: the line's, else the newest there is of it; nullptr: none.
   Checkpoint* ForShow(const Job& job, const CheckpointRef& ref) const;
   // For the recorder.
+  Engine::Description Describe(const action::Record& record) const;
+  // All that there is of these checkpoints, and of the job.
   Engine::Description Describe(const std::string& job,
                                const std::vector<CheckpointKey>& checkpoints) const;
+  std::vector<std::string> JobNames() const;
+  std::vector<CheckpointKey> CheckpointsOf(const CheckpointKey& after, int limit) const;
 
  private:
   StatusOr<Checkpoint*> ResolveLatest(const Job& job) const;
@@ -37,7 +41,7 @@ class Describing {
 
 // Writers of it that have not committed, the first kMostMissingWritersNamed.
 std::vector<Writer> MissingWriters(const Checkpoint& checkpoint);
-StatusOr<Object*> ObjectNamed(const Checkpoint& checkpoint, const std::string& name);
+StatusOr<ObjectRef> ObjectNamed(const Checkpoint& checkpoint, const std::string& name);
 
 // What callers hear of a complete checkpoint that is not obtainable, and of a step that `rm` took.
 Status NoGoodCopy(const Checkpoint& checkpoint);

@@ -1,17 +1,22 @@
+// One file: who is told of an event, in which order, and what all components do together.
 // What the engine is made of, and which component an event goes to. docs/architecture.md has the
 // picture of who tells whom what.
 #include "server/engine/engine.h"
 
 #include <algorithm>
+#include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/connecting.h"
 #include "server/engine/finding.h"
 #include "server/engine/job_calls.h"
+#include "server/engine/journal_room.h"
 #include "server/engine/opening.h"
 #include "server/engine/restored.h"
 #include "server/engine/saving.h"
+#include "server/engine/snapshot.h"
 #include "server/engine/status.h"
 #include "server/engine/storage_root.h"
 
@@ -23,8 +28,22 @@ namespace {
 constexpr int kServeRounds = 64;
 // Checkpoints evicted for a full journal at once; the node says so again while it is full.
 constexpr int kEvictBatch = 64;
+// Rows for the recorder that one event makes; the rest follows at once.
+constexpr size_t kRecordBatch = 256;
 
 }  // namespace
+
+// What a create may cost the journal at most for older steps to be given up for it.
+constexpr uint64_t kMostToLetGoFor = 1 << 20;
+
+// Calls that add a little to the journal and end nothing there.
+template <class E>
+constexpr bool AddsToJournal() {
+  return std::is_same_v<E, event::Hello> || std::is_same_v<E, event::Open> ||
+         std::is_same_v<E, event::Pin> || std::is_same_v<E, event::Remove> ||
+         std::is_same_v<E, event::ResumeFrom> || std::is_same_v<E, event::Use> ||
+         std::is_same_v<E, event::SetPolicy>;
+}
 
 // Members stand in the order in which they know each other: each is given those above it.
 class Engine::Impl {
@@ -43,22 +62,69 @@ class Engine::Impl {
 
   Outcome Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered);
   Outcome Apply(MonotonicNanos now, const Event& event);
+  void SetJournalRoom(uint64_t used, uint64_t capacity) { journal_.Set(used, capacity); }
+  template <class E>
+  JournalHelp JournalHelpFor(const E& event) const {
+    if constexpr (std::is_same_v<E, event::Create>) {
+      // Nothing is given up for who will be refused all the same.
+      const Session* session = sessions_.Find(event.caller.session);
+      const CheckpointKey& key = event.part.checkpoint;
+      if (session == nullptr || session->job != key.job) return JournalHelp::kNone;
+      if (const Job* job = jobs_.Find(key.job)) {
+        Attempt superseded_by = 0;
+        if (!Jobs::CheckAccess(*job, event.caller).ok() ||
+            !Attempts::CheckFence(*job, key.attempt, &superseded_by).ok() ||
+            !Retention::CheckRemoved(*job, key.step, key.attempt).ok()) {
+          return JournalHelp::kNone;
+        }
+      }
+      const uint64_t bytes = saving_.MoreJournalFor(event);
+      if (!journal_.ASnapshotMayHelp(event.caller.uid, bytes)) return JournalHelp::kNone;
+      // Others' steps are given up for a usual step, not for an enormous one.
+      return bytes <= kMostToLetGoFor ? JournalHelp::kLetGo : JournalHelp::kSnapshot;
+    }
+    if constexpr (AddsToJournal<E>()) {
+      return journal_.CheckSmall("").ok() ? JournalHelp::kNone : JournalHelp::kSnapshot;
+    }
+    return JournalHelp::kNone;
+  }
   std::optional<ObjectInfo> Peek(const event::StatObject& event) const {
     return finding_.Peek(event);
   }
-  std::vector<Fact> Snapshot() const;
+  std::vector<Fact> SnapshotPiece(SnapshotCursor* cursor, size_t most) const;
+  Description Describe(const action::Record& record) const { return describing_.Describe(record); }
   Description Describe(const std::string& job,
                        const std::vector<CheckpointKey>& checkpoints) const {
     return describing_.Describe(job, checkpoints);
+  }
+  std::vector<std::string> JobNames() const { return describing_.JobNames(); }
+  std::vector<CheckpointKey> CheckpointsOf(const CheckpointKey& after, int limit) const {
+    return describing_.CheckpointsOf(after, limit);
   }
   std::string CheckInvariants() const;
 
  private:
   void Dispatch(const Event& event) {
-    std::visit([this](const auto& e) { On(e); }, event);
+    std::visit(
+        [this](const auto& e) {
+          if (HasJournalRoom(e)) On(e);
+        },
+        event);
+  }
+  // Answers what adds to the journal when that is nearly full. Creates are looked at more closely where
+  // they are admitted; what ends things is always let through.
+  template <class E>
+  bool HasJournalRoom(const E& event) {
+    if constexpr (AddsToJournal<E>()) {
+      const Status status = journal_.CheckSmall("this call");
+      if (!status.ok()) out_.Answer(event.caller.request, status);
+      return status.ok();
+    }
+    return true;
   }
   Outcome Finish();
   void CheckDrained();
+  void ForgetIdle();
   void EmitWake();
 
   // --- one component's
@@ -99,6 +165,7 @@ class Engine::Impl {
   void On(const event::Persisted& event);
   void On(const event::LineRecordWritten& event);
   void On(const event::JobScanned& event);
+  void On(const event::TablesRead& event);
   void On(const event::LineNumbersRead& e) { scanning_.On(e); }
   void On(const event::StorageSeen& event);
   void On(const event::Status& event);
@@ -114,6 +181,7 @@ class Engine::Impl {
   Changes changes_;
   Outbox out_;
   Callers callers_{&out_, options_.max_waiting};
+  JournalRoom journal_;
   StorageRoot storage_root_{&mode_, &out_};
   Jobs jobs_{options_, &out_, &changes_};
   Standing standing_{&jobs_, &changes_};
@@ -123,12 +191,12 @@ class Engine::Impl {
   Leases leases_{options_, &out_, &sessions_, &ledger_};
   Records records_{options_, &out_, &callers_, &jobs_};
   Attempts attempts_{options_, &out_, &jobs_, &sessions_, &standing_, &records_};
-  Parts parts_{&out_,        &jobs_,    &attempts_, &leases_,  &ledger_,
-               &footprints_, &changes_, &standing_, &sessions_};
+  Parts parts_{&out_,        &jobs_,    &attempts_, &leases_,   &ledger_,
+               &footprints_, &changes_, &standing_, &sessions_, &journal_};
   Eviction eviction_{&out_, &ledger_, &parts_, &standing_};
   Manifests manifests_{options_, &out_, &callers_, &sessions_, &ledger_, &parts_, &eviction_};
-  Admission admission_{options_, &out_,      &callers_, &jobs_,     &ledger_,
-                       &leases_, &attempts_, &parts_,   &standing_, &eviction_};
+  Admission admission_{options_,   &out_,   &callers_,  &jobs_,     &ledger_, &leases_,
+                       &attempts_, &parts_, &standing_, &eviction_, &journal_};
   Pool pool_{options_, mode_, &out_, &sessions_, &ledger_, &admission_};
   Persistence persistence_{options_, mode_, &out_, &jobs_, &ledger_, &parts_, &standing_};
   Describing describing_{&jobs_, &standing_};
@@ -145,14 +213,15 @@ class Engine::Impl {
                      &retention_,
                      &records_,
                      [this](const Event& event) { Dispatch(event); }};
-  Opening opening_{&out_,   &callers_,     &sessions_, &leases_,     &ledger_,
-                   &parts_, &persistence_, &standing_, &describing_, &scanning_};
-  Finding finding_{options_,   &out_,      &callers_,    &jobs_,
-                   &sessions_, &standing_, &describing_, &scanning_};
+  Tables tables_{&out_, &callers_, &parts_, [this](const Event& event) { Dispatch(event); }};
+  Opening opening_{&out_,         &callers_,  &sessions_,   &leases_,   &ledger_, &parts_,
+                   &persistence_, &standing_, &describing_, &scanning_, &tables_};
+  Finding finding_{options_,   &out_,        &callers_,  &jobs_,  &sessions_,
+                   &standing_, &describing_, &scanning_, &tables_};
   JobCalls job_calls_{options_,    &out_,      &jobs_,       &sessions_, &attempts_,  &persistence_,
                       &retention_, &standing_, &describing_, &scanning_, &admission_, &records_};
-  Saving saving_{options_,   mode_,   &out_,       &jobs_,      &sessions_, &leases_,  &ledger_,
-                 &attempts_, &parts_, &manifests_, &admission_, &pool_,     &scanning_};
+  Saving saving_{options_,   mode_,   &out_,       &jobs_,      &sessions_, &leases_,   &ledger_,
+                 &attempts_, &parts_, &manifests_, &admission_, &pool_,     &scanning_, &journal_};
   Connecting connecting_{options_, mode_,      &out_,   &callers_,   &jobs_, &sessions_,
                          &leases_, &attempts_, &parts_, &admission_, &pool_, &scanning_};
 };
@@ -162,11 +231,31 @@ Engine::~Engine() = default;
 Outcome Engine::Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered) {
   return impl_->Start(now, unix_ms, std::move(recovered));
 }
-Outcome Engine::Apply(MonotonicNanos now, Event event) { return impl_->Apply(now, event); }
+Outcome Engine::Apply(MonotonicNanos now, Event event) noexcept { return impl_->Apply(now, event); }
+void Engine::SetJournalRoom(uint64_t used, uint64_t capacity) {
+  impl_->SetJournalRoom(used, capacity);
+}
+Engine::JournalHelp Engine::JournalHelpFor(const Event& event) const {
+  return std::visit([this](const auto& e) { return impl_->JournalHelpFor(e); }, event);
+}
 std::optional<ObjectInfo> Engine::Peek(const event::StatObject& event) const {
   return impl_->Peek(event);
 }
-std::vector<Fact> Engine::Snapshot() const { return impl_->Snapshot(); }
+std::vector<Fact> Engine::Snapshot() const {
+  SnapshotCursor cursor;
+  return impl_->SnapshotPiece(&cursor, std::numeric_limits<size_t>::max());
+}
+
+std::vector<Fact> Engine::SnapshotPiece(SnapshotCursor* cursor, size_t most) const {
+  return impl_->SnapshotPiece(cursor, most);
+}
+Engine::Description Engine::Describe(const action::Record& record) const {
+  return impl_->Describe(record);
+}
+std::vector<std::string> Engine::JobNames() const { return impl_->JobNames(); }
+std::vector<CheckpointKey> Engine::CheckpointsOf(const CheckpointKey& after, int limit) const {
+  return impl_->CheckpointsOf(after, limit);
+}
 Engine::Description Engine::Describe(const std::string& job,
                                      const std::vector<CheckpointKey>& checkpoints) const {
   return impl_->Describe(job, checkpoints);
@@ -190,6 +279,7 @@ Outcome Engine::Impl::Finish() {
   ledger_.ProbeDue();
   scanning_.ReadDue();
   retention_.TryAgainDue();
+  manifests_.PauseOver();
   for (int round = 0; round < kServeRounds && admission_.Due(manifests_.version()); ++round) {
     manifests_.Retry();
     admission_.Serve();
@@ -198,20 +288,37 @@ Outcome Engine::Impl::Finish() {
   records_.Run();
   CheckDrained();
   finding_.CheckWaits();
-  for (const auto& [job, keys] : standing_.TakeToRecord()) {
-    out_.Do(action::Record{job, std::vector<CheckpointKey>(keys.begin(), keys.end())});
-  }
+  for (action::Record& record : standing_.TakeToRecord(kRecordBatch)) out_.Do(std::move(record));
   for (const std::string& job : callers_.TakeJobsLeft()) jobs_.MayForget(job);
   jobs_.ForgetUnused();
+  ForgetIdle();
   EmitWake();
   return out_.Take();
 }
 
+// What storage has of a job that is forgotten is read once it is used again, its owner, its decisions and
+// what was removed for good among it. So storage must be there, and hold no deletion back.
+void Engine::Impl::ForgetIdle() {
+  for (Job* job : jobs_.TakeIdle()) {
+    const bool read = !options_.storage || (mode_.storage_here && job->scan->Known());
+    const bool busy = job->scan->state == ScanState::kScanning || job->scan->stale > 0 ||
+                      job->scan->line_asked.has_value() || records_.Owes(job->name) ||
+                      retention_.Deletes(job->name);
+    if (read && !busy) {
+      jobs_.Forget(job);
+      continue;
+    }
+    scanning_.Start(job);
+    jobs_.LookAgain(*job);
+  }
+}
+
 void Engine::Impl::EmitWake() {
-  MonotonicNanos next =
-      std::min({ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(),
-                persistence_.next(), scanning_.next(), records_.next(), retention_.next()});
+  MonotonicNanos next = std::min(
+      {ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(), persistence_.next(),
+       scanning_.next(), records_.next(), retention_.next(), jobs_.next(), manifests_.next()});
   if (mode_.draining && !drained_) next = std::min(next, drain_deadline_);
+  if (standing_.more_to_record()) next = out_.now();
   if (next == kNever) return;
   next = std::max(next, out_.now() + 1);
   if (next == woken_for_) return;
@@ -224,7 +331,7 @@ void Engine::Impl::EmitWake() {
 void Engine::Impl::On(const event::SlabMade& event) {
   if (!ledger_.OnMade(event.slab, event.status)) return;
   manifests_.SlabMade(event.slab, event.status);
-  if (event.status.ok()) return;
+  if (event.status.ok()) return admission_.Made(event.slab);
   out_.Count("slabs_not_made");
   pool_.NotMade();
   out_.Log(Severity::kWarning,
@@ -259,12 +366,22 @@ void Engine::Impl::On(const event::JobScanned& event) {
   if (job == nullptr) return;
   if (newer_attempt) admission_.Fence(job);
   if (event.stored.ok()) {
-    if (const Checkpoint* newest = standing_.Newest(*job)) pool_.RememberStored(*newest);
+    if (Checkpoint* newest = standing_.Newest(*job)) {
+      pool_.RememberStored(*newest);
+      if (job->sessions->writers > 0) tables_.Read(newest);  // what its next save will need
+    }
   }
   records_.LookEnded(*job, describing_);
   scanning_.Resume(job);
   pool_.ProvisionAll(*job, 2);
   retention_.ApplyKeepPolicy(job);
+}
+
+void Engine::Impl::On(const event::TablesRead& event) {
+  const Checkpoint* checkpoint = tables_.On(event);
+  if (checkpoint == nullptr || standing_.Newest(*checkpoint->job) != checkpoint) return;
+  pool_.RememberStored(*checkpoint);
+  pool_.ProvisionAll(*checkpoint->job, 2);
 }
 
 // Of all jobs, once for each change.
@@ -371,27 +488,11 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
   return Finish();
 }
 
-std::vector<Fact> Engine::Impl::Snapshot() const {
+std::vector<Fact> Engine::Impl::SnapshotPiece(SnapshotCursor* cursor, size_t most) const {
   std::vector<Fact> facts;
-  out_.Snapshot(&facts);
-  storage_root_.Snapshot(&facts);
-  ledger_.Snapshot(&facts);
-  sessions_.Snapshot(&facts);
-  leases_.Snapshot(&facts);
-  for (const auto& [name, job] : jobs_.all()) {
-    jobs_.Snapshot(*job, &facts);
-    attempts_.Snapshot(*job, &facts);
-    retention_.Snapshot(*job, &facts);
-    for (const auto& [id, checkpoint] : job->steps->all) {
-      bool resident = !checkpoint->memory->slabs.empty();
-      for (const auto& [writer, part] : checkpoint->content->parts) {
-        resident |= part->manifest->resident;
-        parts_.Snapshot(*part, &facts);
-        manifests_.Snapshot(*part, &facts);
-      }
-      persistence_.Snapshot(*checkpoint, resident, &facts);
-    }
-  }
+  const SnapshotSources sources{out_,  storage_root_, ledger_,    sessions_, leases_,
+                                jobs_, attempts_,     retention_, parts_,    persistence_};
+  sources.Take(cursor, most, &facts);
   return facts;
 }
 
@@ -463,8 +564,9 @@ std::string Engine::Impl::CheckInvariants() const {
     check([&] { return finding_.CheckInvariants(job); });
   }
   check([&] { return standing_.CheckInvariants(); });
-  check([&] { return parts_.CheckSums(); });
+  check([&] { return parts_.CheckSums(admission_.journal_bytes()); });
   check([&] { return admission_.CheckInvariants(); });
+  check([&] { return manifests_.CheckSpace(); });
   check([&] { return manifests_.CheckOrphans(place, &pins); });
   check([&] { return persistence_.CheckInvariants(&pins); });
   check([&] { return opening_.CheckInvariants(&pins); });

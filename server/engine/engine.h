@@ -16,6 +16,7 @@
 #include "server/engine/actions.h"
 #include "server/engine/events.h"
 #include "server/engine/options.h"
+#include "server/engine/snapshot_cursor.h"
 #include "server/facts/facts.h"
 
 namespace cairn::engine {
@@ -25,8 +26,8 @@ struct Recovered {
   std::vector<Fact> facts;                              // of the journal, in order
   std::vector<std::pair<SlabId, uint64_t>> held_slabs;  // at the keeper: id, bytes
   std::vector<SessionId> live_sessions;                 // whose process lives
-  // Those committed manifests whose bytes in memory verified.
-  std::map<PartKey, std::shared_ptr<const Manifest>> manifests;
+  // Of the committed parts, those whose records in memory verified.
+  std::map<PartKey, std::shared_ptr<const PartTable>> tables;
   std::string safe_mode;  // not empty: why nothing is admitted
 };
 
@@ -36,9 +37,17 @@ class Engine {
   ~Engine();
 
   // Once, first: from nothing (`recovered` empty) or from a dead daemon's facts. Starts the pool.
-  // fact::ManifestCommitted names the extents of committed manifests: the node reads those before.
+  // fact::PartCommitted names the extents of the parts' records: the node reads those before.
   Outcome Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered);
-  Outcome Apply(MonotonicNanos now, Event event);
+  Outcome Apply(MonotonicNanos now, Event event) noexcept;
+
+  // How many bytes of the journal's half are used, and how many it has (0: any number), as Apply is to
+  // know it from now on.
+  void SetJournalRoom(uint64_t used, uint64_t capacity);
+  // What is to be done about the journal before the event, so that it need not be refused: a snapshot
+  // without what has ended; and if that brings too little, another without a batch of the oldest state.
+  enum class JournalHelp : uint8_t { kNone, kSnapshot, kLetGo };
+  JournalHelp JournalHelpFor(const Event& event) const;
 
   // The answer to a question that needs nothing but what is known: it changes nothing, so any number
   // of threads may ask while no Apply runs. nullopt: Apply has the answer, or a reason to wait or
@@ -47,25 +56,40 @@ class Engine {
 
   // The whole state as facts: Start with them rebuilds it.
   std::vector<Fact> Snapshot() const;
+  // The same in pieces of about `most` facts, with any Applies in between: pieces and the facts of those,
+  // in this order, are the state (snapshot.h). The last one was taken when the cursor is done.
+  std::vector<Fact> SnapshotPiece(SnapshotCursor* cursor,
+                                  size_t most = SnapshotCursor::kPiece) const;
 
-  // For the recorder, after action::Record.
+  // For the recorder: what there is of those that the action names. What is gone by now is left out,
+  // or told to be gone.
   struct Description {
     struct Part {
-      fact::ManifestCommitted committed;
+      PartKey key;
+      int32_t world_size = 0;
+      std::string digest;
       uint64_t bytes = 0;
       uint64_t objects = 0;
       bool resident = false;
       bool persisted = false;
       bool broken = false;
-      bool removed = false;
     };
     std::optional<fact::Job> job;
     std::vector<fact::AttemptBegun> attempts;
     std::vector<Part> parts;
     std::vector<CheckpointInfo> complete;
-    std::vector<CheckpointKey> gone;  // of those asked about: evicted for good, deleted, or removed
+    std::vector<CheckpointKey> gone;  // evicted for good, deleted, or removed
+    // The job was read from storage in this daemon's life. Else what is not known may be there all the
+    // same.
+    bool scanned = false;
   };
+  Description Describe(const action::Record& record) const;
+  // The same of all that there is of these checkpoints, and of the job.
   Description Describe(const std::string& job, const std::vector<CheckpointKey>& checkpoints) const;
+  // Those that Describe knows of: the jobs, and at most `limit` of a job's checkpoints after `after`, in
+  // order.
+  std::vector<std::string> JobNames() const;
+  std::vector<CheckpointKey> CheckpointsOf(const CheckpointKey& after, int limit) const;
 
   // Invariants that hold between any two Applies; the first that does not, in words. For tests and
   // the simulator: each component has its own, beside its data.

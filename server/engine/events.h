@@ -104,6 +104,14 @@ struct ObjectSpec {
   bool can_pad = false;  // the writer can fill an extent that is longer than it asked for
 };
 
+// What the same writer's later creates of the step will ask for, as each of them tells: the first is
+// refused when all may not fit, and room is set aside for the others as far as there is some.
+struct ToCome {
+  uint64_t objects = 0;
+  uint64_t bytes = 0;  // of memory: whole pages for each object
+  uint64_t name_bytes = 0;
+};
+
 // Asks for places to write objects of one part. `call` is its number in the session: a repeat of it
 // gets the first answer. → reply::Create
 struct Create {
@@ -114,6 +122,7 @@ struct Create {
   std::vector<ObjectSpec> objects;
   MonotonicNanos deadline = 0;
   std::vector<SlabId> unmapped;  // slabs that the session no longer maps
+  ToCome to_come;
 };
 
 // The bytes of one object are written.
@@ -130,6 +139,8 @@ struct SealObjects {
   int64_t call = 0;
   PartKey part;
   std::vector<Seal> seals;
+  // A part of the commit that follows, which is repeated whole when the daemon dies first.
+  bool provisional = false;
 };
 
 // Seals what is not sealed and commits the part. → reply::Commit
@@ -297,8 +308,7 @@ struct ManifestWritten {
   PartKey part;
   ExtentRef extent;  // where it was written
   cairn::Status status;
-  std::shared_ptr<const Manifest> manifest;  // what the part holds from now on
-  std::string digest;                        // of its encoding
+  std::string digest;  // of the encoded manifest
 };
 
 // The write that reply::Chunk::write names has ended, however it ended: no byte of it is on its way
@@ -339,6 +349,12 @@ struct JobScanned {
   uint32_t owner_uid = 0, owner_gid = 0;
 };
 
+// Of all its parts; an error says that they cannot be read.
+struct TablesRead {
+  CheckpointKey checkpoint;
+  StatusOr<StoredCheckpoint> stored;
+};
+
 // The same errors.
 struct LineNumbersRead {
   std::string job;
@@ -368,14 +384,16 @@ struct JournalFull {
 
 }  // namespace event
 
-using Event = std::variant<
-    event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom, event::Use,
-    event::Create, event::SealObjects, event::Commit, event::Abort, event::LocateChunk, event::Open,
-    event::Release, event::Renew, event::LendFailed, event::Latest, event::StatCheckpoint,
-    event::StatObject, event::List, event::Wait, event::PersistNow, event::Remove, event::Pin,
-    event::PreviewPolicy, event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
-    event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
-    event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
-    event::LineNumbersRead, event::StorageSeen, event::Tick, event::Drain, event::JournalFull>;
+using Event =
+    std::variant<event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom,
+                 event::Use, event::Create, event::SealObjects, event::Commit, event::Abort,
+                 event::LocateChunk, event::Open, event::Release, event::Renew, event::LendFailed,
+                 event::Latest, event::StatCheckpoint, event::StatObject, event::List, event::Wait,
+                 event::PersistNow, event::Remove, event::Pin, event::PreviewPolicy,
+                 event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
+                 event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
+                 event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
+                 event::TablesRead, event::LineNumbersRead, event::StorageSeen, event::Tick,
+                 event::Drain, event::JournalFull>;
 
 }  // namespace cairn::engine

@@ -1,18 +1,25 @@
 #include "server/engine/evict_class.h"
 
+#include <algorithm>
+
 namespace cairn::engine {
 namespace {
 
+bool IsCommitting(const Checkpoint& checkpoint) {
+  const auto& parts = checkpoint.content->parts;
+  return std::any_of(parts.begin(), parts.end(),
+                     [](const auto& part) { return part.second->manifest->committing; });
+}
+
 EvictClass ClassOfIncomplete(const Checkpoint& checkpoint, const Checkpoint* newest) {
-  for (const auto& [writer, part] : checkpoint.content->parts) {
-    if (part->manifest->committing) return EvictClass::kKept;
-  }
   // Fenced: it can never be complete.
-  if (checkpoint.key.attempt < checkpoint.job->attempts->fence()) return EvictClass::kGarbage;
-  // Somebody may still be writing it.
-  if (checkpoint.content->open_parts > 0 || !checkpoint.verdict->waiting.empty()) {
+  const bool fenced = checkpoint.key.attempt < checkpoint.job->attempts->fence();
+  // Somebody may still be writing it. (Of a fenced one only the parts are looked at, which may be many.)
+  if (checkpoint.content->open_parts > 0 && (!fenced || IsCommitting(checkpoint))) {
     return EvictClass::kKept;
   }
+  if (fenced) return EvictClass::kGarbage;
+  if (!checkpoint.verdict->waiting.empty()) return EvictClass::kKept;
   if (checkpoint.files->stored_whole) return EvictClass::kOwesNothing;
   const bool left_behind = newest != nullptr && newest->key.attempt == checkpoint.key.attempt &&
                            newest->Id() > checkpoint.Id();
@@ -38,7 +45,8 @@ bool GivenUp(const Checkpoint& checkpoint) {
     return reached != attempt.reached.end() && reached->second > std::pair(key.step, key.revision);
   };
   const auto& parts = checkpoint.content->parts;
-  for (Writer writer = 0; writer < checkpoint.content->world_size; ++writer) {
+  for (Writer writer = checkpoint.content->first_without; writer < checkpoint.content->world_size;
+       ++writer) {
     if (!parts.contains(writer) && !has_left(writer)) return false;
   }
   return true;

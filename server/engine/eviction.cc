@@ -110,17 +110,9 @@ void Eviction::Evict(Checkpoint* checkpoint) {
 
 void Eviction::DropMemory(Checkpoint* checkpoint) {
   for (const auto& [writer, part] : checkpoint->content->parts) {
-    bool left = false;
-    for (const auto& [name, object] : part->content->objects) {
-      if (!object->content->resident) continue;
-      if (ledger_.Find(object->content->extent.slab)->Locked()) {
-        left = true;
-        continue;
-      }
-      parts_.Free(object.get());
-    }
-    if (!left) manifests_->Free(part.get());
+    if (parts_.Free(part.get())) manifests_->Free(part.get());
   }
+  parts_.DropTables(checkpoint);
 }
 
 }  // namespace cairn::engine

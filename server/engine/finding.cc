@@ -63,7 +63,8 @@ Status CannotPersist(const Checkpoint& checkpoint) {
 }  // namespace
 
 Finding::Finding(const Options& options, Outbox* out, Callers* callers, Jobs* jobs,
-                 Sessions* sessions, Standing* standing, Describing* describing, Scanning* scanning)
+                 Sessions* sessions, Standing* standing, Describing* describing, Scanning* scanning,
+                 Tables* tables)
     : options_(options),
       out_(*out),
       callers_(*callers),
@@ -71,7 +72,8 @@ Finding::Finding(const Options& options, Outbox* out, Callers* callers, Jobs* jo
       sessions_(*sessions),
       standing_(*standing),
       describing_(*describing),
-      scanning_(*scanning) {}
+      scanning_(*scanning),
+      tables_(*tables) {}
 
 // --- latest, stat
 
@@ -96,8 +98,11 @@ void Finding::On(const event::Latest& event) {
 
 void Finding::On(const event::StatCheckpoint& event) {
   Job* job = scanning_.Readable(&sessions_, event.caller, event.ref.job, event.deadline, event,
-                                /*scan=*/true);
+                                /*scan=*/false);
   if (job == nullptr) return;
+  // What memory has is not kept waiting for long.
+  const bool known = describing_.ForShow(*job, event.ref) != nullptr;
+  if (scanning_.Await(event.caller, job, event.deadline, event, known)) return;
   const Checkpoint* checkpoint = describing_.ForShow(*job, event.ref);
   if (checkpoint == nullptr) {
     return out_.Answer(event.caller.request, describing_.Resolve(*job, event.ref).status());
@@ -111,25 +116,30 @@ std::optional<ObjectInfo> Finding::Peek(const event::StatObject& event) const {
   if (!Jobs::CheckAccess(*job, event.caller).ok()) return std::nullopt;
   const Checkpoint* checkpoint = describing_.ForShow(*job, event.ref);
   if (checkpoint == nullptr) return std::nullopt;
-  const auto object = checkpoint->content->names.find(event.name);
-  if (object == checkpoint->content->names.end()) return std::nullopt;
-  return describing_.InfoOf(*object->second, /*with_crcs=*/true);
+  const ObjectRef object = ObjectIn(*checkpoint, event.name);
+  if (!object) return std::nullopt;
+  return describing_.InfoOf(object, /*with_crcs=*/true);
 }
 
 void Finding::On(const event::StatObject& event) {
   Job* job = scanning_.Readable(&sessions_, event.caller, event.ref.job, event.deadline, event,
                                 /*scan=*/false);
   if (job == nullptr) return;
-  const Checkpoint* checkpoint = describing_.ForShow(*job, event.ref);
-  if (checkpoint == nullptr || !checkpoint->content->names.contains(event.name)) {
+  Checkpoint* checkpoint = describing_.ForShow(*job, event.ref);
+  const bool lacks_table = checkpoint != nullptr && checkpoint->content->without_table > 0;
+  if (checkpoint == nullptr || (!lacks_table && !ObjectIn(*checkpoint, event.name))) {
     if (scanning_.Await(event.caller, job, event.deadline, event)) return;
   }
   if (checkpoint == nullptr) {
     return out_.Answer(event.caller.request, describing_.Resolve(*job, event.ref).status());
   }
-  const StatusOr<Object*> object = ObjectNamed(*checkpoint, event.name);
+  if (!ObjectIn(*checkpoint, event.name) &&
+      tables_.Await(event.caller, checkpoint, event.deadline, event)) {
+    return;
+  }
+  const StatusOr<ObjectRef> object = ObjectNamed(*checkpoint, event.name);
   if (!object.ok()) return out_.Answer(event.caller.request, object.status());
-  out_.Answer(event.caller.request, Body(describing_.InfoOf(**object, /*with_crcs=*/true)));
+  out_.Answer(event.caller.request, Body(describing_.InfoOf(*object, /*with_crcs=*/true)));
 }
 
 // --- ls
@@ -215,16 +225,17 @@ void Finding::ListCheckpoints(const event::List& event, const Job& job, size_t l
 void Finding::ListObjects(const event::List& event, const Job& job, const CheckpointRef& ref,
                           size_t limit) {
   const RequestId request = event.caller.request;
-  const Checkpoint* checkpoint = describing_.ForShow(job, ref);
+  Checkpoint* checkpoint = describing_.ForShow(job, ref);
   if (checkpoint == nullptr) return out_.Answer(request, describing_.Resolve(job, ref).status());
+  if (tables_.Await(event.caller, checkpoint, event.deadline, event)) return;
   reply::List list;
-  const auto& names = checkpoint->content->names;
-  for (auto at = names.upper_bound(event.cursor); at != names.end(); ++at) {
+  for (ObjectRef at = ObjectAfter(*checkpoint, event.cursor); at;
+       at = ObjectAfter(*checkpoint, at.name())) {
     if (list.objects.size() == limit) {
       list.next_cursor = list.objects.back().name;
       break;
     }
-    list.objects.push_back(describing_.InfoOf(*at->second, /*with_crcs=*/false));
+    list.objects.push_back(describing_.InfoOf(at, /*with_crcs=*/false));
   }
   out_.Answer(request, Body(std::move(list)));
 }

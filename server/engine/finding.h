@@ -8,13 +8,14 @@
 #include "server/engine/callers.h"
 #include "server/engine/describing.h"
 #include "server/engine/scanning.h"
+#include "server/engine/tables.h"
 
 namespace cairn::engine {
 
 class Finding : public Waitlist {
  public:
   Finding(const Options& options, Outbox* out, Callers* callers, Jobs* jobs, Sessions* sessions,
-          Standing* standing, Describing* describing, Scanning* scanning);
+          Standing* standing, Describing* describing, Scanning* scanning, Tables* tables);
 
   void On(const event::Latest& event);
   void On(const event::StatCheckpoint& event);
@@ -52,6 +53,7 @@ class Finding : public Waitlist {
   Standing& standing_;
   Describing& describing_;
   Scanning& scanning_;
+  Tables& tables_;
 };
 
 }  // namespace cairn::engine

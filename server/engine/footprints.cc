@@ -4,18 +4,22 @@
 
 namespace cairn::engine {
 
-void Footprints::Add(Checkpoint* checkpoint, SlabRecord* slab) {
+void Footprints::Add(Checkpoint* checkpoint, SlabRecord* slab, uint32_t extents) {
   Footprint& memory = checkpoint->memory.Edit();
-  if (++memory.slabs[slab->id] > 1) return;
+  uint32_t& there = memory.slabs[slab->id];
+  const bool is_new = there == 0;
+  there += extents;
+  if (!is_new) return;
   users_[slab->id] = {checkpoint, false, false};
   memory.slab_bytes += slab->bytes;
   SlabChanged(slab);
 }
 
-void Footprints::Drop(Checkpoint* checkpoint, SlabRecord* slab) {
+void Footprints::Drop(Checkpoint* checkpoint, SlabRecord* slab, uint32_t extents) {
   Footprint& memory = checkpoint->memory.Edit();
   const auto at = memory.slabs.find(slab->id);
-  if (--at->second > 0) return;
+  at->second -= extents;
+  if (at->second > 0) return;
   memory.slabs.erase(at);
   const auto user = users_.find(slab->id);
   memory.slab_bytes -= slab->bytes;
@@ -44,9 +48,7 @@ std::string Footprints::CheckInvariants(const Checkpoint& checkpoint) const {
   const std::string shown = checkpoint.key.DebugString();
   std::map<SlabId, uint32_t> slabs;
   for (const auto& [writer, part] : checkpoint.content->parts) {
-    for (const auto& [name, object] : part->content->objects) {
-      if (object->content->resident) ++slabs[object->content->extent.slab];
-    }
+    for (const auto& [slab, objects] : part->content->slabs) slabs[slab] += objects;
   }
   if (slabs != checkpoint.memory->slabs) return shown + ": its slabs are miscounted";
   uint64_t slab_bytes = 0, locked = 0, mapped = 0;

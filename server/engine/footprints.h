@@ -16,9 +16,9 @@ class Footprints : public SlabWatcher {
  public:
   explicit Footprints(Ledger* ledger) : ledger_(*ledger) {}
 
-  // One more extent of the checkpoint's lies in the slab, or one less.
-  void Add(Checkpoint* checkpoint, SlabRecord* slab);
-  void Drop(Checkpoint* checkpoint, SlabRecord* slab);
+  // So many more extents of the checkpoint's lie in the slab, or fewer.
+  void Add(Checkpoint* checkpoint, SlabRecord* slab, uint32_t extents);
+  void Drop(Checkpoint* checkpoint, SlabRecord* slab, uint32_t extents);
   void SlabChanged(SlabRecord* slab) override;
 
   std::string CheckInvariants(const Checkpoint& checkpoint) const;

@@ -52,6 +52,9 @@ void Jobs::SetPolicy(Job* job, const JobPolicy& policy) {
 void Jobs::ForgetUnused() {
   for (const std::string& name : std::exchange(maybe_forget_, {})) {
     Job* job = Find(name);
+    if (job != nullptr && job->owner->owned && IsIdle(*job) && !idle_at_.contains(name)) {
+      LookAgain(*job);
+    }
     if (job == nullptr || job->owner->owned || !job->sessions->all.empty() ||
         !job->steps->all.empty() || !job->waits->requests.empty() || !job->scan->waiting.empty() ||
         job->scan->state == ScanState::kScanning || job->scan->stale > 0) {
@@ -62,6 +65,40 @@ void Jobs::ForgetUnused() {
   }
 }
 
+bool Jobs::IsIdle(const Job& job) {
+  return job.sessions->all.empty() && job.steps->all.empty() && job.pins->empty() &&
+         job.waits->requests.empty() && job.scan->waiting.empty() && job.files->under_way == 0;
+}
+
+// A job that was used meanwhile becomes idle anew, with another ten minutes to wait.
+std::vector<Job*> Jobs::TakeIdle() {
+  std::vector<Job*> idle;
+  while (!idle_.empty() && idle_.begin()->first <= out_.now()) {
+    const std::string name = idle_.begin()->second;
+    idle_.erase(idle_.begin());
+    idle_at_.erase(name);
+    Job* job = Find(name);
+    if (job == nullptr || !job->owner->owned || !IsIdle(*job)) continue;
+    if (out_.now() - job->sessions->finished >= kIdleKept) {
+      idle.push_back(job);
+    } else {
+      LookAgain(*job);
+    }
+  }
+  return idle;
+}
+
+void Jobs::LookAgain(const Job& job) {
+  const MonotonicNanos at = out_.now() + kIdleKept;
+  if (idle_at_.emplace(job.name, at).second) idle_.emplace(at, job.name);
+}
+
+void Jobs::Forget(Job* job) {
+  out_.Say(fact::JobForgotten{job->name});
+  changes_.Forget(job);
+  jobs_.erase(job->name);
+}
+
 void Jobs::Restore(const Restored& restored) {
   for (const auto& [name, fact] : restored.jobs) {
     JobOwner& owner = FindOrMake(name)->owner.Edit();
@@ -69,6 +106,7 @@ void Jobs::Restore(const Restored& restored) {
     owner.uid = fact.owner_uid;
     owner.gid = fact.owner_gid;
     owner.policy = fact.policy;
+    maybe_forget_.insert(name);
   }
 }
 

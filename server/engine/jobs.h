@@ -1,13 +1,15 @@
 // Jobs by name: whose they are, and what their owner decided. A job comes into being when somebody
 // names it, is owned from its first create, and is forgotten once nobody needs it.
 //
-// Changes Job::owner. Says fact::Job.
+// Changes Job::owner. Says fact::Job, JobForgotten.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "server/engine/model.h"
 #include "server/engine/options.h"
@@ -17,6 +19,8 @@ namespace cairn::engine {
 
 struct Recovered;
 struct Restored;
+
+inline constexpr MonotonicNanos kIdleKept = 600 * kNanosPerSecond;
 
 class Jobs {
  public:
@@ -36,11 +40,17 @@ class Jobs {
   // Nobody may need it any more; ForgetUnused looks when the event is over.
   void MayForget(const std::string& name) { maybe_forget_.insert(name); }
   void ForgetUnused();
+  // Owned ones that nobody has used for kIdleKept, and of which memory has nothing.
+  std::vector<Job*> TakeIdle();
+  void LookAgain(const Job& job);  // that is idle: after kIdleKept, counted anew
+  void Forget(Job* job);           // says the fact
+  MonotonicNanos next() const { return idle_.empty() ? kNever : idle_.begin()->first; }
 
   void Restore(const Restored& restored);
   void Snapshot(const Job& job, std::vector<Fact>* facts) const;
 
  private:
+  static bool IsIdle(const Job& job);
   void Say(const Job& job);
 
   const Options& options_;
@@ -49,6 +59,9 @@ class Jobs {
 
   std::map<std::string, std::unique_ptr<Job>> jobs_;
   std::set<std::string> maybe_forget_;
+  // When to look at each that has become idle.
+  std::map<std::string, MonotonicNanos> idle_at_;
+  std::set<std::pair<MonotonicNanos, std::string>> idle_;
 };
 
 }  // namespace cairn::engine

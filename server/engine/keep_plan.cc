@@ -1,9 +1,11 @@
 #include "server/engine/keep_plan.h"
 
-#include <map>
+#include <algorithm>
 #include <optional>
 #include <set>
+#include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/attempts.h"
 
@@ -27,11 +29,11 @@ class Planning {
 
   KeepPlan Run() {
     const bool any = policy_.keep_last > 0 && options_.storage;
+    FindPersisted();
     if (any) gone_on_from_ = GoneOnFrom();
     const std::optional<KeepReason> hold = Hold();
-    const std::set<CheckpointId>& persisted = job_.files->persisted;
-    for (auto at = persisted.rbegin(); at != persisted.rend(); ++at) {
-      Checkpoint* checkpoint = CheckpointOf(job_, *at);
+    plan_.files.reserve(persisted_.size());
+    for (Checkpoint* checkpoint : persisted_) {
       if (checkpoint->files->deleting) continue;
       PlannedFiles files{checkpoint, any ? Reason(*checkpoint) : KeepReason::kNoKeepLast};
       if (hold.has_value() && (files.Goes() || files.GoesLater())) files.reason = *hold;
@@ -41,6 +43,17 @@ class Planning {
   }
 
  private:
+  // In one walk, for there may be thousands.
+  void FindPersisted() {
+    persisted_.reserve(job_.files->persisted.size());
+    const auto& all = job_.steps->all;
+    for (auto at = all.rbegin(); at != all.rend(); ++at) {
+      if (!at->second->files->persisted) continue;
+      persisted_.push_back(at->second.get());
+      ++files_of_[at->first.attempt];
+    }
+  }
+
   // Why nothing at all is deleted now.
   std::optional<KeepReason> Hold() {
     // Whoever has just decided by hand what counts is not done with it.
@@ -82,11 +95,10 @@ class Planning {
     if (head_.number == 0 || head_.decided) return KeepReason::kYoung;
     const AttemptState& attempt = job_.attempts->begun.at(head_.number);
     if (attempt.lineage.Full()) return KeepReason::kLineIsLong;
-    int64_t persisted = 0;
-    for (const CheckpointId& id : job_.files->persisted) {
-      const bool counts = id.attempt == head_.number && standing_.OnLine(*CheckpointOf(job_, id));
-      persisted += counts ? 1 : 0;
-    }
+    const auto persisted =
+        std::count_if(persisted_.begin(), persisted_.end(), [&](const Checkpoint* checkpoint) {
+          return checkpoint->key.attempt == head_.number && standing_.OnLine(*checkpoint);
+        });
     if (persisted < policy_.keep_last) return KeepReason::kYoung;
     return AfterGrace(attempt.recorded_unix_ms);
   }
@@ -107,12 +119,12 @@ class Planning {
   // A life that has just gone back is not done with what it went back to: the origins, revisions left
   // out, of every attempt with fewer than keep_last files of its own.
   std::set<CheckpointId> GoneOnFrom() const {
-    std::map<Attempt, int64_t> files;
-    for (const CheckpointId& id : job_.files->persisted) ++files[id.attempt];
-    const Attempt newest = files.empty() ? 0 : files.rbegin()->first;
+    Attempt newest = 0;
+    for (const auto& [number, files] : files_of_) newest = std::max(newest, number);
     std::set<CheckpointId> from;
     for (const auto& [number, attempt] : job_.attempts->begun) {
-      if (files[number] >= policy_.keep_last) continue;
+      const auto files = files_of_.find(number);
+      if (files != files_of_.end() && files->second >= policy_.keep_last) continue;
       from.insert({attempt.lineage.step(), attempt.lineage.attempt(), 0});
     }
     // One that has begun on another node, and is newer than all that have files.
@@ -134,6 +146,8 @@ class Planning {
   const MonotonicNanos now_;
   const LineHead head_;
   const Checkpoint* const newest_;
+  std::vector<Checkpoint*> persisted_;  // highest step first
+  absl::flat_hash_map<Attempt, int64_t> files_of_;
   std::set<CheckpointId> gone_on_from_;
   std::optional<KeepReason> of_abandoned_;
   int64_t kept_ = 0;  // of the line

@@ -45,10 +45,10 @@ Lease* Leases::Make(const Session& session, SlabRecord* slab, LeaseMode mode, co
   return at;
 }
 
-const Lease* Leases::LendToReader(const Session& session, Object* object, LeaseMode mode) {
-  SlabRecord* slab = ledger_.Find(object->content->extent.slab);
-  const Lease* lease = Make(session, slab, mode, object->part->key, object->name(),
-                            object->content->extent, object->entry().length);
+const Lease* Leases::LendToReader(const Session& session, const ObjectRef& object, LeaseMode mode) {
+  SlabRecord* slab = ledger_.Find(object.extent().slab);
+  const Lease* lease = Make(session, slab, mode, object.part->key, object.name(), object.extent(),
+                            object.entry().length);
   ledger_.LendToReader(slab, lease->id, mode == LeaseMode::kFile);
   return lease;
 }
@@ -240,7 +240,7 @@ void Leases::HoldersOf(const SlabRecord& slab, bool readers_only, std::set<int32
 // --- recovery
 
 void Leases::Restore(const Restored& restored,
-                     const std::function<Object*(const PartKey&, const std::string&)>& find) {
+                     const std::function<ObjectRef(const PartKey&, const std::string&)>& find) {
   for (const auto& [id, fact] : restored.leases) {
     SlabRecord* slab = ledger_.Find(fact.slab);
     const Session* session = sessions_.Find(fact.session);
@@ -259,11 +259,12 @@ void Leases::Restore(const Restored& restored,
     lease->mode = fact.mode;
     lease->part = fact.part;
     lease->name = fact.name;
-    Object* object = find(fact.part, fact.name);
+    const ObjectRef found = find(fact.part, fact.name);
+    Object* object = found.object;
     // Where the bytes of a checkpoint lay that was given up is not known any more.
-    if (object != nullptr && object->content->resident) {
-      lease->extent = object->content->extent;
-      lease->length = writes ? object->content->granted : object->entry().length;
+    if (found && found.resident()) {
+      lease->extent = found.extent();
+      lease->length = writes && object != nullptr ? object->content->granted : found.entry().length;
     }
     if (writes) {
       if (session->takes_fds) {
@@ -293,12 +294,11 @@ void Leases::Restore(const Restored& restored,
   }
 }
 
-void Leases::Snapshot(std::vector<Fact>* facts) const {
-  std::map<LeaseId, const Lease*> ordered;
-  for (const auto& [id, lease] : leases_) ordered[id] = lease.get();
-  for (const auto& [id, lease] : ordered) {
-    facts->push_back(LentFact(*lease, lease->released ? 0 : lease->session));
-  }
+void Leases::Snapshot(LeaseId id, std::vector<Fact>* facts) const {
+  const auto at = leases_.find(id);
+  if (at == leases_.end()) return;
+  const Lease& lease = *at->second;
+  facts->push_back(LentFact(lease, lease.released ? 0 : lease.session));
 }
 
 std::string Leases::CheckInvariants() const {

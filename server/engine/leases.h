@@ -46,7 +46,7 @@ class Leases {
   const Lease* Find(LeaseId lease) const;
 
   // --- lending
-  const Lease* LendToReader(const Session& session, Object* object, LeaseMode mode);
+  const Lease* LendToReader(const Session& session, const ObjectRef& object, LeaseMode mode);
   // The lease under which the session maps the slab for writing: the one it has, else a new one.
   // What must leave with the answer is added to `lend`.
   const Lease* LendToWriter(const Session& session, SlabRecord* slab, std::vector<Lend>* lend);
@@ -76,8 +76,9 @@ class Leases {
 
   // Of a part that is there again (`find` gives its object, or nullptr).
   void Restore(const Restored& restored,
-               const std::function<Object*(const PartKey&, const std::string&)>& find);
-  void Snapshot(std::vector<Fact>* facts) const;
+               const std::function<ObjectRef(const PartKey&, const std::string&)>& find);
+  const absl::flat_hash_map<LeaseId, std::unique_ptr<Lease>>& all() const { return leases_; }
+  void Snapshot(LeaseId lease, std::vector<Fact>* facts) const;
   std::string CheckInvariants() const;
 
  private:

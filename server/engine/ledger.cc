@@ -141,6 +141,7 @@ void Ledger::Settle(SlabRecord* slab) {
     ScheduleProbe(slab, kNever);
   } else if (!slab->probing && slab->next_probe == kNever) {
     slab->probe_wait = options_.probe_interval;
+    slab->busy_probes = 0;
     SendProbe(slab);
   }
   if (MayComeBack(*slab)) probing_bytes_ += slab->bytes;
@@ -204,18 +205,19 @@ SlabRecord* Ledger::TakeMaking(uint64_t need) {
   return slab;
 }
 
-SlabRecord* Ledger::Make(uint64_t bytes, bool urgent, bool reserved) {
+SlabRecord* Ledger::Make(uint64_t bytes, fact::SlabUse use, bool urgent, bool reserved) {
   const SlabId id = out_.NextId();
   SlabRecord record;
   record.id = id;
   record.bytes = bytes;
+  record.use = use;
   record.urgent = urgent;
   record.reserved = reserved;
   record.since = out_.now();
   SlabRecord* slab = &slabs_.emplace(id, std::move(record)).first->second;
   total_ += bytes;
   Settle(slab);
-  out_.Do(action::MakeSlab{id, bytes, urgent});
+  out_.Do(action::MakeSlab{id, bytes, urgent, use});
   return slab;
 }
 
@@ -233,16 +235,6 @@ void Ledger::SetOwner(SlabRecord* slab, const SlabOwner& owner) {
   out_.Say(FactOf(*slab));
 }
 
-void Ledger::KeepForManifests(SlabRecord* slab) {
-  Lift(slab);
-  slab->use = fact::SlabUse::kManifests;
-  slab->reserved = false;
-  Settle(slab);
-  if (slab->state != SlabState::kMaking) {
-    out_.Say(FactOf(*slab));
-  }
-}
-
 void Ledger::ReturnFromManifests(SlabRecord* slab) {
   Lift(slab);
   slab->use = fact::SlabUse::kObjects;
@@ -252,16 +244,16 @@ void Ledger::ReturnFromManifests(SlabRecord* slab) {
 
 // --- what holds them
 
-void Ledger::AddExtent(SlabRecord* slab) {
+void Ledger::AddExtents(SlabRecord* slab, uint32_t count) {
   Lift(slab);
-  ++slab->extents;
+  slab->extents += count;
   slab->reserved = false;
   Settle(slab);
 }
 
-void Ledger::DropExtent(SlabRecord* slab) {
+void Ledger::DropExtents(SlabRecord* slab, uint32_t count) {
   Lift(slab);
-  --slab->extents;
+  slab->extents -= count;
   Settle(slab);
 }
 
@@ -390,7 +382,8 @@ bool Ledger::OnMade(SlabId id, const Status& status) {
   SlabRecord* slab = Find(id);
   if (slab == nullptr || slab->state != SlabState::kMaking) return false;
   Lift(slab);
-  ++version_;
+  // One that is made for a create changes nothing for the others.
+  if (!slab->reserved || !status.ok()) ++version_;
   if (!status.ok()) {
     total_ -= slab->bytes;
     slabs_.erase(id);
@@ -437,6 +430,7 @@ std::vector<LeaseId> Ledger::OnProbed(const event::SlabProbed& probed) {
   if (std::exchange(slab->probe_again, false)) {
     ScheduleProbe(slab, kNever);  // Settle asks anew
   } else if (NeedsProbe(*slab)) {
+    ++slab->busy_probes;
     ScheduleProbe(slab, out_.now() + slab->probe_wait);
     slab->probe_wait = std::min(
         slab->probe_wait * 2,
@@ -522,7 +516,7 @@ bool Ledger::Survived(const ExtentRef& extent) const {
   return slab != nullptr && !slab->doomed && extent.offset + extent.length <= slab->bytes;
 }
 
-void Ledger::RestoreExtent(SlabId slab) { ++Find(slab)->extents; }
+void Ledger::RestoreExtents(SlabId slab, uint32_t count) { Find(slab)->extents += count; }
 
 void Ledger::RestoreWriter(SlabRecord* slab, SessionId session, LeaseId lease) {
   slab->mapper = session;
@@ -555,16 +549,13 @@ void Ledger::Resume(SlabRecord* slab) {
   Settle(slab);
 }
 
-void Ledger::Snapshot(std::vector<Fact>* facts) const {
-  std::map<SlabId, const SlabRecord*> kept;
-  for (const auto& [id, slab] : slabs_) {
-    if (slab.state != SlabState::kMaking && slab.state != SlabState::kDying && !slab.doomed) {
-      kept[id] = &slab;
-    }
+void Ledger::Snapshot(SlabId id, std::vector<Fact>* facts) const {
+  const SlabRecord* slab = Find(id);
+  if (slab == nullptr || slab->state == SlabState::kMaking || slab->state == SlabState::kDying ||
+      slab->doomed) {
+    return;
   }
-  for (const auto& [id, slab] : kept) {
-    facts->push_back(FactOf(*slab));
-  }
+  facts->push_back(FactOf(*slab));
 }
 
 // --- sums
@@ -602,7 +593,7 @@ std::string Ledger::CheckInvariants() const {
     if (Decide(slab) != slab.state) return bad("its state is not what holds it");
     if (slab.state == SlabState::kFree && !slab.owner.None()) return bad("free, yet owned");
     if (slab.clean && (slab.mapper != 0 || !slab.readers.empty())) return bad("clean, yet lent");
-    if (NeedsProbe(slab) && !slab.probing && slab.next_probe == kNever) {
+    if ((NeedsProbe(slab) || MayComeBack(slab)) && !slab.probing && slab.next_probe == kNever) {
       return bad("waits for a probe that nobody will ask");
     }
     if (slab.retiring !=

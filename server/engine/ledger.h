@@ -73,6 +73,7 @@ struct SlabRecord {
   bool urgent = false;
   bool probing = false;
   bool probe_again = false;  // something ended while a probe was under way
+  int busy_probes = 0;       // answers, one after another, that somebody holds it
   uint64_t lends = 0;        // counts lends, so that a probe overtaken by one is known
   uint64_t probed_at_lends = 0;
   MonotonicNanos since = 0;  // in this state
@@ -109,16 +110,20 @@ class Ledger {
   // One in the making that nobody waits for, now reserved and hurried.
   SlabRecord* TakeMaking(uint64_t need);
   // Asks for a new slab. The caller has checked UnusedBudget().
-  SlabRecord* Make(uint64_t bytes, bool urgent, bool reserved);
+  SlabRecord* Make(uint64_t bytes, bool urgent, bool reserved) {
+    return Make(bytes, fact::SlabUse::kObjects, urgent, reserved);
+  }
+  // One for manifests: it is never lent, never idle.
+  SlabRecord* MakeForManifests(uint64_t bytes, bool urgent) {
+    return Make(bytes, fact::SlabUse::kManifests, urgent, /*reserved=*/false);
+  }
   void Unreserve(SlabRecord* slab);
   void SetOwner(SlabRecord* slab, const SlabOwner& owner);
-  // Keeps it for manifests: never lent, never idle.
-  void KeepForManifests(SlabRecord* slab);
   void ReturnFromManifests(SlabRecord* slab);  // it holds none: destroyed
 
   // --- what holds them ---
-  void AddExtent(SlabRecord* slab);
-  void DropExtent(SlabRecord* slab);
+  void AddExtents(SlabRecord* slab, uint32_t count);
+  void DropExtents(SlabRecord* slab, uint32_t count);
   void Pin(SlabRecord* slab);
   void Unpin(SlabRecord* slab);
   void LendToWriter(SlabRecord* slab, SessionId session, LeaseId lease);
@@ -163,12 +168,13 @@ class Ledger {
   void RestoreSlabs(const Restored& restored,
                     const std::vector<std::pair<SlabId, uint64_t>>& held_slabs);
   bool Survived(const ExtentRef& extent) const;
-  void RestoreExtent(SlabId slab);
+  void RestoreExtents(SlabId slab, uint32_t count);
   void RestoreWriter(SlabRecord* slab, SessionId session, LeaseId lease);
   void RestoreReader(SlabRecord* slab, LeaseId lease, bool released, bool by_path);
   void RestoreUnclean(SlabRecord* slab);  // somebody unknown may still see it
   void ResumeAll();
-  void Snapshot(std::vector<Fact>* facts) const;
+  void Snapshot(SlabId slab,
+                std::vector<Fact>* facts) const;  // nothing of one that goes or is made
 
   // --- sums ---
   uint64_t total() const { return total_; }
@@ -180,7 +186,7 @@ class Ledger {
   uint64_t idle_mapped_bytes(const SlabOwner& owner) const;
   uint64_t idle_unmapped_bytes() const { return bytes_in(SlabState::kIdle) - idle_mapped_bytes_; }
   uint64_t making_unreserved_bytes() const { return making_unreserved_bytes_; }
-  // Quarantined bytes that nobody is known to hold and a probe under way may give back.
+  // Quarantined bytes that nobody is known to hold and that a probe may give back soon.
   uint64_t probing_bytes() const { return probing_bytes_; }
   // Sizes of the ready or making slabs that `session` could write next, ascending.
   std::vector<uint64_t> ReadyFor(const SlabOwner& owner, SessionId session) const;
@@ -192,6 +198,7 @@ class Ledger {
  private:
   using BySize = std::set<std::pair<uint64_t, SlabId>>;
 
+  SlabRecord* Make(uint64_t bytes, fact::SlabUse use, bool urgent, bool reserved);
   // Every change of a record stands between Lift, which takes it out of the indexes and sums, and
   // Settle, which decides its state anew, puts it back and asks the probe it needs.
   void Lift(SlabRecord* slab);
@@ -202,8 +209,11 @@ class Ledger {
   void ScheduleProbe(SlabRecord* slab, MonotonicNanos at);
   static bool NeedsProbe(const SlabRecord& slab);
   void SendProbe(SlabRecord* slab);
+  // So long the mappings of a process that has just died, or unmapped, may still be seen.
+  static constexpr int kProbesOfTheDying = 3;
   static bool MayComeBack(const SlabRecord& slab) {
-    return slab.state == SlabState::kQuarantined && slab.mapper == 0 && slab.probing;
+    return slab.state == SlabState::kQuarantined && slab.mapper == 0 && slab.open_readers == 0 &&
+           (slab.probing || slab.busy_probes < kProbesOfTheDying);
   }
   SlabRecord* FirstFit(const BySize& index, uint64_t need);
   void MarkRetiring(SlabRecord* slab);

@@ -95,7 +95,8 @@ void Line::Build() const {
   }
   if (!head_.decided) reach_[head_.number] = std::numeric_limits<Step>::max();
   for (const LineStep& step : ComputeLine(history)) {
-    settled_[step.step] = {step.step, step.attempt, step.revision};
+    settled_.emplace_hint(settled_.end(), step.step,
+                          CheckpointId{step.step, step.attempt, step.revision});
   }
 }
 
@@ -160,7 +161,9 @@ History Line::ToHistory() const {
     AttemptLine& line = history.attempts[attempt];
     line.first = life.origin.first;
     line.lineage = life.origin.lineage;
-    for (const auto& [step, revisions] : life.complete) line.complete[step] = *revisions.rbegin();
+    for (const auto& [step, revisions] : life.complete) {
+      line.complete.emplace_hint(line.complete.end(), step, *revisions.rbegin());
+    }
   }
   return history;
 }

@@ -12,6 +12,7 @@ namespace {
 constexpr uint64_t kManifestSlabBytes = 256 << 10;
 // A commit carries no deadline of its own.
 constexpr MonotonicNanos kPatience = 10 * kNanosPerSecond;
+constexpr MonotonicNanos kPauseAfterFailure = kNanosPerSecond / 2;
 
 uint64_t Pages(uint64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
@@ -44,27 +45,25 @@ void Manifests::Begin(Part* part, Manifest head) {
   ManifestPlace& place = part->manifest.Edit();
   place.committing = true;
   under_way_.insert(part->key);
-  place.bytes = EncodedManifestSize(head);
-  for (const auto& [name, object] : part->content->objects) {
-    place.bytes += EncodedObjectSize(object->entry());
-  }
-  place.head = std::make_shared<const Manifest>(std::move(head));
+  place.bytes = EncodedManifestSize(head) + part->content->encoded_bytes;
+  place.record_bytes = place.bytes + PartRecordTailSize(part->content->count) + kRecordSealBytes;
+  place.table = Parts::TableOf(*part, std::move(head));
   Write(part);
 }
 
 // First fit among the manifests' slabs; nullptr when none has space.
 SlabRecord* Manifests::Find(uint64_t bytes, uint64_t* offset) {
-  for (const auto& [id, space] : slabs_) {
-    SlabRecord* slab = ledger_.Find(id);
-    if (slab->bytes - space.used < bytes) continue;
+  for (const SlabId id : roomy_) {
+    const Space& space = slabs_.at(id);
+    if (space.bytes - space.used < bytes) continue;
     uint64_t free_from = 0;
     for (const auto& [begin, length] : space.extents) {
       if (begin - free_from >= bytes) break;
       free_from = begin + length;
     }
-    if (slab->bytes - free_from >= bytes) {
+    if (space.bytes - free_from >= bytes) {
       *offset = free_from;
-      return slab;
+      return ledger_.Find(id);
     }
   }
   return nullptr;
@@ -72,7 +71,7 @@ SlabRecord* Manifests::Find(uint64_t bytes, uint64_t* offset) {
 
 void Manifests::Write(Part* part) {
   uint64_t offset = 0;
-  const uint64_t bytes = Pages(part->manifest->bytes);
+  const uint64_t bytes = Pages(part->manifest->record_bytes);
   SlabRecord* slab = Find(bytes, &offset);
   if (slab == nullptr) {
     if (waiting_.insert(part->key).second) ++version_;  // Retry makes one
@@ -82,10 +81,8 @@ void Manifests::Write(Part* part) {
     return;
   }
   waiting_.erase(part->key);
-  Space& space = slabs_.at(slab->id);
-  space.extents[offset] = bytes;
-  space.used += bytes;
-  ledger_.AddExtent(slab);
+  Use(slab->id, offset, bytes);
+  ledger_.AddExtents(slab, 1);
   ManifestPlace& place = part->manifest.Edit();
   place.extent = {slab->id, offset, bytes};
   place.resident = true;
@@ -94,37 +91,50 @@ void Manifests::Write(Part* part) {
   for (RequestId request : place.committers) {
     callers_.SetDeadline(request, kNever);  // the write is under way and will be answered
   }
-  action::WriteManifest write{part->key, place.extent, place.head, {}};
-  write.objects.reserve(part->content->objects.size());
-  for (const auto& [name, object] : part->content->objects) {
-    write.objects.push_back(object->content->draft);
-  }
-  out_.Do(std::move(write));
+  out_.Do(action::WriteManifest{part->key, place.extent, place.table,
+                                part->checkpoint->job->owner->gid});
   KeepSpace();
 }
 
+void Manifests::Adopt(const SlabRecord& slab) {
+  const auto [at, fresh] = slabs_.try_emplace(slab.id);
+  if (!fresh) return;
+  at->second.bytes = slab.bytes;
+  slabs_bytes_ += slab.bytes;
+  roomy_.insert(slab.id);
+  empty_.insert(slab.id);
+}
+
+void Manifests::Use(SlabId slab, uint64_t offset, uint64_t bytes) {
+  Space& space = slabs_.at(slab);
+  space.extents[offset] = bytes;
+  space.used += bytes;
+  used_bytes_ += bytes;
+  empty_.erase(slab);
+  if (space.used == space.bytes) roomy_.erase(slab);
+}
+
+// One is kept, and those that are still being written to.
 void Manifests::KeepSpace() {
-  uint64_t used = 0, total = 0;
-  for (auto at = slabs_.begin(); at != slabs_.end();) {
-    SlabRecord* slab = ledger_.Find(at->first);
-    if (at->second.used == 0 && slab->extents == 0 && slab->pins == 0 && slabs_.size() > 1) {
-      at = slabs_.erase(at);
-      ledger_.ReturnFromManifests(slab);
+  for (auto at = empty_.begin(); at != empty_.end() && slabs_.size() > 1;) {
+    SlabRecord* slab = ledger_.Find(*at);
+    if (slab->extents > 0 || slab->pins > 0) {
+      ++at;
       continue;
     }
-    total += slab->bytes;
-    used += at->second.used;
-    ++at;
+    slabs_bytes_ -= slab->bytes;
+    roomy_.erase(slab->id);
+    slabs_.erase(slab->id);
+    at = empty_.erase(at);
+    ledger_.ReturnFromManifests(slab);
   }
-  if (total - used >= slab_bytes_ / 2 || !coming_.empty()) return;
+  if (slabs_bytes_ - used_bytes_ >= slab_bytes_ / 2 || !coming_.empty()) return;
   if (ledger_.UnusedBudget() < slab_bytes_) return;
   MakeSlab(slab_bytes_, /*urgent=*/false);
 }
 
 void Manifests::MakeSlab(uint64_t bytes, bool urgent) {
-  SlabRecord* slab = ledger_.Make(bytes, urgent, /*reserved=*/false);
-  ledger_.KeepForManifests(slab);
-  coming_.insert(slab->id);
+  coming_.insert(ledger_.MakeForManifests(bytes, urgent)->id);
 }
 
 void Manifests::Retry() {
@@ -133,7 +143,7 @@ void Manifests::Retry() {
     Part* part = parts_.Find(key);
     if (part == nullptr) continue;  // evicting for another made it go
     uint64_t offset = 0;
-    const uint64_t need = Pages(part->manifest->bytes);
+    const uint64_t need = Pages(part->manifest->record_bytes);
     if (Find(need, &offset) != nullptr) {
       Write(part);
       continue;
@@ -143,15 +153,25 @@ void Manifests::Retry() {
     if (coming) continue;
     const uint64_t bytes = SlabBytesFor(std::max(need, slab_bytes_));
     if (ledger_.UnusedBudget() < bytes) eviction_.Free(nullptr, 0, bytes);
-    if (ledger_.UnusedBudget() < bytes) continue;
+    if (ledger_.UnusedBudget() < bytes || make_at_ != 0) continue;
     MakeSlab(bytes, /*urgent=*/true);
   }
 }
 
 bool Manifests::SlabMade(SlabId slab, const Status& status) {
   if (coming_.erase(slab) == 0) return false;
-  if (status.ok()) slabs_[slab];
+  if (status.ok()) {
+    Adopt(*ledger_.Find(slab));
+  } else {
+    make_at_ = out_.now() + kPauseAfterFailure;
+  }
   return true;
+}
+
+void Manifests::PauseOver() {
+  if (make_at_ == 0 || out_.now() < make_at_) return;
+  make_at_ = 0;
+  ++version_;
 }
 
 Part* Manifests::On(const event::ManifestWritten& event) {
@@ -175,11 +195,13 @@ Part* Manifests::On(const event::ManifestWritten& event) {
     Failed(part, event.status);
     return nullptr;
   }
-  out_.Say(fact::ManifestCommitted{part->key, part->checkpoint->content->world_size,
-                                   part->manifest->extent, part->manifest->bytes, event.digest});
+  out_.Say(fact::PartCommitted{part->key, part->checkpoint->content->world_size,
+                               part->manifest->extent, part->manifest->bytes, event.digest,
+                               Parts::SlabsOf(*part)});
   out_.Count("commits");
+  std::shared_ptr<const PartTable> table = part->manifest->table;
   Ended(part);
-  parts_.Commit(part, event.manifest, event.digest);
+  parts_.Commit(part, std::move(table), event.digest);
   AnswerCommitters(part, Body(reply::Commit{event.digest, part->checkpoint->content->complete}));
   return part;
 }
@@ -187,7 +209,7 @@ Part* Manifests::On(const event::ManifestWritten& event) {
 void Manifests::Ended(Part* part) {
   ManifestPlace& place = part->manifest.Edit();
   place.committing = false;
-  place.head = nullptr;
+  place.table = nullptr;
   under_way_.erase(part->key);
 }
 
@@ -214,10 +236,7 @@ void Manifests::Free(Part* part) {
   if (!part->manifest->resident) return;
   ManifestPlace& place = part->manifest.Edit();
   place.resident = false;
-  if (part->content->committed) {
-    out_.Say(fact::ManifestDropped{part->key});
-    ++part->checkpoint->absent_manifests.Edit().count;
-  }
+  if (part->content->committed) ++part->checkpoint->absent_manifests.Edit().count;
   if (place.writing) {  // the write goes on: the extent is free when it has ended
     orphans_.emplace(part->key, place.extent);
     return;
@@ -229,14 +248,19 @@ void Manifests::FreeExtent(const ExtentRef& extent) {
   Space& space = slabs_.at(extent.slab);
   space.extents.erase(extent.offset);
   space.used -= extent.length;
+  used_bytes_ -= extent.length;
+  roomy_.insert(extent.slab);
+  if (space.used == 0) empty_.insert(extent.slab);
   ++version_;
-  ledger_.DropExtent(ledger_.Find(extent.slab));
+  ledger_.DropExtents(ledger_.Find(extent.slab), 1);
   KeepSpace();
 }
 
 void Manifests::PartGoes(Part* part) {
-  AnswerCommitters(part, absl::FailedPreconditionError(
-                             absl::StrCat("commit: ", part->key.DebugString(), " was dropped")));
+  if (!part->manifest->committers.empty()) {
+    AnswerCommitters(part, absl::FailedPreconditionError(
+                               absl::StrCat("commit: ", part->key.DebugString(), " was dropped")));
+  }
   waiting_.erase(part->key);
   under_way_.erase(part->key);
 }
@@ -266,27 +290,19 @@ void Manifests::TimeUp(const Parked& parked) {
 
 void Manifests::RestoreSlabs() {
   for (const auto& [id, slab] : ledger_.slabs()) {
-    if (slab.use == fact::SlabUse::kManifests) slabs_[id];
+    if (slab.use == fact::SlabUse::kManifests) Adopt(slab);
   }
 }
 
-void Manifests::RestorePlace(Part* part, const fact::ManifestCommitted& committed) {
+void Manifests::RestorePlace(Part* part, const fact::PartCommitted& committed) {
   ManifestPlace& place = part->manifest.Edit();
   place.extent = committed.extent;
   place.bytes = committed.bytes;
   place.resident = true;
   --part->checkpoint->absent_manifests.Edit().count;
-  Space& space = slabs_[place.extent.slab];
-  space.extents[place.extent.offset] = place.extent.length;
-  space.used += place.extent.length;
-  ledger_.RestoreExtent(place.extent.slab);
-}
-
-void Manifests::Snapshot(const Part& part, std::vector<Fact>* facts) const {
-  if (!part.content->committed || !part.manifest->resident) return;
-  facts->push_back(fact::ManifestCommitted{part.key, part.checkpoint->content->world_size,
-                                           part.manifest->extent, part.manifest->bytes,
-                                           part.content->digest});
+  Adopt(*ledger_.Find(place.extent.slab));
+  Use(place.extent.slab, place.extent.offset, place.extent.length);
+  ledger_.RestoreExtents(place.extent.slab, 1);
 }
 
 // --- invariants
@@ -304,10 +320,7 @@ std::string Manifests::CheckInvariants(const Checkpoint& checkpoint, const Parts
     }
     if (manifest.writing) ++(*pins)[manifest.extent.slab];
     if (manifest.committing != under_way_.contains(part->key)) return shown + ": committing?";
-    if (manifest.committing != (manifest.head != nullptr)) return shown + ": a manifest's head";
-    if (part->content->committed != (part->content->manifest != nullptr)) {
-      return shown + ": committed means that what it holds is known";
-    }
+    if (manifest.committing != (manifest.table != nullptr)) return shown + ": a manifest's table";
     if (manifest.committing && !manifest.writing && manifest.committers.empty() &&
         !waiting_.contains(part->key)) {
       return absl::StrCat(shown, " commits, but nothing is under way for it");
@@ -315,6 +328,24 @@ std::string Manifests::CheckInvariants(const Checkpoint& checkpoint, const Parts
   }
   if (absent != checkpoint.absent_manifests->count) {
     return shown + ": its absent manifests are miscounted";
+  }
+  return "";
+}
+
+std::string Manifests::CheckSpace() const {
+  uint64_t bytes = 0, used = 0;
+  for (const auto& [id, space] : slabs_) {
+    uint64_t of_slab = 0;
+    for (const auto& [offset, length] : space.extents) of_slab += length;
+    if (of_slab != space.used || space.bytes != ledger_.Find(id)->bytes ||
+        empty_.contains(id) != (of_slab == 0) || roomy_.contains(id) != (of_slab < space.bytes)) {
+      return absl::StrCat("slab ", id, " of manifests: its space is miscounted");
+    }
+    bytes += space.bytes;
+    used += of_slab;
+  }
+  if (bytes != slabs_bytes_ || used != used_bytes_ || roomy_.size() > slabs_.size()) {
+    return "the space of all manifests is miscounted";
   }
   return "";
 }

@@ -1,9 +1,8 @@
-// The encoded manifests of committed parts: which slab each lies in, and who waits for its commit.
-// Manifests share slabs that are never lent for writing. The node encodes and writes them, outside
-// its lock.
+// The records of committed parts (part_record.h): which slab each lies in, and who waits for its
+// commit. Records share slabs that are never lent for writing. The node encodes and writes them,
+// outside its lock.
 //
-// Changes Part::manifest and Checkpoint::absent_manifests. Says fact::ManifestCommitted,
-// ManifestDropped.
+// Changes Part::manifest and Checkpoint::absent_manifests. Says fact::PartCommitted.
 //
 // Invariants:
 //   1. Every extent of a manifest slab is a part's, or of a write whose part is gone.
@@ -30,7 +29,7 @@ class Manifests : public Waitlist, public StepWatcher {
   bool Await(Part* part, const event::Commit& event);
   // Writes the part's manifest, of this head and the part's objects, as soon as there is space for it.
   void Begin(Part* part, Manifest head);
-  void Free(Part* part);  // its memory
+  void Free(Part* part);  // its memory; Parts says the fact
 
   // Commits that found no space: makes a slab for them, evicting if it must.
   void Retry();
@@ -38,6 +37,9 @@ class Manifests : public Waitlist, public StepWatcher {
   void KeepSpace();
   // True: the slab was made for manifests.
   bool SlabMade(SlabId slab, const Status& status);
+  // When a slab could not be made, the next one is tried a little later, at next().
+  void PauseOver();
+  MonotonicNanos next() const { return make_at_ == 0 ? kNever : make_at_; }
   // The part that is committed now, nullptr: the write failed, or its part is gone.
   Part* On(const event::ManifestWritten& event);
 
@@ -53,19 +55,22 @@ class Manifests : public Waitlist, public StepWatcher {
   void PartStored(Part* part) override;
 
   void RestoreSlabs();  // those of the ledger that are kept for manifests
-  void RestorePlace(Part* part, const fact::ManifestCommitted& committed);
-  void Snapshot(const Part& part, std::vector<Fact>* facts) const;
+  void RestorePlace(Part* part, const fact::PartCommitted& committed);
   std::string CheckInvariants(const Checkpoint& checkpoint, const Parts::Placer& place,
                               std::map<SlabId, uint32_t>* pins) const;
+  std::string CheckSpace() const;
   std::string CheckOrphans(const Parts::Placer& place, std::map<SlabId, uint32_t>* pins) const;
 
  private:
   struct Space {
+    uint64_t bytes = 0;                    // of the slab
     std::map<uint64_t, uint64_t> extents;  // offset → length
     uint64_t used = 0;
   };
 
   void Write(Part* part);
+  void Adopt(const SlabRecord& slab);
+  void Use(SlabId slab, uint64_t offset, uint64_t bytes);
   SlabRecord* Find(uint64_t bytes, uint64_t* offset);
   void MakeSlab(uint64_t bytes, bool urgent);
   void FreeExtent(const ExtentRef& extent);
@@ -82,10 +87,13 @@ class Manifests : public Waitlist, public StepWatcher {
   Eviction& eviction_;
 
   std::map<SlabId, Space> slabs_;
+  std::set<SlabId> roomy_, empty_;             // of them, those not full; those that nothing uses
+  uint64_t slabs_bytes_ = 0, used_bytes_ = 0;  // of them all
   std::set<SlabId> coming_;
   uint64_t version_ = 0;
-  std::set<PartKey> under_way_;                // parts that are committing
-  std::set<PartKey> waiting_;                  // for such a slab
+  MonotonicNanos make_at_ = 0;   // not before, after a slab could not be made; 0: any time
+  std::set<PartKey> under_way_;  // parts that are committing
+  std::set<PartKey> waiting_;    // for such a slab
   std::multimap<PartKey, ExtentRef> orphans_;  // being written for a part that is gone
   absl::flat_hash_map<RequestId, PartKey> committing_;
 };

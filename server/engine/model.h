@@ -29,6 +29,7 @@
 #include "server/engine/line.h"
 #include "server/engine/owned.h"
 #include "server/facts/facts.h"
+#include "server/facts/part_record.h"
 
 namespace cairn::engine {
 
@@ -54,24 +55,18 @@ struct Part;
 
 // --- objects
 
+// One that is being written; once its part is committed, the part's table has it.
 struct ObjectContent {
-  const ObjectEntry* entry = nullptr;  // in `draft`, or in the part's manifest
-  // While it is being written: name, kind and the length asked for; unchanged once it is sealed, for
-  // a WriteManifest under way shares it. Gone once the part is committed.
-  std::shared_ptr<ObjectEntry> draft;
-  ExtentRef extent;  // meaningful while `resident`
+  // Name, kind and the length asked for; once it is sealed nobody changes it, and the part's table
+  // takes it over.
+  std::shared_ptr<ObjectEntry> entry;
+  ExtentRef extent;
   bool sealed = false;
-  bool resident = false;
-  bool broken = false;    // its bytes in memory did not verify and were dropped
-  uint64_t granted = 0;   // the most it may be sealed with
-  SessionId session = 0;  // who writes it; 0 once its part is committed
-  int64_t call = 0;       // the create that made it
-};
-
-struct ObjectCheck {
-  bool unverified = false;  // came from a dead daemon: verified before it is first handed out
-  int64_t verified_unix_ms = 0;
-  uint64_t verification = 0;  // under way; 0: none
+  bool seal_said = false;  // in a fact
+  uint64_t asked = 0;      // its length, at the create
+  uint64_t granted = 0;    // the most it may be sealed with
+  SessionId session = 0;   // who writes it
+  int64_t call = 0;        // the create that made it
 };
 
 struct Object {
@@ -82,55 +77,114 @@ struct Object {
 
   Part* const part;
   Owned<ObjectContent, Parts> content;
-  Owned<ObjectCheck, Opening> check;
   Owned<LeaseId, Leases> write_lease;  // of a client without descriptors; 0: none
 };
 
 // --- parts
 
 struct PartContent {
-  std::map<std::string, std::unique_ptr<Object>> objects;
+  // Until it is committed, by name; the names lie in the objects.
+  std::map<absl::string_view, std::unique_ptr<Object>> objects;
   std::map<std::pair<SessionId, int64_t>, size_t> creates;  // call → how many objects it asked for
   std::set<SessionId> sessions;                             // that write it
-  bool committed = false;
+  uint64_t unsealed = 0;                                    // objects
+  uint64_t writing_bytes = 0;                               // their extents
+  uint64_t encoded_bytes = 0;                               // of the entries, in a manifest
+  uint64_t journal_bytes = 0;    // that it may yet cost the journal, in the name of …
+  uint64_t journal_to_come = 0;  // of these, for creates that were told of and have not come
+  uint32_t journal_uid = 0;
   std::string lost;  // an object whose slab did not survive: the part can't be committed any more
-  // What the part holds, entries of its objects included: immutable. nullptr until it is committed.
-  std::shared_ptr<const Manifest> manifest;
+
+  // Once it is committed.
+  bool committed = false;
+  std::shared_ptr<const PartTable> table;  // nullptr: only storage knows it (tables.h)
   std::string digest;
+  uint64_t absent = 0;      // objects that are not in memory …
+  std::set<size_t> broken;  // … of them, those whose bytes there did not verify
+
+  uint64_t count = 0;                // of its objects
+  uint64_t bytes = 0;                // their lengths
+  std::map<SlabId, uint32_t> slabs;  // in which they lie in memory → how many; no other part's do
 };
 
-// Where the encoded manifest lies.
+// Where the part's record lies (part_record.h).
 struct ManifestPlace {
   ExtentRef extent;
-  uint64_t bytes = 0;     // of the encoding
-  bool resident = false;  // it has an extent, perhaps still being written
+  uint64_t bytes = 0;         // of the encoded manifest
+  uint64_t record_bytes = 0;  // of all
+  bool resident = false;      // it has an extent, perhaps still being written
   bool committing = false;
-  bool writing = false;  // action::WriteManifest is under way
-  // The manifest without its objects, while `committing`.
-  std::shared_ptr<const Manifest> head;
-  std::vector<RequestId> committers;  // who waits for it
+  bool writing = false;                    // action::WriteManifest is under way
+  std::shared_ptr<const PartTable> table;  // while `committing`
+  std::vector<RequestId> committers;       // who waits for it
+};
+
+struct ObjectCheck {
+  bool unverified = false;  // came from a dead daemon: verified before it is first handed out
+  int64_t verified_unix_ms = 0;
+  uint64_t verification = 0;  // under way; 0: none
+};
+
+// Of the objects of a committed part.
+struct PartChecks {
+  bool unverified = false;  // all that `known` does not have
+  absl::flat_hash_map<size_t, ObjectCheck> known;
+};
+
+// What the recorder was last told.
+struct PartShown {
+  bool committed = false, resident = false, broken = false;
+  bool operator==(const PartShown&) const = default;
 };
 
 struct Part {
   Part(Checkpoint* of, Writer writer);
+  void Touch();
 
   const PartKey key;
   Checkpoint* const checkpoint;
-  Watched<PartContent, Parts, Checkpoint> content;
-  Watched<ManifestPlace, Manifests, Checkpoint> manifest;
+  Watched<PartContent, Parts, Part> content;
+  Watched<ManifestPlace, Manifests, Part> manifest;
+  Owned<PartShown, Standing> shown;
+  Owned<PartChecks, Opening> checks;
 };
+
+// An object, being written or committed. Good until its part changes.
+struct ObjectRef {
+  Part* part = nullptr;      // nullptr: there is none
+  Object* object = nullptr;  // being written; else …
+  size_t index = 0;          // … in the part's table
+
+  explicit operator bool() const { return part != nullptr; }
+  const ObjectEntry& entry() const;
+  const std::string& name() const { return entry().name; }
+  const ExtentRef& extent() const;  // meaningful while it is resident
+  bool sealed() const { return object == nullptr || object->content->sealed; }
+  bool resident() const;
+  ObjectCheck check() const;
+};
+ObjectRef ObjectIn(Part* part, absl::string_view name);
+ObjectRef ObjectIn(const Checkpoint& checkpoint, absl::string_view name);
+// That of the next name.
+ObjectRef ObjectAfter(const Checkpoint& checkpoint, absl::string_view name);
 
 // --- checkpoints
 
 struct StepContent {
   int32_t world_size = 0;
   std::map<Writer, std::unique_ptr<Part>> parts;
-  std::map<std::string, Object*> names;  // of all parts: no name is a directory of another
-  int32_t committed = 0;                 // parts
-  int32_t open_parts = 0;                // parts not committed
+  Writer first_without = 0;  // the first writer that has no part
+  // Of all parts, each in its part's keeping: no name is a directory of another. One that is complete
+  // and has few parts has no index: looking into each part is fast enough.
+  std::map<absl::string_view, Part*> names;
+  bool indexed = true;
+  int32_t committed = 0;   // parts
+  int32_t open_parts = 0;  // parts not committed
   bool complete = false;
   std::string digest;  // of all manifests, once complete
   int64_t created_unix_ms = 0;
+  uint64_t objects = 0;
+  size_t without_table = 0;     // committed parts of which only storage knows what they hold
   uint64_t bytes = 0;           // of its objects
   uint64_t absent = 0;          // objects of committed parts that are not resident
   uint64_t broken_objects = 0;  // of them, those that failed to verify
@@ -148,7 +202,6 @@ struct Files {
   // It was persisted, and then its storage was away, or another daemon said so: it counts as in
   // storage again when a scan has found it.
   bool unconfirmed = false;
-  uint64_t look = 0;          // the last of JobFiles::looks that may have missed it
   bool stored_whole = false;  // incomplete only because the rest of it was evicted
   Location location;          // of a stored one; may be unknown
   bool owes = false;          // a file is due, by policy …
@@ -209,19 +262,33 @@ struct Shown {
   bool operator==(const Shown&) const = default;
 };
 
+// Where it stands towards the job's line (line.h).
+enum class LinePlace : uint8_t {
+  kBeside,     // cannot be had, or is an older revision of what is on the line
+  kOnLine,     //
+  kAbandoned,  // can be had, and the line has left it
+};
+
 // Derived from all of the above.
 struct CheckpointStanding {
   bool known_to_line = false;  // as one that can be had
+  LinePlace place = LinePlace::kBeside;
   EvictClass evict_class = EvictClass::kKept;
   uint64_t evictable_bytes = 0;         // what giving it up would gain …
   uint64_t evictable_mapped_bytes = 0;  // … of it, only once a writer has unmapped it
   Shown shown;
   bool shown_due = false;  // a file is due and not parked, or being written
+  bool recorded = false;   // the recorder was told of a part of it
+  // What it adds to the job's sums.
+  uint64_t resident_bytes = 0;
+  uint64_t unprotected_bytes = 0;
+  bool unprotected = false;
 };
 
 struct Checkpoint {
   Checkpoint(Job* of, const CheckpointKey& of_key, uint64_t number, Changes* changes);
   void Touch() { changes_->Touch(this); }
+  void Touch(Part* part) { changes_->Touch(part); }
 
   CheckpointId Id() const { return {key.step, key.attempt, key.revision}; }
   // Everything of it is in memory, as far as is known.
@@ -234,6 +301,7 @@ struct Checkpoint {
   Watched<StepContent, Parts, Checkpoint> content;
   Watched<AbsentManifests, Manifests, Checkpoint> absent_manifests;
   Watched<Files, Persistence, Checkpoint> files;
+  Owned<uint64_t, Persistence> look;  // the last of JobFiles::looks that may have missed its files
   Watched<Verdict, Admission, Checkpoint> verdict;
   Watched<Footprint, Footprints, Checkpoint> memory;
   Watched<bool, Retention, Checkpoint> pinned;
@@ -350,8 +418,8 @@ struct JobTombstones {
 
 // What a writer saved last: the estimate for its next step.
 struct LastSave {
-  std::shared_ptr<const std::vector<std::string>> names;  // sorted
-  std::vector<uint64_t> slabs;                            // sizes, ascending
+  std::weak_ptr<const PartTable> table;  // gone with the part
+  std::vector<uint64_t> slabs;           // sizes, ascending
   std::shared_ptr<uint64_t> node_total;
 };
 struct JobSaves {
@@ -389,6 +457,11 @@ struct JobStanding {
   uint64_t line_version = 0;  // of JobAttempts, as the line knows it
   std::set<std::pair<EvictClass, CheckpointId>> evictable;
   uint64_t evictable_mapped_bytes = 0;
+  uint64_t resident_bytes = 0;  // slabs that its checkpoints lie in
+  // Of checkpoints that can be had, and are in memory only; and which of them storage did not take.
+  int64_t unprotected_checkpoints = 0;
+  uint64_t unprotected_bytes = 0;
+  std::set<CheckpointId> troubled;
   // What the last settling saw; a difference concerns checkpoints that nobody touched.
   Checkpoint* newest = nullptr;
   bool has_writers = false;

@@ -16,7 +16,6 @@ struct Need {
   uint64_t bytes = 0;
   std::vector<size_t> objects;  // positions in the request
   SlabId slab = 0;              // reserved for it, ready or in the making
-  bool ready = false;
 };
 
 // Rounded up to whole pages; an empty object has one.

@@ -10,7 +10,7 @@ namespace cairn::engine {
 
 Opening::Opening(Outbox* out, Callers* callers, Sessions* sessions, Leases* leases, Ledger* ledger,
                  Parts* parts, Persistence* persistence, Standing* standing, Describing* describing,
-                 Scanning* scanning)
+                 Scanning* scanning, Tables* tables)
     : out_(*out),
       callers_(*callers),
       sessions_(*sessions),
@@ -20,7 +20,8 @@ Opening::Opening(Outbox* out, Callers* callers, Sessions* sessions, Leases* leas
       persistence_(*persistence),
       standing_(*standing),
       describing_(*describing),
-      scanning_(*scanning) {}
+      scanning_(*scanning),
+      tables_(*tables) {}
 
 // --- open
 
@@ -41,45 +42,46 @@ void Opening::On(const event::Open& event) {
   }
   if (!found.ok()) return out_.Answer(request, found.status());
   const Checkpoint& checkpoint = **found;
-  const StatusOr<Object*> named = ObjectNamed(checkpoint, event.name);
+  const StatusOr<ObjectRef> named = ObjectNamed(checkpoint, event.name);
+  if (!named.ok() && tables_.Await(event.caller, *found, event.deadline, event)) return;
   if (!named.ok()) return out_.Answer(request, named.status());
-  Object* object = *named;
-  if (!object->content->resident) {
-    if (checkpoint.files->persisted) return AnswerStored(event.caller, *object);
+  const ObjectRef& object = *named;
+  if (!object.resident()) {
+    if (checkpoint.files->persisted) return AnswerStored(event.caller, object);
     return out_.Answer(request, absl::DataLossError(absl::StrCat(
                                     "\"", absl::CHexEscape(event.name), "\" of ",
                                     checkpoint.key.DebugString(), " has no good copy any more")));
   }
-  if (!event.verify && !object->check->unverified) {
+  if (!event.verify && !object.check().unverified) {
     return AnswerOpen(event.caller, object, event.mode);
   }
   if (!callers_.Park(this, event.caller, job->name, event.deadline, event)) return;
   // Concurrent opens of one object share one look at it.
-  const uint64_t under_way = object->check->verification;
+  const uint64_t under_way = object.check().verification;
   const uint64_t verification = under_way != 0 ? under_way : StartVerify(object);
   opens_[request] = verification;
   verifications_.at(verification).opens.push_back(request);
 }
 
-void Opening::AnswerOpen(const Caller& caller, Object* object, OpenMode mode) {
-  const ObjectContent& content = *object->content;
-  const SlabRecord& slab = *ledger_.Find(content.extent.slab);
+void Opening::AnswerOpen(const Caller& caller, const ObjectRef& object, OpenMode mode) {
+  const ExtentRef& extent = object.extent();
+  const SlabRecord& slab = *ledger_.Find(extent.slab);
   reply::Open open;
-  open.exact = content.extent.offset == 0 && object->entry().length == slab.bytes;
+  open.exact = extent.offset == 0 && object.entry().length == slab.bytes;
   // Only a slab that is the object itself is opened by path; of any other the client makes a copy.
   LeaseMode lease_mode = LeaseMode::kMap;
   if (mode == OpenMode::kRead) lease_mode = LeaseMode::kRead;
   if (mode == OpenMode::kFile && open.exact) lease_mode = LeaseMode::kFile;
   const Lease* lease = leases_.LendToReader(*sessions_.Find(caller.session), object, lease_mode);
   open.lend = {lease->id, slab.id, slab.bytes, lease_mode};
-  open.extent = content.extent;
-  open.checkpoint = object->part->checkpoint->key;
-  open.object = describing_.InfoOf(*object, /*with_crcs=*/true);
+  open.extent = extent;
+  open.checkpoint = object.part->checkpoint->key;
+  open.object = describing_.InfoOf(object, /*with_crcs=*/true);
   out_.Count("opens_from_memory");
   out_.Answer(caller.request, Body(std::move(open)));
 }
 
-void Opening::AnswerStored(const Caller& caller, const Object& object) {
+void Opening::AnswerStored(const Caller& caller, const ObjectRef& object) {
   const Part& part = *object.part;
   const Checkpoint& checkpoint = *part.checkpoint;
   reply::OpenStored open;
@@ -87,7 +89,9 @@ void Opening::AnswerStored(const Caller& caller, const Object& object) {
   open.checkpoint.location = checkpoint.files->location;
   open.checkpoint.world_size = checkpoint.content->world_size;
   open.checkpoint.published = true;
-  open.checkpoint.parts.push_back({*part.content->manifest, part.content->digest});
+  Manifest manifest = part.content->table->head;
+  manifest.objects.push_back(object.entry());
+  open.checkpoint.parts.push_back({std::move(manifest), part.content->digest});
   open.object = describing_.InfoOf(object, /*with_crcs=*/true);
   out_.Count("opens_from_storage");
   out_.Answer(caller.request, Body(std::move(open)));
@@ -95,23 +99,29 @@ void Opening::AnswerStored(const Caller& caller, const Object& object) {
 
 // --- verifying
 
-uint64_t Opening::StartVerify(Object* object) {
+ObjectCheck& Opening::CheckOf(const ObjectRef& object) {
+  PartChecks& checks = object.part->checks.Edit();
+  return checks.known.try_emplace(object.index, object.check()).first->second;
+}
+
+uint64_t Opening::StartVerify(const ObjectRef& object) {
   const uint64_t id = out_.NextId();
   Verification verification;
-  verification.part = object->part->key;
-  verification.name = object->name();
-  verification.slab = object->content->extent.slab;
-  object->check.Edit().verification = id;
+  verification.part = object.part->key;
+  verification.name = object.name();
+  verification.slab = object.extent().slab;
+  CheckOf(object).verification = id;
   ledger_.Pin(ledger_.Find(verification.slab));
-  out_.Do(action::Verify{id, verification.part, object->entry(), object->content->extent});
+  out_.Do(action::Verify{id, verification.part, object.entry(), object.extent()});
   verifications_[id] = std::move(verification);
   return id;
 }
 
 void Opening::VerifyAll(Checkpoint* checkpoint) {
   for (const auto& [writer, part] : checkpoint->content->parts) {
-    for (const auto& [name, object] : part->content->objects) {
-      if (object->content->resident && object->check->verification == 0) StartVerify(object.get());
+    for (size_t i = 0; part->content->table != nullptr && i < part->content->count; ++i) {
+      const ObjectRef object{part.get(), nullptr, i};
+      if (object.resident() && object.check().verification == 0) StartVerify(object);
     }
   }
 }
@@ -122,16 +132,16 @@ void Opening::On(const event::Verified& event) {
   const Verification verification = std::move(at->second);
   verifications_.erase(at);
   ledger_.Unpin(ledger_.Find(verification.slab));
-  Object* object = parts_.Find(verification.part, verification.name);
-  if (object != nullptr && object->check->verification != event.verification) object = nullptr;
-  if (object != nullptr) {
-    ObjectCheck& check = object->check.Edit();
+  ObjectRef object = parts_.Find(verification.part, verification.name);
+  if (object && object.check().verification != event.verification) object = {};
+  if (object) {
+    ObjectCheck& check = CheckOf(object);
     check.verification = 0;
     if (event.status.ok()) {
       check.unverified = false;
       check.verified_unix_ms = event.unix_ms;
       out_.Count("verified");
-    } else if (absl::IsDataLoss(event.status) && object->content->resident) {
+    } else if (absl::IsDataLoss(event.status) && object.resident()) {
       Broke(object, event.status);
     }
   }
@@ -144,13 +154,10 @@ void Opening::On(const event::Verified& event) {
 }
 
 void Opening::AnswerVerified(const Caller& caller, OpenMode mode, const Verification& verification,
-                             Object* object, const Status& status) {
-  if (object != nullptr && object->content->resident && status.ok()) {
-    return AnswerOpen(caller, object, mode);
-  }
-  if (object != nullptr && !object->content->resident &&
-      object->part->checkpoint->files->persisted) {
-    return AnswerStored(caller, *object);
+                             const ObjectRef& object, const Status& status) {
+  if (object && object.resident() && status.ok()) return AnswerOpen(caller, object, mode);
+  if (object && !object.resident() && object.part->checkpoint->files->persisted) {
+    return AnswerStored(caller, object);
   }
   if (!status.ok()) {
     return out_.Answer(caller.request,
@@ -165,11 +172,11 @@ void Opening::AnswerVerified(const Caller& caller, OpenMode mode, const Verifica
 
 // Its bytes in memory are not what was sealed. Storage may still have them; else the checkpoint
 // can't be had.
-void Opening::Broke(Object* object, const Status& why) {
-  Checkpoint* checkpoint = object->part->checkpoint;
+void Opening::Broke(const ObjectRef& object, const Status& why) {
+  Checkpoint* checkpoint = object.part->checkpoint;
   out_.Count("objects_broken");
   out_.Log(Severity::kError,
-           absl::StrCat(object->part->key.DebugString(), " \"", absl::CHexEscape(object->name()),
+           absl::StrCat(object.part->key.DebugString(), " \"", absl::CHexEscape(object.name()),
                         "\" does not verify: ", why.message()));
   parts_.Break(object, why);
   persistence_.Unowe(checkpoint);
@@ -196,7 +203,7 @@ Status Opening::CheckChunk(const event::LocateChunk& event, const Session& sessi
         "write_chunk: this session maps its slabs and writes them itself");
   }
   if (writes) {
-    const Object* object = parts_.Find(lease->part, lease->name);
+    const Object* object = parts_.Find(lease->part, lease->name).object;
     if (object == nullptr || object->content->sealed || object->content->session != session.id) {
       return absl::FailedPreconditionError(
           absl::StrCat("lease: ", event.lease, ": its object is no longer being written"));
@@ -261,9 +268,7 @@ void Opening::Restore(const Jobs& jobs) {
   for (const auto& [job_name, job] : jobs.all()) {
     for (const auto& [id, checkpoint] : job->steps->all) {
       for (const auto& [writer, part] : checkpoint->content->parts) {
-        for (const auto& [name, object] : part->content->objects) {
-          object->check.Edit().unverified = object->content->resident && object->content->sealed;
-        }
+        part->checks.Edit().unverified = part->content->committed;
       }
     }
   }

@@ -11,6 +11,7 @@
 #include "server/engine/leases.h"
 #include "server/engine/persistence.h"
 #include "server/engine/scanning.h"
+#include "server/engine/tables.h"
 
 namespace cairn::engine {
 
@@ -18,7 +19,7 @@ class Opening : public Waitlist {
  public:
   Opening(Outbox* out, Callers* callers, Sessions* sessions, Leases* leases, Ledger* ledger,
           Parts* parts, Persistence* persistence, Standing* standing, Describing* describing,
-          Scanning* scanning);
+          Scanning* scanning, Tables* tables);
 
   void On(const event::Open& event);
   void On(const event::Verified& event);
@@ -45,13 +46,14 @@ class Opening : public Waitlist {
     std::vector<RequestId> opens;
   };
 
-  uint64_t StartVerify(Object* object);
+  uint64_t StartVerify(const ObjectRef& object);
+  ObjectCheck& CheckOf(const ObjectRef& object);  // to change it
   // Of what was asked to be verified first. `object`: nullptr when it is gone meanwhile.
   void AnswerVerified(const Caller& caller, OpenMode mode, const Verification& verification,
-                      Object* object, const Status& status);
-  void Broke(Object* object, const Status& why);
-  void AnswerOpen(const Caller& caller, Object* object, OpenMode mode);
-  void AnswerStored(const Caller& caller, const Object& object);
+                      const ObjectRef& object, const Status& status);
+  void Broke(const ObjectRef& object, const Status& why);
+  void AnswerOpen(const Caller& caller, const ObjectRef& object, OpenMode mode);
+  void AnswerStored(const Caller& caller, const ObjectRef& object);
   Status CheckChunk(const event::LocateChunk& event, const Session& session,
                     const Lease* lease) const;
 
@@ -65,6 +67,7 @@ class Opening : public Waitlist {
   Standing& standing_;
   Describing& describing_;
   Scanning& scanning_;
+  Tables& tables_;
 
   std::map<uint64_t, Verification> verifications_;
   // Under way; each pins its slab. They are the daemon's own, so none outlives it.

@@ -31,8 +31,8 @@ struct Options {
   int64_t max_waiting = 16384;
   // Objects that one writer may have in one step.
   int64_t max_objects_per_step = 1'000'000;
-  // Checkpoints being written to storage at once.
-  int max_persists = 2;
+  // Checkpoints being written to storage at once, each of another job.
+  int max_persists = 4;
   // How long a lease of a client without descriptors lasts unless it is renewed.
   MonotonicNanos lease_without_fds = 30 * kNanosPerSecond;
   // How often a quarantined slab is probed.

@@ -7,7 +7,9 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -28,6 +30,11 @@ class Outbox {
   void Do(Action action) { outcome_.actions.push_back(std::move(action)); }
   void Answer(RequestId request, StatusOr<Body> body, Attempt superseded_by = 0);
   void Log(Severity severity, std::string message);
+  // What is large is freed once nobody waits for the engine.
+  template <class T>
+  void DestroyLater(T&& value) {
+    Do(action::Discard{std::make_shared<const std::decay_t<T>>(std::forward<T>(value))});
+  }
   void Count(const char* counter, int64_t by = 1) { counters_[counter] += by; }
   // Answers that this Apply has queued: those that `chosen` picks become `instead`.
   void ReplaceAnswers(const std::function<bool(const Body&)>& chosen, const Status& instead);

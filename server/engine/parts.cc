@@ -1,5 +1,5 @@
-// One file: nothing else touches the private state of Parts, and how a part comes, is sealed, goes and
-// comes back after a restart is read together.
+// One file: how a part comes, is sealed and committed, and goes is read together. parts_recovery.cc has how
+// parts come back after a restart, and what must hold between two events.
 #include "server/engine/parts.h"
 
 #include <algorithm>
@@ -9,8 +9,6 @@
 #include "absl/strings/str_join.h"
 #include "common/checksum.h"
 #include "server/engine/describing.h"
-#include "server/engine/manifests.h"
-#include "server/engine/restored.h"
 
 namespace cairn::engine {
 namespace {
@@ -26,28 +24,30 @@ uint64_t FirstUncovered(std::vector<std::pair<uint64_t, uint64_t>> covered, uint
   return std::min(until, length);
 }
 
-std::string DigestOf(const Checkpoint& checkpoint) {
-  std::vector<std::string> digests;
-  for (const auto& [writer, part] : checkpoint.content->parts) {
-    digests.push_back(part->content->digest);
+// One of the objects that the part has or had; empty: it had none.
+std::string HeldName(const PartContent& content) {
+  if (!content.objects.empty()) return content.objects.begin()->second->name();
+  if (content.table != nullptr && !content.table->entries.empty()) {
+    return content.table->entries.front()->name;
   }
-  return CheckpointDigest(digests);
+  if (content.committed && content.count > 0) return "(an object that only storage had)";
+  return content.lost;
 }
 
-// Why this seal of an object that is being written does not hold.
-Status CheckSeal(const Object& object, const PartKey& key, const event::Seal& seal) {
+// Why this seal of an object does not hold.
+Status CheckSeal(const ObjectRef& object, const PartKey& key, const event::Seal& seal) {
   const auto named = [&](absl::string_view what) {
     return absl::StrCat("seal: \"", absl::CHexEscape(seal.name), "\" of ", key.DebugString(), " ",
                         what);
   };
-  const uint64_t granted = object.content->granted;
-  if (object.content->sealed) {
+  if (object.sealed()) {
     const ObjectEntry& entry = object.entry();
     if (entry.length == seal.length && entry.block_crcs == seal.block_crcs) {
       return absl::OkStatus();
     }
     return absl::AlreadyExistsError(named("is sealed with other content"));
   }
+  const uint64_t granted = object.object->content->granted;
   if (seal.length < object.entry().length) {
     return absl::InvalidArgumentError(
         named(absl::StrCat("is short: ", seal.length, " bytes of the ", object.entry().length,
@@ -79,7 +79,8 @@ Status CheckSeal(const Object& object, const PartKey& key, const event::Seal& se
 }  // namespace
 
 Parts::Parts(Outbox* out, Jobs* jobs, Attempts* attempts, Leases* leases, Ledger* ledger,
-             Footprints* footprints, Changes* changes, Standing* standing, Sessions* sessions)
+             Footprints* footprints, Changes* changes, Standing* standing, Sessions* sessions,
+             JournalRoom* journal)
     : out_(*out),
       jobs_(*jobs),
       sessions_(*sessions),
@@ -88,7 +89,8 @@ Parts::Parts(Outbox* out, Jobs* jobs, Attempts* attempts, Leases* leases, Ledger
       ledger_(*ledger),
       footprints_(*footprints),
       changes_(*changes),
-      standing_(*standing) {}
+      standing_(*standing),
+      journal_(*journal) {}
 
 // --- finding
 
@@ -102,9 +104,9 @@ Part* Parts::Find(const PartKey& key) const {
   return checkpoint == nullptr ? nullptr : PartOf(*checkpoint, key.writer);
 }
 
-Object* Parts::Find(const PartKey& key, const std::string& name) const {
-  const Part* part = Find(key);
-  return part == nullptr ? nullptr : ObjectOf(*part, name);
+ObjectRef Parts::Find(const PartKey& key, absl::string_view name) const {
+  Part* part = Find(key);
+  return part == nullptr ? ObjectRef() : ObjectIn(part, name);
 }
 
 Part* Parts::PartOf(const Checkpoint& checkpoint, Writer writer) {
@@ -112,7 +114,7 @@ Part* Parts::PartOf(const Checkpoint& checkpoint, Writer writer) {
   return at == checkpoint.content->parts.end() ? nullptr : at->second.get();
 }
 
-Object* Parts::ObjectOf(const Part& part, const std::string& name) {
+Object* Parts::WrittenIn(const Part& part, absl::string_view name) {
   const auto at = part.content->objects.find(name);
   return at == part.content->objects.end() ? nullptr : at->second.get();
 }
@@ -144,7 +146,9 @@ Part* Parts::FindOrMake(Checkpoint* checkpoint, Writer writer) {
   StepContent& content = checkpoint->content.Edit();
   std::unique_ptr<Part>& part = content.parts[writer];
   part = std::make_unique<Part>(checkpoint, writer);
+  part->content.Edit().journal_uid = checkpoint->job->owner->uid;
   ++content.open_parts;
+  while (content.parts.contains(content.first_without)) ++content.first_without;
   return part.get();
 }
 
@@ -164,28 +168,42 @@ void Parts::NoLongerWritten(Part* part) {
 
 Object* Parts::New(Part* part, ObjectEntry entry) {
   auto object = std::make_unique<Object>(part);
-  ObjectContent& content = object->content.Edit();
-  content.draft = std::make_shared<ObjectEntry>(std::move(entry));
-  content.entry = content.draft.get();
   Object* at = object.get();
+  PartContent& content = part->content.Edit();
+  content.encoded_bytes += EncodedObjectSize(entry);
+  content.bytes += entry.length;
+  uint64_t journal = JournalRoom::CostOfSeal(part->key, entry.name, entry.length);
+  if (content.objects.empty()) journal += JournalRoom::CostOfPart(part->key);
+  content.journal_bytes += journal;
+  journal_.Reserve(content.journal_uid, journal);
   StepContent& step = part->checkpoint->content.Edit();
-  step.names[at->name()] = at;
-  step.bytes += at->entry().length;
-  part->content.Edit().objects[at->name()] = std::move(object);
+  step.bytes += entry.length;
+  ++step.objects;
+  at->content.Edit().entry = std::make_shared<ObjectEntry>(std::move(entry));
+  step.names[at->name()] = part;
+  content.objects[at->name()] = std::move(object);
+  ++content.count;
   return at;
 }
 
-void Parts::Place(Object* object, SlabRecord* slab, uint64_t offset, uint64_t length) {
-  ObjectContent& content = object->content.Edit();
-  content.extent = {slab->id, offset, length};
-  content.resident = true;
-  ledger_.AddExtent(slab);
-  footprints_.Add(object->part->checkpoint, slab);
-  if (!content.sealed) writing_bytes_ += length;
+void Parts::Took(Part* part, SlabRecord* slab, uint32_t objects) {
+  part->content.Edit().slabs[slab->id] += objects;
+  ledger_.AddExtents(slab, objects);
+  footprints_.Add(part->checkpoint, slab, objects);
 }
 
-Object* Parts::Create(Part* part, const event::ObjectSpec& spec, SlabRecord* slab, uint64_t offset,
-                      uint64_t length, uint64_t granted, SessionId session, int64_t call) {
+void Parts::Place(Object* object, const SlabRecord& slab, uint64_t offset, uint64_t length) {
+  ObjectContent& content = object->content.Edit();
+  content.extent = {slab.id, offset, length};
+  PartContent& part = object->part->content.Edit();
+  ++part.unsealed;
+  part.writing_bytes += length;
+  writing_bytes_ += length;
+}
+
+void Parts::Create(Part* part, const event::ObjectSpec& spec, const SlabRecord& slab,
+                   uint64_t offset, uint64_t length, uint64_t granted, SessionId session,
+                   int64_t call) {
   ObjectEntry entry;
   entry.name = spec.name;
   entry.kind = spec.kind;
@@ -196,74 +214,121 @@ Object* Parts::Create(Part* part, const event::ObjectSpec& spec, SlabRecord* sla
   content.session = session;
   content.call = call;
   content.granted = granted;
+  content.asked = spec.length;
   out_.Say(fact::ObjectCreated{part->key, part->checkpoint->content->world_size, spec.name,
                                spec.kind, spec.length, content.extent, session, call});
-  return object;
 }
 
 void Parts::Created(Part* part, const Session& session, int64_t call, size_t objects) {
   part->content.Edit().creates[{session.id, call}] = objects;
+  ++creates_;
   WriteBy(part, session);
+}
+
+void Parts::SetAside(Part* part, uint64_t journal_bytes) {
+  PartContent& content = part->content.Edit();
+  content.journal_to_come += journal_bytes;
+  content.journal_bytes += journal_bytes;
+  journal_.Reserve(content.journal_uid, journal_bytes);
+}
+
+void Parts::TakeSetAside(Part* part, uint64_t journal_bytes) {
+  PartContent& content = part->content.Edit();
+  content.journal_to_come -= journal_bytes;
+  content.journal_bytes -= journal_bytes;
+  journal_.Release(content.journal_uid, journal_bytes);
 }
 
 // --- sealed and committed
 
-Status Parts::CheckSeals(const Part* part, const PartKey& key,
-                         const std::vector<event::Seal>& seals) {
+Status Parts::CheckSeals(Part* part, const PartKey& key, const std::vector<event::Seal>& seals) {
+  // Committed, and only storage knows with what: nothing is sealed any more.
+  if (part != nullptr && part->content->committed && part->content->table == nullptr) {
+    return absl::OkStatus();
+  }
   for (const event::Seal& seal : seals) {
-    const Object* object = part == nullptr ? nullptr : ObjectOf(*part, seal.name);
-    if (object == nullptr) {
+    const ObjectRef object = part == nullptr ? ObjectRef() : ObjectIn(part, seal.name);
+    if (!object) {
       return absl::NotFoundError(absl::StrCat("seal: \"", absl::CHexEscape(seal.name), "\" of ",
                                               key.DebugString(), " was never created"));
     }
-    CAIRN_RETURN_IF_ERROR(CheckSeal(*object, key, seal));
+    CAIRN_RETURN_IF_ERROR(CheckSeal(object, key, seal));
   }
   return absl::OkStatus();
 }
 
-void Parts::Seal(Part* part, const std::vector<event::Seal>& seals) {
+void Parts::Seal(Part* part, const std::vector<event::Seal>& seals, bool say) {
   for (const event::Seal& seal : seals) {
-    Object* object = ObjectOf(*part, seal.name);
+    Object* object = WrittenIn(*part, seal.name);
     ObjectContent& content = object->content.Edit();
-    if (content.sealed) continue;
+    if (content.sealed) {  // with a commit that failed, perhaps
+      if (say) SaySeal(part, object);
+      continue;
+    }
     content.sealed = true;
+    const uint64_t grown = seal.length - object->entry().length;
+    PartContent& of_part = part->content.Edit();
+    --of_part.unsealed;
+    of_part.writing_bytes -= content.extent.length;
     writing_bytes_ -= content.extent.length;
-    part->checkpoint->content.Edit().bytes += seal.length - object->entry().length;
-    content.draft->length = seal.length;
-    content.draft->block_crcs = seal.block_crcs;
+    of_part.bytes += grown;
+    part->checkpoint->content.Edit().bytes += grown;
+    of_part.encoded_bytes -= EncodedObjectSize(object->entry());
+    content.entry->length = seal.length;
+    content.entry->block_crcs = seal.block_crcs;
+    of_part.encoded_bytes += EncodedObjectSize(object->entry());
     leases_.EndWrite(object);
-    out_.Say(fact::ObjectSealed{part->key, object->entry(), content.extent});
+    if (say) SaySeal(part, object);
   }
 }
 
-void Parts::UseEntriesOf(Part* part) {
-  for (const ObjectEntry& entry : part->content->manifest->objects) {
-    ObjectContent& content = ObjectOf(*part, entry.name)->content.Edit();
-    content.entry = &entry;
-    content.draft.reset();
-    content.session = 0;
-  }
+void Parts::SaySeal(Part* part, Object* object) {
+  if (std::exchange(object->content.Edit().seal_said, true)) return;
+  out_.Say(fact::ObjectSealed{part->key, object->entry(), object->content->extent});
 }
 
-void Parts::Commit(Part* part, std::shared_ptr<const Manifest> manifest,
-                   const std::string& digest) {
+std::vector<SlabId> Parts::SlabsOf(const Part& part) {
+  std::vector<SlabId> slabs;
+  for (const auto& [slab, objects] : part.content->slabs) slabs.push_back(slab);
+  return slabs;
+}
+
+std::shared_ptr<const PartTable> Parts::TableOf(const Part& part, Manifest head) {
+  auto table = std::make_shared<PartTable>();
+  table->head = std::move(head);
+  table->entries.reserve(part.content->objects.size());
+  table->extents.reserve(part.content->objects.size());
+  for (const auto& [name, object] : part.content->objects) {
+    table->entries.push_back(object->content->entry);
+    table->extents.push_back(object->content->extent);
+  }
+  return table;
+}
+
+void Parts::Commit(Part* part, std::shared_ptr<const PartTable> table, const std::string& digest) {
   Checkpoint* checkpoint = part->checkpoint;
   NoLongerWritten(part);
+  ReleaseJournal(part);
   PartContent& content = part->content.Edit();
   content.committed = true;
-  content.manifest = std::move(manifest);
+  content.table = std::move(table);
   content.digest = digest;
+  out_.DestroyLater(std::exchange(content.objects, {}));
   content.creates.clear();
   content.sessions.clear();
-  UseEntriesOf(part);
   StepContent& step = checkpoint->content.Edit();
   --step.open_parts;
   ++step.committed;
-  for (const auto& [name, object] : content.objects) {
-    if (!object->content->resident) ++step.absent;
-  }
   for (StepWatcher* watcher : watchers_) watcher->PartCommitted(part);
   if (step.committed == step.world_size) BecomeComplete(checkpoint);
+}
+
+std::string Parts::DigestOf(const Checkpoint& checkpoint) {
+  std::vector<std::string> digests;
+  for (const auto& [writer, part] : checkpoint.content->parts) {
+    digests.push_back(part->content->digest);
+  }
+  return CheckpointDigest(digests);
 }
 
 void Parts::BecomeComplete(Checkpoint* checkpoint) {
@@ -272,6 +337,7 @@ void Parts::BecomeComplete(Checkpoint* checkpoint) {
   content.complete = true;
   content.digest = DigestOf(*checkpoint);
   job->steps.Edit().incomplete.erase(checkpoint->Id());
+  IndexNames(checkpoint);
   for (StepWatcher* watcher : watchers_) watcher->CheckpointCompleted(checkpoint);
   LogLacking(checkpoint);
   // Its older revisions are replaced now, not before.
@@ -301,29 +367,57 @@ void Parts::LogLacking(Checkpoint* checkpoint) {
   }
 }
 
-void Parts::AddStored(Checkpoint* checkpoint, std::shared_ptr<const Manifest> manifest,
-                      const std::string& digest) {
-  Part* part = FindOrMake(checkpoint, manifest->writer);
+Part* Parts::AddCommitted(Checkpoint* checkpoint, const Manifest& head, const std::string& digest,
+                          uint64_t objects, uint64_t bytes) {
+  Part* part = FindOrMake(checkpoint, head.writer);
+  StepContent& step = checkpoint->content.Edit();
   PartContent& content = part->content.Edit();
-  for (const ObjectEntry& entry : manifest->objects) {
-    if (ObjectOf(*part, entry.name) == nullptr) {
-      ObjectEntry named;
-      named.name = entry.name;
-      named.length = entry.length;
-      New(part, std::move(named));
-    }
-    ObjectOf(*part, entry.name)->content.Edit().sealed = true;
-  }
   content.committed = true;
   content.digest = digest;
-  content.manifest = std::move(manifest);
-  UseEntriesOf(part);
-  StepContent& step = checkpoint->content.Edit();
+  content.count = content.absent = objects;
+  content.bytes = bytes;
+  step.indexed = step.indexed && objects == 0;
+  step.created_unix_ms = head.created_unix_ms;
+  ++step.without_table;
+  step.bytes += content.bytes;
+  step.objects += content.count;
+  step.absent += content.absent;
   --step.open_parts;
   ++step.committed;
-  step.absent += content.objects.size();
-  step.created_unix_ms = content.manifest->created_unix_ms;
   for (StepWatcher* watcher : watchers_) watcher->PartStored(part);
+  return part;
+}
+
+void Parts::AddStored(Checkpoint* checkpoint, const StoredPart& stored) {
+  AddCommitted(checkpoint, stored.manifest, stored.digest, stored.Objects(), stored.Bytes());
+}
+
+void Parts::TakeTable(Part* part, std::shared_ptr<const PartTable> table) {
+  PartContent& content = part->content.Edit();
+  if (content.table != nullptr || table->entries.size() != content.count) return;
+  content.table = std::move(table);
+  StepContent& step = part->checkpoint->content.Edit();
+  if (--step.without_table == 0 && step.complete) IndexNames(part->checkpoint);
+}
+
+void Parts::DropTable(Part* part) {
+  PartContent& content = part->content.Edit();
+  if (content.table == nullptr || !content.committed || !content.slabs.empty() ||
+      part->manifest->resident) {
+    return;
+  }
+  StepContent& step = part->checkpoint->content.Edit();
+  ++step.without_table;
+  step.broken_objects -= content.broken.size();
+  content.broken.clear();
+  step.indexed = false;
+  out_.DestroyLater(std::exchange(step.names, {}));
+  out_.DestroyLater(std::exchange(content.table, nullptr));
+}
+
+void Parts::DropTables(Checkpoint* checkpoint) {
+  if (!checkpoint->content->complete) return;  // its names are looked up by whoever adds to it
+  for (const auto& [writer, part] : checkpoint->content->parts) DropTable(part.get());
 }
 
 void Parts::CompleteStored(Checkpoint* checkpoint, const std::string& digest) {
@@ -331,63 +425,117 @@ void Parts::CompleteStored(Checkpoint* checkpoint, const std::string& digest) {
   content.complete = true;
   content.digest = digest;
   checkpoint->job->steps.Edit().incomplete.erase(checkpoint->Id());
+  IndexNames(checkpoint);
+}
+
+void Parts::IndexNames(Checkpoint* checkpoint) {
+  StepContent& content = checkpoint->content.Edit();
+  const bool wanted =
+      !content.complete || (content.parts.size() > kFewParts && content.without_table == 0);
+  if (wanted && content.indexed) return;
+  content.indexed = wanted;
+  out_.DestroyLater(std::exchange(content.names, {}));  // some may be there
+  if (!wanted) return;
+  for (const auto& [writer, part] : content.parts) {
+    for (const auto& [name, object] : part->content->objects) content.names[name] = part.get();
+    if (part->content->table == nullptr) continue;
+    for (const auto& entry : part->content->table->entries) {
+      content.names[entry->name] = part.get();
+    }
+  }
 }
 
 // --- going
 
-void Parts::Free(Object* object) {
-  if (!object->content->resident) return;
-  Part* part = object->part;
-  ObjectContent& content = object->content.Edit();
-  content.resident = false;
-  if (!content.sealed) writing_bytes_ -= content.extent.length;
-  out_.Say(fact::ObjectDropped{part->key, object->name()});
-  SlabRecord* slab = ledger_.Find(content.extent.slab);
-  footprints_.Drop(part->checkpoint, slab);
-  ledger_.DropExtent(slab);
-  if (part->content->committed) ++part->checkpoint->content.Edit().absent;
+void Parts::Leave(Part* part, SlabId slab_id, uint32_t objects) {
+  PartContent& content = part->content.Edit();
+  const auto at = content.slabs.find(slab_id);
+  at->second -= objects;
+  if (at->second == 0) content.slabs.erase(at);
+  SlabRecord* slab = ledger_.Find(slab_id);
+  footprints_.Drop(part->checkpoint, slab, objects);
+  ledger_.DropExtents(slab, objects);
+  if (!content.committed) return;
+  content.absent += objects;
+  part->checkpoint->content.Edit().absent += objects;
 }
 
-void Parts::Break(Object* object, const Status& why) {
-  Free(object);
-  object->content.Edit().broken = true;
-  StepContent& content = object->part->checkpoint->content.Edit();
-  ++content.broken_objects;
-  content.why = absl::StrCat("\"", absl::CHexEscape(object->name()), "\": ", why.message());
-}
-
-void Parts::Drop(Object* object) {
-  Free(object);
-  leases_.EndWrite(object);
-  Part* part = object->part;
-  StepContent& step = part->checkpoint->content.Edit();
-  if (part->content->committed) {
-    --step.absent;
-    if (object->content->broken) --step.broken_objects;
+bool Parts::Free(Part* part) {
+  const std::map<SlabId, uint32_t> slabs = part->content->slabs;
+  const bool held = std::any_of(slabs.begin(), slabs.end(),
+                                [&](const auto& at) { return ledger_.Find(at.first)->Locked(); });
+  for (const auto& [slab, objects] : slabs) {
+    if (held && ledger_.Find(slab)->Locked()) continue;
+    if (held) out_.Say(fact::PartLeftSlab{part->key, slab});
+    Leave(part, slab, objects);
   }
-  step.bytes -= object->entry().length;
-  const std::string name = object->name();
-  const auto at = step.names.find(name);
-  if (at != step.names.end() && at->second == object) step.names.erase(at);
-  part->content.Edit().objects.erase(name);
+  if (held) return false;
+  if (part->manifest->resident) out_.Say(fact::PartDropped{part->key, HeldName(*part->content)});
+  return true;
+}
+
+void Parts::Break(const ObjectRef& object, const Status& why) {
+  Part* part = object.part;
+  out_.Say(fact::ObjectDropped{part->key, object.name()});
+  Leave(part, object.extent().slab, 1);
+  part->content.Edit().broken.insert(object.index);
+  StepContent& content = part->checkpoint->content.Edit();
+  ++content.broken_objects;
+  content.why = absl::StrCat("\"", absl::CHexEscape(object.name()), "\": ", why.message());
+}
+
+void Parts::ReleaseJournal(Part* part) {
+  PartContent& content = part->content.Edit();
+  content.journal_to_come = 0;
+  journal_.Release(content.journal_uid, std::exchange(content.journal_bytes, 0));
+}
+
+void Parts::ForgetNames(Part* part) {
+  StepContent& step = part->checkpoint->content.Edit();
+  step.objects -= part->content->count;
+  if (!step.indexed) return;
+  if (step.parts.size() == 1) {
+    out_.DestroyLater(std::exchange(step.names, {}));
+    return;
+  }
+  const PartContent& content = *part->content;
+  for (const auto& [name, object] : content.objects) step.names.erase(name);
+  if (content.table == nullptr) return;
+  for (const auto& entry : content.table->entries) step.names.erase(entry->name);
 }
 
 void Parts::Erase(Part* part) {
   Checkpoint* checkpoint = part->checkpoint;
   for (StepWatcher* watcher : watchers_) watcher->PartGoes(part);
-  const PartContent& content = *part->content;
-  const std::string held = content.objects.empty() ? content.lost : content.objects.begin()->first;
+  PartContent& content = part->content.Edit();
+  const std::string held = HeldName(content);
   if (!held.empty()) attempts_.RememberDropped(part->key, held);
-  while (!content.objects.empty()) Drop(content.objects.begin()->second.get());
+  if (!content.slabs.empty() || !content.lost.empty() || part->manifest->resident) {
+    out_.Say(fact::PartDropped{part->key, held});
+  }
+  for (const auto& [name, object] : content.objects) leases_.EndWrite(object.get());
+  const std::map<SlabId, uint32_t> slabs = content.slabs;
+  for (const auto& [slab, objects] : slabs) Leave(part, slab, objects);
+  writing_bytes_ -= content.writing_bytes;
+  ForgetNames(part);
   NoLongerWritten(part);
+  ReleaseJournal(part);
   for (StepWatcher* watcher : watchers_) watcher->PartEmptied(part);
   StepContent& step = checkpoint->content.Edit();
+  step.bytes -= content.bytes;
   if (content.committed) {
     --step.committed;
+    if (content.table == nullptr) --step.without_table;
+    step.absent -= content.absent;
+    step.broken_objects -= content.broken.size();
   } else {
     --step.open_parts;
   }
-  step.parts.erase(part->key.writer);
+  standing_.Forget(part);
+  const auto at = step.parts.find(part->key.writer);
+  step.first_without = std::min(step.first_without, at->first);
+  out_.DestroyLater(std::move(at->second));
+  step.parts.erase(at);
 }
 
 void Parts::EraseIfEmpty(Checkpoint* checkpoint) {
@@ -402,7 +550,9 @@ void Parts::Erase(Checkpoint* checkpoint) {
   Job* job = checkpoint->job;
   const CheckpointId id = checkpoint->Id();
   for (StepWatcher* watcher : watchers_) watcher->CheckpointGoes(checkpoint);
-  checkpoint->content.Edit().complete = false;
+  StepContent& content = checkpoint->content.Edit();
+  content.complete = content.indexed = false;
+  out_.DestroyLater(std::exchange(content.names, {}));
   while (!checkpoint->content->parts.empty()) {
     Erase(checkpoint->content->parts.begin()->second.get());
   }
@@ -410,238 +560,8 @@ void Parts::Erase(Checkpoint* checkpoint) {
   steps.incomplete.erase(id);
   standing_.Forget(checkpoint);
   attempts_.CheckpointGone(job, checkpoint->key);
+  jobs_.MayForget(job->name);
   steps.all.erase(id);
-}
-
-// --- recovery
-
-void Parts::Restore(const Restored& restored, const Recovered& recovered, Manifests* manifests) {
-  std::set<PartKey> keys;
-  for (const auto& [key, objects] : restored.objects) keys.insert(key);
-  for (const auto& [key, manifest] : restored.manifests) keys.insert(key);
-  static const std::map<std::string, Restored::Object> kNoObjects;
-  std::map<PartKey, std::string> dropped = restored.dropped;
-  for (const PartKey& key : keys) {
-    const auto found = restored.objects.find(key);
-    const auto& objects = found == restored.objects.end() ? kNoObjects : found->second;
-    const Dropper drop = [&](const std::string& name) {
-      out_.Say(fact::ObjectDropped{key, name});
-      dropped[key] = name;
-    };
-    const auto committed = restored.manifests.find(key);
-    if (committed != restored.manifests.end()) {
-      const auto verified = recovered.manifests.find(key);
-      RestoreCommitted(committed->second,
-                       verified == recovered.manifests.end() ? nullptr : verified->second, objects,
-                       manifests, drop);
-    } else {
-      const auto lost = restored.dropped.find(key);
-      RestoreOpen(key, objects, lost == restored.dropped.end() ? "" : lost->second, drop);
-    }
-  }
-  for (const auto& [key, name] : dropped) {
-    if (Find(key) == nullptr) attempts_.RememberDropped(key, name);
-  }
-}
-
-void Parts::RestoreCommitted(const fact::ManifestCommitted& committed,
-                             std::shared_ptr<const Manifest> manifest,
-                             const std::map<std::string, Restored::Object>& objects,
-                             Manifests* manifests, const Dropper& drop) {
-  const PartKey& key = committed.part;
-  Job* job = jobs_.FindOrMake(key.checkpoint.job);
-  if (manifest == nullptr || !ledger_.Survived(committed.extent)) {
-    out_.Log(Severity::kError,
-             absl::StrCat(key.DebugString(), " is lost from memory: ",
-                          manifest != nullptr ? "its manifest's slab did not survive"
-                                              : "its manifest did not verify"));
-    for (const auto& [name, object] : objects) drop(name);
-    out_.Say(fact::ManifestDropped{key});
-    return;
-  }
-  Checkpoint* checkpoint = FindOrMake(job, key.checkpoint, committed.world_size);
-  AddStored(checkpoint, std::move(manifest), committed.digest);
-  Part* part = PartOf(*checkpoint, key.writer);
-  manifests->RestorePlace(part, committed);
-  for (const auto& [name, object] : part->content->objects) {
-    const auto known = objects.find(name);
-    if (known == objects.end()) continue;
-    if (!ledger_.Survived(known->second.Extent())) {
-      drop(name);
-      continue;
-    }
-    ObjectContent& content = object->content.Edit();
-    content.extent = known->second.Extent();
-    content.resident = true;
-    ledger_.RestoreExtent(content.extent.slab);
-    --checkpoint->content.Edit().absent;
-  }
-  for (const auto& [name, object] : objects) {
-    if (!part->content->objects.contains(name)) drop(name);
-  }
-}
-
-// Not committed: it goes on if every session that writes it does, as when one ends.
-void Parts::RestoreOpen(const PartKey& key, const std::map<std::string, Restored::Object>& objects,
-                        const std::string& lost, const Dropper& drop) {
-  const bool goes_on = std::all_of(objects.begin(), objects.end(), [&](const auto& entry) {
-    const auto& created = entry.second.created;
-    return created && sessions_.Find(created->session) != nullptr;
-  });
-  Job* job = jobs_.FindOrMake(key.checkpoint.job);
-  for (const auto& [name, object] : objects) {
-    if (!goes_on) {
-      drop(name);
-      continue;
-    }
-    const Session& session = *sessions_.Find(object.created->session);
-    Checkpoint* checkpoint = FindOrMake(job, key.checkpoint, object.created->world_size);
-    Part* part = FindOrMake(checkpoint, key.writer);
-    WriteBy(part, session);
-    PartContent& content = part->content.Edit();
-    ++content.creates[{session.id, object.created->call}];
-    // Only some of it was dropped: an earlier daemon missed the slab.
-    if (!lost.empty()) content.lost = lost;
-    if (!ledger_.Survived(object.Extent())) {
-      drop(name);
-      content.lost = name;
-      continue;
-    }
-    RestoreObject(part, object);
-  }
-}
-
-void Parts::RestoreObject(Part* part, const Restored::Object& object) {
-  ObjectEntry entry;
-  if (object.sealed) {
-    entry = object.sealed->entry;
-  } else {
-    entry.name = object.created->name;
-    entry.kind = object.created->kind;
-    entry.length = object.created->length;
-  }
-  ObjectContent& content = New(part, std::move(entry))->content.Edit();
-  content.extent = object.Extent();
-  content.resident = true;
-  content.sealed = object.sealed.has_value();
-  content.granted = content.extent.length;
-  content.session = object.created->session;
-  content.call = object.created->call;
-  if (!content.sealed) writing_bytes_ += content.extent.length;
-  ledger_.RestoreExtent(content.extent.slab);
-}
-
-void Parts::RestoreFootprints() {
-  for (const auto& [name, job] : jobs_.all()) {
-    for (const auto& [id, checkpoint] : job->steps->all) {
-      for (const auto& [writer, part] : checkpoint->content->parts) {
-        for (const auto& [object_name, object] : part->content->objects) {
-          if (!object->content->resident) continue;
-          footprints_.Add(checkpoint.get(), ledger_.Find(object->content->extent.slab));
-        }
-      }
-    }
-  }
-}
-
-// A checkpoint all of whose parts were restored is complete.
-void Parts::RestoreComplete() {
-  for (const auto& [name, job] : jobs_.all()) {
-    for (const auto& [id, checkpoint] : job->steps->all) {
-      if (checkpoint->content->committed != checkpoint->content->world_size) continue;
-      CompleteStored(checkpoint.get(), DigestOf(*checkpoint));
-      if (!checkpoint->Resident()) {
-        checkpoint->content.Edit().why = "some of its memory did not survive";
-      }
-    }
-  }
-}
-
-void Parts::Snapshot(const Part& part, std::vector<Fact>* facts) const {
-  for (const auto& [name, object] : part.content->objects) {
-    const ObjectContent& content = *object->content;
-    if (!content.resident) continue;
-    if (!part.content->committed) {
-      facts->push_back(fact::ObjectCreated{part.key, part.checkpoint->content->world_size, name,
-                                           object->entry().kind, object->entry().length,
-                                           content.extent, content.session, content.call});
-    }
-    if (content.sealed) {
-      facts->push_back(fact::ObjectSealed{part.key, object->entry(), content.extent});
-    }
-  }
-  if (!part.content->lost.empty()) {
-    facts->push_back(fact::ObjectDropped{part.key, part.content->lost});
-  }
-}
-
-// --- invariants
-
-std::string Parts::CheckPart(const Part& part, const Placer& place) const {
-  const std::string shown = part.key.DebugString();
-  if (part.content->committed && part.content->manifest == nullptr) {
-    return shown + " is committed, but has no manifest";
-  }
-  for (const auto& [name, object] : part.content->objects) {
-    if (object->name() != name) return shown + ": an object under another's name";
-    if (!object->content->resident) continue;
-    const std::string problem = place(object->content->extent, absl::StrCat(shown, " ", name));
-    if (!problem.empty()) return problem;
-    const SlabRecord& slab = *ledger_.Find(object->content->extent.slab);
-    const JobOwner& owner = *part.checkpoint->job->owner;
-    if (slab.owner.job != part.key.checkpoint.job || slab.owner.uid != owner.uid) {
-      return absl::StrCat(shown, " ", name, " lies in a slab of job ", slab.owner.job, " uid ",
-                          slab.owner.uid);
-    }
-    if (part.content->committed && !object->content->sealed) {
-      return shown + " is committed, not all sealed";
-    }
-  }
-  return "";
-}
-
-std::string Parts::CheckInvariants(const Checkpoint& checkpoint, const Placer& place) const {
-  const std::string shown = checkpoint.key.DebugString();
-  const StepContent& content = *checkpoint.content;
-  uint64_t absent = 0;
-  int32_t committed = 0, open = 0;
-  size_t names = 0;
-  for (const auto& [writer, part] : content.parts) {
-    committed += part->content->committed ? 1 : 0;
-    open += part->content->committed ? 0 : 1;
-    names += part->content->objects.size();
-    for (const auto& [name, object] : part->content->objects) {
-      absent += part->content->committed && !object->content->resident ? 1 : 0;
-    }
-    if (std::string problem = CheckPart(*part, place); !problem.empty()) return problem;
-  }
-  if (committed != content.committed || open != content.open_parts) {
-    return shown + ": its parts are miscounted";
-  }
-  if (absent != content.absent) return shown + ": its absent objects are miscounted";
-  if (names != content.names.size()) return shown + ": its names are miscounted";
-  if (content.complete != (committed == content.world_size)) {
-    return shown + ": complete is not what its parts say";
-  }
-  if (content.complete == checkpoint.job->steps->incomplete.contains(checkpoint.Id())) {
-    return shown + ": incomplete?";
-  }
-  return "";
-}
-
-std::string Parts::CheckSums() const {
-  uint64_t writing = 0;
-  for (const auto& [name, job] : jobs_.all()) {
-    for (const auto& [id, checkpoint] : job->steps->all) {
-      for (const auto& [writer, part] : checkpoint->content->parts) {
-        for (const auto& [object_name, object] : part->content->objects) {
-          const ObjectContent& content = *object->content;
-          if (content.resident && !content.sealed) writing += content.extent.length;
-        }
-      }
-    }
-  }
-  return writing == writing_bytes_ ? "" : "writing_bytes is miscounted";
 }
 
 }  // namespace cairn::engine

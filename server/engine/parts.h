@@ -2,11 +2,11 @@
 // keep something about them: they are told as `StepWatcher`s.
 //
 // Changes Job::steps, Checkpoint::content, Part::content, Object::content. Says
-// fact::ObjectCreated, ObjectSealed, ObjectDropped.
+// fact::ObjectCreated, ObjectSealed, ObjectDropped, PartLeftSlab, PartDropped.
 //
 // Invariants:
-//   1. Extents lie within their slabs, and no two live ones overlap.
-//   2. A committed part's objects are all sealed.
+//   1. Extents lie within their slabs, and no two live ones overlap. A slab holds objects of one part.
+//   2. A part has objects that are being written, or a table of those it was committed with.
 //   3. complete = the parts of all writers are committed.
 //   4. Counts and sums are those of the parts.
 #pragma once
@@ -21,6 +21,7 @@
 
 #include "server/engine/attempts.h"
 #include "server/engine/footprints.h"
+#include "server/engine/journal_room.h"
 #include "server/engine/leases.h"
 #include "server/engine/restored.h"
 
@@ -45,40 +46,55 @@ class StepWatcher {
 class Parts {
  public:
   Parts(Outbox* out, Jobs* jobs, Attempts* attempts, Leases* leases, Ledger* ledger,
-        Footprints* footprints, Changes* changes, Standing* standing, Sessions* sessions);
+        Footprints* footprints, Changes* changes, Standing* standing, Sessions* sessions,
+        JournalRoom* journal);
   void Watch(StepWatcher* watcher) { watchers_.push_back(watcher); }
 
   // --- finding
   Checkpoint* Find(const CheckpointKey& key) const;
   Part* Find(const PartKey& key) const;
-  Object* Find(const PartKey& key, const std::string& name) const;
+  ObjectRef Find(const PartKey& key, absl::string_view name) const;
   static Part* PartOf(const Checkpoint& checkpoint, Writer writer);
-  static Object* ObjectOf(const Part& part, const std::string& name);
-  const std::set<PartKey>& WrittenBy(SessionId session) const;  // and not committed
-  uint64_t writing_bytes() const { return writing_bytes_; }     // created, not sealed
+  static Object* WrittenIn(const Part& part, absl::string_view name);  // and not committed
+  const std::set<PartKey>& WrittenBy(SessionId session) const;         // and not committed
+  uint64_t writing_bytes() const { return writing_bytes_; }            // created, not sealed
 
   // --- coming
   Checkpoint* FindOrMake(Job* job, const CheckpointKey& key, int32_t world_size);
   Part* FindOrMake(Checkpoint* checkpoint, Writer writer);
   void WriteBy(Part* part, const Session& session);                     // the session writes it
   void ForgetWriter(SessionId session) { written_by_.erase(session); }  // it has ended
-  // An object being written, in `extent` of `slab`. Says the fact.
-  Object* Create(Part* part, const event::ObjectSpec& spec, SlabRecord* slab, uint64_t offset,
-                 uint64_t length, uint64_t granted, SessionId session, int64_t call);
+  // An object being written, in `slab`. Says the fact. Took follows, once for all that lie there.
+  void Create(Part* part, const event::ObjectSpec& spec, const SlabRecord& slab, uint64_t offset,
+              uint64_t length, uint64_t granted, SessionId session, int64_t call);
+  void Took(Part* part, SlabRecord* slab, uint32_t objects);
   // The session's call has created so many objects: a repeat of it is told from a second create.
   void Created(Part* part, const Session& session, int64_t call, size_t objects);
 
+  uint64_t creates() const { return creates_; }  // that were granted
+  // `part`: that it is of, if that is there.
+  static uint64_t JournalCostOf(const event::Create& event, const Part* part) {
+    return JournalRoom::CostOf(event, part == nullptr || part->content->objects.empty());
+  }
+  // Sets aside in the journal what creates of the part that are to come may cost it …
+  void SetAside(Part* part, uint64_t journal_bytes);
+  // … and gives back what is set aside for one that has come.
+  void TakeSetAside(Part* part, uint64_t journal_bytes);
+
   // --- sealed and committed
   // All or nothing: the first seal that does not hold fails the call, and nothing has changed.
-  static Status CheckSeals(const Part* part, const PartKey& key,
-                           const std::vector<event::Seal>& seals);
-  void Seal(Part* part, const std::vector<event::Seal>& seals);
-  // Its manifest is in its slab; the fact is said. The objects' entries are the manifest's from now
-  // on.
-  void Commit(Part* part, std::shared_ptr<const Manifest> manifest, const std::string& digest);
-  // A part as its manifest tells it; none of it is in memory yet.
-  void AddStored(Checkpoint* checkpoint, std::shared_ptr<const Manifest> manifest,
-                 const std::string& digest);
+  static Status CheckSeals(Part* part, const PartKey& key, const std::vector<event::Seal>& seals);
+  // `say`: no; a commit that brings the seals brings them again if the daemon dies before it is done.
+  void Seal(Part* part, const std::vector<event::Seal>& seals, bool say = true);
+  // What the part holds from now on, whatever becomes of its commit; all is sealed.
+  static std::shared_ptr<const PartTable> TableOf(const Part& part, Manifest head);
+  static std::vector<SlabId> SlabsOf(const Part& part);
+  // Its record is in its slab; the fact is said.
+  void Commit(Part* part, std::shared_ptr<const PartTable> table, const std::string& digest);
+  // A part that storage has; none of it is in memory.
+  void AddStored(Checkpoint* checkpoint, const StoredPart& stored);
+  void TakeTable(Part* part, std::shared_ptr<const PartTable> table);
+  void DropTables(Checkpoint* checkpoint);  // of parts that only storage has
   // The checkpoint is whole in storage, and here what is not is known from there.
   void CompleteStored(Checkpoint* checkpoint, const std::string& digest);
   // The digest of one that is whole in storage, while part of it is not known here.
@@ -87,8 +103,9 @@ class Parts {
   }
 
   // --- going
-  void Free(Object* object);                      // its memory; the object is no longer resident
-  void Break(Object* object, const Status& why);  // its bytes did not verify: its memory goes
+  // What nobody holds of a committed part leaves memory. False: some of it is held.
+  bool Free(Part* part);
+  void Break(const ObjectRef& object, const Status& why);  // its bytes did not verify: they go
   void Erase(Part* part);
   void Erase(Checkpoint* checkpoint);
   void EraseIfEmpty(Checkpoint* checkpoint);
@@ -101,25 +118,36 @@ class Parts {
   // Takes an extent and what lies in it; returns what is wrong with that.
   using Placer = std::function<std::string(const ExtentRef&, const std::string&)>;
   std::string CheckInvariants(const Checkpoint& checkpoint, const Placer& place) const;
-  std::string CheckSums() const;
+  std::string CheckSums(uint64_t journal) const;  // set aside for creates that wait
 
  private:
+  // A complete checkpoint of more parts than these has an index of its names.
+  static constexpr size_t kFewParts = 8;
+
   Object* New(Part* part, ObjectEntry entry);
-  void Place(Object* object, SlabRecord* slab, uint64_t offset, uint64_t length);
-  void Drop(Object* object);  // altogether
+  void Place(Object* object, const SlabRecord& slab, uint64_t offset, uint64_t length);
+  void Leave(Part* part, SlabId slab, uint32_t objects);  // they are no longer in memory there
+  Part* AddCommitted(Checkpoint* checkpoint, const Manifest& head, const std::string& digest,
+                     uint64_t objects, uint64_t bytes);
+  void DropTable(Part* part);
+  void SaySeal(Part* part, Object* object);
+  void ReleaseJournal(Part* part);
+  void ForgetNames(Part* part);
+  void IndexNames(Checkpoint* checkpoint);  // or drops the index, if it needs none
+  static std::string DigestOf(const Checkpoint& checkpoint);
   void BecomeComplete(Checkpoint* checkpoint);
   void LogLacking(Checkpoint* checkpoint);
   void NoLongerWritten(Part* part);
-  void UseEntriesOf(Part* part);  // of its manifest
-  using Dropper = std::function<void(const std::string& name)>;
-  void RestoreCommitted(const fact::ManifestCommitted& committed,
-                        std::shared_ptr<const Manifest> manifest,
-                        const std::map<std::string, Restored::Object>& objects,
-                        Manifests* manifests, const Dropper& drop);
+  void RestoreCommitted(const Restored::Committed& committed,
+                        std::shared_ptr<const PartTable> table, Manifests* manifests,
+                        std::map<PartKey, std::string>* dropped);
+  std::set<SlabId> SurvivingSlabs(const fact::PartCommitted& fact, Part* part);
   void RestoreOpen(const PartKey& key, const std::map<std::string, Restored::Object>& objects,
-                   const std::string& lost, const Dropper& drop);
+                   const std::string& lost, std::map<PartKey, std::string>* dropped);
   void RestoreObject(Part* part, const Restored::Object& object);
   std::string CheckPart(const Part& part, const Placer& place) const;
+  std::string CheckOpen(const Part& part, const Placer& place) const;
+  std::string CheckCommitted(const Part& part, const Placer& place) const;
 
   Outbox& out_;
   Jobs& jobs_;
@@ -130,10 +158,12 @@ class Parts {
   Footprints& footprints_;
   Changes& changes_;
   Standing& standing_;
+  JournalRoom& journal_;
 
   std::vector<StepWatcher*> watchers_;
   uint64_t next_sequence_ = 1;
   uint64_t writing_bytes_ = 0;
+  uint64_t creates_ = 0;
   std::map<SessionId, std::set<PartKey>> written_by_;
 };
 

@@ -213,18 +213,13 @@ void Persistence::Run() {
   TakeDue();
   if (ready_jobs_.empty() || static_cast<int>(under_way_.size()) >= options_.max_persists) return;
   const std::set<std::string> ready = ready_jobs_;
-  // One each in turn, so that a job with many does not starve the others.
-  for (bool started = true; started;) {
-    started = false;
-    for (const std::string& name : ready) {
-      if (static_cast<int>(under_way_.size()) >= options_.max_persists) return;
-      const Job* job = jobs_.Find(name);
-      if (job == nullptr || job->files->ready.empty() || job->files->at > out_.now()) continue;
-      Checkpoint* next = Next(*job);
-      if (next == nullptr) continue;
-      Start(next);
-      started = true;
-    }
+  // One each: a job with many, or with files that hang, does not starve the others.
+  for (const std::string& name : ready) {
+    if (static_cast<int>(under_way_.size()) >= options_.max_persists) return;
+    const Job* job = jobs_.Find(name);
+    if (job == nullptr || job->files->ready.empty() || job->files->at > out_.now()) continue;
+    if (job->files->under_way > 0) continue;
+    if (Checkpoint* next = Next(*job)) Start(next);
   }
 }
 
@@ -250,12 +245,7 @@ void Persistence::Start(Checkpoint* checkpoint) {
   for (const auto& [slab, extents] : checkpoint->memory->slabs) under_way.pinned.push_back(slab);
   for (SlabId slab : under_way.pinned) ledger_.Pin(ledger_.Find(slab));
   for (const auto& [writer, part] : checkpoint->content->parts) {
-    action::PersistPart to_write;
-    to_write.manifest = part->content->manifest;
-    for (const auto& [name, object] : part->content->objects) {
-      to_write.objects.push_back({object->entry(), object->content->extent});
-    }
-    persist.parts.push_back(std::move(to_write));
+    persist.parts.push_back(part->content->table);
   }
   TakeFromOwed(checkpoint);
   Files& files = checkpoint->files.Edit();
@@ -375,7 +365,7 @@ void Persistence::BecomePersisted(Checkpoint* checkpoint, const Location& locati
   files.persisted = true;
   files.unconfirmed = false;
   files.location = location;
-  files.look = of_job.looks;
+  checkpoint->look.Edit() = of_job.looks;
   of_job.persisted.insert(checkpoint->Id());
   of_job.unconfirmed.erase(checkpoint->Id());
 }
@@ -400,6 +390,14 @@ void Persistence::NoLongerPersisted(Checkpoint* checkpoint) {
 // --- told by others
 
 void Persistence::FoundStored(Checkpoint* checkpoint, const Location& location) {
+  const Files& known = *checkpoint->files;
+  const bool owed = known.owes || known.requested || known.parked || !known.problem.ok();
+  // Of thousands that a reading finds as they were, nothing changes.
+  if (mode_.storage_here && known.persisted && !known.unconfirmed && !known.stored_whole && !owed &&
+      !known.given_up.has_value() && known.location == location) {
+    checkpoint->look.Edit() = checkpoint->job->files->looks;
+    return;
+  }
   if (checkpoint->content->complete && !checkpoint->files->persisted) {
     out_.Say(fact::Persisted{checkpoint->key, checkpoint->content->digest});
   }
@@ -413,15 +411,13 @@ void Persistence::FoundStored(Checkpoint* checkpoint, const Location& location) 
 void Persistence::LookBegins(Job* job) { ++job->files.Edit().looks; }
 
 void Persistence::Looked(Job* job) {
-  const JobFiles& files = *job->files;
   std::vector<Checkpoint*> missing;
-  for (const std::set<CheckpointId>* ids : {&files.persisted, &files.unconfirmed}) {
-    for (const CheckpointId& id : *ids) {
-      Checkpoint* checkpoint = CheckpointOf(*job, id);
-      // What is being deleted may be gone rightly; that it is will be told.
-      if (checkpoint->files->look < files.looks && !checkpoint->files->deleting) {
-        missing.push_back(checkpoint);
-      }
+  for (const auto& [id, checkpoint] : job->steps->all) {
+    const Files& files = *checkpoint->files;
+    if (!files.persisted && !files.unconfirmed) continue;
+    // What is being deleted may be gone rightly; that it is will be told.
+    if (*checkpoint->look < job->files->looks && !files.deleting) {
+      missing.push_back(checkpoint.get());
     }
   }
   for (Checkpoint* checkpoint : missing) Lost(checkpoint);
@@ -515,10 +511,14 @@ void Persistence::Restore(const Restored& restored) {
   }
 }
 
-void Persistence::Snapshot(const Checkpoint& checkpoint, bool resident,
-                           std::vector<Fact>* facts) const {
+void Persistence::Snapshot(const Checkpoint& checkpoint, std::vector<Fact>* facts) const {
   const Files& files = *checkpoint.files;
-  if ((files.persisted || files.unconfirmed || files.stored_whole) && resident) {
+  const auto& parts = checkpoint.content->parts;
+  const bool stored = files.persisted || files.unconfirmed || files.stored_whole;
+  // What only storage has is found there.
+  if (stored && (!checkpoint.memory->slabs.empty() ||
+                 std::any_of(parts.begin(), parts.end(),
+                             [](const auto& part) { return part.second->manifest->resident; }))) {
     facts->push_back(fact::Persisted{checkpoint.key, checkpoint.content->digest});
   }
   if (files.requested) facts->push_back(fact::PersistAsked{checkpoint.key});

@@ -13,7 +13,7 @@
 // Changes Checkpoint::files and Job::files. Says fact::Persisted, FilesDeleted, PersistAsked.
 //
 // Invariants:
-//   1. At most max_persists are under way, and each pins the slabs it reads.
+//   1. At most max_persists are under way, one of a job, and each pins the slabs it reads.
 //   2. Job::files.persisted and .unconfirmed hold exactly the checkpoints that are so; none is both.
 //   3. Nothing is persisted while storage is not here.
 //   4. A checkpoint that is owed is either ready in its job or waits in later_ for its next try.
@@ -87,7 +87,7 @@ class Persistence : public StepWatcher {
   void CheckpointGoes(Checkpoint* checkpoint) override;
 
   void Restore(const Restored& restored);
-  void Snapshot(const Checkpoint& checkpoint, bool resident, std::vector<Fact>* facts) const;
+  void Snapshot(const Checkpoint& checkpoint, std::vector<Fact>* facts) const;
   std::string CheckInvariants(std::map<SlabId, uint32_t>* pins) const;
 
  private:

@@ -11,17 +11,12 @@ constexpr MonotonicNanos kPauseAfterFailure = 5 * kNanosPerSecond;
 
 void Pool::Remember(const Part& part) {
   LastSave& last = part.checkpoint->job->saves.Edit().last[part.key.writer];
-  auto names = std::make_shared<std::vector<std::string>>();
-  std::map<SlabId, uint64_t> slabs;
-  for (const auto& [name, object] : part.content->objects) {
-    names->push_back(name);
-    const SlabId slab = object->content->extent.slab;
-    slabs[slab] = ledger_.Find(slab)->bytes;
-  }
-  last.names = std::move(names);
+  last.table = part.content->table;
   last.node_total = part.checkpoint->verdict->node_total;
   last.slabs.clear();
-  for (const auto& [slab, bytes] : slabs) last.slabs.push_back(bytes);
+  for (const auto& [slab, objects] : part.content->slabs) {
+    last.slabs.push_back(ledger_.Find(slab)->bytes);
+  }
   std::sort(last.slabs.begin(), last.slabs.end());
 }
 
@@ -29,18 +24,16 @@ void Pool::RememberStored(const Checkpoint& checkpoint) {
   auto node_total = std::make_shared<uint64_t>(0);
   std::map<Writer, LastSave>& saves = checkpoint.job->saves.Edit().last;
   for (const auto& [writer, part] : checkpoint.content->parts) {
-    if (saves.contains(writer)) continue;
+    if (saves.contains(writer) || part->content->table == nullptr) continue;
     LastSave& last = saves[writer];
-    auto names = std::make_shared<std::vector<std::string>>();
     std::vector<event::ObjectSpec> as_created;
-    for (const auto& [name, object] : part->content->objects) {
-      names->push_back(name);
-      as_created.push_back({name, object->entry().length, object->entry().kind, false});
+    for (const auto& entry : part->content->table->entries) {
+      as_created.push_back({entry->name, entry->length, entry->kind, false});
     }
     for (const Need& need : PlanNeeds(as_created)) last.slabs.push_back(SlabBytesFor(need.bytes));
     std::sort(last.slabs.begin(), last.slabs.end());
     for (uint64_t bytes : last.slabs) *node_total += bytes;
-    last.names = std::move(names);
+    last.table = part->content->table;
     last.node_total = node_total;
   }
 }

@@ -16,14 +16,20 @@ void Records::Owe(LineRecord record) {
 
 void Records::Scanned(const Job& job, const std::vector<LineRecord>& stored,
                       const std::set<Attempt>& with_files) {
-  std::map<Id, const LineRecord*> stands;
-  for (const LineRecord& record : stored) stands[{record.number, record.kind}] = &record;
-  for (const auto& [number, decision] : job.attempts->decisions) {
+  const JobAttempts& attempts = *job.attempts;
+  std::map<Id, const LineRecord*> stands;  // of those that are known here
+  for (const LineRecord& record : stored) {
+    const bool known = record.kind == LineRecordKind::kOrigin
+                           ? attempts.begun.contains(record.number)
+                           : attempts.decisions.contains(record.number);
+    if (known) stands[{record.number, record.kind}] = &record;
+  }
+  for (const auto& [number, decision] : attempts.decisions) {
     const auto at = stands.find({number, decision.kind});
     if (at != stands.end() && at->second->lineage == decision.lineage) continue;
     Owe({job.name, number, decision.kind, decision.lineage});
   }
-  for (const auto& [number, attempt] : job.attempts->begun) {
+  for (const auto& [number, attempt] : attempts.begun) {
     const Id id{number, LineRecordKind::kOrigin};
     if (attempt.lineage.open || !with_files.contains(number) || stands.contains(id)) continue;
     Owe({job.name, number, LineRecordKind::kOrigin, attempt.lineage});

@@ -28,6 +28,7 @@ class Records : public Waitlist {
       : options_(options), out_(*out), callers_(*callers), jobs_(*jobs) {}
 
   void Owe(LineRecord record);
+  bool Owes(const std::string& job) const { return jobs_owing_.contains(job); }
   // Storage was read, and holds these: owes what is missing of the job's decisions and of the origins
   // of those attempts that have something there.
   void Scanned(const Job& job, const std::vector<LineRecord>& stored,

@@ -12,6 +12,19 @@ Restored::Restored(const std::vector<Fact>& facts) {
 void Restored::Take(const fact::Incarnation& f) { next_id = std::max(next_id, f.next_id); }
 void Restored::Take(const fact::Job& f) { jobs[f.job] = f; }
 
+void Restored::Take(const fact::JobForgotten& f) {
+  const auto of_job = [&](const auto& at) { return std::get<0>(at.first) == f.job; };
+  jobs.erase(f.job);
+  removed.erase(f.job);
+  std::erase_if(attempts, of_job);
+  std::erase_if(processes, of_job);
+  std::erase_if(worlds, of_job);
+  std::erase_if(decisions, of_job);
+  std::erase_if(dropped, [&](const auto& at) { return at.first.checkpoint.job == f.job; });
+  std::erase_if(persisted, [&](const auto& at) { return at.first.job == f.job; });
+  std::erase_if(asked, [&](const CheckpointKey& key) { return key.job == f.job; });
+}
+
 // --- attempts
 
 void Restored::Take(const fact::AttemptBegun& f) { attempts[{f.job, f.attempt}] = f; }
@@ -41,6 +54,10 @@ void Restored::Take(const fact::ObjectCreated& f) {
 void Restored::Take(const fact::ObjectSealed& f) { objects[f.part][f.entry.name].sealed = f; }
 
 void Restored::Take(const fact::ObjectDropped& f) {
+  if (const auto part = committed.find(f.part); part != committed.end()) {
+    part->second.broken.insert(f.name);
+    return;
+  }
   dropped[f.part] = f.name;
   const auto part = objects.find(f.part);
   if (part == objects.end()) return;
@@ -48,8 +65,22 @@ void Restored::Take(const fact::ObjectDropped& f) {
   if (part->second.empty()) objects.erase(part);
 }
 
-void Restored::Take(const fact::ManifestCommitted& f) { manifests[f.part] = f; }
-void Restored::Take(const fact::ManifestDropped& f) { manifests.erase(f.part); }
+void Restored::Take(const fact::PartCommitted& f) {
+  committed[f.part] = {f, {}};
+  objects.erase(f.part);
+}
+
+void Restored::Take(const fact::PartLeftSlab& f) {
+  const auto part = committed.find(f.part);
+  if (part == committed.end()) return;
+  std::erase(part->second.fact.slabs, f.slab);
+}
+
+void Restored::Take(const fact::PartDropped& f) {
+  committed.erase(f.part);
+  objects.erase(f.part);
+  if (!f.name.empty()) dropped[f.part] = f.name;
+}
 
 // --- files, and what people decided
 

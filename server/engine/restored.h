@@ -32,10 +32,14 @@ struct Restored {
   std::map<SlabId, fact::Slab> slabs;
   std::map<SessionId, fact::SessionBegun> sessions;
   std::map<LeaseId, fact::Lent> leases;
-  std::map<PartKey, std::map<std::string, Object>> objects;
+  std::map<PartKey, std::map<std::string, Object>> objects;  // of parts that are not committed
   // Parts that objects were dropped of → one of them. Not those that began anew with none left.
   std::map<PartKey, std::string> dropped;
-  std::map<PartKey, fact::ManifestCommitted> manifests;
+  struct Committed {
+    fact::PartCommitted fact;  // its slabs: those that its objects have not left
+    std::set<std::string> broken;
+  };
+  std::map<PartKey, Committed> committed;
   std::map<CheckpointKey, std::string> persisted;
   std::map<std::string, RemovedSteps> removed;
   std::set<CheckpointKey> pinned, asked;
@@ -44,6 +48,7 @@ struct Restored {
  private:
   void Take(const fact::Incarnation& f);
   void Take(const fact::Job& f);
+  void Take(const fact::JobForgotten& f);
   void Take(const fact::AttemptBegun& f);
   void Take(const fact::WriterProcess& f);
   void Take(const fact::StepWorld& f);
@@ -57,8 +62,9 @@ struct Restored {
   void Take(const fact::ObjectCreated& f);
   void Take(const fact::ObjectSealed& f);
   void Take(const fact::ObjectDropped& f);
-  void Take(const fact::ManifestCommitted& f);
-  void Take(const fact::ManifestDropped& f);
+  void Take(const fact::PartCommitted& f);
+  void Take(const fact::PartLeftSlab& f);
+  void Take(const fact::PartDropped& f);
   void Take(const fact::Persisted& f);
   void Take(const fact::PersistAsked& f);
   void Take(const fact::FilesDeleted& f);

@@ -45,10 +45,15 @@ void Retention::SendDelete(const Job& job, const CheckpointKey& key, bool tombst
   remove.this_attempt = tombstone && (removed == job.tombstones->removed.steps.end() ||
                                       !removed->second.Covers({1, key.attempt}));
   remove.newest_known = job.attempts->newest_recorded();
+  ++deleting_[key.job];
   out_.Do(std::move(remove));
 }
 
 void Retention::On(const event::FilesDeleted& event) {
+  if (const auto at = deleting_.find(event.checkpoint.job); at != deleting_.end()) {
+    jobs_.MayForget(at->first);
+    if (--at->second == 0) deleting_.erase(at);
+  }
   Checkpoint* checkpoint = parts_.Find(event.checkpoint);
   if (event.status.ok()) {
     out_.Say(fact::FilesDeleted{event.checkpoint});

@@ -38,6 +38,10 @@ class Retention : public Waitlist {
   // Jobs whose deletions failed are read anew: another node may have decided for the files, or they
   // may be gone all the same. What is still to go is then deleted.
   void TryAgainDue();
+  // Files of the job are being deleted, or are to be, once storage lets them be.
+  bool Deletes(const std::string& job) const {
+    return refused_.contains(job) || deleting_.contains(job);
+  }
   MonotonicNanos next() const { return due_.empty() ? kNever : due_.begin()->first; }
 
   void On(const event::Remove& event);
@@ -82,6 +86,7 @@ class Retention : public Waitlist {
     MonotonicNanos at = 0;    // when it ends, or the job is forgotten
     bool waits = false;
   };
+  std::map<std::string, int> deleting_;  // how many are under way, of each job
   std::map<std::string, Refused> refused_;
   std::set<std::pair<MonotonicNanos, std::string>> due_;  // each of them, by `at`
 };

@@ -14,11 +14,22 @@ Status CommitUnderWay(const PartKey& part) {
       absl::StrCat("commit: of ", part.DebugString(), " is under way"));
 }
 
+bool MayFit(const event::Create& event, uint64_t budget) {
+  if (event.to_come.bytes > budget) return false;
+  uint64_t left = budget - event.to_come.bytes;
+  for (const event::ObjectSpec& object : event.objects) {
+    if (object.length > left) return false;
+    left -= object.length;
+  }
+  return true;
+}
+
 }  // namespace
 
 Saving::Saving(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs,
                Sessions* sessions, Leases* leases, Ledger* ledger, Attempts* attempts, Parts* parts,
-               Manifests* manifests, Admission* admission, Pool* pool, Scanning* scanning)
+               Manifests* manifests, Admission* admission, Pool* pool, Scanning* scanning,
+               JournalRoom* journal)
     : options_(options),
       mode_(mode),
       out_(*out),
@@ -31,7 +42,8 @@ Saving::Saving(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs
       manifests_(*manifests),
       admission_(*admission),
       pool_(*pool),
-      scanning_(*scanning) {}
+      scanning_(*scanning),
+      journal_(*journal) {}
 
 // --- create
 
@@ -53,8 +65,10 @@ void Saving::On(const event::Create& event) {
     return;
   }
   Part* part = parts_.Find(event.part);
-  if (part != nullptr && part->content->lost.empty() && RepeatedCreate(event, part, *session)) {
-    return;
+  if (part != nullptr && part->content->lost.empty()) {
+    if (auto answer = AnswerOfRepeat(event, part, *session)) {
+      return out_.Answer(request, *std::move(answer));
+    }
   }
   Attempt superseded_by = 0;
   const Status status = CheckCreate(event, *job, *session, &superseded_by);
@@ -101,6 +115,9 @@ Status Saving::CheckCreate(const event::Create& event, const Job& job, const Ses
   const CheckpointKey& key = event.part.checkpoint;
   CAIRN_RETURN_IF_ERROR(Jobs::CheckAccess(job, event.caller));
   CAIRN_RETURN_IF_ERROR(mode_.CheckAdmits());
+  if (MayFit(event, options_.budget_bytes)) {  // else memory is what it is refused for
+    CAIRN_RETURN_IF_ERROR(journal_.CheckCreate(event.caller.uid, MoreJournalFor(event)));
+  }
   CAIRN_RETURN_IF_ERROR(attempts_.CheckBound(job, key.attempt));
   CAIRN_RETURN_IF_ERROR(Attempts::CheckFence(job, key.attempt, superseded_by));
   CAIRN_RETURN_IF_ERROR(Attempts::CheckWorld(job, event.part, event.world_size));
@@ -115,6 +132,12 @@ Status Saving::CheckCreate(const event::Create& event, const Job& job, const Ses
                      " did not survive the daemon's death; save it again under a new revision"));
   }
   return CheckNames(event);
+}
+
+uint64_t Saving::MoreJournalFor(const event::Create& event) const {
+  const Part* part = parts_.Find(event.part);
+  const uint64_t bytes = Parts::JournalCostOf(event, part);
+  return bytes - (part == nullptr ? 0 : std::min(part->content->journal_to_come, bytes));
 }
 
 Status Saving::CheckRevision(const Job& job, const PartKey& part) const {
@@ -141,13 +164,14 @@ Status Saving::CheckRevision(const Job& job, const PartKey& part) const {
 Status Saving::CheckNames(const event::Create& event) const {
   const Checkpoint* checkpoint = parts_.Find(event.part.checkpoint);
   const Part* own = checkpoint == nullptr ? nullptr : Parts::PartOf(*checkpoint, event.part.writer);
-  const size_t had = own == nullptr ? 0 : own->content->objects.size();
-  if (static_cast<int64_t>(had + event.objects.size()) > options_.max_objects_per_step) {
-    return absl::ResourceExhaustedError(absl::StrCat("objects: ", had + event.objects.size(),
+  const uint64_t had = own == nullptr ? 0 : own->content->objects.size();
+  const uint64_t all = had + event.objects.size() + event.to_come.objects;
+  if (all > static_cast<uint64_t>(options_.max_objects_per_step)) {
+    return absl::ResourceExhaustedError(absl::StrCat("objects: ", all,
                                                      " of one writer and step exceed the limit of ",
                                                      options_.max_objects_per_step));
   }
-  const auto collides = [&](const std::string& name, const std::string& other, Writer writer) {
+  const auto collides = [&](absl::string_view name, absl::string_view other, Writer writer) {
     return absl::AlreadyExistsError(absl::StrCat(
         "name: \"", absl::CHexEscape(name), "\" ",
         name == other ? std::string("exists already in ")
@@ -160,7 +184,7 @@ Status Saving::CheckNames(const event::Create& event) const {
       const auto& names = checkpoint->content->names;
       const auto other = FindCollision(names, spec.name);
       if (other != names.end()) {
-        return collides(spec.name, other->first, other->second->part->key.writer);
+        return collides(spec.name, other->first, other->second->key.writer);
       }
     }
     const auto twin = FindCollision(asked, spec.name);
@@ -170,24 +194,29 @@ Status Saving::CheckNames(const event::Create& event) const {
   return absl::OkStatus();
 }
 
-bool Saving::RepeatedCreate(const event::Create& event, Part* part, const Session& session) {
+std::optional<StatusOr<Body>> Saving::AnswerOfRepeat(const event::Create& event, Part* part,
+                                                     const Session& session) {
   const auto call = part->content->creates.find({session.id, event.call});
-  if (call == part->content->creates.end()) return false;
+  if (call == part->content->creates.end()) return std::nullopt;
   bool same = call->second == event.objects.size();
   for (size_t i = 0; same && i < event.objects.size(); ++i) {
     const event::ObjectSpec& spec = event.objects[i];
-    const Object* object = Parts::ObjectOf(*part, spec.name);
-    same = object != nullptr && object->content->call == event.call && object->content->resident &&
+    const Object* object = Parts::WrittenIn(*part, spec.name);
+    same = object != nullptr && object->content->call == event.call &&
            (object->content->sealed || object->entry().length == spec.length);
   }
-  if (!same) {
-    out_.Answer(event.caller.request, absl::AlreadyExistsError(absl::StrCat(
-                                          "call: ", event.call, " of session ", session.id,
-                                          " was a create of other objects")));
-  } else {
-    out_.Answer(event.caller.request, Body(GrantReply(event, part, session, /*repeat=*/true)));
+  if (same) return Body(GrantReply(event, part, session, /*repeat=*/true));
+  return absl::AlreadyExistsError(absl::StrCat("call: ", event.call, " of session ", session.id,
+                                               " was a create of other objects"));
+}
+
+std::optional<StatusOr<Body>> Saving::InsteadOfGrant(const event::Create& event) {
+  if (Part* part = parts_.Find(event.part)) {
+    auto answer = AnswerOfRepeat(event, part, *sessions_.Find(event.caller.session));
+    if (answer.has_value()) return answer;
   }
-  return true;
+  if (Status status = CheckNames(event); !status.ok()) return status;
+  return std::nullopt;
 }
 
 void Saving::Grant(const event::Create& event, Checkpoint* checkpoint,
@@ -208,12 +237,14 @@ void Saving::Grant(const event::Create& event, Checkpoint* checkpoint,
       // Alone in its slab an object that its writer can pad may have all of it.
       const uint64_t extent =
           need.objects.size() == 1 && spec.can_pad ? slab->bytes : ObjectPages(spec.length);
-      parts_.Create(part, spec, slab, offset, extent, spec.can_pad ? extent : spec.length,
+      parts_.Create(part, spec, *slab, offset, extent, spec.can_pad ? extent : spec.length,
                     session.id, event.call);
       offset += extent;
     }
+    parts_.Took(part, slab, static_cast<uint32_t>(need.objects.size()));
   }
   parts_.Created(part, session, event.call, event.objects.size());
+  parts_.SetAside(part, JournalRoom::CostOf(event.part, event.to_come));
   reply::Create reply = GrantReply(event, part, session, /*repeat=*/false);
   reply.lend = std::move(lend);
   out_.Answer(event.caller.request, Body(std::move(reply)));
@@ -226,7 +257,7 @@ reply::Create Saving::GrantReply(const event::Create& event, Part* part, const S
   reply::Create reply;
   std::set<SlabId> lent;
   for (const event::ObjectSpec& spec : event.objects) {
-    Object* object = Parts::ObjectOf(*part, spec.name);
+    Object* object = Parts::WrittenIn(*part, spec.name);
     SlabRecord* slab = ledger_.Find(object->content->extent.slab);
     reply::GrantedExtent extent;
     if (session.takes_fds) {
@@ -294,7 +325,9 @@ void Saving::On(const event::SealObjects& event) {
   Part* part = parts_.Find(event.part);
   const Status status = Parts::CheckSeals(part, event.part, event.seals);
   if (!status.ok()) return out_.Answer(event.caller.request, status);
-  if (part != nullptr) parts_.Seal(part, event.seals);
+  if (part != nullptr && !part->content->committed) {
+    parts_.Seal(part, event.seals, /*say=*/!event.provisional);
+  }
   out_.Answer(event.caller.request, Body(reply::Ok{}));
 }
 
@@ -308,21 +341,26 @@ Status Saving::CheckCommit(const event::Commit& event, const Job& job, const Ses
   if (part == nullptr) {  // a writer with nothing to save
     const Attempt attempt = event.part.checkpoint.attempt;
     CAIRN_RETURN_IF_ERROR(mode_.CheckSafe());
+    CAIRN_RETURN_IF_ERROR(journal_.CheckSmall("this commit"));
     CAIRN_RETURN_IF_ERROR(attempts_.CheckBound(job, attempt));
     CAIRN_RETURN_IF_ERROR(Attempts::CheckFence(job, attempt, superseded_by));
     if (event.world_size == 1) CAIRN_RETURN_IF_ERROR(attempts_.CheckLone(job, attempt, session));
   }
   CAIRN_RETURN_IF_ERROR(CheckRevision(job, event.part));
   if (part == nullptr) return absl::OkStatus();
-  std::set<std::string> sealed_now;
-  for (const event::Seal& seal : event.seals) sealed_now.insert(seal.name);
-  for (const auto& [name, object] : part->content->objects) {
-    if (!object->content->sealed && !sealed_now.contains(name)) {
-      return absl::InvalidArgumentError(absl::StrCat("commit: \"", absl::CHexEscape(name), "\" of ",
-                                                     event.part.DebugString(), " is not sealed"));
-    }
+  std::set<absl::string_view> sealed_now;
+  for (const event::Seal& seal : event.seals) {
+    if (!Parts::WrittenIn(*part, seal.name)->content->sealed) sealed_now.insert(seal.name);
   }
-  return absl::OkStatus();
+  if (sealed_now.size() == part->content->unsealed) return absl::OkStatus();
+  const auto& objects = part->content->objects;
+  const auto open = std::find_if(objects.begin(), objects.end(), [&](const auto& object) {
+    return !object.second->content->sealed && !sealed_now.contains(object.first);
+  });
+  if (open == objects.end()) return absl::InternalError("commit: its objects are miscounted");
+  return absl::InvalidArgumentError(absl::StrCat("commit: \"", absl::CHexEscape(open->first),
+                                                 "\" of ", event.part.DebugString(),
+                                                 " is not sealed"));
 }
 
 void Saving::On(const event::Commit& event) {
@@ -355,11 +393,10 @@ void Saving::On(const event::Commit& event) {
                              event.part.writer);
     parts_.WriteBy(part, *session);
   }
-  parts_.Seal(part, event.seals);
+  parts_.Seal(part, event.seals, /*say=*/false);
   if (!manifests_.Await(part, event)) return;
   // What the part holds is fixed from here on.
   admission_.Cancel(event.part, CommitUnderWay(event.part));
-  pool_.Remember(*part);
   manifests_.Begin(part, HeadOf(*part, event));
 }
 
@@ -389,6 +426,7 @@ void Saving::On(const event::ManifestWritten& event) {
       written == nullptr ? std::set<SessionId>() : written->content->sessions;
   const Part* part = manifests_.On(event);
   if (part == nullptr) return;
+  pool_.Remember(*part);
   for (SessionId id : sessions) {
     if (sessions_.Find(id) != nullptr) {
       pool_.Provision(*part->checkpoint->job, id, part->key.writer, 1);

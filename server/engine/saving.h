@@ -15,7 +15,7 @@ class Saving : public Granter {
  public:
   Saving(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs, Sessions* sessions,
          Leases* leases, Ledger* ledger, Attempts* attempts, Parts* parts, Manifests* manifests,
-         Admission* admission, Pool* pool, Scanning* scanning);
+         Admission* admission, Pool* pool, Scanning* scanning, JournalRoom* journal);
 
   void On(const event::Create& event);
   void On(const event::SealObjects& event);
@@ -23,9 +23,13 @@ class Saving : public Granter {
   void On(const event::Abort& event);
   void On(const event::ManifestWritten& event);
 
+  // What a create costs the journal beyond what an earlier one of its part has set aside for it.
+  uint64_t MoreJournalFor(const event::Create& event) const;
+
   // Every need has its slab, ready. Facts come before the reply that depends on them.
   void Grant(const event::Create& event, Checkpoint* checkpoint,
              const std::vector<Need>& needs) override;
+  std::optional<StatusOr<Body>> InsteadOfGrant(const event::Create& event) override;
 
  private:
   // --- create
@@ -35,8 +39,9 @@ class Saving : public Granter {
   Status CheckRevision(const Job& job, const PartKey& part) const;
   // The writer has entered the step again: what it began of it before and did not commit is over.
   void DropOlderRevisions(Job* job, const PartKey& part);
-  // True when the call was answered before: it is answered again.
-  bool RepeatedCreate(const event::Create& event, Part* part, const Session& session);
+  // What the call was answered before; nullopt: it was not.
+  std::optional<StatusOr<Body>> AnswerOfRepeat(const event::Create& event, Part* part,
+                                               const Session& session);
   reply::Create GrantReply(const event::Create& event, Part* part, const Session& session,
                            bool repeat);
   void Enter(Job* job, const Caller& caller, const PartKey& part, int32_t world_size,
@@ -64,6 +69,7 @@ class Saving : public Granter {
   Admission& admission_;
   Pool& pool_;
   Scanning& scanning_;
+  JournalRoom& journal_;
 };
 
 }  // namespace cairn::engine

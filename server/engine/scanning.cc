@@ -327,6 +327,7 @@ void Scanning::MergeAll(Job* job, const event::JobScanned& event) {
   } else if (job->owner->uid != event.owner_uid) {
     out_.Log(Severity::kError, absl::StrCat("job ", job->name, " is owned by uid ", job->owner->uid,
                                             " in memory, its directory by uid ", event.owner_uid));
+    return;  // it is another job's of that name: none of it is shown, kept or deleted for this one
   }
   for (const std::string& problem : event.stored->problems) {
     out_.Log(Severity::kWarning, absl::StrCat("job ", job->name, " in storage: ", problem));
@@ -349,7 +350,7 @@ void Scanning::LearnLine(Job* job, const StoredJob& stored) {
     int64_t& first = began.try_emplace(checkpoint.key.attempt, created).first->second;
     first = std::min(first, created);
   }
-  for (const auto& [attempt, shown] : HistoryOf(stored).attempts) {
+  for (const auto& [attempt, shown] : AttemptsOf(stored)) {
     attempts_.Learn(job, attempt, shown, began.at(attempt));
   }
   for (const LineRecord& record : stored.records) {
@@ -366,6 +367,18 @@ void Scanning::LearnLine(Job* job, const StoredJob& stored) {
   records_.Scanned(*job, stored.records, with_files);
 }
 
+// Both are whole. That of all digests is made only where those of the parts do not tell.
+bool Scanning::IsThatOf(const StoredCheckpoint& stored, const Checkpoint& known) {
+  const auto& parts = known.content->parts;
+  if (parts.size() == stored.parts.size()) {
+    const auto same = [](const auto& part, const StoredPart& there) {
+      return part.first == there.manifest.writer && part.second->content->digest == there.digest;
+    };
+    return std::equal(parts.begin(), parts.end(), stored.parts.begin(), same);
+  }
+  return known.content->digest == CheckpointDigest(stored.Digests());
+}
+
 void Scanning::Merge(Job* job, const StoredCheckpoint& stored) {
   const CheckpointKey& key = stored.key;
   if (stored.parts.empty()) return;
@@ -373,10 +386,10 @@ void Scanning::Merge(Job* job, const StoredCheckpoint& stored) {
   if (!Retention::CheckRemoved(*job, key.step, key.attempt).ok()) {
     return retention_.DeleteLeftover(*job, key);
   }
-  Checkpoint* known = parts_.Find(key);
+  Checkpoint* known = CheckpointOf(*job, {key.step, key.attempt, key.revision});
   if (known == nullptr) known = parts_.FindOrMake(job, key, stored.world_size);
   if (!known->content->complete) return Complete(known, stored);
-  if (known->content->digest != CheckpointDigest(stored.Digests())) {
+  if (!IsThatOf(stored, *known)) {
     out_.Log(Severity::kError,
              absl::StrCat(key.DebugString(), " in storage is not the one in memory"));
     return;
@@ -400,8 +413,7 @@ void Scanning::Complete(Checkpoint* checkpoint, const StoredCheckpoint& stored) 
   }
   for (size_t i = 0; i < stored.parts.size(); ++i) {
     if (parts.contains(stored.parts[i].manifest.writer)) continue;
-    parts_.AddStored(checkpoint, std::make_shared<const Manifest>(stored.parts[i].manifest),
-                     stored.parts[i].digest);
+    parts_.AddStored(checkpoint, stored.parts[i]);
   }
   persistence_.FoundStored(checkpoint, stored.location);
   parts_.CompleteStored(checkpoint, CheckpointDigest(stored.Digests()));

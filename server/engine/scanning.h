@@ -99,6 +99,7 @@ class Scanning : public Waitlist {
   void Failed(Job* job, const Status& why);
   void MergeAll(Job* job, const event::JobScanned& event);
   void LearnLine(Job* job, const StoredJob& stored);
+  static bool IsThatOf(const StoredCheckpoint& stored, const Checkpoint& known);
   void Merge(Job* job, const StoredCheckpoint& stored);
   // Parts that memory lacks are as storage has them; those it has stay where they are.
   void Complete(Checkpoint* checkpoint, const StoredCheckpoint& stored);

@@ -94,8 +94,8 @@ void Sessions::Restore(const Restored& restored, const std::vector<SessionId>& l
   }
 }
 
-void Sessions::Snapshot(std::vector<Fact>* facts) const {
-  for (const auto& [id, session] : sessions_) facts->push_back(BegunFact(*session));
+void Sessions::Snapshot(SessionId id, std::vector<Fact>* facts) const {
+  if (const Session* session = Find(id)) facts->push_back(BegunFact(*session));
 }
 
 }  // namespace cairn::engine

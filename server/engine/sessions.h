@@ -40,7 +40,7 @@ class Sessions {
   void End(SessionId session);
 
   void Restore(const Restored& restored, const std::vector<SessionId>& live);
-  void Snapshot(std::vector<Fact>* facts) const;
+  void Snapshot(SessionId session, std::vector<Fact>* facts) const;
 
  private:
   Outbox& out_;

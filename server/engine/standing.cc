@@ -37,7 +37,11 @@ void Standing::SettleChanges() {
     for (Job* job : changes_.TakeJobs()) SettleJob(job);
     for (Checkpoint* checkpoint : changes_.TakeCheckpoints()) {
       SettleClass(checkpoint);
+      SettleSums(checkpoint);
       SettleShown(checkpoint);
+    }
+    for (Part* part : changes_.TakeParts()) {
+      if (part != nullptr) SettleShown(part);
     }
   }
   settling_ = false;
@@ -59,6 +63,7 @@ void Standing::SettleAttempts(Job* job) {
   if (job->attempts->line_version == job->standing->line_version) return;
   JobStanding& standing = job->standing.Edit();
   standing.line_version = job->attempts->line_version;
+  to_record_[job->name].attempts = true;
   Affect(job, standing.line.SetAttempts(OriginsOf(*job->attempts), DecisionsOf(*job->attempts)));
 }
 
@@ -66,7 +71,8 @@ void Standing::Affect(Job* job, const Line::Affected& affected) {
   if (affected.all) {
     for (const auto& [id, checkpoint] : job->steps->all) checkpoint->Touch();
   } else if (affected.replaced.has_value()) {
-    CheckpointOf(*job, *affected.replaced)->Touch();
+    // With it, its older revisions are abandoned, if another attempt has taken its place.
+    for (Checkpoint* other : CheckpointsAt(*job, affected.replaced->step)) other->Touch();
   }
 }
 
@@ -86,37 +92,48 @@ void Standing::SettleJob(Job* job) {
     for (const CheckpointId& other : job->steps->incomplete) CheckpointOf(*job, other)->Touch();
   }
   if (moved || *job->owner != seen.owner) waits_to_check_.insert(job->name);
+  if (*job->owner != seen.owner) to_record_[job->name].attempts = true;
   seen.newest = newest;
   seen.has_writers = has_writers;
   seen.attempt = attempt;
   seen.owner = *job->owner;
 }
 
-// Keeps the index of what could be evicted, and its sums, in step with one checkpoint.
+// Keeps the index of what could be evicted, and its sums, in step with one checkpoint. Most of those that
+// are touched with all of their job stay where they are.
 void Standing::SettleClass(Checkpoint* checkpoint) {
   Job* job = checkpoint->job;
-  const CheckpointStanding before = *checkpoint->standing;
-  Unindex(checkpoint);
+  checkpoint->standing.Edit().place = PlaceOf(*checkpoint);
   const Footprint& memory = *checkpoint->memory;
-  CheckpointStanding& standing = checkpoint->standing.Edit();
-  const bool gains = memory.slab_bytes != memory.locked_bytes;
-  standing.evict_class =
+  // One whose parts are all empty costs records and facts.
+  const bool has_records =
+      checkpoint->content->committed > 0 &&
+      static_cast<uint64_t>(checkpoint->content->committed) > checkpoint->absent_manifests->count;
+  const bool gains =
+      memory.slab_bytes == 0 ? has_records : memory.slab_bytes != memory.locked_bytes;
+  const EvictClass evict_class =
       gains ? ClassOf(*checkpoint, Newest(*job), LeftBehind(*checkpoint)) : EvictClass::kKept;
-  if (standing.evict_class != EvictClass::kKept) {
-    standing.evictable_bytes = memory.slab_bytes - memory.locked_bytes;
-    standing.evictable_mapped_bytes = memory.mapped_bytes;
-    evictable_[{standing.evict_class, checkpoint->sequence}] = checkpoint;
-    evictable_bytes_ += standing.evictable_bytes;
-    evictable_mapped_bytes_ += standing.evictable_mapped_bytes;
-    JobStanding& of_job = job->standing.Edit();
-    of_job.evictable.insert({standing.evict_class, checkpoint->Id()});
-    of_job.evictable_mapped_bytes += standing.evictable_mapped_bytes;
+  const bool may_go = evict_class != EvictClass::kKept;
+  const uint64_t bytes = may_go ? memory.slab_bytes - memory.locked_bytes : 0;
+  const uint64_t mapped = may_go ? memory.mapped_bytes : 0;
+  const CheckpointStanding& before = *checkpoint->standing;
+  if (evict_class == before.evict_class && bytes == before.evictable_bytes &&
+      mapped == before.evictable_mapped_bytes) {
+    return;
   }
-  if (standing.evict_class != before.evict_class ||
-      standing.evictable_bytes != before.evictable_bytes ||
-      standing.evictable_mapped_bytes != before.evictable_mapped_bytes) {
-    ++version_;
-  }
+  ++version_;
+  Unindex(checkpoint);
+  if (!may_go) return;
+  CheckpointStanding& standing = checkpoint->standing.Edit();
+  standing.evict_class = evict_class;
+  standing.evictable_bytes = bytes;
+  standing.evictable_mapped_bytes = mapped;
+  evictable_[{evict_class, checkpoint->sequence}] = checkpoint;
+  evictable_bytes_ += bytes;
+  evictable_mapped_bytes_ += mapped;
+  JobStanding& of_job = job->standing.Edit();
+  of_job.evictable.insert({evict_class, checkpoint->Id()});
+  of_job.evictable_mapped_bytes += mapped;
 }
 
 void Standing::Unindex(Checkpoint* checkpoint) {
@@ -130,6 +147,37 @@ void Standing::Unindex(Checkpoint* checkpoint) {
   of_job.evictable_mapped_bytes -= standing.evictable_mapped_bytes;
   standing.evict_class = EvictClass::kKept;
   standing.evictable_bytes = standing.evictable_mapped_bytes = 0;
+}
+
+LinePlace Standing::PlaceOf(const Checkpoint& checkpoint) const {
+  const Line& line = checkpoint.job->standing->line;
+  if (line.Has(checkpoint.Id())) return LinePlace::kOnLine;
+  return line.Abandoned(checkpoint.Id()) ? LinePlace::kAbandoned : LinePlace::kBeside;
+}
+
+void Standing::SettleSums(Checkpoint* checkpoint) {
+  DropSums(checkpoint);
+  CheckpointStanding& standing = checkpoint->standing.Edit();
+  JobStanding& sums = checkpoint->job->standing.Edit();
+  standing.resident_bytes = checkpoint->memory->slab_bytes;
+  standing.unprotected = !checkpoint->files->persisted && checkpoint->Obtainable();
+  standing.unprotected_bytes = standing.unprotected ? checkpoint->content->bytes : 0;
+  sums.resident_bytes += standing.resident_bytes;
+  sums.unprotected_checkpoints += standing.unprotected ? 1 : 0;
+  sums.unprotected_bytes += standing.unprotected_bytes;
+  const Files& files = *checkpoint->files;
+  if (standing.unprotected && files.owes && !files.problem.ok()) {
+    sums.troubled.insert(checkpoint->Id());
+  }
+}
+
+void Standing::DropSums(Checkpoint* checkpoint) {
+  CheckpointStanding& standing = checkpoint->standing.Edit();
+  JobStanding& sums = checkpoint->job->standing.Edit();
+  sums.resident_bytes -= std::exchange(standing.resident_bytes, 0);
+  sums.unprotected_checkpoints -= std::exchange(standing.unprotected, false) ? 1 : 0;
+  sums.unprotected_bytes -= std::exchange(standing.unprotected_bytes, 0);
+  sums.troubled.erase(checkpoint->Id());
 }
 
 void Standing::SettleShown(Checkpoint* checkpoint) {
@@ -146,24 +194,42 @@ void Standing::SettleShown(Checkpoint* checkpoint) {
   const bool due = ((files.owes || files.persisting) && !files.parked) || files.unconfirmed;
   CheckpointStanding& standing = checkpoint->standing.Edit();
   const std::string& job = checkpoint->key.job;
-  if (shown != standing.shown) to_record_[job].insert(checkpoint->key);
+  if (shown.committed > 0) standing.recorded = true;
+  if (shown != standing.shown && shown.complete) {
+    to_record_[job].checkpoints.insert(checkpoint->key);
+  }
+  if (shown.persisted != standing.shown.persisted) to_record_[job].whole[checkpoint->key] = 0;
   if (shown != standing.shown || due != standing.shown_due) waits_to_check_.insert(job);
   standing.shown = shown;
   standing.shown_due = due;
+}
+
+void Standing::SettleShown(Part* part) {
+  const PartContent& content = *part->content;
+  const PartShown shown{.committed = content.committed,
+                        .resident = part->manifest->resident && content.absent == 0,
+                        .broken = !content.broken.empty()};
+  if (shown.committed && shown != *part->shown) {
+    to_record_[part->key.checkpoint.job].parts.insert(part->key);
+  }
+  part->shown.Edit() = shown;
 }
 
 void Standing::Forget(Checkpoint* checkpoint) {
   Settle();
   Job* job = checkpoint->job;
   waits_to_check_.insert(job->name);
-  if (checkpoint->standing->shown != Shown{}) to_record_[job->name].insert(checkpoint->key);
+  // Nothing is left of it by now that could be shown.
+  if (checkpoint->standing->recorded) to_record_[job->name].checkpoints.insert(checkpoint->key);
   Unindex(checkpoint);
+  DropSums(checkpoint);
   ++version_;
   JobStanding& standing = job->standing.Edit();
   if (checkpoint->standing->known_to_line) {
     checkpoint->standing.Edit().known_to_line = false;
     Affect(job, standing.line.Remove(checkpoint->Id()));
   }
+  checkpoint->standing.Edit().place = LinePlace::kBeside;
   if (standing.newest == checkpoint) standing.newest = nullptr;
   changes_.Forget(checkpoint);
   job->Touch();
@@ -202,12 +268,12 @@ Checkpoint* Standing::Next(const Job& job, Step after) const {
 
 bool Standing::OnLine(const Checkpoint& checkpoint) const {
   Settle();
-  return checkpoint.job->standing->line.Has(checkpoint.Id());
+  return checkpoint.standing->place == LinePlace::kOnLine;
 }
 
 bool Standing::Abandoned(const Checkpoint& checkpoint) const {
   Settle();
-  return checkpoint.job->standing->line.Abandoned(checkpoint.Id());
+  return checkpoint.standing->place == LinePlace::kAbandoned;
 }
 
 bool Standing::LeftBehind(const Checkpoint& checkpoint) const {
@@ -278,22 +344,76 @@ std::set<std::string> Standing::TakeWaitsToCheck() {
   return std::exchange(waits_to_check_, {});
 }
 
-std::map<std::string, std::set<CheckpointKey>> Standing::TakeToRecord() {
+std::vector<action::Record> Standing::TakeToRecord(size_t most) {
   Settle();
-  return std::exchange(to_record_, {});
+  std::vector<action::Record> records;
+  while (!to_record_.empty() && most > 0) {
+    auto& [name, of_job] = *to_record_.begin();
+    const Job* job = jobs_.Find(name);
+    if (job == nullptr) of_job.whole.clear();  // it went, and its checkpoints before it
+    action::Record record{name, std::exchange(of_job.attempts, false), {}, {}};
+    const auto take = [&most](auto* from, auto* into) {
+      while (!from->empty() && most > 0) {
+        into->push_back(std::move(from->extract(from->begin()).value()));
+        --most;
+      }
+    };
+    take(&of_job.parts, &record.parts);
+    take(&of_job.checkpoints, &record.checkpoints);
+    while (!of_job.whole.empty() && most > 0) {
+      const size_t before = record.parts.size();
+      TakeWhole(*job, &of_job, most, &record);
+      most -= std::min(most, record.parts.size() - before + 1);
+    }
+    records.push_back(std::move(record));
+    if (of_job.Empty()) to_record_.erase(to_record_.begin());
+  }
+  return records;
+}
+
+void Standing::TakeWhole(const Job& job, ToRecord* from, size_t most, action::Record* record) {
+  const auto whole = from->whole.begin();
+  const CheckpointKey& key = whole->first;
+  const Checkpoint* checkpoint = CheckpointOf(job, {key.step, key.attempt, key.revision});
+  if (checkpoint != nullptr) {
+    const auto& parts = checkpoint->content->parts;
+    for (auto at = parts.lower_bound(whole->second); at != parts.end(); ++at) {
+      if (most-- == 0) {
+        whole->second = at->first;
+        return;
+      }
+      record->parts.push_back(at->second->key);
+    }
+  }
+  from->whole.erase(whole);
 }
 
 // --- invariants
 
 std::string Standing::CheckJob(const Job& job) const {
   if (job.standing->line.stale()) return absl::StrCat("job ", job.name, ": its line is stale");
-  uint64_t mapped = 0;
+  uint64_t mapped = 0, resident = 0, unprotected = 0;
+  int64_t many_unprotected = 0;
   size_t classified = 0;
   for (const auto& [id, checkpoint] : job.steps->all) {
     const std::string shown = checkpoint->key.DebugString();
     const CheckpointStanding& standing = *checkpoint->standing;
     if (standing.known_to_line != checkpoint->Obtainable()) {
       return shown + ": the line does not know whether it can be had";
+    }
+    if (standing.place != PlaceOf(*checkpoint)) {
+      return shown + ": its place towards the line is not the one it has";
+    }
+    const Files& files = *checkpoint->files;
+    const bool troubled =
+        !files.persisted && checkpoint->Obtainable() && files.owes && !files.problem.ok();
+    if (troubled != job.standing->troubled.contains(id)) {
+      return shown + ": does storage refuse it?";
+    }
+    resident += checkpoint->memory->slab_bytes;
+    if (!checkpoint->files->persisted && checkpoint->Obtainable()) {
+      ++many_unprotected;
+      unprotected += checkpoint->content->bytes;
     }
     const Footprint& memory = *checkpoint->memory;
     const EvictClass due = ClassOf(*checkpoint, Newest(job), LeftBehind(*checkpoint));
@@ -313,6 +433,10 @@ std::string Standing::CheckJob(const Job& job) const {
   if (classified != job.standing->evictable.size() ||
       mapped != job.standing->evictable_mapped_bytes) {
     return absl::StrCat("job ", job.name, ": what could be evicted is miscounted");
+  }
+  if (resident != job.standing->resident_bytes || unprotected != job.standing->unprotected_bytes ||
+      many_unprotected != job.standing->unprotected_checkpoints) {
+    return absl::StrCat("job ", job.name, ": its sums are not those of its checkpoints");
   }
   return CheckLine(job);
 }

@@ -57,10 +57,13 @@ class Standing {
   // --- who must hear
   // Jobs whose waits may have been reached, or never can be.
   std::set<std::string> TakeWaitsToCheck();
-  std::map<std::string, std::set<CheckpointKey>> TakeToRecord();
+  // Of so many parts and checkpoints; the rest stays.
+  std::vector<action::Record> TakeToRecord(size_t most);
+  bool more_to_record() const { return !to_record_.empty(); }
 
   // It is about to go: its place on the line and in the indexes goes now.
   void Forget(Checkpoint* checkpoint);
+  void Forget(Part* part) { changes_.Forget(part); }
 
   std::string CheckInvariants() const;
 
@@ -70,7 +73,11 @@ class Standing {
   void SettleAttempts(Job* job);  // the line learns which attempts there are
   void SettleJob(Job* job);
   void SettleClass(Checkpoint* checkpoint);
+  static void SettleSums(Checkpoint* checkpoint);
+  static void DropSums(Checkpoint* checkpoint);
+  LinePlace PlaceOf(const Checkpoint& checkpoint) const;
   void SettleShown(Checkpoint* checkpoint);
+  void SettleShown(Part* part);
   void Unindex(Checkpoint* checkpoint);
   void Affect(Job* job, const Line::Affected& affected);
   std::string CheckJob(const Job& job) const;
@@ -84,7 +91,17 @@ class Standing {
   uint64_t evictable_bytes_ = 0, evictable_mapped_bytes_ = 0;
   uint64_t version_ = 0;
   std::set<std::string> waits_to_check_;
-  std::map<std::string, std::set<CheckpointKey>> to_record_;
+  struct ToRecord {
+    bool attempts = false;
+    std::set<PartKey> parts;
+    std::map<CheckpointKey, Writer> whole;  // all parts from this one on
+    std::set<CheckpointKey> checkpoints;
+    bool Empty() const {
+      return !attempts && parts.empty() && whole.empty() && checkpoints.empty();
+    }
+  };
+  static void TakeWhole(const Job& job, ToRecord* from, size_t most, action::Record* record);
+  std::map<std::string, ToRecord> to_record_;
 };
 
 }  // namespace cairn::engine

@@ -42,20 +42,18 @@ reply::JobStatus StatusOfJob(const StatusSources& from, const Job& job) {
   shown.attempt = job.attempts->newest();
   shown.persist_problem = job.files->problem;  // of storage, else that of a step
   if (const Checkpoint* newest = standing.Newest(job)) shown.latest = newest->key.step;
-  for (const CheckpointId& id : job.files->persisted) {
-    if (standing.OnLine(*CheckpointOf(job, id))) {
-      shown.latest_persisted = std::max(shown.latest_persisted, id.step);
-    }
+  const std::set<CheckpointId>& persisted = job.files->persisted;
+  const auto newest_file =
+      std::find_if(persisted.rbegin(), persisted.rend(),
+                   [&](const CheckpointId& id) { return standing.OnLine(*CheckpointOf(job, id)); });
+  if (newest_file != persisted.rend()) shown.latest_persisted = newest_file->step;
+  const std::set<CheckpointId>& troubled = job.standing->troubled;
+  if (shown.persist_problem.empty() && !troubled.empty()) {
+    shown.persist_problem = PersistProblem(*CheckpointOf(job, *troubled.begin()));
   }
-  for (const auto& [id, checkpoint] : job.steps->all) {
-    shown.resident_bytes += checkpoint->memory->slab_bytes;
-    if (checkpoint->files->persisted || !checkpoint->Obtainable()) continue;
-    if (shown.persist_problem.empty() && checkpoint->files->owes) {
-      shown.persist_problem = PersistProblem(*checkpoint);
-    }
-    ++shown.unprotected_checkpoints;
-    shown.unprotected_bytes += checkpoint->content->bytes;
-  }
+  shown.resident_bytes = job.standing->resident_bytes;
+  shown.unprotected_checkpoints = job.standing->unprotected_checkpoints;
+  shown.unprotected_bytes = job.standing->unprotected_bytes;
   if (shown.policy.keep_last > 0) {
     const KeepPlan plan = PlanKeep(job, shown.policy, from.options, standing, from.out.now());
     for (const PlannedFiles& files : plan.files) {

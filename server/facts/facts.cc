@@ -24,11 +24,13 @@ constexpr bool EveryFactHasANumberOfItsOwn(const std::variant<Fs...>*) {
 }
 static_assert(EveryFactHasANumberOfItsOwn(static_cast<const Fact*>(nullptr)));
 
-// The top bit of the version's byte, reserved for facts that a reader may skip (facts.h).
-constexpr uint8_t kReservedBit = 0x80;
+// The top bit of the version's byte: who does not know the fact may skip it (facts.h).
+constexpr uint8_t kSkippable = 0x80;
 static_assert(std::apply(
     [](const auto&... kind) {
-      return ((kind.version > 0 && (kind.version & kReservedBit) == 0) && ...);
+      return ((kind.version > 0 && (kind.version & kSkippable) == 0 && kind.oldest > 0 &&
+               kind.oldest <= kind.version) &&
+              ...);
     },
     kFactKinds));
 
@@ -55,6 +57,7 @@ void VisitFields(Is<fact::Incarnation> auto& f, const auto& v) { v(f.started_uni
 void VisitFields(Is<fact::Job> auto& f, const auto& v) {
   v(f.job, f.owner_uid, f.owner_gid, f.policy);
 }
+void VisitFields(Is<fact::JobForgotten> auto& f, const auto& v) { v(f.job); }
 void VisitFields(Is<fact::AttemptBegun> auto& f, const auto& v) {
   v(f.job, f.attempt, f.first_step, f.lineage, f.unix_ms);
 }
@@ -83,10 +86,11 @@ void VisitFields(Is<fact::ObjectCreated> auto& f, const auto& v) {
 }
 void VisitFields(Is<fact::ObjectSealed> auto& f, const auto& v) { v(f.part, f.entry, f.extent); }
 void VisitFields(Is<fact::ObjectDropped> auto& f, const auto& v) { v(f.part, f.name); }
-void VisitFields(Is<fact::ManifestCommitted> auto& f, const auto& v) {
-  v(f.part, f.world_size, f.extent, f.bytes, f.digest);
+void VisitFields(Is<fact::PartCommitted> auto& f, const auto& v) {
+  v(f.part, f.world_size, f.extent, f.bytes, f.digest, f.slabs);
 }
-void VisitFields(Is<fact::ManifestDropped> auto& f, const auto& v) { v(f.part); }
+void VisitFields(Is<fact::PartLeftSlab> auto& f, const auto& v) { v(f.part, f.slab); }
+void VisitFields(Is<fact::PartDropped> auto& f, const auto& v) { v(f.part, f.name); }
 void VisitFields(Is<fact::Persisted> auto& f, const auto& v) { v(f.checkpoint, f.digest); }
 void VisitFields(Is<fact::FilesDeleted> auto& f, const auto& v) { v(f.checkpoint); }
 void VisitFields(Is<fact::StepRemoved> auto& f, const auto& v) {
@@ -118,9 +122,11 @@ class Encoder {
     AppendInteger<uint32_t>(out_, static_cast<uint32_t>(value.size()));
     *out_ += value;
   }
-  void Put(const std::vector<uint32_t>& values) const {
+  template <typename T>
+  requires std::is_integral_v<T>
+  void Put(const std::vector<T>& values) const {
     AppendInteger<uint32_t>(out_, static_cast<uint32_t>(values.size()));
-    for (uint32_t value : values) AppendInteger(out_, value);
+    for (const T value : values) AppendInteger(out_, value);
   }
   void Put(const Lineage& value) const { Put(EncodeLineage(value)); }
   void Put(bool value) const { AppendInteger<uint8_t>(out_, value ? 1 : 0); }
@@ -157,12 +163,14 @@ class Decoder {
     good_ = good_ && cursor_.Take(&length) && cursor_.TakeBytes(length, &bytes);
     if (good_) value = std::string(bytes);
   }
-  void Take(std::vector<uint32_t>& values) const {
+  template <typename T>
+  requires std::is_integral_v<T>
+  void Take(std::vector<T>& values) const {
     uint32_t count = 0;
-    good_ = good_ && cursor_.Take(&count) && count <= cursor_.left() / sizeof(uint32_t);
+    good_ = good_ && cursor_.Take(&count) && count <= cursor_.left() / sizeof(T);
     if (!good_) return;
     values.resize(count);
-    for (uint32_t& value : values) good_ = cursor_.Take(&value);
+    for (T& value : values) good_ = cursor_.Take(&value);
   }
   void Take(Lineage& value) const {
     std::string bytes;
@@ -196,21 +204,56 @@ class Decoder {
   mutable bool good_ = true;
 };
 
+// How an earlier version of a kind is read. What it does not say gets the value that claims least.
+// False: it never had that version. A kind that reads earlier versions does not compile without.
+bool TakeOlder(fact::AttemptBegun& f, int version, const Decoder& take) {
+  if (version != 2) return false;
+  Step comes_from = kUnknownStep;
+  take(f.job, f.attempt, f.first_step, comes_from, f.unix_ms);
+  // Only the step of the origin was told, not its attempt. It is asked for again.
+  f.lineage = comes_from == kNoStep ? Lineage() : Lineage::OfUnknown();
+  return true;
+}
+bool TakeOlder(fact::Slab& f, int version, const Decoder& take) {
+  if (version != 1) return false;
+  take(f.slab, f.bytes, f.use, f.owner_uid, f.owner_job);
+  f.by_path = !f.owner_job.empty();  // whether anybody opened it by path was not told
+  return true;
+}
+bool TakeOlder(fact::StepRemoved& f, int version, const Decoder& take) {
+  if (version != 1) return false;
+  take(f.job, f.step, f.up_to_attempt);
+  f.first_attempt = 1;
+  return true;
+}
+
+// False when this build does not know the version.
+template <typename F>
+bool TakeFields(F& f, int version, const Decoder& decoder) {
+  constexpr FactKind kind = kKind<F>;
+  if (version == kind.version) {
+    VisitFields(f, decoder);
+    return true;
+  }
+  if constexpr (kind.oldest < kind.version) {
+    if (version >= kind.oldest && version < kind.version) return TakeOlder(f, version, decoder);
+  }
+  return false;
+}
+
 // False when the bytes are of another kind than F.
 template <typename F>
 bool DecodeAs(uint8_t number, uint8_t version, absl::string_view fields, StatusOr<Fact>* decoded) {
   constexpr FactKind kind = kKind<F>;
   if (number != kind.number) return false;
   const auto named = [&] { return absl::StrCat("fact: kind ", number, " (", kind.name, ")"); };
-  if (version != kind.version) {
-    *decoded = absl::UnimplementedError(
-        absl::StrCat(named(), " has version ", version, "; this build knows ", kind.version));
-    return true;
-  }
   F f;
-  Decoder decoder(fields);
-  VisitFields(f, decoder);
-  if (decoder.Done()) {
+  const Decoder decoder(fields);
+  if (!TakeFields(f, version, decoder)) {
+    *decoded = absl::UnimplementedError(absl::StrCat(
+        named(), " has version ", version, "; this build knows ",
+        kind.oldest < kind.version ? absl::StrCat(kind.oldest, " to ") : "", kind.version));
+  } else if (decoder.Done()) {
     *decoded = Fact(std::move(f));
   } else {
     *decoded =
@@ -241,25 +284,25 @@ std::string EncodeFact(const Fact& fact) {
       [&](const auto& f) {
         constexpr FactKind kind = kKind<std::decay_t<decltype(f)>>;
         AppendInteger<uint8_t>(&out, kind.number);
-        AppendInteger<uint8_t>(&out, kind.version);
+        AppendInteger<uint8_t>(&out, kind.version | (kind.skippable ? kSkippable : 0));
         VisitFields(f, Encoder(&out));
       },
       fact);
   return out;
 }
 
-StatusOr<Fact> DecodeFact(absl::string_view bytes) {
+StatusOr<std::optional<Fact>> DecodeFact(absl::string_view bytes) {
   Cursor cursor(bytes);
   uint8_t number = 0, version = 0;
   if (!cursor.Take(&number) || !cursor.Take(&version)) {
     return absl::DataLossError("fact: is cut short");
   }
-  if ((version & kReservedBit) != 0) {
-    return absl::UnimplementedError(absl::StrCat("fact: kind ", number, " version ",
-                                                 version & ~kReservedBit,
-                                                 " has a mark that is unknown to this build"));
-  }
-  return DecodeAny(number, version, cursor.rest(), static_cast<const Fact*>(nullptr));
+  const bool skippable = (version & kSkippable) != 0;
+  StatusOr<Fact> decoded =
+      DecodeAny(number, version & ~kSkippable, cursor.rest(), static_cast<const Fact*>(nullptr));
+  if (decoded.ok()) return std::optional<Fact>(*std::move(decoded));
+  if (skippable && absl::IsUnimplemented(decoded.status())) return std::optional<Fact>();
+  return decoded.status();
 }
 
 }  // namespace cairn

@@ -5,19 +5,22 @@
 //
 // Encoding (EncodeFact), little-endian:
 //   0  1  number of the kind
-//   1  1  version of the kind, 1 to 127; the top bit is reserved (below)
+//   1  1  version of the kind, 1 to 127; the top bit is the mark "may be skipped" (below)
 //   2  .. the fields in order; strings and lists as u32 length + elements
 // A fact carries no length of its own: the journal's frame stores one in front of each, so a reader
 // can step over a fact that it cannot decode.
 //
-// An unknown kind or another version than this build's is refused by name: the journal belongs to
-// one node's memory and never travels. The top bit of the version is for a later build to mark a
-// fact as one that a reader which does not know it may skip. This build sets it nowhere and
-// refuses it, so giving it that meaning changes no fact that stands in a journal today.
+// A build writes one version of each kind and reads those from FactKind::oldest on. It refuses by
+// name what another build wrote that it does not know: the facts behind such a fact cannot be
+// understood without it. The exception is a fact that carries the mark: whoever does not know its
+// kind or version steps over it. A kind is marked when nothing else that the journal says becomes
+// wrong without it, and when a build that steps over it may forget it for good, as the next
+// snapshot does. To a reader that knows the fact the mark says nothing.
 //
 // To add a fact: its struct and a place in the variant, a line in kFactKinds, its fields in
-// facts.cc, a golden file (tests/golden/). All but the last are compile errors while they are
-// missing; facts_test tells about the last.
+// facts.cc, a golden file (tests/golden/). To change one: a new version in its line, a TakeOlder in
+// facts.cc for the version before, a golden file beside the old one, and the old one's meaning in
+// facts_test. Most are compile errors while they are missing; facts_test tells about the rest.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +28,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -64,6 +68,11 @@ struct Job {
   uint32_t owner_gid = 0;
   JobPolicy policy;
   bool operator==(const Job&) const = default;
+};
+// Nothing is left of it and nobody has used it for long: all that was said of it is over.
+struct JobForgotten {
+  std::string job;
+  bool operator==(const JobForgotten&) const = default;
 };
 struct AttemptBegun {
   std::string job;
@@ -159,24 +168,35 @@ struct ObjectSealed {
   ExtentRef extent;
   bool operator==(const ObjectSealed&) const = default;
 };
-// Journaled before the object's bytes are reused.
+// Of a part that is committed: its bytes in memory did not verify. Else: its slab did not survive.
+// Journaled before the bytes are reused.
 struct ObjectDropped {
   PartKey part;
   std::string name;
   bool operator==(const ObjectDropped&) const = default;
 };
-struct ManifestCommitted {
+// What was said of the part's objects before is over: its record (part_record.h) tells of them.
+struct PartCommitted {
   PartKey part;
   int32_t world_size = 0;
-  ExtentRef extent;
-  uint64_t bytes = 0;
+  ExtentRef extent;    // of the record
+  uint64_t bytes = 0;  // of the manifest in it
   std::string digest;
-  bool operator==(const ManifestCommitted&) const = default;
+  std::vector<SlabId> slabs;  // where its objects lie: no other part's do
+  bool operator==(const PartCommitted&) const = default;
 };
-// The manifest's bytes leave memory.
-struct ManifestDropped {
+// The objects of a committed part that lay in the slab leave memory.
+struct PartLeftSlab {
   PartKey part;
-  bool operator==(const ManifestDropped&) const = default;
+  SlabId slab = 0;
+  bool operator==(const PartLeftSlab&) const = default;
+};
+// All that memory had of the part leaves it, committed or not; `name` was one of its objects, empty: it
+// had none.
+struct PartDropped {
+  PartKey part;
+  std::string name;
+  bool operator==(const PartDropped&) const = default;
 };
 struct Persisted {
   CheckpointKey checkpoint;
@@ -218,15 +238,17 @@ using Fact =
     std::variant<fact::Incarnation, fact::Job, fact::AttemptBegun, fact::WriterProcess,
                  fact::StepWorld, fact::LineDecided, fact::Slab, fact::SlabGone, fact::SessionBegun,
                  fact::SessionEnded, fact::Lent, fact::Unlent, fact::ObjectCreated,
-                 fact::ObjectSealed, fact::ObjectDropped, fact::ManifestCommitted,
-                 fact::ManifestDropped, fact::Persisted, fact::FilesDeleted, fact::StepRemoved,
-                 fact::Pinned, fact::PersistAsked, fact::StorageRoot>;
+                 fact::ObjectSealed, fact::ObjectDropped, fact::PartCommitted, fact::PartDropped,
+                 fact::PartLeftSlab, fact::Persisted, fact::FilesDeleted, fact::StepRemoved,
+                 fact::Pinned, fact::PersistAsked, fact::StorageRoot, fact::JobForgotten>;
 
 // What stands in front of a fact's fields.
 struct FactKind {
   uint8_t number = 0;   // never reused
-  uint8_t version = 0;  // raised when the fields change; a build writes and reads this one
+  uint8_t version = 0;  // raised when the fields change; a build writes this one
   absl::string_view name;
+  uint8_t oldest = version;  // the first version that this build still reads
+  bool skippable = false;    // marked: a reader that does not know it steps over it
 };
 
 template <typename F>
@@ -236,11 +258,11 @@ struct KindOfFact : FactKind {};
 inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::Incarnation>{{1, 1, "incarnation"}},
     KindOfFact<fact::Job>{{2, 1, "job"}},
-    KindOfFact<fact::AttemptBegun>{{3, 3, "attempt_begun"}},
+    KindOfFact<fact::AttemptBegun>{{3, 3, "attempt_begun", /*oldest=*/2}},
     KindOfFact<fact::WriterProcess>{{4, 1, "writer_process"}},
     KindOfFact<fact::StepWorld>{{5, 1, "step_world"}},
     KindOfFact<fact::LineDecided>{{6, 2, "line_decided"}},
-    KindOfFact<fact::Slab>{{7, 2, "slab"}},
+    KindOfFact<fact::Slab>{{7, 2, "slab", /*oldest=*/1}},
     KindOfFact<fact::SlabGone>{{8, 1, "slab_gone"}},
     KindOfFact<fact::SessionBegun>{{9, 1, "session_begun"}},
     KindOfFact<fact::SessionEnded>{{10, 1, "session_ended"}},
@@ -249,21 +271,23 @@ inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::ObjectCreated>{{13, 1, "object_created"}},
     KindOfFact<fact::ObjectSealed>{{14, 1, "object_sealed"}},
     KindOfFact<fact::ObjectDropped>{{15, 1, "object_dropped"}},
-    KindOfFact<fact::ManifestCommitted>{{16, 1, "manifest_committed"}},
-    KindOfFact<fact::ManifestDropped>{{17, 1, "manifest_dropped"}},
+    KindOfFact<fact::PartCommitted>{{16, 2, "part_committed"}},
+    KindOfFact<fact::PartDropped>{{17, 2, "part_dropped"}},
     KindOfFact<fact::Persisted>{{18, 1, "persisted"}},
     KindOfFact<fact::FilesDeleted>{{19, 1, "files_deleted"}},
-    KindOfFact<fact::StepRemoved>{{20, 2, "step_removed"}},
+    KindOfFact<fact::StepRemoved>{{20, 2, "step_removed", /*oldest=*/1}},
     KindOfFact<fact::Pinned>{{21, 1, "pinned"}},
     KindOfFact<fact::PersistAsked>{{22, 1, "persist_asked"}},
     KindOfFact<fact::StorageRoot>{{23, 1, "storage_root"}},
+    KindOfFact<fact::PartLeftSlab>{{24, 1, "part_left_slab"}},
+    KindOfFact<fact::JobForgotten>{{25, 1, "job_forgotten"}},
 };
 
 const FactKind& KindOf(const Fact& fact);
 
 std::string EncodeFact(const Fact& fact);
-// UNIMPLEMENTED, naming kind and version, for a fact that another build wrote; DATA_LOSS for bytes
-// that are no fact of any build.
-StatusOr<Fact> DecodeFact(absl::string_view bytes);
+// nullopt: a fact that this build does not know and may skip. UNIMPLEMENTED, naming kind and
+// version, for one that it may not; DATA_LOSS for bytes that are no fact of any build.
+StatusOr<std::optional<Fact>> DecodeFact(absl::string_view bytes);
 
 }  // namespace cairn

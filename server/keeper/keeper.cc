@@ -1,12 +1,10 @@
 #include "server/keeper/keeper.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <glog/logging.h>
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -14,27 +12,30 @@
 
 #include <algorithm>
 #include <deque>
-#include <map>
+#include <limits>
+#include <new>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/failpoint.h"
 #include "server/journal/journal.h"
+#include "server/keeper/config_check.h"
+#include "server/keeper/held.h"
+#include "server/keeper/process.h"
 #include "server/keeper/sockets.h"
+#include "server/keeper/spawn.h"
 #include "server/keeper/wire.h"
-#include "server/node/inherited.h"
-
-extern char** environ;
 
 namespace cairn::keeper {
 namespace {
 
-constexpr MonotonicNanos kDeathWindow = 60 * kNanosPerSecond;
-constexpr MonotonicNanos kFirstBackoff = 100 * kNanosPerMilli;
-constexpr MonotonicNanos kLongestBackoff = 5 * kNanosPerSecond;
-constexpr char kFdVariable[] = "CAIRN_KEEPER_FD";
-constexpr int kCannotExec = 127;  // as a shell says it
+// A check that reads its file from a dead mount, a daemon that hangs: neither is waited for longer.
+constexpr MonotonicNanos kCheckLimit = 10 * kNanosPerSecond;
+constexpr MonotonicNanos kHandOverLimit = 10 * kNanosPerSecond;
+constexpr MonotonicNanos kNever = std::numeric_limits<MonotonicNanos>::max();
+// Between two tries of what failed for want of memory or descriptors.
+constexpr int kPauseMillis = 10;
 
 int ExitCode(const siginfo_t& death) {
   return death.si_code == CLD_EXITED ? death.si_status : 128 + death.si_status;
@@ -45,10 +46,20 @@ std::string Describe(const siginfo_t& death) {
   return absl::StrCat("signal ", death.si_status, " (", ::strsignal(death.si_status), ")");
 }
 
+// Says it without needing memory. A reader of the log that is gone is no reason to do anything.
+void SayOutOfMemory() {
+  constexpr char kText[] = "keeper: out of memory; going on\n";
+  if (::write(STDERR_FILENO, kText, sizeof(kText) - 1) < 0) return;
+}
+
 class Keeper {
  public:
   Keeper(const Options& options, ListeningSockets sockets, UniqueFd journal)
-      : options_(options), sockets_(std::move(sockets)), journal_(std::move(journal)) {}
+      : options_(options),
+        sockets_(std::move(sockets)),
+        journal_(std::move(journal)),
+        daemon_command_(options.daemon_command),
+        restart_(options.restart, clock_->Now()) {}
 
   int Run() {
     const Status status = TakeSignals();
@@ -56,10 +67,18 @@ class Keeper {
       LOG(ERROR) << "keeper: " << status;
       return 1;
     }
-    restart_at_ = clock_->Now();
+    oom_score_ = ShieldFromOom();
     while (!exit_code_.has_value()) {
-      if (daemon_ == 0 && clock_->Now() >= restart_at_) StartDaemon();
-      WaitAndHandle();
+      try {
+        HandleDeaths();
+        if (exit_code_.has_value()) break;
+        DoWhatIsDue();
+        WaitAndHandle();
+      } catch (const std::bad_alloc&) {
+        // What was being done is done again, or given up by the one who asked for it.
+        SayOutOfMemory();
+        ::poll(nullptr, 0, kPauseMillis);
+      }
     }
     // The signals stay blocked: one that arrived now would end this process before it returns the
     // daemon's exit code.
@@ -67,87 +86,69 @@ class Keeper {
   }
 
  private:
-  struct Outgoing {
-    std::string bytes;
-    std::vector<int> fds;  // owned by slabs_ and sessions_, which do not change before it is sent
-  };
-
   Status TakeSignals() {
+    IgnoreStraySignals();
     sigset_t handled;
     sigemptyset(&handled);
-    for (int signal : {SIGTERM, SIGINT, SIGCHLD}) sigaddset(&handled, signal);
-    if (::sigprocmask(SIG_BLOCK, &handled, &mask_before_) != 0) {
-      return ErrnoStatus(errno, "sigprocmask");
-    }
+    for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGCHLD}) sigaddset(&handled, signal);
+    if (::sigprocmask(SIG_BLOCK, &handled, nullptr) != 0) return ErrnoStatus(errno, "sigprocmask");
     signals_.Reset(::signalfd(-1, &handled, SFD_NONBLOCK | SFD_CLOEXEC));
     return signals_.valid() ? absl::OkStatus() : ErrnoStatus(errno, "signalfd");
   }
 
   // --- the daemon's lives
 
-  void StartDaemon() {
-    const Status status = ForkDaemon();
-    if (status.ok()) {
-      QueueInheritance();
-      SendQueued();
+  void DoWhatIsDue() {
+    const MonotonicNanos now = clock_->Now();
+    if (check_.pid() != 0 && now >= check_.deadline()) check_.Kill();
+    if (daemon_ == 0) {
+      if (now >= restart_.start_at()) StartDaemon();
       return;
     }
-    LOG(ERROR) << "keeper: starting the daemon: " << status;
-    restart_at_ = clock_->Now() + kLongestBackoff;
+    if (handing_over_) {
+      if (now < hand_over_until_) return;
+      hand_over_until_ = kNever;  // it dies when the kernel lets it
+      LOG(WARNING) << "keeper: daemon " << daemon_ << " does not make room; it is killed";
+      KillDaemon();
+    } else if (!restart_.safe_mode().empty() && now >= restart_.safe_until() && !stopping_) {
+      LOG(INFO) << "keeper: safe mode has lasted long enough";
+      HandOver();
+    }
+  }
+
+  void StartDaemon() {
+    Status status;
+    try {
+      status = ForkDaemon();
+      if (status.ok()) QueueInheritance();
+    } catch (const std::bad_alloc&) {
+      SayOutOfMemory();
+      status = absl::ResourceExhaustedError("out of memory");
+      KillDaemon();  // a child that waits for the rest of its inheritance
+      if (daemon_ != 0) return;
+    }
+    if (!status.ok()) {
+      link_.Reset();
+      restart_.NotStarted(clock_->Now());
+      LOG(ERROR) << "keeper: starting the daemon: " << status << "; next try in "
+                 << (restart_.start_at() - clock_->Now()) / kNanosPerMilli << " ms";
+      return;
+    }
+    restart_.Started();
+    // Asked to stop while there was no daemon to persist what is held: now there is one.
+    if (stop_owed_ != 0) ::kill(daemon_, std::exchange(stop_owed_, 0));
+    SendQueued();
   }
 
   Status ForkDaemon() {
-    int ends[2];
-    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-      return ErrnoStatus(errno, "socketpair");
-    }
-    link_.Reset(ends[0]);
-    UniqueFd child_end(ends[1]);
-
-    // Everything that allocates memory happens before the fork.
-    std::vector<char*> arguments;
-    for (const std::string& argument : options_.daemon_command) {
-      arguments.push_back(const_cast<char*>(argument.c_str()));
-    }
-    arguments.push_back(nullptr);
-    std::string variable = absl::StrCat(kFdVariable, "=", child_end.get());
-    std::vector<char*> environment;
-    for (char** entry = environ; *entry != nullptr; ++entry) {
-      if (absl::string_view(*entry).substr(0, variable.find('=') + 1) !=
-          absl::string_view(variable).substr(0, variable.find('=') + 1)) {
-        environment.push_back(*entry);
-      }
-    }
-    environment.push_back(variable.data());
-    environment.push_back(nullptr);
-
-    const pid_t keeper = ::getpid();
-    const pid_t pid = ::fork();
-    if (pid < 0) return ErrnoStatus(errno, "fork");
-    if (pid == 0) BecomeDaemon(keeper, child_end.get(), arguments.data(), environment.data());
-    daemon_ = pid;
-    LOG(INFO) << "keeper: daemon " << pid << " started, after " << restarts_ << " deaths, with "
-              << slabs_.size() << " slabs and " << sessions_.size() << " sessions"
-              << (safe_mode_.empty() ? "" : "; in safe mode: ") << safe_mode_;
+    CAIRN_ASSIGN_OR_RETURN(Child child, SpawnDaemon(daemon_command_, oom_score_));
+    daemon_ = child.pid;
+    link_ = std::move(child.link);
+    LOG(INFO) << "keeper: daemon " << daemon_ << " started, after " << restart_.deaths()
+              << " deaths, with " << held_.slabs() << " slabs and " << held_.sessions()
+              << " sessions" << (restart_.safe_mode().empty() ? "" : "; in safe mode: ")
+              << restart_.safe_mode();
     return absl::OkStatus();
-  }
-
-  [[noreturn]] void BecomeDaemon(pid_t keeper, int link, char** arguments,
-                                 char** environment) const {
-    // A daemon that outlived its keeper would go on without what the keeper held, and not know it.
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != keeper) ::_exit(kCannotExec);
-    // In a group of its own: a terminal's Ctrl-C goes to the keeper alone, which forwards it once.
-    ::setpgid(0, 0);
-    ::sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
-    ::fcntl(link, F_SETFD, 0);
-    ::execve(arguments[0], arguments, environment);
-    const char* const reason = ::strerror(errno);
-    for (const char* part :
-         {"keeper: cannot execute ", const_cast<const char*>(arguments[0]), ": ", reason, "\n"}) {
-      if (::write(STDERR_FILENO, part, ::strlen(part)) < 0) break;
-    }
-    ::_exit(kCannotExec);
   }
 
   void HandleDeath(const siginfo_t& death) {
@@ -157,116 +158,155 @@ class Keeper {
     while (link_.valid() && ReceiveOne()) {
     }
     link_.Reset();
+    queued_.clear();  // answers that nobody reads any more
     ::waitpid(pid, nullptr, 0);
     daemon_ = 0;
 
-    // A failpoint ends a process as a kill would.
-    const bool by_itself = death.si_code == CLD_EXITED && death.si_status != kFailpointExitCode;
-    if (stopping_ || (by_itself && death.si_status == 0)) {
+    const bool handed_over = std::exchange(handing_over_, false);
+    const MonotonicNanos now = clock_->Now();
+    if (stopping_ && stop_owed_ == 0) {
       LOG(INFO) << "keeper: daemon " << pid << " ended with " << Describe(death);
       exit_code_ = ExitCode(death);
       return;
     }
-    if (by_itself && restarts_ == 0 && slabs_.empty() && sessions_.empty()) {
+    if (handed_over) {
+      LOG(INFO) << "keeper: daemon " << pid << " has handed over, with " << Describe(death);
+      restart_.LeaveSafeMode(now);
+      return;
+    }
+    // A failpoint ends a process as a kill would.
+    const bool by_itself = death.si_code == CLD_EXITED && death.si_status != kFailpointExitCode;
+    if (by_itself && !served_ && restart_.deaths() == 0 && held_.empty()) {
       LOG(ERROR) << "keeper: daemon " << pid << " refused to start with " << Describe(death);
       exit_code_ = ExitCode(death);
       return;
     }
-    ++restarts_;
-    const MonotonicNanos now = clock_->Now();
-    deaths_.push_back(now);
-    while (deaths_.front() <= now - kDeathWindow) deaths_.pop_front();
-    restart_at_ = now + Backoff();
-    safe_mode_.clear();
-    if (static_cast<int>(deaths_.size()) >= options_.deaths_before_safe_mode) {
-      safe_mode_ = absl::StrCat("the daemon died ", deaths_.size(),
-                                " times within a minute, last with ", Describe(death));
-    }
+    restart_.Died(now, Describe(death));
+    if (stop_owed_ != 0) restart_.StartNow(now);
     LOG(ERROR) << "keeper: daemon " << pid << " died with " << Describe(death) << "; next one in "
-               << (restart_at_ - now) / kNanosPerMilli << " ms";
+               << (restart_.start_at() - now) / kNanosPerMilli << " ms";
   }
 
-  MonotonicNanos Backoff() const {
-    if (deaths_.size() <= 1) return 0;
-    MonotonicNanos backoff = kFirstBackoff;
-    for (size_t i = 2; i < deaths_.size() && backoff < kLongestBackoff; ++i) backoff *= 2;
-    return std::min(backoff, kLongestBackoff);
+  // Asks the daemon to let commits finish and to make room for the next one. No death: everything
+  // is held here.
+  void HandOver() {
+    if (daemon_ == 0) return restart_.StartNow(clock_->Now());
+    if (handing_over_) return;
+    handing_over_ = true;
+    hand_over_until_ = clock_->Now() + kHandOverLimit;
+    ::kill(daemon_, SIGHUP);
+  }
+
+  // --- SIGHUP
+
+  void HandleReload() {
+    if (stopping_) return;
+    if (check_.pid() != 0) {
+      check_again_ = true;  // what that one reads may be older than this request
+      return;
+    }
+    if (options_.check_command.empty()) return HandOver();
+    const Status status =
+        check_.Start(options_.check_command, oom_score_, clock_->Now() + kCheckLimit);
+    if (!status.ok()) LOG(ERROR) << "keeper: reload refused: the check did not start: " << status;
+  }
+
+  void HandleChecked(const siginfo_t& end) {
+    StatusOr<std::vector<std::string>> arguments = check_.Finish(end);
+    ::waitpid(end.si_pid, nullptr, 0);
+    if (std::exchange(check_again_, false)) return HandleReload();
+    if (stopping_) return;
+    if (!arguments.ok()) {
+      LOG(ERROR) << "keeper: reload refused, the daemon goes on as it is: "
+                 << arguments.status().message();
+      return;
+    }
+    KeepFixed(&*arguments);
+    arguments->insert(arguments->begin(), daemon_command_.front());
+    daemon_command_ = *std::move(arguments);
+    LOG(INFO) << "keeper: the options are read anew; the daemon is replaced";
+    restart_.Forget(clock_->Now());
+    HandOver();
+  }
+
+  // What the keeper itself was started with stays: the sockets are bound, the journal is there.
+  void KeepFixed(std::vector<std::string>* arguments) const {
+    const auto with = [](std::vector<std::string>* among, const std::string& prefix) {
+      return std::find_if(among->begin(), among->end(), [&](const std::string& argument) {
+        return argument.compare(0, prefix.size(), prefix) == 0;
+      });
+    };
+    std::vector<std::string> now = daemon_command_;
+    for (const std::string& prefix : options_.fixed_arguments) {
+      const auto is = with(&now, prefix), wanted = with(arguments, prefix);
+      if (is == now.end() || wanted == arguments->end() || *is == *wanted) continue;
+      LOG(WARNING) << "keeper: " << *wanted << " holds from the keeper's next start on; until then "
+                   << *is;
+      *wanted = *is;
+    }
   }
 
   // --- what the daemon is told
 
   void QueueInheritance() {
-    queued_.push_back(
-        {Encode(MessageType::kBegin, {{static_cast<uint64_t>(restarts_), 0}}, safe_mode_),
-         {journal_.get(), sockets_.thrift(), sockets_.fd_channel()}});
-    std::vector<Item> items;
-    std::vector<int> fds;
-    const auto flush = [&](MessageType type) {
-      if (items.empty()) return;
-      queued_.push_back({Encode(type, items), std::move(fds)});
-      items.clear();
-      fds.clear();
-    };
-    for (const auto& [id, slab] : slabs_) {
-      if (fds.size() + 1 > kMaxFdsPerMessage) flush(MessageType::kSlabs);
-      items.push_back({id, slab.bytes});
-      fds.push_back(slab.fd.get());
-    }
-    flush(MessageType::kSlabs);
-    for (const auto& [id, session] : sessions_) {
-      if (fds.size() + kFdsPerSession > kMaxFdsPerMessage || items.size() >= kMaxFdsPerMessage) {
-        flush(MessageType::kSessions);
-      }
-      uint64_t which = 0;
-      const auto add = [&](const UniqueFd& fd, uint64_t bit) {
-        if (!fd.valid()) return;
-        which |= bit;
-        fds.push_back(fd.get());
-      };
-      add(session.channel, kHasChannel);
-      add(session.pidfd, kHasPidfd);
-      add(session.progress, kHasProgress);
-      items.push_back({id, which});
-    }
-    flush(MessageType::kSessions);
-    queued_.push_back({Encode(MessageType::kEnd, {{slabs_.size(), sessions_.size()}}), {}});
+    queued_.push_back({Encode(MessageType::kBegin, {{static_cast<uint64_t>(restart_.deaths()), 0}},
+                              restart_.safe_mode()),
+                       {journal_.get(), sockets_.thrift(), sockets_.fd_channel()}});
+    held_.AppendInheritance(&queued_);
+  }
+
+  void Answer(uint64_t request, const Status& status) {
+    queued_.push_back({Encode(MessageType::kAnswer,
+                              {{request, static_cast<uint64_t>(status.code())}}, status.message()),
+                       {}});
+    if (queued_.size() == 1) SendQueued();
   }
 
   void SendQueued() {
-    while (!queued_.empty()) {
+    size_t sent = 0;
+    for (; !queued_.empty(); ++sent) {
       const Status status =
           SendMessage(link_.get(), queued_.front().bytes, queued_.front().fds, MSG_DONTWAIT);
-      if (absl::IsResourceExhausted(status)) return;  // goes on at POLLOUT
-      if (absl::IsUnavailable(status)) {
-        queued_.clear();  // the daemon is dying; SIGCHLD follows
+      if (absl::IsResourceExhausted(status)) {
+        // It goes on at POLLOUT; a little later when that was there and did not help.
+        send_pause_ = sent == 0 && send_blocked_;
+        send_blocked_ = true;
         return;
       }
+      if (absl::IsUnavailable(status)) {
+        queued_.clear();  // the daemon is dying; SIGCHLD follows
+        break;
+      }
       if (!status.ok()) {
-        LOG(ERROR) << "keeper: handing daemon " << daemon_ << " what it inherits: " << status;
+        LOG(ERROR) << "keeper: telling daemon " << daemon_ << ": " << status;
         KillDaemon();
-        return;
+        break;
       }
       queued_.pop_front();
     }
+    send_pause_ = send_blocked_ = false;
   }
 
   // --- what the daemon tells
 
   // One message, without waiting; false when there is none, or never again.
   bool ReceiveOne() {
-    StatusOr<ReceivedMessage> received = ReceiveMessage(link_.get(), kMaxMessage, MSG_DONTWAIT);
+    bool fds_lost = false;
+    StatusOr<ReceivedMessage> received =
+        ReceiveMessage(link_.get(), kMaxMessage, MSG_DONTWAIT, &fds_lost);
+    if (absl::IsUnavailable(received.status())) {
+      // The kernel reports once that the daemon died with answers unread, ahead of what it had sent.
+      received = ReceiveMessage(link_.get(), kMaxMessage, MSG_DONTWAIT, &fds_lost);
+    }
     if (absl::IsDeadlineExceeded(received.status())) return false;
+    // The message stays in the queue. It is read after a pause (Run), be its sender alive or dead.
+    if (absl::IsResourceExhausted(received.status())) throw std::bad_alloc();
     if (absl::IsUnavailable(received.status()) || (received.ok() && received->bytes.empty())) {
       link_.Reset();
       return false;
     }
-    if (absl::IsInvalidArgument(received.status())) {
-      // A hand-over that did not fit the keeper's descriptor table. The daemon goes on; the next one
-      // inherits one slab or session less.
-      LOG(ERROR) << "keeper: lost what daemon " << daemon_ << " handed over: " << received.status();
-      return true;
-    }
-    const Status status = received.ok() ? Handle(Decode(*std::move(received))) : received.status();
+    const Status status = received.ok() ? Handle(Decode(*std::move(received), fds_lost), fds_lost)
+                                        : received.status();
     if (!status.ok()) {
       LOG(ERROR) << "keeper: daemon " << daemon_
                  << " sent a message that this keeper does not understand: " << status;
@@ -277,33 +317,26 @@ class Keeper {
     return true;
   }
 
-  Status Handle(StatusOr<Message> message) {
+  Status Handle(StatusOr<Message> message, bool fds_lost) {
     if (!message.ok()) return message.status();
-    if (message->items.empty()) return absl::InvalidArgumentError("a message without items");
+    if (message->version != kVersion) {
+      return absl::UnimplementedError(
+          absl::StrCat("version ", message->version, "; this keeper speaks ", kVersion));
+    }
     const Item& item = message->items.front();
     switch (message->type) {
       case MessageType::kHoldSlab:
-        slabs_[item.id] = {item.id, item.value, std::move(message->fds.front())};
+      case MessageType::kHoldSession:
+        Answer(message->items[1].id, held_.Hold(&*message, fds_lost));
         return absl::OkStatus();
       case MessageType::kDropSlab:
-        slabs_.erase(item.id);
+        held_.DropSlab(item.id);
         return absl::OkStatus();
-      case MessageType::kHoldSession: {
-        auto fd = message->fds.begin();
-        node::HeldSession& session = sessions_[item.id];
-        session = {};
-        session.session = item.id;
-        if ((item.value & kHasChannel) != 0) session.channel = std::move(*fd++);
-        if ((item.value & kHasPidfd) != 0) session.pidfd = std::move(*fd++);
-        if ((item.value & kHasProgress) != 0) session.progress = std::move(*fd++);
-        return absl::OkStatus();
-      }
       case MessageType::kDropSession:
-        // A bare close would tell the client nothing while the daemon has a descriptor of it too.
-        if (const auto found = sessions_.find(item.id); found != sessions_.end()) {
-          if (found->second.channel.valid()) ::shutdown(found->second.channel.get(), SHUT_RDWR);
-          sessions_.erase(found);
-        }
+        held_.DropSession(item.id);
+        return absl::OkStatus();
+      case MessageType::kServing:
+        served_ = true;
         return absl::OkStatus();
       default:
         return absl::InvalidArgumentError("a message that only the keeper sends");
@@ -315,12 +348,15 @@ class Keeper {
   void WaitAndHandle() {
     pollfd polled[2] = {{signals_.get(), POLLIN, 0}, {link_.get(), 0, 0}};
     // While the inheritance is being sent nothing is read: a message could drop what it refers to.
-    if (link_.valid()) polled[1].events = queued_.empty() ? POLLIN : POLLOUT;
+    // While an answer is, neither: a daemon that reads no answers is not listened to.
+    const bool sending = !queued_.empty();
+    if (link_.valid() && !(sending && send_pause_)) polled[1].events = sending ? POLLOUT : POLLIN;
     if (::poll(polled, 2, TimeoutMillis()) < 0 && errno != EINTR) {
       LOG(ERROR) << "keeper: " << ErrnoStatus(errno, "poll");
+      ::usleep(kPauseMillis * 1000);
     }
-    if (link_.valid() && polled[1].revents != 0) {
-      if (!queued_.empty()) {
+    if (link_.valid() && (polled[1].revents != 0 || send_pause_)) {
+      if (sending) {
         SendQueued();
       } else {
         ReceiveOne();
@@ -329,22 +365,48 @@ class Keeper {
     if ((polled[0].revents & POLLIN) != 0) HandleSignals();
   }
 
+  // Until DoWhatIsDue has something to do.
   int TimeoutMillis() const {
-    if (daemon_ != 0) return -1;
-    const MonotonicNanos left = restart_at_ - clock_->Now();
-    return left <= 0 ? 0 : static_cast<int>(left / kNanosPerMilli) + 1;
+    MonotonicNanos due = kNever;
+    const MonotonicNanos now = clock_->Now();
+    if (daemon_ == 0) {
+      due = restart_.start_at();
+    } else if (handing_over_) {
+      due = hand_over_until_;
+    } else if (!restart_.safe_mode().empty() && !stopping_) {
+      due = restart_.safe_until();
+    }
+    if (check_.pid() != 0) due = std::min(due, check_.deadline());
+    if (send_pause_) due = std::min(due, now + kPauseMillis * kNanosPerMilli);
+    if (due == kNever) return -1;
+    constexpr MonotonicNanos kLongest = 3600 * kNanosPerSecond;
+    if (due <= now) return 0;
+    return static_cast<int>(std::min(due - now, kLongest) / kNanosPerMilli) + 1;
   }
 
   void HandleSignals() {
+    // First: a daemon that is dead cannot be asked for anything.
+    HandleDeaths();
     signalfd_siginfo signal;
-    while (::read(signals_.get(), &signal, sizeof(signal)) == sizeof(signal)) {
-      if (signal.ssi_signo == SIGCHLD) continue;  // deaths are looked for below: signals merge
-      HandleStop(static_cast<int>(signal.ssi_signo));
+    while (!exit_code_.has_value() &&
+           ::read(signals_.get(), &signal, sizeof(signal)) == sizeof(signal)) {
+      if (signal.ssi_signo == SIGCHLD)
+        continue;  // deaths are looked for in any case: signals merge
+      if (signal.ssi_signo == SIGHUP) {
+        HandleReload();
+      } else {
+        HandleStop(static_cast<int>(signal.ssi_signo));
+      }
     }
+  }
+
+  void HandleDeaths() {
     siginfo_t death = {};
     while (::waitid(P_ALL, 0, &death, WEXITED | WNOHANG | WNOWAIT) == 0 && death.si_pid != 0) {
       if (death.si_pid == daemon_) {
         HandleDeath(death);
+      } else if (death.si_pid == check_.pid()) {
+        HandleChecked(death);
       } else {
         // As the first process of a container the keeper inherits orphans.
         ::waitpid(death.si_pid, nullptr, 0);
@@ -354,18 +416,26 @@ class Keeper {
   }
 
   void HandleStop(int signal) {
-    if (daemon_ == 0) {
+    if (stopping_) {
+      LOG(WARNING) << "keeper: asked to stop again; daemon " << daemon_ << " is killed";
+      stop_owed_ = 0;
+      if (daemon_ == 0) exit_code_ = 128 + signal;
+      KillDaemon();
+      return;
+    }
+    if (daemon_ == 0 && held_.empty()) {
       LOG(INFO) << "keeper: " << ::strsignal(signal) << " while no daemon runs";
       exit_code_ = 128 + signal;
       return;
     }
-    if (stopping_) {
-      LOG(WARNING) << "keeper: asked to stop again; daemon " << daemon_ << " is killed";
-      KillDaemon();
+    stopping_ = true;
+    if (daemon_ != 0 && !handing_over_) {
+      ::kill(daemon_, signal);
       return;
     }
-    stopping_ = true;
-    ::kill(daemon_, signal);
+    // Only a daemon can persist what is held: the next one is told.
+    stop_owed_ = signal;
+    if (daemon_ == 0) restart_.StartNow(clock_->Now());
   }
 
   void KillDaemon() {
@@ -378,23 +448,28 @@ class Keeper {
   const ListeningSockets sockets_;
   const UniqueFd journal_;
   UniqueFd signals_;
-  sigset_t mask_before_ = {};
+  std::string oom_score_;  // for the children; empty: the same as this process's
 
-  // What is held.
-  std::map<SlabId, node::HeldSlab> slabs_;
-  std::map<SessionId, node::HeldSession> sessions_;
+  Held held_;
 
   // The current daemon. link_ and daemon_ end separately: a daemon may close its end and live on
   // for a while.
+  std::vector<std::string> daemon_command_;
   pid_t daemon_ = 0;  // 0: none
   UniqueFd link_;
-  std::deque<Outgoing> queued_;  // the rest of its inheritance
-  MonotonicNanos restart_at_ = 0;
+  std::deque<Outgoing> queued_;  // the rest of its inheritance; then at most one answer
+  bool send_blocked_ = false;    // the last try sent nothing
+  bool send_pause_ = false;      // POLLOUT says nothing now
+  bool served_ = false;          // some daemon did
+  RestartPolicy restart_;
 
-  int restarts_ = 0;
-  std::deque<MonotonicNanos> deaths_;  // those of the last minute
-  std::string safe_mode_;
-  bool stopping_ = false;  // a signal was forwarded
+  bool handing_over_ = false;  // the daemon was asked to make room for the next one
+  MonotonicNanos hand_over_until_ = 0;
+  ConfigCheck check_;
+  bool check_again_ = false;
+
+  bool stopping_ = false;  // by SIGTERM or SIGINT
+  int stop_owed_ = 0;      // the signal, while there was no daemon that could heed it
   std::optional<int> exit_code_;
 };
 

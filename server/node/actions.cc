@@ -29,6 +29,9 @@ class Node::UnderLock {
     after_->answers.emplace_back(std::move(it->second),
                                  Answer{std::move(reply.body), reply.superseded_by});
     node_->outstanding_calls_.erase(it);
+    if (node_->commits_.erase(reply.request) > 0 && node_->commits_.empty()) {
+      node_->committed_.NotifyAll();
+    }
   }
   void operator()(action::Drained) ABSL_EXCLUSIVE_LOCKS_REQUIRED(node_->mu_) {
     node_->drained_ = true;
@@ -37,13 +40,15 @@ class Node::UnderLock {
 
   // --- to the cache, which outlives the node: its callbacks keep the gate
   void operator()(action::MakeSlab make) {
-    cache().Make(make.slab, make.bytes, make.urgent,
+    if (node_->read_only_) return;  // no later daemon would know it
+    cache().Make(make.slab, make.bytes, make.use, make.urgent,
                  [gate = node_->gate_, slab = make.slab](Status status) {
                    gate->Post(engine::event::SlabMade{slab, std::move(status)});
                  });
   }
   void operator()(action::HurrySlab hurry) { cache().Hurry(hurry.slab); }
   void operator()(action::DestroySlab destroy) {
+    if (node_->read_only_) return;  // it may hold what the unread facts are about
     cache().Destroy(destroy.slab, [gate = node_->gate_, slab = destroy.slab] {
       gate->Post(engine::event::SlabDestroyed{slab});
     });
@@ -56,20 +61,25 @@ class Node::UnderLock {
     node_->storage_worker_->Start(std::move(write));
   }
   void operator()(action::Reinstate chosen) { node_->storage_worker_->Start(std::move(chosen)); }
-  void operator()(action::DeleteFiles remove) { node_->storage_worker_->Start(std::move(remove)); }
+  void operator()(action::DeleteFiles remove) {
+    if (node_->read_only_) return;  // the unread facts may say to keep them
+    node_->storage_worker_->Start(std::move(remove));
+  }
   void operator()(action::ReadLineNumbers read) { node_->storage_worker_->Start(std::move(read)); }
+  void operator()(action::ReadTables read) { node_->storage_worker_->Start(std::move(read)); }
   void operator()(action::ScanJob scan) { node_->storage_worker_->Start(std::move(scan)); }
   void operator()(action::WakeAt wake) { node_->timer_.Set(wake.at); }
   void operator()(action::Record record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(node_->mu_) {
-    if (!node_->rooms_.open_catalog) return;
-    node_->recorder_.Put(RowsOf(node_->engine_->Describe(record.job, record.checkpoints),
-                                node_->options_.name, &node_->row_sequence_));
+    if (!node_->recorder_.Wanted()) return;
+    node_->recorder_.Put(
+        RowsOf(node_->engine_->Describe(record), node_->options_.name, &node_->row_sequence_));
   }
 
   // --- for this thread, once it has released mu_
   void operator()(action::WriteManifest write) { after_->actions.emplace_back(std::move(write)); }
   void operator()(action::ProbeSlab probe) { after_->actions.emplace_back(std::move(probe)); }
   void operator()(action::EndSession end) { after_->actions.emplace_back(end); }
+  void operator()(action::Discard discard) { after_->actions.emplace_back(std::move(discard)); }
   void operator()(action::Log log) { after_->actions.emplace_back(std::move(log)); }
 
  private:
@@ -88,12 +98,16 @@ class Node::OutsideLock {
   // the caller.
   void operator()(const action::WriteManifest& write) {
     ReachFailpoint(Failpoint::kNodeManifest);
-    std::shared_ptr<const Manifest> manifest = write.Whole();
-    const std::string encoded = EncodeManifest(*manifest);
-    Status status = cache().Write(write.extent.slab, write.extent.offset, encoded);
+    std::string encoded = EncodeManifest(*write.table);
+    const std::string digest = ManifestDigest(encoded);
+    const size_t manifest_bytes = encoded.size();
+    std::string record = EncodePartRecord(std::move(encoded), write.table->extents);
+    SealPartRecord({node_->record_secret_, write.extent.slab, write.extent.offset}, manifest_bytes,
+                   write.owner_gid, &record);
+    Status status = cache().Write(write.extent.slab, write.extent.offset, record);
     ReachFailpoint(Failpoint::kNodeManifestWritten);
-    node_->Post(engine::event::ManifestWritten{write.part, write.extent, std::move(status),
-                                               std::move(manifest), ManifestDigest(encoded)});
+    node_->Post(
+        engine::event::ManifestWritten{write.part, write.extent, std::move(status), digest});
   }
 
   void operator()(const action::ProbeSlab& probe) {
@@ -112,6 +126,8 @@ class Node::OutsideLock {
   }
 
   void operator()(const action::EndSession& end) { node_->sessions_.End(end.session); }
+
+  void operator()(const action::Discard&) {}  // freed with the action
 
   void operator()(const action::Log& log) {
     switch (log.severity) {

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "common/fd.h"
 #include "common/keys.h"
 #include "common/status.h"
+#include "server/facts/facts.h"
 
 namespace cairn::node {
 
@@ -16,6 +18,9 @@ struct HeldSlab {
   SlabId slab = 0;
   uint64_t bytes = 0;
   UniqueFd fd;
+  // As the holder was told before anybody could be lent it. A keeper that is too old to know says
+  // kObjects: then nothing is known to have never been lent.
+  fact::SlabUse use = fact::SlabUse::kObjects;
 };
 
 struct HeldSession {
@@ -37,8 +42,11 @@ struct Inherited {
 class SessionHolder {
  public:
   virtual ~SessionHolder() = default;
-  // Takes its own references; a descriptor below 0 is one that the session does not have.
-  virtual Status HoldSession(SessionId session, int channel, int pidfd, int progress) = 0;
+  // Takes its own references; a descriptor below 0 is one that the session does not have. `done` runs
+  // once, before this returns or on a thread of the holder's; until then the descriptors stay open.
+  // Its status is OK when the holder has the session, else nothing of it is held.
+  virtual void HoldSession(SessionId session, int channel, int pidfd, int progress,
+                           std::function<void(Status)> done) = 0;
   virtual void DropSession(SessionId session) = 0;  // and shuts the channel down
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,10 +10,12 @@
 #include "glog/logging.h"
 #include "server/cache/cache.h"
 #include "server/engine/engine.h"
+#include "server/node/found_parts.h"
 #include "server/node/journal_writer.h"
 #include "server/node/lender.h"
 #include "server/node/persister.h"
 #include "server/node/recovery.h"
+#include "server/node/rows.h"
 #include "server/node/storage_watch.h"
 #include "server/node/storage_worker.h"
 #include "server/node/verifier.h"
@@ -21,9 +24,73 @@
 namespace cairn::node {
 namespace {
 
+// What is acknowledged only once it is journaled. (To persist is not: asked twice is once.)
+template <typename E>
+constexpr bool kJournaled = false;
+template <>
+constexpr bool kJournaled<engine::event::Create> = true;
+template <>
+constexpr bool kJournaled<engine::event::SealObjects> = true;
+template <>
+constexpr bool kJournaled<engine::event::Commit> = true;
+template <>
+constexpr bool kJournaled<engine::event::ChooseAttempt> = true;
+template <>
+constexpr bool kJournaled<engine::event::ResumeFrom> = true;
+template <>
+constexpr bool kJournaled<engine::event::Use> = true;
+template <>
+constexpr bool kJournaled<engine::event::Remove> = true;
+template <>
+constexpr bool kJournaled<engine::event::Pin> = true;
+template <>
+constexpr bool kJournaled<engine::event::SetPolicy> = true;
+
 Status Stopping() { return absl::UnavailableError("the daemon is stopping"); }
 
 }  // namespace
+
+// Holds mu_ for as long as a page of checkpoints takes.
+class Node::EngineRows : public RowSource {
+ public:
+  explicit EngineRows(Node* node) : node_(*node) {}
+
+  std::vector<std::string> Jobs() override {
+    MutexLock lock(&node_.mu_);
+    return node_.engine_->JobNames();
+  }
+  std::vector<CheckpointKey> Checkpoints(const CheckpointKey& after, int limit) override {
+    MutexLock lock(&node_.mu_);
+    return node_.engine_->CheckpointsOf(after, limit);
+  }
+  std::vector<catalog::Row> Rows(const std::string& job,
+                                 const std::vector<CheckpointKey>& checkpoints) override {
+    MutexLock lock(&node_.mu_);
+    return RowsOf(node_.engine_->Describe(job, checkpoints), node_.options_.name,
+                  &node_.row_sequence_);
+  }
+  bool KnowsAll(const std::string& job) override {
+    if (node_.rooms_.storage == nullptr) return true;
+    MutexLock lock(&node_.mu_);
+    return node_.engine_->Describe(job, {}).scanned;
+  }
+  std::vector<catalog::Row> Gone(const std::string& job,
+                                 const std::vector<CheckpointKey>& checkpoints) override {
+    MutexLock lock(&node_.mu_);
+    engine::Engine::Description gone;
+    engine::Engine::Description all = node_.engine_->Describe(job, checkpoints);
+    const bool storage = node_.rooms_.storage != nullptr;
+    if (all.scanned || !storage) gone.gone = std::move(all.gone);
+    // Of a job that the engine has forgotten it tells nothing.
+    if (!storage && !all.job.has_value() && all.parts.empty() && all.complete.empty()) {
+      gone.gone = checkpoints;
+    }
+    return RowsOf(gone, node_.options_.name, &node_.row_sequence_);
+  }
+
+ private:
+  Node& node_;
+};
 
 // --- start and stop
 
@@ -33,9 +100,11 @@ Node::Node(const Options& options, const Rooms& rooms, const Inherited& inherite
       restarts_(inherited.restarts),
       safe_mode_(inherited.safe_mode),
       gate_(std::make_shared<EventGate>([this](engine::Event event) { Post(std::move(event)); })),
+      stored_readers_(rooms.storage),
       sessions_(options.sessions, rooms.holder, rooms.clock,
                 [this](SessionId session) { gate_->Post(engine::event::SessionEnded{session}); }),
-      recorder_(options.recorder, rooms.open_catalog),
+      row_source_(std::make_unique<EngineRows>(this)),
+      recorder_(options.recorder, rooms.open_catalog, rooms.clock, row_source_.get()),
       timer_(rooms.clock, [this] { gate_->Post(engine::event::Tick{}); }),
       lender_(std::make_unique<Lender>(rooms.cache, &sessions_, gate_)),
       verifier_(
@@ -65,30 +134,39 @@ Status Node::Recover(Inherited inherited) {
       std::unique_ptr<journal::Journal> journal,
       journal::Journal::Open(std::move(inherited.journal), options_.journal, &contents));
   if (contents.torn_tail) LOG(WARNING) << "journal: dropped an incomplete last frame";
+  for (const auto& [kind, count] : contents.skipped) {
+    LOG(WARNING) << "journal: skipped " << count << " facts of kind " << kind
+                 << ", which this build does not know and may do without";
+  }
 
+  record_secret_ = journal->nonce();
   engine::Recovered recovered;
   recovered.facts = std::move(contents.facts);
+  const std::vector<SlabId> unread = RecoverSlabs(&inherited.slabs, &recovered);
+  if (!contents.damage.ok()) {
+    RecoverFromDamage(contents, journal.get(), &inherited, &recovered);
+  }
+  for (SlabId slab : unread) {
+    if (!read_only_) rooms_.cache->Destroy(slab, [] {});
+  }
   recovered.safe_mode = safe_mode_;
   // Before anything is asked of it.
   if (const std::string id = StorageOf(recovered.facts); rooms_.storage != nullptr && !id.empty()) {
     rooms_.storage->Expect(id);
   }
-  RecoverSlabs(std::move(inherited.slabs), &recovered);
   RecoverManifests(&recovered);
   RecoverSessions(std::move(inherited.sessions), &recovered);
-  const std::string summary = absl::StrCat("recovered ", recovered.held_slabs.size(), " slabs, ",
-                                           recovered.manifests.size(), " manifests, ",
-                                           recovered.live_sessions.size(), " sessions");
+  const std::string summary =
+      absl::StrCat("recovered ", recovered.held_slabs.size(), " slabs, ", recovered.tables.size(),
+                   " parts, ", recovered.live_sessions.size(), " sessions");
   ReachFailpoint(Failpoint::kNodeRecover);
 
   AfterUnlock after;
   {
     MutexLock lock(&mu_);
-    journal_ = std::make_unique<JournalWriter>(std::move(journal), options_.journal.bytes);
+    journal_ = std::make_unique<JournalWriter>(std::move(journal), options_.journal.bytes,
+                                               /*writable=*/!read_only_);
     engine_ = std::make_unique<engine::Engine>(options_.engine);
-    // Versions of catalog rows: seconds since the epoch, then a count, so that the rows of a later
-    // daemon win.
-    row_sequence_ = (started_unix_ms_ / 1000) << 32;
     engine::Outcome started =
         engine_->Start(rooms_.clock->Now(), started_unix_ms_, std::move(recovered));
     journal_->Append(started.facts, *engine_);
@@ -101,35 +179,114 @@ Status Node::Recover(Inherited inherited) {
   storage_watch_->Start();
   Finish(std::move(after));
   CAIRN_RETURN_IF_ERROR(sessions_.Start(std::move(inherited.fd_listener)));
+  recorder_.Begin();
   if (restarts_ > 0) LOG(INFO) << summary;
   return absl::OkStatus();
 }
 
-void Node::RecoverSlabs(std::vector<HeldSlab> slabs, engine::Recovered* recovered) {
-  for (HeldSlab& held : slabs) {
+// The facts are those before the damage: an earlier state than the memory that the keeper holds.
+// It becomes the state to go on from, as a fresh snapshot, before anything acts on it. When that
+// cannot be written, or must not, because another build wrote what cannot be read, this daemon only
+// reads: it journals nothing, destroys nothing, and leaves alone what its facts do not know, so that
+// the next daemon reads what this one read.
+void Node::RecoverFromDamage(const journal::Contents& contents, journal::Journal* journal,
+                             Inherited* inherited, engine::Recovered* recovered) {
+  uint64_t held = 0;
+  for (const HeldSlab& slab : inherited->slabs) held = std::max(held, slab.slab);
+  for (const HeldSession& session : inherited->sessions) held = std::max(held, session.session);
+  const size_t read = recovered->facts.size();
+  size_t found = 0;
+  // What another build wrote is left to it.
+  if (absl::IsDataLoss(contents.damage)) {
+    found = FindLostParts(contents, *inherited, recovered).size();
+  }
+  GoOnFromEarlierState(contents.behind, held, started_unix_ms_, &recovered->facts);
+  const Status written = journal->Switch(recovered->facts);
+  const std::string what = absl::StrCat(
+      contents.damage.message(), "; ", read, " facts were read; what followed (at least ",
+      contents.behind.size(), ") ", written.ok() ? "is lost" : "was not", "; ", found,
+      " committed parts were found again");
+  if (written.ok()) {
+    lost_ = what;
+    LOG(ERROR) << "recovery: " << what << "; every session is ended";
+  } else {
+    read_only_ = true;
+    safe_mode_ = absl::StrCat(what, "; the journal stays as it is: ", written.message(),
+                              safe_mode_.empty() ? "" : absl::StrCat("; ", safe_mode_));
+    LOG(ERROR) << "recovery: " << safe_mode_;
+  }
+  // What they were lent since is not known (GoOnFromEarlierState).
+  for (const HeldSession& session : inherited->sessions) {
+    rooms_.holder->DropSession(session.session);
+  }
+  inherited->sessions.clear();
+}
+
+// Committed parts whose facts lay behind the damage join the facts. Returns which.
+std::vector<PartKey> Node::FindLostParts(const journal::Contents& contents,
+                                         const Inherited& inherited, engine::Recovered* recovered) {
+  const std::map<SlabId, uint64_t> readable(recovered->held_slabs.begin(),
+                                            recovered->held_slabs.end());
+  HeldMemory memory;
+  for (const HeldSlab& slab : inherited.slabs) {
+    if (readable.contains(slab.slab)) memory.slabs[slab.slab] = {slab.bytes, slab.use};
+  }
+  memory.read = [this](const ExtentRef& extent, uint64_t bytes) {
+    return ReadExtent(extent, bytes);
+  };
+  memory.crcs = [this](const ExtentRef& extent, uint64_t length, uint32_t block_bytes) {
+    return rooms_.cache->Crcs(extent, length, block_bytes);
+  };
+  JoinLosses(contents.behind, &recovered->facts);
+  std::vector<std::string> problems;
+  std::vector<std::string> of_known;  // RecoverManifests tells them
+  Status unknown;
+  const auto tables = TablesOf(recovered->facts, memory.read, &of_known, &unknown);
+  const std::vector<PartKey> found =
+      JoinFoundParts(FindParts(memory, record_secret_, &problems), contents.behind, memory, tables,
+                     &recovered->facts, &problems);
+  for (const PartKey& part : found) LOG(INFO) << "recovery: found again: " << part.DebugString();
+  for (const std::string& problem : problems) LOG(INFO) << "recovery: left alone: " << problem;
+  return found;
+}
+
+std::vector<SlabId> Node::RecoverSlabs(std::vector<HeldSlab>* slabs, engine::Recovered* recovered) {
+  std::vector<SlabId> unread;
+  for (HeldSlab& held : *slabs) {
     const Status adopted = rooms_.cache->Adopt(held.slab, held.bytes, std::move(held.fd));
     if (!adopted.ok()) {
       // The objects in this slab are lost; those in the others need not be.
       LOG(ERROR) << "recovery: " << adopted;
-      rooms_.cache->Destroy(held.slab, [] {});
+      unread.push_back(held.slab);
       continue;
     }
     recovered->held_slabs.emplace_back(held.slab, held.bytes);
   }
+  return unread;
+}
+
+StatusOr<std::string> Node::ReadExtent(const ExtentRef& extent, uint64_t bytes) const {
+  if (bytes > extent.length || extent.length > 2 * uint64_t{kMaxManifestBytes}) {
+    return absl::DataLossError("it is longer than its place");
+  }
+  std::string buffer(extent.length, '\0');
+  CAIRN_RETURN_IF_ERROR(rooms_.cache->Read(extent.slab, extent.offset, absl::MakeSpan(buffer)));
+  return buffer;
 }
 
 void Node::RecoverManifests(engine::Recovered* recovered) {
-  const auto read = [this](const ExtentRef& extent, uint64_t bytes) -> StatusOr<std::string> {
-    if (bytes > extent.length || bytes > kMaxManifestBytes) {
-      return absl::DataLossError("it is longer than its place");
-    }
-    std::string buffer(bytes, '\0');
-    CAIRN_RETURN_IF_ERROR(rooms_.cache->Read(extent.slab, extent.offset, absl::MakeSpan(buffer)));
-    return buffer;
+  const auto read = [this](const ExtentRef& extent, uint64_t bytes) {
+    return ReadExtent(extent, bytes);
   };
   std::vector<std::string> problems;
-  recovered->manifests = ManifestsOf(recovered->facts, read, &problems);
+  Status unknown;
+  recovered->tables = TablesOf(recovered->facts, read, &problems, &unknown);
   for (const std::string& problem : problems) LOG(ERROR) << "recovery: " << problem;
+  if (unknown.ok()) return;
+  // Another build's, as after a rollback: the parts are not known here, and must not be destroyed.
+  read_only_ = true;
+  safe_mode_ = absl::StrCat(unknown.message(), safe_mode_.empty() ? "" : "; ", safe_mode_);
+  recovered->safe_mode = safe_mode_;
 }
 
 void Node::RecoverSessions(std::vector<HeldSession> sessions, engine::Recovered* recovered) {
@@ -168,12 +325,14 @@ void Node::Stop() {
   gate_->Close();
   timer_.Stop();
   sessions_.Stop();
-  persister_->Stop();
-  storage_worker_->Stop();
-  storage_watch_->Stop();
   verifier_->Stop();
   recorder_.Flush(/*deadline_ms=*/1000);
   recorder_.Stop();
+  // Last: a thread that hangs in storage holds up what comes after it.
+  persister_->Stop();
+  storage_worker_->Stop();
+  storage_watch_->Stop();
+  stored_readers_.Stop();
 }
 
 bool Node::Drain(MonotonicNanos deadline) {
@@ -191,6 +350,18 @@ bool Node::Drain(MonotonicNanos deadline) {
   return drained_;
 }
 
+bool Node::FinishCommits(MonotonicNanos deadline) {
+  const auto until = std::chrono::steady_clock::now() +
+                     std::chrono::nanoseconds(std::max<int64_t>(0, deadline - clock()->Now()));
+  MutexLock lock(&mu_);
+  while (!commits_.empty()) {
+    if (!committed_.WaitUntil(&mu_, until)) break;
+  }
+  return commits_.empty();
+}
+
+void Node::FlushCatalog(int deadline_ms) { recorder_.Flush(deadline_ms); }
+
 std::string Node::CheckInvariants() const {
   MutexLock lock(&mu_);
   return engine_->CheckInvariants();
@@ -204,12 +375,21 @@ void Node::Submit(engine::RequestId request, engine::Event event, AnswerCallback
     MutexLock lock(&mu_);
     if (stopping_) {
       after.answers.emplace_back(std::move(done), Answer{Stopping(), 0});
+    } else if (const Status writable = CheckWritable(event); !writable.ok()) {
+      after.answers.emplace_back(std::move(done), Answer{writable, 0});
     } else {
       outstanding_calls_.emplace(request, std::move(done));
+      if (std::holds_alternative<engine::event::Commit>(event)) commits_.insert(request);
       Enter(std::move(event), &after);
     }
   }
   Finish(std::move(after));
+}
+
+Status Node::CheckWritable(const engine::Event& event) const {
+  const auto journaled = [](const auto& of) { return kJournaled<std::decay_t<decltype(of)>>; };
+  if (!read_only_ || !std::visit(journaled, event)) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("safe mode: nothing can be journaled: ", safe_mode_));
 }
 
 Answer Node::Await(engine::RequestId request, engine::Event event) {
@@ -261,15 +441,21 @@ Answer Node::Stat(engine::event::StatObject event) {
 }
 
 void Node::Enter(engine::Event event, AfterUnlock* after) {
-  StartActions(Apply(std::move(event)).actions, after);
-  if (journal_->NeedsRelief()) {
-    journal_->Relieve(*engine_, [&](bool full) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      engine::Outcome outcome = Apply(engine::event::JournalFull{full});
-      const bool let_go = !outcome.facts.empty();
-      StartActions(std::move(outcome.actions), after);
-      return let_go;
-    });
+  const auto let_go = [&](bool full) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    engine::Outcome outcome = Apply(engine::event::JournalFull{full});
+    StartActions(std::move(outcome.actions), after);
+    return !outcome.facts.empty();
+  };
+  engine_->SetJournalRoom(journal_->used_bytes(), journal_->half_bytes());
+  const auto help = engine_->JournalHelpFor(event);
+  if (help != engine::Engine::JournalHelp::kNone) {
+    journal_->MakeRoom(*engine_, help == engine::Engine::JournalHelp::kLetGo, let_go);
   }
+  const auto* const scanned = std::get_if<engine::event::JobScanned>(&event);
+  const std::string job = scanned == nullptr ? "" : scanned->job;
+  StartActions(Apply(std::move(event)).actions, after);
+  if (!job.empty()) recorder_.Look(job);
+  if (journal_->NeedsRelief()) journal_->Relieve(*engine_, let_go);
   if (options_.check_invariants) {
     const std::string broken = engine_->CheckInvariants();
     CHECK(broken.empty()) << "engine: " << broken;
@@ -278,6 +464,7 @@ void Node::Enter(engine::Event event, AfterUnlock* after) {
 
 engine::Outcome Node::Apply(engine::Event event) {
   WriterLock alone(&query_mu_);
+  engine_->SetJournalRoom(journal_->used_bytes(), journal_->half_bytes());
   engine::Outcome outcome = engine_->Apply(rooms_.clock->Now(), std::move(event));
   journal_->Append(outcome.facts, *engine_);
   return outcome;

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "server/engine/actions.h"
@@ -136,6 +137,10 @@ class Node {
   // SIGTERM: admits nothing, lets commits finish, persists the newest complete steps. Returns true
   // when that is done, false when `deadline` came first.
   bool Drain(MonotonicNanos deadline);
+  // Waits until no commit is under way: true; false when `deadline` came first. Others may begin.
+  bool FinishCommits(MonotonicNanos deadline);
+  // Waits until the catalog has what changed, cannot be written, or `deadline_ms` have passed.
+  void FlushCatalog(int deadline_ms);
   // Answers every outstanding call with UNAVAILABLE and joins all threads.
   void Stop();
 
@@ -144,21 +149,32 @@ class Node {
  private:
   // What the thread that applied an event does once it has released mu_: the callbacks of answered
   // calls first, then the actions, in the engine's order.
-  using ActionOutsideLock = std::variant<engine::action::WriteManifest, engine::action::ProbeSlab,
-                                         engine::action::EndSession, engine::action::Log>;
+  using ActionOutsideLock =
+      std::variant<engine::action::WriteManifest, engine::action::ProbeSlab,
+                   engine::action::EndSession, engine::action::Discard, engine::action::Log>;
   struct AfterUnlock {
     std::vector<std::pair<AnswerCallback, Answer>> answers;
     std::vector<ActionOutsideLock> actions;
   };
   class UnderLock;    // actions.cc: starts one action
   class OutsideLock;  // actions.cc: carries out one action
+  class EngineRows;   // rows of all that the engine knows
 
   Node(const Options& options, const Rooms& rooms, const Inherited& inherited);
 
   Status Recover(Inherited inherited);
-  void RecoverSlabs(std::vector<HeldSlab> slabs, engine::Recovered* recovered);
+  void RecoverFromDamage(const journal::Contents& contents, journal::Journal* journal,
+                         Inherited* inherited, engine::Recovered* recovered);
+  std::vector<PartKey> FindLostParts(const journal::Contents& contents, const Inherited& inherited,
+                                     engine::Recovered* recovered);
+  // Those that the cache could not take over.
+  std::vector<SlabId> RecoverSlabs(std::vector<HeldSlab>* slabs, engine::Recovered* recovered);
+  StatusOr<std::string> ReadExtent(const ExtentRef& extent, uint64_t bytes) const;
   void RecoverManifests(engine::Recovered* recovered);
   void RecoverSessions(std::vector<HeldSession> sessions, engine::Recovered* recovered);
+
+  // Not OK: the event asks for what must be journaled before it is acknowledged, and nothing can be.
+  Status CheckWritable(const engine::Event& event) const;
 
   engine::RequestId NextRequest() { return next_request_.fetch_add(1); }
   void Submit(engine::RequestId request, engine::Event event, AnswerCallback done);
@@ -173,14 +189,19 @@ class Node {
   void Finish(AfterUnlock after);
 
   StatusOr<Opened> OpenStored(const engine::Caller& caller, const std::string& name,
-                              engine::reply::OpenStored stored, bool takes_fds);
+                              engine::reply::OpenStored stored, bool takes_fds,
+                              MonotonicNanos deadline);
   void AddSessions(NodeState* state) const;
   void AddCounters(NodeState* state) const;
 
   const Options options_;
   const Rooms rooms_;
   const int restarts_;
-  const std::string safe_mode_;
+  // Written only while recovering.
+  std::string safe_mode_;       // not empty: nothing is admitted; says why
+  bool read_only_ = false;      // no fact can be journaled (RecoverFromDamage); safe_mode_ says why
+  std::string lost_;            // not empty: facts were lost; says which
+  uint64_t record_secret_ = 0;  // of the seals of part records
   const std::shared_ptr<EventGate> gate_;
   int64_t started_unix_ms_ = 0;
   std::atomic<engine::RequestId> next_request_{1};
@@ -196,13 +217,16 @@ class Node {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   bool drained_ ABSL_GUARDED_BY(mu_) = false;
-  CondVar drained_wake_;  // with mu_
-  int64_t row_sequence_ ABSL_GUARDED_BY(mu_) = 0;
+  CondVar drained_wake_;                           // with mu_
+  int64_t row_sequence_ ABSL_GUARDED_BY(mu_) = 0;  // the last row's place in their order
   absl::flat_hash_map<engine::RequestId, AnswerCallback> outstanding_calls_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<engine::RequestId> commits_ ABSL_GUARDED_BY(mu_);  // among them
+  CondVar committed_;  // with mu_: commits_ became empty
 
   // These synchronize themselves.
   StoredReaders stored_readers_;
   Sessions sessions_;
+  const std::unique_ptr<RowSource> row_source_;
   Recorder recorder_;
   Timer timer_;
   const std::unique_ptr<Lender> lender_;

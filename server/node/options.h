@@ -17,6 +17,8 @@ struct SessionsOptions {
 
 struct RecorderOptions {
   int batch_rows = 500;  // of one transaction
+  // More rows than these do not wait to be written: all is then read from the engine, and written anew.
+  size_t max_rows = 10'000;
   // Wait after a failure, doubled from the least to the most.
   int retry_min_ms = 100;
   int retry_max_ms = 30'000;

@@ -1,9 +1,9 @@
 #include "server/node/persister.h"
 
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "common/failpoint.h"
 #include "glog/logging.h"
@@ -11,8 +11,9 @@
 namespace cairn::node {
 namespace {
 
-using engine::action::PersistObject;
-using engine::action::PersistPart;
+constexpr int kSweepThreads = 4;
+// No job has this name.
+constexpr char kEveryJob[] = "";
 
 // An object's bytes in a slab, as storage reads them.
 class SlabSource : public storage::ObjectSource {
@@ -31,20 +32,16 @@ class SlabSource : public storage::ObjectSource {
 using Sources = std::vector<std::unique_ptr<SlabSource>>;
 
 // `part` as storage takes it: a source for each object, in the manifest's order. `sources` owns
-// them.
-StatusOr<storage::PartToWrite> PartWithSources(cache::Cache* cache, const PersistPart& part,
-                                               Sources* sources) {
+// them, `manifests` what it names.
+storage::PartToWrite PartWithSources(cache::Cache* cache, const PartTable& part, Sources* sources,
+                                     std::vector<std::unique_ptr<Manifest>>* manifests) {
+  manifests->push_back(std::make_unique<Manifest>(part.Whole()));
   storage::PartToWrite to_write;
-  to_write.manifest = part.manifest.get();
-  to_write.encoded = EncodeManifest(*part.manifest);
-  absl::flat_hash_map<absl::string_view, const PersistObject*> placed;
-  for (const PersistObject& object : part.objects) placed[object.entry.name] = &object;
-  for (const ObjectEntry& entry : part.manifest->objects) {
-    const auto found = placed.find(entry.name);
-    if (found == placed.end()) {
-      return absl::InternalError(absl::StrCat("no extent of \"", entry.name, "\""));
-    }
-    sources->push_back(std::make_unique<SlabSource>(cache, found->second->extent));
+  to_write.manifest = manifests->back().get();
+  to_write.encoded = EncodeManifest(*to_write.manifest);
+  to_write.sources.reserve(part.extents.size());
+  for (const ExtentRef& extent : part.extents) {
+    sources->push_back(std::make_unique<SlabSource>(cache, extent));
     to_write.sources.push_back(sources->back().get());
   }
   return to_write;
@@ -52,8 +49,8 @@ StatusOr<storage::PartToWrite> PartWithSources(cache::Cache* cache, const Persis
 
 uint64_t BytesOf(const engine::action::Persist& action) {
   uint64_t bytes = 0;
-  for (const PersistPart& part : action.parts) {
-    for (const ObjectEntry& entry : part.manifest->objects) bytes += entry.length;
+  for (const auto& part : action.parts) {
+    for (const auto& entry : part->entries) bytes += entry->length;
   }
   return bytes;
 }
@@ -66,7 +63,13 @@ Persister::Persister(int threads, cache::Cache* cache, storage::Storage* storage
       storage_(storage),
       clock_(clock),
       gate_(std::move(gate)),
+      sweeps_("sweeper", std::min(threads, kSweepThreads), /*per_job=*/1),
       executor_("persister", threads) {}
+
+void Persister::Stop() {
+  executor_.Stop();
+  sweeps_.Stop();
+}
 
 void Persister::Start(engine::action::Persist action) {
   // Shared because std::function copies, and an action holds every manifest of its checkpoint.
@@ -96,9 +99,9 @@ void Persister::Persist(const engine::action::Persist& action) {
   const bool full = absl::IsResourceExhausted(location.status());
   gate_->Post(engine::event::Persisted{done, location.status(), ok ? *location : Location()});
   if (full) {
-    MakeRoom();
+    SweepSoon(kEveryJob, {});
   } else {
-    Sweep(done, /*published=*/ok);
+    SweepSoon(done.job, {ok ? std::set<CheckpointKey>{done} : std::set<CheckpointKey>{}, false});
   }
 }
 
@@ -106,9 +109,9 @@ StatusOr<Location> Persister::WriteAndPublish(const engine::action::Persist& act
   const storage::Owner owner{action.uid, action.gid};
   Sources sources;
   std::vector<storage::PartToWrite> parts;
-  for (const PersistPart& part : action.parts) {
-    CAIRN_ASSIGN_OR_RETURN(storage::PartToWrite to_write, PartWithSources(cache_, part, &sources));
-    parts.push_back(std::move(to_write));
+  std::vector<std::unique_ptr<Manifest>> manifests;
+  for (const auto& part : action.parts) {
+    parts.push_back(PartWithSources(cache_, *part, &sources, &manifests));
   }
   if (action.origin.has_value()) {
     CAIRN_ASSIGN_OR_RETURN(LineRecord stands, storage_->WriteLineRecord(*action.origin, owner));
@@ -129,30 +132,46 @@ StatusOr<Location> Persister::WriteAndPublish(const engine::action::Persist& act
   return *std::move(published);
 }
 
-void Persister::Sweep(const CheckpointKey& done, bool published) {
-  SweepJob(done.job, {.superseded =
-                          [&](const CheckpointKey& other) {
-                            // Older ones of the same step were never finished.
-                            return published && other.step == done.step &&
-                                   std::tie(other.attempt, other.revision) <
-                                       std::tie(done.attempt, done.revision);
-                          },
-                      .wanted = [this](const CheckpointKey& other) { return IsWanted(other); }});
+void Persister::SweepSoon(const std::string& job, const Due& due) {
+  {
+    MutexLock lock(&mu_);
+    const auto [at, fresh] = due_.try_emplace(job);
+    at->second.published.insert(due.published.begin(), due.published.end());
+    at->second.full |= due.full;
+    if (!fresh) return;
+  }
+  sweeps_.Add(job, [this, job] { job == kEveryJob ? MakeRoom() : SweepJob(job); });
 }
 
 void Persister::MakeRoom() {
+  {
+    MutexLock lock(&mu_);
+    due_.erase(kEveryJob);
+  }
   const StatusOr<std::vector<std::string>> jobs = storage_->Jobs();
   if (!jobs.ok()) {
     LOG(WARNING) << "sweep: " << jobs.status();
     return;
   }
-  for (const std::string& job : *jobs) {
-    SweepJob(job, {.wanted = [this](const CheckpointKey& other) { return IsWanted(other); },
-                   .full = true});
-  }
+  for (const std::string& job : *jobs) SweepSoon(job, {{}, /*full=*/true});
 }
 
-void Persister::SweepJob(const std::string& job, const storage::SweepRules& rules) {
+void Persister::SweepJob(const std::string& job) {
+  Due due;
+  {
+    MutexLock lock(&mu_);
+    due = std::move(due_.extract(job).mapped());
+  }
+  storage::SweepRules rules;
+  rules.superseded = [&due](const CheckpointKey& other) {
+    // Older ones of the same step were never finished.
+    return std::any_of(due.published.begin(), due.published.end(), [&](const CheckpointKey& done) {
+      return other.step == done.step &&
+             std::tie(other.attempt, other.revision) < std::tie(done.attempt, done.revision);
+    });
+  };
+  rules.wanted = [this](const CheckpointKey& other) { return IsWanted(other); };
+  rules.full = due.full;
   const Status swept = storage_->Sweep(job, rules);
   // Of a user as whom this daemon may not act, another daemon takes care.
   if (!swept.ok() && !absl::IsPermissionDenied(swept)) {

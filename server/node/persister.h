@@ -1,9 +1,12 @@
 // Writes checkpoints from slabs into storage and publishes them there (action::Persist).
 //
 // Threads of its own because a persist takes as long as the disk does. Their number is the
-// engine's bound on persists under way, so one that has begun waits for no other.
+// engine's bound on persists under way, so one that has begun waits for no other. The engine lets a job
+// have one of them, and sweeps have threads of their own, so what hangs below one job's directory
+// leaves the other jobs theirs.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -15,6 +18,7 @@
 #include "server/engine/actions.h"
 #include "server/node/event_gate.h"
 #include "server/node/executor.h"
+#include "server/node/job_executor.h"
 #include "server/storage/storage.h"
 
 namespace cairn::node {
@@ -29,16 +33,20 @@ class Persister {
 
   // Returns at once; event::Persisted follows, unless Stop comes first.
   void Start(engine::action::Persist action);
-  void Stop() { executor_.Stop(); }
+  void Stop();
 
  private:
   void Persist(const engine::action::Persist& action);
   StatusOr<Location> WriteAndPublish(const engine::action::Persist& action);
-  // After `done` ended: what it has replaced if it was `published`, and what nobody wants any more.
-  void Sweep(const CheckpointKey& done, bool published);
+  // What a job's next sweep takes beside what nobody wants any more.
+  struct Due {
+    std::set<CheckpointKey> published;  // what they have replaced
+    bool full = false;                  // as SweepRules::full
+  };
+  void SweepSoon(const std::string& job, const Due& due);
   // Storage is full: gives back what nobody wants, of every job.
   void MakeRoom();
-  void SweepJob(const std::string& job, const storage::SweepRules& rules);
+  void SweepJob(const std::string& job);
   bool IsWanted(const CheckpointKey& checkpoint);
 
   cache::Cache* const cache_;
@@ -49,6 +57,9 @@ class Persister {
   // Being persisted, or waiting for it. A checkpoint that the engine tries again later is none of
   // them: it is written anew, should a sweep have taken what was there.
   std::multiset<CheckpointKey> wanted_ ABSL_GUARDED_BY(mu_);
+  // By job, until its sweep begins: however many persists end while one hangs, one more follows.
+  std::map<std::string, Due> due_ ABSL_GUARDED_BY(mu_);
+  JobExecutor sweeps_;
   Executor executor_;  // last: its threads use the members above
 };
 

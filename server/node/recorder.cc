@@ -12,42 +12,75 @@
 namespace cairn::node {
 namespace {
 
+// Milliseconds since the epoch, then a count: enough until the year 2248.
+constexpr int kCountBits = 20;
+// Of the engine's checkpoints at once: each may have rows of a thousand parts.
+constexpr int kPage = 50;
+
 int64_t SequenceOf(const catalog::Row& row) {
   return std::visit([](const auto& r) { return r.sequence; }, row);
 }
 
 }  // namespace
 
-Recorder::Recorder(const RecorderOptions& options, OpenCatalog open)
-    : options_(options), open_(std::move(open)) {
+Recorder::Recorder(const RecorderOptions& options, OpenCatalog open, Clock* clock,
+                   RowSource* source)
+    : options_(options), open_(std::move(open)), clock_(clock), source_(source) {
   if (open_) thread_ = std::thread([this] { Run(); });
 }
 
 void Recorder::Put(std::vector<catalog::Row> rows) {
   if (!open_) return;
   MutexLock lock(&mu_);
+  if (all_) return;
   for (catalog::Row& row : rows) {
     std::string identity = catalog::RowIdentity(row);
     dirty_.insert_or_assign(std::move(identity), std::move(row));
   }
+  if (dirty_.size() > options_.max_rows) ForgetRows();
   wake_.NotifyOne();
+}
+
+void Recorder::Begin() { Look(""); }  // which is no job
+
+void Recorder::Look(const std::string& job) {
+  if (!open_) return;
+  MutexLock lock(&mu_);
+  look_at_.insert(job);
+  wake_.NotifyOne();
+}
+
+void Recorder::ForgetRows() {
+  all_ = true;
+  absl::flat_hash_map<std::string, catalog::Row>().swap(dirty_);
+}
+
+bool Recorder::Wanted() const {
+  if (!open_) return false;
+  MutexLock lock(&mu_);
+  return !all_;
+}
+
+size_t Recorder::waiting() const {
+  MutexLock lock(&mu_);
+  return dirty_.size();
 }
 
 std::string Recorder::State() const {
   if (!open_) return "off";
   MutexLock lock(&mu_);
-  if (!problem_.ok()) {
-    return absl::StrCat("sqlite: behind by ", dirty_.size(), " rows: ", problem_.message());
-  }
-  if (dirty_.empty() && !writing_) return "sqlite: up to date";
-  return absl::StrCat("sqlite: writing, behind by ", dirty_.size(), " rows");
+  if (problem_.ok() && idle()) return "sqlite: up to date";
+  const std::string behind = all_ ? "behind, all is to be written anew"
+                                  : absl::StrCat("behind by ", dirty_.size(), " rows");
+  if (problem_.ok()) return absl::StrCat("sqlite: writing, ", behind);
+  return absl::StrCat("sqlite: ", behind, ": ", problem_.message());
 }
 
 void Recorder::Flush(int deadline_ms) {
   if (!open_) return;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(deadline_ms);
   MutexLock lock(&mu_);
-  while ((!dirty_.empty() || writing_) && problem_.ok() && !stopping_) {
+  while (!idle() && problem_.ok() && !stopping_) {
     if (!idle_.WaitUntil(&mu_, deadline)) return;
   }
 }
@@ -62,51 +95,136 @@ void Recorder::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-// Waits for rows, and after a failure for `backoff_ms` as well; empty: stopping.
-Recorder::Batch Recorder::TakeBatch(int backoff_ms) {
-  Batch batch;
+// Waits for rows, and after a failure for `backoff_ms` as well.
+std::optional<Recorder::Work> Recorder::Take(int backoff_ms) {
+  Work work;
   MutexLock lock(&mu_);
-  while (dirty_.empty() && !stopping_) wake_.Wait(&mu_);
+  while (dirty_.empty() && !all_ && look_at_.empty() && !stopping_) wake_.Wait(&mu_);
   if (backoff_ms > 0) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(backoff_ms);
     while (!stopping_ && wake_.WaitUntil(&mu_, until)) {
     }
   }
-  if (stopping_) return batch;
-  while (!dirty_.empty() && batch.size() < static_cast<size_t>(options_.batch_rows)) {
+  if (stopping_) return std::nullopt;
+  // What is put from now on is written after all that is read from the source.
+  work.all = std::exchange(all_, false);
+  if (!work.all) work.jobs = std::exchange(look_at_, {});
+  while (!work.all && work.jobs.empty() && !dirty_.empty() &&
+         work.batch.size() < static_cast<size_t>(options_.batch_rows)) {
     auto first = dirty_.begin();
-    batch.emplace_back(first->first, std::move(first->second));
+    work.batch.emplace_back(first->first, std::move(first->second));
     dirty_.erase(first);
   }
   writing_ = true;
-  return batch;
+  return work;
 }
 
-Status Recorder::Write(const Batch& batch, std::unique_ptr<catalog::Catalog>* catalog) const {
+Status Recorder::Do(const Work& work) {
   try {
-    if (*catalog == nullptr) {
-      CAIRN_ASSIGN_OR_RETURN(*catalog, open_());
+    if (catalog_ == nullptr) CAIRN_RETURN_IF_ERROR(Open());
+    if (!work.all && !Wanted()) return absl::OkStatus();  // it is going to be written with all
+    Status status;
+    if (work.all) {
+      status = WriteAll();
+    } else if (!work.jobs.empty()) {
+      status = LookAt(work.jobs);
+    } else if (!work.batch.empty()) {
+      std::vector<catalog::Row> rows;
+      rows.reserve(work.batch.size());
+      for (const auto& [identity, row] : work.batch) rows.push_back(row);
+      status = Write(std::move(rows));
     }
-    std::vector<catalog::Row> rows;
-    rows.reserve(batch.size());
-    for (const auto& [identity, row] : batch) rows.push_back(row);
-    return (*catalog)->Apply(rows);
+    // Opening finds out what is wrong with it, and mends what can be mended.
+    if (!status.ok() && !absl::IsUnavailable(status)) catalog_.reset();
+    return status;
   } catch (const std::exception& e) {
     return absl::InternalError(e.what());
   }
 }
 
-// Puts the batch back when it was not written. True: the catalog went away, or came back.
-bool Recorder::Settle(Batch batch, const Status& status) {
+Status Recorder::Open() {
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<catalog::Catalog> catalog, open_());
+  CAIRN_ASSIGN_OR_RETURN(const int64_t newest, catalog->NewestSequence());
+  if (base_ == 0 && source_ != nullptr) {
+    CAIRN_ASSIGN_OR_RETURN(const std::vector<std::string> jobs, catalog->Jobs());
+    unseen_.insert(jobs.begin(), jobs.end());
+    MutexLock lock(&mu_);
+    look_at_.insert(jobs.begin(), jobs.end());
+  }
+  catalog_ = std::move(catalog);
+  if (base_ == 0) {
+    base_ = std::max(newest, clock_->UnixMillis() << kCountBits);
+  } else if (newest < written_ || newest > tried_) {
+    // It was lost, or is another copy. Rows that wait were put in an order that counts from the old base.
+    base_ = std::max(base_, newest);
+    MutexLock lock(&mu_);
+    ForgetRows();
+  }
+  return absl::OkStatus();
+}
+
+Status Recorder::Write(std::vector<catalog::Row> rows) {
+  int64_t newest = written_;
+  for (catalog::Row& row : rows) {
+    std::visit([this](auto& r) { r.sequence += base_; }, row);
+    newest = std::max(newest, SequenceOf(row));
+  }
+  tried_ = std::max(tried_, newest);
+  CAIRN_RETURN_IF_ERROR(catalog_->Apply(rows));
+  written_ = newest;
+  return absl::OkStatus();
+}
+
+Status Recorder::WriteAll() {
+  if (source_ == nullptr) return absl::OkStatus();
+  for (const std::string& job : source_->Jobs()) {
+    CheckpointKey after{job, kNoStep, 0, 0};
+    for (;;) {
+      const std::vector<CheckpointKey> page = source_->Checkpoints(after, kPage);
+      CAIRN_RETURN_IF_ERROR(Write(source_->Rows(job, page)));
+      if (page.empty()) break;
+      after = page.back();
+    }
+  }
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<std::string> jobs, catalog_->Jobs());
+  for (const std::string& job : jobs) CAIRN_RETURN_IF_ERROR(WriteGone(job));
+  return absl::OkStatus();
+}
+
+Status Recorder::LookAt(const absl::flat_hash_set<std::string>& jobs) {
+  for (const std::string& job : jobs) {
+    if (!unseen_.contains(job) || !source_->KnowsAll(job)) continue;
+    CAIRN_RETURN_IF_ERROR(WriteGone(job));
+    unseen_.erase(job);
+  }
+  return absl::OkStatus();
+}
+
+Status Recorder::WriteGone(const std::string& job) {
+  CheckpointKey after{job, kNoStep, 0, 0};
+  for (;;) {
+    CAIRN_ASSIGN_OR_RETURN(const std::vector<CheckpointKey> page,
+                           catalog_->Present(job, after, kPage));
+    if (page.empty()) return absl::OkStatus();
+    CAIRN_RETURN_IF_ERROR(Write(source_->Gone(job, page)));
+    after = page.back();
+  }
+}
+
+// Puts back what was not written. True: the catalog went away, or came back.
+bool Recorder::Settle(Work work, const Status& status) {
   MutexLock lock(&mu_);
   const bool changed = problem_.ok() != status.ok();
   problem_ = status;
   writing_ = false;
   if (!status.ok()) {
-    for (auto& [identity, row] : batch) {
+    look_at_.insert(work.jobs.begin(), work.jobs.end());
+    if (work.all) {
+      ForgetRows();
+    } else if (!all_) {
       // A version that was put meanwhile is newer.
-      auto [it, fresh] = dirty_.try_emplace(identity, row);
-      if (!fresh && SequenceOf(it->second) < SequenceOf(row)) it->second = std::move(row);
+      for (auto& [identity, row] : work.batch) dirty_.try_emplace(identity, std::move(row));
+      if (dirty_.size() > options_.max_rows) ForgetRows();
     }
   }
   idle_.NotifyAll();
@@ -115,13 +233,10 @@ bool Recorder::Settle(Batch batch, const Status& status) {
 
 void Recorder::Run() {
   pthread_setname_np(pthread_self(), "recorder");
-  std::unique_ptr<catalog::Catalog> catalog;
   int backoff_ms = 0;
-  for (;;) {
-    Batch batch = TakeBatch(backoff_ms);
-    if (batch.empty()) return;
-    const Status status = Write(batch, &catalog);
-    const bool changed = Settle(std::move(batch), status);
+  while (std::optional<Work> work = Take(backoff_ms)) {
+    const Status status = Do(*work);
+    const bool changed = Settle(*std::move(work), status);
     if (!status.ok()) {
       if (changed) LOG(WARNING) << "catalog is away, saving goes on without it: " << status;
       backoff_ms = std::clamp(backoff_ms * 2, options_.retry_min_ms, options_.retry_max_ms);

@@ -1,17 +1,28 @@
 // Writes what changed into the catalog, in the background.
 //
 // A class with a thread of its own because the catalog may be slow or away for any time, and nothing
-// waits for it. What is still to be written is one row per identity, the newest: an outage of any
-// length costs no more than what changed.
+// waits for it. What is still to be written is one row per identity, the newest. When that is more than
+// the bound, all of it is forgotten: once the catalog answers, what there is is read from the engine and
+// written anew, and what the catalog still shows and is gone is marked so. So an outage of any length
+// costs no more than the bound.
+//
+// A row's version is its place in the order of Put, added to a number that is greater than every version
+// which the catalog holds when it is first opened: a later daemon's rows win, whatever its clock says. The
+// number stays, so that rows which waited while the catalog was away keep their place; only a catalog that
+// holds what this recorder did not write raises it, and then everything is written anew.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "common/clock.h"
+#include "common/keys.h"
 #include "common/mutex.h"
 #include "server/catalog/catalog.h"
 #include "server/node/options.h"
@@ -20,13 +31,41 @@ namespace cairn::node {
 
 using OpenCatalog = std::function<StatusOr<std::unique_ptr<catalog::Catalog>>()>;
 
+// Where everything is read from when it is written anew. Called on the recorder's thread, with none of
+// its locks held. A row's `sequence` is its place in the order of all rows, as for Put.
+class RowSource {
+ public:
+  virtual ~RowSource() = default;
+  virtual std::vector<std::string> Jobs() = 0;
+  // At most `limit` of a job's checkpoints after `after`, in order.
+  virtual std::vector<CheckpointKey> Checkpoints(const CheckpointKey& after, int limit) = 0;
+  virtual std::vector<catalog::Row> Rows(const std::string& job,
+                                         const std::vector<CheckpointKey>& checkpoints) = 0;
+  // What the source does not have of the job is gone. False: it may still be found in storage.
+  virtual bool KnowsAll(const std::string& job) = 0;
+  // The rows that say which of these are gone; none where KnowsAll is false.
+  virtual std::vector<catalog::Row> Gone(const std::string& job,
+                                         const std::vector<CheckpointKey>& checkpoints) = 0;
+};
+
 class Recorder {
  public:
-  // `open` runs on the recorder's thread, again after a failure; null: there is no catalog.
-  Recorder(const RecorderOptions& options, OpenCatalog open);
+  // `open` runs on the recorder's thread, again after a failure; null: there is no catalog. `source`
+  // outlives the recorder, and is called until Stop.
+  Recorder(const RecorderOptions& options, OpenCatalog open, Clock* clock, RowSource* source);
   ~Recorder() { Stop(); }
 
+  // Each row's `sequence` is greater than those of all rows before.
   void Put(std::vector<catalog::Row> rows);
+  // Opens the catalog, though there is nothing to write, and does Look for all its jobs. From now on the
+  // source can be called.
+  void Begin();
+  // The source may know all of the job by now. What the catalog shows of it and is gone is then marked so,
+  // once: the rows of an earlier life that said so may be lost with it.
+  void Look(const std::string& job);
+  // False: all is going to be read from the source, so that Put would be in vain.
+  bool Wanted() const;
+  size_t waiting() const;  // rows
   // For status: "off", "sqlite: up to date", "sqlite: behind by 12 rows: why".
   std::string State() const;
   // Returns when everything is written, the catalog fails, or `deadline_ms` have passed.
@@ -36,18 +75,48 @@ class Recorder {
  private:
   using Batch = std::vector<std::pair<std::string, catalog::Row>>;  // rows by identity
 
+  // What is to be done next.
+  struct Work {
+    Batch batch;
+    bool all = false;                       // write everything anew
+    absl::flat_hash_set<std::string> jobs;  // of which what is gone is to be marked
+  };
+
   void Run();
-  Batch TakeBatch(int backoff_ms);
-  Status Write(const Batch& batch, std::unique_ptr<catalog::Catalog>* catalog) const;
-  bool Settle(Batch batch, const Status& status);
+  // nullopt: stopping.
+  std::optional<Work> Take(int backoff_ms);
+  Status Do(const Work& work);
+  Status Open();
+  Status Write(std::vector<catalog::Row> rows);
+  Status WriteAll();
+  Status WriteGone(const std::string& job);
+  Status LookAt(const absl::flat_hash_set<std::string>& jobs);
+  void ForgetRows() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Settle(Work work, const Status& status);
+  bool idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return dirty_.empty() && !all_ && !writing_ && look_at_.empty();
+  }
 
   const RecorderOptions options_;
   const OpenCatalog open_;
+  Clock* const clock_;
+  RowSource* const source_;
+
+  // The thread's own.
+  std::unique_ptr<catalog::Catalog> catalog_;
+  int64_t base_ = 0;     // added to each row's place in the order; 0: never opened
+  int64_t written_ = 0;  // the greatest version that was written
+  int64_t tried_ = 0;    // or that may have been
+  // Jobs that the catalog had when it was first opened and that were not looked at since.
+  absl::flat_hash_set<std::string> unseen_;
+
   mutable Mutex mu_;
   CondVar wake_, idle_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   Status problem_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<std::string> look_at_ ABSL_GUARDED_BY(mu_);
+  bool all_ ABSL_GUARDED_BY(mu_) = false;  // everything is to be written anew; dirty_ is empty
   absl::flat_hash_map<std::string, catalog::Row> dirty_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;
 };

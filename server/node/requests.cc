@@ -1,6 +1,7 @@
 // Calls that are more than one event in and its answer out: those that begin and end sessions, open
 // files, or move bytes in chunks.
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -79,6 +80,7 @@ void Node::ConnectionClosed(SessionId session) {
 OpenAnswer Node::Open(engine::event::Open event) {
   const engine::Caller caller = event.caller;
   const std::string name = event.name;
+  const MonotonicNanos deadline = event.deadline;
   Answer answer = Call(std::move(event));
   OpenAnswer result;
   result.superseded_by = answer.superseded_by;
@@ -93,7 +95,7 @@ OpenAnswer Node::Open(engine::event::Open event) {
   } else if (StatusOr<reply::OpenStored> stored =
                  BodyAs<reply::OpenStored>(std::move(answer), "open");
              stored.ok()) {
-    result.opened = OpenStored(caller, name, *std::move(stored), takes_fds);
+    result.opened = OpenStored(caller, name, *std::move(stored), takes_fds, deadline);
   } else {
     result.opened = stored.status();
   }
@@ -102,17 +104,21 @@ OpenAnswer Node::Open(engine::event::Open event) {
 
 // The caller's own rights count: storage opens the object as the caller.
 StatusOr<Opened> Node::OpenStored(const engine::Caller& caller, const std::string& name,
-                                  reply::OpenStored stored, bool takes_fds) {
+                                  reply::OpenStored stored, bool takes_fds,
+                                  MonotonicNanos deadline) {
   if (rooms_.storage == nullptr) return absl::InternalError("open: there is no storage");
-  StatusOr<std::unique_ptr<storage::Reader>> reader =
-      rooms_.storage->Open(stored.checkpoint, name, storage::Owner{caller.uid, caller.gid});
-  if (!reader.ok()) {
-    const Location& at = stored.checkpoint.location;
-    return Annotate(reader.status(), at.empty() ? stored.checkpoint.key.DebugString() : at.text());
-  }
+  // What can be answered at once is answered, however little time the caller gives.
+  const MonotonicNanos patience = std::max(kNanosPerSecond, deadline - clock()->Now());
+  const Location location = stored.checkpoint.location;
   Opened opened;
-  opened.bytes = (*reader)->length();
   opened.checkpoint = stored.checkpoint.key;
+  const StatusOr<std::shared_ptr<const storage::Reader>> reader = stored_readers_.Open(
+      std::move(stored.checkpoint), name, storage::Owner{caller.uid, caller.gid}, patience);
+  if (!reader.ok()) {
+    return Annotate(reader.status(),
+                    location.empty() ? opened.checkpoint.DebugString() : location.text());
+  }
+  opened.bytes = (*reader)->length();
   opened.object = std::move(stored.object);
   opened.exact = true;
   opened.lease = stored_readers_.NextLease();
@@ -122,7 +128,8 @@ StatusOr<Opened> Node::OpenStored(const engine::Caller& caller, const std::strin
     const FdLent lent{FdLent::What::kFile, opened.lease, /*slab=*/0, opened.bytes};
     CAIRN_RETURN_IF_ERROR(sessions_.Push(caller.session, lent, *descriptor));
   } else {
-    CAIRN_RETURN_IF_ERROR(stored_readers_.Add(caller.session, opened.lease, *std::move(reader)));
+    CAIRN_RETURN_IF_ERROR(
+        stored_readers_.Add(caller.session, opened.lease, opened.checkpoint.job, *reader));
   }
   return opened;
 }

@@ -17,25 +17,16 @@ std::vector<catalog::Row> RowsOf(const engine::Engine::Description& description,
   }
   for (const engine::Engine::Description::Part& part : description.parts) {
     catalog::PartRow row;
-    row.part = part.committed.part;
-    row.world_size = part.committed.world_size;
-    row.digest = part.committed.digest;
+    row.part = part.key;
+    row.world_size = part.world_size;
+    row.digest = part.digest;
     row.bytes = part.bytes;
     row.objects = part.objects;
     row.resident = part.resident;
     row.persisted = part.persisted;
     row.broken = part.broken;
-    row.removed = part.removed;
     row.holders = part.resident ? holder : "";
     row.sequence = ++*sequence;
-    if (part.removed) {
-      catalog::StepRow step;
-      step.checkpoint = part.committed.part.checkpoint;
-      step.world_size = part.committed.world_size;
-      step.removed = true;
-      step.sequence = ++*sequence;
-      rows.push_back(std::move(step));
-    }
     rows.push_back(std::move(row));
   }
   for (const engine::CheckpointInfo& info : description.complete) {

@@ -11,7 +11,7 @@
 namespace cairn::node {
 
 // `holder`: this node's name, for the parts that are resident here. Each row takes the next number
-// of `*sequence`; of two versions of a row the catalog keeps the one with the higher number.
+// of `*sequence`, its place in the order of all rows.
 std::vector<catalog::Row> RowsOf(const engine::Engine::Description& description,
                                  const std::string& holder, int64_t* sequence);
 

@@ -24,7 +24,14 @@ namespace {
 
 // What an epoll event is about: the kind in the top byte, a session's or a pending connection's
 // number below.
-enum Kind : uint64_t { kWake = 1, kListener = 2, kPending = 3, kChannel = 4, kPidfd = 5 };
+enum Kind : uint64_t {
+  kWake = 1,
+  kListener = 2,
+  kPending = 3,
+  kChannel = 4,
+  kPidfd = 5,
+  kAttaches = 6
+};
 constexpr int kKindShift = 56;
 constexpr uint64_t kNumberMask = (uint64_t{1} << kKindShift) - 1;
 
@@ -95,6 +102,40 @@ struct Sessions::Channel {
   Mapping page;
 };
 
+// The holder's answers, on their way to the polling thread. It belongs to the callbacks too: one of
+// them may run when the sessions are no more.
+class Sessions::Attaches {
+ public:
+  struct Answer {
+    SessionId session = 0;
+    std::shared_ptr<Channel> channel;
+    Status held;
+  };
+
+  Attaches() : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    CHECK(wake_.valid()) << "eventfd: errno " << errno;
+  }
+  int fd() const { return wake_.get(); }
+
+  void Add(Answer answer) {
+    MutexLock lock(&mu_);
+    answers_.push_back(std::move(answer));
+    const uint64_t one = 1;
+    if (write(wake_.get(), &one, sizeof(one)) < 0) PLOG(ERROR) << "eventfd";
+  }
+  std::vector<Answer> Take() {
+    MutexLock lock(&mu_);
+    uint64_t count = 0;
+    if (read(wake_.get(), &count, sizeof(count)) < 0 && errno != EAGAIN) PLOG(ERROR) << "eventfd";
+    return std::exchange(answers_, {});
+  }
+
+ private:
+  const UniqueFd wake_;
+  Mutex mu_;
+  std::vector<Answer> answers_ ABSL_GUARDED_BY(mu_);
+};
+
 Sessions::Sessions(const SessionsOptions& options, SessionHolder* holder, Clock* clock,
                    std::function<void(SessionId)> ended)
     : options_(options),
@@ -102,7 +143,8 @@ Sessions::Sessions(const SessionsOptions& options, SessionHolder* holder, Clock*
       clock_(clock),
       ended_(std::move(ended)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      attaches_(std::make_shared<Attaches>()) {
   CHECK(epoll_.valid() && wake_.valid()) << "epoll or eventfd: errno " << errno;
 }
 
@@ -129,6 +171,7 @@ Status Sessions::Adopt(SessionInfo info, HeldSession held) {
 Status Sessions::Start(UniqueFd fd_listener) {
   listener_ = std::move(fd_listener);
   CAIRN_RETURN_IF_ERROR(node::Add(epoll_.get(), wake_.get(), EPOLLIN, kWake, 0));
+  CAIRN_RETURN_IF_ERROR(node::Add(epoll_.get(), attaches_->fd(), EPOLLIN, kAttaches, 0));
   if (listener_.valid()) {
     // The keeper and its next daemon share the listener and may take a connection first, so accept
     // must not block.
@@ -264,6 +307,9 @@ void Sessions::Run() {
         case kPending:
           ReadPending(number);
           break;
+        case kAttaches:
+          CompleteAttaches();
+          break;
         case kChannel:
           // A client sends nothing after attach: bytes end the session as EOF does.
           EndByItself(number, (events[i].events & EPOLLRDHUP) != 0 ? "its fd channel closed"
@@ -351,29 +397,42 @@ Status Sessions::Attach(Pending& pending, ReceivedMessage message) {
     }
     it->second.channel = channel;
   }
-  const Status complete = CompleteAttach(info.id, *channel);
-  if (!complete.ok()) {
-    LOG(WARNING) << "session " << info.id << ": " << complete;
-    EndByItself(info.id, "its fd channel could not be set up");
-  }
+  const int socket = channel->socket.get(), pidfd = channel->pidfd.get();
+  const int progress = channel->progress.get();
+  holder_->HoldSession(info.id, socket, pidfd, progress,
+                       [attaches = attaches_, session = info.id, channel](Status held) {
+                         attaches->Add({session, channel, std::move(held)});
+                       });
   return absl::OkStatus();
 }
 
-// The record has the channel; the holder, epoll and the client learn of it.
-Status Sessions::CompleteAttach(SessionId session, const Channel& channel) {
-  // The holder first: once the client knows of the channel, its session outlives the daemon.
-  Status status = holder_->HoldSession(session, channel.socket.get(), channel.pidfd.get(),
-                                       channel.progress.get());
-  if (status.ok()) status = Watch(session, channel);
+void Sessions::CompleteAttaches() {
+  for (Attaches::Answer& answer : attaches_->Take()) {
+    CompleteAttach(answer.session, answer.channel, std::move(answer.held));
+  }
+}
+
+// Once the client knows of the channel, its session outlives the daemon: the holder has it.
+void Sessions::CompleteAttach(SessionId session, const std::shared_ptr<Channel>& channel,
+                              Status held) {
+  Status status = std::move(held);
+  if (status.ok()) status = Watch(session, *channel);
   if (!Find(session).has_value()) {
     // The session ended meanwhile, perhaps before the holder and epoll knew the channel.
-    Close(session, channel);
-    return absl::OkStatus();
+    return Close(session, *channel);
   }
   ReachFailpoint(Failpoint::kNodeAttached);
-  CAIRN_RETURN_IF_ERROR(status);
-  return SendMessage(channel.socket.get(), Encode(FdAttached{}), {channel.progress.get()},
-                     MSG_DONTWAIT);
+  if (status.ok()) {
+    status = SendMessage(channel->socket.get(), Encode(FdAttached{}), {channel->progress.get()},
+                         MSG_DONTWAIT);
+  } else {
+    // Best effort: the channel closes either way.
+    SendMessage(channel->socket.get(), Encode(FdAttached{status.code()}), {}, MSG_DONTWAIT)
+        .IgnoreError();
+  }
+  if (status.ok()) return;
+  LOG(WARNING) << "session " << session << ": " << status;
+  EndByItself(session, "its fd channel could not be set up");
 }
 
 // The holder has a dup of the socket: closing ours would tell the client nothing, and the holder's

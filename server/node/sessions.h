@@ -1,6 +1,9 @@
 // The sessions of this node: each one's identity, secret and descriptors, and when it ends.
 // proto/README.md has the protocol, common/fd_channel.h the messages.
 //
+// A session that attaches is handed to the holder first. The client gets its answer when the holder
+// has answered, so that an attached session outlives this daemon.
+//
 // One thread polls the fd listener, every channel and every pidfd. A session that takes descriptors
 // ends when its channel closes or its process dies. One that takes none, or has not attached yet,
 // ends when the connection that said hello closes.
@@ -66,8 +69,9 @@ class Sessions {
   struct Channel;  // the descriptors; shared with a push under way
   struct Record {
     SessionInfo info;
-    std::shared_ptr<Channel> channel;  // null until attached
+    std::shared_ptr<Channel> channel;  // null until an attach has begun
   };
+  class Attaches;  // that the holder has answered
   struct Pending {
     UniqueFd socket;
     uint32_t uid = 0;
@@ -81,7 +85,8 @@ class Sessions {
   Status Attach(Pending& pending, ReceivedMessage message);
   void ExpirePending();
   void EndByItself(SessionId session, const char* why);
-  Status CompleteAttach(SessionId session, const Channel& channel);
+  void CompleteAttaches();
+  void CompleteAttach(SessionId session, const std::shared_ptr<Channel>& channel, Status held);
   Status Watch(SessionId session, const Channel& channel);
   void Close(SessionId session, const Channel& channel);
 
@@ -91,6 +96,7 @@ class Sessions {
   const std::function<void(SessionId)> ended_;
 
   UniqueFd epoll_, wake_, listener_;  // constant after Start
+  const std::shared_ptr<Attaches> attaches_;
 
   // Used by the polling thread alone.
   absl::flat_hash_map<uint64_t, Pending> pending_;

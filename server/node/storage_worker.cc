@@ -1,28 +1,40 @@
 #include "server/node/storage_worker.h"
 
+#include <string>
 #include <utility>
 
 #include "common/failpoint.h"
 #include "glog/logging.h"
 
 namespace cairn::node {
+namespace {
+
+// As many jobs may hang at once before those that do not must wait for them.
+constexpr int kThreads = 8;
+
+}  // namespace
 
 StorageWorker::StorageWorker(storage::Storage* storage, std::shared_ptr<EventGate> gate)
-    : storage_(storage), gate_(std::move(gate)), executor_("storage", storage == nullptr ? 0 : 1) {}
+    : storage_(storage),
+      gate_(std::move(gate)),
+      executor_("storage", storage == nullptr ? 0 : kThreads, /*per_job=*/1) {}
 
 void StorageWorker::Start(engine::action::DeleteFiles action) {
-  executor_.Add([this, action = std::move(action)] { DeleteFiles(action); });
+  const std::string job = action.checkpoint.job;
+  executor_.Add(job, [this, action = std::move(action)] { DeleteFiles(action); });
 }
 
 void StorageWorker::Start(engine::action::WriteLineRecord action) {
-  executor_.Add([this, action = std::move(action)] {
+  const std::string job = action.record.job;
+  executor_.Add(job, [this, action = std::move(action)] {
     auto stands = storage_->WriteLineRecord(action.record, {action.uid, action.gid});
     gate_->Post(engine::event::LineRecordWritten{action.record, std::move(stands)});
   });
 }
 
 void StorageWorker::Start(engine::action::Reinstate action) {
-  executor_.Add([this, action = std::move(action)] {
+  const std::string job = action.checkpoint.job;
+  executor_.Add(job, [this, action = std::move(action)] {
     const Status status = storage_->Reinstate(action.checkpoint, {action.uid, action.gid});
     if (!status.ok()) {
       LOG(WARNING) << "job=" << action.checkpoint.job << " step=" << action.checkpoint.step
@@ -33,11 +45,21 @@ void StorageWorker::Start(engine::action::Reinstate action) {
 }
 
 void StorageWorker::Start(engine::action::ScanJob action) {
-  executor_.Add([this, action = std::move(action)] { ScanJob(action); });
+  const std::string job = action.job;
+  executor_.Add(job, [this, action = std::move(action)] { ScanJob(action); });
+}
+
+void StorageWorker::Start(engine::action::ReadTables action) {
+  const std::string job = action.checkpoint.job;
+  executor_.Add(job, [this, action = std::move(action)] {
+    gate_->Post(engine::event::TablesRead{
+        action.checkpoint, storage_->ReadCheckpoint(action.checkpoint, action.location)});
+  });
 }
 
 void StorageWorker::Start(engine::action::ReadLineNumbers action) {
-  executor_.Add([this, action = std::move(action)] {
+  const std::string job = action.job;
+  executor_.Add(job, [this, action = std::move(action)] {
     gate_->Post(engine::event::LineNumbersRead{action.job, storage_->ReadLineNumbers(action.job)});
   });
 }
@@ -58,7 +80,7 @@ void StorageWorker::DeleteFiles(const engine::action::DeleteFiles& action) {
 }
 
 void StorageWorker::ScanJob(const engine::action::ScanJob& action) {
-  engine::event::JobScanned scanned{action.job, storage_->Read(action.job), 0, 0};
+  engine::event::JobScanned scanned{action.job, storage_->ReadSummary(action.job), 0, 0};
   if (scanned.stored.ok()) {
     const StatusOr<storage::Owner> owner = storage_->JobOwner(action.job);
     if (owner.ok()) {

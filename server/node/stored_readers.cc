@@ -1,5 +1,6 @@
 #include "server/node/stored_readers.h"
 
+#include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,15 +10,63 @@ namespace cairn::node {
 namespace {
 
 constexpr size_t kMaxOpenPerSession = 64;
+constexpr int kThreads = 16;
+constexpr int kThreadsPerJob = 4;
+constexpr MonotonicNanos kReadPatience = 30 * kNanosPerSecond;
+
+Status NoAnswer(MonotonicNanos patience) {
+  return absl::UnavailableError(
+      absl::StrCat("storage has not answered for ", patience / kNanosPerMilli, " ms"));
+}
+
+// What `call` returns; an exception would end the daemon on a thread that no client waits for.
+template <typename Call>
+auto Caught(const Call& call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const std::exception& e) {
+    return absl::InternalError(e.what());
+  }
+}
 
 }  // namespace
+
+StoredReaders::StoredReaders(storage::Storage* storage)
+    : storage_(storage), calls_("stored", storage == nullptr ? 0 : kThreads, kThreadsPerJob) {}
+
+StatusOr<std::shared_ptr<const storage::Reader>> StoredReaders::Open(StoredCheckpoint checkpoint,
+                                                                     const std::string& name,
+                                                                     storage::Owner reader,
+                                                                     MonotonicNanos patience) {
+  // It outlives this call when storage hangs.
+  struct Opening {
+    StoredCheckpoint checkpoint;
+    std::string name;
+    StatusOr<std::unique_ptr<storage::Reader>> opened = absl::InternalError("not opened");
+  };
+  const auto opening = std::make_shared<Opening>();
+  const std::string job = checkpoint.key.job;
+  opening->checkpoint = std::move(checkpoint);
+  opening->name = name;
+  if (!calls_.Run(job, patience, [storage = storage_, opening, reader] {
+        opening->opened =
+            Caught([&] { return storage->Open(opening->checkpoint, opening->name, reader); });
+      })) {
+    return NoAnswer(patience);
+  }
+  CAIRN_RETURN_IF_ERROR(opening->opened.status());
+  return std::shared_ptr<const storage::Reader>(
+      opening->opened->release(), [this, job](const storage::Reader* closing) {
+        calls_.Add(job, [owned = std::shared_ptr<const storage::Reader>(closing)] {});
+      });
+}
 
 LeaseId StoredReaders::NextLease() {
   MutexLock lock(&mu_);
   return kStoredBit | ++last_lease_;
 }
 
-Status StoredReaders::Add(SessionId session, LeaseId lease,
+Status StoredReaders::Add(SessionId session, LeaseId lease, const std::string& job,
                           std::shared_ptr<const storage::Reader> reader) {
   MutexLock lock(&mu_);
   size_t held = 0;
@@ -26,24 +75,37 @@ Status StoredReaders::Add(SessionId session, LeaseId lease,
     return absl::ResourceExhaustedError(absl::StrCat(
         "objects open in storage: ", held, " of this session, the limit is ", kMaxOpenPerSession));
   }
-  open_[lease] = OpenReader{session, std::move(reader)};
+  open_[lease] = OpenReader{session, job, std::move(reader)};
   return absl::OkStatus();
 }
 
 StatusOr<std::string> StoredReaders::Read(SessionId session, LeaseId lease, uint64_t offset,
-                                          uint64_t length) const {
-  std::shared_ptr<const storage::Reader> reader;
+                                          uint64_t length) {
+  struct Reading {
+    std::shared_ptr<const storage::Reader> reader;
+    std::string bytes;
+    Status status;
+  };
+  const auto reading = std::make_shared<Reading>();
+  std::string job;
   {
     MutexLock lock(&mu_);
     const auto it = open_.find(lease);
     if (it == open_.end() || it->second.session != session) {
       return absl::NotFoundError(absl::StrCat("lease: ", lease, " is not this session's"));
     }
-    reader = it->second.reader;
+    reading->reader = it->second.reader;
+    job = it->second.job;
   }
-  std::string bytes(length, '\0');
-  CAIRN_RETURN_IF_ERROR(reader->ReadAt(offset, absl::MakeSpan(bytes)));
-  return bytes;
+  reading->bytes.resize(length);
+  if (!calls_.Run(job, kReadPatience, [reading, offset] {
+        reading->status =
+            Caught([&] { return reading->reader->ReadAt(offset, absl::MakeSpan(reading->bytes)); });
+      })) {
+    return NoAnswer(kReadPatience);
+  }
+  CAIRN_RETURN_IF_ERROR(reading->status);
+  return std::move(reading->bytes);
 }
 
 void StoredReaders::Release(SessionId session, LeaseId lease) {

@@ -1,8 +1,11 @@
-// Objects in storage that clients read in chunks: those without descriptors, and all of them where
-// the storage has no descriptors to lend.
+// Objects that are opened in storage, and those that clients then read in chunks: clients without
+// descriptors, and all of them where the storage has no descriptors to lend.
 //
 // The engine leases memory only; what is open for chunk reads is the node's affair, and so is its
 // lease. Chunks are read outside the node's lock, so the table has one of its own.
+//
+// Storage may hang in any call, in closing a file too. Threads of this class make the calls, and who asks
+// waits for so long and no longer: its connection then serves what memory has.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +13,12 @@
 #include <string>
 
 #include "absl/container/flat_hash_map.h"
+#include "common/clock.h"
 #include "common/keys.h"
 #include "common/mutex.h"
 #include "common/status.h"
+#include "common/stored.h"
+#include "server/node/job_executor.h"
 #include "server/storage/storage.h"
 
 namespace cairn::node {
@@ -20,31 +26,46 @@ namespace cairn::node {
 // Thread-safe.
 class StoredReaders {
  public:
+  // `storage` outlives it, and may be null: nothing is opened then.
+  explicit StoredReaders(storage::Storage* storage);
+
   // Whether NextLease gave `lease`. The engine counts its leases up from 1 and never gets here.
   static bool IsStored(LeaseId lease) { return (lease & kStoredBit) != 0; }
 
+  // As Storage::Open; UNAVAILABLE when there was no answer for `patience`. What it returns is closed
+  // by a thread of this class, whoever lets go of it last.
+  StatusOr<std::shared_ptr<const storage::Reader>> Open(StoredCheckpoint checkpoint,
+                                                        const std::string& name,
+                                                        storage::Owner reader,
+                                                        MonotonicNanos patience);
+
   LeaseId NextLease();
   // RESOURCE_EXHAUSTED when `session` holds as many as it may.
-  Status Add(SessionId session, LeaseId lease, std::shared_ptr<const storage::Reader> reader);
-  // NOT_FOUND when the lease is not this session's, OUT_OF_RANGE beyond the object.
-  StatusOr<std::string> Read(SessionId session, LeaseId lease, uint64_t offset,
-                             uint64_t length) const;
+  Status Add(SessionId session, LeaseId lease, const std::string& job,
+             std::shared_ptr<const storage::Reader> reader);
+  // NOT_FOUND when the lease is not this session's, OUT_OF_RANGE beyond the object, UNAVAILABLE when
+  // storage does not answer.
+  StatusOr<std::string> Read(SessionId session, LeaseId lease, uint64_t offset, uint64_t length);
   // Ends the lease; does nothing when the lease is not this session's.
   void Release(SessionId session, LeaseId lease);
   void ReleaseAll(SessionId session);
+  void Stop() { calls_.Stop(); }
 
  private:
   static constexpr LeaseId kStoredBit = LeaseId{1} << 62;
 
   struct OpenReader {
     SessionId session = 0;
+    std::string job;
     // Shared with a read under way, which a release must not end.
     std::shared_ptr<const storage::Reader> reader;
   };
 
-  mutable Mutex mu_;
+  storage::Storage* const storage_;
+  JobExecutor calls_;
+  Mutex mu_;  // then that of calls_
   LeaseId last_lease_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::flat_hash_map<LeaseId, OpenReader> open_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<LeaseId, OpenReader> open_ ABSL_GUARDED_BY(mu_);  // before calls_ goes
 };
 
 }  // namespace cairn::node

@@ -52,6 +52,10 @@ StatusOr<PartKey> ToPart(const std::string& job, int64_t step, int64_t attempt, 
 
 StatusOr<std::vector<engine::event::ObjectSpec>> ToSpecs(
     const std::vector<wire::ObjectSpec>& specs) {
+  if (specs.size() > kMaxObjectsPerCall) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("objects: ", specs.size(), " in one create, at most ", kMaxObjectsPerCall));
+  }
   std::vector<engine::event::ObjectSpec> result;
   result.reserve(specs.size());
   for (const wire::ObjectSpec& spec : specs) {
@@ -61,6 +65,26 @@ StatusOr<std::vector<engine::event::ObjectSpec>> ToSpecs(
     const StatusOr<ObjectKind> kind = FromWire(spec.kind);
     if (!kind.ok()) return Annotate(kind.status(), absl::StrCat("\"", spec.name, "\""));
     result.push_back({spec.name, static_cast<uint64_t>(spec.length), *kind, spec.can_pad});
+  }
+  return result;
+}
+
+StatusOr<engine::event::ToCome> ToComeFrom(const wire::ToCome& to_come) {
+  engine::event::ToCome result;
+  CAIRN_ASSIGN_OR_RETURN(result.objects, ToUnsigned("to_come.objects", to_come.objects));
+  CAIRN_ASSIGN_OR_RETURN(result.bytes, ToUnsigned("to_come.bytes", to_come.bytes));
+  CAIRN_ASSIGN_OR_RETURN(result.name_bytes, ToUnsigned("to_come.name_bytes", to_come.name_bytes));
+  for (const auto& [field, value] :
+       {std::pair("objects", result.objects), std::pair("bytes", result.bytes),
+        std::pair("name_bytes", result.name_bytes)}) {
+    if (value > kMaxObjectBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("to_come.", field, ": ", value, ", at most ", kMaxObjectBytes));
+    }
+  }
+  if (result.bytes / kPageBytes < result.objects) {
+    return absl::InvalidArgumentError(absl::StrCat("to_come.bytes: ", result.bytes, ", but ",
+                                                   result.objects, " objects have a page each"));
   }
   return result;
 }

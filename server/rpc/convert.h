@@ -26,6 +26,7 @@ StatusOr<PartKey> ToPart(const std::string& job, int64_t step, int64_t attempt, 
                          int32_t writer);
 StatusOr<std::vector<engine::event::ObjectSpec>> ToSpecs(
     const std::vector<wire::ObjectSpec>& specs);
+StatusOr<engine::event::ToCome> ToComeFrom(const wire::ToCome& to_come);
 StatusOr<std::vector<engine::event::Seal>> ToSeals(const std::vector<wire::SealedObject>& seals);
 StatusOr<engine::event::Hello> ToHello(const wire::HelloRequest& request);
 // Only CACHED, REPLICATED and PERSISTED can be waited for.

@@ -197,6 +197,7 @@ void Handler::create(wire::CreateReply& reply, int64_t call, const wire::CreateR
     OrThrow(ValidateWorld(request.writer, request.world_size));
     create.world_size = request.world_size;
     create.objects = OrThrow(ToSpecs(request.objects));
+    if (request.__isset.to_come) create.to_come = OrThrow(ToComeFrom(request.to_come));
     create.deadline = OrThrow(ToDeadline(node_->clock()->Now(), request.timeout_ms));
     create.unmapped = OrThrow(ToIds("unmapped", request.unmapped));
     const auto created = Expect<engine::reply::Create>(node_->Call(std::move(create)));
@@ -213,6 +214,18 @@ void Handler::create(wire::CreateReply& reply, int64_t call, const wire::CreateR
   });
 }
 
+// All but kMaxObjectsPerCall of the seals, so many at a time: others are answered in between.
+void Handler::SealSome(int64_t call, const PartKey& part, bool provisional,
+                       std::vector<event::Seal>* seals) {
+  while (seals->size() > kMaxObjectsPerCall) {
+    event::SealObjects some{OrThrow(Caller()), call, part, {}, provisional};
+    const auto from = seals->end() - kMaxObjectsPerCall;
+    some.seals.assign(std::make_move_iterator(from), std::make_move_iterator(seals->end()));
+    seals->erase(from, seals->end());
+    Expect<engine::reply::Ok>(node_->Call(std::move(some)));
+  }
+}
+
 void Handler::seal(int64_t call, const wire::SealRequest& request) {
   Answering([&] {
     CheckCall(call);
@@ -221,6 +234,7 @@ void Handler::seal(int64_t call, const wire::SealRequest& request) {
     seal.call = call;
     seal.part = PartOf(request);
     seal.seals = OrThrow(ToSeals(request.seals));
+    SealSome(call, seal.part, /*provisional=*/false, &seal.seals);
     Expect<engine::reply::Ok>(node_->Call(std::move(seal)));
   });
 }
@@ -238,6 +252,7 @@ void Handler::commit(wire::CommitReply& reply, int64_t call, const wire::CommitR
     commit.notes = request.notes;
     commit.unmapped = OrThrow(ToIds("unmapped", request.unmapped));
     commit.unix_ms = node_->clock()->UnixMillis();
+    SealSome(call, commit.part, /*provisional=*/true, &commit.seals);
     auto committed = Expect<engine::reply::Commit>(node_->Call(std::move(commit)));
     reply.__set_digest(committed.digest);
     reply.__set_complete(committed.complete);

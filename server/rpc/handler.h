@@ -54,6 +54,8 @@ class Handler : public wire::CairnIf {
   void status(wire::NodeStatus& reply) override;
 
  private:
+  void SealSome(int64_t call, const PartKey& part, bool provisional,
+                std::vector<engine::event::Seal>* seals);
   engine::Caller Anyone() const;            // with a session or without one
   StatusOr<engine::Caller> Caller() const;  // with a session; FAILED_PRECONDITION without one
   // The part that a create, seal, commit or abort is about; throws wire::Error when its fields are

@@ -4,30 +4,16 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <memory>
+#include <utility>
 
 #include "common/layout.h"
+#include "common/mutex.h"
 #include "server/storage/files.h"
 #include "server/storage/owner.h"
 
 namespace cairn::storage {
 namespace {
-
-// The open file is the object for good: a replaced or deleted file keeps its inode.
-class FileReader final : public Reader {
- public:
-  FileReader(UniqueFd file, uint64_t length) : file_(std::move(file)), length_(length) {}
-
-  uint64_t length() const override { return length_; }
-  Status ReadAt(uint64_t offset, absl::Span<char> into) const override {
-    CAIRN_RETURN_IF_ERROR(CheckWithinObject(offset, into.size(), length_));
-    return PreadAll(file_.get(), into.data(), into.size(), offset);
-  }
-  std::optional<int> Descriptor() const override { return file_.get(); }
-
- private:
-  const UniqueFd file_;
-  const uint64_t length_;
-};
 
 // True when the manifest with this digest stands in `directory`.
 StatusOr<bool> HoldsManifest(int directory, Writer writer, const std::string& digest) {
@@ -58,8 +44,7 @@ StatusOr<std::vector<std::string>> PlacesOf(int job, const CheckpointKey& key) {
   return places;
 }
 
-StatusOr<std::unique_ptr<Reader>> OpenFile(int directory, const ObjectEntry& entry,
-                                           const std::string& what) {
+StatusOr<UniqueFd> OpenFile(int directory, const ObjectEntry& entry, const std::string& what) {
   auto file = OpenAt(directory, entry.name, O_RDONLY);
   if (absl::IsNotFound(file.status())) {
     return absl::DataLossError(absl::StrCat(what, ": its file is gone"));
@@ -71,8 +56,77 @@ StatusOr<std::unique_ptr<Reader>> OpenFile(int directory, const ObjectEntry& ent
     return absl::DataLossError(
         absl::StrCat(what, ": its file has ", info.st_size, " bytes, not ", entry.length));
   }
-  return std::make_unique<FileReader>(*std::move(file), entry.length);
+  return std::move(*file);
 }
+
+// What finds an object's file again.
+struct Wanted {
+  CheckpointKey checkpoint;
+  Writer writer = 0;
+  std::string digest;  // of the writer's manifest
+  ObjectEntry entry;
+  Owner reader;
+};
+
+StatusOr<UniqueFd> OpenWanted(const PosixRoot& root, const Wanted& wanted) {
+  const std::string what = absl::StrCat(wanted.checkpoint.DebugString(), " ", wanted.entry.name);
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd entered, root.Enter());
+  CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(wanted.reader));
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd job, OpenDirectoryAt(entered.get(), wanted.checkpoint.job));
+  // It may have moved since it was found, and another may stand in its place by now: the manifest
+  // decides. One that moves during the first look is found by the second.
+  for (int look = 0; look < 2; ++look) {
+    CAIRN_ASSIGN_OR_RETURN(const auto places, PlacesOf(job.get(), wanted.checkpoint));
+    for (const std::string& place : places) {
+      const auto directory = OpenDirectoryAt(job.get(), place);
+      if (absl::IsNotFound(directory.status())) continue;
+      CAIRN_RETURN_IF_ERROR(directory.status());
+      CAIRN_ASSIGN_OR_RETURN(const bool holds,
+                             HoldsManifest(directory->get(), wanted.writer, wanted.digest));
+      if (holds) return OpenFile(directory->get(), wanted.entry, what);
+    }
+  }
+  return absl::NotFoundError(absl::StrCat(what, ": is no longer in storage"));
+}
+
+// The open file is the object for good: a replaced or deleted file keeps its inode. But a mount that went
+// and came back leaves what was open before unreadable (ESTALE, EIO, ENOTCONN), so a read that fails is
+// tried once more on the file as it is found then.
+class FileReader final : public Reader {
+ public:
+  FileReader(const PosixRoot& root, Wanted wanted, UniqueFd file)
+      : root_(root),
+        wanted_(std::move(wanted)),
+        first_(std::move(file)),
+        newest_(std::shared_ptr<void>(), &first_) {}
+
+  uint64_t length() const override { return wanted_.entry.length; }
+  Status ReadAt(uint64_t offset, absl::Span<char> into) const override {
+    CAIRN_RETURN_IF_ERROR(CheckWithinObject(offset, into.size(), length()));
+    const auto read = [&](int fd) { return PreadAll(fd, into.data(), into.size(), offset); };
+    const std::shared_ptr<const UniqueFd> open = newest();
+    if (read(open->get()).ok()) return absl::OkStatus();
+    CAIRN_ASSIGN_OR_RETURN(UniqueFd again, OpenWanted(root_, wanted_));
+    const auto reopened = std::make_shared<const UniqueFd>(std::move(again));
+    CAIRN_RETURN_IF_ERROR(read(reopened->get()));
+    MutexLock lock(&mu_);
+    newest_ = reopened;
+    return absl::OkStatus();
+  }
+  std::optional<int> Descriptor() const override { return first_.get(); }
+
+ private:
+  std::shared_ptr<const UniqueFd> newest() const {
+    MutexLock lock(&mu_);
+    return newest_;
+  }
+
+  const PosixRoot& root_;
+  const Wanted wanted_;
+  const UniqueFd first_;
+  mutable Mutex mu_;                                                     // a leaf
+  mutable std::shared_ptr<const UniqueFd> newest_ ABSL_GUARDED_BY(mu_);  // first_, or opened since
+};
 
 }  // namespace
 
@@ -80,25 +134,29 @@ StatusOr<std::unique_ptr<Reader>> OpenBelow(const PosixRoot& root,
                                             const StoredCheckpoint& checkpoint,
                                             absl::string_view name, Owner reader) {
   CAIRN_ASSIGN_OR_RETURN(const StoredObject object, FindObject(checkpoint, name));
-  const Manifest& manifest = object.part->manifest;
-  const std::string what = absl::StrCat(checkpoint.key.DebugString(), " ", name);
-  CAIRN_ASSIGN_OR_RETURN(const UniqueFd entered, root.Enter());
-  CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(reader));
-  CAIRN_ASSIGN_OR_RETURN(const UniqueFd job, OpenDirectoryAt(entered.get(), checkpoint.key.job));
-  // It may have moved since it was found, and another may stand in its place by now: the manifest
-  // decides. One that moves during the first look is found by the second.
-  for (int look = 0; look < 2; ++look) {
-    CAIRN_ASSIGN_OR_RETURN(const auto places, PlacesOf(job.get(), checkpoint.key));
+  Wanted wanted{checkpoint.key, object.part->manifest.writer, object.part->digest, *object.entry,
+                reader};
+  CAIRN_ASSIGN_OR_RETURN(UniqueFd file, OpenWanted(root, wanted));
+  return std::make_unique<FileReader>(root, std::move(wanted), std::move(file));
+}
+
+StatusOr<StoredCheckpoint> ReadCheckpointBelow(int root, const CheckpointKey& checkpoint) {
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd job, OpenDirectoryAt(root, checkpoint.job));
+  Status unread;
+  for (int look = 0; look < 2; ++look) {  // as for an object
+    CAIRN_ASSIGN_OR_RETURN(const auto places, PlacesOf(job.get(), checkpoint));
     for (const std::string& place : places) {
       const auto directory = OpenDirectoryAt(job.get(), place);
       if (absl::IsNotFound(directory.status())) continue;
       CAIRN_RETURN_IF_ERROR(directory.status());
-      CAIRN_ASSIGN_OR_RETURN(const bool holds,
-                             HoldsManifest(directory->get(), manifest.writer, object.part->digest));
-      if (holds) return OpenFile(directory->get(), *object.entry, what);
+      std::vector<std::string> problems, not_read;
+      auto stored = ReadStoredCheckpoint(directory->get(), place, &problems, &not_read);
+      if (!not_read.empty()) unread = absl::UnavailableError(not_read.front());
+      if (stored.ok() && stored->key == checkpoint && stored->Complete()) return stored;
     }
   }
-  return absl::NotFoundError(absl::StrCat(what, ": is no longer in storage"));
+  CAIRN_RETURN_IF_ERROR(unread);
+  return absl::NotFoundError(absl::StrCat(checkpoint.DebugString(), " is no longer in storage"));
 }
 
 }  // namespace cairn::storage

@@ -13,4 +13,7 @@ StatusOr<std::unique_ptr<Reader>> OpenBelow(const PosixRoot& root,
                                             const StoredCheckpoint& checkpoint,
                                             absl::string_view name, Owner reader);
 
+// The published checkpoint of this key, wherever below the root it stands. NOT_FOUND: it does not.
+StatusOr<StoredCheckpoint> ReadCheckpointBelow(int root, const CheckpointKey& checkpoint);
+
 }  // namespace cairn::storage

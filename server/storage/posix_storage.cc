@@ -3,8 +3,9 @@
 #include <fcntl.h>
 #include <sys/random.h>
 
-#include <array>
 #include <cerrno>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "common/failpoint.h"
@@ -25,6 +26,54 @@ namespace cairn::storage {
 namespace {
 
 constexpr int kMaxThreads = 64;
+
+// A lock for each job of which a whole checkpoint is being moved, so that the publishers of one daemon do
+// not meet; those of several daemons meet at a claim (posix_claim.h). One each, because a call that hangs
+// keeps it. Never held while the bytes of objects are written.
+class Publishing {
+ public:
+  Mutex* Enter(const std::string& job) {
+    MutexLock lock(&mu_);
+    Entry& entry = jobs_[job];
+    ++entry.users;
+    return &entry.mutex;
+  }
+  void Leave(const std::string& job) {
+    MutexLock lock(&mu_);
+    const auto at = jobs_.find(job);
+    if (--at->second.users == 0) jobs_.erase(at);
+  }
+
+ private:
+  struct Entry {
+    Mutex mutex;
+    int users = 0;  // that hold the mutex or wait for it
+  };
+  Mutex mu_;  // a leaf
+  std::map<std::string, Entry> jobs_ ABSL_GUARDED_BY(mu_);
+};
+
+class PublishLock {
+ public:
+  // The mutex is one of many, which the analysis cannot tell apart.
+  PublishLock(Publishing* publishing, std::string job) ABSL_NO_THREAD_SAFETY_ANALYSIS
+      : publishing_(*publishing),
+        job_(std::move(job)),
+        mutex_(*publishing->Enter(job_)) {
+    mutex_.Lock();
+  }
+  ~PublishLock() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    mutex_.Unlock();
+    publishing_.Leave(job_);
+  }
+  PublishLock(const PublishLock&) = delete;
+  PublishLock& operator=(const PublishLock&) = delete;
+
+ private:
+  Publishing& publishing_;
+  const std::string job_;
+  Mutex& mutex_;
+};
 
 // Finds the job's directories, becomes its owner and takes the lock that a call needs; what the
 // call does is in the file of its name.
@@ -47,7 +96,7 @@ class PosixStorage final : public Storage {
         if (absl::IsResourceExhausted(written)) {
           // Storage is full. What was deleted need not wait any longer.
           bool made_room = false;
-          MutexLock lock(PublishMutex(checkpoint.job));
+          const PublishLock lock(&publishing_, checkpoint.job);
           CAIRN_RETURN_IF_ERROR(EmptyTrash(at, /*all=*/true, &made_room));
           if (made_room) written = WritePartsBelow(&root_, at, checkpoint, owner, parts);
         }
@@ -64,7 +113,7 @@ class PosixStorage final : public Storage {
     StatusOr<LineRecord> stands;
     {
       CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
-      MutexLock lock(PublishMutex(record.job));
+      const PublishLock lock(&publishing_, record.job);
       stands = WriteRecordBelow(&root_, at, record);
     }
     CAIRN_RETURN_IF_ERROR(root_.StillThere(at.root.get()));
@@ -92,7 +141,7 @@ class PosixStorage final : public Storage {
                            root_.OpenJob(checkpoint.job, owner, /*create=*/false));
     {
       CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
-      MutexLock lock(PublishMutex(checkpoint.job));
+      const PublishLock lock(&publishing_, checkpoint.job);
       CAIRN_RETURN_IF_ERROR(ReinstateBelow(&root_, at, checkpoint));
     }
     return root_.StillThere(at.root.get());
@@ -107,7 +156,7 @@ class PosixStorage final : public Storage {
     if (absl::IsNotFound(at.status())) return absl::OkStatus();
     CAIRN_RETURN_IF_ERROR(at.status());
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(*owner));
-    MutexLock lock(PublishMutex(job));
+    const PublishLock lock(&publishing_, job);
     return SweepBelow(&root_, *at, job, rules);
   }
 
@@ -119,18 +168,32 @@ class PosixStorage final : public Storage {
     if (absl::IsNotFound(at.status())) return absl::OkStatus();
     CAIRN_RETURN_IF_ERROR(at.status());
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
-    MutexLock lock(PublishMutex(checkpoint.job));
+    const PublishLock lock(&publishing_, checkpoint.job);
     return DeleteBelow(&root_, *at, checkpoint, kind, newest_known);
   }
 
-  StatusOr<StoredJob> Read(const std::string& job) override {
+  StatusOr<StoredJob> Read(const std::string& job) override { return Read(job, false); }
+  StatusOr<StoredJob> ReadSummary(const std::string& job) override { return Read(job, true); }
+  StatusOr<StoredCheckpoint> ReadCheckpoint(const CheckpointKey& checkpoint,
+                                            const Location&) override {
+    CAIRN_ASSIGN_OR_RETURN(const UniqueFd root, root_.Enter());
+    CAIRN_ASSIGN_OR_RETURN(const Owner owner, PosixRoot::JobOwner(root.get(), checkpoint.job));
+    StatusOr<StoredCheckpoint> stored;
+    {
+      const auto as = AsOwner::Become(owner);
+      stored = ReadCheckpointBelow(root.get(), checkpoint);
+    }
+    CAIRN_RETURN_IF_ERROR(root_.StillThere(root.get()));
+    return stored;
+  }
+  StatusOr<StoredJob> Read(const std::string& job, bool summary) {
     CAIRN_ASSIGN_OR_RETURN(const UniqueFd root, root_.Enter());
     CAIRN_ASSIGN_OR_RETURN(const Owner owner, PosixRoot::JobOwner(root.get(), job));
     StatusOr<StoredJob> stored;
     {
       // As the owner, where that is possible: uid 0 is nobody on some network file systems.
       const auto as = AsOwner::Become(owner);
-      stored = ReadStoredJobBelow(root.get(), root_.options().root, job);
+      stored = ReadStoredJobBelow(root.get(), root_.options().root, job, summary);
       if (stored.ok()) stored->now_unix_ms = NowBelow(root.get(), job);
     }
     CAIRN_RETURN_IF_ERROR(root_.StillThere(root.get()));
@@ -167,7 +230,7 @@ class PosixStorage final : public Storage {
   StatusOr<std::optional<std::string>> PublishAs(Owner owner, const JobDirectories& at,
                                                  const CheckpointKey& checkpoint) {
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
-    MutexLock lock(PublishMutex(checkpoint.job));
+    const PublishLock lock(&publishing_, checkpoint.job);
     return PublishBelow(&root_, at, checkpoint);
   }
   // By the file system's clock; 0 when that cannot be told, as below a root that is read only.
@@ -176,15 +239,9 @@ class PosixStorage final : public Storage {
     const StatusOr<int64_t> now = line.ok() ? Touch(line->get()) : line.status();
     return now.ok() ? *now * 1000 : 0;
   }
-  Mutex* PublishMutex(const std::string& job) {
-    return &publish_mutexes_[std::hash<std::string>()(job) % publish_mutexes_.size()];
-  }
 
   PosixRoot root_;
-  // One of them is held by every call that moves whole checkpoints, so that the publishers of one
-  // daemon do not meet; those of several daemons meet at a claim (posix_claim.h). Never held while
-  // the bytes of objects are written.
-  std::array<Mutex, 64> publish_mutexes_;
+  Publishing publishing_;
 };
 
 }  // namespace

@@ -22,6 +22,24 @@ Status CheckWithinObject(uint64_t offset, uint64_t length, uint64_t object_lengt
       absl::StrCat("offset: ", offset, " + ", length, " is beyond the object's ", object_length));
 }
 
+StatusOr<StoredJob> Storage::ReadSummary(const std::string& job) {
+  StatusOr<StoredJob> stored = Read(job);
+  if (!stored.ok()) return stored;
+  for (StoredCheckpoint& checkpoint : stored->checkpoints) {
+    for (StoredPart& part : checkpoint.parts) Summarize(&part);
+  }
+  return stored;
+}
+
+StatusOr<StoredCheckpoint> Storage::ReadCheckpoint(const CheckpointKey& checkpoint,
+                                                   const Location&) {
+  CAIRN_ASSIGN_OR_RETURN(StoredJob stored, Read(checkpoint.job));
+  for (StoredCheckpoint& found : stored.checkpoints) {
+    if (found.key == checkpoint && found.published) return std::move(found);
+  }
+  return absl::NotFoundError(absl::StrCat(checkpoint.DebugString(), " is no longer in storage"));
+}
+
 StatusOr<StoredObject> FindObject(const StoredCheckpoint& checkpoint, absl::string_view name) {
   for (const StoredPart& part : checkpoint.parts) {
     if (const ObjectEntry* entry = part.manifest.Find(name)) return StoredObject{&part, entry};

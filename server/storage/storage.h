@@ -51,8 +51,9 @@ struct Owner {
   uint32_t gid = 0;
 };
 
-// One stored object, open for reading. Thread-safe. It may outlive its checkpoint in storage: a
-// read then returns the object's bytes or an error, never bytes of what took its place.
+// One stored object, open for reading. Thread-safe. The storage that opened it outlives it. It may
+// outlive its checkpoint in storage: a read then returns the object's bytes or an error, never bytes
+// of what took its place.
 class Reader {
  public:
   virtual ~Reader() = default;
@@ -169,6 +170,11 @@ class Storage {
   // What is stored of a job; without what was removed for good and what has been replaced.
   // NOT_FOUND: nothing was ever stored of it.
   virtual StatusOr<StoredJob> Read(const std::string& job) = 0;
+  // The same, each part as a summary: memory does not hold the names of all objects at once.
+  virtual StatusOr<StoredJob> ReadSummary(const std::string& job);
+  // One of its checkpoints, whole. `location` is where it was. NOT_FOUND: it is not in storage any more.
+  virtual StatusOr<StoredCheckpoint> ReadCheckpoint(const CheckpointKey& checkpoint,
+                                                    const Location& location);
   // The greatest numbers of its line records, which tell whether anything was decided or published
   // since they were last read. It costs a listing. NOT_FOUND as for Read.
   virtual StatusOr<LineNumbers> ReadLineNumbers(const std::string& job) = 0;

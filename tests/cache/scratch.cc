@@ -18,7 +18,7 @@ uint64_t ResidentPages(int fd) {
   return static_cast<uint64_t>(stat.st_blocks) * 512 / kPageBytes;
 }
 
-Status FakeHolder::Hold(SlabId slab, uint64_t, int fd) {
+Status FakeHolder::Hold(SlabId slab, uint64_t, fact::SlabUse, int fd) {
   MutexLock lock(&mu_);
   if (!refusal_.ok()) return std::exchange(refusal_, absl::OkStatus());
   held_[slab] = {UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0)), ResidentPages(fd)};
@@ -61,7 +61,8 @@ void ScratchCache::Restart(const Options& options) {
 
 Status ScratchCache::Make(SlabId slab, uint64_t bytes) {
   std::promise<Status> made;
-  cache_->Make(slab, bytes, false, [&made](Status status) { made.set_value(std::move(status)); });
+  cache_->Make(slab, bytes, fact::SlabUse::kObjects, false,
+               [&made](Status status) { made.set_value(std::move(status)); });
   return made.get_future().get();
 }
 

@@ -18,7 +18,7 @@ inline constexpr uint64_t kMiB = 1 << 20;
 // Does the keeper's work within this process.
 class FakeHolder : public SlabHolder {
  public:
-  Status Hold(SlabId slab, uint64_t bytes, int fd) override;
+  Status Hold(SlabId slab, uint64_t bytes, fact::SlabUse use, int fd) override;
   void Drop(SlabId slab) override;
 
   std::vector<SlabId> held() const;

@@ -228,5 +228,41 @@ TEST(RowIdentity, TellsRowsOfOneCheckpointApart) {
             RowIdentity(StepRow{.checkpoint = key}));
 }
 
+TYPED_TEST(CatalogContract, TheNewestSequenceIsThatOfAnyRow) {
+  EXPECT_EQ(*this->catalog_->NewestSequence(), 0);
+  ASSERT_TRUE(this->catalog_->Apply({CompleteStep("job", 3, 9), JobRow{.job = "job"}}).ok());
+  PartRow part;
+  part.part = {{"job", 3, 7, 0}, 0};
+  part.sequence = int64_t{1} << 62;
+  ASSERT_TRUE(this->catalog_->Apply({part}).ok());
+  this->Reopen();
+  EXPECT_EQ(*this->catalog_->NewestSequence(), int64_t{1} << 62);
+}
+
+TYPED_TEST(CatalogContract, PresentIsWhatARowSaysIsThere) {
+  const auto part = [](Step step, int64_t sequence) {
+    PartRow row;
+    row.part = {{"job", step, 7, 0}, 0};
+    row.sequence = sequence;
+    return row;
+  };
+  StepRow gone = CompleteStep("job", 2, 8);
+  gone.removed = true;
+  ASSERT_TRUE(this->catalog_
+                  ->Apply({CompleteStep("job", 1, 1), part(1, 2), part(2, 3), gone, part(3, 4),
+                           part(10, 5), CompleteStep("other", 4, 6)})
+                  .ok());
+  const auto steps = [this](Step after, int limit) {
+    std::vector<Step> found;
+    const auto present = this->catalog_->Present("job", {"job", after, 7, 0}, limit);
+    EXPECT_TRUE(present.ok()) << present.status();
+    for (const CheckpointKey& key : *present) found.push_back(key.step);
+    return found;
+  };
+  EXPECT_EQ(steps(kNoStep, 10), (std::vector<Step>{1, 3, 10}));
+  EXPECT_EQ(steps(1, 1), (std::vector<Step>{3}));
+  EXPECT_EQ(steps(10, 10), std::vector<Step>{});
+}
+
 }  // namespace
 }  // namespace cairn::catalog

@@ -29,6 +29,15 @@ class FaultyCatalog final : public Catalog {
     return faults_->Run<StatusOr<std::vector<StepRow>>>(
         CatalogCall::kSteps, [&] { return inner_->Steps(job, below, limit); });
   }
+  StatusOr<int64_t> NewestSequence() override {
+    return faults_->Run<StatusOr<int64_t>>(CatalogCall::kNewest,
+                                           [&] { return inner_->NewestSequence(); });
+  }
+  StatusOr<std::vector<CheckpointKey>> Present(const std::string& job, const CheckpointKey& after,
+                                               int limit) override {
+    return faults_->Run<StatusOr<std::vector<CheckpointKey>>>(
+        CatalogCall::kPresent, [&] { return inner_->Present(job, after, limit); });
+  }
   StatusOr<std::vector<PartRow>> Parts(const CheckpointKey& checkpoint) override {
     return faults_->Run<StatusOr<std::vector<PartRow>>>(CatalogCall::kParts,
                                                         [&] { return inner_->Parts(checkpoint); });

@@ -9,7 +9,7 @@
 
 namespace cairn::catalog {
 
-enum class CatalogCall { kApply, kJob, kJobs, kAttempts, kSteps, kParts };
+enum class CatalogCall { kApply, kJob, kJobs, kAttempts, kSteps, kNewest, kPresent, kParts };
 using CatalogFault = testing::Fault<CatalogCall>;
 using CatalogFaults = testing::FaultPlan<CatalogCall>;
 

@@ -1,6 +1,7 @@
 #include "tests/catalog/memory_catalog.h"
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -59,6 +60,38 @@ class MemoryCatalog final : public Catalog {
     });
     std::sort(found.begin(), found.end(),
               [](const StepRow& a, const StepRow& b) { return b.checkpoint < a.checkpoint; });
+    if (found.size() > static_cast<size_t>(limit)) found.resize(static_cast<size_t>(limit));
+    return found;
+  }
+
+  StatusOr<int64_t> NewestSequence() override {
+    int64_t newest = 0;
+    MutexLock lock(&rows_->mu_);
+    for (const auto& [identity, row] : rows_->rows_) newest = std::max(newest, SequenceOf(row));
+    return newest;
+  }
+
+  StatusOr<std::vector<CheckpointKey>> Present(const std::string& job, const CheckpointKey& after,
+                                               int limit) override {
+    std::set<CheckpointKey> present;
+    MutexLock lock(&rows_->mu_);
+    for (const auto& [identity, row] : rows_->rows_) {
+      CheckpointKey key;
+      if (const auto* step = std::get_if<StepRow>(&row)) {
+        if (step->removed) continue;
+        key = step->checkpoint;
+      } else if (const auto* part = std::get_if<PartRow>(&row)) {
+        key = part->part.checkpoint;
+        const auto of = rows_->rows_.find(RowIdentity(StepRow{.checkpoint = key}));
+        const bool gone = of != rows_->rows_.end() && std::get<StepRow>(of->second).removed &&
+                          SequenceOf(of->second) > part->sequence;
+        if (part->removed || gone) continue;
+      } else {
+        continue;
+      }
+      if (key.job == job && after < key) present.insert(key);
+    }
+    std::vector<CheckpointKey> found(present.begin(), present.end());
     if (found.size() > static_cast<size_t>(limit)) found.resize(static_cast<size_t>(limit));
     return found;
   }

@@ -28,6 +28,20 @@ class SqliteCatalogFile : public ::testing::Test {
     sqlite3_close(database);
   }
 
+  int Count(const std::string& table) {
+    sqlite3* database = nullptr;
+    EXPECT_EQ(sqlite3_open(path_.c_str(), &database), SQLITE_OK);
+    int count = -1;
+    const auto read = [](void* to, int, char** values, char**) {
+      *static_cast<int*>(to) = std::atoi(values[0]);
+      return 0;
+    };
+    const std::string sql = "SELECT count(*) FROM " + table;
+    EXPECT_EQ(sqlite3_exec(database, sql.c_str(), read, &count, nullptr), SQLITE_OK);
+    sqlite3_close(database);
+    return count;
+  }
+
   std::string directory_, path_, note_;
 };
 
@@ -63,6 +77,33 @@ TEST_F(SqliteCatalogFile, FlippedPagesAreFoundAtOpening) {
   auto catalog = OpenSqliteCatalog(path_, &note_);
   ASSERT_TRUE(catalog.ok()) << catalog.status();
   EXPECT_NE(note_, "");
+}
+
+// R35: a job that keeps three steps has rows of three steps and of its last removals, whatever it saved.
+TEST_F(SqliteCatalogFile, OldRemovalsAreForgotten) {
+  auto catalog = OpenSqliteCatalog(path_, &note_);
+  ASSERT_TRUE(catalog.ok());
+  constexpr Step kSteps = 6000, kBatch = 100;
+  int64_t sequence = 0;
+  for (Step first = 0; first < kSteps; first += kBatch) {
+    std::vector<Row> rows;
+    for (Step step = first; step < first + kBatch; ++step) {
+      rows.push_back(PartRow{.part = {{"run", step, 7, 0}, 0}, .sequence = ++sequence});
+      rows.push_back(StepRow{.checkpoint = {"run", step, 7, 0}, .sequence = ++sequence});
+      if (step < 3) continue;
+      rows.push_back(
+          StepRow{.checkpoint = {"run", step - 3, 7, 0}, .removed = true, .sequence = ++sequence});
+    }
+    ASSERT_TRUE((*catalog)->Apply(rows).ok());
+  }
+  const std::vector<StepRow> left = *(*catalog)->Steps("run", kSteps, 100);
+  ASSERT_EQ(left.size(), 3u);
+  EXPECT_EQ(left.back().checkpoint.step, kSteps - 3);
+  EXPECT_EQ((*catalog)->Parts({"run", kSteps - 1, 7, 0})->size(), 1u);
+  EXPECT_EQ((*catalog)->Parts({"run", 10, 7, 0})->size(), 0u);
+  EXPECT_EQ(*(*catalog)->NewestSequence(), sequence);
+  EXPECT_EQ(Count("steps"), 1003);
+  EXPECT_EQ(Count("parts"), 1003);
 }
 
 TEST_F(SqliteCatalogFile, ANewerSchemaIsRefused) {

@@ -154,6 +154,53 @@ TEST_F(SessionTest, ManyObjectsTakeOneCreate) {
   EXPECT_EQ(listing->objects.size(), 100u);
 }
 
+// More objects than one call may name. The daemon that dies at the end of the commit has forgotten what
+// the calls before it sealed.
+TEST_F(SessionTest, MoreObjectsThanACallMayNameAreSavedAlsoAcrossADeath) {
+  for (const std::string failpoint : {"", "node.manifest"}) {
+    testing::DaemonOptions options;
+    options.budget_bytes = 512 * kMiB;
+    if (!failpoint.empty()) options.flags = {"--test.failpoints=" + failpoint};
+    StartDaemon(options);
+    const auto session = Connect();
+    const std::string bytes = RandomBytes(5000, 1);
+    std::vector<StepWriter::Item> items;
+    for (uint64_t i = 0; i < 2 * kMaxObjectsPerCall + 500; ++i) {
+      items.push_back({absl::StrCat("o", i), ObjectKind::kRaw, {{bytes.data() + i, 100}}});
+    }
+    auto writer = session->BeginStep(1);
+    ASSERT_TRUE(writer.ok());
+    ASSERT_OK((*writer)->WriteMany(items));
+    const auto committed = (*writer)->Commit({});
+    ASSERT_TRUE(committed.ok()) << committed.status();
+    EXPECT_TRUE(committed->complete);
+    EXPECT_EQ(NodeStatus()["restarts"], failpoint.empty() ? 0 : 1);
+    for (uint64_t i = 0; i < items.size(); i += 311) {
+      const auto loaded = Load(session.get(), At(1), absl::StrCat("o", i));
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      EXPECT_TRUE(*loaded == bytes.substr(i, 100)) << i;
+    }
+  }
+}
+
+// All of it is refused with the first call, before anything is written.
+TEST_F(SessionTest, MoreNamesThanTheJournalHoldsAreRefusedAtOnce) {
+  testing::DaemonOptions options;
+  options.flags = {"--journal.bytes=1MiB"};
+  StartDaemon(options);
+  const auto session = Connect();
+  std::vector<StepWriter::Item> items;
+  for (int i = 0; i < 5000; ++i) items.push_back({absl::StrCat("o", i), ObjectKind::kRaw, {}});
+  auto writer = session->BeginStep(1);
+  ASSERT_TRUE(writer.ok());
+  const Status refused = (*writer)->WriteMany(items);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("journal: this create may cost"));
+  EXPECT_EQ(NodeStatus()["writing_bytes"], 0);
+  ASSERT_OK((*writer)->Abort());
+  ASSERT_OK(Save(session.get(), 2, "a", "small"));
+}
+
 // Each object of 1 MiB has a slab of its own, whose descriptor comes with the create.
 TEST_F(SessionTest, MoreSlabsAtOnceThanTheChannelHoldsArriveAllTheSame) {
   testing::DaemonOptions options;

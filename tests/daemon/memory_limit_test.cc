@@ -88,6 +88,15 @@ TEST_F(CapturedTree, ABudgetOverTheLimitIsRefusedWithTheArithmetic) {
   Put("/proc/self/cgroup", "0::/a\n");
   Put("/sys/fs/cgroup/a/memory.max", "8589934592\n");
   EXPECT_TRUE(CheckBudget(4 * kGiB, Read()).ok());
+  // The default fits, however small the limit.
+  for (const uint64_t mib : {160, 256, 300, 1000, 100'000}) {
+    const MemoryLimit limit{mib << 20, "a test", mib << 20};
+    EXPECT_TRUE(CheckBudget(DefaultBudget(limit), limit).ok()) << mib;
+    EXPECT_GT(DefaultBudget(limit), 0u) << mib;
+  }
+  // Beside the slabs: the daemon's own 128 MiB, and tables of a thirteenth of the budget.
+  EXPECT_TRUE(CheckBudget(7 * kGiB + (300 << 20), Read()).ok());
+  EXPECT_FALSE(CheckBudget(7 * kGiB + (600 << 20), Read()).ok());
   const Status refused = CheckBudget(8 * kGiB, Read());
   EXPECT_TRUE(absl::IsResourceExhausted(refused));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("memory.budget"));

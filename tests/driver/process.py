@@ -21,6 +21,9 @@ def tail(text: str) -> str:
     return "\n".join((["…"] if len(lines) > TAIL_LINES else []) + lines[-TAIL_LINES:])
 
 
+PAST_ITS_TIME = " and was killed)"
+
+
 def run_process(
     command: list[str], timeout_s: float, env: dict[str, str] | None = None, cwd: Path | str = ROOT
 ) -> tuple[int, str]:
@@ -46,7 +49,7 @@ def run_process(
             output, _ = process.communicate(timeout=10)
         except subprocess.TimeoutExpired:  # a child outside the group holds the pipe
             output = ""
-        return -signal.SIGKILL, f"{output}\n(ran past {timeout_s:.0f} s and was killed)"
+        return -signal.SIGKILL, f"{output}\n(ran past {timeout_s:g} s{PAST_ITS_TIME}"
 
 
 def run_shown(command: list[str], timeout_s: float) -> str:

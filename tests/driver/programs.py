@@ -6,13 +6,14 @@ import concurrent.futures
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from driver.process import run_process, say, tail
+from driver.process import PAST_ITS_TIME, run_process, say, tail
 from driver.report import RESULTS, Case, Report, read_cases
 
 # Labels of cairn_test() that keep a program out of the ordinary tier.
@@ -92,8 +93,7 @@ class Runner:
         cases = read_cases(xml, f"{name}:", name)
         failed = any(case.outcome == "failed" for case in cases)
         if code != 0 and not failed:
-            how = f"died of {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-            cases.append(Case(name, "failed", f"{how}\n{tail(output)}"))
+            cases.append(Case(name, "failed", f"{how_it_ended(code, output)}\n{tail(output)}"))
         elif not cases and xml.exists():
             cases = [Case(name, "failed", "no test ran")]
         elif not cases:  # not a program of gtest: one case as a whole
@@ -122,6 +122,15 @@ class Runner:
             return float(head.split(' time="', 1)[1].split('"', 1)[0])
         except (OSError, IndexError, ValueError):
             return float("inf")
+
+
+def how_it_ended(code: int, output: str) -> str:
+    """One line, with the test of gtest that it was in."""
+    how = f"died of {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+    if output.endswith(PAST_ITS_TIME):
+        how = output.rstrip().splitlines()[-1]
+    begun = re.findall(r"^\[ RUN +\] (\S+)", output, re.MULTILINE)
+    return f"{how}, in {begun[-1]}" if begun else how
 
 
 def needs_machine(program: Program) -> bool:

@@ -9,6 +9,77 @@ using testing::SizeIs;
 
 class Admission : public EngineTest {};
 
+TEST_F(Admission, LengthsThatSumToNothingModulo2To64EvictNobody) {
+  const SessionId victim = Hello({.job = "victim"});
+  Save(victim, 1);
+  Save(victim, 2);
+  std::vector<Spec> specs;
+  for (int i = 0; i < (1 << 16) - 1; ++i) specs.push_back({absl::StrCat(i), uint64_t{1} << 48});
+  specs.push_back({"first", 16 * kMiB});
+  specs.push_back({"last", (uint64_t{1} << 48) - 16 * kMiB});
+  const SessionId session = Hello();
+  EXPECT_THAT(StatusOf(Create(session, PartOf(session, 1), specs)),
+              Fails(absl::StatusCode::kResourceExhausted, "never fit"));
+  EXPECT_TRUE(Open(victim, 1).ok());
+  EXPECT_TRUE(Open(victim, 2).ok());
+}
+
+// What a live reader still maps is not about to come back, so others' steps are given up in its place.
+TEST_F(Admission, WhatAReaderMapsOfARemovedStepIsNotCountedOn) {
+  const SessionId hold = Hello({.job = "hold"});
+  Save(hold, 1, {{"model", 16 * kMiB}});
+  const SessionId reader = Hello({.job = "hold", .writer = -1, .attempt = 0});
+  ASSERT_TRUE(Open(reader, 1).ok());
+  Die(hold);
+  event::Remove remove{From(reader), {"hold", 1}, false, true, Soon()};
+  Apply(remove);
+  ASSERT_TRUE(AnswerTo(remove.caller.request).ok());
+  const SessionId other = Hello({.job = "other"});
+  Save(other, 1, {{"model", 20 * kMiB}});
+  Save(other, 2, {{"model", kMiB}});
+  Die(other);
+  const SessionId third = Hello({.job = "third"});
+  EXPECT_TRUE(Create(third, PartOf(third, 1), {{"model", 32 * kMiB}}).ok());
+}
+
+// Once the first create is granted the others are, whatever the sizes that slabs are rounded to.
+TEST_F(Admission, WhatIsToComeHasItsMemoryOnceTheFirstCreateIsGranted) {
+  const SessionId other = Hello({.job = "other"});
+  for (uint64_t kept = 8000; kept < 16'000; kept += 250) {
+    const PartKey kept_part = PartOf(other, static_cast<Step>(kept));
+    ASSERT_TRUE(Create(other, kept_part, {{"kept", kept << 10}}).ok());
+    const SessionId session = Hello({.job = absl::StrCat("job", kept)});
+    const PartKey part = PartOf(session, 1);
+    event::Create first = CreateOf(session, part, {{"o", 1028 << 10}});
+    first.deadline = now + kNanosPerSecond;
+    first.to_come = {.objects = 49, .bytes = 49 * (1028 << 10), .name_bytes = 99};
+    Apply(first);
+    Advance(2 * kNanosPerSecond);
+    if (AnswerTo(first.caller.request).ok()) {
+      for (int i = 0; i < 49; ++i) {
+        ASSERT_TRUE(Create(session, part, {{absl::StrCat("o", i), 1028 << 10}}).ok())
+            << i << " with " << kept << " KiB kept";
+      }
+    }
+    Die(session);
+    Apply(event::Abort{From(other), kept_part});
+  }
+}
+
+// That slabs are a little larger is a wish, not a condition.
+TEST_F(Admission, AStepThatJustFitsIsAdmittedWithWhatIsToCome) {
+  const SessionId session = Hello();
+  const PartKey part = PartOf(session, 1);
+  event::Create first = CreateOf(session, part, {{"o", kMiB}});
+  first.to_come = {.objects = 60, .bytes = 60 * kMiB, .name_bytes = 180};
+  Apply(first);
+  ASSERT_TRUE(Answered(first.caller.request));
+  EXPECT_TRUE(AnswerTo(first.caller.request).ok());
+  for (int i = 0; i < 60; ++i) {
+    ASSERT_TRUE(Create(session, part, {{absl::StrCat("o", i), kMiB}}).ok()) << i;
+  }
+}
+
 TEST_F(Admission, JobThatFitsTwiceCanAlwaysSave) {  // R30
   const SessionId session = Hello();
   for (Step step = 1; step <= 12; ++step) {

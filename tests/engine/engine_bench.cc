@@ -83,8 +83,8 @@ class Bench {
       } else if (auto* probe = std::get_if<action::ProbeSlab>(&action)) {
         pending_.push_back(event::SlabProbed{probe->slab, false, probe->leases});
       } else if (auto* manifest = std::get_if<action::WriteManifest>(&action)) {
-        pending_.push_back(event::ManifestWritten{manifest->part, manifest->extent,
-                                                  absl::OkStatus(), manifest->Whole(), "digest"});
+        pending_.push_back(
+            event::ManifestWritten{manifest->part, manifest->extent, absl::OkStatus(), "digest"});
       } else if (auto* reply = std::get_if<action::Reply>(&action)) {
         if (!reply->body.ok()) std::abort();
         if (auto* hello = std::get_if<reply::Hello>(&*reply->body)) session_ = hello->session;

@@ -43,29 +43,46 @@ struct Who {
   std::optional<JobPolicy> policy = {};
 };
 
+// What the journal holds when a daemon dies: all that was said; a snapshot; or one that was begun when that
+// daemon started, with what was said since between its pieces, the smallest possible.
+enum class StartFrom : uint8_t { kJournal, kSnapshot, kPieces };
+inline constexpr StartFrom kFrom[] = {StartFrom::kJournal, StartFrom::kSnapshot,
+                                      StartFrom::kPieces};
+inline std::string NameOf(StartFrom from) {
+  return from == StartFrom::kJournal    ? "Journal"
+         : from == StartFrom::kSnapshot ? "Snapshot"
+                                        : "Pieces";
+}
+
 class EngineTest : public testing::Test {
  protected:
   void SetUp() override { Restart(); }
   void TearDown() override { EXPECT_EQ(engine->CheckInvariants(), ""); }
 
   // --- the node ---
-  // The daemon dies, and a new one starts from the journal or from a snapshot of the dead one.
-  void Restart(bool from_snapshot = false) {
+  // The daemon dies, and a new one starts.
+  void Restart(StartFrom from = StartFrom::kJournal) {
     Recovered recovered;
-    if (from_snapshot) journal = engine->Snapshot();
+    if (from == StartFrom::kSnapshot) journal = engine->Snapshot();
+    if (from == StartFrom::kPieces) {
+      while (!snapshot_cursor.done()) AddPiece();
+      journal = pieces;
+    }
+    snapshot_cursor = {};
+    pieces.clear();
     recovered.facts = journal;
     for (const auto& [slab, bytes] : keeper) recovered.held_slabs.push_back({slab, bytes});
     for (const auto& [session, who] : sessions) recovered.live_sessions.push_back(session);
-    std::map<PartKey, fact::ManifestCommitted> committed;
+    std::map<PartKey, fact::PartCommitted> committed;
     for (const Fact& f : journal) {
-      if (const auto* m = std::get_if<fact::ManifestCommitted>(&f)) committed[m->part] = *m;
-      if (const auto* m = std::get_if<fact::ManifestDropped>(&f)) committed.erase(m->part);
+      if (const auto* m = std::get_if<fact::PartCommitted>(&f)) committed[m->part] = *m;
+      if (const auto* m = std::get_if<fact::PartDropped>(&f)) committed.erase(m->part);
     }
     for (const auto& [part, m] : committed) {
       const auto bytes = manifests.find({m.extent.slab, m.extent.offset});
       if (bytes == manifests.end()) continue;
-      const StatusOr<Manifest> manifest = DecodeManifest(bytes->second);
-      if (manifest.ok()) recovered.manifests[part] = std::make_shared<const Manifest>(*manifest);
+      const auto table = DecodePartRecord(bytes->second, m.bytes);
+      if (table.ok()) recovered.tables[part] = *table;
     }
     recovered.safe_mode = safe_mode;
     EXPECT_TRUE(options.Validate().ok()) << options.Validate();
@@ -93,8 +110,16 @@ class EngineTest : public testing::Test {
     }
   }
 
+  void AddPiece() {
+    for (Fact& f : engine->SnapshotPiece(&snapshot_cursor, 1)) pieces.push_back(std::move(f));
+  }
+
   void Carry(Outcome outcome) {
-    for (Fact& f : outcome.facts) journal.push_back(std::move(f));
+    for (Fact& f : outcome.facts) {
+      pieces.push_back(f);
+      journal.push_back(std::move(f));
+    }
+    AddPiece();
     ASSERT_EQ(engine->CheckInvariants(), "");
     for (Action& action : outcome.actions) {
       std::visit([this](auto& a) { Do(a); }, action);
@@ -144,12 +169,15 @@ class EngineTest : public testing::Test {
     }
     return probed;
   }
+  static Manifest ManifestIn(const std::string& record) {
+    return *DecodeManifest(record.substr(0, ManifestBytesIn(record)));
+  }
   void Do(action::WriteManifest& a) {
-    const std::shared_ptr<const Manifest> manifest = a.Whole();
-    const std::string encoded = EncodeManifest(*manifest);
-    if (manifest_status.ok()) manifests[{a.extent.slab, a.extent.offset}] = encoded;
-    held_manifests.push_back(
-        {a.part, a.extent, manifest_status, manifest, ManifestDigest(encoded)});
+    const std::string encoded = EncodeManifest(*a.table);
+    const std::string record = EncodePartRecord(encoded, a.table->extents);
+    EXPECT_LE(record.size(), a.extent.length);
+    if (manifest_status.ok()) manifests[{a.extent.slab, a.extent.offset}] = record;
+    held_manifests.push_back({a.part, a.extent, manifest_status, ManifestDigest(encoded)});
     if (!hold_manifests) FinishManifest();
   }
   void FinishManifest() {
@@ -180,12 +208,12 @@ class EngineTest : public testing::Test {
       }
       StoredCheckpoint& at = stored[a.checkpoint];
       at.key = a.checkpoint;
-      at.world_size = a.parts.front().manifest->world_size;
+      at.world_size = a.parts.front()->head.world_size;
       at.published = true;
       at.location = Location(absl::StrCat("/root/", a.checkpoint.job, "/", a.checkpoint.step));
       at.parts.clear();
       for (const auto& part : a.parts) {
-        at.parts.push_back({*part.manifest, ManifestDigest(EncodeManifest(*part.manifest))});
+        at.parts.push_back({part->Whole(), ManifestDigest(EncodeManifest(*part))});
       }
     }
     pending.push_back(event::Persisted{a.checkpoint, status, stored[a.checkpoint].location});
@@ -232,6 +260,14 @@ class EngineTest : public testing::Test {
     scans.push_back(a.job);
     if (!hold_scans) FinishScan(a.job);
   }
+  void Do(action::ReadTables& a) {
+    table_reads.push_back(a.checkpoint);
+    const auto at = stored.find(a.checkpoint);
+    event::TablesRead read{a.checkpoint, absl::NotFoundError("no such directory")};
+    if (at != stored.end()) read.stored = at->second;
+    if (!scan_status.ok()) read.stored = scan_status;
+    if (!hold_scans) pending.push_back(std::move(read));
+  }
   void Do(action::ReadLineNumbers& a) {
     line_looks.push_back(a.job);
     if (!hold_scans) FinishLineLook(a.job);
@@ -276,6 +312,7 @@ class EngineTest : public testing::Test {
   void Do(action::WakeAt& a) { wake_at = a.at; }
   void Do(action::EndSession&) {}
   void Do(action::Drained&) { drained = true; }
+  void Do(action::Discard&) {}
   void Do(action::Log& a) { logs.push_back(a.message); }
 
   void Advance(MonotonicNanos by) {
@@ -494,6 +531,8 @@ class EngineTest : public testing::Test {
   std::unique_ptr<Engine> engine;
   MonotonicNanos now = kNanosPerSecond, wake_at = 0;
   std::vector<Fact> journal;
+  SnapshotCursor snapshot_cursor;  // of a snapshot in pieces, begun with the daemon
+  std::vector<Fact> pieces;        // and what was said between them
   std::deque<Event> pending;
   std::map<SlabId, uint64_t> keeper;
   std::map<std::pair<SlabId, uint64_t>, std::string> manifests;
@@ -535,7 +574,7 @@ class EngineTest : public testing::Test {
   bool hold_records = false;
   std::vector<action::DeleteFiles> deletes;
   std::vector<std::string> scans, line_looks, logs;
-  std::vector<CheckpointKey> records;
+  std::vector<CheckpointKey> records, table_reads;
   bool drained = false;
 
   std::map<RequestId, SessionId> asked;

@@ -127,14 +127,14 @@ TEST_F(Incomplete, DaemonThatDiedKeepsWhatMayStillBecomeComplete) {
   EXPECT_EQ(LatestStep(zero), 2);
 }
 
-class IncompleteFrom : public Incomplete, public testing::WithParamInterface<bool> {};
-INSTANTIATE_TEST_SUITE_P(, IncompleteFrom, testing::Bool(),
-                         [](const auto& from) { return from.param ? "Snapshot" : "Journal"; });
+class IncompleteFrom : public Incomplete, public testing::WithParamInterface<StartFrom> {};
+INSTANTIATE_TEST_SUITE_P(, IncompleteFrom, testing::ValuesIn(kFrom),
+                         [](const auto& from) { return NameOf(from.param); });
 
 TEST_P(IncompleteFrom, DaemonThatDiedStillSeesWhoHasGoneOn) {
   ASSERT_TRUE(SaveZero(2).ok());
   ASSERT_TRUE(Create(one, PartOf(one, 3), {{"one", 1 * kMiB}}).ok());
-  Restart(/*from_snapshot=*/GetParam());
+  Restart(GetParam());
   EXPECT_TRUE(MayGo(2));
 }
 

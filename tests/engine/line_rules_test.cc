@@ -234,7 +234,7 @@ TEST_F(LineRules, Rule17AnOriginIsSettledOnlyOnceEverythingWasRead) {
   const SessionId second = Life(2, PersistMode::kEvery, /*keep_last=*/2);
   Save(second, 301);
   EXPECT_EQ(LatestStep(reader), 301);
-  EXPECT_EQ(DecodeManifest(manifests.begin()->second)->lineage.step(), kUnknownStep);
+  EXPECT_EQ(ManifestIn(manifests.begin()->second).lineage.step(), kUnknownStep);
   EXPECT_TRUE(stored.contains({"job", 200, 1, 0})) << "nothing is deleted";
   unread.clear();
   stored.insert(std::move(newest));
@@ -344,7 +344,7 @@ TEST_F(LineRules, TheViewOfSharedStorageAgesWhileNobodyWritesHere) {
   EXPECT_EQ(LatestStep(reader), 3);
   const SessionId third = Life(3);
   Save(third, 4);
-  EXPECT_EQ(DecodeManifest(manifests.rbegin()->second)->lineage.attempt(), 2);
+  EXPECT_EQ(ManifestIn(manifests.rbegin()->second).lineage.attempt(), 2);
 }
 
 // A writer that lives here may have been taken over by another node's, and that is seen without reading

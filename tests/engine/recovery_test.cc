@@ -9,10 +9,10 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::SizeIs;
 
-// Every test runs twice: the new daemon starts from the journal, or from a snapshot.
-class Recovery : public EngineTest, public testing::WithParamInterface<bool> {
+// Every test runs with a new daemon that starts from the journal, from a snapshot, or from one in pieces.
+class Recovery : public EngineTest, public testing::WithParamInterface<StartFrom> {
  protected:
-  void DaemonDies() { Restart(/*from_snapshot=*/GetParam()); }
+  void DaemonDies() { Restart(GetParam()); }
 };
 
 TEST_P(Recovery, CommittedObjectsAreThereAndVerifiedBeforeTheyAreHandedOut) {
@@ -30,6 +30,21 @@ TEST_P(Recovery, CommittedObjectsAreThereAndVerifiedBeforeTheyAreHandedOut) {
   EXPECT_EQ(open->object.verified_unix_ms, kUnix);
   ASSERT_TRUE(Open(session, 1).ok());
   EXPECT_THAT(verifies, SizeIs(1)) << "verified once, not at every open";
+}
+
+// R35: a life that goes on through many deaths of the daemon would else gather them.
+TEST_P(Recovery, WorldSizesOfStepsThatAreGoneAreForgotten) {
+  const SessionId session = Hello();
+  for (Step step = 1; step <= 5; ++step) {
+    Save(session, step);
+    if (step < 5) Apply(event::Remove{From(session), {"job", step}, /*memory_only=*/true, true});
+  }
+  DaemonDies();
+  std::vector<Step> known;
+  for (const Fact& any : engine->Snapshot()) {
+    if (const auto* world = std::get_if<fact::StepWorld>(&any)) known.push_back(world->step);
+  }
+  EXPECT_THAT(known, testing::ElementsAre(5));
 }
 
 TEST_P(Recovery, ConcurrentOpensShareOneVerification) {
@@ -243,7 +258,7 @@ TEST_P(Recovery, ManifestThatDoesNotVerifyMakesItsPartUnknown) {
   Save(session, 1, {{"a", 10}});
   Save(session, 2, {{"a", 10}});
   for (auto& [at, bytes] : manifests) {
-    if (DecodeManifest(bytes)->step == 2) bytes[40] ^= 1;
+    if (ManifestIn(bytes).step == 2) bytes[40] ^= 1;
   }
   DaemonDies();
   EXPECT_EQ(LatestStep(session), 1);
@@ -317,7 +332,7 @@ TEST_P(Recovery, OriginThatIsUnknownIsNotGuessedAndIsSettledWhenStorageIsBack) {
   const SessionId second = Hello({.attempt = 2, .policy = policy});
   Save(second, 301);
   EXPECT_EQ(LatestStep(second), 301) << "its own steps are the highest";
-  EXPECT_EQ(DecodeManifest(manifests.begin()->second)->lineage.step(), kUnknownStep);
+  EXPECT_EQ(ManifestIn(manifests.begin()->second).lineage.step(), kUnknownStep);
   DaemonDies();
   EXPECT_EQ(LatestStep(second), 301);
   Save(second, 302);
@@ -403,8 +418,8 @@ TEST_P(Recovery, RecoveringTwiceIsRecoveringOnce) {  // R1: a second crash in re
   EXPECT_TRUE(Commit(session, PartOf(session, 2), {{"model"}}).ok());
 }
 
-INSTANTIATE_TEST_SUITE_P(From, Recovery, testing::Bool(),
-                         [](const auto& p) { return p.param ? "Snapshot" : "Journal"; });
+INSTANTIATE_TEST_SUITE_P(From, Recovery, testing::ValuesIn(kFrom),
+                         [](const auto& p) { return NameOf(p.param); });
 
 }  // namespace
 }  // namespace cairn::engine

@@ -266,6 +266,69 @@ TEST_F(Saving, FailedManifestLeavesTheObjectsAndTheCallCanBeRepeated) {
   EXPECT_EQ(LatestStep(session), 1);
 }
 
+// Creates that wait at the same time are checked before any of them is granted: what one of them got, the
+// others cannot have. A repeat under the same number gets the same answer.
+TEST_F(Saving, CreatesThatWaitedForOneNameAreNotBothGranted) {
+  const Who second{.writer = 1, .world_size = 2, .local_writers = 2};
+  const SessionId session = Hello({.world_size = 2, .local_writers = 2});
+  const SessionId other = Hello(second);
+  hold_makes = true;
+  const std::vector<Spec> specs = {{"model", 2 * kMiB}};
+  const event::Create first = CreateOf(session, PartOf(session, 1), specs);
+  event::Create repeat = first;
+  repeat.caller.request = From(session).request;
+  const event::Create again = CreateOf(session, PartOf(session, 1), specs);
+  const event::Create of_other = CreateOf(other, PartOf(other, 1), specs);
+  const size_t before = makes.size();
+  for (const event::Create& create : {first, repeat, again, of_other}) {
+    Apply(create);
+    ASSERT_FALSE(Answered(create.caller.request));
+  }
+  hold_makes = false;
+  const std::vector<action::MakeSlab> held(makes.begin() + static_cast<ptrdiff_t>(before),
+                                           makes.end());
+  for (const action::MakeSlab& make : held) {
+    keeper[make.slab] = make.bytes;
+    Apply(event::SlabMade{make.slab, absl::OkStatus()});
+  }
+  const auto granted = Take<reply::Create>(first.caller.request);
+  const auto repeated = Take<reply::Create>(repeat.caller.request);
+  ASSERT_TRUE(granted.ok() && repeated.ok()) << granted.status() << repeated.status();
+  EXPECT_EQ(granted->extents[0].slab, repeated->extents[0].slab);
+  for (const event::Create& create : {again, of_other}) {
+    EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
+                Fails(absl::StatusCode::kAlreadyExists, "exists already in"));
+  }
+  EXPECT_TRUE(Commit(session, PartOf(session, 1), specs).ok());
+}
+
+// R37: a keeper without descriptors refuses every slab at once.
+TEST_F(Saving, SlabForManifestsThatCannotBeMadeIsTriedAgainABitLater) {
+  make_status = absl::ResourceExhaustedError("keeper: no descriptor left");
+  keeper.clear();
+  journal.clear();
+  Restart();  // so that there is no space for manifests
+  const SessionId session = Hello();
+  make_status = absl::OkStatus();
+  const PartKey part = PartOf(session, 1);
+  const std::vector<Spec> specs = {{"model"}};
+  const event::Create create = CreateOf(session, part, specs);
+  Apply(create);
+  ASSERT_TRUE(AnswerTo(create.caller.request).ok());
+  make_status = absl::ResourceExhaustedError("keeper: no descriptor left");
+  makes.clear();
+  const event::Commit commit = CommitOf(session, part, specs);
+  Apply(commit);
+  for (int i = 0; i < 100; ++i) Apply(event::Tick{});
+  Advance(3 * kNanosPerSecond);
+  EXPECT_GE(makes.size(), 1u);
+  EXPECT_LE(makes.size(), 10u);
+  EXPECT_FALSE(Answered(commit.caller.request));
+  make_status = absl::OkStatus();
+  Advance(kNanosPerSecond);
+  EXPECT_TRUE(AnswerTo(commit.caller.request).ok());
+}
+
 TEST_F(Saving, AbortDropsWhatWasNotCommitted) {
   const SessionId session = Hello();
   const PartKey part = PartOf(session, 1);

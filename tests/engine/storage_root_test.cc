@@ -135,9 +135,9 @@ TEST_F(StorageRootTest, TheLastCopyInMemoryStaysWhileStorageIsAway) {
 TEST_F(StorageRootTest, ADaemonThatStartsWhileStorageIsAwayServesFromMemory) {
   const SessionId session = HelloWith(PersistMode::kEvery);
   Save(session, 1);
-  for (const bool from_snapshot : {false, true}) {
+  for (const StartFrom from : kFrom) {
     root = kGone;
-    Restart(from_snapshot);
+    Restart(from);
     EXPECT_EQ(Stat(session, 1)->level, Level::kCached);
     EXPECT_TRUE(Open(session, 1).ok());
     SeeRoot(RootIdentity{"root-2", "instance-7"});
@@ -168,8 +168,23 @@ TEST_F(StorageRootTest, ThatNobodyHasSeenYetStopsNoSave) {  // it hangs, say
   EXPECT_TRUE(AnswerTo(create.caller.request).ok());
   EXPECT_TRUE(Commit(session, PartOf(session, 1), {{"model"}}).ok());
   EXPECT_THAT(persists, IsEmpty());
+  EXPECT_EQ(Stat(session, 1)->level, Level::kCached);
   SeeRoot(Original());
   EXPECT_EQ(Stat(session, 1)->level, Level::kPersisted);
+}
+
+// What memory has is told in a little while, though nobody can say whether it is in storage as well.
+TEST_F(StorageRootTest, ThatNobodyHasSeenYetKeepsNobodyFromWhatMemoryHas) {
+  SessionId session = HelloWith(PersistMode::kEvery);
+  Save(session, 1);
+  root_seen = false;
+  Restart();
+  event::StatCheckpoint stat{From(session), {"job", 1}, now + 60 * kNanosPerSecond};
+  Apply(stat);
+  Advance(2 * kNanosPerSecond);
+  const auto info = Take<CheckpointInfo>(stat.caller.request);
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_FALSE(info->facts.persisted);
 }
 
 // A life that begins while storage is away does not know where it comes from; when storage is back it does.

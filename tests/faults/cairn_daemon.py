@@ -82,13 +82,14 @@ class Node:
         ]
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *, wait: bool = True) -> Node:
+    def start(self, *, wait: bool = True, log_to: int | None = None) -> Node:
+        """`log_to`: a descriptor for its log, instead of the file."""
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
-                stderr=log,
+                stderr=log if log_to is None else log_to,
                 start_new_session=True,
                 env={
                     key: value for key, value in os.environ.items() if not key.startswith("CAIRN")

@@ -223,6 +223,7 @@ class Raw:
         timeout_ms: int = 10_000,
         call: int | None = None,
         can_pad: bool = False,
+        to_come: tuple[int, int, int] | None = None,  # objects, bytes, bytes of names
         **other: int,
     ) -> Any:
         specs = [ttypes.ObjectSpec(name, length, 0, can_pad) for name, length in objects.items()]
@@ -238,6 +239,7 @@ class Raw:
                 objects=specs,
                 timeout_ms=timeout_ms,
                 unmapped=unmapped,
+                to_come=ttypes.ToCome(*to_come) if to_come else None,
             ),
             call=call,
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import struct
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -102,3 +105,52 @@ def spoil_catalog(kind: str, folder: Path) -> None:
     if kind == "garbled":
         for path in folder.iterdir():
             path.write_bytes(b"not a database, " * 4096)
+
+
+class Spoilt:
+    """A file system mounted over a directory, as a server that is away looks like: without `error` every
+    call below it hangs, in the kernel, until the mount goes; with one every call fails so."""
+
+    INIT, FORGETS, INTERRUPT = 26, (2, 42), 36
+
+    def __init__(self, path: Path, error: int = 0) -> None:
+        self.path, self.error = path, error
+        self.fd = os.open("/dev/fuse", os.O_RDWR)
+        options = f"fd={self.fd},rootmode=40000,user_id=0,group_id=0,allow_other"
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.mount(b"cairn-test", os.fsencode(path), b"fuse", 0, options.encode()) != 0:
+            number = ctypes.get_errno()
+            os.close(self.fd)
+            pytest.skip(f"FUSE cannot be mounted: {os.strerror(number)}")
+        if error:
+            threading.Thread(target=self.refuse, daemon=True).start()
+
+    def refuse(self) -> None:
+        while True:
+            try:
+                request = os.read(self.fd, 1 << 20)
+            except OSError:  # it was unmounted
+                return
+            _, opcode, unique = struct.unpack_from("<IIQ", request)
+            if opcode in self.FORGETS or opcode == self.INTERRUPT:
+                continue
+            body = b""
+            if opcode == self.INIT:  # version 7.31, no capabilities, 128 KiB at once
+                body = struct.pack("<IIIIHHI", 7, 31, 0, 0, 1, 1, 1 << 17).ljust(64, b"\0")
+            error = 0 if opcode == self.INIT else -self.error
+            os.write(self.fd, struct.pack("<IiQ", 16 + len(body), error, unique) + body)
+
+    def mend(self) -> None:
+        """What hung fails now, and the directory below is there again."""
+        if self.fd < 0:
+            return
+        subprocess.run(["umount", "-l", self.path], check=True)
+        if not self.error:
+            os.close(self.fd)
+        self.fd = -1
+
+    def __enter__(self) -> Spoilt:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.mend()

@@ -187,18 +187,19 @@ def test_lengths_whose_sum_overflows_are_refused(writer: Raw) -> None:
 
 
 @pytest.mark.parametrize("admitted", [False, True])
-def test_lengths_that_sum_to_nothing_modulo_2_64_evict_nobody(
-    shared: Node, writer: Raw, admitted: bool
-) -> None:
+def test_lengths_beyond_every_sum_evict_nobody(shared: Node, writer: Raw, admitted: bool) -> None:
     with shared.writer(f"victim{admitted}", attempt_number()) as victim:
         for step in (1, 2):
             victim.save(step, {"a": bytes(8 * MIB)})
-        lengths = {f"o{i:05d}": 1 << 48 for i in range((1 << 16) - 1)}
-        lengths |= {"first": 16 * MIB, "last": (1 << 48) - 16 * MIB}
-        assert sum(lengths.values()) == 1 << 64
+        lengths = {f"o{i:05d}": 1 << 48 for i in range(999)}
         if admitted:
             writer.create(1, {"small": 1})
         message = refuses(RESOURCE_EXHAUSTED, writer.create, 1, lengths, timeout_ms=60_000)
+        assert "never fit" in message
+        whole = (1, 1 << 48, 1)
+        message = refuses(
+            RESOURCE_EXHAUSTED, writer.create, 2, {"a": 1}, to_come=whole, timeout_ms=60_000
+        )
         assert "never fit" in message
         assert all(victim.checkpoint(step).facts.resident for step in (1, 2))
 
@@ -258,6 +259,39 @@ def test_a_step_in_the_making_cannot_be_opened(writer: Raw) -> None:
     writer.seal(1, seals)
     refuses(NOT_FOUND, writer.open, 1, "a")
     refuses(NOT_FOUND, writer.latest)
+
+
+def test_more_objects_than_one_create_may_name_are_refused_by_the_field(writer: Raw) -> None:
+    many = {f"o{i}": 1 for i in range(1001)}
+    assert "objects: 1001" in refuses(INVALID_ARGUMENT, writer.create, 1, many)
+    writer.create(1, {f"o{i}": 1 for i in range(1000)})
+
+
+def test_a_commit_and_a_seal_may_name_any_number_of_objects(writer: Raw) -> None:
+    """They are sealed so many at a time; an object that does not hold fails the call by its name."""
+    data = {f"o{i:04}": b"x" for i in range(2500)}
+    names = list(data)
+    for step in (1, 2):
+        seals = []
+        for begin in range(0, len(names), 1000):
+            batch = names[begin : begin + 1000]
+            seals += writer.write(step, {name: data[name] for name in batch})
+        if step == 2:
+            writer.seal(2, seals)
+            seals = []
+        else:
+            ghost = [*seals, writer.sealed("ghost", b"boo")]
+            assert "ghost" in refuses(NOT_FOUND, writer.commit, 1, ghost)
+        assert writer.commit(step, seals).complete
+        assert writer.load(step, "o2499") == b"x"
+
+
+@pytest.mark.parametrize(
+    "to_come", [(-1, 0, 0), (0, -1, 0), (0, 0, -1), ((1 << 48) + 1, 0, 0), (2, 4096, 2)]
+)
+def test_what_is_to_come_must_be_a_count(writer: Raw, to_come: tuple[int, int, int]) -> None:
+    message = refuses(INVALID_ARGUMENT, writer.create, 1, {"a": 1}, to_come=to_come)
+    assert "to_come." in message
 
 
 # --- seal and commit ---

@@ -169,7 +169,7 @@ class Lived:
         for step in range(8, 11):
             self.save(
                 step,
-                {f"n/{i:04}": b"%d" % i for i in range(1200)}
+                {f"n/{i:04}": b"%d" % i for i in range(800)}
                 if "switch" in self.job
                 else objects(step),
             )

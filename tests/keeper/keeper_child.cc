@@ -3,6 +3,8 @@
 //
 //   keeper_child serve          obeys
 //   keeper_child refuse         exits with 3 before it holds anything
+//   keeper_child drain          obeys, and exits with 7 at SIGTERM
+//   keeper_child failpoint      exits, in its first life, as at a failpoint, before it serves
 //   keeper_child crash          kills itself at once, unless it is started in safe mode; then it
 //   obeys
 #include <errno.h>
@@ -19,9 +21,11 @@
 #include <sstream>
 #include <string>
 
+#include "common/failpoint.h"
 #include "server/cache/cache.h"
 #include "server/journal/journal.h"
 #include "server/keeper/link.h"
+#include "server/keeper/wire.h"
 
 namespace cairn::keeper {
 namespace {
@@ -40,7 +44,7 @@ T Must(StatusOr<T> value, const char* what) {
 
 class TestDaemon {
  public:
-  explicit TestDaemon(int keeper_fd) {
+  TestDaemon(int keeper_fd, std::string arguments) : arguments_(std::move(arguments)) {
     link_ = Must(Link::Connect(keeper_fd, &inherited_), "Connect");
     cache_ = Must(cache::Cache::Start({}, link_.get()), "Cache::Start");
     journal_ = Must(journal::Journal::Open(std::move(inherited_.journal), {}, &contents_),
@@ -48,6 +52,7 @@ class TestDaemon {
     for (node::HeldSlab& slab : inherited_.slabs) {
       Must(cache_->Adopt(slab.slab, slab.bytes, std::move(slab.fd)), "Adopt");
       slab_bytes_[slab.slab] = slab.bytes;
+      if (slab.use == fact::SlabUse::kManifests) manifest_slabs_[slab.slab] = slab.bytes;
     }
     for (node::HeldSession& session : inherited_.sessions) {
       sessions_[session.session] = std::move(session);
@@ -57,6 +62,7 @@ class TestDaemon {
   const node::Inherited& inherited() const { return inherited_; }
 
   [[noreturn]] void Serve() {
+    link_->Serving();
     while (true) {
       const UniqueFd client(
           ::accept4(inherited_.thrift_listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
@@ -82,8 +88,11 @@ class TestDaemon {
     words >> verb;
     if (verb == "pid") return std::to_string(::getpid());
     if (verb == "restarts") return std::to_string(inherited_.restarts);
+    if (verb == "arguments") return arguments_;
     if (verb == "safe_mode") return inherited_.safe_mode;
     if (verb == "slabs") return List(slab_bytes_, [](uint64_t bytes) { return bytes; });
+    if (verb == "inherited_for_manifests")
+      return List(manifest_slabs_, [](uint64_t bytes) { return bytes; });
     if (verb == "sessions") {
       return List(sessions_, [](const node::HeldSession& session) {
         return session.channel.valid() + 2 * session.pidfd.valid() + 4 * session.progress.valid();
@@ -97,8 +106,10 @@ class TestDaemon {
     if (verb == "make") {
       words >> number >> text;
       std::promise<Status> made;
-      cache_->Make(id, number, false, [&](Status status) { made.set_value(std::move(status)); });
-      Must(made.get_future().get(), "Make");
+      const auto use = text == "manifest" ? fact::SlabUse::kManifests : fact::SlabUse::kObjects;
+      cache_->Make(id, number, use, false,
+                   [&](Status status) { made.set_value(std::move(status)); });
+      if (const Status status = made.get_future().get(); !status.ok()) return Word(status);
       Must(cache_->Write(id, 0, text), "Write");
       slab_bytes_[id] = number;
       return "ok";
@@ -128,14 +139,10 @@ class TestDaemon {
       ::getsockopt(session.channel.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length);
       session.pidfd = Must(OpenPidfd(peer.pid), "OpenPidfd");
       session.progress.Reset(::memfd_create("progress", MFD_CLOEXEC));
-      Must(link_->HoldSession(id, session.channel.get(), session.pidfd.get(),
-                              session.progress.get()),
-           "HoldSession");
-      return "ok";
+      return HoldSession(id);
     }
     if (verb == "begin_bare_session") {  // of a client that takes no descriptors
-      Must(link_->HoldSession(id, -1, -1, -1), "HoldSession");
-      return "ok";
+      return HoldSession(id);
     }
     if (verb == "say") {
       words >> text;
@@ -147,11 +154,14 @@ class TestDaemon {
       link_->DropSession(id);  // and keeps its own descriptor open
       return "ok";
     }
-    if (verb == "hold_and_die") {  // `id` slabs, numbered from 1, and not a moment to read them
+    if (verb == "hold_and_die") {  // `id` slabs, numbered from 1, without waiting for an answer
       for (uint64_t slab = 1; slab <= id; ++slab) {
         const UniqueFd fd(::memfd_create("held", MFD_CLOEXEC));
         if (::ftruncate(fd.get(), 4096) != 0) ::_exit(98);
-        Must(link_->Hold(slab, 4096, fd.get()), "Hold");
+        Must(SendMessage(KeeperFd(),
+                         Encode(MessageType::kHoldSlab, {{slab, 4096}, {1'000'000 + slab, 0}}),
+                         {fd.get()}),
+             "sending");
       }
       ::raise(SIGKILL);
     }
@@ -161,6 +171,17 @@ class TestDaemon {
     }
     return "unknown verb";
   }
+
+  // "ok", or why the keeper refused.
+  std::string HoldSession(SessionId id) {
+    std::promise<Status> held;
+    node::HeldSession& session = sessions_[id];
+    link_->HoldSession(id, session.channel.get(), session.pidfd.get(), session.progress.get(),
+                       [&](Status status) { held.set_value(std::move(status)); });
+    return Word(held.get_future().get());
+  }
+
+  static std::string Word(const Status& status) { return status.ok() ? "ok" : status.ToString(); }
 
   static int KeeperFd() { return ::atoi(::getenv("CAIRN_KEEPER_FD")); }
 
@@ -181,12 +202,13 @@ class TestDaemon {
     return list;
   }
 
+  const std::string arguments_;
   node::Inherited inherited_;
   std::unique_ptr<Link> link_;
   std::unique_ptr<cache::Cache> cache_;
   std::unique_ptr<journal::Journal> journal_;
   journal::Contents contents_;
-  std::map<SlabId, uint64_t> slab_bytes_;
+  std::map<SlabId, uint64_t> slab_bytes_, manifest_slabs_;
   std::map<SessionId, node::HeldSession> sessions_;
 };
 
@@ -196,9 +218,18 @@ class TestDaemon {
 int main(int argc, char** argv) {
   const std::string how = argc > 1 ? argv[1] : "serve";
   if (how == "refuse") return 3;
+  if (how == "drain") ::signal(SIGTERM, [](int) { ::_exit(7); });
+  // They arrive blocked. Otherwise this daemon leaves them to their default.
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::signal(SIGHUP, SIG_DFL);
   const char* const keeper_fd = ::getenv("CAIRN_KEEPER_FD");
   if (keeper_fd == nullptr) return 97;
-  cairn::keeper::TestDaemon daemon(::atoi(keeper_fd));
+  std::string arguments;
+  for (int i = 1; i < argc; ++i) arguments += (i > 1 ? " " : "") + std::string(argv[i]);
+  cairn::keeper::TestDaemon daemon(::atoi(keeper_fd), arguments);
+  if (how == "failpoint" && daemon.inherited().restarts == 0) ::_exit(cairn::kFailpointExitCode);
   if (how == "crash" && daemon.inherited().safe_mode.empty()) ::raise(SIGKILL);
   daemon.Serve();
 }

@@ -1,3 +1,4 @@
+// One file: every test drives a forked keeper and its child through the one fixture below.
 // A keeper, a daemon of a few lines (keeper_child.cc), and deaths (R15, promise 7).
 #include "server/keeper/keeper.h"
 
@@ -6,22 +7,45 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <fstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "common/failpoint.h"
+#include "common/clock.h"
 #include "common/fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/keeper/process.h"
+
+namespace {
+
+// How often the kernel has no memory for what a process of this program, the keeper too, wants to receive.
+std::atomic<int>* const no_memory = static_cast<std::atomic<int>*>(
+    ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+
+}  // namespace
+
+extern "C" ssize_t recvmsg(int socket, msghdr* message, int flags) {
+  if (no_memory->load() > 0) {
+    no_memory->fetch_sub(1);
+    errno = ENOMEM;
+    return -1;
+  }
+  return ::syscall(SYS_recvmsg, socket, message, flags);
+}
 
 namespace cairn::keeper {
 namespace {
@@ -119,6 +143,23 @@ class KeeperTest : public ::testing::Test {
     ASSERT_TRUE(ExitsWithin(pidfd, Seconds(10)));
   }
 
+  // SIGHUP; returns once another daemon answers.
+  void Reload() {
+    const std::string old = Tell("pid");
+    const UniqueFd pidfd = DaemonPidfd();
+    ::kill(keeper_, SIGHUP);
+    ASSERT_TRUE(ExitsWithin(pidfd, Seconds(20)));
+    client_.Reset();
+    EXPECT_NE(Tell("pid"), old);
+  }
+
+  void LimitDescriptors(rlim_t limit) const {
+    rlimit limits = {};
+    ASSERT_EQ(::prlimit(keeper_, RLIMIT_NOFILE, nullptr, &limits), 0);
+    limits.rlim_cur = limit;
+    ASSERT_EQ(::prlimit(keeper_, RLIMIT_NOFILE, &limits, nullptr), 0);
+  }
+
   std::string directory_;
   Options options_;
   pid_t keeper_ = -1;
@@ -158,6 +199,18 @@ TEST_F(KeeperTest, JournalOutlivesTheDaemon) {
     ASSERT_EQ(Tell("append 7"), "ok");
     KillDaemon();
     EXPECT_EQ(Tell("facts"), life == 1 ? "5 7" : "5 7 5 7");
+  }
+}
+
+TEST_F(KeeperTest, WhatASlabIsForOutlivesTheDaemons) {
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 object"), "ok");
+  ASSERT_EQ(Tell("make 2 8192 manifest"), "ok");
+  ASSERT_EQ(Tell("make 3 4096 object"), "ok");
+  for (int life = 0; life < 2; ++life) {
+    KillDaemon();
+    EXPECT_EQ(Tell("slabs"), "1:4096 2:8192 3:4096");
+    EXPECT_EQ(Tell("inherited_for_manifests"), "2:8192");
   }
 }
 
@@ -232,12 +285,107 @@ TEST_F(KeeperTest, ClientThatConnectsWhileNoDaemonRunsJustWaits) {
   EXPECT_EQ(answer, '1');
 }
 
+// --- what it has no room for
+
+TEST_F(KeeperTest, AKernelWithoutMemoryForAMomentCostsNothing) {
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 kept"), "ok");
+  const std::string daemon = Tell("pid");
+  no_memory->store(3);
+  EXPECT_EQ(Tell("make 2 4096 more"), "ok");
+  EXPECT_EQ(no_memory->load(), 0);
+  EXPECT_EQ(Tell("pid"), daemon);
+  no_memory->store(3);
+  EXPECT_EQ(Tell("hold_and_die 100"), "");
+  EXPECT_EQ(Tell("restarts"), "1");
+  const std::string slabs = Tell("slabs");
+  EXPECT_EQ(std::count(slabs.begin(), slabs.end(), ':'), 100) << slabs;
+}
+
+// R37, promise 7: what was acknowledged is there, and what is not there was refused.
+TEST_F(KeeperTest, WhatItHasNoDescriptorForIsRefusedAndTheRestOutlivesTheDaemon) {
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 x"), "ok");
+  LimitDescriptors(256);
+  std::string refusal, held = "1:4096";
+  for (int slab = 2; refusal.empty() && slab < 300; ++slab) {
+    const std::string answer = Tell(absl::StrCat("make ", slab, " 4096 x"));
+    if (answer == "ok") {
+      absl::StrAppend(&held, " ", slab, ":4096");
+    } else {
+      refusal = answer;
+    }
+  }
+  EXPECT_THAT(refusal, HasSubstr("RESOURCE_EXHAUSTED"));
+  EXPECT_THAT(refusal, HasSubstr("the keeper has no descriptor left"));
+  EXPECT_THAT(refusal, HasSubstr("(RLIMIT_NOFILE) is 256"));
+  const UniqueFd channel = TryConnect(options_.socket_path + ".fd", SOCK_SEQPACKET);
+  EXPECT_THAT(Tell("begin_session 9"), HasSubstr("the keeper has no descriptor left"));
+  KillDaemon();
+  EXPECT_EQ(Tell("slabs"), held);
+  EXPECT_EQ(Tell("sessions"), "");
+  ASSERT_EQ(Tell("destroy 1"), "ok");
+  EXPECT_EQ(Tell("make 999 4096 x"), "ok");
+}
+
+TEST_F(KeeperTest, DescriptorsThatDoNotArriveAtAllAreRefusedToo) {
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 x"), "ok");
+  LimitDescriptors(5);
+  EXPECT_THAT(Tell("make 2 4096 x"), HasSubstr("(RLIMIT_NOFILE) is 5"));
+  LimitDescriptors(1024);
+  EXPECT_EQ(Tell("make 3 4096 x"), "ok");
+  KillDaemon();
+  EXPECT_EQ(Tell("slabs"), "1:4096 3:4096");
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they map memory themselves
+TEST_F(KeeperTest, LackOfMemoryIsRefusedToo) {
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 x"), "ok");
+  const rlimit none = {1, RLIM_INFINITY}, all = {RLIM_INFINITY, RLIM_INFINITY};
+  ASSERT_EQ(::prlimit(keeper_, RLIMIT_AS, &none, nullptr), 0);
+  std::string refusal, held = "1:4096";
+  for (int slab = 2; refusal.empty() && slab < 10'000; ++slab) {
+    const std::string answer = Tell(absl::StrCat("make ", slab, " 4096 x"));
+    if (answer == "ok") {
+      absl::StrAppend(&held, " ", slab, ":4096");
+    } else {
+      refusal = answer;
+    }
+  }
+  EXPECT_THAT(refusal, HasSubstr("keeper"));
+  ASSERT_EQ(::prlimit(keeper_, RLIMIT_AS, &all, nullptr), 0);
+  EXPECT_EQ(Tell("make 20000 4096 x"), "ok");
+  KillDaemon();
+  EXPECT_EQ(Tell("slabs"), held + " 20000:4096");
+}
+#endif
+
+TEST_F(KeeperTest, KeeperThatDoesNotAnswerDelaysASlabOnlyForAWhile) {
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 x"), "ok");
+  ::kill(keeper_, SIGSTOP);
+  EXPECT_THAT(Tell("make 2 4096 x"), HasSubstr("has not answered within 5 s"));
+  ::kill(keeper_, SIGCONT);
+  EXPECT_EQ(Tell("make 3 4096 x"), "ok");
+  KillDaemon();
+  EXPECT_EQ(Tell("slabs"), "1:4096 3:4096");  // the late one was dropped again
+}
+
 // --- how it ends
 
-TEST_F(KeeperTest, DaemonThatExitsWithZeroEndsTheKeeper) {
+TEST_F(KeeperTest, DaemonThatExitsWithZeroByItselfIsRestarted) {
   StartKeeper();
   EXPECT_EQ(Tell("exit 0"), "");
-  EXPECT_EQ(WaitForKeeper(), 0);
+  EXPECT_EQ(Tell("restarts"), "1");
+}
+
+TEST_F(KeeperTest, SocketsAreRemovedAtTheEnd) {
+  StartKeeper();
+  ASSERT_EQ(Tell("restarts"), "0");
+  ::kill(keeper_, SIGTERM);
+  WaitForKeeper();
   EXPECT_NE(::access(options_.socket_path.c_str(), F_OK), 0);
   EXPECT_NE(::access((options_.socket_path + ".fd").c_str(), F_OK), 0);
 }
@@ -248,9 +396,15 @@ TEST_F(KeeperTest, DaemonThatRefusesToStartEndsTheKeeperWithItsCode) {
   EXPECT_EQ(WaitForKeeper(), 3);
 }
 
-TEST_F(KeeperTest, DaemonThatAFailpointEndedIsRestartedThoughNothingIsHeld) {
+TEST_F(KeeperTest, DaemonThatHasServedIsRestartedThoughNothingIsHeld) {
   StartKeeper();
-  EXPECT_EQ(Tell(absl::StrCat("exit ", kFailpointExitCode)), "");
+  EXPECT_EQ(Tell("exit 4"), "");
+  EXPECT_EQ(Tell("restarts"), "1");
+}
+
+TEST_F(KeeperTest, DaemonThatAFailpointEndedBeforeItServedIsRestartedThoughNothingIsHeld) {
+  options_.daemon_command[1] = "failpoint";
+  StartKeeper();
   EXPECT_EQ(Tell("restarts"), "1");
 }
 
@@ -301,6 +455,120 @@ TEST_F(KeeperTest, ThreeDeathsInAMinuteStartItInSafeMode) {
   EXPECT_EQ(Tell("restarts"), "3");
   EXPECT_THAT(Tell("safe_mode"), HasSubstr("died 3 times within a minute"));
   EXPECT_THAT(Tell("safe_mode"), HasSubstr("signal 9"));
+}
+
+TEST_F(KeeperTest, SafeModeEndsByItself) {
+  options_.restart.first_safe_mode = 200 * kNanosPerMilli;
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 kept"), "ok");
+  for (int i = 0; i < 3; ++i) KillDaemon();
+  const auto limit = std::chrono::steady_clock::now() + Seconds(20);
+  while (Tell("safe_mode") != "" || Tell("restarts") != "3") {
+    ASSERT_LT(std::chrono::steady_clock::now(), limit);
+  }
+  EXPECT_EQ(Tell("read 1 4"), "kept");
+}
+
+// R37
+TEST_F(KeeperTest, NoStraySignalEndsIt) {
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 kept"), "ok");
+  const std::string daemon = Tell("pid");
+  for (int number = 1; number < NSIG; ++number) {
+    if (number == SIGKILL || number == SIGSTOP || number == SIGTSTP || number == SIGTERM ||
+        number == SIGINT || number == SIGHUP) {
+      continue;
+    }
+    ASSERT_EQ(::kill(keeper_, number), 0) << number;
+  }
+  ASSERT_EQ(Tell("make 2 4096 more"), "ok");  // the keeper answers
+  EXPECT_EQ(Tell("pid"), daemon);
+}
+
+TEST_F(KeeperTest, IgnoredSigchldOfItsParentHidesNoDeath) {
+  ::signal(SIGCHLD, SIG_IGN);
+  StartKeeper();
+  ::signal(SIGCHLD, SIG_DFL);
+  ASSERT_EQ(Tell("make 1 4096 kept"), "ok");
+  KillDaemon();
+  EXPECT_EQ(Tell("read 1 4"), "kept");
+}
+
+// --- SIGHUP
+
+// As of a daemon that its keeper asks to hand over before it has begun.
+TEST(IgnoreStraySignals, LosesNoSighupThatCameWhileItIsBlocked) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGHUP);
+    ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+    ::raise(SIGHUP);
+    IgnoreStraySignals();
+    sigemptyset(&signals);
+    ::sigpending(&signals);
+    ::_exit(sigismember(&signals, SIGHUP) == 1 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(KeeperTest, SighupReplacesTheDaemonWithoutADeath) {
+  options_.check_command = {"/bin/sh", "-c", R"(printf 'serve\0--colour=red\0--socket=other\0')"};
+  options_.daemon_command = {KEEPER_CHILD, "serve", "--socket=first"};
+  options_.fixed_arguments = {"--socket="};
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 kept"), "ok");
+  EXPECT_EQ(Tell("arguments"), "serve --socket=first");
+  Reload();
+  EXPECT_EQ(Tell("arguments"), "serve --colour=red --socket=first");
+  EXPECT_EQ(Tell("restarts"), "0");
+  EXPECT_EQ(Tell("read 1 4"), "kept");
+}
+
+TEST_F(KeeperTest, SighupThatTheCheckRefusesChangesNothing) {
+  options_.check_command = {
+      "/bin/sh", "-c", absl::StrCat("echo wrong >&2; echo x >>", directory_, "/checked; exit 2")};
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 kept"), "ok");
+  const std::string daemon = Tell("pid");
+  ::kill(keeper_, SIGHUP);
+  const auto limit = std::chrono::steady_clock::now() + Seconds(20);
+  while (::access((directory_ + "/checked").c_str(), F_OK) != 0) {
+    ASSERT_LT(std::chrono::steady_clock::now(), limit);
+    ::poll(nullptr, 0, 1);
+  }
+  EXPECT_EQ(Tell("make 2 4096 more"), "ok");
+  EXPECT_EQ(Tell("pid"), daemon);
+  ::unlink((directory_ + "/checked").c_str());
+}
+
+TEST_F(KeeperTest, SighupEndsSafeMode) {
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 kept"), "ok");
+  for (int i = 0; i < 3; ++i) KillDaemon();
+  ASSERT_THAT(Tell("safe_mode"), HasSubstr("died 3 times"));
+  Reload();
+  EXPECT_EQ(Tell("safe_mode"), "");
+  EXPECT_EQ(Tell("restarts"), "3");
+  KillDaemon();
+  EXPECT_EQ(Tell("safe_mode"), "") << "the deaths before are forgotten";
+  EXPECT_EQ(Tell("read 1 4"), "kept");
+}
+
+// --- no daemon can be started
+
+TEST_F(KeeperTest, StopWhileNoDaemonRunsReachesTheNextOneWhichCanPersist) {
+  options_.daemon_command[1] = "drain";
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 precious"), "ok");
+  LimitDescriptors(3);
+  KillDaemon();
+  ::kill(keeper_, SIGTERM);
+  LimitDescriptors(1024);
+  EXPECT_EQ(WaitForKeeper(), 7);  // the daemon's own
 }
 
 TEST_F(KeeperTest, DaemonThatSpeaksGarbageIsReplaced) {

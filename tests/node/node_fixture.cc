@@ -11,11 +11,11 @@
 
 namespace cairn::testing {
 
-Status MapKeeper::Hold(SlabId slab, uint64_t bytes, int fd) {
+Status MapKeeper::Hold(SlabId slab, uint64_t bytes, fact::SlabUse use, int fd) {
   UniqueFd dup(::dup(fd));
   if (!dup.valid()) return ErrnoStatus(errno, "dup");
   MutexLock lock(&mu_);
-  slabs_[slab] = {bytes, std::move(dup)};
+  slabs_[slab] = {slab, bytes, std::move(dup), use};
   return absl::OkStatus();
 }
 
@@ -24,15 +24,18 @@ void MapKeeper::Drop(SlabId slab) {
   slabs_.erase(slab);
 }
 
-Status MapKeeper::HoldSession(SessionId session, int channel, int pidfd, int progress) {
+void MapKeeper::HoldSession(SessionId session, int channel, int pidfd, int progress,
+                            std::function<void(Status)> done) {
   node::HeldSession held;
   held.session = session;
   held.channel = UniqueFd(::dup(channel));
   held.pidfd = UniqueFd(::dup(pidfd));
   held.progress = UniqueFd(::dup(progress));
-  MutexLock lock(&mu_);
-  sessions_[session] = std::move(held);
-  return absl::OkStatus();
+  {
+    MutexLock lock(&mu_);
+    sessions_[session] = std::move(held);
+  }
+  done(absl::OkStatus());
 }
 
 void MapKeeper::DropSession(SessionId session) {
@@ -54,7 +57,7 @@ std::vector<SlabId> MapKeeper::SlabsOf(uint64_t at_least_bytes) const {
   std::vector<SlabId> found;
   MutexLock lock(&mu_);
   for (const auto& [id, slab] : slabs_) {
-    if (slab.first >= at_least_bytes) found.push_back(id);
+    if (slab.bytes >= at_least_bytes) found.push_back(id);
   }
   return found;
 }
@@ -71,7 +74,8 @@ node::Inherited MapKeeper::Inherit(const UniqueFd& journal, const UniqueFd& fd_l
   if (fd_listener.valid()) inherited.fd_listener = *fd_listener.Dup();
   MutexLock lock(&mu_);
   for (const auto& [id, slab] : slabs_) {
-    inherited.slabs.push_back({id, slab.first, *slab.second.Dup()});
+    const auto use = knows_uses_ ? slab.use : fact::SlabUse::kObjects;
+    inherited.slabs.push_back({id, slab.bytes, *slab.fd.Dup(), use});
   }
   for (const auto& [id, held] : sessions_) {
     inherited.sessions.push_back(

@@ -20,10 +20,14 @@ namespace cairn::testing {
 // Holds what a keeper holds. Thread-safe.
 class MapKeeper : public cache::SlabHolder, public node::SessionHolder {
  public:
-  Status Hold(SlabId slab, uint64_t bytes, int fd) override;
+  Status Hold(SlabId slab, uint64_t bytes, fact::SlabUse use, int fd) override;
   void Drop(SlabId slab) override;
-  Status HoldSession(SessionId session, int channel, int pidfd, int progress) override;
+  void HoldSession(SessionId session, int channel, int pidfd, int progress,
+                   std::function<void(Status)> done) override;
   void DropSession(SessionId session) override;
+
+  // As one of an older build: it does not know what its slabs are for.
+  void KnowNoUses() { knows_uses_ = false; }
 
   size_t slabs() const;
   size_t sessions() const;
@@ -34,7 +38,8 @@ class MapKeeper : public cache::SlabHolder, public node::SessionHolder {
 
  private:
   mutable Mutex mu_;
-  std::map<SlabId, std::pair<uint64_t, UniqueFd>> slabs_ ABSL_GUARDED_BY(mu_);
+  bool knows_uses_ = true;
+  std::map<SlabId, node::HeldSlab> slabs_ ABSL_GUARDED_BY(mu_);
   std::map<SessionId, node::HeldSession> sessions_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,12 +1,12 @@
+// One file: all of it speaks one small vocabulary, over one node in this process.
 #include "server/node/node.h"
 
 #include <atomic>
 #include <filesystem>
 #include <thread>
 
-#include "common/checksum.h"
 #include "common/failpoint.h"
-#include "tests/node/node_fixture.h"
+#include "tests/node/saving_node.h"
 #include "tests/storage/faulty_storage.h"
 #include "tests/storage/memory_storage.h"
 
@@ -16,101 +16,7 @@ namespace {
 namespace event = engine::event;
 namespace reply = engine::reply;
 
-class NodeTest : public NodeFixture {
- protected:
-  engine::Caller CallerOf(SessionId session) const {
-    engine::Caller caller;
-    caller.session = session;
-    caller.uid = getuid();
-    caller.gid = getgid();
-    return caller;
-  }
-  MonotonicNanos Soon() const { return RealClock()->Now() + 10 * kNanosPerSecond; }
-
-  // A session without descriptors: bytes go through WriteChunk.
-  SessionId Begin(const std::string& job = "job", Attempt attempt = 7) {
-    event::Hello hello;
-    hello.caller = CallerOf(0);
-    hello.pid = getpid();
-    hello.process = "0123456789abcdef";
-    hello.job = job;
-    hello.attempt = attempt;
-    hello.writer = 0;
-    hello.world_size = 1;
-    hello.takes_fds = false;
-    node::Node::Begun begun = node().Hello(std::move(hello));
-    EXPECT_TRUE(begun.info.ok()) << begun.info.status();
-    return begun.info.ok() ? begun.info->id : 0;
-  }
-
-  Status Save(SessionId session, Step step, const std::string& name, const std::string& bytes,
-              const std::string& job = "job", Attempt attempt = 7) {
-    event::Create create;
-    create.caller = CallerOf(session);
-    create.call = ++calls_;
-    create.part = PartKey{CheckpointKey{job, step, attempt, 0}, 0};
-    create.world_size = 1;
-    create.objects = {{name, bytes.size(), ObjectKind::kRaw, false}};
-    create.deadline = Soon();
-    node::Answer created = node().Call(std::move(create));
-    if (!created.body.ok()) return created.body.status();
-    const auto& extents = std::get<reply::Create>(*created.body).extents;
-    CAIRN_RETURN_IF_ERROR(node().WriteChunk(CallerOf(session), extents.at(0).lease, 0, bytes));
-    event::Commit commit;
-    commit.caller = CallerOf(session);
-    commit.call = ++calls_;
-    commit.part = PartKey{CheckpointKey{job, step, attempt, 0}, 0};
-    commit.world_size = 1;
-    event::Seal seal;
-    seal.name = name;
-    seal.length = bytes.size();
-    seal.block_crcs = BlockCrcs(bytes.data(), bytes.size(), kBlockBytes);
-    seal.covered = {{0, bytes.size()}};
-    commit.seals = {seal};
-    commit.unix_ms = RealClock()->UnixMillis();
-    return node().Call(std::move(commit)).body.status();
-  }
-
-  StatusOr<std::string> Load(SessionId session, Step step, const std::string& name,
-                             const std::string& job = "job") {
-    event::Open open;
-    open.caller = CallerOf(session);
-    open.ref = {job, step};
-    open.name = name;
-    open.mode = engine::OpenMode::kRead;
-    open.deadline = Soon();
-    node::OpenAnswer answer = node().Open(std::move(open));
-    if (!answer.opened.ok()) return answer.opened.status();
-    CAIRN_ASSIGN_OR_RETURN(
-        std::string bytes,
-        node().ReadChunk(CallerOf(session), answer.opened->lease, 0, answer.opened->object.length));
-    event::Release release;
-    release.caller = CallerOf(session);
-    release.leases = {answer.opened->lease};
-    CAIRN_RETURN_IF_ERROR(node().Release(std::move(release)).body.status());
-    return bytes;
-  }
-
-  StatusOr<engine::CheckpointInfo> WaitFor(SessionId session, Step step, engine::Level level) {
-    event::Wait wait;
-    wait.caller = CallerOf(session);
-    wait.ref = {"job", step};
-    wait.level = level;
-    wait.deadline = Soon();
-    node::Answer answer = node().Call(std::move(wait));
-    if (!answer.body.ok()) return answer.body.status();
-    return std::get<engine::CheckpointInfo>(*answer.body);
-  }
-
-  Status PersistNow(SessionId session, Step step) {
-    event::PersistNow persist;
-    persist.caller = CallerOf(session);
-    persist.ref = {"job", step};
-    return node().Call(std::move(persist)).body.status();
-  }
-
-  int64_t calls_ = 0;
-};
+using NodeTest = SavingNode;
 
 TEST_F(NodeTest, WhatIsCommittedIsThereAfterTheDaemonsDeath) {  // promise 7
   StartNode();
@@ -228,6 +134,26 @@ TEST_F(NodeOverFaultyStorage, StorageThatHangsStopsNoSaveAndNoLoad) {  // promis
   EXPECT_TRUE(WaitFor(session, 4, engine::Level::kPersisted).ok());
 }
 
+TEST_F(NodeOverFaultyStorage, AJobWhoseScanHangsLeavesTheOthersTheirs) {  // promise 4
+  StartNode();
+  const SessionId session = Begin();
+  ASSERT_TRUE(Save(session, 4, "model", "four").ok());
+  ASSERT_TRUE(PersistNow(session, 4).ok());
+  ASSERT_TRUE(WaitFor(session, 4, engine::Level::kPersisted).ok());
+  StopNode();
+  journal_ = *journal::Journal::MakeFile(options_.journal);
+  keeper_.Forget();
+  StartNode();
+  faults_->Add({.kind = FaultKind::kHang, .call = storage::StorageCall::kRead, .times = 1});
+  const SessionId reader = Begin("", 0);
+  std::thread stuck([&] { (void)Load(reader, 1, "model", "hangs"); });
+  faults_->WaitUntilHung(1);
+  const auto loaded = Load(reader, 4, "model");
+  EXPECT_TRUE(loaded.ok()) << loaded.status();
+  faults_->Clear();
+  stuck.join();
+}
+
 TEST_F(NodeTest, TheCatalogCatchesUpWithWhatExists) {
   with_catalog_ = true;
   StartNode();
@@ -239,6 +165,84 @@ TEST_F(NodeTest, TheCatalogCatchesUpWithWhatExists) {
   ASSERT_TRUE(steps.ok()) << steps.status();
   ASSERT_EQ(steps->size(), 1u);
   EXPECT_EQ((*steps)[0].checkpoint.step, 4);
+}
+
+// As after a daemon that died before the catalog knew that it had removed its checkpoints.
+TEST_F(NodeTest, WhatTheCatalogShowsAndIsGoneIsMarkedInTheNextLife) {
+  with_catalog_ = true;
+  with_storage_ = false;
+  catalog::StepRow step;
+  step.checkpoint = {"forgotten", 5, 7, 0};
+  step.sequence = 1;
+  ASSERT_TRUE(OpenCatalog()->Apply({catalog::JobRow{.job = "forgotten"}, step}).ok());
+  StartNode();
+  node().FlushCatalog(10'000);
+  EXPECT_TRUE(OpenCatalog()->Steps("forgotten", 100, 10)->empty());
+}
+
+TEST_F(NodeTest, TheCatalogShowsNothingThatWasEvicted) {  // promise 8
+  with_catalog_ = true;
+  with_storage_ = false;
+  StartNode();
+  const SessionId session = Begin();
+  const std::string bytes(4 << 20, 'e');
+  constexpr Step kSteps = 40;  // more than fit
+  for (Step step = 1; step <= kSteps; ++step) {
+    ASSERT_TRUE(Save(session, step, "model", bytes).ok()) << step;
+  }
+  node().FlushCatalog(10'000);
+  const auto rows = OpenCatalog()->Steps("job", 1'000, 1'000);
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  EXPECT_GT(rows->size(), 4u);
+  EXPECT_LT(rows->size(), static_cast<size_t>(kSteps));
+  for (const catalog::StepRow& row : *rows) {
+    EXPECT_TRUE(Load(session, row.checkpoint.step, "model").ok()) << row.checkpoint.step;
+  }
+}
+
+TEST_F(NodeTest, AfterALongOutageTheCatalogShowsWhatThereIs) {  // promise 8
+  with_catalog_ = true;
+  with_storage_ = false;
+  options_.recorder = {.max_rows = 10, .retry_min_ms = 1, .retry_max_ms = 10};
+  StartNode();
+  const SessionId session = Begin();
+  ASSERT_TRUE(Save(session, 1, "model", "one").ok());
+  const auto shown = [&]() -> std::vector<Step> {
+    std::vector<Step> steps;
+    const auto rows = OpenCatalog()->Steps("job", 1'000, 1'000);
+    EXPECT_TRUE(rows.ok()) << rows.status();
+    for (const catalog::StepRow& row : *rows) steps.push_back(row.checkpoint.step);
+    return steps;
+  };
+  SessionId reader = session;
+  const auto remove = [&](Step step) {
+    event::Remove gone;
+    gone.caller = CallerOf(reader);
+    gone.ref = {"job", step};
+    gone.force = true;
+    gone.deadline = Soon();
+    return node().Call(std::move(gone)).body.status();
+  };
+  while (shown() != std::vector<Step>{1}) std::this_thread::yield();
+  StopNode();
+  const std::string path = Path("catalog.sqlite");
+  std::filesystem::rename(path, path + ".aside");
+  std::filesystem::create_directory(path);  // it cannot be opened
+  StartNode();
+  const SessionId again = reader = Begin("job", 8);
+  for (Step step = 2; step <= 60; ++step) {
+    ASSERT_TRUE(Save(again, step, "model", "bytes", "job", 8).ok());
+    if (step % 2 == 0) {
+      const Status removed = remove(step);
+      ASSERT_TRUE(removed.ok()) << removed;
+    }
+  }
+  ASSERT_TRUE(remove(1).ok());
+  std::filesystem::remove(path);
+  std::filesystem::rename(path + ".aside", path);
+  std::vector<Step> live;
+  for (Step step = 59; step > 1; step -= 2) live.push_back(step);
+  while (shown() != live) std::this_thread::yield();
 }
 
 TEST_F(NodeTest, SafeModeServesAndAdmitsNothing) {
@@ -331,6 +335,82 @@ TEST_F(NodeTest, AFullJournalCostsTheOldestStepsAndSavingGoesOn) {  // promise 4
   EXPECT_LT(refused, 100);
   Restart();
   EXPECT_TRUE(Load(Begin("job", 8), 4000, "model").ok());
+}
+
+// A state of more facts than one piece of a snapshot has.
+TEST_F(NodeTest, ASnapshotInPiecesLosesNothingThatIsSavedMeanwhile) {  // promise 7
+  with_storage_ = false;  // what memory lost is found nowhere else
+  options_.journal.bytes = 1 << 20;
+  options_.check_invariants = false;
+  journal_ = *journal::Journal::MakeFile(options_.journal);
+  StartNode();
+  constexpr Step kSteps = 800, kOfALife = 40;
+  int snapshots = 0;
+  int64_t used = 0;
+  const auto count = [&](SessionId session) {
+    const int64_t before = std::exchange(used, Counter(session, "journal_used_bytes"));
+    snapshots += used < before ? 1 : 0;
+  };
+  for (Step saved = 0; saved < kSteps; saved += kOfALife) {
+    const Attempt attempt = 7 + saved;
+    const SessionId session = Begin("job", attempt);
+    for (Step step = 1; step <= saved; ++step) {
+      const auto loaded = Load(session, step, "model");
+      ASSERT_TRUE(loaded.ok()) << step << " of " << saved << ": " << loaded.status();
+      ASSERT_EQ(*loaded, absl::StrCat(step));
+      count(session);
+    }
+    for (Step step = saved + 1; step <= saved + kOfALife; ++step) {
+      ASSERT_TRUE(Save(session, step, "model", absl::StrCat(step), "job", attempt).ok()) << step;
+      count(session);
+    }
+    Restart();
+  }
+  EXPECT_GT(snapshots, 2);
+}
+
+// What was said, and has ended, while the pieces were written is no state: a snapshot without it makes
+// room before a step is given up.
+TEST_F(NodeTest, WhatASnapshotInPiecesHasBesideThemCostsNoStep) {  // promise 4
+  with_storage_ = false;
+  options_.journal.bytes = 1 << 20;
+  options_.check_invariants = false;
+  for (int pieces = 2; pieces < 8; ++pieces) {  // before many facts come at once
+    StopNode();
+    keeper_.Forget();
+    journal_ = *journal::Journal::MakeFile(options_.journal);
+    StartNode();
+    const SessionId session = Begin();
+    for (Step step = 1; step <= 40; ++step) ASSERT_TRUE(Save(session, step, "model", "x").ok());
+    engine::event::Create create;
+    create.caller = CallerOf(session);
+    create.part = PartKey{CheckpointKey{"job", 41, 7, 0}, 0};
+    create.world_size = 1;
+    engine::event::SealObjects seal;
+    seal.caller = create.caller;
+    seal.part = create.part;
+    while (Counter(session, "journal_used_bytes") < 261'000) {  // half of a half
+      create.call = ++calls_;
+      create.deadline = Soon();
+      create.objects.clear();
+      for (int i = 0; i < 4; ++i) {
+        const std::string name = absl::StrCat(seal.seals.size(), std::string(200, 'n'));
+        create.objects.push_back({name, 1, ObjectKind::kRaw, false});
+        seal.seals.push_back({name, 1, BlockCrcs("x", 1, kBlockBytes), {{0, 1}}});
+      }
+      const node::Answer created = node().Call(engine::event::Create(create));
+      ASSERT_TRUE(created.body.ok()) << created.body.status();
+    }
+    SessionId other = 0;
+    for (int i = 0; i < pieces; ++i) other = Begin("other", i + 1);
+    seal.call = ++calls_;
+    seal.seals.resize(seal.seals.size() * 95 / 100);
+    const node::Answer sealed = node().Call(std::move(seal));
+    ASSERT_TRUE(sealed.body.ok()) << sealed.body.status();
+    EXPECT_TRUE(Save(other, 1, "model", "x", "other", pieces).ok()) << pieces;
+    const auto first = Load(session, 1, "model");
+    EXPECT_TRUE(first.ok()) << pieces << ": " << first.status();
+  }
 }
 
 // --- calls with a callback

@@ -1,7 +1,11 @@
 #include "server/node/recorder.h"
 
 #include <atomic>
+#include <cstdlib>
+#include <set>
+#include <vector>
 
+#include "common/mutex.h"
 #include "gtest/gtest.h"
 #include "tests/catalog/faulty_catalog.h"
 #include "tests/catalog/memory_catalog.h"
@@ -41,7 +45,7 @@ catalog::JobRow JobOf(const std::string& job, int64_t sequence, uint32_t uid = 0
 
 TEST(Recorder, WritesWhatItIsGivenInBatches) {
   Database database;
-  Recorder recorder(Fast(), Opening(&database));
+  Recorder recorder(Fast(), Opening(&database), RealClock(), nullptr);
   std::vector<catalog::Row> rows;
   for (int i = 0; i < 35; ++i) rows.push_back(JobOf("job" + std::to_string(i), i + 1));
   recorder.Put(rows);
@@ -52,8 +56,9 @@ TEST(Recorder, WritesWhatItIsGivenInBatches) {
 
 TEST(Recorder, AnOutageCostsOneRowPerThingAndNewerOnesWin) {
   Database database;
-  database.faults->Add({.error = absl::UnavailableError("the database is away")});
-  Recorder recorder(Fast(), Opening(&database));
+  database.faults->Add(
+      {.call = CatalogCall::kApply, .error = absl::UnavailableError("the database is away")});
+  Recorder recorder(Fast(), Opening(&database), RealClock(), nullptr);
   recorder.Put({JobOf("job", 1, 1)});
   database.faults->WaitForCalls(CatalogCall::kApply, 2);
   for (int i = 2; i <= 1000; ++i) recorder.Put({JobOf("job", i, static_cast<uint32_t>(i))});
@@ -61,12 +66,246 @@ TEST(Recorder, AnOutageCostsOneRowPerThingAndNewerOnesWin) {
   database.faults->Clear();
   // What was under way may be written first.
   database.rows->WaitUntil([](const Rows& held) {
-    return held.size() == 1 && std::get<catalog::JobRow>(held.begin()->second).sequence == 1000;
+    return held.size() == 1 && std::get<catalog::JobRow>(held.begin()->second).owner_uid == 1000;
+  });
+}
+
+class ClockAt : public Clock {
+ public:
+  explicit ClockAt(int64_t unix_ms) : unix_ms_(unix_ms) {}
+  MonotonicNanos Now() const override { return RealClock()->Now(); }
+  int64_t UnixMillis() const override { return unix_ms_; }
+
+ private:
+  const int64_t unix_ms_;
+};
+
+TEST(Recorder, ALaterLifesRowsWinWhateverTheClockSays) {
+  constexpr int64_t kIn2030 = 1'900'000'000'000;
+  constexpr int64_t kYear = 365LL * 24 * 3600 * 1000;
+  Database database;
+  // As earlier versions counted: seconds, then a count.
+  ASSERT_TRUE(database.Open()->Apply({JobOf("job", (kIn2030 / 1000) << 32, 1)}).ok());
+  uint32_t life = 1;
+  for (const int64_t unix_ms : {kIn2030, kIn2030 - kYear, kIn2030 + 200 * kYear, int64_t{0}}) {
+    ClockAt clock(unix_ms);
+    Recorder recorder(Fast(), Opening(&database), &clock, nullptr);
+    recorder.Put({JobOf("job", 1, ++life)});
+    database.rows->WaitUntil([life](const Rows& held) {
+      const auto& row = std::get<catalog::JobRow>(held.begin()->second);
+      return row.owner_uid == life && row.sequence > 0;
+    });
+  }
+}
+
+class MovingClock : public Clock {
+ public:
+  MonotonicNanos Now() const override { return RealClock()->Now(); }
+  int64_t UnixMillis() const override { return unix_ms_ += 3'600'000; }
+
+ private:
+  mutable std::atomic<int64_t> unix_ms_ = 1'900'000'000'000;
+};
+
+// A part's row that waited must not win over its step's removal that was written before.
+TEST(Recorder, RowsThatWaitKeepTheirPlaceWhenTheCatalogIsOpenedAgain) {
+  Database database;
+  MovingClock clock;
+  std::atomic<int> opens{0};
+  const OpenCatalog open = [&]() -> StatusOr<std::unique_ptr<catalog::Catalog>> {
+    ++opens;
+    return database.Open();
+  };
+  Recorder recorder(Fast(), open, &clock, nullptr);
+  recorder.Put({JobOf("first", 1)});
+  database.WaitRows(1);
+  recorder.Flush(10'000);
+  database.faults->Add({.call = CatalogCall::kApply, .error = absl::InternalError("a bad answer")});
+  recorder.Put({JobOf("second", 2)});
+  database.faults->WaitForCalls(CatalogCall::kApply, 2);
+  database.faults->Clear();
+  database.WaitRows(2);
+  EXPECT_GT(opens, 1);
+  database.rows->WaitUntil([](const Rows& held) {
+    std::vector<int64_t> sequences;
+    for (const auto& [identity, row] : held) {
+      sequences.push_back(std::get<catalog::JobRow>(row).sequence);
+    }
+    EXPECT_EQ(std::abs(sequences[0] - sequences[1]), 1);
+    return true;
+  });
+}
+
+// What an engine knows of one job, and the order of its rows.
+class LiveJob : public RowSource {
+ public:
+  std::vector<std::string> Jobs() override { return {"job"}; }
+  std::vector<CheckpointKey> Checkpoints(const CheckpointKey& after, int limit) override {
+    MutexLock lock(&mu_);
+    std::vector<CheckpointKey> keys;
+    for (auto at = live_.upper_bound(after.step);
+         at != live_.end() && keys.size() < static_cast<size_t>(limit); ++at) {
+      keys.push_back(KeyOf(*at));
+    }
+    return keys;
+  }
+  std::vector<catalog::Row> Rows(const std::string&,
+                                 const std::vector<CheckpointKey>& keys) override {
+    MutexLock lock(&mu_);
+    std::vector<catalog::Row> rows = {JobOf("job", ++order_)};
+    for (const CheckpointKey& key : keys) rows.push_back(RowOf(key.step));
+    return rows;
+  }
+  bool KnowsAll(const std::string&) override {
+    MutexLock lock(&mu_);
+    return scanned_;
+  }
+  std::vector<catalog::Row> Gone(const std::string&,
+                                 const std::vector<CheckpointKey>& keys) override {
+    MutexLock lock(&mu_);
+    std::vector<catalog::Row> rows;
+    if (!scanned_) return rows;
+    for (const CheckpointKey& key : keys) {
+      if (!live_.contains(key.step)) rows.push_back(RowOf(key.step));
+    }
+    return rows;
+  }
+
+  catalog::Row Save(Step step) {
+    MutexLock lock(&mu_);
+    live_.insert(step);
+    return RowOf(step);
+  }
+  catalog::Row Remove(Step step) {
+    MutexLock lock(&mu_);
+    live_.erase(step);
+    return RowOf(step);
+  }
+  void SetScanned(bool scanned) {
+    MutexLock lock(&mu_);
+    scanned_ = scanned;
+  }
+  static CheckpointKey KeyOf(Step step) { return {"job", step, 7, 0}; }
+
+ private:
+  catalog::Row RowOf(Step step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    catalog::StepRow row;
+    row.checkpoint = KeyOf(step);
+    row.removed = !live_.contains(step);
+    row.sequence = ++order_;
+    return row;
+  }
+
+  Mutex mu_;
+  bool scanned_ ABSL_GUARDED_BY(mu_) = true;
+  std::set<Step> live_ ABSL_GUARDED_BY(mu_);
+  int64_t order_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+bool Shows(const Rows& held, const std::set<Step>& live) {
+  std::set<Step> shown;
+  for (const auto& [identity, row] : held) {
+    const auto* step = std::get_if<catalog::StepRow>(&row);
+    if (step != nullptr && !step->removed) shown.insert(step->checkpoint.step);
+  }
+  return shown == live;
+}
+
+TEST(Recorder, AnOutageOfAnyLengthCostsNoMoreThanTheBound) {  // promise 8
+  RecorderOptions options = Fast();
+  options.max_rows = 100;
+  Database database;
+  LiveJob job;
+  Recorder recorder(options, Opening(&database), RealClock(), &job);
+  recorder.Put({JobOf("job", 0), job.Save(0), job.Save(1)});
+  database.WaitRows(3);
+  database.faults->Add({.error = absl::UnavailableError("the database is away")});
+  recorder.Put({job.Remove(0)});
+  for (Step step = 2; step < 100'000; ++step) {
+    if (recorder.Wanted())
+      recorder.Put({job.Save(step)});
+    else
+      job.Save(step);
+    if (step > 2) recorder.Put({job.Remove(step - 1)});
+    ASSERT_LE(recorder.waiting(), 100U);
+  }
+  EXPECT_NE(recorder.State().find("written anew"), std::string::npos) << recorder.State();
+  database.faults->Clear();
+  database.rows->WaitUntil([](const Rows& held) { return Shows(held, {1, 99'999}); });
+  recorder.Put({job.Save(100'000)});
+  database.rows->WaitUntil([](const Rows& held) { return Shows(held, {1, 99'999, 100'000}); });
+  recorder.Flush(10'000);
+  EXPECT_EQ(recorder.State(), "sqlite: up to date");
+}
+
+// What the last life removed just before it died.
+TEST(Recorder, WhatIsGoneIsMarkedOnceItsJobIsKnownThoughNothingElseIsWritten) {
+  Database database;
+  LiveJob job;
+  {
+    Recorder before(Fast(), Opening(&database), RealClock(), &job);
+    before.Put({JobOf("job", 0), job.Save(1), job.Save(2)});
+    database.WaitRows(3);
+    before.Flush(10'000);
+  }
+  job.Remove(1);
+  job.SetScanned(false);
+  Recorder recorder(Fast(), Opening(&database), RealClock(), &job);
+  recorder.Begin();
+  recorder.Flush(10'000);
+  database.rows->WaitUntil([](const Rows& held) {
+    EXPECT_TRUE(Shows(held, {1, 2})) << "it may be in storage";
+    return true;
+  });
+  job.SetScanned(true);
+  recorder.Look("job");
+  database.rows->WaitUntil([](const Rows& held) { return Shows(held, {2}); });
+}
+
+// The file was damaged, moved aside and made anew: what was written before is in it again.
+TEST(Recorder, ACatalogThatIsMadeAnewWhileTheDaemonLivesIsFilledAgain) {
+  Database first, second;
+  std::atomic<bool> damaged = false;
+  LiveJob job;
+  const OpenCatalog open = [&]() -> StatusOr<std::unique_ptr<catalog::Catalog>> {
+    return damaged ? second.Open() : first.Open();
+  };
+  Recorder recorder(Fast(), open, RealClock(), &job);
+  recorder.Put({JobOf("job", 0), job.Save(1), job.Save(2)});
+  first.WaitRows(3);
+  first.faults->Add({.error = absl::DataLossError("the database is malformed")});
+  damaged = true;
+  recorder.Put({job.Save(3)});
+  second.rows->WaitUntil([](const Rows& held) { return Shows(held, {1, 2, 3}); });
+}
+
+// Somebody put another copy in its place, with rows of a later time.
+TEST(Recorder, ACatalogThatIsAheadIsWrittenAnewAboveWhatItHolds) {
+  Database first, second;
+  std::atomic<bool> damaged = false;
+  LiveJob job;
+  const OpenCatalog open = [&]() -> StatusOr<std::unique_ptr<catalog::Catalog>> {
+    return damaged ? second.Open() : first.Open();
+  };
+  Recorder recorder(Fast(), open, RealClock(), &job);
+  recorder.Put({JobOf("job", 0), job.Save(1)});
+  first.WaitRows(2);
+  constexpr int64_t kAhead = int64_t{1} << 62;
+  ASSERT_TRUE(second.Open()->Apply({JobOf("job", kAhead), JobOf("other", kAhead + 5)}).ok());
+  first.faults->Add({.error = absl::DataLossError("the database is malformed")});
+  damaged = true;
+  recorder.Put({job.Save(2)});
+  second.rows->WaitUntil([](const Rows& held) {
+    int newer = 0;
+    for (const auto& [identity, row] : held) {
+      newer += std::visit([](const auto& r) { return r.sequence; }, row) > kAhead + 5;
+    }
+    return Shows(held, {1, 2}) && newer == 3;
   });
 }
 
 TEST(Recorder, WithoutACatalogNothingIsKept) {
-  Recorder recorder(Fast(), nullptr);
+  Recorder recorder(Fast(), nullptr, RealClock(), nullptr);
   recorder.Put({JobOf("job", 1)});
   recorder.Flush(10'000);
   EXPECT_EQ(recorder.State(), "off");
@@ -75,10 +314,11 @@ TEST(Recorder, WithoutACatalogNothingIsKept) {
 TEST(Recorder, ACatalogThatDoesNotOpenIsTriedAgain) {
   Database database;
   std::atomic<int> opens{0};
-  Recorder recorder(Fast(), [&]() -> StatusOr<std::unique_ptr<catalog::Catalog>> {
+  const OpenCatalog open = [&]() -> StatusOr<std::unique_ptr<catalog::Catalog>> {
     if (++opens < 3) return absl::UnavailableError("not yet");
     return database.Open();
-  });
+  };
+  Recorder recorder(Fast(), open, RealClock(), nullptr);
   recorder.Put({JobOf("job", 1)});
   database.WaitRows(1);
   EXPECT_EQ(opens.load(), 3);

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "cairn_constants.h"
+#include "common/keys.h"
+
 namespace cairn {
 namespace {
 
@@ -22,6 +25,10 @@ TEST(Wire, EveryCodeNumberIsTheSameOnBothSides) {
     EXPECT_EQ(static_cast<int>(status.code()), code);
     EXPECT_EQ(status.message(), "name: why");
   }
+}
+
+TEST(Wire, ItsLimitsAreThoseOfTheRooms) {
+  EXPECT_EQ(static_cast<size_t>(wire::g_cairn_constants.MAX_OBJECTS_PER_CALL), kMaxObjectsPerCall);
 }
 
 TEST(Wire, AnErrorThatIsNoErrorIsInternal) {

@@ -51,6 +51,7 @@ class Answer {
   void On(const event::LineRecordWritten&) { NobodyAsks(); }
   void On(const event::FilesDeleted&) { NobodyAsks(); }
   void On(const event::JobScanned&) { NobodyAsks(); }
+  void On(const event::TablesRead&) { NobodyAsks(); }
   void On(const event::LineNumbersRead&) { NobodyAsks(); }
   void On(const event::StorageSeen&) { NobodyAsks(); }
   void On(const event::Tick&) { NobodyAsks(); }

@@ -170,7 +170,8 @@ void Answer::On(const event::SealObjects& e) {
   if (ok()) {
     for (const event::Seal& each : e.seals) {
       const auto object = process_.objects.find(each.name);
-      if (object != process_.objects.end()) object->second.sealed = true;
+      // What is sealed provisionally comes again with the commit.
+      if (object != process_.objects.end() && !e.provisional) object->second.sealed = true;
     }
     return;
   }

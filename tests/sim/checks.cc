@@ -29,7 +29,8 @@ DropReasons ReasonsIn(const Node& node, const std::vector<Fact>& facts, const Ev
   for (const Fact& fact : facts) {
     const PartKey* part = nullptr;
     if (const auto* object = std::get_if<fact::ObjectDropped>(&fact)) part = &object->part;
-    if (const auto* manifest = std::get_if<fact::ManifestDropped>(&fact)) part = &manifest->part;
+    if (const auto* dropped = std::get_if<fact::PartDropped>(&fact)) part = &dropped->part;
+    if (const auto* left = std::get_if<fact::PartLeftSlab>(&fact)) part = &left->part;
     if (const auto* step = std::get_if<fact::StepRemoved>(&fact)) {
       reasons.removed[step->job].steps[step->step].Add(step->first_attempt, step->up_to_attempt);
     }

@@ -72,11 +72,14 @@ class Digester {
   }
   void Take(const fact::ObjectSealed& f) { Values("ObjectSealed", f.part, f.entry, f.extent); }
   void Take(const fact::ObjectDropped& f) { Values("ObjectDropped", f.part, f.name); }
-  void Take(const fact::ManifestCommitted& f) {
-    Values("ManifestCommitted", f.part, f.world_size, f.extent, f.bytes);
+  void Take(const fact::PartCommitted& f) {
+    Values("PartCommitted", f.part, f.world_size, f.extent, f.bytes);
+    for (const SlabId slab : f.slabs) Values(slab);
     Words(f.digest);
   }
-  void Take(const fact::ManifestDropped& f) { Values("ManifestDropped", f.part); }
+  void Take(const fact::JobForgotten& f) { Values("JobForgotten", f.job); }
+  void Take(const fact::PartLeftSlab& f) { Values("PartLeftSlab", f.part, f.slab); }
+  void Take(const fact::PartDropped& f) { Values("PartDropped", f.part, f.name); }
   void Take(const fact::Persisted& f) {
     Values("Persisted", f.checkpoint);
     Words(f.digest);
@@ -102,19 +105,17 @@ class Digester {
   void Take(const action::HurrySlab& a) { Values("HurrySlab", a.slab); }
   void Take(const action::DestroySlab& a) { Values("DestroySlab", a.slab); }
   void Take(const action::ProbeSlab& a) { Values("ProbeSlab", a.slab, a.leases); }
-  // The manifest's content follows from ManifestCommitted, which has its digest.
+  // The manifest's content follows from PartCommitted, which has its digest.
   void Take(const action::WriteManifest& a) { Values("WriteManifest", a.part, a.extent); }
   void Take(const action::Verify& a) {
     Values("Verify", a.verification, a.part, a.entry, a.extent);
   }
   void Take(const action::Persist& a) {
     Values("Persist", a.checkpoint, a.uid, a.gid, a.parts.size());
-    for (const action::PersistPart& part : a.parts) {
-      Values("part", part.manifest->Part(), part.manifest->owner_uid, part.manifest->world_size,
-             part.manifest->created_unix_ms, EncodeLineage(part.manifest->lineage),
-             part.manifest->notes, part.manifest->objects, part.objects.size());
-      for (const action::PersistObject& object : part.objects) Values(object.entry, object.extent);
-      Words(EncodeManifest(*part.manifest));
+    for (const auto& part : a.parts) {
+      Values("part", part->head.Part(), part->extents.size());
+      for (const ExtentRef& extent : part->extents) Values(extent);
+      Words(EncodeManifest(*part));
     }
   }
   void Take(const action::WriteLineRecord& a) {
@@ -124,12 +125,14 @@ class Digester {
   void Take(const action::DeleteFiles& a) {
     Values("DeleteFiles", a.checkpoint, a.uid, a.gid, a.tombstone, a.this_attempt);
   }
+  void Take(const action::ReadTables& a) { Values("ReadTables", a.checkpoint); }
   void Take(const action::ScanJob& a) { Values("ScanJob", a.job); }
   void Take(const action::ReadLineNumbers& a) { Values("ReadLineNumbers", a.job); }
   void Take(const action::Record& a) { Values("Record", a.job, a.checkpoints); }
   void Take(const action::WakeAt& a) { Values("WakeAt", a.at); }
   void Take(const action::EndSession& a) { Values("EndSession", a.session); }
   void Take(const action::Drained&) { Values("Drained"); }
+  void Take(const action::Discard&) {}
   void Take(const action::Log& a) {
     Values("Log");
     Words(a.message);

@@ -20,9 +20,9 @@ bool UsesBytes(const completion::Probe&, SlabId) { return false; }
 bool UsesBytes(const completion::Manifest& c, SlabId slab) { return c.write.extent.slab == slab; }
 bool UsesBytes(const completion::Verify& c, SlabId slab) { return c.verify.extent.slab == slab; }
 bool UsesBytes(const completion::Persist& c, SlabId slab) {
-  for (const action::PersistPart& part : c.persist->parts) {
-    for (const action::PersistObject& object : part.objects) {
-      if (object.extent.slab == slab) return true;
+  for (const auto& part : c.persist->parts) {
+    for (const ExtentRef& extent : part->extents) {
+      if (extent.slab == slab) return true;
     }
   }
   return false;
@@ -30,6 +30,7 @@ bool UsesBytes(const completion::Persist& c, SlabId slab) {
 bool UsesBytes(const completion::Delete&, SlabId) { return false; }
 bool UsesBytes(const completion::Record&, SlabId) { return false; }
 bool UsesBytes(const completion::Scan&, SlabId) { return false; }
+bool UsesBytes(const completion::TableRead&, SlabId) { return false; }
 bool UsesBytes(const completion::LineLook&, SlabId) { return false; }
 bool UsesBytes(const completion::SessionGone&, SlabId) { return false; }
 
@@ -138,6 +139,10 @@ void Executor::Begin(action::ScanJob& a) {
   PostRead(std::move(scan));
 }
 
+void Executor::Begin(action::ReadTables& a) {
+  PostRead(completion::TableRead{a.checkpoint, !node_.world.ending && storage.fails});
+}
+
 void Executor::Begin(action::ReadLineNumbers& a) {
   PostRead(completion::LineLook{a.job, !node_.world.ending && storage.fails});
 }
@@ -209,22 +214,24 @@ void Executor::End(completion::Probe& c) {
 
 void Executor::End(completion::Manifest& c) {
   const action::WriteManifest& write = c.write;
-  const std::shared_ptr<const Manifest> manifest = write.Whole();
-  const std::string encoded = EncodeManifest(*manifest);
+  const std::string encoded = EncodeManifest(*write.table);
+  const std::string record = EncodePartRecord(encoded, write.table->extents);
+  if (record.size() > write.extent.length) {
+    node_.world.report.Fail(absl::StrCat(write.part.DebugString(), "'s record does not fit"));
+  }
   Status status;
   if (c.fails) {
     status = absl::DataLossError("the manifest's memory is gone");
     node_.world.report.Count("manifest not written");
   } else if (const auto slab = node_.memory.slabs.find(write.extent.slab);
              slab != node_.memory.slabs.end()) {
-    slab->second.Write(write.extent.offset, {{write.extent.length, 0}, kNoTime, encoded});
+    slab->second.Write(write.extent.offset, {{write.extent.length, 0}, kNoTime, record});
   } else {
     node_.world.report.Fail(absl::StrCat("pin: the manifest of ", write.part.DebugString(),
                                          " is written into slab ", write.extent.slab,
                                          ", which is gone"));
   }
-  node_.Apply(
-      event::ManifestWritten{write.part, write.extent, status, manifest, ManifestDigest(encoded)});
+  node_.Apply(event::ManifestWritten{write.part, write.extent, status, ManifestDigest(encoded)});
 }
 
 void Executor::End(completion::Verify& c) {
@@ -296,6 +303,18 @@ void Executor::End(completion::Record& c) {
   node_.Apply(event::LineRecordWritten{c.write.record, std::move(stands)});
 }
 
+void Executor::End(completion::TableRead& c) {
+  event::TablesRead read{c.checkpoint, absl::NotFoundError("it is not in storage")};
+  const StoredCheckpoint* stored = node_.world.storage.Find(c.checkpoint);
+  if (c.fails || storage.gone) {
+    read.stored = absl::UnavailableError(kGone);
+  } else if (stored != nullptr) {
+    read.stored = *stored;
+  }
+  node_.world.report.Count("tables read");
+  node_.Apply(std::move(read));
+}
+
 void Executor::End(completion::LineLook& c) {
   event::LineNumbersRead read{c.job, absl::UnavailableError("storage: away")};
   if (!c.fails && !storage.gone) {
@@ -339,36 +358,38 @@ void Executor::End(completion::SessionGone& c) {
 // --- writing to storage
 
 // Reads one part from memory, as a persist does, and compares it with what was promised.
-Status Executor::ReadPart(const action::PersistPart& part, StoredCheckpoint* checkpoint) {
+Status Executor::ReadPart(const PartTable& part, StoredCheckpoint* checkpoint) {
   Report& report = node_.world.report;
-  const PartKey key = part.manifest->Part();
-  checkpoint->world_size = part.manifest->world_size;
+  const PartKey key = part.head.Part();
+  checkpoint->world_size = part.head.world_size;
   const PartPromise* promise = node_.world.promises.Find(key);
-  const std::string digest = ManifestDigest(EncodeManifest(*part.manifest));
+  const std::string digest = ManifestDigest(EncodeManifest(part));
   if (promise == nullptr || digest != promise->digest) {
     report.Fail(
         absl::StrCat("promise 3: ", key.DebugString(), " is persisted as nobody committed it"));
     return absl::InternalError("nobody committed it");
   }
   std::set<std::string> names;
-  for (const action::PersistObject& object : part.objects) {
-    const ObjectBytes& wanted = promise->objects.at(object.entry.name);
-    if (const std::string wrong = node_.memory.WrongBytes(object.extent, wanted); !wrong.empty()) {
-      report.Fail(absl::StrCat("pin: ", key.DebugString(), " ", object.entry.name,
-                               " while it is persisted: ", wrong));
+  for (size_t i = 0; i < part.entries.size(); ++i) {
+    const std::string& name = part.entries[i]->name;
+    const ObjectBytes& wanted = promise->objects.at(name);
+    if (const std::string wrong = node_.memory.WrongBytes(part.extents[i], wanted);
+        !wrong.empty()) {
+      report.Fail(
+          absl::StrCat("pin: ", key.DebugString(), " ", name, " while it is persisted: ", wrong));
     }
-    const Region* region = node_.memory.At(object.extent);
+    const Region* region = node_.memory.At(part.extents[i]);
     if (region != nullptr && region->flipped != kNoTime) {
       report.Count("persist found a flipped bit");
       return absl::DataLossError("a block is not what was sealed");
     }
-    names.insert(object.entry.name);
+    names.insert(name);
   }
   if (names.size() != promise->objects.size()) {
     report.Fail(
         absl::StrCat("promise 1: ", key.DebugString(), " is persisted without all its objects"));
   }
-  checkpoint->parts.push_back({*part.manifest, digest});
+  checkpoint->parts.push_back({part.Whole(), digest});
   return absl::OkStatus();
 }
 
@@ -378,8 +399,8 @@ Status Executor::Publish(const action::Persist& persist) {
   checkpoint.location =
       Location(absl::StrCat("/s/", persist.checkpoint.job, "/", persist.checkpoint.step));
   checkpoint.published = true;
-  for (const action::PersistPart& part : persist.parts) {
-    if (Status status = ReadPart(part, &checkpoint); !status.ok()) return status;
+  for (const auto& part : persist.parts) {
+    if (Status status = ReadPart(*part, &checkpoint); !status.ok()) return status;
   }
   if (!checkpoint.Complete()) {
     node_.world.report.Fail(absl::StrCat("promise 3: ", persist.checkpoint.DebugString(),

@@ -57,6 +57,10 @@ struct Scan {
   std::optional<StatusOr<StoredJob>> early;  // likewise
   bool fails = false;
 };
+struct TableRead {
+  CheckpointKey checkpoint;
+  bool fails = false;
+};
 struct LineLook {
   std::string job;
   bool fails = false;
@@ -69,7 +73,8 @@ struct SessionGone {  // the keeper has seen that the connection is closed, or t
 using Completion =
     std::variant<completion::Make, completion::Destroy, completion::Probe, completion::Manifest,
                  completion::Verify, completion::Persist, completion::Delete, completion::Record,
-                 completion::Scan, completion::LineLook, completion::SessionGone>;
+                 completion::Scan, completion::TableRead, completion::LineLook,
+                 completion::SessionGone>;
 
 class Executor {
  public:
@@ -85,6 +90,7 @@ class Executor {
   void Begin(action::DeleteFiles& a);
   void Begin(action::WriteLineRecord& a);
   void Begin(action::ScanJob& a);
+  void Begin(action::ReadTables& a);
   void Begin(action::ReadLineNumbers& a);
   // The keeper will see that the session is over.
   void NoticeEndOf(SessionId session);
@@ -118,7 +124,7 @@ class Executor {
   Status TroubleWithWriting() const;  // drawn
   event::SlabProbed Probe(SlabId slab, const std::vector<LeaseId>& leases) const;
   Status Publish(const action::Persist& persist);
-  Status ReadPart(const action::PersistPart& part, StoredCheckpoint* checkpoint);
+  Status ReadPart(const PartTable& part, StoredCheckpoint* checkpoint);
 
   // The completion happens, or fails, and its event is applied.
   void End(completion::Make& c);
@@ -130,6 +136,7 @@ class Executor {
   void End(completion::Delete& c);
   void End(completion::Record& c);
   void End(completion::Scan& c);
+  void End(completion::TableRead& c);
   void End(completion::LineLook& c);
   void End(completion::SessionGone& c);
 
@@ -143,6 +150,7 @@ class Executor {
   void Cut(completion::Delete& c, bool happened);
   void Cut(completion::Record& c, bool happened);
   void Cut(completion::Scan&, bool) {}
+  void Cut(completion::TableRead&, bool) {}
   void Cut(completion::LineLook&, bool) {}
   void Cut(completion::SessionGone& c, bool);
 

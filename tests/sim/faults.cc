@@ -101,7 +101,14 @@ void JournalFillsOrEmpties(World* world) {
 
 void TimePasses(World* world) { world->AdvanceTo(world->WithinSeconds(40)); }
 
-void JournalIsCompacted(World* world) { world->SomeNode().Compact(); }
+void JournalIsCompacted(World* world) {
+  Node& node = world->SomeNode();
+  if (world->rng.Permille(500)) {
+    node.Compact();
+  } else {
+    node.CompactInPieces();
+  }
+}
 
 void SnapshotIsCompared(World* world) { world->SomeNode().CompareSnapshot(); }
 

@@ -18,6 +18,7 @@ class NewFact {
 
   void On(const fact::Incarnation&) {}
   void On(const fact::Job&) {}
+  void On(const fact::JobForgotten&) {}
   void On(const fact::AttemptBegun& f) {
     CheckAttempt(node_, f, event_);
     if (f.lineage.Unknown()) node_.world.report.Count("origin unknown at first");
@@ -33,9 +34,10 @@ class NewFact {
   void On(const fact::Unlent&) {}
   void On(const fact::ObjectCreated&) {}
   void On(const fact::ObjectSealed&) {}
-  void On(const fact::ObjectDropped&) {}    // CheckDrops sees all drops of one Apply together
-  void On(const fact::ManifestDropped&) {}  // likewise
-  void On(const fact::ManifestCommitted& f);
+  void On(const fact::ObjectDropped&) {}  // CheckDrops sees all drops of one Apply together
+  void On(const fact::PartDropped&) {}    // likewise
+  void On(const fact::PartLeftSlab&) {}   // likewise
+  void On(const fact::PartCommitted& f);
   void On(const fact::Persisted& f) {
     (node_.storage_here ? node_.known_stored : node_.unconfirmed).insert(f.checkpoint);
     if (node_.storage_here) node_.unconfirmed.erase(f.checkpoint);
@@ -62,14 +64,18 @@ class NewFact {
   const Event* event_;
 };
 
-void NewFact::On(const fact::ManifestCommitted& f) {
+void NewFact::On(const fact::PartCommitted& f) {
   World& world = node_.world;
   PartPromise& part = world.promises.parts[f.part];
-  if (part.committed && part.digest != f.digest) {
+  // One of nothing that was dropped, and whose commit is repeated, differs in its time alone.
+  const auto known = node_.mirror.manifests.find(f.part.checkpoint);
+  const bool there_now =
+      known != node_.mirror.manifests.end() && known->second.contains(f.part.writer);
+  if (part.committed && part.digest != f.digest && (there_now || !part.objects.empty())) {
     world.report.Fail(absl::StrCat("promise 3: ", f.part.DebugString(),
                                    " was committed twice, with other content"));
   }
-  if (const std::string wrong = node_.WrongManifest(f.part, part); !wrong.empty()) {
+  if (const std::string wrong = node_.WrongManifest(f, part); !wrong.empty()) {
     world.report.Fail(absl::StrCat("promise 2: ", f.part.DebugString(), " is committed ", wrong));
   }
   part.committed = true;
@@ -83,12 +89,12 @@ void NewFact::On(const fact::ManifestCommitted& f) {
 
 bool IsDrop(const Fact& fact) {
   return std::holds_alternative<fact::ObjectDropped>(fact) ||
-         std::holds_alternative<fact::ManifestDropped>(fact);
+         std::holds_alternative<fact::PartDropped>(fact) ||
+         std::holds_alternative<fact::PartLeftSlab>(fact);
 }
 
 bool Loses(Lie lie, const Fact& fact) {
-  return (lie == Lie::kJournalLosesCommit &&
-          std::holds_alternative<fact::ManifestCommitted>(fact)) ||
+  return (lie == Lie::kJournalLosesCommit && std::holds_alternative<fact::PartCommitted>(fact)) ||
          (lie == Lie::kJournalLosesLent && std::holds_alternative<fact::Lent>(fact));
 }
 
@@ -96,8 +102,7 @@ bool Loses(Lie lie, const Fact& fact) {
 bool MovesLatest(const Fact& fact) {
   return std::holds_alternative<fact::StepRemoved>(fact) ||
          std::holds_alternative<fact::AttemptBegun>(fact) ||
-         std::holds_alternative<fact::LineDecided>(fact) ||
-         std::holds_alternative<fact::ObjectDropped>(fact);
+         std::holds_alternative<fact::LineDecided>(fact) || IsDrop(fact);
 }
 
 void NoteLatest(const Node& node, Node::LastApply* last) {
@@ -127,7 +132,9 @@ Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts, co
     moves_latest |= MovesLatest(fact);
     if (const auto* dropped = std::get_if<fact::ObjectDropped>(&fact)) {
       now.left.insert(dropped->part.checkpoint);
-    } else if (const auto* emptied = std::get_if<fact::ManifestDropped>(&fact)) {
+    } else if (const auto* left = std::get_if<fact::PartLeftSlab>(&fact)) {
+      now.left.insert(left->part.checkpoint);
+    } else if (const auto* emptied = std::get_if<fact::PartDropped>(&fact)) {
       now.left.insert(emptied->part.checkpoint);  // it may have held no object
     } else if (const auto* deleted = std::get_if<fact::FilesDeleted>(&fact)) {
       now.left.insert(deleted->checkpoint);
@@ -145,7 +152,8 @@ Node::LastApply WhatChanges(const Node& node, const std::vector<Fact>& facts, co
       if (policy_followed.contains(removed->job)) now.changed.insert(removed->job);
     } else if (const auto* job = std::get_if<fact::Job>(&fact)) {
       const bool known = node.mirror.jobs.contains(job->job);  // else its owner is learned
-      (known ? policy_followed : now.owned).insert(job->job);
+      const bool fresh = (known ? policy_followed : now.owned).insert(job->job).second;
+      if (known && !fresh) now.changed.insert(job->job);
     }
   }
   if (!moves_latest) return now;
@@ -178,7 +186,10 @@ void Node::Journal(const std::vector<Fact>& facts, const Event* event, const Out
   bool drops = false;
   for (const Fact& fact : facts) {
     world.report.Note([&] { return absl::StrCat("    fact ", Describe(fact)); });
-    if (!Loses(world.options.lie, fact)) journal.push_back(fact);
+    if (!Loses(world.options.lie, fact)) {
+      journal.push_back(fact);
+      if (in_pieces.has_value()) in_pieces->facts.push_back(fact);
+    }
     NewFact check(this, event);
     std::visit([&](const auto& f) { check.On(f); }, fact);
     if (IsDrop(fact)) {
@@ -194,10 +205,16 @@ void Node::Journal(const std::vector<Fact>& facts, const Event* event, const Out
   std::erase_if(unconfirmed, [&](const CheckpointKey& key) {
     return !in_start && MemoryHas(key) && last.left.contains(key);
   });
-  // Nor is one whose files go, unless somebody asked for its memory alone.
+  // Nor is one whose files go, unless somebody asked for its memory alone, or an object of it broke.
   const auto* remove = event == nullptr ? nullptr : std::get_if<event::Remove>(event);
+  std::set<CheckpointKey> dropped;
+  for (const Fact& fact : facts) {
+    const auto* part = std::get_if<fact::PartDropped>(&fact);
+    if (part != nullptr) dropped.insert(part->part.checkpoint);
+  }
   std::erase_if(known_stored, [&](const CheckpointKey& key) {
-    return remove == nullptr && deleting.contains(key) && MemoryHas(key) && last.left.contains(key);
+    return remove == nullptr && deleting.contains(key) && MemoryHas(key) && dropped.contains(key) &&
+           last.left.contains(key);
   });
   for (const Fact& fact : facts) {
     if (IsDrop(fact)) mirror.Take(fact);

@@ -61,4 +61,13 @@ std::string Memory::WrongBytes(const ExtentRef& extent, const ObjectBytes& wante
   return "";
 }
 
+std::shared_ptr<const PartTable> Memory::RecordOf(const fact::PartCommitted& committed) const {
+  const Region* region = At(committed.extent);
+  if (region == nullptr || region->record.size() < committed.bytes) return nullptr;
+  const std::string manifest = region->record.substr(0, committed.bytes);
+  if (ManifestDigest(manifest) != committed.digest) return nullptr;
+  auto table = DecodePartRecord(region->record, committed.bytes);
+  return table.ok() ? *std::move(table) : nullptr;
+}
+
 }  // namespace cairn::engine::sim

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "common/keys.h"
 #include "server/facts/facts.h"
+#include "server/facts/part_record.h"
 #include "tests/sim/bytes.h"
 #include "tests/sim/clock.h"
 
@@ -23,7 +25,7 @@ using Holder = int;
 struct Region {
   ObjectBytes bytes;
   MonotonicNanos flipped = kNoTime;  // when a bit of it flipped
-  std::string manifest = {};         // the bytes themselves, where they are a manifest's
+  std::string record = {};           // the bytes themselves, where they are a part's record
 };
 
 struct SimSlab {
@@ -55,6 +57,8 @@ class Memory {
   // "" when the bytes there are those; what is wrong otherwise. A flipped bit is not the engine's
   // mistake and does not count.
   std::string WrongBytes(const ExtentRef& extent, const ObjectBytes& wanted) const;
+  // The part's record, whatever bit of it has flipped; nullptr: it is not there.
+  std::shared_ptr<const PartTable> RecordOf(const fact::PartCommitted& committed) const;
 };
 
 }  // namespace cairn::engine::sim

@@ -2,18 +2,26 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "common/removed.h"
 #include "server/facts/facts.h"
+#include "server/facts/part_record.h"
 
 namespace cairn::engine::sim {
 
 class Mirror {
  public:
+  // What lies in memory where a part's record is said to be; nullptr: nothing that verifies.
+  using ReadRecord =
+      std::function<std::shared_ptr<const PartTable>(const fact::PartCommitted& committed)>;
+  explicit Mirror(ReadRecord read) : read_(std::move(read)) {}
+
   struct Object {
     bool sealed = false;
     ObjectEntry entry;
@@ -39,7 +47,7 @@ class Mirror {
   std::map<SessionId, fact::SessionBegun> sessions;
   std::map<LeaseId, fact::Lent> leases;
   std::map<PartKey, std::map<std::string, Object>> objects;
-  std::map<CheckpointKey, std::map<Writer, fact::ManifestCommitted>> manifests;
+  std::map<CheckpointKey, std::map<Writer, fact::PartCommitted>> manifests;
   std::map<CheckpointKey, std::string> persisted;  // and its digest
   std::set<CheckpointKey> pinned;
   fact::StorageRoot storage_root;
@@ -49,6 +57,7 @@ class Mirror {
   // One per kind: a new fact does not compile until it is decided what the model does with it.
   void On(const fact::Incarnation&) {}  // ids are compared where they are given out
   void On(const fact::Job& f) { jobs[f.job] = f; }
+  void On(const fact::JobForgotten& f);
   void On(const fact::AttemptBegun& f) { attempts[f.job][f.attempt] = f; }
   void On(const fact::WriterProcess&) {}  // the unit tests of attempts have it
   void On(const fact::StepWorld&) {}      // every manifest says its world size
@@ -64,14 +73,21 @@ class Mirror {
     objects[f.part][f.entry.name] = {true, f.entry, f.extent};
   }
   void On(const fact::ObjectDropped& f);
-  void On(const fact::ManifestCommitted& f) { manifests[f.part.checkpoint][f.part.writer] = f; }
-  void On(const fact::ManifestDropped& f);
+  void On(const fact::PartCommitted& f);
+  void On(const fact::PartLeftSlab& f);
+  void On(const fact::PartDropped& f);
   void On(const fact::Persisted& f) { persisted[f.checkpoint] = f.digest; }
   void On(const fact::FilesDeleted& f) { persisted.erase(f.checkpoint); }
   void On(const fact::StepRemoved& f);
   void On(const fact::Pinned& f);
   void On(const fact::StorageRoot& f) { storage_root = f; }
   void On(const fact::PersistAsked&) {}  // promises nothing until the checkpoint is Persisted
+
+  // nullptr: the part is not committed.
+  fact::PartCommitted* Committed(const PartKey& part);
+  void Forget(const PartKey& part, const std::string& name);
+
+  ReadRecord read_;
 };
 
 }  // namespace cairn::engine::sim

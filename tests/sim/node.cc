@@ -21,7 +21,7 @@ Node::Node(World* its_world, int its_id, const Options& engine_options, uint64_t
 Recovered Node::Leftovers(const std::vector<Fact>& facts) const {
   Recovered recovered;
   recovered.facts = facts;
-  Mirror said;
+  Mirror said = NewMirror();
   for (const Fact& fact : facts) said.Take(fact);
   for (const auto& [slab_id, slab] : memory.slabs) {
     recovered.held_slabs.emplace_back(slab_id, slab.bytes);
@@ -32,12 +32,9 @@ Recovered Node::Leftovers(const std::vector<Fact>& facts) const {
   for (const auto& [key, writers] : said.manifests) {
     for (const auto& [writer, committed] : writers) {
       const Region* region = memory.At(committed.extent);
-      if (region == nullptr || region->flipped != kNoTime ||
-          ManifestDigest(region->manifest) != committed.digest) {
-        continue;
-      }
-      recovered.manifests[committed.part] =
-          std::make_shared<const Manifest>(*DecodeManifest(region->manifest));
+      if (region == nullptr || region->flipped != kNoTime) continue;
+      const std::shared_ptr<const PartTable> table = memory.RecordOf(committed);
+      if (table != nullptr) recovered.tables[committed.part] = table;
     }
   }
   return recovered;
@@ -57,8 +54,8 @@ void Node::LearnWhatIsStored(const Recovered& recovered) {
       continue;
     }
     const auto good =
-        std::count_if(recovered.manifests.begin(), recovered.manifests.end(),
-                      [&](const auto& manifest) { return manifest.first.checkpoint == key; });
+        std::count_if(recovered.tables.begin(), recovered.tables.end(),
+                      [&](const auto& table) { return table.first.checkpoint == key; });
     if (static_cast<size_t>(good) == writers) unconfirmed.insert(key);
   }
 }
@@ -74,6 +71,7 @@ void Node::Start(bool first) {
 
 bool Node::TryStart(bool first, bool may_die) {
   engine = std::make_unique<Engine>(options);
+  in_pieces.reset();  // the journal gives it up
   wake_at = 0;
   started_at = world.clock.now;
   drained = journal_full = storage_here = false;
@@ -162,6 +160,7 @@ void Node::Apply(Event event) {
   if (world.options.digest) digest.Take(world.clock.now, outcome);
   if (!dies) {
     Journal(outcome.facts, &kept, outcome);
+    AddPiece();
     CarryOut(&outcome.actions, outcome.actions.size());
     CheckAfterApply();
   } else if (world.rng.Permille(600)) {

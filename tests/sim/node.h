@@ -60,9 +60,16 @@ class Node {
   // --- journal (journaling.cc, snapshot.cc)
   // The facts of one Apply; `event` is nullptr when they come from Start.
   void Journal(const std::vector<Fact>& facts, const Event* event, const Outcome& outcome);
+  // The journal becomes a snapshot: at once, or in pieces while events go on.
   void Compact();
+  void CompactInPieces();
+  void AddPiece();
   // Snapshot and journal say the same, and a daemon started from either gives the same answers.
-  void CompareSnapshot();
+  void CompareSnapshot() { CompareSnapshot(engine->Snapshot()); }
+  void CompareSnapshot(const std::vector<Fact>& snapshot);
+  void Replace(std::vector<Fact> snapshot);                            // the journal
+  std::string WrongInPieces(const std::vector<Fact>& snapshot) const;  // "": nothing
+  std::set<std::string> ToldAfter(const std::vector<Fact>& facts) const;
 
   // --- what is true (truth.cc)
   bool MemoryHas(const CheckpointKey& key) const;  // whole
@@ -77,7 +84,7 @@ class Node {
   std::string WrongCheckpoint(const CheckpointKey& key) const;
   // "" when the journal's objects of the part are those its writer asked to commit; else what is
   // wrong.
-  std::string WrongManifest(const PartKey& part, const PartPromise& promise) const;
+  std::string WrongManifest(const fact::PartCommitted& committed, const PartPromise& promise) const;
 
   World& world;
   const int id;
@@ -101,6 +108,13 @@ class Node {
   bool shrinks_next = false;  // and the next daemon has less memory
   int64_t applies = 0;
   LifeDigest digest;
+  // A snapshot in pieces: what was added to it, and what was journaled meanwhile.
+  struct InPieces {
+    SnapshotCursor cursor;
+    std::vector<Fact> facts;
+    size_t pieces = 0;
+  };
+  std::optional<InPieces> in_pieces;
 
   // --- outlives the daemon
   StatusOr<RootIdentity> root;  // what stands at storage's root
@@ -109,7 +123,10 @@ class Node {
   uint64_t allowed_bytes = 0;  // the budget, or what was recovered when that is more
   Memory memory;
   std::vector<Fact> journal;
-  Mirror mirror;
+  Mirror NewMirror() const {
+    return Mirror([this](const fact::PartCommitted& f) { return memory.RecordOf(f); });
+  }
+  Mirror mirror = NewMirror();
   std::map<SessionId, int> keeper_sessions;  // and the process of each
 
   // What the last Apply did, for the checks of its answers. Several calls may be answered in one
@@ -123,8 +140,8 @@ class Node {
     std::set<CheckpointKey> left;  // left memory or storage
     // Attempts that began after the event itself was handled: what it decided did not know them.
     std::set<std::pair<std::string, Attempt>> began_after;
-    // Jobs of which somebody decided something, or removed a step, after another one who had waited, too,
-    // had set the policy, which was followed at once.
+    // Jobs of which somebody decided something, removed a step or set another policy, after another one who
+    // had waited, too, had set the policy, which was followed at once.
     std::set<std::string> changed;
   };
   LastApply last;
@@ -150,11 +167,13 @@ class Node {
   void Do(action::DestroySlab& a);
   void Do(action::ProbeSlab& a) { executor.Begin(a); }
   void Do(action::WriteManifest& a) { executor.Begin(a); }
+  void Do(action::Discard&) {}
   void Do(action::Verify& a) { executor.Begin(a); }
   void Do(action::Persist& a) { executor.Begin(a); }
   void Do(action::WriteLineRecord& a) { executor.Begin(a); }
   void Do(action::Reinstate&) {}  // all that is published can be read alike
   void Do(action::DeleteFiles& a);
+  void Do(action::ReadTables& a) { executor.Begin(a); }
   void Do(action::ScanJob& a) { executor.Begin(a); }
   void Do(action::ReadLineNumbers& a) { executor.Begin(a); }
   void Do(action::Record&) {}  // there is no catalog here

@@ -1,9 +1,11 @@
 // The engine's snapshot against the journal it replaces.
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "tests/sim/node.h"
+#include "tests/sim/trace.h"
 #include "tests/sim/world.h"
 
 namespace cairn::engine::sim {
@@ -13,7 +15,15 @@ namespace {
 std::string Difference(const Mirror& snapshot, const Mirror& journal) {
   if (snapshot.sessions != journal.sessions) return "sessions";
   if (snapshot.leases != journal.leases) return "leases";
-  if (snapshot.manifests != journal.manifests) return "manifests";
+  if (snapshot.manifests != journal.manifests) {
+    for (const auto& [key, parts] : journal.manifests) {
+      const auto there = snapshot.manifests.find(key);
+      if (there == snapshot.manifests.end() || there->second != parts) {
+        return "parts of " + key.DebugString();
+      }
+    }
+    return "parts";
+  }
   if (snapshot.jobs != journal.jobs) return "jobs";
   if (snapshot.pinned != journal.pinned) return "pinned";
   if (snapshot.removed != journal.removed) return "removed";
@@ -36,10 +46,63 @@ std::string Difference(const Mirror& snapshot, const Mirror& journal) {
 
 void Node::Compact() {
   world.report.Count("snapshot");
-  CompareSnapshot();
-  if (!world.ok()) return;
-  journal = engine->Snapshot();
-  const Mirror before = std::exchange(mirror, Mirror{});
+  in_pieces.reset();  // as the journal does
+  const std::vector<Fact> snapshot = engine->Snapshot();
+  CompareSnapshot(snapshot);
+  if (world.ok()) Replace(snapshot);
+}
+
+void Node::CompactInPieces() {
+  if (!in_pieces.has_value()) in_pieces.emplace();
+}
+
+// With each event, of any size.
+void Node::AddPiece() {
+  if (!in_pieces.has_value()) return;
+  const size_t most = world.rng.Permille(300) ? 1 : world.rng.Between(2, 40);
+  const std::vector<Fact> piece = engine->SnapshotPiece(&in_pieces->cursor, most);
+  in_pieces->facts.insert(in_pieces->facts.end(), piece.begin(), piece.end());
+  ++in_pieces->pieces;
+  if (!in_pieces->cursor.done()) return;
+  world.report.Count(in_pieces->pieces > 1 ? "snapshot in pieces" : "snapshot in one piece");
+  const std::vector<Fact> snapshot = std::move(in_pieces->facts);
+  in_pieces.reset();
+  if (const std::string what = WrongInPieces(snapshot); !what.empty()) {
+    return world.report.Fail("snapshot in pieces: " + what);
+  }
+  CompareSnapshot(snapshot);
+  if (world.ok()) Replace(snapshot);
+}
+
+// What a daemon started from these facts would tell of itself.
+std::set<std::string> Node::ToldAfter(const std::vector<Fact>& facts) const {
+  Engine other(options);
+  other.Start(world.clock.now, UnixMs(), Leftovers(facts));
+  std::set<std::string> told;
+  for (const Fact& fact : other.Snapshot()) {
+    if (std::holds_alternative<fact::Incarnation>(fact)) continue;  // ids that were set aside
+    told.insert(Describe(fact) + EncodeFact(fact));
+  }
+  return told;
+}
+
+// The journal has more than a snapshot in one go, of what need not be remembered, and may have less, of
+// what storage told. Pieces lack nothing that both have, and have nothing that neither has.
+std::string Node::WrongInPieces(const std::vector<Fact>& snapshot) const {
+  const std::set<std::string> pieces = ToldAfter(snapshot), all = ToldAfter(engine->Snapshot()),
+                              journaled = ToldAfter(journal);
+  for (const std::string& fact : pieces) {
+    if (!journaled.contains(fact) && !all.contains(fact)) return "nobody said " + fact;
+  }
+  for (const std::string& fact : journaled) {
+    if (all.contains(fact) && !pieces.contains(fact)) return "they lack " + fact;
+  }
+  return "";
+}
+
+void Node::Replace(std::vector<Fact> snapshot) {
+  journal = std::move(snapshot);
+  const Mirror before = std::exchange(mirror, NewMirror());
   for (const Fact& fact : journal) mirror.Take(fact);
   // The engine need not remember attempts that left nothing behind, but the model's line has them.
   for (const auto& [job, attempts] : before.attempts) {
@@ -47,9 +110,8 @@ void Node::Compact() {
   }
 }
 
-void Node::CompareSnapshot() {
-  const std::vector<Fact> snapshot = engine->Snapshot();
-  Mirror said;
+void Node::CompareSnapshot(const std::vector<Fact>& snapshot) {
+  Mirror said = NewMirror();
   for (const Fact& fact : snapshot) said.Take(fact);
   if (const std::string what = Difference(said, mirror); !what.empty()) {
     return world.report.Fail(absl::StrCat("snapshot: ", what, " are not what the journal says"));
@@ -71,7 +133,7 @@ void Node::CompareSnapshot() {
 std::string Node::ForgottenByAStart(const std::vector<Fact>& snapshot) const {
   Engine other(options);
   const Outcome start = other.Start(world.clock.now, UnixMs(), Leftovers(snapshot));
-  Mirror said, remembered;
+  Mirror said = NewMirror(), remembered = NewMirror();
   for (const Fact& fact : snapshot) said.Take(fact);
   for (const Fact& fact : start.facts) said.Take(fact);
   for (const Fact& fact : other.Snapshot()) remembered.Take(fact);
@@ -87,11 +149,13 @@ std::string Node::AnswersAfter(const std::vector<Fact>& facts) const {
   if (!broken.empty()) return absl::StrCat("invariant after a restart: ", broken);
   std::string all;
   for (const Job& job : world.clients.jobs) {
-    std::vector<CheckpointKey> keys;
+    action::Record about{job.name, /*attempts=*/true, {}, {}};
     for (const auto& [key, writers] : mirror.manifests) {
-      if (key.job == job.name) keys.push_back(key);
+      if (key.job != job.name) continue;
+      about.checkpoints.push_back(key);
+      for (const auto& [writer, committed] : writers) about.parts.push_back(committed.part);
     }
-    const Engine::Description described = other.Describe(job.name, keys);
+    const Engine::Description described = other.Describe(about);
     if (described.job) absl::StrAppend(&all, job.name, " of ", described.job->owner_uid, "\n");
     for (const CheckpointInfo& info : described.complete) {
       absl::StrAppend(&all, info.key.DebugString(), " ", info.digest, " ", info.bytes,
@@ -100,8 +164,7 @@ std::string Node::AnswersAfter(const std::vector<Fact>& facts) const {
                       " broken=", info.facts.broken, "\n");
     }
     for (const auto& part : described.parts) {
-      absl::StrAppend(&all, part.committed.part.DebugString(), " ", part.committed.digest, " ",
-                      part.bytes, "\n");
+      absl::StrAppend(&all, part.key.DebugString(), " ", part.digest, " ", part.bytes, "\n");
     }
   }
   return all;

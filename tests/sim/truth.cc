@@ -90,17 +90,22 @@ std::string Node::WrongCheckpoint(const CheckpointKey& key) const {
   return "";
 }
 
-std::string Node::WrongManifest(const PartKey& part, const PartPromise& promise) const {
-  const auto* objects = mirror.ObjectsOf(part);
-  const size_t there = objects == nullptr ? 0 : objects->size();
-  if (there != promise.objects.size()) {
-    return absl::StrCat("with ", there, " objects of ", promise.objects.size());
+std::string Node::WrongManifest(const fact::PartCommitted& committed,
+                                const PartPromise& promise) const {
+  const std::shared_ptr<const PartTable> table = memory.RecordOf(committed);
+  if (table == nullptr) return "without its record";
+  if (table->entries.size() != promise.objects.size()) {
+    return absl::StrCat("with ", table->entries.size(), " objects of ", promise.objects.size());
   }
+  const auto* created = mirror.ObjectsOf(committed.part);
   for (const auto& [name, bytes] : promise.objects) {
-    const auto at = objects->find(name);
-    if (at == objects->end() || !at->second.sealed ||
-        at->second.entry.block_crcs != CrcsOf(bytes)) {
+    const size_t at = table->Find(name);
+    if (at == PartTable::kNone || table->entries[at]->block_crcs != CrcsOf(bytes)) {
       return absl::StrCat("without ", name, " as it was sealed");
+    }
+    if (created == nullptr || !created->contains(name) ||
+        created->at(name).extent != table->extents[at]) {
+      return absl::StrCat("with ", name, " where it was not written");
     }
   }
   return "";

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/needs.h"
 #include "tests/sim/clients.h"
 #include "tests/sim/world.h"
 
@@ -11,6 +12,14 @@ namespace {
 
 event::Seal SealOf(const std::string& name, const ObjectBytes& bytes) {
   return {name, bytes.length, CrcsOf(bytes), {{0, bytes.length}}};
+}
+
+void AddTo(event::ToCome* to_come, const std::vector<event::ObjectSpec>& specs) {
+  for (const event::ObjectSpec& spec : specs) {
+    ++to_come->objects;
+    to_come->bytes += ObjectPages(spec.length);
+    to_come->name_bytes += spec.name.size();
+  }
 }
 
 }  // namespace
@@ -136,6 +145,10 @@ void Clients::SendCreate(Process* process) {
       static_cast<MonotonicNanos>(world_.rng.Pick<uint64_t>({1, 50, 1000, 5000, 30'000})) * kMilli;
   create.unmapped = std::exchange(process->unmapped, {});
   process->creates.erase(process->creates.begin());
+  if (!process->creates.empty() && world_.rng.Permille(500)) {
+    for (const std::vector<event::ObjectSpec>& later : process->creates)
+      AddTo(&create.to_come, later);
+  }
   process->phase = Process::Phase::kCreating;
   const MonotonicNanos deadline = create.deadline;
   Send(process, std::move(create), deadline);
@@ -183,6 +196,7 @@ bool Clients::SendSeals(Process* process) {
   seal.call = process->next_call++;
   seal.part = process->part;
   const bool all = world_.rng.Permille(500);
+  seal.provisional = world_.rng.Permille(300);
   for (const auto& [name, object] : process->objects) {
     if (object.sealed || (!all && world_.rng.Permille(500))) continue;
     seal.seals.push_back(SealOf(name, object.bytes));

@@ -474,13 +474,11 @@ class ManyPublishers : public PosixClaims {
       };
       const auto seed = static_cast<unsigned>(step) * 10;
       if (processes) {
-        std::vector<std::thread> waiting;
+        std::vector<pid_t> children;
         for (unsigned i = 0; i < 2; ++i) {
-          waiting.emplace_back([&, i] {
-            EXPECT_EQ(InChild([&] { return two_threads(*make(), seed + 2 * i); }), 0);
-          });
+          children.push_back(StartChild([&, i] { return two_threads(*make(), seed + 2 * i); }));
         }
-        for (std::thread& thread : waiting) thread.join();
+        for (const pid_t child : children) EXPECT_EQ(WaitFor(child), 0);
       } else {
         const auto one = make(), two = make();
         std::thread other([&] { two_threads(*one, seed); });

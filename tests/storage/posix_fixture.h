@@ -94,14 +94,20 @@ class PosixFixture : public ::testing::Test {
     }
     ::utimensat(AT_FDCWD, directory.c_str(), old, 0);
   }
-  // How a child that runs `body` ends; kFailpointExitCode when a failpoint ended it.
-  static int InChild(const std::function<int()>& body) {
+  // A child that runs `body`. The caller must be the only thread: a lock that another thread held at the
+  // fork, the sanitizers' own among them, would stay locked in the child for ever.
+  static pid_t StartChild(const std::function<int()>& body) {
     const pid_t child = ::fork();
     if (child == 0) ::_exit(body());
+    return child;
+  }
+  // How it ends; kFailpointExitCode when a failpoint ended it.
+  static int WaitFor(pid_t child) {
     int state = 0;
     EXPECT_EQ(::waitpid(child, &state, 0), child);
     return WIFEXITED(state) ? WEXITSTATUS(state) : -1;
   }
+  static int InChild(const std::function<int()>& body) { return WaitFor(StartChild(body)); }
 
   std::string root_;
   std::unique_ptr<Storage> storage_;

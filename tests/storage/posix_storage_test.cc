@@ -191,6 +191,24 @@ TEST_F(PosixStorage, DaemonsThatRemoveAtTheSameTimeLoseNoTombstone) {
               ElementsAre(AttemptRanges::Range{1, 40}));
 }
 
+// What a mount that went and came back does to an open file: no read of it succeeds any more.
+TEST_F(PosixStorage, AFileThatWentStaleIsOpenedAnew) {
+  const Part part = MakePart(Key(5, 100), 0, 1, {{"a", 1000}});
+  WriteAndPublish(part);
+  const StatusOr<StoredJob> job = storage_->Read("job");
+  ASSERT_TRUE(job.ok()) << job.status();
+  const auto reader = storage_->Open(job->checkpoints.at(0), "a", Me());
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  const UniqueFd unreadable(::open(root_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  ASSERT_GE(::dup3(unreadable.get(), *(*reader)->Descriptor(), O_CLOEXEC), 0);
+  std::string bytes(1000, '\0');
+  for (int read = 0; read < 2; ++read) {
+    const Status status = (*reader)->ReadAt(0, absl::MakeSpan(bytes));
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(bytes, part.objects.at(0)->text());
+  }
+}
+
 TEST_F(PosixStorage, ALinkInAnObjectsPlaceIsNotOpened) {
   WriteAndPublish(MakePart(Key(5, 100)));
   const StoredCheckpoint found = storage_->Read("job")->checkpoints.at(0);

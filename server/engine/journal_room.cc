@@ -1,0 +1,107 @@
+#include "server/engine/journal_room.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/checksum.h"
+#include "common/keys.h"
+#include "server/engine/needs.h"
+
+namespace cairn::engine {
+namespace {
+
+// What ends things (leases, sessions, drops) must fit above the first, the small things of calls above
+// the second.
+constexpr uint64_t kCreatePercent = 90, kSmallPercent = 95;
+// Of what creates may have, one user's may be set aside at once.
+constexpr uint64_t kUserPercent = 75;
+// Of a fact beside its names and checksums: its length, kind, numbers, extent; rounded up.
+constexpr uint64_t kFactBytes = 112;
+
+// Each of them may get a slab of its own, which the journal knows too.
+constexpr uint64_t kSlabBytes = 2 * kFactBytes;
+
+}  // namespace
+
+uint64_t JournalRoom::CostOfSeal(const PartKey& part, absl::string_view name, uint64_t length) {
+  // What is padded may grow, by less than one block more than this.
+  const uint64_t checksums = sizeof(uint32_t) * (BlockCount(length + length / 16, kBlockBytes) + 1);
+  return kFactBytes + part.checkpoint.job.size() + name.size() + checksums;
+}
+
+uint64_t JournalRoom::CostOfPart(const PartKey& part) {
+  return 8 * (kFactBytes + part.checkpoint.job.size());
+}
+
+uint64_t JournalRoom::CostOf(const event::Create& create, bool first) {
+  uint64_t bytes = CostOf(create.part, create.to_come);
+  if (first) bytes += CostOfPart(create.part);
+  const uint64_t job = create.part.checkpoint.job.size();
+  for (const event::ObjectSpec& object : create.objects) {
+    // It is created, and lent to a client without descriptors.
+    bytes += 2 * (kFactBytes + job + object.name.size()) +
+             CostOfSeal(create.part, object.name, object.length);
+    if (object.length >= kLargeObject) bytes += kSlabBytes + job;
+  }
+  return bytes;
+}
+
+uint64_t JournalRoom::CostOf(const PartKey& part, const event::ToCome& to_come) {
+  const uint64_t checksums =
+      sizeof(uint32_t) * (BlockCount(to_come.bytes + to_come.bytes / 16, kBlockBytes));
+  const uint64_t of_object = 3 * (kFactBytes + part.checkpoint.job.size()) + 2 * sizeof(uint32_t);
+  const uint64_t slabs = to_come.bytes / kLargeObject;
+  if (to_come.objects > kUnmeetable / of_object) return kUnmeetable;
+  return to_come.objects * of_object + 3 * to_come.name_bytes + checksums +
+         slabs * (kSlabBytes + part.checkpoint.job.size());
+}
+
+Status JournalRoom::Check(absl::string_view what, uint64_t bytes, uint64_t limit) const {
+  if (capacity_ == 0) return absl::OkStatus();
+  const uint64_t most = capacity_ / 100 * limit;
+  if (used_ + reserved_ <= most && bytes <= most - used_ - reserved_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("journal: ", what, " may cost ", bytes, " bytes of it; ", used_,
+                   " are used and ", reserved_, " set aside for what is being written, of the ",
+                   most, " that may be (", limit, " % of half of journal.bytes)"));
+}
+
+void JournalRoom::Reserve(uint32_t uid, uint64_t bytes) {
+  reserved_ += bytes;
+  if (bytes > 0) reserved_by_[uid] += bytes;
+}
+
+void JournalRoom::Release(uint32_t uid, uint64_t bytes) {
+  reserved_ -= bytes;
+  if (bytes == 0) return;
+  const auto of_user = reserved_by_.find(uid);
+  of_user->second -= bytes;
+  if (of_user->second == 0) reserved_by_.erase(of_user);
+}
+
+Status JournalRoom::CheckCreate(uint32_t uid, uint64_t bytes) const {
+  if (bytes == 0) return absl::OkStatus();  // all of it is set aside
+  const auto of_user = reserved_by_.find(uid);
+  const uint64_t theirs = of_user == reserved_by_.end() ? 0 : of_user->second;
+  const uint64_t most = capacity_ / 100 * kCreatePercent / 100 * kUserPercent;
+  if (capacity_ != 0 && (bytes > most || theirs > most - bytes)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("journal: this create may cost ", bytes, " bytes of it; ", theirs,
+                     " are set aside for what uid ", uid, " is writing, of the ", most,
+                     " that one user may have; commit what is written, create fewer objects, or "
+                     "give the daemon a "
+                     "greater journal.bytes"));
+  }
+  return Check("this create", bytes, kCreatePercent);
+}
+
+bool JournalRoom::ASnapshotMayHelp(uint32_t uid, uint64_t bytes) const {
+  if (CheckCreate(uid, bytes).ok()) return false;
+  JournalRoom empty = *this;
+  empty.used_ = 0;
+  return empty.CheckCreate(uid, bytes).ok();
+}
+
+Status JournalRoom::CheckSmall(absl::string_view what) const {
+  return Check(what, kSmallBytes, kSmallPercent);
+}
+
+}  // namespace cairn::engine
