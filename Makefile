@@ -3,11 +3,14 @@
 # All paths are relative: make cannot handle a space in a path, and your folder's name may have one.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test bench lint format asan tsan mutants clean
+.PHONY: help setup build demo test bench soak year lint format asan tsan mutants clean
 
 # ordinary: as any user, without gigabytes. all: also root, cgroups, another uid, torch 2, sanitizers, lint.
 TIER ?= ordinary
 PYTHON := /usr/bin/python3
+# How long a soak lasts, and a year.
+MINUTES ?= 30
+STEPS ?= 1000000
 # Python would otherwise write bytecode beside the sources.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
@@ -33,8 +36,18 @@ test:  ## all tests an ordinary user can run; TIER=all for the rest too
 
 bench:  ## the figures of docs/benchmarks.md; ROWS="save_warm persist" for some
 	@hack/setup bench
-	@hack/build cairnd cairn cairn_python cairn_bench
+	@hack/build cairnd cairn cairn_python cairn_bench cairn_apply_bench
 	@$(PYTHON) tests/bench/run.py $(ROWS)
+
+soak:  ## a node under load, kills included, must end as it began; MINUTES=30, SEED=N for the same plan
+	@hack/setup test
+	@hack/build cairnd cairn cairn_python
+	@$(PYTHON) tests/soak/soak.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+year:  ## a year of the engine in injected time, a million steps; must end as it began (STEPS=N)
+	@hack/setup test
+	@hack/build engine_year_test
+	@CAIRN_YEAR_STEPS=$(STEPS) build/main/tests/year/engine_year_test
 
 lint:  ## formatting, clang-tidy, house rules, structure, ruff
 	@hack/setup lint

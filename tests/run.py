@@ -6,8 +6,8 @@ that dies counts as one failure, with its last output. Two lanes of stages run s
 (driver/schedule.py); the end shows what each took.
 
     tests/run.py --tier ordinary      what any user can run (make test)
-    tests/run.py --tier all           also root, cgroups, another uid, torch 2, lint, demo, mutants,
-                                      fuzzing, sanitizers
+    tests/run.py --tier all           also root, cgroups, another uid, torch 2, lint, demo, a soak of two
+                                      minutes, mutants, fuzzing, sanitizers
     tests/run.py --only unit,python   some stages
     tests/run.py --filter REGEX       of the C++ programs, some
 """
@@ -28,6 +28,7 @@ from driver.schedule import Lane, Schedule, Stage, run_here, stage_command
 SUITES = ("python", "faults", "e2e")
 DEMO = [sys.executable, "hack/demo/run.py"]
 LINT = [sys.executable, "hack/lint.py"]
+SOAK = [sys.executable, "tests/soak/soak.py", "--minutes", "2"]
 
 # In the order in which each lane runs them. Behind, what takes longest goes first; the fuzzers, whose proof
 # grows with the processor time that they get, go last, when the front lane has ended.
@@ -42,6 +43,7 @@ STAGES = [
     ),
     Stage("torch2", Lane.FRONT, False, stages.python_stage("torch2", stages.TORCH2_PYTHON, SUITES)),
     Stage("demo", Lane.FRONT, False, stages.command_stage("demo", DEMO, 900)),
+    Stage("soak", Lane.FRONT, False, stages.command_stage("soak", SOAK, 600)),
     Stage(
         "asan",
         Lane.BEHIND,

@@ -19,17 +19,26 @@ namespace cairn::bench {
 namespace {
 
 const std::vector<std::pair<std::string, StatusOr<Row> (*)(const Settings&)>> kRows = {
-    {"save_warm", SaveWarm},        {"save_new_client", SaveNewClient},
-    {"save_early", SaveEarly},      {"prefault", Prefault},
-    {"load_read", LoadRead},        {"load_map", LoadMap},
-    {"load_map/next", LoadMapNext}, {"persist", Persist},
-    {"restart", Restart},           {"rpc_rate", RpcRate}};
+    {"save_warm", SaveWarm},
+    {"save_new_client", SaveNewClient},
+    {"save_early", SaveEarly},
+    {"prefault", Prefault},
+    {"load_read", LoadRead},
+    {"load_map", LoadMap},
+    {"load_map/next", LoadMapNext},
+    {"persist", Persist},
+    {"restart", Restart},
+    {"rpc_rate", RpcRate},
+    {"stall", Stall},
+    {"restart_large", RestartLarge}};
 
 const std::vector<std::pair<std::string, StatusOr<Values> (*)(const Values&)>> kChildren = {
     {"save_new_client", SaveNewClientChild},
     {"load_read", LoadReadChild},
     {"load_map", LoadMapChild},
-    {"echo", EchoChild}};
+    {"echo", EchoChild},
+    {"stall_stat", StallStatChild},
+    {"stall_echo", StallEchoChild}};
 
 int RunAsChild(const std::string& name, const std::vector<std::string>& words) {
   Values arguments;

@@ -92,10 +92,12 @@ double NowMs() {
 }
 
 bool Missed(const Row& row) {
-  return row.higher_is_better ? Ratio(row) < row.bar / kLeeway : Ratio(row) > row.bar * kLeeway;
+  const double measured = row.absolute ? Ours(row) : Ratio(row);
+  return row.higher_is_better ? measured < row.bar / kLeeway : measured > row.bar * kLeeway;
 }
 
 std::string RowJson(const Row& row) {
+  using Json = nlohmann::ordered_json;
   nlohmann::ordered_json samples = nlohmann::ordered_json::array();
   for (const Pair& pair : row.pairs) samples.push_back({pair.ours, pair.reference});
   const nlohmann::ordered_json json = {{"name", row.name},
@@ -103,7 +105,7 @@ std::string RowJson(const Row& row) {
                                        {"unit", row.unit},
                                        {"reference", row.reference},
                                        {"reference_value", Reference(row)},
-                                       {"ratio", Ratio(row)},
+                                       {"ratio", row.absolute ? Json() : Json(Ratio(row))},
                                        {"direction", row.higher_is_better ? "higher" : "lower"},
                                        {"bar", row.bar},
                                        {"ok", !Missed(row) && Invalid(row).empty()},
@@ -117,8 +119,9 @@ std::string RowJson(const Row& row) {
 
 std::string RowText(const Row& row) {
   const std::string invalid = Invalid(row);
-  return absl::StrFormat("%-16s %10.4g %-8s %-40s %10.4g   ratio %6.3f  bar %s %.2f  %s", row.name,
-                         Ours(row), row.unit, row.reference, Reference(row), Ratio(row),
+  const std::string ratio = row.absolute ? "     -" : absl::StrFormat("%6.3f", Ratio(row));
+  return absl::StrFormat("%-16s %10.4g %-8s %-40s %10.4g   ratio %s  bar %s %.2f  %s", row.name,
+                         Ours(row), row.unit, row.reference, Reference(row), ratio,
                          row.higher_is_better ? ">=" : "<=", row.bar,
                          !invalid.empty() ? "invalid: " + invalid
                          : Missed(row)    ? "MISSED"

@@ -45,6 +45,8 @@ struct Row {
   // limit. Below it where higher is better.
   double absurd_reference = 0;
   std::string note;
+  // The bar is on our own value, and the reference only stands beside it: there is no ratio.
+  bool absolute = false;
 };
 
 double Median(std::vector<double> values);
@@ -95,10 +97,14 @@ StatusOr<Row> LoadMapNext(const Settings& settings);
 StatusOr<Row> Persist(const Settings& settings);
 StatusOr<Row> Restart(const Settings& settings);
 StatusOr<Row> RpcRate(const Settings& settings);
+StatusOr<Row> Stall(const Settings& settings);
+StatusOr<Row> RestartLarge(const Settings& settings);
 
 StatusOr<Values> SaveNewClientChild(const Values& arguments);
 StatusOr<Values> LoadReadChild(const Values& arguments);
 StatusOr<Values> LoadMapChild(const Values& arguments);
 StatusOr<Values> EchoChild(const Values& arguments);
+StatusOr<Values> StallStatChild(const Values& arguments);
+StatusOr<Values> StallEchoChild(const Values& arguments);
 
 }  // namespace cairn::bench

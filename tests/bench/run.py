@@ -4,10 +4,11 @@
 A bench program takes the names of rows (none: all it has) and writes one JSON object per row to stdout, with
 the keys of KEYS; build/bench.json is the list of them. `ratio` is the median over the pairs of ours ÷
 reference, or of a speed-up or a throughput ratio where more is better, as `direction` says; `samples` are
-the pairs. `invalid` says why a row proves nothing, for example a reference that is absurdly slow on this
-machine. Other lines are passed through.
+the pairs. Where `ratio` is null the bar is on `value` itself, and the reference only stands beside it.
+`invalid` says why a row proves nothing, for example a reference that is absurdly slow on this machine. Other
+lines are passed through.
 
-A bar is missed when the median is worse than 1.05 × bar twice: a row that misses is run once more.
+A bar is missed when what it is on is worse than 1.05 × bar twice: a row that misses is run once more.
 """
 
 from __future__ import annotations
@@ -55,6 +56,17 @@ ORDER = [
     "torch_load",
     "torch_load_mmap",
     "rpc_rate",
+    "stall",
+    "restart_large",
+    *(
+        f"apply/{held}/{figure}"
+        for held in ("1000", "100000", "1000000", "writers_4096")
+        for figure in ("p50", "worst")
+    ),
+    "apply/growth",
+    "apply/growth_of_kind",
+    "apply/snapshot",
+    "apply/describe",
 ]
 
 
@@ -64,7 +76,11 @@ def programs() -> list[tuple[list[str], list[str]]]:
     return [
         (
             [str(find_program("cairn_bench")), "--folder", str(BUILD)],
-            [name for name in ORDER if not name.startswith("torch")],
+            [name for name in ORDER if not name.startswith(("torch", "apply"))],
+        ),
+        (
+            [str(find_program("cairn_apply_bench"))],
+            [name for name in ORDER if name.startswith("apply")],
         ),
         (
             [python, str(ROOT / "tests" / "bench" / "torch_bench.py")],
@@ -97,7 +113,7 @@ def run_rows(command: list[str], rows: list[str]) -> dict[str, dict]:
         try:
             row = json.loads(line)
             found[row["name"]] = row
-            print(f"  {row['name']}: {row['ratio']:.3f}", flush=True)
+            print(f"  {row['name']}: {figure(row)}", flush=True)
         except (ValueError, KeyError, TypeError):
             print("  " + line.rstrip(), flush=True)
     code = process.wait()
@@ -107,12 +123,17 @@ def run_rows(command: list[str], rows: list[str]) -> dict[str, dict]:
     return found
 
 
+def figure(row: dict) -> str:
+    return f"{row['value']:.4g} {row['unit']}" if row["ratio"] is None else f"{row['ratio']:.3f}"
+
+
 def missed(row: dict) -> bool:
     if "failed" in row or row.get("invalid"):
         return False
+    measured = row["value"] if row["ratio"] is None else row["ratio"]
     if row["direction"] == "higher":
-        return row["ratio"] < row["bar"] / LEEWAY
-    return row["ratio"] > row["bar"] * LEEWAY
+        return measured < row["bar"] / LEEWAY
+    return measured > row["bar"] * LEEWAY
 
 
 def verdict(row: dict) -> str:
@@ -136,9 +157,11 @@ def table(rows: list[dict]) -> str:
             [
                 row["name"],
                 f"{row['value']:.4g} {row['unit']}",
-                f"{row['reference_value']:.4g} {row['unit']} ({row['reference']})",
-                f"{row['ratio']:.2f}",
-                f"{sign} {row['bar']:g}",
+                f"{row['reference_value']:.4g} ({row['reference']})"
+                if row["ratio"] is None
+                else f"{row['reference_value']:.4g} {row['unit']} ({row['reference']})",
+                "" if row["ratio"] is None else f"{row['ratio']:.2f}",
+                f"{sign} {row['bar']:g}{' ' + row['unit'] if row['ratio'] is None else ''}",
                 str(len(row["samples"])),
                 "ok" if row["ok"] else "",
                 verdict(row),
@@ -165,8 +188,11 @@ def machine() -> str:
 
 
 def main() -> int:
-    wanted = sys.argv[1:] or ORDER
-    unknown = [name for name in wanted if name not in ORDER]
+    wanted, unknown = [], []
+    for word in sys.argv[1:] or ORDER:  # "apply/1000" also stands for its rows
+        rows = [word] if word in ORDER else [row for row in ORDER if row.startswith(word + "/")]
+        wanted += rows
+        unknown += [] if rows else [word]
     if unknown:
         raise SystemExit(f"no such row: {', '.join(unknown)}; there are {', '.join(ORDER)}")
     found: dict[str, dict] = {}
