@@ -254,7 +254,6 @@ struct ScanJob {
 // Reads the manifests of a checkpoint in storage. → TablesRead
 struct ReadTables {
   CheckpointKey checkpoint;
-  Location location;
 };
 
 // Reads which line records a job has in storage. → LineNumbersRead

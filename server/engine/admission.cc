@@ -139,6 +139,11 @@ bool Admission::TryAdmit(Checkpoint* checkpoint) {
   return eviction_.Available(job) >= wanted;
 }
 
+uint64_t Admission::Unpromised(const Job& job) const {
+  const uint64_t available = eviction_.Available(job);
+  return available - std::min(available, reserved_bytes_);
+}
+
 void Admission::Consume(Checkpoint* checkpoint, uint64_t bytes) {
   Verdict& verdict = checkpoint->verdict.Edit();
   const uint64_t used = std::min(verdict.reserved, bytes);
@@ -255,10 +260,9 @@ bool Admission::Due(uint64_t manifests_version) {
   return true;
 }
 
-void Admission::Serve() {
+void Admission::Serve(uint64_t claimed) {
   ReleaseGivenUp();
-  // Budget that creates before this one wait for is not this one's.
-  uint64_t claimed = 0;
+  // Budget that creates before this one wait for is not this one's either.
   std::vector<RequestId> waiting;
   for (const auto& [order, request] : order_) waiting.push_back(request);
   for (RequestId request : waiting) {

@@ -162,7 +162,6 @@ bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Se
       const bool known = !options_.storage || job->scan->Known();
       attempt.lineage = known ? standing_.LineageBelow(*job, step) : Lineage::OfUnknown();
     }
-    Say(*job, attempt);
     JobAttempts& attempts = job->attempts.Edit();
     attempts.greatest = std::max(attempts.greatest, number);
     attempts.begun.emplace(number, std::move(attempt));
@@ -170,6 +169,7 @@ bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Se
     ++attempts.line_version;
   }
   AttemptState& attempt = job->attempts.Edit().begun.at(number);
+  if (!attempt.journaled) Say(*job, &attempt);
   if (!attempt.processes.contains(part.writer)) {
     attempt.processes[part.writer] = {session.process, session.pid};
     out_.Say(fact::WriterProcess{job->name, number, part.writer, session.process});
@@ -314,7 +314,7 @@ void Attempts::Learn(Job* job, Attempt number, const AttemptLine& shown, int64_t
     attempt.lineage = shown.lineage;
     attempt.first_step = shown.first;
     attempt.unix_ms = unix_ms;
-    Say(*job, attempt);
+    if (AmongNewest(*job, number)) Say(*job, &attempt);
     JobAttempts& attempts = job->attempts.Edit();
     attempts.begun.emplace(number, std::move(attempt));
     attempts.elsewhere.erase(number);
@@ -401,12 +401,37 @@ void Attempts::SetOrigin(Job* job, Attempt attempt, Lineage lineage) {
   AttemptState& state = attempts.begun.at(attempt);
   state.lineage = std::move(lineage);
   ++attempts.line_version;
-  Say(*job, state);
+  if (state.journaled || HasMemory(*job, state)) Say(*job, &state);
 }
 
-void Attempts::Say(const Job& job, const AttemptState& attempt) {
-  out_.Say(fact::AttemptBegun{job.name, attempt.attempt, attempt.first_step, attempt.lineage,
-                              attempt.unix_ms});
+void Attempts::Say(const Job& job, AttemptState* attempt) {
+  attempt->journaled = true;
+  out_.Say(fact::AttemptBegun{job.name, attempt->attempt, attempt->first_step, attempt->lineage,
+                              attempt->unix_ms});
+}
+
+bool Attempts::AmongNewest(const Job& job, Attempt number) {
+  size_t above = 0;
+  const auto& begun = job.attempts->begun;
+  for (auto at = begun.rbegin(); at != begun.rend() && at->first > number; ++at) {
+    if (++above == kJournaledLives) return false;
+  }
+  return true;
+}
+
+bool Attempts::HasMemory(const Job& job, const AttemptState& attempt) {
+  for (const auto& [step, count] : attempt.checkpoints_at) {
+    for (const Checkpoint* checkpoint : CheckpointsAt(job, step)) {
+      if (checkpoint->key.attempt == attempt.attempt && checkpoint->InMemory()) return true;
+    }
+  }
+  return false;
+}
+
+bool Attempts::InSnapshot(const Job& job, const AttemptState& attempt) {
+  const bool told =
+      attempt.journaled && (!attempt.sessions.empty() || AmongNewest(job, attempt.attempt));
+  return told || HasMemory(job, attempt);
 }
 
 // --- recovery
@@ -420,6 +445,7 @@ void Attempts::Restore(const Restored& restored) {
     attempt.first_step = fact.first_step;
     attempt.lineage = fact.lineage;
     attempt.unix_ms = fact.unix_ms;
+    attempt.journaled = true;
     ++attempts.line_version;
     Saw(job, id.second);
   }
@@ -486,8 +512,10 @@ void Attempts::RestoreReached() {
 
 void Attempts::Snapshot(const Job& job, Attempt number, const AttemptState& attempt,
                         std::vector<Fact>* facts) const {
-  facts->push_back(
-      fact::AttemptBegun{job.name, number, attempt.first_step, attempt.lineage, attempt.unix_ms});
+  if (InSnapshot(job, attempt)) {
+    facts->push_back(
+        fact::AttemptBegun{job.name, number, attempt.first_step, attempt.lineage, attempt.unix_ms});
+  }
   for (const auto& [id, object] : attempt.dropped) {
     const auto& [step, revision, writer] = id;
     facts->push_back(fact::ObjectDropped{{{job.name, step, number, revision}, writer}, object});

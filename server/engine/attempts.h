@@ -84,6 +84,8 @@ class Attempts {
   static bool OriginsKnown(const Job& job);
 
   void Restore(const Restored& restored);
+  // What is left out is known from storage only, and is found there again.
+  static bool InSnapshot(const Job& job, const AttemptState& attempt);
   void RestoreSessions();  // which attempts each live session is a writer of
   void RestoreReached();   // the parts are there
   void Snapshot(const Job& job, Attempt number, const AttemptState& attempt,
@@ -98,7 +100,9 @@ class Attempts {
 
  private:
   static void Remember(Job* job, Attempt number, Decision decision);
-  void Say(const Job& job, const AttemptState& attempt);
+  void Say(const Job& job, AttemptState* attempt);
+  static bool AmongNewest(const Job& job, Attempt number);  // kJournaledLives
+  static bool HasMemory(const Job& job, const AttemptState& attempt);
   void SetOrigin(Job* job, Attempt attempt, Lineage lineage);
   bool HasLiveSession(const Job& job, const ProcessToken& process, SessionId besides = 0) const;
   // Which writers of the newest attempt its process is: they are there, or not any more.

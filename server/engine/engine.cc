@@ -1,6 +1,5 @@
-// One file: who is told of an event, in which order, and what all components do together.
-// What the engine is made of, and which component an event goes to. docs/architecture.md has the
-// picture of who tells whom what.
+// One file: what the engine is made of, who is told of an event, in which order, and what all components
+// do together. docs/architecture.md has the picture of who tells whom what.
 #include "server/engine/engine.h"
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include "server/engine/finding.h"
 #include "server/engine/job_calls.h"
 #include "server/engine/journal_room.h"
+#include "server/engine/journal_use.h"
 #include "server/engine/opening.h"
 #include "server/engine/restored.h"
 #include "server/engine/saving.h"
@@ -30,20 +30,10 @@ constexpr int kServeRounds = 64;
 constexpr int kEvictBatch = 64;
 // Rows for the recorder that one event makes; the rest follows at once.
 constexpr size_t kRecordBatch = 256;
-
-}  // namespace
-
 // What a create may cost the journal at most for older steps to be given up for it.
 constexpr uint64_t kMostToLetGoFor = 1 << 20;
 
-// Calls that add a little to the journal and end nothing there.
-template <class E>
-constexpr bool AddsToJournal() {
-  return std::is_same_v<E, event::Hello> || std::is_same_v<E, event::Open> ||
-         std::is_same_v<E, event::Pin> || std::is_same_v<E, event::Remove> ||
-         std::is_same_v<E, event::ResumeFrom> || std::is_same_v<E, event::Use> ||
-         std::is_same_v<E, event::SetPolicy>;
-}
+}  // namespace
 
 // Members stand in the order in which they know each other: each is given those above it.
 class Engine::Impl {
@@ -83,7 +73,7 @@ class Engine::Impl {
       // Others' steps are given up for a usual step, not for an enormous one.
       return bytes <= kMostToLetGoFor ? JournalHelp::kLetGo : JournalHelp::kSnapshot;
     }
-    if constexpr (AddsToJournal<E>()) {
+    if constexpr (JournalUseOf<E>().adds_a_little) {
       return journal_.CheckSmall("").ok() ? JournalHelp::kNone : JournalHelp::kSnapshot;
     }
     return JournalHelp::kNone;
@@ -111,11 +101,9 @@ class Engine::Impl {
         },
         event);
   }
-  // Answers what adds to the journal when that is nearly full. Creates are looked at more closely where
-  // they are admitted; what ends things is always let through.
   template <class E>
   bool HasJournalRoom(const E& event) {
-    if constexpr (AddsToJournal<E>()) {
+    if constexpr (JournalUseOf<E>().adds_a_little) {
       const Status status = journal_.CheckSmall("this call");
       if (!status.ok()) out_.Answer(event.caller.request, status);
       return status.ok();
@@ -193,7 +181,7 @@ class Engine::Impl {
   Attempts attempts_{options_, &out_, &jobs_, &sessions_, &standing_, &records_};
   Parts parts_{&out_,        &jobs_,    &attempts_, &leases_,   &ledger_,
                &footprints_, &changes_, &standing_, &sessions_, &journal_};
-  Eviction eviction_{&out_, &ledger_, &parts_, &standing_};
+  Eviction eviction_{options_, &out_, &ledger_, &parts_, &standing_};
   Manifests manifests_{options_, &out_, &callers_, &sessions_, &ledger_, &parts_, &eviction_};
   Admission admission_{options_,   &out_,   &callers_,  &jobs_,     &ledger_, &leases_,
                        &attempts_, &parts_, &standing_, &eviction_, &journal_};
@@ -202,17 +190,10 @@ class Engine::Impl {
   Describing describing_{&jobs_, &standing_};
   Retention retention_{options_, &out_,         &callers_,  &jobs_,     &sessions_,
                        &parts_,  &persistence_, &eviction_, &standing_, &describing_};
-  Scanning scanning_{options_,
-                     mode_,
-                     &out_,
-                     &callers_,
-                     &jobs_,
-                     &attempts_,
-                     &parts_,
-                     &persistence_,
-                     &retention_,
-                     &records_,
-                     [this](const Event& event) { Dispatch(event); }};
+  Scanning scanning_{options_,    mode_,     &journal_,
+                     &out_,       &callers_, &jobs_,
+                     &attempts_,  &parts_,   &persistence_,
+                     &retention_, &records_, [this](const Event& event) { Dispatch(event); }};
   Tables tables_{&out_, &callers_, &parts_, [this](const Event& event) { Dispatch(event); }};
   Opening opening_{&out_,         &callers_,  &sessions_,   &leases_,   &ledger_, &parts_,
                    &persistence_, &standing_, &describing_, &scanning_, &tables_};
@@ -280,9 +261,9 @@ Outcome Engine::Impl::Finish() {
   scanning_.ReadDue();
   retention_.TryAgainDue();
   manifests_.PauseOver();
+  eviction_.LimitOnlyRecords();
   for (int round = 0; round < kServeRounds && admission_.Due(manifests_.version()); ++round) {
-    manifests_.Retry();
-    admission_.Serve();
+    admission_.Serve(manifests_.Retry());
   }
   persistence_.Run();
   records_.Run();

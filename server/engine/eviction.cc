@@ -9,6 +9,10 @@ namespace cairn::engine {
 namespace {
 
 constexpr int kRecycleTries = 8;
+// Of the budget they have one part in so many, or at least so many pages.
+constexpr uint64_t kShareOfOnlyRecords = 64;
+constexpr uint64_t kSomeOnlyRecords = 64;
+constexpr int kAtOnce = 64;  // in one event
 
 }  // namespace
 
@@ -74,6 +78,14 @@ bool Eviction::EvictAny() {
   if (checkpoint == nullptr) return false;
   Evict(checkpoint);
   return true;
+}
+
+void Eviction::LimitOnlyRecords() {
+  const size_t most =
+      std::max(kSomeOnlyRecords, options_.budget_bytes / kShareOfOnlyRecords / kPageBytes);
+  for (int i = 0; i < kAtOnce && standing_.only_records() > most; ++i) {
+    Evict(standing_.FirstOfOnlyRecords());
+  }
 }
 
 bool Eviction::Recycle(Job* job, SessionId session, uint64_t need, EvictClass up_to) {

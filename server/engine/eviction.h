@@ -8,8 +8,8 @@ namespace cairn::engine {
 
 class Eviction {
  public:
-  Eviction(Outbox* out, Ledger* ledger, Parts* parts, Standing* standing)
-      : out_(*out), ledger_(*ledger), parts_(*parts), standing_(*standing) {}
+  Eviction(const Options& options, Outbox* out, Ledger* ledger, Parts* parts, Standing* standing)
+      : options_(options), out_(*out), ledger_(*ledger), parts_(*parts), standing_(*standing) {}
   // Manifests of what is evicted; set before the first event (the two need each other).
   void set_manifests(Manifests* manifests) { manifests_ = manifests; }
 
@@ -31,6 +31,9 @@ class Eviction {
   // kGarbage only one that will never be complete, not an abandoned one. True: it did.
   bool Recycle(Job* job, SessionId session, uint64_t need, EvictClass up_to);
   // The first that may go, whatever its class. False: nothing can be given up.
+  // Steps of which nobody saved an object cost a page each that no create asks for: of those that could
+  // be evicted only a few stay.
+  void LimitOnlyRecords();
   bool EvictAny();
   // Of a persisted checkpoint: what is leased or pinned stays.
   void DropMemory(Checkpoint* checkpoint);
@@ -38,6 +41,7 @@ class Eviction {
  private:
   void Evict(Checkpoint* checkpoint);
 
+  const Options& options_;
   Outbox& out_;
   Ledger& ledger_;
   Parts& parts_;

@@ -10,14 +10,11 @@ namespace {
 
 // What ends things (leases, sessions, drops) must fit above the first, the small things of calls above
 // the second.
-constexpr uint64_t kCreatePercent = 90, kSmallPercent = 95;
+constexpr uint64_t kCreatePercent = 90, kSmallPercent = 95;  // 90: journal::Options::refuse_share
 // Of what creates may have, one user's may be set aside at once.
 constexpr uint64_t kUserPercent = 75;
-// Of a fact beside its names and checksums: its length, kind, numbers, extent; rounded up.
-constexpr uint64_t kFactBytes = 112;
-
 // Each of them may get a slab of its own, which the journal knows too.
-constexpr uint64_t kSlabBytes = 2 * kFactBytes;
+constexpr uint64_t kSlabBytes = 2 * JournalRoom::kFactBytes;
 
 }  // namespace
 
@@ -102,6 +99,11 @@ bool JournalRoom::ASnapshotMayHelp(uint32_t uid, uint64_t bytes) const {
 
 Status JournalRoom::CheckSmall(absl::string_view what) const {
   return Check(what, kSmallBytes, kSmallPercent);
+}
+
+Status JournalRoom::CheckStored(absl::string_view job, uint64_t bytes) const {
+  if (bytes <= kSmallBytes) return absl::OkStatus();
+  return Check(absl::StrCat("what storage tells of job ", job), bytes, kSmallPercent);
 }
 
 }  // namespace cairn::engine

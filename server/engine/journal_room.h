@@ -23,14 +23,19 @@ class JournalRoom {
     capacity_ = capacity;
   }
 
-  // Upper bounds of what the journal is told of a create, and of what it may be told of one of its objects
-  // later, until its part is committed; and of the part then.
-  // Of what is to come after it, too. `first`: of its part.
+  // Upper bounds of the bytes of facts …
+  // … of a create and of its objects until their part is committed, and of the creates that it says are
+  // to come. `first`: and of the part itself.
   static uint64_t CostOf(const event::Create& create, bool first);
+  // … of creates that were only told of.
   static uint64_t CostOf(const PartKey& part, const event::ToCome& to_come);
+  // … of the seal of one object.
   static uint64_t CostOfSeal(const PartKey& part, absl::string_view name, uint64_t length);
+  // … of the commit of a part, its slabs, and its end.
   static uint64_t CostOfPart(const PartKey& part);
   static constexpr uint64_t kSmallBytes = 4096;
+  // Of a fact beside its names, checksums and lineage: its length, kind, numbers, extent; rounded up.
+  static constexpr uint64_t kFactBytes = 112;
 
   void Reserve(uint32_t uid, uint64_t bytes);
   void Release(uint32_t uid, uint64_t bytes);
@@ -43,6 +48,8 @@ class JournalRoom {
   bool ASnapshotMayHelp(uint32_t uid, uint64_t bytes) const;
   // The same for what costs a fact or two; it may use a little of what creates may not.
   Status CheckSmall(absl::string_view what) const;
+  // The same for what storage tells of a job.
+  Status CheckStored(absl::string_view job, uint64_t bytes) const;
 
  private:
   Status Check(absl::string_view what, uint64_t bytes, uint64_t limit) const;

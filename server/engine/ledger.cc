@@ -289,8 +289,6 @@ void Ledger::WriterGone(SlabRecord* slab) {
   Settle(slab);
 }
 
-void Ledger::WriterNeverLent(SlabRecord* slab) { WriterGone(slab); }
-
 void Ledger::LendToReader(SlabRecord* slab, LeaseId lease, bool by_path) {
   Lift(slab);
   slab->readers[lease] = false;

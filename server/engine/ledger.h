@@ -134,7 +134,6 @@ class Ledger {
   void ReaderReleased(SlabRecord* slab, LeaseId lease, bool has_lock);
   // The description never left the daemon.
   void ReaderNeverLent(SlabRecord* slab, LeaseId lease);
-  void WriterNeverLent(SlabRecord* slab);
   // True, once: SlabRecord::lend_again.
   bool TakeLendAgain(SlabRecord* slab) { return std::exchange(slab->lend_again, false); }
 

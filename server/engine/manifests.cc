@@ -14,6 +14,13 @@ constexpr uint64_t kManifestSlabBytes = 256 << 10;
 constexpr MonotonicNanos kPatience = 10 * kNanosPerSecond;
 constexpr MonotonicNanos kPauseAfterFailure = kNanosPerSecond / 2;
 
+// Of a manifest beside its objects, as a rule.
+constexpr uint64_t kHeadBytes = 2048;
+
+uint64_t RecordBytes(uint64_t manifest_bytes, uint64_t objects) {
+  return manifest_bytes + PartRecordTailSize(objects) + kRecordSealBytes;
+}
+
 uint64_t Pages(uint64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
 }  // namespace
@@ -46,7 +53,7 @@ void Manifests::Begin(Part* part, Manifest head) {
   place.committing = true;
   under_way_.insert(part->key);
   place.bytes = EncodedManifestSize(head) + part->content->encoded_bytes;
-  place.record_bytes = place.bytes + PartRecordTailSize(part->content->count) + kRecordSealBytes;
+  place.record_bytes = RecordBytes(place.bytes, part->content->count);
   place.table = Parts::TableOf(*part, std::move(head));
   Write(part);
 }
@@ -137,7 +144,26 @@ void Manifests::MakeSlab(uint64_t bytes, bool urgent) {
   coming_.insert(ledger_.MakeForManifests(bytes, urgent)->id);
 }
 
-void Manifests::Retry() {
+void Manifests::Prepare(const Part& part, SessionId session, uint64_t most) {
+  const PartContent& content = *part.content;
+  const uint64_t need = Pages(kHeadBytes + RecordBytes(content.encoded_bytes, content.count));
+  uint64_t offset = 0;
+  // Some other parts may be committed first.
+  const bool spare = slabs_bytes_ - used_bytes_ >= need + slab_bytes_ / 8;
+  if ((spare && Find(need, &offset) != nullptr) || Coming(need) || make_at_ != 0) return;
+  const uint64_t bytes = SlabBytesFor(std::max(need, slab_bytes_));
+  if (most < bytes) return;
+  if (ledger_.UnusedBudget() < bytes) eviction_.Free(part.checkpoint->job, session, bytes);
+  if (ledger_.UnusedBudget() >= bytes) MakeSlab(bytes, /*urgent=*/false);
+}
+
+bool Manifests::Coming(uint64_t bytes) const {
+  return std::any_of(coming_.begin(), coming_.end(),
+                     [&](SlabId id) { return ledger_.Find(id)->bytes >= bytes; });
+}
+
+uint64_t Manifests::Retry() {
+  uint64_t wanted = 0;
   const std::set<PartKey> waiting = waiting_;
   for (const PartKey& key : waiting) {
     Part* part = parts_.Find(key);
@@ -148,14 +174,16 @@ void Manifests::Retry() {
       Write(part);
       continue;
     }
-    bool coming = false;
-    for (SlabId id : coming_) coming |= ledger_.Find(id)->bytes >= need;
-    if (coming) continue;
+    if (Coming(need)) continue;
     const uint64_t bytes = SlabBytesFor(std::max(need, slab_bytes_));
     if (ledger_.UnusedBudget() < bytes) eviction_.Free(nullptr, 0, bytes);
-    if (ledger_.UnusedBudget() < bytes || make_at_ != 0) continue;
+    if (ledger_.UnusedBudget() < bytes || make_at_ != 0) {
+      wanted = std::max(wanted, bytes);
+      continue;
+    }
     MakeSlab(bytes, /*urgent=*/true);
   }
+  return wanted;
 }
 
 bool Manifests::SlabMade(SlabId slab, const Status& status) {

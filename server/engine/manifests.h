@@ -31,8 +31,13 @@ class Manifests : public Waitlist, public StepWatcher {
   void Begin(Part* part, Manifest head);
   void Free(Part* part);  // its memory; Parts says the fact
 
-  // Commits that found no space: makes a slab for them, evicting if it must.
-  void Retry();
+  // Before the part's session hears that it may write: its answer says which slabs it is to unmap, should
+  // the part's record need their memory. A commit that waits for memory cannot tell it that.
+  // `most`: memory that nobody was promised.
+  void Prepare(const Part& part, SessionId session, uint64_t most);
+  // Commits that found no space: makes a slab for them, evicting if it must. How much budget they wait
+  // for, which is no create's.
+  uint64_t Retry();
   // Keeps space for the next manifest, so that commits do not wait for a slab to be faulted in.
   void KeepSpace();
   // True: the slab was made for manifests.
@@ -68,6 +73,7 @@ class Manifests : public Waitlist, public StepWatcher {
     uint64_t used = 0;
   };
 
+  bool Coming(uint64_t bytes) const;  // a slab that is as large
   void Write(Part* part);
   void Adopt(const SlabRecord& slab);
   void Use(SlabId slab, uint64_t offset, uint64_t bytes);

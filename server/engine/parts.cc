@@ -510,7 +510,9 @@ void Parts::Erase(Part* part) {
   PartContent& content = part->content.Edit();
   const std::string held = HeldName(content);
   if (!held.empty()) attempts_.RememberDropped(part->key, held);
-  if (!content.slabs.empty() || !content.lost.empty() || part->manifest->resident) {
+  // Of one that only storage had, too, when it is remembered: a snapshot in pieces may be past that.
+  if (!held.empty() || !content.slabs.empty() || !content.lost.empty() ||
+      part->manifest->resident) {
     out_.Say(fact::PartDropped{part->key, held});
   }
   for (const auto& [name, object] : content.objects) leases_.EndWrite(object.get());

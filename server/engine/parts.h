@@ -113,6 +113,9 @@ class Parts {
   void Restore(const Restored& restored, const Recovered& recovered, Manifests* manifests);
   void RestoreFootprints();  // once the ledger has decided the slabs' states
   void RestoreComplete();
+  // Of a part that is being written first its objects, one by one: the next by name, or nullptr.
+  static const Object* OpenAfter(const Part& part, const std::string& name);
+  static void Snapshot(const Object& object, std::vector<Fact>* facts);
   void Snapshot(const Part& part, std::vector<Fact>* facts) const;
 
   // Takes an extent and what lies in it; returns what is wrong with that.

@@ -1,3 +1,4 @@
+// What the journal is told of parts, how they come back, and what always holds of them.
 #include <algorithm>
 
 #include "absl/strings/escaping.h"
@@ -172,17 +173,24 @@ void Parts::RestoreComplete() {
   }
 }
 
+const Object* Parts::OpenAfter(const Part& part, const std::string& name) {
+  const auto& objects = part.content->objects;
+  const auto at = objects.upper_bound(name);
+  return at == objects.end() ? nullptr : at->second.get();
+}
+
+void Parts::Snapshot(const Object& object, std::vector<Fact>* facts) {
+  const ObjectContent& content = *object.content;
+  const Part& part = *object.part;
+  facts->push_back(fact::ObjectCreated{part.key, part.checkpoint->content->world_size,
+                                       object.name(), object.entry().kind, content.asked,
+                                       content.extent, content.session, content.call});
+  if (!content.seal_said) return;
+  facts->push_back(fact::ObjectSealed{part.key, object.entry(), content.extent});
+}
+
 void Parts::Snapshot(const Part& part, std::vector<Fact>* facts) const {
   const PartContent& content = *part.content;
-  for (const auto& [name, object] : content.objects) {
-    const ObjectContent& of_object = *object->content;
-    facts->push_back(fact::ObjectCreated{part.key, part.checkpoint->content->world_size,
-                                         object->name(), object->entry().kind, of_object.asked,
-                                         of_object.extent, of_object.session, of_object.call});
-    if (of_object.seal_said) {
-      facts->push_back(fact::ObjectSealed{part.key, object->entry(), of_object.extent});
-    }
-  }
   if (!content.lost.empty()) facts->push_back(fact::ObjectDropped{part.key, content.lost});
   if (!part.manifest->resident || !content.committed) return;
   facts->push_back(fact::PartCommitted{part.key, part.checkpoint->content->world_size,

@@ -86,8 +86,9 @@ void Persistence::Owe(Checkpoint* checkpoint, bool asked) {
 }
 
 void Persistence::Ask(Checkpoint* checkpoint) {
+  const bool asked_before = checkpoint->files->requested;
   Owe(checkpoint, /*asked=*/true);
-  out_.Say(fact::PersistAsked{checkpoint->key});
+  if (!asked_before) out_.Say(fact::PersistAsked{checkpoint->key});
 }
 
 void Persistence::Unowe(Checkpoint* checkpoint) {
@@ -403,9 +404,9 @@ void Persistence::FoundStored(Checkpoint* checkpoint, const Location& location) 
   }
   BecomePersisted(checkpoint, location);
   Files& files = checkpoint->files.Edit();
-  files.stored_whole = files.parked = false;
+  Unowe(checkpoint);  // by whether it was asked for
+  files.stored_whole = files.parked = files.requested = false;
   files.given_up.reset();
-  Unowe(checkpoint);
 }
 
 void Persistence::LookBegins(Job* job) { ++job->files.Edit().looks; }

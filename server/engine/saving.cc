@@ -245,6 +245,7 @@ void Saving::Grant(const event::Create& event, Checkpoint* checkpoint,
   }
   parts_.Created(part, session, event.call, event.objects.size());
   parts_.SetAside(part, JournalRoom::CostOf(event.part, event.to_come));
+  manifests_.Prepare(*part, session.id, admission_.Unpromised(*checkpoint->job));
   reply::Create reply = GrantReply(event, part, session, /*repeat=*/false);
   reply.lend = std::move(lend);
   out_.Answer(event.caller.request, Body(std::move(reply)));

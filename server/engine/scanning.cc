@@ -22,11 +22,13 @@ constexpr MonotonicNanos kLinePatience = kNanosPerSecond / 4;
 
 }  // namespace
 
-Scanning::Scanning(const Options& options, const Mode& mode, Outbox* out, Callers* callers,
-                   Jobs* jobs, Attempts* attempts, Parts* parts, Persistence* persistence,
-                   Retention* retention, Records* records, std::function<void(const Event&)> again)
+Scanning::Scanning(const Options& options, const Mode& mode, const JournalRoom* journal,
+                   Outbox* out, Callers* callers, Jobs* jobs, Attempts* attempts, Parts* parts,
+                   Persistence* persistence, Retention* retention, Records* records,
+                   std::function<void(const Event&)> again)
     : options_(options),
       mode_(mode),
+      journal_(*journal),
       out_(*out),
       callers_(*callers),
       jobs_(*jobs),
@@ -249,9 +251,13 @@ Job* Scanning::On(const event::JobScanned& event, bool* newer_attempt) {
   JobScan& scan = job->scan.Edit();
   scan.asked = false;
   Status status = event.stored.status();
-  if (event.stored.ok()) {
+  const Shown shown = status.ok() ? AttemptsOf(*event.stored) : Shown();
+  if (status.ok()) {
+    status = journal_.CheckStored(job->name, JournalCostOf(*job, *event.stored, shown));
+  }
+  if (status.ok()) {
     const Attempt newest = job->attempts->newest(), fence = job->attempts->fence();
-    MergeAll(job, event);
+    MergeAll(job, event, shown);
     *newer_attempt = job->attempts->newest() != newest || job->attempts->fence() != fence;
     status = CheckAllRead(*event.stored);
     scan.unread_up_to = kNoStep;
@@ -321,7 +327,7 @@ void Scanning::Resume(Job* job) {
   }
 }
 
-void Scanning::MergeAll(Job* job, const event::JobScanned& event) {
+void Scanning::MergeAll(Job* job, const event::JobScanned& event, const Shown& shown) {
   if (!job->owner->owned) {
     jobs_.TakeOwnership(job, event.owner_uid, event.owner_gid, std::nullopt);
   } else if (job->owner->uid != event.owner_uid) {
@@ -333,13 +339,58 @@ void Scanning::MergeAll(Job* job, const event::JobScanned& event) {
     out_.Log(Severity::kWarning, absl::StrCat("job ", job->name, " in storage: ", problem));
   }
   job->scan.Edit().listed = event.stored->line;
-  LearnLine(job, *event.stored);
+  LearnLine(job, *event.stored, shown);
   retention_.Learn(job, event.stored->removed);
   for (const StoredCheckpoint& stored : event.stored->checkpoints) Merge(job, stored);
 }
 
+// Of the decisions that storage tells so many are remembered; 0: all.
+Attempt Scanning::OldestKeptDecision(const StoredJob& stored) {
+  std::set<Attempt> kept;
+  for (const LineRecord& record : stored.records) {
+    if (record.kind == LineRecordKind::kOrigin) continue;
+    kept.insert(record.number);
+    if (kept.size() > kKeptDecisions) kept.erase(kept.begin());
+  }
+  return kept.size() < kKeptDecisions ? 0 : *kept.begin();
+}
+
+// An upper bound of the facts that a reading makes.
+uint64_t Scanning::JournalCostOf(const Job& job, const StoredJob& stored, const Shown& shown) {
+  const uint64_t fact = JournalRoom::kFactBytes + job.name.size();
+  const auto of_lineage = [&](const Lineage& lineage) {
+    return fact + EncodedLineageSize(lineage);
+  };
+  uint64_t bytes = 0;
+  const auto& begun = job.attempts->begun;
+  size_t lives = 0;
+  for (auto at = shown.rbegin(); at != shown.rend() && lives++ < kJournaledLives; ++at) {
+    const auto known = begun.find(at->first);
+    const bool told = known == begun.end() || known->second.lineage.open;
+    if (told) bytes += of_lineage(at->second.lineage);
+  }
+  const Attempt kept = OldestKeptDecision(stored);
+  for (const LineRecord& record : stored.records) {
+    if (record.kind == LineRecordKind::kOrigin) {
+      const auto known = begun.find(record.number);
+      const bool told = known != begun.end() && known->second.lineage != record.lineage;
+      if (told) bytes += of_lineage(record.lineage);
+    } else if (record.number >= kept && !job.attempts->decisions.contains(record.number)) {
+      bytes += of_lineage(record.lineage);
+    }
+  }
+  const auto& removed = job.tombstones->removed.steps;
+  for (const auto& [step, attempts] : stored.removed.steps) {
+    const auto known = removed.find(step);
+    for (const AttemptRanges::Range& range : attempts.ranges()) {
+      if (known == removed.end() || !known->second.Covers(range)) bytes += fact;
+    }
+  }
+  return bytes;
+}
+
 // Attempts, where they come from, and decisions, before the checkpoints that hang on them.
-void Scanning::LearnLine(Job* job, const StoredJob& stored) {
+void Scanning::LearnLine(Job* job, const StoredJob& stored, const Shown& shown) {
   std::map<Attempt, int64_t> began;
   std::set<Attempt> with_files;
   for (const StoredCheckpoint& checkpoint : stored.checkpoints) {
@@ -350,10 +401,16 @@ void Scanning::LearnLine(Job* job, const StoredJob& stored) {
     int64_t& first = began.try_emplace(checkpoint.key.attempt, created).first->second;
     first = std::min(first, created);
   }
-  for (const auto& [attempt, shown] : AttemptsOf(stored)) {
-    attempts_.Learn(job, attempt, shown, began.at(attempt));
+  // From the newest on: only of so many the journal is told.
+  for (auto at = shown.rbegin(); at != shown.rend(); ++at) {
+    attempts_.Learn(job, at->first, at->second, began.at(at->first));
   }
+  const Attempt kept = OldestKeptDecision(stored);
   for (const LineRecord& record : stored.records) {
+    if (record.kind != LineRecordKind::kOrigin && record.number < kept) {
+      attempts_.Saw(job, record.number);
+      continue;
+    }
     if (record.kind == LineRecordKind::kOrigin) {
       attempts_.Adopt(job, record);
       const auto written = stored.written_unix_ms.find(record.number);

@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "server/engine/callers.h"
+#include "server/engine/journal_room.h"
 #include "server/engine/persistence.h"
 #include "server/engine/records.h"
 #include "server/engine/retention.h"
@@ -21,9 +22,9 @@ inline constexpr MonotonicNanos kScanPatience = 10 * kNanosPerSecond;
 class Scanning : public Waitlist {
  public:
   // `again` handles a parked event once more.
-  Scanning(const Options& options, const Mode& mode, Outbox* out, Callers* callers, Jobs* jobs,
-           Attempts* attempts, Parts* parts, Persistence* persistence, Retention* retention,
-           Records* records, std::function<void(const Event&)> again);
+  Scanning(const Options& options, const Mode& mode, const JournalRoom* journal, Outbox* out,
+           Callers* callers, Jobs* jobs, Attempts* attempts, Parts* parts, Persistence* persistence,
+           Retention* retention, Records* records, std::function<void(const Event&)> again);
 
   // Parks the event until the job's storage has been read; false: no need to. What can do without
   // storage waits a little for it at most.
@@ -97,8 +98,11 @@ class Scanning : public Waitlist {
   static bool MustBeRead(const Job& job);
   void Ask(Job* job);
   void Failed(Job* job, const Status& why);
-  void MergeAll(Job* job, const event::JobScanned& event);
-  void LearnLine(Job* job, const StoredJob& stored);
+  using Shown = std::map<Attempt, AttemptLine>;  // AttemptsOf
+  static Attempt OldestKeptDecision(const StoredJob& stored);
+  static uint64_t JournalCostOf(const Job& job, const StoredJob& stored, const Shown& shown);
+  void MergeAll(Job* job, const event::JobScanned& event, const Shown& shown);
+  void LearnLine(Job* job, const StoredJob& stored, const Shown& shown);
   static bool IsThatOf(const StoredCheckpoint& stored, const Checkpoint& known);
   void Merge(Job* job, const StoredCheckpoint& stored);
   // Parts that memory lacks are as storage has them; those it has stay where they are.
@@ -106,6 +110,7 @@ class Scanning : public Waitlist {
 
   const Options& options_;
   const Mode& mode_;
+  const JournalRoom& journal_;
   Outbox& out_;
   Callers& callers_;
   Jobs& jobs_;

@@ -125,11 +125,13 @@ void SnapshotSources::TakeAttempt(const Job& job, SnapshotCursor* cursor,
   }
   attempts.Snapshot(job, at->first, at->second, facts);
   cursor->attempt = at->first;
+  if (!Attempts::InSnapshot(job, at->second)) return;
   cursor->ids = IdsOf(at->second.processes);
   cursor->stage = Stage::kWriters;
 }
 
-// The next part of a checkpoint; behind the last one what is known of all of it.
+// The next part of a checkpoint, or object of one that is being written; behind the last part what is
+// known of all of it.
 void SnapshotSources::TakePart(const Job& job, SnapshotCursor* cursor,
                                std::vector<Fact>* facts) const {
   const auto& all = job.steps->all;
@@ -146,11 +148,21 @@ void SnapshotSources::TakePart(const Job& job, SnapshotCursor* cursor,
   cursor->checkpoint = at->first;
   cursor->within = part != of_checkpoint.end();
   if (!cursor->within) {
-    attempts.SnapshotWorld(job, at->first.attempt, at->first.step, facts);
+    // Nobody writes any more to what only storage has.
+    if (!checkpoint.content->complete || checkpoint.InMemory()) {
+      attempts.SnapshotWorld(job, at->first.attempt, at->first.step, facts);
+    }
     return persistence.Snapshot(checkpoint, facts);
   }
+  if (!same || part->first != cursor->writer) cursor->object.clear();
+  cursor->writer = part->first;
+  if (const Object* object = Parts::OpenAfter(*part->second, cursor->object)) {
+    cursor->object = object->name();
+    return Parts::Snapshot(*object, facts);
+  }
   parts.Snapshot(*part->second, facts);
-  cursor->writer = part->first + 1;
+  cursor->object.clear();
+  ++cursor->writer;
 }
 
 }  // namespace cairn::engine

@@ -1,7 +1,7 @@
 // The whole state as facts, in pieces, so that no event waits for all of it.
 //
-// Each thing that facts are about (a slab, a session, a lease, an attempt, a part, a checkpoint's files)
-// is told in one go, as it is at that moment. Facts that are said between two pieces go into the journal
+// Each thing that facts are about (a slab, a session, a lease, an attempt, an object that is being
+// written, a committed part, a checkpoint's files) is told in one go, as it is at that moment. Facts that are said between two pieces go into the journal
 // between them. Replayed in that order, pieces and facts are the state at the end: facts of a thing that
 // comes later say less than its piece, which replaces them, and facts of one that was told go on from it.
 // This holds because a fact changes only what it is about (restored.h); JobForgotten, which ends all of

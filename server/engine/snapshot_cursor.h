@@ -38,7 +38,8 @@ struct SnapshotCursor {
   Attempt attempt = 0;      // its last one told
   CheckpointId checkpoint;  // of the job: that is being told …
   bool within = false;      // … if one is: up to, not including …
-  Writer writer = 0;
+  Writer writer = 0;        // … this one's part, of which, while it is being written, …
+  std::string object;       // … these are told, in the order of their names, up to this one
 };
 
 }  // namespace cairn::engine

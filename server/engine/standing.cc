@@ -129,6 +129,9 @@ void Standing::SettleClass(Checkpoint* checkpoint) {
   standing.evictable_bytes = bytes;
   standing.evictable_mapped_bytes = mapped;
   evictable_[{evict_class, checkpoint->sequence}] = checkpoint;
+  if (checkpoint->content->objects == 0) {
+    only_records_.insert({evict_class, checkpoint->sequence});
+  }
   evictable_bytes_ += bytes;
   evictable_mapped_bytes_ += mapped;
   JobStanding& of_job = job->standing.Edit();
@@ -141,6 +144,7 @@ void Standing::Unindex(Checkpoint* checkpoint) {
   if (standing.evict_class == EvictClass::kKept) return;
   JobStanding& of_job = checkpoint->job->standing.Edit();
   evictable_.erase({standing.evict_class, checkpoint->sequence});
+  only_records_.erase({standing.evict_class, checkpoint->sequence});
   evictable_bytes_ -= standing.evictable_bytes;
   evictable_mapped_bytes_ -= standing.evictable_mapped_bytes;
   of_job.evictable.erase({standing.evict_class, checkpoint->Id()});
@@ -322,6 +326,16 @@ Checkpoint* Standing::FirstEvictable() const {
 const std::set<std::pair<EvictClass, CheckpointId>>& Standing::EvictableOf(const Job& job) const {
   Settle();
   return job.standing->evictable;
+}
+
+size_t Standing::only_records() const {
+  Settle();
+  return only_records_.size();
+}
+
+Checkpoint* Standing::FirstOfOnlyRecords() const {
+  Settle();
+  return only_records_.empty() ? nullptr : evictable_.at(*only_records_.begin());
 }
 
 uint64_t Standing::evictable_bytes() const {

@@ -49,6 +49,9 @@ class Standing {
   Checkpoint* FirstEvictable() const;  // of any class; nullptr: nothing can be given up
   // Those of one job, in the order in which they go.
   const std::set<std::pair<EvictClass, CheckpointId>>& EvictableOf(const Job& job) const;
+  // Of the checkpoints that could be evicted, those without objects: they hold their records only.
+  size_t only_records() const;
+  Checkpoint* FirstOfOnlyRecords() const;
   uint64_t evictable_bytes() const;
   uint64_t evictable_mapped_bytes() const;
   // Grows whenever what could be evicted changes.
@@ -88,6 +91,7 @@ class Standing {
 
   bool settling_ = false;
   std::map<std::pair<EvictClass, uint64_t>, Checkpoint*> evictable_;  // by class and sequence
+  std::set<std::pair<EvictClass, uint64_t>> only_records_;  // of them, those without objects
   uint64_t evictable_bytes_ = 0, evictable_mapped_bytes_ = 0;
   uint64_t version_ = 0;
   std::set<std::string> waits_to_check_;

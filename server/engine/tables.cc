@@ -25,7 +25,7 @@ bool Tables::Await(const Caller& caller, Checkpoint* checkpoint, MonotonicNanos 
 void Tables::Read(Checkpoint* checkpoint) {
   if (checkpoint->content->without_table == 0) return;
   const auto [reading, fresh] = reading_.try_emplace(checkpoint->key);
-  if (fresh) out_.Do(action::ReadTables{checkpoint->key, checkpoint->files->location});
+  if (fresh) out_.Do(action::ReadTables{checkpoint->key});
 }
 
 Checkpoint* Tables::On(const event::TablesRead& event) {

@@ -436,6 +436,7 @@ class EngineTest : public testing::Test {
     commit.part = part;
     commit.world_size = sessions.at(session).world_size;
     for (const Spec& spec : specs) commit.seals.push_back(SealOf(spec));
+    commit.unmapped = TakeUnmapped(session);
     commit.unix_ms = kUnix;
     return commit;
   }

@@ -1,4 +1,5 @@
 // The daemon dies; a new one starts from its facts (promise 7, R1, R15).
+#include "absl/strings/str_format.h"
 #include "tests/engine/engine_fixture.h"
 
 namespace cairn::engine {
@@ -416,6 +417,37 @@ TEST_P(Recovery, RecoveringTwiceIsRecoveringOnce) {  // R1: a second crash in re
   DaemonDies();
   EXPECT_EQ(LatestStep(session), 1);
   EXPECT_TRUE(Commit(session, PartOf(session, 2), {{"model"}}).ok());
+}
+
+// No event waits for a part of many objects, and what happens to it between two pieces is not lost.
+TEST_F(EngineTest, APartThatIsBeingWrittenIsToldInPieces) {  // promise 7
+  const SessionId session = Hello();
+  const PartKey part = PartOf(session, 1);
+  std::vector<Spec> specs;
+  for (int i = 0; i < 600; ++i) specs.push_back({absl::StrFormat("o%03d", i), 10});
+  ASSERT_TRUE(Create(session, part, specs).ok());
+  snapshot_cursor = {};
+  pieces.clear();
+  const auto take = [&](int wanted) {
+    for (int taken = 0; taken < wanted && !snapshot_cursor.done(); ++taken) {
+      const std::vector<Fact> piece = engine->SnapshotPiece(&snapshot_cursor, 50);
+      EXPECT_LE(piece.size(), 100u);
+      pieces.insert(pieces.end(), piece.begin(), piece.end());
+    }
+  };
+  take(6);
+  ASSERT_FALSE(snapshot_cursor.done());
+  std::vector<Spec> every_other;
+  for (size_t i = 0; i < specs.size(); i += 2) every_other.push_back(specs[i]);
+  ASSERT_TRUE(Seal(session, part, every_other).ok());
+  ASSERT_TRUE(Create(session, part, {{"a", 10}, {"z", 10}}).ok());
+  take(1000);
+  Restart(StartFrom::kPieces);
+  specs.push_back({"a", 10});
+  specs.push_back({"z", 10});
+  const auto committed = Commit(session, part, specs);
+  ASSERT_TRUE(committed.ok()) << committed.status();
+  for (const Spec& spec : specs) EXPECT_TRUE(Open(session, 1, spec.name).ok()) << spec.name;
 }
 
 INSTANTIATE_TEST_SUITE_P(From, Recovery, testing::ValuesIn(kFrom),
