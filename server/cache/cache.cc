@@ -308,10 +308,10 @@ class CacheImpl final : public Cache {
       Dying dying = std::move(dying_.front());
       dying_.pop_front();
       mu_.Unlock();
+      // The holder first: a slab that it would hand to the next daemon must have all of its pages. It may
+      // have one that could not be adopted here.
+      holder_->Drop(dying.slab_id);
       if (dying.slab != nullptr) {
-        // The holder first: a slab that it would hand to the next daemon must have all of its
-        // pages.
-        holder_->Drop(dying.slab_id);
         Discard(std::move(dying.slab));
         slabs_destroyed_.fetch_add(1, std::memory_order_relaxed);
       }

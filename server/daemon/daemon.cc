@@ -150,8 +150,8 @@ int WaitForStop(const sigset_t& stops) {
 }
 
 // The next daemon takes over at once. For clients this is a death: they repeat their call. Only
-// commits are let finish, because each is nearly done, and the catalog's rows are written. Nothing is stopped or answered otherwise: what
-// a caller waits for, it goes on waiting for with the next daemon.
+// commits are let finish, because each is nearly done, and the catalog's rows are written. Nothing is
+// stopped or answered otherwise: what a caller waits for, it goes on waiting for with the next daemon.
 [[noreturn]] void HandOver(node::Node* node) {
   constexpr MonotonicNanos kFinishCommits = 2 * kNanosPerSecond;
   const bool finished = node->FinishCommits(RealClock()->Now() + kFinishCommits);

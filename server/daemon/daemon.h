@@ -9,7 +9,8 @@
 namespace cairn::daemon {
 
 // Runs the daemon under the keeper at `keeper_fd` until SIGTERM or SIGINT, then drains; or until the
-// keeper sends SIGHUP, then lets commits finish and exits with 0. Returns the process's exit code. Call it before any thread exists.
+// keeper sends SIGHUP, then lets commits finish and exits with 0. Returns the process's exit code. Call
+// it before any thread exists.
 int RunDaemon(const Options& options, int keeper_fd);
 
 // The failpoints of `spec` that are meant for a daemon that was started `life` times before, in the

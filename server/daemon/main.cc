@@ -1,4 +1,5 @@
 // cairnd: parses its options, then is the keeper, which runs this same binary as the daemon.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -112,7 +113,21 @@ int DaemonRole(const Options& options, const std::vector<std::string>& environme
   return RunDaemon(options, keeper_fd);
 }
 
+// Started with one of the standard descriptors closed, the first file that is opened would have its
+// number, and be written what is meant for it: the journal, say.
+void OpenStandardDescriptors() {
+  int fd = 0;
+  do {
+    fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+  } while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd >= 0) close(fd);
+  // The next program needs them, too.
+  for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    fcntl(standard, F_SETFD, 0);
+}
+
 int Main(int argc, char** argv) {
+  OpenStandardDescriptors();
   keeper::IgnoreStraySignals();
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   std::vector<std::string> environment;

@@ -41,6 +41,10 @@ int ExitCode(const siginfo_t& death) {
   return death.si_code == CLD_EXITED ? death.si_status : 128 + death.si_status;
 }
 
+bool IsCrash(const siginfo_t& death) {
+  return death.si_code != CLD_EXITED && death.si_status != SIGTERM && death.si_status != SIGINT;
+}
+
 std::string Describe(const siginfo_t& death) {
   if (death.si_code == CLD_EXITED) return absl::StrCat("exit code ", death.si_status);
   return absl::StrCat("signal ", death.si_status, " (", ::strsignal(death.si_status), ")");
@@ -164,6 +168,11 @@ class Keeper {
 
     const bool handed_over = std::exchange(handing_over_, false);
     const MonotonicNanos now = clock_->Now();
+    const bool killed_here = std::exchange(killed_here_, false);
+    // It may have had more to persist, and that is held here: another daemon is asked, once.
+    if (stopping_ && stop_owed_ == 0 && IsCrash(death) && !killed_here && !held_.empty()) {
+      if (!std::exchange(asked_another_, true)) stop_owed_ = SIGTERM;
+    }
     if (stopping_ && stop_owed_ == 0) {
       LOG(INFO) << "keeper: daemon " << pid << " ended with " << Describe(death);
       exit_code_ = ExitCode(death);
@@ -440,7 +449,9 @@ class Keeper {
 
   void KillDaemon() {
     queued_.clear();
-    if (daemon_ != 0) ::kill(daemon_, SIGKILL);
+    if (daemon_ == 0) return;
+    killed_here_ = true;
+    ::kill(daemon_, SIGKILL);
   }
 
   const Options options_;
@@ -468,8 +479,10 @@ class Keeper {
   ConfigCheck check_;
   bool check_again_ = false;
 
-  bool stopping_ = false;  // by SIGTERM or SIGINT
-  int stop_owed_ = 0;      // the signal, while there was no daemon that could heed it
+  bool stopping_ = false;       // by SIGTERM or SIGINT
+  int stop_owed_ = 0;           // the signal, while there was no daemon that could heed it
+  bool asked_another_ = false;  // to do it: the first one died of it
+  bool killed_here_ = false;    // the daemon, by this keeper
   std::optional<int> exit_code_;
 };
 

@@ -13,6 +13,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "glog/logging.h"
 #include "server/keeper/held.h"
 
@@ -240,6 +242,10 @@ void Link::Receive() {
   while (true) {
     StatusOr<ReceivedMessage> received = ReceiveMessage(socket_.get(), kMaxMessage, MSG_DONTWAIT);
     if (absl::IsDeadlineExceeded(received.status())) return;
+    if (absl::IsResourceExhausted(received.status())) {  // the message stays where it is
+      absl::SleepFor(absl::Milliseconds(10));
+      return;
+    }
     if (received.ok() && !received->bytes.empty()) {
       StatusOr<Message> message = Decode(*std::move(received));
       if (message.ok() && message->type == MessageType::kAnswer) {

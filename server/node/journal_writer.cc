@@ -11,8 +11,8 @@ void JournalWriter::Append(const std::vector<Fact>& facts, const engine::Engine&
   if (facts.empty() || !writable_) return;
   ReachFailpoint(Failpoint::kNodeApplied);
   const Status appended = journal_->Append(facts);
-  // Half of what a snapshot freed must be used before the next one: a large state is not written
-  // out for every few facts.
+  // The half must be twice as full as the last snapshot left it: a large state is not written out for
+  // every few facts.
   const bool due = journal_->WantsSnapshot() && journal_->used_bytes() >= 2 * snapshot_bytes_;
   if (!appended.ok()) {
     // The engine's state already holds these facts, so its snapshot does.
@@ -50,11 +50,14 @@ Status JournalWriter::Switch(const engine::Engine& engine) {
   return switched;
 }
 
+bool JournalWriter::SnapshotIsWorthwhile() const {
+  return journal_->used_bytes() >= snapshot_bytes_ + capacity_bytes_ / 32;
+}
+
 void JournalWriter::MakeRoom(const engine::Engine& engine, bool let_go,
                              const std::function<bool(bool full)>& tell) {
   if (!writable_) return;
-  const bool worthwhile = journal_->used_bytes() >= snapshot_bytes_ + capacity_bytes_ / 32;
-  if (worthwhile) {
+  if (SnapshotIsWorthwhile()) {
     Switch(engine).IgnoreError();  // what does not fit stays as it was
   } else if (let_go && !full_) {
     if (tell(true)) Switch(engine).IgnoreError();
@@ -64,8 +67,7 @@ void JournalWriter::MakeRoom(const engine::Engine& engine, bool let_go,
 
 void JournalWriter::Relieve(const engine::Engine& engine,
                             const std::function<bool(bool full)>& tell) {
-  const uint64_t worthwhile = capacity_bytes_ / 32;  // what has come since the last snapshot
-  if (!full_ && journal_->used_bytes() >= snapshot_bytes_ + worthwhile) {
+  if (!full_ && SnapshotIsWorthwhile()) {
     // A snapshot without what has ended since the last one may be enough.
     if (Switch(engine).ok() && !journal_->Full()) return;
   }

@@ -49,6 +49,7 @@ class JournalWriter {
  private:
   Status Switch(const engine::Engine& engine);                     // in one go
   void GoOnSwitching(const engine::Engine& engine, size_t added);  // facts, by the event
+  bool SnapshotIsWorthwhile() const;  // enough has come since the last one
 
   const std::unique_ptr<journal::Journal> journal_;
   const uint64_t capacity_bytes_;

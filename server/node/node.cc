@@ -10,6 +10,7 @@
 #include "glog/logging.h"
 #include "server/cache/cache.h"
 #include "server/engine/engine.h"
+#include "server/engine/journal_use.h"
 #include "server/node/found_parts.h"
 #include "server/node/journal_writer.h"
 #include "server/node/lender.h"
@@ -24,27 +25,16 @@
 namespace cairn::node {
 namespace {
 
-// What is acknowledged only once it is journaled. (To persist is not: asked twice is once.)
-template <typename E>
-constexpr bool kJournaled = false;
-template <>
-constexpr bool kJournaled<engine::event::Create> = true;
-template <>
-constexpr bool kJournaled<engine::event::SealObjects> = true;
-template <>
-constexpr bool kJournaled<engine::event::Commit> = true;
-template <>
-constexpr bool kJournaled<engine::event::ChooseAttempt> = true;
-template <>
-constexpr bool kJournaled<engine::event::ResumeFrom> = true;
-template <>
-constexpr bool kJournaled<engine::event::Use> = true;
-template <>
-constexpr bool kJournaled<engine::event::Remove> = true;
-template <>
-constexpr bool kJournaled<engine::event::Pin> = true;
-template <>
-constexpr bool kJournaled<engine::event::SetPolicy> = true;
+// Of thousands a few and how many: a reader of the log that has stopped costs time for each line.
+void LogSome(absl::string_view what, const std::vector<std::string>& lines) {
+  constexpr size_t kSome = 20;
+  for (size_t i = 0; i < std::min(kSome, lines.size()); ++i) {
+    LOG(INFO) << "recovery: " << what << lines[i];
+  }
+  if (lines.size() > kSome) {
+    LOG(INFO) << "recovery: " << what << "… and " << lines.size() - kSome << " more";
+  }
+}
 
 Status Stopping() { return absl::UnavailableError("the daemon is stopping"); }
 
@@ -154,7 +144,7 @@ Status Node::Recover(Inherited inherited) {
   if (const std::string id = StorageOf(recovered.facts); rooms_.storage != nullptr && !id.empty()) {
     rooms_.storage->Expect(id);
   }
-  RecoverManifests(&recovered);
+  RecoverTables(&recovered);
   RecoverSessions(std::move(inherited.sessions), &recovered);
   const std::string summary =
       absl::StrCat("recovered ", recovered.held_slabs.size(), " slabs, ", recovered.tables.size(),
@@ -239,14 +229,16 @@ std::vector<PartKey> Node::FindLostParts(const journal::Contents& contents,
   };
   JoinLosses(contents.behind, &recovered->facts);
   std::vector<std::string> problems;
-  std::vector<std::string> of_known;  // RecoverManifests tells them
+  std::vector<std::string> of_known;  // RecoverTables tells them
   Status unknown;
   const auto tables = TablesOf(recovered->facts, memory.read, &of_known, &unknown);
   const std::vector<PartKey> found =
       JoinFoundParts(FindParts(memory, record_secret_, &problems), contents.behind, memory, tables,
                      &recovered->facts, &problems);
-  for (const PartKey& part : found) LOG(INFO) << "recovery: found again: " << part.DebugString();
-  for (const std::string& problem : problems) LOG(INFO) << "recovery: left alone: " << problem;
+  std::vector<std::string> keys;
+  for (const PartKey& part : found) keys.push_back(part.DebugString());
+  LogSome("found again: ", keys);
+  LogSome("left alone: ", problems);
   return found;
 }
 
@@ -274,14 +266,14 @@ StatusOr<std::string> Node::ReadExtent(const ExtentRef& extent, uint64_t bytes) 
   return buffer;
 }
 
-void Node::RecoverManifests(engine::Recovered* recovered) {
+void Node::RecoverTables(engine::Recovered* recovered) {
   const auto read = [this](const ExtentRef& extent, uint64_t bytes) {
     return ReadExtent(extent, bytes);
   };
   std::vector<std::string> problems;
   Status unknown;
   recovered->tables = TablesOf(recovered->facts, read, &problems, &unknown);
-  for (const std::string& problem : problems) LOG(ERROR) << "recovery: " << problem;
+  LogSome("", problems);
   if (unknown.ok()) return;
   // Another build's, as after a rollback: the parts are not known here, and must not be destroyed.
   read_only_ = true;
@@ -387,8 +379,10 @@ void Node::Submit(engine::RequestId request, engine::Event event, AnswerCallback
 }
 
 Status Node::CheckWritable(const engine::Event& event) const {
-  const auto journaled = [](const auto& of) { return kJournaled<std::decay_t<decltype(of)>>; };
-  if (!read_only_ || !std::visit(journaled, event)) return absl::OkStatus();
+  const auto is_a_promise = [](const auto& of) {
+    return engine::JournalUseOf<std::decay_t<decltype(of)>>().is_a_promise;
+  };
+  if (!read_only_ || !std::visit(is_a_promise, event)) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("safe mode: nothing can be journaled: ", safe_mode_));
 }
 

@@ -170,7 +170,7 @@ class Node {
   // Those that the cache could not take over.
   std::vector<SlabId> RecoverSlabs(std::vector<HeldSlab>* slabs, engine::Recovered* recovered);
   StatusOr<std::string> ReadExtent(const ExtentRef& extent, uint64_t bytes) const;
-  void RecoverManifests(engine::Recovered* recovered);
+  void RecoverTables(engine::Recovered* recovered);
   void RecoverSessions(std::vector<HeldSession> sessions, engine::Recovered* recovered);
 
   // Not OK: the event asks for what must be journaled before it is acknowledged, and nothing can be.

@@ -39,8 +39,8 @@ std::map<PartKey, std::shared_ptr<const PartTable>> TablesOf(const std::vector<F
 //  - No id is given out twice: the next one is far above `held`, the greatest that the keeper has,
 //    above `behind` (the facts that verify behind the damage) and above the facts themselves.
 //  - A slab that nobody owned may have an owner by now: it is forgotten, unless a part that was found
-//    again (found_parts.h) says whose it is, and the engine destroys a
-//    slab without a fact once nobody maps it.
+//    again (found_parts.h) says whose it is, and the engine destroys a slab without a fact once nobody
+//    maps it.
 // What lies in the other slabs may have been dropped and written over since. The digests of manifests
 // and the checksums of objects tell, and no slab is lent again before the probe finds it free: for
 // that, no session may go on. The facts say of each that it has ended: once they are written as a

@@ -52,8 +52,8 @@ void StorageWorker::Start(engine::action::ScanJob action) {
 void StorageWorker::Start(engine::action::ReadTables action) {
   const std::string job = action.checkpoint.job;
   executor_.Add(job, [this, action = std::move(action)] {
-    gate_->Post(engine::event::TablesRead{
-        action.checkpoint, storage_->ReadCheckpoint(action.checkpoint, action.location)});
+    gate_->Post(
+        engine::event::TablesRead{action.checkpoint, storage_->ReadCheckpoint(action.checkpoint)});
   });
 }
 

@@ -441,6 +441,18 @@ TEST_F(KeeperTest, SecondSigtermKillsADaemonThatDoesNotStop) {
   EXPECT_EQ(WaitForKeeper(), 128 + SIGKILL);
 }
 
+// What it had not persisted yet is there still.
+TEST_F(KeeperTest, DaemonThatDiesWhileItPersistsLeavesTheRestToAnother) {
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 x"), "ok");
+  ASSERT_EQ(Tell("ignore_sigterm"), "ok");
+  const UniqueFd daemon = DaemonPidfd();
+  ::kill(keeper_, SIGTERM);
+  ASSERT_EQ(Tell("restarts"), "0");
+  ASSERT_EQ(::syscall(SYS_pidfd_send_signal, daemon.get(), SIGKILL, nullptr, 0), 0);
+  EXPECT_EQ(WaitForKeeper(), 128 + SIGTERM);  // the other heeds it
+}
+
 TEST_F(KeeperTest, DaemonNeverOutlivesItsKeeper) {
   StartKeeper();
   const UniqueFd daemon = DaemonPidfd();
