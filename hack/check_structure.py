@@ -292,7 +292,8 @@ def show_components(components: list[Component]) -> list[str]:
         print(f"  {one.touching:5}  {one.name} ({Path(one.header).name})")
     problems = []
     for one in components:
-        # How a component comes back after a restart may stand in a file of its own.
+        # What the journal is told of a component, how it comes back and what always holds of it may
+        # stand in a file of its own.
         sources = {source for source in one.sources if not source.endswith("_recovery.cc")}
         if len(sources) > 1:
             names = ", ".join(sorted(Path(source).name for source in sources))

@@ -212,7 +212,8 @@ std::vector<Definition> MakeDefinitions() {
       SocketMode(),
       Bytes(
           "memory.budget", [](auto& o) -> auto& { return o.node.engine.budget_bytes; },
-          "memory for checkpoints; 0: half of the cgroup's limit and of what is available"),
+          "memory for checkpoints; 0: half of the cgroup's limit and of what is available, beside "
+          "what the daemon needs itself"),
       Number(
           "memory.finished_keep_seconds",
           [](auto& o) -> auto& { return o.node.engine.finished_keep_seconds; }, 0, kMaxSeconds,
@@ -252,7 +253,7 @@ std::vector<Definition> MakeDefinitions() {
           kMaxSteps, "with mode every: steps that this divides"),
       Number(
           "persist.concurrent", [](auto& o) -> auto& { return o.node.engine.max_persists; }, 1, 64,
-          "checkpoints being written at once"),
+          "checkpoints being written at once, each of another job"),
       Text(
           "catalog.path", [](auto& o) -> auto& { return o.catalog_path; },
           "SQLite file with an index of what exists; empty: none is kept"),

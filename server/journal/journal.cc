@@ -234,7 +234,6 @@ class JournalImpl final : public Journal {
     return absl::OkStatus();
   }
 
-  void GiveUpSnapshot() override { next_.reset(); }
   bool WritingSnapshot() const override { return next_.has_value(); }
 
   // Makes a file without damage fit to be written on. Clears the incomplete frame that a kill may have

@@ -110,7 +110,6 @@ class Journal {
   // FAILED_PRECONDITION when none is being written: it may have been given up in an Append.
   virtual Status AddToSnapshot(absl::Span<const Fact> facts) = 0;
   virtual Status FinishSnapshot() = 0;
-  virtual void GiveUpSnapshot() = 0;
   virtual bool WritingSnapshot() const = 0;
 
   virtual bool WantsSnapshot() const = 0;   // above snapshot_share

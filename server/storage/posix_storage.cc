@@ -174,8 +174,7 @@ class PosixStorage final : public Storage {
 
   StatusOr<StoredJob> Read(const std::string& job) override { return Read(job, false); }
   StatusOr<StoredJob> ReadSummary(const std::string& job) override { return Read(job, true); }
-  StatusOr<StoredCheckpoint> ReadCheckpoint(const CheckpointKey& checkpoint,
-                                            const Location&) override {
+  StatusOr<StoredCheckpoint> ReadCheckpoint(const CheckpointKey& checkpoint) override {
     CAIRN_ASSIGN_OR_RETURN(const UniqueFd root, root_.Enter());
     CAIRN_ASSIGN_OR_RETURN(const Owner owner, PosixRoot::JobOwner(root.get(), checkpoint.job));
     StatusOr<StoredCheckpoint> stored;

@@ -31,8 +31,7 @@ StatusOr<StoredJob> Storage::ReadSummary(const std::string& job) {
   return stored;
 }
 
-StatusOr<StoredCheckpoint> Storage::ReadCheckpoint(const CheckpointKey& checkpoint,
-                                                   const Location&) {
+StatusOr<StoredCheckpoint> Storage::ReadCheckpoint(const CheckpointKey& checkpoint) {
   CAIRN_ASSIGN_OR_RETURN(StoredJob stored, Read(checkpoint.job));
   for (StoredCheckpoint& found : stored.checkpoints) {
     if (found.key == checkpoint && found.published) return std::move(found);

@@ -172,9 +172,8 @@ class Storage {
   virtual StatusOr<StoredJob> Read(const std::string& job) = 0;
   // The same, each part as a summary: memory does not hold the names of all objects at once.
   virtual StatusOr<StoredJob> ReadSummary(const std::string& job);
-  // One of its checkpoints, whole. `location` is where it was. NOT_FOUND: it is not in storage any more.
-  virtual StatusOr<StoredCheckpoint> ReadCheckpoint(const CheckpointKey& checkpoint,
-                                                    const Location& location);
+  // One of its checkpoints, whole. NOT_FOUND: it is not in storage any more.
+  virtual StatusOr<StoredCheckpoint> ReadCheckpoint(const CheckpointKey& checkpoint);
   // The greatest numbers of its line records, which tell whether anything was decided or published
   // since they were last read. It costs a listing. NOT_FOUND as for Read.
   virtual StatusOr<LineNumbers> ReadLineNumbers(const std::string& job) = 0;

@@ -528,7 +528,6 @@ TEST_F(SnapshotInPieces, ThatFollowsOneThatWasGivenUpHoldsNothingOfIt) {
       for (int i = static_cast<int>(random() % 9); i > 0; --i) {
         ASSERT_EQ(journal_->AddToSnapshot({Numbered(9999, random() % 200)}), absl::OkStatus());
       }
-      if (random() % 2 == 0) journal_->GiveUpSnapshot();
       if (random() % 2 == 0) Reopen();
     }
     const bool whole = random() % 2 == 0;

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import queue
@@ -74,6 +75,7 @@ class Figure:
     history: int = 0
 
 
+SNAPSHOT = "journal's snapshot KiB"
 FIGURES = (
     Figure("keeper memory KiB", 1 << 10, 1 * MIB),
     Figure("keeper descriptors", 1, 6),
@@ -84,7 +86,7 @@ FIGURES = (
     Figure("slabs", 1, 4),
     Figure("slab KiB", 1 << 10, 4 * MIB),
     Figure("sessions", 1, 0),
-    Figure("journal KiB, the least", 1 << 10, 64 << 10, history=300),
+    Figure(SNAPSHOT, 1 << 10, 64 << 10, history=300),
     Figure("storage KiB", 1 << 10, 2 * MIB, history=4 << 10),
     Figure("files", 1, 12, history=1),
     Figure("catalog KiB", 1 << 10, 1 * MIB),
@@ -332,7 +334,7 @@ class Soak:
             "slabs": len([one for one in held if "memfd:" in one]),
             "slab KiB": status.slab_bytes,
             "sessions": len(status.sessions),
-            "journal KiB, the least": 0,  # of a while, not of a moment: see measured()
+            SNAPSHOT: 0,  # see measured()
             "storage KiB": size,
             "files": files,
             "catalog KiB": catalog,
@@ -346,18 +348,24 @@ class Soak:
 
     # --- the verdict
 
-    def least_journal(self, begin: float, end: float) -> int:
-        return min((used for at, used in self.journal if begin <= at <= end), default=0)
-
     def measured(self) -> list[Sample]:
-        """The journal's fill goes up and down; its least since the rest before is what it must hold."""
-        before = self.samples[0].at_s - WARM_UP_S / 2 if self.samples else 0
+        """The journal's fill goes up, and with a snapshot down to what it must hold: that is its figure, of
+        the last snapshot before a rest (before the first: of the next one).
+        """
+        snapshots = [now for before, now in itertools.pairwise(self.journal) if now[1] < before[1]]
         for sample in self.samples:
-            sample.values["journal KiB, the least"] = self.least_journal(before, sample.at_s)
-            before = sample.at_s
+            known = [used for at, used in snapshots if at <= sample.at_s]
+            known = known[-1:] or [used for _, used in snapshots[:1]] or [0]
+            sample.values[SNAPSHOT] = known[0]
         return self.samples
 
     def compare(self) -> None:
+        # A node that does nothing stays as it was.
+        for what in ("saves", "loads", "removals"):
+            if self.totals.get(what, 0) == 0:
+                self.problems.append(f"there were no {what}")
+        if len(self.refused) > 2 + self.totals.get("saves", 0) // 100:
+            self.problems.append(f"{len(self.refused)} saves were refused: {self.refused[0]}")
         samples = self.measured()
         if len(samples) < 2:
             self.problems.append("there was no time to compare anything")
@@ -422,7 +430,7 @@ def main() -> int:
         log(soak.table())
         log(f"{soak.totals}; killed: {soak.killed_clients} clients, {soak.killed_daemons} daemons")
         if soak.refused:
-            log(f"{len(soak.refused)} saves were refused: {soak.refused[0]}")
+            log(f"{len(soak.refused)} saves were refused, first: {soak.refused[0]}")
         if soak.problems:
             log(soak.node.tail())
         for problem in soak.problems:

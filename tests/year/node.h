@@ -35,7 +35,7 @@ class Journal {
 
   void Append(const std::vector<Fact>& facts);
   void Switch(const std::vector<Fact>& snapshot);
-  // The rule of node::JournalWriter.
+  // The rule of node::JournalWriter, but sooner, so that a year has many.
   bool WantsSnapshot() const { return bytes_.size() > kHalf / 8 && bytes_.size() >= 2 * snapshot_; }
   std::vector<Fact> Read() const;
   uint64_t used() const { return bytes_.size(); }
