@@ -18,6 +18,10 @@
 
 namespace cairn::engine {
 
+// Of lives of which memory has nothing, the newest that the journal is told of: what it may cost does not
+// grow with the lives that a job has had. The others are known from storage, as after a fresh start.
+inline constexpr size_t kJournaledLives = 16;
+
 class Attempts {
  public:
   Attempts(const Options& options, Outbox* out, Jobs* jobs, Sessions* sessions, Standing* standing,

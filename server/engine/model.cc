@@ -104,6 +104,11 @@ std::vector<Checkpoint*> CheckpointsAt(const Job& job, Step step) {
   return found;
 }
 
+bool Checkpoint::InMemory() const {
+  return content->open_parts > 0 || !memory->slabs.empty() ||
+         static_cast<uint64_t>(content->committed) > absent_manifests->count;
+}
+
 Checkpoint* CheckpointOf(const Job& job, const CheckpointId& id) {
   const auto at = job.steps->all.find(id);
   return at == job.steps->all.end() ? nullptr : at->second.get();

@@ -293,11 +293,7 @@ struct Checkpoint {
   CheckpointId Id() const { return {key.step, key.attempt, key.revision}; }
   // Everything of it is in memory, as far as is known.
   bool Resident() const { return content->absent == 0 && absent_manifests->count == 0; }
-  // Something of it lies there, or is being written.
-  bool InMemory() const {
-    return content->open_parts > 0 || !memory->slabs.empty() ||
-           static_cast<uint64_t>(content->committed) > absent_manifests->count;
-  }
+  bool InMemory() const;  // something of it lies there, or is being written
   bool Obtainable() const { return content->complete && (files->persisted || Resident()); }
 
   const CheckpointKey key;
@@ -338,7 +334,7 @@ struct AttemptState {
   Lineage lineage;            // where it comes from; open: storage could not be read yet
   Step first_step = kNoStep;  // of its first create, or the lowest that storage shows
   int64_t unix_ms = 0;
-  bool journaled = false;  // see kJournaledLives
+  bool journaled = false;  // attempts.h, kJournaledLives
   // When its origin was recorded, by storage's own clock; 0: not, or not known.
   int64_t recorded_unix_ms = 0;
   absl::flat_hash_map<Writer, std::pair<ProcessToken, int32_t>> processes;  // and pid, 0 unknown
@@ -369,9 +365,6 @@ struct AttemptState {
 };
 inline constexpr size_t kKeptDropped = 1024;  // of AttemptState::dropped
 inline constexpr size_t kKeptDecisions = 64;  // of JobAttempts::decisions
-// Of lives of which memory has nothing, the newest that the journal is told of: what it may cost does not
-// grow with the lives that a job has had. The others are known from storage, as after a fresh start.
-inline constexpr size_t kJournaledLives = 16;
 
 // What its owner said that counts.
 struct Decision {

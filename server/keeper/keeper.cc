@@ -21,6 +21,7 @@
 #include "common/failpoint.h"
 #include "server/journal/journal.h"
 #include "server/keeper/config_check.h"
+#include "server/keeper/death.h"
 #include "server/keeper/held.h"
 #include "server/keeper/process.h"
 #include "server/keeper/sockets.h"
@@ -36,19 +37,6 @@ constexpr MonotonicNanos kHandOverLimit = 10 * kNanosPerSecond;
 constexpr MonotonicNanos kNever = std::numeric_limits<MonotonicNanos>::max();
 // Between two tries of what failed for want of memory or descriptors.
 constexpr int kPauseMillis = 10;
-
-int ExitCode(const siginfo_t& death) {
-  return death.si_code == CLD_EXITED ? death.si_status : 128 + death.si_status;
-}
-
-bool IsCrash(const siginfo_t& death) {
-  return death.si_code != CLD_EXITED && death.si_status != SIGTERM && death.si_status != SIGINT;
-}
-
-std::string Describe(const siginfo_t& death) {
-  if (death.si_code == CLD_EXITED) return absl::StrCat("exit code ", death.si_status);
-  return absl::StrCat("signal ", death.si_status, " (", ::strsignal(death.si_status), ")");
-}
 
 // Says it without needing memory. A reader of the log that is gone is no reason to do anything.
 void SayOutOfMemory() {
@@ -170,9 +158,8 @@ class Keeper {
     const MonotonicNanos now = clock_->Now();
     const bool killed_here = std::exchange(killed_here_, false);
     // It may have had more to persist, and that is held here: another daemon is asked, once.
-    if (stopping_ && stop_owed_ == 0 && IsCrash(death) && !killed_here && !held_.empty()) {
-      if (!std::exchange(asked_another_, true)) stop_owed_ = SIGTERM;
-    }
+    const bool owes = IsCrash(death) && !killed_here && !held_.empty();
+    if (stopping_ && owes && !std::exchange(asked_another_, true)) stop_owed_ = SIGTERM;
     if (stopping_ && stop_owed_ == 0) {
       LOG(INFO) << "keeper: daemon " << pid << " ended with " << Describe(death);
       exit_code_ = ExitCode(death);

@@ -1,7 +1,7 @@
 // What a create may cost the journal, and what the journal is told of a part.
 #include "server/engine/journal_room.h"
 
-#include "server/engine/model.h"
+#include "server/engine/attempts.h"
 #include "tests/engine/engine_fixture.h"
 
 namespace cairn::engine {
