@@ -30,6 +30,8 @@ constexpr int kServeRounds = 64;
 constexpr int kEvictBatch = 64;
 // Rows for the recorder that one event makes; the rest follows at once.
 constexpr size_t kRecordBatch = 256;
+// What the journal holds of a committed part, at most and as a rule.
+constexpr uint64_t kMostOfAPart = 512;
 // What a create may cost the journal at most for older steps to be given up for it.
 constexpr uint64_t kMostToLetGoFor = 1 << 20;
 
@@ -71,7 +73,8 @@ class Engine::Impl {
       const uint64_t bytes = saving_.MoreJournalFor(event);
       if (!journal_.ASnapshotMayHelp(event.caller.uid, bytes)) return JournalHelp::kNone;
       // Others' steps are given up for a usual step, not for an enormous one.
-      return bytes <= kMostToLetGoFor ? JournalHelp::kLetGo : JournalHelp::kSnapshot;
+      const bool let_go = bytes <= kMostToLetGoFor && LettingGoMayHelp(bytes);
+      return let_go ? JournalHelp::kLetGo : JournalHelp::kSnapshot;
     }
     if constexpr (JournalUseOf<E>().adds_a_little) {
       return journal_.CheckSmall("").ok() ? JournalHelp::kNone : JournalHelp::kSnapshot;
@@ -109,6 +112,11 @@ class Engine::Impl {
       return status.ok();
     }
     return true;
+  }
+  // Whether the journal would have room for `bytes` without the parts in memory. What else fills it, lives
+  // and what was removed, does not go with a step.
+  bool LettingGoMayHelp(uint64_t bytes) const {
+    return manifests_.used_bytes() / kPageBytes * kMostOfAPart >= journal_.Lacking(bytes);
   }
   Outcome Finish();
   void CheckDrained();
@@ -419,7 +427,7 @@ void Engine::Impl::CheckDrained() {
 // them.
 void Engine::Impl::On(const event::JournalFull& event) {
   mode_.journal_full = event.full;
-  if (!event.full) return;
+  if (!event.full || !LettingGoMayHelp(0)) return;
   for (int i = 0; i < kEvictBatch && eviction_.EvictAny(); ++i) {
   }
 }

@@ -1,5 +1,7 @@
 #include "server/engine/journal_room.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "common/checksum.h"
 #include "common/keys.h"
@@ -88,6 +90,12 @@ Status JournalRoom::CheckCreate(uint32_t uid, uint64_t bytes) const {
                      "greater journal.bytes"));
   }
   return Check("this create", bytes, kCreatePercent);
+}
+
+uint64_t JournalRoom::Lacking(uint64_t bytes) const {
+  if (capacity_ == 0) return 0;
+  const uint64_t most = capacity_ / 100 * kCreatePercent, wanted = used_ + reserved_ + bytes;
+  return wanted - std::min(wanted, most);
 }
 
 bool JournalRoom::ASnapshotMayHelp(uint32_t uid, uint64_t bytes) const {

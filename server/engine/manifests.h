@@ -50,7 +50,8 @@ class Manifests : public Waitlist, public StepWatcher {
 
   // Grows when a commit begins to wait for space, and when space comes free.
   uint64_t version() const { return version_; }
-  bool Idle() const { return under_way_.empty(); }  // no commit is under way
+  uint64_t used_bytes() const { return used_bytes_; }  // whole pages for each record
+  bool Idle() const { return under_way_.empty(); }     // no commit is under way
 
   void Left(const Parked& parked) override;
   void TimeUp(const Parked& parked) override;

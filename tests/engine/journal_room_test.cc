@@ -373,6 +373,22 @@ TEST_F(JournalRoomTest, TablesOfWhatOnlyStorageHasAreReadWhenSomebodyAsks) {
               Fails(absl::StatusCode::kUnavailable, "stale file handle"));
 }
 
+// What fills the journal may be lives, leases or what was removed.
+TEST_F(JournalRoomTest, NoStepIsGivenUpWhereThatMakesNoRoom) {  // promise 3
+  const SessionId session = Hello();
+  for (Step step = 1; step <= 100; ++step) Save(session, step, {{"model", 4096}});
+  const SessionId other = Hello({.job = "other", .uid = 1001});
+  const event::Create create = CreateOf(other, PartOf(other, 1), {{"model", 4096}});
+  engine->SetJournalRoom(990'000, 1'000'000);
+  EXPECT_EQ(engine->JournalHelpFor(create), Engine::JournalHelp::kSnapshot);
+  Apply(event::JournalFull{true});
+  EXPECT_TRUE(Stat(session, 1).ok());
+  engine->SetJournalRoom(905'000, 1'000'000);
+  EXPECT_EQ(engine->JournalHelpFor(create), Engine::JournalHelp::kLetGo);
+  Apply(event::JournalFull{true});
+  EXPECT_FALSE(Stat(session, 1).ok());
+}
+
 // --- what storage tells
 
 class WhatStorageTells : public JournalRoomTest {

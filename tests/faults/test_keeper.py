@@ -58,6 +58,23 @@ def log_says(instance: Node, text: str) -> None:
     until(f"the log says {text!r}", lambda: text in instance.log.read_text(errors="replace"))
 
 
+# --- standard descriptors -----------------------------------------------------------------------------------
+
+
+def test_a_log_that_is_closed_is_not_written_into_the_journal() -> None:
+    with node(storage=False) as instance:
+        instance.stop()
+        # By the shell: Popen opens what it hands on.
+        instance.command = ["/bin/sh", "-c", 'exec "$0" "$@" 2>&-', *instance.command]
+        instance.start()
+        data = save(instance, "closed")
+        for pid in (instance.keeper_pid, instance.daemon_pid()):
+            assert os.readlink(f"/proc/{pid}/fd/2") == "/dev/null"
+        for _ in range(2):
+            instance.kill_daemon()
+        loads(instance, "closed", data)
+
+
 # --- signals ------------------------------------------------------------------------------------------------
 
 
