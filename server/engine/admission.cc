@@ -262,7 +262,7 @@ bool Admission::Due(uint64_t manifests_version) {
 
 void Admission::Serve(uint64_t claimed) {
   ReleaseGivenUp();
-  // Budget that creates before this one wait for is not this one's either.
+  // Neither is budget that creates before this one wait for.
   std::vector<RequestId> waiting;
   for (const auto& [order, request] : order_) waiting.push_back(request);
   for (RequestId request : waiting) {

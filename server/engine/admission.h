@@ -49,7 +49,7 @@ class Admission : public Waitlist, public StepWatcher {
   // Parks the create, or answers that too many wait. It is served when the event is over.
   void Ask(const event::Create& event, Checkpoint* checkpoint, int32_t local_writers);
   // Creates that wait, in order of arrival: grants, refuses, or goes on waiting.
-  // `claimed`: budget that is somebody else's.
+  // `claimed`: budget that commits wait for, and no create may have.
   void Serve(uint64_t claimed);
   // What the job could have that no admitted step was promised.
   uint64_t Unpromised(const Job& job) const;

@@ -30,7 +30,7 @@ constexpr int kServeRounds = 64;
 constexpr int kEvictBatch = 64;
 // Rows for the recorder that one event makes; the rest follows at once.
 constexpr size_t kRecordBatch = 256;
-// What the journal holds of a committed part, at most and as a rule.
+// The journal hardly ever holds more of a committed part.
 constexpr uint64_t kMostOfAPart = 512;
 // What a create may cost the journal at most for older steps to be given up for it.
 constexpr uint64_t kMostToLetGoFor = 1 << 20;

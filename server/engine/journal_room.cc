@@ -12,7 +12,7 @@ namespace {
 
 // What ends things (leases, sessions, drops) must fit above the first, the small things of calls above
 // the second.
-constexpr uint64_t kCreatePercent = 90, kSmallPercent = 95;  // 90: journal::Options::refuse_share
+constexpr uint64_t kCreatePercent = 90, kSmallPercent = 95;  // 90: as journal::Options
 // Of what creates may have, one user's may be set aside at once.
 constexpr uint64_t kUserPercent = 75;
 // Each of them may get a slab of its own, which the journal knows too.

@@ -404,7 +404,7 @@ void Persistence::FoundStored(Checkpoint* checkpoint, const Location& location) 
   }
   BecomePersisted(checkpoint, location);
   Files& files = checkpoint->files.Edit();
-  Unowe(checkpoint);  // by whether it was asked for
+  Unowe(checkpoint);  // first: its place among the owed follows from `requested`
   files.stored_whole = files.parked = files.requested = false;
   files.given_up.reset();
 }

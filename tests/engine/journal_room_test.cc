@@ -393,20 +393,20 @@ TEST_F(JournalRoomTest, NoStepIsGivenUpWhereThatMakesNoRoom) {  // promise 3
 // Their records would fill memory, and no create asks for that.
 TEST_F(JournalRoomTest, StepsWithoutObjectsLeaveMemoryToOthers) {
   for (const bool storage : {false, true}) {
-    options.budget_bytes = 2 * kMiB;
+    options.budget_bytes = kMiB;
     options.storage = storage;
     Restart();
     const SessionId session = Hello({.job = storage ? "stored" : "job"});
-    for (Step step = 1; step < 700; ++step) {
+    for (Step step = 1; step < 350; ++step) {
       const Status committed = Commit(session, PartOf(session, step), {}).status();
       ASSERT_TRUE(committed.ok()) << step << ": " << committed;
     }
     const SessionId other = Hello({.job = storage ? "another" : "other"});
-    const Status saved = TrySave(other, 1, {{"model", kMiB}});
+    const Status saved = TrySave(other, 1, {{"model", kMiB / 2}});
     EXPECT_TRUE(saved.ok()) << saved;
     const auto latest = Latest(session);
     ASSERT_TRUE(latest.ok()) << latest.status();
-    EXPECT_EQ(latest->key.step, 699);
+    EXPECT_EQ(latest->key.step, 349);
     Die(session);
     Die(other);
   }

@@ -1,6 +1,4 @@
 // create, seal and commit: what is refused, and what a repeated call gets.
-#include <random>
-
 #include "tests/engine/engine_fixture.h"
 
 namespace cairn::engine {
@@ -439,23 +437,6 @@ TEST_F(Saving, WriteOfARemovedPartsManifestIsNotTakenForTheNextOnes) {
   auto again = second;
   again.caller = From(zero);
   EXPECT_EQ(Take<reply::Commit>(Ask(again, again.caller))->digest, of_second.digest);
-}
-
-// A commit that waits for memory cannot tell its session to unmap any: the create before it does.
-TEST_F(Saving, ACommitFindsMemoryForItsRecord) {  // promise 4
-  options.budget_bytes = 48 * kMiB;
-  Restart();
-  const SessionId session = Hello();
-  std::minstd_rand random(1);
-  for (Step step = 1; step <= 1500; ++step) {
-    std::vector<Spec> specs(1 + random() % 4);
-    for (size_t i = 0; i < specs.size(); ++i) {
-      specs[i].name = absl::StrCat("o", i);
-      specs[i].length = random() % 20 == 0 ? 400'000 : 400;
-    }
-    const Status saved = TrySave(session, step, specs);
-    ASSERT_TRUE(saved.ok()) << step << ": " << saved;
-  }
 }
 
 }  // namespace

@@ -9,8 +9,10 @@ import io
 import pickle
 import struct
 import threading
+import time
 import zipfile
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import cairn
@@ -537,6 +539,21 @@ def test_save_onto_several_writers_step_is_refused(node: Node, job: str) -> None
             s.save({}, f"{rank}.pt")
     with pytest.raises(cairn.FailedPrecondition, match=r"2 writers.*step\(\)"):
         cairn.save({}, "1/0.pt")
+
+
+def test_a_commit_has_memory_for_its_record(request: pytest.FixtureRequest, job: str) -> None:
+    """Promise 4: all memory is in slabs that the saver maps itself, and only a create tells it to unmap any."""
+    node = Node(budget=48 << 20, storage=False).start()
+    request.addfinalizer(node.remove)
+    c = cairn.connect(job, socket=node.socket)
+    random = Random(1)
+    for step in range(4500):
+        began = time.monotonic()
+        with c.step(step, strict=True) as s:
+            for i in range(random.randint(1, 4)):
+                sizes = [40, 400_000] if random.random() < 0.9 else [40]
+                s.save({"a": b"x" * random.choice(sizes)}, f"m{i}.pt")
+        assert s.ok and time.monotonic() - began < 5, step
 
 
 def test_save_raises_when_it_cannot(node: Node, job: str) -> None:

@@ -313,6 +313,7 @@ class Soak:
             and not status.writing_bytes
             and not status.quarantined_bytes
             and not status.counters.get("waiting_calls", 0) > 1
+            and all(lives(session.pid) for session in status.sessions)
             and not any(job.deletable_checkpoints for job in status.jobs)
         )
 
