@@ -542,7 +542,7 @@ def test_save_onto_several_writers_step_is_refused(node: Node, job: str) -> None
 
 
 def test_a_commit_has_memory_for_its_record(request: pytest.FixtureRequest, job: str) -> None:
-    """Promise 4: all memory is in slabs that the saver maps itself, and only a create tells it to unmap any."""
+    """Promise 4: all memory is in slabs that the saver maps, and only a create tells it to unmap any."""
     node = Node(budget=48 << 20, storage=False).start()
     request.addfinalizer(node.remove)
     c = cairn.connect(job, socket=node.socket)
