@@ -76,6 +76,11 @@ class Engine::Impl {
       const bool let_go = bytes <= kMostToLetGoFor && LettingGoMayHelp(bytes);
       return let_go ? JournalHelp::kLetGo : JournalHelp::kSnapshot;
     }
+    if constexpr (std::is_same_v<E, event::JobScanned>) {
+      // With half of it free no usual reading lacks room, and to find out costs what it names.
+      if (!journal_.MoreThanHalf()) return JournalHelp::kNone;
+      return scanning_.CheckJournal(event).ok() ? JournalHelp::kNone : JournalHelp::kSnapshot;
+    }
     if constexpr (JournalUseOf<E>().adds_a_little) {
       return journal_.CheckSmall("").ok() ? JournalHelp::kNone : JournalHelp::kSnapshot;
     }

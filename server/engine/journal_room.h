@@ -46,6 +46,7 @@ class JournalRoom {
   Status CheckCreate(uint32_t uid, uint64_t bytes) const;
   // It does not fit now, and would if what has ended were not in the journal any more.
   bool ASnapshotMayHelp(uint32_t uid, uint64_t bytes) const;
+  bool MoreThanHalf() const { return capacity_ != 0 && used_ + reserved_ > capacity_ / 2; }
   // So much must go for `bytes` more to fit.
   uint64_t Lacking(uint64_t bytes) const;
   // The same for what costs a fact or two; it may use a little of what creates may not.

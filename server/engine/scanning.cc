@@ -252,9 +252,7 @@ Job* Scanning::On(const event::JobScanned& event, bool* newer_attempt) {
   scan.asked = false;
   Status status = event.stored.status();
   const Shown shown = status.ok() ? AttemptsOf(*event.stored) : Shown();
-  if (status.ok()) {
-    status = journal_.CheckStored(job->name, JournalCostOf(*job, *event.stored, shown));
-  }
+  if (status.ok()) status = CheckJournal(*job, *event.stored, shown);
   if (status.ok()) {
     const Attempt newest = job->attempts->newest(), fence = job->attempts->fence();
     MergeAll(job, event, shown);
@@ -353,6 +351,16 @@ Attempt Scanning::OldestKeptDecision(const StoredJob& stored) {
     if (kept.size() > kKeptDecisions) kept.erase(kept.begin());
   }
   return kept.size() < kKeptDecisions ? 0 : *kept.begin();
+}
+
+Status Scanning::CheckJournal(const event::JobScanned& event) const {
+  const Job* job = jobs_.Find(event.job);
+  if (job == nullptr || !event.stored.ok()) return absl::OkStatus();
+  return CheckJournal(*job, *event.stored, AttemptsOf(*event.stored));
+}
+
+Status Scanning::CheckJournal(const Job& job, const StoredJob& stored, const Shown& shown) const {
+  return journal_.CheckStored(job.name, JournalCostOf(job, stored, shown));
 }
 
 // An upper bound of the facts that a reading makes.

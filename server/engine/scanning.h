@@ -65,6 +65,8 @@ class Scanning : public Waitlist {
   // than all before (then the older attempts are to be fenced); nullptr: nobody asked any more. The
   // callers that waited go on with Resume, once all is in order.
   Job* On(const event::JobScanned& event, bool* newer_attempt);
+  // Whether the journal has room for what that tells.
+  Status CheckJournal(const event::JobScanned& event) const;
   void Resume(Job* job);
   void On(const event::LineNumbersRead& event);
 
@@ -100,6 +102,7 @@ class Scanning : public Waitlist {
   void Failed(Job* job, const Status& why);
   using Shown = std::map<Attempt, AttemptLine>;  // AttemptsOf
   static Attempt OldestKeptDecision(const StoredJob& stored);
+  Status CheckJournal(const Job& job, const StoredJob& stored, const Shown& shown) const;
   static uint64_t JournalCostOf(const Job& job, const StoredJob& stored, const Shown& shown);
   void MergeAll(Job* job, const event::JobScanned& event, const Shown& shown);
   void LearnLine(Job* job, const StoredJob& stored, const Shown& shown);

@@ -129,9 +129,7 @@ void Standing::SettleClass(Checkpoint* checkpoint) {
   standing.evictable_bytes = bytes;
   standing.evictable_mapped_bytes = mapped;
   evictable_[{evict_class, checkpoint->sequence}] = checkpoint;
-  if (checkpoint->content->objects == 0) {
-    only_records_.insert({evict_class, checkpoint->sequence});
-  }
+  if (checkpoint->content->objects == 0) only_records_.insert({evict_class, checkpoint->sequence});
   evictable_bytes_ += bytes;
   evictable_mapped_bytes_ += mapped;
   JobStanding& of_job = job->standing.Edit();
@@ -479,18 +477,20 @@ std::string Standing::CheckLine(const Job& job) const {
 std::string Standing::CheckInvariants() const {
   if (!changes_.Empty()) return "something was changed and has not settled";
   uint64_t bytes = 0, mapped = 0;
-  size_t classified = 0;
+  size_t classified = 0, only_records = 0;
   for (const auto& [name, job] : jobs_.all()) {
     if (std::string problem = CheckJob(*job); !problem.empty()) return problem;
     for (const auto& [evict_class, id] : job->standing->evictable) {
-      const CheckpointStanding& standing = *CheckpointOf(*job, id)->standing;
+      const Checkpoint& checkpoint = *CheckpointOf(*job, id);
+      const CheckpointStanding& standing = *checkpoint.standing;
       ++classified;
+      only_records += only_records_.count({evict_class, checkpoint.sequence});
       bytes += standing.evictable_bytes;
       mapped += standing.evictable_mapped_bytes;
     }
   }
   if (classified != evictable_.size() || bytes != evictable_bytes_ ||
-      mapped != evictable_mapped_bytes_) {
+      mapped != evictable_mapped_bytes_ || only_records != only_records_.size()) {
     return "what could be evicted is miscounted";
   }
   return "";

@@ -26,14 +26,14 @@ namespace cairn::node {
 namespace {
 
 // Of thousands a few and how many: a reader of the log that has stopped costs time for each line.
-void LogSome(absl::string_view what, const std::vector<std::string>& lines) {
+void LogSome(google::LogSeverity severity, absl::string_view what,
+             const std::vector<std::string>& lines) {
   constexpr size_t kSome = 20;
-  for (size_t i = 0; i < std::min(kSome, lines.size()); ++i) {
-    LOG(INFO) << "recovery: " << what << lines[i];
-  }
-  if (lines.size() > kSome) {
-    LOG(INFO) << "recovery: " << what << "… and " << lines.size() - kSome << " more";
-  }
+  const auto log = [&](absl::string_view line) {
+    LOG_AT_LEVEL(severity) << "recovery: " << what << line;
+  };
+  for (size_t i = 0; i < std::min(kSome, lines.size()); ++i) log(lines[i]);
+  if (lines.size() > kSome) log(absl::StrCat("… and ", lines.size() - kSome, " more"));
 }
 
 Status Stopping() { return absl::UnavailableError("the daemon is stopping"); }
@@ -237,8 +237,8 @@ std::vector<PartKey> Node::FindLostParts(const journal::Contents& contents,
                      &recovered->facts, &problems);
   std::vector<std::string> keys;
   for (const PartKey& part : found) keys.push_back(part.DebugString());
-  LogSome("found again: ", keys);
-  LogSome("left alone: ", problems);
+  LogSome(google::GLOG_INFO, "found again: ", keys);
+  LogSome(google::GLOG_INFO, "left alone: ", problems);
   return found;
 }
 
@@ -273,7 +273,7 @@ void Node::RecoverTables(engine::Recovered* recovered) {
   std::vector<std::string> problems;
   Status unknown;
   recovered->tables = TablesOf(recovered->facts, read, &problems, &unknown);
-  LogSome("", problems);
+  LogSome(google::GLOG_ERROR, "", problems);
   if (unknown.ok()) return;
   // Another build's, as after a rollback: the parts are not known here, and must not be destroyed.
   read_only_ = true;

@@ -110,6 +110,15 @@ class EngineTest : public testing::Test {
     }
   }
 
+  // All of it, the keeper's too: what storage has is found there.
+  void LoseMemory() {
+    journal.clear();
+    keeper.clear();
+    sessions.clear();
+    mapped.clear();
+    manifests.clear();
+    Restart();
+  }
   void AddPiece() {
     for (Fact& f : engine->SnapshotPiece(&snapshot_cursor, 1)) pieces.push_back(std::move(f));
   }

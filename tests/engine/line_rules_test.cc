@@ -28,14 +28,6 @@ class LineRules : public EngineTest {
     for (const Step step : steps) Save(life, step);
     Die(life);
   }
-  void LoseMemory() {
-    journal.clear();
-    keeper.clear();
-    sessions.clear();
-    mapped.clear();
-    manifests.clear();
-    Restart();
-  }
   // Another node saves `step` in `attempt`, which comes from step `from` of attempt 1.
   void SavedElsewhere(Step step, Attempt attempt, Step from = 2) {
     StoredCheckpoint elsewhere = stored.at({"job", from, 1, 0});

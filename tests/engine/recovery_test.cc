@@ -322,13 +322,8 @@ TEST_P(Recovery, OriginThatIsUnknownIsNotGuessedAndIsSettledWhenStorageIsBack) {
   policy.mode = PersistMode::kEvery;
   const SessionId first = Hello({.attempt = 1, .policy = policy});
   for (const Step step : {100, 200, 300}) Save(first, step);
-  journal.clear();
-  keeper.clear();
-  sessions.clear();
-  mapped.clear();
-  manifests.clear();
   scan_status = absl::UnavailableError("stale file handle");
-  Restart();
+  LoseMemory();
   policy.keep_last = 3;
   const SessionId second = Hello({.attempt = 2, .policy = policy});
   Save(second, 301);
