@@ -189,10 +189,10 @@ void ApplyNode::Do(action::Reply& reply) {
   if (!asked.empty()) {
     const Client& client = *asked.mapped();
     if (const auto* create = std::get_if<reply::Create>(&*reply.body)) {
-      for (const engine::Lend& lend : create->lend) mapped_[lend.slab].insert(client.session);
+      for (const engine::Lend& lend : create->lend) users_.Map(lend.slab, client.session);
     }
     if (const auto* open = std::get_if<reply::Open>(&*reply.body)) {
-      locks_[open->lend.lease] = {open->lend.slab, client.session};
+      users_.Lock(open->lend.lease, open->lend.slab, client.session);
     }
   }
   if (awaited) bodies_.emplace(reply.request, *std::move(reply.body));
@@ -203,21 +203,11 @@ void ApplyNode::Do(action::MakeSlab& a) {
 }
 
 void ApplyNode::Do(action::DestroySlab& a) {
-  mapped_.erase(a.slab);
+  users_.Destroyed(a.slab);
   pending_.push_back(event::SlabDestroyed{a.slab});
 }
 
-void ApplyNode::Do(action::ProbeSlab& a) {
-  event::SlabProbed probed;
-  probed.slab = a.slab;
-  const auto mapped = mapped_.find(a.slab);
-  probed.free = mapped == mapped_.end() || mapped->second.empty();
-  for (const auto& [lease, lock] : locks_) probed.free &= lock.first != a.slab;
-  for (LeaseId lease : a.leases) {
-    if (!locks_.contains(lease)) probed.ended.push_back(lease);
-  }
-  pending_.push_back(std::move(probed));
-}
+void ApplyNode::Do(action::ProbeSlab& a) { pending_.push_back(users_.Probe(a)); }
 
 void ApplyNode::Do(action::WriteManifest& a) {
   std::string digest = ManifestDigest(EncodeManifest(*a.table));
@@ -333,8 +323,7 @@ void ApplyNode::Hello(Client* client) {
 }
 
 void ApplyNode::End(const Client& client) {
-  for (auto& [slab, sessions] : mapped_) sessions.erase(client.session);
-  absl::erase_if(locks_, [&](const auto& lock) { return lock.second.second == client.session; });
+  users_.Died(client.session);
   Apply(event::SessionEnded{client.session});
 }
 
@@ -363,7 +352,7 @@ void ApplyNode::Create(Client* client, Step step, const std::vector<std::string>
     const auto& granted = std::get<reply::Create>(body.mapped());
     for (SlabId slab : granted.retire) {
       client->unmapped.push_back(slab);
-      mapped_[slab].erase(client->session);
+      users_.Unmap(slab, client->session);
     }
     if (!granted.extents.empty()) return;
   }
@@ -410,7 +399,7 @@ LeaseId ApplyNode::Open(const Client& client, Step step, const std::string& name
 }
 
 void ApplyNode::Release(const Client& client, LeaseId lease) {
-  locks_.erase(lease);
+  users_.Unlock(lease);
   Apply(event::Release{From(client), {lease}});
 }
 

@@ -14,6 +14,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "server/engine/engine.h"
+#include "tests/support/slab_users.h"
 
 namespace cairn::bench {
 
@@ -151,8 +152,7 @@ class ApplyNode {
   absl::flat_hash_map<RequestId, const Client*> asking_;  // who is lent what the answer names
   absl::flat_hash_map<RequestId, reply::Body> bodies_;
   std::set<RequestId> awaited_;
-  absl::flat_hash_map<SlabId, std::set<SessionId>> mapped_;
-  absl::flat_hash_map<LeaseId, std::pair<SlabId, SessionId>> locks_;
+  testing::SlabUsers users_;
   std::map<std::string, Storage> storage_;
 };
 

@@ -225,22 +225,12 @@ void Node::Do(action::MakeSlab& a) {
 
 void Node::Do(action::DestroySlab& a) {
   keeper_.erase(a.slab);
-  mapped_.erase(a.slab);
+  users_.Destroyed(a.slab);
   records_.erase(records_.lower_bound({a.slab, 0}), records_.lower_bound({a.slab + 1, 0}));
   pending_.push_back(event::SlabDestroyed{a.slab});
 }
 
-void Node::Do(action::ProbeSlab& a) {
-  event::SlabProbed probed;
-  probed.slab = a.slab;
-  const auto mapped = mapped_.find(a.slab);
-  probed.free = mapped == mapped_.end() || mapped->second.empty();
-  for (const auto& [lease, lock] : locks_) probed.free &= lock.first != a.slab;
-  for (LeaseId lease : a.leases) {
-    if (!locks_.contains(lease)) probed.ended.push_back(lease);
-  }
-  pending_.push_back(std::move(probed));
-}
+void Node::Do(action::ProbeSlab& a) { pending_.push_back(users_.Probe(a)); }
 
 void Node::Do(action::WriteManifest& a) {
   std::string encoded = EncodeManifest(*a.table);
@@ -308,15 +298,9 @@ SessionId Node::Hello(event::Hello hello) {
 }
 
 void Node::EndProcess(SessionId session) {
-  for (auto& [slab, sessions] : mapped_) sessions.erase(session);
-  absl::erase_if(locks_, [&](const auto& lock) { return lock.second.second == session; });
+  users_.Died(session);
   live_.erase(session);
   Apply(event::SessionEnded{session});
-}
-
-void Node::Unmapped(SlabId slab, SessionId session) {
-  const auto at = mapped_.find(slab);
-  if (at != mapped_.end()) at->second.erase(session);
 }
 
 }  // namespace cairn::year

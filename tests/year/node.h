@@ -15,6 +15,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "server/engine/engine.h"
+#include "tests/support/slab_users.h"
 #include "tests/year/heap.h"
 #include "tests/year/storage.h"
 
@@ -80,10 +81,7 @@ class Node {
   // --- the processes' side
   SessionId Hello(event::Hello hello);
   void EndProcess(SessionId session);  // the kernel takes back what it had
-  void Mapped(SlabId slab, SessionId session) { mapped_[slab].insert(session); }
-  void Unmapped(SlabId slab, SessionId session);
-  void Locked(LeaseId lease, SlabId slab, SessionId session) { locks_[lease] = {slab, session}; }
-  void Unlocked(LeaseId lease) { locks_.erase(lease); }
+  testing::SlabUsers& users() { return users_; }
 
   const engine::Engine& engine() const { return *engine_; }
   MonotonicNanos now() const { return now_; }
@@ -143,8 +141,7 @@ class Node {
 
   std::map<SlabId, uint64_t> keeper_;
   std::set<SessionId> live_;
-  absl::flat_hash_map<SlabId, std::set<SessionId>> mapped_;
-  absl::flat_hash_map<LeaseId, std::pair<SlabId, SessionId>> locks_;
+  testing::SlabUsers users_;
   std::map<std::pair<SlabId, uint64_t>, std::string> records_;  // of parts, where they lie
 
   Work work_;

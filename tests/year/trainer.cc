@@ -80,9 +80,9 @@ Status Trainer::Create(Writer writer) {
     const RequestId request = create.caller.request;
     const auto granted = node_.Ask<reply::Create>(std::move(create), request);
     if (!granted.ok()) return granted.status();
-    for (const engine::Lend& lend : granted->lend) node_.Mapped(lend.slab, sessions_[writer]);
+    for (const engine::Lend& lend : granted->lend) node_.users().Map(lend.slab, sessions_[writer]);
     for (SlabId slab : granted->retire) {
-      node_.Unmapped(slab, sessions_[writer]);
+      node_.users().Unmap(slab, sessions_[writer]);
       unmapped_[writer].push_back(slab);
     }
     if (!granted->extents.empty()) return absl::OkStatus();

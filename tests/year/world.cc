@@ -189,7 +189,7 @@ void World::Read(Slot* slot, int64_t step) {
   if (opened.ok()) {
     if (const auto* from_memory = std::get_if<reply::Open>(&*opened)) {
       reader.lease = from_memory->lend.lease;
-      node_.Locked(reader.lease, from_memory->lend.slab, session);
+      node_.users().Lock(reader.lease, from_memory->lend.slab, session);
     }
     node_.Count(reader.lease != 0 ? "opened from memory" : "opened from storage");
   }
@@ -201,7 +201,7 @@ void World::EndReaders(int64_t step) {
   std::erase_if(readers_, [&](const Reader& reader) {
     if (reader.until > step) return false;
     if (reader.lease != 0 && rng_.Permille(700)) {
-      node_.Unlocked(reader.lease);
+      node_.users().Unlock(reader.lease);
       node_.Apply(event::Release{node_.From(reader.session), {reader.lease}});
     }
     node_.EndProcess(reader.session);
