@@ -471,9 +471,9 @@ StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
 
 std::string ManifestDigest(absl::string_view encoded) { return ShortSha256(encoded); }
 
-std::string CheckpointDigest(const std::vector<std::string>& manifest_digests) {
+std::string CheckpointDigest(const std::vector<absl::string_view>& manifest_digests) {
   std::string all;
-  for (const std::string& digest : manifest_digests) all += digest;
+  for (const absl::string_view digest : manifest_digests) absl::StrAppend(&all, digest);
   return ShortSha256(all);
 }
 

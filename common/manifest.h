@@ -83,6 +83,6 @@ StatusOr<Manifest> DecodeManifest(absl::string_view bytes);
 // First 16 bytes of SHA-256 over the encoded manifest, in hex (32 characters).
 std::string ManifestDigest(absl::string_view encoded);
 // The digest of a complete checkpoint: SHA-256 over its writers' digests in writer order, as above.
-std::string CheckpointDigest(const std::vector<std::string>& manifest_digests);
+std::string CheckpointDigest(const std::vector<absl::string_view>& manifest_digests);
 
 }  // namespace cairn

@@ -14,8 +14,8 @@ void Summarize(StoredPart* part) {
   part->manifest.objects = {};
 }
 
-std::vector<std::string> StoredCheckpoint::Digests() const {
-  std::vector<std::string> digests;
+std::vector<absl::string_view> StoredCheckpoint::Digests() const {
+  std::vector<absl::string_view> digests;
   digests.reserve(parts.size());
   for (const StoredPart& part : parts) digests.push_back(part.digest);
   return digests;

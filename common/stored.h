@@ -64,7 +64,7 @@ struct StoredCheckpoint {
   bool Complete() const {
     return conflict.empty() && static_cast<int32_t>(parts.size()) == world_size;
   }
-  std::vector<std::string> Digests() const;  // of the parts, in their order
+  std::vector<absl::string_view> Digests() const;  // of the parts, in their order
 };
 
 // Something that may be there and could not be read, or is of a version that is not known.

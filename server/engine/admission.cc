@@ -132,7 +132,7 @@ bool Admission::TryAdmit(Checkpoint* checkpoint) {
   uint64_t lacking = wanted - available;
   lacking -= std::min(lacking, ledger_.RetireOthers(0, &owner, lacking));
   for (const EvictClass evict_class : kEvictClasses) {
-    while (lacking > 0 && eviction_.EvictOne(evict_class, /*soft=*/true, nullptr, &job)) {
+    while (lacking > 0 && eviction_.EvictOne(evict_class, /*soft=*/true, lacking, nullptr, &job)) {
       lacking -= std::min(lacking, ledger_.RetireOthers(0, &owner, lacking));
     }
   }

@@ -194,7 +194,7 @@ class Engine::Impl {
   Attempts attempts_{options_, &out_, &jobs_, &sessions_, &standing_, &records_};
   Parts parts_{&out_,        &jobs_,    &attempts_, &leases_,   &ledger_,
                &footprints_, &changes_, &standing_, &sessions_, &journal_};
-  Eviction eviction_{options_, &out_, &ledger_, &parts_, &standing_};
+  Eviction eviction_{options_, &out_, &ledger_, &footprints_, &parts_, &standing_};
   Manifests manifests_{options_, &out_, &callers_, &sessions_, &ledger_, &parts_, &eviction_};
   Admission admission_{options_,   &out_,   &callers_,  &jobs_,     &ledger_, &leases_,
                        &attempts_, &parts_, &standing_, &eviction_, &journal_};
@@ -269,6 +269,7 @@ Outcome Engine::Impl::Apply(MonotonicNanos now, const Event& event) {
 Outcome Engine::Impl::Finish() {
   finding_.CheckWaits();  // what the event brought counts, even at a waiter's very deadline
   leases_.Expire();
+  leases_.EndSome();
   callers_.Expire();
   ledger_.ProbeDue();
   scanning_.ReadDue();
@@ -312,7 +313,7 @@ void Engine::Impl::EmitWake() {
       {ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(), persistence_.next(),
        scanning_.next(), records_.next(), retention_.next(), jobs_.next(), manifests_.next()});
   if (mode_.draining && !drained_) next = std::min(next, drain_deadline_);
-  if (standing_.more_to_record()) next = out_.now();
+  if (standing_.more_to_record() || leases_.more_to_end()) next = out_.now();
   if (next == kNever) return;
   next = std::max(next, out_.now() + 1);
   if (next == woken_for_) return;

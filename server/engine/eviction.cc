@@ -9,10 +9,15 @@ namespace cairn::engine {
 namespace {
 
 constexpr int kRecycleTries = 8;
+constexpr int kUnmappedTries = 64;
 // Of the budget they have one part in so many, or at least so many pages.
 constexpr uint64_t kShareOfOnlyRecords = 64;
 constexpr uint64_t kSomeOnlyRecords = 64;
 constexpr int kAtOnce = 64;  // in one event
+
+bool InStorage(const Checkpoint& checkpoint) {
+  return checkpoint.files->persisted && !checkpoint.files->deleting;
+}
 
 }  // namespace
 
@@ -50,8 +55,8 @@ bool Eviction::Free(const Job* job, SessionId session, uint64_t wanted) {
     if (evict_class == EvictClass::kOwes) retire_own();
     while (lacking() > 0) {
       if (ledger_.DestroyOldest() > 0) continue;
-      if (EvictOne(evict_class, /*soft=*/false, nullptr, nullptr)) continue;
-      if (session == 0 || !EvictOne(evict_class, /*soft=*/true, job, nullptr)) break;
+      if (EvictOne(evict_class, /*soft=*/false, lacking(), nullptr, nullptr)) continue;
+      if (session == 0 || !EvictOne(evict_class, /*soft=*/true, lacking(), job, nullptr)) break;
       retire_own();
     }
   }
@@ -59,17 +64,18 @@ bool Eviction::Free(const Job* job, SessionId session, uint64_t wanted) {
     if (ledger_.RetireOthers(session, nullptr, lacking()) >= lacking()) break;
     bool evicted = false;
     for (const EvictClass evict_class : kEvictClasses) {
-      evicted = evicted || EvictOne(evict_class, /*soft=*/true, nullptr, nullptr);
+      evicted = evicted || EvictOne(evict_class, /*soft=*/true, lacking(), nullptr, nullptr);
     }
     if (!evicted) break;
   }
   return Coming() >= wanted;
 }
 
-bool Eviction::EvictOne(EvictClass evict_class, bool soft, const Job* only, const Job* except) {
+bool Eviction::EvictOne(EvictClass evict_class, bool soft, uint64_t wanted, const Job* only,
+                        const Job* except) {
   Checkpoint* checkpoint = standing_.FirstEvictable(evict_class, soft, only, except);
   if (checkpoint == nullptr) return false;
-  Evict(checkpoint);
+  EvictSome(checkpoint, wanted);
   return true;
 }
 
@@ -101,7 +107,7 @@ bool Eviction::Recycle(Job* job, SessionId session, uint64_t need, EvictClass up
       }
       if (slab.mapper != session && (slab.mapper != 0 || !slab.clean)) continue;
       out_.Count("recycled_steps");
-      Evict(checkpoint);
+      EvictFrom(checkpoint, slab_id);
       return true;
     }
   }
@@ -111,13 +117,48 @@ bool Eviction::Recycle(Job* job, SessionId session, uint64_t need, EvictClass up
 // Takes what nobody holds of it out of memory. What is in storage too stays known; anything else is
 // gone, and what a lease still holds of it lives as long as the lease.
 void Eviction::Evict(Checkpoint* checkpoint) {
-  out_.Count("evicted_checkpoints");
-  if (checkpoint->standing->evict_class == EvictClass::kOwes) out_.Count("evicted_unpersisted");
-  if (!checkpoint->files->persisted || checkpoint->files->deleting) {
-    parts_.Erase(checkpoint);
-    return;
-  }
+  CountEvicted(*checkpoint);
+  if (!InStorage(*checkpoint)) return parts_.Erase(checkpoint);
   DropMemory(checkpoint);
+}
+
+// Once for each, however many parts go at a time.
+void Eviction::CountEvicted(const Checkpoint& checkpoint) {
+  if (checkpoint.content->complete && !checkpoint.Resident()) return;
+  out_.Count("evicted_checkpoints");
+  if (checkpoint.standing->evict_class == EvictClass::kOwes) out_.Count("evicted_unpersisted");
+}
+
+void Eviction::EvictSome(Checkpoint* checkpoint, uint64_t bytes) {
+  if (!InStorage(*checkpoint) || checkpoint->memory->slabs.empty()) return Evict(checkpoint);
+  const uint64_t evictable = checkpoint->standing->evictable_bytes;
+  const uint64_t until = evictable - std::min(bytes, evictable);
+  do {
+    EvictFrom(checkpoint, FirstThatMayGo(*checkpoint));
+  } while (checkpoint->memory->slab_bytes - checkpoint->memory->locked_bytes > until);
+}
+
+void Eviction::EvictFrom(Checkpoint* checkpoint, SlabId slab) {
+  if (!InStorage(*checkpoint)) return Evict(checkpoint);
+  CountEvicted(*checkpoint);
+  Part* part = footprints_.PartIn(slab);
+  if (parts_.Free(part)) manifests_->Free(part);
+  if (checkpoint->memory->slabs.empty())
+    DropMemory(checkpoint);  // of parts without objects; tables
+}
+
+// Of what could be evicted one that nobody maps, if that is soon found.
+SlabId Eviction::FirstThatMayGo(const Checkpoint& checkpoint) const {
+  SlabId first = 0;
+  int tries = 0;
+  for (const auto& [id, extents] : checkpoint.memory->slabs) {
+    const SlabRecord& slab = *ledger_.Find(id);
+    if (slab.Locked()) continue;
+    if (slab.mapper == 0) return id;
+    if (first == 0) first = id;
+    if (++tries == kUnmappedTries) break;
+  }
+  return first;
 }
 
 void Eviction::DropMemory(Checkpoint* checkpoint) {

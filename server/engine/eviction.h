@@ -8,8 +8,14 @@ namespace cairn::engine {
 
 class Eviction {
  public:
-  Eviction(const Options& options, Outbox* out, Ledger* ledger, Parts* parts, Standing* standing)
-      : options_(options), out_(*out), ledger_(*ledger), parts_(*parts), standing_(*standing) {}
+  Eviction(const Options& options, Outbox* out, Ledger* ledger, Footprints* footprints,
+           Parts* parts, Standing* standing)
+      : options_(options),
+        out_(*out),
+        ledger_(*ledger),
+        footprints_(*footprints),
+        parts_(*parts),
+        standing_(*standing) {}
   // Manifests of what is evicted; set before the first event (the two need each other).
   void set_manifests(Manifests* manifests) { manifests_ = manifests; }
 
@@ -26,24 +32,32 @@ class Eviction {
   // Destroys and evicts until `wanted` bytes of space are coming, or nothing more can be given up;
   // then asks sessions to unmap. True when enough is coming.
   bool Free(const Job* job, SessionId session, uint64_t wanted);
-  bool EvictOne(EvictClass evict_class, bool soft, const Job* only, const Job* except);
+  // Evicts of the first checkpoint of this class what makes up `wanted` bytes. False: there is none.
+  bool EvictOne(EvictClass evict_class, bool soft, uint64_t wanted, const Job* only,
+                const Job* except);
   // Gives up an old step of the job, of this class or one before it, that has a slab that fits; with
   // kGarbage only one that will never be complete, not an abandoned one. True: it did.
   bool Recycle(Job* job, SessionId session, uint64_t need, EvictClass up_to);
-  // The first that may go, whatever its class. False: nothing can be given up.
   // Steps of which nobody saved an object cost a page each that no create asks for: of those that could
   // be evicted only a few stay.
   void LimitOnlyRecords();
+  // The first that may go, whatever its class. False: nothing can be given up.
   bool EvictAny();
   // Of a persisted checkpoint: what is leased or pinned stays.
   void DropMemory(Checkpoint* checkpoint);
 
  private:
   void Evict(Checkpoint* checkpoint);
+  // Of what is in storage too only as many parts as make up the bytes: a step may have thousands.
+  void EvictSome(Checkpoint* checkpoint, uint64_t bytes);
+  void EvictFrom(Checkpoint* checkpoint, SlabId slab);  // the part whose objects lie there
+  void CountEvicted(const Checkpoint& checkpoint);
+  SlabId FirstThatMayGo(const Checkpoint& checkpoint) const;
 
   const Options& options_;
   Outbox& out_;
   Ledger& ledger_;
+  Footprints& footprints_;
   Parts& parts_;
   Standing& standing_;
   Manifests* manifests_ = nullptr;

@@ -4,19 +4,19 @@
 
 namespace cairn::engine {
 
-void Footprints::Add(Checkpoint* checkpoint, SlabRecord* slab, uint32_t extents) {
-  Footprint& memory = checkpoint->memory.Edit();
+void Footprints::Add(Part* part, SlabRecord* slab, uint32_t extents) {
+  Footprint& memory = part->checkpoint->memory.Edit();
   uint32_t& there = memory.slabs[slab->id];
   const bool is_new = there == 0;
   there += extents;
   if (!is_new) return;
-  users_[slab->id] = {checkpoint, false, false};
+  users_[slab->id] = {part, false, false};
   memory.slab_bytes += slab->bytes;
   SlabChanged(slab);
 }
 
-void Footprints::Drop(Checkpoint* checkpoint, SlabRecord* slab, uint32_t extents) {
-  Footprint& memory = checkpoint->memory.Edit();
+void Footprints::Drop(Part* part, SlabRecord* slab, uint32_t extents) {
+  Footprint& memory = part->checkpoint->memory.Edit();
   const auto at = memory.slabs.find(slab->id);
   at->second -= extents;
   if (at->second > 0) return;
@@ -28,6 +28,11 @@ void Footprints::Drop(Checkpoint* checkpoint, SlabRecord* slab, uint32_t extents
   users_.erase(user);
 }
 
+Part* Footprints::PartIn(SlabId slab) const {
+  const auto at = users_.find(slab);
+  return at == users_.end() ? nullptr : at->second.part;
+}
+
 void Footprints::SlabChanged(SlabRecord* slab) {
   const auto at = users_.find(slab->id);
   if (at == users_.end()) return;
@@ -35,7 +40,7 @@ void Footprints::SlabChanged(SlabRecord* slab) {
   const bool locked = slab->Locked();
   const bool mapped = slab->mapper != 0 && !locked;
   if (locked == user.locked && mapped == user.mapped) return;
-  Footprint& memory = user.checkpoint->memory.Edit();
+  Footprint& memory = user.part->checkpoint->memory.Edit();
   if (user.locked) memory.locked_bytes -= slab->bytes;
   if (user.mapped) memory.mapped_bytes -= slab->bytes;
   user.locked = locked;
@@ -48,15 +53,15 @@ std::string Footprints::CheckInvariants(const Checkpoint& checkpoint) const {
   const std::string shown = checkpoint.key.DebugString();
   std::map<SlabId, uint32_t> slabs;
   for (const auto& [writer, part] : checkpoint.content->parts) {
-    for (const auto& [slab, objects] : part->content->slabs) slabs[slab] += objects;
+    for (const auto& [slab, objects] : part->content->slabs) {
+      slabs[slab] += objects;
+      if (PartIn(slab) != part.get()) return shown + ": its slab has another user";
+    }
   }
   if (slabs != checkpoint.memory->slabs) return shown + ": its slabs are miscounted";
   uint64_t slab_bytes = 0, locked = 0, mapped = 0;
   for (const auto& [id, extents] : slabs) {
     const SlabRecord& slab = *ledger_.Find(id);
-    const auto user = users_.find(id);
-    if (user == users_.end() || user->second.checkpoint != &checkpoint)
-      return shown + ": its slab has another user";
     slab_bytes += slab.bytes;
     if (slab.Locked()) locked += slab.bytes;
     if (!slab.Locked() && slab.mapper != 0) mapped += slab.bytes;

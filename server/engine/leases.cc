@@ -8,6 +8,8 @@
 namespace cairn::engine {
 namespace {
 
+constexpr int kEndedAtOnce = 256;  // some microseconds each
+
 fact::Lent LentFact(const Lease& lease, SessionId session) {
   return {lease.id, session, lease.slab, lease.mode, lease.part, lease.name};
 }
@@ -86,8 +88,7 @@ const Lease* Leases::LendForChunks(const Session& session, Object* object) {
 // The description of a reader may live on in a forked child, or as a mapping.
 void Leases::Release(Lease* lease) {
   if (lease->released) return;
-  const Session* session = sessions_.Find(lease->session);
-  const bool has_lock = session == nullptr || session->takes_fds;
+  const bool has_lock = lease->expires == kNever;  // a client without descriptors has none
   if (const auto held = held_.find(lease->session); held != held_.end()) {
     held->second.leases.erase(lease->id);
     held->second.bytes -= lease->length;
@@ -139,19 +140,26 @@ void Leases::Unmapped(const Session& session, const std::vector<SlabId>& slabs) 
 }
 
 void Leases::EndAll(SessionId session) {
-  const auto held = held_.find(session);
-  if (held == held_.end()) return;
-  const std::set<LeaseId> leases = held->second.leases;
-  for (LeaseId lease : leases) {
-    const auto at = leases_.find(lease);
-    if (at != leases_.end() && at->second->mode != LeaseMode::kWrite) Release(at->second.get());
+  if (auto held = held_.extract(session)) ending_.emplace(session, std::move(held.mapped()));
+}
+
+void Leases::EndSome() {
+  for (int i = 0; i < kEndedAtOnce && !ending_.empty(); ++i) {
+    Held& held = ending_.begin()->second;
+    if (!held.mapped.empty()) {
+      UnmapWriter(ledger_.Find(held.mapped.extract(held.mapped.begin()).value()));
+    } else if (!held.leases.empty()) {
+      const auto at = leases_.find(held.leases.extract(held.leases.begin()).value());
+      if (at == leases_.end()) continue;  // with its mapping
+      if (at->second->mode == LeaseMode::kWrite) {
+        Forget(at->first);
+      } else {
+        Release(at->second.get());
+      }
+    } else {
+      ending_.erase(ending_.begin());
+    }
   }
-  const std::set<SlabId> mapped = held->second.mapped;
-  for (SlabId slab : mapped) UnmapWriter(ledger_.Find(slab));
-  for (LeaseId lease : leases) {  // writers' leases without a mapping
-    if (leases_.contains(lease) && !leases_.at(lease)->released) Forget(lease);
-  }
-  held_.erase(session);
 }
 
 void Leases::Expire() {
@@ -303,13 +311,15 @@ void Leases::Snapshot(LeaseId id, std::vector<Fact>* facts) const {
 
 std::string Leases::CheckInvariants() const {
   for (const auto& [id, lease] : leases_) {
-    if (!lease->released && sessions_.Find(lease->session) == nullptr) {
+    if (!lease->released && sessions_.Find(lease->session) == nullptr &&
+        !ending_.contains(lease->session)) {
       return absl::StrCat("lease ", id, " outlives its session");
     }
     if (ledger_.Find(lease->slab) == nullptr) return absl::StrCat("lease ", id, " of no slab");
   }
   for (const auto& [id, slab] : ledger_.slabs()) {
-    if (slab.mapper != 0 && sessions_.Find(slab.mapper) == nullptr) {
+    if (slab.mapper != 0 && sessions_.Find(slab.mapper) == nullptr &&
+        !ending_.contains(slab.mapper)) {
       return absl::StrCat("slab ", id, ": mapped by a session that has ended");
     }
     for (const auto& [lease, said] : slab.readers) {

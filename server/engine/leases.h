@@ -5,7 +5,7 @@
 // Changes Object::write_lease. Says fact::Lent, Unlent.
 //
 // Invariants:
-//   1. A lease is of a live session, or released.
+//   1. A lease is of a live session or of one whose leases are being ended, or released.
 //   2. Its slab is there; a reader's lease is among the slab's readers; the lease of a writer that
 //      maps a slab is the slab's writer_lease.
 #pragma once
@@ -57,7 +57,11 @@ class Leases {
   void Forget(LeaseId lease);
   void EndWrite(Object* object);  // it is sealed or dropped
   void Unmapped(const Session& session, const std::vector<SlabId>& slabs);
+  // The process is dead. It may have mapped thousands of slabs, so they are let go in pieces: EndSome
+  // does a piece; it is called after each event, and soon when there is more to end.
   void EndAll(SessionId session);
+  void EndSome();
+  bool more_to_end() const { return !ending_.empty(); }
   void Expire();
   void Renew(LeaseId lease);
   MonotonicNanos next_expiry() const { return expiry_.empty() ? kNever : expiry_.begin()->first; }
@@ -101,6 +105,7 @@ class Leases {
   absl::flat_hash_map<LeaseId, std::unique_ptr<Lease>> leases_;
   std::set<std::pair<MonotonicNanos, LeaseId>> expiry_;
   absl::flat_hash_map<SessionId, Held> held_;
+  std::map<SessionId, Held> ending_;  // of sessions that have ended
 };
 
 }  // namespace cairn::engine

@@ -189,7 +189,7 @@ Object* Parts::New(Part* part, ObjectEntry entry) {
 void Parts::Took(Part* part, SlabRecord* slab, uint32_t objects) {
   part->content.Edit().slabs[slab->id] += objects;
   ledger_.AddExtents(slab, objects);
-  footprints_.Add(part->checkpoint, slab, objects);
+  footprints_.Add(part, slab, objects);
 }
 
 void Parts::Place(Object* object, const SlabRecord& slab, uint64_t offset, uint64_t length) {
@@ -324,7 +324,8 @@ void Parts::Commit(Part* part, std::shared_ptr<const PartTable> table, const std
 }
 
 std::string Parts::DigestOf(const Checkpoint& checkpoint) {
-  std::vector<std::string> digests;
+  std::vector<absl::string_view> digests;  // of thousands
+  digests.reserve(checkpoint.content->parts.size());
   for (const auto& [writer, part] : checkpoint.content->parts) {
     digests.push_back(part->content->digest);
   }
@@ -453,7 +454,7 @@ void Parts::Leave(Part* part, SlabId slab_id, uint32_t objects) {
   at->second -= objects;
   if (at->second == 0) content.slabs.erase(at);
   SlabRecord* slab = ledger_.Find(slab_id);
-  footprints_.Drop(part->checkpoint, slab, objects);
+  footprints_.Drop(part, slab, objects);
   ledger_.DropExtents(slab, objects);
   if (!content.committed) return;
   content.absent += objects;

@@ -150,7 +150,7 @@ void Parts::RestoreFootprints() {
     for (const auto& [id, checkpoint] : job->steps->all) {
       for (const auto& [writer, part] : checkpoint->content->parts) {
         for (const auto& [slab, objects] : part->content->slabs) {
-          footprints_.Add(checkpoint.get(), ledger_.Find(slab), objects);
+          footprints_.Add(part.get(), ledger_.Find(slab), objects);
         }
       }
     }

@@ -178,7 +178,7 @@ Status Saving::CheckNames(const event::Create& event) const {
                       : absl::StrCat("collides with \"", absl::CHexEscape(other), "\" of "),
         event.part.checkpoint.DebugString(), ", of writer ", writer));
   };
-  std::map<std::string, char> asked;
+  std::map<absl::string_view, char> asked;
   for (const event::ObjectSpec& spec : event.objects) {
     if (checkpoint != nullptr) {
       const auto& names = checkpoint->content->names;

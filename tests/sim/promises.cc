@@ -12,10 +12,10 @@ const PartPromise* Promises::Find(const PartKey& part) const {
 }
 
 std::string Promises::DigestOf(const CheckpointKey& key, int32_t world_size) const {
-  std::vector<std::string> digests;
+  std::vector<absl::string_view> digests;
   for (Writer writer = 0; writer < world_size; ++writer) {
     const PartPromise* part = Find({key, writer});
-    digests.push_back(part == nullptr ? "" : part->digest);
+    digests.push_back(part == nullptr ? absl::string_view() : part->digest);
   }
   return CheckpointDigest(digests);
 }
