@@ -13,6 +13,7 @@
 #include "server/engine/job_calls.h"
 #include "server/engine/journal_room.h"
 #include "server/engine/journal_use.h"
+#include "server/engine/keep_plan.h"
 #include "server/engine/opening.h"
 #include "server/engine/restored.h"
 #include "server/engine/saving.h"
@@ -556,6 +557,7 @@ std::string Engine::Impl::CheckInvariants() const {
       check([&] { return footprints_.CheckInvariants(checkpoint); });
     }
     check([&] { return attempts_.CheckInvariants(job, writes); });
+    check([&] { return CheckDeletions(job, options_, standing_, out_.now()); });
     check([&] { return finding_.CheckInvariants(job); });
   }
   check([&] { return standing_.CheckInvariants(); });

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <map>
 #include <set>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/attempts.h"
 
@@ -30,6 +30,7 @@ class Planning {
   KeepPlan Run() {
     const bool any = policy_.keep_last > 0 && options_.storage;
     FindPersisted();
+    attempts_ = &counted_;
     if (any) gone_on_from_ = GoneOnFrom();
     const std::optional<KeepReason> hold = Hold();
     plan_.files.reserve(persisted_.size());
@@ -42,7 +43,50 @@ class Planning {
     return std::move(plan_);
   }
 
+  Deletions RunDeletions() {
+    Deletions deletions;
+    if (policy_.keep_last <= 0 || !options_.storage) return deletions;
+    const KeepIndex& index = job_.standing->keep;
+    attempts_ = &index.attempts();
+    const std::optional<KeepReason> hold = Hold();
+    if (!index.surplus().empty() || !index.abandoned().empty()) {
+      gone_on_from_ = GoneOnFrom();
+      const int64_t surplus = ThatMayGo(index.surplus());
+      const int64_t abandoned = ThatMayGo(index.abandoned());
+      deletions.all = surplus + abandoned;
+      const bool for_good = abandoned > 0 && OfAbandoned() == KeepReason::kAbandoned;
+      if (!hold.has_value()) {
+        if (for_good) AddDeletions(index.abandoned(), &deletions);
+        AddDeletions(index.surplus(), &deletions);
+        std::sort(deletions.now.begin(), deletions.now.end(),
+                  [](const Checkpoint* a, const Checkpoint* b) { return a->Id() > b->Id(); });
+      }
+      deletions.unread = deletions.all > 0 && hold == KeepReason::kUnread;
+    }
+    deletions.look = plan_.look;
+    return deletions;
+  }
+
  private:
+  // Of these so many, for some may be what a life goes on from.
+  int64_t ThatMayGo(const std::set<CheckpointId>& files) const {
+    auto count = static_cast<int64_t>(files.size());
+    for (const CheckpointId& from : gone_on_from_) {
+      for (auto at = files.lower_bound(from); at != files.end() && IsOf(from, *at); ++at) --count;
+    }
+    return count;
+  }
+  void AddDeletions(const std::set<CheckpointId>& files, Deletions* deletions) const {
+    for (const CheckpointId& id : files) {
+      if (gone_on_from_.contains({id.step, id.attempt, 0})) continue;
+      deletions->now.push_back(CheckpointOf(job_, id));
+    }
+  }
+  // Whatever its revision.
+  static bool IsOf(const CheckpointId& origin, const CheckpointId& id) {
+    return id.step == origin.step && id.attempt == origin.attempt;
+  }
+
   // In one walk, for there may be thousands.
   void FindPersisted() {
     persisted_.reserve(job_.files->persisted.size());
@@ -50,7 +94,9 @@ class Planning {
     for (auto at = all.rbegin(); at != all.rend(); ++at) {
       if (!at->second->files->persisted) continue;
       persisted_.push_back(at->second.get());
-      ++files_of_[at->first.attempt];
+      KeepIndex::OfAttempt& of_attempt = counted_[at->first.attempt];
+      ++of_attempt.files;
+      if (standing_.OnLine(*at->second)) ++of_attempt.on_line;
     }
   }
 
@@ -95,11 +141,10 @@ class Planning {
     if (head_.number == 0 || head_.decided) return KeepReason::kYoung;
     const AttemptState& attempt = job_.attempts->begun.at(head_.number);
     if (attempt.lineage.Full()) return KeepReason::kLineIsLong;
-    const auto persisted =
-        std::count_if(persisted_.begin(), persisted_.end(), [&](const Checkpoint* checkpoint) {
-          return checkpoint->key.attempt == head_.number && standing_.OnLine(*checkpoint);
-        });
-    if (persisted < policy_.keep_last) return KeepReason::kYoung;
+    const auto own = attempts_->find(head_.number);
+    if (own == attempts_->end() || own->second.on_line < policy_.keep_last) {
+      return KeepReason::kYoung;
+    }
     return AfterGrace(attempt.recorded_unix_ms);
   }
 
@@ -119,12 +164,11 @@ class Planning {
   // A life that has just gone back is not done with what it went back to: the origins, revisions left
   // out, of every attempt with fewer than keep_last files of its own.
   std::set<CheckpointId> GoneOnFrom() const {
-    Attempt newest = 0;
-    for (const auto& [number, files] : files_of_) newest = std::max(newest, number);
+    const Attempt newest = attempts_->empty() ? 0 : attempts_->rbegin()->first;
     std::set<CheckpointId> from;
     for (const auto& [number, attempt] : job_.attempts->begun) {
-      const auto files = files_of_.find(number);
-      if (files != files_of_.end() && files->second >= policy_.keep_last) continue;
+      const auto own = attempts_->find(number);
+      if (own != attempts_->end() && own->second.files >= policy_.keep_last) continue;
       from.insert({attempt.lineage.step(), attempt.lineage.attempt(), 0});
     }
     // One that has begun on another node, and is newer than all that have files.
@@ -147,7 +191,8 @@ class Planning {
   const LineHead head_;
   const Checkpoint* const newest_;
   std::vector<Checkpoint*> persisted_;  // highest step first
-  absl::flat_hash_map<Attempt, int64_t> files_of_;
+  std::map<Attempt, KeepIndex::OfAttempt> counted_;  // by a walk
+  const std::map<Attempt, KeepIndex::OfAttempt>* attempts_ = nullptr;
   std::set<CheckpointId> gone_on_from_;
   std::optional<KeepReason> of_abandoned_;
   int64_t kept_ = 0;  // of the line
@@ -186,6 +231,24 @@ std::string Words(KeepReason reason, const JobPolicy& policy) {
 KeepPlan PlanKeep(const Job& job, const JobPolicy& policy, const Options& options,
                   const Standing& standing, MonotonicNanos now) {
   return Planning(job, policy, options, standing, now).Run();
+}
+
+Deletions PlanDeletions(const Job& job, const Options& options, const Standing& standing,
+                        MonotonicNanos now) {
+  return Planning(job, job.owner->policy, options, standing, now).RunDeletions();
+}
+
+std::string CheckDeletions(const Job& job, const Options& options, const Standing& standing,
+                           MonotonicNanos now) {
+  const KeepPlan plan = PlanKeep(job, job.owner->policy, options, standing, now);
+  Deletions due{.look = plan.look};
+  for (const PlannedFiles& files : plan.files) {
+    if (files.Goes()) due.now.push_back(files.checkpoint);
+    if (files.Goes() || files.GoesLater()) ++due.all;
+    due.unread = due.unread || files.reason == KeepReason::kUnread;
+  }
+  if (PlanDeletions(job, options, standing, now) == due) return "";
+  return absl::StrCat("job ", job.name, ": what its policy deletes is not what a walk finds");
 }
 
 PolicyPreview PreviewOf(const KeepPlan& plan, const JobPolicy& policy) {

@@ -7,6 +7,7 @@
 // keep_last persisted steps of its own and is old enough (keep_abandoned_seconds).
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "common/info.h"
@@ -52,6 +53,21 @@ struct KeepPlan {
 
 KeepPlan PlanKeep(const Job& job, const JobPolicy& policy, const Options& options,
                   const Standing& standing, MonotonicNanos now);
+
+// What the job's own policy deletes: the same as of PlanKeep, without a walk over what stays.
+struct Deletions {
+  std::vector<Checkpoint*> now;  // highest step first
+  int64_t all = 0;               // now or later
+  bool unread = false;           // later, once storage could be read
+  bool look = false;             // as in KeepPlan
+  bool operator==(const Deletions&) const = default;
+};
+
+Deletions PlanDeletions(const Job& job, const Options& options, const Standing& standing,
+                        MonotonicNanos now);
+// Whether the two say the same; empty: they do.
+std::string CheckDeletions(const Job& job, const Options& options, const Standing& standing,
+                           MonotonicNanos now);
 
 // The same for people: what goes, and why.
 PolicyPreview PreviewOf(const KeepPlan& plan, const JobPolicy& policy);

@@ -26,6 +26,7 @@
 #include "common/stored.h"
 #include "server/engine/changes.h"
 #include "server/engine/events.h"
+#include "server/engine/keep_index.h"
 #include "server/engine/line.h"
 #include "server/engine/owned.h"
 #include "server/facts/facts.h"
@@ -464,6 +465,7 @@ struct JobStanding {
   int64_t unprotected_checkpoints = 0;
   uint64_t unprotected_bytes = 0;
   std::set<CheckpointId> troubled;
+  KeepIndex keep;
   // What the last settling saw; a difference concerns checkpoints that nobody touched.
   Checkpoint* newest = nullptr;
   bool has_writers = false;

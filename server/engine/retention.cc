@@ -26,15 +26,13 @@ Retention::Retention(const Options& options, Outbox* out, Callers* callers, Jobs
 // --- by policy
 
 void Retention::ApplyKeepPolicy(Job* job) {
-  const JobPolicy& policy = job->owner->policy;
-  if (policy.keep_last <= 0 || !options_.storage || Waits(*job)) return;
-  const KeepPlan plan = PlanKeep(*job, policy, options_, standing_, out_.now());
-  if (plan.look) scanning_->Look(job);
-  for (const PlannedFiles& files : plan.files) {
-    if (files.reason == KeepReason::kUnread) scanning_->Insist(job);
-    if (!files.Goes()) continue;
-    persistence_.DeleteBegins(files.checkpoint);
-    SendDelete(*job, files.checkpoint->key, /*tombstone=*/false);
+  if (job->owner->policy.keep_last <= 0 || !options_.storage || Waits(*job)) return;
+  const Deletions deletions = PlanDeletions(*job, options_, standing_, out_.now());
+  if (deletions.look) scanning_->Look(job);
+  if (deletions.unread) scanning_->Insist(job);
+  for (Checkpoint* checkpoint : deletions.now) {
+    persistence_.DeleteBegins(checkpoint);
+    SendDelete(*job, checkpoint->key, /*tombstone=*/false);
   }
 }
 

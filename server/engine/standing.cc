@@ -8,7 +8,19 @@
 namespace cairn::engine {
 namespace {
 
-std::map<Attempt, Line::Origin> OriginsOf(const JobAttempts& attempts) {
+KeepIndex::Seen SeenOf(const Checkpoint& checkpoint, const Checkpoint* newest) {
+  KeepIndex::Seen seen;
+  seen.persisted = checkpoint.files->persisted;
+  if (!seen.persisted) return seen;
+  seen.on_line = checkpoint.standing->place == LinePlace::kOnLine;
+  seen.abandoned = checkpoint.standing->place == LinePlace::kAbandoned;
+  seen.counted = !checkpoint.files->deleting && (!*checkpoint.pinned || &checkpoint == newest);
+  return seen;
+}
+
+}  // namespace
+
+std::map<Attempt, Line::Origin> Standing::OriginsOf(const JobAttempts& attempts) {
   std::map<Attempt, Line::Origin> origins;
   for (const auto& [number, attempt] : attempts.begun) {
     origins[number] = {attempt.first_step, attempt.lineage};
@@ -16,13 +28,11 @@ std::map<Attempt, Line::Origin> OriginsOf(const JobAttempts& attempts) {
   return origins;
 }
 
-std::map<Attempt, Lineage> DecisionsOf(const JobAttempts& attempts) {
+std::map<Attempt, Lineage> Standing::DecisionsOf(const JobAttempts& attempts) {
   std::map<Attempt, Lineage> decisions;
   for (const auto& [number, decision] : attempts.decisions) decisions[number] = decision.lineage;
   return decisions;
 }
-
-}  // namespace
 
 // --- settling
 
@@ -92,7 +102,10 @@ void Standing::SettleJob(Job* job) {
     for (const CheckpointId& other : job->steps->incomplete) CheckpointOf(*job, other)->Touch();
   }
   if (moved || *job->owner != seen.owner) waits_to_check_.insert(job->name);
-  if (*job->owner != seen.owner) to_record_[job->name].attempts = true;
+  if (*job->owner != seen.owner) {
+    to_record_[job->name].attempts = true;
+    seen.keep.SetPolicy(job->owner->policy);
+  }
   seen.newest = newest;
   seen.has_writers = has_writers;
   seen.attempt = attempt;
@@ -104,6 +117,7 @@ void Standing::SettleJob(Job* job) {
 void Standing::SettleClass(Checkpoint* checkpoint) {
   Job* job = checkpoint->job;
   checkpoint->standing.Edit().place = PlaceOf(*checkpoint);
+  job->standing.Edit().keep.Put(checkpoint->Id(), SeenOf(*checkpoint, Newest(*job)));
   const Footprint& memory = *checkpoint->memory;
   // One whose parts are all empty costs records and facts.
   const bool has_records =
@@ -232,6 +246,7 @@ void Standing::Forget(Checkpoint* checkpoint) {
     Affect(job, standing.line.Remove(checkpoint->Id()));
   }
   checkpoint->standing.Edit().place = LinePlace::kBeside;
+  standing.keep.Put(checkpoint->Id(), {});
   if (standing.newest == checkpoint) standing.newest = nullptr;
   changes_.Forget(checkpoint);
   job->Touch();
@@ -398,102 +413,6 @@ void Standing::TakeWhole(const Job& job, ToRecord* from, size_t most, action::Re
     }
   }
   from->whole.erase(whole);
-}
-
-// --- invariants
-
-std::string Standing::CheckJob(const Job& job) const {
-  if (job.standing->line.stale()) return absl::StrCat("job ", job.name, ": its line is stale");
-  uint64_t mapped = 0, resident = 0, unprotected = 0;
-  int64_t many_unprotected = 0;
-  size_t classified = 0;
-  for (const auto& [id, checkpoint] : job.steps->all) {
-    const std::string shown = checkpoint->key.DebugString();
-    const CheckpointStanding& standing = *checkpoint->standing;
-    if (standing.known_to_line != checkpoint->Obtainable()) {
-      return shown + ": the line does not know whether it can be had";
-    }
-    if (standing.place != PlaceOf(*checkpoint)) {
-      return shown + ": its place towards the line is not the one it has";
-    }
-    const Files& files = *checkpoint->files;
-    const bool troubled =
-        !files.persisted && checkpoint->Obtainable() && files.owes && !files.problem.ok();
-    if (troubled != job.standing->troubled.contains(id)) {
-      return shown + ": does storage refuse it?";
-    }
-    resident += checkpoint->memory->slab_bytes;
-    if (!checkpoint->files->persisted && checkpoint->Obtainable()) {
-      ++many_unprotected;
-      unprotected += checkpoint->content->bytes;
-    }
-    const Footprint& memory = *checkpoint->memory;
-    const EvictClass due = ClassOf(*checkpoint, Newest(job), LeftBehind(*checkpoint));
-    if (due != standing.evict_class &&
-        (standing.evict_class != EvictClass::kKept || memory.slab_bytes > memory.locked_bytes)) {
-      return absl::StrCat(shown, ": evict class ", static_cast<int>(standing.evict_class),
-                          " should be ", static_cast<int>(due));
-    }
-    if (standing.evict_class == EvictClass::kKept) continue;
-    ++classified;
-    mapped += memory.mapped_bytes;
-    if (standing.evictable_bytes != memory.slab_bytes - memory.locked_bytes ||
-        standing.evictable_mapped_bytes != memory.mapped_bytes) {
-      return shown + ": what could be evicted of it is miscounted";
-    }
-  }
-  if (classified != job.standing->evictable.size() ||
-      mapped != job.standing->evictable_mapped_bytes) {
-    return absl::StrCat("job ", job.name, ": what could be evicted is miscounted");
-  }
-  if (resident != job.standing->resident_bytes || unprotected != job.standing->unprotected_bytes ||
-      many_unprotected != job.standing->unprotected_checkpoints) {
-    return absl::StrCat("job ", job.name, ": its sums are not those of its checkpoints");
-  }
-  return CheckLine(job);
-}
-
-// The line is what common/line.h makes of the job's attempts and of its checkpoints.
-std::string Standing::CheckLine(const Job& job) const {
-  History history;
-  history.decisions = DecisionsOf(*job.attempts);
-  for (const auto& [number, origin] : OriginsOf(*job.attempts)) {
-    history.attempts[number] = {origin.first, origin.lineage, {}};
-  }
-  // Ids ascend, so the last revision stays.
-  for (const auto& [id, checkpoint] : job.steps->all) {
-    if (!checkpoint->Obtainable()) continue;
-    history.attempts.at(id.attempt).complete[id.step] = id.revision;
-  }
-  std::vector<LineStep> line;
-  for (std::optional<CheckpointId> id = job.standing->line.Next(kNoStep); id.has_value();
-       id = job.standing->line.Next(id->step)) {
-    line.push_back({id->step, id->attempt, id->revision});
-  }
-  if (line == ComputeLine(history)) return "";
-  return absl::StrCat("job ", job.name, ": its line is not that of its checkpoints");
-}
-
-std::string Standing::CheckInvariants() const {
-  if (!changes_.Empty()) return "something was changed and has not settled";
-  uint64_t bytes = 0, mapped = 0;
-  size_t classified = 0, only_records = 0;
-  for (const auto& [name, job] : jobs_.all()) {
-    if (std::string problem = CheckJob(*job); !problem.empty()) return problem;
-    for (const auto& [evict_class, id] : job->standing->evictable) {
-      const Checkpoint& checkpoint = *CheckpointOf(*job, id);
-      const CheckpointStanding& standing = *checkpoint.standing;
-      ++classified;
-      only_records += only_records_.count({evict_class, checkpoint.sequence});
-      bytes += standing.evictable_bytes;
-      mapped += standing.evictable_mapped_bytes;
-    }
-  }
-  if (classified != evictable_.size() || bytes != evictable_bytes_ ||
-      mapped != evictable_mapped_bytes_ || only_records != only_records_.size()) {
-    return "what could be evicted is miscounted";
-  }
-  return "";
 }
 
 }  // namespace cairn::engine

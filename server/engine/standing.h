@@ -71,6 +71,10 @@ class Standing {
   std::string CheckInvariants() const;
 
  private:
+  // As the line knows them.
+  static std::map<Attempt, Line::Origin> OriginsOf(const JobAttempts& attempts);
+  static std::map<Attempt, Lineage> DecisionsOf(const JobAttempts& attempts);
+
   void SettleChanges();
   void SettleLine(Checkpoint* checkpoint);
   void SettleAttempts(Job* job);  // the line learns which attempts there are

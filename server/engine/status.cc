@@ -54,12 +54,7 @@ reply::JobStatus StatusOfJob(const StatusSources& from, const Job& job) {
   shown.resident_bytes = job.standing->resident_bytes;
   shown.unprotected_checkpoints = job.standing->unprotected_checkpoints;
   shown.unprotected_bytes = job.standing->unprotected_bytes;
-  if (shown.policy.keep_last > 0) {
-    const KeepPlan plan = PlanKeep(job, shown.policy, from.options, standing, from.out.now());
-    for (const PlannedFiles& files : plan.files) {
-      shown.deletable_checkpoints += files.Goes() || files.GoesLater() ? 1 : 0;
-    }
-  }
+  shown.deletable_checkpoints = PlanDeletions(job, from.options, standing, from.out.now()).all;
   return shown;
 }
 
