@@ -294,7 +294,9 @@ def show_components(components: list[Component]) -> list[str]:
     for one in components:
         # What the journal is told of a component, how it comes back and what always holds of it may
         # stand in a file of its own.
-        sources = {source for source in one.sources if not source.endswith("_recovery.cc")}
+        sources = {
+            source for source in one.sources if not source.endswith(("_recovery.cc", "_checks.cc"))
+        }
         if len(sources) > 1:
             names = ", ".join(sorted(Path(source).name for source in sources))
             problems.append(f"{one.header}: {one.name} is defined in {len(sources)}: {names}")

@@ -1,8 +1,8 @@
 #include "server/engine/keep_plan.h"
 
 #include <algorithm>
-#include <optional>
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -190,7 +190,7 @@ class Planning {
   const MonotonicNanos now_;
   const LineHead head_;
   const Checkpoint* const newest_;
-  std::vector<Checkpoint*> persisted_;  // highest step first
+  std::vector<Checkpoint*> persisted_;               // highest step first
   std::map<Attempt, KeepIndex::OfAttempt> counted_;  // by a walk
   const std::map<Attempt, KeepIndex::OfAttempt>* attempts_ = nullptr;
   std::set<CheckpointId> gone_on_from_;

@@ -32,8 +32,12 @@ Line::Affected Line::Add(const CheckpointId& id) {
   const auto& [step, attempt, revision] = id;
   lives_[attempt].complete[step].insert(revision);
   if (stale_) return {};
-  if (derived_ || attempt > head_.number || (attempt == head_.number && head_.decided)) {
-    return MakeStale();
+  if (derived_ || (attempt == head_.number && head_.decided)) return MakeStale();
+  if (attempt > head_.number) {
+    if (!GoesOnFromAll(attempt)) return MakeStale();
+    reach_[head_.number] = settled_.rbegin()->first;
+    reach_[attempt] = std::numeric_limits<Step>::max();
+    head_ = {attempt, false};
   }
   if (step > Reach(attempt)) return {};
   const auto [at, fresh] = settled_.emplace(step, id);
@@ -64,6 +68,21 @@ Line::Affected Line::Remove(const CheckpointId& id) {
   }
   settled_.erase(at);
   return {};
+}
+
+// A life that resumes from the newest checkpoint leaves the whole line as it is.
+bool Line::GoesOnFromAll(Attempt attempt) const {
+  const Lineage& lineage = lives_.at(attempt).origin.lineage;
+  if (lineage.open || head_.decided || settled_.empty()) return false;
+  std::map<Attempt, Step> reach = reach_;
+  reach[head_.number] = settled_.rbegin()->first;
+  size_t same = 0;
+  for (const LineageEntry& entry : lineage.entries) {
+    const auto at = reach.find(entry.attempt);
+    if (at == reach.end() || at->second != entry.up_to) return false;
+    ++same;
+  }
+  return same == reach.size();
 }
 
 // --- what it comes to

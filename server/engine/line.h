@@ -73,6 +73,7 @@ class Line {
   // Most changes touch one step. The others (another head, a lineage that is known by now) make the
   // whole line stale: it is built anew when it is next read, once for any number of them.
   Affected MakeStale();
+  bool GoesOnFromAll(Attempt attempt) const;  // the head's line, all of it
   const std::map<Step, CheckpointId>& Settled() const;
   void Build() const;
   // How far the attempt's steps count; kNoStep: not at all.

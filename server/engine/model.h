@@ -343,9 +343,8 @@ struct AttemptState {
   std::map<Step, int32_t> checkpoints_at;  // how many checkpoints there are of each step
   // Steps that admission refused; the newest 1024. A new daemon does not know them: a refused step
   // leaves the facts of one that was given up, or, where nobody had got anything, none of its own.
-  // It may so admit a local writer of a step that was refused to another. The step then lacks a
-  // writer, and is garbage once a later one is complete; what the refusal took away is in
-  // `dropped`.
+  // It may so admit a local writer of a step that was refused to another: the step then lacks one, and
+  // is garbage once a later one is complete; what the refusal took away is in `dropped`.
   std::map<std::pair<Step, Revision>, Status> refused;
   // Parts that held objects and were dropped, each with the name of one: a commit of such a part
   // that brings no seals, since they were calls of their own, is not one of a writer with nothing
@@ -401,8 +400,7 @@ struct JobSteps {
 };
 
 struct JobFiles {
-  std::set<CheckpointId> persisted;
-  std::set<CheckpointId> unconfirmed;
+  std::set<CheckpointId> persisted, unconfirmed;
   uint64_t looks = 0;           // scans that have begun
   std::set<CheckpointId> owed;  // that owe a file and are not being persisted
   // Of them, those that do not wait for their next try; (false, …) sort first: somebody asked.
