@@ -9,7 +9,7 @@ namespace cairn::engine {
 namespace {
 
 constexpr int kRecycleTries = 8;
-constexpr int kUnmappedTries = 64;
+constexpr int kTries = 64;
 // Of the budget they have one part in so many, or at least so many pages.
 constexpr uint64_t kShareOfOnlyRecords = 64;
 constexpr uint64_t kSomeOnlyRecords = 64;
@@ -75,7 +75,7 @@ bool Eviction::EvictOne(EvictClass evict_class, bool soft, uint64_t wanted, cons
                         const Job* except) {
   Checkpoint* checkpoint = standing_.FirstEvictable(evict_class, soft, only, except);
   if (checkpoint == nullptr) return false;
-  EvictSome(checkpoint, wanted);
+  EvictSome(checkpoint, soft, wanted);
   return true;
 }
 
@@ -106,7 +106,7 @@ bool Eviction::Recycle(Job* job, SessionId session, uint64_t need, EvictClass up
         continue;
       }
       if (slab.mapper != session && (slab.mapper != 0 || !slab.clean)) continue;
-      out_.Count("recycled_steps");
+      out_.Count("recycled_parts");
       EvictFrom(checkpoint, slab_id);
       return true;
     }
@@ -122,41 +122,52 @@ void Eviction::Evict(Checkpoint* checkpoint) {
   DropMemory(checkpoint);
 }
 
-// Once for each, however many parts go at a time.
+// Once for each, however many parts of it go at a time.
 void Eviction::CountEvicted(const Checkpoint& checkpoint) {
-  if (checkpoint.content->complete && !checkpoint.Resident()) return;
+  if (InStorage(checkpoint) && !checkpoint.Resident()) return;
   out_.Count("evicted_checkpoints");
   if (checkpoint.standing->evict_class == EvictClass::kOwes) out_.Count("evicted_unpersisted");
 }
 
-void Eviction::EvictSome(Checkpoint* checkpoint, uint64_t bytes) {
+void Eviction::EvictSome(Checkpoint* checkpoint, bool soft, uint64_t bytes) {
   if (!InStorage(*checkpoint) || checkpoint->memory->slabs.empty()) return Evict(checkpoint);
   const uint64_t evictable = checkpoint->standing->evictable_bytes;
   const uint64_t until = evictable - std::min(bytes, evictable);
   do {
-    EvictFrom(checkpoint, FirstThatMayGo(*checkpoint));
+    EvictFrom(checkpoint, NextThatMayGo(*checkpoint, soft));
   } while (checkpoint->memory->slab_bytes - checkpoint->memory->locked_bytes > until);
 }
 
 void Eviction::EvictFrom(Checkpoint* checkpoint, SlabId slab) {
   if (!InStorage(*checkpoint)) return Evict(checkpoint);
   CountEvicted(*checkpoint);
+  last_ = slab;
   Part* part = footprints_.PartIn(slab);
   if (parts_.Free(part)) manifests_->Free(part);
-  if (checkpoint->memory->slabs.empty())
-    DropMemory(checkpoint);  // of parts without objects; tables
+  const Footprint& memory = *checkpoint->memory;
+  if (memory.slab_bytes > memory.locked_bytes) return;
+  // Nothing else of it may go now: so do the tables, and the records of parts without objects.
+  parts_.DropTable(part);
+  const StepContent& content = *checkpoint->content;
+  const auto left = static_cast<uint64_t>(content.committed) -
+                    std::min<uint64_t>(content.without_table, checkpoint->absent_manifests->count);
+  if (left > memory.slabs.size()) DropMemory(checkpoint);
 }
 
-// Of what could be evicted one that nobody maps, if that is soon found.
-SlabId Eviction::FirstThatMayGo(const Checkpoint& checkpoint) const {
+// Of what may go the first behind the last that went: hard, one that nobody maps, soft, one that a session
+// does, if that is soon found.
+SlabId Eviction::NextThatMayGo(const Checkpoint& checkpoint, bool soft) const {
+  const auto& slabs = checkpoint.memory->slabs;
   SlabId first = 0;
   int tries = 0;
-  for (const auto& [id, extents] : checkpoint.memory->slabs) {
-    const SlabRecord& slab = *ledger_.Find(id);
+  auto at = slabs.upper_bound(last_);
+  for (size_t i = 0; i < slabs.size(); ++i, ++at) {
+    if (at == slabs.end()) at = slabs.begin();
+    const SlabRecord& slab = *ledger_.Find(at->first);
     if (slab.Locked()) continue;
-    if (slab.mapper == 0) return id;
-    if (first == 0) first = id;
-    if (++tries == kUnmappedTries) break;
+    if ((slab.mapper != 0) == soft) return slab.id;
+    if (first == 0) first = slab.id;
+    if (++tries == kTries) break;
   }
   return first;
 }

@@ -49,10 +49,10 @@ class Eviction {
  private:
   void Evict(Checkpoint* checkpoint);
   // Of what is in storage too only as many parts as make up the bytes: a step may have thousands.
-  void EvictSome(Checkpoint* checkpoint, uint64_t bytes);
+  void EvictSome(Checkpoint* checkpoint, bool soft, uint64_t bytes);
   void EvictFrom(Checkpoint* checkpoint, SlabId slab);  // the part whose objects lie there
   void CountEvicted(const Checkpoint& checkpoint);
-  SlabId FirstThatMayGo(const Checkpoint& checkpoint) const;
+  SlabId NextThatMayGo(const Checkpoint& checkpoint, bool soft) const;
 
   const Options& options_;
   Outbox& out_;
@@ -61,6 +61,7 @@ class Eviction {
   Parts& parts_;
   Standing& standing_;
   Manifests* manifests_ = nullptr;
+  SlabId last_ = 0;  // whose part was evicted last
 };
 
 }  // namespace cairn::engine

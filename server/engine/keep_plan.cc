@@ -32,7 +32,7 @@ class Planning {
     FindPersisted();
     attempts_ = &counted_;
     if (any) gone_on_from_ = GoneOnFrom();
-    const std::optional<KeepReason> hold = Hold();
+    const std::optional<KeepReason> hold = any ? Hold() : std::nullopt;
     plan_.files.reserve(persisted_.size());
     for (Checkpoint* checkpoint : persisted_) {
       if (checkpoint->files->deleting) continue;

@@ -8,8 +8,6 @@
 namespace cairn::engine {
 namespace {
 
-constexpr int kEndedAtOnce = 256;  // some microseconds each
-
 fact::Lent LentFact(const Lease& lease, SessionId session) {
   return {lease.id, session, lease.slab, lease.mode, lease.part, lease.name};
 }
@@ -85,13 +83,19 @@ const Lease* Leases::LendForChunks(const Session& session, Object* object) {
 
 // --- ending
 
+Leases::Held* Leases::HeldBy(SessionId session) {
+  if (const auto held = held_.find(session); held != held_.end()) return &held->second;
+  const auto ending = ending_.find(session);
+  return ending == ending_.end() ? nullptr : &ending->second;
+}
+
 // The description of a reader may live on in a forked child, or as a mapping.
 void Leases::Release(Lease* lease) {
   if (lease->released) return;
   const bool has_lock = lease->expires == kNever;  // a client without descriptors has none
-  if (const auto held = held_.find(lease->session); held != held_.end()) {
-    held->second.leases.erase(lease->id);
-    held->second.bytes -= lease->length;
+  if (Held* held = HeldBy(lease->session)) {
+    held->leases.erase(lease->id);
+    held->bytes -= lease->length;
   }
   if (lease->expires != kNever) expiry_.erase({lease->expires, lease->id});
   lease->expires = kNever;
@@ -109,9 +113,7 @@ void Leases::Forget(LeaseId id) {
   const auto at = leases_.find(id);
   if (at == leases_.end()) return;
   const Lease& lease = *at->second;
-  if (const auto held = held_.find(lease.session); held != held_.end()) {
-    held->second.leases.erase(id);
-  }
+  if (Held* held = HeldBy(lease.session)) held->leases.erase(id);
   if (lease.expires != kNever) expiry_.erase({lease.expires, id});
   out_.Say(fact::Unlent{id});
   leases_.erase(at);
@@ -123,9 +125,7 @@ void Leases::EndWrite(Object* object) {
 
 void Leases::UnmapWriter(SlabRecord* slab) {
   if (slab == nullptr || slab->mapper == 0) return;
-  if (const auto held = held_.find(slab->mapper); held != held_.end()) {
-    held->second.mapped.erase(slab->id);
-  }
+  if (Held* held = HeldBy(slab->mapper)) held->mapped.erase(slab->id);
   const LeaseId lease = slab->writer_lease;
   ledger_.WriterGone(slab);
   Forget(lease);
@@ -144,17 +144,16 @@ void Leases::EndAll(SessionId session) {
 }
 
 void Leases::EndSome() {
-  for (int i = 0; i < kEndedAtOnce && !ending_.empty(); ++i) {
-    Held& held = ending_.begin()->second;
+  for (int i = 0; i < options_.ended_at_once && !ending_.empty(); ++i) {
+    const Held& held = ending_.begin()->second;
     if (!held.mapped.empty()) {
-      UnmapWriter(ledger_.Find(held.mapped.extract(held.mapped.begin()).value()));
+      UnmapWriter(ledger_.Find(*held.mapped.begin()));
     } else if (!held.leases.empty()) {
-      const auto at = leases_.find(held.leases.extract(held.leases.begin()).value());
-      if (at == leases_.end()) continue;  // with its mapping
-      if (at->second->mode == LeaseMode::kWrite) {
-        Forget(at->first);
+      Lease* lease = leases_.at(*held.leases.begin()).get();
+      if (lease->mode == LeaseMode::kWrite) {
+        Forget(lease->id);
       } else {
-        Release(at->second.get());
+        Release(lease);
       }
     } else {
       ending_.erase(ending_.begin());
@@ -212,8 +211,8 @@ void Leases::On(const event::LendFailed& event) {
     UnmapWriter(slab);
     return;
   }
-  if (const auto held = held_.find(lease.session); held != held_.end() && !lease.released) {
-    held->second.bytes -= lease.length;
+  if (Held* held = HeldBy(lease.session); held != nullptr && !lease.released) {
+    held->bytes -= lease.length;
   }
   ledger_.ReaderNeverLent(slab, lease.id);
   Forget(event.lease);
@@ -326,12 +325,27 @@ std::string Leases::CheckInvariants() const {
       if (!leases_.contains(lease)) return absl::StrCat("slab ", id, ": a reader without a lease");
     }
   }
+  std::string problem;
+  const auto check = [&](SessionId session, const Held& held) {
+    for (const SlabId id : held.mapped) {
+      const SlabRecord* slab = ledger_.Find(id);
+      if (slab != nullptr && slab->mapper == session) continue;
+      problem = absl::StrCat("slab ", id, ": session ", session, " is not its mapper");
+    }
+    for (const LeaseId id : held.leases) {
+      const Lease* lease = Find(id);
+      if (lease != nullptr && lease->session == session && !lease->released) continue;
+      problem = absl::StrCat("lease ", id, ": session ", session, " does not hold it");
+    }
+  };
   for (const auto& [session, held] : held_) {
+    check(session, held);
     if (sessions_.Find(session) == nullptr) {
       return absl::StrCat("leases are held for session ", session, ", which has ended");
     }
   }
-  return "";
+  for (const auto& [session, held] : ending_) check(session, held);
+  return problem;
 }
 
 }  // namespace cairn::engine

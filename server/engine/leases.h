@@ -8,6 +8,7 @@
 //   1. A lease is of a live session or of one whose leases are being ended, or released.
 //   2. Its slab is there; a reader's lease is among the slab's readers; the lease of a writer that
 //      maps a slab is the slab's writer_lease.
+//   3. What a session is said to have mapped it is the mapper of.
 #pragma once
 
 #include <functional>
@@ -57,7 +58,7 @@ class Leases {
   void Forget(LeaseId lease);
   void EndWrite(Object* object);  // it is sealed or dropped
   void Unmapped(const Session& session, const std::vector<SlabId>& slabs);
-  // The process is dead. It may have mapped thousands of slabs, so they are let go in pieces: EndSome
+  // The session has ended. It may have mapped thousands of slabs, so they are let go in pieces: EndSome
   // does a piece; it is called after each event, and soon when there is more to end.
   void EndAll(SessionId session);
   void EndSome();
@@ -94,6 +95,7 @@ class Leases {
 
   Lease* Make(const Session& session, SlabRecord* slab, LeaseMode mode, const PartKey& part,
               const std::string& name, const ExtentRef& extent, uint64_t length);
+  Held* HeldBy(SessionId session);  // nullptr: nothing
   void Release(Lease* lease);
   void UnmapWriter(SlabRecord* slab);
 

@@ -94,7 +94,8 @@ class Parts {
   // A part that storage has; none of it is in memory.
   void AddStored(Checkpoint* checkpoint, const StoredPart& stored);
   void TakeTable(Part* part, std::shared_ptr<const PartTable> table);
-  void DropTables(Checkpoint* checkpoint);  // of parts that only storage has
+  void DropTable(Part* part);  // of one that only storage has, of a complete checkpoint
+  void DropTables(Checkpoint* checkpoint);  // of all such parts
   // The checkpoint is whole in storage, and here what is not is known from there.
   void CompleteStored(Checkpoint* checkpoint, const std::string& digest);
   // The digest of one that is whole in storage, while part of it is not known here.
@@ -132,7 +133,6 @@ class Parts {
   void Leave(Part* part, SlabId slab, uint32_t objects);  // they are no longer in memory there
   Part* AddCommitted(Checkpoint* checkpoint, const Manifest& head, const std::string& digest,
                      uint64_t objects, uint64_t bytes);
-  void DropTable(Part* part);
   void SaySeal(Part* part, Object* object);
   void ReleaseJournal(Part* part);
   void ForgetNames(Part* part);

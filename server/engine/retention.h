@@ -24,7 +24,7 @@ class Retention : public Waitlist {
             Describing* describing);
   void set_scanning(Scanning* scanning) { scanning_ = scanning; }
 
-  // Deletes what PlanKeep says goes.
+  // Deletes what PlanDeletions says goes.
   void ApplyKeepPolicy(Job* job);
   // OK, or that the step was removed and this attempt does not bring it back.
   static Status CheckRemoved(const Job& job, Step step, Attempt attempt);

@@ -4,6 +4,9 @@
 namespace cairn::engine {
 namespace {
 
+using testing::IsEmpty;
+using testing::Not;
+
 class Pieces : public EngineTest {
  protected:
   template <class T>
@@ -45,6 +48,23 @@ TEST_F(Pieces, ADaemonThatDiesBetweenTwoPiecesLetsTheRestGo) {
   const SessionId next = Hello({.attempt = 2});
   Save(next, 301, {{"model", 4 * kMiB}});
   EXPECT_TRUE(Status_().quarantined.empty());
+}
+
+// An answer that could not be delivered, of a process that has died meanwhile.
+TEST_F(Pieces, ALendThatFailedBetweenTwoPiecesIsNotLetGoTwice) {
+  options.ended_at_once = 1;
+  Restart();
+  const SessionId session = Hello();
+  for (const Step step : {1, 2, 3}) Save(session, step, {{"model", kPageBytes}});
+  LeaseId newest = 0;
+  for (const Fact& f : journal) {
+    if (const auto* lent = std::get_if<fact::Lent>(&f)) newest = lent->lease;
+  }
+  hold_probes = true;
+  Die(session);
+  Apply(event::LendFailed{newest});
+  Advance(kNanosPerMilli);
+  EXPECT_EQ(Count<fact::Unlent>(journal), 3u);
 }
 
 // Four writers whose steps of 10 MiB each are in storage too; memory holds two of them and a half.
@@ -95,6 +115,16 @@ TEST_F(StepOfParts, OnlyThePartsWhoseMemoryIsWantedAreEvicted) {
   for (Writer writer = 0; writer < 4; ++writer) SaveTheirs(4, writer);
   EXPECT_EQ(InMemory(writers[0]), 0);
   EXPECT_EQ(Stat(writers[0], 1)->level, Level::kEvicted);
+}
+
+TEST_F(StepOfParts, ALeaseOnOnePartHoldsBackNeitherTablesNorRecordsOfTheOthers) {
+  const SessionId reader = Hello({.writer = -1, .attempt = 0});
+  const auto open = Open(reader, 1, Name(2));
+  ASSERT_TRUE(open.ok());
+  for (const SessionId writer : writers) Die(writer);
+  Save(Hello({.job = "other"}), 1, {{"model", 40 * kMiB}});
+  EXPECT_EQ(InMemory(reader), 1);
+  EXPECT_THAT(table_reads, Not(IsEmpty())) << "memory knows what only storage has";
 }
 
 TEST_F(StepOfParts, SoItIsForAnotherJob) {
