@@ -118,13 +118,22 @@ TEST_F(StepOfParts, OnlyThePartsWhoseMemoryIsWantedAreEvicted) {
 }
 
 TEST_F(StepOfParts, ALeaseOnOnePartHoldsBackNeitherTablesNorRecordsOfTheOthers) {
+  for (Writer writer = 0; writer < 3; ++writer) SaveTheirs(3, writer);
+  const PartKey without_objects = PartOf(writers[3], 3);
+  ASSERT_TRUE(Commit(writers[3], without_objects, {}).ok());
   const SessionId reader = Hello({.writer = -1, .attempt = 0});
-  const auto open = Open(reader, 1, Name(2));
-  ASSERT_TRUE(open.ok());
+  ASSERT_TRUE(Open(reader, 3, Name(2)).ok());
   for (const SessionId writer : writers) Die(writer);
-  Save(Hello({.job = "other"}), 1, {{"model", 40 * kMiB}});
-  EXPECT_EQ(InMemory(reader), 1);
+  Save(Hello({.job = "other"}), 1, {{"model", 85 * kMiB}});
+  EXPECT_TRUE(Open(reader, 3, Name(2)).ok());
+  EXPECT_TRUE(OpenStored(reader, 3, Name(1)).ok());
   EXPECT_THAT(table_reads, Not(IsEmpty())) << "memory knows what only storage has";
+  bool dropped = false;
+  for (const Fact& f : journal) {
+    const auto* gone = std::get_if<fact::PartDropped>(&f);
+    dropped |= gone != nullptr && gone->part == without_objects;
+  }
+  EXPECT_TRUE(dropped) << "its record takes a page";
 }
 
 TEST_F(StepOfParts, SoItIsForAnotherJob) {
