@@ -1,6 +1,7 @@
 #include "server/engine/eviction.h"
 
 #include <algorithm>
+#include <set>
 
 #include "server/engine/evict_class.h"
 #include "server/engine/manifests.h"
@@ -151,7 +152,9 @@ void Eviction::EvictFrom(Checkpoint* checkpoint, SlabId slab) {
   const StepContent& content = *checkpoint->content;
   const auto left = static_cast<uint64_t>(content.committed) -
                     std::min<uint64_t>(content.without_table, checkpoint->absent_manifests->count);
-  if (left > memory.slabs.size()) DropMemory(checkpoint);
+  std::set<const Part*> held;
+  for (const auto& [id, extents] : memory.slabs) held.insert(footprints_.PartIn(id));
+  if (left > held.size()) DropMemory(checkpoint);
 }
 
 // Of what may go the first behind the last that went: hard, one that nobody maps, soft, one that a session

@@ -205,15 +205,14 @@ void Leases::On(const event::LendFailed& event) {
   const auto at = leases_.find(event.lease);
   if (at == leases_.end()) return;
   const Lease& lease = *at->second;
+  if (lease.released) return;  // its session has ended; a probe finds that there is no lock
   SlabRecord* slab = ledger_.Find(lease.slab);
   if (lease.mode == LeaseMode::kWrite) {
     // The objects stay its own: a repeat of the create lends anew.
     UnmapWriter(slab);
     return;
   }
-  if (Held* held = HeldBy(lease.session); held != nullptr && !lease.released) {
-    held->bytes -= lease.length;
-  }
+  if (Held* held = HeldBy(lease.session)) held->bytes -= lease.length;
   ledger_.ReaderNeverLent(slab, lease.id);
   Forget(event.lease);
 }

@@ -50,7 +50,21 @@ TEST_F(Pieces, ADaemonThatDiesBetweenTwoPiecesLetsTheRestGo) {
   EXPECT_TRUE(Status_().quarantined.empty());
 }
 
-// An answer that could not be delivered, of a process that has died meanwhile.
+// Answers that could not be delivered, of a process that has died meanwhile.
+TEST_F(Pieces, AReadersLendThatFailedAfterItsSessionEndedWaitsForTheProbe) {
+  const SessionId writer = Hello();
+  Save(writer, 1);
+  const SessionId reader = Hello({.writer = -1, .attempt = 0});
+  const auto open = Open(reader, 1);
+  ASSERT_TRUE(open.ok());
+  hold_probes = true;
+  Die(reader);
+  Apply(event::LendFailed{open->lend.lease});
+  hold_probes = false;
+  Advance(kNanosPerSecond);
+  Save(writer, 2);
+}
+
 TEST_F(Pieces, ALendThatFailedBetweenTwoPiecesIsNotLetGoTwice) {
   options.ended_at_once = 1;
   Restart();
@@ -118,11 +132,15 @@ TEST_F(StepOfParts, OnlyThePartsWhoseMemoryIsWantedAreEvicted) {
 }
 
 TEST_F(StepOfParts, ALeaseOnOnePartHoldsBackNeitherTablesNorRecordsOfTheOthers) {
-  for (Writer writer = 0; writer < 3; ++writer) SaveTheirs(3, writer);
+  SaveTheirs(3, 0);
+  SaveTheirs(3, 1);
+  Save(writers[2], 3, {{Name(2), 5 * kMiB}, {"more", 5 * kMiB}});
   const PartKey without_objects = PartOf(writers[3], 3);
   ASSERT_TRUE(Commit(writers[3], without_objects, {}).ok());
   const SessionId reader = Hello({.writer = -1, .attempt = 0});
-  ASSERT_TRUE(Open(reader, 3, Name(2)).ok());
+  const auto one = Open(reader, 3, Name(2)), two = Open(reader, 3, "more");
+  ASSERT_TRUE(one.ok() && two.ok());
+  EXPECT_NE(one->lend.slab, two->lend.slab);
   for (const SessionId writer : writers) Die(writer);
   Save(Hello({.job = "other"}), 1, {{"model", 85 * kMiB}});
   EXPECT_TRUE(Open(reader, 3, Name(2)).ok());
