@@ -325,6 +325,28 @@ class RandomPast {
   History history_;
 };
 
+// A trainer that dies again and again while storage is away: each life's origin is open.
+TEST(Line, HundredsOfLivesFromWhereNobodyKnowsAreResolvedOnceEach) {
+  constexpr Attempt kLives = 500;
+  Past past;
+  for (Attempt life = 1; life <= kLives; ++life) {
+    past.Life(life, Lineage::OfUnknown(), {life}, /*first=*/life);
+  }
+  const std::vector<LineStep> line = ComputeLine(past.history());
+  ASSERT_EQ(line.size(), kLives);
+  EXPECT_EQ(line.back(), (LineStep{kLives, kLives, 0}));
+  const Lineage lineage = ResolveLineage(past.history(), kLives);
+  EXPECT_EQ(lineage.entries.size(), kLives - 1);
+  EXPECT_EQ(lineage.entries.front(), (LineageEntry{kLives - 1, kLives - 1}));
+}
+
+TEST(Line, ALineageThatNamesALaterAttemptEndsThere) {
+  Past past;
+  past.Life(1, Lineage{{{2, 7}}, /*open=*/true}, {1});
+  past.Life(2, Lineage::OfUnknown(), {2}, /*first=*/2);
+  EXPECT_EQ(ComputeLine(past.history()).back().step, 2);
+}
+
 TEST(LineProperty, SaysWhatANaiveReadingOfTheRulesSays) {
   for (uint32_t seed = 1; seed <= 3000; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
