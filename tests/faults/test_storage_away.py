@@ -10,6 +10,7 @@ import errno
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,6 +95,18 @@ def test_a_first_start_without_a_root_serves_and_says_so() -> None:
             data = save(writer, 1)
             assert writer.load(1, "a") == data
             assert not root.exists(), "the daemon makes no root"
+
+
+def test_a_trainer_that_dies_again_and_again_while_storage_is_away_is_served_at_once() -> None:
+    """Nobody knows where its lives come from: what each costs may not double with the next."""
+    with node(
+        persist="every", storage=False, options=("--storage.root=/nowhere/at/all",)
+    ) as instance:
+        for step in range(1, 61):
+            with instance.writer("r", attempt_number()) as writer:
+                began = time.monotonic()
+                writer.save(step, {"a": b"x" * 4096})
+                assert time.monotonic() - began < 5
 
 
 @contextmanager
