@@ -198,7 +198,9 @@ void Attempts::ForgetOlder(Job* job) {
   for (auto at = attempts.begun.begin(); at != attempts.begun.end() && at->first != newest;) {
     at->second.dropped.clear();  // nothing of it is committed any more
     at->second.withdrawn.clear();
-    const bool empty = at->second.checkpoints_at.empty() && at->second.sessions.empty();
+    // What it left in storage may not be known yet. When all of that is merged, this is done once more.
+    const bool empty =
+        at->second.checkpoints_at.empty() && at->second.sessions.empty() && !job->scan->merging;
     at = empty ? attempts.begun.erase(at) : std::next(at);
   }
   ++attempts.line_version;

@@ -125,6 +125,7 @@ class Engine::Impl {
     return manifests_.used_bytes() / kPageBytes * kMostOfAPart >= journal_.Lacking(bytes);
   }
   Outcome Finish();
+  void TakeIn();  // of what scans have found
   void CheckDrained();
   void ForgetIdle();
   void EmitWake();
@@ -156,6 +157,10 @@ class Engine::Impl {
   void On(const event::StatObject& e) { finding_.On(e); }
   void On(const event::List& e) { finding_.On(e); }
   void On(const event::Wait& e) { finding_.On(e); }
+  void On(const event::JobScanned& e) {
+    if (scanning_.On(e)) admission_.Fence(jobs_.Find(e.job));
+  }
+  void On(const event::LineNumbersRead& e) { scanning_.On(e); }
   void On(const event::Remove& e) { retention_.On(e); }
   void On(const event::Pin& e) { retention_.On(e); }
   void On(const event::FilesDeleted& e) { retention_.On(e); }
@@ -166,9 +171,7 @@ class Engine::Impl {
   void On(const event::SlabMade& event);
   void On(const event::Persisted& event);
   void On(const event::LineRecordWritten& event);
-  void On(const event::JobScanned& event);
   void On(const event::TablesRead& event);
-  void On(const event::LineNumbersRead& e) { scanning_.On(e); }
   void On(const event::StorageSeen& event);
   void On(const event::Status& event);
   void On(const event::Drain& event);
@@ -204,10 +207,18 @@ class Engine::Impl {
   Describing describing_{&jobs_, &standing_};
   Retention retention_{options_, &out_,         &callers_,  &jobs_,     &sessions_,
                        &parts_,  &persistence_, &eviction_, &standing_, &describing_};
-  Scanning scanning_{options_,    mode_,     &journal_,
-                     &out_,       &callers_, &jobs_,
-                     &attempts_,  &parts_,   &persistence_,
-                     &retention_, &records_, [this](const Event& event) { Dispatch(event); }};
+  Merging merging_{&out_, &jobs_, &attempts_, &parts_, &persistence_, &retention_, &records_};
+  Scanning scanning_{options_,
+                     mode_,
+                     &journal_,
+                     &out_,
+                     &callers_,
+                     &jobs_,
+                     &attempts_,
+                     &persistence_,
+                     &records_,
+                     &merging_,
+                     [this](const Event& event) { Dispatch(event); }};
   Tables tables_{&out_, &callers_, &parts_, [this](const Event& event) { Dispatch(event); }};
   Opening opening_{&out_,         &callers_,  &sessions_,   &leases_,   &ledger_, &parts_,
                    &persistence_, &standing_, &describing_, &scanning_, &tables_};
@@ -268,6 +279,7 @@ Outcome Engine::Impl::Apply(MonotonicNanos now, const Event& event) {
 
 // What time brings, what the event made possible, and what follows from both.
 Outcome Engine::Impl::Finish() {
+  TakeIn();
   finding_.CheckWaits();  // what the event brought counts, even at a waiter's very deadline
   leases_.Expire();
   leases_.EndSome();
@@ -314,7 +326,9 @@ void Engine::Impl::EmitWake() {
       {ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(), persistence_.next(),
        scanning_.next(), records_.next(), retention_.next(), jobs_.next(), manifests_.next()});
   if (mode_.draining && !drained_) next = std::min(next, drain_deadline_);
-  if (standing_.more_to_record() || leases_.more_to_end()) next = out_.now();
+  if (standing_.more_to_record() || leases_.more_to_end() || scanning_.more_to_take_in()) {
+    next = out_.now();
+  }
   if (next == kNever) return;
   next = std::max(next, out_.now() + 1);
   if (next == woken_for_) return;
@@ -356,21 +370,21 @@ void Engine::Impl::On(const event::LineRecordWritten& event) {
   if (job->scan->state != ScanState::kScanning) records_.LookEnded(*job, describing_);
 }
 
-void Engine::Impl::On(const event::JobScanned& event) {
-  bool newer_attempt = false;
-  Job* job = scanning_.On(event, &newer_attempt);
-  if (job == nullptr) return;
-  if (newer_attempt) admission_.Fence(job);
-  if (event.stored.ok()) {
-    if (Checkpoint* newest = standing_.Newest(*job)) {
+void Engine::Impl::TakeIn() {
+  int budget = options_.merged_at_once;
+  while (budget > 0) {
+    const auto [job, told, newer_attempt] = scanning_.TakeIn(&budget);
+    if (job == nullptr) return;
+    if (newer_attempt) admission_.Fence(job);
+    if (Checkpoint* newest = told ? standing_.Newest(*job) : nullptr) {
       pool_.RememberStored(*newest);
       if (job->sessions->writers > 0) tables_.Read(newest);  // what its next save will need
     }
+    records_.LookEnded(*job, describing_);
+    scanning_.Resume(job);
+    pool_.ProvisionAll(*job, 2);
+    retention_.ApplyKeepPolicy(job);
   }
-  records_.LookEnded(*job, describing_);
-  scanning_.Resume(job);
-  pool_.ProvisionAll(*job, 2);
-  retention_.ApplyKeepPolicy(job);
 }
 
 void Engine::Impl::On(const event::TablesRead& event) {

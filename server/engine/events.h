@@ -22,6 +22,7 @@
 #include "common/session_identity.h"
 #include "common/status.h"
 #include "common/stored.h"
+#include "server/engine/reading.h"
 #include "server/facts/facts.h"
 
 namespace cairn::engine {
@@ -342,10 +343,9 @@ struct FilesDeleted {
   cairn::Status status;
 };
 
-// NOT_FOUND: storage holds nothing of the job. Another error: it cannot be read now.
 struct JobScanned {
   std::string job;
-  StatusOr<StoredJob> stored;
+  Reading stored;
   uint32_t owner_uid = 0, owner_gid = 0;
 };
 
@@ -355,7 +355,7 @@ struct TablesRead {
   StatusOr<StoredCheckpoint> stored;
 };
 
-// The same errors.
+// The same errors as a scan's.
 struct LineNumbersRead {
   std::string job;
   StatusOr<LineNumbers> numbers;

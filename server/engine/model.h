@@ -216,8 +216,7 @@ struct Files {
   bool parked = false;
   MonotonicNanos again = 0;  // no new try before then
   MonotonicNanos wait = 0;   // the last pause between two tries
-  // Its job had finished then (JobSessions::finished) and long enough ago, and nothing will take it into
-  // storage: its memory may go.
+  // JobSessions::finished, long enough ago; nothing will take it into storage, so its memory may go.
   std::optional<MonotonicNanos> given_up;
 };
 
@@ -376,8 +375,7 @@ struct Decision {
 
 struct JobAttempts {
   std::map<Attempt, AttemptState> begun;
-  // `resume` and `use`, by number: kept when attempts of the number have begun, too; the newest
-  // kKeptDecisions.
+  // `resume` and `use`, by number, also of attempts that have begun; the newest kKeptDecisions.
   std::map<Attempt, Decision> decisions;
   Attempt greatest = 0;  // seen or given out
   // Where attempts come from that have not begun here: a record in storage tells, and nothing that they
@@ -402,6 +400,7 @@ struct JobSteps {
 struct JobFiles {
   std::set<CheckpointId> persisted, unconfirmed;
   uint64_t looks = 0;           // scans that have begun
+  std::set<CheckpointId> gone;  // whose files went while a scan was under way
   std::set<CheckpointId> owed;  // that owe a file and are not being persisted
   // Of them, those that do not wait for their next try; (false, …) sort first: somebody asked.
   std::set<std::pair<bool, CheckpointId>> ready;
@@ -440,8 +439,9 @@ struct JobScan {
   MonotonicNanos line_read = 0;  // when its line records were last listed, or all was read
   std::optional<MonotonicNanos> line_asked;  // when the listing under way was asked for
   MonotonicNanos line_again = 0;             // none before then
-  bool asked = false;  // kScanning: the answer is under way; else storage must be seen first
-  int stale = 0;       // answers under way from before storage went away
+  bool asked = false;                        // kScanning: the answer is under way; …
+  bool merging = false;  // … or has come, and is being merged; else storage must be seen first
+  int stale = 0;         // answers under way from before storage went away
   Status problem;
   Step unread_up_to = kNoStep;  // kFailed: what could not be read may hold steps up to this one
   std::set<RequestId> waiting;

@@ -32,6 +32,9 @@ Status Options::Validate() const {
     return bad(absl::StrCat("max_objects_per_step: ", max_objects_per_step, " is below 1"));
   }
   if (ended_at_once < 1) return bad(absl::StrCat("ended_at_once: ", ended_at_once, " is below 1"));
+  if (merged_at_once < 1) {
+    return bad(absl::StrCat("merged_at_once: ", merged_at_once, " is below 1"));
+  }
   if (max_persists < 1) return bad(absl::StrCat("max_persists: ", max_persists, " is below 1"));
   if (lease_without_fds <= 0 || probe_interval <= 0 || persist_retry_min <= 0) {
     return bad("intervals must be above 0");

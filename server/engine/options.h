@@ -37,6 +37,8 @@ struct Options {
   MonotonicNanos lease_without_fds = 30 * kNanosPerSecond;
   // Of a session that has ended one event lets go of so many leases and slabs; some microseconds each.
   int ended_at_once = 256;
+  // Of what a scan has found one event merges so many checkpoints; a microsecond or two each.
+  int merged_at_once = 256;
   // How often a quarantined slab is probed.
   MonotonicNanos probe_interval = kNanosPerSecond / 4;
   // Pause after a persist that failed: doubles from the first to the second.

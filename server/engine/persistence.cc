@@ -369,6 +369,7 @@ void Persistence::BecomePersisted(Checkpoint* checkpoint, const Location& locati
   checkpoint->look.Edit() = of_job.looks;
   of_job.persisted.insert(checkpoint->Id());
   of_job.unconfirmed.erase(checkpoint->Id());
+  of_job.gone.erase(checkpoint->Id());
 }
 
 void Persistence::BecomeUnconfirmed(Checkpoint* checkpoint) {
@@ -384,8 +385,14 @@ void Persistence::NoLongerPersisted(Checkpoint* checkpoint) {
   Files& files = checkpoint->files.Edit();
   files.persisted = files.unconfirmed = false;
   files.location = {};
-  checkpoint->job->files.Edit().persisted.erase(checkpoint->Id());
-  checkpoint->job->files.Edit().unconfirmed.erase(checkpoint->Id());
+  NoFilesOf(checkpoint);
+}
+
+void Persistence::NoFilesOf(Checkpoint* checkpoint) {
+  JobFiles& files = checkpoint->job->files.Edit();
+  files.persisted.erase(checkpoint->Id());
+  files.unconfirmed.erase(checkpoint->Id());
+  if (checkpoint->job->scan->state == ScanState::kScanning) files.gone.insert(checkpoint->Id());
 }
 
 // --- told by others
@@ -409,19 +416,27 @@ void Persistence::FoundStored(Checkpoint* checkpoint, const Location& location) 
   files.given_up.reset();
 }
 
-void Persistence::LookBegins(Job* job) { ++job->files.Edit().looks; }
+void Persistence::LookBegins(Job* job) {
+  ++job->files.Edit().looks;
+  job->files.Edit().gone.clear();
+}
 
-void Persistence::Looked(Job* job) {
+bool Persistence::Looked(Job* job, CheckpointId* after, int* budget) {
+  const auto& all = job->steps->all;
   std::vector<Checkpoint*> missing;
-  for (const auto& [id, checkpoint] : job->steps->all) {
-    const Files& files = *checkpoint->files;
+  auto at = all.upper_bound(*after);
+  for (; at != all.end() && *budget > 0; ++at, --*budget) {
+    *after = at->first;
+    const Files& files = *at->second->files;
     if (!files.persisted && !files.unconfirmed) continue;
     // What is being deleted may be gone rightly; that it is will be told.
-    if (*checkpoint->look < job->files->looks && !files.deleting) {
-      missing.push_back(checkpoint.get());
+    if (*at->second->look < job->files->looks && !files.deleting) {
+      missing.push_back(at->second.get());
     }
   }
+  const bool done = at == all.end();
   for (Checkpoint* checkpoint : missing) Lost(checkpoint);
+  return done;
 }
 
 void Persistence::Lost(Checkpoint* checkpoint) {
@@ -483,8 +498,8 @@ void Persistence::Deleted(Checkpoint* checkpoint) {
 // Only what the job keeps of it: its own values go with it.
 void Persistence::CheckpointGoes(Checkpoint* checkpoint) {
   TakeFromOwed(checkpoint);
-  checkpoint->job->files.Edit().persisted.erase(checkpoint->Id());
-  checkpoint->job->files.Edit().unconfirmed.erase(checkpoint->Id());
+  const Files& files = *checkpoint->files;
+  if (files.persisted || files.unconfirmed) NoFilesOf(checkpoint);
 }
 
 // --- facts

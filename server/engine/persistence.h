@@ -70,9 +70,10 @@ class Persistence : public StepWatcher {
   // Storage has it whole. The fact is said when that is news of a checkpoint that is complete here.
   // Told before Parts::CompleteStored of one that is not.
   void FoundStored(Checkpoint* checkpoint, const Location& location);
-  // A scan begins, and has ended: what was persisted before it and was not found in it is gone.
+  // A scan begins, and all that it has found is told: what was persisted before it and was not found in it
+  // is gone. So many checkpoints at a time, from the one `after` that on; true: that was all.
   void LookBegins(Job* job);
-  void Looked(Job* job);
+  bool Looked(Job* job, CheckpointId* after, int* budget);
   // Nothing of the job stands in storage, so neither do records of origins.
   void OriginsAreGone(Job* job);
   // Of the job's checkpoints: what Mode says has changed. With `same` the storage is the very
@@ -111,6 +112,7 @@ class Persistence : public StepWatcher {
   void BecomeUnconfirmed(Checkpoint* checkpoint);
   void Lost(Checkpoint* checkpoint);
   void NoLongerPersisted(Checkpoint* checkpoint);
+  void NoFilesOf(Checkpoint* checkpoint);  // says Job::files
 
   const Options& options_;
   const Mode& mode_;

@@ -27,6 +27,8 @@ Retention::Retention(const Options& options, Outbox* out, Callers* callers, Jobs
 
 void Retention::ApplyKeepPolicy(Job* job) {
   if (job->owner->policy.keep_last <= 0 || !options_.storage || Waits(*job)) return;
+  // Of what storage has only some is known: the line may yet turn out to be another's.
+  if (job->scan->merging) return;
   const Deletions deletions = PlanDeletions(*job, options_, standing_, out_.now());
   if (deletions.look) scanning_->Look(job);
   if (deletions.unread) scanning_->Insist(job);

@@ -23,8 +23,8 @@ constexpr MonotonicNanos kLinePatience = kNanosPerSecond / 4;
 }  // namespace
 
 Scanning::Scanning(const Options& options, const Mode& mode, const JournalRoom* journal,
-                   Outbox* out, Callers* callers, Jobs* jobs, Attempts* attempts, Parts* parts,
-                   Persistence* persistence, Retention* retention, Records* records,
+                   Outbox* out, Callers* callers, Jobs* jobs, Attempts* attempts,
+                   Persistence* persistence, Records* records, Merging* merging,
                    std::function<void(const Event&)> again)
     : options_(options),
       mode_(mode),
@@ -33,10 +33,9 @@ Scanning::Scanning(const Options& options, const Mode& mode, const JournalRoom* 
       callers_(*callers),
       jobs_(*jobs),
       attempts_(*attempts),
-      parts_(*parts),
       persistence_(*persistence),
-      retention_(*retention),
       records_(*records),
+      merging_(*merging),
       again_(std::move(again)) {}
 
 // --- asking, and waiting for the answer
@@ -146,8 +145,15 @@ void Scanning::LookFromNow(Job* job) {
     return Ask(job);
   }
   if (!mode_.storage_here) return;
+  DropMerge(job);
   scan.state = ScanState::kUnknown;  // it failed just now, perhaps: tried once more
   Start(job);
+}
+
+// Another reading will tell.
+void Scanning::DropMerge(Job* job) {
+  job->scan.Edit().merging = false;
+  merging_.Drop(*job);
 }
 
 void Scanning::Ask(Job* job) {
@@ -163,6 +169,7 @@ bool Scanning::MustBeRead(const Job& job) {
 void Scanning::StorageLeft(Job* job) {
   JobScan& scan = job->scan.Edit();
   if (scan.state == ScanState::kScanning && scan.asked) ++scan.stale;
+  DropMerge(job);
   scan.state = ScanState::kFailed;
   scan.asked = false;
   scan.problem = absl::UnavailableError(mode_.storage_problem);
@@ -174,7 +181,7 @@ void Scanning::StorageCame(Job* job) {
   due_.erase({kNever, job->name});
   JobScan& scan = job->scan.Edit();
   if (scan.state == ScanState::kScanning) {
-    if (!scan.asked) Ask(job);
+    if (!scan.asked && !scan.merging) Ask(job);
     return;
   }
   const bool known = scan.state != ScanState::kUnknown;
@@ -237,52 +244,60 @@ void Scanning::GoOn(const Parked& parked, bool* gave_up) {
 
 // --- the answer
 
-Job* Scanning::On(const event::JobScanned& event, bool* newer_attempt) {
-  *newer_attempt = false;
+bool Scanning::On(const event::JobScanned& event) {
   Job* job = jobs_.Find(event.job);
-  if (job == nullptr) return nullptr;
+  if (job == nullptr) return false;
   if (job->scan->stale > 0) {  // they come in the order in which they were asked for
     --job->scan.Edit().stale;
     jobs_.MayForget(job->name);
-    return nullptr;
+    return false;
   }
-  if (job->scan->state != ScanState::kScanning || !job->scan->asked) return nullptr;
+  if (job->scan->state != ScanState::kScanning || !job->scan->asked) return false;
+  jobs_.MayForget(job->name);
+  job->scan.Edit().asked = false;
+  job->scan.Edit().merging = true;
+  const Status room = event.stored.ok() ? CheckJournal(event) : absl::OkStatus();
+  if (event.stored.ok() && room.ok()) job->scan.Edit().listed = event.stored->line;
+  if (absl::IsNotFound(event.stored.status())) {
+    records_.Scanned(*job, {}, {});  // decisions that stood there are owed once more
+    persistence_.OriginsAreGone(job);
+  }
+  return merging_.Begin(job, event, room);
+}
+
+Scanning::Taken Scanning::TakeIn(int* budget) {
+  std::optional<Merging::Ended> ended = merging_.Some(budget);
+  if (!ended.has_value()) return {};
+  Job* job = jobs_.Find(ended->job);
   jobs_.MayForget(job->name);
   JobScan& scan = job->scan.Edit();
-  scan.asked = false;
-  Status status = event.stored.status();
-  const Shown shown = status.ok() ? AttemptsOf(*event.stored) : Shown();
-  if (status.ok()) status = CheckJournal(*job, *event.stored, shown);
-  if (status.ok()) {
-    const Attempt newest = job->attempts->newest(), fence = job->attempts->fence();
-    MergeAll(job, event, shown);
-    *newer_attempt = job->attempts->newest() != newest || job->attempts->fence() != fence;
-    status = CheckAllRead(*event.stored);
-    scan.unread_up_to = kNoStep;
-    for (const Unread& unread : event.stored->unread) {
+  scan.merging = false;
+  const bool none = absl::IsNotFound(ended->status);
+  Status status = none ? absl::OkStatus() : ended->status;
+  scan.unread_up_to = status.ok() ? kNoStep : std::numeric_limits<Step>::max();
+  const bool told = status.ok() && !none;
+  if (told) {
+    status = CheckAllRead(*ended->reading);
+    for (const Unread& unread : ended->reading->unread) {
       const Step step = unread.step == kNoStep ? std::numeric_limits<Step>::max() : unread.step;
       scan.unread_up_to = std::max(scan.unread_up_to, step);
     }
-  } else if (absl::IsNotFound(status)) {
-    records_.Scanned(*job, {}, {});  // decisions that stood there are owed once more
-    persistence_.OriginsAreGone(job);
-    status = absl::OkStatus();
-  } else {
-    scan.unread_up_to = std::numeric_limits<Step>::max();
   }
+  const Taken taken{job, ended->reading.ok(), ended->newer_attempt};
+  const int64_t storage_unix_ms = told ? ended->reading->now_unix_ms : 0;
+  out_.DestroyLater(std::move(ended->reading));
   if (!status.ok()) {
     Failed(job, status);
-    return job;
+    return taken;
   }
   scan.state = ScanState::kScanned;
   scan.wait = 0;
   scan.read = scan.line_read = out_.now();
   scan.line_again = scan.read + kViewAge;
   scan.read_unix_ms = out_.UnixMillis();
-  scan.storage_unix_ms = event.stored.ok() ? event.stored->now_unix_ms : 0;
-  persistence_.Looked(job);
+  scan.storage_unix_ms = storage_unix_ms;
   attempts_.SettleOrigins(job);
-  return job;
+  return taken;
 }
 
 void Scanning::On(const event::LineNumbersRead& event) {
@@ -306,6 +321,12 @@ void Scanning::On(const event::LineNumbersRead& event) {
   if (scan.state != ScanState::kScanning) Resume(job);
 }
 
+Status Scanning::CheckJournal(const event::JobScanned& event) const {
+  const Job* job = jobs_.Find(event.job);
+  if (job == nullptr || !event.stored.ok()) return absl::OkStatus();
+  return journal_.CheckStored(job->name, Merging::JournalCostOf(*job, event.stored));
+}
+
 // What was found counts. That something was not found says nothing.
 void Scanning::Failed(Job* job, const Status& why) {
   JobScan& scan = job->scan.Edit();
@@ -323,165 +344,6 @@ void Scanning::Resume(Job* job) {
     const std::unique_ptr<Parked> parked = callers_.Unpark(request);
     if (parked != nullptr) again_(parked->event);
   }
-}
-
-void Scanning::MergeAll(Job* job, const event::JobScanned& event, const Shown& shown) {
-  if (!job->owner->owned) {
-    jobs_.TakeOwnership(job, event.owner_uid, event.owner_gid, std::nullopt);
-  } else if (job->owner->uid != event.owner_uid) {
-    out_.Log(Severity::kError, absl::StrCat("job ", job->name, " is owned by uid ", job->owner->uid,
-                                            " in memory, its directory by uid ", event.owner_uid));
-    return;  // it is another job's of that name: none of it is shown, kept or deleted for this one
-  }
-  for (const std::string& problem : event.stored->problems) {
-    out_.Log(Severity::kWarning, absl::StrCat("job ", job->name, " in storage: ", problem));
-  }
-  job->scan.Edit().listed = event.stored->line;
-  LearnLine(job, *event.stored, shown);
-  retention_.Learn(job, event.stored->removed);
-  for (const StoredCheckpoint& stored : event.stored->checkpoints) Merge(job, stored);
-}
-
-// Of the decisions that storage tells so many are remembered; 0: all.
-Attempt Scanning::OldestKeptDecision(const StoredJob& stored) {
-  std::set<Attempt> kept;
-  for (const LineRecord& record : stored.records) {
-    if (record.kind == LineRecordKind::kOrigin) continue;
-    kept.insert(record.number);
-    if (kept.size() > kKeptDecisions) kept.erase(kept.begin());
-  }
-  return kept.size() < kKeptDecisions ? 0 : *kept.begin();
-}
-
-Status Scanning::CheckJournal(const event::JobScanned& event) const {
-  const Job* job = jobs_.Find(event.job);
-  if (job == nullptr || !event.stored.ok()) return absl::OkStatus();
-  return CheckJournal(*job, *event.stored, AttemptsOf(*event.stored));
-}
-
-Status Scanning::CheckJournal(const Job& job, const StoredJob& stored, const Shown& shown) const {
-  return journal_.CheckStored(job.name, JournalCostOf(job, stored, shown));
-}
-
-// An upper bound of the facts that a reading makes.
-uint64_t Scanning::JournalCostOf(const Job& job, const StoredJob& stored, const Shown& shown) {
-  const uint64_t fact = JournalRoom::kFactBytes + job.name.size();
-  const auto of_lineage = [&](const Lineage& lineage) {
-    return fact + EncodedLineageSize(lineage);
-  };
-  uint64_t bytes = 0;
-  const auto& begun = job.attempts->begun;
-  size_t lives = 0;
-  for (auto at = shown.rbegin(); at != shown.rend() && lives++ < kJournaledLives; ++at) {
-    const auto known = begun.find(at->first);
-    const bool told = known == begun.end() || known->second.lineage.open;
-    if (told) bytes += of_lineage(at->second.lineage);
-  }
-  const Attempt kept = OldestKeptDecision(stored);
-  for (const LineRecord& record : stored.records) {
-    if (record.kind == LineRecordKind::kOrigin) {
-      const auto known = begun.find(record.number);
-      const bool told = known != begun.end() && known->second.lineage != record.lineage;
-      if (told) bytes += of_lineage(record.lineage);
-    } else if (record.number >= kept && !job.attempts->decisions.contains(record.number)) {
-      bytes += of_lineage(record.lineage);
-    }
-  }
-  const auto& removed = job.tombstones->removed.steps;
-  for (const auto& [step, attempts] : stored.removed.steps) {
-    const auto known = removed.find(step);
-    for (const AttemptRanges::Range& range : attempts.ranges()) {
-      if (known == removed.end() || !known->second.Covers(range)) bytes += fact;
-    }
-  }
-  return bytes;
-}
-
-// Attempts, where they come from, and decisions, before the checkpoints that hang on them.
-void Scanning::LearnLine(Job* job, const StoredJob& stored, const Shown& shown) {
-  std::map<Attempt, int64_t> began;
-  std::set<Attempt> with_files;
-  for (const StoredCheckpoint& checkpoint : stored.checkpoints) {
-    attempts_.Saw(job, checkpoint.key.attempt);
-    if (checkpoint.parts.empty()) continue;
-    if (checkpoint.published) with_files.insert(checkpoint.key.attempt);
-    const int64_t created = checkpoint.parts.front().manifest.created_unix_ms;
-    int64_t& first = began.try_emplace(checkpoint.key.attempt, created).first->second;
-    first = std::min(first, created);
-  }
-  // From the newest on: only of so many the journal is told.
-  for (auto at = shown.rbegin(); at != shown.rend(); ++at) {
-    attempts_.Learn(job, at->first, at->second, began.at(at->first));
-  }
-  const Attempt kept = OldestKeptDecision(stored);
-  for (const LineRecord& record : stored.records) {
-    if (record.kind != LineRecordKind::kOrigin && record.number < kept) {
-      attempts_.Saw(job, record.number);
-      continue;
-    }
-    if (record.kind == LineRecordKind::kOrigin) {
-      attempts_.Adopt(job, record);
-      const auto written = stored.written_unix_ms.find(record.number);
-      if (written != stored.written_unix_ms.end()) {
-        attempts_.OriginRecorded(job, record.number, written->second);
-      }
-    } else {
-      attempts_.Learn(job, record, out_.UnixMillis());
-    }
-  }
-  records_.Scanned(*job, stored.records, with_files);
-}
-
-// Both are whole. That of all digests is made only where those of the parts do not tell.
-bool Scanning::IsThatOf(const StoredCheckpoint& stored, const Checkpoint& known) {
-  const auto& parts = known.content->parts;
-  if (parts.size() == stored.parts.size()) {
-    const auto same = [](const auto& part, const StoredPart& there) {
-      return part.first == there.manifest.writer && part.second->content->digest == there.digest;
-    };
-    return std::equal(parts.begin(), parts.end(), stored.parts.begin(), same);
-  }
-  return known.content->digest == CheckpointDigest(stored.Digests());
-}
-
-void Scanning::Merge(Job* job, const StoredCheckpoint& stored) {
-  const CheckpointKey& key = stored.key;
-  if (stored.parts.empty()) return;
-  if (!stored.Complete() || !stored.published) return;
-  if (!Retention::CheckRemoved(*job, key.step, key.attempt).ok()) {
-    return retention_.DeleteLeftover(*job, key);
-  }
-  Checkpoint* known = CheckpointOf(*job, {key.step, key.attempt, key.revision});
-  if (known == nullptr) known = parts_.FindOrMake(job, key, stored.world_size);
-  if (!known->content->complete) return Complete(known, stored);
-  if (!IsThatOf(stored, *known)) {
-    out_.Log(Severity::kError,
-             absl::StrCat(key.DebugString(), " in storage is not the one in memory"));
-    return;
-  }
-  persistence_.FoundStored(known, stored.location);
-}
-
-void Scanning::Complete(Checkpoint* checkpoint, const StoredCheckpoint& stored) {
-  const auto& parts = checkpoint->content->parts;
-  bool same = checkpoint->content->world_size == stored.world_size;
-  for (size_t i = 0; same && i < stored.parts.size(); ++i) {
-    const auto known = parts.find(stored.parts[i].manifest.writer);
-    if (known == parts.end()) continue;
-    const PartContent& part = *known->second->content;
-    same = part.committed && part.digest == stored.parts[i].digest;
-  }
-  if (!same) {
-    out_.Log(Severity::kWarning, absl::StrCat(checkpoint->key.DebugString(),
-                                              " is complete in storage, but being written here"));
-    return;
-  }
-  for (size_t i = 0; i < stored.parts.size(); ++i) {
-    if (parts.contains(stored.parts[i].manifest.writer)) continue;
-    parts_.AddStored(checkpoint, stored.parts[i]);
-  }
-  persistence_.FoundStored(checkpoint, stored.location);
-  parts_.CompleteStored(checkpoint, CheckpointDigest(stored.Digests()));
 }
 
 }  // namespace cairn::engine

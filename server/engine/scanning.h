@@ -10,9 +10,9 @@
 
 #include "server/engine/callers.h"
 #include "server/engine/journal_room.h"
+#include "server/engine/merging.h"
 #include "server/engine/persistence.h"
 #include "server/engine/records.h"
-#include "server/engine/retention.h"
 
 namespace cairn::engine {
 
@@ -23,8 +23,8 @@ class Scanning : public Waitlist {
  public:
   // `again` handles a parked event once more.
   Scanning(const Options& options, const Mode& mode, const JournalRoom* journal, Outbox* out,
-           Callers* callers, Jobs* jobs, Attempts* attempts, Parts* parts, Persistence* persistence,
-           Retention* retention, Records* records, std::function<void(const Event&)> again);
+           Callers* callers, Jobs* jobs, Attempts* attempts, Persistence* persistence,
+           Records* records, Merging* merging, std::function<void(const Event&)> again);
 
   // Parks the event until the job's storage has been read; false: no need to. What can do without
   // storage waits a little for it at most.
@@ -61,10 +61,19 @@ class Scanning : public Waitlist {
   Job* Readable(Sessions* sessions, const Caller& caller, const std::string& job,
                 MonotonicNanos deadline, const Event& event, bool scan);
 
-  // Merges what storage holds. The job, and whether storage told of an attempt or a `use` that is newer
-  // than all before (then the older attempts are to be fenced); nullptr: nobody asked any more. The
-  // callers that waited go on with Resume, once all is in order.
-  Job* On(const event::JobScanned& event, bool* newer_attempt);
+  // Begins to merge what storage holds. True: that tells of an attempt or a `use` that is newer than all
+  // before; the older attempts are to be fenced.
+  bool On(const event::JobScanned& event);
+  // Goes on merging, so many checkpoints at most; it is called after each event, and soon when there is
+  // more. The job of which all is merged now; the callers that waited go on with Resume, once all is in
+  // order. nullptr: none.
+  struct Taken {
+    Job* job = nullptr;
+    bool told = false;           // storage had something to tell
+    bool newer_attempt = false;  // or `use`, has come since it began: to be fenced once more
+  };
+  Taken TakeIn(int* budget);
+  bool more_to_take_in() const { return merging_.more(); }
   // Whether the journal has room for what that tells.
   Status CheckJournal(const event::JobScanned& event) const;
   void Resume(Job* job);
@@ -99,17 +108,8 @@ class Scanning : public Waitlist {
   // It is read until that succeeds.
   static bool MustBeRead(const Job& job);
   void Ask(Job* job);
+  void DropMerge(Job* job);
   void Failed(Job* job, const Status& why);
-  using Shown = std::map<Attempt, AttemptLine>;  // AttemptsOf
-  static Attempt OldestKeptDecision(const StoredJob& stored);
-  Status CheckJournal(const Job& job, const StoredJob& stored, const Shown& shown) const;
-  static uint64_t JournalCostOf(const Job& job, const StoredJob& stored, const Shown& shown);
-  void MergeAll(Job* job, const event::JobScanned& event, const Shown& shown);
-  void LearnLine(Job* job, const StoredJob& stored, const Shown& shown);
-  static bool IsThatOf(const StoredCheckpoint& stored, const Checkpoint& known);
-  void Merge(Job* job, const StoredCheckpoint& stored);
-  // Parts that memory lacks are as storage has them; those it has stay where they are.
-  void Complete(Checkpoint* checkpoint, const StoredCheckpoint& stored);
 
   const Options& options_;
   const Mode& mode_;
@@ -118,10 +118,9 @@ class Scanning : public Waitlist {
   Callers& callers_;
   Jobs& jobs_;
   Attempts& attempts_;
-  Parts& parts_;
   Persistence& persistence_;
-  Retention& retention_;
   Records& records_;
+  Merging& merging_;
   const std::function<void(const Event&)> again_;
 
   LineWaits line_waits_{this};

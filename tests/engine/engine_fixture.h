@@ -294,26 +294,27 @@ class EngineTest : public testing::Test {
     if (!scan_status.ok()) read.numbers = scan_status;
     pending.push_back(std::move(read));
   }
-  void FinishScan(const std::string& job) {
-    event::JobScanned scanned{job, StoredJob{}, stored_uid, stored_uid};
-    if (!scan_status.ok()) {
-      scanned.stored = scan_status;
-    } else {
-      for (const auto& [key, checkpoint] : stored) {
-        if (key.job == job) scanned.stored->checkpoints.push_back(checkpoint);
-      }
-      scanned.stored->removed = removed;
-      scanned.stored->line = NumbersInStorage(job);
-      scanned.stored->unread = unread;
-      scanned.stored->now_unix_ms = kUnix + now / kNanosPerMilli;
-      for (const auto& [id, record] : line_records) {
-        if (record.job == job) scanned.stored->written_unix_ms[id.first] = recorded_at[id.first];
-        if (record.job == job) scanned.stored->records.push_back(record);
-      }
-      if (scanned.stored->checkpoints.empty() && scanned.stored->records.empty() && unread.empty())
-        scanned.stored = absl::NotFoundError("no directory");
+  Reading ReadingOf(const std::string& job) {
+    if (!scan_status.ok()) return scan_status;
+    StoredJob all;
+    for (const auto& [key, checkpoint] : stored) {
+      if (key.job == job) all.checkpoints.push_back(checkpoint);
     }
-    pending.push_back(std::move(scanned));
+    all.removed = removed;
+    all.line = NumbersInStorage(job);
+    all.unread = unread;
+    all.now_unix_ms = kUnix + now / kNanosPerMilli;
+    for (const auto& [id, record] : line_records) {
+      if (record.job == job) all.written_unix_ms[id.first] = recorded_at[id.first];
+      if (record.job == job) all.records.push_back(record);
+    }
+    if (all.checkpoints.empty() && all.records.empty() && unread.empty()) {
+      return absl::NotFoundError("no directory");
+    }
+    return all;
+  }
+  void FinishScan(const std::string& job) {
+    pending.push_back(event::JobScanned{job, ReadingOf(job), stored_uid, stored_uid});
   }
   void Do(action::Record& a) {
     for (const CheckpointKey& key : a.checkpoints) records.push_back(key);

@@ -338,6 +338,9 @@ void Executor::End(completion::Scan& c) {
   // The answer to a question from before storage changed is not believed.
   if (scanned.stored.ok() && c.storage_changes == node_.storage_changes) {
     node_.world.report.Count("scanned");
+    const auto most =
+        static_cast<int64_t>(scanned.stored->checkpoints.size() + node_.mirror.manifests.size());
+    node_.merges_until = std::max(node_.merges_until, node_.applies) + 4 * most + 8;
     for (const StoredCheckpoint& stored : scanned.stored->checkpoints) {
       // A fact tells of those that memory has whole, if they are the same.
       const bool whole =

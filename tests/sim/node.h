@@ -107,6 +107,9 @@ class Node {
   bool dies_next = false;     // the next Apply is the daemon's last
   bool shrinks_next = false;  // and the next daemon has less memory
   int64_t applies = 0;
+  int64_t merges_until =
+      0;  // of `applies`: what scans have found is merged in pieces, by then all of it
+  bool MayBeMerging() const { return applies <= merges_until; }
   LifeDigest digest;
   // A snapshot in pieces: what was added to it, and what was journaled meanwhile.
   struct InPieces {

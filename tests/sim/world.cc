@@ -56,7 +56,8 @@ void World::AddNode() {
   const uint64_t budget =
       rng.Pick<uint64_t>({512 * kKiB, 1024 * kKiB, 4096 * kKiB, 16384 * kKiB, 65536 * kKiB});
   o.budget_bytes = options.lie == Lie::kBudgetIgnored ? 4 * budget : budget;
-  o.ended_at_once = static_cast<int>(1 + options.seed % 3);  // sessions have few leases
+  o.ended_at_once = static_cast<int>(1 + options.seed % 3);       // sessions have few leases
+  o.merged_at_once = static_cast<int>(1 + options.seed / 3 % 3);  // nor is there much in storage
   o.storage = !rng.Permille(250);
   if (rng.Permille(500)) o.keep_abandoned_seconds = 0;
   o.max_sessions = static_cast<int64_t>(rng.Between(24, 64));
