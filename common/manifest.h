@@ -80,7 +80,8 @@ size_t EncodedObjectSize(const ObjectEntry& object);
 // list of CRCs is as long as the object's length asks for.
 StatusOr<Manifest> DecodeManifest(absl::string_view bytes);
 
-// First 16 bytes of SHA-256 over the encoded manifest, in hex (32 characters).
+// First 16 bytes of SHA-256 over the encoded manifest, in hex.
+inline constexpr size_t kDigestLength = 32;
 std::string ManifestDigest(absl::string_view encoded);
 // The digest of a complete checkpoint: SHA-256 over its writers' digests in writer order, as above.
 std::string CheckpointDigest(const std::vector<absl::string_view>& manifest_digests);

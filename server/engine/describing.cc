@@ -260,6 +260,8 @@ Engine::Description Describing::Describe(const action::Record& record) const {
     const Checkpoint* checkpoint = find(key);
     if (checkpoint == nullptr) {
       description.gone.push_back(key);
+    } else if (checkpoint->content->condemned) {
+      description.gone.push_back(key);
     } else if (checkpoint->content->complete) {
       description.complete.push_back(InfoOf(*checkpoint));
     }

@@ -295,6 +295,7 @@ Outcome Engine::Impl::Finish() {
   persistence_.Run();
   records_.Run();
   CheckDrained();
+  for (const event::Persisted& ended : persistence_.Prepare()) On(ended);
   finding_.CheckWaits();
   for (action::Record& record : standing_.TakeToRecord(kRecordBatch)) out_.Do(std::move(record));
   for (const std::string& job : callers_.TakeJobsLeft()) jobs_.MayForget(job);
@@ -326,7 +327,8 @@ void Engine::Impl::EmitWake() {
       {ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(), persistence_.next(),
        scanning_.next(), records_.next(), retention_.next(), jobs_.next(), manifests_.next()});
   if (mode_.draining && !drained_) next = std::min(next, drain_deadline_);
-  if (standing_.more_to_record() || leases_.more_to_end() || scanning_.more_to_take_in()) {
+  if (standing_.more_to_record() || leases_.more_to_end() || scanning_.more_to_take_in() ||
+      persistence_.more_to_prepare()) {
     next = out_.now();
   }
   if (next == kNever) return;

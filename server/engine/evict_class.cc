@@ -29,6 +29,7 @@ EvictClass ClassOfIncomplete(const Checkpoint& checkpoint, const Checkpoint* new
 }  // namespace
 
 bool GivenUp(const Checkpoint& checkpoint) {
+  if (checkpoint.content->condemned) return true;
   if (checkpoint.content->open_parts > 0 || !checkpoint.verdict->waiting.empty()) return false;
   const CheckpointKey& key = checkpoint.key;
   const auto begun = checkpoint.job->attempts->begun.find(key.attempt);
@@ -54,6 +55,7 @@ bool GivenUp(const Checkpoint& checkpoint) {
 
 EvictClass ClassOf(const Checkpoint& checkpoint, const Checkpoint* newest, bool abandoned) {
   if (*checkpoint.pinned || checkpoint.content->parts.empty()) return EvictClass::kKept;
+  if (checkpoint.content->condemned) return EvictClass::kGarbage;
   if (!checkpoint.content->complete) return ClassOfIncomplete(checkpoint, newest);
   if (abandoned) return EvictClass::kGarbage;
   const Files& files = *checkpoint.files;

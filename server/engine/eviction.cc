@@ -96,23 +96,35 @@ void Eviction::LimitOnlyRecords() {
 }
 
 bool Eviction::Recycle(Job* job, SessionId session, uint64_t need, EvictClass up_to) {
+  const auto fits = [&](SlabId id) {
+    const SlabRecord& slab = *ledger_.Find(id);
+    return slab.bytes >= need && slab.bytes <= LargestFit(need) && !slab.Locked() &&
+           !slab.by_path && (slab.mapper == session || (slab.mapper == 0 && slab.clean));
+  };
   int tries = 0;
   for (const auto& [evict_class, id] : standing_.EvictableOf(*job)) {
     if (evict_class > up_to || ++tries > kRecycleTries) return false;
     Checkpoint* checkpoint = CheckpointOf(*job, id);
     if (up_to == EvictClass::kGarbage && checkpoint->content->complete) continue;
-    for (const auto& [slab_id, extents] : checkpoint->memory->slabs) {
-      const SlabRecord& slab = *ledger_.Find(slab_id);
-      if (slab.bytes < need || slab.bytes > LargestFit(need) || slab.Locked() || slab.by_path) {
-        continue;
-      }
-      if (slab.mapper != session && (slab.mapper != 0 || !slab.clean)) continue;
-      out_.Count("recycled_parts");
-      EvictFrom(checkpoint, slab_id);
-      return true;
-    }
+    const SlabId slab = FirstThat(*checkpoint, fits);
+    if (slab == 0) continue;
+    out_.Count("recycled_parts");
+    EvictFrom(checkpoint, slab);
+    return true;
   }
   return false;
+}
+
+// Behind the last that went, if that is soon found: sessions come in the order in which they came before.
+SlabId Eviction::FirstThat(const Checkpoint& checkpoint,
+                           const std::function<bool(SlabId)>& fits) const {
+  const auto& slabs = checkpoint.memory->slabs;
+  auto at = slabs.upper_bound(last_);
+  for (size_t i = 0; i < std::min<size_t>(slabs.size(), kTries); ++i, ++at) {
+    if (at == slabs.end()) at = slabs.begin();
+    if (fits(at->first)) return at->first;
+  }
+  return 0;
 }
 
 // Takes what nobody holds of it out of memory. What is in storage too stays known; anything else is
@@ -125,28 +137,48 @@ void Eviction::Evict(Checkpoint* checkpoint) {
 
 // Once for each, however many parts of it go at a time.
 void Eviction::CountEvicted(const Checkpoint& checkpoint) {
-  if (InStorage(checkpoint) && !checkpoint.Resident()) return;
+  if (checkpoint.content->condemned || (InStorage(checkpoint) && !checkpoint.Resident())) return;
   out_.Count("evicted_checkpoints");
   if (checkpoint.standing->evict_class == EvictClass::kOwes) out_.Count("evicted_unpersisted");
 }
 
-void Eviction::EvictSome(Checkpoint* checkpoint, bool soft, uint64_t bytes) {
-  if (!InStorage(*checkpoint) || checkpoint->memory->slabs.empty()) return Evict(checkpoint);
-  const uint64_t evictable = checkpoint->standing->evictable_bytes;
-  const uint64_t until = evictable - std::min(bytes, evictable);
-  do {
-    EvictFrom(checkpoint, NextThatMayGo(*checkpoint, soft));
-  } while (checkpoint->memory->slab_bytes - checkpoint->memory->locked_bytes > until);
+// In storage each part may go for itself. Elsewhere the others are of no use without it: the step is gone at
+// once, whatever is left of it.
+bool Eviction::GoesInParts(const Checkpoint& checkpoint) const {
+  if (checkpoint.memory->slabs.empty()) return false;
+  const StepContent& content = *checkpoint.content;
+  if (InStorage(checkpoint) || content.condemned) return true;
+  return content.complete && content.parts.size() > static_cast<size_t>(options_.given_up_whole) &&
+         !checkpoint.files->persisting;
 }
 
-void Eviction::EvictFrom(Checkpoint* checkpoint, SlabId slab) {
-  if (!InStorage(*checkpoint)) return Evict(checkpoint);
+void Eviction::EvictSome(Checkpoint* checkpoint, bool soft, uint64_t bytes) {
+  if (!GoesInParts(*checkpoint)) return Evict(checkpoint);
+  const uint64_t evictable = checkpoint->standing->evictable_bytes;
+  const uint64_t until = evictable - std::min(bytes, evictable);
+  while (EvictFrom(checkpoint, NextThatMayGo(*checkpoint, soft)) &&
+         checkpoint->memory->slab_bytes - checkpoint->memory->locked_bytes > until) {
+  }
+}
+
+bool Eviction::EvictFrom(Checkpoint* checkpoint, SlabId slab) {
+  if (!GoesInParts(*checkpoint)) {
+    Evict(checkpoint);
+    return false;
+  }
   CountEvicted(*checkpoint);
   last_ = slab;
+  if (!InStorage(*checkpoint)) {
+    if (!checkpoint->content->condemned) parts_.Condemn(checkpoint);
+    parts_.Erase(footprints_.PartIn(slab));
+    if (checkpoint->memory->slab_bytes > checkpoint->memory->locked_bytes) return true;
+    parts_.Erase(checkpoint);  // what is left is leased, or holds no object
+    return false;
+  }
   Part* part = footprints_.PartIn(slab);
   if (parts_.Free(part)) manifests_->Free(part);
   const Footprint& memory = *checkpoint->memory;
-  if (memory.slab_bytes > memory.locked_bytes) return;
+  if (memory.slab_bytes > memory.locked_bytes) return true;
   // Nothing else of it may go now: so do the tables, and the records of parts without objects.
   parts_.DropTable(part);
   const StepContent& content = *checkpoint->content;
@@ -155,24 +187,22 @@ void Eviction::EvictFrom(Checkpoint* checkpoint, SlabId slab) {
   std::set<const Part*> held;
   for (const auto& [id, extents] : memory.slabs) held.insert(footprints_.PartIn(id));
   if (left > held.size()) DropMemory(checkpoint);
+  return false;
 }
 
-// Of what may go the first behind the last that went: hard, one that nobody maps, soft, one that a session
-// does, if that is soon found.
+// Of what may go: hard, one that nobody maps, soft, one that a session does, if that is soon found.
 SlabId Eviction::NextThatMayGo(const Checkpoint& checkpoint, bool soft) const {
-  const auto& slabs = checkpoint.memory->slabs;
   SlabId first = 0;
-  int tries = 0;
-  auto at = slabs.upper_bound(last_);
-  for (size_t i = 0; i < slabs.size(); ++i, ++at) {
-    if (at == slabs.end()) at = slabs.begin();
-    const SlabRecord& slab = *ledger_.Find(at->first);
-    if (slab.Locked()) continue;
-    if ((slab.mapper != 0) == soft) return slab.id;
-    if (first == 0) first = slab.id;
-    if (++tries == kTries) break;
+  const SlabId slab = FirstThat(checkpoint, [&](SlabId id) {
+    const SlabRecord& record = *ledger_.Find(id);
+    if (!record.Locked() && first == 0) first = id;
+    return !record.Locked() && (record.mapper != 0) == soft;
+  });
+  if (slab != 0 || first != 0) return slab != 0 ? slab : first;
+  for (const auto& [id, extents] : checkpoint.memory->slabs) {
+    if (!ledger_.Find(id)->Locked()) return id;
   }
-  return first;
+  return 0;
 }
 
 void Eviction::DropMemory(Checkpoint* checkpoint) {

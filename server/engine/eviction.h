@@ -1,6 +1,8 @@
 // Gives memory up when it is wanted, in the order of EvictClass, and says how much could be had.
 #pragma once
 
+#include <functional>
+
 #include "server/engine/parts.h"
 #include "server/engine/standing.h"
 
@@ -48,11 +50,14 @@ class Eviction {
 
  private:
   void Evict(Checkpoint* checkpoint);
-  // Of what is in storage too only as many parts as make up the bytes: a step may have thousands.
+  // A step may have thousands of parts: only as many as make up the bytes.
   void EvictSome(Checkpoint* checkpoint, bool soft, uint64_t bytes);
-  void EvictFrom(Checkpoint* checkpoint, SlabId slab);  // the part whose objects lie there
+  // The part whose objects lie there. False: with it went all that could.
+  bool EvictFrom(Checkpoint* checkpoint, SlabId slab);
+  bool GoesInParts(const Checkpoint& checkpoint) const;
   void CountEvicted(const Checkpoint& checkpoint);
   SlabId NextThatMayGo(const Checkpoint& checkpoint, bool soft) const;
+  SlabId FirstThat(const Checkpoint& checkpoint, const std::function<bool(SlabId)>& fits) const;
 
   const Options& options_;
   Outbox& out_;

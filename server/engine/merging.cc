@@ -191,8 +191,10 @@ void Merging::Complete(Checkpoint* checkpoint, const StoredCheckpoint& stored) {
     if (parts.contains(stored.parts[i].manifest.writer)) continue;
     parts_.AddStored(checkpoint, stored.parts[i]);
   }
+  const bool condemned = checkpoint->content->condemned;
   persistence_.FoundStored(checkpoint, stored.location);
   parts_.CompleteStored(checkpoint, CheckpointDigest(stored.Digests()));
+  if (condemned) persistence_.SayPersisted(*checkpoint);  // it was not, for a while
 }
 
 }  // namespace cairn::engine

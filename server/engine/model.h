@@ -58,8 +58,7 @@ struct Part;
 
 // One that is being written; once its part is committed, the part's table has it.
 struct ObjectContent {
-  // Name, kind and the length asked for; once it is sealed nobody changes it, and the part's table
-  // takes it over.
+  // Name, kind and the length asked for; once sealed nobody changes it, and the part's table takes it.
   std::shared_ptr<ObjectEntry> entry;
   ExtentRef extent;
   bool sealed = false;
@@ -182,7 +181,9 @@ struct StepContent {
   int32_t committed = 0;   // parts
   int32_t open_parts = 0;  // parts not committed
   bool complete = false;
-  std::string digest;  // of all manifests, once complete
+  std::string digests;     // of the manifests, by writer, until it is complete
+  std::string digest;      // of all of them, once it is
+  bool condemned = false;  // it leaves memory part by part, and will not be complete any more
   int64_t created_unix_ms = 0;
   uint64_t objects = 0;
   size_t without_table = 0;     // committed parts of which only storage knows what they hold

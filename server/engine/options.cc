@@ -35,6 +35,11 @@ Status Options::Validate() const {
   if (merged_at_once < 1) {
     return bad(absl::StrCat("merged_at_once: ", merged_at_once, " is below 1"));
   }
+  if (prepared_at_once < 1) {
+    return bad(absl::StrCat("prepared_at_once: ", prepared_at_once, " is below 1"));
+  }
+  if (given_up_whole < 0)
+    return bad(absl::StrCat("given_up_whole: ", given_up_whole, " is below 0"));
   if (max_persists < 1) return bad(absl::StrCat("max_persists: ", max_persists, " is below 1"));
   if (lease_without_fds <= 0 || probe_interval <= 0 || persist_retry_min <= 0) {
     return bad("intervals must be above 0");

@@ -39,6 +39,10 @@ struct Options {
   int ended_at_once = 256;
   // Of what a scan has found one event merges so many checkpoints; a microsecond or two each.
   int merged_at_once = 256;
+  // Of a checkpoint that goes to storage one event takes hold of so many parts.
+  int prepared_at_once = 512;
+  // One of more parts than these, in memory only, is given up part by part, as their memory is wanted.
+  int given_up_whole = 64;
   // How often a quarantined slab is probed.
   MonotonicNanos probe_interval = kNanosPerSecond / 4;
   // Pause after a persist that failed: doubles from the first to the second.

@@ -319,12 +319,24 @@ void Parts::Commit(Part* part, std::shared_ptr<const PartTable> table, const std
   StepContent& step = checkpoint->content.Edit();
   --step.open_parts;
   ++step.committed;
+  NoteDigest(&step, part->key.writer, digest);
   for (StepWatcher* watcher : watchers_) watcher->PartCommitted(part);
   if (step.committed == step.world_size) BecomeComplete(checkpoint);
 }
 
+// Of thousands of parts the digests lie in one string: to look into each part would cost more than the
+// digest itself.
+void Parts::NoteDigest(StepContent* step, Writer writer, absl::string_view digest) {
+  const auto parts = static_cast<size_t>(step->world_size);
+  if (parts <= kFewParts || digest.size() != kDigestLength) return;
+  step->digests.resize(parts * kDigestLength);
+  digest.copy(&step->digests[static_cast<size_t>(writer) * kDigestLength], kDigestLength);
+}
+
 std::string Parts::DigestOf(const Checkpoint& checkpoint) {
-  std::vector<absl::string_view> digests;  // of thousands
+  const std::string& all = checkpoint.content->digests;
+  if (!all.empty() && all.find('\0') == std::string::npos) return CheckpointDigest({all});
+  std::vector<absl::string_view> digests;
   digests.reserve(checkpoint.content->parts.size());
   for (const auto& [writer, part] : checkpoint.content->parts) {
     digests.push_back(part->content->digest);
@@ -337,6 +349,7 @@ void Parts::BecomeComplete(Checkpoint* checkpoint) {
   StepContent& content = checkpoint->content.Edit();
   content.complete = true;
   content.digest = DigestOf(*checkpoint);
+  content.digests = {};
   job->steps.Edit().incomplete.erase(checkpoint->Id());
   IndexNames(checkpoint);
   for (StepWatcher* watcher : watchers_) watcher->CheckpointCompleted(checkpoint);
@@ -424,6 +437,7 @@ void Parts::DropTables(Checkpoint* checkpoint) {
 void Parts::CompleteStored(Checkpoint* checkpoint, const std::string& digest) {
   StepContent& content = checkpoint->content.Edit();
   content.complete = true;
+  content.condemned = false;  // what had left memory is there again
   content.digest = digest;
   checkpoint->job->steps.Edit().incomplete.erase(checkpoint->Id());
   IndexNames(checkpoint);
@@ -528,6 +542,8 @@ void Parts::Erase(Part* part) {
   step.bytes -= content.bytes;
   if (content.committed) {
     --step.committed;
+    if (!step.digests.empty())
+      NoteDigest(&step, part->key.writer, std::string(kDigestLength, '\0'));
     if (content.table == nullptr) --step.without_table;
     step.absent -= content.absent;
     step.broken_objects -= content.broken.size();
@@ -539,6 +555,20 @@ void Parts::Erase(Part* part) {
   step.first_without = std::min(step.first_without, at->first);
   out_.DestroyLater(std::move(at->second));
   step.parts.erase(at);
+}
+
+void Parts::Condemn(Checkpoint* checkpoint) {
+  for (StepWatcher* watcher : watchers_) watcher->CheckpointGoes(checkpoint);
+  StepContent& content = checkpoint->content.Edit();
+  content.condemned = content.lack_logged = true;
+  content.complete = content.indexed = false;
+  out_.DestroyLater(std::exchange(content.names, {}));
+  checkpoint->job->steps.Edit().incomplete.insert(checkpoint->Id());
+}
+
+void Parts::EraseCondemned(const CheckpointKey& key) {
+  Checkpoint* checkpoint = Find(key);
+  if (checkpoint != nullptr && checkpoint->content->condemned) Erase(checkpoint);
 }
 
 void Parts::EraseIfEmpty(Checkpoint* checkpoint) {

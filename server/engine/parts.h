@@ -109,6 +109,11 @@ class Parts {
   void Break(const ObjectRef& object, const Status& why);  // its bytes did not verify: they go
   void Erase(Part* part);
   void Erase(Checkpoint* checkpoint);
+  // It is gone for everybody but those who hold memory of it: its parts are erased one by one, beginning in
+  // this event. Of one that nobody writes, and that is in memory only.
+  void Condemn(Checkpoint* checkpoint);
+  // Who comes back to such a step finds nothing of it.
+  void EraseCondemned(const CheckpointKey& key);
   void EraseIfEmpty(Checkpoint* checkpoint);
 
   void Restore(const Restored& restored, const Recovered& recovered, Manifests* manifests);
@@ -137,6 +142,7 @@ class Parts {
   void ReleaseJournal(Part* part);
   void ForgetNames(Part* part);
   void IndexNames(Checkpoint* checkpoint);  // or drops the index, if it needs none
+  static void NoteDigest(StepContent* step, Writer writer, absl::string_view digest);
   static std::string DigestOf(const Checkpoint& checkpoint);
   void BecomeComplete(Checkpoint* checkpoint);
   void LogLacking(Checkpoint* checkpoint);

@@ -308,13 +308,17 @@ std::string Parts::CheckInvariants(const Checkpoint& checkpoint, const Placer& p
     return absl::StrCat(shown, ": ", content.names.size(), " names of ", names, " objects");
   }
   const bool few = content.parts.size() <= kFewParts;
-  if (content.complete ? content.indexed && few : !content.indexed) {
+  const bool indexed = content.indexed;
+  if (content.condemned ? indexed : content.complete ? indexed && few : !indexed) {
     return shown + ": are its names to be indexed?";
   }
   if (content.without_table != without_table) return shown + ": its tables are miscounted";
   for (const auto& [name, part] : content.names) {
     const ObjectRef object = ObjectIn(part, name);
     if (!object || object.name().data() != name.data()) return shown + ": a name of no object";
+  }
+  if (content.condemned && (content.complete || content.open_parts > 0)) {
+    return shown + " is condemned, but not over";
   }
   if (content.complete != (committed == content.world_size)) {
     return shown + ": complete is not what its parts say";

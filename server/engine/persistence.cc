@@ -243,17 +243,48 @@ void Persistence::Start(Checkpoint* checkpoint) {
   }
   UnderWay& under_way = under_way_[checkpoint->key];
   under_way.with_origin = persist.origin.has_value();
-  for (const auto& [slab, extents] : checkpoint->memory->slabs) under_way.pinned.push_back(slab);
-  for (SlabId slab : under_way.pinned) ledger_.Pin(ledger_.Find(slab));
-  for (const auto& [writer, part] : checkpoint->content->parts) {
-    persist.parts.push_back(part->content->table);
-  }
+  under_way.persist = std::move(persist);
+  preparing_.insert(checkpoint->key);
   TakeFromOwed(checkpoint);
   Files& files = checkpoint->files.Edit();
   files.persisting = true;
   files.parked = false;
   ++job->files.Edit().under_way;
-  out_.Do(std::move(persist));
+}
+
+std::vector<event::Persisted> Persistence::Prepare() {
+  std::vector<event::Persisted> ended;
+  int budget = options_.prepared_at_once;
+  while (!preparing_.empty() && budget > 0) {
+    const CheckpointKey key = *preparing_.begin();
+    UnderWay& under_way = under_way_.at(key);
+    const Checkpoint* checkpoint = parts_.Find(key);
+    const bool there = checkpoint != nullptr && checkpoint->files->persisting &&
+                       checkpoint->content->complete && checkpoint->Resident();
+    if (there && !TakeHold(&under_way, *checkpoint, &budget)) break;
+    preparing_.erase(preparing_.begin());
+    if (there) {
+      out_.Do(std::move(under_way.persist));
+    } else {
+      ended.push_back({key, absl::DataLossError("it left memory before it was written"), {}});
+    }
+  }
+  return ended;
+}
+
+bool Persistence::TakeHold(UnderWay* under_way, const Checkpoint& checkpoint, int* budget) {
+  const auto& parts = checkpoint.content->parts;
+  for (auto at = parts.lower_bound(under_way->next); at != parts.end(); ++at, --*budget) {
+    under_way->next = at->first;
+    if (*budget == 0) return false;
+    const PartContent& part = *at->second->content;
+    for (const auto& [slab, objects] : part.slabs) {
+      under_way->pinned.push_back(slab);
+      ledger_.Pin(ledger_.Find(slab));
+    }
+    under_way->persist.parts.push_back(part.table);
+  }
+  return true;
 }
 
 MonotonicNanos Persistence::next() const {
@@ -347,12 +378,13 @@ void Persistence::Succeeded(Checkpoint* checkpoint, const Location& location) {
   files.problem = absl::OkStatus();
   files.again = files.wait = 0;
   BecomePersisted(checkpoint, location);
-  out_.Say(fact::Persisted{checkpoint->key, checkpoint->content->digest});
+  SayPersisted(*checkpoint);
   // It took the place of the attempt's older revisions; other attempts' files stand aside.
   for (Checkpoint* older : CheckpointsAt(*checkpoint->job, checkpoint->key.step)) {
     if (older->key.attempt != checkpoint->key.attempt || !older->files->persisted) continue;
     if (older->key.revision >= checkpoint->key.revision) continue;
     out_.Say(fact::FilesDeleted{older->key});
+    FilesAreGone(older->key);
     NoLongerPersisted(older);
     if (!older->Resident()) parts_.Erase(older);
   }
@@ -385,17 +417,21 @@ void Persistence::NoLongerPersisted(Checkpoint* checkpoint) {
   Files& files = checkpoint->files.Edit();
   files.persisted = files.unconfirmed = false;
   files.location = {};
-  NoFilesOf(checkpoint);
+  checkpoint->job->files.Edit().persisted.erase(checkpoint->Id());
+  checkpoint->job->files.Edit().unconfirmed.erase(checkpoint->Id());
 }
 
-void Persistence::NoFilesOf(Checkpoint* checkpoint) {
-  JobFiles& files = checkpoint->job->files.Edit();
-  files.persisted.erase(checkpoint->Id());
-  files.unconfirmed.erase(checkpoint->Id());
-  if (checkpoint->job->scan->state == ScanState::kScanning) files.gone.insert(checkpoint->Id());
+void Persistence::FilesAreGone(const CheckpointKey& key) {
+  Job* job = jobs_.Find(key.job);
+  if (job == nullptr || job->scan->state != ScanState::kScanning) return;
+  job->files.Edit().gone.insert({key.step, key.attempt, key.revision});
 }
 
 // --- told by others
+
+void Persistence::SayPersisted(const Checkpoint& checkpoint) {
+  out_.Say(fact::Persisted{checkpoint.key, checkpoint.content->digest});
+}
 
 void Persistence::FoundStored(Checkpoint* checkpoint, const Location& location) {
   const Files& known = *checkpoint->files;
@@ -406,9 +442,7 @@ void Persistence::FoundStored(Checkpoint* checkpoint, const Location& location) 
     checkpoint->look.Edit() = checkpoint->job->files->looks;
     return;
   }
-  if (checkpoint->content->complete && !checkpoint->files->persisted) {
-    out_.Say(fact::Persisted{checkpoint->key, checkpoint->content->digest});
-  }
+  if (checkpoint->content->complete && !checkpoint->files->persisted) SayPersisted(*checkpoint);
   BecomePersisted(checkpoint, location);
   Files& files = checkpoint->files.Edit();
   Unowe(checkpoint);  // first: its place among the owed follows from `requested`
@@ -499,7 +533,7 @@ void Persistence::Deleted(Checkpoint* checkpoint) {
 void Persistence::CheckpointGoes(Checkpoint* checkpoint) {
   TakeFromOwed(checkpoint);
   const Files& files = *checkpoint->files;
-  if (files.persisted || files.unconfirmed) NoFilesOf(checkpoint);
+  if (files.persisted || files.unconfirmed) NoLongerPersisted(checkpoint);
 }
 
 // --- facts

@@ -56,6 +56,10 @@ class Persistence : public StepWatcher {
   // --- doing it
   // Starts what may start.
   void Run();
+  // Before it is read from, a part's memory is taken hold of; of some parts with each event, and soon again
+  // while there is more. What left memory meanwhile ends so: the engine brings the events.
+  std::vector<event::Persisted> Prepare();
+  bool more_to_prepare() const { return !preparing_.empty(); }
   struct Ended {
     bool known = false;                // it was under way
     bool persisted = false;            // and is in storage now
@@ -70,6 +74,7 @@ class Persistence : public StepWatcher {
   // Storage has it whole. The fact is said when that is news of a checkpoint that is complete here.
   // Told before Parts::CompleteStored of one that is not.
   void FoundStored(Checkpoint* checkpoint, const Location& location);
+  void SayPersisted(const Checkpoint& checkpoint);
   // A scan begins, and all that it has found is told: what was persisted before it and was not found in it
   // is gone. So many checkpoints at a time, from the one `after` that on; true: that was all.
   void LookBegins(Job* job);
@@ -83,6 +88,8 @@ class Persistence : public StepWatcher {
   void DeleteBegins(Checkpoint* checkpoint);
   void DeleteFailed(Checkpoint* checkpoint);
   void Deleted(Checkpoint* checkpoint);  // its files are gone
+  // Known or not. What a scan that is under way tells of them is older.
+  void FilesAreGone(const CheckpointKey& key);
 
   void CheckpointCompleted(Checkpoint* checkpoint) override { ScheduleByPolicy(checkpoint); }
   void CheckpointGoes(Checkpoint* checkpoint) override;
@@ -112,7 +119,6 @@ class Persistence : public StepWatcher {
   void BecomeUnconfirmed(Checkpoint* checkpoint);
   void Lost(Checkpoint* checkpoint);
   void NoLongerPersisted(Checkpoint* checkpoint);
-  void NoFilesOf(Checkpoint* checkpoint);  // says Job::files
 
   const Options& options_;
   const Mode& mode_;
@@ -125,8 +131,12 @@ class Persistence : public StepWatcher {
   struct UnderWay {
     std::vector<SlabId> pinned;
     bool with_origin = false;
+    action::Persist persist;  // while it is being prepared, up to …
+    Writer next = 0;          // … this writer's part
   };
+  bool TakeHold(UnderWay* under_way, const Checkpoint& checkpoint, int* budget);
   std::map<CheckpointKey, UnderWay> under_way_;
+  std::set<CheckpointKey> preparing_;                         // of them
   std::set<std::string> ready_jobs_;                          // with a checkpoint that is ready
   std::set<std::pair<MonotonicNanos, CheckpointKey>> later_;  // by Files::again
 };

@@ -57,6 +57,7 @@ void Retention::On(const event::FilesDeleted& event) {
   Checkpoint* checkpoint = parts_.Find(event.checkpoint);
   if (event.status.ok()) {
     out_.Say(fact::FilesDeleted{event.checkpoint});
+    persistence_.FilesAreGone(event.checkpoint);
     out_.Count("files_deleted");
     // Of several that were asked for together another may have failed, and waits.
     if (const Job* job = jobs_.Find(event.checkpoint.job); job != nullptr && !Waits(*job)) {
@@ -73,7 +74,8 @@ void Retention::On(const event::FilesDeleted& event) {
       (checkpoint->files->deleting || (event.status.ok() && checkpoint->files->persisted))) {
     if (event.status.ok()) {
       persistence_.Deleted(checkpoint);
-      if (!checkpoint->Resident() || checkpoint->content->parts.empty()) parts_.Erase(checkpoint);
+      const bool whole = checkpoint->Resident() && !checkpoint->content->parts.empty();
+      if (!whole && !checkpoint->content->condemned) parts_.Erase(checkpoint);
     } else {
       persistence_.DeleteFailed(checkpoint);
     }

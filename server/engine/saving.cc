@@ -76,6 +76,7 @@ void Saving::On(const event::Create& event) {
                      absl::StrCat("job: ", key.job, ", but the session is in job ", session->job)));
   }
   Job* job = jobs_.FindOrMake(key.job);
+  parts_.EraseCondemned(key);
   // Storage knows where an attempt that begins comes from; one that has begun need not ask.
   if (!job->attempts->begun.contains(key.attempt) &&
       scanning_.AwaitLook(event.caller, job, event.deadline, event, /*can_do_without=*/true)) {
@@ -324,6 +325,7 @@ bool Saving::MayWrite(const Caller& caller, const PartKey& part, const Session**
     return false;
   }
   *job = jobs_.FindOrMake(part.checkpoint.job);
+  parts_.EraseCondemned(part.checkpoint);
   Attempt superseded_by = 0;
   Status status = Jobs::CheckAccess(**job, caller);
   if (status.ok()) status = Attempts::CheckProcess(**job, part, **session);

@@ -211,7 +211,7 @@ void Standing::SettleShown(Checkpoint* checkpoint) {
   CheckpointStanding& standing = checkpoint->standing.Edit();
   const std::string& job = checkpoint->key.job;
   if (shown.committed > 0) standing.recorded = true;
-  if (shown != standing.shown && shown.complete) {
+  if (shown != standing.shown && (shown.complete || standing.shown.complete)) {
     to_record_[job].checkpoints.insert(checkpoint->key);
   }
   if (shown.persisted != standing.shown.persisted) to_record_[job].whole[checkpoint->key] = 0;

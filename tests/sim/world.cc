@@ -58,6 +58,8 @@ void World::AddNode() {
   o.budget_bytes = options.lie == Lie::kBudgetIgnored ? 4 * budget : budget;
   o.ended_at_once = static_cast<int>(1 + options.seed % 3);       // sessions have few leases
   o.merged_at_once = static_cast<int>(1 + options.seed / 3 % 3);  // nor is there much in storage
+  o.prepared_at_once = static_cast<int>(1 + options.seed / 9 % 3);
+  o.given_up_whole = static_cast<int>(options.seed / 27 % 3);  // steps have few parts
   o.storage = !rng.Permille(250);
   if (rng.Permille(500)) o.keep_abandoned_seconds = 0;
   o.max_sessions = static_cast<int64_t>(rng.Between(24, 64));
