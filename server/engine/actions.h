@@ -267,6 +267,7 @@ struct Record {
   bool attempts = false;                   // which there are
   std::vector<PartKey> parts;              // committed ones
   std::vector<CheckpointKey> checkpoints;  // complete now, or gone
+  bool read = false;                       // all that storage has of the job has just been read
 };
 
 // Asks for event::Tick; replaces the previous one.

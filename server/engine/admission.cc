@@ -304,12 +304,12 @@ uint64_t Admission::Assign(RequestId request, bool affordable, uint64_t claimed)
     if (affordable) {
       // A step that will never be complete is of use to nobody, and what this session maps of it
       // would have to be unmapped before another of the job's writers got it.
-      eviction_.Recycle(job, session, need.bytes, EvictClass::kGarbage);
+      eviction_.Recycle(job, session, waiting.writer, need.bytes, EvictClass::kGarbage);
       slab = ledger_.Take(need.bytes, OwnerOf(*job), session);
       if (slab == nullptr) slab = ledger_.TakeMaking(need.bytes);
       const bool fits = ledger_.UnusedBudget() >= claimed + bytes;
       if (slab == nullptr && (!fits || need.bytes >= kRecycleBytes) &&
-          eviction_.Recycle(job, session, need.bytes, EvictClass::kOwesNothing)) {
+          eviction_.Recycle(job, session, waiting.writer, need.bytes, EvictClass::kOwesNothing)) {
         slab = ledger_.Take(need.bytes, OwnerOf(*job), session);
       }
       if (slab == nullptr && fits) {

@@ -152,8 +152,10 @@ StatusOr<Checkpoint*> Describing::ResolveLatest(const Job& job) const {
     // A newer one may be there that could not be read just now: who went on from this one would abandon it.
     const JobScan& scan = *job.scan;
     if (newest->Resident() || scan.Known() || scan.unread_up_to < newest->key.step) return newest;
-    return absl::UnavailableError(
-        absl::StrCat("job ", job.name, ": in storage: ", scan.problem.message()));
+    return absl::UnavailableError(absl::StrCat(
+        "job ", job.name, ": ",
+        scan.problem.ok() ? std::string("only part of what it has in storage is known yet")
+                          : absl::StrCat("in storage: ", scan.problem.message())));
   }
   const auto& all = job.steps->all;
   for (auto at = all.rbegin(); at != all.rend(); ++at) {

@@ -182,6 +182,7 @@ class Engine::Impl {
   MonotonicNanos drain_deadline_ = 0;
   bool drained_ = false;
   MonotonicNanos woken_for_ = kNever;
+  bool more_soon_ = false;
 
   Changes changes_;
   Outbox out_;
@@ -295,7 +296,10 @@ Outcome Engine::Impl::Finish() {
   persistence_.Run();
   records_.Run();
   CheckDrained();
-  for (const event::Persisted& ended : persistence_.Prepare()) On(ended);
+  for (const event::Persisted& ended : persistence_.Prepare()) {
+    On(ended);
+    more_soon_ = true;  // what it held, and its turn, are somebody else's now
+  }
   finding_.CheckWaits();
   for (action::Record& record : standing_.TakeToRecord(kRecordBatch)) out_.Do(std::move(record));
   for (const std::string& job : callers_.TakeJobsLeft()) jobs_.MayForget(job);
@@ -327,8 +331,8 @@ void Engine::Impl::EmitWake() {
       {ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(), persistence_.next(),
        scanning_.next(), records_.next(), retention_.next(), jobs_.next(), manifests_.next()});
   if (mode_.draining && !drained_) next = std::min(next, drain_deadline_);
-  if (standing_.more_to_record() || leases_.more_to_end() || scanning_.more_to_take_in() ||
-      persistence_.more_to_prepare()) {
+  if (std::exchange(more_soon_, false) || standing_.more_to_record() || leases_.more_to_end() ||
+      scanning_.more_to_take_in() || persistence_.more_to_prepare()) {
     next = out_.now();
   }
   if (next == kNever) return;
@@ -378,6 +382,7 @@ void Engine::Impl::TakeIn() {
     const auto [job, told, newer_attempt] = scanning_.TakeIn(&budget);
     if (job == nullptr) return;
     if (newer_attempt) admission_.Fence(job);
+    out_.Do(action::Record{job->name, false, {}, {}, /*read=*/true});
     if (Checkpoint* newest = told ? standing_.Newest(*job) : nullptr) {
       pool_.RememberStored(*newest);
       if (job->sessions->writers > 0) tables_.Read(newest);  // what its next save will need

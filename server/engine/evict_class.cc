@@ -57,6 +57,7 @@ EvictClass ClassOf(const Checkpoint& checkpoint, const Checkpoint* newest, bool 
   if (*checkpoint.pinned || checkpoint.content->parts.empty()) return EvictClass::kKept;
   if (checkpoint.content->condemned) return EvictClass::kGarbage;
   if (!checkpoint.content->complete) return ClassOfIncomplete(checkpoint, newest);
+  if (checkpoint.files->preparing) return EvictClass::kKept;  // it is about to be read
   if (abandoned) return EvictClass::kGarbage;
   const Files& files = *checkpoint.files;
   if (&checkpoint == newest) {

@@ -95,7 +95,8 @@ void Eviction::LimitOnlyRecords() {
   }
 }
 
-bool Eviction::Recycle(Job* job, SessionId session, uint64_t need, EvictClass up_to) {
+bool Eviction::Recycle(Job* job, SessionId session, Writer writer, uint64_t need,
+                       EvictClass up_to) {
   const auto fits = [&](SlabId id) {
     const SlabRecord& slab = *ledger_.Find(id);
     return slab.bytes >= need && slab.bytes <= LargestFit(need) && !slab.Locked() &&
@@ -106,7 +107,13 @@ bool Eviction::Recycle(Job* job, SessionId session, uint64_t need, EvictClass up
     if (evict_class > up_to || ++tries > kRecycleTries) return false;
     Checkpoint* checkpoint = CheckpointOf(*job, id);
     if (up_to == EvictClass::kGarbage && checkpoint->content->complete) continue;
-    const SlabId slab = FirstThat(*checkpoint, fits);
+    SlabId slab = 0;
+    if (const Part* own = Parts::PartOf(*checkpoint, writer)) {
+      for (const auto& [id_of_own, objects] : own->content->slabs) {
+        if (slab == 0 && fits(id_of_own)) slab = id_of_own;
+      }
+    }
+    if (slab == 0) slab = FirstThat(*checkpoint, fits);
     if (slab == 0) continue;
     out_.Count("recycled_parts");
     EvictFrom(checkpoint, slab);

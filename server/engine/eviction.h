@@ -39,7 +39,8 @@ class Eviction {
                 const Job* except);
   // Gives up an old step of the job, of this class or one before it, that has a slab that fits; with
   // kGarbage only one that will never be complete, not an abandoned one. True: it did.
-  bool Recycle(Job* job, SessionId session, uint64_t need, EvictClass up_to);
+  // That writer's own part of it first, which its session may still map.
+  bool Recycle(Job* job, SessionId session, Writer writer, uint64_t need, EvictClass up_to);
   // Steps of which nobody saved an object cost a page each that no create asks for: of those that could
   // be evicted only a few stay.
   void LimitOnlyRecords();

@@ -189,9 +189,14 @@ void JobCalls::On(const event::PreviewPolicy& event) {
       scanning_.AwaitLook(event.caller, job, event.deadline, event, /*can_do_without=*/true)) {
     return;
   }
-  const JobPolicy& policy = event.policy.has_value() ? *event.policy : job->owner->policy;
-  out_.Answer(event.caller.request,
-              Body(PreviewOf(PlanKeep(*job, policy, options_, standing_, out_.now()), policy)));
+  PolicyPreview preview;
+  if (event.policy.has_value()) {
+    const KeepPlan plan = PlanKeep(*job, *event.policy, options_, standing_, out_.now());
+    preview = PreviewOf(plan, *event.policy);
+  } else {
+    preview = PreviewOf(*job, options_, standing_, out_.now());
+  }
+  out_.Answer(event.caller.request, Body(std::move(preview)));
 }
 
 void JobCalls::On(const event::SetPolicy& event) {

@@ -35,6 +35,7 @@ void KeepIndex::Put(const CheckpointId& id, const Seen& seen) {
 
 void KeepIndex::Count(Attempt attempt, const Seen& seen, int64_t by) {
   if (!seen.persisted) return;
+  if (!seen.deleting) files_ += by;
   OfAttempt& count = attempts_[attempt];
   count.files += by;
   if (seen.on_line) count.on_line += by;

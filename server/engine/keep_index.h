@@ -22,6 +22,7 @@ class KeepIndex {
     // not.)
     bool counted = false;
     bool abandoned = false;
+    bool deleting = false;
     bool operator==(const Seen&) const = default;
   };
   struct OfAttempt {
@@ -36,6 +37,7 @@ class KeepIndex {
   const std::set<CheckpointId>& surplus() const { return surplus_; }
   const std::set<CheckpointId>& abandoned() const { return abandoned_; }
   const std::map<Attempt, OfAttempt>& attempts() const { return attempts_; }
+  int64_t files() const { return files_; }  // that are not being deleted
 
  private:
   void Count(Attempt attempt, const Seen& seen, int64_t by);
@@ -44,6 +46,7 @@ class KeepIndex {
   std::set<CheckpointId>& PastNewest(const CheckpointId& id);
 
   int64_t keep_last_ = 0, keep_every_ = 0;
+  int64_t files_ = 0;
   std::map<CheckpointId, Seen> seen_;  // of what is persisted
   std::map<Attempt, OfAttempt> attempts_;
   // What is counted on the line: the newest keep_last, and what is past them.

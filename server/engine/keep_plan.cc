@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,6 +15,20 @@ namespace {
 
 // Abandoned files are deleted by a look at storage that is not older.
 constexpr MonotonicNanos kLookAge = 600 * kNanosPerSecond;
+
+std::string Words(KeepReason reason, const JobPolicy& policy);
+
+// What goes, now or later.
+void AddTo(PolicyPreview* preview, const PlannedFiles& files, const JobPolicy& policy,
+           int64_t grace_over_unix_ms) {
+  const uint64_t bytes = files.checkpoint->content->bytes;
+  ++(files.Goes() ? preview->go_now : preview->go_later);
+  (files.Goes() ? preview->bytes_now : preview->bytes_later) += bytes;
+  if (preview->files.size() == kMostFatesNamed) return;
+  const int64_t after = files.reason == KeepReason::kGrace ? grace_over_unix_ms : 0;
+  preview->files.push_back(
+      {files.checkpoint->key, bytes, files.Goes(), after, Words(files.reason, policy)});
+}
 
 class Planning {
  public:
@@ -41,6 +56,31 @@ class Planning {
       plan_.files.push_back(files);
     }
     return std::move(plan_);
+  }
+
+  // As PreviewOf what Run finds.
+  PolicyPreview RunPreview() {
+    const KeepIndex& index = job_.standing->keep;
+    PolicyPreview preview;
+    preview.stay = static_cast<uint64_t>(index.files());
+    if (policy_.keep_last <= 0 || !options_.storage) return preview;
+    attempts_ = &index.attempts();
+    if (index.surplus().empty() && index.abandoned().empty()) return preview;
+    gone_on_from_ = GoneOnFrom();
+    const std::optional<KeepReason> hold = Hold();
+    const KeepReason of_surplus = hold.value_or(KeepReason::kSurplus);
+    KeepReason of_abandoned = KeepReason::kAbandoned;
+    if (!index.abandoned().empty()) of_abandoned = OfAbandoned();
+    if (hold.has_value()) of_abandoned = *hold;
+    std::map<CheckpointId, KeepReason> going;
+    for (const CheckpointId& id : index.surplus()) going.emplace(id, of_surplus);
+    for (const CheckpointId& id : index.abandoned()) going.emplace(id, of_abandoned);
+    for (const auto& [id, reason] : going) {
+      if (gone_on_from_.contains({id.step, id.attempt, 0})) continue;
+      --preview.stay;
+      AddTo(&preview, {CheckpointOf(job_, id), reason}, policy_, plan_.grace_over_unix_ms);
+    }
+    return preview;
   }
 
   Deletions RunDeletions() {
@@ -199,6 +239,18 @@ class Planning {
   KeepPlan plan_;
 };
 
+bool AreEqual(const PolicyPreview& one, const PolicyPreview& other) {
+  const auto sums = [](const PolicyPreview& of) {
+    return std::tuple(of.stay, of.go_now, of.go_later, of.bytes_now, of.bytes_later);
+  };
+  return sums(one) == sums(other) &&
+         std::equal(one.files.begin(), one.files.end(), other.files.begin(), other.files.end(),
+                    [](const FilesFate& a, const FilesFate& b) {
+                      return std::tie(a.key, a.bytes, a.now, a.after_unix_ms, a.why) ==
+                             std::tie(b.key, b.bytes, b.now, b.after_unix_ms, b.why);
+                    });
+}
+
 // Why files go, in words.
 std::string Words(KeepReason reason, const JobPolicy& policy) {
   const int64_t last = policy.keep_last;
@@ -247,26 +299,30 @@ std::string CheckDeletions(const Job& job, const Options& options, const Standin
     if (files.Goes() || files.GoesLater()) ++due.all;
     due.unread = due.unread || files.reason == KeepReason::kUnread;
   }
-  if (PlanDeletions(job, options, standing, now) == due) return "";
-  return absl::StrCat("job ", job.name, ": what its policy deletes is not what a walk finds");
+  if (PlanDeletions(job, options, standing, now) != due) {
+    return absl::StrCat("job ", job.name, ": what its policy deletes is not what a walk finds");
+  }
+  if (!AreEqual(PreviewOf(job, options, standing, now), PreviewOf(plan, job.owner->policy))) {
+    return absl::StrCat("job ", job.name, ": what its policy is said to do is not what it does");
+  }
+  return "";
 }
 
 PolicyPreview PreviewOf(const KeepPlan& plan, const JobPolicy& policy) {
   PolicyPreview preview;
   for (auto at = plan.files.rbegin(); at != plan.files.rend(); ++at) {
-    const bool now = at->Goes();
-    if (!now && !at->GoesLater()) {
+    if (at->Goes() || at->GoesLater()) {
+      AddTo(&preview, *at, policy, plan.grace_over_unix_ms);
+    } else {
       ++preview.stay;
-      continue;
     }
-    const uint64_t bytes = at->checkpoint->content->bytes;
-    ++(now ? preview.go_now : preview.go_later);
-    (now ? preview.bytes_now : preview.bytes_later) += bytes;
-    if (preview.files.size() == kMostFatesNamed) continue;
-    const int64_t after = at->reason == KeepReason::kGrace ? plan.grace_over_unix_ms : 0;
-    preview.files.push_back({at->checkpoint->key, bytes, now, after, Words(at->reason, policy)});
   }
   return preview;
+}
+
+PolicyPreview PreviewOf(const Job& job, const Options& options, const Standing& standing,
+                        MonotonicNanos now) {
+  return Planning(job, job.owner->policy, options, standing, now).RunPreview();
 }
 
 }  // namespace cairn::engine

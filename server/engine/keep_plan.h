@@ -71,5 +71,8 @@ std::string CheckDeletions(const Job& job, const Options& options, const Standin
 
 // The same for people: what goes, and why.
 PolicyPreview PreviewOf(const KeepPlan& plan, const JobPolicy& policy);
+// Of the job's own policy, without a walk over what stays.
+PolicyPreview PreviewOf(const Job& job, const Options& options, const Standing& standing,
+                        MonotonicNanos now);
 
 }  // namespace cairn::engine

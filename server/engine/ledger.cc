@@ -87,8 +87,10 @@ void Ledger::Lift(SlabRecord* slab) {
         oldest_.erase({slab->since, slab->id});
       }
       break;
-    case SlabState::kInUse:
     case SlabState::kQuarantined:
+      quarantined_.erase(slab->id);
+      break;
+    case SlabState::kInUse:
     case SlabState::kDying:
       break;
   }
@@ -132,8 +134,10 @@ void Ledger::Settle(SlabRecord* slab) {
         oldest_.insert({slab->since, slab->id});
       }
       break;
-    case SlabState::kInUse:
     case SlabState::kQuarantined:
+      quarantined_.insert(slab->id);
+      break;
+    case SlabState::kInUse:
     case SlabState::kDying:
       break;
   }

@@ -102,6 +102,7 @@ class Ledger {
   SlabRecord* Find(SlabId slab);
   const SlabRecord* Find(SlabId slab) const;
   const absl::node_hash_map<SlabId, SlabRecord>& slabs() const { return slabs_; }
+  const std::set<SlabId>& quarantined() const { return quarantined_; }
 
   // --- getting slabs ---
   // A ready slab for `need` bytes, now reserved: the session's own idle one, one of the same owner
@@ -226,6 +227,7 @@ class Ledger {
   absl::node_hash_map<SlabId, SlabRecord> slabs_;  // records stay where they are
   // Indexes of the states; a slab is in the index of its state and in no other.
   BySize free_, making_;
+  std::set<SlabId> quarantined_;
   std::map<SlabOwner, BySize> idle_unmapped_;
   std::map<SessionId, BySize> idle_mapped_;
   std::map<SessionId, std::set<SlabId>> retired_;

@@ -6,8 +6,11 @@
 
 namespace cairn::engine {
 
-bool Merging::Begin(Job* job, const event::JobScanned& scanned, const Status& room) {
-  UnderWay begun{scanned.stored, {}, job->attempts->newest(), job->attempts->fence()};
+bool Merging::Begin(Job* job, const event::JobScanned& scanned, const Status& room, bool in_part) {
+  const JobAttempts& known = *job->attempts;
+  // Attempts that a reading told of before its rest was dropped are new once more.
+  const Attempt newest = in_part ? 0 : known.newest(), fence = in_part ? 0 : known.fence();
+  UnderWay begun{scanned.stored, {}, newest, fence, out_.now()};
   UnderWay& under_way = under_way_.insert_or_assign(job->name, std::move(begun)).first->second;
   const Reading& reading = scanned.stored;
   under_way.status = reading.ok() ? room : reading.status();
@@ -24,6 +27,13 @@ bool Merging::Begin(Job* job, const event::JobScanned& scanned, const Status& ro
   LearnLine(job, reading);
   retention_.Learn(job, reading->removed);
   return IsNewer(*job, under_way);
+}
+
+void Merging::Drop(const Job& job) {
+  const auto at = under_way_.find(job.name);
+  if (at == under_way_.end()) return;
+  out_.DestroyLater(std::move(at->second.reading));
+  under_way_.erase(at);
 }
 
 bool Merging::IsNewer(const Job& job, const UnderWay& than) {
@@ -59,7 +69,8 @@ std::optional<Merging::Ended> Merging::Some(int* budget) {
     }
     if (*budget <= 0) break;
     const bool newer = IsNewer(*job, under_way);
-    Ended ended{first->first, std::move(under_way.reading), std::move(under_way.status), newer};
+    Ended ended{first->first, std::move(under_way.reading), std::move(under_way.status), newer,
+                under_way.begun};
     under_way_.erase(first);
     return ended;
   }
@@ -159,6 +170,7 @@ void Merging::Merge(Job* job, const StoredCheckpoint& stored) {
   if (!stored.Complete() || !stored.published) return;
   // Its files went after they had been read.
   if (job->files->gone.contains({key.step, key.attempt, key.revision})) return;
+  if (retention_.IsDeleting(key)) return;  // that they are gone, or are not, will be told
   if (!Retention::CheckRemoved(*job, key.step, key.attempt).ok()) {
     return retention_.DeleteLeftover(*job, key);
   }

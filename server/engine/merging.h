@@ -30,27 +30,31 @@ class Merging {
   // An upper bound of the facts that a reading makes.
   static uint64_t JournalCostOf(const Job& job, const Reading& reading);
 
-  // `room`: what the journal says to that; without room nothing is merged. Learns what there is of
+  // `room`: what the journal says to that; without room nothing is merged. `in_part`: so was another reading
+  // before, and the rest of it was dropped. Learns what there is of
   // attempts, where they come from, decisions and removed steps. True: of a newer attempt, or `use`, than
   // all before.
-  bool Begin(Job* job, const event::JobScanned& scanned, const Status& room);
+  bool Begin(Job* job, const event::JobScanned& scanned, const Status& room, bool in_part);
   struct Ended {
     std::string job;
     Reading reading;
     Status status;       // why nothing was merged
     bool newer_attempt;  // or `use`, has come since it began
+    MonotonicNanos begun;
   };
   // Goes on, and takes what it did from `budget`. The job of which all is merged now; what was persisted and
   // was not found is gone.
   std::optional<Ended> Some(int* budget);
   bool more() const { return !under_way_.empty(); }
-  void Drop(const Job& job) { under_way_.erase(job.name); }
+  bool Has(const Job& job) const { return under_way_.contains(job.name); }
+  void Drop(const Job& job);  // another reading will tell
 
  private:
   struct UnderWay {
     Reading reading;
     Status status;
-    Attempt newest = 0, fence = 0;    // before
+    Attempt newest = 0, fence = 0;  // before
+    MonotonicNanos begun = 0;
     size_t next = 0;                  // of its checkpoints
     bool sweeps = false;              // what it did not find is gone
     CheckpointId swept = {-1, 0, 0};  // up to this one

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "common/clock.h"
 #include "common/keys.h"
@@ -174,12 +175,11 @@ struct StepContent {
   int32_t world_size = 0;
   std::map<Writer, std::unique_ptr<Part>> parts;
   Writer first_without = 0;  // the first writer that has no part
-  // Of all parts, each in its part's keeping: no name is a directory of another. One that is complete
-  // and has few parts has no index: looking into each part is fast enough.
-  std::map<absl::string_view, Part*> names;
+  // Of all parts, each in its part's keeping: no name is a directory of another. None of one that is
+  // complete and has few parts: to look into each is fast enough.
+  absl::btree_map<absl::string_view, Part*> names;
   bool indexed = true;
-  int32_t committed = 0;   // parts
-  int32_t open_parts = 0;  // parts not committed
+  int32_t committed = 0, open_parts = 0;  // parts, and those that are not committed
   bool complete = false;
   std::string digests;     // of the manifests, by writer, until it is complete
   std::string digest;      // of all of them, once it is
@@ -201,16 +201,14 @@ struct AbsentManifests {
 // What storage has of it, and what it is owed.
 struct Files {
   bool persisted = false;
-  // It was persisted, and then its storage was away, or another daemon said so: it counts as in
-  // storage again when a scan has found it.
+  // It was persisted, and storage was away since, or another daemon said so: a scan has to find it.
   bool unconfirmed = false;
   bool stored_whole = false;  // incomplete only because the rest of it was evicted
   Location location;          // of a stored one; may be unknown
   bool owes = false;          // a file is due, by policy …
   bool requested = false;     // … or because somebody asked
-  bool persisting = false;
-  bool deleting = false;
-  bool skipped = false;  // superseded before its turn
+  bool persisting = false, preparing = false, deleting = false;  // preparing: not all is held yet
+  bool skipped = false;                                          // superseded before its turn
   // Why the last try failed; OK: none did since it was persisted or somebody asked for it anew.
   Status problem;
   // A new try soon would fail the same way: there is one when somebody asks, or much later.
@@ -441,10 +439,11 @@ struct JobScan {
   std::optional<MonotonicNanos> line_asked;  // when the listing under way was asked for
   MonotonicNanos line_again = 0;             // none before then
   bool asked = false;                        // kScanning: the answer is under way; …
-  bool merging = false;  // … or has come, and is being merged; else storage must be seen first
+  bool merging = false;  // … or has come, and is merged in part; else storage must be seen first
   int stale = 0;         // answers under way from before storage went away
   Status problem;
-  Step unread_up_to = kNoStep;  // kFailed: what could not be read may hold steps up to this one
+  Step unread_up_to =
+      kNoStep;  // what could not be read, or is not merged, may hold steps up to this one
   std::set<RequestId> waiting;
   bool Known() const { return state == ScanState::kScanned; }
 };

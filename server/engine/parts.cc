@@ -180,8 +180,9 @@ Object* Parts::New(Part* part, ObjectEntry entry) {
   step.bytes += entry.length;
   ++step.objects;
   at->content.Edit().entry = std::make_shared<ObjectEntry>(std::move(entry));
-  step.names[at->name()] = part;
-  content.objects[at->name()] = std::move(object);
+  // Most names come in their order.
+  step.names.insert(step.names.end(), {at->name(), part});
+  content.objects.emplace_hint(content.objects.end(), at->name(), std::move(object));
   ++content.count;
   return at;
 }
@@ -201,9 +202,9 @@ void Parts::Place(Object* object, const SlabRecord& slab, uint64_t offset, uint6
   writing_bytes_ += length;
 }
 
-void Parts::Create(Part* part, const event::ObjectSpec& spec, const SlabRecord& slab,
-                   uint64_t offset, uint64_t length, uint64_t granted, SessionId session,
-                   int64_t call) {
+Object* Parts::Create(Part* part, const event::ObjectSpec& spec, const SlabRecord& slab,
+                      uint64_t offset, uint64_t length, uint64_t granted, SessionId session,
+                      int64_t call) {
   ObjectEntry entry;
   entry.name = spec.name;
   entry.kind = spec.kind;
@@ -217,6 +218,7 @@ void Parts::Create(Part* part, const event::ObjectSpec& spec, const SlabRecord& 
   content.asked = spec.length;
   out_.Say(fact::ObjectCreated{part->key, part->checkpoint->content->world_size, spec.name,
                                spec.kind, spec.length, content.extent, session, call});
+  return object;
 }
 
 void Parts::Created(Part* part, const Session& session, int64_t call, size_t objects) {
@@ -438,6 +440,7 @@ void Parts::CompleteStored(Checkpoint* checkpoint, const std::string& digest) {
   StepContent& content = checkpoint->content.Edit();
   content.complete = true;
   content.condemned = false;  // what had left memory is there again
+  content.digests = {};
   content.digest = digest;
   checkpoint->job->steps.Edit().incomplete.erase(checkpoint->Id());
   IndexNames(checkpoint);

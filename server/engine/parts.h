@@ -65,8 +65,8 @@ class Parts {
   void WriteBy(Part* part, const Session& session);                     // the session writes it
   void ForgetWriter(SessionId session) { written_by_.erase(session); }  // it has ended
   // An object being written, in `slab`. Says the fact. Took follows, once for all that lie there.
-  void Create(Part* part, const event::ObjectSpec& spec, const SlabRecord& slab, uint64_t offset,
-              uint64_t length, uint64_t granted, SessionId session, int64_t call);
+  Object* Create(Part* part, const event::ObjectSpec& spec, const SlabRecord& slab, uint64_t offset,
+                 uint64_t length, uint64_t granted, SessionId session, int64_t call);
   void Took(Part* part, SlabRecord* slab, uint32_t objects);
   // The session's call has created so many objects: a repeat of it is told from a second create.
   void Created(Part* part, const Session& session, int64_t call, size_t objects);

@@ -16,8 +16,10 @@ bool IsPermanent(const Status& status) {
 }
 
 // Whether any other checkpoint of the job would fail the same way. What did not verify is this
-// one's alone.
-bool IsOfStorage(const Status& status) { return !IsPermanent(status) && !absl::IsDataLoss(status); }
+// one's alone, and what left memory before its turn.
+bool IsOfStorage(const Status& status) {
+  return !IsPermanent(status) && !absl::IsDataLoss(status) && !absl::IsAborted(status);
+}
 
 }  // namespace
 
@@ -247,7 +249,7 @@ void Persistence::Start(Checkpoint* checkpoint) {
   preparing_.insert(checkpoint->key);
   TakeFromOwed(checkpoint);
   Files& files = checkpoint->files.Edit();
-  files.persisting = true;
+  files.persisting = files.preparing = true;
   files.parked = false;
   ++job->files.Edit().under_way;
 }
@@ -258,15 +260,16 @@ std::vector<event::Persisted> Persistence::Prepare() {
   while (!preparing_.empty() && budget > 0) {
     const CheckpointKey key = *preparing_.begin();
     UnderWay& under_way = under_way_.at(key);
-    const Checkpoint* checkpoint = parts_.Find(key);
+    Checkpoint* checkpoint = parts_.Find(key);
     const bool there = checkpoint != nullptr && checkpoint->files->persisting &&
                        checkpoint->content->complete && checkpoint->Resident();
     if (there && !TakeHold(&under_way, *checkpoint, &budget)) break;
     preparing_.erase(preparing_.begin());
+    if (checkpoint != nullptr) checkpoint->files.Edit().preparing = false;
     if (there) {
       out_.Do(std::move(under_way.persist));
     } else {
-      ended.push_back({key, absl::DataLossError("it left memory before it was written"), {}});
+      ended.push_back({key, absl::AbortedError("it left memory before it was written"), {}});
     }
   }
   return ended;
@@ -317,8 +320,12 @@ Persistence::Ended Persistence::End(const event::Persisted& event) {
   if (ended.checkpoint != nullptr && !ended.checkpoint->files->persisting) {
     ended.checkpoint = nullptr;
   }
+  const bool removed =
+      job->tombstones->removed.Forbids(event.checkpoint.step, event.checkpoint.attempt);
   if (!event.status.ok()) {
     Failed(ended.checkpoint, job, event);
+    // Nothing was written, but files that another node wrote may stand there.
+    ended.removed = removed && absl::IsAborted(event.status);
     return ended;
   }
   JobFiles& files = job->files.Edit();
@@ -328,7 +335,7 @@ Persistence::Ended Persistence::End(const event::Persisted& event) {
   files.persisted_at = out_.now();
   if (was.with_origin) files.origin_stands = event.checkpoint.attempt;
   out_.Count("persists");
-  ended.removed = job->tombstones->removed.Forbids(event.checkpoint.step, event.checkpoint.attempt);
+  ended.removed = removed;
   // One that was evicted meanwhile is found by a scan.
   if (!ended.removed && ended.checkpoint != nullptr) Succeeded(ended.checkpoint, event.location);
   return ended;
@@ -359,7 +366,7 @@ void Persistence::Failed(Checkpoint* checkpoint, Job* job, const event::Persiste
   if (checkpoint == nullptr) return;
   Files& files = checkpoint->files.Edit();
   files.persisting = false;
-  files.problem = why;
+  if (!absl::IsAborted(why)) files.problem = why;
   files.parked = IsPermanent(why);
   files.wait = std::clamp(files.wait * 2, options_.persist_retry_min, options_.persist_retry_max);
   files.again = out_.now() + (files.parked ? options_.persist_retry_parked : files.wait);
@@ -466,6 +473,7 @@ bool Persistence::Looked(Job* job, CheckpointId* after, int* budget) {
     // What is being deleted may be gone rightly; that it is will be told.
     if (*at->second->look < job->files->looks && !files.deleting) {
       missing.push_back(at->second.get());
+      *budget -= static_cast<int>(at->second->content->parts.size());
     }
   }
   const bool done = at == all.end();

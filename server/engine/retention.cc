@@ -45,14 +45,17 @@ void Retention::SendDelete(const Job& job, const CheckpointKey& key, bool tombst
   remove.this_attempt = tombstone && (removed == job.tombstones->removed.steps.end() ||
                                       !removed->second.Covers({1, key.attempt}));
   remove.newest_known = job.attempts->newest_recorded();
-  ++deleting_[key.job];
+  ++deleting_[key.job][{key.step, key.attempt, key.revision}];
   out_.Do(std::move(remove));
 }
 
 void Retention::On(const event::FilesDeleted& event) {
-  if (const auto at = deleting_.find(event.checkpoint.job); at != deleting_.end()) {
-    jobs_.MayForget(at->first);
-    if (--at->second == 0) deleting_.erase(at);
+  if (const auto of_job = deleting_.find(event.checkpoint.job); of_job != deleting_.end()) {
+    jobs_.MayForget(of_job->first);
+    const auto& [job, step, attempt, revision] = event.checkpoint.Tie();
+    const auto at = of_job->second.find({step, attempt, revision});
+    if (at != of_job->second.end() && --at->second == 0) of_job->second.erase(at);
+    if (of_job->second.empty()) deleting_.erase(of_job);
   }
   Checkpoint* checkpoint = parts_.Find(event.checkpoint);
   if (event.status.ok()) {
@@ -81,6 +84,12 @@ void Retention::On(const event::FilesDeleted& event) {
     }
   }
   AnswerRemovals(event.checkpoint, event.status);
+}
+
+bool Retention::IsDeleting(const CheckpointKey& key) const {
+  const auto of_job = deleting_.find(key.job);
+  return of_job != deleting_.end() &&
+         of_job->second.contains({key.step, key.attempt, key.revision});
 }
 
 // --- deletions that fail

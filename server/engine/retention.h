@@ -39,6 +39,8 @@ class Retention : public Waitlist {
   // may be gone all the same. What is still to go is then deleted.
   void TryAgainDue();
   // Files of the job are being deleted, or are to be, once storage lets them be.
+  // Its files are being deleted, whether memory knows of it or not.
+  bool IsDeleting(const CheckpointKey& key) const;
   bool Deletes(const std::string& job) const {
     return refused_.contains(job) || deleting_.contains(job);
   }
@@ -86,7 +88,8 @@ class Retention : public Waitlist {
     MonotonicNanos at = 0;    // when it ends, or the job is forgotten
     bool waits = false;
   };
-  std::map<std::string, int> deleting_;  // how many are under way, of each job
+  std::map<std::string, std::map<CheckpointId, int>>
+      deleting_;  // how often each is under way, by job
   std::map<std::string, Refused> refused_;
   std::set<std::pair<MonotonicNanos, std::string>> due_;  // each of them, by `at`
 };

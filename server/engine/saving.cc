@@ -76,7 +76,7 @@ void Saving::On(const event::Create& event) {
                      absl::StrCat("job: ", key.job, ", but the session is in job ", session->job)));
   }
   Job* job = jobs_.FindOrMake(key.job);
-  parts_.EraseCondemned(key);
+  if (Jobs::CheckAccess(*job, event.caller).ok()) parts_.EraseCondemned(key);
   // Storage knows where an attempt that begins comes from; one that has begun need not ask.
   if (!job->attempts->begun.contains(key.attempt) &&
       scanning_.AwaitLook(event.caller, job, event.deadline, event, /*can_do_without=*/true)) {
@@ -220,13 +220,15 @@ std::optional<StatusOr<Body>> Saving::AnswerOfRepeat(const event::Create& event,
   const auto call = part->content->creates.find({session.id, event.call});
   if (call == part->content->creates.end()) return std::nullopt;
   bool same = call->second == event.objects.size();
+  std::vector<Object*> objects;
   for (size_t i = 0; same && i < event.objects.size(); ++i) {
     const event::ObjectSpec& spec = event.objects[i];
-    const Object* object = Parts::WrittenIn(*part, spec.name);
+    Object* object = Parts::WrittenIn(*part, spec.name);
+    objects.push_back(object);
     same = object != nullptr && object->content->call == event.call &&
            (object->content->sealed || object->entry().length == spec.length);
   }
-  if (same) return Body(GrantReply(event, part, session, /*repeat=*/true));
+  if (same) return Body(GrantReply(objects, session, /*repeat=*/true));
   return absl::AlreadyExistsError(absl::StrCat("call: ", event.call, " of session ", session.id,
                                                " was a create of other objects"));
 }
@@ -248,6 +250,7 @@ void Saving::Grant(const event::Create& event, Checkpoint* checkpoint,
   if (!event.objects.empty()) attempts_.ForgetDropped(event.part);
   const SlabOwner owner{checkpoint->job->owner->uid, checkpoint->job->name};
   std::vector<Lend> lend;
+  std::vector<Object*> objects(event.objects.size());
   for (const Need& need : needs) {
     SlabRecord* slab = ledger_.Find(need.slab);
     ledger_.SetOwner(slab, owner);
@@ -258,8 +261,8 @@ void Saving::Grant(const event::Create& event, Checkpoint* checkpoint,
       // Alone in its slab an object that its writer can pad may have all of it.
       const uint64_t extent =
           need.objects.size() == 1 && spec.can_pad ? slab->bytes : ObjectPages(spec.length);
-      parts_.Create(part, spec, *slab, offset, extent, spec.can_pad ? extent : spec.length,
-                    session.id, event.call);
+      objects[i] = parts_.Create(part, spec, *slab, offset, extent,
+                                 spec.can_pad ? extent : spec.length, session.id, event.call);
       offset += extent;
     }
     parts_.Took(part, slab, static_cast<uint32_t>(need.objects.size()));
@@ -267,19 +270,19 @@ void Saving::Grant(const event::Create& event, Checkpoint* checkpoint,
   parts_.Created(part, session, event.call, event.objects.size());
   parts_.SetAside(part, JournalRoom::CostOf(event.part, event.to_come));
   manifests_.Prepare(*part, session.id, admission_.Unpromised(*checkpoint->job));
-  reply::Create reply = GrantReply(event, part, session, /*repeat=*/false);
+  reply::Create reply = GrantReply(objects, session, /*repeat=*/false);
   reply.lend = std::move(lend);
   out_.Answer(event.caller.request, Body(std::move(reply)));
 }
 
 // A repeat lends every slab again: the answer that was lost may have been lost with its
 // descriptors.
-reply::Create Saving::GrantReply(const event::Create& event, Part* part, const Session& session,
+reply::Create Saving::GrantReply(const std::vector<Object*>& objects, const Session& session,
                                  bool repeat) {
   reply::Create reply;
+  reply.extents.reserve(objects.size());
   std::set<SlabId> lent;
-  for (const event::ObjectSpec& spec : event.objects) {
-    Object* object = Parts::WrittenIn(*part, spec.name);
+  for (Object* object : objects) {
     SlabRecord* slab = ledger_.Find(object->content->extent.slab);
     reply::GrantedExtent extent;
     if (session.takes_fds) {
@@ -325,9 +328,9 @@ bool Saving::MayWrite(const Caller& caller, const PartKey& part, const Session**
     return false;
   }
   *job = jobs_.FindOrMake(part.checkpoint.job);
-  parts_.EraseCondemned(part.checkpoint);
   Attempt superseded_by = 0;
   Status status = Jobs::CheckAccess(**job, caller);
+  if (status.ok()) parts_.EraseCondemned(part.checkpoint);
   if (status.ok()) status = Attempts::CheckProcess(**job, part, **session);
   // A repeat of a commit that was acknowledged is answered even when superseded since.
   const Part* known = parts_.Find(part);

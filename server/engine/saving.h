@@ -42,7 +42,7 @@ class Saving : public Granter {
   // What the call was answered before; nullopt: it was not.
   std::optional<StatusOr<Body>> AnswerOfRepeat(const event::Create& event, Part* part,
                                                const Session& session);
-  reply::Create GrantReply(const event::Create& event, Part* part, const Session& session,
+  reply::Create GrantReply(const std::vector<Object*>& objects, const Session& session,
                            bool repeat);
   void Enter(Job* job, const Caller& caller, const PartKey& part, int32_t world_size,
              const Session& session);

@@ -145,15 +145,9 @@ void Scanning::LookFromNow(Job* job) {
     return Ask(job);
   }
   if (!mode_.storage_here) return;
-  DropMerge(job);
+  merging_.Drop(*job);
   scan.state = ScanState::kUnknown;  // it failed just now, perhaps: tried once more
   Start(job);
-}
-
-// Another reading will tell.
-void Scanning::DropMerge(Job* job) {
-  job->scan.Edit().merging = false;
-  merging_.Drop(*job);
 }
 
 void Scanning::Ask(Job* job) {
@@ -169,7 +163,7 @@ bool Scanning::MustBeRead(const Job& job) {
 void Scanning::StorageLeft(Job* job) {
   JobScan& scan = job->scan.Edit();
   if (scan.state == ScanState::kScanning && scan.asked) ++scan.stale;
-  DropMerge(job);
+  merging_.Drop(*job);
   scan.state = ScanState::kFailed;
   scan.asked = false;
   scan.problem = absl::UnavailableError(mode_.storage_problem);
@@ -181,7 +175,7 @@ void Scanning::StorageCame(Job* job) {
   due_.erase({kNever, job->name});
   JobScan& scan = job->scan.Edit();
   if (scan.state == ScanState::kScanning) {
-    if (!scan.asked && !scan.merging) Ask(job);
+    if (!scan.asked && !merging_.Has(*job)) Ask(job);
     return;
   }
   const bool known = scan.state != ScanState::kUnknown;
@@ -254,15 +248,17 @@ bool Scanning::On(const event::JobScanned& event) {
   }
   if (job->scan->state != ScanState::kScanning || !job->scan->asked) return false;
   jobs_.MayForget(job->name);
-  job->scan.Edit().asked = false;
-  job->scan.Edit().merging = true;
+  JobScan& scan = job->scan.Edit();
+  const bool in_part = std::exchange(scan.merging, true);  // another one was dropped
+  scan.asked = false;
+  if (scan.read == 0) scan.unread_up_to = std::numeric_limits<Step>::max();
   const Status room = event.stored.ok() ? CheckJournal(event) : absl::OkStatus();
-  if (event.stored.ok() && room.ok()) job->scan.Edit().listed = event.stored->line;
+  if (event.stored.ok() && room.ok()) scan.listed = event.stored->line;
   if (absl::IsNotFound(event.stored.status())) {
     records_.Scanned(*job, {}, {});  // decisions that stood there are owed once more
     persistence_.OriginsAreGone(job);
   }
-  return merging_.Begin(job, event, room);
+  return merging_.Begin(job, event, room, in_part);
 }
 
 Scanning::Taken Scanning::TakeIn(int* budget) {
@@ -292,7 +288,9 @@ Scanning::Taken Scanning::TakeIn(int* budget) {
   }
   scan.state = ScanState::kScanned;
   scan.wait = 0;
-  scan.read = scan.line_read = out_.now();
+  // What was persisted while it was being merged is not in it.
+  scan.read = job->files->persisted_at >= ended->begun ? ended->begun : out_.now();
+  scan.line_read = scan.read;
   scan.line_again = scan.read + kViewAge;
   scan.read_unix_ms = out_.UnixMillis();
   scan.storage_unix_ms = storage_unix_ms;

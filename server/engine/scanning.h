@@ -108,7 +108,6 @@ class Scanning : public Waitlist {
   // It is read until that succeeds.
   static bool MustBeRead(const Job& job);
   void Ask(Job* job);
-  void DropMerge(Job* job);
   void Failed(Job* job, const Status& why);
 
   const Options& options_;

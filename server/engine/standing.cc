@@ -14,7 +14,8 @@ KeepIndex::Seen SeenOf(const Checkpoint& checkpoint, const Checkpoint* newest) {
   if (!seen.persisted) return seen;
   seen.on_line = checkpoint.standing->place == LinePlace::kOnLine;
   seen.abandoned = checkpoint.standing->place == LinePlace::kAbandoned;
-  seen.counted = !checkpoint.files->deleting && (!*checkpoint.pinned || &checkpoint == newest);
+  seen.deleting = checkpoint.files->deleting;
+  seen.counted = !seen.deleting && (!*checkpoint.pinned || &checkpoint == newest);
   return seen;
 }
 

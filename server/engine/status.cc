@@ -21,15 +21,13 @@ std::vector<reply::SessionStatus> SessionsOf(const StatusSources& from) {
 
 std::vector<reply::Quarantined> QuarantinedOf(const StatusSources& from) {
   std::vector<reply::Quarantined> quarantined;
-  for (const auto& [id, slab] : from.ledger.slabs()) {
-    if (slab.state != SlabState::kQuarantined) continue;
+  for (const SlabId id : from.ledger.quarantined()) {
+    const SlabRecord& slab = *from.ledger.Find(id);
     std::set<int32_t> pids;
     from.leases.HoldersOf(slab, /*readers_only=*/false, &pids);
     quarantined.push_back({id, slab.bytes, slab.since,
                            std::vector<int32_t>(pids.begin(), pids.end()), slab.owner.job});
   }
-  std::sort(quarantined.begin(), quarantined.end(),
-            [](const auto& a, const auto& b) { return a.slab < b.slab; });
   return quarantined;
 }
 

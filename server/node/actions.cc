@@ -70,6 +70,7 @@ class Node::UnderLock {
   void operator()(action::ScanJob scan) { node_->storage_worker_->Start(std::move(scan)); }
   void operator()(action::WakeAt wake) { node_->timer_.Set(wake.at); }
   void operator()(action::Record record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(node_->mu_) {
+    if (record.read) node_->recorder_.Look(record.job);
     if (!node_->recorder_.Wanted()) return;
     node_->recorder_.Put(
         RowsOf(node_->engine_->Describe(record), node_->options_.name, &node_->row_sequence_));

@@ -445,10 +445,7 @@ void Node::Enter(engine::Event event, AfterUnlock* after) {
   if (help != engine::Engine::JournalHelp::kNone) {
     journal_->MakeRoom(*engine_, help == engine::Engine::JournalHelp::kLetGo, let_go);
   }
-  const auto* const scanned = std::get_if<engine::event::JobScanned>(&event);
-  const std::string job = scanned == nullptr ? "" : scanned->job;
   StartActions(Apply(std::move(event)).actions, after);
-  if (!job.empty()) recorder_.Look(job);
   if (journal_->NeedsRelief()) journal_->Relieve(*engine_, let_go);
   if (options_.check_invariants) {
     const std::string broken = engine_->CheckInvariants();

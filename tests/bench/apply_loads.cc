@@ -211,6 +211,7 @@ class Node {
     for (const Job& job : jobs_) {
       const engine::Caller caller = node_.From(job.client());
       node_.Apply(event::List{caller, job.shape().job, "", 1000, node_.Soon()});
+      node_.Apply(event::List{node_.From(job.client()), job.shape().job, "", 2, node_.Soon()});
       const std::string step = absl::StrCat(job.shape().job, "/", job.step());
       node_.Apply(event::List{node_.From(job.client()), step, "", 1000, node_.Soon()});
       const CheckpointRef newest = {job.shape().job, job.step()};

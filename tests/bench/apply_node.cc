@@ -40,6 +40,8 @@ std::string KindOf(const Event& any) {
         } else if constexpr (std::is_same_v<E, event::SealObjects> ||
                              std::is_same_v<E, event::Commit>) {
           return absl::StrCat(name, " of ", e.seals.size());
+        } else if constexpr (std::is_same_v<E, event::List>) {
+          return absl::StrCat(name, " of ", e.limit, " at most");
         } else {
           return name;
         }

@@ -166,5 +166,215 @@ TEST_F(StepOfParts, SoItIsForAnotherJob) {
   EXPECT_EQ(InMemory(Hello({.writer = -1, .attempt = 0})), in_memory);
 }
 
+// --- in memory only
+
+// The same four writers without storage: the parts of a step are of no use without each other.
+class StepInMemory : public StepOfParts {
+ protected:
+  void SetUp() override {
+    options.given_up_whole = 3;
+    options.budget_bytes = 100 * kMiB;
+    Restart();
+    for (Writer writer = 0; writer < 4; ++writer) {
+      writers.push_back(Hello({.writer = writer, .world_size = 4, .local_writers = 4}));
+    }
+    for (const Step step : {1, 2}) {
+      for (Writer writer = 0; writer < 4; ++writer) SaveTheirs(step, writer);
+    }
+  }
+  int DroppedOf(Step step) const {
+    std::set<PartKey> dropped;
+    for (const Fact& f : journal) {
+      const auto* gone = std::get_if<fact::PartDropped>(&f);
+      if (gone != nullptr && gone->part.checkpoint.step == step) dropped.insert(gone->part);
+    }
+    return static_cast<int>(dropped.size());
+  }
+};
+
+TEST_F(StepInMemory, IsGoneForEverybodyWhenTheFirstOfItsPartsIs) {
+  records.clear();
+  for (Writer writer = 0; writer < 3; ++writer) SaveTheirs(3, writer);
+  EXPECT_GT(DroppedOf(1), 0);
+  EXPECT_LT(DroppedOf(1), 4) << "all of step 1 went for one part of step 3";
+  EXPECT_EQ(Status_().counters.at("evicted_checkpoints"), 1);
+  EXPECT_EQ(LatestStep(writers[0]), 2);
+  for (Writer writer = 0; writer < 4; ++writer) {
+    EXPECT_FALSE(Open(writers[0], 1, Name(writer)).ok()) << writer;
+  }
+  const CheckpointKey key = PartOf(writers[0], 1).checkpoint;
+  EXPECT_THAT(records, testing::Contains(key));
+  EXPECT_THAT(engine->Describe("job", {key}).gone, testing::ElementsAre(key));
+  EXPECT_EQ(engine->CheckInvariants(), "");
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    const SessionId reader = Hello({.writer = -1, .attempt = 0});
+    EXPECT_EQ(LatestStep(reader), 2) << NameOf(from);
+    EXPECT_FALSE(Open(reader, 1, Name(3)).ok()) << NameOf(from);
+    Die(reader);
+  }
+}
+
+TEST_F(StepInMemory, TheRestOfItIsTheFirstToGo) {
+  for (Writer writer = 0; writer < 4; ++writer) SaveTheirs(3, writer);
+  for (Writer writer = 0; writer < 3; ++writer) SaveTheirs(4, writer);
+  EXPECT_EQ(DroppedOf(1), 4);
+  EXPECT_GT(DroppedOf(2), 0);
+  EXPECT_LT(DroppedOf(2), 4);
+  EXPECT_EQ(Status_().counters.at("evicted_checkpoints"), 2);
+  SaveTheirs(4, 3);
+  EXPECT_EQ(LatestStep(writers[0]), 4);
+}
+
+// Its acknowledgement was lost, and the seals were calls of their own.
+TEST_F(StepInMemory, ACommitThatIsRepeatedFindsNothingOfIt) {
+  SaveTheirs(3, 0);
+  SaveTheirs(3, 1);
+  ASSERT_LT(DroppedOf(1), 4);
+  for (Writer writer = 0; writer < 4; ++writer) {
+    EXPECT_THAT(StatusOf(Commit(writers[writer], PartOf(writers[writer], 1), {})),
+                Fails(absl::StatusCode::kFailedPrecondition, "was dropped"))
+        << writer;
+  }
+  EXPECT_EQ(DroppedOf(1), 4);
+  EXPECT_EQ(Stat(writers[0], 1).status().code(), absl::StatusCode::kNotFound);
+}
+
+// --- a persist
+
+class APersist : public StepOfParts {
+ protected:
+  void SetUp() override {
+    options.prepared_at_once = 1;
+    StepOfParts::SetUp();
+    Advance(kNanosPerMilli);
+  }
+};
+
+TEST_F(APersist, TakesHoldOfItsPartsOverSeveralEvents) {
+  const size_t before = persists.size();
+  for (Writer writer = 0; writer < 4; ++writer) SaveTheirs(3, writer);
+  EXPECT_EQ(persists.size(), before);
+  EXPECT_EQ(wake_at, now + 1) << "nobody sees to the rest";
+  Advance(kNanosPerMilli);
+  ASSERT_EQ(persists.size(), before + 1);
+  EXPECT_EQ(persists.back().parts.size(), 4u);
+  EXPECT_EQ(Stat(writers[0], 3)->level, Level::kPersisted);
+}
+
+TEST_F(APersist, OfAStepThatIsRemovedMeanwhileEndsThere) {
+  const size_t before = persists.size();
+  for (Writer writer = 0; writer < 4; ++writer) SaveTheirs(3, writer);
+  const event::Remove remove{From(writers[0]), {"job", 3}, false, /*force=*/true, Soon()};
+  Apply(remove);
+  Advance(kNanosPerMilli);
+  EXPECT_EQ(persists.size(), before);
+  EXPECT_TRUE(Answered(remove.caller.request));
+  EXPECT_EQ(Status_().counters.at("persists_under_way"), 0);
+  for (Writer writer = 0; writer < 4; ++writer) SaveTheirs(4, writer);
+  Advance(kNanosPerMilli);
+  EXPECT_EQ(persists.size(), before + 1) << "the removed one holds back what follows it";
+}
+
+// --- what storage tells
+
+class AScan : public Pieces {
+ protected:
+  void SetUp() override {
+    options.storage = true;
+    options.merged_at_once = 1;
+    Restart();
+    for (Step step = 1; step <= 6; ++step) {
+      const SessionId session = Hello({.attempt = step, .policy = kEvery});
+      Save(session, step, {{"model", kPageBytes}});
+      Die(session);
+    }
+    LoseMemory();
+    reader = Hello({.writer = -1, .attempt = 0});
+  }
+  const JobPolicy kEvery = {.mode = PersistMode::kEvery, .every = 1};
+  SessionId reader = 0;
+};
+
+TEST_F(AScan, IsMergedOverSeveralEventsAndAnsweredWhenAllOfItIs) {
+  const event::Latest latest{From(reader), "job", Soon()};
+  Apply(latest);
+  EXPECT_FALSE(Answered(latest.caller.request));
+  EXPECT_EQ(wake_at, now + 1) << "nobody sees to the rest";
+  Advance(kNanosPerMilli);
+  EXPECT_EQ(Take<reply::Latest>(latest.caller.request)->key.step, 6);
+  for (Step step = 1; step <= 6; ++step) {
+    EXPECT_EQ(Stat(reader, step)->level, Level::kEvicted) << step;
+  }
+  EXPECT_EQ(Count<fact::AttemptBegun>(engine->Snapshot()), 6u)
+      << "a life was forgotten before what it left was merged";
+}
+
+// Who waits no longer would go on from an old step, and so abandon the newer ones.
+TEST_F(AScan, LatestIsNotToldBeforeAllOfItIsMerged) {
+  LoseMemory();
+  hold_scans = true;
+  reader = Hello({.writer = -1, .attempt = 0});
+  Advance(5 * kNanosPerSecond);
+  Apply(event::JobScanned{"job", ReadingOf("job"), stored_uid, stored_uid});
+  const event::Latest latest{From(reader), "job", Soon()};
+  Apply(latest);
+  if (Answered(latest.caller.request)) {
+    EXPECT_THAT(StatusOf(AnswerTo(latest.caller.request)),
+                Fails(absl::StatusCode::kUnavailable, "only part of what it has in storage"));
+  }
+  Advance(kNanosPerMilli);
+  EXPECT_EQ(LatestStep(reader), 6);
+}
+
+// The line may yet turn out to be another's.
+TEST_F(AScan, OfWhichOnlyPartIsMergedDeletesNothing) {
+  Apply(event::Latest{From(reader), "job", Soon()});
+  Advance(2);
+  hold_scans = true;
+  Apply(event::StorageSeen{absl::UnavailableError("stale file handle")});
+  Apply(event::StorageSeen{root});
+  const JobPolicy policy = {.mode = PersistMode::kEvery, .every = 1, .keep_last = 1};
+  Apply(event::SetPolicy{From(reader), "job", policy});
+  Advance(20 * kNanosPerSecond);
+  EXPECT_THAT(deletes, IsEmpty());
+  hold_scans = false;
+  Apply(event::JobScanned{"job", ReadingOf("job"), stored_uid, stored_uid});
+  Advance(kNanosPerMilli);
+  EXPECT_EQ(LatestStep(reader), 6) << Latest(reader).status();
+  EXPECT_EQ(deletes.size(), 5u);
+}
+
+TEST_F(AScan, FilesThatWentAfterItHadReadThemStayGone) {
+  Apply(event::Latest{From(reader), "job", Soon()});
+  Advance(kNanosPerMilli);
+  Advance(3 * kNanosPerSecond);
+  hold_scans = true;
+  Apply(event::Latest{From(reader), "job", Soon()});
+  const Reading before = ReadingOf("job");
+  const CheckpointKey gone = before->checkpoints.back().key;
+  stored.erase(gone);
+  Apply(event::JobScanned{"job", before, stored_uid, stored_uid});
+  Apply(event::FilesDeleted{gone, absl::OkStatus()});
+  Advance(kNanosPerMilli);
+  hold_scans = false;
+  EXPECT_EQ(LatestStep(reader), 5);
+  EXPECT_TRUE(Stat(reader, 1).ok());
+}
+
+TEST_F(AScan, WhenStorageLeavesBetweenTwoPiecesItIsReadAnew) {
+  const event::Latest latest{From(reader), "job", Soon()};
+  Apply(latest);
+  ASSERT_FALSE(Answered(latest.caller.request));
+  const size_t before = scans.size();
+  Apply(event::StorageSeen{absl::UnavailableError("stale file handle")});
+  Advance(kNanosPerMilli);
+  EXPECT_TRUE(Answered(latest.caller.request));
+  Apply(event::StorageSeen{root});
+  Advance(kNanosPerSecond);
+  EXPECT_GT(scans.size(), before);
+  EXPECT_EQ(LatestStep(reader), 6);
+}
+
 }  // namespace
 }  // namespace cairn::engine
