@@ -132,7 +132,8 @@ bool Admission::TryAdmit(Checkpoint* checkpoint) {
   uint64_t lacking = wanted - available;
   lacking -= std::min(lacking, ledger_.RetireOthers(0, &owner, lacking));
   for (const EvictClass evict_class : kEvictClasses) {
-    while (lacking > 0 && eviction_.EvictOne(evict_class, /*soft=*/true, lacking, nullptr, &job)) {
+    while (lacking > 0 &&
+           eviction_.EvictOne(evict_class, /*soft=*/true, lacking, 0, nullptr, &job)) {
       lacking -= std::min(lacking, ledger_.RetireOthers(0, &owner, lacking));
     }
   }

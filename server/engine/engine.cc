@@ -199,7 +199,7 @@ class Engine::Impl {
   Attempts attempts_{options_, &out_, &jobs_, &sessions_, &standing_, &records_};
   Parts parts_{&out_,        &jobs_,    &attempts_, &leases_,   &ledger_,
                &footprints_, &changes_, &standing_, &sessions_, &journal_};
-  Eviction eviction_{options_, &out_, &ledger_, &footprints_, &parts_, &standing_};
+  Eviction eviction_{options_, &out_, &ledger_, &leases_, &footprints_, &parts_, &standing_};
   Manifests manifests_{options_, &out_, &callers_, &sessions_, &ledger_, &parts_, &eviction_};
   Admission admission_{options_,   &out_,   &callers_,  &jobs_,     &ledger_, &leases_,
                        &attempts_, &parts_, &standing_, &eviction_, &journal_};

@@ -56,27 +56,36 @@ bool Eviction::Free(const Job* job, SessionId session, uint64_t wanted) {
     if (evict_class == EvictClass::kOwes) retire_own();
     while (lacking() > 0) {
       if (ledger_.DestroyOldest() > 0) continue;
-      if (EvictOne(evict_class, /*soft=*/false, lacking(), nullptr, nullptr)) continue;
-      if (session == 0 || !EvictOne(evict_class, /*soft=*/true, lacking(), job, nullptr)) break;
+      if (EvictOne(evict_class, /*soft=*/false, lacking(), session, nullptr, nullptr)) continue;
+      const uint64_t before = lacking();
+      if (session == 0 || !EvictOne(evict_class, /*soft=*/true, before, session, job, nullptr)) {
+        break;
+      }
       retire_own();
+      if (lacking() == before) break;  // it is others that map it: they are asked below
     }
   }
   while (lacking() > 0) {
     if (ledger_.RetireOthers(session, nullptr, lacking()) >= lacking()) break;
     bool evicted = false;
     for (const EvictClass evict_class : kEvictClasses) {
-      evicted = evicted || EvictOne(evict_class, /*soft=*/true, lacking(), nullptr, nullptr);
+      evicted =
+          evicted || EvictOne(evict_class, /*soft=*/true, lacking(), session, nullptr, nullptr);
     }
     if (!evicted) break;
   }
   return Coming() >= wanted;
 }
 
-bool Eviction::EvictOne(EvictClass evict_class, bool soft, uint64_t wanted, const Job* only,
-                        const Job* except) {
-  Checkpoint* checkpoint = standing_.FirstEvictable(evict_class, soft, only, except);
+bool Eviction::EvictOne(EvictClass evict_class, bool soft, uint64_t wanted, SessionId session,
+                        const Job* only, const Job* except) {
+  // The rest of one that was condemned just now goes before another one is.
+  Checkpoint* checkpoint = standing_.FirstEvictable(EvictClass::kGarbage, soft, only, except);
+  if (checkpoint == nullptr) {
+    checkpoint = standing_.FirstEvictable(evict_class, soft, only, except);
+  }
   if (checkpoint == nullptr) return false;
-  EvictSome(checkpoint, soft, wanted);
+  EvictSome(checkpoint, soft, wanted, session);
   return true;
 }
 
@@ -159,11 +168,11 @@ bool Eviction::GoesInParts(const Checkpoint& checkpoint) const {
          !checkpoint.files->persisting;
 }
 
-void Eviction::EvictSome(Checkpoint* checkpoint, bool soft, uint64_t bytes) {
+void Eviction::EvictSome(Checkpoint* checkpoint, bool soft, uint64_t bytes, SessionId session) {
   if (!GoesInParts(*checkpoint)) return Evict(checkpoint);
   const uint64_t evictable = checkpoint->standing->evictable_bytes;
   const uint64_t until = evictable - std::min(bytes, evictable);
-  while (EvictFrom(checkpoint, NextThatMayGo(*checkpoint, soft)) &&
+  while (EvictFrom(checkpoint, NextThatMayGo(*checkpoint, soft, session)) &&
          checkpoint->memory->slab_bytes - checkpoint->memory->locked_bytes > until) {
   }
 }
@@ -197,19 +206,27 @@ bool Eviction::EvictFrom(Checkpoint* checkpoint, SlabId slab) {
   return false;
 }
 
-// Of what may go: hard, one that nobody maps, soft, one that a session does, if that is soon found.
-SlabId Eviction::NextThatMayGo(const Checkpoint& checkpoint, bool soft) const {
-  SlabId first = 0;
-  const SlabId slab = FirstThat(checkpoint, [&](SlabId id) {
-    const SlabRecord& record = *ledger_.Find(id);
-    if (!record.Locked() && first == 0) first = id;
-    return !record.Locked() && (record.mapper != 0) == soft;
-  });
-  if (slab != 0 || first != 0) return slab != 0 ? slab : first;
-  for (const auto& [id, extents] : checkpoint.memory->slabs) {
-    if (!ledger_.Find(id)->Locked()) return id;
+// Of what may go: hard, one that nobody maps; soft, one that a session does, the asking one before others.
+SlabId Eviction::NextThatMayGo(const Checkpoint& checkpoint, bool soft, SessionId session) const {
+  if (soft && session != 0) {
+    for (const SlabId id : leases_.MappedBy(session)) {
+      const Part* part = footprints_.PartIn(id);
+      if (part != nullptr && part->checkpoint == &checkpoint && !ledger_.Find(id)->Locked()) {
+        return id;
+      }
+    }
   }
-  return 0;
+  const auto fits = [&](SlabId id) {
+    const SlabRecord& slab = *ledger_.Find(id);
+    return !slab.Locked() && (slab.mapper != 0) == soft;
+  };
+  if (const SlabId slab = FirstThat(checkpoint, fits); slab != 0) return slab;
+  SlabId other = 0;
+  for (const auto& [id, extents] : checkpoint.memory->slabs) {
+    if (fits(id)) return id;
+    if (other == 0 && !ledger_.Find(id)->Locked()) other = id;
+  }
+  return other;
 }
 
 void Eviction::DropMemory(Checkpoint* checkpoint) {

@@ -10,11 +10,12 @@ namespace cairn::engine {
 
 class Eviction {
  public:
-  Eviction(const Options& options, Outbox* out, Ledger* ledger, Footprints* footprints,
-           Parts* parts, Standing* standing)
+  Eviction(const Options& options, Outbox* out, Ledger* ledger, const Leases* leases,
+           Footprints* footprints, Parts* parts, Standing* standing)
       : options_(options),
         out_(*out),
         ledger_(*ledger),
+        leases_(*leases),
         footprints_(*footprints),
         parts_(*parts),
         standing_(*standing) {}
@@ -34,9 +35,10 @@ class Eviction {
   // Destroys and evicts until `wanted` bytes of space are coming, or nothing more can be given up;
   // then asks sessions to unmap. True when enough is coming.
   bool Free(const Job* job, SessionId session, uint64_t wanted);
-  // Evicts of the first checkpoint of this class what makes up `wanted` bytes. False: there is none.
-  bool EvictOne(EvictClass evict_class, bool soft, uint64_t wanted, const Job* only,
-                const Job* except);
+  // Evicts of the first checkpoint of this class what makes up `wanted` bytes, of what the session maps
+  // itself first. False: there is none.
+  bool EvictOne(EvictClass evict_class, bool soft, uint64_t wanted, SessionId session,
+                const Job* only, const Job* except);
   // Gives up an old step of the job, of this class or one before it, that has a slab that fits; with
   // kGarbage only one that will never be complete, not an abandoned one. True: it did.
   // That writer's own part of it first, which its session may still map.
@@ -52,17 +54,18 @@ class Eviction {
  private:
   void Evict(Checkpoint* checkpoint);
   // A step may have thousands of parts: only as many as make up the bytes.
-  void EvictSome(Checkpoint* checkpoint, bool soft, uint64_t bytes);
+  void EvictSome(Checkpoint* checkpoint, bool soft, uint64_t bytes, SessionId session);
   // The part whose objects lie there. False: with it went all that could.
   bool EvictFrom(Checkpoint* checkpoint, SlabId slab);
   bool GoesInParts(const Checkpoint& checkpoint) const;
   void CountEvicted(const Checkpoint& checkpoint);
-  SlabId NextThatMayGo(const Checkpoint& checkpoint, bool soft) const;
+  SlabId NextThatMayGo(const Checkpoint& checkpoint, bool soft, SessionId session) const;
   SlabId FirstThat(const Checkpoint& checkpoint, const std::function<bool(SlabId)>& fits) const;
 
   const Options& options_;
   Outbox& out_;
   Ledger& ledger_;
+  const Leases& leases_;
   Footprints& footprints_;
   Parts& parts_;
   Standing& standing_;

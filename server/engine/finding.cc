@@ -321,10 +321,17 @@ const Checkpoint* Finding::Meant(const event::Wait& wait, const Job& job, Status
 }
 
 void Finding::CheckWaits() {
-  for (std::set<std::string> names = standing_.TakeWaitsToCheck(); !names.empty();
-       names = standing_.TakeWaitsToCheck()) {
+  std::set<std::string> names = standing_.TakeWaitsToCheck();
+  names.merge(std::exchange(deferred_, {}));
+  for (; !names.empty(); names = standing_.TakeWaitsToCheck()) {
     for (const std::string& name : names) {
-      if (const Job* job = jobs_.Find(name)) CheckWaits(*job);
+      const Job* job = jobs_.Find(name);
+      if (job == nullptr) continue;
+      if (scanning_.IsMerging(*job)) {
+        deferred_.insert(name);  // half of what storage has is no answer
+      } else {
+        CheckWaits(*job);
+      }
     }
   }
 }

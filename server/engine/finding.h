@@ -54,6 +54,9 @@ class Finding : public Waitlist {
   Describing& describing_;
   Scanning& scanning_;
   Tables& tables_;
+
+  // Jobs whose waits are to be checked once all that a scan has found of them is merged.
+  std::set<std::string> deferred_;
 };
 
 }  // namespace cairn::engine

@@ -221,6 +221,12 @@ void Leases::On(const event::SlabProbed& event) {
   for (LeaseId lease : ledger_.OnProbed(event)) Forget(lease);
 }
 
+const std::set<SlabId>& Leases::MappedBy(SessionId session) const {
+  static const std::set<SlabId> none;
+  const auto held = held_.find(session);
+  return held == held_.end() ? none : held->second.mapped;
+}
+
 // --- for people
 
 uint64_t Leases::BytesOf(SessionId session) const {

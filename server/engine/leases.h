@@ -61,6 +61,8 @@ class Leases {
   // The session has ended. It may have mapped thousands of slabs, so they are let go in pieces: EndSome
   // does a piece; it is called after each event, and soon when there is more to end.
   void EndAll(SessionId session);
+  // Slabs that the session may write to; empty for one that has ended.
+  const std::set<SlabId>& MappedBy(SessionId session) const;
   void EndSome();
   bool more_to_end() const { return !ending_.empty(); }
   void Expire();

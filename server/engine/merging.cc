@@ -10,7 +10,7 @@ bool Merging::Begin(Job* job, const event::JobScanned& scanned, const Status& ro
   const JobAttempts& known = *job->attempts;
   // Attempts that a reading told of before its rest was dropped are new once more.
   const Attempt newest = in_part ? 0 : known.newest(), fence = in_part ? 0 : known.fence();
-  UnderWay begun{scanned.stored, {}, newest, fence, out_.now()};
+  UnderWay begun{scanned.stored, {}, newest, fence, out_.now(), in_part};
   UnderWay& under_way = under_way_.insert_or_assign(job->name, std::move(begun)).first->second;
   const Reading& reading = scanned.stored;
   under_way.status = reading.ok() ? room : reading.status();
@@ -69,8 +69,14 @@ std::optional<Merging::Ended> Merging::Some(int* budget) {
     }
     if (*budget <= 0) break;
     const bool newer = IsNewer(*job, under_way);
-    Ended ended{first->first, std::move(under_way.reading), std::move(under_way.status), newer,
-                under_way.begun};
+    const bool merged = under_way.status.ok() || absl::IsNotFound(under_way.status);
+    const bool in_part = !merged && under_way.in_part;
+    Ended ended{first->first,
+                std::move(under_way.reading),
+                std::move(under_way.status),
+                newer,
+                under_way.begun,
+                in_part};
     under_way_.erase(first);
     return ended;
   }
@@ -168,13 +174,14 @@ void Merging::Merge(Job* job, const StoredCheckpoint& stored) {
   const CheckpointKey& key = stored.key;
   if (stored.parts.empty()) return;
   if (!stored.Complete() || !stored.published) return;
-  // Its files went after they had been read.
+  Checkpoint* known = CheckpointOf(*job, {key.step, key.attempt, key.revision});
+  // Its files went after they had been read, or are going: that they did will be told.
   if (job->files->gone.contains({key.step, key.attempt, key.revision})) return;
-  if (retention_.IsDeleting(key)) return;  // that they are gone, or are not, will be told
+  const bool is_persisted = known != nullptr && known->files->persisted;
+  if (!is_persisted && retention_.IsDeleting(key)) return;
   if (!Retention::CheckRemoved(*job, key.step, key.attempt).ok()) {
     return retention_.DeleteLeftover(*job, key);
   }
-  Checkpoint* known = CheckpointOf(*job, {key.step, key.attempt, key.revision});
   if (known == nullptr) known = parts_.FindOrMake(job, key, stored.world_size);
   if (!known->content->complete) return Complete(known, stored);
   if (!IsThatOf(stored, *known)) {

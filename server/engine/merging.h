@@ -41,6 +41,7 @@ class Merging {
     Status status;       // why nothing was merged
     bool newer_attempt;  // or `use`, has come since it began
     MonotonicNanos begun;
+    bool in_part;  // of what a reading found some is merged, and not all
   };
   // Goes on, and takes what it did from `budget`. The job of which all is merged now; what was persisted and
   // was not found is gone.
@@ -55,6 +56,7 @@ class Merging {
     Status status;
     Attempt newest = 0, fence = 0;  // before
     MonotonicNanos begun = 0;
+    bool in_part = false;             // another reading was, before
     size_t next = 0;                  // of its checkpoints
     bool sweeps = false;              // what it did not find is gone
     CheckpointId swept = {-1, 0, 0};  // up to this one

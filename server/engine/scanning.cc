@@ -87,7 +87,8 @@ bool Scanning::Await(const Caller& caller, Job* job, MonotonicNanos deadline, co
   if (job->scan->Known()) job->scan.Edit().state = ScanState::kUnknown;
   Start(job);
   if (job->scan->state == ScanState::kFailed) return false;  // storage is away
-  if (can_do_without) {
+  // What is being merged is there in a moment, and half of it is no answer.
+  if (can_do_without && !merging_.Has(*job)) {
     // Storage that hangs costs this long once, not each caller anew.
     const MonotonicNanos until = job->scan->started + kPatience;
     if (out_.now() >= until) return false;
@@ -267,7 +268,7 @@ Scanning::Taken Scanning::TakeIn(int* budget) {
   Job* job = jobs_.Find(ended->job);
   jobs_.MayForget(job->name);
   JobScan& scan = job->scan.Edit();
-  scan.merging = false;
+  scan.merging = ended->in_part;
   const bool none = absl::IsNotFound(ended->status);
   Status status = none ? absl::OkStatus() : ended->status;
   scan.unread_up_to = status.ok() ? kNoStep : std::numeric_limits<Step>::max();

@@ -73,6 +73,7 @@ class Scanning : public Waitlist {
     bool newer_attempt = false;  // or `use`, has come since it began: to be fenced once more
   };
   Taken TakeIn(int* budget);
+  bool IsMerging(const Job& job) const { return merging_.Has(job); }
   bool more_to_take_in() const { return merging_.more(); }
   // Whether the journal has room for what that tells.
   Status CheckJournal(const event::JobScanned& event) const;

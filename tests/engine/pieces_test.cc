@@ -240,6 +240,45 @@ TEST_F(StepInMemory, ACommitThatIsRepeatedFindsNothingOfIt) {
   EXPECT_EQ(Stat(writers[0], 1).status().code(), absl::StatusCode::kNotFound);
 }
 
+// Files are due of all, and storage is slow.
+class OwedSteps : public StepInMemory {
+ protected:
+  void SetUp() override {
+    options.given_up_whole = 3;
+    options.storage = true;
+    options.budget_bytes = 172 * kMiB;
+    hold_persists = true;
+    Restart();
+    const JobPolicy policy = {.mode = PersistMode::kEvery, .every = 1};
+    for (Writer writer = 0; writer < 4; ++writer) {
+      writers.push_back(
+          Hello({.writer = writer, .world_size = 4, .local_writers = 4, .policy = policy}));
+    }
+    for (const Step step : {1, 2, 3, 4}) {
+      for (Writer writer = 0; writer < 4; ++writer) SaveTheirs(step, writer);
+    }
+  }
+};
+
+TEST_F(OwedSteps, AreGivenUpOneAfterTheOtherWhoeverComesFirst) {
+  SaveTheirs(5, 2);
+  SaveTheirs(5, 0);
+  EXPECT_GT(DroppedOf(2), 0);
+  EXPECT_LT(DroppedOf(2), 4);
+  EXPECT_EQ(DroppedOf(3), 0) << "a second step was condemned for the same create";
+  EXPECT_EQ(Status_().counters.at("evicted_unpersisted"), 1);
+  SaveTheirs(5, 3);
+  SaveTheirs(5, 1);
+  EXPECT_EQ(DroppedOf(3), 0);
+  EXPECT_EQ(LatestStep(writers[0]), 5);
+}
+
+TEST_F(OwedSteps, AreNotGivenUpForWhatOthersHaveToUnmap) {
+  Apply(CreateOf(writers[2], PartOf(writers[2], 5), {{Name(2), 20 * kMiB}}));
+  EXPECT_GT(DroppedOf(2), 0);
+  EXPECT_EQ(DroppedOf(3), 0) << "a second step was condemned for the same create";
+}
+
 // --- a persist
 
 class APersist : public StepOfParts {
