@@ -100,6 +100,7 @@ void NodeFixture::SetUp() {
   ASSERT_NE(mkdtemp(pattern.data()), nullptr);
   folder_ = pattern;
   std::filesystem::create_directory(Path("storage"));
+  std::filesystem::create_directory(Path("catalog"));
   options_.engine.budget_bytes = 64 << 20;
   options_.engine.storage = with_storage_;
   options_.engine.default_policy.mode = PersistMode::kOnDemand;
@@ -139,7 +140,7 @@ void NodeFixture::StartNode() {
   rooms.storage = storage_.get();
   rooms.holder = &keeper_;
   if (with_catalog_) {
-    rooms.open_catalog = [path = Path("catalog.sqlite")] {
+    rooms.open_catalog = [path = CatalogPath()] {
       std::string note;
       return catalog::OpenSqliteCatalog(path, &note);
     };
@@ -160,7 +161,7 @@ void NodeFixture::StopNode() {
 
 std::unique_ptr<catalog::Catalog> NodeFixture::OpenCatalog() {
   std::string note;
-  auto opened = catalog::OpenSqliteCatalog(Path("catalog.sqlite"), &note);
+  auto opened = catalog::OpenSqliteCatalog(CatalogPath(), &note);
   EXPECT_TRUE(opened.ok()) << opened.status();
   return opened.ok() ? *std::move(opened) : nullptr;
 }

@@ -57,10 +57,10 @@ class NodeFixture : public ::testing::Test {
   }
 
   std::string Path(const std::string& name) const { return folder_ + "/" + name; }
+  std::string CatalogPath() const { return Path("catalog/catalog.sqlite"); }
   node::Node& node() { return *node_; }
   cache::Cache& cache() { return *cache_; }
-  // Until the catalog holds what the node recorded.
-  std::unique_ptr<catalog::Catalog> OpenCatalog();
+  std::unique_ptr<catalog::Catalog> OpenCatalog();  // the node's own, a second time
 
   node::Options options_;  // change before StartNode
   int restarts_ = 0;
