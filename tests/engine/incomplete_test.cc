@@ -32,6 +32,14 @@ class Incomplete : public EngineTest {
   SessionId zero = 0, one = 0;
 };
 
+// The recorder was told of its parts, and must hear that they are gone.
+TEST_F(Incomplete, RecorderHearsThatOneIsGone) {
+  ASSERT_TRUE(SaveZero(2).ok());
+  records.clear();
+  Apply(event::Remove{From(zero), {"job", 2}, /*memory_only=*/false, /*force=*/true, Soon()});
+  EXPECT_THAT(records, testing::ElementsAre(PartOf(zero, 2).checkpoint));
+}
+
 // One writer's part stayed in memory for ever, and every later step was refused.
 TEST_F(Incomplete, JobWhoseWriterFailedOneStepSavesTheNext) {
   ASSERT_TRUE(SaveZero(2).ok());
