@@ -384,6 +384,30 @@ TEST_F(AScan, OfWhichOnlyPartIsMergedDeletesNothing) {
   EXPECT_EQ(deletes.size(), 5u);
 }
 
+// Another node's life has gone back since: of its two steps the first that is merged is not its newest.
+TEST_F(AScan, WaitsAreAnsweredWhenAllOfItIsMerged) {
+  Apply(event::Latest{From(reader), "job", Soon()});
+  Advance(kNanosPerMilli);
+  const RequestId waits = Wait(reader, kNoStep, Level::kCached, 6);
+  ASSERT_FALSE(Answered(waits));
+  for (const Step step : {2, 3}) {
+    StoredCheckpoint copy = stored.at({"job", step, step, 0});
+    copy.key.attempt = 7;
+    for (StoredPart& part : copy.parts) {
+      part.manifest.attempt = 7;
+      part.manifest.first = 2;
+      part.manifest.lineage = {};
+      part.digest = ManifestDigest(EncodeManifest(part.manifest));
+    }
+    stored[copy.key] = copy;
+  }
+  Advance(3 * kNanosPerSecond);
+  Apply(event::Latest{From(reader), "job", Soon()});
+  Advance(kNanosPerMilli);
+  ASSERT_TRUE(Answered(waits));
+  EXPECT_EQ(Take<CheckpointInfo>(waits)->key.step, 3);
+}
+
 TEST_F(AScan, FilesThatWentAfterItHadReadThemStayGone) {
   Apply(event::Latest{From(reader), "job", Soon()});
   Advance(kNanosPerMilli);
