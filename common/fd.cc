@@ -266,18 +266,23 @@ StatusOr<UniqueFd> OpenBeneath(int directory, const std::string& path, int flags
   how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS;
   long fd;
   // EXDEV is also the answer when the directory that was just found is renamed out of `directory`
-  // before the look-up ends. Another look then says what stands there now.
-  int moved = 0;
-  constexpr int kMaxMoved = 16;
+  // before the look-up ends, and EAGAIN may be one to a rename. Another look then says what stands
+  // there now.
+  int looks = 0;
+  constexpr int kMaxLooks = 16;
   do {
     fd = ::syscall(SYS_openat2, directory, path.c_str(), &how, sizeof(how));
-    // EAGAIN: a rename happened during the look-up.
   } while (fd < 0 &&
-           (errno == EINTR || errno == EAGAIN || (errno == EXDEV && ++moved < kMaxMoved)));
+           (errno == EINTR || ((errno == EAGAIN || errno == EXDEV) && ++looks < kMaxLooks)));
   if (fd < 0) {
     if (errno == ELOOP || errno == EXDEV) {
       return absl::PermissionDeniedError(
           absl::StrCat(path, ": leads through a symbolic link or out of its directory"));
+    }
+    if (errno == EAGAIN) {
+      // Its holder has as long as the kernel gives it (45 s); nobody else waits for that here.
+      return absl::UnavailableError(
+          absl::StrCat(path, ": another process holds a lease on it (F_SETLEASE)"));
     }
     return ErrnoStatus(errno, path);
   }

@@ -102,7 +102,8 @@ Status PwriteAll(int fd, const void* buffer, size_t length, uint64_t offset);
 StatusOr<std::string> ReadFile(const std::string& path);  // the whole of it, at most 1 GiB
 
 // openat2 of `path` beneath `directory`. PERMISSION_DENIED when the path has a symbolic link in it or
-// leads out. `flags` and `mode` as open(2). Never waits for the other end of a FIFO.
+// leads out. UNAVAILABLE when somebody's lease on the file is in the way. `flags` and `mode` as open(2).
+// Never waits for the other end of a FIFO, nor for the holder of a lease.
 StatusOr<UniqueFd> OpenBeneath(int directory, const std::string& path, int flags,
                                unsigned mode = 0);
 // Names in a directory except "." and "..", in byte order.

@@ -35,8 +35,8 @@ inline constexpr int32_t kMaxWorldSize = 1 << 20;
 inline constexpr size_t kMaxJobBytes = 128;
 inline constexpr size_t kMaxNameBytes = 512;
 inline constexpr size_t kMaxComponentBytes = 200;
-// 256 TiB: what a mapping can address.
-inline constexpr uint64_t kMaxObjectBytes = uint64_t{1} << 48;
+// 8 TiB, more than any node's memory: 8 MiB of checksums in a manifest.
+inline constexpr uint64_t kMaxObjectBytes = uint64_t{1} << 43;
 // That one create may name, and that are sealed at once: the node answers nobody else meanwhile.
 inline constexpr size_t kMaxObjectsPerCall = 1000;
 inline constexpr uint32_t kBlockBytes = 4u << 20;  // unit of checksums

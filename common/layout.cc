@@ -69,10 +69,24 @@ StatusOr<std::string> ReadSmallFile(int directory, const std::string& path, uint
                 bytes.status().message());
 }
 
+// As ReadSmallFile.
+StatusOr<StoredPart> ReadManifest(int directory, const std::string& name, ManifestDetail detail,
+                                  uint64_t max_bytes, NamesSeen* names) {
+  const auto fd = OpenBeneath(directory, name, O_RDONLY);
+  if (!fd.ok()) return WhyNotOpened(directory, name, S_IFREG, fd.status());
+  StatusOr<StoredPart> part = ReadManifestFile(fd->get(), detail, max_bytes, names);
+  if (part.ok() || absl::IsDataLoss(part.status()) || absl::IsUnimplemented(part.status()) ||
+      absl::IsResourceExhausted(part.status())) {
+    return part;
+  }
+  return absl::UnavailableError(part.status().message());
+}
+
 class JobScan {
  public:
-  JobScan(const std::string& root, const std::string& job, bool summary)
-      : path_(Join(root, job)), job_(job), summary_(summary) {}
+  JobScan(const std::string& root, const std::string& job, ManifestDetail detail,
+          const StoredLimits& limits)
+      : path_(Join(root, job)), job_(job), detail_(detail), limits_(limits) {}
 
   StatusOr<StoredJob> Run(int root) {
     CAIRN_ASSIGN_OR_RETURN(directory_, OpenBeneath(root, job_, O_RDONLY | O_DIRECTORY));
@@ -87,6 +101,10 @@ class JobScan {
     CAIRN_RETURN_IF_ERROR(ScanSteps());
     CAIRN_RETURN_IF_ERROR(ScanMeta("publish", Sighting::kAside));
     CAIRN_RETURN_IF_ERROR(ScanMeta("abandoned", Sighting::kAside));
+    if (parts_ > limits_.parts) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          path_, ": has manifests of more than ", limits_.parts, " parts, more than fit here"));
+    }
     Settle();
     // The second look at a directory says again what the first one said.
     std::sort(found_.unread.begin(), found_.unread.end());
@@ -211,8 +229,10 @@ class JobScan {
       }
       return std::nullopt;
     }
+    if (parts_ > limits_.parts) return std::nullopt;  // Run says so
     std::vector<std::string> unread;
-    auto stored = ReadStoredCheckpoint(directory->get(), path, &found_.problems, &unread);
+    auto stored = ReadStoredCheckpoint(directory->get(), path, detail_, limits_,
+                                       &found_.problems, &unread);
     const bool anothers = !unread.empty() && IsOfAnother(parent, name);
     for (std::string& why : unread) {
       if (anothers) {
@@ -230,9 +250,7 @@ class JobScan {
           absl::StrCat(path, ": holds manifests of ", stored->key.DebugString()));
       return std::nullopt;
     }
-    if (summary_) {
-      for (StoredPart& part : stored->parts) Summarize(&part);
-    }
+    parts_ += stored->parts.size();
     // One that still lacks parts may have got them, and its place, before the next look.
     if (stored->Complete()) seen_[info.st_ino] = stored->key;
     return *std::move(stored);
@@ -283,7 +301,9 @@ class JobScan {
 
   const std::string path_;
   const std::string job_;
-  const bool summary_;
+  const ManifestDetail detail_;
+  const StoredLimits limits_;
+  uint64_t parts_ = 0;  // of the checkpoints that were read
   UniqueFd directory_;
   StoredJob found_;
   std::map<CheckpointKey, std::pair<Sighting, StoredCheckpoint>> by_key_;
@@ -344,6 +364,7 @@ bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint)
 }
 
 StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string& path,
+                                                ManifestDetail detail, const StoredLimits& limits,
                                                 std::vector<std::string>* problems,
                                                 std::vector<std::string>* unread) {
   const auto meta = OpenBeneath(directory, kMetaDirectory, O_RDONLY | O_DIRECTORY);
@@ -373,30 +394,33 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
   stored.location = Location(path);
   bool vanished = files.empty();
   const size_t unread_before = unread->size();
+  uint64_t bytes_left =
+      detail == ManifestDetail::kWhole ? limits.manifest_bytes : kMaxManifestBytes;
+  NamesSeen names_seen;
   for (const auto& [writer, name] : files) {
     const auto problem = [&, &file = name](const Status& status) {
       (IsUnread(status) ? unread : problems)
           ->push_back(absl::StrCat(path, "/", kMetaDirectory, "/", file, ": ", status.message()));
     };
-    const auto bytes = ReadSmallFile(meta->get(), name, kMaxManifestBytes);
-    if (Vanished(bytes.status())) {
+    StatusOr<StoredPart> part = ReadManifest(meta->get(), name, detail, bytes_left,
+                                               files.size() > 1 ? &names_seen : nullptr);
+    if (Vanished(part.status())) {
       vanished = true;
       continue;
     }
-    if (!bytes.ok()) {
-      problem(bytes.status());
+    if (absl::IsResourceExhausted(part.status())) {
+      problem(absl::UnavailableError(part.status().message()));
+      return Annotate(part.status(), path);
+    }
+    if (part.ok() && part->manifest.writer != writer) {
+      part = absl::DataLossError(absl::StrCat("is the manifest of writer ", part->manifest.writer));
+    }
+    if (!part.ok()) {
+      problem(part.status());
       continue;
     }
-    StatusOr<Manifest> manifest = DecodeManifest(*bytes);
-    if (!manifest.ok()) {
-      problem(manifest.status());
-      continue;
-    }
-    if (manifest->writer != writer) {
-      problem(absl::DataLossError(absl::StrCat("is the manifest of writer ", manifest->writer)));
-      continue;
-    }
-    stored.parts.push_back({*std::move(manifest), ManifestDigest(*bytes)});
+    if (detail == ManifestDetail::kWhole) bytes_left -= part->manifest_bytes;
+    stored.parts.push_back(*std::move(part));
   }
   if (stored.parts.empty()) {
     if (unread->size() > unread_before) return absl::UnavailableError(unread->back());
@@ -405,6 +429,14 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
   }
   stored.key = stored.parts.front().manifest.Checkpoint();
   stored.world_size = stored.parts.front().manifest.world_size;
+  if (names_seen.may_conflict() && detail == ManifestDetail::kSummary) {
+    // The names are needed after all, to say which it is.
+    CAIRN_ASSIGN_OR_RETURN(
+        stored, ReadStoredCheckpoint(directory, path, ManifestDetail::kWhole, limits, problems,
+                                     unread));
+    for (StoredPart& part : stored.parts) Summarize(&part);
+    return stored;
+  }
   stored.conflict = PartConflict(stored.parts);
   return stored;
 }
@@ -509,16 +541,17 @@ Attempt DecisionThatNeeds(const std::vector<LineRecord>& decisions,
   return 0;
 }
 
-StatusOr<StoredJob> ReadStoredJob(const std::string& root, const std::string& job) {
+StatusOr<StoredJob> ReadStoredJob(const std::string& root, const std::string& job,
+                                  ManifestDetail detail) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(job));
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenRoot(root, O_PATH));
-  return ReadStoredJobBelow(directory.get(), root, job);
+  return ReadStoredJobBelow(directory.get(), root, job, detail);
 }
 
 StatusOr<StoredJob> ReadStoredJobBelow(int root, const std::string& path, const std::string& job,
-                                       bool summary) {
+                                       ManifestDetail detail, const StoredLimits& limits) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(job));
-  return JobScan(path, job, summary).Run(root);
+  return JobScan(path, job, detail, limits).Run(root);
 }
 
 StatusOr<std::vector<std::string>> ListStoredJobs(const std::string& root) {

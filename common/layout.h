@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "common/keys.h"
+#include "common/manifest_file.h"
 #include "common/status.h"
 #include "common/stored.h"
 
@@ -60,7 +61,9 @@ bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint)
 // `path` is its location. NOT_FOUND when there is no manifest of ours. Manifests that do not decode
 // are told in `problems`, those that could not be read in `unread`; UNAVAILABLE when there are no
 // others. When the manifests disagree on the checkpoint, it is the lowest writer's, in conflict.
+// RESOURCE_EXHAUSTED: they are longer than `limits` allows.
 StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string& path,
+                                                ManifestDetail detail, const StoredLimits& limits,
                                                 std::vector<std::string>* problems,
                                                 std::vector<std::string>* unread);
 // Something of another user than the directory that it stands in: never ours, readable or not.
@@ -86,15 +89,16 @@ StatusOr<LineAhead> ReadLineAhead(int job_directory, const std::string& job);
 Attempt DecisionThatNeeds(const std::vector<LineRecord>& decisions,
                           const CheckpointKey& checkpoint);
 
-// Reads every manifest of <root>/<job>. NOT_FOUND when the job has no directory. Opens nothing
+// Reads every manifest of <root>/<job>, whole or of each part only how many objects it has and their
+// bytes. NOT_FOUND when the job has no directory. Opens nothing
 // through a symbolic link. Takes no lock: of a step that is being replaced it shows the old or the
 // new checkpoint, or both. What a tombstone forbids is left out, and of one attempt what a newer
 // revision has replaced.
-StatusOr<StoredJob> ReadStoredJob(const std::string& root, const std::string& job);
+StatusOr<StoredJob> ReadStoredJob(const std::string& root, const std::string& job,
+                                  ManifestDetail detail = ManifestDetail::kWhole);
 // The same below a root that is open; `path` is the root's, for locations and messages.
-// `summary`: of each part only how many objects it has, and their bytes.
 StatusOr<StoredJob> ReadStoredJobBelow(int root, const std::string& path, const std::string& job,
-                                       bool summary = false);
+                                       ManifestDetail detail, const StoredLimits& limits = {});
 // Jobs below the root: directories that hold a `.cairn`.
 StatusOr<std::vector<std::string>> ListStoredJobs(const std::string& root);
 

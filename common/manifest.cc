@@ -3,9 +3,10 @@
 #include <openssl/evp.h>
 
 #include <algorithm>
+#include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "common/checksum.h"
 #include "common/codec.h"
 
@@ -16,6 +17,7 @@ constexpr absl::string_view kMagic("CAIRNMF\x01", 8);
 constexpr uint32_t kFormatVersion = 1;
 constexpr size_t kHeaderBytes = 16;
 constexpr size_t kTrailerBytes = 4;
+constexpr size_t kFieldHeaderBytes = 8;
 constexpr uint32_t kMaxBlockBytes = 1u << 30;
 
 // Tags are never reused. A build knows the tags up to its kLast…; fields with greater tags were
@@ -45,7 +47,9 @@ enum ObjectTag : uint16_t {
   kLastObjectTag = kBlockCrcs,
 };
 
-bool Repeats(uint16_t tag) { return tag == kNote || tag == kObject; }
+bool Repeats(uint16_t tag) {
+  return tag == kNote || tag == kObject || tag > kLastManifestTag;
+}
 
 // The encoding is written once, for either of two sinks: one counts the bytes, the other keeps
 // them. So the size is exact, and known without an allocation or a look at any checksum.
@@ -161,21 +165,27 @@ struct Field {
   absl::string_view whole;  // with its header
 };
 
-// Takes the next field. Tags ascend; only those for which `repeats` is true may follow themselves.
+// A field's header, after one of `last_tag`. Tags ascend; only those for which `repeats` is true may
+// follow themselves.
+Status ReadFieldHeader(absl::string_view header, bool (*repeats)(uint16_t), uint16_t last_tag,
+                       uint16_t* tag, uint32_t* length) {
+  *tag = ReadInteger<uint16_t>(header.data());
+  *length = ReadInteger<uint32_t>(header.data() + 4);
+  if (ReadInteger<uint16_t>(header.data() + 2) != 0) return Bad("a reserved number is not 0");
+  if (*tag == 0 || *tag < last_tag || (*tag == last_tag && !repeats(*tag))) {
+    return Bad(absl::StrCat("field ", *tag, " is out of order"));
+  }
+  return absl::OkStatus();
+}
+
 Status TakeField(Cursor* cursor, bool (*repeats)(uint16_t), uint16_t* last_tag, Field* field) {
   const absl::string_view before = cursor->rest();
-  uint16_t reserved = 0;
+  absl::string_view header;
   uint32_t length = 0;
-  if (!cursor->Take(&field->tag) || !cursor->Take(&reserved) || !cursor->Take(&length) ||
-      !cursor->TakeBytes(length, &field->value)) {
-    return Bad("a field is cut short");
-  }
+  if (!cursor->TakeBytes(kFieldHeaderBytes, &header)) return Bad("a field is cut short");
+  CAIRN_RETURN_IF_ERROR(ReadFieldHeader(header, repeats, *last_tag, &field->tag, &length));
+  if (!cursor->TakeBytes(length, &field->value)) return Bad("a field is cut short");
   field->whole = before.substr(0, before.size() - cursor->left());
-  if (reserved != 0) return Bad("a reserved number is not 0");
-  if (field->tag == 0 || field->tag < *last_tag ||
-      (field->tag == *last_tag && !repeats(field->tag))) {
-    return Bad(absl::StrCat("field ", field->tag, " is out of order"));
-  }
   *last_tag = field->tag;
   return absl::OkStatus();
 }
@@ -198,10 +208,12 @@ Status CheckAllSeen(uint32_t seen, uint32_t wanted) {
 
 constexpr uint32_t Bit(uint16_t tag) { return uint32_t{1} << tag; }
 
-Status DecodeObject(absl::string_view bytes, ObjectEntry* object) {
+// kSummary: neither its checksums nor what this build does not know are kept.
+Status DecodeObject(absl::string_view bytes, ManifestDetail detail, ObjectEntry* object) {
   Cursor cursor(bytes);
   uint16_t last_tag = 0;
   uint32_t seen = 0;
+  uint64_t checksums = 0;
   Field field;
   while (cursor.left() > 0) {
     CAIRN_RETURN_IF_ERROR(TakeField(
@@ -228,12 +240,15 @@ Status DecodeObject(absl::string_view bytes, ObjectEntry* object) {
         break;
       case kBlockCrcs:
         if (field.value.size() % 4 != 0) return Bad("the checksums are cut short");
-        object->block_crcs.reserve(field.value.size() / 4);
+        checksums = field.value.size() / 4;
+        if (detail == ManifestDetail::kSummary) break;
+        object->block_crcs.reserve(checksums);
         for (size_t i = 0; i < field.value.size(); i += 4) {
           object->block_crcs.push_back(ReadInteger<uint32_t>(field.value.data() + i));
         }
         break;
       default:
+        if (detail == ManifestDetail::kSummary) break;
         object->unknown.append(field.whole.data(), field.whole.size());
     }
   }
@@ -244,64 +259,57 @@ Status DecodeObject(absl::string_view bytes, ObjectEntry* object) {
       object->block_bytes % kPageBytes != 0) {
     return Bad(absl::StrCat("block size ", object->block_bytes, " is not allowed"));
   }
-  if (object->block_crcs.size() != BlockCount(object->length, object->block_bytes)) {
+  if (checksums != BlockCount(object->length, object->block_bytes)) {
     return Bad("the number of checksums does not fit the length");
   }
   return absl::OkStatus();
 }
 
-Status DecodeNote(absl::string_view bytes, std::map<std::string, std::string>* notes) {
+// Splits a note; its key must be greater than the one before it.
+Status DecodeNote(absl::string_view bytes, const std::optional<std::string>& last,
+                  absl::string_view* key, absl::string_view* value) {
   Cursor cursor(bytes);
   uint32_t key_length = 0;
-  absl::string_view key;
-  if (!cursor.Take(&key_length) || !cursor.TakeBytes(key_length, &key)) {
+  if (!cursor.Take(&key_length) || !cursor.TakeBytes(key_length, key)) {
     return Bad("a note is cut short");
   }
-  if (!notes->empty() && notes->rbegin()->first >= key) return Bad("notes are out of order");
-  notes->emplace(std::string(key), std::string(cursor.rest()));
+  if (last.has_value() && *last >= *key) return Bad("notes are out of order");
+  *value = cursor.rest();
   return absl::OkStatus();
 }
 
-// The rules of keys.h. No build writes a manifest that breaks one, so such a manifest is damaged.
-Status CheckKeys(const Manifest& manifest) {
-  const auto as_data_loss = [](const Status& status) {
-    return status.ok() ? status : Bad(status.message());
-  };
-  CAIRN_RETURN_IF_ERROR(as_data_loss(ValidateJob(manifest.job)));
-  CAIRN_RETURN_IF_ERROR(as_data_loss(ValidateStep(manifest.step)));
-  CAIRN_RETURN_IF_ERROR(as_data_loss(ValidateAttempt(manifest.attempt)));
-  CAIRN_RETURN_IF_ERROR(as_data_loss(ValidateWorld(manifest.writer, manifest.world_size)));
+Status AsDataLoss(const Status& status) { return status.ok() ? status : Bad(status.message()); }
+
+// The rules of keys.h, but for those of names. No build writes a manifest that breaks one, so such a
+// manifest is damaged.
+Status CheckHead(const Manifest& manifest) {
+  CAIRN_RETURN_IF_ERROR(AsDataLoss(ValidateJob(manifest.job)));
+  CAIRN_RETURN_IF_ERROR(AsDataLoss(ValidateStep(manifest.step)));
+  CAIRN_RETURN_IF_ERROR(AsDataLoss(ValidateAttempt(manifest.attempt)));
+  CAIRN_RETURN_IF_ERROR(AsDataLoss(ValidateWorld(manifest.writer, manifest.world_size)));
   if (manifest.revision < 0) return Bad("revision is below 0");
   if (manifest.first < kNoStep) return Bad("first is below -1");
   if (manifest.lineage.attempt() >= manifest.attempt) {
     return Bad(
         absl::StrCat("attempt ", manifest.attempt, " comes from ", OriginText(manifest.lineage)));
   }
-  absl::flat_hash_set<absl::string_view> names;
-  names.reserve(manifest.objects.size());
-  for (size_t i = 0; i < manifest.objects.size(); ++i) {
-    const std::string& name = manifest.objects[i].name;
-    CAIRN_RETURN_IF_ERROR(as_data_loss(ValidateObjectName(name)));
-    if (i > 0 && manifest.objects[i - 1].name >= name) return Bad("objects are out of order");
-    names.insert(name);
-  }
-  for (const ObjectEntry& object : manifest.objects) {
-    if (const auto directory = FindDirectoryOf(object.name, names); directory != names.end()) {
-      return Bad(
-          absl::StrCat("name: \"", absl::CHexEscape(*directory), "\" is a directory of another"));
-    }
-  }
   return absl::OkStatus();
 }
 
-std::string ShortSha256(absl::string_view bytes) {
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int length = 0;
-  if (EVP_Digest(bytes.data(), bytes.size(), digest, &length, EVP_sha256(), nullptr) != 1) {
-    return std::string();  // only when OpenSSL has no memory left; equal to no digest
+// Those of names: `line` has the name before this one, and those of its predecessors that it begins
+// with. In byte order a directory's name stays there until the last name below it has come.
+Status TakeName(const std::string& name, std::vector<std::string>* line) {
+  CAIRN_RETURN_IF_ERROR(AsDataLoss(ValidateObjectName(name)));
+  if (!line->empty() && line->back() >= name) return Bad("objects are out of order");
+  while (!line->empty() && !absl::StartsWith(name, line->back())) line->pop_back();
+  for (const std::string& prefix : *line) {
+    if (name[prefix.size()] == '/') {
+      return Bad(
+          absl::StrCat("name: \"", absl::CHexEscape(prefix), "\" is a directory of another"));
+    }
   }
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(digest), std::min(length, 16u)));
+  line->push_back(name);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -387,94 +395,208 @@ std::string EncodeManifest(const Manifest& head, std::vector<const ObjectEntry*>
   return out;
 }
 
-// One function: the format from its first byte to its last, each field checked where it is read.
 StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
-  if (bytes.size() < kHeaderBytes + kTrailerBytes) return Bad("is cut short");
-  if (bytes.size() > kMaxManifestBytes) return Bad("is longer than any manifest");
-  if (bytes.substr(0, kMagic.size()) != kMagic) return Bad("the magic is wrong");
-  const size_t end = bytes.size() - kTrailerBytes;
-  if (ReadInteger<uint32_t>(bytes.data() + end) != Crc32c(0, bytes.data(), end)) {
-    return Bad("the checksum does not fit");
-  }
-  const uint32_t version = ReadInteger<uint32_t>(bytes.data() + 8);
-  if (version > kFormatVersion) {
-    return absl::UnimplementedError(
-        absl::StrCat("manifest: format ", version, " is newer than this build's ", kFormatVersion));
-  }
-  if (version == 0) return Bad("the format is 0");
-  if (ReadInteger<uint32_t>(bytes.data() + 12) != end - kHeaderBytes) {
-    return Bad("the length does not fit");
-  }
-
-  Manifest manifest;
-  Cursor cursor(bytes.substr(kHeaderBytes, end - kHeaderBytes));
-  uint16_t last_tag = 0;
-  uint32_t seen = 0;
-  Field field;
-  while (cursor.left() > 0) {
-    CAIRN_RETURN_IF_ERROR(TakeField(
-        &cursor, [](uint16_t tag) { return Repeats(tag) || tag > kLastManifestTag; }, &last_tag,
-        &field));
-    if (field.tag <= kLastManifestTag) seen |= Bit(field.tag);
-    switch (field.tag) {
-      case kJob:
-        manifest.job = std::string(field.value);
-        break;
-      case kOwnerUid:
-        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.owner_uid));
-        break;
-      case kStep:
-        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.step));
-        break;
-      case kAttempt:
-        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.attempt));
-        break;
-      case kRevision:
-        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.revision));
-        break;
-      case kWriter:
-        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.writer));
-        break;
-      case kWorldSize:
-        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.world_size));
-        break;
-      case kCreated:
-        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.created_unix_ms));
-        break;
-      case kRetired:
-        return Bad("field 9 names a step without its attempt");
-      case kNote:
-        CAIRN_RETURN_IF_ERROR(DecodeNote(field.value, &manifest.notes));
-        break;
-      case kObject:
-        CAIRN_RETURN_IF_ERROR(DecodeObject(field.value, &manifest.objects.emplace_back()));
-        break;
-      case kFirst:
-        CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &manifest.first));
-        break;
-      case kLineage: {
-        StatusOr<Lineage> lineage = DecodeLineage(field.value);
-        if (!lineage.ok()) return Bad(lineage.status().message());
-        manifest.lineage = *std::move(lineage);
-        break;
-      }
-      default:
-        manifest.unknown.append(field.whole.data(), field.whole.size());
-    }
-  }
-  CAIRN_RETURN_IF_ERROR(CheckAllSeen(seen, Bit(kJob) | Bit(kOwnerUid) | Bit(kStep) | Bit(kAttempt) |
-                                               Bit(kRevision) | Bit(kWriter) | Bit(kWorldSize) |
-                                               Bit(kCreated) | Bit(kFirst) | Bit(kLineage)));
-  CAIRN_RETURN_IF_ERROR(CheckKeys(manifest));
-  return manifest;
+  ManifestDecoder decoder(ManifestDetail::kWhole);
+  CAIRN_RETURN_IF_ERROR(decoder.Add(bytes));
+  return std::move(decoder).Finish();
 }
 
-std::string ManifestDigest(absl::string_view encoded) { return ShortSha256(encoded); }
+Status ManifestDecoder::Add(absl::string_view piece) {
+  while (!piece.empty()) {
+    if (next_ == Next::kNothing) return Bad("the length does not fit");
+    const size_t n = std::min<uint64_t>(wanted_ - carried_.size(), piece.size());
+    const absl::string_view taken = piece.substr(0, n);
+    piece.remove_prefix(n);
+    if (next_ != Next::kTrailer) crc_ = Crc32c(crc_, taken.data(), n);
+    if (next_ == Next::kBodyToSkip) {
+      wanted_ -= n;
+      if (wanted_ == 0) Expect(Next::kTrailer, kTrailerBytes);
+    } else if (carried_.empty() && n == wanted_) {
+      CAIRN_RETURN_IF_ERROR(Take(taken));
+    } else {
+      carried_.append(taken.data(), n);
+      if (carried_.size() < wanted_) continue;
+      CAIRN_RETURN_IF_ERROR(Take(std::exchange(carried_, {})));
+    }
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<Manifest> ManifestDecoder::Finish() && {
+  if (next_ != Next::kNothing) return Bad("is cut short");
+  if (newer_ != 0) {
+    return absl::UnimplementedError(
+        absl::StrCat("manifest: format ", newer_, " is newer than this build's ", kFormatVersion));
+  }
+  CAIRN_RETURN_IF_ERROR(
+      CheckAllSeen(seen_, Bit(kJob) | Bit(kOwnerUid) | Bit(kStep) | Bit(kAttempt) | Bit(kRevision) |
+                              Bit(kWriter) | Bit(kWorldSize) | Bit(kCreated) | Bit(kFirst) |
+                              Bit(kLineage)));
+  CAIRN_RETURN_IF_ERROR(CheckHead(manifest_));
+  return std::move(manifest_);
+}
+
+void ManifestDecoder::Expect(Next next, uint64_t bytes) {
+  next_ = next;
+  wanted_ = bytes;
+}
+
+Status ManifestDecoder::Take(absl::string_view item) {
+  switch (next_) {
+    case Next::kHeader:
+      return TakeHeader(item);
+    case Next::kFieldHeader:
+      return TakeFieldHeader(item);
+    case Next::kFieldBody:
+      CAIRN_RETURN_IF_ERROR(TakeField(item));
+      return ExpectField();
+    case Next::kTrailer:
+      if (ReadInteger<uint32_t>(item.data()) != crc_) return Bad("the checksum does not fit");
+      Expect(Next::kNothing, 0);
+      return absl::OkStatus();
+    case Next::kBodyToSkip:
+    case Next::kNothing:
+      break;
+  }
+  return absl::InternalError("manifest: the decoder is at no item");
+}
+
+Status ManifestDecoder::TakeHeader(absl::string_view header) {
+  if (header.substr(0, kMagic.size()) != kMagic) return Bad("the magic is wrong");
+  const uint32_t version = ReadInteger<uint32_t>(header.data() + 8);
+  if (version == 0) return Bad("the format is 0");
+  body_left_ = ReadInteger<uint32_t>(header.data() + 12);
+  total_bytes_ = kHeaderBytes + body_left_ + kTrailerBytes;
+  if (total_bytes_ > kMaxManifestBytes) return Bad("is longer than any manifest");
+  if (version <= kFormatVersion) return ExpectField();
+  newer_ = version;
+  if (body_left_ == 0) return ExpectField();
+  Expect(Next::kBodyToSkip, body_left_);
+  return absl::OkStatus();
+}
+
+Status ManifestDecoder::ExpectField() {
+  if (body_left_ == 0) {
+    Expect(Next::kTrailer, kTrailerBytes);
+  } else if (body_left_ < kFieldHeaderBytes) {
+    return Bad("a field is cut short");
+  } else {
+    Expect(Next::kFieldHeader, kFieldHeaderBytes);
+  }
+  return absl::OkStatus();
+}
+
+Status ManifestDecoder::TakeFieldHeader(absl::string_view header) {
+  uint32_t length = 0;
+  CAIRN_RETURN_IF_ERROR(ReadFieldHeader(header, Repeats, tag_, &tag_, &length));
+  body_left_ -= kFieldHeaderBytes;
+  if (length > body_left_) return Bad("a field is cut short");
+  if (length > kMaxManifestFieldBytes) {
+    return Bad(absl::StrCat("field ", tag_, " has ", length, " bytes, the limit is ",
+                            kMaxManifestFieldBytes));
+  }
+  body_left_ -= length;
+  if (tag_ <= kLastManifestTag) {
+    seen_ |= Bit(tag_);
+  } else if (detail_ == ManifestDetail::kWhole) {
+    manifest_.unknown.append(header.data(), header.size());
+  }
+  if (length > 0) {
+    Expect(Next::kFieldBody, length);
+    return absl::OkStatus();
+  }
+  CAIRN_RETURN_IF_ERROR(TakeField(absl::string_view()));
+  return ExpectField();
+}
+
+Status ManifestDecoder::TakeField(absl::string_view value) {
+  const Field field{tag_, value, value};
+  switch (tag_) {
+    case kJob:
+      manifest_.job = std::string(value);
+      return absl::OkStatus();
+    case kOwnerUid:
+      return TakeIntegerField(field, &manifest_.owner_uid);
+    case kStep:
+      return TakeIntegerField(field, &manifest_.step);
+    case kAttempt:
+      return TakeIntegerField(field, &manifest_.attempt);
+    case kRevision:
+      return TakeIntegerField(field, &manifest_.revision);
+    case kWriter:
+      return TakeIntegerField(field, &manifest_.writer);
+    case kWorldSize:
+      return TakeIntegerField(field, &manifest_.world_size);
+    case kCreated:
+      return TakeIntegerField(field, &manifest_.created_unix_ms);
+    case kRetired:
+      return Bad("field 9 names a step without its attempt");
+    case kNote: {
+      absl::string_view key, text;
+      CAIRN_RETURN_IF_ERROR(DecodeNote(value, last_note_, &key, &text));
+      last_note_ = std::string(key);
+      if (detail_ == ManifestDetail::kWhole) manifest_.notes.emplace(key, text);
+      return absl::OkStatus();
+    }
+    case kObject:
+      return TakeObject(value);
+    case kFirst:
+      return TakeIntegerField(field, &manifest_.first);
+    case kLineage: {
+      StatusOr<Lineage> lineage = DecodeLineage(value);
+      if (!lineage.ok()) return Bad(lineage.status().message());
+      manifest_.lineage = *std::move(lineage);
+      return absl::OkStatus();
+    }
+    default:
+      if (detail_ == ManifestDetail::kWhole) manifest_.unknown.append(value.data(), value.size());
+      return absl::OkStatus();
+  }
+}
+
+Status ManifestDecoder::TakeObject(absl::string_view value) {
+  ObjectEntry object;
+  CAIRN_RETURN_IF_ERROR(DecodeObject(value, detail_, &object));
+  CAIRN_RETURN_IF_ERROR(TakeName(object.name, &names_));
+  if (each_name_) each_name_(object.name);
+  ++objects_;
+  object_bytes_ += object.length;
+  if (detail_ == ManifestDetail::kWhole) manifest_.objects.push_back(std::move(object));
+  return absl::OkStatus();
+}
+
+ManifestDigester::ManifestDigester() : context_(EVP_MD_CTX_new()) {
+  if (EVP_DigestInit_ex(context_, EVP_sha256(), nullptr) == 1) return;
+  EVP_MD_CTX_free(context_);
+  context_ = nullptr;
+}
+
+ManifestDigester::~ManifestDigester() { EVP_MD_CTX_free(context_); }
+
+void ManifestDigester::Add(absl::string_view piece) {
+  if (context_ != nullptr) EVP_DigestUpdate(context_, piece.data(), piece.size());
+}
+
+std::string ManifestDigester::Finish() {
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int length = 0;
+  if (context_ == nullptr || EVP_DigestFinal_ex(context_, digest, &length) != 1) {
+    return std::string();  // equal to no digest
+  }
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(digest), std::min(length, 16u)));
+}
+
+std::string ManifestDigest(absl::string_view encoded) {
+  ManifestDigester digester;
+  digester.Add(encoded);
+  return digester.Finish();
+}
 
 std::string CheckpointDigest(const std::vector<absl::string_view>& manifest_digests) {
   std::string all;
   for (const absl::string_view digest : manifest_digests) absl::StrAppend(&all, digest);
-  return ShortSha256(all);
+  return ManifestDigest(all);
 }
 
 }  // namespace cairn

@@ -13,14 +13,18 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/keys.h"
 #include "common/lineage.h"
 #include "common/status.h"
+
+struct evp_md_ctx_st;
 
 namespace cairn {
 
@@ -65,6 +69,8 @@ struct Manifest {
 };
 
 inline constexpr uint32_t kMaxManifestBytes = 1u << 30;
+// Of one field: the checksums of the longest object (kMaxObjectBytes) in blocks of 4 MiB, and its name.
+inline constexpr uint32_t kMaxManifestFieldBytes = 16u << 20;
 
 std::string EncodeManifest(const Manifest& manifest);
 // The same, of a manifest whose objects are elsewhere.
@@ -80,9 +86,70 @@ size_t EncodedObjectSize(const ObjectEntry& object);
 // list of CRCs is as long as the object's length asks for.
 StatusOr<Manifest> DecodeManifest(absl::string_view bytes);
 
+// kSummary: without objects, notes and what this build does not know; the memory that it takes does
+// not grow with their number.
+enum class ManifestDetail { kWhole, kSummary };
+
+// The same from pieces of any length, in order. All is checked as in DecodeManifest, each field as
+// soon as it is whole: a manifest that says nonsense is refused before the rest of it is read. After
+// an error it takes no more.
+class ManifestDecoder {
+ public:
+  // `each_name` hears each object's name once it is known to be one.
+  explicit ManifestDecoder(ManifestDetail detail,
+                           std::function<void(absl::string_view)> each_name = nullptr)
+      : detail_(detail), each_name_(std::move(each_name)) {}
+
+  Status Add(absl::string_view piece);
+  // How long the whole is, from its header; 0 before that has been added.
+  uint64_t total_bytes() const { return total_bytes_; }
+  StatusOr<Manifest> Finish() &&;
+  uint64_t objects() const { return objects_; }
+  uint64_t object_bytes() const { return object_bytes_; }  // the sum of their lengths
+
+ private:
+  enum class Next { kHeader, kFieldHeader, kFieldBody, kBodyToSkip, kTrailer, kNothing };
+  // One item: the header, a field's header or body, the trailer.
+  Status Take(absl::string_view item);
+  Status TakeHeader(absl::string_view header);
+  Status TakeFieldHeader(absl::string_view header);
+  Status TakeField(absl::string_view value);
+  Status TakeObject(absl::string_view value);
+  void Expect(Next next, uint64_t bytes);
+  Status ExpectField();
+
+  const ManifestDetail detail_;
+  const std::function<void(absl::string_view)> each_name_;
+  Manifest manifest_;
+  uint64_t objects_ = 0, object_bytes_ = 0, total_bytes_ = 0;
+  uint64_t body_left_ = 0;
+  Next next_ = Next::kHeader;
+  uint64_t wanted_ = 16;  // bytes of the next item
+  std::string carried_;   // of that item, when a piece ended within it
+  uint16_t tag_ = 0;  // of the field whose header came last
+  uint32_t seen_ = 0;
+  uint32_t crc_ = 0;
+  uint32_t newer_ = 0;  // the format, where this build does not know it
+  std::optional<std::string> last_note_;
+  std::vector<std::string> names_;  // manifest.cc, TakeName
+};
+
 // First 16 bytes of SHA-256 over the encoded manifest, in hex.
 inline constexpr size_t kDigestLength = 32;
 std::string ManifestDigest(absl::string_view encoded);
+// The same from pieces, in order.
+class ManifestDigester {
+ public:
+  ManifestDigester();
+  ~ManifestDigester();
+  ManifestDigester(const ManifestDigester&) = delete;
+  ManifestDigester& operator=(const ManifestDigester&) = delete;
+  void Add(absl::string_view piece);
+  std::string Finish();
+
+ private:
+  evp_md_ctx_st* context_;  // null: OpenSSL has no memory left
+};
 // The digest of a complete checkpoint: SHA-256 over its writers' digests in writer order, as above.
 std::string CheckpointDigest(const std::vector<absl::string_view>& manifest_digests);
 

@@ -38,6 +38,7 @@ struct StoredPart {
   std::string digest;
   // Of a summary, whose manifest names no object: how many there are, and the sum of their lengths.
   uint64_t summed_objects = 0, summed_bytes = 0;
+  uint64_t manifest_bytes = 0;  // of the file that it was read from
 
   uint64_t Objects() const {
     return manifest.objects.empty() ? summed_objects : manifest.objects.size();

@@ -3,9 +3,8 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
-#include <thrift/protocol/TBinaryProtocol.h>
-#include <thrift/transport/TBufferTransports.h>
 #include <thrift/transport/TTransportException.h>
+#include <thrift/transport/TVirtualTransport.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,16 +14,30 @@
 #include "client/cpp/process.h"
 #include "common/fd.h"
 #include "proto/convert.h"
+#include "proto/frame.h"
 
 namespace cairn::client {
 
 using apache::thrift::transport::TTransport;
 using apache::thrift::transport::TTransportException;
 
-// A Unix socket whose every wait ends at the deadline.
-class DeadlineSocket : public apache::thrift::transport::TVirtualTransport<DeadlineSocket> {
+namespace {
+
+// What the lists of one reply may take in memory.
+constexpr uint64_t kMaxEntryBytes = 256 << 20;
+constexpr size_t kFirstPiece = 8 << 10, kPiece = 1 << 20;
+
+}  // namespace
+
+// A Unix socket that carries framed messages (proto/frame.h) and whose every wait ends at the deadline. A
+// reply is read when all of it is there; the space for it grows with what has come, not with what it
+// announces.
+class FramedSocket : public apache::thrift::transport::TVirtualTransport<FramedSocket> {
  public:
-  explicit DeadlineSocket(UniqueFd fd) : fd_(std::move(fd)) {}
+  explicit FramedSocket(UniqueFd fd)
+      : TVirtualTransport(std::make_shared<apache::thrift::TConfiguration>(
+            static_cast<int>(kMaxFrameBytes + kFrameHeaderBytes))),
+        fd_(std::move(fd)) {}
 
   void SetDeadline(MonotonicNanos deadline) { deadline_ = deadline; }
 
@@ -33,13 +46,75 @@ class DeadlineSocket : public apache::thrift::transport::TVirtualTransport<Deadl
   void open() override {}
   void close() override { fd_.Reset(); }
 
-  uint32_t read(uint8_t* buffer, uint32_t length) {
+  // The whole of the next reply.
+  void AwaitMessage() {
+    in_.clear();
+    in_.resize(kFirstPiece);
+    size_t have = 0;
+    size_t wanted = kFrameHeaderBytes;
+    while (have < wanted) {
+      if (have == in_.size()) in_.resize(std::min(wanted, have + std::max(have, kPiece)));
+      have += Receive(in_.data() + have, in_.size() - have);
+      if (have < kFrameHeaderBytes) continue;
+      const uint32_t length = FrameLength(in_.data());
+      if (length > kMaxFrameBytes) {
+        throw TTransportException(TTransportException::CORRUPTED_DATA,
+                                  absl::StrCat("an answer of ", length, " bytes"));
+      }
+      wanted = kFrameHeaderBytes + length;
+    }
+    if (have > wanted) {
+      throw TTransportException(TTransportException::CORRUPTED_DATA, "more than one answer");
+    }
+    at_ = kFrameHeaderBytes;
+    end_ = wanted;
+  }
+  uint32_t available_read() const { return static_cast<uint32_t>(end_ - at_); }
+
+  uint32_t read(uint8_t* bytes, uint32_t length) {
+    const uint32_t n = std::min(length, available_read());
+    if (n == 0) throw TTransportException(TTransportException::END_OF_FILE, "the answer is short");
+    memcpy(bytes, in_.data() + at_, n);
+    at_ += n;
+    return n;
+  }
+  const uint8_t* borrow(uint8_t*, uint32_t* length) {
+    if (available_read() < *length) return nullptr;
+    *length = available_read();
+    return reinterpret_cast<const uint8_t*>(in_.data()) + at_;
+  }
+  void consume(uint32_t length) { at_ += length; }
+  uint32_t readEnd() override {
+    if (in_.capacity() > kPiece) in_ = std::string();
+    at_ = end_ = 0;
+    return 0;
+  }
+
+  void write(const uint8_t* bytes, uint32_t length) {
+    if (out_.empty()) out_.assign(kFrameHeaderBytes, '\0');
+    out_.append(reinterpret_cast<const char*>(bytes), length);
+  }
+  void flush() override {
+    std::string message = std::exchange(out_, {});
+    if (message.size() > kMaxFrameBytes + kFrameHeaderBytes) {
+      throw TTransportException(TTransportException::BAD_ARGS,
+                                absl::StrCat("a call of ", message.size(), " bytes, the limit is ",
+                                             kMaxFrameBytes));
+    }
+    PutFrameLength(static_cast<uint32_t>(message.size() - kFrameHeaderBytes),
+                   message.data());
+    SendAll(message);
+  }
+
+ private:
+  size_t Receive(char* into, size_t room) {
     for (;;) {
       if (drained_) AwaitBytes();
-      const ssize_t n = recv(fd_.get(), buffer, length, MSG_DONTWAIT);
+      Left();
+      const ssize_t n = recv(fd_.get(), into, room, MSG_DONTWAIT);
       if (n > 0) {
-        drained_ = static_cast<uint32_t>(n) < length;
-        return static_cast<uint32_t>(n);
+        drained_ = static_cast<size_t>(n) < room;
+        return static_cast<size_t>(n);
       }
       if (n == 0) throw TTransportException(TTransportException::END_OF_FILE, "connection closed");
       drained_ = true;
@@ -47,20 +122,18 @@ class DeadlineSocket : public apache::thrift::transport::TVirtualTransport<Deadl
     }
   }
 
-  void write(const uint8_t* buffer, uint32_t length) {
-    while (length > 0) {
+  void SendAll(absl::string_view bytes) {
+    while (!bytes.empty()) {
       ArmSend();
-      const ssize_t n = send(fd_.get(), buffer, length, MSG_NOSIGNAL);
+      const ssize_t n = send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       if (n < 0) {
         if (errno == EINTR || errno == EAGAIN) continue;
         Fail("send");
       }
-      buffer += n;
-      length -= static_cast<uint32_t>(n);
+      bytes.remove_prefix(static_cast<size_t>(n));
     }
   }
 
- private:
   MonotonicNanos Left() const {
     const MonotonicNanos left = deadline_ - RealClock()->Now();
     if (left <= 0) throw TTransportException(TTransportException::TIMED_OUT, "no answer in time");
@@ -101,23 +174,21 @@ class DeadlineSocket : public apache::thrift::transport::TVirtualTransport<Deadl
   MonotonicNanos deadline_ = 0;
   MonotonicNanos send_timeout_ = 0;  // as set on the socket; 0: not yet
   bool drained_ = true;  // the last receive took all that was there: the next one must wait
+  std::string in_, out_;
+  size_t at_ = 0, end_ = 0;  // what of in_ is not read yet
 };
 
 namespace {
 
-// Thrift counts the bytes of all strings that a buffered transport ever handed out against the limit
-// of *one* message and never resets the count: after 100 MiB it would refuse a healthy connection.
-// This one resets the count at the end of each message.
-class MessageBuffer : public apache::thrift::transport::TBufferedTransport {
+class ReplyReader : public FrameReader<FramedSocket> {
  public:
-  using TBufferedTransport::TBufferedTransport;
-  uint32_t readEnd() override {
-    resetConsumedMessageSize();
-    return TBufferedTransport::readEnd();
+  using FrameReader::FrameReader;
+  uint32_t readMessageBegin_virt(std::string& name, apache::thrift::protocol::TMessageType& type,
+                                 int32_t& sequence) override {
+    trans_->AwaitMessage();
+    return FrameReader::readMessageBegin_virt(name, type, sequence);
   }
 };
-
-constexpr uint32_t kBufferBytes = 8192;
 
 Status ConnectStatus(int error, const std::string& socket) {
   if (error == ENOENT || error == ECONNREFUSED) {
@@ -155,16 +226,14 @@ StatusOr<std::unique_ptr<Connection>> Connection::Open(const std::string& socket
     return ConnectStatus(errno, socket);
   }
   std::unique_ptr<Connection> connection(
-      new Connection(socket, std::make_shared<DeadlineSocket>(std::move(fd))));
+      new Connection(socket, std::make_shared<FramedSocket>(std::move(fd))));
   return connection;
 }
 
-Connection::Connection(std::string socket, std::shared_ptr<DeadlineSocket> transport)
+Connection::Connection(std::string socket, std::shared_ptr<FramedSocket> transport)
     : socket_(std::move(socket)), transport_(std::move(transport)) {
-  auto buffer = std::make_shared<MessageBuffer>(transport_, kBufferBytes);
   client_ = std::make_unique<wire::CairnClient>(
-      std::make_shared<apache::thrift::protocol::TBinaryProtocolT<MessageBuffer>>(
-          std::move(buffer)));
+      std::make_shared<ReplyReader>(transport_, kMaxEntryBytes));
 }
 
 Connection::~Connection() = default;

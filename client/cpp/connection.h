@@ -1,4 +1,4 @@
-// One Thrift connection to the daemon: binary protocol, buffered transport, over the Unix socket.
+// One Thrift connection to the daemon: framed binary messages over the Unix socket.
 // Every read and write has the deadline of the current call. Used by one thread at a time.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace cairn::client {
 
-class DeadlineSocket;
+class FramedSocket;
 
 class Connection {
  public:
@@ -33,10 +33,10 @@ class Connection {
   uint64_t generation = 0;  // of the session it has joined; 0: none yet
 
  private:
-  Connection(std::string socket, std::shared_ptr<DeadlineSocket> transport);
+  Connection(std::string socket, std::shared_ptr<FramedSocket> transport);
 
   const std::string socket_;
-  const std::shared_ptr<DeadlineSocket> transport_;
+  const std::shared_ptr<FramedSocket> transport_;
   std::unique_ptr<wire::CairnClient> client_;
   bool broken_ = false;
   bool timed_out_ = false;

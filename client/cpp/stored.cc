@@ -86,8 +86,8 @@ CheckpointInfo Describe(const StoredCheckpoint& checkpoint, bool on_line) {
     }
   }
   for (const StoredPart& part : checkpoint.parts) {
-    info.bytes += part.manifest.TotalBytes();
-    info.objects += part.manifest.objects.size();
+    info.bytes += part.Bytes();
+    info.objects += part.Objects();
     info.created_unix_ms = std::max(info.created_unix_ms, part.manifest.created_unix_ms);
   }
   if (info.facts.complete) info.digest = CheckpointDigest(checkpoint.Digests());
@@ -112,6 +112,10 @@ StatusOr<UniqueFd> OpenRoot(const std::string& root) {
   return fd;
 }
 
+StatusOr<StoredJob> ReadSummary(const std::string& root, const std::string& job) {
+  return ReadStoredJob(root, job, ManifestDetail::kSummary);
+}
+
 Status ListCheckpoints(const StoredJob& stored, Listing* out) {
   const std::vector<LineStep> line = ComputeLine(HistoryOf(stored));
   std::vector<CheckpointKey> shown;
@@ -133,63 +137,113 @@ Status ListCheckpoints(const StoredJob& stored, Listing* out) {
   return absl::OkStatus();
 }
 
+Status Moved(const StoredCheckpoint& checkpoint) {
+  return absl::AbortedError(absl::StrCat(checkpoint.location.text(), ": no longer holds ",
+                                         checkpoint.key.DebugString()));
+}
+
+// The directory at which it was found. ABORTED when it has moved.
+StatusOr<UniqueFd> OpenDirectoryOf(const std::string& root, const StoredCheckpoint& checkpoint,
+                                   int access) {
+  // Beneath the root only: no symbolic link is followed.
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd root_fd, OpenRoot(root));
+  const std::string& location = checkpoint.location.text();
+  const std::string below(absl::StripPrefix(absl::StripPrefix(location, root), "/"));
+  StatusOr<UniqueFd> directory = OpenBeneath(root_fd.get(), below, access | O_DIRECTORY);
+  if (absl::IsNotFound(directory.status())) return Moved(checkpoint);
+  CAIRN_RETURN_IF_ERROR(Annotate(directory.status(), location));
+  return directory;
+}
+
+// The checkpoint of which `summary` was read, with its objects. ABORTED when it has moved.
+StatusOr<StoredCheckpoint> ReadWhole(const std::string& root, const StoredCheckpoint& summary) {
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenDirectoryOf(root, summary, O_RDONLY));
+  std::vector<std::string> problems, unread;
+  StatusOr<StoredCheckpoint> whole =
+      ReadStoredCheckpoint(directory.get(), summary.location.text(), ManifestDetail::kWhole, {},
+                           &problems, &unread);
+  if (absl::IsNotFound(whole.status())) return Moved(summary);
+  CAIRN_RETURN_IF_ERROR(whole.status());
+  if (!(whole->key == summary.key) || whole->Digests() != summary.Digests()) return Moved(summary);
+  return whole;
+}
+
+// A checkpoint that was replaced or set aside since it was found is looked for again.
+template <typename F>
+Status LookAgainWhileItMoves(F look_once) {
+  constexpr int kMaxLooks = 3;
+  Status status;
+  for (int look = 0; look < kMaxLooks; ++look) {
+    status = look_once();
+    if (!absl::IsAborted(status)) break;
+  }
+  return status;
+}
+
 // The directory of the part's checkpoint, while its manifest stands there: another checkpoint may
 // have taken its place, and a file of it must not be taken for this one's. ABORTED when it has
 // moved.
 StatusOr<UniqueFd> OpenDirectoryOf(const std::string& root, const StoredCheckpoint& checkpoint,
                                    const StoredPart& part) {
-  // Beneath the root only: no symbolic link is followed.
-  CAIRN_ASSIGN_OR_RETURN(const UniqueFd root_fd, OpenRoot(root));
-  const std::string& location = checkpoint.location.text();
-  const std::string below(absl::StripPrefix(absl::StripPrefix(location, root), "/"));
-  const auto moved = [&] {
-    return absl::AbortedError(
-        absl::StrCat(location, ": no longer holds ", checkpoint.key.DebugString()));
-  };
-  StatusOr<UniqueFd> directory = OpenBeneath(root_fd.get(), below, O_PATH | O_DIRECTORY);
-  if (absl::IsNotFound(directory.status())) return moved();
-  CAIRN_RETURN_IF_ERROR(Annotate(directory.status(), location));
-  const auto file = OpenBeneath(directory->get(), ManifestFile(part.manifest.writer), O_RDONLY);
-  if (absl::IsNotFound(file.status())) return moved();
-  CAIRN_RETURN_IF_ERROR(Annotate(file.status(), location));
-  CAIRN_ASSIGN_OR_RETURN(const std::string bytes, ReadRegularFile(file->get(), kMaxManifestBytes));
-  if (ManifestDigest(bytes) != part.digest) return moved();
-  return *std::move(directory);
+  CAIRN_ASSIGN_OR_RETURN(UniqueFd directory, OpenDirectoryOf(root, checkpoint, O_PATH));
+  const auto file = OpenBeneath(directory.get(), ManifestFile(part.manifest.writer), O_RDONLY);
+  if (absl::IsNotFound(file.status())) return Moved(checkpoint);
+  CAIRN_RETURN_IF_ERROR(Annotate(file.status(), checkpoint.location.text()));
+  const auto stands =
+      ReadManifestFile(file->get(), ManifestDetail::kSummary, kMaxManifestBytes, nullptr);
+  if (!stands.ok() || stands->digest != part.digest) return Moved(checkpoint);
+  return directory;
 }
 
 // As OpenStored; ABORTED when the checkpoint moved meanwhile.
 Status OpenOnce(const std::string& root, const CheckpointRef& ref, const std::string& name,
                 int copy_threads, std::unique_ptr<OpenObject>* out) {
-  CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadStoredJob(root, ref.job));
-  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* checkpoint, Resolve(stored, ref));
-  for (const StoredPart& part : checkpoint->parts) {
+  CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadSummary(root, ref.job));
+  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* found, Resolve(stored, ref));
+  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint checkpoint, ReadWhole(root, *found));
+  for (const StoredPart& part : checkpoint.parts) {
     const ObjectEntry* entry = part.manifest.Find(name);
     if (entry == nullptr) continue;
-    const std::string what = absl::StrCat(checkpoint->location.text(), "/", name);
+    const std::string what = absl::StrCat(checkpoint.location.text(), "/", name);
     if (entry->block_bytes != kBlockBytes) {
       return absl::UnimplementedError(
           absl::StrCat(what, ": blocks of ", entry->block_bytes, " bytes"));
     }
-    CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenDirectoryOf(root, *checkpoint, part));
+    CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenDirectoryOf(root, checkpoint, part));
     StatusOr<UniqueFd> file = OpenBeneath(directory.get(), name, O_RDONLY);
     if (absl::IsNotFound(file.status())) {
       return absl::DataLossError(
           absl::StrCat(what, ": its manifest stands there, the file does not"));
     }
     CAIRN_RETURN_IF_ERROR(Annotate(file.status(), what));
-    struct stat found;
-    if (fstat(file->get(), &found) != 0) return ErrnoStatus(errno, what);
-    if (!S_ISREG(found.st_mode) || static_cast<uint64_t>(found.st_size) != entry->length) {
+    struct stat info;
+    if (fstat(file->get(), &info) != 0) return ErrnoStatus(errno, what);
+    if (!S_ISREG(info.st_mode) || static_cast<uint64_t>(info.st_size) != entry->length) {
       return absl::DataLossError(
-          absl::StrCat(what, ": ", found.st_size, " bytes, the manifest says ", entry->length));
+          absl::StrCat(what, ": ", info.st_size, " bytes, the manifest says ", entry->length));
     }
     *out =
-        OpenObjectImpl::OfFile(checkpoint->key, Describe(*checkpoint, part.manifest.writer, *entry),
+        OpenObjectImpl::OfFile(checkpoint.key, Describe(checkpoint, part.manifest.writer, *entry),
                                *std::move(file), copy_threads);
     return absl::OkStatus();
   }
   return absl::NotFoundError(
-      absl::StrCat(checkpoint->key.DebugString(), ": no object ", name, " in storage"));
+      absl::StrCat(checkpoint.key.DebugString(), ": no object ", name, " in storage"));
+}
+
+// As ListStored of a step; ABORTED when the checkpoint moved meanwhile.
+Status ListObjects(const std::string& root, const CheckpointRef& ref, Listing* out) {
+  CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadSummary(root, ref.job));
+  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* found, Resolve(stored, ref));
+  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint checkpoint, ReadWhole(root, *found));
+  for (const StoredPart& part : checkpoint.parts) {
+    for (const ObjectEntry& entry : part.manifest.objects) {
+      out->objects.push_back(Describe(checkpoint, part.manifest.writer, entry));
+    }
+  }
+  std::sort(out->objects.begin(), out->objects.end(),
+            [](const ObjectInfo& a, const ObjectInfo& b) { return a.name < b.name; });
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -198,7 +252,7 @@ StatusOr<LatestCheckpoint> StoredLatest(const std::string& root, const std::stri
   LatestCheckpoint out;
   const Status status = Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(ValidateJob(job));
-    CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadStoredJob(root, job));
+    CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadSummary(root, job));
     CheckpointRef ref;
     ref.job = job;
     CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* checkpoint, Resolve(stored, ref));
@@ -224,8 +278,8 @@ StatusOr<Listing> ListStored(const std::string& root, const std::string& path) {
     CheckpointRef ref;
     ref.job = path.substr(0, slash);
     CAIRN_RETURN_IF_ERROR(ValidateJob(ref.job));
-    CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadStoredJob(root, ref.job));
     if (slash == std::string::npos || slash + 1 == path.size()) {
+      CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadSummary(root, ref.job));
       return ListCheckpoints(stored, &out);
     }
     const std::string step = path.substr(slash + 1);
@@ -236,15 +290,7 @@ StatusOr<Listing> ListStored(const std::string& root, const std::string& path) {
             absl::StrCat("path: ", path, ": the step must be a number or \"latest\""));
       }
     }
-    CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* checkpoint, Resolve(stored, ref));
-    for (const StoredPart& part : checkpoint->parts) {
-      for (const ObjectEntry& entry : part.manifest.objects) {
-        out.objects.push_back(Describe(*checkpoint, part.manifest.writer, entry));
-      }
-    }
-    std::sort(out.objects.begin(), out.objects.end(),
-              [](const ObjectInfo& a, const ObjectInfo& b) { return a.name < b.name; });
-    return absl::OkStatus();
+    return LookAgainWhileItMoves([&] { return ListObjects(root, ref, &out); });
   });
   if (!status.ok()) return status;
   return out;
@@ -256,14 +302,7 @@ StatusOr<std::unique_ptr<OpenObject>> OpenStored(const std::string& root, const 
   const Status status = Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(ValidateJob(ref.job));
     CAIRN_RETURN_IF_ERROR(ValidateObjectName(name));
-    // A checkpoint that was replaced or set aside since it was found is looked for again.
-    constexpr int kMaxLooks = 3;
-    Status opened;
-    for (int look = 0; look < kMaxLooks; ++look) {
-      opened = OpenOnce(root, ref, name, copy_threads, &out);
-      if (!absl::IsAborted(opened)) break;
-    }
-    return opened;
+    return LookAgainWhileItMoves([&] { return OpenOnce(root, ref, name, copy_threads, &out); });
   });
   if (!status.ok()) return status;
   return out;

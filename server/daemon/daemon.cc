@@ -99,7 +99,12 @@ Status StartBelowNode(const Options& options, Rooms* rooms) {
   CAIRN_RETURN_IF_ERROR(Annotate(cache::SelfTest(), "this kernel cannot say who maps a slab"));
   CAIRN_ASSIGN_OR_RETURN(rooms->cache, cache::Cache::Start(options.cache, rooms->keeper.get()));
   if (options.storage.root.empty()) return absl::OkStatus();
-  CAIRN_ASSIGN_OR_RETURN(rooms->storage, storage::MakePosixStorage(options.storage));
+  // What storage holds of a job is anybody's who may write there: it takes its share of memory, no more.
+  const uint64_t budget = options.node.engine.budget_bytes;
+  storage::PosixOptions posix = options.storage;
+  posix.limits.manifest_bytes = std::max<uint64_t>(budget / 16, 64 << 20);
+  posix.limits.parts = std::max<uint64_t>(budget / 16 / 512, 100'000);
+  CAIRN_ASSIGN_OR_RETURN(rooms->storage, storage::MakePosixStorage(posix));
   return absl::OkStatus();
 }
 

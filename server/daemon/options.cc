@@ -267,6 +267,9 @@ std::vector<Definition> MakeDefinitions() {
           "limits.connections", [](auto& o) -> auto& { return o.rpc.max_connections; }, 1,
           1'000'000, "Thrift connections at once"),
       Number(
+          "limits.user_percent", [](auto& o) -> auto& { return o.rpc.user_percent; }, 1, 100,
+          "of the limits above and below that one user may use; uid 0 may use all"),
+      Number(
           "limits.waiting", [](auto& o) -> auto& { return o.node.engine.max_waiting; }, 1,
           10'000'000, "callers waiting at once"),
       Number(

@@ -165,6 +165,9 @@ class Engine::Impl {
   void On(const event::Pin& e) { retention_.On(e); }
   void On(const event::FilesDeleted& e) { retention_.On(e); }
   void On(const event::SlabDestroyed& e) { ledger_.OnDestroyed(e.slab); }
+  void On(const event::CallerLeft& e) {
+    callers_.Answer(e.request, absl::CancelledError("its caller has gone"));
+  }
   void On(const event::Tick&) {}
 
   // --- several components'

@@ -369,6 +369,12 @@ struct StorageSeen {
   StatusOr<RootIdentity> root;
 };
 
+// Nobody will read the answer to this request any more. If it still waits it is answered CANCELLED; what
+// it has set going goes on.
+struct CallerLeft {
+  RequestId request = 0;
+};
+
 // The time that action::WakeAt asked for has come.
 struct Tick {};
 
@@ -393,7 +399,7 @@ using Event =
                  event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
                  event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
                  event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
-                 event::TablesRead, event::LineNumbersRead, event::StorageSeen, event::Tick,
-                 event::Drain, event::JournalFull>;
+                 event::TablesRead, event::LineNumbersRead, event::StorageSeen, event::CallerLeft,
+                 event::Tick, event::Drain, event::JournalFull>;
 
 }  // namespace cairn::engine

@@ -90,8 +90,9 @@ Node::Node(const Options& options, const Rooms& rooms, const Inherited& inherite
       restarts_(inherited.restarts),
       safe_mode_(inherited.safe_mode),
       gate_(std::make_shared<EventGate>([this](engine::Event event) { Post(std::move(event)); })),
+      loops_(options.max_client_threads),
       stored_readers_(rooms.storage),
-      sessions_(options.sessions, rooms.holder, rooms.clock,
+      sessions_(options.sessions, &loops_, rooms.holder,
                 [this](SessionId session) { gate_->Post(engine::event::SessionEnded{session}); }),
       row_source_(std::make_unique<EngineRows>(this)),
       recorder_(options.recorder, rooms.open_catalog, rooms.clock, row_source_.get()),
@@ -106,7 +107,10 @@ Node::Node(const Options& options, const Rooms& rooms, const Inherited& inherite
       storage_watch_(std::make_unique<StorageWatch>(options.storage_look_interval, rooms.storage,
                                                     rooms.clock, gate_)) {}
 
-Node::~Node() { Stop(); }
+Node::~Node() {
+  Stop();
+  loops_.Stop();
+}
 
 StatusOr<std::unique_ptr<Node>> Node::Start(const Options& options, const Rooms& rooms,
                                             Inherited inherited) {
@@ -422,16 +426,22 @@ void Node::Post(engine::Event event) {
   Finish(std::move(after));
 }
 
+std::optional<engine::ObjectInfo> Node::Peek(const engine::event::StatObject& event) const {
+  ReaderLock query(&query_mu_);
+  return query_engine_ == nullptr ? std::nullopt : query_engine_->Peek(event);
+}
+
 Answer Node::Stat(engine::event::StatObject event) {
-  {
-    ReaderLock query(&query_mu_);
-    if (query_engine_ != nullptr) {
-      if (std::optional<engine::ObjectInfo> info = query_engine_->Peek(event)) {
-        return Answer{engine::reply::Body(*std::move(info)), 0};
-      }
-    }
-  }
+  if (auto info = Peek(event)) return Answer{engine::reply::Body(*std::move(info)), 0};
   return Call(std::move(event));
+}
+
+void Node::Abandon(engine::RequestId request) {
+  {
+    MutexLock lock(&mu_);
+    if (commits_.contains(request) || !outstanding_calls_.contains(request)) return;
+  }
+  Post(engine::event::CallerLeft{request});
 }
 
 void Node::Enter(engine::Event event, AfterUnlock* after) {

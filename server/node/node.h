@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -37,6 +38,7 @@
 #include "server/node/sessions.h"
 #include "server/node/stored_readers.h"
 #include "server/node/timer.h"
+#include "server/node/user_loops.h"
 
 namespace cairn::cache {
 class Cache;
@@ -83,6 +85,7 @@ class Node {
 
   const Options& options() const { return options_; }
   Clock* clock() const { return rooms_.clock; }
+  UserLoops& loops() { return loops_; }
   int64_t started_unix_ms() const { return started_unix_ms_; }
 
   // Enters the engine with a request and returns without waiting for its answer, which comes at the
@@ -92,10 +95,14 @@ class Node {
   // `done` must neither block nor wait for another answer; it may call the node otherwise.
   // What the answer lends has not left yet: call Deliver before the reply goes to the client.
   template <typename E>
-  void Call(E event, AnswerCallback done) {
-    event.caller.request = NextRequest();
-    Submit(event.caller.request, engine::Event(std::move(event)), std::move(done));
+  engine::RequestId Call(E event, AnswerCallback done) {
+    const engine::RequestId request = event.caller.request = NextRequest();
+    Submit(request, engine::Event(std::move(event)), std::move(done));
+    return request;
   }
+  // Nobody will read this one's answer: if it still waits in the engine, it is answered CANCELLED. A
+  // commit goes on.
+  void Abandon(engine::RequestId request);
   // Puts the descriptors that the answer lends on the session's fd channel and returns the answer,
   // or the failure to lend. Makes system calls for each slab, waits for nobody.
   Answer Deliver(SessionId session, Answer answer);
@@ -108,9 +115,17 @@ class Node {
     const SessionId session = event.caller.session;
     return Deliver(session, Await(request, engine::Event(std::move(event))));
   }
-  // One object's facts. A loader asks once per tensor file, so callers do not wait for each other.
+  // One object's facts, where they are known without entering the engine: then callers do not wait for
+  // each other.
+  std::optional<engine::ObjectInfo> Peek(const engine::event::StatObject& event) const;
   Answer Stat(engine::event::StatObject event);
+
   OpenAnswer Open(engine::event::Open event);
+  // Open in two steps. The second makes what the engine answered an opened object, and delivers it. It
+  // waits, until the deadline, only for storage.
+  static bool NeedsStorage(const Answer& answer);
+  OpenAnswer FinishOpen(const engine::Caller& caller, const std::string& name,
+                        MonotonicNanos deadline, Answer answer);
   Answer Release(engine::event::Release event);
 
   // For clients without descriptors; at most kMaxChunkBytes. The reader of the bytes checks them
@@ -126,6 +141,9 @@ class Node {
     Attempt superseded_by = 0;
   };
   Begun Hello(engine::event::Hello event);
+  // Hello in two steps: before the engine is asked, and with what it answered.
+  SessionInfo Prepare(engine::event::Hello* event) const;
+  Begun Begin(SessionInfo info, Answer answer);
   StatusOr<SessionInfo> Rejoin(SessionId session, absl::string_view secret, uint32_t uid) const {
     return sessions_.Rejoin(session, secret, uid);
   }
@@ -224,6 +242,7 @@ class Node {
   CondVar committed_;  // with mu_: commits_ became empty
 
   // These synchronize themselves.
+  UserLoops loops_;  // outlives the sessions, whose sockets it watches; ends before they go
   StoredReaders stored_readers_;
   Sessions sessions_;
   const std::unique_ptr<RowSource> row_source_;

@@ -11,7 +11,9 @@
 namespace cairn::node {
 
 struct SessionsOptions {
-  size_t max_pending = 256;  // connections to the fd socket that have not attached yet
+  // Connections to the fd socket that have not attached yet, of one user and of all.
+  size_t max_pending_of_user = 64;
+  size_t max_pending = 1024;
   MonotonicNanos attach_timeout = 10 * kNanosPerSecond;
 };
 
@@ -30,6 +32,7 @@ struct Options {
   SessionsOptions sessions;
   RecorderOptions recorder;
   int verify_threads = 2;
+  int max_client_threads = 64;  // one for each user with connections; further users share them
   // How often is looked whether the storage at the root is still the same.
   MonotonicNanos storage_look_interval = kNanosPerSecond;
   std::string name;  // host name: in replies, and in the catalog as the holder of parts

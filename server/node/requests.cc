@@ -44,15 +44,23 @@ Opened FromMemory(reply::Open memory, bool takes_fds) {
 // --- sessions
 
 Node::Begun Node::Hello(engine::event::Hello event) {
+  SessionInfo info = Prepare(&event);
+  return Begin(std::move(info), Call(std::move(event)));
+}
+
+SessionInfo Node::Prepare(engine::event::Hello* event) const {
   SessionInfo info;
-  static_cast<SessionIdentity&>(info) = event;
-  info.uid = event.caller.uid;
-  info.gid = event.caller.gid;
-  info.secret = event.secret = RandomSecret();
-  info.client = event.client;
+  static_cast<SessionIdentity&>(info) = *event;
+  info.uid = event->caller.uid;
+  info.gid = event->caller.gid;
+  info.secret = event->secret = RandomSecret();
+  info.client = event->client;
   info.connected_unix_ms = rooms_.clock->UnixMillis();
+  return info;
+}
+
+Node::Begun Node::Begin(SessionInfo info, Answer answer) {
   Begun begun;
-  Answer answer = Call(std::move(event));
   begun.superseded_by = answer.superseded_by;
   const StatusOr<reply::Hello> hello = BodyAs<reply::Hello>(std::move(answer), "hello");
   if (!hello.ok()) {
@@ -81,7 +89,17 @@ OpenAnswer Node::Open(engine::event::Open event) {
   const engine::Caller caller = event.caller;
   const std::string name = event.name;
   const MonotonicNanos deadline = event.deadline;
-  Answer answer = Call(std::move(event));
+  const engine::RequestId request = event.caller.request = NextRequest();
+  return FinishOpen(caller, name, deadline, Await(request, engine::Event(std::move(event))));
+}
+
+bool Node::NeedsStorage(const Answer& answer) {
+  return answer.body.ok() && std::holds_alternative<reply::OpenStored>(*answer.body);
+}
+
+OpenAnswer Node::FinishOpen(const engine::Caller& caller, const std::string& name,
+                            MonotonicNanos deadline, Answer answer) {
+  answer = Deliver(caller.session, std::move(answer));
   OpenAnswer result;
   result.superseded_by = answer.superseded_by;
   if (!answer.body.ok()) {

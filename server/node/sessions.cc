@@ -1,16 +1,14 @@
 #include "server/node/sessions.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -21,27 +19,6 @@
 
 namespace cairn::node {
 namespace {
-
-// What an epoll event is about: the kind in the top byte, a session's or a pending connection's
-// number below.
-enum Kind : uint64_t {
-  kWake = 1,
-  kListener = 2,
-  kPending = 3,
-  kChannel = 4,
-  kPidfd = 5,
-  kAttaches = 6
-};
-constexpr int kKindShift = 56;
-constexpr uint64_t kNumberMask = (uint64_t{1} << kKindShift) - 1;
-
-Status Add(int epoll, int fd, uint32_t events, Kind kind, uint64_t number) {
-  epoll_event event = {};
-  event.events = events;
-  event.data.u64 = (uint64_t{kind} << kKindShift) | (number & kNumberMask);
-  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) return ErrnoStatus(errno, "epoll_ctl");
-  return absl::OkStatus();
-}
 
 bool SameSecret(absl::string_view a, absl::string_view b) {
   if (a.size() != b.size()) return false;
@@ -100,58 +77,44 @@ std::string RandomSecret() {
 struct Sessions::Channel {
   UniqueFd socket, pidfd, progress;
   Mapping page;
+  std::shared_ptr<EventLoop> loop;
+  EventLoop::Watch socket_watch = 0, pidfd_watch = 0;  // the loop's
 };
 
-// The holder's answers, on their way to the polling thread. It belongs to the callbacks too: one of
-// them may run when the sessions are no more.
-class Sessions::Attaches {
- public:
-  struct Answer {
-    SessionId session = 0;
-    std::shared_ptr<Channel> channel;
-    Status held;
-  };
+struct Sessions::Pending {
+  UniqueFd socket;
+  Peer peer;
+  std::shared_ptr<EventLoop> loop;
+  EventLoop::Watch watch = 0;
+  Sessions* sessions = nullptr;
 
-  Attaches() : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    CHECK(wake_.valid()) << "eventfd: errno " << errno;
+  ~Pending() {
+    MutexLock lock(&sessions->mu_);
+    --sessions->pending_;
+    const auto of_user = sessions->pending_of_user_.find(peer.uid);
+    if (--of_user->second == 0) sessions->pending_of_user_.erase(of_user);
   }
-  int fd() const { return wake_.get(); }
-
-  void Add(Answer answer) {
-    MutexLock lock(&mu_);
-    answers_.push_back(std::move(answer));
-    const uint64_t one = 1;
-    if (write(wake_.get(), &one, sizeof(one)) < 0) PLOG(ERROR) << "eventfd";
-  }
-  std::vector<Answer> Take() {
-    MutexLock lock(&mu_);
-    uint64_t count = 0;
-    if (read(wake_.get(), &count, sizeof(count)) < 0 && errno != EAGAIN) PLOG(ERROR) << "eventfd";
-    return std::exchange(answers_, {});
-  }
-
- private:
-  const UniqueFd wake_;
-  Mutex mu_;
-  std::vector<Answer> answers_ ABSL_GUARDED_BY(mu_);
 };
 
-Sessions::Sessions(const SessionsOptions& options, SessionHolder* holder, Clock* clock,
+Sessions::Sessions(const SessionsOptions& options, UserLoops* loops, SessionHolder* holder,
                    std::function<void(SessionId)> ended)
-    : options_(options),
-      holder_(holder),
-      clock_(clock),
-      ended_(std::move(ended)),
-      epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      attaches_(std::make_shared<Attaches>()) {
-  CHECK(epoll_.valid() && wake_.valid()) << "epoll or eventfd: errno " << errno;
-}
+    : options_(options), loops_(loops), holder_(holder), ended_(std::move(ended)) {}
 
-Status Sessions::Watch(SessionId session, const Channel& channel) {
-  CAIRN_RETURN_IF_ERROR(
-      node::Add(epoll_.get(), channel.socket.get(), EPOLLIN | EPOLLRDHUP, kChannel, session));
-  return node::Add(epoll_.get(), channel.pidfd.get(), EPOLLIN, kPidfd, session);
+Status Sessions::Watch(SessionId session, const std::shared_ptr<Channel>& channel) {
+  CAIRN_ASSIGN_OR_RETURN(
+      channel->socket_watch,
+      channel->loop->Add(channel->socket.get(), EPOLLIN | EPOLLRDHUP,
+                         [this, session](uint32_t events) {
+                           // A client sends nothing after attach: bytes end the session as EOF does.
+                           EndByItself(session, (events & EPOLLRDHUP) != 0 ? "its fd channel closed"
+                                                                           : "unexpected message");
+                         }));
+  CAIRN_ASSIGN_OR_RETURN(
+      channel->pidfd_watch,
+      channel->loop->Add(channel->pidfd.get(), EPOLLIN, [this, session](uint32_t) {
+        EndByItself(session, "its process is dead");
+      }));
+  return absl::OkStatus();
 }
 
 Status Sessions::Adopt(SessionInfo info, HeldSession held) {
@@ -161,27 +124,22 @@ Status Sessions::Adopt(SessionInfo info, HeldSession held) {
   channel->progress = std::move(held.progress);
   CAIRN_ASSIGN_OR_RETURN(
       channel->page, Mapping::Map(channel->progress.get(), 0, kPageBytes, PROT_READ, MAP_SHARED));
-  CAIRN_RETURN_IF_ERROR(Watch(info.id, *channel));
-  MutexLock lock(&mu_);
+  channel->loop = loops_->Of(info.uid);
   const SessionId id = info.id;
+  Status watched;
+  channel->loop->PostAndWait([&] { watched = Watch(id, channel); });
+  CAIRN_RETURN_IF_ERROR(watched);
+  MutexLock lock(&mu_);
   records_[id] = Record{std::move(info), std::move(channel)};
   return absl::OkStatus();
 }
 
 Status Sessions::Start(UniqueFd fd_listener) {
-  listener_ = std::move(fd_listener);
-  CAIRN_RETURN_IF_ERROR(node::Add(epoll_.get(), wake_.get(), EPOLLIN, kWake, 0));
-  CAIRN_RETURN_IF_ERROR(node::Add(epoll_.get(), attaches_->fd(), EPOLLIN, kAttaches, 0));
-  if (listener_.valid()) {
-    // The keeper and its next daemon share the listener and may take a connection first, so accept
-    // must not block.
-    const int flags = fcntl(listener_.get(), F_GETFL);
-    if (flags < 0 || fcntl(listener_.get(), F_SETFL, flags | O_NONBLOCK) != 0) {
-      return ErrnoStatus(errno, "fd listener");
-    }
-    CAIRN_RETURN_IF_ERROR(node::Add(epoll_.get(), listener_.get(), EPOLLIN, kListener, 0));
-  }
-  thread_ = std::thread([this] { Run(); });
+  if (!fd_listener.valid()) return absl::OkStatus();
+  acceptor_ = std::make_unique<Acceptor>(
+      loops_->accepting(), "fd socket", std::move(fd_listener),
+      [this](UniqueFd socket, const Peer& peer) { Accept(std::move(socket), peer); });
+  acceptor_->Start();
   return absl::OkStatus();
 }
 
@@ -190,9 +148,7 @@ void Sessions::Stop() {
     MutexLock lock(&mu_);
     stopping_ = true;
   }
-  const uint64_t one = 1;
-  if (write(wake_.get(), &one, sizeof(one)) < 0) PLOG(ERROR) << "eventfd";
-  if (thread_.joinable()) thread_.join();
+  acceptor_.reset();
 }
 
 void Sessions::Add(SessionInfo info) {
@@ -225,7 +181,7 @@ bool Sessions::End(SessionId session) {
     channel = std::move(it->second.channel);
     records_.erase(it);
   }
-  if (channel != nullptr) Close(session, *channel);
+  if (channel != nullptr) Close(session, std::move(channel));
   return true;
 }
 
@@ -277,121 +233,89 @@ std::optional<SessionInfo> Sessions::Find(SessionId session) const {
 }
 
 void Sessions::EndByItself(SessionId session, const char* why) {
-  std::optional<SessionInfo> info = Find(session);
-  if (!End(session)) return;
+  std::optional<SessionInfo> info;
+  {
+    MutexLock lock(&mu_);
+    if (stopping_) return;
+    if (const auto it = records_.find(session); it != records_.end()) info = it->second.info;
+  }
+  if (!info.has_value() || !End(session)) return;
   LOG(INFO) << "session " << session << " ended: " << why
             << (info->job.empty() ? "" : " job=" + info->job) << " pid=" << info->pid;
   ended_(session);
 }
 
-void Sessions::Run() {
-  pthread_setname_np(pthread_self(), "sessions");
-  constexpr int kEvents = 64;
-  epoll_event events[kEvents];
-  for (;;) {
-    const int count = epoll_wait(epoll_.get(), events, kEvents, pending_.empty() ? -1 : 1000);
-    if (count < 0 && errno != EINTR) {
-      PLOG(FATAL) << "epoll_wait";
+void Sessions::Accept(UniqueFd socket, const Peer& peer) {
+  const auto pending = [&]() -> std::shared_ptr<Pending> {
+    MutexLock lock(&mu_);
+    size_t& of_user = pending_of_user_[peer.uid];
+    if (pending_ >= options_.max_pending || of_user >= options_.max_pending_of_user) {
+      if (of_user == 0) pending_of_user_.erase(peer.uid);
+      LOG_EVERY_N(WARNING, 100) << "fd socket: " << of_user << " connections of uid " << peer.uid
+                                << " have not attached, " << pending_
+                                << " in all; refusing one more";
+      return nullptr;
     }
-    {
-      MutexLock lock(&mu_);
-      if (stopping_) return;
-    }
-    for (int i = 0; i < count; ++i) {
-      const uint64_t kind = events[i].data.u64 >> kKindShift;
-      const uint64_t number = events[i].data.u64 & kNumberMask;
-      switch (kind) {
-        case kListener:
-          Accept();
-          break;
-        case kPending:
-          ReadPending(number);
-          break;
-        case kAttaches:
-          CompleteAttaches();
-          break;
-        case kChannel:
-          // A client sends nothing after attach: bytes end the session as EOF does.
-          EndByItself(number, (events[i].events & EPOLLRDHUP) != 0 ? "its fd channel closed"
-                                                                   : "unexpected message");
-          break;
-        case kPidfd:
-          EndByItself(number, "its process is dead");
-          break;
-        default:
-          break;
-      }
-    }
-    ExpirePending();
+    ++of_user;
+    ++pending_;
+    auto one = std::make_shared<Pending>();
+    one->sessions = this;
+    one->peer = peer;
+    return one;
+  }();
+  if (pending == nullptr) return loops_->Dispose(std::move(socket));
+  try {
+    pending->loop = loops_->Of(peer.uid);
+  } catch (const std::system_error& e) {
+    LOG_EVERY_N(ERROR, 100) << "fd socket: " << e.what();
+    return loops_->Dispose(std::move(socket));
   }
+  pending->socket = std::move(socket);
+  pending->loop->Post([this, pending] {
+    auto watch = pending->loop->Add(pending->socket.get(), EPOLLIN | EPOLLRDHUP,
+                                    [this, pending](uint32_t events) { OnPending(pending, events); });
+    if (!watch.ok()) return;
+    pending->watch = *watch;
+    pending->loop->SetTime(*watch, RealClock()->Now() + options_.attach_timeout);
+  });
 }
 
-void Sessions::Accept() {
-  for (;;) {
-    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket.valid()) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
-        // The connection stays in the backlog, and the next wait would return at once.
-        LOG_EVERY_N(ERROR, 100) << "fd socket: no descriptor left to accept a client";
-        usleep(10'000);
-      }
-      return;
-    }
-    if (pending_.size() >= options_.max_pending) {
-      LOG_EVERY_N(WARNING, 100) << "fd socket: " << options_.max_pending
-                                << " connections that have not attached; refusing one more";
-      continue;
-    }
-    ucred credentials = {};
-    socklen_t length = sizeof(credentials);
-    if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) continue;
-    const uint64_t number = next_pending_++;
-    if (!node::Add(epoll_.get(), socket.get(), EPOLLIN | EPOLLRDHUP, kPending, number).ok()) {
-      continue;
-    }
-    pending_[number] = Pending{std::move(socket), credentials.uid, credentials.pid,
-                               clock_->Now() + options_.attach_timeout};
-  }
-}
-
-void Sessions::ReadPending(uint64_t number) {
-  auto it = pending_.find(number);
-  if (it == pending_.end()) return;
+void Sessions::OnPending(const std::shared_ptr<Pending>& pending, uint32_t events) {
+  const std::shared_ptr<Pending> held = pending;  // the watcher has the other
+  held->loop->Remove(held->watch);
+  if (events == 0) return;  // its time is up: closed here
   StatusOr<ReceivedMessage> message =
-      ReceiveMessage(it->second.socket.get(), kFdChannelMaxMessage, MSG_DONTWAIT);
-  Pending pending = std::move(it->second);
-  pending_.erase(it);
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, pending.socket.get(), nullptr);
-  if (!message.ok() || message->bytes.empty()) return;  // gone, or nonsense: closed here
-  Status status = Attach(pending, *std::move(message));
-  if (!status.ok()) {
-    LOG(WARNING) << "fd channel refused: " << status;
-    // Best effort: the connection closes either way.
-    SendMessage(pending.socket.get(), Encode(FdAttached{status.code()}), {}, MSG_DONTWAIT)
-        .IgnoreError();
-  }
+      ReceiveMessage(held->socket.get(), kFdChannelMaxMessage, MSG_DONTWAIT);
+  if (!message.ok() || message->bytes.empty()) return;  // gone, or nonsense
+  const Status status = Attach(held, *std::move(message));
+  if (status.ok()) return;
+  LOG_EVERY_N(WARNING, 20) << "fd channel refused: " << status;
+  // Best effort: the connection closes either way.
+  SendMessage(held->socket.get(), Encode(FdAttached{status.code()}), {}, MSG_DONTWAIT)
+      .IgnoreError();
 }
 
-Status Sessions::Attach(Pending& pending, ReceivedMessage message) {
+Status Sessions::Attach(const std::shared_ptr<Pending>& pending, ReceivedMessage message) {
   CAIRN_ASSIGN_OR_RETURN(const FdAttach attach, DecodeFdAttach(message.bytes));
-  if (message.fds.size() != 1 || !IsPidfdOf(message.fds[0].get(), pending.pid)) {
+  if (message.fds.size() != 1 || !IsPidfdOf(message.fds[0].get(), pending->peer.pid)) {
     return absl::InvalidArgumentError("attach carries the client's own pidfd, exactly one");
   }
   CAIRN_ASSIGN_OR_RETURN(const SessionInfo info,
-                         Rejoin(attach.session, attach.secret, pending.uid));
+                         Rejoin(attach.session, attach.secret, pending->peer.uid));
   if (!info.takes_fds) {
     return absl::FailedPreconditionError("its hello said that this session takes no descriptors");
   }
   auto channel = std::make_shared<Channel>();
   CAIRN_ASSIGN_OR_RETURN(channel->progress, MakeProgressPage(&channel->page));
   channel->pidfd = std::move(message.fds[0]);
-  channel->socket = std::move(pending.socket);
+  channel->socket = std::move(pending->socket);
+  channel->loop = pending->loop;
   WidenChannel(channel->socket.get());
   {
     MutexLock lock(&mu_);
     auto it = records_.find(info.id);
     if (it == records_.end() || it->second.channel != nullptr) {
-      pending.socket = std::move(channel->socket);
+      pending->socket = std::move(channel->socket);
       return absl::FailedPreconditionError(
           absl::StrCat("session: ", info.id, " has an fd channel already"));
     }
@@ -399,27 +323,24 @@ Status Sessions::Attach(Pending& pending, ReceivedMessage message) {
   }
   const int socket = channel->socket.get(), pidfd = channel->pidfd.get();
   const int progress = channel->progress.get();
+  // The holder may answer when this is no more: the loop has stopped by then, and forgets it.
   holder_->HoldSession(info.id, socket, pidfd, progress,
-                       [attaches = attaches_, session = info.id, channel](Status held) {
-                         attaches->Add({session, channel, std::move(held)});
+                       [this, session = info.id, channel](Status held) {
+                         channel->loop->Post([this, session, channel, held] {
+                           CompleteAttach(session, channel, held);
+                         });
                        });
   return absl::OkStatus();
-}
-
-void Sessions::CompleteAttaches() {
-  for (Attaches::Answer& answer : attaches_->Take()) {
-    CompleteAttach(answer.session, answer.channel, std::move(answer.held));
-  }
 }
 
 // Once the client knows of the channel, its session outlives the daemon: the holder has it.
 void Sessions::CompleteAttach(SessionId session, const std::shared_ptr<Channel>& channel,
                               Status held) {
   Status status = std::move(held);
-  if (status.ok()) status = Watch(session, *channel);
+  if (status.ok()) status = Watch(session, channel);
   if (!Find(session).has_value()) {
-    // The session ended meanwhile, perhaps before the holder and epoll knew the channel.
-    return Close(session, *channel);
+    // The session ended meanwhile, perhaps before the holder and the loop knew the channel.
+    return Close(session, channel);
   }
   ReachFailpoint(Failpoint::kNodeAttached);
   if (status.ok()) {
@@ -435,25 +356,21 @@ void Sessions::CompleteAttach(SessionId session, const std::shared_ptr<Channel>&
   EndByItself(session, "its fd channel could not be set up");
 }
 
-// The holder has a dup of the socket: closing ours would tell the client nothing, and the holder's
-// would keep the epoll entries alive.
-void Sessions::Close(SessionId session, const Channel& channel) {
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel.socket.get(), nullptr);
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel.pidfd.get(), nullptr);
-  shutdown(channel.socket.get(), SHUT_RDWR);
-  holder_->DropSession(session);
-}
-
-void Sessions::ExpirePending() {
-  const MonotonicNanos now = clock_->Now();
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    // Closing removes the socket from epoll: there is no dup of it.
-    if (it->second.deadline <= now) {
-      pending_.erase(it++);
-    } else {
-      ++it;
+// The holder has a dup of the socket, so that closing ours would tell the client nothing. What the
+// client has sent is received, and so closed, here: the holder must not be the one that it holds up.
+void Sessions::Close(SessionId session, std::shared_ptr<Channel> channel) {
+  EventLoop* const loop = channel->loop.get();
+  loop->Run([this, session, channel = std::move(channel)] {
+    channel->loop->Remove(channel->socket_watch);
+    channel->loop->Remove(channel->pidfd_watch);
+    shutdown(channel->socket.get(), SHUT_RDWR);
+    while (true) {
+      const auto left =
+          ReceiveMessage(channel->socket.get(), kFdChannelMaxMessage, MSG_DONTWAIT);
+      if (left.ok() ? left->bytes.empty() : !absl::IsInvalidArgument(left.status())) break;
     }
-  }
+    holder_->DropSession(session);
+  });
 }
 
 }  // namespace cairn::node

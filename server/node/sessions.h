@@ -4,9 +4,9 @@
 // A session that attaches is handed to the holder first. The client gets its answer when the holder
 // has answered, so that an attached session outlives this daemon.
 //
-// One thread polls the fd listener, every channel and every pidfd. A session that takes descriptors
-// ends when its channel closes or its process dies. One that takes none, or has not attached yet,
-// ends when the connection that said hello closes.
+// Each user's channels and pidfds are watched by that user's loop: what a client sends may cost time to
+// close. A session that takes descriptors ends when its channel closes or its process dies. One that
+// takes none, or has not attached yet, ends when the connection that said hello closes.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -24,6 +23,7 @@
 #include "common/mutex.h"
 #include "server/node/inherited.h"
 #include "server/node/options.h"
+#include "server/node/user_loops.h"
 
 namespace cairn::node {
 
@@ -37,16 +37,16 @@ struct SessionInfo : SessionIdentity {
 // Thread-safe.
 class Sessions {
  public:
-  // `ended` runs on the polling thread, once per session that ended by itself. `holder` and `clock`
-  // outlive this.
-  Sessions(const SessionsOptions& options, SessionHolder* holder, Clock* clock,
+  // `ended` runs on a user's loop, once per session that ended by itself. `holder` outlives this, and
+  // so do the loops, which have stopped when it goes.
+  Sessions(const SessionsOptions& options, UserLoops* loops, SessionHolder* holder,
            std::function<void(SessionId)> ended);
   ~Sessions() { Stop(); }
 
   // Before Start: a session that outlived the last daemon.
   Status Adopt(SessionInfo info, HeldSession held);
   Status Start(UniqueFd fd_listener);
-  void Stop();  // sessions stay with the holder
+  void Stop();  // sessions stay with the holder, and none ends by itself any more
 
   void Add(SessionInfo info);
   // The session, for another connection that speaks for it: NOT_FOUND when it has ended,
@@ -71,42 +71,30 @@ class Sessions {
     SessionInfo info;
     std::shared_ptr<Channel> channel;  // null until an attach has begun
   };
-  class Attaches;  // that the holder has answered
-  struct Pending {
-    UniqueFd socket;
-    uint32_t uid = 0;
-    int32_t pid = 0;
-    MonotonicNanos deadline = 0;
-  };
+  struct Pending;  // a connection that has not attached yet
 
-  void Run();
-  void Accept();
-  void ReadPending(uint64_t number);
-  Status Attach(Pending& pending, ReceivedMessage message);
-  void ExpirePending();
-  void EndByItself(SessionId session, const char* why);
-  void CompleteAttaches();
+  void Accept(UniqueFd socket, const Peer& peer);
+  // These run on the user's loop.
+  void OnPending(const std::shared_ptr<Pending>& pending, uint32_t events);
+  Status Attach(const std::shared_ptr<Pending>& pending, ReceivedMessage message);
   void CompleteAttach(SessionId session, const std::shared_ptr<Channel>& channel, Status held);
-  Status Watch(SessionId session, const Channel& channel);
-  void Close(SessionId session, const Channel& channel);
+  Status Watch(SessionId session, const std::shared_ptr<Channel>& channel);
+  void EndByItself(SessionId session, const char* why);
+
+  // On the user's loop, now or soon.
+  void Close(SessionId session, std::shared_ptr<Channel> channel);
 
   const SessionsOptions options_;
+  UserLoops* const loops_;
   SessionHolder* const holder_;
-  Clock* const clock_;
   const std::function<void(SessionId)> ended_;
-
-  UniqueFd epoll_, wake_, listener_;  // constant after Start
-  const std::shared_ptr<Attaches> attaches_;
-
-  // Used by the polling thread alone.
-  absl::flat_hash_map<uint64_t, Pending> pending_;
-  uint64_t next_pending_ = 1;
+  std::unique_ptr<Acceptor> acceptor_;  // from Start to Stop
 
   mutable Mutex mu_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<SessionId, Record> records_ ABSL_GUARDED_BY(mu_);
-
-  std::thread thread_;
+  size_t pending_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::flat_hash_map<uint32_t, size_t> pending_of_user_ ABSL_GUARDED_BY(mu_);
 };
 
 // 16 bytes from the kernel's random source.

@@ -1,213 +1,244 @@
 #include "server/rpc/connection.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/eventfd.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <new>
 #include <utility>
+#include <vector>
 
 #include "glog/logging.h"
+#include "proto/frame.h"
 
 namespace cairn::rpc {
+namespace {
 
-using apache::thrift::transport::TTransportException;
+// While the budget has no room for a message, and nothing else will tell when it has.
+constexpr MonotonicNanos kAskBudgetAgain = 20 * kNanosPerMilli;
+
+constexpr size_t kPieceBytes = 256 << 10;  // more than a Unix socket holds
+
+// Where each loop receives: no connection keeps a buffer for a message that has not begun.
+std::vector<char>& Scratch() {
+  thread_local std::vector<char> scratch(Connection::kSmallMessage + kFrameHeaderBytes);
+  return scratch;
+}
+
+}  // namespace
 
 Connection::Connection(UniqueFd socket, const Credentials& credentials,
-                       const ConnectionOptions& options, OpenConnections* others)
-    : TVirtualTransport(std::make_shared<apache::thrift::TConfiguration>(
-          static_cast<int>(options.max_message_bytes))),
-      credentials_(credentials),
+                       const ConnectionOptions& options, std::shared_ptr<node::EventLoop> loop,
+                       ByteBudget* budget, Owner owner)
+    : credentials_(credentials),
       options_(options),
-      others_(others),
-      socket_(std::move(socket)),
-      in_(options.buffer_bytes),
-      out_(options.buffer_bytes) {
-  timeval timeout = {};
-  timeout.tv_sec = options.stall_timeout_ms / 1000;
-  timeout.tv_usec = (options.stall_timeout_ms % 1000) * 1000;
-  setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
-  MutexLock lock(&others_->mu);
-  others_->all.insert(this);
-  if (others_->ended) Shutdown();
-}
+      loop_(std::move(loop)),
+      budget_(budget),
+      owner_(std::move(owner)),
+      socket_(std::move(socket)) {}
 
-Connection::~Connection() {
-  MutexLock lock(&others_->mu);
-  others_->all.erase(this);
-}
+Connection::~Connection() { budget_->Give(credentials_.uid, reserved_); }
 
-void Connection::BeginMessage() {
-  resetConsumedMessageSize();
-  inside_message_ = in_begin_ < in_end_;
-}
-
-void Connection::Shutdown() { shutdown(socket_.get(), SHUT_RDWR); }
-
-bool Connection::peek() {
-  if (in_begin_ < in_end_) return true;
-  in_begin_ = 0;
-  in_end_ = Receive(in_.data(), static_cast<uint32_t>(in_.size()));
-  return in_end_ > 0;
-}
-
-void Connection::close() {
-  open_ = false;
-  Shutdown();
-}
-
-void Connection::Count(uint32_t bytes) {
-  if (static_cast<long>(bytes) > getRemainingMessageSize()) {
-    throw TTransportException(TTransportException::CORRUPTED_DATA, "message is too long");
+void Connection::Start() {
+  interest_ = EPOLLIN | EPOLLRDHUP;
+  auto watch = loop_->Add(socket_.get(), interest_, [self = shared_from_this()](uint32_t events) {
+    self->OnEvents(events);
+  });
+  if (!watch.ok()) {
+    Log(watch.status().message());
+    Close();
+    return;
   }
-  setRemainingMessageSize(getRemainingMessageSize() - static_cast<long>(bytes));
+  watch_ = *watch;
+  Arm();
 }
 
-uint32_t Connection::Receive(uint8_t* buffer, uint32_t length) {
-  for (;;) {
-    if (drained_) AwaitBytes();
-    const ssize_t got = recv(socket_.get(), buffer, length, MSG_DONTWAIT);
-    if (got > 0) {
-      inside_message_ = true;
-      drained_ = static_cast<uint32_t>(got) < length;
-      return static_cast<uint32_t>(got);
-    }
-    if (got == 0) return 0;
-    drained_ = true;
-    if (errno == EINTR || errno == EAGAIN) continue;
-    throw TTransportException(TTransportException::END_OF_FILE, std::strerror(errno));
-  }
+void Connection::SetGreeted(bool greeted) { greeted_ = greeted; }
+
+void Connection::Close() {
+  if (!open()) return;
+  const std::shared_ptr<Connection> self = shared_from_this();  // the watcher may hold the last
+  loop_->Remove(watch_);
+  socket_.Reset();
+  budget_->Give(credentials_.uid, std::exchange(reserved_, 0));
+  in_ = {};
+  out_ = {};
+  owner_.closed(this);
 }
 
-// Waits here and not in recv: common/fd.h, WaitReadable, says why.
-void Connection::AwaitBytes() {
-  const bool for_ever = silence_allowed_ && !inside_message_;
-  const StatusOr<bool> readable =
-      WaitReadable(socket_.get(), for_ever ? -1 : options_.stall_timeout_ms);
-  if (!readable.ok()) {
-    throw TTransportException(TTransportException::END_OF_FILE,
-                              std::string(readable.status().message()));
-  }
-  if (!*readable && !for_ever) {
-    throw TTransportException(TTransportException::TIMED_OUT, "client stalls");
-  }
+void Connection::Log(absl::string_view what) const {
+  LOG_EVERY_N(WARNING, 20) << "client connection of pid " << credentials_.pid << ", uid "
+                           << credentials_.uid << ": " << what;
 }
 
-uint32_t Connection::read(uint8_t* buffer, uint32_t length) {
-  Count(length);
-  const uint32_t buffered = std::min(length, in_end_ - in_begin_);
-  if (buffered > 0) {
-    std::memcpy(buffer, in_.data() + in_begin_, buffered);
-    in_begin_ += buffered;
-  } else if (length >= in_.size()) {
-    const uint32_t got = Receive(buffer, length);
-    setRemainingMessageSize(getRemainingMessageSize() + static_cast<long>(length - got));
-    return got;
-  } else {
-    in_begin_ = 0;
-    in_end_ = Receive(in_.data(), static_cast<uint32_t>(in_.size()));
-    const uint32_t got = std::min(length, in_end_);
-    std::memcpy(buffer, in_.data(), got);
-    in_begin_ = got;
-    setRemainingMessageSize(getRemainingMessageSize() + static_cast<long>(length - got));
-    return got;
-  }
-  // readAll asks again for the rest, which is counted then.
-  setRemainingMessageSize(getRemainingMessageSize() + static_cast<long>(length - buffered));
-  return buffered;
-}
-
-const uint8_t* Connection::borrow(uint8_t*, uint32_t* length) {
-  if (in_end_ - in_begin_ < *length) return nullptr;
-  *length = in_end_ - in_begin_;
-  return in_.data() + in_begin_;
-}
-
-void Connection::consume(uint32_t length) {
-  if (in_end_ - in_begin_ < length) {
-    throw TTransportException(TTransportException::BAD_ARGS, "consume without borrow");
-  }
-  Count(length);
-  in_begin_ += length;
-}
-
-void Connection::write(const uint8_t* buffer, uint32_t length) {
-  if (length > out_.size() - out_end_) {
-    flush();
-    if (length >= out_.size()) {
-      SendAll(buffer, length);
+void Connection::OnEvents(uint32_t events) {
+  if (events == 0) {  // its time is up
+    if (!busy_ && wanted() > kSmallMessage && reserved_ == 0) {
+      ReadOn();
       return;
     }
+    if (!in_.empty() || !out_.empty()) Log("its client stalls");
+    Close();
+    return;
   }
-  std::memcpy(out_.data() + out_end_, buffer, length);
-  out_end_ += length;
-}
-
-void Connection::flush() {
-  const uint32_t length = std::exchange(out_end_, 0);
-  SendAll(out_.data(), length);
-}
-
-void Connection::SendAll(const uint8_t* buffer, uint32_t length) {
-  while (length > 0) {
-    const ssize_t sent = send(socket_.get(), buffer, length, MSG_NOSIGNAL);
-    if (sent < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN) {
-        throw TTransportException(TTransportException::TIMED_OUT, "client does not read");
-      }
-      throw TTransportException(TTransportException::END_OF_FILE, std::strerror(errno));
+  if ((events & EPOLLOUT) != 0) Flush();
+  if (!open()) return;
+  if (busy_) {
+    if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+      owner_.hung_up(this);
+      Close();
     }
-    buffer += sent;
-    length -= static_cast<uint32_t>(sent);
+    return;
+  }
+  Read();
+}
+
+uint32_t Connection::wanted() const {
+  if (in_.size() < kFrameHeaderBytes) return 0;
+  return FrameLength(in_.data()) + kFrameHeaderBytes;
+}
+
+// One receive for each event: the connections of a loop take turns.
+void Connection::Read() {
+  const uint32_t whole = wanted();
+  const bool long_one = whole > kSmallMessage;
+  std::vector<char>& scratch = Scratch();
+  char* into = scratch.data();
+  size_t room = scratch.size();
+  const size_t had = in_.size();
+  if (long_one) {
+    // It grows with what has come, not with what was announced.
+    room = std::min<size_t>(whole - had, kPieceBytes);
+    in_.resize(had + room);
+    into = in_.data() + had;
+  }
+  const ssize_t got = recv(socket_.get(), into, room, MSG_DONTWAIT);
+  if (long_one) in_.resize(had + static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got <= 0) {
+    Close();
+    return;
+  }
+  Take(long_one ? absl::string_view() : absl::string_view(into, static_cast<size_t>(got)));
+}
+
+void Connection::Take(absl::string_view bytes) {
+  const std::shared_ptr<Connection> self = shared_from_this();
+  inside_ = true;
+  std::string held;
+  if (!in_.empty()) {
+    in_.append(bytes.data(), bytes.size());
+    if (in_.size() < std::max(kFrameHeaderBytes, wanted())) {
+      inside_ = false;
+      if (wanted() == 0 || CheckLength(wanted() - kFrameHeaderBytes)) ReadOn();
+      return;
+    }
+    held = std::exchange(in_, {});
+    bytes = held;
+  }
+  while (open() && !busy_ && TakeMessage(&bytes)) {
+  }
+  inside_ = false;
+  if (!open()) return;
+  in_.assign(bytes.data(), bytes.size());
+  ReadOn();
+}
+
+bool Connection::TakeMessage(absl::string_view* bytes) {
+  if (bytes->size() < kFrameHeaderBytes) return false;
+  const uint32_t length = FrameLength(bytes->data());
+  if (!CheckLength(length) || bytes->size() - kFrameHeaderBytes < length) return false;
+  const absl::string_view message = bytes->substr(kFrameHeaderBytes, length);
+  bytes->remove_prefix(kFrameHeaderBytes + length);
+  busy_ = true;
+  owner_.receive(this, message);
+  return true;
+}
+
+bool Connection::CheckLength(uint32_t length) {
+  const uint32_t limit = greeted_ ? options_.max_message_bytes : options_.max_first_message_bytes;
+  if (length <= limit) return true;
+  Log(absl::StrCat("a message of ", length, " bytes, the limit is ", limit,
+                   greeted_ ? "" : " before hello"));
+  Close();
+  return false;
+}
+
+// What to wait for now.
+void Connection::ReadOn() {
+  const uint32_t whole = wanted();
+  bool may_read = !busy_;
+  if (may_read && whole > kSmallMessage && reserved_ == 0) {
+    if (budget_->Take(credentials_.uid, whole)) {
+      reserved_ = whole;
+    } else {
+      may_read = false;
+    }
+  }
+  uint32_t interest = EPOLLRDHUP;
+  if (may_read) interest |= EPOLLIN;
+  if (!out_.empty()) interest |= EPOLLOUT;
+  if (interest != interest_) {
+    interest_ = interest;
+    loop_->Change(watch_, interest);
+  }
+  Arm();
+}
+
+// When it is heard from again at the latest.
+void Connection::Arm() {
+  const MonotonicNanos now = RealClock()->Now();
+  MonotonicNanos at = node::EventLoop::kNever;
+  if (!busy_ && wanted() > kSmallMessage && reserved_ == 0) {
+    at = now + kAskBudgetAgain;
+  } else if (!out_.empty() || (!busy_ && (!in_.empty() || !greeted_))) {
+    at = now + options_.stall_timeout_ms * kNanosPerMilli;
+  }
+  loop_->SetTime(watch_, at);
+}
+
+void Connection::Send(absl::string_view reply) {
+  if (!open()) return;
+  budget_->Give(credentials_.uid, std::exchange(reserved_, 0));
+  ssize_t sent = send(socket_.get(), reply.data(), reply.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0 && errno != EAGAIN && errno != EINTR) {
+    Close();
+    return;
+  }
+  sent = std::max<ssize_t>(sent, 0);
+  out_.assign(reply.data() + sent, reply.size() - static_cast<size_t>(sent));
+  out_begin_ = 0;
+  busy_ = !out_.empty() || last_;
+  if (out_.empty() && last_) {
+    Close();
+  } else if (!inside_ && !in_.empty() && !busy_) {
+    Take(absl::string_view());
+  } else if (!inside_) {
+    ReadOn();
   }
 }
 
-Listener::Listener(UniqueFd listener, const ConnectionOptions& options)
-    : options_(options),
-      listener_(std::move(listener)),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  CHECK(wake_.valid()) << "eventfd: errno " << errno;
-  const int flags = fcntl(listener_.get(), F_GETFL);
-  PCHECK(flags >= 0 && fcntl(listener_.get(), F_SETFL, flags | O_NONBLOCK) == 0) << "listener";
-}
-
-void Listener::Interrupt() {
-  const uint64_t one = 1;
-  PCHECK(::write(wake_.get(), &one, sizeof(one)) == sizeof(one));
-}
-
-void Listener::ShutdownConnections() {
-  MutexLock lock(&connections_.mu);
-  connections_.ended = true;
-  for (Connection* connection : connections_.all) connection->Shutdown();
-}
-
-std::shared_ptr<Connection> Listener::Accept() {
-  for (;;) {
-    pollfd waits[2] = {{listener_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-    if (poll(waits, 2, -1) < 0 && errno != EINTR) throw std::bad_alloc();  // nothing else fails it
-    if ((waits[1].revents & POLLIN) != 0) return nullptr;
-    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!socket.valid()) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-        // The client stays in the backlog and would wake us at once.
-        LOG_EVERY_N(ERROR, 100) << "no descriptor left to accept a client";
-        poll(waits + 1, 1, 50);
-      }
-      continue;
-    }
-    ucred peer = {};
-    socklen_t length = sizeof(peer);
-    if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) continue;
-    return std::make_shared<Connection>(
-        std::move(socket), Credentials{peer.uid, peer.gid, peer.pid}, options_, &connections_);
+void Connection::Flush() {
+  const ssize_t sent = send(socket_.get(), out_.data() + out_begin_, out_.size() - out_begin_,
+                            MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0) {
+    if (errno != EAGAIN && errno != EINTR) Close();
+    return;
+  }
+  out_begin_ += static_cast<size_t>(sent);
+  if (out_begin_ < out_.size()) {
+    ReadOn();
+    return;
+  }
+  out_ = {};
+  busy_ = false;
+  if (last_) {
+    Close();
+  } else if (!in_.empty()) {
+    Take(absl::string_view());
+  } else {
+    ReadOn();
   }
 }
 

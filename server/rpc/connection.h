@@ -1,28 +1,27 @@
-// One client's Thrift connection over a Unix socket, and the listener that accepts them.
-//
-// A transport of our own because Thrift's has none of this: it accepts on a socket that the keeper
-// already listens on, reads the peer's credentials, bounds each message (not the connection), lets
-// a client with a session be silent for ever but not stop in the middle of a message, and needs one
-// system call per request and one per reply.
+// One client's connection, on its user's loop. It reads a message at a time, hands it over, and reads
+// the next when the reply has left. A connection that waits, for its client or for the node, holds no
+// thread and no buffer.
 #pragma once
 
-#include <thrift/transport/TVirtualTransport.h>
-
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <vector>
+#include <string>
 
-#include "absl/container/flat_hash_set.h"
+#include "absl/strings/string_view.h"
+#include "common/clock.h"
 #include "common/fd.h"
-#include "common/mutex.h"
+#include "server/node/user_loops.h"
+#include "server/rpc/byte_budget.h"
 
 namespace cairn::rpc {
 
 struct ConnectionOptions {
+  // Of a message; before hello, of one that says little.
   uint32_t max_message_bytes = 64 << 20;
+  uint32_t max_first_message_bytes = 64 << 10;
   // How long one read or write inside a message may take, and a client may be silent before hello.
   int stall_timeout_ms = 30'000;
-  uint32_t buffer_bytes = 64 << 10;
 };
 
 struct Credentials {
@@ -30,72 +29,69 @@ struct Credentials {
   int32_t pid = 0;
 };
 
-class Connection;
-
-// The connections that are open, shared by their listener and each of them.
-struct OpenConnections {
-  Mutex mu;
-  bool ended ABSL_GUARDED_BY(mu) = false;  // a connection that opens now is shut down at once
-  absl::flat_hash_set<Connection*> all ABSL_GUARDED_BY(mu);
-};
-
-// Used by its own thread alone, but for Shutdown.
-class Connection : public apache::thrift::transport::TVirtualTransport<Connection> {
+// Used on its loop's thread alone, but for what is marked.
+class Connection : public std::enable_shared_from_this<Connection> {
  public:
+  // What a connection belongs to. Called on the loop's thread; they may close it.
+  struct Owner {
+    // A message, without its header; valid until it returns. Each is followed by Send or Close.
+    std::function<void(Connection*, absl::string_view message)> receive;
+    // The client has gone, and its call is still waited for.
+    std::function<void(Connection*)> hung_up;
+    std::function<void(Connection*)> closed;  // at most once, last
+  };
+
+  // `budget` outlives it: what messages of more than kSmallMessage take before they are answered.
   Connection(UniqueFd socket, const Credentials& credentials, const ConnectionOptions& options,
-             OpenConnections* others);
-  ~Connection() override;
+             std::shared_ptr<node::EventLoop> loop, ByteBudget* budget, Owner owner);
+  ~Connection();
 
+  static constexpr uint32_t kSmallMessage = 64 << 10;
+
+  // Immutable; thread-safe.
   const Credentials& credentials() const { return credentials_; }
-  // A session speaks here: silence between messages is allowed.
-  void AllowSilence(bool allowed) { silence_allowed_ = allowed; }
-  // The next byte begins a message.
-  void BeginMessage();
-  // Makes every read and write end, from any thread.
-  void Shutdown();
+  const std::shared_ptr<node::EventLoop>& loop() const { return loop_; }
 
-  bool isOpen() const override { return open_; }
-  bool peek() override;
-  void open() override {}
-  void close() override;
-  uint32_t read(uint8_t* buffer, uint32_t length);
-  void write(const uint8_t* buffer, uint32_t length);
-  void flush() override;
-  const uint8_t* borrow(uint8_t* buffer, uint32_t* length);
-  void consume(uint32_t length);
+  void Start();
+  // A session speaks here: messages may be long, and silence between them is allowed.
+  void SetGreeted(bool greeted);
+  // The reply to the message that was received last, with its header.
+  void Send(absl::string_view reply);
+  // Nothing more is read; once the reply has left it closes.
+  void CloseAfterReply() { last_ = true; }
+  void Close();
+  bool open() const { return socket_.valid(); }
 
  private:
-  uint32_t Receive(uint8_t* buffer, uint32_t length);  // 0: the client has closed
-  void AwaitBytes();
-  void SendAll(const uint8_t* buffer, uint32_t length);
-  void Count(uint32_t bytes);
+  void OnEvents(uint32_t events);
+  void Read();
+  // Bytes of messages, as they came.
+  void Take(absl::string_view bytes);
+  // Hands over the message that `bytes` begins with, if all of it is there, and removes it.
+  bool TakeMessage(absl::string_view* bytes);
+  bool CheckLength(uint32_t length);
+  void ReadOn();
+  void Flush();
+  void Arm();
+  void Log(absl::string_view what) const;
+  uint32_t wanted() const;  // bytes of the message that has begun, with its header; 0: not known yet
 
   const Credentials credentials_;
   const ConnectionOptions options_;
-  OpenConnections* const others_;
-  const UniqueFd socket_;  // closed with the object: Shutdown may come from another thread
-  bool open_ = true;
-  bool silence_allowed_ = false;
-  bool inside_message_ = false;
-  bool drained_ = true;  // the last receive took everything: the next one has to wait first
-  std::vector<uint8_t> in_, out_;
-  uint32_t in_begin_ = 0, in_end_ = 0, out_end_ = 0;
-};
-
-// Accepts on `listener`, which other processes may share. Outlives its connections.
-class Listener {
- public:
-  Listener(UniqueFd listener, const ConnectionOptions& options);
-
-  // The next client; null once interrupted. Throws std::bad_alloc.
-  std::shared_ptr<Connection> Accept();
-  void Interrupt();            // ends Accept for good; any thread
-  void ShutdownConnections();  // and those that open from now on; any thread
-
- private:
-  const ConnectionOptions options_;
-  const UniqueFd listener_, wake_;
-  OpenConnections connections_;
+  const std::shared_ptr<node::EventLoop> loop_;
+  ByteBudget* const budget_;
+  const Owner owner_;
+  UniqueFd socket_;
+  node::EventLoop::Watch watch_ = 0;
+  uint32_t interest_ = 0;
+  bool greeted_ = false;
+  bool busy_ = false;      // a message has been handed over, and its reply has not left
+  bool inside_ = false;    // Take is at work
+  bool last_ = false;
+  uint64_t reserved_ = 0;  // of the budget
+  std::string in_;         // of a message that has begun
+  std::string out_;        // of a reply that the client does not take
+  size_t out_begin_ = 0;   // what of it has left
 };
 
 }  // namespace cairn::rpc

@@ -149,6 +149,36 @@ StatusOr<Level> ToLevelToWaitFor(const wire::Level::type& level) {
       " cannot be waited for; CACHED, REPLICATED and PERSISTED can"));
 }
 
+wire::CreateReply FromCreated(const engine::reply::Create& created) {
+  wire::CreateReply reply;
+  reply.extents.reserve(created.extents.size());
+  for (const engine::reply::GrantedExtent& granted : created.extents) {
+    wire::Extent& extent = reply.extents.emplace_back();
+    extent.__set_lease(static_cast<int64_t>(granted.lease));
+    extent.__set_slab(static_cast<int64_t>(granted.slab));
+    extent.__set_slab_bytes(static_cast<int64_t>(granted.slab_bytes));
+    extent.__set_offset(static_cast<int64_t>(granted.offset));
+    extent.__set_length(static_cast<int64_t>(granted.length));
+  }
+  for (SlabId slab : created.retire) reply.retire.push_back(static_cast<int64_t>(slab));
+  return reply;
+}
+
+wire::OpenReply FromOpened(const node::Opened& opened) {
+  wire::OpenReply reply;
+  reply.__set_lease(static_cast<int64_t>(opened.lease));
+  reply.__set_slab(static_cast<int64_t>(opened.slab));
+  reply.__set_slab_bytes(static_cast<int64_t>(opened.bytes));
+  reply.__set_offset(static_cast<int64_t>(opened.offset));
+  reply.__set_object(ToWire(opened.object));
+  reply.__set_step(opened.checkpoint.step);
+  reply.__set_attempt(opened.checkpoint.attempt);
+  reply.__set_revision(opened.checkpoint.revision);
+  reply.__set_exact(opened.exact);
+  reply.__set_fd_sent(opened.fd_sent);
+  return reply;
+}
+
 wire::Latest FromLatest(engine::reply::Latest latest, int64_t as_of_unix_ms) {
   LatestCheckpoint out;
   out.key = std::move(latest.key);

@@ -32,6 +32,8 @@ StatusOr<engine::event::Hello> ToHello(const wire::HelloRequest& request);
 // Only CACHED, REPLICATED and PERSISTED can be waited for.
 StatusOr<Level> ToLevelToWaitFor(const wire::Level::type& level);
 
+wire::CreateReply FromCreated(const engine::reply::Create& created);
+wire::OpenReply FromOpened(const node::Opened& opened);
 wire::Latest FromLatest(engine::reply::Latest latest, int64_t as_of_unix_ms);
 wire::NodeStatus FromState(const node::NodeState& state, const node::Options& options);
 

@@ -1,9 +1,11 @@
 #include "server/rpc/handler.h"
 
+#include <algorithm>
 #include <exception>
 #include <new>
-#include <utility>
+#include <optional>
 
+#include "absl/container/flat_hash_map.h"
 #include "glog/logging.h"
 #include "server/rpc/convert.h"
 
@@ -11,9 +13,16 @@ namespace cairn::rpc {
 namespace {
 
 namespace event = engine::event;
+namespace reply = engine::reply;
+
+using apache::thrift::TApplicationException;
+using apache::thrift::protocol::TMessageType;
+using apache::thrift::protocol::TProtocol;
 
 constexpr int64_t kDefaultTimeoutMs = 60'000;
 constexpr int32_t kMaxListed = 1000;
+// What the entries of all lists of a message may take in memory.
+constexpr uint64_t kMaxEntryBytes = 64 << 20;
 
 [[noreturn]] void Throw(const Status& status, Attempt superseded_by = 0) {
   throw ToWire(status, superseded_by);
@@ -29,42 +38,312 @@ T OrThrow(StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Runs one call: whatever it throws becomes a wire::Error.
-template <typename F>
-auto Answering(F call) -> decltype(call()) {
-  try {
-    return call();
-  } catch (const wire::Error&) {
-    throw;
-  } catch (const std::bad_alloc&) {
-    Throw(absl::ResourceExhaustedError("the daemon has no memory for this call"));
-  } catch (const std::exception& e) {
-    LOG(ERROR) << "a call failed: " << e.what();
-    Throw(absl::InternalError(e.what()));
-  }
-}
-
 void CheckCall(int64_t call) {
   if (call < 1) Throw(absl::InvalidArgumentError(absl::StrCat("call: ", call, " is below 1")));
 }
 
+// The answer's body as `Body`; throws wire::Error when it is an error.
+template <typename Body>
+Body Expect(node::Answer answer) {
+  if (!answer.body.ok()) Throw(answer.body.status(), answer.superseded_by);
+  Body* body = std::get_if<Body>(&*answer.body);
+  if (body == nullptr) Throw(absl::InternalError("the engine answered something else"));
+  return std::move(*body);
+}
+
+template <typename Result>
+Result Failed(wire::Error error) {
+  Result result;
+  result.error = std::move(error);
+  result.__isset.error = true;
+  return result;
+}
+
+// The exception that is being handled, as a reply.
+wire::Error CaughtError() {
+  try {
+    throw;
+  } catch (const wire::Error& error) {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return ToWire(absl::ResourceExhaustedError("the daemon has no memory for this call"));
+  } catch (const std::exception& e) {
+    LOG(ERROR) << "a call failed: " << e.what();
+    return ToWire(absl::InternalError(e.what()));
+  }
+}
+
+// What `make()` returns, or the error that it throws.
+template <typename Result, typename F>
+Result ResultOf(F make) {
+  try {
+    return make();
+  } catch (...) {
+    return Failed<Result>(CaughtError());
+  }
+}
+
+template <typename Result, typename Value>
+Result Success(Value value) {
+  Result result;
+  result.success = std::move(value);
+  result.__isset.success = true;
+  return result;
+}
+
+// Each thread has one, with the space that its longest reply so far has taken, up to a limit.
+FrameWriter& Writer() {
+  thread_local std::unique_ptr<FrameWriter> writer;
+  thread_local size_t used = 0;
+  constexpr size_t kKept = 1 << 20;
+  if (writer == nullptr || used > kKept) writer = std::make_unique<FrameWriter>();
+  used = writer->Finish().size();
+  writer->Reset();
+  return *writer;
+}
+
+// Valid until this thread encodes the next one.
+template <typename Body>
+absl::string_view Encode(CallId id, TMessageType type, const Body& body) {
+  FrameWriter& writer = Writer();
+  TProtocol* out = writer.protocol();
+  out->writeMessageBegin(id.name, type, id.sequence);
+  body.write(out);
+  out->writeMessageEnd();
+  return writer.Finish();
+}
+
+// One call with its arguments.
+using Call = std::function<void(Handler*)>;
+
+struct Method {
+  const char* name = "";
+  // Throws what Thrift throws.
+  std::function<Call(TProtocol* in, int32_t sequence)> decode;
+  std::function<absl::string_view(int32_t sequence, const Status&)> refuse;
+};
+
+template <typename Args, typename Result>
+Method MethodOf(const char* name, void (Handler::*serve)(CallId, const Args&)) {
+  Method method;
+  method.name = name;
+  method.decode = [name, serve](TProtocol* in, int32_t sequence) -> Call {
+    auto args = std::make_shared<Args>();
+    args->read(in);
+    in->readMessageEnd();
+    const CallId id{name, sequence};
+    return [id, serve, args = std::move(args)](Handler* handler) {
+      handler->Answering<Result>(id, [&] { (handler->*serve)(id, *args); });
+    };
+  };
+  method.refuse = [name](int32_t sequence, const Status& why) {
+    return Encode(CallId{name, sequence}, TMessageType::T_REPLY, Failed<Result>(ToWire(why)));
+  };
+  return method;
+}
+
+const absl::flat_hash_map<absl::string_view, Method>& Methods() {
+  using namespace wire;  // NOLINT: the generated names of all calls
+  static const auto* const methods = [] {
+    auto* all = new absl::flat_hash_map<absl::string_view, Method>();
+    const auto add = [all](Method method) { (*all)[method.name] = std::move(method); };
+    add(MethodOf<Cairn_hello_args, Cairn_hello_result>("hello", &Handler::Hello));
+    add(MethodOf<Cairn_rejoin_args, Cairn_rejoin_result>("rejoin", &Handler::Rejoin));
+    add(MethodOf<Cairn_goodbye_args, Cairn_goodbye_result>("goodbye", &Handler::Goodbye));
+    add(MethodOf<Cairn_ping_args, Cairn_ping_result>("ping", &Handler::Ping));
+    add(MethodOf<Cairn_chooseAttempt_args, Cairn_chooseAttempt_result>("chooseAttempt",
+                                                                        &Handler::ChooseAttempt));
+    add(MethodOf<Cairn_resume_args, Cairn_resume_result>("resume", &Handler::Resume));
+    add(MethodOf<Cairn_useCheckpoint_args, Cairn_useCheckpoint_result>("useCheckpoint",
+                                                                        &Handler::UseCheckpoint));
+    add(MethodOf<Cairn_create_args, Cairn_create_result>("create", &Handler::Create));
+    add(MethodOf<Cairn_seal_args, Cairn_seal_result>("seal", &Handler::Seal));
+    add(MethodOf<Cairn_commit_args, Cairn_commit_result>("commit", &Handler::Commit));
+    add(MethodOf<Cairn_abort_args, Cairn_abort_result>("abort", &Handler::Abort));
+    add(MethodOf<Cairn_open_args, Cairn_open_result>("open", &Handler::Open));
+    add(MethodOf<Cairn_release_args, Cairn_release_result>("release", &Handler::Release));
+    add(MethodOf<Cairn_renew_args, Cairn_renew_result>("renew", &Handler::Renew));
+    add(MethodOf<Cairn_readChunk_args, Cairn_readChunk_result>("readChunk", &Handler::ReadChunk));
+    add(MethodOf<Cairn_writeChunk_args, Cairn_writeChunk_result>("writeChunk",
+                                                                  &Handler::WriteChunk));
+    add(MethodOf<Cairn_latest_args, Cairn_latest_result>("latest", &Handler::Latest));
+    add(MethodOf<Cairn_statCheckpoint_args, Cairn_statCheckpoint_result>(
+        "statCheckpoint", &Handler::StatCheckpoint));
+    add(MethodOf<Cairn_stat_args, Cairn_stat_result>("stat", &Handler::Stat));
+    add(MethodOf<Cairn_ls_args, Cairn_ls_result>("ls", &Handler::Ls));
+    add(MethodOf<Cairn_wait_args, Cairn_wait_result>("wait", &Handler::Wait));
+    add(MethodOf<Cairn_persist_args, Cairn_persist_result>("persist", &Handler::Persist));
+    add(MethodOf<Cairn_remove_args, Cairn_remove_result>("remove", &Handler::Remove));
+    add(MethodOf<Cairn_pin_args, Cairn_pin_result>("pin", &Handler::Pin));
+    add(MethodOf<Cairn_setPolicy_args, Cairn_setPolicy_result>("setPolicy", &Handler::SetPolicy));
+    add(MethodOf<Cairn_previewPolicy_args, Cairn_previewPolicy_result>("previewPolicy",
+                                                                        &Handler::PreviewPolicy));
+    add(MethodOf<Cairn_status_args, Cairn_status_result>("status", &Handler::TellStatus));
+    return all;
+  }();
+  return *methods;
+}
+
 }  // namespace
 
-Handler::~Handler() {
+Handler::Handler(node::Node* node, node::JobExecutor* workers, Connection* connection,
+                 Status refused)
+    : node_(node),
+      workers_(workers),
+      connection_(connection),
+      loop_(connection->loop()),
+      credentials_(connection->credentials()),
+      refused_(std::move(refused)) {}
+
+// --- messages
+
+void Handler::Receive(absl::string_view message) {
+  try {
+    const auto in = ReaderOf(message, kMaxEntryBytes);
+    std::string name;
+    TMessageType type = TMessageType::T_CALL;
+    int32_t sequence = 0;
+    in->readMessageBegin(name, type, sequence);
+    if (type != TMessageType::T_CALL) {
+      throw apache::thrift::TException("a message that is no call");
+    }
+    const auto method = Methods().find(name);
+    if (method == Methods().end()) {
+      connection_->Send(Encode(CallId{name.c_str(), sequence}, TMessageType::T_EXCEPTION,
+                               TApplicationException(TApplicationException::UNKNOWN_METHOD,
+                                                     "unknown call: '" + name + "'")));
+      return;
+    }
+    if (!refused_.ok()) {
+      connection_->CloseAfterReply();
+      connection_->Send(method->second.refuse(sequence, refused_));
+      return;
+    }
+    if (message.size() <= Connection::kSmallMessage) {
+      method->second.decode(in.get(), sequence)(this);
+      return;
+    }
+    // Decoding takes a time that grows with its length.
+    workers_->Add(absl::StrCat(credentials_.uid), [self = shared_from_this(), sequence,
+                                                   decode = method->second.decode,
+                                                   bytes = std::string(message)] {
+      Call call;
+      try {
+        const auto whole = ReaderOf(bytes, kMaxEntryBytes);
+        std::string again;
+        TMessageType what = TMessageType::T_CALL;
+        int32_t number = 0;
+        whole->readMessageBegin(again, what, number);
+        call = decode(whole.get(), sequence);
+      } catch (const std::exception& e) {
+        LOG_EVERY_N(WARNING, 20) << "client connection: " << e.what();
+      }
+      self->loop_->Post([self, call = std::move(call)] {
+        if (self->connection_ == nullptr) return;
+        if (call) {
+          call(self.get());
+        } else {
+          self->connection_->Close();
+        }
+      });
+    });
+  } catch (const std::exception& e) {
+    LOG_EVERY_N(WARNING, 20) << "client connection: " << e.what();
+    connection_->Close();
+  }
+}
+
+// The caller will not read the answer. A commit ends by itself, soon, and is worth it.
+void Handler::HungUp() {
+  if (waiting_ != 0) node_->Abandon(waiting_);
+}
+
+void Handler::Closed() {
+  connection_ = nullptr;
   if (said_hello_ && session_.id != 0) node_->ConnectionClosed(session_.id);
 }
+
+template <typename Result>
+void Handler::Respond(CallId id, const Result& result) {
+  waiting_ = 0;
+  answered_ = true;
+  if (connection_ != nullptr) connection_->Send(Encode(id, TMessageType::T_REPLY, result));
+}
+
+template <typename Result, typename F>
+void Handler::Answering(CallId id, F call) {
+  answered_ = false;
+  try {
+    call();
+  } catch (...) {
+    Respond(id, Failed<Result>(CaughtError()));
+  }
+}
+
+node::AnswerCallback Handler::OnLoop(Finish finish) {
+  return [self = shared_from_this(), finish = std::move(finish)](node::Answer answer) {
+    if (self->loop_->OnThread()) {
+      finish(std::move(answer));
+      return;
+    }
+    auto held = std::make_shared<node::Answer>(std::move(answer));
+    self->loop_->Post([self, finish, held] { finish(std::move(*held)); });
+  };
+}
+
+void Handler::Waiting(engine::RequestId request) {
+  if (!answered_) waiting_ = request;
+}
+
+template <typename Result, typename Body, typename E, typename Fill>
+void Handler::Ask(CallId id, E event, Fill fill) {
+  const SessionId session = event.caller.session;
+  Waiting(node_->Call(
+      std::move(event), OnLoop([this, id, session, fill = std::move(fill)](node::Answer answer) {
+        Respond(id, ResultOf<Result>([&] {
+                  return Success<Result>(
+                      fill(Expect<Body>(node_->Deliver(session, std::move(answer)))));
+                }));
+      })));
+}
+
+template <typename Result, typename E>
+void Handler::Tell(CallId id, E event) {
+  Waiting(node_->Call(std::move(event), OnLoop([this, id](node::Answer answer) {
+                        Respond(id, ResultOf<Result>([&] {
+                                  Expect<reply::Ok>(std::move(answer));
+                                  return Result();
+                                }));
+                      })));
+}
+
+template <typename Result, typename F>
+void Handler::Offload(CallId id, F work) {
+  workers_->Add(absl::StrCat(credentials_.uid),
+                [self = shared_from_this(), id, work = std::move(work)] {
+                  std::string bytes(
+                      Encode(id, TMessageType::T_REPLY, ResultOf<Result>([&] { return work(); })));
+                  self->loop_->Post([self, bytes = std::move(bytes)] {
+                    self->answered_ = true;
+                    if (self->connection_ != nullptr) self->connection_->Send(bytes);
+                  });
+                });
+}
+
+// --- callers
 
 engine::Caller Handler::Anyone() const {
   engine::Caller caller;
   caller.session = session_.id;
-  caller.uid = connection_->credentials().uid;
-  caller.gid = connection_->credentials().gid;
+  caller.uid = credentials_.uid;
+  caller.gid = credentials_.gid;
   return caller;
 }
 
-StatusOr<engine::Caller> Handler::Caller() const {
+engine::Caller Handler::Caller() const {
   if (session_.id == 0) {
-    return absl::FailedPreconditionError("session: none on this connection, say hello first");
+    Throw(
+        absl::FailedPreconditionError("session: none on this connection, say hello first"));
   }
   return Anyone();
 }
@@ -85,17 +364,10 @@ MonotonicNanos Handler::DefaultDeadline() const {
   return node_->clock()->Now() + kDefaultTimeoutMs * kNanosPerMilli;
 }
 
-template <typename Body>
-Body Handler::Expect(node::Answer answer) const {
-  if (!answer.body.ok()) Throw(answer.body.status(), answer.superseded_by);
-  Body* body = std::get_if<Body>(&*answer.body);
-  if (body == nullptr) Throw(absl::InternalError("the engine answered something else"));
-  return std::move(*body);
-}
-
-void Handler::Greet(wire::HelloReply& reply, node::SessionInfo info) {
+wire::HelloReply Handler::Greet(node::SessionInfo info) {
   session_ = std::move(info);
-  connection_->AllowSilence(true);
+  if (connection_ != nullptr) connection_->SetGreeted(true);
+  wire::HelloReply reply;
   reply.__set_protocol(wire::g_cairn_constants.PROTOCOL_VERSION);
   reply.__set_session(static_cast<int64_t>(session_.id));
   reply.__set_secret(session_.secret);
@@ -103,380 +375,376 @@ void Handler::Greet(wire::HelloReply& reply, node::SessionInfo info) {
   reply.__set_storage_root(node_->options().storage_root);
   reply.__set_node_started_unix_ms(node_->started_unix_ms());
   reply.__set_node(node_->options().name);
+  return reply;
 }
 
-void Handler::hello(wire::HelloReply& reply, const wire::HelloRequest& request) {
-  Answering([&] {
-    if (session_.id != 0) {
-      Throw(absl::FailedPreconditionError(
-          absl::StrCat("session: this connection speaks for ", session_.id, " already")));
-    }
-    event::Hello hello = OrThrow(ToHello(request));
-    hello.caller = Anyone();
-    hello.pid = connection_->credentials().pid;
-    node::Node::Begun begun = node_->Hello(std::move(hello));
-    if (!begun.info.ok()) Throw(begun.info.status(), begun.superseded_by);
-    said_hello_ = true;
-    Greet(reply, *std::move(begun.info));
-  });
+// --- sessions
+
+void Handler::Hello(CallId id, const wire::Cairn_hello_args& args) {
+  if (session_.id != 0) {
+    Throw(absl::FailedPreconditionError(
+        absl::StrCat("session: this connection speaks for ", session_.id, " already")));
+  }
+  event::Hello hello = OrThrow(ToHello(args.request));
+  hello.caller = Anyone();
+  hello.pid = credentials_.pid;
+  const node::SessionInfo info = node_->Prepare(&hello);
+  Waiting(node_->Call(std::move(hello), OnLoop([this, id, info](node::Answer answer) {
+    Respond(id, ResultOf<wire::Cairn_hello_result>([&] {
+              node::Node::Begun begun = node_->Begin(info, std::move(answer));
+              if (!begun.info.ok()) Throw(begun.info.status(), begun.superseded_by);
+              said_hello_ = true;
+              const SessionId session = begun.info->id;
+              auto greeted = Success<wire::Cairn_hello_result>(Greet(*std::move(begun.info)));
+              // Its client hung up before the session was there.
+              if (connection_ == nullptr) node_->ConnectionClosed(session);
+              return greeted;
+            }));
+  })));
 }
 
-void Handler::rejoin(wire::HelloReply& reply, int64_t session, const std::string& secret) {
-  Answering([&] {
-    const uint64_t id = OrThrow(ToUnsigned("session", session));
-    node::SessionInfo info = OrThrow(node_->Rejoin(id, secret, connection_->credentials().uid));
-    if (session_.id != 0 && session_.id != id) {
-      Throw(absl::FailedPreconditionError(
-          absl::StrCat("session: this connection speaks for ", session_.id, " already")));
-    }
-    Greet(reply, std::move(info));
-  });
+void Handler::Rejoin(CallId id, const wire::Cairn_rejoin_args& args) {
+  const uint64_t session = OrThrow(ToUnsigned("session", args.session));
+  node::SessionInfo info = OrThrow(node_->Rejoin(session, args.secret, credentials_.uid));
+  if (session_.id != 0 && session_.id != session) {
+    Throw(absl::FailedPreconditionError(
+        absl::StrCat("session: this connection speaks for ", session_.id, " already")));
+  }
+  Respond(id, Success<wire::Cairn_rejoin_result>(Greet(std::move(info))));
 }
 
-void Handler::goodbye() {
-  Answering([&] {
-    if (session_.id == 0) return;
+void Handler::Goodbye(CallId id, const wire::Cairn_goodbye_args&) {
+  if (session_.id != 0) {
     node_->Goodbye(session_.id);
     session_ = node::SessionInfo();
     said_hello_ = false;
-    connection_->AllowSilence(false);
-  });
+    connection_->SetGreeted(false);
+  }
+  Respond(id, wire::Cairn_goodbye_result());
 }
 
-int64_t Handler::chooseAttempt(int64_t call) {
-  return Answering([&] {
-    CheckCall(call);
-    event::ChooseAttempt choose;
-    choose.caller = OrThrow(Caller());
-    OrThrow(ValidateJob(session_.job));
-    choose.job = session_.job;
-    choose.deadline = DefaultDeadline();
-    choose.unix_ms = node_->clock()->UnixMillis();
-    return Expect<engine::reply::Attempt>(node_->Call(std::move(choose))).attempt;
-  });
+void Handler::Ping(CallId id, const wire::Cairn_ping_args&) {
+  Respond(id, wire::Cairn_ping_result());
 }
 
-void Handler::resume(wire::Latest& reply, int64_t call, int64_t attempt, int64_t step) {
-  Answering([&] {
-    CheckCall(call);
-    event::ResumeFrom resume;
-    resume.caller = OrThrow(Caller());
-    OrThrow(ValidateJob(session_.job));
-    OrThrow(ValidateAttempt(attempt));
-    if (step != kNoStep) OrThrow(ValidateStep(step));
-    resume.job = session_.job;
-    resume.attempt = attempt;
-    resume.step = step;
-    resume.deadline = DefaultDeadline();
-    reply = FromLatest(Expect<engine::reply::Latest>(node_->Call(std::move(resume))),
-                       node_->clock()->UnixMillis());
-  });
+// --- the line
+
+void Handler::ChooseAttempt(CallId id, const wire::Cairn_chooseAttempt_args& args) {
+  CheckCall(args.call);
+  event::ChooseAttempt choose;
+  choose.caller = Caller();
+  OrThrow(ValidateJob(session_.job));
+  choose.job = session_.job;
+  choose.deadline = DefaultDeadline();
+  choose.unix_ms = node_->clock()->UnixMillis();
+  Ask<wire::Cairn_chooseAttempt_result, reply::Attempt>(
+      id, std::move(choose), [](reply::Attempt chosen) { return chosen.attempt; });
 }
 
-void Handler::useCheckpoint(wire::Latest& reply, int64_t call,
-                            const wire::CheckpointRef& checkpoint, bool fence) {
-  Answering([&] {
-    CheckCall(call);
-    event::Use use;
-    use.caller = OrThrow(Caller());
-    use.ref = OrThrow(FromWire(checkpoint, session_.job));
-    use.fence = fence;
-    use.deadline = DefaultDeadline();
-    reply = FromLatest(Expect<engine::reply::Latest>(node_->Call(std::move(use))),
-                       node_->clock()->UnixMillis());
-  });
+void Handler::Resume(CallId id, const wire::Cairn_resume_args& args) {
+  CheckCall(args.call);
+  event::ResumeFrom resume;
+  resume.caller = Caller();
+  OrThrow(ValidateJob(session_.job));
+  OrThrow(ValidateAttempt(args.attempt));
+  if (args.step != kNoStep) OrThrow(ValidateStep(args.step));
+  resume.job = session_.job;
+  resume.attempt = args.attempt;
+  resume.step = args.step;
+  resume.deadline = DefaultDeadline();
+  Ask<wire::Cairn_resume_result, reply::Latest>(
+      id, std::move(resume),
+      [this](reply::Latest latest) { return FromLatest(latest, node_->clock()->UnixMillis()); });
 }
 
-void Handler::create(wire::CreateReply& reply, int64_t call, const wire::CreateRequest& request) {
-  Answering([&] {
-    CheckCall(call);
-    event::Create create;
-    create.caller = OrThrow(Caller());
-    create.call = call;
-    create.part = PartOf(request);
-    OrThrow(ValidateWorld(request.writer, request.world_size));
-    create.world_size = request.world_size;
-    create.objects = OrThrow(ToSpecs(request.objects));
-    if (request.__isset.to_come) create.to_come = OrThrow(ToComeFrom(request.to_come));
-    create.deadline = OrThrow(ToDeadline(node_->clock()->Now(), request.timeout_ms));
-    create.unmapped = OrThrow(ToIds("unmapped", request.unmapped));
-    const auto created = Expect<engine::reply::Create>(node_->Call(std::move(create)));
-    for (const engine::reply::GrantedExtent& granted : created.extents) {
-      wire::Extent extent;
-      extent.__set_lease(static_cast<int64_t>(granted.lease));
-      extent.__set_slab(static_cast<int64_t>(granted.slab));
-      extent.__set_slab_bytes(static_cast<int64_t>(granted.slab_bytes));
-      extent.__set_offset(static_cast<int64_t>(granted.offset));
-      extent.__set_length(static_cast<int64_t>(granted.length));
-      reply.extents.push_back(extent);
-    }
-    for (SlabId slab : created.retire) reply.retire.push_back(static_cast<int64_t>(slab));
-  });
+void Handler::UseCheckpoint(CallId id, const wire::Cairn_useCheckpoint_args& args) {
+  CheckCall(args.call);
+  event::Use use;
+  use.caller = Caller();
+  use.ref = OrThrow(FromWire(args.checkpoint, session_.job));
+  use.fence = args.fence;
+  use.deadline = DefaultDeadline();
+  Ask<wire::Cairn_useCheckpoint_result, reply::Latest>(
+      id, std::move(use),
+      [this](reply::Latest latest) { return FromLatest(latest, node_->clock()->UnixMillis()); });
+}
+
+// --- saving
+
+void Handler::Create(CallId id, const wire::Cairn_create_args& args) {
+  CheckCall(args.call);
+  const wire::CreateRequest& request = args.request;
+  event::Create create;
+  create.caller = Caller();
+  create.call = args.call;
+  create.part = PartOf(request);
+  OrThrow(ValidateWorld(request.writer, request.world_size));
+  create.world_size = request.world_size;
+  create.objects = OrThrow(ToSpecs(request.objects));
+  if (request.__isset.to_come) create.to_come = OrThrow(ToComeFrom(request.to_come));
+  create.deadline = OrThrow(ToDeadline(node_->clock()->Now(), request.timeout_ms));
+  create.unmapped = OrThrow(ToIds("unmapped", request.unmapped));
+  Ask<wire::Cairn_create_result, reply::Create>(id, std::move(create), FromCreated);
 }
 
 // All but kMaxObjectsPerCall of the seals, so many at a time: others are answered in between.
 void Handler::SealSome(int64_t call, const PartKey& part, bool provisional,
                        std::vector<event::Seal>* seals) {
   while (seals->size() > kMaxObjectsPerCall) {
-    event::SealObjects some{OrThrow(Caller()), call, part, {}, provisional};
+    event::SealObjects some{Caller(), call, part, {}, provisional};
     const auto from = seals->end() - kMaxObjectsPerCall;
     some.seals.assign(std::make_move_iterator(from), std::make_move_iterator(seals->end()));
     seals->erase(from, seals->end());
-    Expect<engine::reply::Ok>(node_->Call(std::move(some)));
+    Expect<reply::Ok>(node_->Call(std::move(some)));  // answered at once
   }
 }
 
-void Handler::seal(int64_t call, const wire::SealRequest& request) {
-  Answering([&] {
-    CheckCall(call);
-    event::SealObjects seal;
-    seal.caller = OrThrow(Caller());
-    seal.call = call;
-    seal.part = PartOf(request);
-    seal.seals = OrThrow(ToSeals(request.seals));
-    SealSome(call, seal.part, /*provisional=*/false, &seal.seals);
-    Expect<engine::reply::Ok>(node_->Call(std::move(seal)));
+void Handler::Seal(CallId id, const wire::Cairn_seal_args& args) {
+  CheckCall(args.call);
+  event::SealObjects seal;
+  seal.caller = Caller();
+  seal.call = args.call;
+  seal.part = PartOf(args.request);
+  seal.seals = OrThrow(ToSeals(args.request.seals));
+  SealSome(args.call, seal.part, /*provisional=*/false, &seal.seals);
+  Tell<wire::Cairn_seal_result>(id, std::move(seal));
+}
+
+void Handler::Commit(CallId id, const wire::Cairn_commit_args& args) {
+  CheckCall(args.call);
+  const wire::CommitRequest& request = args.request;
+  event::Commit commit;
+  commit.caller = Caller();
+  commit.call = args.call;
+  commit.part = PartOf(request);
+  OrThrow(ValidateWorld(request.writer, request.world_size));
+  commit.world_size = request.world_size;
+  commit.seals = OrThrow(ToSeals(request.seals));
+  commit.notes = request.notes;
+  commit.unmapped = OrThrow(ToIds("unmapped", request.unmapped));
+  commit.unix_ms = node_->clock()->UnixMillis();
+  SealSome(args.call, commit.part, /*provisional=*/true, &commit.seals);
+  Ask<wire::Cairn_commit_result, reply::Commit>(id, std::move(commit), [](reply::Commit done) {
+    wire::CommitReply reply;
+    reply.__set_digest(done.digest);
+    reply.__set_complete(done.complete);
+    return reply;
   });
 }
 
-void Handler::commit(wire::CommitReply& reply, int64_t call, const wire::CommitRequest& request) {
-  Answering([&] {
-    CheckCall(call);
-    event::Commit commit;
-    commit.caller = OrThrow(Caller());
-    commit.call = call;
-    commit.part = PartOf(request);
-    OrThrow(ValidateWorld(request.writer, request.world_size));
-    commit.world_size = request.world_size;
-    commit.seals = OrThrow(ToSeals(request.seals));
-    commit.notes = request.notes;
-    commit.unmapped = OrThrow(ToIds("unmapped", request.unmapped));
-    commit.unix_ms = node_->clock()->UnixMillis();
-    SealSome(call, commit.part, /*provisional=*/true, &commit.seals);
-    auto committed = Expect<engine::reply::Commit>(node_->Call(std::move(commit)));
-    reply.__set_digest(committed.digest);
-    reply.__set_complete(committed.complete);
-  });
+void Handler::Abort(CallId id, const wire::Cairn_abort_args& args) {
+  CheckCall(args.call);
+  event::Abort abort;
+  abort.caller = Caller();
+  abort.part = PartOf(args.request);
+  Tell<wire::Cairn_abort_result>(id, std::move(abort));
 }
 
-void Handler::abort(int64_t call, const wire::AbortRequest& request) {
-  Answering([&] {
-    CheckCall(call);
-    event::Abort abort;
-    abort.caller = OrThrow(Caller());
-    abort.part = PartOf(request);
-    Expect<engine::reply::Ok>(node_->Call(std::move(abort)));
-  });
-}
+// --- loading
 
-void Handler::open(wire::OpenReply& reply, int64_t call, const wire::OpenRequest& request) {
-  Answering([&] {
-    CheckCall(call);
-    event::Open open;
-    open.caller = OrThrow(Caller());
-    open.ref = OrThrow(FromWire(request.checkpoint, session_.job));
-    OrThrow(ValidateObjectName(request.name));
-    open.name = request.name;
-    open.mode = OrThrow(FromWire(request.mode));
-    open.verify = request.verify;
-    open.deadline = OrThrow(ToDeadline(node_->clock()->Now(), request.timeout_ms));
-    node::OpenAnswer answer = node_->Open(std::move(open));
-    if (!answer.opened.ok()) Throw(answer.opened.status(), answer.superseded_by);
-    const node::Opened& opened = *answer.opened;
-    reply.__set_lease(static_cast<int64_t>(opened.lease));
-    reply.__set_slab(static_cast<int64_t>(opened.slab));
-    reply.__set_slab_bytes(static_cast<int64_t>(opened.bytes));
-    reply.__set_offset(static_cast<int64_t>(opened.offset));
-    reply.__set_object(ToWire(opened.object));
-    reply.__set_step(opened.checkpoint.step);
-    reply.__set_attempt(opened.checkpoint.attempt);
-    reply.__set_revision(opened.checkpoint.revision);
-    reply.__set_exact(opened.exact);
-    reply.__set_fd_sent(opened.fd_sent);
-  });
-}
-
-void Handler::release(int64_t call, const std::vector<int64_t>& leases) {
-  Answering([&] {
-    CheckCall(call);
-    event::Release release;
-    release.caller = OrThrow(Caller());
-    release.leases = OrThrow(ToIds("leases", leases));
-    Expect<engine::reply::Ok>(node_->Release(std::move(release)));
-  });
-}
-
-void Handler::renew(const std::vector<int64_t>& leases) {
-  Answering([&] {
-    event::Renew renew;
-    renew.caller = OrThrow(Caller());
-    renew.leases = OrThrow(ToIds("leases", leases));
-    Expect<engine::reply::Ok>(node_->Call(std::move(renew)));
-  });
-}
-
-void Handler::readChunk(std::string& reply, int64_t lease, int64_t offset, int32_t length) {
-  Answering([&] {
-    const engine::Caller caller = OrThrow(Caller());
-    const uint64_t bytes = OrThrow(ToUnsigned("length", length));
-    if (bytes > node::kMaxChunkBytes) {
-      Throw(absl::InvalidArgumentError(
-          absl::StrCat("length: ", bytes, " is above the limit ", node::kMaxChunkBytes)));
+void Handler::Open(CallId id, const wire::Cairn_open_args& args) {
+  CheckCall(args.call);
+  const wire::OpenRequest& request = args.request;
+  event::Open open;
+  open.caller = Caller();
+  open.ref = OrThrow(FromWire(request.checkpoint, session_.job));
+  OrThrow(ValidateObjectName(request.name));
+  open.name = request.name;
+  open.mode = OrThrow(FromWire(request.mode));
+  open.verify = request.verify;
+  open.deadline = OrThrow(ToDeadline(node_->clock()->Now(), request.timeout_ms));
+  const auto finish = [this, caller = open.caller, name = open.name,
+                       deadline = open.deadline](node::Answer answer) {
+    node::OpenAnswer opened = node_->FinishOpen(caller, name, deadline, std::move(answer));
+    if (!opened.opened.ok()) Throw(opened.opened.status(), opened.superseded_by);
+    return Success<wire::Cairn_open_result>(FromOpened(*std::move(opened.opened)));
+  };
+  Waiting(node_->Call(std::move(open), OnLoop([this, id, finish](node::Answer answer) {
+    if (!node::Node::NeedsStorage(answer)) {
+      Respond(id, ResultOf<wire::Cairn_open_result>([&] { return finish(std::move(answer)); }));
+      return;
     }
-    reply = OrThrow(node_->ReadChunk(caller, OrThrow(ToUnsigned("lease", lease)),
-                                     OrThrow(ToUnsigned("offset", offset)), bytes));
+    waiting_ = 0;
+    auto held = std::make_shared<node::Answer>(std::move(answer));
+    Offload<wire::Cairn_open_result>(id, [finish, held] { return finish(std::move(*held)); });
+  })));
+}
+
+void Handler::Release(CallId id, const wire::Cairn_release_args& args) {
+  CheckCall(args.call);
+  event::Release release;
+  release.caller = Caller();
+  release.leases = OrThrow(ToIds("leases", args.leases));
+  Expect<reply::Ok>(node_->Release(std::move(release)));  // answered at once
+  Respond(id, wire::Cairn_release_result());
+}
+
+void Handler::Renew(CallId id, const wire::Cairn_renew_args& args) {
+  event::Renew renew;
+  renew.caller = Caller();
+  renew.leases = OrThrow(ToIds("leases", args.leases));
+  Tell<wire::Cairn_renew_result>(id, std::move(renew));
+}
+
+void Handler::ReadChunk(CallId id, const wire::Cairn_readChunk_args& args) {
+  const engine::Caller caller = Caller();
+  const uint64_t bytes = OrThrow(ToUnsigned("length", args.length));
+  if (bytes > node::kMaxChunkBytes) {
+    Throw(absl::InvalidArgumentError(
+        absl::StrCat("length: ", bytes, " is above the limit ", node::kMaxChunkBytes)));
+  }
+  const uint64_t lease = OrThrow(ToUnsigned("lease", args.lease));
+  const uint64_t offset = OrThrow(ToUnsigned("offset", args.offset));
+  Offload<wire::Cairn_readChunk_result>(id, [this, caller, lease, offset, bytes] {
+    return Success<wire::Cairn_readChunk_result>(
+        OrThrow(node_->ReadChunk(caller, lease, offset, bytes)));
   });
 }
 
-void Handler::writeChunk(int64_t call, int64_t lease, int64_t offset, const std::string& data) {
-  Answering([&] {
-    CheckCall(call);
-    const engine::Caller caller = OrThrow(Caller());
-    if (data.size() > node::kMaxChunkBytes) {
-      Throw(absl::InvalidArgumentError(
-          absl::StrCat("data: ", data.size(), " bytes, the limit is ", node::kMaxChunkBytes)));
-    }
-    OrThrow(node_->WriteChunk(caller, OrThrow(ToUnsigned("lease", lease)),
-                              OrThrow(ToUnsigned("offset", offset)), data));
+void Handler::WriteChunk(CallId id, const wire::Cairn_writeChunk_args& args) {
+  CheckCall(args.call);
+  const engine::Caller caller = Caller();
+  if (args.data.size() > node::kMaxChunkBytes) {
+    Throw(absl::InvalidArgumentError(
+        absl::StrCat("data: ", args.data.size(), " bytes, the limit is ", node::kMaxChunkBytes)));
+  }
+  const uint64_t lease = OrThrow(ToUnsigned("lease", args.lease));
+  const uint64_t offset = OrThrow(ToUnsigned("offset", args.offset));
+  Offload<wire::Cairn_writeChunk_result>(id, [this, caller, lease, offset, data = args.data] {
+    OrThrow(node_->WriteChunk(caller, lease, offset, data));
+    return wire::Cairn_writeChunk_result();
   });
 }
 
-void Handler::latest(wire::Latest& reply, const std::string& job) {
-  Answering([&] {
-    event::Latest latest;
-    latest.caller = OrThrow(Caller());
-    latest.job = job.empty() ? session_.job : job;
-    OrThrow(ValidateJob(latest.job));
-    latest.deadline = DefaultDeadline();
-    reply = FromLatest(Expect<engine::reply::Latest>(node_->Call(std::move(latest))),
-                       node_->clock()->UnixMillis());
-  });
+// --- finding
+
+void Handler::Latest(CallId id, const wire::Cairn_latest_args& args) {
+  event::Latest latest;
+  latest.caller = Caller();
+  latest.job = args.job.empty() ? session_.job : args.job;
+  OrThrow(ValidateJob(latest.job));
+  latest.deadline = DefaultDeadline();
+  Ask<wire::Cairn_latest_result, reply::Latest>(
+      id, std::move(latest),
+      [this](reply::Latest found) { return FromLatest(found, node_->clock()->UnixMillis()); });
 }
 
-void Handler::statCheckpoint(wire::CheckpointInfo& reply, const wire::CheckpointRef& checkpoint) {
-  Answering([&] {
-    event::StatCheckpoint stat;
-    stat.caller = OrThrow(Caller());
-    stat.ref = OrThrow(FromWire(checkpoint, session_.job));
-    stat.deadline = DefaultDeadline();
-    reply = ToWire(Expect<engine::CheckpointInfo>(node_->Call(std::move(stat))));
-  });
+void Handler::StatCheckpoint(CallId id, const wire::Cairn_statCheckpoint_args& args) {
+  event::StatCheckpoint stat;
+  stat.caller = Caller();
+  stat.ref = OrThrow(FromWire(args.checkpoint, session_.job));
+  stat.deadline = DefaultDeadline();
+  Ask<wire::Cairn_statCheckpoint_result, CheckpointInfo>(
+      id, std::move(stat), [](const CheckpointInfo& info) { return ToWire(info); });
 }
 
-void Handler::stat(wire::ObjectInfo& reply, const wire::CheckpointRef& checkpoint,
-                   const std::string& name) {
-  Answering([&] {
-    event::StatObject stat;
-    stat.caller = OrThrow(Caller());
-    stat.ref = OrThrow(FromWire(checkpoint, session_.job));
-    OrThrow(ValidateObjectName(name));
-    stat.name = name;
-    stat.deadline = DefaultDeadline();
-    reply = ToWire(Expect<engine::ObjectInfo>(node_->Stat(std::move(stat))));
-  });
+void Handler::Stat(CallId id, const wire::Cairn_stat_args& args) {
+  event::StatObject stat;
+  stat.caller = Caller();
+  stat.ref = OrThrow(FromWire(args.checkpoint, session_.job));
+  OrThrow(ValidateObjectName(args.name));
+  stat.name = args.name;
+  stat.deadline = DefaultDeadline();
+  const auto to_wire = [](const ObjectInfo& info) { return ToWire(info); };
+  // One object's facts: a loader asks once per tensor file, so callers do not wait for each other.
+  if (const std::optional<ObjectInfo> known = node_->Peek(stat); known.has_value()) {
+    Respond(id, Success<wire::Cairn_stat_result>(to_wire(*known)));
+    return;
+  }
+  Ask<wire::Cairn_stat_result, ObjectInfo>(id, std::move(stat), to_wire);
 }
 
-void Handler::ls(wire::ListReply& reply, const std::string& path, const std::string& cursor,
-                 int32_t limit) {
-  Answering([&] {
-    event::List list;
-    list.caller = OrThrow(Caller());
-    OrThrow(ParseListPath(path).status());
-    if (limit < 0) {
-      Throw(absl::InvalidArgumentError(absl::StrCat("limit: ", limit, " is below 0")));
-    }
-    list.path = path;
-    list.cursor = cursor;
-    list.limit = limit == 0 ? kMaxListed : std::min(limit, kMaxListed);
-    list.deadline = DefaultDeadline();
-    auto listed = Expect<engine::reply::List>(node_->Call(std::move(list)));
+void Handler::Ls(CallId id, const wire::Cairn_ls_args& args) {
+  event::List list;
+  list.caller = Caller();
+  OrThrow(ParseListPath(args.path).status());
+  if (args.limit < 0) {
+    Throw(absl::InvalidArgumentError(absl::StrCat("limit: ", args.limit, " is below 0")));
+  }
+  list.path = args.path;
+  list.cursor = args.cursor;
+  list.limit = args.limit == 0 ? kMaxListed : std::min(args.limit, kMaxListed);
+  list.deadline = DefaultDeadline();
+  Ask<wire::Cairn_ls_result, reply::List>(id, std::move(list), [](reply::List listed) {
+    wire::ListReply reply;
     reply.jobs = std::move(listed.jobs);
     for (const auto& info : listed.checkpoints) reply.checkpoints.push_back(ToWire(info));
     for (const auto& info : listed.objects) reply.objects.push_back(ToWire(info));
     reply.next_cursor = std::move(listed.next_cursor);
+    return reply;
   });
 }
 
-void Handler::wait(wire::CheckpointInfo& reply, const wire::CheckpointRef& checkpoint,
-                   wire::Level::type level, int64_t timeout_ms, int64_t after, int64_t after_head,
-                   int32_t after_revision) {
-  Answering([&] {
-    event::Wait wait;
-    wait.caller = OrThrow(Caller());
-    wait.ref = OrThrow(FromWire(checkpoint, session_.job));
-    wait.level = OrThrow(ToLevelToWaitFor(level));
-    if (after < kNoStep) {
-      Throw(absl::InvalidArgumentError(absl::StrCat("after: ", after, " is below -1")));
-    }
-    wait.after = after;
-    if (after_head > 0) wait.after_head = after_head;
-    wait.after_revision = after_revision;
-    wait.deadline = OrThrow(ToDeadline(node_->clock()->Now(), timeout_ms));
-    reply = ToWire(Expect<engine::CheckpointInfo>(node_->Call(std::move(wait))));
-  });
+void Handler::Wait(CallId id, const wire::Cairn_wait_args& args) {
+  event::Wait wait;
+  wait.caller = Caller();
+  wait.ref = OrThrow(FromWire(args.checkpoint, session_.job));
+  wait.level = OrThrow(ToLevelToWaitFor(args.level));
+  if (args.after < kNoStep) {
+    Throw(absl::InvalidArgumentError(absl::StrCat("after: ", args.after, " is below -1")));
+  }
+  wait.after = args.after;
+  if (args.after_head > 0) wait.after_head = args.after_head;
+  wait.after_revision = args.after_revision;
+  wait.deadline = OrThrow(ToDeadline(node_->clock()->Now(), args.timeout_ms));
+  Ask<wire::Cairn_wait_result, CheckpointInfo>(
+      id, std::move(wait), [](const CheckpointInfo& info) { return ToWire(info); });
 }
 
-void Handler::persist(int64_t call, const wire::CheckpointRef& checkpoint) {
-  Answering([&] {
-    CheckCall(call);
-    event::PersistNow persist;
-    persist.caller = OrThrow(Caller());
-    persist.ref = OrThrow(FromWire(checkpoint, session_.job));
-    Expect<engine::reply::Ok>(node_->Call(std::move(persist)));
-  });
+// --- keeping
+
+void Handler::Persist(CallId id, const wire::Cairn_persist_args& args) {
+  CheckCall(args.call);
+  event::PersistNow persist;
+  persist.caller = Caller();
+  persist.ref = OrThrow(FromWire(args.checkpoint, session_.job));
+  Tell<wire::Cairn_persist_result>(id, std::move(persist));
 }
 
-void Handler::remove(int64_t call, const wire::CheckpointRef& checkpoint, bool memory_only,
-                     bool force) {
-  Answering([&] {
-    CheckCall(call);
-    event::Remove remove;
-    remove.caller = OrThrow(Caller());
-    remove.ref = OrThrow(FromWire(checkpoint, session_.job));
-    remove.memory_only = memory_only;
-    remove.force = force;
-    remove.deadline = DefaultDeadline();
-    Expect<engine::reply::Ok>(node_->Call(std::move(remove)));
-  });
+void Handler::Remove(CallId id, const wire::Cairn_remove_args& args) {
+  CheckCall(args.call);
+  event::Remove remove;
+  remove.caller = Caller();
+  remove.ref = OrThrow(FromWire(args.checkpoint, session_.job));
+  remove.memory_only = args.memory_only;
+  remove.force = args.force;
+  remove.deadline = DefaultDeadline();
+  Tell<wire::Cairn_remove_result>(id, std::move(remove));
 }
 
-void Handler::pin(int64_t call, const wire::CheckpointRef& checkpoint, bool pinned) {
-  Answering([&] {
-    CheckCall(call);
-    event::Pin pin;
-    pin.caller = OrThrow(Caller());
-    pin.ref = OrThrow(FromWire(checkpoint, session_.job));
-    pin.pinned = pinned;
-    Expect<engine::reply::Ok>(node_->Call(std::move(pin)));
-  });
+void Handler::Pin(CallId id, const wire::Cairn_pin_args& args) {
+  CheckCall(args.call);
+  event::Pin pin;
+  pin.caller = Caller();
+  pin.ref = OrThrow(FromWire(args.checkpoint, session_.job));
+  pin.pinned = args.pinned;
+  Tell<wire::Cairn_pin_result>(id, std::move(pin));
 }
 
-void Handler::setPolicy(int64_t call, const std::string& job, const wire::JobPolicy& policy) {
-  Answering([&] {
-    CheckCall(call);
-    event::SetPolicy set;
-    set.caller = OrThrow(Caller());
-    set.job = job.empty() ? session_.job : job;
-    OrThrow(ValidateJob(set.job));
-    set.policy = OrThrow(FromWire(policy));
-    Expect<engine::reply::Ok>(node_->Call(std::move(set)));
-  });
+void Handler::SetPolicy(CallId id, const wire::Cairn_setPolicy_args& args) {
+  CheckCall(args.call);
+  event::SetPolicy set;
+  set.caller = Caller();
+  set.job = args.job.empty() ? session_.job : args.job;
+  OrThrow(ValidateJob(set.job));
+  set.policy = OrThrow(FromWire(args.policy));
+  Tell<wire::Cairn_setPolicy_result>(id, std::move(set));
 }
 
-void Handler::previewPolicy(wire::PolicyPreview& reply, const wire::PreviewRequest& request) {
-  Answering([&] {
-    event::PreviewPolicy preview;
-    preview.caller = OrThrow(Caller());
-    preview.job = request.job.empty() ? session_.job : request.job;
-    OrThrow(ValidateJob(preview.job));
-    if (request.__isset.policy) preview.policy = OrThrow(FromWire(request.policy));
-    preview.deadline = DefaultDeadline();
-    reply = ToWire(Expect<PolicyPreview>(node_->Call(std::move(preview))));
-  });
+void Handler::PreviewPolicy(CallId id, const wire::Cairn_previewPolicy_args& args) {
+  event::PreviewPolicy preview;
+  preview.caller = Caller();
+  preview.job = args.request.job.empty() ? session_.job : args.request.job;
+  OrThrow(ValidateJob(preview.job));
+  if (args.request.__isset.policy) preview.policy = OrThrow(FromWire(args.request.policy));
+  preview.deadline = DefaultDeadline();
+  Ask<wire::Cairn_previewPolicy_result, PolicyPreview>(
+      id, std::move(preview), [](const PolicyPreview& made) { return ToWire(made); });
 }
 
-void Handler::status(wire::NodeStatus& reply) {
-  Answering([&] { reply = FromState(OrThrow(node_->State(Anyone())), node_->options()); });
+void Handler::TellStatus(CallId id, const wire::Cairn_status_args&) {
+  Respond(id, Success<wire::Cairn_status_result>(
+                  FromState(OrThrow(node_->State(Anyone())), node_->options())));
 }
 
 }  // namespace cairn::rpc

@@ -1,77 +1,109 @@
-// Answers one connection's calls: decode and validate, ask the node, encode. No exception other than
-// wire::Error leaves it.
+// Answers one connection's calls: decode and validate, ask the node, encode. Nothing here waits: a
+// call that the node does not answer at once is finished when its answer comes. What takes long, like
+// chunks and long messages, goes to the workers, where users take turns.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "Cairn.h"
+#include "proto/frame.h"
+#include "server/node/job_executor.h"
 #include "server/node/node.h"
 #include "server/rpc/connection.h"
 
 namespace cairn::rpc {
 
-// Used by its connection's thread alone.
-class Handler : public wire::CairnIf {
- public:
-  // `connection` outlives the handler's last call.
-  Handler(node::Node* node, Connection* connection) : node_(node), connection_(connection) {}
-  ~Handler() override;  // once nothing more is read from the connection
+// Which call a reply belongs to.
+struct CallId {
+  const char* name = "";  // a literal
+  int32_t sequence = 0;
+};
 
-  void hello(wire::HelloReply& reply, const wire::HelloRequest& request) override;
-  void rejoin(wire::HelloReply& reply, int64_t session, const std::string& secret) override;
-  void goodbye() override;
-  void ping() override {}
-  int64_t chooseAttempt(int64_t call) override;
-  void resume(wire::Latest& reply, int64_t call, int64_t attempt, int64_t step) override;
-  void useCheckpoint(wire::Latest& reply, int64_t call, const wire::CheckpointRef& checkpoint,
-                     bool fence) override;
-  void create(wire::CreateReply& reply, int64_t call, const wire::CreateRequest& request) override;
-  void seal(int64_t call, const wire::SealRequest& request) override;
-  void commit(wire::CommitReply& reply, int64_t call, const wire::CommitRequest& request) override;
-  void abort(int64_t call, const wire::AbortRequest& request) override;
-  void open(wire::OpenReply& reply, int64_t call, const wire::OpenRequest& request) override;
-  void release(int64_t call, const std::vector<int64_t>& leases) override;
-  void renew(const std::vector<int64_t>& leases) override;
-  void readChunk(std::string& reply, int64_t lease, int64_t offset, int32_t length) override;
-  void writeChunk(int64_t call, int64_t lease, int64_t offset, const std::string& data) override;
-  void latest(wire::Latest& reply, const std::string& job) override;
-  void statCheckpoint(wire::CheckpointInfo& reply, const wire::CheckpointRef& checkpoint) override;
-  void stat(wire::ObjectInfo& reply, const wire::CheckpointRef& checkpoint,
-            const std::string& name) override;
-  void ls(wire::ListReply& reply, const std::string& path, const std::string& cursor,
-          int32_t limit) override;
-  void wait(wire::CheckpointInfo& reply, const wire::CheckpointRef& checkpoint,
-            wire::Level::type level, int64_t timeout_ms, int64_t after, int64_t after_head,
-            int32_t after_revision) override;
-  void persist(int64_t call, const wire::CheckpointRef& checkpoint) override;
-  void remove(int64_t call, const wire::CheckpointRef& checkpoint, bool memory_only,
-              bool force) override;
-  void pin(int64_t call, const wire::CheckpointRef& checkpoint, bool pinned) override;
-  void setPolicy(int64_t call, const std::string& job, const wire::JobPolicy& policy) override;
-  void previewPolicy(wire::PolicyPreview& reply, const wire::PreviewRequest& request) override;
-  void status(wire::NodeStatus& reply) override;
+// Used on its connection's loop alone.
+class Handler : public std::enable_shared_from_this<Handler> {
+ public:
+  // `refused`: not OK: what every call is answered with, the first being the last.
+  Handler(node::Node* node, node::JobExecutor* workers, Connection* connection, Status refused);
+
+  // What the connection says; it outlives the handler's use of it, or has told Closed.
+  void Receive(absl::string_view message);
+  void HungUp();
+  void Closed();
+
+  void Hello(CallId id, const wire::Cairn_hello_args& args);
+  void Rejoin(CallId id, const wire::Cairn_rejoin_args& args);
+  void Goodbye(CallId id, const wire::Cairn_goodbye_args& args);
+  void Ping(CallId id, const wire::Cairn_ping_args& args);
+  void ChooseAttempt(CallId id, const wire::Cairn_chooseAttempt_args& args);
+  void Resume(CallId id, const wire::Cairn_resume_args& args);
+  void UseCheckpoint(CallId id, const wire::Cairn_useCheckpoint_args& args);
+  void Create(CallId id, const wire::Cairn_create_args& args);
+  void Seal(CallId id, const wire::Cairn_seal_args& args);
+  void Commit(CallId id, const wire::Cairn_commit_args& args);
+  void Abort(CallId id, const wire::Cairn_abort_args& args);
+  void Open(CallId id, const wire::Cairn_open_args& args);
+  void Release(CallId id, const wire::Cairn_release_args& args);
+  void Renew(CallId id, const wire::Cairn_renew_args& args);
+  void ReadChunk(CallId id, const wire::Cairn_readChunk_args& args);
+  void WriteChunk(CallId id, const wire::Cairn_writeChunk_args& args);
+  void Latest(CallId id, const wire::Cairn_latest_args& args);
+  void StatCheckpoint(CallId id, const wire::Cairn_statCheckpoint_args& args);
+  void Stat(CallId id, const wire::Cairn_stat_args& args);
+  void Ls(CallId id, const wire::Cairn_ls_args& args);
+  void Wait(CallId id, const wire::Cairn_wait_args& args);
+  void Persist(CallId id, const wire::Cairn_persist_args& args);
+  void Remove(CallId id, const wire::Cairn_remove_args& args);
+  void Pin(CallId id, const wire::Cairn_pin_args& args);
+  void SetPolicy(CallId id, const wire::Cairn_setPolicy_args& args);
+  void PreviewPolicy(CallId id, const wire::Cairn_previewPolicy_args& args);
+  void TellStatus(CallId id, const wire::Cairn_status_args& args);
+
+  // Runs one call, or a later part of it: whatever it throws is the reply.
+  template <typename Result, typename F>
+  void Answering(CallId id, F call);
 
  private:
   void SealSome(int64_t call, const PartKey& part, bool provisional,
                 std::vector<engine::event::Seal>* seals);
-  engine::Caller Anyone() const;            // with a session or without one
-  StatusOr<engine::Caller> Caller() const;  // with a session; FAILED_PRECONDITION without one
+  engine::Caller Anyone() const;  // with a session or without one
+  engine::Caller Caller() const;  // with a session; throws FAILED_PRECONDITION without one
   // The part that a create, seal, commit or abort is about; throws wire::Error when its fields are
   // bad, or its attempt is not the one that this session's hello said.
   template <typename Request>
   PartKey PartOf(const Request& request) const;
   MonotonicNanos DefaultDeadline() const;  // of calls that carry no timeout
-  void Greet(wire::HelloReply& reply, node::SessionInfo info);
-  // The answer's body as `Body`; throws wire::Error when it is an error.
-  template <typename Body>
-  Body Expect(node::Answer answer) const;
+  wire::HelloReply Greet(node::SessionInfo info);
+
+  template <typename Result>
+  void Respond(CallId id, const Result& result);
+  // Runs `finish(answer)` on the loop: now, when the node answers at once from this thread.
+  using Finish = std::function<void(node::Answer)>;
+  node::AnswerCallback OnLoop(Finish finish);
+  // Asks the node; `fill(body, result)` makes the reply of an answer that is a `Body`.
+  template <typename Result, typename Body, typename E, typename Fill>
+  void Ask(CallId id, E event, Fill fill);
+  // The reply is empty.
+  template <typename Result, typename E>
+  void Tell(CallId id, E event);
+  void Waiting(engine::RequestId request);
+  // `work()` makes the reply, on a worker.
+  template <typename Result, typename F>
+  void Offload(CallId id, F work);
 
   node::Node* const node_;
-  Connection* const connection_;
+  node::JobExecutor* const workers_;
+  Connection* connection_;  // null: it has closed
+  const std::shared_ptr<node::EventLoop> loop_;
+  const Credentials credentials_;
+  const Status refused_;
   node::SessionInfo session_;  // id 0: none yet
   bool said_hello_ = false;    // on this connection, with which the session may end
+  bool answered_ = true;       // the call that came last
+  engine::RequestId waiting_ = 0;  // the request that it waits for
 };
 
 }  // namespace cairn::rpc

@@ -1,15 +1,13 @@
 #include "server/rpc/server.h"
 
-#include <pthread.h>
-#include <thrift/TOutput.h>
-#include <thrift/protocol/TBinaryProtocol.h>
-#include <unistd.h>
-
-#include <exception>
-#include <list>
-#include <thread>
+#include <algorithm>
+#include <map>
+#include <set>
+#include <system_error>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
 #include "common/mutex.h"
 #include "glog/logging.h"
 #include "server/rpc/handler.h"
@@ -17,125 +15,149 @@
 namespace cairn::rpc {
 namespace {
 
-using apache::thrift::protocol::TBinaryProtocolT;
-using apache::thrift::transport::TTransportException;
-
-// The longest string (a chunk, and space for the rest of its call) and the longest list that an
-// honest client sends. They bound what a length field can make the daemon allocate before its bytes
-// have come.
-constexpr int32_t kMaxString = (8 << 20) + (1 << 16);
-constexpr int32_t kMaxContainer = 1 << 20;
-
-void LogBroken(const char* message) {
-  LOG_EVERY_N(WARNING, 20) << "client connection: " << message;
-}
-
-// Answers a connection's calls until it ends.
-void ServeCalls(node::Node* node, const std::shared_ptr<Connection>& connection) {
-  try {
-    const auto protocol = std::make_shared<TBinaryProtocolT<Connection>>(
-        connection, kMaxString, kMaxContainer, /*strict_read=*/true, /*strict_write=*/true);
-    wire::CairnProcessor processor(std::make_shared<Handler>(node, connection.get()));
-    do {
-      connection->BeginMessage();
-    } while (processor.process(protocol, protocol, nullptr));
-  } catch (const TTransportException& e) {
-    // END_OF_FILE: closed; TIMED_OUT: silent for too long.
-    if (e.getType() == TTransportException::CORRUPTED_DATA) LogBroken(e.what());
-  } catch (const std::exception& e) {
-    LogBroken(e.what());
-  }
-  connection->close();
-}
+// Connections that are only there to be told that they are too many, of one user and of all.
+constexpr int64_t kMaxRefusedOfUser = 16;
+constexpr int64_t kMaxRefused = 256;
 
 }  // namespace
 
 class Server::Impl {
  public:
   Impl(const Options& options, node::Node* node, UniqueFd listener)
-      : max_connections_(options.max_connections),
+      : options_(options),
         node_(node),
-        listener_(std::move(listener), options.connection) {
-    apache::thrift::GlobalOutput.setOutputFunction(LogBroken);
-  }
+        budget_(options.max_message_bytes, options.max_message_bytes_of_user),
+        workers_("worker", options.workers, std::max(1, options.workers / 2)),
+        acceptor_(node->loops().accepting(), "Thrift socket", std::move(listener),
+                  [this](UniqueFd socket, const node::Peer& peer) {
+                    Accept(std::move(socket), peer);
+                  }) {}
 
-  void Start() {
-    accepting_ = std::thread([this] {
-      pthread_setname_np(pthread_self(), "accept");
-      while (AwaitRoom()) {
-        try {
-          std::shared_ptr<Connection> connection = listener_.Accept();
-          if (connection == nullptr) return;
-          ServeInThread(std::move(connection));
-        } catch (const std::exception& e) {  // no memory, no thread: that client is turned away
-          LOG_EVERY_N(ERROR, 100) << "a client was not accepted: " << e.what();
-          usleep(50'000);
-        }
-      }
-    });
-  }
+  void Start() { acceptor_.Start(); }
 
   void Stop() {
-    if (!accepting_.joinable()) return;
+    acceptor_.Stop();
+    std::map<node::EventLoop*, std::vector<std::shared_ptr<Connection>>> by_loop;
     {
       MutexLock lock(&mu_);
       stopping_ = true;
-      ended_one_.NotifyAll();
+      for (const auto& connection : open_) by_loop[connection->loop().get()].push_back(connection);
     }
-    listener_.Interrupt();
-    listener_.ShutdownConnections();
-    accepting_.join();
-    MutexLock lock(&mu_);
-    while (!serving_.empty()) ended_one_.Wait(&mu_);
-    for (std::thread& thread : ended_) thread.join();
-    ended_.clear();
+    for (auto& [loop, connections] : by_loop) {
+      loop->Post([connections = std::move(connections)] {
+        for (const auto& connection : connections) connection->Close();
+      });
+    }
+    by_loop.clear();
+    {
+      MutexLock lock(&mu_);
+      while (!open_.empty()) closed_.Wait(&mu_);
+    }
+    workers_.Stop();
   }
 
  private:
-  using Threads = std::list<std::thread>;
+  struct OfUser {
+    int64_t served = 0, refused = 0;
+  };
 
-  // Waits until one more connection may be served; false: the server stops. Joins what has ended.
-  bool AwaitRoom() {
-    Threads ended;
+  // Counts a connection in. Not OK: it is only told so. nullopt: not even that.
+  std::optional<Status> Admit(uint32_t uid) {
+    MutexLock lock(&mu_);
+    const int64_t reserved =
+        uid == 0 ? 0 : std::min<int64_t>(64, options_.max_connections / 16);
+    OfUser& of_user = users_[uid];
+    Status full;
+    if (served_ >= options_.max_connections - reserved) {
+      full = absl::ResourceExhaustedError(absl::StrCat(
+          "connections: ", served_, " are open, the limit is limits.connections = ",
+          options_.max_connections, reserved > 0 ? absl::StrCat(" less ", reserved, " for uid 0")
+                                                 : ""));
+    } else if (const int64_t most = options_.max_connections * options_.user_percent / 100;
+               uid != 0 && of_user.served >= most) {
+      full = absl::ResourceExhaustedError(
+          absl::StrCat("connections: uid ", uid, " has ", of_user.served, " open, the limit is ",
+                       options_.user_percent, " % (limits.user_percent) of limits.connections = ",
+                       options_.max_connections));
+    }
+    if (full.ok()) {
+      ++of_user.served;
+      ++served_;
+      return full;
+    }
+    LOG_EVERY_N(WARNING, 100) << full;
+    if (refused_ >= kMaxRefused || of_user.refused >= kMaxRefusedOfUser) return std::nullopt;
+    ++of_user.refused;
+    ++refused_;
+    return full;
+  }
+
+  void Leave(uint32_t uid, bool served) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const auto of_user = users_.find(uid);
+    --(served ? of_user->second.served : of_user->second.refused);
+    --(served ? served_ : refused_);
+    if (of_user->second.served == 0 && of_user->second.refused == 0) users_.erase(of_user);
+  }
+
+  void Accept(UniqueFd socket, const node::Peer& peer) {
+    const std::optional<Status> admitted = Admit(peer.uid);
+    if (!admitted.has_value()) return node_->loops().Dispose(std::move(socket));
+    try {
+      Serve(std::move(socket), peer, *admitted);
+    } catch (const std::exception& e) {  // no memory, no thread
+      LOG_EVERY_N(ERROR, 100) << "a client was not accepted: " << e.what();
+      MutexLock lock(&mu_);
+      Leave(peer.uid, admitted->ok());
+    }
+  }
+
+  void Serve(UniqueFd socket, const node::Peer& peer, const Status& admitted) {
+    // Made first: the connection calls it, and it the connection.
+    auto handler = std::make_shared<std::shared_ptr<Handler>>();
+    Connection::Owner owner;
+    owner.receive = [handler](Connection*, absl::string_view message) {
+      (*handler)->Receive(message);
+    };
+    owner.hung_up = [handler](Connection*) { (*handler)->HungUp(); };
+    owner.closed = [this, handler, served = admitted.ok()](Connection* connection) {
+      (*handler)->Closed();
+      Forget(connection, served);
+    };
+    auto connection = std::make_shared<Connection>(
+        std::move(socket), Credentials{peer.uid, peer.gid, peer.pid}, options_.connection,
+        node_->loops().Of(peer.uid), &budget_, std::move(owner));
+    *handler = std::make_shared<Handler>(node_, &workers_, connection.get(), admitted);
     {
       MutexLock lock(&mu_);
-      while (!stopping_ && static_cast<int64_t>(serving_.size()) >= max_connections_) {
-        ended_one_.Wait(&mu_);
-      }
-      if (stopping_) return false;
-      ended.swap(ended_);
+      open_.insert(connection);
     }
-    for (std::thread& thread : ended) thread.join();
-    return true;
+    node::EventLoop* const loop = connection->loop().get();
+    loop->Post([connection = std::move(connection)] { connection->Start(); });
   }
 
-  void ServeInThread(std::shared_ptr<Connection> connection) {
-    MutexLock starting(&mu_);  // so that the thread does not end before it is in serving_
-    const Threads::iterator self = serving_.emplace(serving_.end());
-    try {
-      *self = std::thread([this, self, connection = std::move(connection)]() mutable {
-        pthread_setname_np(pthread_self(), "client");
-        ServeCalls(node_, connection);
-        connection.reset();
-        MutexLock lock(&mu_);
-        ended_.splice(ended_.end(), serving_, self);
-        ended_one_.NotifyAll();
-      });
-    } catch (...) {
-      serving_.erase(self);
-      throw;
-    }
+  void Forget(Connection* connection, bool served) {
+    std::shared_ptr<Connection> last;  // goes without the lock
+    MutexLock lock(&mu_);
+    Leave(connection->credentials().uid, served);
+    const auto at = open_.find(connection->shared_from_this());
+    last = *at;
+    open_.erase(at);
+    closed_.NotifyAll();
   }
 
-  const int64_t max_connections_;
+  const Options options_;
   node::Node* const node_;
-  Listener listener_;
-  std::thread accepting_;
+  ByteBudget budget_;
+  node::JobExecutor workers_;
+
   Mutex mu_;
-  CondVar ended_one_;  // with mu_
+  CondVar closed_;  // with mu_: a connection has closed
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  Threads serving_ ABSL_GUARDED_BY(mu_);
-  Threads ended_ ABSL_GUARDED_BY(mu_);  // and not joined yet
+  std::set<std::shared_ptr<Connection>> open_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint32_t, OfUser> users_ ABSL_GUARDED_BY(mu_);
+  int64_t served_ ABSL_GUARDED_BY(mu_) = 0, refused_ ABSL_GUARDED_BY(mu_) = 0;
+
+  node::Acceptor acceptor_;  // last: it uses the members above
 };
 
 Server::Server(const Options& options, node::Node* node, UniqueFd listener)

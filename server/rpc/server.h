@@ -1,9 +1,8 @@
-// Serves Thrift clients on an already listening socket: a thread per connection, a bound on
-// connections.
+// Serves Thrift clients on an already listening socket: each connection on its user's loop, bounds on
+// connections in all and for each user, and what takes long on a few workers that users share in turns.
 //
-// libthrift's own servers are not used: there the accepting thread shares each connection's objects
-// with the connection's thread, and whoever lets go last destroys them. Here a connection, its
-// protocol and its handler belong to one thread.
+// libthrift's own servers are not used: they read a message as it comes, so that a client holds a
+// thread, and what a message announces is believed before its bytes are there.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +16,14 @@ namespace cairn::rpc {
 
 struct Options {
   ConnectionOptions connection;
-  int64_t max_connections = 4096;  // beyond it, clients wait in the socket's backlog
+  // Beyond them a connection's first call is answered RESOURCE_EXHAUSTED. Of all, a sixteenth (at most
+  // 64) is kept for uid 0.
+  int64_t max_connections = 4096;
+  int user_percent = 75;  // of them that one user may have; uid 0 may have all
+  // What messages of more than 64 KiB may take until they are answered, of one user and in all.
+  uint64_t max_message_bytes_of_user = 128 << 20;
+  uint64_t max_message_bytes = 512 << 20;
+  int workers = 4;  // of which one user has at most half
 };
 
 class Server {
@@ -27,8 +33,7 @@ class Server {
   ~Server();
 
   void Start();
-  // Accepts no more, ends every connection and joins their threads. Stop the node first, or from
-  // another thread: parked calls end with it.
+  // Accepts no more and ends every connection. Stop the node first: parked calls end with it.
   void Stop();
 
  private:

@@ -12,7 +12,8 @@ namespace cairn::storage {
 
 namespace {
 
-StatusOr<Place> LookOnce(int parent, const std::string& name, const std::string& path) {
+StatusOr<Place> LookOnce(int parent, const std::string& name, const std::string& path,
+                         ManifestDetail detail, const StoredLimits& limits) {
   Place place;
   auto directory = OpenDirectoryAt(parent, name);
   if (absl::IsNotFound(directory.status())) return place;
@@ -28,7 +29,8 @@ StatusOr<Place> LookOnce(int parent, const std::string& name, const std::string&
   }
   place.directory = *std::move(directory);
   std::vector<std::string> problems, unread;  // the scan of the job reports them
-  auto stored = ReadStoredCheckpoint(place.directory.get(), path, &problems, &unread);
+  auto stored = ReadStoredCheckpoint(place.directory.get(), path, detail, limits, &problems,
+                                     &unread);
   // What cannot be told is never taken for a stranger's or for damaged.
   if (!unread.empty() && !IsOfAnother(parent, name)) {
     return absl::UnavailableError(unread.front());
@@ -47,10 +49,11 @@ StatusOr<Place> LookOnce(int parent, const std::string& name, const std::string&
 
 }  // namespace
 
-StatusOr<Place> LookAt(int parent, const std::string& name, const std::string& path) {
+StatusOr<Place> LookAt(int parent, const std::string& name, const std::string& path,
+                       ManifestDetail detail, const StoredLimits& limits) {
   constexpr int kMaxLooks = 16;
   for (int look = 0; look < kMaxLooks; ++look) {
-    CAIRN_ASSIGN_OR_RETURN(Place place, LookOnce(parent, name, path));
+    CAIRN_ASSIGN_OR_RETURN(Place place, LookOnce(parent, name, path, detail, limits));
     // What lacks manifests may have been replaced, and be on its way out of the trash, while they
     // were read. Then it says nothing about the place.
     const bool whole = place.Ours() && place.stored.Complete();

@@ -22,8 +22,11 @@ struct Place {
   bool Holds(const CheckpointKey& key) const { return Ours() && stored.key == key; }
 };
 
-// Looks at `name` below `parent`; `path` names the job in messages.
-StatusOr<Place> LookAt(int parent, const std::string& name, const std::string& path);
+// Looks at `name` below `parent`; `path` names the job in messages. The parts' objects are read where
+// `detail` says so.
+StatusOr<Place> LookAt(int parent, const std::string& name, const std::string& path,
+                       ManifestDetail detail = ManifestDetail::kSummary,
+                       const StoredLimits& limits = {});
 
 // False when something else stands under the name by now, or nothing: what was found wrong with the
 // place since then says nothing about it.

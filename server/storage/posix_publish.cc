@@ -1,5 +1,6 @@
 #include "server/storage/posix_publish.h"
 
+#include <fcntl.h>
 #include <linux/fs.h>
 
 #include "common/layout.h"
@@ -23,9 +24,18 @@ StatusOr<bool> IsForbidden(const JobDirectories& at, const CheckpointKey& checkp
   return removed.Contains(checkpoint.attempt);
 }
 
-Status CheckFilesOf(const Place& place) {
+// Of each part in turn: its names are read for that alone.
+Status CheckFilesOf(const Place& place, const StoredLimits& limits) {
   for (const StoredPart& part : place.stored.parts) {
-    CAIRN_RETURN_IF_ERROR(CheckFiles(place.directory.get(), part.manifest));
+    const std::string name = ManifestFile(part.manifest.writer);
+    CAIRN_ASSIGN_OR_RETURN(const UniqueFd file, OpenAt(place.directory.get(), name, O_RDONLY));
+    CAIRN_ASSIGN_OR_RETURN(const StoredPart whole,
+                           ReadManifestFile(file.get(), ManifestDetail::kWhole,
+                                            limits.manifest_bytes, nullptr));
+    if (whole.digest != part.digest) {
+      return absl::DataLossError(absl::StrCat(name, " is another than before"));
+    }
+    CAIRN_RETURN_IF_ERROR(CheckFiles(place.directory.get(), whole.manifest));
   }
   return absl::OkStatus();
 }
@@ -45,7 +55,7 @@ StatusOr<std::optional<std::string>> ClaimPartial(PosixRoot* root, const JobDire
     *lacks_parts = true;
     return std::nullopt;
   }
-  const Status whole = CheckFilesOf(partial);
+  const Status whole = CheckFilesOf(partial, root->options().limits);
   if (!whole.ok()) {
     // Or another publisher has taken it since, and what it was is on its way out of the trash.
     if (!StillStands(at.partial.get(), name, partial)) return std::nullopt;
@@ -198,7 +208,7 @@ Status ReinstateBelow(PosixRoot* root, const JobDirectories& at, const Checkpoin
       if (aside.place.Holds(checkpoint) && aside.place.stored.Complete()) found = &aside;
     }
     if (found != nullptr) {
-      const Status whole = CheckFilesOf(found->place);
+      const Status whole = CheckFilesOf(found->place, root->options().limits);
       if (!whole.ok() && StillStands(at.abandoned.get(), found->name, found->place)) return whole;
       if (!whole.ok()) continue;
       CAIRN_RETURN_IF_ERROR(Swap(root, at, checkpoint, found->name, standing));

@@ -20,8 +20,9 @@ StatusOr<bool> HoldsManifest(int directory, Writer writer, const std::string& di
   const auto file = OpenAt(directory, ManifestFile(writer), O_RDONLY);
   if (absl::IsNotFound(file.status())) return false;
   CAIRN_RETURN_IF_ERROR(file.status());
-  const auto bytes = ReadRegularFile(file->get(), kMaxManifestBytes);
-  return bytes.ok() && ManifestDigest(*bytes) == digest;
+  const auto part =
+      ReadManifestFile(file->get(), ManifestDetail::kSummary, kMaxManifestBytes, nullptr);
+  return part.ok() && part->digest == digest;
 }
 
 // Where the checkpoint may stand, relative to the job, the likeliest first. In publish/ and
@@ -140,7 +141,8 @@ StatusOr<std::unique_ptr<Reader>> OpenBelow(const PosixRoot& root,
   return std::make_unique<FileReader>(root, std::move(wanted), std::move(file));
 }
 
-StatusOr<StoredCheckpoint> ReadCheckpointBelow(int root, const CheckpointKey& checkpoint) {
+StatusOr<StoredCheckpoint> ReadCheckpointBelow(int root, const CheckpointKey& checkpoint,
+                                               const StoredLimits& limits) {
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd job, OpenDirectoryAt(root, checkpoint.job));
   Status unread;
   for (int look = 0; look < 2; ++look) {  // as for an object
@@ -150,7 +152,9 @@ StatusOr<StoredCheckpoint> ReadCheckpointBelow(int root, const CheckpointKey& ch
       if (absl::IsNotFound(directory.status())) continue;
       CAIRN_RETURN_IF_ERROR(directory.status());
       std::vector<std::string> problems, not_read;
-      auto stored = ReadStoredCheckpoint(directory->get(), place, &problems, &not_read);
+      auto stored = ReadStoredCheckpoint(directory->get(), place, ManifestDetail::kWhole, limits,
+                                         &problems, &not_read);
+      if (absl::IsResourceExhausted(stored.status())) return stored;
       if (!not_read.empty()) unread = absl::UnavailableError(not_read.front());
       if (stored.ok() && stored->key == checkpoint && stored->Complete()) return stored;
     }

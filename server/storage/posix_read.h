@@ -14,6 +14,7 @@ StatusOr<std::unique_ptr<Reader>> OpenBelow(const PosixRoot& root,
                                             absl::string_view name, Owner reader);
 
 // The published checkpoint of this key, wherever below the root it stands. NOT_FOUND: it does not.
-StatusOr<StoredCheckpoint> ReadCheckpointBelow(int root, const CheckpointKey& checkpoint);
+StatusOr<StoredCheckpoint> ReadCheckpointBelow(int root, const CheckpointKey& checkpoint,
+                                               const StoredLimits& limits);
 
 }  // namespace cairn::storage

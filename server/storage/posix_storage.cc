@@ -172,27 +172,32 @@ class PosixStorage final : public Storage {
     return DeleteBelow(&root_, *at, checkpoint, kind, newest_known);
   }
 
-  StatusOr<StoredJob> Read(const std::string& job) override { return Read(job, false); }
-  StatusOr<StoredJob> ReadSummary(const std::string& job) override { return Read(job, true); }
+  StatusOr<StoredJob> Read(const std::string& job) override {
+    return Read(job, ManifestDetail::kWhole);
+  }
+  StatusOr<StoredJob> ReadSummary(const std::string& job) override {
+    return Read(job, ManifestDetail::kSummary);
+  }
   StatusOr<StoredCheckpoint> ReadCheckpoint(const CheckpointKey& checkpoint) override {
     CAIRN_ASSIGN_OR_RETURN(const UniqueFd root, root_.Enter());
     CAIRN_ASSIGN_OR_RETURN(const Owner owner, PosixRoot::JobOwner(root.get(), checkpoint.job));
     StatusOr<StoredCheckpoint> stored;
     {
       const auto as = AsOwner::Become(owner);
-      stored = ReadCheckpointBelow(root.get(), checkpoint);
+      stored = ReadCheckpointBelow(root.get(), checkpoint, root_.options().limits);
     }
     CAIRN_RETURN_IF_ERROR(root_.StillThere(root.get()));
     return stored;
   }
-  StatusOr<StoredJob> Read(const std::string& job, bool summary) {
+  StatusOr<StoredJob> Read(const std::string& job, ManifestDetail detail) {
     CAIRN_ASSIGN_OR_RETURN(const UniqueFd root, root_.Enter());
     CAIRN_ASSIGN_OR_RETURN(const Owner owner, PosixRoot::JobOwner(root.get(), job));
     StatusOr<StoredJob> stored;
     {
       // As the owner, where that is possible: uid 0 is nobody on some network file systems.
       const auto as = AsOwner::Become(owner);
-      stored = ReadStoredJobBelow(root.get(), root_.options().root, job, summary);
+      stored = ReadStoredJobBelow(root.get(), root_.options().root, job, detail,
+                                  root_.options().limits);
       if (stored.ok()) stored->now_unix_ms = NowBelow(root.get(), job);
     }
     CAIRN_RETURN_IF_ERROR(root_.StillThere(root.get()));

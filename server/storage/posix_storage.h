@@ -20,6 +20,7 @@
 #include <memory>
 #include <string>
 
+#include "common/manifest_file.h"
 #include "common/status.h"
 #include "server/storage/storage.h"
 
@@ -30,6 +31,7 @@ struct PosixOptions {
   int threads = 4;              // writers of a checkpoint's blocks; each holds one block in memory
   bool direct = true;           // O_DIRECT where the file system takes it
   bool require_marker = false;  // a root without a marker is not given one: it counts as away
+  StoredLimits limits;
   Status Validate() const;
 };
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 
@@ -170,6 +171,17 @@ TEST_F(Scratch, AFifoNeitherBlocksNorPassesForAFile) {
   auto fd = OpenBeneath(directory_.get(), "fifo", O_RDONLY);
   ASSERT_TRUE(fd.ok());
   EXPECT_EQ(ReadRegularFile(fd->get(), 10).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(Scratch, OpenBeneathDoesNotWaitForTheHolderOfALease) {
+  ::signal(SIGIO, SIG_IGN);
+  Write("f", "x");
+  const UniqueFd held(::open((path_ + "/f").c_str(), O_RDWR | O_CLOEXEC));
+  if (::fcntl(held.get(), F_SETLEASE, F_WRLCK) != 0) GTEST_SKIP() << "no leases here";
+  const MonotonicNanos begun = RealClock()->Now();
+  EXPECT_EQ(OpenBeneath(directory_.get(), "f", O_RDONLY).status().code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_LT(RealClock()->Now() - begun, kNanosPerSecond);
 }
 
 TEST_F(Scratch, AFileLongerThanExpectedIsNotRead) {

@@ -1,6 +1,7 @@
 #include "common/layout.h"
 
 #include <gmock/gmock.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/fsuid.h>
 #include <unistd.h>
@@ -10,7 +11,10 @@
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/str_join.h"
 #include "common/checksum.h"
+#include "common/codec.h"
+#include "common/fd.h"
 
 namespace cairn {
 namespace {
@@ -275,6 +279,117 @@ TEST_F(StoredLayout, JobsAreDirectoriesWithOurMark) {
   fs::create_directories(root_ + "/a-job/.cairn");
   std::ofstream(root_ + "/file") << "x";
   EXPECT_THAT(*ListStoredJobs(root_), ElementsAre("a-job", "job"));
+}
+
+// The most memory that this process had since `Reset`.
+class PeakMemory {
+ public:
+  PeakMemory() { std::ofstream("/proc/self/clear_refs") << "5"; }
+  uint64_t Bytes() const {
+    std::ifstream status("/proc/self/status");
+    std::string word;
+    uint64_t kib = 0;
+    while (status >> word) {
+      if (word == "VmHWM:") status >> kib;
+    }
+    return kib << 10;
+  }
+};
+
+// A sparse file costs whoever plants it nothing, and says of itself what it likes.
+class PlantedManifest : public StoredLayout {
+ protected:
+  static constexpr uint64_t kLength = uint64_t{1} << 30;
+
+  void Plant(const std::string& path, const std::string& begin) {
+    Put(path, begin);
+    fs::resize_file(root_ + "/job/" + path, kLength);
+  }
+  // One that begins as a manifest does, and says that it is as long as the file.
+  static std::string Head() {
+    Manifest manifest = Part(7, 3, 1, 2);
+    std::string bytes = EncodeManifest(manifest);
+    bytes.resize(bytes.size() - 4);
+    std::string length;
+    AppendInteger<uint32_t>(&length, static_cast<uint32_t>(kLength - 20));
+    return bytes.replace(12, 4, length);
+  }
+};
+
+TEST_F(PlantedManifest, CostsWhatItIsWorth) {
+  PutManifest("7", Part(7, 3, 0, 2));
+  PutManifest("8", Part(8, 3, 0, 1));
+  Plant("7/.cairn/1.manifest", Head());
+  Plant("9/.cairn/0.manifest", "");
+  Plant(".cairn/partial/10.3.0/.cairn/0.manifest", "CAIRNMF");
+  const PeakMemory before;
+  const uint64_t at_first = before.Bytes();
+  const auto job = ReadStoredJob(root_, "job", ManifestDetail::kSummary);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_LT(before.Bytes(), at_first + (16 << 20));
+  EXPECT_THAT(Found(*job), ElementsAre("7@3.0/", "8@3.0+/"));
+  EXPECT_EQ(job->problems.size(), 5u) << absl::StrJoin(job->problems, "; ");
+  EXPECT_THAT(job->unread, IsEmpty());
+}
+
+// All of it is zeros that no disk holds, and a manifest to the last byte: one that names objects of 4
+// TiB, whose checksums are zeros.
+TEST_F(PlantedManifest, ThatIsValidCostsASummaryNoMemory) {
+  Manifest manifest = Part(7, 3, 0, 1);
+  manifest.objects.clear();
+  constexpr uint64_t kObject = uint64_t{1} << 42;
+  for (int i = 0; i < 20; ++i) {
+    ObjectEntry object;
+    object.name = absl::StrCat("w", 100 + i);
+    object.length = kObject;
+    object.block_crcs.resize(BlockCount(kObject, object.block_bytes));
+    manifest.objects.push_back(std::move(object));
+  }
+  PutManifest("7", manifest);  // 80 MiB
+  manifest.objects.clear();
+  const PeakMemory before;
+  const uint64_t at_first = before.Bytes();
+  const auto job = ReadStoredJob(root_, "job", ManifestDetail::kSummary);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_LT(before.Bytes(), at_first + (24 << 20));
+  ASSERT_THAT(Found(*job), ElementsAre("7@3.0+/"));
+  EXPECT_EQ(job->checkpoints[0].parts[0].Bytes(), 20 * kObject);
+
+  const UniqueFd directory(::open((root_ + "/job/7").c_str(), O_RDONLY | O_DIRECTORY));
+  std::vector<std::string> problems, unread;
+  const auto whole = ReadStoredCheckpoint(directory.get(), "7", ManifestDetail::kWhole,
+                                          {.manifest_bytes = 64 << 20}, &problems, &unread);
+  EXPECT_EQ(whole.status().code(), absl::StatusCode::kResourceExhausted) << whole.status();
+  EXPECT_LT(before.Bytes(), at_first + (24 << 20));
+}
+
+TEST_F(StoredLayout, MorePartsThanFitAreOneError) {
+  for (Step step = 1; step <= 5; ++step) PutManifest(absl::StrCat(step), Part(step, 3, 0, 1));
+  const UniqueFd root(::open(root_.c_str(), O_RDONLY | O_DIRECTORY));
+  const auto few = ReadStoredJobBelow(root.get(), root_, "job", ManifestDetail::kSummary,
+                                      {.parts = 3});
+  EXPECT_EQ(few.status().code(), absl::StatusCode::kResourceExhausted) << few.status();
+  EXPECT_THAT(std::string(few.status().message()), HasSubstr("more than 3 parts"));
+  EXPECT_TRUE(ReadStoredJobBelow(root.get(), root_, "job", ManifestDetail::kSummary, {.parts = 5})
+                  .ok());
+}
+
+TEST_F(StoredLayout, ASummaryStillSeesNamesThatTwoWritersClaim) {
+  Manifest other = Part(7, 3, 1, 2);
+  other.objects[0].name = "w0";
+  PutManifest("7", Part(7, 3, 0, 2));
+  PutManifest("7", other);
+  other = Part(8, 3, 1, 2);
+  other.objects[0].name = "w0/below";
+  PutManifest("8", Part(8, 3, 0, 2));
+  PutManifest("8", other);
+  PutManifest("9", Part(9, 3, 0, 2));
+  PutManifest("9", Part(9, 3, 1, 2));
+  const auto job = ReadStoredJob(root_, "job", ManifestDetail::kSummary);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_THAT(Found(*job), ElementsAre("7@3.0/", "8@3.0/", "9@3.0+/"));
+  EXPECT_THAT(job->checkpoints[0].conflict, HasSubstr("\"w0\" is of writers 0 and 1"));
+  EXPECT_THAT(job->checkpoints[1].conflict, HasSubstr("is a directory of \"w0/below\""));
 }
 
 }  // namespace

@@ -235,6 +235,50 @@ TEST(ManifestCodec, AMalformedBodyIsDamageEvenUnderARightChecksum) {
   EXPECT_EQ(code([](std::string* b) { *b += "abc"; }), damaged);
 }
 
+TEST(ManifestDecoder, TakesPiecesOfAnyLength) {
+  const std::string bytes = EncodeManifest(Sample());
+  for (const size_t length : {size_t{1}, size_t{3}, size_t{16}, size_t{17}, bytes.size()}) {
+    ManifestDecoder decoder(ManifestDetail::kWhole);
+    for (size_t at = 0; at < bytes.size(); at += length) {
+      ASSERT_TRUE(decoder.Add(absl::string_view(bytes).substr(at, length)).ok()) << length;
+    }
+    const auto decoded = std::move(decoder).Finish();
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_EQ(*decoded, Sample());
+  }
+}
+
+TEST(ManifestDecoder, ASummaryChecksAllAndKeepsTheHead) {
+  const std::string bytes = EncodeManifest(Sample());
+  std::vector<std::string> names;
+  ManifestDecoder decoder(ManifestDetail::kSummary,
+                          [&](absl::string_view name) { names.emplace_back(name); });
+  ASSERT_TRUE(decoder.Add(bytes).ok());
+  EXPECT_EQ(decoder.total_bytes(), bytes.size());
+  EXPECT_EQ(decoder.objects(), Sample().objects.size());
+  EXPECT_EQ(decoder.object_bytes(), Sample().TotalBytes());
+  EXPECT_EQ(names.size(), Sample().objects.size());
+  Manifest head = Sample();
+  head.objects.clear();
+  head.notes.clear();
+  EXPECT_EQ(*std::move(decoder).Finish(), head);
+}
+
+TEST(ManifestDecoder, RefusesNonsenseBeforeTheRestHasCome) {
+  std::string bytes = EncodeManifest(Sample());
+  ManifestDecoder zeros(ManifestDetail::kSummary);
+  EXPECT_EQ(zeros.Add(std::string(16, '\0')).code(), absl::StatusCode::kDataLoss);
+  std::string header = bytes.substr(0, 12);
+  AppendInteger<uint32_t>(&header, (1u << 30) - 20);
+  ManifestDecoder long_field(ManifestDetail::kSummary);
+  ASSERT_TRUE(long_field.Add(header).ok());
+  std::string field;
+  AppendInteger<uint16_t>(&field, 11);
+  AppendInteger<uint16_t>(&field, 0);
+  AppendInteger<uint32_t>(&field, kMaxManifestFieldBytes + 1);
+  EXPECT_THAT(long_field.Add(field).message(), HasSubstr("the limit is"));
+}
+
 TEST(ManifestDigests, DependOnEveryPartInOrder) {
   const std::string a = ManifestDigest("a"), b = ManifestDigest("b");
   EXPECT_EQ(a, "ca978112ca1bbdcafac231b39a23dc4d");  // SHA-256("a"), cut

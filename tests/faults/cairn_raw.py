@@ -52,7 +52,7 @@ sys.path.insert(0, str(_generate()))
 from cairn_wire import Cairn, ttypes  # noqa: E402
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol  # noqa: E402
 from thrift.transport.TSocket import TSocket  # noqa: E402
-from thrift.transport.TTransport import TBufferedTransport, TTransportException  # noqa: E402, F401
+from thrift.transport.TTransport import TFramedTransport, TTransportException  # noqa: E402, F401
 
 _isal = ctypes.CDLL("libisal.so.2")
 _isal.crc32_iscsi.restype = ctypes.c_uint32
@@ -149,7 +149,7 @@ class Raw:
     def _connect(self) -> None:
         self.socket = TSocket(unix_socket=self.path)
         self.socket.setTimeout(self.timeout_s * 1000)
-        self.transport = TBufferedTransport(self.socket)
+        self.transport = TFramedTransport(self.socket)
         self.client = Cairn.Client(TBinaryProtocol(self.transport))
         self.transport.open()
 

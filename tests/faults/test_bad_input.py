@@ -173,7 +173,7 @@ def test_the_greatest_step_is_a_step(writer: Raw) -> None:
     assert writer.load(last, "a") == b"end of time"
 
 
-@pytest.mark.parametrize("length", [-1, -(1 << 63), (1 << 63) - 1, (1 << 48) + 1])
+@pytest.mark.parametrize("length", [-1, -(1 << 63), (1 << 63) - 1, (1 << 43) + 1])
 def test_a_length_that_cannot_be_is_refused(writer: Raw, length: int) -> None:
     """2^63 itself travels as the i64 -2^63."""
     assert "length" in refuses(INVALID_ARGUMENT, writer.create, 1, {"a": length})
@@ -182,7 +182,7 @@ def test_a_length_that_cannot_be_is_refused(writer: Raw, length: int) -> None:
 
 def test_lengths_whose_sum_overflows_are_refused(writer: Raw) -> None:
     with pytest.raises(CairnError) as error:
-        writer.create(1, {f"o{i}": 1 << 48 for i in range(1 << 15)}, timeout_ms=200)
+        writer.create(1, {f"o{i}": 1 << 43 for i in range(1 << 15)}, timeout_ms=200)
     assert error.value.code in (RESOURCE_EXHAUSTED, INVALID_ARGUMENT)
 
 
@@ -191,12 +191,12 @@ def test_lengths_beyond_every_sum_evict_nobody(shared: Node, writer: Raw, admitt
     with shared.writer(f"victim{admitted}", attempt_number()) as victim:
         for step in (1, 2):
             victim.save(step, {"a": bytes(8 * MIB)})
-        lengths = {f"o{i:05d}": 1 << 48 for i in range(999)}
+        lengths = {f"o{i:05d}": 1 << 43 for i in range(999)}
         if admitted:
             writer.create(1, {"small": 1})
         message = refuses(RESOURCE_EXHAUSTED, writer.create, 1, lengths, timeout_ms=60_000)
         assert "never fit" in message
-        whole = (1, 1 << 48, 1)
+        whole = (1, 1 << 43, 1)
         message = refuses(
             RESOURCE_EXHAUSTED, writer.create, 2, {"a": 1}, to_come=whole, timeout_ms=60_000
         )
@@ -287,7 +287,7 @@ def test_a_commit_and_a_seal_may_name_any_number_of_objects(writer: Raw) -> None
 
 
 @pytest.mark.parametrize(
-    "to_come", [(-1, 0, 0), (0, -1, 0), (0, 0, -1), ((1 << 48) + 1, 0, 0), (2, 4096, 2)]
+    "to_come", [(-1, 0, 0), (0, -1, 0), (0, 0, -1), ((1 << 43) + 1, 0, 0), (2, 4096, 2)]
 )
 def test_what_is_to_come_must_be_a_count(writer: Raw, to_come: tuple[int, int, int]) -> None:
     message = refuses(INVALID_ARGUMENT, writer.create, 1, {"a": 1}, to_come=to_come)
@@ -541,6 +541,10 @@ def raw_call(method: str, sequence: int) -> bytes:
     return struct.pack(">II", 0x80010001, len(name)) + name + struct.pack(">I", sequence)
 
 
+def framed(message: bytes, announced: int | None = None) -> bytes:
+    return struct.pack(">I", len(message) if announced is None else announced) + message
+
+
 def plain(node: Node) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(20)
@@ -560,15 +564,17 @@ GARBAGE = {
     "ones": b"\xff" * 4096,
     "text": b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 20,
     "random": bytes((i * 2654435761 >> 7) & 0xFF for i in range(8192)),
-    "unknown method": raw_call("selfDestruct", 1) + b"\x00" + b"\0" * 256,
-    "empty method": raw_call("", 1) + b"\x00",
-    "reply as a request": struct.pack(">II", 0x80010002, 4)
-    + b"ping"
-    + struct.pack(">I", 1)
-    + b"\x00",
-    "type that does not exist": raw_call("ping", 1) + b"\x7f\x00\x01" + b"\0" * 64,
-    "cut off": raw_call("hello", 1) + b"\x0c\x00\x01",
-    "nested without end": raw_call("hello", 1) + b"\x0c\x00\x63" * 4096,
+    "without a frame": raw_call("ping", 1) + b"\x00",
+    "half a header": b"\0\0",
+    "unknown method": framed(raw_call("selfDestruct", 1) + b"\x00" + b"\0" * 256),
+    "empty method": framed(raw_call("", 1) + b"\x00"),
+    "reply as a request": framed(
+        struct.pack(">II", 0x80010002, 4) + b"ping" + struct.pack(">I", 1) + b"\x00"
+    ),
+    "type that does not exist": framed(raw_call("ping", 1) + b"\x7f\x00\x01" + b"\0" * 64),
+    "cut off": framed(raw_call("hello", 1) + b"\x0c\x00\x01"),
+    "shorter than it says": framed(raw_call("ping", 1) + b"\x00", announced=4096),
+    "nested without end": framed(raw_call("hello", 1) + b"\x0c\x00\x63" * 4096),
 }
 
 
@@ -589,7 +595,7 @@ def test_a_garbage_frame_costs_its_sender_the_connection_and_nobody_else(
     assert shared.daemon_pid() == before
 
 
-OVERSIZE = {
+ANNOUNCED = {
     "method name": struct.pack(">II", 0x80010001, 0x7FFFFFFF),
     "old-style method name": struct.pack(">I", 0x7FFFFFFE),
     "string": raw_call("hello", 1)
@@ -614,6 +620,18 @@ OVERSIZE = {
     + b"\x0c\x00\x02"
     + b"\x0d\x00\x07\x0b\x0b"
     + struct.pack(">I", 0x7FFFFFFF),
+}
+# 40 bytes cost 104 MiB: a list of 2^20 structs, of which no byte is there.
+OVERSIZE = {name: framed(message) for name, message in ANNOUNCED.items()} | {
+    "list of a million structs": framed(
+        raw_call("create", 1)
+        + i64(1, 1)
+        + b"\x0c\x00\x02"
+        + b"\x0f\x00\x06\x0c"
+        + struct.pack(">I", 1 << 20)
+    ),
+    "frame of 2 GiB": framed(b"", announced=0x7FFFFFFF),
+    "frame of 64 MiB before hello": framed(b"", announced=64 << 20),
 }
 
 

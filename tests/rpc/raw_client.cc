@@ -18,7 +18,7 @@ namespace cairn::testing {
 namespace {
 
 using apache::thrift::protocol::TBinaryProtocol;
-using apache::thrift::transport::TBufferedTransport;
+using apache::thrift::transport::TFramedTransport;
 using apache::thrift::transport::TSocket;
 
 std::string RandomProcess() {
@@ -47,7 +47,7 @@ RawClient::RawClient(const std::string& socket) : socket_(socket), process_(Rand
 void RawClient::Connect() {
   auto transport = std::make_shared<TSocket>(socket_);
   transport->setRecvTimeout(60'000);
-  auto buffered = std::make_shared<TBufferedTransport>(transport);
+  auto buffered = std::make_shared<TFramedTransport>(transport);
   buffered->open();
   client_ = std::make_unique<wire::CairnClient>(std::make_shared<TBinaryProtocol>(buffered));
 }

@@ -9,10 +9,12 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 #include <future>
 
 #include "common/checksum.h"
 #include "gtest/gtest.h"
+#include "proto/frame.h"
 #include "tests/node/node_fixture.h"
 #include "tests/rpc/raw_client.h"
 
@@ -61,6 +63,15 @@ class RpcServer : public NodeFixture {
     std::strncpy(address.sun_path, Socket().c_str(), sizeof(address.sun_path) - 1);
     EXPECT_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
     return fd;
+  }
+  static std::string Framed(const std::string& bytes, size_t announced) {
+    std::string message(kFrameHeaderBytes, '\0');
+    PutFrameLength(static_cast<uint32_t>(announced), message.data());
+    return message + bytes;
+  }
+  static void SendAll(int fd, const std::string& bytes) {
+    ASSERT_EQ(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
   }
   // Reads until the daemon closes; what came.
   static size_t DrainUntilClosed(int fd) {
@@ -360,33 +371,32 @@ TEST_F(RpcServer, AGarbageFrameClosesThatConnectionOnly) {  // R24
   }
 }
 
-TEST_F(RpcServer, AnOversizeFrameIsCutOff) {  // R24: memory stays bounded
-  // A strict header of "ping", then a field that announces a string of 1 GiB.
-  std::string message("\x80\x01\x00\x01\x00\x00\x00\x04ping\x00\x00\x00\x01", 16);
-  message += std::string("\x0b\x00\x01\x40\x00\x00\x00", 7);
+TEST_F(RpcServer, AnOversizeMessageIsCutOff) {  // R24: memory stays bounded
+  const std::string begin("\x80\x01\x00\x01\x00\x00\x00\x04ping\x00\x00\x00\x01", 16);
+  // A string of 1 GiB, of which no byte is there.
+  const std::string message = begin + std::string("\x0b\x00\x01\x40\x00\x00\x00", 7);
   UniqueFd fd = RawConnection();
-  ASSERT_GT(send(fd.get(), message.data(), message.size(), MSG_NOSIGNAL), 0);
+  SendAll(fd.get(), Framed(message, message.size()));
   DrainUntilClosed(fd.get());
+  // Long ones are for those who have said hello.
+  UniqueFd early = RawConnection();
+  SendAll(early.get(), Framed("", (64 << 10) + 1));
+  DrainUntilClosed(early.get());
 
-  // Honest strings, but without end: cut off at the message's bound.
-  UniqueFd endless = RawConnection();
-  std::string field("\x0b\x00\x01\x00\x10\x00\x00", 7);  // a string of 1 MiB
-  field += std::string(1 << 20, 'x');
-  std::string begin("\x80\x01\x00\x01\x00\x00\x00\x04ping\x00\x00\x00\x01", 16);
-  ASSERT_GT(send(endless.get(), begin.data(), begin.size(), MSG_NOSIGNAL), 0);
-  size_t sent = 0;
-  while (sent < (size_t{64} << 20)) {
-    const ssize_t now = send(endless.get(), field.data() + sent % field.size(),
-                             field.size() - sent % field.size(), MSG_NOSIGNAL);
-    if (now <= 0) break;
-    sent += static_cast<size_t>(now);
-  }
-  EXPECT_LT(sent, size_t{32} << 20);
+  // Longer than any, of which nothing is read.
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  EXPECT_THROW(
+      {
+        const std::string bytes(17 << 20, 'x');
+        client.call().writeChunk(client.NextCall(), 12345, 0, bytes);
+      },
+      TTransportException);
   RawClient witness(Socket());
   witness.call().ping();
 }
 
-TEST_F(RpcServer, ManyMessagesDoNotWearAConnectionOut) {
+TEST_F(RpcServer, LongMessagesMayFollowEachOther) {
   // Each is bounded, not their sum.
   RawClient client(Socket());
   client.Begin("job", 7, 0, 1);
@@ -402,8 +412,7 @@ TEST_F(RpcServer, ManyMessagesDoNotWearAConnectionOut) {
 
 TEST_F(RpcServer, AClientThatStallsInsideAMessageIsDropped) {
   UniqueFd fd = RawConnection();
-  const std::string half("\x80\x01\x00\x01\x00\x00", 6);
-  ASSERT_GT(send(fd.get(), half.data(), half.size(), MSG_NOSIGNAL), 0);
+  SendAll(fd.get(), Framed("half", 8));
   DrainUntilClosed(fd.get());  // ends by the stall timeout
 }
 
@@ -415,7 +424,7 @@ TEST_F(RpcServer, ASessionMayBeSilentBetweenMessages) {
   client.call().ping();            // … one with a session is not
 }
 
-TEST_F(RpcServer, AClientBeyondTheBoundWaitsUntilOneLeaves) {
+TEST_F(RpcServer, AClientBeyondTheBoundIsToldSo) {
   Unserve();
   rpc_.max_connections = 2;
   Serve();
@@ -423,14 +432,70 @@ TEST_F(RpcServer, AClientBeyondTheBoundWaitsUntilOneLeaves) {
   first->Begin("job", 7, 0, 1);
   RawClient second(Socket());
   second.Begin("other", 7, 0, 1);
-  auto waiting = std::async(std::launch::async, [&] {
-    RawClient third(Socket());
-    third.call().ping();
-  });
-  EXPECT_EQ(waiting.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  RawClient third(Socket());
+  const wire::Error full = ErrorOf([&] { third.call().ping(); });
+  EXPECT_EQ(full.code, Code(absl::StatusCode::kResourceExhausted)) << full.message;
+  EXPECT_NE(full.message.find("limits.connections"), std::string::npos) << full.message;
+  EXPECT_THROW(third.call().ping(), TTransportException) << "its first call is its last";
   second.call().ping();
   first.reset();
-  waiting.get();
+  for (;;) {
+    RawClient later(Socket());
+    if (ErrorOf([&] { later.call().ping(); }).code == 0) break;
+    std::this_thread::yield();
+  }
+}
+
+int Threads() {
+  int threads = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    threads += task.is_directory() ? 1 : 0;
+  }
+  return threads;
+}
+
+// A client without a connection to read the answer waits for nothing.
+TEST_F(RpcServer, AParkedCallHoldsNoThreadAndEndsWithItsConnection) {
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  client.Save(1, "model", Pattern(1000, 7));
+  const auto waiting = [&] {
+    wire::NodeStatus status;
+    client.call().status(status);
+    return status.counters["waiting_calls"];
+  };
+  wire::Cairn_wait_pargs args;
+  wire::CheckpointRef ref;
+  ref.__set_job("job");
+  ref.__set_step(-1);
+  const auto level = wire::Level::CACHED;
+  const int64_t a_day = 24 * 3600 * 1000, after = 5, head = 0;
+  const int32_t revision = -1;
+  args.checkpoint = &ref;
+  args.level = &level;
+  args.timeout_ms = &a_day;
+  args.after = &after;
+  args.after_head = &head;
+  args.after_revision = &revision;
+  const int threads = Threads();
+  std::vector<std::unique_ptr<RawClient>> parked;
+  constexpr int kParked = 40;
+  for (int i = 0; i < kParked; ++i) {
+    parked.push_back(std::make_unique<RawClient>(Socket()));
+    wire::HelloRequest request = RawClient::HelloOf("", 0, -1, 0);
+    request.__set_takes_fds(false);
+    parked.back()->Hello(request);
+    auto out = parked.back()->call().getOutputProtocol();
+    out->writeMessageBegin("wait", apache::thrift::protocol::T_CALL, 1);
+    args.write(out.get());
+    out->writeMessageEnd();
+    out->getTransport()->writeEnd();
+    out->getTransport()->flush();
+  }
+  while (waiting() < kParked) std::this_thread::yield();
+  EXPECT_EQ(Threads(), threads);
+  for (auto& one : parked) one->CloseThrift();
+  while (waiting() > 0) std::this_thread::yield();
 }
 
 TEST_F(RpcServer, AParkedCallIsAnsweredWhenTheDaemonStops) {

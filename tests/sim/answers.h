@@ -54,6 +54,7 @@ class Answer {
   void On(const event::TablesRead&) { NobodyAsks(); }
   void On(const event::LineNumbersRead&) { NobodyAsks(); }
   void On(const event::StorageSeen&) { NobodyAsks(); }
+  void On(const event::CallerLeft&) { NobodyAsks(); }
   void On(const event::Tick&) { NobodyAsks(); }
   void On(const event::Drain&) { NobodyAsks(); }
   void On(const event::JournalFull&) { NobodyAsks(); }

@@ -1,0 +1,107 @@
+// Messages on the Thrift socket: four bytes of length, big-endian, then one strict binary message, as
+// Thrift's framed transport has them. Both sides read a message only when all of it is there, from
+// memory, and what it says of itself is bounded by the bytes that came.
+#pragma once
+
+#include <thrift/protocol/TBinaryProtocol.h>
+#include <thrift/transport/TBufferTransports.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/string_view.h"
+
+namespace cairn {
+
+inline constexpr uint32_t kFrameHeaderBytes = 4;
+// Of a message after its header.
+inline constexpr uint32_t kMaxFrameBytes = 64 << 20;
+
+uint32_t FrameLength(const char* header);  // of kFrameHeaderBytes bytes
+void PutFrameLength(uint32_t length, char* header);
+
+// The least that an entry of this type takes on the wire, and what it takes in memory, about, beside the
+// bytes of strings.
+uint64_t LeastEntryBytes(apache::thrift::protocol::TType type);
+uint64_t EntryMemory(apache::thrift::protocol::TType type);
+
+// Reads messages that are in memory. Throws TProtocolException, also for a list that has more entries
+// than the bytes that are left can hold, and once the lists of one message take more than
+// `max_entry_bytes` of memory. `Transport` has available_read(): how much of the message is left.
+template <typename Transport>
+class FrameReader : public apache::thrift::protocol::TBinaryProtocolT<Transport> {
+  using Base = apache::thrift::protocol::TBinaryProtocolT<Transport>;
+  using TType = apache::thrift::protocol::TType;
+
+ public:
+  FrameReader(std::shared_ptr<Transport> transport, uint64_t max_entry_bytes)
+      : Base(std::move(transport), /*string_limit=*/1, /*container_limit=*/1,
+             /*strict_read=*/true, /*strict_write=*/true),
+        max_entry_bytes_(max_entry_bytes) {}
+
+  uint32_t readMessageBegin_virt(std::string& name,
+                                 apache::thrift::protocol::TMessageType& type,
+                                 int32_t& sequence) override {
+    entry_bytes_ = 0;
+    const auto limit = std::max(1, static_cast<int32_t>(this->trans_->available_read()));
+    this->setStringSizeLimit(limit);
+    this->setContainerSizeLimit(limit);
+    return Base::readMessageBegin(name, type, sequence);
+  }
+  uint32_t readListBegin_virt(TType& entry, uint32_t& size) override {
+    const uint32_t read = Base::readListBegin(entry, size);
+    Check(LeastEntryBytes(entry), EntryMemory(entry), size);
+    return read;
+  }
+  uint32_t readSetBegin_virt(TType& entry, uint32_t& size) override {
+    const uint32_t read = Base::readSetBegin(entry, size);
+    Check(LeastEntryBytes(entry), EntryMemory(entry), size);
+    return read;
+  }
+  uint32_t readMapBegin_virt(TType& key, TType& value, uint32_t& size) override {
+    const uint32_t read = Base::readMapBegin(key, value, size);
+    // A map's node in memory has links beside its entry.
+    Check(LeastEntryBytes(key) + LeastEntryBytes(value),
+          EntryMemory(key) + EntryMemory(value) + 48, size);
+    return read;
+  }
+
+ private:
+  void Check(uint64_t least_bytes, uint64_t memory, uint32_t size) {
+    using apache::thrift::protocol::TProtocolException;
+    if (size * least_bytes > this->trans_->available_read()) {
+      throw TProtocolException(TProtocolException::SIZE_LIMIT,
+                               "a list has more entries than bytes are left");
+    }
+    entry_bytes_ += size * memory;
+    if (entry_bytes_ > max_entry_bytes_) {
+      throw TProtocolException(TProtocolException::SIZE_LIMIT, "the lists have too many entries");
+    }
+  }
+
+  const uint64_t max_entry_bytes_;
+  uint64_t entry_bytes_ = 0;
+};
+
+// Over one message without its header, which outlives what is returned.
+std::unique_ptr<apache::thrift::protocol::TProtocol> ReaderOf(absl::string_view message,
+                                                              uint64_t max_entry_bytes);
+
+// Writes one message behind its header.
+class FrameWriter {
+ public:
+  FrameWriter();
+  apache::thrift::protocol::TProtocol* protocol() { return protocol_.get(); }
+  // Header and message; valid until the next use of the writer.
+  absl::string_view Finish();
+  void Reset();  // for the next message
+
+ private:
+  const std::shared_ptr<apache::thrift::transport::TMemoryBuffer> bytes_;
+  const std::unique_ptr<apache::thrift::protocol::TProtocol> protocol_;
+};
+
+}  // namespace cairn
