@@ -92,6 +92,23 @@ StatusOr<Mapping> Mapping::Map(int fd, uint64_t offset, uint64_t length, int pro
   return mapping;
 }
 
+StatusOr<Mapping> Mapping::MapSealed(int fd, uint64_t offset, uint64_t length, int protection,
+                                     int flags) {
+  // In this order: what is sealed keeps the size that it has.
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    return absl::InternalError("a descriptor was sent that is not sealed against shrinking");
+  }
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0) return ErrnoStatus(errno, "fstat");
+  const auto size = static_cast<uint64_t>(info.st_size);
+  if (offset > size || length > size - offset) {
+    return absl::InternalError(absl::StrCat("a descriptor of ", size, " bytes was sent for ",
+                                            length, " at offset ", offset));
+  }
+  return Map(fd, offset, length, protection, flags);
+}
+
 StatusOr<Mapping> Mapping::Anonymous(uint64_t length) {
   return Map(-1, 0, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
 }
@@ -201,6 +218,40 @@ StatusOr<bool> WaitReadable(int fd, int timeout_ms) {
   } while (ready < 0 && errno == EINTR);
   if (ready < 0) return ErrnoStatus(errno, "poll");
   return ready > 0;
+}
+
+void DropMessages(int socket) {
+  // With credentials an empty message has something that the end has not.
+  const int on = 1;
+  ::setsockopt(socket, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on));
+  int errors = 0;
+  constexpr int kMaxErrors = 3;  // one is that the peer has closed with something unread
+  while (true) {
+    char byte = 0;
+    iovec bytes = {&byte, sizeof(byte)};
+    alignas(cmsghdr) char
+        control[CMSG_SPACE(sizeof(int) * kMaxFdsPerMessage) + CMSG_SPACE(sizeof(ucred))];
+    msghdr message = {};
+    message.msg_iov = &bytes;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    const ssize_t got = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got < 0) {
+      if (errno == EAGAIN || ++errors > kMaxErrors) return;
+      continue;
+    }
+    if (got == 0 && message.msg_controllen == 0) return;
+    for (cmsghdr* at = CMSG_FIRSTHDR(&message); at != nullptr; at = CMSG_NXTHDR(&message, at)) {
+      if (at->cmsg_level != SOL_SOCKET || at->cmsg_type != SCM_RIGHTS) continue;
+      const size_t count = (at->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      for (size_t i = 0; i < count; ++i) {
+        int fd = -1;
+        std::memcpy(&fd, CMSG_DATA(at) + i * sizeof(int), sizeof(fd));
+        ::close(fd);
+      }
+    }
+  }
 }
 
 Status PreadAll(int fd, void* buffer, size_t length, uint64_t offset) {

@@ -54,6 +54,10 @@ class Mapping {
 
   // mmap of [offset, offset+length) of `fd`; `length` > 0. `protection` and `flags` as mmap(2).
   static StatusOr<Mapping> Map(int fd, uint64_t offset, uint64_t length, int protection, int flags);
+  // The same of memory that another process has sent. INTERNAL, and nothing is mapped, unless it has
+  // these bytes and is sealed against losing them: a touch beyond the end would be a SIGBUS.
+  static StatusOr<Mapping> MapSealed(int fd, uint64_t offset, uint64_t length, int protection,
+                                     int flags);
   static StatusOr<Mapping> Anonymous(uint64_t length);
 
   char* data() const { return static_cast<char*>(data_); }
@@ -93,6 +97,9 @@ struct ReceivedMessage {
 // all the same, without any, and *fds_lost is true.
 StatusOr<ReceivedMessage> ReceiveMessage(int socket, size_t max_bytes, int flags = 0,
                                          bool* fds_lost = nullptr);
+
+// Receives what has been sent to a socket that is shut down, and closes the descriptors among it.
+void DropMessages(int socket);
 
 // --- files
 

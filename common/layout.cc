@@ -231,8 +231,8 @@ class JobScan {
     }
     if (parts_ > limits_.parts) return std::nullopt;  // Run says so
     std::vector<std::string> unread;
-    auto stored = ReadStoredCheckpoint(directory->get(), path, detail_, limits_,
-                                       &found_.problems, &unread);
+    auto stored =
+        ReadStoredCheckpoint(directory->get(), path, detail_, limits_, &found_.problems, &unread);
     const bool anothers = !unread.empty() && IsOfAnother(parent, name);
     for (std::string& why : unread) {
       if (anothers) {
@@ -363,6 +363,25 @@ bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint)
          ParseCanonical(parts[2], &checkpoint->revision);
 }
 
+namespace {
+
+// By writer.
+StatusOr<std::vector<std::pair<Writer, std::string>>> ListManifests(int meta) {
+  CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(meta));
+  std::vector<std::pair<Writer, std::string>> files;
+  for (const std::string& name : names) {
+    absl::string_view number = name;
+    Writer writer = 0;
+    if (absl::ConsumeSuffix(&number, kManifestSuffix) && ParseCanonical(number, &writer)) {
+      files.emplace_back(writer, name);
+    }
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace
+
 StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string& path,
                                                 ManifestDetail detail, const StoredLimits& limits,
                                                 std::vector<std::string>* problems,
@@ -375,35 +394,26 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
     }
     return why;
   }
-  const auto names = ListDirectory(meta->get());
-  if (!names.ok()) {
-    unread->push_back(absl::StrCat(path, ": ", names.status().message()));
+  const auto files = ListManifests(meta->get());
+  if (!files.ok()) {
+    unread->push_back(absl::StrCat(path, ": ", files.status().message()));
     return absl::UnavailableError(unread->back());
   }
-  std::vector<std::pair<Writer, std::string>> files;
-  for (const std::string& name : *names) {
-    absl::string_view number = name;
-    Writer writer = 0;
-    if (absl::ConsumeSuffix(&number, kManifestSuffix) && ParseCanonical(number, &writer)) {
-      files.emplace_back(writer, name);
-    }
-  }
-  std::sort(files.begin(), files.end());
 
   StoredCheckpoint stored;
   stored.location = Location(path);
-  bool vanished = files.empty();
+  bool vanished = files->empty();
   const size_t unread_before = unread->size();
   uint64_t bytes_left =
       detail == ManifestDetail::kWhole ? limits.manifest_bytes : kMaxManifestBytes;
   NamesSeen names_seen;
-  for (const auto& [writer, name] : files) {
+  for (const auto& [writer, name] : *files) {
     const auto problem = [&, &file = name](const Status& status) {
       (IsUnread(status) ? unread : problems)
           ->push_back(absl::StrCat(path, "/", kMetaDirectory, "/", file, ": ", status.message()));
     };
     StatusOr<StoredPart> part = ReadManifest(meta->get(), name, detail, bytes_left,
-                                               files.size() > 1 ? &names_seen : nullptr);
+                                             files->size() > 1 ? &names_seen : nullptr);
     if (Vanished(part.status())) {
       vanished = true;
       continue;
@@ -431,9 +441,8 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
   stored.world_size = stored.parts.front().manifest.world_size;
   if (names_seen.may_conflict() && detail == ManifestDetail::kSummary) {
     // The names are needed after all, to say which it is.
-    CAIRN_ASSIGN_OR_RETURN(
-        stored, ReadStoredCheckpoint(directory, path, ManifestDetail::kWhole, limits, problems,
-                                     unread));
+    CAIRN_ASSIGN_OR_RETURN(stored, ReadStoredCheckpoint(directory, path, ManifestDetail::kWhole,
+                                                        limits, problems, unread));
     for (StoredPart& part : stored.parts) Summarize(&part);
     return stored;
   }

@@ -1,3 +1,4 @@
+// One file: the format from its first byte to its last, as it is written and as it is read.
 #include "common/manifest.h"
 
 #include <openssl/evp.h>
@@ -47,9 +48,7 @@ enum ObjectTag : uint16_t {
   kLastObjectTag = kBlockCrcs,
 };
 
-bool Repeats(uint16_t tag) {
-  return tag == kNote || tag == kObject || tag > kLastManifestTag;
-}
+bool Repeats(uint16_t tag) { return tag == kNote || tag == kObject || tag > kLastManifestTag; }
 
 // The encoding is written once, for either of two sinks: one counts the bytes, the other keeps
 // them. So the size is exact, and known without an allocation or a look at any checksum.
@@ -428,10 +427,9 @@ StatusOr<Manifest> ManifestDecoder::Finish() && {
     return absl::UnimplementedError(
         absl::StrCat("manifest: format ", newer_, " is newer than this build's ", kFormatVersion));
   }
-  CAIRN_RETURN_IF_ERROR(
-      CheckAllSeen(seen_, Bit(kJob) | Bit(kOwnerUid) | Bit(kStep) | Bit(kAttempt) | Bit(kRevision) |
-                              Bit(kWriter) | Bit(kWorldSize) | Bit(kCreated) | Bit(kFirst) |
-                              Bit(kLineage)));
+  CAIRN_RETURN_IF_ERROR(CheckAllSeen(
+      seen_, Bit(kJob) | Bit(kOwnerUid) | Bit(kStep) | Bit(kAttempt) | Bit(kRevision) |
+                 Bit(kWriter) | Bit(kWorldSize) | Bit(kCreated) | Bit(kFirst) | Bit(kLineage)));
   CAIRN_RETURN_IF_ERROR(CheckHead(manifest_));
   return std::move(manifest_);
 }

@@ -126,7 +126,7 @@ class ManifestDecoder {
   Next next_ = Next::kHeader;
   uint64_t wanted_ = 16;  // bytes of the next item
   std::string carried_;   // of that item, when a piece ended within it
-  uint16_t tag_ = 0;  // of the field whose header came last
+  uint16_t tag_ = 0;      // of the field whose header came last
   uint32_t seen_ = 0;
   uint32_t crc_ = 0;
   uint32_t newer_ = 0;  // the format, where this build does not know it

@@ -35,7 +35,10 @@ void NamesSeen::Add(absl::string_view name) {
 StatusOr<StoredPart> ReadManifestFile(int fd, ManifestDetail detail, uint64_t max_bytes,
                                       NamesSeen* names) {
   struct stat info = {};
-  if (::fstat(fd, &info) != 0) return ErrnoStatus(errno, "fstat");
+  // What the machine cannot read now is never taken for damaged.
+  if (::fstat(fd, &info) != 0) {
+    return absl::UnavailableError(ErrnoStatus(errno, "fstat").message());
+  }
   if (!S_ISREG(info.st_mode)) return absl::DataLossError("is not a regular file");
   const auto size = static_cast<uint64_t>(info.st_size);
   ManifestDecoder decoder(detail, [names](absl::string_view name) {
@@ -45,7 +48,9 @@ StatusOr<StoredPart> ReadManifestFile(int fd, ManifestDetail detail, uint64_t ma
   std::string piece;
   for (uint64_t at = 0; at < size; at += piece.size()) {
     piece.resize(std::min<uint64_t>(at == 0 ? kFirstPieceBytes : kPieceBytes, size - at));
-    CAIRN_RETURN_IF_ERROR(PreadAll(fd, piece.data(), piece.size(), at));
+    if (const Status read = PreadAll(fd, piece.data(), piece.size(), at); !read.ok()) {
+      return absl::UnavailableError(read.message());
+    }
     CAIRN_RETURN_IF_ERROR(decoder.Add(piece));
     digester.Add(piece);
     if (at > 0) continue;

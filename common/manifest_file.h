@@ -35,7 +35,7 @@ class NamesSeen {
 
 // The manifest that is open in `fd`; of a summary how many objects it has and their bytes, and its names
 // go to `names` where that is not null. DATA_LOSS: it is none. UNIMPLEMENTED: a newer format.
-// RESOURCE_EXHAUSTED: it is longer than `max_bytes`. Others: it cannot be read now.
+// RESOURCE_EXHAUSTED: it is longer than `max_bytes`. UNAVAILABLE: it cannot be read now.
 StatusOr<StoredPart> ReadManifestFile(int fd, ManifestDetail detail, uint64_t max_bytes,
                                       NamesSeen* names);
 

@@ -1,5 +1,7 @@
 #include "proto/frame.h"
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace cairn {
@@ -7,9 +9,9 @@ namespace {
 
 using apache::thrift::TConfiguration;
 using apache::thrift::protocol::TBinaryProtocolT;
-using apache::thrift::protocol::TProtocol;
 using apache::thrift::protocol::TType;
 using apache::thrift::transport::TMemoryBuffer;
+using apache::thrift::transport::TTransportException;
 
 // libthrift counts what is read from a buffer against its own limit, which is one message's.
 std::shared_ptr<TConfiguration> Limits() {
@@ -64,12 +66,14 @@ void PutFrameLength(uint32_t length, char* header) {
   }
 }
 
-std::unique_ptr<TProtocol> ReaderOf(absl::string_view message, uint64_t max_entry_bytes) {
-  auto* begin = reinterpret_cast<uint8_t*>(const_cast<char*>(message.data()));
-  return std::make_unique<FrameReader<TMemoryBuffer>>(
-      std::make_shared<TMemoryBuffer>(begin, static_cast<uint32_t>(message.size()),
-                                      TMemoryBuffer::OBSERVE, Limits()),
-      max_entry_bytes);
+MessageBytes::MessageBytes() : TVirtualTransport(Limits()) {}
+
+uint32_t MessageBytes::read(uint8_t* bytes, uint32_t length) {
+  const uint32_t n = std::min(length, available_read());
+  if (n == 0) throw TTransportException(TTransportException::END_OF_FILE, "the message is short");
+  std::memcpy(bytes, left_.data(), n);
+  left_.remove_prefix(n);
+  return n;
 }
 
 FrameWriter::FrameWriter()

@@ -5,6 +5,7 @@
 
 #include <thrift/protocol/TBinaryProtocol.h>
 #include <thrift/transport/TBufferTransports.h>
+#include <thrift/transport/TVirtualTransport.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -86,9 +87,44 @@ class FrameReader : public apache::thrift::protocol::TBinaryProtocolT<Transport>
   uint64_t entry_bytes_ = 0;
 };
 
-// Over one message without its header, which outlives what is returned.
-std::unique_ptr<apache::thrift::protocol::TProtocol> ReaderOf(absl::string_view message,
-                                                              uint64_t max_entry_bytes);
+// One message without its header, to be read. The bytes are the caller's.
+class MessageBytes : public apache::thrift::transport::TVirtualTransport<MessageBytes> {
+ public:
+  MessageBytes();
+  void Set(absl::string_view message) { left_ = message; }
+  uint32_t available_read() const { return static_cast<uint32_t>(left_.size()); }
+
+  bool isOpen() const override { return true; }
+  bool peek() override { return !left_.empty(); }
+  void open() override {}
+  void close() override {}
+  uint32_t read(uint8_t* bytes, uint32_t length);
+  const uint8_t* borrow(uint8_t*, uint32_t* length) {
+    if (left_.size() < *length) return nullptr;
+    *length = available_read();
+    return reinterpret_cast<const uint8_t*>(left_.data());
+  }
+  void consume(uint32_t length) { left_.remove_prefix(length); }
+
+ private:
+  absl::string_view left_;
+};
+
+// Reads one message after the other.
+class MessageReader {
+ public:
+  explicit MessageReader(uint64_t max_entry_bytes)
+      : bytes_(std::make_shared<MessageBytes>()), protocol_(bytes_, max_entry_bytes) {}
+  // Of the next message, which outlives what is read from it.
+  apache::thrift::protocol::TProtocol* Read(absl::string_view message) {
+    bytes_->Set(message);
+    return &protocol_;
+  }
+
+ private:
+  const std::shared_ptr<MessageBytes> bytes_;
+  FrameReader<MessageBytes> protocol_;
+};
 
 // Writes one message behind its header.
 class FrameWriter {

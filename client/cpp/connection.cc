@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "client/cpp/process.h"
 #include "common/fd.h"
 #include "proto/convert.h"
@@ -48,8 +49,7 @@ class FramedSocket : public apache::thrift::transport::TVirtualTransport<FramedS
 
   // The whole of the next reply.
   void AwaitMessage() {
-    in_.clear();
-    in_.resize(kFirstPiece);
+    if (in_.size() < kFirstPiece) in_.resize(kFirstPiece);
     size_t have = 0;
     size_t wanted = kFrameHeaderBytes;
     while (have < wanted) {
@@ -85,7 +85,7 @@ class FramedSocket : public apache::thrift::transport::TVirtualTransport<FramedS
   }
   void consume(uint32_t length) { at_ += length; }
   uint32_t readEnd() override {
-    if (in_.capacity() > kPiece) in_ = std::string();
+    if (in_.size() > kPiece) in_ = std::string();
     at_ = end_ = 0;
     return 0;
   }
@@ -95,15 +95,17 @@ class FramedSocket : public apache::thrift::transport::TVirtualTransport<FramedS
     out_.append(reinterpret_cast<const char*>(bytes), length);
   }
   void flush() override {
-    std::string message = std::exchange(out_, {});
-    if (message.size() > kMaxFrameBytes + kFrameHeaderBytes) {
-      throw TTransportException(TTransportException::BAD_ARGS,
-                                absl::StrCat("a call of ", message.size(), " bytes, the limit is ",
-                                             kMaxFrameBytes));
+    const absl::Cleanup next = [this] {
+      if (out_.capacity() > kPiece) out_ = std::string();
+      out_.clear();
+    };
+    if (out_.size() > kMaxFrameBytes + kFrameHeaderBytes) {
+      throw TTransportException(
+          TTransportException::BAD_ARGS,
+          absl::StrCat("a call of ", out_.size(), " bytes, the limit is ", kMaxFrameBytes));
     }
-    PutFrameLength(static_cast<uint32_t>(message.size() - kFrameHeaderBytes),
-                   message.data());
-    SendAll(message);
+    PutFrameLength(static_cast<uint32_t>(out_.size() - kFrameHeaderBytes), out_.data());
+    SendAll(out_);
   }
 
  private:

@@ -136,7 +136,8 @@ Status Link::Call(absl::string_view what, MonotonicNanos deadline, Body body,
       if (timed_out && TimeLeft(deadline) == absl::ZeroDuration()) return failure;
     } else {
       failure = connection.status();
-      if (!absl::IsUnavailable(failure)) return failure;
+      // Full: others leave.
+      if (!absl::IsUnavailable(failure) && !absl::IsResourceExhausted(failure)) return failure;
     }
     if (TimeLeft(deadline) <= pause) return failure;
     PauseUnlessClosed(pause);
@@ -295,7 +296,7 @@ Status Link::Hello(Connection* connection, MonotonicNanos deadline) {
     if (progress.valid()) {
       CAIRN_ASSIGN_OR_RETURN(
           fresh->progress_page,
-          Mapping::Map(progress.get(), 0, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED));
+          Mapping::MapSealed(progress.get(), 0, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED));
       std::atomic_ref<uint64_t>(fresh->progress()->magic).store(kProgressMagic);
     }
   }

@@ -229,13 +229,15 @@ StatusOr<OpenObject::View> OpenObjectImpl::Map() {
     CAIRN_RETURN_IF_ERROR(CheckProcess());
     auto owner = std::make_shared<MappedView>();
     const std::shared_ptr<Hold> from = hold();
-    owner->lease = from->lease;
     view.length = info_.length;
-    if (info_.length > 0 && from->fd.valid()) {
+    // A file may be cut short while it is mapped, by anybody who may write it: it is copied instead.
+    if (info_.length > 0 && from->fd.valid() && !from->from_storage) {
+      owner->lease = from->lease;
       const uint64_t skip = from->offset % kPageBytes;
-      CAIRN_ASSIGN_OR_RETURN(owner->mapping,
-                             Mapping::Map(from->fd.get(), from->offset - skip, info_.length + skip,
-                                          PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE));
+      CAIRN_ASSIGN_OR_RETURN(
+          owner->mapping,
+          Mapping::MapSealed(from->fd.get(), from->offset - skip, info_.length + skip,
+                             PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE));
       view.data = owner->mapping.data() + skip;
     } else if (info_.length > 0) {
       CAIRN_ASSIGN_OR_RETURN(owner->mapping, Mapping::Anonymous(info_.length));

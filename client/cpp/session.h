@@ -124,8 +124,9 @@ class OpenObject {
   // The same for [offset, offset+length). Blocks are verified whole, so those at its ends are read
   // whole.
   virtual Status ReadRange(uint64_t offset, uint64_t length, void* into) = 0;
-  // A private copy-on-write mapping; `data` is the object's first byte. It and the lease live until
-  // `owner` is gone.
+  // A private copy-on-write mapping of the object in memory; `data` is its first byte. It and the lease
+  // live until `owner` is gone. Of one that only storage has: a verified copy, because a mapped file that
+  // somebody cuts short kills the process that touches it.
   struct View {
     std::shared_ptr<void> owner;
     char* data = nullptr;

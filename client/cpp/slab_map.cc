@@ -43,8 +43,8 @@ std::shared_ptr<MappedSlab> SlabMap::Find(SlabId slab) {
 
 StatusOr<std::shared_ptr<MappedSlab>> SlabMap::Map(SlabId slab, uint64_t bytes,
                                                    const UniqueFd& fd) {
-  CAIRN_ASSIGN_OR_RETURN(Mapping mapping,
-                         Mapping::Map(fd.get(), 0, bytes, PROT_READ | PROT_WRITE, MAP_SHARED));
+  CAIRN_ASSIGN_OR_RETURN(
+      Mapping mapping, Mapping::MapSealed(fd.get(), 0, bytes, PROT_READ | PROT_WRITE, MAP_SHARED));
   if (madvise(mapping.data(), mapping.length(), MADV_DONTFORK) != 0) {
     return ErrnoStatus(errno, "madvise(MADV_DONTFORK)");
   }

@@ -138,8 +138,8 @@ Status ListCheckpoints(const StoredJob& stored, Listing* out) {
 }
 
 Status Moved(const StoredCheckpoint& checkpoint) {
-  return absl::AbortedError(absl::StrCat(checkpoint.location.text(), ": no longer holds ",
-                                         checkpoint.key.DebugString()));
+  return absl::AbortedError(
+      absl::StrCat(checkpoint.location.text(), ": no longer holds ", checkpoint.key.DebugString()));
 }
 
 // The directory at which it was found. ABORTED when it has moved.
@@ -159,9 +159,9 @@ StatusOr<UniqueFd> OpenDirectoryOf(const std::string& root, const StoredCheckpoi
 StatusOr<StoredCheckpoint> ReadWhole(const std::string& root, const StoredCheckpoint& summary) {
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenDirectoryOf(root, summary, O_RDONLY));
   std::vector<std::string> problems, unread;
-  StatusOr<StoredCheckpoint> whole =
-      ReadStoredCheckpoint(directory.get(), summary.location.text(), ManifestDetail::kWhole, {},
-                           &problems, &unread);
+  StatusOr<StoredCheckpoint> whole = ReadStoredCheckpoint(
+      directory.get(), summary.location.text(), ManifestDetail::kWhole, {}, &problems, &unread);
+  if (!unread.empty()) return absl::UnavailableError(unread.front());
   if (absl::IsNotFound(whole.status())) return Moved(summary);
   CAIRN_RETURN_IF_ERROR(whole.status());
   if (!(whole->key == summary.key) || whole->Digests() != summary.Digests()) return Moved(summary);
@@ -191,6 +191,9 @@ StatusOr<UniqueFd> OpenDirectoryOf(const std::string& root, const StoredCheckpoi
   CAIRN_RETURN_IF_ERROR(Annotate(file.status(), checkpoint.location.text()));
   const auto stands =
       ReadManifestFile(file->get(), ManifestDetail::kSummary, kMaxManifestBytes, nullptr);
+  if (absl::IsUnavailable(stands.status())) {
+    return Annotate(stands.status(), checkpoint.location.text());
+  }
   if (!stands.ok() || stands->digest != part.digest) return Moved(checkpoint);
   return directory;
 }

@@ -1,5 +1,6 @@
 // cairnd: parses its options, then is the keeper, which runs this same binary as the daemon.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -126,6 +127,18 @@ void OpenStandardDescriptors() {
     fcntl(standard, F_SETFD, 0);
 }
 
+// What cannot work is said at the start, not to each client: keeper and daemon need some sixty for
+// themselves, and then one for each connection, slab and session.
+Status CheckDescriptors() {
+  constexpr rlim_t kLeast = 256;
+  RaiseDescriptorLimit();
+  struct rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kLeast) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("descriptors: the limit (RLIMIT_NOFILE) is ", limit.rlim_cur, ", at least ",
+                   kLeast, " are needed; one for each client and each slab"));
+}
+
 int Main(int argc, char** argv) {
   OpenStandardDescriptors();
   keeper::IgnoreStraySignals();
@@ -144,7 +157,8 @@ int Main(int argc, char** argv) {
     return 0;
   }
   if (!parsed->daemon_role) {
-    Status settled = SettleBudget(&*parsed);
+    Status settled = CheckDescriptors();
+    if (settled.ok()) settled = SettleBudget(&*parsed);
     if (settled.ok() && parsed->print_arguments) settled = PrintArguments(*parsed);
     if (!settled.ok()) {
       std::fprintf(stderr, "cairnd: %s\n", std::string(settled.message()).c_str());

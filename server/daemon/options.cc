@@ -1,3 +1,4 @@
+// One file: each option stands once, in one table, with how it is read and checked.
 #include "server/daemon/options.h"
 
 #include <CLI/CLI.hpp>
@@ -267,8 +268,11 @@ std::vector<Definition> MakeDefinitions() {
           "limits.connections", [](auto& o) -> auto& { return o.rpc.max_connections; }, 1,
           1'000'000, "Thrift connections at once"),
       Number(
-          "limits.user_percent", [](auto& o) -> auto& { return o.rpc.user_percent; }, 1, 100,
-          "of the limits above and below that one user may use; uid 0 may use all"),
+          "limits.user_percent", [](auto& o) -> auto& { return o.node.engine.user_percent; }, 1,
+          100, "how much of each of these limits one user may use; uid 0 may use all"),
+      Number(
+          "limits.leases", [](auto& o) -> auto& { return o.node.engine.max_leases; }, 1,
+          100'000'000, "objects that readers hold at once"),
       Number(
           "limits.waiting", [](auto& o) -> auto& { return o.node.engine.max_waiting; }, 1,
           10'000'000, "callers waiting at once"),

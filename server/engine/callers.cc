@@ -8,14 +8,15 @@ namespace cairn::engine {
 
 bool Callers::Park(Waitlist* list, const Caller& caller, const std::string& job,
                    MonotonicNanos deadline, Event event) {
-  if (static_cast<int64_t>(parked_.size()) >= max_waiting_) {
-    out_.Answer(caller.request, absl::ResourceExhaustedError(absl::StrCat(
-                                    "waiting callers: ", parked_.size(), " is the limit")));
+  if (Status full = CheckRoom(caller); !full.ok()) {
+    out_.Answer(caller.request, std::move(full));
     return false;
   }
+  users_.Add(caller.uid);
   auto parked = std::make_unique<Parked>();
   parked->request = caller.request;
   parked->session = caller.session;
+  parked->uid = caller.uid;
   parked->job = job;
   parked->deadline = deadline;
   parked->list = list;
@@ -44,6 +45,7 @@ std::unique_ptr<Parked> Callers::Unpark(RequestId request) {
   std::unique_ptr<Parked> parked = std::move(at->second);
   parked_.erase(at);
   deadlines_.erase({parked->deadline, request});
+  users_.Drop(parked->uid);
   jobs_left_.insert(parked->job);
   const auto of_session = of_session_.find(parked->session);
   of_session->second.erase(request);
@@ -74,6 +76,7 @@ std::string Callers::CheckInvariants(const std::function<bool(SessionId)>& lives
     if (!lives(parked->session)) return "a caller without a session";
   }
   if (deadlines_.size() != parked_.size()) return "deadlines without callers";
+  if (users_.total() != static_cast<int64_t>(parked_.size())) return "users' callers do not add up";
   size_t of_sessions = 0;
   for (const auto& [session, requests] : of_session_) of_sessions += requests.size();
   if (of_sessions != parked_.size()) return "sessions wait with callers that are gone";

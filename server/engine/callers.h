@@ -18,6 +18,7 @@
 #include "common/clock.h"
 #include "server/engine/events.h"
 #include "server/engine/outbox.h"
+#include "server/engine/user_counts.h"
 
 namespace cairn::engine {
 
@@ -26,6 +27,7 @@ class Waitlist;
 struct Parked {
   RequestId request = 0;
   SessionId session = 0;
+  uint32_t uid = 0;
   std::string job;
   MonotonicNanos deadline = 0;
   Waitlist* list = nullptr;
@@ -44,12 +46,16 @@ class Waitlist {
 
 class Callers {
  public:
-  Callers(Outbox* out, int64_t max_waiting) : out_(*out), max_waiting_(max_waiting) {}
+  Callers(Outbox* out, const Options& options) : out_(*out), options_(options) {}
 
   // False after answering that too many wait. The list adds the request to its own books
   // afterwards.
   bool Park(Waitlist* list, const Caller& caller, const std::string& job, MonotonicNanos deadline,
             Event event);
+  // RESOURCE_EXHAUSTED: Park would refuse. Who changes something first asks this before.
+  Status CheckRoom(const Caller& caller) const {
+    return users_.CheckRoom(options_, options_.max_waiting, caller.uid);
+  }
   const Parked* Find(RequestId request) const;
   void SetDeadline(RequestId request, MonotonicNanos deadline);
   // Takes the caller out of its list; nullptr when it is not parked. The taker answers it.
@@ -72,7 +78,8 @@ class Callers {
 
  private:
   Outbox& out_;
-  const int64_t max_waiting_;
+  const Options& options_;
+  UserCounts users_{"waiting callers", "limits.waiting"};
 
   absl::flat_hash_map<RequestId, std::unique_ptr<Parked>> parked_;
   std::set<std::pair<MonotonicNanos, RequestId>> deadlines_;

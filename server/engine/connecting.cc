@@ -22,10 +22,8 @@ Connecting::Connecting(const Options& options, const Mode& mode, Outbox* out, Ca
 
 Status Connecting::CheckHello(const event::Hello& event) const {
   if (mode_.draining) return absl::UnavailableError("draining: the daemon is stopping");
-  if (static_cast<int64_t>(sessions_.size()) >= options_.max_sessions) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("sessions: ", sessions_.size(), " is the limit"));
-  }
+  CAIRN_RETURN_IF_ERROR(
+      sessions_.users().CheckRoom(options_, options_.max_sessions, event.caller.uid));
   const Job* known = jobs_.Find(event.job);
   return known == nullptr ? absl::OkStatus() : Jobs::CheckAccess(*known, event.caller);
 }

@@ -189,7 +189,7 @@ class Engine::Impl {
 
   Changes changes_;
   Outbox out_;
-  Callers callers_{&out_, options_.max_waiting};
+  Callers callers_{&out_, options_};
   JournalRoom journal_;
   StorageRoot storage_root_{&mode_, &out_};
   Jobs jobs_{options_, &out_, &changes_};
@@ -431,7 +431,8 @@ void Engine::Impl::On(const event::StorageSeen& event) {
 void Engine::Impl::On(const event::Status& event) {
   out_.Answer(event.caller.request,
               Body(StatusOf({options_, mode_, storage_root_, out_, callers_, jobs_, sessions_,
-                             leases_, ledger_, parts_, persistence_, standing_})));
+                             leases_, ledger_, parts_, persistence_, standing_},
+                            event)));
 }
 
 void Engine::Impl::On(const event::Drain& event) {

@@ -286,6 +286,8 @@ struct SetPolicy {
 // → reply::Status
 struct Status {
   Caller caller;
+  bool of_all =
+      false;  // of every user's jobs and sessions; else the caller's own and what he may read
 };
 
 // --- results of actions

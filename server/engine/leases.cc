@@ -40,6 +40,10 @@ Lease* Leases::Make(const Session& session, SlabRecord* slab, LeaseMode mode, co
   held.leases.insert(lease->id);
   held.bytes += mode == LeaseMode::kWrite ? 0 : length;
   out_.Say(LentFact(*lease, session.id));
+  if (mode != LeaseMode::kWrite) {
+    lease->uid = session.uid;
+    readers_.Add(lease->uid);
+  }
   Lease* at = lease.get();
   leases_[at->id] = std::move(lease);
   return at;
@@ -115,6 +119,7 @@ void Leases::Forget(LeaseId id) {
   const Lease& lease = *at->second;
   if (Held* held = HeldBy(lease.session)) held->leases.erase(id);
   if (lease.expires != kNever) expiry_.erase({lease.expires, id});
+  if (lease.mode != LeaseMode::kWrite) readers_.Drop(lease.uid);
   out_.Say(fact::Unlent{id});
   leases_.erase(at);
 }
@@ -302,6 +307,10 @@ void Leases::Restore(const Restored& restored,
       }
     }
     if (session != nullptr) held_[session->id].leases.insert(id);
+    if (!writes) {
+      lease->uid = session == nullptr ? 0 : session->uid;
+      readers_.Add(lease->uid);
+    }
     leases_[id] = std::move(lease);
   }
 }

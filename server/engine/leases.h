@@ -37,6 +37,7 @@ struct Lease {
   uint64_t length = 0;
   MonotonicNanos expires = kNever;
   bool released = false;  // its lock is not known to be gone
+  uint32_t uid = 0;       // of a reader; 0 also where that is not known any more
 };
 
 class Leases {
@@ -47,6 +48,10 @@ class Leases {
   const Lease* Find(LeaseId lease) const;
 
   // --- lending
+  // RESOURCE_EXHAUSTED when its user has as many as a reader may have.
+  Status CheckRoom(const Session& session) const {
+    return readers_.CheckRoom(options_, options_.max_leases, session.uid);
+  }
   const Lease* LendToReader(const Session& session, const ObjectRef& object, LeaseMode mode);
   // The lease under which the session maps the slab for writing: the one it has, else a new one.
   // What must leave with the answer is added to `lend`.
@@ -107,6 +112,7 @@ class Leases {
   Ledger& ledger_;
 
   absl::flat_hash_map<LeaseId, std::unique_ptr<Lease>> leases_;
+  UserCounts readers_{"leases", "limits.leases"};
   std::set<std::pair<MonotonicNanos, LeaseId>> expiry_;
   absl::flat_hash_map<SessionId, Held> held_;
   std::map<SessionId, Held> ending_;  // of sessions that have ended

@@ -64,6 +64,10 @@ void Opening::On(const event::Open& event) {
 }
 
 void Opening::AnswerOpen(const Caller& caller, const ObjectRef& object, OpenMode mode) {
+  const Session& session = *sessions_.Find(caller.session);
+  if (Status full = leases_.CheckRoom(session); !full.ok()) {
+    return out_.Answer(caller.request, std::move(full));
+  }
   const ExtentRef& extent = object.extent();
   const SlabRecord& slab = *ledger_.Find(extent.slab);
   reply::Open open;
@@ -72,7 +76,7 @@ void Opening::AnswerOpen(const Caller& caller, const ObjectRef& object, OpenMode
   LeaseMode lease_mode = LeaseMode::kMap;
   if (mode == OpenMode::kRead) lease_mode = LeaseMode::kRead;
   if (mode == OpenMode::kFile && open.exact) lease_mode = LeaseMode::kFile;
-  const Lease* lease = leases_.LendToReader(*sessions_.Find(caller.session), object, lease_mode);
+  const Lease* lease = leases_.LendToReader(session, object, lease_mode);
   open.lend = {lease->id, slab.id, slab.bytes, lease_mode};
   open.extent = extent;
   open.checkpoint = object.part->checkpoint->key;

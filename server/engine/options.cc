@@ -28,6 +28,10 @@ Status Options::Validate() const {
   }
   if (max_sessions < 1) return bad(absl::StrCat("max_sessions: ", max_sessions, " is below 1"));
   if (max_waiting < 1) return bad(absl::StrCat("max_waiting: ", max_waiting, " is below 1"));
+  if (max_leases < 1) return bad(absl::StrCat("max_leases: ", max_leases, " is below 1"));
+  if (user_percent < 1 || user_percent > 100) {
+    return bad(absl::StrCat("user_percent: ", user_percent, " is not 1 to 100"));
+  }
   if (max_objects_per_step < 1) {
     return bad(absl::StrCat("max_objects_per_step: ", max_objects_per_step, " is below 1"));
   }

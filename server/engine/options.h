@@ -29,6 +29,13 @@ struct Options {
   int64_t max_sessions = 4096;
   // Callers parked at once.
   int64_t max_waiting = 16384;
+  // Leases of readers.
+  int64_t max_leases = 262'144;
+  // Of these limits one user may have so much; uid 0 may have all.
+  int user_percent = 75;
+  int64_t OfUser(int64_t limit, uint32_t uid) const {
+    return uid == 0 ? limit : (limit * user_percent + 99) / 100;
+  }
   // Objects that one writer may have in one step.
   int64_t max_objects_per_step = 1'000'000;
   // Checkpoints being written to storage at once, each of another job.

@@ -145,9 +145,10 @@ void Records::AnswerWritten(const Caller& caller, Job* job, Attempt number, Line
   const auto of_job = jobs_owing_.find(job->name);
   const bool owed = of_job != jobs_owing_.end() && of_job->second.owed.contains(id);
   body.recorded = options_.storage && !owed && job->attempts->decisions.contains(number);
-  // Who has nothing in storage yet has nobody who could write it.
+  // Who has nothing in storage yet has nobody who could write it. It is decided, also for one whom there
+  // is no room to let wait.
   if (!owed || !job->owner->owned || of_job->second.owed.at(id).at > out_.now() ||
-      deadline <= out_.now()) {
+      deadline <= out_.now() || !callers_.CheckRoom(caller).ok()) {
     return out_.Answer(caller.request, Body(std::move(body)));
   }
   event::Tick nothing_to_repeat;

@@ -212,6 +212,10 @@ void Retention::RemoveStep(const event::Remove& event, Job* job, Step step,
                            "remove: step ", step, " of job ", job->name, " has ", kMaxRemovedRanges,
                            " removed ranges of attempts; remove the whole step")));
   }
+  // Its files are waited for.
+  if (Status full = callers_.CheckRoom(event.caller); !full.ok()) {
+    return out_.Answer(event.caller.request, std::move(full));
+  }
   // The fact first: it outlives a persist that ends later, and a restart before the files are gone.
   Remember(job, step, attempts);
   out_.Count("removed_steps");

@@ -38,6 +38,7 @@ const Session* Sessions::Begin(const event::Hello& event) {
   session->client = event.client;
   session->policy = event.policy;
   out_.Say(BegunFact(*session));
+  users_.Add(session->uid);
   const Session* at = session.get();
   sessions_[at->id] = std::move(session);
   return at;
@@ -68,6 +69,7 @@ void Sessions::End(SessionId id) {
   }
   out_.Say(fact::SessionEnded{id});
   out_.Do(action::EndSession{id});
+  users_.Drop(session.uid);
   sessions_.erase(id);
 }
 
@@ -84,6 +86,7 @@ void Sessions::Restore(const Restored& restored, const std::vector<SessionId>& l
     session->id = id;
     session->secret = fact.secret;
     const Session& at = *session;
+    users_.Add(at.uid);
     sessions_[id] = std::move(session);
     if (!at.job.empty()) Join(at, jobs_.FindOrMake(at.job));
   }

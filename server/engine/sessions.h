@@ -30,6 +30,7 @@ class Sessions {
   const Session* Of(const Caller& caller);
   const std::map<SessionId, std::unique_ptr<Session>>& all() const { return sessions_; }
   size_t size() const { return sessions_.size(); }
+  const UserCounts& users() const { return users_; }
 
   // Draws the id. The hello was checked.
   const Session* Begin(const event::Hello& event);
@@ -47,6 +48,7 @@ class Sessions {
   Jobs& jobs_;
 
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
+  UserCounts users_{"sessions", "limits.sessions"};
 };
 
 }  // namespace cairn::engine

@@ -9,9 +9,25 @@
 namespace cairn::engine {
 namespace {
 
-std::vector<reply::SessionStatus> SessionsOf(const StatusSources& from) {
+bool IsShown(uint32_t uid, const event::Status& asked) {
+  return asked.of_all || uid == asked.caller.uid;
+}
+
+// A job without an owner is whose sessions are in it.
+bool IsShown(const StatusSources& from, const Job& job, const event::Status& asked) {
+  if (job.owner->owned) return asked.of_all || Jobs::CheckAccess(job, asked.caller).ok();
+  const std::set<SessionId>& sessions = job.sessions->all;
+  return std::any_of(sessions.begin(), sessions.end(), [&](SessionId id) {
+    const Session* session = from.sessions.Find(id);
+    return session != nullptr && IsShown(session->uid, asked);
+  });
+}
+
+std::vector<reply::SessionStatus> SessionsOf(const StatusSources& from,
+                                             const event::Status& asked) {
   std::vector<reply::SessionStatus> sessions;
   for (const auto& [id, session] : from.sessions.all()) {
+    if (!IsShown(session->uid, asked)) continue;
     sessions.push_back({id, session->pid, session->uid, session->job, session->writer,
                         session->attempt, from.leases.BytesOf(id), from.leases.CountOf(id),
                         session->client});
@@ -19,10 +35,12 @@ std::vector<reply::SessionStatus> SessionsOf(const StatusSources& from) {
   return sessions;
 }
 
-std::vector<reply::Quarantined> QuarantinedOf(const StatusSources& from) {
+std::vector<reply::Quarantined> QuarantinedOf(const StatusSources& from,
+                                              const event::Status& asked) {
   std::vector<reply::Quarantined> quarantined;
   for (const SlabId id : from.ledger.quarantined()) {
     const SlabRecord& slab = *from.ledger.Find(id);
+    if (!IsShown(slab.owner.uid, asked)) continue;
     std::set<int32_t> pids;
     from.leases.HoldersOf(slab, /*readers_only=*/false, &pids);
     quarantined.push_back({id, slab.bytes, slab.since,
@@ -58,7 +76,7 @@ reply::JobStatus StatusOfJob(const StatusSources& from, const Job& job) {
 
 }  // namespace
 
-reply::Status StatusOf(const StatusSources& from) {
+reply::Status StatusOf(const StatusSources& from, const event::Status& asked) {
   const Ledger& ledger = from.ledger;
   reply::Status status;
   status.budget_bytes = from.options.budget_bytes;
@@ -71,10 +89,10 @@ reply::Status StatusOf(const StatusSources& from) {
   status.prefault_done = ledger.bytes_in(SlabState::kMaking) == 0;
   status.storage_id = from.storage_root.id();
   status.storage_problem = from.mode.storage_problem;
-  status.sessions = SessionsOf(from);
-  status.quarantined = QuarantinedOf(from);
+  status.sessions = SessionsOf(from, asked);
+  status.quarantined = QuarantinedOf(from, asked);
   for (const auto& [name, job] : from.jobs.all()) {
-    if (!job->owner->owned && job->sessions->all.empty()) continue;
+    if (!IsShown(from, *job, asked)) continue;
     status.jobs.push_back(StatusOfJob(from, *job));
   }
   status.counters = from.out.counters();

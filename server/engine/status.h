@@ -22,6 +22,6 @@ struct StatusSources {
   const Persistence& persistence;
   const Standing& standing;
 };
-reply::Status StatusOf(const StatusSources& from);
+reply::Status StatusOf(const StatusSources& from, const event::Status& asked);
 
 }  // namespace cairn::engine

@@ -210,9 +210,7 @@ void Node::RecoverFromDamage(const journal::Contents& contents, journal::Journal
     LOG(ERROR) << "recovery: " << safe_mode_;
   }
   // What they were lent since is not known (GoOnFromEarlierState).
-  for (const HeldSession& session : inherited->sessions) {
-    rooms_.holder->DropSession(session.session);
-  }
+  for (HeldSession& session : inherited->sessions) sessions_.Discard(std::move(session));
   inherited->sessions.clear();
 }
 
@@ -291,13 +289,13 @@ void Node::RecoverSessions(std::vector<HeldSession> sessions, engine::Recovered*
     const SessionId id = held.session;
     const auto it = begun.find(id);
     if (it == begun.end() || !PidfdAlive(held.pidfd.get())) {
-      rooms_.holder->DropSession(id);
+      sessions_.Discard(std::move(held));
       continue;
     }
-    const Status adopted = sessions_.Adopt(it->second, std::move(held));
+    const Status adopted = sessions_.Adopt(it->second, &held);
     if (!adopted.ok()) {
       LOG(ERROR) << "recovery: session " << id << ": " << adopted;
-      rooms_.holder->DropSession(id);
+      sessions_.Discard(std::move(held));
       continue;
     }
     recovered->live_sessions.push_back(id);

@@ -32,7 +32,7 @@ struct Options {
   SessionsOptions sessions;
   RecorderOptions recorder;
   int verify_threads = 2;
-  int max_client_threads = 64;  // one for each user with connections; further users share them
+  int max_client_threads = 128;  // two for each user with connections; further users share them
   // How often is looked whether the storage at the root is still the same.
   MonotonicNanos storage_look_interval = kNanosPerSecond;
   std::string name;  // host name: in replies, and in the catalog as the holder of parts

@@ -148,6 +148,11 @@ StatusOr<Opened> Node::OpenStored(const engine::Caller& caller, const std::strin
   } else {
     CAIRN_RETURN_IF_ERROR(
         stored_readers_.Add(caller.session, opened.lease, opened.checkpoint.job, *reader));
+    // Ended while storage was asked: nobody would release it.
+    if (!sessions_.Find(caller.session).has_value()) {
+      stored_readers_.Release(caller.session, opened.lease);
+      return absl::UnavailableError(absl::StrCat("session: ", caller.session, " has ended"));
+    }
   }
   return opened;
 }

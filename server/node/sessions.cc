@@ -79,6 +79,12 @@ struct Sessions::Channel {
   Mapping page;
   std::shared_ptr<EventLoop> loop;
   EventLoop::Watch socket_watch = 0, pidfd_watch = 0;  // the loop's
+
+  // On the loop.
+  void Unwatch() {
+    loop->Remove(std::exchange(socket_watch, 0));
+    loop->Remove(std::exchange(pidfd_watch, 0));
+  }
 };
 
 struct Sessions::Pending {
@@ -101,14 +107,14 @@ Sessions::Sessions(const SessionsOptions& options, UserLoops* loops, SessionHold
     : options_(options), loops_(loops), holder_(holder), ended_(std::move(ended)) {}
 
 Status Sessions::Watch(SessionId session, const std::shared_ptr<Channel>& channel) {
-  CAIRN_ASSIGN_OR_RETURN(
-      channel->socket_watch,
-      channel->loop->Add(channel->socket.get(), EPOLLIN | EPOLLRDHUP,
-                         [this, session](uint32_t events) {
-                           // A client sends nothing after attach: bytes end the session as EOF does.
-                           EndByItself(session, (events & EPOLLRDHUP) != 0 ? "its fd channel closed"
-                                                                           : "unexpected message");
-                         }));
+  CAIRN_ASSIGN_OR_RETURN(channel->socket_watch,
+                         channel->loop->Add(channel->socket.get(), EPOLLIN | EPOLLRDHUP,
+                                            [this, session](uint32_t events) {
+                                              // A client sends nothing after attach: bytes end the session as EOF does.
+                                              EndByItself(session, (events & EPOLLRDHUP) != 0
+                                                                       ? "its fd channel closed"
+                                                                       : "unexpected message");
+                                            }));
   CAIRN_ASSIGN_OR_RETURN(
       channel->pidfd_watch,
       channel->loop->Add(channel->pidfd.get(), EPOLLIN, [this, session](uint32_t) {
@@ -117,24 +123,39 @@ Status Sessions::Watch(SessionId session, const std::shared_ptr<Channel>& channe
   return absl::OkStatus();
 }
 
-Status Sessions::Adopt(SessionInfo info, HeldSession held) {
+Status Sessions::Adopt(SessionInfo info, HeldSession* held) {
   auto channel = std::make_shared<Channel>();
-  channel->socket = std::move(held.channel);
-  channel->pidfd = std::move(held.pidfd);
-  channel->progress = std::move(held.progress);
-  CAIRN_ASSIGN_OR_RETURN(
-      channel->page, Mapping::Map(channel->progress.get(), 0, kPageBytes, PROT_READ, MAP_SHARED));
-  channel->loop = loops_->Of(info.uid);
+  CAIRN_ASSIGN_OR_RETURN(channel->page,
+                         Mapping::Map(held->progress.get(), 0, kPageBytes, PROT_READ, MAP_SHARED));
+  try {
+    channel->loop = loops_->Of(info.uid);
+  } catch (const std::system_error& e) {
+    return absl::ResourceExhaustedError(e.what());
+  }
+  channel->socket = std::move(held->channel);
+  channel->pidfd = std::move(held->pidfd);
+  channel->progress = std::move(held->progress);
   const SessionId id = info.id;
-  Status watched;
-  channel->loop->PostAndWait([&] { watched = Watch(id, channel); });
-  CAIRN_RETURN_IF_ERROR(watched);
   MutexLock lock(&mu_);
   records_[id] = Record{std::move(info), std::move(channel)};
   return absl::OkStatus();
 }
 
 Status Sessions::Start(UniqueFd fd_listener) {
+  // Whatever has happened to a channel meanwhile is told from now on: there is an engine to hear it.
+  std::vector<std::pair<SessionId, std::shared_ptr<Channel>>> adopted;
+  {
+    MutexLock lock(&mu_);
+    for (const auto& [id, record] : records_) {
+      if (record.channel != nullptr) adopted.emplace_back(id, record.channel);
+    }
+  }
+  for (const auto& [id, channel] : adopted) {
+    channel->loop->Post([this, id, channel] {
+      const Status watched = Watch(id, channel);
+      if (!watched.ok()) EndByItself(id, "its fd channel cannot be watched");
+    });
+  }
   if (!fd_listener.valid()) return absl::OkStatus();
   acceptor_ = std::make_unique<Acceptor>(
       loops_->accepting(), "fd socket", std::move(fd_listener),
@@ -234,12 +255,19 @@ std::optional<SessionInfo> Sessions::Find(SessionId session) const {
 
 void Sessions::EndByItself(SessionId session, const char* why) {
   std::optional<SessionInfo> info;
+  std::shared_ptr<Channel> channel;
+  bool stopping = false;
   {
     MutexLock lock(&mu_);
-    if (stopping_) return;
-    if (const auto it = records_.find(session); it != records_.end()) info = it->second.info;
+    stopping = stopping_;
+    const auto it = records_.find(session);
+    if (it != records_.end()) {
+      info = it->second.info;
+      channel = it->second.channel;
+    }
   }
-  if (!info.has_value() || !End(session)) return;
+  if (channel != nullptr) channel->Unwatch();  // what has happened would be told again and again
+  if (stopping || !info.has_value() || !End(session)) return;
   LOG(INFO) << "session " << session << " ended: " << why
             << (info->job.empty() ? "" : " job=" + info->job) << " pid=" << info->pid;
   ended_(session);
@@ -263,17 +291,18 @@ void Sessions::Accept(UniqueFd socket, const Peer& peer) {
     one->peer = peer;
     return one;
   }();
-  if (pending == nullptr) return loops_->Dispose(std::move(socket));
+  if (pending == nullptr) return loops_->Dispose(peer.uid, std::move(socket));
   try {
     pending->loop = loops_->Of(peer.uid);
   } catch (const std::system_error& e) {
     LOG_EVERY_N(ERROR, 100) << "fd socket: " << e.what();
-    return loops_->Dispose(std::move(socket));
+    return loops_->Dispose(peer.uid, std::move(socket));
   }
   pending->socket = std::move(socket);
   pending->loop->Post([this, pending] {
-    auto watch = pending->loop->Add(pending->socket.get(), EPOLLIN | EPOLLRDHUP,
-                                    [this, pending](uint32_t events) { OnPending(pending, events); });
+    auto watch =
+        pending->loop->Add(pending->socket.get(), EPOLLIN | EPOLLRDHUP,
+                           [this, pending](uint32_t events) { OnPending(pending, events); });
     if (!watch.ok()) return;
     pending->watch = *watch;
     pending->loop->SetTime(*watch, RealClock()->Now() + options_.attach_timeout);
@@ -324,12 +353,11 @@ Status Sessions::Attach(const std::shared_ptr<Pending>& pending, ReceivedMessage
   const int socket = channel->socket.get(), pidfd = channel->pidfd.get();
   const int progress = channel->progress.get();
   // The holder may answer when this is no more: the loop has stopped by then, and forgets it.
-  holder_->HoldSession(info.id, socket, pidfd, progress,
-                       [this, session = info.id, channel](Status held) {
-                         channel->loop->Post([this, session, channel, held] {
-                           CompleteAttach(session, channel, held);
-                         });
-                       });
+  holder_->HoldSession(
+      info.id, socket, pidfd, progress, [this, session = info.id, channel](Status held) {
+        channel->loop->Post(
+            [this, session, channel, held] { CompleteAttach(session, channel, held); });
+      });
   return absl::OkStatus();
 }
 
@@ -357,19 +385,24 @@ void Sessions::CompleteAttach(SessionId session, const std::shared_ptr<Channel>&
 }
 
 // The holder has a dup of the socket, so that closing ours would tell the client nothing. What the
-// client has sent is received, and so closed, here: the holder must not be the one that it holds up.
+// client has sent is received, and so closed, on its user's loop: the holder must not be held up by it.
+// Nor whoever ends the session: this is done later, also when it is the loop itself.
 void Sessions::Close(SessionId session, std::shared_ptr<Channel> channel) {
   EventLoop* const loop = channel->loop.get();
-  loop->Run([this, session, channel = std::move(channel)] {
-    channel->loop->Remove(channel->socket_watch);
-    channel->loop->Remove(channel->pidfd_watch);
+  loop->Post([this, session, channel = std::move(channel)] {
+    channel->Unwatch();
     shutdown(channel->socket.get(), SHUT_RDWR);
-    while (true) {
-      const auto left =
-          ReceiveMessage(channel->socket.get(), kFdChannelMaxMessage, MSG_DONTWAIT);
-      if (left.ok() ? left->bytes.empty() : !absl::IsInvalidArgument(left.status())) break;
-    }
+    DropMessages(channel->socket.get());
     holder_->DropSession(session);
+  });
+}
+
+void Sessions::Discard(HeldSession held) {
+  const auto channel = std::make_shared<HeldSession>(std::move(held));
+  loops_->disposing()->Post([this, channel] {
+    shutdown(channel->channel.get(), SHUT_RDWR);
+    DropMessages(channel->channel.get());
+    holder_->DropSession(channel->session);
   });
 }
 

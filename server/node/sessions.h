@@ -44,7 +44,10 @@ class Sessions {
   ~Sessions() { Stop(); }
 
   // Before Start: a session that outlived the last daemon.
-  Status Adopt(SessionInfo info, HeldSession held);
+  // `held` is taken when it is OK.
+  Status Adopt(SessionInfo info, HeldSession* held);
+  // Of one that will not be adopted: the holder forgets it.
+  void Discard(HeldSession held);
   Status Start(UniqueFd fd_listener);
   void Stop();  // sessions stay with the holder, and none ends by itself any more
 
@@ -81,7 +84,6 @@ class Sessions {
   Status Watch(SessionId session, const std::shared_ptr<Channel>& channel);
   void EndByItself(SessionId session, const char* why);
 
-  // On the user's loop, now or soon.
   void Close(SessionId session, std::shared_ptr<Channel> channel);
 
   const SessionsOptions options_;

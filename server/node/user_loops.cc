@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -99,6 +100,7 @@ void EventLoop::Serve(const std::string& name) {
   pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
   constexpr int kEvents = 64;
   epoll_event events[kEvents];
+  bool busy = false;
   while (true) {
     int wait_ms = -1;
     if (!times_.empty()) {
@@ -106,7 +108,15 @@ void EventLoop::Serve(const std::string& name) {
       wait_ms = static_cast<int>(
           std::clamp<MonotonicNanos>((left + kNanosPerMilli - 1) / kNanosPerMilli, 0, 60'000));
     }
-    const int count = epoll_wait(epoll_.get(), events, kEvents, wait_ms);
+    // Whoever has just been answered asks again soon: to let them run and look once more costs less than
+    // to sleep and be woken.
+    int count = 0;
+    if (busy) {
+      sched_yield();
+      count = epoll_wait(epoll_.get(), events, kEvents, 0);
+    }
+    if (count == 0) count = epoll_wait(epoll_.get(), events, kEvents, wait_ms);
+    busy = count > 0;
     if (count < 0 && errno != EINTR) PLOG(FATAL) << "epoll_wait";
     for (int i = 0; i < count; ++i) {
       if (events[i].data.u64 == 0) {
@@ -217,29 +227,41 @@ void Acceptor::AcceptAll() {
     }
     ucred credentials = {};
     socklen_t length = sizeof(credentials);
-    // A socket that has no peer any more says so later.
-    getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length);
+    if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) continue;
     accepted_(std::move(socket), Peer{credentials.uid, credentials.gid, credentials.pid});
   }
 }
 
-UserLoops::UserLoops(int max_users)
-    : max_users_(static_cast<size_t>(std::max(1, max_users))),
+UserLoops::UserLoops(int max_loops)
+    : max_loops_(static_cast<size_t>(std::max(1, max_loops))),
       accepting_(std::make_unique<EventLoop>("accept")),
       disposing_(std::make_unique<EventLoop>("dispose")) {}
 
-void UserLoops::Dispose(UniqueFd fd) {
-  disposing_->Post([fd = std::make_shared<UniqueFd>(std::move(fd))] { fd->Reset(); });
+void UserLoops::Dispose(uint32_t uid, UniqueFd fd) {
+  const auto held = std::make_shared<UniqueFd>(std::move(fd));
+  try {
+    Of(uid)->Post([held] { held->Reset(); });
+  } catch (const std::system_error&) {
+    disposing_->Post([held] { held->Reset(); });
+  }
 }
 
 std::shared_ptr<UserLoops::Loop> UserLoops::Find(uint32_t uid) {
-  std::shared_ptr<Loop> idle, least;
+  std::shared_ptr<Loop> own, idle, least;
+  int of_user = 0;
+  const auto less = [](const std::shared_ptr<Loop>& a, const std::shared_ptr<Loop>& b) {
+    return b == nullptr || a->lent < b->lent;
+  };
   for (const std::shared_ptr<Loop>& loop : loops_->all) {
-    if (loop->uid == uid) return loop;
+    if (loop->uid == uid) {
+      ++of_user;
+      if (less(loop, own)) own = loop;
+    }
     if (loop->lent == 0) idle = loop;
-    if (least == nullptr || loop->lent < least->lent) least = loop;
+    if (less(loop, least)) least = loop;
   }
-  if (loops_->all.size() < max_users_) {
+  if (own != nullptr && (own->lent == 0 || of_user == kLoopsOfUser)) return own;
+  if (loops_->all.size() < max_loops_) {
     try {
       auto fresh = std::make_shared<Loop>();
       fresh->loop = std::make_unique<EventLoop>("client");
@@ -250,6 +272,7 @@ std::shared_ptr<UserLoops::Loop> UserLoops::Find(uint32_t uid) {
       LOG_EVERY_N(ERROR, 100) << "no thread for the clients of uid " << uid << ": " << e.what();
     }
   }
+  if (own != nullptr) return own;
   if (idle != nullptr) idle->uid = uid;
   return idle != nullptr ? idle : least;
 }

@@ -1,4 +1,4 @@
-// Threads that serve clients: one event loop for each user with connections.
+// Threads that serve clients: two event loops for each user with connections.
 //
 // Whatever a client hands the daemon is met on a thread of its own user, because the kernel lets it
 // cost time there: closing a descriptor that a client has sent may block for as long as the client
@@ -113,22 +113,26 @@ class Acceptor {
 class UserLoops {
  public:
   // Throws std::system_error when there is no thread for the two that it starts with.
-  explicit UserLoops(int max_users);
+  explicit UserLoops(int max_loops);
   ~UserLoops() { Stop(); }
 
-  // The user's loop, for as long as the pointer or a copy of it is held. Throws std::system_error when
+  // A loop of the user's, for as long as the pointer or a copy of it is held. Throws std::system_error when
   // there is no thread, or all have ended.
   std::shared_ptr<EventLoop> Of(uint32_t uid);
   // Of nobody: for listeners. Nothing that a client has sent may be received or closed on it.
   EventLoop* accepting() { return accepting_.get(); }
-  // Closes what came from a client and is not served.
-  void Dispose(UniqueFd fd);
+  // Closes what came from a client of this user and is not served.
+  void Dispose(uint32_t uid, UniqueFd fd);
+  // For what is nobody's any more.
+  EventLoop* disposing() { return disposing_.get(); }
 
   // Ends all threads, however long what a client has sent holds one up. Loops that are still held do
   // nothing from then on.
   void Stop();
 
  private:
+  static constexpr int kLoopsOfUser = 2;
+
   struct Loop {
     std::unique_ptr<EventLoop> loop;
     uint32_t uid = 0;  // whose it is; others may share it when no other was to be had
@@ -143,7 +147,7 @@ class UserLoops {
 
   std::shared_ptr<Loop> Find(uint32_t uid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(loops_->mu);
 
-  const size_t max_users_;
+  const size_t max_loops_;
   const std::unique_ptr<EventLoop> accepting_, disposing_;
   const std::shared_ptr<Loops> loops_ = std::make_shared<Loops>();
 };

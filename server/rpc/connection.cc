@@ -19,6 +19,7 @@ namespace {
 constexpr MonotonicNanos kAskBudgetAgain = 20 * kNanosPerMilli;
 
 constexpr size_t kPieceBytes = 256 << 10;  // more than a Unix socket holds
+constexpr int kMostStalls = 10;
 
 // Where each loop receives: no connection keeps a buffer for a message that has not begun.
 std::vector<char>& Scratch() {
@@ -36,15 +37,13 @@ Connection::Connection(UniqueFd socket, const Credentials& credentials,
       loop_(std::move(loop)),
       budget_(budget),
       owner_(std::move(owner)),
-      socket_(std::move(socket)) {}
-
-Connection::~Connection() { budget_->Give(credentials_.uid, reserved_); }
+      socket_(std::move(socket)),
+      reserved_(std::make_shared<Reservation>(budget, credentials.uid)) {}
 
 void Connection::Start() {
   interest_ = EPOLLIN | EPOLLRDHUP;
-  auto watch = loop_->Add(socket_.get(), interest_, [self = shared_from_this()](uint32_t events) {
-    self->OnEvents(events);
-  });
+  auto watch = loop_->Add(socket_.get(), interest_,
+                          [self = shared_from_this()](uint32_t events) { self->OnEvents(events); });
   if (!watch.ok()) {
     Log(watch.status().message());
     Close();
@@ -61,9 +60,9 @@ void Connection::Close() {
   const std::shared_ptr<Connection> self = shared_from_this();  // the watcher may hold the last
   loop_->Remove(watch_);
   socket_.Reset();
-  budget_->Give(credentials_.uid, std::exchange(reserved_, 0));
   in_ = {};
   out_ = {};
+  BeginNext();
   owner_.closed(this);
 }
 
@@ -74,7 +73,9 @@ void Connection::Log(absl::string_view what) const {
 
 void Connection::OnEvents(uint32_t events) {
   if (events == 0) {  // its time is up
-    if (!busy_ && wanted() > kSmallMessage && reserved_ == 0) {
+    const bool in_time =
+        RealClock()->Now() < begun_ + kMostStalls * options_.stall_timeout_ms * kNanosPerMilli;
+    if (waits_for_budget_ && in_time) {
       ReadOn();
       return;
     }
@@ -84,11 +85,8 @@ void Connection::OnEvents(uint32_t events) {
   }
   if ((events & EPOLLOUT) != 0) Flush();
   if (!open()) return;
-  if (busy_) {
-    if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
-      owner_.hung_up(this);
-      Close();
-    }
+  if (busy_ || waits_for_budget_) {
+    if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) Close();
     return;
   }
   Read();
@@ -110,6 +108,7 @@ void Connection::Read() {
   if (long_one) {
     // It grows with what has come, not with what was announced.
     room = std::min<size_t>(whole - had, kPieceBytes);
+    if (!MayGrow()) return ReadOn();
     in_.resize(had + room);
     into = in_.data() + had;
   }
@@ -165,19 +164,17 @@ bool Connection::CheckLength(uint32_t length) {
   return false;
 }
 
+bool Connection::MayGrow() {
+  const uint64_t next = std::min<uint64_t>(wanted(), in_.size() + kPieceBytes);
+  return wanted() <= kSmallMessage || reserved_->GrowTo(next);
+}
+
 // What to wait for now.
 void Connection::ReadOn() {
-  const uint32_t whole = wanted();
-  bool may_read = !busy_;
-  if (may_read && whole > kSmallMessage && reserved_ == 0) {
-    if (budget_->Take(credentials_.uid, whole)) {
-      reserved_ = whole;
-    } else {
-      may_read = false;
-    }
-  }
+  const bool wants_more = !busy_ && !in_.empty();
+  waits_for_budget_ = wants_more && !MayGrow();
   uint32_t interest = EPOLLRDHUP;
-  if (may_read) interest |= EPOLLIN;
+  if (!busy_ && !waits_for_budget_) interest |= EPOLLIN;
   if (!out_.empty()) interest |= EPOLLOUT;
   if (interest != interest_) {
     interest_ = interest;
@@ -188,19 +185,27 @@ void Connection::ReadOn() {
 
 // When it is heard from again at the latest.
 void Connection::Arm() {
-  const MonotonicNanos now = RealClock()->Now();
-  MonotonicNanos at = node::EventLoop::kNever;
-  if (!busy_ && wanted() > kSmallMessage && reserved_ == 0) {
-    at = now + kAskBudgetAgain;
-  } else if (!out_.empty() || (!busy_ && (!in_.empty() || !greeted_))) {
-    at = now + options_.stall_timeout_ms * kNanosPerMilli;
+  const bool under_way = !out_.empty() || (!busy_ && (!in_.empty() || !greeted_));
+  if (!under_way) {
+    begun_ = 0;
+    loop_->SetTime(watch_, node::EventLoop::kNever);
+    return;
   }
-  loop_->SetTime(watch_, at);
+  const MonotonicNanos now = RealClock()->Now();
+  const MonotonicNanos stall = options_.stall_timeout_ms * kNanosPerMilli;
+  if (begun_ == 0) begun_ = now;
+  loop_->SetTime(watch_, std::min(now + (waits_for_budget_ ? kAskBudgetAgain : stall),
+                                  begun_ + kMostStalls * stall));
+}
+
+void Connection::BeginNext() {
+  begun_ = 0;
+  if (reserved_.use_count() == 1 && reserved_->bytes() == 0) return;
+  reserved_ = std::make_shared<Reservation>(budget_, credentials_.uid);
 }
 
 void Connection::Send(absl::string_view reply) {
   if (!open()) return;
-  budget_->Give(credentials_.uid, std::exchange(reserved_, 0));
   ssize_t sent = send(socket_.get(), reply.data(), reply.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0 && errno != EAGAIN && errno != EINTR) {
     Close();
@@ -209,17 +214,35 @@ void Connection::Send(absl::string_view reply) {
   sent = std::max<ssize_t>(sent, 0);
   out_.assign(reply.data() + sent, reply.size() - static_cast<size_t>(sent));
   out_begin_ = 0;
-  busy_ = !out_.empty() || last_;
-  if (out_.empty() && last_) {
-    Close();
-  } else if (!inside_ && !in_.empty() && !busy_) {
-    Take(absl::string_view());
-  } else if (!inside_) {
-    ReadOn();
+  begun_ = 0;
+  if (!out_.empty()) {
+    if (!inside_) ReadOn();
+  } else {
+    Sent();
   }
 }
 
+// All of the reply has left.
+void Connection::Sent() {
+  if (last_) {
+    Close();
+    return;
+  }
+  out_ = {};
+  busy_ = false;
+  BeginNext();
+  if (inside_) return;  // Take goes on
+  if (!in_.empty()) {
+    // Not from here: who sends may be in the middle of the call that is answered.
+    loop_->Post([self = shared_from_this()] {
+      if (self->open() && !self->busy_) self->Take(absl::string_view());
+    });
+  }
+  ReadOn();
+}
+
 void Connection::Flush() {
+  if (out_.empty()) return;
   const ssize_t sent = send(socket_.get(), out_.data() + out_begin_, out_.size() - out_begin_,
                             MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0) {
@@ -229,16 +252,8 @@ void Connection::Flush() {
   out_begin_ += static_cast<size_t>(sent);
   if (out_begin_ < out_.size()) {
     ReadOn();
-    return;
-  }
-  out_ = {};
-  busy_ = false;
-  if (last_) {
-    Close();
-  } else if (!in_.empty()) {
-    Take(absl::string_view());
   } else {
-    ReadOn();
+    Sent();
   }
 }
 

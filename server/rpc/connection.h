@@ -20,7 +20,8 @@ struct ConnectionOptions {
   // Of a message; before hello, of one that says little.
   uint32_t max_message_bytes = 64 << 20;
   uint32_t max_first_message_bytes = 64 << 10;
-  // How long one read or write inside a message may take, and a client may be silent before hello.
+  // How long one read or write inside a message may take, and a client may be silent before hello. All of
+  // a message or reply may take ten times that.
   int stall_timeout_ms = 30'000;
 };
 
@@ -36,15 +37,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   struct Owner {
     // A message, without its header; valid until it returns. Each is followed by Send or Close.
     std::function<void(Connection*, absl::string_view message)> receive;
-    // The client has gone, and its call is still waited for.
-    std::function<void(Connection*)> hung_up;
-    std::function<void(Connection*)> closed;  // at most once, last
+    std::function<void(Connection*)> closed;  // at most once, last; a call may still be waited for
   };
 
   // `budget` outlives it: what messages of more than kSmallMessage take before they are answered.
   Connection(UniqueFd socket, const Credentials& credentials, const ConnectionOptions& options,
              std::shared_ptr<node::EventLoop> loop, ByteBudget* budget, Owner owner);
-  ~Connection();
 
   static constexpr uint32_t kSmallMessage = 64 << 10;
 
@@ -57,6 +55,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void SetGreeted(bool greeted);
   // The reply to the message that was received last, with its header.
   void Send(absl::string_view reply);
+  // What the bytes of this message, and of its reply, are charged to; never null.
+  const std::shared_ptr<Reservation>& reservation() const { return reserved_; }
   // Nothing more is read; once the reply has left it closes.
   void CloseAfterReply() { last_ = true; }
   void Close();
@@ -72,9 +72,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool CheckLength(uint32_t length);
   void ReadOn();
   void Flush();
+  void Sent();
   void Arm();
+  void BeginNext();
+  bool MayGrow();  // by what the next receive may bring
   void Log(absl::string_view what) const;
-  uint32_t wanted() const;  // bytes of the message that has begun, with its header; 0: not known yet
+  uint32_t wanted()
+      const;  // bytes of the message that has begun, with its header; 0: not known yet
 
   const Credentials credentials_;
   const ConnectionOptions options_;
@@ -85,13 +89,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
   node::EventLoop::Watch watch_ = 0;
   uint32_t interest_ = 0;
   bool greeted_ = false;
-  bool busy_ = false;      // a message has been handed over, and its reply has not left
-  bool inside_ = false;    // Take is at work
+  bool busy_ = false;    // a message has been handed over, and its reply has not left
+  bool inside_ = false;  // Take is at work
+  bool waits_for_budget_ = false;
   bool last_ = false;
-  uint64_t reserved_ = 0;  // of the budget
-  std::string in_;         // of a message that has begun
-  std::string out_;        // of a reply that the client does not take
-  size_t out_begin_ = 0;   // what of it has left
+  std::shared_ptr<Reservation> reserved_;
+  std::string in_;            // of a message that has begun
+  MonotonicNanos begun_ = 0;  // when the message or reply that is under way began
+  std::string out_;           // of a reply that the client does not take
+  size_t out_begin_ = 0;      // what of it has left
 };
 
 }  // namespace cairn::rpc

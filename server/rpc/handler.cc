@@ -1,3 +1,4 @@
+// One file: each call is a few lines, and all share the same few ways to ask, to wait and to answer.
 #include "server/rpc/handler.h"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "glog/logging.h"
+#include "server/engine/journal_use.h"
 #include "server/rpc/convert.h"
 
 namespace cairn::rpc {
@@ -91,6 +93,12 @@ Result Success(Value value) {
   return result;
 }
 
+// Each thread has one.
+MessageReader& Reader() {
+  thread_local MessageReader reader(kMaxEntryBytes);
+  return reader;
+}
+
 // Each thread has one, with the space that its longest reply so far has taken, up to a limit.
 FrameWriter& Writer() {
   thread_local std::unique_ptr<FrameWriter> writer;
@@ -118,15 +126,23 @@ using Call = std::function<void(Handler*)>;
 
 struct Method {
   const char* name = "";
-  // Throws what Thrift throws.
+  // Both throw what Thrift throws. The second is for another thread than the handler's.
+  std::function<void(Handler* handler, TProtocol* in, int32_t sequence)> serve;
   std::function<Call(TProtocol* in, int32_t sequence)> decode;
   std::function<absl::string_view(int32_t sequence, const Status&)> refuse;
 };
 
 template <typename Args, typename Result>
-Method MethodOf(const char* name, void (Handler::*serve)(CallId, const Args&)) {
+Method MethodOf(const char* name, void (Handler::*serve)(CallId, Args&)) {
   Method method;
   method.name = name;
+  method.serve = [name, serve](Handler* handler, TProtocol* in, int32_t sequence) {
+    Args args;
+    args.read(in);
+    in->readMessageEnd();
+    const CallId id{name, sequence};
+    handler->Answering<Result>(id, [&] { (handler->*serve)(id, args); });
+  };
   method.decode = [name, serve](TProtocol* in, int32_t sequence) -> Call {
     auto args = std::make_shared<Args>();
     args->read(in);
@@ -152,10 +168,10 @@ const absl::flat_hash_map<absl::string_view, Method>& Methods() {
     add(MethodOf<Cairn_goodbye_args, Cairn_goodbye_result>("goodbye", &Handler::Goodbye));
     add(MethodOf<Cairn_ping_args, Cairn_ping_result>("ping", &Handler::Ping));
     add(MethodOf<Cairn_chooseAttempt_args, Cairn_chooseAttempt_result>("chooseAttempt",
-                                                                        &Handler::ChooseAttempt));
+                                                                       &Handler::ChooseAttempt));
     add(MethodOf<Cairn_resume_args, Cairn_resume_result>("resume", &Handler::Resume));
     add(MethodOf<Cairn_useCheckpoint_args, Cairn_useCheckpoint_result>("useCheckpoint",
-                                                                        &Handler::UseCheckpoint));
+                                                                       &Handler::UseCheckpoint));
     add(MethodOf<Cairn_create_args, Cairn_create_result>("create", &Handler::Create));
     add(MethodOf<Cairn_seal_args, Cairn_seal_result>("seal", &Handler::Seal));
     add(MethodOf<Cairn_commit_args, Cairn_commit_result>("commit", &Handler::Commit));
@@ -165,10 +181,10 @@ const absl::flat_hash_map<absl::string_view, Method>& Methods() {
     add(MethodOf<Cairn_renew_args, Cairn_renew_result>("renew", &Handler::Renew));
     add(MethodOf<Cairn_readChunk_args, Cairn_readChunk_result>("readChunk", &Handler::ReadChunk));
     add(MethodOf<Cairn_writeChunk_args, Cairn_writeChunk_result>("writeChunk",
-                                                                  &Handler::WriteChunk));
+                                                                 &Handler::WriteChunk));
     add(MethodOf<Cairn_latest_args, Cairn_latest_result>("latest", &Handler::Latest));
-    add(MethodOf<Cairn_statCheckpoint_args, Cairn_statCheckpoint_result>(
-        "statCheckpoint", &Handler::StatCheckpoint));
+    add(MethodOf<Cairn_statCheckpoint_args, Cairn_statCheckpoint_result>("statCheckpoint",
+                                                                         &Handler::StatCheckpoint));
     add(MethodOf<Cairn_stat_args, Cairn_stat_result>("stat", &Handler::Stat));
     add(MethodOf<Cairn_ls_args, Cairn_ls_result>("ls", &Handler::Ls));
     add(MethodOf<Cairn_wait_args, Cairn_wait_result>("wait", &Handler::Wait));
@@ -177,7 +193,7 @@ const absl::flat_hash_map<absl::string_view, Method>& Methods() {
     add(MethodOf<Cairn_pin_args, Cairn_pin_result>("pin", &Handler::Pin));
     add(MethodOf<Cairn_setPolicy_args, Cairn_setPolicy_result>("setPolicy", &Handler::SetPolicy));
     add(MethodOf<Cairn_previewPolicy_args, Cairn_previewPolicy_result>("previewPolicy",
-                                                                        &Handler::PreviewPolicy));
+                                                                       &Handler::PreviewPolicy));
     add(MethodOf<Cairn_status_args, Cairn_status_result>("status", &Handler::TellStatus));
     return all;
   }();
@@ -186,8 +202,7 @@ const absl::flat_hash_map<absl::string_view, Method>& Methods() {
 
 }  // namespace
 
-Handler::Handler(node::Node* node, node::JobExecutor* workers, Connection* connection,
-                 Status refused)
+Handler::Handler(node::Node* node, Workers* workers, Connection* connection, Status refused)
     : node_(node),
       workers_(workers),
       connection_(connection),
@@ -199,7 +214,7 @@ Handler::Handler(node::Node* node, node::JobExecutor* workers, Connection* conne
 
 void Handler::Receive(absl::string_view message) {
   try {
-    const auto in = ReaderOf(message, kMaxEntryBytes);
+    TProtocol* const in = Reader().Read(message);
     std::string name;
     TMessageType type = TMessageType::T_CALL;
     int32_t sequence = 0;
@@ -209,6 +224,7 @@ void Handler::Receive(absl::string_view message) {
     }
     const auto method = Methods().find(name);
     if (method == Methods().end()) {
+      name.resize(std::min<size_t>(name.size(), 64));
       connection_->Send(Encode(CallId{name.c_str(), sequence}, TMessageType::T_EXCEPTION,
                                TApplicationException(TApplicationException::UNKNOWN_METHOD,
                                                      "unknown call: '" + name + "'")));
@@ -220,46 +236,42 @@ void Handler::Receive(absl::string_view message) {
       return;
     }
     if (message.size() <= Connection::kSmallMessage) {
-      method->second.decode(in.get(), sequence)(this);
+      method->second.serve(this, in, sequence);
       return;
     }
     // Decoding takes a time that grows with its length.
-    workers_->Add(absl::StrCat(credentials_.uid), [self = shared_from_this(), sequence,
-                                                   decode = method->second.decode,
-                                                   bytes = std::string(message)] {
-      Call call;
-      try {
-        const auto whole = ReaderOf(bytes, kMaxEntryBytes);
-        std::string again;
-        TMessageType what = TMessageType::T_CALL;
-        int32_t number = 0;
-        whole->readMessageBegin(again, what, number);
-        call = decode(whole.get(), sequence);
-      } catch (const std::exception& e) {
-        LOG_EVERY_N(WARNING, 20) << "client connection: " << e.what();
-      }
-      self->loop_->Post([self, call = std::move(call)] {
-        if (self->connection_ == nullptr) return;
-        if (call) {
-          call(self.get());
-        } else {
-          self->connection_->Close();
-        }
-      });
-    });
+    workers_->copying.Add(absl::StrCat(credentials_.uid),
+                          [self = shared_from_this(), sequence, decode = method->second.decode,
+                           reserved = connection_->reservation(), bytes = std::string(message)] {
+                            Call call;
+                            try {
+                              TProtocol* const whole = Reader().Read(bytes);
+                              std::string again;
+                              TMessageType what = TMessageType::T_CALL;
+                              int32_t number = 0;
+                              whole->readMessageBegin(again, what, number);
+                              call = decode(whole, sequence);
+                            } catch (const std::exception& e) {
+                              LOG_EVERY_N(WARNING, 20) << "client connection: " << e.what();
+                            }
+                            self->loop_->Post([self, call = std::move(call)] {
+                              if (self->connection_ == nullptr) return;
+                              if (call) {
+                                call(self.get());
+                              } else {
+                                self->connection_->Close();
+                              }
+                            });
+                          });
   } catch (const std::exception& e) {
     LOG_EVERY_N(WARNING, 20) << "client connection: " << e.what();
     connection_->Close();
   }
 }
 
-// The caller will not read the answer. A commit ends by itself, soon, and is worth it.
-void Handler::HungUp() {
-  if (waiting_ != 0) node_->Abandon(waiting_);
-}
-
 void Handler::Closed() {
   connection_ = nullptr;
+  if (waiting_ != 0) node_->Abandon(std::exchange(waiting_, 0));
   if (said_hello_ && session_.id != 0) node_->ConnectionClosed(session_.id);
 }
 
@@ -298,36 +310,35 @@ void Handler::Waiting(engine::RequestId request) {
 template <typename Result, typename Body, typename E, typename Fill>
 void Handler::Ask(CallId id, E event, Fill fill) {
   const SessionId session = event.caller.session;
-  Waiting(node_->Call(
+  const engine::RequestId request = node_->Call(
       std::move(event), OnLoop([this, id, session, fill = std::move(fill)](node::Answer answer) {
         Respond(id, ResultOf<Result>([&] {
                   return Success<Result>(
                       fill(Expect<Body>(node_->Deliver(session, std::move(answer)))));
                 }));
-      })));
+      }));
+  if (!engine::JournalUseOf<E>().is_a_promise) Waiting(request);
 }
 
 template <typename Result, typename E>
 void Handler::Tell(CallId id, E event) {
-  Waiting(node_->Call(std::move(event), OnLoop([this, id](node::Answer answer) {
-                        Respond(id, ResultOf<Result>([&] {
-                                  Expect<reply::Ok>(std::move(answer));
-                                  return Result();
-                                }));
-                      })));
+  node_->Call(std::move(event), OnLoop([this, id](node::Answer answer) {
+                Respond(id, ResultOf<Result>([&] {
+                          Expect<reply::Ok>(std::move(answer));
+                          return Result();
+                        }));
+              }));
 }
 
 template <typename Result, typename F>
-void Handler::Offload(CallId id, F work) {
-  workers_->Add(absl::StrCat(credentials_.uid),
-                [self = shared_from_this(), id, work = std::move(work)] {
-                  std::string bytes(
-                      Encode(id, TMessageType::T_REPLY, ResultOf<Result>([&] { return work(); })));
-                  self->loop_->Post([self, bytes = std::move(bytes)] {
-                    self->answered_ = true;
-                    if (self->connection_ != nullptr) self->connection_->Send(bytes);
-                  });
-                });
+void Handler::Offload(node::JobExecutor* on, CallId id, F work) {
+  on->Add(absl::StrCat(credentials_.uid), [self = shared_from_this(), id, work = std::move(work)] {
+    std::string bytes(Encode(id, TMessageType::T_REPLY, ResultOf<Result>([&] { return work(); })));
+    self->loop_->Post([self, bytes = std::move(bytes)] {
+      self->answered_ = true;
+      if (self->connection_ != nullptr) self->connection_->Send(bytes);
+    });
+  });
 }
 
 // --- callers
@@ -342,8 +353,7 @@ engine::Caller Handler::Anyone() const {
 
 engine::Caller Handler::Caller() const {
   if (session_.id == 0) {
-    Throw(
-        absl::FailedPreconditionError("session: none on this connection, say hello first"));
+    Throw(absl::FailedPreconditionError("session: none on this connection, say hello first"));
   }
   return Anyone();
 }
@@ -380,7 +390,7 @@ wire::HelloReply Handler::Greet(node::SessionInfo info) {
 
 // --- sessions
 
-void Handler::Hello(CallId id, const wire::Cairn_hello_args& args) {
+void Handler::Hello(CallId id, wire::Cairn_hello_args& args) {
   if (session_.id != 0) {
     Throw(absl::FailedPreconditionError(
         absl::StrCat("session: this connection speaks for ", session_.id, " already")));
@@ -389,21 +399,22 @@ void Handler::Hello(CallId id, const wire::Cairn_hello_args& args) {
   hello.caller = Anyone();
   hello.pid = credentials_.pid;
   const node::SessionInfo info = node_->Prepare(&hello);
-  Waiting(node_->Call(std::move(hello), OnLoop([this, id, info](node::Answer answer) {
-    Respond(id, ResultOf<wire::Cairn_hello_result>([&] {
-              node::Node::Begun begun = node_->Begin(info, std::move(answer));
-              if (!begun.info.ok()) Throw(begun.info.status(), begun.superseded_by);
-              said_hello_ = true;
-              const SessionId session = begun.info->id;
-              auto greeted = Success<wire::Cairn_hello_result>(Greet(*std::move(begun.info)));
-              // Its client hung up before the session was there.
-              if (connection_ == nullptr) node_->ConnectionClosed(session);
-              return greeted;
-            }));
-  })));
+  node_->Call(std::move(hello), OnLoop([this, id, info](node::Answer answer) {
+                Respond(id, ResultOf<wire::Cairn_hello_result>([&] {
+                          node::Node::Begun begun = node_->Begin(info, std::move(answer));
+                          if (!begun.info.ok()) Throw(begun.info.status(), begun.superseded_by);
+                          said_hello_ = true;
+                          const SessionId session = begun.info->id;
+                          auto greeted =
+                              Success<wire::Cairn_hello_result>(Greet(*std::move(begun.info)));
+                          // Its client hung up before the session was there.
+                          if (connection_ == nullptr) node_->ConnectionClosed(session);
+                          return greeted;
+                        }));
+              }));
 }
 
-void Handler::Rejoin(CallId id, const wire::Cairn_rejoin_args& args) {
+void Handler::Rejoin(CallId id, wire::Cairn_rejoin_args& args) {
   const uint64_t session = OrThrow(ToUnsigned("session", args.session));
   node::SessionInfo info = OrThrow(node_->Rejoin(session, args.secret, credentials_.uid));
   if (session_.id != 0 && session_.id != session) {
@@ -413,7 +424,7 @@ void Handler::Rejoin(CallId id, const wire::Cairn_rejoin_args& args) {
   Respond(id, Success<wire::Cairn_rejoin_result>(Greet(std::move(info))));
 }
 
-void Handler::Goodbye(CallId id, const wire::Cairn_goodbye_args&) {
+void Handler::Goodbye(CallId id, wire::Cairn_goodbye_args&) {
   if (session_.id != 0) {
     node_->Goodbye(session_.id);
     session_ = node::SessionInfo();
@@ -423,13 +434,11 @@ void Handler::Goodbye(CallId id, const wire::Cairn_goodbye_args&) {
   Respond(id, wire::Cairn_goodbye_result());
 }
 
-void Handler::Ping(CallId id, const wire::Cairn_ping_args&) {
-  Respond(id, wire::Cairn_ping_result());
-}
+void Handler::Ping(CallId id, wire::Cairn_ping_args&) { Respond(id, wire::Cairn_ping_result()); }
 
 // --- the line
 
-void Handler::ChooseAttempt(CallId id, const wire::Cairn_chooseAttempt_args& args) {
+void Handler::ChooseAttempt(CallId id, wire::Cairn_chooseAttempt_args& args) {
   CheckCall(args.call);
   event::ChooseAttempt choose;
   choose.caller = Caller();
@@ -441,7 +450,7 @@ void Handler::ChooseAttempt(CallId id, const wire::Cairn_chooseAttempt_args& arg
       id, std::move(choose), [](reply::Attempt chosen) { return chosen.attempt; });
 }
 
-void Handler::Resume(CallId id, const wire::Cairn_resume_args& args) {
+void Handler::Resume(CallId id, wire::Cairn_resume_args& args) {
   CheckCall(args.call);
   event::ResumeFrom resume;
   resume.caller = Caller();
@@ -457,7 +466,7 @@ void Handler::Resume(CallId id, const wire::Cairn_resume_args& args) {
       [this](reply::Latest latest) { return FromLatest(latest, node_->clock()->UnixMillis()); });
 }
 
-void Handler::UseCheckpoint(CallId id, const wire::Cairn_useCheckpoint_args& args) {
+void Handler::UseCheckpoint(CallId id, wire::Cairn_useCheckpoint_args& args) {
   CheckCall(args.call);
   event::Use use;
   use.caller = Caller();
@@ -471,7 +480,7 @@ void Handler::UseCheckpoint(CallId id, const wire::Cairn_useCheckpoint_args& arg
 
 // --- saving
 
-void Handler::Create(CallId id, const wire::Cairn_create_args& args) {
+void Handler::Create(CallId id, wire::Cairn_create_args& args) {
   CheckCall(args.call);
   const wire::CreateRequest& request = args.request;
   event::Create create;
@@ -499,7 +508,7 @@ void Handler::SealSome(int64_t call, const PartKey& part, bool provisional,
   }
 }
 
-void Handler::Seal(CallId id, const wire::Cairn_seal_args& args) {
+void Handler::Seal(CallId id, wire::Cairn_seal_args& args) {
   CheckCall(args.call);
   event::SealObjects seal;
   seal.caller = Caller();
@@ -510,7 +519,7 @@ void Handler::Seal(CallId id, const wire::Cairn_seal_args& args) {
   Tell<wire::Cairn_seal_result>(id, std::move(seal));
 }
 
-void Handler::Commit(CallId id, const wire::Cairn_commit_args& args) {
+void Handler::Commit(CallId id, wire::Cairn_commit_args& args) {
   CheckCall(args.call);
   const wire::CommitRequest& request = args.request;
   event::Commit commit;
@@ -532,7 +541,7 @@ void Handler::Commit(CallId id, const wire::Cairn_commit_args& args) {
   });
 }
 
-void Handler::Abort(CallId id, const wire::Cairn_abort_args& args) {
+void Handler::Abort(CallId id, wire::Cairn_abort_args& args) {
   CheckCall(args.call);
   event::Abort abort;
   abort.caller = Caller();
@@ -542,7 +551,7 @@ void Handler::Abort(CallId id, const wire::Cairn_abort_args& args) {
 
 // --- loading
 
-void Handler::Open(CallId id, const wire::Cairn_open_args& args) {
+void Handler::Open(CallId id, wire::Cairn_open_args& args) {
   CheckCall(args.call);
   const wire::OpenRequest& request = args.request;
   event::Open open;
@@ -559,18 +568,20 @@ void Handler::Open(CallId id, const wire::Cairn_open_args& args) {
     if (!opened.opened.ok()) Throw(opened.opened.status(), opened.superseded_by);
     return Success<wire::Cairn_open_result>(FromOpened(*std::move(opened.opened)));
   };
-  Waiting(node_->Call(std::move(open), OnLoop([this, id, finish](node::Answer answer) {
-    if (!node::Node::NeedsStorage(answer)) {
-      Respond(id, ResultOf<wire::Cairn_open_result>([&] { return finish(std::move(answer)); }));
-      return;
-    }
-    waiting_ = 0;
-    auto held = std::make_shared<node::Answer>(std::move(answer));
-    Offload<wire::Cairn_open_result>(id, [finish, held] { return finish(std::move(*held)); });
-  })));
+  Waiting(node_->Call(
+      std::move(open), OnLoop([this, id, finish](node::Answer answer) {
+        if (!node::Node::NeedsStorage(answer)) {
+          Respond(id, ResultOf<wire::Cairn_open_result>([&] { return finish(std::move(answer)); }));
+          return;
+        }
+        waiting_ = 0;
+        auto held = std::make_shared<node::Answer>(std::move(answer));
+        Offload<wire::Cairn_open_result>(&workers_->storage, id,
+                                         [finish, held] { return finish(std::move(*held)); });
+      })));
 }
 
-void Handler::Release(CallId id, const wire::Cairn_release_args& args) {
+void Handler::Release(CallId id, wire::Cairn_release_args& args) {
   CheckCall(args.call);
   event::Release release;
   release.caller = Caller();
@@ -579,14 +590,14 @@ void Handler::Release(CallId id, const wire::Cairn_release_args& args) {
   Respond(id, wire::Cairn_release_result());
 }
 
-void Handler::Renew(CallId id, const wire::Cairn_renew_args& args) {
+void Handler::Renew(CallId id, wire::Cairn_renew_args& args) {
   event::Renew renew;
   renew.caller = Caller();
   renew.leases = OrThrow(ToIds("leases", args.leases));
   Tell<wire::Cairn_renew_result>(id, std::move(renew));
 }
 
-void Handler::ReadChunk(CallId id, const wire::Cairn_readChunk_args& args) {
+void Handler::ReadChunk(CallId id, wire::Cairn_readChunk_args& args) {
   const engine::Caller caller = Caller();
   const uint64_t bytes = OrThrow(ToUnsigned("length", args.length));
   if (bytes > node::kMaxChunkBytes) {
@@ -595,13 +606,19 @@ void Handler::ReadChunk(CallId id, const wire::Cairn_readChunk_args& args) {
   }
   const uint64_t lease = OrThrow(ToUnsigned("lease", args.lease));
   const uint64_t offset = OrThrow(ToUnsigned("offset", args.offset));
-  Offload<wire::Cairn_readChunk_result>(id, [this, caller, lease, offset, bytes] {
+  // The reply counts from now on. One that finds no room is asked for again, by its client.
+  if (!connection_->reservation()->GrowTo(connection_->reservation()->bytes() + bytes)) {
+    Throw(absl::UnavailableError("too many chunks are on their way to this user; ask again"));
+  }
+  node::JobExecutor* const on =
+      node::StoredReaders::IsStored(lease) ? &workers_->storage : &workers_->copying;
+  Offload<wire::Cairn_readChunk_result>(on, id, [this, caller, lease, offset, bytes] {
     return Success<wire::Cairn_readChunk_result>(
         OrThrow(node_->ReadChunk(caller, lease, offset, bytes)));
   });
 }
 
-void Handler::WriteChunk(CallId id, const wire::Cairn_writeChunk_args& args) {
+void Handler::WriteChunk(CallId id, wire::Cairn_writeChunk_args& args) {
   CheckCall(args.call);
   const engine::Caller caller = Caller();
   if (args.data.size() > node::kMaxChunkBytes) {
@@ -610,26 +627,27 @@ void Handler::WriteChunk(CallId id, const wire::Cairn_writeChunk_args& args) {
   }
   const uint64_t lease = OrThrow(ToUnsigned("lease", args.lease));
   const uint64_t offset = OrThrow(ToUnsigned("offset", args.offset));
-  Offload<wire::Cairn_writeChunk_result>(id, [this, caller, lease, offset, data = args.data] {
-    OrThrow(node_->WriteChunk(caller, lease, offset, data));
-    return wire::Cairn_writeChunk_result();
-  });
+  Offload<wire::Cairn_writeChunk_result>(
+      &workers_->copying, id, [this, caller, lease, offset, data = std::move(args.data)] {
+        OrThrow(node_->WriteChunk(caller, lease, offset, data));
+        return wire::Cairn_writeChunk_result();
+      });
 }
 
 // --- finding
 
-void Handler::Latest(CallId id, const wire::Cairn_latest_args& args) {
+void Handler::Latest(CallId id, wire::Cairn_latest_args& args) {
   event::Latest latest;
   latest.caller = Caller();
   latest.job = args.job.empty() ? session_.job : args.job;
   OrThrow(ValidateJob(latest.job));
   latest.deadline = DefaultDeadline();
-  Ask<wire::Cairn_latest_result, reply::Latest>(
-      id, std::move(latest),
-      [this](reply::Latest found) { return FromLatest(found, node_->clock()->UnixMillis()); });
+  Ask<wire::Cairn_latest_result, reply::Latest>(id, std::move(latest), [this](reply::Latest found) {
+    return FromLatest(found, node_->clock()->UnixMillis());
+  });
 }
 
-void Handler::StatCheckpoint(CallId id, const wire::Cairn_statCheckpoint_args& args) {
+void Handler::StatCheckpoint(CallId id, wire::Cairn_statCheckpoint_args& args) {
   event::StatCheckpoint stat;
   stat.caller = Caller();
   stat.ref = OrThrow(FromWire(args.checkpoint, session_.job));
@@ -638,7 +656,7 @@ void Handler::StatCheckpoint(CallId id, const wire::Cairn_statCheckpoint_args& a
       id, std::move(stat), [](const CheckpointInfo& info) { return ToWire(info); });
 }
 
-void Handler::Stat(CallId id, const wire::Cairn_stat_args& args) {
+void Handler::Stat(CallId id, wire::Cairn_stat_args& args) {
   event::StatObject stat;
   stat.caller = Caller();
   stat.ref = OrThrow(FromWire(args.checkpoint, session_.job));
@@ -654,7 +672,7 @@ void Handler::Stat(CallId id, const wire::Cairn_stat_args& args) {
   Ask<wire::Cairn_stat_result, ObjectInfo>(id, std::move(stat), to_wire);
 }
 
-void Handler::Ls(CallId id, const wire::Cairn_ls_args& args) {
+void Handler::Ls(CallId id, wire::Cairn_ls_args& args) {
   event::List list;
   list.caller = Caller();
   OrThrow(ParseListPath(args.path).status());
@@ -675,7 +693,7 @@ void Handler::Ls(CallId id, const wire::Cairn_ls_args& args) {
   });
 }
 
-void Handler::Wait(CallId id, const wire::Cairn_wait_args& args) {
+void Handler::Wait(CallId id, wire::Cairn_wait_args& args) {
   event::Wait wait;
   wait.caller = Caller();
   wait.ref = OrThrow(FromWire(args.checkpoint, session_.job));
@@ -693,7 +711,7 @@ void Handler::Wait(CallId id, const wire::Cairn_wait_args& args) {
 
 // --- keeping
 
-void Handler::Persist(CallId id, const wire::Cairn_persist_args& args) {
+void Handler::Persist(CallId id, wire::Cairn_persist_args& args) {
   CheckCall(args.call);
   event::PersistNow persist;
   persist.caller = Caller();
@@ -701,7 +719,7 @@ void Handler::Persist(CallId id, const wire::Cairn_persist_args& args) {
   Tell<wire::Cairn_persist_result>(id, std::move(persist));
 }
 
-void Handler::Remove(CallId id, const wire::Cairn_remove_args& args) {
+void Handler::Remove(CallId id, wire::Cairn_remove_args& args) {
   CheckCall(args.call);
   event::Remove remove;
   remove.caller = Caller();
@@ -712,7 +730,7 @@ void Handler::Remove(CallId id, const wire::Cairn_remove_args& args) {
   Tell<wire::Cairn_remove_result>(id, std::move(remove));
 }
 
-void Handler::Pin(CallId id, const wire::Cairn_pin_args& args) {
+void Handler::Pin(CallId id, wire::Cairn_pin_args& args) {
   CheckCall(args.call);
   event::Pin pin;
   pin.caller = Caller();
@@ -721,7 +739,7 @@ void Handler::Pin(CallId id, const wire::Cairn_pin_args& args) {
   Tell<wire::Cairn_pin_result>(id, std::move(pin));
 }
 
-void Handler::SetPolicy(CallId id, const wire::Cairn_setPolicy_args& args) {
+void Handler::SetPolicy(CallId id, wire::Cairn_setPolicy_args& args) {
   CheckCall(args.call);
   event::SetPolicy set;
   set.caller = Caller();
@@ -731,7 +749,7 @@ void Handler::SetPolicy(CallId id, const wire::Cairn_setPolicy_args& args) {
   Tell<wire::Cairn_setPolicy_result>(id, std::move(set));
 }
 
-void Handler::PreviewPolicy(CallId id, const wire::Cairn_previewPolicy_args& args) {
+void Handler::PreviewPolicy(CallId id, wire::Cairn_previewPolicy_args& args) {
   event::PreviewPolicy preview;
   preview.caller = Caller();
   preview.job = args.request.job.empty() ? session_.job : args.request.job;
@@ -742,9 +760,11 @@ void Handler::PreviewPolicy(CallId id, const wire::Cairn_previewPolicy_args& arg
       id, std::move(preview), [](const PolicyPreview& made) { return ToWire(made); });
 }
 
-void Handler::TellStatus(CallId id, const wire::Cairn_status_args&) {
-  Respond(id, Success<wire::Cairn_status_result>(
-                  FromState(OrThrow(node_->State(Anyone())), node_->options())));
+void Handler::TellStatus(CallId id, wire::Cairn_status_args&) {
+  Offload<wire::Cairn_status_result>(&workers_->copying, id, [this, caller = Anyone()] {
+    return Success<wire::Cairn_status_result>(
+        FromState(OrThrow(node_->State(caller)), node_->options()));
+  });
 }
 
 }  // namespace cairn::rpc

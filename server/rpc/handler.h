@@ -3,6 +3,7 @@
 // chunks and long messages, goes to the workers, where users take turns.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,44 +24,57 @@ struct CallId {
   int32_t sequence = 0;
 };
 
+// Where calls go that take long; in both, users take turns, and one has at most a part of the threads.
+struct Workers {
+  explicit Workers(int threads)
+      : copying("worker", threads, std::max(1, threads / 2)), storage("stored", 16, 4) {}
+  void Stop() {
+    copying.Stop();
+    storage.Stop();
+  }
+
+  node::JobExecutor copying;  // bytes, and decoding; never waits
+  node::JobExecutor storage;  // waits for storage, to the caller's deadline
+};
+
 // Used on its connection's loop alone.
 class Handler : public std::enable_shared_from_this<Handler> {
  public:
   // `refused`: not OK: what every call is answered with, the first being the last.
-  Handler(node::Node* node, node::JobExecutor* workers, Connection* connection, Status refused);
+  Handler(node::Node* node, Workers* workers, Connection* connection, Status refused);
 
   // What the connection says; it outlives the handler's use of it, or has told Closed.
   void Receive(absl::string_view message);
-  void HungUp();
-  void Closed();
+  void Closed();  // a call that waits is abandoned, where it changes nothing
 
-  void Hello(CallId id, const wire::Cairn_hello_args& args);
-  void Rejoin(CallId id, const wire::Cairn_rejoin_args& args);
-  void Goodbye(CallId id, const wire::Cairn_goodbye_args& args);
-  void Ping(CallId id, const wire::Cairn_ping_args& args);
-  void ChooseAttempt(CallId id, const wire::Cairn_chooseAttempt_args& args);
-  void Resume(CallId id, const wire::Cairn_resume_args& args);
-  void UseCheckpoint(CallId id, const wire::Cairn_useCheckpoint_args& args);
-  void Create(CallId id, const wire::Cairn_create_args& args);
-  void Seal(CallId id, const wire::Cairn_seal_args& args);
-  void Commit(CallId id, const wire::Cairn_commit_args& args);
-  void Abort(CallId id, const wire::Cairn_abort_args& args);
-  void Open(CallId id, const wire::Cairn_open_args& args);
-  void Release(CallId id, const wire::Cairn_release_args& args);
-  void Renew(CallId id, const wire::Cairn_renew_args& args);
-  void ReadChunk(CallId id, const wire::Cairn_readChunk_args& args);
-  void WriteChunk(CallId id, const wire::Cairn_writeChunk_args& args);
-  void Latest(CallId id, const wire::Cairn_latest_args& args);
-  void StatCheckpoint(CallId id, const wire::Cairn_statCheckpoint_args& args);
-  void Stat(CallId id, const wire::Cairn_stat_args& args);
-  void Ls(CallId id, const wire::Cairn_ls_args& args);
-  void Wait(CallId id, const wire::Cairn_wait_args& args);
-  void Persist(CallId id, const wire::Cairn_persist_args& args);
-  void Remove(CallId id, const wire::Cairn_remove_args& args);
-  void Pin(CallId id, const wire::Cairn_pin_args& args);
-  void SetPolicy(CallId id, const wire::Cairn_setPolicy_args& args);
-  void PreviewPolicy(CallId id, const wire::Cairn_previewPolicy_args& args);
-  void TellStatus(CallId id, const wire::Cairn_status_args& args);
+  // Each may take what it needs out of the arguments.
+  void Hello(CallId id, wire::Cairn_hello_args& args);
+  void Rejoin(CallId id, wire::Cairn_rejoin_args& args);
+  void Goodbye(CallId id, wire::Cairn_goodbye_args& args);
+  void Ping(CallId id, wire::Cairn_ping_args& args);
+  void ChooseAttempt(CallId id, wire::Cairn_chooseAttempt_args& args);
+  void Resume(CallId id, wire::Cairn_resume_args& args);
+  void UseCheckpoint(CallId id, wire::Cairn_useCheckpoint_args& args);
+  void Create(CallId id, wire::Cairn_create_args& args);
+  void Seal(CallId id, wire::Cairn_seal_args& args);
+  void Commit(CallId id, wire::Cairn_commit_args& args);
+  void Abort(CallId id, wire::Cairn_abort_args& args);
+  void Open(CallId id, wire::Cairn_open_args& args);
+  void Release(CallId id, wire::Cairn_release_args& args);
+  void Renew(CallId id, wire::Cairn_renew_args& args);
+  void ReadChunk(CallId id, wire::Cairn_readChunk_args& args);
+  void WriteChunk(CallId id, wire::Cairn_writeChunk_args& args);
+  void Latest(CallId id, wire::Cairn_latest_args& args);
+  void StatCheckpoint(CallId id, wire::Cairn_statCheckpoint_args& args);
+  void Stat(CallId id, wire::Cairn_stat_args& args);
+  void Ls(CallId id, wire::Cairn_ls_args& args);
+  void Wait(CallId id, wire::Cairn_wait_args& args);
+  void Persist(CallId id, wire::Cairn_persist_args& args);
+  void Remove(CallId id, wire::Cairn_remove_args& args);
+  void Pin(CallId id, wire::Cairn_pin_args& args);
+  void SetPolicy(CallId id, wire::Cairn_setPolicy_args& args);
+  void PreviewPolicy(CallId id, wire::Cairn_previewPolicy_args& args);
+  void TellStatus(CallId id, wire::Cairn_status_args& args);
 
   // Runs one call, or a later part of it: whatever it throws is the reply.
   template <typename Result, typename F>
@@ -89,20 +103,20 @@ class Handler : public std::enable_shared_from_this<Handler> {
   // The reply is empty.
   template <typename Result, typename E>
   void Tell(CallId id, E event);
-  void Waiting(engine::RequestId request);
-  // `work()` makes the reply, on a worker.
+  void Waiting(engine::RequestId request);  // that may be abandoned
+  // `work()` makes the reply, on one of these threads.
   template <typename Result, typename F>
-  void Offload(CallId id, F work);
+  void Offload(node::JobExecutor* on, CallId id, F work);
 
   node::Node* const node_;
-  node::JobExecutor* const workers_;
+  Workers* const workers_;
   Connection* connection_;  // null: it has closed
   const std::shared_ptr<node::EventLoop> loop_;
   const Credentials credentials_;
   const Status refused_;
-  node::SessionInfo session_;  // id 0: none yet
-  bool said_hello_ = false;    // on this connection, with which the session may end
-  bool answered_ = true;       // the call that came last
+  node::SessionInfo session_;      // id 0: none yet
+  bool said_hello_ = false;        // on this connection, with which the session may end
+  bool answered_ = true;           // the call that came last
   engine::RequestId waiting_ = 0;  // the request that it waits for
 };
 

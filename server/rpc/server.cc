@@ -27,11 +27,10 @@ class Server::Impl {
       : options_(options),
         node_(node),
         budget_(options.max_message_bytes, options.max_message_bytes_of_user),
-        workers_("worker", options.workers, std::max(1, options.workers / 2)),
-        acceptor_(node->loops().accepting(), "Thrift socket", std::move(listener),
-                  [this](UniqueFd socket, const node::Peer& peer) {
-                    Accept(std::move(socket), peer);
-                  }) {}
+        workers_(options.workers),
+        acceptor_(
+            node->loops().accepting(), "Thrift socket", std::move(listener),
+            [this](UniqueFd socket, const node::Peer& peer) { Accept(std::move(socket), peer); }) {}
 
   void Start() { acceptor_.Start(); }
 
@@ -64,21 +63,20 @@ class Server::Impl {
   // Counts a connection in. Not OK: it is only told so. nullopt: not even that.
   std::optional<Status> Admit(uint32_t uid) {
     MutexLock lock(&mu_);
-    const int64_t reserved =
-        uid == 0 ? 0 : std::min<int64_t>(64, options_.max_connections / 16);
+    const int64_t reserved = uid == 0 ? 0 : std::min<int64_t>(64, options_.max_connections / 16);
     OfUser& of_user = users_[uid];
     Status full;
     if (served_ >= options_.max_connections - reserved) {
-      full = absl::ResourceExhaustedError(absl::StrCat(
-          "connections: ", served_, " are open, the limit is limits.connections = ",
-          options_.max_connections, reserved > 0 ? absl::StrCat(" less ", reserved, " for uid 0")
-                                                 : ""));
-    } else if (const int64_t most = options_.max_connections * options_.user_percent / 100;
-               uid != 0 && of_user.served >= most) {
       full = absl::ResourceExhaustedError(
-          absl::StrCat("connections: uid ", uid, " has ", of_user.served, " open, the limit is ",
-                       options_.user_percent, " % (limits.user_percent) of limits.connections = ",
-                       options_.max_connections));
+          absl::StrCat("connections: ", served_,
+                       " are open, the limit is limits.connections = ", options_.max_connections,
+                       reserved > 0 ? absl::StrCat(" less ", reserved, " for uid 0") : ""));
+    } else if (const engine::Options& engine = node_->options().engine;
+               of_user.served >= engine.OfUser(options_.max_connections, uid)) {
+      full = absl::ResourceExhaustedError(absl::StrCat(
+          "connections: uid ", uid, " has ", of_user.served, " open, the limit is ",
+          engine.user_percent,
+          " % (limits.user_percent) of limits.connections = ", options_.max_connections));
     }
     if (full.ok()) {
       ++of_user.served;
@@ -101,7 +99,7 @@ class Server::Impl {
 
   void Accept(UniqueFd socket, const node::Peer& peer) {
     const std::optional<Status> admitted = Admit(peer.uid);
-    if (!admitted.has_value()) return node_->loops().Dispose(std::move(socket));
+    if (!admitted.has_value()) return node_->loops().Dispose(peer.uid, std::move(socket));
     try {
       Serve(std::move(socket), peer, *admitted);
     } catch (const std::exception& e) {  // no memory, no thread
@@ -118,13 +116,14 @@ class Server::Impl {
     owner.receive = [handler](Connection*, absl::string_view message) {
       (*handler)->Receive(message);
     };
-    owner.hung_up = [handler](Connection*) { (*handler)->HungUp(); };
     owner.closed = [this, handler, served = admitted.ok()](Connection* connection) {
       (*handler)->Closed();
       Forget(connection, served);
     };
+    ConnectionOptions options = options_.connection;
+    if (!admitted.ok()) options.stall_timeout_ms = std::min(options.stall_timeout_ms, 1000);
     auto connection = std::make_shared<Connection>(
-        std::move(socket), Credentials{peer.uid, peer.gid, peer.pid}, options_.connection,
+        std::move(socket), Credentials{peer.uid, peer.gid, peer.pid}, options,
         node_->loops().Of(peer.uid), &budget_, std::move(owner));
     *handler = std::make_shared<Handler>(node_, &workers_, connection.get(), admitted);
     {
@@ -148,7 +147,7 @@ class Server::Impl {
   const Options options_;
   node::Node* const node_;
   ByteBudget budget_;
-  node::JobExecutor workers_;
+  Workers workers_;
 
   Mutex mu_;
   CondVar closed_;  // with mu_: a connection has closed

@@ -18,9 +18,9 @@ struct Options {
   ConnectionOptions connection;
   // Beyond them a connection's first call is answered RESOURCE_EXHAUSTED. Of all, a sixteenth (at most
   // 64) is kept for uid 0.
-  int64_t max_connections = 4096;
-  int user_percent = 75;  // of them that one user may have; uid 0 may have all
-  // What messages of more than 64 KiB may take until they are answered, of one user and in all.
+  int64_t max_connections = 4096;  // one user may have engine::Options::user_percent of them
+  // What messages of more than 64 KiB, and chunks, may take until the reply has left, of one user and in
+  // all.
   uint64_t max_message_bytes_of_user = 128 << 20;
   uint64_t max_message_bytes = 512 << 20;
   int workers = 4;  // of which one user has at most half

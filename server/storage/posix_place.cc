@@ -29,8 +29,8 @@ StatusOr<Place> LookOnce(int parent, const std::string& name, const std::string&
   }
   place.directory = *std::move(directory);
   std::vector<std::string> problems, unread;  // the scan of the job reports them
-  auto stored = ReadStoredCheckpoint(place.directory.get(), path, detail, limits, &problems,
-                                     &unread);
+  auto stored =
+      ReadStoredCheckpoint(place.directory.get(), path, detail, limits, &problems, &unread);
   // What cannot be told is never taken for a stranger's or for damaged.
   if (!unread.empty() && !IsOfAnother(parent, name)) {
     return absl::UnavailableError(unread.front());

@@ -29,9 +29,9 @@ Status CheckFilesOf(const Place& place, const StoredLimits& limits) {
   for (const StoredPart& part : place.stored.parts) {
     const std::string name = ManifestFile(part.manifest.writer);
     CAIRN_ASSIGN_OR_RETURN(const UniqueFd file, OpenAt(place.directory.get(), name, O_RDONLY));
-    CAIRN_ASSIGN_OR_RETURN(const StoredPart whole,
-                           ReadManifestFile(file.get(), ManifestDetail::kWhole,
-                                            limits.manifest_bytes, nullptr));
+    CAIRN_ASSIGN_OR_RETURN(
+        const StoredPart whole,
+        ReadManifestFile(file.get(), ManifestDetail::kWhole, limits.manifest_bytes, nullptr));
     if (whole.digest != part.digest) {
       return absl::DataLossError(absl::StrCat(name, " is another than before"));
     }

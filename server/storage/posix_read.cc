@@ -22,6 +22,7 @@ StatusOr<bool> HoldsManifest(int directory, Writer writer, const std::string& di
   CAIRN_RETURN_IF_ERROR(file.status());
   const auto part =
       ReadManifestFile(file->get(), ManifestDetail::kSummary, kMaxManifestBytes, nullptr);
+  if (absl::IsUnavailable(part.status())) return part.status();
   return part.ok() && part->digest == digest;
 }
 

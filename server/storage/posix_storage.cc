@@ -196,8 +196,8 @@ class PosixStorage final : public Storage {
     {
       // As the owner, where that is possible: uid 0 is nobody on some network file systems.
       const auto as = AsOwner::Become(owner);
-      stored = ReadStoredJobBelow(root.get(), root_.options().root, job, detail,
-                                  root_.options().limits);
+      stored =
+          ReadStoredJobBelow(root.get(), root_.options().root, job, detail, root_.options().limits);
       if (stored.ok()) stored->now_unix_ms = NowBelow(root.get(), job);
     }
     CAIRN_RETURN_IF_ERROR(root_.StillThere(root.get()));

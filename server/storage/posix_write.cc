@@ -158,9 +158,9 @@ Status WritePartsBelow(PosixRoot* root, const JobDirectories& at, const Checkpoi
 
   const std::string name = SplitPath(PartialDirectory(checkpoint)).base;
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, MakeDirectoriesAt(at.partial.get(), name));
-  CAIRN_ASSIGN_OR_RETURN(const Place partial,
-                         LookAt(at.partial.get(), name, at.path, ManifestDetail::kWhole,
-                                root->options().limits));
+  CAIRN_ASSIGN_OR_RETURN(
+      const Place partial,
+      LookAt(at.partial.get(), name, at.path, ManifestDetail::kWhole, root->options().limits));
   if (partial.Ours() && !partial.Holds(checkpoint)) {
     return absl::DataLossError(absl::StrCat(at.path, "/", PartialDirectory(checkpoint),
                                             " holds manifests of ",

@@ -7,12 +7,14 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 
 #include "client/cpp/process.h"
 #include "client/cpp/session.h"
 #include "common/fd.h"
+#include "proto/frame.h"
 
 namespace cairn::client {
 namespace {
@@ -100,6 +102,54 @@ TEST_F(Absent, ADaemonThatAnswersNonsenseIsUnavailable) {
   EXPECT_EQ(Connect().code(), absl::StatusCode::kUnavailable);
   shutdown(listener.get(), SHUT_RDWR);
   server.join();
+}
+
+// 0 where a sanitizer keeps what is freed.
+uint64_t PeakMemory() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return 0;
+#endif
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  uint64_t kib = 0;
+  while (status >> word) {
+    if (word == "VmHWM:") status >> kib;
+  }
+  return kib << 10;
+}
+
+// What an answer announces costs the trainer nothing before its bytes are there.
+TEST_F(Absent, AnAnswerThatAnnouncesWhatDoesNotComeCostsNoMemory) {
+  const auto framed = [](const std::string& message, uint32_t announced) {
+    std::string header(kFrameHeaderBytes, '\0');
+    PutFrameLength(announced, header.data());
+    return header + message;
+  };
+  const std::string reply("\x80\x01\x00\x02\x00\x00\x00\x05hello\x00\x00\x00\x00", 17);
+  // The answer's string of 1 GiB, its list of 2^28 structs, a frame of 60 MiB, one of 2 GiB.
+  const std::string string = reply + std::string("\x0b\x00\x63\x40\x00\x00\x00", 7);
+  const std::string list = reply + std::string("\x0f\x00\x63\x0c\x10\x00\x00\x00", 8);
+  for (const std::string& bytes : {framed(string, static_cast<uint32_t>(string.size())),
+                                   framed(list, static_cast<uint32_t>(list.size())),
+                                   framed(reply, 60 << 20), framed(reply, 0x7FFFFFFF)}) {
+    const UniqueFd listener = Listen();
+    std::thread server([&] {
+      std::vector<UniqueFd> open;
+      for (;;) {
+        UniqueFd connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (!connection.valid()) return;
+        (void)send(connection.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+        open.push_back(std::move(connection));
+      }
+    });
+    std::ofstream("/proc/self/clear_refs") << "5";
+    const uint64_t before = PeakMemory();
+    EXPECT_EQ(Connect().code(), absl::StatusCode::kUnavailable);
+    EXPECT_LT(PeakMemory() - before, uint64_t{16} << 20);
+    shutdown(listener.get(), SHUT_RDWR);
+    server.join();
+    std::filesystem::remove(options_.socket);
+  }
 }
 
 TEST_F(Absent, OptionsAreCheckedBeforeAnythingIsAsked) {

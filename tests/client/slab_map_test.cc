@@ -1,5 +1,6 @@
 #include "client/cpp/slab_map.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -13,10 +14,21 @@ using ::testing::IsEmpty;
 
 constexpr uint64_t kBytes = 64 << 10;
 
-UniqueFd Memory() {
-  UniqueFd fd(memfd_create("slab", MFD_CLOEXEC));
-  EXPECT_EQ(ftruncate(fd.get(), kBytes), 0);
+UniqueFd Memory(uint64_t bytes = kBytes) {
+  UniqueFd fd(memfd_create("slab", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  EXPECT_EQ(ftruncate(fd.get(), static_cast<off_t>(bytes)), 0);
+  EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
   return fd;
+}
+
+// A touch beyond its end would kill the trainer (promise 4).
+TEST(SlabMap, MapsNothingThatIsShorterThanTheDaemonSaysOrMayBecomeSo) {
+  SlabMap map;
+  EXPECT_EQ(map.Map(7, kBytes + 1, Memory()).status().code(), absl::StatusCode::kInternal);
+  UniqueFd unsealed(memfd_create("slab", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(unsealed.get(), kBytes), 0);
+  EXPECT_EQ(map.Map(7, kBytes, unsealed).status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(map.Find(7), nullptr);
 }
 
 TEST(SlabMap, KeepsWhatItMapped) {
@@ -69,9 +81,7 @@ TEST(SlabMap, MappingASlabAnewIsNotUnmappingIt) {
 TEST(SlabMap, OnlyLargeSlabsArePopulatedAndOnlyOnce) {
   SlabMap map;
   EXPECT_FALSE((*map.Map(1, kBytes, Memory()))->TakeUnpopulated());
-  UniqueFd large(memfd_create("slab", MFD_CLOEXEC));
-  ASSERT_EQ(ftruncate(large.get(), 32 << 20), 0);
-  const auto slab = *map.Map(2, 32 << 20, large);
+  const auto slab = *map.Map(2, 32 << 20, Memory(32 << 20));
   EXPECT_TRUE(slab->TakeUnpopulated());
   EXPECT_FALSE(slab->TakeUnpopulated());
 }

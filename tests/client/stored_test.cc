@@ -82,6 +82,22 @@ TEST_F(Stored, AnObjectIsReadBack) {
   EXPECT_TRUE(*loaded == bytes);
 }
 
+// A mapped file that is cut short kills who touches it; what was mapped of it is a copy (promise 4).
+TEST_F(Stored, WhatIsMappedOutlivesItsFile) {
+  const std::string bytes(3 << 20, 'b');
+  Put({.step = 4}, "weights.bin", bytes);
+  CheckpointRef ref;
+  ref.job = "run";
+  ref.step = 4;
+  auto object = OpenStored(root_, ref, "weights.bin");
+  ASSERT_TRUE(object.ok()) << object.status();
+  auto view = (*object)->Map();
+  ASSERT_TRUE(view.ok()) << view.status();
+  std::filesystem::resize_file(root_ + "/run/4/weights.bin", 1);
+  EXPECT_EQ(absl::string_view(view->data, view->length), bytes);
+  EXPECT_EQ((*object)->Map().status().code(), absl::StatusCode::kDataLoss) << "checked, too";
+}
+
 TEST_F(Stored, LatestIsTheHighestCompleteStep) {
   Put({.step = 4}, "a", "four");
   Put({.step = 5}, "a", "five");

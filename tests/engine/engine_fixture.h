@@ -517,7 +517,7 @@ class EngineTest : public testing::Test {
     return Take<CheckpointInfo>(stat.caller.request);
   }
   reply::Status Status_() {
-    event::Status status{From(0)};
+    event::Status status{From(0), /*of_all=*/true};
     Apply(status);
     return *Take<reply::Status>(status.caller.request);
   }

@@ -1,3 +1,4 @@
+// One file: each test is about both sockets of one server.
 // The Thrift edge over a real node: sessions, both sockets, bad input (R24 for this parser),
 // bounds.
 #include "server/rpc/server.h"
@@ -68,6 +69,16 @@ class RpcServer : public NodeFixture {
     std::string message(kFrameHeaderBytes, '\0');
     PutFrameLength(static_cast<uint32_t>(announced), message.data());
     return message + bytes;
+  }
+  template <typename Args, typename F>
+  static std::string MessageOf(const std::string& name, F fill) {
+    FrameWriter writer;
+    writer.protocol()->writeMessageBegin(name, apache::thrift::protocol::T_CALL, 1);
+    Args args;
+    fill(&args);
+    args.write(writer.protocol());
+    writer.protocol()->writeMessageEnd();
+    return std::string(writer.Finish());
   }
   static void SendAll(int fd, const std::string& bytes) {
     ASSERT_EQ(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL),
@@ -241,7 +252,57 @@ TEST_F(RpcServer, ADeadClientsSessionEndsAtTheClosedChannel) {  // R13
     if (status.sessions.empty()) break;
     std::this_thread::yield();
   }
-  EXPECT_EQ(keeper_.sessions(), 0u);
+  while (keeper_.sessions() > 0) std::this_thread::yield();
+}
+
+// Whatever has happened to a channel meanwhile is told once there is an engine to hear it.
+TEST_F(RpcServer, AChannelThatClosedWhileTheDaemonWasDownEndsItsSession) {
+  auto client = std::make_unique<RawClient>(Socket());
+  client->Begin("job", 7, 0, 1);
+  Unserve();
+  client.reset();
+  ++restarts_;
+  Serve();
+  while (keeper_.sessions() > 0) std::this_thread::yield();
+  while (!node().State(engine::Caller())->sessions.empty()) std::this_thread::yield();
+}
+
+// The second of two calls in one packet must not begin when its client has gone.
+TEST_F(RpcServer, CallsBehindOneThatIsAbandonedDoNotBegin) {
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  UniqueFd fd = RawConnection();
+  const std::string rejoin = MessageOf<wire::Cairn_rejoin_pargs>("rejoin", [&](auto* args) {
+    args->session = &client.hello().session;
+    args->secret = &client.hello().secret;
+  });
+  wire::CheckpointRef ref;
+  ref.__set_job("job");
+  ref.__set_step(-1);
+  const auto level = wire::Level::CACHED;
+  const int64_t a_day = 24 * 3600 * 1000, after = 5, head = 0;
+  const int32_t revision = -1;
+  const std::string wait = MessageOf<wire::Cairn_wait_pargs>("wait", [&](auto* args) {
+    args->checkpoint = &ref;
+    args->level = &level;
+    args->timeout_ms = &a_day;
+    args->after = &after;
+    args->after_head = &head;
+    args->after_revision = &revision;
+  });
+  client.Save(1, "model", Pattern(1000, 7));
+  SendAll(fd.get(), rejoin + wait + wait);
+  const auto waiting = [&] {
+    wire::NodeStatus status;
+    client.call().status(status);
+    return status.counters["waiting_callers"];
+  };
+  while (waiting() != 1) std::this_thread::yield();
+  ASSERT_EQ(shutdown(fd.get(), SHUT_WR), 0);
+  DrainUntilClosed(fd.get());
+  const MonotonicNanos patience = RealClock()->Now() + 10 * kNanosPerSecond;
+  while (waiting() != 0 && RealClock()->Now() < patience) std::this_thread::yield();
+  EXPECT_EQ(waiting(), 0);
 }
 
 TEST_F(RpcServer, AnUnattachedSessionEndsWithItsConnection) {

@@ -154,7 +154,8 @@ void CheckAttempt(const Node& node, const fact::AttemptBegun& begun, const Event
   // Else one that had waited for storage went on.
   if (part == nullptr || part->checkpoint.job != begun.job) return;
   if (part->checkpoint.attempt != begun.attempt) return;
-  const Step first = part->checkpoint.step;
+  // Not always this create's step: one that had waited may have gone on first.
+  const Step first = begun.first_step;
   const auto decided = node.mirror.decisions.find({begun.job, begun.attempt});
   const bool was_decided = decided != node.mirror.decisions.end();
   if (begun.lineage.Unknown() && node.options.storage && !was_decided) return;

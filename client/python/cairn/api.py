@@ -227,8 +227,9 @@ def load(
     step, also if the job has gone on from before it since.
 
     Tensors are private and writable, and every byte of them was checked. With mmap=True they are mapped
-    copy-on-write from the cache instead, unchecked, and hold it until the last of them dies. Arrays and
-    bytes come back as such (bytes mapped: a memoryview).
+    copy-on-write from the cache instead, unchecked, and hold it until the last of them dies; what only
+    storage has is copied and checked all the same, for a mapped file can be cut short under its reader.
+    Arrays and bytes come back as such (bytes mapped: a memoryview).
 
     Raises:
       cairn.NotFound, cairn.Corrupt, cairn.Unavailable, …; pickle.UnpicklingError as torch.load.

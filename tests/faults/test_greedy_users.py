@@ -1,0 +1,281 @@
+"""One user harms only himself: another uid takes, sends and leaves behind what it likes.
+
+Promises 4 and 8."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cairn_daemon import MIB, Node, exit_status, node, until
+from cairn_raw import (
+    PERSISTED,
+    CairnError,
+    attempt_number,
+    pattern,
+)
+
+pytestmark = pytest.mark.root
+NOBODY = 65534
+GIB = 1 << 30
+
+PREAMBLE = f"""
+import sys, os, socket, struct, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+from cairn_raw import *
+"""
+
+
+@contextmanager
+def nobody(script: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs as another uid, until the caller is done; it has said "ready" when this returns."""
+    process = subprocess.Popen(
+        ["/usr/bin/python3", "-c", PREAMBLE + script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        said = process.stdout.readline()
+        assert said.startswith("ready"), said
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def serves_others(instance: Node, job: str) -> None:
+    """Another user saves and loads, without waiting for anybody."""
+    begun = time.monotonic()
+    with instance.writer(job, attempt_number()) as writer:
+        data = pattern(job, MIB)
+        writer.save(1, {"a": data})
+        assert writer.load(1, "a") == data
+    assert time.monotonic() - begun < 5
+
+
+def peak_mib(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) // 1024
+    raise AssertionError("no VmHWM")
+
+
+# --- what lies in storage ---
+
+
+def test_planted_manifests_stop_no_daemon() -> None:
+    with node(persist="every") as instance:
+        data = pattern("mine", MIB)
+        with instance.writer("mine", attempt_number()) as writer:
+            writer.save(1, {"a": data})
+            writer.wait(1, PERSISTED, 30_000)
+        instance.kill_all()
+        plant = instance.storage / "mine" / "2" / ".cairn"
+        plant.mkdir(parents=True)
+        magic = b"CAIRNMF\x01" + struct.pack("<II", 1, GIB - 20)
+        for writer_number, begin in enumerate((b"", magic, magic + bytes(4096))):
+            path = plant / f"{writer_number}.manifest"
+            path.write_bytes(begin)
+            os.truncate(path, GIB)
+        instance.start()
+        with instance.session("mine") as reader:
+            assert reader.load(1, "a") == data
+        assert peak_mib(instance.daemon_pid()) < 64 + 64, "a budget of 64 MiB, and little beside it"
+        serves_others(instance, "other")
+
+
+def test_a_file_under_a_lease_delays_nobody_else() -> None:
+    with node(persist="every") as instance:
+        with instance.writer("leased", attempt_number()) as writer:
+            writer.save(1, {"a": b"x"})
+            writer.wait(1, PERSISTED, 30_000)
+        instance.kill_all()
+        manifest = next((instance.storage / "leased" / "1" / ".cairn").glob("*.manifest"))
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        held = os.open(manifest, os.O_RDWR)
+        fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        instance.start()
+        with instance.session("leased") as reader:
+            begun = time.monotonic()
+            with pytest.raises(CairnError) as error:
+                reader.do("latest", "leased")
+            assert "lease" in error.value.message, error.value
+            assert time.monotonic() - begun < 20
+        serves_others(instance, "other")
+        os.close(held)
+        with instance.session("leased") as reader:
+
+            def is_read() -> bool:
+                try:
+                    return bool(reader.latest("leased").step == 1)
+                except CairnError:
+                    return False
+
+            until("it is read again", is_read)
+        assert instance.stop() == 0
+
+
+# --- what comes over the sockets ---
+
+
+@pytest.mark.parametrize("kind", ["stream", "seqpacket"])
+def test_a_descriptor_that_is_slow_to_close_delays_nobody_else(kind: str) -> None:
+    script = f"""
+listener = socket.create_server(("127.0.0.1", 0))
+kept = []
+for _ in range(4):
+    tcp = socket.create_connection(listener.getsockname())
+    kept.append(listener.accept()[0])  # never read from
+    tcp.setblocking(False)
+    try:
+        while True:
+            tcp.send(bytes(1 << 20))
+    except BlockingIOError:
+        pass
+    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+    if {kind == "stream"}:
+        to = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        to.connect(SOCKET)
+        socket.send_fds(to, [b"\\0\\0\\0\\1x"], [tcp.fileno()])
+    else:
+        to = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        to.connect(SOCKET + ".fd")
+        send_fds(to, b"x" * 24, [tcp.fileno()])
+    kept.append(to)
+    tcp.close()
+print("ready", flush=True)
+time.sleep(600)
+"""
+    with node() as instance, nobody(f"SOCKET = {instance.socket!r}\n" + script):
+        time.sleep(0.5)
+        serves_others(instance, "other")
+        assert instance.daemon_pid()
+
+
+def test_idle_connections_to_the_fd_socket_keep_nobody_out() -> None:
+    script = """
+kept = []
+for _ in range(2000):
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    one.settimeout(1)
+    try:
+        one.connect(SOCKET + ".fd")
+    except OSError:
+        break
+    kept.append(one)
+    if len(kept) == 500:
+        print("ready", flush=True)
+time.sleep(600)
+"""
+    with node() as instance:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))
+        with nobody(f"SOCKET = {instance.socket!r}\n" + script):
+            serves_others(instance, "other")
+
+
+def test_one_users_connections_leave_room_for_others_and_are_answered() -> None:
+    script = """
+kept = []
+refused = ""
+for _ in range(200):
+    one = Raw.__new__(Raw)
+    one.path, one.timeout_s = SOCKET, 20
+    one._connect()
+    try:
+        one.do("ping")
+    except CairnError as error:
+        assert error.code == RESOURCE_EXHAUSTED, error
+        refused = error.message
+        break
+    kept.append(one)
+print("ready", len(kept), refused, flush=True)
+time.sleep(600)
+"""
+    with node(options=("--limits.connections=64",)) as instance:
+        with nobody(f"SOCKET = {instance.socket!r}\n" + script):
+            serves_others(instance, "other")
+    with node(options=("--limits.connections=64",)) as instance:
+        process = subprocess.run(
+            [
+                "/usr/bin/python3",
+                "-c",
+                PREAMBLE
+                + f"SOCKET = {instance.socket!r}\n"
+                + script.replace("time.sleep(600)", ""),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        words = process.stdout.split(maxsplit=2)
+        assert int(words[1]) == 48, process.stdout + process.stderr
+        assert "limits.user_percent" in words[2] and f"uid {NOBODY}" in words[2], words[2]
+
+
+def test_one_users_sessions_and_waits_leave_room_for_others() -> None:
+    options = ("--limits.sessions=8", "--limits.waiting=8")
+    script = """
+sessions = []
+try:
+    while True:
+        sessions.append(Raw(SOCKET, takes_fds=False))
+except CairnError as error:
+    assert error.code == RESOURCE_EXHAUSTED and "limits.user_percent" in error.message, error
+assert len(sessions) == 6, len(sessions)
+print("ready", flush=True)
+time.sleep(600)
+"""
+    with node(options=options) as instance:
+        with nobody(f"SOCKET = {instance.socket!r}\n" + script):
+            serves_others(instance, "other")
+
+
+def test_status_shows_a_user_what_is_his() -> None:
+    script = """
+mine = Raw(SOCKET, "nobodys", attempt_number(), 0, 1)
+mine.save(1, {"a": b"x"})
+status = mine.do("status")
+print("ready", sorted(j.job for j in status.jobs), sorted(s.uid for s in status.sessions), flush=True)
+time.sleep(600)
+"""
+    with node() as instance, instance.writer("roots", attempt_number()) as writer:
+        writer.save(1, {"a": b"x"})
+        process = subprocess.run(
+            [
+                "/usr/bin/python3",
+                "-c",
+                PREAMBLE
+                + f"SOCKET = {instance.socket!r}\n"
+                + script.replace("time.sleep(600)", ""),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert process.stdout.strip() == f"ready ['nobodys'] [{NOBODY}]", process
+        seen = writer.do("status")
+        assert {"roots", "nobodys"} <= {job.job for job in seen.jobs}
+
+
+# --- the machine's limits ---
+
+
+def test_too_few_descriptors_are_refused_at_the_start(tmp_path: Path) -> None:
+    instance = Node(tmp_path, wrapper=("prlimit", "--nofile=16:16"))
+    instance.start(wait=False)
+    assert instance.process is not None
+    assert exit_status(instance.process) != 0
+    assert "RLIMIT_NOFILE) is 16" in instance.tail()
+    instance.process = None
