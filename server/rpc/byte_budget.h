@@ -1,7 +1,9 @@
 // How many bytes clients may have the daemon hold for them at once, in all and for each user.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <utility>
 
@@ -16,33 +18,75 @@ class ByteBudget {
   // Of `total` a quarter is uid 0's alone.
   ByteBudget(uint64_t total, uint64_t per_user) : total_(total), per_user_(per_user) {}
 
-  // False, and nothing is taken, while that is more than is left.
+  // False, and nothing is taken, while that is more than is left, or others of this user wait in turn.
   bool Take(uint32_t uid, uint64_t bytes) {
     MutexLock lock(&mu_);
-    uint64_t& of_user = by_user_[uid];
-    const uint64_t total = uid == 0 ? total_ : total_ / 4 * 3;
-    if (of_user + bytes > per_user_ || taken_ + bytes > total) {
-      if (of_user == 0) by_user_.erase(uid);
-      return false;
-    }
-    of_user += bytes;
-    taken_ += bytes;
+    const auto user = users_.find(uid);
+    if (user != users_.end() && !user->second.waiting.empty()) return false;
+    return TakeNow(uid, bytes);
+  }
+  // The same for who can wait: those of a user are served in the order in which they asked first, so that
+  // small messages do not hold up a large one for ever. After false, `who` asks again or leaves.
+  bool TakeInTurn(uint32_t uid, uint64_t bytes, const void* who) {
+    MutexLock lock(&mu_);
+    std::deque<const void*>& waiting = users_[uid].waiting;
+    if (std::find(waiting.begin(), waiting.end(), who) == waiting.end()) waiting.push_back(who);
+    if (waiting.front() != who || !TakeNow(uid, bytes)) return false;
+    LeaveTurn(uid, who);
     return true;
+  }
+  void Leave(uint32_t uid, const void* who) {
+    MutexLock lock(&mu_);
+    LeaveTurn(uid, who);
   }
   void Give(uint32_t uid, uint64_t bytes) {
     if (bytes == 0) return;
     MutexLock lock(&mu_);
     taken_ -= bytes;
-    const auto of_user = by_user_.find(uid);
-    of_user->second -= bytes;
-    if (of_user->second == 0) by_user_.erase(of_user);
+    users_.at(uid).taken -= bytes;
+    Settle(uid);
+  }
+  uint64_t taken() const {
+    MutexLock lock(&mu_);
+    return taken_;
   }
 
  private:
+  struct OfUser {
+    uint64_t taken = 0;
+    std::deque<const void*> waiting;  // each holds one connection, so there are few
+  };
+
+  // Nobody may have more than what was free before: as the room gets scarce each user gets less of it, so
+  // that it takes more of them to fill it.
+  bool TakeNow(uint32_t uid, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    OfUser& user = users_[uid];
+    const uint64_t room = uid == 0 ? total_ : total_ / 4 * 3;
+    const uint64_t free = room - std::min(room, taken_);
+    const uint64_t wanted = user.taken + bytes;
+    if (wanted > per_user_ || wanted > free) {
+      Settle(uid);
+      return false;
+    }
+    user.taken = wanted;
+    taken_ += bytes;
+    return true;
+  }
+  void LeaveTurn(uint32_t uid, const void* who) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const auto user = users_.find(uid);
+    if (user == users_.end()) return;
+    std::erase(user->second.waiting, who);
+    Settle(uid);
+  }
+  void Settle(uint32_t uid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const auto user = users_.find(uid);
+    if (user->second.taken == 0 && user->second.waiting.empty()) users_.erase(user);
+  }
+
   const uint64_t total_, per_user_;
-  Mutex mu_;
+  mutable Mutex mu_;
   uint64_t taken_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::flat_hash_map<uint32_t, uint64_t> by_user_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint32_t, OfUser> users_ ABSL_GUARDED_BY(mu_);
 };
 
 // What one message, or the reply to it, has taken: given back when nobody holds its bytes any more. Used
@@ -50,15 +94,25 @@ class ByteBudget {
 class Reservation {
  public:
   Reservation(ByteBudget* budget, uint32_t uid) : budget_(budget), uid_(uid) {}
-  ~Reservation() { budget_->Give(uid_, bytes_); }
+  ~Reservation() {
+    if (waits_) budget_->Leave(uid_, this);
+    budget_->Give(uid_, bytes_);
+  }
   Reservation(const Reservation&) = delete;
   Reservation& operator=(const Reservation&) = delete;
 
-  uint64_t bytes() const { return bytes_; }
-  bool GrowTo(uint64_t bytes) {
+  bool empty() const { return bytes_ == 0 && !waits_; }
+  // All of a message, before any of it is held: those that held a piece each could wait for each other.
+  bool TakeInTurn(uint64_t bytes) {
     if (bytes <= bytes_) return true;
-    if (!budget_->Take(uid_, bytes - bytes_)) return false;
-    bytes_ = bytes;
+    waits_ = !budget_->TakeInTurn(uid_, bytes - bytes_, this);
+    if (!waits_) bytes_ = bytes;
+    return !waits_;
+  }
+  // Now, or not at all.
+  bool Add(uint64_t bytes) {
+    if (!budget_->Take(uid_, bytes)) return false;
+    bytes_ += bytes;
     return true;
   }
 
@@ -66,6 +120,7 @@ class Reservation {
   ByteBudget* const budget_;
   const uint32_t uid_;
   uint64_t bytes_ = 0;
+  bool waits_ = false;
 };
 
 }  // namespace cairn::rpc

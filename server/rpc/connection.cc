@@ -106,9 +106,9 @@ void Connection::Read() {
   size_t room = scratch.size();
   const size_t had = in_.size();
   if (long_one) {
-    // It grows with what has come, not with what was announced.
+    // The buffer grows with what has come, not with what was announced.
     room = std::min<size_t>(whole - had, kPieceBytes);
-    if (!MayGrow()) return ReadOn();
+    if (!HasRoom()) return ReadOn();
     in_.resize(had + room);
     into = in_.data() + had;
   }
@@ -151,6 +151,7 @@ bool Connection::TakeMessage(absl::string_view* bytes) {
   const absl::string_view message = bytes->substr(kFrameHeaderBytes, length);
   bytes->remove_prefix(kFrameHeaderBytes + length);
   busy_ = true;
+  if (length <= kSmallMessage) ForgetReservation();  // nobody holds it while its call waits
   owner_.receive(this, message);
   return true;
 }
@@ -164,15 +165,15 @@ bool Connection::CheckLength(uint32_t length) {
   return false;
 }
 
-bool Connection::MayGrow() {
-  const uint64_t next = std::min<uint64_t>(wanted(), in_.size() + kPieceBytes);
-  return wanted() <= kSmallMessage || reserved_->GrowTo(next);
+// What has come of a message is held until the rest comes, however short it is.
+bool Connection::HasRoom() {
+  return reserved_->TakeInTurn(std::max<uint64_t>(wanted(), in_.size()));
 }
 
 // What to wait for now.
 void Connection::ReadOn() {
   const bool wants_more = !busy_ && !in_.empty();
-  waits_for_budget_ = wants_more && !MayGrow();
+  waits_for_budget_ = wants_more && !HasRoom();
   uint32_t interest = EPOLLRDHUP;
   if (!busy_ && !waits_for_budget_) interest |= EPOLLIN;
   if (!out_.empty()) interest |= EPOLLOUT;
@@ -200,7 +201,11 @@ void Connection::Arm() {
 
 void Connection::BeginNext() {
   begun_ = 0;
-  if (reserved_.use_count() == 1 && reserved_->bytes() == 0) return;
+  ForgetReservation();
+}
+
+void Connection::ForgetReservation() {
+  if (reserved_.use_count() == 1 && reserved_->empty()) return;
   reserved_ = std::make_shared<Reservation>(budget_, credentials_.uid);
 }
 

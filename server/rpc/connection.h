@@ -75,7 +75,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Sent();
   void Arm();
   void BeginNext();
-  bool MayGrow();  // by what the next receive may bring
+  void ForgetReservation();
+  bool HasRoom();  // for the message that has begun
   void Log(absl::string_view what) const;
   uint32_t wanted()
       const;  // bytes of the message that has begun, with its header; 0: not known yet

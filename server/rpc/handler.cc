@@ -202,13 +202,14 @@ const absl::flat_hash_map<absl::string_view, Method>& Methods() {
 
 }  // namespace
 
-Handler::Handler(node::Node* node, Workers* workers, Connection* connection, Status refused)
+Handler::Handler(node::Node* node, Workers* workers, Connection* connection,
+                 std::shared_ptr<ConnectionLimits::Ticket> ticket)
     : node_(node),
       workers_(workers),
       connection_(connection),
       loop_(connection->loop()),
       credentials_(connection->credentials()),
-      refused_(std::move(refused)) {}
+      ticket_(std::move(ticket)) {}
 
 // --- messages
 
@@ -230,9 +231,9 @@ void Handler::Receive(absl::string_view message) {
                                                      "unknown call: '" + name + "'")));
       return;
     }
-    if (!refused_.ok()) {
+    if (!ticket_->refused().ok()) {
       connection_->CloseAfterReply();
-      connection_->Send(method->second.refuse(sequence, refused_));
+      connection_->Send(method->second.refuse(sequence, ticket_->refused()));
       return;
     }
     if (message.size() <= Connection::kSmallMessage) {
@@ -270,6 +271,7 @@ void Handler::Receive(absl::string_view message) {
 }
 
 void Handler::Closed() {
+  closed_ = true;
   connection_ = nullptr;
   if (waiting_ != 0) node_->Abandon(std::exchange(waiting_, 0));
   if (said_hello_ && session_.id != 0) node_->ConnectionClosed(session_.id);
@@ -332,9 +334,12 @@ void Handler::Tell(CallId id, E event) {
 
 template <typename Result, typename F>
 void Handler::Offload(node::JobExecutor* on, CallId id, F work) {
-  on->Add(absl::StrCat(credentials_.uid), [self = shared_from_this(), id, work = std::move(work)] {
+  // What the message and the reply take counts until nobody holds them, whoever has hung up meanwhile.
+  on->Add(absl::StrCat(credentials_.uid), [self = shared_from_this(), id, work = std::move(work),
+                                           reserved = connection_->reservation()] {
+    if (self->closed_) return;
     std::string bytes(Encode(id, TMessageType::T_REPLY, ResultOf<Result>([&] { return work(); })));
-    self->loop_->Post([self, bytes = std::move(bytes)] {
+    self->loop_->Post([self, reserved, bytes = std::move(bytes)] {
       self->answered_ = true;
       if (self->connection_ != nullptr) self->connection_->Send(bytes);
     });
@@ -607,7 +612,7 @@ void Handler::ReadChunk(CallId id, wire::Cairn_readChunk_args& args) {
   const uint64_t lease = OrThrow(ToUnsigned("lease", args.lease));
   const uint64_t offset = OrThrow(ToUnsigned("offset", args.offset));
   // The reply counts from now on. One that finds no room is asked for again, by its client.
-  if (!connection_->reservation()->GrowTo(connection_->reservation()->bytes() + bytes)) {
+  if (!connection_->reservation()->Add(bytes)) {
     Throw(absl::UnavailableError("too many chunks are on their way to this user; ask again"));
   }
   node::JobExecutor* const on =

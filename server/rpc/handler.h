@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "server/node/job_executor.h"
 #include "server/node/node.h"
 #include "server/rpc/connection.h"
+#include "server/rpc/connection_limits.h"
 
 namespace cairn::rpc {
 
@@ -40,8 +42,8 @@ struct Workers {
 // Used on its connection's loop alone.
 class Handler : public std::enable_shared_from_this<Handler> {
  public:
-  // `refused`: not OK: what every call is answered with, the first being the last.
-  Handler(node::Node* node, Workers* workers, Connection* connection, Status refused);
+  Handler(node::Node* node, Workers* workers, Connection* connection,
+          std::shared_ptr<ConnectionLimits::Ticket> ticket);
 
   // What the connection says; it outlives the handler's use of it, or has told Closed.
   void Receive(absl::string_view message);
@@ -111,9 +113,10 @@ class Handler : public std::enable_shared_from_this<Handler> {
   node::Node* const node_;
   Workers* const workers_;
   Connection* connection_;  // null: it has closed
+  std::atomic<bool> closed_{false};
   const std::shared_ptr<node::EventLoop> loop_;
   const Credentials credentials_;
-  const Status refused_;
+  const std::shared_ptr<ConnectionLimits::Ticket> ticket_;  // as long as calls are under way
   node::SessionInfo session_;      // id 0: none yet
   bool said_hello_ = false;        // on this connection, with which the session may end
   bool answered_ = true;           // the call that came last

@@ -471,6 +471,25 @@ TEST_F(RpcServer, LongMessagesMayFollowEachOther) {
   client.call().ping();
 }
 
+// Each could hold a piece and wait for the room of the others' rest.
+TEST_F(RpcServer, LongMessagesOfOneUserDoNotWaitForEachOther) {
+  Unserve();
+  rpc_.max_message_bytes_of_user = 8 << 20;
+  Serve();
+  std::vector<std::future<int>> sending;
+  for (int i = 0; i < 4; ++i) {
+    sending.push_back(std::async(std::launch::async, [&, i] {
+      RawClient client(Socket());
+      client.Begin(absl::StrCat("job", i), 7, 0, 1);
+      const std::string bytes = Pattern(6 << 20, 6);
+      return ErrorOf([&] {
+               client.call().writeChunk(client.NextCall(), 12345, 0, bytes);  // no such lease
+             }).code;
+    }));
+  }
+  for (std::future<int>& one : sending) EXPECT_EQ(one.get(), Code(absl::StatusCode::kNotFound));
+}
+
 TEST_F(RpcServer, AClientThatStallsInsideAMessageIsDropped) {
   UniqueFd fd = RawConnection();
   SendAll(fd.get(), Framed("half", 8));
