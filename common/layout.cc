@@ -23,6 +23,7 @@ namespace {
 constexpr char kManifestSuffix[] = ".manifest";
 constexpr char kTombstonesSuffix[] = ".attempts";
 constexpr uint64_t kMaxTombstoneBytes = 64;
+constexpr size_t kMaxSaid = 1000;  // of what is wrong, one by one
 
 std::string CheckpointName(const CheckpointKey& checkpoint) {
   return absl::StrCat(checkpoint.step, ".", checkpoint.attempt, ".", checkpoint.revision);
@@ -71,10 +72,10 @@ StatusOr<std::string> ReadSmallFile(int directory, const std::string& path, uint
 
 // As ReadSmallFile.
 StatusOr<StoredPart> ReadManifest(int directory, const std::string& name, ManifestDetail detail,
-                                  uint64_t max_bytes, NamesSeen* names) {
+                                  uint64_t max_bytes, const EachObject& each_object) {
   const auto fd = OpenBeneath(directory, name, O_RDONLY);
   if (!fd.ok()) return WhyNotOpened(directory, name, S_IFREG, fd.status());
-  StatusOr<StoredPart> part = ReadManifestFile(fd->get(), detail, max_bytes, names);
+  StatusOr<StoredPart> part = ReadManifestFile(fd->get(), detail, max_bytes, each_object);
   if (part.ok() || absl::IsDataLoss(part.status()) || absl::IsUnimplemented(part.status()) ||
       absl::IsResourceExhausted(part.status())) {
     return part;
@@ -101,11 +102,14 @@ class JobScan {
     CAIRN_RETURN_IF_ERROR(ScanSteps());
     CAIRN_RETURN_IF_ERROR(ScanMeta("publish", Sighting::kAside));
     CAIRN_RETURN_IF_ERROR(ScanMeta("abandoned", Sighting::kAside));
-    if (parts_ > limits_.parts) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          path_, ": has manifests of more than ", limits_.parts, " parts, more than fit here"));
-    }
     Settle();
+    if (left_out_ > 0) {
+      found_.unread.push_back(
+          {left_out_up_to_,
+           absl::StrCat(path_, ": ", left_out_, " checkpoints up to step ", left_out_up_to_,
+                        " are left out: what one reading of a job finds may take ",
+                        limits_.memory_bytes, " bytes of memory")});
+    }
     // The second look at a directory says again what the first one said.
     std::sort(found_.unread.begin(), found_.unread.end());
     found_.unread.erase(std::unique(found_.unread.begin(), found_.unread.end()),
@@ -171,18 +175,23 @@ class JobScan {
     if (Vanished(parent.status())) return absl::OkStatus();
     CAIRN_RETURN_IF_ERROR(parent.status());
     CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(parent->get()));
+    std::vector<std::pair<Step, std::string>> newest_first;
     for (const std::string& name : names) {
       CheckpointKey named;
-      if (!ParseCheckpointDirectory(name, &named)) continue;
+      if (ParseCheckpointDirectory(name, &named)) newest_first.emplace_back(named.step, name);
+    }
+    std::sort(newest_first.rbegin(), newest_first.rend());
+    for (const auto& [step, name] : newest_first) {
+      CheckpointKey named;
+      ParseCheckpointDirectory(name, &named);
       named.job = job_;
-      auto stored =
-          Look(parent->get(), name, named.step, Join(path_, Join(inside, name)), sighting);
+      auto stored = Look(parent->get(), name, step, Join(path_, Join(inside, name)), sighting);
       if (!stored.has_value()) continue;
       // A partial directory only ever holds the checkpoint it is named after. Others may hold what
       // an exchange has brought there.
       if (sighting == Sighting::kPartial && !(stored->key == named)) {
-        found_.problems.push_back(absl::StrCat(stored->location.text(), ": holds manifests of ",
-                                               stored->key.DebugString()));
+        Say(absl::StrCat(stored->location.text(), ": holds manifests of ",
+                         stored->key.DebugString()));
         continue;
       }
       Add(*std::move(stored), sighting);
@@ -192,14 +201,18 @@ class JobScan {
 
   Status ScanSteps() {
     CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory_.get()));
+    std::vector<std::pair<Step, std::string>> newest_first;
     for (const std::string& name : names) {
       const Step step = ParseStepDirectory(name);
-      if (step == kNoStep) continue;
+      if (step != kNoStep) newest_first.emplace_back(step, name);
+    }
+    std::sort(newest_first.rbegin(), newest_first.rend());
+    for (const auto& [step, name] : newest_first) {
       auto stored = Look(directory_.get(), name, step, Join(path_, name), Sighting::kInPlace);
       if (!stored.has_value()) continue;
       if (stored->key.step != step) {
-        found_.problems.push_back(absl::StrCat(stored->location.text(), ": holds manifests of ",
-                                               stored->key.DebugString()));
+        Say(absl::StrCat(stored->location.text(), ": holds manifests of ",
+                         stored->key.DebugString()));
         continue;
       }
       Add(*std::move(stored), Sighting::kInPlace);
@@ -229,16 +242,22 @@ class JobScan {
       }
       return std::nullopt;
     }
-    if (parts_ > limits_.parts) return std::nullopt;  // Run says so
+    StoredLimits left = limits_;
+    left.memory_bytes -= std::min(left.memory_bytes, memory_);
     std::vector<std::string> unread;
     auto stored =
-        ReadStoredCheckpoint(directory->get(), path, detail_, limits_, &found_.problems, &unread);
+        ReadStoredCheckpoint(directory->get(), path, detail_, left, &found_.problems, &unread);
+    if (absl::IsResourceExhausted(stored.status())) {
+      ++left_out_;
+      left_out_up_to_ = std::max(left_out_up_to_, step);
+      return std::nullopt;
+    }
     const bool anothers = !unread.empty() && IsOfAnother(parent, name);
     for (std::string& why : unread) {
       if (anothers) {
-        found_.problems.push_back(std::move(why));
+        Say(std::move(why));
       } else {
-        found_.unread.push_back({step, std::move(why)});
+        SayUnread(step, std::move(why));
       }
     }
     if (!stored.ok()) {
@@ -246,11 +265,9 @@ class JobScan {
       return std::nullopt;
     }
     if (stored->key.job != job_) {
-      found_.problems.push_back(
-          absl::StrCat(path, ": holds manifests of ", stored->key.DebugString()));
+      Say(absl::StrCat(path, ": holds manifests of ", stored->key.DebugString()));
       return std::nullopt;
     }
-    parts_ += stored->parts.size();
     // One that still lacks parts may have got them, and its place, before the next look.
     if (stored->Complete()) seen_[info.st_ino] = stored->key;
     return *std::move(stored);
@@ -260,11 +277,14 @@ class JobScan {
     if (found_.removed.Forbids(stored.key.step, stored.key.attempt)) return;
     stored.published = sighting != Sighting::kPartial;
     const CheckpointKey key = stored.key;
+    const uint64_t memory = MemoryOf(stored);
     auto [at, is_new] = by_key_.try_emplace(key, sighting, StoredCheckpoint());
     if (!is_new && std::pair(at->second.second.Complete(), at->second.first) >
                        std::pair(stored.Complete(), sighting)) {
       return;
     }
+    if (!is_new) memory_ -= MemoryOf(at->second.second);
+    memory_ += memory;
     at->second = {sighting, std::move(stored)};
   }
 
@@ -283,8 +303,7 @@ class JobScan {
         continue;
       }
       if (!stored.conflict.empty()) {
-        found_.problems.push_back(
-            absl::StrCat(stored.location.text(), ": in conflict: ", stored.conflict));
+        Say(absl::StrCat(stored.location.text(), ": in conflict: ", stored.conflict));
       }
       found_.checkpoints.push_back(std::move(stored));
     }
@@ -293,9 +312,20 @@ class JobScan {
   void Problem(Step step, const std::string& path, const Status& status) {
     std::string why = absl::StrCat(path, ": ", status.message());
     if (IsUnread(status)) {
-      found_.unread.push_back({step, std::move(why)});
+      SayUnread(step, std::move(why));
     } else {
-      found_.problems.push_back(std::move(why));
+      Say(std::move(why));
+    }
+  }
+  void Say(std::string why) {
+    if (found_.problems.size() < kMaxSaid) found_.problems.push_back(std::move(why));
+  }
+  // Of many, the last stands for the others.
+  void SayUnread(Step step, std::string why) {
+    if (found_.unread.size() < kMaxSaid) {
+      found_.unread.push_back({step, std::move(why)});
+    } else if (Step& last = found_.unread.back().step; last != kNoStep) {
+      last = step == kNoStep ? kNoStep : std::max(last, step);
     }
   }
 
@@ -303,7 +333,10 @@ class JobScan {
   const std::string job_;
   const ManifestDetail detail_;
   const StoredLimits limits_;
-  uint64_t parts_ = 0;  // of the checkpoints that were read
+  uint64_t memory_ = 0;  // of the checkpoints that were read
+  // Those that did not fit, lower ones than others of their directory.
+  int64_t left_out_ = 0;
+  Step left_out_up_to_ = kNoStep;
   UniqueFd directory_;
   StoredJob found_;
   std::map<CheckpointKey, std::pair<Sighting, StoredCheckpoint>> by_key_;
@@ -380,6 +413,56 @@ StatusOr<std::vector<std::pair<Writer, std::string>>> ListManifests(int meta) {
   return files;
 }
 
+// Each name of the parts whose manifests stand in `meta`, and of `others`; with the number of its part.
+Status ForEachName(int meta, const std::vector<const StoredPart*>& parts,
+                   const std::vector<const Manifest*>& others,
+                   const std::function<void(size_t, const std::string&)>& each) {
+  size_t at = 0;
+  for (const StoredPart* part : parts) {
+    const std::string file = absl::StrCat(part->manifest.writer, kManifestSuffix);
+    const auto again = ReadManifest(meta, file, ManifestDetail::kSummary, kMaxManifestBytes,
+                                    [&](const ObjectEntry& object) { each(at, object.name); });
+    if (!again.ok() || again->digest != part->digest) {
+      return absl::UnavailableError(absl::StrCat(file, ": changed while it was read"));
+    }
+    ++at;
+  }
+  for (const Manifest* other : others) {
+    for (const ObjectEntry& object : other->objects) each(at, object.name);
+    ++at;
+  }
+  return absl::OkStatus();
+}
+
+// As ConflictBelow; `names` has had the first pass.
+StatusOr<std::string> ConflictOf(int meta, const std::vector<const StoredPart*>& parts,
+                                 const std::vector<const Manifest*>& others, NamesSeen* names) {
+  while (names->NextPass()) {
+    CAIRN_RETURN_IF_ERROR(ForEachName(meta, parts, others,
+                                      [&](size_t, const std::string& name) { names->Add(name); }));
+  }
+  if (names->too_many()) return std::string("it has more names than can be compared");
+  std::vector<const Manifest*> together;
+  for (const StoredPart* part : parts) together.push_back(&part->manifest);
+  together.insert(together.end(), others.begin(), others.end());
+  if (!names->may_conflict()) return ManifestConflict(together);
+  // With the names alone that are in each other's way: of each part one, or two.
+  std::map<size_t, Manifest> concerned;
+  CAIRN_RETURN_IF_ERROR(ForEachName(meta, parts, others, [&](size_t of, const std::string& name) {
+    if (!names->Concerns(name)) return;
+    const auto [at, fresh] = concerned.try_emplace(of);
+    if (fresh) {
+      at->second = *together[of];
+      at->second.objects.clear();
+    }
+    if (names->IsIt(name) || at->second.objects.empty()) {
+      at->second.objects.push_back({.name = name});
+    }
+  }));
+  for (const auto& [of, manifest] : concerned) together[of] = &manifest;
+  return ManifestConflict(together);
+}
+
 }  // namespace
 
 StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string& path,
@@ -406,22 +489,28 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
   const size_t unread_before = unread->size();
   uint64_t bytes_left =
       detail == ManifestDetail::kWhole ? limits.manifest_bytes : kMaxManifestBytes;
-  NamesSeen names_seen;
+  uint64_t memory = MemoryOf(stored);
+  NamesSeen names;
+  const bool alone = files->size() == 1;
   for (const auto& [writer, name] : *files) {
     const auto problem = [&, &file = name](const Status& status) {
-      (IsUnread(status) ? unread : problems)
-          ->push_back(absl::StrCat(path, "/", kMetaDirectory, "/", file, ": ", status.message()));
+      std::vector<std::string>* const into = IsUnread(status) ? unread : problems;
+      if (into->size() >= kMaxSaid) return;
+      into->push_back(absl::StrCat(path, "/", kMetaDirectory, "/", file, ": ", status.message()));
     };
-    StatusOr<StoredPart> part = ReadManifest(meta->get(), name, detail, bytes_left,
-                                             files->size() > 1 ? &names_seen : nullptr);
+    if (memory > limits.memory_bytes) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(path, ": its manifests take more than ", limits.memory_bytes, " bytes"));
+    }
+    StatusOr<StoredPart> part =
+        ReadManifest(meta->get(), name, detail, bytes_left, [&](const ObjectEntry& object) {
+          if (!alone) names.Add(object.name);
+        });
     if (Vanished(part.status())) {
       vanished = true;
       continue;
     }
-    if (absl::IsResourceExhausted(part.status())) {
-      problem(absl::UnavailableError(part.status().message()));
-      return Annotate(part.status(), path);
-    }
+    if (absl::IsResourceExhausted(part.status())) return Annotate(part.status(), path);
     if (part.ok() && part->manifest.writer != writer) {
       part = absl::DataLossError(absl::StrCat("is the manifest of writer ", part->manifest.writer));
     }
@@ -430,6 +519,7 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
       continue;
     }
     if (detail == ManifestDetail::kWhole) bytes_left -= part->manifest_bytes;
+    memory += MemoryOf(*part);
     stored.parts.push_back(*std::move(part));
   }
   if (stored.parts.empty()) {
@@ -439,15 +529,31 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
   }
   stored.key = stored.parts.front().manifest.Checkpoint();
   stored.world_size = stored.parts.front().manifest.world_size;
-  if (names_seen.may_conflict() && detail == ManifestDetail::kSummary) {
-    // The names are needed after all, to say which it is.
-    CAIRN_ASSIGN_OR_RETURN(stored, ReadStoredCheckpoint(directory, path, ManifestDetail::kWhole,
-                                                        limits, problems, unread));
-    for (StoredPart& part : stored.parts) Summarize(&part);
-    return stored;
+  if (detail == ManifestDetail::kWhole) {
+    stored.conflict = PartConflict(stored.parts);
+  } else {
+    std::vector<const StoredPart*> parts;
+    for (const StoredPart& part : stored.parts) parts.push_back(&part);
+    auto conflict = ConflictOf(meta->get(), parts, {}, &names);
+    if (!conflict.ok()) {
+      unread->push_back(absl::StrCat(path, ": ", conflict.status().message()));
+      return conflict.status();
+    }
+    stored.conflict = *std::move(conflict);
   }
-  stored.conflict = PartConflict(stored.parts);
   return stored;
+}
+
+StatusOr<std::string> ConflictBelow(int directory, const std::vector<const StoredPart*>& parts,
+                                    const std::vector<const Manifest*>& others) {
+  UniqueFd meta;
+  if (!parts.empty()) {
+    CAIRN_ASSIGN_OR_RETURN(meta, OpenBeneath(directory, kMetaDirectory, O_RDONLY | O_DIRECTORY));
+  }
+  NamesSeen names;
+  CAIRN_RETURN_IF_ERROR(ForEachName(meta.get(), parts, others,
+                                    [&](size_t, const std::string& name) { names.Add(name); }));
+  return ConflictOf(meta.get(), parts, others, &names);
 }
 
 bool IsOfAnother(int directory, const std::string& name) {

@@ -61,11 +61,16 @@ bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint)
 // `path` is its location. NOT_FOUND when there is no manifest of ours. Manifests that do not decode
 // are told in `problems`, those that could not be read in `unread`; UNAVAILABLE when there are no
 // others. When the manifests disagree on the checkpoint, it is the lowest writer's, in conflict.
-// RESOURCE_EXHAUSTED: they are longer than `limits` allows.
+// RESOURCE_EXHAUSTED: they are longer, or take more memory, than `limits` allows.
 StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string& path,
                                                 ManifestDetail detail, const StoredLimits& limits,
                                                 std::vector<std::string>* problems,
                                                 std::vector<std::string>* unread);
+// Why the parts whose manifests stand below `directory`, and `others` that are to join them, cannot belong
+// together; empty: they can. Names are read again and not kept. UNAVAILABLE: something has changed
+// meanwhile.
+StatusOr<std::string> ConflictBelow(int directory, const std::vector<const StoredPart*>& parts,
+                                    const std::vector<const Manifest*>& others);
 // Something of another user than the directory that it stands in: never ours, readable or not.
 bool IsOfAnother(int directory, const std::string& name);
 // The attempts that must not bring the step back: all its tombstones together. DATA_LOSS: one of
@@ -93,7 +98,7 @@ Attempt DecisionThatNeeds(const std::vector<LineRecord>& decisions,
 // bytes. NOT_FOUND when the job has no directory. Opens nothing
 // through a symbolic link. Takes no lock: of a step that is being replaced it shows the old or the
 // new checkpoint, or both. What a tombstone forbids is left out, and of one attempt what a newer
-// revision has replaced.
+// revision has replaced. The lowest steps, where not all fit `limits`, are told as unread.
 StatusOr<StoredJob> ReadStoredJob(const std::string& root, const std::string& job,
                                   ManifestDetail detail = ManifestDetail::kWhole);
 // The same below a root that is open; `path` is the root's, for locations and messages.

@@ -349,6 +349,19 @@ const ObjectEntry* Manifest::Find(absl::string_view name) const {
   return at != objects.end() && at->name == name ? &*at : nullptr;
 }
 
+Status ValidateNotes(const std::map<std::string, std::string>& notes) {
+  constexpr uint64_t kLengthBytes = 4;  // of the key, before it
+  for (const auto& [key, text] : notes) {
+    const uint64_t bytes = kLengthBytes + key.size() + text.size();
+    if (bytes > kMaxManifestFieldBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("notes: \"", absl::CHexEscape(key.substr(0, 64)), "\" has ", bytes,
+                       " bytes with its key, the limit is ", kMaxManifestFieldBytes));
+    }
+  }
+  return absl::OkStatus();
+}
+
 size_t EncodedObjectSize(const ObjectEntry& object) {
   CountingSink size;
   WriteObject(object, &size);
@@ -490,8 +503,9 @@ Status ManifestDecoder::TakeFieldHeader(absl::string_view header) {
   body_left_ -= kFieldHeaderBytes;
   if (length > body_left_) return Bad("a field is cut short");
   if (length > kMaxManifestFieldBytes) {
-    return Bad(absl::StrCat("field ", tag_, " has ", length, " bytes, the limit is ",
-                            kMaxManifestFieldBytes));
+    return absl::UnimplementedError(absl::StrCat("manifest: field ", tag_, " has ", length,
+                                                 " bytes, this build reads at most ",
+                                                 kMaxManifestFieldBytes));
   }
   body_left_ -= length;
   if (tag_ <= kLastManifestTag) {
@@ -556,7 +570,7 @@ Status ManifestDecoder::TakeObject(absl::string_view value) {
   ObjectEntry object;
   CAIRN_RETURN_IF_ERROR(DecodeObject(value, detail_, &object));
   CAIRN_RETURN_IF_ERROR(TakeName(object.name, &names_));
-  if (each_name_) each_name_(object.name);
+  if (each_object_) each_object_(object);
   ++objects_;
   object_bytes_ += object.length;
   if (detail_ == ManifestDetail::kWhole) manifest_.objects.push_back(std::move(object));

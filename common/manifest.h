@@ -69,8 +69,11 @@ struct Manifest {
 };
 
 inline constexpr uint32_t kMaxManifestBytes = 1u << 30;
-// Of one field: the checksums of the longest object (kMaxObjectBytes) in blocks of 4 MiB, and its name.
+// Of one field: the checksums of the longest object (kMaxObjectBytes) in blocks of 4 MiB, and its name; or
+// a note.
 inline constexpr uint32_t kMaxManifestFieldBytes = 16u << 20;
+// INVALID_ARGUMENT when a note is longer than any that a manifest may have.
+Status ValidateNotes(const std::map<std::string, std::string>& notes);
 
 std::string EncodeManifest(const Manifest& manifest);
 // The same, of a manifest whose objects are elsewhere.
@@ -81,7 +84,8 @@ std::string EncodeManifest(const Manifest& head, std::vector<const ObjectEntry*>
 size_t EncodedManifestSize(const Manifest& manifest);
 // What one more object adds to it.
 size_t EncodedObjectSize(const ObjectEntry& object);
-// DATA_LOSS for a bad magic, CRC or structure; UNIMPLEMENTED for a newer format. A decoded manifest
+// DATA_LOSS for a bad magic, CRC or structure; UNIMPLEMENTED for a newer format, and for a field that is
+// longer than this build reads. A decoded manifest
 // has passed every check of keys.h. Its names are unique, none is a directory of another, and each
 // list of CRCs is as long as the object's length asks for.
 StatusOr<Manifest> DecodeManifest(absl::string_view bytes);
@@ -95,10 +99,10 @@ enum class ManifestDetail { kWhole, kSummary };
 // an error it takes no more.
 class ManifestDecoder {
  public:
-  // `each_name` hears each object's name once it is known to be one.
+  // `each_object` hears of each object once it has been checked; in a summary without its checksums.
   explicit ManifestDecoder(ManifestDetail detail,
-                           std::function<void(absl::string_view)> each_name = nullptr)
-      : detail_(detail), each_name_(std::move(each_name)) {}
+                           std::function<void(const ObjectEntry&)> each_object = nullptr)
+      : detail_(detail), each_object_(std::move(each_object)) {}
 
   Status Add(absl::string_view piece);
   // How long the whole is, from its header; 0 before that has been added.
@@ -119,7 +123,7 @@ class ManifestDecoder {
   Status ExpectField();
 
   const ManifestDetail detail_;
-  const std::function<void(absl::string_view)> each_name_;
+  const std::function<void(const ObjectEntry&)> each_object_;
   Manifest manifest_;
   uint64_t objects_ = 0, object_bytes_ = 0, total_bytes_ = 0;
   uint64_t body_left_ = 0;

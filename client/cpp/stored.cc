@@ -143,28 +143,30 @@ Status Moved(const StoredCheckpoint& checkpoint) {
 }
 
 // The directory at which it was found. ABORTED when it has moved.
-StatusOr<UniqueFd> OpenDirectoryOf(const std::string& root, const StoredCheckpoint& checkpoint,
-                                   int access) {
+StatusOr<UniqueFd> OpenDirectoryOf(const std::string& root, const StoredCheckpoint& checkpoint) {
   // Beneath the root only: no symbolic link is followed.
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd root_fd, OpenRoot(root));
   const std::string& location = checkpoint.location.text();
   const std::string below(absl::StripPrefix(absl::StripPrefix(location, root), "/"));
-  StatusOr<UniqueFd> directory = OpenBeneath(root_fd.get(), below, access | O_DIRECTORY);
+  StatusOr<UniqueFd> directory = OpenBeneath(root_fd.get(), below, O_PATH | O_DIRECTORY);
   if (absl::IsNotFound(directory.status())) return Moved(checkpoint);
   CAIRN_RETURN_IF_ERROR(Annotate(directory.status(), location));
   return directory;
 }
 
-// The checkpoint of which `summary` was read, with its objects. ABORTED when it has moved.
-StatusOr<StoredCheckpoint> ReadWhole(const std::string& root, const StoredCheckpoint& summary) {
-  CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenDirectoryOf(root, summary, O_RDONLY));
-  std::vector<std::string> problems, unread;
-  StatusOr<StoredCheckpoint> whole = ReadStoredCheckpoint(
-      directory.get(), summary.location.text(), ManifestDetail::kWhole, {}, &problems, &unread);
-  if (!unread.empty()) return absl::UnavailableError(unread.front());
-  if (absl::IsNotFound(whole.status())) return Moved(summary);
-  CAIRN_RETURN_IF_ERROR(whole.status());
-  if (!(whole->key == summary.key) || whole->Digests() != summary.Digests()) return Moved(summary);
+// The part of which `summary` was read, with its objects; `directory` is its checkpoint's. ABORTED when
+// another has taken its place.
+StatusOr<StoredPart> ReadWhole(int directory, const StoredCheckpoint& checkpoint,
+                               const StoredPart& summary) {
+  const auto file = OpenBeneath(directory, ManifestFile(summary.manifest.writer), O_RDONLY);
+  if (absl::IsNotFound(file.status())) return Moved(checkpoint);
+  CAIRN_RETURN_IF_ERROR(Annotate(file.status(), checkpoint.location.text()));
+  StatusOr<StoredPart> whole =
+      ReadManifestFile(file->get(), ManifestDetail::kWhole, kMaxManifestBytes, nullptr);
+  if (absl::IsUnavailable(whole.status())) {
+    return Annotate(whole.status(), checkpoint.location.text());
+  }
+  if (!whole.ok() || whole->digest != summary.digest) return Moved(checkpoint);
   return whole;
 }
 
@@ -180,68 +182,58 @@ Status LookAgainWhileItMoves(F look_once) {
   return status;
 }
 
-// The directory of the part's checkpoint, while its manifest stands there: another checkpoint may
-// have taken its place, and a file of it must not be taken for this one's. ABORTED when it has
-// moved.
-StatusOr<UniqueFd> OpenDirectoryOf(const std::string& root, const StoredCheckpoint& checkpoint,
-                                   const StoredPart& part) {
-  CAIRN_ASSIGN_OR_RETURN(UniqueFd directory, OpenDirectoryOf(root, checkpoint, O_PATH));
-  const auto file = OpenBeneath(directory.get(), ManifestFile(part.manifest.writer), O_RDONLY);
-  if (absl::IsNotFound(file.status())) return Moved(checkpoint);
-  CAIRN_RETURN_IF_ERROR(Annotate(file.status(), checkpoint.location.text()));
-  const auto stands =
-      ReadManifestFile(file->get(), ManifestDetail::kSummary, kMaxManifestBytes, nullptr);
-  if (absl::IsUnavailable(stands.status())) {
-    return Annotate(stands.status(), checkpoint.location.text());
+// The object's file in `directory`, where its part's manifest stands.
+StatusOr<UniqueFd> OpenFileOf(int directory, const StoredCheckpoint& checkpoint,
+                              const ObjectEntry& entry) {
+  const std::string what = absl::StrCat(checkpoint.location.text(), "/", entry.name);
+  if (entry.block_bytes != kBlockBytes) {
+    return absl::UnimplementedError(
+        absl::StrCat(what, ": blocks of ", entry.block_bytes, " bytes"));
   }
-  if (!stands.ok() || stands->digest != part.digest) return Moved(checkpoint);
-  return directory;
+  StatusOr<UniqueFd> file = OpenBeneath(directory, entry.name, O_RDONLY);
+  if (absl::IsNotFound(file.status())) {
+    return absl::DataLossError(
+        absl::StrCat(what, ": its manifest stands there, the file does not"));
+  }
+  CAIRN_RETURN_IF_ERROR(Annotate(file.status(), what));
+  struct stat info;
+  if (fstat(file->get(), &info) != 0) return ErrnoStatus(errno, what);
+  if (!S_ISREG(info.st_mode) || static_cast<uint64_t>(info.st_size) != entry.length) {
+    return absl::DataLossError(
+        absl::StrCat(what, ": ", info.st_size, " bytes, the manifest says ", entry.length));
+  }
+  return file;
 }
 
-// As OpenStored; ABORTED when the checkpoint moved meanwhile.
+// As OpenStored; ABORTED when the checkpoint moved meanwhile. One manifest is read at a time: all of them
+// may be gigabytes.
 Status OpenOnce(const std::string& root, const CheckpointRef& ref, const std::string& name,
                 int copy_threads, std::unique_ptr<OpenObject>* out) {
   CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadSummary(root, ref.job));
   CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* found, Resolve(stored, ref));
-  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint checkpoint, ReadWhole(root, *found));
-  for (const StoredPart& part : checkpoint.parts) {
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenDirectoryOf(root, *found));
+  for (const StoredPart& summary : found->parts) {
+    CAIRN_ASSIGN_OR_RETURN(const StoredPart part, ReadWhole(directory.get(), *found, summary));
     const ObjectEntry* entry = part.manifest.Find(name);
     if (entry == nullptr) continue;
-    const std::string what = absl::StrCat(checkpoint.location.text(), "/", name);
-    if (entry->block_bytes != kBlockBytes) {
-      return absl::UnimplementedError(
-          absl::StrCat(what, ": blocks of ", entry->block_bytes, " bytes"));
-    }
-    CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenDirectoryOf(root, checkpoint, part));
-    StatusOr<UniqueFd> file = OpenBeneath(directory.get(), name, O_RDONLY);
-    if (absl::IsNotFound(file.status())) {
-      return absl::DataLossError(
-          absl::StrCat(what, ": its manifest stands there, the file does not"));
-    }
-    CAIRN_RETURN_IF_ERROR(Annotate(file.status(), what));
-    struct stat info;
-    if (fstat(file->get(), &info) != 0) return ErrnoStatus(errno, what);
-    if (!S_ISREG(info.st_mode) || static_cast<uint64_t>(info.st_size) != entry->length) {
-      return absl::DataLossError(
-          absl::StrCat(what, ": ", info.st_size, " bytes, the manifest says ", entry->length));
-    }
-    *out =
-        OpenObjectImpl::OfFile(checkpoint.key, Describe(checkpoint, part.manifest.writer, *entry),
-                               *std::move(file), copy_threads);
+    CAIRN_ASSIGN_OR_RETURN(UniqueFd file, OpenFileOf(directory.get(), *found, *entry));
+    *out = OpenObjectImpl::OfFile(found->key, Describe(*found, part.manifest.writer, *entry),
+                                  std::move(file), copy_threads);
     return absl::OkStatus();
   }
   return absl::NotFoundError(
-      absl::StrCat(checkpoint.key.DebugString(), ": no object ", name, " in storage"));
+      absl::StrCat(found->key.DebugString(), ": no object ", name, " in storage"));
 }
 
 // As ListStored of a step; ABORTED when the checkpoint moved meanwhile.
 Status ListObjects(const std::string& root, const CheckpointRef& ref, Listing* out) {
   CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadSummary(root, ref.job));
   CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* found, Resolve(stored, ref));
-  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint checkpoint, ReadWhole(root, *found));
-  for (const StoredPart& part : checkpoint.parts) {
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenDirectoryOf(root, *found));
+  for (const StoredPart& summary : found->parts) {
+    CAIRN_ASSIGN_OR_RETURN(const StoredPart part, ReadWhole(directory.get(), *found, summary));
     for (const ObjectEntry& entry : part.manifest.objects) {
-      out->objects.push_back(Describe(checkpoint, part.manifest.writer, entry));
+      out->objects.push_back(Describe(*found, part.manifest.writer, entry));
     }
   }
   std::sort(out->objects.begin(), out->objects.end(),

@@ -100,10 +100,12 @@ Status StartBelowNode(const Options& options, Rooms* rooms) {
   CAIRN_ASSIGN_OR_RETURN(rooms->cache, cache::Cache::Start(options.cache, rooms->keeper.get()));
   if (options.storage.root.empty()) return absl::OkStatus();
   // What storage holds of a job is anybody's who may write there: it takes its share of memory, no more.
-  const uint64_t budget = options.node.engine.budget_bytes;
   storage::PosixOptions posix = options.storage;
-  posix.limits.manifest_bytes = std::max<uint64_t>(budget / 16, 64 << 20);
-  posix.limits.parts = std::max<uint64_t>(budget / 16 / 512, 100'000);
+  uint64_t scan_memory = options.scan_memory_bytes;
+  if (scan_memory == 0) {
+    scan_memory = std::max<uint64_t>(options.node.engine.budget_bytes / 16, 64 << 20);
+  }
+  posix.limits = {.manifest_bytes = scan_memory, .memory_bytes = scan_memory};
   CAIRN_ASSIGN_OR_RETURN(rooms->storage, storage::MakePosixStorage(posix));
   return absl::OkStatus();
 }

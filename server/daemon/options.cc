@@ -236,6 +236,11 @@ std::vector<Definition> MakeDefinitions() {
       Bool(
           "storage.require_marker", [](auto& o) -> auto& { return o.storage.require_marker; },
           "a root without the marker that `cairn storage init` makes counts as away: for mounts"),
+      Bytes(
+          "storage.scan_memory", [](auto& o) -> auto& { return o.scan_memory_bytes; },
+          "memory for what one reading of a job finds, beside the budget; 0: 1/16 of the budget, "
+          "at "
+          "least 64MiB"),
       Number(
           "storage.keep_last",
           [](auto& o) -> auto& { return o.node.engine.default_policy.keep_last; }, 0, kMaxSteps,

@@ -33,6 +33,7 @@ struct Options {
   rpc::Options rpc;
 
   std::string catalog_path;            // SQLite file; empty: no catalog
+  uint64_t scan_memory_bytes = 0;      // 0: a part of the budget
   int64_t drain_timeout_seconds = 60;  // SIGTERM to exit, at most
 
   std::string log_dir;             // empty: standard error

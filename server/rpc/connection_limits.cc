@@ -25,10 +25,9 @@ std::shared_ptr<ConnectionLimits::Ticket> ConnectionLimits::Admit(uint32_t uid) 
   const int64_t reserved = uid == 0 ? 0 : std::min<int64_t>(64, most / 16);
   Counts::OfUser& of_user = counts_->users[uid];
   if (counts_->served >= most - reserved) {
-    ticket->refused_ = absl::ResourceExhaustedError(
-        absl::StrCat("connections: ", counts_->served,
-                     " are open, the limit is limits.connections = ", most,
-                     reserved > 0 ? absl::StrCat(" less ", reserved, " for uid 0") : ""));
+    ticket->refused_ = absl::ResourceExhaustedError(absl::StrCat(
+        "connections: ", counts_->served, " are open, the limit is limits.connections = ", most,
+        reserved > 0 ? absl::StrCat(" less ", reserved, " for uid 0") : ""));
   } else if (of_user.served >= options.OfUser(most, uid)) {
     ticket->refused_ = absl::ResourceExhaustedError(absl::StrCat(
         "connections: uid ", uid, " has ", of_user.served, " open, the limit is ",

@@ -534,6 +534,7 @@ void Handler::Commit(CallId id, wire::Cairn_commit_args& args) {
   OrThrow(ValidateWorld(request.writer, request.world_size));
   commit.world_size = request.world_size;
   commit.seals = OrThrow(ToSeals(request.seals));
+  OrThrow(ValidateNotes(request.notes));
   commit.notes = request.notes;
   commit.unmapped = OrThrow(ToIds("unmapped", request.unmapped));
   commit.unix_ms = node_->clock()->UnixMillis();

@@ -117,7 +117,7 @@ class Handler : public std::enable_shared_from_this<Handler> {
   const std::shared_ptr<node::EventLoop> loop_;
   const Credentials credentials_;
   const std::shared_ptr<ConnectionLimits::Ticket> ticket_;  // as long as calls are under way
-  node::SessionInfo session_;      // id 0: none yet
+  node::SessionInfo session_;                               // id 0: none yet
   bool said_hello_ = false;        // on this connection, with which the session may end
   bool answered_ = true;           // the call that came last
   engine::RequestId waiting_ = 0;  // the request that it waits for

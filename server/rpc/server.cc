@@ -74,12 +74,12 @@ class Server::Impl {
       Forget(connection);
     };
     ConnectionOptions options = options_.connection;
-    if (!ticket->refused().ok()) options.stall_timeout_ms = std::min(options.stall_timeout_ms, 1000);
+    if (!ticket->refused().ok())
+      options.stall_timeout_ms = std::min(options.stall_timeout_ms, 1000);
     auto connection = std::make_shared<Connection>(
         std::move(socket), Credentials{peer.uid, peer.gid, peer.pid}, options,
         node_->loops().Of(peer.uid), &budget_, std::move(owner));
-    *handler =
-        std::make_shared<Handler>(node_, &workers_, connection.get(), std::move(ticket));
+    *handler = std::make_shared<Handler>(node_, &workers_, connection.get(), std::move(ticket));
     {
       MutexLock lock(&mu_);
       open_.insert(connection);

@@ -12,8 +12,7 @@ namespace cairn::storage {
 
 namespace {
 
-StatusOr<Place> LookOnce(int parent, const std::string& name, const std::string& path,
-                         ManifestDetail detail, const StoredLimits& limits) {
+StatusOr<Place> LookOnce(int parent, const std::string& name, const std::string& path) {
   Place place;
   auto directory = OpenDirectoryAt(parent, name);
   if (absl::IsNotFound(directory.status())) return place;
@@ -29,8 +28,8 @@ StatusOr<Place> LookOnce(int parent, const std::string& name, const std::string&
   }
   place.directory = *std::move(directory);
   std::vector<std::string> problems, unread;  // the scan of the job reports them
-  auto stored =
-      ReadStoredCheckpoint(place.directory.get(), path, detail, limits, &problems, &unread);
+  auto stored = ReadStoredCheckpoint(place.directory.get(), path, ManifestDetail::kSummary, {},
+                                     &problems, &unread);
   // What cannot be told is never taken for a stranger's or for damaged.
   if (!unread.empty() && !IsOfAnother(parent, name)) {
     return absl::UnavailableError(unread.front());
@@ -42,18 +41,19 @@ StatusOr<Place> LookOnce(int parent, const std::string& name, const std::string&
              absl::IsDataLoss(stored.status()) || absl::IsPermissionDenied(stored.status())) {
     place.kind = Place::Kind::kForeign;
   } else {
-    return stored.status();
+    // RESOURCE_EXHAUSTED is for a disk that is full.
+    if (!absl::IsResourceExhausted(stored.status())) return stored.status();
+    return absl::FailedPreconditionError(stored.status().message());
   }
   return place;
 }
 
 }  // namespace
 
-StatusOr<Place> LookAt(int parent, const std::string& name, const std::string& path,
-                       ManifestDetail detail, const StoredLimits& limits) {
+StatusOr<Place> LookAt(int parent, const std::string& name, const std::string& path) {
   constexpr int kMaxLooks = 16;
   for (int look = 0; look < kMaxLooks; ++look) {
-    CAIRN_ASSIGN_OR_RETURN(Place place, LookOnce(parent, name, path, detail, limits));
+    CAIRN_ASSIGN_OR_RETURN(Place place, LookOnce(parent, name, path));
     // What lacks manifests may have been replaced, and be on its way out of the trash, while they
     // were read. Then it says nothing about the place.
     const bool whole = place.Ours() && place.stored.Complete();
@@ -69,20 +69,24 @@ bool StillStands(int parent, const std::string& name, const Place& place) {
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
+Status CheckFile(int directory, Writer writer, const ObjectEntry& object) {
+  const auto damaged = [&](absl::string_view why) {
+    return absl::DataLossError(absl::StrCat("file ", object.name, " of writer ", writer, " ", why));
+  };
+  const auto fd = OpenAt(directory, object.name, O_PATH);
+  if (!fd.ok()) return damaged(fd.status().message());
+  struct stat info = {};
+  if (::fstat(fd->get(), &info) != 0) return ErrnoStatus(errno, object.name);
+  if (!S_ISREG(info.st_mode)) return damaged("is not a file");
+  if (static_cast<uint64_t>(info.st_size) != object.length) {
+    return damaged(absl::StrCat("has ", info.st_size, " bytes, not ", object.length));
+  }
+  return absl::OkStatus();
+}
+
 Status CheckFiles(int directory, const Manifest& manifest) {
   for (const ObjectEntry& object : manifest.objects) {
-    const auto damaged = [&](absl::string_view why) {
-      return absl::DataLossError(
-          absl::StrCat("file ", object.name, " of writer ", manifest.writer, " ", why));
-    };
-    const auto fd = OpenAt(directory, object.name, O_PATH);
-    if (!fd.ok()) return damaged(fd.status().message());
-    struct stat info = {};
-    if (::fstat(fd->get(), &info) != 0) return ErrnoStatus(errno, object.name);
-    if (!S_ISREG(info.st_mode)) return damaged("is not a file");
-    if (static_cast<uint64_t>(info.st_size) != object.length) {
-      return damaged(absl::StrCat("has ", info.st_size, " bytes, not ", object.length));
-    }
+    CAIRN_RETURN_IF_ERROR(CheckFile(directory, manifest.writer, object));
   }
   return absl::OkStatus();
 }

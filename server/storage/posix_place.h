@@ -22,11 +22,8 @@ struct Place {
   bool Holds(const CheckpointKey& key) const { return Ours() && stored.key == key; }
 };
 
-// Looks at `name` below `parent`; `path` names the job in messages. The parts' objects are read where
-// `detail` says so.
-StatusOr<Place> LookAt(int parent, const std::string& name, const std::string& path,
-                       ManifestDetail detail = ManifestDetail::kSummary,
-                       const StoredLimits& limits = {});
+// Looks at `name` below `parent`; `path` names the job in messages. Of the parts it has summaries.
+StatusOr<Place> LookAt(int parent, const std::string& name, const std::string& path);
 
 // False when something else stands under the name by now, or nothing: what was found wrong with the
 // place since then says nothing about it.
@@ -37,9 +34,9 @@ inline std::tuple<Attempt, Revision, bool> RankOf(const StoredCheckpoint& stored
   return {stored.key.attempt, stored.key.revision, stored.Complete()};
 }
 
-// OK when every object of `manifest` is a file of the right length below `directory`; else
-// DATA_LOSS, naming the file.
-Status CheckFiles(int directory, const Manifest& manifest);
+// OK when the object is a file of the right length below `directory`; else DATA_LOSS, naming the file.
+Status CheckFile(int directory, Writer writer, const ObjectEntry& object);
+Status CheckFiles(int directory, const Manifest& manifest);  // of all of them
 
 // True when `place` holds this part, whole. ALREADY_EXISTS when it holds another manifest of the
 // part's writer.

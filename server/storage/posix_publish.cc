@@ -24,18 +24,22 @@ StatusOr<bool> IsForbidden(const JobDirectories& at, const CheckpointKey& checkp
   return removed.Contains(checkpoint.attempt);
 }
 
-// Of each part in turn: its names are read for that alone.
-Status CheckFilesOf(const Place& place, const StoredLimits& limits) {
+// Each part's names are read for that alone.
+Status CheckFilesOf(const Place& place) {
   for (const StoredPart& part : place.stored.parts) {
     const std::string name = ManifestFile(part.manifest.writer);
     CAIRN_ASSIGN_OR_RETURN(const UniqueFd file, OpenAt(place.directory.get(), name, O_RDONLY));
+    Status files;
+    const auto check = [&](const ObjectEntry& object) {
+      if (files.ok()) files = CheckFile(place.directory.get(), part.manifest.writer, object);
+    };
     CAIRN_ASSIGN_OR_RETURN(
-        const StoredPart whole,
-        ReadManifestFile(file.get(), ManifestDetail::kWhole, limits.manifest_bytes, nullptr));
-    if (whole.digest != part.digest) {
+        const StoredPart read,
+        ReadManifestFile(file.get(), ManifestDetail::kSummary, kMaxManifestBytes, check));
+    if (read.digest != part.digest) {
       return absl::DataLossError(absl::StrCat(name, " is another than before"));
     }
-    CAIRN_RETURN_IF_ERROR(CheckFiles(place.directory.get(), whole.manifest));
+    CAIRN_RETURN_IF_ERROR(files);
   }
   return absl::OkStatus();
 }
@@ -55,7 +59,7 @@ StatusOr<std::optional<std::string>> ClaimPartial(PosixRoot* root, const JobDire
     *lacks_parts = true;
     return std::nullopt;
   }
-  const Status whole = CheckFilesOf(partial, root->options().limits);
+  const Status whole = CheckFilesOf(partial);
   if (!whole.ok()) {
     // Or another publisher has taken it since, and what it was is on its way out of the trash.
     if (!StillStands(at.partial.get(), name, partial)) return std::nullopt;
@@ -208,7 +212,7 @@ Status ReinstateBelow(PosixRoot* root, const JobDirectories& at, const Checkpoin
       if (aside.place.Holds(checkpoint) && aside.place.stored.Complete()) found = &aside;
     }
     if (found != nullptr) {
-      const Status whole = CheckFilesOf(found->place, root->options().limits);
+      const Status whole = CheckFilesOf(found->place);
       if (!whole.ok() && StillStands(at.abandoned.get(), found->name, found->place)) return whole;
       if (!whole.ok()) continue;
       CAIRN_RETURN_IF_ERROR(Swap(root, at, checkpoint, found->name, standing));

@@ -54,18 +54,20 @@ StatusOr<bool> StandPublished(const JobDirectories& at, const CheckpointKey& che
 StatusOr<std::vector<const PartToWrite*>> FindMissing(const Place& partial,
                                                       const std::vector<PartToWrite>& parts) {
   std::vector<const PartToWrite*> missing;
-  std::vector<const Manifest*> together;
-  for (const StoredPart& stored : partial.stored.parts) together.push_back(&stored.manifest);
+  std::vector<const Manifest*> joining;
+  std::vector<const StoredPart*> standing;
+  for (const StoredPart& stored : partial.stored.parts) standing.push_back(&stored);
   for (const PartToWrite& part : parts) {
     CAIRN_ASSIGN_OR_RETURN(const bool stands, PartStands(partial, part));
     if (stands) continue;
     missing.push_back(&part);
     // A part whose files are damaged is replaced by itself.
     const Writer writer = part.manifest->writer;
-    std::erase_if(together, [writer](const Manifest* m) { return m->writer == writer; });
-    together.push_back(part.manifest);
+    std::erase_if(standing, [writer](const StoredPart* p) { return p->manifest.writer == writer; });
+    joining.push_back(part.manifest);
   }
-  const std::string conflict = ManifestConflict(together);
+  CAIRN_ASSIGN_OR_RETURN(const std::string conflict,
+                         ConflictBelow(partial.directory.get(), standing, joining));
   if (!conflict.empty()) {
     return absl::FailedPreconditionError(absl::StrCat("in conflict: ", conflict));
   }
@@ -158,9 +160,7 @@ Status WritePartsBelow(PosixRoot* root, const JobDirectories& at, const Checkpoi
 
   const std::string name = SplitPath(PartialDirectory(checkpoint)).base;
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, MakeDirectoriesAt(at.partial.get(), name));
-  CAIRN_ASSIGN_OR_RETURN(
-      const Place partial,
-      LookAt(at.partial.get(), name, at.path, ManifestDetail::kWhole, root->options().limits));
+  CAIRN_ASSIGN_OR_RETURN(const Place partial, LookAt(at.partial.get(), name, at.path));
   if (partial.Ours() && !partial.Holds(checkpoint)) {
     return absl::DataLossError(absl::StrCat(at.path, "/", PartialDirectory(checkpoint),
                                             " holds manifests of ",

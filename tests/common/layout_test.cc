@@ -367,15 +367,49 @@ TEST_F(PlantedManifest, ThatIsValidCostsASummaryNoMemory) {
   EXPECT_LT(before.Bytes(), at_first + (24 << 20));
 }
 
-TEST_F(StoredLayout, MorePartsThanFitAreOneError) {
+// Saving and loading the newest goes on; nothing is deleted while something is unread.
+TEST_F(StoredLayout, OfMoreThanFitsTheLowestStepsAreUnread) {
   for (Step step = 1; step <= 5; ++step) PutManifest(absl::StrCat(step), Part(step, 3, 0, 1));
+  PutManifest(".cairn/partial/6.3.0", Part(6, 3, 0, 2));  // looked at twice, counted once
   const UniqueFd root(::open(root_.c_str(), O_RDONLY | O_DIRECTORY));
-  const auto few =
-      ReadStoredJobBelow(root.get(), root_, "job", ManifestDetail::kSummary, {.parts = 3});
-  EXPECT_EQ(few.status().code(), absl::StatusCode::kResourceExhausted) << few.status();
-  EXPECT_THAT(std::string(few.status().message()), HasSubstr("more than 3 parts"));
-  EXPECT_TRUE(
-      ReadStoredJobBelow(root.get(), root_, "job", ManifestDetail::kSummary, {.parts = 5}).ok());
+  const auto all = ReadStoredJobBelow(root.get(), root_, "job", ManifestDetail::kSummary);
+  ASSERT_TRUE(all.ok() && all->unread.empty());
+  uint64_t memory = 0;
+  for (const StoredCheckpoint& checkpoint : all->checkpoints) memory += MemoryOf(checkpoint);
+  const auto fit = ReadStoredJobBelow(root.get(), root_, "job", ManifestDetail::kSummary,
+                                      {.memory_bytes = memory});
+  ASSERT_TRUE(fit.ok()) << fit.status();
+  EXPECT_EQ(Found(*fit), Found(*all));
+  EXPECT_THAT(fit->unread, IsEmpty());
+  const auto few = ReadStoredJobBelow(root.get(), root_, "job", ManifestDetail::kSummary,
+                                      {.memory_bytes = memory / 2});
+  ASSERT_TRUE(few.ok()) << few.status();
+  EXPECT_THAT(Found(*few), ElementsAre("4@3.0+/", "5@3.0+/", "6@3.0"));
+  ASSERT_EQ(few->unread.size(), 1u);
+  EXPECT_EQ(few->unread[0].step, 3);
+  EXPECT_THAT(few->unread[0].why, HasSubstr("3 checkpoints up to step 3 are left out"));
+}
+
+// However many there are of one checkpoint.
+TEST_F(StoredLayout, OneCheckpointOfTooManyPartsIsLeftOut) {
+  for (Writer writer = 0; writer < 100; ++writer) PutManifest("7", Part(7, 3, writer, 100));
+  PutManifest("6", Part(6, 3, 0, 1));
+  const UniqueFd root(::open(root_.c_str(), O_RDONLY | O_DIRECTORY));
+  const auto job = ReadStoredJobBelow(root.get(), root_, "job", ManifestDetail::kSummary,
+                                      {.memory_bytes = 20'000});
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_THAT(Found(*job), ElementsAre("6@3.0+/"));
+  ASSERT_EQ(job->unread.size(), 1u);
+  EXPECT_EQ(job->unread[0].step, 7);
+}
+
+TEST_F(StoredLayout, WhatIsWrongIsToldAThousandTimesAtMost) {
+  for (int i = 0; i < 1500; ++i) {
+    Put(absl::StrCat(i, "/.cairn/0.manifest"), "nonsense");
+  }
+  const auto job = ReadStoredJob(root_, "job", ManifestDetail::kSummary);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_LE(job->problems.size(), 3000u);
 }
 
 TEST_F(StoredLayout, ASummaryStillSeesNamesThatTwoWritersClaim) {
@@ -394,6 +428,53 @@ TEST_F(StoredLayout, ASummaryStillSeesNamesThatTwoWritersClaim) {
   EXPECT_THAT(Found(*job), ElementsAre("7@3.0/", "8@3.0/", "9@3.0+/"));
   EXPECT_THAT(job->checkpoints[0].conflict, HasSubstr("\"w0\" is of writers 0 and 1"));
   EXPECT_THAT(job->checkpoints[1].conflict, HasSubstr("is a directory of \"w0/below\""));
+}
+
+TEST_F(StoredLayout, PartsThatAreToJoinAreComparedByName) {
+  PutManifest("7", Part(7, 3, 0, 3));
+  PutManifest("7", Part(7, 3, 1, 3));
+  const auto job = ReadStoredJob(root_, "job", ManifestDetail::kSummary);
+  ASSERT_TRUE(job.ok()) << job.status();
+  std::vector<const StoredPart*> parts;
+  for (const StoredPart& part : job->checkpoints[0].parts) parts.push_back(&part);
+  const UniqueFd directory(::open((root_ + "/job/7").c_str(), O_RDONLY | O_DIRECTORY));
+  Manifest joining = Part(7, 3, 2, 3);
+  const auto conflict = [&] { return *ConflictBelow(directory.get(), parts, {&joining}); };
+  EXPECT_EQ(conflict(), "");
+  joining.objects[0].name = "w1";
+  EXPECT_THAT(conflict(), HasSubstr("\"w1\" is of writers 1 and 2"));
+  joining.objects[0].name = "w0/x";
+  EXPECT_THAT(conflict(), HasSubstr("is a directory of \"w0/x\" of writer 2"));
+  joining = Part(7, 3, 2, 4);
+  EXPECT_THAT(conflict(), HasSubstr("world_size"));
+}
+
+// Few hashes are held at a time, whatever the number of names.
+TEST(NamesSeen, LooksAtManyInPasses) {
+  for (const absl::string_view last : {"n/499", "n/7/below", "n", "fresh"}) {
+    NamesSeen names(/*most=*/64);
+    const auto add = [&] {
+      for (int i = 0; i < 500; ++i) names.Add(absl::StrCat("n/", i));
+      names.Add(last);
+    };
+    add();
+    int passes = 1;
+    for (; names.NextPass(); ++passes) add();
+    EXPECT_FALSE(names.too_many());
+    EXPECT_EQ(names.may_conflict(), last != "fresh") << last;
+    EXPECT_GT(passes, last == "fresh" ? 7 : 0);
+  }
+}
+
+TEST(NamesSeen, NobodyHasSoMany) {
+  NamesSeen names(/*most=*/2);
+  const auto add = [&] {
+    for (int i = 0; i < 1000; ++i) names.Add(absl::StrCat(i));
+  };
+  add();
+  while (names.NextPass()) add();
+  EXPECT_TRUE(names.too_many());
+  EXPECT_FALSE(names.may_conflict());
 }
 
 }  // namespace

@@ -484,7 +484,8 @@ TEST_F(RpcServer, LongMessagesOfOneUserDoNotWaitForEachOther) {
       const std::string bytes = Pattern(6 << 20, 6);
       return ErrorOf([&] {
                client.call().writeChunk(client.NextCall(), 12345, 0, bytes);  // no such lease
-             }).code;
+             })
+          .code;
     }));
   }
   for (std::future<int>& one : sending) EXPECT_EQ(one.get(), Code(absl::StatusCode::kNotFound));
