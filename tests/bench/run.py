@@ -58,6 +58,9 @@ ORDER = [
     "rpc_rate",
     "stall",
     "restart_large",
+    "sessions",
+    "neighbour/save",
+    "neighbour/load",
     *(
         f"apply/{held}/{figure}"
         for held in ("1000", "100000", "1000000", "writers_4096")
@@ -76,7 +79,11 @@ def programs() -> list[tuple[list[str], list[str]]]:
     return [
         (
             [str(find_program("cairn_bench")), "--folder", str(BUILD)],
-            [name for name in ORDER if not name.startswith(("torch", "apply"))],
+            [
+                name
+                for name in ORDER
+                if not name.startswith(("torch", "apply", "sessions", "neighbour"))
+            ],
         ),
         (
             [str(find_program("cairn_apply_bench"))],
@@ -85,6 +92,10 @@ def programs() -> list[tuple[list[str], list[str]]]:
         (
             [python, str(ROOT / "tests" / "bench" / "torch_bench.py")],
             [name for name in ORDER if name.startswith("torch")],
+        ),
+        (
+            ["/usr/bin/python3", str(ROOT / "tests" / "bench" / "users_bench.py")],
+            [name for name in ORDER if name.startswith(("sessions", "neighbour"))],
         ),
     ]
 
