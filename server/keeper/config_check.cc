@@ -7,12 +7,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "glog/logging.h"
 #include "server/keeper/process.h"
 #include "server/keeper/spawn.h"
 
@@ -75,6 +77,22 @@ StatusOr<std::vector<std::string>> ConfigCheck::Finish(const siginfo_t& end) {
   }
   return std::vector<std::string>(
       absl::StrSplit(absl::string_view(text).substr(0, text.size() - 1), '\0'));
+}
+
+void KeepFixed(const std::vector<std::string>& fixed, const std::vector<std::string>& now,
+               std::vector<std::string>* arguments) {
+  const auto with = [](const std::vector<std::string>& among, const std::string& prefix) {
+    return std::find_if(among.begin(), among.end(), [&](const std::string& argument) {
+      return argument.compare(0, prefix.size(), prefix) == 0;
+    });
+  };
+  for (const std::string& prefix : fixed) {
+    const auto is = with(now, prefix), wanted = with(*arguments, prefix);
+    if (is == now.end() || wanted == arguments->end() || *is == *wanted) continue;
+    LOG(WARNING) << "keeper: " << *wanted << " holds from the keeper's next start on; until then "
+                 << *is;
+    (*arguments)[static_cast<size_t>(wanted - arguments->begin())] = *is;
+  }
 }
 
 }  // namespace cairn::keeper

@@ -35,4 +35,9 @@ class ConfigCheck {
   UniqueFd output_, errors_;
 };
 
+// What the keeper itself was started with stays: the sockets are bound, the journal is there. Of the
+// arguments that begin with one of `fixed`, `arguments` gets those that hold `now`.
+void KeepFixed(const std::vector<std::string>& fixed, const std::vector<std::string>& now,
+               std::vector<std::string>* arguments);
+
 }  // namespace cairn::keeper

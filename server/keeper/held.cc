@@ -17,6 +17,15 @@ constexpr rlim_t kSpareDescriptors = 64;
 
 }  // namespace
 
+StatusOr<UniqueFd> MakeBlackBox() {
+  return MakeMemfd("cairn-black-box", node::kBlackBoxBytes, 0600);
+}
+
+Status ForgetBlackBox(const UniqueFd& black_box) {
+  const std::string zeros(node::kBlackBoxBytes, '\0');
+  return PwriteAll(black_box.get(), zeros.data(), zeros.size(), 0);
+}
+
 Status Held::Hold(Message* message, bool fds_lost) {
   CAIRN_RETURN_IF_ERROR(CheckRoom(message->fds, fds_lost));
   const Item& item = message->items.front();

@@ -19,6 +19,10 @@ inline fact::SlabUse UseOf(uint64_t value) {
   return value == static_cast<uint64_t>(manifests) ? manifests : fact::SlabUse::kObjects;
 }
 
+// The page that each daemon leaves to the next. Forgotten, it is as it was made; no daemon runs then.
+StatusOr<UniqueFd> MakeBlackBox();
+Status ForgetBlackBox(const UniqueFd& black_box);
+
 struct Outgoing {
   std::string bytes;
   std::vector<int> fds;  // not owned: they stay open until this is sent

@@ -46,10 +46,11 @@ void SayOutOfMemory() {
 
 class Keeper {
  public:
-  Keeper(const Options& options, ListeningSockets sockets, UniqueFd journal)
+  Keeper(const Options& options, ListeningSockets sockets, UniqueFd journal, UniqueFd black_box)
       : options_(options),
         sockets_(std::move(sockets)),
         journal_(std::move(journal)),
+        black_box_(std::move(black_box)),
         daemon_command_(options.daemon_command),
         restart_(options.restart, clock_->Now()) {}
 
@@ -133,6 +134,11 @@ class Keeper {
   }
 
   Status ForkDaemon() {
+    if (forget_black_box_) {
+      const Status forgotten = ForgetBlackBox(black_box_);
+      LOG_IF(ERROR, !forgotten.ok()) << "keeper: black box: " << forgotten;
+      forget_black_box_ = false;
+    }
     CAIRN_ASSIGN_OR_RETURN(Child child, SpawnDaemon(daemon_command_, oom_score_));
     daemon_ = child.pid;
     link_ = std::move(child.link);
@@ -201,7 +207,10 @@ class Keeper {
       check_again_ = true;  // what that one reads may be older than this request
       return;
     }
-    if (options_.check_command.empty()) return HandOver();
+    if (options_.check_command.empty()) {
+      forget_black_box_ = true;
+      return HandOver();
+    }
     const Status status =
         check_.Start(options_.check_command, oom_score_, clock_->Now() + kCheckLimit);
     if (!status.ok()) LOG(ERROR) << "keeper: reload refused: the check did not start: " << status;
@@ -217,37 +226,22 @@ class Keeper {
                  << arguments.status().message();
       return;
     }
-    KeepFixed(&*arguments);
+    KeepFixed(options_.fixed_arguments, daemon_command_, &*arguments);
     arguments->insert(arguments->begin(), daemon_command_.front());
     daemon_command_ = *std::move(arguments);
     LOG(INFO) << "keeper: the options are read anew; the daemon is replaced";
     restart_.Forget(clock_->Now());
+    forget_black_box_ = true;  // the same holds for what it was reading when it died
     HandOver();
-  }
-
-  // What the keeper itself was started with stays: the sockets are bound, the journal is there.
-  void KeepFixed(std::vector<std::string>* arguments) const {
-    const auto with = [](std::vector<std::string>* among, const std::string& prefix) {
-      return std::find_if(among->begin(), among->end(), [&](const std::string& argument) {
-        return argument.compare(0, prefix.size(), prefix) == 0;
-      });
-    };
-    std::vector<std::string> now = daemon_command_;
-    for (const std::string& prefix : options_.fixed_arguments) {
-      const auto is = with(&now, prefix), wanted = with(arguments, prefix);
-      if (is == now.end() || wanted == arguments->end() || *is == *wanted) continue;
-      LOG(WARNING) << "keeper: " << *wanted << " holds from the keeper's next start on; until then "
-                   << *is;
-      *wanted = *is;
-    }
   }
 
   // --- what the daemon is told
 
   void QueueInheritance() {
-    queued_.push_back({Encode(MessageType::kBegin, {{static_cast<uint64_t>(restart_.deaths()), 0}},
-                              restart_.safe_mode()),
-                       {journal_.get(), sockets_.thrift(), sockets_.fd_channel()}});
+    queued_.push_back(
+        {Encode(MessageType::kBegin, {{static_cast<uint64_t>(restart_.deaths()), 0}},
+                restart_.safe_mode()),
+         {journal_.get(), sockets_.thrift(), sockets_.fd_channel(), black_box_.get()}});
     held_.AppendInheritance(&queued_);
   }
 
@@ -445,6 +439,7 @@ class Keeper {
   Clock* const clock_ = RealClock();
   const ListeningSockets sockets_;
   const UniqueFd journal_;
+  const UniqueFd black_box_;
   UniqueFd signals_;
   std::string oom_score_;  // for the children; empty: the same as this process's
 
@@ -465,6 +460,7 @@ class Keeper {
   MonotonicNanos hand_over_until_ = 0;
   ConfigCheck check_;
   bool check_again_ = false;
+  bool forget_black_box_ = false;  // before the next daemon starts
 
   bool stopping_ = false;       // by SIGTERM or SIGINT
   int stop_owed_ = 0;           // the signal, while there was no daemon that could heed it
@@ -483,7 +479,9 @@ StatusOr<std::unique_ptr<Keeper>> MakeKeeper(const Options& options) {
   journal::Options journal;
   journal.bytes = options.journal_bytes;
   CAIRN_ASSIGN_OR_RETURN(UniqueFd file, journal::Journal::MakeFile(journal));
-  return std::make_unique<Keeper>(options, std::move(sockets), std::move(file));
+  CAIRN_ASSIGN_OR_RETURN(UniqueFd black_box, MakeBlackBox());
+  return std::make_unique<Keeper>(options, std::move(sockets), std::move(file),
+                                  std::move(black_box));
 }
 
 }  // namespace

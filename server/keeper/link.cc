@@ -80,6 +80,7 @@ StatusOr<std::unique_ptr<Link>> Link::Connect(int keeper_fd, node::Inherited* in
         inherited->journal = std::move(message.fds[0]);
         inherited->thrift_listener = std::move(message.fds[1]);
         inherited->fd_listener = std::move(message.fds[2]);
+        if (message.fds.size() > 3) inherited->black_box = std::move(message.fds[3]);
         break;
       case MessageType::kSlabs:
         CAIRN_RETURN_IF_ERROR(TakeSlabs(std::move(message), inherited));
@@ -109,6 +110,11 @@ Link::Link(UniqueFd socket, uint16_t version)
     LOG(WARNING) << "the keeper speaks version " << version_ << " of its protocol, this build "
                  << kVersion
                  << ": committed parts behind a damaged journal would not be found again";
+  }
+  if (version_ < kBlackBoxVersion) {
+    LOG(WARNING) << "the keeper speaks version " << version_ << " of its protocol, this build "
+                 << kVersion
+                 << ": a job whose files end the daemon that reads them is not found out";
   }
   thread_ = std::thread([this] { Run(); });
 }

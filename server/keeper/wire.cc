@@ -32,7 +32,7 @@ int64_t ExpectedFds(uint16_t version, MessageType type, const std::vector<Item>&
   const size_t items_of_a_hold = version >= kAnsweringVersion ? 2 : 1;
   switch (type) {
     case MessageType::kBegin:
-      return items.size() == 1 ? 3 : -1;
+      return items.size() != 1 ? -1 : version >= kBlackBoxVersion ? 4 : 3;
     case MessageType::kSlabs:
       return static_cast<int64_t>(items.size()) - (version >= kUsesVersion ? 1 : 0);
     case MessageType::kHoldSlab:

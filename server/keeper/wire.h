@@ -9,7 +9,8 @@
 // and the descriptors of the items travel with it, in the order of the items.
 //
 // Version 1 had neither kAnswer nor kServing: a hold had one item, and nobody learnt whether the
-// keeper had room for it. Version 2 knew of no slab what it is for.
+// keeper had room for it. Version 2 knew of no slab what it is for. Version 3 had no
+// black box: its kBegin has three descriptors.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +22,16 @@
 
 namespace cairn::keeper {
 
-inline constexpr uint16_t kVersion = 3;
+inline constexpr uint16_t kVersion = 4;
 inline constexpr uint16_t kOldestVersion = 1;     // of a keeper under which this daemon still works
 inline constexpr uint16_t kAnsweringVersion = 2;  // the first that answers holds
 inline constexpr uint16_t kUsesVersion = 3;       // the first that knows what a slab is for
+inline constexpr uint16_t kBlackBoxVersion = 4;   // the first that holds a black box
 
 enum class MessageType : uint16_t {
   // From the keeper, once for each daemon, in this order; kSlabs and kSessions repeat as needed.
   // One item {restarts, 0}; the text says why the daemon is to start in safe mode, empty if it is
-  // not; three descriptors: journal, Thrift listener, fd listener.
+  // not; four descriptors: journal, Thrift listener, fd listener, black box.
   kBegin = 1,
   kSlabs = 2,     // items {use, 0}, then {slab, bytes} of that use and a descriptor each
   kSessions = 3,  // items {session, which}; the descriptors that `which` names

@@ -28,9 +28,13 @@ struct HeldSession {
   UniqueFd channel, pidfd, progress;  // none of a session that takes no descriptors
 };
 
+// Of the page that a daemon leaves to the next one, to say what it was reading when it died.
+inline constexpr uint64_t kBlackBoxBytes = 64 << 10;
+
 // What a daemon gets from the keeper when it starts.
 struct Inherited {
   UniqueFd journal, thrift_listener, fd_listener;
+  UniqueFd black_box;  // storage/black_box.h; none from a keeper that is too old to have one
   std::vector<HeldSlab> slabs;
   std::vector<HeldSession> sessions;
   int restarts = 0;       // daemons that died before this one under the same keeper

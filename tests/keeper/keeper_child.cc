@@ -101,6 +101,17 @@ class TestDaemon {
     if (verb == "facts") return Facts();
     if (verb == "ignore_sigterm") return ::signal(SIGTERM, SIG_IGN) == SIG_ERR ? "failed" : "ok";
 
+    if (verb == "box_write") {
+      words >> text;
+      Must(PwriteAll(inherited_.black_box.get(), text.data(), text.size(), 0), "PwriteAll");
+      return "ok";
+    }
+    if (verb == "box_read") {
+      text.resize(4);
+      Must(PreadAll(inherited_.black_box.get(), text.data(), text.size(), 0), "PreadAll");
+      return text[0] == '\0' ? "nothing" : text;
+    }
+
     words >> id;
     if (verb == "exit") ::_exit(static_cast<int>(id));
     if (verb == "make") {

@@ -202,6 +202,21 @@ TEST_F(KeeperTest, JournalOutlivesTheDaemon) {
   }
 }
 
+TEST_F(KeeperTest, BlackBoxOutlivesDaemonsAndIsForgottenWithTheirDeaths) {
+  StartKeeper();
+  EXPECT_EQ(Tell("box_read"), "nothing");
+  ASSERT_EQ(Tell("box_write read"), "ok");
+  for (int life = 0; life < 2; ++life) {
+    KillDaemon();
+    EXPECT_EQ(Tell("box_read"), "read");
+  }
+  Reload();
+  EXPECT_EQ(Tell("box_read"), "nothing");
+  ASSERT_EQ(Tell("box_write anew"), "ok");
+  KillDaemon();
+  EXPECT_EQ(Tell("box_read"), "anew");
+}
+
 TEST_F(KeeperTest, WhatASlabIsForOutlivesTheDaemons) {
   StartKeeper();
   ASSERT_EQ(Tell("make 1 4096 object"), "ok");

@@ -77,6 +77,14 @@ TEST(KeeperWire, EveryMessageIsWhatItsGoldenFileSays) {
     if (later.name == "slabs") later.items.insert(later.items.begin(), {1, 0});
     messages.push_back(later);
   }
+  // Version 4: a black box comes with the beginning.
+  for (size_t i = 0, count = messages.size(); i < count; ++i) {
+    if (messages[i].version != 3) continue;
+    Message later = messages[i];
+    later.version = 4;
+    if (later.name == "begin") later.fds = 4;
+    messages.push_back(later);
+  }
   std::vector<std::string> files;
   for (const Message& expected : messages) {
     files.push_back(absl::StrCat(expected.name, ".v", expected.version));
@@ -100,7 +108,7 @@ TEST(KeeperWire, EveryMessageIsWhatItsGoldenFileSays) {
 TEST(KeeperWire, OverlongTextIsCut) {
   const std::string bytes = Encode(MessageType::kBegin, {{0, 0}}, std::string(5000, 'x'));
   EXPECT_LE(bytes.size(), kMaxMessage);
-  EXPECT_EQ(Decode(Received(bytes, 3))->text.size(), kMaxText);
+  EXPECT_EQ(Decode(Received(bytes, 4))->text.size(), kMaxText);
 }
 
 TEST(KeeperWire, WrongNumbersOfDescriptorsAreRefused) {
@@ -118,12 +126,12 @@ TEST(KeeperWire, WrongNumbersOfDescriptorsAreRefused) {
 
 TEST(KeeperWire, AnotherVersionIsRefusedAsSuch) {
   std::string bytes = Encode(MessageType::kDropSlab, {{1, 0}});
-  for (char version : {0, 4}) {
+  for (char version : {0, 5}) {
     bytes[4] = version;
     const Status status = Decode(Received(bytes, 0)).status();
     EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
     EXPECT_THAT(std::string(status.message()),
-                HasSubstr(absl::StrCat("version ", int{version}, "; this build knows 1 to 3")));
+                HasSubstr(absl::StrCat("version ", int{version}, "; this build knows 1 to 4")));
   }
 }
 
@@ -175,9 +183,9 @@ class LinkTest : public ::testing::Test {
     keeper_.Reset(ends[0]);
     const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     const int fd = null.get();
-    ASSERT_EQ(
-        SendMessage(ends[0], Encode(MessageType::kBegin, {{0, 0}}, {}, version), {fd, fd, fd}),
-        absl::OkStatus());
+    const std::vector<int> fds(version >= kBlackBoxVersion ? 4 : 3, fd);
+    ASSERT_EQ(SendMessage(ends[0], Encode(MessageType::kBegin, {{0, 0}}, {}, version), fds),
+              absl::OkStatus());
     if (!slabs.empty()) {
       ASSERT_EQ(SendMessage(ends[0], Encode(MessageType::kSlabs, slabs, {}, version), {fd}),
                 absl::OkStatus());
@@ -269,6 +277,17 @@ TEST_F(LinkTest, WhatASlabIsForIsToldToTheKeeperAndToTheNextDaemon) {
 TEST_F(LinkTest, AUseThatIsNotKnownIsNotThatOfManifests) {
   Connect(kVersion, {{257, 0}, {7, 4096}});
   EXPECT_EQ(inherited_.slabs.at(0).use, fact::SlabUse::kObjects);
+}
+
+TEST_F(LinkTest, KeeperOfTheThirdVersionHasNoBlackBox) {
+  Connect(3);
+  EXPECT_TRUE(inherited_.fd_listener.valid());
+  EXPECT_FALSE(inherited_.black_box.valid());
+}
+
+TEST_F(LinkTest, BlackBoxComesWithTheRest) {
+  Connect(kVersion);
+  EXPECT_TRUE(inherited_.black_box.valid());
 }
 
 TEST_F(LinkTest, KeeperOfTheSecondVersionIsToldAndTellsNoUses) {
