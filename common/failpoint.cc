@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -30,11 +31,13 @@ constexpr const char* kNames[] = {
 struct Slot {
   std::atomic<int64_t> left{0};  // reaches until it acts; 0 and below: does nothing
   std::atomic<int> error{0};     // 0: exit
+  std::string about;             // empty: whatever a reach is about
 };
 std::array<Slot, kPoints + 1> slots;
 std::atomic<int> hits{0};
 
-int Count(Slot* slot) {
+int Count(Slot* slot, absl::string_view about) {
+  if (!slot->about.empty() && slot->about != about) return 0;
   if (slot->left.fetch_sub(1, std::memory_order_acq_rel) != 1) return 0;
   const int error = slot->error.load(std::memory_order_acquire);
   // Not _exit, which sanitizers hook to run their checks first.
@@ -48,10 +51,10 @@ int Count(Slot* slot) {
 // Written while no other thread reaches points.
 std::function<void(Failpoint)> hook;
 
-int Reach(Failpoint point) {
+int Reach(Failpoint point, absl::string_view about) {
   if (hook) hook(point);
-  const int error = Count(&slots[static_cast<size_t>(point)]);
-  const int any = Count(&slots[kAny]);
+  const int error = Count(&slots[static_cast<size_t>(point)], about);
+  const int any = Count(&slots[kAny], about);
   return error != 0 ? error : any;
 }
 
@@ -63,6 +66,7 @@ struct Arm {
   int slot = -1;
   int64_t reaches = 1;
   int error = 0;
+  std::string about;
 };
 
 int ErrnoNamed(absl::string_view name) {
@@ -83,10 +87,15 @@ StatusOr<Arm> ParseArm(absl::string_view part) {
       absl::StrSplit(part, absl::MaxSplits('=', 1));
   const std::pair<absl::string_view, absl::string_view> by_colon =
       absl::StrSplit(by_equals.first, absl::MaxSplits(':', 1));
-  for (int i = 0; i < failpoint_internal::kPoints; ++i) {
-    if (by_colon.first == failpoint_internal::kNames[i]) arm.slot = i;
+  absl::string_view name = by_colon.first;
+  if (const size_t at = name.find('('); at != absl::string_view::npos && name.back() == ')') {
+    arm.about = std::string(name.substr(at + 1, name.size() - at - 2));
+    name = name.substr(0, at);
   }
-  if (by_colon.first == "any") arm.slot = failpoint_internal::kAny;
+  for (int i = 0; i < failpoint_internal::kPoints; ++i) {
+    if (name == failpoint_internal::kNames[i]) arm.slot = i;
+  }
+  if (name == "any") arm.slot = failpoint_internal::kAny;
   if (arm.slot < 0) return bad("names no failpoint");
   if (!by_colon.second.empty() &&
       (!absl::SimpleAtoi(by_colon.second, &arm.reaches) || arm.reaches < 1)) {
@@ -135,6 +144,7 @@ Status ArmFailpoints(absl::string_view spec) {
   }
   for (const Arm& arm : arms) {
     auto& slot = failpoint_internal::slots[static_cast<size_t>(arm.slot)];
+    slot.about = arm.about;
     slot.error.store(arm.error, std::memory_order_relaxed);
     slot.left.store(arm.reaches, std::memory_order_relaxed);
   }

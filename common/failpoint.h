@@ -31,6 +31,7 @@ namespace cairn {
   X(kStorageUnlink, "storage.unlink")              \
   X(kStorageTouch, "storage.touch")                \
   X(kStorageDone, "storage.done")                  \
+  X(kStorageUse, "storage.use")                    \
   X(kNodeApplied, "node.applied")                  \
   X(kNodeJournaled, "node.journaled")              \
   X(kNodeReply, "node.reply")                      \
@@ -62,8 +63,8 @@ inline constexpr int kFailpointExitCode = 86;
 absl::string_view FailpointName(Failpoint point);
 std::vector<Failpoint> AllFailpoints();
 
-// Replaces what was armed. `spec` is a comma-separated list of POINT[:N][=ERRNO], e.g.
-// "storage.fsync:2=EIO,storage.rename". When it is reached for the N-th time (default 1, counted
+// Replaces what was armed. `spec` is a comma-separated list of POINT[(ABOUT)][:N][=ERRNO], e.g.
+// "storage.fsync:2=EIO,storage.rename". With ABOUT only reaches about that count. When it is reached for the N-th time (default 1, counted
 // from this call) the point fails once with that errno or, without one, ends the process as SIGKILL
 // would: no handler runs and nothing is flushed. POINT "any" counts the reaches of all points
 // together. An empty spec disarms. INVALID_ARGUMENT names the part that is wrong, and then nothing
@@ -81,13 +82,14 @@ void SetFailpointHook(std::function<void(Failpoint)> hook);
 
 namespace failpoint_internal {
 extern std::atomic<bool> armed;
-int Reach(Failpoint point);
+int Reach(Failpoint point, absl::string_view about);
 }  // namespace failpoint_internal
 
-// 0, or the errno with which the caller must fail instead of making the call.
-inline int ReachFailpoint(Failpoint point) {
+// 0, or the errno with which the caller must fail instead of making the call. `about`: what the call is
+// about, such as a job, where the point says so.
+inline int ReachFailpoint(Failpoint point, absl::string_view about = {}) {
   if (!failpoint_internal::armed.load(std::memory_order_relaxed)) return 0;
-  return failpoint_internal::Reach(point);
+  return failpoint_internal::Reach(point, about);
 }
 
 }  // namespace cairn

@@ -2,8 +2,10 @@
 
 #include <malloc.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -24,6 +26,8 @@
 #include "server/node/node.h"
 #include "server/rpc/server.h"
 #include "server/storage/posix_storage.h"
+#include "server/storage/suspects.h"
+#include "server/storage/wary_storage.h"
 
 namespace cairn::daemon {
 namespace {
@@ -90,12 +94,26 @@ class Deadline {
 struct Rooms {
   std::unique_ptr<keeper::Link> keeper;
   std::unique_ptr<cache::Cache> cache;
+  std::unique_ptr<storage::Suspects> suspects;
   std::unique_ptr<storage::Storage> storage;
   std::unique_ptr<node::Node> node;
   std::unique_ptr<rpc::Server> server;
 };
 
-Status StartBelowNode(const Options& options, Rooms* rooms) {
+std::unique_ptr<storage::Suspects> LearnSuspects(UniqueFd black_box) {
+  static_assert(node::kBlackBoxBytes >= storage::BlackBox::kBytes);
+  std::unique_ptr<storage::BlackBox> box;
+  if (black_box.valid()) {
+    auto opened = storage::BlackBox::Open(std::move(black_box));
+    LOG_IF(ERROR, !opened.ok()) << "nobody is suspected: black box: " << opened.status();
+    if (opened.ok()) box = *std::move(opened);
+  }
+  auto suspects = std::make_unique<storage::Suspects>(std::move(box), RealClock());
+  for (const std::string& learnt : suspects->learnt()) LOG(ERROR) << learnt;
+  return suspects;
+}
+
+Status StartBelowNode(const Options& options, UniqueFd black_box, Rooms* rooms) {
   CAIRN_RETURN_IF_ERROR(Annotate(cache::SelfTest(), "this kernel cannot say who maps a slab"));
   CAIRN_ASSIGN_OR_RETURN(rooms->cache, cache::Cache::Start(options.cache, rooms->keeper.get()));
   if (options.storage.root.empty()) return absl::OkStatus();
@@ -106,7 +124,9 @@ Status StartBelowNode(const Options& options, Rooms* rooms) {
     scan_memory = std::max<uint64_t>(options.node.engine.budget_bytes / 16, 64 << 20);
   }
   posix.limits = {.manifest_bytes = scan_memory, .memory_bytes = scan_memory};
-  CAIRN_ASSIGN_OR_RETURN(rooms->storage, storage::MakePosixStorage(posix));
+  rooms->suspects = LearnSuspects(std::move(black_box));
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<storage::Storage> files, storage::MakePosixStorage(posix));
+  rooms->storage = storage::MakeWaryStorage(std::move(files), rooms->suspects.get());
   return absl::OkStatus();
 }
 
@@ -119,12 +139,13 @@ StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   CAIRN_ASSIGN_OR_RETURN(const std::string failpoints,
                          FailpointsOfLife(options.failpoints, restarts));
   CAIRN_RETURN_IF_ERROR(ArmFailpoints(failpoints));
-  CAIRN_RETURN_IF_ERROR(StartBelowNode(options, &rooms));
+  CAIRN_RETURN_IF_ERROR(StartBelowNode(options, std::move(inherited.black_box), &rooms));
 
   node::Rooms below;
   below.clock = RealClock();
   below.cache = rooms.cache.get();
   below.storage = rooms.storage.get();
+  below.suspects = rooms.suspects.get();
   below.holder = rooms.keeper.get();
   below.open_catalog = CatalogOpener(options.catalog_path);
   const node::Options node = NodeOptions(options, inherited);
@@ -215,6 +236,8 @@ int RunDaemon(const Options& options, int keeper_fd) {
     return rooms.status().code() == absl::StatusCode::kInvalidArgument ? 2 : 1;
   }
   const int signal = WaitForStop(stops);
+  // Its end is the keeper's wish from here on, whoever hangs until then.
+  if (signal == SIGHUP && rooms->suspects != nullptr) rooms->suspects->EndInOrder();
   if (signal == SIGHUP) HandOver(rooms->node.get());
   LOG(INFO) << "stopping: " << strsignal(signal);
   const auto in_seconds = [](int64_t seconds) {
@@ -224,6 +247,7 @@ int RunDaemon(const Options& options, int keeper_fd) {
   const Deadline deadline(in_seconds(options.drain_timeout_seconds + kStopSeconds));
   const bool drained =
       rooms->node->Drain(RealClock()->Now() + options.drain_timeout_seconds * kNanosPerSecond);
+  if (rooms->suspects != nullptr) rooms->suspects->EndInOrder();
   if (!drained) LOG(WARNING) << "stopping before everything is persisted: out of time";
   // A drain that ended early leaves no more time to a thread that hangs in storage.
   const Deadline sooner(in_seconds(kStopSeconds));

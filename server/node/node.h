@@ -50,7 +50,8 @@ struct Recovered;
 }  // namespace cairn::engine
 namespace cairn::storage {
 class Storage;
-}
+class Suspects;
+}  // namespace cairn::storage
 
 namespace cairn::node {
 
@@ -61,11 +62,12 @@ class StorageWatch;
 class StorageWorker;
 class Verifier;
 
-// What the node stands on; all outlive it. `storage` may be null.
+// What the node stands on; all outlive it. `storage` may be null, and `suspects`, which stands before it.
 struct Rooms {
   Clock* clock = nullptr;
   cache::Cache* cache = nullptr;
   storage::Storage* storage = nullptr;
+  const storage::Suspects* suspects = nullptr;
   OpenCatalog open_catalog;
   SessionHolder* holder = nullptr;
 };
@@ -211,6 +213,7 @@ class Node {
                               MonotonicNanos deadline);
   void AddSessions(NodeState* state) const;
   void AddCounters(NodeState* state) const;
+  void AddSetAside(bool of_all, NodeState* state) const;
 
   const Options options_;
   const Rooms rooms_;

@@ -13,6 +13,7 @@
 #include "server/node/node.h"
 #include "server/node/storage_watch.h"
 #include "server/storage/storage.h"
+#include "server/storage/suspects.h"
 
 namespace cairn::node {
 namespace {
@@ -66,6 +67,7 @@ StatusOr<NodeState> Node::State(const engine::Caller& caller) {
   AddSessions(&state);
   AddMappers(rooms_.cache, &state.engine.quarantined);
   AddCounters(&state);
+  AddSetAside(of_all, &state);
   state.catalog = recorder_.State();
   return state;
 }
@@ -85,6 +87,29 @@ void Node::AddSessions(NodeState* state) const {
     state->sessions.push_back(std::move(shown));
   }
   state->engine.sessions.clear();
+}
+
+// The jobs that are not read from storage. Who may see all is told of those, too, of which memory has
+// nothing.
+void Node::AddSetAside(bool of_all, NodeState* state) const {
+  if (rooms_.suspects == nullptr) return;
+  std::map<std::string, std::string> set_aside = rooms_.suspects->SetAside();
+  state->engine.counters["jobs_set_aside"] = static_cast<int64_t>(set_aside.size());
+  for (engine::reply::JobStatus& job : state->engine.jobs) {
+    const auto found = set_aside.find(job.job);
+    if (found != set_aside.end()) job.persist_problem = found->second;
+  }
+  if (!of_all || set_aside.empty()) return;
+  constexpr size_t kMostNamed = 3;
+  size_t named = 0;
+  absl::StrAppend(&state->state, "; not read from storage: ");
+  for (const auto& [job, why] : set_aside) {
+    if (named == kMostNamed) break;
+    absl::StrAppend(&state->state, named++ == 0 ? "" : "; ", "job ", job, ": ", why);
+  }
+  if (set_aside.size() > kMostNamed) {
+    absl::StrAppend(&state->state, "; and ", set_aside.size() - kMostNamed, " more");
+  }
 }
 
 void Node::AddCounters(NodeState* state) const {

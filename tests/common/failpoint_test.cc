@@ -32,6 +32,16 @@ TEST_F(Failpoints, AnyCountsAllTogether) {
   EXPECT_EQ(ReachFailpoint(Failpoint::kStorageSync), EIO);
 }
 
+TEST_F(Failpoints, OfOneThingCountOnlyWhatIsAboutIt) {
+  ASSERT_TRUE(ArmFailpoints("storage.use(mine):2=EIO").ok());
+  for (const char* about : {"mine", "", "other", "mine2"}) {
+    EXPECT_EQ(ReachFailpoint(Failpoint::kStorageUse, about), 0) << about;
+  }
+  EXPECT_EQ(ReachFailpoint(Failpoint::kStorageUse, "mine"), EIO);
+  ASSERT_TRUE(ArmFailpoints("storage.use=EIO").ok());
+  EXPECT_EQ(ReachFailpoint(Failpoint::kStorageUse, "other"), EIO);
+}
+
 TEST_F(Failpoints, WithoutAnErrnoEndTheProcess) {
   EXPECT_EXIT(
       {
@@ -44,7 +54,7 @@ TEST_F(Failpoints, WithoutAnErrnoEndTheProcess) {
 
 TEST_F(Failpoints, ThatMakeNoSenseArmNothing) {
   for (const char* spec : {"storage", "storage.fsync:0", "storage.fsync:x", "storage.fsync=EWHAT",
-                           "storage.fsync,,", "storage.fsync:-1"}) {
+                           "storage.fsync,,", "storage.fsync:-1", "storage.use(a", "(a)"}) {
     EXPECT_EQ(ArmFailpoints(spec).code(), absl::StatusCode::kInvalidArgument) << spec;
     for (Failpoint point : AllFailpoints()) EXPECT_EQ(ReachFailpoint(point), 0);
   }

@@ -2,6 +2,7 @@
 #include <sched.h>
 #include <sys/mount.h>
 
+#include "server/storage/wary_storage.h"
 #include "tests/storage/posix_fixture.h"
 
 namespace cairn::storage {
@@ -180,7 +181,8 @@ TEST_F(PosixFaults, EveryFailpointOfStorageIsReached) {
     if (!absl::StartsWith(FailpointName(point), "storage.")) continue;
     fs::remove_all(root_ + "/job");
     const int died = InChild([&] {
-      auto storage = Make();
+      Suspects suspects(nullptr, RealClock());
+      auto storage = MakeWaryStorage(Make(), &suspects);
       if (!ArmFailpoints(FailpointName(point)).ok()) return 1;
       for (Revision revision : {0, 1}) {
         const Part part = MakePart(Key(5, 100, revision));

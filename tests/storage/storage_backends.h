@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/layout.h"
 #include "server/storage/posix_storage.h"
+#include "server/storage/wary_storage.h"
 #include "tests/storage/faulty_storage.h"
 #include "tests/storage/memory_storage.h"
 
@@ -138,6 +139,22 @@ class MemoryBackend : public Backend {
 
  private:
   const std::shared_ptr<MemoryStore> store_ = std::make_shared<MemoryStore>();
+};
+
+// As a daemon has it, whose black box nobody reads.
+class WaryBackend final : public MemoryBackend {
+ public:
+  std::unique_ptr<Storage> Open() override {
+    auto page = MakeMemfd("black-box", BlackBox::kBytes, 0600);
+    EXPECT_TRUE(page.ok()) << page.status();
+    auto box = BlackBox::Open(*std::move(page));
+    EXPECT_TRUE(box.ok()) << box.status();
+    suspects_.push_back(std::make_unique<Suspects>(*std::move(box), RealClock()));
+    return MakeWaryStorage(MemoryBackend::Open(), suspects_.back().get());
+  }
+
+ private:
+  std::vector<std::unique_ptr<Suspects>> suspects_;
 };
 
 // The decorator with its faults off.

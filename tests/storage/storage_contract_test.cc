@@ -709,6 +709,7 @@ INSTANTIATE_TEST_SUITE_P(
     Storage, StorageContract,
     ::testing::Values(Kind{"Posix", [] { return std::make_unique<PosixBackend>(); }},
                       Kind{"Memory", [] { return std::make_unique<MemoryBackend>(); }},
+                      Kind{"Wary", [] { return std::make_unique<WaryBackend>(); }},
                       Kind{"Faultless", [] { return std::make_unique<FaultlessBackend>(); }}),
     [](const auto& tested) { return tested.param.name; });
 
