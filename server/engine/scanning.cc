@@ -329,11 +329,14 @@ Status Scanning::CheckJournal(const event::JobScanned& event) const {
 // What was found counts. That something was not found says nothing.
 void Scanning::Failed(Job* job, const Status& why) {
   JobScan& scan = job->scan.Edit();
+  const bool said = scan.wait > 0 && scan.problem == why;  // and not read since
   scan.state = ScanState::kFailed;
   scan.problem = why;
   scan.wait = std::clamp(scan.wait * 2, options_.persist_retry_min, options_.persist_retry_max);
   scan.again = out_.now() + scan.wait;
-  out_.Log(Severity::kWarning, absl::StrCat("job ", job->name, " in storage: ", why.message()));
+  if (!said) {
+    out_.Log(Severity::kWarning, absl::StrCat("job ", job->name, " in storage: ", why.message()));
+  }
   if (MustBeRead(*job)) Insist(job);
 }
 

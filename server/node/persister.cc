@@ -173,8 +173,8 @@ void Persister::SweepJob(const std::string& job) {
   rules.wanted = [this](const CheckpointKey& other) { return IsWanted(other); };
   rules.full = due.full;
   const Status swept = storage_->Sweep(job, rules);
-  // Of a user as whom this daemon may not act, another daemon takes care.
-  if (!swept.ok() && !absl::IsPermissionDenied(swept)) {
+  // Of a user as whom this daemon may not act, another daemon takes care. What is away has been said.
+  if (!swept.ok() && !absl::IsPermissionDenied(swept) && !absl::IsUnavailable(swept)) {
     LOG(WARNING) << "job=" << job << " sweep: " << swept;
   }
 }
