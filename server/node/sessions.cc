@@ -150,8 +150,8 @@ Status Sessions::Start(UniqueFd fd_listener) {
       if (record.channel != nullptr) adopted.emplace_back(id, record.channel);
     }
   }
-  for (const auto& [id, channel] : adopted) {
-    channel->loop->Post([this, id, channel] {
+  for (const auto& one : adopted) {
+    one.second->loop->Post([this, id = one.first, channel = one.second] {
       const Status watched = Watch(id, channel);
       if (!watched.ok()) EndByItself(id, "its fd channel cannot be watched");
     });
