@@ -199,11 +199,14 @@ class SessionImpl : public Session {
     return Answer<Listing>([&](Listing* out) -> Status {
       constexpr int32_t kPage = 1000;
       const std::string job = path.substr(0, path.find('/'));
+      const MonotonicNanos deadline = link_->Deadline(absl::ZeroDuration());  // of all pages
       std::string cursor;
       do {
         wire::ListReply reply;
         CAIRN_RETURN_IF_ERROR(
-            Call("ls", [&](wire::CairnClient& client) { client.ls(reply, path, cursor, kPage); }));
+            link_->Call("ls", deadline, [&](wire::CairnClient& client, const AttachmentPtr&) {
+              client.ls(reply, path, cursor, kPage);
+            }));
         for (std::string& name : reply.jobs) out->jobs.push_back(std::move(name));
         for (const auto& item : reply.checkpoints) {
           CAIRN_ASSIGN_OR_RETURN(CheckpointInfo info, FromWire(job, item));

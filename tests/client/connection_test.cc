@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "Cairn.h"
 #include "client/cpp/process.h"
 #include "client/cpp/session.h"
 #include "common/fd.h"
@@ -150,6 +151,44 @@ TEST_F(Absent, AnAnswerThatAnnouncesWhatDoesNotComeCostsNoMemory) {
     server.join();
     std::filesystem::remove(options_.socket);
   }
+}
+
+// The reply to one call. `result` is as the call's method has it.
+template <typename Result>
+std::string ReplyOf(const std::string& name, const Result& result) {
+  FrameWriter writer;
+  writer.protocol()->writeMessageBegin(name, apache::thrift::protocol::T_REPLY, 0);
+  result.write(writer.protocol());
+  return std::string(writer.Finish());
+}
+
+TEST_F(Absent, AListThatNeverEndsEndsAtTheDeadline) {
+  options_.takes_fds = false;
+  const UniqueFd listener = Listen();
+  std::thread server([&] {
+    UniqueFd connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    wire::Cairn_hello_result hello;
+    hello.success.__set_secret(std::string(16, 's'));
+    hello.__isset.success = true;
+    std::string reply = ReplyOf("hello", hello);
+    wire::Cairn_ls_result page;
+    page.__isset.success = true;
+    char call[4096];  // each is short, and comes whole
+    for (int n = 0; recv(connection.get(), call, sizeof call, 0) > 0; ++n) {
+      (void)send(connection.get(), reply.data(), reply.size(), MSG_NOSIGNAL);
+      page.success.next_cursor = absl::StrCat(n);
+      reply = ReplyOf("ls", page);
+    }
+  });
+  {
+    auto session = Session::Connect(options_);
+    ASSERT_TRUE(session.ok()) << session.status();
+    const absl::Time start = absl::Now();
+    EXPECT_EQ((*session)->List("run").status().code(), absl::StatusCode::kUnavailable);
+    EXPECT_LT(absl::Now() - start, options_.timeout + absl::Seconds(2));
+  }
+  shutdown(listener.get(), SHUT_RDWR);
+  server.join();
 }
 
 TEST_F(Absent, OptionsAreCheckedBeforeAnythingIsAsked) {
