@@ -47,6 +47,11 @@ class Server::Impl {
     workers_.Stop();
   }
 
+  Held held() const {
+    MutexLock lock(&mu_);
+    return {open_.size(), budget_.taken()};
+  }
+
  private:
   void Accept(UniqueFd socket, const node::Peer& peer) {
     try {
@@ -103,7 +108,7 @@ class Server::Impl {
   ConnectionLimits limits_;
   Workers workers_;
 
-  Mutex mu_;
+  mutable Mutex mu_;
   CondVar closed_;  // with mu_: a connection has closed
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::set<std::shared_ptr<Connection>> open_ ABSL_GUARDED_BY(mu_);
@@ -116,5 +121,6 @@ Server::Server(const Options& options, node::Node* node, UniqueFd listener)
 Server::~Server() { Stop(); }
 void Server::Start() { impl_->Start(); }
 void Server::Stop() { impl_->Stop(); }
+Server::Held Server::held() const { return impl_->held(); }
 
 }  // namespace cairn::rpc

@@ -5,6 +5,7 @@
 // thread, and what a message announces is believed before its bytes are there.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -35,6 +36,13 @@ class Server {
   void Start();
   // Accepts no more and ends every connection. Stop the node first: parked calls end with it.
   void Stop();
+
+  // What clients have of it now.
+  struct Held {
+    size_t connections = 0;      // those that are only told that they are too many, too
+    uint64_t message_bytes = 0;  // of max_message_bytes
+  };
+  Held held() const;  // thread-safe
 
  private:
   class Impl;

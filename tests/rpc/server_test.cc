@@ -491,6 +491,25 @@ TEST_F(RpcServer, LongMessagesOfOneUserDoNotWaitForEachOther) {
   for (std::future<int>& one : sending) EXPECT_EQ(one.get(), Code(absl::StatusCode::kNotFound));
 }
 
+TEST_F(RpcServer, WhatHalfAMessageTookIsGoneWithItsClient) {
+  Unserve();
+  rpc_.connection.stall_timeout_ms = 60'000;
+  Serve();
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  UniqueFd fd = RawConnection();
+  SendAll(fd.get(), MessageOf<wire::Cairn_rejoin_pargs>("rejoin", [&](auto* args) {
+            args->session = &client.hello().session;
+            args->secret = &client.hello().secret;
+          }));
+  SendAll(fd.get(), Framed(std::string(100'000, 'x'), 1 << 20));
+  while (server_->held().message_bytes == 0) std::this_thread::yield();
+  EXPECT_EQ(server_->held().connections, 2u);
+  fd.Reset();
+  while (server_->held().connections > 1) std::this_thread::yield();
+  EXPECT_EQ(server_->held().message_bytes, 0u);
+}
+
 TEST_F(RpcServer, AClientThatStallsInsideAMessageIsDropped) {
   UniqueFd fd = RawConnection();
   SendAll(fd.get(), Framed("half", 8));
