@@ -1,5 +1,7 @@
 #include "proto/frame.h"
 
+#include <thrift/protocol/TProtocolException.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -15,8 +17,8 @@ using apache::thrift::transport::TTransportException;
 
 // libthrift counts what is read from a buffer against its own limit, which is one message's.
 std::shared_ptr<TConfiguration> Limits() {
-  static const auto limits = std::make_shared<TConfiguration>(
-      static_cast<int>(kMaxFrameBytes + kFrameHeaderBytes));
+  static const auto limits =
+      std::make_shared<TConfiguration>(static_cast<int>(kMaxFrameBytes + kFrameHeaderBytes));
   return limits;
 }
 
@@ -49,6 +51,16 @@ uint64_t EntryMemory(TType type) {
       return sizeof(std::string);
     default:
       return 8;
+  }
+}
+
+void CheckMessageType(const apache::thrift::protocol::TMessageType& came) {
+  using apache::thrift::protocol::TProtocolException;
+  int type = 0;
+  static_assert(sizeof(type) == sizeof(came));
+  std::memcpy(&type, &came, sizeof(type));
+  if (type < apache::thrift::protocol::T_CALL || type > apache::thrift::protocol::T_ONEWAY) {
+    throw TProtocolException(TProtocolException::INVALID_DATA, "a message of an unknown type");
   }
 }
 

@@ -29,6 +29,10 @@ void PutFrameLength(uint32_t length, char* header);
 uint64_t LeastEntryBytes(apache::thrift::protocol::TType type);
 uint64_t EntryMemory(apache::thrift::protocol::TType type);
 
+// Throws TProtocolException unless what came is a message's type: to read another one as the enumeration would
+// be undefined.
+void CheckMessageType(const apache::thrift::protocol::TMessageType& came);
+
 // Reads messages that are in memory. Throws TProtocolException, also for a list that has more entries
 // than the bytes that are left can hold, and once the lists of one message take more than
 // `max_entry_bytes` of memory. `Transport` has available_read(): how much of the message is left.
@@ -43,14 +47,15 @@ class FrameReader : public apache::thrift::protocol::TBinaryProtocolT<Transport>
              /*strict_read=*/true, /*strict_write=*/true),
         max_entry_bytes_(max_entry_bytes) {}
 
-  uint32_t readMessageBegin_virt(std::string& name,
-                                 apache::thrift::protocol::TMessageType& type,
+  uint32_t readMessageBegin_virt(std::string& name, apache::thrift::protocol::TMessageType& type,
                                  int32_t& sequence) override {
     entry_bytes_ = 0;
     const auto limit = std::max(1, static_cast<int32_t>(this->trans_->available_read()));
     this->setStringSizeLimit(limit);
     this->setContainerSizeLimit(limit);
-    return Base::readMessageBegin(name, type, sequence);
+    const uint32_t read = Base::readMessageBegin(name, type, sequence);
+    CheckMessageType(type);
+    return read;
   }
   uint32_t readListBegin_virt(TType& entry, uint32_t& size) override {
     const uint32_t read = Base::readListBegin(entry, size);
@@ -65,8 +70,8 @@ class FrameReader : public apache::thrift::protocol::TBinaryProtocolT<Transport>
   uint32_t readMapBegin_virt(TType& key, TType& value, uint32_t& size) override {
     const uint32_t read = Base::readMapBegin(key, value, size);
     // A map's node in memory has links beside its entry.
-    Check(LeastEntryBytes(key) + LeastEntryBytes(value),
-          EntryMemory(key) + EntryMemory(value) + 48, size);
+    Check(LeastEntryBytes(key) + LeastEntryBytes(value), EntryMemory(key) + EntryMemory(value) + 48,
+          size);
     return read;
   }
 

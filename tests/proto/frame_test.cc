@@ -55,6 +55,16 @@ std::string CreateOf(size_t objects) {
 
 TEST(Frame, WhatIsWrittenIsRead) { EXPECT_EQ(ReadCreate(CreateOf(1000)), ""); }
 
+TEST(Frame, AMessageHasATypeThatThereIs) {
+  std::string message = CreateOf(1);
+  for (const int type : {0, 5, 9, 255}) {
+    message[3] = static_cast<char>(type);
+    EXPECT_THAT(ReadCreate(message), ::testing::HasSubstr("unknown type")) << type;
+  }
+  message[3] = TMessageType::T_ONEWAY;
+  EXPECT_EQ(ReadCreate(message), "");
+}
+
 // 40 bytes cost 104 MiB: a list's entries were made before one of them had come.
 TEST(Frame, AListHasNoMoreEntriesThanItsBytesCanHold) {
   const std::string message = Message([](TProtocol* out) {
