@@ -147,7 +147,7 @@ def thrift_socket() -> dict[str, bytes]:
         + struct.pack("<hH", 0, 60000),
         "half": CHUNKS_HELLO
         + bytes([HALF_FRAME])
-        + struct.pack("<I", 1 << 20)
+        + struct.pack("<I", 60 << 20)
         + text(b"\x80\x01\0\x01\0\0\0\x04"),
         "no_type": bytes([FRAME]) + text(b"\x80\x01\0\xff\0\0\0\x04ping\0\0\0\1\0"),
         "raw": bytes([FRAME])
