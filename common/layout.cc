@@ -23,7 +23,8 @@ namespace {
 constexpr char kManifestSuffix[] = ".manifest";
 constexpr char kTombstonesSuffix[] = ".attempts";
 constexpr uint64_t kMaxTombstoneBytes = 64;
-constexpr size_t kMaxSaid = 1000;  // of what is wrong, one by one
+constexpr uint64_t kSmallBytes = 256;  // about what a small record takes in memory
+constexpr size_t kMaxSaid = 1000;      // of what is wrong, one by one
 
 std::string CheckpointName(const CheckpointKey& checkpoint) {
   return absl::StrCat(checkpoint.step, ".", checkpoint.attempt, ".", checkpoint.revision);
@@ -130,7 +131,9 @@ class JobScan {
     }
     steps.erase(kNoStep);
     for (const Step step : steps) {
+      if (!HasRoom(kSmallBytes)) return absl::OkStatus();
       StatusOr<AttemptRanges> removed = ReadTombstones(directory_.get(), step);
+      if (removed.ok()) memory_ += removed->ranges().size() * sizeof(AttemptRanges::Range);
       if (removed.ok()) {
         if (!removed->empty()) found_.removed.steps[step] = *std::move(removed);
       } else {
@@ -151,8 +154,10 @@ class JobScan {
       LineRecordKind kind = LineRecordKind::kResume;
       if (!ParseLineRecordName(name, &number, &kind)) continue;
       found_.line.Take(number, kind);
+      if (!HasRoom(kSmallBytes)) return absl::OkStatus();
       StatusOr<LineRecord> record = ReadLineRecord(directory_.get(), job_, number, kind);
       if (record.ok()) {
+        memory_ += record->lineage.entries.size() * sizeof(LineageEntry);
         struct stat info = {};
         if (kind == LineRecordKind::kOrigin &&
             ::fstatat(directory->get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0) {
@@ -164,6 +169,16 @@ class JobScan {
       }
     }
     return absl::OkStatus();
+  }
+
+  // False: what was found takes all the memory that there is for it, and the rest is not read.
+  bool HasRoom(uint64_t more) {
+    memory_ += more;
+    if (memory_ <= limits_.memory_bytes) return true;
+    SayUnread(kNoStep,
+              absl::StrCat(path_, ": the decisions about its line, and its tombstones, take ",
+                           "more than ", limits_.memory_bytes, " bytes of memory"));
+    return false;
   }
 
   // Where a checkpoint was seen; a greater one tells more about where it is.
@@ -333,7 +348,7 @@ class JobScan {
   const std::string job_;
   const ManifestDetail detail_;
   const StoredLimits limits_;
-  uint64_t memory_ = 0;  // of the checkpoints that were read
+  uint64_t memory_ = 0;  // of what was read
   // Those that did not fit, lower ones than others of their directory.
   int64_t left_out_ = 0;
   Step left_out_up_to_ = kNoStep;
@@ -434,6 +449,12 @@ Status ForEachName(int meta, const std::vector<const StoredPart*>& parts,
   return absl::OkStatus();
 }
 
+std::vector<const StoredPart*> PointersTo(const std::vector<StoredPart>& parts) {
+  std::vector<const StoredPart*> pointers;
+  for (const StoredPart& part : parts) pointers.push_back(&part);
+  return pointers;
+}
+
 // As ConflictBelow; `names` has had the first pass.
 StatusOr<std::string> ConflictOf(int meta, const std::vector<const StoredPart*>& parts,
                                  const std::vector<const Manifest*>& others, NamesSeen* names) {
@@ -465,6 +486,7 @@ StatusOr<std::string> ConflictOf(int meta, const std::vector<const StoredPart*>&
 
 }  // namespace
 
+// One function: what is left of each bound passes from one manifest to the next.
 StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string& path,
                                                 ManifestDetail detail, const StoredLimits& limits,
                                                 std::vector<std::string>* problems,
@@ -482,7 +504,6 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
     unread->push_back(absl::StrCat(path, ": ", files.status().message()));
     return absl::UnavailableError(unread->back());
   }
-
   StoredCheckpoint stored;
   stored.location = Location(path);
   bool vanished = files->empty();
@@ -529,18 +550,14 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
   }
   stored.key = stored.parts.front().manifest.Checkpoint();
   stored.world_size = stored.parts.front().manifest.world_size;
-  if (detail == ManifestDetail::kWhole) {
-    stored.conflict = PartConflict(stored.parts);
-  } else {
-    std::vector<const StoredPart*> parts;
-    for (const StoredPart& part : stored.parts) parts.push_back(&part);
-    auto conflict = ConflictOf(meta->get(), parts, {}, &names);
-    if (!conflict.ok()) {
-      unread->push_back(absl::StrCat(path, ": ", conflict.status().message()));
-      return conflict.status();
-    }
-    stored.conflict = *std::move(conflict);
+  auto conflict = detail == ManifestDetail::kWhole
+                      ? StatusOr<std::string>(PartConflict(stored.parts))
+                      : ConflictOf(meta->get(), PointersTo(stored.parts), {}, &names);
+  if (!conflict.ok()) {
+    unread->push_back(absl::StrCat(path, ": ", conflict.status().message()));
+    return conflict.status();
   }
+  stored.conflict = *std::move(conflict);
   return stored;
 }
 

@@ -57,6 +57,7 @@ class FrameReader : public apache::thrift::protocol::TBinaryProtocolT<Transport>
     CheckMessageType(type);
     return read;
   }
+  void set_max_entry_bytes(uint64_t bytes) { max_entry_bytes_ = bytes; }
   uint32_t readListBegin_virt(TType& entry, uint32_t& size) override {
     const uint32_t read = Base::readListBegin(entry, size);
     Check(LeastEntryBytes(entry), EntryMemory(entry), size);
@@ -88,7 +89,7 @@ class FrameReader : public apache::thrift::protocol::TBinaryProtocolT<Transport>
     }
   }
 
-  const uint64_t max_entry_bytes_;
+  uint64_t max_entry_bytes_;
   uint64_t entry_bytes_ = 0;
 };
 
@@ -118,15 +119,23 @@ class MessageBytes : public apache::thrift::transport::TVirtualTransport<Message
 // Reads one message after the other.
 class MessageReader {
  public:
+  // What the lists of a message take in memory is at most so many times its length, and `max_entry_bytes`.
+  static constexpr uint64_t kMostTimes = 4, kAlways = 1 << 20;
+
   explicit MessageReader(uint64_t max_entry_bytes)
-      : bytes_(std::make_shared<MessageBytes>()), protocol_(bytes_, max_entry_bytes) {}
+      : max_entry_bytes_(max_entry_bytes),
+        bytes_(std::make_shared<MessageBytes>()),
+        protocol_(bytes_, max_entry_bytes) {}
   // Of the next message, which outlives what is read from it.
   apache::thrift::protocol::TProtocol* Read(absl::string_view message) {
     bytes_->Set(message);
+    protocol_.set_max_entry_bytes(
+        std::min<uint64_t>(max_entry_bytes_, kMostTimes * message.size() + kAlways));
     return &protocol_;
   }
 
  private:
+  const uint64_t max_entry_bytes_;
   const std::shared_ptr<MessageBytes> bytes_;
   FrameReader<MessageBytes> protocol_;
 };

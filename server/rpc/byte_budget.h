@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -18,15 +19,9 @@ class ByteBudget {
   // Of `total` a quarter is uid 0's alone.
   ByteBudget(uint64_t total, uint64_t per_user) : total_(total), per_user_(per_user) {}
 
-  // False, and nothing is taken, while that is more than is left, or others of this user wait in turn.
-  bool Take(uint32_t uid, uint64_t bytes) {
-    MutexLock lock(&mu_);
-    const auto user = users_.find(uid);
-    if (user != users_.end() && !user->second.waiting.empty()) return false;
-    return TakeNow(uid, bytes);
-  }
-  // The same for who can wait: those of a user are served in the order in which they asked first, so that
-  // small messages do not hold up a large one for ever. After false, `who` asks again or leaves.
+  // False, and nothing is taken, while that is more than is left. Those of a user are served in the order
+  // in which they asked first, so that small messages do not hold up a large one for ever. After false,
+  // `who` asks again or leaves.
   bool TakeInTurn(uint32_t uid, uint64_t bytes, const void* who) {
     MutexLock lock(&mu_);
     std::deque<const void*>& waiting = users_[uid].waiting;
@@ -34,6 +29,19 @@ class ByteBudget {
     if (waiting.front() != who || !TakeNow(uid, bytes)) return false;
     LeaveTurn(uid, who);
     return true;
+  }
+  // For what is there already and cannot wait: a user may have twice as much with it, and then waits with
+  // all else. False: that is used up, too.
+  bool Overdraw(uint32_t uid, uint64_t bytes) {
+    MutexLock lock(&mu_);
+    OfUser& user = users_[uid];
+    const bool taken = user.taken + bytes <= 2 * per_user_ && taken_ + bytes <= total_ / 4 * 5;
+    if (taken) {
+      user.taken += bytes;
+      taken_ += bytes;
+    }
+    Settle(uid);
+    return taken;
   }
   void Leave(uint32_t uid, const void* who) {
     MutexLock lock(&mu_);
@@ -89,8 +97,8 @@ class ByteBudget {
   absl::flat_hash_map<uint32_t, OfUser> users_ ABSL_GUARDED_BY(mu_);
 };
 
-// What one message, or the reply to it, has taken: given back when nobody holds its bytes any more. Used
-// by one thread at a time.
+// What one message, or the reply to it, has taken: given back when nobody holds its bytes any more.
+// Thread-safe.
 class Reservation {
  public:
   Reservation(ByteBudget* budget, uint32_t uid) : budget_(budget), uid_(uid) {}
@@ -104,23 +112,27 @@ class Reservation {
   bool empty() const { return bytes_ == 0 && !waits_; }
   // All of a message, before any of it is held: those that held a piece each could wait for each other.
   bool TakeInTurn(uint64_t bytes) {
-    if (bytes <= bytes_) return true;
-    waits_ = !budget_->TakeInTurn(uid_, bytes - bytes_, this);
-    if (!waits_) bytes_ = bytes;
+    const uint64_t had = bytes_;
+    if (bytes <= had) return true;
+    waits_ = !budget_->TakeInTurn(uid_, bytes - had, this);
+    if (!waits_) bytes_ += bytes - had;
     return !waits_;
   }
-  // Now, or not at all.
-  bool Add(uint64_t bytes) {
-    if (!budget_->Take(uid_, bytes)) return false;
-    bytes_ += bytes;
+  // What is there already: ByteBudget::Overdraw.
+  bool Cover(uint64_t bytes) {
+    const uint64_t had = bytes_;
+    if (bytes <= had) return true;
+    if (!budget_->Overdraw(uid_, bytes - had)) return false;
+    bytes_ += bytes - had;
     return true;
   }
+  uint64_t bytes() const { return bytes_; }
 
  private:
   ByteBudget* const budget_;
   const uint32_t uid_;
-  uint64_t bytes_ = 0;
-  bool waits_ = false;
+  std::atomic<uint64_t> bytes_{0};
+  std::atomic<bool> waits_{false};
 };
 
 }  // namespace cairn::rpc

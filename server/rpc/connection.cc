@@ -62,6 +62,7 @@ void Connection::Close() {
   socket_.Reset();
   in_ = {};
   out_ = {};
+  then_ = nullptr;
   BeginNext();
   owner_.closed(this);
 }
@@ -77,6 +78,10 @@ void Connection::OnEvents(uint32_t events) {
         RealClock()->Now() < begun_ + kMostStalls * options_.stall_timeout_ms * kNanosPerMilli;
     if (waits_for_budget_ && in_time) {
       ReadOn();
+      return;
+    }
+    if (then_ && in_time) {
+      AskForRoom();
       return;
     }
     if (!in_.empty() || !out_.empty()) Log("its client stalls");
@@ -170,8 +175,26 @@ bool Connection::HasRoom() {
   return reserved_->TakeInTurn(std::max<uint64_t>(wanted(), in_.size()));
 }
 
+void Connection::WhenRoom(uint64_t bytes, std::function<void()> then) {
+  room_ = reserved_->bytes() + bytes;
+  then_ = std::move(then);
+  AskForRoom();
+}
+
+void Connection::AskForRoom() {
+  if (!reserved_->TakeInTurn(room_)) return Arm();
+  const std::function<void()> then = std::exchange(then_, nullptr);
+  Arm();
+  then();
+}
+
 // What to wait for now.
 void Connection::ReadOn() {
+  // What came before its turn is held until then.
+  if (busy_ && !in_.empty() && !reserved_->Cover(in_.size())) {
+    Log("it sends on before it is answered, and there is no room for that");
+    return Close();
+  }
   const bool wants_more = !busy_ && !in_.empty();
   waits_for_budget_ = wants_more && !HasRoom();
   uint32_t interest = EPOLLRDHUP;
@@ -186,7 +209,7 @@ void Connection::ReadOn() {
 
 // When it is heard from again at the latest.
 void Connection::Arm() {
-  const bool under_way = !out_.empty() || (!busy_ && (!in_.empty() || !greeted_));
+  const bool under_way = !out_.empty() || then_ || (!busy_ && (!in_.empty() || !greeted_));
   if (!under_way) {
     begun_ = 0;
     loop_->SetTime(watch_, node::EventLoop::kNever);
@@ -195,8 +218,9 @@ void Connection::Arm() {
   const MonotonicNanos now = RealClock()->Now();
   const MonotonicNanos stall = options_.stall_timeout_ms * kNanosPerMilli;
   if (begun_ == 0) begun_ = now;
-  loop_->SetTime(watch_, std::min(now + (waits_for_budget_ ? kAskBudgetAgain : stall),
-                                  begun_ + kMostStalls * stall));
+  const bool waits = waits_for_budget_ || then_;
+  loop_->SetTime(watch_,
+                 std::min(now + (waits ? kAskBudgetAgain : stall), begun_ + kMostStalls * stall));
 }
 
 void Connection::BeginNext() {
@@ -217,7 +241,13 @@ void Connection::Send(absl::string_view reply) {
     return;
   }
   sent = std::max<ssize_t>(sent, 0);
-  out_.assign(reply.data() + sent, reply.size() - static_cast<size_t>(sent));
+  const size_t left = reply.size() - static_cast<size_t>(sent);
+  if (left > 0 && !reserved_->Cover(left)) {
+    Log("it does not take its answer, and there is no room for that");
+    Close();
+    return;
+  }
+  out_.assign(reply.data() + sent, left);
   out_begin_ = 0;
   begun_ = 0;
   if (!out_.empty()) {

@@ -55,6 +55,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void SetGreeted(bool greeted);
   // The reply to the message that was received last, with its header.
   void Send(absl::string_view reply);
+  // Calls back once the message that is being answered may hold so many bytes more, unless it closes first.
+  void WhenRoom(uint64_t bytes, std::function<void()> then);
   // What the bytes of this message, and of its reply, are charged to; never null.
   const std::shared_ptr<Reservation>& reservation() const { return reserved_; }
   // Nothing more is read; once the reply has left it closes.
@@ -77,6 +79,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void BeginNext();
   void ForgetReservation();
   bool HasRoom();  // for the message that has begun
+  void AskForRoom();
   void Log(absl::string_view what) const;
   uint32_t wanted()
       const;  // bytes of the message that has begun, with its header; 0: not known yet
@@ -93,6 +96,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool busy_ = false;    // a message has been handed over, and its reply has not left
   bool inside_ = false;  // Take is at work
   bool waits_for_budget_ = false;
+  uint64_t room_ = 0;           // that the answer waits for, before …
+  std::function<void()> then_;  // … it goes on
   bool last_ = false;
   std::shared_ptr<Reservation> reserved_;
   std::string in_;            // of a message that has begun

@@ -38,7 +38,10 @@ std::shared_ptr<ConnectionLimits::Ticket> ConnectionLimits::Admit(uint32_t uid) 
     ++counts_->served;
   } else {
     LOG_EVERY_N(WARNING, 100) << ticket->refused_;
-    if (counts_->refused >= kMaxRefused || of_user.refused >= kMaxRefusedOfUser) return nullptr;
+    if (counts_->refused >= kMaxRefused || of_user.refused >= kMaxRefusedOfUser) {
+      if (of_user.served == 0 && of_user.refused == 0) counts_->users.erase(uid);
+      return nullptr;
+    }
     ++of_user.refused;
     ++counts_->refused;
   }

@@ -255,7 +255,7 @@ void Handler::Receive(absl::string_view message) {
                             } catch (const std::exception& e) {
                               LOG_EVERY_N(WARNING, 20) << "client connection: " << e.what();
                             }
-                            self->loop_->Post([self, call = std::move(call)] {
+                            self->loop_->Post([self, reserved, call = std::move(call)] {
                               if (self->connection_ == nullptr) return;
                               if (call) {
                                 call(self.get());
@@ -612,15 +612,14 @@ void Handler::ReadChunk(CallId id, wire::Cairn_readChunk_args& args) {
   }
   const uint64_t lease = OrThrow(ToUnsigned("lease", args.lease));
   const uint64_t offset = OrThrow(ToUnsigned("offset", args.offset));
-  // The reply counts from now on. One that finds no room is asked for again, by its client.
-  if (!connection_->reservation()->Add(bytes)) {
-    Throw(absl::UnavailableError("too many chunks are on their way to this user; ask again"));
-  }
   node::JobExecutor* const on =
       node::StoredReaders::IsStored(lease) ? &workers_->storage : &workers_->copying;
-  Offload<wire::Cairn_readChunk_result>(on, id, [this, caller, lease, offset, bytes] {
-    return Success<wire::Cairn_readChunk_result>(
-        OrThrow(node_->ReadChunk(caller, lease, offset, bytes)));
+  // The reply counts from now on.
+  connection_->WhenRoom(bytes, [self = shared_from_this(), on, id, caller, lease, offset, bytes] {
+    self->Offload<wire::Cairn_readChunk_result>(on, id, [self, caller, lease, offset, bytes] {
+      return Success<wire::Cairn_readChunk_result>(
+          OrThrow(self->node_->ReadChunk(caller, lease, offset, bytes)));
+    });
   });
 }
 

@@ -145,6 +145,8 @@ StatusOr<std::unique_ptr<Reader>> OpenBelow(const PosixRoot& root,
 StatusOr<StoredCheckpoint> ReadCheckpointBelow(int root, const CheckpointKey& checkpoint,
                                                const StoredLimits& limits) {
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd job, OpenDirectoryAt(root, checkpoint.job));
+  // What is read whole is bounded by the manifests' bytes.
+  const StoredLimits whole{.manifest_bytes = limits.manifest_bytes};
   Status unread;
   for (int look = 0; look < 2; ++look) {  // as for an object
     CAIRN_ASSIGN_OR_RETURN(const auto places, PlacesOf(job.get(), checkpoint));
@@ -153,7 +155,7 @@ StatusOr<StoredCheckpoint> ReadCheckpointBelow(int root, const CheckpointKey& ch
       if (absl::IsNotFound(directory.status())) continue;
       CAIRN_RETURN_IF_ERROR(directory.status());
       std::vector<std::string> problems, not_read;
-      auto stored = ReadStoredCheckpoint(directory->get(), place, ManifestDetail::kWhole, limits,
+      auto stored = ReadStoredCheckpoint(directory->get(), place, ManifestDetail::kWhole, whole,
                                          &problems, &not_read);
       if (absl::IsResourceExhausted(stored.status())) return stored;
       if (!not_read.empty()) unread = absl::UnavailableError(not_read.front());

@@ -129,7 +129,10 @@ StatusOr<Suspects::Call> Suspects::Begin(const std::string& job, Use use) {
     WaitForThoseAlone();
   }
   const uint64_t id = ++last_id_;
-  const int slot = box_ == nullptr ? BlackBox::kNoSlot : box_->Enter(job, use, alone);
+  // To write a part may take minutes in which nothing else begins: a death meanwhile is no evidence that
+  // it was this call.
+  const bool tells = alone && use != Use::kWriteParts;
+  const int slot = box_ == nullptr ? BlackBox::kNoSlot : box_->Enter(job, use, tells);
   running_[id] = {job, use, slot};
   if (alone) {
     alone_ = id;

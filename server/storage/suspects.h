@@ -10,6 +10,7 @@
 //     is read beside others. Then every call of storage about it is refused, without a look at
 //     the disk: for an hour, and twice as long after each further death, up to a day. Afterwards it is a
 //     suspect.
+//     (Writing a part takes minutes: it counts as if others were read beside it.)
 //  4. A call that ends takes back what such a call was suspected of, and a suspect that is suspected of
 //     nothing any more is a job like every other. UNAVAILABLE is no end: nothing was read.
 //

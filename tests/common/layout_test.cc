@@ -403,6 +403,21 @@ TEST_F(StoredLayout, OneCheckpointOfTooManyPartsIsLeftOut) {
   EXPECT_EQ(job->unread[0].step, 7);
 }
 
+TEST_F(StoredLayout, TombstonesAndDecisionsTakeNoMoreMemoryThanThereIs) {
+  PutManifest("7", Part(7, 3, 0, 1));
+  const UniqueFd root(::open(root_.c_str(), O_RDONLY | O_DIRECTORY));
+  const StoredLimits limits{.memory_bytes = 50'000};
+  ASSERT_THAT(
+      Found(*ReadStoredJobBelow(root.get(), root_, "job", ManifestDetail::kSummary, limits)),
+      ElementsAre("7@3.0+/"));
+  for (int i = 0; i < 500; ++i) Put(absl::StrCat(".cairn/removed/", 100 + i), "3");
+  const auto job = ReadStoredJobBelow(root.get(), root_, "job", ManifestDetail::kSummary, limits);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_LT(job->removed.steps.size(), 200u);
+  ASSERT_FALSE(job->unread.empty());
+  EXPECT_TRUE(absl::IsUnavailable(CheckAllRead(*job, 1000)));
+}
+
 TEST_F(StoredLayout, WhatIsWrongIsToldAThousandTimesAtMost) {
   for (int i = 0; i < 1500; ++i) {
     Put(absl::StrCat(i, "/.cairn/0.manifest"), "nonsense");

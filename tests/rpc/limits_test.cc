@@ -19,7 +19,6 @@ TEST(ByteBudget, MessagesOfAUserAreServedInTurn) {
   ASSERT_TRUE(held->TakeInTurn(60));
   EXPECT_FALSE(large->TakeInTurn(90));
   EXPECT_FALSE(small.TakeInTurn(10)) << "it would fit, and the large one would never have its turn";
-  EXPECT_FALSE(Reservation(&budget, kUser).Add(10)) << "who cannot wait is told so";
   EXPECT_TRUE(Reservation(&budget, kOther).TakeInTurn(10)) << "another user does not wait";
   held.reset();
   EXPECT_FALSE(small.TakeInTurn(10));
@@ -40,7 +39,7 @@ TEST(ByteBudget, WhoLeavesTheQueueHoldsUpNobody) {
   first.reset();
   EXPECT_TRUE(second.TakeInTurn(40));
   held.reset();
-  EXPECT_TRUE(Reservation(&budget, kUser).Add(60));
+  EXPECT_TRUE(Reservation(&budget, kUser).TakeInTurn(60));
 }
 
 TEST(ByteBudget, SomeUsersTogetherLeaveRoomForOneMore) {
@@ -52,8 +51,22 @@ TEST(ByteBudget, SomeUsersTogetherLeaveRoomForOneMore) {
       held.back()->TakeInTurn(64);
     }
   }
-  EXPECT_TRUE(Reservation(&budget, kUser).Add(64)) << "users who ask for all they may have took it";
-  EXPECT_TRUE(Reservation(&budget, 0).Add(128));
+  EXPECT_TRUE(Reservation(&budget, kUser).TakeInTurn(64))
+      << "users who ask for all they may have took it";
+  EXPECT_TRUE(Reservation(&budget, 0).TakeInTurn(128));
+}
+
+// A reply that is there is not thrown away because others fill their user's room.
+TEST(ByteBudget, WhatIsThereAlreadyMayTakeAsMuchAgain) {
+  ByteBudget budget(/*total=*/512, /*per_user=*/100);
+  Reservation messages(&budget, kUser), reply(&budget, kUser), next(&budget, kUser);
+  ASSERT_TRUE(messages.TakeInTurn(100));
+  EXPECT_TRUE(reply.Cover(0));
+  EXPECT_TRUE(reply.Cover(60));
+  EXPECT_TRUE(reply.Cover(50)) << "it has so much already";
+  EXPECT_FALSE(next.Cover(50));
+  EXPECT_TRUE(next.Cover(40));
+  EXPECT_EQ(budget.taken(), 200u);
 }
 
 TEST(ConnectionLimits, CallsThatOutliveTheirConnectionCount) {
