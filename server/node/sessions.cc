@@ -310,17 +310,16 @@ void Sessions::Accept(UniqueFd socket, const Peer& peer) {
 }
 
 void Sessions::OnPending(const std::shared_ptr<Pending>& pending, uint32_t events) {
-  const std::shared_ptr<Pending> held = pending;  // the watcher has the other
-  held->loop->Remove(held->watch);
+  pending->loop->Remove(pending->watch);  // the loop keeps the watcher, and `pending`, while it runs
   if (events == 0) return;  // its time is up: closed here
   StatusOr<ReceivedMessage> message =
-      ReceiveMessage(held->socket.get(), kFdChannelMaxMessage, MSG_DONTWAIT);
+      ReceiveMessage(pending->socket.get(), kFdChannelMaxMessage, MSG_DONTWAIT);
   if (!message.ok() || message->bytes.empty()) return;  // gone, or nonsense
-  const Status status = Attach(held, *std::move(message));
+  const Status status = Attach(pending, *std::move(message));
   if (status.ok()) return;
   LOG_EVERY_N(WARNING, 20) << "fd channel refused: " << status;
   // Best effort: the connection closes either way.
-  SendMessage(held->socket.get(), Encode(FdAttached{status.code()}), {}, MSG_DONTWAIT)
+  SendMessage(pending->socket.get(), Encode(FdAttached{status.code()}), {}, MSG_DONTWAIT)
       .IgnoreError();
 }
 
