@@ -310,8 +310,8 @@ void Sessions::Accept(UniqueFd socket, const Peer& peer) {
 }
 
 void Sessions::OnPending(const std::shared_ptr<Pending>& pending, uint32_t events) {
-  pending->loop->Remove(
-      pending->watch);      // the loop keeps the watcher, and `pending`, while it runs
+  // The loop keeps the watcher, and so `pending`, while it runs.
+  pending->loop->Remove(pending->watch);
   if (events == 0) return;  // its time is up: closed here
   StatusOr<ReceivedMessage> message =
       ReceiveMessage(pending->socket.get(), kFdChannelMaxMessage, MSG_DONTWAIT);
