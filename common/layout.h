@@ -29,7 +29,6 @@
 #include <vector>
 
 #include "common/keys.h"
-#include "common/manifest_file.h"
 #include "common/status.h"
 #include "common/stored.h"
 
@@ -41,6 +40,7 @@ inline constexpr char kMetaDirectory[] = ".cairn";
 std::string StepDirectory(Step step);                           // "<step>"
 std::string PartialDirectory(const CheckpointKey& checkpoint);  // ".cairn/partial/<s>.<a>.<r>"
 std::string AbandonedDirectory(const CheckpointKey& checkpoint);
+std::string ManifestName(Writer writer);  // "<writer>.manifest", in ".cairn"
 std::string ManifestFile(Writer writer);  // ".cairn/<writer>.manifest"
 // A name below publish/ or trash/: "<s>.<a>.<r>.<n>".
 std::string NumberedName(const CheckpointKey& checkpoint, uint64_t n);
@@ -53,24 +53,19 @@ std::string LineRecordFile(Attempt number, LineRecordKind kind);  // ".cairn/lin
 // The step that a directory name stands for, when it is what StepDirectory would write; else
 // kNoStep.
 Step ParseStepDirectory(absl::string_view name);
+// Likewise of a name below removed/, of either version.
+Step ParseTombstones(absl::string_view name);
+// The writer of whom this is the ManifestName; -1: of none.
+Writer ParseManifestName(absl::string_view name);
 // Parses a name under partial/, abandoned/, publish/ or trash/ (in these two with its ".<n>"); false
 // for anything else. The caller fills in the job.
 bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint);
 
-// The parts whose manifests stand in one checkpoint's directory, which the caller has opened;
-// `path` is its location. NOT_FOUND when there is no manifest of ours. Manifests that do not decode
-// are told in `problems`, those that could not be read in `unread`; UNAVAILABLE when there are no
-// others. When the manifests disagree on the checkpoint, it is the lowest writer's, in conflict.
-// RESOURCE_EXHAUSTED: they are longer, or take more memory, than `limits` allows.
-StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string& path,
-                                                ManifestDetail detail, const StoredLimits& limits,
-                                                std::vector<std::string>* problems,
-                                                std::vector<std::string>* unread);
-// Why the parts whose manifests stand below `directory`, and `others` that are to join them, cannot belong
-// together; empty: they can. Names are read again and not kept. UNAVAILABLE: something has changed
-// meanwhile.
-StatusOr<std::string> ConflictBelow(int directory, const std::vector<const StoredPart*>& parts,
-                                    const std::vector<const Manifest*>& others);
+// Whether a status leaves open if the file is there: it could not be read, or its version is not known.
+bool IsUnread(const Status& status);
+// What opening `name` below `directory` has said: UNAVAILABLE when something of this type stands there
+// and the machine or its rights are why it could not be opened.
+Status WhyNotOpened(int directory, const std::string& name, mode_t type, const Status& why);
 // Something of another user than the directory that it stands in: never ours, readable or not.
 bool IsOfAnother(int directory, const std::string& name);
 // The attempts that must not bring the step back: all its tombstones together. DATA_LOSS: one of
@@ -93,18 +88,5 @@ StatusOr<LineAhead> ReadLineAhead(int job_directory, const std::string& job);
 // The number of one by which this checkpoint counts; 0: there is none.
 Attempt DecisionThatNeeds(const std::vector<LineRecord>& decisions,
                           const CheckpointKey& checkpoint);
-
-// Reads every manifest of <root>/<job>, whole or of each part only how many objects it has and their
-// bytes. NOT_FOUND when the job has no directory. Opens nothing
-// through a symbolic link. Takes no lock: of a step that is being replaced it shows the old or the
-// new checkpoint, or both. What a tombstone forbids is left out, and of one attempt what a newer
-// revision has replaced. The lowest steps, where not all fit `limits`, are told as unread.
-StatusOr<StoredJob> ReadStoredJob(const std::string& root, const std::string& job,
-                                  ManifestDetail detail = ManifestDetail::kWhole);
-// The same below a root that is open; `path` is the root's, for locations and messages.
-StatusOr<StoredJob> ReadStoredJobBelow(int root, const std::string& path, const std::string& job,
-                                       ManifestDetail detail, const StoredLimits& limits = {});
-// Jobs below the root: directories that hold a `.cairn`.
-StatusOr<std::vector<std::string>> ListStoredJobs(const std::string& root);
 
 }  // namespace cairn

@@ -72,7 +72,7 @@ struct ObjectSpec {
 // first is refused when all of them may not fit, and room is set aside for the others.
 struct ToCome {
   1: i64 objects,
-  2: i64 bytes,                  // each object's length, rounded up to pages of 4 KiB; an empty one has a page
+  2: i64 bytes,                  // each object's length, rounded up to pages of 4 KiB
   3: i64 name_bytes,             // of all names together
 }
 struct CreateRequest {

@@ -161,6 +161,17 @@ Table Quarantine(const Json& status) {
   return table;
 }
 
+// How much of his share the user holds; empty when he may hold the whole budget.
+std::string Yours(const Json& status) {
+  const auto counters = status.find("counters");
+  if (counters == status.end() || !counters->is_object()) return "";
+  const uint64_t most = Bytes(*counters, "user_memory_most_bytes");
+  if (most == 0 || most >= Bytes(status, "budget_bytes")) return "";
+  return absl::StrCat("\nyours     ", HumanBytes(Bytes(*counters, "user_memory_bytes")), " of ",
+                      HumanBytes(most), " that one user may hold, in ",
+                      Plural(Number(*counters, "user_jobs"), "job"));
+}
+
 }  // namespace
 
 JobPolicy PolicyFromJson(const Json& policy) {
@@ -216,6 +227,7 @@ std::string RenderStatus(const Json& status, int64_t now_unix_ms) {
     absl::StrAppend(&text,
                     "\n          faulted in so far: ", HumanBytes(Bytes(status, "slab_bytes")));
   }
+  text += Yours(status);
   const std::string root = Printable(Text(status, "storage_root"));
   absl::StrAppend(&text, "\nstorage   ", root.empty() ? "none" : root);
   if (const std::string id = Printable(Text(status, "storage_id")); !id.empty()) {

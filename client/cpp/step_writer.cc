@@ -149,8 +149,7 @@ size_t StepWriterImpl::EndOfCreate(const std::vector<Pending>& objects, size_t b
 wire::ToCome StepWriterImpl::Sum(absl::Span<const Pending> objects) {
   uint64_t bytes = 0, name_bytes = 0;
   for (const Pending& object : objects) {
-    bytes +=
-        std::max((object.layout.length() + kPageBytes - 1) / kPageBytes, uint64_t{1}) * kPageBytes;
+    bytes += (object.layout.length() + kPageBytes - 1) / kPageBytes * kPageBytes;
     name_bytes += object.name.size();
   }
   wire::ToCome sum;

@@ -15,6 +15,7 @@
 #include "common/fd.h"
 #include "common/layout.h"
 #include "common/line.h"
+#include "common/stored_job.h"
 
 namespace cairn::client {
 namespace {

@@ -39,6 +39,14 @@ std::string HostName() {
 
 node::Options NodeOptions(const Options& options, const node::Inherited& inherited) {
   node::Options node = options.node;
+  node.engine.own_uid = geteuid();
+  // Half of the descriptors are for slabs; the rest for connections, sessions and files.
+  struct rlimit descriptors = {};
+  if (getrlimit(RLIMIT_NOFILE, &descriptors) == 0) {
+    node.engine.max_slabs = std::clamp<int64_t>(
+        static_cast<int64_t>(std::min<rlim_t>(descriptors.rlim_cur, rlim_t{1} << 30)) / 2, 64,
+        node.engine.max_slabs);
+  }
   // A daemon in safe mode makes no new slabs.
   if (!inherited.safe_mode.empty()) node.engine.pool_slabs.clear();
   node.engine.storage = !options.storage.root.empty();

@@ -238,9 +238,8 @@ std::vector<Definition> MakeDefinitions() {
           "a root without the marker that `cairn storage init` makes counts as away: for mounts"),
       Bytes(
           "storage.scan_memory", [](auto& o) -> auto& { return o.scan_memory_bytes; },
-          "memory for what one reading of a job finds, beside the budget; 0: 1/16 of the budget, "
-          "at "
-          "least 64MiB"),
+          "memory for what one reading of a job finds, beside the budget; 0: 1/16 of the "
+          "budget, at least 64MiB"),
       Number(
           "storage.keep_last",
           [](auto& o) -> auto& { return o.node.engine.default_policy.keep_last; }, 0, kMaxSteps,
@@ -274,7 +273,16 @@ std::vector<Definition> MakeDefinitions() {
           1'000'000, "Thrift connections at once"),
       Number(
           "limits.user_percent", [](auto& o) -> auto& { return o.node.engine.user_percent; }, 1,
-          100, "how much of each of these limits one user may use; uid 0 may use all"),
+          100,
+          "how much of each of these limits one user may use; uid 0 and who runs the daemon may "
+          "use all"),
+      Number(
+          "limits.user_memory_percent",
+          [](auto& o) -> auto& { return o.node.engine.user_memory_percent; }, 1, 100,
+          "how much of the budget one user may hold; uid 0 and who runs the daemon may hold all"),
+      Number(
+          "limits.jobs", [](auto& o) -> auto& { return o.node.engine.max_jobs; }, 1, 10'000'000,
+          "jobs in use or in memory at once; those that only storage has do not count"),
       Number(
           "limits.leases", [](auto& o) -> auto& { return o.node.engine.max_leases; }, 1,
           100'000'000, "objects that readers hold at once"),

@@ -15,6 +15,9 @@ namespace {
 constexpr uint64_t kRecycleBytes = uint64_t{32} << 20;
 constexpr int kFailedMakes = 3;
 constexpr size_t kNamedHolders = 8;
+// Of one user's steps that wait so many are looked at, each time that there may be memory.
+constexpr int kTriesInVain = 64;
+constexpr int kRefusalsLogged = 20;  // in a second
 
 SlabOwner OwnerOf(const Job& job) { return {job.owner->uid, job.name}; }
 
@@ -101,6 +104,16 @@ void Admission::Ask(const event::Create& event, Checkpoint* checkpoint, int32_t 
   if (wanted > options_.budget_bytes) {
     return Refuse(checkpoint, Full(*checkpoint->job, wanted, "the step can never fit the budget"));
   }
+  if (wanted > options_.MemoryOf(checkpoint->job->owner->uid)) {
+    return Refuse(checkpoint,
+                  Full(*checkpoint->job, wanted, "the step can never fit what one user may have"));
+  }
+  const int64_t slabs = options_.OfUser(options_.max_slabs, checkpoint->job->owner->uid);
+  if (waiting.needs.size() > static_cast<size_t>(slabs)) {
+    return Refuse(checkpoint, absl::ResourceExhaustedError(
+                                  absl::StrCat("slabs: the create needs ", waiting.needs.size(),
+                                               ", one user may have ", slabs)));
+  }
   if (verdict.state == Admitted::kAdmitted) return ReserveMore(checkpoint, wanted);
   if (verdict.state != Admitted::kWaiting) return;
   // One deadline for all of the step's writers.
@@ -111,38 +124,48 @@ void Admission::Ask(const event::Create& event, Checkpoint* checkpoint, int32_t 
 void Admission::ReserveMore(Checkpoint* checkpoint, uint64_t wanted) {
   Verdict& verdict = checkpoint->verdict.Edit();
   if (verdict.reserved >= wanted) return;
-  const uint64_t available = eviction_.Available(*checkpoint->job);
-  if (available <= reserved_bytes_) return;
-  const uint64_t more = std::min(wanted - verdict.reserved, available - reserved_bytes_);
-  verdict.reserved += more;
-  reserved_bytes_ += more;
+  Reserve(checkpoint, std::min(wanted - verdict.reserved, Unpromised(*checkpoint->job)));
+}
+
+void Admission::Reserve(Checkpoint* checkpoint, uint64_t bytes) {
+  if (bytes == 0) return;
+  checkpoint->verdict.Edit().reserved += bytes;
+  reserved_bytes_ += bytes;
+  ledger_.Promise(checkpoint->job->owner->uid, bytes);
   reserving_.insert(checkpoint->key);
 }
 
 bool Admission::TryAdmit(Checkpoint* checkpoint) {
   const Job& job = *checkpoint->job;
+  const uint64_t estimate = checkpoint->verdict->estimate;
+  if (Unpromised(job) >= estimate) return true;
   const uint64_t available = eviction_.Available(job);
-  const uint64_t wanted = checkpoint->verdict->estimate + reserved_bytes_;
-  if (available >= wanted) return true;
+  const uint64_t wanted = estimate + reserved_bytes_;
+  const uint64_t share = eviction_.ShareLeft(job);
   // Other jobs' steps are given up only when that helps: where it cannot suffice, the step waits for
   // memory that others free, and is refused with the arithmetic at its deadline.
   if (available + eviction_.MappedElsewhere(job) < wanted) return false;
+  if (share + eviction_.ShareMappedElsewhere(job) < estimate) return false;
   // What other jobs' sessions keep mapped comes back only when they unmap it: ask them now.
+  if (share < estimate) AskToUnmap(job, estimate - share, job.owner->uid);
+  if (available < wanted) AskToUnmap(job, wanted - available, std::nullopt);
+  return Unpromised(job) >= estimate;
+}
+
+void Admission::AskToUnmap(const Job& job, uint64_t lacking, std::optional<uint32_t> uid) {
   const SlabOwner owner = OwnerOf(job);
-  uint64_t lacking = wanted - available;
-  lacking -= std::min(lacking, ledger_.RetireOthers(0, &owner, lacking));
+  lacking -= std::min(lacking, ledger_.RetireOthers(0, &owner, lacking, uid));
   for (const EvictClass evict_class : kEvictClasses) {
-    while (lacking > 0 &&
-           eviction_.EvictOne(evict_class, /*soft=*/true, lacking, 0, nullptr, &job)) {
-      lacking -= std::min(lacking, ledger_.RetireOthers(0, &owner, lacking));
+    while (lacking > 0 && eviction_.EvictOne(evict_class, /*soft=*/true, lacking, 0,
+                                             {.except = &job, .uid = uid})) {
+      lacking -= std::min(lacking, ledger_.RetireOthers(0, &owner, lacking, uid));
     }
   }
-  return eviction_.Available(job) >= wanted;
 }
 
 uint64_t Admission::Unpromised(const Job& job) const {
   const uint64_t available = eviction_.Available(job);
-  return available - std::min(available, reserved_bytes_);
+  return std::min(available - std::min(available, reserved_bytes_), eviction_.ShareLeft(job));
 }
 
 void Admission::Consume(Checkpoint* checkpoint, uint64_t bytes) {
@@ -150,6 +173,7 @@ void Admission::Consume(Checkpoint* checkpoint, uint64_t bytes) {
   const uint64_t used = std::min(verdict.reserved, bytes);
   verdict.reserved -= used;
   reserved_bytes_ -= used;
+  ledger_.Unpromise(checkpoint->job->owner->uid, used);
   if (verdict.reserved == 0) reserving_.erase(checkpoint->key);
 }
 
@@ -164,10 +188,22 @@ void Admission::ReleaseGivenUp() {
   }
 }
 
+// A client that is refused asks again; the counter has all of them.
+void Admission::LogRefusal(const Checkpoint& checkpoint, const Status& why) {
+  if (out_.now() - refusals_since_ >= kNanosPerSecond) {
+    refusals_since_ = out_.now();
+    refusals_logged_ = 0;
+  }
+  if (++refusals_logged_ > kRefusalsLogged) return;
+  const bool last = refusals_logged_ == kRefusalsLogged;
+  out_.Log(Severity::kWarning,
+           absl::StrCat(checkpoint.key.DebugString(), " refused: ", why.message(),
+                        last ? "; more that follow within a second are not logged" : ""));
+}
+
 void Admission::Refuse(Checkpoint* checkpoint, Status why) {
   out_.Count("refused_steps");
-  out_.Log(Severity::kWarning,
-           absl::StrCat(checkpoint->key.DebugString(), " refused: ", why.message()));
+  LogRefusal(*checkpoint, why);
   Verdict& verdict = checkpoint->verdict.Edit();
   verdict.state = Admitted::kRefused;
   verdict.why = std::string(why.message());
@@ -239,7 +275,10 @@ Status Admission::Full(const Job& job, uint64_t wanted, absl::string_view what) 
                    quarantined.empty() ? std::string()
                                        : absl::StrCat(" (", absl::StrJoin(quarantined, "; "), ")"),
                    "; mapped by other jobs ", mapped_elsewhere, Pids(mapped_pids),
-                   "; set aside for admitted steps ", reserved_bytes_));
+                   "; set aside for admitted steps ", reserved_bytes_, "; uid ", job.owner->uid,
+                   " may have ", eviction_.ShareLeft(job),
+                   " more that cannot be taken from him, of ", options_.MemoryOf(job.owner->uid),
+                   ", and holds ", ledger_.slabs_of(job.owner->uid), " slabs"));
 }
 
 // --- creates that wait
@@ -266,6 +305,8 @@ void Admission::Serve(uint64_t claimed) {
   // Neither is budget that creates before this one wait for.
   std::vector<RequestId> waiting;
   for (const auto& [order, request] : order_) waiting.push_back(request);
+  std::set<const Checkpoint*> in_vain;      // steps that were tried
+  std::map<uint32_t, int> in_vain_of_user;  // how many of them
   for (RequestId request : waiting) {
     const auto at = creates_.find(request);
     if (at == creates_.end()) continue;  // refused with its step
@@ -273,15 +314,19 @@ void Admission::Serve(uint64_t claimed) {
     if (at->second.unassigned == 0 && at->second.unready > 0) continue;
     Checkpoint* checkpoint = parts_.Find(at->second.checkpoint);
     if (checkpoint->verdict->state == Admitted::kWaiting) {
+      const uint32_t uid = checkpoint->job->owner->uid;
+      int& of_user = in_vain_of_user[uid];
+      if (in_vain.contains(checkpoint)) continue;
+      if (of_user >= kTriesInVain && !options_.Unlimited(uid)) continue;
       if (!TryAdmit(checkpoint)) {
+        in_vain.insert(checkpoint);
+        ++of_user;
         short_of_memory_();
         continue;
       }
       Verdict& verdict = checkpoint->verdict.Edit();
       verdict.state = Admitted::kAdmitted;
-      verdict.reserved = verdict.estimate;
-      reserved_bytes_ += verdict.reserved;
-      if (verdict.reserved > 0) reserving_.insert(checkpoint->key);
+      Reserve(checkpoint, verdict.estimate);
       // Slabs that are made or found for what is to come are a little larger than that.
       const auto& event = std::get<event::Create>(callers_.Find(request)->event);
       const auto writers = static_cast<uint64_t>(verdict.local_writers);
@@ -289,6 +334,12 @@ void Admission::Serve(uint64_t claimed) {
     }
     ServeOne(request, &claimed);
   }
+}
+
+SlabRecord* Admission::TakeReady(const Job& job, SessionId session, uint64_t bytes) {
+  SlabRecord* slab = ledger_.TakeOwn(bytes, OwnerOf(job), session);
+  if (slab != nullptr || !eviction_.HasShare(job, SlabBytesFor(bytes), 1)) return slab;
+  return ledger_.TakeUnmapped(bytes, OwnerOf(job));
 }
 
 uint64_t Admission::Assign(RequestId request, bool affordable, uint64_t claimed) {
@@ -306,15 +357,19 @@ uint64_t Admission::Assign(RequestId request, bool affordable, uint64_t claimed)
       // A step that will never be complete is of use to nobody, and what this session maps of it
       // would have to be unmapped before another of the job's writers got it.
       eviction_.Recycle(job, session, waiting.writer, need.bytes, EvictClass::kGarbage);
-      slab = ledger_.Take(need.bytes, OwnerOf(*job), session);
-      if (slab == nullptr) slab = ledger_.TakeMaking(need.bytes);
-      const bool fits = ledger_.UnusedBudget() >= claimed + bytes;
+      slab = TakeReady(*job, session, need.bytes);
+      const bool has_share = eviction_.HasShare(*job, bytes, 1);
+      if (slab == nullptr && has_share) {
+        slab = ledger_.TakeMaking(need.bytes, job->owner->uid);
+      }
+      const bool may_make = has_share && ledger_.live_slabs() < options_.max_slabs;
+      const bool fits = may_make && ledger_.UnusedBudget() >= claimed + bytes;
       if (slab == nullptr && (!fits || need.bytes >= kRecycleBytes) &&
           eviction_.Recycle(job, session, waiting.writer, need.bytes, EvictClass::kOwesNothing)) {
-        slab = ledger_.Take(need.bytes, OwnerOf(*job), session);
+        slab = TakeReady(*job, session, need.bytes);
       }
       if (slab == nullptr && fits) {
-        slab = ledger_.Make(bytes, /*urgent=*/true, /*reserved=*/true);
+        slab = ledger_.MakeFor(job->owner->uid, bytes);
         out_.Count("slabs_made_on_demand");
       }
     }
@@ -343,10 +398,10 @@ void Admission::ServeOne(RequestId request, uint64_t* claimed) {
   for (const Need& need : waiting.needs) {
     if (need.slab == 0) unassigned += SlabBytesFor(need.bytes);
   }
-  // Beyond its own share a step may take what nobody else was promised.
-  const uint64_t promised = reserved_bytes_ - checkpoint->verdict->reserved;
-  const bool within_share = unassigned <= checkpoint->verdict->reserved;
-  const bool affordable = within_share || eviction_.Available(*job) >= unassigned + promised;
+  // Beyond what was set aside for it a step may take what nobody else was promised.
+  const uint64_t reserved = checkpoint->verdict->reserved;
+  const bool within_share = unassigned <= reserved;
+  const bool affordable = within_share || Unpromised(*job) >= unassigned - reserved;
 
   const uint64_t lacking = Assign(request, affordable, *claimed);
   if (waiting.unready == 0) return Grant(request);
@@ -354,7 +409,13 @@ void Admission::ServeOne(RequestId request, uint64_t* claimed) {
 
   const SessionId session = callers_.Find(request)->session;
   *claimed += lacking;
-  if (affordable && eviction_.Free(job, session, *claimed)) return;
+  const auto slabs = static_cast<int64_t>(waiting.unassigned);
+  if (affordable && !eviction_.HasShare(*job, lacking, slabs)) {
+    eviction_.FreeShare(*job, session, lacking, slabs);
+  } else if (affordable && eviction_.FreeSlabs(*job, session, slabs) &&
+             eviction_.Free(job, session, *claimed)) {
+    return;
+  }
   // Evicting may have given this session slabs that fit, or slabs it must unmap first: look again.
   if (Now() != served_) return;
   if (affordable && ledger_.HasRetired(session)) {
@@ -365,6 +426,11 @@ void Admission::ServeOne(RequestId request, uint64_t* claimed) {
   if (checkpoint->verdict->granted == 0 || ledger_.probing_bytes() > 0) return;
   // What it was promised may be under I/O for a while: that ends by itself.
   if (within_share && under_io_() > 0) return;
+  // Or other sessions of its user map it, and are asked to unmap it.
+  if (!eviction_.HasShare(*job, lacking, slabs) &&
+      ledger_.idle_mapped_of(job->owner->uid).bytes > 0) {
+    return;
+  }
   Refuse(checkpoint, Full(*job, lacking, "the step needs more than it was admitted with"));
 }
 
@@ -533,9 +599,13 @@ void Admission::Restore(const Sessions& sessions) {
 
 std::string Admission::CheckInvariants() const {
   uint64_t reserved = 0;
+  std::map<uint32_t, uint64_t> by_user;
   for (const auto& [name, job] : jobs_.all()) {
     for (const auto& [id, checkpoint] : job->steps->all) {
       reserved += checkpoint->verdict->reserved;
+      if (checkpoint->verdict->reserved > 0) {
+        by_user[job->owner->uid] += checkpoint->verdict->reserved;
+      }
       if ((checkpoint->verdict->reserved > 0) != reserving_.contains(checkpoint->key)) {
         return checkpoint->key.DebugString() + ": is something set aside for it?";
       }
@@ -547,6 +617,9 @@ std::string Admission::CheckInvariants() const {
     }
   }
   if (reserved != reserved_bytes_) return "reservations are miscounted";
+  for (const auto& [uid, bytes] : by_user) {
+    if (ledger_.promised_to(uid) != bytes) return absl::StrCat("uid ", uid, ": promised otherwise");
+  }
   if (creates_.size() != order_.size()) return "creates that wait are miscounted";
   return CheckNeeds();
 }

@@ -46,12 +46,16 @@ class Admission : public Waitlist, public StepWatcher {
   void set_under_io(std::function<size_t()> under_io) { under_io_ = std::move(under_io); }
 
   // --- creates
+  // Gives up steps of the user that keep more of the journal than he may have beside this create.
+  void MakeJournalRoom(uint32_t uid, uint64_t bytes) {
+    eviction_.MakeJournalRoom(uid, journal_, bytes);
+  }
   // Parks the create, or answers that too many wait. It is served when the event is over.
   void Ask(const event::Create& event, Checkpoint* checkpoint, int32_t local_writers);
   // Creates that wait, in order of arrival: grants, refuses, or goes on waiting.
   // `claimed`: budget that commits wait for, and no create may have.
   void Serve(uint64_t claimed);
-  // What the job could have that no admitted step was promised.
+  // What the job could have that no admitted step was promised, nor its user's share.
   uint64_t Unpromised(const Job& job) const;
   // True when anything differs from what the last Serve saw: serving may do more.
   bool Due(uint64_t manifests_version);
@@ -111,8 +115,12 @@ class Admission : public Waitlist, public StepWatcher {
   uint64_t Estimate(const Job& job, const event::Create& event, const std::vector<Need>& needs,
                     int32_t local_writers) const;
   bool TryAdmit(Checkpoint* checkpoint);
+  // Asks other jobs' sessions, with `uid` that user's, to unmap so much of what could be given up.
+  void AskToUnmap(const Job& job, uint64_t lacking, std::optional<uint32_t> uid);
+  void Reserve(Checkpoint* checkpoint, uint64_t bytes);
   void ReserveMore(Checkpoint* checkpoint, uint64_t wanted);
   void ServeOne(RequestId request, uint64_t* claimed);
+  SlabRecord* TakeReady(const Job& job, SessionId session, uint64_t bytes);
   // Finds or makes a slab for each need; the bytes of those that have none.
   uint64_t Assign(RequestId request, bool affordable, uint64_t claimed);
   void Grant(RequestId request);
@@ -120,6 +128,7 @@ class Admission : public Waitlist, public StepWatcher {
   void Unreserve(Waiting* waiting);
   // The step holds nothing any more, and every writer of it hears the same.
   void Refuse(Checkpoint* checkpoint, Status why);
+  void LogRefusal(const Checkpoint& checkpoint, const Status& why);
   void ReplaceGrants(const std::vector<Part*>& parts, const Status& why);
   Status Full(const Job& job, uint64_t wanted, absl::string_view what) const;
 
@@ -155,6 +164,8 @@ class Admission : public Waitlist, public StepWatcher {
   absl::flat_hash_map<RequestId, Waiting> creates_;
   absl::flat_hash_map<SlabId, MadeFor> made_for_;
   uint64_t next_order_ = 1;
+  MonotonicNanos refusals_since_ = 0;
+  int refusals_logged_ = 0;
   uint64_t reserved_bytes_ = 0;
   uint64_t journal_bytes_ = 0;
   std::set<CheckpointKey> reserving_;  // those that something is set aside for

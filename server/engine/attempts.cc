@@ -11,7 +11,7 @@
 namespace cairn::engine {
 namespace {
 
-constexpr size_t kKeptRefusals = 1024;
+constexpr size_t kKeptRefusals = 128;
 // How far above clock and known attempts a number may be. Who brings a greater one would use the job's
 // numbers up.
 constexpr Attempt kAheadMs = 3'600'000;

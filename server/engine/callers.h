@@ -75,6 +75,7 @@ class Callers {
   std::set<std::string> TakeJobsLeft() { return std::exchange(jobs_left_, {}); }
 
   std::string CheckInvariants(const std::function<bool(SessionId)>& lives) const;
+  const UserCounts& users() const { return users_; }
 
  private:
   Outbox& out_;

@@ -190,14 +190,14 @@ class Engine::Impl {
   Changes changes_;
   Outbox out_;
   Callers callers_{&out_, options_};
-  JournalRoom journal_;
+  JournalRoom journal_{options_};
   StorageRoot storage_root_{&mode_, &out_};
   Jobs jobs_{options_, &out_, &changes_};
   Standing standing_{&jobs_, &changes_};
   Sessions sessions_{&out_, &jobs_};
   Ledger ledger_{options_, &out_};
   Footprints footprints_{&ledger_};
-  Leases leases_{options_, &out_, &sessions_, &ledger_};
+  Leases leases_{options_, &out_, &sessions_, &ledger_, &journal_};
   Records records_{options_, &out_, &callers_, &jobs_};
   Attempts attempts_{options_, &out_, &jobs_, &sessions_, &standing_, &records_};
   Parts parts_{&out_,        &jobs_,    &attempts_, &leases_,   &ledger_,
@@ -209,8 +209,8 @@ class Engine::Impl {
   Pool pool_{options_, mode_, &out_, &sessions_, &ledger_, &admission_};
   Persistence persistence_{options_, mode_, &out_, &jobs_, &ledger_, &parts_, &standing_};
   Describing describing_{&jobs_, &standing_};
-  Retention retention_{options_, &out_,         &callers_,  &jobs_,     &sessions_,
-                       &parts_,  &persistence_, &eviction_, &standing_, &describing_};
+  Retention retention_{options_,      &out_,      &callers_,  &jobs_,       &sessions_, &parts_,
+                       &persistence_, &eviction_, &standing_, &describing_, &journal_};
   Merging merging_{&out_, &jobs_, &attempts_, &parts_, &persistence_, &retention_, &records_};
   Scanning scanning_{options_,
                      mode_,
@@ -321,6 +321,7 @@ void Engine::Impl::ForgetIdle() {
                       job->scan->line_asked.has_value() || records_.Owes(job->name) ||
                       retention_.Deletes(job->name);
     if (read && !busy) {
+      retention_.Forgets(*job);
       jobs_.Forget(job);
       continue;
     }
@@ -460,7 +461,7 @@ void Engine::Impl::CheckDrained() {
 void Engine::Impl::On(const event::JournalFull& event) {
   mode_.journal_full = event.full;
   if (!event.full || !LettingGoMayHelp(0)) return;
-  for (int i = 0; i < kEvictBatch && eviction_.EvictAny(); ++i) {
+  for (int i = 0; i < kEvictBatch && eviction_.EvictAny(journal_.Greediest()); ++i) {
   }
 }
 
@@ -489,6 +490,7 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
   });
   ledger_.ResumeAll();
   parts_.RestoreFootprints();
+  parts_.RestoreKept();
   admission_.Restore(sessions_);
   parts_.RestoreComplete();
   opening_.Restore(jobs_);
@@ -534,6 +536,10 @@ class Extents {
     if (extent.offset + extent.length > slab->bytes) {
       return absl::StrCat(what, " reaches beyond its slab");
     }
+    if (extent.length == 0) {
+      ++empty_[extent.slab];
+      return "";
+    }
     std::map<uint64_t, uint64_t>& placed = extents_[extent.slab];
     const auto [at, fresh] = placed.emplace(extent.offset, extent.length);
     if (!fresh) return absl::StrCat(what, " overlaps another");
@@ -549,12 +555,15 @@ class Extents {
 
   size_t CountIn(SlabId slab) const {
     const auto at = extents_.find(slab);
-    return at == extents_.end() ? 0 : at->second.size();
+    const auto empty = empty_.find(slab);
+    return (at == extents_.end() ? 0 : at->second.size()) +
+           (empty == empty_.end() ? 0 : empty->second);
   }
 
  private:
   const Ledger& ledger_;
   std::map<SlabId, std::map<uint64_t, uint64_t>> extents_;
+  std::map<SlabId, size_t> empty_;
 };
 
 }  // namespace
@@ -593,6 +602,12 @@ std::string Engine::Impl::CheckInvariants() const {
   check([&] { return persistence_.CheckInvariants(&pins); });
   check([&] { return opening_.CheckInvariants(&pins); });
   check([&] { return leases_.CheckInvariants(); });
+  check([&]() -> std::string {
+    std::map<uint32_t, uint64_t> held;
+    leases_.AddJournal(&held);
+    retention_.AddJournal(&held);
+    return held == journal_.held() ? "" : "what leases and removed steps cost is miscounted";
+  });
   check([&] {
     return callers_.CheckInvariants(
         [this](SessionId session) { return sessions_.Find(session) != nullptr; });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "absl/strings/str_cat.h"
 #include "server/engine/evict_class.h"
 #include "server/engine/manifests.h"
 
@@ -10,7 +11,7 @@ namespace cairn::engine {
 namespace {
 
 constexpr int kRecycleTries = 8;
-constexpr int kTries = 64;
+constexpr int kSlabsTried = 64;  // of a step's slabs, for one that may go
 // Of the budget they have one part in so many, or at least so many pages.
 constexpr uint64_t kShareOfOnlyRecords = 64;
 constexpr uint64_t kSomeOnlyRecords = 64;
@@ -31,8 +32,124 @@ uint64_t Eviction::Available(const Job& job) const {
   const SlabOwner owner{job.owner->uid, job.name};
   return Coming() + ledger_.bytes_in(SlabState::kFree) + ledger_.idle_unmapped_bytes() +
          ledger_.making_unreserved_bytes() + ledger_.idle_mapped_bytes(owner) +
-         standing_.evictable_bytes() -
-         (standing_.evictable_mapped_bytes() - job.standing->evictable_mapped_bytes);
+         standing_.gain().bytes -
+         (standing_.gain().mapped_bytes - job.standing->evictable_mapped_bytes);
+}
+
+uint64_t Eviction::ShareLeft(const Job& job) const {
+  const uint32_t uid = job.owner->uid;
+  if (options_.Unlimited(uid)) return options_.budget_bytes;
+  const Gain gain = standing_.gain_of(uid);
+  const uint64_t comes_back =
+      gain.bytes - (gain.mapped_bytes - job.standing->evictable_mapped_bytes) +
+      ledger_.idle_mapped_bytes({uid, job.name}) + ledger_.coming_to(uid).bytes;
+  const uint64_t held = ledger_.held_by(uid);
+  const uint64_t kept = held - std::min(held, comes_back) + ledger_.promised_to(uid);
+  const uint64_t share = options_.MemoryOf(uid);
+  return share - std::min(share, kept);
+}
+
+uint64_t Eviction::ShareMappedElsewhere(const Job& job) const {
+  const uint32_t uid = job.owner->uid;
+  return standing_.gain_of(uid).mapped_bytes - job.standing->evictable_mapped_bytes +
+         ledger_.idle_mapped_of(uid).bytes - ledger_.idle_mapped_bytes({uid, job.name});
+}
+
+// All that he holds counts: what can be taken from him now, a pin or a reader may keep a moment later.
+bool Eviction::HasShare(const Job& job, uint64_t bytes, int64_t slabs) const {
+  const uint32_t uid = job.owner->uid;
+  if (options_.Unlimited(uid)) return true;
+  return ledger_.held_by(uid) + bytes <= options_.MemoryOf(uid) &&
+         ledger_.slabs_of(uid) + slabs <= options_.OfUser(options_.max_slabs, uid);
+}
+
+bool Eviction::HasShareForRecord(const Job& job, uint64_t bytes) const {
+  const uint32_t uid = job.owner->uid;
+  if (options_.Unlimited(uid)) return true;
+  const uint64_t share = options_.MemoryOf(uid);
+  return ledger_.held_by(uid) + bytes <= share + (options_.budget_bytes - share) / 2;
+}
+
+// The order is that of Free. What is being probed, and what the session is asked to unmap, counts as if it
+// had come back: nothing more is given up for it. What other sessions are asked for may not come.
+bool Eviction::FreeShare(const Job& job, SessionId session, uint64_t bytes, int64_t slabs) {
+  const uint32_t uid = job.owner->uid;
+  const int64_t share_slabs = options_.OfUser(options_.max_slabs, uid);
+  // Nothing is given up for what cannot be had all the same.
+  const Gain gain = standing_.gain_of(uid);
+  const Ledger::Held idle = ledger_.idle_mapped_of(uid), back_soon = ledger_.coming_to(uid);
+  const uint64_t could_go = gain.bytes + gain.record_bytes + idle.bytes + back_soon.bytes;
+  if (ledger_.held_by(uid) + bytes > options_.MemoryOf(uid) + could_go) return false;
+  if (ledger_.slabs_of(uid) + slabs > share_slabs + gain.slabs + idle.slabs + back_soon.slabs) {
+    return false;
+  }
+  Lacks lacks;
+  lacks.session = session;
+  lacks.lacking = [&, share = options_.MemoryOf(uid)]() -> Ledger::Held {
+    const Ledger::Held coming = ledger_.coming_to(uid), retired = ledger_.retired_of(session);
+    const uint64_t held = ledger_.held_by(uid) + bytes, back = coming.bytes + retired.bytes;
+    const uint64_t wanted = held - std::min(held, back);
+    const int64_t wanted_slabs = ledger_.slabs_of(uid) + slabs - coming.slabs - retired.slabs;
+    return {wanted - std::min(wanted, share), std::max(wanted_slabs - share_slabs, int64_t{0})};
+  };
+  lacks.give_up = [&](EvictClass evict_class, uint64_t wanted) {
+    return EvictOne(evict_class, /*soft=*/false, wanted, session, {.uid = uid});
+  };
+  GiveUp(job, lacks);
+  for (int i = 0; i < kAtOnce && lacks.lacking().bytes > 0; ++i) {
+    Checkpoint* checkpoint = standing_.FirstOfOnlyRecords(uid);
+    if (checkpoint == nullptr) break;
+    Evict(checkpoint);
+  }
+  while (lacks.Any()) {
+    const Ledger::Held wanted = lacks.lacking();
+    const Ledger::Held asked = ledger_.RetireOfUser(uid, session, wanted);
+    if (asked.bytes >= wanted.bytes && asked.slabs >= wanted.slabs) break;
+    const bool evicted =
+        std::any_of(std::begin(kEvictClasses), std::end(kEvictClasses), [&](EvictClass of) {
+          return EvictOne(of, /*soft=*/true, lacks.Bytes(), session, {.uid = uid});
+        });
+    if (!evicted) break;
+  }
+  return HasShare(job, bytes, slabs);
+}
+
+// Class by class; what the session has mapped itself comes before a step that owes a file.
+void Eviction::GiveUp(const Job& job, const Lacks& lacks) {
+  for (const EvictClass evict_class : kEvictClasses) {
+    if (evict_class == EvictClass::kOwes) ledger_.RetireMore(lacks.session, lacks.lacking());
+    while (lacks.Any()) {
+      if (lacks.give_up(evict_class, lacks.Bytes())) continue;
+      const Ledger::Held before = lacks.lacking();
+      const Whose own = {.only = &job, .uid = job.owner->uid};
+      if (lacks.session == 0 ||
+          !EvictOne(evict_class, /*soft=*/true, lacks.Bytes(), lacks.session, own)) {
+        break;
+      }
+      ledger_.RetireMore(lacks.session, lacks.lacking());
+      if (lacks.lacking() == before) break;  // it is others that map it
+    }
+  }
+}
+
+bool Eviction::FreeSlabs(const Job& job, SessionId session, int64_t more) {
+  int left = kAtOnce;
+  Lacks lacks;
+  lacks.session = session;
+  lacks.lacking = [&]() -> Ledger::Held {
+    const int64_t back = ledger_.probing_slabs() + ledger_.retired_of(session).slabs;
+    return {0, std::max(ledger_.live_slabs() + more - back - options_.max_slabs, int64_t{0})};
+  };
+  lacks.give_up = [&](EvictClass evict_class, uint64_t wanted) {
+    if (left-- <= 0) return false;
+    if (ledger_.DestroyOldest() > 0) return true;
+    const std::optional<uint32_t> greedy = ledger_.GreediestForSlabs();
+    return (greedy.has_value() &&
+            EvictOne(evict_class, /*soft=*/false, wanted, 0, {.uid = greedy})) ||
+           EvictOne(evict_class, /*soft=*/false, wanted, 0, {});
+  };
+  if (lacks.Any()) GiveUp(job, lacks);
+  return ledger_.live_slabs() + more <= options_.max_slabs;
 }
 
 uint64_t Eviction::MappedElsewhere(const Job& job) const {
@@ -40,7 +157,7 @@ uint64_t Eviction::MappedElsewhere(const Job& job) const {
   const SlabOwner owner{job.owner->uid, job.name};
   return ledger_.idle_mapped_bytes() - ledger_.idle_mapped_bytes(owner) +
          ledger_.bytes_in(SlabState::kQuarantined) - ledger_.probing_bytes() +
-         standing_.evictable_mapped_bytes() - job.standing->evictable_mapped_bytes;
+         standing_.gain().mapped_bytes - job.standing->evictable_mapped_bytes;
 }
 
 // Within a class, what comes back by itself goes first. What the asking session has mapped itself
@@ -56,9 +173,9 @@ bool Eviction::Free(const Job* job, SessionId session, uint64_t wanted) {
     if (evict_class == EvictClass::kOwes) retire_own();
     while (lacking() > 0) {
       if (ledger_.DestroyOldest() > 0) continue;
-      if (EvictOne(evict_class, /*soft=*/false, lacking(), session, nullptr, nullptr)) continue;
+      if (EvictOne(evict_class, /*soft=*/false, lacking(), session, {})) continue;
       const uint64_t before = lacking();
-      if (session == 0 || !EvictOne(evict_class, /*soft=*/true, before, session, job, nullptr)) {
+      if (session == 0 || !EvictOne(evict_class, /*soft=*/true, before, session, {.only = job})) {
         break;
       }
       retire_own();
@@ -69,8 +186,7 @@ bool Eviction::Free(const Job* job, SessionId session, uint64_t wanted) {
     if (ledger_.RetireOthers(session, nullptr, lacking()) >= lacking()) break;
     bool evicted = false;
     for (const EvictClass evict_class : kEvictClasses) {
-      evicted =
-          evicted || EvictOne(evict_class, /*soft=*/true, lacking(), session, nullptr, nullptr);
+      evicted = evicted || EvictOne(evict_class, /*soft=*/true, lacking(), session, {});
     }
     if (!evicted) break;
   }
@@ -78,19 +194,32 @@ bool Eviction::Free(const Job* job, SessionId session, uint64_t wanted) {
 }
 
 bool Eviction::EvictOne(EvictClass evict_class, bool soft, uint64_t wanted, SessionId session,
-                        const Job* only, const Job* except) {
+                        const Whose& whose) {
   // The rest of one that was condemned just now goes before another one is.
-  Checkpoint* checkpoint = standing_.FirstEvictable(EvictClass::kGarbage, soft, only, except);
-  if (checkpoint == nullptr) {
-    checkpoint = standing_.FirstEvictable(evict_class, soft, only, except);
+  Checkpoint* checkpoint = standing_.FirstEvictable(EvictClass::kGarbage, soft, whose);
+  const bool anybody = whose.only == nullptr && !whose.uid.has_value();
+  if (const auto greedy = ledger_.Greediest(); checkpoint == nullptr && anybody && greedy) {
+    checkpoint =
+        standing_.FirstEvictable(evict_class, soft, {.except = whose.except, .uid = greedy});
   }
+  if (checkpoint == nullptr) checkpoint = standing_.FirstEvictable(evict_class, soft, whose);
   if (checkpoint == nullptr) return false;
   EvictSome(checkpoint, soft, wanted, session);
   return true;
 }
 
-bool Eviction::EvictAny() {
-  Checkpoint* checkpoint = standing_.FirstEvictable();
+void Eviction::MakeJournalRoom(uint32_t uid, const JournalRoom& journal, uint64_t bytes) {
+  if (journal.OverShare(uid, bytes, standing_.gain_of(uid).journal_bytes)) return;
+  for (int i = 0; i < kAtOnce && journal.OverShare(uid, bytes); ++i) {
+    Checkpoint* checkpoint = standing_.FirstEvictable(uid);
+    if (checkpoint == nullptr) return;
+    Evict(checkpoint);
+  }
+}
+
+bool Eviction::EvictAny(std::optional<uint32_t> uid) {
+  Checkpoint* checkpoint = uid.has_value() ? standing_.FirstEvictable(*uid) : nullptr;
+  if (checkpoint == nullptr) checkpoint = standing_.FirstEvictable();
   if (checkpoint == nullptr) return false;
   Evict(checkpoint);
   return true;
@@ -136,7 +265,7 @@ SlabId Eviction::FirstThat(const Checkpoint& checkpoint,
                            const std::function<bool(SlabId)>& fits) const {
   const auto& slabs = checkpoint.memory->slabs;
   auto at = slabs.upper_bound(last_);
-  for (size_t i = 0; i < std::min<size_t>(slabs.size(), kTries); ++i, ++at) {
+  for (size_t i = 0; i < std::min<size_t>(slabs.size(), kSlabsTried); ++i, ++at) {
     if (at == slabs.end()) at = slabs.begin();
     if (fits(at->first)) return at->first;
   }
@@ -170,7 +299,7 @@ bool Eviction::GoesInParts(const Checkpoint& checkpoint) const {
 
 void Eviction::EvictSome(Checkpoint* checkpoint, bool soft, uint64_t bytes, SessionId session) {
   if (!GoesInParts(*checkpoint)) return Evict(checkpoint);
-  const uint64_t evictable = checkpoint->standing->evictable_bytes;
+  const uint64_t evictable = checkpoint->standing->gain.bytes;
   const uint64_t until = evictable - std::min(bytes, evictable);
   while (EvictFrom(checkpoint, NextThatMayGo(*checkpoint, soft, session)) &&
          checkpoint->memory->slab_bytes - checkpoint->memory->locked_bytes > until) {
@@ -199,7 +328,7 @@ bool Eviction::EvictFrom(Checkpoint* checkpoint, SlabId slab) {
   parts_.DropTable(part);
   const StepContent& content = *checkpoint->content;
   const auto left = static_cast<uint64_t>(content.committed) -
-                    std::min<uint64_t>(content.without_table, checkpoint->absent_manifests->count);
+                    std::min<uint64_t>(content.without_table, checkpoint->manifests->absent);
   std::set<const Part*> held;
   for (const auto& [id, extents] : memory.slabs) held.insert(footprints_.PartIn(id));
   if (left > held.size()) DropMemory(checkpoint);

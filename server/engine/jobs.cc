@@ -40,6 +40,7 @@ void Jobs::TakeOwnership(Job* job, uint32_t uid, uint32_t gid,
   if (policy.has_value()) owner.policy = *policy;
   owner.uid = uid;
   owner.gid = gid;
+  SetCounts(*job, true);
   Say(*job);
 }
 
@@ -88,6 +89,15 @@ std::vector<Job*> Jobs::TakeIdle() {
   return idle;
 }
 
+void Jobs::SetCounts(const Job& job, bool counts) {
+  if (counts ? !counted_.insert(job.name).second : counted_.erase(job.name) == 0) return;
+  if (counts) {
+    owned_.Add(job.owner->uid);
+  } else {
+    owned_.Drop(job.owner->uid);
+  }
+}
+
 void Jobs::LookAgain(const Job& job) {
   const MonotonicNanos at = out_.now() + kIdleKept;
   if (idle_at_.emplace(job.name, at).second) idle_.emplace(at, job.name);
@@ -95,6 +105,7 @@ void Jobs::LookAgain(const Job& job) {
 
 void Jobs::Forget(Job* job) {
   out_.Say(fact::JobForgotten{job->name});
+  SetCounts(*job, false);
   changes_.Forget(job);
   jobs_.erase(job->name);
 }
@@ -104,6 +115,7 @@ void Jobs::Restore(const Restored& restored) {
     JobOwner& owner = FindOrMake(name)->owner.Edit();
     owner.owned = true;
     owner.uid = fact.owner_uid;
+    SetCounts(*Find(name), true);
     owner.gid = fact.owner_gid;
     owner.policy = fact.policy;
     maybe_forget_.insert(name);

@@ -14,6 +14,7 @@
 #include "server/engine/model.h"
 #include "server/engine/options.h"
 #include "server/engine/outbox.h"
+#include "server/engine/user_counts.h"
 
 namespace cairn::engine {
 
@@ -33,6 +34,14 @@ class Jobs {
 
   // Whether the caller may read and change it.
   static Status CheckAccess(const Job& job, const Caller& caller);
+  // RESOURCE_EXHAUSTED when the user owns as many as he may.
+  Status CheckRoom(const Job& job, uint32_t uid) const {
+    if (counted_.contains(job.name)) return absl::OkStatus();
+    return owned_.CheckRoom(options_, options_.max_jobs, job.owner->owned ? job.owner->uid : uid);
+  }
+  const UserCounts& owned() const { return owned_; }
+  // One of which only storage has something does not count.
+  void SetCounts(const Job& job, bool counts);
   // Nothing happens when it is owned. `policy` is what the owner asked for, if anything.
   void TakeOwnership(Job* job, uint32_t uid, uint32_t gid, const std::optional<JobPolicy>& policy);
   void SetPolicy(Job* job, const JobPolicy& policy);  // of an owned one
@@ -58,6 +67,8 @@ class Jobs {
   Changes& changes_;
 
   std::map<std::string, std::unique_ptr<Job>> jobs_;
+  UserCounts owned_{"jobs", "limits.jobs"};
+  absl::flat_hash_set<std::string> counted_;  // jobs that owned_ counts
   std::set<std::string> maybe_forget_;
   // When to look at each that has become idle.
   std::map<std::string, MonotonicNanos> idle_at_;

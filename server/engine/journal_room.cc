@@ -18,6 +18,16 @@ constexpr uint64_t kUserPercent = 75;
 // Each of them may get a slab of its own, which the journal knows too.
 constexpr uint64_t kSlabBytes = 2 * JournalRoom::kFactBytes;
 
+void Add(uint32_t uid, uint64_t bytes, std::map<uint32_t, uint64_t>* to) {
+  if (bytes > 0) (*to)[uid] += bytes;
+}
+
+void Take(uint32_t uid, uint64_t bytes, std::map<uint32_t, uint64_t>* from) {
+  if (bytes == 0) return;
+  const auto of_user = from->find(uid);
+  if ((of_user->second -= bytes) == 0) from->erase(of_user);
+}
+
 }  // namespace
 
 uint64_t JournalRoom::CostOfSeal(const PartKey& part, absl::string_view name, uint64_t length) {
@@ -65,22 +75,67 @@ Status JournalRoom::Check(absl::string_view what, uint64_t bytes, uint64_t limit
 
 void JournalRoom::Reserve(uint32_t uid, uint64_t bytes) {
   reserved_ += bytes;
-  if (bytes > 0) reserved_by_[uid] += bytes;
+  Add(uid, bytes, &reserved_by_);
 }
 
 void JournalRoom::Release(uint32_t uid, uint64_t bytes) {
   reserved_ -= bytes;
-  if (bytes == 0) return;
-  const auto of_user = reserved_by_.find(uid);
-  of_user->second -= bytes;
-  if (of_user->second == 0) reserved_by_.erase(of_user);
+  Take(uid, bytes, &reserved_by_);
+}
+
+uint64_t JournalRoom::CostOfKept(const PartKey& part, size_t slabs) {
+  return (1 + slabs) * (kFactBytes + part.checkpoint.job.size());
+}
+
+void JournalRoom::ChargeSteps(uint32_t uid, uint64_t bytes) { Add(uid, bytes, &kept_by_); }
+void JournalRoom::RefundSteps(uint32_t uid, uint64_t bytes) { Take(uid, bytes, &kept_by_); }
+void JournalRoom::ChargeLasting(uint32_t uid, uint64_t bytes) { Add(uid, bytes, &held_by_); }
+void JournalRoom::RefundLasting(uint32_t uid, uint64_t bytes) { Take(uid, bytes, &held_by_); }
+
+uint64_t JournalRoom::Of(const std::map<uint32_t, uint64_t>& users, uint32_t uid) {
+  const auto of_user = users.find(uid);
+  return of_user == users.end() ? 0 : of_user->second;
+}
+
+uint64_t JournalRoom::MostOfUser() const {
+  return capacity_ / 100 * kCreatePercent / 100 * kUserPercent;
+}
+
+bool JournalRoom::OverShare(uint32_t uid, uint64_t bytes, uint64_t given_up) const {
+  if (capacity_ == 0 || bytes == 0 || options_->Unlimited(uid)) return false;
+  return bytes > MostOfUser() || Theirs(uid, given_up) > MostOfUser() - bytes;
+}
+
+uint64_t JournalRoom::Theirs(uint32_t uid, uint64_t given_up) const {
+  const uint64_t kept = Of(kept_by_, uid);
+  return Of(reserved_by_, uid) + Of(held_by_, uid) + kept - std::min(kept, given_up);
+}
+
+std::optional<uint32_t> JournalRoom::Greediest() const {
+  const auto most =
+      std::max_element(kept_by_.begin(), kept_by_.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (kept_by_.size() < 2) return std::nullopt;
+  return most->first;
+}
+
+Status JournalRoom::CheckLease(uint32_t uid, uint64_t bytes) const {
+  if (Theirs(uid, 0) + bytes <= MostOfUser() / 8 * 9) return absl::OkStatus();
+  return CheckShare(uid, bytes);
+}
+
+Status JournalRoom::CheckShare(uint32_t uid, uint64_t bytes) const {
+  if (!OverShare(uid, bytes)) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "journal: this may cost ", bytes, " bytes of it; uid ", uid, " has ", Of(reserved_by_, uid),
+      " set aside, ", Of(kept_by_, uid), " for what is in memory, ", Of(held_by_, uid),
+      " for readers' leases and removed steps, of the ", MostOfUser(),
+      " that one user may have; keep fewer steps and jobs in memory"));
 }
 
 Status JournalRoom::CheckCreate(uint32_t uid, uint64_t bytes) const {
   if (bytes == 0) return absl::OkStatus();  // all of it is set aside
-  const auto of_user = reserved_by_.find(uid);
-  const uint64_t theirs = of_user == reserved_by_.end() ? 0 : of_user->second;
-  const uint64_t most = capacity_ / 100 * kCreatePercent / 100 * kUserPercent;
+  const uint64_t theirs = Of(reserved_by_, uid), most = MostOfUser();
   if (capacity_ != 0 && (bytes > most || theirs > most - bytes)) {
     return absl::ResourceExhaustedError(
         absl::StrCat("journal: this create may cost ", bytes, " bytes of it; ", theirs,

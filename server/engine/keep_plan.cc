@@ -146,8 +146,8 @@ class Planning {
     if (head_.decided) return KeepReason::kDecision;
     // What a life goes on from may be anything as long as it is not known.
     if (!Attempts::OriginsKnown(job_)) return KeepReason::kOrigin;
-    // Also while it is tried once more.
-    const bool in_part = job_.scan->read != 0 && job_.scan->unread_up_to != kNoStep;
+    // Also while it is tried once more, and while what has come is merged.
+    const bool in_part = job_.scan->merging || job_.scan->unread_up_to != kNoStep;
     if (job_.scan->state == ScanState::kFailed || in_part) return KeepReason::kUnread;
     // A life elsewhere is newer than all that have begun here. What it has published by now counts.
     const bool elsewhere = job_.attempts->newest_recorded() > job_.attempts->newest();

@@ -14,6 +14,11 @@ fact::Lent LentFact(const Lease& lease, SessionId session) {
 
 }  // namespace
 
+void Leases::CountReader(const Lease& lease) {
+  readers_.Add(lease.uid);
+  journal_.ChargeLasting(lease.uid, JournalRoom::CostOfLease(lease.part, lease.name));
+}
+
 const Lease* Leases::Find(LeaseId lease) const {
   const auto at = leases_.find(lease);
   return at == leases_.end() ? nullptr : at->second.get();
@@ -42,7 +47,7 @@ Lease* Leases::Make(const Session& session, SlabRecord* slab, LeaseMode mode, co
   out_.Say(LentFact(*lease, session.id));
   if (mode != LeaseMode::kWrite) {
     lease->uid = session.uid;
-    readers_.Add(lease->uid);
+    CountReader(*lease);
   }
   Lease* at = lease.get();
   leases_[at->id] = std::move(lease);
@@ -119,7 +124,10 @@ void Leases::Forget(LeaseId id) {
   const Lease& lease = *at->second;
   if (Held* held = HeldBy(lease.session)) held->leases.erase(id);
   if (lease.expires != kNever) expiry_.erase({lease.expires, id});
-  if (lease.mode != LeaseMode::kWrite) readers_.Drop(lease.uid);
+  if (lease.mode != LeaseMode::kWrite) {
+    readers_.Drop(lease.uid);
+    journal_.RefundLasting(lease.uid, JournalRoom::CostOfLease(lease.part, lease.name));
+  }
   out_.Say(fact::Unlent{id});
   leases_.erase(at);
 }
@@ -308,8 +316,9 @@ void Leases::Restore(const Restored& restored,
     }
     if (session != nullptr) held_[session->id].leases.insert(id);
     if (!writes) {
-      lease->uid = session == nullptr ? 0 : session->uid;
-      readers_.Add(lease->uid);
+      // Of one that has ended it is not known; it is the owner's more often than another's.
+      lease->uid = session == nullptr ? slab->owner.uid : session->uid;
+      CountReader(*lease);
     }
     leases_[id] = std::move(lease);
   }
@@ -320,6 +329,13 @@ void Leases::Snapshot(LeaseId id, std::vector<Fact>* facts) const {
   if (at == leases_.end()) return;
   const Lease& lease = *at->second;
   facts->push_back(LentFact(lease, lease.released ? 0 : lease.session));
+}
+
+void Leases::AddJournal(std::map<uint32_t, uint64_t>* held) const {
+  for (const auto& [id, lease] : leases_) {
+    if (lease->mode == LeaseMode::kWrite) continue;
+    (*held)[lease->uid] += JournalRoom::CostOfLease(lease->part, lease->name);
+  }
 }
 
 std::string Leases::CheckInvariants() const {

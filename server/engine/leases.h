@@ -21,6 +21,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "server/engine/callers.h"
+#include "server/engine/journal_room.h"
 #include "server/engine/ledger.h"
 #include "server/engine/sessions.h"
 
@@ -37,20 +38,22 @@ struct Lease {
   uint64_t length = 0;
   MonotonicNanos expires = kNever;
   bool released = false;  // its lock is not known to be gone
-  uint32_t uid = 0;       // of a reader; 0 also where that is not known any more
+  uint32_t uid = 0;       // of a reader, whose share of the journal it costs
 };
 
 class Leases {
  public:
-  Leases(const Options& options, Outbox* out, Sessions* sessions, Ledger* ledger)
-      : options_(options), out_(*out), sessions_(*sessions), ledger_(*ledger) {}
+  Leases(const Options& options, Outbox* out, Sessions* sessions, Ledger* ledger,
+         JournalRoom* journal)
+      : options_(options), out_(*out), sessions_(*sessions), ledger_(*ledger), journal_(*journal) {}
 
   const Lease* Find(LeaseId lease) const;
 
   // --- lending
   // RESOURCE_EXHAUSTED when its user has as many as a reader may have.
-  Status CheckRoom(const Session& session) const {
-    return readers_.CheckRoom(options_, options_.max_leases, session.uid);
+  Status CheckRoom(const Session& session, const PartKey& part, absl::string_view name) const {
+    CAIRN_RETURN_IF_ERROR(readers_.CheckRoom(options_, options_.max_leases, session.uid));
+    return journal_.CheckLease(session.uid, JournalRoom::CostOfLease(part, name));
   }
   const Lease* LendToReader(const Session& session, const ObjectRef& object, LeaseMode mode);
   // The lease under which the session maps the slab for writing: the one it has, else a new one.
@@ -80,6 +83,7 @@ class Leases {
   void On(const event::SlabProbed& event);
 
   // --- for people
+  const UserCounts& readers() const { return readers_; }
   uint64_t BytesOf(SessionId session) const;  // that readers' leases cover
   size_t CountOf(SessionId session) const;
   // Adds the pids of those who may still see the slab; `readers_only`: not of who maps it for
@@ -92,6 +96,7 @@ class Leases {
   const absl::flat_hash_map<LeaseId, std::unique_ptr<Lease>>& all() const { return leases_; }
   void Snapshot(LeaseId lease, std::vector<Fact>* facts) const;
   std::string CheckInvariants() const;
+  void AddJournal(std::map<uint32_t, uint64_t>* held) const;  // what its users' leases cost it
 
  private:
   struct Held {
@@ -103,6 +108,7 @@ class Leases {
   Lease* Make(const Session& session, SlabRecord* slab, LeaseMode mode, const PartKey& part,
               const std::string& name, const ExtentRef& extent, uint64_t length);
   Held* HeldBy(SessionId session);  // nullptr: nothing
+  void CountReader(const Lease& lease);
   void Release(Lease* lease);
   void UnmapWriter(SlabRecord* slab);
 
@@ -110,6 +116,7 @@ class Leases {
   Outbox& out_;
   Sessions& sessions_;
   Ledger& ledger_;
+  JournalRoom& journal_;
 
   absl::flat_hash_map<LeaseId, std::unique_ptr<Lease>> leases_;
   UserCounts readers_{"leases", "limits.leases"};

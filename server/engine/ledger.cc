@@ -61,9 +61,46 @@ SlabState Ledger::Decide(const SlabRecord& slab) const {
   return slab.owner.None() ? SlabState::kFree : SlabState::kIdle;
 }
 
+std::optional<uint32_t> Ledger::HolderOf(const SlabRecord& slab) {
+  if (slab.reserved) return slab.reserved_for;
+  if (slab.owner.None()) return std::nullopt;
+  const bool holds = slab.state == SlabState::kInUse || slab.state == SlabState::kQuarantined ||
+                     (slab.state == SlabState::kIdle && slab.mapper != 0);
+  return holds ? std::optional(slab.owner.uid) : std::nullopt;
+}
+
+void Ledger::Add(ByUser* to, uint32_t uid, const Held& more) {
+  Held& held = (*to)[uid];
+  held.bytes += more.bytes;
+  held.slabs += more.slabs;
+}
+
+void Ledger::Take(ByUser* from, uint32_t uid, const Held& less) {
+  const auto held = from->find(uid);
+  held->second.bytes -= less.bytes;
+  held->second.slabs -= less.slabs;
+  if (held->second == Held()) from->erase(held);
+}
+
+void Ledger::CountIn(const SlabRecord& slab) {
+  bytes_[static_cast<size_t>(slab.state)] += slab.bytes;
+  if (slab.state == SlabState::kDying) ++dying_;
+  if (const auto uid = HolderOf(slab); uid.has_value()) Add(&held_by_, *uid, {slab.bytes, 1});
+}
+
+void Ledger::CountOut(const SlabRecord& slab) {
+  bytes_[static_cast<size_t>(slab.state)] -= slab.bytes;
+  if (slab.state == SlabState::kDying) --dying_;
+  if (const auto uid = HolderOf(slab); uid.has_value()) Take(&held_by_, *uid, {slab.bytes, 1});
+}
+
 void Ledger::Lift(SlabRecord* slab) {
-  bytes_[static_cast<size_t>(slab->state)] -= slab->bytes;
-  if (MayComeBack(*slab)) probing_bytes_ -= slab->bytes;
+  CountOut(*slab);
+  if (MayComeBack(*slab)) {
+    probing_bytes_ -= slab->bytes;
+    --probing_slabs_;
+    Take(&coming_to_, slab->owner.uid, {slab->bytes, 1});
+  }
   switch (slab->state) {
     case SlabState::kMaking:
       if (making_.erase({slab->bytes, slab->id}) > 0) making_unreserved_bytes_ -= slab->bytes;
@@ -80,6 +117,7 @@ void Ledger::Lift(SlabRecord* slab) {
         idle_mapped_bytes_ -= slab->bytes;
         const auto owned = idle_mapped_by_owner_.find(slab->owner);
         if ((owned->second -= slab->bytes) == 0) idle_mapped_by_owner_.erase(owned);
+        Take(&idle_mapped_of_, slab->owner.uid, {slab->bytes, 1});
       } else {
         const auto at = idle_unmapped_.find(slab->owner);
         at->second.erase({slab->bytes, slab->id});
@@ -112,7 +150,7 @@ void Ledger::Settle(SlabRecord* slab) {
       !slab->told_to_unmap) {
     MarkRetiring(slab);
   }
-  bytes_[static_cast<size_t>(state)] += slab->bytes;
+  CountIn(*slab);
   switch (state) {
     case SlabState::kMaking:
       if (!slab->reserved && slab->use == fact::SlabUse::kObjects) {
@@ -129,6 +167,7 @@ void Ledger::Settle(SlabRecord* slab) {
         idle_mapped_[slab->mapper].insert({slab->bytes, slab->id});
         idle_mapped_bytes_ += slab->bytes;
         idle_mapped_by_owner_[slab->owner] += slab->bytes;
+        Add(&idle_mapped_of_, slab->owner.uid, {slab->bytes, 1});
       } else {
         idle_unmapped_[slab->owner].insert({slab->bytes, slab->id});
         oldest_.insert({slab->since, slab->id});
@@ -148,7 +187,11 @@ void Ledger::Settle(SlabRecord* slab) {
     slab->busy_probes = 0;
     SendProbe(slab);
   }
-  if (MayComeBack(*slab)) probing_bytes_ += slab->bytes;
+  if (MayComeBack(*slab)) {
+    probing_bytes_ += slab->bytes;
+    ++probing_slabs_;
+    Add(&coming_to_, slab->owner.uid, {slab->bytes, 1});
+  }
   watcher_->SlabChanged(slab);
 }
 
@@ -160,15 +203,16 @@ void Ledger::Destroy(SlabRecord* slab) {
 
 void Ledger::MarkRetiring(SlabRecord* slab) {
   slab->retiring = true;
-  retired_[slab->mapper].insert(slab->id);
+  Retired& retired = retired_[slab->mapper];
+  if (retired.slabs.insert(slab->id).second) retired.bytes += slab->bytes;
 }
 
 void Ledger::ClearRetiring(SlabRecord* slab) {
   slab->retiring = slab->told_to_unmap = false;
   const auto at = retired_.find(slab->mapper);
   if (at == retired_.end()) return;
-  at->second.erase(slab->id);
-  if (at->second.empty()) retired_.erase(at);
+  if (at->second.slabs.erase(slab->id) > 0) at->second.bytes -= slab->bytes;
+  if (at->second.slabs.empty()) retired_.erase(at);
 }
 
 // --- getting slabs
@@ -179,44 +223,52 @@ SlabRecord* Ledger::FirstFit(const BySize& index, uint64_t need) {
   return Find(at->second);
 }
 
-SlabRecord* Ledger::Take(uint64_t need, const SlabOwner& owner, SessionId session) {
-  SlabRecord* slab = nullptr;
-  if (const auto own = idle_mapped_.find(session); own != idle_mapped_.end()) {
-    slab = FirstFit(own->second, need);
-    if (slab != nullptr && slab->owner != owner) slab = nullptr;
-  }
-  if (slab == nullptr) {
-    const auto idle = idle_unmapped_.find(owner);
-    if (idle != idle_unmapped_.end()) slab = FirstFit(idle->second, need);
-  }
-  if (slab == nullptr) slab = FirstFit(free_, need);
-  if (slab == nullptr) return nullptr;
+void Ledger::Reserve(SlabRecord* slab, uint32_t uid) {
   Lift(slab);
   ClearRetiring(slab);
   slab->reserved = true;
+  slab->reserved_for = uid;
   Settle(slab);
+}
+
+SlabRecord* Ledger::TakeOwn(uint64_t need, const SlabOwner& owner, SessionId session) {
+  const auto own = idle_mapped_.find(session);
+  if (own == idle_mapped_.end()) return nullptr;
+  SlabRecord* slab = FirstFit(own->second, need);
+  if (slab == nullptr || slab->owner != owner) return nullptr;
+  Reserve(slab, owner.uid);
   return slab;
 }
 
-SlabRecord* Ledger::TakeMaking(uint64_t need) {
+SlabRecord* Ledger::TakeUnmapped(uint64_t need, const SlabOwner& owner) {
+  SlabRecord* slab = nullptr;
+  if (const auto idle = idle_unmapped_.find(owner); idle != idle_unmapped_.end()) {
+    slab = FirstFit(idle->second, need);
+  }
+  if (slab == nullptr) slab = FirstFit(free_, need);
+  if (slab != nullptr) Reserve(slab, owner.uid);
+  return slab;
+}
+
+SlabRecord* Ledger::TakeMaking(uint64_t need, uint32_t uid) {
   SlabRecord* slab = FirstFit(making_, need);
   if (slab == nullptr) return nullptr;
-  Lift(slab);
-  slab->reserved = true;
   if (!slab->urgent) out_.Do(action::HurrySlab{slab->id});
   slab->urgent = true;
-  Settle(slab);
+  Reserve(slab, uid);
   return slab;
 }
 
-SlabRecord* Ledger::Make(uint64_t bytes, fact::SlabUse use, bool urgent, bool reserved) {
+SlabRecord* Ledger::Make(uint64_t bytes, fact::SlabUse use, bool urgent,
+                         std::optional<uint32_t> reserved_for) {
   const SlabId id = out_.NextId();
   SlabRecord record;
   record.id = id;
   record.bytes = bytes;
   record.use = use;
   record.urgent = urgent;
-  record.reserved = reserved;
+  record.reserved = reserved_for.has_value();
+  record.reserved_for = reserved_for.value_or(0);
   record.since = out_.now();
   SlabRecord* slab = &slabs_.emplace(id, std::move(record)).first->second;
   total_ += bytes;
@@ -351,13 +403,48 @@ uint64_t Ledger::Retire(SessionId session, uint64_t bytes) {
   return marked;
 }
 
-uint64_t Ledger::RetireOthers(SessionId session, const SlabOwner* except_owner, uint64_t bytes) {
+Ledger::Held Ledger::RetireOfUser(uint32_t uid, SessionId except, const Held& wanted) {
+  Held asked;
+  for (const auto& [mapper, retired] : retired_) {
+    if (mapper == except || Find(*retired.slabs.begin())->owner.uid != uid) continue;
+    asked.bytes += retired.bytes;
+    asked.slabs += static_cast<int64_t>(retired.slabs.size());
+  }
+  for (const auto& [mapper, idle] : idle_mapped_) {
+    if (asked.bytes >= wanted.bytes && asked.slabs >= wanted.slabs) break;
+    if (mapper == except || Find(idle.begin()->second)->owner.uid != uid) continue;
+    const Held more = RetireMore(mapper, {wanted.bytes - std::min(wanted.bytes, asked.bytes),
+                                          wanted.slabs - std::min(wanted.slabs, asked.slabs)});
+    asked.bytes += more.bytes;
+    asked.slabs += more.slabs;
+  }
+  return asked;
+}
+
+Ledger::Held Ledger::RetireMore(SessionId session, const Held& more) {
+  Held marked;
+  const auto own = idle_mapped_.find(session);
+  if (own == idle_mapped_.end()) return marked;
+  for (auto at = own->second.rbegin(); at != own->second.rend(); ++at) {
+    if (marked.bytes >= more.bytes && marked.slabs >= more.slabs) break;
+    SlabRecord* slab = Find(at->second);
+    if (slab->retiring) continue;
+    MarkRetiring(slab);
+    marked.bytes += slab->bytes;
+    ++marked.slabs;
+  }
+  return marked;
+}
+
+uint64_t Ledger::RetireOthers(SessionId session, const SlabOwner* except_owner, uint64_t bytes,
+                              std::optional<uint32_t> uid) {
   uint64_t marked = 0;
   for (const auto& [mapper, idle] : idle_mapped_) {
     if (marked >= bytes) break;
     // A session is in one job: all its slabs have one owner.
-    const bool spared =
-        except_owner != nullptr && Find(idle.begin()->second)->owner == *except_owner;
+    const SlabOwner& owner = Find(idle.begin()->second)->owner;
+    const bool spared = (except_owner != nullptr && owner == *except_owner) ||
+                        (uid.has_value() && owner.uid != *uid);
     if (mapper != session && !spared) marked += Retire(mapper, bytes - marked);
   }
   return marked;
@@ -366,7 +453,7 @@ uint64_t Ledger::RetireOthers(SessionId session, const SlabOwner* except_owner, 
 std::vector<SlabId> Ledger::TellRetired(SessionId session) {
   const auto at = retired_.find(session);
   if (at == retired_.end()) return {};
-  const std::vector<SlabId> slabs(at->second.begin(), at->second.end());
+  const std::vector<SlabId> slabs(at->second.slabs.begin(), at->second.slabs.end());
   for (SlabId id : slabs) {
     SlabRecord* slab = Find(id);
     Lift(slab);
@@ -546,7 +633,7 @@ void Ledger::ResumeAll() {
 void Ledger::Resume(SlabRecord* slab) {
   total_ += slab->bytes;
   recovered_total_ = std::max(recovered_total_, total_);
-  bytes_[static_cast<size_t>(slab->state)] += slab->bytes;
+  CountIn(*slab);
   Lift(slab);
   Settle(slab);
 }
@@ -562,9 +649,75 @@ void Ledger::Snapshot(SlabId id, std::vector<Fact>* facts) const {
 
 // --- sums
 
+std::optional<uint32_t> Ledger::GreediestForSlabs() const {
+  const auto most = std::max_element(
+      held_by_.begin(), held_by_.end(),
+      [](const auto& a, const auto& b) { return a.second.slabs < b.second.slabs; });
+  const auto users = static_cast<int64_t>(held_by_.size());
+  if (users < 2 || most->second.slabs <= options_.max_slabs / users) return std::nullopt;
+  return most->first;
+}
+
 uint64_t Ledger::idle_mapped_bytes(const SlabOwner& owner) const {
   const auto at = idle_mapped_by_owner_.find(owner);
   return at == idle_mapped_by_owner_.end() ? 0 : at->second;
+}
+
+Ledger::Held Ledger::idle_mapped_of(uint32_t uid) const {
+  const auto at = idle_mapped_of_.find(uid);
+  return at == idle_mapped_of_.end() ? Held() : at->second;
+}
+
+void Ledger::HoldRecord(uint32_t uid, uint64_t bytes) {
+  Add(&records_, uid, {bytes, 0});
+  Add(&held_by_, uid, {bytes, 0});
+}
+
+void Ledger::DropRecord(uint32_t uid, uint64_t bytes) {
+  Take(&records_, uid, {bytes, 0});
+  Take(&held_by_, uid, {bytes, 0});
+}
+
+uint64_t Ledger::held_by(uint32_t uid) const {
+  const auto at = held_by_.find(uid);
+  return at == held_by_.end() ? 0 : at->second.bytes;
+}
+
+Ledger::Held Ledger::coming_to(uint32_t uid) const {
+  const auto at = coming_to_.find(uid);
+  return at == coming_to_.end() ? Held() : at->second;
+}
+
+Ledger::Held Ledger::retired_of(SessionId session) const {
+  const auto at = retired_.find(session);
+  if (at == retired_.end()) return {};
+  return {at->second.bytes, static_cast<int64_t>(at->second.slabs.size())};
+}
+
+int64_t Ledger::slabs_of(uint32_t uid) const {
+  const auto at = held_by_.find(uid);
+  return at == held_by_.end() ? 0 : at->second.slabs;
+}
+
+void Ledger::Unpromise(uint32_t uid, uint64_t bytes) {
+  if (bytes == 0) return;
+  const auto at = promised_to_.find(uid);
+  if ((at->second -= bytes) == 0) promised_to_.erase(at);
+}
+
+uint64_t Ledger::promised_to(uint32_t uid) const {
+  const auto at = promised_to_.find(uid);
+  return at == promised_to_.end() ? 0 : at->second;
+}
+
+std::optional<uint32_t> Ledger::Greediest() const {
+  const auto most = std::max_element(
+      held_by_.begin(), held_by_.end(),
+      [](const auto& a, const auto& b) { return a.second.bytes < b.second.bytes; });
+  if (held_by_.size() < 2 || most->second.bytes <= options_.budget_bytes / held_by_.size()) {
+    return std::nullopt;
+  }
+  return most->first;
 }
 
 std::vector<uint64_t> Ledger::ReadyFor(const SlabOwner& owner, SessionId session) const {
@@ -583,8 +736,11 @@ std::vector<uint64_t> Ledger::ReadyFor(const SlabOwner& owner, SessionId session
 std::string Ledger::CheckInvariants() const {
   uint64_t total = 0;
   std::array<uint64_t, kSlabStates> bytes{};
+  ByUser held = records_, coming;
   for (const auto& [id, slab] : slabs_) {
     total += slab.bytes;
+    if (const auto uid = HolderOf(slab); uid.has_value()) Add(&held, *uid, {slab.bytes, 1});
+    if (MayComeBack(slab)) Add(&coming, slab.owner.uid, {slab.bytes, 1});
     bytes[static_cast<size_t>(slab.state)] += slab.bytes;
     const auto bad = [id = id](absl::string_view what) {
       return absl::StrCat("slab ", id, ": ", what);
@@ -599,12 +755,13 @@ std::string Ledger::CheckInvariants() const {
       return bad("waits for a probe that nobody will ask");
     }
     if (slab.retiring !=
-        (retired_.contains(slab.mapper) && retired_.at(slab.mapper).contains(id))) {
+        (retired_.contains(slab.mapper) && retired_.at(slab.mapper).slabs.contains(id))) {
       return bad("retiring, but on no list");
     }
   }
   if (total != total_) return absl::StrCat("slabs add up to ", total, ", counted ", total_);
   if (bytes != bytes_) return "bytes by state do not add up";
+  if (held != held_by_ || coming != coming_to_) return "bytes by user do not add up";
   if (total_ > std::max(options_.budget_bytes, recovered_total_)) {
     return absl::StrCat("slabs take ", total_, " bytes, the budget is ", options_.budget_bytes);
   }

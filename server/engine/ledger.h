@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -58,6 +59,7 @@ struct SlabRecord {
   uint32_t extents = 0;
   uint32_t pins = 0;
   bool reserved = false;
+  uint32_t reserved_for = 0;  // uid
   SessionId mapper = 0;
   LeaseId writer_lease = 0;
   absl::flat_hash_map<LeaseId, bool> readers;  // true: released, its lock not known to be gone
@@ -105,18 +107,22 @@ class Ledger {
   const std::set<SlabId>& quarantined() const { return quarantined_; }
 
   // --- getting slabs ---
-  // A ready slab for `need` bytes, now reserved: the session's own idle one, one of the same owner
-  // that nobody maps, a free one. nullptr when there is none.
-  SlabRecord* Take(uint64_t need, const SlabOwner& owner, SessionId session);
+  // A ready slab for `need` bytes, now reserved: the session's own idle one; nullptr when there is none.
+  SlabRecord* TakeOwn(uint64_t need, const SlabOwner& owner, SessionId session);
+  // Likewise one of the same owner that nobody maps, or a free one.
+  SlabRecord* TakeUnmapped(uint64_t need, const SlabOwner& owner);
   // One in the making that nobody waits for, now reserved and hurried.
-  SlabRecord* TakeMaking(uint64_t need);
+  SlabRecord* TakeMaking(uint64_t need, uint32_t uid);
   // Asks for a new slab. The caller has checked UnusedBudget().
-  SlabRecord* Make(uint64_t bytes, bool urgent, bool reserved) {
-    return Make(bytes, fact::SlabUse::kObjects, urgent, reserved);
+  SlabRecord* Make(uint64_t bytes) {
+    return Make(bytes, fact::SlabUse::kObjects, /*urgent=*/false, std::nullopt);
+  }
+  SlabRecord* MakeFor(uint32_t uid, uint64_t bytes) {
+    return Make(bytes, fact::SlabUse::kObjects, /*urgent=*/true, uid);
   }
   // One for manifests: it is never lent, never idle.
   SlabRecord* MakeForManifests(uint64_t bytes, bool urgent) {
-    return Make(bytes, fact::SlabUse::kManifests, urgent, /*reserved=*/false);
+    return Make(bytes, fact::SlabUse::kManifests, urgent, std::nullopt);
   }
   void Unreserve(SlabRecord* slab);
   void SetOwner(SlabRecord* slab, const SlabOwner& owner);
@@ -143,11 +149,22 @@ class Ledger {
   // none.
   uint64_t DestroyOldest();
   void Doom(SlabRecord* slab);
+  struct Held {
+    uint64_t bytes = 0;
+    int64_t slabs = 0;
+    bool operator==(const Held&) const = default;
+  };
   // Idle slabs mapped by `session`, to be unmapped; marks enough of them for `bytes`, returns how
   // many.
   uint64_t Retire(SessionId session, uint64_t bytes);
-  // The same for any other session; `except_owner`'s slabs are spared unless it is nullptr.
-  uint64_t RetireOthers(SessionId session, const SlabOwner* except_owner, uint64_t bytes);
+  // Marks so many more; how many those are.
+  Held RetireMore(SessionId session, const Held& more);
+  // Asks the user's sessions but this one until they are asked for so much in all; for how much they are,
+  // earlier requests included.
+  Held RetireOfUser(uint32_t uid, SessionId except, const Held& wanted);
+  // Retire for other sessions: not those of `except_owner`, and with `uid` only that user's.
+  uint64_t RetireOthers(SessionId session, const SlabOwner* except_owner, uint64_t bytes,
+                        std::optional<uint32_t> uid = std::nullopt);
   // What to tell `session` to unmap; they are not granted again.
   std::vector<SlabId> TellRetired(SessionId session);
   bool HasRetired(SessionId session) const;
@@ -184,10 +201,31 @@ class Ledger {
   }
   uint64_t idle_mapped_bytes() const { return idle_mapped_bytes_; }
   uint64_t idle_mapped_bytes(const SlabOwner& owner) const;
+  Held idle_mapped_of(uint32_t uid) const;
+  // What a user holds: what is used for him or set aside, what somebody may still see, his records.
+  uint64_t held_by(uint32_t uid) const;
+  int64_t slabs_of(uint32_t uid) const;  // that he holds
+  // Of what he holds, what is being probed: that comes back by itself.
+  Held coming_to(uint32_t uid) const;
+  // What this session is asked to unmap.
+  Held retired_of(SessionId session) const;
+  int64_t live_slabs() const { return static_cast<int64_t>(slabs_.size()) - dying_; }
+  // What the slabs of his manifests count for (Manifests::Charge); they have no owner here.
+  void HoldRecord(uint32_t uid, uint64_t bytes);
+  void DropRecord(uint32_t uid, uint64_t bytes);
+  const std::map<uint32_t, Held>& records() const { return records_; }
+  // What a user's steps were promised and do not hold yet; held_by leaves it out.
+  void Promise(uint32_t uid, uint64_t bytes) { promised_to_[uid] += bytes; }
+  void Unpromise(uint32_t uid, uint64_t bytes);
+  uint64_t promised_to(uint32_t uid) const;
+  // Who holds the most bytes, or slabs, when that is more than his share among those who hold something.
+  std::optional<uint32_t> Greediest() const;
+  std::optional<uint32_t> GreediestForSlabs() const;
   uint64_t idle_unmapped_bytes() const { return bytes_in(SlabState::kIdle) - idle_mapped_bytes_; }
   uint64_t making_unreserved_bytes() const { return making_unreserved_bytes_; }
   // Quarantined bytes that nobody is known to hold and that a probe may give back soon.
   uint64_t probing_bytes() const { return probing_bytes_; }
+  int64_t probing_slabs() const { return probing_slabs_; }
   // Sizes of the ready or making slabs that `session` could write next, ascending.
   std::vector<uint64_t> ReadyFor(const SlabOwner& owner, SessionId session) const;
   // Grows whenever something became available or was given back.
@@ -197,8 +235,15 @@ class Ledger {
 
  private:
   using BySize = std::set<std::pair<uint64_t, SlabId>>;
+  using ByUser = std::map<uint32_t, Held>;
 
-  SlabRecord* Make(uint64_t bytes, fact::SlabUse use, bool urgent, bool reserved);
+  SlabRecord* Make(uint64_t bytes, fact::SlabUse use, bool urgent,
+                   std::optional<uint32_t> reserved_for);
+  static std::optional<uint32_t> HolderOf(const SlabRecord& slab);
+  void CountIn(const SlabRecord& slab);
+  void CountOut(const SlabRecord& slab);
+  static void Add(ByUser* to, uint32_t uid, const Held& more);
+  static void Take(ByUser* from, uint32_t uid, const Held& less);
   // Every change of a record stands between Lift, which takes it out of the indexes and sums, and
   // Settle, which decides its state anew, puts it back and asks the probe it needs.
   void Lift(SlabRecord* slab);
@@ -216,6 +261,7 @@ class Ledger {
            (slab.probing || slab.busy_probes < kProbesOfTheDying);
   }
   SlabRecord* FirstFit(const BySize& index, uint64_t need);
+  void Reserve(SlabRecord* slab, uint32_t uid);
   void MarkRetiring(SlabRecord* slab);
   void ClearRetiring(SlabRecord* slab);
 
@@ -230,10 +276,18 @@ class Ledger {
   std::set<SlabId> quarantined_;
   std::map<SlabOwner, BySize> idle_unmapped_;
   std::map<SessionId, BySize> idle_mapped_;
-  std::map<SessionId, std::set<SlabId>> retired_;
+  struct Retired {
+    std::set<SlabId> slabs;
+    uint64_t bytes = 0;
+  };
+  std::map<SessionId, Retired> retired_;
   std::set<std::pair<MonotonicNanos, SlabId>> oldest_;  // free, and idle that nobody maps
   std::set<std::pair<MonotonicNanos, SlabId>> due_;     // next_probe
   std::map<SlabOwner, uint64_t> idle_mapped_by_owner_;
+  ByUser held_by_, coming_to_;
+  ByUser records_, idle_mapped_of_;
+  std::map<uint32_t, uint64_t> promised_to_;
+  int64_t dying_ = 0, probing_slabs_ = 0;
   uint64_t total_ = 0, idle_mapped_bytes_ = 0, making_unreserved_bytes_ = 0, probing_bytes_ = 0;
   std::array<uint64_t, kSlabStates> bytes_{};
   uint64_t recovered_total_ = 0;  // may exceed a budget that was lowered since

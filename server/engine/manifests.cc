@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/needs.h"
 #include "server/engine/restored.h"
 
 namespace cairn::engine {
@@ -20,8 +21,6 @@ constexpr uint64_t kHeadBytes = 2048;
 uint64_t RecordBytes(uint64_t manifest_bytes, uint64_t objects) {
   return manifest_bytes + PartRecordTailSize(objects) + kRecordSealBytes;
 }
-
-uint64_t Pages(uint64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
 }  // namespace
 
@@ -58,28 +57,52 @@ void Manifests::Begin(Part* part, Manifest head) {
   Write(part);
 }
 
-// First fit among the manifests' slabs; nullptr when none has space.
-SlabRecord* Manifests::Find(uint64_t bytes, uint64_t* offset) {
-  for (const SlabId id : roomy_) {
-    const Space& space = slabs_.at(id);
-    if (space.bytes - space.used < bytes) continue;
-    uint64_t free_from = 0;
-    for (const auto& [begin, length] : space.extents) {
-      if (begin - free_from >= bytes) break;
-      free_from = begin + length;
-    }
-    if (space.bytes - free_from >= bytes) {
+// First fit among the slabs of the user's manifests, and those that are empty; nullptr when none has space.
+SlabRecord* Manifests::Find(uint32_t uid, uint64_t bytes, uint64_t* offset) {
+  const auto of_user = roomy_.find(uid);
+  if (of_user != roomy_.end()) {
+    for (const SlabId id : of_user->second) {
+      const Space& space = slabs_.at(id);
+      if (space.bytes - space.used < bytes) continue;
+      uint64_t free_from = 0;
+      for (const auto& [begin, length] : space.extents) {
+        if (begin - free_from >= bytes) break;
+        free_from = begin + length;
+      }
+      if (space.bytes - free_from < bytes) continue;
       *offset = free_from;
       return ledger_.Find(id);
     }
   }
+  for (const SlabId id : empty_) {
+    const uint64_t there = slabs_.at(id).bytes;
+    if (there < bytes || there > SlabBytesFor(std::max(bytes, slab_bytes_))) continue;
+    *offset = 0;
+    return ledger_.Find(id);
+  }
   return nullptr;
+}
+
+// A slab of manifests is one user's, so that he pays for all of it, however little of it he uses; and the
+// daemon keeps a table of each beside it that is as large.
+uint64_t Manifests::Charge(uint64_t bytes) { return 2 * bytes; }
+
+// What a record adds to its user's share: nothing in a slab that is his.
+uint64_t Manifests::Adds(uint32_t uid, uint64_t bytes) {
+  uint64_t offset = 0;
+  const SlabRecord* slab = Find(uid, bytes, &offset);
+  if (slab == nullptr) return Charge(SlabBytesFor(std::max(bytes, slab_bytes_)));
+  const Space& space = slabs_.at(slab->id);
+  return space.used == 0 ? Charge(space.bytes) : 0;
 }
 
 void Manifests::Write(Part* part) {
   uint64_t offset = 0;
-  const uint64_t bytes = Pages(part->manifest->record_bytes);
-  SlabRecord* slab = Find(bytes, &offset);
+  const uint64_t bytes = RoundUpToPages(part->manifest->record_bytes);
+  const Job& job = *part->checkpoint->job;
+  const uint32_t uid = job.owner->uid;
+  SlabRecord* slab = Find(uid, bytes, &offset);
+  if (!eviction_.HasShareForRecord(job, Adds(uid, bytes))) slab = nullptr;
   if (slab == nullptr) {
     if (waiting_.insert(part->key).second) ++version_;  // Retry makes one
     for (RequestId request : part->manifest->committers) {
@@ -88,12 +111,13 @@ void Manifests::Write(Part* part) {
     return;
   }
   waiting_.erase(part->key);
-  Use(slab->id, offset, bytes);
+  Use(slab->id, offset, bytes, uid);
   ledger_.AddExtents(slab, 1);
   ManifestPlace& place = part->manifest.Edit();
   place.extent = {slab->id, offset, bytes};
   place.resident = true;
   place.writing = true;
+  part->checkpoint->manifests.Edit().record_bytes += Charge(bytes);
   ledger_.Pin(slab);
   for (RequestId request : place.committers) {
     callers_.SetDeadline(request, kNever);  // the write is under way and will be answered
@@ -108,29 +132,42 @@ void Manifests::Adopt(const SlabRecord& slab) {
   if (!fresh) return;
   at->second.bytes = slab.bytes;
   slabs_bytes_ += slab.bytes;
-  roomy_.insert(slab.id);
   empty_.insert(slab.id);
 }
 
-void Manifests::Use(SlabId slab, uint64_t offset, uint64_t bytes) {
+void Manifests::Use(SlabId slab, uint64_t offset, uint64_t bytes, uint32_t uid) {
   Space& space = slabs_.at(slab);
+  if (space.used == 0) {
+    empty_.erase(slab);
+    space.uid = uid;
+    ledger_.HoldRecord(uid, Charge(space.bytes));
+  }
   space.extents[offset] = bytes;
   space.used += bytes;
   used_bytes_ += bytes;
-  empty_.erase(slab);
-  if (space.used == space.bytes) roomy_.erase(slab);
+  SettleRoom(slab, space);
 }
 
-// One is kept, and those that are still being written to.
+void Manifests::SettleRoom(SlabId slab, const Space& space) {
+  std::set<SlabId>& roomy = roomy_[space.uid];
+  if (space.used > 0 && space.used < space.bytes) {
+    roomy.insert(slab);
+  } else {
+    roomy.erase(slab);
+  }
+  if (roomy.empty()) roomy_.erase(space.uid);
+}
+
+// One of the usual size is kept, and those that are still being written to.
 void Manifests::KeepSpace() {
-  for (auto at = empty_.begin(); at != empty_.end() && slabs_.size() > 1;) {
+  for (auto at = empty_.begin(); at != empty_.end();) {
     SlabRecord* slab = ledger_.Find(*at);
-    if (slab->extents > 0 || slab->pins > 0) {
+    const bool keep = slabs_.size() == 1 && slab->bytes <= SlabBytesFor(slab_bytes_);
+    if (keep || slab->extents > 0 || slab->pins > 0) {
       ++at;
       continue;
     }
     slabs_bytes_ -= slab->bytes;
-    roomy_.erase(slab->id);
     slabs_.erase(slab->id);
     at = empty_.erase(at);
     ledger_.ReturnFromManifests(slab);
@@ -146,11 +183,13 @@ void Manifests::MakeSlab(uint64_t bytes, bool urgent) {
 
 void Manifests::Prepare(const Part& part, SessionId session, uint64_t most) {
   const PartContent& content = *part.content;
-  const uint64_t need = Pages(kHeadBytes + RecordBytes(content.encoded_bytes, content.count));
+  const uint64_t need =
+      RoundUpToPages(kHeadBytes + RecordBytes(content.encoded_bytes, content.count));
   uint64_t offset = 0;
   // Some other parts may be committed first.
   const bool spare = slabs_bytes_ - used_bytes_ >= need + slab_bytes_ / 8;
-  if ((spare && Find(need, &offset) != nullptr) || Coming(need) || make_at_ != 0) return;
+  const uint32_t uid = part.checkpoint->job->owner->uid;
+  if ((spare && Find(uid, need, &offset) != nullptr) || Coming(need) || make_at_ != 0) return;
   const uint64_t bytes = SlabBytesFor(std::max(need, slab_bytes_));
   if (most < bytes) return;
   if (ledger_.UnusedBudget() < bytes) eviction_.Free(part.checkpoint->job, session, bytes);
@@ -165,12 +204,25 @@ bool Manifests::Coming(uint64_t bytes) const {
 uint64_t Manifests::Retry() {
   uint64_t wanted = 0;
   const std::set<PartKey> waiting = waiting_;
+  std::set<uint32_t> without_share;
   for (const PartKey& key : waiting) {
     Part* part = parts_.Find(key);
     if (part == nullptr) continue;  // evicting for another made it go
     uint64_t offset = 0;
-    const uint64_t need = Pages(part->manifest->record_bytes);
-    if (Find(need, &offset) != nullptr) {
+    const uint64_t need = RoundUpToPages(part->manifest->record_bytes);
+    const Job& job = *part->checkpoint->job;
+    const uint32_t uid = job.owner->uid;
+    if (without_share.contains(uid)) continue;
+    if (!eviction_.HasShareForRecord(job, Adds(uid, need))) {
+      eviction_.FreeShare(job, /*session=*/0, Adds(uid, need), /*slabs=*/0);
+      part = parts_.Find(key);
+      if (part == nullptr) continue;
+      if (!eviction_.HasShareForRecord(job, Adds(uid, need))) {
+        without_share.insert(uid);
+        continue;
+      }
+    }
+    if (Find(uid, need, &offset) != nullptr) {
       Write(part);
       continue;
     }
@@ -239,6 +291,7 @@ void Manifests::Ended(Part* part) {
   place.committing = false;
   place.table = nullptr;
   under_way_.erase(part->key);
+  waiting_.erase(part->key);
 }
 
 void Manifests::Failed(Part* part, const Status& why) {
@@ -264,7 +317,9 @@ void Manifests::Free(Part* part) {
   if (!part->manifest->resident) return;
   ManifestPlace& place = part->manifest.Edit();
   place.resident = false;
-  if (part->content->committed) ++part->checkpoint->absent_manifests.Edit().count;
+  part->checkpoint->manifests.Edit().record_bytes -= Charge(place.extent.length);
+  parts_.SettleKept(part);
+  if (part->content->committed) ++part->checkpoint->manifests.Edit().absent;
   if (place.writing) {  // the write goes on: the extent is free when it has ended
     orphans_.emplace(part->key, place.extent);
     return;
@@ -277,8 +332,11 @@ void Manifests::FreeExtent(const ExtentRef& extent) {
   space.extents.erase(extent.offset);
   space.used -= extent.length;
   used_bytes_ -= extent.length;
-  roomy_.insert(extent.slab);
-  if (space.used == 0) empty_.insert(extent.slab);
+  SettleRoom(extent.slab, space);
+  if (space.used == 0) {
+    empty_.insert(extent.slab);
+    ledger_.DropRecord(space.uid, Charge(space.bytes));
+  }
   ++version_;
   ledger_.DropExtents(ledger_.Find(extent.slab), 1);
   KeepSpace();
@@ -295,23 +353,26 @@ void Manifests::PartGoes(Part* part) {
 
 void Manifests::PartEmptied(Part* part) {
   Free(part);
-  if (part->content->committed) --part->checkpoint->absent_manifests.Edit().count;
+  if (part->content->committed) --part->checkpoint->manifests.Edit().absent;
 }
 
-void Manifests::PartStored(Part* part) { ++part->checkpoint->absent_manifests.Edit().count; }
+void Manifests::PartStored(Part* part) { ++part->checkpoint->manifests.Edit().absent; }
 
 void Manifests::Left(const Parked& parked) {
   const auto at = committing_.find(parked.request);
   if (Part* part = parts_.Find(at->second)) {
-    std::erase(part->manifest.Edit().committers, parked.request);
+    ManifestPlace& place = part->manifest.Edit();
+    std::erase(place.committers, parked.request);
+    // Nobody waits for the memory that it lacks: nobody else waits behind it.
+    if (place.committing && !place.writing && place.committers.empty()) Ended(part);
   }
   committing_.erase(at);
 }
 
 void Manifests::TimeUp(const Parked& parked) {
   callers_.Answer(parked.request, absl::ResourceExhaustedError(
-                                      "commit: no memory for the manifest; the objects are "
-                                      "kept, the call can be repeated"));
+                                      "commit: no memory for the manifest, or none of its user's "
+                                      "share; the objects are kept, the call can be repeated"));
 }
 
 // --- recovery
@@ -327,9 +388,11 @@ void Manifests::RestorePlace(Part* part, const fact::PartCommitted& committed) {
   place.extent = committed.extent;
   place.bytes = committed.bytes;
   place.resident = true;
-  --part->checkpoint->absent_manifests.Edit().count;
+  part->checkpoint->manifests.Edit().record_bytes += Charge(place.extent.length);
+  --part->checkpoint->manifests.Edit().absent;
   Adopt(*ledger_.Find(place.extent.slab));
-  Use(place.extent.slab, place.extent.offset, place.extent.length);
+  Use(place.extent.slab, place.extent.offset, place.extent.length,
+      part->checkpoint->job->owner->uid);
   ledger_.RestoreExtents(place.extent.slab, 1);
 }
 
@@ -354,7 +417,7 @@ std::string Manifests::CheckInvariants(const Checkpoint& checkpoint, const Parts
       return absl::StrCat(shown, " commits, but nothing is under way for it");
     }
   }
-  if (absent != checkpoint.absent_manifests->count) {
+  if (absent != checkpoint.manifests->absent) {
     return shown + ": its absent manifests are miscounted";
   }
   return "";
@@ -362,17 +425,21 @@ std::string Manifests::CheckInvariants(const Checkpoint& checkpoint, const Parts
 
 std::string Manifests::CheckSpace() const {
   uint64_t bytes = 0, used = 0;
+  std::map<uint32_t, Ledger::Held> charged;
   for (const auto& [id, space] : slabs_) {
     uint64_t of_slab = 0;
     for (const auto& [offset, length] : space.extents) of_slab += length;
     if (of_slab != space.used || space.bytes != ledger_.Find(id)->bytes ||
-        empty_.contains(id) != (of_slab == 0) || roomy_.contains(id) != (of_slab < space.bytes)) {
+        empty_.contains(id) != (of_slab == 0) ||
+        (roomy_.contains(space.uid) && roomy_.at(space.uid).contains(id)) !=
+            (of_slab > 0 && of_slab < space.bytes)) {
       return absl::StrCat("slab ", id, " of manifests: its space is miscounted");
     }
     bytes += space.bytes;
     used += of_slab;
+    if (of_slab > 0) charged[space.uid].bytes += Charge(space.bytes);
   }
-  if (bytes != slabs_bytes_ || used != used_bytes_ || roomy_.size() > slabs_.size()) {
+  if (bytes != slabs_bytes_ || used != used_bytes_ || charged != ledger_.records()) {
     return "the space of all manifests is miscounted";
   }
   return "";

@@ -2,7 +2,7 @@
 // commit. Records share slabs that are never lent for writing. The node encodes and writes them,
 // outside its lock.
 //
-// Changes Part::manifest and Checkpoint::absent_manifests. Says fact::PartCommitted.
+// Changes Part::manifest and Checkpoint::manifests. Says fact::PartCommitted.
 //
 // Invariants:
 //   1. Every extent of a manifest slab is a part's, or of a write whose part is gone.
@@ -72,13 +72,17 @@ class Manifests : public Waitlist, public StepWatcher {
     uint64_t bytes = 0;                    // of the slab
     std::map<uint64_t, uint64_t> extents;  // offset → length
     uint64_t used = 0;
+    uint32_t uid = 0;  // whose manifests lie in it, once some do
   };
 
+  static uint64_t Charge(uint64_t bytes);
+  uint64_t Adds(uint32_t uid, uint64_t bytes);
+  void SettleRoom(SlabId slab, const Space& space);
   bool Coming(uint64_t bytes) const;  // a slab that is as large
   void Write(Part* part);
   void Adopt(const SlabRecord& slab);
-  void Use(SlabId slab, uint64_t offset, uint64_t bytes);
-  SlabRecord* Find(uint64_t bytes, uint64_t* offset);
+  void Use(SlabId slab, uint64_t offset, uint64_t bytes, uint32_t uid);
+  SlabRecord* Find(uint32_t uid, uint64_t bytes, uint64_t* offset);
   void MakeSlab(uint64_t bytes, bool urgent);
   void FreeExtent(const ExtentRef& extent);
   void AnswerCommitters(Part* part, const StatusOr<Body>& body);
@@ -94,8 +98,9 @@ class Manifests : public Waitlist, public StepWatcher {
   Eviction& eviction_;
 
   std::map<SlabId, Space> slabs_;
-  std::set<SlabId> roomy_, empty_;             // of them, those not full; those that nothing uses
-  uint64_t slabs_bytes_ = 0, used_bytes_ = 0;  // of them all
+  std::map<uint32_t, std::set<SlabId>> roomy_;  // of them, those with manifests and room, by user
+  std::set<SlabId> empty_;                      // those that nothing uses
+  uint64_t slabs_bytes_ = 0, used_bytes_ = 0;   // of them all
   std::set<SlabId> coming_;
   uint64_t version_ = 0;
   MonotonicNanos make_at_ = 0;   // not before, after a slab could not be made; 0: any time

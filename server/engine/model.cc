@@ -85,7 +85,7 @@ Checkpoint::Checkpoint(Job* of, const CheckpointKey& of_key, uint64_t number, Ch
       job(of),
       sequence(number),
       content(this),
-      absent_manifests(this),
+      manifests(this),
       files(this),
       verdict(this),
       memory(this),
@@ -104,9 +104,27 @@ std::vector<Checkpoint*> CheckpointsAt(const Job& job, Step step) {
   return found;
 }
 
+Gain& Gain::operator+=(const Gain& other) {
+  bytes += other.bytes;
+  mapped_bytes += other.mapped_bytes;
+  slabs += other.slabs;
+  record_bytes += other.record_bytes;
+  journal_bytes += other.journal_bytes;
+  return *this;
+}
+
+Gain& Gain::operator-=(const Gain& other) {
+  bytes -= other.bytes;
+  mapped_bytes -= other.mapped_bytes;
+  slabs -= other.slabs;
+  record_bytes -= other.record_bytes;
+  journal_bytes -= other.journal_bytes;
+  return *this;
+}
+
 bool Checkpoint::InMemory() const {
   return content->open_parts > 0 || !memory->slabs.empty() ||
-         static_cast<uint64_t>(content->committed) > absent_manifests->count;
+         static_cast<uint64_t>(content->committed) > manifests->absent;
 }
 
 Checkpoint* CheckpointOf(const Job& job, const CheckpointId& id) {

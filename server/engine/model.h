@@ -1,3 +1,4 @@
+// One file: what the components share of a job; they read each other's parts of it.
 // The nouns of the engine: jobs, checkpoints, parts, objects. Each is made of small values, one per
 // component that keeps something about it; everybody reads them, only that component changes them
 // (owned.h). The component's header says what must hold for its values.
@@ -93,6 +94,7 @@ struct PartContent {
   uint64_t encoded_bytes = 0;                               // of the entries, in a manifest
   uint64_t journal_bytes = 0;    // that it may yet cost the journal, in the name of …
   uint64_t journal_to_come = 0;  // of these, for creates that were told of and have not come
+  uint64_t journal_kept = 0;     // that it costs the journal now that it is committed
   uint32_t journal_uid = 0;
   std::string lost;  // an object whose slab did not survive: the part can't be committed any more
 
@@ -186,6 +188,7 @@ struct StepContent {
   bool condemned = false;  // it leaves memory part by part, and will not be complete any more
   int64_t created_unix_ms = 0;
   uint64_t objects = 0;
+  uint64_t journal_kept = 0;    // that its committed parts cost the journal
   size_t without_table = 0;     // committed parts of which only storage knows what they hold
   uint64_t bytes = 0;           // of its objects
   uint64_t absent = 0;          // objects of committed parts that are not resident
@@ -194,8 +197,9 @@ struct StepContent {
   std::string why;  // in words, when something of it is broken or lost
 };
 
-struct AbsentManifests {
-  uint64_t count = 0;  // manifests of committed parts that are not resident
+struct ManifestSums {
+  uint64_t absent = 0;        // manifests of committed parts that are not resident
+  uint64_t record_bytes = 0;  // of its user's share, that the resident ones take
 };
 
 // What storage has of it, and what it is owed.
@@ -268,13 +272,25 @@ enum class LinePlace : uint8_t {
   kAbandoned,  // can be had, and the line has left it
 };
 
+// What giving it up would gain.
+struct Gain {
+  uint64_t bytes = 0;
+  uint64_t mapped_bytes = 0;  // of them, only once a writer has unmapped it
+  int64_t slabs = 0;          // at most
+  uint64_t record_bytes = 0, journal_bytes = 0;
+
+  Gain& operator+=(const Gain& other);
+  Gain& operator-=(const Gain& other);
+  bool operator==(const Gain&) const = default;
+};
+
 // Derived from all of the above.
 struct CheckpointStanding {
   bool known_to_line = false;  // as one that can be had
   LinePlace place = LinePlace::kBeside;
   EvictClass evict_class = EvictClass::kKept;
-  uint64_t evictable_bytes = 0;         // what giving it up would gain …
-  uint64_t evictable_mapped_bytes = 0;  // … of it, only once a writer has unmapped it
+  Gain gain;             // nothing when it is kept
+  uint32_t gain_of = 0;  // uid in whose sums that is
   Shown shown;
   bool shown_due = false;  // a file is due and not parked, or being written
   bool recorded = false;   // the recorder was told of a part of it
@@ -282,6 +298,7 @@ struct CheckpointStanding {
   uint64_t resident_bytes = 0;
   uint64_t unprotected_bytes = 0;
   bool unprotected = false;
+  bool in_memory = false;
 };
 
 struct Checkpoint {
@@ -291,7 +308,7 @@ struct Checkpoint {
 
   CheckpointId Id() const { return {key.step, key.attempt, key.revision}; }
   // Everything of it is in memory, as far as is known.
-  bool Resident() const { return content->absent == 0 && absent_manifests->count == 0; }
+  bool Resident() const { return content->absent == 0 && manifests->absent == 0; }
   bool InMemory() const;  // something of it lies there, or is being written
   bool Obtainable() const { return content->complete && (files->persisted || Resident()); }
 
@@ -299,7 +316,7 @@ struct Checkpoint {
   Job* const job;
   const uint64_t sequence;  // order of coming into being
   Watched<StepContent, Parts, Checkpoint> content;
-  Watched<AbsentManifests, Manifests, Checkpoint> absent_manifests;
+  Watched<ManifestSums, Manifests, Checkpoint> manifests;
   Watched<Files, Persistence, Checkpoint> files;
   Owned<uint64_t, Persistence> look;  // the last of JobFiles::looks that may have missed its files
   Watched<Verdict, Admission, Checkpoint> verdict;
@@ -339,7 +356,7 @@ struct AttemptState {
   absl::flat_hash_map<Writer, std::pair<ProcessToken, int32_t>> processes;  // and pid, 0 unknown
   std::map<Step, int32_t> worlds;          // world size of each step that is known
   std::map<Step, int32_t> checkpoints_at;  // how many checkpoints there are of each step
-  // Steps that admission refused; the newest 1024. A new daemon does not know them: a refused step
+  // Steps that admission refused; the newest 128. A new daemon does not know them: a refused step
   // leaves the facts of one that was given up, or, where nobody had got anything, none of its own.
   // It may so admit a local writer of a step that was refused to another: the step then lacks one, and
   // is garbage once a later one is complete; what the refusal took away is in `dropped`.
@@ -413,6 +430,8 @@ struct JobFiles {
 
 struct JobTombstones {
   RemovedSteps removed;  // `rm`: these attempts' checkpoints of these steps stay away
+  size_t ranges = 0;     // of attempts, of all its steps: what they cost the journal …
+  uint32_t uid = 0;      // … counts as this user's
 };
 
 // What a writer saved last: the estimate for its next step.
@@ -459,6 +478,7 @@ struct JobStanding {
   std::set<std::pair<EvictClass, CheckpointId>> evictable;
   uint64_t evictable_mapped_bytes = 0;
   uint64_t resident_bytes = 0;  // slabs that its checkpoints lie in
+  size_t in_memory = 0;         // checkpoints of which there is something in memory
   // Of checkpoints that can be had, and are in memory only; and which of them storage did not take.
   int64_t unprotected_checkpoints = 0;
   uint64_t unprotected_bytes = 0;

@@ -7,8 +7,8 @@
 
 namespace cairn::engine {
 
-uint64_t ObjectPages(uint64_t bytes) {
-  return std::max((bytes + kPageBytes - 1) / kPageBytes, uint64_t{1}) * kPageBytes;
+uint64_t RoundUpToPages(uint64_t bytes) {
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
 std::vector<Need> PlanNeeds(const std::vector<event::ObjectSpec>& objects) {
@@ -22,7 +22,7 @@ std::vector<Need> PlanNeeds(const std::vector<event::ObjectSpec>& objects) {
       need.objects = {i};
       needs.push_back(std::move(need));
     } else {
-      small.bytes += ObjectPages(length);
+      small.bytes += RoundUpToPages(length);
       small.objects.push_back(i);
     }
   }

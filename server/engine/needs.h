@@ -18,8 +18,7 @@ struct Need {
   SlabId slab = 0;              // reserved for it, ready or in the making
 };
 
-// Rounded up to whole pages; an empty object has one.
-uint64_t ObjectPages(uint64_t bytes);
+uint64_t RoundUpToPages(uint64_t bytes);
 std::vector<Need> PlanNeeds(const std::vector<event::ObjectSpec>& objects);
 // Bytes of the slabs that would be made for them; kUnmeetable when they sum to more.
 inline constexpr uint64_t kUnmeetable = uint64_t{1} << 62;

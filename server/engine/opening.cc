@@ -65,7 +65,7 @@ void Opening::On(const event::Open& event) {
 
 void Opening::AnswerOpen(const Caller& caller, const ObjectRef& object, OpenMode mode) {
   const Session& session = *sessions_.Find(caller.session);
-  if (Status full = leases_.CheckRoom(session); !full.ok()) {
+  if (Status full = leases_.CheckRoom(session, object.part->key, object.name()); !full.ok()) {
     return out_.Answer(caller.request, std::move(full));
   }
   const ExtentRef& extent = object.extent();

@@ -32,6 +32,11 @@ Status Options::Validate() const {
   if (user_percent < 1 || user_percent > 100) {
     return bad(absl::StrCat("user_percent: ", user_percent, " is not 1 to 100"));
   }
+  if (user_memory_percent < 1 || user_memory_percent > 100) {
+    return bad(absl::StrCat("user_memory_percent: ", user_memory_percent, " is not 1 to 100"));
+  }
+  if (max_jobs < 1) return bad(absl::StrCat("max_jobs: ", max_jobs, " is below 1"));
+  if (max_slabs < 1) return bad(absl::StrCat("max_slabs: ", max_slabs, " is below 1"));
   if (max_objects_per_step < 1) {
     return bad(absl::StrCat("max_objects_per_step: ", max_objects_per_step, " is below 1"));
   }

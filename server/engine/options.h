@@ -30,12 +30,23 @@ struct Options {
   // Callers parked at once.
   int64_t max_waiting = 16384;
   // Leases of readers.
-  int64_t max_leases = 262'144;
-  // Of these limits one user may have so much; uid 0 may have all.
+  int64_t max_leases = 524'288;
+  // Of these limits one user may have so much; uid 0 and who runs the daemon may have all.
   int user_percent = 75;
+  uint32_t own_uid = 0;  // that the daemon runs as
+  bool Unlimited(uint32_t uid) const { return uid == 0 || uid == own_uid; }
   int64_t OfUser(int64_t limit, uint32_t uid) const {
-    return uid == 0 ? limit : (limit * user_percent + 99) / 100;
+    return Unlimited(uid) ? limit : (limit * user_percent + 99) / 100;
   }
+  // And of the budget.
+  int user_memory_percent = 93;
+  uint64_t MemoryOf(uint32_t uid) const {
+    return Unlimited(uid) ? budget_bytes : budget_bytes / 100 * user_memory_percent;
+  }
+  // Jobs with an owner, except those whose steps are all in storage and not in memory.
+  int64_t max_jobs = 16'384;
+  // Slabs: each takes a descriptor.
+  int64_t max_slabs = 1 << 20;
   // Objects that one writer may have in one step.
   int64_t max_objects_per_step = 1'000'000;
   // Checkpoints being written to storage at once, each of another job.

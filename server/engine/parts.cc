@@ -315,6 +315,7 @@ void Parts::Commit(Part* part, std::shared_ptr<const PartTable> table, const std
   content.committed = true;
   content.table = std::move(table);
   content.digest = digest;
+  SettleKept(part);
   out_.DestroyLater(std::exchange(content.objects, {}));
   content.creates.clear();
   content.sessions.clear();
@@ -473,6 +474,7 @@ void Parts::Leave(Part* part, SlabId slab_id, uint32_t objects) {
   SlabRecord* slab = ledger_.Find(slab_id);
   footprints_.Drop(part, slab, objects);
   ledger_.DropExtents(slab, objects);
+  SettleKept(part);
   if (!content.committed) return;
   content.absent += objects;
   part->checkpoint->content.Edit().absent += objects;
@@ -506,6 +508,22 @@ void Parts::ReleaseJournal(Part* part) {
   PartContent& content = part->content.Edit();
   content.journal_to_come = 0;
   journal_.Release(content.journal_uid, std::exchange(content.journal_bytes, 0));
+}
+
+uint64_t Parts::CostOfKept(const Part& part) {
+  const PartContent& content = *part.content;
+  const bool in_memory = content.committed && (!content.slabs.empty() || part.manifest->resident);
+  return in_memory ? JournalRoom::CostOfKept(part.key, content.slabs.size()) : uint64_t{0};
+}
+
+void Parts::SettleKept(Part* part) {
+  PartContent& content = part->content.Edit();
+  const uint64_t kept = CostOfKept(*part);
+  if (kept == content.journal_kept) return;
+  journal_.RefundSteps(content.journal_uid, content.journal_kept);
+  journal_.ChargeSteps(content.journal_uid, kept);
+  part->checkpoint->content.Edit().journal_kept += kept - content.journal_kept;
+  content.journal_kept = kept;
 }
 
 void Parts::ForgetNames(Part* part) {

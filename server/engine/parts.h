@@ -103,6 +103,9 @@ class Parts {
     checkpoint->content.Edit().digest = digest;
   }
 
+  static uint64_t CostOfKept(const Part& part);  // what of the journal its memory costs
+  void SettleKept(Part* part);
+
   // --- going
   // What nobody holds of a committed part leaves memory. False: some of it is held.
   bool Free(Part* part);
@@ -118,6 +121,7 @@ class Parts {
 
   void Restore(const Restored& restored, const Recovered& recovered, Manifests* manifests);
   void RestoreFootprints();  // once the ledger has decided the slabs' states
+  void RestoreKept();
   void RestoreComplete();
   // Of a part that is being written first its objects, one by one: the next by name, or nullptr.
   static const Object* OpenAfter(const Part& part, const std::string& name);

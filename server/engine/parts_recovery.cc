@@ -329,16 +329,29 @@ std::string Parts::CheckInvariants(const Checkpoint& checkpoint, const Placer& p
   return "";
 }
 
+void Parts::RestoreKept() {
+  for (const auto& [name, job] : jobs_.all()) {
+    for (const auto& [id, checkpoint] : job->steps->all) {
+      for (const auto& [writer, part] : checkpoint->content->parts) SettleKept(part.get());
+    }
+  }
+}
+
 std::string Parts::CheckSums(uint64_t journal) const {
   uint64_t writing = 0;
+  std::map<uint32_t, uint64_t> kept;
   for (const auto& [name, job] : jobs_.all()) {
     for (const auto& [id, checkpoint] : job->steps->all) {
       for (const auto& [writer, part] : checkpoint->content->parts) {
         writing += part->content->writing_bytes;
         journal += part->content->journal_bytes;
+        if (const uint64_t cost = CostOfKept(*part); cost > 0) {
+          kept[part->content->journal_uid] += cost;
+        }
       }
     }
   }
+  if (kept != journal_.kept()) return "what is kept in the journal is miscounted";
   if (journal != journal_.reserved()) return "what is set aside in the journal is miscounted";
   return writing == writing_bytes_ ? "" : "writing_bytes is miscounted";
 }

@@ -55,8 +55,8 @@ void Pool::Provision(const Job& job, SessionId session, Writer writer, int steps
         ++next;
         continue;
       }
-      if (ledger_.UnusedBudget() < bytes) return;
-      ledger_.Make(bytes, /*urgent=*/false, /*reserved=*/false);
+      if (ledger_.UnusedBudget() < bytes || ledger_.live_slabs() >= options_.max_slabs) return;
+      ledger_.Make(bytes);
     }
     left.insert(left.end(), next, ready.end());
     ready = std::move(left);
@@ -80,8 +80,8 @@ void Pool::Start() {
     const auto same = there.find(bytes);
     if (same != there.end()) {
       there.erase(same);
-    } else if (ledger_.UnusedBudget() >= bytes) {
-      ledger_.Make(bytes, /*urgent=*/false, /*reserved=*/false);
+    } else if (ledger_.UnusedBudget() >= bytes && ledger_.live_slabs() < options_.max_slabs) {
+      ledger_.Make(bytes);
     }
   }
 }

@@ -11,7 +11,7 @@ namespace cairn::engine {
 
 Retention::Retention(const Options& options, Outbox* out, Callers* callers, Jobs* jobs,
                      Sessions* sessions, Parts* parts, Persistence* persistence, Eviction* eviction,
-                     Standing* standing, Describing* describing)
+                     Standing* standing, Describing* describing, JournalRoom* journal)
     : options_(options),
       out_(*out),
       callers_(*callers),
@@ -21,14 +21,13 @@ Retention::Retention(const Options& options, Outbox* out, Callers* callers, Jobs
       persistence_(*persistence),
       eviction_(*eviction),
       standing_(*standing),
-      describing_(*describing) {}
+      describing_(*describing),
+      journal_(*journal) {}
 
 // --- by policy
 
 void Retention::ApplyKeepPolicy(Job* job) {
   if (job->owner->policy.keep_last <= 0 || !options_.storage || Waits(*job)) return;
-  // Of what storage has only some is known: the line may yet turn out to be another's.
-  if (job->scan->merging) return;
   const Deletions deletions = PlanDeletions(*job, options_, standing_, out_.now());
   if (deletions.look) scanning_->Look(job);
   if (deletions.unread) scanning_->Insist(job);
@@ -205,6 +204,7 @@ void Retention::RemoveStep(const event::Remove& event, Job* job, Step step,
   const auto known = job->tombstones->removed.steps.find(step);
   AttemptRanges all =
       known == job->tombstones->removed.steps.end() ? AttemptRanges() : known->second;
+  const size_t ranges_before = all.ranges().size();
   all.Add(attempts.first, attempts.last);
   if (all.ranges().size() > kMaxRemovedRanges) {
     return out_.Answer(event.caller.request,
@@ -213,9 +213,14 @@ void Retention::RemoveStep(const event::Remove& event, Job* job, Step step,
                            " removed ranges of attempts; remove the whole step")));
   }
   // Its files are waited for.
-  if (Status full = callers_.CheckRoom(event.caller); !full.ok()) {
-    return out_.Answer(event.caller.request, std::move(full));
+  Status full = callers_.CheckRoom(event.caller);
+  const std::vector<Checkpoint*> there = CheckpointsAt(*job, step);
+  const bool frees =
+      std::any_of(there.begin(), there.end(), [](const Checkpoint* of) { return of->InMemory(); });
+  if (full.ok() && !frees && all.ranges().size() > ranges_before) {
+    full = journal_.CheckShare(job->owner->uid, JournalRoom::CostOfRemoved(job->name));
   }
+  if (!full.ok()) return out_.Answer(event.caller.request, std::move(full));
   // The fact first: it outlives a persist that ends later, and a restart before the files are gone.
   Remember(job, step, attempts);
   out_.Count("removed_steps");
@@ -238,8 +243,33 @@ void Retention::RemoveStep(const event::Remove& event, Job* job, Step step,
 }
 
 void Retention::Remember(Job* job, Step step, const AttemptRanges::Range& attempts) {
-  job->tombstones.Edit().removed.steps[step].Add(attempts.first, attempts.last);
+  AttemptRanges& removed = job->tombstones.Edit().removed.steps[step];
+  const size_t before = removed.ranges().size();
+  removed.Add(attempts.first, attempts.last);
+  Charge(job, job->tombstones->ranges + removed.ranges().size() - before);
   out_.Say(fact::StepRemoved{job->name, step, attempts.first, attempts.last});
+}
+
+void Retention::Charge(Job* job, size_t ranges) {
+  JobTombstones& tombstones = job->tombstones.Edit();
+  const uint64_t each = JournalRoom::CostOfRemoved(job->name);
+  journal_.RefundLasting(tombstones.uid, tombstones.ranges * each);
+  tombstones.uid = job->owner->uid;
+  tombstones.ranges = ranges;
+  journal_.ChargeLasting(tombstones.uid, ranges * each);
+}
+
+void Retention::Forgets(const Job& job) {
+  const JobTombstones& tombstones = *job.tombstones;
+  journal_.RefundLasting(tombstones.uid, tombstones.ranges * JournalRoom::CostOfRemoved(job.name));
+}
+
+void Retention::AddJournal(std::map<uint32_t, uint64_t>* held) const {
+  for (const auto& [name, job] : jobs_.all()) {
+    const JobTombstones& tombstones = *job->tombstones;
+    if (tombstones.ranges == 0) continue;
+    (*held)[tombstones.uid] += tombstones.ranges * JournalRoom::CostOfRemoved(name);
+  }
 }
 
 void Retention::Learn(Job* job, const RemovedSteps& stored) {
@@ -314,7 +344,11 @@ void Retention::On(const event::Pin& event) {
 
 void Retention::Restore(const Restored& restored) {
   for (const auto& [job, removed] : restored.removed) {
-    jobs_.FindOrMake(job)->tombstones.Edit().removed = removed;
+    Job* of = jobs_.FindOrMake(job);
+    of->tombstones.Edit().removed = removed;
+    size_t ranges = 0;
+    for (const auto& [step, attempts] : removed.steps) ranges += attempts.ranges().size();
+    Charge(of, ranges);
   }
   for (const CheckpointKey& key : restored.pinned) {
     jobs_.FindOrMake(key.job)->pins.Edit().insert({key.step, key.attempt, key.revision});

@@ -21,8 +21,11 @@ class Retention : public Waitlist {
  public:
   Retention(const Options& options, Outbox* out, Callers* callers, Jobs* jobs, Sessions* sessions,
             Parts* parts, Persistence* persistence, Eviction* eviction, Standing* standing,
-            Describing* describing);
+            Describing* describing, JournalRoom* journal);
   void set_scanning(Scanning* scanning) { scanning_ = scanning; }
+
+  void Forgets(const Job& job);                               // the job is about to go
+  void AddJournal(std::map<uint32_t, uint64_t>* held) const;  // what removed steps cost their users
 
   // Deletes what PlanDeletions says goes.
   void ApplyKeepPolicy(Job* job);
@@ -62,6 +65,7 @@ class Retention : public Waitlist {
   void RemoveStep(const event::Remove& event, Job* job, Step step,
                   const AttemptRanges::Range& attempts);
   void Remember(Job* job, Step step, const AttemptRanges::Range& attempts);
+  void Charge(Job* job, size_t ranges);  // so many there are now
   void SendDelete(const Job& job, const CheckpointKey& key, bool tombstone);
   void AnswerRemovals(const CheckpointKey& key, const Status& status);
   bool Waits(const Job& job) const;  // nothing is deleted that nobody asks for
@@ -78,6 +82,7 @@ class Retention : public Waitlist {
   Eviction& eviction_;
   Standing& standing_;
   Describing& describing_;
+  JournalRoom& journal_;
   Scanning* scanning_ = nullptr;
 
   std::map<CheckpointKey, std::set<RequestId>> removals_;  // who waits for its files to go

@@ -1,3 +1,4 @@
+// One file: creates, seals, commits and aborts are the calls of one part.
 #include "server/engine/saving.h"
 
 #include <algorithm>
@@ -89,7 +90,8 @@ void Saving::On(const event::Create& event) {
     }
   }
   Attempt superseded_by = 0;
-  const Status status = CheckCreate(event, *job, *session, &superseded_by);
+  Status status = CheckCreate(event, *job, *session, &superseded_by);
+  if (status.ok()) status = CheckJournal(event, *job);
   if (!status.ok()) return out_.Answer(request, status, superseded_by);
 
   Enter(job, event.caller, event.part, event.world_size, *session);
@@ -133,9 +135,7 @@ Status Saving::CheckCreate(const event::Create& event, const Job& job, const Ses
   const CheckpointKey& key = event.part.checkpoint;
   CAIRN_RETURN_IF_ERROR(Jobs::CheckAccess(job, event.caller));
   CAIRN_RETURN_IF_ERROR(mode_.CheckAdmits());
-  if (MayFit(event, options_.budget_bytes)) {  // else memory is what it is refused for
-    CAIRN_RETURN_IF_ERROR(journal_.CheckCreate(event.caller.uid, MoreJournalFor(event)));
-  }
+  CAIRN_RETURN_IF_ERROR(jobs_.CheckRoom(job, event.caller.uid));
   CAIRN_RETURN_IF_ERROR(attempts_.CheckBound(job, key.attempt));
   CAIRN_RETURN_IF_ERROR(Attempts::CheckFence(job, key.attempt, superseded_by));
   CAIRN_RETURN_IF_ERROR(Attempts::CheckWorld(job, event.part, event.world_size));
@@ -150,6 +150,19 @@ Status Saving::CheckCreate(const event::Create& event, const Job& job, const Ses
                      " did not survive the daemon's death; save it again under a new revision"));
   }
   return CheckNames(event);
+}
+
+Status Saving::CheckJournal(const event::Create& event, const Job& job) {
+  const uint32_t uid = job.owner->owned ? job.owner->uid : event.caller.uid;
+  if (!MayFit(event, options_.MemoryOf(uid))) return absl::OkStatus();  // memory will be the reason
+  const uint64_t bytes = MoreJournalFor(event);
+  CAIRN_RETURN_IF_ERROR(journal_.CheckCreate(uid, bytes));
+  return MakeJournalRoom(uid, bytes);
+}
+
+Status Saving::MakeJournalRoom(uint32_t uid, uint64_t bytes) {
+  admission_.MakeJournalRoom(uid, bytes);
+  return journal_.CheckShare(uid, bytes);
 }
 
 uint64_t Saving::MoreJournalFor(const event::Create& event) const {
@@ -260,7 +273,7 @@ void Saving::Grant(const event::Create& event, Checkpoint* checkpoint,
       const event::ObjectSpec& spec = event.objects[i];
       // Alone in its slab an object that its writer can pad may have all of it.
       const uint64_t extent =
-          need.objects.size() == 1 && spec.can_pad ? slab->bytes : ObjectPages(spec.length);
+          need.objects.size() == 1 && spec.can_pad ? slab->bytes : RoundUpToPages(spec.length);
       objects[i] = parts_.Create(part, spec, *slab, offset, extent,
                                  spec.can_pad ? extent : spec.length, session.id, event.call);
       offset += extent;
@@ -407,13 +420,24 @@ void Saving::On(const event::Commit& event) {
         request, Body(reply::Commit{part->content->digest, part->checkpoint->content->complete}));
   }
   if (part != nullptr && part->manifest->committing) {
-    manifests_.Await(part, event);
+    // The part stays until the last session that commits it has ended.
+    if (manifests_.Await(part, event)) parts_.WriteBy(part, *session);
     return;
   }
   Attempt superseded_by = 0;
   status = CheckCommit(event, *job, *session, part, &superseded_by);
   if (!status.ok()) return out_.Answer(request, status, superseded_by);
   if (part == nullptr) {
+    // No create has asked for it, nor whose the job is.
+    if (!job->owner->owned &&
+        scanning_.AwaitLook(event.caller, job, out_.now() + kScanPatience, event,
+                            /*can_do_without=*/true)) {
+      return;
+    }
+    const uint32_t uid = job->owner->owned ? job->owner->uid : event.caller.uid;
+    status = jobs_.CheckRoom(*job, uid);
+    if (status.ok()) status = MakeJournalRoom(uid, JournalRoom::CostOfPart(event.part));
+    if (!status.ok()) return out_.Answer(request, status);
     Enter(job, event.caller, event.part, event.world_size, *session);
     part = parts_.FindOrMake(parts_.FindOrMake(job, event.part.checkpoint, event.world_size),
                              event.part.writer);

@@ -33,6 +33,9 @@ class Saving : public Granter {
 
  private:
   // --- create
+  // Steps of the user may be given up for it, unless it could never fit.
+  Status CheckJournal(const event::Create& event, const Job& job);
+  Status MakeJournalRoom(uint32_t uid, uint64_t bytes);
   Status CheckCreate(const event::Create& event, const Job& job, const Session& session,
                      Attempt* superseded_by) const;
   Status CheckNames(const event::Create& event) const;

@@ -19,6 +19,8 @@ constexpr MonotonicNanos kBrokenAge = 60 * kNanosPerSecond;
 constexpr MonotonicNanos kPatience = 2 * kNanosPerSecond;
 // The same while a writer of the job lives here: what memory knows is hardly ever wrong then.
 constexpr MonotonicNanos kLinePatience = kNanosPerSecond / 4;
+// A call that would make its caller the owner of a job waits this long: storage may know whose it is.
+constexpr MonotonicNanos kPatienceOfOwners = 30 * kNanosPerSecond;
 
 }  // namespace
 
@@ -90,7 +92,8 @@ bool Scanning::Await(const Caller& caller, Job* job, MonotonicNanos deadline, co
   // What is being merged is there in a moment, and half of it is no answer.
   if (can_do_without && !merging_.Has(*job)) {
     // Storage that hangs costs this long once, not each caller anew.
-    const MonotonicNanos until = job->scan->started + kPatience;
+    const MonotonicNanos until =
+        job->scan->started + (MayOwn(*job, caller) ? kPatienceOfOwners : kPatience);
     if (out_.now() >= until) return false;
     deadline = std::min(deadline, until);
   }
@@ -228,7 +231,24 @@ void Scanning::Left(const Parked& parked) {
 }
 
 // Storage had its time; the event goes on with what memory knows.
-void Scanning::TimeUp(const Parked& parked) { GoOn(parked, &gave_up_); }
+void Scanning::TimeUp(const Parked& parked) {
+  const Job* job = jobs_.Find(parked.job);
+  const auto* create = std::get_if<event::Create>(&parked.event);
+  const auto* commit = std::get_if<event::Commit>(&parked.event);
+  const bool writes = create != nullptr || commit != nullptr;
+  if (writes && job != nullptr && job->scan->state == ScanState::kScanning &&
+      out_.now() < job->scan->started + kPatienceOfOwners &&
+      MayOwn(*job, create != nullptr ? create->caller : commit->caller)) {
+    return callers_.Answer(
+        parked.request, absl::UnavailableError(absl::StrCat("job: storage has not said yet whose ",
+                                                            job->name, " is")));
+  }
+  GoOn(parked, &gave_up_);
+}
+
+bool Scanning::MayOwn(const Job& job, const Caller& caller) const {
+  return !job.owner->owned && !options_.Unlimited(caller.uid);
+}
 
 void Scanning::GoOn(const Parked& parked, bool* gave_up) {
   const std::unique_ptr<Parked> gone = callers_.Unpark(parked.request);

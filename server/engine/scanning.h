@@ -106,6 +106,8 @@ class Scanning : public Waitlist {
              bool can_do_without, bool known);
   bool AwaitLine(const Caller& caller, Job* job, MonotonicNanos deadline, const Event& event);
   bool FailedLately(const Job& job) const;  // not to be read again yet
+  // Whether a call of the caller's may make him the owner of a job that storage knows as another's.
+  bool MayOwn(const Job& job, const Caller& caller) const;
   // It is read until that succeeds.
   static bool MustBeRead(const Job& job);
   void Ask(Job* job);

@@ -93,6 +93,9 @@ void Standing::SettleJob(Job* job) {
   JobStanding& seen = job->standing.Edit();
   const std::optional<CheckpointId> id = seen.line.Newest();
   Checkpoint* newest = id.has_value() ? CheckpointOf(*job, *id) : nullptr;
+  const bool only_stored = !job->steps->all.empty() && seen.in_memory == 0 &&
+                           job->steps->all.size() == job->files->persisted.size();
+  if (job->owner->owned) jobs_.SetCounts(*job, !only_stored);
   const bool has_writers = job->sessions->writers > 0;
   const Attempt attempt = job->attempts->fence();
   const bool moved = newest != seen.newest || attempt != seen.attempt;
@@ -123,47 +126,62 @@ void Standing::SettleClass(Checkpoint* checkpoint) {
   // One whose parts are all empty costs records and facts.
   const bool has_records =
       checkpoint->content->committed > 0 &&
-      static_cast<uint64_t>(checkpoint->content->committed) > checkpoint->absent_manifests->count;
+      static_cast<uint64_t>(checkpoint->content->committed) > checkpoint->manifests->absent;
   const bool gains =
       memory.slab_bytes == 0 ? has_records : memory.slab_bytes != memory.locked_bytes;
   const EvictClass evict_class =
       gains ? ClassOf(*checkpoint, Newest(*job), LeftBehind(*checkpoint)) : EvictClass::kKept;
-  const bool may_go = evict_class != EvictClass::kKept;
-  const uint64_t bytes = may_go ? memory.slab_bytes - memory.locked_bytes : 0;
-  const uint64_t mapped = may_go ? memory.mapped_bytes : 0;
-  const CheckpointStanding& before = *checkpoint->standing;
-  if (evict_class == before.evict_class && bytes == before.evictable_bytes &&
-      mapped == before.evictable_mapped_bytes) {
-    return;
+  Gain gain;
+  if (evict_class != EvictClass::kKept) {
+    gain.bytes = memory.slab_bytes - memory.locked_bytes;
+    gain.mapped_bytes = memory.mapped_bytes;
+    gain.slabs = static_cast<int64_t>(memory.slabs.size());
+    gain.record_bytes = checkpoint->manifests->record_bytes;
+    gain.journal_bytes = checkpoint->content->journal_kept;
   }
+  const CheckpointStanding& before = *checkpoint->standing;
+  if (evict_class == before.evict_class && gain == before.gain) return;
   ++version_;
   Unindex(checkpoint);
-  if (!may_go) return;
+  if (evict_class == EvictClass::kKept) return;
   CheckpointStanding& standing = checkpoint->standing.Edit();
   standing.evict_class = evict_class;
-  standing.evictable_bytes = bytes;
-  standing.evictable_mapped_bytes = mapped;
-  evictable_[{evict_class, checkpoint->sequence}] = checkpoint;
-  if (checkpoint->content->objects == 0) only_records_.insert({evict_class, checkpoint->sequence});
-  evictable_bytes_ += bytes;
-  evictable_mapped_bytes_ += mapped;
+  standing.gain = gain;
+  standing.gain_of = job->owner->uid;
+  could_go_.Add(checkpoint);
+  could_go_of_[standing.gain_of].Add(checkpoint);
   JobStanding& of_job = job->standing.Edit();
   of_job.evictable.insert({evict_class, checkpoint->Id()});
-  of_job.evictable_mapped_bytes += mapped;
+  of_job.evictable_mapped_bytes += gain.mapped_bytes;
 }
 
 void Standing::Unindex(Checkpoint* checkpoint) {
   CheckpointStanding& standing = checkpoint->standing.Edit();
   if (standing.evict_class == EvictClass::kKept) return;
+  could_go_.Drop(checkpoint);
+  const auto of_user = could_go_of_.find(standing.gain_of);
+  of_user->second.Drop(checkpoint);
+  if (of_user->second.evictable.empty()) could_go_of_.erase(of_user);
   JobStanding& of_job = checkpoint->job->standing.Edit();
-  evictable_.erase({standing.evict_class, checkpoint->sequence});
-  only_records_.erase({standing.evict_class, checkpoint->sequence});
-  evictable_bytes_ -= standing.evictable_bytes;
-  evictable_mapped_bytes_ -= standing.evictable_mapped_bytes;
   of_job.evictable.erase({standing.evict_class, checkpoint->Id()});
-  of_job.evictable_mapped_bytes -= standing.evictable_mapped_bytes;
+  of_job.evictable_mapped_bytes -= standing.gain.mapped_bytes;
   standing.evict_class = EvictClass::kKept;
-  standing.evictable_bytes = standing.evictable_mapped_bytes = 0;
+  standing.gain = {};
+}
+
+void Standing::CouldGo::Add(Checkpoint* checkpoint) {
+  const CheckpointStanding& standing = *checkpoint->standing;
+  const std::pair<EvictClass, uint64_t> place = {standing.evict_class, checkpoint->sequence};
+  evictable.emplace(place, checkpoint);
+  if (standing.gain.slabs == 0) only_records.emplace(place, checkpoint);
+  gain += standing.gain;
+}
+
+void Standing::CouldGo::Drop(Checkpoint* checkpoint) {
+  const CheckpointStanding& standing = *checkpoint->standing;
+  evictable.erase({standing.evict_class, checkpoint->sequence});
+  only_records.erase({standing.evict_class, checkpoint->sequence});
+  gain -= standing.gain;
 }
 
 LinePlace Standing::PlaceOf(const Checkpoint& checkpoint) const {
@@ -177,6 +195,9 @@ void Standing::SettleSums(Checkpoint* checkpoint) {
   CheckpointStanding& standing = checkpoint->standing.Edit();
   JobStanding& sums = checkpoint->job->standing.Edit();
   standing.resident_bytes = checkpoint->memory->slab_bytes;
+  standing.in_memory = checkpoint->InMemory();
+  sums.in_memory += standing.in_memory ? 1 : 0;
+  if (sums.in_memory <= 1) checkpoint->job->Touch();  // whether the job counts may have changed
   standing.unprotected = !checkpoint->files->persisted && checkpoint->Obtainable();
   standing.unprotected_bytes = standing.unprotected ? checkpoint->content->bytes : 0;
   sums.resident_bytes += standing.resident_bytes;
@@ -192,6 +213,7 @@ void Standing::DropSums(Checkpoint* checkpoint) {
   CheckpointStanding& standing = checkpoint->standing.Edit();
   JobStanding& sums = checkpoint->job->standing.Edit();
   sums.resident_bytes -= std::exchange(standing.resident_bytes, 0);
+  sums.in_memory -= std::exchange(standing.in_memory, false) ? 1 : 0;
   sums.unprotected_checkpoints -= std::exchange(standing.unprotected, false) ? 1 : 0;
   sums.unprotected_bytes -= std::exchange(standing.unprotected_bytes, 0);
   sums.troubled.erase(checkpoint->Id());
@@ -200,7 +222,7 @@ void Standing::DropSums(Checkpoint* checkpoint) {
 void Standing::SettleShown(Checkpoint* checkpoint) {
   Shown shown;
   shown.committed = checkpoint->content->committed;
-  shown.absent = checkpoint->content->absent + checkpoint->absent_manifests->count;
+  shown.absent = checkpoint->content->absent + checkpoint->manifests->absent;
   shown.broken_objects = checkpoint->content->broken_objects;
   shown.complete = checkpoint->content->complete;
   shown.resident = checkpoint->content->complete && checkpoint->Resident();
@@ -315,17 +337,23 @@ Lineage Standing::Resolved(const Job& job, Attempt attempt) const {
 
 // --- what could be evicted
 
-Checkpoint* Standing::FirstEvictable(EvictClass evict_class, bool soft, const Job* only,
-                                     const Job* except) const {
+Checkpoint* Standing::FirstEvictable(EvictClass evict_class, bool soft, const Whose& whose) const {
   Settle();
+  const Evictable* evictable = &could_go_.evictable;
+  if (whose.uid.has_value()) {
+    const auto of_user = could_go_of_.find(*whose.uid);
+    if (of_user == could_go_of_.end()) return nullptr;
+    evictable = &of_user->second.evictable;
+  }
   for (const bool partly : {false, true}) {
-    for (auto at = evictable_.lower_bound({evict_class, 0});
-         at != evictable_.end() && at->first.first == evict_class; ++at) {
+    for (auto at = evictable->lower_bound({evict_class, 0});
+         at != evictable->end() && at->first.first == evict_class; ++at) {
       Checkpoint* checkpoint = at->second;
       if ((checkpoint->memory->locked_bytes > 0) != partly) continue;
-      if ((only != nullptr && checkpoint->job != only) || checkpoint->job == except) continue;
-      const uint64_t mapped = checkpoint->standing->evictable_mapped_bytes;
-      if (soft ? mapped == 0 : checkpoint->standing->evictable_bytes == mapped) continue;
+      if (whose.only != nullptr && checkpoint->job != whose.only) continue;
+      if (checkpoint->job == whose.except) continue;
+      const Gain& gain = checkpoint->standing->gain;
+      if (soft ? gain.mapped_bytes == 0 : gain.bytes == gain.mapped_bytes) continue;
       return checkpoint;
     }
   }
@@ -334,7 +362,13 @@ Checkpoint* Standing::FirstEvictable(EvictClass evict_class, bool soft, const Jo
 
 Checkpoint* Standing::FirstEvictable() const {
   Settle();
-  return evictable_.empty() ? nullptr : evictable_.begin()->second;
+  return could_go_.evictable.empty() ? nullptr : could_go_.evictable.begin()->second;
+}
+
+Checkpoint* Standing::FirstEvictable(uint32_t uid) const {
+  Settle();
+  const auto of_user = could_go_of_.find(uid);
+  return of_user == could_go_of_.end() ? nullptr : of_user->second.evictable.begin()->second;
 }
 
 const std::set<std::pair<EvictClass, CheckpointId>>& Standing::EvictableOf(const Job& job) const {
@@ -344,22 +378,30 @@ const std::set<std::pair<EvictClass, CheckpointId>>& Standing::EvictableOf(const
 
 size_t Standing::only_records() const {
   Settle();
-  return only_records_.size();
+  return could_go_.only_records.size();
 }
 
 Checkpoint* Standing::FirstOfOnlyRecords() const {
   Settle();
-  return only_records_.empty() ? nullptr : evictable_.at(*only_records_.begin());
+  return could_go_.only_records.empty() ? nullptr : could_go_.only_records.begin()->second;
 }
 
-uint64_t Standing::evictable_bytes() const {
+Checkpoint* Standing::FirstOfOnlyRecords(uint32_t uid) const {
   Settle();
-  return evictable_bytes_;
+  const auto of_user = could_go_of_.find(uid);
+  if (of_user == could_go_of_.end() || of_user->second.only_records.empty()) return nullptr;
+  return of_user->second.only_records.begin()->second;
 }
 
-uint64_t Standing::evictable_mapped_bytes() const {
+Gain Standing::gain() const {
   Settle();
-  return evictable_mapped_bytes_;
+  return could_go_.gain;
+}
+
+Gain Standing::gain_of(uint32_t uid) const {
+  Settle();
+  const auto of_user = could_go_of_.find(uid);
+  return of_user == could_go_of_.end() ? Gain() : of_user->second.gain;
 }
 
 uint64_t Standing::version() const {

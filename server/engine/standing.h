@@ -18,6 +18,13 @@
 
 namespace cairn::engine {
 
+// Whose checkpoints are looked at; of everybody where nothing is said.
+struct Whose {
+  const Job* only = nullptr;
+  const Job* except = nullptr;
+  std::optional<uint32_t> uid = std::nullopt;
+};
+
 class Standing {
  public:
   Standing(Jobs* jobs, Changes* changes) : jobs_(*jobs), changes_(*changes) {}
@@ -44,16 +51,18 @@ class Standing {
   // --- what could be evicted
   // The first of a class. Hard: one of whose memory some comes back by itself. Soft: one that is
   // mapped by sessions. Those with a lease on some object go last: the rest of them gains less.
-  Checkpoint* FirstEvictable(EvictClass evict_class, bool soft, const Job* only,
-                             const Job* except) const;
+  Checkpoint* FirstEvictable(EvictClass evict_class, bool soft, const Whose& whose) const;
   Checkpoint* FirstEvictable() const;  // of any class; nullptr: nothing can be given up
+  Checkpoint* FirstEvictable(uint32_t uid) const;
   // Those of one job, in the order in which they go.
   const std::set<std::pair<EvictClass, CheckpointId>>& EvictableOf(const Job& job) const;
-  // Of the checkpoints that could be evicted, those without objects: they hold their records only.
+  // Of the checkpoints that could be evicted, those that have only their records in memory.
   size_t only_records() const;
   Checkpoint* FirstOfOnlyRecords() const;
-  uint64_t evictable_bytes() const;
-  uint64_t evictable_mapped_bytes() const;
+  Checkpoint* FirstOfOnlyRecords(uint32_t uid) const;
+  // What giving all of them up would gain: everybody's, one user's.
+  Gain gain() const;
+  Gain gain_of(uint32_t uid) const;
   // Grows whenever what could be evicted changes.
   uint64_t version() const;
 
@@ -94,9 +103,18 @@ class Standing {
   Changes& changes_;
 
   bool settling_ = false;
-  std::map<std::pair<EvictClass, uint64_t>, Checkpoint*> evictable_;  // by class and sequence
-  std::set<std::pair<EvictClass, uint64_t>> only_records_;  // of them, those without objects
-  uint64_t evictable_bytes_ = 0, evictable_mapped_bytes_ = 0;
+  using Evictable =
+      std::map<std::pair<EvictClass, uint64_t>, Checkpoint*>;  // by class and sequence
+  struct CouldGo {
+    Evictable evictable;
+    Evictable only_records;  // of them, those without slabs of objects
+    Gain gain;
+
+    void Add(Checkpoint* checkpoint);
+    void Drop(Checkpoint* checkpoint);
+  };
+  CouldGo could_go_;
+  std::map<uint32_t, CouldGo> could_go_of_;
   uint64_t version_ = 0;
   std::set<std::string> waits_to_check_;
   struct ToRecord {

@@ -9,7 +9,7 @@ std::string Standing::CheckJob(const Job& job) const {
   if (job.standing->line.stale()) return absl::StrCat("job ", job.name, ": its line is stale");
   uint64_t mapped = 0, resident = 0, unprotected = 0;
   int64_t many_unprotected = 0;
-  size_t classified = 0;
+  size_t classified = 0, in_memory = 0;
   for (const auto& [id, checkpoint] : job.steps->all) {
     const std::string shown = checkpoint->key.DebugString();
     const CheckpointStanding& standing = *checkpoint->standing;
@@ -26,6 +26,7 @@ std::string Standing::CheckJob(const Job& job) const {
       return shown + ": does storage refuse it?";
     }
     resident += checkpoint->memory->slab_bytes;
+    in_memory += checkpoint->InMemory() ? 1 : 0;
     if (!checkpoint->files->persisted && checkpoint->Obtainable()) {
       ++many_unprotected;
       unprotected += checkpoint->content->bytes;
@@ -40,8 +41,10 @@ std::string Standing::CheckJob(const Job& job) const {
     if (standing.evict_class == EvictClass::kKept) continue;
     ++classified;
     mapped += memory.mapped_bytes;
-    if (standing.evictable_bytes != memory.slab_bytes - memory.locked_bytes ||
-        standing.evictable_mapped_bytes != memory.mapped_bytes) {
+    if (standing.gain.bytes != memory.slab_bytes - memory.locked_bytes ||
+        standing.gain.mapped_bytes != memory.mapped_bytes ||
+        standing.gain.record_bytes != checkpoint->manifests->record_bytes ||
+        standing.gain.journal_bytes != checkpoint->content->journal_kept) {
       return shown + ": what could be evicted of it is miscounted";
     }
   }
@@ -49,7 +52,8 @@ std::string Standing::CheckJob(const Job& job) const {
       mapped != job.standing->evictable_mapped_bytes) {
     return absl::StrCat("job ", job.name, ": what could be evicted is miscounted");
   }
-  if (resident != job.standing->resident_bytes || unprotected != job.standing->unprotected_bytes ||
+  if (resident != job.standing->resident_bytes || in_memory != job.standing->in_memory ||
+      unprotected != job.standing->unprotected_bytes ||
       many_unprotected != job.standing->unprotected_checkpoints) {
     return absl::StrCat("job ", job.name, ": its sums are not those of its checkpoints");
   }
@@ -79,7 +83,8 @@ std::string Standing::CheckLine(const Job& job) const {
 
 std::string Standing::CheckInvariants() const {
   if (!changes_.Empty()) return "something was changed and has not settled";
-  uint64_t bytes = 0, mapped = 0;
+  Gain gain;
+  std::map<uint32_t, Gain> of_users;
   size_t classified = 0, only_records = 0;
   for (const auto& [name, job] : jobs_.all()) {
     if (std::string problem = CheckJob(*job); !problem.empty()) return problem;
@@ -87,14 +92,17 @@ std::string Standing::CheckInvariants() const {
       const Checkpoint& checkpoint = *CheckpointOf(*job, id);
       const CheckpointStanding& standing = *checkpoint.standing;
       ++classified;
-      only_records += only_records_.count({evict_class, checkpoint.sequence});
-      bytes += standing.evictable_bytes;
-      mapped += standing.evictable_mapped_bytes;
+      only_records += could_go_.only_records.count({evict_class, checkpoint.sequence});
+      gain += standing.gain;
+      of_users[job->owner->uid] += standing.gain;
     }
   }
-  if (classified != evictable_.size() || bytes != evictable_bytes_ ||
-      mapped != evictable_mapped_bytes_ || only_records != only_records_.size()) {
+  if (classified != could_go_.evictable.size() || gain != could_go_.gain ||
+      only_records != could_go_.only_records.size() || of_users.size() != could_go_of_.size()) {
     return "what could be evicted is miscounted";
+  }
+  for (const auto& [uid, of_user] : of_users) {
+    if (of_user != gain_of(uid)) return absl::StrCat("uid ", uid, ": what could go is miscounted");
   }
   return "";
 }

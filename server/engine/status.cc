@@ -99,6 +99,15 @@ reply::Status StatusOf(const StatusSources& from, const event::Status& asked) {
   status.counters["waiting_callers"] = static_cast<int64_t>(from.callers.size());
   status.counters["storage_away"] = from.options.storage && !from.mode.storage_here ? 1 : 0;
   status.counters["persists_under_way"] = static_cast<int64_t>(from.persistence.under_way());
+  // The caller's own part of what is limited for each user.
+  const uint32_t uid = asked.caller.uid;
+  status.counters["user_memory_bytes"] = static_cast<int64_t>(ledger.held_by(uid));
+  status.counters["user_memory_most_bytes"] = static_cast<int64_t>(from.options.MemoryOf(uid));
+  status.counters["user_slabs"] = ledger.slabs_of(uid);
+  status.counters["user_sessions"] = from.sessions.users().Of(uid);
+  status.counters["user_jobs"] = from.jobs.owned().Of(uid);
+  status.counters["user_leases"] = from.leases.readers().Of(uid);
+  status.counters["user_waiting"] = from.callers.users().Of(uid);
   return status;
 }
 

@@ -55,19 +55,19 @@ Status Lender::LendAll(SessionId session, const reply::Body& body) const {
 }
 
 Status Lender::LendOne(SessionId session, const engine::Lend& lend) const {
-  Status status;
-  {
-    ReachFailpoint(Failpoint::kNodeLend);
-    StatusOr<UniqueFd> fd = cache_->Lend(lend.slab, lend.lease, lend.mode);
-    status = fd.status();
-    if (fd.ok()) {
-      const FdLent lent{FdLent::What::kSlab, lend.lease, lend.slab, lend.slab_bytes};
-      status = sessions_->Push(session, lent, fd->get());
-    }
-    ReachFailpoint(Failpoint::kNodeLent);
-  }  // closes our end of the description, before the engine is told that the lease is free
+  ReachFailpoint(Failpoint::kNodeLend);
+  const Status status = Send(session, lend);
+  ReachFailpoint(Failpoint::kNodeLent);
   if (!status.ok()) gate_->Post(engine::event::LendFailed{lend.lease});
   return status;
+}
+
+// Our end of the description is closed when it returns: before the engine is told that the lease is free.
+Status Lender::Send(SessionId session, const engine::Lend& lend) const {
+  if (lend.mode != LeaseMode::kWrite) CAIRN_RETURN_IF_ERROR(sessions_->CheckTaken(session));
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd fd, cache_->Lend(lend.slab, lend.lease, lend.mode));
+  const FdLent lent{FdLent::What::kSlab, lend.lease, lend.slab, lend.slab_bytes};
+  return sessions_->Push(session, lent, fd.get());
 }
 
 }  // namespace cairn::node

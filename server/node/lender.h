@@ -26,6 +26,7 @@ class Lender {
 
  private:
   Status LendOne(SessionId session, const engine::Lend& lend) const;
+  Status Send(SessionId session, const engine::Lend& lend) const;
 
   cache::Cache* const cache_;
   const Sessions* const sessions_;

@@ -1,7 +1,9 @@
 #include "server/node/sessions.h"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -40,6 +42,10 @@ bool IsPidfdOf(int fd, int32_t pid) {
   }
   return false;
 }
+
+// Of what readers were sent about a thousand messages may lie in the channel: each open descriptor makes
+// every further one of the same slab dearer, for the kernel goes through the locks of all.
+constexpr int kMostUntakenBytes = 1 << 20;
 
 // One create may lend a thousand slabs before its client reads the first, and each message takes
 // about 1 KiB of the buffer. Only root may exceed the system's limit (net.core.wmem_max).
@@ -110,7 +116,7 @@ Status Sessions::Watch(SessionId session, const std::shared_ptr<Channel>& channe
   CAIRN_ASSIGN_OR_RETURN(channel->socket_watch,
                          channel->loop->Add(channel->socket.get(), EPOLLIN | EPOLLRDHUP,
                                             [this, session](uint32_t events) {
-                                              // A client sends nothing after attach: bytes end the session as EOF does.
+                                              // A client sends nothing after attach.
                                               EndByItself(session, (events & EPOLLRDHUP) != 0
                                                                        ? "its fd channel closed"
                                                                        : "unexpected message");
@@ -216,20 +222,30 @@ bool Sessions::ConnectionClosed(SessionId session) {
   return End(session);
 }
 
-Status Sessions::Push(SessionId session, const FdLent& lent, int fd) const {
-  std::shared_ptr<Channel> channel;
-  {
-    MutexLock lock(&mu_);
-    auto it = records_.find(session);
-    if (it == records_.end()) {
-      return absl::UnavailableError(absl::StrCat("session: ", session, " has ended"));
-    }
-    channel = it->second.channel;
+StatusOr<std::shared_ptr<Sessions::Channel>> Sessions::ChannelOf(SessionId session) const {
+  MutexLock lock(&mu_);
+  const auto it = records_.find(session);
+  if (it == records_.end()) {
+    return absl::UnavailableError(absl::StrCat("session: ", session, " has ended"));
   }
-  if (channel == nullptr) {
+  if (it->second.channel == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         "session: ", session, " has no fd channel: attach to the fd socket named by hello first"));
   }
+  return it->second.channel;
+}
+
+Status Sessions::CheckTaken(SessionId session) const {
+  CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<Channel> channel, ChannelOf(session));
+  int bytes = 0;
+  if (ioctl(channel->socket.get(), SIOCOUTQ, &bytes) != 0 || bytes <= kMostUntakenBytes) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError("fd channel: the client does not take what it was sent");
+}
+
+Status Sessions::Push(SessionId session, const FdLent& lent, int fd) const {
+  CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<Channel> channel, ChannelOf(session));
   return Annotate(SendMessage(channel->socket.get(), Encode(lent), {fd}, MSG_DONTWAIT),
                   "fd channel");
 }

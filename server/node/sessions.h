@@ -60,6 +60,9 @@ class Sessions {
   // Forgets the session and closes its channel; false when there is no such session.
   bool End(SessionId session);
 
+  // RESOURCE_EXHAUSTED while a reader leaves lying what it was sent: asked before one more is lent to it.
+  // Else as Push.
+  Status CheckTaken(SessionId session) const;
   // Pushes one descriptor; never blocks. FAILED_PRECONDITION when the session has no channel,
   // RESOURCE_EXHAUSTED when its client does not read, UNAVAILABLE when it is gone.
   Status Push(SessionId session, const FdLent& lent, int fd) const;
@@ -75,6 +78,9 @@ class Sessions {
     std::shared_ptr<Channel> channel;  // null until an attach has begun
   };
   struct Pending;  // a connection that has not attached yet
+
+  // UNAVAILABLE: it has ended; FAILED_PRECONDITION: it has none.
+  StatusOr<std::shared_ptr<Channel>> ChannelOf(SessionId session) const;
 
   void Accept(UniqueFd socket, const Peer& peer);
   // These run on the user's loop.

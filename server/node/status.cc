@@ -45,7 +45,7 @@ void AddMappers(cache::Cache* cache, std::vector<engine::reply::Quarantined>* qu
 
 StatusOr<NodeState> Node::State(const engine::Caller& caller) {
   // Who started the daemon sees what it holds, as root does.
-  const bool of_all = caller.uid == 0 || caller.uid == geteuid();
+  const bool of_all = options_.engine.Unlimited(caller.uid);
   Answer answer = Call(engine::event::Status{caller, of_all});
   if (!answer.body.ok()) return answer.body.status();
   auto* status = std::get_if<engine::reply::Status>(&*answer.body);

@@ -82,10 +82,6 @@ StatusOr<engine::event::ToCome> ToComeFrom(const wire::ToCome& to_come) {
           absl::StrCat("to_come.", field, ": ", value, ", at most ", kMaxObjectBytes));
     }
   }
-  if (result.bytes / kPageBytes < result.objects) {
-    return absl::InvalidArgumentError(absl::StrCat("to_come.bytes: ", result.bytes, ", but ",
-                                                   result.objects, " objects have a page each"));
-  }
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "common/layout.h"
+#include "common/stored_checkpoint.h"
 #include "server/storage/files.h"
 
 namespace cairn::storage {

@@ -9,6 +9,7 @@
 
 #include "common/layout.h"
 #include "common/mutex.h"
+#include "common/stored_checkpoint.h"
 #include "server/storage/files.h"
 #include "server/storage/owner.h"
 

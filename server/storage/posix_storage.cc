@@ -11,6 +11,7 @@
 #include "common/failpoint.h"
 #include "common/layout.h"
 #include "common/mutex.h"
+#include "common/stored_job.h"
 #include "server/storage/files.h"
 #include "server/storage/owner.h"
 #include "server/storage/posix_delete.h"

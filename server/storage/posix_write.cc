@@ -6,6 +6,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "common/failpoint.h"
 #include "common/layout.h"
+#include "common/stored_checkpoint.h"
 #include "server/storage/files.h"
 #include "server/storage/posix_claim.h"
 #include "server/storage/posix_place.h"

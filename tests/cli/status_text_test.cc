@@ -112,6 +112,16 @@ TEST(Status, ASessionShowsHowFarItsStepIs) {
   EXPECT_THAT(text, HasSubstr("idle"));
 }
 
+TEST(Status, AUserWhoMayNotHoldAllSeesHowMuchHeHolds) {
+  Json node = Node({Job("run7", 12, 12)});
+  node["counters"] = {
+      {"user_memory_bytes", 2 * kGiB}, {"user_memory_most_bytes", 7 * kGiB}, {"user_jobs", 1}};
+  EXPECT_THAT(RenderStatus(node, kNow),
+              HasSubstr("\nyours     2.00 GiB of 7.00 GiB that one user may hold, in 1 job\n"));
+  node["counters"]["user_memory_most_bytes"] = 8 * kGiB;  // root
+  EXPECT_THAT(RenderStatus(node, kNow), Not(HasSubstr("yours")));
+}
+
 TEST(Status, QuarantineNamesPidBytesAndAge) {
   Json node = Node({Job("run7", 12, 12)});
   node["quarantined_bytes"] = kGiB;

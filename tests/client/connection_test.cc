@@ -16,6 +16,7 @@
 #include "client/cpp/session.h"
 #include "common/fd.h"
 #include "proto/frame.h"
+#include "tests/support/peak_memory.h"
 
 namespace cairn::client {
 namespace {
@@ -105,20 +106,6 @@ TEST_F(Absent, ADaemonThatAnswersNonsenseIsUnavailable) {
   server.join();
 }
 
-// 0 where a sanitizer keeps what is freed.
-uint64_t PeakMemory() {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  return 0;
-#endif
-  std::ifstream status("/proc/self/status");
-  std::string word;
-  uint64_t kib = 0;
-  while (status >> word) {
-    if (word == "VmHWM:") status >> kib;
-  }
-  return kib << 10;
-}
-
 // What an answer announces costs the trainer nothing before its bytes are there.
 TEST_F(Absent, AnAnswerThatAnnouncesWhatDoesNotComeCostsNoMemory) {
   const auto framed = [](const std::string& message, uint32_t announced) {
@@ -143,10 +130,10 @@ TEST_F(Absent, AnAnswerThatAnnouncesWhatDoesNotComeCostsNoMemory) {
         open.push_back(std::move(connection));
       }
     });
-    std::ofstream("/proc/self/clear_refs") << "5";
-    const uint64_t before = PeakMemory();
+    const testing::PeakMemory peak;
+    const uint64_t before = peak.Bytes();
     EXPECT_EQ(Connect().code(), absl::StatusCode::kUnavailable);
-    EXPECT_LT(PeakMemory() - before, uint64_t{16} << 20);
+    EXPECT_LT(peak.Bytes() - before, uint64_t{16} << 20);
     shutdown(listener.get(), SHUT_RDWR);
     server.join();
     std::filesystem::remove(options_.socket);

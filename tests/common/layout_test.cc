@@ -15,6 +15,9 @@
 #include "common/checksum.h"
 #include "common/codec.h"
 #include "common/fd.h"
+#include "common/stored_checkpoint.h"
+#include "common/stored_job.h"
+#include "tests/support/peak_memory.h"
 
 namespace cairn {
 namespace {
@@ -281,25 +284,6 @@ TEST_F(StoredLayout, JobsAreDirectoriesWithOurMark) {
   EXPECT_THAT(*ListStoredJobs(root_), ElementsAre("a-job", "job"));
 }
 
-// The most memory that this process had since this was made; 0 where a sanitizer keeps what is freed.
-class PeakMemory {
- public:
-  PeakMemory() { std::ofstream("/proc/self/clear_refs") << "5"; }
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  uint64_t Bytes() const { return 0; }
-#else
-  uint64_t Bytes() const {
-    std::ifstream status("/proc/self/status");
-    std::string word;
-    uint64_t kib = 0;
-    while (status >> word) {
-      if (word == "VmHWM:") status >> kib;
-    }
-    return kib << 10;
-  }
-#endif
-};
-
 // A sparse file costs whoever plants it nothing, and says of itself what it likes.
 class PlantedManifest : public StoredLayout {
  protected:
@@ -326,7 +310,7 @@ TEST_F(PlantedManifest, CostsWhatItIsWorth) {
   Plant("7/.cairn/1.manifest", Head());
   Plant("9/.cairn/0.manifest", "");
   Plant(".cairn/partial/10.3.0/.cairn/0.manifest", "CAIRNMF");
-  const PeakMemory before;
+  const testing::PeakMemory before;
   const uint64_t at_first = before.Bytes();
   const auto job = ReadStoredJob(root_, "job", ManifestDetail::kSummary);
   ASSERT_TRUE(job.ok()) << job.status();
@@ -351,7 +335,7 @@ TEST_F(PlantedManifest, ThatIsValidCostsASummaryNoMemory) {
   }
   PutManifest("7", manifest);  // 80 MiB
   manifest.objects.clear();
-  const PeakMemory before;
+  const testing::PeakMemory before;
   const uint64_t at_first = before.Bytes();
   const auto job = ReadStoredJob(root_, "job", ManifestDetail::kSummary);
   ASSERT_TRUE(job.ok()) << job.status();

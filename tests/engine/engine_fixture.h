@@ -536,6 +536,7 @@ class EngineTest : public testing::Test {
   Options options = [] {
     Options o;
     o.budget_bytes = 64 * kMiB;
+    o.own_uid = 1000;  // who asks for nothing else runs the daemon
     return o;
   }();
   std::string safe_mode;

@@ -453,6 +453,30 @@ TEST_F(LineRules, Rule8LatestIsNotToldWhileWhatCouldNotBeReadIsReadAgain) {
               Fails(absl::StatusCode::kUnavailable, "Input/output"));
 }
 
+// The first look since memory was lost is in part; while the next one is under way nothing is deleted either.
+TEST_F(LineRules, NothingIsDeletedWhileTheFirstLookIsTriedOnceMore) {
+  Lived(1, {1, 2, 3, 4, 5});
+  stored.erase({"job", 5, 1, 0});
+  unread = {{5, "5: Input/output error"}};
+  LoseMemory();
+  const SessionId reader = Hello({.writer = -1, .attempt = 0});
+  EXPECT_THAT(StatusOf(Latest(reader)), Fails(absl::StatusCode::kUnavailable, "Input/output"));
+  hold_scans = true;
+  const size_t looks = scans.size();
+  Advance(3 * kNanosPerSecond);
+  Apply(event::Latest{From(reader), "job", now + kNanosPerSecond});
+  ASSERT_GT(scans.size(), looks);
+  JobPolicy policy;
+  policy.keep_last = 2;
+  const event::SetPolicy keep_two{From(reader), "job", policy};
+  Apply(keep_two);
+  Advance(30 * kNanosPerSecond);
+  EXPECT_TRUE(AnswerTo(keep_two.caller.request).ok());
+  for (Step step = 1; step <= 4; ++step) {
+    EXPECT_TRUE(stored.contains({"job", step, 1, 0})) << step;
+  }
+}
+
 // Another node's files are not said to be missing because storage does not answer.
 TEST_F(LineRules, Rule8NothingIsFoundOnlyOnceStorageWasRead) {
   const SessionId writer = Life(1);

@@ -331,6 +331,20 @@ class AScan : public Pieces {
     LoseMemory();
     reader = Hello({.writer = -1, .attempt = 0});
   }
+  // It has saved two steps by now.
+  void ALifeElsewhereGoesOnFrom(Step origin) {
+    for (const Step step : {origin + 1, origin + 2}) {
+      StoredCheckpoint copy = stored.at({"job", step, step, 0});
+      copy.key.attempt = 7;
+      for (StoredPart& part : copy.parts) {
+        part.manifest.attempt = 7;
+        part.manifest.first = origin + 1;
+        part.manifest.lineage = {};
+        part.digest = ManifestDigest(EncodeManifest(part.manifest));
+      }
+      stored[copy.key] = copy;
+    }
+  }
   const JobPolicy kEvery = {.mode = PersistMode::kEvery, .every = 1};
   SessionId reader = 0;
 };
@@ -390,17 +404,7 @@ TEST_F(AScan, WaitsAreAnsweredWhenAllOfItIsMerged) {
   Advance(kNanosPerMilli);
   const RequestId waits = Wait(reader, kNoStep, Level::kCached, 6);
   ASSERT_FALSE(Answered(waits));
-  for (const Step step : {2, 3}) {
-    StoredCheckpoint copy = stored.at({"job", step, step, 0});
-    copy.key.attempt = 7;
-    for (StoredPart& part : copy.parts) {
-      part.manifest.attempt = 7;
-      part.manifest.first = 2;
-      part.manifest.lineage = {};
-      part.digest = ManifestDigest(EncodeManifest(part.manifest));
-    }
-    stored[copy.key] = copy;
-  }
+  ALifeElsewhereGoesOnFrom(1);
   Advance(3 * kNanosPerSecond);
   Apply(event::Latest{From(reader), "job", Soon()});
   Advance(kNanosPerMilli);

@@ -55,6 +55,13 @@ def nobody(script: str) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
+def as_nobody(script: str) -> subprocess.CompletedProcess[str]:
+    """What the same script says when it ends instead of waiting to be killed."""
+    script = PREAMBLE + script.replace("time.sleep(600)", "")
+    command = ["/usr/bin/python3", "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
 def serves_others(instance: Node, job: str) -> None:
     """Another user saves and loads, without waiting for anybody."""
     begun = time.monotonic()
@@ -207,18 +214,7 @@ time.sleep(600)
         with nobody(f"SOCKET = {instance.socket!r}\n" + script):
             serves_others(instance, "other")
     with node(options=("--limits.connections=64",)) as instance:
-        process = subprocess.run(
-            [
-                "/usr/bin/python3",
-                "-c",
-                PREAMBLE
-                + f"SOCKET = {instance.socket!r}\n"
-                + script.replace("time.sleep(600)", ""),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        process = as_nobody(f"SOCKET = {instance.socket!r}\n" + script)
         words = process.stdout.split(maxsplit=2)
         assert int(words[1]) == 48, process.stdout + process.stderr
         assert "limits.user_percent" in words[2] and f"uid {NOBODY}" in words[2], words[2]
@@ -242,28 +238,67 @@ time.sleep(600)
             serves_others(instance, "other")
 
 
+# Jobs of one step each: the newest of its job is never given up.
+FILL = """
+refused = ""
+jobs = []
+for i in range(1000):
+    one = Raw(SOCKET, f"nobodys-{i}", attempt_number(), 0, 1)
+    try:
+        one.save(1, {"a": pattern("a", BYTES)}, timeout_ms=500)
+    except CairnError as error:
+        assert error.code == RESOURCE_EXHAUSTED, error
+        refused = error.message
+        break
+    jobs.append(one if KEEP else one.vanish())
+print("ready", len(jobs), refused, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_one_users_memory_leaves_room_for_others(alive: bool) -> None:
+    with node() as instance:
+        script = f"SOCKET, BYTES, KEEP = {instance.socket!r}, {4 * MIB}, {alive}\n" + FILL
+        with nobody(script) as process:
+            if not alive:
+                process.kill()
+                process.wait()
+            serves_others(instance, "other")
+            instance.kill_daemon()
+            serves_others(instance, "another")
+
+
+def test_one_users_slabs_leave_descriptors_for_others(tmp_path: Path) -> None:
+    wrapper = ("prlimit", "--nofile=1024:1024")
+    with node(wrapper=wrapper) as instance:
+        script = f"SOCKET, BYTES, KEEP = {instance.socket!r}, 100, False\n" + FILL
+        with nobody(script):
+            serves_others(instance, "other")
+
+
+def test_one_users_jobs_leave_room_for_others() -> None:
+    with node(options=("--limits.jobs=20",)) as instance:
+        script = f"SOCKET, BYTES, KEEP = {instance.socket!r}, 100, False\n" + FILL
+        with nobody(script):
+            serves_others(instance, "other")
+            instance.kill_daemon()
+            serves_others(instance, "another")
+
+
 def test_status_shows_a_user_what_is_his() -> None:
     script = """
 mine = Raw(SOCKET, "nobodys", attempt_number(), 0, 1)
 mine.save(1, {"a": b"x"})
 status = mine.do("status")
+assert status.counters["user_jobs"] == status.counters["user_sessions"] == 1, status.counters
+assert 4096 <= status.counters["user_memory_bytes"] < status.counters["user_memory_most_bytes"]
 print("ready", sorted(j.job for j in status.jobs), sorted(s.uid for s in status.sessions), flush=True)
 time.sleep(600)
 """
     with node() as instance, instance.writer("roots", attempt_number()) as writer:
         writer.save(1, {"a": b"x"})
-        process = subprocess.run(
-            [
-                "/usr/bin/python3",
-                "-c",
-                PREAMBLE
-                + f"SOCKET = {instance.socket!r}\n"
-                + script.replace("time.sleep(600)", ""),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        process = as_nobody(f"SOCKET = {instance.socket!r}\n" + script)
         assert process.stdout.strip() == f"ready ['nobodys'] [{NOBODY}]", process
         seen = writer.do("status")
         assert {"roots", "nobodys"} <= {job.job for job in seen.jobs}

@@ -217,7 +217,14 @@ class Run:
             self.others_persist()
 
     def others_persist(self) -> None:
-        self.persisted(self.others_trainer, max(self.history.lives[self.others_number].steps))
+        # Named by its attempt: a decision on node A may have taken it off the line meanwhile.
+        step = max(self.history.lives[self.others_number].steps)
+        with self.other.session(JOB) as reader:
+            until(
+                "the other node's step is in storage",
+                lambda: reader.checkpoint(step, attempt=self.others_number).facts.persisted,
+            )
+        self.history.persisted.add((step, self.others_number))
         self.others_trainer.kill()
         self.check_budget(self.other)
         self.other.kill_all()

@@ -96,6 +96,26 @@ TEST(Frame, TheEntriesOfAllListsTogetherHaveALimit) {
   EXPECT_NE(ReadCreate(CreateOf(101), 100 * 128), "");
 }
 
+// Each of these structs is eight bytes in the message and a hundred in memory, well within the limit of all.
+TEST(Frame, TheEntriesOfAllListsAreInProportionToTheMessage) {
+  constexpr int kStructs = 32 << 10;
+  const std::string message = Message([](TProtocol* out) {
+    out->writeStructBegin("args");
+    out->writeFieldBegin("request", TType::T_STRUCT, 2);
+    out->writeStructBegin("request");
+    out->writeFieldBegin("objects", TType::T_LIST, 6);
+    out->writeListBegin(TType::T_STRUCT, kStructs);
+    for (int i = 0; i < kStructs; ++i) {
+      out->writeFieldBegin("unknown", TType::T_I32, 99);
+      out->writeI32(0);
+      out->writeFieldStop();
+    }
+    for (int i = 0; i < 2; ++i) out->writeFieldStop();
+  });
+  EXPECT_THAT(ReadCreate(message, 64 << 20), ::testing::HasSubstr("too many entries"));
+  EXPECT_EQ(ReadCreate(CreateOf(1000), 64 << 20), "");
+}
+
 TEST(Frame, AStringIsNotLongerThanItsMessage) {
   const std::string message = Message([](TProtocol* out) {
     out->writeStructBegin("args");

@@ -180,7 +180,8 @@ void Node::NoteLatestInTurn(const std::vector<Fact>& facts) {
 void Node::Journal(const std::vector<Fact>& facts, const Event* event, const Outcome& outcome) {
   NoteRefusals(this, outcome);
   last = WhatChanges(*this, facts, event);
-  if (event != nullptr && (MayBeMerging() || Is<event::LineNumbersRead>(*event))) {
+  if (event != nullptr &&
+      (MayBeMerging() || Is<event::LineNumbersRead>(*event) || Is<event::Tick>(*event))) {
     NoteLatestInTurn(facts);
   }
   bool drops = false;

@@ -149,7 +149,9 @@ uint64_t LastWriter::SizeThatFitsTwice() const {
   if (budget <= fixed + 64 * kPageBytes) return 0;
   // What of one step's slab is slack: a sixteenth where it is large; a small one may get a slab of
   // twice its size.
-  const uint64_t half = (budget - fixed) / 2;
+  // It has nothing else, and of records one slab, or two, which count twice.
+  const uint64_t share = node_.options.MemoryOf(kUidOfLastJob) - 4 * manifest_slab;
+  const uint64_t half = std::min(budget - fixed, share) / 2;
   const uint64_t size = half * 16 / 17 / kPageBytes * kPageBytes - kPageBytes;
   if (size >= (uint64_t{1} << 20)) return size;
   return (half - 16 * kPageBytes) / 2 / kPageBytes * kPageBytes;

@@ -17,7 +17,7 @@ event::Seal SealOf(const std::string& name, const ObjectBytes& bytes) {
 void AddTo(event::ToCome* to_come, const std::vector<event::ObjectSpec>& specs) {
   for (const event::ObjectSpec& spec : specs) {
     ++to_come->objects;
-    to_come->bytes += ObjectPages(spec.length);
+    to_come->bytes += RoundUpToPages(spec.length);
     to_come->name_bytes += spec.name.size();
   }
 }

@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/layout.h"
+#include "common/stored_job.h"
 #include "server/storage/posix_storage.h"
 #include "server/storage/wary_storage.h"
 #include "tests/storage/faulty_storage.h"

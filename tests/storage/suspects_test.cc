@@ -206,6 +206,15 @@ TEST_F(SuspectsTest, WhoIsReadWellBetweenTwoDeathsIsNotSetAside) {
   }
 }
 
+// It may take minutes in which nothing else begins: it counts as one that others ran beside.
+TEST_F(SuspectsTest, AWriterIsSetAsideAtTheThirdDeath) {
+  DieIn({{"writer", Use::kWriteParts}});
+  DieIn({{"writer", Use::kWriteParts}});
+  EXPECT_THAT(SetAside(), IsEmpty());
+  DieIn({{"writer", Use::kWriteParts}});
+  EXPECT_THAT(SetAside(), ElementsAre("writer"));
+}
+
 TEST_F(SuspectsTest, ADeathInOrderBlamesNobody) {
   Enter("job");
   suspects_->EndInOrder();
