@@ -5,7 +5,11 @@
 // Lengths, offsets and ids are unsigned on the node and travel as i64; a negative one is refused.
 
 namespace cpp cairn.wire
-namespace py cairn.wire
+// Not `cairn`, which is the package of the Python client.
+namespace py cairn_wire
+namespace java io.cairn.wire
+namespace go cairn_wire
+namespace rs cairn_wire
 
 const i32 PROTOCOL_VERSION = 1
 const i64 NO_STEP = -1
@@ -49,6 +53,10 @@ struct HelloRequest {
   8: bool takes_fds = true,      // false: saves and loads in chunks; the session is the connection
   9: optional JobPolicy policy,  // absent: the job's own, else the daemon's default
   10: string client,             // for people: "python 0.1.0, pid 12 on host"
+  // Of the launcher that started this process, where it tells (torchrun's TORCHELASTIC_RUN_ID and
+  // TORCHELASTIC_RESTART_COUNT): a later start of the same run is no copy started by mistake.
+  11: string run,
+  12: i32 restart = -1,
 }
 struct HelloReply {
   1: i32 protocol,
@@ -85,6 +93,10 @@ struct CreateRequest {
   7: i64 timeout_ms,
   8: list<i64> unmapped,         // slabs this session has unmapped since its last call
   9: optional ToCome to_come,
+  // A newer attempt's first one waits, to its deadline and at most 45 s, for the end of the processes that
+  // save in the newest attempt; FAILED_PRECONDITION names those that go on. With `fence` it does not
+  // wait, and they may save nothing more.
+  10: bool fence = false,
 }
 // Where an object's bytes go. `lease` names the writer's hold on `slab`; its fd comes over the fd channel
 // the first time a session is granted that slab.
@@ -116,6 +128,8 @@ struct CommitRequest {
   6: list<SealedObject> seals,   // those not yet sealed
   7: map<string, string> notes,
   8: list<i64> unmapped,
+  9: i64 timeout_ms,             // of one without a create, which may begin an attempt; 0: the longest
+  10: bool fence = false,        // as in CreateRequest
 }
 struct CommitReply {
   1: string digest,              // of this writer's manifest
@@ -250,6 +264,12 @@ struct JobStatus {
   9: i64 attempt,
   10: string persist_problem,     // why the last persist failed; empty: none
   11: i64 deletable_checkpoints, // whose files the policy deletes, now or later
+  // Since this daemon process started.
+  12: i64 refused_saves,         // steps of which a create or commit was refused
+  13: string last_refusal,       // why; empty: none was
+  14: i64 last_refusal_unix_ms,  // 0: none was
+  15: i64 failed_persists,
+  16: i64 last_failed_persist_unix_ms,  // 0: none did
 }
 struct NodeStatus {
   1: string node,

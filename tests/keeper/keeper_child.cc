@@ -42,6 +42,10 @@ T Must(StatusOr<T> value, const char* what) {
   return *std::move(value);
 }
 
+volatile sig_atomic_t sigterms = 0;
+
+void CountSigterm(int) { sigterms = sigterms + 1; }
+
 class TestDaemon {
  public:
   TestDaemon(int keeper_fd, std::string arguments) : arguments_(std::move(arguments)) {
@@ -99,7 +103,8 @@ class TestDaemon {
       });
     }
     if (verb == "facts") return Facts();
-    if (verb == "ignore_sigterm") return ::signal(SIGTERM, SIG_IGN) == SIG_ERR ? "failed" : "ok";
+    if (verb == "count_sigterms") return ::signal(SIGTERM, CountSigterm) == SIG_ERR ? "failed" : "ok";
+    if (verb == "sigterms") return std::to_string(sigterms);
 
     if (verb == "box_write") {
       words >> text;
