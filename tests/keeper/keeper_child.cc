@@ -103,7 +103,8 @@ class TestDaemon {
       });
     }
     if (verb == "facts") return Facts();
-    if (verb == "count_sigterms") return ::signal(SIGTERM, CountSigterm) == SIG_ERR ? "failed" : "ok";
+    if (verb == "count_sigterms")
+      return ::signal(SIGTERM, CountSigterm) == SIG_ERR ? "failed" : "ok";
     if (verb == "sigterms") return std::to_string(sigterms);
 
     if (verb == "box_write") {
