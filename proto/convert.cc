@@ -256,6 +256,8 @@ void ToWire(const SessionIdentity& identity, wire::HelloRequest* request) {
   request->__set_local_writers(identity.local_writers);
   request->__set_process(identity.process);
   request->__set_takes_fds(identity.takes_fds);
+  request->__set_run(identity.run);
+  request->__set_restart(identity.restart);
 }
 
 StatusOr<SessionIdentity> FromWire(const wire::HelloRequest& request) {
@@ -272,6 +274,10 @@ StatusOr<SessionIdentity> FromWire(const wire::HelloRequest& request) {
     return absl::InvalidArgumentError(
         absl::StrCat("process: ", request.process.size(), " bytes, it has ", kProcessTokenBytes));
   }
+  if (request.run.size() > kMaxRunBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("run: ", request.run.size(), " bytes, it has at most ", kMaxRunBytes));
+  }
   SessionIdentity out;
   out.job = request.job;
   out.attempt = request.attempt;
@@ -280,6 +286,8 @@ StatusOr<SessionIdentity> FromWire(const wire::HelloRequest& request) {
   out.local_writers = request.local_writers;
   out.takes_fds = request.takes_fds;
   out.process = request.process;
+  out.run = request.run;
+  out.restart = request.restart;
   return out;
 }
 

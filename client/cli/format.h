@@ -7,11 +7,10 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "common/human_bytes.h"
 
 namespace cairn::cli {
 
-// Three significant digits in binary units: "0 B", "999 B", "1.50 KiB", "12.0 GiB", "1023 MiB".
-std::string HumanBytes(uint64_t bytes);
 std::string HumanRate(double bytes_per_second);  // "1.20 GiB/s"
 // The two largest units: "340 ms", "12 s", "3 min 20 s", "2 h 5 min", "4 d 3 h". Negative counts as
 // 0.

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/human_bytes.h"
 #include "server/engine/evict_class.h"
 
 namespace cairn::engine {
@@ -261,24 +262,25 @@ Status Admission::Full(const Job& job, uint64_t wanted, absl::string_view what) 
       std::set<int32_t> pids;
       leases_.HoldersOf(*slab, /*readers_only=*/false, &pids);
       quarantined.push_back(
-          absl::StrCat(slab->bytes, " by ",
+          absl::StrCat(HumanBytes(slab->bytes), " by ",
                        pids.empty() ? "an ended session" : "pid " + absl::StrJoin(pids, ", "),
                        " for ", (out_.now() - slab->since) / kNanosPerSecond, " s"));
     }
   }
-  return absl::ResourceExhaustedError(
-      absl::StrCat("memory: ", what, ": ", wanted, " bytes wanted, ", eviction_.Available(job),
-                   " available of a budget of ", options_.budget_bytes, "; in use ",
-                   ledger_.bytes_in(SlabState::kInUse), ", of which leased ", leased,
-                   Pids(lease_pids), " and under I/O ", under_io, ", kept by pins ", kept_by_pins,
-                   "; quarantined ", ledger_.bytes_in(SlabState::kQuarantined),
-                   quarantined.empty() ? std::string()
-                                       : absl::StrCat(" (", absl::StrJoin(quarantined, "; "), ")"),
-                   "; mapped by other jobs ", mapped_elsewhere, Pids(mapped_pids),
-                   "; set aside for admitted steps ", reserved_bytes_, "; uid ", job.owner->uid,
-                   " may have ", eviction_.ShareLeft(job),
-                   " more that cannot be taken from him, of ", options_.MemoryOf(job.owner->uid),
-                   ", and holds ", ledger_.slabs_of(job.owner->uid), " slabs"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "memory: ", what, ": ", HumanBytes(wanted), " wanted, ", HumanBytes(eviction_.Available(job)),
+      " available of a budget of ", HumanBytes(options_.budget_bytes), "; in use ",
+      HumanBytes(ledger_.bytes_in(SlabState::kInUse)), ", of which leased ", HumanBytes(leased),
+      Pids(lease_pids), " and under I/O ", HumanBytes(under_io), ", kept by pins ",
+      HumanBytes(kept_by_pins), "; quarantined ",
+      HumanBytes(ledger_.bytes_in(SlabState::kQuarantined)),
+      quarantined.empty() ? std::string()
+                          : absl::StrCat(" (", absl::StrJoin(quarantined, "; "), ")"),
+      "; mapped by other jobs ", HumanBytes(mapped_elsewhere), Pids(mapped_pids),
+      "; set aside for admitted steps ", HumanBytes(reserved_bytes_), "; uid ", job.owner->uid,
+      " may have ", HumanBytes(eviction_.ShareLeft(job)),
+      " more that cannot be taken from him, of ", HumanBytes(options_.MemoryOf(job.owner->uid)),
+      ", and holds ", ledger_.slabs_of(job.owner->uid), " slabs"));
 }
 
 // --- creates that wait

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/restored.h"
 
@@ -43,28 +44,15 @@ Status Attempts::CheckBound(const Job& job, Attempt attempt) const {
                    " above ", known, ", the greatest that is known or the clock in milliseconds"));
 }
 
-// If it merely went on beside the older attempt, the line could follow only one of them, and the
-// other's saves would be abandoned as they are made. So it may not begin, and is told which process
-// it would have to end.
-Status Attempts::CheckLone(const Job& job, Attempt attempt, const Session& session) const {
-  if (job.attempts->begun.empty()) return absl::OkStatus();
-  const AttemptState& newest = job.attempts->begun.rbegin()->second;
-  // One that a `use` has fenced saves nothing more, whoever of it lives.
-  if (attempt <= newest.attempt || newest.attempt < job.attempts->fence()) return absl::OkStatus();
-  for (SessionId id : newest.sessions) {
-    const Session& alive = *sessions_.Find(id);
-    if (alive.process == session.process) continue;  // it moved on by itself
-    return absl::FailedPreconditionError(
-        absl::StrCat("attempt: ", attempt, " is a lone writer's and fences no one alive: attempt ",
-                     newest.attempt, " of job ", job.name, " is being written by pid ", alive.pid,
-                     "; end it, or save in that attempt"));
-  }
-  return absl::OkStatus();
-}
-
-Status Attempts::CheckProcess(const Job& job, const PartKey& part, const Session& session) {
+Status Attempts::CheckProcess(const Job& job, const PartKey& part, int32_t world_size,
+                              const Session& session) const {
   const AttemptState* attempt = FindBegun(job, part.checkpoint.attempt);
   if (attempt == nullptr) return absl::OkStatus();
+  const auto world = attempt->worlds.find(part.checkpoint.step);
+  const bool known = world != attempt->worlds.end();
+  if ((known ? world->second.writers : world_size) == 1) {
+    return known ? CheckOwner(job, part, world->second, session) : absl::OkStatus();
+  }
   const auto process = attempt->processes.find(part.writer);
   if (process == attempt->processes.end() || process->second.first == session.process) {
     return absl::OkStatus();
@@ -74,6 +62,20 @@ Status Attempts::CheckProcess(const Job& job, const PartKey& part, const Session
       "writer: ", part.writer, " of attempt ", part.checkpoint.attempt, " of job ", job.name,
       " is another process", pid == 0 ? std::string() : absl::StrCat(", pid ", pid),
       "; a writer is one process for the life of its attempt"));
+}
+
+Status Attempts::CheckOwner(const Job& job, const PartKey& part, const StepWorld& world,
+                            const Session& session) const {
+  if (world.process.empty() || world.process == session.process) return absl::OkStatus();
+  std::string pid;
+  for (SessionId id : job.sessions->all) {
+    const Session& other = *sessions_.Find(id);
+    if (other.process == world.process) pid = absl::StrCat(", pid ", other.pid);
+  }
+  return absl::AlreadyExistsError(
+      absl::StrCat("step: ", part.checkpoint.step, " of attempt ", part.checkpoint.attempt,
+                   " of job ", job.name, " is saved by another process alone, of rank ", world.rank,
+                   pid, "; a step of one writer belongs to the process that entered it first"));
 }
 
 Status Attempts::CheckOrigin(const Job& job, const CheckpointKey& key) {
@@ -93,10 +95,12 @@ Status Attempts::CheckWorld(const Job& job, const PartKey& part, int32_t world_s
   const AttemptState* attempt = FindBegun(job, part.checkpoint.attempt);
   if (attempt == nullptr) return absl::OkStatus();
   const auto world = attempt->worlds.find(part.checkpoint.step);
-  if (world == attempt->worlds.end() || world->second == world_size) return absl::OkStatus();
+  if (world == attempt->worlds.end() || world->second.writers == world_size) {
+    return absl::OkStatus();
+  }
   return absl::InvalidArgumentError(
       absl::StrCat("world_size: ", world_size, ", but step ", part.checkpoint.step, " of attempt ",
-                   part.checkpoint.attempt, " has world_size ", world->second));
+                   part.checkpoint.attempt, " has world_size ", world->second.writers));
 }
 
 Status Attempts::CheckRefused(const Job& job, const CheckpointKey& key) {
@@ -170,19 +174,22 @@ bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Se
   }
   AttemptState& attempt = job->attempts.Edit().begun.at(number);
   if (!attempt.journaled) Say(*job, &attempt);
-  if (!attempt.processes.contains(part.writer)) {
+  const bool alone = world_size == 1;  // whichever rank this is
+  const Writer rank = alone ? std::max(session.writer, 0) : part.writer;
+  if (!alone && !attempt.processes.contains(part.writer)) {
     attempt.processes[part.writer] = {session.process, session.pid};
     out_.Say(fact::WriterProcess{job->name, number, part.writer, session.process});
   }
-  if (!attempt.worlds.contains(step)) {
-    attempt.worlds[step] = world_size;
-    out_.Say(fact::StepWorld{job->name, number, step, world_size});
+  if (StepWorld& world = attempt.worlds[step];
+      world.writers == 0 || (alone && world.process.empty())) {
+    world = alone ? StepWorld{world_size, session.process, rank} : StepWorld{world_size};
+    out_.Say(fact::StepWorld{job->name, number, step, world_size, world.process, world.rank});
   }
   attempt.sessions.insert(session.id);
   entered_[session.id].insert({job->name, number});
   sessions_.Entered(session.id, number);
   const Revision revision = part.checkpoint.revision;
-  auto& reached = attempt.reached.try_emplace(part.writer, kNoStep, 0).first->second;
+  auto& reached = attempt.reached.try_emplace(rank, kNoStep, 0).first->second;
   const bool moves = reached < std::pair(step, revision);
   if (moves) reached = {step, revision};
   const bool tries_anew = attempt.withdrawn.erase({step, revision, part.writer}) > 0;
@@ -457,11 +464,12 @@ void Attempts::Restore(const Restored& restored) {
     if (!job->attempts->begun.contains(number)) continue;
     job->attempts.Edit().begun.at(number).processes[writer] = {process, 0};
   }
-  for (const auto& [id, world_size] : restored.worlds) {
+  for (const auto& [id, world] : restored.worlds) {
     const auto& [name, number, step] = id;
     Job* job = jobs_.FindOrMake(name);
     if (!job->attempts->begun.contains(number)) continue;
-    job->attempts.Edit().begun.at(number).worlds[step] = world_size;
+    job->attempts.Edit().begun.at(number).worlds[step] = {world.world_size, world.process,
+                                                          world.rank};
   }
   for (const auto& [id, decided] : restored.decisions) {
     Job* job = jobs_.FindOrMake(id.first);
@@ -473,15 +481,22 @@ void Attempts::Restore(const Restored& restored) {
 
 // A session is a writer of those attempts that know its process.
 void Attempts::RestoreSessions() {
-  for (const auto& [id, session] : sessions_.all()) {
-    if (session->job.empty()) continue;
-    Job* job = jobs_.Find(session->job);
+  for (const auto& [name, job] : jobs_.all()) {
+    if (job->sessions->all.empty()) continue;
     for (auto& [number, attempt] : job->attempts.Edit().begun) {
-      for (auto& [writer, process] : attempt.processes) {
-        if (process.first != session->process) continue;
-        process.second = session->pid;
+      absl::flat_hash_set<absl::string_view> alone;
+      for (const auto& [step, world] : attempt.worlds) alone.insert(world.process);
+      for (SessionId id : job->sessions->all) {
+        const Session& session = *sessions_.Find(id);
+        bool wrote = alone.contains(session.process);
+        for (auto& [writer, process] : attempt.processes) {
+          if (process.first != session.process) continue;
+          process.second = session.pid;
+          wrote = true;
+        }
+        if (!wrote) continue;
         attempt.sessions.insert(id);
-        entered_[id].insert({session->job, number});
+        entered_[id].insert({name, number});
       }
     }
   }
@@ -497,8 +512,11 @@ void Attempts::RestoreReached() {
     }
     for (const auto& [id, checkpoint] : job->steps->all) {
       AttemptState& attempt = job->attempts.Edit().begun.at(id.attempt);
+      const auto world = attempt.worlds.find(id.step);
+      const bool alone = world != attempt.worlds.end() && world->second.writers == 1;
       for (const auto& [writer, part] : checkpoint->content->parts) {
-        auto& reached = attempt.reached.try_emplace(writer, kNoStep, 0).first->second;
+        const Writer rank = alone ? world->second.rank : writer;
+        auto& reached = attempt.reached.try_emplace(rank, kNoStep, 0).first->second;
         reached = std::max(reached, {id.step, id.revision});
       }
       if (!checkpoint->content->complete) checkpoint->Touch();
@@ -539,7 +557,8 @@ void Attempts::SnapshotWorld(const Job& job, Attempt number, Step step,
   if (attempt == job.attempts->begun.end()) return;
   const auto world = attempt->second.worlds.find(step);
   if (world == attempt->second.worlds.end()) return;
-  facts->push_back(fact::StepWorld{job.name, number, step, world->second});
+  const auto& [writers, process, rank] = world->second;
+  facts->push_back(fact::StepWorld{job.name, number, step, writers, process, rank});
 }
 
 void Attempts::SnapshotDecisions(const Job& job, std::vector<Fact>* facts) const {
@@ -556,7 +575,7 @@ std::string Attempts::CheckInvariants(const Job& job,
     if (attempt.dropped.size() > (newest ? kKeptDropped : 0)) {
       return absl::StrCat("job ", job.name, " attempt ", number, ": too much is kept as dropped");
     }
-    for (const auto& [step, world_size] : attempt.worlds) {
+    for (const auto& [step, world] : attempt.worlds) {
       if (attempt.checkpoints_at.contains(step)) continue;
       return absl::StrCat("job ", job.name, " attempt ", number, ": step ", step,
                           " is gone, and its world size is kept");

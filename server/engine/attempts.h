@@ -38,9 +38,9 @@ class Attempts {
   static Status CheckFence(const Job& job, Attempt attempt, Attempt* superseded_by);
   // Of an attempt that has not begun, whoever chose its number.
   Status CheckBound(const Job& job, Attempt attempt) const;
-  // A lone writer fences no one alive.
-  Status CheckLone(const Job& job, Attempt attempt, const Session& session) const;
-  static Status CheckProcess(const Job& job, const PartKey& part, const Session& session);
+  // Whether the session's process is the writer. `world_size`: as its call says, 0 where it does not.
+  Status CheckProcess(const Job& job, const PartKey& part, int32_t world_size,
+                      const Session& session) const;
   // Of a step that is entered: the attempt goes on from before it.
   static Status CheckOrigin(const Job& job, const CheckpointKey& key);
   static Status CheckWorld(const Job& job, const PartKey& part, int32_t world_size);
@@ -108,6 +108,8 @@ class Attempts {
   static bool AmongNewest(const Job& job, Attempt number);  // kJournaledLives
   static bool HasMemory(const Job& job, const AttemptState& attempt);
   void SetOrigin(Job* job, Attempt attempt, Lineage lineage);
+  Status CheckOwner(const Job& job, const PartKey& part, const StepWorld& world,
+                    const Session& session) const;
   bool HasLiveSession(const Job& job, const ProcessToken& process, SessionId besides = 0) const;
   // Which writers of the newest attempt its process is: they are there, or not any more.
   void Notice(const Session& session, bool ends);

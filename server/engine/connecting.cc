@@ -6,7 +6,8 @@ namespace cairn::engine {
 
 Connecting::Connecting(const Options& options, const Mode& mode, Outbox* out, Callers* callers,
                        Jobs* jobs, Sessions* sessions, Leases* leases, Attempts* attempts,
-                       Parts* parts, Admission* admission, Pool* pool, Scanning* scanning)
+                       Parts* parts, Admission* admission, Pool* pool, Scanning* scanning,
+                       Succession* succession, Refusals* refusals)
     : options_(options),
       mode_(mode),
       out_(*out),
@@ -18,7 +19,9 @@ Connecting::Connecting(const Options& options, const Mode& mode, Outbox* out, Ca
       parts_(*parts),
       admission_(*admission),
       pool_(*pool),
-      scanning_(*scanning) {}
+      scanning_(*scanning),
+      succession_(*succession),
+      refusals_(*refusals) {}
 
 Status Connecting::CheckHello(const event::Hello& event) const {
   if (mode_.draining) return absl::UnavailableError("draining: the daemon is stopping");
@@ -65,6 +68,7 @@ void Connecting::On(const event::SessionEnded& event) {
   if (sessions_.Find(id) == nullptr) return;
   const std::set<CheckpointKey> asked = admission_.AskedBy(id);
   for (RequestId request : callers_.Of(id)) {
+    refusals_.Forget(request);
     callers_.Answer(request, absl::UnavailableError(absl::StrCat("session: ", id, " has ended")));
   }
   EraseWhatItWrote(id);
@@ -78,6 +82,7 @@ void Connecting::On(const event::SessionEnded& event) {
   }
   admission_.ReleaseGivenUp();
   parts_.ForgetWriter(id);
+  succession_.SessionEnds(id);
   sessions_.End(id);
 }
 

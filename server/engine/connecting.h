@@ -2,7 +2,9 @@
 #pragma once
 
 #include "server/engine/pool.h"
+#include "server/engine/refusals.h"
 #include "server/engine/scanning.h"
+#include "server/engine/succession.h"
 
 namespace cairn::engine {
 
@@ -10,7 +12,8 @@ class Connecting {
  public:
   Connecting(const Options& options, const Mode& mode, Outbox* out, Callers* callers, Jobs* jobs,
              Sessions* sessions, Leases* leases, Attempts* attempts, Parts* parts,
-             Admission* admission, Pool* pool, Scanning* scanning);
+             Admission* admission, Pool* pool, Scanning* scanning, Succession* succession,
+             Refusals* refusals);
 
   void On(const event::Hello& event);
   void On(const event::SessionEnded& event);
@@ -31,6 +34,8 @@ class Connecting {
   Admission& admission_;
   Pool& pool_;
   Scanning& scanning_;
+  Succession& succession_;
+  Refusals& refusals_;
 };
 
 }  // namespace cairn::engine

@@ -106,9 +106,16 @@ class Engine::Impl {
   void Dispatch(const Event& event) {
     std::visit(
         [this](const auto& e) {
+          Note(e);
           if (HasJournalRoom(e)) On(e);
         },
         event);
+  }
+  template <class E>
+  void Note(const E& event) {
+    if constexpr (std::is_same_v<E, event::Create> || std::is_same_v<E, event::Commit>) {
+      refusals_.Asked(event.caller, event.part.checkpoint);
+    }
   }
   template <class E>
   bool HasJournalRoom(const E& event) {
@@ -230,10 +237,15 @@ class Engine::Impl {
                    &standing_, &describing_, &scanning_, &tables_};
   JobCalls job_calls_{options_,    &out_,      &jobs_,       &sessions_, &attempts_,  &persistence_,
                       &retention_, &standing_, &describing_, &scanning_, &admission_, &records_};
-  Saving saving_{options_,   mode_,   &out_,       &jobs_,      &sessions_, &leases_,   &ledger_,
-                 &attempts_, &parts_, &manifests_, &admission_, &pool_,     &scanning_, &journal_};
-  Connecting connecting_{options_, mode_,      &out_,   &callers_,   &jobs_, &sessions_,
-                         &leases_, &attempts_, &parts_, &admission_, &pool_, &scanning_};
+  Succession succession_{&out_, &callers_, &jobs_, &sessions_,
+                         [this](const Event& event) { Dispatch(event); }};
+  Refusals refusals_{&out_, &jobs_, &sessions_};
+  Saving saving_{options_,    mode_,    &out_,      &jobs_,       &sessions_,
+                 &leases_,    &ledger_, &attempts_, &parts_,      &manifests_,
+                 &admission_, &pool_,   &scanning_, &succession_, &journal_};
+  Connecting connecting_{options_,   mode_,      &out_,        &callers_, &jobs_,
+                         &sessions_, &leases_,   &attempts_,   &parts_,   &admission_,
+                         &pool_,     &scanning_, &succession_, &refusals_};
 };
 
 Engine::Engine(const Options& options) : impl_(std::make_unique<Impl>(options)) {}
@@ -287,11 +299,13 @@ Outcome Engine::Impl::Finish() {
   finding_.CheckWaits();  // what the event brought counts, even at a waiter's very deadline
   leases_.Expire();
   leases_.EndSome();
+  succession_.Serve();
   callers_.Expire();
   ledger_.ProbeDue();
   scanning_.ReadDue();
   retention_.TryAgainDue();
   manifests_.PauseOver();
+  succession_.Serve();  // who stopped waiting for storage may have begun an attempt
   eviction_.LimitOnlyRecords();
   for (int round = 0; round < kServeRounds && admission_.Due(manifests_.version()); ++round) {
     admission_.Serve(manifests_.Retry());
@@ -309,7 +323,9 @@ Outcome Engine::Impl::Finish() {
   jobs_.ForgetUnused();
   ForgetIdle();
   EmitWake();
-  return out_.Take();
+  Outcome outcome = out_.Take();
+  refusals_.See(outcome.actions);
+  return outcome;
 }
 
 // What storage has of a job that is forgotten is read once it is used again, its owner, its decisions and
@@ -440,7 +456,9 @@ void Engine::Impl::On(const event::Drain& event) {
   if (!mode_.draining) {
     mode_.draining = true;
     drain_deadline_ = event.deadline;
-    admission_.CancelAll(absl::UnavailableError("draining: the daemon is stopping"));
+    const Status draining = absl::UnavailableError("draining: the daemon is stopping");
+    admission_.CancelAll(draining);
+    succession_.CancelAll(draining);
   }
   drain_deadline_ = std::min(drain_deadline_, event.deadline);
   persistence_.OweNewest();
@@ -597,6 +615,7 @@ std::string Engine::Impl::CheckInvariants() const {
   check([&] { return standing_.CheckInvariants(); });
   check([&] { return parts_.CheckSums(admission_.journal_bytes()); });
   check([&] { return admission_.CheckInvariants(); });
+  check([&] { return succession_.CheckInvariants(); });
   check([&] { return manifests_.CheckSpace(); });
   check([&] { return manifests_.CheckOrphans(place, &pins); });
   check([&] { return persistence_.CheckInvariants(&pins); });

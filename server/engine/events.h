@@ -124,6 +124,7 @@ struct Create {
   MonotonicNanos deadline = 0;
   std::vector<SlabId> unmapped;  // slabs that the session no longer maps
   ToCome to_come;
+  bool fence = false;  // its attempt waits for no process of an older one (succession.h)
 };
 
 // The bytes of one object are written.
@@ -154,6 +155,9 @@ struct Commit {
   std::map<std::string, std::string> notes;
   std::vector<SlabId> unmapped;  // slabs that the session no longer maps
   int64_t unix_ms = 0;
+  // Of one without a create, which may begin its attempt.
+  MonotonicNanos deadline = 0;
+  bool fence = false;
 };
 
 // Drops what the session wrote of the part and did not commit.

@@ -37,11 +37,17 @@ bool GivenUp(const Checkpoint& checkpoint) {
   const AttemptState& attempt = begun->second;
   const bool refused = attempt.refused.contains({key.step, key.revision});
   const bool all_are_here = checkpoint.verdict->local_writers >= checkpoint.content->world_size;
+  const auto world = attempt.worlds.find(key.step);
+  const bool alone = checkpoint.content->world_size == 1;
   const auto has_left = [&](Writer writer) {
     if (attempt.withdrawn.contains({key.step, key.revision, writer})) return true;
     if (refused && all_are_here) return true;
-    if (!attempt.processes.contains(writer)) return false;
-    if (refused || attempt.ended.contains(writer)) return true;
+    if (alone && world != attempt.worlds.end()) {
+      writer = world->second.rank;
+    } else if (!attempt.processes.contains(writer)) {
+      return false;
+    }
+    if (refused || (!alone && attempt.ended.contains(writer))) return true;
     const auto reached = attempt.reached.find(writer);
     return reached != attempt.reached.end() && reached->second > std::pair(key.step, key.revision);
   };

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/checksum.h"
+#include "common/human_bytes.h"
 #include "common/keys.h"
 #include "server/engine/needs.h"
 
@@ -67,10 +68,10 @@ Status JournalRoom::Check(absl::string_view what, uint64_t bytes, uint64_t limit
   if (capacity_ == 0) return absl::OkStatus();
   const uint64_t most = capacity_ / 100 * limit;
   if (used_ + reserved_ <= most && bytes <= most - used_ - reserved_) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("journal: ", what, " may cost ", bytes, " bytes of it; ", used_,
-                   " are used and ", reserved_, " set aside for what is being written, of the ",
-                   most, " that may be (", limit, " % of half of journal.bytes)"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "journal: ", what, " may cost ", HumanBytes(bytes), " of it; ", HumanBytes(used_),
+      " are used and ", HumanBytes(reserved_), " set aside for what is being written, of the ",
+      HumanBytes(most), " that may be (", limit, " % of half of journal.bytes)"));
 }
 
 void JournalRoom::Reserve(uint32_t uid, uint64_t bytes) {
@@ -126,23 +127,24 @@ Status JournalRoom::CheckLease(uint32_t uid, uint64_t bytes) const {
 
 Status JournalRoom::CheckShare(uint32_t uid, uint64_t bytes) const {
   if (!OverShare(uid, bytes)) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "journal: this may cost ", bytes, " bytes of it; uid ", uid, " has ", Of(reserved_by_, uid),
-      " set aside, ", Of(kept_by_, uid), " for what is in memory, ", Of(held_by_, uid),
-      " for readers' leases and removed steps, of the ", MostOfUser(),
-      " that one user may have; keep fewer steps and jobs in memory"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("journal: this may cost ", HumanBytes(bytes), " of it; uid ", uid, " has ",
+                   HumanBytes(Of(reserved_by_, uid)), " set aside, ", HumanBytes(Of(kept_by_, uid)),
+                   " for what is in memory, ", HumanBytes(Of(held_by_, uid)),
+                   " for readers' leases and removed steps, of the ", HumanBytes(MostOfUser()),
+                   " that one user may have; keep fewer steps and jobs in memory"));
 }
 
 Status JournalRoom::CheckCreate(uint32_t uid, uint64_t bytes) const {
   if (bytes == 0) return absl::OkStatus();  // all of it is set aside
   const uint64_t theirs = Of(reserved_by_, uid), most = MostOfUser();
   if (capacity_ != 0 && (bytes > most || theirs > most - bytes)) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("journal: this create may cost ", bytes, " bytes of it; ", theirs,
-                     " are set aside for what uid ", uid, " is writing, of the ", most,
-                     " that one user may have; commit what is written, create fewer objects, or "
-                     "give the daemon a "
-                     "greater journal.bytes"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "journal: this create may cost ", HumanBytes(bytes), " of it; ", HumanBytes(theirs),
+        " are set aside for what uid ", uid, " is writing, of the ", HumanBytes(most),
+        " that one user may have; commit what is written, create fewer objects, or "
+        "give the daemon a "
+        "greater journal.bytes"));
   }
   return Check("this create", bytes, kCreatePercent);
 }

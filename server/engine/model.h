@@ -47,6 +47,7 @@ class Opening;
 class Parts;
 class Persistence;
 class Pool;
+class Refusals;
 class Retention;
 class Scanning;
 class Sessions;
@@ -345,6 +346,14 @@ struct JobSessions {
   MonotonicNanos finished = 0;
 };
 
+// How many writers a step has. One of a single writer may be any rank's, and belongs to the process that
+// entered it first, whichever rank it saves as otherwise.
+struct StepWorld {
+  int32_t writers = 0;
+  ProcessToken process = {};  // of a step of one writer; empty: not known
+  Writer rank = 0;            // likewise
+};
+
 struct AttemptState {
   Attempt attempt = 0;
   Lineage lineage;            // where it comes from; open: storage could not be read yet
@@ -354,7 +363,7 @@ struct AttemptState {
   // When its origin was recorded, by storage's own clock; 0: not, or not known.
   int64_t recorded_unix_ms = 0;
   absl::flat_hash_map<Writer, std::pair<ProcessToken, int32_t>> processes;  // and pid, 0 unknown
-  std::map<Step, int32_t> worlds;          // world size of each step that is known
+  std::map<Step, StepWorld> worlds;        // of each step that is known
   std::map<Step, int32_t> checkpoints_at;  // how many checkpoints there are of each step
   // Steps that admission refused; the newest 128. A new daemon does not know them: a refused step
   // leaves the facts of one that was given up, or, where nobody had got anything, none of its own.
@@ -369,8 +378,8 @@ struct AttemptState {
   std::map<std::tuple<Step, Revision, Writer>, std::string> dropped;
   std::set<SessionId> sessions;  // live ones that created in it
   // Who has left a step behind without committing it, which decides whether the step can still
-  // become complete (evict_class.cc). How far each writer has got: the last step and revision that
-  // it entered. A new daemon knows it from the parts that are there.
+  // become complete (evict_class.cc). How far each rank has got: the last step and revision that
+  // it entered, steps of its own alone too. A new daemon knows it from the parts that are there.
   absl::flat_hash_map<Writer, std::pair<Step, Revision>> reached;
   // Parts whose writers said that they will not commit them, of the newest attempt and at most
   // kKeptDropped. A new daemon does not know them, and keeps what the others committed until those
@@ -425,6 +434,8 @@ struct JobFiles {
   MonotonicNanos wait = 0;          // the last pause of the whole job
   int under_way = 0;                // persists
   MonotonicNanos persisted_at = 0;  // when the last one succeeded
+  uint64_t failed = 0;              // persists, in this daemon's life
+  int64_t failed_unix_ms = 0;       // the last of them
   Attempt origin_stands = 0;  // of this attempt the last one wrote the origin's record; 0: none
 };
 
@@ -467,6 +478,14 @@ struct JobScan {
   bool Known() const { return state == ScanState::kScanned; }
 };
 
+// In this daemon's life.
+struct JobRefusals {
+  uint64_t saves = 0;   // steps of which a create or commit was refused
+  CheckpointId newest;  // of them; `why` and when
+  std::string why;
+  int64_t unix_ms = 0;
+};
+
 struct JobWaits {
   std::set<RequestId> requests;  // wait()
 };
@@ -507,6 +526,7 @@ struct Job {
   Owned<JobSaves, Pool> saves;
   Owned<JobScan, Scanning> scan;
   Owned<JobWaits, Finding> waits;
+  Owned<JobRefusals, Refusals> refusals;
   Owned<JobStanding, Standing> standing;
 
  private:

@@ -352,6 +352,8 @@ void Persistence::HoldBack(Job* job, const Status& why) {
 void Persistence::Failed(Checkpoint* checkpoint, Job* job, const event::Persisted& event) {
   out_.Count("persists_failed");
   job->files.Edit().origin_stands = 0;
+  ++job->files.Edit().failed;
+  job->files.Edit().failed_unix_ms = out_.UnixMillis();
   const Status& why = event.status;
   const bool said = job->files->problem == why.message() ||
                     (checkpoint != nullptr && checkpoint->files->problem == why);

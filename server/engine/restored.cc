@@ -31,7 +31,7 @@ void Restored::Take(const fact::AttemptBegun& f) { attempts[{f.job, f.attempt}] 
 void Restored::Take(const fact::WriterProcess& f) {
   processes[{f.job, f.attempt, f.writer}] = f.process;
 }
-void Restored::Take(const fact::StepWorld& f) { worlds[{f.job, f.attempt, f.step}] = f.world_size; }
+void Restored::Take(const fact::StepWorld& f) { worlds[{f.job, f.attempt, f.step}] = f; }
 void Restored::Take(const fact::LineDecided& f) { decisions[{f.record.job, f.record.number}] = f; }
 
 // --- slabs, sessions, leases

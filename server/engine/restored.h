@@ -27,7 +27,7 @@ struct Restored {
   std::map<std::string, fact::Job> jobs;
   std::map<std::pair<std::string, Attempt>, fact::AttemptBegun> attempts;
   std::map<std::tuple<std::string, Attempt, Writer>, ProcessToken> processes;
-  std::map<std::tuple<std::string, Attempt, Step>, int32_t> worlds;
+  std::map<std::tuple<std::string, Attempt, Step>, fact::StepWorld> worlds;
   std::map<std::pair<std::string, Attempt>, fact::LineDecided> decisions;
   std::map<SlabId, fact::Slab> slabs;
   std::map<SessionId, fact::SessionBegun> sessions;

@@ -47,7 +47,7 @@ bool MayFit(const event::Create& event, uint64_t budget) {
 Saving::Saving(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs,
                Sessions* sessions, Leases* leases, Ledger* ledger, Attempts* attempts, Parts* parts,
                Manifests* manifests, Admission* admission, Pool* pool, Scanning* scanning,
-               JournalRoom* journal)
+               Succession* succession, JournalRoom* journal)
     : options_(options),
       mode_(mode),
       out_(*out),
@@ -61,6 +61,7 @@ Saving::Saving(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs
       admission_(*admission),
       pool_(*pool),
       scanning_(*scanning),
+      succession_(*succession),
       journal_(*journal) {}
 
 // --- create
@@ -91,6 +92,10 @@ void Saving::On(const event::Create& event) {
   }
   Attempt superseded_by = 0;
   Status status = CheckCreate(event, *job, *session, &superseded_by);
+  if (status.ok() && !event.fence &&
+      succession_.Await(event.caller, *job, key.attempt, event.deadline, event)) {
+    return;
+  }
   if (status.ok()) status = CheckJournal(event, *job);
   if (!status.ok()) return out_.Answer(request, status, superseded_by);
 
@@ -139,10 +144,7 @@ Status Saving::CheckCreate(const event::Create& event, const Job& job, const Ses
   CAIRN_RETURN_IF_ERROR(attempts_.CheckBound(job, key.attempt));
   CAIRN_RETURN_IF_ERROR(Attempts::CheckFence(job, key.attempt, superseded_by));
   CAIRN_RETURN_IF_ERROR(Attempts::CheckWorld(job, event.part, event.world_size));
-  if (event.world_size == 1) {
-    CAIRN_RETURN_IF_ERROR(attempts_.CheckLone(job, key.attempt, session));
-  }
-  CAIRN_RETURN_IF_ERROR(Attempts::CheckProcess(job, event.part, session));
+  CAIRN_RETURN_IF_ERROR(attempts_.CheckProcess(job, event.part, event.world_size, session));
   CAIRN_RETURN_IF_ERROR(CheckRevision(job, event.part));
   if (const Part* part = parts_.Find(event.part); part != nullptr && !part->content->lost.empty()) {
     return absl::DataLossError(
@@ -330,8 +332,8 @@ Status Saving::CheckDropped(const Job& job, const PartKey& part) const {
       "evicted; create them again, or save the step under a new revision"));
 }
 
-bool Saving::MayWrite(const Caller& caller, const PartKey& part, const Session** session,
-                      Job** job) {
+bool Saving::MayWrite(const Caller& caller, const PartKey& part, int32_t world_size,
+                      const Session** session, Job** job) {
   *session = sessions_.Of(caller);
   if (*session == nullptr) return false;
   if (part.checkpoint.job != (*session)->job) {
@@ -344,7 +346,7 @@ bool Saving::MayWrite(const Caller& caller, const PartKey& part, const Session**
   Attempt superseded_by = 0;
   Status status = Jobs::CheckAccess(**job, caller);
   if (status.ok()) parts_.EraseCondemned(part.checkpoint);
-  if (status.ok()) status = Attempts::CheckProcess(**job, part, **session);
+  if (status.ok()) status = attempts_.CheckProcess(**job, part, world_size, **session);
   // A repeat of a commit that was acknowledged is answered even when superseded since.
   const Part* known = parts_.Find(part);
   if (status.ok() && (known == nullptr || !known->content->committed)) {
@@ -360,7 +362,7 @@ bool Saving::MayWrite(const Caller& caller, const PartKey& part, const Session**
 void Saving::On(const event::SealObjects& event) {
   const Session* session = nullptr;
   Job* job = nullptr;
-  if (!MayWrite(event.caller, event.part, &session, &job)) return;
+  if (!MayWrite(event.caller, event.part, 0, &session, &job)) return;
   Part* part = parts_.Find(event.part);
   const Status status = Parts::CheckSeals(part, event.part, event.seals);
   if (!status.ok()) return out_.Answer(event.caller.request, status);
@@ -370,8 +372,8 @@ void Saving::On(const event::SealObjects& event) {
   out_.Answer(event.caller.request, Body(reply::Ok{}));
 }
 
-Status Saving::CheckCommit(const event::Commit& event, const Job& job, const Session& session,
-                           const Part* part, Attempt* superseded_by) const {
+Status Saving::CheckCommit(const event::Commit& event, const Job& job, const Part* part,
+                           Attempt* superseded_by) const {
   if (part != nullptr && !part->content->lost.empty()) {
     return absl::DataLossError(
         absl::StrCat("commit: ", event.part.DebugString(),
@@ -383,7 +385,6 @@ Status Saving::CheckCommit(const event::Commit& event, const Job& job, const Ses
     CAIRN_RETURN_IF_ERROR(journal_.CheckSmall("this commit"));
     CAIRN_RETURN_IF_ERROR(attempts_.CheckBound(job, attempt));
     CAIRN_RETURN_IF_ERROR(Attempts::CheckFence(job, attempt, superseded_by));
-    if (event.world_size == 1) CAIRN_RETURN_IF_ERROR(attempts_.CheckLone(job, attempt, session));
   }
   CAIRN_RETURN_IF_ERROR(CheckRevision(job, event.part));
   if (part == nullptr) return absl::OkStatus();
@@ -409,7 +410,7 @@ void Saving::On(const event::Commit& event) {
   }
   const Session* session = nullptr;
   Job* job = nullptr;
-  if (!MayWrite(event.caller, event.part, &session, &job)) return;
+  if (!MayWrite(event.caller, event.part, event.world_size, &session, &job)) return;
   Part* part = parts_.Find(event.part);
   Status status = Attempts::CheckWorld(*job, event.part, event.world_size);
   if (status.ok()) status = Parts::CheckSeals(part, event.part, event.seals);
@@ -425,9 +426,13 @@ void Saving::On(const event::Commit& event) {
     return;
   }
   Attempt superseded_by = 0;
-  status = CheckCommit(event, *job, *session, part, &superseded_by);
+  status = CheckCommit(event, *job, part, &superseded_by);
   if (!status.ok()) return out_.Answer(request, status, superseded_by);
   if (part == nullptr) {
+    if (!event.fence && succession_.Await(event.caller, *job, event.part.checkpoint.attempt,
+                                          event.deadline, event)) {
+      return;
+    }
     // No create has asked for it, nor whose the job is.
     if (!job->owner->owned &&
         scanning_.AwaitLook(event.caller, job, out_.now() + kScanPatience, event,
@@ -496,7 +501,7 @@ void Saving::On(const event::Abort& event) {
   const Job* job = jobs_.Find(event.part.checkpoint.job);
   const bool is_the_writer = job != nullptr && job->name == session->job &&
                              Jobs::CheckAccess(*job, event.caller).ok() &&
-                             Attempts::CheckProcess(*job, event.part, *session).ok();
+                             attempts_.CheckProcess(*job, event.part, 0, *session).ok();
   if (is_the_writer && (part == nullptr || may_drop)) attempts_.Withdraw(event.part, *session);
   if (may_drop) {
     Checkpoint* checkpoint = part->checkpoint;

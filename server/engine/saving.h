@@ -8,6 +8,7 @@
 #include "server/engine/manifests.h"
 #include "server/engine/pool.h"
 #include "server/engine/scanning.h"
+#include "server/engine/succession.h"
 
 namespace cairn::engine {
 
@@ -15,7 +16,8 @@ class Saving : public Granter {
  public:
   Saving(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs, Sessions* sessions,
          Leases* leases, Ledger* ledger, Attempts* attempts, Parts* parts, Manifests* manifests,
-         Admission* admission, Pool* pool, Scanning* scanning, JournalRoom* journal);
+         Admission* admission, Pool* pool, Scanning* scanning, Succession* succession,
+         JournalRoom* journal);
 
   void On(const event::Create& event);
   void On(const event::SealObjects& event);
@@ -52,11 +54,12 @@ class Saving : public Granter {
 
   // --- seal, commit, abort
   // The session and the job, after all checks that the three share; false after answering why not.
-  bool MayWrite(const Caller& caller, const PartKey& part, const Session** session, Job** job);
+  bool MayWrite(const Caller& caller, const PartKey& part, int32_t world_size,
+                const Session** session, Job** job);
   // Of a part that is not there: whether it was, and held objects.
   Status CheckDropped(const Job& job, const PartKey& part) const;
-  Status CheckCommit(const event::Commit& event, const Job& job, const Session& session,
-                     const Part* part, Attempt* superseded_by) const;
+  Status CheckCommit(const event::Commit& event, const Job& job, const Part* part,
+                     Attempt* superseded_by) const;
   Manifest HeadOf(const Part& part, const event::Commit& event) const;
 
   const Options& options_;
@@ -72,6 +75,7 @@ class Saving : public Granter {
   Admission& admission_;
   Pool& pool_;
   Scanning& scanning_;
+  Succession& succession_;
   JournalRoom& journal_;
 };
 

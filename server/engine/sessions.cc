@@ -47,11 +47,12 @@ const Session* Sessions::Begin(const event::Hello& event) {
 void Sessions::Join(const Session& session, Job* job) {
   JobSessions& sessions = job->sessions.Edit();
   if (!sessions.all.insert(session.id).second) return;
+  ++changes_;
   if (session.writer >= 0) ++sessions.writers;
 }
 
 void Sessions::Entered(SessionId session, Attempt attempt) {
-  sessions_.at(session)->attempt = attempt;
+  if (std::exchange(sessions_.at(session)->attempt, attempt) != attempt) ++changes_;
 }
 
 void Sessions::Propose(SessionId session, const JobPolicy& policy) {
@@ -71,6 +72,7 @@ void Sessions::End(SessionId id) {
   out_.Do(action::EndSession{id});
   users_.Drop(session.uid);
   sessions_.erase(id);
+  ++changes_;
 }
 
 void Sessions::Restore(const Restored& restored, const std::vector<SessionId>& live_sessions) {

@@ -31,6 +31,8 @@ class Sessions {
   const std::map<SessionId, std::unique_ptr<Session>>& all() const { return sessions_; }
   size_t size() const { return sessions_.size(); }
   const UserCounts& users() const { return users_; }
+  // Grows when a session comes, goes or enters another attempt.
+  uint64_t changes() const { return changes_; }
 
   // Draws the id. The hello was checked.
   const Session* Begin(const event::Hello& event);
@@ -48,6 +50,7 @@ class Sessions {
   Jobs& jobs_;
 
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
+  uint64_t changes_ = 0;
   UserCounts users_{"sessions", "limits.sessions"};
 };
 

@@ -71,6 +71,12 @@ reply::JobStatus StatusOfJob(const StatusSources& from, const Job& job) {
   shown.unprotected_checkpoints = job.standing->unprotected_checkpoints;
   shown.unprotected_bytes = job.standing->unprotected_bytes;
   shown.deletable_checkpoints = PlanDeletions(job, from.options, standing, from.out.now()).all;
+  const JobRefusals& refusals = *job.refusals;
+  shown.refused_saves = refusals.saves;
+  shown.last_refusal = refusals.why;
+  shown.last_refusal_unix_ms = refusals.unix_ms;
+  shown.failed_persists = job.files->failed;
+  shown.last_failed_persist_unix_ms = job.files->failed_unix_ms;
   return shown;
 }
 

@@ -65,7 +65,7 @@ void VisitFields(Is<fact::WriterProcess> auto& f, const auto& v) {
   v(f.job, f.attempt, f.writer, f.process);
 }
 void VisitFields(Is<fact::StepWorld> auto& f, const auto& v) {
-  v(f.job, f.attempt, f.step, f.world_size);
+  v(f.job, f.attempt, f.step, f.world_size, f.process, f.rank);
 }
 void VisitFields(Is<fact::LineDecided> auto& f, const auto& v) { v(f.record, f.unix_ms); }
 void VisitFields(Is<fact::Slab> auto& f, const auto& v) {
@@ -74,7 +74,7 @@ void VisitFields(Is<fact::Slab> auto& f, const auto& v) {
 void VisitFields(Is<fact::SlabGone> auto& f, const auto& v) { v(f.slab); }
 void VisitFields(Is<fact::SessionBegun> auto& f, const auto& v) {
   v(f.session, f.secret, f.uid, f.gid, f.pid, f.process, f.job, f.attempt, f.writer, f.world_size,
-    f.local_writers, f.takes_fds);
+    f.local_writers, f.takes_fds, f.run, f.restart);
 }
 void VisitFields(Is<fact::SessionEnded> auto& f, const auto& v) { v(f.session); }
 void VisitFields(Is<fact::Lent> auto& f, const auto& v) {
@@ -218,6 +218,19 @@ bool TakeOlder(fact::Slab& f, int version, const Decoder& take) {
   if (version != 1) return false;
   take(f.slab, f.bytes, f.use, f.owner_uid, f.owner_job);
   f.by_path = !f.owner_job.empty();  // whether anybody opened it by path was not told
+  return true;
+}
+// Whose a step of one writer is was not told: it is his who enters it next.
+bool TakeOlder(fact::StepWorld& f, int version, const Decoder& take) {
+  if (version != 1) return false;
+  take(f.job, f.attempt, f.step, f.world_size);
+  return true;
+}
+// Without a launcher's name it is waited for like any other.
+bool TakeOlder(fact::SessionBegun& f, int version, const Decoder& take) {
+  if (version != 1) return false;
+  take(f.session, f.secret, f.uid, f.gid, f.pid, f.process, f.job, f.attempt, f.writer,
+       f.world_size, f.local_writers, f.takes_fds);
   return true;
 }
 bool TakeOlder(fact::StepRemoved& f, int version, const Decoder& take) {

@@ -96,6 +96,10 @@ struct StepWorld {
   Attempt attempt = 0;
   Step step = 0;
   int32_t world_size = 0;
+  // Of a step of one writer: the process whose it is, empty where that is not known; and its rank,
+  // which may be any.
+  ProcessToken process;
+  Writer rank = 0;
   bool operator==(const StepWorld&) const = default;
 };
 // `resume` or `use`: the owner said which checkpoint counts. Of one number the last word stands.
@@ -260,11 +264,11 @@ inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::Job>{{2, 1, "job"}},
     KindOfFact<fact::AttemptBegun>{{3, 3, "attempt_begun", /*oldest=*/2}},
     KindOfFact<fact::WriterProcess>{{4, 1, "writer_process"}},
-    KindOfFact<fact::StepWorld>{{5, 1, "step_world"}},
+    KindOfFact<fact::StepWorld>{{5, 2, "step_world", /*oldest=*/1}},
     KindOfFact<fact::LineDecided>{{6, 2, "line_decided"}},
     KindOfFact<fact::Slab>{{7, 2, "slab", /*oldest=*/1}},
     KindOfFact<fact::SlabGone>{{8, 1, "slab_gone"}},
-    KindOfFact<fact::SessionBegun>{{9, 1, "session_begun"}},
+    KindOfFact<fact::SessionBegun>{{9, 2, "session_begun", /*oldest=*/1}},
     KindOfFact<fact::SessionEnded>{{10, 1, "session_ended"}},
     KindOfFact<fact::Lent>{{11, 1, "lent"}},
     KindOfFact<fact::Unlent>{{12, 1, "unlent"}},

@@ -74,7 +74,7 @@ class Known {
   // How many writers the step has, 0: that is not known.
   int32_t WorldOf(const CheckpointKey& key) const {
     const auto world = said_.worlds.find({key.job, key.attempt, key.step});
-    if (world != said_.worlds.end()) return world->second;
+    if (world != said_.worlds.end()) return world->second.world_size;
     const auto part = said_.committed.lower_bound(PartKey{key, 0});
     const bool known = part != said_.committed.end() && part->first.checkpoint == key;
     return known ? part->second.fact.world_size : 0;
@@ -263,7 +263,7 @@ class Joiner {
     }
     if (!known_.KnowsAttempt(job, head.attempt)) SayAttempt(head);
     worlds_[{job, head.attempt, head.step}] = head.world_size;
-    facts_.push_back(fact::StepWorld{job, head.attempt, head.step, head.world_size});
+    facts_.push_back(fact::StepWorld{job, head.attempt, head.step, head.world_size, {}, 0});
     if (!known_.KnowsSlab(part.extent.slab)) {
       facts_.push_back(fact::Slab{part.extent.slab, memory_.slabs.at(part.extent.slab).bytes,
                                   fact::SlabUse::kManifests});

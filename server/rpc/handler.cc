@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <new>
 #include <optional>
 
@@ -498,6 +499,7 @@ void Handler::Create(CallId id, wire::Cairn_create_args& args) {
   if (request.__isset.to_come) create.to_come = OrThrow(ToComeFrom(request.to_come));
   create.deadline = OrThrow(ToDeadline(node_->clock()->Now(), request.timeout_ms));
   create.unmapped = OrThrow(ToIds("unmapped", request.unmapped));
+  create.fence = request.fence;
   Ask<wire::Cairn_create_result, reply::Create>(id, std::move(create), FromCreated);
 }
 
@@ -538,6 +540,10 @@ void Handler::Commit(CallId id, wire::Cairn_commit_args& args) {
   commit.notes = request.notes;
   commit.unmapped = OrThrow(ToIds("unmapped", request.unmapped));
   commit.unix_ms = node_->clock()->UnixMillis();
+  constexpr int64_t kLongest = std::numeric_limits<int64_t>::max();
+  const int64_t timeout_ms = request.timeout_ms == 0 ? kLongest : request.timeout_ms;
+  commit.deadline = OrThrow(ToDeadline(node_->clock()->Now(), timeout_ms));
+  commit.fence = request.fence;
   SealSome(args.call, commit.part, /*provisional=*/true, &commit.seals);
   Ask<wire::Cairn_commit_result, reply::Commit>(id, std::move(commit), [](reply::Commit done) {
     wire::CommitReply reply;

@@ -121,7 +121,7 @@ TEST_F(Admission, AllLocalWritersShareOneVerdict) {  // R30: room for six of eig
   }
   for (RequestId request : requests) {
     EXPECT_THAT(StatusOf(AnswerTo(request)),
-                Fails(absl::StatusCode::kResourceExhausted, "83886080 bytes wanted"));
+                Fails(absl::StatusCode::kResourceExhausted, "80.0 MiB wanted"));
   }
   EXPECT_EQ(Status_().writing_bytes, 0u) << "no rank may hold memory";
 }
@@ -266,7 +266,7 @@ TEST_F(Admission, StepsOfOtherJobsAreNotGivenUpWhereThatCannotSuffice) {
   for (Step step : {1, 2, 3}) EXPECT_TRUE(Stat(other, step).ok()) << step;
   Advance(11 * kNanosPerSecond);
   EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
-              Fails(absl::StatusCode::kResourceExhausted, "57671680 bytes wanted"));
+              Fails(absl::StatusCode::kResourceExhausted, "55.0 MiB wanted"));
   for (Step step : {1, 2, 3}) EXPECT_TRUE(Stat(other, step).ok()) << step;
   const auto smaller = CreateOf(session, PartOf(session, 1, 1), {{"model", 40 * kMiB}});
   Apply(smaller);
@@ -285,7 +285,7 @@ TEST_F(Admission, RefusalNamesWhoHoldsWhat) {
   Apply(create);
   Advance(11 * kNanosPerSecond);
   EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
-              Fails(absl::StatusCode::kResourceExhausted, "leased 62914560 (pid 4242)"));
+              Fails(absl::StatusCode::kResourceExhausted, "leased 60.0 MiB (pid 4242)"));
 }
 
 }  // namespace

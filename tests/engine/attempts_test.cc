@@ -60,16 +60,6 @@ TEST_F(Attempts, NewerAttemptFencesOlderOnes) {
               Fails(absl::StatusCode::kFailedPrecondition, "superseded by 6"));
 }
 
-TEST_F(Attempts, LoneWriterFencesNoOneAlive) {
-  const SessionId old = Hello({.attempt = 5, .process = "A", .pid = 41});
-  Save(old, 1);
-  const SessionId young = Hello({.attempt = 6, .process = "B"});
-  EXPECT_THAT(TrySave(young, 2), Fails(absl::StatusCode::kFailedPrecondition, "pid 41"));
-  EXPECT_TRUE(TrySave(old, 2).ok()) << "it was not fenced";
-  Die(old);
-  EXPECT_TRUE(TrySave(young, 3).ok());
-}
-
 TEST_F(Attempts, ProcessMayMoveOnToANewerAttemptByItself) {
   const SessionId old = Hello({.attempt = 5, .process = "A"});
   Save(old, 1);

@@ -41,6 +41,8 @@ struct Who {
   std::string process = "";  // empty: a new one per session
   int32_t pid = 0;
   std::optional<JobPolicy> policy = {};
+  std::string run = "";
+  int32_t restart = -1;
 };
 
 // What the journal holds when a daemon dies: all that was said; a snapshot; or one that was begun when that
@@ -372,6 +374,8 @@ class EngineTest : public testing::Test {
     hello.local_writers = who.local_writers;
     hello.takes_fds = who.takes_fds;
     hello.policy = who.policy;
+    hello.run = who.run;
+    hello.restart = who.restart;
     Apply(hello);
     StatusOr<reply::Hello> reply = Take<reply::Hello>(hello.caller.request);
     if (!reply.ok()) return reply.status();
@@ -405,6 +409,7 @@ class EngineTest : public testing::Test {
     for (const Spec& spec : specs) create.objects.push_back({spec.name, spec.length});
     create.deadline = Soon();
     create.unmapped = TakeUnmapped(session);
+    create.fence = fences;
     return create;
   }
   std::vector<SlabId> TakeUnmapped(SessionId session) {
@@ -448,6 +453,8 @@ class EngineTest : public testing::Test {
     for (const Spec& spec : specs) commit.seals.push_back(SealOf(spec));
     commit.unmapped = TakeUnmapped(session);
     commit.unix_ms = kUnix;
+    commit.deadline = Soon();
+    commit.fence = fences;
     return commit;
   }
   StatusOr<reply::Commit> Commit(SessionId session, const PartKey& part,
@@ -557,6 +564,7 @@ class EngineTest : public testing::Test {
   uint32_t stored_uid = 1000;
   std::set<std::string> rotten;  // objects that do not verify
 
+  bool fences = true;  // creates and commits wait for no older attempt
   bool hold_makes = false, hold_destroys = false, hold_probes = false, hold_manifests = false,
        hold_verifies = false, hold_persists = false, hold_deletes = false, hold_scans = false;
   std::map<Step, Status> delete_status_of;

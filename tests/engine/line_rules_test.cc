@@ -99,12 +99,15 @@ TEST_F(LineRules, Rule11UseFencesLowerAttempts) {
 }
 
 // Its process lives on, but can save nothing: it is in nobody's way.
-TEST_F(LineRules, Rule11ALoneWriterMayBeginBesideOneThatAUseHasFenced) {
+TEST_F(LineRules, Rule11ANewerAttemptWaitsForNobodyWhomAUseHasFenced) {
+  fences = false;
   const SessionId first = Hello({.attempt = 1, .process = "A"});
   Save(first, 1);
   Save(first, 2);
   const SessionId second = Hello({.attempt = 2, .process = "B"});
-  EXPECT_THAT(TrySave(second, 3), Fails(absl::StatusCode::kFailedPrecondition, "lone"));
+  const event::Create waits = CreateOf(second, PartOf(second, 3), {{"model"}});
+  Apply(waits);
+  EXPECT_FALSE(Answered(waits.caller.request));
   const auto used = Use(first, 1, 1, /*fence=*/true);
   ASSERT_TRUE(used.ok()) << used.status();
   const SessionId third = Hello({.attempt = used->head + 1, .process = "C"});

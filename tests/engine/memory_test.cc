@@ -202,7 +202,7 @@ TEST_F(Memory, NewestCompleteStepOfALiveJobIsNeverEvicted) {
   EXPECT_FALSE(Answered(create.caller.request));
   Advance(11 * kNanosPerSecond);
   EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
-              Fails(absl::StatusCode::kResourceExhausted, "budget of 67108864"));
+              Fails(absl::StatusCode::kResourceExhausted, "budget of 64.0 MiB"));
   EXPECT_TRUE(Open(a, 1).ok());
 }
 

@@ -267,10 +267,10 @@ TEST_P(Recovery, ManifestThatDoesNotVerifyMakesItsPartUnknown) {
 }
 
 TEST_P(Recovery, AttemptsAndTheirProcessesAreRemembered) {
-  const SessionId session = Hello({.attempt = 7, .process = "A", .pid = 55});
+  const SessionId session = Hello({.world_size = 2, .attempt = 7, .process = "A", .pid = 55});
   Save(session, 1);
   DaemonDies();
-  const SessionId other = Hello({.attempt = 7, .process = "B"});
+  const SessionId other = Hello({.world_size = 2, .attempt = 7, .process = "B"});
   EXPECT_THAT(TrySave(other, 2), Fails(absl::StatusCode::kAlreadyExists, "pid 55"));
   const SessionId older = Hello({.attempt = 6, .process = "C"});
   EXPECT_THAT(TrySave(older, 2), Fails(absl::StatusCode::kFailedPrecondition, "superseded by 7"));

@@ -366,7 +366,7 @@ TEST_F(Saving, CommitUnderWaySurvivesItsWritersDeath) {
 TEST_F(Saving, ObjectAboveTheBudgetIsRefusedNamingIt) {
   const SessionId session = Hello();
   EXPECT_THAT(TrySave(session, 1, {{"a", 65 * kMiB}}),
-              Fails(absl::StatusCode::kResourceExhausted, "budget of 67108864"));
+              Fails(absl::StatusCode::kResourceExhausted, "budget of 64.0 MiB"));
 }
 
 TEST_F(Saving, LatestOfAnUnknownJobIsNotFound) {

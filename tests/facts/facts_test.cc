@@ -39,12 +39,12 @@ std::vector<Fact> OneOfEach() {
       fact::Job{"job-a", 1000, 100, policy},
       fact::AttemptBegun{"job-a", 9, 10, {{{8, 9}, {3, 4}}, /*open=*/true}, 7},
       fact::WriterProcess{"job-a", 9, 2, bytes},
-      fact::StepWorld{"job-a", 9, 17, 8},
+      fact::StepWorld{"job-a", 9, 17, 8, bytes, 3},
       fact::LineDecided{{"job-a", 9, LineRecordKind::kUse, {{{8, 16}}, false}}, 7},
       fact::Slab{3, 1 << 30, fact::SlabUse::kManifests, 1000, "job-a", /*by_path=*/true},
       fact::SlabGone{3},
-      fact::SessionBegun{{"job-a", 9, 2, 8, 4, /*takes_fds=*/false, bytes, /*uid=*/1000,
-                          /*gid=*/100, /*pid=*/4242},
+      fact::SessionBegun{{"job-a", 9, 2, 8, 4, /*takes_fds=*/false, bytes, "run-7",
+                          /*restart=*/2, /*uid=*/1000, /*gid=*/100, /*pid=*/4242},
                          4,
                          bytes},
       fact::SessionEnded{4},
@@ -68,11 +68,18 @@ std::vector<Fact> OneOfEach() {
 
 // What the golden file of each earlier version that this build reads says.
 std::vector<std::pair<std::string, Fact>> OfEarlierVersions() {
+  const std::string token("\0\x01 token bytes\xFF", 15);
   return {
       // It came from step 8, of whichever attempt: that has to be found out again.
       {"attempt_begun.v2", fact::AttemptBegun{"job-a", 9, 10, Lineage::OfUnknown(), 7}},
+      {"step_world.v1", fact::StepWorld{"job-a", 9, 17, 8}},
       // Whether somebody opened it by path was not told.
       {"slab.v1", fact::Slab{3, 1 << 30, fact::SlabUse::kManifests, 1000, "job-a", true}},
+      {"session_begun.v1",
+       fact::SessionBegun{{"job-a", 9, 2, 8, 4, /*takes_fds=*/false, token, "", -1, /*uid=*/1000,
+                           /*gid=*/100, /*pid=*/4242},
+                          4,
+                          token}},
       {"step_removed.v1", fact::StepRemoved{"job-a", 17, 1, 9}},
   };
 }

@@ -50,7 +50,7 @@ class Digester {
     Values("WriterProcess", f.job, f.attempt, f.writer, f.process);
   }
   void Take(const fact::StepWorld& f) {
-    Values("StepWorld", f.job, f.attempt, f.step, f.world_size);
+    Values("StepWorld", f.job, f.attempt, f.step, f.world_size, f.process, f.rank);
   }
   void Take(const fact::LineDecided& f) { Values("LineDecided", EncodeLineRecord(f.record)); }
   void Take(const fact::Slab& f) {
@@ -59,7 +59,7 @@ class Digester {
   void Take(const fact::SlabGone& f) { Values("SlabGone", f.slab); }
   void Take(const fact::SessionBegun& f) {
     Values("SessionBegun", f.session, f.secret, f.uid, f.gid, f.pid, f.process, f.job, f.attempt,
-           f.writer, f.world_size, f.local_writers, f.takes_fds);
+           f.writer, f.world_size, f.local_writers, f.takes_fds, f.run, f.restart);
   }
   void Take(const fact::SessionEnded& f) { Values("SessionEnded", f.session); }
   void Take(const fact::Lent& f) {

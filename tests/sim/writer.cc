@@ -14,6 +14,9 @@ event::Seal SealOf(const std::string& name, const ObjectBytes& bytes) {
   return {name, bytes.length, CrcsOf(bytes), {{0, bytes.length}}};
 }
 
+// Of every other attempt: a process that does not waits for those of the last one.
+bool Insists(const PartKey& part) { return part.checkpoint.attempt % 2 == 0; }
+
 void AddTo(event::ToCome* to_come, const std::vector<event::ObjectSpec>& specs) {
   for (const event::ObjectSpec& spec : specs) {
     ++to_come->objects;
@@ -144,6 +147,7 @@ void Clients::SendCreate(Process* process) {
       world_.clock.now +
       static_cast<MonotonicNanos>(world_.rng.Pick<uint64_t>({1, 50, 1000, 5000, 30'000})) * kMilli;
   create.unmapped = std::exchange(process->unmapped, {});
+  create.fence = Insists(process->part);
   process->creates.erase(process->creates.begin());
   if (!process->creates.empty() && world_.rng.Permille(500)) {
     for (const std::vector<event::ObjectSpec>& later : process->creates)
@@ -214,6 +218,8 @@ void Clients::SendCommit(Process* process) {
   commit.world_size = process->world_size;
   commit.unmapped = std::exchange(process->unmapped, {});
   commit.unix_ms = NodeOf(*process).UnixMs();
+  commit.deadline = world_.clock.now + kPatience;
+  commit.fence = Insists(process->part);
   PartPromise promise;
   promise.world_size = process->world_size;
   // What was sealed before may be sealed once more, or left out: then neither the commit nor any

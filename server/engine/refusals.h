@@ -1,0 +1,34 @@
+// What of a job could not be saved in this daemon's life, for its status: those who read
+// the trainer's log are not those who look after the node.
+//
+// Changes Job::refusals.
+#pragma once
+
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "server/engine/sessions.h"
+
+namespace cairn::engine {
+
+class Refusals {
+ public:
+  Refusals(Outbox* out, Jobs* jobs, const Sessions* sessions)
+      : out_(*out), jobs_(*jobs), sessions_(*sessions) {}
+
+  // A create or commit of this step was asked for.
+  void Asked(const Caller& caller, const CheckpointKey& key);
+  // What an event brought about: a refused step counts once, however many of its calls hear so.
+  void See(const std::vector<Action>& actions);
+  // Nobody hears the answer, for its session has ended: that refuses nothing.
+  void Forget(RequestId request) { asked_.erase(request); }
+
+ private:
+  Outbox& out_;
+  Jobs& jobs_;
+  const Sessions& sessions_;
+
+  absl::flat_hash_map<RequestId, CheckpointKey> asked_;  // and not answered
+};
+
+}  // namespace cairn::engine
