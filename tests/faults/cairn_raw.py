@@ -115,6 +115,7 @@ class Raw:
         protocol: int = 1,
         policy: Any = None,
         timeout_s: float = 30,
+        fence: bool = True,  # its attempt waits for nobody of an older one
     ) -> None:
         self.job, self.attempt, self.writer, self.world_size = job, attempt, writer, world_size
         self.path, self.timeout_s = path, timeout_s
@@ -128,6 +129,7 @@ class Raw:
         self.channel: socket.socket | None = None
         self.progress: mmap.mmap | None = None
         self._connect()
+        self.fence = fence
         self.hello = self.do(
             "hello",
             ttypes.HelloRequest(
@@ -240,6 +242,7 @@ class Raw:
                 timeout_ms=timeout_ms,
                 unmapped=unmapped,
                 to_come=ttypes.ToCome(*to_come) if to_come else None,
+                fence=self.fence,
             ),
             call=call,
         )
@@ -322,6 +325,7 @@ class Raw:
                 seals=seals or [],
                 notes={},
                 unmapped=unmapped,
+                fence=self.fence,
             ),
             call=call,
         )

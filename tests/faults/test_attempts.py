@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 from cairn_daemon import Node, node, until
@@ -199,15 +200,35 @@ def test_a_step_saved_again_is_replaced_only_when_the_new_revision_is_complete(
         assert first.load(1, "r0") == b"rev1" and first.load(1, "r1") == b"rev1"
 
 
-def test_a_lone_writer_fences_no_one_alive(daemon: Node) -> None:
-    attempt = attempt_number()
-    with daemon.writer("lone", attempt, 0, 2) as training:
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_copy_started_by_mistake_does_not_end_the_one_that_trains(
+    daemon: Node, world: int
+) -> None:
+    """Promise 6. Its first create waits, is refused at its deadline, and begins nothing."""
+    with daemon.writer("twice", attempt_number(), 0, world) as training:
         training.save(1, {"r0": b"x"})
-        with daemon.writer("lone", attempt_number(), 0, 1) as lone:
-            with pytest.raises(CairnError) as error:
-                lone.create(2, {"a": 1})
-            assert error.value.code == FAILED_PRECONDITION
-        training.save(2, {"r0": b"still mine"})
+        with daemon.writer("twice", attempt_number(), 0, world, fence=False) as copy:
+            for step in (2, 3):
+                with pytest.raises(CairnError) as error:
+                    copy.create(step, {"a": 1}, timeout_ms=1000)
+                assert error.value.code == FAILED_PRECONDITION
+                assert f"pid {os.getpid()}" in error.value.message
+                training.save(step, {"r0": b"still mine"})
+            copy.fence = True  # its user insists
+            copy.save(4, {"r0": b"the copy's"})
+        with pytest.raises(CairnError, match="superseded"):
+            training.save(4, {"r0": b"too late"})
+
+
+def test_a_new_life_waits_for_the_end_of_the_last_one(daemon: Node) -> None:
+    old = daemon.writer("next", attempt_number(), 0, 1)
+    old.save(1, {"r0": b"x"})
+    with daemon.writer("next", attempt_number(), 0, 1, fence=False) as heir:
+        ends = threading.Timer(1.0, old.vanish)
+        ends.start()
+        heir.save(2, {"r0": b"y"})
+        ends.join()
+        assert heir.latest().step == 2
 
 
 def test_two_attempts_at_once_neither_is_stuck(daemon: Node) -> None:

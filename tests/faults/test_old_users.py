@@ -95,7 +95,7 @@ def press(writer: Raw | Life, steps: range, size: int = 12 * MIB) -> int:
 
 
 class Life:
-    """A newer life of the job, of two ranks: a lone writer would fence no one alive."""
+    """A newer life of the job, of two ranks."""
 
     def __init__(self, node: Node, job: str) -> None:
         attempt = attempt_number()
