@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
 namespace cairn {
@@ -85,7 +86,9 @@ class FrameReader : public apache::thrift::protocol::TBinaryProtocolT<Transport>
     }
     entry_bytes_ += size * memory;
     if (entry_bytes_ > max_entry_bytes_) {
-      throw TProtocolException(TProtocolException::SIZE_LIMIT, "the lists have too many entries");
+      throw TProtocolException(TProtocolException::SIZE_LIMIT,
+                               absl::StrCat("its lists take ", entry_bytes_,
+                                            " bytes of memory, the limit is ", max_entry_bytes_));
     }
   }
 

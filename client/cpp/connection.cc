@@ -102,7 +102,8 @@ class FramedSocket : public apache::thrift::transport::TVirtualTransport<FramedS
     if (out_.size() > kMaxFrameBytes + kFrameHeaderBytes) {
       throw TTransportException(
           TTransportException::BAD_ARGS,
-          absl::StrCat("a call of ", out_.size(), " bytes, the limit is ", kMaxFrameBytes));
+          absl::StrCat("message: ", out_.size() - kFrameHeaderBytes, " bytes, the limit is ",
+                       kMaxFrameBytes, "; say it in several calls, each with fewer objects"));
     }
     PutFrameLength(static_cast<uint32_t>(out_.size() - kFrameHeaderBytes), out_.data());
     SendAll(out_);
@@ -254,6 +255,10 @@ Status Connection::Call(absl::string_view what, MonotonicNanos deadline,
       broken_ = false;
       return FromWire(error);
     } catch (const TTransportException& e) {
+      if (e.getType() == TTransportException::BAD_ARGS) {  // of flush: nothing was sent
+        broken_ = false;
+        return absl::InvalidArgumentError(absl::StrCat(what, ": ", e.what()));
+      }
       timed_out_ = e.getType() == TTransportException::TIMED_OUT;
       why = e.what();
     } catch (const apache::thrift::TException& e) {

@@ -23,7 +23,8 @@ class Connection {
   ~Connection();
 
   // Runs one call on the client. An error that the daemon answered is returned as it is, and the
-  // connection can be used again. Anything else that goes wrong is UNAVAILABLE with broken() true.
+  // connection can be used again; so can it after a call that is too long to be sent, which is
+  // INVALID_ARGUMENT. Anything else that goes wrong is UNAVAILABLE with broken() true.
   Status Call(absl::string_view what, MonotonicNanos deadline,
               absl::FunctionRef<void(wire::CairnClient&)> body);
   bool broken() const { return broken_; }

@@ -129,6 +129,7 @@ class Node {
   OpenAnswer FinishOpen(const engine::Caller& caller, const std::string& name,
                         MonotonicNanos deadline, Answer answer);
   Answer Release(engine::event::Release event);
+  Answer Renew(engine::event::Renew event);
 
   // For clients without descriptors; at most kMaxChunkBytes. The reader of the bytes checks them
   // against the checksums that open gave.

@@ -171,6 +171,24 @@ Answer Node::Release(engine::event::Release event) {
   return Call(std::move(event));
 }
 
+// What storage lends has no time limit: with a descriptor it is the client's as long as that is open, without
+// one it lasts until it is released or its session ends.
+Answer Node::Renew(engine::event::Renew event) {
+  std::vector<LeaseId> in_memory;
+  for (LeaseId lease : event.leases) {
+    if (!StoredReaders::IsStored(lease)) {
+      in_memory.push_back(lease);
+    } else if (!stored_readers_.Holds(event.caller.session, lease)) {
+      const std::optional<SessionInfo> info = sessions_.Find(event.caller.session);
+      if (info.has_value() && info->takes_fds) continue;
+      return Answer{absl::NotFoundError(absl::StrCat("lease: ", lease, " has ended")), 0};
+    }
+  }
+  if (in_memory.empty()) return Answer{reply::Body(reply::Ok{}), 0};
+  event.leases = std::move(in_memory);
+  return Call(std::move(event));
+}
+
 // --- chunks
 
 StatusOr<std::string> Node::ReadChunk(const engine::Caller& caller, LeaseId lease, uint64_t offset,

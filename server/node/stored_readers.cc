@@ -108,6 +108,12 @@ StatusOr<std::string> StoredReaders::Read(SessionId session, LeaseId lease, uint
   return std::move(reading->bytes);
 }
 
+bool StoredReaders::Holds(SessionId session, LeaseId lease) const {
+  MutexLock lock(&mu_);
+  const auto it = open_.find(lease);
+  return it != open_.end() && it->second.session == session;
+}
+
 void StoredReaders::Release(SessionId session, LeaseId lease) {
   MutexLock lock(&mu_);
   const auto it = open_.find(lease);

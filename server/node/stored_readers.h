@@ -46,6 +46,7 @@ class StoredReaders {
   // NOT_FOUND when the lease is not this session's, OUT_OF_RANGE beyond the object, UNAVAILABLE when
   // storage does not answer.
   StatusOr<std::string> Read(SessionId session, LeaseId lease, uint64_t offset, uint64_t length);
+  bool Holds(SessionId session, LeaseId lease) const;
   // Ends the lease; does nothing when the lease is not this session's.
   void Release(SessionId session, LeaseId lease);
   void ReleaseAll(SessionId session);
@@ -63,7 +64,7 @@ class StoredReaders {
 
   storage::Storage* const storage_;
   JobExecutor calls_;
-  Mutex mu_;  // then that of calls_
+  mutable Mutex mu_;  // then that of calls_
   LeaseId last_lease_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<LeaseId, OpenReader> open_ ABSL_GUARDED_BY(mu_);  // before calls_ goes
 };

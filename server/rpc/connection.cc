@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,8 @@ constexpr MonotonicNanos kAskBudgetAgain = 20 * kNanosPerMilli;
 
 constexpr size_t kPieceBytes = 256 << 10;  // more than a Unix socket holds
 constexpr int kMostStalls = 10;
+// Thrift's frames have a signed length: what announces more than this is no frame.
+constexpr uint32_t kMostDropped = std::numeric_limits<int32_t>::max();
 
 // Where each loop receives: no connection keeps a buffer for a message that has not begun.
 std::vector<char>& Scratch() {
@@ -61,6 +64,7 @@ void Connection::Close() {
   loop_->Remove(watch_);
   socket_.Reset();
   in_ = {};
+  too_long_.reset();
   out_ = {};
   then_ = nullptr;
   BeginNext();
@@ -84,7 +88,7 @@ void Connection::OnEvents(uint32_t events) {
       AskForRoom();
       return;
     }
-    if (!in_.empty() || !out_.empty()) Log("its client stalls");
+    if (!in_.empty() || too_long_.has_value() || !out_.empty()) Log("its client stalls");
     Close();
     return;
   }
@@ -133,10 +137,10 @@ void Connection::Take(absl::string_view bytes) {
   std::string held;
   if (!in_.empty()) {
     in_.append(bytes.data(), bytes.size());
-    if (in_.size() < std::max(kFrameHeaderBytes, wanted())) {
+    const bool no_length = in_.size() < kFrameHeaderBytes;
+    if (no_length || (FateOf(FrameLength(in_.data())) == Fate::kTaken && in_.size() < wanted())) {
       inside_ = false;
-      if (wanted() == 0 || CheckLength(wanted() - kFrameHeaderBytes)) ReadOn();
-      return;
+      return ReadOn();
     }
     held = std::exchange(in_, {});
     bytes = held;
@@ -150,9 +154,22 @@ void Connection::Take(absl::string_view bytes) {
 }
 
 bool Connection::TakeMessage(absl::string_view* bytes) {
+  if (too_long_.has_value()) return Drop(bytes);
   if (bytes->size() < kFrameHeaderBytes) return false;
   const uint32_t length = FrameLength(bytes->data());
-  if (!CheckLength(length) || bytes->size() - kFrameHeaderBytes < length) return false;
+  switch (FateOf(length)) {
+    case Fate::kTaken:
+      break;
+    case Fate::kDropped:
+      bytes->remove_prefix(kFrameHeaderBytes);
+      ForgetReservation();  // it takes no room, and waits for none
+      too_long_ = TooLong{length, length, {}};
+      return Drop(bytes);
+    case Fate::kCut:
+      Cut(length);
+      return false;
+  }
+  if (bytes->size() - kFrameHeaderBytes < length) return false;
   const absl::string_view message = bytes->substr(kFrameHeaderBytes, length);
   bytes->remove_prefix(kFrameHeaderBytes + length);
   busy_ = true;
@@ -161,13 +178,34 @@ bool Connection::TakeMessage(absl::string_view* bytes) {
   return true;
 }
 
-bool Connection::CheckLength(uint32_t length) {
-  const uint32_t limit = greeted_ ? options_.max_message_bytes : options_.max_first_message_bytes;
-  if (length <= limit) return true;
-  Log(absl::StrCat("a message of ", length, " bytes, the limit is ", limit,
+// A session's message that is too long is answered: for a client without descriptors the connection is
+// its session. Whoever has not said hello loses nothing by being cut off.
+Connection::Fate Connection::FateOf(uint32_t length) const {
+  if (!greeted_) return length <= options_.max_first_message_bytes ? Fate::kTaken : Fate::kCut;
+  if (length <= options_.max_message_bytes) return Fate::kTaken;
+  return length <= kMostDropped ? Fate::kDropped : Fate::kCut;
+}
+
+void Connection::Cut(uint32_t length) {
+  Log(absl::StrCat("a message of ", length, " bytes, the limit is ",
+                   greeted_ ? options_.max_message_bytes : options_.max_first_message_bytes,
                    greeted_ ? "" : " before hello"));
   Close();
-  return false;
+}
+
+bool Connection::Drop(absl::string_view* bytes) {
+  TooLong& message = *too_long_;
+  const absl::string_view came = bytes->substr(0, message.left);
+  const size_t kept = std::min(came.size(), kBeginBytes - message.begin.size());
+  message.begin.append(came.data(), kept);
+  message.left -= static_cast<uint32_t>(came.size());
+  bytes->remove_prefix(came.size());
+  if (message.left > 0) return false;
+  const TooLong whole = std::move(message);
+  too_long_.reset();
+  busy_ = true;
+  owner_.receive_too_long(this, whole.begin, whole.length);
+  return true;
 }
 
 // What has come of a message is held until the rest comes, however short it is.
@@ -209,7 +247,8 @@ void Connection::ReadOn() {
 
 // When it is heard from again at the latest.
 void Connection::Arm() {
-  const bool under_way = !out_.empty() || then_ || (!busy_ && (!in_.empty() || !greeted_));
+  const bool begun = !in_.empty() || too_long_.has_value();
+  const bool under_way = !out_.empty() || then_ || (!busy_ && (begun || !greeted_));
   if (!under_way) {
     begun_ = 0;
     loop_->SetTime(watch_, node::EventLoop::kNever);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -37,6 +38,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   struct Owner {
     // A message, without its header; valid until it returns. Each is followed by Send or Close.
     std::function<void(Connection*, absl::string_view message)> receive;
+    // A message of `length` bytes, more than the limit, has come and was dropped; `begin` is what it began
+    // with. As after `receive`, Send or Close follows.
+    std::function<void(Connection*, absl::string_view begin, uint32_t length)> receive_too_long;
     std::function<void(Connection*)> closed;  // at most once, last; a call may still be waited for
   };
 
@@ -45,10 +49,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
              std::shared_ptr<node::EventLoop> loop, ByteBudget* budget, Owner owner);
 
   static constexpr uint32_t kSmallMessage = 64 << 10;
+  // Of a message that is dropped: more than its header and the name of any call.
+  static constexpr size_t kBeginBytes = 256;
 
   // Immutable; thread-safe.
   const Credentials& credentials() const { return credentials_; }
   const std::shared_ptr<node::EventLoop>& loop() const { return loop_; }
+  uint32_t max_message_bytes() const { return options_.max_message_bytes; }
 
   void Start();
   // A session speaks here: messages may be long, and silence between them is allowed.
@@ -71,7 +78,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Take(absl::string_view bytes);
   // Hands over the message that `bytes` begins with, if all of it is there, and removes it.
   bool TakeMessage(absl::string_view* bytes);
-  bool CheckLength(uint32_t length);
+  // What becomes of a message of `length` bytes.
+  enum class Fate { kTaken, kDropped, kCut };
+  Fate FateOf(uint32_t length) const;
+  void Cut(uint32_t length);
+  // Drops what `bytes` has of the message that is too long; true once that was its end, and it is handed over.
+  bool Drop(absl::string_view* bytes);
   void ReadOn();
   void Flush();
   void Sent();
@@ -100,10 +112,16 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::function<void()> then_;  // … it goes on
   bool last_ = false;
   std::shared_ptr<Reservation> reserved_;
-  std::string in_;            // of a message that has begun
-  MonotonicNanos begun_ = 0;  // when the message or reply that is under way began
-  std::string out_;           // of a reply that the client does not take
-  size_t out_begin_ = 0;      // what of it has left
+  std::string in_;  // of a message that has begun
+  struct TooLong {
+    uint32_t length = 0;
+    uint32_t left = 0;  // bytes that are still to come
+    std::string begin;
+  };
+  std::optional<TooLong> too_long_;  // has begun; nothing of it is kept but this
+  MonotonicNanos begun_ = 0;         // when the message or reply that is under way began
+  std::string out_;                  // of a reply that the client does not take
+  size_t out_begin_ = 0;             // what of it has left
 };
 
 }  // namespace cairn::rpc

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/escaping.h"
 #include "glog/logging.h"
 #include "server/engine/journal_use.h"
 #include "server/rpc/convert.h"
@@ -139,9 +140,13 @@ Method MethodOf(const char* name, void (Handler::*serve)(CallId, Args&)) {
   method.name = name;
   method.serve = [name, serve](Handler* handler, TProtocol* in, int32_t sequence) {
     Args args;
-    args.read(in);
-    in->readMessageEnd();
     const CallId id{name, sequence};
+    try {
+      args.read(in);
+      in->readMessageEnd();
+    } catch (const apache::thrift::TException& e) {
+      return handler->Unreadable(id, e.what());
+    }
     handler->Answering<Result>(id, [&] { (handler->*serve)(id, args); });
   };
   method.decode = [name, serve](TProtocol* in, int32_t sequence) -> Call {
@@ -241,27 +246,29 @@ void Handler::Receive(absl::string_view message) {
       method->second.serve(this, in, sequence);
       return;
     }
+    const CallId id{method->second.name, sequence};
     // Decoding takes a time that grows with its length.
     workers_->copying.Add(absl::StrCat(credentials_.uid),
-                          [self = shared_from_this(), sequence, decode = method->second.decode,
+                          [self = shared_from_this(), id, decode = method->second.decode,
                            reserved = connection_->reservation(), bytes = std::string(message)] {
                             Call call;
+                            std::string why;
                             try {
                               TProtocol* const whole = Reader().Read(bytes);
                               std::string again;
                               TMessageType what = TMessageType::T_CALL;
                               int32_t number = 0;
                               whole->readMessageBegin(again, what, number);
-                              call = decode(whole, sequence);
+                              call = decode(whole, id.sequence);
                             } catch (const std::exception& e) {
-                              LOG_EVERY_N(WARNING, 20) << "client connection: " << e.what();
+                              why = e.what();
                             }
-                            self->loop_->Post([self, reserved, call = std::move(call)] {
+                            self->loop_->Post([self, id, reserved, why, call = std::move(call)] {
                               if (self->connection_ == nullptr) return;
                               if (call) {
                                 call(self.get());
                               } else {
-                                self->connection_->Close();
+                                self->Unreadable(id, why);
                               }
                             });
                           });
@@ -269,6 +276,36 @@ void Handler::Receive(absl::string_view message) {
     LOG_EVERY_N(WARNING, 20) << "client connection: " << e.what();
     connection_->Close();
   }
+}
+
+void Handler::ReceiveTooLong(absl::string_view begin, uint32_t length) {
+  std::string name;
+  try {
+    TMessageType type = TMessageType::T_CALL;
+    int32_t sequence = 0;
+    Reader().Read(begin)->readMessageBegin(name, type, sequence);
+    const auto method = Methods().find(name);
+    if (type == TMessageType::T_CALL && method != Methods().end()) {
+      const Status why = absl::InvalidArgumentError(absl::StrCat(
+          "message: ", length, " bytes of ", name, ", the limit is ",
+          connection_->max_message_bytes(), "; say it in several calls, each with fewer objects"));
+      connection_->Send(method->second.refuse(sequence, why));
+      return;
+    }
+  } catch (const std::exception& e) {
+    name = e.what();
+  }
+  LOG_EVERY_N(WARNING, 20) << "client connection: a message of " << length
+                           << " bytes that is no call: " << absl::CHexEscape(name.substr(0, 64));
+  connection_->Close();
+}
+
+void Handler::Unreadable(CallId id, const std::string& why) {
+  const std::string what = absl::StrCat("message: the arguments of ", id.name, ": ", why);
+  LOG_EVERY_N(WARNING, 20) << "client connection: " << what;
+  if (session_.id == 0) return connection_->Close();
+  answered_ = true;
+  connection_->Send(Methods().at(id.name).refuse(id.sequence, absl::InvalidArgumentError(what)));
 }
 
 void Handler::Closed() {
@@ -606,7 +643,8 @@ void Handler::Renew(CallId id, wire::Cairn_renew_args& args) {
   event::Renew renew;
   renew.caller = Caller();
   renew.leases = OrThrow(ToIds("leases", args.leases));
-  Tell<wire::Cairn_renew_result>(id, std::move(renew));
+  Expect<reply::Ok>(node_->Renew(std::move(renew)));  // answered at once
+  Respond(id, wire::Cairn_renew_result());
 }
 
 void Handler::ReadChunk(CallId id, wire::Cairn_readChunk_args& args) {

@@ -47,6 +47,8 @@ class Handler : public std::enable_shared_from_this<Handler> {
 
   // What the connection says; it outlives the handler's use of it, or has told Closed.
   void Receive(absl::string_view message);
+  // One of `length` bytes was dropped, as it was too long; `begin` is what it began with.
+  void ReceiveTooLong(absl::string_view begin, uint32_t length);
   void Closed();  // a call that waits is abandoned, where it changes nothing
 
   // Each may take what it needs out of the arguments.
@@ -81,6 +83,9 @@ class Handler : public std::enable_shared_from_this<Handler> {
   // Runs one call, or a later part of it: whatever it throws is the reply.
   template <typename Result, typename F>
   void Answering(CallId id, F call);
+  // Its message has come whole, but its arguments cannot be read. A session is told so and goes on;
+  // another connection is cut off.
+  void Unreadable(CallId id, const std::string& why);
 
  private:
   void SealSome(int64_t call, const PartKey& part, bool provisional,

@@ -72,6 +72,10 @@ class Server::Impl {
       const std::shared_ptr<Handler> self = *handler;  // what it does may close the connection
       self->Receive(message);
     };
+    owner.receive_too_long = [handler](Connection*, absl::string_view begin, uint32_t length) {
+      const std::shared_ptr<Handler> self = *handler;
+      self->ReceiveTooLong(begin, length);
+    };
     owner.closed = [this, handler](Connection* connection) {
       (*handler)->Closed();
       // Calls that are under way may keep the handler; it keeps nothing.

@@ -1,5 +1,7 @@
 // A daemon that is not there, does not answer, or answers nonsense: every call ends by its deadline
 // (promise 4).
+#include "client/cpp/connection.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -104,6 +106,24 @@ TEST_F(Absent, ADaemonThatAnswersNonsenseIsUnavailable) {
   EXPECT_EQ(Connect().code(), absl::StatusCode::kUnavailable);
   shutdown(listener.get(), SHUT_RDWR);
   server.join();
+}
+
+// Nothing of it is sent: the connection, which may be the session, goes on.
+TEST_F(Absent, ACallThatIsTooLongIsRefusedAndTheConnectionGoesOn) {
+  const UniqueFd listener = Listen();
+  auto connection = Connection::Open(options_.socket, DeadlineAfter(absl::Seconds(60)));
+  ASSERT_TRUE(connection.ok()) << connection.status();
+  const Status refused =
+      (*connection)->Call("chunk", DeadlineAfter(absl::Seconds(60)), [](auto& client) {
+        client.writeChunk(1, 2, 0, std::string(kMaxFrameBytes, 'x'));
+      });
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("the limit is 67108864"));
+  EXPECT_FALSE((*connection)->broken());
+  const UniqueFd accepted(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  ASSERT_TRUE(accepted.valid());
+  char byte = 0;
+  EXPECT_EQ(recv(accepted.get(), &byte, 1, MSG_DONTWAIT), -1) << "some of it was sent";
 }
 
 // What an answer announces costs the trainer nothing before its bytes are there.

@@ -21,7 +21,7 @@ _types = tempfile.mkdtemp(prefix="cairn-thrift-")
 _source = str(ROOT / "proto" / "cairn.thrift")
 subprocess.run(["thrift", "--gen", "py", "-out", _types, _source], check=True)
 sys.path.insert(0, _types)
-from cairn.wire import Cairn, ttypes  # noqa: E402
+from cairn_wire import Cairn, ttypes  # noqa: E402
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol  # noqa: E402
 from thrift.transport.TTransport import TMemoryBuffer  # noqa: E402
 

@@ -112,7 +112,7 @@ TEST(Frame, TheEntriesOfAllListsAreInProportionToTheMessage) {
     }
     for (int i = 0; i < 2; ++i) out->writeFieldStop();
   });
-  EXPECT_THAT(ReadCreate(message, 64 << 20), ::testing::HasSubstr("too many entries"));
+  EXPECT_THAT(ReadCreate(message, 64 << 20), ::testing::HasSubstr("bytes of memory, the limit is"));
   EXPECT_EQ(ReadCreate(CreateOf(1000), 64 << 20), "");
 }
 

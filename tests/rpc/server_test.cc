@@ -14,6 +14,7 @@
 #include <future>
 
 #include "common/checksum.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/frame.h"
 #include "tests/node/node_fixture.h"
@@ -83,6 +84,24 @@ class RpcServer : public NodeFixture {
   static void SendAll(int fd, const std::string& bytes) {
     ASSERT_EQ(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
+  }
+  // A connection that speaks for the client's session.
+  UniqueFd JoinedConnection(const RawClient& client) {
+    UniqueFd fd = RawConnection();
+    SendAll(fd.get(), MessageOf<wire::Cairn_rejoin_pargs>("rejoin", [&](auto* args) {
+              args->session = &client.hello().session;
+              args->secret = &client.hello().secret;
+            }));
+    EXPECT_THAT(ReadFrame(fd.get()), ::testing::HasSubstr("rejoin"));
+    return fd;
+  }
+  // A whole message without its header; empty when the daemon has closed.
+  static std::string ReadFrame(int fd) {
+    char header[kFrameHeaderBytes];
+    if (recv(fd, header, sizeof(header), MSG_WAITALL) != sizeof(header)) return "";
+    std::string message(FrameLength(header), '\0');
+    const ssize_t got = recv(fd, message.data(), message.size(), MSG_WAITALL);
+    return got == static_cast<ssize_t>(message.size()) ? message : "";
   }
   // Reads until the daemon closes; what came.
   static size_t DrainUntilClosed(int fd) {
@@ -444,17 +463,108 @@ TEST_F(RpcServer, AnOversizeMessageIsCutOff) {  // R24: memory stays bounded
   SendAll(early.get(), Framed("", (64 << 10) + 1));
   DrainUntilClosed(early.get());
 
-  // Longer than any, of which nothing is read.
-  RawClient client(Socket());
-  client.Begin("job", 7, 0, 1);
-  EXPECT_THROW(
-      {
-        const std::string bytes(17 << 20, 'x');
-        client.call().writeChunk(client.NextCall(), 12345, 0, bytes);
-      },
-      TTransportException);
+  // No frame is longer than a signed length can say, and none is no call.
+  for (const std::string& frame :
+       {Framed("", size_t{1} << 31), Framed(std::string((16 << 20) + 1, '\0'), (16 << 20) + 1)}) {
+    RawClient client(Socket());
+    client.Begin("job", 7, 0, 1);
+    UniqueFd late = JoinedConnection(client);
+    send(late.get(), frame.data(), frame.size(), MSG_NOSIGNAL);  // may be cut off before its end
+    DrainUntilClosed(late.get());
+  }
   RawClient witness(Socket());
   witness.call().ping();
+}
+
+// Without descriptors the connection is the session: cut off, it would lose what it was saving.
+TEST_F(RpcServer, AMessageThatIsTooLongIsAnsweredAndItsSessionGoesOn) {
+  RawClient client(Socket());
+  wire::HelloRequest request = RawClient::HelloOf("job", 7, 0, 1);
+  request.__set_takes_fds(false);
+  client.Hello(request);
+  const std::string bytes = Pattern(100'000, 3);
+  wire::ObjectSpec spec;
+  spec.__set_name("model");
+  spec.__set_length(static_cast<int64_t>(bytes.size()));
+  wire::CreateRequest create;
+  create.__set_step(1);
+  create.__set_attempt(7);
+  create.__set_writer(0);
+  create.__set_world_size(1);
+  create.__set_objects({spec});
+  create.__set_timeout_ms(10'000);
+  wire::CreateReply created;
+  client.call().create(created, client.NextCall(), create);
+  client.call().writeChunk(client.NextCall(), created.extents.at(0).lease, 0, bytes);
+
+  wire::SealedObject seal;
+  seal.__set_name("model");
+  seal.__set_length(static_cast<int64_t>(bytes.size()));
+  for (uint32_t crc : BlockCrcs(bytes.data(), bytes.size(), kBlockBytes)) {
+    seal.block_crcs.push_back(static_cast<int32_t>(crc));
+  }
+  seal.covered = {0, static_cast<int64_t>(bytes.size())};
+  wire::CommitRequest commit;
+  commit.__set_step(1);
+  commit.__set_attempt(7);
+  commit.__set_writer(0);
+  commit.__set_world_size(1);
+  wire::SealedObject huge = seal;
+  huge.block_crcs.assign(5 << 20, 7);
+  commit.__set_seals({huge});
+  wire::CommitReply committed;
+  const wire::Error refused =
+      ErrorOf([&] { client.call().commit(committed, client.NextCall(), commit); });
+  EXPECT_EQ(refused.code, Code(absl::StatusCode::kInvalidArgument)) << refused.message;
+  EXPECT_THAT(refused.message, ::testing::HasSubstr("bytes of commit, the limit is 16777216"));
+
+  commit.__set_seals({seal});
+  client.call().commit(committed, client.NextCall(), commit);
+  EXPECT_TRUE(committed.complete);
+  EXPECT_EQ(server_->held().message_bytes, 0u);
+}
+
+TEST_F(RpcServer, AMessageThatIsTooLongTakesNoRoomAndHoldsUpNothingBehindIt) {
+  Unserve();
+  rpc_.connection.stall_timeout_ms = 60'000;
+  Serve();
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  UniqueFd fd = JoinedConnection(client);
+  constexpr size_t kLength = 24 << 20;
+  const std::string begin = MessageOf<wire::Cairn_ping_pargs>("ping", [](auto*) {});
+  std::string frame = Framed(begin.substr(kFrameHeaderBytes), kLength);
+  frame.resize(kFrameHeaderBytes + kLength, '\0');
+  SendAll(fd.get(), frame.substr(0, frame.size() - 1));
+  EXPECT_EQ(server_->held().message_bytes, 0u);
+  SendAll(fd.get(), frame.substr(frame.size() - 1) + begin);
+  EXPECT_THAT(ReadFrame(fd.get()), ::testing::HasSubstr("bytes of ping, the limit is 16777216"));
+  EXPECT_THAT(ReadFrame(fd.get()), ::testing::Not(::testing::HasSubstr("limit")));
+  EXPECT_EQ(server_->held().message_bytes, 0u);
+}
+
+TEST_F(RpcServer, AClientThatStallsInsideAMessageThatIsTooLongIsDropped) {
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  UniqueFd fd = JoinedConnection(client);
+  SendAll(fd.get(), Framed(std::string(1000, 'x'), 17 << 20));
+  DrainUntilClosed(fd.get());  // ends by the stall timeout
+}
+
+// Whole, but not to be read: a short one, and one that the workers decode.
+TEST_F(RpcServer, ArgumentsThatCannotBeReadAreAnsweredInASession) {
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  UniqueFd fd = JoinedConnection(client);
+  for (const size_t padding : {size_t{0}, size_t{200'000}}) {
+    // A list of 2^28 leases, of which none is there.
+    std::string bad("\x80\x01\x00\x01\x00\x00\x00\x05renew\x00\x00\x00\x09", 17);
+    bad += std::string("\x0f\x00\x01\x0a\x10\x00\x00\x00", 8) + std::string(padding, '\0');
+    SendAll(fd.get(), Framed(bad, bad.size()));
+    EXPECT_THAT(ReadFrame(fd.get()), ::testing::HasSubstr("arguments of renew"));
+    SendAll(fd.get(), MessageOf<wire::Cairn_ping_pargs>("ping", [](auto*) {}));
+    EXPECT_THAT(ReadFrame(fd.get()), ::testing::HasSubstr("ping"));
+  }
 }
 
 TEST_F(RpcServer, LongMessagesMayFollowEachOther) {
