@@ -44,7 +44,12 @@ Json JobJson(const wire::JobStatus& j) {
           {"policy", PolicyJson(j.policy)},
           {"attempt", j.attempt},
           {"persist_problem", j.persist_problem},
-          {"deletable_checkpoints", j.deletable_checkpoints}};
+          {"deletable_checkpoints", j.deletable_checkpoints},
+          {"refused_saves", j.refused_saves},
+          {"last_refusal", j.last_refusal},
+          {"last_refusal_unix_ms", j.last_refusal_unix_ms},
+          {"failed_persists", j.failed_persists},
+          {"last_failed_persist_unix_ms", j.last_failed_persist_unix_ms}};
 }
 
 }  // namespace

@@ -138,6 +138,12 @@ struct JobStatus {
   cairn::Attempt attempt = 0;  // the newest
   std::string persist_problem;
   uint64_t deletable_checkpoints = 0;  // whose files the policy deletes, now or later
+  // Since this daemon process started.
+  uint64_t refused_saves = 0;  // steps of which a create or commit was refused
+  std::string last_refusal;    // why; empty: none was
+  int64_t last_refusal_unix_ms = 0;
+  uint64_t failed_persists = 0;
+  int64_t last_failed_persist_unix_ms = 0;
 };
 
 struct Status {

@@ -241,6 +241,11 @@ wire::NodeStatus FromState(const node::NodeState& state, const node::Options& op
     shown.__set_attempt(job.attempt);
     shown.__set_persist_problem(job.persist_problem);
     shown.__set_deletable_checkpoints(Signed(job.deletable_checkpoints));
+    shown.__set_refused_saves(Signed(job.refused_saves));
+    shown.__set_last_refusal(job.last_refusal);
+    shown.__set_last_refusal_unix_ms(job.last_refusal_unix_ms);
+    shown.__set_failed_persists(Signed(job.failed_persists));
+    shown.__set_last_failed_persist_unix_ms(job.last_failed_persist_unix_ms);
     result.jobs.push_back(std::move(shown));
   }
   result.__set_counters(engine.counters);

@@ -19,6 +19,11 @@ TEST(StatusJson, HasTheContractsNames) {
   status.sessions.push_back(session);
   wire::JobStatus job;
   job.policy.mode = wire::PersistMode::EVERY;
+  job.refused_saves = 12;
+  job.last_refusal = "memory: full";
+  job.last_refusal_unix_ms = 34;
+  job.failed_persists = 5;
+  job.last_failed_persist_unix_ms = 67;
   status.jobs.push_back(job);
   status.counters["creates"] = 5;
   const auto json = nlohmann::json::parse(ToJson(status));
@@ -26,6 +31,11 @@ TEST(StatusJson, HasTheContractsNames) {
   EXPECT_EQ(json["budget_bytes"], 123);
   EXPECT_THAT(json["sessions"][0]["client"].get<std::string>(), HasSubstr("not utf-8: "));
   EXPECT_EQ(json["jobs"][0]["policy"]["mode"], "every");
+  EXPECT_EQ(json["jobs"][0]["refused_saves"], 12);
+  EXPECT_EQ(json["jobs"][0]["last_refusal"], "memory: full");
+  EXPECT_EQ(json["jobs"][0]["last_refusal_unix_ms"], 34);
+  EXPECT_EQ(json["jobs"][0]["failed_persists"], 5);
+  EXPECT_EQ(json["jobs"][0]["last_failed_persist_unix_ms"], 67);
   EXPECT_EQ(json["counters"]["creates"], 5);
 }
 
