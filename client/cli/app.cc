@@ -4,9 +4,11 @@
 #include <ostream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "client/cli/context.h"
 #include "client/cli/exit_code.h"
 #include "client/cli/format.h"
+#include "client/cli/render.h"
 #include "common/version.h"
 
 namespace cairn::cli {
@@ -19,6 +21,7 @@ constexpr char kDescription[] =
 constexpr char kFooter[] = R"(
 Examples:
   cairn status                                  is my checkpoint safe?
+  cairn status run7 --watch                     one job, again every 2 seconds
   cairn ls run7                                 the checkpoints of a job
   cairn ls run7/latest                          what its newest complete one holds
   cairn get run7/latest/model.pt model.pt       a file that torch.load opens
@@ -26,7 +29,10 @@ Examples:
   cairn put model.pt run7/120/model.pt          save a file, as the only writer of that step
   cairn put a.bin b.bin run7/121/               several files, one step
   cairn wait run7/120 --level persisted --timeout 10m
+  tar c logs | cairn put - run7/122/logs.tar    from standard input
+  cairn get run7/latest out/                    all of a step
   cairn rm run7/90                              asks before the last copy goes
+  cairn rm run7                                 every checkpoint of a job
   cairn policy run7 --every 100 --keep-last 3   what goes to storage, what stays there
   cairn storage init /mnt/ckpt                  this mounted folder is a storage root
   CAIRN_STORAGE=/ckpt cairn get run7/latest/model.pt model.pt    also when the daemon is down
@@ -55,13 +61,51 @@ void AddSettings(CLI::App* app, Settings* settings) {
   app->add_option_function<std::string>(
          "-o,--output",
          [settings](const std::string& text) {
-           if (text != "json" && text != "table") {
-             throw CLI::ValidationError("output: \"" + text + "\" is neither table nor json");
+           if (text != "json" && text != "table" && text != "wide") {
+             throw CLI::ValidationError("output: \"" + text +
+                                        "\" is none of table, wide and json");
            }
            settings->json = text == "json";
+           settings->wide = text == "wide";
          },
-         "table or json (exact numbers)")
+         "table, wide (tables with every column) or json (exact numbers)")
       ->default_str("table");
+}
+
+// `help`, `help COMMAND`, `help storage init`.
+void AddHelpCommand(CLI::App* app, Context* context) {
+  auto* command = app->add_subcommand("help", "What a command does and takes");
+  auto names = std::make_shared<std::vector<std::string>>();
+  command->add_option("COMMAND", *names, "the command; nothing: all of them")->type_name("");
+  command->callback([=] {
+    context->action = [=]() -> Status {
+      const CLI::App* about = app;
+      for (const std::string& name : *names) {
+        const auto commands = about->get_subcommands([&](const CLI::App* one) {
+          return one->get_name() == name;
+        });
+        if (commands.empty()) {
+          return absl::InvalidArgumentError(absl::StrCat(
+              "help: \"", name, "\" is not a command; `cairn help` lists them"));
+        }
+        about = commands.front();
+      }
+      *context->console.out << about->help();
+      return absl::OkStatus();
+    };
+  });
+}
+
+// What the daemon says, in the words of this command line: what it calls `force` is an option here, and a
+// refusal of safe mode has a cure.
+std::string InWordsOfTheCommandLine(const Status& status) {
+  if (status.message().empty()) return absl::StatusCodeToString(status.code());
+  std::string message(status.message());
+  if (const std::string cure = SafeModeCure(message); !cure.empty()) {
+    absl::StrAppend(&message, "; ", cure);
+  }
+  return absl::StrReplaceAll(message, {{"; force removes it", "; --yes removes it"},
+                                       {"the step with fence,", "the step with --fence,"}});
 }
 
 Status RunAction(const Context& context) {
@@ -85,9 +129,12 @@ int Run(const std::vector<std::string>& arguments, Context* context) {
   AddSettings(&app, &context->settings);
   AddStatusCommands(&app, context);
   AddFindCommands(&app, context);
-  AddMoveCommands(&app, context);
+  AddPutCommand(&app, context);
+  AddGetCommand(&app, context);
+  AddRemoveCommand(&app, context);
   AddManageCommands(&app, context);
   AddStorageCommands(&app, context);
+  AddHelpCommand(&app, context);
   for (CLI::App* command : app.get_subcommands({})) {
     if (command->get_footer() == app.get_footer()) command->footer("");
   }
@@ -109,13 +156,12 @@ int Run(const std::vector<std::string>& arguments, Context* context) {
   const Status status = RunAction(*context);
   context->console.out->flush();
   if (status.ok() && !context->console.out->good()) {
+    if (context->console.reader_left && context->console.reader_left()) return 0;
     err << "cairn: standard output: could not be written\n";
     return kExitOther;
   }
   if (!status.ok()) {
-    std::string message(status.message());
-    if (message.empty()) message = absl::StatusCodeToString(status.code());
-    err << "cairn: " << Printable(message) << "\n";
+    err << "cairn: " << Printable(InWordsOfTheCommandLine(status)) << "\n";
   }
   return ExitCode(status);
 }
