@@ -62,14 +62,21 @@ void AddSettings(CLI::App* app, Settings* settings) {
          "-o,--output",
          [settings](const std::string& text) {
            if (text != "json" && text != "table" && text != "wide") {
-             throw CLI::ValidationError("output: \"" + text +
-                                        "\" is none of table, wide and json");
+             throw CLI::ValidationError("output: \"" + text + "\" is none of table, wide and json");
            }
            settings->json = text == "json";
            settings->wide = text == "wide";
          },
          "table, wide (tables with every column) or json (exact numbers)")
       ->default_str("table");
+}
+
+// Commands inherit the footer of the one above them, which is about that one.
+void KeepFooterToItself(CLI::App* app, const std::string& footer) {
+  for (CLI::App* command : app->get_subcommands({})) {
+    if (command->get_footer() == footer) command->footer("");
+    KeepFooterToItself(command, footer);
+  }
 }
 
 // `help`, `help COMMAND`, `help storage init`.
@@ -80,17 +87,20 @@ void AddHelpCommand(CLI::App* app, Context* context) {
   command->callback([=] {
     context->action = [=]() -> Status {
       const CLI::App* about = app;
+      std::string words = about->get_name();
       for (const std::string& name : *names) {
-        const auto commands = about->get_subcommands([&](const CLI::App* one) {
-          return one->get_name() == name;
-        });
+        const auto commands =
+            about->get_subcommands([&](const CLI::App* one) { return one->get_name() == name; });
         if (commands.empty()) {
-          return absl::InvalidArgumentError(absl::StrCat(
-              "help: \"", name, "\" is not a command; `cairn help` lists them"));
+          return absl::InvalidArgumentError(
+              absl::StrCat("help: \"", name, "\" is not a command; `cairn help` lists them"));
         }
         about = commands.front();
+        absl::StrAppend(&words, " ", name);
       }
-      *context->console.out << about->help();
+      // Not about->help(), which is about the command that was parsed: this one.
+      *context->console.out << about->get_formatter()->make_help(about, words,
+                                                                 CLI::AppFormatMode::Normal);
       return absl::OkStatus();
     };
   });
@@ -135,9 +145,7 @@ int Run(const std::vector<std::string>& arguments, Context* context) {
   AddManageCommands(&app, context);
   AddStorageCommands(&app, context);
   AddHelpCommand(&app, context);
-  for (CLI::App* command : app.get_subcommands({})) {
-    if (command->get_footer() == app.get_footer()) command->footer("");
-  }
+  KeepFooterToItself(&app, app.get_footer());
 
   std::ostream& err = *context->console.err;
   try {

@@ -160,9 +160,11 @@ void AddFindCommands(CLI::App* app, Context* context) {
         "-a,--all", *all,
         "of a job also what no longer counts: abandoned checkpoints, older revisions");
     command->footer(
-        "AGE is the time since it was saved. -o wide shows more of each: of jobs their owner, what\n"
+        "AGE is the time since it was saved. -o wide shows more of each: of jobs their owner, "
+        "what\n"
         "memory and storage hold, and their policy; of checkpoints when they were saved (UTC),\n"
-        "ATTEMPT and REV, and where they are; of objects their bytes, and when they were last verified.\n\n"
+        "ATTEMPT and REV, and where they are; of objects their bytes, and when they were last "
+        "verified.\n\n"
         "Examples:\n"
         "  cairn ls\n"
         "  cairn ls run7 -o wide\n"

@@ -75,8 +75,7 @@ Status GetObject(Context* context, const GetArguments& arguments, const Target& 
   CAIRN_ASSIGN_OR_RETURN(auto bytes, finder->Open(target.checkpoint, target.name));
   const MonotonicNanos started = context->clock->Now();
   if (to_stdout) {
-    const Status copied =
-        CopyOne(context, bytes.get(), context->console.out_fd, "standard output");
+    const Status copied = CopyOne(context, bytes.get(), context->console.out_fd, "standard output");
     return absl::IsCancelled(copied) ? absl::OkStatus() : copied;  // its reader has what it wanted
   }
   if (stat(file.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
@@ -86,8 +85,7 @@ Status GetObject(Context* context, const GetArguments& arguments, const Target& 
     CAIRN_RETURN_IF_ERROR(CopyOne(context, bytes.get(), fd.get(), absl::StrCat("FILE: ", file)));
   } else {
     CAIRN_ASSIGN_OR_RETURN(NewFile output, NewFile::Begin(file));
-    CAIRN_RETURN_IF_ERROR(
-        CopyOne(context, bytes.get(), output.fd(), absl::StrCat("FILE: ", file)));
+    CAIRN_RETURN_IF_ERROR(CopyOne(context, bytes.get(), output.fd(), absl::StrCat("FILE: ", file)));
     CAIRN_RETURN_IF_ERROR(output.Close());
     CAIRN_RETURN_IF_ERROR(output.Publish());
   }
@@ -160,8 +158,8 @@ Status CopyStep(Context* context, Finder* finder, const client::CheckpointRef& e
 Status GetStep(Context* context, const GetArguments& arguments, const Target& target) {
   const std::string directory(absl::StripSuffix(arguments.file, "/"));
   if (arguments.file == "-") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "DIR: \"-\" takes one object; \"", arguments.path, "\" names a whole step"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("DIR: \"-\" takes one object; \"", arguments.path, "\" names a whole step"));
   }
   struct stat status {};
   if (stat(arguments.file.c_str(), &status) == 0 && !S_ISDIR(status.st_mode)) {
@@ -240,8 +238,9 @@ void AddGetCommand(CLI::App* app, Context* context) {
                    "JOB/STEP/NAME, or JOB/STEP for all of it; STEP a number or \"latest\"")
       ->required();
   command
-      ->add_option("FILE", arguments->file,
-                   "a file, a directory, or -; of a whole step a directory, which is made if need be")
+      ->add_option(
+          "FILE", arguments->file,
+          "a file, a directory, or -; of a whole step a directory, which is made if need be")
       ->required();
   command->footer(
       "Files that are there are replaced once the new ones are whole; of a step, once all are.\n"

@@ -204,23 +204,24 @@ StatusOr<std::vector<Input>> OpenInputs(const Console& console, const PutArgumen
   return inputs;
 }
 
-Status Put(Context* context, const PutArguments& arguments) {
+// What can be refused before the daemon is asked. Opens the files and reads standard input.
+Status ParsePut(Context* context, const PutArguments& arguments, Target* target, ObjectKind* kind,
+                std::vector<Input>* inputs) {
   if (arguments.files.size() < 2)
     return absl::InvalidArgumentError("PATH: missing; put FILE… JOB/STEP/NAME");
-  CAIRN_ASSIGN_OR_RETURN(const Target target,
-                         ParseTarget(arguments.files.back(), TargetNeeds::kJob));
-  if (!target.has_step || target.checkpoint.step == kNoStep) {
+  CAIRN_ASSIGN_OR_RETURN(*target, ParseTarget(arguments.files.back(), TargetNeeds::kJob));
+  if (!target->has_step || target->checkpoint.step == kNoStep) {
     return absl::InvalidArgumentError(absl::StrCat("path: \"", arguments.files.back(),
                                                    "\" needs a step by number: JOB/STEP/NAME"));
   }
-  CAIRN_ASSIGN_OR_RETURN(const ObjectKind kind, ParseObjectKind(arguments.kind));
+  CAIRN_ASSIGN_OR_RETURN(*kind, ParseObjectKind(arguments.kind));
   if (!arguments.wait.empty() && arguments.wait != "persisted" && arguments.wait != "replicated") {
     return absl::InvalidArgumentError(
         absl::StrCat("wait: \"", arguments.wait, "\" is neither persisted nor replicated"));
   }
   if (std::find(arguments.files.begin(), arguments.files.end() - 1, "-") !=
       arguments.files.end() - 1) {
-    if (target.name.empty()) {
+    if (target->name.empty()) {
       return absl::InvalidArgumentError(absl::StrCat("path: standard input has no name; \"",
                                                      arguments.files.back(),
                                                      "\" must be JOB/STEP/NAME"));
@@ -228,8 +229,15 @@ Status Put(Context* context, const PutArguments& arguments) {
     // Not after all of it was read.
     CAIRN_RETURN_IF_ERROR(context->CheckDaemonListens());
   }
-  CAIRN_ASSIGN_OR_RETURN(std::vector<Input> inputs,
-                         OpenInputs(context->console, arguments, target));
+  CAIRN_ASSIGN_OR_RETURN(*inputs, OpenInputs(context->console, arguments, *target));
+  return absl::OkStatus();
+}
+
+Status Put(Context* context, const PutArguments& arguments) {
+  Target target;
+  ObjectKind kind = ObjectKind::kRaw;
+  std::vector<Input> inputs;
+  CAIRN_RETURN_IF_ERROR(ParsePut(context, arguments, &target, &kind, &inputs));
   uint64_t total = 0;
   for (const Input& input : inputs) total += input.length;
 
@@ -290,19 +298,22 @@ void AddPutCommand(CLI::App* app, Context* context) {
       "Save files, or standard input with -, as a whole step of a job (as its lone writer): "
       "FILE JOB/STEP/NAME, or FILE... JOB/STEP/");
   auto arguments = std::make_shared<PutArguments>();
-  command->add_option("FILE... PATH", arguments->files, "files or -, then JOB/STEP/NAME or JOB/STEP/")
+  command
+      ->add_option("FILE... PATH", arguments->files, "files or -, then JOB/STEP/NAME or JOB/STEP/")
       ->required()
       ->type_name("")
       ->expected(2, 1 << 16);
   command->footer(
-      "Standard input is read to its end into a file without a name in TMPDIR (or /tmp), which must\n"
+      "Standard input is read to its end into a file without a name in TMPDIR (or /tmp), which "
+      "must\n"
       "have room for it, before anything is saved. Ctrl-C drops the step.\n\n"
       "Examples:\n"
       "  cairn put model.pt run7/120/model.pt --kind torch\n"
       "  cairn put a.bin b.bin run7/121/ --wait persisted\n"
       "  tar c logs | cairn put - run7/122/logs.tar");
   command
-      ->add_option("--kind", arguments->kind, "raw, torch, safetensors or numpy: what the bytes are")
+      ->add_option("--kind", arguments->kind,
+                   "raw, torch, safetensors or numpy: what the bytes are")
       ->capture_default_str();
   command->add_option("--attempt", arguments->attempt,
                       "an attempt chosen elsewhere (default: a new one)");

@@ -55,8 +55,8 @@ Status RemoveCheckpoint(Context* context, const RemoveArguments& arguments, cons
   const std::string what =
       absl::StrCat(Shown(info.key), arguments.memory_only ? " from memory" : "");
   if (info.facts.pinned) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "remove: ", Shown(info.key), " is pinned; `", UnpinCommand(info), "` lets it go"));
+    return absl::FailedPreconditionError(absl::StrCat("remove: ", Shown(info.key), " is pinned; `",
+                                                      UnpinCommand(info), "` lets it go"));
   }
   Status removed = session->Remove(checkpoint, arguments.memory_only, arguments.yes);
   if (removed.code() == absl::StatusCode::kFailedPrecondition && !arguments.yes &&
@@ -145,17 +145,15 @@ RemovalPlan PlanRemovals(const std::vector<client::CheckpointInfo>& all, bool me
 Status AskForJob(Context* context, const std::string& job, const RemovalPlan& plan,
                  const RemoveArguments& arguments) {
   if (arguments.yes || plan.last_copies == 0) return absl::OkStatus();
-  const std::string what = absl::StrCat(
-      Plural(plan.checkpoints, "checkpoint"), " of ", job, ", ", HumanBytes(plan.bytes),
-      arguments.memory_only ? ", from memory" : "");
+  const std::string what =
+      absl::StrCat(Plural(plan.checkpoints, "checkpoint"), " of ", job, ", ",
+                   HumanBytes(plan.bytes), arguments.memory_only ? ", from memory" : "");
   const std::string loss =
-      absl::StrCat(Plural(plan.last_copies, "complete checkpoint"), plan.last_copies == 1
-                       ? " has no other copy"
-                       : " have no other copy");
+      absl::StrCat(Plural(plan.last_copies, "complete checkpoint"),
+                   plan.last_copies == 1 ? " has no other copy" : " have no other copy");
   if (!context->console.ask) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("remove: ", what, ": ", loss,
-                     "; --yes removes them all the same (nobody is here to ask)"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "remove: ", what, ": ", loss, "; --yes removes them all the same (nobody is here to ask)"));
   }
   if (context->console.ask(absl::StrCat("This removes ", what, ". ", loss,
                                         ", and nothing brings them back. Remove them?"))) {
@@ -177,9 +175,9 @@ Status RemoveJob(Context* context, const RemoveArguments& arguments, const std::
   uint64_t bytes = 0;
   std::vector<std::pair<std::string, Status>> refused;
   for (const auto* info : plan.pinned) {
-    refused.emplace_back(Shown(info->key), absl::FailedPreconditionError(absl::StrCat(
-                                               "it is pinned; `", UnpinCommand(*info),
-                                               "` lets it go")));
+    refused.emplace_back(Shown(info->key),
+                         absl::FailedPreconditionError(
+                             absl::StrCat("it is pinned; `", UnpinCommand(*info), "` lets it go")));
   }
   for (const Removal& removal : plan.removals) {
     const Status status = session->Remove(removal.ref, arguments.memory_only, /*force=*/true);
@@ -210,8 +208,8 @@ Status RemoveJob(Context* context, const RemoveArguments& arguments, const std::
   }
   if (refused.empty()) return absl::OkStatus();
   for (const auto& [what, status] : refused) {
-    *context->console.err << "cairn: " << what << " stays: "
-                          << Printable(std::string(status.message())) << "\n";
+    *context->console.err << "cairn: " << what
+                          << " stays: " << Printable(std::string(status.message())) << "\n";
   }
   return Status(refused.front().second.code(),
                 absl::StrCat("remove: ", Plural(static_cast<int64_t>(refused.size()), "refusal"),

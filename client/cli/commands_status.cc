@@ -3,6 +3,7 @@
 #include <optional>
 #include <ostream>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/context.h"
@@ -87,14 +88,16 @@ Status ShowStatus(Context* context, StatusArguments arguments) {
   if (arguments.watch) {
     StatusOr<absl::Duration> parsed =
         ParseTimeout(arguments.watch->empty() ? kDefaultInterval : *arguments.watch);
-    // `status --watch JOB`: the word behind an option that may stand alone.
-    if (!parsed.ok() && arguments.job.empty() && ValidateJob(*arguments.watch).ok()) {
+    // `status --watch JOB`: the word behind an option that may stand alone. What begins with a digit is
+    // a time.
+    if (!parsed.ok() && arguments.job.empty() && ValidateJob(*arguments.watch).ok() &&
+        !absl::ascii_isdigit(static_cast<unsigned char>(arguments.watch->front()))) {
       arguments.job = *arguments.watch;
       parsed = ParseTimeout(kDefaultInterval);
     }
     if (!parsed.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("watch: \"", *arguments.watch, "\" is not a time above 0 such as 5 or 500ms"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "watch: \"", *arguments.watch, "\" is not a time above 0 such as 5 or 500ms"));
     }
     interval = std::clamp(*parsed, absl::Milliseconds(100), absl::Hours(24));
   }
@@ -107,8 +110,8 @@ Status ShowStatus(Context* context, StatusArguments arguments) {
     }
     arguments.job = target.job;
   }
-  const Status shown = arguments.watch ? Watch(context, arguments.job, interval)
-                                       : ShowOnce(context, arguments.job);
+  const Status shown =
+      arguments.watch ? Watch(context, arguments.job, interval) : ShowOnce(context, arguments.job);
   if (!absl::IsUnavailable(shown) || !absl::StrContains(shown.message(), "no daemon listens")) {
     return shown;
   }
@@ -132,10 +135,10 @@ Status ShowVersion(Context* context) {
   // It is not an error when no daemon answers: this command's own version is an answer, too.
   const StatusOr<std::string> daemon = AskVersion(context);
   const std::string version(Version());
-  const std::string problem =
-      daemon.ok() ? ""
-                  : absl::StrCat("none answers at ", context->settings.socket, ": ",
-                                 std::string(daemon.status().message()));
+  const std::string problem = daemon.ok()
+                                  ? ""
+                                  : absl::StrCat("none answers at ", context->settings.socket, ": ",
+                                                 std::string(daemon.status().message()));
   if (context->settings.json) {
     Json json = {{"cairn", version}, {"daemon", daemon.ok() ? Json(*daemon) : Json()}};
     if (!daemon.ok()) json["problem"] = problem;
@@ -151,7 +154,8 @@ Status ShowVersion(Context* context) {
 
 void AddStatusCommands(CLI::App* app, Context* context) {
   auto* status = app->add_subcommand(
-      "status", "Is my checkpoint safe? Jobs, memory, sessions, what is unprotected or was refused");
+      "status",
+      "Is my checkpoint safe? Jobs, memory, sessions, what is unprotected or was refused");
   auto arguments = std::make_shared<StatusArguments>();
   status->add_option("JOB", arguments->job, "this job alone [the node]");
   status
@@ -161,14 +165,14 @@ void AddStatusCommands(CLI::App* app, Context* context) {
       ->expected(0, 1)
       ->type_name("SECONDS");
   status->footer(
-      "The exit code is 0 when the daemon answered, whether or not everything is safe; `-o json` has\n"
+      "The exit code is 0 when the daemon answered, whether or not everything is safe; `-o json` "
+      "has\n"
       "\"safe\" for scripts.\n\n"
       "Examples:\n"
       "  cairn status\n"
       "  cairn status run7 --watch=5\n"
       "  cairn status run7 -o json");
-  status->callback(
-      [=] { context->action = [=] { return ShowStatus(context, *arguments); }; });
+  status->callback([=] { context->action = [=] { return ShowStatus(context, *arguments); }; });
   auto* version =
       app->add_subcommand("version", "Versions of this command and of the daemon, if one answers");
   version->callback([context] { context->action = [context] { return ShowVersion(context); }; });

@@ -70,7 +70,8 @@ std::string PersistText(const Json& job) {
 }
 
 std::string KeepText(const JobPolicy& policy) {
-  if (policy.keep_last == 0) return "all";  // keep_every spares some of those that keep_last deletes
+  if (policy.keep_last == 0)
+    return "all";  // keep_every spares some of those that keep_last deletes
   std::string text = absl::StrCat("the newest ", policy.keep_last);
   if (policy.keep_every > 0) {
     absl::StrAppend(&text, " and those with step % ", policy.keep_every, " == 0");
@@ -88,10 +89,10 @@ std::vector<std::string> Refused(const Json& job, int64_t now_unix_ms) {
   }
   if (const int64_t count = Number(job, "failed_persists"); count > 0) {
     const std::string why = Printable(Text(job, "persist_problem"));
-    lines.push_back(absl::StrCat(
-        Plural(count, "persist"), " failed",
-        LastAgo(count, Number(job, "last_failed_persist_unix_ms"), now_unix_ms),
-        why.empty() ? "; none is failing now" : ": ", why));
+    lines.push_back(
+        absl::StrCat(Plural(count, "persist"), " failed",
+                     LastAgo(count, Number(job, "last_failed_persist_unix_ms"), now_unix_ms),
+                     why.empty() ? "; none is failing now" : ": ", why));
   }
   return lines;
 }
@@ -99,8 +100,10 @@ std::vector<std::string> Refused(const Json& job, int64_t now_unix_ms) {
 std::string SafeModeCure(const std::string& text) {
   if (!absl::StrContains(text, "safe mode:")) return "";
   if (absl::StrContains(text, "safe mode lasts")) {
-    return "it ends by itself; SIGHUP to the keeper, which is the cairnd that was started, ends it at "
-           "once. Meanwhile `cairn get` reads, and `cairn persist JOB/STEP` brings to storage, what "
+    return "it ends by itself; SIGHUP to the keeper, which is the cairnd that was started, ends it "
+           "at "
+           "once. Meanwhile `cairn get` reads, and `cairn persist JOB/STEP` brings to storage, "
+           "what "
            "memory has";
   }
   return "put the newer cairnd back and kill the daemon, then everything is there, or restart the "

@@ -185,9 +185,9 @@ std::string RenderStatus(const Json& status, int64_t now_unix_ms) {
   if (const std::string cure = SafeModeCure(Text(status, "state")); !cure.empty()) {
     absl::StrAppend(&text, "\n          ", cure);
   }
-  absl::StrAppend(&text, "\nmemory    ",
-                  Bar(used, budget, 24), " ", Percent(used, budget), " % of ", HumanBytes(budget),
-                  ": used ", HumanBytes(used), ", free ", HumanBytes(Bytes(status, "free_bytes")));
+  absl::StrAppend(&text, "\nmemory    ", Bar(used, budget, 24), " ", Percent(used, budget),
+                  " % of ", HumanBytes(budget), ": used ", HumanBytes(used), ", free ",
+                  HumanBytes(Bytes(status, "free_bytes")));
   if (const uint64_t writing = Bytes(status, "writing_bytes"); writing > 0) {
     absl::StrAppend(&text, ", being written ", HumanBytes(writing));
   }

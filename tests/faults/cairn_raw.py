@@ -43,8 +43,6 @@ def _generate() -> Path:
         ["thrift", "--gen", "py", "-out", str(folder), str(ROOT / "proto" / "cairn.thrift")],
         check=True,
     )
-    # The contract's own namespace is cairn.wire, but `cairn` is also the Python package's name.
-    (folder / "cairn" / "wire").rename(folder / "cairn_wire")
     return folder
 
 
