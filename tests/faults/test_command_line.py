@@ -228,6 +228,8 @@ def test_progress_is_shown_on_a_terminal_and_only_there(cairn: Cairn, tmp_path: 
     code, text = on_terminal(cairn, "get", "progress/1/a", tmp_path / "c")
     assert code == 0
     assert "40.0 MiB of 40.0 MiB  100 %" in text
+    code, text = on_terminal(cairn, "get", "progress/1", tmp_path / "d")
+    assert code == 0 and "1 object  40.0 MiB of 40.0 MiB  100 %" in text
     code, text = on_terminal(cairn, "get", "progress/1/a", "-")
     assert code == 2, "bytes are not thrown at a terminal"
 
