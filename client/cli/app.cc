@@ -4,11 +4,9 @@
 #include <ostream>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "client/cli/context.h"
 #include "client/cli/exit_code.h"
 #include "client/cli/format.h"
-#include "client/cli/render.h"
 #include "common/version.h"
 
 namespace cairn::cli {
@@ -106,18 +104,6 @@ void AddHelpCommand(CLI::App* app, Context* context) {
   });
 }
 
-// What the daemon says, in the words of this command line: what it calls `force` is an option here, and a
-// refusal of safe mode has a cure.
-std::string InWordsOfTheCommandLine(const Status& status) {
-  if (status.message().empty()) return absl::StatusCodeToString(status.code());
-  std::string message(status.message());
-  if (const std::string cure = SafeModeCure(message); !cure.empty()) {
-    absl::StrAppend(&message, "; ", cure);
-  }
-  return absl::StrReplaceAll(message, {{"; force removes it", "; --yes removes it"},
-                                       {"the step with fence,", "the step with --fence,"}});
-}
-
 Status RunAction(const Context& context) {
   try {
     return context.action();
@@ -169,7 +155,7 @@ int Run(const std::vector<std::string>& arguments, Context* context) {
     return kExitOther;
   }
   if (!status.ok()) {
-    err << "cairn: " << Printable(InWordsOfTheCommandLine(status)) << "\n";
+    err << "cairn: " << InWords(status) << "\n";
   }
   return ExitCode(status);
 }

@@ -7,7 +7,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/context.h"
-#include "client/cli/exit_code.h"
 #include "client/cli/format.h"
 #include "client/cli/render.h"
 
@@ -208,8 +207,7 @@ Status RemoveJob(Context* context, const RemoveArguments& arguments, const std::
   }
   if (refused.empty()) return absl::OkStatus();
   for (const auto& [what, status] : refused) {
-    *context->console.err << "cairn: " << what
-                          << " stays: " << Printable(std::string(status.message())) << "\n";
+    *context->console.err << "cairn: " << what << " stays: " << InWords(status) << "\n";
   }
   return Status(refused.front().second.code(),
                 absl::StrCat("remove: ", Plural(static_cast<int64_t>(refused.size()), "refusal"),

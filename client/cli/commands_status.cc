@@ -76,7 +76,7 @@ Status Watch(Context* context, const std::string& job, absl::Duration interval) 
     }
     const Status status = ShowOnce(context, job);
     if (!status.ok() && (first || !absl::IsUnavailable(status))) return status;
-    if (!status.ok()) *console.err << "cairn: " << Printable(std::string(status.message())) << "\n";
+    if (!status.ok()) *console.err << "cairn: " << InWords(status) << "\n";
     console.out->flush();
     first = false;
   } while (console.out->good() && console.pause(interval));

@@ -12,7 +12,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
+#include "client/cli/format.h"
+#include "client/cli/render.h"
 #include "common/fd.h"
 
 namespace cairn::cli {
@@ -138,6 +141,17 @@ Status WriteAll(int fd, const char* data, uint64_t length, const std::string& wh
     length -= static_cast<uint64_t>(written);
   }
   return absl::OkStatus();
+}
+
+std::string InWords(const Status& status) {
+  std::string message(status.message());
+  if (message.empty()) message = absl::StatusCodeToString(status.code());
+  if (const std::string cure = SafeModeCure(message); !cure.empty()) {
+    absl::StrAppend(&message, "; ", cure);
+  }
+  return Printable(
+      absl::StrReplaceAll(message, {{"; force removes it", "; --yes removes it"},
+                                    {"the step with fence,", "the step with --fence,"}}));
 }
 
 StatusOr<absl::Duration> ParseTimeout(const std::string& text) {
