@@ -230,12 +230,27 @@ StatusOr<ListPath> ParseListPath(absl::string_view path) {
   parsed.names_step = true;
   const absl::string_view step = path.substr(slash + 1);
   if (step == "latest") return parsed;
-  if (!AllDigits(step)) {
+  const size_t at = step.find('@');
+  if (!AllDigits(step.substr(0, at))) {
     return absl::InvalidArgumentError(
         absl::StrCat("path: ", Quoted(path), " is not \"\", JOB, JOB/STEP or JOB/latest"));
   }
-  CAIRN_ASSIGN_OR_RETURN(parsed.ref.step, ParseStep(step));
+  CAIRN_ASSIGN_OR_RETURN(parsed.ref.step, ParseStep(step.substr(0, at)));
+  if (at == absl::string_view::npos) return parsed;
+  const std::pair<absl::string_view, absl::string_view> exact =
+      absl::StrSplit(step.substr(at + 1), absl::MaxSplits('.', 1));
+  if (!AllDigits(exact.first) || !AllDigits(exact.second) ||
+      !absl::SimpleAtoi(exact.first, &parsed.ref.attempt) || parsed.ref.attempt < 1 ||
+      !absl::SimpleAtoi(exact.second, &parsed.ref.revision)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("path: ", Quoted(path), " is not JOB/STEP@ATTEMPT.REVISION"));
+  }
   return parsed;
+}
+
+std::string ExactListPath(const CheckpointKey& checkpoint) {
+  return absl::StrCat(checkpoint.job, "/", checkpoint.step, "@", checkpoint.attempt, ".",
+                      checkpoint.revision);
 }
 
 }  // namespace cairn

@@ -137,11 +137,12 @@ struct CairnPath {
 StatusOr<CairnPath> ParseCairnPath(absl::string_view path, absl::string_view default_job);
 
 // What `ls` lists: "" lists jobs, "JOB" that job's checkpoints, "JOB/STEP" or "JOB/latest" the
-// objects of one checkpoint.
+// objects of the checkpoint that counts, "JOB/STEP@ATTEMPT.REVISION" those of exactly that one.
 struct ListPath {
   CheckpointRef ref;  // ref.job is empty: jobs. With names_step its step, kNoStep for latest
   bool names_step = false;
 };
 StatusOr<ListPath> ParseListPath(absl::string_view path);
+std::string ExactListPath(const CheckpointKey& checkpoint);
 
 }  // namespace cairn

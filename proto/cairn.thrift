@@ -356,7 +356,8 @@ service Cairn {
   Latest latest(1: string job) throws (1: Error error),
   CheckpointInfo statCheckpoint(1: CheckpointRef checkpoint) throws (1: Error error),
   ObjectInfo stat(1: CheckpointRef checkpoint, 2: string name) throws (1: Error error),
-  // prefix "": jobs; "JOB": its checkpoints; "JOB/STEP": its objects. At most `limit` (1000) at a time.
+  // path "": jobs; "JOB": its checkpoints; "JOB/STEP" or "JOB/latest": the objects of the one that counts;
+  // "JOB/STEP@ATTEMPT.REVISION": those of exactly that one. At most `limit` (1000) at a time.
   ListReply ls(1: string path, 2: string cursor, 3: i32 limit) throws (1: Error error),
 
   // Until the checkpoint has reached `level` (CACHED, REPLICATED, PERSISTED); fails at once when the

@@ -19,6 +19,7 @@ constexpr char kDescription[] =
 constexpr char kFooter[] = R"(
 Examples:
   cairn status                                  is my checkpoint safe?
+  cairn status run7 --watch                     one job, again every 2 seconds
   cairn ls run7                                 the checkpoints of a job
   cairn ls run7/latest                          what its newest complete one holds
   cairn get run7/latest/model.pt model.pt       a file that torch.load opens
@@ -26,7 +27,10 @@ Examples:
   cairn put model.pt run7/120/model.pt          save a file, as the only writer of that step
   cairn put a.bin b.bin run7/121/               several files, one step
   cairn wait run7/120 --level persisted --timeout 10m
+  tar c logs | cairn put - run7/122/logs.tar    from standard input
+  cairn get run7/latest out/                    all of a step
   cairn rm run7/90                              asks before the last copy goes
+  cairn rm run7                                 every checkpoint of a job
   cairn policy run7 --every 100 --keep-last 3   what goes to storage, what stays there
   cairn storage init /mnt/ckpt                  this mounted folder is a storage root
   CAIRN_STORAGE=/ckpt cairn get run7/latest/model.pt model.pt    also when the daemon is down
@@ -55,13 +59,49 @@ void AddSettings(CLI::App* app, Settings* settings) {
   app->add_option_function<std::string>(
          "-o,--output",
          [settings](const std::string& text) {
-           if (text != "json" && text != "table") {
-             throw CLI::ValidationError("output: \"" + text + "\" is neither table nor json");
+           if (text != "json" && text != "table" && text != "wide") {
+             throw CLI::ValidationError("output: \"" + text + "\" is none of table, wide and json");
            }
            settings->json = text == "json";
+           settings->wide = text == "wide";
          },
-         "table or json (exact numbers)")
+         "table, wide (tables with every column) or json (exact numbers)")
       ->default_str("table");
+}
+
+// Commands inherit the footer of the one above them, which is about that one.
+void KeepFooterToItself(CLI::App* app, const std::string& footer) {
+  for (CLI::App* command : app->get_subcommands({})) {
+    if (command->get_footer() == footer) command->footer("");
+    KeepFooterToItself(command, footer);
+  }
+}
+
+// `help`, `help COMMAND`, `help storage init`.
+void AddHelpCommand(CLI::App* app, Context* context) {
+  auto* command = app->add_subcommand("help", "What a command does and takes");
+  auto names = std::make_shared<std::vector<std::string>>();
+  command->add_option("COMMAND", *names, "the command; nothing: all of them")->type_name("");
+  command->callback([=] {
+    context->action = [=]() -> Status {
+      const CLI::App* about = app;
+      std::string words = about->get_name();
+      for (const std::string& name : *names) {
+        const auto commands =
+            about->get_subcommands([&](const CLI::App* one) { return one->get_name() == name; });
+        if (commands.empty()) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("help: \"", name, "\" is not a command; `cairn help` lists them"));
+        }
+        about = commands.front();
+        absl::StrAppend(&words, " ", name);
+      }
+      // Not about->help(), which is about the command that was parsed: this one.
+      *context->console.out << about->get_formatter()->make_help(about, words,
+                                                                 CLI::AppFormatMode::Normal);
+      return absl::OkStatus();
+    };
+  });
 }
 
 Status RunAction(const Context& context) {
@@ -85,12 +125,13 @@ int Run(const std::vector<std::string>& arguments, Context* context) {
   AddSettings(&app, &context->settings);
   AddStatusCommands(&app, context);
   AddFindCommands(&app, context);
-  AddMoveCommands(&app, context);
+  AddPutCommand(&app, context);
+  AddGetCommand(&app, context);
+  AddRemoveCommand(&app, context);
   AddManageCommands(&app, context);
   AddStorageCommands(&app, context);
-  for (CLI::App* command : app.get_subcommands({})) {
-    if (command->get_footer() == app.get_footer()) command->footer("");
-  }
+  AddHelpCommand(&app, context);
+  KeepFooterToItself(&app, app.get_footer());
 
   std::ostream& err = *context->console.err;
   try {
@@ -109,13 +150,12 @@ int Run(const std::vector<std::string>& arguments, Context* context) {
   const Status status = RunAction(*context);
   context->console.out->flush();
   if (status.ok() && !context->console.out->good()) {
+    if (context->console.reader_left && context->console.reader_left()) return 0;
     err << "cairn: standard output: could not be written\n";
     return kExitOther;
   }
   if (!status.ok()) {
-    std::string message(status.message());
-    if (message.empty()) message = absl::StatusCodeToString(status.code());
-    err << "cairn: " << Printable(message) << "\n";
+    err << "cairn: " << InWords(status) << "\n";
   }
   return ExitCode(status);
 }

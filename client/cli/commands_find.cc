@@ -39,13 +39,20 @@ Status ListPath(Context* context, const std::string& text, bool all) {
     out << Dump(json);
     return absl::OkStatus();
   }
-  out << RenderJobs(listing.jobs);
+  const int64_t now = context->clock->UnixMillis();
+  const bool wide = context->settings.wide;
+  if (wide && !listing.jobs.empty()) {
+    CAIRN_ASSIGN_OR_RETURN(const Json status, finder->NodeStatus());
+    out << RenderJobsWide(listing.jobs, status);
+  } else {
+    out << RenderJobs(listing.jobs);
+  }
   if (!listing.checkpoints.empty()) {
     CAIRN_ASSIGN_OR_RETURN(const PolicyPreview preview,
                            finder->Preview(listing.checkpoints.front().key.job));
-    out << RenderCheckpoints(listing.checkpoints, preview, all);
+    out << RenderCheckpoints(listing.checkpoints, preview, {all, wide, now});
   }
-  if (!listing.objects.empty()) out << RenderObjects(listing.objects);
+  if (!listing.objects.empty()) out << RenderObjects(listing.objects, wide, now);
   return absl::OkStatus();
 }
 
@@ -152,6 +159,17 @@ void AddFindCommands(CLI::App* app, Context* context) {
     command->add_flag(
         "-a,--all", *all,
         "of a job also what no longer counts: abandoned checkpoints, older revisions");
+    command->footer(
+        "AGE is the time since it was saved. -o wide shows more of each: of jobs their owner, "
+        "what\n"
+        "memory and storage hold, and their policy; of checkpoints when they were saved (UTC),\n"
+        "ATTEMPT and REV, and where they are; of objects their bytes, and when they were last "
+        "verified.\n\n"
+        "Examples:\n"
+        "  cairn ls\n"
+        "  cairn ls run7 -o wide\n"
+        "  cairn ls run7/latest\n"
+        "  cairn ls --storage /ckpt run7        also when the daemon is down");
     command->callback([=] { context->action = [=] { return ListPath(context, *path, *all); }; });
   }
   {

@@ -2,7 +2,9 @@
 #include <optional>
 #include <ostream>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "client/cli/context.h"
 #include "client/cli/format.h"
 #include "client/cli/render.h"
@@ -29,54 +31,6 @@ Status Persist(Context* context, const PathArguments& arguments, bool wait) {
     *context->console.out << Dump(ToJson(info));
   } else {
     *context->console.out << info.key.job << "/" << info.key.step << " is in storage\n";
-  }
-  return absl::OkStatus();
-}
-
-// What retention has in mind for it anyway, for a question; empty: nothing, or it cannot be asked.
-std::string ByPolicy(client::Session* session, const CheckpointKey& key) {
-  const auto preview = session->PreviewPolicy(key.job, std::nullopt);
-  if (!preview.ok()) return "";
-  for (const FilesFate& files : preview->files) {
-    if (!(files.key == key)) continue;
-    return absl::StrCat(" By policy its files go ", files.now ? "at once" : "later", ": ",
-                        files.why, ".");
-  }
-  return "";
-}
-
-Status Remove(Context* context, const PathArguments& arguments, bool memory_only, bool yes) {
-  CAIRN_ASSIGN_OR_RETURN(client::CheckpointRef checkpoint, ParseStep(arguments));
-  CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
-  // "latest" is looked up once: the checkpoint that the question names is the one that is removed.
-  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointInfo info, session->Stat(checkpoint));
-  checkpoint.step = info.key.step;
-  const std::string what =
-      absl::StrCat(info.key.job, "/", info.key.step, memory_only ? " from memory" : "");
-  Status removed = session->Remove(checkpoint, memory_only, yes);
-  if (removed.code() == absl::StatusCode::kFailedPrecondition && !yes) {
-    if (!context->console.ask) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          removed.message(), "; nobody is here to ask, --yes removes it all the same"));
-    }
-    const std::string question =
-        absl::StrCat("This is the last copy of ", info.key.job, "/", info.key.step, ": ",
-                     Plural(static_cast<int64_t>(info.objects), "object"), ", ",
-                     HumanBytes(info.bytes), ", ", Whereabouts(info), ". Nothing brings it back.",
-                     ByPolicy(session.get(), info.key), " Remove ", what, "?");
-    if (!context->console.ask(question)) {
-      return absl::CancelledError(absl::StrCat(what, " was not removed"));
-    }
-    removed = session->Remove(checkpoint, memory_only, /*force=*/true);
-  }
-  CAIRN_RETURN_IF_ERROR(removed);
-  if (context->settings.json) {
-    *context->console.out << Dump({{"job", info.key.job},
-                                   {"step", info.key.step},
-                                   {"memory_only", memory_only},
-                                   {"bytes", info.bytes}});
-  } else {
-    *context->console.out << "removed " << what << "\n";
   }
   return absl::OkStatus();
 }
@@ -115,14 +69,9 @@ struct PolicyArguments {
 };
 
 StatusOr<JobPolicy> ReadPolicy(client::Session* session, const std::string& job) {
-  CAIRN_ASSIGN_OR_RETURN(const std::string text, session->StatusJson());
-  const Json status = Json::parse(text, nullptr, false);
-  if (status.is_object() && status.contains("jobs")) {
-    for (const Json& entry : status["jobs"]) {
-      if (entry.value("job", "") != job || !entry.contains("policy")) continue;
-      return PolicyFromJson(entry["policy"]);
-    }
-  }
+  CAIRN_ASSIGN_OR_RETURN(const Json status, AskStatus(session));
+  const Json entry = JobIn(status, job);
+  if (entry.contains("policy")) return PolicyFromJson(entry["policy"]);
   return absl::NotFoundError(absl::StrCat("job: \"", job, "\" is not known on this node"));
 }
 
@@ -133,8 +82,10 @@ Status Policy(Context* context, const PolicyArguments& arguments) {
   CAIRN_ASSIGN_OR_RETURN(JobPolicy policy, ReadPolicy(reader.get(), arguments.job));
   if (arguments.changes()) {
     if (arguments.persist) {
-      const StatusOr<PersistMode> mode = ParsePersistMode(*arguments.persist);
-      CAIRN_RETURN_IF_ERROR(Annotate(mode.status(), "persist"));
+      // proto/cairn.thrift writes ON_DEMAND.
+      const StatusOr<PersistMode> mode = ParsePersistMode(
+          absl::AsciiStrToLower(absl::StrReplaceAll(*arguments.persist, {{"_", "-"}})));
+      CAIRN_RETURN_IF_ERROR(Annotate(mode.status(), "mode"));
       policy.mode = *mode;
     }
     if (arguments.readers) {
@@ -174,14 +125,7 @@ Status Policy(Context* context, const PolicyArguments& arguments) {
   std::ostream& out = *context->console.out;
   out << "persist     " << mode;
   if (policy.mode == PersistMode::kEvery) out << ", step % " << policy.every << " == 0";
-  out << "\nkeep files  ";
-  if (policy.keep_last == 0) {  // keep_every spares some of those that keep_last would delete
-    out << "all";
-  } else {
-    out << "the newest " << policy.keep_last;
-    if (policy.keep_every > 0) out << " and those with step % " << policy.keep_every << " == 0";
-  }
-  out << "\nreaders     " << readers << "\n";
+  out << "\nkeep files  " << KeepText(policy) << "\nreaders     " << readers << "\n";
   return absl::OkStatus();
 }
 
@@ -198,17 +142,6 @@ void AddManageCommands(CLI::App* app, Context* context) {
                       "return at once; `cairn wait PATH --level persisted` waits");
     command->callback(
         [=] { context->action = [=] { return Persist(context, *arguments, !*no_wait); }; });
-  }
-  {
-    auto* command =
-        app->add_subcommand("rm", "Remove a checkpoint; asks before the last copy goes");
-    auto arguments = std::make_shared<PathArguments>();
-    auto memory_only = std::make_shared<bool>(false), yes = std::make_shared<bool>(false);
-    arguments->AddTo(command, kStepPath);
-    command->add_flag("--memory-only", *memory_only, "keep its files in storage");
-    command->add_flag("-y,--yes", *yes, "do not ask");
-    command->callback(
-        [=] { context->action = [=] { return Remove(context, *arguments, *memory_only, *yes); }; });
   }
   {
     auto* command = app->add_subcommand(
@@ -236,15 +169,21 @@ void AddManageCommands(CLI::App* app, Context* context) {
         app->add_subcommand("policy", "Show or change when a job's checkpoints go to storage");
     auto arguments = std::make_shared<PolicyArguments>();
     command->add_option("JOB", arguments->job, "the job")->required();
-    command->add_option("--persist", arguments->persist, "on-demand, every or newest");
+    command->add_option("--mode,--persist", arguments->persist, "on-demand, every or newest");
     command->add_option("--every", arguments->every,
-                        "persist steps divisible by this (implies --persist every)");
+                        "persist steps divisible by this (implies --mode every)");
     command->add_option("--keep-last", arguments->keep_last,
                         "keep the files of the newest N steps; 0 keeps all");
     command->add_option("--keep-every", arguments->keep_every, "and of steps divisible by this");
     command->add_option("--readers", arguments->readers, "who may read: owner");
     command->add_flag("--dry-run", arguments->dry_run,
                       "change nothing; show whose files such a policy deletes, and when");
+    command->footer(
+        "Without an option it shows the policy. What is not named stays as it is.\n\n"
+        "Examples:\n"
+        "  cairn policy run7\n"
+        "  cairn policy run7 --mode newest\n"
+        "  cairn policy run7 --every 100 --keep-last 3 --dry-run");
     command->callback([=] { context->action = [=] { return Policy(context, *arguments); }; });
   }
 }

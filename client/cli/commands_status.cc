@@ -1,20 +1,30 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <optional>
 #include <ostream>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "client/cli/context.h"
+#include "client/cli/format.h"
 #include "client/cli/render.h"
 #include "common/version.h"
 
 namespace cairn::cli {
 namespace {
 
-Status ShowStatus(Context* context) {
-  CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
-  CAIRN_ASSIGN_OR_RETURN(std::string text, session->StatusJson());
-  Json status = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (status.is_discarded() || !status.is_object()) {
-    return absl::InternalError("status: the daemon's answer is not a JSON object");
-  }
+struct StatusArguments {
+  std::string job;
+  std::optional<std::string> watch;  // seconds; empty: the default
+};
+
+constexpr char kDefaultInterval[] = "2s";
+// `version` answers soon: a daemon that hangs is what it is there to show.
+constexpr absl::Duration kVersionPatience = absl::Seconds(5);
+
+Status ShowNode(Context* context, client::Session* session) {
+  CAIRN_ASSIGN_OR_RETURN(Json status, AskStatus(session));
   if (context->settings.json) {
     const Verdict verdict = IsMyCheckpointSafe(status);
     status["safe"] = verdict.safe;
@@ -26,24 +36,116 @@ Status ShowStatus(Context* context) {
   return absl::OkStatus();
 }
 
-Status ShowVersion(Context* context) {
-  // The version of this binary, and the daemon's when one answers. It is not an error when none does.
-  std::string daemon;
-  if (auto session = context->Connect(); session.ok()) {
-    if (auto text = (*session)->StatusJson(); text.ok()) {
-      const Json status = Json::parse(*text, nullptr, false);
-      if (status.is_object() && status.contains("version") && status["version"].is_string()) {
-        daemon = status["version"].get<std::string>();
-      }
-    }
+Status ShowJob(Context* context, client::Session* session, const std::string& name) {
+  // Also brings a job into memory that only storage had, so that status knows it.
+  CAIRN_ASSIGN_OR_RETURN(const client::Listing listing, session->List(name));
+  CAIRN_ASSIGN_OR_RETURN(Json status, AskStatus(session));
+  Json job = JobIn(status, name);
+  if (job.empty()) {
+    return absl::NotFoundError(absl::StrCat("job: \"", name, "\" is not known on this node"));
   }
+  if (!context->settings.json) {
+    *context->console.out << RenderJob(status, job, listing.checkpoints,
+                                       context->clock->UnixMillis());
+    return absl::OkStatus();
+  }
+  status["jobs"] = Json::array({job});
+  const Verdict verdict = IsMyCheckpointSafe(status);
+  job["checkpoints"] = listing.checkpoints.size();
+  job["state"] = status.value("state", "");
+  job["safe"] = verdict.safe;
+  job["words"] = verdict.words;
+  *context->console.out << Dump(job);
+  return absl::OkStatus();
+}
+
+Status ShowOnce(Context* context, const std::string& job) {
+  CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
+  return job.empty() ? ShowNode(context, session.get()) : ShowJob(context, session.get(), job);
+}
+
+// Until a signal ends it or its reader leaves. A daemon that goes away meanwhile is said on the page.
+Status Watch(Context* context, const std::string& job, absl::Duration interval) {
+  const Console& console = context->console;
+  bool first = true;
+  do {
+    if (console.out_terminal) {
+      *console.out << "\x1b[H\x1b[2J\x1b[3J";
+    } else if (!first && !context->settings.json) {
+      *console.out << "\n";
+    }
+    const Status status = ShowOnce(context, job);
+    if (!status.ok() && (first || !absl::IsUnavailable(status))) return status;
+    if (!status.ok()) *console.err << "cairn: " << InWords(status) << "\n";
+    console.out->flush();
+    first = false;
+  } while (console.out->good() && console.pause(interval));
+  return absl::OkStatus();
+}
+
+Status ShowStatus(Context* context, StatusArguments arguments) {
+  absl::Duration interval;
+  if (arguments.watch) {
+    StatusOr<absl::Duration> parsed =
+        ParseTimeout(arguments.watch->empty() ? kDefaultInterval : *arguments.watch);
+    // `status --watch JOB`: the word behind an option that may stand alone. What begins with a digit is
+    // a time.
+    if (!parsed.ok() && arguments.job.empty() && ValidateJob(*arguments.watch).ok() &&
+        !absl::ascii_isdigit(static_cast<unsigned char>(arguments.watch->front()))) {
+      arguments.job = *arguments.watch;
+      parsed = ParseTimeout(kDefaultInterval);
+    }
+    if (!parsed.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "watch: \"", *arguments.watch, "\" is not a time above 0 such as 5 or 500ms"));
+    }
+    interval = std::clamp(*parsed, absl::Milliseconds(100), absl::Hours(24));
+  }
+  if (!arguments.job.empty()) {
+    CAIRN_ASSIGN_OR_RETURN(const Target target, ParseTarget(arguments.job, TargetNeeds::kJob));
+    if (target.has_step) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("job: \"", arguments.job,
+                       "\" is a path; the job's name alone is needed (`cairn stat` shows a step)"));
+    }
+    arguments.job = target.job;
+  }
+  const Status shown =
+      arguments.watch ? Watch(context, arguments.job, interval) : ShowOnce(context, arguments.job);
+  if (!absl::IsUnavailable(shown) || !absl::StrContains(shown.message(), "no daemon listens")) {
+    return shown;
+  }
+  return absl::UnavailableError(absl::StrCat(
+      shown.message(), "; what storage has, `cairn ls --storage=DIR` shows without one"));
+}
+
+// The daemon's version.
+StatusOr<std::string> AskVersion(Context* context) {
+  context->settings.timeout = std::min(context->settings.timeout, kVersionPatience);
+  CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
+  CAIRN_ASSIGN_OR_RETURN(const Json status, AskStatus(session.get()));
+  const auto version = status.find("version");
+  if (version == status.end() || !version->is_string()) {
+    return absl::InternalError("status: the daemon's answer names no version");
+  }
+  return version->get<std::string>();
+}
+
+Status ShowVersion(Context* context) {
+  // It is not an error when no daemon answers: this command's own version is an answer, too.
+  const StatusOr<std::string> daemon = AskVersion(context);
   const std::string version(Version());
+  const std::string problem = daemon.ok()
+                                  ? ""
+                                  : absl::StrCat("none answers at ", context->settings.socket, ": ",
+                                                 std::string(daemon.status().message()));
   if (context->settings.json) {
-    *context->console.out << Dump(
-        {{"cairn", version}, {"daemon", daemon.empty() ? Json() : Json(daemon)}});
+    Json json = {{"cairn", version}, {"daemon", daemon.ok() ? Json(*daemon) : Json()}};
+    if (!daemon.ok()) json["problem"] = problem;
+    *context->console.out << Dump(json);
   } else {
     *context->console.out << "cairn " << version << "\ncairnd "
-                          << (daemon.empty() ? "not running" : daemon) << "\n";
+                          << Printable(daemon.ok() ? *daemon : problem) << "\n";
   }
   return absl::OkStatus();
 }
@@ -52,9 +154,27 @@ Status ShowVersion(Context* context) {
 
 void AddStatusCommands(CLI::App* app, Context* context) {
   auto* status = app->add_subcommand(
-      "status", "Is my checkpoint safe? Jobs, memory, sessions, what is unprotected");
-  status->callback([context] { context->action = [context] { return ShowStatus(context); }; });
-  auto* version = app->add_subcommand("version", "Versions of this command and of the daemon");
+      "status",
+      "Is my checkpoint safe? Jobs, memory, sessions, what is unprotected or was refused");
+  auto arguments = std::make_shared<StatusArguments>();
+  status->add_option("JOB", arguments->job, "this job alone [the node]");
+  status
+      ->add_option_function<std::string>(
+          "--watch", [arguments](const std::string& text) { arguments->watch = text; },
+          "show it again every so often [2s], until Ctrl-C")
+      ->expected(0, 1)
+      ->type_name("SECONDS");
+  status->footer(
+      "The exit code is 0 when the daemon answered, whether or not everything is safe; `-o json` "
+      "has\n"
+      "\"safe\" for scripts.\n\n"
+      "Examples:\n"
+      "  cairn status\n"
+      "  cairn status run7 --watch=5\n"
+      "  cairn status run7 -o json");
+  status->callback([=] { context->action = [=] { return ShowStatus(context, *arguments); }; });
+  auto* version =
+      app->add_subcommand("version", "Versions of this command and of the daemon, if one answers");
   version->callback([context] { context->action = [context] { return ShowVersion(context); }; });
 }
 

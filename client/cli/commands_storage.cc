@@ -50,6 +50,7 @@ void AddStorageCommands(CLI::App* app, Context* context) {
   command->add_option("ROOT", arguments->root, "the mounted folder [what --storage names]");
   command->add_option("--identity", arguments->identity,
                       "one that a node knows already (status shows it): the root is that storage");
+  command->footer("Example:\n  cairn storage init /mnt/ckpt");
   command->callback([=] { context->action = [=] { return Init(context, *arguments); }; });
 }
 

@@ -7,11 +7,15 @@
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
+#include "client/cli/format.h"
+#include "client/cli/render.h"
 #include "common/fd.h"
 
 namespace cairn::cli {
@@ -52,14 +56,16 @@ client::ConnectOptions BaseOptions(const Settings& settings, const std::string& 
 
 }  // namespace
 
+Status Context::CheckDaemonListens() const { return SomeoneListens(settings.socket); }
+
 StatusOr<std::shared_ptr<client::Session>> Context::Connect(const std::string& job) {
-  CAIRN_RETURN_IF_ERROR(SomeoneListens(settings.socket));
+  CAIRN_RETURN_IF_ERROR(CheckDaemonListens());
   return connect(BaseOptions(settings, job));
 }
 
 StatusOr<std::shared_ptr<client::Session>> Context::ConnectWriter(const std::string& job,
                                                                   Attempt attempt) {
-  CAIRN_RETURN_IF_ERROR(SomeoneListens(settings.socket));
+  CAIRN_RETURN_IF_ERROR(CheckDaemonListens());
   client::ConnectOptions options = BaseOptions(settings, job);
   options.attempt = attempt;
   options.writer = 0;
@@ -112,6 +118,40 @@ StatusOr<Target> PathArguments::Parse(TargetNeeds needs) const {
   target.checkpoint.attempt = attempt;
   target.checkpoint.revision = revision;
   return target;
+}
+
+StatusOr<nlohmann::ordered_json> AskStatus(client::Session* session) {
+  CAIRN_ASSIGN_OR_RETURN(const std::string text, session->StatusJson());
+  auto status = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (status.is_discarded() || !status.is_object()) {
+    return absl::InternalError("status: the daemon's answer is not a JSON object");
+  }
+  return status;
+}
+
+Status WriteAll(int fd, const char* data, uint64_t length, const std::string& where) {
+  while (length > 0) {
+    const ssize_t written = write(fd, data, length);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EPIPE) {
+      return absl::CancelledError(absl::StrCat(where, ": its reader left"));
+    }
+    if (written < 0) return ErrnoStatus(errno, where);
+    data += written;
+    length -= static_cast<uint64_t>(written);
+  }
+  return absl::OkStatus();
+}
+
+std::string InWords(const Status& status) {
+  std::string message(status.message());
+  if (message.empty()) message = absl::StatusCodeToString(status.code());
+  if (const std::string cure = SafeModeCure(message); !cure.empty()) {
+    absl::StrAppend(&message, "; ", cure);
+  }
+  return Printable(
+      absl::StrReplaceAll(message, {{"; force removes it", "; --yes removes it"},
+                                    {"the step with fence,", "the step with --fence,"}}));
 }
 
 StatusOr<absl::Duration> ParseTimeout(const std::string& text) {

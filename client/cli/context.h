@@ -5,6 +5,7 @@
 #include <functional>
 #include <iosfwd>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -22,11 +23,16 @@ namespace cairn::cli {
 struct Console {
   std::ostream* out = nullptr;
   std::ostream* err = nullptr;
+  int in_fd = 0;              // what `put -` reads
   int out_fd = 1;             // where `get PATH -` puts the bytes
   bool out_terminal = false;  // `out` is a terminal: the bytes of objects are not written to it
   bool err_terminal = false;  // progress is shown
   // Asks a yes/no question; empty when there is nobody to answer.
   std::function<bool(const std::string& question)> ask;
+  // Waits between two pages of `status --watch`; false: nobody reads them any more.
+  std::function<bool(absl::Duration)> pause;
+  // Whoever read `out` has gone: what could not be written then is no error.
+  std::function<bool()> reader_left;
 };
 
 // Options that stand before or after any command.
@@ -35,6 +41,7 @@ struct Settings {
   std::string storage;  // root to read when no daemon answers; empty: none
   absl::Duration timeout = client::ConnectOptions{}.timeout;
   bool json = false;
+  bool wide = false;  // tables with every column
 };
 
 struct Context {
@@ -50,6 +57,7 @@ struct Context {
   StatusOr<std::shared_ptr<client::Session>> Connect(const std::string& job = "");
   // The same as lone writer 0 of 1.
   StatusOr<std::shared_ptr<client::Session>> ConnectWriter(const std::string& job, Attempt attempt);
+  Status CheckDaemonListens() const;
 };
 
 // JOB, JOB/STEP or JOB/STEP/NAME, with or without cairn:// before it; STEP is a number or "latest".
@@ -76,11 +84,23 @@ struct PathArguments {
 // "30", "30s", "2m", "500ms", "1h30m"; not negative.
 StatusOr<absl::Duration> ParseTimeout(const std::string& text);
 
+// An error as people read it here: what the daemon calls `force` is an option of the command line, and a
+// refusal of safe mode has a cure.
+std::string InWords(const Status& status);
+
+// NodeStatus of proto/cairn.thrift, as JSON.
+StatusOr<nlohmann::ordered_json> AskStatus(client::Session* session);
+
+// All of `data` to `fd`. CANCELLED when it is a pipe and its reader left. `where` names it in errors.
+Status WriteAll(int fd, const char* data, uint64_t length, const std::string& where);
+
 // Each registers one family of subcommands on `app`. The one that is parsed sets context->action.
 void AddStatusCommands(CLI::App* app, Context* context);   // status, version
 void AddFindCommands(CLI::App* app, Context* context);     // ls, stat, latest, wait
-void AddMoveCommands(CLI::App* app, Context* context);     // put, get
-void AddManageCommands(CLI::App* app, Context* context);   // persist, rm, use, pin, unpin, policy
+void AddPutCommand(CLI::App* app, Context* context);       // put
+void AddGetCommand(CLI::App* app, Context* context);       // get
+void AddRemoveCommand(CLI::App* app, Context* context);    // rm
+void AddManageCommands(CLI::App* app, Context* context);   // persist, use, pin, unpin, policy
 void AddStorageCommands(CLI::App* app, Context* context);  // storage init
 
 // Parses and carries out one command line (without the program's name); returns the exit code.

@@ -24,6 +24,7 @@ class DaemonFinder : public Finder {
   StatusOr<PolicyPreview> Preview(const std::string& job) override {
     return session_->PreviewPolicy(job, std::nullopt);
   }
+  StatusOr<Json> NodeStatus() override { return AskStatus(session_.get()); }
   StatusOr<CheckpointInfo> Stat(const CheckpointRef& checkpoint) override {
     return session_->Stat(checkpoint);
   }
@@ -49,6 +50,7 @@ class StorageFinder : public Finder {
     return client::StoredLatest(root_, job);
   }
   StatusOr<PolicyPreview> Preview(const std::string&) override { return PolicyPreview(); }
+  StatusOr<Json> NodeStatus() override { return Json::object(); }
   StatusOr<client::Listing> List(const std::string& path) override {
     return client::ListStored(root_, path);
   }
@@ -90,8 +92,13 @@ class StorageFinder : public Finder {
 StatusOr<std::unique_ptr<Finder>> Find(Context* context) {
   auto session = context->Connect();
   if (session.ok()) return std::unique_ptr<Finder>(new DaemonFinder(*std::move(session)));
-  if (!absl::IsUnavailable(session.status()) || context->settings.storage.empty())
-    return session.status();
+  if (!absl::IsUnavailable(session.status())) return session.status();
+  if (context->settings.storage.empty()) {
+    return absl::UnavailableError(
+        absl::StrCat(session.status().message(),
+                     "; with --storage=DIR or CAIRN_STORAGE, the daemon's storage.root, the files "
+                     "are read without one"));
+  }
   *context->console.err << "cairn: note: " << session.status().message() << "; reading "
                         << context->settings.storage << "\n";
   return std::unique_ptr<Finder>(new StorageFinder(context->settings.storage));

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "client/cli/context.h"
+#include "client/cli/render.h"
 #include "client/cpp/session.h"
 
 namespace cairn::cli {
@@ -19,6 +20,8 @@ class Finder {
   virtual StatusOr<client::Listing> List(const std::string& path) = 0;
   // What the job's policy would delete. Without a daemon nothing is deleted.
   virtual StatusOr<PolicyPreview> Preview(const std::string& job) = 0;
+  // As `status -o json` shows it; an empty object without a daemon.
+  virtual StatusOr<Json> NodeStatus() = 0;
   virtual StatusOr<client::CheckpointInfo> Stat(const client::CheckpointRef& checkpoint) = 0;
   virtual StatusOr<client::ObjectInfo> StatObject(const client::CheckpointRef& checkpoint,
                                                   const std::string& name) = 0;

@@ -37,6 +37,15 @@ std::string HumanDuration(absl::Duration duration) {
   return two(seconds / 86400, "d", seconds / 3600 % 24, "h");
 }
 
+std::string HumanAge(int64_t unix_ms, int64_t now_unix_ms) {
+  if (unix_ms == 0) return "-";
+  const int64_t seconds = std::max<int64_t>(0, now_unix_ms - unix_ms) / 1000;
+  if (seconds < 60) return absl::StrCat(seconds, " s");
+  if (seconds < 3600) return absl::StrCat(seconds / 60, " min");
+  if (seconds < 86400) return absl::StrCat(seconds / 3600, " h");
+  return absl::StrCat(Grouped(seconds / 86400), " d");
+}
+
 std::string Grouped(int64_t number) {
   const std::string digits = absl::StrCat(number);
   std::string text;
@@ -101,6 +110,16 @@ std::string Printable(const std::string& text) {
     }
   }
   return clean;
+}
+
+std::string Sheet(const std::vector<std::pair<std::string, std::string>>& lines) {
+  size_t width = 0;
+  for (const auto& [name, value] : lines) width = std::max(width, name.size());
+  std::string text;
+  for (const auto& [name, value] : lines) {
+    absl::StrAppend(&text, name, std::string(width - name.size() + 2, ' '), Printable(value), "\n");
+  }
+  return text;
 }
 
 Table::Table(std::vector<std::string> header, std::vector<size_t> right)

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -15,6 +16,9 @@ std::string HumanRate(double bytes_per_second);  // "1.20 GiB/s"
 // The two largest units: "340 ms", "12 s", "3 min 20 s", "2 h 5 min", "4 d 3 h". Negative counts as
 // 0.
 std::string HumanDuration(absl::Duration duration);
+// How long ago that was, in the largest unit alone: "12 s", "3 min", "2 h", "5 d". "-" for 0; what lies
+// in the future counts as now.
+std::string HumanAge(int64_t unix_ms, int64_t now_unix_ms);
 std::string Grouped(int64_t number);  // "10,000"
 std::string Plural(int64_t count, const std::string& one, const std::string& many = "");
 // "2026-11-20 12:00:03" in UTC; "-" for 0.
@@ -33,6 +37,9 @@ std::string ProgressLine(const std::string& label, uint64_t done, uint64_t total
 // `text` with its control characters made visible, so that a string from elsewhere cannot steer the
 // terminal.
 std::string Printable(const std::string& text);
+
+// One line per name and value, in two columns. Values are made Printable.
+std::string Sheet(const std::vector<std::pair<std::string, std::string>>& lines);
 
 // Columns padded to their widest cell; two spaces between; no trailing blanks. `right` names the
 // columns that hold numbers.

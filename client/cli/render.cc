@@ -62,15 +62,13 @@ std::string OnLine(const CheckpointInfo& info) {
   return info.facts.abandoned ? "abandoned" : "older";
 }
 
-// One line per name and value, in two columns.
-std::string Sheet(const std::vector<std::pair<std::string, std::string>>& lines) {
-  size_t width = 0;
-  for (const auto& [name, value] : lines) width = std::max(width, name.size());
-  std::string text;
-  for (const auto& [name, value] : lines) {
-    absl::StrAppend(&text, name, std::string(width - name.size() + 2, ' '), Printable(value), "\n");
-  }
-  return text;
+// Where the bytes are, for a table's column.
+std::string Places(const CheckpointInfo& info) {
+  std::vector<std::string> places;
+  if (info.facts.resident) places.push_back("memory");
+  if (info.facts.replicas > 0) places.push_back(Plural(info.facts.replicas, "replica"));
+  if (info.facts.persisted) places.push_back("storage");
+  return places.empty() ? "-" : absl::StrJoin(places, ", ");
 }
 
 }  // namespace
@@ -121,17 +119,25 @@ std::string RenderPreview(const PolicyPreview& preview) {
 }
 
 std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints,
-                              const PolicyPreview& preview, bool all) {
+                              const PolicyPreview& preview, const CheckpointTable& of) {
   std::map<CheckpointKey, bool> go;  // now
   for (const FilesFate& files : preview.files) go[files.key] = files.now;
-  std::vector<std::string> head = {"STEP",    "LEVEL",       "SIZE",    "OBJECTS",
-                                   "WRITERS", "SAVED (UTC)", "ATTEMPT", "REV"};
-  if (all) head.push_back("LINE");
+  // With `all` a step may have several rows, which these tell apart.
+  const bool keys = of.all || of.wide;
+  std::vector<std::string> head = {"STEP", "LEVEL", "SIZE", "OBJECTS", "WRITERS", "AGE"};
+  std::vector<size_t> right = {0, 2, 3, 4, 5};
+  if (of.wide) head.push_back("SAVED (UTC)");
+  if (keys) {
+    right.insert(right.end(), {head.size(), head.size() + 1});
+    head.insert(head.end(), {"ATTEMPT", "REV"});
+  }
+  if (of.wide) head.push_back("WHERE");
+  if (of.all) head.push_back("LINE");
   head.push_back("");
-  Table table(head, {0, 2, 3, 4, 6, 7});
+  Table table(head, right);
   int64_t hidden = 0;
   for (const CheckpointInfo& info : checkpoints) {
-    if (!all && info.facts.complete && !info.on_line && !info.facts.pinned) {
+    if (!of.all && info.facts.complete && !info.on_line && !info.facts.pinned) {
       ++hidden;
       continue;
     }
@@ -143,11 +149,15 @@ std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints,
         Grouped(static_cast<int64_t>(info.objects)),
         missing > 0 ? absl::StrCat(info.world_size - missing, "/", info.world_size)
                     : absl::StrCat(info.world_size),
-        HumanTime(info.created_unix_ms),
-        absl::StrCat(info.key.attempt),
-        absl::StrCat(info.key.revision)};
-    if (all) row.push_back(OnLine(info));
-    std::string marks = Marks(info, all);
+        HumanAge(info.created_unix_ms, of.now_unix_ms)};
+    if (of.wide) row.push_back(HumanTime(info.created_unix_ms));
+    if (keys) {
+      row.push_back(absl::StrCat(info.key.attempt));
+      row.push_back(absl::StrCat(info.key.revision));
+    }
+    if (of.wide) row.push_back(Places(info));
+    if (of.all) row.push_back(OnLine(info));
+    std::string marks = Marks(info, of.all);
     if (const auto goes = go.find(info.key); goes != go.end()) {
       absl::StrAppend(&marks, marks.empty() ? "" : ", ",
                       goes->second ? "files about to go" : "files go later");
@@ -163,11 +173,25 @@ std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints,
   return text;
 }
 
-std::string RenderObjects(const std::vector<ObjectInfo>& objects) {
-  Table table({"NAME", "SIZE", "KIND", "WRITER", "LEVEL"}, {1, 3});
+std::string RenderObjects(const std::vector<ObjectInfo>& objects, bool wide, int64_t now_unix_ms) {
+  std::vector<std::string> head = {"NAME", "SIZE", "KIND", "WRITER", "LEVEL"};
+  std::vector<size_t> right = {1, 3};
+  if (wide) {
+    right.push_back(head.size());
+    head.insert(head.end(), {"BYTES", "VERIFIED"});
+  }
+  Table table(head, right);
   for (const ObjectInfo& info : objects) {
-    table.Row({info.name, HumanBytes(info.length), std::string(ObjectKindName(info.kind)),
-               absl::StrCat(info.writer), Name(info.level)});
+    std::vector<std::string> row = {info.name, HumanBytes(info.length),
+                                    std::string(ObjectKindName(info.kind)),
+                                    absl::StrCat(info.writer), Name(info.level)};
+    if (wide) {
+      row.push_back(Grouped(static_cast<int64_t>(info.length)));
+      row.push_back(info.verified_unix_ms == 0
+                        ? "when it was saved"
+                        : absl::StrCat(HumanAge(info.verified_unix_ms, now_unix_ms), " ago"));
+    }
+    table.Row(std::move(row));
   }
   return table.Render();
 }

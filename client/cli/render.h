@@ -20,11 +20,17 @@ Json ToJson(const PolicyPreview& preview);
 std::string Dump(const Json& json);
 
 std::string RenderJobs(const std::vector<std::string>& jobs);
-// With `all` also those that no longer count, and a column that says which do.
+// With what `status` knows of each; "-" of those that it does not show.
+std::string RenderJobsWide(const std::vector<std::string>& jobs, const Json& status);
+struct CheckpointTable {
+  bool all = false;  // also those that no longer count, and a column that says which do
+  bool wide = false;
+  int64_t now_unix_ms = 0;  // for ages
+};
 std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints,
-                              const PolicyPreview& preview, bool all);
+                              const PolicyPreview& preview, const CheckpointTable& table);
 std::string RenderPreview(const PolicyPreview& preview);
-std::string RenderObjects(const std::vector<ObjectInfo>& objects);
+std::string RenderObjects(const std::vector<ObjectInfo>& objects, bool wide, int64_t now_unix_ms);
 std::string RenderCheckpoint(const CheckpointInfo& info);
 std::string RenderObject(const CheckpointKey& checkpoint, const ObjectInfo& info);
 
@@ -35,6 +41,7 @@ std::string Whereabouts(const CheckpointInfo& info);
 // The policy in a status page. Enumerators are read by name (in any case, with "_" for "-") or by
 // number; what is absent or unknown has its default.
 JobPolicy PolicyFromJson(const Json& policy);
+std::string KeepText(const JobPolicy& policy);  // which files stay: "all", "the newest 3"
 
 // `status`: NodeStatus of proto/cairn.thrift as JSON. `now_unix_ms` for ages.
 struct Verdict {
@@ -43,5 +50,17 @@ struct Verdict {
 };
 Verdict IsMyCheckpointSafe(const Json& status);
 std::string RenderStatus(const Json& status, int64_t now_unix_ms);
+
+// `status JOB`. The job's entry in a status page; empty when it has none there.
+Json JobIn(const Json& status, const std::string& job);
+// `job` an entry of `status`; `checkpoints` all of the job.
+std::string RenderJob(const Json& status, const Json& job,
+                      const std::vector<CheckpointInfo>& checkpoints, int64_t now_unix_ms);
+// "12 saves refused, the last 3 min ago: memory: …", one line for what was refused and one for what could
+// not be persisted, since the daemon started.
+std::vector<std::string> Refused(const Json& job, int64_t now_unix_ms);
+
+// What ends the safe mode that `text` (a state or a refusal) tells of; empty: it tells of none.
+std::string SafeModeCure(const std::string& text);
 
 }  // namespace cairn::cli

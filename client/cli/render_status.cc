@@ -5,34 +5,10 @@
 #include "absl/strings/str_replace.h"
 #include "client/cli/format.h"
 #include "client/cli/render.h"
+#include "client/cli/status_fields.h"
 
 namespace cairn::cli {
 namespace {
-
-// A daemon of another version may leave fields out or add some: a field that is missing reads as 0 or
-// empty.
-int64_t Number(const Json& object, const char* field) {
-  const auto found = object.find(field);
-  if (found == object.end()) return 0;
-  if (found->is_number()) return found->get<int64_t>();
-  return 0;
-}
-uint64_t Bytes(const Json& object, const char* field) {
-  return static_cast<uint64_t>(std::max<int64_t>(0, Number(object, field)));
-}
-std::string Text(const Json& object, const char* field) {
-  const auto found = object.find(field);
-  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
-}
-const Json& List(const Json& object, const char* field) {
-  static const Json kEmpty = Json::array();
-  const auto found = object.find(field);
-  return found != object.end() && found->is_array() ? *found : kEmpty;
-}
-int64_t StepField(const Json& object, const char* field) {
-  return object.contains(field) ? Number(object, field) : kNoStep;
-}
-std::string StepText(int64_t step) { return step == kNoStep ? "-" : absl::StrCat(step); }
 
 // An enumerator by its name or number; `fallback` where the field is absent or unknown. `last` is
 // the greatest number.
@@ -50,16 +26,6 @@ Enumeration EnumeratorField(const Json& object, const char* field, Enumeration l
   const StatusOr<Enumeration> named =
       parse(absl::AsciiStrToLower(absl::StrReplaceAll(Text(object, field), {{"_", "-"}})));
   return named.ok() ? *named : fallback;
-}
-
-std::string PolicyText(const Json& job) {
-  const auto json = job.find("policy");
-  if (json == job.end() || !json->is_object()) return "-";
-  const JobPolicy policy = PolicyFromJson(*json);
-  if (policy.mode == PersistMode::kEvery) {
-    return policy.every <= 1 ? "every step" : absl::StrCat("every ", policy.every, " steps");
-  }
-  return std::string(PersistModeName(policy.mode));
 }
 
 struct JobVerdict {
@@ -98,41 +64,13 @@ JobVerdict Judge(const Json& job, bool storage, bool away) {
   return {false, words};
 }
 
-void Section(std::string* text, const std::string& title, const Table& table) {
-  if (table.empty()) return;
-  absl::StrAppend(text, "\n", title, "\n", table.Render(2));
-}
-
-Table Sessions(const Json& status, int64_t now_unix_ms) {
-  Table table({"JOB", "WRITER", "PID", "UID", "CONNECTED", "LEASED", "DOING"}, {1, 2, 3, 5});
-  for (const Json& session : List(status, "sessions")) {
-    // Sessions that only look, as this command's own, are left out.
-    if (Text(session, "job").empty() && Number(session, "leases") == 0) continue;
-    const int64_t writer = session.contains("writer") ? Number(session, "writer") : -1;
-    const int64_t step = StepField(session, "writing_step");
-    std::string doing = "idle";
-    const uint64_t total = Bytes(session, "writing_total"), done = Bytes(session, "writing_done");
-    if (step != kNoStep && total > 0) {
-      doing = absl::StrCat("step ", step, " ", Bar(done, total, 16), " ", Percent(done, total),
-                           " % of ", HumanBytes(total));
-    }
-    const int64_t connected = Number(session, "connected_unix_ms");
-    table.Row({Text(session, "job").empty() ? "-" : Text(session, "job"),
-               writer < 0 ? "reader" : absl::StrCat(writer), absl::StrCat(Number(session, "pid")),
-               absl::StrCat(Number(session, "uid")),
-               connected == 0 ? "-" : HumanDuration(absl::Milliseconds(now_unix_ms - connected)),
-               HumanBytes(Bytes(session, "leased_bytes")), doing});
-  }
-  return table;
-}
-
 Table Jobs(const Json& status) {
   Table table({"JOB", "OWNER", "IN MEMORY", "LATEST", "IN STORAGE", "UNPROTECTED", "PERSISTS"},
               {1, 2, 3, 4});
   for (const Json& job : List(status, "jobs")) {
     if (Text(job, "job").empty()) continue;
     const int64_t unprotected = Number(job, "unprotected_checkpoints");
-    std::string policy = PolicyText(job);
+    std::string policy = PersistText(job);
     if (const int64_t go = Number(job, "deletable_checkpoints"); go > 0) {
       absl::StrAppend(&policy, "; files of ", Plural(go, "checkpoint"), " go");
     }
@@ -173,6 +111,34 @@ std::string Yours(const Json& status) {
 }
 
 }  // namespace
+
+void Section(std::string* text, const std::string& title, const Table& table) {
+  if (table.empty()) return;
+  absl::StrAppend(text, "\n", title, "\n", table.Render(2));
+}
+
+Table SessionsTable(const Json& status, int64_t now_unix_ms) {
+  Table table({"JOB", "WRITER", "PID", "UID", "CONNECTED", "LEASED", "DOING"}, {1, 2, 3, 5});
+  for (const Json& session : List(status, "sessions")) {
+    // Sessions that only look, as this command's own, are left out.
+    if (Text(session, "job").empty() && Number(session, "leases") == 0) continue;
+    const int64_t writer = session.contains("writer") ? Number(session, "writer") : -1;
+    const int64_t step = StepField(session, "writing_step");
+    std::string doing = "idle";
+    const uint64_t total = Bytes(session, "writing_total"), done = Bytes(session, "writing_done");
+    if (step != kNoStep && total > 0) {
+      doing = absl::StrCat("step ", step, " ", Bar(done, total, 16), " ", Percent(done, total),
+                           " % of ", HumanBytes(total));
+    }
+    const int64_t connected = Number(session, "connected_unix_ms");
+    table.Row({Text(session, "job").empty() ? "-" : Text(session, "job"),
+               writer < 0 ? "reader" : absl::StrCat(writer), absl::StrCat(Number(session, "pid")),
+               absl::StrCat(Number(session, "uid")),
+               connected == 0 ? "-" : HumanDuration(absl::Milliseconds(now_unix_ms - connected)),
+               HumanBytes(Bytes(session, "leased_bytes")), doing});
+  }
+  return table;
+}
 
 JobPolicy PolicyFromJson(const Json& policy) {
   JobPolicy out;
@@ -215,9 +181,13 @@ std::string RenderStatus(const Json& status, int64_t now_unix_ms) {
   if (const int64_t restarts = Number(status, "restarts"); restarts > 0) {
     absl::StrAppend(&text, ", restarted ", Plural(restarts, "time"));
   }
-  absl::StrAppend(&text, ", version ", Printable(Text(status, "version")), "\nmemory    ",
-                  Bar(used, budget, 24), " ", Percent(used, budget), " % of ", HumanBytes(budget),
-                  ": used ", HumanBytes(used), ", free ", HumanBytes(Bytes(status, "free_bytes")));
+  absl::StrAppend(&text, ", version ", Printable(Text(status, "version")));
+  if (const std::string cure = SafeModeCure(Text(status, "state")); !cure.empty()) {
+    absl::StrAppend(&text, "\n          ", cure);
+  }
+  absl::StrAppend(&text, "\nmemory    ", Bar(used, budget, 24), " ", Percent(used, budget),
+                  " % of ", HumanBytes(budget), ": used ", HumanBytes(used), ", free ",
+                  HumanBytes(Bytes(status, "free_bytes")));
   if (const uint64_t writing = Bytes(status, "writing_bytes"); writing > 0) {
     absl::StrAppend(&text, ", being written ", HumanBytes(writing));
   }
@@ -242,7 +212,12 @@ std::string RenderStatus(const Json& status, int64_t now_unix_ms) {
   }
 
   Section(&text, "jobs", Jobs(status));
-  Section(&text, "sessions", Sessions(status, now_unix_ms));
+  for (const Json& job : List(status, "jobs")) {
+    for (const std::string& words : Refused(job, now_unix_ms)) {
+      absl::StrAppend(&text, "  ", Printable(Text(job, "job")), ": ", words, "\n");
+    }
+  }
+  Section(&text, "sessions", SessionsTable(status, now_unix_ms));
   Section(&text, "quarantined: freed by the job, still mapped by a process", Quarantine(status));
   return text;
 }

@@ -176,7 +176,8 @@ class Session : public std::enable_shared_from_this<Session> {
   virtual StatusOr<CheckpointInfo> Stat(const CheckpointRef& checkpoint) = 0;
   virtual StatusOr<ObjectInfo> StatObject(const CheckpointRef& checkpoint,
                                           const std::string& name) = 0;
-  virtual StatusOr<Listing> List(const std::string& path) = 0;  // follows cursors to the end
+  // The paths are those of ListPath in common/keys.h. Follows cursors to the end.
+  virtual StatusOr<Listing> List(const std::string& path) = 0;
   virtual StatusOr<CheckpointInfo> Wait(const CheckpointRef& checkpoint, Level level,
                                         absl::Duration timeout) = 0;
   // The first complete step above `after`, or the newest one if another attempt or decision is at the

@@ -270,23 +270,12 @@ StatusOr<Listing> ListStored(const std::string& root, const std::string& path) {
       CAIRN_ASSIGN_OR_RETURN(out.jobs, ListStoredJobs(root));
       return absl::OkStatus();
     }
-    const size_t slash = path.find('/');
-    CheckpointRef ref;
-    ref.job = path.substr(0, slash);
-    CAIRN_RETURN_IF_ERROR(ValidateJob(ref.job));
-    if (slash == std::string::npos || slash + 1 == path.size()) {
-      CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadSummary(root, ref.job));
+    CAIRN_ASSIGN_OR_RETURN(const ListPath parsed, ParseListPath(path));
+    if (!parsed.names_step) {
+      CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadSummary(root, parsed.ref.job));
       return ListCheckpoints(stored, &out);
     }
-    const std::string step = path.substr(slash + 1);
-    if (step != "latest") {
-      ref.step = ParseStepDirectory(step);
-      if (ref.step == kNoStep) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("path: ", path, ": the step must be a number or \"latest\""));
-      }
-    }
-    return LookAgainWhileItMoves([&] { return ListObjects(root, ref, &out); });
+    return LookAgainWhileItMoves([&] { return ListObjects(root, parsed.ref, &out); });
   });
   if (!status.ok()) return status;
   return out;

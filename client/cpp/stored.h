@@ -16,7 +16,7 @@ namespace cairn::client {
 // something there cannot be read, or was written by a later version: it may be the newest.
 StatusOr<LatestCheckpoint> StoredLatest(const std::string& root, const std::string& job);
 
-// As Session::List: "" lists jobs, "JOB" checkpoints, "JOB/STEP" or "JOB/latest" objects.
+// As Session::List; the paths are those of ListPath in common/keys.h.
 StatusOr<Listing> ListStored(const std::string& root, const std::string& path);
 
 // `ref` as for Session::Open, but its job must be named. Only complete checkpoints are opened.

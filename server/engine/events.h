@@ -227,8 +227,7 @@ struct StatObject {
   MonotonicNanos deadline = 0;
 };
 
-// path "": jobs; "JOB": its checkpoints; "JOB/STEP" or "JOB/latest": objects. The engine checks path,
-// cursor and limit. → reply::List
+// path: see ListPath in common/keys.h. The engine checks path, cursor and limit. → reply::List
 struct List {
   Caller caller;
   std::string path;

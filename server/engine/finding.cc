@@ -4,7 +4,6 @@
 #include <utility>
 #include <variant>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -152,20 +151,9 @@ void Finding::On(const event::List& event) {
   }
   const size_t limit = static_cast<size_t>(std::min(event.limit, kMostListed));
   if (event.path.empty()) return ListJobs(event, limit);
-  const std::vector<std::string> path = absl::StrSplit(event.path, '/');
-  if (path.size() > 2 || path[0].empty() || (path.size() == 2 && path[1].empty())) {
-    return out_.Answer(
-        request, absl::InvalidArgumentError(absl::StrCat("path: \"", absl::CHexEscape(event.path),
-                                                         "\" is neither JOB nor JOB/STEP")));
-  }
-  CheckpointRef ref;
-  ref.job = path[0];
-  if (path.size() == 2 && path[1] != "latest" &&
-      (!absl::SimpleAtoi(path[1], &ref.step) || ref.step < 0)) {
-    return out_.Answer(
-        request, absl::InvalidArgumentError(absl::StrCat("path: \"", absl::CHexEscape(path[1]),
-                                                         "\" is neither a step nor latest")));
-  }
+  const StatusOr<ListPath> path = ParseListPath(event.path);
+  if (!path.ok()) return out_.Answer(request, path.status());
+  const CheckpointRef& ref = path->ref;
   Job* job = scanning_.Readable(&sessions_, event.caller, ref.job, event.deadline, event,
                                 /*scan=*/true);
   if (job == nullptr) return;
@@ -177,7 +165,7 @@ void Finding::On(const event::List& event) {
                               job->scan->problem.message()))
                         : absl::NotFoundError(absl::StrCat("job: ", ref.job, " is not known")));
   }
-  if (path.size() == 1) return ListCheckpoints(event, *job, limit);
+  if (!path->names_step) return ListCheckpoints(event, *job, limit);
   ListObjects(event, *job, ref, limit);
 }
 

@@ -2,6 +2,7 @@
 // printed, which exit code leaves.
 //
 // One file: every command is tried in the same small vocabulary, which is the fixture below.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -36,6 +37,8 @@ struct World {
   std::vector<std::string> calls;
   std::vector<client::ConnectOptions> connections;
   Status refuse_remove;  // without force
+  std::set<Step> pinned;
+  std::set<Step> gone_meanwhile;  // shown, and not there any more when it is to be removed
   Status wait_result;
   bool corrupt = false;
 };
@@ -166,6 +169,8 @@ class FakeSession : public client::Session {
     for (const auto& [name, bytes] : found->second) info.bytes += bytes.size();
     info.facts.complete = info.facts.resident = true;
     info.facts.abandoned = world_->abandoned.contains(step);
+    info.facts.pinned = world_->pinned.contains(step);
+    info.created_unix_ms = RealClock()->UnixMillis() - 3 * 3600 * 1000 - 1000;
     info.on_line = !info.facts.abandoned;
     info.level = client::Level::kCached;
     return info;
@@ -182,7 +187,9 @@ class FakeSession : public client::Session {
       for (const auto& [job, steps] : world_->jobs) listing.jobs.push_back(job);
       return listing;
     }
-    CAIRN_ASSIGN_OR_RETURN(const Target target, ParseTarget(path, TargetNeeds::kJob));
+    // The fake has one attempt of each step.
+    CAIRN_ASSIGN_OR_RETURN(const Target target,
+                           ParseTarget(path.substr(0, path.find('@')), TargetNeeds::kJob));
     if (!target.has_step) {
       if (!world_->jobs.count(target.job)) return absl::NotFoundError("job: not known");
       for (const auto& [step, objects] : world_->jobs[target.job]) {
@@ -220,6 +227,7 @@ class FakeSession : public client::Session {
     world_->calls.push_back(
         absl::StrCat("remove ", ref.step, memory_only ? " memory" : "", force ? " force" : ""));
     if (!force) CAIRN_RETURN_IF_ERROR(world_->refuse_remove);
+    if (world_->gone_meanwhile.contains(ref.step)) return absl::NotFoundError("step: is unknown");
     world_->jobs[ref.job].erase(ref.step);
     return absl::OkStatus();
   }
@@ -276,6 +284,8 @@ class CommandsTest : public testing::Test {
     context.console.err = &err_;
     context.console.out_terminal = out_terminal_;
     context.console.ask = ask_;
+    context.console.in_fd = in_fd_;
+    context.console.pause = pause_;
     context.clock = RealClock();
     context.connect =
         [this](
@@ -305,6 +315,8 @@ class CommandsTest : public testing::Test {
   std::ostringstream out_, err_;
   bool out_terminal_ = false;
   std::function<bool(const std::string&)> ask_;
+  std::function<bool(absl::Duration)> pause_;
+  int in_fd_ = -1;
 };
 
 TEST_F(CommandsTest, NoCommandOrAnUnknownOneIsExitCode2) {
@@ -512,6 +524,121 @@ TEST_F(CommandsTest, RemoveWithNobodyToAskNamesYes) {
   EXPECT_EQ(world_.calls.back(), "remove 3 memory force");
 }
 
+TEST_F(CommandsTest, RemoveOfAPinnedStepNamesUnpinAndAsksNothing) {
+  world_.jobs["run7"][3]["a"] = "x";
+  world_.pinned = {3};
+  ask_ = [](const std::string&) { return true; };
+  EXPECT_EQ(Cairn({"rm", "run7/latest"}), 1);
+  EXPECT_THAT(Err(), HasSubstr("`cairn unpin run7/3`"));
+  EXPECT_TRUE(world_.calls.empty());
+}
+
+TEST_F(CommandsTest, RemoveOfAJobGoesOnBehindWhatIsRefused) {
+  for (Step step : {1, 2, 3, 4}) world_.jobs["run7"][step]["a"] = "x";
+  world_.pinned = {2};
+  world_.gone_meanwhile = {3};
+  EXPECT_EQ(Cairn({"rm", "run7"}), 1);
+  EXPECT_THAT(Err(),
+              AllOf(HasSubstr("3 complete checkpoints have no other copy"), HasSubstr("--yes")));
+  EXPECT_TRUE(world_.calls.empty());
+  EXPECT_EQ(Cairn({"rm", "run7", "--yes"}), 1);
+  EXPECT_THAT(world_.calls,
+              testing::ElementsAre("remove 1 force", "remove 3 force", "remove 4 force"));
+  EXPECT_THAT(Err(), HasSubstr("run7/2 stays: it is pinned; `cairn unpin run7/2` lets it go"));
+  EXPECT_THAT(Err(), Not(HasSubstr("run7/3")));
+  std::string question;
+  ask_ = [&](const std::string& text) {
+    question = text;
+    return true;
+  };
+  world_.pinned.clear();
+  EXPECT_EQ(Cairn({"rm", "run7"}), 0) << Err();
+  EXPECT_THAT(question, HasSubstr("This removes 2 checkpoints of run7, 2 B."));
+  EXPECT_EQ(Cairn({"rm", "run7", "--attempt", "5", "--yes"}), 2);
+  EXPECT_EQ(Cairn({"rm", "nosuch", "--yes"}), 3);
+}
+
+TEST_F(CommandsTest, WhatTheDaemonCallsForceIsYesHere) {
+  world_.jobs["run7"][3]["a"] = "x";
+  world_.refuse_remove =
+      absl::FailedPreconditionError("remove: nothing would be left; force removes it all the same");
+  EXPECT_EQ(Cairn({"rm", "run7/3"}), 1);
+  EXPECT_THAT(Err(), AllOf(HasSubstr("; --yes removes it all the same"), Not(HasSubstr("force"))));
+}
+
+TEST_F(CommandsTest, GetOfAStepWritesAllOfItOrNothing) {
+  world_.jobs["run7"][3] = {{"a", "one"}, {"deep/er/b", "two"}};
+  const std::string out = directory_ / "new/out";
+  EXPECT_EQ(Cairn({"get", "run7/3", out}), 0) << Err();
+  EXPECT_THAT(Out(), HasSubstr("made the directory " + out));
+  EXPECT_EQ(Contents(out + "/a"), "one");
+  EXPECT_EQ(Contents(out + "/deep/er/b"), "two");
+  world_.jobs["run7"][3]["a"] = "changed";
+  world_.corrupt = true;
+  EXPECT_EQ(Cairn({"get", "run7/latest", out}), 4);
+  EXPECT_EQ(Contents(out + "/a"), "one");
+  EXPECT_EQ(Cairn({"get", "run7/latest", directory_ / "other/out"}), 4);
+  EXPECT_FALSE(std::filesystem::exists(directory_ / "other"));
+  EXPECT_EQ(Cairn({"get", "run7/3", "-"}), 2);
+  EXPECT_EQ(Cairn({"get", "run7/3", File("file", "")}), 2);
+  EXPECT_EQ(Cairn({"get", "run7", out}), 2);
+}
+
+TEST_F(CommandsTest, PutReadsStandardInputToItsEnd) {
+  const std::string bytes(3 << 20, 'z');
+  const UniqueFd in(open(File("in", bytes).c_str(), O_RDONLY | O_CLOEXEC));
+  in_fd_ = in.get();
+  EXPECT_EQ(Cairn({"put", "-", "run7/3/"}), 2);
+  EXPECT_EQ(Cairn({"put", "-", "run7/3/a/b"}), 0) << Err();
+  EXPECT_EQ(world_.jobs["run7"][3].at("a/b"), bytes);
+  DaemonIsDown();
+  lseek(in.get(), 0, SEEK_SET);
+  EXPECT_EQ(Cairn({"put", "-", "run7/4/a"}), 6);
+  EXPECT_EQ(lseek(in.get(), 0, SEEK_CUR), 0) << "nothing is read that cannot be saved";
+}
+
+TEST_F(CommandsTest, WatchShowsStatusAgainUntilNobodyReads) {
+  world_.jobs["run7"][3]["a"] = "x";
+  world_.status = R"({"jobs":[{"job":"run7","latest_step":3,"latest_persisted_step":3}]})";
+  std::vector<absl::Duration> pauses;
+  pause_ = [&](absl::Duration time) {
+    pauses.push_back(time);
+    return pauses.size() % 2 == 1;
+  };
+  const auto pages = [&] {
+    const std::string text = Out();
+    size_t count = 0;
+    for (size_t at = 0; (at = text.find("run7: step 3", at)) != std::string::npos; ++at) ++count;
+    return count;
+  };
+  for (const auto& arguments :
+       std::vector<std::vector<std::string>>{{"status", "--watch=5"},
+                                             {"status", "--watch", "5"},
+                                             {"status", "run7", "--watch=5"},
+                                             {"status", "--watch"},
+                                             {"status", "--watch", "run7"}}) {
+    EXPECT_EQ(Cairn(arguments), 0) << Err();
+    EXPECT_EQ(pages(), 2u) << Out();
+    EXPECT_EQ(pauses.back(), absl::Seconds(arguments.back().ends_with("5") ? 5 : 2));
+  }
+  for (const char* wrong : {"--watch=-1", "--watch=0", "--watch=never!"}) {
+    EXPECT_EQ(Cairn({"status", wrong}), 2);
+    EXPECT_THAT(Err(), HasSubstr("is not a time"));
+  }
+}
+
+TEST_F(CommandsTest, LsShowsAgesAndTheRestWhenWide) {
+  world_.jobs["run7"][3]["a"] = "x";
+  EXPECT_EQ(Cairn({"ls", "run7"}), 0);
+  EXPECT_THAT(Out(), AllOf(HasSubstr("AGE"), HasSubstr("3 h"), Not(HasSubstr("ATTEMPT"))));
+  EXPECT_EQ(Cairn({"ls", "run7", "-o", "wide"}), 0);
+  EXPECT_THAT(Out(), AllOf(HasSubstr("SAVED (UTC)"), HasSubstr("ATTEMPT  REV")));
+  world_.status = R"({"jobs":[{"job":"run7","owner_uid":1000,"latest_step":3}]})";
+  world_.jobs["stored"];
+  EXPECT_EQ(Cairn({"ls", "-o", "wide"}), 0);
+  EXPECT_THAT(Out(), AllOf(HasSubstr("uid 1000"), testing::ContainsRegex("stored +-")));
+}
+
 TEST_F(CommandsTest, PersistAsksAndWaits) {
   world_.jobs["run7"][3]["a"] = "x";
   EXPECT_EQ(Cairn({"persist", "run7/3"}), 0) << Err();
@@ -540,6 +667,8 @@ TEST_F(CommandsTest, PolicyChangesOnlyWhatWasNamed) {
   EXPECT_EQ(Cairn({"policy", "run7", "--every", "100"}), 0) << Err();
   EXPECT_EQ(world_.calls.back(), "policy run7 mode=1 every=100 keep_last=4");
   EXPECT_EQ(Cairn({"policy", "run7", "--persist", "sometimes"}), 2);
+  EXPECT_EQ(Cairn({"policy", "run7", "--mode=on_demand"}), 0) << Err();
+  EXPECT_EQ(world_.calls.back(), "policy run7 mode=0 every=1 keep_last=4");
 }
 
 TEST_F(CommandsTest, PolicyDryRunShowsWhatWouldGoAndChangesNothing) {

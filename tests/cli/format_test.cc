@@ -11,6 +11,17 @@
 namespace cairn::cli {
 namespace {
 
+TEST(Format, AnAgeHasOneUnit) {
+  constexpr int64_t kNow = 1'000'000'000'000;
+  EXPECT_EQ(HumanAge(0, kNow), "-");
+  EXPECT_EQ(HumanAge(kNow + 5000, kNow), "0 s");
+  EXPECT_EQ(HumanAge(kNow - 59'999, kNow), "59 s");
+  EXPECT_EQ(HumanAge(kNow - 60'000, kNow), "1 min");
+  EXPECT_EQ(HumanAge(kNow - 3'599'999, kNow), "59 min");
+  EXPECT_EQ(HumanAge(kNow - 7'200'000, kNow), "2 h");
+  EXPECT_EQ(HumanAge(kNow - 3 * 86'400'000LL, kNow), "3 d");
+}
+
 TEST(Format, BytesHaveThreeDigitsInBinaryUnits) {
   EXPECT_EQ(HumanBytes(0), "0 B");
   EXPECT_EQ(HumanBytes(1023), "1023 B");

@@ -78,6 +78,58 @@ TEST(Status, AFailedPersistIsNamed) {
   EXPECT_THAT(verdict.words[0], HasSubstr("The last persist failed: disk full"));
 }
 
+TEST(Status, WhatWasRefusedStandsBelowTheJobs) {
+  Json job = Job("run7", 12, 12);
+  EXPECT_THAT(RenderStatus(Node({job}), kNow), Not(HasSubstr("refused")));
+  job["refused_saves"] = 1200;
+  job["last_refusal"] = "memory: evil\x1b[2J";
+  job["last_refusal_unix_ms"] = kNow - 3 * 60'000;
+  job["failed_persists"] = 1;
+  job["last_failed_persist_unix_ms"] = kNow - 7'200'000;
+  const std::string text = RenderStatus(Node({job}), kNow);
+  EXPECT_THAT(
+      text, HasSubstr("\n  run7: 1,200 saves refused, the last 3 min ago: memory: evil\\x1b[2J\n"));
+  EXPECT_THAT(text, HasSubstr("\n  run7: 1 persist failed, 2 h ago; none is failing now\n"));
+  job["persist_problem"] = "disk full";
+  EXPECT_THAT(RenderStatus(Node({job}), kNow),
+              HasSubstr("\n  run7: 1 persist failed, 2 h ago: disk full\n"));
+}
+
+TEST(Status, OfOneJobHasItsNumbersAndItsSessionsAlone) {
+  Json job = Job("run7", 12, 10, 2, "disk full");
+  job["attempt"] = 1763798400123;
+  job["refused_saves"] = 12;
+  job["last_refusal"] = "memory: no room";
+  job["last_refusal_unix_ms"] = kNow - 90'000;
+  job["deletable_checkpoints"] = 3;
+  Json node = Node({job, Job("other", 3, 3)});
+  node["sessions"] = {{{"job", "run7"}, {"writer", 0}, {"pid", 77}},
+                      {{"job", "other"}, {"writer", 0}, {"pid", 78}}};
+  CheckpointInfo counts, left, writing;
+  counts.facts.complete = counts.on_line = left.facts.complete = counts.facts.pinned = true;
+  const std::string text = RenderJob(node, JobIn(node, "run7"), {counts, left, writing}, kNow);
+  EXPECT_THAT(text, StartsWith("run7: step 12, the latest, is in this node's memory only"));
+  for (const char* words : {"1763798400123", "3, incomplete 1, no longer counting 1, pinned 1",
+                            "2 checkpoints, 2.00 GiB, in memory only", "every 10 steps",
+                            "of 3 checkpoints", "problem                   disk full",
+                            "12 saves refused, the last 1 min ago: memory: no room", " 77 "}) {
+    EXPECT_THAT(text, HasSubstr(words));
+  }
+  EXPECT_THAT(text, Not(HasSubstr("other")));
+  EXPECT_THAT(text, Not(HasSubstr(" 78 ")));
+  EXPECT_TRUE(JobIn(node, "nosuch").empty());
+}
+
+TEST(Status, SafeModeNamesItsCure) {
+  Json node = Node({Job("run7", 12, 12)});
+  node["state"] = "safe mode: the daemon died 3 times within a minute; safe mode lasts 60 s";
+  EXPECT_THAT(RenderStatus(node, kNow), HasSubstr("SIGHUP to the keeper"));
+  EXPECT_THAT(RenderJob(node, JobIn(node, "run7"), {}, kNow), HasSubstr("SIGHUP to the keeper"));
+  node["state"] = "safe mode: journal: version 1; this build knows 2";
+  EXPECT_THAT(RenderStatus(node, kNow), HasSubstr("put the newer cairnd back"));
+  EXPECT_EQ(SafeModeCure("serving; facts were lost: safe mode is not meant"), "");
+}
+
 TEST(Status, UnsafeJobsComeFirst) {
   const Verdict verdict =
       IsMyCheckpointSafe(Node({Job("good", 3, 3), Job("fresh", -1, -1), Job("bad", 5, 4, 1)}));

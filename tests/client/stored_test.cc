@@ -255,6 +255,12 @@ TEST_F(Stored, ListingsShowJobsCheckpointsAndObjects) {
   ASSERT_EQ(objects->objects.size(), 2u);
   EXPECT_EQ(objects->objects[0].name, "a");
   EXPECT_EQ(objects->objects[1].writer, 1);
+  const auto exact = ListStored(root_, ExactListPath(four.key));
+  ASSERT_TRUE(exact.ok()) << exact.status();
+  EXPECT_EQ(exact->objects.size(), 2u);
+  CheckpointKey other = four.key;
+  ++other.attempt;
+  EXPECT_EQ(ListStored(root_, ExactListPath(other)).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(ListStored(root_, "run/x").status().code(), absl::StatusCode::kInvalidArgument);
 }
 

@@ -215,8 +215,15 @@ TEST(ListPaths, NameJobsAJobOrAStep) {
   ASSERT_TRUE(latest.ok());
   EXPECT_TRUE(latest->names_step);
   EXPECT_EQ(latest->ref.step, kNoStep);
-  for (const char* path : {"/", "run/", "run/newest", "run/-1", "run/1/", "run/1/a", "ru n",
-                           "run/9223372036854775808"}) {
+  const auto exact = ParseListPath(ExactListPath({"run", 12, 1763798400123, 3}));
+  ASSERT_TRUE(exact.ok());
+  EXPECT_EQ(exact->ref.step, 12);
+  EXPECT_EQ(exact->ref.attempt, 1763798400123);
+  EXPECT_EQ(exact->ref.revision, 3);
+  for (const char* path :
+       {"/", "run/", "run/newest", "run/-1", "run/1/", "run/1/a", "ru n", "run/9223372036854775808",
+        "run/1@", "run/1@2", "run/1@2.", "run/1@.3", "run/1@0.3", "run/1@-2.3", "run/1@2.-3",
+        "run/1@2.3.4", "run/1@9223372036854775808.0", "run/1@2.2147483648", "run/latest@2.3"}) {
     EXPECT_EQ(ParseListPath(path).status().code(), absl::StatusCode::kInvalidArgument) << path;
   }
 }

@@ -45,6 +45,11 @@ TEST_F(Finding, ListingGoesByCursor) {
   EXPECT_THAT(page->objects, SizeIs(2));
   page = list("job/5", page->next_cursor, 2);
   EXPECT_EQ(page->objects[0].name, "c/d");
+  CheckpointKey first = list("job", "", 1)->checkpoints[0].key;
+  EXPECT_THAT(list(ExactListPath(first), "", 10)->objects, SizeIs(3));
+  ++first.attempt;
+  EXPECT_THAT(StatusOf(list(ExactListPath(first), "", 10)),
+              Fails(absl::StatusCode::kNotFound, "step"));
   EXPECT_THAT(StatusOf(list("job/x", "", 2)), Fails(absl::StatusCode::kInvalidArgument, "path"));
   EXPECT_THAT(StatusOf(list("job", "x", 2)), Fails(absl::StatusCode::kInvalidArgument, "cursor"));
   EXPECT_THAT(StatusOf(list("job", "", 0)), Fails(absl::StatusCode::kInvalidArgument, "limit"));

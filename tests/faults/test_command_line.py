@@ -2,48 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import pty
-import select
-import subprocess
+import re
+import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cairn_daemon import MIB, Node, binary, node, until
+from cairn_command import Cairn, on_terminal
+from cairn_daemon import MIB, Node, node, until
 from cairn_raw import attempt_number, pattern
-
-
-class Cairn:
-    def __init__(self, node: Node, **environment: str) -> None:
-        self.node = node
-        self.environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("CAIRN")},
-            "CAIRN_SOCKET": node.socket,
-            **environment,
-        }
-
-    def run(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[bytes]:
-        result = subprocess.run(
-            [binary("cairn"), *map(str, arguments)],
-            env=self.environment,
-            capture_output=True,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-        )
-        assert result.returncode == code, (
-            result.returncode,
-            result.stdout[-500:],
-            result.stderr[-500:],
-        )
-        if code:
-            assert result.stderr.startswith(b"cairn: ")
-        return result
-
-    def json(self, *arguments: object) -> Any:
-        return json.loads(self.run(*arguments, "-o", "json").stdout)
 
 
 @pytest.fixture
@@ -104,12 +72,55 @@ def test_wait_that_is_late_or_hopeless(cairn: Cairn, tmp_path: Path) -> None:
 def test_rm_asks_before_the_last_copy(cairn: Cairn, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     cairn.run("put", tmp_path / "a", "rm/1/a")
-    assert b"--yes" in cairn.run("rm", "rm/1", code=1).stderr
+    refusal = cairn.run("rm", "rm/1", code=1).stderr
+    assert b"--yes removes it" in refusal and b"force" not in refusal
     assert on_terminal(cairn, "rm", "rm/1", answer="n\n")[0] == 1
     assert cairn.run("latest", "rm").stdout == b"1\n"
     code, text = on_terminal(cairn, "rm", "rm/1", answer="y\n")
     assert code == 0 and "last copy of rm/1" in text
     cairn.run("stat", "rm/1", code=3)
+
+
+def test_rm_of_a_job_asks_then_removes_every_checkpoint(cairn: Cairn, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    for step in (1, 2, 3, 2):  # the last life leaves 3 behind, and another 2
+        cairn.run("put", tmp_path / "a", f"all/{step}/a")
+    cairn.run("persist", "all/1")
+    refusal = cairn.run("rm", "all", code=1).stderr
+    assert b"--yes" in refusal and b"4 complete checkpoints have no other copy" in refusal
+    assert on_terminal(cairn, "rm", "all", answer="n\n")[0] == 1
+    assert len(cairn.json("ls", "all")["checkpoints"]) == 4
+    code, text = on_terminal(cairn, "rm", "all", answer="y\n")
+    assert code == 0 and "removed 4 checkpoints of all" in text, text
+    assert cairn.json("ls", "all")["checkpoints"] == []
+    until("its files are gone", lambda: not (cairn.node.storage / "all/1/a").exists(), 60)
+    cairn.run("rm", "nosuchjob", "--yes", code=3)
+    cairn.run("rm", "all/1/a", "--yes", code=2)
+
+
+def test_rm_of_a_job_leaves_what_is_pinned_and_names_the_cure(cairn: Cairn, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    for step in (1, 2, 3):
+        cairn.run("put", tmp_path / "a", f"some/{step}/a")
+    cairn.run("pin", "some/2")
+    assert b"`cairn unpin some/2`" in cairn.run("rm", "some/2", "--yes", code=1).stderr
+    result = cairn.run("rm", "some", "--yes", code=1)
+    assert b"some/2 stays: it is pinned; `cairn unpin some/2`" in result.stderr
+    assert b"removed 2 checkpoints of some" in result.stdout
+    assert [c["step"] for c in cairn.json("ls", "some")["checkpoints"]] == [2]
+    cairn.run("unpin", "some/2")
+    assert cairn.json("rm", "some", "--yes")["removed"] == 1
+    assert cairn.json("ls", "some")["checkpoints"] == []
+
+
+def test_rm_of_a_job_from_memory_keeps_the_files(cairn: Cairn, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"kept")
+    for step in (1, 2):
+        cairn.run("put", tmp_path / "a", f"mem/{step}/a", "--wait", "persisted")
+    cairn.run("rm", "mem", "--memory-only")  # nothing is lost, so nothing is asked
+    listed = cairn.json("ls", "mem")["checkpoints"]
+    assert [c["facts"]["resident"] for c in listed] == [False, False]
+    assert cairn.run("get", "mem/2/a", "-").stdout == b"kept"
 
 
 def test_rm_of_memory_alone_keeps_the_file(cairn: Cairn, tmp_path: Path) -> None:
@@ -132,6 +143,12 @@ def test_pin_unpin_policy(cairn: Cairn, tmp_path: Path) -> None:
     policy = cairn.json("policy", "pin")
     assert (policy["persist"], policy["every"], policy["keep_last"]) == ("every", 100, 3)
     cairn.run("policy", "pin", "--every", "-1", code=2)
+    for said, means in (("newest", "newest"), ("on_demand", "on-demand"), ("every", "every")):
+        cairn.run("policy", "pin", f"--mode={said}")
+        policy = cairn.json("policy", "pin")
+        assert (policy["persist"], policy["every"], policy["keep_last"]) == (means, 100, 3)
+    assert b"persist     newest" in cairn.run("policy", "pin", "--persist", "newest").stdout
+    assert b"sometimes" in cairn.run("policy", "pin", "--mode", "sometimes", code=2).stderr
 
 
 def test_policy_dry_run_shows_what_that_policy_then_deletes(cairn: Cairn, tmp_path: Path) -> None:
@@ -173,7 +190,10 @@ def test_get_from_storage_when_the_daemon_is_down(cairn: Cairn, tmp_path: Path) 
     (tmp_path / "in").write_bytes(data)
     cairn.run("put", tmp_path / "in", "down/7/dir/a", "--wait", "persisted", "--kind", "torch")
     cairn.node.kill_all()
-    cairn.run("get", "down/7/dir/a", tmp_path / "out", code=6)
+    for command in (["ls"], ["stat", "down/7"], ["latest", "down"], ["status"]):
+        assert b"--storage=DIR" in cairn.run(*command, code=6).stderr
+    hint = cairn.run("get", "down/7/dir/a", tmp_path / "out", code=6).stderr
+    assert b"--storage=DIR" in hint and b"CAIRN_STORAGE" in hint
     with_storage = Cairn(cairn.node, CAIRN_STORAGE=str(cairn.node.storage))
     note = with_storage.run("get", "down/latest/dir/a", tmp_path / "out").stderr
     assert b"reading" in note
@@ -184,6 +204,9 @@ def test_get_from_storage_when_the_daemon_is_down(cairn: Cairn, tmp_path: Path) 
     with_storage.run("get", "down/8/dir/a", tmp_path / "none", code=3)
     with_storage.run("latest", "nosuchjob", code=3)
     with_storage.run("status", code=6)
+    with_storage.run("get", "down/latest", tmp_path / "whole")
+    assert (tmp_path / "whole/dir/a").read_bytes() == data
+    assert b"down" in with_storage.run("ls", "-o", "wide").stdout
     stored = cairn.node.storage / "down/7/dir/a"
     with open(stored, "r+b") as file:
         file.seek(4 * MIB + 3)
@@ -196,45 +219,6 @@ def test_a_get_that_cannot_finish_leaves_the_old_file(cairn: Cairn, tmp_path: Pa
     (tmp_path / "a").write_bytes(b"x" * MIB)
     cairn.run("put", tmp_path / "a", "full/1/a")
     assert cairn.run("get", "full/1/a", "/dev/full", code=5)
-    reader = subprocess.Popen(
-        [binary("cairn"), "get", "full/1/a", "-"],
-        env=cairn.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert reader.stdout is not None
-    reader.stdout.close()
-    assert reader.wait(20) == 1
-
-
-def on_terminal(cairn: Cairn, *arguments: object, answer: str = "") -> tuple[int, str]:
-    """Exit code and everything shown, with a terminal on all three streams."""
-    controller, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [binary("cairn"), *map(str, arguments)],
-        env=cairn.environment,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-    )
-    os.close(terminal)
-    os.write(controller, answer.encode())
-    shown = b""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if not select.select([controller], [], [], 1)[0]:
-            if process.poll() is not None:
-                break
-            continue
-        try:
-            piece = os.read(controller, 65536)
-        except OSError:
-            break
-        if not piece:
-            break
-        shown += piece
-    os.close(controller)
-    return process.wait(20), shown.decode(errors="replace")
 
 
 def test_progress_is_shown_on_a_terminal_and_only_there(cairn: Cairn, tmp_path: Path) -> None:
@@ -244,6 +228,8 @@ def test_progress_is_shown_on_a_terminal_and_only_there(cairn: Cairn, tmp_path: 
     code, text = on_terminal(cairn, "get", "progress/1/a", tmp_path / "c")
     assert code == 0
     assert "40.0 MiB of 40.0 MiB  100 %" in text
+    code, text = on_terminal(cairn, "get", "progress/1", tmp_path / "d")
+    assert code == 0 and "1 object  40.0 MiB of 40.0 MiB  100 %" in text
     code, text = on_terminal(cairn, "get", "progress/1/a", "-")
     assert code == 2, "bytes are not thrown at a terminal"
 
@@ -265,11 +251,21 @@ def test_status_shows_a_save_in_flight_and_who_holds_what() -> None:
         assert "being written 8.00 MiB" in text
 
 
-def test_version_names_both(cairn: Cairn) -> None:
+def test_version_names_both_or_says_why_no_daemon_answers(cairn: Cairn) -> None:
     versions = cairn.json("version")
     assert versions["cairn"] and versions["daemon"]
+    daemon = cairn.node.daemon_pid()
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        said = cairn.run("version", "--timeout", "500ms").stdout.decode()
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    assert f"cairnd none answers at {cairn.node.socket}: " in said
     cairn.node.kill_all()
     assert cairn.json("version")["daemon"] is None
+    assert "no daemon listens" in cairn.json("version")["problem"]
+    said = cairn.run("version").stdout.decode()
+    assert said.startswith("cairn ") and f"no daemon listens at {cairn.node.socket}" in said
 
 
 def test_use_brings_back_what_a_later_life_left(cairn: Cairn, tmp_path: Path) -> None:
@@ -286,3 +282,106 @@ def test_use_brings_back_what_a_later_life_left(cairn: Cairn, tmp_path: Path) ->
     assert b"use/3 of attempt 3 is latest" in said
     assert cairn.run("get", "use/latest/a", "-").stdout == b"3.3"
     cairn.run("use", "use/17", "--attempt", "1", code=3)
+
+
+def test_get_of_a_whole_step_makes_directories_and_replaces_files(
+    cairn: Cairn, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(pattern(name, 5 * MIB + 3))
+    cairn.run("put", tmp_path / "a", tmp_path / "b", "whole/1/")
+    out = tmp_path / "deep/out"
+    said = cairn.run("get", "whole/1", out).stdout
+    assert b"made the directory" in said and b"2 objects, 10.0 MiB of whole/1, verified" in said
+    assert {f.name: f.read_bytes() for f in out.iterdir()} == {
+        name: pattern(name, 5 * MIB + 3) for name in ("a", "b")
+    }
+    (tmp_path / "c").write_bytes(b"new")
+    cairn.run("put", tmp_path / "c", "whole/2/a")
+    assert b"made" not in cairn.run("get", "whole/latest", out).stdout
+    assert (out / "a").read_bytes() == b"new"
+    assert sorted(f.name for f in out.iterdir()) == ["a", "b"], "nothing else is there, or gone"
+    cairn.run("put", tmp_path / "c", "whole/3/sub/dir/c")
+    assert cairn.json("get", "whole/3", str(out) + "/")["names"] == ["sub/dir/c"]
+    assert (out / "sub/dir/c").read_bytes() == b"new"
+    (out / "a").unlink()
+    (out / "a").mkdir()
+    assert b"is not a file" in cairn.run("get", "whole/2", out, code=2).stderr
+    cairn.run("get", "whole/1", tmp_path / "c", code=2)
+    cairn.run("get", "whole/1", "-", code=2)
+    cairn.run("get", "whole", out, code=2)
+    cairn.run("get", "whole/7", tmp_path / "none", code=3)
+    assert not (tmp_path / "none").exists()
+
+
+def test_get_of_a_whole_step_has_the_objects_of_one_attempt_alone(
+    cairn: Cairn, tmp_path: Path
+) -> None:
+    attempts = [attempt_number(), attempt_number()]
+    for attempt, names in zip(attempts, ("ab", "bc"), strict=True):
+        with cairn.node.writer("one", attempt) as writer:
+            writer.save(1, {name: f"{name} of {attempt}".encode() for name in names})
+        cairn.run("persist", "one/1")
+    cairn.run("get", "one/1", tmp_path / "newest")
+    cairn.run("get", "one/1", tmp_path / "older", "--attempt", attempts[0])
+    for folder, attempt, names in (("newest", attempts[1], "bc"), ("older", attempts[0], "ab")):
+        got = {f.name: f.read_text() for f in (tmp_path / folder).iterdir()}
+        assert got == {name: f"{name} of {attempt}" for name in names}
+
+
+def test_ls_shows_ages_and_more_when_wide(cairn: Cairn, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 1234)
+    cairn.run("put", tmp_path / "a", "wide/1/a", "--attempt", "77")
+    narrow = cairn.run("ls", "wide").stdout.decode()
+    assert "AGE" in narrow and re.search(r" \d+ s\n", narrow), narrow
+    assert not any(word in narrow for word in ("ATTEMPT", "REV", "SAVED", "77")), narrow
+    wide = cairn.run("ls", "wide", "-o", "wide").stdout.decode()
+    assert all(word in wide for word in ("AGE", "SAVED (UTC)", "ATTEMPT", "REV", " 77 ", "memory"))
+    assert cairn.run("ls").stdout == b"wide\n"
+    jobs = cairn.run("ls", "-o", "wide").stdout.decode()
+    assert "OWNER" in jobs and f"uid {os.getuid()}" in jobs and "on-demand" in jobs
+    assert "1,234" in cairn.run("ls", "wide/1", "-o", "wide").stdout.decode()
+    assert b"none of table, wide and json" in cairn.run("ls", "-o", "narrow", code=2).stderr
+
+
+def test_status_of_one_job(cairn: Cairn, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    for job in ("mine", "other"):
+        cairn.run("put", tmp_path / "a", f"{job}/1/a")
+    text = cairn.run("status", "mine").stdout.decode()
+    assert text.startswith("mine: step 1, the latest, is in this node's memory only")
+    assert "other" not in text and re.search(r"checkpoints +1\n", text), text
+    shown = cairn.json("status", "mine")
+    assert (shown["job"], shown["checkpoints"], shown["safe"]) == ("mine", 1, False)
+    assert (shown["refused_saves"], shown["last_refusal"]) == (0, "")
+    assert (shown["last_refusal_unix_ms"], shown["failed_persists"]) == (0, 0)
+    assert shown["last_failed_persist_unix_ms"] == 0
+    cairn.run("status", "nosuchjob", code=3)
+    cairn.run("status", "mine/1", code=2)
+    assert len(cairn.json("status")["jobs"]) == 2
+
+
+def test_safe_mode_names_its_cure(cairn: Cairn, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    cairn.run("put", tmp_path / "a", "before/1/a")
+    for _ in range(3):
+        cairn.node.kill_daemon()
+    until("safe mode", lambda: cairn.json("status")["state"].startswith("safe mode"), 60)
+    assert b"SIGHUP to the keeper" in cairn.run("status").stdout
+    assert b"SIGHUP to the keeper" in cairn.run("status", "before").stdout
+    refusal = cairn.run("put", tmp_path / "a", "after/1/a", "--timeout", "3s", code=6).stderr
+    assert b"safe mode" in refusal and b"SIGHUP to the keeper" in refusal, refusal
+    assert cairn.run("get", "before/1/a", "-").stdout == b"x"
+
+
+def test_help_knows_every_command(cairn: Cairn) -> None:
+    overview = cairn.run("help").stdout.decode()
+    assert overview == cairn.run("--help").stdout.decode()
+    commands = re.findall(r"^  ([a-z]+)  +\S", overview.split("Subcommands:")[1], re.M)
+    assert {"status", "ls", "put", "get", "rm", "policy", "version", "help"} <= set(commands)
+    for command in commands:
+        text = cairn.run("help", command).stdout.decode()
+        assert text == cairn.run(command, "--help").stdout.decode()
+        assert f"Usage: cairn {command}" in text, text
+    assert b"cairn storage init /mnt" in cairn.run("help", "storage", "init").stdout
+    assert b"frobnicate" in cairn.run("help", "frobnicate", code=2).stderr

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
 #include <optional>
 #include <ostream>
 #include <set>
@@ -15,7 +17,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/context.h"
-#include "client/cli/finder.h"
 #include "client/cli/format.h"
 #include "client/cli/progress.h"
 #include "client/cli/render.h"
@@ -24,136 +25,6 @@
 
 namespace cairn::cli {
 namespace {
-
-// --- get
-
-constexpr uint64_t kPieceBytes =
-    16 * kBlockBytes;  // of one read: whole blocks, so that none is verified twice
-
-Status WriteAll(int fd, const char* data, uint64_t length, const std::string& where) {
-  while (length > 0) {
-    const ssize_t written = write(fd, data, length);
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0 && errno == EPIPE)
-      return absl::CancelledError(absl::StrCat(where, ": its reader left"));
-    if (written < 0) return ErrnoStatus(errno, where);
-    data += written;
-    length -= static_cast<uint64_t>(written);
-  }
-  return absl::OkStatus();
-}
-
-// A file that gets its name only when it is complete.
-class NewFile {
- public:
-  static StatusOr<NewFile> Begin(const std::string& path) {
-    NewFile file;
-    file.path_ = path;
-    file.temporary_ = absl::StrCat(path, ".part-", getpid());
-    file.fd_.Reset(open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-    if (!file.fd_.valid()) {
-      const int error = errno;
-      file.temporary_.clear();
-      return ErrnoStatus(error, absl::StrCat("FILE: ", path));
-    }
-    return file;
-  }
-  NewFile(NewFile&& other) noexcept
-      : path_(std::move(other.path_)),
-        temporary_(std::exchange(other.temporary_, "")),
-        fd_(std::move(other.fd_)) {}
-  NewFile& operator=(NewFile&&) = delete;
-  ~NewFile() {
-    if (!temporary_.empty()) unlink(temporary_.c_str());
-  }
-
-  int fd() const { return fd_.get(); }
-  Status Finish() {
-    if (fsync(fd_.get()) != 0) return ErrnoStatus(errno, absl::StrCat("FILE: ", path_));
-    if (close(fd_.Release()) != 0) return ErrnoStatus(errno, absl::StrCat("FILE: ", path_));
-    if (rename(temporary_.c_str(), path_.c_str()) != 0) {
-      return ErrnoStatus(errno, absl::StrCat("FILE: ", path_));
-    }
-    temporary_.clear();
-    return absl::OkStatus();
-  }
-
- private:
-  NewFile() = default;
-  std::string path_, temporary_;  // temporary_ empty: nothing to remove
-  UniqueFd fd_;
-};
-
-struct GetArguments {
-  std::string path, file;
-  Attempt attempt = 0;
-  Revision revision = -1;
-};
-
-Status Copy(Context* context, client::OpenObject* bytes, int fd, const std::string& where) {
-  const uint64_t length = bytes->info().length;
-  Progress progress(context->console.err, context->console.err_terminal, context->clock,
-                    bytes->info().name, length);
-  std::string piece(std::min(length, kPieceBytes), '\0');
-  for (uint64_t offset = 0; offset < length; offset += piece.size()) {
-    const uint64_t now = std::min<uint64_t>(piece.size(), length - offset);
-    CAIRN_RETURN_IF_ERROR(bytes->ReadRange(offset, now, piece.data()));
-    CAIRN_RETURN_IF_ERROR(WriteAll(fd, piece.data(), now, where));
-    progress.Update(offset + now);
-  }
-  return absl::OkStatus();
-}
-
-Status Get(Context* context, const GetArguments& arguments) {
-  CAIRN_ASSIGN_OR_RETURN(Target target, ParseTarget(arguments.path, TargetNeeds::kName));
-  target.checkpoint.attempt = arguments.attempt;
-  target.checkpoint.revision = arguments.revision;
-  const bool to_stdout = arguments.file == "-";
-  if (to_stdout && context->console.out_terminal) {
-    return absl::InvalidArgumentError(
-        "FILE: \"-\" would throw the object's bytes at a terminal; redirect it");
-  }
-  std::string file = arguments.file;
-  struct stat status {};
-  if (!to_stdout && stat(file.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
-    absl::StrAppend(&file, "/", target.name.substr(target.name.rfind('/') + 1));
-  }
-  CAIRN_ASSIGN_OR_RETURN(auto finder, Find(context));
-  CAIRN_ASSIGN_OR_RETURN(auto bytes, finder->Open(target.checkpoint, target.name));
-  const MonotonicNanos started = context->clock->Now();
-  if (to_stdout) return Copy(context, bytes.get(), context->console.out_fd, "standard output");
-  if (stat(file.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
-    // A pipe or a device is written to directly; there is nothing to rename.
-    UniqueFd fd(open(file.c_str(), O_WRONLY | O_CLOEXEC));
-    if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("FILE: ", file));
-    CAIRN_RETURN_IF_ERROR(Copy(context, bytes.get(), fd.get(), absl::StrCat("FILE: ", file)));
-  } else {
-    CAIRN_ASSIGN_OR_RETURN(NewFile output, NewFile::Begin(file));
-    CAIRN_RETURN_IF_ERROR(Copy(context, bytes.get(), output.fd(), absl::StrCat("FILE: ", file)));
-    CAIRN_RETURN_IF_ERROR(output.Finish());
-  }
-  const double seconds = absl::ToDoubleSeconds(absl::Nanoseconds(context->clock->Now() - started));
-  const char* source = bytes->from_storage() ? "storage" : "memory";
-  const CheckpointKey& key = bytes->checkpoint();
-  if (context->settings.json) {
-    *context->console.out << Dump({{"job", key.job},
-                                   {"step", key.step},
-                                   {"attempt", key.attempt},
-                                   {"revision", key.revision},
-                                   {"name", bytes->info().name},
-                                   {"file", file},
-                                   {"bytes", bytes->info().length},
-                                   {"source", source},
-                                   {"seconds", seconds}});
-  } else {
-    *context->console.out << Printable(file) << ": " << HumanBytes(bytes->info().length) << " of "
-                          << key.job << "/" << key.step << "/" << bytes->info().name
-                          << ", verified, from " << source << "\n";
-  }
-  return absl::OkStatus();
-}
-
-// --- put
 
 struct PutArguments {
   std::vector<std::string> files;  // the last one is the path
@@ -169,14 +40,51 @@ struct Input {
   uint64_t length = 0;
 };
 
-StatusOr<Input> OpenInput(const std::string& file, const std::string& name) {
-  const std::string what = absl::StrCat("FILE: ", file);
-  UniqueFd fd(open(file.c_str(), O_RDONLY | O_CLOEXEC));
+// A file without a name, which goes with its last descriptor, however this process ends.
+StatusOr<UniqueFd> NamelessFile(const std::string& directory) {
+  UniqueFd fd(open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (fd.valid()) return fd;
+  // Not every file system can do that.
+  std::string path = absl::StrCat(directory, "/cairn-put-XXXXXX");
+  fd.Reset(mkostemp(path.data(), O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, directory);
+  unlink(path.c_str());
+  return fd;
+}
+
+// How long the input is shows only at its end, and a save must know before it begins.
+StatusOr<UniqueFd> Spool(int in_fd) {
+  std::error_code error;
+  const std::string directory = std::filesystem::temp_directory_path(error);
+  if (error) return absl::InvalidArgumentError(absl::StrCat("TMPDIR: ", error.message()));
+  const std::string where =
+      absl::StrCat("standard input, kept in ", directory, " (TMPDIR names another folder)");
+  CAIRN_ASSIGN_OR_RETURN(UniqueFd spool, NamelessFile(directory));
+  std::string piece(size_t{1} << 20, '\0');
+  while (true) {
+    const ssize_t got = read(in_fd, piece.data(), piece.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(errno, "standard input");
+    if (got == 0) return spool;
+    CAIRN_RETURN_IF_ERROR(WriteAll(spool.get(), piece.data(), static_cast<uint64_t>(got), where));
+  }
+}
+
+StatusOr<Input> OpenInput(const Console& console, const std::string& file,
+                          const std::string& name) {
+  const bool standard_input = file == "-";
+  const std::string what = standard_input ? "standard input" : absl::StrCat("FILE: ", file);
+  CAIRN_RETURN_IF_ERROR(Annotate(ValidateObjectName(name), what));
+  UniqueFd fd;
+  if (standard_input) {
+    CAIRN_ASSIGN_OR_RETURN(fd, Spool(console.in_fd));
+  } else {
+    fd.Reset(open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  }
   if (!fd.valid()) return ErrnoStatus(errno, what);
   struct stat status {};
   if (fstat(fd.get(), &status) != 0) return ErrnoStatus(errno, what);
   if (!S_ISREG(status.st_mode)) return absl::InvalidArgumentError(what + " is not a regular file");
-  CAIRN_RETURN_IF_ERROR(Annotate(ValidateObjectName(name), what));
   Input input{file, name, {}, static_cast<uint64_t>(status.st_size)};
   if (input.length > 0) {
     CAIRN_ASSIGN_OR_RETURN(input.mapping,
@@ -273,7 +181,8 @@ class Watcher {
   std::thread thread_;
 };
 
-StatusOr<std::vector<Input>> OpenInputs(const PutArguments& arguments, const Target& target) {
+StatusOr<std::vector<Input>> OpenInputs(const Console& console, const PutArguments& arguments,
+                                        const Target& target) {
   std::vector<Input> inputs;
   const size_t count = arguments.files.size() - 1;
   if (count > 1 && !target.name.empty()) {
@@ -289,27 +198,46 @@ StatusOr<std::vector<Input>> OpenInputs(const PutArguments& arguments, const Tar
       return absl::InvalidArgumentError(
           absl::StrCat("FILE: ", file, ": a second file named \"", name, "\""));
     }
-    CAIRN_ASSIGN_OR_RETURN(Input input, OpenInput(file, name));
+    CAIRN_ASSIGN_OR_RETURN(Input input, OpenInput(console, file, name));
     inputs.push_back(std::move(input));
   }
   return inputs;
 }
 
-Status Put(Context* context, const PutArguments& arguments) {
+// What can be refused before the daemon is asked. Opens the files and reads standard input.
+Status ParsePut(Context* context, const PutArguments& arguments, Target* target, ObjectKind* kind,
+                std::vector<Input>* inputs) {
   if (arguments.files.size() < 2)
     return absl::InvalidArgumentError("PATH: missing; put FILE… JOB/STEP/NAME");
-  CAIRN_ASSIGN_OR_RETURN(const Target target,
-                         ParseTarget(arguments.files.back(), TargetNeeds::kJob));
-  if (!target.has_step || target.checkpoint.step == kNoStep) {
+  CAIRN_ASSIGN_OR_RETURN(*target, ParseTarget(arguments.files.back(), TargetNeeds::kJob));
+  if (!target->has_step || target->checkpoint.step == kNoStep) {
     return absl::InvalidArgumentError(absl::StrCat("path: \"", arguments.files.back(),
                                                    "\" needs a step by number: JOB/STEP/NAME"));
   }
-  CAIRN_ASSIGN_OR_RETURN(const ObjectKind kind, ParseObjectKind(arguments.kind));
+  CAIRN_ASSIGN_OR_RETURN(*kind, ParseObjectKind(arguments.kind));
   if (!arguments.wait.empty() && arguments.wait != "persisted" && arguments.wait != "replicated") {
     return absl::InvalidArgumentError(
         absl::StrCat("wait: \"", arguments.wait, "\" is neither persisted nor replicated"));
   }
-  CAIRN_ASSIGN_OR_RETURN(std::vector<Input> inputs, OpenInputs(arguments, target));
+  if (std::find(arguments.files.begin(), arguments.files.end() - 1, "-") !=
+      arguments.files.end() - 1) {
+    if (target->name.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("path: standard input has no name; \"",
+                                                     arguments.files.back(),
+                                                     "\" must be JOB/STEP/NAME"));
+    }
+    // Not after all of it was read.
+    CAIRN_RETURN_IF_ERROR(context->CheckDaemonListens());
+  }
+  CAIRN_ASSIGN_OR_RETURN(*inputs, OpenInputs(context->console, arguments, *target));
+  return absl::OkStatus();
+}
+
+Status Put(Context* context, const PutArguments& arguments) {
+  Target target;
+  ObjectKind kind = ObjectKind::kRaw;
+  std::vector<Input> inputs;
+  CAIRN_RETURN_IF_ERROR(ParsePut(context, arguments, &target, &kind, &inputs));
   uint64_t total = 0;
   for (const Input& input : inputs) total += input.length;
 
@@ -364,45 +292,33 @@ Status Put(Context* context, const PutArguments& arguments) {
 
 }  // namespace
 
-void AddMoveCommands(CLI::App* app, Context* context) {
-  {
-    auto* command = app->add_subcommand("put",
-                                        "Save files as a whole step of a job (as its lone writer): "
-                                        "FILE JOB/STEP/NAME, or FILE... JOB/STEP/");
-    auto arguments = std::make_shared<PutArguments>();
-    command->add_option("FILE... PATH", arguments->files, "files, then JOB/STEP/NAME or JOB/STEP/")
-        ->required()
-        ->type_name("")
-        ->expected(2, 1 << 16);
-    command->footer(
-        "Examples:\n"
-        "  cairn put model.pt run7/120/model.pt --kind torch\n"
-        "  cairn put a.bin b.bin run7/121/ --wait persisted");
-    command
-        ->add_option("--kind", arguments->kind,
-                     "raw, torch, safetensors or numpy: what the bytes are")
-        ->capture_default_str();
-    command->add_option("--attempt", arguments->attempt,
-                        "an attempt chosen elsewhere (default: a new one)");
-    command->add_option("--wait", arguments->wait, "persisted: return when the step is in storage");
-    command->callback([=] { context->action = [=] { return Put(context, *arguments); }; });
-  }
-  {
-    auto* command = app->add_subcommand(
-        "get", "Write an object to a file, or to standard output with -, every block verified");
-    auto arguments = std::make_shared<GetArguments>();
-    command->add_option("PATH", arguments->path, "JOB/STEP/NAME, STEP a number or \"latest\"")
-        ->required();
-    command->add_option("FILE", arguments->file, "a file, a directory, or -")->required();
-    command->footer(
-        "Examples:\n"
-        "  cairn get run7/latest/model.pt model.pt\n"
-        "  cairn get run7/120/notes.txt - | less\n"
-        "  cairn get --storage /ckpt run7/latest/model.pt .     also when the daemon is down");
-    command->add_option("--attempt", arguments->attempt, "this attempt's instead of the line's");
-    command->add_option("--revision", arguments->revision, "this revision instead of the newest");
-    command->callback([=] { context->action = [=] { return Get(context, *arguments); }; });
-  }
+void AddPutCommand(CLI::App* app, Context* context) {
+  auto* command = app->add_subcommand(
+      "put",
+      "Save files, or standard input with -, as a whole step of a job (as its lone writer): "
+      "FILE JOB/STEP/NAME, or FILE... JOB/STEP/");
+  auto arguments = std::make_shared<PutArguments>();
+  command
+      ->add_option("FILE... PATH", arguments->files, "files or -, then JOB/STEP/NAME or JOB/STEP/")
+      ->required()
+      ->type_name("")
+      ->expected(2, 1 << 16);
+  command->footer(
+      "Standard input is read to its end into a file without a name in TMPDIR (or /tmp), which "
+      "must\n"
+      "have room for it, before anything is saved. Ctrl-C drops the step.\n\n"
+      "Examples:\n"
+      "  cairn put model.pt run7/120/model.pt --kind torch\n"
+      "  cairn put a.bin b.bin run7/121/ --wait persisted\n"
+      "  tar c logs | cairn put - run7/122/logs.tar");
+  command
+      ->add_option("--kind", arguments->kind,
+                   "raw, torch, safetensors or numpy: what the bytes are")
+      ->capture_default_str();
+  command->add_option("--attempt", arguments->attempt,
+                      "an attempt chosen elsewhere (default: a new one)");
+  command->add_option("--wait", arguments->wait, "persisted: return when the step is in storage");
+  command->callback([=] { context->action = [=] { return Put(context, *arguments); }; });
 }
 
 }  // namespace cairn::cli

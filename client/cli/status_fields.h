@@ -1,0 +1,45 @@
+// A status page (NodeStatus of proto/cairn.thrift as JSON) field by field, and what the pages about a node
+// and about one job share.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "client/cli/format.h"
+#include "client/cli/render.h"
+
+namespace cairn::cli {
+
+// A daemon of another version may leave fields out or add some: a field that is missing reads as 0 or
+// empty.
+inline int64_t Number(const Json& object, const char* field) {
+  const auto found = object.find(field);
+  if (found == object.end()) return 0;
+  if (found->is_number()) return found->get<int64_t>();
+  return 0;
+}
+inline uint64_t Bytes(const Json& object, const char* field) {
+  return static_cast<uint64_t>(std::max<int64_t>(0, Number(object, field)));
+}
+inline std::string Text(const Json& object, const char* field) {
+  const auto found = object.find(field);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
+}
+inline const Json& List(const Json& object, const char* field) {
+  static const Json kEmpty = Json::array();
+  const auto found = object.find(field);
+  return found != object.end() && found->is_array() ? *found : kEmpty;
+}
+inline int64_t StepField(const Json& object, const char* field) {
+  return object.contains(field) ? Number(object, field) : kNoStep;
+}
+inline std::string StepText(int64_t step) { return step == kNoStep ? "-" : absl::StrCat(step); }
+
+// "every 10 steps", "newest"; "-" where the page says nothing of it.
+std::string PersistText(const Json& job);
+// A title and a table below what `text` has; nothing if the table is empty.
+void Section(std::string* text, const std::string& title, const Table& table);
+Table SessionsTable(const Json& status, int64_t now_unix_ms);
+
+}  // namespace cairn::cli
