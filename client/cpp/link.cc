@@ -277,6 +277,8 @@ Status Link::Hello(Connection* connection, MonotonicNanos deadline) {
   ToWire(identity, &request);
   if (options_.policy.has_value()) request.__set_policy(ToWire(*options_.policy));
   request.__set_client(options_.client);
+  request.__set_run(options_.run);
+  request.__set_restart(options_.restart);
   wire::HelloReply reply;
   CAIRN_RETURN_IF_ERROR(connection->Call(
       "hello", deadline, [&](wire::CairnClient& client) { client.hello(reply, request); }));

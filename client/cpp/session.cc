@@ -25,6 +25,10 @@ Status ValidateOptions(const ConnectOptions& options) {
   }
   // A session without a job may still ask for status and name jobs itself.
   if (!options.job.empty()) CAIRN_RETURN_IF_ERROR(ValidateJob(options.job));
+  if (options.restart < -1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "restart: ", options.restart, ", must be 0 or more, or -1 where none is told"));
+  }
   if (options.attempt != 0) CAIRN_RETURN_IF_ERROR(ValidateAttempt(options.attempt));
   if (options.writer != -1) {
     CAIRN_RETURN_IF_ERROR(ValidateWorld(options.writer, options.world_size));

@@ -48,7 +48,14 @@ struct ConnectOptions {
   std::optional<JobPolicy> policy;
   int copy_threads = 2;                        // ≥ 1, the caller's included
   absl::Duration timeout = absl::Seconds(30);  // of each call that gives none
-  std::string client;                          // for people, shown in status
+  // True: an attempt that begins does not wait for the end of the processes that save in an older one;
+  // they may save nothing more.
+  bool fence = false;
+  // Of the launcher that started this process, where it tells: its run, and how often it has started that
+  // run again (-1: it does not tell). A later start of the same run is no copy started by mistake.
+  std::string run;
+  int32_t restart = -1;
+  std::string client;  // for people, shown in status
 };
 
 using cairn::CheckpointInfo;

@@ -180,6 +180,7 @@ Status StepWriterImpl::Create(absl::Span<const Pending> objects, absl::Span<cons
     total += object.layout.length();
   }
   if (!to_come.empty()) request.__set_to_come(Sum(to_come));
+  request.__set_fence(link_->options().fence);
   Link::FdCall fd_call(link_.get());  // until the descriptors are taken
   // Memory may be short because this session still maps what it wrote before. Then the answer has only
   // slabs to unmap first, and the call is repeated.
@@ -333,15 +334,20 @@ StatusOr<CommitResult> StepWriterImpl::Commit(const std::map<std::string, std::s
     request.world_size = identity_.world_size;
     request.seals = std::move(seals_);
     request.notes = notes;
+    request.__set_fence(link_->options().fence);
+    // Without a create it is this call that begins the attempt, and it waits for an older one's end.
+    const bool may_begin = attachment_ == nullptr;
+    const MonotonicNanos deadline = link_->Deadline(timeout_);
     const int64_t call = link_->NextCall();
     wire::CommitReply reply;
     std::shared_ptr<Attachment> asked;
     const Status committed = link_->Call(
-        "commit", link_->Deadline(timeout_),
+        "commit", deadline,
         [&](wire::CairnClient& client, const std::shared_ptr<Attachment>& attachment) {
           if (asked != attachment) request.unmapped.clear();
           asked = attachment;
           for (int64_t slab : attachment->slabs.TakeUnmapped()) request.unmapped.push_back(slab);
+          if (may_begin) request.timeout_ms = Link::TimeoutMillis(deadline);
           client.commit(reply, call, request);
         },
         attachment_.get());

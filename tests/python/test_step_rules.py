@@ -298,6 +298,9 @@ def test_the_environment_fills_in(monkeypatch: pytest.MonkeyPatch) -> None:
         "timeout": 30.0,
         "client": made[0]["client"],
         "policy": None,
+        "fence": False,
+        "run": "",
+        "restart": -1,
     }
 
 

@@ -3,9 +3,16 @@
     import cairn
 
     c = cairn.connect(job="run7")                     # or CAIRN_JOB, RANK, WORLD_SIZE, CAIRN_ATTEMPT
+    checkpoint = c.resume_latest()                    # None: there is none yet
+    if checkpoint is not None:
+        model.load_state_dict(checkpoint.load("model.pt"))
     with c.step(12) as s:
         s.save(model.state_dict(), "model.pt")
-    state = cairn.load("cairn://run7/latest/model.pt")
+    if not s.ok:
+        print("training goes on; not saved:", s.error)
+
+    state = cairn.load("cairn://run7/latest/model.pt")   # from any process, without connect()
+    cairn.latest("run7"), cairn.ls("run7"), cairn.exists("cairn://run7/12/model.pt"), cairn.status()
 
 What is saved is a file that stock torch.load opens; see `Connection.step`, `save` and `load`. Importing this
 starts no thread, installs no signal handler and needs neither torch nor numpy.
@@ -14,7 +21,8 @@ starts no thread, installs no signal handler and needs neither torch nor numpy.
 from __future__ import annotations
 
 from cairn import distributed
-from cairn.api import connect, current, load, save
+from cairn.api import connect, current, exists, latest, load, ls, save, status
+from cairn.checkpoint import Checkpoint
 from cairn.connection import VERSION as __version__
 from cairn.connection import Connection
 from cairn.errors import (
@@ -25,6 +33,7 @@ from cairn.errors import (
     FailedPrecondition,
     Full,
     InvalidArgument,
+    MissingObject,
     NotFound,
     PermissionDenied,
     Superseded,
@@ -37,6 +46,7 @@ from cairn.step import Step
 __all__ = [
     "AlreadyExists",
     "CairnWarning",
+    "Checkpoint",
     "CheckpointInfo",
     "Connection",
     "Corrupt",
@@ -48,6 +58,7 @@ __all__ = [
     "JobPolicy",
     "Latest",
     "Listing",
+    "MissingObject",
     "NotFound",
     "ObjectInfo",
     "PermissionDenied",
@@ -59,6 +70,10 @@ __all__ = [
     "connect",
     "current",
     "distributed",
+    "exists",
+    "latest",
     "load",
+    "ls",
     "save",
+    "status",
 ]

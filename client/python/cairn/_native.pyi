@@ -51,6 +51,9 @@ class Session:
         timeout: float,
         client: str,
         policy: dict[str, Any] | None,
+        fence: bool = False,
+        run: str = "",
+        restart: int = -1,
     ) -> None: ...
     def close(self) -> None: ...
     @property
@@ -63,7 +66,14 @@ class Session:
     def set_attempt(self, attempt: int) -> None: ...
     def begin_step(self, step: int, writers: int | None, timeout: float) -> Step: ...
     def open(
-        self, job: str, step: int, name: str, mode: str, timeout: float, attempt: int = 0
+        self,
+        job: str,
+        step: int,
+        name: str,
+        mode: str,
+        timeout: float,
+        attempt: int = 0,
+        revision: int = -1,
     ) -> OpenObject: ...
     def latest(self, job: str) -> dict[str, Any]: ...
     def resume(self, step: int) -> dict[str, Any]: ...

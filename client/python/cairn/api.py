@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import pickle
 import warnings
 from typing import Any
 
-from cairn import _native, distributed, info, paths, torch_format
+from cairn import _native, arguments, distributed, info, paths, torch_format
 from cairn.connection import READER, Connection, Options
-from cairn.errors import CairnWarning, InvalidArgument
+from cairn.errors import CairnWarning, InvalidArgument, Unavailable
 
 # What connect() returned last. "STEP/NAME" is of its job, and save and load use it.
 _current: Connection | None = None
@@ -33,6 +32,24 @@ def _environment_int(variable: str, least: int) -> int | None:
     return value
 
 
+# The longest run that a daemon takes, in bytes (kMaxRunBytes in common/session_identity.h).
+_MAX_RUN_BYTES = 256
+# What torchrun calls every run that was given no id.
+_NO_RUN = "none"
+
+
+def _launcher() -> tuple[str, int]:
+    """The run of the launcher that started this process, and how often it had started that run before;
+    ("", -1) where it does not tell both."""
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    if run in ("", _NO_RUN) or len(os.fsencode(run)) > _MAX_RUN_BYTES:
+        return "", -1
+    if not (restart.isascii() and restart.isdigit() and len(restart) < 10):
+        return "", -1
+    return run, int(restart)
+
+
 # One function: most of it says what each argument means and where its default comes from.
 def connect(
     job: str | None = None,
@@ -46,11 +63,17 @@ def connect(
     copy_threads: int = _native.DEFAULT_COPY_THREADS,
     takes_fds: bool = True,
     policy: info.JobPolicy | None = None,
+    fence: bool = False,
 ) -> Connection:
     """Connects to the daemon of this node.
 
     In an initialized torch.distributed group and without an attempt this is a collective: rank 0 chooses
     the attempt and tells the others. A process alone chooses its own, once, when it first saves.
+
+    The first save of a new attempt waits for the end of the processes that save in an older one, at most
+    as long as `timeout` and at most 45 s, and is then refused, naming them: so two copies of a job started
+    by mistake do not end the one that trains. `fence` says that the older one is to go. A start of the same
+    run by torchrun, with a greater TORCHELASTIC_RESTART_COUNT of one TORCHELASTIC_RUN_ID, is no copy.
 
     Args:
       job: [A-Za-z0-9][A-Za-z0-9._-]{0,127}; else CAIRN_JOB.
@@ -65,9 +88,12 @@ def connect(
       copy_threads: threads that copy while a call lasts, this one included.
       takes_fds: False moves bytes in chunks through the socket, for a container that cannot map them.
       policy: what is done with this job's checkpoints; None leaves what the job or the daemon has.
+      fence: a newer attempt does not wait for the processes that save in an older one; from its first save
+          on they may save nothing more (`cairn.Superseded`).
 
     Raises:
-      ValueError: no job, a rank outside the world, or several writers without an attempt.
+      ValueError: no job, an argument of another type, a rank outside the world, or several writers without
+          an attempt. The message names the argument.
       cairn.Unavailable: no daemon answers by the deadline.
     """
     global _current
@@ -75,8 +101,22 @@ def connect(
         job = os.environ.get("CAIRN_JOB") or None
     if job is None:
         raise InvalidArgument("job: give connect(job=…) or set CAIRN_JOB")
-    _native.validate_job(job)
+    _native.validate_job(arguments.text("job", job))
+    if socket is not None:
+        socket = arguments.file_path("socket", socket)
+    timeout = arguments.seconds("timeout", timeout)
+    copy_threads = arguments.integer_of_32_bits("copy_threads", copy_threads)
+    arguments.boolean("takes_fds", takes_fds)
+    arguments.boolean("fence", fence)
+    if policy is not None and not isinstance(policy, info.JobPolicy):
+        raise InvalidArgument(
+            f"policy: {policy!r} is of type {type(policy).__name__}, wanted is a cairn.JobPolicy"
+        )
     group = distributed.group_size()
+    if rank is not None:
+        rank = arguments.integer_of_32_bits("rank", rank)
+    if world_size is not None:
+        world_size = arguments.integer_of_32_bits("world_size", world_size)
     if rank is None:
         rank = _environment_int("RANK", 0)
         rank = (distributed.group_rank() if group else 0) if rank is None else rank
@@ -89,16 +129,19 @@ def connect(
         raise InvalidArgument(
             f"rank: {rank} is not in 0 … {world_size - 1} (world_size is {world_size}; rank -1 only reads)"
         )
-    if timeout <= 0 or not math.isfinite(timeout):
-        raise InvalidArgument(f"timeout: {timeout} is not a positive number of seconds")
     if copy_threads < 1:
         raise InvalidArgument(f"copy_threads: {copy_threads} is below 1")
     if attempt is None:
         attempt = _environment_int("CAIRN_ATTEMPT", 1)
-    elif attempt < 1:
-        raise InvalidArgument(f"attempt: {attempt} is below 1")
-    if local_writers is None:
+    else:
+        attempt = arguments.integer_of_64_bits("attempt", attempt)
+        if attempt < 1:
+            raise InvalidArgument(f"attempt: {attempt} is below 1")
+    if local_writers is not None:
+        local_writers = arguments.integer_of_32_bits("local_writers", local_writers)
+    else:
         local_writers = min(_environment_int("LOCAL_WORLD_SIZE", 1) or 1, max(1, world_size))
+    run, restart = _launcher()
     connection = Connection(
         Options(
             job=job,
@@ -111,6 +154,9 @@ def connect(
             copy_threads=copy_threads,
             takes_fds=takes_fds,
             policy=None if policy is None else dataclasses.asdict(policy),
+            fence=fence,
+            run=run,
+            restart=restart,
         )
     )
     if rank != READER and world_size > 1 and attempt is None:
@@ -139,10 +185,17 @@ def _current_job() -> str:
     return "" if connection is None else connection.job
 
 
+_WITHOUT_DAEMON = (
+    "Python asks a daemon only; without one, `CAIRN_STORAGE=ROOT cairn ls` and `cairn get` read the files "
+    "in storage, and torch.load opens each of them"
+)
+
+
 def _implicit_connection(job: str, writes: bool) -> Connection:
     """A connection for a path used without connect(): made once per process and job."""
     key = (os.getpid(), job if writes else "")
     if key not in _implicit:
+        run, restart = _launcher() if writes else ("", -1)
         connection = Connection(
             Options(
                 job=job,
@@ -150,9 +203,16 @@ def _implicit_connection(job: str, writes: bool) -> Connection:
                 world_size=1 if writes else 0,
                 attempt=(_environment_int("CAIRN_ATTEMPT", 1) or 0) if writes else 0,
                 socket=os.environ.get("CAIRN_SOCKET", ""),
+                run=run,
+                restart=restart,
             )
         )
-        connection._session()
+        try:
+            connection._session()
+        except Unavailable as error:
+            if writes:
+                raise
+            raise Unavailable(f"{error}. {_WITHOUT_DAEMON}") from None
         _implicit[key] = connection
     return _implicit[key]
 
@@ -189,7 +249,7 @@ def save(
       cairn.Full, cairn.Unavailable, cairn.Timeout, cairn.Superseded, …: it was not saved.
     """
     path = paths.recognize(f, _current_job())
-    arguments: dict[str, Any] = {
+    torch_arguments: dict[str, Any] = {
         "pickle_module": pickle_module,
         "pickle_protocol": pickle_protocol,
         "_use_new_zipfile_serialization": _use_new_zipfile_serialization,
@@ -199,16 +259,16 @@ def save(
 
         _say_stock("save", f)
         if _disable_byteorder_record:
-            arguments["_disable_byteorder_record"] = True
-        torch.save(obj, f, **arguments)
+            torch_arguments["_disable_byteorder_record"] = True
+        torch.save(obj, f, **torch_arguments)
         return
     if path.step == _native.NO_STEP:
         raise InvalidArgument(f"path: {f!r} saves to `latest`; name the step")
-    arguments["_disable_byteorder_record"] = _disable_byteorder_record
+    torch_arguments["_disable_byteorder_record"] = _disable_byteorder_record
     connection = current()
     if connection is None or connection.job != path.job or connection.rank == READER:
         connection = _implicit_connection(path.job, writes=True)
-    connection.save_alone(obj, path, arguments)
+    connection.save_alone(obj, path, torch_arguments)
 
 
 def load(
@@ -241,13 +301,82 @@ def load(
         if attempt:
             raise InvalidArgument(f"attempt: {f!r} is a file's path, which has none")
         _say_stock("load", f)
-        arguments: dict[str, Any] = {"map_location": map_location, "pickle_module": pickle_module}
+        torch_arguments: dict[str, Any] = {
+            "map_location": map_location,
+            "pickle_module": pickle_module,
+        }
         if weights_only is not None:
-            arguments["weights_only"] = weights_only
+            torch_arguments["weights_only"] = weights_only
         if mmap is not None:
-            arguments["mmap"] = mmap
-        return torch.load(f, **arguments, **pickle_load_args)
+            torch_arguments["mmap"] = mmap
+        return torch.load(f, **torch_arguments, **pickle_load_args)
     connection = current() or _implicit_connection(path.job, writes=False)
     return connection._load(
         path, map_location, pickle_module, weights_only, mmap, pickle_load_args, attempt
     )
+
+
+# --- questions, with or without connect() ------------------------------------------------------------
+
+
+def _asking() -> Connection:
+    """The connection that a question goes to: what connect() returned last, else one that only reads, of
+    this process, to the daemon at CAIRN_SOCKET."""
+    return current() or _implicit_connection("", writes=False)
+
+
+def latest(job: str | None = None) -> info.Latest:
+    """The highest complete step on the line of `job`; None: the connection's job, else CAIRN_JOB. Needs no
+    connect(): without one the daemon at CAIRN_SOCKET is asked, as `cairn.load` does. Without a daemon it
+    is an error, and never an answer from the files alone; `CAIRN_STORAGE=ROOT cairn ls JOB` has that.
+
+    Each process that calls it hears its own answer; ranks that go on from a checkpoint want
+    `Connection.resume_latest`.
+
+    Raises:
+      cairn.NotFound: nothing is complete.
+      cairn.Unavailable: no daemon answers, or it cannot tell truly now.
+    """
+    if job is None:
+        job = _current_job() or os.environ.get("CAIRN_JOB") or None
+    if job is None:
+        raise InvalidArgument("job: give latest(JOB), connect(job=…) first, or set CAIRN_JOB")
+    _native.validate_job(arguments.text("job", job))
+    return _asking().latest(job)
+
+
+def exists(path: str, *, attempt: int = 0) -> bool:
+    """Whether `cairn.load(path)` would find something now: "cairn://JOB/STEP/NAME", STEP a number or
+    `latest`, or once connected "STEP/NAME". "cairn://JOB/STEP" asks for the complete checkpoint. With
+    `attempt` it is what that attempt saved, also if it is abandoned. Reads no object's bytes. Asks where
+    `latest` asks.
+
+    Raises:
+      ValueError: a path that is not Cairn's.
+      cairn.Unavailable: no daemon answers, or it cannot tell truly now.
+    """
+    paths.parse(path, _current_job(), needs_name=False)  # a mistake is said without a daemon too
+    return _asking().exists(path, attempt=attempt)
+
+
+def ls(path: str = "") -> info.Listing:
+    """What there is: "" lists jobs, "JOB" its checkpoints, "JOB/STEP" that checkpoint's objects (STEP a
+    number or `latest`), of each at once. "cairn://" may stand before it. Asks where `latest` asks.
+
+    Raises:
+      cairn.NotFound: no such job or step.
+      cairn.Unavailable: no daemon answers, or it cannot tell truly now.
+    """
+    arguments.text("path", path)
+    return _asking().ls(path)
+
+
+def status(job: str | None = None) -> dict[str, Any]:
+    """The node's status, or with `job` that job's entry in it; see `Connection.status`. Asks where `latest`
+    asks.
+
+    Raises:
+      cairn.NotFound: the node knows nothing of `job`.
+      cairn.Unavailable: no daemon answers.
+    """
+    return _asking().status(job)

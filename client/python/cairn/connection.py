@@ -15,9 +15,10 @@ import socket as sockets
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
-from cairn import _native, info, numpy_format, paths, torch_format
+from cairn import _native, arguments, distributed, info, numpy_format, paths, torch_format
+from cairn.checkpoint import Checkpoint
 from cairn.errors import (
     CairnWarning,
     Error,
@@ -60,6 +61,9 @@ class Options:
     copy_threads: int = _native.DEFAULT_COPY_THREADS
     takes_fds: bool = True
     policy: dict[str, Any] | None = None
+    fence: bool = False
+    run: str = ""  # the launcher's; "": it tells none
+    restart: int = -1  # how often the launcher had started that run before; -1: it does not tell
 
 
 # Attempts that this process chose for itself, by (process, socket, job): a lone writer chooses once.
@@ -105,6 +109,9 @@ class Connection:
                 timeout=o.timeout,
                 client=f"python {VERSION}, pid {os.getpid()} on {sockets.gethostname()}",
                 policy=o.policy,
+                fence=o.fence,
+                run=o.run,
+                restart=o.restart,
             )
         return self._native
 
@@ -148,7 +155,11 @@ class Connection:
     def __repr__(self) -> str:
         o = self._options
         who = "reads only" if o.rank == READER else f"rank {o.rank} of {o.world_size}"
-        return f"<cairn.Connection job={o.job!r} {who} attempt={o.attempt or 'not chosen yet'}>"
+        attempt = "" if o.rank == READER else f" attempt={o.attempt or 'not chosen yet'}"
+        state = (
+            "closed" if self._closed else "open" if self._native is not None else "not opened yet"
+        )
+        return f"<cairn.Connection job={o.job!r} {who}{attempt} {state}>"
 
     @property
     def closed(self) -> bool:
@@ -228,7 +239,12 @@ class Connection:
             self._count_failure,
             strict=strict,
             notes=dict(notes or {}),
+            describe=lambda: self._describe_writer(alone=writers == 1 or self.world_size == 1),
         )
+
+    def _describe_writer(self, alone: bool) -> str:
+        who = "alone" if alone else f"rank {self.rank} of {self.world_size}"
+        return f"job={self.job!r} {who} attempt={self._options.attempt or 'not chosen yet'}"
 
     def _count_failure(self, step: int, error: Error) -> None:
         kind = type(error).__name__
@@ -242,10 +258,12 @@ class Connection:
                 stacklevel=4,
             )
 
-    def save_alone(self, obj: Any, path: paths.CairnPath, arguments: Mapping[str, Any]) -> None:
+    def save_alone(
+        self, obj: Any, path: paths.CairnPath, torch_arguments: Mapping[str, Any]
+    ) -> None:
         """One object, one call, one commit: writer 0 of 1."""
         self._refuse_other_names(path)
-        payload = encode(obj, arguments)
+        payload = encode(obj, torch_arguments)
         writer = self._writing_session().begin_step(path.step, 1, 0.0)
         try:
             payload.write_to(writer, path.name)
@@ -308,11 +326,12 @@ class Connection:
         mmap: bool | None,
         pickle_load_args: dict[str, Any],
         attempt: int = 0,
+        revision: int = -1,
     ) -> Any:
         if mmap is None:
             mmap = torch_format.default_mmap()
         mode = "map" if mmap else "read"
-        handle = self._session().open(path.job, path.step, path.name, mode, 0.0, attempt)
+        handle = self._session().open(path.job, path.step, path.name, mode, 0.0, attempt, revision)
         try:
             kind = handle.info()["kind"]
             if kind == "raw":
@@ -353,6 +372,34 @@ class Connection:
             handle.close()
 
     # --- finding ---------------------------------------------------------------------------------------
+
+    def resume_latest(self) -> Checkpoint | None:
+        """The newest complete checkpoint of this job, to go on from; None when there is none yet.
+
+            checkpoint = c.resume_latest()
+            first = 0
+            if checkpoint is not None:
+                model.load_state_dict(checkpoint.load("model.pt"))
+                first = checkpoint.step + 1
+
+        In an initialized torch.distributed group this is a collective, whatever rank and world size the
+        connection has: every rank of the group calls it. Rank 0 asks, and all ranks get the same checkpoint,
+        or the same error. It finds and decides nothing: an attempt goes on from the highest complete step
+        below the first that it saves. (`resume` is for going on from an earlier one.)
+
+        None means that everything that could know was asked, storage included, and there is no complete
+        checkpoint.
+
+        Raises:
+          cairn.Unavailable, cairn.Timeout: it cannot be told truly now. The job may have checkpoints, so
+              this is no reason to begin from nothing.
+          cairn.Corrupt: what there is has no good copy.
+        """
+        try:
+            found = distributed.agree(self.latest)
+        except NotFound:
+            return None
+        return Checkpoint.of(self, found)
 
     def latest(self, job: str | None = None) -> info.Latest:
         """The highest complete step on the line of `job` (this connection's).
@@ -414,16 +461,61 @@ class Connection:
             return info.checkpoint_info(session.stat(self.job, number, attempt, revision))
         return info.object_info(session.stat_object(self.job, number, attempt, revision, name))
 
-    def ls(self, path: str | None = None) -> info.Listing:
-        """What there is: "" lists jobs, "JOB" its checkpoints, "JOB/STEP" that checkpoint's objects; None
-        this job's checkpoints."""
-        return info.listing(self._session().list(self.job if path is None else path))
+    def exists(self, path: str, *, attempt: int = 0) -> bool:
+        """Whether `load` would find `path` now: "STEP/NAME" of this job, or "cairn://JOB/STEP/NAME", STEP a
+        number or `latest`. "cairn://JOB/STEP" asks for the complete checkpoint. With `attempt` it is what
+        that attempt saved, also if it is abandoned. Reads no object's bytes.
 
-    def status(self) -> dict[str, Any]:
-        """The node's status: budget, sessions, quarantine, jobs, counters. Field names are those of
-        NodeStatus in proto/cairn.thrift; bytes and milliseconds as the names say."""
+        Raises:
+          ValueError: a path that is not Cairn's.
+          cairn.Unavailable, cairn.Timeout: it cannot be told truly now.
+        """
+        job, step, name = paths.parse(path, self.job, needs_name=False)
+        attempt = arguments.integer_of_64_bits("attempt", attempt)
+        session = self._session()
+        try:
+            if step == _native.NO_STEP:
+                if attempt:
+                    raise InvalidArgument(f"attempt: {path!r} is the latest, of whatever attempt")
+                found = session.latest(job)
+            else:
+                found = session.stat(job, step, attempt, -1)
+                facts = found["facts"]
+                if not facts["complete"] or (facts["abandoned"] and not attempt):
+                    return False
+            if name:
+                session.stat_object(job, found["step"], found["attempt"], found["revision"], name)
+        except NotFound:
+            return False
+        return True
+
+    def ls(self, path: str | None = None) -> info.Listing:
+        """What there is: "" lists jobs, "JOB" its checkpoints, "JOB/STEP" that checkpoint's objects (STEP a
+        number or `latest`); None this job's checkpoints. "cairn://" may stand before it.
+
+        Raises:
+          cairn.NotFound: no such job or step.
+        """
+        path = self.job if path is None else arguments.text("path", path)
+        return info.listing(self._session().list(path.removeprefix(paths.SCHEME)))
+
+    def status(self, job: str | None = None) -> dict[str, Any]:
+        """The node's status: budget, sessions, quarantine, jobs, counters. With `job` that job's entry of it:
+        resident_bytes, latest_step and latest_persisted_step (-1: none), policy, persist_problem, and so on.
+        Field names are those of NodeStatus and JobStatus in proto/cairn.thrift; bytes and milliseconds as
+        the names say.
+
+        Raises:
+          cairn.NotFound: the node has nothing of `job` in memory and has not been asked for it.
+        """
         answer: dict[str, Any] = json.loads(self._session().status_json())
-        return answer
+        if job is None:
+            return answer
+        _native.validate_job(arguments.text("job", job))
+        for entry in answer["jobs"]:
+            if entry["job"] == job:
+                return cast("dict[str, Any]", entry)
+        raise NotFound(f"job: {job} is not known to this node")
 
     # --- waiting, and what is done with checkpoints ----------------------------------------------------
 

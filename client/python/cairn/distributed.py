@@ -36,21 +36,18 @@ def agree(ask: Callable[[], T]) -> T:
     if group_size() <= 1:
         return ask()
     dist = sys.modules["torch.distributed"]
-    box: list[Any] = [None]
+    box: list[Any] = [None, None]  # the error, if it is one; the answer
     failure: Exception | None = None
     if dist.get_rank() == 0:
         try:
-            box = [(0, ask())]
-        except errors.Error as error:
-            failure = error
-            box = [(error.code, str(error))]
+            box = [None, ask()]
         except Exception as error:
             failure = error
-            box = [(errors.UNKNOWN, f"{type(error).__name__}: {error}")]
+            box = [errors.to_plain(error), None]
     dist.broadcast_object_list(box, src=0)
-    code, answer = box[0]
     if failure is not None:
         raise failure
-    if code != 0:
-        raise errors.from_status(code, f"rank 0: {answer}")
-    return cast(T, answer)
+    if box[0] is not None:
+        code, kind, message = box[0]
+        raise errors.from_plain(code, kind, f"rank 0: {message}")
+    return cast(T, box[1])

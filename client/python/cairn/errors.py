@@ -17,6 +17,7 @@ __all__ = [
     "FailedPrecondition",
     "Full",
     "InvalidArgument",
+    "MissingObject",
     "NotFound",
     "PermissionDenied",
     "Superseded",
@@ -62,6 +63,13 @@ class Timeout(Error, TimeoutError):
 
 class NotFound(Error, FileNotFoundError):
     """No such job, checkpoint or object; for `latest`, nothing complete yet."""
+
+    code = NOT_FOUND
+
+
+class MissingObject(Error, LookupError):
+    """The checkpoint is there, and no object of it has this name; names those that are near. No
+    `cairn.NotFound`: a program that begins from nothing where there is no checkpoint must not do so here."""
 
     code = NOT_FOUND
 
@@ -135,6 +143,19 @@ def from_status(code: int, message: str) -> Error:
     error = _CLASSES.get(code, Error)(message)
     error.code = code
     return error
+
+
+def to_plain(error: Exception) -> tuple[int, str, str]:
+    """What `from_plain` makes the same exception of, in another process: code, class, message."""
+    if isinstance(error, Error):
+        return error.code, type(error).__name__, str(error)
+    return UNKNOWN, "Error", f"{type(error).__name__}: {error}"
+
+
+def from_plain(code: int, kind: str, message: str) -> Error:
+    if kind == MissingObject.__name__:
+        return MissingObject(message)  # whose code is another class's
+    return from_status(code, message)
 
 
 def is_callers_own(error: Error) -> bool:

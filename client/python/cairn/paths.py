@@ -41,15 +41,17 @@ class CairnPath(NamedTuple):
     name: str
 
 
-def parse(path: str, default_job: str) -> CairnPath:
-    """Of a path that must be Cairn's and name an object.
+def parse(path: str, default_job: str, *, needs_name: bool = True) -> CairnPath:
+    """Of a path that must be Cairn's and, with `needs_name`, name an object. Without a name `name` is "".
 
     Raises:
       ValueError: it is not, naming the part that is wrong.
     """
+    if not isinstance(path, str):
+        raise InvalidArgument(f"path: {path!r} is of type {type(path).__name__}, wanted is a str")
     _must_be_utf8("path", path)
     parsed = CairnPath(*_native.parse_path(path, default_job))
-    if not parsed.name:
+    if needs_name and not parsed.name:
         raise InvalidArgument(f"path: {path!r} names a step but no object in it")
     return parsed
 

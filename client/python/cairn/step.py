@@ -39,20 +39,36 @@ class Step:
         *,
         strict: bool,
         notes: dict[str, str],
+        describe: Callable[[], str],
     ) -> None:
         """`begin` enters the step on its connection's session; `count_failure` hears of each failure that
-        is not raised."""
+        is not raised; `describe` says for people of which job, rank and attempt it is."""
         self._step = step
         self._begin = begin
         self._count_failure = count_failure
         self._strict = strict
         self._notes = notes
+        self._describe = describe
         self._writer: _native.Step | None = None
         self._entered = False
         self.ok = False
         self.error: Error | None = None
         self.complete = False
         self.digest = ""
+
+    def __repr__(self) -> str:
+        return f"<cairn.Step {self._step} {self._describe()} {self._state()}>"
+
+    def _state(self) -> str:
+        if not self._entered:
+            return "not entered"
+        if self._writer is not None:
+            return f"open, {self._writer.bytes_written} bytes written"
+        if self.error is not None:
+            return f"not saved: {type(self.error).__name__}: {self.error}"
+        if not self.ok:
+            return "discarded"
+        return "complete" if self.complete else "committed, other writers have not yet"
 
     @property
     def step(self) -> int:

@@ -165,7 +165,8 @@ class PySession {
  public:
   PySession(const std::string& socket, const std::string& job, Attempt attempt, Writer writer,
             int32_t world_size, int32_t local_writers, bool takes_fds, int copy_threads,
-            double timeout_s, const std::string& client, const std::optional<py::dict>& policy) {
+            double timeout_s, const std::string& client, const std::optional<py::dict>& policy,
+            bool fence, const std::string& run, int32_t restart) {
     ConnectOptions options;
     if (!socket.empty()) options.socket = socket;
     options.job = job;
@@ -178,6 +179,9 @@ class PySession {
     options.timeout = absl::Seconds(timeout_s);
     options.client = client;
     if (policy.has_value()) options.policy = PolicyArgument(*policy);
+    options.fence = fence;
+    options.run = run;
+    options.restart = restart;
     session_ = Call([&] { return Session::Connect(options); });
   }
   PySession(PySession&&) = default;
@@ -207,10 +211,11 @@ class PySession {
         Call([&] { return session_->BeginStep(step, writers, absl::Seconds(timeout_s)); }));
   }
   PyObjectHandle Open(const std::string& job, Step step, const std::string& name,
-                      const std::string& mode, double timeout_s, Attempt attempt) {
+                      const std::string& mode, double timeout_s, Attempt attempt,
+                      Revision revision) {
     const OpenMode open_mode = OpenModeArgument(mode);
     return PyObjectHandle(Call([&] {
-      return session_->Open(CheckpointRef{job, step, attempt}, name, open_mode,
+      return session_->Open(CheckpointRef{job, step, attempt, revision}, name, open_mode,
                             absl::Seconds(timeout_s));
     }));
   }
@@ -319,10 +324,12 @@ void DefineOpenObject(py::module_& module) {
 void DefineSession(py::module_& module) {
   py::class_<PySession>(module, "Session")
       .def(py::init<const std::string&, const std::string&, Attempt, Writer, int32_t, int32_t, bool,
-                    int, double, const std::string&, const std::optional<py::dict>&>(),
+                    int, double, const std::string&, const std::optional<py::dict>&, bool,
+                    const std::string&, int32_t>(),
            py::kw_only(), arg("socket"), arg("job"), arg("attempt"), arg("writer"),
            arg("world_size"), arg("local_writers"), arg("takes_fds"), arg("copy_threads"),
-           arg("timeout"), arg("client"), arg("policy"))
+           arg("timeout"), arg("client"), arg("policy"), arg("fence") = false, arg("run") = "",
+           arg("restart") = -1)
       .def("close", &PySession::Close)
       .def_property_readonly("id", &PySession::id)
       .def_property_readonly("socket", &PySession::socket)
@@ -331,7 +338,7 @@ void DefineSession(py::module_& module) {
       .def("set_attempt", &PySession::SetAttempt, arg("attempt"))
       .def("begin_step", &PySession::BeginStep, arg("step"), arg("writers"), arg("timeout"))
       .def("open", &PySession::Open, arg("job"), arg("step"), arg("name"), arg("mode"),
-           arg("timeout"), arg("attempt") = 0)
+           arg("timeout"), arg("attempt") = 0, arg("revision") = -1)
       .def("latest", &PySession::Latest, arg("job"))
       .def("resume", &PySession::Resume, arg("step"))
       .def("use", &PySession::Use, arg("job"), arg("step"), arg("attempt"), arg("fence"))

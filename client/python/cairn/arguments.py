@@ -1,0 +1,75 @@
+"""Checks of what a caller passes: each names the argument, what was given and what is wanted."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from typing import Any
+
+from cairn.errors import InvalidArgument
+
+
+def _refuse(field: str, value: Any, wanted: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{field}: {value!r} is of type {type(value).__name__}, wanted is {wanted}"
+    )
+
+
+def integer(field: str, value: Any) -> int:
+    """An int, or what stands for one (a numpy integer); True is none."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise _refuse(field, value, "an integer") from None
+
+
+def integer_of_32_bits(field: str, value: Any) -> int:
+    number = integer(field, value)
+    if not -(2**31) <= number < 2**31:
+        raise InvalidArgument(f"{field}: {number} is not in -2^31 … 2^31-1")
+    return number
+
+
+def integer_of_64_bits(field: str, value: Any) -> int:
+    number = integer(field, value)
+    if not -(2**63) <= number < 2**63:
+        raise InvalidArgument(f"{field}: {number} is not in -2^63 … 2^63-1")
+    return number
+
+
+def seconds(field: str, value: Any) -> float:
+    """A number above 0 and not without end."""
+    if isinstance(value, (bool, str, bytes)):
+        raise _refuse(field, value, "a number of seconds")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise _refuse(field, value, "a number of seconds") from None
+    if number <= 0 or not math.isfinite(number):
+        raise InvalidArgument(f"{field}: {value} is not a positive number of seconds")
+    return number
+
+
+def boolean(field: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _refuse(field, value, "True or False")
+    return value
+
+
+def text(field: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _refuse(field, value, "a str")
+    return value
+
+
+def file_path(field: str, value: Any) -> str:
+    """A str or an os.PathLike of one."""
+    path = value
+    if isinstance(value, os.PathLike):
+        path = os.fspath(value)
+    if not isinstance(path, str):
+        raise _refuse(field, value, "a str or an os.PathLike")
+    return path
