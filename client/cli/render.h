@@ -58,7 +58,7 @@ std::string RenderJob(const Json& status, const Json& job,
                       const std::vector<CheckpointInfo>& checkpoints, int64_t now_unix_ms);
 // "12 saves refused, the last 3 min ago: memory: …", one line for what was refused and one for what could
 // not be persisted, since the daemon started.
-std::vector<std::string> Refused(const Json& job, int64_t now_unix_ms);
+std::vector<std::string> RefusedBriefly(const Json& job, int64_t now_unix_ms);
 
 // What ends the safe mode that `text` (a state or a refusal) tells of; empty: it tells of none.
 std::string SafeModeCure(const std::string& text);

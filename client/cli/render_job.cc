@@ -50,6 +50,41 @@ Json OfJob(const Json& status, const char* field, const std::string& job) {
   return of;
 }
 
+// What the daemon refused, or could not do, of a job since it started.
+struct Trouble {
+  std::string title;  // "refused"
+  std::string count;  // "12 saves"
+  std::string last;   // ", the last 3 min ago"
+  std::string why;    // printable; empty: it is over
+};
+
+std::vector<Trouble> Troubles(const Json& job, int64_t now_unix_ms) {
+  std::vector<Trouble> all;
+  if (const int64_t count = Number(job, "refused_saves"); count > 0) {
+    all.push_back({"refused", Plural(count, "save"),
+                   LastAgo(count, Number(job, "last_refusal_unix_ms"), now_unix_ms),
+                   Printable(Text(job, "last_refusal"))});
+  }
+  if (const int64_t count = Number(job, "failed_persists"); count > 0) {
+    all.push_back({"failed", Plural(count, "persist"),
+                   LastAgo(count, Number(job, "last_failed_persist_unix_ms"), now_unix_ms),
+                   Printable(Text(job, "persist_problem"))});
+  }
+  return all;
+}
+
+// The first phrase of a reason that may have many: `status JOB` has all of it.
+std::string Brief(const std::string& why) {
+  constexpr size_t kMostBytes = 160;
+  if (why.empty()) return "";
+  size_t end = std::min(why.find("; "), why.size());
+  if (end > kMostBytes) {
+    end = kMostBytes;
+    while (end > 0 && (why[end] & 0xC0) == 0x80) --end;  // not within a character
+  }
+  return absl::StrCat(": ", why.substr(0, end), end < why.size() ? " …" : "");
+}
+
 }  // namespace
 
 Json JobIn(const Json& status, const std::string& job) {
@@ -79,20 +114,10 @@ std::string KeepText(const JobPolicy& policy) {
   return text;
 }
 
-std::vector<std::string> Refused(const Json& job, int64_t now_unix_ms) {
+std::vector<std::string> RefusedBriefly(const Json& job, int64_t now_unix_ms) {
   std::vector<std::string> lines;
-  if (const int64_t count = Number(job, "refused_saves"); count > 0) {
-    const std::string why = Printable(Text(job, "last_refusal"));
-    lines.push_back(absl::StrCat(Plural(count, "save"), " refused",
-                                 LastAgo(count, Number(job, "last_refusal_unix_ms"), now_unix_ms),
-                                 why.empty() ? "" : ": ", why));
-  }
-  if (const int64_t count = Number(job, "failed_persists"); count > 0) {
-    const std::string why = Printable(Text(job, "persist_problem"));
-    lines.push_back(
-        absl::StrCat(Plural(count, "persist"), " failed",
-                     LastAgo(count, Number(job, "last_failed_persist_unix_ms"), now_unix_ms),
-                     why.empty() ? "; none is failing now" : ": ", why));
+  for (const Trouble& of : Troubles(job, now_unix_ms)) {
+    lines.push_back(absl::StrCat(of.count, " ", of.title, of.last, Brief(of.why)));
   }
   return lines;
 }
@@ -155,8 +180,10 @@ std::string RenderJob(const Json& status, const Json& job,
   if (const std::string problem = Text(job, "persist_problem"); !problem.empty()) {
     lines.emplace_back("problem", problem);
   }
-  for (const std::string& words : Refused(job, now_unix_ms)) {
-    lines.emplace_back("since the daemon started", words);
+  for (const Trouble& of : Troubles(job, now_unix_ms)) {
+    const bool told = of.why.empty() || of.why == Printable(Text(job, "persist_problem"));
+    lines.emplace_back(of.title, absl::StrCat(of.count, " since the daemon started", of.last,
+                                              told ? "" : ": ", told ? "" : of.why));
   }
   if (const std::string state = Text(status, "state"); !state.empty() && state != "serving") {
     const std::string cure = SafeModeCure(state);

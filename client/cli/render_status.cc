@@ -213,7 +213,7 @@ std::string RenderStatus(const Json& status, int64_t now_unix_ms) {
 
   Section(&text, "jobs", Jobs(status));
   for (const Json& job : List(status, "jobs")) {
-    for (const std::string& words : Refused(job, now_unix_ms)) {
+    for (const std::string& words : RefusedBriefly(job, now_unix_ms)) {
       absl::StrAppend(&text, "  ", Printable(Text(job, "job")), ": ", words, "\n");
     }
   }

@@ -89,7 +89,11 @@ TEST(Status, WhatWasRefusedStandsBelowTheJobs) {
   const std::string text = RenderStatus(Node({job}), kNow);
   EXPECT_THAT(
       text, HasSubstr("\n  run7: 1,200 saves refused, the last 3 min ago: memory: evil\\x1b[2J\n"));
-  EXPECT_THAT(text, HasSubstr("\n  run7: 1 persist failed, 2 h ago; none is failing now\n"));
+  EXPECT_THAT(text, HasSubstr("\n  run7: 1 persist failed, 2 h ago\n"));
+  job["last_refusal"] = "memory: no room; this and that";
+  EXPECT_THAT(RenderStatus(Node({job}), kNow), HasSubstr("min ago: memory: no room …\n"));
+  job["last_refusal"] = std::string(159, 'x') + "äöü";
+  EXPECT_THAT(RenderStatus(Node({job}), kNow), HasSubstr("ago: " + std::string(159, 'x') + " …\n"));
   job["persist_problem"] = "disk full";
   EXPECT_THAT(RenderStatus(Node({job}), kNow),
               HasSubstr("\n  run7: 1 persist failed, 2 h ago: disk full\n"));
@@ -99,7 +103,7 @@ TEST(Status, OfOneJobHasItsNumbersAndItsSessionsAlone) {
   Json job = Job("run7", 12, 10, 2, "disk full");
   job["attempt"] = 1763798400123;
   job["refused_saves"] = 12;
-  job["last_refusal"] = "memory: no room";
+  job["last_refusal"] = "memory: no room; free 3";
   job["last_refusal_unix_ms"] = kNow - 90'000;
   job["deletable_checkpoints"] = 3;
   Json node = Node({job, Job("other", 3, 3)});
@@ -109,10 +113,11 @@ TEST(Status, OfOneJobHasItsNumbersAndItsSessionsAlone) {
   counts.facts.complete = counts.on_line = left.facts.complete = counts.facts.pinned = true;
   const std::string text = RenderJob(node, JobIn(node, "run7"), {counts, left, writing}, kNow);
   EXPECT_THAT(text, StartsWith("run7: step 12, the latest, is in this node's memory only"));
-  for (const char* words : {"1763798400123", "3, incomplete 1, no longer counting 1, pinned 1",
-                            "2 checkpoints, 2.00 GiB, in memory only", "every 10 steps",
-                            "of 3 checkpoints", "problem                   disk full",
-                            "12 saves refused, the last 1 min ago: memory: no room", " 77 "}) {
+  for (const char* words :
+       {"1763798400123", "3, incomplete 1, no longer counting 1, pinned 1",
+        "2 checkpoints, 2.00 GiB, in memory only", "every 10 steps", "of 3 checkpoints",
+        "problem      disk full",
+        "12 saves since the daemon started, the last 1 min ago: memory: no room; free 3", " 77 "}) {
     EXPECT_THAT(text, HasSubstr(words));
   }
   EXPECT_THAT(text, Not(HasSubstr("other")));
