@@ -385,3 +385,29 @@ def test_help_knows_every_command(cairn: Cairn) -> None:
         assert f"Usage: cairn {command}" in text, text
     assert b"cairn storage init /mnt" in cairn.run("help", "storage", "init").stdout
     assert b"frobnicate" in cairn.run("help", "frobnicate", code=2).stderr
+
+
+def test_status_says_what_was_refused_and_what_failed(cairn: Cairn, tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(b"\0" * (80 * MIB))  # the node has 64
+    (tmp_path / "a").write_bytes(b"x")
+    cairn.run("put", tmp_path / "a", "fine/1/a")
+    cairn.run("put", tmp_path / "a", "trouble/1/a")
+    assert b"refused" not in cairn.run("status").stdout
+    for step in (2, 3):
+        cairn.run("put", tmp_path / "big", f"trouble/{step}/a", "--timeout", "2s", code=5)
+    text = cairn.run("status").stdout.decode()
+    assert re.search(r"\n  trouble: 2 saves refused, the last \d+ \w+ ago: memory: ", text), text
+    assert "fine: " not in text.split("\njobs\n")[1]
+    text = cairn.run("status", "trouble").stdout.decode()
+    assert re.search(r"\nrefused +2 saves since the daemon started, the last \d+ ", text), text
+    shown = cairn.json("status", "trouble")
+    assert shown["refused_saves"] == 2 and shown["last_refusal"].startswith("memory: ")
+    assert 0 <= time.time() - shown["last_refusal_unix_ms"] / 1000 < 120
+    assert cairn.json("status", "fine")["refused_saves"] == 0
+
+    (cairn.node.storage / "fine").write_text("a file where the job's directory should be")
+    cairn.run("persist", "fine/1", "--no-wait")
+    until("a persist failed", lambda: cairn.json("status", "fine")["failed_persists"] > 0, 60)
+    text = cairn.run("status").stdout.decode()
+    assert re.search(r"\n  fine: \d+ persists? failed, .*ago: ", text), text
+    assert re.search(r"\nfailed +\d+ persist", cairn.run("status", "fine").stdout.decode())
