@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -24,6 +25,13 @@ def binary(name: str) -> Path:
     path = Path(folder) / name
     assert path.exists(), f"{path} was not built"
     return path
+
+
+def free_port() -> int:
+    """A TCP port on this machine that nobody listens at now: for a rendezvous of ranks."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class Node:
