@@ -1,5 +1,5 @@
-"""A script that saved with torch.save and went on with torch.load, with these two calls replaced. It is killed
-while it saves, and goes on when it is started again.
+"""A script that saved with torch.save and went on with torch.load, with these two calls replaced. It is
+killed while it saves, and goes on when it is started again.
 
 With build/bin on the PATH, build/main/python on the PYTHONPATH, and a daemon with a folder for files:
 

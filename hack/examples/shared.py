@@ -1,4 +1,4 @@
-"""What the examples share: a small model, a life that ends in the middle of a save, a digest of the end state.
+"""What the examples share: a small model, a life that ends in the middle of a save, a digest of the end.
 
 Nothing in this file is about Cairn.
 """

@@ -2,8 +2,8 @@
 
 A page shows a session in fenced blocks:
 
-- a block whose first line begins with "$ ": commands, and below each what it prints. `$ cat FILE` of a file that
-  does not exist yet says what the reader writes into it.
+- a block whose first line begins with "$ ": commands, and below each what it prints. `$ cat FILE` of a file
+  that does not exist yet says what the reader writes into it.
 - a block of Python whose first line is "# FILE.py": the reader writes that file.
 - a block of Python whose first line begins with ">>> ": typed into one interpreter, by all such blocks of a
   session together.
@@ -113,7 +113,7 @@ def read_page(path: str) -> str:
 
 
 def section(text: str, heading: str) -> str:
-    """From a heading to the next one of the same level; earlier lines are empty, so that line numbers stay."""
+    """From a heading to the next of its level; earlier lines are empty, so that line numbers stay."""
     level = heading.split(" ")[0]
     begin = text.index(f"\n{heading}\n") + 1
     end = text.find(f"\n{level} ", begin)
@@ -181,7 +181,7 @@ class Reader:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    # --- what is on the page --------------------------------------------------------------------------------
+    # --- what is on the page ---------------------------------------------------------------------------
 
     def follow(self, blocks: Iterable[Block]) -> int:
         """Does what the blocks show, in their order; returns how many commands were compared."""
@@ -254,9 +254,11 @@ class Reader:
             "printed",
             lineterm="",
         )
-        return f"{command.where}: {command.command}\n" + "\n".join(lines) + f"\nall of it:\n{printed}"
+        return (
+            f"{command.where}: {command.command}\n" + "\n".join(lines) + f"\nall of it:\n{printed}"
+        )
 
-    # --- the shell --------------------------------------------------------------------------------------------
+    # --- the shell -------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         assert self._shell.stdout is not None

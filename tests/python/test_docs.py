@@ -1,4 +1,4 @@
-"""Every page that shows a session shows what happens: the sessions are run, and what they print is compared."""
+"""The sessions that pages show are run, and what they print is compared with the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hack/examples: each is killed in the middle of saves, goes on, and ends with the bits of a run that was not."""
+"""hack/examples: each is killed in the middle of saves, and ends with the bits of a run that was not."""
 
 from __future__ import annotations
 
@@ -105,9 +105,7 @@ def test_ranks_that_torchrun_starts_again_go_on_and_end_with_the_same_bits(
 
     def launch(restarts: int, *arguments: str) -> str:
         port = ["--master_port", str(free_port())]
-        code, printed = run(
-            examples_node, [*launcher, str(restarts), *port, script, *arguments]
-        )
+        code, printed = run(examples_node, [*launcher, str(restarts), *port, script, *arguments])
         assert code == 0, printed
         return printed
 
