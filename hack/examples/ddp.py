@@ -1,5 +1,5 @@
-"""Ranks train one model (DistributedDataParallel). One rank is killed in the middle of a save, torchrun starts
-all of them again, and they go on together with the step that was lost.
+"""Ranks train one model (DistributedDataParallel). One rank is killed in the middle of a save, torchrun
+starts all of them again, and they go on together with the step that was lost.
 
 With build/bin on the PATH, build/main/python on the PYTHONPATH, and any daemon:
 
