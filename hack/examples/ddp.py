@@ -5,12 +5,14 @@ With build/bin on the PATH, build/main/python on the PYTHONPATH, and any daemon:
 
     export CAIRN_SOCKET=/tmp/examples.s
     cairnd --socket=$CAIRN_SOCKET --memory.budget=1GiB 2>/tmp/examples.log &
-    torchrun --nproc_per_node 2 --max_restarts 3 --redirects 1 --tee 1 hack/examples/ddp.py
-    torchrun --nproc_per_node 2 --redirects 1 --tee 1 hack/examples/ddp.py --undisturbed
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    torchrun --standalone --nproc_per_node 2 --max_restarts 3 --redirects 1 --tee 1 hack/examples/ddp.py
+    torchrun --standalone --nproc_per_node 2 --redirects 1 --tee 1 hack/examples/ddp.py --undisturbed
 
-Both runs end with the same SHA-256 over model, optimizer and the random numbers of every rank. (Debian 12's
-torchrun fails without --redirects and --tee.) A job that is done stays done: to see it again, give another
---job.
+Both runs end with the same SHA-256 over model, optimizer and the random numbers of every rank. A job
+that is done stays done: to see it again, give another --job. Debian 12's torchrun fails without --redirects
+and --tee; the variable gives each start of the ranks a store of its own where PyTorch is newer, without which
+gloo may try to reach ranks of the start before.
 """
 
 from __future__ import annotations
