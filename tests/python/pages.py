@@ -260,9 +260,10 @@ class Reader:
             "printed",
             lineterm="",
         )
-        return (
-            f"{command.where}: {command.command}\n" + "\n".join(lines) + f"\nall of it:\n{printed}"
-        )
+        said = [f"{command.where}: {command.command}", *lines, "all of it:", printed]
+        for log in (self._home / "d").glob("log"):
+            said.append(f"the daemon's log:\n{log.read_text(errors='replace')[-2000:]}")
+        return "\n".join(said)
 
     # --- the shell -------------------------------------------------------------------------------------
 
