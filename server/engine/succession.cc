@@ -32,14 +32,13 @@ bool Succession::Await(const Caller& caller, const Job& job, Attempt attempt,
   if (!callers_.Park(this, caller, job.name, deadline, event)) return true;
   Waiting& waiting = waiting_[job.name];
   if (waiting.requests.empty()) {
-    waiting.sessions = sessions_.changes();
-    waiting.line = job.attempts->line_version;
     out_.Log(
         Severity::kWarning,
         absl::StrCat("attempt ", attempt, " of job ", job.name, " waits for the end of pid ",
                      absl::StrJoin(pids, ", "), ", saving in attempt ", job.attempts->newest()));
   }
   waiting.requests[caller.request] = attempt;
+  waiting.looked_at = {};  // the others need not wait for this one's process
   return true;
 }
 
@@ -50,11 +49,17 @@ std::set<int32_t> Succession::PidsInTheWay(const Job& job, Attempt attempt,
   const AttemptState& newest = job.attempts->begun.rbegin()->second;
   // One that a `use` has fenced saves nothing more, whoever of it lives.
   if (attempt <= newest.attempt || newest.attempt < job.attempts->fence()) return pids;
-  // Who has said hello for a newer attempt has moved on by itself.
+  // Who has said hello for a newer attempt, or waits to begin one, has moved on by itself.
   absl::flat_hash_set<absl::string_view> moved_on = {heir.process};
   for (SessionId id : job.sessions->all) {
     const Session& session = *sessions_.Find(id);
     if (session.attempt > newest.attempt) moved_on.insert(session.process);
+  }
+  if (const auto waiting = waiting_.find(job.name); waiting != waiting_.end()) {
+    for (const auto& [request, number] : waiting->second.requests) {
+      const Session& session = *sessions_.Find(callers_.Find(request)->session);
+      if (number > newest.attempt) moved_on.insert(session.process);
+    }
   }
   for (SessionId id : newest.sessions) {
     const Session& session = *sessions_.Find(id);
@@ -86,11 +91,8 @@ std::vector<RequestId> Succession::Over() {
   std::vector<RequestId> over;
   for (auto& [name, waiting] : waiting_) {
     const Job& job = *jobs_.Find(name);
-    if (waiting.sessions == sessions_.changes() && waiting.line == job.attempts->line_version) {
-      continue;
-    }
-    waiting.sessions = sessions_.changes();
-    waiting.line = job.attempts->line_version;
+    const std::pair now(sessions_.changes(), job.attempts->line_version);
+    if (std::exchange(waiting.looked_at, now) == now) continue;
     for (const auto& [request, attempt] : waiting.requests) {
       const Session& heir = *sessions_.Find(callers_.Find(request)->session);
       if (PidsInTheWay(job, attempt, heir).empty()) over.push_back(request);

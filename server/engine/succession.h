@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/engine/callers.h"
@@ -43,8 +44,8 @@ class Succession : public Waitlist {
  private:
   struct Waiting {
     std::map<RequestId, Attempt> requests;
-    // Of what decides whom they wait for, as it was looked at last.
-    uint64_t sessions = 0, line = 0;
+    // The versions of sessions and line when it was looked at last whom they wait for.
+    std::pair<uint64_t, uint64_t> looked_at;
   };
 
   // Those that need not wait any more, of what has changed since the last look.

@@ -108,6 +108,28 @@ TEST_F(Succession, WhoMovesOnByItselfIsNotWaitedFor) {
   EXPECT_TRUE(AnswerOf(create).ok()) << "it has said hello anew";
 }
 
+// As ranks that choose their attempt together do: their hellos name none.
+TEST_F(Succession, RanksThatMoveOnTogetherDoNotWaitForEachOther) {
+  const SessionId zero = Hello({.writer = 0, .world_size = 2, .attempt = 5, .process = "A"});
+  const SessionId one = Hello({.writer = 1, .world_size = 2, .attempt = 5, .process = "B"});
+  Save(zero, 1, {{"a"}});
+  Save(one, 1, {{"b"}});
+  const auto ask = [&](Writer writer, const char* process) {
+    const SessionId session =
+        Hello({.writer = writer, .world_size = 2, .attempt = 0, .process = process});
+    PartKey part = PartOf(session, 2);
+    part.checkpoint.attempt = 6;
+    const event::Create create = CreateOf(session, part, {{process}});
+    Apply(create);
+    return create;
+  };
+  const event::Create first = ask(0, "A");
+  EXPECT_FALSE(Answered(first.caller.request)) << "the other may save in the old one still";
+  const event::Create second = ask(1, "B");
+  EXPECT_TRUE(AnswerOf(first).ok()) << AnswerOf(first);
+  EXPECT_TRUE(AnswerOf(second).ok()) << AnswerOf(second);
+}
+
 // A commit without objects may begin an attempt, too.
 TEST_F(Succession, AWriterWithNothingToSaveWaitsAsWell) {
   const SessionId old = Hello({.attempt = 5, .pid = 41});
