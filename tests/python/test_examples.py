@@ -101,23 +101,14 @@ def test_ranks_that_torchrun_starts_again_go_on_and_end_with_the_same_bits(
     examples_node: Node, job: str, tmp_path: Path
 ) -> None:
     """Promise 3, R13."""
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--redirects", "1"]
-    launcher += [
-        "--tee",
-        "1",
-        "--log_dir",
-        str(tmp_path),
-        "--rdzv_backend",
-        "c10d",
-        "--max_restarts",
-    ]
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--redirects=1", "--tee=1"]
+    launcher += ["--monitor_interval=1", f"--log_dir={tmp_path}", "--rdzv_backend=c10d"]
     script = str(EXAMPLES / "ddp.py")
 
     def launch(restarts: int, *arguments: str) -> str:
-        endpoint = ["--rdzv_endpoint", f"127.0.0.1:{free_port()}", "--rdzv_id", f"{job}.{restarts}"]
-        code, printed = run(
-            examples_node, [*launcher, str(restarts), *endpoint, script, *arguments]
-        )
+        rendezvous = [f"--rdzv_endpoint=127.0.0.1:{free_port()}", f"--rdzv_id={job}.{restarts}"]
+        command = [*launcher, *rendezvous, f"--max_restarts={restarts}", script, *arguments]
+        code, printed = run(examples_node, command)
         assert code == 0, printed
         return printed
 
