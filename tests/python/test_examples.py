@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from node import MIB, ROOT, Node, free_port
+from pages import children
 
 EXAMPLES = ROOT / "hack" / "examples"
 MOST_KILLS = 3
 SEED = "7"
+PATIENCE_S = 240
 # The second: a store of its own for each start of the ranks, as the example says.
 SETTINGS = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
@@ -29,16 +32,23 @@ def examples_node() -> Iterator[Node]:
 
 def run(node: Node, command: list[str]) -> tuple[int, str]:
     """Its exit status, and what it printed."""
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, *command],
         env={**os.environ, "CAIRN_SOCKET": node.socket, **SETTINGS},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
     )
-    return done.returncode, done.stdout
+    try:
+        printed, _ = process.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        for pid in (*children(process.pid), process.pid):  # the ranks of a launcher, too
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        printed, _ = process.communicate()
+        raise AssertionError(f"has not ended after {PATIENCE_S} s:\n{printed}") from None
+    return process.returncode, printed
 
 
 def run_until_done(node: Node, name: str, job: str) -> list[str]:
