@@ -36,7 +36,7 @@
 namespace cairn::client {
 
 struct ConnectOptions {
-  std::string socket = kDefaultSocketPath;
+  std::string socket = ClientSocketPath();  // the user's own daemon's, else the machine's
   std::string job;
   Attempt attempt = 0;  // 0: reads only, until ChooseAttempt
   Writer writer = -1;   // this rank; -1: reads only

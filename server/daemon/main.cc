@@ -90,6 +90,7 @@ int KeeperRole(const ParsedOptions& parsed, const std::vector<std::string>& argu
   }
   keeper::Options keeper;
   keeper.socket_path = parsed.options.socket;
+  keeper.socket_origin = parsed.origins.at("socket");
   keeper.socket_mode = parsed.options.socket_mode;
   keeper.journal_bytes = parsed.options.node.journal.bytes;
   keeper.daemon_command = DaemonArguments(parsed);

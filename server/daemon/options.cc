@@ -375,6 +375,22 @@ Status ApplyEnvironment(ParsedOptions* parsed, const std::vector<std::string>& e
   return absl::OkStatus();
 }
 
+// An ordinary user's daemon listens in that user's own directory.
+void DefaultSocket(const std::vector<std::string>& environment, ParsedOptions* parsed) {
+  SocketUser user = ThisProcess();
+  user.runtime_dir.clear();
+  for (absl::string_view variable : environment) {
+    if (absl::ConsumePrefix(&variable, "XDG_RUNTIME_DIR="))
+      user.runtime_dir = std::string(variable);
+  }
+  const StatusOr<std::string> own = OwnSocketPath(user);
+  if (own.ok()) {
+    parsed->options.socket = *own;
+  } else if (absl::IsFailedPrecondition(own.status())) {
+    parsed->origins["socket"] = absl::StrCat("default; ", own.status().message());
+  }
+}
+
 }  // namespace
 
 Status Options::Validate() const {
@@ -408,6 +424,7 @@ StatusOr<ParsedOptions> ParseOptions(const std::vector<std::string>& arguments,
                                      const std::vector<std::string>& environment) {
   ParsedOptions parsed;
   for (const Definition& definition : Definitions()) parsed.origins[definition.name] = "default";
+  DefaultSocket(environment, &parsed);
 
   CLI::App app("cairnd keeps the checkpoints of this node in memory.", "cairnd");
   std::string config_flag;
@@ -425,7 +442,7 @@ StatusOr<ParsedOptions> ParseOptions(const std::vector<std::string>& arguments,
   std::map<std::string, std::string> flags;
   for (const Definition& definition : Definitions()) {
     app.add_option("--" + definition.name, flags[definition.name],
-                   absl::StrCat(definition.help, " [", definition.get(Options()), "] (",
+                   absl::StrCat(definition.help, " [", definition.get(parsed.options), "] (",
                                 EnvironmentName(definition.name), ")"))
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }

@@ -21,8 +21,9 @@
 namespace cairn::daemon {
 
 struct Options {
-  std::string socket = kDefaultSocketPath;  // Thrift; the fd channel's stands beside it
-  uint32_t socket_mode = 0666;              // who may connect; every call checks the uid
+  // Thrift; the fd channel's stands beside it. ParseOptions makes an ordinary user's the user's own.
+  std::string socket = kDefaultSocketPath;
+  uint32_t socket_mode = 0666;  // who may connect; every call checks the uid
 
   // node.engine.budget_bytes 0: half of what binds and is available. storage.root empty: nothing
   // outlives memory. The daemon fills in what follows from other options or from this life of it:
@@ -45,7 +46,8 @@ struct Options {
 
 struct ParsedOptions {
   Options options;
-  // By option name: "default", "file PATH", "environment NAME" or "flag".
+  // By option name: "default", "file PATH", "environment NAME" or "flag". A default that the
+  // environment speaks against says so: "default; XDG_RUNTIME_DIR is not used: …".
   std::map<std::string, std::string> origins;
   bool check_config = false;
   bool print_config = false;

@@ -138,6 +138,17 @@ Status JobCalls::CheckUse(const event::Use& event, const Job& job) const {
                    "; end it, or use the step with fence, which refuses its further saves"));
 }
 
+// The number of the `use` that stands, if it is of `lineage`: whoever says it again, perhaps because the
+// answer was lost, decides nothing anew. Once another attempt has begun it would.
+std::optional<Attempt> JobCalls::UsedAlready(const Job& job, const Lineage& lineage) {
+  const JobAttempts& attempts = *job.attempts;
+  if (attempts.decisions.empty()) return std::nullopt;
+  const auto& [number, decision] = *attempts.decisions.rbegin();
+  if (decision.kind != LineRecordKind::kUse || decision.lineage != lineage) return std::nullopt;
+  if (number <= attempts.newest_recorded()) return std::nullopt;
+  return number;
+}
+
 void JobCalls::On(const event::Use& event) {
   Job* job = scanning_.Readable(&sessions_, event.caller, event.ref.job, event.deadline, event,
                                 /*scan=*/true);
@@ -155,13 +166,16 @@ void JobCalls::On(const event::Use& event) {
   }
   Lineage lineage = standing_.LineageOf(checkpoint);
   reply::Latest used = describing_.LatestOf(checkpoint);
-  const Attempt number = attempts_.Choose(job, out_.UnixMillis());
-  attempts_.Decide(job, number, {LineRecordKind::kUse, std::move(lineage), out_.UnixMillis()});
-  used.head = number;
+  std::optional<Attempt> number = UsedAlready(*job, lineage);
+  if (!number.has_value()) {
+    number = attempts_.Choose(job, out_.UnixMillis());
+    attempts_.Decide(job, *number, {LineRecordKind::kUse, std::move(lineage), out_.UnixMillis()});
+    out_.Count("used_steps");
+  }
+  used.head = *number;
   admission_.Fence(job);
-  out_.Count("used_steps");
   ReinstateLine(*job);
-  records_.AnswerWritten(event.caller, job, number, LineRecordKind::kUse, event.deadline,
+  records_.AnswerWritten(event.caller, job, *number, LineRecordKind::kUse, event.deadline,
                          std::move(used));
 }
 

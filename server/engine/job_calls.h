@@ -28,6 +28,7 @@ class JobCalls {
  private:
   void ReinstateLine(const Job& job);
   Status CheckResume(const event::ResumeFrom& event, const Job& job) const;
+  static std::optional<Attempt> UsedAlready(const Job& job, const Lineage& lineage);
   Status CheckUse(const event::Use& event, const Job& job) const;
 
   const Options& options_;

@@ -474,8 +474,9 @@ StatusOr<std::unique_ptr<Keeper>> MakeKeeper(const Options& options) {
     return absl::InvalidArgumentError("daemon_command: empty");
   }
   RaiseDescriptorLimit();
-  CAIRN_ASSIGN_OR_RETURN(ListeningSockets sockets,
-                         ListeningSockets::Listen(options.socket_path, options.socket_mode));
+  CAIRN_ASSIGN_OR_RETURN(
+      ListeningSockets sockets,
+      ListeningSockets::Listen(options.socket_path, options.socket_mode, options.socket_origin));
   journal::Options journal;
   journal.bytes = options.journal_bytes;
   CAIRN_ASSIGN_OR_RETURN(UniqueFd file, journal::Journal::MakeFile(journal));

@@ -18,6 +18,7 @@ namespace cairn::keeper {
 
 struct Options {
   std::string socket_path;      // Thrift; the fd channel's is socket_path + ".fd"
+  std::string socket_origin;    // for errors: where the path comes from, "default" or "flag"
   uint32_t socket_mode = 0666;  // who may connect; uids are checked per call
   uint64_t journal_bytes = 128 << 20;
   std::vector<std::string> daemon_command;  // argv of the daemon; argv[0] is a path

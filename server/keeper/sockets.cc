@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/directory.h"
 
 namespace cairn::keeper {
 namespace {
@@ -25,15 +26,51 @@ std::string FdChannelPath(const std::string& socket_path) {
 
 Status InUse(const std::string& path) {
   return absl::FailedPreconditionError(
-      absl::StrCat("socket_path: ", path, " is in use by a running daemon"));
+      absl::StrCat("socket: ", path, " is in use by a running daemon"));
+}
+
+// Makes the socket's directory when it is missing, but none above it. A daemon whose socket stands in
+// a directory that only its user may enter, as XDG_RUNTIME_DIR, is for that user alone.
+Status MakeDirectory(const std::string& socket_path, const std::string& origin) {
+  const std::string path = SplitDirectoryPath(socket_path).parent;
+  const std::string what =
+      origin.empty() ? "socket" : absl::StrCat("socket ", socket_path, " (", origin, ")");
+  Status there = OpenDirectoryWarily(path).status();
+  if (!absl::IsNotFound(there)) return Annotate(there, what);
+  const DirectoryPath parts = SplitDirectoryPath(path);
+  StatusOr<UniqueFd> parent = OpenDirectoryWarily(parts.parent);
+  if (absl::IsNotFound(parent.status())) {
+    return absl::NotFoundError(absl::StrCat(what, ": neither ", path, " nor ", parts.parent,
+                                            " exists; only the last directory is made"));
+  }
+  if (!parent.ok()) return Annotate(parent.status(), what);
+  struct stat around = {};
+  if (::fstat(parent->get(), &around) != 0) return ErrnoStatus(errno, parts.parent);
+  const mode_t mode = (around.st_mode & 0077) == 0 ? 0700 : 0755;
+  const Status made = ::mkdirat(parent->get(), parts.base.c_str(), mode) == 0
+                          ? absl::OkStatus()
+                          : ErrnoStatus(errno, absl::StrCat("making ", path));
+  if (absl::IsAlreadyExists(made)) return Annotate(OpenDirectoryWarily(path).status(), what);
+  if (absl::IsPermissionDenied(made)) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        what, ": ", made.message(), "; make it, or give `socket` a path in a directory of yours"));
+  }
+  CAIRN_RETURN_IF_ERROR(Annotate(made, what));
+  // Not what umask happened to leave: clients of other users must be able to enter it.
+  const UniqueFd directory(
+      ::openat(parent->get(), parts.base.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!directory.valid() || ::fchmod(directory.get(), mode) != 0) {
+    return ErrnoStatus(errno, absl::StrCat(what, ": the mode of ", path));
+  }
+  return absl::OkStatus();
 }
 
 StatusOr<UniqueFd> Lock(const std::string& path) {
   UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!lock.valid()) return ErrnoStatus(errno, absl::StrCat("socket_path: opening ", path));
+  if (!lock.valid()) return ErrnoStatus(errno, absl::StrCat("socket: opening ", path));
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) return absl::FailedPreconditionError("locked");
-    return ErrnoStatus(errno, absl::StrCat("socket_path: locking ", path));
+    return ErrnoStatus(errno, absl::StrCat("socket: locking ", path));
   }
   return lock;
 }
@@ -42,12 +79,11 @@ StatusOr<UniqueFd> Lock(const std::string& path) {
 Status RemoveStale(const std::string& path, const sockaddr_un& address, int type) {
   struct stat stat = {};
   if (::lstat(path.c_str(), &stat) != 0) {
-    return errno == ENOENT ? absl::OkStatus()
-                           : ErrnoStatus(errno, absl::StrCat("socket_path: ", path));
+    return errno == ENOENT ? absl::OkStatus() : ErrnoStatus(errno, absl::StrCat("socket: ", path));
   }
   if (!S_ISSOCK(stat.st_mode)) {
     return absl::FailedPreconditionError(
-        absl::StrCat("socket_path: ", path, " exists and is not a socket"));
+        absl::StrCat("socket: ", path, " exists and is not a socket"));
   }
   // Another program, or a daemon whose lock file was removed, may still listen there.
   const UniqueFd caller(::socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -57,7 +93,7 @@ Status RemoveStale(const std::string& path, const sockaddr_un& address, int type
     return InUse(path);
   }
   if (::unlink(path.c_str()) != 0) {
-    return ErrnoStatus(errno, absl::StrCat("socket_path: removing ", path));
+    return ErrnoStatus(errno, absl::StrCat("socket: removing ", path));
   }
   return absl::OkStatus();
 }
@@ -66,7 +102,7 @@ StatusOr<UniqueFd> ListenAt(const std::string& path, int type, uint32_t mode) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat("socket_path: ", path, " has ", path.size(),
+    return absl::InvalidArgumentError(absl::StrCat("socket: ", path, " has ", path.size(),
                                                    " bytes, the limit is ",
                                                    sizeof(address.sun_path) - 1));
   }
@@ -75,22 +111,24 @@ StatusOr<UniqueFd> ListenAt(const std::string& path, int type, uint32_t mode) {
   UniqueFd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return ErrnoStatus(errno, "socket");
   if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    return ErrnoStatus(errno, absl::StrCat("socket_path: binding ", path));
+    return ErrnoStatus(errno, absl::StrCat("socket: binding ", path));
   }
   // Before listen, so that no client connects under the mode that umask happened to give.
   if (::chmod(path.c_str(), mode) != 0) {
-    return ErrnoStatus(errno, absl::StrCat("socket_mode: of ", path));
+    return ErrnoStatus(errno, absl::StrCat("socket.mode: of ", path));
   }
   if (::listen(socket.get(), kBacklog) != 0) {
-    return ErrnoStatus(errno, absl::StrCat("socket_path: listening on ", path));
+    return ErrnoStatus(errno, absl::StrCat("socket: listening on ", path));
   }
   return socket;
 }
 
 }  // namespace
 
-StatusOr<ListeningSockets> ListeningSockets::Listen(const std::string& socket_path, uint32_t mode) {
+StatusOr<ListeningSockets> ListeningSockets::Listen(const std::string& socket_path, uint32_t mode,
+                                                    const std::string& origin) {
   ListeningSockets sockets;
+  CAIRN_RETURN_IF_ERROR(MakeDirectory(socket_path, origin));
   StatusOr<UniqueFd> lock = Lock(absl::StrCat(socket_path, ".lock"));
   if (absl::IsFailedPrecondition(lock.status())) return InUse(socket_path);
   if (!lock.ok()) return lock.status();

@@ -13,8 +13,11 @@ namespace cairn::keeper {
 // would race with another keeper that has just locked it.
 class ListeningSockets {
  public:
-  // FAILED_PRECONDITION, naming the path, when a process listens there or the path is not a socket.
-  static StatusOr<ListeningSockets> Listen(const std::string& socket_path, uint32_t mode);
+  // Makes the directory of `socket_path` when it is missing, but none above it. FAILED_PRECONDITION,
+  // naming the path, when a process listens there or the path is not a socket. `origin` is for the
+  // error of a directory that cannot be made: where the path comes from; empty: nothing is said.
+  static StatusOr<ListeningSockets> Listen(const std::string& socket_path, uint32_t mode,
+                                           const std::string& origin);
   ListeningSockets(ListeningSockets&&) = default;
   ListeningSockets& operator=(ListeningSockets&&) = default;
   ~ListeningSockets();

@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "absl/strings/match.h"
+#include "common/directory.h"
 #include "common/keys.h"
 #include "common/layout.h"
 #include "server/storage/files.h"
@@ -17,6 +18,7 @@ namespace cairn::storage {
 namespace {
 
 constexpr unsigned kJobMode = 0700;
+constexpr unsigned kRootMode = 0755;  // every user finds his jobs below it
 constexpr char kTemporarySuffix[] = ".tmp";
 
 }  // namespace
@@ -37,10 +39,37 @@ void PosixRoot::Expect(const std::string& id) {
   expected_ = id;
 }
 
+Status PosixRoot::MakeRoot() const {
+  const DirectoryPath path = SplitDirectoryPath(options_.root);
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd way, OpenDirectoryWarily(path.parent));
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd parent, OpenDirectoryAt(way.get(), "."));
+  CAIRN_ASSIGN_OR_RETURN(const auto beside, ListDirectory(parent.get()));
+  if (beside.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "it is not made, because ", path.parent, " is empty, as a mount point is while ",
+        "nothing is mounted there. Mount its file system, or `mkdir ", options_.root, "`"));
+  }
+  CAIRN_RETURN_IF_ERROR(MakeDirectoryAt(parent.get(), path.base, kRootMode));
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd made, OpenDirectoryAt(parent.get(), path.base));
+  // Not what umask happened to leave. Refused: another user's daemon made it at the same time.
+  if (::fchmod(made.get(), kRootMode) != 0 && errno != EPERM) return ErrnoStatus(errno, "its mode");
+  return Sync(parent.get());
+}
+
 StatusOr<PosixRoot::Found> PosixRoot::Look() const {
+  constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
   Found found;
-  found.root = UniqueFd(::open(options_.root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!found.root.valid()) return Away(ErrnoStatus(errno, "cannot be opened").message());
+  found.root = UniqueFd(::open(options_.root.c_str(), kFlags));
+  if (!found.root.valid()) {
+    const Status missing = ErrnoStatus(errno, "cannot be opened");
+    if (!absl::IsNotFound(missing) || options_.require_marker || !expected().empty()) {
+      return Away(missing.message());
+    }
+    const Status made = MakeRoot();
+    if (!made.ok()) return Away(absl::StrCat(missing.message(), "; ", made.message()));
+    found.root = UniqueFd(::open(options_.root.c_str(), kFlags));
+    if (!found.root.valid()) return Away(ErrnoStatus(errno, "cannot be opened").message());
+  }
   auto marker = ReadRootMarker(found.root.get());
   if (absl::IsNotFound(marker.status())) {
     if (const std::string known = expected(); !known.empty()) {

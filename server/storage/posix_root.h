@@ -67,8 +67,12 @@ class PosixRoot {
     UniqueFd root;
     RootIdentity identity;
   };
-  // What stands at the root's path. Gives it a marker when that may be.
+  // What stands at the root's path. Makes it and gives it a marker when that may be.
   StatusOr<Found> Look() const;
+  // Makes the root's last component where nothing says that a file system is to be mounted there: no
+  // marker is required, this node has met no storage yet, and the directory above is not empty, as a
+  // mount point is while nothing is mounted. FAILED_PRECONDITION, saying what to do, when it may not.
+  Status MakeRoot() const;
   Status Away(absl::string_view why) const;
   std::string expected() const;
   Status MakeJobDirectory(int root, const std::string& job, Owner owner) const;

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -43,6 +44,29 @@ TEST(Options, DefaultsAreValid) {
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(parsed->options.node.engine.default_policy.mode, PersistMode::kNewest);
   EXPECT_EQ(parsed->origins.at("memory.budget"), "default");
+}
+
+// Whose daemon listens where: tests/common/socket_path_test.cc.
+TEST_F(OptionsFile, TheSocketOfAnOrdinaryUserIsInTheUsersRuntimeDirectory) {
+  const std::string variable = "XDG_RUNTIME_DIR=" + directory_;
+  const auto parsed = ParseOptions({}, {variable});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->options.socket,
+            ::geteuid() == 0 ? kDefaultSocketPath : directory_ + "/cairn/cairn.sock");
+  EXPECT_EQ(parsed->origins.at("socket"), "default");
+  const auto told = ParseOptions({"--socket=/tmp/a.sock"}, {variable});
+  ASSERT_TRUE(told.ok()) << told.status();
+  EXPECT_EQ(told->options.socket, "/tmp/a.sock");
+}
+
+TEST(Options, ARuntimeDirectoryThatIsNotUsableIsNamed) {
+  const auto parsed = ParseOptions({}, {"XDG_RUNTIME_DIR=/dev/null"});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->options.socket, kDefaultSocketPath);
+  EXPECT_EQ(parsed->origins.at("socket"),
+            ::geteuid() == 0
+                ? "default"
+                : "default; XDG_RUNTIME_DIR is not used: /dev/null is not a directory");
 }
 
 TEST_F(OptionsFile, FlagsBeatTheEnvironmentBeatsTheFileBeatsDefaults) {

@@ -750,6 +750,28 @@ TEST_F(LineRules, Rule13StorageIsReadOnceMoreWhenTheDecisionStandsThere) {
   EXPECT_EQ(persists.back().checkpoint, (CheckpointKey{"job", 1, 1, 0}));
 }
 
+// A repeat whose first answer was lost would else fence what has begun to save meanwhile.
+TEST_F(LineRules, Rule14TheSameUseAgainIsTheDecisionThatStands) {
+  Lived(1, {1, 2, 3});
+  const SessionId reader = Hello({.writer = -1});
+  const auto used = Use(reader, 2, 1);
+  ASSERT_TRUE(used.ok()) << used.status();
+  EXPECT_EQ(Use(reader, 2, 1)->head, used->head);
+  Restart();
+  EXPECT_EQ(Use(reader, 2, 1)->head, used->head) << "a fact in the journal";
+  const auto other = Use(reader, 3, 1);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_GT(other->head, used->head);
+  EXPECT_GT(Use(reader, 2, 1)->head, other->head) << "it is not what stands";
+  // After another attempt has begun, it goes back from that.
+  const auto before = Use(reader, 2, 1);
+  Lived(before->head + 1, {3});
+  const auto after = Use(reader, 2, 1);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_GT(after->head, before->head + 1);
+  EXPECT_EQ(LatestStep(reader), 2);
+}
+
 // Two nodes chose one number in the same moment: the file that stands counts.
 TEST_F(LineRules, Rule14OfTwoUsesUnderOneNumberTheFileThatStandsCounts) {
   Lived(1, {1, 2, 3});

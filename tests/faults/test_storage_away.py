@@ -84,7 +84,7 @@ def test_a_daemon_that_is_killed_while_its_root_is_away_comes_back(how: str) -> 
 
 def test_a_first_start_without_a_root_serves_and_says_so() -> None:
     with node(persist="every", storage=False) as other:
-        root = other.folder / "not there"
+        root = other.folder / "not there" / "files"
         options = (f"--storage.root={root}",)
         with (
             node(persist="every", storage=False, options=options) as instance,
@@ -94,7 +94,7 @@ def test_a_first_start_without_a_root_serves_and_says_so() -> None:
             assert "storage is away" in instance.log.read_text()
             data = save(writer, 1)
             assert writer.load(1, "a") == data
-            assert not root.exists(), "the daemon makes no root"
+            assert not root.parent.exists(), "the daemon makes no directory above its root"
 
 
 def test_a_trainer_that_dies_again_and_again_while_storage_is_away_is_served_at_once() -> None:

@@ -20,6 +20,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -636,7 +637,7 @@ TEST_F(KeeperTest, SocketPathInUseIsRefused) {
   StartKeeper();
   EXPECT_EQ(WaitForKeeper(), 1);
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-              HasSubstr("socket_path: " + options_.socket_path + " is in use"));
+              HasSubstr("socket: " + options_.socket_path + " is in use"));
   keeper_ = first;
   EXPECT_EQ(Tell("restarts"), "0");  // the one that lives there was not disturbed
 }
@@ -675,11 +676,53 @@ TEST_F(KeeperTest, SocketOfAnotherProgramIsLeftAlone) {
   EXPECT_EQ(::access(options_.socket_path.c_str(), F_OK), 0);
 }
 
-TEST_F(KeeperTest, OverlongOrUnreachablePathsAreRefused) {
+TEST_F(KeeperTest, TheSocketsDirectoryIsMadeButNoneAboveIt) {
+  options_.socket_path = directory_ + "/made/none/cairn.sock";
+  options_.socket_origin = "flag";
   ::testing::internal::CaptureStderr();
-  options_.socket_path = directory_ + "/none/cairn.sock";
   StartKeeper();
   EXPECT_EQ(WaitForKeeper(), 1);
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      HasSubstr("socket " + options_.socket_path + " (flag): neither " + directory_ +
+                "/made/none nor " + directory_ + "/made exists; only the last directory is made"));
+  EXPECT_NE(::access((directory_ + "/made").c_str(), F_OK), 0);
+
+  // Private where it stands in a directory that is, as XDG_RUNTIME_DIR; whatever the umask is.
+  const mode_t umask_before = ::umask(077);
+  for (const auto& [around, mode] : {std::pair<mode_t, mode_t>{0700, 0700}, {0755, 0755}}) {
+    ASSERT_EQ(::chmod(directory_.c_str(), around), 0);
+    options_.socket_path = directory_ + "/made/cairn.sock";
+    StartKeeper();
+    ASSERT_EQ(Tell("restarts"), "0");
+    struct stat stat = {};
+    ASSERT_EQ(::stat((directory_ + "/made").c_str(), &stat), 0);
+    EXPECT_EQ(stat.st_mode & 07777, mode);
+    const UniqueFd daemon = DaemonPidfd();
+    ::kill(keeper_, SIGKILL);
+    WaitForKeeper();
+    ASSERT_TRUE(ExitsWithin(daemon, Seconds(30)));
+    client_.Reset();
+    std::filesystem::remove_all(directory_ + "/made");
+  }
+  ::umask(umask_before);
+}
+
+TEST_F(KeeperTest, AFileInTheSocketsDirectorysPlaceIsNamed) {
+  std::ofstream(directory_ + "/file") << "somebody's notes";
+  options_.socket_path = directory_ + "/file/cairn.sock";
+  options_.socket_origin = "default";
+  ::testing::internal::CaptureStderr();
+  StartKeeper();
+  EXPECT_EQ(WaitForKeeper(), 1);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("socket " + options_.socket_path + " (default): " + directory_ +
+                        "/file is not a directory"));
+  ::unlink((directory_ + "/file").c_str());
+}
+
+TEST_F(KeeperTest, OverlongPathsAreRefused) {
+  ::testing::internal::CaptureStderr();
   options_.socket_path = directory_ + "/" + std::string(100, 'x');
   StartKeeper();
   EXPECT_EQ(WaitForKeeper(), 1);

@@ -111,16 +111,59 @@ def test_latest_is_nothing_to_save_to() -> None:
         cairn.save({}, "cairn://run7/latest/x")
 
 
-def test_files_go_to_stock_torch_with_one_warning(tmp_path: Path) -> None:
+def test_what_is_nearly_a_cairn_path_goes_to_stock_torch_with_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    Path("run7/12").mkdir(parents=True)
+    Path("12").mkdir()
     with pytest.warns(cairn.CairnWarning) as warned:
         for i in range(3):
-            cairn.save({"i": i}, tmp_path / f"{i}.pt")
-            cairn.save({"i": i}, str(tmp_path / f"{i}.pt"))
-            cairn.load(tmp_path / f"{i}.pt")
+            cairn.save({"i": i}, f"12/{i}.pt")
+            cairn.save({"i": i}, Path(f"run7/12/{i}.pt"))
+            cairn.load(f"run7/12/{i}.pt")
     assert sorted(str(w.message).split(":")[0] for w in warned) == ["cairn.load", "cairn.save"]
-    assert torch.load(tmp_path / "1.pt") == {"i": 1}
+    assert torch.load("12/1.pt") == {"i": 1}
+
+
+def test_what_is_plainly_a_file_goes_to_stock_torch_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    Path("12").mkdir()
+    for path in ("model.pt", tmp_path / "1.pt", f"{tmp_path}/2.pt", "./12/3.pt"):
+        cairn.save({"path": str(path)}, path)
+        assert cairn.load(path, weights_only=True) == {"path": str(path)} == torch.load(path)
     buffer = io.BytesIO()
     cairn.save([1], buffer)
     buffer.seek(0)
     assert cairn.load(buffer, weights_only=True) == [1]
+    assert [w for w in recwarn if issubclass(w.category, cairn.CairnWarning)] == []
+
+
+@pytest.mark.parametrize(
+    "path", ["12/model.pt", "run7/12/model.pt", "run7/latest/a/b", "latest/x", Path("run7/12/x")]
+)
+def test_nearly_a_cairn_path(path: object) -> None:
+    assert paths.looks_like_cairn(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "model.pt",
+        "/12/x",
+        "./12/x",
+        "12",
+        "12/",
+        "a/b/12/x",
+        "out/model.pt",
+        b"12/x",
+        3,
+        io.BytesIO(),
+    ],
+)
+def test_plainly_a_file(path: object) -> None:
+    assert not paths.looks_like_cairn(path)

@@ -67,11 +67,87 @@ TEST_F(PosixRoot, FromBeforeThereWereMarkersKeepsItsJobs) {
 
 TEST_F(PosixRoot, MissingAtTheStartIsFoundLater) {
   fs::rename(root_, away_);
-  storage_ = Make();
+  storage_ = MakeOne(/*require_marker=*/true);  // else it would be made
   ExpectAway("ENOENT");
   EXPECT_EQ(storage_->Identity().status().code(), absl::StatusCode::kUnavailable);
+  {
+    const UniqueFd root(::open(away_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    ASSERT_TRUE(MakeRootMarker(root.get(), DrawRootId()).ok());
+  }
   fs::rename(away_, root_);
   EXPECT_TRUE(Persist(1).ok());
+}
+
+// --- a root that is missing
+
+// A folder of the test's own, in which the root's parent stands.
+class MissingRoot : public PosixRoot {
+ protected:
+  MissingRoot() : parent_(root_), first_(parent_ + "/files") { root_ = first_; }
+  ~MissingRoot() override {
+    fs::remove_all(parent_);
+    root_ = parent_;
+  }
+
+  void Occupy() { std::ofstream(parent_ + "/something").put('x'); }
+
+  const std::string parent_;
+  const std::string first_;
+};
+
+TEST_F(MissingRoot, IsMadeAndOpenToAllUsers) {
+  Occupy();
+  const mode_t before = ::umask(077);
+  storage_ = Make();
+  EXPECT_TRUE(Persist(1).ok());
+  ::umask(before);
+  struct stat info = {};
+  ASSERT_EQ(::stat(root_.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0755u);
+}
+
+TEST_F(MissingRoot, IsNotMadeInAnEmptyDirectory) {  // a mount point without its file system
+  storage_ = Make();
+  ExpectAway("`mkdir " + root_ + "`");
+  ExpectAway(parent_ + " is empty, as a mount point is");
+  EXPECT_TRUE(fs::is_empty(parent_));
+  Occupy();  // it was mounted
+  EXPECT_TRUE(Persist(1).ok());
+}
+
+TEST_F(MissingRoot, IsNotMadeWithTheDirectoryAbove) {
+  Occupy();
+  root_ = parent_ + "/none/files";
+  storage_ = Make();
+  ExpectAway("ENOENT");
+  EXPECT_FALSE(fs::exists(parent_ + "/none"));
+}
+
+TEST_F(MissingRoot, IsNotMadeWhereAMarkerIsRequired) {
+  Occupy();
+  storage_ = MakeOne(/*require_marker=*/true);
+  ExpectAway("ENOENT");
+  EXPECT_FALSE(fs::exists(root_));
+}
+
+TEST_F(MissingRoot, IsNotMadeOnceThisNodeHasMetItsStorage) {
+  Occupy();
+  storage_ = Make();
+  storage_->Expect(DrawRootId());  // as after the death of the daemon that met it
+  ExpectAway("ENOENT");
+  storage_ = Make();
+  ASSERT_TRUE(Persist(1).ok());
+  fs::remove_all(root_);
+  ExpectAway("ENOENT");
+  EXPECT_FALSE(fs::exists(root_));
+}
+
+TEST_F(MissingRoot, IsNotMadeAtTheEndOfALinkThatLeadsNowhere) {
+  Occupy();
+  fs::create_symlink(parent_ + "/elsewhere", root_);
+  storage_ = Make();
+  ExpectAway("symbolic link");
+  EXPECT_FALSE(fs::exists(parent_ + "/elsewhere"));
 }
 
 TEST_F(PosixRoot, ThatIsAFileIsAway) {

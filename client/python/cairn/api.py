@@ -81,7 +81,8 @@ def connect(
       world_size: writers of each step; else WORLD_SIZE, else the group's, else 1.
       attempt: this life of the job, the same number on every rank, greater than any before; else
           CAIRN_ATTEMPT.
-      socket: the daemon's; else CAIRN_SOCKET, else /run/cairn/cairn.sock.
+      socket: the daemon's; else CAIRN_SOCKET, else that of a daemon of this user's,
+          $XDG_RUNTIME_DIR/cairn/cairn.sock, when it exists, else /run/cairn/cairn.sock.
       local_writers: writers of this job on this node, which are admitted together; else
           LOCAL_WORLD_SIZE, else 1.
       timeout: seconds that any call may take that names no other limit.
@@ -218,11 +219,13 @@ def _implicit_connection(job: str, writes: bool) -> Connection:
 
 
 def _say_stock(function: str, path: Any) -> None:
-    if function not in _said_stock:
+    """Warns, once, of a file's path that may have been meant for Cairn."""
+    if function not in _said_stock and paths.looks_like_cairn(path):
         _said_stock.add(function)
         warnings.warn(
             f"cairn.{function}: {path!r} is not a Cairn path ({paths.SCHEME}JOB/STEP/NAME, or STEP/NAME "
-            f"once connected), so torch.{function} treats it as a file; said once",
+            f"once connected), so torch.{function} treats it as a file (write ./… where that is meant); "
+            "said once",
             CairnWarning,
             stacklevel=3,
         )

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cairn import info, paths
 from cairn.errors import Error, FailedPrecondition, MissingObject, NotFound
 
 if TYPE_CHECKING:
-    from cairn.connection import Connection
+    from cairn import _native
 
 _MOST_NAMES_SAID = 8
+
+
+class Reads(Protocol):
+    """What a checkpoint wants of the `Connection` that found it."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    def _session(self) -> _native.Session: ...
+    def _load(
+        self,
+        path: paths.CairnPath,
+        map_location: Any,
+        pickle_module: Any,
+        weights_only: bool | None,
+        mmap: bool | None,
+        pickle_load_args: dict[str, Any],
+        attempt: int = 0,
+        revision: int = -1,
+    ) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -35,10 +56,10 @@ class Checkpoint:
     world_size: int
     digest: str
     source: str
-    _connection: Connection = dataclasses.field(compare=False)
+    _connection: Reads = dataclasses.field(compare=False)
 
     @classmethod
-    def of(cls, connection: Connection, latest: info.Latest) -> Checkpoint:
+    def of(cls, connection: Reads, latest: info.Latest) -> Checkpoint:
         return cls(
             job=latest.job,
             step=latest.step,

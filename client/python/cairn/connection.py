@@ -28,6 +28,7 @@ from cairn.errors import (
     Timeout,
     Unavailable,
 )
+from cairn.notices import WARN_AGAIN_AFTER_S, Repeated, log
 from cairn.step import Step, encode
 
 VERSION = _native.VERSION
@@ -85,7 +86,9 @@ class Connection:
         self._options = options
         self._native: _native.Session | None = None
         self._closed = False
-        self._warned: set[str] = set()
+        self._warnings = Repeated()
+        # Since the last step that was saved, if any was not: when that was, and how many there are.
+        self._not_saved: tuple[float, int] | None = None
         self.failures: dict[str, int] = {}
 
     # --- the session -----------------------------------------------------------------------------------
@@ -225,7 +228,8 @@ class Connection:
         Raises (here, from `save`, or on leaving the `with`):
           ValueError, FileExistsError, PermissionError: the caller's own mistake.
           cairn.Superseded: a newer attempt of this job has begun.
-          Everything else only with `strict`: otherwise the first failure of a kind warns, each is counted
+          Everything else only with `strict`: otherwise a failure warns (of one kind every ten minutes at
+          most), each is a record of the logger "cairn" and is counted
           in `failures`, and `s.ok` is False, so that training goes on and ranks do not part.
         """
         number = _step_number(step)
@@ -236,7 +240,8 @@ class Connection:
         return Step(
             number,
             lambda: self._writing_session().begin_step(number, writers, timeout or 0.0),
-            self._count_failure,
+            self._note_failure,
+            self._note_commit,
             strict=strict,
             notes=dict(notes or {}),
             describe=lambda: self._describe_writer(alone=writers == 1 or self.world_size == 1),
@@ -246,30 +251,57 @@ class Connection:
         who = "alone" if alone else f"rank {self.rank} of {self.world_size}"
         return f"job={self.job!r} {who} attempt={self._options.attempt or 'not chosen yet'}"
 
-    def _count_failure(self, step: int, error: Error) -> None:
+    def _note_failure(self, step: int, error: Error, raised: bool) -> None:
         kind = type(error).__name__
+        text = f"step {step} of job {self.job} was not saved: {kind}: {error}"
+        if raised:
+            log.error("%s", text)
+            return
+        log.warning("%s", text)
         self.failures[kind] = self.failures.get(kind, 0) + 1
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warnings.warn(
-                f"step {step} of job {self.job} was not saved: {kind}: {error} (later failures of this "
-                "kind are only counted, in the connection's `failures`)",
-                CairnWarning,
-                stacklevel=4,
-            )
+        since, steps = self._not_saved or (time.monotonic(), 0)
+        self._not_saved = (since, steps + 1)
+        more = self._warnings.since_warned(kind)
+        if more is None:
+            return
+        again = f"; {more} more since the last warning" if more else ""
+        warnings.warn(
+            f"{text}{again} (a warning of this kind comes every {WARN_AGAIN_AFTER_S / 60:.0f} minutes at "
+            "most; the connection's `failures` counts them, the logger `cairn` has each)",
+            CairnWarning,
+            stacklevel=4,
+        )
+
+    def _note_commit(self, step: int) -> None:
+        if self._not_saved is None:
+            return
+        since, steps = self._not_saved
+        self._not_saved = None
+        log.info(
+            "job %s is saved again, with step %d; %d before were not, over %.0f s",
+            self.job,
+            step,
+            steps,
+            time.monotonic() - since,
+        )
 
     def save_alone(
         self, obj: Any, path: paths.CairnPath, torch_arguments: Mapping[str, Any]
     ) -> None:
         """One object, one call, one commit: writer 0 of 1."""
-        self._refuse_other_names(path)
-        payload = encode(obj, torch_arguments)
-        writer = self._writing_session().begin_step(path.step, 1, 0.0)
         try:
-            payload.write_to(writer, path.name)
-            writer.commit({})
-        finally:
-            writer.drop()
+            self._refuse_other_names(path)
+            payload = encode(obj, torch_arguments)
+            writer = self._writing_session().begin_step(path.step, 1, 0.0)
+            try:
+                payload.write_to(writer, path.name)
+                writer.commit({})
+            finally:
+                writer.drop()
+        except Error as error:
+            self._note_failure(path.step, error, raised=True)
+            raise
+        self._note_commit(path.step)
 
     def _refuse_other_names(self, path: paths.CairnPath) -> None:
         session = self._session()

@@ -40,7 +40,8 @@ DATA_LOSS = 15
 
 
 class CairnWarning(RuntimeWarning):
-    """A save that did not happen, or a path that is not Cairn's. Said once per kind."""
+    """A save that did not happen, or a file's path that may have been meant for Cairn. Of one kind the first
+    comes every ten minutes at most, the second once."""
 
 
 class Error(Exception):

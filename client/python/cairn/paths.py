@@ -18,6 +18,10 @@ SCHEME = "cairn://"
 _STEP_NAME = re.compile(r"[0-9]+/.", re.DOTALL)
 
 
+# What somebody who means Cairn might have written: [JOB/]STEP/NAME.
+_NEARLY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,127}/)?([0-9]+|latest)/[^/]", re.DOTALL)
+
+
 def _must_be_utf8(field: str, text: str) -> None:
     try:
         text.encode()
@@ -33,6 +37,14 @@ def check_name(name: str) -> None:
     """
     _must_be_utf8("name", name)
     _native.validate_name(name)
+
+
+def looks_like_cairn(path: Any) -> bool:
+    """Whether a path that is a file's may have been meant for Cairn: a relative one of the form STEP/NAME or
+    JOB/STEP/NAME. "model.pt", "./12/model.pt" and what begins with / are plainly files."""
+    if isinstance(path, os.PathLike):
+        path = os.fspath(path)
+    return isinstance(path, str) and _NEARLY.match(path) is not None
 
 
 class CairnPath(NamedTuple):

@@ -35,17 +35,20 @@ class Step:
         self,
         step: int,
         begin: Callable[[], _native.Step],
-        count_failure: Callable[[int, Error], None],
+        note_failure: Callable[[int, Error, bool], None],
+        note_commit: Callable[[int], None],
         *,
         strict: bool,
         notes: dict[str, str],
         describe: Callable[[], str],
     ) -> None:
-        """`begin` enters the step on its connection's session; `count_failure` hears of each failure that
-        is not raised; `describe` says for people of which job, rank and attempt it is."""
+        """`begin` enters the step on its connection's session; `note_failure` hears of each failure,
+        and whether it is raised; `note_commit` of what was saved; `describe` says for people of which job,
+        rank and attempt it is."""
         self._step = step
         self._begin = begin
-        self._count_failure = count_failure
+        self._note_failure = note_failure
+        self._note_commit = note_commit
         self._strict = strict
         self._notes = notes
         self._describe = describe
@@ -149,16 +152,19 @@ class Step:
             self.digest, self.complete = writer.commit(self._notes)
         except Error as error:
             self._failed(error)
+        else:
+            self._note_commit(self._step)
 
     def _failed(self, error: Error) -> None:
-        """Drops the step; raises where step() promises to, counts and warns elsewhere."""
+        """Drops the step; raises where step() promises to, and else tells who counts and warns."""
         self.ok = False
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.drop()
         if self._strict or is_callers_own(error):
             self.error = error
+            self._note_failure(self._step, error, True)
             raise error
         # Its traceback would keep the objects that were being saved alive.
         self.error = error.with_traceback(None)
-        self._count_failure(self._step, error)
+        self._note_failure(self._step, error, False)
