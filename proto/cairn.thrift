@@ -319,8 +319,9 @@ struct PreviewRequest {
 
 // --- the service ---------------------------------------------------------------------------------
 //
-// `call` numbers a session's changing calls, from 1 upwards; a repeat of a number gets the first answer,
-// across a daemon's death too. Reading calls take none. A connection speaks for one session at a time:
+// `call` numbers a session's changing calls, from 1 upwards, so that they can be said again after a lost
+// connection, across a daemon's death too: README.md says what a repeat of each does. Reading calls take
+// none. A connection speaks for one session at a time:
 // hello or rejoin first.
 
 service Cairn {
