@@ -1,5 +1,5 @@
-"""A client of a few lines, written from proto/README.md alone: it takes no descriptors, saves, loads, lists, waits,
-and says calls again."""
+"""A client of a few lines, written from proto/README.md alone: it takes no descriptors, saves, loads, lists,
+waits, and says calls again."""
 
 from __future__ import annotations
 
