@@ -50,7 +50,8 @@ std::set<int32_t> Succession::PidsInTheWay(const Job& job, Attempt attempt,
   // One that a `use` has fenced saves nothing more, whoever of it lives.
   if (attempt <= newest.attempt || newest.attempt < job.attempts->fence()) return pids;
   // Who has said hello for a newer attempt, or waits to begin one, has moved on by itself.
-  absl::flat_hash_set<absl::string_view> moved_on = {heir.process};
+  absl::flat_hash_set<absl::string_view> moved_on;
+  moved_on.insert(heir.process);
   for (SessionId id : job.sessions->all) {
     const Session& session = *sessions_.Find(id);
     if (session.attempt > newest.attempt) moved_on.insert(session.process);

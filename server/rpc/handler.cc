@@ -405,6 +405,11 @@ template <typename Request>
 PartKey Handler::PartOf(const Request& request) const {
   PartKey part = OrThrow(
       ToPart(session_.job, request.step, request.attempt, request.revision, request.writer));
+  if (session_.writer < 0) {
+    Throw(
+        absl::FailedPreconditionError("writer: this session's hello said -1, so it only reads; say "
+                                      "hello with the writer's rank"));
+  }
   // Attempt 0 in hello: the session chooses its attempt later.
   if (session_.attempt != 0 && request.attempt != session_.attempt) {
     Throw(absl::InvalidArgumentError(absl::StrCat(

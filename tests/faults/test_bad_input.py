@@ -419,21 +419,32 @@ def test_one_name_from_two_writers_is_refused_and_names_the_writer_that_has_it(
 
 def test_a_second_process_as_the_same_attempt_and_writer_is_refused(shared: Node) -> None:
     attempt = attempt_number()
-    with shared.writer("second", attempt) as first:
+    with shared.writer("second", attempt, 0, 2) as first:
         first.create(1, {"a": 1})
         with (
             pytest.raises(CairnError) as error,
-            shared.writer("second", attempt, process=os.urandom(16)) as other,
+            shared.writer("second", attempt, 0, 2, process=os.urandom(16)) as other,
         ):
             other.create(1, {"b": 1})
-        assert error.value.code in (ALREADY_EXISTS, FAILED_PRECONDITION), error.value
-        assert "writer" in error.value.message
+        assert error.value.code == ALREADY_EXISTS and "writer" in error.value.message
     # Not even when the first one is gone: half a step of one and half of the next would add up.
     with (
         pytest.raises(CairnError),
-        shared.writer("second", attempt, process=os.urandom(16)) as other,
+        shared.writer("second", attempt, 0, 2, process=os.urandom(16)) as other,
     ):
         other.create(2, {"b": 1})
+
+
+def test_a_step_of_one_writer_is_the_process_s_that_entered_it(shared: Node) -> None:
+    attempt = attempt_number()
+    with (
+        shared.writer("lone", attempt) as first,
+        shared.writer("lone", attempt, process=os.urandom(16)) as other,
+    ):
+        first.create(1, {"a": 1})
+        message = refuses(ALREADY_EXISTS, other.create, 1, {"b": 1})
+        assert "step: 1" in message and f"pid {os.getpid()}" in message
+        other.save(2, {"b": b"its own"})
 
 
 def test_the_same_process_may_connect_again_as_itself(shared: Node) -> None:
