@@ -1,11 +1,13 @@
 #include "common/directory.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <memory>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -88,6 +90,40 @@ StatusOr<UniqueFd> OpenDirectoryWarily(const std::string& path) {
     PushComponents(target, &to_go);
   }
   return at;
+}
+
+StatusOr<bool> IsEmptyDirectory(int directory) {
+  // An open file description of its own: reading moves the position, which duplicates share.
+  UniqueFd fd(::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, "opening a directory to read it");
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(fd.get()), &::closedir);
+  if (stream == nullptr) return ErrnoStatus(errno, "fdopendir");
+  fd.Release();
+  errno = 0;
+  for (const dirent* entry = nullptr; (entry = ::readdir(stream.get())) != nullptr;) {
+    const absl::string_view name(entry->d_name);
+    if (name != "." && name != "..") return false;
+  }
+  if (errno != 0) return ErrnoStatus(errno, "readdir");
+  return true;
+}
+
+StatusOr<bool> MakeDirectoryWithMode(int parent, const std::string& name, unsigned mode) {
+  if (::mkdirat(parent, name.c_str(), mode) != 0) {
+    if (errno == EEXIST) return false;
+    return ErrnoStatus(errno, absl::StrCat("making ", name));
+  }
+  // In a directory that others may write to, one of theirs may stand there by now.
+  const UniqueFd made(
+      ::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat is = {};
+  if (!made.valid() || ::fstat(made.get(), &is) != 0) return ErrnoStatus(errno, name);
+  if (is.st_uid != ::geteuid()) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(name, " was replaced by a directory of uid ", is.st_uid));
+  }
+  if (::fchmod(made.get(), mode) != 0) return ErrnoStatus(errno, absl::StrCat("mode of ", name));
+  return true;
 }
 
 }  // namespace cairn

@@ -22,4 +22,11 @@ DirectoryPath SplitDirectoryPath(const std::string& path);
 // is missing. FAILED_PRECONDITION: one is not a directory.
 StatusOr<UniqueFd> OpenDirectoryWarily(const std::string& path);
 
+// Whether a directory has no entry but "." and "..".
+StatusOr<bool> IsEmptyDirectory(int directory);
+
+// Makes the directory `name` in `parent`, with this mode whatever the umask. False, and nothing is
+// changed, when something of that name exists: it may be somebody else's.
+StatusOr<bool> MakeDirectoryWithMode(int parent, const std::string& name, unsigned mode);
+
 }  // namespace cairn

@@ -334,8 +334,10 @@ service Cairn {
   // An attempt greater than any this node or the job's storage knows, and than the clock in ms.
   i64 chooseAttempt(1: i64 call) throws (1: Error error),
   // Where this session's attempt goes on from; NO_STEP: from nothing. Before its first create; `latest`
-  // is that step at once.
-  Latest resume(1: i64 call, 2: i64 attempt, 3: i64 step) throws (1: Error error),
+  // is that step at once. It waits for the processes that save in the newest attempt, as that create
+  // would, `timeout_ms` at most (0: the longest), and is refused like it, unless `fence`.
+  Latest resume(1: i64 call, 2: i64 attempt, 3: i64 step, 4: bool fence, 5: i64 timeout_ms)
+      throws (1: Error error),
 
   // This complete checkpoint counts from now on, and what it came from: under a number of its own, which
   // `head` of the answer is. FAILED_PRECONDITION while writers of the newest attempt live, unless `fence`,

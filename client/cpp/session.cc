@@ -156,8 +156,12 @@ class SessionImpl : public Session {
       }
       const int64_t call = link_->NextCall();
       wire::Latest reply;
-      CAIRN_RETURN_IF_ERROR(Call(
-          "resume", [&](wire::CairnClient& client) { client.resume(reply, call, attempt, step); }));
+      const MonotonicNanos deadline = link_->Deadline(absl::ZeroDuration());
+      CAIRN_RETURN_IF_ERROR(
+          link_->Call("resume", deadline, [&](wire::CairnClient& client, const AttachmentPtr&) {
+            client.resume(reply, call, attempt, step, options_.fence,
+                          Link::TimeoutMillis(deadline));
+          }));
       *out = FromWire(options_.job, reply);
       return absl::OkStatus();
     });

@@ -479,7 +479,8 @@ void Attempts::Restore(const Restored& restored) {
   }
 }
 
-// A session is a writer of those attempts that know its process.
+// A session is a writer of the attempt that it has said to save in, and of those that know its process.
+// One that only reads is none, though its process may have saved in another session.
 void Attempts::RestoreSessions() {
   for (const auto& [name, job] : jobs_.all()) {
     if (job->sessions->all.empty()) continue;
@@ -488,7 +489,9 @@ void Attempts::RestoreSessions() {
       for (const auto& [step, world] : attempt.worlds) alone.insert(world.process);
       for (SessionId id : job->sessions->all) {
         const Session& session = *sessions_.Find(id);
-        bool wrote = alone.contains(session.process);
+        if (session.writer < 0) continue;
+        bool wrote =
+            (session.saves && session.attempt == number) || alone.contains(session.process);
         for (auto& [writer, process] : attempt.processes) {
           if (process.first != session.process) continue;
           process.second = session.pid;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/journal_use.h"
 
 namespace cairn::engine {
 
@@ -56,6 +57,25 @@ std::unique_ptr<Parked> Callers::Unpark(RequestId request) {
 
 void Callers::Answer(RequestId request, StatusOr<Body> body, Attempt superseded_by) {
   if (Unpark(request) != nullptr) out_.Answer(request, std::move(body), superseded_by);
+}
+
+void Callers::HangUp(RequestId request) {
+  const Parked* parked = Find(request);
+  if (parked == nullptr) return;
+  const bool goes_on = std::visit(
+      [](const auto& e) { return JournalUseOf<std::decay_t<decltype(e)>>().is_a_promise; },
+      parked->event);
+  if (goes_on && !parked->list->NothingHasBegun()) return;
+  Answer(request, absl::CancelledError("its caller has gone"));
+}
+
+void Callers::CancelCreates(SessionId session, const PartKey& part, const Status& why) {
+  for (RequestId request : Of(session)) {
+    const Parked* parked = Find(request);
+    const auto* create = parked == nullptr ? nullptr : std::get_if<event::Create>(&parked->event);
+    if (create == nullptr || !(create->part == part)) continue;
+    if (parked->list->NothingHasBegun()) Answer(request, why);
+  }
 }
 
 void Callers::Expire() {

@@ -42,6 +42,9 @@ class Waitlist {
   virtual void Left(const Parked& parked) = 0;
   // Its deadline has come. The list answers it; it is still parked.
   virtual void TimeUp(const Parked& parked) = 0;
+  // What waits here has changed nothing yet: it is forgotten when nobody would hear the answer any more,
+  // also of a call that goes on without its caller once it has begun.
+  virtual bool NothingHasBegun() const { return false; }
 };
 
 class Callers {
@@ -60,7 +63,11 @@ class Callers {
   void SetDeadline(RequestId request, MonotonicNanos deadline);
   // Takes the caller out of its list; nullptr when it is not parked. The taker answers it.
   std::unique_ptr<Parked> Unpark(RequestId request);
-  // Both: nothing happens when it is not parked.
+  // Its connection is closed. What has begun goes on, for the caller may come back and ask again.
+  void HangUp(RequestId request);
+  // Of creates of the part that the session waits for, before anything of them has begun.
+  void CancelCreates(SessionId session, const PartKey& part, const Status& why);
+  // Nothing happens when it is not parked.
   void Answer(RequestId request, StatusOr<Body> body, Attempt superseded_by = 0);
   // Calls TimeUp for each caller whose deadline has come.
   void Expire();

@@ -172,9 +172,7 @@ class Engine::Impl {
   void On(const event::Pin& e) { retention_.On(e); }
   void On(const event::FilesDeleted& e) { retention_.On(e); }
   void On(const event::SlabDestroyed& e) { ledger_.OnDestroyed(e.slab); }
-  void On(const event::CallerLeft& e) {
-    callers_.Answer(e.request, absl::CancelledError("its caller has gone"));
-  }
+  void On(const event::CallerLeft& e) { callers_.HangUp(e.request); }
   void On(const event::Tick&) {}
 
   // --- several components'
@@ -235,14 +233,15 @@ class Engine::Impl {
                    &persistence_, &standing_, &describing_, &scanning_, &tables_};
   Finding finding_{options_,   &out_,        &callers_,  &jobs_,  &sessions_,
                    &standing_, &describing_, &scanning_, &tables_};
-  JobCalls job_calls_{options_,    &out_,      &jobs_,       &sessions_, &attempts_,  &persistence_,
-                      &retention_, &standing_, &describing_, &scanning_, &admission_, &records_};
   Succession succession_{&out_, &callers_, &jobs_, &sessions_,
                          [this](const Event& event) { Dispatch(event); }};
+  JobCalls job_calls_{options_,      &out_,       &jobs_,      &sessions_,   &attempts_,
+                      &persistence_, &retention_, &standing_,  &describing_, &scanning_,
+                      &admission_,   &records_,   &succession_};
   Refusals refusals_{&out_, &jobs_, &sessions_};
-  Saving saving_{options_,    mode_,    &out_,      &jobs_,       &sessions_,
-                 &leases_,    &ledger_, &attempts_, &parts_,      &manifests_,
-                 &admission_, &pool_,   &scanning_, &succession_, &journal_};
+  Saving saving_{options_, mode_,      &out_,        &callers_, &jobs_,      &sessions_,
+                 &leases_, &ledger_,   &attempts_,   &parts_,   &manifests_, &admission_,
+                 &pool_,   &scanning_, &succession_, &journal_};
   Connecting connecting_{options_,   mode_,      &out_,        &callers_, &jobs_,
                          &sessions_, &leases_,   &attempts_,   &parts_,   &admission_,
                          &pool_,     &scanning_, &succession_, &refusals_};

@@ -84,6 +84,7 @@ struct ResumeFrom {
   Attempt attempt = 0;
   Step step = kNoStep;
   MonotonicNanos deadline = 0;
+  bool fence = false;  // as in Create
 };
 
 // The caller's word that a complete checkpoint counts from now on, under a number of its own. With

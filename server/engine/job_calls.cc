@@ -9,7 +9,7 @@ namespace cairn::engine {
 JobCalls::JobCalls(const Options& options, Outbox* out, Jobs* jobs, Sessions* sessions,
                    Attempts* attempts, Persistence* persistence, Retention* retention,
                    Standing* standing, Describing* describing, Scanning* scanning,
-                   Admission* admission, Records* records)
+                   Admission* admission, Records* records, Succession* succession)
     : options_(options),
       out_(*out),
       jobs_(*jobs),
@@ -21,7 +21,8 @@ JobCalls::JobCalls(const Options& options, Outbox* out, Jobs* jobs, Sessions* se
       describing_(*describing),
       scanning_(*scanning),
       admission_(*admission),
-      records_(*records) {}
+      records_(*records),
+      succession_(*succession) {}
 
 void JobCalls::On(const event::ChooseAttempt& event) {
   if (sessions_.Of(event.caller) == nullptr) return;
@@ -118,6 +119,10 @@ void JobCalls::On(const event::ResumeFrom& event) {
   if (has_begun || (was_decided && decided->second.lineage == lineage)) {
     return records_.AnswerWritten(event.caller, job, event.attempt, LineRecordKind::kResume,
                                   event.deadline, std::move(from));
+  }
+  // It moves the head at once, under an attempt that trains: its further steps would count for nothing.
+  if (!event.fence && succession_.Await(event.caller, *job, event.attempt, event.deadline, event)) {
+    return;
   }
   from.head = event.attempt;
   attempts_.Decide(job, event.attempt,

@@ -9,6 +9,7 @@
 #include "server/engine/records.h"
 #include "server/engine/retention.h"
 #include "server/engine/scanning.h"
+#include "server/engine/succession.h"
 
 namespace cairn::engine {
 
@@ -16,7 +17,8 @@ class JobCalls {
  public:
   JobCalls(const Options& options, Outbox* out, Jobs* jobs, Sessions* sessions, Attempts* attempts,
            Persistence* persistence, Retention* retention, Standing* standing,
-           Describing* describing, Scanning* scanning, Admission* admission, Records* records);
+           Describing* describing, Scanning* scanning, Admission* admission, Records* records,
+           Succession* succession);
 
   void On(const event::ChooseAttempt& event);
   void On(const event::ResumeFrom& event);
@@ -43,6 +45,7 @@ class JobCalls {
   Scanning& scanning_;
   Admission& admission_;
   Records& records_;
+  Succession& succession_;
 };
 
 }  // namespace cairn::engine

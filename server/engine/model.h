@@ -341,7 +341,8 @@ struct JobOwner {
 // Who is connected.
 struct JobSessions {
   std::set<SessionId> all;
-  int64_t writers = 0;  // of them, those with a rank
+  int64_t writers = 0;   // of them, those with a rank
+  uint64_t changes = 0;  // grows when one comes, goes or enters another attempt
   // When the last writer left, or a daemon was started that met none; 0: none was here since.
   MonotonicNanos finished = 0;
 };
@@ -484,6 +485,7 @@ struct JobRefusals {
   CheckpointId newest;  // of them; `why` and when
   std::string why;
   int64_t unix_ms = 0;
+  uint32_t uid = 0;  // who heard so
 };
 
 struct JobWaits {

@@ -20,6 +20,8 @@ class Refusals {
   void Asked(const Caller& caller, const CheckpointKey& key);
   // What an event brought about: a refused step counts once, however many of its calls hear so.
   void See(const std::vector<Action>& actions);
+  // What its owner was refused, or root for him. Before somebody owned the job, others may have been.
+  static const JobRefusals& Of(const Job& job);
   // Nobody hears the answer, for its session has ended: that refuses nothing.
   void Forget(RequestId request) { asked_.erase(request); }
 
@@ -28,7 +30,11 @@ class Refusals {
   Jobs& jobs_;
   const Sessions& sessions_;
 
-  absl::flat_hash_map<RequestId, CheckpointKey> asked_;  // and not answered
+  struct Request {
+    Caller caller;
+    CheckpointKey key;
+  };
+  absl::flat_hash_map<RequestId, Request> asked_;  // and not answered
 };
 
 }  // namespace cairn::engine

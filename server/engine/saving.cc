@@ -44,13 +44,14 @@ bool MayFit(const event::Create& event, uint64_t budget) {
 
 }  // namespace
 
-Saving::Saving(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs,
+Saving::Saving(const Options& options, const Mode& mode, Outbox* out, Callers* callers, Jobs* jobs,
                Sessions* sessions, Leases* leases, Ledger* ledger, Attempts* attempts, Parts* parts,
                Manifests* manifests, Admission* admission, Pool* pool, Scanning* scanning,
                Succession* succession, JournalRoom* journal)
     : options_(options),
       mode_(mode),
       out_(*out),
+      callers_(*callers),
       jobs_(*jobs),
       sessions_(*sessions),
       leases_(*leases),
@@ -503,6 +504,8 @@ void Saving::On(const event::Abort& event) {
                              Jobs::CheckAccess(*job, event.caller).ok() &&
                              attempts_.CheckProcess(*job, event.part, 0, *session).ok();
   if (is_the_writer && (part == nullptr || may_drop)) attempts_.Withdraw(event.part, *session);
+  callers_.CancelCreates(session->id, event.part,
+                         absl::CancelledError("create: its step was aborted"));
   if (may_drop) {
     Checkpoint* checkpoint = part->checkpoint;
     admission_.Cancel(event.part, absl::CancelledError("create: its step was aborted"));

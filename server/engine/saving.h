@@ -14,10 +14,10 @@ namespace cairn::engine {
 
 class Saving : public Granter {
  public:
-  Saving(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs, Sessions* sessions,
-         Leases* leases, Ledger* ledger, Attempts* attempts, Parts* parts, Manifests* manifests,
-         Admission* admission, Pool* pool, Scanning* scanning, Succession* succession,
-         JournalRoom* journal);
+  Saving(const Options& options, const Mode& mode, Outbox* out, Callers* callers, Jobs* jobs,
+         Sessions* sessions, Leases* leases, Ledger* ledger, Attempts* attempts, Parts* parts,
+         Manifests* manifests, Admission* admission, Pool* pool, Scanning* scanning,
+         Succession* succession, JournalRoom* journal);
 
   void On(const event::Create& event);
   void On(const event::SealObjects& event);
@@ -65,6 +65,7 @@ class Saving : public Granter {
   const Options& options_;
   const Mode& mode_;
   Outbox& out_;
+  Callers& callers_;
   Jobs& jobs_;
   Sessions& sessions_;
   Leases& leases_;

@@ -86,6 +86,7 @@ class Scanning : public Waitlist {
 
   void Left(const Parked& parked) override;
   void TimeUp(const Parked& parked) override;
+  bool NothingHasBegun() const override { return true; }
 
  private:
   // Who waits for the line records alone. When that takes too long they go on, and may then wait for
@@ -95,6 +96,7 @@ class Scanning : public Waitlist {
     explicit LineWaits(Scanning* scanning) : scanning_(*scanning) {}
     void Left(const Parked& parked) override { scanning_.Left(parked); }
     void TimeUp(const Parked& parked) override { scanning_.GoOn(parked, &scanning_.line_gave_up_); }
+    bool NothingHasBegun() const override { return true; }
 
    private:
     Scanning& scanning_;

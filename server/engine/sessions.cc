@@ -7,7 +7,7 @@ namespace cairn::engine {
 namespace {
 
 fact::SessionBegun BegunFact(const Session& session) {
-  return {static_cast<const SessionIdentity&>(session), session.id, session.secret};
+  return {static_cast<const SessionIdentity&>(session), session.id, session.secret, session.saves};
 }
 
 }  // namespace
@@ -47,12 +47,17 @@ const Session* Sessions::Begin(const event::Hello& event) {
 void Sessions::Join(const Session& session, Job* job) {
   JobSessions& sessions = job->sessions.Edit();
   if (!sessions.all.insert(session.id).second) return;
-  ++changes_;
+  ++sessions.changes;
   if (session.writer >= 0) ++sessions.writers;
 }
 
-void Sessions::Entered(SessionId session, Attempt attempt) {
-  if (std::exchange(sessions_.at(session)->attempt, attempt) != attempt) ++changes_;
+void Sessions::Entered(SessionId id, Attempt attempt) {
+  Session& session = *sessions_.at(id);
+  if (session.attempt == attempt && session.saves) return;
+  session.attempt = attempt;
+  session.saves = true;
+  out_.Say(BegunFact(session));
+  if (Job* job = jobs_.Find(session.job)) ++job->sessions.Edit().changes;
 }
 
 void Sessions::Propose(SessionId session, const JobPolicy& policy) {
@@ -63,6 +68,7 @@ void Sessions::End(SessionId id) {
   const Session& session = *sessions_.at(id);
   if (Job* job = jobs_.Find(session.job)) {
     JobSessions& sessions = job->sessions.Edit();
+    ++sessions.changes;
     if (sessions.all.erase(id) > 0 && session.writer >= 0 && --sessions.writers == 0) {
       sessions.finished = out_.now();
     }
@@ -72,7 +78,6 @@ void Sessions::End(SessionId id) {
   out_.Do(action::EndSession{id});
   users_.Drop(session.uid);
   sessions_.erase(id);
-  ++changes_;
 }
 
 void Sessions::Restore(const Restored& restored, const std::vector<SessionId>& live_sessions) {
@@ -87,6 +92,7 @@ void Sessions::Restore(const Restored& restored, const std::vector<SessionId>& l
     static_cast<SessionIdentity&>(*session) = fact;
     session->id = id;
     session->secret = fact.secret;
+    session->saves = fact.saves;
     const Session& at = *session;
     users_.Add(at.uid);
     sessions_[id] = std::move(session);

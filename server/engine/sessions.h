@@ -19,6 +19,7 @@ struct Session : SessionIdentity {
   std::string secret;
   std::string client;
   std::optional<JobPolicy> policy;  // the job's, should this session come to own it
+  bool saves = false;               // it has created something in its attempt
 };
 
 class Sessions {
@@ -31,8 +32,6 @@ class Sessions {
   const std::map<SessionId, std::unique_ptr<Session>>& all() const { return sessions_; }
   size_t size() const { return sessions_.size(); }
   const UserCounts& users() const { return users_; }
-  // Grows when a session comes, goes or enters another attempt.
-  uint64_t changes() const { return changes_; }
 
   // Draws the id. The hello was checked.
   const Session* Begin(const event::Hello& event);
@@ -50,7 +49,6 @@ class Sessions {
   Jobs& jobs_;
 
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
-  uint64_t changes_ = 0;
   UserCounts users_{"sessions", "limits.sessions"};
 };
 

@@ -5,6 +5,7 @@
 
 #include "server/engine/describing.h"
 #include "server/engine/keep_plan.h"
+#include "server/engine/refusals.h"
 
 namespace cairn::engine {
 namespace {
@@ -71,7 +72,7 @@ reply::JobStatus StatusOfJob(const StatusSources& from, const Job& job) {
   shown.unprotected_checkpoints = job.standing->unprotected_checkpoints;
   shown.unprotected_bytes = job.standing->unprotected_bytes;
   shown.deletable_checkpoints = PlanDeletions(job, from.options, standing, from.out.now()).all;
-  const JobRefusals& refusals = *job.refusals;
+  const JobRefusals& refusals = Refusals::Of(job);
   shown.refused_saves = refusals.saves;
   shown.last_refusal = refusals.why;
   shown.last_refusal_unix_ms = refusals.unix_ms;

@@ -13,7 +13,8 @@ namespace {
 constexpr MonotonicNanos kPatience = 45 * kNanosPerSecond;
 
 // Both were started by one launcher, the heir after the other had failed: it sees to the other's end.
-bool WasStartedAfter(const Session& heir, const Session& other) {
+template <class Heir>
+bool WasStartedAfter(const Heir& heir, const Session& other) {
   return !heir.run.empty() && heir.run == other.run && heir.restart > other.restart;
 }
 
@@ -30,42 +31,57 @@ bool Succession::Await(const Caller& caller, const Job& job, Attempt attempt,
   }
   deadline = std::min(deadline, out_.now() + kPatience);
   if (!callers_.Park(this, caller, job.name, deadline, event)) return true;
+  const Session& heir = *sessions_.Find(caller.session);
   Waiting& waiting = waiting_[job.name];
-  if (waiting.requests.empty()) {
-    out_.Log(
-        Severity::kWarning,
-        absl::StrCat("attempt ", attempt, " of job ", job.name, " waits for the end of pid ",
-                     absl::StrJoin(pids, ", "), ", saving in attempt ", job.attempts->newest()));
+  if (waiting.requests.empty()) LogWait(job, attempt, pids);
+  waiting.requests[caller.request] = {attempt, heir.process, heir.run, heir.restart};
+  if (++waiting.processes[heir.process] > 1) return true;
+  // The others need not wait for this one's process, if it is one that saves.
+  const std::set<SessionId>& saving = job.attempts->begun.rbegin()->second.sessions;
+  if (std::any_of(saving.begin(), saving.end(),
+                  [&](SessionId id) { return sessions_.Find(id)->process == heir.process; })) {
+    waiting.looked_at = {};
   }
-  waiting.requests[caller.request] = attempt;
-  waiting.looked_at = {};  // the others need not wait for this one's process
   return true;
+}
+
+void Succession::LogWait(const Job& job, Attempt attempt, const std::set<int32_t>& pids) {
+  if (out_.now() < log_again_) return;  // a session that asks again and again fills no log
+  log_again_ = out_.now() + kNanosPerSecond;
+  out_.Log(Severity::kWarning,
+           absl::StrCat("attempt ", attempt, " of job ", job.name, " waits for the end of pid ",
+                        absl::StrJoin(pids, ", "), ", saving in attempt ", job.attempts->newest()));
+}
+
+std::vector<const Session*> Succession::StillSaving(const Job& job) const {
+  std::vector<const Session*> saving;
+  if (job.attempts->begun.empty()) return saving;
+  const AttemptState& newest = job.attempts->begun.rbegin()->second;
+  // One that a `use` has fenced saves nothing more, whoever of it lives.
+  if (newest.sessions.empty() || newest.attempt < job.attempts->fence()) return saving;
+  // Who has said hello for a newer attempt, or waits to begin one, has moved on by itself.
+  absl::flat_hash_set<absl::string_view> moved_on;
+  for (SessionId id : job.sessions->all) {
+    const Session& session = *sessions_.Find(id);
+    if (session.attempt > newest.attempt) moved_on.insert(session.process);
+  }
+  const auto waiting = waiting_.find(job.name);
+  for (SessionId id : newest.sessions) {
+    const Session& session = *sessions_.Find(id);
+    if (moved_on.contains(session.process)) continue;
+    if (waiting != waiting_.end() && waiting->second.processes.contains(session.process)) continue;
+    saving.push_back(&session);
+  }
+  return saving;
 }
 
 std::set<int32_t> Succession::PidsInTheWay(const Job& job, Attempt attempt,
                                            const Session& heir) const {
   std::set<int32_t> pids;
-  if (job.attempts->begun.empty()) return pids;
-  const AttemptState& newest = job.attempts->begun.rbegin()->second;
-  // One that a `use` has fenced saves nothing more, whoever of it lives.
-  if (attempt <= newest.attempt || newest.attempt < job.attempts->fence()) return pids;
-  // Who has said hello for a newer attempt, or waits to begin one, has moved on by itself.
-  absl::flat_hash_set<absl::string_view> moved_on;
-  moved_on.insert(heir.process);
-  for (SessionId id : job.sessions->all) {
-    const Session& session = *sessions_.Find(id);
-    if (session.attempt > newest.attempt) moved_on.insert(session.process);
-  }
-  if (const auto waiting = waiting_.find(job.name); waiting != waiting_.end()) {
-    for (const auto& [request, number] : waiting->second.requests) {
-      const Session& session = *sessions_.Find(callers_.Find(request)->session);
-      if (number > newest.attempt) moved_on.insert(session.process);
-    }
-  }
-  for (SessionId id : newest.sessions) {
-    const Session& session = *sessions_.Find(id);
-    if (moved_on.contains(session.process) || WasStartedAfter(heir, session)) continue;
-    pids.insert(session.pid);
+  if (attempt <= job.attempts->newest()) return pids;
+  for (const Session* session : StillSaving(job)) {
+    if (session->process == heir.process || WasStartedAfter(heir, *session)) continue;
+    pids.insert(session->pid);
   }
   return pids;
 }
@@ -92,11 +108,25 @@ std::vector<RequestId> Succession::Over() {
   std::vector<RequestId> over;
   for (auto& [name, waiting] : waiting_) {
     const Job& job = *jobs_.Find(name);
-    const std::pair now(sessions_.changes(), job.attempts->line_version);
-    if (std::exchange(waiting.looked_at, now) == now) continue;
-    for (const auto& [request, attempt] : waiting.requests) {
-      const Session& heir = *sessions_.Find(callers_.Find(request)->session);
-      if (PidsInTheWay(job, attempt, heir).empty()) over.push_back(request);
+    const std::pair now(job.sessions->changes, job.attempts->line_version);
+    const auto before = std::exchange(waiting.looked_at, now);
+    if (before == now) continue;
+    const std::vector<const Session*> saving = StillSaving(job);
+    // Started before all others of one launcher, if they are one launcher's.
+    const Session* last = saving.empty() ? nullptr : saving.front();
+    for (const Session* session : saving) {
+      if (session->run != last->run) last = nullptr;
+      if (last == nullptr) break;
+      if (session->restart > last->restart) last = session;
+    }
+    // With many that wait, and somebody else's process in the way of all of them, that is all to see.
+    const bool none_goes_on = !saving.empty() && (last == nullptr || last->run.empty());
+    if (none_goes_on && before.second == now.second) continue;
+    for (const auto& [request, heir] : waiting.requests) {
+      if (saving.empty() || heir.attempt <= job.attempts->newest() ||
+          (last != nullptr && WasStartedAfter(heir, *last))) {
+        over.push_back(request);
+      }
     }
   }
   return over;
@@ -105,20 +135,26 @@ std::vector<RequestId> Succession::Over() {
 void Succession::CancelAll(const Status& why) {
   std::vector<RequestId> all;
   for (const auto& [name, waiting] : waiting_) {
-    for (const auto& [request, attempt] : waiting.requests) all.push_back(request);
+    for (const auto& [request, heir] : waiting.requests) all.push_back(request);
   }
   for (RequestId request : all) callers_.Answer(request, why);
 }
 
 void Succession::Left(const Parked& parked) {
   const auto waiting = waiting_.find(parked.job);
-  waiting->second.requests.erase(parked.request);
+  const auto request = waiting->second.requests.find(parked.request);
+  const auto process = waiting->second.processes.find(request->second.process);
+  if (--process->second == 0) {
+    waiting->second.processes.erase(process);
+    waiting->second.looked_at = {};  // it may go on to save in the older attempt
+  }
+  waiting->second.requests.erase(request);
   if (waiting->second.requests.empty()) waiting_.erase(waiting);
 }
 
 void Succession::TimeUp(const Parked& parked) {
   const Job& job = *jobs_.Find(parked.job);
-  const Attempt attempt = waiting_.at(parked.job).requests.at(parked.request);
+  const Attempt attempt = waiting_.at(parked.job).requests.at(parked.request).attempt;
   in_vain_[parked.session] = attempt;
   const Status why =
       InTheWay(job, attempt, PidsInTheWay(job, attempt, *sessions_.Find(parked.session)));
@@ -129,12 +165,16 @@ std::string Succession::CheckInvariants() const {
   for (const auto& [name, waiting] : waiting_) {
     const Job* job = jobs_.Find(name);
     if (job == nullptr) return absl::StrCat("job ", name, " is gone, and an heir waits");
-    for (const auto& [request, attempt] : waiting.requests) {
+    std::map<ProcessToken, int> processes;
+    for (const auto& [request, heir] : waiting.requests) {
+      const Attempt attempt = heir.attempt;
+      ++processes[heir.process];
       if (!callers_.Contains(request)) return absl::StrCat("job ", name, ": an heir has left");
       if (job->attempts->begun.contains(attempt) || attempt <= job->attempts->newest()) {
         return absl::StrCat("job ", name, ": attempt ", attempt, " waits to begin, and cannot");
       }
     }
+    if (processes != waiting.processes) return absl::StrCat("job ", name, ": heirs' processes");
   }
   return "";
 }

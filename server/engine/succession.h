@@ -27,7 +27,7 @@ class Succession : public Waitlist {
         sessions_(*sessions),
         dispatch_(std::move(dispatch)) {}
 
-  // Of a create or commit of this attempt, which was checked. True: it waits, and the event is dispatched
+  // Of a create, commit or resume of this attempt, which was checked. True: it waits, and the event is dispatched
   // again; or it was refused, for its session has waited for them before.
   bool Await(const Caller& caller, const Job& job, Attempt attempt, MonotonicNanos deadline,
              const Event& event);
@@ -38,21 +38,31 @@ class Succession : public Waitlist {
 
   void Left(const Parked& parked) override;
   void TimeUp(const Parked& parked) override;
+  bool NothingHasBegun() const override { return true; }
 
   std::string CheckInvariants() const;
 
  private:
+  struct Heir {
+    Attempt attempt = 0;
+    ProcessToken process, run;
+    int32_t restart = -1;
+  };
   struct Waiting {
-    std::map<RequestId, Attempt> requests;
+    std::map<RequestId, Heir> requests;
+    std::map<ProcessToken, int> processes;  // theirs → how many of them
     // The versions of sessions and line when it was looked at last whom they wait for.
     std::pair<uint64_t, uint64_t> looked_at;
   };
 
   // Those that need not wait any more, of what has changed since the last look.
   std::vector<RequestId> Over();
-  // Of the processes that save in the newest attempt, those that this session's would end.
+  // The sessions that save in the newest attempt, but for those of processes that have moved on.
+  std::vector<const Session*> StillSaving(const Job& job) const;
+  // Of their processes, those that this session's would end.
   std::set<int32_t> PidsInTheWay(const Job& job, Attempt attempt, const Session& heir) const;
   static Status InTheWay(const Job& job, Attempt attempt, const std::set<int32_t>& pids);
+  void LogWait(const Job& job, Attempt attempt, const std::set<int32_t>& pids);
 
   Outbox& out_;
   Callers& callers_;
@@ -62,6 +72,7 @@ class Succession : public Waitlist {
 
   std::map<std::string, Waiting> waiting_;  // by job
   std::map<SessionId, Attempt> in_vain_;    // have waited to the end, for this attempt of theirs
+  MonotonicNanos log_again_ = 0;
 };
 
 }  // namespace cairn::engine

@@ -74,7 +74,7 @@ void VisitFields(Is<fact::Slab> auto& f, const auto& v) {
 void VisitFields(Is<fact::SlabGone> auto& f, const auto& v) { v(f.slab); }
 void VisitFields(Is<fact::SessionBegun> auto& f, const auto& v) {
   v(f.session, f.secret, f.uid, f.gid, f.pid, f.process, f.job, f.attempt, f.writer, f.world_size,
-    f.local_writers, f.takes_fds, f.run, f.restart);
+    f.local_writers, f.takes_fds, f.run, f.restart, f.saves);
 }
 void VisitFields(Is<fact::SessionEnded> auto& f, const auto& v) { v(f.session); }
 void VisitFields(Is<fact::Lent> auto& f, const auto& v) {
@@ -226,7 +226,7 @@ bool TakeOlder(fact::StepWorld& f, int version, const Decoder& take) {
   take(f.job, f.attempt, f.step, f.world_size);
   return true;
 }
-// Without a launcher's name it is waited for like any other.
+// Without a launcher's name it is waited for like any other. Whether it saves is seen from its writers.
 bool TakeOlder(fact::SessionBegun& f, int version, const Decoder& take) {
   if (version != 1) return false;
   take(f.session, f.secret, f.uid, f.gid, f.pid, f.process, f.job, f.attempt, f.writer,

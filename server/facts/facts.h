@@ -127,9 +127,11 @@ struct SlabGone {
   bool operator==(const SlabGone&) const = default;
 };
 
+// Said again once the session creates something in `attempt`.
 struct SessionBegun : SessionIdentity {
   SessionId session = 0;
   std::string secret;
+  bool saves = false;  // it has created something in its attempt
   bool operator==(const SessionBegun&) const = default;
 };
 struct SessionEnded {

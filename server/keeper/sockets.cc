@@ -47,22 +47,15 @@ Status MakeDirectory(const std::string& socket_path, const std::string& origin) 
   struct stat around = {};
   if (::fstat(parent->get(), &around) != 0) return ErrnoStatus(errno, parts.parent);
   const mode_t mode = (around.st_mode & 0077) == 0 ? 0700 : 0755;
-  const Status made = ::mkdirat(parent->get(), parts.base.c_str(), mode) == 0
-                          ? absl::OkStatus()
-                          : ErrnoStatus(errno, absl::StrCat("making ", path));
-  if (absl::IsAlreadyExists(made)) return Annotate(OpenDirectoryWarily(path).status(), what);
-  if (absl::IsPermissionDenied(made)) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        what, ": ", made.message(), "; make it, or give `socket` a path in a directory of yours"));
+  // Not what umask happens to leave: clients of other users must be able to enter it.
+  const StatusOr<bool> made = MakeDirectoryWithMode(parent->get(), parts.base, mode);
+  if (absl::IsPermissionDenied(made.status())) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(what, ": ", made.status().message(), " in ", parts.parent,
+                     "; make it, or give `socket` a path in a directory of yours"));
   }
-  CAIRN_RETURN_IF_ERROR(Annotate(made, what));
-  // Not what umask happened to leave: clients of other users must be able to enter it.
-  const UniqueFd directory(
-      ::openat(parent->get(), parts.base.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!directory.valid() || ::fchmod(directory.get(), mode) != 0) {
-    return ErrnoStatus(errno, absl::StrCat(what, ": the mode of ", path));
-  }
-  return absl::OkStatus();
+  if (!made.ok()) return Annotate(made.status(), what);
+  return *made ? absl::OkStatus() : Annotate(OpenDirectoryWarily(path).status(), what);
 }
 
 StatusOr<UniqueFd> Lock(const std::string& path) {

@@ -437,7 +437,7 @@ Answer Node::Stat(engine::event::StatObject event) {
 void Node::Abandon(engine::RequestId request) {
   {
     MutexLock lock(&mu_);
-    if (commits_.contains(request) || !outstanding_calls_.contains(request)) return;
+    if (!outstanding_calls_.contains(request)) return;
   }
   Post(engine::event::CallerLeft{request});
 }

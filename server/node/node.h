@@ -102,8 +102,8 @@ class Node {
     Submit(request, engine::Event(std::move(event)), std::move(done));
     return request;
   }
-  // Nobody will read this one's answer: if it still waits in the engine, it is answered CANCELLED. A
-  // commit goes on.
+  // Nobody will read this one's answer: if it still waits in the engine, it is answered CANCELLED. What
+  // promises something, as a create or a commit, goes on once it has begun.
   void Abandon(engine::RequestId request);
   // Puts the descriptors that the answer lends on the session's fd channel and returns the answer,
   // or the failure to lend. Makes system calls for each slab, waits for nobody.

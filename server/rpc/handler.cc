@@ -286,9 +286,10 @@ void Handler::ReceiveTooLong(absl::string_view begin, uint32_t length) {
     Reader().Read(begin)->readMessageBegin(name, type, sequence);
     const auto method = Methods().find(name);
     if (type == TMessageType::T_CALL && method != Methods().end()) {
-      const Status why = absl::InvalidArgumentError(absl::StrCat(
-          "message: ", length, " bytes of ", name, ", the limit is ",
-          connection_->max_message_bytes(), "; say it in several calls, each with fewer objects"));
+      const Status why = absl::InvalidArgumentError(
+          absl::StrCat("message: ", length, " bytes of ", name, ", the limit is ",
+                       connection_->max_message_bytes(),
+                       "; say it in several calls, each of fewer objects or bytes"));
       connection_->Send(method->second.refuse(sequence, why));
       return;
     }
@@ -357,7 +358,7 @@ void Handler::Ask(CallId id, E event, Fill fill) {
                       fill(Expect<Body>(node_->Deliver(session, std::move(answer)))));
                 }));
       }));
-  if (!engine::JournalUseOf<E>().is_a_promise) Waiting(request);
+  Waiting(request);
 }
 
 template <typename Result, typename E>
@@ -416,6 +417,11 @@ PartKey Handler::PartOf(const Request& request) const {
         "attempt: ", request.attempt, ", but this session's hello said ", session_.attempt)));
   }
   return part;
+}
+
+MonotonicNanos Handler::DeadlineOf(int64_t timeout_ms) const {
+  constexpr int64_t kLongest = std::numeric_limits<int64_t>::max();
+  return OrThrow(ToDeadline(node_->clock()->Now(), timeout_ms == 0 ? kLongest : timeout_ms));
 }
 
 MonotonicNanos Handler::DefaultDeadline() const {
@@ -508,7 +514,8 @@ void Handler::Resume(CallId id, wire::Cairn_resume_args& args) {
   resume.job = session_.job;
   resume.attempt = args.attempt;
   resume.step = args.step;
-  resume.deadline = DefaultDeadline();
+  resume.fence = args.fence;
+  resume.deadline = DeadlineOf(args.timeout_ms);
   Ask<wire::Cairn_resume_result, reply::Latest>(
       id, std::move(resume),
       [this](reply::Latest latest) { return FromLatest(latest, node_->clock()->UnixMillis()); });
@@ -582,9 +589,7 @@ void Handler::Commit(CallId id, wire::Cairn_commit_args& args) {
   commit.notes = request.notes;
   commit.unmapped = OrThrow(ToIds("unmapped", request.unmapped));
   commit.unix_ms = node_->clock()->UnixMillis();
-  constexpr int64_t kLongest = std::numeric_limits<int64_t>::max();
-  const int64_t timeout_ms = request.timeout_ms == 0 ? kLongest : request.timeout_ms;
-  commit.deadline = OrThrow(ToDeadline(node_->clock()->Now(), timeout_ms));
+  commit.deadline = DeadlineOf(request.timeout_ms);
   commit.fence = request.fence;
   SealSome(args.call, commit.part, /*provisional=*/true, &commit.seals);
   Ask<wire::Cairn_commit_result, reply::Commit>(id, std::move(commit), [](reply::Commit done) {

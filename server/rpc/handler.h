@@ -96,7 +96,8 @@ class Handler : public std::enable_shared_from_this<Handler> {
   // bad, or its attempt is not the one that this session's hello said.
   template <typename Request>
   PartKey PartOf(const Request& request) const;
-  MonotonicNanos DefaultDeadline() const;  // of calls that carry no timeout
+  MonotonicNanos DefaultDeadline() const;               // of calls that carry no timeout
+  MonotonicNanos DeadlineOf(int64_t timeout_ms) const;  // 0: the longest; throws wire::Error
   wire::HelloReply Greet(node::SessionInfo info);
 
   template <typename Result>
@@ -110,7 +111,7 @@ class Handler : public std::enable_shared_from_this<Handler> {
   // The reply is empty.
   template <typename Result, typename E>
   void Tell(CallId id, E event);
-  void Waiting(engine::RequestId request);  // that may be abandoned
+  void Waiting(engine::RequestId request);  // the node hears when its caller hangs up
   // `work()` makes the reply, on one of these threads.
   template <typename Result, typename F>
   void Offload(node::JobExecutor* on, CallId id, F work);

@@ -43,17 +43,17 @@ Status PosixRoot::MakeRoot() const {
   const DirectoryPath path = SplitDirectoryPath(options_.root);
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd way, OpenDirectoryWarily(path.parent));
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd parent, OpenDirectoryAt(way.get(), "."));
-  CAIRN_ASSIGN_OR_RETURN(const auto beside, ListDirectory(parent.get()));
-  if (beside.empty()) {
+  CAIRN_ASSIGN_OR_RETURN(const bool alone, IsEmptyDirectory(parent.get()));
+  if (alone) {
     return absl::FailedPreconditionError(absl::StrCat(
         "it is not made, because ", path.parent, " is empty, as a mount point is while ",
         "nothing is mounted there. Mount its file system, or `mkdir ", options_.root, "`"));
   }
-  CAIRN_RETURN_IF_ERROR(MakeDirectoryAt(parent.get(), path.base, kRootMode));
-  CAIRN_ASSIGN_OR_RETURN(const UniqueFd made, OpenDirectoryAt(parent.get(), path.base));
-  // Not what umask happened to leave. Refused: another user's daemon made it at the same time.
-  if (::fchmod(made.get(), kRootMode) != 0 && errno != EPERM) return ErrnoStatus(errno, "its mode");
-  return Sync(parent.get());
+  CAIRN_ASSIGN_OR_RETURN(const bool made,
+                         MakeDirectoryWithMode(parent.get(), path.base, kRootMode));
+  if (made) return Sync(parent.get());
+  return OpenDirectoryAt(parent.get(), path.base)
+      .status();  // another daemon's, made at the same time
 }
 
 StatusOr<PosixRoot::Found> PosixRoot::Look() const {

@@ -209,7 +209,7 @@ TEST_F(Attempts, ResumeIsBeforeTheFirstCreateAndFromTheLine) {
   Save(session, 1, {{"m", 100}});
   const SessionId next = Hello({.attempt = 2, .process = "B"});
   const auto resume = [&](SessionId from, Attempt attempt, Step step) {
-    event::ResumeFrom event{From(from), "job", attempt, step, Soon()};
+    event::ResumeFrom event{From(from), "job", attempt, step, Soon(), fences};
     Apply(event);
     return StatusOf(AnswerTo(event.caller.request));
   };

@@ -172,6 +172,106 @@ TEST_F(Succession, ARestartedDaemonKnowsWhomToWaitFor) {
   }
 }
 
+// Its head moves at once: the steps that the older one then completes would count for nothing.
+TEST_F(Succession, ACopyThatResumesMovesNothingWhileTheOlderOneSaves) {
+  const SessionId old = Hello({.attempt = 5, .pid = 41});
+  for (Step step : {1, 2}) Save(old, step);
+  const SessionId copy = Hello({.attempt = 6});
+  event::ResumeFrom resume{From(copy), "job", 6, 1, now + 10 * kNanosPerSecond};
+  Apply(resume);
+  EXPECT_FALSE(Answered(resume.caller.request));
+  Save(old, 3);
+  Advance(10 * kNanosPerSecond);
+  EXPECT_THAT(AnswerTo(resume.caller.request).status(),
+              Fails(absl::StatusCode::kFailedPrecondition, "pid 41"));
+  EXPECT_EQ(LatestStep(old), 3);
+  Die(old);
+  resume.caller = From(copy);
+  Apply(resume);
+  EXPECT_TRUE(AnswerTo(resume.caller.request).ok());
+  EXPECT_EQ(LatestStep(copy), 1);
+}
+
+TEST_F(Succession, AResumeThatInsistsMovesTheHeadAtOnce) {
+  const SessionId old = Hello({.attempt = 5});
+  for (Step step : {1, 2}) Save(old, step);
+  const SessionId heir = Hello({.attempt = 6});
+  event::ResumeFrom resume{From(heir), "job", 6, 1, Soon(), /*fence=*/true};
+  Apply(resume);
+  EXPECT_TRUE(AnswerTo(resume.caller.request).ok());
+  EXPECT_EQ(LatestStep(heir), 1);
+}
+
+// A process that saves each step alone, and whose every save is refused, leaves no step that would tell
+// a new daemon of it.
+TEST_F(Succession, ARestartedDaemonKnowsALoneWriterThatHasNoStep) {
+  for (const StartFrom from : kFrom) {
+    SCOPED_TRACE(NameOf(from));
+    LoseMemory();
+    const SessionId lone = Hello({.attempt = 5, .process = "A", .pid = 41});
+    ASSERT_TRUE(Create(lone, PartOf(lone, 1), {{"model"}}).ok());
+    Apply(event::Abort{From(lone), PartOf(lone, 1)});
+    Restart(from);
+    const SessionId copy = Hello({.attempt = 6});
+    EXPECT_FALSE(Answered(AskedOf(copy, 2).caller.request));
+    EXPECT_TRUE(TrySave(lone, 2).ok());
+  }
+}
+
+TEST_F(Succession, NobodyWaitsForASessionThatOnlyReads) {
+  for (const StartFrom from : kFrom) {
+    SCOPED_TRACE(NameOf(from));
+    LoseMemory();
+    const SessionId old = Hello({.attempt = 5, .process = "A"});
+    Save(old, 1);
+    Hello({.writer = -1, .attempt = 0, .process = "A"});
+    Die(old);
+    Restart(from);
+    const SessionId heir = Hello({.attempt = 6});
+    EXPECT_TRUE(AnswerOf(AskedOf(heir, 2)).ok());
+  }
+}
+
+// Nothing of it has begun: else callers that hang up and come back fill the daemon's memory.
+TEST_F(Succession, WhatWaitsIsForgottenWhenItsCallerHangsUp) {
+  const SessionId old = Hello({.attempt = 5});
+  Save(old, 1);
+  const SessionId heir = Hello({.attempt = 6});
+  const event::Create create = AskedOf(heir, 2);
+  Apply(event::CallerLeft{create.caller.request});
+  EXPECT_THAT(AnswerOf(create), Fails(absl::StatusCode::kCancelled, "gone"));
+  const event::Create again = AskedOf(heir, 2);
+  Die(old);
+  EXPECT_TRUE(AnswerOf(again).ok());
+}
+
+TEST_F(Succession, AnAbortEndsACreateThatWaits) {
+  const SessionId old = Hello({.attempt = 5});
+  Save(old, 1);
+  const SessionId heir = Hello({.attempt = 6});
+  const event::Create create = AskedOf(heir, 2);
+  Apply(event::Abort{From(heir), PartOf(heir, 2)});
+  EXPECT_THAT(AnswerOf(create), Fails(absl::StatusCode::kCancelled, "aborted"));
+  Die(old);
+  EXPECT_EQ(LatestStep(heir), 1);
+  EXPECT_TRUE(TrySave(heir, 2).ok());
+}
+
+// Whoever of another job comes or goes makes nobody look at them.
+TEST_F(Succession, AmongManyThatWaitEachLauncherKnowsItsOwn) {
+  const SessionId old = Hello({.attempt = 5, .run = "run", .restart = 4});
+  Save(old, 1);
+  std::vector<event::Create> waiting;
+  for (int i = 0; i < 50; ++i) {
+    const SessionId heir = Hello(
+        {.attempt = 6 + i, .run = i % 2 == 0 ? "run" : "other", .restart = i % 2 == 0 ? 4 : 9});
+    waiting.push_back(AskedOf(heir, 2));
+    EXPECT_FALSE(Answered(waiting.back().caller.request)) << i;
+  }
+  Die(old);
+  EXPECT_TRUE(AnswerOf(waiting.front()).ok()) << AnswerOf(waiting.front());
+}
+
 // --- steps of one writer
 
 class Alone : public EngineTest {
@@ -271,6 +371,20 @@ TEST_F(Refused, WhoGivesUpOrEndsIsNotRefused) {
   Apply(left);
   Apply(event::CallerLeft{left.caller.request});
   EXPECT_EQ(Shown().refused_saves, 0u);
+}
+
+// Before it had an owner, another user may have asked for what was refused, in words of his own.
+TEST_F(Refused, AJobsStatusHasNoOtherUsersWords) {
+  const SessionId other = Hello({.uid = 2000});
+  EXPECT_FALSE(Create(other, PartOf(other, 1), {{"his words", 8}, {"his words", 8}}).ok());
+  const SessionId owner = Hello({.attempt = 6, .uid = 1000});
+  Save(owner, 1);
+  EXPECT_EQ(Shown().refused_saves, 0u);
+  EXPECT_EQ(Shown().last_refusal, "");
+  EXPECT_FALSE(Create(other, PartOf(other, 7), {{"his words", 8}, {"his words", 8}}).ok());
+  EXPECT_EQ(Shown().refused_saves, 0u);
+  EXPECT_FALSE(Create(owner, PartOf(owner, 2), {{"model", uint64_t{1} << 40}}).ok());
+  EXPECT_EQ(Shown().refused_saves, 1u);
 }
 
 TEST_F(Refused, PersistsThatFailedStandInStatus) {

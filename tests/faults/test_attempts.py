@@ -95,7 +95,7 @@ def test_a_rollback_abandons_what_came_after_and_latest_follows_the_line(daemon:
             writer.save(step, {"a": b"old%d" % step})
     with daemon.writer("rollback", new) as writer:
         assert writer.latest().step == 30, "an attempt that has nothing to show changes nothing"
-        writer.change("resume", new, 10)
+        writer.change("resume", new, 10, writer.fence, 0)
         assert writer.latest().step == 10, "its owner said so"
         writer.create(11, {"a": 4})
         assert writer.latest().step == 10
@@ -147,7 +147,7 @@ def test_the_attempt_after_a_rollback_goes_on_from_the_line_not_from_what_was_ab
         for step in (1, 2, 3):
             writer.save(step, {"a": b"first"})
     with daemon.writer("line", second) as writer:
-        writer.change("resume", second, 1)
+        writer.change("resume", second, 1, writer.fence, 0)
         writer.save(2, {"a": b"second"})
     with daemon.writer("line", third) as writer:
         assert (writer.latest().step, writer.latest().attempt) == (2, second)
@@ -220,6 +220,23 @@ def test_a_copy_started_by_mistake_does_not_end_the_one_that_trains(
             training.save(4, {"r0": b"too late"})
 
 
+def test_a_copy_that_resumes_does_not_take_the_line_from_the_one_that_trains(daemon: Node) -> None:
+    """Else the steps that it goes on to save would be abandoned, and nobody would tell it so."""
+    with daemon.writer("taken", attempt_number(), 0, 1) as training:
+        for step in (1, 2):
+            training.save(step, {"r0": b"x"})
+        second = attempt_number()
+        with daemon.writer("taken", second, 0, 1, fence=False) as copy:
+            with pytest.raises(CairnError) as error:
+                copy.change("resume", second, 1, copy.fence, 500)
+            assert error.value.code == FAILED_PRECONDITION
+            assert f"pid {os.getpid()}" in error.value.message
+            training.save(3, {"r0": b"counts"})
+            assert training.latest().step == 3
+            copy.change("resume", second, 1, True, 0)  # its user insists
+            assert training.latest().step == 1
+
+
 def test_a_new_life_waits_for_the_end_of_the_last_one(daemon: Node) -> None:
     old = daemon.writer("next", attempt_number(), 0, 1)
     old.save(1, {"r0": b"x"})
@@ -257,7 +274,7 @@ def test_the_line_is_the_same_after_a_restart_and_after_memory_is_lost(daemon: N
             writer.save(step, {"a": b"old%d" % step})
             writer.persist(step)
     with daemon.writer("same", new) as writer:
-        writer.change("resume", new, 1)
+        writer.change("resume", new, 1, writer.fence, 0)
         writer.save(2, {"a": b"new2"})
         writer.persist(2)
     for lose in (daemon.kill_daemon, lambda: (daemon.kill_all(), daemon.start())):

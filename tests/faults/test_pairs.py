@@ -413,7 +413,7 @@ def test_a_decision_on_one_node_about_what_another_node_has_just_deleted() -> No
         until("its files are gone", lambda: not (a.storage / "r" / "20").exists())
         with a.session("r", writer=0, world_size=1) as writer:
             writer.attempt = writer.change("chooseAttempt")
-            writer.change("resume", writer.attempt, 20)
+            writer.change("resume", writer.attempt, 20, writer.fence, 0)
             writer.persist(20)
             a.kill_all()
         a.start()

@@ -89,7 +89,10 @@ void Clients::NewGroup(int index, bool goes_back) {
   if (first.session == 0) return;
   world_.report.Count("resumed");
   const MonotonicNanos deadline = world_.clock.now + kSecond;
-  node.Ask(first, event::ResumeFrom{{}, job.name, job.attempt, from, deadline}, deadline);
+  node.Ask(
+      first,
+      event::ResumeFrom{{}, job.name, job.attempt, from, deadline, /*fence=*/job.attempt % 2 == 0},
+      deadline);
 }
 
 void Clients::Kill(Process* process, bool lingers) {

@@ -59,7 +59,7 @@ class Digester {
   void Take(const fact::SlabGone& f) { Values("SlabGone", f.slab); }
   void Take(const fact::SessionBegun& f) {
     Values("SessionBegun", f.session, f.secret, f.uid, f.gid, f.pid, f.process, f.job, f.attempt,
-           f.writer, f.world_size, f.local_writers, f.takes_fds, f.run, f.restart);
+           f.writer, f.world_size, f.local_writers, f.takes_fds, f.run, f.restart, f.saves);
   }
   void Take(const fact::SessionEnded& f) { Values("SessionEnded", f.session); }
   void Take(const fact::Lent& f) {

@@ -451,9 +451,11 @@ class Connection:
         goes on from the highest complete step below the first it saves, and moves nothing until it has a
         complete step. Returns that checkpoint.
 
+        As the first save does, it waits for the end of the processes that save in an older attempt.
+
         Raises:
           cairn.NotFound: that step is not complete on the line.
-          cairn.FailedPrecondition: this attempt has saved something.
+          cairn.FailedPrecondition: this attempt has saved something; or processes of an older one still save.
         """
         number = _native.NO_STEP if step is None else _step_number(step)
         answer = self._writing_session().resume(number)
