@@ -81,6 +81,34 @@ def test_rm_asks_before_the_last_copy(cairn: Cairn, tmp_path: Path) -> None:
     cairn.run("stat", "rm/1", code=3)
 
 
+def test_rm_asks_for_what_an_older_life_left_of_the_step(cairn: Cairn) -> None:
+    older, newer = attempt_number(), attempt_number()
+    with cairn.node.writer("ab", older) as writer:
+        writer.save(1, {"a": b"one"})
+        writer.save(2, {"a": b"whole"})
+    with cairn.node.writer("ab", newer, world_size=2) as writer:
+        writer.change("resume", newer, 1)
+        writer.save(2, {"a": b"half"})
+        refusal = cairn.run("rm", "ab/2", code=1).stderr.decode()
+        assert f"attempt={older}" in refusal and "--yes removes it" in refusal, refusal
+        code, text = on_terminal(cairn, "rm", "ab/2", answer="n\n")
+        assert code == 1 and f"the last copy of ab/2, of attempt {older}, not on the line" in text
+        assert cairn.run("get", "ab/2/a", "-", "--attempt", older).stdout == b"whole"
+        cairn.run("rm", "ab/2", "--attempt", newer)  # what is not complete is nobody's last copy
+        assert on_terminal(cairn, "rm", "ab/2", answer="y\n")[0] == 0
+    assert [c["step"] for c in cairn.json("ls", "ab", "--all")["checkpoints"]] == [1]
+
+
+def test_rm_names_every_last_copy_that_goes(cairn: Cairn) -> None:
+    attempts = [attempt_number(), attempt_number()]
+    for attempt in attempts:
+        with cairn.node.writer("both", attempt) as writer:
+            writer.save(1, {"a": b"x"})
+    code, text = on_terminal(cairn, "rm", "both/1", answer="n\n")
+    assert code == 1 and "the last copies of both/1, 2 complete checkpoints: " in text, text
+    assert all(f"of attempt {attempt} " in text for attempt in attempts), text
+
+
 def test_rm_of_a_job_asks_then_removes_every_checkpoint(cairn: Cairn, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     for step in (1, 2, 3, 2):  # the last life leaves 3 behind, and another 2
