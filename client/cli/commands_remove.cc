@@ -262,7 +262,15 @@ Status RemoveJob(Context* context, const RemoveArguments& arguments, const std::
 
 Status Remove(Context* context, const RemoveArguments& arguments) {
   CAIRN_ASSIGN_OR_RETURN(const Target target, arguments.path.Parse(TargetNeeds::kJob));
-  if (!target.has_step) return RemoveJob(context, arguments, target.job);
+  if (!target.has_step) {
+    // As `rm JOB/$STEP` is written where STEP is unset.
+    if (arguments.path.path.back() == '/') {
+      return absl::InvalidArgumentError(absl::StrCat("path: \"", arguments.path.path,
+                                                     "\" names no step; \"", target.job,
+                                                     "\" would remove all of the job"));
+    }
+    return RemoveJob(context, arguments, target.job);
+  }
   if (!target.name.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "path: \"", arguments.path.path, "\" names an object; JOB/STEP or JOB is needed"));

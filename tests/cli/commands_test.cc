@@ -558,6 +558,17 @@ TEST_F(CommandsTest, RemoveOfAJobGoesOnBehindWhatIsRefused) {
   EXPECT_EQ(Cairn({"rm", "nosuch", "--yes"}), 3);
 }
 
+TEST_F(CommandsTest, RemoveOfAJobWithASlashBehindItIsRefused) {
+  for (Step step : {1, 2}) world_.jobs["run7"][step]["a"] = "x";
+  for (const char* path : {"run7/", "cairn://run7/", "run7//"}) {
+    EXPECT_EQ(Cairn({"rm", "--yes", path}), 2) << path;
+    EXPECT_EQ(world_.jobs["run7"].size(), 2u) << path;
+  }
+  EXPECT_EQ(Cairn({"rm", "--yes", "run7/"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("\"run7/\" names no step; \"run7\" would remove all of the job"));
+  EXPECT_TRUE(world_.calls.empty());
+}
+
 TEST_F(CommandsTest, WhatTheDaemonCallsForceIsYesHere) {
   world_.jobs["run7"][3]["a"] = "x";
   world_.refuse_remove =
