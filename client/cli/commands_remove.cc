@@ -140,6 +140,7 @@ Status RemoveCheckpoint(Context* context, const RemoveArguments& arguments, cons
 struct Removal {
   client::CheckpointRef ref;
   std::vector<const client::CheckpointInfo*> checkpoints;
+  bool loses = false;  // a last copy goes: the question counts it
 };
 
 struct RemovalPlan {
@@ -180,7 +181,10 @@ RemovalPlan PlanRemovals(const std::vector<client::CheckpointInfo>& all, bool me
       removal.checkpoints.push_back(info);
       ++plan.checkpoints;
       plan.bytes += info->bytes;
-      if (info->facts.complete && !(memory_only && info->facts.persisted)) ++plan.last_copies;
+      if (info->facts.complete && !(memory_only && info->facts.persisted)) {
+        removal.loses = true;
+        ++plan.last_copies;
+      }
     }
     for (auto& [key, removal] : removals) plan.removals.push_back(std::move(removal));
   }
@@ -215,7 +219,6 @@ Status RemoveJob(Context* context, const RemoveArguments& arguments, const std::
   CAIRN_ASSIGN_OR_RETURN(const client::Listing listing, session->List(job));
   const RemovalPlan plan = PlanRemovals(listing.checkpoints, arguments.memory_only);
   CAIRN_RETURN_IF_ERROR(AskForJob(context, job, plan, arguments));
-  // What is asked for is everything, so that nothing more is asked for below.
   int64_t removed = 0;
   uint64_t bytes = 0;
   std::vector<std::pair<std::string, Status>> refused;
@@ -225,7 +228,9 @@ Status RemoveJob(Context* context, const RemoveArguments& arguments, const std::
                              absl::StrCat("it is pinned; `", UnpinCommand(*info), "` lets it go")));
   }
   for (const Removal& removal : plan.removals) {
-    const Status status = session->Remove(removal.ref, arguments.memory_only, /*force=*/true);
+    // What became a last copy after the question, or where none was asked, stays and is named.
+    const bool force = arguments.yes || removal.loses;
+    const Status status = session->Remove(removal.ref, arguments.memory_only, force);
     if (!status.ok() && !absl::IsNotFound(status)) {  // NOT_FOUND: something else was faster
       refused.emplace_back(Shown(removal.checkpoints.front()->key), status);
       if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) break;

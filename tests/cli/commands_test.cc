@@ -31,7 +31,7 @@ using testing::Not;
 struct World {
   std::map<std::string, std::map<Step, std::map<std::string, std::string>>> jobs;
   std::map<Step, int32_t> world_size;
-  std::set<Step> abandoned;
+  std::set<Step> abandoned, incomplete;
   std::string status = "{}";
   PolicyPreview preview;
   std::vector<std::string> calls;
@@ -167,7 +167,8 @@ class FakeSession : public client::Session {
     info.world_size = world_->world_size.count(step) ? world_->world_size[step] : 1;
     info.objects = found->second.size();
     for (const auto& [name, bytes] : found->second) info.bytes += bytes.size();
-    info.facts.complete = info.facts.resident = true;
+    info.facts.complete = !world_->incomplete.contains(step);
+    info.facts.resident = true;
     info.facts.abandoned = world_->abandoned.contains(step);
     info.facts.pinned = world_->pinned.contains(step);
     info.created_unix_ms = RealClock()->UnixMillis() - 3 * 3600 * 1000 - 1000;
@@ -567,6 +568,27 @@ TEST_F(CommandsTest, RemoveOfAJobWithASlashBehindItIsRefused) {
   EXPECT_EQ(Cairn({"rm", "--yes", "run7/"}), 2);
   EXPECT_THAT(Err(), HasSubstr("\"run7/\" names no step; \"run7\" would remove all of the job"));
   EXPECT_TRUE(world_.calls.empty());
+}
+
+// What is forced is what was asked for.
+TEST_F(CommandsTest, RemoveOfAJobForcesNothingThatWasNotAskedFor) {
+  for (Step step : {1, 2}) world_.jobs["run7"][step]["a"] = "x";
+  world_.incomplete = {1, 2};
+  EXPECT_EQ(Cairn({"rm", "run7"}), 0) << Err();
+  EXPECT_THAT(world_.calls, testing::ElementsAre("remove 1", "remove 2"));
+  for (Step step : {1, 2}) world_.jobs["run7"][step]["a"] = "x";
+  // It became complete after it was listed.
+  world_.refuse_remove =
+      absl::FailedPreconditionError("remove: nothing would be left; force removes it all the same");
+  EXPECT_EQ(Cairn({"rm", "run7"}), 1);
+  EXPECT_THAT(Err(), HasSubstr("run7/1 stays: remove: nothing would be left; --yes removes it"));
+  EXPECT_EQ(world_.jobs["run7"].size(), 2u);
+  world_.calls.clear();
+  world_.incomplete = {1};
+  ask_ = [](const std::string&) { return true; };
+  EXPECT_EQ(Cairn({"rm", "run7"}), 1) << "step 1 was not asked for";
+  EXPECT_THAT(world_.calls, testing::ElementsAre("remove 1", "remove 2 force"));
+  EXPECT_EQ(Cairn({"rm", "run7", "--yes"}), 0) << Err();
 }
 
 TEST_F(CommandsTest, WhatTheDaemonCallsForceIsYesHere) {
