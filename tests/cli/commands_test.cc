@@ -41,6 +41,7 @@ struct World {
   std::set<Step> gone_meanwhile;  // shown, and not there any more when it is to be removed
   Status wait_result;
   bool corrupt = false;
+  std::function<void()> while_writing;  // what another does meanwhile
 };
 
 class FakeWriter : public client::StepWriter {
@@ -62,6 +63,7 @@ class FakeWriter : public client::StepWriter {
         bytes.append(static_cast<const char*>(source.data), source.length);
       total_ += bytes.size();
     }
+    if (world_->while_writing) world_->while_writing();
     return absl::OkStatus();
   }
   StatusOr<client::CommitResult> Commit(const std::map<std::string, std::string>&) override {
@@ -69,7 +71,10 @@ class FakeWriter : public client::StepWriter {
     world_->calls.push_back("commit");
     return client::CommitResult{"d1", true};
   }
-  Status Abort() override { return absl::OkStatus(); }
+  Status Abort() override {
+    world_->calls.push_back("abort");
+    return absl::OkStatus();
+  }
   Step step() const override { return step_; }
   uint64_t bytes_written() const override { return total_; }
 
@@ -442,6 +447,16 @@ TEST_F(CommandsTest, PutRefusesToLeaveNamesOfTheStepBehindAndNamesStep) {
   EXPECT_THAT(Err(), HasSubstr("other.bin"));
   EXPECT_THAT(Err(), HasSubstr("step()"));
   EXPECT_EQ(world_.jobs["run7"][3].count("a.bin"), 0u);
+}
+
+TEST_F(CommandsTest, PutLooksAgainBeforeItCommits) {
+  world_.jobs["run7"][2]["a.bin"] = "x";
+  world_.while_writing = [&] { world_.jobs["run7"][3]["other.bin"] = "x"; };
+  EXPECT_EQ(Cairn({"put", File("a.bin", "1"), "run7/3/a.bin"}), 1);
+  EXPECT_THAT(Err(), AllOf(HasSubstr("run7/3 was saved by another"), HasSubstr("(other.bin)")));
+  EXPECT_THAT(world_.calls, testing::ElementsAre("choose attempt", "abort"));
+  world_.while_writing = [&] { world_.jobs["run7"][4]["a.bin"] = "x"; };
+  EXPECT_EQ(Cairn({"put", File("a.bin", "1"), "run7/4/a.bin"}), 0) << Err();
 }
 
 TEST_F(CommandsTest, PutReplacesAStepWhoseNamesItAllWrites) {

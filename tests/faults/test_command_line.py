@@ -47,6 +47,22 @@ def test_put_again_replaces_and_put_beside_is_refused_naming_step(
     assert cairn.run("get", "again/1/a", "-").stdout == b"two"
 
 
+def test_put_leaves_nothing_out_that_was_saved_while_it_waited(
+    cairn: Cairn, tmp_path: Path
+) -> None:
+    (tmp_path / "b").write_bytes(b"b")
+    with cairn.node.writer("two", attempt_number()) as writer:
+        seals = writer.write(1, {"a": b"a"})
+        second = cairn.start("put", tmp_path / "b", "two/1/b")
+        until("it waits", lambda: "waits for the end" in cairn.node.tail(), 60)
+        writer.commit(1, seals)
+    errors = second.communicate(timeout=60)[1]
+    assert second.returncode == 1, errors
+    assert b"two/1 was saved by another while this put waited" in errors, errors
+    assert [o["name"] for o in cairn.json("ls", "two/1")["objects"]] == ["a"]
+    assert cairn.run("get", "two/1/a", "-").stdout == b"a"
+
+
 def test_persist_wait_status_and_the_answer_in_words(cairn: Cairn, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * MIB)
     cairn.run("put", tmp_path / "a", "safe/1/a")
