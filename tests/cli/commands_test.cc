@@ -675,6 +675,13 @@ TEST_F(CommandsTest, WatchShowsStatusAgainUntilNobodyReads) {
   }
 }
 
+TEST_F(CommandsTest, WatchLeavesWhatTheTerminalHasScrolledBy) {
+  out_terminal_ = true;
+  pause_ = [](absl::Duration) { return false; };
+  EXPECT_EQ(Cairn({"status", "--watch"}), 0) << Err();
+  EXPECT_THAT(Out(), AllOf(HasSubstr("\x1b[2J"), Not(HasSubstr("\x1b[3J"))));
+}
+
 TEST_F(CommandsTest, LsShowsAgesAndTheRestWhenWide) {
   world_.jobs["run7"][3]["a"] = "x";
   EXPECT_EQ(Cairn({"ls", "run7"}), 0);
