@@ -63,6 +63,17 @@ def test_put_leaves_nothing_out_that_was_saved_while_it_waited(
     assert cairn.run("get", "two/1/a", "-").stdout == b"a"
 
 
+def test_put_beside_one_that_saves_names_no_option_that_it_lacks(
+    cairn: Cairn, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    with cairn.node.writer("busy", attempt_number()) as writer:
+        writer.save(1, {"a": b"a"})
+        refusal = cairn.run("put", tmp_path / "a", "busy/2/a", "--timeout", "1s", code=1).stderr
+    assert f"pid {os.getpid()} still saves; end it".encode() in refusal, refusal
+    assert b"fence" not in refusal, refusal
+
+
 def test_persist_wait_status_and_the_answer_in_words(cairn: Cairn, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * MIB)
     cairn.run("put", tmp_path / "a", "safe/1/a")
