@@ -219,6 +219,10 @@ Status Get(Context* context, const GetArguments& arguments) {
         absl::StrCat("path: \"", arguments.path,
                      "\" names a job; JOB/STEP/NAME, JOB/STEP or JOB/latest is needed"));
   }
+  if (arguments.file.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(target.name.empty() ? "DIR" : "FILE",
+                                                   ": is empty; name where it goes (\".\": here)"));
+  }
   target.checkpoint.attempt = arguments.attempt;
   target.checkpoint.revision = arguments.revision;
   return target.name.empty() ? GetStep(context, arguments, target)

@@ -632,6 +632,16 @@ TEST_F(CommandsTest, GetOfAStepWritesAllOfItOrNothing) {
   EXPECT_EQ(Cairn({"get", "run7", out}), 2);
 }
 
+// As `get run7/3 "$DIR"` is where DIR is unset.
+TEST_F(CommandsTest, GetRefusesAnEmptyNameOfAFile) {
+  world_.jobs["run7"][3]["a"] = "x";
+  EXPECT_EQ(Cairn({"get", "run7/3", ""}), 2);
+  EXPECT_THAT(Err(), HasSubstr("DIR: is empty"));
+  EXPECT_EQ(Cairn({"get", "run7/3/a", ""}), 2);
+  EXPECT_THAT(Err(), HasSubstr("FILE: is empty"));
+  EXPECT_TRUE(world_.connections.empty());
+}
+
 TEST_F(CommandsTest, PutReadsStandardInputToItsEnd) {
   const std::string bytes(3 << 20, 'z');
   const UniqueFd in(open(File("in", bytes).c_str(), O_RDONLY | O_CLOEXEC));
