@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <utility>
@@ -24,6 +26,7 @@ struct Unfinished {
 
 namespace {
 
+constexpr int kMostTries = 8;  // to find a name that nothing has
 constexpr int kEndingSignals[] = {SIGINT, SIGTERM, SIGHUP};
 
 // The newest first, so that files go before their directories. Nothing is ever taken out: the handler may
@@ -57,6 +60,16 @@ Unfinished* Remember(const std::string& path, bool is_directory) {
   fresh->next = newest_unfinished;
   newest_unfinished = fresh;
   return fresh;
+}
+
+// By chance: one that was killed may have left its part, under any number of a process.
+std::string PartOf(const std::string& path) {
+  uint32_t number = 0;
+  // Of so few bytes getrandom gives all; where it fails the clock will do.
+  if (getrandom(&number, sizeof(number), 0) != sizeof(number)) {
+    number = static_cast<uint32_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  }
+  return absl::StrCat(path, ".part-", absl::Hex(number, absl::kZeroPad8));
 }
 
 // Between making something and remembering it no signal arrives.
@@ -94,10 +107,16 @@ void RemoveUnfinishedOnSignals() {
 StatusOr<NewFile> NewFile::Begin(const std::string& path) {
   NewFile file;
   file.path_ = path;
-  file.temporary_ = absl::StrCat(path, ".part-", getpid());
   const SignalsWait wait;
-  file.fd_.Reset(open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (!file.fd_.valid()) return ErrnoStatus(errno, absl::StrCat("FILE: ", path));
+  int error = EEXIST;
+  for (int tries = 0; error == EEXIST && tries < kMostTries; ++tries) {
+    file.temporary_ = PartOf(path);
+    file.fd_.Reset(open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    error = file.fd_.valid() ? 0 : errno;
+  }
+  if (error != 0) {
+    return ErrnoStatus(error, absl::StrCat("FILE: ", path, ", made as ", file.temporary_));
+  }
   file.unfinished_ = Remember(file.temporary_, /*is_directory=*/false);
   return file;
 }

@@ -492,6 +492,18 @@ TEST_F(CommandsTest, GetOfCorruptBytesIsExitCode4AndLeavesTheOldFile) {
   }
 }
 
+// A get that was killed leaves its part behind, and another process may have its number by now.
+TEST_F(CommandsTest, GetIsNotHinderedByAPartThatWasLeftBehind) {
+  world_.jobs["run7"][3]["a"] = "fresh";
+  const std::string stale = File(absl::StrCat("out.part-", getpid()), "stale");
+  const std::string out = directory_ / "out";
+  EXPECT_EQ(Cairn({"get", "run7/3/a", out}), 0) << Err();
+  EXPECT_EQ(Contents(out), "fresh");
+  EXPECT_EQ(Contents(stale), "stale");
+  EXPECT_EQ(Cairn({"get", "run7/3/a", directory_ / "nowhere/out"}), 3);
+  EXPECT_THAT(Err(), HasSubstr((directory_ / "nowhere/out.part-").string()));
+}
+
 TEST_F(CommandsTest, GetDoesNotThrowBytesAtATerminal) {
   world_.jobs["run7"][3]["a"] = "fresh";
   out_terminal_ = true;
