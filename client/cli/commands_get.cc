@@ -185,7 +185,7 @@ Status GetStep(Context* context, const GetArguments& arguments, const Target& ta
   CAIRN_RETURN_IF_ERROR(CopyStep(context, finder.get(),
                                  {key.job, key.step, key.attempt, key.revision}, listing.objects,
                                  places, &directories, &copy));
-  for (NewFile& file : copy.files) CAIRN_RETURN_IF_ERROR(file.Publish());
+  CAIRN_RETURN_IF_ERROR(NewFile::PublishAll(&copy.files));
   directories.Keep();
 
   const std::string source = absl::StrJoin(copy.sources, " and ");
@@ -248,7 +248,7 @@ void AddGetCommand(CLI::App* app, Context* context) {
       ->required();
   command->footer(
       "Files that are there are replaced once the new ones are whole; of a step, once all are.\n"
-      "Ctrl-C leaves them as they were.\n\n"
+      "Ctrl-C leaves them as they were; once they are being replaced, it waits until all are.\n\n"
       "Examples:\n"
       "  cairn get run7/latest/model.pt model.pt\n"
       "  cairn get run7/latest out/               every object of the newest complete step\n"

@@ -148,6 +148,21 @@ Status NewFile::Publish() {
   return absl::OkStatus();
 }
 
+Status NewFile::PublishAll(std::vector<NewFile>* files) {
+  const SignalsWait wait;
+  size_t done = 0;
+  for (NewFile& file : *files) {
+    const Status status = file.Publish();
+    if (!status.ok() && done > 0) {
+      return Status(status.code(), absl::StrCat(status.message(), "; ", done, " of ", files->size(),
+                                                " files were replaced before it"));
+    }
+    CAIRN_RETURN_IF_ERROR(status);
+    ++done;
+  }
+  return absl::OkStatus();
+}
+
 Status NewDirectories::MakeOne(const std::string& path) {
   const SignalsWait wait;
   if (mkdir(path.c_str(), 0777) == 0) {

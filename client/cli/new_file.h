@@ -30,6 +30,9 @@ class NewFile {
   const std::string& path() const { return path_; }
   Status Close();    // its bytes are on disk then; nothing more is written
   Status Publish();  // after Close: takes the name, and the place of a file that had it
+  // Of each in turn. A signal waits until all have: it finds the old files or the new. An error says how
+  // many of them are new.
+  static Status PublishAll(std::vector<NewFile>* files);
 
  private:
   NewFile() = default;

@@ -9,6 +9,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -16,8 +19,27 @@
 #include <sstream>
 
 #include "client/cli/context.h"
+#include "client/cli/new_file.h"
 #include "client/cli/render.h"
 #include "common/checksum.h"
+
+namespace {
+
+// Counted down by each rename(); at 0 something happens in it.
+int interrupted_rename = 0, failing_rename = 0;
+
+}  // namespace
+
+// In the place of libc's.
+extern "C" int rename(const char* from, const char* to) noexcept {
+  if (failing_rename > 0 && --failing_rename == 0) {
+    errno = ENOSPC;
+    return -1;
+  }
+  const int done = renameat(AT_FDCWD, from, AT_FDCWD, to);
+  if (interrupted_rename > 0 && --interrupted_rename == 0) raise(SIGINT);
+  return done;
+}
 
 namespace cairn::cli {
 namespace {
@@ -652,6 +674,33 @@ TEST_F(CommandsTest, GetRefusesAnEmptyNameOfAFile) {
   EXPECT_EQ(Cairn({"get", "run7/3/a", ""}), 2);
   EXPECT_THAT(Err(), HasSubstr("FILE: is empty"));
   EXPECT_TRUE(world_.connections.empty());
+}
+
+TEST_F(CommandsTest, CtrlCWhileAStepTakesItsNamesLeavesTheOldFilesOrTheNew) {
+  const std::vector<std::string> names = {"a", "b", "c"};
+  const std::filesystem::path out = directory_ / "out";
+  std::filesystem::create_directory(out);
+  for (const std::string& name : names) {
+    world_.jobs["run7"][3][name] = "new";
+    File("out/" + name, "old");
+  }
+  const auto interrupted = [&](int at) {
+    RemoveUnfinishedOnSignals();
+    interrupted_rename = at;
+    Cairn({"get", "run7/3", out});
+  };
+  EXPECT_EXIT(interrupted(2), testing::KilledBySignal(SIGINT), "");
+  for (const std::string& name : names) EXPECT_EQ(Contents(out / name), "new") << name;
+}
+
+TEST_F(CommandsTest, GetOfAStepSaysHowManyFilesItReplacedBeforeItFailed) {
+  for (const char* name : {"a", "b", "c"}) world_.jobs["run7"][3][name] = "new";
+  failing_rename = 2;
+  EXPECT_EQ(Cairn({"get", "run7/3", directory_ / "out"}), 5);
+  EXPECT_THAT(Err(),
+              AllOf(HasSubstr("/out/b: "), HasSubstr("; 1 of 3 files were replaced before it")));
+  EXPECT_EQ(Contents(directory_ / "out/a"), "new");
+  EXPECT_FALSE(std::filesystem::exists(directory_ / "out/c"));
 }
 
 TEST_F(CommandsTest, PutReadsStandardInputToItsEnd) {
