@@ -11,6 +11,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -104,20 +106,38 @@ void RemoveUnfinishedOnSignals() {
   }
 }
 
+StatusOr<std::string> BehindLink(const std::string& path) {
+  struct stat status {};
+  if (lstat(path.c_str(), &status) != 0 || !S_ISLNK(status.st_mode)) return path;
+  const std::unique_ptr<char, decltype(&std::free)> end(realpath(path.c_str(), nullptr), std::free);
+  if (end != nullptr) return std::string(end.get());
+  if (errno != ENOENT) return ErrnoStatus(errno, absl::StrCat("FILE: ", path));
+  return absl::NotFoundError(absl::StrCat("FILE: ", path, " is a link that leads nowhere"));
+}
+
 StatusOr<NewFile> NewFile::Begin(const std::string& path) {
   NewFile file;
   file.path_ = path;
+  struct stat old {};
+  const bool replaces = stat(path.c_str(), &old) == 0;
   const SignalsWait wait;
   int error = EEXIST;
   for (int tries = 0; error == EEXIST && tries < kMostTries; ++tries) {
     file.temporary_ = PartOf(path);
-    file.fd_.Reset(open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    file.fd_.Reset(open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                        replaces ? 0600 : 0666));
     error = file.fd_.valid() ? 0 : errno;
   }
   if (error != 0) {
     return ErrnoStatus(error, absl::StrCat("FILE: ", path, ", made as ", file.temporary_));
   }
   file.unfinished_ = Remember(file.temporary_, /*is_directory=*/false);
+  // Before it has a byte. Where this is refused it stays its maker's alone.
+  if (replaces) {
+    const bool same = old.st_uid == geteuid() && old.st_gid == getegid();
+    if (!same) (void)!fchown(file.fd_.get(), old.st_uid, old.st_gid);
+    (void)fchmod(file.fd_.get(), old.st_mode & 0777);
+  }
   return file;
 }
 

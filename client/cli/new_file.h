@@ -18,9 +18,14 @@ void RemoveUnfinishedOnSignals();
 
 struct Unfinished;  // what a signal removes
 
-// Beside the file that it becomes, under another name.
+// `path`, or what it leads to if it is a symbolic link, which then stays. NOT_FOUND: it leads nowhere.
+StatusOr<std::string> BehindLink(const std::string& path);
+
+// Beside the file that it becomes, under another name. It has the mode, and where that is allowed the owner,
+// of a file whose place it takes.
 class NewFile {
  public:
+  // `path` is not a link.
   static StatusOr<NewFile> Begin(const std::string& path);
   NewFile(NewFile&& other) noexcept;
   NewFile& operator=(NewFile&&) = delete;

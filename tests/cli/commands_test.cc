@@ -313,6 +313,7 @@ class CommandsTest : public testing::Test {
     context.console.out_terminal = out_terminal_;
     context.console.ask = ask_;
     context.console.in_fd = in_fd_;
+    context.console.out_fd = out_fd_;
     context.console.pause = pause_;
     context.clock = RealClock();
     context.connect =
@@ -344,7 +345,7 @@ class CommandsTest : public testing::Test {
   bool out_terminal_ = false;
   std::function<bool(const std::string&)> ask_;
   std::function<bool(absl::Duration)> pause_;
-  int in_fd_ = -1;
+  int in_fd_ = -1, out_fd_ = 1;
 };
 
 TEST_F(CommandsTest, NoCommandOrAnUnknownOneIsExitCode2) {
@@ -664,6 +665,60 @@ TEST_F(CommandsTest, GetOfAStepWritesAllOfItOrNothing) {
   EXPECT_EQ(Cairn({"get", "run7/3", "-"}), 2);
   EXPECT_EQ(Cairn({"get", "run7/3", File("file", "")}), 2);
   EXPECT_EQ(Cairn({"get", "run7", out}), 2);
+}
+
+TEST_F(CommandsTest, GetWritesBehindALinkAndLeavesIt) {
+  world_.jobs["run7"][3] = {{"a", "fresh"}, {"b", "more"}};
+  std::filesystem::create_directory(directory_ / "far");
+  const std::string far = File("far/real", "old"), out = directory_ / "out";
+  std::filesystem::create_symlink("far/real", out);
+  EXPECT_EQ(Cairn({"get", "run7/3/a", out}), 0) << Err();
+  EXPECT_TRUE(std::filesystem::is_symlink(out));
+  EXPECT_EQ(Contents(far), "fresh");
+  std::filesystem::create_directory(directory_ / "dir");
+  std::filesystem::create_symlink(far, directory_ / "dir/b");
+  EXPECT_EQ(Cairn({"get", "run7/3", directory_ / "dir"}), 0) << Err();
+  EXPECT_TRUE(std::filesystem::is_symlink(directory_ / "dir/b"));
+  EXPECT_EQ(Contents(far), "more");
+  // Two objects do not fit into one file.
+  std::filesystem::remove(directory_ / "dir/a");
+  std::filesystem::create_symlink("b", directory_ / "dir/a");
+  EXPECT_EQ(Cairn({"get", "run7/3", directory_ / "dir"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("lead to one file"));
+  EXPECT_EQ(Contents(far), "more");
+  std::filesystem::remove(far);
+  EXPECT_EQ(Cairn({"get", "run7/3/a", out}), 3);
+  EXPECT_THAT(Err(), HasSubstr("a link that leads nowhere"));
+  EXPECT_TRUE(std::filesystem::is_symlink(out));
+}
+
+TEST_F(CommandsTest, GetToStandardOutputByAnotherNameWritesToIt) {
+  world_.jobs["run7"][3]["a"] = "fresh";
+  const std::string redirected = File("redirected", "");
+  const UniqueFd fd(open(redirected.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
+  out_fd_ = fd.get();
+  const std::string link = directory_ / "link";
+  std::filesystem::create_symlink(absl::StrCat("/proc/self/fd/", fd.get()), link);
+  for (const std::string& name : {link, absl::StrCat("/proc/self/fd/", fd.get())}) {
+    EXPECT_EQ(Cairn({"get", "run7/3/a", name}), 0) << Err();
+    EXPECT_EQ(Out(), "") << "it would stand among the bytes";
+  }
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_EQ(Contents(redirected), "freshfresh");
+  out_terminal_ = true;
+  EXPECT_EQ(Cairn({"get", "run7/3/a", link}), 2);
+}
+
+TEST_F(CommandsTest, GetKeepsTheModeOfAFileThatItReplaces) {
+  world_.jobs["run7"][3]["a"] = "fresh";
+  const std::string out = File("out", "old");
+  const auto mode = [&] { return std::filesystem::status(out).permissions(); };
+  for (const int octal : {0600, 0664, 0400}) {
+    const auto before = static_cast<std::filesystem::perms>(octal);
+    std::filesystem::permissions(out, before);
+    EXPECT_EQ(Cairn({"get", "run7/3/a", out}), 0) << Err();
+    EXPECT_EQ(mode(), before);
+  }
 }
 
 // As `get run7/3 "$DIR"` is where DIR is unset.

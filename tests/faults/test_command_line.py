@@ -26,6 +26,7 @@ def test_put_get_ls_stat_latest(cairn: Cairn, tmp_path: Path) -> None:
     cairn.run("get", "cli/3/model.bin", tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == data
     assert cairn.run("get", "cairn://cli/latest/model.bin", "-").stdout == data
+    assert cairn.run("get", "cli/3/model.bin", "/dev/stdout").stdout == data
     assert cairn.run("latest", "cli").stdout == b"3\n"
     assert cairn.json("ls")["jobs"] == ["cli"]
     (step,) = cairn.json("ls", "cli")["checkpoints"]
