@@ -181,8 +181,11 @@ Status Retention::CheckRemove(const event::Remove& event, const Job& job,
   const char* const where = !lost.files->persisted ? "in memory"
                             : lost.Resident()      ? "in memory and in storage"
                                                    : "in storage";
+  const size_t more = all.size() - 1;
   const std::string others =
-      all.size() == 1 ? "" : absl::StrCat(", and of ", all.size() - 1, " more that go with it");
+      more == 0 ? ""
+                : absl::StrCat(", nor of ", more, more == 1 ? " other checkpoint" : " others",
+                               " of the step");
   return absl::FailedPreconditionError(absl::StrCat("remove: nothing would be left of ",
                                                     lost.key.DebugString(), ", which is ", where,
                                                     others, "; force removes it all the same"));

@@ -705,9 +705,11 @@ TEST_F(LineRules, RemovingAWholeStepSaysHowManyLastCopiesGo) {
   Save(second, 2);
   event::Remove remove{From(second), {"job", 2}, false, false, Soon()};
   Apply(remove);
-  EXPECT_THAT(StatusOf(AnswerTo(remove.caller.request)),
-              Fails(absl::StatusCode::kFailedPrecondition,
-                    "attempt=2 revision=0, which is in memory and in storage, and of 1 more that"));
+  EXPECT_THAT(
+      StatusOf(AnswerTo(remove.caller.request)),
+      Fails(
+          absl::StatusCode::kFailedPrecondition,
+          "attempt=2 revision=0, which is in memory and in storage, nor of 1 other checkpoint of"));
 }
 
 // Who tries one step, and then another, finds both.
