@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <ostream>
 #include <set>
 
@@ -60,11 +61,22 @@ const char* SourceOf(const client::OpenObject& bytes) {
 
 // --- one object
 
+// FILE is "-", or another name of what standard output is already, such as /dev/stdout. It is written to,
+// not replaced: what a shell put there stays, and what comes after it follows.
+bool MeansStandardOutput(const Console& console, const std::string& file) {
+  struct stat named {
+  }, out{};
+  if (file == "-") return true;
+  return stat(file.c_str(), &named) == 0 && fstat(console.out_fd, &out) == 0 &&
+         named.st_dev == out.st_dev && named.st_ino == out.st_ino;
+}
+
 Status GetObject(Context* context, const GetArguments& arguments, const Target& target) {
-  const bool to_stdout = arguments.file == "-";
+  const bool to_stdout = MeansStandardOutput(context->console, arguments.file);
   if (to_stdout && context->console.out_terminal) {
     return absl::InvalidArgumentError(
-        "FILE: \"-\" would throw the object's bytes at a terminal; redirect it");
+        absl::StrCat("FILE: \"", arguments.file,
+                     "\" would throw the object's bytes at a terminal; redirect it"));
   }
   std::string file = arguments.file;
   struct stat status {};
@@ -84,7 +96,8 @@ Status GetObject(Context* context, const GetArguments& arguments, const Target& 
     if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("FILE: ", file));
     CAIRN_RETURN_IF_ERROR(CopyOne(context, bytes.get(), fd.get(), absl::StrCat("FILE: ", file)));
   } else {
-    CAIRN_ASSIGN_OR_RETURN(NewFile output, NewFile::Begin(file));
+    CAIRN_ASSIGN_OR_RETURN(const std::string place, BehindLink(file));
+    CAIRN_ASSIGN_OR_RETURN(NewFile output, NewFile::Begin(place));
     CAIRN_RETURN_IF_ERROR(CopyOne(context, bytes.get(), output.fd(), absl::StrCat("FILE: ", file)));
     CAIRN_RETURN_IF_ERROR(output.Close());
     CAIRN_RETURN_IF_ERROR(output.Publish());
@@ -120,14 +133,23 @@ struct StepCopy {
 StatusOr<std::vector<std::string>> PlacesIn(const std::string& directory,
                                             const std::vector<client::ObjectInfo>& objects) {
   std::vector<std::string> places;
+  std::set<std::filesystem::path> taken;
   for (const client::ObjectInfo& object : objects) {
     CAIRN_RETURN_IF_ERROR(ValidateObjectName(object.name));  // it must not lead out of DIR
-    places.push_back(absl::StrCat(directory, "/", object.name));
+    const std::string file = absl::StrCat(directory, "/", object.name);
     struct stat status {};
-    if (stat(places.back().c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    if (stat(file.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("FILE: ", places.back(), " is there and is not a file"));
+          absl::StrCat("FILE: ", file, " is there and is not a file"));
     }
+    CAIRN_ASSIGN_OR_RETURN(std::string place, BehindLink(file));
+    std::error_code error;
+    const std::filesystem::path end = std::filesystem::weakly_canonical(file, error);
+    if (!error && !taken.insert(end).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("FILE: ", file, " and another object's file lead to one file, ", place));
+    }
+    places.push_back(std::move(place));
   }
   return places;
 }
@@ -185,7 +207,7 @@ Status GetStep(Context* context, const GetArguments& arguments, const Target& ta
   CAIRN_RETURN_IF_ERROR(CopyStep(context, finder.get(),
                                  {key.job, key.step, key.attempt, key.revision}, listing.objects,
                                  places, &directories, &copy));
-  for (NewFile& file : copy.files) CAIRN_RETURN_IF_ERROR(file.Publish());
+  CAIRN_RETURN_IF_ERROR(NewFile::PublishAll(&copy.files));
   directories.Keep();
 
   const std::string source = absl::StrJoin(copy.sources, " and ");
@@ -219,6 +241,10 @@ Status Get(Context* context, const GetArguments& arguments) {
         absl::StrCat("path: \"", arguments.path,
                      "\" names a job; JOB/STEP/NAME, JOB/STEP or JOB/latest is needed"));
   }
+  if (arguments.file.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(target.name.empty() ? "DIR" : "FILE",
+                                                   ": is empty; name where it goes (\".\": here)"));
+  }
   target.checkpoint.attempt = arguments.attempt;
   target.checkpoint.revision = arguments.revision;
   return target.name.empty() ? GetStep(context, arguments, target)
@@ -244,7 +270,7 @@ void AddGetCommand(CLI::App* app, Context* context) {
       ->required();
   command->footer(
       "Files that are there are replaced once the new ones are whole; of a step, once all are.\n"
-      "Ctrl-C leaves them as they were.\n\n"
+      "Ctrl-C leaves them as they were; once they are being replaced, it waits until all are.\n\n"
       "Examples:\n"
       "  cairn get run7/latest/model.pt model.pt\n"
       "  cairn get run7/latest out/               every object of the newest complete step\n"

@@ -13,6 +13,7 @@
 #include <ostream>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -94,6 +95,29 @@ StatusOr<Input> OpenInput(const Console& console, const std::string& file,
   return input;
 }
 
+constexpr char kAtOnce[] =
+    "put all files of a step at once, or save them in one step() of the Python or C++ client";
+
+// Names of what is at `path`, a checkpoint, that are not among the inputs.
+StatusOr<std::vector<std::string>> NamesLeftOut(client::Session* session, const std::string& path,
+                                                const std::vector<Input>& inputs) {
+  CAIRN_ASSIGN_OR_RETURN(const client::Listing listing, session->List(path));
+  std::set<std::string> written;
+  for (const Input& input : inputs) written.insert(input.name);
+  std::vector<std::string> lost;
+  for (const client::ObjectInfo& object : listing.objects) {
+    if (!written.count(object.name)) lost.push_back(object.name);
+  }
+  return lost;
+}
+
+std::string Some(const std::vector<std::string>& names) {
+  const size_t shown = std::min<size_t>(names.size(), 3);
+  return absl::StrCat(
+      absl::StrJoin(names.begin(), names.begin() + static_cast<ptrdiff_t>(shown), ", "),
+      names.size() > shown ? ", …" : "");
+}
+
 // A put is one writer's whole step. It makes a new revision, which has only the names that are written
 // now: names of the step that are not among them would be lost.
 Status NothingIsLeftBehind(client::Session* session, const Target& target,
@@ -109,22 +133,47 @@ Status NothingIsLeftBehind(client::Session* session, const Target& target,
                      " writers; a put is writer 0 of 1 and cannot join them"));
   }
   if (!info->facts.complete) return absl::OkStatus();
-  CAIRN_ASSIGN_OR_RETURN(const client::Listing listing, session->List(step));
-  std::set<std::string> written;
-  for (const Input& input : inputs) written.insert(input.name);
-  std::vector<std::string> lost;
-  for (const client::ObjectInfo& object : listing.objects) {
-    if (!written.count(object.name)) lost.push_back(object.name);
-  }
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<std::string> lost, NamesLeftOut(session, step, inputs));
   if (lost.empty()) return absl::OkStatus();
-  const size_t shown = std::min<size_t>(lost.size(), 3);
-  const std::string names =
-      absl::StrJoin(lost.begin(), lost.begin() + static_cast<ptrdiff_t>(shown), ", ");
   return absl::FailedPreconditionError(absl::StrCat(
       "step: ", step, " holds ", Plural(static_cast<int64_t>(lost.size()), "other name"), " (",
-      names, lost.size() > shown ? ", …" : "",
-      ") that this put would leave out; put all files of a step at once, or save them in one "
-      "step() of the Python or C++ client"));
+      Some(lost), ") that this put would leave out; ", kAtOnce));
+}
+
+using Saved = std::set<std::pair<Attempt, Revision>>;
+
+// What is complete of the step.
+StatusOr<Saved> SavedOf(client::Session* session, const Target& target) {
+  const client::CheckpointRef checkpoint{target.job, target.checkpoint.step};
+  const Status known = session->Stat(checkpoint).status();
+  if (absl::IsNotFound(known)) return Saved{};
+  CAIRN_RETURN_IF_ERROR(known);
+  CAIRN_ASSIGN_OR_RETURN(const client::Listing listing, session->List(target.job));
+  Saved saved;
+  for (const client::CheckpointInfo& info : listing.checkpoints) {
+    if (info.key.step != target.checkpoint.step || !info.facts.complete) continue;
+    saved.emplace(info.key.attempt, info.key.revision);
+  }
+  return saved;
+}
+
+// This put waits for the end of another that saves in the job, and takes its place: what that one saved of
+// the step was not there when NothingIsLeftBehind looked. From WriteMany on no older attempt saves.
+Status NothingCameMeanwhile(client::Session* session, const Target& target,
+                            const std::vector<Input>& inputs, const Saved& before) {
+  CAIRN_ASSIGN_OR_RETURN(const Saved now, SavedOf(session, target));
+  for (const auto& [attempt, revision] : now) {
+    if (before.contains({attempt, revision})) continue;
+    const CheckpointKey key{target.job, target.checkpoint.step, attempt, revision};
+    CAIRN_ASSIGN_OR_RETURN(const std::vector<std::string> lost,
+                           NamesLeftOut(session, ExactListPath(key), inputs));
+    if (lost.empty()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step: ", key.job, "/", key.step, " was saved by another while this put waited, with ",
+        Plural(static_cast<int64_t>(lost.size()), "other name"), " (", Some(lost),
+        ") that it would leave out; nothing of this put was saved; ", kAtOnce));
+  }
+  return absl::OkStatus();
 }
 
 // Shows how far this session's save is, as status does, while its calls block the calling thread.
@@ -242,6 +291,7 @@ Status Put(Context* context, const PutArguments& arguments) {
   for (const Input& input : inputs) total += input.length;
 
   CAIRN_ASSIGN_OR_RETURN(auto session, context->ConnectWriter(target.job, arguments.attempt));
+  CAIRN_ASSIGN_OR_RETURN(const Saved before, SavedOf(session.get(), target));
   CAIRN_RETURN_IF_ERROR(NothingIsLeftBehind(session.get(), target, inputs));
   if (arguments.attempt == 0) CAIRN_RETURN_IF_ERROR(session->ChooseAttempt().status());
   const MonotonicNanos started = context->clock->Now();
@@ -258,6 +308,10 @@ Status Put(Context* context, const PutArguments& arguments) {
                        {{input.mapping.valid() ? input.mapping.data() : nullptr, input.length}}});
     }
     CAIRN_RETURN_IF_ERROR(writer->WriteMany(items));
+  }
+  if (const Status lost = NothingCameMeanwhile(session.get(), target, inputs, before); !lost.ok()) {
+    (void)writer->Abort();  // else its session's end does it
+    return lost;
   }
   CAIRN_ASSIGN_OR_RETURN(const client::CommitResult committed, writer->Commit({}));
   const double seconds = absl::ToDoubleSeconds(absl::Nanoseconds(context->clock->Now() - started));

@@ -6,12 +6,15 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/cli/context.h"
 #include "client/cli/format.h"
 #include "client/cli/render.h"
 
 namespace cairn::cli {
 namespace {
+
+constexpr size_t kMostShown = 8;  // checkpoints that a question lists
 
 struct RemoveArguments {
   PathArguments path;
@@ -45,6 +48,51 @@ std::string ByPolicy(client::Session* session, const CheckpointKey& key) {
   return "";
 }
 
+// What goes with it for good: of the step, or of the attempt that is named, every complete checkpoint. What
+// is shown of a step need not be among them.
+std::vector<client::CheckpointInfo> LastCopies(client::Session* session,
+                                               const client::CheckpointRef& ref,
+                                               const client::CheckpointInfo& shown,
+                                               bool memory_only) {
+  if (memory_only) return {shown};
+  const StatusOr<client::Listing> listing = session->List(ref.job);
+  if (!listing.ok()) return {shown};
+  std::vector<client::CheckpointInfo> lost;
+  for (const client::CheckpointInfo& info : listing->checkpoints) {
+    const bool goes =
+        info.key.step == ref.step && (ref.attempt == 0 || info.key.attempt == ref.attempt);
+    if (goes && info.facts.complete) lost.push_back(info);
+  }
+  return lost.empty() ? std::vector{shown} : lost;
+}
+
+std::string Size(const client::CheckpointInfo& info) {
+  return absl::StrCat(Plural(static_cast<int64_t>(info.objects), "object"), ", ",
+                      HumanBytes(info.bytes), ", ", Whereabouts(info));
+}
+
+std::string LossOf(client::Session* session, const std::vector<client::CheckpointInfo>& lost) {
+  const client::CheckpointInfo& first = lost.front();
+  if (lost.size() == 1) {
+    return absl::StrCat(
+        "This is the last copy of ", Shown(first.key),
+        first.on_line ? "" : absl::StrCat(", of attempt ", first.key.attempt, ", not on the line"),
+        ": ", Size(first), ". Nothing brings it back.", ByPolicy(session, first.key));
+  }
+  std::vector<std::string> each;
+  for (const client::CheckpointInfo& info : lost) {
+    if (each.size() == kMostShown) {
+      each.push_back("…");
+      break;
+    }
+    each.push_back(absl::StrCat("of attempt ", info.key.attempt, " (revision ", info.key.revision,
+                                "): ", Size(info), info.on_line ? "" : ", not on the line"));
+  }
+  return absl::StrCat("These are the last copies of ", Shown(first.key), ", ",
+                      Plural(static_cast<int64_t>(lost.size()), "complete checkpoint"), ": ",
+                      absl::StrJoin(each, "; "), ". Nothing brings them back.");
+}
+
 Status RemoveCheckpoint(Context* context, const RemoveArguments& arguments, const Target& target) {
   client::CheckpointRef checkpoint = target.checkpoint;
   CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
@@ -59,18 +107,16 @@ Status RemoveCheckpoint(Context* context, const RemoveArguments& arguments, cons
   }
   Status removed = session->Remove(checkpoint, arguments.memory_only, arguments.yes);
   if (removed.code() == absl::StatusCode::kFailedPrecondition && !arguments.yes &&
-      !absl::StrContains(removed.message(), "pinned")) {
+      !absl::StrContains(removed.message(), " is pinned")) {
     if (!context->console.ask) {
       return absl::FailedPreconditionError(
           absl::StrCat(removed.message(), absl::StrContains(removed.message(), "force removes it")
                                               ? " (nobody is here to ask)"
                                               : "; --yes removes it all the same"));
     }
-    const std::string question =
-        absl::StrCat("This is the last copy of ", Shown(info.key), ": ",
-                     Plural(static_cast<int64_t>(info.objects), "object"), ", ",
-                     HumanBytes(info.bytes), ", ", Whereabouts(info), ". Nothing brings it back.",
-                     ByPolicy(session.get(), info.key), " Remove ", what, "?");
+    const std::string question = absl::StrCat(
+        LossOf(session.get(), LastCopies(session.get(), checkpoint, info, arguments.memory_only)),
+        " Remove ", what, "?");
     if (!context->console.ask(question)) {
       return absl::CancelledError(absl::StrCat(what, " was not removed"));
     }
@@ -94,6 +140,7 @@ Status RemoveCheckpoint(Context* context, const RemoveArguments& arguments, cons
 struct Removal {
   client::CheckpointRef ref;
   std::vector<const client::CheckpointInfo*> checkpoints;
+  bool loses = false;  // a last copy goes: the question counts it
 };
 
 struct RemovalPlan {
@@ -134,7 +181,10 @@ RemovalPlan PlanRemovals(const std::vector<client::CheckpointInfo>& all, bool me
       removal.checkpoints.push_back(info);
       ++plan.checkpoints;
       plan.bytes += info->bytes;
-      if (info->facts.complete && !(memory_only && info->facts.persisted)) ++plan.last_copies;
+      if (info->facts.complete && !(memory_only && info->facts.persisted)) {
+        removal.loses = true;
+        ++plan.last_copies;
+      }
     }
     for (auto& [key, removal] : removals) plan.removals.push_back(std::move(removal));
   }
@@ -169,7 +219,6 @@ Status RemoveJob(Context* context, const RemoveArguments& arguments, const std::
   CAIRN_ASSIGN_OR_RETURN(const client::Listing listing, session->List(job));
   const RemovalPlan plan = PlanRemovals(listing.checkpoints, arguments.memory_only);
   CAIRN_RETURN_IF_ERROR(AskForJob(context, job, plan, arguments));
-  // What is asked for is everything, so that nothing more is asked for below.
   int64_t removed = 0;
   uint64_t bytes = 0;
   std::vector<std::pair<std::string, Status>> refused;
@@ -179,7 +228,9 @@ Status RemoveJob(Context* context, const RemoveArguments& arguments, const std::
                              absl::StrCat("it is pinned; `", UnpinCommand(*info), "` lets it go")));
   }
   for (const Removal& removal : plan.removals) {
-    const Status status = session->Remove(removal.ref, arguments.memory_only, /*force=*/true);
+    // What became a last copy after the question, or where none was asked, stays and is named.
+    const bool force = arguments.yes || removal.loses;
+    const Status status = session->Remove(removal.ref, arguments.memory_only, force);
     if (!status.ok() && !absl::IsNotFound(status)) {  // NOT_FOUND: something else was faster
       refused.emplace_back(Shown(removal.checkpoints.front()->key), status);
       if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) break;
@@ -216,7 +267,15 @@ Status RemoveJob(Context* context, const RemoveArguments& arguments, const std::
 
 Status Remove(Context* context, const RemoveArguments& arguments) {
   CAIRN_ASSIGN_OR_RETURN(const Target target, arguments.path.Parse(TargetNeeds::kJob));
-  if (!target.has_step) return RemoveJob(context, arguments, target.job);
+  if (!target.has_step) {
+    // As `rm JOB/$STEP` is written where STEP is unset.
+    if (arguments.path.path.back() == '/') {
+      return absl::InvalidArgumentError(absl::StrCat("path: \"", arguments.path.path,
+                                                     "\" names no step; \"", target.job,
+                                                     "\" would remove all of the job"));
+    }
+    return RemoveJob(context, arguments, target.job);
+  }
   if (!target.name.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "path: \"", arguments.path.path, "\" names an object; JOB/STEP or JOB is needed"));

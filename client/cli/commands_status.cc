@@ -70,7 +70,8 @@ Status Watch(Context* context, const std::string& job, absl::Duration interval) 
   bool first = true;
   do {
     if (console.out_terminal) {
-      *console.out << "\x1b[H\x1b[2J\x1b[3J";
+      // What is scrolled back to is not ours.
+      *console.out << "\x1b[H\x1b[2J";
     } else if (!first && !context->settings.json) {
       *console.out << "\n";
     }

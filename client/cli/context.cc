@@ -54,6 +54,15 @@ client::ConnectOptions BaseOptions(const Settings& settings, const std::string& 
   return options;
 }
 
+// Who connects from a program may insist; `put` has no such option, and waits for the others' end.
+void CutFenceOfConnect(std::string* message) {
+  const size_t from = message->find(", or insist with `fence`");
+  if (from == std::string::npos) return;
+  const std::string end = "is saved";
+  const size_t to = message->find(end, from);
+  message->erase(from, to == std::string::npos ? to : to + end.size() - from);
+}
+
 }  // namespace
 
 Status Context::CheckDaemonListens() const { return SomeoneListens(settings.socket); }
@@ -149,6 +158,7 @@ std::string InWords(const Status& status) {
   if (const std::string cure = SafeModeCure(message); !cure.empty()) {
     absl::StrAppend(&message, "; ", cure);
   }
+  CutFenceOfConnect(&message);
   return Printable(
       absl::StrReplaceAll(message, {{"; force removes it", "; --yes removes it"},
                                     {"the step with fence,", "the step with --fence,"}}));

@@ -84,8 +84,8 @@ struct PathArguments {
 // "30", "30s", "2m", "500ms", "1h30m"; not negative.
 StatusOr<absl::Duration> ParseTimeout(const std::string& text);
 
-// An error as people read it here: what the daemon calls `force` is an option of the command line, and a
-// refusal of safe mode has a cure.
+// An error as people read it here: what the daemon calls `force` is an option of the command line, `fence`
+// of a connection is none, and a refusal of safe mode has a cure.
 std::string InWords(const Status& status);
 
 // NodeStatus of proto/cairn.thrift, as JSON.

@@ -2,13 +2,17 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,6 +28,7 @@ struct Unfinished {
 
 namespace {
 
+constexpr int kMostTries = 8;  // to find a name that nothing has
 constexpr int kEndingSignals[] = {SIGINT, SIGTERM, SIGHUP};
 
 // The newest first, so that files go before their directories. Nothing is ever taken out: the handler may
@@ -59,6 +64,16 @@ Unfinished* Remember(const std::string& path, bool is_directory) {
   return fresh;
 }
 
+// By chance: one that was killed may have left its part, under any number of a process.
+std::string PartOf(const std::string& path) {
+  uint32_t number = 0;
+  // Of so few bytes getrandom gives all; where it fails the clock will do.
+  if (getrandom(&number, sizeof(number), 0) != sizeof(number)) {
+    number = static_cast<uint32_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  }
+  return absl::StrCat(path, ".part-", absl::Hex(number, absl::kZeroPad8));
+}
+
 // Between making something and remembering it no signal arrives.
 class SignalsWait {
  public:
@@ -91,14 +106,38 @@ void RemoveUnfinishedOnSignals() {
   }
 }
 
+StatusOr<std::string> BehindLink(const std::string& path) {
+  struct stat status {};
+  if (lstat(path.c_str(), &status) != 0 || !S_ISLNK(status.st_mode)) return path;
+  const std::unique_ptr<char, decltype(&std::free)> end(realpath(path.c_str(), nullptr), std::free);
+  if (end != nullptr) return std::string(end.get());
+  if (errno != ENOENT) return ErrnoStatus(errno, absl::StrCat("FILE: ", path));
+  return absl::NotFoundError(absl::StrCat("FILE: ", path, " is a link that leads nowhere"));
+}
+
 StatusOr<NewFile> NewFile::Begin(const std::string& path) {
   NewFile file;
   file.path_ = path;
-  file.temporary_ = absl::StrCat(path, ".part-", getpid());
+  struct stat old {};
+  const bool replaces = stat(path.c_str(), &old) == 0;
   const SignalsWait wait;
-  file.fd_.Reset(open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (!file.fd_.valid()) return ErrnoStatus(errno, absl::StrCat("FILE: ", path));
+  int error = EEXIST;
+  for (int tries = 0; error == EEXIST && tries < kMostTries; ++tries) {
+    file.temporary_ = PartOf(path);
+    file.fd_.Reset(open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                        replaces ? 0600 : 0666));
+    error = file.fd_.valid() ? 0 : errno;
+  }
+  if (error != 0) {
+    return ErrnoStatus(error, absl::StrCat("FILE: ", path, ", made as ", file.temporary_));
+  }
   file.unfinished_ = Remember(file.temporary_, /*is_directory=*/false);
+  // Before it has a byte. Where this is refused it stays its maker's alone.
+  if (replaces) {
+    const bool same = old.st_uid == geteuid() && old.st_gid == getegid();
+    if (!same) (void)!fchown(file.fd_.get(), old.st_uid, old.st_gid);
+    (void)fchmod(file.fd_.get(), old.st_mode & 0777);
+  }
   return file;
 }
 
@@ -126,6 +165,21 @@ Status NewFile::Publish() {
   }
   unfinished_->there = false;
   unfinished_ = nullptr;
+  return absl::OkStatus();
+}
+
+Status NewFile::PublishAll(std::vector<NewFile>* files) {
+  const SignalsWait wait;
+  size_t done = 0;
+  for (NewFile& file : *files) {
+    const Status status = file.Publish();
+    if (!status.ok() && done > 0) {
+      return Status(status.code(), absl::StrCat(status.message(), "; ", done, " of ", files->size(),
+                                                " files were replaced before it"));
+    }
+    CAIRN_RETURN_IF_ERROR(status);
+    ++done;
+  }
   return absl::OkStatus();
 }
 

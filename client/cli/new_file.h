@@ -18,9 +18,14 @@ void RemoveUnfinishedOnSignals();
 
 struct Unfinished;  // what a signal removes
 
-// Beside the file that it becomes, under another name.
+// `path`, or what it leads to if it is a symbolic link, which then stays. NOT_FOUND: it leads nowhere.
+StatusOr<std::string> BehindLink(const std::string& path);
+
+// Beside the file that it becomes, under another name. It has the mode, and where that is allowed the owner,
+// of a file whose place it takes.
 class NewFile {
  public:
+  // `path` is not a link.
   static StatusOr<NewFile> Begin(const std::string& path);
   NewFile(NewFile&& other) noexcept;
   NewFile& operator=(NewFile&&) = delete;
@@ -30,6 +35,9 @@ class NewFile {
   const std::string& path() const { return path_; }
   Status Close();    // its bytes are on disk then; nothing more is written
   Status Publish();  // after Close: takes the name, and the place of a file that had it
+  // Of each in turn. A signal waits until all have: it finds the old files or the new. An error says how
+  // many of them are new.
+  static Status PublishAll(std::vector<NewFile>* files);
 
  private:
   NewFile() = default;

@@ -157,23 +157,38 @@ Status Retention::CheckRemove(const event::Remove& event, const Job& job,
   if (*checkpoint->pinned) {
     return absl::FailedPreconditionError(absl::StrCat("remove: ", shown, " is pinned"));
   }
-  if (!event.memory_only && event.ref.attempt == 0) {  // the whole step goes
+  // From memory it alone goes. Else all of its attempt go with it, and of the step where no attempt is
+  // named: what is shown of a step may be incomplete, and an older one whole.
+  std::vector<const Checkpoint*> all = {checkpoint};
+  if (!event.memory_only) {
     for (const Checkpoint* other : CheckpointsAt(job, checkpoint->key.step)) {
-      if (!*other->pinned) continue;
-      return absl::FailedPreconditionError(
-          absl::StrCat("remove: ", other->key.DebugString(),
-                       " is pinned, and goes with its step; name the attempt that is to go"));
+      const bool goes = event.ref.attempt == 0 || other->key.attempt == event.ref.attempt;
+      if (!goes || other == checkpoint) continue;
+      if (*other->pinned) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "remove: ", other->key.DebugString(), " is pinned, and goes with its ",
+            event.ref.attempt == 0 ? "step; name the attempt that is to go" : "attempt"));
+      }
+      all.push_back(other);
     }
   }
-  const bool persisted = checkpoint->files->persisted;
-  const bool last_copy = checkpoint->content->complete && (!event.memory_only || !persisted);
-  if (!last_copy || event.force) return absl::OkStatus();
-  const char* const where = !persisted               ? "in memory"
-                            : checkpoint->Resident() ? "in memory and in storage"
-                                                     : "in storage";
-  return absl::FailedPreconditionError(absl::StrCat("remove: nothing would be left of ", shown,
-                                                    ", which is ", where,
-                                                    "; force removes it all the same"));
+  if (event.force) return absl::OkStatus();
+  std::erase_if(all, [&](const Checkpoint* of) {
+    return !of->content->complete || (event.memory_only && of->files->persisted);
+  });
+  if (all.empty()) return absl::OkStatus();
+  const Checkpoint& lost = *all.front();
+  const char* const where = !lost.files->persisted ? "in memory"
+                            : lost.Resident()      ? "in memory and in storage"
+                                                   : "in storage";
+  const size_t more = all.size() - 1;
+  const std::string others =
+      more == 0 ? ""
+                : absl::StrCat(", nor of ", more, more == 1 ? " other checkpoint" : " others",
+                               " of the step");
+  return absl::FailedPreconditionError(absl::StrCat("remove: nothing would be left of ",
+                                                    lost.key.DebugString(), ", which is ", where,
+                                                    others, "; force removes it all the same"));
 }
 
 void Retention::On(const event::Remove& event) {

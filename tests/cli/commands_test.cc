@@ -9,6 +9,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -16,8 +19,27 @@
 #include <sstream>
 
 #include "client/cli/context.h"
+#include "client/cli/new_file.h"
 #include "client/cli/render.h"
 #include "common/checksum.h"
+
+namespace {
+
+// Counted down by each rename(); at 0 something happens in it.
+int interrupted_rename = 0, failing_rename = 0;
+
+}  // namespace
+
+// In the place of libc's.
+extern "C" int rename(const char* from, const char* to) noexcept {
+  if (failing_rename > 0 && --failing_rename == 0) {
+    errno = ENOSPC;
+    return -1;
+  }
+  const int done = renameat(AT_FDCWD, from, AT_FDCWD, to);
+  if (interrupted_rename > 0 && --interrupted_rename == 0) raise(SIGINT);
+  return done;
+}
 
 namespace cairn::cli {
 namespace {
@@ -31,7 +53,7 @@ using testing::Not;
 struct World {
   std::map<std::string, std::map<Step, std::map<std::string, std::string>>> jobs;
   std::map<Step, int32_t> world_size;
-  std::set<Step> abandoned;
+  std::set<Step> abandoned, incomplete;
   std::string status = "{}";
   PolicyPreview preview;
   std::vector<std::string> calls;
@@ -41,6 +63,7 @@ struct World {
   std::set<Step> gone_meanwhile;  // shown, and not there any more when it is to be removed
   Status wait_result;
   bool corrupt = false;
+  std::function<void()> while_writing;  // what another does meanwhile
 };
 
 class FakeWriter : public client::StepWriter {
@@ -62,6 +85,7 @@ class FakeWriter : public client::StepWriter {
         bytes.append(static_cast<const char*>(source.data), source.length);
       total_ += bytes.size();
     }
+    if (world_->while_writing) world_->while_writing();
     return absl::OkStatus();
   }
   StatusOr<client::CommitResult> Commit(const std::map<std::string, std::string>&) override {
@@ -69,7 +93,10 @@ class FakeWriter : public client::StepWriter {
     world_->calls.push_back("commit");
     return client::CommitResult{"d1", true};
   }
-  Status Abort() override { return absl::OkStatus(); }
+  Status Abort() override {
+    world_->calls.push_back("abort");
+    return absl::OkStatus();
+  }
   Step step() const override { return step_; }
   uint64_t bytes_written() const override { return total_; }
 
@@ -167,7 +194,8 @@ class FakeSession : public client::Session {
     info.world_size = world_->world_size.count(step) ? world_->world_size[step] : 1;
     info.objects = found->second.size();
     for (const auto& [name, bytes] : found->second) info.bytes += bytes.size();
-    info.facts.complete = info.facts.resident = true;
+    info.facts.complete = !world_->incomplete.contains(step);
+    info.facts.resident = true;
     info.facts.abandoned = world_->abandoned.contains(step);
     info.facts.pinned = world_->pinned.contains(step);
     info.created_unix_ms = RealClock()->UnixMillis() - 3 * 3600 * 1000 - 1000;
@@ -285,6 +313,7 @@ class CommandsTest : public testing::Test {
     context.console.out_terminal = out_terminal_;
     context.console.ask = ask_;
     context.console.in_fd = in_fd_;
+    context.console.out_fd = out_fd_;
     context.console.pause = pause_;
     context.clock = RealClock();
     context.connect =
@@ -316,7 +345,7 @@ class CommandsTest : public testing::Test {
   bool out_terminal_ = false;
   std::function<bool(const std::string&)> ask_;
   std::function<bool(absl::Duration)> pause_;
-  int in_fd_ = -1;
+  int in_fd_ = -1, out_fd_ = 1;
 };
 
 TEST_F(CommandsTest, NoCommandOrAnUnknownOneIsExitCode2) {
@@ -443,6 +472,16 @@ TEST_F(CommandsTest, PutRefusesToLeaveNamesOfTheStepBehindAndNamesStep) {
   EXPECT_EQ(world_.jobs["run7"][3].count("a.bin"), 0u);
 }
 
+TEST_F(CommandsTest, PutLooksAgainBeforeItCommits) {
+  world_.jobs["run7"][2]["a.bin"] = "x";
+  world_.while_writing = [&] { world_.jobs["run7"][3]["other.bin"] = "x"; };
+  EXPECT_EQ(Cairn({"put", File("a.bin", "1"), "run7/3/a.bin"}), 1);
+  EXPECT_THAT(Err(), AllOf(HasSubstr("run7/3 was saved by another"), HasSubstr("(other.bin)")));
+  EXPECT_THAT(world_.calls, testing::ElementsAre("choose attempt", "abort"));
+  world_.while_writing = [&] { world_.jobs["run7"][4]["a.bin"] = "x"; };
+  EXPECT_EQ(Cairn({"put", File("a.bin", "1"), "run7/4/a.bin"}), 0) << Err();
+}
+
 TEST_F(CommandsTest, PutReplacesAStepWhoseNamesItAllWrites) {
   world_.jobs["run7"][3]["a.bin"] = "old";
   EXPECT_EQ(Cairn({"put", File("a.bin", "new"), "run7/3/a.bin"}), 0) << Err();
@@ -474,6 +513,18 @@ TEST_F(CommandsTest, GetOfCorruptBytesIsExitCode4AndLeavesTheOldFile) {
   for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
     EXPECT_THAT(entry.path().string(), Not(HasSubstr(".part")));
   }
+}
+
+// A get that was killed leaves its part behind, and another process may have its number by now.
+TEST_F(CommandsTest, GetIsNotHinderedByAPartThatWasLeftBehind) {
+  world_.jobs["run7"][3]["a"] = "fresh";
+  const std::string stale = File(absl::StrCat("out.part-", getpid()), "stale");
+  const std::string out = directory_ / "out";
+  EXPECT_EQ(Cairn({"get", "run7/3/a", out}), 0) << Err();
+  EXPECT_EQ(Contents(out), "fresh");
+  EXPECT_EQ(Contents(stale), "stale");
+  EXPECT_EQ(Cairn({"get", "run7/3/a", directory_ / "nowhere/out"}), 3);
+  EXPECT_THAT(Err(), HasSubstr((directory_ / "nowhere/out.part-").string()));
 }
 
 TEST_F(CommandsTest, GetDoesNotThrowBytesAtATerminal) {
@@ -558,6 +609,38 @@ TEST_F(CommandsTest, RemoveOfAJobGoesOnBehindWhatIsRefused) {
   EXPECT_EQ(Cairn({"rm", "nosuch", "--yes"}), 3);
 }
 
+TEST_F(CommandsTest, RemoveOfAJobWithASlashBehindItIsRefused) {
+  for (Step step : {1, 2}) world_.jobs["run7"][step]["a"] = "x";
+  for (const char* path : {"run7/", "cairn://run7/", "run7//"}) {
+    EXPECT_EQ(Cairn({"rm", "--yes", path}), 2) << path;
+    EXPECT_EQ(world_.jobs["run7"].size(), 2u) << path;
+  }
+  EXPECT_EQ(Cairn({"rm", "--yes", "run7/"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("\"run7/\" names no step; \"run7\" would remove all of the job"));
+  EXPECT_TRUE(world_.calls.empty());
+}
+
+// What is forced is what was asked for.
+TEST_F(CommandsTest, RemoveOfAJobForcesNothingThatWasNotAskedFor) {
+  for (Step step : {1, 2}) world_.jobs["run7"][step]["a"] = "x";
+  world_.incomplete = {1, 2};
+  EXPECT_EQ(Cairn({"rm", "run7"}), 0) << Err();
+  EXPECT_THAT(world_.calls, testing::ElementsAre("remove 1", "remove 2"));
+  for (Step step : {1, 2}) world_.jobs["run7"][step]["a"] = "x";
+  // It became complete after it was listed.
+  world_.refuse_remove =
+      absl::FailedPreconditionError("remove: nothing would be left; force removes it all the same");
+  EXPECT_EQ(Cairn({"rm", "run7"}), 1);
+  EXPECT_THAT(Err(), HasSubstr("run7/1 stays: remove: nothing would be left; --yes removes it"));
+  EXPECT_EQ(world_.jobs["run7"].size(), 2u);
+  world_.calls.clear();
+  world_.incomplete = {1};
+  ask_ = [](const std::string&) { return true; };
+  EXPECT_EQ(Cairn({"rm", "run7"}), 1) << "step 1 was not asked for";
+  EXPECT_THAT(world_.calls, testing::ElementsAre("remove 1", "remove 2 force"));
+  EXPECT_EQ(Cairn({"rm", "run7", "--yes"}), 0) << Err();
+}
+
 TEST_F(CommandsTest, WhatTheDaemonCallsForceIsYesHere) {
   world_.jobs["run7"][3]["a"] = "x";
   world_.refuse_remove =
@@ -582,6 +665,97 @@ TEST_F(CommandsTest, GetOfAStepWritesAllOfItOrNothing) {
   EXPECT_EQ(Cairn({"get", "run7/3", "-"}), 2);
   EXPECT_EQ(Cairn({"get", "run7/3", File("file", "")}), 2);
   EXPECT_EQ(Cairn({"get", "run7", out}), 2);
+}
+
+TEST_F(CommandsTest, GetWritesBehindALinkAndLeavesIt) {
+  world_.jobs["run7"][3] = {{"a", "fresh"}, {"b", "more"}};
+  std::filesystem::create_directory(directory_ / "far");
+  const std::string far = File("far/real", "old"), out = directory_ / "out";
+  std::filesystem::create_symlink("far/real", out);
+  EXPECT_EQ(Cairn({"get", "run7/3/a", out}), 0) << Err();
+  EXPECT_TRUE(std::filesystem::is_symlink(out));
+  EXPECT_EQ(Contents(far), "fresh");
+  std::filesystem::create_directory(directory_ / "dir");
+  std::filesystem::create_symlink(far, directory_ / "dir/b");
+  EXPECT_EQ(Cairn({"get", "run7/3", directory_ / "dir"}), 0) << Err();
+  EXPECT_TRUE(std::filesystem::is_symlink(directory_ / "dir/b"));
+  EXPECT_EQ(Contents(far), "more");
+  // Two objects do not fit into one file.
+  std::filesystem::remove(directory_ / "dir/a");
+  std::filesystem::create_symlink("b", directory_ / "dir/a");
+  EXPECT_EQ(Cairn({"get", "run7/3", directory_ / "dir"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("lead to one file"));
+  EXPECT_EQ(Contents(far), "more");
+  std::filesystem::remove(far);
+  EXPECT_EQ(Cairn({"get", "run7/3/a", out}), 3);
+  EXPECT_THAT(Err(), HasSubstr("a link that leads nowhere"));
+  EXPECT_TRUE(std::filesystem::is_symlink(out));
+}
+
+TEST_F(CommandsTest, GetToStandardOutputByAnotherNameWritesToIt) {
+  world_.jobs["run7"][3]["a"] = "fresh";
+  const std::string redirected = File("redirected", "");
+  const UniqueFd fd(open(redirected.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
+  out_fd_ = fd.get();
+  const std::string link = directory_ / "link";
+  std::filesystem::create_symlink(absl::StrCat("/proc/self/fd/", fd.get()), link);
+  for (const std::string& name : {link, absl::StrCat("/proc/self/fd/", fd.get())}) {
+    EXPECT_EQ(Cairn({"get", "run7/3/a", name}), 0) << Err();
+    EXPECT_EQ(Out(), "") << "it would stand among the bytes";
+  }
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_EQ(Contents(redirected), "freshfresh");
+  out_terminal_ = true;
+  EXPECT_EQ(Cairn({"get", "run7/3/a", link}), 2);
+}
+
+TEST_F(CommandsTest, GetKeepsTheModeOfAFileThatItReplaces) {
+  world_.jobs["run7"][3]["a"] = "fresh";
+  const std::string out = File("out", "old");
+  const auto mode = [&] { return std::filesystem::status(out).permissions(); };
+  for (const int octal : {0600, 0664, 0400}) {
+    const auto before = static_cast<std::filesystem::perms>(octal);
+    std::filesystem::permissions(out, before);
+    EXPECT_EQ(Cairn({"get", "run7/3/a", out}), 0) << Err();
+    EXPECT_EQ(mode(), before);
+  }
+}
+
+// As `get run7/3 "$DIR"` is where DIR is unset.
+TEST_F(CommandsTest, GetRefusesAnEmptyNameOfAFile) {
+  world_.jobs["run7"][3]["a"] = "x";
+  EXPECT_EQ(Cairn({"get", "run7/3", ""}), 2);
+  EXPECT_THAT(Err(), HasSubstr("DIR: is empty"));
+  EXPECT_EQ(Cairn({"get", "run7/3/a", ""}), 2);
+  EXPECT_THAT(Err(), HasSubstr("FILE: is empty"));
+  EXPECT_TRUE(world_.connections.empty());
+}
+
+TEST_F(CommandsTest, CtrlCWhileAStepTakesItsNamesLeavesTheOldFilesOrTheNew) {
+  const std::vector<std::string> names = {"a", "b", "c"};
+  const std::filesystem::path out = directory_ / "out";
+  std::filesystem::create_directory(out);
+  for (const std::string& name : names) {
+    world_.jobs["run7"][3][name] = "new";
+    File("out/" + name, "old");
+  }
+  const auto interrupted = [&](int at) {
+    RemoveUnfinishedOnSignals();
+    interrupted_rename = at;
+    Cairn({"get", "run7/3", out});
+  };
+  EXPECT_EXIT(interrupted(2), testing::KilledBySignal(SIGINT), "");
+  for (const std::string& name : names) EXPECT_EQ(Contents(out / name), "new") << name;
+}
+
+TEST_F(CommandsTest, GetOfAStepSaysHowManyFilesItReplacedBeforeItFailed) {
+  for (const char* name : {"a", "b", "c"}) world_.jobs["run7"][3][name] = "new";
+  failing_rename = 2;
+  EXPECT_EQ(Cairn({"get", "run7/3", directory_ / "out"}), 5);
+  EXPECT_THAT(Err(),
+              AllOf(HasSubstr("/out/b: "), HasSubstr("; 1 of 3 files were replaced before it")));
+  EXPECT_EQ(Contents(directory_ / "out/a"), "new");
+  EXPECT_FALSE(std::filesystem::exists(directory_ / "out/c"));
 }
 
 TEST_F(CommandsTest, PutReadsStandardInputToItsEnd) {
@@ -625,6 +799,13 @@ TEST_F(CommandsTest, WatchShowsStatusAgainUntilNobodyReads) {
     EXPECT_EQ(Cairn({"status", wrong}), 2);
     EXPECT_THAT(Err(), HasSubstr("is not a time"));
   }
+}
+
+TEST_F(CommandsTest, WatchLeavesWhatTheTerminalHasScrolledBy) {
+  out_terminal_ = true;
+  pause_ = [](absl::Duration) { return false; };
+  EXPECT_EQ(Cairn({"status", "--watch"}), 0) << Err();
+  EXPECT_THAT(Out(), AllOf(HasSubstr("\x1b[2J"), Not(HasSubstr("\x1b[3J"))));
 }
 
 TEST_F(CommandsTest, LsShowsAgesAndTheRestWhenWide) {

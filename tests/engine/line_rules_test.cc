@@ -676,6 +676,42 @@ TEST_F(LineRules, RemovingAnAttemptsStepLeavesTheOtherAttempts) {
   EXPECT_TRUE(deletes.back().this_attempt);
 }
 
+// What is shown of a step may be incomplete, and what an older life left of it whole.
+TEST_F(LineRules, RemovingAWholeStepAsksForEveryLastCopyThatGoesWithIt) {
+  Lived(1, {1, 2});
+  const SessionId second = Hello({.world_size = 2, .attempt = 2});
+  ASSERT_TRUE(Resume(second, 2, 1).ok());
+  ASSERT_TRUE(TrySave(second, 2).ok());
+  ASSERT_FALSE(Stat(second, 2)->facts.complete);
+  const auto remove = [&](Attempt attempt, bool force) {
+    event::Remove event{From(second), {"job", 2, attempt}, false, force, Soon()};
+    Apply(event);
+    return StatusOf(AnswerTo(event.caller.request));
+  };
+  EXPECT_THAT(remove(0, false), Fails(absl::StatusCode::kFailedPrecondition,
+                                      "job/2 attempt=1 revision=0, which is in"));
+  EXPECT_TRUE(stored.contains({"job", 2, 1, 0}));
+  EXPECT_TRUE(remove(2, false).ok()) << "of that attempt nothing is complete";
+  EXPECT_TRUE(stored.contains({"job", 2, 1, 0}));
+  EXPECT_THAT(remove(0, false), Fails(absl::StatusCode::kFailedPrecondition, "attempt=1"));
+  EXPECT_TRUE(remove(0, true).ok());
+  EXPECT_FALSE(stored.contains({"job", 2, 1, 0}));
+}
+
+TEST_F(LineRules, RemovingAWholeStepSaysHowManyLastCopiesGo) {
+  Lived(1, {1, 2});
+  const SessionId second = Life(2);
+  ASSERT_TRUE(Resume(second, 2, 1).ok());
+  Save(second, 2);
+  event::Remove remove{From(second), {"job", 2}, false, false, Soon()};
+  Apply(remove);
+  EXPECT_THAT(
+      StatusOf(AnswerTo(remove.caller.request)),
+      Fails(
+          absl::StatusCode::kFailedPrecondition,
+          "attempt=2 revision=0, which is in memory and in storage, nor of 1 other checkpoint of"));
+}
+
 // Who tries one step, and then another, finds both.
 TEST_F(LineRules, Rule21NothingIsDeletedWhileADecisionIsAtTheHead) {
   options.keep_abandoned_seconds = 0;

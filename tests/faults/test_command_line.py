@@ -26,6 +26,7 @@ def test_put_get_ls_stat_latest(cairn: Cairn, tmp_path: Path) -> None:
     cairn.run("get", "cli/3/model.bin", tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == data
     assert cairn.run("get", "cairn://cli/latest/model.bin", "-").stdout == data
+    assert cairn.run("get", "cli/3/model.bin", "/dev/stdout").stdout == data
     assert cairn.run("latest", "cli").stdout == b"3\n"
     assert cairn.json("ls")["jobs"] == ["cli"]
     (step,) = cairn.json("ls", "cli")["checkpoints"]
@@ -45,6 +46,33 @@ def test_put_again_replaces_and_put_beside_is_refused_naming_step(
     assert cairn.run("get", "again/1/a", "-").stdout == b"two"
     assert b"step()" in cairn.run("put", tmp_path / "a", "again/1/b", code=1).stderr
     assert cairn.run("get", "again/1/a", "-").stdout == b"two"
+
+
+def test_put_leaves_nothing_out_that_was_saved_while_it_waited(
+    cairn: Cairn, tmp_path: Path
+) -> None:
+    (tmp_path / "b").write_bytes(b"b")
+    with cairn.node.writer("two", attempt_number()) as writer:
+        seals = writer.write(1, {"a": b"a"})
+        second = cairn.start("put", tmp_path / "b", "two/1/b")
+        until("it waits", lambda: "waits for the end" in cairn.node.tail(), 60)
+        writer.commit(1, seals)
+    errors = second.communicate(timeout=60)[1]
+    assert second.returncode == 1, errors
+    assert b"two/1 was saved by another while this put waited" in errors, errors
+    assert [o["name"] for o in cairn.json("ls", "two/1")["objects"]] == ["a"]
+    assert cairn.run("get", "two/1/a", "-").stdout == b"a"
+
+
+def test_put_beside_one_that_saves_names_no_option_that_it_lacks(
+    cairn: Cairn, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    with cairn.node.writer("busy", attempt_number()) as writer:
+        writer.save(1, {"a": b"a"})
+        refusal = cairn.run("put", tmp_path / "a", "busy/2/a", "--timeout", "1s", code=1).stderr
+    assert f"pid {os.getpid()} still saves; end it".encode() in refusal, refusal
+    assert b"fence" not in refusal, refusal
 
 
 def test_persist_wait_status_and_the_answer_in_words(cairn: Cairn, tmp_path: Path) -> None:
@@ -79,6 +107,34 @@ def test_rm_asks_before_the_last_copy(cairn: Cairn, tmp_path: Path) -> None:
     code, text = on_terminal(cairn, "rm", "rm/1", answer="y\n")
     assert code == 0 and "last copy of rm/1" in text
     cairn.run("stat", "rm/1", code=3)
+
+
+def test_rm_asks_for_what_an_older_life_left_of_the_step(cairn: Cairn) -> None:
+    older, newer = attempt_number(), attempt_number()
+    with cairn.node.writer("ab", older) as writer:
+        writer.save(1, {"a": b"one"})
+        writer.save(2, {"a": b"whole"})
+    with cairn.node.writer("ab", newer, world_size=2) as writer:
+        writer.change("resume", newer, 1)
+        writer.save(2, {"a": b"half"})
+        refusal = cairn.run("rm", "ab/2", code=1).stderr.decode()
+        assert f"attempt={older}" in refusal and "--yes removes it" in refusal, refusal
+        code, text = on_terminal(cairn, "rm", "ab/2", answer="n\n")
+        assert code == 1 and f"the last copy of ab/2, of attempt {older}, not on the line" in text
+        assert cairn.run("get", "ab/2/a", "-", "--attempt", older).stdout == b"whole"
+        cairn.run("rm", "ab/2", "--attempt", newer)  # what is not complete is nobody's last copy
+        assert on_terminal(cairn, "rm", "ab/2", answer="y\n")[0] == 0
+    assert [c["step"] for c in cairn.json("ls", "ab", "--all")["checkpoints"]] == [1]
+
+
+def test_rm_names_every_last_copy_that_goes(cairn: Cairn) -> None:
+    attempts = [attempt_number(), attempt_number()]
+    for attempt in attempts:
+        with cairn.node.writer("both", attempt) as writer:
+            writer.save(1, {"a": b"x"})
+    code, text = on_terminal(cairn, "rm", "both/1", answer="n\n")
+    assert code == 1 and "the last copies of both/1, 2 complete checkpoints: " in text, text
+    assert all(f"of attempt {attempt} " in text for attempt in attempts), text
 
 
 def test_rm_of_a_job_asks_then_removes_every_checkpoint(cairn: Cairn, tmp_path: Path) -> None:

@@ -619,7 +619,7 @@ class Connection:
         """Removes a step, from memory and from storage; with `memory_only` only from memory.
 
         Raises:
-          cairn.FailedPrecondition: it is the last copy, and not `force`.
+          cairn.FailedPrecondition: a last copy goes, of whatever attempt, and not `force`.
         """
         self._session().remove(self.job, _step_number(step), memory_only, force)
 
