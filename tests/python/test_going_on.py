@@ -170,6 +170,58 @@ def test_what_rank_0_misses_no_rank_takes_for_nothing(node: Node, job: str, tmp_
     assert "no object 'b'; it has 'a'" in told[1][0][1]
 
 
+# Each rank has a job of its own, and takes no part in another's.
+JOB_PER_RANK = """
+c = cairn.connect(f"{job}.rank{rank}", rank=0, world_size=1)
+asked = []
+for ask in (c.resume_latest, lambda: cairn.distributed.agree(c.latest, job=c.job)):
+    try:
+        asked.append(which(ask()))
+    except ValueError as error:
+        asked.append(str(error))
+try:
+    mine = c.load(f"{c.latest().step}/state").decode()
+except cairn.NotFound:
+    mine = None
+if mine is None and (rank > 0 or os.environ.get("ALL_SAVE")):
+    with c.step(1, strict=True) as s:
+        s.save(f"of rank {rank}".encode(), "state")
+tell(*asked, mine)
+"""
+
+
+@pytest.mark.parametrize("rank_0_has_one", [True, False])
+def test_ranks_with_jobs_of_their_own_all_hear_that_there_is_no_one_checkpoint(
+    rank_0_has_one: bool, node: Node, job: str, tmp_path: Path
+) -> None:
+    """Neither does a rank load another job's state, nor does it begin from nothing because rank 0 does."""
+    environment = {"ALL_SAVE": "1"} if rank_0_has_one else {}
+    for life in range(2):
+        told = ranks(2, JOB_PER_RANK, tmp_path, job, **environment)
+        for lines in told:
+            for said in lines[0][:2]:
+                assert isinstance(said, str) and said.startswith("job: "), said
+                assert f"rank 0 has '{job}.rank0', rank 1 has '{job}.rank1'" in said
+        mine = [lines[0][2] for lines in told]
+        assert mine == [f"of rank {r}" if life and (r or rank_0_has_one) else None for r in (0, 1)]
+
+
+def test_ranks_of_one_group_that_connect_to_different_jobs_are_all_refused(
+    node: Node, job: str, tmp_path: Path
+) -> None:
+    """They would wait for each other's parts of steps that no other rank saves."""
+    code = """
+    try:
+        tell("connected", cairn.connect(f"{job}.{min(rank, 1)}").attempt)
+    except ValueError as error:
+        tell("refused", str(error))
+    """
+    told = ranks(3, code, tmp_path, job)
+    assert told[0] == told[1] == told[2] and told[0][0][0] == "refused"
+    assert "job: the ranks of a group act on one answer" in told[0][0][1]
+    assert f"rank 0 has '{job}.0', rank 1 has '{job}.1'" in told[0][0][1]
+
+
 # --- the checkpoint that was found -----------------------------------------------------------------------
 
 

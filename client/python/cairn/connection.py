@@ -415,9 +415,11 @@ class Connection:
                 first = checkpoint.step + 1
 
         In an initialized torch.distributed group this is a collective, whatever rank and world size the
-        connection has: every rank of the group calls it. Rank 0 asks, and all ranks get the same checkpoint,
-        or the same error. It finds and decides nothing: an attempt goes on from the highest complete step
-        below the first that it saves. (`resume` is for going on from an earlier one.)
+        connection has: every rank of the group calls it, with the same job. Rank 0 asks, and all ranks get
+        the same checkpoint, or the same error. A rank with a job of its own asks for itself, with `latest`.
+
+        It finds and decides nothing: an attempt goes on from the highest complete step below the first
+        that it saves. (`resume` is for going on from an earlier one.)
 
         None means that everything that could know was asked, storage included, and there is no complete
         checkpoint.
@@ -426,9 +428,10 @@ class Connection:
           cairn.Unavailable, cairn.Timeout: it cannot be told truly now. The job may have checkpoints, so
               this is no reason to begin from nothing.
           cairn.Corrupt: what there is has no good copy.
+          ValueError: the ranks of the group have different jobs; on every rank.
         """
         try:
-            found = distributed.agree(self.latest)
+            found = distributed.agree(self.latest, job=self.job)
         except NotFound:
             return None
         return Checkpoint.of(self, found)
@@ -436,7 +439,7 @@ class Connection:
     def latest(self, job: str | None = None) -> info.Latest:
         """The highest complete step on the line of `job` (this connection's).
 
-        Ranks that must act on the same answer ask once: `cairn.distributed.agree(c.latest)`.
+        Ranks that must act on the same answer ask once: `cairn.distributed.agree(c.latest, job=c.job)`.
 
         Raises:
           cairn.NotFound: nothing is complete.
