@@ -21,6 +21,7 @@ from cairn import _native, arguments, distributed, info, numpy_format, paths, to
 from cairn.checkpoint import Checkpoint
 from cairn.errors import (
     CairnWarning,
+    Corrupt,
     Error,
     FailedPrecondition,
     InvalidArgument,
@@ -363,7 +364,7 @@ class Connection:
         if mmap is None:
             mmap = torch_format.default_mmap()
         mode = "map" if mmap else "read"
-        handle = self._session().open(path.job, path.step, path.name, mode, 0.0, attempt, revision)
+        handle = self._open(path, mode, attempt, revision)
         try:
             kind = handle.info()["kind"]
             if kind == "raw":
@@ -373,6 +374,9 @@ class Connection:
                     f"{path.name} is of kind {kind}, which cairn.load does not read; open it by file()"
                 )
             region = handle.map() if mmap else handle.read()
+        except NotFound as error:
+            # Of something that was open: no reason to begin from nothing.
+            raise Unavailable(f"{path.name} was lost while it was read: {error}") from None
         finally:
             handle.close()  # a mapping keeps the lease by itself
         if kind == "numpy":
@@ -386,6 +390,57 @@ class Connection:
             **pickle_load_args,
         )
 
+    def _open(
+        self, path: paths.CairnPath, mode: str, attempt: int = 0, revision: int = -1
+    ) -> _native.OpenObject:
+        """Raises NotFound, which programs take for "begin from nothing", only of what no checkpoint has."""
+        session = self._session()
+        which = (path.job, path.step, path.name, mode, 0.0, attempt, revision)
+        try:
+            return session.open(*which)
+        except NotFound:
+            if not self._has(path, attempt, revision):
+                raise
+        try:
+            return session.open(*which)  # it may have been saved just now
+        except NotFound as error:
+            raise Corrupt(
+                f"{path.name}: a complete checkpoint has it, and its bytes cannot be found: {error}"
+            ) from None
+
+    def _has(self, path: paths.CairnPath, attempt: int, revision: int = -1) -> bool:
+        """Whether the complete checkpoint that `path` means exists and has the object."""
+        session = self._session()
+        try:
+            if path.step == _native.NO_STEP:
+                found = session.latest(path.job)
+            else:
+                found = session.stat(path.job, path.step, attempt, revision)
+                facts = found["facts"]
+                if not facts["complete"] or (facts["abandoned"] and not attempt):
+                    return False
+        except NotFound:
+            return False
+        if not path.name:
+            return True
+        which = (found["step"], found["attempt"], found["revision"])
+        try:
+            session.stat_object(path.job, *which, path.name)
+        except NotFound:
+            pass
+        else:
+            return True
+        # It has no such object, or nothing of it can be read any more.
+        exact = "{}@{}.{}".format(*which)
+        try:
+            names = [entry["name"] for entry in session.list(f"{path.job}/{exact}")["objects"]]
+        except NotFound as error:
+            raise FailedPrecondition(
+                f"step {found['step']} of job {path.job} is complete, and what it holds cannot be found "
+                f"any more: {error}"
+            ) from None
+        return path.name in names
+
     @contextlib.contextmanager
     def file(self, path: str) -> Iterator[str]:
         """A path that any program of this process opens for reading, exactly the saved file, for as long
@@ -397,7 +452,7 @@ class Connection:
         What was mapped from it stays mapped afterwards.
         """
         parsed = paths.parse(path, self.job)
-        handle = self._session().open(parsed.job, parsed.step, parsed.name, "file", 0.0)
+        handle = self._open(parsed, "file")
         try:
             yield handle.path()
         finally:
@@ -504,25 +559,13 @@ class Connection:
         Raises:
           ValueError: a path that is not Cairn's.
           cairn.Unavailable, cairn.Timeout: it cannot be told truly now.
+          cairn.FailedPrecondition: the checkpoint is complete, and storage has lost what it holds.
         """
-        job, step, name = paths.parse(path, self.job, needs_name=False)
+        parsed = paths.parse(path, self.job, needs_name=False)
         attempt = arguments.integer_of_64_bits("attempt", attempt)
-        session = self._session()
-        try:
-            if step == _native.NO_STEP:
-                if attempt:
-                    raise InvalidArgument(f"attempt: {path!r} is the latest, of whatever attempt")
-                found = session.latest(job)
-            else:
-                found = session.stat(job, step, attempt, -1)
-                facts = found["facts"]
-                if not facts["complete"] or (facts["abandoned"] and not attempt):
-                    return False
-            if name:
-                session.stat_object(job, found["step"], found["attempt"], found["revision"], name)
-        except NotFound:
-            return False
-        return True
+        if attempt and parsed.step == _native.NO_STEP:
+            raise InvalidArgument(f"attempt: {path!r} is the latest, of whatever attempt")
+        return self._has(parsed, attempt)
 
     def ls(self, path: str | None = None) -> info.Listing:
         """What there is: "" lists jobs, "JOB" its checkpoints, "JOB/STEP" that checkpoint's objects (STEP a
