@@ -70,6 +70,9 @@ class Options:
 
 # Attempts that this process chose for itself, by (process, socket, job): a lone writer chooses once.
 _chosen: dict[tuple[int, str, str], int] = {}
+# Of these: the highest step that was entered, and those of which a step was committed.
+_entered: dict[tuple[int, str, str], int] = {}
+_committed: set[tuple[int, str, str]] = set()
 
 
 class Connection:
@@ -128,13 +131,16 @@ class Connection:
             raise InvalidArgument(
                 "rank: this connection only reads; connect with rank= and world_size="
             )
-        key = (os.getpid(), session.socket, self._options.job)
+        key = self._chooser(session)
         if key in _chosen:
             session.set_attempt(_chosen[key])
         else:
             _chosen[key] = session.choose_attempt()
         self._options.attempt = _chosen[key]
         return session
+
+    def _chooser(self, session: _native.Session) -> tuple[int, str, str]:
+        return os.getpid(), session.socket, self._options.job
 
     def close(self) -> None:
         """Ends the session: unfinished steps are dropped. Tensors that were loaded stay valid. Closing
@@ -240,13 +246,20 @@ class Connection:
             )
         return Step(
             number,
-            lambda: self._writing_session().begin_step(number, writers, timeout or 0.0),
+            lambda: self._begin_step(number, writers, timeout or 0.0),
             self._note_failure,
             self._note_commit,
             strict=strict,
             notes=dict(notes or {}),
             describe=lambda: self._describe_writer(alone=writers == 1 or self.world_size == 1),
         )
+
+    def _begin_step(self, step: int, writers: int | None, timeout: float) -> _native.Step:
+        session = self._writing_session()
+        chooser = self._chooser(session)
+        if _chosen.get(chooser) == self._options.attempt:
+            _entered[chooser] = max(step, _entered.get(chooser, step))
+        return session.begin_step(step, writers, timeout)
 
     def _describe_writer(self, alone: bool) -> str:
         who = "alone" if alone else f"rank {self.rank} of {self.world_size}"
@@ -274,6 +287,10 @@ class Connection:
         )
 
     def _note_commit(self, step: int) -> None:
+        if self._native is not None:
+            chooser = self._chooser(self._native)
+            if _chosen.get(chooser) == self._options.attempt:
+                _committed.add(chooser)
         if self._not_saved is None:
             return
         since, steps = self._not_saved
@@ -291,11 +308,17 @@ class Connection:
     ) -> None:
         """One object, one call, one commit: writer 0 of 1."""
         try:
-            self._refuse_other_names(path)
+            may_replace = not self._is_ahead_of_all(path.step)
+            if may_replace:
+                self._refuse_other_names(path)
             payload = encode(obj, torch_arguments)
-            writer = self._writing_session().begin_step(path.step, 1, 0.0)
+            writer = self._begin_step(path.step, 1, 0.0)
             try:
                 payload.write_to(writer, path.name)
+                # An attempt that begins waits for the end of a process, which may have saved this step
+                # meanwhile. From here on nobody else does.
+                if may_replace:
+                    self._refuse_other_names(path)
                 writer.commit({})
             finally:
                 writer.drop()
@@ -304,20 +327,31 @@ class Connection:
             raise
         self._note_commit(path.step)
 
+    def _is_ahead_of_all(self, step: int) -> bool:
+        """Whether nothing of `step` can count yet, whatever storage has: the attempt is this process's alone,
+        it has saved a lower step, above which only its own steps count, and it has entered none this high."""
+        chooser = self._chooser(self._session())
+        return (
+            chooser in _committed
+            and _chosen.get(chooser) == self._options.attempt
+            and step > _entered[chooser]
+        )
+
     def _refuse_other_names(self, path: paths.CairnPath) -> None:
         session = self._session()
         try:
             found = session.stat(path.job, path.step, 0, -1)
+            if not found["facts"]["complete"] or found["facts"]["abandoned"]:
+                return  # nothing of it counts
+            if found["world_size"] != 1:
+                raise FailedPrecondition(
+                    f"step {path.step} of job {path.job} was saved by {found['world_size']} writers; "
+                    "cairn.save writes as one: save with step()"
+                )
+            exact = f"{path.job}/{path.step}@{found['attempt']}.{found['revision']}"
+            others = [entry["name"] for entry in session.list(exact)["objects"]]
         except NotFound:
             return
-        if not found["facts"]["complete"]:
-            return
-        if found["world_size"] != 1:
-            raise FailedPrecondition(
-                f"step {path.step} of job {path.job} was saved by {found['world_size']} writers; "
-                "cairn.save writes as one: save with step()"
-            )
-        others = [o["name"] for o in session.list(f"{path.job}/{path.step}")["objects"]]
         others = sorted(name for name in others if name != path.name)
         if others:
             shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
