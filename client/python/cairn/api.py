@@ -380,7 +380,7 @@ def status(job: str | None = None) -> dict[str, Any]:
     asks.
 
     Raises:
-      cairn.NotFound: the node knows nothing of `job`.
-      cairn.Unavailable: no daemon answers.
+      cairn.NotFound: neither memory nor storage has anything of `job`.
+      cairn.Unavailable: no daemon answers, or memory has nothing of `job` and storage cannot be read now.
     """
     return _asking().status(job)

@@ -618,16 +618,27 @@ class Connection:
         the names say.
 
         Raises:
-          cairn.NotFound: the node has nothing of `job` in memory and has not been asked for it.
+          cairn.NotFound: neither memory nor storage has anything of `job`.
+          cairn.Unavailable, cairn.Timeout: memory has nothing of it, and storage cannot be read now.
         """
-        answer: dict[str, Any] = json.loads(self._session().status_json())
+        session = self._session()
+        answer: dict[str, Any] = json.loads(session.status_json())
         if job is None:
             return answer
         _native.validate_job(arguments.text("job", job))
+        # What only storage has is known to the node once it was asked for. What memory has is told whatever
+        # storage does.
+        unread: Error = NotFound(f"job: {job} is not known to this node")
+        try:
+            session.list(job)
+        except (Unavailable, Timeout) as error:
+            unread = error
+        else:
+            answer = json.loads(session.status_json())
         for entry in answer["jobs"]:
             if entry["job"] == job:
                 return cast("dict[str, Any]", entry)
-        raise NotFound(f"job: {job} is not known to this node")
+        raise unread
 
     # --- waiting, and what is done with checkpoints ----------------------------------------------------
 
