@@ -22,7 +22,7 @@ import kinds
 import numpy as np
 import pytest
 import torch
-from node import Node
+from node import Node, binary
 
 
 @pytest.fixture
@@ -493,6 +493,58 @@ def test_remove_asks_before_the_last_copy(c: cairn.Connection) -> None:
     with pytest.raises(cairn.NotFound):
         c.load("1/obj.pt")
     assert c.latest().step == 2
+
+
+@pytest.mark.parametrize("rest", [0, 1])
+@pytest.mark.parametrize("whole", [True, False])
+def test_removing_a_step_that_is_being_saved_stops_no_training(
+    node: Node, job: str, whole: bool, rest: int
+) -> None:
+    c = cairn.connect(job)
+    save_one(c, 1, {})
+    with (
+        pytest.warns(cairn.CairnWarning, match=f"step: 2 of job {job} was removed"),
+        c.step(2) as s,
+    ):
+        s.save(b"1", "a")
+        path = job if whole else f"{job}/2"
+        subprocess.run([binary("cairn"), "rm", path, "--yes"], check=True, capture_output=True)
+        for _ in range(rest):
+            s.save(b"2", "b")
+    assert not s.ok and type(s.error) is cairn.Removed and c.failures == {"Removed": 1}
+    with pytest.raises(cairn.Removed), c.step(2, strict=True):
+        pass
+    with pytest.raises(cairn.Removed):
+        cairn.save(b"", "2/a")
+    save_one(c, 3, {})
+    assert c.latest().step == 3
+
+
+def test_status_tells_of_a_job_that_only_storage_has(own_node: Node, job: str) -> None:
+    with cairn.connect(job) as c:
+        save_one(c, 7, {})
+        c.persist(7)
+        c.wait(7, timeout=30)
+    own_node.kill()  # memory is gone
+    own_node.start()
+    told = cairn.status(job)
+    assert told["job"] == job and told["latest_step"] == told["latest_persisted_step"] == 7
+    with pytest.raises(cairn.NotFound, match="nothing-of-it"):
+        cairn.status("nothing-of-it")
+
+
+def test_status_says_of_a_job_that_it_cannot_tell(own_node: Node, job: str) -> None:
+    c = cairn.connect(job)
+    save_one(c, 1, {})
+    kept = own_node.storage.rename(own_node.folder / "elsewhere")
+    deadline = time.monotonic() + 30
+    while not c.status()["storage_problem"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert c.status(job)["latest_step"] == 1
+    with pytest.raises((cairn.Unavailable, cairn.Timeout)):
+        own_node.reader(job).status("nothing-of-it")
+    kept.rename(own_node.storage)
 
 
 def test_status_speaks_of_this_process(c: cairn.Connection) -> None:

@@ -228,16 +228,22 @@ class Connection:
           step: 0 … 2^63-1. Entering it again saves it again: the new content replaces the old once it is
               complete.
           writers: 1 says that this rank saves this step alone, as writer 0 of 1.
-          strict: raise also when the save fails for want of room, daemon or time.
+          strict: raise also when the save fails for want of room, daemon or time, or the step was removed.
           notes: strings to keep in the manifest.
           timeout: seconds for each call of this step; the connection's when None.
 
         Raises (here, from `save`, or on leaving the `with`):
           ValueError, FileExistsError, PermissionError: the caller's own mistake.
           cairn.Superseded: a newer attempt of this job has begun.
-          Everything else only with `strict`: otherwise a failure warns (of one kind every ten minutes at
-          most), each is a record of the logger "cairn" and is counted
-          in `failures`, and `s.ok` is False, so that training goes on and ranks do not part.
+          cairn.FailedPrecondition: this attempt may not save the step: processes that save in an older
+              attempt have not ended in time (see `connect`), the step is not above the one that this
+              attempt goes on from, this connection is closed or a forked parent's, or this object was
+              used before.
+          Whatever `torch.save` raises for an object.
+          Everything else only with `strict`: no room, no daemon, no answer in time, bytes that do not
+          verify, and `cairn.Removed`, when somebody removed the step. Otherwise such a failure warns (of
+          one kind every ten minutes at most), each is a record of the logger "cairn" and is counted in
+          `failures`, and `s.ok` is False, so that training goes on and ranks do not part.
         """
         number = _step_number(step)
         if writers is not None and writers != 1 and writers != self.world_size:
