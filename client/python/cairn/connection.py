@@ -444,6 +444,8 @@ class Connection:
         try:
             return session.open(*which)  # it may have been saved just now
         except NotFound as error:
+            if not self._has(path, attempt, revision):
+                raise  # it was removed just now
             raise Corrupt(
                 f"{path.name}: a complete checkpoint has it, and its bytes cannot be found: {error}"
             ) from None
