@@ -44,17 +44,13 @@ def my_part(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
 
 def go_on_from_cairn(c, net, optimizer) -> int:
     """Loads the latest complete step, from memory or from storage; returns the step to do next."""
-    import cairn
-
-    try:
-        latest = cairn.distributed.agree(c.latest)  # one rank asks, all act on its answer
-    except cairn.NotFound:
+    checkpoint = c.resume_latest()  # one rank asks, all act on its answer
+    if checkpoint is None:
         return 0
-    c.resume(latest.step)
-    net.load_state_dict(c.load(f"{latest.step}/model.pt"))
-    optimizer.load_state_dict(c.load(f"{latest.step}/optimizer.pt"))
-    torch.set_rng_state(c.load(f"{latest.step}/rng-{RANK}.pt"))
-    return latest.step + 1
+    net.load_state_dict(checkpoint.load("model.pt"))
+    optimizer.load_state_dict(checkpoint.load("optimizer.pt"))
+    torch.set_rng_state(checkpoint.load(f"rng-{RANK}.pt"))
+    return checkpoint.step + 1
 
 
 def save_to_cairn(c, step: int, part: dict[str, object]) -> bool:
@@ -125,7 +121,6 @@ def main() -> None:
     if arguments.from_files:
         first = go_on_from_files(arguments.from_files, net, optimizer)
         source = "files"
-        c.resume(first - 1)
     elif c is not None:
         source = "cairn"
         first = go_on_from_cairn(c, net, optimizer)

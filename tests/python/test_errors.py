@@ -43,6 +43,35 @@ def test_superseded_names_the_newer_attempt() -> None:
     assert isinstance(error, cairn.FailedPrecondition)
 
 
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("step: 2 of job a was removed; attempts up to 7 do not bring it back", cairn.Removed),
+        ("create: a/2 attempt=7 revision=0 was dropped", cairn.Removed),
+        ("commit: a/2 attempt=7 revision=0 writer=0 was dropped", cairn.Removed),
+        (
+            'part: a/2 writer=0 was dropped with its objects, "x" among them: its session',
+            cairn.Removed,
+        ),
+        ("attempt: 7 of job was-removed is superseded by 8", cairn.Superseded),
+        (
+            "attempt: 8 of job a is newer than 7, in which pid 1 still saves",
+            cairn.FailedPrecondition,
+        ),
+        ("step: 2 of job a is not above what attempt 7 goes on from, 4", cairn.FailedPrecondition),
+    ],
+)
+def test_a_removed_step_is_told_from_an_attempt_that_may_not_save(
+    message: str, kind: type[cairn.Error]
+) -> None:
+    error = errors.from_status(9, message)
+    assert type(error) is kind and error.code == 9
+    assert errors.is_callers_own(error) == (kind is not cairn.Removed)
+    copy = errors.from_plain(*errors.to_plain(error))
+    assert type(copy) is kind
+    assert type(errors.from_status(14, message)) is cairn.Unavailable
+
+
 @pytest.mark.parametrize("code", [5, 8, 9, 13])
 def test_errors_travel_between_processes(code: int) -> None:
     error = errors.from_status(code, "superseded by 17")

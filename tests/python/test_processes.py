@@ -224,7 +224,7 @@ try:
     with c.step(1) as s:
         s.save(torch.full((1000,), rank), f"{rank}.pt")
     dist.barrier()
-    latest = cairn.distributed.agree(c.latest)
+    latest = cairn.distributed.agree(c.latest, job=c.job)
     other = c.load(f"{latest.step}/{(rank + 1) % world}.pt")
     print(json.dumps([c.rank, c.world_size, c.attempt, s.ok, latest.step, int(other[0]), first]))
 except cairn.Error as error:

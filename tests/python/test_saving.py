@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+import subprocess
+import sys
 import threading
 import time
 import zipfile
@@ -20,7 +22,7 @@ import kinds
 import numpy as np
 import pytest
 import torch
-from node import Node
+from node import Node, binary
 
 
 @pytest.fixture
@@ -493,6 +495,58 @@ def test_remove_asks_before_the_last_copy(c: cairn.Connection) -> None:
     assert c.latest().step == 2
 
 
+@pytest.mark.parametrize("rest", [0, 1])
+@pytest.mark.parametrize("whole", [True, False])
+def test_removing_a_step_that_is_being_saved_stops_no_training(
+    node: Node, job: str, whole: bool, rest: int
+) -> None:
+    c = cairn.connect(job)
+    save_one(c, 1, {})
+    with (
+        pytest.warns(cairn.CairnWarning, match=f"step: 2 of job {job} was removed"),
+        c.step(2) as s,
+    ):
+        s.save(b"1", "a")
+        path = job if whole else f"{job}/2"
+        subprocess.run([binary("cairn"), "rm", path, "--yes"], check=True, capture_output=True)
+        for _ in range(rest):
+            s.save(b"2", "b")
+    assert not s.ok and type(s.error) is cairn.Removed and c.failures == {"Removed": 1}
+    with pytest.raises(cairn.Removed), c.step(2, strict=True):
+        pass
+    with pytest.raises(cairn.Removed):
+        cairn.save(b"", "2/a")
+    save_one(c, 3, {})
+    assert c.latest().step == 3
+
+
+def test_status_tells_of_a_job_that_only_storage_has(own_node: Node, job: str) -> None:
+    with cairn.connect(job) as c:
+        save_one(c, 7, {})
+        c.persist(7)
+        c.wait(7, timeout=30)
+    own_node.kill()  # memory is gone
+    own_node.start()
+    told = cairn.status(job)
+    assert told["job"] == job and told["latest_step"] == told["latest_persisted_step"] == 7
+    with pytest.raises(cairn.NotFound, match="nothing-of-it"):
+        cairn.status("nothing-of-it")
+
+
+def test_status_says_of_a_job_that_it_cannot_tell(own_node: Node, job: str) -> None:
+    c = cairn.connect(job)
+    save_one(c, 1, {})
+    kept = own_node.storage.rename(own_node.folder / "elsewhere")
+    deadline = time.monotonic() + 30
+    while not c.status()["storage_problem"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert c.status(job)["latest_step"] == 1
+    with pytest.raises((cairn.Unavailable, cairn.Timeout)):
+        own_node.reader(job).status("nothing-of-it")
+    kept.rename(own_node.storage)
+
+
 def test_status_speaks_of_this_process(c: cairn.Connection) -> None:
     save_one(c, 1, torch.zeros(300_000))
     status = c.status()
@@ -530,6 +584,89 @@ def test_save_onto_other_names_is_refused(c: cairn.Connection) -> None:
     with pytest.raises(cairn.FailedPrecondition, match=r"model\.pt.*step\(\)"):
         cairn.save({}, "12/optimizer.pt")
     assert cairn.load("12/model.pt") == {"a": 2}
+
+
+SAVES_WHEN_TOLD = """
+import sys, cairn
+c = cairn.connect(sys.argv[1])
+for step in (0, 1):
+    with c.step(step, strict=True) as s:
+        s.save(b"mine", "a")
+    print(step, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_what_was_saved_while_a_save_waited_is_not_replaced(node: Node, job: str) -> None:
+    """A new attempt waits for the end of the process that saves; that one may save the same step first."""
+    other = subprocess.Popen(
+        [sys.executable, "-c", SAVES_WHEN_TOLD, job],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdin is not None and other.stdout is not None
+    assert other.stdout.readline() == "0\n"
+    refused: list[cairn.Error] = []
+
+    def save() -> None:
+        try:
+            cairn.save(b"other", f"cairn://{job}/1/b")
+        except cairn.Error as error:
+            refused.append(error)
+
+    saver = threading.Thread(target=save)
+    saver.start()
+    deadline = time.monotonic() + 30
+    while f"of job {job} waits for the end of pid {other.pid}" not in node.log.read_text():
+        assert time.monotonic() < deadline, node.tail()
+        time.sleep(0.02)
+    other.stdin.write("\n")
+    other.stdin.flush()
+    assert other.stdout.readline() == "1\n"
+    other.communicate("\n", timeout=60)
+    saver.join(60)
+    (error,) = refused
+    assert type(error) is cairn.FailedPrecondition and "already holds a" in str(error)
+    reader = node.reader(job)
+    assert [entry.name for entry in reader.ls(f"{job}/1").objects] == ["a"]
+    assert reader.load("1/a") == b"mine" and reader.stat(1).facts.complete
+    cairn.save(b"next", f"cairn://{job}/2/b")  # and nothing of what was refused is in the way
+
+
+def test_what_was_left_behind_at_a_step_is_not_in_the_way_of_a_save(node: Node, job: str) -> None:
+    with cairn.connect(job, attempt=1) as c:
+        for step in (1, 2):
+            save_one(c, step, {})
+    with cairn.connect(job, attempt=2) as c:
+        c.resume(1)
+        cairn.save(b"", "2/other")
+        assert [entry.name for entry in c.ls(f"{job}/2").objects] == ["other"]
+
+
+def test_one_who_has_saved_goes_on_saving_while_storage_is_away(own_node: Node, job: str) -> None:
+    """Nothing else can be in a step above those of an attempt that this process chose and began itself."""
+    cairn.save(b"1", f"cairn://{job}/1/a")
+    kept = own_node.storage.rename(own_node.folder / "elsewhere")
+    reader = own_node.reader(job)
+    deadline = time.monotonic() + 30
+    while not reader.status()["storage_problem"]:
+        assert time.monotonic() < deadline, reader.status()
+        time.sleep(0.05)
+    for step in (2, 3):
+        cairn.save(b"more", f"cairn://{job}/{step}/a")
+    assert reader.load("3/a") == b"more"
+    with pytest.raises(cairn.FailedPrecondition, match="already holds a"):
+        cairn.save(b"", f"cairn://{job}/3/b")
+    # What storage may have cannot be told of a lower step, nor by a life that has saved nothing yet.
+    with pytest.raises((cairn.Unavailable, cairn.Timeout)):
+        cairn.save(b"", f"cairn://{job}/0/b")
+    code = f"import cairn; cairn.connect({job!r}, timeout=3); cairn.save(b'', '4/b')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "cairn.errors.Unavailable" in done.stderr or "cairn.errors.Timeout" in done.stderr
+    kept.rename(own_node.storage)
 
 
 def test_save_onto_several_writers_step_is_refused(node: Node, job: str) -> None:

@@ -93,8 +93,9 @@ def connect(
           on they may save nothing more (`cairn.Superseded`).
 
     Raises:
-      ValueError: no job, an argument of another type, a rank outside the world, or several writers without
-          an attempt. The message names the argument.
+      ValueError: no job, an argument of another type, a rank outside the world, several writers without
+          an attempt, or ranks of one group with different jobs (on all of them). The message names the
+          argument.
       cairn.Unavailable: no daemon answers by the deadline.
     """
     global _current
@@ -169,7 +170,7 @@ def connect(
                 + (f" (the group here has {group} ranks)" if group else "")
             )
         connection._options.attempt = distributed.agree(
-            lambda: connection._session().choose_attempt()
+            lambda: connection._session().choose_attempt(), job=job
         )
     connection._session()
     _current = connection
@@ -379,7 +380,7 @@ def status(job: str | None = None) -> dict[str, Any]:
     asks.
 
     Raises:
-      cairn.NotFound: the node knows nothing of `job`.
-      cairn.Unavailable: no daemon answers.
+      cairn.NotFound: neither memory nor storage has anything of `job`.
+      cairn.Unavailable: no daemon answers, or memory has nothing of `job` and storage cannot be read now.
     """
     return _asking().status(job)

@@ -7,7 +7,7 @@ import difflib
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cairn import info, paths
-from cairn.errors import Error, FailedPrecondition, MissingObject, NotFound
+from cairn.errors import Corrupt, Error, FailedPrecondition, MissingObject, NotFound
 
 if TYPE_CHECKING:
     from cairn import _native
@@ -96,10 +96,12 @@ class Checkpoint:
 
         Raises:
           cairn.MissingObject: the checkpoint is there and has no such name; says which ones it has.
-          cairn.FailedPrecondition: the checkpoint itself is no more: replaced, removed, or given up for room.
-              Neither is a `cairn.NotFound`, which programs take for "begin from nothing".
+          cairn.FailedPrecondition: the checkpoint itself is no more: replaced, removed, or given up for room;
+              or storage has lost what it holds.
+          cairn.Corrupt: the checkpoint has the object, and no good copy of its bytes is left.
+              None of these is a `cairn.NotFound`, which programs take for "begin from nothing".
           ValueError: a name that none can be.
-          cairn.Corrupt, cairn.Unavailable, …; pickle.UnpicklingError as torch.load.
+          cairn.Unavailable, …; pickle.UnpicklingError as torch.load.
         """
         paths.check_name(name)
         try:
@@ -121,50 +123,32 @@ class Checkpoint:
         """The names of all objects in this checkpoint, of all its writers, in order.
 
         Raises:
-          cairn.FailedPrecondition: it is no more, or another checkpoint of this step counts by now, so that
-              this one can be loaded from by name but not listed.
+          cairn.FailedPrecondition: it is no more, or storage has lost what it holds.
         """
-        self._must_be_there()
-        session = self._connection._session()
-        # A listing is of the checkpoint that counts at that step. What counts is asked before and after,
-        # so that the names are this one's.
         try:
-            self._must_count(session.stat(self.job, self.step, 0, -1))
-            listing = session.list(f"{self.job}/{self.step}")
-            self._must_count(session.stat(self.job, self.step, 0, -1))
-        except NotFound as error:
-            raise FailedPrecondition(f"checkpoint {self} cannot be listed: {error}") from None
-        return [entry["name"] for entry in listing["objects"]]
-
-    def _must_be_there(self) -> None:
-        try:
-            self._connection._session().stat(self.job, self.step, self.attempt, self.revision)
+            listing = self._connection._session().list(
+                f"{self.job}/{self.step}@{self.attempt}.{self.revision}"
+            )
         except NotFound as error:
             raise FailedPrecondition(
                 f"checkpoint {self} is no more ({error}); resume_latest() finds what there is now"
             ) from None
-
-    def _must_count(self, counts: dict[str, Any]) -> None:
-        if (counts["attempt"], counts["revision"]) != (self.attempt, self.revision):
-            raise FailedPrecondition(
-                f"checkpoint {self} cannot be listed: at step {self.step} attempt {counts['attempt']}, "
-                f"revision {counts['revision']} counts by now"
-            )
+        return [entry["name"] for entry in listing["objects"]]
 
     def _why_not_found(self, name: str, error: NotFound) -> Error:
-        """Of a load: the checkpoint is gone, or only this name is not in it."""
-        try:
-            self._must_be_there()
-        except FailedPrecondition as gone:
-            return gone
-        said = f"checkpoint {self} has no object {name!r}"
+        """Of a load: the checkpoint is gone, only this name is not in it, or it is and its bytes are gone."""
         try:
             names = self.names()
-        except FailedPrecondition as unlisted:
-            return MissingObject(f"{said}; {unlisted}")
+        except FailedPrecondition as gone:
+            return gone
         if name in names:
-            return error
-        return MissingObject(f"{said}; {self._nearest(name, names)}{self._another_world()}")
+            return Corrupt(
+                f"checkpoint {self} has {name!r}, and its bytes cannot be found: {error}"
+            )
+        return MissingObject(
+            f"checkpoint {self} has no object {name!r}; {self._nearest(name, names)}"
+            f"{self._another_world()}"
+        )
 
     def _nearest(self, name: str, names: list[str]) -> str:
         if not names:

@@ -21,6 +21,7 @@ from cairn import _native, arguments, distributed, info, numpy_format, paths, to
 from cairn.checkpoint import Checkpoint
 from cairn.errors import (
     CairnWarning,
+    Corrupt,
     Error,
     FailedPrecondition,
     InvalidArgument,
@@ -69,6 +70,9 @@ class Options:
 
 # Attempts that this process chose for itself, by (process, socket, job): a lone writer chooses once.
 _chosen: dict[tuple[int, str, str], int] = {}
+# Of these: the highest step that was entered, and those of which a step was committed.
+_entered: dict[tuple[int, str, str], int] = {}
+_committed: set[tuple[int, str, str]] = set()
 
 
 class Connection:
@@ -127,13 +131,16 @@ class Connection:
             raise InvalidArgument(
                 "rank: this connection only reads; connect with rank= and world_size="
             )
-        key = (os.getpid(), session.socket, self._options.job)
+        key = self._chooser(session)
         if key in _chosen:
             session.set_attempt(_chosen[key])
         else:
             _chosen[key] = session.choose_attempt()
         self._options.attempt = _chosen[key]
         return session
+
+    def _chooser(self, session: _native.Session) -> tuple[int, str, str]:
+        return os.getpid(), session.socket, self._options.job
 
     def close(self) -> None:
         """Ends the session: unfinished steps are dropped. Tensors that were loaded stay valid. Closing
@@ -221,16 +228,22 @@ class Connection:
           step: 0 … 2^63-1. Entering it again saves it again: the new content replaces the old once it is
               complete.
           writers: 1 says that this rank saves this step alone, as writer 0 of 1.
-          strict: raise also when the save fails for want of room, daemon or time.
+          strict: raise also when the save fails for want of room, daemon or time, or the step was removed.
           notes: strings to keep in the manifest.
           timeout: seconds for each call of this step; the connection's when None.
 
         Raises (here, from `save`, or on leaving the `with`):
           ValueError, FileExistsError, PermissionError: the caller's own mistake.
           cairn.Superseded: a newer attempt of this job has begun.
-          Everything else only with `strict`: otherwise a failure warns (of one kind every ten minutes at
-          most), each is a record of the logger "cairn" and is counted
-          in `failures`, and `s.ok` is False, so that training goes on and ranks do not part.
+          cairn.FailedPrecondition: this attempt may not save the step: processes that save in an older
+              attempt have not ended in time (see `connect`), the step is not above the one that this
+              attempt goes on from, this connection is closed or a forked parent's, or this object was
+              used before.
+          Whatever `torch.save` raises for an object.
+          Everything else only with `strict`: no room, no daemon, no answer in time, bytes that do not
+          verify, and `cairn.Removed`, when somebody removed the step. Otherwise such a failure warns (of
+          one kind every ten minutes at most), each is a record of the logger "cairn" and is counted in
+          `failures`, and `s.ok` is False, so that training goes on and ranks do not part.
         """
         number = _step_number(step)
         if writers is not None and writers != 1 and writers != self.world_size:
@@ -239,13 +252,20 @@ class Connection:
             )
         return Step(
             number,
-            lambda: self._writing_session().begin_step(number, writers, timeout or 0.0),
+            lambda: self._begin_step(number, writers, timeout or 0.0),
             self._note_failure,
             self._note_commit,
             strict=strict,
             notes=dict(notes or {}),
             describe=lambda: self._describe_writer(alone=writers == 1 or self.world_size == 1),
         )
+
+    def _begin_step(self, step: int, writers: int | None, timeout: float) -> _native.Step:
+        session = self._writing_session()
+        chooser = self._chooser(session)
+        if _chosen.get(chooser) == self._options.attempt:
+            _entered[chooser] = max(step, _entered.get(chooser, step))
+        return session.begin_step(step, writers, timeout)
 
     def _describe_writer(self, alone: bool) -> str:
         who = "alone" if alone else f"rank {self.rank} of {self.world_size}"
@@ -273,6 +293,10 @@ class Connection:
         )
 
     def _note_commit(self, step: int) -> None:
+        if self._native is not None:
+            chooser = self._chooser(self._native)
+            if _chosen.get(chooser) == self._options.attempt:
+                _committed.add(chooser)
         if self._not_saved is None:
             return
         since, steps = self._not_saved
@@ -290,11 +314,17 @@ class Connection:
     ) -> None:
         """One object, one call, one commit: writer 0 of 1."""
         try:
-            self._refuse_other_names(path)
+            may_replace = not self._is_ahead_of_all(path.step)
+            if may_replace:
+                self._refuse_other_names(path)
             payload = encode(obj, torch_arguments)
-            writer = self._writing_session().begin_step(path.step, 1, 0.0)
+            writer = self._begin_step(path.step, 1, 0.0)
             try:
                 payload.write_to(writer, path.name)
+                # An attempt that begins waits for the end of a process, which may have saved this step
+                # meanwhile. From here on nobody else does.
+                if may_replace:
+                    self._refuse_other_names(path)
                 writer.commit({})
             finally:
                 writer.drop()
@@ -303,20 +333,31 @@ class Connection:
             raise
         self._note_commit(path.step)
 
+    def _is_ahead_of_all(self, step: int) -> bool:
+        """Whether nothing of `step` can count yet, whatever storage has: the attempt is this process's alone,
+        it has saved a lower step, above which only its own steps count, and it has entered none this high."""
+        chooser = self._chooser(self._session())
+        return (
+            chooser in _committed
+            and _chosen.get(chooser) == self._options.attempt
+            and step > _entered[chooser]
+        )
+
     def _refuse_other_names(self, path: paths.CairnPath) -> None:
         session = self._session()
         try:
             found = session.stat(path.job, path.step, 0, -1)
+            if not found["facts"]["complete"] or found["facts"]["abandoned"]:
+                return  # nothing of it counts
+            if found["world_size"] != 1:
+                raise FailedPrecondition(
+                    f"step {path.step} of job {path.job} was saved by {found['world_size']} writers; "
+                    "cairn.save writes as one: save with step()"
+                )
+            exact = f"{path.job}/{path.step}@{found['attempt']}.{found['revision']}"
+            others = [entry["name"] for entry in session.list(exact)["objects"]]
         except NotFound:
             return
-        if not found["facts"]["complete"]:
-            return
-        if found["world_size"] != 1:
-            raise FailedPrecondition(
-                f"step {path.step} of job {path.job} was saved by {found['world_size']} writers; "
-                "cairn.save writes as one: save with step()"
-            )
-        others = [o["name"] for o in session.list(f"{path.job}/{path.step}")["objects"]]
         others = sorted(name for name in others if name != path.name)
         if others:
             shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
@@ -363,7 +404,7 @@ class Connection:
         if mmap is None:
             mmap = torch_format.default_mmap()
         mode = "map" if mmap else "read"
-        handle = self._session().open(path.job, path.step, path.name, mode, 0.0, attempt, revision)
+        handle = self._open(path, mode, attempt, revision)
         try:
             kind = handle.info()["kind"]
             if kind == "raw":
@@ -373,6 +414,9 @@ class Connection:
                     f"{path.name} is of kind {kind}, which cairn.load does not read; open it by file()"
                 )
             region = handle.map() if mmap else handle.read()
+        except NotFound as error:
+            # Of something that was open: no reason to begin from nothing.
+            raise Unavailable(f"{path.name} was lost while it was read: {error}") from None
         finally:
             handle.close()  # a mapping keeps the lease by itself
         if kind == "numpy":
@@ -386,6 +430,59 @@ class Connection:
             **pickle_load_args,
         )
 
+    def _open(
+        self, path: paths.CairnPath, mode: str, attempt: int = 0, revision: int = -1
+    ) -> _native.OpenObject:
+        """Raises NotFound, which programs take for "begin from nothing", only of what no checkpoint has."""
+        session = self._session()
+        which = (path.job, path.step, path.name, mode, 0.0, attempt, revision)
+        try:
+            return session.open(*which)
+        except NotFound:
+            if not self._has(path, attempt, revision):
+                raise
+        try:
+            return session.open(*which)  # it may have been saved just now
+        except NotFound as error:
+            if not self._has(path, attempt, revision):
+                raise  # it was removed just now
+            raise Corrupt(
+                f"{path.name}: a complete checkpoint has it, and its bytes cannot be found: {error}"
+            ) from None
+
+    def _has(self, path: paths.CairnPath, attempt: int, revision: int = -1) -> bool:
+        """Whether the complete checkpoint that `path` means exists and has the object."""
+        session = self._session()
+        try:
+            if path.step == _native.NO_STEP:
+                found = session.latest(path.job)
+            else:
+                found = session.stat(path.job, path.step, attempt, revision)
+                facts = found["facts"]
+                if not facts["complete"] or (facts["abandoned"] and not attempt):
+                    return False
+        except NotFound:
+            return False
+        if not path.name:
+            return True
+        which = (found["step"], found["attempt"], found["revision"])
+        try:
+            session.stat_object(path.job, *which, path.name)
+        except NotFound:
+            pass
+        else:
+            return True
+        # It has no such object, or nothing of it can be read any more.
+        exact = "{}@{}.{}".format(*which)
+        try:
+            names = [entry["name"] for entry in session.list(f"{path.job}/{exact}")["objects"]]
+        except NotFound as error:
+            raise FailedPrecondition(
+                f"step {found['step']} of job {path.job} is complete, and what it holds cannot be found "
+                f"any more: {error}"
+            ) from None
+        return path.name in names
+
     @contextlib.contextmanager
     def file(self, path: str) -> Iterator[str]:
         """A path that any program of this process opens for reading, exactly the saved file, for as long
@@ -397,7 +494,7 @@ class Connection:
         What was mapped from it stays mapped afterwards.
         """
         parsed = paths.parse(path, self.job)
-        handle = self._session().open(parsed.job, parsed.step, parsed.name, "file", 0.0)
+        handle = self._open(parsed, "file")
         try:
             yield handle.path()
         finally:
@@ -415,9 +512,11 @@ class Connection:
                 first = checkpoint.step + 1
 
         In an initialized torch.distributed group this is a collective, whatever rank and world size the
-        connection has: every rank of the group calls it. Rank 0 asks, and all ranks get the same checkpoint,
-        or the same error. It finds and decides nothing: an attempt goes on from the highest complete step
-        below the first that it saves. (`resume` is for going on from an earlier one.)
+        connection has: every rank of the group calls it, with the same job. Rank 0 asks, and all ranks get
+        the same checkpoint, or the same error. A rank with a job of its own asks for itself, with `latest`.
+
+        It finds and decides nothing: an attempt goes on from the highest complete step below the first
+        that it saves. (`resume` is for going on from an earlier one.)
 
         None means that everything that could know was asked, storage included, and there is no complete
         checkpoint.
@@ -426,9 +525,10 @@ class Connection:
           cairn.Unavailable, cairn.Timeout: it cannot be told truly now. The job may have checkpoints, so
               this is no reason to begin from nothing.
           cairn.Corrupt: what there is has no good copy.
+          ValueError: the ranks of the group have different jobs; on every rank.
         """
         try:
-            found = distributed.agree(self.latest)
+            found = distributed.agree(self.latest, job=self.job)
         except NotFound:
             return None
         return Checkpoint.of(self, found)
@@ -436,7 +536,7 @@ class Connection:
     def latest(self, job: str | None = None) -> info.Latest:
         """The highest complete step on the line of `job` (this connection's).
 
-        Ranks that must act on the same answer ask once: `cairn.distributed.agree(c.latest)`.
+        Ranks that must act on the same answer ask once: `cairn.distributed.agree(c.latest, job=c.job)`.
 
         Raises:
           cairn.NotFound: nothing is complete.
@@ -503,25 +603,13 @@ class Connection:
         Raises:
           ValueError: a path that is not Cairn's.
           cairn.Unavailable, cairn.Timeout: it cannot be told truly now.
+          cairn.FailedPrecondition: the checkpoint is complete, and storage has lost what it holds.
         """
-        job, step, name = paths.parse(path, self.job, needs_name=False)
+        parsed = paths.parse(path, self.job, needs_name=False)
         attempt = arguments.integer_of_64_bits("attempt", attempt)
-        session = self._session()
-        try:
-            if step == _native.NO_STEP:
-                if attempt:
-                    raise InvalidArgument(f"attempt: {path!r} is the latest, of whatever attempt")
-                found = session.latest(job)
-            else:
-                found = session.stat(job, step, attempt, -1)
-                facts = found["facts"]
-                if not facts["complete"] or (facts["abandoned"] and not attempt):
-                    return False
-            if name:
-                session.stat_object(job, found["step"], found["attempt"], found["revision"], name)
-        except NotFound:
-            return False
-        return True
+        if attempt and parsed.step == _native.NO_STEP:
+            raise InvalidArgument(f"attempt: {path!r} is the latest, of whatever attempt")
+        return self._has(parsed, attempt)
 
     def ls(self, path: str | None = None) -> info.Listing:
         """What there is: "" lists jobs, "JOB" its checkpoints, "JOB/STEP" that checkpoint's objects (STEP a
@@ -540,16 +628,27 @@ class Connection:
         the names say.
 
         Raises:
-          cairn.NotFound: the node has nothing of `job` in memory and has not been asked for it.
+          cairn.NotFound: neither memory nor storage has anything of `job`.
+          cairn.Unavailable, cairn.Timeout: memory has nothing of it, and storage cannot be read now.
         """
-        answer: dict[str, Any] = json.loads(self._session().status_json())
+        session = self._session()
+        answer: dict[str, Any] = json.loads(session.status_json())
         if job is None:
             return answer
         _native.validate_job(arguments.text("job", job))
+        # What only storage has is known to the node once it was asked for. What memory has is told whatever
+        # storage does.
+        unread: Error = NotFound(f"job: {job} is not known to this node")
+        try:
+            session.list(job)
+        except (Unavailable, Timeout) as error:
+            unread = error
+        else:
+            answer = json.loads(session.status_json())
         for entry in answer["jobs"]:
             if entry["job"] == job:
                 return cast("dict[str, Any]", entry)
-        raise NotFound(f"job: {job} is not known to this node")
+        raise unread
 
     # --- waiting, and what is done with checkpoints ----------------------------------------------------
 

@@ -24,17 +24,40 @@ def group_rank() -> int:
     return cast(int, sys.modules["torch.distributed"].get_rank())
 
 
-def agree(ask: Callable[[], T]) -> T:
+def _must_be_same(same: dict[str, Any]) -> None:
+    """Raises on every rank, or on none: each of them sees what all have."""
+    dist = sys.modules["torch.distributed"]
+    all_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(all_ranks, same)
+    for field, of_rank_0 in all_ranks[0].items():
+        for rank, other in enumerate(all_ranks):
+            if other.get(field) != of_rank_0:
+                raise errors.InvalidArgument(
+                    f"{field}: the ranks of a group act on one answer, and this differs between them: "
+                    f"rank 0 has {of_rank_0!r}, rank {rank} has {other.get(field)!r}"
+                )
+
+
+def agree(ask: Callable[[], T], **same: Any) -> T:
     """What `ask()` returns on rank 0, on every rank; its error on every rank too. A collective: every rank
     of the default group calls it. Without a group it is just `ask()`.
 
-        latest = cairn.distributed.agree(c.latest)
+        latest = cairn.distributed.agree(c.latest, job=c.job)
 
     Ranks that each ask for the latest step may hear different answers while a step completes; then they
     would load different weights.
+
+    Args:
+      same: what the question is about. Where it differs between ranks the answer of rank 0 would not be
+          the others' answer, and nothing is asked.
+
+    Raises:
+      ValueError: one of `same` differs between ranks; on every rank.
     """
     if group_size() <= 1:
         return ask()
+    if same:
+        _must_be_same(same)
     dist = sys.modules["torch.distributed"]
     box: list[Any] = [None, None]  # the error, if it is one; the answer
     failure: Exception | None = None

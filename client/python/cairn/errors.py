@@ -20,6 +20,7 @@ __all__ = [
     "MissingObject",
     "NotFound",
     "PermissionDenied",
+    "Removed",
     "Superseded",
     "Timeout",
     "Unavailable",
@@ -105,6 +106,11 @@ class Superseded(FailedPrecondition):
     by: int = 0
 
 
+class Removed(FailedPrecondition):
+    """The step is no more: somebody removed it, before or while it was saved, or the daemon has dropped what
+    was saved of it. Later steps of this attempt are saved."""
+
+
 class Unavailable(Error, ConnectionError):
     """No daemon answers, or it cannot answer truly now; worth repeating."""
 
@@ -132,6 +138,10 @@ _CLASSES: dict[int, type[Error]] = {
     )
 }
 _SUPERSEDED = re.compile(r"superseded by (\d+)")
+# Of a step that was removed before this call, and while this call waited; and of a part that is not held.
+_REMOVED = re.compile(
+    r"step: \d+ of job \S+ was removed; |(create|commit): .* was dropped$|part: .* was dropped with its "
+)
 
 
 def from_status(code: int, message: str) -> Error:
@@ -141,6 +151,8 @@ def from_status(code: int, message: str) -> Error:
         match = _SUPERSEDED.search(message)
         superseded.by = int(match.group(1)) if match else 0
         return superseded
+    if code == FAILED_PRECONDITION and _REMOVED.match(message):
+        return Removed(message)
     error = _CLASSES.get(code, Error)(message)
     error.code = code
     return error
@@ -161,8 +173,8 @@ def from_plain(code: int, kind: str, message: str) -> Error:
 
 def is_callers_own(error: Error) -> bool:
     """True when `step()` must raise it: a mistake in the call, or an attempt that is over. All else (full,
-    unreachable, slow, broken) is no reason for a training job to die."""
-    return error.code in (
+    unreachable, slow, broken, a step that somebody removed) is no reason for a training job to die."""
+    return not isinstance(error, Removed) and error.code in (
         INVALID_ARGUMENT,
         ALREADY_EXISTS,
         PERMISSION_DENIED,
