@@ -115,7 +115,7 @@ def test_rm_asks_for_what_an_older_life_left_of_the_step(cairn: Cairn) -> None:
         writer.save(1, {"a": b"one"})
         writer.save(2, {"a": b"whole"})
     with cairn.node.writer("ab", newer, world_size=2) as writer:
-        writer.change("resume", newer, 1)
+        writer.change("resume", newer, 1, True, 0)
         writer.save(2, {"a": b"half"})
         refusal = cairn.run("rm", "ab/2", code=1).stderr.decode()
         assert f"attempt={older}" in refusal and "--yes removes it" in refusal, refusal
