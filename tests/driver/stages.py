@@ -35,8 +35,9 @@ FUZZ_LIMITS = ["-malloc_limit_mb=32", "-rss_limit_mb=384", "-timeout=10"]
 WHOLE_ROOMS = {"thrift_socket_fuzz", "fd_socket_fuzz", "client_reads_fuzz"}
 NO_TESTS_COLLECTED = 5  # pytest's exit status
 SANITIZER_PATIENCE = 6
-# The simulator's 10,000 are the unit stage's.
+# The simulator's 10,000, and its 24 for each pair of faults, are the unit stage's.
 SANITIZER_SEEDS = "500"
+SANITIZER_PAIR_SEEDS = "6"
 
 
 @dataclasses.dataclass
@@ -172,6 +173,7 @@ def sanitizer_env(name: str) -> dict[str, str]:
         + ":halt_on_error=0:exitcode=66:second_deadlock_stack=1",
         "CAIRN_SANITIZED": name,
         "CAIRN_SIM_SEEDS": SANITIZER_SEEDS,
+        "CAIRN_SIM_PAIR_SEEDS": SANITIZER_PAIR_SEEDS,
     }
 
 
