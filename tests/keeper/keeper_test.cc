@@ -599,7 +599,14 @@ TEST_F(KeeperTest, StopWhileNoDaemonRunsReachesTheNextOneWhichCanPersist) {
   StartKeeper();
   ASSERT_EQ(Tell("make 1 4096 precious"), "ok");
   LimitDescriptors(3);
+  const pid_t daemon = std::stoi(Tell("pid"));
   KillDaemon();
+  // The keeper has seen its end once nothing is left of it; before that SIGTERM would go to the dead one.
+  const auto limit = std::chrono::steady_clock::now() + Seconds(20);
+  while (::kill(daemon, 0) == 0) {
+    ASSERT_LT(std::chrono::steady_clock::now(), limit);
+    ::poll(nullptr, 0, 1);
+  }
   ::kill(keeper_, SIGTERM);
   LimitDescriptors(1024);
   EXPECT_EQ(WaitForKeeper(), 7);  // the daemon's own
