@@ -16,7 +16,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # What each room may include, besides itself. `common` is open to all, `server/facts` to every room of the
 # server.
-UNDER_NODE = {"server/engine", "server/cache", "server/journal", "server/catalog", "server/storage"}
+UNDER_NODE = {
+    "server/engine",
+    "server/cache",
+    "server/journal",
+    "server/catalog",
+    "server/storage",
+    "server/transport",
+}
 NODE = UNDER_NODE | {"server/node"}
 ALLOWED: dict[str, set[str]] = {
     "common": set(),

@@ -1,0 +1,60 @@
+#include "server/transport/slabs.h"
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <utility>
+
+namespace cairn::transport {
+
+Status AttachedSlab::Write(absl::Span<const char> bytes, uint64_t offset) {
+  ReaderLock lock(&mu_);
+  if (detached_) return absl::CancelledError("the slab that is read into was detached");
+  return PwriteAll(description_.get(), bytes.data(), bytes.size(), offset);
+}
+
+void AttachedSlab::Detach() {
+  WriterLock lock(&mu_);
+  detached_ = true;
+}
+
+Status Slabs::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {
+  struct stat is = {};
+  if (fstat(description.get(), &is) != 0) return ErrnoStatus(errno, "slab");
+  if (bytes == 0 || static_cast<uint64_t>(is.st_size) < bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bytes: ", bytes, " of a slab of ", is.st_size, " bytes"));
+  }
+  auto attached = std::make_shared<AttachedSlab>(std::move(description), bytes);
+  MutexLock lock(&mu_);
+  if (!slabs_.try_emplace(slab, std::move(attached)).second) {
+    return absl::AlreadyExistsError(absl::StrCat("slab ", slab, " is attached"));
+  }
+  return absl::OkStatus();
+}
+
+std::shared_ptr<AttachedSlab> Slabs::Remove(SlabId slab) {
+  MutexLock lock(&mu_);
+  const auto at = slabs_.find(slab);
+  if (at == slabs_.end()) return nullptr;
+  std::shared_ptr<AttachedSlab> removed = std::move(at->second);
+  slabs_.erase(at);
+  return removed;
+}
+
+StatusOr<std::shared_ptr<AttachedSlab>> Slabs::Find(const ExtentRef& extent) const {
+  MutexLock lock(&mu_);
+  const auto at = slabs_.find(extent.slab);
+  if (at == slabs_.end()) {
+    return absl::NotFoundError(absl::StrCat("slab ", extent.slab, " is not attached"));
+  }
+  const uint64_t bytes = at->second->bytes();
+  if (extent.length == 0 || extent.length > bytes || extent.offset > bytes - extent.length) {
+    return absl::OutOfRangeError(absl::StrCat("extent: ", extent.length, " bytes at ",
+                                              extent.offset, " of slab ", extent.slab,
+                                              ", which has ", bytes));
+  }
+  return at->second;
+}
+
+}  // namespace cairn::transport

@@ -1,0 +1,48 @@
+// The slabs that a transport may read from and into.
+#pragma once
+
+#include <memory>
+
+#include "absl/container/flat_hash_map.h"
+#include "common/fd.h"
+#include "common/mutex.h"
+#include "common/status.h"
+#include "server/facts/facts.h"
+
+namespace cairn::transport {
+
+class AttachedSlab {
+ public:
+  AttachedSlab(UniqueFd description, uint64_t bytes)
+      : description_(std::move(description)), bytes_(bytes) {}
+
+  uint64_t bytes() const { return bytes_; }
+  int fd() const { return description_.get(); }
+  // CANCELLED once it is detached.
+  Status Write(absl::Span<const char> bytes, uint64_t offset);
+  // On return no Write is under way, and none begins.
+  void Detach();
+
+ private:
+  const UniqueFd description_;
+  const uint64_t bytes_;
+  SharedMutex mu_;  // held shared while bytes are written
+  bool detached_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+// Thread-safe.
+class Slabs {
+ public:
+  // As Transport::Attach.
+  Status Attach(SlabId slab, UniqueFd description, uint64_t bytes);
+  // The slab, which is not found any more; nullptr when it was not attached.
+  std::shared_ptr<AttachedSlab> Remove(SlabId slab);
+  // NOT_FOUND, or OUT_OF_RANGE when the extent is empty or reaches beyond the slab.
+  StatusOr<std::shared_ptr<AttachedSlab>> Find(const ExtentRef& extent) const;
+
+ private:
+  mutable Mutex mu_;
+  absl::flat_hash_map<SlabId, std::shared_ptr<AttachedSlab>> slabs_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace cairn::transport

@@ -1,0 +1,16 @@
+#include "server/transport/transport.h"
+
+#include <sys/random.h>
+
+#include "glog/logging.h"
+
+namespace cairn::transport {
+
+GrantToken NewGrantToken() {
+  GrantToken token;
+  // Of so few bytes getrandom gives all.
+  CHECK_EQ(getrandom(token.data(), token.size(), 0), static_cast<ssize_t>(token.size()));
+  return token;
+}
+
+}  // namespace cairn::transport
