@@ -30,7 +30,8 @@ const std::vector<std::pair<std::string, StatusOr<Row> (*)(const Settings&)>> kR
     {"restart", Restart},
     {"rpc_rate", RpcRate},
     {"stall", Stall},
-    {"restart_large", RestartLarge}};
+    {"restart_large", RestartLarge},
+    {"tcp_read", TcpRead}};
 
 const std::vector<std::pair<std::string, StatusOr<Values> (*)(const Values&)>> kChildren = {
     {"save_new_client", SaveNewClientChild},
@@ -38,7 +39,8 @@ const std::vector<std::pair<std::string, StatusOr<Values> (*)(const Values&)>> k
     {"load_map", LoadMapChild},
     {"echo", EchoChild},
     {"stall_stat", StallStatChild},
-    {"stall_echo", StallEchoChild}};
+    {"stall_echo", StallEchoChild},
+    {"tcp_read", TcpReadChild}};
 
 int RunAsChild(const std::string& name, const std::vector<std::string>& words) {
   Values arguments;

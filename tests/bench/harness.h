@@ -99,6 +99,7 @@ StatusOr<Row> Restart(const Settings& settings);
 StatusOr<Row> RpcRate(const Settings& settings);
 StatusOr<Row> Stall(const Settings& settings);
 StatusOr<Row> RestartLarge(const Settings& settings);
+StatusOr<Row> TcpRead(const Settings& settings);
 
 StatusOr<Values> SaveNewClientChild(const Values& arguments);
 StatusOr<Values> LoadReadChild(const Values& arguments);
@@ -106,5 +107,6 @@ StatusOr<Values> LoadMapChild(const Values& arguments);
 StatusOr<Values> EchoChild(const Values& arguments);
 StatusOr<Values> StallStatChild(const Values& arguments);
 StatusOr<Values> StallEchoChild(const Values& arguments);
+StatusOr<Values> TcpReadChild(const Values& arguments);
 
 }  // namespace cairn::bench

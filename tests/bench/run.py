@@ -58,6 +58,7 @@ ORDER = [
     "rpc_rate",
     "stall",
     "restart_large",
+    "tcp_read",
     "sessions",
     "neighbour/save",
     "neighbour/load",
