@@ -208,8 +208,11 @@ TEST_F(TcpTransportTest, WrongOptionsAreNamed) {
 }
 
 TEST_F(TcpTransportTest, Ipv6) {
+  if (const auto listener = ListenTcp("[::1]:0", "listen"); !listener.ok()) {  // there is none here
+    EXPECT_THAT(listener.status().message(), HasSubstr("listen: "));
+    return;
+  }
   const auto owner = StartTcp({.rank = 1}, {.listen = "[::1]:0"});
-  if (owner == nullptr) GTEST_SKIP() << "this machine has no IPv6";
   ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
   ASSERT_TRUE(owner->Grant(token_, kReader, {{kOwned, 0, 100}}).ok());
   const auto reader = Reader();
