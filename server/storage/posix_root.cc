@@ -52,8 +52,8 @@ Status PosixRoot::MakeRoot() const {
   CAIRN_ASSIGN_OR_RETURN(const bool made,
                          MakeDirectoryWithMode(parent.get(), path.base, kRootMode));
   if (made) return Sync(parent.get());
-  return OpenDirectoryAt(parent.get(), path.base)
-      .status();  // another daemon's, made at the same time
+  // Another daemon has made it at the same time; or a link stands there that leads nowhere.
+  return OpenDirectoryAt(parent.get(), path.base).status();
 }
 
 StatusOr<PosixRoot::Found> PosixRoot::Look() const {

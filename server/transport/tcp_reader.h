@@ -2,7 +2,7 @@
 // A stream asks a few questions ahead, so that the owner always has one to answer, and takes the
 // answers in order: into a buffer that fits the processor's cache, checksummed there, and written into
 // the slab. (No slab is mapped: a page that its writer took away is then an error of that read, not a
-// signal. tests/bench has the row that this was chosen by.)
+// signal. The bench row tcp_read says what that costs.)
 //
 // What a cut connection leaves unanswered is asked once more on a new one, for a read changes nothing;
 // the second time it is UNAVAILABLE.
