@@ -20,12 +20,17 @@ enum class PersistMode : uint8_t {
   kNewest = 2,    // the newest complete step; one that is superseded before its turn is skipped
 };
 
+inline constexpr int32_t kRingsReplicas = -1;
+inline constexpr int32_t kMostReplicas = 63;
+
 struct JobPolicy {
   PersistMode mode = PersistMode::kNewest;
   int64_t every = 1;       // kEvery: steps with step % every == 0
   int64_t keep_last = 0;   // files of the newest N complete steps on the line stay; 0: all stay
   int64_t keep_every = 0;  // with keep_last: so do those with step % keep_every == 0; 0: none
   Readers readers = Readers::kOwner;
+  // Copies of each part that other members of the ring are to hold; kRingsReplicas: the ring's default.
+  int32_t replicas = kRingsReplicas;
   bool operator==(const JobPolicy&) const = default;
 };
 

@@ -36,6 +36,7 @@ struct JobPolicy {
   3: i64 keep_last = 0,
   4: i64 keep_every = 0,
   5: Readers readers = Readers.OWNER,
+  6: i32 replicas = -1,  // copies on other members of the ring; -1: as many as the ring's default
 }
 
 // --- sessions ------------------------------------------------------------------------------------

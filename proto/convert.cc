@@ -197,6 +197,7 @@ wire::JobPolicy ToWire(const JobPolicy& policy) {
   out.__set_keep_last(policy.keep_last);
   out.__set_keep_every(policy.keep_every);
   out.__set_readers(static_cast<wire::Readers::type>(policy.readers));
+  out.__set_replicas(policy.replicas);
   return out;
 }
 
@@ -221,8 +222,14 @@ StatusOr<JobPolicy> FromWire(const wire::JobPolicy& policy) {
     return absl::UnimplementedError(absl::StrCat("policy.readers: ", Received(policy.readers),
                                                  " is not supported yet, only OWNER (0) is"));
   }
+  if (policy.replicas < kRingsReplicas || policy.replicas > kMostReplicas) {
+    return absl::InvalidArgumentError(absl::StrCat("policy.replicas: ", policy.replicas,
+                                                   " is not ", kRingsReplicas, " to ",
+                                                   kMostReplicas));
+  }
   JobPolicy out;
   out.mode = *mode;
+  out.replicas = policy.replicas;
   out.every = policy.every;
   out.keep_last = policy.keep_last;
   out.keep_every = policy.keep_every;

@@ -1,3 +1,4 @@
+#include <string>
 #include <CLI/CLI.hpp>
 #include <optional>
 #include <ostream>
@@ -64,8 +65,11 @@ struct PolicyArguments {
   std::string job;
   std::optional<std::string> persist, readers;
   std::optional<int64_t> every, keep_last, keep_every;
+  std::optional<int32_t> replicas;
   bool dry_run = false;
-  bool changes() const { return persist || readers || every || keep_last || keep_every; }
+  bool changes() const {
+    return persist || readers || every || keep_last || keep_every || replicas;
+  }
 };
 
 StatusOr<JobPolicy> ReadPolicy(client::Session* session, const std::string& job) {
@@ -99,6 +103,7 @@ Status Policy(Context* context, const PolicyArguments& arguments) {
     }
     if (arguments.keep_last) policy.keep_last = *arguments.keep_last;
     if (arguments.keep_every) policy.keep_every = *arguments.keep_every;
+    if (arguments.replicas) policy.replicas = *arguments.replicas;
   }
   if (arguments.dry_run) {
     CAIRN_ASSIGN_OR_RETURN(const PolicyPreview preview,
@@ -119,13 +124,16 @@ Status Policy(Context* context, const PolicyArguments& arguments) {
                                    {"every", policy.every},
                                    {"keep_last", policy.keep_last},
                                    {"keep_every", policy.keep_every},
+                                   {"replicas", policy.replicas},
                                    {"readers", readers}});
     return absl::OkStatus();
   }
   std::ostream& out = *context->console.out;
   out << "persist     " << mode;
   if (policy.mode == PersistMode::kEvery) out << ", step % " << policy.every << " == 0";
-  out << "\nkeep files  " << KeepText(policy) << "\nreaders     " << readers << "\n";
+  out << "\nkeep files  " << KeepText(policy) << "\nreplicas    "
+      << (policy.replicas == kRingsReplicas ? "as the ring" : std::to_string(policy.replicas))
+      << "\nreaders     " << readers << "\n";
   return absl::OkStatus();
 }
 
@@ -175,6 +183,8 @@ void AddManageCommands(CLI::App* app, Context* context) {
     command->add_option("--keep-last", arguments->keep_last,
                         "keep the files of the newest N steps; 0 keeps all");
     command->add_option("--keep-every", arguments->keep_every, "and of steps divisible by this");
+    command->add_option("--replicas", arguments->replicas,
+                        "copies on other members of the ring; -1: as many as the ring's default");
     command->add_option("--readers", arguments->readers, "who may read: owner");
     command->add_flag("--dry-run", arguments->dry_run,
                       "change nothing; show whose files such a policy deletes, and when");

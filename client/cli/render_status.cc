@@ -148,6 +148,7 @@ JobPolicy PolicyFromJson(const Json& policy) {
   out.every = std::max<int64_t>(1, Number(policy, "every"));
   out.keep_last = Number(policy, "keep_last");
   out.keep_every = Number(policy, "keep_every");
+  if (policy.contains("replicas")) out.replicas = static_cast<int32_t>(Number(policy, "replicas"));
   return out;
 }
 

@@ -14,6 +14,7 @@ Json PolicyJson(const wire::JobPolicy& policy) {
           {"every", policy.every},
           {"keep_last", policy.keep_last},
           {"keep_every", policy.keep_every},
+          {"replicas", policy.replicas},
           {"readers", std::string(NameOf(policy.readers))}};
 }
 

@@ -97,6 +97,12 @@ struct Latest {
       0;  // when storage was last read, if others may have written since; 0: now
 };
 
+// The part's bytes are pinned until event::GrantEnded names the grant.
+struct Granted {
+  uint64_t grant = 0;
+  std::shared_ptr<const PartTable> table;
+};
+
 // One of the three, as the path asks.
 struct List {
   std::vector<std::string> jobs;
@@ -163,7 +169,7 @@ struct Status {
 };
 
 using Body = std::variant<Ok, Hello, Attempt, Create, Commit, Chunk, Open, OpenStored, Latest,
-                          CheckpointInfo, ObjectInfo, List, PolicyPreview, Status>;
+                          CheckpointInfo, ObjectInfo, Granted, List, PolicyPreview, Status>;
 
 }  // namespace reply
 
@@ -267,6 +273,44 @@ struct ReadLineNumbers {
   std::string job;
 };
 
+// Says something to a member, as soon as it can be reached (peer_messages.h).
+struct Tell {
+  Rank rank = kNoRank;
+  peer::Message message;
+};
+
+// What a fetch is for; a lower one goes first.
+enum class FetchFor : uint8_t { kRestore = 0, kLoad = 1, kReplica = 2 };
+
+// Reads a part from other members into a slab, and checks every block. Objects lie in the manifest's order,
+// each at the next whole page. The slab is pinned until the fetch has ended. → FetchAdvanced, Fetched
+struct Fetch {
+  uint64_t fetch = 0;
+  PartKey part;
+  std::string digest;           // of the manifest; what has another is refused
+  uint64_t manifest_bytes = 0;  // at most
+  SlabId slab = 0;
+  uint64_t slab_bytes = 0;
+  std::vector<Rank> sources;  // that are said to have it, the best first
+  FetchFor what_for = FetchFor::kReplica;
+};
+
+// Another member has the part, too, or one has it no longer.
+struct FetchFrom {
+  uint64_t fetch = 0;
+  std::vector<Rank> sources;
+};
+
+// Ends a fetch early; event::Fetched says CANCELLED unless it had ended.
+struct CancelFetch {
+  uint64_t fetch = 0;
+};
+
+// Makes reading under a grant impossible. → GrantEnded
+struct RevokeGrant {
+  uint64_t grant = 0;
+};
+
 // What the catalog is told of these has changed; see Engine::Describe.
 struct Record {
   std::string job;
@@ -305,7 +349,8 @@ using Action =
     std::variant<action::Reply, action::MakeSlab, action::HurrySlab, action::DestroySlab,
                  action::ProbeSlab, action::WriteManifest, action::Verify, action::Persist,
                  action::WriteLineRecord, action::Reinstate, action::DeleteFiles, action::ScanJob,
-                 action::ReadTables, action::ReadLineNumbers, action::Record, action::WakeAt,
+                 action::ReadTables, action::ReadLineNumbers, action::Tell, action::Fetch,
+                 action::FetchFrom, action::CancelFetch, action::RevokeGrant, action::Record, action::WakeAt,
                  action::EndSession, action::Discard, action::Drained, action::Log>;
 
 // What one Apply decided.

@@ -174,6 +174,14 @@ class Engine::Impl {
   void On(const event::SlabDestroyed& e) { ledger_.OnDestroyed(e.slab); }
   void On(const event::CallerLeft& e) { callers_.HangUp(e.request); }
   void On(const event::Tick&) {}
+  void On(const event::Exchanged&) {}
+  void On(const event::PeerSaid&) {}
+  void On(const event::GrantAsked& e) {
+    out_.Answer(e.caller.request, absl::UnavailableError("this node is in no ring"));
+  }
+  void On(const event::GrantEnded&) {}
+  void On(const event::FetchAdvanced&) {}
+  void On(const event::Fetched&) {}
 
   // --- several components'
   void On(const event::SlabMade& event);

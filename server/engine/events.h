@@ -22,8 +22,11 @@
 #include "common/session_identity.h"
 #include "common/status.h"
 #include "common/stored.h"
+#include "server/engine/peer_messages.h"
 #include "server/engine/reading.h"
+#include "server/engine/ring.h"
 #include "server/facts/facts.h"
+#include "server/facts/part_record.h"
 
 namespace cairn::engine {
 
@@ -367,6 +370,48 @@ struct LineNumbersRead {
   StatusOr<LineNumbers> numbers;
 };
 
+// --- the ring (ring.h, peer_messages.h)
+
+// One exchange with a member has ended: it answered as `who`, or nothing came in time. The links make one
+// each second, and whenever there is something to say.
+struct Exchanged {
+  Rank rank = kNoRank;
+  std::optional<MemberId> who;  // nullopt: it failed
+};
+
+// A member of the ring says something. Its identity was checked by the links.
+struct PeerSaid {
+  MemberId from;
+  peer::Message message;
+};
+
+// A member wants to read a part from this node's memory. → reply::Granted
+struct GrantAsked {
+  Caller caller;
+  MemberId from;
+  peer::GrantQuestion question;
+};
+
+// Nothing of the grant can be read any more: its bytes may go.
+struct GrantEnded {
+  uint64_t grant = 0;
+};
+
+// How far a fetch has come; the bytes are verified.
+struct FetchAdvanced {
+  uint64_t fetch = 0;
+  uint64_t bytes = 0;
+};
+
+// A fetch has ended, and nothing writes into its slab any more. OK: every block of every object was
+// compared with the manifest's checksum, and lies where the table says.
+struct Fetched {
+  uint64_t fetch = 0;
+  cairn::Status status;
+  std::shared_ptr<const PartTable> table = {};
+  std::string digest = {};  // of the manifest
+};
+
 // --- others
 
 // Which storage stands at the root now, or why none can be read. Said at the start and whenever it
@@ -405,7 +450,9 @@ using Event =
                  event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
                  event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
                  event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
-                 event::TablesRead, event::LineNumbersRead, event::StorageSeen, event::CallerLeft,
+                 event::TablesRead, event::LineNumbersRead, event::Exchanged,
+                 event::PeerSaid, event::GrantAsked, event::GrantEnded, event::FetchAdvanced,
+                 event::Fetched, event::StorageSeen, event::CallerLeft,
                  event::Tick, event::Drain, event::JournalFull>;
 
 }  // namespace cairn::engine

@@ -38,7 +38,9 @@ constexpr JournalUse JournalUseOf() {
                  event::PreviewPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
                  event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
                  event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
-                 event::TablesRead, event::LineNumbersRead, event::StorageSeen, event::CallerLeft,
+                 event::TablesRead, event::LineNumbersRead, event::Exchanged, event::PeerSaid,
+                 event::GrantAsked, event::GrantEnded, event::FetchAdvanced, event::Fetched,
+                 event::StorageSeen, event::CallerLeft,
                  event::Tick, event::Drain, event::JournalFull>,
         "what does this event need of the journal?");
     return {};

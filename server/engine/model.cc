@@ -12,7 +12,7 @@ Attempt JobAttempts::fence() const {
 }
 
 Part::Part(Checkpoint* of, Writer writer)
-    : key{of->key, writer}, checkpoint(of), content(this), manifest(this) {}
+    : key{of->key, writer}, checkpoint(of), content(this), manifest(this), source(this) {}
 
 void Part::Touch() { checkpoint->Touch(this); }
 
@@ -90,10 +90,11 @@ Checkpoint::Checkpoint(Job* of, const CheckpointKey& of_key, uint64_t number, Ch
       verdict(this),
       memory(this),
       pinned(this, of->pins->contains(Id())),
+      elsewhere(this),
       changes_(changes) {}
 
 Job::Job(std::string of_name, Changes* changes)
-    : name(std::move(of_name)), owner(this), sessions(this), attempts(this), changes_(changes) {}
+    : name(std::move(of_name)), owner(this), sessions(this), attempts(this), verdict(this), changes_(changes) {}
 
 std::vector<Checkpoint*> CheckpointsAt(const Job& job, Step step) {
   std::vector<Checkpoint*> found;

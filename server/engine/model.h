@@ -37,6 +37,7 @@
 namespace cairn::engine {
 
 class Admission;
+class Copies;
 class Attempts;
 class Finding;
 class Footprints;
@@ -52,6 +53,7 @@ class Retention;
 class Scanning;
 class Sessions;
 class Standing;
+class Verdicts;
 
 struct Checkpoint;
 struct Job;
@@ -141,6 +143,12 @@ struct PartShown {
   bool operator==(const PartShown&) const = default;
 };
 
+// Why this node has the part, and whose writer committed it.
+struct PartSource {
+  PartRole role = PartRole::kOwn;
+  Rank owner = kNoRank;  // in no ring
+};
+
 struct Part {
   Part(Checkpoint* of, Writer writer);
   void Touch();
@@ -151,6 +159,7 @@ struct Part {
   Watched<ManifestPlace, Manifests, Part> manifest;
   Owned<PartShown, Standing> shown;
   Owned<PartChecks, Opening> checks;
+  Watched<PartSource, Copies, Part> source;
 };
 
 // An object, being written or committed. Good until its part changes.
@@ -222,6 +231,18 @@ struct Files {
   MonotonicNanos wait = 0;   // the last pause between two tries
   // JobSessions::finished, long enough ago; nothing will take it into storage, so its memory may go.
   std::optional<MonotonicNanos> given_up;
+};
+
+// What the job's home says of it, of all members together (report.h); nothing in no ring.
+struct Elsewhere {
+  bool complete = false;
+  std::string digest;
+  bool in_memory = false;  // of some members, all of it
+  bool stored = false;
+  int replicas = 0;
+  bool hopeless = false;
+  std::string conflict;
+  bool operator==(const Elsewhere&) const = default;
 };
 
 // The node's verdict about one step: all its local writers share it.
@@ -311,7 +332,12 @@ struct Checkpoint {
   // Everything of it is in memory, as far as is known.
   bool Resident() const { return content->absent == 0 && manifests->absent == 0; }
   bool InMemory() const;  // something of it lies there, or is being written
-  bool Obtainable() const { return content->complete && (files->persisted || Resident()); }
+  // All its writers have committed, whether their parts are here or with other members.
+  bool Complete() const { return content->complete || elsewhere->complete; }
+  bool Obtainable() const {
+    return (content->complete && Resident()) || (Complete() && files->persisted) ||
+           (elsewhere->complete && (elsewhere->in_memory || elsewhere->stored));
+  }
 
   const CheckpointKey key;
   Job* const job;
@@ -323,6 +349,7 @@ struct Checkpoint {
   Watched<Verdict, Admission, Checkpoint> verdict;
   Watched<Footprint, Footprints, Checkpoint> memory;
   Watched<bool, Retention, Checkpoint> pinned;
+  Watched<Elsewhere, Verdicts, Checkpoint> elsewhere;
   Owned<CheckpointStanding, Standing> standing;
 
  private:
@@ -492,6 +519,17 @@ struct JobWaits {
   std::set<RequestId> requests;  // wait()
 };
 
+// The last verdict of the job's home.
+struct JobVerdictHeard {
+  bool heard = false;
+  bool final = false;  // every member was asked
+  MonotonicNanos at = 0;
+  std::optional<CheckpointId> latest, protect, target;
+  int asked = 0;  // replicas
+  std::set<Rank> silent;
+  std::string why;
+};
+
 // Derived from all of the above.
 struct JobStanding {
   Line line;
@@ -529,6 +567,7 @@ struct Job {
   Owned<JobScan, Scanning> scan;
   Owned<JobWaits, Finding> waits;
   Owned<JobRefusals, Refusals> refusals;
+  Watched<JobVerdictHeard, Verdicts, Job> verdict;
   Owned<JobStanding, Standing> standing;
 
  private:

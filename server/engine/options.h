@@ -8,6 +8,7 @@
 #include "common/clock.h"
 #include "common/policy.h"
 #include "common/status.h"
+#include "server/engine/ring.h"
 
 namespace cairn::engine {
 
@@ -68,6 +69,9 @@ struct Options {
   MonotonicNanos persist_retry_max = 60 * kNanosPerSecond;
   // Pause after one whose error a new try cannot mend; whoever asks to persist does not wait for it.
   MonotonicNanos persist_retry_parked = 3600 * kNanosPerSecond;
+
+  // The members of the ring; alone without any.
+  RingOptions ring;
 
   cairn::Status Validate() const;
 };

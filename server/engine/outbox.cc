@@ -34,7 +34,7 @@ void Outbox::ReplaceAnswers(const std::function<bool(const Body&)>& chosen, cons
 uint64_t Outbox::NextId() {
   if (next_id_ >= ids_reserved_) {
     ids_reserved_ = next_id_ + kIdsAtOnce;
-    Say(fact::Incarnation{start_unix_ms_, ids_reserved_});
+    Say(fact::DaemonLife{start_unix_ms_, ids_reserved_});
   }
   return next_id_++;
 }
@@ -45,7 +45,7 @@ void Outbox::Begin(MonotonicNanos now, int64_t unix_ms) {
 }
 
 void Outbox::Snapshot(std::vector<Fact>* facts) const {
-  facts->push_back(fact::Incarnation{start_unix_ms_, ids_reserved_});
+  facts->push_back(fact::DaemonLife{start_unix_ms_, ids_reserved_});
 }
 
 }  // namespace cairn::engine

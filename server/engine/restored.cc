@@ -9,7 +9,7 @@ Restored::Restored(const std::vector<Fact>& facts) {
   for (const Fact& fact : facts) std::visit([this](const auto& f) { Take(f); }, fact);
 }
 
-void Restored::Take(const fact::Incarnation& f) { next_id = std::max(next_id, f.next_id); }
+void Restored::Take(const fact::DaemonLife& f) { next_id = std::max(next_id, f.next_id); }
 void Restored::Take(const fact::Job& f) { jobs[f.job] = f; }
 
 void Restored::Take(const fact::JobForgotten& f) {
@@ -104,5 +104,7 @@ void Restored::Take(const fact::Pinned& f) {
     pinned.erase(f.checkpoint);
   }
 }
+
+void Restored::Take(const fact::MemberLife& f) { member_life = f; }
 
 }  // namespace cairn::engine

@@ -44,9 +44,10 @@ struct Restored {
   std::map<std::string, RemovedSteps> removed;
   std::set<CheckpointKey> pinned, asked;
   fact::StorageRoot storage_root;  // empty: none was met
+  fact::MemberLife member_life;    // likewise, of a node that was in no ring
 
  private:
-  void Take(const fact::Incarnation& f);
+  void Take(const fact::DaemonLife& f);
   void Take(const fact::Job& f);
   void Take(const fact::JobForgotten& f);
   void Take(const fact::AttemptBegun& f);
@@ -71,6 +72,7 @@ struct Restored {
   void Take(const fact::StepRemoved& f);
   void Take(const fact::Pinned& f);
   void Take(const fact::StorageRoot& f);
+  void Take(const fact::MemberLife& f);
 };
 
 }  // namespace cairn::engine

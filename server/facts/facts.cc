@@ -48,12 +48,12 @@ void VisitFields(Is<ObjectEntry> auto& f, const auto& v) {
   v(f.name, f.kind, f.length, f.block_bytes, f.block_crcs, f.unknown);
 }
 void VisitFields(Is<JobPolicy> auto& f, const auto& v) {
-  v(f.mode, f.every, f.keep_last, f.keep_every, f.readers);
+  v(f.mode, f.every, f.keep_last, f.keep_every, f.readers, f.replicas);
 }
 
 void VisitFields(Is<LineRecord> auto& f, const auto& v) { v(f.job, f.number, f.kind, f.lineage); }
 
-void VisitFields(Is<fact::Incarnation> auto& f, const auto& v) { v(f.started_unix_ms, f.next_id); }
+void VisitFields(Is<fact::DaemonLife> auto& f, const auto& v) { v(f.started_unix_ms, f.next_id); }
 void VisitFields(Is<fact::Job> auto& f, const auto& v) {
   v(f.job, f.owner_uid, f.owner_gid, f.policy);
 }
@@ -87,7 +87,7 @@ void VisitFields(Is<fact::ObjectCreated> auto& f, const auto& v) {
 void VisitFields(Is<fact::ObjectSealed> auto& f, const auto& v) { v(f.part, f.entry, f.extent); }
 void VisitFields(Is<fact::ObjectDropped> auto& f, const auto& v) { v(f.part, f.name); }
 void VisitFields(Is<fact::PartCommitted> auto& f, const auto& v) {
-  v(f.part, f.world_size, f.extent, f.bytes, f.digest, f.slabs);
+  v(f.part, f.world_size, f.extent, f.bytes, f.digest, f.slabs, f.role, f.owner);
 }
 void VisitFields(Is<fact::PartLeftSlab> auto& f, const auto& v) { v(f.part, f.slab); }
 void VisitFields(Is<fact::PartDropped> auto& f, const auto& v) { v(f.part, f.name); }
@@ -99,6 +99,7 @@ void VisitFields(Is<fact::StepRemoved> auto& f, const auto& v) {
 void VisitFields(Is<fact::Pinned> auto& f, const auto& v) { v(f.checkpoint, f.pinned); }
 void VisitFields(Is<fact::PersistAsked> auto& f, const auto& v) { v(f.checkpoint); }
 void VisitFields(Is<fact::StorageRoot> auto& f, const auto& v) { v(f.id, f.instance); }
+void VisitFields(Is<fact::MemberLife> auto& f, const auto& v) { v(f.incarnation, f.instance); }
 
 // The greatest value of each enumeration that can stand in a fact.
 constexpr Readers Last(Readers) { return Readers::kAll; }
@@ -106,6 +107,7 @@ constexpr PersistMode Last(PersistMode) { return PersistMode::kNewest; }
 constexpr LeaseMode Last(LeaseMode) { return LeaseMode::kRead; }
 constexpr LineRecordKind Last(LineRecordKind) { return LineRecordKind::kOrigin; }
 constexpr ObjectKind Last(ObjectKind) { return ObjectKind::kNumpy; }
+constexpr PartRole Last(PartRole) { return PartRole::kFetched; }
 constexpr fact::SlabUse Last(fact::SlabUse) { return fact::SlabUse::kManifests; }
 
 class Encoder {
@@ -231,6 +233,20 @@ bool TakeOlder(fact::SessionBegun& f, int version, const Decoder& take) {
   if (version != 1) return false;
   take(f.session, f.secret, f.uid, f.gid, f.pid, f.process, f.job, f.attempt, f.writer,
        f.world_size, f.local_writers, f.takes_fds);
+  return true;
+}
+// How many replicas a job wants was not told: as many as the ring's others.
+bool TakeOlder(fact::Job& f, int version, const Decoder& take) {
+  if (version != 1) return false;
+  JobPolicy& policy = f.policy;
+  take(f.job, f.owner_uid, f.owner_gid, policy.mode, policy.every, policy.keep_last,
+       policy.keep_every, policy.readers);
+  return true;
+}
+// There was no ring: all parts were the node's own.
+bool TakeOlder(fact::PartCommitted& f, int version, const Decoder& take) {
+  if (version != 2) return false;
+  take(f.part, f.world_size, f.extent, f.bytes, f.digest, f.slabs);
   return true;
 }
 bool TakeOlder(fact::StepRemoved& f, int version, const Decoder& take) {

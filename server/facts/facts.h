@@ -54,13 +54,20 @@ enum class LeaseMode : uint8_t {
   kRead = 3,   // bytes are copied out at once (pread or Thrift chunks)
 };
 
+// Why a node has a part.
+enum class PartRole : uint8_t {
+  kOwn = 0,      // one of its own writers committed it, or it got it back after it was lost here
+  kReplica = 1,  // its owner asked for it
+  kFetched = 2,  // somebody loaded it here
+};
+
 namespace fact {
 
 // One life of the daemon. Ids below next_id have been given out.
-struct Incarnation {
+struct DaemonLife {
   int64_t started_unix_ms = 0;
   uint64_t next_id = 0;
-  bool operator==(const Incarnation&) const = default;
+  bool operator==(const DaemonLife&) const = default;
 };
 struct Job {
   std::string job;
@@ -189,6 +196,8 @@ struct PartCommitted {
   uint64_t bytes = 0;  // of the manifest in it
   std::string digest;
   std::vector<SlabId> slabs;  // where its objects lie: no other part's do
+  PartRole role = PartRole::kOwn;
+  int32_t owner = -1;  // rank of the member whose writer committed it; -1: in no ring
   bool operator==(const PartCommitted&) const = default;
 };
 // The objects of a committed part that lay in the slab leave memory.
@@ -237,16 +246,23 @@ struct Pinned {
   bool pinned = true;
   bool operator==(const Pinned&) const = default;
 };
+// Which life of its rank this node is in the ring. One keeper's daemons share it.
+struct MemberLife {
+  int64_t incarnation = 0;
+  std::string instance;
+  bool operator==(const MemberLife&) const = default;
+};
 
 }  // namespace fact
 
 using Fact =
-    std::variant<fact::Incarnation, fact::Job, fact::AttemptBegun, fact::WriterProcess,
+    std::variant<fact::DaemonLife, fact::Job, fact::AttemptBegun, fact::WriterProcess,
                  fact::StepWorld, fact::LineDecided, fact::Slab, fact::SlabGone, fact::SessionBegun,
                  fact::SessionEnded, fact::Lent, fact::Unlent, fact::ObjectCreated,
                  fact::ObjectSealed, fact::ObjectDropped, fact::PartCommitted, fact::PartDropped,
                  fact::PartLeftSlab, fact::Persisted, fact::FilesDeleted, fact::StepRemoved,
-                 fact::Pinned, fact::PersistAsked, fact::StorageRoot, fact::JobForgotten>;
+                 fact::Pinned, fact::PersistAsked, fact::StorageRoot, fact::JobForgotten,
+                 fact::MemberLife>;
 
 // What stands in front of a fact's fields.
 struct FactKind {
@@ -262,8 +278,8 @@ struct KindOfFact : FactKind {};
 
 // One line for each kind of fact.
 inline constexpr std::tuple kFactKinds{
-    KindOfFact<fact::Incarnation>{{1, 1, "incarnation"}},
-    KindOfFact<fact::Job>{{2, 1, "job"}},
+    KindOfFact<fact::DaemonLife>{{1, 1, "daemon_life"}},
+    KindOfFact<fact::Job>{{2, 2, "job", /*oldest=*/1}},
     KindOfFact<fact::AttemptBegun>{{3, 3, "attempt_begun", /*oldest=*/2}},
     KindOfFact<fact::WriterProcess>{{4, 1, "writer_process"}},
     KindOfFact<fact::StepWorld>{{5, 2, "step_world", /*oldest=*/1}},
@@ -277,7 +293,7 @@ inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::ObjectCreated>{{13, 1, "object_created"}},
     KindOfFact<fact::ObjectSealed>{{14, 1, "object_sealed"}},
     KindOfFact<fact::ObjectDropped>{{15, 1, "object_dropped"}},
-    KindOfFact<fact::PartCommitted>{{16, 2, "part_committed"}},
+    KindOfFact<fact::PartCommitted>{{16, 3, "part_committed", /*oldest=*/2}},
     KindOfFact<fact::PartDropped>{{17, 2, "part_dropped"}},
     KindOfFact<fact::Persisted>{{18, 1, "persisted"}},
     KindOfFact<fact::FilesDeleted>{{19, 1, "files_deleted"}},
@@ -287,6 +303,7 @@ inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::StorageRoot>{{23, 1, "storage_root"}},
     KindOfFact<fact::PartLeftSlab>{{24, 1, "part_left_slab"}},
     KindOfFact<fact::JobForgotten>{{25, 1, "job_forgotten"}},
+    KindOfFact<fact::MemberLife>{{26, 1, "member_life"}},
 };
 
 const FactKind& KindOf(const Fact& fact);

@@ -68,6 +68,11 @@ class Node::UnderLock {
   void operator()(action::ReadLineNumbers read) { node_->storage_worker_->Start(std::move(read)); }
   void operator()(action::ReadTables read) { node_->storage_worker_->Start(std::move(read)); }
   void operator()(action::ScanJob scan) { node_->storage_worker_->Start(std::move(scan)); }
+  void operator()(const action::Tell&) {}
+  void operator()(const action::Fetch&) {}
+  void operator()(const action::FetchFrom&) {}
+  void operator()(const action::CancelFetch&) {}
+  void operator()(const action::RevokeGrant&) {}
   void operator()(action::WakeAt wake) { node_->timer_.Set(wake.at); }
   void operator()(action::Record record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(node_->mu_) {
     if (record.read) node_->recorder_.Look(record.job);

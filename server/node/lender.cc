@@ -26,6 +26,7 @@ struct LendsOf {
   Lends operator()(const reply::Chunk&) const { return {}; }
   Lends operator()(const reply::OpenStored&) const { return {}; }  // a file: Node::Open sends it
   Lends operator()(const reply::Latest&) const { return {}; }
+  Lends operator()(const reply::Granted&) const { return {}; }
   Lends operator()(const engine::CheckpointInfo&) const { return {}; }
   Lends operator()(const engine::ObjectInfo&) const { return {}; }
   Lends operator()(const reply::List&) const { return {}; }

@@ -49,7 +49,7 @@ void GoOnFromEarlierState(const std::vector<Fact>& behind, uint64_t held, int64_
     facts->push_back(fact::SessionEnded{session});
   }
   const uint64_t room = std::numeric_limits<uint64_t>::max() - greatest;
-  facts->push_back(fact::Incarnation{unix_ms, greatest + std::min(room, kIdGap)});
+  facts->push_back(fact::DaemonLife{unix_ms, greatest + std::min(room, kIdGap)});
 }
 
 absl::flat_hash_map<SessionId, SessionInfo> SessionsOf(const std::vector<Fact>& facts) {

@@ -33,9 +33,9 @@ ObjectEntry Entry() {
 // One of every kind, no field at its default.
 std::vector<Fact> OneOfEach() {
   const std::string bytes("\0\x01 token bytes\xFF", 15);
-  JobPolicy policy{PersistMode::kEvery, 5, 3, 100, Readers::kGroup};
+  JobPolicy policy{PersistMode::kEvery, 5, 3, 100, Readers::kGroup, 2};
   return {
-      fact::Incarnation{123, 456},
+      fact::DaemonLife{123, 456},
       fact::Job{"job-a", 1000, 100, policy},
       fact::AttemptBegun{"job-a", 9, 10, {{{8, 9}, {3, 4}}, /*open=*/true}, 7},
       fact::WriterProcess{"job-a", 9, 2, bytes},
@@ -54,7 +54,8 @@ std::vector<Fact> OneOfEach() {
       fact::ObjectCreated{Part(), 8, "model", ObjectKind::kTorch, 8000, Extent(), 4, 77},
       fact::ObjectSealed{Part(), Entry(), Extent()},
       fact::ObjectDropped{Part(), "model"},
-      fact::PartCommitted{Part(), 8, Extent(), 512, "digest", {3, 4}},
+      fact::PartCommitted{
+          Part(), 8, Extent(), 512, "digest", {3, 4}, PartRole::kReplica, /*owner=*/2},
       fact::PartDropped{Part(), "model"},
       fact::Persisted{Checkpoint(), "digest"},
       fact::FilesDeleted{Checkpoint()},
@@ -64,6 +65,7 @@ std::vector<Fact> OneOfEach() {
       fact::StorageRoot{"0f0e0d0c-0b0a-4908-8706-050403020100", "1:2:3:4.5"},
       fact::PartLeftSlab{Part(), 3},
       fact::JobForgotten{"job-a"},
+      fact::MemberLife{1'700'000'000'002, "0123456789abcdef"},
   };
 }
 
@@ -82,6 +84,9 @@ std::vector<std::pair<std::string, Fact>> OfEarlierVersions() {
                           4,
                           token}},
       {"step_removed.v1", fact::StepRemoved{"job-a", 17, 1, 9}},
+      {"job.v1",
+       fact::Job{"job-a", 1000, 100, JobPolicy{PersistMode::kEvery, 5, 3, 100, Readers::kGroup}}},
+      {"part_committed.v2", fact::PartCommitted{Part(), 8, Extent(), 512, "digest", {3, 4}}},
   };
 }
 

@@ -210,8 +210,8 @@ TEST(GoOnFromEarlierState, GivesNoIdOutTwiceAndForgetsSlabsOfNobody) {
   std::vector<Fact> by_held = facts;
   node::GoOnFromEarlierState({}, 1000, 7, &by_held);
   node::GoOnFromEarlierState(behind, 8, 7, &facts);
-  EXPECT_GT(std::get<fact::Incarnation>(by_held.back()).next_id, 1000 + 1'000'000u);
-  EXPECT_GT(std::get<fact::Incarnation>(facts.back()).next_id, 900 + 1'000'000u);
+  EXPECT_GT(std::get<fact::DaemonLife>(by_held.back()).next_id, 1000 + 1'000'000u);
+  EXPECT_GT(std::get<fact::DaemonLife>(facts.back()).next_id, 900 + 1'000'000u);
   facts.pop_back();
   EXPECT_TRUE(facts == expected);
 }
@@ -228,9 +228,9 @@ TEST(GoOnFromEarlierState, BelievesNoIdThatNobodyGaveOutAndNeverWraps) {
   constexpr uint64_t kMost = ~uint64_t{0};
   std::vector<Fact> facts;
   node::GoOnFromEarlierState({fact::Unlent{900}, fact::SessionEnded{kMost}}, 8, 7, &facts);
-  EXPECT_EQ(std::get<fact::Incarnation>(facts.back()).next_id, 900 + (uint64_t{1} << 32));
+  EXPECT_EQ(std::get<fact::DaemonLife>(facts.back()).next_id, 900 + (uint64_t{1} << 32));
   node::GoOnFromEarlierState({}, kMost - 5, 7, &facts);
-  EXPECT_EQ(std::get<fact::Incarnation>(facts.back()).next_id, kMost);
+  EXPECT_EQ(std::get<fact::DaemonLife>(facts.back()).next_id, kMost);
 }
 
 }  // namespace

@@ -209,6 +209,7 @@ TEST(Wire, APolicyOutOfItsLimitsIsRefused) {
   EXPECT_THAT(refusal([](auto* p) { p->every = 0; }), HasSubstr("3 policy.every: 0"));
   EXPECT_THAT(refusal([](auto* p) { p->keep_last = -1; }), HasSubstr("3 policy.keep_last: -1"));
   EXPECT_THAT(refusal([](auto* p) { p->keep_every = -1; }), HasSubstr("3 policy.keep_every: -1"));
+  EXPECT_THAT(refusal([](auto* p) { p->replicas = -2; }), HasSubstr("3 policy.replicas: -2"));
   EXPECT_THAT(refusal([](auto* p) { p->readers = wire::Readers::ALL; }),
               HasSubstr("12 policy.readers: 2"));
 }

@@ -53,6 +53,12 @@ class Answer {
   void On(const event::JobScanned&) { NobodyAsks(); }
   void On(const event::TablesRead&) { NobodyAsks(); }
   void On(const event::LineNumbersRead&) { NobodyAsks(); }
+  void On(const event::Exchanged&) { NobodyAsks(); }
+  void On(const event::PeerSaid&) { NobodyAsks(); }
+  void On(const event::GrantAsked&) { NobodyAsks(); }
+  void On(const event::GrantEnded&) { NobodyAsks(); }
+  void On(const event::FetchAdvanced&) { NobodyAsks(); }
+  void On(const event::Fetched&) { NobodyAsks(); }
   void On(const event::StorageSeen&) { NobodyAsks(); }
   void On(const event::CallerLeft&) { NobodyAsks(); }
   void On(const event::Tick&) { NobodyAsks(); }

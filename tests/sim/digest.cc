@@ -41,7 +41,7 @@ class Digester {
   Digester(Hash* values, Hash* words) : values_(*values), words_(*words) {}
 
   // --- facts
-  void Take(const fact::Incarnation& f) { Values("Incarnation", f.started_unix_ms, f.next_id); }
+  void Take(const fact::DaemonLife& f) { Values("DaemonLife", f.started_unix_ms, f.next_id); }
   void Take(const fact::Job& f) { Values("Job", f.job, f.owner_uid, f.owner_gid, f.policy); }
   void Take(const fact::AttemptBegun& f) {
     Values("AttemptBegun", f.job, f.attempt, f.first_step, EncodeLineage(f.lineage), f.unix_ms);
@@ -89,6 +89,7 @@ class Digester {
     Values("StepRemoved", f.job, f.step, f.first_attempt, f.up_to_attempt);
   }
   void Take(const fact::PersistAsked& f) { Values("PersistAsked", f.checkpoint); }
+  void Take(const fact::MemberLife& f) { Values("MemberLife", f.incarnation); }
   void Take(const fact::StorageRoot& f) { Values("StorageRoot", f.id, f.instance); }
   void Take(const fact::Pinned& f) { Values("Pinned", f.checkpoint, f.pinned); }
 
@@ -128,6 +129,11 @@ class Digester {
   void Take(const action::ReadTables& a) { Values("ReadTables", a.checkpoint); }
   void Take(const action::ScanJob& a) { Values("ScanJob", a.job); }
   void Take(const action::ReadLineNumbers& a) { Values("ReadLineNumbers", a.job); }
+  void Take(const action::Tell& a) { Values("Tell", a.rank); }
+  void Take(const action::Fetch& a) { Values("Fetch", a.fetch); }
+  void Take(const action::FetchFrom& a) { Values("FetchFrom", a.fetch); }
+  void Take(const action::CancelFetch& a) { Values("CancelFetch", a.fetch); }
+  void Take(const action::RevokeGrant& a) { Values("RevokeGrant", a.grant); }
   void Take(const action::Record& a) { Values("Record", a.job, a.checkpoints); }
   void Take(const action::WakeAt& a) { Values("WakeAt", a.at); }
   void Take(const action::EndSession& a) { Values("EndSession", a.session); }
@@ -157,6 +163,7 @@ class Digester {
   void Take(const reply::Open& r) {
     Values("Open", r.lend, r.extent, r.checkpoint, r.object, r.exact);
   }
+  void Take(const reply::Granted& r) { Values("Granted", r.grant); }
   void Take(const reply::OpenStored& r) {
     Values("OpenStored", r.checkpoint.key, r.checkpoint.location.text(), r.object);
   }

@@ -16,7 +16,7 @@ class NewFact {
  public:
   NewFact(Node* node, const Event* event) : node_(*node), event_(event) {}
 
-  void On(const fact::Incarnation&) {}
+  void On(const fact::DaemonLife&) {}
   void On(const fact::Job&) {}
   void On(const fact::JobForgotten&) {}
   void On(const fact::AttemptBegun& f) {
@@ -58,6 +58,7 @@ class NewFact {
   void On(const fact::Pinned&) {}
   void On(const fact::PersistAsked&) {}
   void On(const fact::StorageRoot&) {}
+  void On(const fact::MemberLife&) {}
 
  private:
   Node& node_;

@@ -55,7 +55,7 @@ class Mirror {
 
  private:
   // One per kind: a new fact does not compile until it is decided what the model does with it.
-  void On(const fact::Incarnation&) {}  // ids are compared where they are given out
+  void On(const fact::DaemonLife&) {}  // ids are compared where they are given out
   void On(const fact::Job& f) { jobs[f.job] = f; }
   void On(const fact::JobForgotten& f);
   void On(const fact::AttemptBegun& f) { attempts[f.job][f.attempt] = f; }
@@ -81,6 +81,7 @@ class Mirror {
   void On(const fact::StepRemoved& f);
   void On(const fact::Pinned& f);
   void On(const fact::StorageRoot& f) { storage_root = f; }
+  void On(const fact::MemberLife&) {}  // the node is in no ring
   void On(const fact::PersistAsked&) {}  // promises nothing until the checkpoint is Persisted
 
   // nullptr: the part is not committed.

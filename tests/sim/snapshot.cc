@@ -80,7 +80,7 @@ std::set<std::string> Node::ToldAfter(const std::vector<Fact>& facts) const {
   other.Start(world.clock.now, UnixMs(), Leftovers(facts));
   std::set<std::string> told;
   for (const Fact& fact : other.Snapshot()) {
-    if (std::holds_alternative<fact::Incarnation>(fact)) continue;  // ids that were set aside
+    if (std::holds_alternative<fact::DaemonLife>(fact)) continue;  // ids that were set aside
     told.insert(Describe(fact) + EncodeFact(fact));
   }
   return told;

@@ -119,6 +119,11 @@ class Node {
   void Do(action::ScanJob& a);
   void Do(action::ReadTables& a);
   void Do(action::ReadLineNumbers& a);
+  void Do(action::Tell&) {}
+  void Do(action::Fetch&) {}
+  void Do(action::FetchFrom&) {}
+  void Do(action::CancelFetch&) {}
+  void Do(action::RevokeGrant&) {}
   void Do(action::Record&) {}
   void Do(action::WakeAt& a) { wake_at_ = a.at; }
   void Do(action::EndSession& a) { live_.erase(a.session); }

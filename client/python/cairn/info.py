@@ -17,12 +17,14 @@ class JobPolicy:
         "every" writes steps with step % every == 0; "on-demand" writes what `persist` asks for.
     keep_last, keep_every: which files stay: the newest `keep_last` complete steps and those with
         step % keep_every == 0; keep_last 0 keeps all.
+    replicas: copies of each part that other members of the ring hold; None: as many as the ring's default.
     """
 
     mode: Literal["newest", "every", "on-demand"] = "newest"
     every: int = 1
     keep_last: int = 0
     keep_every: int = 0
+    replicas: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

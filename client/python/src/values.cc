@@ -76,6 +76,7 @@ JobPolicy PolicyArgument(const py::dict& policy) {
   out.every = policy["every"].cast<int64_t>();
   out.keep_last = policy["keep_last"].cast<int64_t>();
   out.keep_every = policy["keep_every"].cast<int64_t>();
+  if (!policy["replicas"].is_none()) out.replicas = policy["replicas"].cast<int32_t>();
   return out;
 }
 

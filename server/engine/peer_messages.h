@@ -1,0 +1,122 @@
+// What members of the ring say to each other, in the engine's values. The wire's form is
+// proto/peer.thrift; rpc converts. All of it is state, not events: a message that is lost is made good by
+// the next one of its kind, a repeated one changes nothing, and a newer one replaces an older one that has
+// not left yet.
+//
+// The messages to one member are told apart by kind and subject (Topic): of each topic the sender's outbox
+// keeps the last whole state and what changed since.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <variant>
+#include <vector>
+
+#include "common/keys.h"
+#include "common/line_record.h"
+#include "common/removed.h"
+#include "server/engine/report.h"
+#include "server/engine/ring.h"
+
+namespace cairn::engine::peer {
+
+// --- between an owner and its backup
+
+// A part that the sender wants the receiver to keep.
+struct Want {
+  PartKey part;
+  std::string digest;
+  uint64_t manifest_bytes = 0;  // encoded
+  uint64_t bytes = 0;           // of its objects, each rounded up to whole pages
+  int32_t world_size = 0;
+  uint32_t owner_uid = 0, owner_gid = 0;
+  bool target = false;  // before the others
+  bool operator==(const Want&) const = default;
+};
+
+// All that the owner wants kept; it replaces what it said before. `version` grows.
+struct WantList {
+  uint64_t version = 0;
+  std::vector<Want> wants;  // in the order in which they are wanted
+};
+
+enum class HaveState : uint8_t { kUnderWay = 0, kHeld = 1, kRefused = 2 };
+
+struct Have {
+  PartKey part;
+  std::string digest;
+  HaveState state = HaveState::kHeld;
+  std::string why;          // refused: the arithmetic
+  uint64_t done_bytes = 0;  // under way
+  bool operator==(const Have&) const = default;
+};
+
+// All that the backup holds, is fetching or has refused of the receiver's parts.
+struct HaveList {
+  uint64_t wants_version = 0;  // of the newest want-list it has seen of the receiver
+  uint64_t version = 0;
+  std::vector<Have> haves;
+};
+
+enum class Fate : uint8_t { kKeep = 0, kRemoved = 1, kAbandoned = 2, kSuperseded = 3 };
+
+// The owner's answer to an entry of a have-list that is not wanted any more: the holder may let it go.
+// There is no other reason for it to: absence from a want-list is none.
+struct Release {
+  PartKey part;
+  std::string digest;
+  Fate fate = Fate::kRemoved;
+  CheckpointKey by;  // superseded: by this protected checkpoint
+};
+struct ReleaseList {
+  uint64_t haves_version = 0;
+  std::vector<Release> releases;
+};
+
+// --- between a node and a job's home
+
+struct Report {
+  ReportDelta delta;
+};
+// The home lacks what the delta builds on, or asks for the first time: a whole report, please.
+struct ReportWanted {
+  std::string job;
+};
+struct VerdictSaid {
+  JobVerdict verdict;
+};
+// Asks the home for its verdict about a job of which the sender may hold nothing.
+struct VerdictWanted {
+  std::string job;
+};
+
+// --- decisions of a job (job_record.h encodes them)
+struct Record {
+  std::string job;
+  std::string encoded;
+};
+
+using Message = std::variant<WantList, HaveList, ReleaseList, Report, ReportWanted, VerdictSaid,
+                             VerdictWanted, Record>;
+
+// --- reading a part: a question that has an answer
+
+struct GrantQuestion {
+  PartKey part;
+  std::string digest;  // empty: whatever is held
+};
+// One object of the granted part, in the manifest's order.
+struct Region {
+  std::string descriptor;  // Transport::Describe of its extent
+};
+struct GrantAnswer {
+  uint64_t grant = 0;        // number, for progress and end
+  std::string token;         // transport::GrantToken
+  std::string manifest;      // encoded
+  std::vector<Region> regions;
+  int64_t valid_ms = 0;      // without progress
+};
+
+}  // namespace cairn::engine::peer
