@@ -29,6 +29,8 @@ struct Recovered {
   // Of the committed parts, those whose records in memory verified.
   std::map<PartKey, std::shared_ptr<const PartTable>> tables;
   std::string safe_mode;  // not empty: why nothing is admitted
+  // Which member of its ring this node is from now on, unless the facts say so already.
+  std::optional<MemberId> member;
 };
 
 class Engine {
