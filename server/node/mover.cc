@@ -404,7 +404,7 @@ bool Mover::NextQuestion(Asking* asking) {
 // The first source to ask of the first flight in the schedule's order. One member that does not answer
 // leaves a thread for the others.
 bool Mover::FindQuestion(Asking* asking) {
-  std::vector<std::pair<engine::FetchFor, uint64_t>> order;
+  std::vector<std::pair<engine::action::FetchFor, uint64_t>> order;
   for (const auto& [fetch, flight] : flights_) {
     if (!flight.end.has_value()) order.emplace_back(flight.asked.what_for, fetch);
   }

@@ -6,7 +6,8 @@ namespace cairn::node {
 
 using engine::Rank;
 
-void TransferSchedule::Add(uint64_t id, engine::FetchFor what_for, std::vector<uint32_t> lengths) {
+void TransferSchedule::Add(uint64_t id, engine::action::FetchFor what_for,
+                           std::vector<uint32_t> lengths) {
   Fetch& fetch = fetches_[id];
   fetch.what_for = what_for;
   for (const uint32_t length : lengths) fetch.left += length;
@@ -67,7 +68,7 @@ std::optional<TransferSchedule::Read> TransferSchedule::Next(MonotonicNanos now)
     }
     fetch.left -= length;
     ++fetch.under_way;
-    if (what_for == engine::FetchFor::kReplica) tokens_ -= length;
+    if (what_for == engine::action::FetchFor::kReplica) tokens_ -= length;
     in_flight_ += length;
     Peer& peer = peers_[source];
     if (peer.reads == 0) peer.since = now;
@@ -162,7 +163,7 @@ void TransferSchedule::Refill(MonotonicNanos now) {
 }
 
 bool TransferSchedule::Limited(const Fetch& fetch) const {
-  return fetch.what_for == engine::FetchFor::kReplica &&
+  return fetch.what_for == engine::action::FetchFor::kReplica &&
          options_.replication_bytes_per_second > 0 && tokens_ <= 0;
 }
 

@@ -35,7 +35,7 @@ class TransferSchedule {
   explicit TransferSchedule(const MoverOptions& options) : options_(options) {}
 
   // The lengths of its blocks. Fetches are numbered by age. It has no source yet.
-  void Add(uint64_t fetch, engine::FetchFor what_for, std::vector<uint32_t> lengths);
+  void Add(uint64_t fetch, engine::action::FetchFor what_for, std::vector<uint32_t> lengths);
   // What it has under way keeps its credit until Ended.
   void Remove(uint64_t fetch);
   void AddSource(uint64_t fetch, engine::Rank source);
@@ -71,7 +71,7 @@ class TransferSchedule {
   static constexpr int kLostAfter = 3;
 
   struct Fetch {
-    engine::FetchFor what_for = engine::FetchFor::kReplica;
+    engine::action::FetchFor what_for = engine::action::FetchFor::kReplica;
     std::vector<uint32_t> lengths;
     uint32_t fresh = 0;        // blocks from here on were never read
     std::set<uint32_t> again;  // of those before: to be read again
@@ -105,7 +105,7 @@ class TransferSchedule {
   const MoverOptions options_;
   std::map<uint64_t, Fetch> fetches_;
   // What is complete or has nothing left to begin stays in it; the mover removes what has ended.
-  std::set<std::pair<engine::FetchFor, uint64_t>> order_;
+  std::set<std::pair<engine::action::FetchFor, uint64_t>> order_;
   std::map<engine::Rank, Peer> peers_;
   uint64_t in_flight_ = 0;
   double tokens_ = 0;

@@ -12,6 +12,16 @@ using testing::Part;
 
 constexpr size_t kMiB = 1 << 20;
 
+class SetClock : public Clock {
+ public:
+  MonotonicNanos Now() const override { return now_; }
+  int64_t UnixMillis() const override { return now_ / kNanosPerMilli; }
+  void Advance(MonotonicNanos by) { now_ += by; }
+
+ private:
+  std::atomic<MonotonicNanos> now_ = kNanosPerSecond;
+};
+
 // Notes in which order things are done to it, and has no bytes.
 class NotedTransport : public transport::Transport {
  public:
@@ -40,6 +50,8 @@ class NotedTransport : public transport::Transport {
   void RevokePeer(transport::PeerId) override {}
   StatusOr<MonotonicNanos> LastUsed(const transport::GrantToken&) const override {
     MutexLock lock(&mu_);
+    ++looks_;
+    come_.NotifyAll();
     return used_;
   }
   void Read(transport::ReadRequest, transport::ReadDone done) override {
@@ -54,6 +66,10 @@ class NotedTransport : public transport::Transport {
   void Use() {
     MutexLock lock(&mu_);
     used_ = clock_->Now();
+  }
+  void WaitForLook() {
+    MutexLock lock(&mu_);
+    while (looks_ == 0) come_.Wait(&mu_);
   }
   void Fail(Status status) {
     MutexLock lock(&mu_);
@@ -73,7 +89,8 @@ class NotedTransport : public transport::Transport {
  private:
   Clock* const clock_;
   mutable Mutex mu_;
-  CondVar come_;
+  mutable CondVar come_;
+  mutable int looks_ ABSL_GUARDED_BY(mu_) = 0;
   Status fails_ ABSL_GUARDED_BY(mu_);
   MonotonicNanos used_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<ExtentRef> extents_ ABSL_GUARDED_BY(mu_);
@@ -85,7 +102,7 @@ class GranterTest : public ::testing::Test {
   static constexpr SlabId kSlab = 5;
   GranterTest()
       : cache_(*cache::Cache::Start({}, &holder_)),
-        transport_(RealClock()),
+        transport_(&clock_),
         attached_(cache_.get(), &transport_) {
     testing::Events made;
     cache_->Make(kSlab, kMiB, fact::SlabUse::kObjects, true, [post = made.Post()](Status status) {
@@ -111,6 +128,7 @@ class GranterTest : public ::testing::Test {
     return granter_->Give(testing::kReader, grant, *table_);
   }
 
+  SetClock clock_;
   testing::NoHolder holder_;
   std::unique_ptr<cache::Cache> cache_;
   NotedTransport transport_;
@@ -140,21 +158,21 @@ TEST_F(GranterTest, AGrantTellsWhatTheReaderNeeds) {
 TEST_F(GranterTest, AGrantWithoutProgressIsRevokedBeforeItsBytesAreUnpinned) {
   StartWith({.without_progress = 20 * kNanosPerMilli});
   ASSERT_TRUE(Give(3).ok());
+  clock_.Advance(20 * kNanosPerMilli);
   EXPECT_EQ(transport_.WaitFor("unpin 3"), (Notes{"attach 5", "grant", "revoke", "unpin 3"}));
   EXPECT_EQ(granter_->count(), 0u);
 }
 
 TEST_F(GranterTest, AGrantThatIsReadUnderGoesOn) {
-  StartWith({.without_progress = 200 * kNanosPerMilli});
-  const MonotonicNanos begun = RealClock()->Now();
+  StartWith({.without_progress = 20 * kNanosPerMilli});
   ASSERT_TRUE(Give(3).ok());
-  MonotonicNanos used = begun;
-  while (used < begun + 400 * kNanosPerMilli) {
-    used = RealClock()->Now();
-    transport_.Use();
-  }
-  transport_.WaitFor("unpin 3");
-  EXPECT_GE(RealClock()->Now() - used, 200 * kNanosPerMilli - kNanosPerMilli);
+  clock_.Advance(15 * kNanosPerMilli);
+  transport_.Use();
+  clock_.Advance(5 * kNanosPerMilli);
+  transport_.WaitForLook();
+  EXPECT_EQ(granter_->count(), 1u);
+  clock_.Advance(15 * kNanosPerMilli);
+  EXPECT_EQ(transport_.WaitFor("unpin 3"), (Notes{"attach 5", "grant", "revoke", "unpin 3"}));
 }
 
 TEST_F(GranterTest, TheReaderEndsItsOwnGrantAndNoOther) {

@@ -9,8 +9,8 @@
 namespace cairn::node {
 namespace {
 
-using engine::FetchFor;
 using engine::Rank;
+using engine::action::FetchFor;
 using How = TransferSchedule::How;
 
 constexpr uint32_t kBlock = kBlockBytes;
