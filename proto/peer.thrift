@@ -220,6 +220,12 @@ struct Message {
   8: optional Record& record,
 }
 
+struct Said {
+  1: Member member,         // who has answered
+  // Why messages were refused, if any were: the others count all the same.
+  2: list<string> refused,
+}
+
 // --- reading a part ------------------------------------------------------------------------------
 
 struct GrantQuestion {
@@ -241,9 +247,9 @@ struct Granted {
 service Peer {
   // First on every connection.
   Greeted greet(1: Greeting greeting) throws (1: cairn.Error error),
-  // About once a second, with nothing to say as well: that is how members know of each other's life. The
-  // answer is who has answered, once all messages were taken.
-  Member say(1: Sender sender, 2: list<Message> messages) throws (1: cairn.Error error),
+  // About once a second, with nothing to say as well: that is how members know of each other's life. It
+  // is answered once all messages were taken.
+  Said say(1: Sender sender, 2: list<Message> messages) throws (1: cairn.Error error),
   // NOT_FOUND: the part is not held here.
   Granted grant(1: Sender sender, 2: GrantQuestion question) throws (1: cairn.Error error),
   // Not needed any more; numbers that are unknown are passed over.
