@@ -297,9 +297,10 @@ Status PeerServer::Connection::AnswerWith(const char* method, int32_t sequence, 
   Result result;
   const Status status = serve(args, &result);
   if (!status.ok()) {
-    result = Result();
-    result.error = ToWire(status);
-    result.__isset.error = true;
+    Result refused;
+    refused.error = ToWire(status);
+    refused.__isset.error = true;
+    return Send(method, apache::thrift::protocol::T_REPLY, sequence, refused);
   }
   return Send(method, apache::thrift::protocol::T_REPLY, sequence, result);
 }
