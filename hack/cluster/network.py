@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -37,6 +38,19 @@ table ip ring {
   chain spoiled { type filter hook input priority -10; }
   chain led { type nat hook output priority -100; }
 }
+"""
+
+# Makes a socket where it runs and hands it to who made the pair.
+HAND_OVER = """
+import socket, sys
+to, what, address, port = sys.argv[1:]
+make = {'connect': socket.create_connection, 'listen': socket.create_server}[what]
+try:
+    made = make((address, int(port)))
+except OSError as error:
+    sys.exit(str(error))
+with socket.socket(fileno=int(to)) as pair:
+    socket.send_fds(pair, [b'!'], [made.fileno()])
 """
 
 
@@ -128,6 +142,16 @@ class Network:
     def popen(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen([*self.enter(host), *command], **options)
 
+    def connect(self, host: int, address: str, port: int) -> socket.socket:
+        """A connection of the caller's, as if it were on the host."""
+        return hand_over(self.enter(host), "connect", address, port)
+
+    def listen_on_switch(self, port: int) -> socket.socket:
+        return hand_over(self.enter_switch(), "listen", SWITCH_ADDRESS, port)
+
+    def connect_from_switch(self, address: str, port: int) -> socket.socket:
+        return hand_over(self.enter_switch(), "connect", address, port)
+
     # --- faults of links ---
 
     def _nft(self, host: int, text: str) -> None:
@@ -218,6 +242,19 @@ def hold(enter: list[str], unshare: list[str], command: list[str]) -> subprocess
     if holder.stdout.readline() != b"ready\n":
         raise NetworkError(f"{' '.join(unshare)}: exit status {holder.wait()}")
     return holder
+
+
+def hand_over(enter: list[str], what: str, address: str, port: int) -> socket.socket:
+    mine, its = socket.socketpair()
+    with mine, its:
+        command = [*enter, PYTHON, "-S", "-c", HAND_OVER, str(its.fileno()), what, address, str(port)]
+        done = subprocess.run(
+            command, pass_fds=[its.fileno()], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise NetworkError(f"{what} {address}:{port}: {done.stderr.strip()}")
+        _, fds, _, _ = socket.recv_fds(mine, 1, 1)
+    return socket.socket(fileno=fds[0])
 
 
 def run(command: Sequence[str], text: str = "") -> str:

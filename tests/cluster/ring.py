@@ -298,8 +298,9 @@ def ring(
     lost_after_s: int = 5,
     options: tuple[str, ...] = (),
     meet: bool = True,
+    before: Callable[[Ring], None] = lambda _: None,
 ) -> Iterator[Ring]:
-    """A running ring whose members have met; nothing of it is left behind."""
+    """A running ring whose members have met; nothing of it is left behind. `before` any daemon starts."""
     # Short: a socket's path has 107 bytes at most.
     folder = Path(tempfile.mkdtemp(prefix="cairn-", dir="/tmp"))
     try:
@@ -315,6 +316,7 @@ def ring(
                 options=options,
             )
             try:
+                before(instance)
                 instance.start()
                 if meet:
                     instance.await_met()
