@@ -18,9 +18,10 @@ from types import FrameType
 from members import Member, binary, ring_options
 from network import MAX_HOSTS, Network, NetworkError, unavailable
 
-DESCRIPTION = """Runs a ring of N nodes on this machine, as root or as any user, until Ctrl-C. Each node is one
-cairnd in a network namespace of its own, joined to the others by a bridge. With a command behind --, runs that
-beside the ring, with CAIRN_SOCKET set to node 0's and RING to the ring's folder, and ends with its status."""
+DESCRIPTION = """Runs a ring of N nodes on this machine, as root or as any user, until Ctrl-C. Each node
+is one cairnd in a network namespace of its own, joined to the others by a bridge. With a command
+behind --, runs that beside the ring, with CAIRN_SOCKET set to node 0's and RING to the ring's
+folder, and ends with its status."""
 EPILOG = """examples:
   hack/cluster.sh 3
   hack/cluster.sh 3 --rate 1000 --no-storage

@@ -50,7 +50,12 @@ def without_cairn() -> dict[str, str]:
 
 class Member:
     def __init__(
-        self, network: Network, rank: int, folder: Path, options: Sequence[str], log: Path | None = None
+        self,
+        network: Network,
+        rank: int,
+        folder: Path,
+        options: Sequence[str],
+        log: Path | None = None,
     ) -> None:
         """`options`: of the daemon, besides its socket and its catalog."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +86,9 @@ class Member:
     def answers(self) -> bool:
         """Once it does not: the daemon is starting, or (with an error) has ended."""
         if self.process is None or self.process.poll() is not None:
-            raise RuntimeError(f"member {self.rank} ended; its log, {self.log}, says\n{self.tail()}")
+            raise RuntimeError(
+                f"member {self.rank} ended; its log, {self.log}, says\n{self.tail()}"
+            )
         asked = [str(binary("cairn")), f"--socket={self.socket}", "--timeout=2", "status"]
         return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 

@@ -1,4 +1,5 @@
-"""Hosts on one machine: network namespaces joined by a bridge, with links that can be cut, slowed and spoiled.
+"""Hosts on one machine: network namespaces joined by a bridge, with links that can be cut, slowed
+and spoiled.
 
 It needs no root. An ordinary user's namespaces lie in a user namespace of their own, in which that user is
 uid 0; where such namespaces are forbidden, `unavailable()` says so. Files, Unix sockets and processes are
@@ -18,7 +19,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -247,7 +247,17 @@ def hold(enter: list[str], unshare: list[str], command: list[str]) -> subprocess
 def hand_over(enter: list[str], what: str, address: str, port: int) -> socket.socket:
     mine, its = socket.socketpair()
     with mine, its:
-        command = [*enter, PYTHON, "-S", "-c", HAND_OVER, str(its.fileno()), what, address, str(port)]
+        command = [
+            *enter,
+            PYTHON,
+            "-S",
+            "-c",
+            HAND_OVER,
+            str(its.fileno()),
+            what,
+            address,
+            str(port),
+        ]
         done = subprocess.run(
             command, pass_fds=[its.fileno()], capture_output=True, text=True, check=False
         )
@@ -259,9 +269,7 @@ def hand_over(enter: list[str], what: str, address: str, port: int) -> socket.so
 
 def run(command: Sequence[str], text: str = "") -> str:
     env = {**os.environ, "PATH": PATH}
-    done = subprocess.run(
-        command, input=text, capture_output=True, text=True, env=env, check=False
-    )
+    done = subprocess.run(command, input=text, capture_output=True, text=True, env=env, check=False)
     if done.returncode != 0:
         raise NetworkError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}{text}")
     return done.stdout

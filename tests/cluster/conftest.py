@@ -1,6 +1,6 @@
-"""Tests of whole rings. They need network namespaces, which an ordinary user may make on most machines, and nft;
-where either is missing they skip and say why. As with the other tests of processes, PyTorch 2's interpreter,
-which has no Thrift, leaves them out."""
+"""Tests of whole rings. They need network namespaces, which an ordinary user may make on most machines,
+and nft; where either is missing they skip and say why. As with the other tests of processes, PyTorch 2's
+interpreter, which has no Thrift, leaves them out."""
 
 from __future__ import annotations
 

@@ -123,7 +123,13 @@ class Member(Node):
         return answer["step"], answer["attempt"]
 
     def loads(
-        self, job: str, step: int, writers: int = 1, *, attempt: int = 0, part_bytes: int = PART_BYTES
+        self,
+        job: str,
+        step: int,
+        writers: int = 1,
+        *,
+        attempt: int = 0,
+        part_bytes: int = PART_BYTES,
     ) -> bool:
         """Every byte of what `save` saved comes, and is right; False: it cannot be had now."""
         try:
@@ -244,7 +250,9 @@ class Ring:
         def met() -> bool:
             for member in self.members:
                 if member.rank in running:
-                    up = {rank for rank, state in member.states().items() if state in ("up", "self")}
+                    up = {
+                        rank for rank, state in member.states().items() if state in ("up", "self")
+                    }
                     if not running <= up:
                         return False
             return True

@@ -1,5 +1,5 @@
-"""A listener on a link: it stands between a member and a port of another, passes everything on as it is, and keeps
-what the first one sent. Connections that were open before it came do not pass it."""
+"""A listener on a link: it stands between a member and a port of another, passes everything on as it
+is, and keeps what the first one sent. Connections that were open before it came do not pass it."""
 
 from __future__ import annotations
 
@@ -43,9 +43,13 @@ class Tap:
             with self._mutex:
                 self._sent.append(record)
             for source, target, kept in ((caller, called, record), (called, caller, None)):
-                threading.Thread(target=self._pass_on, args=(source, target, kept), daemon=True).start()
+                threading.Thread(
+                    target=self._pass_on, args=(source, target, kept), daemon=True
+                ).start()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket, kept: bytearray | None) -> None:
+    def _pass_on(
+        self, source: socket.socket, target: socket.socket, kept: bytearray | None
+    ) -> None:
         try:
             while piece := source.recv(1 << 16):
                 if kept is not None:

@@ -1,5 +1,6 @@
-"""R2 across nodes: random SIGKILL of daemons and of whole nodes, links that come and go, trainers that go on; what was
-acknowledged is noted outside of everything that dies, and held against the ring each time all is quiet.
+"""R2 across nodes: random SIGKILL of daemons and of whole nodes, links that come and go, trainers that
+go on. What was acknowledged is noted outside of everything that dies, and held against the ring each time all
+is quiet.
 
 The seed is printed; CAIRN_CLUSTER_SEED=N repeats the choices, though not the moments.
 """

@@ -1,4 +1,5 @@
-"""Links that fail: R16 (a peer dies or hangs in a transfer), R17 (partitions, also one way), R18 (bits flip)."""
+"""Links that fail: R16 (a peer dies or hangs in a transfer), R17 (partitions, also one way), R18 (bits
+flip)."""
 
 from __future__ import annotations
 

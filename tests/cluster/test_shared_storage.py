@@ -1,5 +1,5 @@
-"""Storage that all nodes share: each writes its own parts, whoever sees the last one publishes, and the files are
-the user's (promise 9)."""
+"""Storage that all nodes share: each writes its own parts, whoever sees the last one publishes, and the
+files are the user's (promise 9)."""
 
 from __future__ import annotations
 
