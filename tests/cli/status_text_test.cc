@@ -225,8 +225,10 @@ TEST(Status, OfOneJobInARingHasItsProtectedStepAndItsTarget) {
 TEST(Status, PeersListsTheMembersAndWhatIsBeingFetched) {
   const std::string text = RenderPeers(InRingOf(Node({})));
   EXPECT_THAT(text, HasSubstr("   0  10.0.0.1:7400  self"));
-  EXPECT_THAT(text, HasSubstr("up                             18   340 ms ago      2.00 GiB"));
-  EXPECT_THAT(text, HasSubstr("silent for 12 s                19     12 s ago"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("up                              18  340 ms ago      2.00 GiB        1.00 GiB"));
+  EXPECT_THAT(text, HasSubstr("silent for 12 s                 19    12 s ago"));
   EXPECT_THAT(text, HasSubstr("silent for 1 min 30 s            -       never"));
   EXPECT_THAT(text, HasSubstr("rank 1, 2"));
   EXPECT_THAT(text, HasSubstr("50 % of 2.00 GiB"));
