@@ -78,16 +78,19 @@ class Member(Node):
 
     def cairn(self, words: str, *, code: int = 0, limit_s: float = PATIENCE_S) -> str:
         """The command's output; `words` as in a shell."""
-        result = subprocess.run(
+        result = self._run_cairn(words, limit_s + 30)
+        assert result.returncode == code, f"cairn {words}: {result.returncode}: {result.stderr}"
+        return result.stdout if code == 0 else result.stderr
+
+    def _run_cairn(self, words: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [binary("cairn"), f"--socket={self.socket}", *shlex.split(words)],
             env=members.without_cairn(),
             capture_output=True,
             text=True,
-            timeout=limit_s + 30,
+            timeout=limit_s,
             stdin=subprocess.DEVNULL,
         )
-        assert result.returncode == code, f"cairn {words}: {result.returncode}: {result.stderr}"
-        return result.stdout if code == 0 else result.stderr
 
     def json(self, words: str) -> Any:
         return json.loads(self.cairn(f"{words} -o json"))
@@ -105,22 +108,25 @@ class Member(Node):
 
     def replicated(self, job: str, step: int) -> bool:
         """Whether it is acknowledged as REPLICATED now."""
-        facts = self.json(f"stat {job}/{step}")["facts"]
-        return bool(facts["asked"] >= 1 and facts["replicas"] >= facts["asked"])
+        answer = self._ask(f"stat {job}/{step}")
+        if answer is None:
+            return False
+        facts = answer["facts"]
+        return bool(facts["replicas_asked"] >= 1 and facts["replicas"] >= facts["replicas_asked"])
 
     def latest(self, job: str) -> tuple[int, int] | None:
         """Step and attempt; None: the node cannot say now, or there is nothing."""
-        result = subprocess.run(
-            [binary("cairn"), f"--socket={self.socket}", "latest", job, "-o", "json"],
-            env=members.without_cairn(),
-            capture_output=True,
-            timeout=60,
-        )
-        if result.returncode in (3, 6, 7):  # NOT_FOUND, UNAVAILABLE, DEADLINE_EXCEEDED
+        answer = self._ask(f"latest {job}")
+        return (answer["step"], answer["attempt"]) if answer else None
+
+    def _ask(self, words: str) -> dict[str, Any] | None:
+        """None: it cannot be had now (NOT_FOUND, UNAVAILABLE, DEADLINE_EXCEEDED)."""
+        result = self._run_cairn(f"{words} -o json", 60)
+        if result.returncode in (3, 6, 7):
             return None
-        assert result.returncode == 0, result.stderr
-        answer = json.loads(result.stdout)
-        return answer["step"], answer["attempt"]
+        assert result.returncode == 0, f"cairn {words}: {result.returncode}: {result.stderr}"
+        answer: dict[str, Any] = json.loads(result.stdout)
+        return answer
 
     def loads(
         self,
@@ -246,6 +252,8 @@ class Ring:
     def await_met(self, limit_s: float = PATIENCE_S) -> None:
         """Until all that run think of each other that they are up."""
         running = {member.rank for member in self.members if member.process is not None}
+        if len(self.members) == 1:
+            return  # alone
 
         def met() -> bool:
             for member in self.members:
