@@ -56,13 +56,13 @@ class Tap:
                     with self._mutex:
                         kept += piece
                 target.sendall(piece)
+            target.shutdown(socket.SHUT_WR)
         except OSError:
-            pass
-        for end in (source, target):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+            for end in (source, target):
+                try:
+                    end.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
 
     def close(self) -> None:
         self._listener.close()

@@ -12,6 +12,7 @@ import network
 import pytest
 from cairn_daemon import until
 from network import Network
+from tap import Tap
 
 BYTES = 4 << 20
 PORT = 7001
@@ -118,6 +119,23 @@ def test_a_connection_can_be_led_to_the_switch(net: Network) -> None:
         net.lead(0, 1, port=PORT, to_port=PORT)
         assert read(net, 0) == "7 0"
         assert read(net, 2) == f"{BYTES} 0"
+        server.kill()
+
+
+def test_a_tap_passes_everything_on_and_keeps_what_was_sent(net: Network) -> None:
+    echo = SERVER.replace(f"sendall(bytes({BYTES}))", "sendall(connection.recv(100))")
+    with net.popen(
+        2, [sys.executable, "-c", echo.replace(str(PORT), str(PORT + 1))], stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdout is not None and server.stdout.readline() == b"listens\n"
+        tap = Tap(net, 0, 2, PORT + 1)
+        with net.connect(0, net.addresses[2], PORT + 1) as connection:
+            connection.settimeout(10)
+            connection.sendall(b"a greeting")
+            assert connection.recv(100) == b"a greeting"
+            assert connection.recv(100) == b"", "the end is passed on, too"
+        assert tap.sent() == [b"a greeting"]
+        tap.close()
         server.kill()
 
 
