@@ -110,6 +110,8 @@ class Ring:
                             f"node {rank} cannot say what is latest: {error}"
                         ) from error
                     time.sleep(0.1)
+                except cairn.NotFound as error:
+                    raise DemoError(f"node {rank} knows of nothing complete: {error}") from error
         finally:
             session.close()
 
