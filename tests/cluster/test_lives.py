@@ -129,7 +129,7 @@ def test_whoever_is_home_says_the_same_and_its_loss_delays_no_save() -> None:
             r[lost].replace()
             r.await_met()
             for job in jobs:
-                until(f"{job} has two copies", lambda job=job: r[rest[0]].replicated(job, 1))
+                until("two copies", lambda job=job, at=rest[0]: r[at].replicated(job, 1))
 
 
 def test_a_stopped_reader_keeps_what_it_has_loaded_from_another_node() -> None:
