@@ -97,6 +97,8 @@ struct ReportDelta {
 ReportDelta DeltaOf(const std::string& job, const JobReport& from, const JobReport& to,
                     uint64_t after, uint64_t number);
 void ApplyDelta(const ReportDelta& delta, JobReport* report);
+// What two deltas in a row, `newer` building on `older`, say as one: for what builds on what `older` does.
+ReportDelta MergeDelta(ReportDelta older, const ReportDelta& newer);
 
 // --- conclusions
 
