@@ -1,14 +1,18 @@
 #include "server/engine/gathered.h"
 
 #include <algorithm>
+<<<<<<< HEAD
 #include <iterator>
 
 #include "absl/container/inlined_vector.h"
 #include "common/manifest.h"
+=======
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
 
 namespace cairn::engine {
 namespace {
 
+<<<<<<< HEAD
 // Adds `by` to a count that is kept while it is above 0.
 template <typename Map, typename Key>
 void Adjust(Map* counts, const Key& key, int by) {
@@ -17,12 +21,15 @@ void Adjust(Map* counts, const Key& key, int by) {
   if (at->second == 0) counts->erase(at);
 }
 
+=======
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
 bool SameNames(const PartReport& a, const PartReport& b) {
   return a.names == b.names || (a.names != nullptr && b.names != nullptr && *a.names == *b.names);
 }
 
 }  // namespace
 
+<<<<<<< HEAD
 // --- one checkpoint
 
 // What is reported of a checkpoint's parts, counted so that one more changes little. Of each writer it
@@ -202,6 +209,8 @@ struct Gathered::Life {
   bool empty() const { return said_by.empty() && writers.empty() && tallies == 0; }
 };
 
+=======
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
 // --- what comes in
 
 Gathered::Gathered(std::string job, const RingShape& ring) : ring_(ring) {
@@ -209,8 +218,11 @@ Gathered::Gathered(std::string job, const RingShape& ring) : ring_(ring) {
   verdict_.asked = Asked();
 }
 
+<<<<<<< HEAD
 Gathered::~Gathered() = default;
 
+=======
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
 bool Gathered::Apply(const MemberId& from, const ReportDelta& delta) {
   if (delta.number <= delta.after) return false;
   const auto present = present_.find(from.rank);
@@ -327,7 +339,11 @@ void Gathered::ChangeParts(Rank rank, const ReportDelta& delta) {
     }
     const bool alike = at->second.world_size == part.world_size && SameNames(at->second, part);
     if (counts && alike && Counts(id, part)) {
+<<<<<<< HEAD
       tallies_.at(id.first)->Replace(id.second, &at->second, part);
+=======
+      tallies_.at(id.first).Replace(id.second, &at->second, part);
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
       touched_.insert(id.first);
       continue;
     }
@@ -392,22 +408,31 @@ void Gathered::CountReport(Rank rank, const JobReport& report, bool counts) {
   CountTarget(report.target, counts);
 }
 
+<<<<<<< HEAD
 Gathered::Life* Gathered::LifeOf(Attempt attempt) {
   std::unique_ptr<Life>& life = lives_[attempt];
   if (life == nullptr) life = std::make_unique<Life>();
   return life.get();
 }
 
+=======
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
 void Gathered::CountPart(Rank rank, const PartId& part_id, const PartReport& part, bool counts) {
   const auto& [id, writer] = part_id;
   if (!Counts(part_id, part)) return;
   touched_.insert(id);
   Life* const life = LifeOf(id.attempt);
+<<<<<<< HEAD
   std::unique_ptr<Tally>& tally = tallies_[id];
   if (tally == nullptr) {
     tally = std::make_unique<Tally>();
     ++life->tallies;
   }
+=======
+  const auto [at, fresh] = tallies_.try_emplace(id);
+  if (fresh) ++life->tallies;
+  Tally* const tally = &at->second;
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
   const int32_t world = tally->World();
   const bool had = tally->Has(writer);
   if (counts) {
@@ -458,20 +483,33 @@ void Gathered::CountAttempt(Rank rank, Attempt attempt, bool counts) {
 }
 
 void Gathered::CountPublished(const CheckpointId& id, bool counts) {
+<<<<<<< HEAD
   Adjust(&published_, id, counts ? 1 : -1);
+=======
+  AdjustCount(&published_, id, counts ? 1 : -1);
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
   touched_.insert(id);
 }
 
 void Gathered::CountTarget(const std::optional<CheckpointId>& target, bool counts) {
+<<<<<<< HEAD
   if (target.has_value()) Adjust(&named_, *target, counts ? 1 : -1);
+=======
+  if (target.has_value()) AdjustCount(&named_, *target, counts ? 1 : -1);
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
 }
 
 Outlook Gathered::OutlookOf(const CheckpointId& id, Writer writer) const {
   Outlook outlook(id.step, id.revision);
   const auto life = lives_.find(id.attempt);
   if (life == lives_.end()) return outlook;
+<<<<<<< HEAD
   const auto ranks = life->second->writers.find(writer);
   if (ranks == life->second->writers.end()) return outlook;
+=======
+  const auto ranks = life->second.writers.find(writer);
+  if (ranks == life->second.writers.end()) return outlook;
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
   for (const Rank rank : ranks->second) {
     outlook.Hear(gathering_.reports.at(rank).report.writers.at({id.attempt, writer}));
   }
@@ -481,8 +519,13 @@ Outlook Gathered::OutlookOf(const CheckpointId& id, Writer writer) const {
 void Gathered::CountHopes(Attempt attempt, Writer writer, int sign) {
   const auto life = lives_.find(attempt);
   if (life == lives_.end()) return;
+<<<<<<< HEAD
   for (const CheckpointId& id : life->second->lacking) {
     Tally& tally = *tallies_.at(id);
+=======
+  for (const CheckpointId& id : life->second.lacking) {
+    Tally& tally = tallies_.at(id);
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
     if (!tally.weighed || writer >= tally.World() || tally.Has(writer)) continue;
     const Outlook outlook = OutlookOf(id, writer);
     tally.mentioned += sign * static_cast<int>(outlook.mentioned());
@@ -494,7 +537,11 @@ void Gathered::CountHopes(Attempt attempt, Writer writer, int sign) {
 void Gathered::WeighHopes(const CheckpointId& id, Tally* tally) {
   tally->weighed = true;
   tally->mentioned = tally->expected = 0;
+<<<<<<< HEAD
   for (const auto& [writer, ranks] : lives_.at(id.attempt)->writers) {
+=======
+  for (const auto& [writer, ranks] : lives_.at(id.attempt).writers) {
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
     if (writer >= tally->World() || tally->Has(writer)) continue;
     const Outlook outlook = OutlookOf(id, writer);
     if (outlook.mentioned()) ++tally->mentioned;
@@ -522,7 +569,11 @@ void Gathered::Settle() {
 
 void Gathered::DropIfEmpty(Attempt attempt) {
   const auto life = lives_.find(attempt);
+<<<<<<< HEAD
   if (life != lives_.end() && life->second->empty()) lives_.erase(life);
+=======
+  if (life != lives_.end() && life->second.empty()) lives_.erase(life);
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
 }
 
 void Gathered::SettleCheckpoints(std::vector<CheckpointId>* come, std::vector<CheckpointId>* gone) {
@@ -533,8 +584,13 @@ void Gathered::SettleCheckpoints(std::vector<CheckpointId>* come, std::vector<Ch
     std::optional<CheckpointVerdict> verdict;
     const auto tally = tallies_.find(id);
     if (tally != tallies_.end() && !record_.Forbids(id.step, id.attempt)) {
+<<<<<<< HEAD
       if (!tally->second->weighed) WeighHopes(id, tally->second.get());
       verdict = tally->second->Judge(published_.contains(id));
+=======
+      if (!tally->second.weighed) WeighHopes(id, &tally->second);
+      verdict = tally->second.Judge(published_.contains(id));
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
       verdict->hopeless = was_visible && before->second.hopeless;  // as yet
     }
     if (!was_visible && !verdict.has_value()) continue;
@@ -581,6 +637,7 @@ bool Gathered::SettleOrigin(Attempt attempt) {
   std::vector<OriginSaid> said;
   bool known = recorded != record_.attempts.end();
   if (life != lives_.end()) {
+<<<<<<< HEAD
     const auto writer_0 = life->second->writers.find(0);
     for (const Rank rank : life->second->said_by) {
       const auto& report = gathering_.reports.at(rank).report;
@@ -589,6 +646,16 @@ bool Gathered::SettleOrigin(Attempt attempt) {
       said.push_back({runs_it, &report.attempts.at(attempt)});
     }
     known |= !said.empty() || life->second->visible > 0;
+=======
+    const auto writer_0 = life->second.writers.find(0);
+    for (const Rank rank : life->second.said_by) {
+      const auto& report = gathering_.reports.at(rank).report;
+      const bool runs_it =
+          writer_0 != life->second.writers.end() && report.writers.contains({attempt, Writer{0}});
+      said.push_back({runs_it, &report.attempts.at(attempt)});
+    }
+    known |= !said.empty() || life->second.visible > 0;
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
   }
   if (!known) return origins_.erase(attempt) > 0;
   Line::Origin origin =
@@ -640,7 +707,11 @@ void Gathered::SettleHopes() {
   prospects_ = prospects;
   for (const CheckpointId& id : touched_) SayHopeless(id);
   for (const auto& [attempt, life] : lives_) {
+<<<<<<< HEAD
     for (const CheckpointId& id : life->lacking) SayHopeless(id);
+=======
+    for (const CheckpointId& id : life.lacking) SayHopeless(id);
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
   }
 }
 
@@ -648,7 +719,11 @@ void Gathered::SayHopeless(const CheckpointId& id) {
   const auto at = verdict_.checkpoints.find(id);
   if (at == verdict_.checkpoints.end()) return;
   CheckpointVerdict& checkpoint = at->second;
+<<<<<<< HEAD
   const Tally& tally = *tallies_.at(id);
+=======
+  const Tally& tally = tallies_.at(id);
+>>>>>>> 580e8ade18684515585e28f23860ef4666d116f2
   bool hopeless = false;
   if (!checkpoint.complete && checkpoint.conflict.empty() && tally.Lacking() > 0) {
     hopeless =
