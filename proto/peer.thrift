@@ -73,6 +73,7 @@ struct Want {
   7: i32 owner_uid,
   8: i32 owner_gid,
   9: bool target,           // before the others
+  10: i32 owner = -1,       // whose part it is, where the speaker stands in for a lost member
 }
 // All that the speaker wants the listener to keep, in the order in which it is wanted.
 struct WantList {

@@ -380,8 +380,8 @@ using Action =
                  action::ProbeSlab, action::WriteManifest, action::Verify, action::Persist,
                  action::WriteLineRecord, action::Reinstate, action::DeleteFiles, action::ScanJob,
                  action::ReadTables, action::ReadLineNumbers, action::Tell, action::Fetch,
-                 action::FetchFrom, action::CancelFetch, action::RevokeGrant, action::Record, action::WakeAt,
-                 action::EndSession, action::Discard, action::Drained, action::Log>;
+                 action::FetchFrom, action::CancelFetch, action::RevokeGrant, action::Record,
+                 action::WakeAt, action::EndSession, action::Discard, action::Drained, action::Log>;
 
 // What one Apply decided.
 struct Outcome {

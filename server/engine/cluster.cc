@@ -29,11 +29,13 @@ Cluster::Cluster(const Below& below)
       home_(*below.options, below.out, &members_),
       verdicts_(*below.options, below.out, below.callers, &members_, below.jobs, below.attempts,
                 below.parts, below.standing, below.again),
-      loads_(below.out, below.callers, &members_, below.jobs, below.parts, &fetches_, below.again) {
+      loads_(below.out, below.callers, &members_, below.jobs, below.parts, &fetches_, below.again),
+      decisions_(below.out, &members_, below.jobs, below.attempts, below.retention) {
   for (RingWatcher* watcher :
        {static_cast<RingWatcher*>(&home_), static_cast<RingWatcher*>(&reporting_),
         static_cast<RingWatcher*>(&verdicts_), static_cast<RingWatcher*>(&offers_),
-        static_cast<RingWatcher*>(&copies_), static_cast<RingWatcher*>(&grants_)}) {
+        static_cast<RingWatcher*>(&copies_), static_cast<RingWatcher*>(&grants_),
+        static_cast<RingWatcher*>(&decisions_)}) {
     members_.Watch(watcher);
   }
   if (Alone()) return;
@@ -41,11 +43,21 @@ Cluster::Cluster(const Below& below)
   standing_.ReportChanges();
   fetches_.set_newer_attempt(below.newer_attempt);
   verdicts_.set_newer_attempt(below.newer_attempt);
-  verdicts_.set_completed(below.completed_elsewhere);
-  verdicts_.set_changed([this](Job* job) {
+  Persistence* persistence = below.persistence;
+  verdicts_.set_completed(
+      [persistence](Checkpoint* checkpoint) { persistence->CompletedElsewhere(checkpoint); });
+  verdicts_.set_stored(
+      [persistence](Checkpoint* checkpoint) { persistence->StoredElsewhere(checkpoint); });
+  verdicts_.set_changed([this, persistence](Job* job) {
     offers_.Changed(job->name);
     loads_.VerdictChanged(*job);
+    persistence->ScheduleNext(job);
   });
+  reporting_.set_writing([persistence](const Job& job) { return persistence->WorksOn(job); });
+  persistence->set_acts_for([this](const Part& part) { return offers_.ActsFor(part); });
+  decisions_.set_changed(
+      [this](const std::string& job, const JobRecord& record) { home_.SetRecord(job, record); });
+  standing_.set_touched([this](const std::string& job) { decisions_.Look(job); });
   offers_.set_unknown_job([this](const std::string& job) { verdicts_.AskHome(job); });
   verdicts_.set_ask_self([this](const std::string& job) { home_.Ask(members_.self(), job); });
   reporting_.set_to_self([this](const ReportDelta& delta) { home_.On(members_.self_id(), delta); });
@@ -97,6 +109,7 @@ void Cluster::Say(const MemberId& from, const peer::Message& message) {
           loads_.On(said);
         } else {
           static_assert(std::is_same_v<Said, peer::Record>, "what is done about this message?");
+          decisions_.On(said);
         }
       },
       message);
@@ -132,6 +145,7 @@ bool Cluster::Run() {
   for (int round = 0; round < kRounds && changed; ++round) {
     copies_.Run(again);
     offers_.Run(again);
+    decisions_.Run(again && whole);
     reporting_.Run(again && whole);
     changed = home_.Run(again);
     verdicts_.Run(again);

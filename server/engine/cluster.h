@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "server/engine/copies.h"
+#include "server/engine/decisions.h"
 #include "server/engine/grants.h"
 #include "server/engine/home.h"
 #include "server/engine/loads.h"
@@ -37,7 +38,8 @@ class Cluster {
     Eviction* eviction;
     Manifests* manifests;
     std::function<void(const Event&)> again;  // handles a parked event once more
-    std::function<void(Checkpoint*)> completed_elsewhere;
+    Persistence* persistence;
+    Retention* retention;
     std::function<void(Job*)> newer_attempt;  // older ones are to be fenced
   };
   explicit Cluster(const Below& below);
@@ -87,6 +89,7 @@ class Cluster {
   Home home_;
   Verdicts verdicts_;
   Loads loads_;
+  Decisions decisions_;
   MonotonicNanos next_ = kNever;          // when lists and reports are said again
   MonotonicNanos whole_at_ = 0;           // and the whole of them
   std::vector<peer::PlacesSaid> places_;  // that this node's own home said

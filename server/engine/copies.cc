@@ -53,12 +53,18 @@ void Copies::On(const MemberId& from, const peer::WantList& list) {
   }
 }
 
+// The owner; or who stands in for one that is lost.
+bool Copies::MayRelease(Rank from, const Part& part) const {
+  const Rank owner = part.source->owner;
+  return owner == from || members_.Lost().contains(owner);
+}
+
 void Copies::On(const MemberId& from, const peer::ReleaseList& list) {
   Of& of = owners_[from.rank];
   for (const peer::Release& release : list.releases) {
     Part* part = parts_.Find(release.part);
-    if (part == nullptr || part->source->role != PartRole::kReplica ||
-        part->source->owner != from.rank || part->content->digest != release.digest) {
+    if (part == nullptr || part->source->role == PartRole::kOwn || !MayRelease(from.rank, *part) ||
+        part->content->digest != release.digest) {
       of.held.erase(release.part);
       continue;
     }
@@ -81,7 +87,7 @@ void Copies::MemberCame(Rank rank) { owners_[rank].due = true; }
 
 void Copies::Ended(const Fetches::Order& order, const Status& status) {
   if (order.role != PartRole::kReplica) return;
-  Of& of = owners_[order.owner];
+  Of& of = owners_[order.sources.front()];  // who asked for it
   of.due = true;
   if (status.ok()) {
     out_.Count("replicas_held");
@@ -102,7 +108,7 @@ Fetches::Order Copies::OrderOf(Rank owner, const peer::Want& want) {
   order.uid = want.owner_uid;
   order.gid = want.owner_gid;
   order.role = PartRole::kReplica;
-  order.owner = owner;
+  order.owner = want.owner == kNoRank ? owner : want.owner;
   order.sources = {owner};
   order.what_for = action::FetchFor::kReplica;
   return order;

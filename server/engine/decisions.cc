@@ -8,11 +8,7 @@ namespace cairn::engine {
 
 Decisions::Decisions(Outbox* out, const Members* members, Jobs* jobs, Attempts* attempts,
                      Retention* retention)
-    : out_(*out),
-      members_(*members),
-      jobs_(*jobs),
-      attempts_(*attempts),
-      retention_(*retention) {}
+    : out_(*out), members_(*members), jobs_(*jobs), attempts_(*attempts), retention_(*retention) {}
 
 bool Decisions::RecordOf(const Job& job, JobRecord* record) {
   if (job.owner->owned) record->owner = JobRecord::Owner{job.owner->uid, job.owner->gid};
@@ -24,7 +20,7 @@ bool Decisions::RecordOf(const Job& job, JobRecord* record) {
 }
 
 void Decisions::On(const peer::Record& said) {
-  const StatusOr<JobRecord> record = JobRecord::Decode(said.encoded);
+  const StatusOr<JobRecord> record = DecodeJobRecord(said.encoded);
   if (!record.ok()) {
     out_.Log(Severity::kWarning, absl::StrCat("job=", said.job, " decisions of another member: ",
                                               record.status().message()));
@@ -33,9 +29,10 @@ void Decisions::On(const peer::Record& said) {
   Job* job = jobs_.FindOrMake(said.job);
   if (record->owner.has_value()) {
     if (job->owner->owned && job->owner->uid != record->owner->uid) {
-      out_.Log(Severity::kWarning,
-               absl::StrCat("job=", said.job, " is uid ", job->owner->uid, "'s here, and uid ",
-                            record->owner->uid, "'s with another member: its decisions do not count"));
+      out_.Log(
+          Severity::kWarning,
+          absl::StrCat("job=", said.job, " is uid ", job->owner->uid, "'s here, and uid ",
+                       record->owner->uid, "'s with another member: its decisions do not count"));
       return;
     }
     jobs_.TakeOwnership(job, record->owner->uid, record->owner->gid, std::nullopt);
@@ -45,11 +42,7 @@ void Decisions::On(const peer::Record& said) {
     attempts_.Learn(job, LineRecord{said.job, id.first, id.second, decision.lineage},
                     decision.unix_ms);
   }
-  for (const auto& [step, attempts] : record->removed.steps) {
-    for (const AttemptRanges::Range& range : attempts.ranges()) {
-      retention_.RemovedElsewhere(job, step, range);
-    }
-  }
+  retention_.Learn(job, record->removed);
   due_.insert(said.job);
 }
 
@@ -67,7 +60,7 @@ void Decisions::Run(bool whole) {
     const Job* job = jobs_.Find(name);
     JobRecord record;
     if (job == nullptr || !RecordOf(*job, &record)) continue;
-    std::string encoded = record.Encode();
+    std::string encoded = EncodeJobRecord(record);
     if (told_[name] == encoded) continue;
     TellAll(others, name, encoded);
     told_[name] = std::move(encoded);

@@ -3,6 +3,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/engine/own_parts.h"
 
 namespace cairn::engine {
 namespace {
@@ -161,7 +162,9 @@ StatusOr<Checkpoint*> Describing::ResolveLatest(const Job& job) const {
   if (Checkpoint* newest = standing_.Newest(job)) {
     // A newer one may be there that could not be read just now: who went on from this one would abandon it.
     const JobScan& scan = *job.scan;
-    if (newest->Resident() || newest->elsewhere->in_memory || scan.Known() || scan.unread_up_to < newest->key.step) return newest;
+    if (newest->Resident() || newest->elsewhere->in_memory || scan.Known() ||
+        scan.unread_up_to < newest->key.step)
+      return newest;
     return absl::UnavailableError(absl::StrCat(
         "job ", job.name, ": ",
         scan.problem.ok() ? std::string("only part of what it has in storage is known yet")
@@ -229,7 +232,7 @@ Checkpoint* Describing::ForShow(const Job& job, const CheckpointRef& ref) const 
 
 // --- for the recorder
 
-Engine::Description::Part Describing::PartOf(const Part& part) {
+Engine::Description::Part Describing::PartOf(const Part& part) const {
   const Checkpoint& checkpoint = *part.checkpoint;
   const PartContent& content = *part.content;
   const bool persisted = checkpoint.files->persisted;
@@ -240,14 +243,22 @@ Engine::Description::Part Describing::PartOf(const Part& part) {
           .objects = content.count,
           .resident = part.manifest->resident && content.absent == 0,
           .persisted = persisted,
-          .broken = !content.broken.empty() && !persisted};
+          .broken = !content.broken.empty() && !persisted,
+          .own = IsOwn(part, options_.ring)};
+}
+
+// For everybody, not only here: in a ring others may have what this node let go, unless it was removed.
+bool Describing::IsGone(const Job& job, const CheckpointKey& key) const {
+  return options_.ring.Alone() || job.tombstones->removed.Forbids(key.step, key.attempt);
 }
 
 Engine::Description Describing::Describe(const action::Record& record) const {
   Engine::Description description;
   const Job* job = jobs_.Find(record.job);
+  description.writes_checkpoints =
+      options_.ring.Alone() || (job != nullptr && is_home_ && is_home_(*job));
   if (job == nullptr) {  // forgotten, and its checkpoints before it
-    description.gone = record.checkpoints;
+    if (description.writes_checkpoints) description.gone = record.checkpoints;
     return description;
   }
   const JobOwner& owner = *job->owner;
@@ -270,10 +281,8 @@ Engine::Description Describing::Describe(const action::Record& record) const {
   }
   for (const CheckpointKey& key : record.checkpoints) {
     const Checkpoint* checkpoint = find(key);
-    if (checkpoint == nullptr) {
-      description.gone.push_back(key);
-    } else if (checkpoint->content->condemned) {
-      description.gone.push_back(key);
+    if (checkpoint == nullptr || checkpoint->content->condemned) {
+      if (IsGone(*job, key)) description.gone.push_back(key);
     } else if (checkpoint->content->complete) {
       description.complete.push_back(InfoOf(*checkpoint));
     }

@@ -56,6 +56,11 @@ class Engine::Impl {
     parts_.Watch(&admission_);
     parts_.Watch(&persistence_);
     if (cluster_.Alone()) return;
+    const auto is_home = [this](const Job& job) {
+      return cluster_.members().HomeOf(job.name) == cluster_.members().self();
+    };
+    describing_.set_is_home(is_home);
+    retention_.set_is_home(is_home);
     saving_.set_cluster(&cluster_);
     opening_.set_cluster(&cluster_);
     finding_.set_cluster(&cluster_);
@@ -212,22 +217,22 @@ class Engine::Impl {
   JournalRoom journal_{options_};
   StorageRoot storage_root_{&mode_, &out_};
   Jobs jobs_{options_, &out_, &changes_};
-  Standing standing_{&jobs_, &changes_};
+  Standing standing_{options_, &out_, &jobs_, &changes_};
   Sessions sessions_{&out_, &jobs_};
   Ledger ledger_{options_, &out_};
   Footprints footprints_{&ledger_};
   Leases leases_{options_, &out_, &sessions_, &ledger_, &journal_};
   Records records_{options_, &out_, &callers_, &jobs_};
   Attempts attempts_{options_, &out_, &jobs_, &sessions_, &standing_, &records_};
-  Parts parts_{&out_,        &jobs_,    &attempts_, &leases_,   &ledger_,
+  Parts parts_{options_,     &out_,     &jobs_,     &attempts_, &leases_, &ledger_,
                &footprints_, &changes_, &standing_, &sessions_, &journal_};
   Eviction eviction_{options_, &out_, &ledger_, &leases_, &footprints_, &parts_, &standing_};
   Manifests manifests_{options_, &out_, &callers_, &sessions_, &ledger_, &parts_, &eviction_};
-  Admission admission_{options_,   &out_,   &callers_,  &jobs_,     &ledger_, &leases_,
-                       &attempts_, &parts_, &standing_, &eviction_, &journal_};
+  Admission admission_{options_, &out_,      &callers_, &jobs_,     &ledger_,   &sessions_,
+                       &leases_, &attempts_, &parts_,   &standing_, &eviction_, &journal_};
   Pool pool_{options_, mode_, &out_, &sessions_, &ledger_, &admission_};
   Persistence persistence_{options_, mode_, &out_, &jobs_, &ledger_, &parts_, &standing_};
-  Describing describing_{&jobs_, &standing_};
+  Describing describing_{options_, &jobs_, &standing_};
   Retention retention_{options_,      &out_,      &callers_,  &jobs_,       &sessions_, &parts_,
                        &persistence_, &eviction_, &standing_, &describing_, &journal_};
   Merging merging_{&out_, &jobs_, &attempts_, &parts_, &persistence_, &retention_, &records_};
@@ -253,8 +258,8 @@ class Engine::Impl {
                     .eviction = &eviction_,
                     .manifests = &manifests_,
                     .again = [this](const Event& event) { Dispatch(event); },
-                    .completed_elsewhere =
-                        [this](Checkpoint* checkpoint) { persistence_.ScheduleByPolicy(checkpoint); },
+                    .persistence = &persistence_,
+                    .retention = &retention_,
                     .newer_attempt = [this](Job* job) { admission_.Fence(job); }}};
   Tables tables_{&out_, &callers_, &parts_, [this](const Event& event) { Dispatch(event); }};
   Opening opening_{&out_,         &callers_,  &sessions_,   &leases_,   &ledger_, &parts_,
@@ -317,6 +322,7 @@ Outcome Engine::Impl::Apply(MonotonicNanos now, const Event& event) {
   out_.set_now(now);
   if (woken_for_ != kNever && now > woken_for_ + Members::kLate) cluster_.TimerWasLate();
   if (out_.now() >= woken_for_) woken_for_ = kNever;
+  standing_.PassTime();
   Dispatch(event);
   return Finish();
 }
@@ -376,10 +382,10 @@ void Engine::Impl::ForgetIdle() {
 }
 
 void Engine::Impl::EmitWake() {
-  MonotonicNanos next = std::min(
-      {ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(), persistence_.next(),
-       scanning_.next(), records_.next(), retention_.next(), jobs_.next(), manifests_.next(),
-       cluster_.next()});
+  MonotonicNanos next =
+      std::min({ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(),
+                persistence_.next(), scanning_.next(), records_.next(), retention_.next(),
+                jobs_.next(), manifests_.next(), cluster_.next()});
   if (mode_.draining && !drained_) next = std::min(next, drain_deadline_);
   if (std::exchange(more_soon_, false) || standing_.more_to_record() || leases_.more_to_end() ||
       scanning_.more_to_take_in() || persistence_.more_to_prepare()) {
@@ -414,7 +420,11 @@ void Engine::Impl::On(const event::Persisted& event) {
     if (!ended.persisted) retention_.PersistEnded(event.checkpoint, /*removed=*/false);
     return;
   }
-  if (ended.persisted) return retention_.ApplyKeepPolicy(ended.checkpoint->job);
+  if (ended.persisted) {
+    // What it has of others, who wrote it, is known from there.
+    if (!ended.checkpoint->content->complete) tables_.ReadParts(*ended.checkpoint);
+    return retention_.ApplyKeepPolicy(ended.checkpoint->job);
+  }
   if (absl::IsDataLoss(event.status)) opening_.VerifyAll(ended.checkpoint);
 }
 
@@ -446,6 +456,11 @@ void Engine::Impl::TakeIn() {
 }
 
 void Engine::Impl::On(const event::TablesRead& event) {
+  const Checkpoint* in_part = parts_.Find(event.checkpoint);
+  if (event.stored.ok() && in_part != nullptr && in_part->files->persisted &&
+      !in_part->content->complete) {
+    merging_.Merge(in_part->job, *event.stored);
+  }
   const Checkpoint* checkpoint = tables_.On(event);
   if (checkpoint == nullptr || standing_.Newest(*checkpoint->job) != checkpoint) return;
   pool_.RememberStored(*checkpoint);
@@ -541,7 +556,7 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
   cluster_.Start(restored, recovered.member);
   parts_.RestoreFootprints();
   parts_.RestoreKept();
-  admission_.Restore(sessions_);
+  admission_.Restore();
   parts_.RestoreComplete();
   opening_.Restore(jobs_);
   persistence_.Restore(restored);
@@ -563,8 +578,8 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
 
 std::vector<Fact> Engine::Impl::SnapshotPiece(SnapshotCursor* cursor, size_t most) const {
   std::vector<Fact> facts;
-  const SnapshotSources sources{out_,  storage_root_, ledger_,    sessions_, leases_,
-                                jobs_, attempts_,     retention_, parts_,    persistence_, cluster_};
+  const SnapshotSources sources{out_,      storage_root_, ledger_, sessions_,    leases_, jobs_,
+                                attempts_, retention_,    parts_,  persistence_, cluster_};
   sources.Take(cursor, most, &facts);
   return facts;
 }

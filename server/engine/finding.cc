@@ -1,5 +1,4 @@
 #include "server/engine/finding.h"
-#include "server/engine/cluster.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "server/engine/cluster.h"
 
 namespace cairn::engine {
 namespace {
@@ -270,8 +270,7 @@ void Finding::On(const event::Wait& event) {
 
 std::optional<StatusOr<Body>> Finding::Evaluate(const event::Wait& wait) const {
   const Job& job = *jobs_.Find(wait.ref.job);
-  const int replicas =
-      cluster_ == nullptr ? 0 : cluster_->members().ReplicasOf(job.owner->policy);
+  const int replicas = cluster_ == nullptr ? 0 : cluster_->members().ReplicasOf(job.owner->policy);
   const Status level = CheckLevel(wait.level, options_.storage, replicas);
   if (!level.ok()) return StatusOr<Body>(level);
   Status never;

@@ -45,6 +45,8 @@ Home::Of& Home::Find(const std::string& job) {
     for (const auto& [rank, member] : members_.others()) {
       if (!member.up) of->gathered.Silent(rank, true);
     }
+    const auto record = records_.find(job);
+    if (record != records_.end()) of->gathered.SetRecord(record->second);
   }
   return *of;
 }
@@ -59,6 +61,14 @@ void Home::On(const MemberId& from, const ReportDelta& delta) {
   }
   of.reported.erase(from.rank);
   of.wanted.erase(from.rank);
+}
+
+void Home::SetRecord(const std::string& job, const JobRecord& record) {
+  records_[job] = record;
+  const auto at = jobs_.find(job);
+  if (at == jobs_.end()) return;
+  at->second->gathered.SetRecord(record);
+  at->second->due = true;
 }
 
 void Home::Ask(Rank who, const std::string& job) {

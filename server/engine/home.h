@@ -29,6 +29,7 @@ class Home : public RingWatcher {
   void On(const MemberId& from, const ReportDelta& delta);
   // Somebody wants the verdict, whether or not it holds something of the job.
   void Ask(Rank who, const std::string& job);
+  void SetRecord(const std::string& job, const JobRecord& record);
   // Where the parts are, as far as is reported.
   std::vector<peer::Place> PlacesOf(const CheckpointKey& checkpoint, const std::string& name) const;
 
@@ -59,6 +60,7 @@ class Home : public RingWatcher {
   ToSelf to_self_;
   OwnReport own_report_;
   std::map<std::string, std::unique_ptr<Of>> jobs_;
+  std::map<std::string, JobRecord> records_;  // of jobs of which something was decided
 };
 
 }  // namespace cairn::engine

@@ -13,8 +13,6 @@ CheckpointKey KeyOf(const Job& job, const CheckpointId& id) {
   return {job.name, id.step, id.attempt, id.revision};
 }
 
-bool IsOwn(const Part& part) { return part.source->role == PartRole::kOwn; }
-
 }  // namespace
 
 Offers::Offers(Outbox* out, const Members* members, Jobs* jobs, Parts* parts, Standing* standing)
@@ -22,9 +20,22 @@ Offers::Offers(Outbox* out, const Members* members, Jobs* jobs, Parts* parts, St
 
 // --- what is wanted
 
-void Offers::AddParts(const Checkpoint& checkpoint, bool target, std::vector<peer::Want>* wants) {
+// The members hold what a lost one had; the first of its backups that lives answers for it meanwhile.
+bool Offers::ActsFor(const Part& part) const {
+  const PartSource& source = *part.source;
+  if (source.role != PartRole::kReplica || !members_.Lost().contains(source.owner)) return false;
+  const std::vector<Rank> backups = BackupsOf(source.owner, members_.all(), members_.Lost(), 1);
+  return !backups.empty() && backups.front() == members_.self();
+}
+
+bool Offers::Answers(const Part& part) const {
+  return part.source->role == PartRole::kOwn || ActsFor(part);
+}
+
+void Offers::AddParts(const Checkpoint& checkpoint, bool target,
+                      std::vector<peer::Want>* wants) const {
   for (const auto& [writer, part] : checkpoint.content->parts) {
-    if (!IsOwn(*part) || !Fetches::Holds(*part)) continue;
+    if (!Answers(*part) || !Fetches::Holds(*part)) continue;
     const bool there = std::any_of(wants->begin(), wants->end(),
                                    [&](const peer::Want& want) { return want.part == part->key; });
     if (there) continue;
@@ -39,6 +50,7 @@ void Offers::AddParts(const Checkpoint& checkpoint, bool target, std::vector<pee
     want.owner_uid = checkpoint.job->owner->uid;
     want.owner_gid = checkpoint.job->owner->gid;
     want.target = target;
+    if (part->source->role == PartRole::kReplica) want.owner = part->source->owner;
     wants->push_back(std::move(want));
   }
 }
@@ -46,7 +58,7 @@ void Offers::AddParts(const Checkpoint& checkpoint, bool target, std::vector<pee
 bool Offers::HeldEverywhere(const Checkpoint& checkpoint, int replicas) const {
   const std::vector<Rank> backups = members_.Backups(replicas);
   for (const auto& [writer, part] : checkpoint.content->parts) {
-    if (!IsOwn(*part)) continue;
+    if (!Answers(*part)) continue;
     for (const Rank rank : backups) {
       const auto backup = backups_.find(rank);
       if (backup == backups_.end()) return false;
@@ -80,8 +92,8 @@ Offers::Wanted Offers::WantedOf(const Job& job) const {
     const Checkpoint& checkpoint = *at->second;
     if (checkpoint.key.attempt < job.attempts->fence() || standing_.Abandoned(checkpoint)) continue;
     const auto& parts = checkpoint.content->parts;
-    const bool own = std::any_of(parts.begin(), parts.end(), [](const auto& part) {
-      return IsOwn(*part.second) && Fetches::Holds(*part.second);
+    const bool own = std::any_of(parts.begin(), parts.end(), [this](const auto& part) {
+      return Answers(*part.second) && Fetches::Holds(*part.second);
     });
     if (!own) continue;
     AddParts(checkpoint, /*target=*/false, &wanted.wants);

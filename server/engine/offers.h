@@ -35,6 +35,8 @@ class Offers : public StepWatcher, public RingWatcher {
   void MemberCame(Rank rank) override;
   void MemberLost(Rank rank) override;
 
+  // A part of a member that is lost, which this node holds and is the first to stand in for.
+  bool ActsFor(const Part& part) const;
   uint64_t HeldBy(Rank backup) const;  // bytes of this node's parts
   // Why a backup refuses the job's parts; empty: none does.
   std::string Refusal(const std::string& job) const;
@@ -47,8 +49,9 @@ class Offers : public StepWatcher, public RingWatcher {
     int replicas = 0;
   };
   Wanted WantedOf(const Job& job) const;
+  bool Answers(const Part& part) const;  // this node says who keeps it
   bool HeldEverywhere(const Checkpoint& checkpoint, int replicas) const;
-  static void AddParts(const Checkpoint& checkpoint, bool target, std::vector<peer::Want>* wants);
+  void AddParts(const Checkpoint& checkpoint, bool target, std::vector<peer::Want>* wants) const;
   // nullopt: it stays.
   std::optional<peer::Release> FateOf(const peer::Have& have) const;
 

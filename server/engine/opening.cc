@@ -1,11 +1,11 @@
 #include "server/engine/opening.h"
-#include "server/engine/cluster.h"
 
 #include <utility>
 #include <variant>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "server/engine/cluster.h"
 
 namespace cairn::engine {
 
@@ -195,9 +195,7 @@ void Opening::Broke(const ObjectRef& object, const Status& why) {
   parts_.Break(object, why);
   persistence_.Unowe(checkpoint);
   // Another is the newest now, and may be due.
-  if (Checkpoint* newest = standing_.Newest(*checkpoint->job)) {
-    persistence_.ScheduleByPolicy(newest);
-  }
+  persistence_.ScheduleNext(checkpoint->job);
 }
 
 // --- chunks

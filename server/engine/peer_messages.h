@@ -34,6 +34,8 @@ struct Want {
   int32_t world_size = 0;
   uint32_t owner_uid = 0, owner_gid = 0;
   bool target = false;  // before the others
+  Rank owner =
+      kNoRank;  // whose part it is, where the sender stands in for a lost member; else the sender's
   bool operator==(const Want&) const = default;
 };
 
@@ -132,11 +134,11 @@ struct Region {
   std::string descriptor;  // Transport::Describe of its extent
 };
 struct GrantAnswer {
-  uint64_t grant = 0;        // number, for progress and end
-  std::string token;         // transport::GrantToken
-  std::string manifest;      // encoded
+  uint64_t grant = 0;    // number, for progress and end
+  std::string token;     // transport::GrantToken
+  std::string manifest;  // encoded
   std::vector<Region> regions;
-  int64_t valid_ms = 0;      // without progress
+  int64_t valid_ms = 0;  // without progress
 };
 
 }  // namespace cairn::engine::peer

@@ -94,6 +94,10 @@ void Reporting::UpdateJob(const Job& job, JobReport* report) const {
     }
   }
   report->target = offers_.WorkingOn(job);
+  const std::optional<CheckpointId> written = writing_(job);
+  if (written.has_value() && (!report->target.has_value() || *written < *report->target)) {
+    report->target = written;
+  }
 }
 
 std::optional<ReportDelta> Reporting::Update(const std::string& name,

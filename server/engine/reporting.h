@@ -19,6 +19,11 @@ class Reporting : public RingWatcher {
   // `to_self`: this node is the collector; the member is itself.
   using ToSelf = std::function<void(const ReportDelta&)>;
 
+  // What else than replicas is being secured: what is written to storage.
+  void set_writing(std::function<std::optional<CheckpointId>(const Job&)> writing) {
+    writing_ = std::move(writing);
+  }
+
   Reporting(Outbox* out, const Members* members, Jobs* jobs, Parts* parts, Standing* standing,
             const Offers* offers);
   void set_to_self(ToSelf to_self) { to_self_ = std::move(to_self); }
@@ -53,6 +58,7 @@ class Reporting : public RingWatcher {
   Standing& standing_;
   const Offers& offers_;
   ToSelf to_self_;
+  std::function<std::optional<CheckpointId>(const Job&)> writing_;
   std::map<std::string, Told> told_;
   bool homes_may_have_moved_ = false;
 };

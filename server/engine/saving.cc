@@ -1,12 +1,12 @@
 // One file: creates, seals, commits and aborts are the calls of one part.
 #include "server/engine/saving.h"
-#include "server/engine/cluster.h"
 
 #include <algorithm>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "server/engine/cluster.h"
 #include "server/engine/retention.h"
 
 namespace cairn::engine {

@@ -1,10 +1,10 @@
-#include "server/engine/cluster.h"
 #include "server/engine/snapshot.h"
 
 #include <algorithm>
 #include <functional>
 
 #include "server/engine/attempts.h"
+#include "server/engine/cluster.h"
 #include "server/engine/leases.h"
 #include "server/engine/ledger.h"
 #include "server/engine/parts.h"

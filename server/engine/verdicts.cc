@@ -83,8 +83,10 @@ void Verdicts::TakeCheckpoints(Job* job, const JobVerdict& verdict) {
 void Verdicts::Set(Checkpoint* checkpoint, const Elsewhere& elsewhere) {
   if (*checkpoint->elsewhere == elsewhere) return;
   const bool completed = elsewhere.complete && !checkpoint->Complete();
+  const bool stored = elsewhere.stored && !checkpoint->elsewhere->stored;
   checkpoint->elsewhere.Edit() = elsewhere;
   if (completed) completed_(checkpoint);
+  if (stored) stored_(checkpoint);
 }
 
 // --- who waits for it

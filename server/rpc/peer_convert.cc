@@ -205,6 +205,7 @@ peerwire::WantList ToWire(const peer::WantList& list) {
     entry.__set_world_size(want.world_size);
     entry.__set_owner_uid(Signed(want.owner_uid));
     entry.__set_owner_gid(Signed(want.owner_gid));
+    entry.__set_owner(want.owner);
     entry.__set_target(want.target);
   }
   return out;
@@ -225,6 +226,10 @@ StatusOr<peer::Want> FromWire(const peerwire::Want& want) {
   out.world_size = want.world_size;
   out.owner_uid = static_cast<uint32_t>(want.owner_uid);
   out.owner_gid = static_cast<uint32_t>(want.owner_gid);
+  if (want.owner != engine::kNoRank) {
+    CAIRN_RETURN_IF_ERROR(CheckRank("owner", want.owner));
+  }
+  out.owner = want.owner;
   out.target = want.target;
   return out;
 }
@@ -751,13 +756,16 @@ StatusOr<peer::Place> FromWire(const peerwire::Place& place) {
   out.digest = place.digest;
   out.world_size = place.world_size;
   CAIRN_ASSIGN_OR_RETURN(out.bytes, Unsigned("bytes", place.bytes));
-  if (place.owner != engine::kNoRank) CAIRN_RETURN_IF_ERROR(CheckRank("owner", place.owner));
+  if (place.owner != engine::kNoRank) {
+    CAIRN_RETURN_IF_ERROR(CheckRank("owner", place.owner));
+  }
   out.owner = place.owner;
-  CAIRN_RETURN_IF_ERROR(
+  const Status holders =
       ForEach("holders", place.holders, engine::kMaxMembers, [&](int32_t rank) -> Status {
         CAIRN_RETURN_IF_ERROR(CheckRank("rank", rank));
         return out.holders.insert(rank).second ? absl::OkStatus() : Twice();
-      }));
+      });
+  CAIRN_RETURN_IF_ERROR(holders);
   return out;
 }
 
