@@ -383,7 +383,7 @@ void Mover::Ask() {
           asking.asked.part, asking.plan == nullptr ? asking.asked.digest : asking.plan->digest};
       StatusOr<PeerLinks::Granted> granted =
           links_->AskGrant(asking.source, question, clock_->Now() + options_.grant_timeout);
-      StatusOr<std::shared_ptr<const FetchPlan>> plan = granted.status();
+      StatusOr<std::shared_ptr<const FetchPlan>> plan = absl::UnavailableError("no answer");
       if (granted.ok()) plan = PlanOf(asking.asked, asking.plan, granted->answer);
       Answered(asking, std::move(granted), std::move(plan));
     }

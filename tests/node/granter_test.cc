@@ -116,7 +116,7 @@ class GranterTest : public ::testing::Test {
   }
   void StartWith(GranterOptions options) {
     granter_ = std::make_unique<Granter>(
-        options, &transport_, &attached_, RealClock(), [this](engine::Event event) {
+        options, &transport_, &attached_, &clock_, [this](engine::Event event) {
           const auto* ended = std::get_if<engine::event::GrantEnded>(&event);
           ASSERT_NE(ended, nullptr);
           transport_.Note(absl::StrCat("unpin ", ended->grant));

@@ -86,7 +86,7 @@ TEST(Mover, ABlockThatIsBadThreeTimesIsDataLossThatNamesIt) {
   reader.neighbours.owners = {{1, &owner}};
   const auto fetched = reader.Fetch(part, {1});
   EXPECT_TRUE(absl::IsDataLoss(fetched.status)) << fetched.status;
-  EXPECT_NE(fetched.status.message().find("block 2 of \"object-101\""), std::string::npos)
+  EXPECT_NE(fetched.status.message().find("block 2 of \"object-1001\""), std::string::npos)
       << fetched.status;
   EXPECT_EQ(reader.mover->counters().bad_blocks, 3u);
   EXPECT_EQ(fetched.table, nullptr);
