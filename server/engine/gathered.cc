@@ -394,7 +394,7 @@ bool Gathered::SettleOrigin(Attempt attempt) {
   }
   if (!known) return origins_.erase(attempt) > 0;
   Line::Origin origin =
-      MergeOrigins(known && recorded != record_.attempts.end() ? &recorded->second : nullptr, said);
+      MergeOrigins(recorded == record_.attempts.end() ? nullptr : &recorded->second, said);
   const auto [at, fresh] = origins_.try_emplace(attempt);
   if (!fresh && at->second == origin) return false;
   at->second = std::move(origin);
