@@ -28,8 +28,11 @@ bool Gathered::Apply(const MemberId& from, const ReportDelta& delta) {
   present_[from.rank] = from;
   const auto at = gathering_.reports.find(from.rank);
   const uint64_t number = at == gathering_.reports.end() ? 0 : at->second.number;
-  if (delta.number <= number) return true;
-  if (delta.after != 0 && delta.after != number) return false;
+  const bool news = delta.number > number;
+  if (!news || (delta.after != 0 && delta.after != number)) {
+    Settle();  // an older life's report may have gone
+    return !news;
+  }
   if (number == 0) {
     gathering_.reports[from.rank].from = from;
     Change(from.rank, delta);
@@ -391,7 +394,7 @@ bool Gathered::SettleOrigin(Attempt attempt) {
   }
   if (!known) return origins_.erase(attempt) > 0;
   Line::Origin origin =
-      MergeOrigins(known && recorded != record_.attempts.end() ? &recorded->second : nullptr, said);
+      MergeOrigins(recorded == record_.attempts.end() ? nullptr : &recorded->second, said);
   const auto [at, fresh] = origins_.try_emplace(attempt);
   if (!fresh && at->second == origin) return false;
   at->second = std::move(origin);

@@ -68,7 +68,7 @@ inline bool Counts(const PartId& id, const PartReport& part) {
 inline bool CanBeHad(const CheckpointVerdict& checkpoint) {
   return checkpoint.complete && (checkpoint.in_memory || checkpoint.stored);
 }
-// What is on the line and satisfied is protected (DESIGN's word), and is no target any more.
+// What is on the line and satisfied is protected, and is no target any more.
 inline bool IsSatisfied(const CheckpointVerdict& checkpoint, int asked) {
   return checkpoint.stored || (asked > 0 && checkpoint.replicas >= asked);
 }

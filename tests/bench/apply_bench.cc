@@ -3,7 +3,7 @@
 // Processor time of one Apply of the engine, in a node that saves, persists, evicts, deletes and is
 // read, with so many objects in memory: rows apply/1000/p50, apply/1000/worst, and so on, one JSON
 // object each, as tests/bench/run.py reads them. --table shows every kind of event; --large N adds,
-// to the table alone, a step of N objects of one writer.
+// to the table alone, a step of N objects of one writer. Row home: of what a job's home does with reports.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "tests/bench/apply_loads.h"
+#include "tests/bench/home_load.h"
 
 namespace cairn::bench {
 namespace {
@@ -23,6 +24,8 @@ namespace {
 constexpr double kP50Bar = 20, kWorstBar = 2000;
 // log(10^6) / log(10^3): what grows with the logarithm at most.
 constexpr double kGrowthBar = 2;
+constexpr double kHomeBar = 2;
+constexpr int kHomeSamples = 9;
 // Of one kind of event: what stays below twice this has not grown.
 constexpr double kNothingUs = 10;
 constexpr double kLeeway = 1.05;  // noise; tests/bench/run.py
@@ -150,7 +153,24 @@ void EmitAside(const Rows& rows, const std::vector<ApplyResult>& results, const 
   if (!results.empty()) rows.Emit(row);
 }
 
+// How a part that is reported of 4,096 writers compares with one of 64.
+void EmitHome(const Rows& rows) {
+  if (!rows.Wants("home")) return;
+  HomeResult result = RunHome(kHomeSamples);
+  std::sort(result.few.begin(), result.few.end());
+  std::sort(result.many.begin(), result.many.end());
+  const double few = result.few[result.few.size() / 2];
+  const double many = result.many[result.many.size() / 2];
+  Row row = {"home", "x", many / few, kHomeBar};
+  row.reference = absl::StrFormat("a part of %d writers, us", result.few_writers);
+  row.reference_value = few;
+  row.note = absl::StrFormat("a part of %d writers: %.2f us", result.many_writers, many);
+  row.samples = result.many;
+  rows.Emit(row);
+}
+
 int Run(const ApplySettings& settings, const Rows& rows) {
+  EmitHome(rows);
   const bool growth = rows.Wants("apply/growth") || rows.Wants("apply/growth_of_kind");
   const bool aside = rows.Wants("apply/snapshot") || rows.Wants("apply/describe");
   std::vector<ApplyResult> results;

@@ -71,6 +71,7 @@ ORDER = [
     "apply/growth_of_kind",
     "apply/snapshot",
     "apply/describe",
+    "home",
 ]
 
 
@@ -83,12 +84,12 @@ def programs() -> list[tuple[list[str], list[str]]]:
             [
                 name
                 for name in ORDER
-                if not name.startswith(("torch", "apply", "sessions", "neighbour"))
+                if not name.startswith(("torch", "apply", "home", "sessions", "neighbour"))
             ],
         ),
         (
             [str(find_program("cairn_apply_bench"))],
-            [name for name in ORDER if name.startswith("apply")],
+            [name for name in ORDER if name.startswith(("apply", "home"))],
         ),
         (
             [python, str(ROOT / "tests" / "bench" / "torch_bench.py")],
