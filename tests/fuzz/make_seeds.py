@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the first examples of thrift_socket_fuzz, fd_socket_fuzz and client_reads_fuzz: calls, answers and
-packets as they should be, in the order that each fuzzer's source describes.
+"""Writes the first examples of thrift_socket_fuzz, fd_socket_fuzz, client_reads_fuzz and peer_message_fuzz: calls,
+answers, packets and messages as they should be, in the order that each fuzzer's source describes.
 
 To be run again, with Debian's Python, when that order or the contract changes.
 """
@@ -18,9 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
 
 _types = tempfile.mkdtemp(prefix="cairn-thrift-")
-_source = str(ROOT / "proto" / "cairn.thrift")
-subprocess.run(["thrift", "--gen", "py", "-out", _types, _source], check=True)
+for _source in ("cairn.thrift", "peer.thrift"):
+    _command = ["thrift", "--gen", "py", "-out", _types, str(ROOT / "proto" / _source)]
+    subprocess.run(_command, check=True)
 sys.path.insert(0, _types)
+from cairn_peer_wire import ttypes as peer  # noqa: E402
 from cairn_wire import Cairn, ttypes  # noqa: E402
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol  # noqa: E402
 from thrift.transport.TTransport import TMemoryBuffer  # noqa: E402
@@ -312,11 +314,124 @@ def questions() -> dict[str, bytes]:
     }
 
 
+# --- peer_message_fuzz
+
+MESSAGE, MEMBER, QUESTION, GRANTED = range(4)
+
+
+def peer_message() -> dict[str, bytes]:
+    digest = "0123456789abcdef" * 2
+    part = peer.Part(step=3, attempt=ATTEMPT, revision=0, writer=1)
+    checkpoint = peer.Checkpoint(step=3, attempt=ATTEMPT, revision=0)
+    older = peer.Checkpoint(step=2, attempt=ATTEMPT, revision=0)
+    member = peer.Member(rank=1, incarnation=5, instance=b"i" * 16)
+    of_part = {"job": "job", "part": part, "digest": digest}
+    owner = {"owner_uid": 1000, "owner_gid": -2}
+    want = peer.Want(manifest_bytes=9, bytes=4096, world_size=2, target=True, **of_part, **owner)
+    haves = [
+        peer.Have(state=state, why="why", done_bytes=state, **of_part) for state in range(3)
+    ]
+    releases = [
+        peer.Release(fate=fate, by=checkpoint if fate == 3 else None, **of_part)
+        for fate in range(4)
+    ]
+    lineage = struct.pack("<BIqqqq", 1, 2, 6, 5, 4, 3)
+    report = peer.Report(
+        job="job",
+        after=4,
+        number=5,
+        owned=True,
+        policy=ttypes.JobPolicy(),
+        attempts=[peer.ReportedAttempt(attempt=ATTEMPT, first=1, lineage=lineage, unix_ms=1)],
+        attempts_gone=[3],
+        parts=[
+            peer.ReportedPart(
+                part=part,
+                world_size=2,
+                digest=digest,
+                role=1,
+                owner=1,
+                bytes=7,
+                in_memory=True,
+                stored=False,
+                names=struct.pack("<QQ", 1, 2),
+            )
+        ],
+        parts_gone=[peer.Part(step=1, attempt=ATTEMPT, revision=0, writer=0)],
+        writers=[
+            peer.ReportedWriter(
+                attempt=ATTEMPT,
+                writer=1,
+                reached_step=3,
+                reached_revision=0,
+                alive=True,
+                given_up=[1, 0, 2, 1],
+            )
+        ],
+        writers_gone=[peer.WriterId(attempt=3, writer=1)],
+        published=[older],
+        published_gone=[checkpoint],
+        target=checkpoint,
+        **owner,
+    )
+    of_checkpoint = peer.CheckpointVerdict(
+        checkpoint=checkpoint,
+        world_size=2,
+        complete=True,
+        digest=digest,
+        bytes=7,
+        in_memory=True,
+        stored=False,
+        replicas=1,
+        hopeless=False,
+        conflict="",
+    )
+    verdict = peer.Verdict(
+        job="job",
+        reports=[peer.RestsOn(number=5, member=member)],
+        silent=[2],
+        conclusive=True,
+        head=ATTEMPT,
+        head_decided=False,
+        checkpoints=[of_checkpoint],
+        latest=checkpoint,
+        protect=older,
+        target=checkpoint,
+        asked=1,
+        why="",
+    )
+    messages = {
+        "want_list": peer.WantList(version=1, wants=[want]),
+        "have_list": peer.HaveList(wants_version=1, version=2, haves=haves),
+        "release_list": peer.ReleaseList(haves_version=2, releases=releases),
+        "report": report,
+        "report_wanted": peer.ReportWanted(job="job"),
+        "verdict": verdict,
+        "verdict_wanted": peer.VerdictWanted(job="job"),
+        "record": peer.Record(job="job", encoded=b"decisions"),
+    }
+    granted = peer.Granted(
+        grant=1, token=b"t" * 16, manifest=b"manifest", regions=[b"a", b""], valid_ms=10_000
+    )
+    return {
+        **{
+            kind: bytes([MESSAGE]) + encoded(peer.Message(**{kind: value}))
+            for kind, value in messages.items()
+        },
+        "two_kinds": bytes([MESSAGE])
+        + encoded(peer.Message(record=messages["record"], verdict=verdict)),
+        "member": bytes([MEMBER]) + encoded(member),
+        "question": bytes([QUESTION]) + encoded(peer.GrantQuestion(timeout_ms=1, **of_part)),
+        "granted": bytes([GRANTED]) + encoded(granted),
+    }
+
+
 def main() -> None:
     for name, seeds in (
         ("thrift_socket", thrift_socket()),
         ("fd_socket", fd_socket()),
         ("client_reads", {**loads_and_saves(), **questions()}),
+        ("peer_message", peer_message()),
     ):
         folder = CORPUS / name
         shutil.rmtree(folder, ignore_errors=True)

@@ -178,7 +178,7 @@ TEST_F(Peers, AskedAgainAfterTheMembersRestartItAnswers) {
   ASSERT_TRUE(first_->peers->AskGrant(1, {SomePart(1), ""}, RawPeer::In(10)).ok());
   second_->peers.reset();
   StartAgain(second_.get(), Options(1));
-  ASSERT_TRUE(second().AwaitMember(0, a_));
+  ASSERT_TRUE(second().AwaitExchanges(0, /*answered=*/true, 1));
   EXPECT_TRUE(first_->peers->AskGrant(1, {SomePart(1), ""}, RawPeer::In(10)).ok());
 }
 
