@@ -60,6 +60,7 @@ struct SlabRecord {
   uint32_t pins = 0;
   bool reserved = false;
   uint32_t reserved_for = 0;  // uid
+  bool for_peers = false;     // holds a part that came from another member, or is kept for the next
   SessionId mapper = 0;
   LeaseId writer_lease = 0;
   absl::flat_hash_map<LeaseId, bool> readers;  // true: released, its lock not known to be gone

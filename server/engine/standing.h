@@ -27,8 +27,11 @@ struct Whose {
 
 class Standing {
  public:
-  Standing(Jobs* jobs, Changes* changes) : jobs_(*jobs), changes_(*changes) {}
+  Standing(const Options& options, const Outbox* out, Jobs* jobs, Changes* changes)
+      : options_(options), out_(*out), jobs_(*jobs), changes_(*changes) {}
 
+  // Time has passed: what was heard of the ring may be too old to count. Once at the beginning of an event.
+  void PassTime();
   // Nothing to do between two Applies, so that several threads may ask at once then.
   void Settle() const {
     if (!changes_.Empty()) const_cast<Standing*>(this)->SettleChanges();
@@ -75,7 +78,7 @@ class Standing {
 
   // It is about to go: its place on the line and in the indexes goes now.
   void Forget(Checkpoint* checkpoint);
-  void Forget(Part* part) { changes_.Forget(part); }
+  void Forget(Part* part);
 
   std::string CheckInvariants() const;
 
@@ -88,6 +91,12 @@ class Standing {
   void SettleLine(Checkpoint* checkpoint);
   void SettleAttempts(Job* job);  // the line learns which attempts there are
   void SettleJob(Job* job);
+  void SettleRing(Job* job);
+  RingSays HeardOf(Job* job);
+  std::optional<CheckpointId> NewestLeft(const Job& job, int asked) const;
+  static void TouchHeld(Job* job, const RingSays& before, const RingSays& now);
+  void SettleHeld(Part* part);
+  EvictClass ClassOf(const Checkpoint& checkpoint) const;
   void SettleClass(Checkpoint* checkpoint);
   static void SettleSums(Checkpoint* checkpoint);
   static void DropSums(Checkpoint* checkpoint);
@@ -99,10 +108,13 @@ class Standing {
   std::string CheckJob(const Job& job) const;
   std::string CheckLine(const Job& job) const;
 
+  const Options& options_;
+  const Outbox& out_;
   Jobs& jobs_;
   Changes& changes_;
 
   bool settling_ = false;
+  std::set<std::pair<MonotonicNanos, std::string>> stale_at_;  // jobs, by JobStanding::stale_at
   using Evictable =
       std::map<std::pair<EvictClass, uint64_t>, Checkpoint*>;  // by class and sequence
   struct CouldGo {
