@@ -3,6 +3,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/engine/own_parts.h"
 
 namespace cairn::engine {
 namespace {
@@ -219,7 +220,7 @@ Checkpoint* Describing::ForShow(const Job& job, const CheckpointRef& ref) const 
 
 // --- for the recorder
 
-Engine::Description::Part Describing::PartOf(const Part& part) {
+Engine::Description::Part Describing::PartOf(const Part& part) const {
   const Checkpoint& checkpoint = *part.checkpoint;
   const PartContent& content = *part.content;
   const bool persisted = checkpoint.files->persisted;
@@ -230,14 +231,22 @@ Engine::Description::Part Describing::PartOf(const Part& part) {
           .objects = content.count,
           .resident = part.manifest->resident && content.absent == 0,
           .persisted = persisted,
-          .broken = !content.broken.empty() && !persisted};
+          .broken = !content.broken.empty() && !persisted,
+          .own = IsOwn(part, options_.ring)};
+}
+
+// For everybody, not only here: in a ring others may have what this node let go, unless it was removed.
+bool Describing::IsGone(const Job& job, const CheckpointKey& key) const {
+  return options_.ring.Alone() || job.tombstones->removed.Forbids(key.step, key.attempt);
 }
 
 Engine::Description Describing::Describe(const action::Record& record) const {
   Engine::Description description;
   const Job* job = jobs_.Find(record.job);
+  description.writes_checkpoints =
+      options_.ring.Alone() || (job != nullptr && is_home_ && is_home_(*job));
   if (job == nullptr) {  // forgotten, and its checkpoints before it
-    description.gone = record.checkpoints;
+    if (description.writes_checkpoints) description.gone = record.checkpoints;
     return description;
   }
   const JobOwner& owner = *job->owner;
@@ -260,10 +269,8 @@ Engine::Description Describing::Describe(const action::Record& record) const {
   }
   for (const CheckpointKey& key : record.checkpoints) {
     const Checkpoint* checkpoint = find(key);
-    if (checkpoint == nullptr) {
-      description.gone.push_back(key);
-    } else if (checkpoint->content->condemned) {
-      description.gone.push_back(key);
+    if (checkpoint == nullptr || checkpoint->content->condemned) {
+      if (IsGone(*job, key)) description.gone.push_back(key);
     } else if (checkpoint->content->complete) {
       description.complete.push_back(InfoOf(*checkpoint));
     }
