@@ -206,22 +206,22 @@ class Engine::Impl {
   JournalRoom journal_{options_};
   StorageRoot storage_root_{&mode_, &out_};
   Jobs jobs_{options_, &out_, &changes_};
-  Standing standing_{&jobs_, &changes_};
+  Standing standing_{options_, &out_, &jobs_, &changes_};
   Sessions sessions_{&out_, &jobs_};
   Ledger ledger_{options_, &out_};
   Footprints footprints_{&ledger_};
   Leases leases_{options_, &out_, &sessions_, &ledger_, &journal_};
   Records records_{options_, &out_, &callers_, &jobs_};
   Attempts attempts_{options_, &out_, &jobs_, &sessions_, &standing_, &records_};
-  Parts parts_{&out_,        &jobs_,    &attempts_, &leases_,   &ledger_,
+  Parts parts_{options_,     &out_,     &jobs_,     &attempts_, &leases_, &ledger_,
                &footprints_, &changes_, &standing_, &sessions_, &journal_};
   Eviction eviction_{options_, &out_, &ledger_, &leases_, &footprints_, &parts_, &standing_};
   Manifests manifests_{options_, &out_, &callers_, &sessions_, &ledger_, &parts_, &eviction_};
-  Admission admission_{options_,   &out_,   &callers_,  &jobs_,     &ledger_, &leases_,
-                       &attempts_, &parts_, &standing_, &eviction_, &journal_};
+  Admission admission_{options_, &out_,      &callers_, &jobs_,     &ledger_,   &sessions_,
+                       &leases_, &attempts_, &parts_,   &standing_, &eviction_, &journal_};
   Pool pool_{options_, mode_, &out_, &sessions_, &ledger_, &admission_};
   Persistence persistence_{options_, mode_, &out_, &jobs_, &ledger_, &parts_, &standing_};
-  Describing describing_{&jobs_, &standing_};
+  Describing describing_{options_, &jobs_, &standing_};
   Retention retention_{options_,      &out_,      &callers_,  &jobs_,       &sessions_, &parts_,
                        &persistence_, &eviction_, &standing_, &describing_, &journal_};
   Merging merging_{&out_, &jobs_, &attempts_, &parts_, &persistence_, &retention_, &records_};
@@ -296,6 +296,7 @@ std::string Engine::CheckInvariants() const { return impl_->CheckInvariants(); }
 Outcome Engine::Impl::Apply(MonotonicNanos now, const Event& event) {
   out_.set_now(now);
   if (out_.now() >= woken_for_) woken_for_ = kNever;
+  standing_.PassTime();
   Dispatch(event);
   return Finish();
 }
@@ -390,7 +391,11 @@ void Engine::Impl::On(const event::Persisted& event) {
     if (!ended.persisted) retention_.PersistEnded(event.checkpoint, /*removed=*/false);
     return;
   }
-  if (ended.persisted) return retention_.ApplyKeepPolicy(ended.checkpoint->job);
+  if (ended.persisted) {
+    // What it has of others, who wrote it, is known from there.
+    if (!ended.checkpoint->content->complete) tables_.ReadParts(*ended.checkpoint);
+    return retention_.ApplyKeepPolicy(ended.checkpoint->job);
+  }
   if (absl::IsDataLoss(event.status)) opening_.VerifyAll(ended.checkpoint);
 }
 
@@ -422,6 +427,11 @@ void Engine::Impl::TakeIn() {
 }
 
 void Engine::Impl::On(const event::TablesRead& event) {
+  const Checkpoint* in_part = parts_.Find(event.checkpoint);
+  if (event.stored.ok() && in_part != nullptr && in_part->files->persisted &&
+      !in_part->content->complete) {
+    merging_.Merge(in_part->job, *event.stored);
+  }
   const Checkpoint* checkpoint = tables_.On(event);
   if (checkpoint == nullptr || standing_.Newest(*checkpoint->job) != checkpoint) return;
   pool_.RememberStored(*checkpoint);
@@ -516,7 +526,7 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
   ledger_.ResumeAll();
   parts_.RestoreFootprints();
   parts_.RestoreKept();
-  admission_.Restore(sessions_);
+  admission_.Restore();
   parts_.RestoreComplete();
   opening_.Restore(jobs_);
   persistence_.Restore(restored);

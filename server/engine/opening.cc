@@ -185,9 +185,7 @@ void Opening::Broke(const ObjectRef& object, const Status& why) {
   parts_.Break(object, why);
   persistence_.Unowe(checkpoint);
   // Another is the newest now, and may be due.
-  if (Checkpoint* newest = standing_.Newest(*checkpoint->job)) {
-    persistence_.ScheduleByPolicy(newest);
-  }
+  persistence_.ScheduleNext(checkpoint->job);
 }
 
 // --- chunks

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "common/checksum.h"
 #include "server/engine/describing.h"
+#include "server/engine/own_parts.h"
 
 namespace cairn::engine {
 namespace {
@@ -78,10 +79,11 @@ Status CheckSeal(const ObjectRef& object, const PartKey& key, const event::Seal&
 
 }  // namespace
 
-Parts::Parts(Outbox* out, Jobs* jobs, Attempts* attempts, Leases* leases, Ledger* ledger,
-             Footprints* footprints, Changes* changes, Standing* standing, Sessions* sessions,
-             JournalRoom* journal)
-    : out_(*out),
+Parts::Parts(const Options& options, Outbox* out, Jobs* jobs, Attempts* attempts, Leases* leases,
+             Ledger* ledger, Footprints* footprints, Changes* changes, Standing* standing,
+             Sessions* sessions, JournalRoom* journal)
+    : options_(options),
+      out_(*out),
       jobs_(*jobs),
       sessions_(*sessions),
       attempts_(*attempts),
@@ -598,6 +600,23 @@ void Parts::EraseIfEmpty(Checkpoint* checkpoint) {
     return;
   }
   Erase(checkpoint);
+}
+
+bool Parts::LeaveStorage(Checkpoint* checkpoint) {
+  std::vector<Part*> gone;
+  for (const auto& [writer, part] : checkpoint->content->parts) {
+    if (!WholeInMemory(*part)) gone.push_back(part.get());
+  }
+  if (options_.ring.Alone() || gone.size() == checkpoint->content->parts.size()) {
+    Erase(checkpoint);
+    return false;
+  }
+  StepContent& content = checkpoint->content.Edit();
+  content.complete = false;
+  checkpoint->job->steps.Edit().incomplete.insert(checkpoint->Id());
+  for (Part* part : gone) Erase(part);
+  IndexNames(checkpoint);
+  return true;
 }
 
 void Parts::Erase(Checkpoint* checkpoint) {

@@ -45,9 +45,9 @@ class StepWatcher {
 
 class Parts {
  public:
-  Parts(Outbox* out, Jobs* jobs, Attempts* attempts, Leases* leases, Ledger* ledger,
-        Footprints* footprints, Changes* changes, Standing* standing, Sessions* sessions,
-        JournalRoom* journal);
+  Parts(const Options& options, Outbox* out, Jobs* jobs, Attempts* attempts, Leases* leases,
+        Ledger* ledger, Footprints* footprints, Changes* changes, Standing* standing,
+        Sessions* sessions, JournalRoom* journal);
   void Watch(StepWatcher* watcher) { watchers_.push_back(watcher); }
 
   // --- finding
@@ -118,6 +118,9 @@ class Parts {
   // Who comes back to such a step finds nothing of it.
   void EraseCondemned(const CheckpointKey& key);
   void EraseIfEmpty(Checkpoint* checkpoint);
+  // Storage does not have it any more. Alone, what is left in memory is of no use; in a ring the rest may be
+  // with other members, and the parts that are whole here stay. False: nothing does, and it is gone.
+  bool LeaveStorage(Checkpoint* checkpoint);
 
   void Restore(const Restored& restored, const Recovered& recovered, Manifests* manifests);
   void RestoreFootprints();  // once the ledger has decided the slabs' states
@@ -162,6 +165,7 @@ class Parts {
   std::string CheckOpen(const Part& part, const Placer& place) const;
   std::string CheckCommitted(const Part& part, const Placer& place) const;
 
+  const Options& options_;
   Outbox& out_;
   Jobs& jobs_;
   Sessions& sessions_;
