@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "client/cli/context.h"
@@ -537,6 +538,8 @@ TEST_F(CommandsTest, WaitPassesLevelAndTimeoutAndLateIsExitCode7) {
   world_.jobs["run7"][3]["a"] = "x";
   EXPECT_EQ(Cairn({"wait", "run7/3", "--level", "persisted", "--timeout", "2m"}), 0) << Err();
   EXPECT_EQ(world_.calls.back(), "wait PERSISTED 120 s");
+  EXPECT_EQ(Cairn({"wait", "run7/3", "--level", "replicated"}), 0) << Err();
+  EXPECT_EQ(world_.calls.back(), "wait REPLICATED 30 s");
   world_.wait_result = absl::DeadlineExceededError("step: 3 is CACHED after 2m");
   EXPECT_EQ(Cairn({"wait", "run7/3", "--level", "persisted"}), 7);
   EXPECT_EQ(Cairn({"wait", "run7/3", "--level", "shiny"}), 2);
@@ -801,6 +804,33 @@ TEST_F(CommandsTest, WatchShowsStatusAgainUntilNobodyReads) {
   }
 }
 
+TEST_F(CommandsTest, PeersAndClusterShowTheRing) {
+  world_.status = R"({"ring":{"cluster":"run","rank":1,"members":[
+      {"rank":0,"address":"a:1","state":"up","incarnation":7,"silent_ms":20},
+      {"rank":1,"address":"b:1","state":"self","incarnation":8}]},
+      "jobs":[{"job":"run7","latest_step":3,
+               "ring":{"latest":3,"protected":3,"target":3,"replicas":1,"asked":1}},
+              {"job":"old","latest_step":2}]})";
+  EXPECT_EQ(Cairn({"peers"}), 0) << Err();
+  EXPECT_THAT(Out(), AllOf(HasSubstr("rank 1 of 2 in run, 2 of 2 up"), HasSubstr("a:1")));
+  EXPECT_EQ(Cairn({"peers", "-o", "json"}), 0) << Err();
+  EXPECT_EQ(nlohmann::json::parse(Out())["members"].size(), 2u);
+  EXPECT_EQ(Cairn({"status", "--cluster"}), 0) << Err();
+  EXPECT_THAT(Out(), AllOf(HasSubstr("members"), HasSubstr("run7"), Not(HasSubstr("old"))));
+  EXPECT_EQ(Cairn({"status", "--cluster", "-o", "json"}), 0) << Err();
+  EXPECT_EQ(nlohmann::json::parse(Out())["jobs"].size(), 1u);
+  EXPECT_EQ(Cairn({"status", "--cluster", "run7"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("leave out JOB"));
+}
+
+TEST_F(CommandsTest, PeersOfANodeAloneIsAnAnswerToo) {
+  EXPECT_EQ(Cairn({"peers"}), 0) << Err();
+  EXPECT_THAT(Out(), HasSubstr("alone"));
+  EXPECT_EQ(Cairn({"peers", "-o", "json"}), 0) << Err();
+  EXPECT_EQ(Out(), "{}\n");
+  EXPECT_EQ(Cairn({"status", "--cluster"}), 0) << Err();
+}
+
 TEST_F(CommandsTest, WatchLeavesWhatTheTerminalHasScrolledBy) {
   out_terminal_ = true;
   pause_ = [](absl::Duration) { return false; };
@@ -904,6 +934,44 @@ TEST_F(CommandsTest, StorageInitGivesARootItsIdentityOnce) {
   EXPECT_EQ(Cairn({"storage", "init", root, "--identity", known}), 0) << Err();
   EXPECT_EQ(Contents(directory_ / "root/.cairn-root"), known + "\n");
   EXPECT_EQ(Cairn({"storage"}), 2);
+}
+
+TEST_F(Commands, ClusterInitMakesAnAuthorityAndACertificateForEachMember) {
+  const std::string folder = directory_ / "certs";
+  const std::vector<std::string> init = {"cluster",   "init",  folder,
+                                         "--cluster", "train", "--nodes"};
+  const auto with = [&](const std::string& nodes) {
+    std::vector<std::string> all = init;
+    all.push_back(nodes);
+    return all;
+  };
+  EXPECT_EQ(Cairn(with("0=10.0.0.1:7400,1=10.0.0.2:7400")), 0) << Err();
+  EXPECT_THAT(Out(), AllOf(HasSubstr(folder + "/node-1.key"), HasSubstr("cluster = \"train\""),
+                           HasSubstr("nodes = \"0=10.0.0.1:7400,1=10.0.0.2:7400\"")));
+  for (const char* secret : {"ca.key", "node-0.key", "node-1.key"}) {
+    const auto mode = std::filesystem::status(std::filesystem::path(folder) / secret).permissions();
+    EXPECT_EQ(static_cast<int>(mode), 0600) << secret;
+    EXPECT_THAT(Contents(std::filesystem::path(folder) / secret), HasSubstr("PRIVATE KEY"));
+  }
+  const std::string first = Contents(directory_ / "certs/node-0.pem");
+  EXPECT_THAT(first, HasSubstr("BEGIN CERTIFICATE"));
+  // Another member, later: what is there stays.
+  EXPECT_EQ(Cairn(with("0=10.0.0.1:7400,2=10.0.0.3:7400")), 0) << Err();
+  EXPECT_THAT(Out(), HasSubstr("node-0.pem is there already"));
+  EXPECT_EQ(Contents(directory_ / "certs/node-0.pem"), first);
+  EXPECT_TRUE(std::filesystem::exists(directory_ / "certs/node-2.pem"));
+}
+
+TEST_F(Commands, ClusterInitRefusesWhatIsNoRing) {
+  const std::string folder = directory_ / "certs";
+  EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "a/b", "--nodes", "0=10.0.0.1:1"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("--cluster"));
+  EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "a", "--nodes", "0=host:1"}), 2);
+  EXPECT_THAT(Err(), AllOf(HasSubstr("--nodes"), HasSubstr("host:1")));
+  EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "a", "--nodes", "0=10.0.0.1:1"}), 0);
+  EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "b", "--nodes", "1=10.0.0.2:1"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("the authority of"));
+  EXPECT_EQ(Cairn({"cluster"}), 2);
 }
 
 }  // namespace
