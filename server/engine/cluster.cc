@@ -46,12 +46,10 @@ Cluster::Cluster(const Below& below)
   Persistence* persistence = below.persistence;
   verdicts_.set_completed(
       [persistence](Checkpoint* checkpoint) { persistence->CompletedElsewhere(checkpoint); });
-  verdicts_.set_stored(
-      [persistence](Checkpoint* checkpoint) { persistence->StoredElsewhere(checkpoint); });
   verdicts_.set_changed([this, persistence](Job* job) {
     offers_.Changed(job->name);
     loads_.VerdictChanged(*job);
-    persistence->ScheduleNext(job);
+    persistence->VerdictHeard(job);
   });
   reporting_.set_writing([persistence](const Job& job) { return persistence->WorksOn(job); });
   persistence->set_acts_for([this](const Part& part) { return offers_.ActsFor(part); });

@@ -292,6 +292,7 @@ struct Shown {
   uint64_t absent = 0;
   uint64_t broken_objects = 0;
   bool complete = false, resident = false, obtainable = false, persisted = false, pinned = false;
+  bool written = false;
   Elsewhere elsewhere;
   bool operator==(const Shown&) const = default;
 };
@@ -480,6 +481,7 @@ struct JobFiles {
   std::set<CheckpointId> owed;  // that owe a file and are not being persisted
   // Of them, those that do not wait for their next try; (false, …) sort first: somebody asked.
   std::set<std::pair<bool, CheckpointId>> ready;
+  std::optional<CheckpointId> target;  // of the members, as it was last gone by
   std::string problem;              // why storage took nothing at the last try
   MonotonicNanos at = 0;            // no persist before then
   MonotonicNanos wait = 0;          // the last pause of the whole job

@@ -18,13 +18,17 @@ inline bool HeldInMemory(const Part& part) {
   return !part.content->committed || part.manifest->resident || !part.content->slabs.empty();
 }
 
-// One of this node's writers committed it, or writes it. Of a part that nothing but storage told of it is
-// not known whose it is; alone it is nobody else's.
+// One of this node's writers committed it, or writes it; alone it is nobody else's. Of one that is in storage
+// alone nothing tells whose it is but the writers that ran here.
 inline bool IsOwn(const Part& part, const RingOptions& ring) {
   if (ring.Alone()) return true;
   const PartSource& source = *part.source;
   if (source.role != PartRole::kOwn) return false;
-  return source.owner == kNoRank ? HeldInMemory(part) : source.owner == ring.rank;
+  if (source.owner != kNoRank) return source.owner == ring.rank;
+  if (HeldInMemory(part)) return true;
+  const auto& begun = part.checkpoint->job->attempts->begun;
+  const auto attempt = begun.find(part.key.checkpoint.attempt);
+  return attempt != begun.end() && attempt->second.processes.contains(part.key.writer);
 }
 
 }  // namespace cairn::engine

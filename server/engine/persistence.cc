@@ -89,14 +89,17 @@ void Persistence::ScheduleNext(Job* job) {
 }
 
 void Persistence::CompletedElsewhere(Checkpoint* checkpoint) {
-  if (!options_.storage || checkpoint->files->persisted || checkpoint->files->persisting) return;
-  if (checkpoint->files->requested) return Owe(checkpoint);  // before it was known to be complete
+  const Files& files = *checkpoint->files;
+  if (!options_.storage || files.persisted || files.unconfirmed || files.persisting) return;
+  if (checkpoint->elsewhere->stored && CanWrite(*checkpoint)) return LookNow(checkpoint);
+  if (files.requested) return Owe(checkpoint);  // before it was known to be complete
   ScheduleByPolicy(checkpoint);
 }
 
-void Persistence::StoredElsewhere(Checkpoint* checkpoint) {
-  if (!options_.storage || checkpoint->files->persisted || checkpoint->files->unconfirmed) return;
-  if (CanWrite(*checkpoint)) LookNow(checkpoint);
+void Persistence::VerdictHeard(Job* job) {
+  if (!options_.storage || job->files->target == job->verdict->target) return;
+  job->files.Edit().target = job->verdict->target;
+  ScheduleNext(job);
 }
 
 void Persistence::LookNow(Checkpoint* checkpoint) {

@@ -50,9 +50,10 @@ class Persistence : public StepWatcher {
   void ScheduleByPolicy(Checkpoint* checkpoint);
   // The same of what is the target or the newest now: the target, the policy or the newest has changed.
   void ScheduleNext(Job* job);
-  // Told of what the members together say: the checkpoint has become complete, or stands in storage.
+  // Told of what the members together say: the checkpoint has become complete, or stands in storage; the job
+  // may have another target.
   void CompletedElsewhere(Checkpoint* checkpoint);
-  void StoredElsewhere(Checkpoint* checkpoint);
+  void VerdictHeard(Job* job);
   // The checkpoint that this node is writing, or has written its parts of while the others' are awaited: the
   // target that it reports. nullopt: none.
   std::optional<CheckpointId> WorksOn(const Job& job) const;

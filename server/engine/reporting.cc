@@ -51,7 +51,8 @@ PartReport Reporting::ReportOf(const Part& part, const PartReport* known) const 
   report.digest = part.content->digest;
   report.role = part.source->role;
   report.owner = report.role == PartRole::kOwn ? members_.self() : part.source->owner;
-  report.stored = part.checkpoint->files->persisted;
+  const Files& files = *part.checkpoint->files;
+  report.stored = files.persisted || (files.written && report.role == PartRole::kOwn);
   if (known != nullptr) {
     report.bytes = known->bytes;
     report.names = known->names;

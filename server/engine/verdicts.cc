@@ -85,8 +85,7 @@ void Verdicts::Set(Checkpoint* checkpoint, const Elsewhere& elsewhere) {
   const bool completed = elsewhere.complete && !checkpoint->Complete();
   const bool stored = elsewhere.stored && !checkpoint->elsewhere->stored;
   checkpoint->elsewhere.Edit() = elsewhere;
-  if (completed) completed_(checkpoint);
-  if (stored) stored_(checkpoint);
+  if (completed || stored) completed_(checkpoint);
 }
 
 // --- who waits for it

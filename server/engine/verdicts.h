@@ -27,12 +27,10 @@ class Verdicts : public Waitlist, public RingWatcher {
   Verdicts(const Options& options, Outbox* out, Callers* callers, const Members* members,
            Jobs* jobs, Attempts* attempts, Parts* parts, Standing* standing,
            std::function<void(const Event&)> again);
-  // The checkpoint is complete now, with parts elsewhere. The job has another verdict.
+  // The checkpoint is complete now, with parts elsewhere, or stands in storage. The job has another verdict.
   void set_completed(std::function<void(Checkpoint*)> completed) {
     completed_ = std::move(completed);
   }
-  // It stands in storage, as another member saw.
-  void set_stored(std::function<void(Checkpoint*)> stored) { stored_ = std::move(stored); }
   void set_changed(std::function<void(Job*)> changed) { changed_ = std::move(changed); }
   void set_newer_attempt(std::function<void(Job*)> newer) { newer_attempt_ = std::move(newer); }
   // Asks this node's own Home.
@@ -76,7 +74,7 @@ class Verdicts : public Waitlist, public RingWatcher {
   Parts& parts_;
   Standing& standing_;
   const std::function<void(const Event&)> again_;
-  std::function<void(Checkpoint*)> completed_, stored_;
+  std::function<void(Checkpoint*)> completed_;
   std::function<void(Job*)> changed_, newer_attempt_;
   std::function<void(const std::string&)> ask_self_;
 

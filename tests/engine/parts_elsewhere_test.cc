@@ -1,5 +1,6 @@
 // A node of a ring that has some parts of a checkpoint, while others have the rest: what it keeps, what it
 // writes to storage, what its own writers are expected to need.
+#include "server/engine/ring.h"
 #include "tests/engine/engine_fixture.h"
 
 namespace cairn::engine {
@@ -7,48 +8,116 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 constexpr uint64_t kPart = 40 * kMiB;  // of one writer: the budget holds one of them
 
 class PartsElsewhere : public EngineTest {
  protected:
   void SetUp() override {
+    // The job's home is the other member, whose word the tests bring.
+    const std::vector<Rank> order = HomeOrder("job", {0, 1});
+    other = {order.front(), 1, std::string(kInstanceBytes, 'o')};
     options.ring.cluster = "test";
-    options.ring.rank = 0;
+    options.ring.rank = order.back();
     options.ring.members = {{0, "10.0.0.1:1"}, {1, "10.0.0.2:1"}};
+    while (HomeOrder(another_job, {0, 1}).front() != other.rank) another_job += "x";
     EngineTest::SetUp();
+    Apply(event::Exchanged{other.rank, other});
+  }
+  // A session of another job, of which the members have nothing.
+  SessionId OfAnotherJob() {
+    const SessionId session = Hello({.job = another_job});
+    JobVerdict nothing;
+    nothing.job = another_job;
+    nothing.final = true;
+    Apply(event::PeerSaid{other, peer::VerdictSaid{nothing}});
+    return session;
+  }
+  // The home says this of the job; of each step of attempt 1 that was told before, the same as before.
+  void Hear() {
+    verdict.job = "job";
+    verdict.final = true;
+    verdict.asked = 1;
+    Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
+  }
+  void Complete(Step step, int replicas = 0) {
+    CheckpointVerdict& said = verdict.checkpoints[{step, 1, 0}];
+    said.world_size = 2;
+    said.complete = said.in_memory = true;
+    said.digest = absl::StrCat("digest of ", step);
+    said.replicas = replicas;
   }
   // One of a job's two writers; the other one runs on the other member.
   SessionId OneOfTwo(Attempt attempt) {
-    return Hello({.writer = 0, .world_size = 2, .attempt = attempt, .local_writers = 1});
+    const SessionId session =
+        Hello({.writer = 0, .world_size = 2, .attempt = attempt, .local_writers = 1});
+    Hear();
+    return session;
   }
+  // To its deadline, if need be.
   Status Asks(SessionId session, Step step, uint64_t bytes) {
     const event::Create create = CreateOf(session, PartOf(session, step), {{"model", bytes}});
     Apply(create);
-    if (!Answered(create.caller.request)) Advance(11 * kNanosPerSecond);
+    for (int i = 0; i < 11 && !Answered(create.caller.request); ++i) {
+      Advance(kNanosPerSecond);
+      Hear();
+    }
     return AnswerTo(create.caller.request).status();
+  }
+  bool Holds(Step step, Attempt attempt = 1) {
+    for (const auto& part : engine->Describe("job", {{"job", step, attempt, 0}}).parts) {
+      if (part.resident) return true;
+    }
+    return false;
   }
   // The part that each writer of an earlier life has in storage.
   void StoreWhole(Step step, Attempt attempt, int32_t world_size, uint64_t bytes_each) {
     for (Writer writer = 0; writer < world_size; ++writer) {
-      Manifest manifest;
-      manifest.job = "job";
-      manifest.step = step;
-      manifest.attempt = attempt;
-      manifest.writer = writer;
-      manifest.world_size = world_size;
-      manifest.owner_uid = manifest.owner_gid = 1000;
-      manifest.first = step;
-      ObjectEntry entry;
-      entry.name = absl::StrCat("model-", writer);
-      entry.length = bytes_each;
-      entry.block_crcs.assign(BlockCount(bytes_each, kBlockBytes), 7);
-      manifest.objects.push_back(entry);
-      WritePart(manifest);
+      WritePart(ManifestOf({{"job", step, attempt, 0}, writer}, world_size, bytes_each));
     }
     line_records[{attempt, LineRecordKind::kOrigin}] = {
         "job", attempt, LineRecordKind::kOrigin, {}};
   }
+  static Manifest ManifestOf(const PartKey& part, int32_t world_size, uint64_t bytes) {
+    Manifest manifest;
+    manifest.job = part.checkpoint.job;
+    manifest.step = manifest.first = part.checkpoint.step;
+    manifest.attempt = part.checkpoint.attempt;
+    manifest.writer = part.writer;
+    manifest.world_size = world_size;
+    manifest.owner_uid = 1000;
+    ObjectEntry entry;
+    entry.name = absl::StrCat("model-", part.writer);
+    entry.length = bytes;
+    entry.block_crcs.assign(BlockCount(bytes, kBlockBytes), 7);
+    manifest.objects.push_back(entry);
+    return manifest;
+  }
+  // The other member wants a part of its writer kept here, and it comes.
+  void Replicate(const PartKey& part, int32_t world_size, uint64_t bytes) {
+    const Manifest manifest = ManifestOf(part, world_size, bytes);
+    peer::WantList list;
+    list.version = ++wants;
+    peer::Want want;
+    want.part = part;
+    want.digest = ManifestDigest(EncodeManifest(manifest));
+    want.manifest_bytes = EncodeManifest(manifest).size();
+    want.bytes = bytes;
+    want.world_size = world_size;
+    want.owner_uid = want.owner_gid = 1000;
+    list.wants.push_back(want);
+    fetches.clear();
+    Apply(event::PeerSaid{other, list});
+    ASSERT_EQ(fetches.size(), 1u) << part.DebugString();
+    Apply(event::Fetched{fetches[0].fetch, absl::OkStatus(),
+                         TableOf(manifest, {{fetches[0].slab, 0, bytes}}), want.digest});
+  }
+
+  MemberId other;
+  std::string another_job = "another";
+  JobVerdict verdict;
+  uint64_t wants = 0;
 };
 
 // --- memory
@@ -59,17 +128,34 @@ TEST_F(PartsElsewhere, AFencedStepStaysWhileItMayBeCompleteWithTheOthers) {
   Die(old);
   const SessionId next = OneOfTwo(2);
   EXPECT_THAT(Asks(next, 1, kPart), Fails(absl::StatusCode::kResourceExhausted, "memory"));
-  EXPECT_TRUE(Stat(next, 1, 1).ok()) << "this node's part of it may be the last copy";
+  EXPECT_TRUE(Holds(1)) << "this node's part of it may be the last copy";
 }
 
 TEST_F(PartsElsewhere, AFencedStepAllOfWhoseWritersAreHereGoes) {
   const Who of_two{.writer = 0, .world_size = 2, .local_writers = 2};
   const SessionId old = Hello(of_two);
-  Save(old, 1, {{"model", kPart}});
+  Hear();
+  Save(old, 1, {{"model", kPart / 2}});
   Die(old);
   Who newer = of_two;
   newer.attempt = 2;
-  EXPECT_TRUE(Asks(Hello(newer), 1, kPart).ok());
+  const SessionId next = Hello(newer);
+  Hear();
+  EXPECT_TRUE(Asks(next, 1, kPart / 2 + 4 * kMiB).ok());
+  EXPECT_FALSE(Holds(1));
+}
+
+TEST_F(PartsElsewhere, AStepThatNobodyWillCompleteGoesOnceTheMembersSaySo) {
+  const SessionId old = OneOfTwo(1);
+  Save(old, 1, {{"model", kPart}});
+  Die(old);
+  const SessionId next = OneOfTwo(2);
+  CheckpointVerdict& said = verdict.checkpoints[{1, 1, 0}];
+  said.world_size = 2;
+  said.hopeless = true;
+  Hear();
+  EXPECT_TRUE(Asks(next, 1, kPart).ok());
+  EXPECT_FALSE(Holds(1));
 }
 
 TEST_F(PartsElsewhere, AStepLeftBehindByThisNodesWriterStays) {
@@ -79,18 +165,127 @@ TEST_F(PartsElsewhere, AStepLeftBehindByThisNodesWriterStays) {
   Save(writer, 2, {{"small", kMiB}});
   sessions[writer].world_size = 2;
   EXPECT_THAT(Asks(writer, 3, kPart), Fails(absl::StatusCode::kResourceExhausted, "memory"));
-  EXPECT_TRUE(Stat(writer, 1).ok());
+  EXPECT_TRUE(Holds(1));
 }
 
 TEST_F(PartsElsewhere, AloneWhatIsLeftBehindGoesAsBefore) {
   options.ring = {};
   Restart();
-  const SessionId writer = OneOfTwo(1);
+  const SessionId writer = Hello({.writer = 0, .world_size = 2, .local_writers = 1});
   Save(writer, 1, {{"model", kPart}});
   sessions[writer].world_size = 1;
   Save(writer, 2, {{"small", kMiB}});
   sessions[writer].world_size = 2;
   EXPECT_TRUE(Asks(writer, 3, kPart).ok());
+}
+
+// Steps of 15 MiB here, of which the budget holds four.
+class SeveralSteps : public PartsElsewhere {
+ protected:
+  void SetUp() override {
+    options.storage = false;
+    PartsElsewhere::SetUp();
+    writer = OneOfTwo(1);
+    for (const Step step : {1, 2, 3, 4}) {
+      Save(writer, step, {{"model", 15 * kMiB}});
+      Complete(step);
+    }
+  }
+  // Which are left, in memory, when another one is wanted.
+  std::vector<Step> LeftAfterAnother() {
+    EXPECT_TRUE(Asks(writer, 5, 15 * kMiB).ok());
+    std::vector<Step> left;
+    for (const Step step : {1, 2, 3, 4}) {
+      if (Holds(step)) left.push_back(step);
+    }
+    return left;
+  }
+
+  SessionId writer = 0;
+};
+
+TEST_F(SeveralSteps, TheProtectedOneAndTheTargetStayWhateverIsNewer) {
+  Complete(1, /*replicas=*/1);
+  verdict.protect = CheckpointId{1, 1, 0};
+  verdict.target = CheckpointId{2, 1, 0};
+  Hear();
+  EXPECT_THAT(LeftAfterAnother(), ElementsAre(1, 2, 4));
+}
+
+TEST_F(SeveralSteps, WhatAProtectedOneSupersedesGoesFirst) {
+  Complete(3, /*replicas=*/1);
+  verdict.protect = verdict.target = CheckpointId{3, 1, 0};
+  Hear();
+  EXPECT_THAT(LeftAfterAnother(), ElementsAre(2, 3, 4));
+}
+
+TEST_F(SeveralSteps, WithoutAnythingProtectedTheOldestOfThoseThatOweACopyGoes) {
+  verdict.target = CheckpointId{1, 1, 0};
+  Hear();
+  EXPECT_THAT(LeftAfterAnother(), ElementsAre(1, 3, 4));
+}
+
+TEST_F(SeveralSteps, OfAJobThatAsksForNoReplicasTheNewestIsEnough) {
+  Hear();
+  verdict.asked = 0;
+  Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
+  const SessionId same = writer;
+  const event::Create create = CreateOf(same, PartOf(same, 5), {{"model", 15 * kMiB}});
+  Apply(create);
+  EXPECT_TRUE(AnswerTo(create.caller.request).ok());
+  EXPECT_FALSE(Holds(1));
+}
+
+// Parts of the other member's writers.
+class Replicas : public PartsElsewhere {
+ protected:
+  void SetUp() override {
+    options.storage = false;
+    options.ring.replica_bytes = 60 * kMiB;
+    PartsElsewhere::SetUp();
+    Hear();
+    Replicate({{"job", 1, 1, 0}, 1}, 2, 20 * kMiB);
+    ASSERT_TRUE(Holds(1));
+    Complete(1);
+    Complete(2);
+    verdict.protect = CheckpointId{2, 1, 0};
+  }
+  // Another job wants more than is free.
+  bool Goes() {
+    const SessionId session = OfAnotherJob();
+    const event::Create create = CreateOf(session, PartOf(session, 1), {{"model", 50 * kMiB}});
+    Apply(create);
+    return !Holds(1);
+  }
+};
+
+TEST_F(Replicas, OneThatAProtectedOneSupersedesGoesForRoom) {
+  Hear();
+  EXPECT_TRUE(Goes());
+}
+
+TEST_F(Replicas, NothingGoesByAVerdictThatIsOld) {
+  Hear();
+  Advance(4 * kNanosPerSecond);
+  EXPECT_FALSE(Goes());
+}
+
+TEST_F(Replicas, OneThatNothingProtectedSupersedesStays) {
+  verdict.protect.reset();
+  Hear();
+  EXPECT_FALSE(Goes());
+}
+
+TEST_F(Replicas, OfAFencedLifeItStaysForThisNodesLineIsNotItsOwners) {
+  verdict.protect.reset();
+  const SessionId newer = Hello({.writer = 0, .world_size = 2, .attempt = 2});
+  Hear();
+  Save(newer, 1, {{"small", kMiB}});
+  EXPECT_FALSE(Goes());
+}
+
+TEST_F(Replicas, TheyCountAsNobodysShare) {
+  EXPECT_LT(Status_().counters.at("user_memory_bytes"), 1 << 20) << "the record alone";
 }
 
 // --- admission
@@ -99,6 +294,7 @@ TEST_F(PartsElsewhere, AloneWhatIsLeftBehindGoesAsBefore) {
 TEST_F(PartsElsewhere, TheWholeRingsLastStepIsNotTakenForThisNodes) {
   StoreWhole(1, 1, 8, 30 * kMiB);
   const SessionId writer = Hello({.writer = 3, .world_size = 8, .attempt = 2, .local_writers = 1});
+  Hear();
   EXPECT_EQ(LatestStep(writer), 1);
   EXPECT_TRUE(TrySave(writer, 2, {{"model-3", 30 * kMiB}}).ok());
 }
@@ -107,15 +303,31 @@ TEST_F(PartsElsewhere, OfTheLastStepTheWritersThatAreHereCount) {
   StoreWhole(1, 1, 4, 30 * kMiB);
   const Who here{.writer = 0, .world_size = 4, .attempt = 2, .local_writers = 2};
   const SessionId zero = Hello(here);
-  Who other = here;
-  other.writer = 1;
-  const SessionId one = Hello(other);
+  Who second = here;
+  second.writer = 1;
+  const SessionId one = Hello(second);
+  Hear();
   ASSERT_EQ(LatestStep(zero), 1);
-  // Another job's step takes what the second writer would need.
-  const SessionId else_where = Hello({.job = "other"});
-  Save(else_where, 1, {{"model", 10 * kMiB}});
-  EXPECT_THAT(Asks(zero, 2, 30 * kMiB), Fails(absl::StatusCode::kResourceExhausted, "60"));
-  Die(one);
+  const event::Create create = CreateOf(zero, PartOf(zero, 2), {{"model-0", 20 * kMiB}});
+  Apply(create);
+  ASSERT_TRUE(AnswerTo(create.caller.request).ok());
+  EXPECT_TRUE(TrySave(one, 2, {{"model-1", 30 * kMiB}}).ok()) << "it was set aside";
+}
+
+// Of three writers two are here. What the other member's writer saved is no word of theirs.
+TEST_F(PartsElsewhere, WhatIsSetAsideForThisNodesWritersIsNotEndedByAnothersPart) {
+  const Who here{.writer = 0, .world_size = 3, .local_writers = 2};
+  Who second = here;
+  second.writer = 1;
+  const SessionId zero = Hello(here), one = Hello(second);
+  Hear();
+  const PartKey part = PartOf(zero, 1);
+  ASSERT_TRUE(Create(zero, part, {{"zero", 20 * kMiB}}).ok());
+  Replicate({part.checkpoint, 2}, 3, 2 * kMiB);
+  ASSERT_TRUE(Commit(zero, part, {{"zero", 20 * kMiB}}).ok());
+  const SessionId greedy = OfAnotherJob();
+  Apply(CreateOf(greedy, PartOf(greedy, 1), {{"model", 30 * kMiB}}));
+  EXPECT_TRUE(TrySave(one, 1, {{"one", 20 * kMiB}}).ok());
 }
 
 // --- storage
@@ -126,6 +338,7 @@ class AwaitingOthers : public PartsElsewhere {
     PartsElsewhere::SetUp();
     hold_persists = true;
     writer = Hello();
+    Hear();
     Save(writer, 1);
     ASSERT_EQ(persists.size(), 1u);
   }
@@ -198,6 +411,81 @@ TEST_F(AwaitingOthers, AfterARestartItIsWrittenOnceMore) {
     Restart(from);
     EXPECT_EQ(persists.size(), 1u);
   }
+}
+
+// A step of which each of two members has a part.
+class SharedStep : public PartsElsewhere {
+ protected:
+  void SetUp() override {
+    PartsElsewhere::SetUp();
+    hold_persists = true;
+    writer = OneOfTwo(1);
+  }
+  // The other member's part, as it writes it.
+  void OtherWrites(Step step) { WritePart(ManifestOf({{"job", step, 1, 0}, 1}, 2, kMiB)); }
+
+  SessionId writer = 0;
+};
+
+TEST_F(SharedStep, ANodeWritesItsOwnPartsOnceAllAreKnownToBeThere) {
+  Save(writer, 1);
+  EXPECT_TRUE(persists.empty());
+  Complete(1);
+  Hear();
+  ASSERT_EQ(persists.size(), 1u);
+  ASSERT_EQ(persists[0].parts.size(), 1u);
+  EXPECT_EQ(persists[0].parts[0]->head.writer, 0);
+}
+
+TEST_F(SharedStep, WhoHearsThatItIsPublishedLooksAtOnce) {
+  Save(writer, 1);
+  Complete(1);
+  Hear();
+  FinishPersist();
+  CarryPending();
+  Advance(kNanosPerSecond);
+  ASSERT_EQ(persists.size(), 1u) << "the other has not written its part";
+  OtherWrites(1);
+  verdict.checkpoints.at({1, 1, 0}).stored = true;
+  Hear();
+  ASSERT_EQ(persists.size(), 2u);
+  FinishPersist();
+  CarryPending();
+  const StatusOr<CheckpointInfo> info = Stat(writer, 1);
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_TRUE(info->facts.persisted);
+  EXPECT_EQ(engine->Describe("job", {{"job", 1, 1, 0}}).parts.size(), 2u)
+      << "the other's part is known from there";
+}
+
+TEST_F(SharedStep, TheTargetIsWrittenBeforeWhatIsNewer) {
+  Save(writer, 1);
+  Save(writer, 2);
+  Complete(1);
+  Complete(2);
+  verdict.target = CheckpointId{1, 1, 0};
+  Hear();
+  ASSERT_EQ(persists.size(), 1u);
+  EXPECT_EQ(persists[0].checkpoint.step, 1);
+  FinishPersist();
+  CarryPending();
+  Advance(kNanosPerSecond);
+  EXPECT_EQ(persists.size(), 1u) << "the newer one waits until the target is whole";
+  OtherWrites(1);
+  Advance(4 * kNanosPerSecond);
+  ASSERT_EQ(persists.size(), 2u);
+  FinishPersist();
+  CarryPending();
+  ASSERT_EQ(persists.size(), 3u);
+  EXPECT_EQ(persists[2].checkpoint.step, 2);
+}
+
+TEST_F(SharedStep, APartKeptForAnotherIsNotThisNodesToWrite) {
+  Replicate({{"job", 1, 1, 0}, 1}, 2, kMiB);
+  EXPECT_TRUE(persists.empty());
+  Save(writer, 1);
+  ASSERT_EQ(persists.size(), 1u) << "complete here, with the other's replica";
+  EXPECT_EQ(persists[0].parts.size(), 1u);
 }
 
 // --- the catalog
