@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 #include <variant>
@@ -92,6 +93,25 @@ struct VerdictWanted {
   std::string job;
 };
 
+// Where a checkpoint's parts are, asked of the home: of those that have a name, or of all.
+struct PlacesWanted {
+  CheckpointKey checkpoint;
+  std::string name;  // empty: all
+};
+struct Place {
+  Writer writer = 0;
+  std::string digest;
+  int32_t world_size = 0;
+  uint64_t bytes = 0;  // of its objects
+  Rank owner = kNoRank;
+  std::set<Rank> holders;  // in whose memory it is
+};
+struct PlacesSaid {
+  CheckpointKey checkpoint;
+  std::string name;
+  std::vector<Place> places;
+};
+
 // --- decisions of a job (job_record.h encodes them)
 struct Record {
   std::string job;
@@ -99,7 +119,7 @@ struct Record {
 };
 
 using Message = std::variant<WantList, HaveList, ReleaseList, Report, ReportWanted, VerdictSaid,
-                             VerdictWanted, Record>;
+                             VerdictWanted, PlacesWanted, PlacesSaid, Record>;
 
 // --- reading a part: a question that has an answer
 

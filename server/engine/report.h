@@ -24,6 +24,7 @@ namespace cairn::engine {
 
 // Sorted 64-bit hashes of a part's names, for telling whether two writers claim the same. Shared, for it is
 // made once per part and travels in each whole report.
+uint64_t NameHash(absl::string_view name);
 using NameHashes = std::shared_ptr<const std::vector<uint64_t>>;
 
 // A part whose every block is sealed here (own) or was verified here (others).
@@ -121,6 +122,10 @@ struct JobVerdict {
   std::set<Rank> silent;
   bool final = false;        // every member has answered, or was silent for ring.lost_after
   LineHead head;             // of the line
+  bool owned = false;
+  uint32_t owner_uid = 0, owner_gid = 0;
+  JobPolicy policy;
+  std::map<Attempt, AttemptReport> attempts;  // of those that `checkpoints` are of, and the newest
   std::map<CheckpointId, CheckpointVerdict> checkpoints;  // of which some part is reported
   std::optional<CheckpointId> latest;                     // highest on the line that can be had
   std::optional<CheckpointId> protect;  // "protected": the newest with the replicas asked for, or stored
