@@ -107,7 +107,31 @@ void Truth::CheckVerdict(const SimNode& node, const JobVerdict& verdict) {
   }
   if (!verdict.protect.has_value()) return;
   const CheckpointId& id = *verdict.protect;
-  Promised({verdict.job, id.step, id.attempt, id.revision}, verdict.asked);
+  const CheckpointKey key{verdict.job, id.step, id.attempt, id.revision};
+  const auto of = verdict.checkpoints.find(id);
+  if (of != verdict.checkpoints.end() && !of->second.stored) {
+    CheckCopies(node, key, std::min(of->second.replicas, verdict.asked));
+  }
+  Promised(key, verdict.asked);
+}
+
+// Whoever says that there are so many replicas has heard of each within the last seconds; but an older one
+// than what is safe may be given up any time.
+void Truth::CheckCopies(const SimNode& node, const CheckpointKey& key, int replicas) {
+  ForgetDeaths();
+  for (const auto& [safe, promise] : promises_[key.job]) {
+    if (Newer(safe, key)) return;
+  }
+  if (world_.At(node.rank()) != &node || world_.storage.Published(key)) return;
+  for (const auto& [writer, original] : originals_[key]) {
+    const PartKey part{key, writer};
+    int copies = CopiesOf(part, original.digest);
+    for (const auto& [at, had] : deaths_) copies += had.contains(part) ? 1 : 0;
+    if (copies > replicas) continue;
+    return world_.Fail(absl::StrCat("promise 1: node ", node.id(), " says that ",
+                                    part.DebugString(), " has ", replicas, " replicas; there are ",
+                                    copies, " copies"));
+  }
 }
 
 // --- what clients were told
@@ -123,10 +147,9 @@ void Truth::ToldLatest(const SimNode& node, const reply::Latest& latest) {
   if (CheckpointDigest(digests) != latest.digest) {
     return world_.Fail(absl::StrCat(said, ", with another digest than what was saved"));
   }
-  const bool death_unnoticed =
-      !deaths_.empty() && deaths_.back().first + kUnnoticed > world_.clock.now;
+  ForgetDeaths();
   // A life that another has replaced may name what only it has.
-  if (!death_unnoticed && world_.At(node.rank()) == &node && !CanBeHad(key)) {
+  if (deaths_.empty() && world_.At(node.rank()) == &node && !CanBeHad(key)) {
     world_.Fail(absl::StrCat(said, ", which cannot be had"));
   }
 }
@@ -146,7 +169,10 @@ void Truth::ToldSafe(const SimNode& node, const CheckpointKey& key, Level level)
     return world_.Fail(absl::StrCat("promise 1: node ", node.id(), " says that ", key.DebugString(),
                                     " is safe, which is not complete"));
   }
-  if (level == Level::kReplicated) return Promised(key, world_.shape.replicas);
+  if (level == Level::kReplicated) {
+    CheckCopies(node, key, world_.shape.replicas);
+    return Promised(key, world_.shape.replicas);
+  }
   if (!world_.storage.Published(key)) {
     world_.Fail(absl::StrCat("promise 1: node ", node.id(), " says that ", key.DebugString(),
                              " is PERSISTED"));
@@ -187,9 +213,7 @@ void Truth::Promised(const CheckpointKey& key, int asked) {
   std::erase_if(promises, [&](const auto& at) { return Newer(key, at.first); });
   if (!promises.empty()) return;  // a newer one is: this was said late
   Promise promise{asked, {}};
-  while (!deaths_.empty() && deaths_.front().first + kUnnoticed <= world_.clock.now) {
-    deaths_.pop_front();
-  }
+  ForgetDeaths();
   for (const auto& [at, had] : deaths_) {
     for (auto part = had.lower_bound({key, 0}); part != had.end() && part->first.checkpoint == key;
          ++part) {
@@ -199,11 +223,15 @@ void Truth::Promised(const CheckpointKey& key, int asked) {
   promises[key] = std::move(promise);
 }
 
+void Truth::ForgetDeaths() {
+  while (!deaths_.empty() && deaths_.front().first + kUnnoticed <= world_.clock.now) {
+    deaths_.pop_front();
+  }
+}
+
 void Truth::CheckPromises() {
   for (auto& [job, promises] : promises_) {
-    // The newest that has all its copies makes older ones past.
-    for (auto at = promises.begin(); at != promises.end(); ++at) {
-      auto& [key, promise] = *at;
+    for (auto& [key, promise] : promises) {
       if (world_.storage.Published(key)) continue;
       for (const auto& [writer, original] : originals_[key]) {
         const PartKey part{key, writer};

@@ -63,6 +63,8 @@ class Truth {
 
   void Promised(const CheckpointKey& key, int asked);
   void CheckPromises();
+  void CheckCopies(const SimNode& node, const CheckpointKey& key, int replicas);
+  void ForgetDeaths();  // that all have noticed
   void CheckVerdict(const SimNode& node, const JobVerdict& verdict);
   void TakeReport(const MemberId& from, const ReportDelta& delta);
   int CopiesOf(const PartKey& part, const std::string& digest) const;

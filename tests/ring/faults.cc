@@ -82,6 +82,7 @@ void Faults::EndAll() {
     node->data_blocked = false;
     if (world_.At(node->rank()) != node.get()) {
       node->Die();
+      for (const auto& job : world_.jobs) job->NodeDied(node.get());
     } else if (node->paused()) {
       node->Resume();
     }

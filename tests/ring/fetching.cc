@@ -31,6 +31,9 @@ std::shared_ptr<const PartTable> SimNode::ReadUnder(uint64_t grant) {
   if (at == grants_.end() || !well() || data_blocked) return nullptr;
   at->second.until = now() + kGrantTime;
   const PartTable& table = *at->second.table;
+  if (world_.options.lie == Lie::kGrantIgnored && world_.rng.Permille(100)) {
+    memory_.Write(table.extents[0].slab, table.extents[0].offset, {1, kPageBytes});
+  }
   for (size_t i = 0; i < table.entries.size(); ++i) {
     const std::string wrong = memory_.Wrong(*table.entries[i], table.extents[i]);
     if (wrong.empty()) continue;

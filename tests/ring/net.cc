@@ -57,7 +57,9 @@ std::string TopicOf(const peer::Message& message) {
       [](const auto& m) -> std::string {
         if constexpr (requires { m.delta; }) return m.delta.job;
         if constexpr (requires { m.verdict; }) return m.verdict.job;
-        if constexpr (requires { m.checkpoint; }) return m.checkpoint.DebugString();
+        if constexpr (requires { m.checkpoint; }) {
+          return absl::StrCat(m.checkpoint.DebugString(), " ", m.name);
+        }
         if constexpr (requires { m.job; }) return m.job;
         return "";
       },

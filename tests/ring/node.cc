@@ -14,7 +14,7 @@ constexpr uint64_t kCheckEvery = 32;
 // Where the engine is told who it is (a daemon that knows it from its journal keeps that).
 template <class R>
 void TellSelf(const MemberId& self, R* recovered) {
-  if constexpr (requires { recovered->self = self; }) recovered->self = self;
+  if constexpr (requires { recovered->member = self; }) recovered->member = self;
 }
 
 std::string InstanceOf(uint64_t number) {
@@ -274,6 +274,10 @@ void SimNode::Mirror(const Fact& fact) {
     }
     held.table = record->second.second;
     world_.truth.Committed(*this, committed->part, held);
+    if (world_.options.lie == Lie::kReplicaLost && held.role == PartRole::kReplica &&
+        world_.rng.Permille(100)) {
+      for (const ExtentRef& extent : held.table->extents) held.left.insert(extent.slab);
+    }
     return;
   }
   if (const auto* dropped = std::get_if<fact::PartDropped>(&fact)) held_.erase(dropped->part);

@@ -26,9 +26,9 @@ using sim::SimulatorResult;
 enum class Lie : uint8_t {
   kNone,
   kFetchChangesBytes,  // a fetch says that all verified, and one object has other bytes
-  kSlabVanishes,       // now and then the kernel loses the bytes of a replica
+  kReplicaLost,        // a replica that is said to be held is not there
   kStorageForgets,     // storage says that a part was written and keeps nothing
-  kGrantOutlived,      // a grant's memory is written over while it is read
+  kGrantIgnored,       // the owner writes over what it has granted, while it is read
 };
 
 struct RingSimOptions {
