@@ -43,7 +43,7 @@ MAY_USE_THRIFT = ("proto/", "server/rpc/", "server/daemon/", "client/cpp/", "tes
 # Nothing under these may know a GPU or a framework.
 NO_ACCELERATORS = ("common/", "server/")
 ACCELERATOR = re.compile(r"^(cuda|nccl|torch/|ATen/|c10/)")
-GENERATED = re.compile(r"^(Cairn\.h|cairn_types\.h|cairn_constants\.h|thrift/)")
+GENERATED = re.compile(r"^(Cairn\.h|Peer\.h|(cairn|peer)_(types|constants)\.h|thrift/)")
 # clang's thread-safety analysis sees only what common/mutex.h annotates.
 ANNOTATED = "common/mutex.h"
 UNANNOTATED = re.compile(

@@ -103,6 +103,11 @@ class CacheImpl final : public Cache {
     return found->LeaseOpen(lease);
   }
 
+  StatusOr<UniqueFd> Description(SlabId slab) override {
+    CAIRN_ASSIGN_OR_RETURN(const auto found, Find(slab));
+    return found->Description();
+  }
+
   StatusOr<uint64_t> Inode(SlabId slab) override {
     CAIRN_ASSIGN_OR_RETURN(const auto found, Find(slab));
     struct stat stat = {};

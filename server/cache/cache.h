@@ -2,8 +2,8 @@
 //
 // A slab is one memfd, sealed SHRINK|GROW|SEAL when it is made, mode 0644, owned by the daemon. The
 // open file description from memfd_create is reopened read-write through /proc/self/fd and closed.
-// The daemon and the keeper share the reopened description by dup; each borrower gets a description
-// of its own. That makes two questions answerable:
+// The daemon, its transport and the keeper share the reopened description by dup; each borrower gets a
+// description of its own. That makes two questions answerable:
 //   Probe      nobody but us has the slab open or mapped  (F_SETLEASE F_WRLCK, undone at once)
 //   LeaseOpen  the description lent under a lease, or a mapping of it, still lives somewhere
 //              (a shared OFD lock at byte `lease` of that description)
@@ -89,6 +89,9 @@ class Cache {
   virtual StatusOr<bool> LeaseOpen(SlabId slab, LeaseId lease) = 0;
   // True when only the daemon and the holder have the slab open, and nobody maps it.
   virtual StatusOr<bool> Probe(SlabId slab) = 0;
+  // A dup of the daemon's own description, for what moves bytes within this process. Never reopened: Probe
+  // would take a further description for a borrower's. It keeps the slab's pages only until Destroy.
+  virtual StatusOr<UniqueFd> Description(SlabId slab) = 0;
   // The inode of the slab's memfd, by which /proc shows the processes that map it.
   virtual StatusOr<uint64_t> Inode(SlabId slab) = 0;
 

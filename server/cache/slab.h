@@ -36,6 +36,7 @@ class Slab {
   Status Free();
 
   // As in Cache.
+  StatusOr<UniqueFd> Description() const { return fd_.Dup(); }
   StatusOr<UniqueFd> Lend(LeaseId lease, bool writable);
   StatusOr<bool> LeaseOpen(LeaseId lease) const;
   StatusOr<bool> Probe();
@@ -43,7 +44,7 @@ class Slab {
  private:
   Slab(UniqueFd fd, uint64_t bytes) : fd_(std::move(fd)), bytes_(bytes) {}
 
-  const UniqueFd fd_;  // read-write, from a reopen; only the holder gets a dup of it
+  const UniqueFd fd_;  // read-write, from a reopen; dups of it go to the holder and by Description
   const uint64_t bytes_;
   // An open during a probe fails, and a probe during an open says "taken". So the daemon's own
   // opens and probes exclude each other.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/cluster.h"
 #include "server/engine/connecting.h"
 #include "server/engine/finding.h"
 #include "server/engine/job_calls.h"
@@ -47,10 +48,17 @@ class Engine::Impl {
     retention_.set_scanning(&scanning_);
     admission_.set_granter(&saving_);
     admission_.set_under_io([this] { return persistence_.under_way() + opening_.under_way(); });
-    admission_.set_short_of_memory([this] { persistence_.OweFinished(); });
+    admission_.set_short_of_memory([this] {
+      persistence_.OweFinished();
+      cluster_.FreeSpares();
+    });
     parts_.Watch(&manifests_);
     parts_.Watch(&admission_);
     parts_.Watch(&persistence_);
+    if (cluster_.Alone()) return;
+    saving_.set_cluster(&cluster_);
+    opening_.set_cluster(&cluster_);
+    finding_.set_cluster(&cluster_);
   }
 
   Outcome Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered);
@@ -174,14 +182,12 @@ class Engine::Impl {
   void On(const event::SlabDestroyed& e) { ledger_.OnDestroyed(e.slab); }
   void On(const event::CallerLeft& e) { callers_.HangUp(e.request); }
   void On(const event::Tick&) {}
-  void On(const event::Exchanged&) {}
-  void On(const event::PeerSaid&) {}
-  void On(const event::GrantAsked& e) {
-    out_.Answer(e.caller.request, absl::UnavailableError("this node is in no ring"));
-  }
-  void On(const event::GrantEnded&) {}
-  void On(const event::FetchAdvanced&) {}
-  void On(const event::Fetched&) {}
+  void On(const event::Exchanged& e) { cluster_.On(e); }
+  void On(const event::PeerSaid& e) { cluster_.On(e); }
+  void On(const event::GrantAsked& e) { cluster_.On(e); }
+  void On(const event::GrantEnded& e) { cluster_.On(e); }
+  void On(const event::FetchAdvanced& e) { cluster_.On(e); }
+  void On(const event::Fetched& e) { cluster_.On(e); }
 
   // --- several components'
   void On(const event::SlabMade& event);
@@ -236,6 +242,20 @@ class Engine::Impl {
                      &records_,
                      &merging_,
                      [this](const Event& event) { Dispatch(event); }};
+  Cluster cluster_{{.options = &options_,
+                    .out = &out_,
+                    .callers = &callers_,
+                    .jobs = &jobs_,
+                    .standing = &standing_,
+                    .ledger = &ledger_,
+                    .attempts = &attempts_,
+                    .parts = &parts_,
+                    .eviction = &eviction_,
+                    .manifests = &manifests_,
+                    .again = [this](const Event& event) { Dispatch(event); },
+                    .completed_elsewhere =
+                        [this](Checkpoint* checkpoint) { persistence_.ScheduleByPolicy(checkpoint); },
+                    .newer_attempt = [this](Job* job) { admission_.Fence(job); }}};
   Tables tables_{&out_, &callers_, &parts_, [this](const Event& event) { Dispatch(event); }};
   Opening opening_{&out_,         &callers_,  &sessions_,   &leases_,   &ledger_, &parts_,
                    &persistence_, &standing_, &describing_, &scanning_, &tables_};
@@ -295,6 +315,7 @@ std::string Engine::CheckInvariants() const { return impl_->CheckInvariants(); }
 
 Outcome Engine::Impl::Apply(MonotonicNanos now, const Event& event) {
   out_.set_now(now);
+  if (woken_for_ != kNever && now > woken_for_ + Members::kLate) cluster_.TimerWasLate();
   if (out_.now() >= woken_for_) woken_for_ = kNever;
   Dispatch(event);
   return Finish();
@@ -320,6 +341,7 @@ Outcome Engine::Impl::Finish() {
   persistence_.Run();
   records_.Run();
   CheckDrained();
+  if (cluster_.Run()) more_soon_ = true;
   for (const event::Persisted& ended : persistence_.Prepare()) {
     On(ended);
     more_soon_ = true;  // what it held, and its turn, are somebody else's now
@@ -356,7 +378,8 @@ void Engine::Impl::ForgetIdle() {
 void Engine::Impl::EmitWake() {
   MonotonicNanos next = std::min(
       {ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(), persistence_.next(),
-       scanning_.next(), records_.next(), retention_.next(), jobs_.next(), manifests_.next()});
+       scanning_.next(), records_.next(), retention_.next(), jobs_.next(), manifests_.next(),
+       cluster_.next()});
   if (mode_.draining && !drained_) next = std::min(next, drain_deadline_);
   if (std::exchange(more_soon_, false) || standing_.more_to_record() || leases_.more_to_end() ||
       scanning_.more_to_take_in() || persistence_.more_to_prepare()) {
@@ -373,6 +396,7 @@ void Engine::Impl::EmitWake() {
 
 void Engine::Impl::On(const event::SlabMade& event) {
   if (!ledger_.OnMade(event.slab, event.status)) return;
+  if (cluster_.SlabMade(event.slab, event.status)) return;
   manifests_.SlabMade(event.slab, event.status);
   if (event.status.ok()) return admission_.Made(event.slab);
   out_.Count("slabs_not_made");
@@ -455,7 +479,7 @@ void Engine::Impl::On(const event::StorageSeen& event) {
 void Engine::Impl::On(const event::Status& event) {
   out_.Answer(event.caller.request,
               Body(StatusOf({options_, mode_, storage_root_, out_, callers_, jobs_, sessions_,
-                             leases_, ledger_, parts_, persistence_, standing_},
+                             leases_, ledger_, parts_, persistence_, standing_, cluster_},
                             event)));
 }
 
@@ -514,6 +538,7 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
     return parts_.Find(part, name);
   });
   ledger_.ResumeAll();
+  cluster_.Start(restored, recovered.member);
   parts_.RestoreFootprints();
   parts_.RestoreKept();
   admission_.Restore(sessions_);
@@ -539,7 +564,7 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
 std::vector<Fact> Engine::Impl::SnapshotPiece(SnapshotCursor* cursor, size_t most) const {
   std::vector<Fact> facts;
   const SnapshotSources sources{out_,  storage_root_, ledger_,    sessions_, leases_,
-                                jobs_, attempts_,     retention_, parts_,    persistence_};
+                                jobs_, attempts_,     retention_, parts_,    persistence_, cluster_};
   sources.Take(cursor, most, &facts);
   return facts;
 }
@@ -627,6 +652,7 @@ std::string Engine::Impl::CheckInvariants() const {
   check([&] { return manifests_.CheckOrphans(place, &pins); });
   check([&] { return persistence_.CheckInvariants(&pins); });
   check([&] { return opening_.CheckInvariants(&pins); });
+  check([&] { return cluster_.CheckInvariants(&pins); });
   check([&] { return leases_.CheckInvariants(); });
   check([&]() -> std::string {
     std::map<uint32_t, uint64_t> held;

@@ -16,6 +16,7 @@
 #include "server/engine/actions.h"
 #include "server/engine/events.h"
 #include "server/engine/options.h"
+#include "server/engine/ring.h"
 #include "server/engine/snapshot_cursor.h"
 #include "server/facts/facts.h"
 
@@ -29,6 +30,8 @@ struct Recovered {
   // Of the committed parts, those whose records in memory verified.
   std::map<PartKey, std::shared_ptr<const PartTable>> tables;
   std::string safe_mode;  // not empty: why nothing is admitted
+  // Who this node is in its ring, as the facts tell, or of a new life; nullopt: it is in none.
+  std::optional<MemberId> member;
 };
 
 class Engine {

@@ -238,7 +238,7 @@ bool Eviction::Recycle(Job* job, SessionId session, Writer writer, uint64_t need
   const auto fits = [&](SlabId id) {
     const SlabRecord& slab = *ledger_.Find(id);
     return slab.bytes >= need && slab.bytes <= LargestFit(need) && !slab.Locked() &&
-           !slab.by_path && (slab.mapper == session || (slab.mapper == 0 && slab.clean));
+           !slab.for_peers && !slab.by_path && (slab.mapper == session || (slab.mapper == 0 && slab.clean));
   };
   int tries = 0;
   for (const auto& [evict_class, id] : standing_.EvictableOf(*job)) {

@@ -28,8 +28,8 @@ class RingWatcher {
   virtual ~RingWatcher() = default;
   // It can be reached again, or is another life: what it was told before it may not know.
   virtual void MemberCame(Rank) {}
-  virtual void MemberWent(Rank) {}   // up → silent
-  virtual void MemberLost(Rank) {}   // silent → lost
+  virtual void MemberWent(Rank) {}  // up → silent
+  virtual void MemberLost(Rank) {}  // silent → lost
 };
 
 class Members {

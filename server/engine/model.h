@@ -37,7 +37,7 @@
 namespace cairn::engine {
 
 class Admission;
-class Copies;
+class Fetches;
 class Attempts;
 class Finding;
 class Footprints;
@@ -159,7 +159,7 @@ struct Part {
   Watched<ManifestPlace, Manifests, Part> manifest;
   Owned<PartShown, Standing> shown;
   Owned<PartChecks, Opening> checks;
-  Watched<PartSource, Copies, Part> source;
+  Watched<PartSource, Fetches, Part> source;
 };
 
 // An object, being written or committed. Good until its part changes.
@@ -284,6 +284,7 @@ struct Shown {
   uint64_t absent = 0;
   uint64_t broken_objects = 0;
   bool complete = false, resident = false, obtainable = false, persisted = false, pinned = false;
+  Elsewhere elsewhere;
   bool operator==(const Shown&) const = default;
 };
 

@@ -1,4 +1,5 @@
 #include "server/engine/opening.h"
+#include "server/engine/cluster.h"
 
 #include <utility>
 #include <variant>
@@ -30,6 +31,11 @@ void Opening::On(const event::Open& event) {
   Job* job = scanning_.Readable(&sessions_, event.caller, event.ref.job, event.deadline, event,
                                 /*scan=*/false);
   if (job == nullptr) return;
+  if (cluster_ != nullptr &&
+      (event.ref.step == kNoStep || !describing_.Resolve(*job, event.ref).ok()) &&
+      cluster_->verdicts().Await(event.caller, *job, event.deadline, event)) {
+    return;
+  }
   const StatusOr<Checkpoint*> found = describing_.Resolve(*job, event.ref);
   // "latest" may be in storage only; but what memory has is not kept waiting for long.
   if (!found.ok() || event.ref.step == kNoStep) {
@@ -44,6 +50,10 @@ void Opening::On(const event::Open& event) {
   const Checkpoint& checkpoint = **found;
   const StatusOr<ObjectRef> named = ObjectNamed(checkpoint, event.name);
   if (!named.ok() && tables_.Await(event.caller, *found, event.deadline, event)) return;
+  if (cluster_ != nullptr && (!named.ok() || !named->resident()) &&
+      cluster_->loads().Await(event.caller, checkpoint, event.name, event.deadline, event)) {
+    return;
+  }
   if (!named.ok()) return out_.Answer(request, named.status());
   const ObjectRef& object = *named;
   if (!object.resident()) {

@@ -93,6 +93,9 @@ class Parts {
   void Commit(Part* part, std::shared_ptr<const PartTable> table, const std::string& digest);
   // A part that storage has; none of it is in memory.
   void AddStored(Checkpoint* checkpoint, const StoredPart& stored);
+  // A part that came from another member: committed there, verified, and in memory where the table says.
+  Part* AddFetched(Checkpoint* checkpoint, std::shared_ptr<const PartTable> table,
+                   const std::string& digest);
   void TakeTable(Part* part, std::shared_ptr<const PartTable> table);
   void DropTable(Part* part);  // of one that only storage has, of a complete checkpoint
   void DropTables(Checkpoint* checkpoint);  // of all such parts
@@ -109,6 +112,8 @@ class Parts {
   // --- going
   // What nobody holds of a committed part leaves memory. False: some of it is held.
   bool Free(Part* part);
+  // The part goes, and with it what made its checkpoint complete here. What is in storage stays known.
+  void Release(Part* part, Manifests* manifests);
   void Break(const ObjectRef& object, const Status& why);  // its bytes did not verify: they go
   void Erase(Part* part);
   void Erase(Checkpoint* checkpoint);

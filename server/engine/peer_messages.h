@@ -102,7 +102,7 @@ struct Place {
   Writer writer = 0;
   std::string digest;
   int32_t world_size = 0;
-  uint64_t bytes = 0;  // of its objects
+  uint64_t bytes = 0;  // of its objects, each in whole pages
   Rank owner = kNoRank;
   std::set<Rank> holders;  // in whose memory it is
 };

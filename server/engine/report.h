@@ -33,7 +33,7 @@ struct PartReport {
   std::string digest;  // of its manifest
   PartRole role = PartRole::kOwn;
   Rank owner = kNoRank;      // whose writer committed it
-  uint64_t bytes = 0;        // of its objects
+  uint64_t bytes = 0;        // of its objects, each in whole pages
   bool in_memory = true;     // all of it; else it is only `stored`
   bool stored = false;       // this node, or who acts for it, wrote it to storage, synced
   NameHashes names;          // null: of a replica whose owner reports them
@@ -98,6 +98,8 @@ struct ReportDelta {
 ReportDelta DeltaOf(const std::string& job, const JobReport& from, const JobReport& to,
                     uint64_t after, uint64_t number);
 void ApplyDelta(const ReportDelta& delta, JobReport* report);
+// What two deltas in a row, `newer` building on `older`, say as one: for what builds on what `older` does.
+ReportDelta MergeDelta(ReportDelta older, const ReportDelta& newer);
 
 // --- conclusions
 

@@ -1,5 +1,6 @@
 // One file: creates, seals, commits and aborts are the calls of one part.
 #include "server/engine/saving.h"
+#include "server/engine/cluster.h"
 
 #include <algorithm>
 
@@ -83,6 +84,12 @@ void Saving::On(const event::Create& event) {
   // Storage knows where an attempt that begins comes from; one that has begun need not ask.
   if (!job->attempts->begun.contains(key.attempt) &&
       scanning_.AwaitLook(event.caller, job, event.deadline, event, /*can_do_without=*/true)) {
+    return;
+  }
+  // So do the other members of the ring; they are not waited for longer than a moment.
+  if (cluster_ != nullptr && !job->attempts->begun.contains(key.attempt) &&
+      cluster_->verdicts().Await(event.caller, *job, event.deadline, event,
+                                 Verdicts::kBeginPatience)) {
     return;
   }
   Part* part = parts_.Find(event.part);

@@ -1,3 +1,4 @@
+#include "server/engine/cluster.h"
 #include "server/engine/snapshot.h"
 
 #include <algorithm>
@@ -51,6 +52,7 @@ void SnapshotSources::TakeNext(SnapshotCursor* cursor, std::vector<Fact>* facts)
     case Stage::kNode:
       out.Snapshot(facts);
       storage_root.Snapshot(facts);
+      cluster.Snapshot(facts);
       ids = IdsOf(ledger.slabs());
       cursor->stage = Stage::kSlabs;
       return;

@@ -89,6 +89,7 @@ void Standing::Affect(Job* job, const Line::Affected& affected) {
 
 // The newest of the line has a class of its own, and it decides about incomplete ones.
 void Standing::SettleJob(Job* job) {
+  if (reports_) to_report_[job->name];
   SettleAttempts(job);
   JobStanding& seen = job->standing.Edit();
   const std::optional<CheckpointId> id = seen.line.Newest();
@@ -229,6 +230,7 @@ void Standing::SettleShown(Checkpoint* checkpoint) {
   shown.obtainable = checkpoint->Obtainable();
   shown.persisted = checkpoint->files->persisted;
   shown.pinned = *checkpoint->pinned;
+  shown.elsewhere = *checkpoint->elsewhere;
   const Files& files = *checkpoint->files;
   const bool due = ((files.owes || files.persisting) && !files.parked) || files.unconfirmed;
   CheckpointStanding& standing = checkpoint->standing.Edit();
@@ -238,6 +240,9 @@ void Standing::SettleShown(Checkpoint* checkpoint) {
     to_record_[job].checkpoints.insert(checkpoint->key);
   }
   if (shown.persisted != standing.shown.persisted) to_record_[job].whole[checkpoint->key] = 0;
+  if (reports_ && shown.persisted != standing.shown.persisted) {
+    to_report_[job].checkpoints.insert(checkpoint->Id());
+  }
   if (shown != standing.shown || due != standing.shown_due) waits_to_check_.insert(job);
   standing.shown = shown;
   standing.shown_due = due;
@@ -250,6 +255,9 @@ void Standing::SettleShown(Part* part) {
                         .broken = !content.broken.empty()};
   if (shown.committed && shown != *part->shown) {
     to_record_[part->key.checkpoint.job].parts.insert(part->key);
+  }
+  if (reports_ && shown.committed) {
+    to_report_[part->key.checkpoint.job].parts.insert(part->key);
   }
   part->shown.Edit() = shown;
 }
@@ -412,6 +420,11 @@ uint64_t Standing::version() const {
 std::set<std::string> Standing::TakeWaitsToCheck() {
   Settle();
   return std::exchange(waits_to_check_, {});
+}
+
+std::map<std::string, Standing::ToReport> Standing::TakeToReport() {
+  Settle();
+  return std::exchange(to_report_, {});
 }
 
 std::vector<action::Record> Standing::TakeToRecord(size_t most) {

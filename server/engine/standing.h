@@ -72,10 +72,24 @@ class Standing {
   // Of so many parts and checkpoints; the rest stays.
   std::vector<action::Record> TakeToRecord(size_t most);
   bool more_to_record() const { return !to_record_.empty(); }
+  // In a ring: what of a job its home must hear of.
+  struct ToReport {
+    std::set<PartKey> parts;
+    std::set<CheckpointId> checkpoints;  // in storage now, or no longer
+  };
+  void ReportChanges() { reports_ = true; }
+  void AlsoReport(const std::string& job) { to_report_[job]; }
+  std::map<std::string, ToReport> TakeToReport();
+  bool more_to_report() const { return !to_report_.empty(); }
 
   // It is about to go: its place on the line and in the indexes goes now.
   void Forget(Checkpoint* checkpoint);
-  void Forget(Part* part) { changes_.Forget(part); }
+  void Forget(Part* part) {
+    changes_.Forget(part);
+    if (reports_ && part->content->committed) {
+      to_report_[part->key.checkpoint.job].parts.insert(part->key);
+    }
+  }
 
   std::string CheckInvariants() const;
 
@@ -128,6 +142,8 @@ class Standing {
   };
   static void TakeWhole(const Job& job, ToRecord* from, size_t most, action::Record* record);
   std::map<std::string, ToRecord> to_record_;
+  bool reports_ = false;
+  std::map<std::string, ToReport> to_report_;
 };
 
 }  // namespace cairn::engine

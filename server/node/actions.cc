@@ -7,6 +7,8 @@
 #include "glog/logging.h"
 #include "server/cache/cache.h"
 #include "server/engine/engine.h"
+#include "server/node/granter.h"
+#include "server/node/mover.h"
 #include "server/node/node.h"
 #include "server/node/persister.h"
 #include "server/node/rows.h"
@@ -26,6 +28,10 @@ class Node::UnderLock {
   void operator()(action::Reply reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(node_->mu_) {
     const auto it = node_->outstanding_calls_.find(reply.request);
     if (it == node_->outstanding_calls_.end()) return;  // of a dead daemon's caller
+    if (reply.body.ok()) {
+      const auto* granted = std::get_if<engine::reply::Granted>(&*reply.body);
+      if (granted != nullptr && node_->granter_ != nullptr) node_->granter_->Expect(granted->grant);
+    }
     after_->answers.emplace_back(std::move(it->second),
                                  Answer{std::move(reply.body), reply.superseded_by});
     node_->outstanding_calls_.erase(it);
@@ -49,9 +55,7 @@ class Node::UnderLock {
   void operator()(action::HurrySlab hurry) { cache().Hurry(hurry.slab); }
   void operator()(action::DestroySlab destroy) {
     if (node_->read_only_) return;  // it may hold what the unread facts are about
-    cache().Destroy(destroy.slab, [gate = node_->gate_, slab = destroy.slab] {
-      gate->Post(engine::event::SlabDestroyed{slab});
-    });
+    node_->Destroy(destroy.slab);
   }
 
   // --- to other threads' queues
@@ -68,11 +72,20 @@ class Node::UnderLock {
   void operator()(action::ReadLineNumbers read) { node_->storage_worker_->Start(std::move(read)); }
   void operator()(action::ReadTables read) { node_->storage_worker_->Start(std::move(read)); }
   void operator()(action::ScanJob scan) { node_->storage_worker_->Start(std::move(scan)); }
-  void operator()(const action::Tell&) {}
-  void operator()(const action::Fetch&) {}
-  void operator()(const action::FetchFrom&) {}
-  void operator()(const action::CancelFetch&) {}
-  void operator()(const action::RevokeGrant&) {}
+  void operator()(action::Tell tell) { node_->links_.Tell(tell.rank, std::move(tell.message)); }
+  void operator()(action::Fetch fetch) {
+    if (node_->mover_ != nullptr) return node_->mover_->Start(std::move(fetch));
+    after_->actions.emplace_back(std::move(fetch));
+  }
+  void operator()(const action::FetchFrom& from) {
+    if (node_->mover_ != nullptr) node_->mover_->From(from);
+  }
+  void operator()(action::CancelFetch cancel) {
+    if (node_->mover_ != nullptr) node_->mover_->Cancel(cancel.fetch);
+  }
+  void operator()(action::RevokeGrant revoke) {
+    if (node_->granter_ != nullptr) node_->granter_->End(revoke.grant);
+  }
   void operator()(action::WakeAt wake) { node_->timer_.Set(wake.at); }
   void operator()(action::Record record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(node_->mu_) {
     if (record.read) node_->recorder_.Look(record.job);
@@ -114,6 +127,12 @@ class Node::OutsideLock {
     ReachFailpoint(Failpoint::kNodeManifestWritten);
     node_->Post(
         engine::event::ManifestWritten{write.part, write.extent, std::move(status), digest});
+  }
+
+  // Of a node without a transport.
+  void operator()(const action::Fetch& fetch) {
+    node_->Post(engine::event::Fetched{
+        fetch.fetch, absl::UnavailableError("this node has no way to other members")});
   }
 
   void operator()(const action::ProbeSlab& probe) {

@@ -11,9 +11,13 @@
 #include "server/cache/cache.h"
 #include "server/engine/engine.h"
 #include "server/engine/journal_use.h"
+#include "server/node/attached.h"
+#include "server/node/executor.h"
 #include "server/node/found_parts.h"
+#include "server/node/granter.h"
 #include "server/node/journal_writer.h"
 #include "server/node/lender.h"
+#include "server/node/mover.h"
 #include "server/node/persister.h"
 #include "server/node/recovery.h"
 #include "server/node/rows.h"
@@ -34,6 +38,10 @@ void LogSome(google::LogSeverity severity, absl::string_view what,
   };
   for (size_t i = 0; i < std::min(kSome, lines.size()); ++i) log(lines[i]);
   if (lines.size() > kSome) log(absl::StrCat("… and ", lines.size() - kSome, " more"));
+}
+
+std::function<void(engine::Event)> PostThrough(std::shared_ptr<EventGate> gate) {
+  return [gate = std::move(gate)](engine::Event event) { gate->Post(std::move(event)); };
 }
 
 Status Stopping() { return absl::UnavailableError("the daemon is stopping"); }
@@ -105,7 +113,19 @@ Node::Node(const Options& options, const Rooms& rooms, const Inherited& inherite
                                       rooms.cache, rooms.storage, rooms.clock, gate_)),
       storage_worker_(std::make_unique<StorageWorker>(rooms.storage, gate_)),
       storage_watch_(std::make_unique<StorageWatch>(options.storage_look_interval, rooms.storage,
-                                                    rooms.clock, gate_)) {}
+                                                    rooms.clock, gate_)),
+      attached_(rooms.transport == nullptr
+                    ? nullptr
+                    : std::make_unique<Attached>(rooms.cache, rooms.transport)),
+      detacher_(rooms.transport == nullptr ? nullptr : std::make_unique<Executor>("detacher", 1)),
+      granter_(rooms.transport == nullptr
+                   ? nullptr
+                   : std::make_unique<Granter>(options.granter, rooms.transport, attached_.get(),
+                                               rooms.clock, PostThrough(gate_))),
+      mover_(rooms.transport == nullptr
+                 ? nullptr
+                 : std::make_unique<Mover>(options.mover, &links_, rooms.transport, attached_.get(),
+                                           rooms.clock, PostThrough(gate_))) {}
 
 Node::~Node() {
   Stop();
@@ -116,6 +136,8 @@ StatusOr<std::unique_ptr<Node>> Node::Start(const Options& options, const Rooms&
                                             Inherited inherited) {
   CAIRN_RETURN_IF_ERROR(options.engine.Validate());
   CAIRN_RETURN_IF_ERROR(options.journal.Validate());
+  CAIRN_RETURN_IF_ERROR(Annotate(options.granter.Validate(), "granter"));
+  CAIRN_RETURN_IF_ERROR(Annotate(options.mover.Validate(), "mover"));
   auto node = std::unique_ptr<Node>(new Node(options, rooms, inherited));
   CAIRN_RETURN_IF_ERROR(node->Recover(std::move(inherited)));
   return node;
@@ -149,6 +171,7 @@ Status Node::Recover(Inherited inherited) {
     rooms_.storage->Expect(id);
   }
   RecoverTables(&recovered);
+  RecoverSelf(&recovered);
   RecoverSessions(std::move(inherited.sessions), &recovered);
   const std::string summary =
       absl::StrCat("recovered ", recovered.held_slabs.size(), " slabs, ", recovered.tables.size(),
@@ -320,6 +343,7 @@ void Node::Stop() {
   timer_.Stop();
   sessions_.Stop();
   verifier_->Stop();
+  StopRing();
   recorder_.Flush(/*deadline_ms=*/1000);
   recorder_.Stop();
   // Last: a thread that hangs in storage holds up what comes after it.

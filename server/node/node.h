@@ -8,6 +8,7 @@
 // journaled.
 //
 // actions.cc    what is done about each kind of action
+// ring.cc       what other members of the ring say and ask
 // requests.cc   calls that are more than one event: hello, open, chunks
 // status.cc     what status shows
 //
@@ -33,7 +34,9 @@
 #include "server/node/answers.h"
 #include "server/node/event_gate.h"
 #include "server/node/inherited.h"
+#include "server/node/links.h"
 #include "server/node/options.h"
+#include "server/node/peer_links.h"
 #include "server/node/recorder.h"
 #include "server/node/sessions.h"
 #include "server/node/stored_readers.h"
@@ -52,17 +55,25 @@ namespace cairn::storage {
 class Storage;
 class Suspects;
 }  // namespace cairn::storage
+namespace cairn::transport {
+class Transport;
+}
 
 namespace cairn::node {
 
+class Attached;
+class Executor;
+class Granter;
 class JournalWriter;
 class Lender;
+class Mover;
 class Persister;
 class StorageWatch;
 class StorageWorker;
 class Verifier;
 
 // What the node stands on; all outlive it. `storage` may be null, and `suspects`, which stands before it.
+// `transport` is null where there is no ring.
 struct Rooms {
   Clock* clock = nullptr;
   cache::Cache* cache = nullptr;
@@ -70,6 +81,7 @@ struct Rooms {
   const storage::Suspects* suspects = nullptr;
   OpenCatalog open_catalog;
   SessionHolder* holder = nullptr;
+  transport::Transport* transport = nullptr;
 };
 
 inline constexpr uint64_t kMaxChunkBytes = 8 << 20;
@@ -77,13 +89,13 @@ inline constexpr uint64_t kMaxChunkBytes = 8 << 20;
 using AnswerCallback = std::function<void(Answer)>;
 
 // Thread-safe, except Start and Stop.
-class Node {
+class Node : public PeerHost {
  public:
   // Recovers what the journal holds and starts all threads. `inherited.thrift_listener` is not the
   // node's and stays unused. On failure nothing was lost: the keeper still holds what it held.
   static StatusOr<std::unique_ptr<Node>> Start(const Options& options, const Rooms& rooms,
                                                Inherited inherited);
-  ~Node();
+  ~Node() override;
 
   const Options& options() const { return options_; }
   Clock* clock() const { return rooms_.clock; }
@@ -153,6 +165,20 @@ class Node {
   void Goodbye(SessionId session);
   void ConnectionClosed(SessionId session);  // of the connection that said its hello
 
+  // --- the ring (ring.cc)
+
+  // Once before the wire calls the methods below; and with nullptr before it is destroyed, which waits
+  // until no call into it is under way. What is said while there is none is dropped.
+  void SetLinks(PeerLinks* links) { links_.Set(links); }
+  engine::MemberId Self() const override { return self_; }
+  void Exchanged(engine::Rank rank, std::optional<engine::MemberId> member) override;
+  void PeerSaid(engine::MemberId from, engine::peer::Message message) override;
+  StatusOr<engine::peer::GrantAnswer> Grant(engine::MemberId from,
+                                            engine::peer::GrantQuestion question,
+                                            MonotonicNanos deadline) override;
+  void EndGrant(engine::MemberId from, uint64_t grant) override;
+  void Met(engine::Rank rank, int64_t incarnation_of_ours_seen) override;
+
   StatusOr<NodeState> State(const engine::Caller& caller);
 
   // SIGTERM: admits nothing, lets commits finish, persists the newest complete steps. Returns true
@@ -171,7 +197,7 @@ class Node {
   // What the thread that applied an event does once it has released mu_: the callbacks of answered
   // calls first, then the actions, in the engine's order.
   using ActionOutsideLock =
-      std::variant<engine::action::WriteManifest, engine::action::ProbeSlab,
+      std::variant<engine::action::WriteManifest, engine::action::ProbeSlab, engine::action::Fetch,
                    engine::action::EndSession, engine::action::Discard, engine::action::Log>;
   struct AfterUnlock {
     std::vector<std::pair<AnswerCallback, Answer>> answers;
@@ -192,7 +218,13 @@ class Node {
   std::vector<SlabId> RecoverSlabs(std::vector<HeldSlab>* slabs, engine::Recovered* recovered);
   StatusOr<std::string> ReadExtent(const ExtentRef& extent, uint64_t bytes) const;
   void RecoverTables(engine::Recovered* recovered);
+  // Who this node is: the life that the facts tell of, or a new one.
+  void RecoverSelf(engine::Recovered* recovered);
   void RecoverSessions(std::vector<HeldSession> sessions, engine::Recovered* recovered);
+
+  void StopRing();
+  // The transport lets go of the slab first.
+  void Destroy(SlabId slab);
 
   // Not OK: the event asks for what must be journaled before it is acknowledged, and nothing can be.
   Status CheckWritable(const engine::Event& event) const;
@@ -224,6 +256,7 @@ class Node {
   bool read_only_ = false;      // no fact can be journaled (RecoverFromDamage); safe_mode_ says why
   std::string lost_;            // not empty: facts were lost; says which
   uint64_t record_secret_ = 0;  // of the seals of part records
+  engine::MemberId self_;       // of no rank: alone
   const std::shared_ptr<EventGate> gate_;
   int64_t started_unix_ms_ = 0;
   std::atomic<engine::RequestId> next_request_{1};
@@ -257,6 +290,12 @@ class Node {
   const std::unique_ptr<Persister> persister_;
   const std::unique_ptr<StorageWorker> storage_worker_;
   const std::unique_ptr<StorageWatch> storage_watch_;
+  Links links_;
+  // Null without a transport. In this order: the last ones use those before them.
+  const std::unique_ptr<Attached> attached_;
+  const std::unique_ptr<Executor> detacher_;  // of slabs that are destroyed
+  const std::unique_ptr<Granter> granter_;
+  const std::unique_ptr<Mover> mover_;
   bool stopped_ = false;  // Stop's own
 };
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/clock.h"
+#include "common/status.h"
 #include "server/engine/engine.h"
 #include "server/journal/journal.h"
 
@@ -26,11 +27,42 @@ struct RecorderOptions {
   int retry_max_ms = 30'000;
 };
 
+// What other members read from this node's memory.
+struct GranterOptions {
+  size_t max_grants = 4096;
+  // A grant under which nothing is read for so long is revoked.
+  MonotonicNanos without_progress = 10 * kNanosPerSecond;
+  Status Validate() const;  // names the option
+};
+
+// What this node reads from other members' memory.
+struct MoverOptions {
+  // Of reads that are under way. Each is of one block.
+  uint64_t in_flight_bytes = 256 << 20;
+  uint64_t in_flight_bytes_per_peer = 64 << 20;
+  size_t reads_per_peer = 256;  // however short; below the transport's bound
+  // Of fetches that have grants; further ones wait, lest their grants end unused.
+  size_t active_fetches = 16;
+  // Of replicas, in all; 0: as fast as it goes.
+  uint64_t replication_bytes_per_second = 0;
+  int threads = 4;  // that ask for grants; each may wait for a member
+  MonotonicNanos grant_timeout = 5 * kNanosPerSecond;
+  MonotonicNanos read_timeout = 30 * kNanosPerSecond;  // of one block, its wait for others included
+  // After a source's failure; doubles with each until a block of it has verified.
+  MonotonicNanos back_off = kNanosPerSecond / 4;
+  int source_tries = 2;       // failures in a row after which a fetch drops a source …
+  int last_source_tries = 5;  // … and while it has no other
+  MonotonicNanos advance_interval = kNanosPerSecond / 5;  // of event::FetchAdvanced
+  Status Validate() const;                                // names the option
+};
+
 struct Options {
   engine::Options engine;
   journal::Options journal;
   SessionsOptions sessions;
   RecorderOptions recorder;
+  GranterOptions granter;
+  MoverOptions mover;
   int verify_threads = 2;
   int max_client_threads = 128;  // two for each user with connections; further users share them
   // How often is looked whether the storage at the root is still the same.

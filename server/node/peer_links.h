@@ -1,8 +1,10 @@
-// How the node speaks to the other members of its ring: rpc implements it (rpc/peers.h), and the node's
-// tests have one of their own. What comes in goes to Node::Exchanged, Node::PeerSaid and Node::Grant.
+// How the node and the wire between the members of its ring know each other. The node speaks through
+// PeerLinks, which rpc implements (rpc/peers.h); what comes in goes to PeerHost, which the node implements.
+// The tests of either side have the other of their own.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -12,6 +14,34 @@
 #include "server/engine/ring.h"
 
 namespace cairn::node {
+
+// What the node is to the wire. Thread-safe; called on the wire's threads, one per link and one per
+// connection that came in, so a call may wait for the node's lock. None is made before Peers::Start, and
+// none once Peers::Stop has returned.
+class PeerHost {
+ public:
+  virtual ~PeerHost() = default;
+
+  // Who this node is now. Its incarnation grows when the node takes a greater one (Met); its rank and
+  // instance stay.
+  virtual engine::MemberId Self() const = 0;
+
+  // After each exchange with a member, about one a second: who answered at its address in the list, or
+  // nothing when nobody did (or one that may not speak for that rank).
+  virtual void Exchanged(engine::Rank rank, std::optional<engine::MemberId> member) = 0;
+  // `from` is who answered at its rank's address when this node last dialled it. In the order in which one
+  // member sent them, but for a message that is said again.
+  virtual void PeerSaid(engine::MemberId from, engine::peer::Message message) = 0;
+  // NOT_FOUND: the part is not held here. It must have answered by the deadline.
+  virtual StatusOr<engine::peer::GrantAnswer> Grant(engine::MemberId from,
+                                                    engine::peer::GrantQuestion question,
+                                                    MonotonicNanos deadline) = 0;
+  // A grant that is not `from`'s, or that has ended, is nobody's mistake: nothing happens.
+  virtual void EndGrant(engine::MemberId from, uint64_t grant) = 0;
+  // The member at `rank` has seen another life of this node's rank whose incarnation is the greater one:
+  // this node's life is superseded, or it has to take a greater incarnation than that.
+  virtual void Met(engine::Rank rank, int64_t incarnation_of_ours_seen) = 0;
+};
 
 // Thread-safe.
 class PeerLinks {

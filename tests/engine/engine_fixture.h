@@ -279,7 +279,7 @@ class EngineTest : public testing::Test {
     if (!scan_status.ok()) read.stored = scan_status;
     if (!hold_scans) pending.push_back(std::move(read));
   }
-  void Do(action::Tell& a) { told.push_back(std::move(a)); }
+  void Do(action::Tell& a) { tells.push_back(std::move(a)); }
   void Do(action::Fetch& a) { fetches.push_back(std::move(a)); }
   void Do(action::FetchFrom&) {}
   void Do(action::CancelFetch& a) { cancelled_fetches.push_back(a.fetch); }
@@ -599,7 +599,7 @@ class EngineTest : public testing::Test {
   bool hold_records = false;
   std::vector<action::DeleteFiles> deletes;
   std::vector<std::string> scans, line_looks, logs;
-  std::vector<action::Tell> told;      // to members of the ring
+  std::vector<action::Tell> tells;     // to members of the ring
   std::vector<action::Fetch> fetches;  // asked for
   std::vector<uint64_t> cancelled_fetches, revoked;
   std::vector<CheckpointKey> records, table_reads;

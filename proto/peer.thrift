@@ -1,0 +1,257 @@
+// What the members of a ring say to each other: control only, the bytes of checkpoints travel over the
+// transport. README.md beside this file has the frames, the order of calls and who is believed. Field numbers
+// are never reused; a member ignores fields that it does not know.
+//
+// All that `say` carries is state, not events: a message that is lost is made good by the next one of its
+// kind, and one that comes twice changes nothing.
+//
+// Lengths, numbers and versions are unsigned at the members and travel as i64; a negative one is refused. User
+// and group ids travel as the i32 with the same bits.
+
+include "cairn.thrift"
+
+namespace cpp cairn.peerwire
+namespace py cairn_peer_wire
+namespace java io.cairn.peerwire
+namespace go cairn_peer_wire
+namespace rs cairn_peer_wire
+
+const i32 PEER_PROTOCOL_VERSION = 1
+
+// --- who speaks ----------------------------------------------------------------------------------
+
+// One life of one rank. `instance` are 16 random bytes; of two lives the one with the greater incarnation is
+// the newer one.
+struct Member {
+  1: i32 rank,
+  2: i64 incarnation,
+  3: binary instance,
+}
+// Stands in every call.
+struct Sender {
+  1: string cluster,
+  2: Member member,
+}
+struct Greeting {
+  1: Sender sender,
+  2: i32 protocol,
+  3: string address,        // ADDRESS:PORT that the speaker listens at
+  4: string data_address,   // where its transport is read
+  5: i64 unix_ms,           // its clock
+  6: optional Member seen,  // of all lives of the listener's rank that the speaker met, the newest
+}
+struct Greeted {
+  1: Greeting greeting,     // of the member that was called
+  // What it answers to all other calls for now; absent: it has met the caller at the caller's address.
+  2: optional cairn.Error refused,
+}
+
+// --- what is spoken of ---------------------------------------------------------------------------
+
+struct Checkpoint {
+  1: i64 step,
+  2: i64 attempt,
+  3: i32 revision,
+}
+struct Part {
+  1: i64 step,
+  2: i64 attempt,
+  3: i32 revision,
+  4: i32 writer,
+}
+// 32 hexadecimal digits wherever a digest stands: of the part's manifest, or of a complete checkpoint.
+
+// --- between an owner and its backup -------------------------------------------------------------
+
+struct Want {
+  1: string job,
+  2: Part part,
+  3: string digest,
+  4: i64 manifest_bytes,
+  5: i64 bytes,             // of its objects, each rounded up to pages of 4 KiB
+  6: i32 world_size,
+  7: i32 owner_uid,
+  8: i32 owner_gid,
+  9: bool target,           // before the others
+}
+// All that the speaker wants the listener to keep, in the order in which it is wanted.
+struct WantList {
+  1: i64 version,           // grows
+  2: list<Want> wants,
+}
+
+enum HaveState { UNDER_WAY = 0, HELD = 1, REFUSED = 2 }
+struct Have {
+  1: string job,
+  2: Part part,
+  3: string digest,
+  4: HaveState state,
+  5: string why,            // REFUSED: the arithmetic
+  6: i64 done_bytes,        // UNDER_WAY
+}
+// All that the speaker holds, is fetching or has refused of the listener's parts.
+struct HaveList {
+  1: i64 wants_version,     // of the newest want-list that it has seen
+  2: i64 version,
+  3: list<Have> haves,
+}
+
+enum Fate { KEEP = 0, REMOVED = 1, ABANDONED = 2, SUPERSEDED = 3 }
+// The owner's answer to an entry of a have-list. Nothing else permits the holder to let a part go: that it
+// stands in no want-list says nothing.
+struct Release {
+  1: string job,
+  2: Part part,
+  3: string digest,
+  4: Fate fate,
+  5: optional Checkpoint by, // SUPERSEDED: by this one of the same job, which is protected
+}
+struct ReleaseList {
+  1: i64 haves_version,
+  2: list<Release> releases,
+}
+
+// --- between a member and a job's home -----------------------------------------------------------
+
+enum PartRole { OWN = 0, REPLICA = 1, FETCHED = 2 }
+
+struct ReportedAttempt {
+  1: i64 attempt,
+  2: i64 first,             // step of its first create; -1: none yet
+  3: binary lineage,        // u8 open, u32 count, then for each entry i64 attempt, i64 step; little-endian
+  4: i64 unix_ms,
+}
+struct ReportedPart {
+  1: Part part,
+  2: i32 world_size,
+  3: string digest,
+  4: PartRole role,
+  5: i32 owner,             // rank whose writer committed it; -1: in no ring
+  6: i64 bytes,
+  7: bool in_memory,
+  8: bool stored,
+  9: optional binary names, // hashes of its objects' names, ascending, 8 bytes each, little-endian
+}
+struct WriterId {
+  1: i64 attempt,
+  2: i32 writer,
+}
+struct ReportedWriter {
+  1: i64 attempt,
+  2: i32 writer,
+  3: i64 reached_step,      // the highest that it has entered; -1: none
+  4: i32 reached_revision,
+  5: bool alive,
+  6: list<i64> given_up,    // step, revision, step, revision …: at most 128 pairs
+}
+// How the speaker's report of a job has changed since the one with the number `after`; 0: all of it.
+struct Report {
+  1: string job,
+  2: i64 after,
+  3: i64 number,            // of the report that results
+  4: bool owned,
+  5: i32 owner_uid,
+  6: i32 owner_gid,
+  7: cairn.JobPolicy policy,
+  8: list<ReportedAttempt> attempts,  // new or changed, as all lists that are not called gone
+  9: list<i64> attempts_gone,
+  10: list<ReportedPart> parts,
+  11: list<Part> parts_gone,
+  12: list<ReportedWriter> writers,
+  13: list<WriterId> writers_gone,
+  14: list<Checkpoint> published,
+  15: list<Checkpoint> published_gone,
+  16: optional Checkpoint target,     // always said when there is one
+}
+// The listener lacks what a change builds on, or asks for the first time: a whole report.
+struct ReportWanted {
+  1: string job,
+}
+
+struct RestsOn {
+  1: i64 number,            // of the member's report
+  2: Member member,
+}
+struct CheckpointVerdict {
+  1: Checkpoint checkpoint,
+  2: i32 world_size,
+  3: bool complete,
+  4: string digest,         // empty unless complete
+  5: i64 bytes,
+  6: bool in_memory,
+  7: bool stored,
+  8: i32 replicas,
+  9: bool hopeless,
+  10: string conflict,
+}
+struct Verdict {
+  1: string job,
+  2: list<RestsOn> reports,
+  3: list<i32> silent,      // ranks that were not heard
+  4: bool conclusive,       // every member has answered, or was silent for ring.lost_after_seconds
+  5: i64 head,
+  6: bool head_decided,
+  7: list<CheckpointVerdict> checkpoints,
+  8: optional Checkpoint latest,
+  9: optional Checkpoint protect,
+  10: optional Checkpoint target,
+  11: i32 asked,            // replicas
+  12: string why,
+}
+struct VerdictWanted {
+  1: string job,
+}
+
+// The decisions of a job, as journals have them.
+struct Record {
+  1: string job,
+  2: binary encoded,
+}
+
+// One of these.
+struct Message {
+  1: optional WantList& want_list,
+  2: optional HaveList& have_list,
+  3: optional ReleaseList& release_list,
+  4: optional Report& report,
+  5: optional ReportWanted& report_wanted,
+  6: optional Verdict& verdict,
+  7: optional VerdictWanted& verdict_wanted,
+  8: optional Record& record,
+}
+
+struct Said {
+  1: Member member,         // who has answered
+  // Why messages were refused, if any were: the others count all the same.
+  2: list<string> refused,
+}
+
+// --- reading a part ------------------------------------------------------------------------------
+
+struct GrantQuestion {
+  1: string job,
+  2: Part part,
+  3: string digest,         // empty: whatever is held
+  4: i64 timeout_ms,        // how long the caller waits
+}
+struct Granted {
+  1: i64 grant,
+  2: binary token,          // 16 bytes that the reader shows to the transport
+  3: binary manifest,
+  4: list<binary> regions,  // one for each object, in the manifest's order: where the transport finds it
+  5: i64 valid_ms,          // without progress
+}
+
+// --- the service ---------------------------------------------------------------------------------
+
+service Peer {
+  // First on every connection.
+  Greeted greet(1: Greeting greeting) throws (1: cairn.Error error),
+  // About once a second, with nothing to say as well: that is how members know of each other's life. It
+  // is answered once all messages were taken.
+  Said say(1: Sender sender, 2: list<Message> messages) throws (1: cairn.Error error),
+  // NOT_FOUND: the part is not held here.
+  Granted grant(1: Sender sender, 2: GrantQuestion question) throws (1: cairn.Error error),
+  // Not needed any more; numbers that are unknown are passed over.
+  void endGrants(1: Sender sender, 2: list<i64> grants) throws (1: cairn.Error error),
+}

@@ -1,0 +1,92 @@
+// What the other members of the ring say to this node and ask of it.
+#include <utility>
+
+#include "common/failpoint.h"
+#include "glog/logging.h"
+#include "server/cache/cache.h"
+#include "server/engine/engine.h"
+#include "server/node/attached.h"
+#include "server/node/executor.h"
+#include "server/node/granter.h"
+#include "server/node/mover.h"
+#include "server/node/node.h"
+
+namespace cairn::node {
+
+void Node::RecoverSelf(engine::Recovered* recovered) {
+  if (options_.engine.ring.Alone()) return;
+  self_ = {options_.engine.ring.rank, started_unix_ms_, RandomSecret()};
+  self_.instance.resize(engine::kInstanceBytes);
+  for (const Fact& any : recovered->facts) {
+    if (const auto* life = std::get_if<fact::MemberLife>(&any)) {
+      self_.incarnation = life->incarnation;
+      self_.instance = life->instance;
+    }
+  }
+  recovered->member = self_;
+}
+
+void Node::Exchanged(engine::Rank rank, std::optional<engine::MemberId> member) {
+  Post(engine::event::Exchanged{rank, std::move(member)});
+}
+
+void Node::PeerSaid(engine::MemberId from, engine::peer::Message message) {
+  Post(engine::event::PeerSaid{std::move(from), std::move(message)});
+}
+
+StatusOr<engine::peer::GrantAnswer> Node::Grant(engine::MemberId from,
+                                                engine::peer::GrantQuestion question,
+                                                MonotonicNanos deadline) {
+  if (granter_ == nullptr) return absl::UnavailableError("this node lends nothing to members");
+  CAIRN_RETURN_IF_ERROR(granter_->Admit());
+  engine::event::GrantAsked asked;
+  const engine::RequestId request = asked.caller.request = NextRequest();
+  asked.from = from;
+  asked.question = std::move(question);
+  const Answer answer = Await(request, engine::Event(std::move(asked)));
+  const engine::reply::Granted* granted =
+      answer.body.ok() ? std::get_if<engine::reply::Granted>(&*answer.body) : nullptr;
+  if (granted == nullptr) {
+    granter_->Refused();
+    if (!answer.body.ok()) return answer.body.status();
+    return absl::InternalError("a grant was answered with something else");
+  }
+  StatusOr<engine::peer::GrantAnswer> given = granter_->Give(from, granted->grant, *granted->table);
+  if (given.ok() && clock()->Now() > deadline) {
+    granter_->End(granted->grant);
+    return absl::DeadlineExceededError("the grant came too late");
+  }
+  return given;
+}
+
+void Node::EndGrant(engine::MemberId from, uint64_t grant) {
+  if (granter_ != nullptr) granter_->End(grant, &from);
+}
+
+void Node::Met(engine::Rank rank, int64_t incarnation_of_ours_seen) {
+  if (incarnation_of_ours_seen <= self_.incarnation) return;
+  LOG_EVERY_N(WARNING, 100) << "rank " << rank << " has met incarnation "
+                            << incarnation_of_ours_seen << " of this node's rank; this one is "
+                            << self_.incarnation;
+}
+
+void Node::Destroy(SlabId slab) {
+  const auto destroy = [cache = rooms_.cache, gate = gate_, slab] {
+    cache->Destroy(slab, [gate, slab] { gate->Post(engine::event::SlabDestroyed{slab}); });
+  };
+  if (attached_ == nullptr || !attached_->Has(slab)) return destroy();
+  detacher_->Add([this, slab, destroy] {
+    attached_->Detach(slab);
+    destroy();
+  });
+}
+
+void Node::StopRing() {
+  if (attached_ == nullptr) return;
+  mover_->Stop();
+  granter_->Stop();
+  detacher_->Stop();
+  attached_->DetachAll();
+}
+
+}  // namespace cairn::node

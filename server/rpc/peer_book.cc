@@ -1,0 +1,85 @@
+#include "server/rpc/peer_book.h"
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+
+namespace cairn::rpc {
+namespace {
+
+using engine::MemberId;
+
+// OK: `life` may follow on `met`, or is the same.
+Status CheckNewer(const MemberId& life, const MemberId& met) {
+  if (life.incarnation > met.incarnation || life == met) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      MemberText(life),
+      life.incarnation < met.incarnation ? ": an older life than was met at its address, "
+                                         : ": of the same incarnation was met at its address ",
+      MemberText(met)));
+}
+
+}  // namespace
+
+std::string MemberText(const MemberId& member) {
+  return absl::StrCat("rank ", member.rank, ", incarnation ", member.incarnation, ", instance ",
+                      absl::BytesToHexString(member.instance));
+}
+
+PeerBook::PeerBook(const engine::RingOptions& ring, std::function<void(engine::Rank)> look)
+    : look_(std::move(look)) {
+  for (const auto& [rank, address] : ring.members) {
+    if (rank != ring.rank) pages_[rank];
+  }
+}
+
+Status PeerBook::Met(const MemberId& who, MonotonicNanos asked) {
+  MutexLock lock(&mu_);
+  const auto at = pages_.find(who.rank);
+  if (at == pages_.end()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank: ", who.rank, " is not another member"));
+  }
+  Page& page = at->second;
+  if (page.newest.has_value()) CAIRN_RETURN_IF_ERROR(CheckNewer(who, *page.newest));
+  page.newest = who;
+  page.asked = std::max(page.asked, asked);
+  if (page.claimed == page.newest) page.claimed.reset();
+  return absl::OkStatus();
+}
+
+Status PeerBook::Judge(const MemberId& claim, MonotonicNanos now) {
+  {
+    MutexLock lock(&mu_);
+    const auto at = pages_.find(claim.rank);
+    if (at == pages_.end()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("rank: ", claim.rank, " is not another member"));
+    }
+    Page& page = at->second;
+    if (page.newest.has_value()) {
+      if (claim == *page.newest) return absl::OkStatus();
+      CAIRN_RETURN_IF_ERROR(CheckNewer(claim, *page.newest));
+      // Whoever answered at the address after the claim was made is the one.
+      if (page.claimed == claim && page.asked > page.claimed_at) {
+        return absl::FailedPreconditionError(
+            absl::StrCat(MemberText(claim), ": its address shows ", MemberText(*page.newest)));
+      }
+    }
+    if (page.claimed != claim) {
+      page.claimed = claim;
+      page.claimed_at = now;
+    }
+  }
+  look_(claim.rank);
+  return absl::UnavailableError(
+      absl::StrCat(MemberText(claim), ": not met yet at its address, which is dialled now"));
+}
+
+std::optional<MemberId> PeerBook::Newest(engine::Rank rank) const {
+  MutexLock lock(&mu_);
+  const auto at = pages_.find(rank);
+  return at == pages_.end() ? std::nullopt : at->second.newest;
+}
+
+}  // namespace cairn::rpc

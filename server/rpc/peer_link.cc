@@ -1,0 +1,190 @@
+#include "server/rpc/peer_link.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "glog/logging.h"
+
+namespace cairn::rpc {
+namespace {
+
+using engine::MemberId;
+
+// Grants end by themselves soon: what does not fit is not said.
+constexpr size_t kMostEndedGrants = 4096;
+
+std::chrono::steady_clock::time_point AsTimePoint(MonotonicNanos at) {
+  return std::chrono::steady_clock::now() + std::chrono::nanoseconds(at - RealClock()->Now());
+}
+
+}  // namespace
+
+PeerLink::PeerLink(const PeerContext* context, engine::Rank rank)
+    : context_(context), rank_(rank), exchanges_(context, rank), grants_(context, rank) {}
+
+void PeerLink::Start() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+void PeerLink::Stop() {
+  stopping_ = true;
+  exchanges_.Shutdown();
+  grants_.Shutdown();
+  {
+    MutexLock lock(&mu_);
+    wake_.NotifyAll();
+  }
+  if (thread_.joinable()) thread_.join();
+  MutexLock lock(&grants_mu_);
+  grants_free_.NotifyAll();
+  while (asking_) grants_free_.Wait(&grants_mu_);
+}
+
+void PeerLink::Tell(engine::peer::Message message) {
+  MutexLock lock(&mu_);
+  if (!answers_) return;
+  if (!outbox_.Put(std::move(message))) overflown_ = true;
+  wake_.NotifyAll();
+}
+
+void PeerLink::EndGrant(uint64_t grant) {
+  MutexLock lock(&mu_);
+  if (!answers_ || ended_grants_.size() >= kMostEndedGrants) return;
+  ended_grants_.push_back(grant);
+  wake_.NotifyAll();
+}
+
+void PeerLink::Look() {
+  MutexLock lock(&mu_);
+  look_ = true;
+  wake_.NotifyAll();
+}
+
+void PeerLink::Run() {
+  pthread_setname_np(pthread_self(), absl::StrCat("peer-", rank_).c_str());
+  while (!stopping_) {
+    const MonotonicNanos begun = RealClock()->Now();
+    StatusOr<MemberId> who = absl::InternalError("not asked");
+    try {
+      who = Exchange();
+    } catch (const std::exception& e) {  // no memory
+      exchanges_.Close();
+      who = absl::ResourceExhaustedError(e.what());
+    }
+    if (stopping_) break;
+    Ended(who);
+    AwaitNext(begun, who.ok());
+  }
+  exchanges_.Close();
+}
+
+StatusOr<MemberId> PeerLink::Exchange() {
+  if (!exchanges_.connected()) CAIRN_RETURN_IF_ERROR(exchanges_.Connect(stopping_));
+  std::vector<engine::peer::Message> messages;
+  std::vector<uint64_t> ended;
+  {
+    MutexLock lock(&mu_);
+    look_ = false;
+    if (std::exchange(overflown_, false)) {
+      return absl::ResourceExhaustedError("more waits to be said than the outbox holds");
+    }
+    messages = outbox_.Take();
+    ended.swap(ended_grants_);
+  }
+  StatusOr<MemberId> who = exchanges_.Say(std::move(messages));
+  if (!who.ok() || ended.empty()) return who;
+  CAIRN_RETURN_IF_ERROR(exchanges_.EndGrants(ended));
+  return who;
+}
+
+void PeerLink::Ended(const StatusOr<MemberId>& who) {
+  const std::string problem = who.ok() ? "" : std::string(who.status().message());
+  if (problem.empty() != problem_.empty() || (problem_.empty() && back_off_ == 0)) {
+    if (who.ok()) {
+      LOG(INFO) << "member " << MemberText(*who) << " answers";
+    } else {
+      LOG(WARNING) << "rank " << rank_ << " does not answer: " << who.status();
+    }
+  }
+  problem_ = problem;
+  if (who.ok()) {
+    {
+      MutexLock lock(&mu_);
+      answers_ = true;  // first: what the host says because of it is kept
+    }
+    back_off_ = context_->options.back_off_min;
+    context_->host->Exchanged(rank_, *who);
+    return;
+  }
+  // The next one begins with a greeting: it may be another life that answers then.
+  exchanges_.Close();
+  context_->host->Exchanged(rank_, std::nullopt);
+  MutexLock lock(&mu_);
+  answers_ = false;  // last: what was said before the host knew of it is dropped with the rest
+  outbox_.Clear();
+  ended_grants_.clear();
+}
+
+void PeerLink::AwaitNext(MonotonicNanos begun, bool answered) {
+  const PeersOptions& options = context_->options;
+  MonotonicNanos until = begun + options.exchange_interval;
+  if (!answered) {
+    until = RealClock()->Now() + std::max(back_off_, options.back_off_min);
+    back_off_ = std::min(2 * std::max(back_off_, options.back_off_min), options.back_off_max);
+  }
+  MutexLock lock(&mu_);
+  while (!stopping_ && RealClock()->Now() < until) {
+    if (answered && (!outbox_.empty() || !ended_grants_.empty() || overflown_ || look_)) return;
+    // A member that calls here is likely to answer now, but not more often than at first.
+    if (look_) until = std::min(until, begun + options.back_off_min);
+    wake_.WaitUntil(&mu_, AsTimePoint(until));
+  }
+  look_ = false;
+}
+
+StatusOr<node::PeerLinks::Granted> PeerLink::AskGrant(const engine::peer::GrantQuestion& question,
+                                                      MonotonicNanos deadline) {
+  {
+    MutexLock lock(&grants_mu_);
+    while (asking_ && !stopping_) {
+      if (!grants_free_.WaitUntil(&grants_mu_, AsTimePoint(deadline)) &&
+          RealClock()->Now() >= deadline) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("rank ", rank_, " is still asked for another grant"));
+      }
+    }
+    if (stopping_) return absl::UnavailableError("this member is stopping");
+    asking_ = true;
+  }
+  StatusOr<node::PeerLinks::Granted> granted = absl::InternalError("not asked");
+  try {
+    granted = Ask(question, deadline);
+  } catch (const std::exception& e) {  // no memory
+    grants_.Close();
+    granted = absl::ResourceExhaustedError(e.what());
+  }
+  MutexLock lock(&grants_mu_);
+  asking_ = false;
+  grants_free_.NotifyAll();
+  return granted;
+}
+
+StatusOr<node::PeerLinks::Granted> PeerLink::Ask(const engine::peer::GrantQuestion& question,
+                                                 MonotonicNanos deadline) {
+  // A connection that was made for an earlier question may have been closed since: then a new one is.
+  const bool was_connected = grants_.connected();
+  StatusOr<engine::peer::GrantAnswer> answer = absl::UnavailableError("not connected");
+  if (was_connected) answer = grants_.Grant(question, deadline);
+  if (!grants_.connected() && RealClock()->Now() < deadline) {
+    CAIRN_RETURN_IF_ERROR(grants_.Connect(stopping_));
+    answer = grants_.Grant(question, deadline);
+  }
+  if (!answer.ok()) return answer.status();
+  return node::PeerLinks::Granted{*std::move(answer), grants_.data_address()};
+}
+
+}  // namespace cairn::rpc

@@ -1,0 +1,80 @@
+// This member's end of speaking to one other member: a thread that dials it, says what waits in the outbox as
+// soon as something does, and once a second in any case. How each of these exchanges ended is what the node
+// knows of the other's life.
+//
+// What waits is lost when an exchange fails, and what is told while the member does not answer is not kept: the
+// node says everything anew once the member is back.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/status.h"
+#include "server/engine/peer_messages.h"
+#include "server/node/peer_links.h"
+#include "server/rpc/peer_caller.h"
+#include "server/rpc/peer_outbox.h"
+
+namespace cairn::rpc {
+
+// Thread-safe, except Start and Stop.
+class PeerLink {
+ public:
+  // `context` outlives it.
+  PeerLink(const PeerContext* context, engine::Rank rank);
+  ~PeerLink() { Stop(); }
+
+  void Start();
+  void Stop();
+
+  // As node::PeerLinks. Tell and EndGrant wait for nothing.
+  void Tell(engine::peer::Message message);
+  StatusOr<node::PeerLinks::Granted> AskGrant(const engine::peer::GrantQuestion& question,
+                                              MonotonicNanos deadline);
+  void EndGrant(uint64_t grant);
+  // The next exchange is due, whatever the last one was.
+  void Look();
+
+ private:
+  void Run();
+  StatusOr<engine::MemberId> Exchange();
+  // What the host is told of it, and what becomes of what waits.
+  void Ended(const StatusOr<engine::MemberId>& who);
+  void AwaitNext(MonotonicNanos begun, bool answered);
+  StatusOr<node::PeerLinks::Granted> Ask(const engine::peer::GrantQuestion& question,
+                                         MonotonicNanos deadline);
+
+  const PeerContext* const context_;
+  const engine::Rank rank_;
+  std::atomic<bool> stopping_ = false;
+
+  Mutex mu_;
+  CondVar wake_;  // with mu_: something waits, or it shall look or stop
+  bool answers_ ABSL_GUARDED_BY(mu_) = false;  // the last exchange succeeded: what is told is kept
+  bool look_ ABSL_GUARDED_BY(mu_) = false;
+  bool overflown_ ABSL_GUARDED_BY(mu_) =
+      false;  // something had no room: counts as a failed exchange
+  PeerOutbox outbox_ ABSL_GUARDED_BY(mu_);
+  std::vector<uint64_t> ended_grants_ ABSL_GUARDED_BY(mu_);
+
+  // The thread's own.
+  PeerCaller exchanges_;
+  MonotonicNanos back_off_ = 0;
+  std::string problem_;  // why the last exchange failed; empty: it did not
+
+  // A connection of its own for questions that may take long. One asks at a time, the others wait.
+  Mutex grants_mu_;
+  CondVar grants_free_;  // with grants_mu_
+  bool asking_ ABSL_GUARDED_BY(grants_mu_) = false;
+  PeerCaller grants_;  // who has set asking_ uses it
+
+  std::thread thread_;
+};
+
+}  // namespace cairn::rpc

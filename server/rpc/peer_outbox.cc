@@ -1,0 +1,108 @@
+#include "server/rpc/peer_outbox.h"
+
+#include <tuple>
+#include <type_traits>
+
+namespace cairn::rpc {
+namespace {
+
+namespace peer = engine::peer;
+
+struct JobOf {
+  std::string operator()(const peer::WantList&) const { return ""; }
+  std::string operator()(const peer::HaveList&) const { return ""; }
+  std::string operator()(const peer::ReleaseList&) const { return ""; }
+  std::string operator()(const peer::Report& m) const { return m.delta.job; }
+  std::string operator()(const peer::ReportWanted& m) const { return m.job; }
+  std::string operator()(const peer::VerdictSaid& m) const { return m.verdict.job; }
+  std::string operator()(const peer::VerdictWanted& m) const { return m.job; }
+  std::string operator()(const peer::Record& m) const { return m.job; }
+};
+
+// What is new takes the place of what was new or gone before, and the other way round.
+template <typename Map, typename Set>
+void MergeChanges(const Map& newer, const Set& newer_gone, Map* known, Set* gone) {
+  for (const auto& key : newer_gone) {
+    known->erase(key);
+    gone->insert(key);
+  }
+  for (const auto& entry : newer) {
+    if constexpr (std::is_same_v<Map, Set>) {
+      gone->erase(entry);
+      known->insert(entry);
+    } else {
+      gone->erase(entry.first);
+      known->insert_or_assign(entry.first, entry.second);
+    }
+  }
+}
+
+// The change that has the effect of both, one after the other.
+engine::ReportDelta Merged(engine::ReportDelta older, const engine::ReportDelta& newer) {
+  // A whole one needs nothing before it. One that builds on another is said as it is: its receiver sees what
+  // it lacks, and asks for the whole.
+  if (newer.after != older.number) return newer;
+  engine::ReportDelta both = std::move(older);
+  both.number = newer.number;
+  both.owned = newer.owned;
+  both.owner_uid = newer.owner_uid;
+  both.owner_gid = newer.owner_gid;
+  both.policy = newer.policy;
+  both.target = newer.target;
+  MergeChanges(newer.attempts, newer.attempts_gone, &both.attempts, &both.attempts_gone);
+  MergeChanges(newer.parts, newer.parts_gone, &both.parts, &both.parts_gone);
+  MergeChanges(newer.writers, newer.writers_gone, &both.writers, &both.writers_gone);
+  MergeChanges(newer.published, newer.published_gone, &both.published, &both.published_gone);
+  return both;
+}
+
+// Lets `newer` take the place of `older`, of the same kind.
+struct Replace {
+  template <typename M>
+  void operator()(M& newer) const {
+    *older = std::move(newer);
+  }
+  void operator()(peer::Report& newer) const {
+    engine::ReportDelta& waiting = std::get<peer::Report>(*older).delta;
+    waiting = Merged(std::move(waiting), newer.delta);
+  }
+  void operator()(peer::ReleaseList& newer) const {
+    std::map<std::pair<PartKey, std::string>, peer::Release> all;
+    auto& waiting = std::get<peer::ReleaseList>(*older);
+    for (auto* list : {&waiting.releases, &newer.releases}) {
+      for (peer::Release& release : *list) {
+        std::pair<PartKey, std::string> key{release.part, release.digest};
+        all.insert_or_assign(std::move(key), std::move(release));
+      }
+    }
+    waiting.haves_version = newer.haves_version;
+    waiting.releases.clear();
+    for (auto& [key, release] : all) waiting.releases.push_back(std::move(release));
+  }
+
+  peer::Message* older;
+};
+
+}  // namespace
+
+bool PeerOutbox::Put(peer::Message message) {
+  Topic topic{message.index(), std::visit(JobOf(), message)};
+  const auto at = places_.find(topic);
+  if (at != places_.end()) {
+    std::visit(Replace{&waiting_[at->second]}, message);
+    return true;
+  }
+  if (places_.size() >= most_topics_) return false;
+  waiting_.push_back(std::move(message));
+  places_.emplace(std::move(topic), waiting_.size() - 1);
+  return true;
+}
+
+std::vector<peer::Message> PeerOutbox::Take() {
+  places_.clear();
+  return std::exchange(waiting_, {});
+}
+
+void PeerOutbox::Clear() { Take(); }
+
+}  // namespace cairn::rpc
