@@ -4,6 +4,8 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/gathered.h"
+#include "server/engine/view.h"
 #include "tests/ring/world.h"
 
 namespace cairn::engine::ringsim {
@@ -13,24 +15,6 @@ constexpr size_t kReportsKept = 64;
 
 bool Newer(const CheckpointKey& a, const CheckpointKey& b) {
   return std::tie(a.attempt, a.step, a.revision) > std::tie(b.attempt, b.step, b.revision);
-}
-
-// What `report` becomes by it.
-void TakeIn(const ReportDelta& delta, JobReport* report) {
-  if (delta.after == 0) *report = {};
-  report->owned = delta.owned;
-  report->owner_uid = delta.owner_uid;
-  report->owner_gid = delta.owner_gid;
-  report->policy = delta.policy;
-  report->target = delta.target;
-  for (const Attempt attempt : delta.attempts_gone) report->attempts.erase(attempt);
-  for (const PartId& part : delta.parts_gone) report->parts.erase(part);
-  for (const auto& writer : delta.writers_gone) report->writers.erase(writer);
-  for (const CheckpointId& id : delta.published_gone) report->published.erase(id);
-  for (const auto& [attempt, of] : delta.attempts) report->attempts[attempt] = of;
-  for (const auto& [part, of] : delta.parts) report->parts[part] = of;
-  for (const auto& [writer, of] : delta.writers) report->writers[writer] = of;
-  report->published.insert(delta.published.begin(), delta.published.end());
 }
 
 }  // namespace
@@ -84,16 +68,47 @@ void Truth::TakeReport(const MemberId& from, const ReportDelta& delta) {
     if (base == known.end()) return;
     report = base->second;
   }
-  TakeIn(delta, &report);
+  ApplyDelta(delta, &report);
   known[delta.number] = std::move(report);
   if (known.size() > kReportsKept) known.erase(known.begin());
 }
 
-void Truth::Said(const SimNode& node, Rank, const peer::Message& message) {
+// What its home has gathered is what the members said under those numbers, and the verdict is View of it. One
+// that more has come to since it was made is not looked at: it is said again.
+void Truth::CheckRests(SimNode& node, const JobVerdict& verdict) {
+  const Gathered* gathered = node.engine().GatheredOf(verdict.job);
+  if (gathered == nullptr) return;
+  const Gathering& gathering = gathered->gathering();
+  if (gathering.final != verdict.final || gathering.silent != verdict.silent) return;
+  for (const auto& [rank, heard] : gathering.reports) {
+    const auto rests = verdict.reports.find(rank);
+    if (rests == verdict.reports.end()) continue;
+    if (rests->second != std::make_pair(heard.from, heard.number)) return;
+    const auto of = reports_.find({heard.from, verdict.job});
+    if (of == reports_.end()) continue;
+    const auto said = of->second.find(heard.number);
+    if (said == of->second.end() || said->second == heard.report) continue;
+    return world_.Fail(absl::StrCat("node ", node.id(), " has gathered another report ",
+                                    heard.number, " of rank ", rank, " than that said"));
+  }
+  JobVerdict view =
+      View(verdict.job, gathering, gathered->record(), RingShape::Of(node.options().ring));
+  // What the home adds for who knows nothing of the job yet.
+  view.owned = verdict.owned;
+  view.owner_uid = verdict.owner_uid;
+  view.owner_gid = verdict.owner_gid;
+  view.policy = verdict.policy;
+  view.attempts = verdict.attempts;
+  if (view == verdict) return world_.report.Count("verdict is View");
+  world_.Fail(absl::StrCat("node ", node.id(), " says of ", verdict.job, " what View does not"));
+}
+
+void Truth::Said(SimNode& node, Rank, const peer::Message& message) {
   if (const auto* report = std::get_if<peer::Report>(&message)) {
     TakeReport(node.member(), report->delta);
   } else if (const auto* said = std::get_if<peer::VerdictSaid>(&message)) {
     CheckVerdict(node, said->verdict);
+    CheckRests(node, said->verdict);
   }
 }
 

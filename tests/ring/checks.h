@@ -27,14 +27,14 @@ struct World;
 
 class Truth {
  public:
-  static constexpr MonotonicNanos kUnnoticed = 4 * sim::kSecond;
+  static constexpr MonotonicNanos kUnnoticed = 4500 * sim::kMilli;
 
   explicit Truth(World* world) : world_(*world) {}
 
   // --- what happens
   void Committed(const SimNode& node, const PartKey& part, const Held& held);
   void NodeDied(const SimNode& node);  // before it is gone
-  void Said(const SimNode& node, Rank to, const peer::Message& message);
+  void Said(SimNode& node, Rank to, const peer::Message& message);
   // --- what clients were told
   void ToldLatest(const SimNode& node, const reply::Latest& latest);
   void ToldNothing(const SimNode& node, const std::string& job);
@@ -65,6 +65,7 @@ class Truth {
   void CheckPromises();
   void CheckCopies(const SimNode& node, const CheckpointKey& key, int replicas);
   void ForgetDeaths();  // that all have noticed
+  void CheckRests(SimNode& node, const JobVerdict& verdict);
   void CheckVerdict(const SimNode& node, const JobVerdict& verdict);
   void TakeReport(const MemberId& from, const ReportDelta& delta);
   int CopiesOf(const PartKey& part, const std::string& digest) const;

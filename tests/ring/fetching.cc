@@ -77,8 +77,8 @@ void SimNode::Do(action::Fetch& a) {
 void SimNode::Do(action::FetchFrom& a) {
   const auto at = transfers_.find(a.fetch);
   if (at == transfers_.end()) return;
-  std::vector<Rank>& sources = at->second.fetch.sources;
-  sources.insert(sources.end(), a.sources.begin(), a.sources.end());
+  at->second.fetch.sources = a.sources;
+  at->second.next_source = 0;
 }
 
 void SimNode::Do(action::CancelFetch& a) {

@@ -9,48 +9,6 @@
 #include "tests/ring/world.h"
 
 namespace cairn::engine::ringsim {
-namespace {
-
-template <class K, class V>
-void MergeMaps(const std::map<K, V>& changed, const std::set<K>& gone, std::map<K, V>* to,
-               std::set<K>* to_gone) {
-  for (const K& key : gone) {
-    to->erase(key);
-    to_gone->insert(key);
-  }
-  for (const auto& [key, value] : changed) {
-    to_gone->erase(key);
-    (*to)[key] = value;
-  }
-}
-
-}  // namespace
-
-ReportDelta MergedDelta(const ReportDelta& first, const ReportDelta& then) {
-  if (then.after == 0) return then;
-  ReportDelta merged = then;
-  merged.after = first.after;
-  merged.attempts = first.attempts;
-  merged.attempts_gone = first.attempts_gone;
-  merged.parts = first.parts;
-  merged.parts_gone = first.parts_gone;
-  merged.writers = first.writers;
-  merged.writers_gone = first.writers_gone;
-  merged.published = first.published;
-  merged.published_gone = first.published_gone;
-  MergeMaps(then.attempts, then.attempts_gone, &merged.attempts, &merged.attempts_gone);
-  MergeMaps(then.parts, then.parts_gone, &merged.parts, &merged.parts_gone);
-  MergeMaps(then.writers, then.writers_gone, &merged.writers, &merged.writers_gone);
-  for (const CheckpointId& id : then.published_gone) {
-    merged.published.erase(id);
-    merged.published_gone.insert(id);
-  }
-  for (const CheckpointId& id : then.published) {
-    merged.published_gone.erase(id);
-    merged.published.insert(id);
-  }
-  return merged;
-}
 
 std::string TopicOf(const peer::Message& message) {
   const std::string subject = std::visit(
@@ -73,7 +31,7 @@ void Outbox::Put(peer::Message message) {
     if (of != topic) continue;
     auto* report = std::get_if<peer::Report>(&message);
     if (report != nullptr) {
-      report->delta = MergedDelta(std::get<peer::Report>(state).delta, report->delta);
+      report->delta = MergeDelta(std::get<peer::Report>(state).delta, report->delta);
     }
     state = std::move(message);
     return;
@@ -147,6 +105,7 @@ void Net::End(SimNode* node, Link* link, const SimNode* met, MonotonicNanos dela
   if (met != nullptr) who = met->member();
   node->After(delay, [this, node, link, who] {
     link->busy = false;
+    link->connected = who.has_value();
     if (!who.has_value()) link->outbox.Take();
     Beat(node, link, kSecond - world_.Millis(0, 50));
     node->Apply(event::Exchanged{link->to, who});
@@ -159,17 +118,18 @@ void Net::Exchange(SimNode* node, Link* link) {
   std::vector<peer::Message> said = link->outbox.Take();
   SimNode* to = world_.At(link->to);
   sim::Rng& rng = world_.rng;
-  if (to == nullptr || to->dead()) return End(node, link, nullptr, kDeadline);
+  const MonotonicNanos patience = link->connected ? kDeadline : kConnect;
+  if (to == nullptr || to->dead()) return End(node, link, nullptr, patience);
   const bool there = Carries(*node, *to), back = Carries(*to, *node);
   if (!to->daemon_up()) {  // its machine refuses at once
-    return End(node, link, nullptr, there && back ? kMilli : kDeadline);
+    return End(node, link, nullptr, there && back ? kMilli : patience);
   }
-  if (!there || rng.Permille(weather.lost)) return End(node, link, nullptr, kDeadline);
+  if (!there || rng.Permille(weather.lost)) return End(node, link, nullptr, patience);
   if (!MayHear(*node, to)) return End(node, link, nullptr, kMilli);
   MonotonicNanos takes = static_cast<MonotonicNanos>(rng.Between(50, 3000)) * 1000;
   if (rng.Permille(weather.slow)) takes = world_.Millis(10, 900);
   const bool late = rng.Permille(weather.late);
-  if (late) takes = world_.Millis(1000, 4000);
+  if (late) takes = world_.Millis(3000, 6000);
   // One connection, one thread: what a link says is heard in the order in which it was said.
   link->arrives = std::max(link->arrives + 1, world_.clock.now + takes);
   takes = link->arrives - world_.clock.now;
@@ -177,7 +137,7 @@ void Net::Exchange(SimNode* node, Link* link) {
   Deliver(*node, to, std::move(said), takes);
   const MonotonicNanos answer = takes + static_cast<MonotonicNanos>(rng.Between(50, 3000)) * 1000;
   const bool fails = !back || to->paused() || answer > kDeadline || !MayHear(*to, node);
-  if (fails) return End(node, link, nullptr, kDeadline);
+  if (fails) return End(node, link, nullptr, patience);
   End(node, link, to, answer);
 }
 

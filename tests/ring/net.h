@@ -24,9 +24,6 @@ namespace cairn::engine::ringsim {
 struct World;
 class SimNode;
 
-// Made of two deltas of one report, the first of which has not left: one that says both.
-ReportDelta MergedDelta(const ReportDelta& first, const ReportDelta& then);
-
 // What one member has not been told yet.
 class Outbox {
  public:
@@ -60,8 +57,8 @@ class Net {
     uint64_t slow = 0;   // … take long
   };
   Weather weather;
-  // That is how long a link waits for an answer.
-  static constexpr MonotonicNanos kDeadline = sim::kSecond;
+  // That is how long a link waits for an answer, and for a connection.
+  static constexpr MonotonicNanos kDeadline = 3 * sim::kSecond, kConnect = sim::kSecond;
 
   int64_t exchanges() const { return exchanges_; }
 
