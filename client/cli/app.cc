@@ -131,6 +131,7 @@ int Run(const std::vector<std::string>& arguments, Context* context) {
   AddRemoveCommand(&app, context);
   AddManageCommands(&app, context);
   AddStorageCommands(&app, context);
+  AddClusterCommands(&app, context);
   AddHelpCommand(&app, context);
   KeepFooterToItself(&app, app.get_footer());
 

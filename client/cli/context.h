@@ -102,6 +102,7 @@ void AddGetCommand(CLI::App* app, Context* context);       // get
 void AddRemoveCommand(CLI::App* app, Context* context);    // rm
 void AddManageCommands(CLI::App* app, Context* context);   // persist, use, pin, unpin, policy
 void AddStorageCommands(CLI::App* app, Context* context);  // storage init
+void AddClusterCommands(CLI::App* app, Context* context);  // cluster init
 
 // Parses and carries out one command line (without the program's name); returns the exit code.
 // Errors go to console.err as "cairn: …".

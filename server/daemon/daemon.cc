@@ -24,10 +24,12 @@
 #include "server/catalog/catalog.h"
 #include "server/keeper/link.h"
 #include "server/node/node.h"
+#include "server/rpc/peers.h"
 #include "server/rpc/server.h"
 #include "server/storage/posix_storage.h"
 #include "server/storage/suspects.h"
 #include "server/storage/wary_storage.h"
+#include "server/transport/tcp_transport.h"
 
 namespace cairn::daemon {
 namespace {
@@ -98,13 +100,16 @@ class Deadline {
   std::thread thread_;
 };
 
-// Members are declared in the order in which they start; they stop in the reverse one.
+// Members are declared in the order in which they start; they stop in the reverse one. Without a ring there is
+// neither transport nor peers.
 struct Rooms {
   std::unique_ptr<keeper::Link> keeper;
   std::unique_ptr<cache::Cache> cache;
   std::unique_ptr<storage::Suspects> suspects;
   std::unique_ptr<storage::Storage> storage;
+  std::unique_ptr<transport::Transport> transport;
   std::unique_ptr<node::Node> node;
+  std::unique_ptr<rpc::Peers> peers;
   std::unique_ptr<rpc::Server> server;
 };
 
@@ -138,6 +143,28 @@ Status StartBelowNode(const Options& options, UniqueFd black_box, Rooms* rooms) 
   return absl::OkStatus();
 }
 
+Status StartTransport(const Options& options, Rooms* rooms) {
+  transport::TcpServerOptions server;
+  CAIRN_ASSIGN_OR_RETURN(server.listen, DataAddress(options));
+  transport::TcpReaderOptions reader = options.tcp;
+  reader.self.rank = options.node.engine.ring.rank;
+  StatusOr<std::unique_ptr<transport::TcpTransport>> started =
+      transport::TcpTransport::Start(server, reader);
+  if (!started.ok()) return Annotate(started.status(), "peers.data_port");
+  rooms->transport = *std::move(started);
+  return absl::OkStatus();
+}
+
+// The node hears the others from here on, and they it.
+Status StartPeers(const Options& options, Rooms* rooms) {
+  CAIRN_ASSIGN_OR_RETURN(
+      rooms->peers,
+      rpc::Peers::Open(PeersOf(options, rooms->transport->Address()), rooms->node.get()));
+  rooms->node->SetLinks(rooms->peers.get());
+  rooms->peers->Start();
+  return absl::OkStatus();
+}
+
 StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   Rooms rooms;
   node::Inherited inherited;
@@ -149,16 +176,21 @@ StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   CAIRN_RETURN_IF_ERROR(ArmFailpoints(failpoints));
   CAIRN_RETURN_IF_ERROR(StartBelowNode(options, std::move(inherited.black_box), &rooms));
 
+  const bool in_ring = !options.node.engine.ring.Alone();
+  if (in_ring) CAIRN_RETURN_IF_ERROR(StartTransport(options, &rooms));
+
   node::Rooms below;
   below.clock = RealClock();
   below.cache = rooms.cache.get();
   below.storage = rooms.storage.get();
   below.suspects = rooms.suspects.get();
+  below.transport = rooms.transport.get();
   below.holder = rooms.keeper.get();
   below.open_catalog = CatalogOpener(options.catalog_path);
   const node::Options node = NodeOptions(options, inherited);
   UniqueFd thrift_listener = std::move(inherited.thrift_listener);
   CAIRN_ASSIGN_OR_RETURN(rooms.node, node::Node::Start(node, below, std::move(inherited)));
+  if (in_ring) CAIRN_RETURN_IF_ERROR(StartPeers(options, &rooms));
 
   rooms.server =
       std::make_unique<rpc::Server>(options.rpc, rooms.node.get(), std::move(thrift_listener));
@@ -259,8 +291,10 @@ int RunDaemon(const Options& options, int keeper_fd) {
   if (!drained) LOG(WARNING) << "stopping before everything is persisted: out of time";
   // A drain that ended early leaves no more time to a thread that hangs in storage.
   const Deadline sooner(in_seconds(kStopSeconds));
+  if (rooms->peers != nullptr) rooms->peers->Stop();  // the node waits for no member
   rooms->node->Stop();  // answers parked calls, so that the server's threads end
   rooms->server->Stop();
+  rooms->node->SetLinks(nullptr);
   { const Rooms stopped = *std::move(rooms); }  // stops the rest, in the reverse of their order
   LOG(INFO) << "stopped";
   return 0;

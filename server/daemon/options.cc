@@ -17,6 +17,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/policy.h"
+#include "common/ring_nodes.h"
+#include "common/tcp_address.h"
 #include "common/version.h"
 
 namespace cairn::daemon {
@@ -40,6 +42,7 @@ struct Definition {
   std::string help;
   std::function<Status(Options*, const std::string&)> set;
   std::function<std::string(const Options&)> get;
+  bool is_list = false;  // of several flags each is one item; else the last one counts
 };
 
 // Each kind of option takes `field`: [](auto& options) -> auto& { return options.…; }.
@@ -189,6 +192,33 @@ Definition PersistModeOption() {
           }};
 }
 
+Definition RingRank() {
+  return {"ring.rank", "this node's place in ring.nodes",
+          [](Options* options, const std::string& text) -> Status {
+            engine::Rank rank = 0;
+            if (!absl::SimpleAtoi(text, &rank) || rank < 0) {
+              return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is not a rank"));
+            }
+            options->node.engine.ring.rank = rank;
+            return absl::OkStatus();
+          },
+          [](const Options& options) {
+            const engine::Rank rank = options.node.engine.ring.rank;
+            return rank == engine::kNoRank ? "" : absl::StrCat(rank);
+          }};
+}
+
+Definition RingNodes() {
+  return {"ring.nodes",
+          "the members of the ring and where each listens, RANK=ADDRESS:PORT,…, the same on all",
+          [](Options* options, const std::string& text) -> Status {
+            CAIRN_ASSIGN_OR_RETURN(options->node.engine.ring.members, ParseRingNodes(text));
+            return absl::OkStatus();
+          },
+          [](const Options& options) { return RingNodesText(options.node.engine.ring.members); },
+          /*is_list=*/true};
+}
+
 Definition LogLevel() {
   return {"log.level", "info, warning or error",
           [](Options* options, const std::string& text) -> Status {
@@ -219,6 +249,9 @@ std::vector<Definition> MakeDefinitions() {
           "memory.finished_keep_seconds",
           [](auto& o) -> auto& { return o.node.engine.finished_keep_seconds; }, 0, kMaxSeconds,
           "the newest step of a finished job that no storage takes stays at least so long"),
+      Bytes(
+          "memory.replicas", [](auto& o) -> auto& { return o.node.engine.ring.replica_bytes; },
+          "how much of the budget parts that are kept for other members may take; 0: half of it"),
       PoolSlabs(),
       Number(
           "pool.threads", [](auto& o) -> auto& { return o.cache.prefault_threads; }, 1, 256,
@@ -289,6 +322,49 @@ std::vector<Definition> MakeDefinitions() {
       Number(
           "limits.waiting", [](auto& o) -> auto& { return o.node.engine.max_waiting; }, 1,
           10'000'000, "callers waiting at once"),
+      Text(
+          "ring.cluster", [](auto& o) -> auto& { return o.node.engine.ring.cluster; },
+          "name of the ring, which all its members share"),
+      RingRank(),
+      RingNodes(),
+      Number(
+          "ring.replicas", [](auto& o) -> auto& { return o.node.engine.ring.replicas; }, 0,
+          kMostReplicas, "copies on other members, of jobs whose policy names no number"),
+      Number(
+          "ring.lost_after_seconds",
+          [](auto& o) -> auto& { return o.node.engine.ring.lost_after_seconds; }, 1, kMaxSeconds,
+          "a member that is silent for so long counts as lost"),
+      Number(
+          "peers.data_port", [](auto& o) -> auto& { return o.data_port; }, 0, 65'535,
+          "port at this member's address where others read its memory; 0: the next one after that "
+          "of ring.nodes"),
+      Text(
+          "peers.ca", [](auto& o) -> auto& { return o.peers.tls.ca; },
+          "certificate of the cluster's authority, PEM; `cairn cluster init` makes these files"),
+      Text(
+          "peers.cert", [](auto& o) -> auto& { return o.peers.tls.cert; },
+          "this member's certificate, PEM; it names cluster and rank"),
+      Text(
+          "peers.key", [](auto& o) -> auto& { return o.peers.tls.key; },
+          "private key of peers.cert, PEM"),
+      Bool(
+          "peers.insecure", [](auto& o) -> auto& { return o.peers.insecure; },
+          "without certificates: listen at an address that other hosts reach, too. Everybody on "
+          "that network may then pose as a member"),
+      Bytes(
+          "peers.replication_rate",
+          [](auto& o) -> auto& { return o.node.mover.replication_bytes_per_second; },
+          "bytes of replicas that are read from others each second, at most; 0: no limit"),
+      Bytes(
+          "peers.in_flight", [](auto& o) -> auto& { return o.node.mover.in_flight_bytes; },
+          "bytes of reads from all members that are under way at once"),
+      Bytes(
+          "peers.in_flight_per_peer",
+          [](auto& o) -> auto& { return o.node.mover.in_flight_bytes_per_peer; },
+          "the same, from one member"),
+      Number(
+          "peers.streams", [](auto& o) -> auto& { return o.tcp.streams; }, 1, 8,
+          "TCP streams to each member that is read from"),
       Number(
           "drain.timeout_seconds", [](auto& o) -> auto& { return o.drain_timeout_seconds; }, 0,
           86'400, "from SIGTERM to exit, at most"),
@@ -391,7 +467,87 @@ void DefaultSocket(const std::vector<std::string>& environment, ParsedOptions* p
   }
 }
 
+// This much of a ring holds whatever its members do.
+Status ValidateRing(const engine::RingOptions& ring) {
+  if (ring.members.empty()) {
+    if (ring.rank != engine::kNoRank || !ring.cluster.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("ring.nodes: empty, but ",
+                       ring.cluster.empty() ? "ring.rank" : "ring.cluster", " is given"));
+    }
+    return absl::OkStatus();
+  }
+  if (ring.cluster.empty()) {
+    return absl::InvalidArgumentError("ring.cluster: missing; ring.nodes is given");
+  }
+  if (ring.members.size() > engine::kMaxMembers) {
+    return absl::InvalidArgumentError(absl::StrCat("ring.nodes: ", ring.members.size(),
+                                                   " members, at most ", engine::kMaxMembers));
+  }
+  if (ring.members.count(ring.rank) == 0) {
+    return absl::InvalidArgumentError(
+        ring.rank == engine::kNoRank
+            ? "ring.rank: missing; ring.nodes is given"
+            : absl::StrCat("ring.rank: ", ring.rank, " is not in ring.nodes"));
+  }
+  if (!ring.Alone() && ring.replicas >= static_cast<int>(ring.members.size())) {
+    return absl::InvalidArgumentError(absl::StrCat("ring.replicas: ", ring.replicas,
+                                                   " is not below the number of members, ",
+                                                   ring.members.size()));
+  }
+  return absl::OkStatus();
+}
+
+// All that concerns other members.
+Status ValidatePeers(const Options& options) {
+  const engine::Options& engine = options.node.engine;
+  CAIRN_RETURN_IF_ERROR(ValidateRing(engine.ring));
+  if (engine.budget_bytes != 0 && engine.ring.replica_bytes > engine.budget_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("memory.replicas: ", FormatBytes(engine.ring.replica_bytes),
+                     " exceed memory.budget, ", FormatBytes(engine.budget_bytes)));
+  }
+  const node::MoverOptions& mover = options.node.mover;
+  if (mover.in_flight_bytes_per_peer < kBlockBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("peers.in_flight_per_peer: ", FormatBytes(mover.in_flight_bytes_per_peer),
+                     " is below one block, ", FormatBytes(kBlockBytes)));
+  }
+  if (mover.in_flight_bytes < mover.in_flight_bytes_per_peer) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "peers.in_flight: ", FormatBytes(mover.in_flight_bytes),
+        " is below peers.in_flight_per_peer, ", FormatBytes(mover.in_flight_bytes_per_peer)));
+  }
+  if (engine.ring.Alone()) return absl::OkStatus();
+  CAIRN_RETURN_IF_ERROR(PeersOf(options, "").Validate());
+  return DataAddress(options).status();
+}
+
 }  // namespace
+
+rpc::PeersOptions PeersOf(const Options& options, const std::string& data_address) {
+  rpc::PeersOptions peers = options.peers;
+  peers.ring = options.node.engine.ring;
+  peers.data_address = data_address;
+  return peers;
+}
+
+StatusOr<std::string> DataAddress(const Options& options) {
+  const engine::RingOptions& ring = options.node.engine.ring;
+  CAIRN_ASSIGN_OR_RETURN(const TcpAddress control, TcpAddress::Parse(ring.members.at(ring.rank)));
+  const int port = options.data_port != 0 ? options.data_port : control.port() + 1;
+  if (port > UINT16_MAX) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("peers.data_port: missing; there is none after ", control.port()));
+  }
+  const std::string data = control.WithPort(static_cast<uint16_t>(port)).ToString();
+  for (const auto& [rank, address] : ring.members) {
+    if (address != data) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("peers.data_port: ", data, " is where rank ", rank, " listens (ring.nodes)"));
+  }
+  return data;
+}
 
 Status Options::Validate() const {
   // sun_path holds 108 bytes with its terminator, and ".fd" is added for the second socket.
@@ -417,7 +573,7 @@ Status Options::Validate() const {
                                                    " in all exceed memory.budget, ",
                                                    FormatBytes(node.engine.budget_bytes)));
   }
-  return absl::OkStatus();
+  return ValidatePeers(*this);
 }
 
 StatusOr<ParsedOptions> ParseOptions(const std::vector<std::string>& arguments,
@@ -444,7 +600,9 @@ StatusOr<ParsedOptions> ParseOptions(const std::vector<std::string>& arguments,
     app.add_option("--" + definition.name, flags[definition.name],
                    absl::StrCat(definition.help, " [", definition.get(parsed.options), "] (",
                                 EnvironmentName(definition.name), ")"))
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+        ->multi_option_policy(definition.is_list ? CLI::MultiOptionPolicy::Join
+                                                 : CLI::MultiOptionPolicy::TakeLast)
+        ->delimiter(definition.is_list ? ',' : '\0');
   }
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
   try {

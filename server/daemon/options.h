@@ -15,8 +15,10 @@
 #include "common/status.h"
 #include "server/cache/cache.h"
 #include "server/node/node.h"
+#include "server/rpc/peer_options.h"
 #include "server/rpc/server.h"
 #include "server/storage/posix_storage.h"
+#include "server/transport/tcp_transport.h"
 
 namespace cairn::daemon {
 
@@ -32,6 +34,10 @@ struct Options {
   storage::PosixOptions storage;
   node::Options node;
   rpc::Options rpc;
+  // The ring is node.engine.ring; what peers and tcp need of it the daemon fills in.
+  rpc::PeersOptions peers;
+  transport::TcpReaderOptions tcp;
+  int data_port = 0;  // of the transport, at this member's address; 0: the control port + 1
 
   std::string catalog_path;            // SQLite file; empty: no catalog
   uint64_t scan_memory_bytes = 0;      // 0: a part of the budget
@@ -65,6 +71,11 @@ struct ParsedOptions {
 // its origin.
 StatusOr<ParsedOptions> ParseOptions(const std::vector<std::string>& arguments,
                                      const std::vector<std::string>& environment);
+
+// Of the wire to the ring's other members. `data_address`: where this member's transport is read.
+rpc::PeersOptions PeersOf(const Options& options, const std::string& data_address);
+// Where this member's transport is to listen: ADDRESS:PORT. INVALID_ARGUMENT names the option.
+StatusOr<std::string> DataAddress(const Options& options);
 
 // One line per option: "memory.budget = 8GiB    # flag".
 std::string PrintConfig(const ParsedOptions& parsed);

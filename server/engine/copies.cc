@@ -10,9 +10,8 @@ namespace cairn::engine {
 Copies::Copies(const Options& options, Outbox* out, const Members* members, Parts* parts,
                Fetches* fetches)
     : options_(options), out_(*out), members_(*members), parts_(*parts), fetches_(*fetches) {
-  fetches_.set_ended(PartRole::kReplica, [this](const Fetches::Order& order, const Status& status) {
-    Ended(order, status);
-  });
+  fetches_.OnEnded(
+      [this](const Fetches::Order& order, const Status& status) { Ended(order, status); });
 }
 
 uint64_t Copies::quota() const {
@@ -81,6 +80,7 @@ void Copies::Restore(const Restored& restored) {
 void Copies::MemberCame(Rank rank) { owners_[rank].due = true; }
 
 void Copies::Ended(const Fetches::Order& order, const Status& status) {
+  if (order.role != PartRole::kReplica) return;
   Of& of = owners_[order.owner];
   of.due = true;
   if (status.ok()) {

@@ -209,7 +209,7 @@ void Fetches::Kept(Part* part, const Status& status) {
   const Order order = std::move(at->second);
   keeping_.erase(at);
   if (!status.ok()) parts_.Release(part, &manifests_);
-  ended_[order.role](order, status);
+  for (const Ended& ended : ended_) ended(order, status);
 }
 
 void Fetches::End(uint64_t id, const Status& status) {
@@ -226,7 +226,7 @@ void Fetches::End(uint64_t id, const Status& status) {
              absl::StrCat("job=", order.part.checkpoint.job, " step=", order.part.checkpoint.step,
                           " writer ", order.part.writer, " was not fetched: ", status.message()));
   }
-  ended_[order.role](order, status);
+  for (const Ended& ended : ended_) ended(order, status);
 }
 
 // --- memory

@@ -47,8 +47,8 @@ class Fetches {
   Fetches(const Options& options, Outbox* out, Jobs* jobs, Attempts* attempts, Ledger* ledger,
           Parts* parts, Manifests* manifests, Eviction* eviction);
 
-  // Each asker is told of the fetches of its roles.
-  void set_ended(PartRole role, Ended ended) { ended_[role] = std::move(ended); }
+  // Whoever asked, all are told: who loads a part may wait for one that is fetched as a replica.
+  void OnEnded(Ended ended) { ended_.push_back(std::move(ended)); }
   // A newer attempt than all before is known now: older ones are to be fenced.
   void set_newer_attempt(std::function<void(Job*)> newer) { newer_attempt_ = std::move(newer); }
 
@@ -104,7 +104,7 @@ class Fetches {
   Manifests& manifests_;
   Eviction& eviction_;
 
-  std::map<PartRole, Ended> ended_;
+  std::vector<Ended> ended_;
   std::function<void(Job*)> newer_attempt_;
   std::map<uint64_t, Fetch> fetches_;
   std::map<PartKey, uint64_t> by_part_;

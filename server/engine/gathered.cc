@@ -1,21 +1,9 @@
 #include "server/engine/gathered.h"
 
 #include <algorithm>
-#include <iterator>
-
-#include "absl/container/inlined_vector.h"
-#include "common/manifest.h"
 
 namespace cairn::engine {
 namespace {
-
-// Adds `by` to a count that is kept while it is above 0.
-template <typename Map, typename Key>
-void Adjust(Map* counts, const Key& key, int by) {
-  const auto at = counts->try_emplace(key, 0).first;
-  at->second += by;
-  if (at->second == 0) counts->erase(at);
-}
 
 bool SameNames(const PartReport& a, const PartReport& b) {
   return a.names == b.names || (a.names != nullptr && b.names != nullptr && *a.names == *b.names);
@@ -23,193 +11,12 @@ bool SameNames(const PartReport& a, const PartReport& b) {
 
 }  // namespace
 
-// --- one checkpoint
-
-// What is reported of a checkpoint's parts, counted so that one more changes little. Of each writer it
-// points at the reports, which stay where they are while they are counted.
-class Gathered::Tally {
- public:
-  void Add(Rank rank, Writer writer, const PartReport& part) {
-    ++worlds_[part.world_size];
-    Parts& parts = parts_[writer];
-    digest_known_ &= !parts.empty() && parts.front().part->digest == part.digest;
-    if (!parts.empty()) Sum(writer, parts, -1);
-    const auto at = std::lower_bound(parts.begin(), parts.end(), rank,
-                                     [](const Copy& copy, Rank of) { return copy.rank < of; });
-    parts.insert(at, {rank, &part});
-    Sum(writer, parts, +1);
-    Claim(writer, part.names, +1);
-  }
-
-  void Remove(Rank rank, Writer writer, const PartReport& part) {
-    Claim(writer, part.names, -1);
-    Adjust(&worlds_, part.world_size, -1);
-    const auto of_writer = parts_.find(writer);
-    Parts& parts = of_writer->second;
-    digest_known_ &= parts.size() > 1 && !disputed_.contains(writer);
-    Sum(writer, parts, -1);
-    parts.erase(std::find_if(parts.begin(), parts.end(),
-                             [&](const Copy& copy) { return copy.rank == rank; }));
-    if (parts.empty()) {
-      parts_.erase(of_writer);
-    } else {
-      Sum(writer, parts, +1);
-    }
-  }
-
-  // The report at `part` is about to say `next`, which has the same writer, number of writers and names.
-  void Replace(Writer writer, PartReport* part, const PartReport& next) {
-    const Parts& parts = parts_.at(writer);
-    digest_known_ &= part->digest == next.digest;
-    Sum(writer, parts, -1);
-    *part = next;
-    Sum(writer, parts, +1);
-  }
-
-  bool empty() const { return parts_.empty(); }
-  bool Has(Writer writer) const { return parts_.contains(writer); }
-  int32_t World() const { return worlds_.empty() ? 0 : worlds_.rbegin()->first; }
-  // Writers below World() of which nothing is reported, where all agree on it.
-  int64_t Lacking() const { return World() - static_cast<int64_t>(parts_.size()); }
-
-  // All but whether it is hopeless.
-  CheckpointVerdict Judge(bool stored) {
-    CheckpointVerdict verdict;
-    verdict.world_size = World();
-    verdict.stored = stored;
-    verdict.bytes = bytes_;
-    verdict.conflict = Conflict();
-    const bool all = Lacking() == 0;
-    verdict.complete = verdict.conflict.empty() && (all || stored);
-    if (verdict.complete && all) {
-      const int least = copies_.begin()->first;
-      verdict.digest = Digest();
-      verdict.in_memory = least > 0;
-      verdict.replicas = std::max(0, least - 1);
-    }
-    return verdict;
-  }
-
-  // Of the writers it lacks: mentioned ones, and those of them that may still commit. Good while `weighed`.
-  bool weighed = false;
-  int64_t mentioned = 0, expected = 0;
-
- private:
-  struct Copy {
-    Rank rank = kNoRank;
-    const PartReport* part = nullptr;
-  };
-  using Parts = absl::InlinedVector<Copy, 2>;  // by rank
-  // Who claims a name, and in how many reports.
-  struct Claimed {
-    Writer writer = 0;
-    int reports = 0;
-  };
-
-  void Sum(Writer writer, const Parts& parts, int sign) {
-    uint64_t bytes = 0;
-    int in_memory = 0;
-    bool disputed = false;
-    for (const Copy& copy : parts) {
-      bytes = std::max(bytes, copy.part->bytes);
-      if (copy.part->in_memory) ++in_memory;
-      disputed |= copy.part->digest != parts.front().part->digest;
-    }
-    bytes_ += sign * static_cast<int64_t>(bytes);
-    Adjust(&copies_, in_memory, sign);
-    if (disputed && sign > 0) disputed_.insert(writer);
-    if (disputed && sign < 0) disputed_.erase(writer);
-  }
-
-  void Claim(Writer writer, const NameHashes& names, int sign) {
-    if (names == nullptr) return;
-    for (const uint64_t name : *names) {
-      if (const auto at = contested_.find(name); at != contested_.end()) {
-        Contest(name, &at->second, writer, sign);
-        continue;
-      }
-      const auto at = claims_.try_emplace(name, Claimed{writer, 0}).first;
-      if (at->second.writer == writer) {
-        at->second.reports += sign;
-        if (at->second.reports == 0) claims_.erase(at);
-        continue;
-      }
-      // A second writer: from now on both are counted there.
-      std::map<Writer, int>& writers = contested_[name];
-      writers[at->second.writer] = at->second.reports;
-      claims_.erase(at);
-      Contest(name, &writers, writer, sign);
-    }
-  }
-
-  void Contest(uint64_t name, std::map<Writer, int>* writers, Writer writer, int sign) {
-    const auto pair = [writers] {
-      return std::pair(writers->begin()->first, std::next(writers->begin())->first);
-    };
-    if (writers->size() > 1) Adjust(&conflicts_, pair(), -1);
-    Adjust(writers, writer, sign);
-    if (writers->size() > 1) {
-      Adjust(&conflicts_, pair(), +1);
-      return;
-    }
-    const auto [left, reports] = *writers->begin();
-    contested_.erase(name);
-    claims_[name] = {left, reports};
-  }
-
-  std::string Conflict() const {
-    if (worlds_.size() > 1) return WorldConflict(worlds_.begin()->first, World());
-    if (!disputed_.empty()) return DigestConflict(*disputed_.begin());
-    if (conflicts_.empty()) return "";
-    return NameConflict(conflicts_.begin()->first.first, conflicts_.begin()->first.second);
-  }
-
-  const std::string& Digest() {
-    if (digest_known_) return digest_;
-    std::vector<absl::string_view> digests(parts_.size());
-    for (const auto& [writer, parts] : parts_) {
-      digests[static_cast<size_t>(writer)] = parts.front().part->digest;
-    }
-    digest_ = CheckpointDigest(digests);
-    digest_known_ = true;
-    return digest_;
-  }
-
-  absl::flat_hash_map<Writer, Parts> parts_;
-  std::map<int32_t, int> worlds_;  // numbers of writers, each with how many reports say it
-  std::map<int, int> copies_;      // in memory: how many writers' parts have so many
-  std::set<Writer> disputed_;      // reported with more than one digest
-  int64_t bytes_ = 0;
-  absl::flat_hash_map<uint64_t, Claimed> claims_;        // names that one writer claims
-  std::map<uint64_t, std::map<Writer, int>> contested_;  // and those that several do
-  std::map<std::pair<Writer, Writer>, int> conflicts_;   // the two lowest of each contested name
-  // Most changes are a copy more, of the same bytes: it is made once.
-  std::string digest_;
-  bool digest_known_ = false;
-};
-
-// --- one attempt
-
-struct Gathered::Life {
-  std::set<Rank> said_by;  // whose reports have it
-  // Which reports mention a writer.
-  absl::flat_hash_map<Writer, absl::InlinedVector<Rank, 1>> writers;
-  std::set<CheckpointId> lacking;  // tallies that lack writers
-  int tallies = 0;
-  int visible = 0;  // of them in the verdict
-  int had = 0;      // and of these that can be had
-
-  bool empty() const { return said_by.empty() && writers.empty() && tallies == 0; }
-};
-
 // --- what comes in
 
 Gathered::Gathered(std::string job, const RingShape& ring) : ring_(ring) {
   verdict_.job = std::move(job);
   verdict_.asked = Asked();
 }
-
-Gathered::~Gathered() = default;
 
 bool Gathered::Apply(const MemberId& from, const ReportDelta& delta) {
   if (delta.number <= delta.after) return false;
@@ -327,7 +134,7 @@ void Gathered::ChangeParts(Rank rank, const ReportDelta& delta) {
     }
     const bool alike = at->second.world_size == part.world_size && SameNames(at->second, part);
     if (counts && alike && Counts(id, part)) {
-      tallies_.at(id.first)->Replace(id.second, &at->second, part);
+      tallies_.at(id.first).Replace(id.second, &at->second, part);
       touched_.insert(id.first);
       continue;
     }
@@ -392,22 +199,14 @@ void Gathered::CountReport(Rank rank, const JobReport& report, bool counts) {
   CountTarget(report.target, counts);
 }
 
-Gathered::Life* Gathered::LifeOf(Attempt attempt) {
-  std::unique_ptr<Life>& life = lives_[attempt];
-  if (life == nullptr) life = std::make_unique<Life>();
-  return life.get();
-}
-
 void Gathered::CountPart(Rank rank, const PartId& part_id, const PartReport& part, bool counts) {
   const auto& [id, writer] = part_id;
   if (!Counts(part_id, part)) return;
   touched_.insert(id);
   Life* const life = LifeOf(id.attempt);
-  std::unique_ptr<Tally>& tally = tallies_[id];
-  if (tally == nullptr) {
-    tally = std::make_unique<Tally>();
-    ++life->tallies;
-  }
+  const auto [at, fresh] = tallies_.try_emplace(id);
+  if (fresh) ++life->tallies;
+  Tally* const tally = &at->second;
   const int32_t world = tally->World();
   const bool had = tally->Has(writer);
   if (counts) {
@@ -458,20 +257,20 @@ void Gathered::CountAttempt(Rank rank, Attempt attempt, bool counts) {
 }
 
 void Gathered::CountPublished(const CheckpointId& id, bool counts) {
-  Adjust(&published_, id, counts ? 1 : -1);
+  AdjustCount(&published_, id, counts ? 1 : -1);
   touched_.insert(id);
 }
 
 void Gathered::CountTarget(const std::optional<CheckpointId>& target, bool counts) {
-  if (target.has_value()) Adjust(&named_, *target, counts ? 1 : -1);
+  if (target.has_value()) AdjustCount(&named_, *target, counts ? 1 : -1);
 }
 
 Outlook Gathered::OutlookOf(const CheckpointId& id, Writer writer) const {
   Outlook outlook(id.step, id.revision);
   const auto life = lives_.find(id.attempt);
   if (life == lives_.end()) return outlook;
-  const auto ranks = life->second->writers.find(writer);
-  if (ranks == life->second->writers.end()) return outlook;
+  const auto ranks = life->second.writers.find(writer);
+  if (ranks == life->second.writers.end()) return outlook;
   for (const Rank rank : ranks->second) {
     outlook.Hear(gathering_.reports.at(rank).report.writers.at({id.attempt, writer}));
   }
@@ -481,8 +280,8 @@ Outlook Gathered::OutlookOf(const CheckpointId& id, Writer writer) const {
 void Gathered::CountHopes(Attempt attempt, Writer writer, int sign) {
   const auto life = lives_.find(attempt);
   if (life == lives_.end()) return;
-  for (const CheckpointId& id : life->second->lacking) {
-    Tally& tally = *tallies_.at(id);
+  for (const CheckpointId& id : life->second.lacking) {
+    Tally& tally = tallies_.at(id);
     if (!tally.weighed || writer >= tally.World() || tally.Has(writer)) continue;
     const Outlook outlook = OutlookOf(id, writer);
     tally.mentioned += sign * static_cast<int>(outlook.mentioned());
@@ -494,7 +293,7 @@ void Gathered::CountHopes(Attempt attempt, Writer writer, int sign) {
 void Gathered::WeighHopes(const CheckpointId& id, Tally* tally) {
   tally->weighed = true;
   tally->mentioned = tally->expected = 0;
-  for (const auto& [writer, ranks] : lives_.at(id.attempt)->writers) {
+  for (const auto& [writer, ranks] : lives_.at(id.attempt).writers) {
     if (writer >= tally->World() || tally->Has(writer)) continue;
     const Outlook outlook = OutlookOf(id, writer);
     if (outlook.mentioned()) ++tally->mentioned;
@@ -522,7 +321,7 @@ void Gathered::Settle() {
 
 void Gathered::DropIfEmpty(Attempt attempt) {
   const auto life = lives_.find(attempt);
-  if (life != lives_.end() && life->second->empty()) lives_.erase(life);
+  if (life != lives_.end() && life->second.empty()) lives_.erase(life);
 }
 
 void Gathered::SettleCheckpoints(std::vector<CheckpointId>* come, std::vector<CheckpointId>* gone) {
@@ -533,8 +332,8 @@ void Gathered::SettleCheckpoints(std::vector<CheckpointId>* come, std::vector<Ch
     std::optional<CheckpointVerdict> verdict;
     const auto tally = tallies_.find(id);
     if (tally != tallies_.end() && !record_.Forbids(id.step, id.attempt)) {
-      if (!tally->second->weighed) WeighHopes(id, tally->second.get());
-      verdict = tally->second->Judge(published_.contains(id));
+      if (!tally->second.weighed) WeighHopes(id, &tally->second);
+      verdict = tally->second.Judge(published_.contains(id));
       verdict->hopeless = was_visible && before->second.hopeless;  // as yet
     }
     if (!was_visible && !verdict.has_value()) continue;
@@ -581,14 +380,14 @@ bool Gathered::SettleOrigin(Attempt attempt) {
   std::vector<OriginSaid> said;
   bool known = recorded != record_.attempts.end();
   if (life != lives_.end()) {
-    const auto writer_0 = life->second->writers.find(0);
-    for (const Rank rank : life->second->said_by) {
+    const auto writer_0 = life->second.writers.find(0);
+    for (const Rank rank : life->second.said_by) {
       const auto& report = gathering_.reports.at(rank).report;
       const bool runs_it =
-          writer_0 != life->second->writers.end() && report.writers.contains({attempt, Writer{0}});
+          writer_0 != life->second.writers.end() && report.writers.contains({attempt, Writer{0}});
       said.push_back({runs_it, &report.attempts.at(attempt)});
     }
-    known |= !said.empty() || life->second->visible > 0;
+    known |= !said.empty() || life->second.visible > 0;
   }
   if (!known) return origins_.erase(attempt) > 0;
   Line::Origin origin =
@@ -640,7 +439,7 @@ void Gathered::SettleHopes() {
   prospects_ = prospects;
   for (const CheckpointId& id : touched_) SayHopeless(id);
   for (const auto& [attempt, life] : lives_) {
-    for (const CheckpointId& id : life->lacking) SayHopeless(id);
+    for (const CheckpointId& id : life.lacking) SayHopeless(id);
   }
 }
 
@@ -648,7 +447,7 @@ void Gathered::SayHopeless(const CheckpointId& id) {
   const auto at = verdict_.checkpoints.find(id);
   if (at == verdict_.checkpoints.end()) return;
   CheckpointVerdict& checkpoint = at->second;
-  const Tally& tally = *tallies_.at(id);
+  const Tally& tally = tallies_.at(id);
   bool hopeless = false;
   if (!checkpoint.complete && checkpoint.conflict.empty() && tally.Lacking() > 0) {
     hopeless =

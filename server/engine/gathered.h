@@ -11,7 +11,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -19,9 +18,11 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "server/engine/job_record.h"
 #include "server/engine/line.h"
 #include "server/engine/report.h"
+#include "server/engine/tally.h"
 #include "server/engine/view.h"
 
 namespace cairn::engine {
@@ -29,7 +30,6 @@ namespace cairn::engine {
 class Gathered {
  public:
   Gathered(std::string job, const RingShape& ring);
-  ~Gathered();
   Gathered(const Gathered&) = delete;
   Gathered& operator=(const Gathered&) = delete;
 
@@ -46,7 +46,8 @@ class Gathered {
   void SetFinal(bool final);
 
   const JobVerdict& Verdict() const { return verdict_; }
-  // The checkpoints of which the verdict says something else than at the last call, or nothing any more.
+  // The checkpoints of which the verdict says something else than at the last call, or nothing any more. To
+  // be taken: they gather until then.
   std::set<CheckpointId> TakeChanged() { return std::exchange(changed_, {}); }
   // What it rests on, for View.
   const Gathering& gathering() const { return gathering_; }
@@ -55,8 +56,18 @@ class Gathered {
   uint64_t NumberOf(Rank rank) const;
 
  private:
-  class Tally;  // of one checkpoint (gathered.cc)
-  struct Life;  // of one attempt
+  // One attempt, as far as the reports that count tell of it.
+  struct Life {
+    std::set<Rank> said_by;  // whose reports have it
+    // Which reports mention a writer.
+    absl::flat_hash_map<Writer, absl::InlinedVector<Rank, 1>> writers;
+    std::set<CheckpointId> lacking;  // tallies that lack writers
+    int tallies = 0;
+    int visible = 0;  // of them in the verdict
+    int had = 0;      // and of these that can be had
+
+    bool empty() const { return said_by.empty() && writers.empty() && tallies == 0; }
+  };
 
   bool Hears(Rank rank) const { return !gathering_.silent.contains(rank); }
 
@@ -79,7 +90,7 @@ class Gathered {
   Outlook OutlookOf(const CheckpointId& id, Writer writer) const;
   void WeighHopes(const CheckpointId& id, Tally* tally);  // anew
 
-  Life* LifeOf(Attempt attempt);
+  Life* LifeOf(Attempt attempt) { return &lives_[attempt]; }
   void DropIfEmpty(Attempt attempt);
 
   // Everything derived, once for each change from outside.
@@ -102,10 +113,10 @@ class Gathered {
 
   // By checkpoint and by attempt, of the reports that count. What the record removed is tallied, too, but
   // not shown.
-  std::map<CheckpointId, std::unique_ptr<Tally>> tallies_;
+  std::map<CheckpointId, Tally> tallies_;
   std::map<CheckpointId, int> published_;
   std::map<CheckpointId, int> named_;  // as their targets, by so many members
-  std::map<Attempt, std::unique_ptr<Life>> lives_;
+  std::map<Attempt, Life> lives_;
 
   std::map<Attempt, Line::Origin> origins_;
   Line line_;

@@ -4,7 +4,26 @@
 //
 // Records merge in any order, any number of times, to the same (a join-semilattice). That holds because each
 // entry either has one value for ever, or carries a Stamp, of which the greater wins; where two say
-// different things of what should have one value, an order that everybody knows decides (JobRecord::Merge).
+// different things of what should have one value, an order that everybody knows decides. What a removal
+// covers goes, and of attempts and decisions the newest stay: both only ever take from below.
+//
+// Layout (all integers little-endian; lists are u32 count and elements, strings u32 length and bytes):
+//   0   8  magic "CAIRNJR\x01"
+//   8   4  format version (1); a reader refuses a greater one, naming both
+//   12     job; u8 whether the owner is known, u32 uid, u32 gid
+//       policy: u8 mode, i64 every, i64 keep_last, i64 keep_every, u8 readers, i32 replicas, stamp
+//       attempts: i64 number, i64 first step, i64 unix_ms, lineage
+//       decisions: i64 number, u8 kind, i64 unix_ms, stamp, lineage
+//       pins: i64 step, i64 attempt, i32 revision, u8 pinned, stamp
+//       removed: i64 step, list of (i64 first, i64 last)
+//       i64 removed_up_to; i64 attempt and i64 step that were protected
+//       4  CRC32C of everything before
+//   stamp: i64 version, i32 rank. lineage: u8 form, and
+//     0 (whole)  a string (lineage.h)
+//     1 (from)   i64 attempt, i64 step: goes on from there, and from where that attempt came, which is among
+//                the record's. A job of a thousand lives would else take megabytes
+//     2 (same)   as the one before it in the list
+// Lists ascend. There is one form of each record: what would be encoded otherwise is refused.
 #pragma once
 
 #include <compare>
@@ -35,11 +54,14 @@ struct Stamp {
 };
 
 // The bounds. Attempts and decisions beyond them go, the lowest numbers first, for nothing but their age
-// speaks of them any more; of pins and removals one more is refused.
+// speaks of them any more; of pins and removals one more is refused. Members that decided at the same time
+// may come to twice as many.
 inline constexpr size_t kMostRecordAttempts = 1024;
 inline constexpr size_t kMostRecordDecisions = 64;  // docs/line.md, rule 6
 inline constexpr size_t kMostRecordPins = 4096;
 inline constexpr size_t kMostRecordRanges = 4096;
+// Of an encoded one: were every lineage whole, about 18 MiB.
+inline constexpr size_t kMaxJobRecordBytes = 20 << 20;
 
 struct JobRecord {
   struct Owner {
@@ -48,7 +70,7 @@ struct JobRecord {
   };
   struct Origin {
     Step first = kNoStep;
-    Lineage lineage;  // open: not known yet
+    Lineage lineage = Lineage::OfUnknown();
     int64_t unix_ms = 0;
     bool operator==(const Origin&) const = default;
   };
@@ -65,12 +87,13 @@ struct JobRecord {
   };
   using DecisionId = std::pair<Attempt, LineRecordKind>;  // kResume or kUse
 
+  std::string job;
   std::optional<Owner> owner;
   JobPolicy policy;
   Stamp policy_stamp;
   std::map<Attempt, Origin> attempts;
   std::map<DecisionId, Decision> decisions;
-  std::map<CheckpointId, Pin> pins;
+  std::map<CheckpointId, Pin> pins;  // those that were taken back, too
   RemovedSteps removed;
   // `rm JOB`: nothing of attempts up to this one is there any more, and nothing is kept about them.
   Attempt removed_up_to = 0;
@@ -79,10 +102,44 @@ struct JobRecord {
   bool Forbids(Step step, Attempt attempt) const {
     return attempt <= removed_up_to || removed.Forbids(step, attempt);
   }
-  // For the line, by number.
+  bool Pinned(const CheckpointId& id) const {
+    const auto at = pins.find(id);
+    return at != pins.end() && at->second.pinned;
+  }
+  // What was decided for, by number.
   std::map<Attempt, Lineage> Decided() const;
 
+  // --- decisions of this member. Each says whether the record is another one now.
+
+  // FAILED_PRECONDITION: the job has another owner.
+  StatusOr<bool> SetOwner(const Owner& its);
+  bool SetPolicy(const JobPolicy& its, Rank by);
+  // That an attempt has begun, and what is known of where it comes from. What is known once stays.
+  bool NoteAttempt(Attempt attempt, const Origin& origin);
+  // `resume`, `use` or `origin`.
+  bool Decide(const LineRecord& decided, int64_t unix_ms, Rank by);
+  // RESOURCE_EXHAUSTED with the arithmetic at the bound.
+  StatusOr<bool> SetPinned(const CheckpointId& id, bool pinned, Rank by);
+  StatusOr<bool> Remove(Step step, Attempt first, Attempt last);
+  bool RemoveAll(Attempt up_to);
+  bool NoteProtected(Attempt attempt, Step step);
+
+  // Takes in what another member's record of the same job knows; whether this one says more now. RESOURCE_
+  // EXHAUSTED, with nothing taken in, when pins or removals of both are beyond twice their bounds.
+  StatusOr<bool> Merge(const JobRecord& other);
+
+  // Nothing is kept of what was removed: so it is unless somebody else made it.
+  bool IsTidy() const;
+
   bool operator==(const JobRecord&) const = default;
+
+ private:
+  // Drops what a removal covers, and what is beyond the bounds of attempts and decisions.
+  void Tidy();
 };
+
+std::string EncodeJobRecord(const JobRecord& record);
+// DATA_LOSS for a bad magic, CRC or structure; UNIMPLEMENTED for a newer format.
+StatusOr<JobRecord> DecodeJobRecord(absl::string_view bytes);
 
 }  // namespace cairn::engine

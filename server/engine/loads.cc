@@ -17,11 +17,8 @@ Loads::Loads(Outbox* out, Callers* callers, const Members* members, Jobs* jobs, 
       parts_(*parts),
       fetches_(*fetches),
       again_(std::move(again)) {
-  const auto ended = [this](const Fetches::Order& order, const Status& status) {
-    Ended(order, status);
-  };
-  fetches_.set_ended(PartRole::kFetched, ended);
-  fetches_.set_ended(PartRole::kOwn, ended);
+  fetches_.OnEnded(
+      [this](const Fetches::Order& order, const Status& status) { Ended(order, status); });
 }
 
 Fetches::Order Loads::OrderOf(const CheckpointKey& key, const peer::Place& place,
@@ -101,7 +98,6 @@ void Loads::Ended(const Fetches::Order& order, const Status& status) {
   if (order.role == PartRole::kOwn) {
     restoring_.erase(order.part);
     if (status.ok()) out_.Count("parts_restored");
-    return;
   }
   if (!status.ok()) problem_ = status;
   std::vector<Wanted> done;

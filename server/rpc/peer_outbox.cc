@@ -3,6 +3,8 @@
 #include <tuple>
 #include <type_traits>
 
+#include "absl/strings/str_cat.h"
+
 namespace cairn::rpc {
 namespace {
 
@@ -17,6 +19,13 @@ struct JobOf {
   std::string operator()(const peer::VerdictSaid& m) const { return m.verdict.job; }
   std::string operator()(const peer::VerdictWanted& m) const { return m.job; }
   std::string operator()(const peer::Record& m) const { return m.job; }
+  // One question and answer for each checkpoint and name.
+  std::string operator()(const peer::PlacesWanted& m) const {
+    return absl::StrCat(m.checkpoint.DebugString(), "/", m.name);
+  }
+  std::string operator()(const peer::PlacesSaid& m) const {
+    return absl::StrCat(m.checkpoint.DebugString(), "/", m.name);
+  }
 };
 
 // What is new takes the place of what was new or gone before, and the other way round.

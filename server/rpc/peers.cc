@@ -38,7 +38,7 @@ Peers::Peers(const PeersOptions& options, node::PeerHost* host) {
   context_.host = host;
 }
 
-StatusOr<std::unique_ptr<Peers>> Peers::Start(const PeersOptions& options, node::PeerHost* host) {
+StatusOr<std::unique_ptr<Peers>> Peers::Open(const PeersOptions& options, node::PeerHost* host) {
   CAIRN_RETURN_IF_ERROR(options.Validate());
   auto peers = std::unique_ptr<Peers>(new Peers(options, host));
   const engine::RingOptions& ring = options.ring;
@@ -59,11 +59,15 @@ StatusOr<std::unique_ptr<Peers>> Peers::Start(const PeersOptions& options, node:
     peers->links_.emplace(rank, std::make_unique<PeerLink>(&peers->context_, rank));
   }
   peers->server_ = std::make_unique<PeerServer>(&peers->context_, *std::move(listener));
-  peers->server_->Start();
-  for (const auto& [rank, link] : peers->links_) link->Start();
-  LOG(INFO) << "rank " << ring.rank << " of cluster " << ring.cluster << " listens at "
-            << address.ToString() << (peers->tls_ == nullptr ? ", without TLS" : "");
   return peers;
+}
+
+void Peers::Start() {
+  server_->Start();
+  for (const auto& [rank, link] : links_) link->Start();
+  const engine::RingOptions& ring = context_.options.ring;
+  LOG(INFO) << "rank " << ring.rank << " of cluster " << ring.cluster << " listens at "
+            << ring.members.at(ring.rank) << (tls_ == nullptr ? ", without TLS" : "");
 }
 
 void Peers::Stop() {

@@ -18,14 +18,16 @@
 
 namespace cairn::rpc {
 
-// Thread-safe, except Stop.
+// Thread-safe, except Start and Stop.
 class Peers final : public node::PeerLinks {
  public:
-  // Listens at this member's address of the ring and begins to dial the others. `host` outlives it.
-  // INVALID_ARGUMENT names the option; what bind says, else.
-  static StatusOr<std::unique_ptr<Peers>> Start(const PeersOptions& options, node::PeerHost* host);
+  // Listens at this member's address of the ring. `host` outlives it. INVALID_ARGUMENT names the option; what
+  // bind says, else.
+  static StatusOr<std::unique_ptr<Peers>> Open(const PeersOptions& options, node::PeerHost* host);
   ~Peers() override { Stop(); }
 
+  // Answers the others and dials them. What the host wants to say because of what it hears then it can.
+  void Start();
   // Listens no more, ends what is under way, and joins all threads. On return the host is not called any
   // more; what is told is dropped.
   void Stop();

@@ -936,5 +936,43 @@ TEST_F(CommandsTest, StorageInitGivesARootItsIdentityOnce) {
   EXPECT_EQ(Cairn({"storage"}), 2);
 }
 
+TEST_F(Commands, ClusterInitMakesAnAuthorityAndACertificateForEachMember) {
+  const std::string folder = directory_ / "certs";
+  const std::vector<std::string> init = {"cluster",   "init",  folder,
+                                         "--cluster", "train", "--nodes"};
+  const auto with = [&](const std::string& nodes) {
+    std::vector<std::string> all = init;
+    all.push_back(nodes);
+    return all;
+  };
+  EXPECT_EQ(Cairn(with("0=10.0.0.1:7400,1=10.0.0.2:7400")), 0) << Err();
+  EXPECT_THAT(Out(), AllOf(HasSubstr(folder + "/node-1.key"), HasSubstr("cluster = \"train\""),
+                           HasSubstr("nodes = \"0=10.0.0.1:7400,1=10.0.0.2:7400\"")));
+  for (const char* secret : {"ca.key", "node-0.key", "node-1.key"}) {
+    const auto mode = std::filesystem::status(std::filesystem::path(folder) / secret).permissions();
+    EXPECT_EQ(static_cast<int>(mode), 0600) << secret;
+    EXPECT_THAT(Contents(std::filesystem::path(folder) / secret), HasSubstr("PRIVATE KEY"));
+  }
+  const std::string first = Contents(directory_ / "certs/node-0.pem");
+  EXPECT_THAT(first, HasSubstr("BEGIN CERTIFICATE"));
+  // Another member, later: what is there stays.
+  EXPECT_EQ(Cairn(with("0=10.0.0.1:7400,2=10.0.0.3:7400")), 0) << Err();
+  EXPECT_THAT(Out(), HasSubstr("node-0.pem is there already"));
+  EXPECT_EQ(Contents(directory_ / "certs/node-0.pem"), first);
+  EXPECT_TRUE(std::filesystem::exists(directory_ / "certs/node-2.pem"));
+}
+
+TEST_F(Commands, ClusterInitRefusesWhatIsNoRing) {
+  const std::string folder = directory_ / "certs";
+  EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "a/b", "--nodes", "0=10.0.0.1:1"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("--cluster"));
+  EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "a", "--nodes", "0=host:1"}), 2);
+  EXPECT_THAT(Err(), AllOf(HasSubstr("--nodes"), HasSubstr("host:1")));
+  EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "a", "--nodes", "0=10.0.0.1:1"}), 0);
+  EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "b", "--nodes", "1=10.0.0.2:1"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("the authority of"));
+  EXPECT_EQ(Cairn({"cluster"}), 2);
+}
+
 }  // namespace
 }  // namespace cairn::cli

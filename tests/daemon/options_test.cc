@@ -122,6 +122,87 @@ TEST(Options, ABadValueNamesOptionValueAndOrigin) {
   EXPECT_THAT(Refusal({"--memory.budget=1GiB", "--pool.slabs=1GiB*2"}), HasSubstr("pool.slabs"));
 }
 
+// --- the ring
+
+std::vector<std::string> Ring(std::vector<std::string> more = {}) {
+  more.insert(more.begin(), {"--ring.cluster=c", "--ring.rank=1",
+                             "--ring.nodes=0=127.0.0.1:7400, 1=127.0.0.2:7400"});
+  return more;
+}
+
+TEST(Options, ARingIsReadFromOneListOrSeveral) {
+  const auto parsed = ParseOptions(Ring({"--ring.nodes=2=[::1]:7400"}), {});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  const engine::RingOptions& ring = parsed->options.node.engine.ring;
+  EXPECT_EQ(ring.cluster, "c");
+  EXPECT_EQ(ring.rank, 1);
+  EXPECT_EQ(ring.members, (std::map<engine::Rank, std::string>{
+                              {0, "127.0.0.1:7400"}, {1, "127.0.0.2:7400"}, {2, "[::1]:7400"}}));
+  EXPECT_FALSE(ring.Alone());
+  EXPECT_EQ(*DataAddress(parsed->options), "127.0.0.2:7401");
+  const auto child = ParseOptions(AsFlags(*parsed), {});
+  ASSERT_TRUE(child.ok()) << child.status();
+  EXPECT_EQ(child->options.node.engine.ring.members, ring.members);
+  EXPECT_EQ(child->options.node.engine.ring.rank, 1);
+}
+
+TEST_F(OptionsFile, ARingIsReadFromAFile) {
+  Write(
+      "[ring]\ncluster = \"c\"\nrank = 0\nnodes = [\"0=127.0.0.1:7400\", \"1=127.0.0.2:7400\"]\n"
+      "[peers]\ndata_port = 7500\n");
+  const auto parsed = ParseOptions({"--config", path_}, {});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->options.node.engine.ring.members.size(), 2u);
+  EXPECT_EQ(*DataAddress(parsed->options), "127.0.0.1:7500");
+}
+
+TEST(Options, WithoutARingANodeIsAlone) {
+  EXPECT_TRUE(ParseOptions({}, {})->options.node.engine.ring.Alone());
+  const auto one =
+      ParseOptions({"--ring.cluster=c", "--ring.rank=0", "--ring.nodes=0=10.0.0.1:1"}, {});
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_TRUE(one->options.node.engine.ring.Alone());
+}
+
+TEST(Options, ARingThatContradictsItselfIsRefusedNamingTheOptions) {
+  EXPECT_THAT(Refusal({"--ring.rank=0"}), AllOf(HasSubstr("ring.nodes"), HasSubstr("ring.rank")));
+  EXPECT_THAT(Refusal({"--ring.cluster=c"}),
+              AllOf(HasSubstr("ring.nodes"), HasSubstr("ring.cluster")));
+  EXPECT_THAT(Refusal({"--ring.nodes=0=127.0.0.1:1"}), HasSubstr("ring.cluster: missing"));
+  EXPECT_THAT(Refusal({"--ring.nodes=0=127.0.0.1:1", "--ring.cluster=c"}),
+              HasSubstr("ring.rank: missing"));
+  EXPECT_THAT(Refusal(Ring({"--ring.rank=7"})), HasSubstr("ring.rank: 7 is not in ring.nodes"));
+  EXPECT_THAT(Refusal(Ring({"--ring.rank=-1"})), HasSubstr("ring.rank"));
+  EXPECT_THAT(Refusal(Ring({"--ring.replicas=2"})),
+              HasSubstr("ring.replicas: 2 is not below the number of members, 2"));
+  EXPECT_THAT(Refusal(Ring({"--ring.nodes=0=127.0.0.1:1"})),
+              HasSubstr("rank 0 stands there twice"));
+  EXPECT_THAT(Refusal(Ring({"--ring.nodes=2=host:1"})),
+              HasSubstr("\"host:1\" is not ADDRESS:PORT"));
+  EXPECT_THAT(Refusal(Ring({"--ring.nodes=2"})), HasSubstr("ring.nodes"));
+  EXPECT_THAT(Refusal(Ring({"--ring.nodes=2=127.0.0.1:7400"})), HasSubstr("another rank's"));
+  EXPECT_THAT(Refusal(Ring({"--ring.cluster=a/b"})), HasSubstr("ring.cluster"));
+  EXPECT_THAT(Refusal(Ring({"--memory.replicas=2GiB", "--memory.budget=1GiB"})),
+              AllOf(HasSubstr("memory.replicas"), HasSubstr("memory.budget")));
+}
+
+TEST(Options, TheWireThatContradictsItselfIsRefusedNamingTheOptions) {
+  EXPECT_THAT(Refusal(Ring({"--peers.ca=/ca.pem"})), HasSubstr("all of them or none"));
+  EXPECT_THAT(Refusal(Ring({"--peers.data_port=7400"})), HasSubstr("is where rank 1 listens"));
+  EXPECT_THAT(Refusal({"--ring.cluster=c", "--ring.rank=0",
+                       "--ring.nodes=0=127.0.0.1:65535,1=127.0.0.2:1"}),
+              HasSubstr("peers.data_port: missing"));
+  EXPECT_THAT(Refusal({"--peers.in_flight=32MiB"}), HasSubstr("peers.in_flight"));
+  EXPECT_THAT(Refusal({"--peers.in_flight_per_peer=1MiB"}), HasSubstr("below one block"));
+  EXPECT_THAT(Refusal({"--peers.streams=9"}), HasSubstr("peers.streams"));
+  const std::vector<std::string> open = {"--ring.cluster=c", "--ring.rank=0",
+                                         "--ring.nodes=0=192.0.2.1:7400,1=192.0.2.2:7400"};
+  EXPECT_THAT(Refusal(open), AllOf(HasSubstr("peers.cert"), HasSubstr("peers.insecure")));
+  std::vector<std::string> insecure = open;
+  insecure.push_back("--peers.insecure=true");
+  EXPECT_EQ(Refusal(insecure), "accepted");
+}
+
 TEST(Options, SlabListsExpand) {
   auto parsed = ParseOptions({"--pool.slabs=1GiB*2, 64MiB"}, {});
   ASSERT_TRUE(parsed.ok()) << parsed.status();

@@ -154,9 +154,10 @@ class PeersFixture : public ::testing::Test {
     return Start(self, Options(self.rank));
   }
   static void StartAgain(Member* member, const rpc::PeersOptions& options) {
-    auto peers = rpc::Peers::Start(options, &member->host);
+    auto peers = rpc::Peers::Open(options, &member->host);
     ASSERT_TRUE(peers.ok()) << peers.status();
     member->peers = *std::move(peers);
+    member->peers->Start();
   }
 
   const engine::MemberId a_ = Life(0, 100, 'a'), b_ = Life(1, 200, 'b');

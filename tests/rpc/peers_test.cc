@@ -209,7 +209,7 @@ TEST_F(Peers, OptionsThatContradictEachOtherAreRefused) {
 TEST_F(Peers, AnAddressThatIsTakenIsSaidByName) {
   const auto first = Start(a_);
   FakePeerHost host(a_);
-  const auto again = rpc::Peers::Start(Options(0), &host);
+  const auto again = rpc::Peers::Open(Options(0), &host);
   EXPECT_THAT(again.status().ToString(),
               ::testing::AllOf(HasSubstr("ring.nodes"), HasSubstr(ring_[0])));
 }

@@ -1,0 +1,138 @@
+// The certificates of a ring. No daemon is asked: this is done once, on any machine.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <map>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/cli/certificates.h"
+#include "client/cli/context.h"
+#include "common/fd.h"
+#include "common/member_name.h"
+#include "common/ring_nodes.h"
+
+namespace cairn::cli {
+namespace {
+
+constexpr int64_t kSecondsPerDay = 24 * 3600;
+
+struct InitArguments {
+  std::string directory;
+  std::string cluster;
+  std::vector<std::string> nodes;
+  int64_t days = 3650;
+};
+
+// A file that was not there. `mode` as open(2).
+Status WriteNew(const std::string& path, const std::string& text, unsigned mode) {
+  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+  if (!file.valid()) return ErrnoStatus(errno, path);
+  Status written = PwriteAll(file.get(), text.data(), text.size(), 0);
+  if (written.ok() && ::fsync(file.get()) != 0) written = ErrnoStatus(errno, "fsync");
+  if (!written.ok()) ::unlink(path.c_str());
+  return Annotate(written, path);
+}
+
+bool Exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
+// The key first: a certificate says that both are there.
+Status WriteBoth(const CertifiedKey& pem, const std::string& certificate, const std::string& key) {
+  constexpr unsigned kSecret = 0600, kPublic = 0644;
+  CAIRN_RETURN_IF_ERROR(WriteNew(key, pem.key, kSecret));
+  return WriteNew(certificate, pem.certificate, kPublic);
+}
+
+// The one that is there, or a new one.
+StatusOr<Authority> AuthorityIn(const InitArguments& arguments, const Validity& validity) {
+  const std::string certificate = arguments.directory + "/ca.pem";
+  const std::string key = arguments.directory + "/ca.key";
+  if (Exists(certificate) || Exists(key)) {
+    CertifiedKey pem;
+    CAIRN_ASSIGN_OR_RETURN(pem.certificate, ReadFile(certificate));
+    CAIRN_ASSIGN_OR_RETURN(pem.key, ReadFile(key));
+    StatusOr<Authority> loaded = Authority::Load(arguments.cluster, pem);
+    if (!loaded.ok()) return Annotate(loaded.status(), arguments.directory + "/ca");
+    return loaded;
+  }
+  CAIRN_ASSIGN_OR_RETURN(Authority made, Authority::Make(arguments.cluster, validity));
+  CAIRN_ASSIGN_OR_RETURN(const CertifiedKey pem, made.ToPem());
+  CAIRN_RETURN_IF_ERROR(WriteBoth(pem, certificate, key));
+  return made;
+}
+
+void PrintWhatToDo(const InitArguments& arguments, const std::map<int32_t, std::string>& nodes,
+                   std::ostream& out) {
+  const std::string& directory = arguments.directory;
+  out << "Copy to each node, with the key readable by the daemon's user alone:\n";
+  for (const auto& [rank, address] : nodes) {
+    out << "  rank " << rank << ", " << address << ":  " << directory << "/ca.pem  " << directory
+        << "/node-" << rank << ".pem  " << directory << "/node-" << rank << ".key\n";
+  }
+  out << "and give its cairnd, with its own rank:\n"
+      << "  [ring]\n  cluster = \"" << arguments.cluster << "\"\n  rank = RANK\n  nodes = \""
+      << RingNodesText(nodes) << "\"\n  [peers]\n  ca = \"/etc/cairn/ca.pem\"\n"
+      << "  cert = \"/etc/cairn/node-RANK.pem\"\n  key = \"/etc/cairn/node-RANK.key\"\n"
+      << "Keep " << directory << "/ca.key away from the nodes: whoever has it can make members.\n";
+}
+
+Status Init(Context* context, const InitArguments& arguments) {
+  CAIRN_RETURN_IF_ERROR(Annotate(ValidateCluster(arguments.cluster), "--cluster"));
+  const std::string text = absl::StrJoin(arguments.nodes, ",");
+  StatusOr<std::map<int32_t, std::string>> nodes = ParseRingNodes(text);
+  if (nodes.ok() && nodes->empty()) nodes = absl::InvalidArgumentError("names no node");
+  if (!nodes.ok()) return Annotate(nodes.status(), "--nodes");
+  if (::mkdir(arguments.directory.c_str(), 0700) != 0 && errno != EEXIST) {
+    return ErrnoStatus(errno, arguments.directory);
+  }
+  Validity validity;
+  validity.to = arguments.days * kSecondsPerDay;
+  CAIRN_ASSIGN_OR_RETURN(const Authority authority, AuthorityIn(arguments, validity));
+  std::ostream& out = *context->console.out;
+  for (const auto& [rank, address] : *nodes) {
+    const std::string path = absl::StrCat(arguments.directory, "/node-", rank);
+    const std::string certificate = path + ".pem";
+    if (Exists(certificate)) {
+      out << certificate << " is there already and stays\n";
+      continue;
+    }
+    CAIRN_ASSIGN_OR_RETURN(const CertifiedKey pem,
+                           authority.Issue({arguments.cluster, rank}, validity));
+    CAIRN_RETURN_IF_ERROR(WriteBoth(pem, certificate, path + ".key"));
+  }
+  PrintWhatToDo(arguments, *nodes, out);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddClusterCommands(CLI::App* app, Context* context) {
+  auto* cluster = app->add_subcommand("cluster", "Prepare the members of a ring");
+  cluster->require_subcommand(1);
+  auto* command = cluster->add_subcommand(
+      "init", "Make a ring's certificate authority and a certificate for each member");
+  auto arguments = std::make_shared<InitArguments>();
+  command->add_option("DIR", arguments->directory, "where the files go; made if need be")
+      ->required();
+  command->add_option("--cluster", arguments->cluster, "the ring's name, as ring.cluster")
+      ->required();
+  command->add_option("--nodes", arguments->nodes, "RANK=ADDRESS:PORT,…, as ring.nodes")
+      ->required();
+  command->add_option("--days", arguments->days, "how long certificates are good")
+      ->check(CLI::Range(int64_t{1}, int64_t{36'500}))
+      ->capture_default_str();
+  command->footer(
+      "Files that are there stay: to renew a member's certificate, remove its two files and run\n"
+      "this again; to add members, name them too.\n\n"
+      "Example:\n  cairn cluster init certs --cluster train --nodes "
+      "0=10.0.0.1:7400,1=10.0.0.2:7400");
+  command->callback([=] { context->action = [=] { return Init(context, *arguments); }; });
+}
+
+}  // namespace cairn::cli

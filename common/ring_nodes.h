@@ -1,0 +1,18 @@
+// The members of a ring as people write them: "0=10.0.0.1:7400,1=10.0.0.2:7400".
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "common/status.h"
+
+namespace cairn {
+
+// Rank → ADDRESS:PORT, in the form of TcpAddress::ToString. INVALID_ARGUMENT quotes what is wrong; the
+// caller names the field.
+StatusOr<std::map<int32_t, std::string>> ParseRingNodes(absl::string_view text);
+std::string RingNodesText(const std::map<int32_t, std::string>& nodes);
+
+}  // namespace cairn
