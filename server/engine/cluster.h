@@ -66,6 +66,7 @@ class Cluster {
   MonotonicNanos next() const { return next_; }
   void TimerWasLate() { members_.TimerWasLate(); }
 
+  const Gathered* GatheredOf(const std::string& job) const { return home_.GatheredOf(job); }
   reply::RingStatus Status() const;
   reply::JobRing StatusOf(const Job& job) const;
   // Why a backup keeps nothing of the job; empty: none refuses it.

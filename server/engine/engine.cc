@@ -114,6 +114,7 @@ class Engine::Impl {
     return describing_.CheckpointsOf(after, limit);
   }
   std::string CheckInvariants() const;
+  const Gathered* GatheredOf(const std::string& job) const { return cluster_.GatheredOf(job); }
 
  private:
   void Dispatch(const Event& event) {
@@ -315,6 +316,7 @@ Engine::Description Engine::Describe(const std::string& job,
   return impl_->Describe(job, checkpoints);
 }
 std::string Engine::CheckInvariants() const { return impl_->CheckInvariants(); }
+const Gathered* Engine::GatheredOf(const std::string& job) const { return impl_->GatheredOf(job); }
 
 // --- entering
 

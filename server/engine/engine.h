@@ -22,6 +22,8 @@
 
 namespace cairn::engine {
 
+class Gathered;
+
 // What a new daemon finds.
 struct Recovered {
   std::vector<Fact> facts;                              // of the journal, in order
@@ -97,6 +99,10 @@ class Engine {
   // order.
   std::vector<std::string> JobNames() const;
   std::vector<CheckpointKey> CheckpointsOf(const CheckpointKey& after, int limit) const;
+
+  // What this node's verdicts of the job rest on, where it is or was asked to be the home; else nullptr.
+  // For tests and the simulator.
+  const Gathered* GatheredOf(const std::string& job) const;
 
   // Invariants that hold between any two Applies; the first that does not, in words. For tests and
   // the simulator: each component has its own, beside its data.

@@ -176,6 +176,11 @@ std::vector<peer::Place> Home::PlacesOf(const CheckpointKey& checkpoint,
   return found;
 }
 
+const Gathered* Home::GatheredOf(const std::string& job) const {
+  const auto at = jobs_.find(job);
+  return at == jobs_.end() ? nullptr : &at->second->gathered;
+}
+
 // --- members
 
 void Home::MemberCame(Rank rank) {

@@ -33,6 +33,8 @@ class Home : public RingWatcher {
   // Where the parts are, as far as is reported.
   std::vector<peer::Place> PlacesOf(const CheckpointKey& checkpoint, const std::string& name) const;
 
+  const Gathered* GatheredOf(const std::string& job) const;
+
   // Says the verdicts that have changed; all of them with `again`. True: something changed here.
   bool Run(bool again);
 

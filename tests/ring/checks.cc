@@ -1,0 +1,327 @@
+#include "tests/ring/checks.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/gathered.h"
+#include "server/engine/view.h"
+#include "tests/ring/world.h"
+
+namespace cairn::engine::ringsim {
+namespace {
+
+constexpr size_t kReportsKept = 64;
+
+bool Newer(const CheckpointKey& a, const CheckpointKey& b) {
+  return std::tie(a.attempt, a.step, a.revision) > std::tie(b.attempt, b.step, b.revision);
+}
+
+}  // namespace
+
+const Truth::Original* Truth::Find(const PartKey& part) const {
+  const auto checkpoint = originals_.find(part.checkpoint);
+  if (checkpoint == originals_.end()) return nullptr;
+  const auto at = checkpoint->second.find(part.writer);
+  return at == checkpoint->second.end() ? nullptr : &at->second;
+}
+
+// --- what happens
+
+void Truth::Committed(const SimNode& node, const PartKey& part, const Held& held) {
+  const std::string where =
+      absl::StrCat("node ", node.id(), " (rank ", node.rank(), "), ", part.DebugString());
+  const Original* original = Find(part);
+  if (original == nullptr && held.role != PartRole::kOwn) {
+    return world_.Fail(absl::StrCat(where, ": a copy of what nobody committed"));
+  }
+  if (original == nullptr) {
+    originals_[part.checkpoint][part.writer] = {held.digest, held.table};
+  } else if (original->digest != held.digest) {
+    return world_.Fail(absl::StrCat(where, ": a part with two manifests"));
+  }
+  const std::string wrong = node.Wrong(held);
+  if (!wrong.empty()) world_.Fail(absl::StrCat("promise 2: ", where, ": ", wrong));
+}
+
+void Truth::NodeDied(const SimNode& node) {
+  std::map<PartKey, std::string> had;
+  for (const auto& [part, held] : node.held()) {
+    if (node.Whole(part, held.digest)) had[part] = held.digest;
+  }
+  for (auto& [job, promises] : promises_) {
+    for (auto& [key, promise] : promises) {
+      for (auto at = had.lower_bound({key, 0}); at != had.end() && at->first.checkpoint == key;
+           ++at) {
+        ++promise.lost[at->first.writer];
+      }
+    }
+  }
+  deaths_.emplace_back(world_.clock.now, std::move(had));
+}
+
+void Truth::TakeReport(const MemberId& from, const ReportDelta& delta) {
+  auto& known = reports_[{from, delta.job}];
+  JobReport report;
+  if (delta.after != 0) {
+    const auto base = known.find(delta.after);
+    if (base == known.end()) return;
+    report = base->second;
+  }
+  ApplyDelta(delta, &report);
+  known[delta.number] = std::move(report);
+  if (known.size() > kReportsKept) known.erase(known.begin());
+}
+
+// What its home has gathered is what the members said under those numbers, and the verdict is View of it. One
+// that more has come to since it was made is not looked at: it is said again.
+void Truth::CheckRests(SimNode& node, const JobVerdict& verdict) {
+  const Gathered* gathered = node.engine().GatheredOf(verdict.job);
+  if (gathered == nullptr) return;
+  const Gathering& gathering = gathered->gathering();
+  if (gathering.final != verdict.final || gathering.silent != verdict.silent) return;
+  for (const auto& [rank, heard] : gathering.reports) {
+    const auto rests = verdict.reports.find(rank);
+    if (rests == verdict.reports.end()) continue;
+    if (rests->second != std::make_pair(heard.from, heard.number)) return;
+    const auto of = reports_.find({heard.from, verdict.job});
+    if (of == reports_.end()) continue;
+    const auto said = of->second.find(heard.number);
+    if (said == of->second.end() || said->second == heard.report) continue;
+    return world_.Fail(absl::StrCat("node ", node.id(), " has gathered another report ",
+                                    heard.number, " of rank ", rank, " than that said"));
+  }
+  JobVerdict view =
+      View(verdict.job, gathering, gathered->record(), RingShape::Of(node.options().ring));
+  // What the home adds for who knows nothing of the job yet.
+  view.owned = verdict.owned;
+  view.owner_uid = verdict.owner_uid;
+  view.owner_gid = verdict.owner_gid;
+  view.policy = verdict.policy;
+  view.attempts = verdict.attempts;
+  if (view == verdict) return world_.report.Count("verdict is View");
+  world_.Fail(absl::StrCat("node ", node.id(), " says of ", verdict.job, " what View does not"));
+}
+
+void Truth::Said(SimNode& node, Rank, const peer::Message& message) {
+  if (const auto* report = std::get_if<peer::Report>(&message)) {
+    TakeReport(node.member(), report->delta);
+  } else if (const auto* said = std::get_if<peer::VerdictSaid>(&message)) {
+    CheckVerdict(node, said->verdict);
+    CheckRests(node, said->verdict);
+  }
+}
+
+void Truth::CheckVerdict(const SimNode& node, const JobVerdict& verdict) {
+  world_.report.Count("verdicts");
+  for (const auto& [id, of] : verdict.checkpoints) {
+    const CheckpointKey key{verdict.job, id.step, id.attempt, id.revision};
+    if (!of.complete || Complete(key)) continue;
+    world_.Fail(absl::StrCat("promise 3: node ", node.id(), " says that ", key.DebugString(),
+                             " is complete"));
+  }
+  if (!verdict.protect.has_value()) return;
+  const CheckpointId& id = *verdict.protect;
+  const CheckpointKey key{verdict.job, id.step, id.attempt, id.revision};
+  const auto of = verdict.checkpoints.find(id);
+  if (of != verdict.checkpoints.end() && !of->second.stored) {
+    CheckCopies(node, key, std::min(of->second.replicas, verdict.asked));
+  }
+  Promised(key, verdict.asked);
+}
+
+// Whoever says that there are so many replicas has heard of each within the last seconds; but an older one
+// than what is safe may be given up any time.
+void Truth::CheckCopies(const SimNode& node, const CheckpointKey& key, int replicas) {
+  ForgetDeaths();
+  for (const auto& [safe, promise] : promises_[key.job]) {
+    if (Newer(safe, key)) return;
+  }
+  if (world_.At(node.rank()) != &node || world_.storage.Published(key)) return;
+  for (const auto& [writer, original] : originals_[key]) {
+    const PartKey part{key, writer};
+    int copies = CopiesOf(part, original.digest);
+    for (const auto& [at, had] : deaths_) copies += had.contains(part) ? 1 : 0;
+    if (copies > replicas) continue;
+    return world_.Fail(absl::StrCat("promise 1: node ", node.id(), " says that ",
+                                    part.DebugString(), " has ", replicas, " replicas; there are ",
+                                    copies, " copies"));
+  }
+}
+
+// --- what clients were told
+
+void Truth::ToldLatest(const SimNode& node, const reply::Latest& latest) {
+  const CheckpointKey& key = latest.key;
+  const std::string said =
+      absl::StrCat("promise 3: node ", node.id(), " says that latest is ", key.DebugString());
+  if (key.step == kNoStep) return;
+  if (!Complete(key)) return world_.Fail(absl::StrCat(said, ", which is not complete"));
+  std::vector<absl::string_view> digests;
+  for (const auto& [writer, original] : originals_[key]) digests.push_back(original.digest);
+  if (CheckpointDigest(digests) != latest.digest) {
+    return world_.Fail(absl::StrCat(said, ", with another digest than what was saved"));
+  }
+  ForgetDeaths();
+  // A life that another has replaced may name what only it has.
+  if (deaths_.empty() && world_.At(node.rank()) == &node && !CanBeHad(key)) {
+    world_.Fail(absl::StrCat(said, ", which cannot be had"));
+  }
+}
+
+void Truth::ToldNothing(const SimNode& node, const std::string& job) {
+  if (!world_.faults.Calm()) return;
+  for (const auto& [key, promise] : promises_[job]) {
+    if (!CanBeHad(key)) continue;
+    return world_.Fail(absl::StrCat("promise 3: node ", node.id(), " knows nothing of ", job,
+                                    ", and ", key.DebugString(), " was said to be safe"));
+  }
+}
+
+void Truth::ToldSafe(const SimNode& node, const CheckpointKey& key, Level level) {
+  world_.report.Count(level == Level::kReplicated ? "told REPLICATED" : "told PERSISTED");
+  if (!Complete(key)) {
+    return world_.Fail(absl::StrCat("promise 1: node ", node.id(), " says that ", key.DebugString(),
+                                    " is safe, which is not complete"));
+  }
+  if (level == Level::kReplicated) {
+    CheckCopies(node, key, world_.shape.replicas);
+    return Promised(key, world_.shape.replicas);
+  }
+  if (!world_.storage.Published(key)) {
+    world_.Fail(absl::StrCat("promise 1: node ", node.id(), " says that ", key.DebugString(),
+                             " is PERSISTED"));
+  }
+}
+
+void Truth::Loaded(const SimNode& node, const PartKey& part, const std::string& name,
+                   const StatusOr<reply::Body>& body) {
+  if (!body.ok()) {
+    world_.report.Note([&] {
+      return absl::StrCat(part.DebugString(), " not loaded: ", body.status().ToString());
+    });
+    return world_.report.Count("not loaded");
+  }
+  const Original* original = Find(part);
+  if (original == nullptr) return world_.Fail("what nobody saved was loaded");
+  const ObjectEntry& saved = *original->table->entries[original->table->Find(name)];
+  const auto* mapped = std::get_if<reply::Open>(&*body);
+  const ObjectInfo& told =
+      mapped != nullptr ? mapped->object : std::get<reply::OpenStored>(*body).object;
+  std::string wrong = told.block_crcs == saved.block_crcs ? "" : "other checksums";
+  if (mapped != nullptr && wrong.empty()) {
+    ObjectEntry entry = saved;
+    wrong = const_cast<SimNode&>(node).memory().Wrong(entry, mapped->extent);
+  }
+  world_.report.Count(mapped != nullptr ? "loaded from memory" : "loaded from storage");
+  if (!wrong.empty()) {
+    world_.Fail(
+        absl::StrCat("promise 2: node ", node.id(), " loads ", part.DebugString(), ": ", wrong));
+  }
+}
+
+// --- promises
+
+void Truth::Promised(const CheckpointKey& key, int asked) {
+  auto& promises = promises_[key.job];
+  if (promises.contains(key)) return;
+  std::erase_if(promises, [&](const auto& at) { return Newer(key, at.first); });
+  if (!promises.empty()) return;  // a newer one is: this was said late
+  Promise promise{asked, {}};
+  ForgetDeaths();
+  for (const auto& [at, had] : deaths_) {
+    for (auto part = had.lower_bound({key, 0}); part != had.end() && part->first.checkpoint == key;
+         ++part) {
+      ++promise.lost[part->first.writer];
+    }
+  }
+  promises[key] = std::move(promise);
+}
+
+void Truth::ForgetDeaths() {
+  while (!deaths_.empty() && deaths_.front().first + kUnnoticed <= world_.clock.now) {
+    deaths_.pop_front();
+  }
+}
+
+void Truth::CheckPromises() {
+  for (auto& [job, promises] : promises_) {
+    for (auto& [key, promise] : promises) {
+      if (world_.storage.Published(key)) continue;
+      for (const auto& [writer, original] : originals_[key]) {
+        const PartKey part{key, writer};
+        const int copies = CopiesOf(part, original.digest);
+        int& lost = promise.lost[writer];
+        if (copies > promise.asked) lost = 0;
+        if (copies >= 1 + promise.asked - lost) continue;
+        if (world_.storage.HasPart(part, original.digest)) continue;
+        return world_.Fail(absl::StrCat("promise 1: ", part.DebugString(), " was safe with ",
+                                        promise.asked, " replicas, ", lost,
+                                        " losses have struck, and ", copies, " copies are left"));
+      }
+    }
+  }
+}
+
+// --- what is so
+
+int Truth::CopiesOf(const PartKey& part, const std::string& digest) const {
+  int copies = 0;
+  for (const SimNode* node : world_.Members()) copies += node->Whole(part, digest) ? 1 : 0;
+  return copies;
+}
+
+int Truth::Copies(const PartKey& part) const {
+  const Original* original = Find(part);
+  return original == nullptr ? 0 : CopiesOf(part, original->digest);
+}
+
+int Truth::Copies(const CheckpointKey& key) const {
+  if (!Complete(key)) return 0;
+  int least = static_cast<int>(world_.nodes.size());
+  for (const auto& [writer, original] : originals_.at(key)) {
+    least = std::min(least, CopiesOf({key, writer}, original.digest));
+  }
+  return least;
+}
+
+bool Truth::CanBeHad(const CheckpointKey& key) const {
+  if (!Complete(key)) return false;
+  if (world_.storage.Published(key)) return true;
+  for (const auto& [writer, original] : originals_.at(key)) {
+    if (CopiesOf({key, writer}, original.digest) == 0 &&
+        !world_.storage.HasPart({key, writer}, original.digest)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Truth::Complete(const CheckpointKey& key) const {
+  const auto at = originals_.find(key);
+  if (at == originals_.end()) return false;
+  const int32_t world_size = at->second.begin()->second.table->head.world_size;
+  return static_cast<int32_t>(at->second.size()) == world_size;
+}
+
+void Truth::CheckAll() {
+  for (const auto& node : world_.nodes) {
+    if (node->dead()) continue;
+    for (const auto& [part, held] : node->held()) {
+      const std::string wrong = node->Wrong(held);
+      if (wrong.empty()) continue;
+      return world_.Fail(absl::StrCat("promise 2: node ", node->id(), " has of ",
+                                      part.DebugString(), ": ", wrong));
+    }
+    const RingOptions& ring = node->options().ring;
+    const uint64_t quota =
+        ring.replica_bytes != 0 ? ring.replica_bytes : node->options().budget_bytes / 2;
+    if (node->replica_bytes() > quota) {
+      return world_.Fail(
+          absl::StrCat("promise 8: node ", node->id(), " holds more replicas than its quota"));
+    }
+  }
+  CheckPromises();
+}
+
+}  // namespace cairn::engine::ringsim

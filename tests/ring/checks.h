@@ -1,0 +1,82 @@
+// Where copies really are, as nobody in the ring can know it, and what must hold of that:
+//   2  a copy has the bytes of its original, and what is loaded has them, too;
+//   3  what `latest` names is whole and of one attempt, and can be had;
+//   1  what was said to be replicated (to a client, or in a verdict) can be had after the loss of any one
+//      node from then on, until a newer one is said to be;
+//   8  replicas stay within their quota.
+// The loss of a node takes one copy of each part that it held from what was promised; so does one that had
+// not been noticed when it was said (kUnnoticed). When all copies are there again nothing was lost.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/engine/report.h"
+#include "tests/ring/node.h"
+#include "tests/sim/clock.h"
+
+namespace cairn::engine::ringsim {
+
+struct World;
+
+class Truth {
+ public:
+  static constexpr MonotonicNanos kUnnoticed = 4500 * sim::kMilli;
+
+  explicit Truth(World* world) : world_(*world) {}
+
+  // --- what happens
+  void Committed(const SimNode& node, const PartKey& part, const Held& held);
+  void NodeDied(const SimNode& node);  // before it is gone
+  void Said(SimNode& node, Rank to, const peer::Message& message);
+  // --- what clients were told
+  void ToldLatest(const SimNode& node, const reply::Latest& latest);
+  void ToldNothing(const SimNode& node, const std::string& job);
+  void ToldSafe(const SimNode& node, const CheckpointKey& key, Level level);
+  void Loaded(const SimNode& node, const PartKey& part, const std::string& name,
+              const StatusOr<reply::Body>& body);
+
+  // --- what is so
+  void CheckAll();
+  // Members (who stand at their address) whose memory has all of the part.
+  int Copies(const PartKey& part) const;
+  // Of the least replicated part; 0: it is not whole, or some part cannot be had from memory.
+  int Copies(const CheckpointKey& key) const;
+  bool CanBeHad(const CheckpointKey& key) const;
+  bool Complete(const CheckpointKey& key) const;
+
+ private:
+  struct Original {
+    std::string digest;
+    std::shared_ptr<const PartTable> table;
+  };
+  struct Promise {
+    int asked = 0;
+    std::map<Writer, int> lost;  // copies that losses of nodes took
+  };
+
+  void Promised(const CheckpointKey& key, int asked);
+  void CheckPromises();
+  void CheckCopies(const SimNode& node, const CheckpointKey& key, int replicas);
+  void ForgetDeaths();  // that all have noticed
+  void CheckRests(SimNode& node, const JobVerdict& verdict);
+  void CheckVerdict(const SimNode& node, const JobVerdict& verdict);
+  void TakeReport(const MemberId& from, const ReportDelta& delta);
+  int CopiesOf(const PartKey& part, const std::string& digest) const;
+  const Original* Find(const PartKey& part) const;
+
+  World& world_;
+  std::map<CheckpointKey, std::map<Writer, Original>> originals_;
+  std::map<std::string, std::map<CheckpointKey, Promise>> promises_;              // by job
+  std::deque<std::pair<MonotonicNanos, std::map<PartKey, std::string>>> deaths_;  // what each had
+  // Reports as their nodes said them, by number; of each node and job the newest few.
+  std::map<std::pair<MemberId, std::string>, std::map<uint64_t, JobReport>> reports_;
+};
+
+}  // namespace cairn::engine::ringsim

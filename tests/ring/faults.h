@@ -1,0 +1,63 @@
+// What strikes a ring, and that it ends. Each fault is one of kFaults, drawn by its weight; it is counted
+// under its name, so that a test can ask whether it ever happened.
+#pragma once
+
+#include <set>
+#include <vector>
+
+#include "tests/sim/clock.h"
+
+namespace cairn::engine::ringsim {
+
+struct World;
+class SimNode;
+
+class Faults {
+ public:
+  explicit Faults(World* world) : world_(*world) {}
+
+  // From now until `until`.
+  void Begin(MonotonicNanos until);
+  // All that strikes ends at once; the dead are replaced.
+  void EndAll();
+  // Nothing strikes, nor has for long enough that all members know each other.
+  bool Calm() const;
+
+ private:
+  using Strike = bool (Faults::*)();
+  struct Kind {
+    const char* name;
+    int weight;
+    Strike strike;  // false: not now
+  };
+  static const Kind kFaults[];
+
+  bool DaemonDies();
+  bool NodeDies();
+  bool TwoNodesDie();
+  bool NodePauses();
+  bool LinkBreaks();
+  bool LinkBreaksOneWay();
+  bool NodeIsCutOff();
+  bool RingSplits();
+  bool BadWeather();
+  bool DataPortBlocked();
+  bool StorageSlow();
+  bool StorageAway();
+  bool ClockJumps();
+  bool RankClaimedTwice();
+  bool ReplacedWhileItLives();
+
+  void Next(MonotonicNanos delay);
+  void StrikeOne();
+  void Kill(SimNode* node);
+  SimNode* SomeMember();
+  void Sever(const std::vector<SimNode*>& some, const std::vector<SimNode*>& others);
+  MonotonicNanos ItLasts();
+
+  World& world_;
+  MonotonicNanos until_ = 0, mean_ = 0;  // between two
+  MonotonicNanos last_end_ = 0;          // of all that struck so far, the latest
+};
+
+}  // namespace cairn::engine::ringsim

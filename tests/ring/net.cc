@@ -1,0 +1,144 @@
+#include "tests/ring/net.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "tests/ring/world.h"
+
+namespace cairn::engine::ringsim {
+
+std::string TopicOf(const peer::Message& message) {
+  const std::string subject = std::visit(
+      [](const auto& m) -> std::string {
+        if constexpr (requires { m.delta; }) return m.delta.job;
+        if constexpr (requires { m.verdict; }) return m.verdict.job;
+        if constexpr (requires { m.checkpoint; }) {
+          return absl::StrCat(m.checkpoint.DebugString(), " ", m.name);
+        }
+        if constexpr (requires { m.job; }) return m.job;
+        return "";
+      },
+      message);
+  return absl::StrCat(message.index(), " ", subject);
+}
+
+void Outbox::Put(peer::Message message) {
+  std::string topic = TopicOf(message);
+  for (auto& [of, state] : messages_) {
+    if (of != topic) continue;
+    auto* report = std::get_if<peer::Report>(&message);
+    if (report != nullptr) {
+      report->delta = MergeDelta(std::get<peer::Report>(state).delta, report->delta);
+    }
+    state = std::move(message);
+    return;
+  }
+  messages_.emplace_back(std::move(topic), std::move(message));
+}
+
+std::vector<peer::Message> Outbox::Take() {
+  std::vector<peer::Message> all;
+  all.reserve(messages_.size());
+  for (auto& [topic, message] : messages_) all.push_back(std::move(message));
+  messages_.clear();
+  return all;
+}
+
+// --- links
+
+void Net::Open(SimNode* node) {
+  for (const auto& [rank, address] : node->options().ring.members) {
+    if (rank == node->rank()) continue;
+    Link& link = links_[{node->id(), rank}];
+    link = {};
+    link.to = rank;
+    link.daemon = node->daemon();
+    Beat(node, &link, world_.Millis(1, 300));
+  }
+}
+
+void Net::Tell(SimNode* from, Rank to, peer::Message message) {
+  const auto at = links_.find({from->id(), to});
+  if (at == links_.end()) return world_.Fail(absl::StrCat("rank ", to, " is no other member"));
+  Link& link = at->second;
+  const bool first = link.outbox.empty();
+  link.outbox.Put(std::move(message));
+  if (first && !link.busy) Beat(from, &link, kMilli);
+}
+
+void Net::Beat(SimNode* node, Link* link, MonotonicNanos delay) {
+  const uint64_t beat = ++link->beats;
+  link->next = world_.clock.now + delay;
+  node->After(delay, [this, node, link, beat] {
+    if (link->beats == beat && !link->busy) Exchange(node, link);
+  });
+}
+
+bool Net::Carries(const SimNode& from, const SimNode& to) const {
+  return !cut_.contains({from.id(), to.id()});
+}
+
+// That node's link has met, or was met by, a life of the rank.
+bool Net::MayHear(const SimNode& from, SimNode* to) {
+  if (world_.At(from.rank()) != &from) return false;  // its address shows another, or nobody
+  MemberId& greatest = met_[{to->id(), from.rank()}];
+  if (from.member().incarnation < greatest.incarnation) return false;
+  greatest = from.member();
+  return true;
+}
+
+void Net::Deliver(const SimNode& from, SimNode* to, std::vector<peer::Message> messages,
+                  MonotonicNanos delay) {
+  if (messages.empty()) return;
+  const MemberId who = from.member();
+  to->After(delay, [to, who, messages = std::move(messages)] {
+    for (const peer::Message& message : messages) to->Apply(event::PeerSaid{who, message});
+  });
+}
+
+void Net::End(SimNode* node, Link* link, const SimNode* met, MonotonicNanos delay) {
+  link->busy = true;
+  std::optional<MemberId> who;
+  if (met != nullptr) who = met->member();
+  node->After(delay, [this, node, link, who] {
+    link->busy = false;
+    link->connected = who.has_value();
+    if (!who.has_value()) link->outbox.Take();
+    Beat(node, link, kSecond - world_.Millis(0, 50));
+    node->Apply(event::Exchanged{link->to, who});
+    if (!link->outbox.empty() && !link->busy) Beat(node, link, kMilli);
+  });
+}
+
+void Net::Exchange(SimNode* node, Link* link) {
+  ++exchanges_;
+  std::vector<peer::Message> said = link->outbox.Take();
+  SimNode* to = world_.At(link->to);
+  sim::Rng& rng = world_.rng;
+  const MonotonicNanos patience = link->connected ? kDeadline : kConnect;
+  if (to == nullptr || to->dead()) return End(node, link, nullptr, patience);
+  const bool there = Carries(*node, *to), back = Carries(*to, *node);
+  if (!to->daemon_up()) {  // its machine refuses at once
+    return End(node, link, nullptr, there && back ? kMilli : patience);
+  }
+  if (!there || rng.Permille(weather.lost)) return End(node, link, nullptr, patience);
+  if (!MayHear(*node, to)) return End(node, link, nullptr, kMilli);
+  MonotonicNanos takes = static_cast<MonotonicNanos>(rng.Between(50, 3000)) * 1000;
+  if (rng.Permille(weather.slow)) takes = world_.Millis(10, 900);
+  const bool late = rng.Permille(weather.late);
+  if (late) takes = world_.Millis(3000, 6000);
+  // One connection, one thread: what a link says is heard in the order in which it was said.
+  link->arrives = std::max(link->arrives + 1, world_.clock.now + takes);
+  takes = link->arrives - world_.clock.now;
+  if (rng.Permille(weather.twice)) Deliver(*node, to, said, takes);
+  Deliver(*node, to, std::move(said), takes);
+  const MonotonicNanos answer = takes + static_cast<MonotonicNanos>(rng.Between(50, 3000)) * 1000;
+  const bool fails = !back || to->paused() || answer > kDeadline || !MayHear(*to, node);
+  if (fails) return End(node, link, nullptr, patience);
+  End(node, link, to, answer);
+}
+
+}  // namespace cairn::engine::ringsim

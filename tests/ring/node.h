@@ -1,0 +1,203 @@
+// One node of the ring: a daemon (the shipped engine with an executor that carries out its actions) and what
+// outlives it with the keeper: slabs, the journal's facts, the sessions of processes that live. When only
+// the daemon dies the next one goes on from these; when the node dies all is gone, and another SimNode,
+// empty, may take its place.
+//
+// What its engine says it holds is mirrored from its facts, so that Truth (checks.h) can compare it with
+// what lies in memory.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/engine/engine.h"
+#include "tests/ring/memory.h"
+#include "tests/sim/clock.h"
+#include "tests/support/slab_users.h"
+
+namespace cairn::engine::ringsim {
+
+struct World;
+
+inline constexpr uint32_t kUid = 1000;
+
+// The answer to a call; UNAVAILABLE when the daemon died before it came.
+using Answer = std::function<void(const StatusOr<reply::Body>&)>;
+
+// A part that the node's engine says it has.
+struct Held {
+  std::string digest;
+  std::shared_ptr<const PartTable> table;
+  PartRole role = PartRole::kOwn;
+  Rank owner = kNoRank;
+  std::set<SlabId> left;         // what lay there is given up
+  std::set<std::string> broken;  // these did not verify
+};
+
+class SimNode {
+ public:
+  SimNode(World* world, int id, const Options& options, int64_t incarnation);
+
+  int id() const { return id_; }
+  Rank rank() const { return options_.ring.rank; }
+  const Options& options() const { return options_; }
+  const MemberId& member() const { return member_; }
+  uint64_t daemon() const { return daemon_; }  // which of its daemons runs, or ran last
+  bool dead() const { return dead_; }
+  bool paused() const { return paused_; }
+  bool daemon_up() const { return engine_ != nullptr; }
+  bool well() const { return !dead_ && !paused_ && daemon_up(); }
+  Engine& engine() { return *engine_; }
+  MonotonicNanos now() const;
+  int64_t unix_ms() const;
+
+  // --- its lives
+  void StartDaemon();
+  void KillDaemon(MonotonicNanos until_next);
+  void Die();
+  void Pause() { paused_ = true; }
+  void Resume();
+  void JumpClock(int64_t by_ms) { unix_offset_ms_ += by_ms; }
+  void SeeStorage();
+  bool data_blocked = false;  // its data port answers nobody
+
+  // --- entering it
+  void Apply(Event event);
+  // After a while, unless this daemon has died by then. What a paused node has to do waits.
+  void After(MonotonicNanos delay, std::function<void()> what);
+  // A call of a process: `event.caller` is filled in.
+  template <class E>
+  void Call(SessionId session, E event, Answer answer) {
+    event.caller = Caller{++last_request_, session, kUid, kUid};
+    if constexpr (requires { event.deadline; }) {
+      if (event.deadline == 0) event.deadline = now() + 20 * sim::kSecond;
+    }
+    calls_[event.caller.request] = std::move(answer);
+    Enter(std::move(event));
+  }
+
+  // --- the processes on it
+  void Hello(event::Hello hello, Answer answer);
+  void EndProcess(SessionId session);  // the kernel takes back what it had
+  testing::SlabUsers& users() { return users_; }
+  Memory& memory() { return memory_; }
+
+  // --- what it really has
+  const std::map<PartKey, Held>& held() const { return held_; }
+  // All objects of the part, with the bytes that its table names: "", else what is wrong.
+  std::string Wrong(const Held& held) const;
+  // It has the part, whole and in its memory.
+  bool Whole(const PartKey& part, const std::string& digest) const;
+  uint64_t replica_bytes() const;
+
+  // --- the owner's side of a read
+  // Of a grant that is good: the part's table; the read is progress.
+  std::shared_ptr<const PartTable> ReadUnder(uint64_t grant);
+  void EndGrant(uint64_t grant);
+
+ private:
+  struct Grant {
+    PartKey part;
+    std::shared_ptr<const PartTable> table;
+    MonotonicNanos until = 0;
+  };
+  struct Transfer {
+    action::Fetch fetch;
+    size_t next_source = 0;
+    uint64_t tries = 0;  // which answer counts
+    uint64_t done = 0;   // bytes
+    SimNode* source = nullptr;
+    uint64_t source_daemon = 0, grant = 0;
+    std::shared_ptr<const PartTable> table;
+    Status why = absl::UnavailableError("no member has it");
+  };
+
+  // Of a call: it waits for the next daemon when there is none.
+  void Enter(Event event);
+  void Drain();
+  void Carry(Outcome outcome);
+  void Mirror(const Fact& fact);
+  void Check(const Event& event);
+  void FailCalls();
+  // A completion, after a while.
+  void Later(MonotonicNanos delay, Event event);
+  void Soon(Event event);
+
+  void Do(action::Reply& a);
+  void Do(action::MakeSlab& a);
+  void Do(action::HurrySlab&) {}
+  void Do(action::DestroySlab& a);
+  void Do(action::ProbeSlab& a);
+  void Do(action::WriteManifest& a);
+  void Do(action::Verify& a);
+  void Do(action::Persist& a);
+  void Do(action::WriteLineRecord& a);
+  void Do(action::Reinstate&) {}
+  void Do(action::DeleteFiles& a);
+  void Do(action::ScanJob& a);
+  void Do(action::ReadTables& a);
+  void Do(action::ReadLineNumbers& a);
+  void Do(action::Tell& a);
+  void Do(action::Fetch& a);
+  void Do(action::FetchFrom& a);
+  void Do(action::CancelFetch& a);
+  void Do(action::RevokeGrant& a);
+  void Do(action::Record&) {}
+  void Do(action::WakeAt& a);
+  void Do(action::EndSession& a) { live_.erase(a.session); }
+  void Do(action::Discard&) {}
+  void Do(action::Drained&) {}
+  void Do(action::Log& a);
+  MonotonicNanos StorageTime(uint64_t bytes) const;
+  void EndPersist(const action::Persist& persist);
+
+  // --- fetching (fetching.cc)
+  void NextSource(uint64_t fetch);
+  void AskGrant(uint64_t fetch);
+  void TakeGrant(uint64_t fetch, uint64_t tries, uint64_t grant,
+                 std::shared_ptr<const PartTable> table);
+  void ReadSome(uint64_t fetch, uint64_t tries);
+  void EndTransfer(uint64_t fetch, Status status);
+  std::shared_ptr<const PartTable> Land(const Transfer& transfer, Status* status);
+  void WatchGrant(uint64_t grant);
+
+  World& world_;
+  const int id_;
+  const Options options_;
+  MemberId member_;
+  const MonotonicNanos boot_;  // its monotonic clock is the world's and this
+  int64_t unix_offset_ms_ = 0;
+
+  std::unique_ptr<Engine> engine_;
+  uint64_t daemon_ = 0;
+  bool dead_ = false, paused_ = false, applying_ = false;
+  std::deque<Event> queue_;
+  std::vector<std::function<void()>> while_paused_;
+  std::vector<Event> for_next_daemon_;
+  MonotonicNanos wake_at_ = 0;
+  uint64_t applies_ = 0;
+  RequestId last_request_ = 0;
+  std::map<RequestId, Answer> calls_;
+  int32_t last_pid_ = 100;
+
+  std::map<uint64_t, Grant> grants_;
+  std::map<uint64_t, Transfer> transfers_;
+
+  // With the keeper.
+  std::vector<Fact> journal_;
+  Memory memory_;
+  std::set<SessionId> live_;
+  testing::SlabUsers users_;
+  std::map<std::pair<SlabId, uint64_t>, std::pair<std::string, std::shared_ptr<const PartTable>>>
+      records_;  // digest and table of the parts' records, where they lie
+  std::map<PartKey, Held> held_;
+};
+
+}  // namespace cairn::engine::ringsim

@@ -1,0 +1,113 @@
+// Every seed is a life of a ring with faults: R16 to R19, R25, R39, R40 as a model sees them.
+// CAIRN_SIM_SEED=N replays one life with its trace. CAIRN_SIM_SEEDS=N runs another number of them than
+// 1,000, or 10,000 in the full tier.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/mutex.h"
+#include "tests/ring/simulator.h"
+
+namespace cairn::engine::ringsim {
+namespace {
+
+constexpr int kThreads = 2;
+constexpr size_t kShownFailures = 12;
+constexpr size_t kFailuresToStopAt = 50;
+
+uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? otherwise : std::strtoull(value, nullptr, 10);
+}
+
+uint64_t SeedsToRun() {
+  const char* tier = std::getenv("CAIRN_TIER");
+  const bool all = tier != nullptr && std::string(tier) == "all";
+  return FromEnvironment("CAIRN_SIM_SEEDS", all ? 10'000 : 1000);
+}
+
+// Nodes do not speak to each other yet, so they do not agree.
+bool ExpectAgreement() { return FromEnvironment("CAIRN_SIM_CONVERGE", 0) != 0; }
+
+void Replay(uint64_t seed) {
+  const SimulatorResult result =
+      Simulate({.seed = seed, .trace = true, .converge = ExpectAgreement()});
+  for (const std::string& line : result.trace) printf("%s\n", line.c_str());
+  EXPECT_EQ(result.failure, "");
+}
+
+// The lives of seeds 1 to `seeds`, side by side.
+class ManyLives {
+ public:
+  explicit ManyLives(uint64_t seeds) : seeds_(seeds) {}
+
+  void Run() {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) threads.emplace_back([this] { RunSome(); });
+    for (std::thread& thread : threads) thread.join();
+  }
+  void ExpectNoFailure() const {
+    size_t shown = 0;
+    for (const auto& [seed, failure] : failures) {
+      if (++shown > kShownFailures) break;
+      ADD_FAILURE() << failure << "\n  replay: CAIRN_SIM_SEED=" << seed << " "
+                    << testing::internal::GetArgvs()[0];
+    }
+    EXPECT_EQ(failures.size(), 0u);
+  }
+  void PrintCounts() const {
+    printf("%llu seeds, %lld events\n", static_cast<unsigned long long>(seeds_),
+           static_cast<long long>(events));
+    for (const auto& [what, count] : counts) {
+      printf("  %-32s %lld\n", what.c_str(), static_cast<long long>(count));
+    }
+  }
+
+  // Read only after Run.
+  std::map<uint64_t, std::string> failures;
+  std::map<std::string, int64_t> counts;
+  int64_t events = 0;
+
+ private:
+  void RunSome() {
+    for (;;) {
+      const uint64_t seed = next_.fetch_add(1);
+      if (seed > seeds_) return;
+      const SimulatorResult result = Simulate({.seed = seed, .converge = ExpectAgreement()});
+      MutexLock lock(&mu_);
+      for (const auto& [what, count] : result.counts) counts[what] += count;
+      events += result.events;
+      if (!result.failure.empty()) failures[seed] = result.failure;
+      if (failures.size() >= kFailuresToStopAt) return;
+    }
+  }
+
+  const uint64_t seeds_;
+  std::atomic<uint64_t> next_{1};
+  Mutex mu_;  // for the results, while lives run
+};
+
+TEST(RingSimulator, EveryPromiseHoldsForEverySeed) {
+  if (const uint64_t seed = FromEnvironment("CAIRN_SIM_SEED", 0); seed != 0) return Replay(seed);
+  ManyLives lives(SeedsToRun());
+  lives.Run();
+  lives.ExpectNoFailure();
+  lives.PrintCounts();
+}
+
+TEST(RingSimulator, TheSameSeedIsTheSameLife) {
+  for (uint64_t seed : {3u, 4u}) {
+    const RingSimOptions options{.seed = seed, .trace = true, .converge = ExpectAgreement()};
+    EXPECT_EQ(Simulate(options).trace, Simulate(options).trace) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace cairn::engine::ringsim

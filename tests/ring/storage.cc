@@ -1,0 +1,136 @@
+#include "tests/ring/storage.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace cairn::engine::ringsim {
+
+Status Storage::Here() const {
+  return away ? absl::UnavailableError("storage: nothing stands at the root") : absl::OkStatus();
+}
+
+LineRecord Storage::Keep(Job* job, const LineRecord& record, int64_t unix_ms) {
+  const auto [at, fresh] = job->records.try_emplace({record.number, record.kind}, record);
+  if (record.kind == LineRecordKind::kResume) at->second = record;
+  if (fresh && record.kind == LineRecordKind::kOrigin) job->recorded_at[record.number] = unix_ms;
+  return at->second;
+}
+
+StatusOr<bool> Storage::Write(const action::Persist& persist, int64_t unix_ms) {
+  CAIRN_RETURN_IF_ERROR(Here());
+  const CheckpointKey& key = persist.checkpoint;
+  Job& job = jobs_[key.job];
+  if (job.removed.Forbids(key.step, key.attempt)) {
+    return absl::FailedPreconditionError("the step was removed");
+  }
+  if (persist.origin.has_value()) Keep(&job, *persist.origin, unix_ms);
+  if (forgets) return true;
+  Stored& stored = job.checkpoints[key];
+  for (const auto& part : persist.parts) {
+    stored.world_size = part->head.world_size;
+    stored.parts[part->head.writer] = {part->Whole(), ManifestDigest(EncodeManifest(*part))};
+  }
+  if (!stored.published && static_cast<int32_t>(stored.parts.size()) == stored.world_size) {
+    Publish(&job, key, &stored);
+  }
+  return stored.published;
+}
+
+// Of one step and attempt the newest revision that is whole stays.
+void Storage::Publish(Job* job, const CheckpointKey& key, Stored* stored) {
+  bool newest = true;
+  std::erase_if(job->checkpoints, [&](const auto& at) {
+    const CheckpointKey& other = at.first;
+    if (other.step != key.step || other.attempt != key.attempt || !at.second.published)
+      return false;
+    newest = newest && other.revision < key.revision;
+    return other.revision < key.revision;
+  });
+  if (newest) stored->published = true;
+}
+
+StatusOr<LineRecord> Storage::Write(const LineRecord& record, int64_t unix_ms) {
+  CAIRN_RETURN_IF_ERROR(Here());
+  return Keep(&jobs_[record.job], record, unix_ms);
+}
+
+Status Storage::Delete(const action::DeleteFiles& deletion) {
+  CAIRN_RETURN_IF_ERROR(Here());
+  const CheckpointKey& key = deletion.checkpoint;
+  Job& job = jobs_[key.job];
+  if (!deletion.tombstone) {
+    job.checkpoints.erase(key);
+    return absl::OkStatus();
+  }
+  const Attempt first = deletion.this_attempt ? key.attempt : 1;
+  job.removed.steps[key.step].Add(first, key.attempt);
+  std::erase_if(job.checkpoints, [&](const auto& at) {
+    return at.first.step == key.step && at.first.attempt >= first &&
+           at.first.attempt <= key.attempt;
+  });
+  return absl::OkStatus();
+}
+
+StoredCheckpoint Storage::Show(const CheckpointKey& key, const Stored& stored, bool whole) {
+  StoredCheckpoint shown;
+  shown.key = key;
+  shown.location = Location(absl::StrCat(key.job, "/", key.step));
+  shown.world_size = stored.world_size;
+  shown.published = stored.published;
+  for (const auto& [writer, part] : stored.parts) {
+    shown.parts.push_back(part);
+    if (!whole) Summarize(&shown.parts.back());
+  }
+  return shown;
+}
+
+StatusOr<StoredJob> Storage::Scan(const std::string& name, int64_t unix_ms) const {
+  CAIRN_RETURN_IF_ERROR(Here());
+  const auto job = jobs_.find(name);
+  if (job == jobs_.end()) return absl::NotFoundError("job: has no directory");
+  StoredJob stored;
+  for (const auto& [key, checkpoint] : job->second.checkpoints) {
+    stored.checkpoints.push_back(Show(key, checkpoint, /*whole=*/false));
+  }
+  for (const auto& [id, record] : job->second.records) stored.records.push_back(record);
+  stored.line = NumbersOf(stored.records);
+  stored.removed = job->second.removed;
+  stored.written_unix_ms = job->second.recorded_at;
+  stored.now_unix_ms = unix_ms;
+  return stored;
+}
+
+StatusOr<StoredCheckpoint> Storage::Read(const CheckpointKey& key) const {
+  CAIRN_RETURN_IF_ERROR(Here());
+  const auto job = jobs_.find(key.job);
+  if (job == jobs_.end()) return absl::NotFoundError("job: has no directory");
+  const auto at = job->second.checkpoints.find(key);
+  if (at == job->second.checkpoints.end()) return absl::NotFoundError("step: has no directory");
+  return Show(key, at->second, /*whole=*/true);
+}
+
+StatusOr<LineNumbers> Storage::Numbers(const std::string& name) const {
+  CAIRN_RETURN_IF_ERROR(Here());
+  const auto job = jobs_.find(name);
+  if (job == jobs_.end()) return absl::NotFoundError("job: has no directory");
+  LineNumbers numbers;
+  for (const auto& [id, record] : job->second.records) numbers.Take(id.first, id.second);
+  return numbers;
+}
+
+bool Storage::HasPart(const PartKey& part, const std::string& digest) const {
+  const auto job = jobs_.find(part.checkpoint.job);
+  if (job == jobs_.end()) return false;
+  const auto at = job->second.checkpoints.find(part.checkpoint);
+  if (at == job->second.checkpoints.end()) return false;
+  const auto stored = at->second.parts.find(part.writer);
+  return stored != at->second.parts.end() && stored->second.digest == digest;
+}
+
+bool Storage::Published(const CheckpointKey& key) const {
+  const auto job = jobs_.find(key.job);
+  if (job == jobs_.end()) return false;
+  const auto at = job->second.checkpoints.find(key);
+  return at != job->second.checkpoints.end() && at->second.published;
+}
+
+}  // namespace cairn::engine::ringsim

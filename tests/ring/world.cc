@@ -1,0 +1,197 @@
+#include "tests/ring/world.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tests/ring/converge.h"
+
+namespace cairn::engine::ringsim {
+namespace {
+
+constexpr MonotonicNanos kCheckEvery = kSecond / 2;
+constexpr MonotonicNanos kToConverge = 60 * kSecond;  // and the time that the bytes take
+constexpr int64_t kMostEvents = 400'000;              // of a life; more is an endless series
+
+uint64_t RoundUp(uint64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
+
+Shape DrawShape(sim::Rng* rng) {
+  Shape shape;
+  shape.nodes = static_cast<int>(rng->Between(3, 9));
+  shape.replicas = rng->Permille(750) ? 1 : static_cast<int>(rng->Between(0, 2));
+  shape.lost_after_seconds = rng->Permille(800) ? 10 : 30;
+  shape.storage = rng->Permille(600);
+  shape.rate = rng->Pick<uint64_t>({20 << 20, 200 << 20, 1000 << 20});
+  shape.active = static_cast<MonotonicNanos>(rng->Between(10, 60)) * kSecond;
+  shape.clocks_apart = rng->Permille(100);
+  shape.roomy = rng->Permille(800);
+  return shape;
+}
+
+JobShape DrawJob(sim::Rng* rng, const Shape& ring, int number) {
+  JobShape job;
+  job.name = absl::StrCat("job", number);
+  job.hosts = static_cast<int>(rng->Between(1, std::min(ring.nodes, 4)));
+  job.writers = static_cast<int>(rng->Between(job.hosts, job.hosts * 2));
+  for (uint64_t i = rng->Between(1, 3); i > 0; --i) {
+    job.objects.push_back(rng->Permille(300) ? rng->Between(1, 100'000)
+                                             : rng->Between(1, 16) << 20);
+  }
+  job.policy.mode = rng->Pick<PersistMode>(
+      {PersistMode::kNewest, PersistMode::kNewest, PersistMode::kEvery, PersistMode::kOnDemand});
+  job.policy.every = static_cast<int64_t>(rng->Between(1, 3));
+  job.step_time = static_cast<MonotonicNanos>(rng->Between(300, 4000)) * kMilli;
+  return job;
+}
+
+uint64_t BytesOf(const JobShape& job) {
+  uint64_t bytes = 0;
+  for (uint64_t length : job.objects) bytes += RoundUp(length) + (2 << 20);
+  return bytes + (1 << 20);
+}
+
+}  // namespace
+
+World::World(const RingSimOptions& its_options)
+    : options(its_options),
+      rng(sim::Mix(options.seed, 7)),
+      report(options.trace, clock),
+      shape(DrawShape(&rng)),
+      net(this),
+      truth(this),
+      faults(this) {
+  uint64_t most = 0;  // that one node may hold of one step
+  for (int i = 0, jobs_here = rng.Permille(250) ? 2 : 1; i < jobs_here; ++i) {
+    jobs.push_back(std::make_unique<Job>(this, DrawJob(&rng, shape, i)));
+    most += BytesOf(jobs.back()->shape()) * static_cast<uint64_t>(jobs.back()->shape().writers);
+  }
+  storage.forgets = options.lie == Lie::kStorageForgets;
+  RingOptions ring;
+  ring.cluster = "ring";
+  for (Rank rank = 0; rank < shape.nodes; ++rank) {
+    ring.members[rank] = absl::StrCat("10.0.0.", rank + 1, ":7000");
+  }
+  ring.replicas = shape.replicas;
+  ring.lost_after_seconds = shape.lost_after_seconds;
+  for (Rank rank = 0; rank < shape.nodes; ++rank) {
+    Options& o = node_options_[rank];
+    // Two steps and one that is written, and two of each predecessor's, with what slabs waste.
+    o.budget_bytes = RoundUp(most * (shape.roomy ? 10 : rng.Between(3, 6)) + (16 << 20));
+    o.storage = shape.storage;
+    o.own_uid = kUid;
+    o.ring = ring;
+    o.ring.rank = rank;
+    if (!shape.roomy && rng.Permille(500)) o.ring.replica_bytes = RoundUp(most * rng.Between(1, 2));
+    const Status valid = o.Validate();
+    if (!valid.ok()) Fail(valid.ToString());
+    AddNode(rank);
+  }
+}
+
+void World::Fail(const std::string& what) {
+  if (ok()) report.Fail(absl::StrCat("seed ", options.seed, ": ", what));
+}
+
+// --- members
+
+SimNode* World::AddNode(Rank rank) {
+  // More than any member has seen; how a newcomer learns that is the wire's.
+  int64_t incarnation = clock.UnixMs();
+  for (const auto& node : nodes) {
+    if (node->rank() == rank) incarnation = std::max(incarnation, node->member().incarnation + 1);
+  }
+  nodes.push_back(std::make_unique<SimNode>(this, static_cast<int>(nodes.size()),
+                                            node_options_[rank], incarnation));
+  at_[rank] = nodes.back().get();
+  return nodes.back().get();
+}
+
+SimNode* World::At(Rank rank) const {
+  const auto at = at_.find(rank);
+  return at == at_.end() ? nullptr : at->second;
+}
+
+SimNode* World::Replace(Rank rank) {
+  SimNode* node = AddNode(rank);
+  report.Note([&] { return absl::StrCat("node ", node->id(), " begins at rank ", rank); });
+  node->StartDaemon();
+  return node;
+}
+
+SimNode* World::AddClaimant(Rank rank) {
+  SimNode* stays = At(rank);
+  SimNode* claimant = AddNode(rank);
+  at_[rank] = stays;
+  claimant->StartDaemon();
+  return claimant;
+}
+
+std::vector<SimNode*> World::Members() const {
+  std::vector<SimNode*> members;
+  for (const auto& [rank, node] : at_) {
+    if (!node->dead()) members.push_back(node);
+  }
+  return members;
+}
+
+// --- time
+
+bool World::AdvanceTo(MonotonicNanos to) {
+  while (ok() && schedule.next() <= to) {
+    clock.now = std::max(clock.now, schedule.next());
+    schedule.Take()();
+    if (report.result().events > kMostEvents) Fail("there is no end of events");
+  }
+  clock.now = std::max(clock.now, to);
+  return ok();
+}
+
+void World::Converge() {
+  MonotonicNanos transfer = 0;
+  for (const auto& job : jobs) {
+    transfer += 4 *
+                TransferTime(BytesOf(job->shape()) * static_cast<uint64_t>(job->shape().writers)) *
+                (1 + shape.replicas);
+  }
+  Convergence convergence(this);
+  const MonotonicNanos deadline =
+      clock.now + kToConverge + transfer + shape.lost_after_seconds * kSecond;
+  std::string missing = "nothing was asked";
+  while (clock.now < deadline && !missing.empty()) {
+    if (options.converge) convergence.Ask();
+    if (!AdvanceTo(clock.now + kSecond)) return;
+    truth.CheckAll();
+    missing = options.converge ? convergence.Missing() : "";
+  }
+  if (!missing.empty()) return Fail(absl::StrCat("no agreement: ", missing));
+  report.Count("converged");
+}
+
+SimulatorResult World::Run() {
+  for (const auto& node : nodes) {
+    In(Millis(0, 3000), [node = node.get()] { node->StartDaemon(); });
+  }
+  for (const auto& job : jobs) job->BeginSoon(Millis(3000, 6000));
+  faults.Begin(clock.now + shape.active);
+  const MonotonicNanos end = clock.now + shape.active;
+  while (clock.now < end && AdvanceTo(clock.now + kCheckEvery)) truth.CheckAll();
+  if (ok()) {
+    report.Note([] { return "--- nothing strikes any more"; });
+    faults.EndAll();
+    for (const auto& job : jobs) job->Finish(3);
+    Converge();
+  }
+  for (const auto& node : nodes) {
+    if (!ok() || !node->daemon_up()) continue;
+    const std::string wrong = node->engine().CheckInvariants();
+    if (!wrong.empty()) Fail(absl::StrCat("node ", node->id(), ": invariant: ", wrong));
+  }
+  return std::move(report.result());
+}
+
+SimulatorResult Simulate(const RingSimOptions& options) {
+  World world(options);
+  return world.ok() ? world.Run() : std::move(world.report.result());
+}
+
+}  // namespace cairn::engine::ringsim

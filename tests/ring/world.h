@@ -1,0 +1,98 @@
+// The world of one simulated ring: its members, what lies between them, the storage they share, the jobs
+// that train on them, what strikes; time and chance.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/ring/checks.h"
+#include "tests/ring/faults.h"
+#include "tests/ring/net.h"
+#include "tests/ring/node.h"
+#include "tests/ring/schedule.h"
+#include "tests/ring/simulator.h"
+#include "tests/ring/storage.h"
+#include "tests/ring/trainers.h"
+#include "tests/sim/clock.h"
+#include "tests/sim/random.h"
+#include "tests/sim/report.h"
+
+namespace cairn::engine::ringsim {
+
+using sim::kMilli;
+using sim::kSecond;
+
+// What is drawn once for a life.
+struct Shape {
+  int nodes = 3;
+  int replicas = 1;
+  int64_t lost_after_seconds = 10;
+  bool storage = true;
+  uint64_t rate = 200 << 20;  // bytes per second between two nodes, and to storage
+  MonotonicNanos active = 0;  // how long things strike; then all is whole again
+  bool clocks_apart = false;  // by years
+  bool roomy = true;          // budgets and quotas hold all that is to be kept
+};
+
+struct World {
+  explicit World(const RingSimOptions& its_options);
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  SimulatorResult Run();
+
+  bool ok() const { return report.ok(); }
+  void Fail(const std::string& what);
+
+  // --- time
+  void In(MonotonicNanos delay, std::function<void()> what) {
+    schedule.At(clock.now + delay, std::move(what));
+  }
+  MonotonicNanos Millis(uint64_t low, uint64_t high) {
+    return static_cast<MonotonicNanos>(rng.Between(low, high)) * kMilli;
+  }
+  MonotonicNanos TransferTime(uint64_t bytes) const {
+    return static_cast<MonotonicNanos>(static_cast<double>(bytes) /
+                                       static_cast<double>(shape.rate) * 1e9);
+  }
+
+  // --- members
+  // Who stands at that rank's address; nullptr: nobody.
+  SimNode* At(Rank rank) const;
+  // An empty node begins its life there, in place of whoever was.
+  SimNode* Replace(Rank rank);
+  // One that claims the rank at another address.
+  SimNode* AddClaimant(Rank rank);
+  // Those that stand at their addresses and whose machine lives.
+  std::vector<SimNode*> Members() const;
+
+  const RingSimOptions options;
+  sim::Rng rng;
+  sim::Clock clock;
+  sim::Report report;
+  Shape shape;
+  Schedule schedule;
+  Storage storage;
+  Net net;
+  std::vector<std::unique_ptr<SimNode>> nodes;  // all that ever were, by id
+  Truth truth;
+  std::vector<std::unique_ptr<Job>> jobs;
+  Faults faults;
+  bool ending = false;  // nothing strikes any more
+  uint32_t last_content = 0;
+
+ private:
+  SimNode* AddNode(Rank rank);
+  bool AdvanceTo(MonotonicNanos to);
+  void Converge();
+
+  std::map<Rank, Options> node_options_;
+  std::map<Rank, SimNode*> at_;
+};
+
+}  // namespace cairn::engine::ringsim
