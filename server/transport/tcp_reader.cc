@@ -61,7 +61,8 @@ class TcpPeer::Stream {
   static constexpr size_t kPieces = 4;
 
   TcpPeer* const peer_;
-  std::vector<char> buffer_;  // the first piece is used again and again, unless its turn has to wait
+  std::vector<char>
+      buffer_;  // the first piece is used again and again, unless its turn has to wait
   std::deque<Waiting> asked_;  // in order of their questions
   uint64_t first_ = 1;         // sequence number of asked_.front()
   std::atomic<bool> stop_ = false;

@@ -86,8 +86,9 @@ class Owner {
     said.resize(std::min(said.size(), kOpeningBytes + kMaxQuestions * kQuestionBytes));
     if (right) MakeRight(&said, 0, kOpeningBytes);
     for (size_t at = kOpeningBytes; at + kQuestionBytes <= said.size(); at += kQuestionBytes) {
-      const absl::string_view stands_for_token("\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF"
-                                               "\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF");
+      const absl::string_view stands_for_token(
+          "\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF"
+          "\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF");
       if (absl::string_view(said).substr(at + 16, 16) == stands_for_token) {
         std::memcpy(said.data() + at + 16, token_.data(), token_.size());
       }
@@ -130,10 +131,9 @@ class Owner {
     for (size_t at = kOpeningBytes; heard.size() >= kAnswerBytes; at += kQuestionBytes) {
       const auto answer = DecodeAnswer(heard.substr(0, kAnswerBytes));
       heard.remove_prefix(kAnswerBytes);
-      const auto question =
-          at + kQuestionBytes <= said.size()
-              ? DecodeQuestion(absl::string_view(said).substr(at, kQuestionBytes))
-              : absl::InvalidArgumentError("there is none");
+      const auto question = at + kQuestionBytes <= said.size()
+                                ? DecodeQuestion(absl::string_view(said).substr(at, kQuestionBytes))
+                                : absl::InvalidArgumentError("there is none");
       if (!answer.ok() || !question.ok() || answer->sequence != question->sequence) {
         Finding("an answer to no question");
       }
@@ -167,11 +167,21 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const bool right = (data[0] & kRightChecksums) != 0;
   const std::string bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
   switch (data[0] % kRightChecksums % kKinds) {
-    case kOpening: CheckFrame(bytes, right, OpeningOfOurs); break;
-    case kOpened: CheckFrame(bytes, right, cairn::transport::DecodeOpened); break;
-    case kQuestion: CheckFrame(bytes, right, cairn::transport::DecodeQuestion); break;
-    case kAnswer: CheckFrame(bytes, right, cairn::transport::DecodeAnswer); break;
-    case kRegion: CheckRegion(bytes); break;
+    case kOpening:
+      CheckFrame(bytes, right, OpeningOfOurs);
+      break;
+    case kOpened:
+      CheckFrame(bytes, right, cairn::transport::DecodeOpened);
+      break;
+    case kQuestion:
+      CheckFrame(bytes, right, cairn::transport::DecodeQuestion);
+      break;
+    case kAnswer:
+      CheckFrame(bytes, right, cairn::transport::DecodeAnswer);
+      break;
+    case kRegion:
+      CheckRegion(bytes);
+      break;
     default: {
       static auto* const owner = new Owner();
       owner->Converse(bytes, right);

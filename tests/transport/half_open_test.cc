@@ -34,7 +34,8 @@ bool SetLoopback(bool up) {
   ifreq device = {};
   std::strcpy(device.ifr_name, "lo");
   if (ioctl(any.get(), SIOCGIFFLAGS, &device) != 0) return false;
-  device.ifr_flags = static_cast<short>(up ? device.ifr_flags | IFF_UP : device.ifr_flags & ~IFF_UP);
+  device.ifr_flags =
+      static_cast<short>(up ? device.ifr_flags | IFF_UP : device.ifr_flags & ~IFF_UP);
   return ioctl(any.get(), SIOCSIFFLAGS, &device) == 0;
 }
 
@@ -69,11 +70,12 @@ Outcome LoseTheNetwork() {
   // An owner that has taken the question, and says nothing yet.
   const auto listener = ListenTcp("127.0.0.1:0", "listen");
   if (!slow.ok() || !listener.ok()) return kNotSetUp;
-  ReadRequest request = ReadOf(*owner, token, EncodeRegion({kOwned, 0, owned.size()}), 0, 1000,
-                               fetched);
+  ReadRequest request =
+      ReadOf(*owner, token, EncodeRegion({kOwned, 0, owned.size()}), 0, 1000, fetched);
   request.address = *LocalAddress(listener->get());
   auto read = Begin(reader.get(), request);
-  TcpSocket silent(UniqueFd(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC)), kLongStall);
+  TcpSocket silent(UniqueFd(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC)),
+                   kLongStall);
   std::string asked(kOpeningBytes, '\0');
   if (!silent.Receive(absl::MakeSpan(asked), After(10)).ok() ||
       !silent.Send(Encode(Opened{}), false, After(10)).ok()) {
