@@ -8,9 +8,7 @@
 
 namespace cairn::transport {
 
-// The analysis does not follow a lock that is taken in one of two ways.
-bool AttachedSlab::Write(absl::Span<const PlacedBytes> pieces, bool wait,
-                         Status* status) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+bool AttachedSlab::Write(absl::Span<const PlacedBytes> pieces, bool wait, Status* status) {
   if (wait) {
     mu_.Lock();
   } else if (!mu_.TryLock()) {

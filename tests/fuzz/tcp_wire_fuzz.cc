@@ -5,10 +5,11 @@
 //                         then holds no stream
 // A frame's checksum would keep the fuzzer out of what stands behind it. So one bit of the first byte says
 // that checksums are made right before the bytes are used, and 16 bytes of 0xFF stand for the good token.
-#include <fcntl.h>
-#include <poll.h>
+#include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <string>
