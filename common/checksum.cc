@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "common/crc_folds.h"
+
 namespace cairn {
 namespace {
 
@@ -56,6 +58,9 @@ uint32_t Crc32c(uint32_t crc, const void* data, size_t length) {
   // ISA-L's iSCSI function inverts neither its seed nor its result.
   uint32_t state = ~crc;
   auto* at = const_cast<unsigned char*>(static_cast<const unsigned char*>(data));
+  const size_t folded = crc_folds::Crc32c(&state, at, length);
+  at += folded;
+  length -= folded;
   while (length > 0) {
     const size_t n = std::min(length, kLongestCall);
     state = crc32_iscsi(at, static_cast<int>(n), state);

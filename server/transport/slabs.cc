@@ -3,18 +3,33 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <mutex>
 #include <utility>
 
 namespace cairn::transport {
 
-Status AttachedSlab::Write(absl::Span<const char> bytes, uint64_t offset) {
-  ReaderLock lock(&mu_);
+bool AttachedSlab::Write(absl::Span<const PlacedBytes> pieces, bool wait, Status* status) {
+  if (wait) {
+    mu_.Lock();
+  } else if (!mu_.TryLock()) {
+    return false;
+  }
+  const std::lock_guard<Mutex> unlock(mu_, std::adopt_lock);
+  *status = WriteLocked(pieces);
+  return true;
+}
+
+Status AttachedSlab::WriteLocked(absl::Span<const PlacedBytes> pieces) {
   if (detached_) return absl::CancelledError("the slab that is read into was detached");
-  return PwriteAll(description_.get(), bytes.data(), bytes.size(), offset);
+  for (const PlacedBytes& piece : pieces) {
+    CAIRN_RETURN_IF_ERROR(
+        PwriteAll(description_.get(), piece.bytes.data(), piece.bytes.size(), piece.offset));
+  }
+  return absl::OkStatus();
 }
 
 void AttachedSlab::Detach() {
-  WriterLock lock(&mu_);
+  MutexLock lock(&mu_);
   detached_ = true;
 }
 

@@ -4,12 +4,19 @@
 #include <memory>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
 #include "common/fd.h"
 #include "common/mutex.h"
 #include "common/status.h"
 #include "server/facts/facts.h"
 
 namespace cairn::transport {
+
+// Bytes, and where in a slab they go.
+struct PlacedBytes {
+  absl::Span<const char> bytes;
+  uint64_t offset = 0;
+};
 
 class AttachedSlab {
  public:
@@ -18,15 +25,21 @@ class AttachedSlab {
 
   uint64_t bytes() const { return bytes_; }
   int fd() const { return description_.get(); }
-  // CANCELLED once it is detached.
-  Status Write(absl::Span<const char> bytes, uint64_t offset);
+  // Writes the pieces; *status is CANCELLED once the slab is detached. With `wait` false it returns false
+  // and writes nothing while another thread writes: the kernel lets one thread at a time write a file,
+  // and whoever waits in there could have received meanwhile.
+  // (The analysis does not follow a lock that is taken in one of two ways.)
+  bool Write(absl::Span<const PlacedBytes> pieces, bool wait,
+             Status* status) ABSL_NO_THREAD_SAFETY_ANALYSIS;
   // On return no Write is under way, and none begins.
-  void Detach();
+  void Detach() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  Status WriteLocked(absl::Span<const PlacedBytes> pieces) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   const UniqueFd description_;
   const uint64_t bytes_;
-  SharedMutex mu_;  // held shared while bytes are written
+  Mutex mu_;  // held while bytes are written
   bool detached_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -32,7 +32,7 @@ Status TcpReaderOptions::Validate() const {
 // One connection after the other, by a thread of its own. Only the thread touches what is not guarded.
 class TcpPeer::Stream {
  public:
-  explicit Stream(TcpPeer* peer) : peer_(peer), buffer_(kCheckedReadBytes) {
+  explicit Stream(TcpPeer* peer) : peer_(peer), buffer_(kPieces * kCheckedReadBytes) {
     thread_ = std::thread([this] { Run(); });
   }
   ~Stream() { thread_.join(); }
@@ -57,8 +57,12 @@ class TcpPeer::Stream {
   // The stream is of no use any more: what was asked is asked again, or ends.
   void Abandon(const Status& status);
 
+  // While another stream writes the slab, so many pieces are received before this one waits for its turn.
+  static constexpr size_t kPieces = 4;
+
   TcpPeer* const peer_;
-  std::vector<char> buffer_;
+  std::vector<char>
+      buffer_;  // the first piece is used again and again, unless its turn has to wait
   std::deque<Waiting> asked_;  // in order of their questions
   uint64_t first_ = 1;         // sequence number of asked_.front()
   std::atomic<bool> stop_ = false;
@@ -264,14 +268,19 @@ Status TcpPeer::Stream::TakeAnswer() {
 StatusOr<uint32_t> TcpPeer::Stream::TakeBytes(const Waiting& read, Status* written) {
   uint32_t crc = 0;
   uint64_t at = read.request.into.offset + read.request.into_offset;
+  std::vector<PlacedBytes> due;  // received, and not yet in the slab
+  due.reserve(kPieces);
   for (uint64_t left = read.request.length; left > 0;) {
-    const absl::Span<char> piece(buffer_.data(), std::min<uint64_t>(left, buffer_.size()));
+    const absl::Span<char> piece(buffer_.data() + due.size() * kCheckedReadBytes,
+                                 std::min<uint64_t>(left, kCheckedReadBytes));
     CAIRN_RETURN_IF_ERROR(socket_->Receive(piece, read.request.deadline));
     crc = Crc32c(crc, piece.data(), piece.size());
-    // What cannot be written is taken all the same: other answers stand behind it.
-    if (written->ok()) *written = read.into->Write(piece, at);
+    due.push_back({piece, at});
     at += piece.size();
     left -= piece.size();
+    // What cannot be written is taken all the same: other answers stand behind it.
+    const bool wait = left == 0 || due.size() == kPieces;
+    if (!written->ok() || read.into->Write(due, wait, written)) due.clear();
   }
   return crc;
 }

@@ -1,8 +1,13 @@
 // The reader's end of data streams: per peer a queue of reads and a few streams, each with a thread.
 // A stream asks a few questions ahead, so that the owner always has one to answer, and takes the
 // answers in order: into a buffer that fits the processor's cache, checksummed there, and written into
-// the slab. (No slab is mapped: a page that its writer took away is then an error of that read, not a
-// signal. The bench row tcp_read says what that costs.)
+// the slab. The kernel lets one thread at a time write a file; a stream that would have to wait for
+// another one's write receives further pieces meanwhile.
+//
+// No slab is mapped: a page that its writer took away is then an error of that read, not a signal. The
+// second copy is the price (docs/benchmarks.md, tcp_read). A mapping that only the kernel touches, by
+// recv, would be as safe, but the checksum needs bytes of the daemon's own, so that the copy comes back
+// as a pread; mapped anew for each block that is no cheaper.
 //
 // What a cut connection leaves unanswered is asked once more on a new one, for a read changes nothing;
 // the second time it is UNAVAILABLE.

@@ -18,7 +18,7 @@
 namespace cairn::transport {
 namespace {
 
-// How often the accepting thread looks whether streams have ended, or it shall stop.
+// How often the accepting thread looks whether streams have ended.
 constexpr int kLookMs = 100;
 
 // A stranger has so long for its opening, and again for its first question.
@@ -56,6 +56,7 @@ TcpServer::TcpServer(const TcpServerOptions& options, Slabs* slabs, TcpGrants* g
 
 TcpServer::~TcpServer() {
   stopping_ = true;
+  (void)::shutdown(listener_.get(), SHUT_RDWR);  // wakes the thread that waits there
   if (accepting_.joinable()) accepting_.join();
   grants_->CutAll();
   Reap(/*all=*/true);

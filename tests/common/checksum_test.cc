@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "common/copy.h"
@@ -35,6 +36,20 @@ TEST(Checksums, AreTheStandardOnes) {
     const auto bytes = RandomBytes(n);
     EXPECT_EQ(Crc32c(0, bytes.data(), n), Slow(0x82F63B78, bytes.data(), n)) << n;
     EXPECT_EQ(ZipCrc32(0, bytes.data(), n), Slow(0xEDB88320, bytes.data(), n)) << n;
+  }
+}
+
+// Long runs go another way than short ones; the ends of either, and any alignment, must meet.
+TEST(Checksums, LongRunsAreSummedAsShortOnes) {
+  const auto bytes = RandomBytes(20000);
+  for (size_t from : {0, 1, 7, 16, 63}) {
+    for (size_t n : {1023, 1024, 1025, 1087, 1088, 4096, 8191, 16385}) {
+      uint32_t crc = 77;
+      for (size_t at = 0; at < n; at += 100) {
+        crc = Crc32c(crc, bytes.data() + from + at, std::min<size_t>(100, n - at));
+      }
+      EXPECT_EQ(Crc32c(77, bytes.data() + from, n), crc) << n << " bytes from " << from;
+    }
   }
 }
 

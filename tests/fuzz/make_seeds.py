@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the first examples of thrift_socket_fuzz, fd_socket_fuzz, client_reads_fuzz and peer_message_fuzz: calls,
-answers, packets and messages as they should be, in the order that each fuzzer's source describes.
+"""Writes the first examples of thrift_socket_fuzz, fd_socket_fuzz, client_reads_fuzz, peer_message_fuzz and
+tcp_wire_fuzz: calls, answers, packets, messages and frames as they should be, in the order that each fuzzer's
+source describes.
 
 To be run again, with Debian's Python, when that order or the contract changes.
 """
@@ -423,6 +424,60 @@ def peer_message() -> dict[str, bytes]:
         "member": bytes([MEMBER]) + encoded(member),
         "question": bytes([QUESTION]) + encoded(peer.GrantQuestion(timeout_ms=1, **of_part)),
         "granted": bytes([GRANTED]) + encoded(granted),
+# --- tcp_wire_fuzz
+
+OPENING, OPENED, QUESTION, ANSWER, REGION, CONVERSATION = range(6)
+RIGHT_CHECKSUMS = 0x80
+GOOD_TOKEN = b"\xff" * 16
+
+
+def opening(version: int = 1, rank: int = 1) -> bytes:
+    return b"CAIRNDAT" + struct.pack("<HHiqII", version, 0, rank, 7, 0, 0)
+
+
+def question(
+    sequence: int = 1,
+    token: bytes = GOOD_TOKEN,
+    slab: int = 3,
+    offset: int = 4096,
+    length: int = 100,
+) -> bytes:
+    head = b"READ" + struct.pack("<IQ", 0, sequence) + token
+    return head + struct.pack("<QQII", slab, offset, length, 0)
+
+
+def answer(sequence: int, code: int, length: int) -> bytes:
+    return b"DATA" + struct.pack("<HHQII", code, 0, sequence, length, 0)
+
+
+def tcp_wire() -> dict[str, bytes]:
+    def right(kind: int, *frames: bytes) -> bytes:
+        return bytes([RIGHT_CHECKSUMS | kind]) + b"".join(frames)
+
+    refusals = [
+        question(1),
+        question(2, offset=0),
+        question(3, token=b"\1" * 16),
+        question(4, offset=12287, length=1),
+        question(5, offset=12287, length=2),
+        question(6, slab=4),
+        question(7, offset=2**64 - 1, length=2),
+    ]
+    return {
+        "opening": right(OPENING, opening()),
+        "opened": right(OPENED, b"CAIRNDAT" + struct.pack("<HHI", 1, 12, 0)),
+        "question": right(QUESTION, question()),
+        "wrong_checksum": bytes([QUESTION]) + question(),
+        "answer": right(ANSWER, answer(9, 0, 100)),
+        "refusal": right(ANSWER, answer(9, 7, 0)),
+        "region": bytes([REGION]) + struct.pack("<QQQ", 3, 4096, 8192),
+        "read": right(CONVERSATION, opening(), question()),
+        "reads_and_refusals": right(CONVERSATION, opening(), *refusals),
+        "stranger": right(CONVERSATION, opening(), question(token=b"\2" * 16), question()),
+        "another_peer": right(CONVERSATION, opening(rank=2), question()),
+        "another_version": right(CONVERSATION, opening(version=2), question()),
+        "half_a_question": right(CONVERSATION, opening(), question(), question()[:30]),
+        "nonsense": bytes([CONVERSATION]) + b"GET / HTTP/1.1\r\n\r\n",
     }
 
 
@@ -432,6 +487,7 @@ def main() -> None:
         ("fd_socket", fd_socket()),
         ("client_reads", {**loads_and_saves(), **questions()}),
         ("peer_message", peer_message()),
+        ("tcp_wire", tcp_wire()),
     ):
         folder = CORPUS / name
         shutil.rmtree(folder, ignore_errors=True)

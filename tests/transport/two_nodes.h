@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <deque>
 #include <future>
 #include <memory>
@@ -20,8 +22,11 @@ inline constexpr PeerId kReader = {.rank = 2, .incarnation = 7};
 
 inline std::string Noise(size_t bytes, unsigned seed) {
   std::string noise(bytes, '\0');
-  std::mt19937 random(seed);
-  for (char& byte : noise) byte = static_cast<char>(random());
+  std::mt19937_64 random(seed);
+  for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+    const uint64_t word = random();
+    std::memcpy(noise.data() + at, &word, std::min(sizeof(word), bytes - at));
+  }
   return noise;
 }
 
