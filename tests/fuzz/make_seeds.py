@@ -424,9 +424,12 @@ def peer_message() -> dict[str, bytes]:
         "member": bytes([MEMBER]) + encoded(member),
         "question": bytes([QUESTION]) + encoded(peer.GrantQuestion(timeout_ms=1, **of_part)),
         "granted": bytes([GRANTED]) + encoded(granted),
+    }
+
+
 # --- tcp_wire_fuzz
 
-OPENING, OPENED, QUESTION, ANSWER, REGION, CONVERSATION = range(6)
+OPENING, OPENED, ASKED, ANSWER, REGION, CONVERSATION = range(6)
 RIGHT_CHECKSUMS = 0x80
 GOOD_TOKEN = b"\xff" * 16
 
@@ -466,8 +469,8 @@ def tcp_wire() -> dict[str, bytes]:
     return {
         "opening": right(OPENING, opening()),
         "opened": right(OPENED, b"CAIRNDAT" + struct.pack("<HHI", 1, 12, 0)),
-        "question": right(QUESTION, question()),
-        "wrong_checksum": bytes([QUESTION]) + question(),
+        "question": right(ASKED, question()),
+        "wrong_checksum": bytes([ASKED]) + question(),
         "answer": right(ANSWER, answer(9, 0, 100)),
         "refusal": right(ANSWER, answer(9, 7, 0)),
         "region": bytes([REGION]) + struct.pack("<QQQ", 3, 4096, 8192),
