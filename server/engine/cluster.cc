@@ -72,6 +72,7 @@ void Cluster::Start(const Restored& restored, const std::optional<MemberId>& sel
   members_.Start(restored, self);
   fetches_.Restore(restored);
   copies_.Restore(restored);
+  reporting_.Start();
   next_ = out_.now() + kTick;
 }
 

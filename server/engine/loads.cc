@@ -54,13 +54,13 @@ bool Loads::Await(const Caller& caller, const Checkpoint& checkpoint, const std:
   const auto [at, fresh] = waiting_.try_emplace(wanted);
   at->second.requests.insert(caller.request);
   of_request_[caller.request] = wanted;
-  if (fresh) ask_(checkpoint.key, name);
+  if (fresh) Ask(wanted);
   return true;
 }
 
 void Loads::On(const peer::PlacesSaid& said) {
-  if (said.name.empty()) return Restore(said);
-  const Wanted wanted{said.checkpoint, said.name};
+  if (said.name.empty()) Restore(said);
+  const Wanted wanted{said.checkpoint, said.name.empty() ? kAll : said.name};
   const auto at = waiting_.find(wanted);
   if (at == waiting_.end() || at->second.answered) return;
   const Job* job = jobs_.Find(said.checkpoint.job);
@@ -143,7 +143,7 @@ void Loads::Run(bool again) {
   if (!again) return;
   for (const CheckpointKey& key : restore_asked_) ask_(key, "");
   for (const auto& [wanted, waiting] : waiting_) {
-    if (!waiting.answered) ask_(wanted.first, wanted.second);
+    if (!waiting.answered) Ask(wanted);
   }
 }
 
