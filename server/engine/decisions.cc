@@ -11,6 +11,7 @@ Decisions::Decisions(Outbox* out, const Members* members, Jobs* jobs, Attempts* 
     : out_(*out), members_(*members), jobs_(*jobs), attempts_(*attempts), retention_(*retention) {}
 
 bool Decisions::RecordOf(const Job& job, JobRecord* record) const {
+  record->job = job.name;
   if (job.owner->owned) record->owner = JobRecord::Owner{job.owner->uid, job.owner->gid};
   for (const auto& [number, decision] : job.attempts->decisions) {
     record->decisions[{number, decision.kind}] = {decision.lineage, decision.unix_ms, {1, 0}};

@@ -69,8 +69,8 @@ class Loads : public Waitlist {
   };
   std::map<Wanted, Waiting> waiting_;
   std::map<RequestId, Wanted> of_request_;
-  std::set<std::string> restored_;         // jobs whose own parts were asked for
-  std::set<CheckpointKey> restore_asked_;  // not answered yet
+  std::set<std::string> restored_;   // jobs whose own parts were asked for
+  std::set<CheckpointKey> restore_;  // of them, those of which something is still to come
   std::set<PartKey> restoring_;
   const Wanted* tried_ = nullptr;  // the event under way has waited for this already
   Status problem_;                 // and this is how it ended
