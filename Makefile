@@ -3,7 +3,7 @@
 # All paths are relative: make cannot handle a space in a path, and your folder's name may have one.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test bench soak year lint format asan tsan mutants clean
+.PHONY: help setup build demo demo-cluster test bench soak year lint format asan tsan mutants clean
 
 # ordinary: as any user, without gigabytes. all: also root, cgroups, another uid, torch 2, sanitizers, lint.
 TIER ?= ordinary
@@ -16,7 +16,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
 help:  ## this list
 	@echo "make VERB, where VERB is one of"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 15
 	@echo
 	@echo "CI=1 or YES=1 installs missing Debian packages without asking. ROWS narrows bench, MUTANT mutants;"
 	@echo "CAIRN_SIM_SEED=N replays one life of the simulator (docs/testing.md)."
@@ -29,6 +29,11 @@ demo:  ## a real training job saves every step, is killed, and goes on
 	@hack/setup demo
 	@hack/build cairnd cairn cairn_python
 	@$(PYTHON) hack/demo/run.py
+
+demo-cluster:  ## the same on three nodes, each in a network of its own, that are lost one after another
+	@hack/setup demo-cluster
+	@hack/build cairnd cairn cairn_python
+	@$(PYTHON) hack/demo/cluster.py
 
 test:  ## all tests an ordinary user can run; TIER=all for the rest too
 	@hack/setup $(if $(filter all,$(TIER)),full,test)

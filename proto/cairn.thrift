@@ -253,6 +253,40 @@ struct SessionStatus {
   13: string client,
 }
 struct QuarantineStatus { 1: i64 slab, 2: i64 bytes, 3: i64 age_ms, 4: list<i32> pids, 5: string job }
+// What the job's home says of it: steps, NO_STEP where there is none.
+struct JobRing {
+  1: i32 home,                   // rank
+  2: i64 latest,
+  3: i64 protected_step,
+  4: i64 target,
+  5: i32 replicas,               // of the latest
+  6: i32 asked,
+  7: bool complete_view,         // every member was heard, or is lost
+  8: list<i32> silent,           // ranks that were not heard
+  9: string why,
+}
+struct MemberStatus {
+  1: i32 rank,
+  2: string address,
+  3: string state,               // "self", "up", "silent", "lost"
+  4: i64 incarnation,            // 0: never met
+  5: i64 silent_ms,              // -1: never heard
+  6: i64 held_for_us_bytes,
+  7: i64 held_for_it_bytes,
+}
+struct RingStatus {
+  1: string cluster,
+  2: i32 rank,
+  3: i64 incarnation,
+  4: list<MemberStatus> members, // all, by rank
+  5: i32 replicas,               // of a job whose policy names none
+  6: i64 replica_bytes,          // kept for others
+  7: i64 replica_quota_bytes,
+  8: i64 replica_reserved_bytes,
+  9: i64 fetches_under_way,
+  10: i64 grants,
+  11: i64 restoring,             // own parts that are on their way back
+}
 struct JobStatus {
   1: string job,
   2: i32 owner_uid,
@@ -271,6 +305,7 @@ struct JobStatus {
   14: i64 last_refusal_unix_ms,  // 0: none was
   15: i64 failed_persists,
   16: i64 last_failed_persist_unix_ms,  // 0: none did
+  17: optional JobRing ring,
 }
 struct NodeStatus {
   1: string node,
@@ -293,6 +328,7 @@ struct NodeStatus {
   18: string catalog,            // "sqlite: up to date", "sqlite: behind by 12 rows: why"
   19: string storage_id,         // identity of the storage whose files count; empty: none was met yet
   20: string storage_problem,    // why it cannot be used now; empty: it can
+  21: optional RingStatus ring,  // absent: the node is alone
 }
 
 // What retention would make of the files of one checkpoint.

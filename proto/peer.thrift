@@ -73,6 +73,7 @@ struct Want {
   7: i32 owner_uid,
   8: i32 owner_gid,
   9: bool target,           // before the others
+  10: i32 owner = -1,       // whose part it is, where the speaker stands in for a lost member
 }
 // All that the speaker wants the listener to keep, in the order in which it is wanted.
 struct WantList {
@@ -197,9 +198,35 @@ struct Verdict {
   10: optional Checkpoint target,
   11: i32 asked,            // replicas
   12: string why,
+  13: bool owned,
+  14: i32 owner_uid,
+  15: i32 owner_gid,
+  16: cairn.JobPolicy policy,
+  17: list<ReportedAttempt> attempts,
 }
 struct VerdictWanted {
   1: string job,
+}
+
+// Where the parts of a checkpoint are, asked of the home: of those that have a name, or of all (empty).
+struct PlacesWanted {
+  1: string job,
+  2: Checkpoint checkpoint,
+  3: string name,
+}
+struct Place {
+  1: i32 writer,
+  2: string digest,
+  3: i32 world_size,
+  4: i64 bytes,             // of its objects, each rounded up to pages of 4 KiB
+  5: i32 owner,             // rank
+  6: list<i32> holders,     // ranks in whose memory it is
+}
+struct PlacesSaid {
+  1: string job,
+  2: Checkpoint checkpoint,
+  3: string name,
+  4: list<Place> places,
 }
 
 // The decisions of a job, as journals have them.
@@ -218,6 +245,8 @@ struct Message {
   6: optional Verdict& verdict,
   7: optional VerdictWanted& verdict_wanted,
   8: optional Record& record,
+  9: optional PlacesWanted& places_wanted,
+  10: optional PlacesSaid& places,
 }
 
 struct Said {

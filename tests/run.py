@@ -39,7 +39,7 @@ STAGES = [
         "python",
         Lane.FRONT,
         True,
-        stages.python_stage("python", stages.DEBIAN_PYTHON, ("hack", *SUITES)),
+        stages.python_stage("python", stages.DEBIAN_PYTHON, ("hack", *SUITES, "cluster")),
     ),
     Stage("torch2", Lane.FRONT, False, stages.python_stage("torch2", stages.TORCH2_PYTHON, SUITES)),
     Stage("demo", Lane.FRONT, False, stages.command_stage("demo", DEMO, 900)),

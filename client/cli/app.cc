@@ -20,6 +20,7 @@ constexpr char kFooter[] = R"(
 Examples:
   cairn status                                  is my checkpoint safe?
   cairn status run7 --watch                     one job, again every 2 seconds
+  cairn peers                                   the other nodes of the ring, and what they keep
   cairn ls run7                                 the checkpoints of a job
   cairn ls run7/latest                          what its newest complete one holds
   cairn get run7/latest/model.pt model.pt       a file that torch.load opens

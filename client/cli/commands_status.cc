@@ -17,6 +17,7 @@ namespace {
 struct StatusArguments {
   std::string job;
   std::optional<std::string> watch;  // seconds; empty: the default
+  bool cluster = false;
 };
 
 constexpr char kDefaultInterval[] = "2s";
@@ -59,13 +60,40 @@ Status ShowJob(Context* context, client::Session* session, const std::string& na
   return absl::OkStatus();
 }
 
-Status ShowOnce(Context* context, const std::string& job) {
+// The ring's part of the page, and of each job's.
+Status ShowCluster(Context* context, client::Session* session) {
+  CAIRN_ASSIGN_OR_RETURN(const Json status, AskStatus(session));
+  if (!context->settings.json) {
+    *context->console.out << RenderCluster(status);
+    return absl::OkStatus();
+  }
+  Json json = {{"ring", status.value("ring", Json::object())}, {"jobs", Json::array()}};
+  for (const Json& job : status.value("jobs", Json::array())) {
+    if (job.is_object() && job.contains("ring")) {
+      json["jobs"].push_back({{"job", job.value("job", "")}, {"ring", job["ring"]}});
+    }
+  }
+  *context->console.out << Dump(json);
+  return absl::OkStatus();
+}
+
+Status ShowPeers(Context* context) {
   CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
-  return job.empty() ? ShowNode(context, session.get()) : ShowJob(context, session.get(), job);
+  CAIRN_ASSIGN_OR_RETURN(const Json status, AskStatus(session.get()));
+  *context->console.out << (context->settings.json ? Dump(status.value("ring", Json::object()))
+                                                   : RenderPeers(status));
+  return absl::OkStatus();
+}
+
+Status ShowOnce(Context* context, const StatusArguments& arguments) {
+  CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
+  if (arguments.cluster) return ShowCluster(context, session.get());
+  return arguments.job.empty() ? ShowNode(context, session.get())
+                               : ShowJob(context, session.get(), arguments.job);
 }
 
 // Until a signal ends it or its reader leaves. A daemon that goes away meanwhile is said on the page.
-Status Watch(Context* context, const std::string& job, absl::Duration interval) {
+Status Watch(Context* context, const StatusArguments& arguments, absl::Duration interval) {
   const Console& console = context->console;
   bool first = true;
   do {
@@ -75,7 +103,7 @@ Status Watch(Context* context, const std::string& job, absl::Duration interval) 
     } else if (!first && !context->settings.json) {
       *console.out << "\n";
     }
-    const Status status = ShowOnce(context, job);
+    const Status status = ShowOnce(context, arguments);
     if (!status.ok() && (first || !absl::IsUnavailable(status))) return status;
     if (!status.ok()) *console.err << "cairn: " << InWords(status) << "\n";
     console.out->flush();
@@ -111,8 +139,12 @@ Status ShowStatus(Context* context, StatusArguments arguments) {
     }
     arguments.job = target.job;
   }
+  if (arguments.cluster && !arguments.job.empty()) {
+    return absl::InvalidArgumentError(
+        "cluster: --cluster shows all jobs of the ring; leave out JOB, or --cluster");
+  }
   const Status shown =
-      arguments.watch ? Watch(context, arguments.job, interval) : ShowOnce(context, arguments.job);
+      arguments.watch ? Watch(context, arguments, interval) : ShowOnce(context, arguments);
   if (!absl::IsUnavailable(shown) || !absl::StrContains(shown.message(), "no daemon listens")) {
     return shown;
   }
@@ -165,6 +197,8 @@ void AddStatusCommands(CLI::App* app, Context* context) {
           "show it again every so often [2s], until Ctrl-C")
       ->expected(0, 1)
       ->type_name("SECONDS");
+  status->add_flag("--cluster", arguments->cluster,
+                   "the whole ring: its members, and where each job's steps are safe");
   status->footer(
       "The exit code is 0 when the daemon answered, whether or not everything is safe; `-o json` "
       "has\n"
@@ -172,8 +206,12 @@ void AddStatusCommands(CLI::App* app, Context* context) {
       "Examples:\n"
       "  cairn status\n"
       "  cairn status run7 --watch=5\n"
-      "  cairn status run7 -o json");
+      "  cairn status run7 -o json\n"
+      "  cairn status --cluster");
   status->callback([=] { context->action = [=] { return ShowStatus(context, *arguments); }; });
+  auto* peers = app->add_subcommand(
+      "peers", "The members of this node's ring: which are up, and who keeps what for whom");
+  peers->callback([context] { context->action = [context] { return ShowPeers(context); }; });
   auto* version =
       app->add_subcommand("version", "Versions of this command and of the daemon, if one answers");
   version->callback([context] { context->action = [context] { return ShowVersion(context); }; });

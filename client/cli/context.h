@@ -95,7 +95,7 @@ StatusOr<nlohmann::ordered_json> AskStatus(client::Session* session);
 Status WriteAll(int fd, const char* data, uint64_t length, const std::string& where);
 
 // Each registers one family of subcommands on `app`. The one that is parsed sets context->action.
-void AddStatusCommands(CLI::App* app, Context* context);   // status, version
+void AddStatusCommands(CLI::App* app, Context* context);   // status, peers, version
 void AddFindCommands(CLI::App* app, Context* context);     // ls, stat, latest, wait
 void AddPutCommand(CLI::App* app, Context* context);       // put
 void AddGetCommand(CLI::App* app, Context* context);       // get

@@ -45,11 +45,14 @@ std::string KeepText(const JobPolicy& policy);  // which files stay: "all", "the
 
 // `status`: NodeStatus of proto/cairn.thrift as JSON. `now_unix_ms` for ages.
 struct Verdict {
-  bool safe = true;                // every job's latest complete step outlives this node's memory
+  bool safe = true;                // every job's latest complete step outlives this node
   std::vector<std::string> words;  // one sentence per job, the unsafe ones first
 };
 Verdict IsMyCheckpointSafe(const Json& status);
 std::string RenderStatus(const Json& status, int64_t now_unix_ms);
+// `peers`: the members of the ring. `status --cluster`: also the jobs, as the whole ring has them.
+std::string RenderPeers(const Json& status);
+std::string RenderCluster(const Json& status);
 
 // `status JOB`. The job's entry in a status page; empty when it has none there.
 Json JobIn(const Json& status, const std::string& job);

@@ -174,6 +174,7 @@ std::string RenderJob(const Json& status, const Json& job,
       {"unprotected", UnprotectedText(job)},
       {"persists", PersistText(job)},
       {"keeps files", KeepText(PolicyFromJson(policy))}};
+  RingSheet(job, &lines);
   if (const int64_t go = Number(job, "deletable_checkpoints"); go > 0) {
     lines.emplace_back("files to go", absl::StrCat("of ", Plural(go, "checkpoint")));
   }

@@ -44,6 +44,20 @@ JobVerdict Judge(const Json& job, bool storage, bool away) {
     return {true,
             absl::StrCat(name, ": step ", latest, ", the latest, is safe: it is in storage.")};
   }
+  const RingJob ring = RingJobOf(job);
+  if (ring.known && ring.latest == latest && ring.replicas > 0) {
+    const std::string missing =
+        ring.replicas < ring.asked ? absl::StrCat(" (", ReplicasText(ring), " replicas)") : "";
+    return {true, absl::StrCat(name, ": step ", latest,
+                               ", the latest, is safe: another node has it, too", missing, ".")};
+  }
+  if (ring.known && ring.protect != kNoStep && ring.protect > persisted) {
+    return {false, absl::StrCat(name, ": step ", latest,
+                                ", the latest, has no replica yet; losing this node goes back to "
+                                "step ",
+                                ring.protect, ", which another node has, too.",
+                                ring.why.empty() ? "" : " ", Printable(ring.why))};
+  }
   std::string words =
       absl::StrCat(name, ": step ", latest, ", the latest, is in this node's memory only; ");
   if (!storage) {
@@ -65,8 +79,11 @@ JobVerdict Judge(const Json& job, bool storage, bool away) {
 }
 
 Table Jobs(const Json& status) {
-  Table table({"JOB", "OWNER", "IN MEMORY", "LATEST", "IN STORAGE", "UNPROTECTED", "PERSISTS"},
-              {1, 2, 3, 4});
+  const bool ring = InRing(status);
+  std::vector<std::string> header = {"JOB",        "OWNER",       "IN MEMORY", "LATEST",
+                                     "IN STORAGE", "UNPROTECTED", "PERSISTS"};
+  if (ring) header.insert(header.begin() + 4, "REPLICAS");
+  Table table(header, {1, 2, 3, 4, size_t{ring ? 5u : 4u}});
   for (const Json& job : List(status, "jobs")) {
     if (Text(job, "job").empty()) continue;
     const int64_t unprotected = Number(job, "unprotected_checkpoints");
@@ -74,13 +91,21 @@ Table Jobs(const Json& status) {
     if (const int64_t go = Number(job, "deletable_checkpoints"); go > 0) {
       absl::StrAppend(&policy, "; files of ", Plural(go, "checkpoint"), " go");
     }
-    table.Row({Text(job, "job"), absl::StrCat("uid ", Number(job, "owner_uid")),
-               HumanBytes(Bytes(job, "resident_bytes")), StepText(StepField(job, "latest_step")),
-               StepText(StepField(job, "latest_persisted_step")),
-               unprotected == 0 ? "-"
-                                : absl::StrCat(Plural(unprotected, "checkpoint"), ", ",
-                                               HumanBytes(Bytes(job, "unprotected_bytes"))),
-               policy});
+    std::vector<std::string> row = {Text(job, "job"),
+                                    absl::StrCat("uid ", Number(job, "owner_uid")),
+                                    HumanBytes(Bytes(job, "resident_bytes")),
+                                    StepText(StepField(job, "latest_step")),
+                                    StepText(StepField(job, "latest_persisted_step")),
+                                    unprotected == 0
+                                        ? "-"
+                                        : absl::StrCat(Plural(unprotected, "checkpoint"), ", ",
+                                                       HumanBytes(Bytes(job, "unprotected_bytes"))),
+                                    policy};
+    if (ring) {
+      const RingJob of = RingJobOf(job);
+      row.insert(row.begin() + 4, of.known ? ReplicasText(of) : "-");
+    }
+    table.Row(row);
   }
   return table;
 }
@@ -211,6 +236,7 @@ std::string RenderStatus(const Json& status, int64_t now_unix_ms) {
   if (const std::string catalog = Printable(Text(status, "catalog")); !catalog.empty()) {
     absl::StrAppend(&text, "catalog   ", catalog, "\n");
   }
+  text += RingLines(status);
 
   Section(&text, "jobs", Jobs(status));
   for (const Json& job : List(status, "jobs")) {

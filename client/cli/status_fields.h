@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/format.h"
@@ -41,5 +43,26 @@ std::string PersistText(const Json& job);
 // A title and a table below what `text` has; nothing if the table is empty.
 void Section(std::string* text, const std::string& title, const Table& table);
 Table SessionsTable(const Json& status, int64_t now_unix_ms);
+
+// What the page says of a job in the ring: of the whole ring, where Number and the like of the job's entry
+// are about this node alone.
+struct RingJob {
+  bool known = false;           // the page says something of it
+  int64_t latest = kNoStep;     // as every node of the ring answers it
+  int64_t protect = kNoStep;    // the newest that has its replicas, or is in storage
+  int64_t target = kNoStep;     // the one that all nodes secure now
+  int64_t replicas = 0;         // of the latest: copies − 1 of its least replicated part
+  int64_t asked = 0;            // by the job's policy
+  std::string why;              // the latest moved back, or the target cannot be secured
+  std::vector<int64_t> silent;  // ranks that were not heard
+};
+RingJob RingJobOf(const Json& job);
+std::string ReplicasText(const RingJob& ring);  // "1 of 2"
+// This node is a member of a ring of more than one.
+bool InRing(const Json& status);
+// Lines of `status` about the ring; empty for a node alone.
+std::string RingLines(const Json& status);
+// Lines of `status JOB` about it; none for a node alone.
+void RingSheet(const Json& job, std::vector<std::pair<std::string, std::string>>* lines);
 
 }  // namespace cairn::cli

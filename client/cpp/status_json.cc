@@ -34,23 +34,61 @@ Json SessionJson(const wire::SessionStatus& s) {
           {"client", s.client}};
 }
 
+Json RingJson(const wire::JobRing& ring) {
+  return {{"home", ring.home},
+          {"latest", ring.latest},
+          {"protected", ring.protected_step},
+          {"target", ring.target},
+          {"replicas", ring.replicas},
+          {"asked", ring.asked},
+          {"complete_view", ring.complete_view},
+          {"silent", ring.silent},
+          {"why", ring.why}};
+}
+
+Json RingJson(const wire::RingStatus& ring) {
+  Json members = Json::array();
+  for (const auto& m : ring.members) {
+    members.push_back({{"rank", m.rank},
+                       {"address", m.address},
+                       {"state", m.state},
+                       {"incarnation", m.incarnation},
+                       {"silent_ms", m.silent_ms},
+                       {"held_for_us_bytes", m.held_for_us_bytes},
+                       {"held_for_it_bytes", m.held_for_it_bytes}});
+  }
+  return {{"cluster", ring.cluster},
+          {"rank", ring.rank},
+          {"incarnation", ring.incarnation},
+          {"members", members},
+          {"replicas", ring.replicas},
+          {"replica_bytes", ring.replica_bytes},
+          {"replica_quota_bytes", ring.replica_quota_bytes},
+          {"replica_reserved_bytes", ring.replica_reserved_bytes},
+          {"fetches_under_way", ring.fetches_under_way},
+          {"grants", ring.grants},
+          {"restoring", ring.restoring}};
+}
+
 Json JobJson(const wire::JobStatus& j) {
-  return {{"job", j.job},
-          {"owner_uid", j.owner_uid},
-          {"resident_bytes", j.resident_bytes},
-          {"latest_step", j.latest_step},
-          {"latest_persisted_step", j.latest_persisted_step},
-          {"unprotected_checkpoints", j.unprotected_checkpoints},
-          {"unprotected_bytes", j.unprotected_bytes},
-          {"policy", PolicyJson(j.policy)},
-          {"attempt", j.attempt},
-          {"persist_problem", j.persist_problem},
-          {"deletable_checkpoints", j.deletable_checkpoints},
-          {"refused_saves", j.refused_saves},
-          {"last_refusal", j.last_refusal},
-          {"last_refusal_unix_ms", j.last_refusal_unix_ms},
-          {"failed_persists", j.failed_persists},
-          {"last_failed_persist_unix_ms", j.last_failed_persist_unix_ms}};
+  Json json = {{"job", j.job},
+               {"owner_uid", j.owner_uid},
+               {"resident_bytes", j.resident_bytes},
+               {"latest_step", j.latest_step},
+               {"latest_persisted_step", j.latest_persisted_step},
+               {"unprotected_checkpoints", j.unprotected_checkpoints},
+               {"unprotected_bytes", j.unprotected_bytes},
+               {"policy", PolicyJson(j.policy)},
+               {"attempt", j.attempt},
+               {"persist_problem", j.persist_problem},
+               {"deletable_checkpoints", j.deletable_checkpoints},
+               {"refused_saves", j.refused_saves},
+               {"last_refusal", j.last_refusal},
+               {"last_refusal_unix_ms", j.last_refusal_unix_ms},
+               {"failed_persists", j.failed_persists},
+               {"last_failed_persist_unix_ms", j.last_failed_persist_unix_ms}};
+  if (j.__isset.ring) json["ring"] = RingJson(j.ring);
+  return json;
 }
 
 }  // namespace
@@ -68,26 +106,27 @@ std::string ToJson(const wire::NodeStatus& status) {
   }
   Json jobs = Json::array();
   for (const auto& j : status.jobs) jobs.push_back(JobJson(j));
-  const Json out = {{"node", status.node},
-                    {"version", status.version},
-                    {"started_unix_ms", status.started_unix_ms},
-                    {"restarts", status.restarts},
-                    {"state", status.state},
-                    {"budget_bytes", status.budget_bytes},
-                    {"slab_bytes", status.slab_bytes},
-                    {"used_bytes", status.used_bytes},
-                    {"free_bytes", status.free_bytes},
-                    {"quarantined_bytes", status.quarantined_bytes},
-                    {"writing_bytes", status.writing_bytes},
-                    {"prefault_done", status.prefault_done},
-                    {"sessions", sessions},
-                    {"quarantined", quarantined},
-                    {"jobs", jobs},
-                    {"counters", status.counters},
-                    {"storage_root", status.storage_root},
-                    {"storage_id", status.storage_id},
-                    {"storage_problem", status.storage_problem},
-                    {"catalog", status.catalog}};
+  Json out = {{"node", status.node},
+              {"version", status.version},
+              {"started_unix_ms", status.started_unix_ms},
+              {"restarts", status.restarts},
+              {"state", status.state},
+              {"budget_bytes", status.budget_bytes},
+              {"slab_bytes", status.slab_bytes},
+              {"used_bytes", status.used_bytes},
+              {"free_bytes", status.free_bytes},
+              {"quarantined_bytes", status.quarantined_bytes},
+              {"writing_bytes", status.writing_bytes},
+              {"prefault_done", status.prefault_done},
+              {"sessions", sessions},
+              {"quarantined", quarantined},
+              {"jobs", jobs},
+              {"counters", status.counters},
+              {"storage_root", status.storage_root},
+              {"storage_id", status.storage_id},
+              {"storage_problem", status.storage_problem},
+              {"catalog", status.catalog}};
+  if (status.__isset.ring) out["ring"] = RingJson(status.ring);
   // What a client called itself is any bytes; a status page must not fail over them.
   return out.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -14,6 +14,7 @@ One file: whoever is shown the demo reads in one place what it did, without our 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -77,10 +78,25 @@ def check_deadline() -> None:
 # --- processes -------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass
+class Place:
+    """Where a rank runs: what stands before its command, the network that ranks meet on, and options."""
+
+    enter: list[str]
+    interface: str
+    local_world_size: int
+    options: list[str]
+
+
+HERE_BOTH = [Place([], "lo", WORLD_SIZE, [])] * WORLD_SIZE
+
+
 class Trainers:
     """Both ranks of one life of the job."""
 
-    def __init__(self, life: str, options: list[str], scratch: Path) -> None:
+    def __init__(
+        self, life: str, options: list[str], scratch: Path, places: list[Place] = HERE_BOTH
+    ) -> None:
         self.life = life
         self.events: queue.Queue[dict] = queue.Queue()
         self.steps: dict[int, dict[int, dict]] = {}  # step → rank → what it told
@@ -90,18 +106,19 @@ class Trainers:
         self.started = time.monotonic()
         self.processes = []
         with open(self.log, "wb") as log:
-            for rank in range(WORLD_SIZE):
+            for rank, place in enumerate(places):
                 env = {
                     **os.environ,
                     "RANK": str(rank),
                     "WORLD_SIZE": str(WORLD_SIZE),
-                    "LOCAL_WORLD_SIZE": str(WORLD_SIZE),
-                    "GLOO_SOCKET_IFNAME": "lo",
+                    "LOCAL_WORLD_SIZE": str(place.local_world_size),
+                    "GLOO_SOCKET_IFNAME": place.interface,
                     "OMP_NUM_THREADS": "1",
                     "PYTHONPATH": str(PYTHON_PATH),
                     "PYTHONPYCACHEPREFIX": str(BUILD / "pycache"),
                 }
                 command = [
+                    *place.enter,
                     PYTHON,
                     str(HERE / "train.py"),
                     "--steps",
@@ -109,6 +126,7 @@ class Trainers:
                     "--rendezvous",
                     str(rendezvous),
                     *options,
+                    *place.options,
                 ]
                 process = subprocess.Popen(
                     command,
@@ -202,17 +220,27 @@ class Trainers:
 class Node:
     """cairnd: the keeper, which is what was started, and the daemon, its child."""
 
-    def __init__(self, scratch: Path, storage: Path, life: int) -> None:
+    def __init__(
+        self,
+        scratch: Path,
+        storage: Path,
+        life: int | str,
+        enter: Sequence[str] = (),
+        options: Sequence[str] = (),
+        budget: str = BUDGET,
+    ) -> None:
         self.directory = scratch / f"node{life}"
         self.directory.mkdir()
         self.socket = self.directory / "cairn.sock"
         self.log = OUT / f"cairnd-{life}.log"
         command = [
+            *enter,
             str(CAIRND),
             f"--socket={self.socket}",
-            f"--memory.budget={BUDGET}",
+            f"--memory.budget={budget}",
             f"--storage.root={storage}",
             f"--catalog.path={self.directory / 'catalog.sqlite'}",
+            *options,
         ]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(

@@ -42,15 +42,16 @@ def my_part(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
 # With Cairn.
 
 
-def go_on_from_cairn(c, net, optimizer) -> int:
-    """Loads the latest complete step, from memory or from storage; returns the step to do next."""
+def go_on_from_cairn(c, net, optimizer) -> tuple[int, str]:
+    """Loads the latest complete step; returns the step to do next, and where that one was: in the memory of
+    this node ("memory") or of another one ("peer"), or in "storage"."""
     checkpoint = c.resume_latest()  # one rank asks, all act on its answer
     if checkpoint is None:
-        return 0
+        return 0, "nothing"
     net.load_state_dict(checkpoint.load("model.pt"))
     optimizer.load_state_dict(checkpoint.load("optimizer.pt"))
     torch.set_rng_state(checkpoint.load(f"rng-{RANK}.pt"))
-    return checkpoint.step + 1
+    return checkpoint.step + 1, checkpoint.source
 
 
 def save_to_cairn(c, step: int, part: dict[str, object]) -> bool:
@@ -122,8 +123,7 @@ def main() -> None:
         first = go_on_from_files(arguments.from_files, net, optimizer)
         source = "files"
     elif c is not None:
-        source = "cairn"
-        first = go_on_from_cairn(c, net, optimizer)
+        first, source = go_on_from_cairn(c, net, optimizer)
     tell(
         "ready",
         step=first,

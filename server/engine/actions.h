@@ -91,6 +91,7 @@ struct Latest {
   std::string digest;
   bool in_memory = false;
   bool in_storage = false;
+  bool with_peers = false;  // some members hold all of it
   cairn::Attempt head = 0;  // as LineHead::number
   bool recorded = false;    // of resume and use: the decision's file stands in storage
   int64_t as_of_unix_ms =
@@ -131,6 +132,33 @@ struct Quarantined {
   std::string job;
 };
 
+struct MemberStatus {
+  Rank rank = kNoRank;
+  std::string state;        // "up", "silent", "lost"
+  int64_t incarnation = 0;  // 0: never met
+  int64_t silent_ms = 0;    // -1: never heard
+  uint64_t held_for_us_bytes = 0, held_for_it_bytes = 0;
+};
+
+// Of the node in its ring; nothing in none.
+struct RingStatus {
+  MemberId self;
+  std::vector<MemberStatus> members;  // the others
+  uint64_t replica_bytes = 0, replica_quota_bytes = 0, replica_reserved_bytes = 0;
+  int64_t fetches = 0, grants = 0, restoring = 0;
+};
+
+// What the job's home says; steps, kNoStep: none.
+struct JobRing {
+  bool heard = false;
+  bool final = false;
+  Rank home = kNoRank;
+  Step latest = kNoStep, protect = kNoStep, target = kNoStep;
+  int replicas = 0, asked = 0;  // of the latest
+  std::vector<Rank> silent;
+  std::string why;
+};
+
 struct JobStatus {
   std::string job;
   uint32_t owner_uid = 0;
@@ -150,6 +178,7 @@ struct JobStatus {
   int64_t last_refusal_unix_ms = 0;
   uint64_t failed_persists = 0;
   int64_t last_failed_persist_unix_ms = 0;
+  JobRing ring;
 };
 
 struct Status {
@@ -166,6 +195,7 @@ struct Status {
   std::vector<Quarantined> quarantined;
   std::vector<JobStatus> jobs;
   std::map<std::string, int64_t> counters;
+  RingStatus ring;
 };
 
 using Body = std::variant<Ok, Hello, Attempt, Create, Commit, Chunk, Open, OpenStored, Latest,
@@ -350,8 +380,8 @@ using Action =
                  action::ProbeSlab, action::WriteManifest, action::Verify, action::Persist,
                  action::WriteLineRecord, action::Reinstate, action::DeleteFiles, action::ScanJob,
                  action::ReadTables, action::ReadLineNumbers, action::Tell, action::Fetch,
-                 action::FetchFrom, action::CancelFetch, action::RevokeGrant, action::Record, action::WakeAt,
-                 action::EndSession, action::Discard, action::Drained, action::Log>;
+                 action::FetchFrom, action::CancelFetch, action::RevokeGrant, action::Record,
+                 action::WakeAt, action::EndSession, action::Discard, action::Drained, action::Log>;
 
 // What one Apply decided.
 struct Outcome {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "common/human_bytes.h"
 #include "server/engine/evict_class.h"
+#include "server/engine/own_parts.h"
 
 namespace cairn::engine {
 namespace {
@@ -29,13 +30,14 @@ std::string Pids(const std::set<int32_t>& pids) {
 }  // namespace
 
 Admission::Admission(const Options& options, Outbox* out, Callers* callers, Jobs* jobs,
-                     Ledger* ledger, Leases* leases, Attempts* attempts, Parts* parts,
-                     Standing* standing, Eviction* eviction, JournalRoom* journal)
+                     Ledger* ledger, const Sessions* sessions, Leases* leases, Attempts* attempts,
+                     Parts* parts, Standing* standing, Eviction* eviction, JournalRoom* journal)
     : options_(options),
       out_(*out),
       callers_(*callers),
       jobs_(*jobs),
       ledger_(*ledger),
+      sessions_(*sessions),
       leases_(*leases),
       attempts_(*attempts),
       parts_(*parts),
@@ -56,10 +58,25 @@ uint64_t Admission::Estimate(const Job& job, const event::Create& event,
         std::all_of(event.objects.begin(), event.objects.end(), [&](const event::ObjectSpec& spec) {
           return table->Find(spec.name) != PartTable::kNone;
         });
-    if (saved_before) return std::max(declared, *last->second.node_total);
+    if (saved_before) {
+      const std::shared_ptr<uint64_t>& total = last->second.node_total;
+      return std::max(declared, total != nullptr ? *total : LastOfThoseHere(job));
+    }
   }
   const uint64_t writers = static_cast<uint64_t>(local_writers);
   return declared > kUnmeetable / writers ? kUnmeetable : declared * writers;
+}
+
+uint64_t Admission::LastOfThoseHere(const Job& job) const {
+  std::set<Writer> here;
+  for (const SessionId id : job.sessions->all) here.insert(sessions_.Find(id)->writer);
+  uint64_t bytes = 0;
+  for (const Writer writer : here) {
+    const auto last = job.saves->last.find(writer);
+    if (last == job.saves->last.end()) continue;
+    for (const uint64_t slab : last->second.slabs) bytes += slab;
+  }
+  return bytes;
 }
 
 void Admission::Ask(const event::Create& event, Checkpoint* checkpoint, int32_t local_writers) {
@@ -562,8 +579,18 @@ std::set<CheckpointKey> Admission::AskedBy(SessionId session) const {
 }
 
 void Admission::PartCommitted(Part* part) {
+  if (!IsOwn(*part, options_.ring)) return;
   Checkpoint* checkpoint = part->checkpoint;
-  if (checkpoint->content->committed >= checkpoint->verdict->local_writers) Release(checkpoint);
+  if (++checkpoint->verdict.Edit().committed >= checkpoint->verdict->local_writers) {
+    Release(checkpoint);
+  }
+}
+
+void Admission::PartGoes(Part* part) {
+  // Of what came from storage nothing was counted.
+  if (!part->content->committed || !IsOwn(*part, options_.ring)) return;
+  Verdict& verdict = part->checkpoint->verdict.Edit();
+  verdict.committed = std::max(verdict.committed - 1, 0);
 }
 
 void Admission::CheckpointCompleted(Checkpoint* checkpoint) { Release(checkpoint); }
@@ -579,12 +606,16 @@ void Admission::CheckpointGoes(Checkpoint* checkpoint) {
 // --- recovery
 
 // Steps that were being written go on; what they were granted is what they hold.
-void Admission::Restore(const Sessions& sessions) {
+void Admission::Restore() {
   for (const auto& [name, job] : jobs_.all()) {
     for (const auto& [id, checkpoint] : job->steps->all) {
       Verdict& verdict = checkpoint->verdict.Edit();
-      for (const auto& [slab, extents] : checkpoint->memory->slabs) {
-        verdict.granted += ledger_.Find(slab)->bytes;
+      for (const auto& [writer, part] : checkpoint->content->parts) {
+        if (!IsOwn(*part, options_.ring)) continue;
+        for (const auto& [slab, extents] : part->content->slabs) {
+          verdict.granted += ledger_.Find(slab)->bytes;
+        }
+        verdict.committed += part->content->committed ? 1 : 0;
       }
       *verdict.node_total = verdict.granted;
       for (const auto& [writer, part] : checkpoint->content->parts) {
@@ -592,7 +623,7 @@ void Admission::Restore(const Sessions& sessions) {
         verdict.state = Admitted::kAdmitted;
         for (SessionId session : part->content->sessions) {
           verdict.local_writers =
-              std::max(verdict.local_writers, sessions.Find(session)->local_writers);
+              std::max(verdict.local_writers, sessions_.Find(session)->local_writers);
         }
       }
     }

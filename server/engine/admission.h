@@ -11,6 +11,7 @@
 //   1. The reservations of all steps add up to reserved_bytes_; reserving_ holds those that have one.
 //   2. Every create that a step waits for is parked here, in the order of arrival.
 //   3. made_for_ has the slabs in the making that needs of these creates were given.
+//   4. Of a step only this node's own writers count: Verdict::committed are their parts.
 #pragma once
 
 #include <functional>
@@ -39,8 +40,8 @@ class Granter {
 class Admission : public Waitlist, public StepWatcher {
  public:
   Admission(const Options& options, Outbox* out, Callers* callers, Jobs* jobs, Ledger* ledger,
-            Leases* leases, Attempts* attempts, Parts* parts, Standing* standing,
-            Eviction* eviction, JournalRoom* journal);
+            const Sessions* sessions, Leases* leases, Attempts* attempts, Parts* parts,
+            Standing* standing, Eviction* eviction, JournalRoom* journal);
   void set_granter(Granter* granter) { granter_ = granter; }
   // How many persists and verifications are under way, whose memory comes back by itself.
   void set_under_io(std::function<size_t()> under_io) { under_io_ = std::move(under_io); }
@@ -85,10 +86,11 @@ class Admission : public Waitlist, public StepWatcher {
   void Left(const Parked& parked) override;
   void TimeUp(const Parked& parked) override;
   void PartCommitted(Part* part) override;
+  void PartGoes(Part* part) override;
   void CheckpointCompleted(Checkpoint* checkpoint) override;
   void CheckpointGoes(Checkpoint* checkpoint) override;
 
-  void Restore(const Sessions& sessions);
+  void Restore();
   std::string CheckInvariants() const;
   uint64_t journal_bytes() const { return journal_bytes_; }  // set aside
 
@@ -114,6 +116,8 @@ class Admission : public Waitlist, public StepWatcher {
 
   uint64_t Estimate(const Job& job, const event::Create& event, const std::vector<Need>& needs,
                     int32_t local_writers) const;
+  // What those of the job's writers that are connected here saved last.
+  uint64_t LastOfThoseHere(const Job& job) const;
   bool TryAdmit(Checkpoint* checkpoint);
   // Asks other jobs' sessions, with `uid` that user's, to unmap so much of what could be given up.
   void AskToUnmap(const Job& job, uint64_t lacking, std::optional<uint32_t> uid);
@@ -150,6 +154,7 @@ class Admission : public Waitlist, public StepWatcher {
   Callers& callers_;
   Jobs& jobs_;
   Ledger& ledger_;
+  const Sessions& sessions_;
   Leases& leases_;
   Attempts& attempts_;
   Parts& parts_;

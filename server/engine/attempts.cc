@@ -163,7 +163,7 @@ bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Se
     if (resumed != job->attempts->decisions.end()) {
       attempt.lineage = resumed->second.lineage;
     } else {
-      const bool known = !options_.storage || job->scan->Known();
+      const bool known = (!options_.storage || job->scan->Known()) && RingAnswered(*job);
       attempt.lineage = known ? standing_.LineageBelow(*job, step) : Lineage::OfUnknown();
     }
     JobAttempts& attempts = job->attempts.Edit();
@@ -383,7 +383,12 @@ void Attempts::Learn(Job* job, const LineRecord& record, int64_t unix_ms) {
   Decide(job, record.number, {record.kind, record.lineage, unix_ms});
 }
 
+bool Attempts::RingAnswered(const Job& job) const {
+  return options_.ring.Alone() || (job.verdict->heard && job.verdict->final);
+}
+
 void Attempts::SettleOrigins(Job* job) {
+  if (!RingAnswered(*job)) return;
   std::vector<Attempt> open;
   for (const auto& [number, attempt] : job->attempts->begun) {
     if (attempt.lineage.open) open.push_back(number);

@@ -85,6 +85,8 @@ class Attempts {
   void Adopt(Job* job, const LineRecord& record);
   // Storage was read: those that began before it could be come from the line as it is known now.
   void SettleOrigins(Job* job);
+  // All members of the ring have said what they know of the job, or are lost.
+  bool RingAnswered(const Job& job) const;
   static bool OriginsKnown(const Job& job);
 
   void Restore(const Restored& restored);

@@ -3,6 +3,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/engine/own_parts.h"
 
 namespace cairn::engine {
 namespace {
@@ -10,6 +11,10 @@ namespace {
 // Why something of it cannot be had, in words; empty when there is nothing to say.
 const std::string& WhyOf(const Checkpoint& checkpoint) {
   return checkpoint.content->why.empty() ? checkpoint.verdict->why : checkpoint.content->why;
+}
+
+const std::string& DigestOf(const Checkpoint& checkpoint) {
+  return checkpoint.content->complete ? checkpoint.content->digest : checkpoint.elsewhere->digest;
 }
 
 // Where one stands that was persisted and cannot be looked up now.
@@ -24,7 +29,7 @@ std::string NotConfirmed(const Checkpoint& checkpoint) {
 std::vector<Writer> MissingWriters(const Checkpoint& checkpoint) {
   std::vector<Writer> missing;
   const StepContent& content = *checkpoint.content;
-  if (content.complete) return missing;
+  if (checkpoint.Complete()) return missing;
   auto part = content.parts.begin();
   for (Writer writer = 0; writer < content.world_size && missing.size() < kMostMissingWritersNamed;
        ++writer) {
@@ -71,19 +76,22 @@ CheckpointInfo Describing::InfoOf(const Checkpoint& checkpoint) const {
   info.missing_writers = MissingWriters(checkpoint);
   info.bytes = content.bytes;
   info.objects = content.objects;
-  info.facts.complete = content.complete;
+  const bool complete = checkpoint.Complete();
+  info.facts.complete = complete;
   info.facts.resident = content.complete && checkpoint.Resident();
-  info.facts.persisted = checkpoint.files->persisted;
-  info.facts.broken =
-      content.complete && !checkpoint.Obtainable() && !checkpoint.files->unconfirmed;
+  info.facts.persisted = checkpoint.files->persisted || checkpoint.elsewhere->stored;
+  info.facts.broken = complete && !checkpoint.Obtainable() && !checkpoint.files->unconfirmed;
+  info.facts.in_conflict = !checkpoint.elsewhere->conflict.empty();
+  info.facts.replicas = checkpoint.elsewhere->replicas;
+  info.facts.replicas_asked = job.verdict->asked;
   info.facts.abandoned = standing_.Abandoned(checkpoint);
   info.facts.pinned = *checkpoint.pinned;
-  info.level = LevelOf(info.facts, content.complete);
+  info.level = LevelOf(info.facts, complete);
   info.created_unix_ms = content.created_unix_ms;
   info.on_line = standing_.OnLine(checkpoint);
-  info.digest = content.digest;
-  info.why = WhyOf(checkpoint);
-  if (info.why.empty() && !content.complete) {
+  info.digest = DigestOf(checkpoint);
+  info.why = info.facts.in_conflict ? checkpoint.elsewhere->conflict : WhyOf(checkpoint);
+  if (info.why.empty() && !complete) {
     info.why = absl::StrCat("lacks writers ", absl::StrJoin(info.missing_writers, ", "),
                             info.missing_writers.size() == kMostMissingWritersNamed ? ", …" : "");
   }
@@ -112,7 +120,9 @@ ObjectInfo Describing::InfoOf(const ObjectRef& object, bool with_crcs) const {
   info.length = object.entry().length;
   if (with_crcs) info.block_crcs = object.entry().block_crcs;
   info.verified_unix_ms = object.check().verified_unix_ms;
-  info.facts.complete = checkpoint.content->complete;
+  info.facts.complete = checkpoint.Complete();
+  info.facts.replicas = checkpoint.elsewhere->replicas;
+  info.facts.replicas_asked = checkpoint.job->verdict->asked;
   info.facts.resident = resident && sealed;
   info.facts.persisted = checkpoint.files->persisted;
   info.facts.broken =
@@ -126,9 +136,10 @@ ObjectInfo Describing::InfoOf(const ObjectRef& object, bool with_crcs) const {
 reply::Latest Describing::LatestOf(const Checkpoint& checkpoint) const {
   return {checkpoint.key,
           checkpoint.content->world_size,
-          checkpoint.content->digest,
-          checkpoint.Resident(),
+          DigestOf(checkpoint),
+          checkpoint.content->complete && checkpoint.Resident(),
           checkpoint.files->persisted,
+          checkpoint.elsewhere->in_memory,
           standing_.Head(*checkpoint.job).number};
 }
 
@@ -151,7 +162,9 @@ StatusOr<Checkpoint*> Describing::ResolveLatest(const Job& job) const {
   if (Checkpoint* newest = standing_.Newest(job)) {
     // A newer one may be there that could not be read just now: who went on from this one would abandon it.
     const JobScan& scan = *job.scan;
-    if (newest->Resident() || scan.Known() || scan.unread_up_to < newest->key.step) return newest;
+    if (newest->Resident() || newest->elsewhere->in_memory || scan.Known() ||
+        scan.unread_up_to < newest->key.step)
+      return newest;
     return absl::UnavailableError(absl::StrCat(
         "job ", job.name, ": ",
         scan.problem.ok() ? std::string("only part of what it has in storage is known yet")
@@ -160,7 +173,7 @@ StatusOr<Checkpoint*> Describing::ResolveLatest(const Job& job) const {
   const auto& all = job.steps->all;
   for (auto at = all.rbegin(); at != all.rend(); ++at) {
     const Checkpoint& checkpoint = *at->second;
-    if (checkpoint.content->complete && !checkpoint.Obtainable()) return NoGoodCopy(checkpoint);
+    if (checkpoint.Complete() && !checkpoint.Obtainable()) return NoGoodCopy(checkpoint);
   }
   return NothingYet(job);
 }
@@ -177,7 +190,7 @@ StatusOr<Checkpoint*> Describing::Resolve(const Job& job, const CheckpointRef& r
         (ref.revision < 0 || ref.revision == checkpoint->key.revision);
     if (!meant) continue;
     other = checkpoint;
-    if (!checkpoint->content->complete) continue;
+    if (!checkpoint->Complete()) continue;
     const bool broken = !checkpoint->Obtainable();
     // Without an attempt only the line counts; what is abandoned must be asked for by its attempt.
     if (ref.attempt == 0 && ref.revision < 0 && !broken && checkpoint != on_line) continue;
@@ -194,7 +207,7 @@ StatusOr<Checkpoint*> Describing::Resolve(const Job& job, const CheckpointRef& r
     return absl::NotFoundError(
         absl::StrCat("step: ", ref.step, " of job ", job.name, " is unknown"));
   }
-  if (!other->content->complete) {
+  if (!other->Complete()) {
     return absl::NotFoundError(absl::StrCat("step: ", other->key.DebugString(),
                                             " is not complete: it lacks writers ",
                                             absl::StrJoin(MissingWriters(*other), ", ")));
@@ -219,7 +232,7 @@ Checkpoint* Describing::ForShow(const Job& job, const CheckpointRef& ref) const 
 
 // --- for the recorder
 
-Engine::Description::Part Describing::PartOf(const Part& part) {
+Engine::Description::Part Describing::PartOf(const Part& part) const {
   const Checkpoint& checkpoint = *part.checkpoint;
   const PartContent& content = *part.content;
   const bool persisted = checkpoint.files->persisted;
@@ -230,14 +243,22 @@ Engine::Description::Part Describing::PartOf(const Part& part) {
           .objects = content.count,
           .resident = part.manifest->resident && content.absent == 0,
           .persisted = persisted,
-          .broken = !content.broken.empty() && !persisted};
+          .broken = !content.broken.empty() && !persisted,
+          .own = IsOwn(part, options_.ring)};
+}
+
+// For everybody, not only here: in a ring others may have what this node let go, unless it was removed.
+bool Describing::IsGone(const Job& job, const CheckpointKey& key) const {
+  return options_.ring.Alone() || job.tombstones->removed.Forbids(key.step, key.attempt);
 }
 
 Engine::Description Describing::Describe(const action::Record& record) const {
   Engine::Description description;
   const Job* job = jobs_.Find(record.job);
+  description.writes_checkpoints =
+      options_.ring.Alone() || (job != nullptr && is_home_ && is_home_(*job));
   if (job == nullptr) {  // forgotten, and its checkpoints before it
-    description.gone = record.checkpoints;
+    if (description.writes_checkpoints) description.gone = record.checkpoints;
     return description;
   }
   const JobOwner& owner = *job->owner;
@@ -260,10 +281,8 @@ Engine::Description Describing::Describe(const action::Record& record) const {
   }
   for (const CheckpointKey& key : record.checkpoints) {
     const Checkpoint* checkpoint = find(key);
-    if (checkpoint == nullptr) {
-      description.gone.push_back(key);
-    } else if (checkpoint->content->condemned) {
-      description.gone.push_back(key);
+    if (checkpoint == nullptr || checkpoint->content->condemned) {
+      if (IsGone(*job, key)) description.gone.push_back(key);
     } else if (checkpoint->content->complete) {
       description.complete.push_back(InfoOf(*checkpoint));
     }

@@ -2,7 +2,9 @@
 // reference means. Changes nothing: several threads may ask at once between two Applies.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/engine/engine.h"
@@ -12,7 +14,10 @@ namespace cairn::engine {
 
 class Describing {
  public:
-  Describing(const Jobs* jobs, const Standing* standing) : jobs_(*jobs), standing_(*standing) {}
+  Describing(const Options& options, const Jobs* jobs, const Standing* standing)
+      : options_(options), jobs_(*jobs), standing_(*standing) {}
+  // Whether this node is the job's home, and so writes the rows that are the job's.
+  void set_is_home(std::function<bool(const Job&)> call) { is_home_ = std::move(call); }
 
   CheckpointInfo InfoOf(const Checkpoint& checkpoint) const;
   ObjectInfo InfoOf(const ObjectRef& object, bool with_crcs) const;
@@ -33,8 +38,11 @@ class Describing {
  private:
   StatusOr<Checkpoint*> ResolveLatest(const Job& job) const;
   static Status NothingYet(const Job& job);
-  static Engine::Description::Part PartOf(const Part& part);
+  Engine::Description::Part PartOf(const Part& part) const;
+  bool IsGone(const Job& job, const CheckpointKey& key) const;
 
+  const Options& options_;
+  std::function<bool(const Job&)> is_home_;
   const Jobs& jobs_;
   const Standing& standing_;
 };

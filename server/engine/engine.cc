@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/cluster.h"
 #include "server/engine/connecting.h"
 #include "server/engine/finding.h"
 #include "server/engine/job_calls.h"
@@ -47,10 +48,22 @@ class Engine::Impl {
     retention_.set_scanning(&scanning_);
     admission_.set_granter(&saving_);
     admission_.set_under_io([this] { return persistence_.under_way() + opening_.under_way(); });
-    admission_.set_short_of_memory([this] { persistence_.OweFinished(); });
+    admission_.set_short_of_memory([this] {
+      persistence_.OweFinished();
+      cluster_.FreeSpares();
+    });
     parts_.Watch(&manifests_);
     parts_.Watch(&admission_);
     parts_.Watch(&persistence_);
+    if (cluster_.Alone()) return;
+    const auto is_home = [this](const Job& job) {
+      return cluster_.members().HomeOf(job.name) == cluster_.members().self();
+    };
+    describing_.set_is_home(is_home);
+    retention_.set_is_home(is_home);
+    saving_.set_cluster(&cluster_);
+    opening_.set_cluster(&cluster_);
+    finding_.set_cluster(&cluster_);
   }
 
   Outcome Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered);
@@ -174,14 +187,12 @@ class Engine::Impl {
   void On(const event::SlabDestroyed& e) { ledger_.OnDestroyed(e.slab); }
   void On(const event::CallerLeft& e) { callers_.HangUp(e.request); }
   void On(const event::Tick&) {}
-  void On(const event::Exchanged&) {}
-  void On(const event::PeerSaid&) {}
-  void On(const event::GrantAsked& e) {
-    out_.Answer(e.caller.request, absl::UnavailableError("this node is in no ring"));
-  }
-  void On(const event::GrantEnded&) {}
-  void On(const event::FetchAdvanced&) {}
-  void On(const event::Fetched&) {}
+  void On(const event::Exchanged& e) { cluster_.On(e); }
+  void On(const event::PeerSaid& e) { cluster_.On(e); }
+  void On(const event::GrantAsked& e) { cluster_.On(e); }
+  void On(const event::GrantEnded& e) { cluster_.On(e); }
+  void On(const event::FetchAdvanced& e) { cluster_.On(e); }
+  void On(const event::Fetched& e) { cluster_.On(e); }
 
   // --- several components'
   void On(const event::SlabMade& event);
@@ -206,22 +217,22 @@ class Engine::Impl {
   JournalRoom journal_{options_};
   StorageRoot storage_root_{&mode_, &out_};
   Jobs jobs_{options_, &out_, &changes_};
-  Standing standing_{&jobs_, &changes_};
+  Standing standing_{options_, &out_, &jobs_, &changes_};
   Sessions sessions_{&out_, &jobs_};
   Ledger ledger_{options_, &out_};
   Footprints footprints_{&ledger_};
   Leases leases_{options_, &out_, &sessions_, &ledger_, &journal_};
   Records records_{options_, &out_, &callers_, &jobs_};
   Attempts attempts_{options_, &out_, &jobs_, &sessions_, &standing_, &records_};
-  Parts parts_{&out_,        &jobs_,    &attempts_, &leases_,   &ledger_,
+  Parts parts_{options_,     &out_,     &jobs_,     &attempts_, &leases_, &ledger_,
                &footprints_, &changes_, &standing_, &sessions_, &journal_};
   Eviction eviction_{options_, &out_, &ledger_, &leases_, &footprints_, &parts_, &standing_};
   Manifests manifests_{options_, &out_, &callers_, &sessions_, &ledger_, &parts_, &eviction_};
-  Admission admission_{options_,   &out_,   &callers_,  &jobs_,     &ledger_, &leases_,
-                       &attempts_, &parts_, &standing_, &eviction_, &journal_};
+  Admission admission_{options_, &out_,      &callers_, &jobs_,     &ledger_,   &sessions_,
+                       &leases_, &attempts_, &parts_,   &standing_, &eviction_, &journal_};
   Pool pool_{options_, mode_, &out_, &sessions_, &ledger_, &admission_};
   Persistence persistence_{options_, mode_, &out_, &jobs_, &ledger_, &parts_, &standing_};
-  Describing describing_{&jobs_, &standing_};
+  Describing describing_{options_, &jobs_, &standing_};
   Retention retention_{options_,      &out_,      &callers_,  &jobs_,       &sessions_, &parts_,
                        &persistence_, &eviction_, &standing_, &describing_, &journal_};
   Merging merging_{&out_, &jobs_, &attempts_, &parts_, &persistence_, &retention_, &records_};
@@ -236,6 +247,20 @@ class Engine::Impl {
                      &records_,
                      &merging_,
                      [this](const Event& event) { Dispatch(event); }};
+  Cluster cluster_{{.options = &options_,
+                    .out = &out_,
+                    .callers = &callers_,
+                    .jobs = &jobs_,
+                    .standing = &standing_,
+                    .ledger = &ledger_,
+                    .attempts = &attempts_,
+                    .parts = &parts_,
+                    .eviction = &eviction_,
+                    .manifests = &manifests_,
+                    .again = [this](const Event& event) { Dispatch(event); },
+                    .persistence = &persistence_,
+                    .retention = &retention_,
+                    .newer_attempt = [this](Job* job) { admission_.Fence(job); }}};
   Tables tables_{&out_, &callers_, &parts_, [this](const Event& event) { Dispatch(event); }};
   Opening opening_{&out_,         &callers_,  &sessions_,   &leases_,   &ledger_, &parts_,
                    &persistence_, &standing_, &describing_, &scanning_, &tables_};
@@ -295,7 +320,9 @@ std::string Engine::CheckInvariants() const { return impl_->CheckInvariants(); }
 
 Outcome Engine::Impl::Apply(MonotonicNanos now, const Event& event) {
   out_.set_now(now);
+  if (woken_for_ != kNever && now > woken_for_ + Members::kLate) cluster_.TimerWasLate();
   if (out_.now() >= woken_for_) woken_for_ = kNever;
+  standing_.PassTime();
   Dispatch(event);
   return Finish();
 }
@@ -320,6 +347,7 @@ Outcome Engine::Impl::Finish() {
   persistence_.Run();
   records_.Run();
   CheckDrained();
+  if (cluster_.Run()) more_soon_ = true;
   for (const event::Persisted& ended : persistence_.Prepare()) {
     On(ended);
     more_soon_ = true;  // what it held, and its turn, are somebody else's now
@@ -354,9 +382,10 @@ void Engine::Impl::ForgetIdle() {
 }
 
 void Engine::Impl::EmitWake() {
-  MonotonicNanos next = std::min(
-      {ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(), persistence_.next(),
-       scanning_.next(), records_.next(), retention_.next(), jobs_.next(), manifests_.next()});
+  MonotonicNanos next =
+      std::min({ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(),
+                persistence_.next(), scanning_.next(), records_.next(), retention_.next(),
+                jobs_.next(), manifests_.next(), cluster_.next()});
   if (mode_.draining && !drained_) next = std::min(next, drain_deadline_);
   if (std::exchange(more_soon_, false) || standing_.more_to_record() || leases_.more_to_end() ||
       scanning_.more_to_take_in() || persistence_.more_to_prepare()) {
@@ -373,6 +402,7 @@ void Engine::Impl::EmitWake() {
 
 void Engine::Impl::On(const event::SlabMade& event) {
   if (!ledger_.OnMade(event.slab, event.status)) return;
+  if (cluster_.SlabMade(event.slab, event.status)) return;
   manifests_.SlabMade(event.slab, event.status);
   if (event.status.ok()) return admission_.Made(event.slab);
   out_.Count("slabs_not_made");
@@ -390,7 +420,11 @@ void Engine::Impl::On(const event::Persisted& event) {
     if (!ended.persisted) retention_.PersistEnded(event.checkpoint, /*removed=*/false);
     return;
   }
-  if (ended.persisted) return retention_.ApplyKeepPolicy(ended.checkpoint->job);
+  if (ended.persisted) {
+    // What it has of others, who wrote it, is known from there.
+    if (!ended.checkpoint->content->complete) tables_.ReadParts(*ended.checkpoint);
+    return retention_.ApplyKeepPolicy(ended.checkpoint->job);
+  }
   if (absl::IsDataLoss(event.status)) opening_.VerifyAll(ended.checkpoint);
 }
 
@@ -422,6 +456,11 @@ void Engine::Impl::TakeIn() {
 }
 
 void Engine::Impl::On(const event::TablesRead& event) {
+  const Checkpoint* in_part = parts_.Find(event.checkpoint);
+  if (event.stored.ok() && in_part != nullptr && in_part->files->persisted &&
+      !in_part->content->complete) {
+    merging_.Merge(in_part->job, *event.stored);
+  }
   const Checkpoint* checkpoint = tables_.On(event);
   if (checkpoint == nullptr || standing_.Newest(*checkpoint->job) != checkpoint) return;
   pool_.RememberStored(*checkpoint);
@@ -455,7 +494,7 @@ void Engine::Impl::On(const event::StorageSeen& event) {
 void Engine::Impl::On(const event::Status& event) {
   out_.Answer(event.caller.request,
               Body(StatusOf({options_, mode_, storage_root_, out_, callers_, jobs_, sessions_,
-                             leases_, ledger_, parts_, persistence_, standing_},
+                             leases_, ledger_, parts_, persistence_, standing_, cluster_},
                             event)));
 }
 
@@ -514,9 +553,10 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
     return parts_.Find(part, name);
   });
   ledger_.ResumeAll();
+  cluster_.Start(restored, recovered.member);
   parts_.RestoreFootprints();
   parts_.RestoreKept();
-  admission_.Restore(sessions_);
+  admission_.Restore();
   parts_.RestoreComplete();
   opening_.Restore(jobs_);
   persistence_.Restore(restored);
@@ -538,8 +578,8 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
 
 std::vector<Fact> Engine::Impl::SnapshotPiece(SnapshotCursor* cursor, size_t most) const {
   std::vector<Fact> facts;
-  const SnapshotSources sources{out_,  storage_root_, ledger_,    sessions_, leases_,
-                                jobs_, attempts_,     retention_, parts_,    persistence_};
+  const SnapshotSources sources{out_,      storage_root_, ledger_, sessions_,    leases_, jobs_,
+                                attempts_, retention_,    parts_,  persistence_, cluster_};
   sources.Take(cursor, most, &facts);
   return facts;
 }
@@ -627,6 +667,7 @@ std::string Engine::Impl::CheckInvariants() const {
   check([&] { return manifests_.CheckOrphans(place, &pins); });
   check([&] { return persistence_.CheckInvariants(&pins); });
   check([&] { return opening_.CheckInvariants(&pins); });
+  check([&] { return cluster_.CheckInvariants(&pins); });
   check([&] { return leases_.CheckInvariants(); });
   check([&]() -> std::string {
     std::map<uint32_t, uint64_t> held;

@@ -76,12 +76,16 @@ class Engine {
       bool resident = false;
       bool persisted = false;
       bool broken = false;
+      bool own = true;  // of this node's writers; who has another's part writes no row of it
     };
     std::optional<fact::Job> job;
     std::vector<fact::AttemptBegun> attempts;
     std::vector<Part> parts;
     std::vector<CheckpointInfo> complete;
     std::vector<CheckpointKey> gone;  // evicted for good, deleted, or removed
+    // The rows of the job, its attempts and checkpoints are this node's to write: it is alone, or the
+    // job's home. Then `gone` is what is gone for everybody.
+    bool writes_checkpoints = true;
     // The job was read from storage in this daemon's life. Else what is not known may be there all the
     // same.
     bool scanned = false;

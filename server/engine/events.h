@@ -338,6 +338,9 @@ struct Persisted {
   CheckpointKey checkpoint;
   cairn::Status status;
   Location location = {};  // where it stands, if OK
+  // OK: what this node has of it is written and synced, and not published, for parts of other members
+  // are not there yet.
+  bool awaits_others = false;
 };
 
 // What stands in storage now: the record, or another of its number and kind that was there before.
@@ -441,18 +444,16 @@ struct JournalFull {
 
 }  // namespace event
 
-using Event =
-    std::variant<event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom,
-                 event::Use, event::Create, event::SealObjects, event::Commit, event::Abort,
-                 event::LocateChunk, event::Open, event::Release, event::Renew, event::LendFailed,
-                 event::Latest, event::StatCheckpoint, event::StatObject, event::List, event::Wait,
-                 event::PersistNow, event::Remove, event::Pin, event::PreviewPolicy,
-                 event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
-                 event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
-                 event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
-                 event::TablesRead, event::LineNumbersRead, event::Exchanged,
-                 event::PeerSaid, event::GrantAsked, event::GrantEnded, event::FetchAdvanced,
-                 event::Fetched, event::StorageSeen, event::CallerLeft,
-                 event::Tick, event::Drain, event::JournalFull>;
+using Event = std::variant<
+    event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom, event::Use,
+    event::Create, event::SealObjects, event::Commit, event::Abort, event::LocateChunk, event::Open,
+    event::Release, event::Renew, event::LendFailed, event::Latest, event::StatCheckpoint,
+    event::StatObject, event::List, event::Wait, event::PersistNow, event::Remove, event::Pin,
+    event::PreviewPolicy, event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
+    event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
+    event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
+    event::TablesRead, event::LineNumbersRead, event::Exchanged, event::PeerSaid, event::GrantAsked,
+    event::GrantEnded, event::FetchAdvanced, event::Fetched, event::StorageSeen, event::CallerLeft,
+    event::Tick, event::Drain, event::JournalFull>;
 
 }  // namespace cairn::engine

@@ -1,6 +1,7 @@
 #include "server/engine/evict_class.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace cairn::engine {
 namespace {
@@ -11,14 +12,18 @@ bool IsCommitting(const Checkpoint& checkpoint) {
                      [](const auto& part) { return part.second->manifest->committing; });
 }
 
+bool IsFenced(const Checkpoint& checkpoint) {
+  return checkpoint.key.attempt < checkpoint.job->attempts->fence();
+}
+
+// Somebody may still be writing it. (Of a fenced one only the parts are looked at, which may be many.)
+bool IsBeingWritten(const Checkpoint& checkpoint) {
+  return checkpoint.content->open_parts > 0 && (!IsFenced(checkpoint) || IsCommitting(checkpoint));
+}
+
 EvictClass ClassOfIncomplete(const Checkpoint& checkpoint, const Checkpoint* newest) {
-  // Fenced: it can never be complete.
-  const bool fenced = checkpoint.key.attempt < checkpoint.job->attempts->fence();
-  // Somebody may still be writing it. (Of a fenced one only the parts are looked at, which may be many.)
-  if (checkpoint.content->open_parts > 0 && (!fenced || IsCommitting(checkpoint))) {
-    return EvictClass::kKept;
-  }
-  if (fenced) return EvictClass::kGarbage;
+  if (IsBeingWritten(checkpoint)) return EvictClass::kKept;
+  if (IsFenced(checkpoint)) return EvictClass::kGarbage;  // it can never be complete
   if (!checkpoint.verdict->waiting.empty()) return EvictClass::kKept;
   if (checkpoint.files->stored_whole) return EvictClass::kOwesNothing;
   const bool left_behind = newest != nullptr && newest->key.attempt == checkpoint.key.attempt &&
@@ -26,11 +31,105 @@ EvictClass ClassOfIncomplete(const Checkpoint& checkpoint, const Checkpoint* new
   return left_behind || GivenUp(checkpoint) ? EvictClass::kGarbage : EvictClass::kKept;
 }
 
+bool OwesFile(const Checkpoint& checkpoint) {
+  const Files& files = *checkpoint.files;
+  return (files.owes || files.persisting || files.unconfirmed) && !files.persisted &&
+         !checkpoint.elsewhere->stored;
+}
+
+EvictClass ClassOfSuperseded(const Checkpoint& checkpoint) {
+  return OwesFile(checkpoint) ? EvictClass::kOwes : EvictClass::kOwesNothing;
+}
+
+EvictClass ClassOfNewest(const Checkpoint& checkpoint) {
+  const JobSessions& sessions = *checkpoint.job->sessions;
+  const Files& files = *checkpoint.files;
+  const bool spared = files.persisted || files.given_up == sessions.finished;
+  return sessions.writers == 0 && spared ? EvictClass::kLastOfFinished : EvictClass::kKept;
+}
+
+EvictClass ClassAlone(const Checkpoint& checkpoint, const OnLine& line) {
+  if (!checkpoint.content->complete) return ClassOfIncomplete(checkpoint, line.newest);
+  if (checkpoint.files->preparing) return EvictClass::kKept;  // it is about to be read
+  if (line.abandoned) return EvictClass::kGarbage;
+  if (&checkpoint == line.newest) return ClassOfNewest(checkpoint);
+  if (!checkpoint.standing->known_to_line && !checkpoint.files->persisted &&
+      checkpoint.content->broken_objects == 0 && checkpoint.Resident()) {
+    return EvictClass::kKept;  // not settled yet: it is being recovered
+  }
+  return ClassOfSuperseded(checkpoint);
+}
+
+// --- in a ring
+
+bool SupersededByProtected(const Checkpoint& checkpoint, const RingSays& ring) {
+  return ring.protect.has_value() && Supersedes(*ring.protect, checkpoint.Id());
+}
+
+bool ProtectedOrTarget(const Checkpoint& checkpoint, const RingSays& ring) {
+  return ring.protect == checkpoint.Id() || ring.target == checkpoint.Id();
+}
+
+// Parts of other members: their owners decide, or something protected that was told of a moment ago.
+EvictClass ClassOfReplicas(const Checkpoint& checkpoint, const RingSays& ring) {
+  if (!ring.fresh || IsBeingWritten(checkpoint)) return EvictClass::kKept;
+  if (ProtectedOrTarget(checkpoint, ring)) return EvictClass::kKept;
+  if (!checkpoint.Complete() && checkpoint.elsewhere->hopeless) return EvictClass::kGarbage;
+  if (!SupersededByProtected(checkpoint, ring)) return EvictClass::kKept;
+  return ClassOfSuperseded(checkpoint);
+}
+
+// This node's own parts of a step that is complete nowhere, as far as was heard.
+EvictClass ClassOfOwnIncomplete(const Checkpoint& checkpoint, const OnLine& line,
+                                const RingSays& ring) {
+  if (IsBeingWritten(checkpoint)) return EvictClass::kKept;
+  // All its writers are here, or one of them never commits: no other member can know better.
+  const StepContent& content = *checkpoint.content;
+  const bool all_are_here = checkpoint.verdict->local_writers >= content.world_size &&
+                            checkpoint.standing->held.fetched == 0;
+  if (all_are_here || content.open_parts > 0) return ClassOfIncomplete(checkpoint, line.newest);
+  if (!checkpoint.verdict->waiting.empty()) return EvictClass::kKept;
+  return GivenUp(checkpoint) || SupersededByProtected(checkpoint, ring) ? EvictClass::kGarbage
+                                                                        : EvictClass::kKept;
+}
+
+EvictClass ClassOfAbandoned(const Checkpoint& checkpoint, const RingSays& ring) {
+  // Until the life that left it has something protected of its own, the newest that is protected stays.
+  const bool left_for_good =
+      ring.protect.has_value() && ring.protect->attempt > checkpoint.key.attempt;
+  return ring.left == checkpoint.Id() && !left_for_good ? EvictClass::kKept : EvictClass::kGarbage;
+}
+
+// This node's own parts of one that is complete, here or with the others.
+EvictClass ClassOfOwnComplete(const Checkpoint& checkpoint, const OnLine& line,
+                              const RingSays& ring) {
+  if (checkpoint.files->preparing) return EvictClass::kKept;  // it is about to be read
+  if (&checkpoint == line.newest) return ClassOfNewest(checkpoint);
+  if (ProtectedOrTarget(checkpoint, ring)) return EvictClass::kKept;
+  if (line.abandoned) return ClassOfAbandoned(checkpoint, ring);
+  const bool after_newest =
+      line.newest == nullptr || !Supersedes(line.newest->Id(), checkpoint.Id());
+  if (SupersededByProtected(checkpoint, ring)) return ClassOfSuperseded(checkpoint);
+  if (after_newest) return EvictClass::kKept;  // it cannot be had now, and may come back
+  // It owes replicas, unless none are asked for: then to be superseded by what is complete is enough.
+  return ring.asked > 0 ? EvictClass::kOwes : ClassOfSuperseded(checkpoint);
+}
+
+EvictClass ClassInRing(const Checkpoint& checkpoint, const OnLine& line, const RingSays& ring) {
+  const HeldParts& held = checkpoint.standing->held;
+  if (held.replicas > 0) return ClassOfReplicas(checkpoint, ring);
+  if (held.own == 0) return EvictClass::kOwesNothing;  // somebody loaded it here
+  return checkpoint.Complete() ? ClassOfOwnComplete(checkpoint, line, ring)
+                               : ClassOfOwnIncomplete(checkpoint, line, ring);
+}
+
 }  // namespace
 
 bool GivenUp(const Checkpoint& checkpoint) {
   if (checkpoint.content->condemned) return true;
   if (checkpoint.content->open_parts > 0 || !checkpoint.verdict->waiting.empty()) return false;
+  if (checkpoint.elsewhere->complete) return false;
+  if (checkpoint.elsewhere->hopeless) return true;
   const CheckpointKey& key = checkpoint.key;
   const auto begun = checkpoint.job->attempts->begun.find(key.attempt);
   if (begun == checkpoint.job->attempts->begun.end()) return false;
@@ -59,24 +158,21 @@ bool GivenUp(const Checkpoint& checkpoint) {
   return true;
 }
 
-EvictClass ClassOf(const Checkpoint& checkpoint, const Checkpoint* newest, bool abandoned) {
+bool Supersedes(const CheckpointId& id, const CheckpointId& superseded) {
+  return std::tie(superseded.attempt, superseded.step, superseded.revision) <
+         std::tie(id.attempt, id.step, id.revision);
+}
+
+bool IsProtected(const Checkpoint& checkpoint, int asked) {
+  const Elsewhere& elsewhere = *checkpoint.elsewhere;
+  return checkpoint.files->persisted || elsewhere.stored ||
+         (asked > 0 && elsewhere.replicas >= asked);
+}
+
+EvictClass ClassOf(const Checkpoint& checkpoint, const OnLine& line, const RingSays* ring) {
   if (*checkpoint.pinned || checkpoint.content->parts.empty()) return EvictClass::kKept;
   if (checkpoint.content->condemned) return EvictClass::kGarbage;
-  if (!checkpoint.content->complete) return ClassOfIncomplete(checkpoint, newest);
-  if (checkpoint.files->preparing) return EvictClass::kKept;  // it is about to be read
-  if (abandoned) return EvictClass::kGarbage;
-  const Files& files = *checkpoint.files;
-  if (&checkpoint == newest) {
-    const JobSessions& sessions = *checkpoint.job->sessions;
-    const bool spared = files.persisted || files.given_up == sessions.finished;
-    return sessions.writers == 0 && spared ? EvictClass::kLastOfFinished : EvictClass::kKept;
-  }
-  if (!checkpoint.standing->known_to_line && !files.persisted &&
-      checkpoint.content->broken_objects == 0 && checkpoint.Resident()) {
-    return EvictClass::kKept;  // not settled yet: it is being recovered
-  }
-  const bool owes = (files.owes || files.persisting || files.unconfirmed) && !files.persisted;
-  return owes ? EvictClass::kOwes : EvictClass::kOwesNothing;
+  return ring == nullptr ? ClassAlone(checkpoint, line) : ClassInRing(checkpoint, line, *ring);
 }
 
 }  // namespace cairn::engine

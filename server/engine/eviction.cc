@@ -40,9 +40,10 @@ uint64_t Eviction::ShareLeft(const Job& job) const {
   const uint32_t uid = job.owner->uid;
   if (options_.Unlimited(uid)) return options_.budget_bytes;
   const Gain gain = standing_.gain_of(uid);
-  const uint64_t comes_back =
-      gain.bytes - (gain.mapped_bytes - job.standing->evictable_mapped_bytes) +
-      ledger_.idle_mapped_bytes({uid, job.name}) + ledger_.coming_to(uid).bytes;
+  const uint64_t comes_back = gain.bytes - gain.uncharged_bytes -
+                              (gain.mapped_bytes - job.standing->evictable_mapped_bytes) +
+                              ledger_.idle_mapped_bytes({uid, job.name}) +
+                              ledger_.coming_to(uid).bytes;
   const uint64_t held = ledger_.held_by(uid);
   const uint64_t kept = held - std::min(held, comes_back) + ledger_.promised_to(uid);
   const uint64_t share = options_.MemoryOf(uid);
@@ -78,11 +79,11 @@ bool Eviction::FreeShare(const Job& job, SessionId session, uint64_t bytes, int6
   // Nothing is given up for what cannot be had all the same.
   const Gain gain = standing_.gain_of(uid);
   const Ledger::Held idle = ledger_.idle_mapped_of(uid), back_soon = ledger_.coming_to(uid);
-  const uint64_t could_go = gain.bytes + gain.record_bytes + idle.bytes + back_soon.bytes;
+  const uint64_t could_go =
+      gain.bytes - gain.uncharged_bytes + gain.record_bytes + idle.bytes + back_soon.bytes;
   if (ledger_.held_by(uid) + bytes > options_.MemoryOf(uid) + could_go) return false;
-  if (ledger_.slabs_of(uid) + slabs > share_slabs + gain.slabs + idle.slabs + back_soon.slabs) {
-    return false;
-  }
+  const int64_t slabs_back = gain.slabs - gain.uncharged_slabs + idle.slabs + back_soon.slabs;
+  if (ledger_.slabs_of(uid) + slabs > share_slabs + slabs_back) return false;
   Lacks lacks;
   lacks.session = session;
   lacks.lacking = [&, share = options_.MemoryOf(uid)]() -> Ledger::Held {
@@ -238,13 +239,14 @@ bool Eviction::Recycle(Job* job, SessionId session, Writer writer, uint64_t need
   const auto fits = [&](SlabId id) {
     const SlabRecord& slab = *ledger_.Find(id);
     return slab.bytes >= need && slab.bytes <= LargestFit(need) && !slab.Locked() &&
-           !slab.by_path && (slab.mapper == session || (slab.mapper == 0 && slab.clean));
+           !slab.for_peers && !slab.by_path &&
+           (slab.mapper == session || (slab.mapper == 0 && slab.clean));
   };
   int tries = 0;
   for (const auto& [evict_class, id] : standing_.EvictableOf(*job)) {
     if (evict_class > up_to || ++tries > kRecycleTries) return false;
     Checkpoint* checkpoint = CheckpointOf(*job, id);
-    if (up_to == EvictClass::kGarbage && checkpoint->content->complete) continue;
+    if (up_to == EvictClass::kGarbage && checkpoint->Complete()) continue;
     SlabId slab = 0;
     if (const Part* own = Parts::PartOf(*checkpoint, writer)) {
       for (const auto& [id_of_own, objects] : own->content->slabs) {

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "server/engine/cluster.h"
 
 namespace cairn::engine {
 namespace {
@@ -19,13 +20,15 @@ Status NeverReached(const Words&... why) {
 }
 
 // Whether this level can be reached at all.
-Status CheckLevel(Level level, bool storage) {
+Status CheckLevel(Level level, bool storage, int replicas) {
   if (level == Level::kReplicated) {
+    if (replicas > 0) return absl::OkStatus();
     return NeverReached("level: REPLICATED can never be reached: 0 replicas are asked for");
   }
   if (level != Level::kCached && level != Level::kPersisted) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "level: ", LevelName(level), " is not one to wait for; CACHED or PERSISTED are"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("level: ", LevelName(level),
+                     " is not one to wait for; CACHED, REPLICATED or PERSISTED are"));
   }
   if (level == Level::kPersisted && !storage) {
     return NeverReached("level: PERSISTED can never be reached: this daemon has no storage");
@@ -80,6 +83,11 @@ void Finding::On(const event::Latest& event) {
   Job* job = scanning_.Readable(&sessions_, event.caller, event.job, event.deadline, event,
                                 /*scan=*/false);
   if (job == nullptr) return;
+  // What another member may know of it counts as much.
+  if (cluster_ != nullptr &&
+      cluster_->verdicts().Await(event.caller, *job, event.deadline, event)) {
+    return;
+  }
   const bool nothing = standing_.Newest(*job) == nullptr;
   if (nothing
           ? scanning_.AwaitWhole(event.caller, job, event.deadline, event)
@@ -104,6 +112,10 @@ void Finding::On(const event::StatCheckpoint& event) {
   if (scanning_.Await(event.caller, job, event.deadline, event, known)) return;
   const Checkpoint* checkpoint = describing_.ForShow(*job, event.ref);
   if (checkpoint == nullptr) {
+    if (cluster_ != nullptr &&
+        cluster_->verdicts().Await(event.caller, *job, event.deadline, event)) {
+      return;
+    }
     return out_.Answer(event.caller.request, describing_.Resolve(*job, event.ref).status());
   }
   out_.Answer(event.caller.request, Body(describing_.InfoOf(*checkpoint)));
@@ -137,6 +149,10 @@ void Finding::On(const event::StatObject& event) {
     return;
   }
   const StatusOr<ObjectRef> object = ObjectNamed(*checkpoint, event.name);
+  if (!object.ok() && cluster_ != nullptr &&
+      cluster_->loads().Await(event.caller, *checkpoint, event.name, event.deadline, event)) {
+    return;
+  }
   if (!object.ok()) return out_.Answer(event.caller.request, object.status());
   out_.Answer(event.caller.request, Body(describing_.InfoOf(*object, /*with_crcs=*/true)));
 }
@@ -253,18 +269,24 @@ void Finding::On(const event::Wait& event) {
 }
 
 std::optional<StatusOr<Body>> Finding::Evaluate(const event::Wait& wait) const {
-  const Status level = CheckLevel(wait.level, options_.storage);
-  if (!level.ok()) return StatusOr<Body>(level);
   const Job& job = *jobs_.Find(wait.ref.job);
+  const int replicas = cluster_ == nullptr ? 0 : cluster_->members().ReplicasOf(job.owner->policy);
+  const Status level = CheckLevel(wait.level, options_.storage, replicas);
+  if (!level.ok()) return StatusOr<Body>(level);
   Status never;
   const Checkpoint* checkpoint = Meant(wait, job, &never);
   if (!never.ok()) return StatusOr<Body>(never);
-  if (checkpoint == nullptr || !checkpoint->content->complete) return std::nullopt;
+  if (checkpoint == nullptr || !checkpoint->Complete()) return std::nullopt;
   const Files& files = *checkpoint->files;
   // One that storage has, which is away, may come back with it.
   if (files.unconfirmed && wait.level == Level::kPersisted) return std::nullopt;
   if (!checkpoint->Obtainable()) return StatusOr<Body>(NoGoodCopy(*checkpoint));
-  if (wait.level == Level::kPersisted && !files.persisted) {
+  if (wait.level == Level::kReplicated && checkpoint->elsewhere->replicas < replicas) {
+    const std::string refusal = cluster_->RefusalOf(job);
+    if (refusal.empty()) return std::nullopt;
+    return StatusOr<Body>(NeverReached("level: REPLICATED cannot be reached now: ", refusal));
+  }
+  if (wait.level == Level::kPersisted && !files.persisted && !checkpoint->elsewhere->stored) {
     if (files.parked && files.owes) return StatusOr<Body>(CannotPersist(*checkpoint));
     if (files.owes || files.persisting || files.unconfirmed) return std::nullopt;
     return StatusOr<Body>(
@@ -297,7 +319,7 @@ const Checkpoint* Finding::Meant(const event::Wait& wait, const Job& job, Status
     return nullptr;
   }
   if (ref.attempt != 0 && ref.attempt < newest &&
-      (checkpoint == nullptr || !checkpoint->content->complete)) {
+      (checkpoint == nullptr || !checkpoint->Complete())) {
     *never = NeverReached("attempt ", ref.attempt, " is superseded by ", newest,
                           " and can complete nothing more");
     return nullptr;

@@ -12,6 +12,8 @@
 
 namespace cairn::engine {
 
+class Cluster;
+
 class Finding : public Waitlist {
  public:
   Finding(const Options& options, Outbox* out, Callers* callers, Jobs* jobs, Sessions* sessions,
@@ -33,6 +35,9 @@ class Finding : public Waitlist {
 
   std::string CheckInvariants(const Job& job) const;
 
+  // In a ring: what other members know counts.
+  void set_cluster(Cluster* cluster) { cluster_ = cluster; }
+
  private:
   void CheckWaits(const Job& job);
   // OK with a body: reached. An error: never. nullopt: not yet.
@@ -45,6 +50,7 @@ class Finding : public Waitlist {
   void ListObjects(const event::List& event, const Job& job, const CheckpointRef& ref,
                    size_t limit);
 
+  Cluster* cluster_ = nullptr;  // in no ring
   const Options& options_;
   Outbox& out_;
   Callers& callers_;

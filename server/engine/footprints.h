@@ -29,7 +29,7 @@ class Footprints : public SlabWatcher {
   // Whose extents lie in a slab, and what was last added to the checkpoint's sums.
   struct User {
     Part* part = nullptr;
-    bool locked = false, mapped = false;
+    bool locked = false, mapped = false, for_peers = false;
   };
 
   Ledger& ledger_;

@@ -241,7 +241,7 @@ void JobCalls::On(const event::SetPolicy& event) {
   }
   jobs_.SetPolicy(job, event.policy);
   // What the new policy wants of the newest step is wanted now, not at the next one.
-  if (Checkpoint* newest = standing_.Newest(*job)) persistence_.ScheduleByPolicy(newest);
+  persistence_.ScheduleNext(job);
   retention_.ApplyKeepPolicy(job);
   out_.Answer(request, Body(reply::Ok{}));
 }

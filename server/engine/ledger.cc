@@ -49,7 +49,8 @@ const SlabRecord* Ledger::Find(SlabId slab) const {
 
 SlabState Ledger::Decide(const SlabRecord& slab) const {
   if (slab.state == SlabState::kMaking || slab.state == SlabState::kDying) return slab.state;
-  if (slab.extents > 0 || slab.pins > 0 || slab.reserved || slab.use == fact::SlabUse::kManifests) {
+  if (slab.extents > 0 || slab.pins > 0 || slab.reserved || slab.for_peers ||
+      slab.use == fact::SlabUse::kManifests) {
     return SlabState::kInUse;
   }
   if (slab.mapper != 0) {
@@ -62,6 +63,7 @@ SlabState Ledger::Decide(const SlabRecord& slab) const {
 }
 
 std::optional<uint32_t> Ledger::HolderOf(const SlabRecord& slab) {
+  if (slab.for_peers) return std::nullopt;
   if (slab.reserved) return slab.reserved_for;
   if (slab.owner.None()) return std::nullopt;
   const bool holds = slab.state == SlabState::kInUse || slab.state == SlabState::kQuarantined ||
@@ -277,6 +279,29 @@ SlabRecord* Ledger::Make(uint64_t bytes, fact::SlabUse use, bool urgent,
   return slab;
 }
 
+SlabRecord* Ledger::MakeForPeers(uint64_t bytes) {
+  SlabRecord* slab = Make(bytes, fact::SlabUse::kObjects, /*urgent=*/true, uint32_t{0});
+  KeepForPeers(slab);
+  return slab;
+}
+
+void Ledger::KeepForPeers(SlabRecord* slab) {
+  if (slab->for_peers) return;
+  Lift(slab);
+  slab->for_peers = true;
+  for_peers_bytes_ += slab->bytes;
+  Settle(slab);
+}
+
+void Ledger::ReturnFromPeers(SlabRecord* slab) {
+  if (!slab->for_peers) return;
+  Lift(slab);
+  slab->for_peers = slab->reserved = false;
+  slab->doomed = true;
+  for_peers_bytes_ -= slab->bytes;
+  Settle(slab);
+}
+
 void Ledger::Unreserve(SlabRecord* slab) {
   Lift(slab);
   slab->reserved = false;
@@ -475,6 +500,7 @@ bool Ledger::OnMade(SlabId id, const Status& status) {
   if (!slab->reserved || !status.ok()) ++version_;
   if (!status.ok()) {
     total_ -= slab->bytes;
+    if (slab->for_peers) for_peers_bytes_ -= slab->bytes;
     slabs_.erase(id);
     return true;
   }
@@ -734,11 +760,12 @@ std::vector<uint64_t> Ledger::ReadyFor(const SlabOwner& owner, SessionId session
 }
 
 std::string Ledger::CheckInvariants() const {
-  uint64_t total = 0;
+  uint64_t total = 0, for_peers = 0;
   std::array<uint64_t, kSlabStates> bytes{};
   ByUser held = records_, coming;
   for (const auto& [id, slab] : slabs_) {
     total += slab.bytes;
+    if (slab.for_peers && slab.state != SlabState::kDying) for_peers += slab.bytes;
     if (const auto uid = HolderOf(slab); uid.has_value()) Add(&held, *uid, {slab.bytes, 1});
     if (MayComeBack(slab)) Add(&coming, slab.owner.uid, {slab.bytes, 1});
     bytes[static_cast<size_t>(slab.state)] += slab.bytes;
@@ -761,6 +788,7 @@ std::string Ledger::CheckInvariants() const {
   }
   if (total != total_) return absl::StrCat("slabs add up to ", total, ", counted ", total_);
   if (bytes != bytes_) return "bytes by state do not add up";
+  if (for_peers != for_peers_bytes_) return "bytes kept for other members do not add up";
   if (held != held_by_ || coming != coming_to_) return "bytes by user do not add up";
   if (total_ > std::max(options_.budget_bytes, recovered_total_)) {
     return absl::StrCat("slabs take ", total_, " bytes, the budget is ", options_.budget_bytes);

@@ -60,6 +60,7 @@ struct SlabRecord {
   uint32_t pins = 0;
   bool reserved = false;
   uint32_t reserved_for = 0;  // uid
+  bool for_peers = false;     // holds a part that came from another member, or is kept for the next
   SessionId mapper = 0;
   LeaseId writer_lease = 0;
   absl::flat_hash_map<LeaseId, bool> readers;  // true: released, its lock not known to be gone
@@ -124,6 +125,12 @@ class Ledger {
   SlabRecord* MakeForManifests(uint64_t bytes, bool urgent) {
     return Make(bytes, fact::SlabUse::kManifests, urgent, std::nullopt);
   }
+  // One for a part that comes from another member: in use until ReturnFromPeers, never lent for writing, and
+  // nobody's share.
+  SlabRecord* MakeForPeers(uint64_t bytes);
+  void KeepForPeers(SlabRecord* slab);     // a restored one, which holds such a part
+  void ReturnFromPeers(SlabRecord* slab);  // destroyed as soon as nobody sees it
+  uint64_t for_peers_bytes() const { return for_peers_bytes_; }
   void Unreserve(SlabRecord* slab);
   void SetOwner(SlabRecord* slab, const SlabOwner& owner);
   void ReturnFromManifests(SlabRecord* slab);  // it holds none: destroyed
@@ -288,6 +295,7 @@ class Ledger {
   ByUser records_, idle_mapped_of_;
   std::map<uint32_t, uint64_t> promised_to_;
   int64_t dying_ = 0, probing_slabs_ = 0;
+  uint64_t for_peers_bytes_ = 0;
   uint64_t total_ = 0, idle_mapped_bytes_ = 0, making_unreserved_bytes_ = 0, probing_bytes_ = 0;
   std::array<uint64_t, kSlabStates> bytes_{};
   uint64_t recovered_total_ = 0;  // may exceed a budget that was lowered since

@@ -15,6 +15,7 @@ Line::Affected Line::SetAttempts(const std::map<Attempt, Origin>& origins,
   decisions_ = decisions;
   for (auto at = lives_.begin(); at != lives_.end();) {
     const bool gone = !origins.contains(at->first) && at->second.complete.empty();
+    moved |= gone && derived_;  // it may have closed another's lineage
     at = gone ? lives_.erase(at) : std::next(at);
   }
   for (const auto& [attempt, origin] : origins) {

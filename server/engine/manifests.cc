@@ -57,6 +57,28 @@ void Manifests::Begin(Part* part, Manifest head) {
   Write(part);
 }
 
+void Manifests::Keep(Part* part) {
+  ManifestPlace& place = part->manifest.Edit();
+  place.committing = true;
+  under_way_.insert(part->key);
+  place.table = part->content->table;
+  place.bytes = EncodedManifestSize(place.table->head);
+  for (const auto& entry : place.table->entries) place.bytes += EncodedObjectSize(*entry);
+  place.record_bytes = RecordBytes(place.bytes, part->content->count);
+  Write(part);
+}
+
+fact::PartCommitted Manifests::FactOf(const Part& part, const std::string& digest) {
+  return {part.key,
+          part.checkpoint->content->world_size,
+          part.manifest->extent,
+          part.manifest->bytes,
+          digest,
+          Parts::SlabsOf(part),
+          part.source->role,
+          part.source->owner};
+}
+
 // First fit among the slabs of the user's manifests, and those that are empty; nullptr when none has space.
 SlabRecord* Manifests::Find(uint32_t uid, uint64_t bytes, uint64_t* offset) {
   const auto of_user = roomy_.find(uid);
@@ -117,6 +139,7 @@ void Manifests::Write(Part* part) {
   place.extent = {slab->id, offset, bytes};
   place.resident = true;
   place.writing = true;
+  if (part->content->committed) --part->checkpoint->manifests.Edit().absent;  // Keep
   part->checkpoint->manifests.Edit().record_bytes += Charge(bytes);
   ledger_.Pin(slab);
   for (RequestId request : place.committers) {
@@ -275,9 +298,12 @@ Part* Manifests::On(const event::ManifestWritten& event) {
     Failed(part, event.status);
     return nullptr;
   }
-  out_.Say(fact::PartCommitted{part->key, part->checkpoint->content->world_size,
-                               part->manifest->extent, part->manifest->bytes, event.digest,
-                               Parts::SlabsOf(*part)});
+  out_.Say(FactOf(*part, event.digest));
+  if (part->content->committed) {
+    Ended(part);
+    kept_(part, absl::OkStatus());
+    return nullptr;
+  }
   out_.Count("commits");
   std::shared_ptr<const PartTable> table = part->manifest->table;
   Ended(part);
@@ -298,6 +324,7 @@ void Manifests::Failed(Part* part, const Status& why) {
   Ended(part);
   Free(part);
   AnswerCommitters(part, Annotate(why, "commit"));
+  if (part->content->committed) return kept_(part, why);
   bool alive = false;
   for (SessionId id : part->content->sessions) alive |= sessions_.Find(id) != nullptr;
   if (alive) return;

@@ -29,6 +29,10 @@ class Manifests : public Waitlist, public StepWatcher {
   bool Await(Part* part, const event::Commit& event);
   // Writes the part's manifest, of this head and the part's objects, as soon as there is space for it.
   void Begin(Part* part, Manifest head);
+  // Of a part that came from another member and is committed already: writes its record, and says the
+  // fact once it is written. `set_kept` hears how that ended.
+  void Keep(Part* part);
+  void set_kept(std::function<void(Part*, const Status&)> kept) { kept_ = std::move(kept); }
   void Free(Part* part);  // its memory; Parts says the fact
 
   // Before the part's session hears that it may write: its answer says which slabs it is to unmap, should
@@ -88,6 +92,7 @@ class Manifests : public Waitlist, public StepWatcher {
   void AnswerCommitters(Part* part, const StatusOr<Body>& body);
   void Ended(Part* part);
   void Failed(Part* part, const Status& why);
+  static fact::PartCommitted FactOf(const Part& part, const std::string& digest);
 
   const uint64_t slab_bytes_;
   Outbox& out_;
@@ -97,6 +102,7 @@ class Manifests : public Waitlist, public StepWatcher {
   Parts& parts_;
   Eviction& eviction_;
 
+  std::function<void(Part*, const Status&)> kept_;
   std::map<SlabId, Space> slabs_;
   std::map<uint32_t, std::set<SlabId>> roomy_;  // of them, those with manifests and room, by user
   std::set<SlabId> empty_;                      // those that nothing uses

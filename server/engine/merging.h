@@ -49,6 +49,8 @@ class Merging {
   bool more() const { return !under_way_.empty(); }
   bool Has(const Job& job) const { return under_way_.contains(job.name); }
   void Drop(const Job& job);  // another reading will tell
+  // One checkpoint as it stands in storage: it is persisted, and parts that are not here are known.
+  void Merge(Job* job, const StoredCheckpoint& stored);
 
  private:
   struct UnderWay {
@@ -67,7 +69,6 @@ class Merging {
   bool IsOfItsOwner(Job* job, const event::JobScanned& scanned);
   void LearnLine(Job* job, const Reading& reading);
   static bool IsThatOf(const StoredCheckpoint& stored, const Checkpoint& known);
-  void Merge(Job* job, const StoredCheckpoint& stored);
   // Parts that memory lacks are as storage has them; those it has stay where they are.
   void Complete(Checkpoint* checkpoint, const StoredCheckpoint& stored);
 

@@ -94,7 +94,13 @@ Checkpoint::Checkpoint(Job* of, const CheckpointKey& of_key, uint64_t number, Ch
       changes_(changes) {}
 
 Job::Job(std::string of_name, Changes* changes)
-    : name(std::move(of_name)), owner(this), sessions(this), attempts(this), verdict(this), changes_(changes) {}
+    : name(std::move(of_name)),
+      owner(this),
+      sessions(this),
+      attempts(this),
+      tombstones(this),
+      verdict(this),
+      changes_(changes) {}
 
 std::vector<Checkpoint*> CheckpointsAt(const Job& job, Step step) {
   std::vector<Checkpoint*> found;
@@ -109,6 +115,8 @@ Gain& Gain::operator+=(const Gain& other) {
   bytes += other.bytes;
   mapped_bytes += other.mapped_bytes;
   slabs += other.slabs;
+  uncharged_bytes += other.uncharged_bytes;
+  uncharged_slabs += other.uncharged_slabs;
   record_bytes += other.record_bytes;
   journal_bytes += other.journal_bytes;
   return *this;
@@ -118,6 +126,8 @@ Gain& Gain::operator-=(const Gain& other) {
   bytes -= other.bytes;
   mapped_bytes -= other.mapped_bytes;
   slabs -= other.slabs;
+  uncharged_bytes -= other.uncharged_bytes;
+  uncharged_slabs -= other.uncharged_slabs;
   record_bytes -= other.record_bytes;
   journal_bytes -= other.journal_bytes;
   return *this;

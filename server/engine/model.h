@@ -37,7 +37,7 @@
 namespace cairn::engine {
 
 class Admission;
-class Copies;
+class Fetches;
 class Attempts;
 class Finding;
 class Footprints;
@@ -146,7 +146,7 @@ struct PartShown {
 // Why this node has the part, and whose writer committed it.
 struct PartSource {
   PartRole role = PartRole::kOwn;
-  Rank owner = kNoRank;  // in no ring
+  Rank owner = kNoRank;  // in no ring; or nothing but storage told of the part
 };
 
 struct Part {
@@ -158,8 +158,9 @@ struct Part {
   Watched<PartContent, Parts, Part> content;
   Watched<ManifestPlace, Manifests, Part> manifest;
   Owned<PartShown, Standing> shown;
+  Owned<std::optional<PartRole>, Standing> held;  // as it counts in CheckpointStanding::held
   Owned<PartChecks, Opening> checks;
-  Watched<PartSource, Copies, Part> source;
+  Watched<PartSource, Fetches, Part> source;
 };
 
 // An object, being written or committed. Good until its part changes.
@@ -222,7 +223,10 @@ struct Files {
   bool owes = false;          // a file is due, by policy …
   bool requested = false;     // … or because somebody asked
   bool persisting = false, preparing = false, deleting = false;  // preparing: not all is held yet
-  bool skipped = false;                                          // superseded before its turn
+  // This node's own parts are there, synced, and those of other members are not: it looks again whether
+  // all of it can be published. A new daemon writes what stands there once more, which costs a look.
+  bool written = false;
+  bool skipped = false;  // superseded before its turn
   // Why the last try failed; OK: none did since it was persisted or somebody asked for it anew.
   Status problem;
   // A new try soon would fail the same way: there is one when somebody asks, or much later.
@@ -255,6 +259,7 @@ struct Verdict {
   uint64_t granted = 0;   // slab bytes they got
   uint64_t reserved = 0;  // still set aside
   int32_t local_writers = 1;
+  int32_t committed = 0;  // parts of this node's own writers
   // Grows with `granted`; outlives the checkpoint in LastSave.
   std::shared_ptr<uint64_t> node_total = std::make_shared<uint64_t>(0);
   std::set<RequestId> waiting;  // creates
@@ -267,6 +272,9 @@ struct Footprint {
   uint64_t slab_bytes = 0;
   uint64_t locked_bytes = 0;  // leased, granted or pinned
   uint64_t mapped_bytes = 0;  // of the rest: mapped by a writer
+  // In slabs that are on no user's account (SlabRecord::for_peers): those not locked, and how many in all.
+  uint64_t uncharged_bytes = 0;
+  int64_t uncharged_slabs = 0;
 };
 
 // In which order memory is given up; a lower one goes first (evict_class.cc).
@@ -284,6 +292,7 @@ struct Shown {
   uint64_t absent = 0;
   uint64_t broken_objects = 0;
   bool complete = false, resident = false, obtainable = false, persisted = false, pinned = false;
+  Elsewhere elsewhere;
   bool operator==(const Shown&) const = default;
 };
 
@@ -299,6 +308,9 @@ struct Gain {
   uint64_t bytes = 0;
   uint64_t mapped_bytes = 0;  // of them, only once a writer has unmapped it
   int64_t slabs = 0;          // at most
+  // Of these, what counts as no user's.
+  uint64_t uncharged_bytes = 0;
+  int64_t uncharged_slabs = 0;
   uint64_t record_bytes = 0, journal_bytes = 0;
 
   Gain& operator+=(const Gain& other);
@@ -306,8 +318,19 @@ struct Gain {
   bool operator==(const Gain&) const = default;
 };
 
+// How many parts lie in memory here or are being written, by why this node has them.
+struct HeldParts {
+  int32_t own = 0, replicas = 0, fetched = 0;
+
+  int32_t& Of(PartRole role) {
+    return role == PartRole::kOwn ? own : role == PartRole::kReplica ? replicas : fetched;
+  }
+  bool operator==(const HeldParts&) const = default;
+};
+
 // Derived from all of the above.
 struct CheckpointStanding {
+  HeldParts held;
   bool known_to_line = false;  // as one that can be had
   LinePlace place = LinePlace::kBeside;
   EvictClass evict_class = EvictClass::kKept;
@@ -477,6 +500,7 @@ struct JobTombstones {
 struct LastSave {
   std::weak_ptr<const PartTable> table;  // gone with the part
   std::vector<uint64_t> slabs;           // sizes, ascending
+  // Of all of this node's writers. Null: not known, for storage has the parts of all members' writers.
   std::shared_ptr<uint64_t> node_total;
 };
 struct JobSaves {
@@ -530,6 +554,16 @@ struct JobVerdictHeard {
   std::string why;
 };
 
+// What the members together say of the job, as far as classes depend on it (evict_class.h).
+struct RingSays {
+  bool fresh = false;  // heard a moment ago
+  int asked = 0;       // replicas; with 0 nothing but storage protects
+  std::optional<CheckpointId> protect, target;
+  // The newest protected one among those that the line has left.
+  std::optional<CheckpointId> left;
+  bool operator==(const RingSays&) const = default;
+};
+
 // Derived from all of the above.
 struct JobStanding {
   Line line;
@@ -548,6 +582,9 @@ struct JobStanding {
   bool has_writers = false;
   Attempt attempt = 0;
   JobOwner owner;
+  std::optional<RingSays> ring;  // nullopt: in no ring
+  Attempt left_by = 0;           // the head for which RingSays::left was found
+  MonotonicNanos stale_at = 0;   // when `ring` is not fresh any more; 0: it is not
 };
 
 struct Job {
@@ -560,7 +597,7 @@ struct Job {
   Watched<JobAttempts, Attempts, Job> attempts;
   Owned<JobSteps, Parts> steps;
   Owned<JobFiles, Persistence> files;
-  Owned<JobTombstones, Retention> tombstones;
+  Watched<JobTombstones, Retention, Job> tombstones;
   // Those that are not known yet are pinned as soon as a scan finds them.
   Owned<std::set<CheckpointId>, Retention> pins;
   Owned<JobSaves, Pool> saves;

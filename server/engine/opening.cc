@@ -5,6 +5,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "server/engine/cluster.h"
 
 namespace cairn::engine {
 
@@ -30,6 +31,11 @@ void Opening::On(const event::Open& event) {
   Job* job = scanning_.Readable(&sessions_, event.caller, event.ref.job, event.deadline, event,
                                 /*scan=*/false);
   if (job == nullptr) return;
+  if (cluster_ != nullptr &&
+      (event.ref.step == kNoStep || !describing_.Resolve(*job, event.ref).ok()) &&
+      cluster_->verdicts().Await(event.caller, *job, event.deadline, event)) {
+    return;
+  }
   const StatusOr<Checkpoint*> found = describing_.Resolve(*job, event.ref);
   // "latest" may be in storage only; but what memory has is not kept waiting for long.
   if (!found.ok() || event.ref.step == kNoStep) {
@@ -44,6 +50,10 @@ void Opening::On(const event::Open& event) {
   const Checkpoint& checkpoint = **found;
   const StatusOr<ObjectRef> named = ObjectNamed(checkpoint, event.name);
   if (!named.ok() && tables_.Await(event.caller, *found, event.deadline, event)) return;
+  if (cluster_ != nullptr && (!named.ok() || !named->resident()) &&
+      cluster_->loads().Await(event.caller, checkpoint, event.name, event.deadline, event)) {
+    return;
+  }
   if (!named.ok()) return out_.Answer(request, named.status());
   const ObjectRef& object = *named;
   if (!object.resident()) {
@@ -185,9 +195,7 @@ void Opening::Broke(const ObjectRef& object, const Status& why) {
   parts_.Break(object, why);
   persistence_.Unowe(checkpoint);
   // Another is the newest now, and may be due.
-  if (Checkpoint* newest = standing_.Newest(*checkpoint->job)) {
-    persistence_.ScheduleByPolicy(newest);
-  }
+  persistence_.ScheduleNext(checkpoint->job);
 }
 
 // --- chunks

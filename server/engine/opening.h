@@ -15,6 +15,8 @@
 
 namespace cairn::engine {
 
+class Cluster;
+
 class Opening : public Waitlist {
  public:
   Opening(Outbox* out, Callers* callers, Sessions* sessions, Leases* leases, Ledger* ledger,
@@ -38,6 +40,9 @@ class Opening : public Waitlist {
   void Restore(const Jobs& jobs);
   std::string CheckInvariants(std::map<SlabId, uint32_t>* pins) const;
 
+  // In a ring: bytes may come from other members.
+  void set_cluster(Cluster* cluster) { cluster_ = cluster; }
+
  private:
   struct Verification {
     PartKey part;
@@ -57,6 +62,7 @@ class Opening : public Waitlist {
   Status CheckChunk(const event::LocateChunk& event, const Session& session,
                     const Lease* lease) const;
 
+  Cluster* cluster_ = nullptr;  // in no ring
   Outbox& out_;
   Callers& callers_;
   Sessions& sessions_;

@@ -59,7 +59,7 @@ Status Options::Validate() const {
   if (persist_retry_parked < persist_retry_max) {
     return bad("persist_retry_parked is below persist_retry_max");
   }
-  return absl::OkStatus();
+  return ring.members.empty() ? absl::OkStatus() : ring.Validate();
 }
 
 }  // namespace cairn::engine

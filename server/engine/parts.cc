@@ -9,6 +9,8 @@
 #include "absl/strings/str_join.h"
 #include "common/checksum.h"
 #include "server/engine/describing.h"
+#include "server/engine/manifests.h"
+#include "server/engine/own_parts.h"
 
 namespace cairn::engine {
 namespace {
@@ -78,10 +80,11 @@ Status CheckSeal(const ObjectRef& object, const PartKey& key, const event::Seal&
 
 }  // namespace
 
-Parts::Parts(Outbox* out, Jobs* jobs, Attempts* attempts, Leases* leases, Ledger* ledger,
-             Footprints* footprints, Changes* changes, Standing* standing, Sessions* sessions,
-             JournalRoom* journal)
-    : out_(*out),
+Parts::Parts(const Options& options, Outbox* out, Jobs* jobs, Attempts* attempts, Leases* leases,
+             Ledger* ledger, Footprints* footprints, Changes* changes, Standing* standing,
+             Sessions* sessions, JournalRoom* journal)
+    : options_(options),
+      out_(*out),
       jobs_(*jobs),
       sessions_(*sessions),
       attempts_(*attempts),
@@ -409,6 +412,34 @@ void Parts::AddStored(Checkpoint* checkpoint, const StoredPart& stored) {
   AddCommitted(checkpoint, stored.manifest, stored.digest, stored.Objects(), stored.Bytes());
 }
 
+Part* Parts::AddFetched(Checkpoint* checkpoint, std::shared_ptr<const PartTable> table,
+                        const std::string& digest) {
+  Part* part = PartOf(*checkpoint, table->head.writer);
+  if (part == nullptr) {
+    uint64_t bytes = 0;
+    for (const auto& entry : table->entries) bytes += entry->length;
+    part = AddCommitted(checkpoint, table->head, digest, table->entries.size(), bytes);
+  }
+  DropTable(part);  // of what storage has: it says nothing of memory
+  TakeTable(part, table);
+  std::map<SlabId, uint32_t> slabs;
+  for (const ExtentRef& extent : table->extents) ++slabs[extent.slab];
+  for (const auto& [slab, objects] : slabs) {
+    Took(part, ledger_.Find(slab), objects);
+    part->content.Edit().absent -= objects;
+    checkpoint->content.Edit().absent -= objects;
+  }
+  SettleKept(part);
+  StepContent& step = checkpoint->content.Edit();
+  NoteDigest(&step, part->key.writer, digest);
+  if (!step.complete && step.committed == step.world_size) {
+    BecomeComplete(checkpoint);
+  } else {
+    IndexNames(checkpoint);
+  }
+  return part;
+}
+
 void Parts::TakeTable(Part* part, std::shared_ptr<const PartTable> table) {
   PartContent& content = part->content.Edit();
   if (content.table != nullptr || table->entries.size() != content.count) return;
@@ -492,6 +523,23 @@ bool Parts::Free(Part* part) {
   if (held) return false;
   if (part->manifest->resident) out_.Say(fact::PartDropped{part->key, HeldName(*part->content)});
   return true;
+}
+
+void Parts::Release(Part* part, Manifests* manifests) {
+  Checkpoint* checkpoint = part->checkpoint;
+  if (checkpoint->files->persisted && !checkpoint->files->deleting) {
+    if (Free(part)) manifests->Free(part);
+    DropTable(part);
+    return;
+  }
+  StepContent& content = checkpoint->content.Edit();
+  if (content.complete) {
+    content.complete = content.indexed = false;
+    checkpoint->job->steps.Edit().incomplete.insert(checkpoint->Id());
+    IndexNames(checkpoint);
+  }
+  Erase(part);
+  EraseIfEmpty(checkpoint);
 }
 
 void Parts::Break(const ObjectRef& object, const Status& why) {
@@ -594,10 +642,28 @@ void Parts::EraseCondemned(const CheckpointKey& key) {
 
 void Parts::EraseIfEmpty(Checkpoint* checkpoint) {
   if (!checkpoint->content->parts.empty() || !checkpoint->verdict->waiting.empty() ||
-      checkpoint->files->persisted || checkpoint->files->persisting) {
+      checkpoint->files->persisted || checkpoint->files->persisting ||
+      checkpoint->elsewhere->complete) {
     return;
   }
   Erase(checkpoint);
+}
+
+bool Parts::LeaveStorage(Checkpoint* checkpoint) {
+  std::vector<Part*> gone;
+  for (const auto& [writer, part] : checkpoint->content->parts) {
+    if (!WholeInMemory(*part)) gone.push_back(part.get());
+  }
+  if (options_.ring.Alone() || gone.size() == checkpoint->content->parts.size()) {
+    Erase(checkpoint);
+    return false;
+  }
+  StepContent& content = checkpoint->content.Edit();
+  content.complete = false;
+  checkpoint->job->steps.Edit().incomplete.insert(checkpoint->Id());
+  for (Part* part : gone) Erase(part);
+  IndexNames(checkpoint);
+  return true;
 }
 
 void Parts::Erase(Checkpoint* checkpoint) {

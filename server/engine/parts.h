@@ -45,9 +45,9 @@ class StepWatcher {
 
 class Parts {
  public:
-  Parts(Outbox* out, Jobs* jobs, Attempts* attempts, Leases* leases, Ledger* ledger,
-        Footprints* footprints, Changes* changes, Standing* standing, Sessions* sessions,
-        JournalRoom* journal);
+  Parts(const Options& options, Outbox* out, Jobs* jobs, Attempts* attempts, Leases* leases,
+        Ledger* ledger, Footprints* footprints, Changes* changes, Standing* standing,
+        Sessions* sessions, JournalRoom* journal);
   void Watch(StepWatcher* watcher) { watchers_.push_back(watcher); }
 
   // --- finding
@@ -93,6 +93,9 @@ class Parts {
   void Commit(Part* part, std::shared_ptr<const PartTable> table, const std::string& digest);
   // A part that storage has; none of it is in memory.
   void AddStored(Checkpoint* checkpoint, const StoredPart& stored);
+  // A part that came from another member: committed there, verified, and in memory where the table says.
+  Part* AddFetched(Checkpoint* checkpoint, std::shared_ptr<const PartTable> table,
+                   const std::string& digest);
   void TakeTable(Part* part, std::shared_ptr<const PartTable> table);
   void DropTable(Part* part);  // of one that only storage has, of a complete checkpoint
   void DropTables(Checkpoint* checkpoint);  // of all such parts
@@ -109,6 +112,8 @@ class Parts {
   // --- going
   // What nobody holds of a committed part leaves memory. False: some of it is held.
   bool Free(Part* part);
+  // The part goes, and with it what made its checkpoint complete here. What is in storage stays known.
+  void Release(Part* part, Manifests* manifests);
   void Break(const ObjectRef& object, const Status& why);  // its bytes did not verify: they go
   void Erase(Part* part);
   void Erase(Checkpoint* checkpoint);
@@ -118,6 +123,9 @@ class Parts {
   // Who comes back to such a step finds nothing of it.
   void EraseCondemned(const CheckpointKey& key);
   void EraseIfEmpty(Checkpoint* checkpoint);
+  // Storage does not have it any more. Alone, what is left in memory is of no use; in a ring the rest may be
+  // with other members, and the parts that are whole here stay. False: nothing does, and it is gone.
+  bool LeaveStorage(Checkpoint* checkpoint);
 
   void Restore(const Restored& restored, const Recovered& recovered, Manifests* manifests);
   void RestoreFootprints();  // once the ledger has decided the slabs' states
@@ -162,6 +170,7 @@ class Parts {
   std::string CheckOpen(const Part& part, const Placer& place) const;
   std::string CheckCommitted(const Part& part, const Placer& place) const;
 
+  const Options& options_;
   Outbox& out_;
   Jobs& jobs_;
   Sessions& sessions_;

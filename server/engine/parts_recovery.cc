@@ -193,9 +193,10 @@ void Parts::Snapshot(const Part& part, std::vector<Fact>* facts) const {
   const PartContent& content = *part.content;
   if (!content.lost.empty()) facts->push_back(fact::ObjectDropped{part.key, content.lost});
   if (!part.manifest->resident || !content.committed) return;
+  if (part.manifest->committing) return;  // Manifests::Keep says it
   facts->push_back(fact::PartCommitted{part.key, part.checkpoint->content->world_size,
                                        part.manifest->extent, part.manifest->bytes, content.digest,
-                                       SlabsOf(part)});
+                                       SlabsOf(part), part.source->role, part.source->owner});
   for (const size_t index : content.broken) {
     facts->push_back(fact::ObjectDropped{part.key, content.table->entries[index]->name});
   }

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 #include <variant>
@@ -33,6 +34,8 @@ struct Want {
   int32_t world_size = 0;
   uint32_t owner_uid = 0, owner_gid = 0;
   bool target = false;  // before the others
+  Rank owner =
+      kNoRank;  // whose part it is, where the sender stands in for a lost member; else the sender's
   bool operator==(const Want&) const = default;
 };
 
@@ -92,6 +95,25 @@ struct VerdictWanted {
   std::string job;
 };
 
+// Where a checkpoint's parts are, asked of the home: of those that have a name, or of all.
+struct PlacesWanted {
+  CheckpointKey checkpoint;
+  std::string name;  // empty: all
+};
+struct Place {
+  Writer writer = 0;
+  std::string digest;
+  int32_t world_size = 0;
+  uint64_t bytes = 0;  // of its objects, each in whole pages
+  Rank owner = kNoRank;
+  std::set<Rank> holders;  // in whose memory it is
+};
+struct PlacesSaid {
+  CheckpointKey checkpoint;
+  std::string name;
+  std::vector<Place> places;
+};
+
 // --- decisions of a job (job_record.h encodes them)
 struct Record {
   std::string job;
@@ -99,7 +121,7 @@ struct Record {
 };
 
 using Message = std::variant<WantList, HaveList, ReleaseList, Report, ReportWanted, VerdictSaid,
-                             VerdictWanted, Record>;
+                             VerdictWanted, PlacesWanted, PlacesSaid, Record>;
 
 // --- reading a part: a question that has an answer
 
@@ -112,11 +134,11 @@ struct Region {
   std::string descriptor;  // Transport::Describe of its extent
 };
 struct GrantAnswer {
-  uint64_t grant = 0;        // number, for progress and end
-  std::string token;         // transport::GrantToken
-  std::string manifest;      // encoded
+  uint64_t grant = 0;    // number, for progress and end
+  std::string token;     // transport::GrantToken
+  std::string manifest;  // encoded
   std::vector<Region> regions;
-  int64_t valid_ms = 0;      // without progress
+  int64_t valid_ms = 0;  // without progress
 };
 
 }  // namespace cairn::engine::peer

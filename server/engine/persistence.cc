@@ -4,10 +4,15 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/own_parts.h"
 #include "server/engine/restored.h"
 
 namespace cairn::engine {
 namespace {
+
+// Pauses between two looks whether the others have written their parts, too. What is heard of them is faster.
+constexpr MonotonicNanos kLookMin = 5 * kNanosPerSecond;
+constexpr MonotonicNanos kLookMax = 60 * kNanosPerSecond;
 
 // Whether a new try, with nothing changed, fails the same way.
 bool IsPermanent(const Status& status) {
@@ -33,7 +38,73 @@ Persistence::Persistence(const Options& options, const Mode& mode, Outbox* out, 
       parts_(*parts),
       standing_(*standing) {}
 
+// --- what there is to write
+
+bool Persistence::Writes(const Part& part) const {
+  if (IsOwn(part, options_.ring)) return true;
+  return part.source->role == PartRole::kReplica && acts_for_ && acts_for_(part);
+}
+
+bool Persistence::HasToWrite(const Checkpoint& checkpoint) const {
+  if (options_.ring.Alone()) return true;
+  const auto& parts = checkpoint.content->parts;
+  return std::any_of(parts.begin(), parts.end(),
+                     [this](const auto& part) { return Writes(*part.second); });
+}
+
+bool Persistence::CanWrite(const Checkpoint& checkpoint) const {
+  if (!checkpoint.Complete()) return false;
+  if (options_.ring.Alone()) return checkpoint.Resident();
+  const auto& parts = checkpoint.content->parts;
+  return HasToWrite(checkpoint) &&
+         std::all_of(parts.begin(), parts.end(), [this](const auto& part) {
+           return !Writes(*part.second) || WholeInMemory(*part.second);
+         });
+}
+
+Checkpoint* Persistence::TargetOf(const Job& job) const {
+  if (!job.verdict->target.has_value()) return nullptr;
+  Checkpoint* target = CheckpointOf(job, *job.verdict->target);
+  const bool due = target != nullptr && !target->files->persisted && CanWrite(*target);
+  return due ? target : nullptr;
+}
+
+std::optional<CheckpointId> Persistence::WorksOn(const Job& job) const {
+  for (const auto& [key, under_way] : under_way_) {
+    if (key.job == job.name) return CheckpointId{key.step, key.attempt, key.revision};
+  }
+  for (const CheckpointId& id : job.files->owed) {
+    if (CheckpointOf(job, id)->files->written) return id;
+  }
+  return std::nullopt;
+}
+
 // --- what is due
+
+void Persistence::ScheduleNext(Job* job) {
+  Checkpoint* target = TargetOf(*job);
+  if (target != nullptr) ScheduleByPolicy(target);
+  Checkpoint* newest = standing_.Newest(*job);
+  if (newest != nullptr && newest != target) ScheduleByPolicy(newest);
+}
+
+void Persistence::CompletedElsewhere(Checkpoint* checkpoint) {
+  if (!options_.storage || checkpoint->files->persisted || checkpoint->files->persisting) return;
+  if (checkpoint->files->requested) return Owe(checkpoint);  // before it was known to be complete
+  ScheduleByPolicy(checkpoint);
+}
+
+void Persistence::StoredElsewhere(Checkpoint* checkpoint) {
+  if (!options_.storage || checkpoint->files->persisted || checkpoint->files->unconfirmed) return;
+  if (CanWrite(*checkpoint)) LookNow(checkpoint);
+}
+
+void Persistence::LookNow(Checkpoint* checkpoint) {
+  if (checkpoint->files->persisting) return;  // which ends with a look
+  TakeFromOwed(checkpoint);
+  checkpoint->files.Edit().again = checkpoint->files.Edit().wait = 0;
+  Owe(checkpoint);
+}
 
 void Persistence::ScheduleByPolicy(Checkpoint* checkpoint) {
   Job* job = checkpoint->job;
@@ -50,12 +121,14 @@ void Persistence::ScheduleByPolicy(Checkpoint* checkpoint) {
       }
       return;
     case PersistMode::kNewest: {
-      if (checkpoint != standing_.Newest(*job)) return;
+      const Checkpoint* newest = standing_.Newest(*job);
+      const Checkpoint* target = TargetOf(*job);
+      if (checkpoint != newest && checkpoint != target) return;
       // Those before it that have not had their turn never will.
       const std::set<CheckpointId> owed = job->files->owed;
       for (const CheckpointId& id : owed) {
         Checkpoint* older = CheckpointOf(*job, id);
-        if (older == checkpoint || older->files->requested) continue;
+        if (older == newest || older == target || older->files->requested) continue;
         Unowe(older);
         older->files.Edit().skipped = true;
         out_.Count("persists_skipped");
@@ -69,6 +142,7 @@ void Persistence::ScheduleByPolicy(Checkpoint* checkpoint) {
 void Persistence::Owe(Checkpoint* checkpoint) { Owe(checkpoint, /*asked=*/false); }
 
 void Persistence::Owe(Checkpoint* checkpoint, bool asked) {
+  if (!HasToWrite(*checkpoint)) return;  // its owners do
   TakeFromOwed(checkpoint);
   Files& files = checkpoint->files.Edit();
   files.requested |= asked;
@@ -88,6 +162,7 @@ void Persistence::Owe(Checkpoint* checkpoint, bool asked) {
 }
 
 void Persistence::Ask(Checkpoint* checkpoint) {
+  if (!HasToWrite(*checkpoint)) return;
   const bool asked_before = checkpoint->files->requested;
   Owe(checkpoint, /*asked=*/true);
   if (!asked_before) out_.Say(fact::PersistAsked{checkpoint->key});
@@ -135,7 +210,7 @@ void Persistence::OweFinished() {
   for (const auto& [name, job] : jobs_.all()) {
     if (job->sessions->writers > 0) continue;
     Checkpoint* newest = standing_.Newest(*job);
-    if (newest == nullptr || !newest->Resident() || newest->files->persisted) continue;
+    if (newest == nullptr || !CanWrite(*newest) || newest->files->persisted) continue;
     const MonotonicNanos finished = job->sessions->finished;
     const bool nowhere = !options_.storage || newest->files->parked;
     if (nowhere && finished != 0 &&
@@ -163,7 +238,7 @@ void Persistence::OweNewest() {
   if (!options_.storage) return;
   for (const auto& [name, job] : jobs_.all()) {
     Checkpoint* newest = standing_.Newest(*job);
-    if (newest == nullptr || newest->files->persisted || !newest->Resident()) continue;
+    if (newest == nullptr || newest->files->persisted || !CanWrite(*newest)) continue;
     Owe(newest, /*asked=*/true);
   }
 }
@@ -174,10 +249,11 @@ bool Persistence::Drained() {
   for (const auto& [name, job] : jobs_.all()) {
     Checkpoint* newest = standing_.Newest(*job);
     if (newest == nullptr || newest->files->persisted) continue;
-    if (!newest->files->owes && newest->Resident() && newest->content->broken_objects == 0) {
+    if (!newest->files->owes && CanWrite(*newest) && newest->content->broken_objects == 0) {
       Owe(newest, /*asked=*/true);
     }
-    done &= !newest->files->owes || newest->files->parked;
+    // What the others have not written yet they publish.
+    done &= !newest->files->owes || newest->files->parked || newest->files->written;
   }
   return done;
 }
@@ -194,8 +270,15 @@ bool Persistence::StepBusy(const Checkpoint& checkpoint) const {
   return under_way_.contains(checkpoint.key);
 }
 
-// The job's checkpoint whose turn it is: one that somebody asked for, else the lowest. When the
-// daemon drains, only the newest. nullptr: none can start now.
+// While it was not refused, and the others may still write theirs.
+bool Persistence::TargetComesFirst(const Job& job, const Checkpoint& target) const {
+  const Files& files = *target.files;
+  if (job.owner->policy.mode != PersistMode::kNewest || !files.owes) return false;
+  return files.problem.ok() && files.wait < kLookMax;
+}
+
+// The job's checkpoint whose turn it is: one that somebody asked for, else the target, else the lowest.
+// When the daemon drains, only the newest. nullptr: none can start now.
 Checkpoint* Persistence::Next(const Job& job) const {
   if (mode_.draining) {
     Checkpoint* newest = standing_.Newest(job);
@@ -204,7 +287,12 @@ Checkpoint* Persistence::Next(const Job& job) const {
     return due && !StepBusy(*newest) ? newest : nullptr;
   }
   // Only those of a step that is being written are passed over.
+  Checkpoint* target = TargetOf(job);
+  const bool target_is_ready =
+      target != nullptr && job.files->ready.contains({true, target->Id()}) && !StepBusy(*target);
   for (const auto& [unasked, id] : job.files->ready) {
+    if (unasked && target_is_ready) return target;
+    if (unasked && target != nullptr && TargetComesFirst(job, *target)) return nullptr;
     Checkpoint* checkpoint = CheckpointOf(job, id);
     if (!StepBusy(*checkpoint)) return checkpoint;
   }
@@ -228,9 +316,10 @@ void Persistence::Run() {
 
 void Persistence::Start(Checkpoint* checkpoint) {
   Job* job = checkpoint->job;
-  if (!checkpoint->content->complete || !checkpoint->Resident()) {  // part of it is not here
+  if (!CanWrite(*checkpoint)) {  // part of it is not here
     Unowe(checkpoint);
-    checkpoint->files.Edit().requested = false;
+    // Of one that was lost from storage the others have their parts, and may not have said so yet.
+    checkpoint->files.Edit().requested &= !options_.ring.Alone() && !checkpoint->Complete();
     return;
   }
   action::Persist persist;
@@ -238,10 +327,12 @@ void Persistence::Start(Checkpoint* checkpoint) {
   persist.uid = job->owner->uid;
   persist.gid = job->owner->gid;
   const Attempt attempt = checkpoint->key.attempt;
-  const Lineage& lineage = job->attempts->begun.at(attempt).lineage;
-  // Once is enough: it costs a read and a sync. A scan that does not find it owes it again.
-  if (!lineage.open && job->files->origin_stands != attempt) {
-    persist.origin = LineRecord{job->name, attempt, LineRecordKind::kOrigin, lineage};
+  const auto begun = job->attempts->begun.find(attempt);
+  // Once is enough: it costs a read and a sync. A scan that does not find it owes it again. Of a life that
+  // did not begin here those write it where it did.
+  if (begun != job->attempts->begun.end() && !begun->second.lineage.open &&
+      job->files->origin_stands != attempt) {
+    persist.origin = LineRecord{job->name, attempt, LineRecordKind::kOrigin, begun->second.lineage};
   }
   UnderWay& under_way = under_way_[checkpoint->key];
   under_way.with_origin = persist.origin.has_value();
@@ -261,8 +352,8 @@ std::vector<event::Persisted> Persistence::Prepare() {
     const CheckpointKey key = *preparing_.begin();
     UnderWay& under_way = under_way_.at(key);
     Checkpoint* checkpoint = parts_.Find(key);
-    const bool there = checkpoint != nullptr && checkpoint->files->persisting &&
-                       checkpoint->content->complete && checkpoint->Resident();
+    const bool there =
+        checkpoint != nullptr && checkpoint->files->persisting && CanWrite(*checkpoint);
     if (there && !TakeHold(&under_way, *checkpoint, &budget)) break;
     preparing_.erase(preparing_.begin());
     if (checkpoint != nullptr) checkpoint->files.Edit().preparing = false;
@@ -280,6 +371,7 @@ bool Persistence::TakeHold(UnderWay* under_way, const Checkpoint& checkpoint, in
   for (auto at = parts.lower_bound(under_way->next); at != parts.end(); ++at, --*budget) {
     under_way->next = at->first;
     if (*budget == 0) return false;
+    if (!Writes(*at->second)) continue;
     const PartContent& part = *at->second->content;
     for (const auto& [slab, objects] : part.slabs) {
       under_way->pinned.push_back(slab);
@@ -314,7 +406,7 @@ Persistence::Ended Persistence::End(const event::Persisted& event) {
 
   Ended ended;
   ended.known = true;
-  ended.persisted = event.status.ok();
+  ended.persisted = event.status.ok() && !event.awaits_others;
   ended.checkpoint = parts_.Find(event.checkpoint);
   // What was persisted was removed meanwhile, and a writer began it anew: that is something else.
   if (ended.checkpoint != nullptr && !ended.checkpoint->files->persisting) {
@@ -332,13 +424,29 @@ Persistence::Ended Persistence::End(const event::Persisted& event) {
   files.wait = 0;
   files.at = 0;
   files.problem.clear();
-  files.persisted_at = out_.now();
   if (was.with_origin) files.origin_stands = event.checkpoint.attempt;
-  out_.Count("persists");
   ended.removed = removed;
+  if (event.awaits_others) {
+    if (!removed && ended.checkpoint != nullptr) Written(ended.checkpoint);
+    return ended;
+  }
+  files.persisted_at = out_.now();
+  out_.Count("persists");
   // One that was evicted meanwhile is found by a scan.
   if (!ended.removed && ended.checkpoint != nullptr) Succeeded(ended.checkpoint, event.location);
   return ended;
+}
+
+// Each look is as good as a first try: what stands is kept, and what a sweep has taken is written again.
+void Persistence::Written(Checkpoint* checkpoint) {
+  Files& files = checkpoint->files.Edit();
+  if (!std::exchange(files.written, true)) out_.Count("parts_written");
+  files.persisting = false;
+  files.problem = absl::OkStatus();
+  files.wait = std::clamp(files.wait * 2, kLookMin, kLookMax);
+  files.again = out_.now() + files.wait;
+  if (files.owes && !files.skipped) AddToOwed(checkpoint);
+  ScheduleNext(checkpoint->job);
 }
 
 // The whole job waits: what storage refused of this checkpoint it would refuse of any other.
@@ -375,9 +483,7 @@ void Persistence::Failed(Checkpoint* checkpoint, Job* job, const event::Persiste
   if (!files.owes || files.skipped) return;
   AddToOwed(checkpoint);
   // A newer one may have come meanwhile, whose turn it is now.
-  if (job->owner->policy.mode == PersistMode::kNewest && !files.requested) {
-    if (Checkpoint* newest = standing_.Newest(*job)) ScheduleByPolicy(newest);
-  }
+  if (job->owner->policy.mode == PersistMode::kNewest && !files.requested) ScheduleNext(job);
 }
 
 void Persistence::Succeeded(Checkpoint* checkpoint, const Location& location) {
@@ -386,6 +492,10 @@ void Persistence::Succeeded(Checkpoint* checkpoint, const Location& location) {
   files.owes = files.requested = false;
   files.problem = absl::OkStatus();
   files.again = files.wait = 0;
+  // Of one that is complete with the others the parts that are not here are read next.
+  if (!checkpoint->content->complete) {
+    parts_.SetStoredDigest(checkpoint, checkpoint->elsewhere->digest);
+  }
   BecomePersisted(checkpoint, location);
   SayPersisted(*checkpoint);
   // It took the place of the attempt's older revisions; other attempts' files stand aside.
@@ -405,7 +515,7 @@ void Persistence::BecomePersisted(Checkpoint* checkpoint, const Location& locati
   Files& files = checkpoint->files.Edit();
   JobFiles& of_job = checkpoint->job->files.Edit();
   files.persisted = true;
-  files.unconfirmed = false;
+  files.unconfirmed = files.written = false;
   files.location = location;
   checkpoint->look.Edit() = of_job.looks;
   of_job.persisted.insert(checkpoint->Id());
@@ -424,7 +534,7 @@ void Persistence::BecomeUnconfirmed(Checkpoint* checkpoint) {
 
 void Persistence::NoLongerPersisted(Checkpoint* checkpoint) {
   Files& files = checkpoint->files.Edit();
-  files.persisted = files.unconfirmed = false;
+  files.persisted = files.unconfirmed = files.written = false;
   files.location = {};
   checkpoint->job->files.Edit().persisted.erase(checkpoint->Id());
   checkpoint->job->files.Edit().unconfirmed.erase(checkpoint->Id());
@@ -490,7 +600,7 @@ void Persistence::Lost(Checkpoint* checkpoint) {
   out_.Say(fact::FilesDeleted{checkpoint->key});
   NoLongerPersisted(checkpoint);
   if (checkpoint->content->broken_objects > 0) return;  // shown as what it is
-  if (!checkpoint->Resident()) return parts_.Erase(checkpoint);
+  if (!checkpoint->Resident() && !parts_.LeaveStorage(checkpoint)) return;
   for (const Checkpoint* other : CheckpointsAt(*checkpoint->job, checkpoint->key.step)) {
     if (other->Id() > checkpoint->Id() && other->files->persisted) return;  // it took its place
   }
@@ -509,6 +619,9 @@ void Persistence::StorageLeft(Job* job) {
   OriginsAreGone(job);
   const std::set<CheckpointId> persisted = job->files->persisted;
   for (const CheckpointId& id : persisted) BecomeUnconfirmed(CheckpointOf(*job, id));
+  for (const auto& [id, checkpoint] : job->steps->all) {
+    if (checkpoint->files->written) checkpoint->files.Edit().written = false;
+  }
   if (!job->files->owed.empty() || !job->files->unconfirmed.empty()) {
     job->files.Edit().problem = mode_.storage_problem;
   }
@@ -562,11 +675,14 @@ void Persistence::Restore(const Restored& restored) {
       }
     }
     for (const auto& [id, checkpoint] : job->steps->all) {
-      if (!checkpoint->content->complete) continue;
-      ScheduleByPolicy(checkpoint.get());
-      if (options_.storage && restored.asked.contains(checkpoint->key)) {
-        Owe(checkpoint.get(), /*asked=*/true);
+      const bool asked = options_.storage && restored.asked.contains(checkpoint->key);
+      if (!checkpoint->content->complete) {
+        // It may be complete with the others, and is due once that is known.
+        if (asked && !options_.ring.Alone()) checkpoint->files.Edit().requested = true;
+        continue;
       }
+      ScheduleByPolicy(checkpoint.get());
+      if (asked) Owe(checkpoint.get(), /*asked=*/true);
     }
   }
 }

@@ -10,6 +10,12 @@
 // parks it until somebody asks to persist it, or for persist_retry_parked; whoever waits for it
 // hears the error. Only an error of storage as a whole (away, full) holds the job back.
 //
+// In a ring what is said of a checkpoint is true of its parts: a node writes its own, of one that is
+// complete here or with the others, and those of a silent member for which it acts. "Written" is a state of
+// a part, "published" one of the checkpoint: a node that has written, and finds that others have not yet,
+// looks again, at once when it hears that all are there. Among several that are due all nodes write the
+// target first (Job::verdict), so that they do not each write another one and none becomes whole.
+//
 // Changes Checkpoint::files and Job::files. Says fact::Persisted, FilesDeleted, PersistAsked.
 //
 // Invariants:
@@ -19,7 +25,9 @@
 //   4. A checkpoint that is owed is either ready in its job or waits in later_ for its next try.
 #pragma once
 
+#include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -34,10 +42,20 @@ class Persistence : public StepWatcher {
  public:
   Persistence(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs, Ledger* ledger,
               Parts* parts, Standing* standing);
+  // Whether this node writes a part of a silent member, which it holds a replica of.
+  void set_acts_for(std::function<bool(const Part&)> call) { acts_for_ = std::move(call); }
 
   // --- what is due
   // The checkpoint became complete, or the policy or the line changed.
   void ScheduleByPolicy(Checkpoint* checkpoint);
+  // The same of what is the target or the newest now: the target, the policy or the newest has changed.
+  void ScheduleNext(Job* job);
+  // Told of what the members together say: the checkpoint has become complete, or stands in storage.
+  void CompletedElsewhere(Checkpoint* checkpoint);
+  void StoredElsewhere(Checkpoint* checkpoint);
+  // The checkpoint that this node is writing, or has written its parts of while the others' are awaited: the
+  // target that it reports. nullopt: none.
+  std::optional<CheckpointId> WorksOn(const Job& job) const;
   // A file is due. With `asked`, whatever the policy says and without waiting for the next try; the
   // fact is said.
   void Owe(Checkpoint* checkpoint);
@@ -62,7 +80,7 @@ class Persistence : public StepWatcher {
   bool more_to_prepare() const { return !preparing_.empty(); }
   struct Ended {
     bool known = false;                // it was under way
-    bool persisted = false;            // and is in storage now
+    bool persisted = false;            // and all of it is in storage now
     bool removed = false;              // `rm` came while it was being written: its files go too
     Checkpoint* checkpoint = nullptr;  // nullptr: evicted or removed meanwhile
   };
@@ -104,6 +122,16 @@ class Persistence : public StepWatcher {
   std::string CheckOwed(const Job& job) const;
   bool StepBusy(const Checkpoint& checkpoint) const;
   Checkpoint* Next(const Job& job) const;
+  bool Writes(const Part& part) const;
+  bool HasToWrite(const Checkpoint& checkpoint) const;
+  // It is complete, and what this node has to write of it is in memory.
+  bool CanWrite(const Checkpoint& checkpoint) const;
+  // The job's target, while there is something to write of it; nullptr: none, or it is written and published.
+  Checkpoint* TargetOf(const Job& job) const;
+  // Newer ones wait until the target is published.
+  bool TargetComesFirst(const Job& job, const Checkpoint& target) const;
+  void LookNow(Checkpoint* checkpoint);
+  void Written(Checkpoint* checkpoint);
   void Start(Checkpoint* checkpoint);
   void Failed(Checkpoint* checkpoint, Job* job, const event::Persisted& event);
   void Succeeded(Checkpoint* checkpoint, const Location& location);
@@ -127,6 +155,7 @@ class Persistence : public StepWatcher {
   Ledger& ledger_;
   Parts& parts_;
   Standing& standing_;
+  std::function<bool(const Part&)> acts_for_;
 
   struct UnderWay {
     std::vector<SlabId> pinned;

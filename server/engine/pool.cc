@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "server/engine/own_parts.h"
+
 namespace cairn::engine {
 namespace {
 
@@ -10,6 +12,9 @@ constexpr MonotonicNanos kPauseAfterFailure = 5 * kNanosPerSecond;
 }  // namespace
 
 void Pool::Remember(const Part& part) {
+  if (!IsOwn(part, options_.ring)) return;
+  // One that came back from another member was never granted here.
+  if (!part.content->slabs.empty() && *part.checkpoint->verdict->node_total == 0) return;
   LastSave& last = part.checkpoint->job->saves.Edit().last[part.key.writer];
   last.table = part.content->table;
   last.node_total = part.checkpoint->verdict->node_total;
@@ -21,7 +26,8 @@ void Pool::Remember(const Part& part) {
 }
 
 void Pool::RememberStored(const Checkpoint& checkpoint) {
-  auto node_total = std::make_shared<uint64_t>(0);
+  const auto node_total =
+      options_.ring.Alone() ? std::make_shared<uint64_t>(0) : std::shared_ptr<uint64_t>();
   std::map<Writer, LastSave>& saves = checkpoint.job->saves.Edit().last;
   for (const auto& [writer, part] : checkpoint.content->parts) {
     if (saves.contains(writer) || part->content->table == nullptr) continue;
@@ -32,7 +38,9 @@ void Pool::RememberStored(const Checkpoint& checkpoint) {
     }
     for (const Need& need : PlanNeeds(as_created)) last.slabs.push_back(SlabBytesFor(need.bytes));
     std::sort(last.slabs.begin(), last.slabs.end());
-    for (uint64_t bytes : last.slabs) *node_total += bytes;
+    for (const uint64_t bytes : last.slabs) {
+      if (node_total != nullptr) *node_total += bytes;
+    }
     last.table = part->content->table;
     last.node_total = node_total;
   }

@@ -20,9 +20,10 @@ class Pool {
         ledger_(*ledger),
         admission_(*admission) {}
 
-  // What a writer's committing part is made of.
+  // What a writer's committing part is made of, if the writer is this node's.
   void Remember(const Part& part);
-  // The same of a whole checkpoint that a daemon found, for writers it knows nothing else of.
+  // The same of a whole checkpoint that a daemon found, for writers it knows nothing else of. In a ring
+  // they are those of all members: what this node's own ones will need is told when they are here.
   void RememberStored(const Checkpoint& checkpoint);
   // Makes, in the background and within the budget, what the writer's next `steps` saves will want.
   void Provision(const Job& job, SessionId session, Writer writer, int steps);

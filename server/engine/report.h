@@ -24,6 +24,7 @@ namespace cairn::engine {
 
 // Sorted 64-bit hashes of a part's names, for telling whether two writers claim the same. Shared, for it is
 // made once per part and travels in each whole report.
+uint64_t NameHash(absl::string_view name);
 using NameHashes = std::shared_ptr<const std::vector<uint64_t>>;
 
 // A part whose every block is sealed here (own) or was verified here (others).
@@ -31,11 +32,11 @@ struct PartReport {
   int32_t world_size = 0;
   std::string digest;  // of its manifest
   PartRole role = PartRole::kOwn;
-  Rank owner = kNoRank;      // whose writer committed it
-  uint64_t bytes = 0;        // of its objects
-  bool in_memory = true;     // all of it; else it is only `stored`
-  bool stored = false;       // this node, or who acts for it, wrote it to storage, synced
-  NameHashes names;          // null: of a replica whose owner reports them
+  Rank owner = kNoRank;   // whose writer committed it
+  uint64_t bytes = 0;     // of its objects, each in whole pages
+  bool in_memory = true;  // all of it; else it is only `stored`
+  bool stored = false;    // this node, or who acts for it, wrote it to storage, synced
+  NameHashes names;       // null: of a replica whose owner reports them
   bool operator==(const PartReport& o) const {
     return world_size == o.world_size && digest == o.digest && role == o.role && owner == o.owner &&
            bytes == o.bytes && in_memory == o.in_memory && stored == o.stored &&
@@ -70,7 +71,7 @@ struct JobReport {
   std::map<Attempt, AttemptReport> attempts;
   std::map<PartId, PartReport> parts;
   std::map<std::pair<Attempt, Writer>, WriterReport> writers;  // of the newest attempts
-  std::set<CheckpointId> published;  // that it saw whole in storage, of those that parts name
+  std::set<CheckpointId> published;    // that it saw whole in storage, of those that parts name
   std::optional<CheckpointId> target;  // it works on this one
   bool operator==(const JobReport&) const = default;
 };
@@ -97,6 +98,8 @@ struct ReportDelta {
 ReportDelta DeltaOf(const std::string& job, const JobReport& from, const JobReport& to,
                     uint64_t after, uint64_t number);
 void ApplyDelta(const ReportDelta& delta, JobReport* report);
+// What two deltas in a row, `newer` building on `older`, say as one: for what builds on what `older` does.
+ReportDelta MergeDelta(ReportDelta older, const ReportDelta& newer);
 
 // --- conclusions
 
@@ -119,14 +122,19 @@ struct JobVerdict {
   // What it rests on: member → number of its report. Those that were not heard are in `silent`.
   std::map<Rank, std::pair<MemberId, uint64_t>> reports;
   std::set<Rank> silent;
-  bool final = false;        // every member has answered, or was silent for ring.lost_after
-  LineHead head;             // of the line
+  bool final = false;  // every member has answered, or was silent for ring.lost_after
+  LineHead head;       // of the line
+  bool owned = false;
+  uint32_t owner_uid = 0, owner_gid = 0;
+  JobPolicy policy;
+  std::map<Attempt, AttemptReport> attempts;  // of those that `checkpoints` are of, and the newest
   std::map<CheckpointId, CheckpointVerdict> checkpoints;  // of which some part is reported
   std::optional<CheckpointId> latest;                     // highest on the line that can be had
-  std::optional<CheckpointId> protect;  // "protected": the newest with the replicas asked for, or stored
-  std::optional<CheckpointId> target;   // the one that all nodes secure now
-  int asked = 0;                        // replicas that the job's policy asks for
-  std::string why;                      // of a latest that moved back, or a target that cannot be secured
+  std::optional<CheckpointId>
+      protect;  // "protected": the newest with the replicas asked for, or stored
+  std::optional<CheckpointId> target;  // the one that all nodes secure now
+  int asked = 0;                       // replicas that the job's policy asks for
+  std::string why;  // of a latest that moved back, or a target that cannot be secured
   bool operator==(const JobVerdict&) const = default;
 };
 

@@ -28,6 +28,7 @@ Retention::Retention(const Options& options, Outbox* out, Callers* callers, Jobs
 
 void Retention::ApplyKeepPolicy(Job* job) {
   if (job->owner->policy.keep_last <= 0 || !options_.storage || Waits(*job)) return;
+  if (!options_.ring.Alone() && !(is_home_ && is_home_(*job))) return;
   const Deletions deletions = PlanDeletions(*job, options_, standing_, out_.now());
   if (deletions.look) scanning_->Look(job);
   if (deletions.unread) scanning_->Insist(job);
@@ -77,7 +78,7 @@ void Retention::On(const event::FilesDeleted& event) {
     if (event.status.ok()) {
       persistence_.Deleted(checkpoint);
       const bool whole = checkpoint->Resident() && !checkpoint->content->parts.empty();
-      if (!whole && !checkpoint->content->condemned) parts_.Erase(checkpoint);
+      if (!whole && !checkpoint->content->condemned) parts_.LeaveStorage(checkpoint);
     } else {
       persistence_.DeleteFailed(checkpoint);
     }
@@ -174,7 +175,7 @@ Status Retention::CheckRemove(const event::Remove& event, const Job& job,
   }
   if (event.force) return absl::OkStatus();
   std::erase_if(all, [&](const Checkpoint* of) {
-    return !of->content->complete || (event.memory_only && of->files->persisted);
+    return !of->Complete() || (event.memory_only && of->files->persisted);
   });
   if (all.empty()) return absl::OkStatus();
   const Checkpoint& lost = *all.front();

@@ -3,6 +3,7 @@
 // Changes Job::tombstones, Job::pins and Checkpoint::pinned. Says fact::StepRemoved, Pinned.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -23,6 +24,9 @@ class Retention : public Waitlist {
             Parts* parts, Persistence* persistence, Eviction* eviction, Standing* standing,
             Describing* describing, JournalRoom* journal);
   void set_scanning(Scanning* scanning) { scanning_ = scanning; }
+  // Whether this node is the job's home: in a ring that one alone deletes files by policy. Two that take
+  // themselves for it decide from the same storage, and can only keep more.
+  void set_is_home(std::function<bool(const Job&)> call) { is_home_ = std::move(call); }
 
   void Forgets(const Job& job);                               // the job is about to go
   void AddJournal(std::map<uint32_t, uint64_t>* held) const;  // what removed steps cost their users
@@ -84,6 +88,7 @@ class Retention : public Waitlist {
   Describing& describing_;
   JournalRoom& journal_;
   Scanning* scanning_ = nullptr;
+  std::function<bool(const Job&)> is_home_;
 
   std::map<CheckpointKey, std::set<RequestId>> removals_;  // who waits for its files to go
 

@@ -40,15 +40,17 @@ struct RingOptions {
   uint64_t replica_bytes = 0;           // quota of parts kept for others; 0: half the budget
 
   bool Alone() const { return members.size() <= 1; }
-  // Names the option: 1 to 64 members, this rank among them, replicas below the number of members.
+  // Of a ring that has members. INVALID_ARGUMENT names the option as the daemon spells it: 1 to 64 members
+  // at addresses of their own, this rank among them, replicas below the number of members.
   cairn::Status Validate() const;
 };
 
 // The members that keep copies of `owner`'s parts: the next `replicas` ranks after it, around the list,
-// leaving out those in `silent`. Fewer when the ring is smaller.
+// leaving out those in `silent`, in that order. Fewer when the ring is smaller.
 std::vector<Rank> BackupsOf(Rank owner, const std::set<Rank>& members, const std::set<Rank>& silent,
                             int replicas);
-// Whose parts `backup` is to keep, in the same sense.
+// Whose parts `backup` is to keep, in the same sense, ascending: each owner, silent or not, that has it among
+// its backups. Nobody's while it is silent itself.
 std::vector<Rank> OwnersFor(Rank backup, const std::set<Rank>& members,
                             const std::set<Rank>& silent, int replicas);
 // All members in the order in which they are the job's home: the first that answers is. By the greatest

@@ -6,6 +6,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "server/engine/cluster.h"
 #include "server/engine/retention.h"
 
 namespace cairn::engine {
@@ -83,6 +84,12 @@ void Saving::On(const event::Create& event) {
   // Storage knows where an attempt that begins comes from; one that has begun need not ask.
   if (!job->attempts->begun.contains(key.attempt) &&
       scanning_.AwaitLook(event.caller, job, event.deadline, event, /*can_do_without=*/true)) {
+    return;
+  }
+  // So do the other members of the ring; they are not waited for longer than a moment.
+  if (cluster_ != nullptr && !job->attempts->begun.contains(key.attempt) &&
+      cluster_->verdicts().Await(event.caller, *job, event.deadline, event,
+                                 Verdicts::kBeginPatience)) {
     return;
   }
   Part* part = parts_.Find(event.part);

@@ -12,6 +12,8 @@
 
 namespace cairn::engine {
 
+class Cluster;
+
 class Saving : public Granter {
  public:
   Saving(const Options& options, const Mode& mode, Outbox* out, Callers* callers, Jobs* jobs,
@@ -32,6 +34,9 @@ class Saving : public Granter {
   void Grant(const event::Create& event, Checkpoint* checkpoint,
              const std::vector<Need>& needs) override;
   std::optional<StatusOr<Body>> InsteadOfGrant(const event::Create& event) override;
+
+  // In a ring: where an attempt comes from, other members know too.
+  void set_cluster(Cluster* cluster) { cluster_ = cluster; }
 
  private:
   // --- create
@@ -62,6 +67,7 @@ class Saving : public Granter {
                      Attempt* superseded_by) const;
   Manifest HeadOf(const Part& part, const event::Commit& event) const;
 
+  Cluster* cluster_ = nullptr;  // in no ring
   const Options& options_;
   const Mode& mode_;
   Outbox& out_;

@@ -204,7 +204,8 @@ Job* Scanning::Readable(Sessions* sessions, const Caller& caller, const std::str
                         MonotonicNanos deadline, const Event& event, bool scan) {
   if (sessions->Of(caller) == nullptr) return nullptr;
   Job* job = jobs_.Find(name);
-  if (job == nullptr && options_.storage && !gave_up_) {
+  const bool others_may_know = options_.storage || !options_.ring.Alone();
+  if (job == nullptr && others_may_know && !gave_up_) {
     const Status valid = ValidateJob(name);
     if (!valid.ok()) {
       out_.Answer(caller.request, valid);

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "server/engine/attempts.h"
+#include "server/engine/cluster.h"
 #include "server/engine/leases.h"
 #include "server/engine/ledger.h"
 #include "server/engine/parts.h"
@@ -51,6 +52,7 @@ void SnapshotSources::TakeNext(SnapshotCursor* cursor, std::vector<Fact>* facts)
     case Stage::kNode:
       out.Snapshot(facts);
       storage_root.Snapshot(facts);
+      cluster.Snapshot(facts);
       ids = IdsOf(ledger.slabs());
       cursor->stage = Stage::kSlabs;
       return;

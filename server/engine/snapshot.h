@@ -22,6 +22,7 @@ class Jobs;
 class Leases;
 class Ledger;
 class Outbox;
+class Cluster;
 class Parts;
 class Persistence;
 class Retention;
@@ -44,6 +45,7 @@ class SnapshotSources {
   const Retention& retention;
   const Parts& parts;
   const Persistence& persistence;
+  const Cluster& cluster;
 
  private:
   using Stage = SnapshotCursor::Stage;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/evict_class.h"
+#include "server/engine/own_parts.h"
 
 namespace cairn::engine {
 namespace {
@@ -46,12 +47,16 @@ void Standing::SettleChanges() {
       SettleLine(changes_.checkpoints()[i]);
     }
     for (Job* job : changes_.TakeJobs()) SettleJob(job);
+    const std::vector<Part*> parts = changes_.TakeParts();
+    for (Part* part : parts) {
+      if (part != nullptr) SettleHeld(part);
+    }
     for (Checkpoint* checkpoint : changes_.TakeCheckpoints()) {
       SettleClass(checkpoint);
       SettleSums(checkpoint);
       SettleShown(checkpoint);
     }
-    for (Part* part : changes_.TakeParts()) {
+    for (Part* part : parts) {
       if (part != nullptr) SettleShown(part);
     }
   }
@@ -89,6 +94,10 @@ void Standing::Affect(Job* job, const Line::Affected& affected) {
 
 // The newest of the line has a class of its own, and it decides about incomplete ones.
 void Standing::SettleJob(Job* job) {
+  if (reports_) {
+    to_report_[job->name];
+    touched_(job->name);
+  }
   SettleAttempts(job);
   JobStanding& seen = job->standing.Edit();
   const std::optional<CheckpointId> id = seen.line.Newest();
@@ -114,12 +123,115 @@ void Standing::SettleJob(Job* job) {
   seen.has_writers = has_writers;
   seen.attempt = attempt;
   seen.owner = *job->owner;
+  if (!options_.ring.Alone()) SettleRing(job);
+}
+
+// --- what the members say
+
+void Standing::PassTime() {
+  while (!stale_at_.empty() && stale_at_.begin()->first < out_.now()) {
+    Job* job = jobs_.Find(stale_at_.begin()->second);
+    stale_at_.erase(stale_at_.begin());
+    if (job != nullptr) job->Touch();
+  }
+}
+
+void Standing::SettleRing(Job* job) {
+  JobStanding& standing = job->standing.Edit();
+  const RingSays before = standing.ring.value_or(RingSays());
+  standing.ring = HeardOf(job);
+  if (*standing.ring != before) TouchHeld(job, before, *standing.ring);
+}
+
+RingSays Standing::HeardOf(Job* job) {
+  const JobVerdictHeard& verdict = *job->verdict;
+  JobStanding& standing = job->standing.Edit();
+  const MonotonicNanos stale_at = verdict.heard ? verdict.at + kVerdictFresh : 0;
+  RingSays says;
+  says.fresh = stale_at >= out_.now() && verdict.heard;
+  says.protect = verdict.protect;
+  says.target = verdict.target;
+  says.asked = verdict.asked;
+  if (!verdict.heard) {
+    const int of_policy = job->owner->policy.replicas;
+    says.asked = of_policy >= 0 ? of_policy : options_.ring.replicas;
+  }
+  if (standing.stale_at != stale_at || !says.fresh) {
+    stale_at_.erase({standing.stale_at, job->name});
+    standing.stale_at = says.fresh ? stale_at : 0;
+    if (says.fresh) stale_at_.insert({stale_at, job->name});
+  }
+  const Attempt head = standing.line.Head().number;
+  says.left = standing.ring.has_value() ? standing.ring->left : std::nullopt;
+  if (std::exchange(standing.left_by, head) != head) says.left = NewestLeft(*job, says.asked);
+  return says;
+}
+
+// Once for each time that the head moves, which touches all of the job anyway.
+std::optional<CheckpointId> Standing::NewestLeft(const Job& job, int asked) const {
+  std::optional<CheckpointId> newest;
+  for (const auto& [id, checkpoint] : job.steps->all) {
+    if (!job.standing->line.Abandoned(id) || !checkpoint->InMemory()) continue;
+    if (!IsProtected(*checkpoint, asked)) continue;
+    if (!newest.has_value() || Supersedes(id, *newest)) newest = id;
+  }
+  return newest;
+}
+
+// Those whose class may have changed. While the line goes on these are what became superseded, the target,
+// and what is complete nowhere; it is not all that the job has.
+void Standing::TouchHeld(Job* job, const RingSays& before, const RingSays& now) {
+  const auto& all = job->steps->all;
+  const bool goes_on = before.protect.has_value() && now.protect.has_value() &&
+                       before.protect->attempt == now.protect->attempt &&
+                       before.protect->step <= now.protect->step;
+  const bool any = before.asked != now.asked || (before.protect != now.protect && !goes_on);
+  if (any || before.fresh != now.fresh) {
+    for (const auto& [id, checkpoint] : all) {
+      if (any || checkpoint->standing->held.replicas > 0) checkpoint->Touch();
+    }
+  }
+  for (const auto& id : {before.target, now.target, before.left, now.left}) {
+    if (id.has_value() && all.contains(*id)) all.at(*id)->Touch();
+  }
+  if (any || before.protect == now.protect) return;
+  for (const CheckpointId& id : job->steps->incomplete) CheckpointOf(*job, id)->Touch();
+  for (auto at = all.lower_bound({before.protect->step, 0, 0});
+       at != all.end() && at->first.step <= now.protect->step; ++at) {
+    at->second->Touch();
+  }
+}
+
+void Standing::SettleHeld(Part* part) {
+  std::optional<PartRole> held;
+  if (HeldInMemory(*part)) held = part->source->role;
+  if (held == *part->held) return;
+  HeldParts& counts = part->checkpoint->standing.Edit().held;
+  if (part->held->has_value()) --counts.Of(**part->held);
+  if (held.has_value()) ++counts.Of(*held);
+  part->held.Edit() = held;
+}
+
+void Standing::Forget(Part* part) {
+  changes_.Forget(part);
+  if (reports_ && part->content->committed) {
+    to_report_[part->key.checkpoint.job].parts.insert(part->key);
+  }
+  if (part->held->has_value()) --part->checkpoint->standing.Edit().held.Of(**part->held);
+}
+
+EvictClass Standing::ClassOf(const Checkpoint& checkpoint) const {
+  const JobStanding& of_job = *checkpoint.job->standing;
+  return engine::ClassOf(checkpoint, {Newest(*checkpoint.job), LeftBehind(checkpoint)},
+                         of_job.ring.has_value() ? &*of_job.ring : nullptr);
 }
 
 // Keeps the index of what could be evicted, and its sums, in step with one checkpoint. Most of those that
 // are touched with all of their job stay where they are.
 void Standing::SettleClass(Checkpoint* checkpoint) {
   Job* job = checkpoint->job;
+  // Before anything is classified as if the node were alone.
+  if (!options_.ring.Alone() && !job->standing->ring.has_value()) SettleRing(job);
   checkpoint->standing.Edit().place = PlaceOf(*checkpoint);
   job->standing.Edit().keep.Put(checkpoint->Id(), SeenOf(*checkpoint, Newest(*job)));
   const Footprint& memory = *checkpoint->memory;
@@ -129,13 +241,14 @@ void Standing::SettleClass(Checkpoint* checkpoint) {
       static_cast<uint64_t>(checkpoint->content->committed) > checkpoint->manifests->absent;
   const bool gains =
       memory.slab_bytes == 0 ? has_records : memory.slab_bytes != memory.locked_bytes;
-  const EvictClass evict_class =
-      gains ? ClassOf(*checkpoint, Newest(*job), LeftBehind(*checkpoint)) : EvictClass::kKept;
+  const EvictClass evict_class = gains ? ClassOf(*checkpoint) : EvictClass::kKept;
   Gain gain;
   if (evict_class != EvictClass::kKept) {
     gain.bytes = memory.slab_bytes - memory.locked_bytes;
     gain.mapped_bytes = memory.mapped_bytes;
     gain.slabs = static_cast<int64_t>(memory.slabs.size());
+    gain.uncharged_bytes = memory.uncharged_bytes;
+    gain.uncharged_slabs = memory.uncharged_slabs;
     gain.record_bytes = checkpoint->manifests->record_bytes;
     gain.journal_bytes = checkpoint->content->journal_kept;
   }
@@ -229,6 +342,7 @@ void Standing::SettleShown(Checkpoint* checkpoint) {
   shown.obtainable = checkpoint->Obtainable();
   shown.persisted = checkpoint->files->persisted;
   shown.pinned = *checkpoint->pinned;
+  shown.elsewhere = *checkpoint->elsewhere;
   const Files& files = *checkpoint->files;
   const bool due = ((files.owes || files.persisting) && !files.parked) || files.unconfirmed;
   CheckpointStanding& standing = checkpoint->standing.Edit();
@@ -238,6 +352,9 @@ void Standing::SettleShown(Checkpoint* checkpoint) {
     to_record_[job].checkpoints.insert(checkpoint->key);
   }
   if (shown.persisted != standing.shown.persisted) to_record_[job].whole[checkpoint->key] = 0;
+  if (reports_ && shown.persisted != standing.shown.persisted) {
+    to_report_[job].checkpoints.insert(checkpoint->Id());
+  }
   if (shown != standing.shown || due != standing.shown_due) waits_to_check_.insert(job);
   standing.shown = shown;
   standing.shown_due = due;
@@ -250,6 +367,9 @@ void Standing::SettleShown(Part* part) {
                         .broken = !content.broken.empty()};
   if (shown.committed && shown != *part->shown) {
     to_record_[part->key.checkpoint.job].parts.insert(part->key);
+  }
+  if (reports_ && shown.committed) {
+    to_report_[part->key.checkpoint.job].parts.insert(part->key);
   }
   part->shown.Edit() = shown;
 }
@@ -354,6 +474,8 @@ Checkpoint* Standing::FirstEvictable(EvictClass evict_class, bool soft, const Wh
       if (checkpoint->job == whose.except) continue;
       const Gain& gain = checkpoint->standing->gain;
       if (soft ? gain.mapped_bytes == 0 : gain.bytes == gain.mapped_bytes) continue;
+      // What is kept for others is on no user's account.
+      if (whose.uid.has_value() && gain.bytes == gain.uncharged_bytes) continue;
       return checkpoint;
     }
   }
@@ -412,6 +534,11 @@ uint64_t Standing::version() const {
 std::set<std::string> Standing::TakeWaitsToCheck() {
   Settle();
   return std::exchange(waits_to_check_, {});
+}
+
+std::map<std::string, Standing::ToReport> Standing::TakeToReport() {
+  Settle();
+  return std::exchange(to_report_, {});
 }
 
 std::vector<action::Record> Standing::TakeToRecord(size_t most) {

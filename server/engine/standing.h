@@ -6,6 +6,7 @@
 // Changes Checkpoint::standing and Job::standing.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -27,8 +28,11 @@ struct Whose {
 
 class Standing {
  public:
-  Standing(Jobs* jobs, Changes* changes) : jobs_(*jobs), changes_(*changes) {}
+  Standing(const Options& options, const Outbox* out, Jobs* jobs, Changes* changes)
+      : options_(options), out_(*out), jobs_(*jobs), changes_(*changes) {}
 
+  // Time has passed: what was heard of the ring may be too old to count. Once at the beginning of an event.
+  void PassTime();
   // Nothing to do between two Applies, so that several threads may ask at once then.
   void Settle() const {
     if (!changes_.Empty()) const_cast<Standing*>(this)->SettleChanges();
@@ -72,10 +76,22 @@ class Standing {
   // Of so many parts and checkpoints; the rest stays.
   std::vector<action::Record> TakeToRecord(size_t most);
   bool more_to_record() const { return !to_record_.empty(); }
+  // In a ring: what of a job its home must hear of.
+  struct ToReport {
+    std::set<PartKey> parts;
+    std::set<CheckpointId> checkpoints;  // in storage now, or no longer
+  };
+  void ReportChanges() { reports_ = true; }
+  // Hears of each job that was touched.
+  void set_touched(std::function<void(const std::string&)> touched) {
+    touched_ = std::move(touched);
+  }
+  std::map<std::string, ToReport> TakeToReport();
+  bool more_to_report() const { return !to_report_.empty(); }
 
   // It is about to go: its place on the line and in the indexes goes now.
   void Forget(Checkpoint* checkpoint);
-  void Forget(Part* part) { changes_.Forget(part); }
+  void Forget(Part* part);
 
   std::string CheckInvariants() const;
 
@@ -88,6 +104,12 @@ class Standing {
   void SettleLine(Checkpoint* checkpoint);
   void SettleAttempts(Job* job);  // the line learns which attempts there are
   void SettleJob(Job* job);
+  void SettleRing(Job* job);
+  RingSays HeardOf(Job* job);
+  std::optional<CheckpointId> NewestLeft(const Job& job, int asked) const;
+  static void TouchHeld(Job* job, const RingSays& before, const RingSays& now);
+  void SettleHeld(Part* part);
+  EvictClass ClassOf(const Checkpoint& checkpoint) const;
   void SettleClass(Checkpoint* checkpoint);
   static void SettleSums(Checkpoint* checkpoint);
   static void DropSums(Checkpoint* checkpoint);
@@ -99,10 +121,13 @@ class Standing {
   std::string CheckJob(const Job& job) const;
   std::string CheckLine(const Job& job) const;
 
+  const Options& options_;
+  const Outbox& out_;
   Jobs& jobs_;
   Changes& changes_;
 
   bool settling_ = false;
+  std::set<std::pair<MonotonicNanos, std::string>> stale_at_;  // jobs, by JobStanding::stale_at
   using Evictable =
       std::map<std::pair<EvictClass, uint64_t>, Checkpoint*>;  // by class and sequence
   struct CouldGo {
@@ -128,6 +153,9 @@ class Standing {
   };
   static void TakeWhole(const Job& job, ToRecord* from, size_t most, action::Record* record);
   std::map<std::string, ToRecord> to_record_;
+  bool reports_ = false;
+  std::function<void(const std::string&)> touched_;
+  std::map<std::string, ToReport> to_report_;
 };
 
 }  // namespace cairn::engine

@@ -1,6 +1,7 @@
 // What must hold between two events of what follows from everything else.
 #include "absl/strings/str_cat.h"
 #include "server/engine/evict_class.h"
+#include "server/engine/own_parts.h"
 #include "server/engine/standing.h"
 
 namespace cairn::engine {
@@ -25,6 +26,11 @@ std::string Standing::CheckJob(const Job& job) const {
     if (troubled != job.standing->troubled.contains(id)) {
       return shown + ": does storage refuse it?";
     }
+    HeldParts held;
+    for (const auto& [writer, part] : checkpoint->content->parts) {
+      if (HeldInMemory(*part)) ++held.Of(part->source->role);
+    }
+    if (held != standing.held) return shown + ": its parts in memory are miscounted";
     resident += checkpoint->memory->slab_bytes;
     in_memory += checkpoint->InMemory() ? 1 : 0;
     if (!checkpoint->files->persisted && checkpoint->Obtainable()) {
@@ -32,7 +38,7 @@ std::string Standing::CheckJob(const Job& job) const {
       unprotected += checkpoint->content->bytes;
     }
     const Footprint& memory = *checkpoint->memory;
-    const EvictClass due = ClassOf(*checkpoint, Newest(job), LeftBehind(*checkpoint));
+    const EvictClass due = ClassOf(*checkpoint);
     if (due != standing.evict_class &&
         (standing.evict_class != EvictClass::kKept || memory.slab_bytes > memory.locked_bytes)) {
       return absl::StrCat(shown, ": evict class ", static_cast<int>(standing.evict_class),
@@ -43,6 +49,7 @@ std::string Standing::CheckJob(const Job& job) const {
     mapped += memory.mapped_bytes;
     if (standing.gain.bytes != memory.slab_bytes - memory.locked_bytes ||
         standing.gain.mapped_bytes != memory.mapped_bytes ||
+        standing.gain.uncharged_bytes != memory.uncharged_bytes ||
         standing.gain.record_bytes != checkpoint->manifests->record_bytes ||
         standing.gain.journal_bytes != checkpoint->content->journal_kept) {
       return shown + ": what could be evicted of it is miscounted";

@@ -76,6 +76,7 @@ reply::JobStatus StatusOfJob(const StatusSources& from, const Job& job) {
   shown.refused_saves = refusals.saves;
   shown.last_refusal = refusals.why;
   shown.last_refusal_unix_ms = refusals.unix_ms;
+  shown.ring = from.cluster.StatusOf(job);
   shown.failed_persists = job.files->failed;
   shown.last_failed_persist_unix_ms = job.files->failed_unix_ms;
   return shown;
@@ -102,6 +103,7 @@ reply::Status StatusOf(const StatusSources& from, const event::Status& asked) {
     if (!IsShown(from, *job, asked)) continue;
     status.jobs.push_back(StatusOfJob(from, *job));
   }
+  status.ring = from.cluster.Status();
   status.counters = from.out.counters();
   status.counters["waiting_callers"] = static_cast<int64_t>(from.callers.size());
   status.counters["storage_away"] = from.options.storage && !from.mode.storage_here ? 1 : 0;

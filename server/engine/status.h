@@ -2,6 +2,7 @@
 #pragma once
 
 #include "server/engine/admission.h"
+#include "server/engine/cluster.h"
 #include "server/engine/opening.h"
 #include "server/engine/storage_root.h"
 
@@ -21,6 +22,7 @@ struct StatusSources {
   const Parts& parts;
   const Persistence& persistence;
   const Standing& standing;
+  const Cluster& cluster;
 };
 reply::Status StatusOf(const StatusSources& from, const event::Status& asked);
 

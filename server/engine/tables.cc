@@ -23,9 +23,12 @@ bool Tables::Await(const Caller& caller, Checkpoint* checkpoint, MonotonicNanos 
 }
 
 void Tables::Read(Checkpoint* checkpoint) {
-  if (checkpoint->content->without_table == 0) return;
-  const auto [reading, fresh] = reading_.try_emplace(checkpoint->key);
-  if (fresh) out_.Do(action::ReadTables{checkpoint->key});
+  if (checkpoint->content->without_table > 0) ReadParts(*checkpoint);
+}
+
+void Tables::ReadParts(const Checkpoint& checkpoint) {
+  const auto [reading, fresh] = reading_.try_emplace(checkpoint.key);
+  if (fresh) out_.Do(action::ReadTables{checkpoint.key});
 }
 
 Checkpoint* Tables::On(const event::TablesRead& event) {

@@ -24,6 +24,8 @@ class Tables : public Waitlist {
   bool Await(const Caller& caller, Checkpoint* checkpoint, MonotonicNanos deadline,
              const Event& event);
   void Read(Checkpoint* checkpoint);  // nobody waits
+  // Likewise, of one that stands in storage and of which parts are not known here.
+  void ReadParts(const Checkpoint& checkpoint);
   // Who waited goes on, or hears why they could not be read. The checkpoint, nullptr: it is gone.
   Checkpoint* On(const event::TablesRead& event);
 

@@ -83,6 +83,7 @@ class Node::EngineRows : public RowSource {
     if (!storage && !all.job.has_value() && all.parts.empty() && all.complete.empty()) {
       gone.gone = checkpoints;
     }
+    gone.writes_checkpoints = all.writes_checkpoints;
     return RowsOf(gone, node_.options_.name, &node_.row_sequence_);
   }
 

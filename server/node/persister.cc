@@ -85,8 +85,8 @@ void Persister::Persist(const engine::action::Persist& action) {
   const MonotonicNanos begin = clock_->Now();
   ReachFailpoint(Failpoint::kNodePersist);
   const CheckpointKey& done = action.checkpoint;
-  const StatusOr<Location> location = WriteAndPublish(action);
-  const bool ok = location.ok();
+  const StatusOr<std::optional<Location>> location = WriteAndPublish(action);
+  const bool ok = location.ok() && location->has_value();
   if (ok) {  // a failure is logged by the engine, once per problem
     LOG(INFO) << "job=" << done.job << " step=" << done.step << " attempt=" << done.attempt
               << " persisted, " << BytesOf(action) << " bytes in "
@@ -97,7 +97,8 @@ void Persister::Persist(const engine::action::Persist& action) {
     wanted_.erase(wanted_.find(done));
   }
   const bool full = absl::IsResourceExhausted(location.status());
-  gate_->Post(engine::event::Persisted{done, location.status(), ok ? *location : Location()});
+  gate_->Post(engine::event::Persisted{done, location.status(), ok ? **location : Location(),
+                                       /*awaits_others=*/location.ok() && !ok});
   if (full) {
     SweepSoon(kEveryJob, {});
   } else {
@@ -105,7 +106,8 @@ void Persister::Persist(const engine::action::Persist& action) {
   }
 }
 
-StatusOr<Location> Persister::WriteAndPublish(const engine::action::Persist& action) {
+StatusOr<std::optional<Location>> Persister::WriteAndPublish(
+    const engine::action::Persist& action) {
   const storage::Owner owner{action.uid, action.gid};
   Sources sources;
   std::vector<storage::PartToWrite> parts;
@@ -122,14 +124,13 @@ StatusOr<Location> Persister::WriteAndPublish(const engine::action::Persist& act
   }
   CAIRN_RETURN_IF_ERROR(storage_->WriteParts(action.checkpoint, owner, parts));
   ReachFailpoint(Failpoint::kNodePublish);
-  CAIRN_ASSIGN_OR_RETURN(std::optional<Location> published,
-                         storage_->Publish(action.checkpoint, owner));
+  CAIRN_ASSIGN_OR_RETURN(storage::Published published, storage_->Publish(action.checkpoint, owner));
   ReachFailpoint(Failpoint::kNodePublished);
-  if (!published.has_value()) {
-    return absl::FailedPreconditionError(
-        "a newer checkpoint of that step stands in storage, or parts are missing there");
-  }
-  return *std::move(published);
+  if (published.where.has_value()) return std::move(published.where);
+  const auto writers = static_cast<size_t>(action.parts.front()->head.world_size);
+  if (published.lacks_parts && action.parts.size() < writers) return std::nullopt;
+  return absl::FailedPreconditionError(
+      "a newer checkpoint of that step stands in storage, or parts are missing there");
 }
 
 void Persister::SweepSoon(const std::string& job, const Due& due) {

@@ -1,4 +1,5 @@
-// Writes checkpoints from slabs into storage and publishes them there (action::Persist).
+// Writes parts of checkpoints from slabs into storage, and publishes what is whole there (action::Persist).
+// Of a checkpoint that several members hold each writes its own parts, and who sees the last one publishes.
 //
 // Threads of its own because a persist takes as long as the disk does. Their number is the
 // engine's bound on persists under way, so one that has begun waits for no other. The engine lets a job
@@ -8,6 +9,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -37,7 +39,8 @@ class Persister {
 
  private:
   void Persist(const engine::action::Persist& action);
-  StatusOr<Location> WriteAndPublish(const engine::action::Persist& action);
+  // nullopt: it is written, and parts of other members are not there yet.
+  StatusOr<std::optional<Location>> WriteAndPublish(const engine::action::Persist& action);
   // What a job's next sweep takes beside what nobody wants any more.
   struct Due {
     std::set<CheckpointKey> published;  // what they have replaced

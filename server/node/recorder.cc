@@ -12,7 +12,8 @@
 namespace cairn::node {
 namespace {
 
-// Milliseconds since the epoch, then a count: enough until the year 2248.
+// Milliseconds since the epoch, as a clock or an incarnation counts them, then a count: enough until the year
+// 2248.
 constexpr int kCountBits = 20;
 // Of the engine's checkpoints at once: each may have rows of a thousand parts.
 constexpr int kPage = 50;
@@ -27,6 +28,16 @@ Recorder::Recorder(const RecorderOptions& options, OpenCatalog open, Clock* cloc
                    RowSource* source)
     : options_(options), open_(std::move(open)), clock_(clock), source_(source) {
   if (open_) thread_ = std::thread([this] { Run(); });
+}
+
+void Recorder::SetIncarnation(int64_t incarnation) {
+  MutexLock lock(&mu_);
+  incarnation_ = incarnation;
+}
+
+int64_t Recorder::LifeBase() const {
+  MutexLock lock(&mu_);
+  return incarnation_ << kCountBits;
 }
 
 void Recorder::Put(std::vector<catalog::Row> rows) {
@@ -153,7 +164,8 @@ Status Recorder::Open() {
   }
   catalog_ = std::move(catalog);
   if (base_ == 0) {
-    base_ = std::max(newest, clock_->UnixMillis() << kCountBits);
+    const int64_t life = LifeBase();
+    base_ = std::max(newest, life > 0 ? life : clock_->UnixMillis() << kCountBits);
   } else if (newest < written_ || newest > tried_) {
     // It was lost, or is another copy. Rows that wait were put in an order that counts from the old base.
     base_ = std::max(base_, newest);
@@ -164,6 +176,7 @@ Status Recorder::Open() {
 }
 
 Status Recorder::Write(std::vector<catalog::Row> rows) {
+  base_ = std::max(base_, LifeBase());
   int64_t newest = written_;
   for (catalog::Row& row : rows) {
     std::visit([this](auto& r) { r.sequence += base_; }, row);

@@ -7,7 +7,9 @@
 // costs no more than the bound.
 //
 // A row's version is its place in the order of Put, added to a number that is greater than every version
-// which the catalog holds when it is first opened: a later daemon's rows win, whatever its clock says. The
+// which the catalog holds when it is first opened: a later daemon's rows win, whatever its clock says. In a
+// ring it is the node's incarnation that the number begins with, so that rows of one writer are in the order
+// of (incarnation, place) however many catalogs it has written to; alone it is the clock. The
 // number stays, so that rows which waited while the catalog was away keep their place; only a catalog that
 // holds what this recorder did not write raises it, and then everything is written anew.
 #pragma once
@@ -55,6 +57,9 @@ class Recorder {
   Recorder(const RecorderOptions& options, OpenCatalog open, Clock* clock, RowSource* source);
   ~Recorder() { Stop(); }
 
+  // This node's life in the ring, which may be told of anew: rows written from now on are of this life. 0:
+  // in no ring.
+  void SetIncarnation(int64_t incarnation);
   // Each row's `sequence` is greater than those of all rows before.
   void Put(std::vector<catalog::Row> rows);
   // Opens the catalog, though there is nothing to write, and does Look for all its jobs. From now on the
@@ -110,8 +115,11 @@ class Recorder {
   // Jobs that the catalog had when it was first opened and that were not looked at since.
   absl::flat_hash_set<std::string> unseen_;
 
+  int64_t LifeBase() const;  // of the versions of this life's rows
+
   mutable Mutex mu_;
   CondVar wake_, idle_;
+  int64_t incarnation_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   Status problem_ ABSL_GUARDED_BY(mu_);

@@ -10,7 +10,8 @@
 
 namespace cairn::node {
 
-// `holder`: this node's name, for the parts that are resident here. Each row takes the next number
+// A row has one writer, so that none overwrites what another knows better: a part's is its owner, all others
+// are the job's home, or the node that is alone. `holder`: this node's name, for the parts that are resident here. Each row takes the next number
 // of `*sequence`, its place in the order of all rows.
 std::vector<catalog::Row> RowsOf(const engine::Engine::Description& description,
                                  const std::string& holder, int64_t* sequence);

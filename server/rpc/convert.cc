@@ -180,12 +180,66 @@ wire::Latest FromLatest(engine::reply::Latest latest, int64_t as_of_unix_ms) {
   out.key = std::move(latest.key);
   out.world_size = latest.world_size;
   out.digest = std::move(latest.digest);
-  out.source = latest.in_memory ? "memory" : latest.in_storage ? "storage" : "";
+  out.source = latest.in_memory    ? "memory"
+               : latest.with_peers ? "peer"
+               : latest.in_storage ? "storage"
+                                   : "";
   out.as_of_unix_ms = latest.as_of_unix_ms != 0 ? latest.as_of_unix_ms : as_of_unix_ms;
   out.head = latest.head;
   out.recorded = latest.recorded;
   return ToWire(out);
 }
+
+namespace {
+
+wire::JobRing ToWire(const engine::reply::JobRing& ring) {
+  wire::JobRing shown;
+  shown.__set_home(ring.home);
+  shown.__set_latest(ring.latest);
+  shown.__set_protected_step(ring.protect);
+  shown.__set_target(ring.target);
+  shown.__set_replicas(ring.replicas);
+  shown.__set_asked(ring.asked);
+  shown.__set_complete_view(ring.final);
+  shown.__set_silent(ring.silent);
+  shown.__set_why(ring.why);
+  return shown;
+}
+
+wire::MemberStatus ToWire(const engine::reply::MemberStatus& member, const std::string& address) {
+  wire::MemberStatus shown;
+  shown.__set_rank(member.rank);
+  shown.__set_address(address);
+  shown.__set_state(member.state);
+  shown.__set_incarnation(member.incarnation);
+  shown.__set_silent_ms(member.silent_ms);
+  shown.__set_held_for_us_bytes(Signed(member.held_for_us_bytes));
+  shown.__set_held_for_it_bytes(Signed(member.held_for_it_bytes));
+  return shown;
+}
+
+wire::RingStatus ToWire(const engine::reply::RingStatus& ring, const engine::RingOptions& options) {
+  wire::RingStatus shown;
+  shown.__set_cluster(options.cluster);
+  shown.__set_rank(options.rank);
+  shown.__set_incarnation(ring.self.incarnation);
+  engine::reply::MemberStatus self{options.rank, "self", ring.self.incarnation};
+  for (const auto& [rank, address] : options.members) {
+    const engine::reply::MemberStatus* member = rank == options.rank ? &self : nullptr;
+    for (const auto& other : ring.members) member = other.rank == rank ? &other : member;
+    if (member != nullptr) shown.members.push_back(ToWire(*member, address));
+  }
+  shown.__set_replicas(options.replicas);
+  shown.__set_replica_bytes(Signed(ring.replica_bytes));
+  shown.__set_replica_quota_bytes(Signed(ring.replica_quota_bytes));
+  shown.__set_replica_reserved_bytes(Signed(ring.replica_reserved_bytes));
+  shown.__set_fetches_under_way(ring.fetches);
+  shown.__set_grants(ring.grants);
+  shown.__set_restoring(ring.restoring);
+  return shown;
+}
+
+}  // namespace
 
 wire::NodeStatus FromState(const node::NodeState& state, const node::Options& options) {
   const engine::reply::Status& engine = state.engine;
@@ -246,12 +300,15 @@ wire::NodeStatus FromState(const node::NodeState& state, const node::Options& op
     shown.__set_last_refusal_unix_ms(job.last_refusal_unix_ms);
     shown.__set_failed_persists(Signed(job.failed_persists));
     shown.__set_last_failed_persist_unix_ms(job.last_failed_persist_unix_ms);
+    if (job.ring.heard) shown.__set_ring(ToWire(job.ring));
     result.jobs.push_back(std::move(shown));
   }
   result.__set_counters(engine.counters);
   result.__set_storage_root(options.storage_root);
   result.__set_storage_id(engine.storage_id);
   result.__set_storage_problem(engine.storage_problem);
+  const engine::RingOptions& ring = options.engine.ring;
+  if (!ring.Alone()) result.__set_ring(ToWire(engine.ring, ring));
   result.__set_catalog(state.catalog);
   return result;
 }

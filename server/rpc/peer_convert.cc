@@ -205,6 +205,7 @@ peerwire::WantList ToWire(const peer::WantList& list) {
     entry.__set_world_size(want.world_size);
     entry.__set_owner_uid(Signed(want.owner_uid));
     entry.__set_owner_gid(Signed(want.owner_gid));
+    entry.__set_owner(want.owner);
     entry.__set_target(want.target);
   }
   return out;
@@ -225,6 +226,10 @@ StatusOr<peer::Want> FromWire(const peerwire::Want& want) {
   out.world_size = want.world_size;
   out.owner_uid = static_cast<uint32_t>(want.owner_uid);
   out.owner_gid = static_cast<uint32_t>(want.owner_gid);
+  if (want.owner != engine::kNoRank) {
+    CAIRN_RETURN_IF_ERROR(CheckRank("owner", want.owner));
+  }
+  out.owner = want.owner;
   out.target = want.target;
   return out;
 }
@@ -614,6 +619,11 @@ peerwire::Verdict ToWire(const peer::VerdictSaid& said) {
   if (verdict.target.has_value()) out.__set_target(ToWire(*verdict.target));
   out.__set_asked(verdict.asked);
   out.__set_why(verdict.why);
+  out.__set_owned(verdict.owned);
+  out.__set_owner_uid(Signed(verdict.owner_uid));
+  out.__set_owner_gid(Signed(verdict.owner_gid));
+  out.__set_policy(cairn::ToWire(verdict.policy));
+  for (const auto& [attempt, of] : verdict.attempts) out.attempts.push_back(ToWire(attempt, of));
   return out;
 }
 
@@ -659,6 +669,16 @@ StatusOr<peer::Message> FromWire(const peerwire::Verdict& verdict) {
   out.asked = verdict.asked;
   CAIRN_RETURN_IF_ERROR(CheckWords("why", verdict.why));
   out.why = verdict.why;
+  out.owned = verdict.owned;
+  out.owner_uid = static_cast<uint32_t>(verdict.owner_uid);
+  out.owner_gid = static_cast<uint32_t>(verdict.owner_gid);
+  CAIRN_ASSIGN_OR_RETURN(out.policy, cairn::FromWire(verdict.policy));
+  CAIRN_RETURN_IF_ERROR(
+      ForEach("attempts", verdict.attempts, kMostEntries, [&](const auto& entry) -> Status {
+        CAIRN_ASSIGN_OR_RETURN(engine::AttemptReport of, FromWire(entry));
+        return out.attempts.emplace(entry.attempt, std::move(of)).second ? absl::OkStatus()
+                                                                         : Twice();
+      }));
   return peer::Message(std::move(said));
 }
 
@@ -682,6 +702,85 @@ peerwire::VerdictWanted ToWire(const peer::VerdictWanted& wanted) {
 StatusOr<peer::Message> FromWire(const peerwire::VerdictWanted& wanted) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(wanted.job));
   return peer::Message(peer::VerdictWanted{wanted.job});
+}
+
+// --- places
+
+StatusOr<CheckpointKey> KeyFrom(const std::string& job, const peerwire::Checkpoint& checkpoint) {
+  CAIRN_RETURN_IF_ERROR(ValidateJob(job));
+  CAIRN_ASSIGN_OR_RETURN(const CheckpointId id, FromWire(checkpoint));
+  return CheckpointKey{job, id.step, id.attempt, id.revision};
+}
+
+Status CheckNameOrNone(const std::string& name) {
+  return name.empty() ? absl::OkStatus() : Annotate(ValidateObjectName(name), "name");
+}
+
+peerwire::PlacesWanted ToWire(const peer::PlacesWanted& wanted) {
+  const CheckpointKey& key = wanted.checkpoint;
+  peerwire::PlacesWanted out;
+  out.__set_job(key.job);
+  out.__set_checkpoint(ToWire(CheckpointId{key.step, key.attempt, key.revision}));
+  out.__set_name(wanted.name);
+  return out;
+}
+StatusOr<peer::Message> FromWire(const peerwire::PlacesWanted& wanted) {
+  CAIRN_ASSIGN_OR_RETURN(CheckpointKey key, KeyFrom(wanted.job, wanted.checkpoint));
+  CAIRN_RETURN_IF_ERROR(CheckNameOrNone(wanted.name));
+  return peer::Message(peer::PlacesWanted{std::move(key), wanted.name});
+}
+
+peerwire::PlacesSaid ToWire(const peer::PlacesSaid& said) {
+  const CheckpointKey& key = said.checkpoint;
+  peerwire::PlacesSaid out;
+  out.__set_job(key.job);
+  out.__set_checkpoint(ToWire(CheckpointId{key.step, key.attempt, key.revision}));
+  out.__set_name(said.name);
+  for (const peer::Place& place : said.places) {
+    peerwire::Place& shown = out.places.emplace_back();
+    shown.__set_writer(place.writer);
+    shown.__set_digest(place.digest);
+    shown.__set_world_size(place.world_size);
+    shown.__set_bytes(Signed(place.bytes));
+    shown.__set_owner(place.owner);
+    shown.__set_holders({place.holders.begin(), place.holders.end()});
+  }
+  return out;
+}
+
+StatusOr<peer::Place> FromWire(const peerwire::Place& place) {
+  peer::Place out;
+  CAIRN_RETURN_IF_ERROR(ValidateWorld(place.writer, place.world_size));
+  CAIRN_RETURN_IF_ERROR(CheckDigest("digest", place.digest));
+  out.writer = place.writer;
+  out.digest = place.digest;
+  out.world_size = place.world_size;
+  CAIRN_ASSIGN_OR_RETURN(out.bytes, Unsigned("bytes", place.bytes));
+  if (place.owner != engine::kNoRank) {
+    CAIRN_RETURN_IF_ERROR(CheckRank("owner", place.owner));
+  }
+  out.owner = place.owner;
+  const Status holders =
+      ForEach("holders", place.holders, engine::kMaxMembers, [&](int32_t rank) -> Status {
+        CAIRN_RETURN_IF_ERROR(CheckRank("rank", rank));
+        return out.holders.insert(rank).second ? absl::OkStatus() : Twice();
+      });
+  CAIRN_RETURN_IF_ERROR(holders);
+  return out;
+}
+
+StatusOr<peer::Message> FromWire(const peerwire::PlacesSaid& said) {
+  peer::PlacesSaid out;
+  CAIRN_ASSIGN_OR_RETURN(out.checkpoint, KeyFrom(said.job, said.checkpoint));
+  CAIRN_RETURN_IF_ERROR(CheckNameOrNone(said.name));
+  out.name = said.name;
+  CAIRN_RETURN_IF_ERROR(
+      ForEach("places", said.places, kMostEntries, [&](const auto& entry) -> Status {
+        CAIRN_ASSIGN_OR_RETURN(peer::Place place, FromWire(entry));
+        out.places.push_back(std::move(place));
+        return absl::OkStatus();
+      }));
+  return peer::Message(std::move(out));
 }
 
 peerwire::Record ToWire(const peer::Record& record) {
@@ -714,6 +813,8 @@ struct IntoField {
   void operator()(const peer::VerdictSaid& m) const { Put(m, &M::__set_verdict); }
   void operator()(const peer::VerdictWanted& m) const { Put(m, &M::__set_verdict_wanted); }
   void operator()(const peer::Record& m) const { Put(m, &M::__set_record); }
+  void operator()(const peer::PlacesWanted& m) const { Put(m, &M::__set_places_wanted); }
+  void operator()(const peer::PlacesSaid& m) const { Put(m, &M::__set_places); }
 
   peerwire::Message* out;
 };
@@ -763,6 +864,8 @@ StatusOr<engine::peer::Message> FromPeerWire(peerwire::Message message) {
   take("verdict", message.verdict);
   take("verdict_wanted", message.verdict_wanted);
   take("record", message.record);
+  take("places_wanted", message.places_wanted);
+  take("places", message.places);
   if (kinds > 1) return absl::InvalidArgumentError("more than one kind");
   return out;
 }

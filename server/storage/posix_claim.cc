@@ -209,6 +209,24 @@ StatusOr<bool> Settle(PosixRoot* root, const JobDirectories& at, const std::stri
   return Settling(root, at, claim).Run();
 }
 
+StatusOr<std::vector<Place>> WherePublished(const JobDirectories& at,
+                                            const CheckpointKey& step_of) {
+  std::vector<Place> places;
+  CAIRN_ASSIGN_OR_RETURN(places.emplace_back(),
+                         LookAt(at.job.get(), StepDirectory(step_of.step), at.path));
+  for (const int directory : {at.publish.get(), at.abandoned.get()}) {
+    CAIRN_ASSIGN_OR_RETURN(auto held, ListHeld(at, directory, step_of));
+    for (Held& one : held) places.push_back(std::move(one.place));
+  }
+  return places;
+}
+
+bool IsNewerRevision(const Place& place, const CheckpointKey& checkpoint) {
+  return place.Ours() && place.stored.Complete() &&
+         place.stored.key.attempt == checkpoint.attempt &&
+         place.stored.key.revision > checkpoint.revision;
+}
+
 StatusOr<std::optional<std::string>> FindPublished(const JobDirectories& at,
                                                    const CheckpointKey& checkpoint) {
   const std::string step = StepDirectory(checkpoint.step);

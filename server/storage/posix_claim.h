@@ -36,6 +36,11 @@ StatusOr<std::vector<Held>> ListHeld(const JobDirectories& at, int directory,
 // `at` is locked against this daemon's other publishers.
 StatusOr<bool> Settle(PosixRoot* root, const JobDirectories& at, const std::string& claim);
 
+// What stands where a checkpoint of the step stands once it is published, or is on its way there.
+StatusOr<std::vector<Place>> WherePublished(const JobDirectories& at, const CheckpointKey& step_of);
+// Whole, and of the checkpoint's attempt: that one is of no use any more.
+bool IsNewerRevision(const Place& place, const CheckpointKey& checkpoint);
+
 // Where the checkpoint is published, relative to the job: in its step's place or aside, whole.
 StatusOr<std::optional<std::string>> FindPublished(const JobDirectories& at,
                                                    const CheckpointKey& checkpoint);

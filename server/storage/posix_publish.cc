@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 
+#include <algorithm>
+
 #include "common/layout.h"
 #include "server/storage/files.h"
 #include "server/storage/posix_claim.h"
@@ -22,6 +24,13 @@ StatusOr<bool> IsForbidden(const JobDirectories& at, const CheckpointKey& checkp
   CAIRN_ASSIGN_OR_RETURN(const AttemptRanges removed,
                          ReadTombstones(at.job.get(), checkpoint.step));
   return removed.Contains(checkpoint.attempt);
+}
+
+// A newer revision of its attempt is published, or on its way there.
+StatusOr<bool> IsReplaced(const JobDirectories& at, const CheckpointKey& checkpoint) {
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<Place> places, WherePublished(at, checkpoint));
+  return std::any_of(places.begin(), places.end(),
+                     [&](const Place& place) { return IsNewerRevision(place, checkpoint); });
 }
 
 // Each part's names are read for that alone.
@@ -147,10 +156,10 @@ StatusOr<bool> TakeBackIfForbidden(PosixRoot* root, const JobDirectories& at,
 
 }  // namespace
 
-StatusOr<std::optional<std::string>> PublishBelow(PosixRoot* root, const JobDirectories& at,
-                                                  const CheckpointKey& checkpoint) {
+StatusOr<Published> PublishBelow(PosixRoot* root, const JobDirectories& at,
+                                 const CheckpointKey& checkpoint) {
   CAIRN_ASSIGN_OR_RETURN(const bool forbidden, IsForbidden(at, checkpoint));
-  if (forbidden) return std::nullopt;
+  if (forbidden) return Published();
   int looks_in_vain = 0;
   bool lacks_parts = false;
   for (int round = 0; round < kMaxRounds; ++round) {
@@ -161,8 +170,8 @@ StatusOr<std::optional<std::string>> PublishBelow(PosixRoot* root, const JobDire
       CAIRN_RETURN_IF_ERROR(Sync(at.job.get()));
       // The step may have been removed since the first look, by one who could not see this yet.
       CAIRN_ASSIGN_OR_RETURN(const bool taken_back, TakeBackIfForbidden(root, at, checkpoint));
-      if (taken_back) return std::nullopt;
-      return published;
+      if (taken_back) return Published();
+      return Published{Location(absl::StrCat(at.path, "/", *published))};
     }
     CAIRN_ASSIGN_OR_RETURN(auto claim, TakeOver(root, at, checkpoint));
     if (!claim.has_value()) {
@@ -173,7 +182,9 @@ StatusOr<std::optional<std::string>> PublishBelow(PosixRoot* root, const JobDire
       CAIRN_ASSIGN_OR_RETURN(const bool brought, Settle(root, at, *claim));
       if (brought) root->counters()->published.fetch_add(1, std::memory_order_relaxed);
     } else if (lacks_parts || ++looks_in_vain == kLooksInVain) {
-      return std::nullopt;
+      CAIRN_ASSIGN_OR_RETURN(const bool replaced, IsReplaced(at, checkpoint));
+      CAIRN_ASSIGN_OR_RETURN(const bool removed, IsForbidden(at, checkpoint));
+      return Published{std::nullopt, /*lacks_parts=*/!replaced && !removed};
     }
   }
   return absl::AbortedError(absl::StrCat(at.path, ": a step keeps changing"));

@@ -3,19 +3,17 @@
 // older revision that comes out goes to the trash, another attempt's checkpoint is kept aside.
 #pragma once
 
-#include <optional>
-#include <string>
-
 #include "common/status.h"
 #include "server/storage/posix_root.h"
+#include "server/storage/storage.h"
 
 namespace cairn::storage {
 
 // Both: the calling thread acts as the owner and holds the job's publish lock.
 
-// As Storage::Publish; where it is published is relative to the job.
-StatusOr<std::optional<std::string>> PublishBelow(PosixRoot* root, const JobDirectories& at,
-                                                  const CheckpointKey& checkpoint);
+// As Storage::Publish.
+StatusOr<Published> PublishBelow(PosixRoot* root, const JobDirectories& at,
+                                 const CheckpointKey& checkpoint);
 
 // As Storage::Reinstate.
 Status ReinstateBelow(PosixRoot* root, const JobDirectories& at, const CheckpointKey& checkpoint);

@@ -121,19 +121,19 @@ class PosixStorage final : public Storage {
     return stands;
   }
 
-  StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint, Owner owner) override {
+  StatusOr<Published> Publish(const CheckpointKey& checkpoint, Owner owner) override {
     CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
     const auto at = root_.OpenJob(checkpoint.job, owner, /*create=*/false);
-    if (absl::IsNotFound(at.status())) return std::nullopt;  // nothing was ever written
+    // Nothing was ever written.
+    if (absl::IsNotFound(at.status())) return Published{std::nullopt, /*lacks_parts=*/true};
     CAIRN_RETURN_IF_ERROR(at.status());
-    const auto published = PublishAs(owner, *at, checkpoint);
+    StatusOr<Published> published = PublishAs(owner, *at, checkpoint);
     CAIRN_RETURN_IF_ERROR(Annotate(published.status(), checkpoint.DebugString()));
     CAIRN_RETURN_IF_ERROR(root_.StillThere(at->root.get()));
     if (const int error = ReachFailpoint(Failpoint::kStorageDone); error != 0) {
       return ErrnoStatus(error, "after publishing");
     }
-    if (!published->has_value()) return std::nullopt;
-    return Location(absl::StrCat(at->path, "/", **published));
+    return published;
   }
 
   Status Reinstate(const CheckpointKey& checkpoint, Owner owner) override {
@@ -232,8 +232,8 @@ class PosixStorage final : public Storage {
   Counters counters() const override { return std::as_const(root_).counters().Read(); }
 
  private:
-  StatusOr<std::optional<std::string>> PublishAs(Owner owner, const JobDirectories& at,
-                                                 const CheckpointKey& checkpoint) {
+  StatusOr<Published> PublishAs(Owner owner, const JobDirectories& at,
+                                const CheckpointKey& checkpoint) {
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
     const PublishLock lock(&publishing_, checkpoint.job);
     return PublishBelow(&root_, at, checkpoint);

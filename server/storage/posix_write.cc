@@ -19,21 +19,14 @@ namespace {
 // is published: what is written would never be.
 StatusOr<bool> StandPublished(const JobDirectories& at, const CheckpointKey& checkpoint,
                               const std::vector<PartToWrite>& parts) {
-  std::vector<Place> places;
-  CAIRN_ASSIGN_OR_RETURN(places.emplace_back(),
-                         LookAt(at.job.get(), StepDirectory(checkpoint.step), at.path));
-  for (const int directory : {at.publish.get(), at.abandoned.get()}) {
-    CAIRN_ASSIGN_OR_RETURN(auto held, ListHeld(at, directory, checkpoint));
-    for (Held& one : held) places.push_back(std::move(one.place));
-  }
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<Place> places, WherePublished(at, checkpoint));
   for (const Place& place : places) {
     const StoredCheckpoint& stored = place.stored;
-    if (!place.Ours() || !stored.Complete() || stored.key.attempt != checkpoint.attempt) continue;
-    if (stored.key.revision > checkpoint.revision) {
+    if (IsNewerRevision(place, checkpoint)) {
       return absl::FailedPreconditionError(
           absl::StrCat("revision ", stored.key.revision, " has replaced it in storage"));
     }
-    if (!place.Holds(checkpoint)) continue;
+    if (!place.Holds(checkpoint) || !stored.Complete()) continue;
     bool all = true;
     for (const PartToWrite& part : parts) {
       CAIRN_ASSIGN_OR_RETURN(const bool stands, PartStands(place, part));

@@ -77,6 +77,15 @@ struct Counters {
   uint64_t published = 0;      // checkpoints that this instance brought to their step
 };
 
+// What became of a checkpoint that was to be published.
+struct Published {
+  // Where it stands, durably and in the expected storage. nullopt: it is not published, …
+  std::optional<Location> where;
+  // … because parts of it are not stored, or none is: once the others are, it can be. Else it never will
+  // be: a newer revision of its attempt is published, or the step was removed, be it meanwhile.
+  bool lacks_parts = false;
+};
+
 // What Delete removes.
 enum class DeleteKind {
   // The files of exactly this checkpoint; it may come back.
@@ -131,17 +140,16 @@ class Storage {
   // replaced. Only a `resume` may be said anew.
   virtual StatusOr<LineRecord> WriteLineRecord(const LineRecord& record, Owner owner) = 0;
 
-  // Publishes the checkpoint when all its parts are stored. Returns where it stands, durably and in
-  // the expected storage, also when another publisher put it there. The newest attempt's newest
-  // revision stands in the step's place, unless Reinstate has chosen another attempt's. Other
-  // attempts' checkpoints are kept aside, the newest revision of each: both one that comes out of
-  // the place, and one that arrives late. Older revisions of the same attempt go.
-  // nullopt: it is not published. Parts are missing, a newer revision of its attempt is published,
-  // or the step was removed, be it meanwhile. ALREADY_EXISTS: something that is not Cairn's stands
-  // in the step's place. FAILED_PRECONDITION: the parts are in conflict. DATA_LOSS: an object is
-  // missing or has another length than its manifest says.
-  virtual StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint,
-                                                    Owner owner) = 0;
+  // Publishes the checkpoint when all its parts are stored, and says where it stands, also when
+  // another publisher put it there: nodes that share the storage each write their own parts, and each
+  // may ask. The newest attempt's newest revision stands in the step's place, unless Reinstate has
+  // chosen another attempt's. Other attempts' checkpoints are kept aside, the newest revision of each:
+  // both one that comes out of the place, and one that arrives late. Older revisions of the same
+  // attempt go.
+  // ALREADY_EXISTS: something that is not Cairn's stands in the step's place. FAILED_PRECONDITION: the
+  // parts are in conflict. DATA_LOSS: an object is missing or has another length than its manifest
+  // says.
+  virtual StatusOr<Published> Publish(const CheckpointKey& checkpoint, Owner owner) = 0;
 
   // Puts a published checkpoint that is kept aside into its step's place. What stands there is kept
   // aside. OK when it stands there already.

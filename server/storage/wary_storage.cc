@@ -34,9 +34,9 @@ class WaryStorage final : public Storage {
     return Watched<StatusOr<LineRecord>>(record.job, Use::kWriteLine,
                                          [&] { return inner_->WriteLineRecord(record, owner); });
   }
-  StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint, Owner owner) override {
-    return Watched<StatusOr<std::optional<Location>>>(
-        checkpoint.job, Use::kPublish, [&] { return inner_->Publish(checkpoint, owner); });
+  StatusOr<Published> Publish(const CheckpointKey& checkpoint, Owner owner) override {
+    return Watched<StatusOr<Published>>(checkpoint.job, Use::kPublish,
+                                        [&] { return inner_->Publish(checkpoint, owner); });
   }
   Status Reinstate(const CheckpointKey& checkpoint, Owner owner) override {
     return Watched<Status>(checkpoint.job, Use::kReinstate,

@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "client/cli/context.h"
@@ -537,6 +538,8 @@ TEST_F(CommandsTest, WaitPassesLevelAndTimeoutAndLateIsExitCode7) {
   world_.jobs["run7"][3]["a"] = "x";
   EXPECT_EQ(Cairn({"wait", "run7/3", "--level", "persisted", "--timeout", "2m"}), 0) << Err();
   EXPECT_EQ(world_.calls.back(), "wait PERSISTED 120 s");
+  EXPECT_EQ(Cairn({"wait", "run7/3", "--level", "replicated"}), 0) << Err();
+  EXPECT_EQ(world_.calls.back(), "wait REPLICATED 30 s");
   world_.wait_result = absl::DeadlineExceededError("step: 3 is CACHED after 2m");
   EXPECT_EQ(Cairn({"wait", "run7/3", "--level", "persisted"}), 7);
   EXPECT_EQ(Cairn({"wait", "run7/3", "--level", "shiny"}), 2);
@@ -801,6 +804,33 @@ TEST_F(CommandsTest, WatchShowsStatusAgainUntilNobodyReads) {
   }
 }
 
+TEST_F(CommandsTest, PeersAndClusterShowTheRing) {
+  world_.status = R"({"ring":{"cluster":"run","rank":1,"members":[
+      {"rank":0,"address":"a:1","state":"up","incarnation":7,"silent_ms":20},
+      {"rank":1,"address":"b:1","state":"self","incarnation":8}]},
+      "jobs":[{"job":"run7","latest_step":3,
+               "ring":{"latest":3,"protected":3,"target":3,"replicas":1,"asked":1}},
+              {"job":"old","latest_step":2}]})";
+  EXPECT_EQ(Cairn({"peers"}), 0) << Err();
+  EXPECT_THAT(Out(), AllOf(HasSubstr("rank 1 of 2 in run, 2 of 2 up"), HasSubstr("a:1")));
+  EXPECT_EQ(Cairn({"peers", "-o", "json"}), 0) << Err();
+  EXPECT_EQ(nlohmann::json::parse(Out())["members"].size(), 2u);
+  EXPECT_EQ(Cairn({"status", "--cluster"}), 0) << Err();
+  EXPECT_THAT(Out(), AllOf(HasSubstr("members"), HasSubstr("run7"), Not(HasSubstr("old"))));
+  EXPECT_EQ(Cairn({"status", "--cluster", "-o", "json"}), 0) << Err();
+  EXPECT_EQ(nlohmann::json::parse(Out())["jobs"].size(), 1u);
+  EXPECT_EQ(Cairn({"status", "--cluster", "run7"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("leave out JOB"));
+}
+
+TEST_F(CommandsTest, PeersOfANodeAloneIsAnAnswerToo) {
+  EXPECT_EQ(Cairn({"peers"}), 0) << Err();
+  EXPECT_THAT(Out(), HasSubstr("alone"));
+  EXPECT_EQ(Cairn({"peers", "-o", "json"}), 0) << Err();
+  EXPECT_EQ(Out(), "{}\n");
+  EXPECT_EQ(Cairn({"status", "--cluster"}), 0) << Err();
+}
+
 TEST_F(CommandsTest, WatchLeavesWhatTheTerminalHasScrolledBy) {
   out_terminal_ = true;
   pause_ = [](absl::Duration) { return false; };
@@ -906,7 +936,7 @@ TEST_F(CommandsTest, StorageInitGivesARootItsIdentityOnce) {
   EXPECT_EQ(Cairn({"storage"}), 2);
 }
 
-TEST_F(Commands, ClusterInitMakesAnAuthorityAndACertificateForEachMember) {
+TEST_F(CommandsTest, ClusterInitMakesAnAuthorityAndACertificateForEachMember) {
   const std::string folder = directory_ / "certs";
   const std::vector<std::string> init = {"cluster",   "init",  folder,
                                          "--cluster", "train", "--nodes"};
@@ -932,7 +962,7 @@ TEST_F(Commands, ClusterInitMakesAnAuthorityAndACertificateForEachMember) {
   EXPECT_TRUE(std::filesystem::exists(directory_ / "certs/node-2.pem"));
 }
 
-TEST_F(Commands, ClusterInitRefusesWhatIsNoRing) {
+TEST_F(CommandsTest, ClusterInitRefusesWhatIsNoRing) {
   const std::string folder = directory_ / "certs";
   EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "a/b", "--nodes", "0=10.0.0.1:1"}), 2);
   EXPECT_THAT(Err(), HasSubstr("--cluster"));

@@ -125,6 +125,135 @@ TEST(Status, OfOneJobHasItsNumbersAndItsSessionsAlone) {
   EXPECT_TRUE(JobIn(node, "nosuch").empty());
 }
 
+// --- in a ring
+
+Json InRingOf(Json node) {
+  node["ring"] = {
+      {"cluster", "run"},
+      {"rank", 0},
+      {"incarnation", 17},
+      {"members",
+       {{{"rank", 0}, {"address", "10.0.0.1:7400"}, {"state", "self"}, {"incarnation", 17}},
+        {{"rank", 1},
+         {"address", "10.0.0.2:7400"},
+         {"state", "up"},
+         {"incarnation", 18},
+         {"silent_ms", 340},
+         {"held_for_us_bytes", 2 * kGiB},
+         {"held_for_it_bytes", kGiB}},
+        {{"rank", 2},
+         {"address", "10.0.0.3:7400"},
+         {"state", "silent"},
+         {"incarnation", 19},
+         {"silent_ms", 12'000}},
+        {{"rank", 3}, {"address", "10.0.0.4:7400"}, {"state", "silent"}, {"silent_ms", 90'000}}}},
+      {"replicas", 1},
+      {"replica_bytes", kGiB},
+      {"replica_quota_bytes", 4 * kGiB},
+      {"fetches",
+       {{{"job", "run7"},
+         {"step", 12},
+         {"writer", 1},
+         {"from", {1, 2}},
+         {"why", "restore"},
+         {"done_bytes", kGiB},
+         {"total_bytes", 2 * kGiB}}}}};
+  return node;
+}
+Json OfRing(Json job, int64_t protect, int64_t target, int replicas, const std::string& why = "") {
+  job["ring"] = {{"latest", job["latest_step"]},
+                 {"protected", protect},
+                 {"target", {{"step", target}, {"attempt", 5}}},
+                 {"replicas", replicas},
+                 {"asked", 1},
+                 {"why", why},
+                 {"silent", {2}}};
+  return job;
+}
+
+TEST(Status, AStepThatAnotherNodeHasIsSafe) {
+  const Json node = InRingOf(Node({OfRing(Job("run7", 12, 10, 2), 12, 12, 1)}));
+  EXPECT_TRUE(IsMyCheckpointSafe(node).safe);
+  EXPECT_THAT(IsMyCheckpointSafe(node).words,
+              ElementsAre("run7: step 12, the latest, is safe: another node has it, too."));
+  EXPECT_THAT(RenderStatus(node, kNow), HasSubstr("lost if this node dies now: nothing complete"));
+}
+
+TEST(Status, AStepThatHasSomeOfItsReplicasSaysHowMany) {
+  Json job = OfRing(Job("run7", 12, 10), 10, 12, 1);
+  job["ring"]["asked"] = 2;
+  EXPECT_THAT(IsMyCheckpointSafe(InRingOf(Node({job}))).words,
+              ElementsAre(HasSubstr("another node has it, too (1 of 2 replicas).")));
+}
+
+TEST(Status, AStepWithoutAReplicaSaysWhatALossWouldCostAndWhyThereIsNone) {
+  const Json node = InRingOf(
+      Node({OfRing(Job("run7", 12, 10, 2), 11, 12, 0, "rank 1 has no room: needs 2, has 1")}));
+  EXPECT_FALSE(IsMyCheckpointSafe(node).safe);
+  EXPECT_THAT(
+      IsMyCheckpointSafe(node).words,
+      ElementsAre("run7: step 12, the latest, has no replica yet; losing this node goes back to "
+                  "step 11, which another node has, too. rank 1 has no room: needs 2, has 1"));
+  EXPECT_THAT(RenderStatus(node, kNow), HasSubstr("lost if this node dies now: run7 step 12\n"));
+}
+
+TEST(Status, AReplicaOfAnotherStepThanTheLatestMakesNothingSafe) {
+  Json job = OfRing(Job("run7", 12, -1, 1), -1, 12, 1);
+  job["ring"]["latest"] = 11;
+  EXPECT_FALSE(IsMyCheckpointSafe(InRingOf(Node({job}))).safe);
+}
+
+TEST(Status, OfARingSaysWhoIsUpAndWhatIsKeptForOthers) {
+  const std::string text =
+      RenderStatus(InRingOf(Node({OfRing(Job("run7", 12, 12), 12, 12, 1)})), kNow);
+  EXPECT_THAT(text, HasSubstr("ring      rank 0 of 4 in run, 2 of 4 up; rank 2 silent for 12 s, "
+                              "rank 3 silent for 1 min 30 s\n"));
+  EXPECT_THAT(text, HasSubstr("kept for others: 1.00 GiB of 4.00 GiB"));
+  EXPECT_THAT(text, HasSubstr("REPLICAS"));
+  EXPECT_THAT(text, HasSubstr("1 of 1"));
+}
+
+TEST(Status, OfOneJobInARingHasItsProtectedStepAndItsTarget) {
+  const Json node = InRingOf(Node({OfRing(Job("run7", 12, 10), 11, 12, 0, "no\x1b room")}));
+  const std::string text = RenderJob(node, JobIn(node, "run7"), {}, kNow);
+  for (const char* words : {"replicas     0 of 1", "protected    11", "target       12",
+                            "not heard    rank 2", "no\\x1b room"}) {
+    EXPECT_THAT(text, HasSubstr(words));
+  }
+}
+
+TEST(Status, PeersListsTheMembersAndWhatIsBeingFetched) {
+  const std::string text = RenderPeers(InRingOf(Node({})));
+  EXPECT_THAT(text, HasSubstr("   0  10.0.0.1:7400  self"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("up                              18  340 ms ago      2.00 GiB        1.00 GiB"));
+  EXPECT_THAT(text, HasSubstr("silent for 12 s                 19    12 s ago"));
+  EXPECT_THAT(text, HasSubstr("silent for 1 min 30 s            -       never"));
+  EXPECT_THAT(text, HasSubstr("rank 1, 2"));
+  EXPECT_THAT(text, HasSubstr("50 % of 2.00 GiB"));
+}
+
+TEST(Status, OfTheClusterHasAllJobsAsTheRingSeesThem) {
+  const std::string text = RenderCluster(InRingOf(Node(
+      {OfRing(Job("run7", 12, 10), 11, 12, 0, "rank 1 has no room"), Job("elsewhere", 3, 3)})));
+  EXPECT_THAT(text, StartsWith("rank 0 of 4 in run"));
+  EXPECT_THAT(text, HasSubstr("  run7      12    0 of 1          10         11      12  2\n"));
+  EXPECT_THAT(text, HasSubstr("  run7: rank 1 has no room\n"));
+  EXPECT_THAT(text, Not(HasSubstr("elsewhere")));
+}
+
+TEST(Status, ANodeAloneHasNoRing) {
+  const Json node = Node({Job("run7", 12, 12)});
+  EXPECT_THAT(RenderPeers(node), HasSubstr("alone"));
+  EXPECT_THAT(RenderCluster(node), HasSubstr("alone"));
+  EXPECT_THAT(RenderStatus(node, kNow), Not(HasSubstr("ring")));
+  EXPECT_THAT(RenderStatus(node, kNow), Not(HasSubstr("REPLICAS")));
+  const Json strange = {{"ring", 3}, {"jobs", {{{"job", "x"}, {"ring", "y"}}}}};
+  EXPECT_THAT(RenderPeers(strange), HasSubstr("alone"));
+  EXPECT_THAT(RenderStatus(strange, kNow), StartsWith("x: nothing complete"));
+}
+
 TEST(Status, SafeModeNamesItsCure) {
   Json node = Node({Job("run7", 12, 12)});
   node["state"] = "safe mode: the daemon died 3 times within a minute; safe mode lasts 60 s";

@@ -217,17 +217,28 @@ class EngineTest : public testing::Test {
         recorded_at.try_emplace(a.origin->number, kUnix + now / kNanosPerMilli);
         line_records.try_emplace({a.origin->number, a.origin->kind}, *a.origin);
       }
-      StoredCheckpoint& at = stored[a.checkpoint];
-      at.key = a.checkpoint;
-      at.world_size = a.parts.front()->head.world_size;
-      at.published = true;
-      at.location = Location(absl::StrCat("/root/", a.checkpoint.job, "/", a.checkpoint.step));
-      at.parts.clear();
-      for (const auto& part : a.parts) {
-        at.parts.push_back({part->Whole(), ManifestDigest(EncodeManifest(*part))});
-      }
+      for (const auto& part : a.parts) WritePart(part->Whole());
     }
-    pending.push_back(event::Persisted{a.checkpoint, status, stored[a.checkpoint].location});
+    const auto at = stored.find(a.checkpoint);
+    const bool published = at != stored.end();
+    pending.push_back(event::Persisted{a.checkpoint, status,
+                                       published ? at->second.location : Location(),
+                                       /*awaits_others=*/status.ok() && !published});
+  }
+  // Into storage, this node's or another's; with the last part of it the checkpoint is published.
+  void WritePart(const Manifest& manifest) {
+    const CheckpointKey key = manifest.Checkpoint();
+    std::map<Writer, StoredPart>& parts = written_parts[key];
+    parts.insert_or_assign(manifest.writer,
+                           StoredPart{manifest, ManifestDigest(EncodeManifest(manifest))});
+    if (static_cast<int32_t>(parts.size()) < manifest.world_size) return;
+    StoredCheckpoint& at = stored[key];
+    at = {};
+    at.key = key;
+    at.world_size = manifest.world_size;
+    at.published = true;
+    at.location = Location(absl::StrCat("/root/", key.job, "/", key.step));
+    for (const auto& [writer, part] : parts) at.parts.push_back(part);
   }
   void Do(action::WriteLineRecord& a) {
     record_writes.push_back(a);
@@ -279,7 +290,7 @@ class EngineTest : public testing::Test {
     if (!scan_status.ok()) read.stored = scan_status;
     if (!hold_scans) pending.push_back(std::move(read));
   }
-  void Do(action::Tell& a) { told.push_back(std::move(a)); }
+  void Do(action::Tell& a) { tells.push_back(std::move(a)); }
   void Do(action::Fetch& a) { fetches.push_back(std::move(a)); }
   void Do(action::FetchFrom&) {}
   void Do(action::CancelFetch& a) { cancelled_fetches.push_back(a.fetch); }
@@ -565,7 +576,8 @@ class EngineTest : public testing::Test {
   std::set<SlabId> foreign;                               // an unknown process has it open
   std::map<SessionId, std::vector<SlabId>> unmapped;      // named in the session's next call
   std::map<SessionId, Who> sessions;
-  std::map<CheckpointKey, StoredCheckpoint> stored;
+  std::map<CheckpointKey, StoredCheckpoint> stored;  // published
+  std::map<CheckpointKey, std::map<Writer, StoredPart>> written_parts;
   uint32_t stored_uid = 1000;
   std::set<std::string> rotten;  // objects that do not verify
 
@@ -599,7 +611,7 @@ class EngineTest : public testing::Test {
   bool hold_records = false;
   std::vector<action::DeleteFiles> deletes;
   std::vector<std::string> scans, line_looks, logs;
-  std::vector<action::Tell> told;      // to members of the ring
+  std::vector<action::Tell> tells;     // to members of the ring
   std::vector<action::Fetch> fetches;  // asked for
   std::vector<uint64_t> cancelled_fetches, revoked;
   std::vector<CheckpointKey> records, table_reads;

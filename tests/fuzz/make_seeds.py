@@ -399,6 +399,14 @@ def peer_message() -> dict[str, bytes]:
         target=checkpoint,
         asked=1,
         why="",
+        owned=True,
+        policy=ttypes.JobPolicy(),
+        attempts=report.attempts,
+        **owner,
+    )
+    of_step = {"job": "job", "checkpoint": checkpoint, "name": "a/b"}
+    place = peer.Place(
+        writer=1, digest=digest, world_size=2, bytes=4096, owner=1, holders=[0, 2]
     )
     messages = {
         "want_list": peer.WantList(version=1, wants=[want]),
@@ -409,6 +417,8 @@ def peer_message() -> dict[str, bytes]:
         "verdict": verdict,
         "verdict_wanted": peer.VerdictWanted(job="job"),
         "record": peer.Record(job="job", encoded=b"decisions"),
+        "places_wanted": peer.PlacesWanted(**of_step),
+        "places": peer.PlacesSaid(places=[place], **of_step),
     }
     granted = peer.Granted(
         grant=1, token=b"t" * 16, manifest=b"manifest", regions=[b"a", b""], valid_ms=10_000

@@ -98,6 +98,30 @@ TEST(Recorder, ALaterLifesRowsWinWhateverTheClockSays) {
   }
 }
 
+// In a ring two catalogs may have taken rows of one writer: its incarnation orders them, not a clock.
+TEST(Recorder, InARingALaterIncarnationsRowsWin) {
+  constexpr int64_t kIncarnation = 1'800'000'000'000;
+  ClockAt clock(1'900'000'000'000);
+  Database database;
+  const auto sequence = [&database](uint32_t uid) {
+    int64_t found = 0;
+    database.rows->WaitUntil([&](const Rows& held) {
+      if (held.empty()) return false;
+      const auto& row = std::get<catalog::JobRow>(held.begin()->second);
+      found = row.sequence;
+      return row.owner_uid == uid;
+    });
+    return found;
+  };
+  Recorder recorder(Fast(), Opening(&database), &clock, nullptr);
+  recorder.SetIncarnation(kIncarnation);
+  recorder.Put({JobOf("job", 1, 1)});
+  EXPECT_EQ(sequence(1), (kIncarnation << 20) + 1);
+  recorder.SetIncarnation(kIncarnation + 5);  // it was told of a greater one, and took the next
+  recorder.Put({JobOf("job", 2, 2)});
+  EXPECT_EQ(sequence(2), ((kIncarnation + 5) << 20) + 2);
+}
+
 class MovingClock : public Clock {
  public:
   MonotonicNanos Now() const override { return RealClock()->Now(); }

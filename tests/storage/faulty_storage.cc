@@ -40,9 +40,9 @@ class FaultyStorage final : public Storage {
     return faults_->Run<StatusOr<LineRecord>>(
         StorageCall::kWriteLineRecord, [&] { return inner_->WriteLineRecord(record, owner); });
   }
-  StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint, Owner owner) override {
-    return faults_->Run<StatusOr<std::optional<Location>>>(
-        StorageCall::kPublish, [&] { return inner_->Publish(checkpoint, owner); });
+  StatusOr<Published> Publish(const CheckpointKey& checkpoint, Owner owner) override {
+    return faults_->Run<StatusOr<Published>>(StorageCall::kPublish,
+                                             [&] { return inner_->Publish(checkpoint, owner); });
   }
   Status Reinstate(const CheckpointKey& checkpoint, Owner owner) override {
     return faults_->Run<Status>(StorageCall::kReinstate,

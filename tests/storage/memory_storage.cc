@@ -152,7 +152,7 @@ class MemoryStorage final : public Storage {
   Status WriteParts(const CheckpointKey& checkpoint, Owner owner,
                     const std::vector<PartToWrite>& parts) override;
   StatusOr<LineRecord> WriteLineRecord(const LineRecord& record, Owner owner) override;
-  StatusOr<std::optional<Location>> Publish(const CheckpointKey& checkpoint, Owner owner) override;
+  StatusOr<Published> Publish(const CheckpointKey& checkpoint, Owner owner) override;
   Status Reinstate(const CheckpointKey& checkpoint, Owner owner) override;
   Status Sweep(const std::string& job, const SweepRules& rules) override;
   using Storage::Delete;
@@ -327,35 +327,35 @@ Status MemoryStorage::WriteParts(const CheckpointKey& checkpoint, Owner owner,
   return absl::OkStatus();
 }
 
-StatusOr<std::optional<Location>> MemoryStorage::Publish(const CheckpointKey& checkpoint,
-                                                         Owner owner) {
+StatusOr<Published> MemoryStorage::Publish(const CheckpointKey& checkpoint, Owner owner) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
   MutexLock lock(&store_->mu_);
   CAIRN_RETURN_IF_ERROR(CheckThere());
+  const Published lacks_parts{std::nullopt, /*lacks_parts=*/true};
+  const Published stands{LocationOf(checkpoint, /*published=*/true)};
   const auto at = store_->jobs_.find(checkpoint.job);
-  if (at == store_->jobs_.end()) return std::nullopt;
+  if (at == store_->jobs_.end()) return lacks_parts;
   Job& job = at->second;
   CAIRN_RETURN_IF_ERROR(CheckOwner(checkpoint.job, job, owner));
-  if (job.Removed(checkpoint)) return std::nullopt;
-  if (job.FindPublished(checkpoint) != nullptr) return LocationOf(checkpoint, /*published=*/true);
+  if (job.Removed(checkpoint)) return Published();
+  if (job.FindPublished(checkpoint) != nullptr) return stands;
   const auto unpublished = job.unpublished.find(checkpoint);
-  if (unpublished == job.unpublished.end()) return std::nullopt;
+  const bool replaced = job.Replaced(checkpoint);
+  if (unpublished == job.unpublished.end()) return replaced ? Published() : lacks_parts;
   const StoredCheckpoint stored = Describe(unpublished->second, /*published=*/false);
   if (!stored.conflict.empty()) {
     return absl::FailedPreconditionError(absl::StrCat("in conflict: ", stored.conflict));
   }
-  if (!stored.Complete()) return std::nullopt;
+  if (!stored.Complete()) return replaced ? Published() : lacks_parts;
   for (const auto& [writer, part] : unpublished->second.parts) {
     CAIRN_RETURN_IF_ERROR(CheckObjects(part));
   }
-  const bool newest = !job.Replaced(checkpoint);
-  if (newest) {
+  if (!replaced) {
     job.Publish(std::move(unpublished->second));
     ++published_;
   }
   job.unpublished.erase(unpublished);
-  if (!newest) return std::nullopt;
-  return LocationOf(checkpoint, /*published=*/true);
+  return replaced ? Published() : stands;
 }
 
 Status MemoryStorage::Reinstate(const CheckpointKey& checkpoint, Owner owner) {

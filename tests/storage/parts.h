@@ -103,7 +103,7 @@ inline Status Write(Storage& storage, const Part& part) {
 inline bool Publish(Storage& storage, const CheckpointKey& key) {
   const auto published = storage.Publish(key, Me());
   EXPECT_TRUE(published.ok()) << published.status();
-  return published.ok() && published->has_value();
+  return published.ok() && published->where.has_value();
 }
 
 inline void WriteAndPublish(Storage& storage, const Part& part) {

@@ -98,7 +98,7 @@ class PosixClaims : public PosixFixture {
       Stops::StopHereAt(stop, n);
       const auto published = owned->Publish(key, Me());
       if (!published.ok()) error_ = published.status();
-      published_ += published.ok() && published->has_value();
+      published_ += published.ok() && published->where.has_value();
     });
   }
   // Storage of a file system that cannot exchange two directories.

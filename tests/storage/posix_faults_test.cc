@@ -71,7 +71,7 @@ TEST_F(PosixFaults, WhicheverCallFailsNothingIsLostAndTheNextTrySucceeds) {
       if (status.ok()) {
         const auto answer = storage_->Publish(Key(5, 100, 1), Me());
         status = answer.status();
-        published = answer.ok() && answer->has_value();
+        published = answer.ok() && answer->where.has_value();
       }
       const bool reached = FailpointsHit() > 0;
       ASSERT_TRUE(ArmFailpoints("").ok());
@@ -104,7 +104,7 @@ TEST_F(PosixFaults, DyingAtAnyCallLeavesTheOldOrTheNewCheckpointWhole) {
       if (!storage->WriteParts(Key(5, 100, 1), Me(), {newer.ToWrite()}).ok()) return 3;
       const auto published = storage->Publish(Key(5, 100, 1), Me());
       if (!published.ok()) return 4;
-      return published->has_value() ? 0 : 5;
+      return published->where.has_value() ? 0 : 5;
     });
   };
   const auto check = [&](const std::string& when) {

@@ -21,8 +21,8 @@ TEST_F(PosixStorage, APublishedCheckpointIsFilesThatAreExactlyItsObjects) {
   EXPECT_FALSE(fs::exists(Path("5")));
   const auto published = storage_->Publish(Key(5, 100), Me());
   ASSERT_TRUE(published.ok()) << published.status();
-  ASSERT_TRUE(published->has_value());
-  EXPECT_EQ((*published)->text(), root_ + "/job/5");
+  ASSERT_TRUE(published->where.has_value());
+  EXPECT_EQ(published->where->text(), root_ + "/job/5");
   ExpectFiles(part, "5");
   EXPECT_EQ(Bytes(Path("5/.cairn/0.manifest")), EncodeManifest(part.manifest));
   EXPECT_THAT(Leftovers(), IsEmpty());
@@ -243,7 +243,7 @@ TEST_F(AsRoot, EverythingBelongsToTheOwnerOfTheJob) {
     ASSERT_TRUE(storage_->WriteParts(Key(step, 100), kUser, {one.ToWrite()}).ok());
     const auto published = storage_->Publish(Key(step, 100), kUser);
     ASSERT_TRUE(published.ok()) << published.status();
-    ASSERT_TRUE(published->has_value());
+    ASSERT_TRUE(published->where.has_value());
   }
   for (const auto& entry : fs::recursive_directory_iterator(Path(""))) {
     struct stat info = {};

@@ -166,12 +166,12 @@ TEST_P(StorageContract, APublishedCheckpointIsExactlyItsObjects) {
   EXPECT_THAT(Stored(), ElementsAre("5@100.0"));
   const auto published = storage_->Publish(Key(5, 100), Me());
   ASSERT_TRUE(published.ok()) << published.status();
-  ASSERT_TRUE(published->has_value());
+  ASSERT_TRUE(published->where.has_value());
   EXPECT_THAT(Stored(), ElementsAre("5@100.0/"));
 
   const StoredCheckpoint stored = Find(Key(5, 100));
   EXPECT_TRUE(stored.Complete());
-  EXPECT_EQ(stored.location, **published) << "the scan and the publisher name the same place";
+  EXPECT_EQ(stored.location, *published->where) << "the scan and the publisher name the same place";
   EXPECT_FALSE(stored.location.empty());
   ASSERT_EQ(stored.parts.size(), 1u);
   EXPECT_EQ(stored.parts[0].manifest, part.manifest);
@@ -206,6 +206,30 @@ TEST_P(StorageContract, NothingIsPublishedBeforeEveryWriterIsThere) {
   EXPECT_TRUE(Publish(*storage_, Key(5, 100)));
   ExpectStored(zero);
   ExpectStored(one);
+}
+
+// Who has written its own parts must know whether it is to look again.
+TEST_P(StorageContract, APublisherHearsWhetherPartsAreStillToCome) {
+  const auto answer = [&](const CheckpointKey& key) {
+    const auto published = storage_->Publish(key, Me());
+    EXPECT_TRUE(published.ok()) << published.status();
+    return std::pair(published->where.has_value(), published->lacks_parts);
+  };
+  const std::pair published(true, false), lacks_parts(false, true), never(false, false);
+  EXPECT_EQ(answer(Key(5, 100)), lacks_parts) << "nothing was ever written of the job";
+  ASSERT_TRUE(Write(*storage_, MakePart(Key(5, 100), 0, 2)).ok());
+  EXPECT_EQ(answer(Key(5, 100)), lacks_parts);
+  EXPECT_EQ(answer(Key(6, 100)), lacks_parts) << "nothing of this one";
+  ASSERT_TRUE(Write(*backend_->Open(), MakePart(Key(5, 100), 1, 2)).ok());
+  EXPECT_EQ(answer(Key(5, 100)), published);
+  EXPECT_EQ(answer(Key(5, 100)), published) << "another node put it there";
+
+  ASSERT_TRUE(Write(*storage_, MakePart(Key(6, 100, 0), 0, 2)).ok());
+  WriteAndPublish(*storage_, MakePart(Key(6, 100, 1)));
+  EXPECT_EQ(answer(Key(6, 100, 0)), never) << "a newer revision of its attempt stands";
+  ASSERT_TRUE(Write(*storage_, MakePart(Key(7, 100), 0, 2)).ok());
+  ASSERT_TRUE(storage_->Delete(Key(7, 100), Me(), DeleteKind::kUpToAttempt).ok());
+  EXPECT_EQ(answer(Key(7, 100)), never) << "it was removed";
 }
 
 TEST_P(StorageContract, SeveralPartsAreWrittenInOneCall) {
@@ -360,8 +384,8 @@ TEST_P(StorageContract, AnOlderAttemptThatArrivesLateIsPublishedAside) {
   ASSERT_TRUE(Write(*storage_, late).ok());
   const auto published = storage_->Publish(Key(5, 100), Me());
   ASSERT_TRUE(published.ok()) << published.status();
-  ASSERT_TRUE(published->has_value());
-  EXPECT_EQ(Find(Key(5, 100)).location, **published);
+  ASSERT_TRUE(published->where.has_value());
+  EXPECT_EQ(Find(Key(5, 100)).location, *published->where);
   EXPECT_EQ(backend_->InPlace(5), Key(5, 101));
   ExpectStored(newer);
   ExpectStored(late);

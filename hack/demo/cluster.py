@@ -1,0 +1,288 @@
+#!/usr/bin/env python3
+"""make demo-cluster: a training job on a ring of three nodes loses one of them, then two, and goes on.
+
+The nodes are network namespaces on this machine (as root or as any user), each with a daemon of its own. The
+job's two ranks run on nodes 0 and 1; each part that they save is copied to the next node as well, and to the
+storage that all nodes share.
+
+ 1. The job runs once undisturbed, without Cairn.
+ 2. It runs again and saves every step through Cairn. In the middle of a save everything on node 0 is
+    SIGKILLed: trainer, daemon and keeper. An empty daemon takes its place, and the job goes on from
+    memory: rank 0's part comes from node 1.
+ 3. Then nodes 0 and 1 lose everything at once. What they held for each other is gone; the job goes on from
+    storage.
+ 4. The end state must be the first run's, bit for bit.
+
+Exit status 0 when it was, 1 when anything was not as promised.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import run
+from run import (
+    BUILD,
+    JOB,
+    STEPS,
+    WORLD_SIZE,
+    DemoError,
+    Node,
+    Place,
+    Timeline,
+    Trainers,
+    catch_mid_save,
+    digest,
+    say,
+    scratch_folders,
+    stalls,
+)
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "cluster"))
+
+from members import ring_options
+from network import Network, NetworkError, unavailable
+
+OUT = BUILD / "demo-cluster"
+NODES = 3
+FIRST_LOSS, SECOND_LOSS = 6, 14
+BUDGET = "1GiB"
+LOST_AFTER_S = 5
+GOING_ON_S = 90
+
+run.OUT = OUT
+
+
+class Ring:
+    """Three daemons and the ranks of the job beside two of them."""
+
+    def __init__(self, network: Network, scratch: Path, storage: Path, running: list) -> None:
+        self.network, self.scratch, self.storage, self.running = network, scratch, storage, running
+        self.lives = [0] * NODES
+        self.nodes = [self._start(rank) for rank in range(NODES)]
+
+    def _start(self, rank: int) -> Node:
+        self.lives[rank] += 1
+        node = Node(
+            self.scratch,
+            self.storage,
+            f"{rank}-{self.lives[rank]}",
+            self.network.enter(rank),
+            [
+                f"--ring.lost_after_seconds={LOST_AFTER_S}",
+                *ring_options(self.network.addresses, rank, cluster="demo"),
+            ],
+            BUDGET,
+        )
+        self.running.append(node)
+        return node
+
+    def replace(self, rank: int) -> Node:
+        """An empty daemon in the place of one that was killed."""
+        self.nodes[rank] = self._start(rank)
+        return self.nodes[rank]
+
+    def places(self) -> list[Place]:
+        """A rank beside each of the first nodes' daemons, on their network."""
+        return [
+            Place(self.network.enter(rank), "eth0", 1, ["--socket", str(self.nodes[rank].socket)])
+            for rank in range(WORLD_SIZE)
+        ]
+
+    def await_latest(self, rank: int):
+        """What this node says is latest, once it can say it."""
+        import cairn
+
+        session = self.nodes[rank].connect()
+        deadline = time.monotonic() + GOING_ON_S
+        try:
+            while True:
+                try:
+                    return session.latest()
+                except (cairn.Unavailable, cairn.Timeout) as error:
+                    if time.monotonic() > deadline:
+                        raise DemoError(
+                            f"node {rank} cannot say what is latest: {error}"
+                        ) from error
+                    time.sleep(0.1)
+                except cairn.NotFound as error:
+                    raise DemoError(f"node {rank} knows of nothing complete: {error}") from error
+        finally:
+            session.close()
+
+
+class Story:
+    """The lives of the job on the ring, and what is told of them at the end."""
+
+    def __init__(self, ring: Ring, scratch: Path, running: list) -> None:
+        self.ring, self.scratch, self.running = ring, scratch, running
+        self.timeline = Timeline()
+        self.lives: list[Trainers] = []
+        self.losses: list[tuple[str, str, int, float, float]] = []
+
+    def start(self, *extra: str) -> Trainers:
+        life = f"life-{len(self.lives) + 1}"
+        trainers = Trainers(life, ["--job", JOB, *extra], self.scratch, self.ring.places())
+        self.lives.append(trainers)
+        self.running.append(trainers)
+        return trainers
+
+    def go_on(self, what: str, lost_at: float, struck: int, *extra: str) -> Trainers:
+        """The next life, and from where it went on."""
+        trainers = self.start(*extra)
+        trainers.wait_for("the trainers' start", lambda: len(trainers.ready) == WORLD_SIZE)
+        slowest = max(trainers.ready.values(), key=lambda event: event["load_ms"])
+        source = {"memory": "memory", "peer": "memory", "storage": "storage"}.get(
+            slowest["source"], slowest["source"]
+        )
+        after_s = time.monotonic() - lost_at
+        redone = struck - slowest["step"]
+        self.losses.append((what, source, redone, slowest["load_ms"], after_s))
+        self.timeline.add(
+            f"life {len(self.lives)} goes on with step {slowest['step']}, loaded from {source} in "
+            f"{slowest['load_ms']:.0f} ms, {after_s:.1f} s after the loss"
+        )
+        return trainers
+
+    def lose_one(self, trainers: Trainers) -> Trainers:
+        node = self.ring.nodes[0]
+        session = node.connect()
+
+        def strike() -> None:
+            node.kill_everything()
+            trainers.processes[0].kill()
+
+        step, part = catch_mid_save(trainers, session, FIRST_LOSS, strike)
+        lost_at = time.monotonic()
+        trainers.kill()  # the other rank has lost its group; a launcher ends it
+        self.timeline.add(
+            f"SIGKILL to everything on node 0 with step {step} {100 * part:.0f} % written: its "
+            "memory is gone"
+        )
+        self.ring.replace(0)
+        latest = self.ring.await_latest(0)
+        self.timeline.add(f"an empty daemon is node 0 now; it says that latest is {latest.step}")
+        if latest.step not in (step - 1, step):
+            raise DemoError(f"latest is {latest.step}, expected {step - 1}")
+        return self.go_on("one node", lost_at, step)
+
+    def lose_two(self, trainers: Trainers) -> Trainers:
+        session = self.ring.nodes[0].connect()
+        step, part = catch_mid_save(trainers, session, SECOND_LOSS, trainers.kill)
+        latest = session.latest()
+        session.wait(latest.step, "PERSISTED", timeout=120)
+        session.close()
+        for rank in (0, 1):
+            self.ring.nodes[rank].kill_everything()
+        lost_at = time.monotonic()
+        self.timeline.add(
+            f"SIGKILL to both trainers with step {step} {100 * part:.0f} % written, then, once step "
+            f"{latest.step} was PERSISTED, to everything on nodes 0 and 1: of rank 0's part no copy "
+            "is left in any memory"
+        )
+        for rank in (0, 1):
+            self.ring.replace(rank)
+        found = self.ring.await_latest(1)
+        self.timeline.add(
+            f"two empty daemons are nodes 0 and 1; they say that latest is {found.step}"
+        )
+        if found.step != latest.step:
+            raise DemoError(f"latest is {found.step}, and {latest.step} was PERSISTED")
+        return self.go_on(
+            "two neighbours", lost_at, step, "--write-final", str(OUT / "disturbed.pt")
+        )
+
+
+def play(network: Network, scratch: Path, running: list) -> None:
+    say("the job once without Cairn, undisturbed: two ranks of a small transformer")
+    plain = Trainers("undisturbed", ["--write-final", str(OUT / "undisturbed.pt")], scratch)
+    running.append(plain)
+    plain.wait_for("the undisturbed run", plain.finished)
+    plain.pump(0.5)
+
+    storage = OUT / "storage"
+    storage.mkdir()
+    ring = Ring(network, scratch, storage, running)
+    for node in ring.nodes:
+        node.connect().close()
+    story = Story(ring, scratch, running)
+    story.timeline.add(f"undisturbed run done, {STEPS} steps")
+    story.timeline.add(f"{NODES} nodes form a ring, {BUDGET} each; rank 0 is on node 0, 1 on 1")
+
+    trainers = story.lose_one(story.start())
+    trainers = story.lose_two(trainers)
+    trainers.wait_for("the last life", trainers.finished)
+    trainers.pump(0.5)
+    final = ring.await_latest(2)
+    story.timeline.add(f"all {STEPS} steps are done; node 2 says that latest is {final.step}")
+    if final.step != STEPS - 1:
+        raise DemoError(f"latest is {final.step}, expected {STEPS - 1}")
+    same = (digest(OUT / "undisturbed.pt"), digest(OUT / "disturbed.pt"))
+    report(story, same)
+    if same[0] != same[1]:
+        raise DemoError("the end states differ")
+
+
+def report(story: Story, same: tuple[str, str]) -> None:
+    print("\nWhat happened\n")
+    for at, text in story.timeline.rows:
+        print(f"  {at:6.1f} s  {text}")
+    saves = stalls(story.lives, "cairn", skip=2)
+    print(
+        "\nTraining stood still per save, while each part was copied to the next node and to storage\n"
+    )
+    print(f"  {'through Cairn':42s} {statistics.median(saves):8.1f} ms   median of {len(saves)}")
+    print("\nTime to go on\n")
+    print(f"  {'lost':16s} {'from':10s} {'steps redone':>12s} {'load':>11s}   loss → loaded")
+    for what, source, redone, load_ms, after_s in story.losses:
+        print(f"  {what:16s} {source:10s} {redone:12d} {load_ms:8.0f} ms   {after_s:8.1f} s")
+    print("\nEnd state (SHA-256 over every tensor of model and optimizer)\n")
+    print(f"  undisturbed                {same[0]}")
+    print(f"  three nodes lost           {same[1]}")
+    print(f"  → {'bit-identical' if same[0] == same[1] else 'DIFFERENT'}\n", flush=True)
+    (OUT / "result.json").write_text(
+        json.dumps(
+            {
+                "timeline": story.timeline.rows,
+                "stall_ms": statistics.median(saves),
+                "losses": story.losses,
+                "identical": same[0] == same[1],
+            },
+            indent=1,
+        )
+    )
+
+
+def main() -> int:
+    problem = unavailable(cuts=False)
+    if problem:
+        say(f"FAILED: {problem}")
+        return 1
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir(parents=True)
+    running: list[Trainers | Node] = []
+    with scratch_folders() as (scratch, _), Network(NODES, cuts=False) as network:
+        try:
+            play(network, scratch, running)
+            return 0
+        except (DemoError, NetworkError) as error:
+            say(f"FAILED: {error}")
+            return 1
+        except KeyboardInterrupt:
+            say("interrupted")
+            return 130
+        finally:
+            for thing in running:
+                if isinstance(thing, Trainers):
+                    thing.kill()
+                elif thing.process.poll() is None:
+                    thing.kill_everything()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+#include "server/engine/cluster.h"
+
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+namespace cairn::engine {
+namespace {
+
+// What may have been lost is said again, and what was refused tried again.
+constexpr MonotonicNanos kTick = kNanosPerSecond;
+// Whole reports.
+constexpr MonotonicNanos kWhole = 10 * kNanosPerSecond;
+// A report leads to a verdict, which changes what is reported: not more often than this in one event.
+constexpr int kRounds = 4;
+
+}  // namespace
+
+Cluster::Cluster(const Below& below)
+    : out_(*below.out),
+      standing_(*below.standing),
+      members_(*below.options, below.out),
+      fetches_(*below.options, below.out, below.jobs, below.attempts, below.ledger, below.parts,
+               below.manifests, below.eviction),
+      copies_(*below.options, below.out, &members_, below.parts, &fetches_),
+      offers_(below.out, &members_, below.jobs, below.parts, below.standing),
+      grants_(below.out, &members_, below.ledger, below.parts),
+      reporting_(below.out, &members_, below.jobs, below.parts, below.standing, &offers_),
+      home_(*below.options, below.out, &members_),
+      verdicts_(*below.options, below.out, below.callers, &members_, below.jobs, below.attempts,
+                below.parts, below.standing, below.again),
+      loads_(below.out, below.callers, &members_, below.jobs, below.parts, &fetches_, below.again),
+      decisions_(below.out, &members_, below.jobs, below.attempts, below.retention) {
+  for (RingWatcher* watcher :
+       {static_cast<RingWatcher*>(&home_), static_cast<RingWatcher*>(&reporting_),
+        static_cast<RingWatcher*>(&verdicts_), static_cast<RingWatcher*>(&offers_),
+        static_cast<RingWatcher*>(&copies_), static_cast<RingWatcher*>(&grants_),
+        static_cast<RingWatcher*>(&decisions_)}) {
+    members_.Watch(watcher);
+  }
+  if (Alone()) return;
+  below.parts->Watch(&offers_);
+  standing_.ReportChanges();
+  fetches_.set_newer_attempt(below.newer_attempt);
+  verdicts_.set_newer_attempt(below.newer_attempt);
+  Persistence* persistence = below.persistence;
+  verdicts_.set_completed(
+      [persistence](Checkpoint* checkpoint) { persistence->CompletedElsewhere(checkpoint); });
+  verdicts_.set_stored(
+      [persistence](Checkpoint* checkpoint) { persistence->StoredElsewhere(checkpoint); });
+  verdicts_.set_changed([this, persistence](Job* job) {
+    offers_.Changed(job->name);
+    loads_.VerdictChanged(*job);
+    persistence->ScheduleNext(job);
+  });
+  reporting_.set_writing([persistence](const Job& job) { return persistence->WorksOn(job); });
+  persistence->set_acts_for([this](const Part& part) { return offers_.ActsFor(part); });
+  decisions_.set_changed(
+      [this](const std::string& job, const JobRecord& record) { home_.SetRecord(job, record); });
+  standing_.set_touched([this](const std::string& job) { decisions_.Look(job); });
+  offers_.set_unknown_job([this](const std::string& job) { verdicts_.AskHome(job); });
+  verdicts_.set_ask_self([this](const std::string& job) { home_.Ask(members_.self(), job); });
+  reporting_.set_to_self([this](const ReportDelta& delta) { home_.On(members_.self_id(), delta); });
+  home_.set_to_self([this](const JobVerdict& verdict) { verdicts_.Take(verdict); });
+  home_.set_own_report(
+      [this](const std::string& job) { reporting_.WholeTo(members_.self(), job); });
+  loads_.set_ask([this](const CheckpointKey& checkpoint, const std::string& name) {
+    AskPlaces(checkpoint, name);
+  });
+}
+
+void Cluster::Start(const Restored& restored, const std::optional<MemberId>& self) {
+  if (Alone()) return;
+  members_.Start(restored, self);
+  fetches_.Restore(restored);
+  copies_.Restore(restored);
+  next_ = out_.now() + kTick;
+}
+
+// --- what members say
+
+void Cluster::On(const event::PeerSaid& event) {
+  if (Alone() || !members_.Heard(event.from)) return;
+  Say(event.from, event.message);
+}
+
+void Cluster::Say(const MemberId& from, const peer::Message& message) {
+  std::visit(
+      [&](const auto& said) {
+        using Said = std::decay_t<decltype(said)>;
+        if constexpr (std::is_same_v<Said, peer::WantList> ||
+                      std::is_same_v<Said, peer::ReleaseList>) {
+          copies_.On(from, said);
+        } else if constexpr (std::is_same_v<Said, peer::HaveList>) {
+          offers_.On(from, said);
+        } else if constexpr (std::is_same_v<Said, peer::Report>) {
+          home_.On(from, said.delta);
+        } else if constexpr (std::is_same_v<Said, peer::ReportWanted>) {
+          reporting_.WholeTo(from.rank, said.job);
+        } else if constexpr (std::is_same_v<Said, peer::VerdictSaid>) {
+          verdicts_.Take(said.verdict);
+        } else if constexpr (std::is_same_v<Said, peer::VerdictWanted>) {
+          home_.Ask(from.rank, said.job);
+        } else if constexpr (std::is_same_v<Said, peer::PlacesWanted>) {
+          out_.Do(action::Tell{from.rank,
+                               peer::PlacesSaid{said.checkpoint, said.name,
+                                                home_.PlacesOf(said.checkpoint, said.name)}});
+        } else if constexpr (std::is_same_v<Said, peer::PlacesSaid>) {
+          loads_.On(said);
+        } else {
+          static_assert(std::is_same_v<Said, peer::Record>, "what is done about this message?");
+          decisions_.On(said);
+        }
+      },
+      message);
+}
+
+// The answer of this node's own home comes with Run: whoever asks is not ready for it yet.
+void Cluster::AskPlaces(const CheckpointKey& checkpoint, const std::string& name) {
+  const Rank home = members_.HomeOf(checkpoint.job);
+  if (home != members_.self()) {
+    return out_.Do(action::Tell{home, peer::PlacesWanted{checkpoint, name}});
+  }
+  places_.push_back({checkpoint, name, home_.PlacesOf(checkpoint, name)});
+}
+
+void Cluster::On(const event::GrantAsked& event) {
+  if (Alone()) {
+    return out_.Answer(event.caller.request, absl::UnavailableError("this node is in no ring"));
+  }
+  grants_.On(event);
+}
+
+// --- what follows
+
+bool Cluster::Run() {
+  if (Alone()) return false;
+  const bool tick = out_.now() >= next_;
+  if (tick) next_ = out_.now() + kTick;
+  const bool whole = tick && out_.now() >= whole_at_;
+  if (whole) whole_at_ = out_.now() + kWhole;
+  if (tick) fetches_.ReturnEmpty();
+  bool again = tick;
+  bool changed = true;
+  for (int round = 0; round < kRounds && changed; ++round) {
+    copies_.Run(again);
+    offers_.Run(again);
+    decisions_.Run(again && whole);
+    reporting_.Run(again && whole);
+    changed = home_.Run(again);
+    verdicts_.Run(again);
+    loads_.Run(again);
+    for (const peer::PlacesSaid& said : std::exchange(places_, {})) {
+      loads_.On(said);
+      changed = true;
+    }
+    again = false;
+  }
+  return changed || standing_.more_to_report();
+}
+
+// --- what is shown
+
+reply::RingStatus Cluster::Status() const {
+  reply::RingStatus status;
+  if (Alone()) return status;
+  status.self = members_.self_id();
+  status.replica_bytes = fetches_.bytes();
+  status.replica_quota_bytes = copies_.quota();
+  status.replica_reserved_bytes = copies_.reserved();
+  status.fetches = static_cast<int64_t>(fetches_.under_way());
+  status.grants = static_cast<int64_t>(grants_.size());
+  status.restoring = static_cast<int64_t>(loads_.restoring());
+  for (const auto& [rank, member] : members_.others()) {
+    reply::MemberStatus shown;
+    shown.rank = rank;
+    shown.state = member.up ? "up" : member.lost ? "lost" : "silent";
+    shown.incarnation = member.id.has_value() ? member.id->incarnation : 0;
+    shown.silent_ms = member.up ? 0
+                      : member.failing_since == 0
+                          ? -1
+                          : (out_.now() - member.failing_since) / kNanosPerMilli;
+    shown.held_for_us_bytes = offers_.HeldBy(rank);
+    shown.held_for_it_bytes = copies_.HeldFor(rank);
+    status.members.push_back(std::move(shown));
+  }
+  return status;
+}
+
+reply::JobRing Cluster::StatusOf(const Job& job) const {
+  reply::JobRing ring;
+  const JobVerdictHeard& verdict = *job.verdict;
+  ring.heard = !Alone() && verdict.heard;
+  if (!ring.heard) return ring;
+  const auto step = [](const std::optional<CheckpointId>& id) {
+    return id.has_value() ? id->step : kNoStep;
+  };
+  ring.latest = step(verdict.latest);
+  ring.protect = step(verdict.protect);
+  ring.target = step(verdict.target);
+  ring.asked = verdict.asked;
+  ring.final = verdict.final;
+  ring.home = members_.HomeOf(job.name);
+  ring.silent.assign(verdict.silent.begin(), verdict.silent.end());
+  ring.why = verdict.why.empty() ? offers_.Refusal(job.name) : verdict.why;
+  const Checkpoint* latest =
+      verdict.latest.has_value() ? CheckpointOf(job, *verdict.latest) : nullptr;
+  if (latest != nullptr) ring.replicas = latest->elsewhere->replicas;
+  return ring;
+}
+
+std::string Cluster::CheckInvariants(std::map<SlabId, uint32_t>* pins) const {
+  std::string problem = grants_.CheckInvariants(pins);
+  if (problem.empty()) problem = fetches_.CheckInvariants();
+  return problem;
+}
+
+}  // namespace cairn::engine

@@ -1,0 +1,98 @@
+// What the engine has for a ring, wired: who tells whom. In no ring nothing of it runs.
+//
+//   Exchanged ─▶ Members ─▶ (came, went, lost) ─▶ all that follow
+//   commits, verdicts ─▶ Offers ─ wants ─▶ the backup's Copies ─▶ Fetches
+//   Fetches, commits ─▶ Reporting ─ reports ─▶ the job's Home ─ verdicts ─▶ Verdicts
+//   GrantAsked ─▶ Grants;  an open of what is elsewhere ─▶ Loads ─▶ Fetches
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/engine/copies.h"
+#include "server/engine/decisions.h"
+#include "server/engine/grants.h"
+#include "server/engine/home.h"
+#include "server/engine/loads.h"
+#include "server/engine/offers.h"
+#include "server/engine/reporting.h"
+#include "server/engine/verdicts.h"
+
+namespace cairn::engine {
+
+class Cluster {
+ public:
+  // The components of a node that the ring's stand on; all outlive it.
+  struct Below {
+    const Options* options;
+    Outbox* out;
+    Callers* callers;
+    Jobs* jobs;
+    Standing* standing;
+    Ledger* ledger;
+    Attempts* attempts;
+    Parts* parts;
+    Eviction* eviction;
+    Manifests* manifests;
+    std::function<void(const Event&)> again;  // handles a parked event once more
+    Persistence* persistence;
+    Retention* retention;
+    std::function<void(Job*)> newer_attempt;  // older ones are to be fenced
+  };
+  explicit Cluster(const Below& below);
+
+  bool Alone() const { return members_.Alone(); }
+  const Members& members() const { return members_; }
+  Verdicts& verdicts() { return verdicts_; }
+  const Verdicts& verdicts() const { return verdicts_; }
+  Loads& loads() { return loads_; }
+
+  void Start(const Restored& restored, const std::optional<MemberId>& self);
+  void On(const event::Exchanged& event) { members_.On(event); }
+  void On(const event::PeerSaid& event);
+  void On(const event::GrantAsked& event);
+  void On(const event::GrantEnded& event) { grants_.On(event); }
+  void On(const event::FetchAdvanced& event) { fetches_.On(event); }
+  void On(const event::Fetched& event) { fetches_.On(event); }
+  bool SlabMade(SlabId slab, const Status& status) { return fetches_.SlabMade(slab, status); }
+  // Memory is short.
+  void FreeSpares() { fetches_.FreeSpares(); }
+
+  // After each event. True: there is more to do at once.
+  bool Run();
+  MonotonicNanos next() const { return next_; }
+  void TimerWasLate() { members_.TimerWasLate(); }
+
+  reply::RingStatus Status() const;
+  reply::JobRing StatusOf(const Job& job) const;
+  // Why a backup keeps nothing of the job; empty: none refuses it.
+  std::string RefusalOf(const Job& job) const { return offers_.Refusal(job.name); }
+  size_t under_way() const { return fetches_.under_way() + grants_.size(); }
+  void Snapshot(std::vector<Fact>* facts) const { members_.Snapshot(facts); }
+  std::string CheckInvariants(std::map<SlabId, uint32_t>* pins) const;
+
+ private:
+  void Say(const MemberId& from, const peer::Message& message);
+  void AskPlaces(const CheckpointKey& checkpoint, const std::string& name);
+
+  Outbox& out_;
+  Standing& standing_;
+  Members members_;
+  Fetches fetches_;
+  Copies copies_;
+  Offers offers_;
+  Grants grants_;
+  Reporting reporting_;
+  Home home_;
+  Verdicts verdicts_;
+  Loads loads_;
+  Decisions decisions_;
+  MonotonicNanos next_ = kNever;          // when lists and reports are said again
+  MonotonicNanos whole_at_ = 0;           // and the whole of them
+  std::vector<peer::PlacesSaid> places_;  // that this node's own home said
+};
+
+}  // namespace cairn::engine

@@ -1,0 +1,209 @@
+#include "server/engine/copies.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/restored.h"
+
+namespace cairn::engine {
+
+Copies::Copies(const Options& options, Outbox* out, const Members* members, Parts* parts,
+               Fetches* fetches)
+    : options_(options), out_(*out), members_(*members), parts_(*parts), fetches_(*fetches) {
+  fetches_.OnEnded(
+      [this](const Fetches::Order& order, const Status& status) { Ended(order, status); });
+}
+
+uint64_t Copies::quota() const {
+  return options_.ring.replica_bytes != 0 ? options_.ring.replica_bytes : options_.budget_bytes / 2;
+}
+
+uint64_t Copies::reserved() const {
+  uint64_t all = 0;
+  for (const auto& [whose, bytes] : reserved_) all += bytes;
+  return all;
+}
+
+uint64_t Copies::HeldFor(Rank owner) const {
+  uint64_t bytes = 0;
+  const auto of = owners_.find(owner);
+  if (of == owners_.end()) return 0;
+  for (const PartKey& key : of->second.held) {
+    const Part* part = parts_.Find(key);
+    if (part != nullptr) bytes += part->content->bytes;
+  }
+  return bytes;
+}
+
+// --- what comes in
+
+void Copies::On(const MemberId& from, const peer::WantList& list) {
+  Of& of = owners_[from.rank];
+  of.wants_version = list.version;
+  of.wants = list.wants;
+  of.refused.clear();
+  of.due = true;
+  // What is on its way and not wanted any more need not come.
+  std::set<PartKey> wanted;
+  for (const peer::Want& want : list.wants) wanted.insert(want.part);
+  for (const peer::Have& have : of.told) {
+    if (have.state == peer::HaveState::kUnderWay && !wanted.contains(have.part)) {
+      fetches_.Cancel(have.part);
+    }
+  }
+}
+
+// The owner; or who stands in for one that is lost.
+bool Copies::MayRelease(Rank from, const Part& part) const {
+  const Rank owner = part.source->owner;
+  return owner == from || members_.Lost().contains(owner);
+}
+
+void Copies::On(const MemberId& from, const peer::ReleaseList& list) {
+  Of& of = owners_[from.rank];
+  for (const peer::Release& release : list.releases) {
+    Part* part = parts_.Find(release.part);
+    if (part == nullptr || part->source->role == PartRole::kOwn || !MayRelease(from.rank, *part) ||
+        part->content->digest != release.digest) {
+      of.held.erase(release.part);
+      continue;
+    }
+    // While somebody reads it, it stays; the owner says so again with the next list.
+    if (!fetches_.Release(part)) continue;
+    out_.Count("replicas_released");
+    of.held.erase(release.part);
+  }
+  of.due = true;
+}
+
+void Copies::Restore(const Restored& restored) {
+  for (const auto& [key, committed] : restored.committed) {
+    if (committed.fact.role != PartRole::kReplica || parts_.Find(key) == nullptr) continue;
+    owners_[committed.fact.owner].held.insert(key);
+  }
+}
+
+void Copies::MemberCame(Rank rank) { owners_[rank].due = true; }
+
+void Copies::Ended(const Fetches::Order& order, const Status& status) {
+  if (order.role != PartRole::kReplica) return;
+  Of& of = owners_[order.sources.front()];  // who asked for it
+  of.due = true;
+  if (status.ok()) {
+    out_.Count("replicas_held");
+  } else if (!absl::IsCancelled(status)) {
+    of.refused[order.part] = std::string(status.message());
+  }
+}
+
+// --- what is done about it
+
+Fetches::Order Copies::OrderOf(Rank owner, const peer::Want& want) {
+  Fetches::Order order;
+  order.part = want.part;
+  order.digest = want.digest;
+  order.world_size = want.world_size;
+  order.bytes = want.bytes;
+  order.manifest_bytes = want.manifest_bytes;
+  order.uid = want.owner_uid;
+  order.gid = want.owner_gid;
+  order.role = PartRole::kReplica;
+  order.owner = want.owner == kNoRank ? owner : want.owner;
+  order.sources = {owner};
+  order.what_for = action::FetchFor::kReplica;
+  return order;
+}
+
+Status Copies::Reserve(Rank owner, const std::string& job, const Of& of) {
+  std::map<CheckpointKey, uint64_t> steps;
+  for (const peer::Want& want : of.wants) {
+    if (want.part.checkpoint.job != job) continue;
+    steps[want.part.checkpoint] += SlabBytesFor(std::max(want.bytes, kPageBytes));
+  }
+  uint64_t largest = 0;
+  for (const auto& [step, bytes] : steps) largest = std::max(largest, bytes);
+  const uint64_t needs = 2 * largest;
+  const auto mine = reserved_.find({owner, job});
+  const uint64_t had = mine == reserved_.end() ? 0 : mine->second;
+  const uint64_t others = reserved() - had;
+  if (others + needs > quota()) {
+    reserved_.erase({owner, job});
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "memory.replicas: two steps of job ", job, " of rank ", owner, " need ", needs, " bytes, ",
+        quota() - std::min(quota(), others), " of ", quota(), " are left"));
+  }
+  if (needs == 0) {
+    reserved_.erase({owner, job});
+  } else {
+    reserved_[{owner, job}] = needs;
+  }
+  return absl::OkStatus();
+}
+
+void Copies::Plan(Rank owner, Of* of) {
+  std::map<std::string, Status> jobs;
+  for (const auto& [whose, bytes] : std::map(reserved_)) {
+    if (whose.first == owner) jobs[whose.second] = Reserve(owner, whose.second, *of);
+  }
+  for (const peer::Want& want : of->wants) {
+    const std::string& job = want.part.checkpoint.job;
+    if (!jobs.contains(job)) jobs[job] = Reserve(owner, job, *of);
+    if (!jobs[job].ok()) {
+      of->refused[want.part] = std::string(jobs[job].message());
+      continue;
+    }
+    if (of->refused.contains(want.part)) continue;  // tried again later
+    const Part* part = parts_.Find(want.part);
+    if (part != nullptr && Fetches::Holds(*part)) continue;
+    if (!members_.Up(owner)) continue;
+    const Status started = fetches_.Start(OrderOf(owner, want));
+    if (!started.ok()) of->refused[want.part] = std::string(started.message());
+  }
+}
+
+void Copies::Tell(Rank owner, Of* of) {
+  peer::HaveList list;
+  std::set<PartKey> named;
+  for (const peer::Want& want : of->wants) {
+    peer::Have have{want.part, want.digest, peer::HaveState::kUnderWay, "", 0};
+    const Part* part = parts_.Find(want.part);
+    if (part != nullptr && Fetches::Holds(*part) && part->content->digest == want.digest) {
+      have.state = peer::HaveState::kHeld;
+      of->held.insert(want.part);
+    } else if (const auto why = of->refused.find(want.part); why != of->refused.end()) {
+      have.state = peer::HaveState::kRefused;
+      have.why = why->second;
+    } else {
+      have.done_bytes = fetches_.DoneBytes(want.part);
+    }
+    named.insert(want.part);
+    list.haves.push_back(std::move(have));
+  }
+  for (auto at = of->held.begin(); at != of->held.end();) {
+    const Part* part = parts_.Find(*at);
+    if (part == nullptr || !Fetches::Holds(*part)) {
+      at = of->held.erase(at);
+      continue;
+    }
+    if (!named.contains(*at)) {
+      list.haves.push_back({*at, part->content->digest, peer::HaveState::kHeld, "", 0});
+    }
+    ++at;
+  }
+  of->told = list.haves;
+  list.wants_version = of->wants_version;
+  list.version = ++of->haves_version;
+  out_.Do(action::Tell{owner, std::move(list)});
+}
+
+void Copies::Run(bool again) {
+  for (auto& [owner, of] : owners_) {
+    if (again) of.refused.clear();
+    if (!of.due && !again) continue;
+    of.due = false;
+    Plan(owner, &of);
+    if (members_.Up(owner)) Tell(owner, &of);
+  }
+}
+
+}  // namespace cairn::engine

@@ -1,0 +1,302 @@
+#include "server/engine/fetches.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/needs.h"
+#include "server/engine/restored.h"
+
+namespace cairn::engine {
+namespace {
+
+// Of one user and job; more are of no use, for at most two parts of a writer come at a time.
+constexpr size_t kMostSpares = 2;
+
+}  // namespace
+
+Fetches::Fetches(const Options& options, Outbox* out, Jobs* jobs, Attempts* attempts,
+                 Ledger* ledger, Parts* parts, Manifests* manifests, Eviction* eviction)
+    : options_(options),
+      out_(*out),
+      jobs_(*jobs),
+      attempts_(*attempts),
+      ledger_(*ledger),
+      parts_(*parts),
+      manifests_(*manifests),
+      eviction_(*eviction) {
+  manifests_.set_kept([this](Part* part, const Status& status) { Kept(part, status); });
+}
+
+bool Fetches::Holds(const Part& part) {
+  return part.content->committed && part.manifest->resident && !part.manifest->committing &&
+         part.content->absent == 0;
+}
+
+uint64_t Fetches::DoneBytes(const PartKey& part) const {
+  const auto at = by_part_.find(part);
+  return at == by_part_.end() ? 0 : fetches_.at(at->second).done;
+}
+
+// --- beginning
+
+Status Fetches::CheckPlace(const Order& order) const {
+  const Job* job = jobs_.Find(order.part.checkpoint.job);
+  if (job != nullptr && job->owner->owned && job->owner->uid != order.uid) {
+    return absl::PermissionDeniedError(absl::StrCat("job ", job->name, " is uid ", job->owner->uid,
+                                                    "'s here, and uid ", order.uid,
+                                                    "'s where the part comes from"));
+  }
+  const Checkpoint* checkpoint = parts_.Find(order.part.checkpoint);
+  if (checkpoint == nullptr) return absl::OkStatus();
+  if (checkpoint->content->world_size != order.world_size) {
+    return absl::FailedPreconditionError(absl::StrCat(order.part.DebugString(), " has world_size ",
+                                                      order.world_size, ", here ",
+                                                      checkpoint->content->world_size));
+  }
+  const Part* part = Parts::PartOf(*checkpoint, order.part.writer);
+  if (part == nullptr) return absl::OkStatus();
+  if (!part->content->committed || part->manifest->committing) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(order.part.DebugString(), " is being written here"));
+  }
+  if (part->content->digest != order.digest) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(order.part.DebugString(), " is here with other content"));
+  }
+  return absl::OkStatus();
+}
+
+SlabRecord* Fetches::TakeSpare(const Order& order, uint64_t bytes) {
+  const auto spares = spares_.find(OwnerOf(order));
+  if (spares == spares_.end()) return nullptr;
+  for (auto at = spares->second.begin(); at != spares->second.end(); ++at) {
+    SlabRecord* slab = ledger_.Find(*at);
+    if (slab->bytes < bytes || slab->bytes > LargestFit(bytes) || !slab->clean || slab->Locked()) {
+      continue;
+    }
+    spares->second.erase(at);
+    return slab;
+  }
+  return nullptr;
+}
+
+Status Fetches::Start(const Order& order) {
+  if (by_part_.contains(order.part) || keeping_.contains(order.part)) {
+    From(order.part, order.sources);
+    return absl::OkStatus();
+  }
+  CAIRN_RETURN_IF_ERROR(CheckPlace(order));
+  const uint64_t bytes = SlabBytesFor(std::max(order.bytes, kPageBytes));
+  SlabRecord* slab = TakeSpare(order, bytes);
+  const bool ready = slab != nullptr;
+  if (!ready) {
+    if (ledger_.UnusedBudget() < bytes) FreeSpares();
+    if (ledger_.UnusedBudget() < bytes) eviction_.Free(nullptr, /*session=*/0, bytes);
+    if (ledger_.UnusedBudget() < bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat(order.part.DebugString(), " needs ", bytes,
+                                                       " bytes of memory, ", ledger_.UnusedBudget(),
+                                                       " of ", options_.budget_bytes, " are free"));
+    }
+    slab = ledger_.MakeForPeers(bytes);
+  }
+  const uint64_t id = out_.NextId();
+  Fetch& fetch = fetches_[id];
+  fetch.order = order;
+  fetch.slab = slab->id;
+  by_part_[order.part] = id;
+  by_slab_[slab->id] = id;
+  if (ready) Run(id, &fetch);
+  return absl::OkStatus();
+}
+
+void Fetches::Run(uint64_t id, Fetch* fetch) {
+  const Order& order = fetch->order;
+  ledger_.SetOwner(ledger_.Find(fetch->slab), OwnerOf(order));
+  fetch->running = true;
+  out_.Count("fetches");
+  out_.Do(action::Fetch{id, order.part, order.digest, order.manifest_bytes, fetch->slab,
+                        ledger_.Find(fetch->slab)->bytes, order.sources, order.what_for});
+}
+
+bool Fetches::SlabMade(SlabId slab, const Status& status) {
+  const auto at = by_slab_.find(slab);
+  if (at == by_slab_.end()) return false;
+  const uint64_t id = at->second;
+  Fetch& fetch = fetches_.at(id);
+  if (!status.ok() || fetch.cancelled) {
+    End(id, status.ok() ? absl::CancelledError("not wanted any more") : status);
+    return true;
+  }
+  Run(id, &fetch);
+  return true;
+}
+
+void Fetches::From(const PartKey& part, const std::vector<Rank>& sources) {
+  const auto at = by_part_.find(part);
+  if (at == by_part_.end()) return;
+  Fetch& fetch = fetches_.at(at->second);
+  if (fetch.order.sources == sources) return;
+  fetch.order.sources = sources;
+  if (fetch.running) out_.Do(action::FetchFrom{at->second, sources});
+}
+
+void Fetches::Cancel(const PartKey& part) {
+  const auto at = by_part_.find(part);
+  if (at == by_part_.end()) return;
+  Fetch& fetch = fetches_.at(at->second);
+  if (std::exchange(fetch.cancelled, true) || !fetch.running) return;
+  out_.Do(action::CancelFetch{at->second});
+}
+
+// --- ending
+
+void Fetches::On(const event::FetchAdvanced& event) {
+  const auto at = fetches_.find(event.fetch);
+  if (at != fetches_.end()) at->second.done = std::max(at->second.done, event.bytes);
+}
+
+void Fetches::On(const event::Fetched& event) {
+  const auto at = fetches_.find(event.fetch);
+  if (at == fetches_.end()) return;
+  const Fetch& fetch = at->second;
+  Status status = event.status;
+  if (status.ok() && fetch.cancelled) status = absl::CancelledError("not wanted any more");
+  if (status.ok()) status = Take(fetch.order, event);
+  if (!status.ok()) return End(event.fetch, status);
+  // The slab is the part's now; its asker hears once the record is written.
+  const Order order = fetch.order;
+  const SlabId slab = fetch.slab;
+  by_part_.erase(order.part);
+  by_slab_.erase(slab);
+  fetches_.erase(at);
+  Part* part = parts_.Find(order.part);
+  if (part->content->slabs.empty()) {
+    ledger_.ReturnFromPeers(ledger_.Find(slab));  // it has no objects
+  } else {
+    holding_[slab] = OwnerOf(order);
+  }
+  keeping_[order.part] = order;
+  manifests_.Keep(part);
+}
+
+Status Fetches::Take(const Order& order, const event::Fetched& event) {
+  CAIRN_RETURN_IF_ERROR(CheckPlace(order));  // again: much may have happened meanwhile
+  const Manifest& head = event.table->head;
+  if (!(head.Part() == order.part) || head.world_size != order.world_size ||
+      event.digest != order.digest || head.owner_uid != order.uid) {
+    return absl::DataLossError(
+        absl::StrCat("what was fetched as ", order.part.DebugString(), " is another part"));
+  }
+  Job* job = jobs_.FindOrMake(order.part.checkpoint.job);
+  if (const Part* here = parts_.Find(order.part);
+      here != nullptr && !here->content->slabs.empty()) {
+    return absl::AlreadyExistsError(absl::StrCat(order.part.DebugString(), " is here by now"));
+  }
+  jobs_.TakeOwnership(job, order.uid, order.gid, std::nullopt);
+  const Attempt newest = job->attempts->newest();
+  attempts_.Learn(job, head.attempt, {head.first, head.lineage, {}}, head.created_unix_ms);
+  Checkpoint* checkpoint = parts_.FindOrMake(job, order.part.checkpoint, order.world_size);
+  Part* part = parts_.AddFetched(checkpoint, event.table, event.digest);
+  part->source.Edit() = {order.role, order.owner};
+  if (head.attempt > newest) newer_attempt_(job);
+  return absl::OkStatus();
+}
+
+void Fetches::Kept(Part* part, const Status& status) {
+  const auto at = keeping_.find(part->key);
+  if (at == keeping_.end()) return;
+  const Order order = std::move(at->second);
+  keeping_.erase(at);
+  if (!status.ok()) parts_.Release(part, &manifests_);
+  for (const Ended& ended : ended_) ended(order, status);
+}
+
+void Fetches::End(uint64_t id, const Status& status) {
+  const auto at = fetches_.find(id);
+  const Order order = std::move(at->second.order);
+  const SlabId slab = at->second.slab;
+  fetches_.erase(at);
+  by_part_.erase(order.part);
+  by_slab_.erase(slab);
+  if (SlabRecord* record = ledger_.Find(slab)) Spare(record, OwnerOf(order));
+  if (!absl::IsCancelled(status)) {
+    out_.Count("fetches_failed");
+    out_.Log(Severity::kWarning,
+             absl::StrCat("job=", order.part.checkpoint.job, " step=", order.part.checkpoint.step,
+                          " writer ", order.part.writer, " was not fetched: ", status.message()));
+  }
+  for (const Ended& ended : ended_) ended(order, status);
+}
+
+// --- memory
+
+void Fetches::Spare(SlabRecord* slab, const SlabOwner& owner) {
+  std::deque<SlabId>& spares = spares_[owner];
+  spares.push_back(slab->id);
+  while (spares.size() > kMostSpares) {
+    ledger_.ReturnFromPeers(ledger_.Find(spares.front()));
+    spares.pop_front();
+  }
+}
+
+void Fetches::FreeSpares() {
+  for (auto& [owner, spares] : spares_) {
+    for (const SlabId slab : spares) ledger_.ReturnFromPeers(ledger_.Find(slab));
+  }
+  spares_.clear();
+}
+
+bool Fetches::Release(Part* part) {
+  for (const auto& [slab, objects] : part->content->slabs) {
+    if (ledger_.Find(slab)->Locked()) return false;
+  }
+  keeping_.erase(part->key);
+  parts_.Release(part, &manifests_);
+  ReturnEmpty();
+  return true;
+}
+
+// Whoever erased the part: its release, an eviction, a removal.
+void Fetches::ReturnEmpty() {
+  for (auto at = holding_.begin(); at != holding_.end();) {
+    SlabRecord* slab = ledger_.Find(at->first);
+    if (slab != nullptr && slab->extents > 0) {
+      ++at;
+      continue;
+    }
+    if (slab != nullptr) Spare(slab, at->second);
+    at = holding_.erase(at);
+  }
+}
+
+// --- recovery
+
+void Fetches::Restore(const Restored& restored) {
+  for (const auto& [key, committed] : restored.committed) {
+    const fact::PartCommitted& fact = committed.fact;
+    Part* part = parts_.Find(key);
+    if (part == nullptr || fact.role == PartRole::kOwn) continue;
+    part->source.Edit() = {fact.role, fact.owner};
+    for (const auto& [slab, objects] : part->content->slabs) {
+      SlabRecord* record = ledger_.Find(slab);
+      ledger_.KeepForPeers(record);
+      holding_[slab] = record->owner;
+    }
+  }
+}
+
+std::string Fetches::CheckInvariants() const {
+  std::set<SlabId> known;
+  for (const auto& [id, fetch] : fetches_) known.insert(fetch.slab);
+  for (const auto& [slab, owner] : holding_) known.insert(slab);
+  for (const auto& [owner, spares] : spares_) known.insert(spares.begin(), spares.end());
+  for (const auto& [id, slab] : ledger_.slabs()) {
+    if (slab.for_peers && slab.state != SlabState::kDying && !known.contains(id)) {
+      return absl::StrCat("slab ", id, " is kept for peers, and nobody knows for what");
+    }
+  }
+  return "";
+}
+
+}  // namespace cairn::engine

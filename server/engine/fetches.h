@@ -1,0 +1,117 @@
+// Parts that come from other members: the slab each goes into, the reading, and how it becomes a part of
+// this node once every block has verified. Why a part is fetched is its asker's affair: Copies keeps parts
+// for their owners, Loads brings back what is asked for here.
+//
+// Changes Part::source. A part that is fetched becomes one of the checkpoint's at once, and is told to the
+// journal and to its asker when its record is written: only then does it outlive the daemon.
+//
+// Slabs of fetched parts are never lent for writing, count for nobody's share, and serve one user and job:
+// when a part is released its slab is kept for that job's next one, as a spare.
+//
+// Invariants:
+//   1. A fetch has a slab, being made or at work; nothing else uses that slab.
+//   2. A slab that is kept for peers is a fetch's, a fetched part's, or a spare.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/engine/manifests.h"
+#include "server/engine/members.h"
+
+namespace cairn::engine {
+
+class Fetches {
+ public:
+  struct Order {
+    PartKey part;
+    std::string digest;
+    int32_t world_size = 0;
+    uint64_t bytes = 0;           // of its objects, each in whole pages
+    uint64_t manifest_bytes = 0;  // at most
+    uint32_t uid = 0, gid = 0;    // the job's owner
+    PartRole role = PartRole::kReplica;
+    Rank owner = kNoRank;
+    std::vector<Rank> sources;
+    action::FetchFor what_for = action::FetchFor::kReplica;
+  };
+  // Hears once how a fetch has ended. OK: the part is here, verified, and its record is written.
+  using Ended = std::function<void(const Order&, const Status&)>;
+
+  Fetches(const Options& options, Outbox* out, Jobs* jobs, Attempts* attempts, Ledger* ledger,
+          Parts* parts, Manifests* manifests, Eviction* eviction);
+
+  // Whoever asked, all are told: who loads a part may wait for one that is fetched as a replica.
+  void OnEnded(Ended ended) { ended_.push_back(std::move(ended)); }
+  // A newer attempt than all before is known now: older ones are to be fenced.
+  void set_newer_attempt(std::function<void(Job*)> newer) { newer_attempt_ = std::move(newer); }
+
+  // RESOURCE_EXHAUSTED with the arithmetic when there is no memory for it now, FAILED_PRECONDITION when
+  // something else stands in its place. OK: it is under way, or was already.
+  Status Start(const Order& order);
+  bool UnderWay(const PartKey& part) const { return by_part_.contains(part); }
+  uint64_t DoneBytes(const PartKey& part) const;  // of one under way
+  void From(const PartKey& part, const std::vector<Rank>& sources);
+  void Cancel(const PartKey& part);
+  // The part is here, all of it, and outlives the daemon.
+  static bool Holds(const Part& part);
+  // Its owner lets it go, or its checkpoint gave way: its memory becomes a spare. False: somebody reads it.
+  bool Release(Part* part);
+  // Memory is short: spares go.
+  void FreeSpares();
+  uint64_t bytes() const { return ledger_.for_peers_bytes(); }
+  size_t under_way() const { return fetches_.size(); }
+
+  bool SlabMade(SlabId slab, const Status& status);  // true: it was made for a fetch
+  void On(const event::FetchAdvanced& event);
+  void On(const event::Fetched& event);
+  // A slab of these lost its last extent: the part was erased.
+  void ReturnEmpty();
+
+  void Restore(const Restored& restored);
+  std::string CheckInvariants() const;
+
+ private:
+  struct Fetch {
+    Order order;
+    SlabId slab = 0;
+    bool running = false;  // action::Fetch has left
+    bool cancelled = false;
+    uint64_t done = 0;
+  };
+  static SlabOwner OwnerOf(const Order& order) { return {order.uid, order.part.checkpoint.job}; }
+  Status CheckPlace(const Order& order) const;
+  SlabRecord* TakeSpare(const Order& order, uint64_t bytes);
+  void Run(uint64_t id, Fetch* fetch);
+  // The fetched part becomes one of the node's.
+  Status Take(const Order& order, const event::Fetched& event);
+  void Kept(Part* part, const Status& status);
+  void End(uint64_t id, const Status& status);
+  void Spare(SlabRecord* slab, const SlabOwner& owner);
+
+  const Options& options_;
+  Outbox& out_;
+  Jobs& jobs_;
+  Attempts& attempts_;
+  Ledger& ledger_;
+  Parts& parts_;
+  Manifests& manifests_;
+  Eviction& eviction_;
+
+  std::vector<Ended> ended_;
+  std::function<void(Job*)> newer_attempt_;
+  std::map<uint64_t, Fetch> fetches_;
+  std::map<PartKey, uint64_t> by_part_;
+  std::map<SlabId, uint64_t> by_slab_;
+  std::map<PartKey, Order> keeping_;     // here, and their records are being written
+  std::map<SlabId, SlabOwner> holding_;  // slabs of fetched parts, and whose
+  std::map<SlabOwner, std::deque<SlabId>> spares_;
+};
+
+}  // namespace cairn::engine

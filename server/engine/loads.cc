@@ -1,0 +1,168 @@
+#include "server/engine/loads.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/manifest.h"
+
+namespace cairn::engine {
+
+Loads::Loads(Outbox* out, Callers* callers, const Members* members, Jobs* jobs, Parts* parts,
+             Fetches* fetches, std::function<void(const Event&)> again)
+    : out_(*out),
+      callers_(*callers),
+      members_(*members),
+      jobs_(*jobs),
+      parts_(*parts),
+      fetches_(*fetches),
+      again_(std::move(again)) {
+  fetches_.OnEnded(
+      [this](const Fetches::Order& order, const Status& status) { Ended(order, status); });
+}
+
+Fetches::Order Loads::OrderOf(const CheckpointKey& key, const peer::Place& place,
+                              PartRole role) const {
+  const Job* job = jobs_.Find(key.job);
+  Fetches::Order order;
+  order.part = {key, place.writer};
+  order.digest = place.digest;
+  order.world_size = place.world_size;
+  order.bytes = place.bytes;
+  order.manifest_bytes = kMaxManifestBytes;
+  order.uid = job->owner->uid;
+  order.gid = job->owner->gid;
+  order.role = role;
+  order.owner = role == PartRole::kOwn ? kNoRank : place.owner;
+  for (const Rank rank : place.holders) {
+    if (rank != members_.self() && members_.Up(rank)) order.sources.push_back(rank);
+  }
+  order.what_for = role == PartRole::kOwn ? action::FetchFor::kRestore : action::FetchFor::kLoad;
+  return order;
+}
+
+// --- for who opens
+
+bool Loads::Await(const Caller& caller, const Checkpoint& checkpoint, const std::string& name,
+                  MonotonicNanos deadline, const Event& event) {
+  if (members_.Alone() || !checkpoint.elsewhere->complete || !checkpoint.elsewhere->in_memory) {
+    return false;
+  }
+  const Wanted wanted{checkpoint.key, name};
+  if (tried_ != nullptr && *tried_ == wanted) return false;
+  if (!callers_.Park(this, caller, checkpoint.key.job, deadline, event)) return true;
+  const auto [at, fresh] = waiting_.try_emplace(wanted);
+  at->second.requests.insert(caller.request);
+  of_request_[caller.request] = wanted;
+  if (fresh) ask_(checkpoint.key, name);
+  return true;
+}
+
+void Loads::On(const peer::PlacesSaid& said) {
+  if (said.name.empty()) return Restore(said);
+  const Wanted wanted{said.checkpoint, said.name};
+  const auto at = waiting_.find(wanted);
+  if (at == waiting_.end() || at->second.answered) return;
+  const Job* job = jobs_.Find(said.checkpoint.job);
+  at->second.answered = true;
+  for (const peer::Place& place : said.places) {
+    const PartKey key{said.checkpoint, place.writer};
+    const Part* part = parts_.Find(key);
+    if (job == nullptr || (part != nullptr && Fetches::Holds(*part))) continue;
+    const Fetches::Order order = OrderOf(said.checkpoint, place, PartRole::kFetched);
+    if (order.sources.empty()) continue;
+    if (const Status started = fetches_.Start(order); started.ok()) {
+      at->second.coming.insert(key);
+    } else {
+      problem_ = started;
+    }
+  }
+  if (at->second.coming.empty()) Resume(wanted);
+}
+
+void Loads::Resume(const Wanted& wanted) {
+  const auto at = waiting_.find(wanted);
+  if (at == waiting_.end()) return;
+  const std::set<RequestId> requests = std::move(at->second.requests);
+  waiting_.erase(at);
+  tried_ = &wanted;
+  for (const RequestId request : requests) {
+    of_request_.erase(request);
+    if (const std::unique_ptr<Parked> parked = callers_.Unpark(request)) again_(parked->event);
+  }
+  tried_ = nullptr;
+  problem_ = absl::OkStatus();
+}
+
+void Loads::Ended(const Fetches::Order& order, const Status& status) {
+  if (order.role == PartRole::kOwn) {
+    restoring_.erase(order.part);
+    if (status.ok()) out_.Count("parts_restored");
+  }
+  if (!status.ok()) problem_ = status;
+  std::vector<Wanted> done;
+  for (auto& [wanted, waiting] : waiting_) {
+    if (waiting.coming.erase(order.part) > 0 && waiting.coming.empty()) done.push_back(wanted);
+  }
+  for (const Wanted& wanted : done) Resume(wanted);
+}
+
+// --- for the node itself
+
+void Loads::VerdictChanged(const Job& job) {
+  const JobVerdictHeard& verdict = *job.verdict;
+  if (!verdict.final || !restored_.insert(job.name).second) return;
+  for (const auto& id : {verdict.target, verdict.protect, verdict.latest}) {
+    if (!id.has_value()) continue;
+    const CheckpointKey key{job.name, id->step, id->attempt, id->revision};
+    if (restore_asked_.insert(key).second) ask_(key, "");
+  }
+}
+
+void Loads::Restore(const peer::PlacesSaid& said) {
+  if (restore_asked_.erase(said.checkpoint) == 0) return;
+  if (jobs_.Find(said.checkpoint.job) == nullptr) return;
+  for (const peer::Place& place : said.places) {
+    const PartKey key{said.checkpoint, place.writer};
+    if (place.owner != members_.self()) continue;
+    const Part* part = parts_.Find(key);
+    if (part != nullptr && Fetches::Holds(*part)) continue;
+    const Fetches::Order order = OrderOf(said.checkpoint, place, PartRole::kOwn);
+    if (order.sources.empty()) continue;
+    const Status started = fetches_.Start(order);
+    if (started.ok()) {
+      restoring_.insert(key);
+    } else {
+      out_.Log(Severity::kWarning,
+               absl::StrCat(key.DebugString(), " does not come back: ", started.message()));
+    }
+  }
+}
+
+void Loads::Run(bool again) {
+  if (!again) return;
+  for (const CheckpointKey& key : restore_asked_) ask_(key, "");
+  for (const auto& [wanted, waiting] : waiting_) {
+    if (!waiting.answered) ask_(wanted.first, wanted.second);
+  }
+}
+
+// --- who waits
+
+void Loads::Left(const Parked& parked) {
+  const auto of = of_request_.find(parked.request);
+  if (of == of_request_.end()) return;
+  if (const auto at = waiting_.find(of->second); at != waiting_.end()) {
+    at->second.requests.erase(parked.request);
+  }
+  of_request_.erase(of);
+}
+
+void Loads::TimeUp(const Parked& parked) {
+  const Wanted wanted = of_request_.at(parked.request);
+  callers_.Answer(parked.request, absl::DeadlineExceededError(absl::StrCat(
+                                      "\"", wanted.second, "\" of ", wanted.first.DebugString(),
+                                      " did not arrive from the other members in time")));
+}
+
+}  // namespace cairn::engine

@@ -1,0 +1,71 @@
+// Parts that are brought here from other members: for who opens an object that this node does not have, and
+// for this node itself when it comes back empty: then its own parts of what is protected, of the target and
+// of the latest step are read back from who kept them. Where a part lies, its job's home knows.
+//
+// Saving and serving never wait for a restore.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "server/engine/callers.h"
+#include "server/engine/fetches.h"
+
+namespace cairn::engine {
+
+class Loads : public Waitlist {
+ public:
+  // `again` handles a parked event once more; `ask` asks the job's home where a checkpoint's parts are.
+  using AskPlaces = std::function<void(const CheckpointKey&, const std::string& name)>;
+  Loads(Outbox* out, Callers* callers, const Members* members, Jobs* jobs, Parts* parts,
+        Fetches* fetches, std::function<void(const Event&)> again);
+  void set_ask(AskPlaces ask) { ask_ = std::move(ask); }
+
+  // Parks the event until the part with that object is here; false: other members do not have it, or it
+  // was tried.
+  bool Await(const Caller& caller, const Checkpoint& checkpoint, const std::string& name,
+             MonotonicNanos deadline, const Event& event);
+  void On(const peer::PlacesSaid& said);
+  // The job has another verdict: what is this node's own comes back, once in this daemon's life.
+  void VerdictChanged(const Job& job);
+  void Run(bool again);  // asks again where an answer was lost
+  size_t restoring() const { return restoring_.size(); }
+
+  void Left(const Parked& parked) override;
+  void TimeUp(const Parked& parked) override;
+  bool NothingHasBegun() const override { return true; }
+
+ private:
+  using Wanted = std::pair<CheckpointKey, std::string>;  // and the object's name; empty: a restore
+  Fetches::Order OrderOf(const CheckpointKey& key, const peer::Place& place, PartRole role) const;
+  void Restore(const peer::PlacesSaid& said);
+  void Ended(const Fetches::Order& order, const Status& status);
+  void Resume(const Wanted& wanted);
+
+  Outbox& out_;
+  Callers& callers_;
+  const Members& members_;
+  Jobs& jobs_;
+  Parts& parts_;
+  Fetches& fetches_;
+  const std::function<void(const Event&)> again_;
+  AskPlaces ask_;
+
+  struct Waiting {
+    std::set<RequestId> requests;
+    std::set<PartKey> coming;
+    bool answered = false;
+  };
+  std::map<Wanted, Waiting> waiting_;
+  std::map<RequestId, Wanted> of_request_;
+  std::set<std::string> restored_;         // jobs whose own parts were asked for
+  std::set<CheckpointKey> restore_asked_;  // not answered yet
+  std::set<PartKey> restoring_;
+  const Wanted* tried_ = nullptr;  // the event under way has waited for this already
+  Status problem_;                 // and this is how it ended
+};
+
+}  // namespace cairn::engine

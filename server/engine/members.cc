@@ -1,0 +1,119 @@
+#include "server/engine/members.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/restored.h"
+
+namespace cairn::engine {
+
+Members::Members(const Options& options, Outbox* out) : options_(options), out_(*out) {
+  for (const auto& [rank, address] : options_.ring.members) {
+    all_.insert(rank);
+    if (rank != options_.ring.rank) others_[rank];
+  }
+  self_.rank = options_.ring.rank;
+}
+
+void Members::Start(const Restored& restored, const std::optional<MemberId>& self) {
+  if (Alone()) return;
+  if (restored.member_life.incarnation != 0) {
+    self_.incarnation = restored.member_life.incarnation;
+    self_.instance = restored.member_life.instance;
+    return;
+  }
+  if (self.has_value()) self_ = *self;
+  self_.rank = options_.ring.rank;
+  out_.Say(fact::MemberLife{self_.incarnation, self_.instance});
+}
+
+void Members::Snapshot(std::vector<Fact>* facts) const {
+  if (self_.incarnation == 0) return;
+  facts->push_back(fact::MemberLife{self_.incarnation, self_.instance});
+}
+
+void Members::On(const event::Exchanged& event) {
+  const auto at = others_.find(event.rank);
+  if (at == others_.end()) return;
+  Member& member = at->second;
+  if (event.who.has_value()) {
+    const bool came = !member.up || member.id != *event.who;
+    if (came) {
+      out_.Log(Severity::kInfo, absl::StrCat("ring: rank ", event.rank, " is up, incarnation ",
+                                             event.who->incarnation));
+    }
+    member.id = *event.who;
+    member.up = true;
+    member.lost = false;
+    member.failed = 0;
+    member.heard = out_.now();
+    if (!came) return;
+    for (RingWatcher* watcher : watchers_) watcher->MemberCame(event.rank);
+    return;
+  }
+  if (std::exchange(member.up, false)) {
+    out_.Log(Severity::kWarning, absl::StrCat("ring: rank ", event.rank, " does not answer"));
+    for (RingWatcher* watcher : watchers_) watcher->MemberWent(event.rank);
+  }
+  if (member.failed++ == 0) member.failing_since = out_.now();
+  const MonotonicNanos lost_after = options_.ring.lost_after_seconds * kNanosPerSecond;
+  if (member.lost || member.failed < kFailedExchanges ||
+      out_.now() - member.failing_since < lost_after) {
+    return;
+  }
+  member.lost = true;
+  out_.Log(Severity::kWarning,
+           absl::StrCat("ring: rank ", event.rank, " is lost: ", member.failed,
+                        " exchanges failed over ",
+                        (out_.now() - member.failing_since) / kNanosPerSecond, " s"));
+  for (RingWatcher* watcher : watchers_) watcher->MemberLost(event.rank);
+}
+
+void Members::TimerWasLate() {
+  for (auto& [rank, member] : others_) {
+    if (!member.lost) member.failed = 0;
+  }
+}
+
+bool Members::Heard(const MemberId& from) {
+  const auto at = others_.find(from.rank);
+  if (at == others_.end() || at->second.id != from) return false;
+  at->second.heard = out_.now();
+  return true;
+}
+
+bool Members::Up(Rank rank) const {
+  if (rank == self()) return true;
+  const auto at = others_.find(rank);
+  return at != others_.end() && at->second.up;
+}
+
+std::set<Rank> Members::Lost() const {
+  std::set<Rank> lost;
+  for (const auto& [rank, member] : others_) {
+    if (member.lost) lost.insert(rank);
+  }
+  return lost;
+}
+
+std::vector<Rank> Members::Backups(int replicas) const {
+  if (Alone()) return {};
+  return BackupsOf(self(), all_, Lost(), replicas);
+}
+
+int Members::ReplicasOf(const JobPolicy& policy) const {
+  if (Alone()) return 0;
+  const int asked =
+      policy.replicas == kRingsReplicas ? options_.ring.replicas : int{policy.replicas};
+  return std::min(asked, static_cast<int>(all_.size()) - 1);
+}
+
+Rank Members::HomeOf(const std::string& job) const {
+  for (const Rank rank : HomeOrder(job, all_)) {
+    if (Up(rank)) return rank;
+  }
+  return self();
+}
+
+}  // namespace cairn::engine

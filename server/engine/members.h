@@ -1,0 +1,84 @@
+// Which members of the ring live, as far as this node can tell from exchanges of its own. A member is
+//   up      its last exchange with this node went well
+//   silent  it did not; nobody knows yet whether it is gone
+//   lost    at least kFailedExchanges of them failed in a row, over ring.lost_after
+// Silence permits to answer, to protect and to stand in; never to destroy. Time alone makes nobody lost:
+// a node that was stopped itself for a while has heard nobody either, so when its own timer ran late the
+// count starts anew.
+//
+// Says fact::MemberLife, once in a keeper's life.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/engine/options.h"
+#include "server/engine/outbox.h"
+
+namespace cairn::engine {
+
+struct Restored;
+
+// Told of what changes, in the order of registration (engine.cc).
+class RingWatcher {
+ public:
+  virtual ~RingWatcher() = default;
+  // It can be reached again, or is another life: what it was told before it may not know.
+  virtual void MemberCame(Rank) {}
+  virtual void MemberWent(Rank) {}  // up → silent
+  virtual void MemberLost(Rank) {}  // silent → lost
+};
+
+class Members {
+ public:
+  static constexpr int kFailedExchanges = 10;
+  // A node whose own timer is this late has not listened.
+  static constexpr MonotonicNanos kLate = kNanosPerSecond;
+
+  struct Member {
+    std::optional<MemberId> id;  // as it was met last; of lost ones, too
+    bool up = false, lost = false;
+    int failed = 0;                    // exchanges in a row
+    MonotonicNanos failing_since = 0;  // of the first of them
+    MonotonicNanos heard = 0;          // when it answered last; 0: never
+  };
+
+  Members(const Options& options, Outbox* out);
+  void Watch(RingWatcher* watcher) { watchers_.push_back(watcher); }
+
+  // Which life of its rank this node is; said as a fact unless it is known.
+  void Start(const Restored& restored, const std::optional<MemberId>& self);
+  void Snapshot(std::vector<Fact>* facts) const;
+
+  void On(const event::Exchanged& event);
+  // The node's own timer ran late: nobody was silent, this node did not listen.
+  void TimerWasLate();
+  // It said something: it lives. False: this is not the life that was met.
+  bool Heard(const MemberId& from);
+
+  bool Alone() const { return options_.ring.Alone(); }
+  Rank self() const { return options_.ring.rank; }
+  const MemberId& self_id() const { return self_; }
+  const std::set<Rank>& all() const { return all_; }
+  const std::map<Rank, Member>& others() const { return others_; }
+  bool Up(Rank rank) const;  // this node is
+  std::set<Rank> Lost() const;
+  // Those that keep copies of this node's parts, for so many replicas.
+  std::vector<Rank> Backups(int replicas) const;
+  int ReplicasOf(const JobPolicy& policy) const;
+  // The first member, in the job's order, that is up.
+  Rank HomeOf(const std::string& job) const;
+
+ private:
+  const Options& options_;
+  Outbox& out_;
+  std::vector<RingWatcher*> watchers_;
+  std::set<Rank> all_;
+  MemberId self_;
+  std::map<Rank, Member> others_;
+};
+
+}  // namespace cairn::engine

@@ -1,0 +1,247 @@
+#include "server/engine/offers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/needs.h"
+
+namespace cairn::engine {
+namespace {
+
+CheckpointKey KeyOf(const Job& job, const CheckpointId& id) {
+  return {job.name, id.step, id.attempt, id.revision};
+}
+
+}  // namespace
+
+Offers::Offers(Outbox* out, const Members* members, Jobs* jobs, Parts* parts, Standing* standing)
+    : out_(*out), members_(*members), jobs_(*jobs), parts_(*parts), standing_(*standing) {}
+
+// --- what is wanted
+
+// The members hold what a lost one had; the first of its backups that lives answers for it meanwhile.
+bool Offers::ActsFor(const Part& part) const {
+  const PartSource& source = *part.source;
+  if (source.role != PartRole::kReplica || !members_.Lost().contains(source.owner)) return false;
+  const std::vector<Rank> backups = BackupsOf(source.owner, members_.all(), members_.Lost(), 1);
+  return !backups.empty() && backups.front() == members_.self();
+}
+
+bool Offers::Answers(const Part& part) const {
+  return part.source->role == PartRole::kOwn || ActsFor(part);
+}
+
+void Offers::AddParts(const Checkpoint& checkpoint, bool target,
+                      std::vector<peer::Want>* wants) const {
+  for (const auto& [writer, part] : checkpoint.content->parts) {
+    if (!Answers(*part) || !Fetches::Holds(*part)) continue;
+    const bool there = std::any_of(wants->begin(), wants->end(),
+                                   [&](const peer::Want& want) { return want.part == part->key; });
+    if (there) continue;
+    peer::Want want;
+    want.part = part->key;
+    want.digest = part->content->digest;
+    want.manifest_bytes = part->manifest->bytes;
+    for (const auto& entry : part->content->table->entries) {
+      want.bytes += RoundUpToPages(entry->length);
+    }
+    want.world_size = checkpoint.content->world_size;
+    want.owner_uid = checkpoint.job->owner->uid;
+    want.owner_gid = checkpoint.job->owner->gid;
+    want.target = target;
+    if (part->source->role == PartRole::kReplica) want.owner = part->source->owner;
+    wants->push_back(std::move(want));
+  }
+}
+
+bool Offers::HeldEverywhere(const Checkpoint& checkpoint, int replicas) const {
+  const std::vector<Rank> backups = members_.Backups(replicas);
+  for (const auto& [writer, part] : checkpoint.content->parts) {
+    if (!Answers(*part)) continue;
+    for (const Rank rank : backups) {
+      const auto backup = backups_.find(rank);
+      if (backup == backups_.end()) return false;
+      const auto have = backup->second.haves.find(part->key);
+      if (have == backup->second.haves.end() || have->second.state != peer::HaveState::kHeld) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+// The target first, then what protects, then what comes next.
+Offers::Wanted Offers::WantedOf(const Job& job) const {
+  Wanted wanted;
+  wanted.replicas = members_.ReplicasOf(job.owner->policy);
+  if (wanted.replicas == 0) return wanted;
+  const JobVerdictHeard& verdict = *job.verdict;
+  const auto find = [&](const std::optional<CheckpointId>& id) {
+    return id.has_value() ? CheckpointOf(job, *id) : nullptr;
+  };
+  const Checkpoint* target = find(verdict.target);
+  const Checkpoint* protect = find(verdict.protect);
+  if (target != nullptr) AddParts(*target, /*target=*/true, &wanted.wants);
+  if (protect != nullptr && protect != target) {
+    AddParts(*protect, /*target=*/false, &wanted.wants);
+  }
+  // A new step waits for the target, so that all members secure the same one.
+  if (target != nullptr && !HeldEverywhere(*target, wanted.replicas)) return wanted;
+  for (auto at = job.steps->all.rbegin(); at != job.steps->all.rend(); ++at) {
+    const Checkpoint& checkpoint = *at->second;
+    if (checkpoint.key.attempt < job.attempts->fence() || standing_.Abandoned(checkpoint)) continue;
+    const auto& parts = checkpoint.content->parts;
+    const bool own = std::any_of(parts.begin(), parts.end(), [this](const auto& part) {
+      return Answers(*part.second) && Fetches::Holds(*part.second);
+    });
+    if (!own) continue;
+    AddParts(checkpoint, /*target=*/false, &wanted.wants);
+    break;
+  }
+  return wanted;
+}
+
+std::optional<CheckpointId> Offers::WorkingOn(const Job& job) const {
+  const auto wanted = jobs_wanted_.find(job.name);
+  if (wanted == jobs_wanted_.end()) return std::nullopt;
+  std::optional<CheckpointId> lowest;
+  for (const peer::Want& want : wanted->second.wants) {
+    const Checkpoint* checkpoint = parts_.Find(want.part.checkpoint);
+    if (checkpoint == nullptr || HeldEverywhere(*checkpoint, wanted->second.replicas)) continue;
+    if (!lowest.has_value() || checkpoint->Id() < *lowest) lowest = checkpoint->Id();
+  }
+  return lowest;
+}
+
+void Offers::Run(bool again) {
+  for (const std::string& name : std::exchange(due_, {})) {
+    const Job* job = jobs_.Find(name);
+    Wanted wanted = job == nullptr ? Wanted() : WantedOf(*job);
+    Wanted& before = jobs_wanted_[name];
+    if (before.wants != wanted.wants || before.replicas != wanted.replicas) {
+      for (auto& [rank, backup] : backups_) backup.due = true;
+    }
+    before = std::move(wanted);
+    if (before.wants.empty()) jobs_wanted_.erase(name);
+  }
+  // Every member is told, with an empty list where it is no backup: it then knows that nothing new comes.
+  for (const auto& [rank, member] : members_.others()) {
+    Backup& backup = backups_[rank];
+    if (!member.up || (!backup.due && !again && backup.version != 0)) continue;
+    peer::WantList list;
+    for (const auto& [name, wanted] : jobs_wanted_) {
+      const std::vector<Rank> ranks = members_.Backups(wanted.replicas);
+      if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) continue;
+      list.wants.insert(list.wants.end(), wanted.wants.begin(), wanted.wants.end());
+    }
+    std::stable_partition(list.wants.begin(), list.wants.end(),
+                          [](const peer::Want& want) { return want.target; });
+    backup.due = false;
+    if (list.wants == backup.told && backup.version != 0 && !again) continue;
+    backup.told = list.wants;
+    list.version = ++backup.version;
+    out_.Do(action::Tell{rank, std::move(list)});
+  }
+}
+
+// --- what is held
+
+void Offers::On(const MemberId& from, const peer::HaveList& list) {
+  Backup& backup = backups_[from.rank];
+  peer::ReleaseList releases;
+  releases.haves_version = list.version;
+  std::set<std::string> jobs;
+  std::map<PartKey, peer::Have> haves;
+  for (const peer::Have& have : list.haves) {
+    const auto before = backup.haves.find(have.part);
+    if (before == backup.haves.end() || before->second != have) {
+      jobs.insert(have.part.checkpoint.job);
+    }
+    haves[have.part] = have;
+    if (have.state != peer::HaveState::kHeld) continue;
+    const bool wanted = std::any_of(backup.told.begin(), backup.told.end(), [&](const auto& want) {
+      return want.part == have.part && want.digest == have.digest;
+    });
+    if (wanted) continue;
+    if (std::optional<peer::Release> release = FateOf(have)) {
+      releases.releases.push_back(*std::move(release));
+    }
+  }
+  for (const auto& [part, have] : backup.haves) {
+    if (!haves.contains(part)) jobs.insert(part.checkpoint.job);
+  }
+  backup.haves = std::move(haves);
+  for (const std::string& name : jobs) {
+    Changed(name);
+    const Job* job = jobs_.Find(name);
+    if (job == nullptr || !job->verdict->heard) unknown_(name);
+  }
+  if (!releases.releases.empty()) out_.Do(action::Tell{from.rank, std::move(releases)});
+}
+
+std::optional<peer::Release> Offers::FateOf(const peer::Have& have) const {
+  const CheckpointKey& key = have.part.checkpoint;
+  const Job* job = jobs_.Find(key.job);
+  if (job == nullptr) return std::nullopt;
+  peer::Release release{have.part, have.digest, peer::Fate::kRemoved, {}};
+  if (!Retention::CheckRemoved(*job, key.step, key.attempt).ok()) return release;
+  const JobVerdictHeard& verdict = *job->verdict;
+  if (!verdict.protect.has_value()) return std::nullopt;
+  const CheckpointId id{key.step, key.attempt, key.revision};
+  const CheckpointId& protect = *verdict.protect;
+  if (id == protect || verdict.target == id) return std::nullopt;
+  const Checkpoint* checkpoint = CheckpointOf(*job, id);
+  release.by = KeyOf(*job, protect);
+  if (checkpoint != nullptr && standing_.LeftBehind(*checkpoint)) {
+    release.fate = peer::Fate::kAbandoned;
+    return release;
+  }
+  // An older step of the line, or an older revision of what protects.
+  if (id < protect && protect.attempt >= id.attempt) {
+    release.fate = peer::Fate::kSuperseded;
+    return release;
+  }
+  return std::nullopt;
+}
+
+uint64_t Offers::HeldBy(Rank backup) const {
+  const auto at = backups_.find(backup);
+  if (at == backups_.end()) return 0;
+  uint64_t bytes = 0;
+  for (const auto& [key, have] : at->second.haves) {
+    const Part* part = parts_.Find(key);
+    if (have.state == peer::HaveState::kHeld && part != nullptr) bytes += part->content->bytes;
+  }
+  return bytes;
+}
+
+std::string Offers::Refusal(const std::string& job) const {
+  for (const auto& [rank, backup] : backups_) {
+    for (const auto& [part, have] : backup.haves) {
+      if (part.checkpoint.job == job && have.state == peer::HaveState::kRefused) {
+        return absl::StrCat("rank ", rank, ": ", have.why);
+      }
+    }
+  }
+  return "";
+}
+
+// --- members
+
+void Offers::MemberCame(Rank rank) {
+  Backup& backup = backups_[rank];
+  backup.due = true;
+  backup.told.clear();
+  // Another life may hold nothing of it; its list will say.
+  for (const auto& [part, have] : std::exchange(backup.haves, {})) Changed(part.checkpoint.job);
+  for (const auto& [name, wanted] : jobs_wanted_) Changed(name);
+}
+
+void Offers::MemberLost(Rank rank) {
+  (void)rank;
+  for (auto& [other, backup] : backups_) backup.due = true;  // others are the backups now
+  for (const auto& [name, wanted] : jobs_wanted_) Changed(name);
+}
+
+}  // namespace cairn::engine

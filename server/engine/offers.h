@@ -1,0 +1,76 @@
+// What this node wants its backups to keep: of each job its own parts of the protected checkpoint, of the
+// target, and of the newest one it has committed while no target is left to secure. A list begins at the
+// commit, not when the checkpoint is complete, so that bytes are under way while other ranks still write.
+//
+// A backup's have-list is answered entry by entry: what is wanted it keeps; what was removed, was left by
+// the line, or is superseded by a named protected checkpoint it may let go. What this node does not know
+// about it says nothing of: absence is never a reason to free.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/engine/fetches.h"
+#include "server/engine/retention.h"
+
+namespace cairn::engine {
+
+class Offers : public StepWatcher, public RingWatcher {
+ public:
+  Offers(Outbox* out, const Members* members, Jobs* jobs, Parts* parts, Standing* standing);
+
+  // A backup holds parts of a job of which this node knows nothing: it may have lost them itself.
+  void set_unknown_job(std::function<void(const std::string&)> ask) { unknown_ = std::move(ask); }
+
+  void On(const MemberId& from, const peer::HaveList& list);
+  // Its verdict, policy or line has changed.
+  void Changed(const std::string& job) { due_.insert(job); }
+  // Says the lists that have changed; all of them with `again`.
+  void Run(bool again);
+
+  void PartCommitted(Part* part) override { due_.insert(part->key.checkpoint.job); }
+  void CheckpointGoes(Checkpoint* checkpoint) override { due_.insert(checkpoint->key.job); }
+  void MemberCame(Rank rank) override;
+  void MemberLost(Rank rank) override;
+
+  // A part of a member that is lost, which this node holds and is the first to stand in for.
+  bool ActsFor(const Part& part) const;
+  uint64_t HeldBy(Rank backup) const;  // bytes of this node's parts
+  // Why a backup refuses the job's parts; empty: none does.
+  std::string Refusal(const std::string& job) const;
+  // The lowest checkpoint that is being secured: some backup does not hold all of it yet.
+  std::optional<CheckpointId> WorkingOn(const Job& job) const;
+
+ private:
+  struct Wanted {
+    std::vector<peer::Want> wants;
+    int replicas = 0;
+  };
+  Wanted WantedOf(const Job& job) const;
+  bool Answers(const Part& part) const;  // this node says who keeps it
+  bool HeldEverywhere(const Checkpoint& checkpoint, int replicas) const;
+  void AddParts(const Checkpoint& checkpoint, bool target, std::vector<peer::Want>* wants) const;
+  // nullopt: it stays.
+  std::optional<peer::Release> FateOf(const peer::Have& have) const;
+
+  Outbox& out_;
+  const Members& members_;
+  Jobs& jobs_;
+  Parts& parts_;
+  Standing& standing_;
+
+  std::function<void(const std::string&)> unknown_;
+  std::set<std::string> due_;
+  std::map<std::string, Wanted> jobs_wanted_;
+  struct Backup {
+    uint64_t version = 0;
+    std::vector<peer::Want> told;
+    std::map<PartKey, peer::Have> haves;
+    bool due = false;
+  };
+  std::map<Rank, Backup> backups_;
+};
+
+}  // namespace cairn::engine

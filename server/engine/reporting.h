@@ -1,0 +1,66 @@
+// What this node tells of each job to where its reports meet (report.h): its parts, its writers, which
+// attempts it knows. Deltas leave with the event that changed something; the whole goes to a home that is
+// new or asks, and every few seconds.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/engine/fetches.h"
+#include "server/engine/offers.h"
+#include "server/engine/standing.h"
+
+namespace cairn::engine {
+
+class Reporting : public RingWatcher {
+ public:
+  // `to_self`: this node is the collector; the member is itself.
+  using ToSelf = std::function<void(const ReportDelta&)>;
+
+  // What else than replicas is being secured: what is written to storage.
+  void set_writing(std::function<std::optional<CheckpointId>(const Job&)> writing) {
+    writing_ = std::move(writing);
+  }
+
+  Reporting(Outbox* out, const Members* members, Jobs* jobs, Parts* parts, Standing* standing,
+            const Offers* offers);
+  void set_to_self(ToSelf to_self) { to_self_ = std::move(to_self); }
+
+  // Says what has changed since it last ran; with `again` all of it.
+  void Run(bool again);
+  // A collector wants the whole of it, and from now on what changes.
+  void WholeTo(Rank collector, const std::string& job);
+
+  void MemberCame(Rank) override { homes_may_have_moved_ = true; }
+  void MemberWent(Rank) override { homes_may_have_moved_ = true; }
+
+ private:
+  struct Told {
+    JobReport report;
+    uint64_t number = 0;
+    Rank home = kNoRank;
+    std::map<Rank, MonotonicNanos> askers;  // besides the home, and until when
+  };
+  // Takes the changes of one job into its report; the delta that says them, nullopt: nothing changed.
+  std::optional<ReportDelta> Update(const std::string& name, const Standing::ToReport& changed,
+                                    Told* told);
+  PartReport ReportOf(const Part& part, const PartReport* known) const;
+  void UpdateJob(const Job& job, JobReport* report) const;
+  void Send(Rank to, const ReportDelta& delta);
+  void SendWhole(Rank to, const std::string& name, const Told& told);
+
+  Outbox& out_;
+  const Members& members_;
+  Jobs& jobs_;
+  Parts& parts_;
+  Standing& standing_;
+  const Offers& offers_;
+  ToSelf to_self_;
+  std::function<std::optional<CheckpointId>(const Job&)> writing_;
+  std::map<std::string, Told> told_;
+  bool homes_may_have_moved_ = false;
+};
+
+}  // namespace cairn::engine

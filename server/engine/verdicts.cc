@@ -1,0 +1,182 @@
+#include "server/engine/verdicts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace cairn::engine {
+
+Verdicts::Verdicts(const Options& options, Outbox* out, Callers* callers, const Members* members,
+                   Jobs* jobs, Attempts* attempts, Parts* parts, Standing* standing,
+                   std::function<void(const Event&)> again)
+    : options_(options),
+      out_(*out),
+      callers_(*callers),
+      members_(*members),
+      jobs_(*jobs),
+      attempts_(*attempts),
+      parts_(*parts),
+      standing_(*standing),
+      again_(std::move(again)) {}
+
+// --- what the home says
+
+void Verdicts::Take(const JobVerdict& verdict) {
+  Job* job = jobs_.Find(verdict.job);
+  const bool something = !verdict.checkpoints.empty() || !verdict.attempts.empty();
+  if (job == nullptr && !something && !waiting_.contains(verdict.job)) return;
+  if (job == nullptr) job = jobs_.FindOrMake(verdict.job);
+  if (verdict.owned) {
+    jobs_.TakeOwnership(job, verdict.owner_uid, verdict.owner_gid, verdict.policy);
+  }
+  const Attempt newest = job->attempts->newest();
+  for (const auto& [number, attempt] : verdict.attempts) {
+    attempts_.Learn(job, number, {attempt.first, attempt.lineage, {}}, attempt.unix_ms);
+  }
+  TakeCheckpoints(job, verdict);
+  JobVerdictHeard& heard = job->verdict.Edit();
+  heard.heard = true;
+  heard.final = verdict.final;
+  heard.at = out_.now();
+  heard.latest = verdict.latest;
+  heard.protect = verdict.protect;
+  heard.target = verdict.target;
+  heard.asked = verdict.asked;
+  heard.silent = verdict.silent;
+  heard.why = verdict.why;
+  if (job->attempts->newest() > newest) newer_attempt_(job);
+  const bool storage_known = !options_.storage || job->scan->Known();
+  if (verdict.final && storage_known && !Attempts::OriginsKnown(*job)) {
+    attempts_.SettleOrigins(job);
+  }
+  changed_(job);
+  if (verdict.final) Resume(verdict.job);
+}
+
+void Verdicts::TakeCheckpoints(Job* job, const JobVerdict& verdict) {
+  std::set<CheckpointId> before = std::exchange(told_[job->name], {});
+  for (const auto& [id, said] : verdict.checkpoints) {
+    Checkpoint* checkpoint = CheckpointOf(*job, id);
+    const bool can_be_had = said.complete && (said.in_memory || said.stored);
+    if (checkpoint == nullptr) {
+      if (!can_be_had || job->tombstones->removed.Forbids(id.step, id.attempt)) continue;
+      checkpoint =
+          parts_.FindOrMake(job, {job->name, id.step, id.attempt, id.revision}, said.world_size);
+    }
+    if (checkpoint->content->world_size != said.world_size) continue;
+    before.erase(id);
+    told_[job->name].insert(id);
+    Set(checkpoint, {said.complete, said.digest, said.in_memory, said.stored, said.replicas,
+                     said.hopeless, said.conflict});
+  }
+  for (const CheckpointId& id : before) {
+    Checkpoint* checkpoint = CheckpointOf(*job, id);
+    if (checkpoint == nullptr) continue;
+    Set(checkpoint, {});
+    parts_.EraseIfEmpty(checkpoint);
+  }
+  if (told_[job->name].empty()) told_.erase(job->name);
+}
+
+void Verdicts::Set(Checkpoint* checkpoint, const Elsewhere& elsewhere) {
+  if (*checkpoint->elsewhere == elsewhere) return;
+  const bool completed = elsewhere.complete && !checkpoint->Complete();
+  const bool stored = elsewhere.stored && !checkpoint->elsewhere->stored;
+  checkpoint->elsewhere.Edit() = elsewhere;
+  if (completed) completed_(checkpoint);
+  if (stored) stored_(checkpoint);
+}
+
+// --- who waits for it
+
+bool Verdicts::Known(const Job& job) const {
+  const JobVerdictHeard& verdict = *job.verdict;
+  return verdict.heard && verdict.final && out_.now() - verdict.at <= kFresh;
+}
+
+bool Verdicts::LivesHere(const Job& job) const {
+  const Checkpoint* newest = standing_.Newest(job);
+  if (newest == nullptr || !newest->content->complete || !newest->Resident()) return false;
+  if (newest->key.attempt != job.attempts->newest()) return false;
+  const auto& parts = newest->content->parts;
+  return std::all_of(parts.begin(), parts.end(),
+                     [](const auto& part) { return part.second->source->role == PartRole::kOwn; });
+}
+
+Status Verdicts::Missing(const Job& job) const {
+  if (members_.Alone() || Known(job) || LivesHere(job)) return absl::OkStatus();
+  std::vector<Rank> silent;
+  for (const auto& [rank, member] : members_.others()) {
+    if (!member.up && !member.lost) silent.push_back(rank);
+  }
+  return absl::UnavailableError(absl::StrCat(
+      "job ", job.name, ": ",
+      silent.empty() ? "the members of the ring have not all answered yet"
+                     : absl::StrCat("rank ", absl::StrJoin(silent, ", "),
+                                    " of the ring does not answer, and may know of a newer step")));
+}
+
+void Verdicts::AskHome(const std::string& job) {
+  const Rank home = members_.HomeOf(job);
+  if (home == members_.self()) return ask_self_(job);
+  out_.Do(action::Tell{home, peer::VerdictWanted{job}});
+}
+
+bool Verdicts::Await(const Caller& caller, const Job& job, MonotonicNanos deadline,
+                     const Event& event, MonotonicNanos patience) {
+  if (members_.Alone() || gave_up_ || Known(job) || LivesHere(job)) return false;
+  const MonotonicNanos until =
+      patience == kNever ? deadline : std::min(deadline, out_.now() + patience);
+  const std::string name = job.name;
+  if (!callers_.Park(this, caller, name, until, event)) return true;
+  if (patience != kNever) patience_[caller.request] = until;
+  const bool fresh = waiting_[name].empty();
+  waiting_[name].insert(caller.request);
+  if (fresh) AskHome(name);
+  return true;
+}
+
+void Verdicts::Resume(const std::string& job) {
+  const auto at = waiting_.find(job);
+  if (at == waiting_.end()) return;
+  const std::set<RequestId> waiting = std::move(at->second);
+  waiting_.erase(at);
+  for (const RequestId request : waiting) {
+    patience_.erase(request);
+    if (const std::unique_ptr<Parked> parked = callers_.Unpark(request)) again_(parked->event);
+  }
+}
+
+void Verdicts::Run(bool again) {
+  if (!std::exchange(ask_all_, false) && !again) return;
+  std::vector<std::string> names;
+  for (const auto& [name, waiting] : waiting_) names.push_back(name);
+  for (const std::string& name : names) AskHome(name);
+}
+
+void Verdicts::Left(const Parked& parked) {
+  patience_.erase(parked.request);
+  const auto at = waiting_.find(parked.job);
+  if (at == waiting_.end()) return;
+  at->second.erase(parked.request);
+  if (at->second.empty()) waiting_.erase(at);
+}
+
+void Verdicts::TimeUp(const Parked& parked) {
+  if (patience_.contains(parked.request)) {
+    const std::unique_ptr<Parked> taken = callers_.Unpark(parked.request);
+    gave_up_ = true;
+    again_(taken->event);
+    gave_up_ = false;
+    return;
+  }
+  const Job* job = jobs_.Find(parked.job);
+  const Status missing = job == nullptr ? absl::OkStatus() : Missing(*job);
+  callers_.Answer(parked.request, missing.ok()
+                                      ? absl::UnavailableError("the ring did not answer in time")
+                                      : missing);
+}
+
+}  // namespace cairn::engine

@@ -1,0 +1,90 @@
+// What the job's home says is true of its checkpoints (report.h), as this node goes by it: which are
+// complete with parts elsewhere, how many copies there are, what all members secure now. It is as good as
+// the reports behind it; who needs the whole truth waits here until a final verdict has come.
+//
+// Changes Checkpoint::elsewhere and Job::verdict.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+
+#include "server/engine/callers.h"
+#include "server/engine/members.h"
+#include "server/engine/parts.h"
+
+namespace cairn::engine {
+
+class Verdicts : public Waitlist, public RingWatcher {
+ public:
+  // A verdict older than this is not gone by where the present matters.
+  static constexpr MonotonicNanos kFresh = 3 * kNanosPerSecond;
+  // The first create of an attempt asks the other members, and waits so long for them at most.
+  static constexpr MonotonicNanos kBeginPatience = 2 * kNanosPerSecond;
+
+  // `again` handles a parked event once more.
+  Verdicts(const Options& options, Outbox* out, Callers* callers, const Members* members,
+           Jobs* jobs, Attempts* attempts, Parts* parts, Standing* standing,
+           std::function<void(const Event&)> again);
+  // The checkpoint is complete now, with parts elsewhere. The job has another verdict.
+  void set_completed(std::function<void(Checkpoint*)> completed) {
+    completed_ = std::move(completed);
+  }
+  // It stands in storage, as another member saw.
+  void set_stored(std::function<void(Checkpoint*)> stored) { stored_ = std::move(stored); }
+  void set_changed(std::function<void(Job*)> changed) { changed_ = std::move(changed); }
+  void set_newer_attempt(std::function<void(Job*)> newer) { newer_attempt_ = std::move(newer); }
+  // Asks this node's own Home.
+  void set_ask_self(std::function<void(const std::string&)> ask) { ask_self_ = std::move(ask); }
+
+  void Take(const JobVerdict& verdict);
+
+  // Parks the event until every member has answered for the job, or is lost; false: no need to, or the
+  // event has waited already. `patience`: it goes on then with what is known.
+  bool Await(const Caller& caller, const Job& job, MonotonicNanos deadline, const Event& event,
+             MonotonicNanos patience = kNever);
+  // All members have answered for the job lately.
+  bool Known(const Job& job) const;
+  // This node alone can say what is latest: the newest life that it knows of, and all of its newest
+  // checkpoint, are here.
+  bool LivesHere(const Job& job) const;
+  // Why an answer cannot be given: who has not answered. OK: it can.
+  Status Missing(const Job& job) const;
+  void AskHome(const std::string& job);
+  void Run(bool again);
+
+  void MemberCame(Rank) override { ask_all_ = true; }
+  void MemberWent(Rank) override { ask_all_ = true; }
+
+  void Left(const Parked& parked) override;
+  void TimeUp(const Parked& parked) override;
+  bool NothingHasBegun() const override { return true; }
+  std::string CheckInvariants() const { return ""; }
+
+ private:
+  void TakeCheckpoints(Job* job, const JobVerdict& verdict);
+  void Set(Checkpoint* checkpoint, const Elsewhere& elsewhere);
+  void Resume(const std::string& job);
+
+  const Options& options_;
+  Outbox& out_;
+  Callers& callers_;
+  const Members& members_;
+  Jobs& jobs_;
+  Attempts& attempts_;
+  Parts& parts_;
+  Standing& standing_;
+  const std::function<void(const Event&)> again_;
+  std::function<void(Checkpoint*)> completed_, stored_;
+  std::function<void(Job*)> changed_, newer_attempt_;
+  std::function<void(const std::string&)> ask_self_;
+
+  std::map<std::string, std::set<CheckpointId>> told_;  // checkpoints with something in `elsewhere`
+  std::map<std::string, std::set<RequestId>> waiting_;
+  std::map<RequestId, MonotonicNanos> patience_;  // when it goes on without
+  bool gave_up_ = false;                          // the event under way has waited long enough
+  bool ask_all_ = false;
+};
+
+}  // namespace cairn::engine

@@ -1,0 +1,293 @@
+#include "server/engine/view.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/line.h"
+#include "common/manifest.h"
+
+namespace cairn::engine {
+namespace {
+
+// All reports of one writer's part.
+struct WriterParts {
+  std::set<std::string> digests;
+  std::set<uint64_t> names;  // hashes
+  uint64_t bytes = 0;
+  int in_memory = 0;
+};
+
+struct Parts {
+  std::set<int32_t> worlds;
+  std::map<Writer, WriterParts> writers;
+  bool stored = false;
+
+  int32_t World() const { return *worlds.rbegin(); }
+  int64_t Lacking() const { return World() - static_cast<int64_t>(writers.size()); }
+};
+
+// One pass over everything, for one verdict.
+class Viewing {
+ public:
+  Viewing(const std::string& job, const Gathering& gathering, const JobRecord& record,
+          const RingShape& ring)
+      : gathering_(gathering), record_(record), ring_(ring) {
+    verdict_.job = job;
+  }
+
+  JobVerdict Run() {
+    Hear();
+    for (const auto& [id, parts] : parts_) verdict_.checkpoints[id] = Judge(parts);
+    DrawLine();
+    FindHopeless();
+    verdict_.asked = AskedFor(record_, policy_, ring_);
+    Protect();
+    verdict_.why = WhyOf(verdict_, record_, ring_);
+    return std::move(verdict_);
+  }
+
+ private:
+  void Hear() {
+    verdict_.silent = gathering_.silent;
+    verdict_.final = gathering_.final;
+    for (const auto& [rank, heard] : gathering_.reports) {
+      if (gathering_.silent.contains(rank)) continue;
+      verdict_.reports[rank] = {heard.from, heard.number};
+      heard_.push_back(&heard.report);
+      if (heard.report.owned && !policy_.has_value()) policy_ = heard.report.policy;
+      for (const auto& [id, part] : heard.report.parts) TakePart(id, part);
+    }
+    for (const JobReport* report : heard_) {
+      for (const CheckpointId& id : report->published) {
+        if (const auto at = parts_.find(id); at != parts_.end()) at->second.stored = true;
+      }
+    }
+  }
+
+  void TakePart(const PartId& part_id, const PartReport& part) {
+    const auto& [id, writer] = part_id;
+    if (!Counts(part_id, part) || record_.Forbids(id.step, id.attempt)) return;
+    Parts& parts = parts_[id];
+    parts.worlds.insert(part.world_size);
+    WriterParts& of_writer = parts.writers[writer];
+    of_writer.digests.insert(part.digest);
+    of_writer.bytes = std::max(of_writer.bytes, part.bytes);
+    if (part.in_memory) ++of_writer.in_memory;
+    if (part.names != nullptr) of_writer.names.insert(part.names->begin(), part.names->end());
+  }
+
+  static std::string Conflict(const Parts& parts) {
+    if (parts.worlds.size() > 1) return WorldConflict(*parts.worlds.begin(), parts.World());
+    std::map<uint64_t, std::set<Writer>> claims;
+    for (const auto& [writer, of_writer] : parts.writers) {
+      if (of_writer.digests.size() > 1) return DigestConflict(writer);
+      for (const uint64_t name : of_writer.names) claims[name].insert(writer);
+    }
+    std::optional<std::pair<Writer, Writer>> lowest;
+    for (const auto& [name, writers] : claims) {
+      if (writers.size() < 2) continue;
+      const std::pair pair(*writers.begin(), *std::next(writers.begin()));
+      if (!lowest.has_value() || pair < *lowest) lowest = pair;
+    }
+    return lowest.has_value() ? NameConflict(lowest->first, lowest->second) : "";
+  }
+
+  static CheckpointVerdict Judge(const Parts& parts) {
+    CheckpointVerdict verdict;
+    verdict.world_size = parts.World();
+    verdict.stored = parts.stored;
+    verdict.conflict = Conflict(parts);
+    int least = parts.writers.begin()->second.in_memory;
+    std::vector<absl::string_view> digests;
+    for (const auto& [writer, of_writer] : parts.writers) {
+      verdict.bytes += static_cast<int64_t>(of_writer.bytes);
+      least = std::min(least, of_writer.in_memory);
+      digests.push_back(*of_writer.digests.begin());
+    }
+    const bool all = parts.Lacking() == 0;
+    verdict.complete = verdict.conflict.empty() && (all || parts.stored);
+    if (verdict.complete && all) {
+      verdict.digest = CheckpointDigest(digests);
+      verdict.in_memory = least > 0;
+      verdict.replicas = std::max(0, least - 1);
+    }
+    return verdict;
+  }
+
+  bool RunsWriter0(const JobReport& report, Attempt attempt) const {
+    return report.writers.contains({attempt, Writer{0}});
+  }
+
+  void DrawLine() {
+    std::set<Attempt> attempts;
+    for (const auto& [attempt, origin] : record_.attempts) attempts.insert(attempt);
+    for (const JobReport* report : heard_) {
+      for (const auto& [attempt, said] : report->attempts) attempts.insert(attempt);
+    }
+    for (const auto& [id, parts] : parts_) attempts.insert(id.attempt);
+    for (const Attempt attempt : attempts) {
+      std::vector<OriginSaid> said;
+      for (const JobReport* report : heard_) {
+        const auto at = report->attempts.find(attempt);
+        if (at == report->attempts.end()) continue;
+        said.push_back({RunsWriter0(*report, attempt), &at->second});
+      }
+      const auto recorded = record_.attempts.find(attempt);
+      const Line::Origin origin =
+          MergeOrigins(recorded == record_.attempts.end() ? nullptr : &recorded->second, said);
+      history_.attempts[attempt] = {origin.first, origin.lineage, {}};
+    }
+    history_.decisions = record_.Decided();
+    for (const auto& [id, checkpoint] : verdict_.checkpoints) {  // revisions ascend: the last stays
+      if (CanBeHad(checkpoint)) history_.attempts[id.attempt].complete[id.step] = id.revision;
+    }
+    verdict_.head = HeadOf(history_);
+    for (const LineStep& step : ComputeLine(history_)) {
+      line_.push_back({step.step, step.attempt, step.revision});
+    }
+    if (!line_.empty()) verdict_.latest = line_.back();
+  }
+
+  void FindHopeless() {
+    Prospects prospects{gathering_.final, !gathering_.silent.empty(), 0, 0};
+    for (const auto& [attempt, line] : history_.attempts) {
+      prospects.begun = std::max(prospects.begun, attempt);
+      if (!line.complete.empty()) prospects.shown = std::max(prospects.shown, attempt);
+    }
+    for (auto& [id, checkpoint] : verdict_.checkpoints) {
+      const Parts& parts = parts_.at(id);
+      if (checkpoint.complete || !checkpoint.conflict.empty() || parts.Lacking() == 0) continue;
+      int64_t expected = 0, unknown = 0;
+      for (Writer writer = 0; writer < parts.World(); ++writer) {
+        if (parts.writers.contains(writer)) continue;
+        Outlook outlook(id.step, id.revision);
+        for (const JobReport* report : heard_) {
+          const auto at = report->writers.find({id.attempt, writer});
+          if (at != report->writers.end()) outlook.Hear(at->second);
+        }
+        if (!outlook.mentioned()) ++unknown;
+        if (outlook.expected()) ++expected;
+      }
+      checkpoint.hopeless = IsHopeless(id.attempt, expected, unknown, prospects);
+    }
+  }
+
+  void Protect() {
+    const int asked = verdict_.asked;
+    const auto satisfied = [&](const CheckpointId& id) {
+      return IsSatisfied(verdict_.checkpoints.at(id), asked);
+    };
+    const auto newest = std::find_if(line_.rbegin(), line_.rend(), satisfied);
+    if (newest != line_.rend()) verdict_.protect = *newest;
+    if (asked == 0 && newest == line_.rend()) verdict_.protect = verdict_.latest;
+    std::set<CheckpointId> named;
+    for (const JobReport* report : heard_) {
+      if (report->target.has_value()) named.insert(*report->target);
+    }
+    for (const CheckpointId& id : line_) {
+      if (!named.contains(id) || satisfied(id)) continue;
+      verdict_.target = id;
+      return;
+    }
+    if (verdict_.latest.has_value() && !satisfied(*verdict_.latest)) {
+      verdict_.target = verdict_.latest;
+    }
+  }
+
+  const Gathering& gathering_;
+  const JobRecord& record_;
+  const RingShape& ring_;
+  std::vector<const JobReport*> heard_;  // by rank
+  std::optional<JobPolicy> policy_;
+  std::map<CheckpointId, Parts> parts_;
+  History history_;
+  std::vector<CheckpointId> line_;
+  JobVerdict verdict_;
+};
+
+}  // namespace
+
+RingShape RingShape::Of(const RingOptions& options) {
+  return {std::max(1, static_cast<int>(options.members.size())), options.replicas};
+}
+
+JobVerdict View(const std::string& job, const Gathering& gathering, const JobRecord& record,
+                const RingShape& ring) {
+  return Viewing(job, gathering, record, ring).Run();
+}
+
+std::string WorldConflict(int32_t least, int32_t most) {
+  return absl::StrCat("world_size is ", least, " for some writers and ", most, " for others");
+}
+
+std::string DigestConflict(Writer writer) {
+  return absl::StrCat("writer ", writer, " is reported with different manifests");
+}
+
+std::string NameConflict(Writer one, Writer other) {
+  return absl::StrCat("writers ", one, " and ", other, " claim the same name");
+}
+
+Line::Origin MergeOrigins(const JobRecord::Origin* recorded, const std::vector<OriginSaid>& said) {
+  // What each says, from the one whose word counts most on.
+  std::vector<std::pair<Step, const Lineage*>> words;
+  if (recorded != nullptr) words.emplace_back(recorded->first, &recorded->lineage);
+  for (const bool writer_0 : {true, false}) {
+    for (const OriginSaid& one : said) {
+      if (one.writer_0 == writer_0) words.emplace_back(one.said->first, &one.said->lineage);
+    }
+  }
+  Line::Origin origin{kNoStep, Lineage::OfUnknown()};
+  for (const auto& [first, lineage] : words) {
+    if (origin.first == kNoStep) origin.first = first;
+    const bool knows_more = origin.lineage.open &&
+                            (!lineage->open || (origin.lineage.Unknown() && !lineage->Unknown()));
+    if (knows_more) origin.lineage = *lineage;
+  }
+  return origin;
+}
+
+int AskedFor(const JobRecord& record, const std::optional<JobPolicy>& reported,
+             const RingShape& ring) {
+  int32_t replicas = kRingsReplicas;
+  if (record.policy_stamp.version > 0) {
+    replicas = record.policy.replicas;
+  } else if (reported.has_value()) {
+    replicas = reported->replicas;
+  }
+  if (replicas == kRingsReplicas) replicas = ring.replicas;
+  return std::clamp(replicas, 0, ring.members - 1);
+}
+
+bool IsHopeless(Attempt attempt, int64_t expected, int64_t unknown, const Prospects& prospects) {
+  if (!prospects.final) return false;
+  if (attempt < prospects.shown) return true;
+  return expected == 0 && (unknown == 0 || prospects.lost || attempt < prospects.begun);
+}
+
+std::string WhyOf(const JobVerdict& verdict, const JobRecord& record, const RingShape& ring) {
+  std::string why;
+  const auto& [attempt, step] = record.highest_protected;
+  const Step latest = verdict.latest.has_value() ? verdict.latest->step : kNoStep;
+  const bool moved_back =
+      attempt > 0 && !record.Forbids(step, attempt) &&
+      (verdict.head.number < attempt ||
+       (verdict.head.number == attempt && !verdict.head.decided && latest < step));
+  if (moved_back) {
+    why = absl::StrCat("step ", step, " of attempt ", attempt,
+                       " was protected and cannot be had now");
+  }
+  const int others = ring.members - 1 - static_cast<int>(verdict.silent.size());
+  if (verdict.target.has_value() && others < verdict.asked) {
+    absl::StrAppend(&why, why.empty() ? "" : "; ", verdict.asked, " replicas are asked for, and ",
+                    std::max(0, others), " other members answer");
+  }
+  if (!why.empty() && !verdict.silent.empty()) {
+    absl::StrAppend(&why, "; silent: ", absl::StrJoin(verdict.silent, ", "));
+  }
+  return why;
+}
+
+}  // namespace cairn::engine

@@ -1,0 +1,184 @@
+"""Links that fail: R16 (a peer dies or hangs in a transfer), R17 (partitions, also one way), R18 (bits
+flip)."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+
+import pytest
+from ring import DATA_PORT, MIB, Ring, attempt_number, ring, until
+
+pytestmark = pytest.mark.full
+
+JOB = "run"
+LARGE = 16 * MIB
+SAVES = 7
+# How much longer than undisturbed a save may take beside a peer that fails, and never to be told apart below.
+SLOWER, FLOOR_S = 3.0, 0.3
+
+
+def large_ring(**options):
+    return ring(2, budget=256 * MIB, **options)
+
+
+def save_some(r: Ring, writer, first: int) -> float:
+    """The median second of a few saves."""
+    times = [
+        r[0].save(writer, step, part_bytes=LARGE, timeout_ms=10_000)
+        for step in range(first, first + SAVES)
+    ]
+    return statistics.median(times)
+
+
+def begin_slow_transfer(r: Ring, writer, step: int) -> None:
+    """Node 1 has begun to read the step, and will not be through soon."""
+    r.rate(0, 8)  # 1 MB/s
+    r[0].save(writer, step, part_bytes=LARGE)
+
+    def under_way() -> bool:
+        fetches = r[1].ring_status().get("fetches") or []
+        return any(fetch.get("done_bytes", 0) > 0 for fetch in fetches)
+
+    until("node 1 reads it", under_way, 30)
+
+
+@pytest.mark.parametrize("fault", ["killed", "stopped", "half-open"])
+def test_a_peer_that_fails_in_a_transfer_delays_no_save_and_is_not_counted(fault: str) -> None:
+    """R16. Half-open: what goes either way is dropped, and no connection is closed."""
+    with large_ring() as r:
+        writer = r[0].writer(JOB, attempt_number())
+        undisturbed = save_some(r, writer, 1)
+        step = 1 + SAVES
+        begin_slow_transfer(r, writer, step)
+        if fault == "killed":
+            r[1].kill()
+        elif fault == "stopped":
+            r[1].pause()
+        else:
+            r.cut(0, 1)
+        r.rate(0, 0)
+        disturbed = save_some(r, writer, step + 1)
+        assert disturbed < max(FLOOR_S, SLOWER * undisturbed), f"{undisturbed} s → {disturbed} s"
+        last = step + SAVES
+        for now in (step, last):
+            assert not r[0].replicated(JOB, now), "promise 1: acknowledged by nobody"
+        if fault == "killed":
+            r[1].replace()
+        elif fault == "stopped":
+            r[1].go_on()
+        r.heal()
+        r[0].wait_replicated(JOB, last, 90)
+        r[0].kill()
+        until("node 1 has it", lambda: r[1].loads(JOB, last, part_bytes=LARGE), 60)
+
+
+def test_a_cut_transfer_goes_on_where_it_was() -> None:
+    """Of what was verified before at most 8 MiB are read again."""
+    with large_ring() as r:
+        writer = r[0].writer(JOB, attempt_number())
+        r.rate(0, 40)  # 5 MB/s
+        r[0].save(writer, 1, part_bytes=4 * LARGE)
+
+        def done() -> int:
+            fetches = r[1].ring_status().get("fetches") or []
+            return max((int(fetch.get("done_bytes", 0)) for fetch in fetches), default=0)
+
+        until("60 % are there", lambda: done() >= 0.6 * 4 * LARGE, 60)
+        before = done()
+        r.cut(0, 1, port=DATA_PORT)
+        time_to_notice = time.monotonic() + 5
+        while time.monotonic() < time_to_notice and done() >= before:
+            time.sleep(0.1)
+        r.heal()
+        begin = time.monotonic()
+        r[0].wait_replicated(JOB, 1, 60)
+        # At 5 MB/s: the rest and 8 MiB more, with room for what the protocol and a busy machine take.
+        rest_s = (4 * LARGE - before + 8 * MIB) / 5e6
+        assert time.monotonic() - begin < 2 * rest_s + 10
+
+
+@pytest.mark.parametrize("one_way", [False, True], ids=["both-ways", "one-way"])
+def test_a_partition_heals_and_all_agree(one_way: bool) -> None:
+    """R17: between ranks 0 and 1, while both save parts of one job; rank 2 reaches everybody."""
+    with ring(3) as r:
+        attempt = attempt_number()
+        ranks = [r[0].writer(JOB, attempt, 0, 2), r[1].writer(JOB, attempt, 1, 2)]
+        for rank, writer in enumerate(ranks):
+            r[rank].save(writer, 1)
+        r[0].wait_replicated(JOB, 1)
+        r.cut(0, 1, one_way=one_way)
+        for step in (2, 3):
+            for rank, writer in enumerate(ranks):
+                r[rank].save(writer, step)
+            for member in r:
+                latest = member.latest(JOB)
+                assert latest is None or latest in [(s, attempt) for s in range(1, step + 1)]
+        r.heal()
+        r.await_met()
+        r.await_same_latest(JOB, 3)
+        r[0].wait_replicated(JOB, 3)
+        assert all(member.loads(JOB, 3, 2) for member in r)
+
+
+def test_two_lives_on_two_sides_of_a_partition_never_mix() -> None:
+    """R17: each side goes on with what it reaches; then the newer attempt wins (fencing)."""
+    with ring(3, lost_after_s=3) as r:
+        old = attempt_number()
+        writer = r[0].writer(JOB, old)
+        r[0].save(writer, 1)
+        r[0].wait_replicated(JOB, 1)
+        r.network.isolate(0)
+        r[0].save(writer, 2)
+        newer = attempt_number()
+        successor = r[2].writer(JOB, newer)
+        r.await_same_latest(JOB, 1, (2,))
+        r[2].save(successor, 7)
+        r.heal()
+        r.await_met()
+        r.await_same_latest(JOB, 7)
+        assert {member.latest(JOB) for member in r} == {(7, newer)}
+        assert all(member.loads(JOB, 7) for member in r)
+        with r[0].session(JOB) as reader:  # what the old life did alone is abandoned, not gone
+            assert reader.checkpoint(2, attempt=old).facts.complete
+
+
+def test_a_slow_link_only_takes_longer() -> None:
+    """R17, clogged: everything is heard late, and nobody is lost for it."""
+    with ring(3) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        for rank in range(3):
+            r.rate(rank, 5)
+        r[0].save(writer, 1, part_bytes=4 * MIB)
+        r[0].wait_replicated(JOB, 1, 60)
+        assert set(r[0].states().values()) <= {"self", "up"}
+
+
+def test_bits_that_flip_on_the_wire_are_refused_read_again_and_counted() -> None:
+    """R18: on the data port's answers, one packet in some; promise 2."""
+    with large_ring() as r:
+        writer = r[0].writer(JOB, attempt_number())
+        r.network.spoil(0, 1, port=DATA_PORT, one_in=60)
+        r[0].save(writer, 1, part_bytes=4 * LARGE)
+        until("a packet was spoiled", lambda: r.network.counted(1, "spoiled") > 0, 30)
+        r.network.heal()
+        r[0].wait_replicated(JOB, 1, 60)
+        counters = r[1].json("status")["counters"]
+        assert any(value > 0 for name, value in counters.items() if "bad_block" in name), counters
+        r[0].kill()
+        until("node 1 has it", lambda: r[1].loads(JOB, 1, part_bytes=4 * LARGE), 60)
+
+
+def test_a_link_that_spoils_everything_makes_nothing_replicated() -> None:
+    with large_ring() as r:
+        writer = r[0].writer(JOB, attempt_number())
+        r.network.spoil(0, 1, port=DATA_PORT, one_in=1)
+        r[0].save(writer, 1, part_bytes=LARGE)
+        saver = threading.Thread(target=save_some, args=(r, writer, 2))
+        saver.start()
+        until("packets were spoiled", lambda: r.network.counted(1, "spoiled") > 20, 60)
+        saver.join(120)
+        assert not r[0].replicated(JOB, 1 + SAVES), "promise 2"
+        r.heal()
+        r[0].wait_replicated(JOB, 1 + SAVES, 90)

@@ -1,0 +1,140 @@
+"""What was acknowledged REPLICATED is on another node, whole, and is had from there: promises 1 and 2.
+
+The first test is all that a quick look at a ring needs; it runs in the ordinary tier.
+"""
+
+from __future__ import annotations
+
+import pytest
+from cairn_raw import NOT_FOUND, UNAVAILABLE, CairnError
+from ring import MIB, attempt_number, ring, until
+
+JOB = "run"
+
+
+def test_a_replicated_step_outlives_everything_of_its_node() -> None:
+    with ring(3) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        for step in (1, 2):
+            r[0].save(writer, step)
+        r[0].wait_replicated(JOB, 2)
+        r[0].kill()
+        r.await_same_latest(JOB, 2, (1, 2))
+        assert r[1].loads(JOB, 2), "promise 1"
+        assert r[2].loads(JOB, 2), "promise 1"
+
+
+@pytest.mark.full
+def test_a_node_that_holds_nothing_loads_from_those_that_do() -> None:
+    """With one replica, node 0's parts are on node 1 as well; node 3 has none of them."""
+    with ring(4) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1)
+        r[0].wait_replicated(JOB, 1)
+        assert r[3].latest(JOB) == r[0].latest(JOB) == (1, writer.attempt)
+        assert r[3].loads(JOB, 1)
+        r[0].kill()
+        assert r[2].loads(JOB, 1)
+        listed = r[2].cairn(f"ls {JOB}/1")
+        assert "large" in listed and "small" in listed
+
+
+@pytest.mark.full
+def test_the_command_line_gets_on_any_node_what_was_put_on_another(tmp_path) -> None:
+    data = bytes(range(256)) * 40_000
+    (tmp_path / "in").write_bytes(data)
+    with ring(3) as r:
+        r[1].cairn(f"put {tmp_path / 'in'} tool/5/file.bin --wait replicated")
+        r[0].cairn(f"get tool/latest/file.bin {tmp_path / 'out'}")
+        assert (tmp_path / "out").read_bytes() == data
+        assert r[2].cairn("latest tool").strip() == "5"
+
+
+@pytest.mark.full
+def test_a_step_of_two_nodes_is_complete_only_with_both() -> None:
+    with ring(3) as r:
+        attempt = attempt_number()
+        first = r[0].writer(JOB, attempt, 0, 2)
+        second = r[1].writer(JOB, attempt, 1, 2)
+        for step in (1, 2):
+            r[0].save(first, step)
+            r[1].save(second, step)
+        r.await_same_latest(JOB, 2)
+        r[0].save(first, 3)
+        assert {member.latest(JOB) for member in r} == {(2, attempt)}, "promise 3: half a step"
+        r[1].save(second, 3)
+        r.await_same_latest(JOB, 3)
+        for member in r:
+            member.wait_replicated(JOB, 3)
+            assert member.loads(JOB, 3, 2)
+
+
+@pytest.mark.full
+def test_a_job_on_two_nodes_goes_on_with_either_of_them_lost() -> None:
+    """Each loss alone: node 0 comes back, empty, before node 1 goes."""
+    with ring(3) as r:
+        attempt = attempt_number()
+        ranks = [r[0].writer(JOB, attempt, 0, 2), r[1].writer(JOB, attempt, 1, 2)]
+        for member, writer in zip(r, ranks, strict=False):
+            member.save(writer, 1)
+        r[0].wait_replicated(JOB, 1)
+        for lost in (0, 1):
+            r[lost].kill()
+            others = tuple(rank for rank in range(3) if rank != lost)
+            r.await_same_latest(JOB, 1, others)
+            for rank in others:
+                assert r[rank].loads(JOB, 1, 2), "promise 1"
+            r[lost].replace()
+            r.await_met()
+            until("two copies again", lambda lost=lost: r[lost].replicated(JOB, 1), 60)
+
+
+@pytest.mark.full
+def test_a_job_that_asks_for_no_replica_has_none() -> None:
+    with ring(2) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1)
+        r[0].wait_replicated(JOB, 1)
+        r[0].cairn(f"policy {JOB} --replicas 0")
+        r[0].save(writer, 2)
+        assert "REPLICATED" in r[0].cairn(f"wait {JOB}/2 --level replicated --timeout 5", code=1)
+        r[0].kill()
+        # Of what the policy asked for nothing is lost: step 1 is on node 1 or was given up for step 2.
+        assert r[1].latest(JOB) in (None, (1, writer.attempt))
+
+
+@pytest.mark.full
+def test_a_backup_without_room_for_two_steps_says_so_and_saving_goes_on() -> None:
+    """Nothing is acknowledged REPLICATED then, and `wait` does not wait for it."""
+    with ring(2, budget=64 * MIB, options=("--memory.replicas=4MiB",)) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        for step in (1, 2, 3):
+            r[0].save(writer, step)
+        said = r[0].cairn(f"wait {JOB}/3 --level replicated --timeout 30", code=1)
+        assert "replica" in said.lower() or "memory.replicas" in said
+        assert not r[0].replicated(JOB, 3)
+        r[0].save(writer, 4)
+        assert r[0].latest(JOB) == (4, writer.attempt)
+
+
+@pytest.mark.full
+def test_what_is_removed_on_one_node_is_gone_on_all() -> None:
+    with ring(3) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        for step in (1, 2):
+            r[0].save(writer, step)
+        r[0].wait_replicated(JOB, 2)
+        r[2].cairn(f"rm {JOB}/2 --yes")
+        r.await_same_latest(JOB, 1)
+
+        def gone(rank: int) -> bool:
+            with r[rank].session(JOB) as reader:
+                try:
+                    reader.checkpoint(2)
+                except CairnError as error:
+                    assert error.code in (NOT_FOUND, UNAVAILABLE)
+                    return True
+            return False
+
+        for rank in range(3):
+            until(f"node {rank} does not show it", lambda rank=rank: gone(rank))
