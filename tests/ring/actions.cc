@@ -89,6 +89,7 @@ void SimNode::EndPersist(const action::Persist& persist) {
   const StatusOr<bool> written = world_.storage.Write(persist, world_.clock.UnixMs());
   world_.report.Count(written.ok() ? (*written ? "published" : "part written") : "not written");
   event::Persisted persisted{persist.checkpoint, written.status()};
+  persisted.awaits_others = written.ok() && !*written;
   persisted.location = Location(absl::StrCat(persist.checkpoint.job, "/", persist.checkpoint.step));
   Apply(std::move(persisted));
 }
