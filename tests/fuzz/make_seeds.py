@@ -3,6 +3,8 @@
 tcp_wire_fuzz: calls, answers, packets, messages and frames as they should be, in the order that each fuzzer's
 source describes.
 
+One file: each contract's examples, with what they have in common.
+
 To be run again, with Debian's Python, when that order or the contract changes.
 """
 
