@@ -10,12 +10,14 @@ tests/mutants/mutants.json holds the bugs:
     replace        the text that replaces it
     tests          test programs of which one must fail (with a gtest "filter"), or
     pytest         items of pytest
+    unproven       true: no run has shown yet that it is caught. `make mutants` plants it all the same
 
 Each bug is planted in a copy of the tree under build/mutants, alone. As many copies are worked on side by
 side as there are processors. A bug whose text is not there any more, or that does not compile, is an error:
 it proves nothing.
 
     hack/mutants.py [NAME...] [--json FILE]
+    hack/mutants.py --share N           one proven mutant in N, others each day, as the full tier does
     hack/mutants.py --check             only whether each text is there, in a second
 """
 
@@ -69,6 +71,7 @@ class Mutant:
     filter: str = ""
     pytest: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
+    unproven: bool = False
 
     @property
     def programs(self) -> list[str]:
@@ -320,6 +323,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--check", action="store_true", help="only whether each one applies")
+    parser.add_argument("--share", type=int, metavar="N", help="one proven mutant in N")
     arguments = parser.parse_args()
     mutants = read_mutants()
     unknown = set(arguments.names) - {mutant.name for mutant in mutants}
@@ -329,6 +333,10 @@ def main() -> int:
         mutants = [mutant for mutant in mutants if mutant.name in arguments.names]
     if arguments.check:
         return check(mutants)
+    if arguments.share:
+        today = int(time.time()) // 86_400 % arguments.share
+        proven = [mutant for mutant in mutants if not mutant.unproven]
+        mutants = proven[today :: arguments.share]
 
     verdicts = judge_all(mutants)
     if arguments.json:

@@ -68,9 +68,9 @@ Cluster::Cluster(const Below& below)
 }
 
 void Cluster::Start(const Restored& restored, const std::optional<MemberId>& self) {
+  fetches_.Restore(restored);
   if (Alone()) return;
   members_.Start(restored, self);
-  fetches_.Restore(restored);
   copies_.Restore(restored);
   reporting_.Start();
   next_ = out_.now() + kTick;
@@ -144,6 +144,7 @@ bool Cluster::Run() {
   if (tick) next_ = out_.now() + kTick;
   const bool whole = tick && out_.now() >= whole_at_;
   if (whole) whole_at_ = out_.now() + kWhole;
+  fetches_.TellAborted();
   if (tick) fetches_.ReturnEmpty();
   bool again = tick;
   bool changed = true;
@@ -161,7 +162,7 @@ bool Cluster::Run() {
     }
     again = false;
   }
-  return changed || standing_.more_to_report();
+  return changed || standing_.more_to_report() || fetches_.any_aborted();
 }
 
 // --- what is shown

@@ -66,15 +66,15 @@ void Copies::On(const MemberId& from, const peer::ReleaseList& list) {
     Part* part = parts_.Find(release.part);
     if (part == nullptr || part->source->role == PartRole::kOwn || !MayRelease(from.rank, *part) ||
         part->content->digest != release.digest) {
-      of.held.erase(release.part);
+      of.due |= of.held.erase(release.part) > 0;
       continue;
     }
-    // While somebody reads it, it stays; the owner says so again with the next list.
+    // While somebody reads it, it stays; the owner says so again with the next list, a second later.
     if (!fetches_.Release(part)) continue;
     out_.Count("replicas_released");
     of.held.erase(release.part);
+    of.due = true;
   }
-  of.due = true;
 }
 
 void Copies::Restore(const Restored& restored) {
@@ -154,8 +154,11 @@ void Copies::Plan(Rank owner, Of* of) {
       continue;
     }
     if (of->refused.contains(want.part)) continue;  // tried again later
-    const Part* part = parts_.Find(want.part);
-    if (part != nullptr && Fetches::Holds(*part)) continue;
+    Part* part = parts_.Find(want.part);
+    if (part != nullptr && Fetches::Holds(*part)) {
+      fetches_.Become(part, PartRole::kReplica, OrderOf(owner, want).owner);
+      continue;
+    }
     if (!members_.Up(owner)) continue;
     const Status started = fetches_.Start(OrderOf(owner, want));
     if (started.ok()) continue;

@@ -31,6 +31,10 @@ void Decisions::On(const peer::Record& said) {
                                               record.status().message()));
     return;
   }
+  if (jobs_.Find(said.job) == nullptr && record->decisions.empty() &&
+      record->removed.steps.empty()) {
+    return;  // nothing that a node which knows nothing of the job must remember
+  }
   Job* job = jobs_.FindOrMake(said.job);
   if (record->owner.has_value()) {
     if (job->owner->owned && job->owner->uid != record->owner->uid) {
@@ -67,7 +71,12 @@ void Decisions::Run(bool whole) {
   for (const std::string& name : std::exchange(due_, {})) {
     const Job* job = jobs_.Find(name);
     JobRecord record;
-    if (job == nullptr) continue;
+    if (job == nullptr) {
+      told_.erase(name);
+      decided_.erase(name);
+      highest_.erase(name);
+      continue;
+    }
     if (const auto& protect = job->verdict->protect; protect.has_value()) {
       std::pair<Attempt, Step>& highest =
           highest_.try_emplace(name, Attempt{0}, kNoStep).first->second;
@@ -91,6 +100,7 @@ void Decisions::Run(bool whole) {
   const std::set<Rank> came = std::exchange(came_, {});
   const std::set<Rank>& to = whole ? others : came;
   if (to.empty()) return;
+  std::erase_if(told_, [this](const auto& told) { return jobs_.Find(told.first) == nullptr; });
   for (const auto& [name, encoded] : told_) TellAll(to, name, encoded);
 }
 

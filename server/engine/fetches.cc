@@ -5,7 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/needs.h"
+#include "server/engine/own_parts.h"
 #include "server/engine/restored.h"
+#include "server/engine/retention.h"
 
 namespace cairn::engine {
 namespace {
@@ -25,6 +27,12 @@ Fetches::Fetches(const Options& options, Outbox* out, Jobs* jobs, Attempts* atte
       parts_(*parts),
       manifests_(*manifests),
       eviction_(*eviction) {
+  manifests_.set_keeping_ended([this](const PartKey& part) {
+    const auto at = keeping_.find(part);
+    if (at == keeping_.end()) return;
+    aborted_.push_back(std::move(at->second));
+    keeping_.erase(at);
+  });
   manifests_.set_kept([this](Part* part, const Status& status) { Kept(part, status); });
 }
 
@@ -42,6 +50,10 @@ uint64_t Fetches::DoneBytes(const PartKey& part) const {
 
 Status Fetches::CheckPlace(const Order& order) const {
   const Job* job = jobs_.Find(order.part.checkpoint.job);
+  const CheckpointKey& key = order.part.checkpoint;
+  if (job != nullptr) {
+    CAIRN_RETURN_IF_ERROR(Retention::CheckRemoved(*job, key.step, key.attempt));
+  }
   if (job != nullptr && job->owner->owned && job->owner->uid != order.uid) {
     return absl::PermissionDeniedError(absl::StrCat("job ", job->name, " is uid ", job->owner->uid,
                                                     "'s here, and uid ", order.uid,
@@ -64,6 +76,12 @@ Status Fetches::CheckPlace(const Order& order) const {
     return absl::AlreadyExistsError(
         absl::StrCat(order.part.DebugString(), " is here with other content"));
   }
+  for (const auto& [slab, objects] : part->content->slabs) {
+    if (!Holds(*part) && ledger_.Find(slab)->Locked()) {
+      return absl::UnavailableError(
+          absl::StrCat("what is left of ", order.part.DebugString(), " here is being read"));
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -81,9 +99,35 @@ SlabRecord* Fetches::TakeSpare(const Order& order, uint64_t bytes) {
   return nullptr;
 }
 
+// Somebody else wants it, too. Of two reasons the one that keeps it longer counts.
+void Fetches::Join(const Order& order) {
+  From(order.part, order.sources);
+  const auto keeping = keeping_.find(order.part);
+  const auto under_way = by_part_.find(order.part);
+  Order* known = keeping != keeping_.end() ? &keeping->second : nullptr;
+  if (under_way != by_part_.end()) {
+    Fetch& fetch = fetches_.at(under_way->second);
+    fetch.joined |= order.what_for != fetch.order.what_for;
+    known = &fetch.order;
+  }
+  if (known == nullptr || order.role >= known->role) return;
+  known->role = order.role;
+  known->owner = order.owner;
+  Part* part = parts_.Find(order.part);
+  if (keeping != keeping_.end() && part != nullptr) {
+    part->source.Edit() = {order.role, order.owner};
+  }
+}
+
+void Fetches::Become(Part* part, PartRole role, Rank owner) {
+  if (part->source->role <= role) return;
+  part->source.Edit() = {role, owner};
+  manifests_.SayAgain(*part);
+}
+
 Status Fetches::Start(const Order& order) {
   if (by_part_.contains(order.part) || keeping_.contains(order.part)) {
-    From(order.part, order.sources);
+    Join(order);
     return absl::OkStatus();
   }
   CAIRN_RETURN_IF_ERROR(CheckPlace(order));
@@ -145,7 +189,7 @@ void Fetches::Cancel(const PartKey& part) {
   const auto at = by_part_.find(part);
   if (at == by_part_.end()) return;
   Fetch& fetch = fetches_.at(at->second);
-  if (std::exchange(fetch.cancelled, true) || !fetch.running) return;
+  if (fetch.joined || std::exchange(fetch.cancelled, true) || !fetch.running) return;
   out_.Do(action::CancelFetch{at->second});
 }
 
@@ -189,9 +233,16 @@ Status Fetches::Take(const Order& order, const event::Fetched& event) {
         absl::StrCat("what was fetched as ", order.part.DebugString(), " is another part"));
   }
   Job* job = jobs_.FindOrMake(order.part.checkpoint.job);
-  if (const Part* here = parts_.Find(order.part);
-      here != nullptr && !here->content->slabs.empty()) {
-    return absl::AlreadyExistsError(absl::StrCat(order.part.DebugString(), " is here by now"));
+  if (Part* here = parts_.Find(order.part); here != nullptr && HeldInMemory(*here)) {
+    if (Holds(*here)) {
+      return absl::AlreadyExistsError(absl::StrCat(order.part.DebugString(), " is here by now"));
+    }
+    // What is left of a damaged copy makes room for a whole one.
+    if (!Release(here)) {
+      return absl::UnavailableError(
+          absl::StrCat("what is left of ", order.part.DebugString(), " here is being read"));
+    }
+    job = jobs_.FindOrMake(order.part.checkpoint.job);
   }
   jobs_.TakeOwnership(job, order.uid, order.gid, std::nullopt);
   const Attempt newest = job->attempts->newest();
@@ -201,6 +252,14 @@ Status Fetches::Take(const Order& order, const event::Fetched& event) {
   part->source.Edit() = {order.role, order.owner};
   if (head.attempt > newest) newer_attempt_(job);
   return absl::OkStatus();
+}
+
+void Fetches::TellAborted() {
+  for (const Order& order : std::exchange(aborted_, {})) {
+    for (const Ended& ended : ended_) {
+      ended(order, absl::AbortedError(absl::StrCat(order.part.DebugString(), " went again")));
+    }
+  }
 }
 
 void Fetches::Kept(Part* part, const Status& status) {
@@ -251,8 +310,13 @@ bool Fetches::Release(Part* part) {
   for (const auto& [slab, objects] : part->content->slabs) {
     if (ledger_.Find(slab)->Locked()) return false;
   }
-  keeping_.erase(part->key);
+  const std::vector<SlabId> slabs = Parts::SlabsOf(*part);
+  for (const SlabId slab : slabs) ledger_.ReserveForPeers(ledger_.Find(slab), true);
   parts_.Release(part, &manifests_);
+  for (const SlabId slab : slabs) {
+    SlabRecord* record = ledger_.Find(slab);
+    if (record != nullptr && record->extents > 0) ledger_.ReserveForPeers(record, false);
+  }
   ReturnEmpty();
   return true;
 }
@@ -265,7 +329,7 @@ void Fetches::ReturnEmpty() {
       ++at;
       continue;
     }
-    if (slab != nullptr) Spare(slab, at->second);
+    if (slab != nullptr && slab->for_peers) Spare(slab, at->second);
     at = holding_.erase(at);
   }
 }
@@ -278,6 +342,7 @@ void Fetches::Restore(const Restored& restored) {
     Part* part = parts_.Find(key);
     if (part == nullptr || fact.role == PartRole::kOwn) continue;
     part->source.Edit() = {fact.role, fact.owner};
+    if (options_.ring.Alone()) continue;  // it was in a ring once; whose the part is stays known
     for (const auto& [slab, objects] : part->content->slabs) {
       SlabRecord* record = ledger_.Find(slab);
       ledger_.KeepForPeers(record);

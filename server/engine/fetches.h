@@ -56,6 +56,11 @@ class Fetches {
   // something else stands in its place. OK: it is under way, or was already.
   Status Start(const Order& order);
   bool UnderWay(const PartKey& part) const { return by_part_.contains(part); }
+  // A part that is here for a weaker reason is kept for this one from now on.
+  void Become(Part* part, PartRole role, Rank owner);
+  // Says of those that went before their records were written how they ended.
+  void TellAborted();
+  bool any_aborted() const { return !aborted_.empty(); }
   uint64_t DoneBytes(const PartKey& part) const;  // of one under way
   void From(const PartKey& part, const std::vector<Rank>& sources);
   void Cancel(const PartKey& part);
@@ -84,9 +89,11 @@ class Fetches {
     SlabId slab = 0;
     bool running = false;  // action::Fetch has left
     bool cancelled = false;
+    bool joined = false;  // wanted for another reason, too: nobody cancels it
     uint64_t done = 0;
   };
   static SlabOwner OwnerOf(const Order& order) { return {order.uid, order.part.checkpoint.job}; }
+  void Join(const Order& order);
   Status CheckPlace(const Order& order) const;
   SlabRecord* TakeSpare(const Order& order, uint64_t bytes);
   void Run(uint64_t id, Fetch* fetch);
@@ -111,6 +118,7 @@ class Fetches {
   std::map<PartKey, uint64_t> by_part_;
   std::map<SlabId, uint64_t> by_slab_;
   std::map<PartKey, Order> keeping_;     // here, and their records are being written
+  std::vector<Order> aborted_;           // not told yet
   std::map<SlabId, SlabOwner> holding_;  // slabs of fetched parts, and whose
   std::map<SlabOwner, std::deque<SlabId>> spares_;
 };

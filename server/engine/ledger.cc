@@ -293,6 +293,13 @@ void Ledger::KeepForPeers(SlabRecord* slab) {
   Settle(slab);
 }
 
+void Ledger::ReserveForPeers(SlabRecord* slab, bool reserved) {
+  if (!slab->for_peers || slab->reserved == reserved) return;
+  Lift(slab);
+  slab->reserved = reserved;
+  Settle(slab);
+}
+
 void Ledger::ReturnFromPeers(SlabRecord* slab) {
   if (!slab->for_peers) return;
   Lift(slab);

@@ -128,7 +128,9 @@ class Ledger {
   // One for a part that comes from another member: in use until ReturnFromPeers, never lent for writing, and
   // nobody's share.
   SlabRecord* MakeForPeers(uint64_t bytes);
-  void KeepForPeers(SlabRecord* slab);     // a restored one, which holds such a part
+  void KeepForPeers(SlabRecord* slab);  // a restored one, which holds such a part
+  // What it holds is let go, and it is kept for the next part.
+  void ReserveForPeers(SlabRecord* slab, bool reserved);
   void ReturnFromPeers(SlabRecord* slab);  // destroyed as soon as nobody sees it
   uint64_t for_peers_bytes() const { return for_peers_bytes_; }
   void Unreserve(SlabRecord* slab);

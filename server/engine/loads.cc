@@ -24,6 +24,7 @@ Loads::Loads(Outbox* out, Callers* callers, const Members* members, Jobs* jobs, 
 Fetches::Order Loads::OrderOf(const CheckpointKey& key, const peer::Place& place,
                               PartRole role) const {
   const Job* job = jobs_.Find(key.job);
+  if (place.owner == members_.self()) role = PartRole::kOwn;
   Fetches::Order order;
   order.part = {key, place.writer};
   order.digest = place.digest;
@@ -134,7 +135,9 @@ void Loads::VerdictChanged(const Job& job) {
 // What cannot come now, for want of a source or of memory, is asked for again.
 void Loads::Restore(const peer::PlacesSaid& said) {
   if (!restore_.contains(said.checkpoint) || jobs_.Find(said.checkpoint.job) == nullptr) return;
-  bool all = true;
+  // Until each writer's part is known to lie somewhere.
+  bool all = !said.places.empty() &&
+             static_cast<int32_t>(said.places.size()) == said.places.front().world_size;
   for (const peer::Place& place : said.places) {
     const PartKey key{said.checkpoint, place.writer};
     if (place.owner != members_.self()) continue;

@@ -341,6 +341,10 @@ void Manifests::AnswerCommitters(Part* part, const StatusOr<Body>& body) {
 // --- going
 
 void Manifests::Free(Part* part) {
+  if (part->content->committed && part->manifest->committing) {
+    Ended(part);
+    keeping_ended_(part->key);
+  }
   if (!part->manifest->resident) return;
   ManifestPlace& place = part->manifest.Edit();
   place.resident = false;
@@ -349,6 +353,7 @@ void Manifests::Free(Part* part) {
   if (part->content->committed) ++part->checkpoint->manifests.Edit().absent;
   if (place.writing) {  // the write goes on: the extent is free when it has ended
     orphans_.emplace(part->key, place.extent);
+    place.writing = false;
     return;
   }
   FreeExtent(place.extent);

@@ -33,6 +33,12 @@ class Manifests : public Waitlist, public StepWatcher {
   // fact once it is written. `set_kept` hears how that ended.
   void Keep(Part* part);
   void set_kept(std::function<void(Part*, const Status&)> kept) { kept_ = std::move(kept); }
+  // The part, or its memory, went before its record was written.
+  void set_keeping_ended(std::function<void(const PartKey&)> ended) {
+    keeping_ended_ = std::move(ended);
+  }
+  // Its source has changed: the fact once more.
+  void SayAgain(const Part& part) { out_.Say(FactOf(part, part.content->digest)); }
   void Free(Part* part);  // its memory; Parts says the fact
 
   // Before the part's session hears that it may write: its answer says which slabs it is to unmap, should
@@ -103,6 +109,7 @@ class Manifests : public Waitlist, public StepWatcher {
   Eviction& eviction_;
 
   std::function<void(Part*, const Status&)> kept_;
+  std::function<void(const PartKey&)> keeping_ended_;
   std::map<SlabId, Space> slabs_;
   std::map<uint32_t, std::set<SlabId>> roomy_;  // of them, those with manifests and room, by user
   std::set<SlabId> empty_;                      // those that nothing uses

@@ -482,13 +482,13 @@ struct JobFiles {
   // Of them, those that do not wait for their next try; (false, …) sort first: somebody asked.
   std::set<std::pair<bool, CheckpointId>> ready;
   std::optional<CheckpointId> target;  // of the members, as it was last gone by
-  std::string problem;              // why storage took nothing at the last try
-  MonotonicNanos at = 0;            // no persist before then
-  MonotonicNanos wait = 0;          // the last pause of the whole job
-  int under_way = 0;                // persists
-  MonotonicNanos persisted_at = 0;  // when the last one succeeded
-  uint64_t failed = 0;              // persists, in this daemon's life
-  int64_t failed_unix_ms = 0;       // the last of them
+  std::string problem;                 // why storage took nothing at the last try
+  MonotonicNanos at = 0;               // no persist before then
+  MonotonicNanos wait = 0;             // the last pause of the whole job
+  int under_way = 0;                   // persists
+  MonotonicNanos persisted_at = 0;     // when the last one succeeded
+  uint64_t failed = 0;                 // persists, in this daemon's life
+  int64_t failed_unix_ms = 0;          // the last of them
   Attempt origin_stands = 0;  // of this attempt the last one wrote the origin's record; 0: none
 };
 

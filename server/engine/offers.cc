@@ -194,6 +194,8 @@ std::optional<peer::Release> Offers::FateOf(const peer::Have& have) const {
   const Checkpoint* checkpoint = CheckpointOf(*job, id);
   release.by = KeyOf(*job, protect);
   if (checkpoint != nullptr && standing_.LeftBehind(*checkpoint)) {
+    // Until the life that left it has something protected of its own, it may be needed again.
+    if (protect.attempt <= id.attempt) return std::nullopt;
     release.fate = peer::Fate::kAbandoned;
     return release;
   }

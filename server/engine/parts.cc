@@ -505,6 +505,8 @@ void Parts::Leave(Part* part, SlabId slab_id, uint32_t objects) {
   SlabRecord* slab = ledger_.Find(slab_id);
   footprints_.Drop(part, slab, objects);
   ledger_.DropExtents(slab, objects);
+  // What was given up for want of memory comes back; Fetches keeps what it has a use for.
+  if (slab->for_peers && slab->extents == 0 && !slab->reserved) ledger_.ReturnFromPeers(slab);
   SettleKept(part);
   if (!content.committed) return;
   content.absent += objects;

@@ -64,15 +64,15 @@ CheckpointVerdict Tally::Judge(bool stored) {
 
 void Tally::Sum(Writer writer, const Parts& parts, int sign) {
   uint64_t bytes = 0;
-  int in_memory = 0;
+  int kept = 0, fetched = 0;
   bool disputed = false;
   for (const Copy& copy : parts) {
     bytes = std::max(bytes, copy.part->bytes);
-    if (copy.part->in_memory) ++in_memory;
+    if (copy.part->in_memory) ++(copy.part->role == PartRole::kFetched ? fetched : kept);
     disputed |= copy.part->digest != parts.front().part->digest;
   }
   bytes_ += sign * static_cast<int64_t>(bytes);
-  AdjustCount(&copies_, in_memory, sign);
+  AdjustCount(&copies_, CopiesThatCount(kept, fetched), sign);
   if (disputed && sign > 0) disputed_.insert(writer);
   if (disputed && sign < 0) disputed_.erase(writer);
 }

@@ -16,7 +16,8 @@ struct WriterParts {
   std::set<std::string> digests;
   std::set<uint64_t> names;  // hashes
   uint64_t bytes = 0;
-  int in_memory = 0;
+  int kept = 0, fetched = 0;  // in memory
+  int Copies() const { return CopiesThatCount(kept, fetched); }
 };
 
 struct Parts {
@@ -74,7 +75,7 @@ class Viewing {
     WriterParts& of_writer = parts.writers[writer];
     of_writer.digests.insert(part.digest);
     of_writer.bytes = std::max(of_writer.bytes, part.bytes);
-    if (part.in_memory) ++of_writer.in_memory;
+    if (part.in_memory) ++(part.role == PartRole::kFetched ? of_writer.fetched : of_writer.kept);
     if (part.names != nullptr) of_writer.names.insert(part.names->begin(), part.names->end());
   }
 
@@ -99,11 +100,11 @@ class Viewing {
     verdict.world_size = parts.World();
     verdict.stored = parts.stored;
     verdict.conflict = Conflict(parts);
-    int least = parts.writers.begin()->second.in_memory;
+    int least = parts.writers.begin()->second.Copies();
     std::vector<absl::string_view> digests;
     for (const auto& [writer, of_writer] : parts.writers) {
       verdict.bytes += static_cast<int64_t>(of_writer.bytes);
-      least = std::min(least, of_writer.in_memory);
+      least = std::min(least, of_writer.Copies());
       digests.push_back(*of_writer.digests.begin());
     }
     const bool all = parts.Lacking() == 0;

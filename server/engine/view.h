@@ -19,6 +19,7 @@
 //     attempt older than one that has something to show all that is incomplete is hopeless.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -72,6 +73,9 @@ inline bool CanBeHad(const CheckpointVerdict& checkpoint) {
 inline bool IsSatisfied(const CheckpointVerdict& checkpoint, int asked) {
   return checkpoint.stored || (asked > 0 && checkpoint.replicas >= asked);
 }
+// How many copies of a part count. What somebody merely loaded may go at any time: it serves as a source, and
+// as the last copy, but is no replica.
+inline int CopiesThatCount(int kept, int fetched) { return kept > 0 ? kept : std::min(fetched, 1); }
 // Whether a writer will not commit its part of this checkpoint any more, by what the members that know the
 // writer say of it. One process is the writer, on one member; if two know it, it has ended when both say so.
 class Outlook {

@@ -27,6 +27,8 @@ from driver.report import RESULTS, Case, Report, read_cases
 DEBIAN_PYTHON = "/usr/bin/python3"
 TORCH2_PYTHON = str(BUILD / "venv" / "torch2" / "bin" / "python")
 FUZZ_SECONDS = 60
+# One mutant in so many, others each day; `make mutants` plants them all.
+MUTANTS_SHARE = 3
 # One allocation, and the whole process with what AddressSanitizer keeps of freed memory: an input that makes
 # ours allocate what it only announces is a finding.
 FUZZ_LIMITS = ["-malloc_limit_mb=32", "-rss_limit_mb=384", "-timeout=10"]
@@ -228,7 +230,7 @@ def mutants_stage(settings: Settings, report: Report) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     output.unlink(missing_ok=True)
     code = subprocess.run(
-        [sys.executable, "hack/mutants.py", "--json", str(output)],
+        [sys.executable, "hack/mutants.py", "--share", str(MUTANTS_SHARE), "--json", str(output)],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         check=False,

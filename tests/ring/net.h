@@ -68,6 +68,7 @@ class Net {
     uint64_t daemon = 0;  // whose links these are
     Outbox outbox;
     bool busy = false;           // an exchange is under way
+    bool connected = false;      // the last one went well
     MonotonicNanos next = 0;     // when the next one is due
     uint64_t beats = 0;          // which timer counts
     MonotonicNanos arrives = 0;  // what goes now arrives no earlier
