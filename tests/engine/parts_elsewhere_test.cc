@@ -16,6 +16,7 @@ constexpr uint64_t kPart = 40 * kMiB;  // of one writer: the budget holds one of
 
 class PartsElsewhere : public EngineTest {
  protected:
+  bool storage = true;
   void SetUp() override {
     // The job's home is the other member, whose word the tests bring.
     const std::vector<Rank> order = HomeOrder("job", {0, 1});
@@ -24,6 +25,7 @@ class PartsElsewhere : public EngineTest {
     options.ring.rank = order.back();
     options.ring.members = {{0, "10.0.0.1:1"}, {1, "10.0.0.2:1"}};
     while (HomeOrder(another_job, {0, 1}).front() != other.rank) another_job += "x";
+    options.storage = storage;
     EngineTest::SetUp();
     Apply(event::Exchanged{other.rank, other});
   }
@@ -185,7 +187,7 @@ TEST_F(PartsElsewhere, AloneWhatIsLeftBehindGoesAsBefore) {
 class SeveralSteps : public PartsElsewhere {
  protected:
   void SetUp() override {
-    options.storage = false;
+    storage = false;
     PartsElsewhere::SetUp();
     writer = OneOfTwo(1);
     for (const Step step : {1, 2, 3, 4}) {
@@ -242,7 +244,7 @@ TEST_F(SeveralSteps, OfAJobThatAsksForNoReplicasTheNewestIsEnough) {
 class Replicas : public PartsElsewhere {
  protected:
   void SetUp() override {
-    options.storage = false;
+    storage = false;
     options.ring.replica_bytes = 60 * kMiB;
     PartsElsewhere::SetUp();
     Hear();
