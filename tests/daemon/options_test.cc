@@ -180,7 +180,8 @@ TEST(Options, ARingThatContradictsItselfIsRefusedNamingTheOptions) {
   EXPECT_THAT(Refusal(Ring({"--ring.nodes=2=host:1"})),
               HasSubstr("\"host:1\" is not ADDRESS:PORT"));
   EXPECT_THAT(Refusal(Ring({"--ring.nodes=2"})), HasSubstr("ring.nodes"));
-  EXPECT_THAT(Refusal(Ring({"--ring.nodes=2=127.0.0.1:7400"})), HasSubstr("another rank's"));
+  EXPECT_THAT(Refusal(Ring({"--ring.nodes=2=127.0.0.1:7400"})),
+              HasSubstr("ranks 0 and 2 are both at"));
   EXPECT_THAT(Refusal(Ring({"--ring.cluster=a/b"})), HasSubstr("ring.cluster"));
   EXPECT_THAT(Refusal(Ring({"--memory.replicas=2GiB", "--memory.budget=1GiB"})),
               AllOf(HasSubstr("memory.replicas"), HasSubstr("memory.budget")));
