@@ -219,6 +219,27 @@ TEST(Mover, ThreeSourcesShareTheReading) {
   EXPECT_EQ(reader.mover->counters().bytes, part.bytes());
 }
 
+TEST(Mover, AGrantThatEndedWhileItsFetchWaitedItsTurnIsAskedForAnew) {
+  const Part part({2 * size_t{kBlockBytes}}), next({kMiB}, "next");
+  Owner owner(1, part), of_next(2, next, {.without_progress = kNanosPerSecond / 2});
+  MoverOptions options;
+  options.in_flight_bytes = options.in_flight_bytes_per_peer = kBlockBytes;
+  options.source_tries = options.last_source_tries = 1;  // no failure is forgiven
+  Reader reader(options);
+  reader.neighbours.owners = {{1, &owner}, {2, &of_next}};
+  reader.faults->Add({.kind = FaultKind::kHang, .call = TransportCall::kRead});
+  reader.mover->Start(reader.FetchOf(part, {1}));
+  reader.faults->WaitUntilHung(1);
+  reader.mover->Start(reader.FetchOf(next, {2}, /*fetch=*/2));
+  of_next.events.Next<engine::event::GrantEnded>();
+  reader.faults->Clear();
+  for (int fetch = 0; fetch < 2; ++fetch) {
+    const auto fetched = reader.events.Next<engine::event::Fetched>();
+    EXPECT_TRUE(fetched.status.ok()) << fetched.fetch << ": " << fetched.status;
+  }
+  EXPECT_EQ(of_next.granted, 2u);
+}
+
 TEST(Mover, StoppingInTheMiddleWritesNothingAfterwards) {
   const Part part({20 * size_t{kBlockBytes}});
   Owner owner(1, part);
