@@ -205,6 +205,11 @@ TransferSchedule::How Mover::Judge(Flight* flight, const EndedRead& ended) {
     flight->end = absl::InternalError(why.message());
   } else if (absl::IsCancelled(why)) {
     if (!flight->end.has_value()) flight->end = why;
+  } else if (current && absl::IsPermissionDenied(why) && ended.after_idling) {
+    // The fetch waited for its turn longer than the grant did. That is no failure of the source.
+    schedule_.RemoveSource(ended.read.fetch, ended.read.source);
+    source->second.is = Source::Is::kToAsk;
+    questions_.NotifyOne();
   } else if (current && absl::IsInvalidArgument(why)) {
     Gone(flight, ended.read.source, why);
   } else if (current) {
@@ -282,8 +287,8 @@ void Mover::End(uint64_t fetch, Flight* flight, ToDo* todo) {
 }
 
 void Mover::Begin(const TransferSchedule::Read& read, ToDo* todo) {
-  const Flight& flight = flights_.at(read.fetch);
-  const Source& source = flight.sources.at(read.source);
+  Flight& flight = flights_.at(read.fetch);
+  Source& source = flight.sources.at(read.source);
   const PlannedBlock& block = flight.plan->blocks[read.block];
   transport::ReadRequest request;
   request.address = source.address;
@@ -293,9 +298,12 @@ void Mover::Begin(const TransferSchedule::Read& read, ToDo* todo) {
   request.into = flight.plan->table->extents[block.object];
   request.into_offset = block.offset;
   request.length = block.length;
-  request.deadline = clock_->Now() + options_.read_timeout;
-  todo->reads.emplace_back(std::move(request),
-                           EndedRead{read, *source.grant, absl::InternalError("under way")});
+  const MonotonicNanos now = clock_->Now();
+  request.deadline = now + options_.read_timeout;
+  const bool after_idling = now - source.used_at > source.valid / 2;
+  source.used_at = now;
+  todo->reads.emplace_back(std::move(request), EndedRead{read, *source.grant, after_idling,
+                                                         absl::InternalError("under way")});
 }
 
 // When there is something to do that nothing else brings; 0: never.
@@ -317,7 +325,7 @@ void Mover::Do(ToDo todo) {
   for (auto& [request, read] : todo.reads) {
     transport_->Read(std::move(request),
                      [inbox = inbox_, read = std::move(read)](StatusOr<uint32_t> crc) {
-                       inbox->Put({read.read, read.grant, std::move(crc)});
+                       inbox->Put({read.read, read.grant, read.after_idling, std::move(crc)});
                      });
   }
   for (engine::Event& advance : todo.advances) post_(std::move(advance));
@@ -417,7 +425,7 @@ bool Mover::FindQuestion(Asking* asking) {
       if (asked_[rank] >= std::max(1, options_.threads - 1)) continue;
       ++asked_[rank];
       source.is = Source::Is::kAsking;
-      *asking = {fetch, rank, flight.asked, flight.plan, source.grant};
+      *asking = {fetch, rank, flight.asked, flight.plan, source.grant, clock_->Now()};
       source.grant.reset();
       return true;
     }
@@ -453,6 +461,8 @@ void Mover::Answered(const Asking& asking, StatusOr<PeerLinks::Granted> granted,
   std::copy(granted->answer.token.begin(), granted->answer.token.end(), source.token.begin());
   source.address = std::move(granted->address);
   source.regions = std::move(granted->answer.regions);
+  source.used_at = asking.at;
+  source.valid = std::clamp<int64_t>(granted->answer.valid_ms, 0, 3'600'000) * kNanosPerMilli;
   schedule_.AddSource(asking.fetch, asking.source);
 }
 

@@ -64,6 +64,8 @@ class Mover {
     Is is = Is::kToAsk;
     int failures = 0;             // in a row
     MonotonicNanos again_at = 0;  // resting
+    MonotonicNanos used_at = 0;   // the grant: asked for, or a read under it begun
+    MonotonicNanos valid = 0;     // unused
     std::optional<uint64_t> grant;
     transport::GrantToken token = {};
     std::string address;
@@ -81,6 +83,7 @@ class Mover {
   struct EndedRead {
     TransferSchedule::Read read;
     uint64_t grant = 0;
+    bool after_idling = false;  // the grant may have ended, unused, before the read began
     StatusOr<uint32_t> crc;
   };
   class Inbox;
@@ -103,6 +106,7 @@ class Mover {
     engine::action::Fetch asked;
     std::shared_ptr<const FetchPlan> plan;
     std::optional<uint64_t> old_grant;
+    MonotonicNanos at = 0;
   };
 
   // --- the pump

@@ -8,8 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/cache/cache.h"
+#include "server/node/attached.h"
 #include "server/node/journal_writer.h"
 #include "server/node/mappers.h"
+#include "server/node/mover.h"
 #include "server/node/node.h"
 #include "server/node/storage_watch.h"
 #include "server/storage/storage.h"
@@ -123,6 +125,14 @@ void Node::AddCounters(NodeState* state) const {
   put("lends", cache.lends);
   put("probes", cache.probes);
   put("bad_reads", cache.bad_reads);
+  if (mover_ != nullptr) {
+    const Mover::Counters fetches = mover_->counters();
+    put("parts_fetched", fetches.fetched);
+    put("bytes_fetched", fetches.bytes);
+    put("bad_blocks_fetched", fetches.bad_blocks);
+    put("failed_fetch_reads", fetches.failed_reads);
+    put("slabs_attached", attached_->count());
+  }
   if (rooms_.storage == nullptr) return;
   constexpr MonotonicNanos kSlow = 5 * kNanosPerSecond;
   if (const MonotonicNanos silent = storage_watch_->LookingFor();

@@ -79,10 +79,10 @@ class NotedTransport : public transport::Transport {
     MutexLock lock(&mu_);
     return extents_;
   }
-  // All notes, once the last of them is `last`.
-  std::vector<std::string> WaitFor(const std::string& last) {
+  // All notes, once `what` is among them.
+  std::vector<std::string> WaitFor(const std::string& what) {
     MutexLock lock(&mu_);
-    while (notes_.empty() || notes_.back() != last) come_.Wait(&mu_);
+    while (std::find(notes_.begin(), notes_.end(), what) == notes_.end()) come_.Wait(&mu_);
     return notes_;
   }
 

@@ -215,9 +215,10 @@ class Neighbours : public node::PeerLinks {
   }
   void EndGrant(engine::Rank rank, uint64_t grant) override {
     const auto at = owners.find(rank);
-    if (at != owners.end()) at->second->EndGrant(kReader, grant);
+    if (at != owners.end() && !loses_ends) at->second->EndGrant(kReader, grant);
   }
   std::map<engine::Rank, Owner*> owners;
+  std::atomic<bool> loses_ends = false;  // of grants, on their way
 };
 
 class Reader {

@@ -172,10 +172,11 @@ TEST(Mover, APartThatDoesNotFitItsSlabIsRefusedWithTheArithmetic) {
 }
 
 TEST(Mover, AfterACancelNothingIsWrittenIntoTheSlabAnyMore) {
-  const Part part({20 * size_t{kBlockBytes}}), next({kMiB}, "next");
-  Owner owner(1, part), of_next(2, next);
+  const Part part({20 * size_t{kBlockBytes}});
+  Owner owner(1, part);
   Reader reader;
-  reader.neighbours.owners = {{1, &owner}, {2, &of_next}};
+  reader.neighbours.owners = {{1, &owner}};
+  reader.neighbours.loses_ends = true;  // the owner would still let the reads go on
   reader.faults->Add({.kind = FaultKind::kHang, .call = TransportCall::kRead, .after = 2});
   const auto fetch = reader.FetchOf(part, {1});
   reader.mover->Start(fetch);
@@ -187,7 +188,7 @@ TEST(Mover, AfterACancelNothingIsWrittenIntoTheSlabAnyMore) {
   const std::string mine = testing::Noise(fetch.slab_bytes, 77);
   ASSERT_TRUE(reader.memory.cache->Write(fetch.slab, 0, mine).ok());
   reader.faults->Clear();
-  reader.mover->Start(reader.FetchOf(next, {2}, /*fetch=*/2));
+  reader.mover->Start(reader.FetchOf(part, {1}, /*fetch=*/2));  // its reads stand behind those
   ASSERT_TRUE(reader.events.Next<engine::event::Fetched>().status.ok());
   EXPECT_TRUE(reader.memory.Read({fetch.slab, 0, 0}, fetch.slab_bytes) == mine);
 }
@@ -217,6 +218,27 @@ TEST(Mover, ThreeSourcesShareTheReading) {
   ASSERT_TRUE(fetched.status.ok()) << fetched.status;
   reader.ExpectBytesOf(part, *fetched.table);
   EXPECT_EQ(reader.mover->counters().bytes, part.bytes());
+}
+
+TEST(Mover, AGrantThatEndedWhileItsFetchWaitedItsTurnIsAskedForAnew) {
+  const Part part({2 * size_t{kBlockBytes}}), next({kMiB}, "next");
+  Owner owner(1, part), of_next(2, next, {.without_progress = kNanosPerSecond / 2});
+  MoverOptions options;
+  options.in_flight_bytes = options.in_flight_bytes_per_peer = kBlockBytes;
+  options.source_tries = options.last_source_tries = 1;  // no failure is forgiven
+  Reader reader(options);
+  reader.neighbours.owners = {{1, &owner}, {2, &of_next}};
+  reader.faults->Add({.kind = FaultKind::kHang, .call = TransportCall::kRead});
+  reader.mover->Start(reader.FetchOf(part, {1}));
+  reader.faults->WaitUntilHung(1);
+  reader.mover->Start(reader.FetchOf(next, {2}, /*fetch=*/2));
+  of_next.events.Next<engine::event::GrantEnded>();
+  reader.faults->Clear();
+  for (int fetch = 0; fetch < 2; ++fetch) {
+    const auto fetched = reader.events.Next<engine::event::Fetched>();
+    EXPECT_TRUE(fetched.status.ok()) << fetched.fetch << ": " << fetched.status;
+  }
+  EXPECT_EQ(of_next.granted, 2u);
 }
 
 TEST(Mover, StoppingInTheMiddleWritesNothingAfterwards) {
