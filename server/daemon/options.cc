@@ -467,7 +467,7 @@ void DefaultSocket(const std::vector<std::string>& environment, ParsedOptions* p
   }
 }
 
-// This much of a ring holds whatever its members do.
+// An option without those that it needs, and what the ring says of itself.
 Status ValidateRing(const engine::RingOptions& ring) {
   if (ring.members.empty()) {
     if (ring.rank != engine::kNoRank || !ring.cluster.empty()) {
@@ -480,22 +480,10 @@ Status ValidateRing(const engine::RingOptions& ring) {
   if (ring.cluster.empty()) {
     return absl::InvalidArgumentError("ring.cluster: missing; ring.nodes is given");
   }
-  if (ring.members.size() > engine::kMaxMembers) {
-    return absl::InvalidArgumentError(absl::StrCat("ring.nodes: ", ring.members.size(),
-                                                   " members, at most ", engine::kMaxMembers));
+  if (ring.rank == engine::kNoRank) {
+    return absl::InvalidArgumentError("ring.rank: missing; ring.nodes is given");
   }
-  if (ring.members.count(ring.rank) == 0) {
-    return absl::InvalidArgumentError(
-        ring.rank == engine::kNoRank
-            ? "ring.rank: missing; ring.nodes is given"
-            : absl::StrCat("ring.rank: ", ring.rank, " is not in ring.nodes"));
-  }
-  if (!ring.Alone() && ring.replicas >= static_cast<int>(ring.members.size())) {
-    return absl::InvalidArgumentError(absl::StrCat("ring.replicas: ", ring.replicas,
-                                                   " is not below the number of members, ",
-                                                   ring.members.size()));
-  }
-  return absl::OkStatus();
+  return ring.Validate();
 }
 
 // All that concerns other members.

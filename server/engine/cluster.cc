@@ -59,7 +59,7 @@ Cluster::Cluster(const Below& below)
   offers_.set_unknown_job([this](const std::string& job) { verdicts_.AskHome(job); });
   verdicts_.set_ask_self([this](const std::string& job) { home_.Ask(members_.self(), job); });
   reporting_.set_to_self([this](const ReportDelta& delta) { home_.On(members_.self_id(), delta); });
-  home_.set_to_self([this](const JobVerdict& verdict) { verdicts_.Take(verdict); });
+  home_.set_to_self([this](const JobVerdict& verdict) { Hear(members_.self(), verdict); });
   home_.set_own_report(
       [this](const std::string& job) { reporting_.WholeTo(members_.self(), job); });
   loads_.set_ask([this](const CheckpointKey& checkpoint, const std::string& name) {
@@ -72,6 +72,7 @@ void Cluster::Start(const Restored& restored, const std::optional<MemberId>& sel
   members_.Start(restored, self);
   fetches_.Restore(restored);
   copies_.Restore(restored);
+  reporting_.Start();
   next_ = out_.now() + kTick;
 }
 
@@ -96,7 +97,7 @@ void Cluster::Say(const MemberId& from, const peer::Message& message) {
         } else if constexpr (std::is_same_v<Said, peer::ReportWanted>) {
           reporting_.WholeTo(from.rank, said.job);
         } else if constexpr (std::is_same_v<Said, peer::VerdictSaid>) {
-          verdicts_.Take(said.verdict);
+          Hear(from.rank, said.verdict);
         } else if constexpr (std::is_same_v<Said, peer::VerdictWanted>) {
           home_.Ask(from.rank, said.job);
         } else if constexpr (std::is_same_v<Said, peer::PlacesWanted>) {
@@ -111,6 +112,12 @@ void Cluster::Say(const MemberId& from, const peer::Message& message) {
         }
       },
       message);
+}
+
+// Of two homes that say different things this node goes by the one that it reports to: the other has heard
+// less, until it is the home of all.
+void Cluster::Hear(Rank home, const JobVerdict& verdict) {
+  if (members_.HomeOf(verdict.job) == home) verdicts_.Take(verdict);
 }
 
 // The answer of this node's own home comes with Run: whoever asks is not ready for it yet.

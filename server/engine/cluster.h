@@ -77,6 +77,7 @@ class Cluster {
 
  private:
   void Say(const MemberId& from, const peer::Message& message);
+  void Hear(Rank home, const JobVerdict& verdict);
   void AskPlaces(const CheckpointKey& checkpoint, const std::string& name);
 
   Outbox& out_;

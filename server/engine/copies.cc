@@ -42,6 +42,7 @@ void Copies::On(const MemberId& from, const peer::WantList& list) {
   of.wants_version = list.version;
   of.wants = list.wants;
   of.refused.clear();
+  of.lacks.clear();
   of.due = true;
   // What is on its way and not wanted any more need not come.
   std::set<PartKey> wanted;
@@ -157,7 +158,10 @@ void Copies::Plan(Rank owner, Of* of) {
     if (part != nullptr && Fetches::Holds(*part)) continue;
     if (!members_.Up(owner)) continue;
     const Status started = fetches_.Start(OrderOf(owner, want));
-    if (!started.ok()) of->refused[want.part] = std::string(started.message());
+    if (started.ok()) continue;
+    // What is in the way may go: that is no refusal.
+    (absl::IsResourceExhausted(started) ? of->lacks : of->refused)[want.part] =
+        std::string(started.message());
   }
 }
 
@@ -175,6 +179,8 @@ void Copies::Tell(Rank owner, Of* of) {
       have.why = why->second;
     } else {
       have.done_bytes = fetches_.DoneBytes(want.part);
+      const auto lacks = of->lacks.find(want.part);
+      if (lacks != of->lacks.end()) have.why = lacks->second;
     }
     named.insert(want.part);
     list.haves.push_back(std::move(have));
@@ -199,11 +205,14 @@ void Copies::Tell(Rank owner, Of* of) {
 void Copies::Run(bool again) {
   for (auto& [owner, of] : owners_) {
     if (again) of.refused.clear();
-    if (!of.due && !again) continue;
+    const bool more_memory = !of.lacks.empty() && fetches_.memory_version() != memory_seen_;
+    if (!of.due && !again && !more_memory) continue;
+    of.lacks.clear();
     of.due = false;
     Plan(owner, &of);
     if (members_.Up(owner)) Tell(owner, &of);
   }
+  memory_seen_ = fetches_.memory_version();
 }
 
 }  // namespace cairn::engine

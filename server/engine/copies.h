@@ -47,8 +47,10 @@ class Copies : public RingWatcher {
     uint64_t haves_version = 0;
     std::vector<peer::Have> told;
     std::map<PartKey, std::string> refused;  // why, until the next try
-    std::set<PartKey> held;                  // that it did not let go
-    bool due = false;                        // look at it, and tell it what there is
+    std::map<PartKey, std::string>
+        lacks;               // no memory yet: why; tried again whenever some comes free
+    std::set<PartKey> held;  // that it did not let go
+    bool due = false;        // look at it, and tell it what there is
   };
 
   void Ended(const Fetches::Order& order, const Status& status);
@@ -66,6 +68,7 @@ class Copies : public RingWatcher {
   Fetches& fetches_;
   std::map<Rank, Of> owners_;
   std::map<OwnerAndJob, uint64_t> reserved_;
+  uint64_t memory_seen_ = 0;
 };
 
 }  // namespace cairn::engine

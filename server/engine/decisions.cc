@@ -10,13 +10,18 @@ Decisions::Decisions(Outbox* out, const Members* members, Jobs* jobs, Attempts* 
                      Retention* retention)
     : out_(*out), members_(*members), jobs_(*jobs), attempts_(*attempts), retention_(*retention) {}
 
-bool Decisions::RecordOf(const Job& job, JobRecord* record) {
+bool Decisions::RecordOf(const Job& job, JobRecord* record) const {
+  record->job = job.name;
   if (job.owner->owned) record->owner = JobRecord::Owner{job.owner->uid, job.owner->gid};
   for (const auto& [number, decision] : job.attempts->decisions) {
     record->decisions[{number, decision.kind}] = {decision.lineage, decision.unix_ms, {1, 0}};
   }
   record->removed = job.tombstones->removed;
-  return !record->decisions.empty() || !record->removed.steps.empty();
+  if (const auto highest = highest_.find(job.name); highest != highest_.end()) {
+    record->highest_protected = highest->second;
+  }
+  return !record->decisions.empty() || !record->removed.steps.empty() ||
+         record->highest_protected.second != kNoStep;
 }
 
 void Decisions::On(const peer::Record& said) {
@@ -43,6 +48,9 @@ void Decisions::On(const peer::Record& said) {
                     decision.unix_ms);
   }
   retention_.Learn(job, record->removed);
+  std::pair<Attempt, Step>& highest =
+      highest_.try_emplace(said.job, Attempt{0}, kNoStep).first->second;
+  highest = std::max(highest, record->highest_protected);
   due_.insert(said.job);
 }
 
@@ -59,11 +67,25 @@ void Decisions::Run(bool whole) {
   for (const std::string& name : std::exchange(due_, {})) {
     const Job* job = jobs_.Find(name);
     JobRecord record;
-    if (job == nullptr || !RecordOf(*job, &record)) continue;
+    if (job == nullptr) continue;
+    if (const auto& protect = job->verdict->protect; protect.has_value()) {
+      std::pair<Attempt, Step>& highest =
+          highest_.try_emplace(name, Attempt{0}, kNoStep).first->second;
+      highest = std::max(highest, {protect->attempt, protect->step});
+    }
+    if (!RecordOf(*job, &record)) continue;
     std::string encoded = EncodeJobRecord(record);
-    if (told_[name] == encoded) continue;
-    TellAll(others, name, encoded);
-    told_[name] = std::move(encoded);
+    std::string& told = told_[name];
+    if (told == encoded) continue;
+    // How far protection came is told now and then; what was decided, at once.
+    JobRecord decided = record;
+    decided.highest_protected = {0, kNoStep};
+    std::string& decisions = decided_[name];
+    if (std::string now = EncodeJobRecord(decided); now != decisions) {
+      TellAll(others, name, encoded);
+      decisions = std::move(now);
+    }
+    told = std::move(encoded);
     changed_(name, record);
   }
   const std::set<Rank> came = std::exchange(came_, {});

@@ -32,7 +32,7 @@ class Decisions : public RingWatcher {
   void MemberCame(Rank rank) override { came_.insert(rank); }
 
   // What is decided here; false: nothing is.
-  static bool RecordOf(const Job& job, JobRecord* record);
+  bool RecordOf(const Job& job, JobRecord* record) const;
 
  private:
   void TellAll(const std::set<Rank>& to, const std::string& job, const std::string& encoded);
@@ -45,7 +45,8 @@ class Decisions : public RingWatcher {
   Changed changed_;
   std::set<std::string> due_;
   std::set<Rank> came_;
-  std::map<std::string, std::string> told_;  // encoded
+  std::map<std::string, std::string> told_, decided_;        // encoded
+  std::map<std::string, std::pair<Attempt, Step>> highest_;  // ever protected, by job
 };
 
 }  // namespace cairn::engine

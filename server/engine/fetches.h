@@ -66,6 +66,7 @@ class Fetches {
   // Memory is short: spares go.
   void FreeSpares();
   uint64_t bytes() const { return ledger_.for_peers_bytes(); }
+  uint64_t memory_version() const { return ledger_.version(); }  // grows when some comes free
   size_t under_way() const { return fetches_.size(); }
 
   bool SlabMade(SlabId slab, const Status& status);  // true: it was made for a fetch

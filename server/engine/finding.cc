@@ -173,6 +173,10 @@ void Finding::On(const event::List& event) {
   Job* job = scanning_.Readable(&sessions_, event.caller, ref.job, event.deadline, event,
                                 /*scan=*/true);
   if (job == nullptr) return;
+  if (cluster_ != nullptr && (!job->owner->owned || standing_.Newest(*job) == nullptr) &&
+      cluster_->verdicts().Await(event.caller, *job, event.deadline, event)) {
+    return;
+  }
   if (!job->owner->owned) {
     const bool unread = options_.storage && !job->scan->Known();
     return out_.Answer(
@@ -232,6 +236,10 @@ void Finding::ListObjects(const event::List& event, const Job& job, const Checkp
   Checkpoint* checkpoint = describing_.ForShow(job, ref);
   if (checkpoint == nullptr) return out_.Answer(request, describing_.Resolve(job, ref).status());
   if (tables_.Await(event.caller, checkpoint, event.deadline, event)) return;
+  if (cluster_ != nullptr && !checkpoint->content->complete &&
+      cluster_->loads().AwaitAll(event.caller, *checkpoint, event.deadline, event)) {
+    return;
+  }
   reply::List list;
   for (ObjectRef at = ObjectAfter(*checkpoint, event.cursor); at;
        at = ObjectAfter(*checkpoint, at.name())) {

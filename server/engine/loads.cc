@@ -54,13 +54,13 @@ bool Loads::Await(const Caller& caller, const Checkpoint& checkpoint, const std:
   const auto [at, fresh] = waiting_.try_emplace(wanted);
   at->second.requests.insert(caller.request);
   of_request_[caller.request] = wanted;
-  if (fresh) ask_(checkpoint.key, name);
+  if (fresh) Ask(wanted);
   return true;
 }
 
 void Loads::On(const peer::PlacesSaid& said) {
-  if (said.name.empty()) return Restore(said);
-  const Wanted wanted{said.checkpoint, said.name};
+  if (said.name.empty()) Restore(said);
+  const Wanted wanted{said.checkpoint, said.name.empty() ? kAll : said.name};
   const auto at = waiting_.find(wanted);
   if (at == waiting_.end() || at->second.answered) return;
   const Job* job = jobs_.Find(said.checkpoint.job);
@@ -97,7 +97,11 @@ void Loads::Resume(const Wanted& wanted) {
 void Loads::Ended(const Fetches::Order& order, const Status& status) {
   if (order.role == PartRole::kOwn) {
     restoring_.erase(order.part);
-    if (status.ok()) out_.Count("parts_restored");
+    if (status.ok()) {
+      out_.Count("parts_restored");
+    } else {
+      restore_.insert(order.part.checkpoint);
+    }
   }
   if (!status.ok()) problem_ = status;
   std::vector<Wanted> done;
@@ -111,39 +115,46 @@ void Loads::Ended(const Fetches::Order& order, const Status& status) {
 
 void Loads::VerdictChanged(const Job& job) {
   const JobVerdictHeard& verdict = *job.verdict;
-  if (!verdict.final || !restored_.insert(job.name).second) return;
+  if (!verdict.final) return;
+  std::set<CheckpointKey> wanted;
   for (const auto& id : {verdict.target, verdict.protect, verdict.latest}) {
-    if (!id.has_value()) continue;
-    const CheckpointKey key{job.name, id->step, id->attempt, id->revision};
-    if (restore_asked_.insert(key).second) ask_(key, "");
+    if (id.has_value()) wanted.insert({job.name, id->step, id->attempt, id->revision});
   }
+  if (restored_.insert(job.name).second) {
+    restore_.insert(wanted.begin(), wanted.end());
+    for (const CheckpointKey& key : wanted) ask_(key, "");
+    return;
+  }
+  // What others have gone beyond need not come back any more.
+  std::erase_if(restore_, [&](const CheckpointKey& key) {
+    return key.job == job.name && !wanted.contains(key);
+  });
 }
 
+// What cannot come now, for want of a source or of memory, is asked for again.
 void Loads::Restore(const peer::PlacesSaid& said) {
-  if (restore_asked_.erase(said.checkpoint) == 0) return;
-  if (jobs_.Find(said.checkpoint.job) == nullptr) return;
+  if (!restore_.contains(said.checkpoint) || jobs_.Find(said.checkpoint.job) == nullptr) return;
+  bool all = true;
   for (const peer::Place& place : said.places) {
     const PartKey key{said.checkpoint, place.writer};
     if (place.owner != members_.self()) continue;
     const Part* part = parts_.Find(key);
     if (part != nullptr && Fetches::Holds(*part)) continue;
     const Fetches::Order order = OrderOf(said.checkpoint, place, PartRole::kOwn);
-    if (order.sources.empty()) continue;
-    const Status started = fetches_.Start(order);
-    if (started.ok()) {
+    if (!order.sources.empty() && fetches_.Start(order).ok()) {
       restoring_.insert(key);
     } else {
-      out_.Log(Severity::kWarning,
-               absl::StrCat(key.DebugString(), " does not come back: ", started.message()));
+      all = false;
     }
   }
+  if (all) restore_.erase(said.checkpoint);
 }
 
 void Loads::Run(bool again) {
   if (!again) return;
-  for (const CheckpointKey& key : restore_asked_) ask_(key, "");
+  for (const CheckpointKey& key : restore_) ask_(key, "");
   for (const auto& [wanted, waiting] : waiting_) {
-    if (!waiting.answered) ask_(wanted.first, wanted.second);
+    if (!waiting.answered) Ask(wanted);
   }
 }
 

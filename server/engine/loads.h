@@ -28,6 +28,11 @@ class Loads : public Waitlist {
   // was tried.
   bool Await(const Caller& caller, const Checkpoint& checkpoint, const std::string& name,
              MonotonicNanos deadline, const Event& event);
+  // The same of all its parts.
+  bool AwaitAll(const Caller& caller, const Checkpoint& checkpoint, MonotonicNanos deadline,
+                const Event& event) {
+    return Await(caller, checkpoint, kAll, deadline, event);
+  }
   void On(const peer::PlacesSaid& said);
   // The job has another verdict: what is this node's own comes back, once in this daemon's life.
   void VerdictChanged(const Job& job);
@@ -39,7 +44,10 @@ class Loads : public Waitlist {
   bool NothingHasBegun() const override { return true; }
 
  private:
-  using Wanted = std::pair<CheckpointKey, std::string>;  // and the object's name; empty: a restore
+  // And the object's name; no object is called kAll.
+  using Wanted = std::pair<CheckpointKey, std::string>;
+  static constexpr char kAll[] = "/";
+  void Ask(const Wanted& wanted) { ask_(wanted.first, wanted.second == kAll ? "" : wanted.second); }
   Fetches::Order OrderOf(const CheckpointKey& key, const peer::Place& place, PartRole role) const;
   void Restore(const peer::PlacesSaid& said);
   void Ended(const Fetches::Order& order, const Status& status);
@@ -61,8 +69,8 @@ class Loads : public Waitlist {
   };
   std::map<Wanted, Waiting> waiting_;
   std::map<RequestId, Wanted> of_request_;
-  std::set<std::string> restored_;         // jobs whose own parts were asked for
-  std::set<CheckpointKey> restore_asked_;  // not answered yet
+  std::set<std::string> restored_;   // jobs whose own parts were asked for
+  std::set<CheckpointKey> restore_;  // of them, those of which something is still to come
   std::set<PartKey> restoring_;
   const Wanted* tried_ = nullptr;  // the event under way has waited for this already
   Status problem_;                 // and this is how it ended

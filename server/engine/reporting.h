@@ -26,6 +26,8 @@ class Reporting : public RingWatcher {
 
   Reporting(Outbox* out, const Members* members, Jobs* jobs, Parts* parts, Standing* standing,
             const Offers* offers);
+  // Numbers of reports go on rising when the daemon is started again: each of its lives begins above the last.
+  void Start() { first_number_ = out_.NextId() << 32; }
   void set_to_self(ToSelf to_self) { to_self_ = std::move(to_self); }
 
   // Says what has changed since it last ran; with `again` all of it.
@@ -60,6 +62,7 @@ class Reporting : public RingWatcher {
   ToSelf to_self_;
   std::function<std::optional<CheckpointId>(const Job&)> writing_;
   std::map<std::string, Told> told_;
+  uint64_t first_number_ = 0;
   bool homes_may_have_moved_ = false;
 };
 

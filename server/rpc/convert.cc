@@ -241,6 +241,7 @@ wire::RingStatus ToWire(const engine::reply::RingStatus& ring, const engine::Rin
 
 }  // namespace
 
+// One function: each field of the page, once.
 wire::NodeStatus FromState(const node::NodeState& state, const node::Options& options) {
   const engine::reply::Status& engine = state.engine;
   wire::NodeStatus result;

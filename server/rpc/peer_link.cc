@@ -102,15 +102,14 @@ StatusOr<MemberId> PeerLink::Exchange() {
 }
 
 void PeerLink::Ended(const StatusOr<MemberId>& who) {
-  const std::string problem = who.ok() ? "" : std::string(who.status().message());
-  if (problem.empty() != problem_.empty() || (problem_.empty() && back_off_ == 0)) {
+  if (last_ != who.status().code()) {
     if (who.ok()) {
       LOG(INFO) << "member " << MemberText(*who) << " answers";
     } else {
       LOG(WARNING) << "rank " << rank_ << " does not answer: " << who.status();
     }
   }
-  problem_ = problem;
+  last_ = who.status().code();
   if (who.ok()) {
     {
       MutexLock lock(&mu_);

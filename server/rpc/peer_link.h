@@ -66,7 +66,7 @@ class PeerLink {
   // The thread's own.
   PeerCaller exchanges_;
   MonotonicNanos back_off_ = 0;
-  std::string problem_;  // why the last exchange failed; empty: it did not
+  std::optional<absl::StatusCode> last_;  // how the last exchange ended
 
   // A connection of its own for questions that may take long. One asks at a time, the others wait.
   Mutex grants_mu_;

@@ -1,7 +1,6 @@
 #include "server/rpc/peer_outbox.h"
 
-#include <tuple>
-#include <type_traits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -28,43 +27,6 @@ struct JobOf {
   }
 };
 
-// What is new takes the place of what was new or gone before, and the other way round.
-template <typename Map, typename Set>
-void MergeChanges(const Map& newer, const Set& newer_gone, Map* known, Set* gone) {
-  for (const auto& key : newer_gone) {
-    known->erase(key);
-    gone->insert(key);
-  }
-  for (const auto& entry : newer) {
-    if constexpr (std::is_same_v<Map, Set>) {
-      gone->erase(entry);
-      known->insert(entry);
-    } else {
-      gone->erase(entry.first);
-      known->insert_or_assign(entry.first, entry.second);
-    }
-  }
-}
-
-// The change that has the effect of both, one after the other.
-engine::ReportDelta Merged(engine::ReportDelta older, const engine::ReportDelta& newer) {
-  // A whole one needs nothing before it. One that builds on another is said as it is: its receiver sees what
-  // it lacks, and asks for the whole.
-  if (newer.after != older.number) return newer;
-  engine::ReportDelta both = std::move(older);
-  both.number = newer.number;
-  both.owned = newer.owned;
-  both.owner_uid = newer.owner_uid;
-  both.owner_gid = newer.owner_gid;
-  both.policy = newer.policy;
-  both.target = newer.target;
-  MergeChanges(newer.attempts, newer.attempts_gone, &both.attempts, &both.attempts_gone);
-  MergeChanges(newer.parts, newer.parts_gone, &both.parts, &both.parts_gone);
-  MergeChanges(newer.writers, newer.writers_gone, &both.writers, &both.writers_gone);
-  MergeChanges(newer.published, newer.published_gone, &both.published, &both.published_gone);
-  return both;
-}
-
 // Lets `newer` take the place of `older`, of the same kind.
 struct Replace {
   template <typename M>
@@ -73,7 +35,13 @@ struct Replace {
   }
   void operator()(peer::Report& newer) const {
     engine::ReportDelta& waiting = std::get<peer::Report>(*older).delta;
-    waiting = Merged(std::move(waiting), newer.delta);
+    // One that does not build on what waits is said as it is: a whole one needs nothing before it, and of
+    // another its receiver sees what it lacks, and asks for the whole.
+    if (newer.delta.after != waiting.number) {
+      waiting = std::move(newer.delta);
+    } else {
+      waiting = engine::MergeDelta(std::move(waiting), newer.delta);
+    }
   }
   void operator()(peer::ReleaseList& newer) const {
     std::map<std::pair<PartKey, std::string>, peer::Release> all;

@@ -156,10 +156,14 @@ void PeerServer::Admit(UniqueFd socket) {
       tls = *std::move(session);
     }
     MutexLock lock(&mu_);
-    auto connection =
-        std::make_unique<Connection>(this, ++last_connection_, std::move(socket), std::move(tls));
-    connection->Start();
-    connections_.push_back(std::move(connection));
+    connections_.push_back(
+        std::make_unique<Connection>(this, ++last_connection_, std::move(socket), std::move(tls)));
+    try {
+      connections_.back()->Start();
+    } catch (...) {
+      connections_.pop_back();
+      throw;
+    }
   } catch (const std::exception& e) {
     LOG_EVERY_N(WARNING, 100) << "a member's call: neither thread nor memory for it: " << e.what();
   }

@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 
 #include <cerrno>
-#include <mutex>
 #include <utility>
 
 namespace cairn::transport {
@@ -14,8 +13,8 @@ bool AttachedSlab::Write(absl::Span<const PlacedBytes> pieces, bool wait, Status
   } else if (!mu_.TryLock()) {
     return false;
   }
-  const std::lock_guard<Mutex> unlock(mu_, std::adopt_lock);
   *status = WriteLocked(pieces);
+  mu_.Unlock();
   return true;
 }
 

@@ -936,7 +936,7 @@ TEST_F(CommandsTest, StorageInitGivesARootItsIdentityOnce) {
   EXPECT_EQ(Cairn({"storage"}), 2);
 }
 
-TEST_F(Commands, ClusterInitMakesAnAuthorityAndACertificateForEachMember) {
+TEST_F(CommandsTest, ClusterInitMakesAnAuthorityAndACertificateForEachMember) {
   const std::string folder = directory_ / "certs";
   const std::vector<std::string> init = {"cluster",   "init",  folder,
                                          "--cluster", "train", "--nodes"};
@@ -962,7 +962,7 @@ TEST_F(Commands, ClusterInitMakesAnAuthorityAndACertificateForEachMember) {
   EXPECT_TRUE(std::filesystem::exists(directory_ / "certs/node-2.pem"));
 }
 
-TEST_F(Commands, ClusterInitRefusesWhatIsNoRing) {
+TEST_F(CommandsTest, ClusterInitRefusesWhatIsNoRing) {
   const std::string folder = directory_ / "certs";
   EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "a/b", "--nodes", "0=10.0.0.1:1"}), 2);
   EXPECT_THAT(Err(), HasSubstr("--cluster"));

@@ -126,7 +126,8 @@ def test_without_storage_two_neighbours_lost_are_said_and_not_guessed() -> None:
         r[0].wait_replicated(JOB, 1)
         r[0].kill()
         r[1].kill()
-        assert r[2].latest(JOB) is None
+        # A death counts once it is noticed, some seconds later.
+        until("nothing can be had", lambda: r[2].latest(JOB) is None, 20)
         assert not r[2].loads(JOB, 1)
         r[0].replace()
         r[1].replace()

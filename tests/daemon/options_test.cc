@@ -171,10 +171,10 @@ TEST(Options, ARingThatContradictsItselfIsRefusedNamingTheOptions) {
   EXPECT_THAT(Refusal({"--ring.nodes=0=127.0.0.1:1"}), HasSubstr("ring.cluster: missing"));
   EXPECT_THAT(Refusal({"--ring.nodes=0=127.0.0.1:1", "--ring.cluster=c"}),
               HasSubstr("ring.rank: missing"));
-  EXPECT_THAT(Refusal(Ring({"--ring.rank=7"})), HasSubstr("ring.rank: 7 is not in ring.nodes"));
+  EXPECT_THAT(Refusal(Ring({"--ring.rank=7"})), HasSubstr("ring.rank: 7 is not among ring.nodes"));
   EXPECT_THAT(Refusal(Ring({"--ring.rank=-1"})), HasSubstr("ring.rank"));
   EXPECT_THAT(Refusal(Ring({"--ring.replicas=2"})),
-              HasSubstr("ring.replicas: 2 is not below the number of members, 2"));
+              HasSubstr("ring.replicas: 2 is not 0 to 1 with 2 members"));
   EXPECT_THAT(Refusal(Ring({"--ring.nodes=0=127.0.0.1:1"})),
               HasSubstr("rank 0 stands there twice"));
   EXPECT_THAT(Refusal(Ring({"--ring.nodes=2=host:1"})),

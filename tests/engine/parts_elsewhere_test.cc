@@ -1,3 +1,5 @@
+// One file: the cases share one small vocabulary of parts that are here and parts that are not.
+//
 // A node of a ring that has some parts of a checkpoint, while others have the rest: what it keeps, what it
 // writes to storage, what its own writers are expected to need.
 #include "server/engine/ring.h"

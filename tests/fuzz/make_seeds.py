@@ -3,6 +3,8 @@
 tcp_wire_fuzz: calls, answers, packets, messages and frames as they should be, in the order that each fuzzer's
 source describes.
 
+One file: each contract's examples, with what they have in common.
+
 To be run again, with Debian's Python, when that order or the contract changes.
 """
 
@@ -320,36 +322,32 @@ def questions() -> dict[str, bytes]:
 MESSAGE, MEMBER, QUESTION, GRANTED = range(4)
 
 
-def peer_message() -> dict[str, bytes]:
-    digest = "0123456789abcdef" * 2
-    part = peer.Part(step=3, attempt=ATTEMPT, revision=0, writer=1)
-    checkpoint = peer.Checkpoint(step=3, attempt=ATTEMPT, revision=0)
-    older = peer.Checkpoint(step=2, attempt=ATTEMPT, revision=0)
-    member = peer.Member(rank=1, incarnation=5, instance=b"i" * 16)
-    of_part = {"job": "job", "part": part, "digest": digest}
-    owner = {"owner_uid": 1000, "owner_gid": -2}
-    want = peer.Want(manifest_bytes=9, bytes=4096, world_size=2, target=True, **of_part, **owner)
-    haves = [
-        peer.Have(state=state, why="why", done_bytes=state, **of_part) for state in range(3)
-    ]
-    releases = [
-        peer.Release(fate=fate, by=checkpoint if fate == 3 else None, **of_part)
-        for fate in range(4)
-    ]
-    lineage = struct.pack("<BIqqqq", 1, 2, 6, 5, 4, 3)
-    report = peer.Report(
+DIGEST = "0123456789abcdef" * 2
+PART = peer.Part(step=3, attempt=ATTEMPT, revision=0, writer=1)
+CHECKPOINT = peer.Checkpoint(step=3, attempt=ATTEMPT, revision=0)
+OLDER = peer.Checkpoint(step=2, attempt=ATTEMPT, revision=0)
+A_MEMBER = peer.Member(rank=1, incarnation=5, instance=b"i" * 16)
+OF_PART = {"job": "job", "part": PART, "digest": DIGEST}
+OWNER = {"owner_uid": 1000, "owner_gid": -2}
+REPORTED_ATTEMPT = peer.ReportedAttempt(
+    attempt=ATTEMPT, first=1, lineage=struct.pack("<BIqqqq", 1, 2, 6, 5, 4, 3), unix_ms=1
+)
+
+
+def peer_report() -> object:
+    return peer.Report(
         job="job",
         after=4,
         number=5,
         owned=True,
         policy=ttypes.JobPolicy(),
-        attempts=[peer.ReportedAttempt(attempt=ATTEMPT, first=1, lineage=lineage, unix_ms=1)],
+        attempts=[REPORTED_ATTEMPT],
         attempts_gone=[3],
         parts=[
             peer.ReportedPart(
-                part=part,
+                part=PART,
                 world_size=2,
-                digest=digest,
+                digest=DIGEST,
                 role=1,
                 owner=1,
                 bytes=7,
@@ -370,16 +368,19 @@ def peer_message() -> dict[str, bytes]:
             )
         ],
         writers_gone=[peer.WriterId(attempt=3, writer=1)],
-        published=[older],
-        published_gone=[checkpoint],
-        target=checkpoint,
-        **owner,
+        published=[OLDER],
+        published_gone=[CHECKPOINT],
+        target=CHECKPOINT,
+        **OWNER,
     )
+
+
+def peer_verdict() -> object:
     of_checkpoint = peer.CheckpointVerdict(
-        checkpoint=checkpoint,
+        checkpoint=CHECKPOINT,
         world_size=2,
         complete=True,
-        digest=digest,
+        digest=DIGEST,
         bytes=7,
         in_memory=True,
         stored=False,
@@ -387,29 +388,46 @@ def peer_message() -> dict[str, bytes]:
         hopeless=False,
         conflict="",
     )
-    verdict = peer.Verdict(
+    return peer.Verdict(
         job="job",
-        reports=[peer.RestsOn(number=5, member=member)],
+        reports=[peer.RestsOn(number=5, member=A_MEMBER)],
         silent=[2],
         conclusive=True,
         head=ATTEMPT,
         head_decided=False,
         checkpoints=[of_checkpoint],
-        latest=checkpoint,
-        protect=older,
-        target=checkpoint,
+        latest=CHECKPOINT,
+        protect=OLDER,
+        target=CHECKPOINT,
         asked=1,
         why="",
+        owned=True,
+        policy=ttypes.JobPolicy(),
+        attempts=[REPORTED_ATTEMPT],
+        **OWNER,
     )
+
+
+def peer_message() -> dict[str, bytes]:
+    want = peer.Want(manifest_bytes=9, bytes=4096, world_size=2, target=True, **OF_PART, **OWNER)
+    haves = [peer.Have(state=state, why="why", done_bytes=state, **OF_PART) for state in range(3)]
+    releases = [
+        peer.Release(fate=fate, by=CHECKPOINT if fate == 3 else None, **OF_PART)
+        for fate in range(4)
+    ]
+    of_step = {"job": "job", "checkpoint": CHECKPOINT, "name": "a/b"}
+    place = peer.Place(writer=1, digest=DIGEST, world_size=2, bytes=4096, owner=1, holders=[0, 2])
     messages = {
         "want_list": peer.WantList(version=1, wants=[want]),
         "have_list": peer.HaveList(wants_version=1, version=2, haves=haves),
         "release_list": peer.ReleaseList(haves_version=2, releases=releases),
-        "report": report,
+        "report": peer_report(),
         "report_wanted": peer.ReportWanted(job="job"),
-        "verdict": verdict,
+        "verdict": peer_verdict(),
         "verdict_wanted": peer.VerdictWanted(job="job"),
         "record": peer.Record(job="job", encoded=b"decisions"),
+        "places_wanted": peer.PlacesWanted(**of_step),
+        "places": peer.PlacesSaid(places=[place], **of_step),
     }
     granted = peer.Granted(
         grant=1, token=b"t" * 16, manifest=b"manifest", regions=[b"a", b""], valid_ms=10_000
@@ -420,9 +438,9 @@ def peer_message() -> dict[str, bytes]:
             for kind, value in messages.items()
         },
         "two_kinds": bytes([MESSAGE])
-        + encoded(peer.Message(record=messages["record"], verdict=verdict)),
-        "member": bytes([MEMBER]) + encoded(member),
-        "question": bytes([QUESTION]) + encoded(peer.GrantQuestion(timeout_ms=1, **of_part)),
+        + encoded(peer.Message(record=messages["record"], verdict=messages["verdict"])),
+        "member": bytes([MEMBER]) + encoded(A_MEMBER),
+        "question": bytes([QUESTION]) + encoded(peer.GrantQuestion(timeout_ms=1, **OF_PART)),
         "granted": bytes([GRANTED]) + encoded(granted),
     }
 

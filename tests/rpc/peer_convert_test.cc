@@ -101,6 +101,24 @@ TEST(PeerConvert, AVerdictIsTheSameAtItsReceiver) {
   EXPECT_EQ(Across(peer::VerdictSaid{empty}).verdict, empty);
 }
 
+TEST(PeerConvert, PlacesAreTheSameAtTheirReceiver) {
+  const peer::PlacesSaid sent = SomePlaces(), got = Across(sent);
+  EXPECT_EQ(got.checkpoint, sent.checkpoint);
+  EXPECT_EQ(got.name, sent.name);
+  ASSERT_EQ(got.places.size(), sent.places.size());
+  for (size_t i = 0; i < sent.places.size(); ++i) {
+    EXPECT_EQ(got.places[i].writer, sent.places[i].writer);
+    EXPECT_EQ(got.places[i].digest, sent.places[i].digest);
+    EXPECT_EQ(got.places[i].world_size, sent.places[i].world_size);
+    EXPECT_EQ(got.places[i].bytes, sent.places[i].bytes);
+    EXPECT_EQ(got.places[i].owner, sent.places[i].owner);
+    EXPECT_EQ(got.places[i].holders, sent.places[i].holders);
+  }
+  const peer::PlacesWanted all = Across(peer::PlacesWanted{sent.checkpoint, ""});
+  EXPECT_EQ(all.checkpoint, sent.checkpoint);
+  EXPECT_EQ(all.name, "");
+}
+
 TEST(PeerConvert, QuestionsAndRecordsAreTheSameAtTheirReceiver) {
   EXPECT_EQ(Across(peer::ReportWanted{"job"}).job, "job");
   EXPECT_EQ(Across(peer::VerdictWanted{"job"}).job, "job");
@@ -203,6 +221,20 @@ TEST(PeerConvert, AVerdictThatContradictsItselfIsRefused) {
                           m->verdict->silent = {4, 4};
                         }),
               HasSubstr("silent[1]: stands there twice"));
+}
+
+TEST(PeerConvert, PlacesThatCannotBeAreRefused) {
+  using M = peerwire::Message;
+  EXPECT_THAT(RefusalOf(SomePlaces(), [](M* m) { m->places->places[0].writer = 4; }),
+              HasSubstr("places[0]: writer"));
+  EXPECT_THAT(RefusalOf(SomePlaces(),
+                        [](M* m) {
+                          m->places->places[0].holders = {1, 1};
+                        }),
+              HasSubstr("holders[1]: stands there twice"));
+  EXPECT_THAT(RefusalOf(SomePlaces(), [](M* m) { m->places->name = "../x"; }), HasSubstr("name"));
+  EXPECT_THAT(RefusalOf(SomePlaces(), [](M* m) { m->places->checkpoint.attempt = 0; }),
+              HasSubstr("attempt"));
 }
 
 TEST(PeerConvert, AGrantThatNoTransportGaveIsRefused) {

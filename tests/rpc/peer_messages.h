@@ -24,7 +24,7 @@ inline engine::MemberId SomeMember(engine::Rank rank) {
 inline engine::peer::WantList SomeWants() {
   engine::peer::WantList list;
   list.version = 9;
-  list.wants.push_back({SomePart(1), SomeDigest(1), 100, 4096, 4, 1000, 4'000'000'000, true});
+  list.wants.push_back({SomePart(1), SomeDigest(1), 100, 4096, 4, 1000, 4'000'000'000, true, 2});
   list.wants.push_back({SomePart(2), SomeDigest(2), 0, 0, 2, 0, 0, false});
   return list;
 }
@@ -99,7 +99,21 @@ inline engine::peer::VerdictSaid SomeVerdict() {
   verdict.target = engine::CheckpointId{9, 7, 0};
   verdict.asked = 1;
   verdict.why = "rank 1 was lost";
+  verdict.owned = true;
+  verdict.owner_uid = 4'294'967'294;
+  verdict.owner_gid = 100;
+  verdict.policy.replicas = 2;
+  verdict.attempts[7] = {1, Lineage{{{6, 5}}, false}, 123};
   return {verdict};
+}
+
+inline engine::peer::PlacesSaid SomePlaces() {
+  engine::peer::PlacesSaid places;
+  places.checkpoint = SomePart(3).checkpoint;
+  places.name = "a/b";
+  places.places.push_back({1, SomeDigest(1), 4, 4096, 2, {0, 2}});
+  places.places.push_back({2, SomeDigest(2), 4, 0, engine::kNoRank, {}});
+  return places;
 }
 
 inline std::vector<engine::peer::Message> SomeOfEachKind() {
@@ -110,6 +124,8 @@ inline std::vector<engine::peer::Message> SomeOfEachKind() {
           engine::peer::ReportWanted{"job"},
           SomeVerdict(),
           engine::peer::VerdictWanted{"job"},
+          engine::peer::PlacesWanted{SomePart(3).checkpoint, "a/b"},
+          SomePlaces(),
           engine::peer::Record{"job", "decisions"}};
 }
 
