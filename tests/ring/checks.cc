@@ -79,6 +79,13 @@ void Truth::CheckRests(SimNode& node, const JobVerdict& verdict) {
   const Gathered* gathered = node.engine().GatheredOf(verdict.job);
   if (gathered == nullptr) return;
   const Gathering& gathering = gathered->gathering();
+  // It is said to each that cares; once is enough.
+  JobVerdict& last = rested_[{node.id(), verdict.job}];
+  if (last.reports == verdict.reports && last.silent == verdict.silent &&
+      last.final == verdict.final) {
+    return;
+  }
+  last = verdict;
   if (gathering.final != verdict.final || gathering.silent != verdict.silent) return;
   for (const auto& [rank, heard] : gathering.reports) {
     const auto rests = verdict.reports.find(rank);

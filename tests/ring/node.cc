@@ -273,6 +273,10 @@ void SimNode::Mirror(const Fact& fact) {
                                       ", whose record is not there"));
     }
     held.table = record->second.second;
+    world_.report.Note([&] {
+      return absl::StrCat("node ", id_, " holds ", committed->part.DebugString(), " as ",
+                          held.role == PartRole::kOwn ? "its own" : "a copy");
+    });
     world_.truth.Committed(*this, committed->part, held);
     if (world_.options.lie == Lie::kReplicaLost && held.role == PartRole::kReplica &&
         world_.rng.Permille(100)) {
@@ -280,10 +284,18 @@ void SimNode::Mirror(const Fact& fact) {
     }
     return;
   }
-  if (const auto* dropped = std::get_if<fact::PartDropped>(&fact)) held_.erase(dropped->part);
+  if (const auto* dropped = std::get_if<fact::PartDropped>(&fact)) {
+    world_.report.Note(
+        [&] { return absl::StrCat("node ", id_, " drops ", dropped->part.DebugString()); });
+    held_.erase(dropped->part);
+  }
   if (const auto* left = std::get_if<fact::PartLeftSlab>(&fact)) {
     const auto at = held_.find(left->part);
     if (at != held_.end()) at->second.left.insert(left->slab);
+    world_.report.Note([&] {
+      return absl::StrCat("node ", id_, ": ", left->part.DebugString(), " leaves slab ",
+                          left->slab);
+    });
   }
   if (const auto* object = std::get_if<fact::ObjectDropped>(&fact)) {
     const auto at = held_.find(object->part);
