@@ -1,5 +1,6 @@
 """A pytest plugin (-p cairn_tier): the tiers of docs/testing.md as markers.
 
+`later` is what the product does not do yet: `pytest -m later` runs it, the tiers leave it out.
 `root` needs uid 0, `full` needs minutes or gigabytes, `torch2` needs PyTorch 2. In the ordinary tier the
 first two skip; in the full tier nothing skips for want of a capability: the test runs, and fails if it
 must. tests/run.py sets CAIRN_TIER; without it the tier is the ordinary one.
@@ -11,6 +12,7 @@ import os
 
 import pytest
 
+LATER = "what is not there yet; no tier runs it (docs/bugs.md lists it)"
 MARKERS = {
     "root": "needs uid 0: make test TIER=all",
     "full": "needs minutes, gigabytes or tools of the full tier: make test TIER=all",
@@ -21,6 +23,7 @@ MARKERS = {
 def pytest_configure(config: pytest.Config) -> None:
     for name, text in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {text}")
+    config.addinivalue_line("markers", f"later: {LATER}")
 
 
 def torch_major() -> int:
@@ -36,7 +39,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wants_torch2 = any(item.get_closest_marker("torch2") for item in items)
     has_torch2 = wants_torch2 and torch_major() >= 2
     kept, elsewhere = [], []
+    asked_for_later = "later" in (config.getoption("-m") or "")
     for item in items:
+        if item.get_closest_marker("later") and not asked_for_later:
+            elsewhere.append(item)
+            continue
         if item.get_closest_marker("torch2") and not has_torch2:
             if full:
                 # The full tier runs everything a second time under PyTorch 2: these run there.

@@ -44,6 +44,7 @@ def begin_slow_transfer(r: Ring, writer, step: int) -> None:
     until("node 1 reads it", under_way, 30)
 
 
+@pytest.mark.later
 @pytest.mark.parametrize("fault", ["killed", "stopped", "half-open"])
 def test_a_peer_that_fails_in_a_transfer_delays_no_save_and_is_not_counted(fault: str) -> None:
     """R16. Half-open: what goes either way is dropped, and no connection is closed."""
@@ -74,6 +75,7 @@ def test_a_peer_that_fails_in_a_transfer_delays_no_save_and_is_not_counted(fault
         until("node 1 has it", lambda: r[1].loads(JOB, last, part_bytes=LARGE), 60)
 
 
+@pytest.mark.later
 def test_a_cut_transfer_goes_on_where_it_was() -> None:
     """Of what was verified before at most 8 MiB are read again."""
     with large_ring() as r:
@@ -155,6 +157,7 @@ def test_a_slow_link_only_takes_longer() -> None:
         assert set(r[0].states().values()) <= {"self", "up"}
 
 
+@pytest.mark.later
 def test_bits_that_flip_on_the_wire_are_refused_read_again_and_counted() -> None:
     """R18: on the data port's answers, one packet in some; promise 2."""
     with large_ring() as r:
@@ -170,6 +173,7 @@ def test_bits_that_flip_on_the_wire_are_refused_read_again_and_counted() -> None
         until("node 1 has it", lambda: r[1].loads(JOB, 1, part_bytes=4 * LARGE), 60)
 
 
+@pytest.mark.later
 def test_a_link_that_spoils_everything_makes_nothing_replicated() -> None:
     with large_ring() as r:
         writer = r[0].writer(JOB, attempt_number())

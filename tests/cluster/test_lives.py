@@ -45,6 +45,7 @@ def test_a_newer_life_on_another_node_fences_the_older_one() -> None:
         assert {member.latest(JOB) for member in r} == {(2, newer.attempt)}
 
 
+@pytest.mark.later
 def test_a_life_waits_for_writers_of_an_older_one_on_another_node_and_names_them() -> None:
     """Two copies started by mistake do not kill the one that trains."""
     with ring(2) as r:
@@ -73,6 +74,7 @@ def test_half_a_step_of_each_of_two_lives_never_makes_one() -> None:
         assert {member.latest(JOB) for member in r} == {(1, first)}, "promise 3"
 
 
+@pytest.mark.later
 def test_one_name_of_two_writers_on_two_nodes_is_a_conflict_and_never_complete() -> None:
     with ring(3) as r:
         attempt = attempt_number()
@@ -87,6 +89,7 @@ def test_one_name_of_two_writers_on_two_nodes_is_a_conflict_and_never_complete()
             assert member.latest(JOB) is None
 
 
+@pytest.mark.later
 def test_a_decision_that_was_acknowledged_outlives_any_one_node() -> None:
     """R40: of several jobs, so that each node is the home of some; the node that decided dies at once."""
     jobs = [f"job{i}" for i in range(6)]
@@ -109,6 +112,7 @@ def test_a_decision_that_was_acknowledged_outlives_any_one_node() -> None:
                         refuses(NOT_FOUND, reader.checkpoint, 2)
 
 
+@pytest.mark.later
 def test_whoever_is_home_says_the_same_and_its_loss_delays_no_save() -> None:
     """R40: each node in turn is gone, for many jobs; the others answer for all of them."""
     jobs = [f"job{i}" for i in range(6)]

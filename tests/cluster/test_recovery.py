@@ -91,6 +91,7 @@ def test_the_owners_daemon_dies_and_its_writer_goes_on() -> None:
         r[0].wait_replicated(JOB, 2)
 
 
+@pytest.mark.later
 def test_two_neighbours_lost_the_job_goes_on_from_storage() -> None:
     """Step 1 is in storage, step 2 in the memory of ranks 0 and 1 only; both die."""
     with ring(3, storage=True) as r:
@@ -152,6 +153,7 @@ def test_all_daemons_die_at_once_and_nothing_is_lost() -> None:
         until("it is replicated as before", lambda: r[1].replicated(JOB, 1), 60)
 
 
+@pytest.mark.later
 def test_memory_of_two_steps_on_each_node_is_enough_to_go_on() -> None:
     """R30: each node has room for its own two steps, the one being written and its neighbour's two."""
     part = 3 * MIB

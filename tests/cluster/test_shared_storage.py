@@ -56,6 +56,7 @@ def test_a_node_alone_writes_nothing_that_is_anothers() -> None:
         assert r[1].loads(JOB, 1, 2)
 
 
+@pytest.mark.later
 def test_stock_torch_opens_what_two_nodes_saved(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = """
@@ -84,6 +85,7 @@ for rank in range(2):
         subprocess.run([PYTHON, "-c", check, str(files(r, 1))], check=True, timeout=60)
 
 
+@pytest.mark.later
 def test_a_lost_nodes_part_is_written_by_the_one_that_has_its_replica() -> None:
     with ring(3, storage=True, lost_after_s=3) as r:
         attempt = attempt_number()

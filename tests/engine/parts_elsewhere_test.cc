@@ -139,13 +139,13 @@ TEST_F(PartsElsewhere, AFencedStepAllOfWhoseWritersAreHereGoes) {
   const Who of_two{.writer = 0, .world_size = 2, .local_writers = 2};
   const SessionId old = Hello(of_two);
   Hear();
-  Save(old, 1, {{"model", kPart / 2}});
+  Save(old, 1, {{"model", kPart}});
   Die(old);
   Who newer = of_two;
   newer.attempt = 2;
   const SessionId next = Hello(newer);
   Hear();
-  EXPECT_TRUE(Asks(next, 1, kPart / 2 + 4 * kMiB).ok());
+  EXPECT_TRUE(Asks(next, 1, kPart).ok());
   EXPECT_FALSE(Holds(1));
 }
 
