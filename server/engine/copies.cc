@@ -141,6 +141,17 @@ Status Copies::Reserve(Rank owner, const std::string& job, const Of& of) {
   return absl::OkStatus();
 }
 
+// What is set aside is for two steps of each; what was not released yet stands beside them for a while.
+Status Copies::CheckQuota(const peer::Want& want) {
+  if (fetches_.UnderWay(want.part)) return absl::OkStatus();
+  const uint64_t bytes = SlabBytesFor(std::max(want.bytes, kPageBytes));
+  if (fetches_.bytes() + bytes > quota()) fetches_.FreeSpares();
+  if (fetches_.bytes() + bytes <= quota()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("memory.replicas: ", bytes,
+                                                   " bytes do not fit beside the ",
+                                                   fetches_.bytes(), " of ", quota(), " in use"));
+}
+
 void Copies::Plan(Rank owner, Of* of) {
   std::map<std::string, Status> jobs;
   for (const auto& [whose, bytes] : std::map(reserved_)) {
@@ -160,6 +171,10 @@ void Copies::Plan(Rank owner, Of* of) {
       continue;
     }
     if (!members_.Up(owner)) continue;
+    if (const Status room = CheckQuota(want); !room.ok()) {
+      of->lacks[want.part] = std::string(room.message());
+      continue;
+    }
     const Status started = fetches_.Start(OrderOf(owner, want));
     if (started.ok()) continue;
     // What is in the way may go: that is no refusal.

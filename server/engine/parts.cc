@@ -461,6 +461,7 @@ void Parts::DropTable(Part* part) {
   step.indexed = false;
   out_.DestroyLater(std::exchange(step.names, {}));
   out_.DestroyLater(std::exchange(content.table, nullptr));
+  if (!step.complete) IndexNames(part->checkpoint);  // others of it may still be written
 }
 
 void Parts::DropTables(Checkpoint* checkpoint) {

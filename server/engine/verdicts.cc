@@ -41,7 +41,10 @@ void Verdicts::Take(const JobVerdict& verdict) {
   heard.final = verdict.final;
   heard.at = out_.now();
   heard.latest = verdict.latest;
-  heard.protect = verdict.protect;
+  // One that was protected and lacks a copy just now, for a member is silent, is given up for nothing older.
+  const bool still_there =
+      heard.protect.has_value() && CheckpointOf(*job, *heard.protect) != nullptr;
+  if (verdict.protect.has_value() || !still_there) heard.protect = verdict.protect;
   heard.target = verdict.target;
   heard.asked = verdict.asked;
   heard.silent = verdict.silent;
