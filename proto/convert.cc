@@ -223,9 +223,8 @@ StatusOr<JobPolicy> FromWire(const wire::JobPolicy& policy) {
                                                  " is not supported yet, only OWNER (0) is"));
   }
   if (policy.replicas < kRingsReplicas || policy.replicas > kMostReplicas) {
-    return absl::InvalidArgumentError(absl::StrCat("policy.replicas: ", policy.replicas,
-                                                   " is not ", kRingsReplicas, " to ",
-                                                   kMostReplicas));
+    return absl::InvalidArgumentError(absl::StrCat("policy.replicas: ", policy.replicas, " is not ",
+                                                   kRingsReplicas, " to ", kMostReplicas));
   }
   JobPolicy out;
   out.mode = *mode;

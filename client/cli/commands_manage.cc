@@ -1,7 +1,7 @@
-#include <string>
 #include <CLI/CLI.hpp>
 #include <optional>
 #include <ostream>
+#include <string>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
