@@ -25,6 +25,7 @@ BUILD = ROOT / "build" / "lint" / "cmake"
 TIDY_SEEN = (
     Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cairn" / "clang-tidy"
 )
+GENERATED = ("proto/gen/Cairn.h", "proto/gen-peer/Peer.h")
 TIDY_FORGET_AFTER_DAYS = 30
 TIDY = (
     "clang-tidy",
@@ -95,12 +96,12 @@ def clang_tidy() -> list[str]:
     if configured.returncode:
         return [configured.stdout + configured.stderr]
     # The generated Thrift headers, without which half of the files do not parse.
-    made = run(["cmake", "--build", str(BUILD), "--target", "proto/gen/Cairn.h"])
+    made = run(["cmake", "--build", str(BUILD), "--target", *GENERATED])
     if made.returncode:
         return [made.stdout + made.stderr]
     version = run(["clang-tidy", "--version"]).stdout
     common = hashlib.sha256((version + " ".join(TIDY).replace(str(ROOT), "")).encode())
-    for name in (".clang-tidy", "proto/cairn.thrift"):
+    for name in (".clang-tidy", "proto/cairn.thrift", "proto/peer.thrift"):
         common.update((ROOT / name).read_bytes())
     TIDY_SEEN.mkdir(parents=True, exist_ok=True)
     for old in TIDY_SEEN.iterdir():
