@@ -1,6 +1,7 @@
 // What one member says to another, as bytes: a clean refusal, or a value that is the same when it is said again.
 //
 // The first byte of an input says what the others are.
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
