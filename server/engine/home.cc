@@ -56,7 +56,8 @@ void Home::On(const MemberId& from, const ReportDelta& delta) {
   of.due = true;
   if (of.gathered.Apply(from, delta)) {
     of.reported.insert(from.rank);
-    of.gathered.Silent(from.rank, false);
+    // A late report of a member that does not answer any more makes it no living one.
+    if (members_.Up(from.rank)) of.gathered.Silent(from.rank, false);
     return;
   }
   of.reported.erase(from.rank);

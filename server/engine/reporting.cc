@@ -153,7 +153,7 @@ std::optional<ReportDelta> Reporting::Update(const std::string& name,
                        delta.published_gone.empty();
   if (nothing && after_job == before_job && told->number != 0) return std::nullopt;
   const uint64_t after = told->number;
-  told->number = std::max(after, first_number_) + 1;
+  told->number = NextNumber();
   ReportDelta of_job =
       DeltaOf(name, before_job, after_job, std::max<uint64_t>(after, 1), told->number);
   of_job.after = after;
@@ -175,7 +175,7 @@ void Reporting::SendWhole(Rank to, const std::string& name, const Told& told) {
 
 void Reporting::WholeTo(Rank collector, const std::string& job) {
   Told& told = told_[job];
-  if (told.number == 0) told.number = first_number_ + 1;  // of nothing: that is an answer, too
+  if (told.number == 0) told.number = NextNumber();  // of nothing: that is an answer, too
   if (collector != told.home) told.askers[collector] = out_.now() + kAskersKept;
   SendWhole(collector, job, told);
 }

@@ -27,7 +27,8 @@ class Reporting : public RingWatcher {
   Reporting(Outbox* out, const Members* members, Jobs* jobs, Parts* parts, Standing* standing,
             const Offers* offers);
   // Numbers of reports go on rising when the daemon is started again: each of its lives begins above the last.
-  void Start() { first_number_ = out_.NextId() << 32; }
+  // No number is given twice, also not to a job that was forgotten meanwhile.
+  void Start() { last_number_ = out_.NextId() << 32; }
   void set_to_self(ToSelf to_self) { to_self_ = std::move(to_self); }
 
   // Says what has changed since it last ran; with `again` all of it.
@@ -50,6 +51,7 @@ class Reporting : public RingWatcher {
                                     Told* told);
   PartReport ReportOf(const Part& part, const PartReport* known) const;
   void UpdateJob(const Job& job, JobReport* report) const;
+  uint64_t NextNumber() { return ++last_number_; }
   void Send(Rank to, const ReportDelta& delta);
   void SendWhole(Rank to, const std::string& name, const Told& told);
 
@@ -62,7 +64,7 @@ class Reporting : public RingWatcher {
   ToSelf to_self_;
   std::function<std::optional<CheckpointId>(const Job&)> writing_;
   std::map<std::string, Told> told_;
-  uint64_t first_number_ = 0;
+  uint64_t last_number_ = 0;
   bool homes_may_have_moved_ = false;
 };
 

@@ -73,6 +73,8 @@ std::vector<Fact> OneOfEach() {
 std::vector<std::pair<std::string, Fact>> OfEarlierVersions() {
   const std::string token("\0\x01 token bytes\xFF", 15);
   return {
+      {"job.v1",
+       fact::Job{"job-a", 1000, 100, JobPolicy{PersistMode::kEvery, 5, 3, 100, Readers::kGroup}}},
       // It came from step 8, of whichever attempt: that has to be found out again.
       {"attempt_begun.v2", fact::AttemptBegun{"job-a", 9, 10, Lineage::OfUnknown(), 7}},
       {"step_world.v1", fact::StepWorld{"job-a", 9, 17, 8}},
@@ -83,10 +85,8 @@ std::vector<std::pair<std::string, Fact>> OfEarlierVersions() {
                            /*gid=*/100, /*pid=*/4242},
                           4,
                           token}},
-      {"step_removed.v1", fact::StepRemoved{"job-a", 17, 1, 9}},
-      {"job.v1",
-       fact::Job{"job-a", 1000, 100, JobPolicy{PersistMode::kEvery, 5, 3, 100, Readers::kGroup}}},
       {"part_committed.v2", fact::PartCommitted{Part(), 8, Extent(), 512, "digest", {3, 4}}},
+      {"step_removed.v1", fact::StepRemoved{"job-a", 17, 1, 9}},
   };
 }
 
