@@ -60,8 +60,8 @@ class PartsElsewhere : public EngineTest {
     return session;
   }
   // To its deadline, if need be.
-  Status Asks(SessionId session, Step step, uint64_t bytes) {
-    const event::Create create = CreateOf(session, PartOf(session, step), {{"model", bytes}});
+  Status Asks(SessionId session, Step step, uint64_t bytes, const std::string& name = "model") {
+    const event::Create create = CreateOf(session, PartOf(session, step), {{name, bytes}});
     Apply(create);
     for (int i = 0; i < 11 && !Answered(create.caller.request); ++i) {
       Advance(kNanosPerSecond);
@@ -139,13 +139,14 @@ TEST_F(PartsElsewhere, AFencedStepAllOfWhoseWritersAreHereGoes) {
   const Who of_two{.writer = 0, .world_size = 2, .local_writers = 2};
   const SessionId old = Hello(of_two);
   Hear();
-  Save(old, 1, {{"model", kPart}});
+  Save(old, 1, {{"model", 30 * kMiB}});
   Die(old);
   Who newer = of_two;
   newer.attempt = 2;
   const SessionId next = Hello(newer);
   Hear();
-  EXPECT_TRUE(Asks(next, 1, kPart).ok());
+  // Of a new name, so that as much is expected of the other writer.
+  EXPECT_TRUE(Asks(next, 1, 30 * kMiB, "another").ok());
   EXPECT_FALSE(Holds(1));
 }
 
