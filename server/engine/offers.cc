@@ -36,8 +36,9 @@ void Offers::AddParts(const Checkpoint& checkpoint, bool target,
                       std::vector<peer::Want>* wants) const {
   for (const auto& [writer, part] : checkpoint.content->parts) {
     if (!Answers(*part) || !Fetches::Holds(*part)) continue;
+    const PartKey& key = part->key;
     const bool there = std::any_of(wants->begin(), wants->end(),
-                                   [&](const peer::Want& want) { return want.part == part->key; });
+                                   [&](const peer::Want& want) { return want.part == key; });
     if (there) continue;
     peer::Want want;
     want.part = part->key;
