@@ -143,10 +143,13 @@ def test_nothing_outlives_the_one_who_made_the_network(tmp_path: Path) -> None:
     """Killed, it cannot clean up: the janitor does."""
     here = Path(network.__file__).parent
     script = (
-        f"import sys, time; sys.path.insert(0, {str(here)!r})\n"
+        f"import subprocess, sys, time; sys.path.insert(0, {str(here)!r})\n"
         "from network import Network\n"
         "net = Network(2)\n"
-        "child = net.popen(1, ['sleep', '1000'], start_new_session=True)\n"
+        # It is on its host once it speaks: who has not entered yet is nobody the janitor could find.
+        "command = ['sh', '-c', 'echo here && exec sleep 1000']\n"
+        "child = net.popen(1, command, stdout=subprocess.PIPE, start_new_session=True)\n"
+        "child.stdout.readline()\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(1000)\n"
     )

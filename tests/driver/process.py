@@ -28,7 +28,9 @@ def run_process(
     command: list[str], timeout_s: float, env: dict[str, str] | None = None, cwd: Path | str = ROOT
 ) -> tuple[int, str]:
     """Exit status and output; -SIGKILL and a note when it ran past the time. Its whole group is killed,
-    because a test that hangs usually hangs in a daemon it started."""
+    because a test that hangs usually hangs in a daemon it started. A group, not a session: Linux shares
+    processors out between sessions, so that the low priority of a stage would be one inside its own alone
+    (sched(7), "The autogroup feature")."""
     process = subprocess.Popen(
         command,
         cwd=cwd,
@@ -38,7 +40,7 @@ def run_process(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,
+        process_group=0,
     )
     try:
         output, _ = process.communicate(timeout=timeout_s)
@@ -54,7 +56,7 @@ def run_process(
 
 def run_shown(command: list[str], timeout_s: float) -> str:
     """Runs a command whose output is shown as it comes. Returns what went wrong, or an empty string."""
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0)
     try:
         code = process.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired:
