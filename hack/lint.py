@@ -19,6 +19,10 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from driver.budget import in_turn, leave, seconds_left
+
 ROOT = Path(__file__).resolve().parent.parent
 # A configuration of its own: clang reads the compile commands, but not gcc's precompiled headers.
 BUILD = ROOT / "build" / "lint" / "cmake"
@@ -123,13 +127,16 @@ def clang_tidy() -> list[str]:
 
     def tidy(item: tuple[str, Path]) -> str | None:
         relative, seen = item
+        if seconds_left() <= 0:
+            leave(f"clang-tidy:{relative}")
+            return None
         result = run([*TIDY, relative])
         if result.returncode == 0:
             seen.touch()
             return None
         return (result.stdout or result.stderr).strip().replace(f"{ROOT}/", "")
 
-    todo = sorted(set(todo))
+    todo = in_turn(sorted(set(todo)))
     print(f"  clang-tidy on {len(todo)} files", flush=True)
     found = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:

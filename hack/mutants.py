@@ -40,6 +40,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from driver.budget import leave, seconds_left
 from driver.process import ROOT, run_process, say, tail
 from driver.programs import Runner, list_programs
 from driver.report import Case
@@ -300,6 +301,9 @@ def judge_all(mutants: list[Mutant]) -> list[Verdict]:
                 if not queue:
                     return
                 mutant = queue.pop() if number % 2 else queue.popleft()
+            if seconds_left() <= 0:
+                leave(f"mutants:{mutant.name}")
+                continue
             workshop = workshop or Workshop(TREES / f"tree{number}")
             begin = time.monotonic()
             verdict = judge(workshop, mutant)
@@ -343,8 +347,8 @@ def main() -> int:
         rows = [dataclasses.asdict(verdict) for verdict in verdicts]
         arguments.json.write_text(json.dumps(rows, indent=1))
     caught = sum(verdict.caught for verdict in verdicts)
-    print(f"{caught} of {len(mutants)} mutants caught")
-    return 0 if mutants and caught == len(mutants) else 1
+    print(f"{caught} of {len(verdicts)} mutants caught")
+    return 0 if mutants and caught == len(verdicts) else 1
 
 
 if __name__ == "__main__":

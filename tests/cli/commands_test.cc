@@ -743,6 +743,7 @@ TEST_F(CommandsTest, CtrlCWhileAStepTakesItsNamesLeavesTheOldFilesOrTheNew) {
     File("out/" + name, "old");
   }
   const auto interrupted = [&](int at) {
+    std::signal(SIGINT, SIG_DFL);  // a shell ignores it in what it starts in the background
     RemoveUnfinishedOnSignals();
     interrupted_rename = at;
     Cairn({"get", "run7/3", out});

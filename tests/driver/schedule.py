@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from driver import budget
 from driver.process import say
 from driver.report import RESULTS, Case, Report
 from driver.stages import Settings
@@ -46,6 +47,8 @@ class Stage:
     lane: Lane
     in_ordinary_tier: bool
     run: Callable[[Settings, Report], None]
+    # Of the full tier: in which of its minutes the stage begins nothing new (budget.py).
+    until_min: float | None = None
 
 
 @dataclasses.dataclass
@@ -67,13 +70,18 @@ def run_here(stage: Stage, settings: Settings, output: Path) -> None:
 
 
 class Schedule:
-    """Runs stages, each by the command that `command` gives for it and a file for its cases."""
+    """Runs stages, each by the command that `command` gives for it and a file for its cases. `bounded`:
+    stages end in their minutes."""
 
-    def __init__(self, command: Callable[[Stage, Path], list[str]], report: Report) -> None:
+    def __init__(
+        self, command: Callable[[Stage, Path], list[str]], report: Report, *, bounded: bool = False
+    ) -> None:
         self._command = command
         self._report = report
+        self._bounded = bounded
         self._begin = time.monotonic()
         self.times: list[Time] = []
+        self.left: list[str] = []  # for another run, for want of time
 
     def run(self, stages: list[Stage]) -> None:
         """A failure in the first lane ends the run."""
@@ -101,8 +109,14 @@ class Schedule:
         command = self._command(stage, output)
         if stage.lane == Lane.BEHIND:
             command = ["nice", "-n", str(LOWEST_PRIORITY), *command]
+        left = RESULTS / f"{stage.name}.left"
+        left.unlink(missing_ok=True)
+        env = {**os.environ, budget.LEFT: str(left)}
+        if self._bounded and stage.until_min is not None:
+            env[budget.ENDS] = str(self._begin + 60 * stage.until_min)
         process = subprocess.Popen(
             command,
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -116,6 +130,7 @@ class Schedule:
         reader.join(LAST_WORDS_S)
         cases = read_output(stage, output, code)
         self._report.add(cases)
+        self.left += budget.read_left(left)
         took = time.monotonic() - begin
         used = usage.ru_utime + usage.ru_stime
         self.times.append(Time(stage.name, begin - self._begin, took, used))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from driver.budget import in_turn, leave, seconds_left
 from driver.process import BUILD, ROOT, run_process, run_shown, say, tail
 from driver.programs import (
     THREADS_LABEL,
@@ -37,6 +38,7 @@ FUZZ_LIMITS = ["-malloc_limit_mb=32", "-rss_limit_mb=384", "-timeout=10"]
 WHOLE_ROOMS = {"thrift_socket_fuzz", "fd_socket_fuzz", "client_reads_fuzz"}
 NO_TESTS_COLLECTED = 5  # pytest's exit status
 SANITIZER_PATIENCE = 6
+BUILD_LIMIT_S = 3600
 # The simulator's 10,000, and its 24 for each pair of faults, are the unit stage's.
 SANITIZER_SEEDS = "500"
 SANITIZER_PAIR_SEEDS = "6"
@@ -133,6 +135,30 @@ def has_threads(program: Program) -> bool:
     return THREADS_LABEL in program.labels
 
 
+def build_and_run(
+    prefix: str,
+    build: list[str],
+    names: list[str],
+    run: Callable[[str], None],
+    report: Report,
+) -> None:
+    """Builds one program after the other, and runs what is built beside that. When the time of the stage
+    is up, the rest is left for another run."""
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+        running = []
+        for name in names:
+            limit_s = min(BUILD_LIMIT_S, seconds_left())
+            problem = run_shown([*build, "--configured", name], limit_s) if limit_s > 0 else ""
+            if limit_s <= 0 or (problem and seconds_left() <= 0):
+                leave(f"{prefix}{name}")
+                continue
+            report.add_one(f"{prefix}build:{name}", problem)
+            if not problem:
+                running.append(pool.submit(run, name))
+        for one in running:
+            one.result()  # raises what it raised
+
+
 def sanitizer_stage(
     name: str, sanitizer: str, wanted: Callable[[Program], bool]
 ) -> Callable[..., None]:
@@ -150,17 +176,21 @@ def sanitizer_stage(
         if code:
             report.add_one(f"{name}:configure", tail(output))
             return
-        programs = [program.name for program in filter(chosen, list_programs(BUILD / name))]
-        problem = run_shown([*build, *programs], 3600)
-        report.add_one(f"{name}:build", problem)
-        if not problem:
-            runner = Runner(
-                results_of(BUILD / name),
-                sanitizer_env(name),
-                prefix=f"{name}:",
-                patience=SANITIZER_PATIENCE,
-            )
-            run_programs(report, BUILD / name, chosen, False, runner)
+        runner = Runner(
+            results_of(BUILD / name),
+            sanitizer_env(name),
+            prefix=f"{name}:",
+            patience=SANITIZER_PATIENCE,
+        )
+
+        def run_one(program_name: str) -> None:
+            program = next(p for p in list_programs(BUILD / name) if p.name == program_name)
+            report.add(runner.run(program))
+
+        wanted_now = in_turn(
+            [program.name for program in filter(chosen, list_programs(BUILD / name))]
+        )
+        build_and_run(f"{name}:", build, wanted_now, run_one, report)
 
     return run
 
@@ -188,16 +218,16 @@ def sanitizer_env(name: str) -> dict[str, str]:
 def fuzz_stage(settings: Settings, report: Report) -> None:
     """Each fuzzer for a minute, from clang's libFuzzer with AddressSanitizer and UBSan."""
     build = BUILD / "fuzz"
-    configure = ["cmake", "-S", ".", "-B", str(build), "-G", "Ninja", "-DCAIRN_FUZZ=ON"]
-    configure += ["-DCMAKE_C_COMPILER=clang", "-DCMAKE_CXX_COMPILER=clang++"]
     targets = sorted(path.stem for path in (ROOT / "tests" / "fuzz").glob("*_fuzz.cc"))
-    for command in (configure, ["cmake", "--build", str(build), "--target", *targets]):
-        code, output = run_process(command, 1800)
-        if code:
-            report.add_one("fuzz:build", tail(output))
-            return
+    code, output = run_process(["hack/build", "--fuzz", "--configure"], 300)
+    if code:
+        report.add_one("fuzz:configure", tail(output))
+        return
 
     def fuzz(name: str) -> None:
+        if seconds_left() <= 0:
+            leave(f"fuzz:{name}")
+            return
         program = next(path for path in build.rglob(name) if path.is_file())
         corpus = build / "corpus" / name
         corpus.mkdir(parents=True, exist_ok=True)
@@ -210,8 +240,7 @@ def fuzz_stage(settings: Settings, report: Report) -> None:
         report.add_one(f"fuzz:{name}", (tail(output) or f"exit status {code}") if code else "")
         say(f"  {'FAIL' if code else 'ok  '} {name}: {FUZZ_SECONDS} s")
 
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:
-        list(pool.map(fuzz, targets))
+    build_and_run("fuzz:", ["hack/build", "--fuzz"], in_turn(targets), fuzz, report)
 
 
 def fuzz_env() -> dict[str, str]:

@@ -104,7 +104,7 @@ TEST_F(PeersBadInput, ADaemonThatClaimsAnothersRankElsewhereHarmsNobody) {
   StartPair();
   // It was started on another host, with a rank that was mistyped there and a clock that is ahead.
   rpc::PeersOptions mistyped = Options(1);
-  mistyped.ring.members[1] = FreeAddress();
+  mistyped.ring.members[1] = FreeAddresses(1).front();
   const auto impostor = Start(Life(1, 9'000, 'x'), mistyped);
   ASSERT_TRUE(impostor->host.AwaitExchanges(0, /*answered=*/false, 3));
   impostor->peers->Tell(0, peer::ReportWanted{"x"});

@@ -10,8 +10,11 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "Peer.h"
+#include "common/fd.h"
+#include "common/status.h"
 #include "common/tcp_address.h"
 #include "proto/frame.h"
 #include "server/rpc/peer_convert.h"
@@ -20,11 +23,16 @@
 
 namespace cairn::testing {
 
-// An address at which nobody listens: the kernel chooses the port.
-inline std::string FreeAddress() {
+// Addresses at which nobody listens, no two alike: the kernel chooses the ports while all are taken.
+inline std::vector<std::string> FreeAddresses(size_t count) {
   const auto any = TcpAddress::Parse("127.0.0.1:0");
-  const auto listener = rpc::ListenTcp(*any);
-  return TcpAddress::OfSocket(listener->get())->ToString();
+  std::vector<StatusOr<UniqueFd>> listeners;
+  std::vector<std::string> addresses;
+  while (addresses.size() < count) {
+    listeners.push_back(rpc::ListenTcp(*any));
+    addresses.push_back(TcpAddress::OfSocket(listeners.back()->get())->ToString());
+  }
+  return addresses;
 }
 
 inline engine::MemberId Life(engine::Rank rank, int64_t incarnation, char instance) {
@@ -130,7 +138,8 @@ class PeersFixture : public ::testing::Test {
   };
 
   void SetUp() override {
-    for (engine::Rank rank = 0; rank < 3; ++rank) ring_[rank] = FreeAddress();
+    const std::vector<std::string> free = FreeAddresses(3);
+    for (engine::Rank rank = 0; rank < 3; ++rank) ring_[rank] = free[rank];
     options_.exchange_interval = 50 * kNanosPerMilli;
     options_.back_off_min = 10 * kNanosPerMilli;
     options_.back_off_max = 50 * kNanosPerMilli;
