@@ -171,15 +171,4 @@ StatusOr<UniqueFd> ConnectTcp(const TcpAddress& address, MonotonicNanos deadline
   return socket;
 }
 
-StatusOr<UniqueFd> ListenTcp(const TcpAddress& address) {
-  UniqueFd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket.valid()) return ErrnoStatus(errno, "socket");
-  SetOption(socket.get(), SOL_SOCKET, SO_REUSEADDR, 1);
-  if (::bind(socket.get(), address.raw(), address.raw_length()) != 0 ||
-      ::listen(socket.get(), SOMAXCONN) != 0) {
-    return ErrnoStatus(errno, address.ToString());
-  }
-  return socket;
-}
-
 }  // namespace cairn::rpc

@@ -64,6 +64,5 @@ MonotonicNanos TimeToMove(size_t bytes);
 // UNAVAILABLE when nobody takes the connection by `deadline`, or `stop` is set.
 StatusOr<UniqueFd> ConnectTcp(const TcpAddress& address, MonotonicNanos deadline,
                               const std::atomic<bool>& stop);
-StatusOr<UniqueFd> ListenTcp(const TcpAddress& address);
 
 }  // namespace cairn::rpc

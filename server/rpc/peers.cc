@@ -52,7 +52,7 @@ StatusOr<std::unique_ptr<Peers>> Peers::Open(const PeersOptions& options, node::
       std::make_unique<PeerBook>(ring, [raw](engine::Rank rank) { raw->links_.at(rank)->Look(); });
   peers->context_.book = peers->book_.get();
   CAIRN_ASSIGN_OR_RETURN(const TcpAddress address, TcpAddress::Parse(ring.members.at(ring.rank)));
-  StatusOr<UniqueFd> listener = ListenTcp(address);
+  StatusOr<UniqueFd> listener = ListenTcp(address, kPredecessorGoes);
   if (!listener.ok()) return Annotate(listener.status(), "ring.nodes");
   for (const auto& [rank, listed] : ring.members) {
     if (rank == ring.rank) continue;

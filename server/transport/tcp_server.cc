@@ -12,6 +12,7 @@
 #include <limits>
 #include <utility>
 
+#include "common/tcp_address.h"
 #include "glog/logging.h"
 #include "server/transport/tcp_wire.h"
 
@@ -45,8 +46,13 @@ StatusOr<std::unique_ptr<TcpServer>> TcpServer::Start(const TcpServerOptions& op
                                                       TcpGrants* grants) {
   CAIRN_RETURN_IF_ERROR(options.Validate());
   auto server = std::unique_ptr<TcpServer>(new TcpServer(options, slabs, grants));
-  CAIRN_ASSIGN_OR_RETURN(server->listener_, ListenTcp(options.listen, "listen"));
-  CAIRN_ASSIGN_OR_RETURN(server->address_, LocalAddress(server->listener_.get()));
+  const StatusOr<TcpAddress> address = TcpAddress::Parse(options.listen);
+  if (!address.ok()) return Annotate(address.status(), "listen");
+  StatusOr<UniqueFd> listener = ListenTcp(*address, kPredecessorGoes);
+  if (!listener.ok()) return Annotate(listener.status(), "listen");
+  server->listener_ = *std::move(listener);
+  CAIRN_ASSIGN_OR_RETURN(const TcpAddress bound, TcpAddress::OfSocket(server->listener_.get()));
+  server->address_ = bound.ToString();
   server->accepting_ = std::thread([raw = server.get()] { raw->Accept(); });
   return server;
 }

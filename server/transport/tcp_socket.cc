@@ -1,9 +1,7 @@
 #include "server/transport/tcp_socket.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -15,7 +13,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <memory>
+
+#include "common/tcp_address.h"
 
 namespace cairn::transport {
 namespace {
@@ -24,35 +23,6 @@ namespace {
 constexpr MonotonicNanos kTick = 100 * kNanosPerMilli;
 // A sendfile of more would keep a stream in the kernel beyond its tick.
 constexpr uint64_t kSendPiece = 4 << 20;
-
-struct AddressesFreer {
-  void operator()(addrinfo* found) const { freeaddrinfo(found); }
-};
-using Addresses = std::unique_ptr<addrinfo, AddressesFreer>;
-
-// "[ADDRESS]" without its brackets, and the port.
-StatusOr<Addresses> Resolve(absl::string_view address, bool passive) {
-  const size_t colon = address.rfind(':');
-  if (colon == absl::string_view::npos) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", address, "\" is not ADDRESS:PORT"));
-  }
-  std::string host(address.substr(0, colon));
-  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  }
-  const std::string port(address.substr(colon + 1));
-  addrinfo hints = {};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
-  if (error != 0 || found == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", address, "\" is not ADDRESS:PORT, both numeric"));
-  }
-  return Addresses(found);
-}
 
 template <class T>
 void SetOption(int socket, int level, int option, T value) {
@@ -66,36 +36,6 @@ void SetBlocking(int socket) {
 }
 
 }  // namespace
-
-StatusOr<UniqueFd> ListenTcp(const std::string& address, const std::string& field) {
-  StatusOr<Addresses> found = Resolve(address, /*passive=*/true);
-  if (!found.ok()) return Annotate(found.status(), field);
-  UniqueFd socket(::socket((*found)->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!socket.valid()) return Annotate(ErrnoStatus(errno, "socket"), field);
-  SetOption(socket.get(), SOL_SOCKET, SO_REUSEADDR, 1);
-  if (::bind(socket.get(), (*found)->ai_addr, (*found)->ai_addrlen) != 0 ||
-      ::listen(socket.get(), SOMAXCONN) != 0) {
-    return Annotate(ErrnoStatus(errno, address), field);
-  }
-  return socket;
-}
-
-StatusOr<std::string> LocalAddress(int socket) {
-  sockaddr_storage address = {};
-  socklen_t length = sizeof(address);
-  char host[INET6_ADDRSTRLEN] = {};
-  if (getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-    return ErrnoStatus(errno, "getsockname");
-  }
-  if (address.ss_family == AF_INET) {
-    const auto* v4 = reinterpret_cast<const sockaddr_in*>(&address);
-    inet_ntop(AF_INET, &v4->sin_addr, host, sizeof(host));
-    return absl::StrCat(host, ":", ntohs(v4->sin_port));
-  }
-  const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address);
-  inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof(host));
-  return absl::StrCat("[", host, "]:", ntohs(v6->sin6_port));
-}
 
 TcpSocket::TcpSocket(UniqueFd socket, MonotonicNanos stall)
     : socket_(std::move(socket)), stall_(stall) {
@@ -116,12 +56,12 @@ TcpSocket::TcpSocket(UniqueFd socket, MonotonicNanos stall)
 
 StatusOr<UniqueFd> TcpSocket::Connect(const std::string& address, MonotonicNanos deadline,
                                       MonotonicNanos stall, const std::atomic<bool>& stop) {
-  StatusOr<Addresses> found = Resolve(address, /*passive=*/false);
+  const StatusOr<TcpAddress> found = TcpAddress::Parse(address);
   if (!found.ok()) return Annotate(found.status(), "address");
-  UniqueFd socket(::socket((*found)->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  UniqueFd socket(::socket(found->family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.valid()) return ErrnoStatus(errno, "socket");
   int error = 0;
-  if (::connect(socket.get(), (*found)->ai_addr, (*found)->ai_addrlen) != 0) error = errno;
+  if (::connect(socket.get(), found->raw(), found->raw_length()) != 0) error = errno;
   if (error == EINPROGRESS) {
     const MonotonicNanos until = std::min(deadline, RealClock()->Now() + stall);
     pollfd waiting = {socket.get(), POLLOUT, 0};

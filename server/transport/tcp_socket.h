@@ -13,11 +13,6 @@
 
 namespace cairn::transport {
 
-// "ADDRESS:PORT", "[ADDRESS]:PORT" for IPv6; numbers only. INVALID_ARGUMENT names `field`.
-StatusOr<UniqueFd> ListenTcp(const std::string& address, const std::string& field);
-// Where the socket is bound, in the same form.
-StatusOr<std::string> LocalAddress(int socket);
-
 // One thread sends and receives; Shutdown and Unacknowledged may be called by any thread until the
 // socket is destroyed or Reset.
 class TcpSocket {

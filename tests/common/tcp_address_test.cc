@@ -4,6 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+#include <utility>
+
 #include "common/member_name.h"
 #include "common/ring_nodes.h"
 
@@ -49,6 +53,29 @@ TEST(RingNodes, AreAListOfRanksAndAddresses) {
   for (const char* text : {"0", "x=127.0.0.1:1", "-1=127.0.0.1:1", "0=127.0.0.1:1,0=127.0.0.2:1"}) {
     EXPECT_FALSE(ParseRingNodes(text).ok()) << text;
   }
+}
+
+TEST(ListenTcp, AnAddressInUseIsNamed) {
+  const auto first = ListenTcp(*TcpAddress::Parse("127.0.0.1:0"));
+  ASSERT_TRUE(first.ok()) << first.status();
+  const TcpAddress taken = *TcpAddress::OfSocket(first->get());
+  const auto second = ListenTcp(taken);
+  EXPECT_THAT(std::string(second.status().message()),
+              HasSubstr(absl::StrCat(taken.ToString(), ": Address already in use")));
+}
+
+// As a daemon's is that was killed a moment ago.
+TEST(ListenTcp, WaitsForASocketThatIsAboutToGo) {
+  auto first = ListenTcp(*TcpAddress::Parse("127.0.0.1:0"));
+  ASSERT_TRUE(first.ok()) << first.status();
+  const TcpAddress taken = *TcpAddress::OfSocket(first->get());
+  std::thread predecessor([socket = *std::move(first)]() mutable {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    socket.Reset();
+  });
+  const auto second = ListenTcp(taken, kPredecessorGoes);
+  predecessor.join();
+  EXPECT_TRUE(second.ok()) << second.status();
 }
 
 TEST(MemberName, IsAUriInACertificate) {

@@ -301,7 +301,7 @@ TEST_F(PeersBadInput, StrangersDoNotKeepMembersOut) {
 TEST_F(PeersBadInput, AMemberThatTakesConnectionsAndNeverAnswersIsNoticed) {
   EXPECT_EQ(rpc::PeersOptions().call_timeout, 3 * kNanosPerSecond);
   options_.call_timeout = kNanosPerSecond;
-  const auto listener = rpc::ListenTcp(*TcpAddress::Parse(ring_[1]));
+  const auto listener = ListenTcp(*TcpAddress::Parse(ring_[1]));
   ASSERT_TRUE(listener.ok());
   const MonotonicNanos begun = RealClock()->Now();
   StartFirst();
@@ -312,7 +312,7 @@ TEST_F(PeersBadInput, AMemberThatTakesConnectionsAndNeverAnswersIsNoticed) {
 }
 
 TEST_F(PeersBadInput, SomethingElseThatListensThereIsNotBelieved) {
-  const auto listener = rpc::ListenTcp(*TcpAddress::Parse(ring_[1]));
+  const auto listener = ListenTcp(*TcpAddress::Parse(ring_[1]));
   ASSERT_TRUE(listener.ok());
   StartFirst();
   ASSERT_TRUE(WaitReadable(listener->get(), 10'000).value_or(false));

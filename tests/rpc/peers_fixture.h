@@ -29,7 +29,7 @@ inline std::vector<std::string> FreeAddresses(size_t count) {
   std::vector<StatusOr<UniqueFd>> listeners;
   std::vector<std::string> addresses;
   while (addresses.size() < count) {
-    listeners.push_back(rpc::ListenTcp(*any));
+    listeners.push_back(ListenTcp(*any));
     addresses.push_back(TcpAddress::OfSocket(listeners.back()->get())->ToString());
   }
   return addresses;

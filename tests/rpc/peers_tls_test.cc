@@ -164,7 +164,7 @@ TEST_F(PeersTls, AnExpiredCertificateIsRefused) {
 }
 
 TEST_F(PeersTls, AMemberWhoseCertificateHasExpiredIsNotBelieved) {
-  const auto listener = rpc::ListenTcp(*TcpAddress::Parse(ring_[1]));
+  const auto listener = ListenTcp(*TcpAddress::Parse(ring_[1]));
   ASSERT_TRUE(listener.ok());
   StartFirst();
   ASSERT_TRUE(WaitReadable(listener->get(), 10'000).value_or(false));

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <thread>
 
+#include "common/tcp_address.h"
 #include "server/transport/tcp_socket.h"
 #include "server/transport/tcp_wire.h"
 #include "tests/transport/two_nodes.h"
@@ -68,12 +69,13 @@ Outcome LoseTheNetwork() {
   }
   const auto slow = AskForMuch(owner->Address(), token);
   // An owner that has taken the question, and says nothing yet.
-  const auto listener = ListenTcp("127.0.0.1:0", "listen");
+  const auto listener = ListenTcp(*TcpAddress::Parse("127.0.0.1:0"));
   if (!slow.ok() || !listener.ok()) return kNotSetUp;
   ReadRequest request =
       ReadOf(*owner, token, EncodeRegion({kOwned, 0, owned.size()}), 0, 1000, fetched);
-  request.address = *LocalAddress(listener->get());
+  request.address = TcpAddress::OfSocket(listener->get())->ToString();
   auto read = Begin(reader.get(), request);
+  if (!*WaitReadable(listener->get(), 10'000)) return kNotSetUp;
   TcpSocket silent(UniqueFd(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC)),
                    kLongStall);
   std::string asked(kOpeningBytes, '\0');

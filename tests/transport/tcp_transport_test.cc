@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "common/tcp_address.h"
 #include "server/transport/tcp_socket.h"
 #include "server/transport/tcp_wire.h"
 #include "tests/transport/two_nodes.h"
@@ -265,7 +266,7 @@ TEST_F(TcpTransportTest, WrongOptionsAreNamed) {
   EXPECT_THAT(error({.max_strangers = 256}, {}), HasSubstr("max_strangers: 256"));
   EXPECT_THAT(error({.stall = 5}, {}), HasSubstr("stall"));
   EXPECT_THAT(error({.listen = "nowhere"}, {}), HasSubstr("listen: \"nowhere\""));
-  EXPECT_THAT(error({.listen = "localhost:80"}, {}), HasSubstr("numeric"));
+  EXPECT_THAT(error({.listen = "localhost:80"}, {}), HasSubstr("listen: \"localhost:80\""));
   EXPECT_THAT(error({.listen = "192.0.2.1:1"}, {}), HasSubstr("listen: 192.0.2.1:1"));
   EXPECT_THAT(error({}, {.streams = 0}), HasSubstr("streams: 0"));
   EXPECT_THAT(error({}, {.streams = -1}), HasSubstr("streams: -1"));
@@ -274,8 +275,9 @@ TEST_F(TcpTransportTest, WrongOptionsAreNamed) {
 }
 
 TEST_F(TcpTransportTest, Ipv6) {
-  if (const auto listener = ListenTcp("[::1]:0", "listen"); !listener.ok()) {  // there is none here
-    EXPECT_THAT(listener.status().message(), HasSubstr("listen: "));
+  if (const auto listener = ListenTcp(*TcpAddress::Parse("[::1]:0"));
+      !listener.ok()) {  // there is none here
+    EXPECT_THAT(listener.status().message(), HasSubstr("[::1]:0: "));
     return;
   }
   const auto owner = StartTcp({.rank = 1}, {.listen = "[::1]:0"});
@@ -290,9 +292,10 @@ TEST_F(TcpTransportTest, Ipv6) {
 
 class FalseOwner : public TcpTransportTest {
  protected:
-  FalseOwner() : listener_(*ListenTcp("127.0.0.1:0", "listen")) {}
+  FalseOwner() : listener_(*ListenTcp(*TcpAddress::Parse("127.0.0.1:0"))) {}
   // The stream that a reader opened, its opening answered.
   Stream Accept() {
+    EXPECT_TRUE(*WaitReadable(listener_.get(), 10'000));
     Stream stream(UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)));
     EXPECT_TRUE(DecodeOpening(stream.Hear(kOpeningBytes)).ok());
     stream.Say(Encode(transport::Opened{}));
@@ -300,7 +303,7 @@ class FalseOwner : public TcpTransportTest {
   }
   std::future<StatusOr<uint32_t>> BeginRead(Transport* reader, uint64_t length = 1000) {
     ReadRequest request = ReadOf(*owner_, token_, region_, 0, length, fetched_);
-    request.address = *LocalAddress(listener_.get());
+    request.address = TcpAddress::OfSocket(listener_.get())->ToString();
     return Begin(reader, request);
   }
 
@@ -358,6 +361,7 @@ TEST_F(FalseOwner, AnOwnerOfAnotherVersionIsNamed) {
   const auto reader = Reader();
   auto read = BeginRead(reader.get());
   for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(*WaitReadable(listener_.get(), 10'000));
     Stream stream(UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)));
     stream.Hear(kOpeningBytes);
     stream.Say(Encode(transport::Opened{kTcpVersion + 1, absl::StatusCode::kUnimplemented}));
@@ -369,7 +373,7 @@ TEST_F(FalseOwner, AnOwnerOfAnotherVersionIsNamed) {
 TEST_F(FalseOwner, ADeadlineEndsAReadThatTrickles) {
   const auto reader = Reader();
   ReadRequest request = ReadOf(*owner_, token_, region_, 0, 1000, fetched_);
-  request.address = *LocalAddress(listener_.get());
+  request.address = TcpAddress::OfSocket(listener_.get())->ToString();
   request.deadline = After(2);
   auto read = Begin(reader.get(), request);
   Stream stream = Accept();
