@@ -6,8 +6,8 @@ that dies counts as one failure, with its last output. Two lanes of stages run s
 (driver/schedule.py); the end shows what each took.
 
     tests/run.py --tier ordinary      what any user can run (make test)
-    tests/run.py --tier all           also root, cgroups, another uid, torch 2, lint, demo, a soak of two
-                                      minutes, mutants, fuzzing, sanitizers
+    tests/run.py --tier all           also root, cgroups, another uid, torch 2, lint, both demos, a soak of
+                                      two minutes, mutants, fuzzing, sanitizers
     tests/run.py --only unit,python   some stages
     tests/run.py --filter REGEX       of the C++ programs, some
 """
@@ -27,6 +27,7 @@ from driver.schedule import Lane, Schedule, Stage, run_here, stage_command
 
 SUITES = ("python", "faults", "e2e")
 DEMO = [sys.executable, "hack/demo/run.py"]
+DEMO_CLUSTER = [sys.executable, "hack/demo/cluster.py"]
 LINT = [sys.executable, "hack/lint.py"]
 SOAK = [sys.executable, "tests/soak/soak.py", "--minutes", "2"]
 
@@ -44,6 +45,12 @@ STAGES = [
     ),
     Stage("torch2", Lane.FRONT, False, stages.python_stage("torch2", stages.TORCH2_PYTHON, SUITES)),
     Stage("demo", Lane.FRONT, False, stages.command_stage("demo", DEMO, 900)),
+    Stage(
+        "demo-cluster",
+        Lane.FRONT,
+        False,
+        stages.command_stage("demo-cluster", DEMO_CLUSTER, 900),
+    ),
     Stage("soak", Lane.FRONT, False, stages.command_stage("soak", SOAK, 600)),
     Stage(
         "asan",

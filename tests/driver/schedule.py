@@ -141,14 +141,14 @@ class Schedule:
     def show_times(self) -> None:
         """The table at the end of a run."""
         total = time.monotonic() - self._begin
-        say(f"{'stage':10} {'began':>6} {'took':>6} {'processor':>10}   (seconds)")
+        say(f"{'stage':12} {'began':>6} {'took':>6} {'processor':>10}   (seconds)")
         for one in sorted(self.times, key=lambda one: one.began_s):
             row = f"{one.began_s:6.0f} {one.wall_s:6.0f} {one.processor_s:10.0f}"
-            say(f"{one.stage:10} {row}")
+            say(f"{one.stage:12} {row}")
         used = sum(one.processor_s for one in self.times)
         processors = os.cpu_count() or 1
         say(
-            f"{'all':10} {'':6} {total:6.0f} {used:10.0f}   {total / 60:.1f} min, {processors} processors"
+            f"{'all':12} {'':6} {total:6.0f} {used:10.0f}   {total / 60:.1f} min, {processors} processors"
         )
 
 
