@@ -274,6 +274,16 @@ struct MemberStatus {
   6: i64 held_for_us_bytes,
   7: i64 held_for_it_bytes,
 }
+struct FetchStatus {              // a part that is being read from other members
+  1: string job,
+  2: i64 attempt,
+  3: i64 step,
+  4: i32 writer,
+  5: string what_for,            // "restore", "load", "replica"
+  6: i64 bytes,                  // of its objects
+  7: i64 done_bytes,             // of those, verified
+  8: list<i32> sources,          // ranks
+}
 struct RingStatus {
   1: string cluster,
   2: i32 rank,
@@ -286,6 +296,7 @@ struct RingStatus {
   9: i64 fetches_under_way,
   10: i64 grants,
   11: i64 restoring,             // own parts that are on their way back
+  12: list<FetchStatus> fetches, // the oldest 64, of jobs that the caller may see
 }
 struct JobStatus {
   1: string job,

@@ -55,16 +55,16 @@ Table Members(const Json& ring) {
 }
 
 Table Fetches(const Json& ring) {
-  Table table({"JOB", "STEP", "WRITER", "FROM", "WHY", "DONE"}, {1, 2});
+  Table table({"JOB", "STEP", "WRITER", "FROM", "FOR", "DONE"}, {1, 2});
   for (const Json& fetch : List(ring, "fetches")) {
     std::vector<int64_t> from;
-    for (const Json& rank : List(fetch, "from")) {
+    for (const Json& rank : List(fetch, "sources")) {
       if (rank.is_number()) from.push_back(rank.get<int64_t>());
     }
-    const uint64_t done = Bytes(fetch, "done_bytes"), total = Bytes(fetch, "total_bytes");
+    const uint64_t done = Bytes(fetch, "done_bytes"), total = Bytes(fetch, "bytes");
     table.Row({Text(fetch, "job"), StepText(StepOf(fetch, "step")),
                absl::StrCat(Number(fetch, "writer")),
-               from.empty() ? "-" : absl::StrCat("rank ", RankList(from)), Text(fetch, "why"),
+               from.empty() ? "-" : absl::StrCat("rank ", RankList(from)), Text(fetch, "what_for"),
                absl::StrCat(Bar(done, total, 16), " ", Percent(done, total), " % of ",
                             HumanBytes(total))});
   }

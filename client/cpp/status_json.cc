@@ -57,6 +57,17 @@ Json RingJson(const wire::RingStatus& ring) {
                        {"held_for_us_bytes", m.held_for_us_bytes},
                        {"held_for_it_bytes", m.held_for_it_bytes}});
   }
+  Json fetches = Json::array();
+  for (const auto& f : ring.fetches) {
+    fetches.push_back({{"job", f.job},
+                       {"attempt", f.attempt},
+                       {"step", f.step},
+                       {"writer", f.writer},
+                       {"what_for", f.what_for},
+                       {"bytes", f.bytes},
+                       {"done_bytes", f.done_bytes},
+                       {"sources", f.sources}});
+  }
   return {{"cluster", ring.cluster},
           {"rank", ring.rank},
           {"incarnation", ring.incarnation},
@@ -67,7 +78,8 @@ Json RingJson(const wire::RingStatus& ring) {
           {"replica_reserved_bytes", ring.replica_reserved_bytes},
           {"fetches_under_way", ring.fetches_under_way},
           {"grants", ring.grants},
-          {"restoring", ring.restoring}};
+          {"restoring", ring.restoring},
+          {"fetches", fetches}};
 }
 
 Json JobJson(const wire::JobStatus& j) {

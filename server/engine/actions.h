@@ -140,12 +140,22 @@ struct MemberStatus {
   uint64_t held_for_us_bytes = 0, held_for_it_bytes = 0;
 };
 
+// A part that is read from other members.
+struct FetchStatus {
+  PartKey part;
+  std::string what_for;  // "restore", "load", "replica"
+  uint32_t uid = 0;      // the job's owner
+  uint64_t bytes = 0, done_bytes = 0;
+  std::vector<Rank> sources;
+};
+
 // Of the node in its ring; nothing in none.
 struct RingStatus {
   MemberId self;
   std::vector<MemberStatus> members;  // the others
   uint64_t replica_bytes = 0, replica_quota_bytes = 0, replica_reserved_bytes = 0;
   int64_t fetches = 0, grants = 0, restoring = 0;
+  std::vector<FetchStatus> fetching;  // the oldest ones
 };
 
 // What the job's home says; steps, kNoStep: none.

@@ -175,6 +175,7 @@ reply::RingStatus Cluster::Status() const {
   status.replica_quota_bytes = copies_.quota();
   status.replica_reserved_bytes = copies_.reserved();
   status.fetches = static_cast<int64_t>(fetches_.under_way());
+  status.fetching = fetches_.UnderWay();
   status.grants = static_cast<int64_t>(grants_.size());
   status.restoring = static_cast<int64_t>(loads_.restoring());
   for (const auto& [rank, member] : members_.others()) {

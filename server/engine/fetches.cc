@@ -46,6 +46,18 @@ uint64_t Fetches::DoneBytes(const PartKey& part) const {
   return at == by_part_.end() ? 0 : fetches_.at(at->second).done;
 }
 
+std::vector<reply::FetchStatus> Fetches::UnderWay() const {
+  constexpr absl::string_view kWhatFor[] = {"restore", "load", "replica"};  // by FetchFor
+  std::vector<reply::FetchStatus> shown;
+  for (const auto& [id, fetch] : fetches_) {
+    if (shown.size() == kMostShown) break;
+    const Order& order = fetch.order;
+    shown.push_back({order.part, std::string(kWhatFor[static_cast<int>(order.what_for)]), order.uid,
+                     order.bytes, fetch.done, order.sources});
+  }
+  return shown;
+}
+
 // --- beginning
 
 Status Fetches::CheckPlace(const Order& order) const {

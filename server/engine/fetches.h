@@ -29,6 +29,7 @@ namespace cairn::engine {
 
 class Fetches {
  public:
+  static constexpr size_t kMostShown = 64;
   struct Order {
     PartKey part;
     std::string digest;
@@ -73,6 +74,7 @@ class Fetches {
   uint64_t bytes() const { return ledger_.for_peers_bytes(); }
   uint64_t memory_version() const { return ledger_.version(); }  // grows when some comes free
   size_t under_way() const { return fetches_.size(); }
+  std::vector<reply::FetchStatus> UnderWay() const;  // the oldest kMostShown
 
   bool SlabMade(SlabId slab, const Status& status);  // true: it was made for a fetch
   void On(const event::FetchAdvanced& event);

@@ -104,6 +104,8 @@ reply::Status StatusOf(const StatusSources& from, const event::Status& asked) {
     status.jobs.push_back(StatusOfJob(from, *job));
   }
   status.ring = from.cluster.Status();
+  std::erase_if(status.ring.fetching,
+                [&](const reply::FetchStatus& fetch) { return !IsShown(fetch.uid, asked); });
   status.counters = from.out.counters();
   status.counters["waiting_callers"] = static_cast<int64_t>(from.callers.size());
   status.counters["storage_away"] = from.options.storage && !from.mode.storage_here ? 1 : 0;

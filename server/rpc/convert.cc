@@ -218,6 +218,19 @@ wire::MemberStatus ToWire(const engine::reply::MemberStatus& member, const std::
   return shown;
 }
 
+wire::FetchStatus ToWire(const engine::reply::FetchStatus& fetch) {
+  wire::FetchStatus shown;
+  shown.__set_job(fetch.part.checkpoint.job);
+  shown.__set_attempt(fetch.part.checkpoint.attempt);
+  shown.__set_step(fetch.part.checkpoint.step);
+  shown.__set_writer(fetch.part.writer);
+  shown.__set_what_for(fetch.what_for);
+  shown.__set_bytes(Signed(fetch.bytes));
+  shown.__set_done_bytes(Signed(fetch.done_bytes));
+  shown.__set_sources({fetch.sources.begin(), fetch.sources.end()});
+  return shown;
+}
+
 wire::RingStatus ToWire(const engine::reply::RingStatus& ring, const engine::RingOptions& options) {
   wire::RingStatus shown;
   shown.__set_cluster(options.cluster);
@@ -236,6 +249,7 @@ wire::RingStatus ToWire(const engine::reply::RingStatus& ring, const engine::Rin
   shown.__set_fetches_under_way(ring.fetches);
   shown.__set_grants(ring.grants);
   shown.__set_restoring(ring.restoring);
+  for (const auto& fetch : ring.fetching) shown.fetches.push_back(ToWire(fetch));
   return shown;
 }
 

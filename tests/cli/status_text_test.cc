@@ -154,10 +154,10 @@ Json InRingOf(Json node) {
        {{{"job", "run7"},
          {"step", 12},
          {"writer", 1},
-         {"from", {1, 2}},
-         {"why", "restore"},
+         {"sources", {1, 2}},
+         {"what_for", "restore"},
          {"done_bytes", kGiB},
-         {"total_bytes", 2 * kGiB}}}}};
+         {"bytes", 2 * kGiB}}}}};
   return node;
 }
 Json OfRing(Json job, int64_t protect, int64_t target, int replicas, const std::string& why = "") {

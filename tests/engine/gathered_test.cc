@@ -254,7 +254,7 @@ class RandomGathering {
         if (OneIn(40)) part.bytes = 99;
         if (!OneIn(4)) {
           const uint64_t own = static_cast<uint64_t>(writer) * 10;
-          part.names = Names({own, OneIn(25) ? 77 : own + 1});
+          part.names = Names({own, OneIn(6) ? 77 : own + 1});
         }
         report->parts[{id, OneIn(80) ? 7 : writer}] = part;
       }

@@ -289,6 +289,31 @@ TEST_F(Replicas, OfAFencedLifeItStaysForThisNodesLineIsNotItsOwners) {
   EXPECT_FALSE(Goes());
 }
 
+TEST_F(Replicas, HowFarOneIsStandsInStatus) {
+  const PartKey part{{"job", 2, 1, 0}, 1};
+  peer::WantList list;
+  list.version = ++wants;
+  peer::Want want;
+  want.part = part;
+  want.digest = ManifestDigest(EncodeManifest(ManifestOf(part, 2, 8 * kMiB)));
+  want.manifest_bytes = 1000;
+  want.bytes = 8 * kMiB;
+  want.world_size = 2;
+  want.owner_uid = want.owner_gid = 1000;
+  list.wants.push_back(want);
+  fetches.clear();
+  Apply(event::PeerSaid{other, list});
+  ASSERT_EQ(fetches.size(), 1u);
+  Apply(event::FetchAdvanced{fetches[0].fetch, 3 * kMiB});
+  const std::vector<reply::FetchStatus> shown = Status_().ring.fetching;
+  ASSERT_EQ(shown.size(), 1u);
+  EXPECT_EQ(shown[0].part, part);
+  EXPECT_EQ(shown[0].what_for, "replica");
+  EXPECT_EQ(shown[0].done_bytes, 3 * kMiB);
+  EXPECT_EQ(shown[0].bytes, 8 * kMiB);
+  EXPECT_THAT(shown[0].sources, ElementsAre(other.rank));
+}
+
 TEST_F(Replicas, TheyCountAsNobodysShare) {
   EXPECT_LT(Status_().counters.at("user_memory_bytes"), 1 << 20) << "the record alone";
 }
