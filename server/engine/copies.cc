@@ -42,6 +42,7 @@ void Copies::On(const MemberId& from, const peer::WantList& list) {
   of.wants_version = list.version;
   of.wants = list.wants;
   of.refused.clear();
+  of.failed.clear();
   of.lacks.clear();
   of.due = true;
   // What is on its way and not wanted any more need not come.
@@ -93,7 +94,9 @@ void Copies::Ended(const Fetches::Order& order, const Status& status) {
   if (status.ok()) {
     out_.Count("replicas_held");
   } else if (!absl::IsCancelled(status)) {
-    of.refused[order.part] = std::string(status.message());
+    // A source that is away, or bytes that a bad link spoils, are tried again, and nobody gives up for them.
+    const bool passes = absl::IsUnavailable(status) || absl::IsDataLoss(status);
+    (passes ? of.failed : of.refused)[order.part] = std::string(status.message());
   }
 }
 
@@ -164,7 +167,7 @@ void Copies::Plan(Rank owner, Of* of) {
       of->refused[want.part] = std::string(jobs[job].message());
       continue;
     }
-    if (of->refused.contains(want.part)) continue;  // tried again later
+    if (of->refused.contains(want.part) || of->failed.contains(want.part)) continue;  // not yet
     Part* part = parts_.Find(want.part);
     if (part != nullptr && Fetches::Holds(*part)) {
       fetches_.Become(part, PartRole::kReplica, OrderOf(owner, want).owner);
@@ -197,8 +200,10 @@ void Copies::Tell(Rank owner, Of* of) {
       have.why = why->second;
     } else {
       have.done_bytes = fetches_.DoneBytes(want.part);
-      const auto lacks = of->lacks.find(want.part);
-      if (lacks != of->lacks.end()) have.why = lacks->second;
+      for (const auto* reasons : {&of->lacks, &of->failed}) {
+        const auto reason = reasons->find(want.part);
+        if (reason != reasons->end()) have.why = reason->second;
+      }
     }
     named.insert(want.part);
     list.haves.push_back(std::move(have));
@@ -222,7 +227,10 @@ void Copies::Tell(Rank owner, Of* of) {
 
 void Copies::Run(bool again) {
   for (auto& [owner, of] : owners_) {
-    if (again) of.refused.clear();
+    if (again) {
+      of.refused.clear();
+      of.failed.clear();
+    }
     const bool more_memory = !of.lacks.empty() && fetches_.memory_version() != memory_seen_;
     if (!of.due && !again && !more_memory) continue;
     of.lacks.clear();

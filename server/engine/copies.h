@@ -47,6 +47,7 @@ class Copies : public RingWatcher {
     uint64_t haves_version = 0;
     std::vector<peer::Have> told;
     std::map<PartKey, std::string> refused;  // why, until the next try
+    std::map<PartKey, std::string> failed;   // to come: that is no refusal; why, until the next try
     std::map<PartKey, std::string>
         lacks;               // no memory yet: why; tried again whenever some comes free
     std::set<PartKey> held;  // that it did not let go

@@ -19,8 +19,8 @@ SAVES = 7
 SLOWER, FLOOR_S = 3.0, 0.3
 
 
-def large_ring(**options):
-    return ring(2, budget=256 * MIB, **options)
+def large_ring(budget: int = 256 * MIB, **options):
+    return ring(2, budget=budget, **options)
 
 
 def save_some(r: Ring, writer, first: int) -> float:
@@ -44,7 +44,6 @@ def begin_slow_transfer(r: Ring, writer, step: int) -> None:
     until("node 1 reads it", under_way, 30)
 
 
-@pytest.mark.later
 @pytest.mark.parametrize("fault", ["killed", "stopped", "half-open"])
 def test_a_peer_that_fails_in_a_transfer_delays_no_save_and_is_not_counted(fault: str) -> None:
     """R16. Half-open: what goes either way is dropped, and no connection is closed."""
@@ -75,10 +74,9 @@ def test_a_peer_that_fails_in_a_transfer_delays_no_save_and_is_not_counted(fault
         until("node 1 has it", lambda: r[1].loads(JOB, last, part_bytes=LARGE), 60)
 
 
-@pytest.mark.later
 def test_a_cut_transfer_goes_on_where_it_was() -> None:
     """Of what was verified before at most 8 MiB are read again."""
-    with large_ring() as r:
+    with large_ring(512 * MIB) as r:
         writer = r[0].writer(JOB, attempt_number())
         r.rate(0, 40)  # 5 MB/s
         r[0].save(writer, 1, part_bytes=4 * LARGE)
@@ -157,10 +155,9 @@ def test_a_slow_link_only_takes_longer() -> None:
         assert set(r[0].states().values()) <= {"self", "up"}
 
 
-@pytest.mark.later
 def test_bits_that_flip_on_the_wire_are_refused_read_again_and_counted() -> None:
     """R18: on the data port's answers, one packet in some; promise 2."""
-    with large_ring() as r:
+    with large_ring(512 * MIB) as r:
         writer = r[0].writer(JOB, attempt_number())
         r.network.spoil(0, 1, port=DATA_PORT, one_in=60)
         r[0].save(writer, 1, part_bytes=4 * LARGE)
@@ -173,7 +170,6 @@ def test_bits_that_flip_on_the_wire_are_refused_read_again_and_counted() -> None
         until("node 1 has it", lambda: r[1].loads(JOB, 1, part_bytes=4 * LARGE), 60)
 
 
-@pytest.mark.later
 def test_a_link_that_spoils_everything_makes_nothing_replicated() -> None:
     with large_ring() as r:
         writer = r[0].writer(JOB, attempt_number())

@@ -98,9 +98,8 @@ class PartsElsewhere : public EngineTest {
     manifest.objects.push_back(entry);
     return manifest;
   }
-  // The other member wants a part of its writer kept here, and it comes.
-  void Replicate(const PartKey& part, int32_t world_size, uint64_t bytes) {
-    const Manifest manifest = ManifestOf(part, world_size, bytes);
+  // The other member wants a part of its writer kept here: its digest.
+  std::string Want(const Manifest& manifest, const PartKey& part, uint64_t bytes) {
     peer::WantList list;
     list.version = ++wants;
     peer::Want want;
@@ -108,14 +107,28 @@ class PartsElsewhere : public EngineTest {
     want.digest = ManifestDigest(EncodeManifest(manifest));
     want.manifest_bytes = EncodeManifest(manifest).size();
     want.bytes = bytes;
-    want.world_size = world_size;
+    want.world_size = manifest.world_size;
     want.owner_uid = want.owner_gid = 1000;
     list.wants.push_back(want);
     fetches.clear();
     Apply(event::PeerSaid{other, list});
+    return want.digest;
+  }
+  // The newest list that this node said to it.
+  std::vector<peer::Have> SaidHaves() const {
+    std::vector<peer::Have> haves;
+    for (const action::Tell& tell : tells) {
+      if (const auto* list = std::get_if<peer::HaveList>(&tell.message)) haves = list->haves;
+    }
+    return haves;
+  }
+  // And it comes.
+  void Replicate(const PartKey& part, int32_t world_size, uint64_t bytes) {
+    const Manifest manifest = ManifestOf(part, world_size, bytes);
+    const std::string digest = Want(manifest, part, bytes);
     ASSERT_EQ(fetches.size(), 1u) << part.DebugString();
     Apply(event::Fetched{fetches[0].fetch, absl::OkStatus(),
-                         TableOf(manifest, {{fetches[0].slab, 0, bytes}}), want.digest});
+                         TableOf(manifest, {{fetches[0].slab, 0, bytes}}), digest});
   }
 
   MemberId other;
@@ -291,18 +304,7 @@ TEST_F(Replicas, OfAFencedLifeItStaysForThisNodesLineIsNotItsOwners) {
 
 TEST_F(Replicas, HowFarOneIsStandsInStatus) {
   const PartKey part{{"job", 2, 1, 0}, 1};
-  peer::WantList list;
-  list.version = ++wants;
-  peer::Want want;
-  want.part = part;
-  want.digest = ManifestDigest(EncodeManifest(ManifestOf(part, 2, 8 * kMiB)));
-  want.manifest_bytes = 1000;
-  want.bytes = 8 * kMiB;
-  want.world_size = 2;
-  want.owner_uid = want.owner_gid = 1000;
-  list.wants.push_back(want);
-  fetches.clear();
-  Apply(event::PeerSaid{other, list});
+  Want(ManifestOf(part, 2, 8 * kMiB), part, 8 * kMiB);
   ASSERT_EQ(fetches.size(), 1u);
   Apply(event::FetchAdvanced{fetches[0].fetch, 3 * kMiB});
   const std::vector<reply::FetchStatus> shown = Status_().ring.fetching;
@@ -312,6 +314,31 @@ TEST_F(Replicas, HowFarOneIsStandsInStatus) {
   EXPECT_EQ(shown[0].done_bytes, 3 * kMiB);
   EXPECT_EQ(shown[0].bytes, 8 * kMiB);
   EXPECT_THAT(shown[0].sources, ElementsAre(other.rank));
+}
+
+// Bytes that a bad link spoils, and a source that is away for a moment, are tried again a second later; who waits
+// for REPLICATED goes on waiting.
+TEST_F(Replicas, OneThatDoesNotComeIsNoRefusal) {
+  const PartKey part{{"job", 2, 1, 0}, 1};
+  Want(ManifestOf(part, 2, 8 * kMiB), part, 8 * kMiB);
+  for (const Status& why : {absl::DataLossError("block 2 came otherwise than its checksum says"),
+                            absl::UnavailableError("no source is left")}) {
+    ASSERT_EQ(fetches.size(), 1u);
+    const uint64_t fetch = fetches[0].fetch;
+    fetches.clear();
+    tells.clear();
+    Apply(event::Fetched{fetch, why, nullptr, ""});
+    EXPECT_TRUE(fetches.empty()) << "not at once";
+    const auto haves = SaidHaves();
+    ASSERT_FALSE(haves.empty());
+    const auto have = std::find_if(haves.begin(), haves.end(),
+                                   [&](const peer::Have& it) { return it.part == part; });
+    ASSERT_NE(have, haves.end());
+    EXPECT_EQ(have->state, peer::HaveState::kUnderWay);
+    EXPECT_EQ(have->why, why.message());
+    Advance(1100 * kNanosPerMilli);
+  }
+  EXPECT_EQ(fetches.size(), 1u);
 }
 
 TEST_F(Replicas, TheyCountAsNobodysShare) {
