@@ -89,7 +89,6 @@ def test_one_name_of_two_writers_on_two_nodes_is_a_conflict_and_never_complete()
             assert member.latest(JOB) is None
 
 
-@pytest.mark.later
 def test_a_decision_that_was_acknowledged_outlives_any_one_node() -> None:
     """R40: of several jobs, so that each node is the home of some; the node that decided dies at once."""
     jobs = [f"job{i}" for i in range(6)]
@@ -97,7 +96,7 @@ def test_a_decision_that_was_acknowledged_outlives_any_one_node() -> None:
         for job in jobs:
             writer = r[0].writer(job, attempt_number())
             for step in (1, 2):
-                r[0].save(writer, step)
+                r[0].save(writer, step, part_bytes=MIB)
             r[0].wait_replicated(job, 2)
         for lost in (2, 1):
             removed = [job for job in jobs if jobs.index(job) % 2 == lost % 2]
@@ -112,7 +111,6 @@ def test_a_decision_that_was_acknowledged_outlives_any_one_node() -> None:
                         refuses(NOT_FOUND, reader.checkpoint, 2)
 
 
-@pytest.mark.later
 def test_whoever_is_home_says_the_same_and_its_loss_delays_no_save() -> None:
     """R40: each node in turn is gone, for many jobs; the others answer for all of them."""
     jobs = [f"job{i}" for i in range(6)]
@@ -121,13 +119,13 @@ def test_whoever_is_home_says_the_same_and_its_loss_delays_no_save() -> None:
         for job in jobs:
             ranks = [r[0].writer(job, attempt, 0, 2), r[1].writer(job, attempt, 1, 2)]
             for rank, writer in enumerate(ranks):
-                r[rank].save(writer, 1)
+                r[rank].save(writer, 1, part_bytes=MIB)
             r[0].wait_replicated(job, 1)
         for lost in range(3):
             r[lost].kill()
             rest = tuple(rank for rank in range(3) if rank != lost)
             mine = r[rest[0]].writer(f"alone{lost}", attempt_number())
-            assert r[rest[0]].save(mine, 1) < 3
+            assert r[rest[0]].save(mine, 1, part_bytes=MIB) < 3
             for job in jobs:
                 r.await_same_latest(job, 1, rest)
             r[lost].replace()

@@ -91,7 +91,6 @@ def test_the_owners_daemon_dies_and_its_writer_goes_on() -> None:
         r[0].wait_replicated(JOB, 2)
 
 
-@pytest.mark.later
 def test_two_neighbours_lost_the_job_goes_on_from_storage() -> None:
     """Step 1 is in storage, step 2 in the memory of ranks 0 and 1 only; both die."""
     with ring(3, storage=True) as r:

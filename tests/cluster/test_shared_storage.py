@@ -56,7 +56,6 @@ def test_a_node_alone_writes_nothing_that_is_anothers() -> None:
         assert r[1].loads(JOB, 1, 2)
 
 
-@pytest.mark.later
 def test_stock_torch_opens_what_two_nodes_saved(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = """
