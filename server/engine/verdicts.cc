@@ -64,7 +64,9 @@ void Verdicts::TakeCheckpoints(Job* job, const JobVerdict& verdict) {
     Checkpoint* checkpoint = CheckpointOf(*job, id);
     const bool can_be_had = said.complete && (said.in_memory || said.stored);
     if (checkpoint == nullptr) {
-      if (!can_be_had || job->tombstones->removed.Forbids(id.step, id.attempt)) continue;
+      // One in conflict is shown on every node, for it will not become complete by itself.
+      const bool shown = can_be_had || !said.conflict.empty();
+      if (!shown || job->tombstones->removed.Forbids(id.step, id.attempt)) continue;
       checkpoint =
           parts_.FindOrMake(job, {job->name, id.step, id.attempt, id.revision}, said.world_size);
     }
