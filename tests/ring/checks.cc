@@ -230,11 +230,13 @@ void Truth::Loaded(const SimNode& node, const PartKey& part, const std::string& 
 // --- promises
 
 void Truth::Promised(const CheckpointKey& key, int asked) {
+  if (asked == 0) return;  // nothing is promised of the loss of a node
   auto& promises = promises_[key.job];
   if (promises.contains(key)) return;
   std::erase_if(promises, [&](const auto& at) { return Newer(key, at.first); });
   if (!promises.empty()) return;  // a newer one is: this was said late
-  Promise promise{asked, {}};
+  Promise promise;
+  promise.asked = asked;
   ForgetDeaths();
   for (const auto& [at, had] : deaths_) {
     for (auto part = had.lower_bound({key, 0}); part != had.end() && part->first.checkpoint == key;
@@ -254,7 +256,8 @@ void Truth::ForgetDeaths() {
 void Truth::CheckPromises() {
   for (auto& [job, promises] : promises_) {
     for (auto& [key, promise] : promises) {
-      if (world_.storage.Published(key)) continue;
+      promise.stored |= world_.storage.Published(key);
+      if (promise.stored) continue;  // a newer revision may take its place there
       for (const auto& [writer, original] : originals_[key]) {
         const PartKey part{key, writer};
         const int copies = CopiesOf(part, original.digest);

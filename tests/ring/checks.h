@@ -59,6 +59,7 @@ class Truth {
   struct Promise {
     int asked = 0;
     std::map<Writer, int> lost;  // copies that losses of nodes took
+    bool stored = false;         // it was published: no memory is needed for it any more
   };
 
   void Promised(const CheckpointKey& key, int asked);
