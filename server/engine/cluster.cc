@@ -171,6 +171,7 @@ reply::RingStatus Cluster::Status() const {
   reply::RingStatus status;
   if (Alone()) return status;
   status.self = members_.self_id();
+  status.superseded = members_.Superseded();
   status.replica_bytes = fetches_.bytes();
   status.replica_quota_bytes = copies_.quota();
   status.replica_reserved_bytes = copies_.reserved();

@@ -99,7 +99,9 @@ void VisitFields(Is<fact::StepRemoved> auto& f, const auto& v) {
 void VisitFields(Is<fact::Pinned> auto& f, const auto& v) { v(f.checkpoint, f.pinned); }
 void VisitFields(Is<fact::PersistAsked> auto& f, const auto& v) { v(f.checkpoint); }
 void VisitFields(Is<fact::StorageRoot> auto& f, const auto& v) { v(f.id, f.instance); }
-void VisitFields(Is<fact::MemberLife> auto& f, const auto& v) { v(f.incarnation, f.instance); }
+void VisitFields(Is<fact::MemberLife> auto& f, const auto& v) {
+  v(f.incarnation, f.instance, f.superseded_by);
+}
 
 // The greatest value of each enumeration that can stand in a fact.
 constexpr Readers Last(Readers) { return Readers::kAll; }
@@ -253,6 +255,12 @@ bool TakeOlder(fact::StepRemoved& f, int version, const Decoder& take) {
   if (version != 1) return false;
   take(f.job, f.step, f.up_to_attempt);
   f.first_attempt = 1;
+  return true;
+}
+// Whether another life has its place was not kept: its members tell it again.
+bool TakeOlder(fact::MemberLife& f, int version, const Decoder& take) {
+  if (version != 1) return false;
+  take(f.incarnation, f.instance);
   return true;
 }
 

@@ -250,6 +250,7 @@ struct Pinned {
 struct MemberLife {
   int64_t incarnation = 0;
   std::string instance;
+  int64_t superseded_by = 0;  // incarnation of the life that has its place now; 0: this one has it
   bool operator==(const MemberLife&) const = default;
 };
 
@@ -303,7 +304,7 @@ inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::StorageRoot>{{23, 1, "storage_root"}},
     KindOfFact<fact::PartLeftSlab>{{24, 1, "part_left_slab"}},
     KindOfFact<fact::JobForgotten>{{25, 1, "job_forgotten"}},
-    KindOfFact<fact::MemberLife>{{26, 1, "member_life"}},
+    KindOfFact<fact::MemberLife>{{26, 2, "member_life", /*oldest=*/1}},
 };
 
 const FactKind& KindOf(const Fact& fact);

@@ -73,6 +73,7 @@ class Node::UnderLock {
   void operator()(action::ReadTables read) { node_->storage_worker_->Start(std::move(read)); }
   void operator()(action::ScanJob scan) { node_->storage_worker_->Start(std::move(scan)); }
   void operator()(action::Tell tell) { node_->links_.Tell(tell.rank, std::move(tell.message)); }
+  void operator()(action::BecomeLife life) { node_->BecomeLife(std::move(life.self)); }
   void operator()(action::Fetch fetch) {
     if (node_->mover_ != nullptr) return node_->mover_->Start(std::move(fetch));
     after_->actions.emplace_back(std::move(fetch));

@@ -65,7 +65,7 @@ std::vector<Fact> OneOfEach() {
       fact::StorageRoot{"0f0e0d0c-0b0a-4908-8706-050403020100", "1:2:3:4.5"},
       fact::PartLeftSlab{Part(), 3},
       fact::JobForgotten{"job-a"},
-      fact::MemberLife{1'700'000'000'002, "0123456789abcdef"},
+      fact::MemberLife{1'700'000'000'002, "0123456789abcdef", 1'700'000'000'003},
   };
 }
 
@@ -87,6 +87,7 @@ std::vector<std::pair<std::string, Fact>> OfEarlierVersions() {
                           token}},
       {"part_committed.v2", fact::PartCommitted{Part(), 8, Extent(), 512, "digest", {3, 4}}},
       {"step_removed.v1", fact::StepRemoved{"job-a", 17, 1, 9}},
+      {"member_life.v1", fact::MemberLife{1'700'000'000'002, "0123456789abcdef"}},
   };
 }
 
