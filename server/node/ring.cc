@@ -28,6 +28,7 @@ void Node::RecoverSelf(engine::Recovered* recovered) {
 }
 
 void Node::BecomeLife(engine::MemberId self) {
+  recorder_.SetIncarnation(self.incarnation);
   MutexLock lock(&self_mu_);
   self_ = std::move(self);
 }

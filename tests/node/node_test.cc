@@ -209,6 +209,23 @@ TEST_F(NodeOfARing, ThatIsSupersededSaysSoAndIsLoadedFrom) {
   EXPECT_THAT(State(0), HasSubstr("superseded: incarnation "));
 }
 
+TEST_F(NodeOfARing, TakesAGreaterIncarnationWhichItsCatalogsRowsHave) {
+  with_catalog_ = true;
+  StartNode();
+  MetAnother(1'000'000'000);
+  const int64_t ours = node().Self().incarnation;
+  ASSERT_TRUE(Save(Begin(), 1, "model", "bytes").ok());
+  node().FlushCatalog(10'000);
+  const int64_t newest = *OpenCatalog()->NewestSequence();
+  EXPECT_EQ(newest >> 20, ours);
+  Restart();
+  EXPECT_EQ(node().Self().incarnation, ours);
+  ASSERT_TRUE(Save(Begin("job", 8), 2, "model", "bytes", "job", 8).ok());
+  node().FlushCatalog(10'000);
+  EXPECT_EQ(*OpenCatalog()->NewestSequence() >> 20, ours);
+  EXPECT_GT(*OpenCatalog()->NewestSequence(), newest);
+}
+
 // As after a daemon that died before the catalog knew that it had removed its checkpoints.
 TEST_F(NodeTest, WhatTheCatalogShowsAndIsGoneIsMarkedInTheNextLife) {
   with_catalog_ = true;
