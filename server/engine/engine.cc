@@ -121,7 +121,9 @@ class Engine::Impl {
     std::visit(
         [this](const auto& e) {
           Note(e);
-          if (MayDecide(e) && HasJournalRoom(e)) On(e);
+          if (!MayDecide(e) || !HasJournalRoom(e)) return;
+          On(e);
+          TellCluster(e);
         },
         event);
   }
@@ -142,6 +144,21 @@ class Engine::Impl {
       return status.ok();
     }
     return true;
+  }
+  // Whose answer waits for a second journal, and who waits no longer (decisions.h).
+  template <class E>
+  void TellCluster(const E& event) {
+    if constexpr (std::is_same_v<E, event::Use>) {
+      cluster_.Decided(event.caller, event.ref.job, event.deadline);
+    }
+    if constexpr (std::is_same_v<E, event::ResumeFrom>) {
+      cluster_.Decided(event.caller, event.job, event.deadline);
+    }
+    if constexpr (std::is_same_v<E, event::Remove>) {
+      if (!event.memory_only) cluster_.Decided(event.caller, event.ref.job, event.deadline);
+    }
+    if constexpr (std::is_same_v<E, event::SessionEnded>) cluster_.SessionEnds(event.session);
+    if constexpr (std::is_same_v<E, event::CallerLeft>) cluster_.CallerLeft(event.request);
   }
   template <class E>
   bool HasJournalRoom(const E& event) {
@@ -374,6 +391,7 @@ Outcome Engine::Impl::Finish() {
   ForgetIdle();
   EmitWake();
   Outcome outcome = out_.Take();
+  cluster_.HoldBack(&outcome.actions);
   refusals_.See(outcome.actions);
   return outcome;
 }

@@ -52,20 +52,21 @@ class Superseded : public EngineTest {
 TEST_F(Superseded, ALifeTakesNoSavesAndIsLoadedFrom) {
   Believed();
   const SessionId session = Hello();
-  Save(session, 1);
+  ASSERT_TRUE(Saves(session, 1).ok());
   Tell(kOurs + 1);
-  EXPECT_THAT(TrySave(session, 2), Fails(absl::StatusCode::kUnavailable,
-                                         "superseded: incarnation 1001 of rank 0 was met"));
+  EXPECT_THAT(Saves(session, 2),
+              Fails(absl::StatusCode::kUnavailable,
+                    absl::StrCat("superseded: incarnation 1001 of rank ", ours)));
   EXPECT_THAT(StatusOf(Commit(session, PartOf(session, 2), {})),
               Fails(absl::StatusCode::kUnavailable, "superseded"));
   EXPECT_TRUE(Open(session, 1).ok());
   EXPECT_THAT(Why(), HasSubstr(absl::StrCat(options.ring.members.at(ours),
                                             ", this node is incarnation 1000")));
   // A member reads it as before.
-  event::GrantAsked asked{From(0), other, {PartOf(session, 1), ""}};
-  Apply(asked);
-  EXPECT_TRUE(StatusOf(Take<reply::Granted>(asked.caller.request)).ok());
-  Apply(event::GrantEnded{Take<reply::Granted>(asked.caller.request)->grant});
+  event::GrantAsked question{From(0), other, {PartOf(session, 1), ""}};
+  Apply(question);
+  EXPECT_TRUE(StatusOf(Take<reply::Granted>(question.caller.request)).ok());
+  Apply(event::GrantEnded{Take<reply::Granted>(question.caller.request)->grant});
 }
 
 TEST_F(Superseded, ALifeDecidesNothing) {
@@ -123,12 +124,12 @@ TEST_F(Superseded, ALifeIsSoAfterTheDaemonsDeath) {
 
 TEST_F(Superseded, ByAGreaterIncarnationAlone) {
   Believed();
-  Tell(kOurs);                       // nothing orders the two
-  Tell(kOurs - 1);                   // it is the older one
-  Tell(kOurs + 1, 's');              // this node itself
-  Tell(kOurs + 1, 'x', /*rank=*/1);  // another's rank
+  Tell(kOurs);           // nothing orders the two
+  Tell(kOurs - 1);       // it is the older one
+  Tell(kOurs + 1, 's');  // this node itself
+  Apply(event::LifeMet{other.rank, Life(other.rank, kOurs + 1, 'x')});
   EXPECT_THAT(Why(), IsEmpty());
-  Save(Hello(), 1);
+  EXPECT_TRUE(Saves(Hello(), 1).ok());
 }
 
 // What a member says in the name of a life, or that it is one, is a claim: only LifeMet tells what was met.

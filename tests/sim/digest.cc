@@ -91,7 +91,7 @@ class Digester {
   void Take(const fact::PersistAsked& f) { Values("PersistAsked", f.checkpoint); }
   void Take(const fact::MemberLife& f) { Values("MemberLife", f.incarnation, f.superseded_by); }
   void Take(const fact::StorageRoot& f) { Values("StorageRoot", f.id, f.instance); }
-  void Take(const fact::Pinned& f) { Values("Pinned", f.checkpoint, f.pinned); }
+  void Take(const fact::Pinned& f) { Values("Pinned", f.checkpoint, f.pinned, f.version); }
 
   // --- actions
   void Take(const action::Reply& a) {
