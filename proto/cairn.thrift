@@ -323,7 +323,7 @@ struct NodeStatus {
   2: string version,
   3: i64 started_unix_ms,
   4: i32 restarts,               // of the daemon under this keeper
-  5: string state,               // "starting", "serving", "draining", "safe mode: why"
+  5: string state,               // "starting", "serving", "draining", "safe mode: why", "superseded: why"
   6: i64 budget_bytes,
   7: i64 slab_bytes,             // faulted or being faulted
   8: i64 used_bytes,             // held by objects and manifests

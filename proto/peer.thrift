@@ -233,6 +233,12 @@ struct PlacesSaid {
 struct Record {
   1: string job,
   2: binary encoded,
+  3: i64 number = 0,        // of the speaker, which grows with what its record says; 0: no answer is wanted
+}
+// All that the listener's record of the job said up to this number is in the speaker's journal.
+struct RecordHeld {
+  1: string job,
+  2: i64 number,
 }
 
 // One of these.
@@ -247,6 +253,7 @@ struct Message {
   8: optional Record& record,
   9: optional PlacesWanted& places_wanted,
   10: optional PlacesSaid& places,
+  11: optional RecordHeld& record_held,
 }
 
 struct Said {

@@ -156,6 +156,7 @@ struct RingStatus {
   uint64_t replica_bytes = 0, replica_quota_bytes = 0, replica_reserved_bytes = 0;
   int64_t fetches = 0, grants = 0, restoring = 0;
   std::vector<FetchStatus> fetching;  // the oldest ones
+  std::string superseded;  // not empty: why this life of the rank takes no saves any more
 };
 
 // What the job's home says; steps, kNoStep: none.
@@ -319,6 +320,11 @@ struct Tell {
   peer::Message message;
 };
 
+// This node is of a greater incarnation from now on, and says so to members.
+struct BecomeLife {
+  MemberId self;
+};
+
 // What a fetch is for; a lower one goes first.
 enum class FetchFor : uint8_t { kRestore = 0, kLoad = 1, kReplica = 2 };
 
@@ -389,9 +395,10 @@ using Action =
     std::variant<action::Reply, action::MakeSlab, action::HurrySlab, action::DestroySlab,
                  action::ProbeSlab, action::WriteManifest, action::Verify, action::Persist,
                  action::WriteLineRecord, action::Reinstate, action::DeleteFiles, action::ScanJob,
-                 action::ReadTables, action::ReadLineNumbers, action::Tell, action::Fetch,
-                 action::FetchFrom, action::CancelFetch, action::RevokeGrant, action::Record,
-                 action::WakeAt, action::EndSession, action::Discard, action::Drained, action::Log>;
+                 action::ReadTables, action::ReadLineNumbers, action::Tell, action::BecomeLife,
+                 action::Fetch, action::FetchFrom, action::CancelFetch, action::RevokeGrant,
+                 action::Record, action::WakeAt, action::EndSession, action::Discard,
+                 action::Drained, action::Log>;
 
 // What one Apply decided.
 struct Outcome {

@@ -135,6 +135,10 @@ void Attempts::Saw(Job* job, Attempt attempt) {
 
 void Attempts::Decide(Job* job, Attempt number, Decision decision) {
   Saw(job, number);
+  const auto before = job->attempts->decisions.find(number);
+  if (before != job->attempts->decisions.end()) {
+    decision.version = std::max(decision.version, before->second.version + 1);
+  }
   records_.Owe({job->name, number, decision.kind, decision.lineage});
   out_.Say(
       fact::LineDecided{{job->name, number, decision.kind, decision.lineage}, decision.unix_ms});

@@ -30,7 +30,8 @@ Cluster::Cluster(const Below& below)
       verdicts_(*below.options, below.out, below.callers, &members_, below.jobs, below.attempts,
                 below.parts, below.standing, below.again),
       loads_(below.out, below.callers, &members_, below.jobs, below.parts, &fetches_, below.again),
-      decisions_(below.out, &members_, below.jobs, below.attempts, below.retention) {
+      decisions_(*below.options, below.out, &members_, below.jobs, below.attempts,
+                 below.persistence, below.retention) {
   for (RingWatcher* watcher :
        {static_cast<RingWatcher*>(&home_), static_cast<RingWatcher*>(&reporting_),
         static_cast<RingWatcher*>(&verdicts_), static_cast<RingWatcher*>(&offers_),
@@ -53,6 +54,7 @@ Cluster::Cluster(const Below& below)
   });
   reporting_.set_writing([persistence](const Job& job) { return persistence->WorksOn(job); });
   persistence->set_acts_for([this](const Part& part) { return offers_.ActsFor(part); });
+  decisions_.set_newer_attempt(below.newer_attempt);
   decisions_.set_changed(
       [this](const std::string& job, const JobRecord& record) { home_.SetRecord(job, record); });
   standing_.set_touched([this](const std::string& job) { decisions_.Look(job); });
@@ -73,6 +75,7 @@ void Cluster::Start(const Restored& restored, const std::optional<MemberId>& sel
   members_.Start(restored, self);
   copies_.Restore(restored);
   reporting_.Start();
+  decisions_.Start();
   next_ = out_.now() + kTick;
 }
 
@@ -107,8 +110,10 @@ void Cluster::Say(const MemberId& from, const peer::Message& message) {
         } else if constexpr (std::is_same_v<Said, peer::PlacesSaid>) {
           loads_.On(said);
         } else {
-          static_assert(std::is_same_v<Said, peer::Record>, "what is done about this message?");
-          decisions_.On(said);
+          static_assert(
+              std::is_same_v<Said, peer::Record> || std::is_same_v<Said, peer::RecordHeld>,
+              "what is done about this message?");
+          decisions_.On(from, said);
         }
       },
       message);
@@ -171,6 +176,7 @@ reply::RingStatus Cluster::Status() const {
   reply::RingStatus status;
   if (Alone()) return status;
   status.self = members_.self_id();
+  status.superseded = members_.Superseded();
   status.replica_bytes = fetches_.bytes();
   status.replica_quota_bytes = copies_.quota();
   status.replica_reserved_bytes = copies_.reserved();

@@ -6,6 +6,7 @@
 //   GrantAsked ─▶ Grants;  an open of what is elsewhere ─▶ Loads ─▶ Fetches
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <optional>
@@ -52,6 +53,7 @@ class Cluster {
 
   void Start(const Restored& restored, const std::optional<MemberId>& self);
   void On(const event::Exchanged& event) { members_.On(event); }
+  bool On(const event::LifeMet& event) { return members_.On(event); }
   void On(const event::PeerSaid& event);
   void On(const event::GrantAsked& event);
   void On(const event::GrantEnded& event) { grants_.On(event); }
@@ -63,7 +65,14 @@ class Cluster {
 
   // After each event. True: there is more to do at once.
   bool Run();
-  MonotonicNanos next() const { return next_; }
+  MonotonicNanos next() const { return std::min(next_, decisions_.next()); }
+  // After all else of an event: the answers to `use`, `resume` and `rm` that have to wait are taken out.
+  void HoldBack(std::vector<Action>* actions) { decisions_.HoldBack(actions); }
+  void Decided(const Caller& caller, const std::string& job, MonotonicNanos deadline) {
+    if (!Alone()) decisions_.Decided(caller, job, deadline);
+  }
+  void SessionEnds(SessionId session) { decisions_.SessionEnds(session); }
+  void CallerLeft(RequestId request) { decisions_.CallerLeft(request); }
   void TimerWasLate() { members_.TimerWasLate(); }
 
   const Gathered* GatheredOf(const std::string& job) const { return home_.GatheredOf(job); }

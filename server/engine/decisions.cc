@@ -1,40 +1,70 @@
 #include "server/engine/decisions.h"
 
+#include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 namespace cairn::engine {
+namespace {
 
-Decisions::Decisions(Outbox* out, const Members* members, Jobs* jobs, Attempts* attempts,
-                     Retention* retention)
-    : out_(*out), members_(*members), jobs_(*jobs), attempts_(*attempts), retention_(*retention) {}
+// Also by a member that knows nothing of the job. Its policy such a one hears when it does.
+bool MustRemember(const JobRecord& record) {
+  return !record.decisions.empty() || !record.removed.steps.empty() || !record.pins.empty() ||
+         !record.asked.empty();
+}
+
+// Of a decision that this node knows.
+std::tuple<int64_t, int64_t> KeyOf(const Decision& decision) {
+  return {decision.version, decision.unix_ms};
+}
+
+}  // namespace
+
+Decisions::Decisions(const Options& options, Outbox* out, const Members* members, Jobs* jobs,
+                     Attempts* attempts, Persistence* persistence, Retention* retention)
+    : options_(options),
+      out_(*out),
+      members_(*members),
+      jobs_(*jobs),
+      attempts_(*attempts),
+      persistence_(*persistence),
+      retention_(*retention) {}
 
 bool Decisions::RecordOf(const Job& job, JobRecord* record) const {
   record->job = job.name;
   if (job.owner->owned) record->owner = JobRecord::Owner{job.owner->uid, job.owner->gid};
   for (const auto& [number, decision] : job.attempts->decisions) {
-    record->decisions[{number, decision.kind}] = {decision.lineage, decision.unix_ms, {1, 0}};
+    record->decisions[{number, decision.kind}] = {
+        decision.lineage, decision.unix_ms, {decision.version, 0}};
   }
   record->removed = job.tombstones->removed;
+  if (job.owner->said.version > 0) {
+    record->policy = job.owner->policy;
+    record->policy_stamp = job.owner->said;
+  }
+  for (const auto& [id, pin] : *job.said_pins) {
+    if (!record->Forbids(id.step, id.attempt)) record->pins[id] = pin;
+  }
+  record->asked = *job.asked;
   if (const auto highest = highest_.find(job.name); highest != highest_.end()) {
     record->highest_protected = highest->second;
   }
-  return !record->decisions.empty() || !record->removed.steps.empty() ||
+  return MustRemember(*record) || record->policy_stamp.version > 0 ||
          record->highest_protected.second != kNoStep;
 }
 
-void Decisions::On(const peer::Record& said) {
+// --- what members decided
+
+void Decisions::On(const MemberId& from, const peer::Record& said) {
   const StatusOr<JobRecord> record = DecodeJobRecord(said.encoded);
   if (!record.ok()) {
     out_.Log(Severity::kWarning, absl::StrCat("job=", said.job, " decisions of another member: ",
                                               record.status().message()));
     return;
   }
-  if (jobs_.Find(said.job) == nullptr && record->decisions.empty() &&
-      record->removed.steps.empty()) {
-    return;  // nothing that a node which knows nothing of the job must remember
-  }
+  if (jobs_.Find(said.job) == nullptr && !MustRemember(*record)) return;
   Job* job = jobs_.FindOrMake(said.job);
   if (record->owner.has_value()) {
     if (job->owner->owned && job->owner->uid != record->owner->uid) {
@@ -46,62 +76,219 @@ void Decisions::On(const peer::Record& said) {
     }
     jobs_.TakeOwnership(job, record->owner->uid, record->owner->gid, std::nullopt);
   }
-  for (const auto& [id, decision] : record->decisions) {
-    if (job->attempts->decisions.contains(id.first)) continue;
-    attempts_.Learn(job, LineRecord{said.job, id.first, id.second, decision.lineage},
-                    decision.unix_ms);
-  }
-  retention_.Learn(job, record->removed);
+  Learn(job, *record);
   std::pair<Attempt, Step>& highest =
       highest_.try_emplace(said.job, Attempt{0}, kNoStep).first->second;
   highest = std::max(highest, record->highest_protected);
   due_.insert(said.job);
+  if (said.number == 0 || !Holds(*job, *record)) return;
+  out_.Do(action::Tell{from.rank, peer::RecordHeld{said.job, said.number}});
 }
 
-void Decisions::TellAll(const std::set<Rank>& to, const std::string& job,
-                        const std::string& encoded) {
-  for (const Rank rank : to) {
-    if (members_.Up(rank)) out_.Do(action::Tell{rank, peer::Record{job, encoded}});
+void Decisions::Learn(Job* job, const JobRecord& record) {
+  const Attempt fence = job->attempts->fence();
+  for (const auto& [id, decision] : record.decisions) {
+    const auto& [number, kind] = id;
+    const auto known = job->attempts->decisions.find(number);
+    if (known == job->attempts->decisions.end()) {
+      attempts_.Learn(job, LineRecord{job->name, number, kind, decision.lineage}, decision.unix_ms);
+      continue;
+    }
+    // A `resume` may be said anew until its attempt begins (line rule 13).
+    const std::tuple<int64_t, int64_t> theirs{decision.stamp.version, decision.unix_ms};
+    const bool anew = kind == LineRecordKind::kResume &&
+                      known->second.kind == LineRecordKind::kResume &&
+                      known->second.lineage != decision.lineage && KeyOf(known->second) < theirs &&
+                      !job->attempts->begun.contains(number);
+    if (!anew) continue;
+    attempts_.Decide(job, number,
+                     {kind, decision.lineage, decision.unix_ms, {}, decision.stamp.version});
   }
+  retention_.Learn(job, record.removed);
+  retention_.Learn(job, record.pins);
+  persistence_.Learn(job, record.asked);
+  if (jobs_.HearPolicy(job, record.policy, record.policy_stamp)) {
+    // What it wants of the newest step is wanted now.
+    persistence_.ScheduleNext(job);
+    retention_.ApplyKeepPolicy(job);
+  }
+  if (job->attempts->fence() > fence) newer_attempt_(job);
+}
+
+bool Decisions::Holds(const Job& job, const JobRecord& record) {
+  const auto& decisions = job.attempts->decisions;
+  for (const auto& [id, decision] : record.decisions) {
+    const auto known = decisions.find(id.first);
+    if (known != decisions.end()) {
+      if (known->second.kind != id.second || known->second.lineage != decision.lineage)
+        return false;
+    } else if (decisions.size() < kKeptDecisions || id.first > decisions.begin()->first) {
+      return false;
+    }
+  }
+  return std::all_of(record.pins.begin(), record.pins.end(), [&](const auto& pin) {
+    const auto& [id, said] = pin;
+    const auto known = job.said_pins->find(id);
+    return job.tombstones->removed.Forbids(id.step, id.attempt) ||
+           (known != job.said_pins->end() && said.stamp <= known->second.stamp);
+  });
+}
+
+// --- what is told
+
+void Decisions::TellAll(const std::set<Rank>& to, const std::string& job, const Told& told) {
+  for (const Rank rank : to) {
+    if (!members_.Up(rank)) continue;
+    out_.Do(action::Tell{rank, peer::Record{job, told.encoded, told.number}});
+  }
+}
+
+bool Decisions::TellOne(const std::string& name, const std::set<Rank>& others) {
+  const Job* job = jobs_.Find(name);
+  if (job == nullptr) {
+    told_.erase(name);
+    highest_.erase(name);
+    return false;
+  }
+  if (const auto& protect = job->verdict->protect; protect.has_value()) {
+    std::pair<Attempt, Step>& highest =
+        highest_.try_emplace(name, Attempt{0}, kNoStep).first->second;
+    highest = std::max(highest, {protect->attempt, protect->step});
+  }
+  JobRecord record;
+  if (!RecordOf(*job, &record)) return false;
+  std::string encoded = EncodeJobRecord(record);
+  Told& told = told_[name];
+  if (told.encoded == encoded) return false;
+  told.encoded = std::move(encoded);
+  // How far protection came is told now and then; what was decided, at once.
+  JobRecord decided = record;
+  decided.highest_protected = {0, kNoStep};
+  std::string now = EncodeJobRecord(decided);
+  const bool other = now != told.decided;
+  if (other) {
+    told.decided = std::move(now);
+    told.number = ++last_number_;
+    TellAll(others, name, told);
+  }
+  changed_(name, record);
+  return other;
 }
 
 void Decisions::Run(bool whole) {
   std::set<Rank> others;
   for (const auto& [rank, member] : members_.others()) others.insert(rank);
+  std::set<std::string> just_told;
   for (const std::string& name : std::exchange(due_, {})) {
-    const Job* job = jobs_.Find(name);
-    JobRecord record;
-    if (job == nullptr) {
-      told_.erase(name);
-      decided_.erase(name);
-      highest_.erase(name);
-      continue;
-    }
-    if (const auto& protect = job->verdict->protect; protect.has_value()) {
-      std::pair<Attempt, Step>& highest =
-          highest_.try_emplace(name, Attempt{0}, kNoStep).first->second;
-      highest = std::max(highest, {protect->attempt, protect->step});
-    }
-    if (!RecordOf(*job, &record)) continue;
-    std::string encoded = EncodeJobRecord(record);
-    std::string& told = told_[name];
-    if (told == encoded) continue;
-    // How far protection came is told now and then; what was decided, at once.
-    JobRecord decided = record;
-    decided.highest_protected = {0, kNoStep};
-    std::string& decisions = decided_[name];
-    if (std::string now = EncodeJobRecord(decided); now != decisions) {
-      TellAll(others, name, encoded);
-      decisions = std::move(now);
-    }
-    told = std::move(encoded);
-    changed_(name, record);
+    if (TellOne(name, others)) just_told.insert(name);
+  }
+  for (auto& [request, held] : held_) {
+    if (!held.number.has_value()) Number(&held, just_told, others);
   }
   const std::set<Rank> came = std::exchange(came_, {});
   const std::set<Rank>& to = whole ? others : came;
   if (to.empty()) return;
   std::erase_if(told_, [this](const auto& told) { return jobs_.Find(told.first) == nullptr; });
-  for (const auto& [name, encoded] : told_) TellAll(to, name, encoded);
+  for (const auto& [name, told] : told_) TellAll(to, name, told);
+}
+
+void Decisions::MemberCame(Rank rank) {
+  came_.insert(rank);
+  // It is told all again, and says what it holds: it may be another life.
+  for (auto& [name, told] : told_) told.held.erase(rank);
+}
+
+// --- a second journal
+
+void Decisions::On(const MemberId& from, const peer::RecordHeld& said) {
+  const auto told = told_.find(said.job);
+  if (told == told_.end() || said.number > told->second.number) return;
+  uint64_t& held = told->second.held[from.rank];
+  held = std::max(held, said.number);
+}
+
+void Decisions::Decided(const Caller& caller, const std::string& job, MonotonicNanos deadline) {
+  held_.insert_or_assign(caller.request, Held{caller.session, job, deadline, {}, {}});
+  due_.insert(job);
+}
+
+// What was said again, as by a caller whose answer was lost, may not have arrived the first time.
+void Decisions::Number(Held* held, const std::set<std::string>& just_told,
+                       const std::set<Rank>& others) {
+  const auto told = told_.find(held->job);
+  held->number = told == told_.end() ? 0 : told->second.number;
+  if (*held->number == 0 || just_told.contains(held->job)) return;
+  if (!SecondHolds(held->job, *held->number)) TellAll(others, held->job, told->second);
+}
+
+bool Decisions::SecondHolds(const std::string& job, uint64_t number) const {
+  const auto told = told_.find(job);
+  if (told == told_.end()) return true;  // it is forgotten
+  return std::any_of(told->second.held.begin(), told->second.held.end(), [&](const auto& held) {
+    return held.second >= number && members_.Up(held.first);
+  });
+}
+
+bool Decisions::MayLeave(const Held& held) const {
+  if (held.left) return true;
+  const auto& others = members_.others();
+  const bool alone = std::none_of(others.begin(), others.end(),
+                                  [](const auto& member) { return member.second.up; });
+  if (alone || !held.number.has_value()) return alone;
+  return *held.number == 0 || SecondHolds(held.job, *held.number);
+}
+
+void Decisions::SessionEnds(SessionId session) {
+  for (auto& [request, held] : held_) held.left |= held.session == session;
+}
+
+void Decisions::CallerLeft(RequestId request) {
+  const auto held = held_.find(request);
+  if (held != held_.end()) held->second.left = true;
+}
+
+void Decisions::HoldBack(std::vector<Action>* actions) {
+  if (held_.empty()) return;
+  std::vector<Action> others;
+  for (Action& action : *actions) {
+    auto* reply = std::get_if<action::Reply>(&action);
+    const auto held = reply == nullptr ? held_.end() : held_.find(reply->request);
+    if (held != held_.end() && reply->body.ok()) {
+      held->second.answer = std::move(*reply);
+      continue;
+    }
+    if (held != held_.end()) held_.erase(held);
+    others.push_back(std::move(action));
+  }
+  *actions = std::move(others);
+  size_t waiting = 0;
+  for (auto at = held_.begin(); at != held_.end();) {
+    Held& held = at->second;
+    if (!held.answer.has_value()) {
+      ++at;
+      continue;
+    }
+    const bool may_leave = MayLeave(held);
+    if (!may_leave && held.deadline <= out_.now()) {
+      held.answer->body = absl::DeadlineExceededError(
+          "decided and journaled on this node; no other member has said that its journal has it");
+    } else if (!may_leave && waiting++ >= static_cast<size_t>(options_.max_waiting)) {
+      held.answer->body = absl::ResourceExhaustedError(
+          absl::StrCat("decided and journaled on this node; ", options_.max_waiting,
+                       " callers wait already for another member's journal"));
+    } else if (!may_leave) {
+      ++at;
+      continue;
+    }
+    actions->push_back(*std::move(held.answer));
+    at = held_.erase(at);
+  }
+}
+
+MonotonicNanos Decisions::next() const {
+  MonotonicNanos next = kNever;
+  for (const auto& [request, held] : held_) next = std::min(next, held.deadline);
+  return next;
 }
 
 }  // namespace cairn::engine

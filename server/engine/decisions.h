@@ -1,13 +1,26 @@
-// What the owner of a job decided (`resume`, `use`, `rm`) counts with every member: each tells the others
-// what it knows, when it changes, when one comes, and again every few seconds. Decisions only add up
-// (job_record.h), so they may arrive in any order and any number of times; a member that was away learns
-// what was removed before anything of it is asked for again.
+// What the owner of a job decided (`resume`, `use`, `rm`, pins, its policy, `persist`) counts with every member:
+// each tells the others what it knows, when it changes, when one comes, and again every few seconds. Decisions
+// only add up (job_record.h), so they may arrive in any order and any number of times; a member that was away
+// learns what was removed before anything of it is asked for again.
+//
+// `resume`, `use` and `rm` are acknowledged when two journals have them: while another member is up, their
+// answer is held back until one says that it has journaled the job's record as it was then. It says so
+// (peer::RecordHeld) in the event whose facts are the record's, and no action leaves before its facts are
+// journaled.
+//
+// Invariants:
+//   1. An answer that is held back leaves once: when another member has the record, when none is up, at the
+//      call's deadline (as an error), or when its session ends or nobody reads it any more.
+//   2. Numbers of a job's record only grow, also across daemons, so an answer to an older daemon's is of none of
+//      this one's decisions.
 #pragma once
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "server/engine/job_record.h"
 #include "server/engine/members.h"
@@ -19,34 +32,74 @@ class Decisions : public RingWatcher {
  public:
   using Changed = std::function<void(const std::string& job, const JobRecord& record)>;
 
-  Decisions(Outbox* out, const Members* members, Jobs* jobs, Attempts* attempts,
-            Retention* retention);
+  Decisions(const Options& options, Outbox* out, const Members* members, Jobs* jobs,
+            Attempts* attempts, Persistence* persistence, Retention* retention);
   // This node's record of a job is another one now.
   void set_changed(Changed changed) { changed_ = std::move(changed); }
+  // Older attempts are to be fenced.
+  void set_newer_attempt(std::function<void(Job*)> call) { newer_attempt_ = std::move(call); }
+  void Start() { last_number_ = out_.NextId() << 32; }
 
   // Something of the job was touched; what was decided may have changed.
   void Look(const std::string& job) { due_.insert(job); }
-  void On(const peer::Record& said);
+  void On(const MemberId& from, const peer::Record& said);
+  void On(const MemberId& from, const peer::RecordHeld& said);
   void Run(bool whole);
 
-  void MemberCame(Rank rank) override { came_.insert(rank); }
+  // A call that decides was handled, perhaps only in part: its answer waits for a second journal.
+  void Decided(const Caller& caller, const std::string& job, MonotonicNanos deadline);
+  void SessionEnds(SessionId session);
+  void CallerLeft(RequestId request);
+  // Of the answers among `actions` takes out those that have to wait, and adds those that may leave now.
+  void HoldBack(std::vector<Action>* actions);
+  MonotonicNanos next() const;  // the first deadline of calls whose answers wait, or may have to
+  size_t held_back() const { return held_.size(); }
+
+  void MemberCame(Rank rank) override;
 
   // What is decided here; false: nothing is.
   bool RecordOf(const Job& job, JobRecord* record) const;
 
  private:
-  void TellAll(const std::set<Rank>& to, const std::string& job, const std::string& encoded);
+  struct Told {
+    std::string encoded, decided;   // the latter without how far protection came
+    uint64_t number = 0;            // of `decided`
+    std::map<Rank, uint64_t> held;  // by members, up to this number
+  };
+  struct Held {
+    SessionId session = 0;
+    std::string job;
+    MonotonicNanos deadline = 0;
+    std::optional<uint64_t> number;       // that another member has to hold; nullopt: not told yet
+    std::optional<action::Reply> answer;  // once it is there
+    bool left = false;                    // nobody waits for a second journal any more
+  };
 
+  // Whether the record's decisions are this node's, too.
+  static bool Holds(const Job& job, const JobRecord& record);
+  void Learn(Job* job, const JobRecord& record);
+  // True: it is another one than before.
+  bool TellOne(const std::string& name, const std::set<Rank>& others);
+  void TellAll(const std::set<Rank>& to, const std::string& job, const Told& told);
+  bool MayLeave(const Held& held) const;
+  bool SecondHolds(const std::string& job, uint64_t number) const;
+  void Number(Held* held, const std::set<std::string>& just_told, const std::set<Rank>& others);
+
+  const Options& options_;
   Outbox& out_;
   const Members& members_;
   Jobs& jobs_;
   Attempts& attempts_;
+  Persistence& persistence_;
   Retention& retention_;
   Changed changed_;
+  std::function<void(Job*)> newer_attempt_;
+  uint64_t last_number_ = 0;
   std::set<std::string> due_;
   std::set<Rank> came_;
-  std::map<std::string, std::string> told_, decided_;        // encoded
+  std::map<std::string, Told> told_;                         // by job
   std::map<std::string, std::pair<Attempt, Step>> highest_;  // ever protected, by job
+  std::map<RequestId, Held> held_;
 };
 
 }  // namespace cairn::engine

@@ -121,7 +121,9 @@ class Engine::Impl {
     std::visit(
         [this](const auto& e) {
           Note(e);
-          if (HasJournalRoom(e)) On(e);
+          if (!MayDecide(e) || !HasJournalRoom(e)) return;
+          On(e);
+          TellCluster(e);
         },
         event);
   }
@@ -130,6 +132,33 @@ class Engine::Impl {
     if constexpr (std::is_same_v<E, event::Create> || std::is_same_v<E, event::Commit>) {
       refusals_.Asked(event.caller, event.part.checkpoint);
     }
+  }
+  // A life that is superseded only holds what it has: what is decided about a job, the ring decides.
+  template <class E>
+  bool MayDecide(const E& event) {
+    if constexpr (std::is_same_v<E, event::Use> || std::is_same_v<E, event::ResumeFrom> ||
+                  std::is_same_v<E, event::Remove> || std::is_same_v<E, event::Pin> ||
+                  std::is_same_v<E, event::SetPolicy>) {
+      const Status status = mode_.CheckLife();
+      if (!status.ok()) out_.Answer(event.caller.request, status);
+      return status.ok();
+    }
+    return true;
+  }
+  // Whose answer waits for a second journal, and who waits no longer (decisions.h).
+  template <class E>
+  void TellCluster(const E& event) {
+    if constexpr (std::is_same_v<E, event::Use>) {
+      cluster_.Decided(event.caller, event.ref.job, event.deadline);
+    }
+    if constexpr (std::is_same_v<E, event::ResumeFrom>) {
+      cluster_.Decided(event.caller, event.job, event.deadline);
+    }
+    if constexpr (std::is_same_v<E, event::Remove>) {
+      if (!event.memory_only) cluster_.Decided(event.caller, event.ref.job, event.deadline);
+    }
+    if constexpr (std::is_same_v<E, event::SessionEnded>) cluster_.SessionEnds(event.session);
+    if constexpr (std::is_same_v<E, event::CallerLeft>) cluster_.CallerLeft(event.request);
   }
   template <class E>
   bool HasJournalRoom(const E& event) {
@@ -201,6 +230,7 @@ class Engine::Impl {
   void On(const event::LineRecordWritten& event);
   void On(const event::TablesRead& event);
   void On(const event::StorageSeen& event);
+  void On(const event::LifeMet& event);
   void On(const event::Status& event);
   void On(const event::Drain& event);
   void On(const event::JournalFull& event);
@@ -361,6 +391,7 @@ Outcome Engine::Impl::Finish() {
   ForgetIdle();
   EmitWake();
   Outcome outcome = out_.Take();
+  cluster_.HoldBack(&outcome.actions);
   refusals_.See(outcome.actions);
   return outcome;
 }
@@ -493,6 +524,13 @@ void Engine::Impl::On(const event::StorageSeen& event) {
   }
 }
 
+void Engine::Impl::On(const event::LifeMet& event) {
+  if (!cluster_.On(event)) return;
+  mode_.superseded = cluster_.members().Superseded();
+  admission_.CancelAll(mode_.CheckLife());
+  succession_.CancelAll(mode_.CheckLife());
+}
+
 void Engine::Impl::On(const event::Status& event) {
   out_.Answer(event.caller.request,
               Body(StatusOf({options_, mode_, storage_root_, out_, callers_, jobs_, sessions_,
@@ -556,6 +594,7 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
   });
   ledger_.ResumeAll();
   cluster_.Start(restored, recovered.member);
+  mode_.superseded = cluster_.members().Superseded();
   parts_.RestoreFootprints();
   parts_.RestoreKept();
   admission_.Restore();

@@ -388,6 +388,13 @@ struct PeerSaid {
   peer::Message message;
 };
 
+// A member says that it has dialled the address of this node's rank and met another life there, of this or a
+// greater incarnation. The links believe members alone, and members tell of lives that they met, not of claims.
+struct LifeMet {
+  Rank by = kNoRank;
+  MemberId life;
+};
+
 // A member wants to read a part from this node's memory. → reply::Granted
 struct GrantAsked {
   Caller caller;
@@ -452,8 +459,8 @@ using Event = std::variant<
     event::PreviewPolicy, event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
     event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
     event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
-    event::TablesRead, event::LineNumbersRead, event::Exchanged, event::PeerSaid, event::GrantAsked,
-    event::GrantEnded, event::FetchAdvanced, event::Fetched, event::StorageSeen, event::CallerLeft,
-    event::Tick, event::Drain, event::JournalFull>;
+    event::TablesRead, event::LineNumbersRead, event::Exchanged, event::PeerSaid, event::LifeMet,
+    event::GrantAsked, event::GrantEnded, event::FetchAdvanced, event::Fetched, event::StorageSeen,
+    event::CallerLeft, event::Tick, event::Drain, event::JournalFull>;
 
 }  // namespace cairn::engine

@@ -257,7 +257,7 @@ void JobCalls::On(const event::PersistNow& event) {
   }
   const StatusOr<Checkpoint*> found = describing_.Resolve(*job, event.ref);
   if (!found.ok()) return out_.Answer(request, found.status());
-  if (!(*found)->files->persisted) persistence_.Ask(*found);
+  if (!(*found)->files->persisted) persistence_.AskEverybody(*found);
   out_.Answer(request, Body(reply::Ok{}));
 }
 

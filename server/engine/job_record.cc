@@ -59,7 +59,7 @@ void JoinMaps(const Map& others, Map* map) {
   }
 }
 
-template <typename Map>
+template <typename Map>  // or a set
 void KeepNewest(size_t most, Map* map) {
   while (map->size() > most) map->erase(map->begin());
 }
@@ -147,6 +147,12 @@ StatusOr<bool> JobRecord::SetPinned(const CheckpointId& id, bool pinned, Rank by
   return true;
 }
 
+bool JobRecord::Ask(const CheckpointId& id) {
+  if (Forbids(id.step, id.attempt) || !asked.insert(id).second) return false;
+  KeepNewest(kMostRecordAsked, &asked);
+  return asked.contains(id);
+}
+
 StatusOr<bool> JobRecord::Remove(Step step, Attempt first, Attempt last) {
   first = std::max(first, removed_up_to + 1);
   if (first > last) return false;
@@ -181,6 +187,10 @@ bool JobRecord::NoteProtected(Attempt attempt, Step step) {
   return true;
 }
 
+bool IsLater(const JobPolicy& a, const Stamp& said_a, const JobPolicy& b, const Stamp& said_b) {
+  return std::tuple(said_b, TieOf(b)) < std::tuple(said_a, TieOf(a));
+}
+
 // --- what others decided
 
 StatusOr<bool> JobRecord::Merge(const JobRecord& other) {
@@ -188,14 +198,14 @@ StatusOr<bool> JobRecord::Merge(const JobRecord& other) {
   if (other.owner.has_value()) {
     both.owner = owner.has_value() ? std::min(*owner, *other.owner) : *other.owner;
   }
-  if (std::tuple(policy_stamp, TieOf(policy)) <
-      std::tuple(other.policy_stamp, TieOf(other.policy))) {
+  if (IsLater(other.policy, other.policy_stamp, policy, policy_stamp)) {
     both.policy = other.policy;
     both.policy_stamp = other.policy_stamp;
   }
   JoinMaps(other.attempts, &both.attempts);
   JoinMaps(other.decisions, &both.decisions);
   JoinMaps(other.pins, &both.pins);
+  both.asked.insert(other.asked.begin(), other.asked.end());
   for (const auto& [step, ranges] : other.removed.steps) both.removed.steps[step].Add(ranges);
   both.removed_up_to = std::max(removed_up_to, other.removed_up_to);
   both.highest_protected = std::max(highest_protected, other.highest_protected);
@@ -234,6 +244,7 @@ void JobRecord::Tidy() {
     if (highest_protected.first <= removed_up_to) highest_protected = {0, kNoStep};
   }
   std::erase_if(pins, [&](const auto& it) { return Forbids(it.first.step, it.first.attempt); });
+  KeepNewest(kMostRecordAsked, &asked);
   KeepNewest(kMostRecordAttempts, &attempts);
   KeepNewest(kMostRecordDecisions, &decisions);
 }

@@ -9,7 +9,8 @@
 //
 // Layout (all integers little-endian; lists are u32 count and elements, strings u32 length and bytes):
 //   0   8  magic "CAIRNJR\x01"
-//   8   4  format version (1); a reader refuses a greater one, naming both
+//   8   4  format version: 1, or 2 of a record in which something is asked; a reader refuses a greater one,
+//          naming both
 //   12     job; u8 whether the owner is known, u32 uid, u32 gid
 //       policy: u8 mode, i64 every, i64 keep_last, i64 keep_every, u8 readers, i32 replicas, stamp
 //       attempts: i64 number, i64 first step, i64 unix_ms, lineage
@@ -17,6 +18,7 @@
 //       pins: i64 step, i64 attempt, i32 revision, u8 pinned, stamp
 //       removed: i64 step, list of (i64 first, i64 last)
 //       i64 removed_up_to; i64 attempt and i64 step that were protected
+//       of format 2: asked: i64 step, i64 attempt, i32 revision
 //       4  CRC32C of everything before
 //   stamp: i64 version, i32 rank. lineage: u8 form, and
 //     0 (whole)  a string (lineage.h)
@@ -30,6 +32,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -60,6 +63,7 @@ inline constexpr size_t kMostRecordAttempts = 1024;
 inline constexpr size_t kMostRecordDecisions = 64;  // docs/line.md, rule 6
 inline constexpr size_t kMostRecordPins = 4096;
 inline constexpr size_t kMostRecordRanges = 4096;
+inline constexpr size_t kMostRecordAsked = 256;  // the highest steps stay, as with attempts
 // Of an encoded one: were every lineage whole, about 18 MiB.
 inline constexpr size_t kMaxJobRecordBytes = 20 << 20;
 
@@ -94,6 +98,9 @@ struct JobRecord {
   std::map<Attempt, Origin> attempts;
   std::map<DecisionId, Decision> decisions;
   std::map<CheckpointId, Pin> pins;  // those that were taken back, too
+  // `persist`: of these everybody writes what they have. What was written, or removed, stays here until higher
+  // ones take its place: were it dropped before, records would not merge to the same in any order.
+  std::set<CheckpointId> asked;
   RemovedSteps removed;
   // `rm JOB`: nothing of attempts up to this one is there any more, and nothing is kept about them.
   Attempt removed_up_to = 0;
@@ -120,6 +127,7 @@ struct JobRecord {
   bool Decide(const LineRecord& decided, int64_t unix_ms, Rank by);
   // RESOURCE_EXHAUSTED with the arithmetic at the bound.
   StatusOr<bool> SetPinned(const CheckpointId& id, bool pinned, Rank by);
+  bool Ask(const CheckpointId& id);
   StatusOr<bool> Remove(Step step, Attempt first, Attempt last);
   bool RemoveAll(Attempt up_to);
   bool NoteProtected(Attempt attempt, Step step);
@@ -128,7 +136,7 @@ struct JobRecord {
   // EXHAUSTED, with nothing taken in, when pins or removals of both are beyond twice their bounds.
   StatusOr<bool> Merge(const JobRecord& other);
 
-  // Nothing is kept of what was removed: so it is unless somebody else made it.
+  // Nothing but `asked` is kept of what was removed: so it is unless somebody else made it.
   bool IsTidy() const;
 
   bool operator==(const JobRecord&) const = default;
@@ -137,6 +145,9 @@ struct JobRecord {
   // Drops what a removal covers, and what is beyond the bounds of attempts and decisions.
   void Tidy();
 };
+
+// Whether `a`, said with that stamp, is the one that counts of two policies.
+bool IsLater(const JobPolicy& a, const Stamp& said_a, const JobPolicy& b, const Stamp& said_b);
 
 std::string EncodeJobRecord(const JobRecord& record);
 // DATA_LOSS for a bad magic, CRC or structure; UNIMPLEMENTED for a newer format.

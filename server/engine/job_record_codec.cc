@@ -10,7 +10,9 @@ namespace cairn::engine {
 namespace {
 
 constexpr absl::string_view kMagic("CAIRNJR\x01", 8);
-constexpr uint32_t kFormatVersion = 1;
+constexpr uint32_t kFormatVersion = 2;
+// What stands in a record of the first format a reader of that one understands.
+constexpr uint32_t kWithoutAsked = 1;
 
 enum class LineageForm : uint8_t { kWhole = 0, kFrom = 1, kSame = 2 };
 
@@ -32,7 +34,7 @@ class Encoder {
   explicit Encoder(const JobRecord& record) : record_(record), out_(kMagic) {}
 
   std::string Run() {
-    Add<uint32_t>(kFormatVersion);
+    Add<uint32_t>(record_.asked.empty() ? kWithoutAsked : kFormatVersion);
     AddBytes(record_.job);
     Add<uint8_t>(record_.owner.has_value() ? 1 : 0);
     const JobRecord::Owner owner = record_.owner.value_or(JobRecord::Owner());
@@ -44,6 +46,7 @@ class Encoder {
     AddRemoved();
     Add<int64_t>(record_.highest_protected.first);
     Add<int64_t>(record_.highest_protected.second);
+    if (!record_.asked.empty()) AddAsked();
     Add<uint32_t>(Crc32c(0, out_.data(), out_.size()));
     return std::move(out_);
   }
@@ -124,6 +127,15 @@ class Encoder {
     }
   }
 
+  void AddAsked() {
+    AddCount(record_.asked);
+    for (const CheckpointId& id : record_.asked) {
+      Add<int64_t>(id.step);
+      Add<int64_t>(id.attempt);
+      Add<int32_t>(id.revision);
+    }
+  }
+
   void AddRemoved() {
     AddCount(record_.removed.steps);
     for (const auto& [step, ranges] : record_.removed.steps) {
@@ -147,7 +159,7 @@ class Decoder {
  public:
   explicit Decoder(absl::string_view bytes) : cursor_(bytes) {}
 
-  StatusOr<JobRecord> Run() {
+  StatusOr<JobRecord> Run(uint32_t version) {
     uint8_t owned = 0;
     JobRecord::Owner owner;
     absl::string_view job;
@@ -171,6 +183,7 @@ class Decoder {
         (attempt == 0) != (step == kNoStep)) {
       return Bad("what was removed or protected is out of range");
     }
+    if (version > kWithoutAsked) CAIRN_RETURN_IF_ERROR(TakeAsked());
     if (cursor_.left() != 0) return Bad("something is left over");
     return std::move(record_);
   }
@@ -293,6 +306,20 @@ class Decoder {
     return absl::OkStatus();
   }
 
+  Status TakeAsked() {
+    uint32_t count = 0;
+    if (!TakeCount(kMostRecordAsked, &count)) return Bad("has too many that are asked for");
+    for (uint32_t i = 0; i < count; ++i) {
+      CheckpointId id;
+      if (!cursor_.Take(&id.step) || !cursor_.Take(&id.attempt) || !cursor_.Take(&id.revision) ||
+          id.step < 0 || id.attempt <= 0 || id.revision < 0) {
+        return Bad("what is asked for is out of range");
+      }
+      record_.asked.insert(id);
+    }
+    return absl::OkStatus();
+  }
+
   Status TakeRemoved() {
     uint32_t steps = 0;
     size_t left = 2 * kMostRecordRanges;
@@ -341,7 +368,7 @@ StatusOr<JobRecord> DecodeJobRecord(absl::string_view bytes) {
                                                  " is newer than this build's ", kFormatVersion));
   }
   const size_t begin = kMagic.size() + sizeof(version);
-  CAIRN_ASSIGN_OR_RETURN(JobRecord record, Decoder(bytes.substr(begin, end - begin)).Run());
+  CAIRN_ASSIGN_OR_RETURN(JobRecord record, Decoder(bytes.substr(begin, end - begin)).Run(version));
   if (!record.IsTidy() || EncodeJobRecord(record) != bytes) {
     return Bad("is not in the form that records have");
   }

@@ -29,15 +29,18 @@ Status Jobs::CheckAccess(const Job& job, const Caller& caller) {
 }
 
 void Jobs::Say(const Job& job) {
-  out_.Say(fact::Job{job.name, job.owner->uid, job.owner->gid, job.owner->policy});
+  const JobOwner& owner = *job.owner;
+  out_.Say(
+      fact::Job{job.name, owner.uid, owner.gid, owner.policy, owner.said.version, owner.said.rank});
 }
 
 void Jobs::TakeOwnership(Job* job, uint32_t uid, uint32_t gid,
-                         const std::optional<JobPolicy>& policy) {
+                         const std::optional<JobPolicy>& policy, bool said) {
   if (job->owner->owned) return;
   JobOwner& owner = job->owner.Edit();
   owner.owned = true;
   if (policy.has_value()) owner.policy = *policy;
+  if (policy.has_value() && said) owner.said = {1, options_.ring.rank};
   owner.uid = uid;
   owner.gid = gid;
   SetCounts(*job, true);
@@ -45,8 +48,21 @@ void Jobs::TakeOwnership(Job* job, uint32_t uid, uint32_t gid,
 }
 
 void Jobs::SetPolicy(Job* job, const JobPolicy& policy) {
-  job->owner.Edit().policy = policy;
+  JobOwner& owner = job->owner.Edit();
+  owner.policy = policy;
+  owner.said = {owner.said.version + 1, options_.ring.rank};
   Say(*job);
+}
+
+bool Jobs::HearPolicy(Job* job, const JobPolicy& policy, const Stamp& said) {
+  const JobOwner& known = *job->owner;
+  if (!known.owned || said.version == 0) return false;  // a default is nobody's word
+  if (!IsLater(policy, said, known.policy, known.said)) return false;
+  JobOwner& owner = job->owner.Edit();
+  owner.policy = policy;
+  owner.said = said;
+  Say(*job);
+  return true;
 }
 
 // Such a job was only asked about: nothing was created in it and no session is in it.
@@ -118,13 +134,16 @@ void Jobs::Restore(const Restored& restored) {
     SetCounts(*Find(name), true);
     owner.gid = fact.owner_gid;
     owner.policy = fact.policy;
+    owner.said = {fact.policy_version, fact.policy_rank};
     maybe_forget_.insert(name);
   }
 }
 
 void Jobs::Snapshot(const Job& job, std::vector<Fact>* facts) const {
   if (!job.owner->owned) return;
-  facts->push_back(fact::Job{job.name, job.owner->uid, job.owner->gid, job.owner->policy});
+  const JobOwner& owner = *job.owner;
+  facts->push_back(
+      fact::Job{job.name, owner.uid, owner.gid, owner.policy, owner.said.version, owner.said.rank});
 }
 
 }  // namespace cairn::engine

@@ -42,9 +42,12 @@ class Jobs {
   const UserCounts& owned() const { return owned_; }
   // One of which only storage has something does not count.
   void SetCounts(const Job& job, bool counts);
-  // Nothing happens when it is owned. `policy` is what the owner asked for, if anything.
-  void TakeOwnership(Job* job, uint32_t uid, uint32_t gid, const std::optional<JobPolicy>& policy);
+  // Nothing happens when it is owned. `policy` is what the owner asked for, if anything; `said`: here.
+  void TakeOwnership(Job* job, uint32_t uid, uint32_t gid, const std::optional<JobPolicy>& policy,
+                     bool said = false);
   void SetPolicy(Job* job, const JobPolicy& policy);  // of an owned one
+  // Another member says so. True: it counts now.
+  bool HearPolicy(Job* job, const JobPolicy& policy, const Stamp& said);
 
   // Nobody may need it any more; ForgetUnused looks when the event is over.
   void MayForget(const std::string& name) { maybe_forget_.insert(name); }

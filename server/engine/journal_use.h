@@ -39,8 +39,8 @@ constexpr JournalUse JournalUseOf() {
                  event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
                  event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
                  event::TablesRead, event::LineNumbersRead, event::Exchanged, event::PeerSaid,
-                 event::GrantAsked, event::GrantEnded, event::FetchAdvanced, event::Fetched,
-                 event::StorageSeen, event::CallerLeft, event::Tick, event::Drain,
+                 event::LifeMet, event::GrantAsked, event::GrantEnded, event::FetchAdvanced,
+                 event::Fetched, event::StorageSeen, event::CallerLeft, event::Tick, event::Drain,
                  event::JournalFull>,
         "what does this event need of the journal?");
     return {};

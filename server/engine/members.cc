@@ -21,16 +21,53 @@ void Members::Start(const Restored& restored, const std::optional<MemberId>& sel
   if (restored.member_life.incarnation != 0) {
     self_.incarnation = restored.member_life.incarnation;
     self_.instance = restored.member_life.instance;
+    superseded_by_ = restored.member_life.superseded_by;
+    believed_ = true;
     return;
   }
   if (self.has_value()) self_ = *self;
   self_.rank = options_.ring.rank;
-  out_.Say(fact::MemberLife{self_.incarnation, self_.instance});
+  Say();
+}
+
+void Members::Say() const {
+  out_.Say(fact::MemberLife{self_.incarnation, self_.instance, superseded_by_});
 }
 
 void Members::Snapshot(std::vector<Fact>* facts) const {
   if (self_.incarnation == 0) return;
-  facts->push_back(fact::MemberLife{self_.incarnation, self_.instance});
+  facts->push_back(fact::MemberLife{self_.incarnation, self_.instance, superseded_by_});
+}
+
+bool Members::On(const event::LifeMet& event) {
+  const MemberId& life = event.life;
+  if (Alone() || life.rank != self() || life.instance == self_.instance || superseded_by_ != 0 ||
+      life.incarnation < self_.incarnation) {
+    return false;
+  }
+  const std::string told =
+      absl::StrCat("ring: rank ", event.by, " has met incarnation ", life.incarnation,
+                   " at the address of this node's rank; this one is ", self_.incarnation);
+  if (!believed_ && life.incarnation < kMostIncarnation) {
+    self_.incarnation = life.incarnation + 1;
+    Say();
+    out_.Do(action::BecomeLife{self_});
+    out_.Log(Severity::kWarning, absl::StrCat(told, ", and becomes ", self_.incarnation));
+    return false;
+  }
+  if (life.incarnation == self_.incarnation) return false;  // nothing orders the two
+  superseded_by_ = life.incarnation;
+  Say();
+  out_.Log(Severity::kError, absl::StrCat(told, ", and is superseded: it takes no saves any more"));
+  return true;
+}
+
+std::string Members::Superseded() const {
+  if (superseded_by_ == 0) return "";
+  return absl::StrCat("superseded: incarnation ", superseded_by_, " of rank ", self(),
+                      " was met at ", options_.ring.members.at(self()),
+                      ", this node is incarnation ", self_.incarnation,
+                      "; it takes no saves, and what it holds can be loaded until it is stopped");
 }
 
 void Members::On(const event::Exchanged& event) {
@@ -45,6 +82,7 @@ void Members::On(const event::Exchanged& event) {
     }
     member.id = *event.who;
     member.up = true;
+    believed_ = true;
     member.lost = false;
     member.failed = 0;
     member.heard = out_.now();

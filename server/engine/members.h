@@ -6,7 +6,15 @@
 // a node that was stopped itself for a while has heard nobody either, so when its own timer ran late the
 // count starts anew.
 //
-// Says fact::MemberLife, once in a keeper's life.
+// Which life of its rank this node is, it was told at its start. A member that has met another life at the
+// rank's address says so, and of two lives of an address the one of the greater incarnation is the newer:
+//   A life that no member has believed yet takes a greater incarnation than that, for its clock may be behind
+//   the one that the life before it had.
+//   One that was believed is *superseded* for good when it is told of a greater incarnation. It takes no saves
+//   and decides nothing; what it holds is loaded and granted as before.
+// A life that is known from the journal counts as one that was believed.
+//
+// Says fact::MemberLife: at first, with a greater incarnation, and when it is superseded.
 #pragma once
 
 #include <map>
@@ -54,6 +62,8 @@ class Members {
   void Snapshot(std::vector<Fact>* facts) const;
 
   void On(const event::Exchanged& event);
+  // True: the node is superseded now.
+  bool On(const event::LifeMet& event);
   // The node's own timer ran late: nobody was silent, this node did not listen.
   void TimerWasLate();
   // It said something: it lives. False: this is not the life that was met.
@@ -62,6 +72,8 @@ class Members {
   bool Alone() const { return options_.ring.Alone(); }
   Rank self() const { return options_.ring.rank; }
   const MemberId& self_id() const { return self_; }
+  // In words, why the node is superseded; empty: it is not.
+  std::string Superseded() const;
   const std::set<Rank>& all() const { return all_; }
   const std::map<Rank, Member>& others() const { return others_; }
   bool Up(Rank rank) const;  // this node is
@@ -73,11 +85,15 @@ class Members {
   Rank HomeOf(const std::string& job) const;
 
  private:
+  void Say() const;
+
   const Options& options_;
   Outbox& out_;
   std::vector<RingWatcher*> watchers_;
   std::set<Rank> all_;
   MemberId self_;
+  int64_t superseded_by_ = 0;
+  bool believed_ = false;  // some member has met this life, or it comes from the journal
   std::map<Rank, Member> others_;
 };
 

@@ -5,8 +5,13 @@
 namespace cairn::engine {
 
 Status Mode::CheckSafe() const {
-  if (safe_mode.empty()) return absl::OkStatus();
+  if (safe_mode.empty()) return CheckLife();
   return absl::UnavailableError(absl::StrCat("safe mode: nothing is admitted: ", safe_mode));
+}
+
+// No reason for a training job to die: UNAVAILABLE, as safe mode.
+Status Mode::CheckLife() const {
+  return superseded.empty() ? absl::OkStatus() : absl::UnavailableError(superseded);
 }
 
 Status Mode::CheckAdmits() const {

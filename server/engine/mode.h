@@ -8,8 +8,9 @@
 namespace cairn::engine {
 
 struct Mode {
-  std::string safe_mode;  // not empty: why nothing is admitted
-  bool draining = false;  // the daemon is stopping
+  std::string safe_mode;   // not empty: why nothing is admitted
+  std::string superseded;  // likewise: another life of this node's rank has its place in the ring
+  bool draining = false;   // the daemon is stopping
   bool journal_full = false;
   // The storage that the node's facts are about can be read and written. Until then: why not, empty
   // when nobody has looked yet.
@@ -18,7 +19,8 @@ struct Mode {
 
   // Whether anything new may be created.
   Status CheckAdmits() const;
-  Status CheckSafe() const;  // only the first of its reasons: safe mode
+  Status CheckSafe() const;  // only what nothing that goes on ends: safe mode, superseded
+  Status CheckLife() const;  // only whether the node is superseded
 };
 
 }  // namespace cairn::engine

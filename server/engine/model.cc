@@ -99,6 +99,8 @@ Job::Job(std::string of_name, Changes* changes)
       sessions(this),
       attempts(this),
       tombstones(this),
+      said_pins(this),
+      asked(this),
       verdict(this),
       changes_(changes) {}
 

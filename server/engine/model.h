@@ -28,6 +28,7 @@
 #include "common/stored.h"
 #include "server/engine/changes.h"
 #include "server/engine/events.h"
+#include "server/engine/job_record.h"
 #include "server/engine/keep_index.h"
 #include "server/engine/line.h"
 #include "server/engine/owned.h"
@@ -386,6 +387,7 @@ struct JobOwner {
   bool owned = false;
   uint32_t uid = 0, gid = 0;
   JobPolicy policy;
+  Stamp said;  // of the policy; version 0: a default
   bool operator==(const JobOwner&) const = default;
 };
 
@@ -448,6 +450,7 @@ struct Decision {
   Lineage lineage;
   int64_t unix_ms = 0;
   ProcessToken process = {};  // that said so; not known of those before a restart
+  int64_t version = 1;        // grows when a `resume` is said anew; 1 after a restart
 };
 
 struct JobAttempts {
@@ -602,6 +605,10 @@ struct Job {
   Watched<JobTombstones, Retention, Job> tombstones;
   // Those that are not known yet are pinned as soon as a scan finds them.
   Owned<std::set<CheckpointId>, Retention> pins;
+  // In a ring: what was last said of each, by whichever member.
+  Watched<std::map<CheckpointId, JobRecord::Pin>, Retention, Job> said_pins;
+  // In a ring: those of which a member was asked to `persist` them; the kMostRecordAsked highest.
+  Watched<std::set<CheckpointId>, Persistence, Job> asked;
   Owned<JobSaves, Pool> saves;
   Owned<JobScan, Scanning> scan;
   Owned<JobWaits, Finding> waits;

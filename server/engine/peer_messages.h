@@ -118,10 +118,16 @@ struct PlacesSaid {
 struct Record {
   std::string job;
   std::string encoded;
+  uint64_t number = 0;  // of the sender, which grows with what its record says
+};
+// All that the receiver's record of the job said up to this number is in the sender's journal.
+struct RecordHeld {
+  std::string job;
+  uint64_t number = 0;
 };
 
 using Message = std::variant<WantList, HaveList, ReleaseList, Report, ReportWanted, VerdictSaid,
-                             VerdictWanted, PlacesWanted, PlacesSaid, Record>;
+                             VerdictWanted, PlacesWanted, PlacesSaid, Record, RecordHeld>;
 
 // --- reading a part: a question that has an answer
 

@@ -112,6 +112,10 @@ void Persistence::LookNow(Checkpoint* checkpoint) {
 void Persistence::ScheduleByPolicy(Checkpoint* checkpoint) {
   Job* job = checkpoint->job;
   if (!options_.storage || checkpoint->files->persisted || checkpoint->files->unconfirmed) return;
+  // A member was asked for it before this node knew of it, or had to write it.
+  if (!checkpoint->files->requested && job->asked->contains(checkpoint->Id())) {
+    return Ask(checkpoint);
+  }
   switch (job->owner->policy.mode) {
     case PersistMode::kOnDemand:
       if (!checkpoint->files->requested) Unowe(checkpoint);
@@ -169,6 +173,34 @@ void Persistence::Ask(Checkpoint* checkpoint) {
   const bool asked_before = checkpoint->files->requested;
   Owe(checkpoint, /*asked=*/true);
   if (!asked_before) out_.Say(fact::PersistAsked{checkpoint->key});
+}
+
+void Persistence::AskEverybody(Checkpoint* checkpoint) {
+  if (!options_.ring.Alone()) RememberAsked(checkpoint->job, checkpoint->Id());
+  Ask(checkpoint);
+}
+
+bool Persistence::RememberAsked(Job* job, const CheckpointId& id) {
+  const std::set<CheckpointId>& known = *job->asked;
+  if (known.contains(id)) return false;
+  if (known.size() >= kMostRecordAsked && id < *known.begin()) return false;
+  std::set<CheckpointId>& asked = job->asked.Edit();
+  asked.insert(id);
+  if (asked.size() > kMostRecordAsked) asked.erase(asked.begin());
+  return true;
+}
+
+void Persistence::Learn(Job* job, const std::set<CheckpointId>& asked) {
+  for (const CheckpointId& id : asked) {
+    if (job->tombstones->removed.Forbids(id.step, id.attempt) || !RememberAsked(job, id)) continue;
+    Checkpoint* checkpoint = CheckpointOf(*job, id);
+    if (!options_.storage || checkpoint == nullptr || checkpoint->files->persisted) continue;
+    if (checkpoint->Complete()) {
+      Ask(checkpoint);
+    } else {
+      checkpoint->files.Edit().requested = true;  // it is due once it is known to be complete
+    }
+  }
 }
 
 void Persistence::Unowe(Checkpoint* checkpoint) {
@@ -682,8 +714,10 @@ void Persistence::Restore(const Restored& restored) {
       if (!checkpoint->content->complete) {
         // It may be complete with the others, and is due once that is known.
         if (asked && !options_.ring.Alone()) checkpoint->files.Edit().requested = true;
+        if (asked && !options_.ring.Alone()) RememberAsked(job.get(), id);
         continue;
       }
+      if (asked && !options_.ring.Alone()) RememberAsked(job.get(), id);
       ScheduleByPolicy(checkpoint.get());
       if (asked) Owe(checkpoint.get(), /*asked=*/true);
     }

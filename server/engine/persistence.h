@@ -16,7 +16,7 @@
 // looks again, at once when it hears that all are there. Among several that are due all nodes write the
 // target first (Job::verdict), so that they do not each write another one and none becomes whole.
 //
-// Changes Checkpoint::files and Job::files. Says fact::Persisted, FilesDeleted, PersistAsked.
+// Changes Checkpoint::files, Job::files and Job::asked. Says fact::Persisted, FilesDeleted, PersistAsked.
 //
 // Invariants:
 //   1. At most max_persists are under way, one of a job, and each pins the slabs it reads.
@@ -61,6 +61,10 @@ class Persistence : public StepWatcher {
   // fact is said.
   void Owe(Checkpoint* checkpoint);
   void Ask(Checkpoint* checkpoint);
+  // As Ask, of every member: each writes what it has of it.
+  void AskEverybody(Checkpoint* checkpoint);
+  // Another member was asked for these.
+  void Learn(Job* job, const std::set<CheckpointId>& asked);
   void Unowe(Checkpoint* checkpoint);
   // A step waits for memory. The latest of a job without writers owes a file whatever the policy:
   // once it is in storage, its memory can go. Where there is no storage, or it refuses the file for good,
@@ -137,6 +141,7 @@ class Persistence : public StepWatcher {
   void Failed(Checkpoint* checkpoint, Job* job, const event::Persisted& event);
   void Succeeded(Checkpoint* checkpoint, const Location& location);
   void Owe(Checkpoint* checkpoint, bool asked);
+  bool RememberAsked(Job* job, const CheckpointId& id);
   // Job::files.owed, and the jobs that have some.
   void AddToOwed(Checkpoint* checkpoint);
   void TakeFromOwed(Checkpoint* checkpoint);

@@ -23,6 +23,7 @@ void Restored::Take(const fact::JobForgotten& f) {
   std::erase_if(dropped, [&](const auto& at) { return at.first.checkpoint.job == f.job; });
   std::erase_if(persisted, [&](const auto& at) { return at.first.job == f.job; });
   std::erase_if(asked, [&](const CheckpointKey& key) { return key.job == f.job; });
+  std::erase_if(pinned, [&](const auto& at) { return at.first.job == f.job; });
 }
 
 // --- attempts
@@ -98,8 +99,8 @@ void Restored::Take(const fact::StepRemoved& f) {
 }
 
 void Restored::Take(const fact::Pinned& f) {
-  if (f.pinned) {
-    pinned.insert(f.checkpoint);
+  if (f.pinned || f.version > 0) {
+    pinned[f.checkpoint] = f;
   } else {
     pinned.erase(f.checkpoint);
   }

@@ -42,7 +42,8 @@ struct Restored {
   std::map<PartKey, Committed> committed;
   std::map<CheckpointKey, std::string> persisted;
   std::map<std::string, RemovedSteps> removed;
-  std::set<CheckpointKey> pinned, asked;
+  std::map<CheckpointKey, fact::Pinned> pinned;  // in a ring those that were taken back, too
+  std::set<CheckpointKey> asked;
   fact::StorageRoot storage_root;  // empty: none was met
   fact::MemberLife member_life;    // likewise, of a node that was in no ring
 

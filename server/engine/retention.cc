@@ -1,6 +1,7 @@
 #include "server/engine/retention.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/keep_plan.h"
@@ -264,6 +265,17 @@ void Retention::Remember(Job* job, Step step, const AttemptRanges::Range& attemp
   removed.Add(attempts.first, attempts.last);
   Charge(job, job->tombstones->ranges + removed.ranges().size() - before);
   out_.Say(fact::StepRemoved{job->name, step, attempts.first, attempts.last});
+  // Another member's removal wins over a pin of this one.
+  if (options_.ring.Alone()) return;
+  const auto goes = [&](const CheckpointId& id) {
+    return id.step == step && id.attempt >= attempts.first && id.attempt <= attempts.last;
+  };
+  const auto& pins = *job->pins;
+  const auto& said = *job->said_pins;
+  if (std::any_of(pins.begin(), pins.end(), goes)) std::erase_if(job->pins.Edit(), goes);
+  if (std::any_of(said.begin(), said.end(), [&](const auto& pin) { return goes(pin.first); })) {
+    std::erase_if(job->said_pins.Edit(), [&](const auto& pin) { return goes(pin.first); });
+  }
 }
 
 void Retention::Charge(Job* job, size_t ranges) {
@@ -345,15 +357,52 @@ void Retention::On(const event::Pin& event) {
   if (!found.ok()) return out_.Answer(event.caller.request, found.status());
   Checkpoint* checkpoint = *found;
   if (*checkpoint->pinned != event.pinned) {
-    checkpoint->pinned.Edit() = event.pinned;
-    if (event.pinned) {
-      job->pins.Edit().insert(checkpoint->Id());
-    } else {
-      job->pins.Edit().erase(checkpoint->Id());
+    const auto& said = *job->said_pins;
+    const auto before = said.find(checkpoint->Id());
+    if (before == said.end() && said.size() >= kMostRecordPins) {
+      return out_.Answer(
+          event.caller.request,
+          absl::ResourceExhaustedError(absl::StrCat(
+              "pin: job ", job->name, " has ", said.size(),
+              " pins, with those that were taken back; the limit is ", kMostRecordPins)));
     }
-    out_.Say(fact::Pinned{checkpoint->key, event.pinned});
+    Stamp stamp = before == said.end() ? Stamp() : before->second.stamp;
+    if (!options_.ring.Alone()) stamp = {stamp.version + 1, options_.ring.rank};
+    SetPin(job, checkpoint->Id(), {event.pinned, stamp});
   }
   out_.Answer(event.caller.request, Body(reply::Ok{}));
+}
+
+void Retention::SetPin(Job* job, const CheckpointId& id, const JobRecord::Pin& pin) {
+  if (!options_.ring.Alone()) job->said_pins.Edit()[id] = pin;
+  if (pin.pinned) {
+    job->pins.Edit().insert(id);
+  } else {
+    job->pins.Edit().erase(id);
+  }
+  Checkpoint* checkpoint = CheckpointOf(*job, id);
+  if (checkpoint != nullptr && *checkpoint->pinned != pin.pinned) {
+    checkpoint->pinned.Edit() = pin.pinned;
+  }
+  out_.Say(fact::Pinned{{job->name, id.step, id.attempt, id.revision},
+                        pin.pinned,
+                        pin.stamp.version,
+                        pin.stamp.rank});
+}
+
+void Retention::Learn(Job* job, const std::map<CheckpointId, JobRecord::Pin>& pins) {
+  for (const auto& [id, pin] : pins) {
+    if (!CheckRemoved(*job, id.step, id.attempt).ok()) continue;
+    const auto known = job->said_pins->find(id);
+    const bool fresh = known == job->said_pins->end();
+    // Each member refuses more than kMostRecordPins; several at once may come to twice as many.
+    if (fresh && job->said_pins->size() >= 2 * kMostRecordPins) continue;
+    if (!fresh &&
+        std::tie(pin.stamp, pin.pinned) <= std::tie(known->second.stamp, known->second.pinned)) {
+      continue;
+    }
+    SetPin(job, id, pin);
+  }
 }
 
 // --- facts
@@ -366,8 +415,16 @@ void Retention::Restore(const Restored& restored) {
     for (const auto& [step, attempts] : removed.steps) ranges += attempts.ranges().size();
     Charge(of, ranges);
   }
-  for (const CheckpointKey& key : restored.pinned) {
-    jobs_.FindOrMake(key.job)->pins.Edit().insert({key.step, key.attempt, key.revision});
+  for (const auto& [key, fact] : restored.pinned) {
+    Job* job = jobs_.FindOrMake(key.job);
+    if (!options_.ring.Alone() && !CheckRemoved(*job, key.step, key.attempt).ok()) continue;
+    const CheckpointId id{key.step, key.attempt, key.revision};
+    if (fact.pinned) job->pins.Edit().insert(id);
+    if (options_.ring.Alone()) continue;
+    // What was said before there was a ring, this node said.
+    Stamp stamp{fact.version, fact.rank};
+    if (stamp.version == 0) stamp = {1, options_.ring.rank};
+    job->said_pins.Edit()[id] = {fact.pinned, stamp};
   }
 }
 
@@ -377,9 +434,14 @@ void Retention::Snapshot(const Job& job, std::vector<Fact>* facts) const {
       facts->push_back(fact::StepRemoved{job.name, step, range.first, range.last});
     }
   }
-  for (const auto& [step, attempt, revision] : *job.pins) {
-    facts->push_back(fact::Pinned{{job.name, step, attempt, revision}, true});
+  const auto key = [&](const CheckpointId& id) {
+    return CheckpointKey{job.name, id.step, id.attempt, id.revision};
+  };
+  for (const auto& [id, pin] : *job.said_pins) {
+    facts->push_back(fact::Pinned{key(id), pin.pinned, pin.stamp.version, pin.stamp.rank});
   }
+  if (!job.said_pins->empty()) return;
+  for (const CheckpointId& id : *job.pins) facts->push_back(fact::Pinned{key(id), true});
 }
 
 }  // namespace cairn::engine

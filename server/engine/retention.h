@@ -1,6 +1,6 @@
 // Which files are deleted, by policy; and what people decide: rm, pin.
 //
-// Changes Job::tombstones, Job::pins and Checkpoint::pinned. Says fact::StepRemoved, Pinned.
+// Changes Job::tombstones, Job::pins, Job::said_pins and Checkpoint::pinned. Says fact::StepRemoved, Pinned.
 #pragma once
 
 #include <functional>
@@ -37,6 +37,8 @@ class Retention : public Waitlist {
   static Status CheckRemoved(const Job& job, Step step, Attempt attempt);
   // Storage shows that these were removed, perhaps by another node: they go from memory, too.
   void Learn(Job* job, const RemovedSteps& stored);
+  // Another member's pins, and those that it took back.
+  void Learn(Job* job, const std::map<CheckpointId, JobRecord::Pin>& pins);
   // A persist ended of which `rm` waits to hear: with `removed` its files are deleted now.
   void PersistEnded(const CheckpointKey& key, bool removed);
   // Storage shows files that `rm` decided about: the daemon died before they were gone.
@@ -69,6 +71,7 @@ class Retention : public Waitlist {
   void RemoveStep(const event::Remove& event, Job* job, Step step,
                   const AttemptRanges::Range& attempts);
   void Remember(Job* job, Step step, const AttemptRanges::Range& attempts);
+  void SetPin(Job* job, const CheckpointId& id, const JobRecord::Pin& pin);
   void Charge(Job* job, size_t ranges);  // so many there are now
   void SendDelete(const Job& job, const CheckpointKey& key, bool tombstone);
   void AnswerRemovals(const CheckpointKey& key, const Status& status);

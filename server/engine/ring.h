@@ -22,6 +22,8 @@ using Rank = int32_t;
 inline constexpr Rank kNoRank = -1;
 inline constexpr size_t kMaxMembers = 64;
 inline constexpr size_t kInstanceBytes = 16;
+// Milliseconds until the year 2248. No node takes a greater incarnation.
+inline constexpr int64_t kMostIncarnation = (int64_t{1} << 43) - 1;
 
 struct MemberId {
   Rank rank = kNoRank;

@@ -116,7 +116,7 @@ void Saving::On(const event::Create& event) {
 
 void Saving::Enter(Job* job, const Caller& caller, const PartKey& part, int32_t world_size,
                    const Session& session) {
-  jobs_.TakeOwnership(job, caller.uid, caller.gid, session.policy);
+  jobs_.TakeOwnership(job, caller.uid, caller.gid, session.policy, /*said=*/true);
   if (!attempts_.Enter(job, part, world_size, session)) return;
   admission_.Fence(job);
   if (!Attempts::OriginsKnown(*job)) scanning_.Insist(job);

@@ -55,7 +55,7 @@ void VisitFields(Is<LineRecord> auto& f, const auto& v) { v(f.job, f.number, f.k
 
 void VisitFields(Is<fact::DaemonLife> auto& f, const auto& v) { v(f.started_unix_ms, f.next_id); }
 void VisitFields(Is<fact::Job> auto& f, const auto& v) {
-  v(f.job, f.owner_uid, f.owner_gid, f.policy);
+  v(f.job, f.owner_uid, f.owner_gid, f.policy, f.policy_version, f.policy_rank);
 }
 void VisitFields(Is<fact::JobForgotten> auto& f, const auto& v) { v(f.job); }
 void VisitFields(Is<fact::AttemptBegun> auto& f, const auto& v) {
@@ -96,10 +96,14 @@ void VisitFields(Is<fact::FilesDeleted> auto& f, const auto& v) { v(f.checkpoint
 void VisitFields(Is<fact::StepRemoved> auto& f, const auto& v) {
   v(f.job, f.step, f.first_attempt, f.up_to_attempt);
 }
-void VisitFields(Is<fact::Pinned> auto& f, const auto& v) { v(f.checkpoint, f.pinned); }
+void VisitFields(Is<fact::Pinned> auto& f, const auto& v) {
+  v(f.checkpoint, f.pinned, f.version, f.rank);
+}
 void VisitFields(Is<fact::PersistAsked> auto& f, const auto& v) { v(f.checkpoint); }
 void VisitFields(Is<fact::StorageRoot> auto& f, const auto& v) { v(f.id, f.instance); }
-void VisitFields(Is<fact::MemberLife> auto& f, const auto& v) { v(f.incarnation, f.instance); }
+void VisitFields(Is<fact::MemberLife> auto& f, const auto& v) {
+  v(f.incarnation, f.instance, f.superseded_by);
+}
 
 // The greatest value of each enumeration that can stand in a fact.
 constexpr Readers Last(Readers) { return Readers::kAll; }
@@ -235,8 +239,13 @@ bool TakeOlder(fact::SessionBegun& f, int version, const Decoder& take) {
        f.world_size, f.local_writers, f.takes_fds);
   return true;
 }
-// How many replicas a job wants was not told: as many as the ring's others.
+// How many replicas a job wants was not told at first: as many as the ring's others. Nor was how often its
+// policy had been said: as a default it counts less than what a member says.
 bool TakeOlder(fact::Job& f, int version, const Decoder& take) {
+  if (version == 2) {
+    take(f.job, f.owner_uid, f.owner_gid, f.policy);
+    return true;
+  }
   if (version != 1) return false;
   JobPolicy& policy = f.policy;
   take(f.job, f.owner_uid, f.owner_gid, policy.mode, policy.every, policy.keep_last,
@@ -253,6 +262,17 @@ bool TakeOlder(fact::StepRemoved& f, int version, const Decoder& take) {
   if (version != 1) return false;
   take(f.job, f.step, f.up_to_attempt);
   f.first_attempt = 1;
+  return true;
+}
+bool TakeOlder(fact::Pinned& f, int version, const Decoder& take) {
+  if (version != 1) return false;
+  take(f.checkpoint, f.pinned);
+  return true;
+}
+// Whether another life has its place was not kept: its members tell it again.
+bool TakeOlder(fact::MemberLife& f, int version, const Decoder& take) {
+  if (version != 1) return false;
+  take(f.incarnation, f.instance);
   return true;
 }
 

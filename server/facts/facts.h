@@ -74,6 +74,9 @@ struct Job {
   uint32_t owner_uid = 0;
   uint32_t owner_gid = 0;
   JobPolicy policy;
+  // How often the policy was said, and by which rank last; 0: it is a default.
+  int64_t policy_version = 0;
+  int32_t policy_rank = -1;
   bool operator==(const Job&) const = default;
 };
 // Nothing is left of it and nobody has used it for long: all that was said of it is over.
@@ -244,12 +247,16 @@ struct StorageRoot {
 struct Pinned {
   CheckpointKey checkpoint;
   bool pinned = true;
+  // In a ring: how often it was said, and by which rank last.
+  int64_t version = 0;
+  int32_t rank = -1;
   bool operator==(const Pinned&) const = default;
 };
 // Which life of its rank this node is in the ring. One keeper's daemons share it.
 struct MemberLife {
   int64_t incarnation = 0;
   std::string instance;
+  int64_t superseded_by = 0;  // incarnation of the life that has its place now; 0: this one has it
   bool operator==(const MemberLife&) const = default;
 };
 
@@ -279,7 +286,7 @@ struct KindOfFact : FactKind {};
 // One line for each kind of fact.
 inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::DaemonLife>{{1, 1, "daemon_life"}},
-    KindOfFact<fact::Job>{{2, 2, "job", /*oldest=*/1}},
+    KindOfFact<fact::Job>{{2, 3, "job", /*oldest=*/1}},
     KindOfFact<fact::AttemptBegun>{{3, 3, "attempt_begun", /*oldest=*/2}},
     KindOfFact<fact::WriterProcess>{{4, 1, "writer_process"}},
     KindOfFact<fact::StepWorld>{{5, 2, "step_world", /*oldest=*/1}},
@@ -298,12 +305,12 @@ inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::Persisted>{{18, 1, "persisted"}},
     KindOfFact<fact::FilesDeleted>{{19, 1, "files_deleted"}},
     KindOfFact<fact::StepRemoved>{{20, 2, "step_removed", /*oldest=*/1}},
-    KindOfFact<fact::Pinned>{{21, 1, "pinned"}},
+    KindOfFact<fact::Pinned>{{21, 2, "pinned", /*oldest=*/1}},
     KindOfFact<fact::PersistAsked>{{22, 1, "persist_asked"}},
     KindOfFact<fact::StorageRoot>{{23, 1, "storage_root"}},
     KindOfFact<fact::PartLeftSlab>{{24, 1, "part_left_slab"}},
     KindOfFact<fact::JobForgotten>{{25, 1, "job_forgotten"}},
-    KindOfFact<fact::MemberLife>{{26, 1, "member_life"}},
+    KindOfFact<fact::MemberLife>{{26, 2, "member_life", /*oldest=*/1}},
 };
 
 const FactKind& KindOf(const Fact& fact);

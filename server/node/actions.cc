@@ -72,7 +72,12 @@ class Node::UnderLock {
   void operator()(action::ReadLineNumbers read) { node_->storage_worker_->Start(std::move(read)); }
   void operator()(action::ReadTables read) { node_->storage_worker_->Start(std::move(read)); }
   void operator()(action::ScanJob scan) { node_->storage_worker_->Start(std::move(scan)); }
-  void operator()(action::Tell tell) { node_->links_.Tell(tell.rank, std::move(tell.message)); }
+  void operator()(action::Tell tell) {
+    // What could not be journaled is in no second journal.
+    const bool held = std::holds_alternative<engine::peer::RecordHeld>(tell.message);
+    if (!held || !node_->read_only_) node_->links_.Tell(tell.rank, std::move(tell.message));
+  }
+  void operator()(action::BecomeLife life) { node_->BecomeLife(std::move(life.self)); }
   void operator()(action::Fetch fetch) {
     if (node_->mover_ != nullptr) return node_->mover_->Start(std::move(fetch));
     after_->actions.emplace_back(std::move(fetch));

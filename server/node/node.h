@@ -170,14 +170,17 @@ class Node : public PeerHost {
   // Once before the wire calls the methods below; and with nullptr before it is destroyed, which waits
   // until no call into it is under way. What is said while there is none is dropped.
   void SetLinks(PeerLinks* links) { links_.Set(links); }
-  engine::MemberId Self() const override { return self_; }
+  engine::MemberId Self() const override {
+    MutexLock lock(&self_mu_);
+    return self_;
+  }
   void Exchanged(engine::Rank rank, std::optional<engine::MemberId> member) override;
   void PeerSaid(engine::MemberId from, engine::peer::Message message) override;
   StatusOr<engine::peer::GrantAnswer> Grant(engine::MemberId from,
                                             engine::peer::GrantQuestion question,
                                             MonotonicNanos deadline) override;
   void EndGrant(engine::MemberId from, uint64_t grant) override;
-  void Met(engine::Rank rank, int64_t incarnation_of_ours_seen) override;
+  void Met(engine::Rank rank, engine::MemberId life) override;
 
   StatusOr<NodeState> State(const engine::Caller& caller);
 
@@ -220,6 +223,7 @@ class Node : public PeerHost {
   void RecoverTables(engine::Recovered* recovered);
   // Who this node is: the life that the facts tell of, or a new one.
   void RecoverSelf(engine::Recovered* recovered);
+  void BecomeLife(engine::MemberId self);
   void RecoverSessions(std::vector<HeldSession> sessions, engine::Recovered* recovered);
 
   void StopRing();
@@ -256,7 +260,8 @@ class Node : public PeerHost {
   bool read_only_ = false;      // no fact can be journaled (RecoverFromDamage); safe_mode_ says why
   std::string lost_;            // not empty: facts were lost; says which
   uint64_t record_secret_ = 0;  // of the seals of part records
-  engine::MemberId self_;       // of no rank: alone
+  mutable Mutex self_mu_;       // a leaf
+  engine::MemberId self_ ABSL_GUARDED_BY(self_mu_);  // of no rank: alone
   const std::shared_ptr<EventGate> gate_;
   int64_t started_unix_ms_ = 0;
   std::atomic<engine::RequestId> next_request_{1};

@@ -38,9 +38,9 @@ class PeerHost {
                                                     MonotonicNanos deadline) = 0;
   // A grant that is not `from`'s, or that has ended, is nobody's mistake: nothing happens.
   virtual void EndGrant(engine::MemberId from, uint64_t grant) = 0;
-  // The member at `rank` has seen another life of this node's rank whose incarnation is the greater one:
-  // this node's life is superseded, or it has to take a greater incarnation than that.
-  virtual void Met(engine::Rank rank, int64_t incarnation_of_ours_seen) = 0;
+  // The member at `rank`, which is believed, has met another life of this node's rank at its address, whose
+  // incarnation is not the lesser one: this node's life is superseded, or it takes a greater incarnation.
+  virtual void Met(engine::Rank rank, engine::MemberId life) = 0;
 };
 
 // Thread-safe.

@@ -15,15 +15,22 @@ namespace cairn::node {
 
 void Node::RecoverSelf(engine::Recovered* recovered) {
   if (options_.engine.ring.Alone()) return;
-  self_ = {options_.engine.ring.rank, started_unix_ms_, RandomSecret()};
-  self_.instance.resize(engine::kInstanceBytes);
+  engine::MemberId self = {options_.engine.ring.rank, started_unix_ms_, RandomSecret()};
+  self.instance.resize(engine::kInstanceBytes);
   for (const Fact& any : recovered->facts) {
     if (const auto* life = std::get_if<fact::MemberLife>(&any)) {
-      self_.incarnation = life->incarnation;
-      self_.instance = life->instance;
+      self.incarnation = life->incarnation;
+      self.instance = life->instance;
     }
   }
-  recovered->member = self_;
+  recovered->member = self;
+  BecomeLife(std::move(self));
+}
+
+void Node::BecomeLife(engine::MemberId self) {
+  recorder_.SetIncarnation(self.incarnation);
+  MutexLock lock(&self_mu_);
+  self_ = std::move(self);
 }
 
 void Node::Exchanged(engine::Rank rank, std::optional<engine::MemberId> member) {
@@ -63,11 +70,8 @@ void Node::EndGrant(engine::MemberId from, uint64_t grant) {
   if (granter_ != nullptr) granter_->End(grant, &from);
 }
 
-void Node::Met(engine::Rank rank, int64_t incarnation_of_ours_seen) {
-  if (incarnation_of_ours_seen <= self_.incarnation) return;
-  LOG_EVERY_N(WARNING, 100) << "rank " << rank << " has met incarnation "
-                            << incarnation_of_ours_seen << " of this node's rank; this one is "
-                            << self_.incarnation;
+void Node::Met(engine::Rank rank, engine::MemberId life) {
+  Post(engine::event::LifeMet{rank, std::move(life)});
 }
 
 void Node::Destroy(SlabId slab) {

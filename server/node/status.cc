@@ -59,9 +59,10 @@ StatusOr<NodeState> Node::State(const engine::Caller& caller) {
   state.restarts = restarts_;
   {
     MutexLock lock(&mu_);
-    state.state = !safe_mode_.empty() ? absl::StrCat("safe mode: ", safe_mode_)
-                  : draining_         ? "draining"
-                                      : "serving";
+    state.state = !safe_mode_.empty()                     ? absl::StrCat("safe mode: ", safe_mode_)
+                  : draining_                             ? "draining"
+                  : !state.engine.ring.superseded.empty() ? state.engine.ring.superseded
+                                                          : "serving";
     if (!lost_.empty()) absl::StrAppend(&state.state, "; facts were lost: ", lost_);
     state.engine.counters["journal_used_bytes"] = static_cast<int64_t>(journal_->used_bytes());
     state.engine.counters["waiting_calls"] = static_cast<int64_t>(outstanding_calls_.size());

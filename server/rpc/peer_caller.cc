@@ -100,10 +100,10 @@ void PeerContext::Learn(engine::Rank from, const peerwire::Greeting& greeting) c
   const MemberId self = host->Self();
   if (!seen.ok() || seen->rank != self.rank || seen->instance == self.instance) return;
   if (seen->incarnation < self.incarnation) return;
-  LOG(WARNING) << "rank " << from
-               << " has met another life of this member's rank: " << MemberText(*seen)
-               << "; this is incarnation " << self.incarnation;
-  host->Met(from, seen->incarnation);
+  LOG_EVERY_N(WARNING, 100) << "rank " << from
+                            << " has met another life of this member's rank: " << MemberText(*seen)
+                            << "; this is incarnation " << self.incarnation;
+  host->Met(from, *seen);
 }
 
 // --- PeerCaller

@@ -787,12 +787,26 @@ peerwire::Record ToWire(const peer::Record& record) {
   peerwire::Record out;
   out.__set_job(record.job);
   out.__set_encoded(record.encoded);
+  out.__set_number(static_cast<int64_t>(record.number));
   return out;
 }
 StatusOr<peer::Message> FromWire(const peerwire::Record& record) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(record.job));
   if (record.encoded.empty()) return Refuse("encoded", "is empty");
-  return peer::Message(peer::Record{record.job, record.encoded});
+  CAIRN_ASSIGN_OR_RETURN(const uint64_t number, Unsigned("number", record.number));
+  return peer::Message(peer::Record{record.job, record.encoded, number});
+}
+
+peerwire::RecordHeld ToWire(const peer::RecordHeld& held) {
+  peerwire::RecordHeld out;
+  out.__set_job(held.job);
+  out.__set_number(static_cast<int64_t>(held.number));
+  return out;
+}
+StatusOr<peer::Message> FromWire(const peerwire::RecordHeld& held) {
+  CAIRN_RETURN_IF_ERROR(ValidateJob(held.job));
+  CAIRN_ASSIGN_OR_RETURN(const uint64_t number, Unsigned("number", held.number));
+  return peer::Message(peer::RecordHeld{held.job, number});
 }
 
 // --- messages
@@ -815,6 +829,7 @@ struct IntoField {
   void operator()(const peer::Record& m) const { Put(m, &M::__set_record); }
   void operator()(const peer::PlacesWanted& m) const { Put(m, &M::__set_places_wanted); }
   void operator()(const peer::PlacesSaid& m) const { Put(m, &M::__set_places); }
+  void operator()(const peer::RecordHeld& m) const { Put(m, &M::__set_record_held); }
 
   peerwire::Message* out;
 };
@@ -866,6 +881,7 @@ StatusOr<engine::peer::Message> FromPeerWire(peerwire::Message message) {
   take("record", message.record);
   take("places_wanted", message.places_wanted);
   take("places", message.places);
+  take("record_held", message.record_held);
   if (kinds > 1) return absl::InvalidArgumentError("more than one kind");
   return out;
 }

@@ -18,6 +18,7 @@ struct JobOf {
   std::string operator()(const peer::VerdictSaid& m) const { return m.verdict.job; }
   std::string operator()(const peer::VerdictWanted& m) const { return m.job; }
   std::string operator()(const peer::Record& m) const { return m.job; }
+  std::string operator()(const peer::RecordHeld& m) const { return m.job; }
   // One question and answer for each checkpoint and name.
   std::string operator()(const peer::PlacesWanted& m) const {
     return absl::StrCat(m.checkpoint.DebugString(), "/", m.name);

@@ -131,6 +131,7 @@ class ApplyNode {
   void Do(action::ReadTables& a);
   void Do(action::ReadLineNumbers& a);
   void Do(action::Tell&) {}
+  void Do(action::BecomeLife&) {}
   void Do(action::Fetch&) {}
   void Do(action::FetchFrom&) {}
   void Do(action::CancelFetch&) {}

@@ -87,6 +87,7 @@ class EngineTest : public testing::Test {
       if (table.ok()) recovered.tables[part] = *table;
     }
     recovered.safe_mode = safe_mode;
+    recovered.member = self;
     EXPECT_TRUE(options.Validate().ok()) << options.Validate();
     engine = std::make_unique<Engine>(options);
     pending.clear();
@@ -291,6 +292,7 @@ class EngineTest : public testing::Test {
     if (!hold_scans) pending.push_back(std::move(read));
   }
   void Do(action::Tell& a) { tells.push_back(std::move(a)); }
+  void Do(action::BecomeLife& a) { lives.push_back(std::move(a.self)); }
   void Do(action::Fetch& a) { fetches.push_back(std::move(a)); }
   void Do(action::FetchFrom&) {}
   void Do(action::CancelFetch& a) { cancelled_fetches.push_back(a.fetch); }
@@ -563,6 +565,7 @@ class EngineTest : public testing::Test {
     return o;
   }();
   std::string safe_mode;
+  std::optional<MemberId> self;  // which life of its rank the node is, at first
   std::unique_ptr<Engine> engine;
   MonotonicNanos now = kNanosPerSecond, wake_at = 0;
   std::vector<Fact> journal;
@@ -612,6 +615,7 @@ class EngineTest : public testing::Test {
   std::vector<action::DeleteFiles> deletes;
   std::vector<std::string> scans, line_looks, logs;
   std::vector<action::Tell> tells;     // to members of the ring
+  std::vector<MemberId> lives;         // that the node has become
   std::vector<action::Fetch> fetches;  // asked for
   std::vector<uint64_t> cancelled_fetches, revoked;
   std::vector<CheckpointKey> records, table_reads;

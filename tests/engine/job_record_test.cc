@@ -47,7 +47,10 @@ JobRecord RandomRecord(std::mt19937* random, Rank by) {
   };
   for (int i = up(14); i > 0; --i) {
     const Attempt attempt = 1 + up(6);
-    switch (up(9)) {
+    switch (up(10)) {
+      case 8:
+        record.Ask({up(3), attempt, up(2)});
+        break;
       case 0:
         (void)record.SetOwner({static_cast<uint32_t>(up(2)), 1});
         break;
@@ -275,10 +278,37 @@ TEST(JobRecordCodec, ADamagedOrShortOneIsRefused) {  // R23, R24
 TEST(JobRecordCodec, ALaterFormatIsRefusedNamingBoth) {
   std::string bytes = EncodeJobRecord(Empty());
   bytes.resize(bytes.size() - sizeof(uint32_t));
-  bytes[8] = 2;
+  bytes[8] = 3;
   const Status status = DecodeJobRecord(Sealed(bytes)).status();
   EXPECT_TRUE(absl::IsUnimplemented(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("format 2 is newer than this build's 1"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("format 3 is newer than this build's 2"));
+}
+
+// What a build without `asked` wrote, and what it can read.
+TEST(JobRecordCodec, ARecordInWhichNothingIsAskedIsOfTheFirstFormat) {
+  JobRecord record = Empty();
+  record.SetPolicy({.keep_last = 3}, 1);
+  const std::string first = EncodeJobRecord(record);
+  EXPECT_EQ(first[8], 1);
+  EXPECT_EQ(*DecodeJobRecord(first), record);
+  ASSERT_TRUE(record.Ask(kPinned));
+  const std::string second = EncodeJobRecord(record);
+  EXPECT_EQ(second[8], 2);
+  EXPECT_EQ(*DecodeJobRecord(second), record);
+  // The second format without anything asked is another form of the first.
+  std::string other = first.substr(0, first.size() - sizeof(uint32_t));
+  other[8] = 2;
+  AppendInteger<uint32_t>(&other, 0);
+  EXPECT_TRUE(absl::IsDataLoss(DecodeJobRecord(Sealed(other)).status()));
+}
+
+TEST(JobRecord, OfWhatIsAskedTheHighestStepsStay) {
+  JobRecord record = Empty();
+  for (Step step = 0; step < 1000; ++step) record.Ask({step, 1, 0});
+  EXPECT_EQ(record.asked.size(), kMostRecordAsked);
+  EXPECT_EQ(record.asked.rbegin()->step, 999);
+  EXPECT_FALSE(record.Ask({0, 1, 0}));
+  EXPECT_TRUE(record.IsTidy());
 }
 
 TEST(JobRecordCodec, OnlyOneFormOfARecordIsTaken) {

@@ -36,7 +36,7 @@ std::vector<Fact> OneOfEach() {
   JobPolicy policy{PersistMode::kEvery, 5, 3, 100, Readers::kGroup, 2};
   return {
       fact::DaemonLife{123, 456},
-      fact::Job{"job-a", 1000, 100, policy},
+      fact::Job{"job-a", 1000, 100, policy, 6, 2},
       fact::AttemptBegun{"job-a", 9, 10, {{{8, 9}, {3, 4}}, /*open=*/true}, 7},
       fact::WriterProcess{"job-a", 9, 2, bytes},
       fact::StepWorld{"job-a", 9, 17, 8, bytes, 3},
@@ -60,12 +60,12 @@ std::vector<Fact> OneOfEach() {
       fact::Persisted{Checkpoint(), "digest"},
       fact::FilesDeleted{Checkpoint()},
       fact::StepRemoved{"job-a", 17, 9},
-      fact::Pinned{Checkpoint(), false},
+      fact::Pinned{Checkpoint(), false, 6, 2},
       fact::PersistAsked{Checkpoint()},
       fact::StorageRoot{"0f0e0d0c-0b0a-4908-8706-050403020100", "1:2:3:4.5"},
       fact::PartLeftSlab{Part(), 3},
       fact::JobForgotten{"job-a"},
-      fact::MemberLife{1'700'000'000'002, "0123456789abcdef"},
+      fact::MemberLife{1'700'000'000'002, "0123456789abcdef", 1'700'000'000'003},
   };
 }
 
@@ -87,6 +87,10 @@ std::vector<std::pair<std::string, Fact>> OfEarlierVersions() {
                           token}},
       {"part_committed.v2", fact::PartCommitted{Part(), 8, Extent(), 512, "digest", {3, 4}}},
       {"step_removed.v1", fact::StepRemoved{"job-a", 17, 1, 9}},
+      {"job.v2", fact::Job{"job-a", 1000, 100,
+                           JobPolicy{PersistMode::kEvery, 5, 3, 100, Readers::kGroup, 2}}},
+      {"pinned.v1", fact::Pinned{Checkpoint(), false}},
+      {"member_life.v1", fact::MemberLife{1'700'000'000'002, "0123456789abcdef"}},
   };
 }
 

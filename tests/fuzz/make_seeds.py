@@ -425,7 +425,8 @@ def peer_message() -> dict[str, bytes]:
         "report_wanted": peer.ReportWanted(job="job"),
         "verdict": peer_verdict(),
         "verdict_wanted": peer.VerdictWanted(job="job"),
-        "record": peer.Record(job="job", encoded=b"decisions"),
+        "record": peer.Record(job="job", encoded=b"decisions", number=7),
+        "record_held": peer.RecordHeld(job="job", number=7),
         "places_wanted": peer.PlacesWanted(**of_step),
         "places": peer.PlacesSaid(places=[place], **of_step),
     }

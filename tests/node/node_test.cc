@@ -1,6 +1,8 @@
 // One file: all of it speaks one small vocabulary, over one node in this process.
 #include "server/node/node.h"
 
+#include <gmock/gmock.h>
+
 #include <atomic>
 #include <filesystem>
 #include <thread>
@@ -12,6 +14,8 @@
 
 namespace cairn::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 namespace event = engine::event;
 namespace reply = engine::reply;
@@ -165,6 +169,61 @@ TEST_F(NodeTest, TheCatalogCatchesUpWithWhatExists) {
   ASSERT_TRUE(steps.ok()) << steps.status();
   ASSERT_EQ(steps->size(), 1u);
   EXPECT_EQ((*steps)[0].checkpoint.step, 4);
+}
+
+// --- which life of its rank the node is
+
+class NodeOfARing : public NodeTest {
+ protected:
+  NodeOfARing() {
+    with_storage_ = false;
+    engine::RingOptions& ring = options_.engine.ring;
+    ring.cluster = "test";
+    ring.rank = 0;
+    ring.members = {{0, "127.0.0.1:1"}, {1, "127.0.0.1:2"}};
+    ring.replicas = 0;
+  }
+  // The other member has met a life of this node's rank that is so much newer.
+  void MetAnother(int64_t newer_by) {
+    node().Met(1,
+               {0, node().Self().incarnation + newer_by, std::string(engine::kInstanceBytes, 'x')});
+  }
+  std::string State(SessionId session) {
+    const auto state = node().State(CallerOf(session));
+    EXPECT_TRUE(state.ok()) << state.status();
+    return state.ok() ? state->state : "";
+  }
+};
+
+TEST_F(NodeOfARing, ThatIsSupersededSaysSoAndIsLoadedFrom) {
+  StartNode();
+  node().Exchanged(1, engine::MemberId{1, 7, std::string(engine::kInstanceBytes, 'o')});
+  const SessionId session = Begin();
+  ASSERT_TRUE(Save(session, 1, "model", "bytes").ok());
+  EXPECT_EQ(State(session), "serving");
+  MetAnother(1);
+  EXPECT_EQ(Save(session, 2, "model", "bytes").code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(State(session), HasSubstr("superseded: incarnation "));
+  EXPECT_EQ(*Load(session, 1, "model"), "bytes");
+  Restart();
+  EXPECT_THAT(State(0), HasSubstr("superseded: incarnation "));
+}
+
+TEST_F(NodeOfARing, TakesAGreaterIncarnationWhichItsCatalogsRowsHave) {
+  with_catalog_ = true;
+  StartNode();
+  MetAnother(1'000'000'000);
+  const int64_t ours = node().Self().incarnation;
+  ASSERT_TRUE(Save(Begin(), 1, "model", "bytes").ok());
+  node().FlushCatalog(10'000);
+  const int64_t newest = *OpenCatalog()->NewestSequence();
+  EXPECT_EQ(newest >> 20, ours);
+  Restart();
+  EXPECT_EQ(node().Self().incarnation, ours);
+  ASSERT_TRUE(Save(Begin("job", 8), 2, "model", "bytes", "job", 8).ok());
+  node().FlushCatalog(10'000);
+  EXPECT_EQ(*OpenCatalog()->NewestSequence() >> 20, ours);
+  EXPECT_GT(*OpenCatalog()->NewestSequence(), newest);
 }
 
 // As after a daemon that died before the catalog knew that it had removed its checkpoints.

@@ -145,6 +145,7 @@ class SimNode {
   void Do(action::ReadTables& a);
   void Do(action::ReadLineNumbers& a);
   void Do(action::Tell& a);
+  void Do(action::BecomeLife& a) { member_ = std::move(a.self); }
   void Do(action::Fetch& a);
   void Do(action::FetchFrom& a);
   void Do(action::CancelFetch& a);

@@ -56,9 +56,9 @@ class FakePeerHost : public node::PeerHost {
     ended_.insert(grant);
     changed_.NotifyAll();
   }
-  void Met(engine::Rank, int64_t incarnation) override {
+  void Met(engine::Rank, engine::MemberId life) override {
     MutexLock lock(&mu_);
-    seen_of_ours_ = std::max(seen_of_ours_, incarnation);
+    seen_of_ours_ = std::max(seen_of_ours_, life.incarnation);
     changed_.NotifyAll();
   }
 

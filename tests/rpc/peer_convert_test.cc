@@ -123,9 +123,12 @@ TEST(PeerConvert, QuestionsAndRecordsAreTheSameAtTheirReceiver) {
   EXPECT_EQ(Across(peer::ReportWanted{"job"}).job, "job");
   EXPECT_EQ(Across(peer::VerdictWanted{"job"}).job, "job");
   const std::string bytes("any\0bytes\xFF", 10);
-  const peer::Record got = Across(peer::Record{"job", bytes});
+  const peer::Record got = Across(peer::Record{"job", bytes, 7});
   EXPECT_EQ(got.job, "job");
   EXPECT_EQ(got.encoded, bytes);
+  EXPECT_EQ(got.number, 7u);
+  EXPECT_EQ(Across(peer::RecordHeld{"job", 8}).job, "job");
+  EXPECT_EQ(Across(peer::RecordHeld{"job", 8}).number, 8u);
 }
 
 TEST(PeerConvert, AGrantIsTheSameAtItsReceiver) {

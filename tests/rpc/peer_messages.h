@@ -126,7 +126,8 @@ inline std::vector<engine::peer::Message> SomeOfEachKind() {
           engine::peer::VerdictWanted{"job"},
           engine::peer::PlacesWanted{SomePart(3).checkpoint, "a/b"},
           SomePlaces(),
-          engine::peer::Record{"job", "decisions"}};
+          engine::peer::Record{"job", "decisions", 7},
+          engine::peer::RecordHeld{"job", 7}};
 }
 
 // As a message's bytes in a frame.

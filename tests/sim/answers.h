@@ -55,6 +55,7 @@ class Answer {
   void On(const event::LineNumbersRead&) { NobodyAsks(); }
   void On(const event::Exchanged&) { NobodyAsks(); }
   void On(const event::PeerSaid&) { NobodyAsks(); }
+  void On(const event::LifeMet&) { NobodyAsks(); }
   void On(const event::GrantAsked&) { NobodyAsks(); }
   void On(const event::GrantEnded&) { NobodyAsks(); }
   void On(const event::FetchAdvanced&) { NobodyAsks(); }

@@ -89,9 +89,9 @@ class Digester {
     Values("StepRemoved", f.job, f.step, f.first_attempt, f.up_to_attempt);
   }
   void Take(const fact::PersistAsked& f) { Values("PersistAsked", f.checkpoint); }
-  void Take(const fact::MemberLife& f) { Values("MemberLife", f.incarnation); }
+  void Take(const fact::MemberLife& f) { Values("MemberLife", f.incarnation, f.superseded_by); }
   void Take(const fact::StorageRoot& f) { Values("StorageRoot", f.id, f.instance); }
-  void Take(const fact::Pinned& f) { Values("Pinned", f.checkpoint, f.pinned); }
+  void Take(const fact::Pinned& f) { Values("Pinned", f.checkpoint, f.pinned, f.version); }
 
   // --- actions
   void Take(const action::Reply& a) {
@@ -130,6 +130,7 @@ class Digester {
   void Take(const action::ScanJob& a) { Values("ScanJob", a.job); }
   void Take(const action::ReadLineNumbers& a) { Values("ReadLineNumbers", a.job); }
   void Take(const action::Tell& a) { Values("Tell", a.rank); }
+  void Take(const action::BecomeLife& a) { Values("BecomeLife", a.self.incarnation); }
   void Take(const action::Fetch& a) { Values("Fetch", a.fetch); }
   void Take(const action::FetchFrom& a) { Values("FetchFrom", a.fetch); }
   void Take(const action::CancelFetch& a) { Values("CancelFetch", a.fetch); }

@@ -181,6 +181,7 @@ class Node {
   void Do(action::ReadLineNumbers& a) { executor.Begin(a); }
   // The node is in no ring (tests/ring simulates one).
   void Do(action::Tell&) {}
+  void Do(action::BecomeLife&) {}
   void Do(action::Fetch&) {}
   void Do(action::FetchFrom&) {}
   void Do(action::CancelFetch&) {}
