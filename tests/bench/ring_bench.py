@@ -306,7 +306,7 @@ class MultiSource:
     def __init__(self, stack: ExitStack, sizes: Sizes, slow: int | None) -> None:
         """`slow`: the holder whose link has a tenth."""
         self.step_bytes, self.slow = sizes.step, slow
-        self.ring: Ring = stack.enter_context(ring_of(sizes, 4, 4, 2, replicas=2))
+        self.ring: Ring = stack.enter_context(ring_of(sizes, 4, 3, 2, replicas=2))
         # Of the transport alone, less memory; it reads that several times.
         piece = max(sizes.step // 8 // BLOCK, 1) * BLOCK
         self.links = [
