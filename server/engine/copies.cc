@@ -145,9 +145,9 @@ Status Copies::Reserve(Rank owner, const std::string& job, const Of& of) {
 }
 
 // What is set aside is for two steps of each; what was not released yet stands beside them for a while.
-Status Copies::CheckQuota(const peer::Want& want) {
-  if (fetches_.UnderWay(want.part)) return absl::OkStatus();
-  const uint64_t bytes = SlabBytesFor(std::max(want.bytes, kPageBytes));
+Status Copies::CheckQuota(const Fetches::Order& order) {
+  if (fetches_.UnderWay(order.part) || fetches_.HasSpare(order)) return absl::OkStatus();
+  const uint64_t bytes = SlabBytesFor(std::max(order.bytes, kPageBytes));
   if (fetches_.bytes() + bytes > quota()) fetches_.FreeSpares();
   if (fetches_.bytes() + bytes <= quota()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat("memory.replicas: ", bytes,
@@ -174,7 +174,7 @@ void Copies::Plan(Rank owner, Of* of) {
       continue;
     }
     if (!members_.Up(owner)) continue;
-    if (const Status room = CheckQuota(want); !room.ok()) {
+    if (const Status room = CheckQuota(OrderOf(owner, want)); !room.ok()) {
       of->lacks[want.part] = std::string(room.message());
       continue;
     }

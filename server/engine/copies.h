@@ -58,7 +58,7 @@ class Copies : public RingWatcher {
   void Plan(Rank owner, Of* of);
   // Why the owner's job has no room here; OK: what it needs is set aside.
   Status Reserve(Rank owner, const std::string& job, const Of& of);
-  Status CheckQuota(const peer::Want& want);
+  Status CheckQuota(const Fetches::Order& order);
   void Tell(Rank owner, Of* of);
   bool MayRelease(Rank from, const Part& part) const;
   static Fetches::Order OrderOf(Rank owner, const peer::Want& want);

@@ -97,18 +97,33 @@ Status Fetches::CheckPlace(const Order& order) const {
   return absl::OkStatus();
 }
 
-SlabRecord* Fetches::TakeSpare(const Order& order, uint64_t bytes) {
+uint64_t Fetches::SlabBytesOf(const Order& order) {
+  return SlabBytesFor(std::max(order.bytes, kPageBytes));
+}
+
+SlabRecord* Fetches::FindSpare(const Order& order) const {
   const auto spares = spares_.find(OwnerOf(order));
   if (spares == spares_.end()) return nullptr;
-  for (auto at = spares->second.begin(); at != spares->second.end(); ++at) {
-    SlabRecord* slab = ledger_.Find(*at);
-    if (slab->bytes < bytes || slab->bytes > LargestFit(bytes) || !slab->clean || slab->Locked()) {
-      continue;
-    }
-    spares->second.erase(at);
-    return slab;
+  const uint64_t bytes = SlabBytesOf(order);
+  for (const SlabId id : spares->second) {
+    SlabRecord* slab = ledger_.Find(id);
+    const bool fits = slab->bytes >= bytes && slab->bytes <= LargestFit(bytes);
+    if (fits && slab->clean && !slab->Locked()) return slab;
   }
   return nullptr;
+}
+
+// What this node lost may come back into what was made ready at its start. Replicas leave that to those
+// who save.
+SlabRecord* Fetches::TakeReady(const Order& order) {
+  SlabRecord* slab = FindSpare(order);
+  if (slab != nullptr) {
+    std::erase(spares_[OwnerOf(order)], slab->id);
+  } else if (order.role == PartRole::kOwn) {
+    slab = ledger_.TakeUnmapped(SlabBytesOf(order), /*owner=*/{});
+    if (slab != nullptr) ledger_.KeepForPeers(slab);
+  }
+  return slab;
 }
 
 // Somebody else wants it, too. Of two reasons the one that keeps it longer counts.
@@ -143,8 +158,8 @@ Status Fetches::Start(const Order& order) {
     return absl::OkStatus();
   }
   CAIRN_RETURN_IF_ERROR(CheckPlace(order));
-  const uint64_t bytes = SlabBytesFor(std::max(order.bytes, kPageBytes));
-  SlabRecord* slab = TakeSpare(order, bytes);
+  const uint64_t bytes = SlabBytesOf(order);
+  SlabRecord* slab = TakeReady(order);
   const bool ready = slab != nullptr;
   if (!ready) {
     if (ledger_.UnusedBudget() < bytes) FreeSpares();

@@ -57,6 +57,8 @@ class Fetches {
   // something else stands in its place. OK: it is under way, or was already.
   Status Start(const Order& order);
   bool UnderWay(const PartKey& part) const { return by_part_.contains(part); }
+  // It would take memory that is kept for such a part, and no more of it.
+  bool HasSpare(const Order& order) const { return FindSpare(order) != nullptr; }
   // A part that is here for a weaker reason is kept for this one from now on.
   void Become(Part* part, PartRole role, Rank owner);
   // Says of those that went before their records were written how they ended.
@@ -97,7 +99,9 @@ class Fetches {
   static SlabOwner OwnerOf(const Order& order) { return {order.uid, order.part.checkpoint.job}; }
   void Join(const Order& order);
   Status CheckPlace(const Order& order) const;
-  SlabRecord* TakeSpare(const Order& order, uint64_t bytes);
+  static uint64_t SlabBytesOf(const Order& order);
+  SlabRecord* FindSpare(const Order& order) const;
+  SlabRecord* TakeReady(const Order& order);
   void Run(uint64_t id, Fetch* fetch);
   // The fetched part becomes one of the node's.
   Status Take(const Order& order, const event::Fetched& event);

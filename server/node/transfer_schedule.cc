@@ -95,6 +95,7 @@ bool TransferSchedule::HasCredit(Rank source, uint32_t length) const {
   const Peer& peer = PeerOf(source);
   if (peer.reads == 0) return true;
   if (peer.reads >= options_.reads_per_peer) return false;
+  if (peer.reads >= kProbes && peer.bytes + length > peer.rate() * kQueueNanos) return false;
   return peer.bytes + length <= options_.in_flight_bytes_per_peer;
 }
 
@@ -117,9 +118,7 @@ Rank TransferSchedule::Choose(const Fetch& fetch, uint32_t block) const {
   for (const Rank source : fetch.sources) {
     if (!HasCredit(source, length) || !MayServe(fetch, block, source)) continue;
     const Peer& peer = PeerOf(source);
-    // One whose rate is not known is tried first, with a little; beyond that only if it is alone.
-    const bool unknown = peer.rate() <= 0;
-    if (unknown && peer.reads >= kProbes && fetch.sources.size() > 1) continue;
+    const bool unknown = peer.rate() <= 0;  // then it is tried first
     const double at = unknown ? static_cast<double>(peer.bytes) - 1e18
                               : static_cast<double>(peer.bytes + length) / peer.rate();
     if (best == engine::kNoRank || at < best_at) {

@@ -8,6 +8,9 @@
 //            from it, and the rate at which it has delivered. A source so slow that the others would be
 //            done with all that is left before it had delivered the block gets none: so a slow one does
 //            not hold up the end.
+// Queues     what is under way from a source no other one can bring, and another one may yet come. So a
+//            source has a little under way until its rate is known, and then no more than it delivers in
+//            a quarter of a second.
 // Once       a block is under way from one source at a time, for two would write to one place, and the
 //            bytes of the one that came second are checked by nobody. It is read again only when a read
 //            has ended.
@@ -67,7 +70,8 @@ class TransferSchedule {
   uint64_t in_flight_bytes() const { return in_flight_; }
 
  private:
-  static constexpr size_t kProbes = 2;  // reads under way from a peer whose rate is not known
+  static constexpr size_t kProbes = 2;  // reads under way from a peer, however slow it is
+  static constexpr double kQueueNanos = kNanosPerSecond / 4;
   static constexpr int kLostAfter = 3;
 
   struct Fetch {

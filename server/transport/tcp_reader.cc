@@ -206,7 +206,7 @@ Status TcpPeer::Stream::Connect(MonotonicNanos deadline) {
     if (stop_) socket_->Shutdown();
   }
   CAIRN_RETURN_IF_ERROR(
-      socket_->Send(Encode(Opening{kTcpVersion, options.self}), /*more=*/true, deadline));
+      socket_->Send(Encode(Opening{kTcpVersion, options.self}), /*more=*/false, deadline));
   std::array<char, kOpenedBytes> bytes = {};
   CAIRN_RETURN_IF_ERROR(socket_->Receive(absl::MakeSpan(bytes), deadline));
   CAIRN_ASSIGN_OR_RETURN(const Opened opened,

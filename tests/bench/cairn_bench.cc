@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/bench/harness.h"
+#include "tests/bench/transport_ends.h"
 
 namespace cairn::bench {
 namespace {
@@ -40,7 +41,9 @@ const std::vector<std::pair<std::string, StatusOr<Values> (*)(const Values&)>> k
     {"echo", EchoChild},
     {"stall_stat", StallStatChild},
     {"stall_echo", StallEchoChild},
-    {"tcp_read", TcpReadChild}};
+    {"tcp_read", TcpReadChild},
+    {"transport_owner", TransportOwnerChild},
+    {"transport_reader", TransportReaderChild}};
 
 int RunAsChild(const std::string& name, const std::vector<std::string>& words) {
   Values arguments;

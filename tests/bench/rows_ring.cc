@@ -26,6 +26,7 @@
 #include "common/checksum.h"
 #include "server/transport/tcp_transport.h"
 #include "tests/bench/harness.h"
+#include "tests/bench/transport_ends.h"
 
 namespace cairn::bench {
 namespace {
@@ -36,9 +37,7 @@ using transport::TcpTransport;
 constexpr char kOwnerAddress[] = "10.99.0.1", kReaderAddress[] = "10.99.0.2";
 constexpr uint16_t kTransportPort = 7001, kRawPort = 7002;
 constexpr transport::PeerId kOwner = {.rank = 0, .incarnation = 1}, kReader = {1, 1};
-constexpr SlabId kSlab = 1;
 constexpr size_t kRawPiece = 1 << 20;
-constexpr MonotonicNanos kPatience = 60 * kNanosPerSecond;
 
 Status Say(const std::string& path, const std::string& text) {
   const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
@@ -68,29 +67,6 @@ struct Shared {
   size_t region_bytes = 0;
   uint32_t crcs[4096] = {};  // of the blocks that the owner has now
 };
-
-struct Memory {
-  UniqueFd fd;
-  Mapping mapping;
-  static StatusOr<Memory> Make(uint64_t bytes) {
-    Memory made;
-    CAIRN_ASSIGN_OR_RETURN(made.fd, MakeMemfd("bench", bytes, 0600));
-    CAIRN_ASSIGN_OR_RETURN(
-        made.mapping,
-        Mapping::Map(made.fd.get(), 0, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE));
-    std::memset(made.mapping.data(), 1, bytes);
-    return made;
-  }
-};
-
-void Fill(const Memory& memory, uint64_t seed) {
-  auto* words = reinterpret_cast<uint64_t*>(memory.mapping.data());
-  uint64_t state = seed * 0x9E3779B97F4A7C15;
-  for (uint64_t i = 0; i < memory.mapping.length() / 8; ++i) {
-    state = state * 6364136223846793005 + 1442695040888963407;
-    words[i] = state;
-  }
-}
 
 sockaddr_in At(const char* address, uint16_t port) {
   sockaddr_in at = {};
@@ -171,39 +147,6 @@ StatusOr<double> ReadRaw(const Memory& memory, int streams, const Shared& shared
   return static_cast<double>(bytes) / 1e6 / (ms / 1e3);
 }
 
-// --- ours
-
-StatusOr<double> ReadOurs(TcpTransport* reader, uint64_t bytes, const Shared& shared) {
-  std::atomic<uint64_t> left = bytes / kBlockBytes, next = 0, wrong = 0;
-  std::promise<void> over;
-  const uint64_t blocks = left;
-  const std::string region(shared.region, shared.region_bytes);
-  std::function<void()> read_next = [&] {
-    const uint64_t block = next++;
-    if (block >= blocks) return;
-    const uint64_t at = block * kBlockBytes;
-    reader->Read({absl::StrCat(kOwnerAddress, ":", kTransportPort),
-                  shared.token,
-                  region,
-                  at,
-                  {kSlab, 0, bytes},
-                  at,
-                  kBlockBytes,
-                  RealClock()->Now() + kPatience},
-                 [&, block](const StatusOr<uint32_t>& crc) {
-                   if (!crc.ok() || *crc != shared.crcs[block]) ++wrong;
-                   read_next();
-                   if (--left == 0) over.set_value();
-                 });
-  };
-  const double start = NowMs();
-  for (int i = 0; i < 16; ++i) read_next();  // 64 MiB under way
-  over.get_future().wait();
-  const double ms = NowMs() - start;
-  if (wrong > 0) return absl::DataLossError(absl::StrCat(wrong.load(), " blocks were not read"));
-  return static_cast<double>(bytes) / 1e6 / (ms / 1e3);
-}
-
 // --- the two nodes
 
 // Answers each byte that comes with one, once the owner's memory has other bytes.
@@ -266,7 +209,11 @@ StatusOr<Values> BeReader(uint64_t bytes, int pairs, const Shared& shared, int c
   std::vector<double> mapped;
   for (int pair = -1; pair < pairs; ++pair) {  // the first warms up
     CAIRN_RETURN_IF_ERROR(change());
-    CAIRN_ASSIGN_OR_RETURN(const double ours, ReadOurs(reader.get(), bytes, shared));
+    const Owned owned = {absl::StrCat(kOwnerAddress, ":", kTransportPort), shared.token,
+                         std::string(shared.region, shared.region_bytes),
+                         absl::MakeConstSpan(shared.crcs, bytes / kBlockBytes)};
+    CAIRN_ASSIGN_OR_RETURN(const double ms, ReadAll(reader.get(), owned, bytes));
+    const double ours = static_cast<double>(bytes) / 1e6 / (ms / 1e3);
     CAIRN_RETURN_IF_ERROR(change());
     double raw = 0;
     for (const int streams : {1, 2}) {

@@ -59,6 +59,12 @@ ORDER = [
     "stall",
     "restart_large",
     "tcp_read",
+    "replicated",
+    "save_replicating",
+    "save_replicating/limited",
+    "recover",
+    "multi_source",
+    "multi_source/slow",
     "sessions",
     "neighbour/save",
     "neighbour/load",
@@ -73,6 +79,8 @@ ORDER = [
     "apply/describe",
     "home",
 ]
+OF_RINGS = ("replicated", "save_replicating", "recover", "multi_source")
+OF_USERS = ("sessions", "neighbour")
 
 
 def programs() -> list[tuple[list[str], list[str]]]:
@@ -84,7 +92,7 @@ def programs() -> list[tuple[list[str], list[str]]]:
             [
                 name
                 for name in ORDER
-                if not name.startswith(("torch", "apply", "home", "sessions", "neighbour"))
+                if not name.startswith(("torch", "apply", "home", *OF_USERS, *OF_RINGS))
             ],
         ),
         (
@@ -97,7 +105,11 @@ def programs() -> list[tuple[list[str], list[str]]]:
         ),
         (
             ["/usr/bin/python3", str(ROOT / "tests" / "bench" / "users_bench.py")],
-            [name for name in ORDER if name.startswith(("sessions", "neighbour"))],
+            [name for name in ORDER if name.startswith(OF_USERS)],
+        ),
+        (
+            ["/usr/bin/python3", str(ROOT / "tests" / "bench" / "ring_bench.py")],
+            [name for name in ORDER if name.startswith(OF_RINGS)],
         ),
     ]
 

@@ -28,9 +28,9 @@ import cairn  # before cairn_raw, whose generated types lie in a folder of that 
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "faults"))
+from bench_row import row  # noqa: E402
 from cairn_daemon import GIB, KIB, MIB, Node, node, until  # noqa: E402
 
-LEEWAY = 1.05  # noise; tests/bench/run.py
 ROWS = ("sessions", "neighbour/save", "neighbour/load")
 FIRST_UID = 40_000  # uids that no user of this machine has
 
@@ -351,52 +351,6 @@ def neighbour_rows() -> list[dict[str, Any]]:
         )
         for name in names
     ]
-
-
-# --- rows ------------------------------------------------------------------------------------------------
-
-
-def row(
-    name: str,
-    unit: str,
-    bar: float,
-    samples: list[tuple[float, float]],
-    reference: str,
-    *,
-    absolute: bool = False,
-    invalid: str = "",
-    note: str = "",
-) -> dict[str, Any]:
-    """Of samples of (ours, reference), where less is better."""
-
-    def median(values: list[float]) -> float:
-        return statistics.median(values) if values else 0.0
-
-    value, beside = median([ours for ours, _ in samples]), median([other for _, other in samples])
-    ratio = None if absolute else median([ours / other for ours, other in samples])
-    return {
-        "name": name,
-        "value": value,
-        "unit": unit,
-        "reference": reference,
-        "reference_value": beside,
-        "ratio": ratio,
-        "direction": "lower",
-        "bar": bar,
-        "ok": not invalid and (value if ratio is None else ratio) <= bar * LEEWAY,
-        "pages": "4 KiB",
-        "samples": [[round(ours, 4), round(other, 4)] for ours, other in samples],
-        "commit": commit(),
-        "invalid": invalid,
-        "note": note,
-    }
-
-
-def commit() -> str:
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    )
-    return done.stdout.strip()
 
 
 def main() -> int:

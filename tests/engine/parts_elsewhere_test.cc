@@ -8,6 +8,7 @@
 namespace cairn::engine {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
@@ -343,6 +344,65 @@ TEST_F(Replicas, OneThatDoesNotComeIsNoRefusal) {
 
 TEST_F(Replicas, TheyCountAsNobodysShare) {
   EXPECT_LT(Status_().counters.at("user_memory_bytes"), 1 << 20) << "the record alone";
+}
+
+// Of which there is room for the two steps that are set aside, and no more.
+class TwoSteps : public PartsElsewhere {
+ protected:
+  void SetUp() override {
+    storage = false;
+    options.ring.replica_bytes = 40 * kMiB;
+    PartsElsewhere::SetUp();
+    Hear();
+  }
+  static PartKey Of(Step step) { return {{"job", step, 1, 0}, 1}; }
+  void LetGo(Step step) {
+    peer::ReleaseList list;
+    list.releases.push_back({Of(step),
+                             ManifestDigest(EncodeManifest(ManifestOf(Of(step), 2, 20 * kMiB))),
+                             peer::Fate::kSuperseded, Of(step + 1).checkpoint});
+    Apply(event::PeerSaid{other, list});
+    ASSERT_FALSE(Holds(step));
+  }
+};
+
+// Memory that is made anew costs as much as the reading.
+TEST_F(TwoSteps, ANewStepTakesTheMemoryOfTheOneThatWasLetGo) {
+  Replicate(Of(1), 2, 20 * kMiB);
+  const SlabId first = fetches[0].slab;
+  Replicate(Of(2), 2, 20 * kMiB);
+  LetGo(1);
+  Replicate(Of(3), 2, 20 * kMiB);
+  EXPECT_EQ(fetches[0].slab, first);
+  EXPECT_THAT(destroyed, Not(Contains(first)));
+}
+
+class Replacement : public PartsElsewhere {
+ protected:
+  void SetUp() override {
+    storage = false;
+    options.pool_slabs = {20 * kMiB};
+    PartsElsewhere::SetUp();
+  }
+};
+
+TEST_F(Replacement, WhatItLostComesBackIntoMemoryThatIsReady) {
+  SlabId ready = 0;
+  for (const action::MakeSlab& make : makes) {
+    if (make.bytes == 20 * kMiB) ready = make.slab;
+  }
+  ASSERT_NE(ready, 0u);
+  Complete(1);
+  verdict.latest = verdict.protect = CheckpointId{1, 1, 0};
+  OneOfTwo(2);  // the first that it hears of the job
+  peer::PlacesSaid said{{"job", 1, 1, 0}, "", {}};
+  for (const Writer writer : {0, 1}) {
+    const Rank owner = writer == 0 ? options.ring.rank : other.rank;
+    said.places.push_back({writer, "digest", 2, 20 * kMiB, owner, {other.rank}});
+  }
+  Apply(event::PeerSaid{other, said});
+  ASSERT_EQ(fetches.size(), 1u);
+  EXPECT_EQ(fetches[0].slab, ready);
 }
 
 // --- admission

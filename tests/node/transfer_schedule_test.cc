@@ -18,6 +18,15 @@ constexpr MonotonicNanos kBegin = 1000 * kNanosPerSecond;
 
 std::vector<uint32_t> Blocks(size_t count) { return std::vector<uint32_t>(count, kBlock); }
 
+// It has delivered a block in no time.
+void Know(TransferSchedule* schedule, Rank source) {
+  constexpr uint64_t kFetch = 1000;
+  schedule->Add(kFetch, FetchFor::kLoad, Blocks(1));
+  schedule->AddSource(kFetch, source);
+  schedule->Ended(schedule->Next(kBegin).value(), How::kVerified, kBegin + 1);
+  schedule->Remove(kFetch);
+}
+
 // Sources that deliver one block after the other, each at its rate.
 class Timeline {
  public:
@@ -41,13 +50,7 @@ class Timeline {
     }
     return static_cast<double>(now_ - kBegin) / kNanosPerSecond;
   }
-  const std::map<Rank, uint64_t>& came() const { return came_; }
-
- private:
-  using End = std::pair<MonotonicNanos, TransferSchedule::Read>;
-  struct Later {
-    bool operator()(const End& a, const End& b) const { return a.first > b.first; }
-  };
+  // What may begin now.
   void Begin() {
     while (const auto read = schedule_.Next(now_)) {
       MonotonicNanos& busy = busy_until_[read->source];
@@ -56,6 +59,13 @@ class Timeline {
       ends_.emplace(busy, *read);
     }
   }
+  const std::map<Rank, uint64_t>& came() const { return came_; }
+
+ private:
+  using End = std::pair<MonotonicNanos, TransferSchedule::Read>;
+  struct Later {
+    bool operator()(const End& a, const End& b) const { return a.first > b.first; }
+  };
 
   TransferSchedule& schedule_;
   const std::map<Rank, double> rates_;
@@ -69,6 +79,7 @@ TEST(TransferSchedule, NoMoreIsUnderWayThanOneSourceHasCreditFor) {
   MoverOptions options;
   options.in_flight_bytes_per_peer = 3 * kBlock;
   TransferSchedule schedule(options);
+  Know(&schedule, 1);
   schedule.Add(1, FetchFor::kLoad, Blocks(10));
   schedule.AddSource(1, 1);
   std::vector<TransferSchedule::Read> begun;
@@ -85,6 +96,7 @@ TEST(TransferSchedule, NoMoreIsUnderWayThanThereIsCreditForInAll) {
   options.in_flight_bytes_per_peer = 3 * kBlock;
   TransferSchedule schedule(options);
   for (const uint64_t fetch : {1, 2, 3}) {
+    Know(&schedule, static_cast<Rank>(fetch));
     schedule.Add(fetch, FetchFor::kLoad, Blocks(10));
     schedule.AddSource(fetch, static_cast<Rank>(fetch));
   }
@@ -98,6 +110,7 @@ TEST(TransferSchedule, ShortReadsAreBoundedInNumber) {
   MoverOptions options;
   options.reads_per_peer = 7;
   TransferSchedule schedule(options);
+  Know(&schedule, 1);
   schedule.Add(1, FetchFor::kLoad, std::vector<uint32_t>(100, 10));
   schedule.AddSource(1, 1);
   size_t begun = 0;
@@ -107,6 +120,7 @@ TEST(TransferSchedule, ShortReadsAreBoundedInNumber) {
 
 TEST(TransferSchedule, WhatIsRestoredGoesFirstThenWhatIsLoadedThenReplicasEachByAge) {
   TransferSchedule schedule({});
+  Know(&schedule, 1);
   const std::map<uint64_t, FetchFor> fetches = {{1, FetchFor::kReplica}, {2, FetchFor::kLoad},
                                                 {3, FetchFor::kRestore}, {4, FetchFor::kRestore},
                                                 {5, FetchFor::kLoad},    {6, FetchFor::kReplica}};
@@ -153,6 +167,22 @@ TEST(TransferSchedule, ASlowSourceThatIsKnownToBeSlowDoesNotHoldUpASmallFetch) {
   Timeline second(&schedule, {{1, 1e9}, {2, 1e8}});
   EXPECT_LE(second.Run(), 1.2 * 5.0 * kBlock / 1e9);
   EXPECT_TRUE(schedule.Complete(2));
+}
+
+// Its grant came first, and the other's before anything had been read.
+TEST(TransferSchedule, ASlowSourceThatIsThereFirstDoesNotHoldUpTheEnd) {
+  TransferSchedule schedule({});
+  const std::map<Rank, double> rates = {{1, 1e9}, {2, 1e8}};
+  for (const uint64_t fetch : {1, 2}) {  // first it is not known to be slow, then it is
+    schedule.Add(fetch, FetchFor::kLoad, Blocks(60));
+    schedule.AddSource(fetch, 2);
+    Timeline timeline(&schedule, rates);
+    timeline.Begin();
+    schedule.AddSource(fetch, 1);
+    EXPECT_LE(timeline.Run(), 1.2 * 60.0 * kBlock / 1e9);
+    EXPECT_TRUE(schedule.Complete(fetch));
+    schedule.Remove(fetch);
+  }
 }
 
 TEST(TransferSchedule, ReplicasKeepTheirRateAndNothingElseDoes) {
