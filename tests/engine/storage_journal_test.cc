@@ -19,8 +19,8 @@ class WhatStorageTells : public EngineTest {
                          [](const Fact& f) { return std::holds_alternative<F>(f); });
   }
   // Each with a file, and a daemon that knows none of them.
-  void LoseMemoryAfterLives(int lives) {
-    for (int life = 1; life <= lives; ++life) {
+  void LoseMemoryAfterLives(int count) {
+    for (int life = 1; life <= count; ++life) {
       const SessionId session = Hello({.attempt = life, .policy = kEvery});
       Save(session, life, {{"model", 4096}});
       Die(session);
