@@ -104,7 +104,7 @@ class Network:
         holder = hold(self._enter(self._switch), ["unshare", "--net"], ["cat"])
         self._holders.append(holder)
         assert self._switch.stdin is not None
-        self._switch.stdin.write(f"{holder.pid}\n".encode())
+        self._switch.stdin.write(f"{net_of(holder.pid)}\n".encode())
         self._switch.stdin.flush()
         self.run_on_switch(
             f"ip link add port{host} type veth peer name eth0 netns {holder.pid}",
@@ -306,11 +306,11 @@ def kill_all_in(namespaces: set[int]) -> None:
 
 
 def janitor() -> None:
-    """Reads pids of hosts' holders; when there is nobody to send any, all that is in their namespaces and in
-    this one is killed."""
+    """Reads the hosts' namespaces; when there is nobody to send any, all that is in them and in this one is
+    killed. Not the pids of the holders: those end with who made the network, too, perhaps before they are read."""
     namespaces = {net_of(os.getpid())}
     for line in sys.stdin:
-        namespaces.add(net_of(line.strip()))
+        namespaces.add(int(line))
     kill_all_in(namespaces - {0})
 
 
