@@ -307,7 +307,8 @@ def kill_all_in(namespaces: set[int]) -> None:
 
 def janitor() -> None:
     """Reads the hosts' namespaces; when there is nobody to send any, all that is in them and in this one is
-    killed. Not the pids of the holders: those end with who made the network, too, perhaps before they are read."""
+    killed. Not the pids of the holders: those end with who made the network, too, and may be gone when
+    they are read."""
     namespaces = {net_of(os.getpid())}
     for line in sys.stdin:
         namespaces.add(int(line))

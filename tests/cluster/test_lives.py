@@ -74,6 +74,7 @@ def test_half_a_step_of_each_of_two_lives_never_makes_one() -> None:
         assert {member.latest(JOB) for member in r} == {(1, first)}, "promise 3"
 
 
+@pytest.mark.later
 def test_one_name_of_two_writers_on_two_nodes_is_a_conflict_and_never_complete() -> None:
     with ring(3) as r:
         attempt = attempt_number()
