@@ -23,6 +23,7 @@ JOB = "loop"
 NODES = 3
 ROUNDS = 8
 LASTS_S = 240
+SAFE_MODE_WINDOW_S = 65  # the keeper's minute, and what a death takes to be noticed
 PART = MIB + 11
 
 
@@ -40,6 +41,7 @@ class Loop:
         self.r, self.choose = r, choose
         self.notes = Notes(attempt_number())
         self.writers: list[Any] = []
+        self.killed: dict[int, list[float]] = {}  # when the daemon of each rank's keeper was
 
     def begin_life(self) -> None:
         """The trainers of all nodes start again, and go on from what the ring says is latest."""
@@ -91,13 +93,18 @@ class Loop:
         rank = self.choose.randrange(NODES)
         other = (rank + self.choose.randrange(1, NODES)) % NODES
         kind = self.choose.choice(("daemon", "daemons", "node", "node", "pause", "cut", "one-way"))
+        if kind == "daemon" and self._would_be_safe_mode(rank):
+            kind = "node"
+        elif kind == "daemons" and any(map(self._would_be_safe_mode, range(NODES))):
+            kind = "pause"
         self.r.say(f"{kind}: {rank} ({other}) after {self.notes}")
         if kind == "daemon":
-            self.r[rank].kill_daemon()
+            self._kill_daemon(rank)
         elif kind == "daemons":
-            for member in self.r:
-                member.kill_daemon()
+            for each in range(NODES):
+                self._kill_daemon(each)
         elif kind == "node":
+            self.killed.pop(rank, None)
             self.r[rank].replace()
         elif kind == "pause":
             self.r[rank].pause()
@@ -107,6 +114,15 @@ class Loop:
             self.r.cut(rank, other, one_way=kind == "one-way")
             self._let_pass(1.5)
             self.r.heal()
+
+    def _kill_daemon(self, rank: int) -> None:
+        self.killed.setdefault(rank, []).append(time.monotonic())
+        self.r[rank].kill_daemon()
+
+    def _would_be_safe_mode(self, rank: int) -> bool:
+        """Of a daemon that dies three times within a minute nothing more is admitted, which is right."""
+        lately = time.monotonic() - SAFE_MODE_WINDOW_S
+        return sum(at > lately for at in self.killed.get(rank, [])) >= 2
 
     def _let_pass(self, seconds: float) -> None:
         """A fault of this length: nothing is waited for."""
