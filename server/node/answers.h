@@ -42,8 +42,8 @@ struct SessionState {
 struct NodeState {
   engine::reply::Status engine;  // its sessions are moved into `sessions`
   std::vector<SessionState> sessions;
-  std::string
-      state;  // "serving", "draining", "safe mode: why", "superseded: why"; then "; facts were lost: which"
+  // "serving", "draining", "safe mode: why", "superseded: why"; then "; facts were lost: which".
+  std::string state;
   int64_t started_unix_ms = 0;
   int restarts = 0;
   std::string catalog;

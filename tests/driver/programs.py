@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from driver.budget import leave, seconds_left
 from driver.process import PAST_ITS_TIME, run_process, say, tail
 from driver.report import RESULTS, Case, Report, read_cases
 
@@ -106,6 +107,9 @@ class Runner:
         """Side by side, as many as there are processors; those that must be alone, afterwards."""
 
         def run(program: Program) -> None:
+            if seconds_left() <= 0:
+                leave(f"{self.prefix}{program.name}")
+                return
             report.add(self.run(program))
 
         longest_first = sorted(programs, key=self.last_time, reverse=True)

@@ -39,6 +39,8 @@ WHOLE_ROOMS = {"thrift_socket_fuzz", "fd_socket_fuzz", "client_reads_fuzz"}
 NO_TESTS_COLLECTED = 5  # pytest's exit status
 SANITIZER_PATIENCE = 6
 BUILD_LIMIT_S = 3600
+# Of the time of a stage that has an end; the rest is for running what was built.
+BUILD_SHARE = 0.6
 # The simulator's 10,000, and its 24 for each pair of faults, are the unit stage's.
 SANITIZER_SEEDS = "500"
 SANITIZER_PAIR_SEEDS = "6"
@@ -135,28 +137,21 @@ def has_threads(program: Program) -> bool:
     return THREADS_LABEL in program.labels
 
 
-def build_and_run(
-    prefix: str,
-    build: list[str],
-    names: list[str],
-    run: Callable[[str], None],
-    report: Report,
-) -> None:
-    """Builds one program after the other, and runs what is built beside that. When the time of the stage
-    is up, the rest is left for another run."""
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:
-        running = []
-        for name in names:
-            limit_s = min(BUILD_LIMIT_S, seconds_left())
-            problem = run_shown([*build, "--configured", name], limit_s) if limit_s > 0 else ""
-            if limit_s <= 0 or (problem and seconds_left() <= 0):
-                leave(f"{prefix}{name}")
-                continue
-            report.add_one(f"{prefix}build:{name}", problem)
-            if not problem:
-                running.append(pool.submit(run, name))
-        for one in running:
-            one.result()  # raises what it raised
+def build_some(prefix: str, build: list[str], names: list[str], report: Report) -> list[str]:
+    """Builds one program after the other and returns those that are built. What is not when most of the
+    stage's time is up is left for another run."""
+    ends = time.monotonic() + BUILD_SHARE * seconds_left()
+    built = []
+    for name in names:
+        limit_s = min(BUILD_LIMIT_S, ends - time.monotonic())
+        problem = run_shown([*build, "--configured", name], limit_s) if limit_s > 0 else ""
+        if limit_s <= 0 or (problem and time.monotonic() >= ends):
+            leave(f"{prefix}{name}")
+            continue
+        report.add_one(f"{prefix}build:{name}", problem)
+        if not problem:
+            built.append(name)
+    return built
 
 
 def sanitizer_stage(
@@ -176,21 +171,15 @@ def sanitizer_stage(
         if code:
             report.add_one(f"{name}:configure", tail(output))
             return
+        names = in_turn([program.name for program in filter(chosen, list_programs(BUILD / name))])
+        built = build_some(f"{name}:", build, names, report)
         runner = Runner(
             results_of(BUILD / name),
             sanitizer_env(name),
             prefix=f"{name}:",
             patience=SANITIZER_PATIENCE,
         )
-
-        def run_one(program_name: str) -> None:
-            program = next(p for p in list_programs(BUILD / name) if p.name == program_name)
-            report.add(runner.run(program))
-
-        wanted_now = in_turn(
-            [program.name for program in filter(chosen, list_programs(BUILD / name))]
-        )
-        build_and_run(f"{name}:", build, wanted_now, run_one, report)
+        run_programs(report, BUILD / name, lambda program: program.name in built, False, runner)
 
     return run
 
@@ -240,7 +229,9 @@ def fuzz_stage(settings: Settings, report: Report) -> None:
         report.add_one(f"fuzz:{name}", (tail(output) or f"exit status {code}") if code else "")
         say(f"  {'FAIL' if code else 'ok  '} {name}: {FUZZ_SECONDS} s")
 
-    build_and_run("fuzz:", ["hack/build", "--fuzz"], in_turn(targets), fuzz, report)
+    built = build_some("fuzz:", ["hack/build", "--fuzz"], in_turn(targets), report)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+        list(pool.map(fuzz, built))
 
 
 def fuzz_env() -> dict[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from driver import budget, schedule, stages
+from driver.programs import Program, Runner
 from driver.report import Report
 from driver.schedule import Lane, Schedule, Stage
 
@@ -22,13 +23,12 @@ open(sys.argv[1], "w").write("[]")
 
 
 def build_three(tmp_path: Path, compiler: str) -> tuple[Report, list[str]]:
-    """What was counted, and which programs ran."""
+    """What was counted, and which programs were built."""
     script = tmp_path / "build"
     script.write_text(f"#!/bin/sh\n{compiler}\n")
     script.chmod(0o755)
-    report, ran = Report(), list[str]()
-    stages.build_and_run("asan:", [str(script)], ["a", "b", "c"], ran.append, report)
-    return report, ran
+    report = Report()
+    return report, stages.build_some("asan:", [str(script)], ["a", "b", "c"], report)
 
 
 @pytest.fixture
@@ -39,15 +39,15 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_an_end_nothing_is_left(tmp_path: Path, left: Path) -> None:
-    report, ran = build_three(tmp_path, "exit 0")
-    assert sorted(ran) == ["a", "b", "c"]
+    report, built = build_three(tmp_path, "exit 0")
+    assert built == ["a", "b", "c"]
     assert len(report.of("passed")) == 3
     assert budget.read_left(left) == []
 
 
 def test_what_does_not_compile_is_a_failure_and_does_not_run(tmp_path: Path, left: Path) -> None:
-    report, ran = build_three(tmp_path, '[ "$2" != b ]')
-    assert sorted(ran) == ["a", "c"]
+    report, built = build_three(tmp_path, '[ "$2" != b ]')
+    assert built == ["a", "c"]
     assert [case.name for case in report.of("failed")] == ["asan:build:b"]
     assert budget.read_left(left) == []
 
@@ -56,19 +56,31 @@ def test_after_its_end_a_stage_builds_nothing(
     tmp_path: Path, left: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(budget.ENDS, str(time.monotonic() - 1))
-    report, ran = build_three(tmp_path, "exit 0")
-    assert (report.cases, ran) == ([], [])
+    report, built = build_three(tmp_path, "exit 0")
+    assert (report.cases, built) == ([], [])
     assert budget.read_left(left) == ["asan:a", "asan:b", "asan:c"]
 
 
 def test_a_build_that_the_end_cuts_short_is_left_and_is_no_failure(
     tmp_path: Path, left: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(budget.ENDS, str(time.monotonic() + 2))
-    report, ran = build_three(tmp_path, '[ "$2" = a ] || sleep 60')
-    assert ran == ["a"]
+    monkeypatch.setenv(budget.ENDS, str(time.monotonic() + 3))
+    report, built = build_three(tmp_path, '[ "$2" = a ] || sleep 60')
+    assert built == ["a"]
     assert report.of("failed") == []
     assert budget.read_left(left) == ["asan:b", "asan:c"]
+
+
+@pytest.mark.parametrize("seconds", [-1, 60])
+def test_after_its_end_a_stage_runs_no_program(
+    tmp_path: Path, left: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    monkeypatch.setenv(budget.ENDS, str(time.monotonic() + seconds))
+    program = Program("a", ["true"], set(), 10, [], str(tmp_path), False)
+    report = Report()
+    Runner(tmp_path, prefix="asan:").run_all([program], report)
+    assert [case.name for case in report.of("passed")] == (["asan:a"] if seconds > 0 else [])
+    assert budget.read_left(left) == ([] if seconds > 0 else ["asan:a"])
 
 
 def test_a_bounded_run_tells_each_stage_its_end_and_hears_what_it_left(
