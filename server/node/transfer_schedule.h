@@ -71,7 +71,7 @@ class TransferSchedule {
 
  private:
   static constexpr size_t kProbes = 2;  // reads under way from a peer, however slow it is
-  static constexpr double kQueueNanos = kNanosPerSecond / 4;
+  static constexpr double kQueueNanos = 0.25 * kNanosPerSecond;
   static constexpr int kLostAfter = 3;
 
   struct Fetch {
