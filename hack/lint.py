@@ -43,6 +43,9 @@ CPP_TOPS = ("common", "server", "client", "tests")
 # What ships. A test's slips show when it runs, and reading gtest's headers costs seconds a file.
 TIDY_TOPS = ("common/", "server/", "client/")
 PYTHON_TOPS = ("client/python", "tests", "hack")
+TIDY_FINDING = re.compile(r": (error|warning): ")
+FINDINGS: set[str] = set()  # of clang-tidy: one in a header is found in each file that includes it
+SHOWN_FINDINGS = 10
 # All of ours are written from the root; hack/check_includes.py sees to that.
 OUR_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
@@ -143,6 +146,7 @@ def clang_tidy() -> list[str]:
         for problem in pool.map(tidy, todo):
             if problem:  # shown at once: all of them together take minutes
                 print("  " + problem.replace("\n", "\n  "), flush=True)
+                FINDINGS.update(line for line in problem.splitlines() if TIDY_FINDING.search(line))
                 found += 1
     return [f"{found} files with findings, above"] if found else []
 
@@ -208,7 +212,7 @@ def main() -> int:
             ("ruff", lambda: ruff(fix=False)),
             ("clang-tidy", clang_tidy),
         ]
-    failed = 0
+    failed = []
     for name, stage in stages:
         begin = time.monotonic()
         problems = stage()
@@ -218,7 +222,13 @@ def main() -> int:
         )
         for problem in problems:
             print("  " + problem.replace("\n", "\n  "))
-        failed += bool(problems)
+        if problems:
+            failed.append(name)
+    # Once more where it is seen, however long the output has become.
+    for finding in sorted(FINDINGS)[:SHOWN_FINDINGS]:
+        print(finding)
+    if failed:
+        print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0
 
 

@@ -21,10 +21,12 @@ import sys
 from pathlib import Path
 
 from driver import stages
-from driver.process import ROOT, say
+from driver.process import ROOT, SHOWN_LAST, say
 from driver.report import Report, fail_unexpected_skips
 from driver.schedule import Lane, Schedule, Stage, run_here, stage_command
 
+# With more of them the summary names each in one line.
+FAILURES_IN_FULL = 3
 SUITES = ("python", "faults", "e2e")
 DEMO = [sys.executable, "hack/demo/run.py"]
 DEMO_CLUSTER = [sys.executable, "hack/demo/cluster.py"]
@@ -100,8 +102,13 @@ def show_result(report: Report, left: list[str]) -> None:
         say(f"left for another run: {what}")
     for case in report.of("skipped"):
         say(f"skipped {case.name}: {case.reason or 'no reason given'}")
-    for case in report.of("failed"):
-        say(f"FAILED {case.name}: {case.reason.splitlines()[0] if case.reason else ''}")
+    failed = report.of("failed")
+    for case in failed:
+        lines = case.reason.splitlines() or [""]
+        say(f"FAILED {case.name}: {lines[0]}")
+        if len(failed) <= FAILURES_IN_FULL:
+            for line in lines[1 : SHOWN_LAST + 1]:
+                say(f"    {line}")
 
 
 def main() -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 TAIL_LINES = 60
+SHOWN_LAST = 15  # of a command that failed, in the summary
 
 
 def say(text: str) -> None:
@@ -55,12 +58,33 @@ def run_process(
 
 
 def run_shown(command: list[str], timeout_s: float) -> str:
-    """Runs a command whose output is shown as it comes. Returns what went wrong, or an empty string."""
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0)
+    """Runs a command whose output is shown as it comes. Returns what went wrong, then the last lines of the output;
+    or an empty string."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        process_group=0,
+    )
+    last: collections.deque[str] = collections.deque(maxlen=SHOWN_LAST)
+
+    def show() -> None:
+        for line in process.stdout:
+            say(line.rstrip("\n"))
+            last.append(line.rstrip())
+
+    shower = threading.Thread(target=show, daemon=True)
+    shower.start()
     try:
         code = process.wait(timeout=timeout_s)
+        problem = f"exit status {code}" if code else ""
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        return f"ran past {timeout_s:.0f} s"
-    return f"exit status {code}" if code else ""
+        problem = f"ran past {timeout_s:.0f} s"
+    shower.join(timeout=10)  # a child outside the group may hold the pipe
+    return "\n".join([problem, *last]) if problem else ""

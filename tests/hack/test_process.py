@@ -1,0 +1,27 @@
+"""How the driver runs commands, and what it keeps of those that fail."""
+
+from __future__ import annotations
+
+import sys
+
+from driver.process import SHOWN_LAST, run_shown
+
+
+def test_of_a_command_that_failed_the_last_lines_are_kept() -> None:
+    program = "import sys; [print(f'line {i}') for i in range(100)]; sys.exit(3)"
+    lines = run_shown([sys.executable, "-c", program], 60).splitlines()
+    assert lines[0] == "exit status 3"
+    assert lines[1:] == [f"line {i}" for i in range(100 - SHOWN_LAST, 100)]
+
+
+def test_of_one_that_went_well_nothing_is() -> None:
+    assert run_shown([sys.executable, "-c", "print('fine')"], 60) == ""
+
+
+def test_one_that_does_not_end_is_killed_with_what_it_started() -> None:
+    program = (
+        "import subprocess, sys; subprocess.Popen(['sleep', '1000']); print('started', flush=True);"
+        " import time; time.sleep(1000)"
+    )
+    lines = run_shown([sys.executable, "-c", program], 2).splitlines()
+    assert lines == ["ran past 2 s", "started"]
