@@ -145,6 +145,13 @@ struct ReportedWriter {
   5: bool alive,
   6: list<i64> given_up,    // step, revision, step, revision …: at most 128 pairs
 }
+// Processes of one launcher's start, or of none, that save in the newest attempt: a newer one waits for their end.
+struct SavingProcesses {
+  1: i64 attempt,
+  2: string run,            // as at hello; empty: no launcher told
+  3: i32 restart,
+  4: list<i32> pids,        // the lowest 16
+}
 // How the speaker's report of a job has changed since the one with the number `after`; 0: all of it.
 struct Report {
   1: string job,
@@ -163,15 +170,22 @@ struct Report {
   14: list<Checkpoint> published,
   15: list<Checkpoint> published_gone,
   16: optional Checkpoint target,     // always said when there is one
+  17: list<SavingProcesses> saving,   // always said: at most 64
+  18: i64 answers,                    // a question of the listener, asked before this was made; 0: none
 }
 // The listener lacks what a change builds on, or asks for the first time: a whole report.
 struct ReportWanted {
   1: string job,
+  2: i64 question,          // the report says that it answers it; 0: no matter
 }
 
 struct RestsOn {
   1: i64 number,            // of the member's report
   2: Member member,
+}
+struct SavingMember {
+  1: i32 rank,
+  2: list<SavingProcesses> saving,
 }
 struct CheckpointVerdict {
   1: Checkpoint checkpoint,
@@ -203,9 +217,14 @@ struct Verdict {
   15: i32 owner_gid,
   16: cairn.JobPolicy policy,
   17: list<ReportedAttempt> attempts,
+  18: list<SavingMember> saving,   // of the members that were heard
+  19: i64 safe_attempt,     // of the highest step that was ever protected; 0: none was
+  20: i64 safe_step = -1,
+  21: i64 answers,          // a question of the listener, asked before this was made; 0: none
 }
 struct VerdictWanted {
   1: string job,
+  2: i64 question,          // the verdict says that it answers it; 0: no matter
 }
 
 // Where the parts of a checkpoint are, asked of the home: of those that have a name, or of all (empty).

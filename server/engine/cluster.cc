@@ -25,7 +25,7 @@ Cluster::Cluster(const Below& below)
       copies_(*below.options, below.out, &members_, below.parts, &fetches_),
       offers_(below.out, &members_, below.jobs, below.parts, below.standing),
       grants_(below.out, &members_, below.ledger, below.parts),
-      reporting_(below.out, &members_, below.jobs, below.parts, below.standing, &offers_),
+      reporting_(below.out, &members_, below.jobs, below.parts, below.standing, &offers_, &copies_),
       home_(*below.options, below.out, &members_),
       verdicts_(*below.options, below.out, below.callers, &members_, below.jobs, below.attempts,
                 below.parts, below.standing, below.again),
@@ -52,16 +52,23 @@ Cluster::Cluster(const Below& below)
     loads_.VerdictChanged(*job);
     persistence->VerdictHeard(job);
   });
+  reporting_.set_saving(below.saving);
   reporting_.set_writing([persistence](const Job& job) { return persistence->WorksOn(job); });
   persistence->set_acts_for([this](const Part& part) { return offers_.ActsFor(part); });
   decisions_.set_newer_attempt(below.newer_attempt);
+  decisions_.set_learn_safe(
+      [this](Job* job, const std::pair<Attempt, Step>& safe) { verdicts_.LearnSafe(job, safe); });
   decisions_.set_changed(
       [this](const std::string& job, const JobRecord& record) { home_.SetRecord(job, record); });
   standing_.set_touched([this](const std::string& job) { decisions_.Look(job); });
   offers_.set_unknown_job([this](const std::string& job) { verdicts_.AskHome(job); });
-  verdicts_.set_ask_self([this](const std::string& job) { home_.Ask(members_.self(), job); });
+  verdicts_.set_ask_self([this](const std::string& job, uint64_t question) {
+    home_.Ask(members_.self(), job, question);
+  });
   reporting_.set_to_self([this](const ReportDelta& delta) { home_.On(members_.self_id(), delta); });
-  home_.set_to_self([this](const JobVerdict& verdict) { Hear(members_.self(), verdict); });
+  home_.set_to_self([this](const JobVerdict& verdict, uint64_t answers) {
+    Hear(members_.self(), verdict, answers);
+  });
   home_.set_own_report(
       [this](const std::string& job) { reporting_.WholeTo(members_.self(), job); });
   loads_.set_ask([this](const CheckpointKey& checkpoint, const std::string& name) {
@@ -74,6 +81,7 @@ void Cluster::Start(const Restored& restored, const std::optional<MemberId>& sel
   if (Alone()) return;
   members_.Start(restored, self);
   copies_.Restore(restored);
+  verdicts_.Restore(restored);
   reporting_.Start();
   decisions_.Start();
   next_ = out_.now() + kTick;
@@ -98,11 +106,11 @@ void Cluster::Say(const MemberId& from, const peer::Message& message) {
         } else if constexpr (std::is_same_v<Said, peer::Report>) {
           home_.On(from, said.delta);
         } else if constexpr (std::is_same_v<Said, peer::ReportWanted>) {
-          reporting_.WholeTo(from.rank, said.job);
+          reporting_.WholeTo(from.rank, said.job, said.question);
         } else if constexpr (std::is_same_v<Said, peer::VerdictSaid>) {
-          Hear(from.rank, said.verdict);
+          Hear(from.rank, said.verdict, said.answers);
         } else if constexpr (std::is_same_v<Said, peer::VerdictWanted>) {
-          home_.Ask(from.rank, said.job);
+          home_.Ask(from.rank, said.job, said.question);
         } else if constexpr (std::is_same_v<Said, peer::PlacesWanted>) {
           out_.Do(action::Tell{from.rank,
                                peer::PlacesSaid{said.checkpoint, said.name,
@@ -120,9 +128,10 @@ void Cluster::Say(const MemberId& from, const peer::Message& message) {
 }
 
 // Of two homes that say different things this node goes by the one that it reports to: the other has heard
-// less, until it is the home of all.
-void Cluster::Hear(Rank home, const JobVerdict& verdict) {
-  if (members_.HomeOf(verdict.job) == home) verdicts_.Take(verdict);
+// less, until it is the home of all. But what any of them calls protected somebody may have been told to be safe.
+void Cluster::Hear(Rank home, const JobVerdict& verdict, uint64_t answers) {
+  if (members_.HomeOf(verdict.job) == home) return verdicts_.Take(home, verdict, answers);
+  verdicts_.TakeSafe(verdict);
 }
 
 // The answer of this node's own home comes with Run: whoever asks is not ready for it yet.

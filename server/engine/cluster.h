@@ -41,7 +41,8 @@ class Cluster {
     std::function<void(const Event&)> again;  // handles a parked event once more
     Persistence* persistence;
     Retention* retention;
-    std::function<void(Job*)> newer_attempt;  // older ones are to be fenced
+    std::function<void(Job*)> newer_attempt;                      // older ones are to be fenced
+    std::function<std::vector<SavingReport>(const Job&)> saving;  // which processes save
   };
   explicit Cluster(const Below& below);
 
@@ -73,7 +74,11 @@ class Cluster {
   }
   void SessionEnds(SessionId session) { decisions_.SessionEnds(session); }
   void CallerLeft(RequestId request) { decisions_.CallerLeft(request); }
-  void TimerWasLate() { members_.TimerWasLate(); }
+  void TimerWasLate() {
+    members_.TimerWasLate();
+    home_.TimerWasLate();
+    verdicts_.TimerWasLate();
+  }
 
   const Gathered* GatheredOf(const std::string& job) const { return home_.GatheredOf(job); }
   reply::RingStatus Status() const;
@@ -86,7 +91,7 @@ class Cluster {
 
  private:
   void Say(const MemberId& from, const peer::Message& message);
-  void Hear(Rank home, const JobVerdict& verdict);
+  void Hear(Rank home, const JobVerdict& verdict, uint64_t answers);
   void AskPlaces(const CheckpointKey& checkpoint, const std::string& name);
 
   Outbox& out_;

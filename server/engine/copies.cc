@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/evict_class.h"
 #include "server/engine/restored.h"
 
 namespace cairn::engine {
@@ -146,8 +147,12 @@ Status Copies::Reserve(Rank owner, const std::string& job, const Of& of) {
 
 // What is set aside is for two steps of each; what was not released yet stands beside them for a while.
 Status Copies::CheckQuota(const Fetches::Order& order) {
-  if (fetches_.UnderWay(order.part) || fetches_.HasSpare(order)) return absl::OkStatus();
-  const uint64_t bytes = SlabBytesFor(std::max(order.bytes, kPageBytes));
+  // What was loaded here, or is being loaded, has memory already; it counts as a replica's from now on.
+  const Part* part = parts_.Find(order.part);
+  const bool here = fetches_.UnderWay(order.part) || (part != nullptr && Fetches::Holds(*part));
+  if (here && fetches_.bytes() <= quota()) return absl::OkStatus();
+  if (!here && fetches_.HasSpare(order)) return absl::OkStatus();
+  const uint64_t bytes = here ? 0 : SlabBytesFor(std::max(order.bytes, kPageBytes));
   if (fetches_.bytes() + bytes > quota()) fetches_.FreeSpares();
   if (fetches_.bytes() + bytes <= quota()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat("memory.replicas: ", bytes,
@@ -169,13 +174,15 @@ void Copies::Plan(Rank owner, Of* of) {
     }
     if (of->refused.contains(want.part) || of->failed.contains(want.part)) continue;  // not yet
     Part* part = parts_.Find(want.part);
-    if (part != nullptr && Fetches::Holds(*part)) {
-      fetches_.Become(part, PartRole::kReplica, OrderOf(owner, want).owner);
-      continue;
-    }
-    if (!members_.Up(owner)) continue;
+    const bool here = part != nullptr && Fetches::Holds(*part);
+    if (here && part->source->role <= PartRole::kReplica) continue;
+    if (!here && !members_.Up(owner)) continue;
     if (const Status room = CheckQuota(OrderOf(owner, want)); !room.ok()) {
       of->lacks[want.part] = std::string(room.message());
+      continue;
+    }
+    if (here) {
+      fetches_.Become(part, PartRole::kReplica, OrderOf(owner, want).owner);
       continue;
     }
     const Status started = fetches_.Start(OrderOf(owner, want));
@@ -214,7 +221,7 @@ void Copies::Tell(Rank owner, Of* of) {
       at = of->held.erase(at);
       continue;
     }
-    if (!named.contains(*at)) {
+    if (!named.contains(*at) && !MakesWay(*at)) {
       list.haves.push_back({*at, part->content->digest, peer::HaveState::kHeld, "", 0});
     }
     ++at;
@@ -223,6 +230,70 @@ void Copies::Tell(Rank owner, Of* of) {
   list.wants_version = of->wants_version;
   list.version = ++of->haves_version;
   out_.Do(action::Tell{owner, std::move(list)});
+}
+
+// --- making way
+
+bool Copies::MakesWay(const PartKey& part) const {
+  const auto leaving = leaving_.find(part);
+  return leaving != leaving_.end() && leaving->second.reported;
+}
+
+bool Copies::NeverProtected(const Checkpoint& checkpoint) const {
+  const JobVerdictHeard& verdict = *checkpoint.job->verdict;
+  const bool all_heard = verdict.final && out_.now() - verdict.at <= kVerdictFresh;
+  const CheckpointKey& key = checkpoint.key;
+  // What is older than the highest that ever was protected may be what is left of it.
+  return all_heard && verdict.target.has_value() && *verdict.target != checkpoint.Id() &&
+         std::pair(key.attempt, key.step) > verdict.safe && !*checkpoint.pinned &&
+         !IsProtected(checkpoint, verdict.asked);
+}
+
+std::set<PartKey> Copies::InTheWay() const {
+  std::set<PartKey> in_the_way;
+  for (const auto& [owner, of] : owners_) {
+    std::set<PartKey> wanted;
+    std::set<std::string> jobs;  // whose target lacks room
+    for (const peer::Want& want : of.wants) {
+      wanted.insert(want.part);
+      if (want.target && of.lacks.contains(want.part)) jobs.insert(want.part.checkpoint.job);
+    }
+    for (const PartKey& key : of.held) {
+      const Part* part = parts_.Find(key);
+      const bool replica = part != nullptr && part->source->role == PartRole::kReplica;
+      if (!replica || wanted.contains(key) || !jobs.contains(key.checkpoint.job)) continue;
+      if (NeverProtected(*part->checkpoint)) in_the_way.insert(key);
+    }
+  }
+  return in_the_way;
+}
+
+void Copies::MakeWay() {
+  const std::set<PartKey> in_the_way = InTheWay();
+  const auto report = [this](const PartKey& key) {
+    Part* part = parts_.Find(key);
+    if (part != nullptr) part->checkpoint->Touch(part);
+  };
+  for (auto at = leaving_.begin(); at != leaving_.end();) {
+    if (in_the_way.contains(at->first)) {
+      ++at;
+      continue;
+    }
+    report(at->first);
+    at = leaving_.erase(at);
+  }
+  for (const PartKey& key : in_the_way) {
+    Leaving& leaving = leaving_.try_emplace(key, Leaving{out_.now()}).first->second;
+    if (out_.now() - leaving.since < kInDoubt) continue;
+    if (!leaving.reported) {
+      leaving = {out_.now(), /*reported=*/true};
+      report(key);
+    } else if (fetches_.Release(parts_.Find(key))) {
+      out_.Count("replicas_made_way");
+      leaving_.erase(key);
+      for (auto& [owner, of] : owners_) of.due |= of.held.erase(key) > 0;
+    }
+  }
 }
 
 void Copies::Run(bool again) {
@@ -239,6 +310,7 @@ void Copies::Run(bool again) {
     if (members_.Up(owner)) Tell(owner, &of);
   }
   memory_seen_ = fetches_.memory_version();
+  if (again) MakeWay();
 }
 
 }  // namespace cairn::engine

@@ -4,6 +4,11 @@
 // ends a copy, or memory that runs short, and then only what a checkpoint supersedes that is protected
 // (evict_class.h).
 //
+// One exception, without which a backup that got a part of each step while others could not be reached would have
+// no room for the target for good: what is not wanted, and was never protected, makes way for it. Nobody
+// may come to call it protected meanwhile. So for kInDoubt all members must be heard to say that it is not; then
+// this node reports the part as gone, for as long again, so that no home counts the copy any more; then it goes.
+//
 // Quota: of each owner and job, twice what its largest wanted step takes is set aside, so that a new step
 // can come while the one before is still what protects. An owner and job for which that does not fit is
 // refused with the arithmetic, and nothing of it counts as replicated.
@@ -33,6 +38,11 @@ class Copies : public RingWatcher {
   void MemberCame(Rank rank) override;
   void Restore(const Restored& restored);
 
+  // By itself a home counts nothing that it heard longer ago (Home::kHeardFor).
+  static constexpr MonotonicNanos kInDoubt = 4 * kNanosPerSecond;
+  // It is here, and reported as gone.
+  bool MakesWay(const PartKey& part) const;
+
   uint64_t HeldFor(Rank owner) const;  // bytes
   uint64_t quota() const;
   uint64_t reserved() const;
@@ -60,6 +70,10 @@ class Copies : public RingWatcher {
   Status Reserve(Rank owner, const std::string& job, const Of& of);
   Status CheckQuota(const Fetches::Order& order);
   void Tell(Rank owner, Of* of);
+  // What is in the way of targets that lack room.
+  std::set<PartKey> InTheWay() const;
+  bool NeverProtected(const Checkpoint& checkpoint) const;
+  void MakeWay();
   bool MayRelease(Rank from, const Part& part) const;
   static Fetches::Order OrderOf(Rank owner, const peer::Want& want);
 
@@ -71,6 +85,11 @@ class Copies : public RingWatcher {
   std::map<Rank, Of> owners_;
   std::map<OwnerAndJob, uint64_t> reserved_;
   uint64_t memory_seen_ = 0;
+  struct Leaving {
+    MonotonicNanos since = 0;
+    bool reported = false;  // as gone
+  };
+  std::map<PartKey, Leaving> leaving_;
 };
 
 }  // namespace cairn::engine

@@ -48,9 +48,7 @@ bool Decisions::RecordOf(const Job& job, JobRecord* record) const {
     if (!record->Forbids(id.step, id.attempt)) record->pins[id] = pin;
   }
   record->asked = *job.asked;
-  if (const auto highest = highest_.find(job.name); highest != highest_.end()) {
-    record->highest_protected = highest->second;
-  }
+  record->highest_protected = job.verdict->safe;
   return MustRemember(*record) || record->policy_stamp.version > 0 ||
          record->highest_protected.second != kNoStep;
 }
@@ -77,9 +75,7 @@ void Decisions::On(const MemberId& from, const peer::Record& said) {
     jobs_.TakeOwnership(job, record->owner->uid, record->owner->gid, std::nullopt);
   }
   Learn(job, *record);
-  std::pair<Attempt, Step>& highest =
-      highest_.try_emplace(said.job, Attempt{0}, kNoStep).first->second;
-  highest = std::max(highest, record->highest_protected);
+  learn_safe_(job, record->highest_protected);
   due_.insert(said.job);
   if (said.number == 0 || !Holds(*job, *record)) return;
   out_.Do(action::Tell{from.rank, peer::RecordHeld{said.job, said.number}});
@@ -147,13 +143,7 @@ bool Decisions::TellOne(const std::string& name, const std::set<Rank>& others) {
   const Job* job = jobs_.Find(name);
   if (job == nullptr) {
     told_.erase(name);
-    highest_.erase(name);
     return false;
-  }
-  if (const auto& protect = job->verdict->protect; protect.has_value()) {
-    std::pair<Attempt, Step>& highest =
-        highest_.try_emplace(name, Attempt{0}, kNoStep).first->second;
-    highest = std::max(highest, {protect->attempt, protect->step});
   }
   JobRecord record;
   if (!RecordOf(*job, &record)) return false;

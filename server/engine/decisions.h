@@ -38,6 +38,9 @@ class Decisions : public RingWatcher {
   void set_changed(Changed changed) { changed_ = std::move(changed); }
   // Older attempts are to be fenced.
   void set_newer_attempt(std::function<void(Job*)> call) { newer_attempt_ = std::move(call); }
+  // Another member knows that a step was protected.
+  using LearnSafe = std::function<void(Job*, const std::pair<Attempt, Step>&)>;
+  void set_learn_safe(LearnSafe learn) { learn_safe_ = std::move(learn); }
   void Start() { last_number_ = out_.NextId() << 32; }
 
   // Something of the job was touched; what was decided may have changed.
@@ -94,11 +97,11 @@ class Decisions : public RingWatcher {
   Retention& retention_;
   Changed changed_;
   std::function<void(Job*)> newer_attempt_;
+  LearnSafe learn_safe_;
   uint64_t last_number_ = 0;
   std::set<std::string> due_;
   std::set<Rank> came_;
-  std::map<std::string, Told> told_;                         // by job
-  std::map<std::string, std::pair<Attempt, Step>> highest_;  // ever protected, by job
+  std::map<std::string, Told> told_;  // by job
   std::map<RequestId, Held> held_;
 };
 

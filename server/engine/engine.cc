@@ -291,7 +291,8 @@ class Engine::Impl {
                     .again = [this](const Event& event) { Dispatch(event); },
                     .persistence = &persistence_,
                     .retention = &retention_,
-                    .newer_attempt = [this](Job* job) { admission_.Fence(job); }}};
+                    .newer_attempt = [this](Job* job) { admission_.Fence(job); },
+                    .saving = [this](const Job& job) { return succession_.SavingHere(job); }}};
   Tables tables_{&out_, &callers_, &parts_, [this](const Event& event) { Dispatch(event); }};
   Opening opening_{&out_,         &callers_,  &sessions_,   &leases_,   &ledger_, &parts_,
                    &persistence_, &standing_, &describing_, &scanning_, &tables_};

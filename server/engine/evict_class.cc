@@ -70,10 +70,20 @@ bool ProtectedOrTarget(const Checkpoint& checkpoint, const RingSays& ring) {
   return ring.protect == checkpoint.Id() || ring.target == checkpoint.Id();
 }
 
+// It was protected once; or this node's backups have its part of it, and some member that another one heard may know
+// it as protected. Where it lacks parts or copies now, those that have them may only be cut off.
+bool MayBeSafe(const Checkpoint& checkpoint, const RingSays& ring) {
+  const CheckpointKey& key = checkpoint.key;
+  const bool all_heard = ring.fresh && ring.final;
+  const bool may =
+      std::pair(key.attempt, key.step) == ring.safe || (*checkpoint.secured && !all_heard);
+  return may && !SupersededByProtected(checkpoint, ring);
+}
+
 // Parts of other members: their owners decide, or something protected that was told of a moment ago.
 EvictClass ClassOfReplicas(const Checkpoint& checkpoint, const RingSays& ring) {
   if (!ring.fresh || IsBeingWritten(checkpoint)) return EvictClass::kKept;
-  if (ProtectedOrTarget(checkpoint, ring)) return EvictClass::kKept;
+  if (ProtectedOrTarget(checkpoint, ring) || MayBeSafe(checkpoint, ring)) return EvictClass::kKept;
   if (!checkpoint.Complete() && checkpoint.elsewhere->hopeless) return EvictClass::kGarbage;
   if (!SupersededByProtected(checkpoint, ring)) return EvictClass::kKept;
   return ClassOfSuperseded(checkpoint);
@@ -82,7 +92,7 @@ EvictClass ClassOfReplicas(const Checkpoint& checkpoint, const RingSays& ring) {
 // This node's own parts of a step that is complete nowhere, as far as was heard.
 EvictClass ClassOfOwnIncomplete(const Checkpoint& checkpoint, const OnLine& line,
                                 const RingSays& ring) {
-  if (IsBeingWritten(checkpoint)) return EvictClass::kKept;
+  if (IsBeingWritten(checkpoint) || MayBeSafe(checkpoint, ring)) return EvictClass::kKept;
   // All its writers are here, or one of them never commits: no other member can know better.
   const StepContent& content = *checkpoint.content;
   const bool all_are_here = checkpoint.verdict->local_writers >= content.world_size &&
@@ -105,7 +115,7 @@ EvictClass ClassOfOwnComplete(const Checkpoint& checkpoint, const OnLine& line,
                               const RingSays& ring) {
   if (checkpoint.files->preparing) return EvictClass::kKept;  // it is about to be read
   if (&checkpoint == line.newest) return ClassOfNewest(checkpoint);
-  if (ProtectedOrTarget(checkpoint, ring)) return EvictClass::kKept;
+  if (ProtectedOrTarget(checkpoint, ring) || MayBeSafe(checkpoint, ring)) return EvictClass::kKept;
   if (line.abandoned) return ClassOfAbandoned(checkpoint, ring);
   const bool after_newest =
       line.newest == nullptr || !Supersedes(line.newest->Id(), checkpoint.Id());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/needs.h"
 #include "server/engine/own_parts.h"
@@ -73,6 +74,10 @@ Status Fetches::CheckPlace(const Order& order) const {
   }
   const Checkpoint* checkpoint = parts_.Find(order.part.checkpoint);
   if (checkpoint == nullptr) return absl::OkStatus();
+  if (!checkpoint->elsewhere->conflict.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        order.part.checkpoint.DebugString(), " is in conflict: ", checkpoint->elsewhere->conflict));
+  }
   if (checkpoint->content->world_size != order.world_size) {
     return absl::FailedPreconditionError(absl::StrCat(order.part.DebugString(), " has world_size ",
                                                       order.world_size, ", here ",
@@ -251,6 +256,21 @@ void Fetches::On(const event::Fetched& event) {
   manifests_.Keep(part);
 }
 
+// Two writers on two nodes may have chosen one name, and the home may not have said so yet: a node that took both
+// parts would call the checkpoint complete. Of names as directories of each other view.h says nothing either.
+Status Fetches::CheckNames(const PartKey& of, const PartTable& table) const {
+  const Checkpoint* checkpoint = parts_.Find(of.checkpoint);
+  if (checkpoint == nullptr || checkpoint->content->complete) return absl::OkStatus();
+  for (const auto& entry : table.entries) {
+    const ObjectRef other = ObjectIn(*checkpoint, entry->name);
+    if (!other || other.part->key.writer == of.writer) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat(of.DebugString(), " has the name \"", absl::CHexEscape(entry->name),
+                     "\", and so has writer ", other.part->key.writer, "'s part here"));
+  }
+  return absl::OkStatus();
+}
+
 Status Fetches::Take(const Order& order, const event::Fetched& event) {
   CAIRN_RETURN_IF_ERROR(CheckPlace(order));  // again: much may have happened meanwhile
   const Manifest& head = event.table->head;
@@ -259,6 +279,7 @@ Status Fetches::Take(const Order& order, const event::Fetched& event) {
     return absl::DataLossError(
         absl::StrCat("what was fetched as ", order.part.DebugString(), " is another part"));
   }
+  CAIRN_RETURN_IF_ERROR(CheckNames(order.part, *event.table));
   Job* job = jobs_.FindOrMake(order.part.checkpoint.job);
   if (Part* here = parts_.Find(order.part); here != nullptr && HeldInMemory(*here)) {
     if (Holds(*here)) {

@@ -99,6 +99,7 @@ class Fetches {
   static SlabOwner OwnerOf(const Order& order) { return {order.uid, order.part.checkpoint.job}; }
   void Join(const Order& order);
   Status CheckPlace(const Order& order) const;
+  Status CheckNames(const PartKey& of, const PartTable& table) const;
   static uint64_t SlabBytesOf(const Order& order);
   SlabRecord* FindSpare(const Order& order) const;
   SlabRecord* TakeReady(const Order& order);

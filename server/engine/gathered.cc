@@ -1,3 +1,4 @@
+// One file: what is counted, and what it comes to, change together.
 #include "server/engine/gathered.h"
 
 #include <algorithm>
@@ -90,6 +91,7 @@ void Gathered::SetRecord(const JobRecord& record) {
     for (const auto& [id, tally] : tallies_) touched_.insert(id);
   }
   record_ = record;
+  verdict_.safe = record.highest_protected;
   Settle();
 }
 
@@ -186,6 +188,8 @@ void Gathered::ChangeRest(Rank rank, const ReportDelta& delta) {
   if (counts) CountTarget(report.target, false);
   report.target = delta.target;
   if (counts) CountTarget(report.target, true);
+  report.saving = delta.saving;
+  if (counts) CountSaving(rank, report.saving, true);
   report.owned = delta.owned;
   report.owner_uid = delta.owner_uid;
   report.owner_gid = delta.owner_gid;
@@ -200,6 +204,7 @@ void Gathered::CountReport(Rank rank, const JobReport& report, bool counts) {
   for (const auto& [attempt, said] : report.attempts) CountAttempt(rank, attempt, counts);
   for (const CheckpointId& id : report.published) CountPublished(id, counts);
   CountTarget(report.target, counts);
+  CountSaving(rank, report.saving, counts);
 }
 
 void Gathered::CountPart(Rank rank, const PartId& part_id, const PartReport& part, bool counts) {
@@ -266,6 +271,11 @@ void Gathered::CountPublished(const CheckpointId& id, bool counts) {
 
 void Gathered::CountTarget(const std::optional<CheckpointId>& target, bool counts) {
   if (target.has_value()) AdjustCount(&named_, *target, counts ? 1 : -1);
+}
+
+void Gathered::CountSaving(Rank rank, const std::vector<SavingReport>& saving, bool counts) {
+  verdict_.saving.erase(rank);
+  if (counts && !saving.empty()) verdict_.saving[rank] = saving;
 }
 
 Outlook Gathered::OutlookOf(const CheckpointId& id, Writer writer) const {
@@ -470,7 +480,7 @@ void Gathered::SettleTarget() {
   }
   verdict_.target.reset();
   for (const auto& [id, members] : named_) {
-    if (!line_.Has(id) || satisfied_.contains(id)) continue;
+    if (!line_.Has(id) || satisfied_.contains(id) || IsBehind(id, verdict_.protect)) continue;
     verdict_.target = id;
     return;
   }

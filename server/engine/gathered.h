@@ -82,6 +82,7 @@ class Gathered {
   void CountAttempt(Rank rank, Attempt attempt, bool counts);
   void CountPublished(const CheckpointId& id, bool counts);
   void CountTarget(const std::optional<CheckpointId>& target, bool counts);
+  void CountSaving(Rank rank, const std::vector<SavingReport>& saving, bool counts);
   void ForgetRank(Rank rank);
 
   // What an incomplete checkpoint may still hope for from this writer of its attempt, before and after

@@ -9,6 +9,9 @@ namespace {
 // Who asked is told of changes for so long; it asks again while it cares.
 constexpr MonotonicNanos kAskersKept = 30 * kNanosPerSecond;
 constexpr MonotonicNanos kWantAgain = kNanosPerSecond;
+// Reports are asked for anew when they are so old, and count for so long. A member tells changes for 30 s.
+constexpr MonotonicNanos kAskAnew = 12 * kNanosPerSecond;
+constexpr MonotonicNanos kReportsCount = 25 * kNanosPerSecond;
 
 bool HoldsSomething(const Gathering& gathering, Rank rank) {
   const auto at = gathering.reports.find(rank);
@@ -43,7 +46,8 @@ Home::Of& Home::Find(const std::string& job) {
   if (of == nullptr) {
     of = std::make_unique<Of>(job, RingShape::Of(options_.ring));
     for (const auto& [rank, member] : members_.others()) {
-      if (!member.up) of->gathered.Silent(rank, true);
+      if (!member.up || unheard_.contains(rank)) of->gathered.Silent(rank, true);
+      if (unheard_.contains(rank)) of->questions[rank] = out_.NextId();
     }
     const auto record = records_.find(job);
     if (record != records_.end()) of->gathered.SetRecord(record->second);
@@ -55,7 +59,10 @@ void Home::On(const MemberId& from, const ReportDelta& delta) {
   Of& of = Find(delta.job);
   of.due = true;
   if (of.gathered.Apply(from, delta)) {
-    of.reported.insert(from.rank);
+    const auto question = of.questions.find(from.rank);
+    if (question != of.questions.end() && delta.answers < question->second) return;
+    if (question != of.questions.end()) of.questions.erase(question);
+    of.reported[from.rank] = out_.now();
     // A late report of a member that does not answer any more makes it no living one.
     if (members_.Up(from.rank)) of.gathered.Silent(from.rank, false);
     return;
@@ -72,23 +79,29 @@ void Home::SetRecord(const std::string& job, const JobRecord& record) {
   at->second->due = true;
 }
 
-void Home::Ask(Rank who, const std::string& job) {
+void Home::Ask(Rank who, const std::string& job, uint64_t question) {
   Of& of = Find(job);
-  of.asked[who] = out_.now();
+  Of::Asked& asked = of.asked[who];
+  asked = {out_.now(), std::max(asked.question, question)};
   of.due = true;
 }
 
 // A member that holds nothing of the job does not report by itself.
 void Home::WantReports(const std::string& job, Of* of) {
   for (const Rank rank : members_.all()) {
-    if (of->reported.contains(rank) || !members_.Up(rank)) continue;
+    const auto reported = of->reported.find(rank);
+    const bool asked_lately =
+        reported != of->reported.end() && out_.now() - reported->second < kAskAnew;
+    if (asked_lately || !members_.Up(rank)) continue;
     MonotonicNanos& last = of->wanted[rank];
     if (last != 0 && out_.now() - last < kWantAgain) continue;
     last = out_.now();
     if (rank == members_.self()) {
       own_report_(job);
     } else {
-      out_.Do(action::Tell{rank, peer::ReportWanted{job}});
+      const auto question = of->questions.find(rank);
+      out_.Do(action::Tell{
+          rank, peer::ReportWanted{job, question == of->questions.end() ? 0 : question->second}});
     }
   }
 }
@@ -112,21 +125,72 @@ void Home::Say(const std::string& job, Of* of) {
   }
   for (const auto& [rank, at] : of->asked) to.insert(rank);
   for (const Rank rank : to) {
+    const auto asked = of->asked.find(rank);
+    const uint64_t answers = asked == of->asked.end() ? 0 : asked->second.question;
     if (rank == members_.self()) {
-      to_self_(verdict);
+      to_self_(verdict, answers);
     } else if (members_.Up(rank)) {
-      out_.Do(action::Tell{rank, peer::VerdictSaid{verdict}});
+      out_.Do(action::Tell{rank, peer::VerdictSaid{verdict, answers}});
     }
   }
 }
 
+void Home::DoubtWhoIsNotHeard() {
+  for (const auto& [rank, member] : members_.others()) {
+    const bool heard = !member.up || out_.now() - member.heard <= kHeardFor;
+    if (heard) {
+      unheard_.erase(rank);
+    } else if (unheard_.insert(rank).second) {
+      Doubt({rank});
+    }
+  }
+}
+
+void Home::Doubt(const std::set<Rank>& ranks) {
+  if (jobs_.empty()) return;
+  const uint64_t question = out_.NextId();
+  for (auto& [job, of] : jobs_) {
+    for (const Rank rank : ranks) {
+      of->gathered.Silent(rank, true);
+      of->reported.erase(rank);
+      of->wanted.erase(rank);
+      of->questions[rank] = question;
+    }
+    of->due = true;
+  }
+}
+
+void Home::DoubtOldReports() {
+  for (auto& [job, of] : jobs_) {
+    for (auto at = of->reported.begin(); at != of->reported.end();) {
+      const auto& [rank, when] = *at;
+      if (rank == members_.self() || out_.now() - when <= kReportsCount) {
+        ++at;
+        continue;
+      }
+      of->gathered.Silent(rank, true);
+      of->questions[rank] = out_.NextId();
+      of->due = true;
+      at = of->reported.erase(at);
+    }
+  }
+}
+
+void Home::TimerWasLate() {
+  std::set<Rank> others = members_.all();
+  others.erase(members_.self());
+  Doubt(others);
+}
+
 bool Home::Run(bool again) {
+  DoubtWhoIsNotHeard();
+  if (again) DoubtOldReports();
   bool said = false;
   for (auto at = jobs_.begin(); at != jobs_.end();) {
     const std::string& job = at->first;
     Of& of = *at->second;
     std::erase_if(of.asked,
-                  [&](const auto& asked) { return out_.now() - asked.second > kAskersKept; });
+                  [&](const auto& asked) { return out_.now() - asked.second.at > kAskersKept; });
     const bool mine = members_.HomeOf(job) == members_.self();
     if (!mine && of.asked.empty() && again) {
       at = jobs_.erase(at);  // another member's to say; who asks begins it anew
@@ -185,21 +249,15 @@ const Gathered* Home::GatheredOf(const std::string& job) const {
 // --- members
 
 void Home::MemberCame(Rank rank) {
+  unheard_.erase(rank);
   for (auto& [job, of] : jobs_) {
     // Its reports are those of another life, or may lack what changed.
     of->gathered.Seen(*members_.others().at(rank).id);
-    of->reported.erase(rank);
-    of->wanted.erase(rank);
-    of->due = true;
   }
+  Doubt({rank});
 }
 
-void Home::MemberWent(Rank rank) {
-  for (auto& [job, of] : jobs_) {
-    of->gathered.Silent(rank, true);
-    of->due = true;
-  }
-}
+void Home::MemberWent(Rank rank) { Doubt({rank}); }
 
 void Home::MemberLost(Rank) {
   for (auto& [job, of] : jobs_) of->due = true;

@@ -3,6 +3,11 @@
 // A verdict that rests on partial reports may be answered with and protect; it says that it is not final.
 //
 // Final: every member has reported (of nothing, too), or is lost.
+//
+// A report counts while this node hears its member: the member answers, and did so within kHeardFor by this node's
+// own clock. Once it was not heard, or this node was stopped itself for a while, its report counts again when it
+// answers a question that was asked since: what it said before may only arrive now. Members tell the changes to who
+// asked lately only (Reporting), so a home asks again before that time is up, and counts no report that is older.
 #pragma once
 
 #include <functional>
@@ -19,7 +24,7 @@ namespace cairn::engine {
 class Home : public RingWatcher {
  public:
   // `to_self`: this node hears its own verdicts. `own_report`: it is asked for its own report.
-  using ToSelf = std::function<void(const JobVerdict&)>;
+  using ToSelf = std::function<void(const JobVerdict&, uint64_t answers)>;
   using OwnReport = std::function<void(const std::string& job)>;
 
   Home(const Options& options, Outbox* out, const Members* members);
@@ -28,15 +33,20 @@ class Home : public RingWatcher {
 
   void On(const MemberId& from, const ReportDelta& delta);
   // Somebody wants the verdict, whether or not it holds something of the job.
-  void Ask(Rank who, const std::string& job);
+  void Ask(Rank who, const std::string& job, uint64_t question = 0);
   void SetRecord(const std::string& job, const JobRecord& record);
   // Where the parts are, as far as is reported.
   std::vector<peer::Place> PlacesOf(const CheckpointKey& checkpoint, const std::string& name) const;
 
   const Gathered* GatheredOf(const std::string& job) const;
 
+  static constexpr MonotonicNanos kHeardFor = 3 * kNanosPerSecond;
+
   // Says the verdicts that have changed; all of them with `again`. True: something changed here.
   bool Run(bool again);
+
+  // This node's own timer ran late: what it hears now may have been said long ago.
+  void TimerWasLate();
 
   void MemberCame(Rank rank) override;
   void MemberWent(Rank rank) override;
@@ -46,13 +56,22 @@ class Home : public RingWatcher {
   struct Of {  // one job
     Of(const std::string& job, const RingShape& ring) : gathered(job, ring) {}
     Gathered gathered;
-    std::set<Rank> reported;                // members whose present life has
-    std::map<Rank, MonotonicNanos> asked;   // who asked, and when last
+    std::map<Rank, MonotonicNanos> reported;  // members whose present life has, and when last
+    struct Asked {
+      MonotonicNanos at = 0;  // when last
+      uint64_t question = 0;
+    };
+    std::map<Rank, Asked> asked;            // by who asked
     std::map<Rank, MonotonicNanos> wanted;  // whose report was asked for, and when
+    std::map<Rank, uint64_t> questions;     // whose report counts again as the answer to this
     bool due = true;
   };
   Of& Find(const std::string& job);
   void WantReports(const std::string& job, Of* of);
+  // Their reports do not count until they answer anew.
+  void Doubt(const std::set<Rank>& ranks);
+  void DoubtWhoIsNotHeard();
+  void DoubtOldReports();
   JobVerdict VerdictOf(const std::string& job, Of* of) const;
   void Say(const std::string& job, Of* of);
 
@@ -63,6 +82,7 @@ class Home : public RingWatcher {
   OwnReport own_report_;
   std::map<std::string, std::unique_ptr<Of>> jobs_;
   std::map<std::string, JobRecord> records_;  // of jobs of which something was decided
+  std::set<Rank> unheard_;  // members that are up, and have said nothing for kHeardFor
 };
 
 }  // namespace cairn::engine

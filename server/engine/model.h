@@ -32,6 +32,7 @@
 #include "server/engine/keep_index.h"
 #include "server/engine/line.h"
 #include "server/engine/owned.h"
+#include "server/engine/report.h"
 #include "server/facts/facts.h"
 #include "server/facts/part_record.h"
 
@@ -45,6 +46,7 @@ class Footprints;
 class Jobs;
 class Leases;
 class Manifests;
+class Offers;
 class Opening;
 class Parts;
 class Persistence;
@@ -375,6 +377,9 @@ struct Checkpoint {
   Watched<Footprint, Footprints, Checkpoint> memory;
   Watched<bool, Retention, Checkpoint> pinned;
   Watched<Elsewhere, Verdicts, Checkpoint> elsewhere;
+  // It is the newest of which each backup of this node said that it holds this node's parts: some member may know it
+  // as protected.
+  Watched<bool, Offers, Checkpoint> secured;
   Owned<CheckpointStanding, Standing> standing;
 
  private:
@@ -551,19 +556,27 @@ struct JobWaits {
 // The last verdict of the job's home.
 struct JobVerdictHeard {
   bool heard = false;
-  bool final = false;  // every member was asked
+  int32_t home = -1;   // rank of who said it
+  bool final = false;  // every member was asked, and this is what they say now
   MonotonicNanos at = 0;
   std::optional<CheckpointId> latest, protect, target;
-  int asked = 0;  // replicas
+  std::pair<Attempt, Step> safe{0, kNoStep};  // the highest that was ever protected
+  int asked = 0;                              // replicas
   std::set<Rank> silent;
   std::string why;
+  // On the other members; and how often that has changed.
+  std::map<Rank, std::vector<SavingReport>> saving;
+  uint64_t saving_changes = 0;
 };
 
 // What the members together say of the job, as far as classes depend on it (evict_class.h).
 struct RingSays {
   bool fresh = false;  // heard a moment ago
+  bool final = false;  // all members were asked
   int asked = 0;       // replicas; with 0 nothing but storage protects
   std::optional<CheckpointId> protect, target;
+  // The highest that was ever protected, as far as was heard: what is said now may rest on fewer reports.
+  std::pair<Attempt, Step> safe{0, kNoStep};
   // The newest protected one among those that the line has left.
   std::optional<CheckpointId> left;
   bool operator==(const RingSays&) const = default;

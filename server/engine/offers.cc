@@ -1,9 +1,11 @@
 #include "server/engine/offers.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/evict_class.h"
 #include "server/engine/needs.h"
 
 namespace cairn::engine {
@@ -72,6 +74,39 @@ bool Offers::HeldEverywhere(const Checkpoint& checkpoint, int replicas) const {
   return true;
 }
 
+// The newest of those of which the backups have something: a home can have said no newer one to be protected.
+void Offers::NoteSecured(Job* job, int replicas) {
+  std::set<CheckpointId> of_backups;
+  const PartKey first{{job->name, std::numeric_limits<Step>::min(), 0, 0}, 0};
+  for (const auto& [rank, backup] : backups_) {
+    for (auto at = backup.haves.lower_bound(first);
+         at != backup.haves.end() && at->first.checkpoint.job == job->name; ++at) {
+      const CheckpointKey& key = at->first.checkpoint;
+      of_backups.insert({key.step, key.attempt, key.revision});
+    }
+  }
+  std::optional<CheckpointId> newest;
+  for (const CheckpointId& id : of_backups) {
+    const Checkpoint* checkpoint = CheckpointOf(*job, id);
+    if (checkpoint == nullptr || (newest.has_value() && Supersedes(*newest, id))) continue;
+    const auto& parts = checkpoint->content->parts;
+    const bool own = std::any_of(parts.begin(), parts.end(), [](const auto& part) {
+      return part.second->source->role == PartRole::kOwn && Fetches::Holds(*part.second);
+    });
+    if (own && replicas > 0 && HeldEverywhere(*checkpoint, replicas)) newest = id;
+  }
+  const auto before = secured_.find(job->name);
+  if (before != secured_.end() && newest != before->second) {
+    Checkpoint* checkpoint = CheckpointOf(*job, before->second);
+    if (checkpoint != nullptr) checkpoint->secured.Edit() = false;
+    secured_.erase(before);
+  }
+  if (!newest.has_value()) return;
+  Checkpoint* checkpoint = CheckpointOf(*job, *newest);
+  if (!*checkpoint->secured) checkpoint->secured.Edit() = true;
+  secured_[job->name] = *newest;
+}
+
 // The target first, then what protects, then what comes next.
 Offers::Wanted Offers::WantedOf(const Job& job) const {
   Wanted wanted;
@@ -117,8 +152,13 @@ std::optional<CheckpointId> Offers::WorkingOn(const Job& job) const {
 
 void Offers::Run(bool again) {
   for (const std::string& name : std::exchange(due_, {})) {
-    const Job* job = jobs_.Find(name);
+    Job* job = jobs_.Find(name);
     Wanted wanted = job == nullptr ? Wanted() : WantedOf(*job);
+    if (job == nullptr) {
+      secured_.erase(name);
+    } else {
+      NoteSecured(job, wanted.replicas);
+    }
     Wanted& before = jobs_wanted_[name];
     if (before.wants != wanted.wants || before.replicas != wanted.replicas) {
       for (auto& [rank, backup] : backups_) backup.due = true;

@@ -5,6 +5,8 @@
 // A backup's have-list is answered entry by entry: what is wanted it keeps; what was removed, was left by
 // the line, or is superseded by a named protected checkpoint it may let go. What this node does not know
 // about it says nothing of: absence is never a reason to free.
+//
+// Changes Checkpoint::secured.
 #pragma once
 
 #include <map>
@@ -51,6 +53,7 @@ class Offers : public StepWatcher, public RingWatcher {
   Wanted WantedOf(const Job& job) const;
   bool Answers(const Part& part) const;  // this node says who keeps it
   bool HeldEverywhere(const Checkpoint& checkpoint, int replicas) const;
+  void NoteSecured(Job* job, int replicas);
   void AddParts(const Checkpoint& checkpoint, bool target, std::vector<peer::Want>* wants) const;
   // nullopt: it stays.
   std::optional<peer::Release> FateOf(const peer::Have& have) const;
@@ -64,6 +67,7 @@ class Offers : public StepWatcher, public RingWatcher {
   std::function<void(const std::string&)> unknown_;
   std::set<std::string> due_;
   std::map<std::string, Wanted> jobs_wanted_;
+  std::map<std::string, CheckpointId> secured_;
   struct Backup {
     uint64_t version = 0;
     std::vector<peer::Want> told;

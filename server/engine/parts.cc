@@ -435,6 +435,7 @@ Part* Parts::AddFetched(Checkpoint* checkpoint, std::shared_ptr<const PartTable>
   if (!step.complete && step.committed == step.world_size) {
     BecomeComplete(checkpoint);
   } else {
+    step.indexed = false;  // the part may have been known without its names
     IndexNames(checkpoint);
   }
   return part;
@@ -657,7 +658,8 @@ bool Parts::LeaveStorage(Checkpoint* checkpoint) {
   for (const auto& [writer, part] : checkpoint->content->parts) {
     if (!WholeInMemory(*part)) gone.push_back(part.get());
   }
-  if (options_.ring.Alone() || gone.size() == checkpoint->content->parts.size()) {
+  const bool nothing_left = gone.size() == checkpoint->content->parts.size();
+  if (options_.ring.Alone() || (nothing_left && !checkpoint->elsewhere->complete)) {
     Erase(checkpoint);
     return false;
   }
@@ -666,7 +668,7 @@ bool Parts::LeaveStorage(Checkpoint* checkpoint) {
   checkpoint->job->steps.Edit().incomplete.insert(checkpoint->Id());
   for (Part* part : gone) Erase(part);
   IndexNames(checkpoint);
-  return true;
+  return !nothing_left;
 }
 
 void Parts::Erase(Checkpoint* checkpoint) {

@@ -86,13 +86,18 @@ struct Report {
 // The home lacks what the delta builds on, or asks for the first time: a whole report, please.
 struct ReportWanted {
   std::string job;
+  uint64_t question =
+      0;  // of the sender, each greater than the one before; 0: no matter how old the report is
 };
 struct VerdictSaid {
   JobVerdict verdict;
+  uint64_t answers = 0;  // it was made after the receiver asked this question; 0: none
 };
 // Asks the home for its verdict about a job of which the sender may hold nothing.
 struct VerdictWanted {
   std::string job;
+  uint64_t question =
+      0;  // of the sender, each greater than the one before; 0: no matter how old it is
 };
 
 // Where a checkpoint's parts are, asked of the home: of those that have a name, or of all.

@@ -1,5 +1,7 @@
 #include "server/engine/report.h"
 
+#include <algorithm>
+
 namespace cairn::engine {
 namespace {
 
@@ -57,6 +59,7 @@ ReportDelta DeltaOf(const std::string& job, const JobReport& from, const JobRepo
     if (!to.published.contains(id)) delta.published_gone.insert(id);
   }
   delta.target = to.target;
+  delta.saving = to.saving;
   return delta;
 }
 
@@ -72,10 +75,14 @@ void ApplyDelta(const ReportDelta& delta, JobReport* report) {
   for (const CheckpointId& id : delta.published_gone) report->published.erase(id);
   report->published.insert(delta.published.begin(), delta.published.end());
   report->target = delta.target;
+  report->saving = delta.saving;
 }
 
 ReportDelta MergeDelta(ReportDelta older, const ReportDelta& newer) {
-  if (newer.after == 0) return newer;
+  const uint64_t answers = std::max(older.answers, newer.answers);
+  if (newer.after == 0) older = newer;
+  older.answers = answers;
+  if (newer.after == 0) return older;
   older.number = newer.number;
   older.owned = newer.owned;
   older.owner_uid = newer.owner_uid;
@@ -91,6 +98,7 @@ ReportDelta MergeDelta(ReportDelta older, const ReportDelta& newer) {
     older.published_gone.erase(id);
   }
   older.target = newer.target;
+  older.saving = newer.saving;
   // A whole one says all there is: nothing in it can be gone.
   if (older.after == 0) {
     older.attempts_gone.clear();

@@ -36,7 +36,7 @@ struct PartReport {
   uint64_t bytes = 0;     // of its objects, each in whole pages
   bool in_memory = true;  // all of it; else it is only `stored`
   bool stored = false;    // this node, or who acts for it, wrote it to storage, synced
-  NameHashes names;       // null: of a replica whose owner reports them
+  NameHashes names;       // of its objects
   bool operator==(const PartReport& o) const {
     return world_size == o.world_size && digest == o.digest && role == o.role && owner == o.owner &&
            bytes == o.bytes && in_memory == o.in_memory && stored == o.stored &&
@@ -62,6 +62,18 @@ struct WriterReport {
   bool operator==(const WriterReport&) const = default;
 };
 
+// Processes that save in the job's newest attempt and have not moved on to a newer one: a newer attempt waits for
+// their end (succession.h). Those that one launcher started together stand together.
+struct SavingReport {
+  Attempt attempt = 0;
+  std::string run;  // SessionIdentity's; empty: no launcher told
+  int32_t restart = -1;
+  std::set<int32_t> pids;  // the kMostPidsTold lowest
+  bool operator==(const SavingReport&) const = default;
+};
+inline constexpr size_t kMostSavingTold = 64;  // of one node
+inline constexpr size_t kMostPidsTold = 16;
+
 // What one node knows of one job of itself. Reports carry a number that grows with each change; a delta
 // names the number it builds on.
 struct JobReport {
@@ -73,6 +85,7 @@ struct JobReport {
   std::map<std::pair<Attempt, Writer>, WriterReport> writers;  // of the newest attempts
   std::set<CheckpointId> published;    // that it saw whole in storage, of those that parts name
   std::optional<CheckpointId> target;  // it works on this one
+  std::vector<SavingReport> saving;    // at most kMostSavingTold
   bool operator==(const JobReport&) const = default;
 };
 
@@ -81,6 +94,8 @@ struct ReportDelta {
   std::string job;
   uint64_t after = 0;   // the number of the report it builds on; 0: it is whole
   uint64_t number = 0;  // of the report that results, > after
+  uint64_t answers =
+      0;  // it was made after the receiver asked this question (peer::ReportWanted); 0: none
   bool owned = false;
   uint32_t owner_uid = 0, owner_gid = 0;
   JobPolicy policy;
@@ -91,7 +106,9 @@ struct ReportDelta {
   std::map<std::pair<Attempt, Writer>, WriterReport> writers;
   std::set<std::pair<Attempt, Writer>> writers_gone;
   std::set<CheckpointId> published, published_gone;
-  std::optional<CheckpointId> target;  // always said
+  // Always said.
+  std::optional<CheckpointId> target;
+  std::vector<SavingReport> saving;
 };
 
 // The change that makes `to` of `from`; whole when `after` is 0.
@@ -132,8 +149,10 @@ struct JobVerdict {
   std::optional<CheckpointId> latest;                     // highest on the line that can be had
   std::optional<CheckpointId>
       protect;  // "protected": the newest with the replicas asked for, or stored
-  std::optional<CheckpointId> target;  // the one that all nodes secure now
-  int asked = 0;                       // replicas that the job's policy asks for
+  std::optional<CheckpointId> target;                // the one that all nodes secure now
+  std::pair<Attempt, Step> safe{0, kNoStep};         // the highest that was ever protected
+  int asked = 0;                                     // replicas that the job's policy asks for
+  std::map<Rank, std::vector<SavingReport>> saving;  // of the members that were heard
   std::string why;  // of a latest that moved back, or a target that cannot be secured
   bool operator==(const JobVerdict&) const = default;
 };

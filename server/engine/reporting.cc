@@ -21,9 +21,6 @@ NameHashes HashesOf(const PartTable& table) {
   return hashes;
 }
 
-// What a home has to know of: a part that can be read from this node's memory.
-bool Counts(const Part* part) { return part != nullptr && Fetches::Holds(*part); }
-
 }  // namespace
 
 // FNV-1a, then mixed, so that names that differ in the end differ everywhere.
@@ -36,13 +33,19 @@ uint64_t NameHash(absl::string_view name) {
 }
 
 Reporting::Reporting(Outbox* out, const Members* members, Jobs* jobs, Parts* parts,
-                     Standing* standing, const Offers* offers)
+                     Standing* standing, const Offers* offers, const Copies* copies)
     : out_(*out),
       members_(*members),
       jobs_(*jobs),
       parts_(*parts),
       standing_(*standing),
-      offers_(*offers) {}
+      offers_(*offers),
+      copies_(*copies) {}
+
+// What a home has to know of: a part that can be read from this node's memory, and will stay there.
+bool Reporting::Counts(const Part* part) const {
+  return part != nullptr && Fetches::Holds(*part) && !copies_.MakesWay(part->key);
+}
 
 // `known`: what was told of the same part, whose names and size need not be gone through again.
 PartReport Reporting::ReportOf(const Part& part, const PartReport* known) const {
@@ -61,7 +64,8 @@ PartReport Reporting::ReportOf(const Part& part, const PartReport* known) const 
   for (const auto& entry : part.content->table->entries) {
     report.bytes += RoundUpToPages(entry->length);
   }
-  if (report.role == PartRole::kOwn) report.names = HashesOf(*part.content->table);
+  report.names =
+      HashesOf(*part.content->table);  // of copies, too: they outlive the node that wrote the part
   return report;
 }
 
@@ -94,6 +98,7 @@ void Reporting::UpdateJob(const Job& job, JobReport* report) const {
       }
     }
   }
+  report->saving = saving_(job);
   report->target = offers_.WorkingOn(job);
   const std::optional<CheckpointId> written = writing_(job);
   if (written.has_value() && (!report->target.has_value() || *written < *report->target)) {
@@ -108,7 +113,7 @@ std::optional<ReportDelta> Reporting::Update(const std::string& name,
                              report.owner_gid, report.policy,
                              report.attempts,  {},
                              report.writers,   {},
-                             report.target};
+                             report.target,    report.saving};
   ReportDelta delta;
   const Job* job = jobs_.Find(name);
   if (job != nullptr) {
@@ -169,15 +174,17 @@ void Reporting::Send(Rank to, const ReportDelta& delta) {
   if (members_.Up(to)) out_.Do(action::Tell{to, peer::Report{delta}});
 }
 
-void Reporting::SendWhole(Rank to, const std::string& name, const Told& told) {
-  Send(to, DeltaOf(name, {}, told.report, /*after=*/0, told.number));
+void Reporting::SendWhole(Rank to, const std::string& name, const Told& told, uint64_t answers) {
+  ReportDelta whole = DeltaOf(name, {}, told.report, /*after=*/0, told.number);
+  whole.answers = answers;
+  Send(to, whole);
 }
 
-void Reporting::WholeTo(Rank collector, const std::string& job) {
+void Reporting::WholeTo(Rank collector, const std::string& job, uint64_t question) {
   Told& told = told_[job];
   if (told.number == 0) told.number = NextNumber();  // of nothing: that is an answer, too
   if (collector != told.home) told.askers[collector] = out_.now() + kAskersKept;
-  SendWhole(collector, job, told);
+  SendWhole(collector, job, told, question);
 }
 
 void Reporting::Run(bool again) {
@@ -201,6 +208,9 @@ void Reporting::Run(bool again) {
     }
     const Rank home = members_.HomeOf(name);
     if (home != told.home || again) {
+      // The one before goes on as a home for a while, for who asks it: it counts what it has heard.
+      const bool moved = told.home != kNoRank && told.home != home;
+      if (moved) told.askers[told.home] = out_.now() + kAskersKept;
       told.home = home;
       SendWhole(home, name, told);
     }

@@ -16,6 +16,7 @@ void Restored::Take(const fact::JobForgotten& f) {
   const auto of_job = [&](const auto& at) { return std::get<0>(at.first) == f.job; };
   jobs.erase(f.job);
   removed.erase(f.job);
+  safe.erase(f.job);
   std::erase_if(attempts, of_job);
   std::erase_if(processes, of_job);
   std::erase_if(worlds, of_job);
@@ -107,5 +108,6 @@ void Restored::Take(const fact::Pinned& f) {
 }
 
 void Restored::Take(const fact::MemberLife& f) { member_life = f; }
+void Restored::Take(const fact::StepSafe& f) { safe[f.job] = {f.attempt, f.step}; }
 
 }  // namespace cairn::engine

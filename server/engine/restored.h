@@ -44,8 +44,9 @@ struct Restored {
   std::map<std::string, RemovedSteps> removed;
   std::map<CheckpointKey, fact::Pinned> pinned;  // in a ring those that were taken back, too
   std::set<CheckpointKey> asked;
-  fact::StorageRoot storage_root;  // empty: none was met
-  fact::MemberLife member_life;    // likewise, of a node that was in no ring
+  std::map<std::string, std::pair<Attempt, Step>> safe;  // by job
+  fact::StorageRoot storage_root;                        // empty: none was met
+  fact::MemberLife member_life;                          // likewise, of a node that was in no ring
 
  private:
   void Take(const fact::DaemonLife& f);
@@ -74,6 +75,7 @@ struct Restored {
   void Take(const fact::Pinned& f);
   void Take(const fact::StorageRoot& f);
   void Take(const fact::MemberLife& f);
+  void Take(const fact::StepSafe& f);
 };
 
 }  // namespace cairn::engine

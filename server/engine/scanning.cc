@@ -61,8 +61,9 @@ bool Scanning::AwaitLine(const Caller& caller, Job* job, MonotonicNanos deadline
   const bool under_way = scan.line_asked.has_value() || scan.state == ScanState::kScanning;
   if (!under_way || line_gave_up_ || gave_up_) return false;
   const MonotonicNanos until = scan.line_asked.value_or(scan.started) + kLinePatience;
-  if (out_.now() >= until) return false;
-  if (callers_.Park(&line_waits_, caller, job->name, std::min(deadline, until), event)) {
+  deadline = std::min(deadline, until);
+  if (out_.now() >= deadline) return false;
+  if (callers_.Park(&line_waits_, caller, job->name, deadline, event)) {
     job->scan.Edit().waiting.insert(caller.request);
   }
   return true;
@@ -94,8 +95,8 @@ bool Scanning::Await(const Caller& caller, Job* job, MonotonicNanos deadline, co
     // Storage that hangs costs this long once, not each caller anew.
     const MonotonicNanos until =
         job->scan->started + (MayOwn(*job, caller) ? kPatienceOfOwners : kPatience);
-    if (out_.now() >= until) return false;
     deadline = std::min(deadline, until);
+    if (out_.now() >= deadline) return false;
   }
   if (callers_.Park(this, caller, job->name, deadline, event)) {
     job->scan.Edit().waiting.insert(caller.request);

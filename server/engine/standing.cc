@@ -521,8 +521,10 @@ RingSays Standing::HeardOf(Job* job) {
   const MonotonicNanos stale_at = verdict.heard ? verdict.at + kVerdictFresh : 0;
   RingSays says;
   says.fresh = stale_at >= out_.now() && verdict.heard;
+  says.final = verdict.final;
   says.protect = verdict.protect;
   says.target = verdict.target;
+  says.safe = verdict.safe;
   says.asked = verdict.asked;
   if (!verdict.heard) {
     const int of_policy = job->owner->policy.replicas;
@@ -558,13 +560,20 @@ void Standing::TouchHeld(Job* job, const RingSays& before, const RingSays& now) 
                        before.protect->attempt == now.protect->attempt &&
                        before.protect->step <= now.protect->step;
   const bool any = before.asked != now.asked || (before.protect != now.protect && !goes_on);
-  if (any || before.fresh != now.fresh) {
+  if (any || before.fresh != now.fresh || before.final != now.final) {
     for (const auto& [id, checkpoint] : all) {
-      if (any || checkpoint->standing->held.replicas > 0) checkpoint->Touch();
+      if (any || checkpoint->standing->held.replicas > 0 || *checkpoint->secured) {
+        checkpoint->Touch();
+      }
     }
   }
   for (const auto& id : {before.target, now.target, before.left, now.left}) {
     if (id.has_value() && all.contains(*id)) all.at(*id)->Touch();
+  }
+  if (before.safe != now.safe) {
+    for (const Step step : {before.safe.second, now.safe.second}) {
+      for (Checkpoint* checkpoint : CheckpointsAt(*job, step)) checkpoint->Touch();
+    }
   }
   if (any || before.protect == now.protect) return;
   for (const CheckpointId& id : job->steps->incomplete) CheckpointOf(*job, id)->Touch();

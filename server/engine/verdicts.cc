@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/engine/restored.h"
 
 namespace cairn::engine {
 
@@ -23,7 +24,7 @@ Verdicts::Verdicts(const Options& options, Outbox* out, Callers* callers, const 
 
 // --- what the home says
 
-void Verdicts::Take(const JobVerdict& verdict) {
+void Verdicts::Take(Rank home, const JobVerdict& verdict, uint64_t answers) {
   Job* job = jobs_.Find(verdict.job);
   const bool something = !verdict.checkpoints.empty() || !verdict.attempts.empty();
   if (job == nullptr && !something && !waiting_.contains(verdict.job)) return;
@@ -37,25 +38,75 @@ void Verdicts::Take(const JobVerdict& verdict) {
   }
   TakeCheckpoints(job, verdict);
   JobVerdictHeard& heard = job->verdict.Edit();
+  const auto in_doubt = in_doubt_.find(verdict.job);
+  const bool doubtful = in_doubt != in_doubt_.end() && answers < in_doubt->second;
+  if (in_doubt != in_doubt_.end() && !doubtful) in_doubt_.erase(in_doubt);
   heard.heard = true;
-  heard.final = verdict.final;
+  heard.home = home;
+  heard.final = verdict.final && !doubtful;
   heard.at = out_.now();
   heard.latest = verdict.latest;
   // One that was protected and lacks a copy just now, for a member is silent, is given up for nothing older.
   const bool still_there =
       heard.protect.has_value() && CheckpointOf(*job, *heard.protect) != nullptr;
   if (verdict.protect.has_value() || !still_there) heard.protect = verdict.protect;
+  TakeSafe(verdict);
   heard.target = verdict.target;
   heard.asked = verdict.asked;
   heard.silent = verdict.silent;
   heard.why = verdict.why;
+  std::map<Rank, std::vector<SavingReport>> saving = verdict.saving;
+  saving.erase(members_.self());
+  if (heard.saving != saving) {
+    heard.saving = std::move(saving);
+    ++heard.saving_changes;
+  }
   if (job->attempts->newest() > newest) newer_attempt_(job);
   const bool storage_known = !options_.storage || job->scan->Known();
-  if (verdict.final && storage_known && !Attempts::OriginsKnown(*job)) {
+  if (heard.final && storage_known && !Attempts::OriginsKnown(*job)) {
     attempts_.SettleOrigins(job);
   }
   changed_(job);
-  if (verdict.final) Resume(verdict.job);
+  if (job->verdict->final) Resume(verdict.job);
+}
+
+void Verdicts::TimerWasLate() {
+  const uint64_t question = out_.NextId();
+  for (const auto& [name, job] : jobs_.all()) {
+    if (!job->verdict->heard) continue;
+    in_doubt_[name] = question;
+    if (job->verdict->final) job->verdict.Edit().final = false;
+  }
+  for (const auto& [name, waiting] : waiting_) in_doubt_[name] = question;
+  ask_all_ = true;
+}
+
+void Verdicts::TakeSafe(const JobVerdict& verdict) {
+  Job* job = jobs_.Find(verdict.job);
+  if (job == nullptr) return;
+  std::pair<Attempt, Step> safe = verdict.safe;
+  if (verdict.protect.has_value()) {
+    safe = std::max(safe, {verdict.protect->attempt, verdict.protect->step});
+  }
+  LearnSafe(job, safe);
+}
+
+void Verdicts::LearnSafe(Job* job, const std::pair<Attempt, Step>& safe) {
+  if (safe <= job->verdict->safe) return;
+  job->verdict.Edit().safe = safe;
+  // Who holds nothing of the job is forgotten with it.
+  if (job->owner->owned) out_.Say(fact::StepSafe{job->name, safe.first, safe.second});
+}
+
+void Verdicts::Restore(const Restored& restored) {
+  for (const auto& [name, safe] : restored.safe) {
+    if (Job* job = jobs_.Find(name)) job->verdict.Edit().safe = safe;
+  }
+}
+
+void Verdicts::Snapshot(const Job& job, std::vector<Fact>* facts) {
+  const auto& [attempt, step] = job.verdict->safe;
+  if (attempt > 0) facts->push_back(fact::StepSafe{job.name, attempt, step});
 }
 
 void Verdicts::TakeCheckpoints(Job* job, const JobVerdict& verdict) {
@@ -73,8 +124,10 @@ void Verdicts::TakeCheckpoints(Job* job, const JobVerdict& verdict) {
     if (checkpoint->content->world_size != said.world_size) continue;
     before.erase(id);
     told_[job->name].insert(id);
-    Set(checkpoint, {said.complete, said.digest, said.in_memory, said.stored, said.replicas,
-                     said.hopeless, said.conflict});
+    // Of one that only storage is known to have whole the members may not know the digest any more.
+    const bool untold = said.complete && said.digest.empty();
+    Set(checkpoint, {said.complete, untold ? checkpoint->elsewhere->digest : said.digest,
+                     said.in_memory, said.stored, said.replicas, said.hopeless, said.conflict});
   }
   for (const CheckpointId& id : before) {
     Checkpoint* checkpoint = CheckpointOf(*job, id);
@@ -97,7 +150,9 @@ void Verdicts::Set(Checkpoint* checkpoint, const Elsewhere& elsewhere) {
 
 bool Verdicts::Known(const Job& job) const {
   const JobVerdictHeard& verdict = *job.verdict;
-  return verdict.heard && verdict.final && out_.now() - verdict.at <= kFresh;
+  return verdict.heard && verdict.final && out_.now() - verdict.at <= kFresh &&
+         verdict.home ==
+             members_.HomeOf(job.name);  // another one knows of no interest in its answers
 }
 
 bool Verdicts::LivesHere(const Job& job) const {
@@ -124,8 +179,10 @@ Status Verdicts::Missing(const Job& job) const {
 
 void Verdicts::AskHome(const std::string& job) {
   const Rank home = members_.HomeOf(job);
-  if (home == members_.self()) return ask_self_(job);
-  out_.Do(action::Tell{home, peer::VerdictWanted{job}});
+  const auto in_doubt = in_doubt_.find(job);
+  const uint64_t question = in_doubt == in_doubt_.end() ? 0 : in_doubt->second;
+  if (home == members_.self()) return ask_self_(job, question);
+  out_.Do(action::Tell{home, peer::VerdictWanted{job, question}});
 }
 
 bool Verdicts::Await(const Caller& caller, const Job& job, MonotonicNanos deadline,
@@ -133,6 +190,8 @@ bool Verdicts::Await(const Caller& caller, const Job& job, MonotonicNanos deadli
   if (members_.Alone() || gave_up_ || Known(job) || LivesHere(job)) return false;
   const MonotonicNanos until =
       patience == kNever ? deadline : std::min(deadline, out_.now() + patience);
+  // Who can do without goes on at its deadline: two waits that each forget the other would never end.
+  if (patience != kNever && out_.now() >= until) return false;
   const std::string name = job.name;
   if (!callers_.Park(this, caller, name, until, event)) return true;
   if (patience != kNever) patience_[caller.request] = until;
@@ -155,8 +214,12 @@ void Verdicts::Resume(const std::string& job) {
 
 void Verdicts::Run(bool again) {
   if (!std::exchange(ask_all_, false) && !again) return;
-  std::vector<std::string> names;
-  for (const auto& [name, waiting] : waiting_) names.push_back(name);
+  std::erase_if(in_doubt_, [this](const auto& job) {
+    return jobs_.Find(job.first) == nullptr && !waiting_.contains(job.first);
+  });
+  std::set<std::string> names;
+  for (const auto& [name, waiting] : waiting_) names.insert(name);
+  for (const auto& [name, question] : in_doubt_) names.insert(name);
   for (const std::string& name : names) AskHome(name);
 }
 

@@ -2,13 +2,14 @@
 // complete with parts elsewhere, how many copies there are, what all members secure now. It is as good as
 // the reports behind it; who needs the whole truth waits here until a final verdict has come.
 //
-// Changes Checkpoint::elsewhere and Job::verdict.
+// Changes Checkpoint::elsewhere and Job::verdict. Says fact::StepSafe.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "server/engine/callers.h"
 #include "server/engine/members.h"
@@ -34,9 +35,20 @@ class Verdicts : public Waitlist, public RingWatcher {
   void set_changed(std::function<void(Job*)> changed) { changed_ = std::move(changed); }
   void set_newer_attempt(std::function<void(Job*)> newer) { newer_attempt_ = std::move(newer); }
   // Asks this node's own Home.
-  void set_ask_self(std::function<void(const std::string&)> ask) { ask_self_ = std::move(ask); }
+  using AskSelf = std::function<void(const std::string& job, uint64_t question)>;
+  void set_ask_self(AskSelf ask) { ask_self_ = std::move(ask); }
 
-  void Take(const JobVerdict& verdict);
+  // `answers`: the last question of this node that the home had heard before.
+  void Take(Rank home, const JobVerdict& verdict, uint64_t answers);
+  // Of a verdict that this node does not go by: what was protected. And what another member's record tells.
+  void TakeSafe(const JobVerdict& verdict);
+  void LearnSafe(Job* job, const std::pair<Attempt, Step>& safe);
+  // This node's own timer ran late: what is heard now may have been said long ago. Of each job the whole truth is
+  // what answers a question that is asked from now on.
+  void TimerWasLate();
+
+  void Restore(const Restored& restored);
+  static void Snapshot(const Job& job, std::vector<Fact>* facts);
 
   // Parks the event until every member has answered for the job, or is lost; false: no need to, or the
   // event has waited already. `patience`: it goes on then with what is known.
@@ -76,13 +88,14 @@ class Verdicts : public Waitlist, public RingWatcher {
   const std::function<void(const Event&)> again_;
   std::function<void(Checkpoint*)> completed_;
   std::function<void(Job*)> changed_, newer_attempt_;
-  std::function<void(const std::string&)> ask_self_;
+  AskSelf ask_self_;
 
   std::map<std::string, std::set<CheckpointId>> told_;  // checkpoints with something in `elsewhere`
   std::map<std::string, std::set<RequestId>> waiting_;
   std::map<RequestId, MonotonicNanos> patience_;  // when it goes on without
   bool gave_up_ = false;                          // the event under way has waited long enough
   bool ask_all_ = false;
+  std::map<std::string, uint64_t> in_doubt_;  // by job, the question whose answer counts
 };
 
 }  // namespace cairn::engine

@@ -44,6 +44,7 @@ class Viewing {
     DrawLine();
     FindHopeless();
     verdict_.asked = AskedFor(record_, policy_, ring_);
+    verdict_.safe = record_.highest_protected;
     Protect();
     verdict_.why = WhyOf(verdict_, record_, ring_);
     return std::move(verdict_);
@@ -58,6 +59,7 @@ class Viewing {
       verdict_.reports[rank] = {heard.from, heard.number};
       heard_.push_back(&heard.report);
       if (heard.report.owned && !policy_.has_value()) policy_ = heard.report.policy;
+      if (!heard.report.saving.empty()) verdict_.saving[rank] = heard.report.saving;
       for (const auto& [id, part] : heard.report.parts) TakePart(id, part);
     }
     for (const JobReport* report : heard_) {
@@ -188,7 +190,7 @@ class Viewing {
       if (report->target.has_value()) named.insert(*report->target);
     }
     for (const CheckpointId& id : line_) {
-      if (!named.contains(id) || satisfied(id)) continue;
+      if (!named.contains(id) || satisfied(id) || IsBehind(id, verdict_.protect)) continue;
       verdict_.target = id;
       return;
     }
@@ -265,7 +267,7 @@ int AskedFor(const JobRecord& record, const std::optional<JobPolicy>& reported,
 bool IsHopeless(Attempt attempt, int64_t expected, int64_t unknown, const Prospects& prospects) {
   if (!prospects.final) return false;
   if (attempt < prospects.shown) return true;
-  return expected == 0 && (unknown == 0 || prospects.lost || attempt < prospects.begun);
+  return expected == 0 && (unknown == 0 || (!prospects.silent && attempt < prospects.begun));
 }
 
 std::string WhyOf(const JobVerdict& verdict, const JobRecord& record, const RingShape& ring) {

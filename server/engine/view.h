@@ -14,9 +14,9 @@
 //  4. It can be had when it is complete, and all of it is in memory somewhere or in storage.
 //  5. Only what can be had is on the line (docs/line.md).
 //  6. An incomplete one is hopeless only by final reports, when each writer it lacks has entered a later
-//     step, gave this part up, or has ended. A writer that no report mentions may be on a member that is
-//     silent, which by final reports is lost; or it is still to come, until a newer attempt has begun. Of an
-//     attempt older than one that has something to show all that is incomplete is hopeless.
+//     step, gave this part up, or has ended. A writer that no report mentions is still to come, until a newer
+//     attempt has begun; or it is on a member that is silent, which may have its part and come back with it.
+//     Of an attempt older than one that has something to show all that is incomplete is hopeless.
 #pragma once
 
 #include <algorithm>
@@ -73,6 +73,11 @@ inline bool CanBeHad(const CheckpointVerdict& checkpoint) {
 inline bool IsSatisfied(const CheckpointVerdict& checkpoint, int asked) {
   return checkpoint.stored || (asked > 0 && checkpoint.replicas >= asked);
 }
+// Of two on the line. What is protected stands for all before it: to secure one of those would be in vain, for its
+// copies are let go.
+inline bool IsBehind(const CheckpointId& id, const std::optional<CheckpointId>& protect) {
+  return protect.has_value() && id < *protect;
+}
 // How many copies of a part count. What somebody merely loaded may go at any time: it serves as a source, and
 // as the last copy, but is no replica.
 inline int CopiesThatCount(int kept, int fetched) { return kept > 0 ? kept : std::min(fetched, 1); }
@@ -115,9 +120,9 @@ int AskedFor(const JobRecord& record, const std::optional<JobPolicy>& reported,
 // What makes an incomplete checkpoint hopeless (rule 6), besides its own writers.
 struct Prospects {
   bool final = false;
-  bool lost = false;  // some member is silent
-  Attempt begun = 0;  // the greatest attempt that is known
-  Attempt shown = 0;  // the greatest that has a checkpoint which can be had
+  bool silent = false;  // some member is
+  Attempt begun = 0;    // the greatest attempt that is known
+  Attempt shown = 0;    // the greatest that has a checkpoint which can be had
   bool operator==(const Prospects&) const = default;
 };
 // Of the writers it lacks, `expected` are mentioned and may still commit, `unknown` are not mentioned.

@@ -252,6 +252,13 @@ struct Pinned {
   int32_t rank = -1;
   bool operator==(const Pinned&) const = default;
 };
+// In a ring: the highest step of the job that was ever protected, in this node's hearing.
+struct StepSafe {
+  std::string job;
+  Attempt attempt = 0;
+  Step step = kNoStep;
+  bool operator==(const StepSafe&) const = default;
+};
 // Which life of its rank this node is in the ring. One keeper's daemons share it.
 struct MemberLife {
   int64_t incarnation = 0;
@@ -269,7 +276,7 @@ using Fact =
                  fact::ObjectSealed, fact::ObjectDropped, fact::PartCommitted, fact::PartDropped,
                  fact::PartLeftSlab, fact::Persisted, fact::FilesDeleted, fact::StepRemoved,
                  fact::Pinned, fact::PersistAsked, fact::StorageRoot, fact::JobForgotten,
-                 fact::MemberLife>;
+                 fact::MemberLife, fact::StepSafe>;
 
 // What stands in front of a fact's fields.
 struct FactKind {
@@ -311,6 +318,7 @@ inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::PartLeftSlab>{{24, 1, "part_left_slab"}},
     KindOfFact<fact::JobForgotten>{{25, 1, "job_forgotten"}},
     KindOfFact<fact::MemberLife>{{26, 2, "member_life", /*oldest=*/1}},
+    KindOfFact<fact::StepSafe>{{27, 1, "step_safe"}},
 };
 
 const FactKind& KindOf(const Fact& fact);

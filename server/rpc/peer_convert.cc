@@ -12,6 +12,7 @@
 #include "common/keys.h"
 #include "common/lineage.h"
 #include "common/manifest.h"
+#include "common/session_identity.h"
 #include "proto/convert.h"
 
 namespace cairn::rpc {
@@ -456,6 +457,35 @@ StatusOr<engine::WriterReport> FromWire(const peerwire::ReportedWriter& writer) 
   return out;
 }
 
+std::vector<peerwire::SavingProcesses> ToWire(const std::vector<engine::SavingReport>& saving) {
+  std::vector<peerwire::SavingProcesses> out;
+  for (const engine::SavingReport& report : saving) {
+    peerwire::SavingProcesses& of = out.emplace_back();
+    of.__set_attempt(report.attempt);
+    of.__set_run(report.run);
+    of.__set_restart(report.restart);
+    of.__set_pids({report.pids.begin(), report.pids.end()});
+  }
+  return out;
+}
+
+Status SavingFrom(const std::vector<peerwire::SavingProcesses>& saving,
+                  std::vector<engine::SavingReport>* out) {
+  return ForEach("saving", saving, engine::kMostSavingTold, [&](const auto& entry) -> Status {
+    CAIRN_RETURN_IF_ERROR(ValidateAttempt(entry.attempt));
+    if (entry.run.size() > kMaxRunBytes) {
+      return Refuse("run", absl::StrCat(entry.run.size(), " bytes exceed ", kMaxRunBytes));
+    }
+    engine::SavingReport& report = out->emplace_back();
+    report.attempt = entry.attempt;
+    report.run = entry.run;
+    report.restart = entry.restart;
+    return ForEach("pids", entry.pids, engine::kMostPidsTold, [&](int32_t pid) -> Status {
+      return report.pids.insert(pid).second ? absl::OkStatus() : Twice();
+    });
+  });
+}
+
 peerwire::Report ToWire(const peer::Report& report) {
   const engine::ReportDelta& delta = report.delta;
   peerwire::Report out;
@@ -480,6 +510,8 @@ peerwire::Report ToWire(const peer::Report& report) {
   out.__set_published(ToWire(delta.published));
   out.__set_published_gone(ToWire(delta.published_gone));
   if (delta.target.has_value()) out.__set_target(ToWire(*delta.target));
+  out.__set_saving(ToWire(delta.saving));
+  out.__set_answers(Signed(delta.answers));
   return out;
 }
 
@@ -554,6 +586,8 @@ StatusOr<peer::Message> FromWire(const peerwire::Report& report) {
   }
   CAIRN_ASSIGN_OR_RETURN(delta.target,
                          OptionalFrom("target", report.__isset.target, report.target));
+  CAIRN_RETURN_IF_ERROR(SavingFrom(report.saving, &delta.saving));
+  CAIRN_ASSIGN_OR_RETURN(delta.answers, Unsigned("answers", report.answers));
   return peer::Message(std::move(out));
 }
 
@@ -624,6 +658,14 @@ peerwire::Verdict ToWire(const peer::VerdictSaid& said) {
   out.__set_owner_gid(Signed(verdict.owner_gid));
   out.__set_policy(cairn::ToWire(verdict.policy));
   for (const auto& [attempt, of] : verdict.attempts) out.attempts.push_back(ToWire(attempt, of));
+  out.__set_answers(Signed(said.answers));
+  out.__set_safe_attempt(verdict.safe.first);
+  out.__set_safe_step(verdict.safe.second);
+  for (const auto& [rank, saving] : verdict.saving) {
+    peerwire::SavingMember& of = out.saving.emplace_back();
+    of.__set_rank(rank);
+    of.__set_saving(ToWire(saving));
+  }
   return out;
 }
 
@@ -679,6 +721,19 @@ StatusOr<peer::Message> FromWire(const peerwire::Verdict& verdict) {
         return out.attempts.emplace(entry.attempt, std::move(of)).second ? absl::OkStatus()
                                                                          : Twice();
       }));
+  const Status saving =
+      ForEach("saving", verdict.saving, engine::kMaxMembers, [&](const auto& entry) -> Status {
+        CAIRN_RETURN_IF_ERROR(CheckRank("rank", entry.rank));
+        const auto [at, is_new] = out.saving.try_emplace(entry.rank);
+        return is_new ? SavingFrom(entry.saving, &at->second) : Twice();
+      });
+  CAIRN_RETURN_IF_ERROR(saving);
+  if (verdict.safe_attempt != 0) {
+    CAIRN_RETURN_IF_ERROR(Annotate(ValidateAttempt(verdict.safe_attempt), "safe_attempt"));
+    CAIRN_RETURN_IF_ERROR(Annotate(ValidateStep(verdict.safe_step), "safe_step"));
+    out.safe = {verdict.safe_attempt, verdict.safe_step};
+  }
+  CAIRN_ASSIGN_OR_RETURN(said.answers, Unsigned("answers", verdict.answers));
   return peer::Message(std::move(said));
 }
 
@@ -687,21 +742,25 @@ StatusOr<peer::Message> FromWire(const peerwire::Verdict& verdict) {
 peerwire::ReportWanted ToWire(const peer::ReportWanted& wanted) {
   peerwire::ReportWanted out;
   out.__set_job(wanted.job);
+  out.__set_question(Signed(wanted.question));
   return out;
 }
 StatusOr<peer::Message> FromWire(const peerwire::ReportWanted& wanted) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(wanted.job));
-  return peer::Message(peer::ReportWanted{wanted.job});
+  CAIRN_ASSIGN_OR_RETURN(const uint64_t question, Unsigned("question", wanted.question));
+  return peer::Message(peer::ReportWanted{wanted.job, question});
 }
 
 peerwire::VerdictWanted ToWire(const peer::VerdictWanted& wanted) {
   peerwire::VerdictWanted out;
   out.__set_job(wanted.job);
+  out.__set_question(Signed(wanted.question));
   return out;
 }
 StatusOr<peer::Message> FromWire(const peerwire::VerdictWanted& wanted) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(wanted.job));
-  return peer::Message(peer::VerdictWanted{wanted.job});
+  CAIRN_ASSIGN_OR_RETURN(const uint64_t question, Unsigned("question", wanted.question));
+  return peer::Message(peer::VerdictWanted{wanted.job, question});
 }
 
 // --- places

@@ -1,5 +1,6 @@
 #include "server/rpc/peer_outbox.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -36,6 +37,7 @@ struct Replace {
   }
   void operator()(peer::Report& newer) const {
     engine::ReportDelta& waiting = std::get<peer::Report>(*older).delta;
+    newer.delta.answers = std::max(newer.delta.answers, waiting.answers);
     // One that does not build on what waits is said as it is: a whole one needs nothing before it, and of
     // another its receiver sees what it lacks, and asks for the whole.
     if (newer.delta.after != waiting.number) {
@@ -43,6 +45,11 @@ struct Replace {
     } else {
       waiting = engine::MergeDelta(std::move(waiting), newer.delta);
     }
+  }
+  void operator()(peer::VerdictSaid& newer) const {
+    auto& waiting = std::get<peer::VerdictSaid>(*older);
+    newer.answers = std::max(newer.answers, waiting.answers);
+    waiting = std::move(newer);
   }
   void operator()(peer::ReleaseList& newer) const {
     std::map<std::pair<PartKey, std::string>, peer::Release> all;

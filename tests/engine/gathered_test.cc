@@ -154,6 +154,8 @@ class RandomGathering {
     EXPECT_EQ(is.protect, expected.protect);
     EXPECT_EQ(is.target, expected.target);
     EXPECT_EQ(is.why, expected.why);
+    EXPECT_EQ(is.saving, expected.saving);
+    EXPECT_EQ(is.safe, expected.safe);
     for (const auto& [id, checkpoint] : expected.checkpoints) {
       SCOPED_TRACE(absl::StrCat("step ", id.step, " attempt ", id.attempt, ".", id.revision));
       const auto at = is.checkpoints.find(id);
@@ -241,6 +243,9 @@ class RandomGathering {
         break;
       case 6:
         report->target = OneIn(3) ? std::nullopt : std::optional(id);
+        report->saving.clear();
+        if (OneIn(2))
+          report->saving.push_back({id.attempt, "", -1, {static_cast<int32_t>(writer)}});
         break;
       case 7:
         report->owned = OneIn(2);

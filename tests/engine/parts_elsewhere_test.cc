@@ -100,7 +100,8 @@ class PartsElsewhere : public EngineTest {
     return manifest;
   }
   // The other member wants a part of its writer kept here: its digest.
-  std::string Want(const Manifest& manifest, const PartKey& part, uint64_t bytes) {
+  std::string Want(const Manifest& manifest, const PartKey& part, uint64_t bytes,
+                   bool target = false) {
     peer::WantList list;
     list.version = ++wants;
     peer::Want want;
@@ -110,6 +111,7 @@ class PartsElsewhere : public EngineTest {
     want.bytes = bytes;
     want.world_size = manifest.world_size;
     want.owner_uid = want.owner_gid = 1000;
+    want.target = target;
     list.wants.push_back(want);
     fetches.clear();
     Apply(event::PeerSaid{other, list});
@@ -244,6 +246,91 @@ TEST_F(SeveralSteps, WithoutAnythingProtectedTheOldestOfThoseThatOweACopyGoes) {
   EXPECT_THAT(LeftAfterAnother(), ElementsAre(1, 3, 4));
 }
 
+// Promise 1: the ring fell apart, and each side has half of what was protected.
+TEST_F(SeveralSteps, OneThatWasProtectedStaysWhileThoseWhoHaveTheRestAreCutOff) {
+  Complete(2, /*replicas=*/1);
+  verdict.protect = CheckpointId{2, 1, 0};
+  Hear();
+  CheckpointVerdict& half = verdict.checkpoints.at({2, 1, 0});
+  half.complete = half.in_memory = false;
+  half.hopeless = true;
+  verdict.protect.reset();
+  verdict.target = CheckpointId{1, 1, 0};
+  Hear();
+  EXPECT_THAT(LeftAfterAnother(), ElementsAre(1, 2, 4));
+}
+
+TEST_F(SeveralSteps, AlsoWhereOnlyTheRecordTellsThatItWas) {
+  verdict.safe = {1, 2};
+  verdict.target = CheckpointId{1, 1, 0};
+  Hear();
+  EXPECT_THAT(LeftAfterAnother(), ElementsAre(1, 2, 4));
+}
+
+TEST_F(SeveralSteps, AlsoForANewDaemonThatHasHeardNobodyYet) {
+  Complete(2, /*replicas=*/1);
+  verdict.protect = CheckpointId{2, 1, 0};
+  Hear();
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    const auto facts = engine->Snapshot();
+    EXPECT_THAT(facts, Contains(Fact(fact::StepSafe{"job", 1, 2}))) << NameOf(from);
+  }
+  // As on a side of the ring that lacks the others' parts.
+  Apply(event::Exchanged{other.rank, other});
+  CheckpointVerdict& half = verdict.checkpoints.at({2, 1, 0});
+  half.complete = half.in_memory = false;
+  half.hopeless = true;
+  verdict.protect.reset();
+  verdict.target = CheckpointId{1, 1, 0};
+  Hear();
+  EXPECT_THAT(LeftAfterAnother(), ElementsAre(1, 2, 4));
+}
+
+// Another home may have said so, to somebody else.
+TEST_F(SeveralSteps, OneThatTheBackupsHaveMayBeProtectedAndStays) {
+  const PartKey part = PartOf(writer, 2);
+  peer::HaveList list;
+  list.version = 1;
+  list.haves.push_back({part, engine->Describe("job", {part.checkpoint}).parts.at(0).digest,
+                        peer::HaveState::kHeld});
+  Apply(event::PeerSaid{other, list});
+  verdict.target = CheckpointId{1, 1, 0};
+  verdict.final = false;
+  Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
+  const event::Create create = CreateOf(writer, PartOf(writer, 5), {{"model", 15 * kMiB}});
+  Apply(create);
+  EXPECT_TRUE(AnswerTo(create.caller.request).ok());
+  EXPECT_TRUE(Holds(2));
+  EXPECT_FALSE(Holds(3));
+}
+
+// A new life goes on from step 1. Of what it left behind the newest that is protected stays, until it has something
+// protected of its own.
+TEST_F(SeveralSteps, AnAbandonedOneThatIsProtectedStaysUntilTheNewLifeHasOne) {
+  verdict.safe = {1, 4};
+  Complete(1, /*replicas=*/1);
+  Complete(3, /*replicas=*/1);
+  verdict.protect = CheckpointId{1, 1, 0};
+  verdict.attempts[2] = {2, Lineage{{{1, 1}}, false}, kUnix};
+  CheckpointVerdict& of_new_life = verdict.checkpoints[{2, 2, 0}];
+  of_new_life = verdict.checkpoints.at({2, 1, 0});
+  Hear();
+  const SessionId session = OfAnotherJob();
+  const auto presses = [&] {
+    const event::Create create = CreateOf(session, PartOf(session, 1), {{"model", 30 * kMiB}});
+    Apply(create);
+  };
+  presses();
+  EXPECT_TRUE(Holds(3));
+  EXPECT_TRUE(Holds(1)) << "it is protected now, though a later one was once";
+  of_new_life.replicas = 1;
+  verdict.protect = CheckpointId{2, 2, 0};
+  Hear();
+  presses();
+  EXPECT_FALSE(Holds(3));
+}
+
 TEST_F(SeveralSteps, OfAJobThatAsksForNoReplicasTheNewestIsEnough) {
   Hear();
   verdict.asked = 0;
@@ -295,6 +382,88 @@ TEST_F(Replicas, OneThatNothingProtectedSupersedesStays) {
   EXPECT_FALSE(Goes());
 }
 
+// Absence is never a reason to free: the owner may have lost its memory, or a list may say too little.
+TEST_F(Replicas, OneThatIsNotWantedAnyMoreStaysUntilItIsLetGo) {
+  verdict.protect.reset();
+  Hear();
+  peer::WantList nothing;
+  nothing.version = ++wants;
+  Apply(event::PeerSaid{other, nothing});
+  Advance(20 * kNanosPerSecond);
+  EXPECT_TRUE(Holds(1));
+  const PartKey part{{"job", 1, 1, 0}, 1};
+  const std::string digest = engine->Describe("job", {part.checkpoint}).parts.at(0).digest;
+  Apply(event::PeerSaid{other, peer::ReleaseList{1, {{part, digest, peer::Fate::kRemoved, {}}}}});
+  EXPECT_FALSE(Holds(1));
+}
+
+// A backup that got a part of each step while others could not be reached.
+class InTheWay : public Replicas {
+ protected:
+  void SetUp() override {
+    Replicas::SetUp();  // it holds 20 MiB of step 1, of 60 MiB
+    Replicate({{"job", 2, 1, 0}, 1}, 2, 20 * kMiB);
+    verdict.checkpoints.erase({2, 1, 0});
+    Complete(3);
+    verdict.safe = {1, 1};
+    verdict.protect.reset();
+    verdict.target = CheckpointId{3, 1, 0};
+    Hear();
+    const PartKey part{{"job", 3, 1, 0}, 1};
+    Want(ManifestOf(part, 2, 28 * kMiB), part, 28 * kMiB, /*target=*/true);
+    EXPECT_TRUE(fetches.empty()) << "there is no room";
+  }
+  void Passes(int seconds) {
+    for (int i = 0; i < seconds; ++i) {
+      Advance(kNanosPerSecond);
+      Hear();
+    }
+  }
+  // Whether the members were told last that step 2 is here.
+  bool Reported(Step step) const {
+    bool there = false;
+    for (const action::Tell& tell : tells) {
+      const auto* report = std::get_if<peer::Report>(&tell.message);
+      if (report == nullptr) continue;
+      const PartId id{{step, 1, 0}, 1};
+      if (report->delta.after == 0) there = report->delta.parts.contains(id);
+      if (report->delta.parts.contains(id)) there = true;
+      if (report->delta.parts_gone.contains(id)) there = false;
+    }
+    return there;
+  }
+};
+
+TEST_F(InTheWay, OfATargetWhatWasNeverProtectedGoesOnceNobodyCountsItAnyMore) {
+  EXPECT_TRUE(Reported(2));
+  Passes(6);
+  EXPECT_FALSE(Reported(2));
+  EXPECT_TRUE(Holds(2)) << "a home may count it still";
+  Passes(6);
+  EXPECT_FALSE(Holds(2));
+  EXPECT_TRUE(Holds(1)) << "it was protected once";
+  EXPECT_EQ(fetches.size(), 1u) << "the target comes";
+}
+
+TEST_F(InTheWay, ItStaysWhileNotAllMembersAreHeard) {
+  for (int i = 0; i < 20; ++i) {
+    Advance(kNanosPerSecond);
+    verdict.final = false;
+    Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
+  }
+  EXPECT_TRUE(Holds(2));
+  EXPECT_TRUE(Reported(2));
+}
+
+TEST_F(InTheWay, ItCountsAgainWhenTheMembersSayThatItIsProtected) {
+  Passes(6);
+  EXPECT_FALSE(Reported(2));
+  verdict.safe = {1, 2};
+  Passes(6);
+  EXPECT_TRUE(Holds(2));
+  EXPECT_TRUE(Reported(2));
+}
+
 TEST_F(Replicas, OfAFencedLifeItStaysForThisNodesLineIsNotItsOwners) {
   verdict.protect.reset();
   const SessionId newer = Hello({.writer = 0, .world_size = 2, .attempt = 2});
@@ -340,6 +509,38 @@ TEST_F(Replicas, OneThatDoesNotComeIsNoRefusal) {
     Advance(1100 * kNanosPerMilli);
   }
   EXPECT_EQ(fetches.size(), 1u);
+}
+
+// Promise 3: a node that came to hold both parts would otherwise call the step complete.
+TEST_F(Replicas, OneWithANameThatAnotherWriterHasHereIsRefused) {
+  verdict.checkpoints.erase({2, 1, 0});
+  verdict.protect.reset();
+  const SessionId session = OneOfTwo(1);
+  ASSERT_TRUE(Asks(session, 2, 8 * kMiB, "model-1").ok());  // the name that the other's part has
+  ASSERT_TRUE(Commit(session, PartOf(session, 2), {{"model-1", 8 * kMiB}}).ok());
+  const PartKey part{{"job", 2, 1, 0}, 1};
+  Replicate(part, 2, 8 * kMiB);
+  const auto refused = [&](const std::string& why) {
+    for (const peer::Have& have : SaidHaves()) {
+      if (have.part != part) continue;
+      EXPECT_EQ(have.state, peer::HaveState::kRefused);
+      EXPECT_THAT(have.why, HasSubstr(why));
+      return;
+    }
+    ADD_FAILURE() << "nothing was said of " << part.DebugString();
+  };
+  refused("has the name \"model-1\"");
+  EXPECT_NE(LatestStep(session), 2);
+
+  // Once the home says so, it is not fetched in vain any more.
+  CheckpointVerdict& said = verdict.checkpoints[{2, 1, 0}];
+  said.world_size = 2;
+  said.conflict = "writers 0 and 1 claim the same name";
+  Hear();
+  fetches.clear();
+  Advance(1100 * kNanosPerMilli);
+  EXPECT_TRUE(fetches.empty());
+  refused("is in conflict");
 }
 
 TEST_F(Replicas, TheyCountAsNobodysShare) {
@@ -408,6 +609,18 @@ TEST_F(Replacement, WhatItLostComesBackIntoMemoryThatIsReady) {
 // --- admission
 
 // Eight writers on eight nodes: what all of them saved would not fit here, and need not.
+// Neither storage nor the members answer, and its time is up: each of the two waits gives up, and they must not
+// begin anew in turn.
+TEST_F(PartsElsewhere, AFirstStepThatHearsOfNobodyGoesOnAtItsDeadline) {
+  hold_scans = true;
+  const SessionId session = Hello({.writer = 0, .world_size = 2, .attempt = 1});
+  event::Create create = CreateOf(session, PartOf(session, 1), {{"model", kMiB}});
+  create.deadline = now + kNanosPerSecond;
+  Apply(create);
+  Advance(2 * kNanosPerSecond);
+  EXPECT_TRUE(Answered(create.caller.request));
+}
+
 TEST_F(PartsElsewhere, TheWholeRingsLastStepIsNotTakenForThisNodes) {
   StoreWhole(1, 1, 8, 30 * kMiB);
   const SessionId writer = Hello({.writer = 3, .world_size = 8, .attempt = 2, .local_writers = 1});

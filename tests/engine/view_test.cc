@@ -265,6 +265,14 @@ TEST(ViewTarget, WhatIsNotOnTheLineOrCannotBeHadIsNone) {
   EXPECT_THAT(reports.Verdict().target, Optional(kThree));
 }
 
+TEST(ViewTarget, WhatIsBehindTheProtectedOneIsNone) {
+  Reports reports;
+  reports.Complete(kOne, 2).Replicated(kTwo, 2).Complete(kThree, 2);
+  reports.Of(1).target = kOne;  // one of its copies was lost
+  EXPECT_THAT(reports.Verdict().protect, Optional(kTwo));
+  EXPECT_THAT(reports.Verdict().target, Optional(kThree));
+}
+
 TEST(ViewTarget, IsNothingOnceTheNewestIsProtected) {
   Reports reports;
   reports.Complete(kOne, 2).Replicated(kTwo, 2);
@@ -312,10 +320,12 @@ TEST_F(ViewHopeless, AWriterThatNobodyMentionsIsStillToCome) {
   reports.Of(1).writers.clear();
   EXPECT_FALSE(Hopeless());
 }
-TEST_F(ViewHopeless, AWriterThatNobodyMentionsMayHaveBeenOnAMemberThatIsLost) {
+// The two sides of a ring that fell apart may each have half of what was complete.
+TEST_F(ViewHopeless, APartThatNobodyMentionsMayComeBackWithAMemberThatIsSilent) {
   reports.Of(1).writers.clear();
+  reports.Of(1).attempts[5] = {0, {}, 1};
   reports.Silent(2);
-  EXPECT_TRUE(Hopeless());
+  EXPECT_FALSE(Hopeless());
 }
 TEST_F(ViewHopeless, AWriterThatNobodyMentionsWillNotComeOnceANewerAttemptHasBegun) {
   reports.Of(1).writers.clear();

@@ -67,6 +67,7 @@ std::vector<Fact> OneOfEach() {
       fact::PartLeftSlab{Part(), 3},
       fact::JobForgotten{"job-a"},
       fact::MemberLife{1'700'000'000'002, "0123456789abcdef", 1'700'000'000'003},
+      fact::StepSafe{"job-a", 9, 17},
   };
 }
 

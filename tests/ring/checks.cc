@@ -60,6 +60,8 @@ void Truth::NodeDied(const SimNode& node) {
   deaths_.emplace_back(world_.clock.now, std::move(had));
 }
 
+void Truth::GivenUp(const PartKey& part) { given_up_[part.checkpoint] = world_.clock.now; }
+
 void Truth::TakeReport(const MemberId& from, const ReportDelta& delta) {
   auto& known = reports_[{from, delta.job}];
   JobReport report;
@@ -86,7 +88,10 @@ void Truth::CheckRests(SimNode& node, const JobVerdict& verdict) {
     return;
   }
   last = verdict;
-  if (gathering.final != verdict.final || gathering.silent != verdict.silent) return;
+  if (gathering.final != verdict.final || gathering.silent != verdict.silent ||
+      gathered->record().highest_protected != verdict.safe) {
+    return;
+  }
   for (const auto& [rank, heard] : gathering.reports) {
     const auto rests = verdict.reports.find(rank);
     if (rests == verdict.reports.end()) continue;
@@ -166,10 +171,19 @@ void Truth::ToldLatest(const SimNode& node, const reply::Latest& latest) {
   if (!Complete(key)) return world_.Fail(absl::StrCat(said, ", which is not complete"));
   std::vector<absl::string_view> digests;
   for (const auto& [writer, original] : originals_[key]) digests.push_back(original.digest);
+  // Of one that is known to be whole in storage, and whose parts are not all reported, it is not told.
+  if (latest.digest.empty()) return world_.report.Count("latest without a digest");
   if (CheckpointDigest(digests) != latest.digest) {
     return world_.Fail(absl::StrCat(said, ", with another digest than what was saved"));
   }
   ForgetDeaths();
+  // What never was protected may be given up any time, and is named until that is heard.
+  const auto given_up = given_up_.find(key);
+  const bool just_now =
+      given_up != given_up_.end() && given_up->second + kUnnoticed > world_.clock.now;
+  if (just_now && !promises_[key.job].contains(key) && !CanBeHad(key)) {
+    return world_.report.Count("latest was given up a moment ago");
+  }
   // A life that another has replaced may name what only it has.
   if (deaths_.empty() && world_.At(node.rank()) == &node && !CanBeHad(key)) {
     world_.Fail(absl::StrCat(said, ", which cannot be had"));
@@ -253,11 +267,35 @@ void Truth::ForgetDeaths() {
   }
 }
 
+// A home says to itself, too, what is protected, and this node then gives up what that supersedes.
+bool Truth::SomethingNewerIsSafe(const CheckpointKey& key, int asked) const {
+  for (const SimNode* node : world_.Members()) {
+    if (!node->daemon_up()) continue;
+    const Gathered* gathered = const_cast<SimNode*>(node)->engine().GatheredOf(key.job);
+    if (gathered == nullptr || !gathered->Verdict().protect.has_value()) continue;
+    const CheckpointId& id = *gathered->Verdict().protect;
+    const CheckpointKey newer{key.job, id.step, id.attempt, id.revision};
+    if (Newer(newer, key) && (world_.storage.Published(newer) || Copies(newer) > asked))
+      return true;
+  }
+  return false;
+}
+
+// More has struck one of its parts than was promised to be survived: what is left of the others is of no use.
+bool Truth::LostForGood(const CheckpointKey& key, const Promise& promise) const {
+  return std::any_of(promise.lost.begin(), promise.lost.end(), [&](const auto& lost) {
+    const PartKey part{key, lost.first};
+    return lost.second > promise.asked && Copies(part) == 0 &&
+           !world_.storage.HasPart(part, Find(part)->digest);
+  });
+}
+
 void Truth::CheckPromises() {
   for (auto& [job, promises] : promises_) {
     for (auto& [key, promise] : promises) {
       promise.stored |= world_.storage.Published(key);
       if (promise.stored) continue;  // a newer revision may take its place there
+      if (LostForGood(key, promise)) continue;
       for (const auto& [writer, original] : originals_[key]) {
         const PartKey part{key, writer};
         const int copies = CopiesOf(part, original.digest);
@@ -265,6 +303,7 @@ void Truth::CheckPromises() {
         if (copies > promise.asked) lost = 0;
         if (copies >= 1 + promise.asked - lost) continue;
         if (world_.storage.HasPart(part, original.digest)) continue;
+        if (SomethingNewerIsSafe(key, promise.asked)) continue;
         return world_.Fail(absl::StrCat("promise 1: ", part.DebugString(), " was safe with ",
                                         promise.asked, " replicas, ", lost,
                                         " losses have struck, and ", copies, " copies are left"));

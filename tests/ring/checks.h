@@ -27,13 +27,15 @@ struct World;
 
 class Truth {
  public:
-  static constexpr MonotonicNanos kUnnoticed = 4500 * sim::kMilli;
+  // A home counts whom it heard 3 s ago, a node goes by what the home said 3 s ago, and messages take their time.
+  static constexpr MonotonicNanos kUnnoticed = 6500 * sim::kMilli;
 
   explicit Truth(World* world) : world_(*world) {}
 
   // --- what happens
   void Committed(const SimNode& node, const PartKey& part, const Held& held);
   void NodeDied(const SimNode& node);  // before it is gone
+  void GivenUp(const PartKey& part);   // by a node that had it
   void Said(SimNode& node, Rank to, const peer::Message& message);
   // --- what clients were told
   void ToldLatest(const SimNode& node, const reply::Latest& latest);
@@ -64,6 +66,8 @@ class Truth {
 
   void Promised(const CheckpointKey& key, int asked);
   void CheckPromises();
+  bool SomethingNewerIsSafe(const CheckpointKey& key, int asked) const;
+  bool LostForGood(const CheckpointKey& key, const Promise& promise) const;
   void CheckCopies(const SimNode& node, const CheckpointKey& key, int replicas);
   void ForgetDeaths();  // that all have noticed
   void CheckRests(SimNode& node, const JobVerdict& verdict);
@@ -74,6 +78,7 @@ class Truth {
 
   World& world_;
   std::map<CheckpointKey, std::map<Writer, Original>> originals_;
+  std::map<CheckpointKey, MonotonicNanos> given_up_;  // when something of it last was
   std::map<std::string, std::map<CheckpointKey, Promise>> promises_;              // by job
   std::deque<std::pair<MonotonicNanos, std::map<PartKey, std::string>>> deaths_;  // what each had
   // Reports as their nodes said them, by number; of each node and job the newest few.

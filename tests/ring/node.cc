@@ -288,6 +288,7 @@ void SimNode::Mirror(const Fact& fact) {
     world_.report.Note(
         [&] { return absl::StrCat("node ", id_, " drops ", dropped->part.DebugString()); });
     held_.erase(dropped->part);
+    world_.truth.GivenUp(dropped->part);
   }
   if (const auto* left = std::get_if<fact::PartLeftSlab>(&fact)) {
     const auto at = held_.find(left->part);

@@ -50,6 +50,7 @@ void Job::Begin() {
   ranks_busy_ = shape_.writers;
   training_ = superseded_ = false;
   attempt_ = 0;
+  refused_ = 0;
   revision_ = 0;
   world_.report.Count("lives");
   for (Writer writer = 0; writer < shape_.writers; ++writer) {
@@ -104,11 +105,14 @@ void Job::Choose() {
   ranks_busy_ = shape_.writers;
   for (const RankState& rank : ranks_) {
     event::ChooseAttempt choose{{}, shape_.name, 0, rank.node->unix_ms()};
-    rank.node->Call(rank.session, std::move(choose), InThisLife([this](const auto& body) {
-                      if (!body.ok()) return LifeFailed(body.status().ToString());
-                      attempt_ = std::max(attempt_, std::get<reply::Attempt>(*body).attempt);
-                      if (--ranks_busy_ == 0) FindLatest(kLatestTries);
-                    }));
+    rank.node->Call(
+        rank.session, std::move(choose), InThisLife([this](const auto& body) {
+          if (!body.ok()) return LifeFailed(body.status().ToString());
+          const Attempt chosen = std::get<reply::Attempt>(*body).attempt;
+          world_.report.Note([&] { return absl::StrCat(shape_.name, " may be attempt ", chosen); });
+          attempt_ = std::max(attempt_, chosen);
+          if (--ranks_busy_ == 0) FindLatest(kLatestTries);
+        }));
   }
 }
 
@@ -284,6 +288,9 @@ void Job::RankDone(Writer writer, const Status& status) {
     });
     world_.report.Count(absl::IsResourceExhausted(status) ? "save refused" : "save failed");
     superseded_ |= absl::IsFailedPrecondition(status);
+    // A node whose clock is far behind takes part once it has heard of the attempt. But if the clock stepped back, and
+    // the daemon died, after the attempt was chosen (docs/bugs.md), whoever runs the job has to begin it anew.
+    if (absl::IsInvalidArgument(status) && ++refused_ == 4) superseded_ = true;
   }
   if (--ranks_busy_ > 0) return;
   if (superseded_) return LifeFailed("superseded");

@@ -80,6 +80,7 @@ class Job {
   int committed_ = 0;    // of the step
   int steps_left_ = -1;  // -1: any number
   bool superseded_ = false;
+  int refused_ = 0;  // steps of the life, for the number of its attempt
   Attempt attempt_ = 0;
   Step step_ = 0;
   Revision revision_ = 0;

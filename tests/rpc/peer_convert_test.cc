@@ -82,6 +82,8 @@ TEST(PeerConvert, AReportIsTheSameAtItsReceiver) {
   EXPECT_EQ(got.published, sent.published);
   EXPECT_EQ(got.published_gone, sent.published_gone);
   EXPECT_EQ(got.target, sent.target);
+  EXPECT_EQ(got.saving, sent.saving);
+  EXPECT_EQ(got.answers, sent.answers);
 }
 
 TEST(PeerConvert, NamesThatSomebodyElseReportsAreNoneAndNotAnEmptyList) {
@@ -96,6 +98,8 @@ TEST(PeerConvert, NamesThatSomebodyElseReportsAreNoneAndNotAnEmptyList) {
 
 TEST(PeerConvert, AVerdictIsTheSameAtItsReceiver) {
   EXPECT_EQ(Across(SomeVerdict()).verdict, SomeVerdict().verdict);
+  EXPECT_EQ(Across(SomeVerdict()).answers, SomeVerdict().answers);
+  EXPECT_EQ(Across(peer::VerdictWanted{"job", 5}).question, 5u);
   engine::JobVerdict empty;
   empty.job = "job";
   EXPECT_EQ(Across(peer::VerdictSaid{empty}).verdict, empty);
@@ -120,7 +124,8 @@ TEST(PeerConvert, PlacesAreTheSameAtTheirReceiver) {
 }
 
 TEST(PeerConvert, QuestionsAndRecordsAreTheSameAtTheirReceiver) {
-  EXPECT_EQ(Across(peer::ReportWanted{"job"}).job, "job");
+  EXPECT_EQ(Across(peer::ReportWanted{"job", 5}).job, "job");
+  EXPECT_EQ(Across(peer::ReportWanted{"job", 5}).question, 5u);
   EXPECT_EQ(Across(peer::VerdictWanted{"job"}).job, "job");
   const std::string bytes("any\0bytes\xFF", 10);
   const peer::Record got = Across(peer::Record{"job", bytes, 7});
@@ -209,6 +214,15 @@ TEST(PeerConvert, AReportThatContradictsItselfIsRefused) {
               HasSubstr("lineage"));
   EXPECT_THAT(RefusalOf(SomeReport(), [](M* m) { m->report->writers[0].given_up.resize(300); }),
               HasSubstr("given_up: 300 numbers"));
+  EXPECT_THAT(RefusalOf(SomeReport(), [](M* m) { m->report->saving[1].run.resize(257); }),
+              HasSubstr("saving[1]: run: 257 bytes"));
+  EXPECT_THAT(RefusalOf(SomeReport(),
+                        [](M* m) {
+                          m->report->saving[0].pids = {4, 4};
+                        }),
+              HasSubstr("saving[0]: pids[1]: stands there twice"));
+  EXPECT_THAT(RefusalOf(SomeReport(), [](M* m) { m->report->saving.resize(65); }),
+              HasSubstr("saving: 65 entries, at most 64"));
   EXPECT_THAT(RefusalOf(SomeReport(), [](M* m) { m->report->policy.every = 0; }),
               HasSubstr("policy.every"));
 }

@@ -81,6 +81,8 @@ inline engine::peer::Report SomeReport() {
   delta.published = {{6, 7, 0}};
   delta.published_gone = {{5, 7, 0}};
   delta.target = engine::CheckpointId{8, 7, 0};
+  delta.answers = 78;
+  delta.saving = {{7, "", -1, {12}}, {7, "a launcher's run", 2, {13, 14}}};
   return {delta};
 }
 
@@ -104,7 +106,9 @@ inline engine::peer::VerdictSaid SomeVerdict() {
   verdict.owner_gid = 100;
   verdict.policy.replicas = 2;
   verdict.attempts[7] = {1, Lineage{{{6, 5}}, false}, 123};
-  return {verdict};
+  verdict.safe = {7, 6};
+  verdict.saving[2] = {{7, "a launcher's run", 2, {13, 14}}};
+  return {verdict, 80};
 }
 
 inline engine::peer::PlacesSaid SomePlaces() {
@@ -121,9 +125,9 @@ inline std::vector<engine::peer::Message> SomeOfEachKind() {
           SomeHaves(),
           SomeReleases(),
           SomeReport(),
-          engine::peer::ReportWanted{"job"},
+          engine::peer::ReportWanted{"job", 79},
           SomeVerdict(),
-          engine::peer::VerdictWanted{"job"},
+          engine::peer::VerdictWanted{"job", 81},
           engine::peer::PlacesWanted{SomePart(3).checkpoint, "a/b"},
           SomePlaces(),
           engine::peer::Record{"job", "decisions", 7},
