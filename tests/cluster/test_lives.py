@@ -45,7 +45,6 @@ def test_a_newer_life_on_another_node_fences_the_older_one() -> None:
         assert {member.latest(JOB) for member in r} == {(2, newer.attempt)}
 
 
-@pytest.mark.later
 def test_a_life_waits_for_writers_of_an_older_one_on_another_node_and_names_them() -> None:
     """Two copies started by mistake do not kill the one that trains."""
     with ring(2) as r:
@@ -74,7 +73,6 @@ def test_half_a_step_of_each_of_two_lives_never_makes_one() -> None:
         assert {member.latest(JOB) for member in r} == {(1, first)}, "promise 3"
 
 
-@pytest.mark.later
 def test_one_name_of_two_writers_on_two_nodes_is_a_conflict_and_never_complete() -> None:
     with ring(3) as r:
         attempt = attempt_number()

@@ -152,7 +152,6 @@ def test_all_daemons_die_at_once_and_nothing_is_lost() -> None:
         until("it is replicated as before", lambda: r[1].replicated(JOB, 1), 60)
 
 
-@pytest.mark.later
 def test_memory_of_two_steps_on_each_node_is_enough_to_go_on() -> None:
     """R30: each node has room for its own two steps, the one being written and its neighbour's two."""
     part = 3 * MIB

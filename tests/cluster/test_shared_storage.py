@@ -84,7 +84,6 @@ for rank in range(2):
         subprocess.run([PYTHON, "-c", check, str(files(r, 1))], check=True, timeout=60)
 
 
-@pytest.mark.later
 def test_a_lost_nodes_part_is_written_by_the_one_that_has_its_replica() -> None:
     with ring(3, storage=True, lost_after_s=3) as r:
         attempt = attempt_number()
@@ -93,8 +92,7 @@ def test_a_lost_nodes_part_is_written_by_the_one_that_has_its_replica() -> None:
         r[2].save(ranks[1], 1)
         r[0].wait_replicated(JOB, 1)
         r[0].kill()
-        r[2].cairn(f"persist {JOB}/1 --no-wait")
-        r[1].cairn(f"wait {JOB}/1 --level persisted --timeout 90", limit_s=90)
+        persisted(r, 2, 1, limit_s=90)
         for writer in range(2):
             for name in names(writer):
                 assert (files(r, 1) / name).read_bytes() == content(JOB, 1, name)
