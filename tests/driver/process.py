@@ -58,8 +58,8 @@ def run_process(
 
 
 def run_shown(command: list[str], timeout_s: float) -> str:
-    """Runs a command whose output is shown as it comes. Returns what went wrong, then the last lines of the output;
-    or an empty string."""
+    """Runs a command whose output is shown as it comes. Returns what went wrong, then the last lines of the
+    output; or an empty string."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,
