@@ -153,7 +153,10 @@ void Finding::On(const event::StatObject& event) {
       cluster_->loads().Await(event.caller, *checkpoint, event.name, event.deadline, event)) {
     return;
   }
-  if (!object.ok()) return out_.Answer(event.caller.request, object.status());
+  if (!object.ok()) {
+    const bool came = cluster_ == nullptr || cluster_->loads().problem().ok();
+    return out_.Answer(event.caller.request, came ? object.status() : cluster_->loads().problem());
+  }
   out_.Answer(event.caller.request, Body(describing_.InfoOf(*object, /*with_crcs=*/true)));
 }
 

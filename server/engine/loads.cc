@@ -75,7 +75,7 @@ void Loads::On(const peer::PlacesSaid& said) {
     if (const Status started = fetches_.Start(order); started.ok()) {
       at->second.coming.insert(key);
     } else {
-      problem_ = started;
+      at->second.problem = started;
     }
   }
   if (at->second.coming.empty()) Resume(wanted);
@@ -85,6 +85,7 @@ void Loads::Resume(const Wanted& wanted) {
   const auto at = waiting_.find(wanted);
   if (at == waiting_.end()) return;
   const std::set<RequestId> requests = std::move(at->second.requests);
+  problem_ = at->second.problem;
   waiting_.erase(at);
   tried_ = &wanted;
   for (const RequestId request : requests) {
@@ -104,10 +105,11 @@ void Loads::Ended(const Fetches::Order& order, const Status& status) {
       restore_.insert(order.part.checkpoint);
     }
   }
-  if (!status.ok()) problem_ = status;
   std::vector<Wanted> done;
   for (auto& [wanted, waiting] : waiting_) {
-    if (waiting.coming.erase(order.part) > 0 && waiting.coming.empty()) done.push_back(wanted);
+    if (waiting.coming.erase(order.part) == 0) continue;
+    if (!status.ok()) waiting.problem = status;
+    if (waiting.coming.empty()) done.push_back(wanted);
   }
   for (const Wanted& wanted : done) Resume(wanted);
 }

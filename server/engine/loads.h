@@ -33,6 +33,8 @@ class Loads : public Waitlist {
                 const Event& event) {
     return Await(caller, checkpoint, kAll, deadline, event);
   }
+  // Of the event under way, which has waited: why what it asks for did not come; OK: nothing went wrong.
+  const Status& problem() const { return problem_; }
   void On(const peer::PlacesSaid& said);
   // The job has another verdict: what is this node's own comes back, once in this daemon's life.
   void VerdictChanged(const Job& job);
@@ -66,6 +68,7 @@ class Loads : public Waitlist {
     std::set<RequestId> requests;
     std::set<PartKey> coming;
     bool answered = false;
+    Status problem;  // why something of it did not come
   };
   std::map<Wanted, Waiting> waiting_;
   std::map<RequestId, Wanted> of_request_;
@@ -73,7 +76,7 @@ class Loads : public Waitlist {
   std::set<CheckpointKey> restore_;  // of them, those of which something is still to come
   std::set<PartKey> restoring_;
   const Wanted* tried_ = nullptr;  // the event under way has waited for this already
-  Status problem_;                 // and this is how it ended
+  Status problem_;                 // and this is why it did not come
 };
 
 }  // namespace cairn::engine

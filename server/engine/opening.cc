@@ -54,7 +54,10 @@ void Opening::On(const event::Open& event) {
       cluster_->loads().Await(event.caller, checkpoint, event.name, event.deadline, event)) {
     return;
   }
-  if (!named.ok()) return out_.Answer(request, named.status());
+  if (!named.ok()) {
+    const bool came = cluster_ == nullptr || cluster_->loads().problem().ok();
+    return out_.Answer(request, came ? named.status() : cluster_->loads().problem());
+  }
   const ObjectRef& object = *named;
   if (!object.resident()) {
     if (checkpoint.files->persisted) return AnswerStored(event.caller, object);
