@@ -108,7 +108,9 @@ void Loads::Ended(const Fetches::Order& order, const Status& status) {
   std::vector<Wanted> done;
   for (auto& [wanted, waiting] : waiting_) {
     if (waiting.coming.erase(order.part) == 0) continue;
-    if (!status.ok()) waiting.problem = status;
+    // A source that has it no more is no reason to say that there is no such thing: who asks again hears of others.
+    const bool moved = absl::IsNotFound(status);
+    if (!status.ok()) waiting.problem = moved ? absl::UnavailableError(status.message()) : status;
     if (waiting.coming.empty()) done.push_back(wanted);
   }
   for (const Wanted& wanted : done) Resume(wanted);

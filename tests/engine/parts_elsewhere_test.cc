@@ -342,6 +342,49 @@ TEST_F(SeveralSteps, OfAJobThatAsksForNoReplicasTheNewestIsEnough) {
   EXPECT_FALSE(Holds(1));
 }
 
+// What the other member has, and nobody here.
+class Loaded : public PartsElsewhere {
+ protected:
+  void SetUp() override {
+    storage = false;
+    PartsElsewhere::SetUp();
+    verdict.owned = true;
+    verdict.owner_uid = verdict.owner_gid = 1000;
+    reader = Hello({.writer = -1, .world_size = 0});
+  }
+  // The open of what the other member has: the home says where it is.
+  RequestId Opens(Step step, uint64_t bytes) {
+    Complete(step);
+    verdict.checkpoints.at({step, 1, 0}).world_size = 1;
+    Hear();
+    const event::Open open = OpenOf(reader, step, "model-0");
+    fetches.clear();
+    Apply(open);
+    peer::PlacesSaid places{{"job", step, 1, 0}, "model-0", {}};
+    const Manifest manifest = ManifestOf({{"job", step, 1, 0}, 0}, 1, bytes);
+    places.places.push_back(
+        {0, ManifestDigest(EncodeManifest(manifest)), 1, bytes, other.rank, {other.rank}});
+    Apply(event::PeerSaid{other, places});
+    return open.caller.request;
+  }
+  SessionId reader = 0;
+};
+
+TEST_F(Loaded, OneForWhichThereIsNoMemoryIsRefusedWithTheArithmetic) {
+  EXPECT_THAT(AnswerTo(Opens(1, 100 * kMiB)).status(),
+              Fails(absl::StatusCode::kResourceExhausted, "needs 104857600 bytes of memory"));
+}
+
+// NOT_FOUND would make a script begin from nothing.
+TEST_F(Loaded, OneThatItsSourceHasNoMoreIsUnavailable) {
+  const RequestId open = Opens(1, kMiB);
+  ASSERT_EQ(fetches.size(), 1u);
+  Apply(event::Fetched{fetches[0].fetch, absl::NotFoundError("not in this node's memory"), nullptr,
+                       ""});
+  EXPECT_THAT(AnswerTo(open).status(),
+              Fails(absl::StatusCode::kUnavailable, "not in this node's memory"));
+}
+
 // Parts of the other member's writers.
 class Replicas : public PartsElsewhere {
  protected:
