@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 TAIL_LINES = 60
-SHOWN_LAST = 15  # of a command that failed, in the summary
+SHOWN_LAST = 20  # of a command that failed, in the summary
 
 
 def say(text: str) -> None:
@@ -22,6 +23,19 @@ def say(text: str) -> None:
 def tail(text: str) -> str:
     lines = text.rstrip().splitlines()
     return "\n".join((["…"] if len(lines) > TAIL_LINES else []) + lines[-TAIL_LINES:])
+
+
+# Where libFuzzer, a sanitizer or a fuzzer of ours begins to say what is wrong.
+FINDING = re.compile(r"^FINDING: |ERROR: | runtime error: ")
+
+
+def finding(text: str) -> str:
+    """What a fuzzer found: its output from there on. All a stack says is of no use without its first line."""
+    lines = text.rstrip().splitlines()
+    for i, line in enumerate(lines):
+        if FINDING.search(line):
+            return "\n".join(lines[i : i + TAIL_LINES])
+    return tail(text)
 
 
 PAST_ITS_TIME = " and was killed)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from driver.process import SHOWN_LAST, run_shown
+from driver.process import SHOWN_LAST, TAIL_LINES, finding, run_shown
 
 
 def test_of_a_command_that_failed_the_last_lines_are_kept() -> None:
@@ -25,3 +25,17 @@ def test_one_that_does_not_end_is_killed_with_what_it_started() -> None:
     )
     lines = run_shown([sys.executable, "-c", program], 2).splitlines()
     assert lines == ["ran past 2 s", "started"]
+
+
+def test_of_a_fuzzer_its_finding_is_kept() -> None:
+    before = [f"#{i}\tNEW cov: 1" for i in range(100)]
+    stack = [f"    #{i} 0x0 in f" for i in range(100)]
+    for first in (
+        "FINDING: a reply that is none",
+        "==7== ERROR: libFuzzer: out-of-memory (used: 390Mb; limit: 384Mb)",
+        "==7==ERROR: AddressSanitizer: heap-use-after-free on address 0x1",
+        "a.cc:5:9: runtime error: load of value 99",
+    ):
+        lines = finding("\n".join([*before, first, *stack])).splitlines()
+        assert lines == [first, *stack[: TAIL_LINES - 1]]
+    assert finding("exit\nwithout a word") == "exit\nwithout a word"
