@@ -44,17 +44,18 @@ class CacheImpl final : public Cache {
     return absl::OkStatus();
   }
 
-  void Make(SlabId slab, uint64_t bytes, fact::SlabUse use, bool urgent,
+  void Make(SlabId slab, uint64_t bytes, fact::SlabUse use, Pages pages,
             std::function<void(Status)> done) override {
     auto making = std::make_shared<Making>();
     making->slab_id = slab;
     making->bytes = bytes;
     making->use = use;
-    making->urgent = urgent;
+    making->urgent = pages != Pages::kInTurn;
+    if (pages == Pages::kByWriting) making->next_offset = bytes;
     making->done = std::move(done);
     MutexLock lock(&mu_);
     auto place = queue_.end();
-    if (urgent) {
+    if (making->urgent) {
       place = std::find_if(queue_.begin(), queue_.end(), [](const auto& m) { return !m->urgent; });
     }
     queue_.insert(place, std::move(making));

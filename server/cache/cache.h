@@ -58,6 +58,13 @@ struct Counters {  // of this process; values only grow
   uint64_t bad_reads = 0;  // of pages that were gone or broken
 };
 
+// When the pages of a slab are made.
+enum class Pages : uint8_t {
+  kInTurn,
+  kUrgently,
+  kByWriting,  // not with the slab: whoever fills it makes them. The slab itself is urgent.
+};
+
 class Cache {
  public:
   // `holder` outlives the cache. Makes the process ignore SIGIO.
@@ -66,10 +73,10 @@ class Cache {
   // and their `done` is not called.
   virtual ~Cache() = default;
 
-  // Makes a slab and faults it in, in the background. Urgent slabs come first, the others in the
+  // Makes a slab and its pages, in the background. Urgent slabs come first, the others in the
   // order of the calls. `done` runs on a cache thread. Its status is OK, or RESOURCE_EXHAUSTED,
   // INVALID_ARGUMENT (the size) or INTERNAL; then nothing is left of the slab.
-  virtual void Make(SlabId slab, uint64_t bytes, fact::SlabUse use, bool urgent,
+  virtual void Make(SlabId slab, uint64_t bytes, fact::SlabUse use, Pages pages,
                     std::function<void(Status)> done) = 0;
   // Makes a slab urgent that is still queued or being faulted, and moves it to the front.
   virtual void Hurry(SlabId slab) = 0;

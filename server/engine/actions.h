@@ -226,12 +226,13 @@ struct Reply {
   Attempt superseded_by = 0;  // not 0: why the request failed
 };
 
-// Makes a slab and faults it in. → SlabMade
+// Makes a slab, and its pages unless whoever fills it does that. → SlabMade
 struct MakeSlab {
   SlabId slab = 0;
   uint64_t bytes = 0;
   bool urgent = false;  // somebody waits for it: before those that are not
   fact::SlabUse use = fact::SlabUse::kObjects;
+  bool populate = true;
 };
 
 // A slab that is being made has become urgent.

@@ -165,16 +165,10 @@ Status Fetches::Start(const Order& order) {
   CAIRN_RETURN_IF_ERROR(CheckPlace(order));
   const uint64_t bytes = SlabBytesOf(order);
   SlabRecord* slab = TakeReady(order);
-  if (slab == nullptr && ledger_.UnusedBudget() < bytes) FreeSpares();
-  if (slab == nullptr && ledger_.UnusedBudget() < bytes) {
-    eviction_.Free(nullptr, /*session=*/0, bytes);
-    // What came with an older step, and gave way, is the very memory for this one.
-    ReturnEmpty();
-    slab = TakeReady(order);
-    if (slab == nullptr) FreeSpares();
-  }
   const bool ready = slab != nullptr;
   if (!ready) {
+    if (ledger_.UnusedBudget() < bytes) FreeSpares();
+    if (ledger_.UnusedBudget() < bytes) eviction_.Free(nullptr, /*session=*/0, bytes);
     if (ledger_.UnusedBudget() < bytes) {
       return absl::ResourceExhaustedError(absl::StrCat(order.part.DebugString(), " needs ", bytes,
                                                        " bytes of memory, ", ledger_.UnusedBudget(),

@@ -75,6 +75,8 @@ class Fetches {
   void FreeSpares();
   uint64_t bytes() const { return ledger_.for_peers_bytes(); }
   uint64_t memory_version() const { return ledger_.version(); }  // grows when some comes free
+  // What was refused for want of memory may soon have it.
+  bool MemoryReturns() const { return ledger_.Returning(); }
   size_t under_way() const { return fetches_.size(); }
   std::vector<reply::FetchStatus> UnderWay() const;  // the oldest kMostShown
 

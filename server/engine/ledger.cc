@@ -87,12 +87,14 @@ void Ledger::Take(ByUser* from, uint32_t uid, const Held& less) {
 void Ledger::CountIn(const SlabRecord& slab) {
   bytes_[static_cast<size_t>(slab.state)] += slab.bytes;
   if (slab.state == SlabState::kDying) ++dying_;
+  if (Leaves(slab)) ++leaving_;
   if (const auto uid = HolderOf(slab); uid.has_value()) Add(&held_by_, *uid, {slab.bytes, 1});
 }
 
 void Ledger::CountOut(const SlabRecord& slab) {
   bytes_[static_cast<size_t>(slab.state)] -= slab.bytes;
   if (slab.state == SlabState::kDying) --dying_;
+  if (Leaves(slab)) --leaving_;
   if (const auto uid = HolderOf(slab); uid.has_value()) Take(&held_by_, *uid, {slab.bytes, 1});
 }
 
@@ -152,7 +154,6 @@ void Ledger::Settle(SlabRecord* slab) {
       !slab->told_to_unmap) {
     MarkRetiring(slab);
   }
-  CountIn(*slab);
   switch (state) {
     case SlabState::kMaking:
       if (!slab->reserved && slab->use == fact::SlabUse::kObjects) {
@@ -189,6 +190,7 @@ void Ledger::Settle(SlabRecord* slab) {
     slab->busy_probes = 0;
     SendProbe(slab);
   }
+  CountIn(*slab);
   if (MayComeBack(*slab)) {
     probing_bytes_ += slab->bytes;
     ++probing_slabs_;
@@ -262,7 +264,7 @@ SlabRecord* Ledger::TakeMaking(uint64_t need, uint32_t uid) {
 }
 
 SlabRecord* Ledger::Make(uint64_t bytes, fact::SlabUse use, bool urgent,
-                         std::optional<uint32_t> reserved_for) {
+                         std::optional<uint32_t> reserved_for, bool populate) {
   const SlabId id = out_.NextId();
   SlabRecord record;
   record.id = id;
@@ -275,22 +277,30 @@ SlabRecord* Ledger::Make(uint64_t bytes, fact::SlabUse use, bool urgent,
   SlabRecord* slab = &slabs_.emplace(id, std::move(record)).first->second;
   total_ += bytes;
   Settle(slab);
-  out_.Do(action::MakeSlab{id, bytes, urgent, use});
+  out_.Do(action::MakeSlab{id, bytes, urgent, use, populate});
   return slab;
 }
 
 SlabRecord* Ledger::MakeForPeers(uint64_t bytes) {
-  SlabRecord* slab = Make(bytes, fact::SlabUse::kObjects, /*urgent=*/true, uint32_t{0});
+  SlabRecord* slab =
+      Make(bytes, fact::SlabUse::kObjects, /*urgent=*/true, uint32_t{0}, /*populate=*/false);
   KeepForPeers(slab);
   return slab;
 }
 
 void Ledger::KeepForPeers(SlabRecord* slab) {
   if (slab->for_peers) return;
+  const bool was_in_journal = slab->state != SlabState::kMaking;
   Lift(slab);
   slab->for_peers = true;
   for_peers_bytes_ += slab->bytes;
   Settle(slab);
+  SayOf(*slab, was_in_journal);
+}
+
+void Ledger::SayOf(const SlabRecord& slab, bool was_in_journal) {
+  if (was_in_journal == InJournal(slab)) return;
+  out_.Say(was_in_journal ? Fact(fact::SlabGone{slab.id}) : Fact(FactOf(slab)));
 }
 
 void Ledger::ReserveForPeers(SlabRecord* slab, bool reserved) {
@@ -320,7 +330,7 @@ void Ledger::SetOwner(SlabRecord* slab, const SlabOwner& owner) {
   Lift(slab);
   slab->owner = owner;
   Settle(slab);
-  out_.Say(FactOf(*slab));
+  if (InJournal(*slab)) out_.Say(FactOf(*slab));
 }
 
 void Ledger::ReturnFromManifests(SlabRecord* slab) {
@@ -333,16 +343,20 @@ void Ledger::ReturnFromManifests(SlabRecord* slab) {
 // --- what holds them
 
 void Ledger::AddExtents(SlabRecord* slab, uint32_t count) {
+  const bool was_in_journal = InJournal(*slab);
   Lift(slab);
   slab->extents += count;
   slab->reserved = false;
   Settle(slab);
+  SayOf(*slab, was_in_journal);
 }
 
 void Ledger::DropExtents(SlabRecord* slab, uint32_t count) {
+  const bool was_in_journal = InJournal(*slab);
   Lift(slab);
   slab->extents -= count;
   Settle(slab);
+  SayOf(*slab, was_in_journal);
 }
 
 void Ledger::Pin(SlabRecord* slab) {
@@ -512,7 +526,7 @@ bool Ledger::OnMade(SlabId id, const Status& status) {
     return true;
   }
   slab->state = SlabState::kInUse;  // of no index; Settle decides
-  out_.Say(FactOf(*slab));
+  if (InJournal(*slab)) out_.Say(FactOf(*slab));
   Settle(slab);
   return true;
 }
@@ -531,7 +545,7 @@ std::vector<LeaseId> Ledger::OnProbed(const event::SlabProbed& probed) {
   if (slab == nullptr || !slab->probing) return {};
   Lift(slab);
   slab->probing = false;
-  // Creates that counted on this slab look again, whatever the answer.
+  // Who counted on this slab looks again, whatever the answer.
   if (slab->state == SlabState::kQuarantined) ++version_;
   std::vector<LeaseId> ended;
   for (LeaseId lease : probed.ended) {
@@ -547,7 +561,7 @@ std::vector<LeaseId> Ledger::OnProbed(const event::SlabProbed& probed) {
     std::sort(ended.begin(), ended.end());
     slab->readers.clear();
     slab->clean = true;
-    if (std::exchange(slab->by_path, false)) out_.Say(FactOf(*slab));
+    if (std::exchange(slab->by_path, false) && InJournal(*slab)) out_.Say(FactOf(*slab));
   }
   if (std::exchange(slab->probe_again, false)) {
     ScheduleProbe(slab, kNever);  // Settle asks anew
@@ -674,7 +688,7 @@ void Ledger::Resume(SlabRecord* slab) {
 void Ledger::Snapshot(SlabId id, std::vector<Fact>* facts) const {
   const SlabRecord* slab = Find(id);
   if (slab == nullptr || slab->state == SlabState::kMaking || slab->state == SlabState::kDying ||
-      slab->doomed) {
+      slab->doomed || !InJournal(*slab)) {
     return;
   }
   facts->push_back(FactOf(*slab));
@@ -768,6 +782,7 @@ std::vector<uint64_t> Ledger::ReadyFor(const SlabOwner& owner, SessionId session
 
 std::string Ledger::CheckInvariants() const {
   uint64_t total = 0, for_peers = 0;
+  int64_t leaving = 0;
   std::array<uint64_t, kSlabStates> bytes{};
   ByUser held = records_, coming;
   for (const auto& [id, slab] : slabs_) {
@@ -775,6 +790,7 @@ std::string Ledger::CheckInvariants() const {
     if (slab.for_peers && slab.state != SlabState::kDying) for_peers += slab.bytes;
     if (const auto uid = HolderOf(slab); uid.has_value()) Add(&held, *uid, {slab.bytes, 1});
     if (MayComeBack(slab)) Add(&coming, slab.owner.uid, {slab.bytes, 1});
+    if (Leaves(slab)) ++leaving;
     bytes[static_cast<size_t>(slab.state)] += slab.bytes;
     const auto bad = [id = id](absl::string_view what) {
       return absl::StrCat("slab ", id, ": ", what);
@@ -796,6 +812,7 @@ std::string Ledger::CheckInvariants() const {
   if (total != total_) return absl::StrCat("slabs add up to ", total, ", counted ", total_);
   if (bytes != bytes_) return "bytes by state do not add up";
   if (for_peers != for_peers_bytes_) return "bytes kept for other members do not add up";
+  if (leaving != leaving_) return absl::StrCat(leaving, " slabs leave, counted ", leaving_);
   if (held != held_by_ || coming != coming_to_) return "bytes by user do not add up";
   if (total_ > std::max(options_.budget_bytes, recovered_total_)) {
     return absl::StrCat("slabs take ", total_, " bytes, the budget is ", options_.budget_bytes);

@@ -126,7 +126,7 @@ class Ledger {
     return Make(bytes, fact::SlabUse::kManifests, urgent, std::nullopt);
   }
   // One for a part that comes from another member: in use until ReturnFromPeers, never lent for writing, and
-  // nobody's share.
+  // nobody's share. Its pages are made while the part comes. The journal has it while it holds one.
   SlabRecord* MakeForPeers(uint64_t bytes);
   void KeepForPeers(SlabRecord* slab);  // a restored one, which holds such a part
   // What it holds is let go, and it is kept for the next part.
@@ -235,6 +235,8 @@ class Ledger {
   // Quarantined bytes that nobody is known to hold and that a probe may give back soon.
   uint64_t probing_bytes() const { return probing_bytes_; }
   int64_t probing_slabs() const { return probing_slabs_; }
+  // Memory is on its way back: a slab is being destroyed, or one that nobody is known to hold is being probed.
+  bool Returning() const { return dying_ > 0 || leaving_ > 0; }
   // Sizes of the ready or making slabs that `session` could write next, ascending.
   std::vector<uint64_t> ReadyFor(const SlabOwner& owner, SessionId session) const;
   // Grows whenever something became available or was given back.
@@ -247,7 +249,11 @@ class Ledger {
   using ByUser = std::map<uint32_t, Held>;
 
   SlabRecord* Make(uint64_t bytes, fact::SlabUse use, bool urgent,
-                   std::optional<uint32_t> reserved_for);
+                   std::optional<uint32_t> reserved_for, bool populate = true);
+  // The next daemon destroys what it does not know, for nobody was lent it; what is kept for the next part has not
+  // all its pages.
+  static bool InJournal(const SlabRecord& slab) { return !slab.for_peers || slab.extents > 0; }
+  void SayOf(const SlabRecord& slab, bool was_in_journal);
   static std::optional<uint32_t> HolderOf(const SlabRecord& slab);
   void CountIn(const SlabRecord& slab);
   void CountOut(const SlabRecord& slab);
@@ -265,9 +271,13 @@ class Ledger {
   void SendProbe(SlabRecord* slab);
   // So long the mappings of a process that has just died, or unmapped, may still be seen.
   static constexpr int kProbesOfTheDying = 3;
-  static bool MayComeBack(const SlabRecord& slab) {
-    return slab.state == SlabState::kQuarantined && slab.mapper == 0 && slab.open_readers == 0 &&
+  // It is being probed, and those who had it have said that they have it no more.
+  static bool Leaves(const SlabRecord& slab) {
+    return NeedsProbe(slab) && slab.mapper == 0 && slab.open_readers == 0 &&
            (slab.probing || slab.busy_probes < kProbesOfTheDying);
+  }
+  static bool MayComeBack(const SlabRecord& slab) {
+    return slab.state == SlabState::kQuarantined && Leaves(slab);
   }
   SlabRecord* FirstFit(const BySize& index, uint64_t need);
   void Reserve(SlabRecord* slab, uint32_t uid);
@@ -296,7 +306,7 @@ class Ledger {
   ByUser held_by_, coming_to_;
   ByUser records_, idle_mapped_of_;
   std::map<uint32_t, uint64_t> promised_to_;
-  int64_t dying_ = 0, probing_slabs_ = 0;
+  int64_t dying_ = 0, leaving_ = 0, probing_slabs_ = 0;
   uint64_t for_peers_bytes_ = 0;
   uint64_t total_ = 0, idle_mapped_bytes_ = 0, making_unreserved_bytes_ = 0, probing_bytes_ = 0;
   std::array<uint64_t, kSlabStates> bytes_{};

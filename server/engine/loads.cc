@@ -7,6 +7,12 @@
 #include "common/manifest.h"
 
 namespace cairn::engine {
+namespace {
+
+// How long a load waits for memory that is on its way back.
+constexpr MonotonicNanos kMemoryPatience = 5 * kNanosPerSecond;
+
+}  // namespace
 
 Loads::Loads(Outbox* out, Callers* callers, const Members* members, Jobs* jobs, Parts* parts,
              Fetches* fetches, std::function<void(const Event&)> again)
@@ -64,21 +70,47 @@ void Loads::On(const peer::PlacesSaid& said) {
   const Wanted wanted{said.checkpoint, said.name.empty() ? kAll : said.name};
   const auto at = waiting_.find(wanted);
   if (at == waiting_.end() || at->second.answered) return;
-  const Job* job = jobs_.Find(said.checkpoint.job);
   at->second.answered = true;
+  Begin(said, &at->second);
+  if (at->second.Settled()) Resume(wanted);
+}
+
+void Loads::Begin(const peer::PlacesSaid& said, Waiting* waiting) {
+  const Job* job = jobs_.Find(said.checkpoint.job);
+  bool short_of_memory = false;
   for (const peer::Place& place : said.places) {
     const PartKey key{said.checkpoint, place.writer};
     const Part* part = parts_.Find(key);
     if (job == nullptr || (part != nullptr && Fetches::Holds(*part))) continue;
     const Fetches::Order order = OrderOf(said.checkpoint, place, PartRole::kFetched);
     if (order.sources.empty()) continue;
-    if (const Status started = fetches_.Start(order); started.ok()) {
-      at->second.coming.insert(key);
+    const Status started = fetches_.Start(order);
+    if (started.ok()) {
+      waiting->coming.insert(key);
     } else {
-      at->second.problem = started;
+      waiting->problem = started;
+      short_of_memory |= absl::IsResourceExhausted(started);
     }
   }
-  if (at->second.coming.empty()) Resume(wanted);
+  // What was loaded before gives way, but not before its readers are seen to be gone.
+  if (waiting->memory_until == kNever) waiting->memory_until = out_.now() + kMemoryPatience;
+  if (short_of_memory && fetches_.MemoryReturns() && out_.now() < waiting->memory_until) {
+    waiting->waits_for_memory = said;
+  }
+}
+
+void Loads::TryMemoryAgain(bool again) {
+  if (std::exchange(memory_version_, fetches_.memory_version()) == fetches_.memory_version() &&
+      !again)
+    return;
+  std::vector<Wanted> settled;
+  for (auto& [wanted, waiting] : waiting_) {
+    if (!waiting.waits_for_memory.has_value()) continue;
+    waiting.problem = absl::OkStatus();
+    Begin(*std::exchange(waiting.waits_for_memory, std::nullopt), &waiting);
+    if (waiting.Settled()) settled.push_back(wanted);
+  }
+  for (const Wanted& wanted : settled) Resume(wanted);
 }
 
 void Loads::Resume(const Wanted& wanted) {
@@ -111,7 +143,7 @@ void Loads::Ended(const Fetches::Order& order, const Status& status) {
     // A source that has it no more is no reason to say that there is no such thing: who asks again hears of others.
     const bool moved = absl::IsNotFound(status);
     if (!status.ok()) waiting.problem = moved ? absl::UnavailableError(status.message()) : status;
-    if (waiting.coming.empty()) done.push_back(wanted);
+    if (waiting.Settled()) done.push_back(wanted);
   }
   for (const Wanted& wanted : done) Resume(wanted);
 }
@@ -158,6 +190,7 @@ void Loads::Restore(const peer::PlacesSaid& said) {
 }
 
 void Loads::Run(bool again) {
+  TryMemoryAgain(again);
   if (!again) return;
   for (const CheckpointKey& key : restore_) ask_(key, "");
   for (const auto& [wanted, waiting] : waiting_) {

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -49,10 +50,23 @@ class Loads : public Waitlist {
   // And the object's name; no object is called kAll.
   using Wanted = std::pair<CheckpointKey, std::string>;
   static constexpr char kAll[] = "/";
+  struct Waiting {
+    std::set<RequestId> requests;
+    std::set<PartKey> coming;
+    bool answered = false;
+    Status problem;  // why something of it did not come
+    // There was no memory for something of it, and some is on its way: what the home said, which counts again
+    // once that is here.
+    std::optional<peer::PlacesSaid> waits_for_memory;
+    MonotonicNanos memory_until = kNever;
+    bool Settled() const { return coming.empty() && !waits_for_memory.has_value(); }
+  };
   void Ask(const Wanted& wanted) { ask_(wanted.first, wanted.second == kAll ? "" : wanted.second); }
   Fetches::Order OrderOf(const CheckpointKey& key, const peer::Place& place, PartRole role) const;
   void Restore(const peer::PlacesSaid& said);
   void Ended(const Fetches::Order& order, const Status& status);
+  void Begin(const peer::PlacesSaid& said, Waiting* waiting);
+  void TryMemoryAgain(bool again);
   void Resume(const Wanted& wanted);
 
   Outbox& out_;
@@ -64,17 +78,12 @@ class Loads : public Waitlist {
   const std::function<void(const Event&)> again_;
   AskPlaces ask_;
 
-  struct Waiting {
-    std::set<RequestId> requests;
-    std::set<PartKey> coming;
-    bool answered = false;
-    Status problem;  // why something of it did not come
-  };
   std::map<Wanted, Waiting> waiting_;
   std::map<RequestId, Wanted> of_request_;
   std::set<std::string> restored_;   // jobs whose own parts were asked for
   std::set<CheckpointKey> restore_;  // of them, those of which something is still to come
   std::set<PartKey> restoring_;
+  uint64_t memory_version_ = 0;
   const Wanted* tried_ = nullptr;  // the event under way has waited for this already
   Status problem_;                 // and this is why it did not come
 };

@@ -47,7 +47,10 @@ class Node::UnderLock {
   // --- to the cache, which outlives the node: its callbacks keep the gate
   void operator()(action::MakeSlab make) {
     if (node_->read_only_) return;  // no later daemon would know it
-    cache().Make(make.slab, make.bytes, make.use, make.urgent,
+    const auto pages = !make.populate ? cache::Pages::kByWriting
+                       : make.urgent  ? cache::Pages::kUrgently
+                                      : cache::Pages::kInTurn;
+    cache().Make(make.slab, make.bytes, make.use, pages,
                  [gate = node_->gate_, slab = make.slab](Status status) {
                    gate->Post(engine::event::SlabMade{slab, std::move(status)});
                  });

@@ -106,7 +106,7 @@ TEST_F(CacheTest, ManySlabsAreMadeInTheOrderAskedFor) {
   std::vector<SlabId> order;
   std::promise<void> last;
   for (SlabId slab = 1; slab <= 8; ++slab) {
-    cache_->Make(slab, kMiB, fact::SlabUse::kObjects, false, [&, slab](Status status) {
+    cache_->Make(slab, kMiB, fact::SlabUse::kObjects, Pages::kInTurn, [&, slab](Status status) {
       EXPECT_EQ(status, absl::OkStatus());
       order.push_back(slab);
       if (slab == 8) last.set_value();
@@ -120,7 +120,7 @@ TEST_F(CacheTest, ManySlabsAreMadeInTheOrderAskedFor) {
 TEST_F(CacheTest, UrgentSlabsOvertakeAndHurriedOnesComeFirst) {
   Restart({.prefault_threads = 1});
   std::promise<void> let_go, last, entered;
-  cache_->Make(1, kPageBytes, fact::SlabUse::kObjects, false, [&](Status) {
+  cache_->Make(1, kPageBytes, fact::SlabUse::kObjects, Pages::kInTurn, [&](Status) {
     entered.set_value();
     let_go.get_future().get();
   });
@@ -132,11 +132,11 @@ TEST_F(CacheTest, UrgentSlabsOvertakeAndHurriedOnesComeFirst) {
       if (order.size() == 5) last.set_value();
     };
   };
-  cache_->Make(2, kPageBytes, fact::SlabUse::kObjects, false, note(2));
-  cache_->Make(3, kPageBytes, fact::SlabUse::kObjects, true, note(3));
-  cache_->Make(4, kPageBytes, fact::SlabUse::kObjects, true, note(4));
-  cache_->Make(5, kPageBytes, fact::SlabUse::kObjects, false, note(5));
-  cache_->Make(6, kPageBytes, fact::SlabUse::kObjects, false, note(6));
+  cache_->Make(2, kPageBytes, fact::SlabUse::kObjects, Pages::kInTurn, note(2));
+  cache_->Make(3, kPageBytes, fact::SlabUse::kObjects, Pages::kUrgently, note(3));
+  cache_->Make(4, kPageBytes, fact::SlabUse::kObjects, Pages::kUrgently, note(4));
+  cache_->Make(5, kPageBytes, fact::SlabUse::kObjects, Pages::kInTurn, note(5));
+  cache_->Make(6, kPageBytes, fact::SlabUse::kObjects, Pages::kInTurn, note(6));
   cache_->Hurry(5);
   let_go.set_value();
   last.get_future().get();
@@ -147,14 +147,28 @@ TEST_F(CacheTest, UrgentSlabOvertakesOneThatIsBeingFaulted) {
   Restart({.prefault_threads = 2, .prefault_piece_bytes = kMiB});
   std::promise<void> small, big;
   std::atomic<bool> big_done{false};
-  cache_->Make(1, 512 * kMiB, fact::SlabUse::kObjects, false, [&](Status) {
+  cache_->Make(1, 512 * kMiB, fact::SlabUse::kObjects, Pages::kInTurn, [&](Status) {
     big_done = true;
     big.set_value();
   });
-  cache_->Make(2, kMiB, fact::SlabUse::kObjects, true, [&](Status) { small.set_value(); });
+  cache_->Make(2, kMiB, fact::SlabUse::kObjects, Pages::kUrgently,
+               [&](Status) { small.set_value(); });
   small.get_future().get();
   EXPECT_FALSE(big_done);
   big.get_future().get();
+}
+
+TEST_F(CacheTest, PagesThatComeByWritingAreNotMadeBefore) {
+  std::promise<Status> made;
+  cache_->Make(1, kMiB, fact::SlabUse::kObjects, Pages::kByWriting,
+               [&](Status status) { made.set_value(std::move(status)); });
+  ASSERT_EQ(made.get_future().get(), absl::OkStatus());
+  const UniqueFd description = holder_.Inherit(1);
+  EXPECT_EQ(ResidentPages(description.get()), 0u);
+  ASSERT_EQ(cache_->Write(1, kPageBytes, std::string(kPageBytes, 'x')),
+            absl::OkStatus());
+  EXPECT_EQ(ResidentPages(description.get()), 1u);
+  EXPECT_EQ(cache_->counters().bytes_faulted, 0u);
 }
 
 TEST_F(CacheTest, DestroyGivesTheMemoryBackThoughTheHolderStillHasADescriptor) {
@@ -172,7 +186,7 @@ TEST_F(CacheTest, DestroyingAnUnknownSlabIsAnsweredToo) { Destroy(99); }
 TEST_F(CacheTest, StoppingDropsWhatIsHalfMadeAndKeepsWhatIsMade) {
   ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
   for (SlabId slab = 2; slab < 10; ++slab) {
-    cache_->Make(slab, 512 * kMiB, fact::SlabUse::kObjects, false, [](Status) {});
+    cache_->Make(slab, 512 * kMiB, fact::SlabUse::kObjects, Pages::kInTurn, [](Status) {});
   }
   cache_.reset();
   // Slabs that were finished before the stop stay; slabs that were being made do not.

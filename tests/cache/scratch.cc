@@ -61,7 +61,7 @@ void ScratchCache::Restart(const Options& options) {
 
 Status ScratchCache::Make(SlabId slab, uint64_t bytes) {
   std::promise<Status> made;
-  cache_->Make(slab, bytes, fact::SlabUse::kObjects, false,
+  cache_->Make(slab, bytes, fact::SlabUse::kObjects, Pages::kInTurn,
                [&made](Status status) { made.set_value(std::move(status)); });
   return made.get_future().get();
 }

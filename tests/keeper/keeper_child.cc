@@ -124,7 +124,7 @@ class TestDaemon {
       words >> number >> text;
       std::promise<Status> made;
       const auto use = text == "manifest" ? fact::SlabUse::kManifests : fact::SlabUse::kObjects;
-      cache_->Make(id, number, use, false,
+      cache_->Make(id, number, use, cache::Pages::kInTurn,
                    [&](Status status) { made.set_value(std::move(status)); });
       if (const Status status = made.get_future().get(); !status.ok()) return Word(status);
       Must(cache_->Write(id, 0, text), "Write");

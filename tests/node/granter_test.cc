@@ -105,9 +105,10 @@ class GranterTest : public ::testing::Test {
         transport_(&clock_),
         attached_(cache_.get(), &transport_) {
     testing::Events made;
-    cache_->Make(kSlab, kMiB, fact::SlabUse::kObjects, true, [post = made.Post()](Status status) {
-      post(engine::event::SlabMade{kSlab, std::move(status)});
-    });
+    cache_->Make(kSlab, kMiB, fact::SlabUse::kObjects, cache::Pages::kUrgently,
+                 [post = made.Post()](Status status) {
+                   post(engine::event::SlabMade{kSlab, std::move(status)});
+                 });
     made.Next<engine::event::SlabMade>();
     const Part part({10, 0, kPageBytes + 1});
     table_ = TableOf(

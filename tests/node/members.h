@@ -98,7 +98,7 @@ struct Memory {
   }
   void MakeSlab(SlabId slab, uint64_t bytes) {
     Events made;
-    cache->Make(slab, bytes, fact::SlabUse::kObjects, /*urgent=*/true,
+    cache->Make(slab, bytes, fact::SlabUse::kObjects, cache::Pages::kUrgently,
                 [post = made.Post(), slab](Status status) {
                   post(engine::event::SlabMade{slab, std::move(status)});
                 });

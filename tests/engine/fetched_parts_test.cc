@@ -1,0 +1,386 @@
+// Parts that come from other members: kept for their owners as replicas, loaded for who asks here, read back by
+// a node that lost its memory.
+#include "tests/engine/ring_fixture.h"
+
+namespace cairn::engine {
+namespace {
+
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+// What the other member has, and nobody here.
+class Loaded : public PartsElsewhere {
+ protected:
+  void SetUp() override {
+    storage = false;
+    PartsElsewhere::SetUp();
+    verdict.owned = true;
+    verdict.owner_uid = verdict.owner_gid = 1000;
+    reader = Hello({.writer = -1, .world_size = 0});
+  }
+  // The part that is asked for comes; the lease of the open.
+  LeaseId Comes(RequestId open, Step step, uint64_t bytes) {
+    const Manifest manifest = ManifestOf({{"job", step, 1, 0}, 0}, 1, bytes);
+    EXPECT_EQ(fetches.size(), 1u) << step;
+    if (fetches.empty()) return 0;
+    Apply(event::Fetched{fetches[0].fetch, absl::OkStatus(),
+                         TableOf(manifest, {{fetches[0].slab, 0, bytes}}),
+                         ManifestDigest(EncodeManifest(manifest))});
+    const auto answer = AnswerTo(open);
+    EXPECT_TRUE(answer.ok()) << answer.status();
+    return answer.ok() ? std::get<reply::Open>(*answer).lend.lease : 0;
+  }
+  // The open of what the other member has: the home says where it is.
+  RequestId Opens(Step step, uint64_t bytes) {
+    Complete(step);
+    verdict.checkpoints.at({step, 1, 0}).world_size = 1;
+    Hear();
+    const event::Open open = OpenOf(reader, step, "model-0");
+    fetches.clear();
+    Apply(open);
+    peer::PlacesSaid places{{"job", step, 1, 0}, "model-0", {}};
+    const Manifest manifest = ManifestOf({{"job", step, 1, 0}, 0}, 1, bytes);
+    places.places.push_back(
+        {0, ManifestDigest(EncodeManifest(manifest)), 1, bytes, other.rank, {other.rank}});
+    Apply(event::PeerSaid{other, places});
+    return open.caller.request;
+  }
+  SessionId reader = 0;
+};
+
+TEST_F(Loaded, OneForWhichThereIsNoMemoryIsRefusedWithTheArithmetic) {
+  EXPECT_THAT(AnswerTo(Opens(1, 100 * kMiB)).status(),
+              Fails(absl::StatusCode::kResourceExhausted, "needs 104857600 bytes of memory"));
+}
+
+// Steps of which the budget holds one.
+TEST_F(Loaded, WhatWasLoadedBeforeGivesWay) {
+  for (const Step step : {1, 2, 3}) {
+    const LeaseId lease = Comes(Opens(step, 40 * kMiB), step, 40 * kMiB);
+    ASSERT_NE(lease, 0u) << step;
+    Release(reader, lease);
+  }
+}
+
+TEST_F(Loaded, OneWaitsForMemoryWhoseReadersAreBeingSeenToGo) {
+  const LeaseId lease = Comes(Opens(1, 40 * kMiB), 1, 40 * kMiB);
+  hold_probes = true;
+  Release(reader, lease);
+  const RequestId open = Opens(2, 40 * kMiB);
+  EXPECT_FALSE(Answered(open));
+  ASSERT_FALSE(probes.empty());
+  Apply(Probe(probes.back()));
+  ASSERT_NE(Comes(open, 2, 40 * kMiB), 0u);
+}
+
+TEST_F(Loaded, ItDoesNotWaitForOnesThatStay) {
+  const LeaseId lease = Comes(Opens(1, 40 * kMiB), 1, 40 * kMiB);
+  Release(reader, lease, /*closes=*/false);
+  const RequestId open = Opens(2, 40 * kMiB);
+  for (int i = 0; i < 6 && !Answered(open); ++i) Advance(kNanosPerSecond);
+  ASSERT_TRUE(Answered(open));
+  EXPECT_THAT(AnswerTo(open).status(),
+              Fails(absl::StatusCode::kResourceExhausted, "needs 41943040 bytes of memory"));
+}
+
+// NOT_FOUND would make a script begin from nothing.
+TEST_F(Loaded, OneThatItsSourceHasNoMoreIsUnavailable) {
+  const RequestId open = Opens(1, kMiB);
+  ASSERT_EQ(fetches.size(), 1u);
+  Apply(event::Fetched{fetches[0].fetch, absl::NotFoundError("not in this node's memory"), nullptr,
+                       ""});
+  EXPECT_THAT(AnswerTo(open).status(),
+              Fails(absl::StatusCode::kUnavailable, "not in this node's memory"));
+}
+
+// Parts of the other member's writers.
+class Replicas : public PartsElsewhere {
+ protected:
+  void SetUp() override {
+    storage = false;
+    options.ring.replica_bytes = 60 * kMiB;
+    PartsElsewhere::SetUp();
+    Hear();
+    Replicate({{"job", 1, 1, 0}, 1}, 2, 20 * kMiB);
+    ASSERT_TRUE(Holds(1));
+    Complete(1);
+    Complete(2);
+    verdict.protect = CheckpointId{2, 1, 0};
+  }
+  // Another job wants more than is free.
+  bool Goes() {
+    const SessionId session = OfAnotherJob();
+    const event::Create create = CreateOf(session, PartOf(session, 1), {{"model", 50 * kMiB}});
+    Apply(create);
+    return !Holds(1);
+  }
+};
+
+TEST_F(Replicas, OneThatAProtectedOneSupersedesGoesForRoom) {
+  Hear();
+  EXPECT_TRUE(Goes());
+}
+
+TEST_F(Replicas, NothingGoesByAVerdictThatIsOld) {
+  Hear();
+  Advance(4 * kNanosPerSecond);
+  EXPECT_FALSE(Goes());
+}
+
+TEST_F(Replicas, OneThatNothingProtectedSupersedesStays) {
+  verdict.protect.reset();
+  Hear();
+  EXPECT_FALSE(Goes());
+}
+
+// Absence is never a reason to free: the owner may have lost its memory, or a list may say too little.
+TEST_F(Replicas, OneThatIsNotWantedAnyMoreStaysUntilItIsLetGo) {
+  verdict.protect.reset();
+  Hear();
+  peer::WantList nothing;
+  nothing.version = ++wants;
+  Apply(event::PeerSaid{other, nothing});
+  Advance(20 * kNanosPerSecond);
+  EXPECT_TRUE(Holds(1));
+  const PartKey part{{"job", 1, 1, 0}, 1};
+  const std::string digest = engine->Describe("job", {part.checkpoint}).parts.at(0).digest;
+  Apply(event::PeerSaid{other, peer::ReleaseList{1, {{part, digest, peer::Fate::kRemoved, {}}}}});
+  EXPECT_FALSE(Holds(1));
+}
+
+// A backup that got a part of each step while others could not be reached.
+class InTheWay : public Replicas {
+ protected:
+  void SetUp() override {
+    Replicas::SetUp();  // it holds 20 MiB of step 1, of 60 MiB
+    Replicate({{"job", 2, 1, 0}, 1}, 2, 20 * kMiB);
+    verdict.checkpoints.erase({2, 1, 0});
+    Complete(3);
+    verdict.safe = {1, 1};
+    verdict.protect.reset();
+    verdict.target = CheckpointId{3, 1, 0};
+    Hear();
+    const PartKey part{{"job", 3, 1, 0}, 1};
+    Want(ManifestOf(part, 2, 28 * kMiB), part, 28 * kMiB, /*target=*/true);
+    EXPECT_TRUE(fetches.empty()) << "there is no room";
+  }
+  void Passes(int seconds) {
+    for (int i = 0; i < seconds; ++i) {
+      Advance(kNanosPerSecond);
+      Hear();
+    }
+  }
+  // Whether the members were told last that step 2 is here.
+  bool Reported(Step step) const {
+    bool there = false;
+    for (const action::Tell& tell : tells) {
+      const auto* report = std::get_if<peer::Report>(&tell.message);
+      if (report == nullptr) continue;
+      const PartId id{{step, 1, 0}, 1};
+      if (report->delta.after == 0) there = report->delta.parts.contains(id);
+      if (report->delta.parts.contains(id)) there = true;
+      if (report->delta.parts_gone.contains(id)) there = false;
+    }
+    return there;
+  }
+};
+
+TEST_F(InTheWay, OfATargetWhatWasNeverProtectedGoesOnceNobodyCountsItAnyMore) {
+  EXPECT_TRUE(Reported(2));
+  Passes(6);
+  EXPECT_FALSE(Reported(2));
+  EXPECT_TRUE(Holds(2)) << "a home may count it still";
+  Passes(6);
+  EXPECT_FALSE(Holds(2));
+  EXPECT_TRUE(Holds(1)) << "it was protected once";
+  EXPECT_EQ(fetches.size(), 1u) << "the target comes";
+}
+
+TEST_F(InTheWay, ItStaysWhileNotAllMembersAreHeard) {
+  for (int i = 0; i < 20; ++i) {
+    Advance(kNanosPerSecond);
+    verdict.final = false;
+    Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
+  }
+  EXPECT_TRUE(Holds(2));
+  EXPECT_TRUE(Reported(2));
+}
+
+TEST_F(InTheWay, ItCountsAgainWhenTheMembersSayThatItIsProtected) {
+  Passes(6);
+  EXPECT_FALSE(Reported(2));
+  verdict.safe = {1, 2};
+  Passes(6);
+  EXPECT_TRUE(Holds(2));
+  EXPECT_TRUE(Reported(2));
+}
+
+TEST_F(Replicas, OfAFencedLifeItStaysForThisNodesLineIsNotItsOwners) {
+  verdict.protect.reset();
+  const SessionId newer = Hello({.writer = 0, .world_size = 2, .attempt = 2});
+  Hear();
+  Save(newer, 1, {{"small", kMiB}});
+  EXPECT_FALSE(Goes());
+}
+
+TEST_F(Replicas, HowFarOneIsStandsInStatus) {
+  const PartKey part{{"job", 2, 1, 0}, 1};
+  Want(ManifestOf(part, 2, 8 * kMiB), part, 8 * kMiB);
+  ASSERT_EQ(fetches.size(), 1u);
+  Apply(event::FetchAdvanced{fetches[0].fetch, 3 * kMiB});
+  const std::vector<reply::FetchStatus> shown = Status_().ring.fetching;
+  ASSERT_EQ(shown.size(), 1u);
+  EXPECT_EQ(shown[0].part, part);
+  EXPECT_EQ(shown[0].what_for, "replica");
+  EXPECT_EQ(shown[0].done_bytes, 3 * kMiB);
+  EXPECT_EQ(shown[0].bytes, 8 * kMiB);
+  EXPECT_THAT(shown[0].sources, ElementsAre(other.rank));
+}
+
+// Bytes that a bad link spoils, and a source that is away for a moment, are tried again a second later; who waits
+// for REPLICATED goes on waiting.
+TEST_F(Replicas, OneThatDoesNotComeIsNoRefusal) {
+  const PartKey part{{"job", 2, 1, 0}, 1};
+  Want(ManifestOf(part, 2, 8 * kMiB), part, 8 * kMiB);
+  for (const Status& why : {absl::DataLossError("block 2 came otherwise than its checksum says"),
+                            absl::UnavailableError("no source is left")}) {
+    ASSERT_EQ(fetches.size(), 1u);
+    const uint64_t fetch = fetches[0].fetch;
+    fetches.clear();
+    tells.clear();
+    Apply(event::Fetched{fetch, why, nullptr, ""});
+    EXPECT_TRUE(fetches.empty()) << "not at once";
+    const auto haves = SaidHaves();
+    ASSERT_FALSE(haves.empty());
+    const auto have = std::find_if(haves.begin(), haves.end(),
+                                   [&](const peer::Have& it) { return it.part == part; });
+    ASSERT_NE(have, haves.end());
+    EXPECT_EQ(have->state, peer::HaveState::kUnderWay);
+    EXPECT_EQ(have->why, why.message());
+    Advance(1100 * kNanosPerMilli);
+  }
+  EXPECT_EQ(fetches.size(), 1u);
+}
+
+// Promise 3: a node that came to hold both parts would otherwise call the step complete.
+TEST_F(Replicas, OneWithANameThatAnotherWriterHasHereIsRefused) {
+  verdict.checkpoints.erase({2, 1, 0});
+  verdict.protect.reset();
+  const SessionId session = OneOfTwo(1);
+  ASSERT_TRUE(Asks(session, 2, 8 * kMiB, "model-1").ok());  // the name that the other's part has
+  ASSERT_TRUE(Commit(session, PartOf(session, 2), {{"model-1", 8 * kMiB}}).ok());
+  const PartKey part{{"job", 2, 1, 0}, 1};
+  Replicate(part, 2, 8 * kMiB);
+  const auto refused = [&](const std::string& why) {
+    for (const peer::Have& have : SaidHaves()) {
+      if (have.part != part) continue;
+      EXPECT_EQ(have.state, peer::HaveState::kRefused);
+      EXPECT_THAT(have.why, HasSubstr(why));
+      return;
+    }
+    ADD_FAILURE() << "nothing was said of " << part.DebugString();
+  };
+  refused("has the name \"model-1\"");
+  EXPECT_NE(LatestStep(session), 2);
+
+  // Once the home says so, it is not fetched in vain any more.
+  CheckpointVerdict& said = verdict.checkpoints[{2, 1, 0}];
+  said.world_size = 2;
+  said.conflict = "writers 0 and 1 claim the same name";
+  Hear();
+  fetches.clear();
+  Advance(1100 * kNanosPerMilli);
+  EXPECT_TRUE(fetches.empty());
+  refused("is in conflict");
+}
+
+TEST_F(Replicas, TheyCountAsNobodysShare) {
+  EXPECT_LT(Status_().counters.at("user_memory_bytes"), 1 << 20) << "the record alone";
+}
+
+// Of which there is room for the two steps that are set aside, and no more.
+class TwoSteps : public PartsElsewhere {
+ protected:
+  void SetUp() override {
+    storage = false;
+    options.ring.replica_bytes = 40 * kMiB;
+    PartsElsewhere::SetUp();
+    Hear();
+  }
+  static PartKey Of(Step step) { return {{"job", step, 1, 0}, 1}; }
+  void LetGo(Step step) {
+    peer::ReleaseList list;
+    list.releases.push_back({Of(step),
+                             ManifestDigest(EncodeManifest(ManifestOf(Of(step), 2, 20 * kMiB))),
+                             peer::Fate::kSuperseded, Of(step + 1).checkpoint});
+    Apply(event::PeerSaid{other, list});
+    ASSERT_FALSE(Holds(step));
+  }
+};
+
+// Memory that is made anew costs as much as the reading.
+TEST_F(TwoSteps, ANewStepTakesTheMemoryOfTheOneThatWasLetGo) {
+  Replicate(Of(1), 2, 20 * kMiB);
+  const SlabId first = fetches[0].slab;
+  Replicate(Of(2), 2, 20 * kMiB);
+  LetGo(1);
+  Replicate(Of(3), 2, 20 * kMiB);
+  EXPECT_EQ(fetches[0].slab, first);
+  EXPECT_THAT(destroyed, Not(Contains(first)));
+}
+
+// Nobody else could have it: it is this job's, and lacks the pages that no part has needed yet.
+TEST_F(TwoSteps, WhatIsKeptForTheNextPartIsNotTheNextDaemons) {
+  for (const StartFrom from : kFrom) {
+    const Step step = 1 + 2 * static_cast<Step>(from);
+    Replicate(Of(step), 2, 20 * kMiB);
+    const SlabId first = fetches[0].slab;
+    Replicate(Of(step + 1), 2, 20 * kMiB);
+    const SlabId second = fetches[0].slab;
+    LetGo(step);
+    Restart(from);
+    EXPECT_THAT(destroyed, Contains(first)) << NameOf(from);
+    EXPECT_THAT(destroyed, Not(Contains(second))) << NameOf(from);
+    EXPECT_TRUE(Holds(step + 1)) << NameOf(from);
+    Apply(event::Exchanged{other.rank, other});
+    Hear();
+    LetGo(step + 1);
+  }
+}
+
+class Replacement : public PartsElsewhere {
+ protected:
+  void SetUp() override {
+    storage = false;
+    options.pool_slabs = {20 * kMiB};
+    PartsElsewhere::SetUp();
+  }
+};
+
+TEST_F(Replacement, WhatItLostComesBackIntoMemoryThatIsReady) {
+  SlabId ready = 0;
+  for (const action::MakeSlab& make : makes) {
+    if (make.bytes == 20 * kMiB) ready = make.slab;
+  }
+  ASSERT_NE(ready, 0u);
+  Complete(1);
+  verdict.latest = verdict.protect = CheckpointId{1, 1, 0};
+  OneOfTwo(2);  // the first that it hears of the job
+  peer::PlacesSaid said{{"job", 1, 1, 0}, "", {}};
+  for (const Writer writer : {0, 1}) {
+    const Rank owner = writer == 0 ? options.ring.rank : other.rank;
+    said.places.push_back({writer, "digest", 2, 20 * kMiB, owner, {other.rank}});
+  }
+  Apply(event::PeerSaid{other, said});
+  ASSERT_EQ(fetches.size(), 1u);
+  EXPECT_EQ(fetches[0].slab, ready);
+
+  // The daemon dies meanwhile. What has come of the part lies in a slab that was nobody's.
+  Restart();
+  EXPECT_THAT(destroyed, Contains(ready));
+}
+
+}  // namespace
+}  // namespace cairn::engine

@@ -1,0 +1,137 @@
+// A node of a ring, and what the tests let the other member and the job's home say to it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "server/engine/ring.h"
+#include "tests/engine/engine_fixture.h"
+
+namespace cairn::engine {
+
+class PartsElsewhere : public EngineTest {
+ protected:
+  bool storage = true;
+  void SetUp() override {
+    // The job's home is the other member, whose word the tests bring.
+    const std::vector<Rank> order = HomeOrder("job", {0, 1});
+    other = {order.front(), 1, std::string(kInstanceBytes, 'o')};
+    options.ring.cluster = "test";
+    options.ring.rank = order.back();
+    options.ring.members = {{0, "10.0.0.1:1"}, {1, "10.0.0.2:1"}};
+    while (HomeOrder(another_job, {0, 1}).front() != other.rank) another_job += "x";
+    options.storage = storage;
+    EngineTest::SetUp();
+    Apply(event::Exchanged{other.rank, other});
+  }
+  // A session of another job, of which the members have nothing.
+  SessionId OfAnotherJob() {
+    const SessionId session = Hello({.job = another_job});
+    JobVerdict nothing;
+    nothing.job = another_job;
+    nothing.final = true;
+    Apply(event::PeerSaid{other, peer::VerdictSaid{nothing}});
+    return session;
+  }
+  // The home says this of the job; of each step of attempt 1 that was told before, the same as before.
+  void Hear() {
+    verdict.job = "job";
+    verdict.final = true;
+    verdict.asked = 1;
+    Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
+  }
+  void Complete(Step step, int replicas = 0) {
+    CheckpointVerdict& said = verdict.checkpoints[{step, 1, 0}];
+    said.world_size = 2;
+    said.complete = said.in_memory = true;
+    said.digest = absl::StrCat("digest of ", step);
+    said.replicas = replicas;
+  }
+  // One of a job's two writers; the other one runs on the other member.
+  SessionId OneOfTwo(Attempt attempt) {
+    const SessionId session =
+        Hello({.writer = 0, .world_size = 2, .attempt = attempt, .local_writers = 1});
+    Hear();
+    return session;
+  }
+  // To its deadline, if need be.
+  Status Asks(SessionId session, Step step, uint64_t bytes, const std::string& name = "model") {
+    const event::Create create = CreateOf(session, PartOf(session, step), {{name, bytes}});
+    Apply(create);
+    for (int i = 0; i < 11 && !Answered(create.caller.request); ++i) {
+      Advance(kNanosPerSecond);
+      Hear();
+    }
+    return AnswerTo(create.caller.request).status();
+  }
+  bool Holds(Step step, Attempt attempt = 1) {
+    for (const auto& part : engine->Describe("job", {{"job", step, attempt, 0}}).parts) {
+      if (part.resident) return true;
+    }
+    return false;
+  }
+  // The part that each writer of an earlier life has in storage.
+  void StoreWhole(Step step, Attempt attempt, int32_t world_size, uint64_t bytes_each) {
+    for (Writer writer = 0; writer < world_size; ++writer) {
+      WritePart(ManifestOf({{"job", step, attempt, 0}, writer}, world_size, bytes_each));
+    }
+    line_records[{attempt, LineRecordKind::kOrigin}] = {
+        "job", attempt, LineRecordKind::kOrigin, {}};
+  }
+  static Manifest ManifestOf(const PartKey& part, int32_t world_size, uint64_t bytes) {
+    Manifest manifest;
+    manifest.job = part.checkpoint.job;
+    manifest.step = manifest.first = part.checkpoint.step;
+    manifest.attempt = part.checkpoint.attempt;
+    manifest.writer = part.writer;
+    manifest.world_size = world_size;
+    manifest.owner_uid = 1000;
+    ObjectEntry entry;
+    entry.name = absl::StrCat("model-", part.writer);
+    entry.length = bytes;
+    entry.block_crcs.assign(BlockCount(bytes, kBlockBytes), 7);
+    manifest.objects.push_back(entry);
+    return manifest;
+  }
+  // The other member wants a part of its writer kept here: its digest.
+  std::string Want(const Manifest& manifest, const PartKey& part, uint64_t bytes,
+                   bool target = false) {
+    peer::WantList list;
+    list.version = ++wants;
+    peer::Want want;
+    want.part = part;
+    want.digest = ManifestDigest(EncodeManifest(manifest));
+    want.manifest_bytes = EncodeManifest(manifest).size();
+    want.bytes = bytes;
+    want.world_size = manifest.world_size;
+    want.owner_uid = want.owner_gid = 1000;
+    want.target = target;
+    list.wants.push_back(want);
+    fetches.clear();
+    Apply(event::PeerSaid{other, list});
+    return want.digest;
+  }
+  // The newest list that this node said to it.
+  std::vector<peer::Have> SaidHaves() const {
+    std::vector<peer::Have> haves;
+    for (const action::Tell& tell : tells) {
+      if (const auto* list = std::get_if<peer::HaveList>(&tell.message)) haves = list->haves;
+    }
+    return haves;
+  }
+  // And it comes.
+  void Replicate(const PartKey& part, int32_t world_size, uint64_t bytes) {
+    const Manifest manifest = ManifestOf(part, world_size, bytes);
+    const std::string digest = Want(manifest, part, bytes);
+    ASSERT_EQ(fetches.size(), 1u) << part.DebugString();
+    Apply(event::Fetched{fetches[0].fetch, absl::OkStatus(),
+                         TableOf(manifest, {{fetches[0].slab, 0, bytes}}), digest});
+  }
+
+  MemberId other;
+  std::string another_job = "another";
+  JobVerdict verdict;
+  uint64_t wants = 0;
+};
+
+}  // namespace cairn::engine
