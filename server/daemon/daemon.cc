@@ -23,6 +23,7 @@
 #include "server/cache/cache.h"
 #include "server/catalog/catalog.h"
 #include "server/keeper/link.h"
+#include "server/node/background_gate.h"
 #include "server/node/node.h"
 #include "server/rpc/peers.h"
 #include "server/rpc/server.h"
@@ -103,6 +104,8 @@ class Deadline {
 // Members are declared in the order in which they start; they stop in the reverse one. Without a ring there is
 // neither transport nor peers.
 struct Rooms {
+  std::unique_ptr<node::BackgroundGate> background =
+      std::make_unique<node::BackgroundGate>(RealClock());
   std::unique_ptr<keeper::Link> keeper;
   std::unique_ptr<cache::Cache> cache;
   std::unique_ptr<storage::Suspects> suspects;
@@ -146,6 +149,7 @@ Status StartBelowNode(const Options& options, UniqueFd black_box, Rooms* rooms) 
 Status StartTransport(const Options& options, Rooms* rooms) {
   transport::TcpServerOptions server;
   CAIRN_ASSIGN_OR_RETURN(server.listen, DataAddress(options));
+  server.before_answer = [background = rooms->background.get()] { background->Pass(); };
   transport::TcpReaderOptions reader = options.tcp;
   reader.self.rank = options.node.engine.ring.rank;
   StatusOr<std::unique_ptr<transport::TcpTransport>> started =
@@ -185,6 +189,7 @@ StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   below.storage = rooms.storage.get();
   below.suspects = rooms.suspects.get();
   below.transport = rooms.transport.get();
+  below.background = rooms.background.get();
   below.holder = rooms.keeper.get();
   below.open_catalog = CatalogOpener(options.catalog_path);
   const node::Options node = NodeOptions(options, inherited);

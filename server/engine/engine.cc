@@ -69,6 +69,7 @@ class Engine::Impl {
   Outcome Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered);
   Outcome Apply(MonotonicNanos now, const Event& event);
   void SetJournalRoom(uint64_t used, uint64_t capacity) { journal_.Set(used, capacity); }
+  uint64_t WritingBytes() const { return parts_.writing_bytes(); }
   template <class E>
   JournalHelp JournalHelpFor(const E& event) const {
     if constexpr (std::is_same_v<E, event::Create>) {
@@ -321,6 +322,8 @@ Outcome Engine::Apply(MonotonicNanos now, Event event) noexcept { return impl_->
 void Engine::SetJournalRoom(uint64_t used, uint64_t capacity) {
   impl_->SetJournalRoom(used, capacity);
 }
+uint64_t Engine::WritingBytes() const { return impl_->WritingBytes(); }
+
 Engine::JournalHelp Engine::JournalHelpFor(const Event& event) const {
   return std::visit([this](const auto& e) { return impl_->JournalHelpFor(e); }, event);
 }

@@ -46,6 +46,9 @@ class Engine {
   Outcome Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered);
   Outcome Apply(MonotonicNanos now, Event event) noexcept;
 
+  // Of what clients write into memory now: created, and not sealed.
+  uint64_t WritingBytes() const;
+
   // How many bytes of the journal's half are used, and how many it has (0: any number), as Apply is to
   // know it from now on.
   void SetJournalRoom(uint64_t used, uint64_t capacity);

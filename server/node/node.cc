@@ -12,6 +12,7 @@
 #include "server/engine/engine.h"
 #include "server/engine/journal_use.h"
 #include "server/node/attached.h"
+#include "server/node/background_gate.h"
 #include "server/node/executor.h"
 #include "server/node/found_parts.h"
 #include "server/node/granter.h"
@@ -109,9 +110,9 @@ Node::Node(const Options& options, const Rooms& rooms, const Inherited& inherite
       lender_(std::make_unique<Lender>(rooms.cache, &sessions_, gate_)),
       verifier_(
           std::make_unique<Verifier>(options.verify_threads, rooms.cache, rooms.clock, gate_)),
-      persister_(
-          std::make_unique<Persister>(rooms.storage == nullptr ? 0 : options.engine.max_persists,
-                                      rooms.cache, rooms.storage, rooms.clock, gate_)),
+      persister_(std::make_unique<Persister>(
+          rooms.storage == nullptr ? 0 : options.engine.max_persists, rooms.cache, rooms.storage,
+          rooms.clock, gate_, rooms.background)),
       storage_worker_(std::make_unique<StorageWorker>(rooms.storage, gate_)),
       storage_watch_(std::make_unique<StorageWatch>(options.storage_look_interval, rooms.storage,
                                                     rooms.clock, gate_)),
@@ -490,6 +491,7 @@ engine::Outcome Node::Apply(engine::Event event) {
   WriterLock alone(&query_mu_);
   engine_->SetJournalRoom(journal_->used_bytes(), journal_->half_bytes());
   engine::Outcome outcome = engine_->Apply(rooms_.clock->Now(), std::move(event));
+  if (rooms_.background != nullptr) rooms_.background->SetWriting(engine_->WritingBytes());
   journal_->Append(outcome.facts, *engine_);
   return outcome;
 }

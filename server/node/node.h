@@ -67,6 +67,7 @@ class Granter;
 class JournalWriter;
 class Lender;
 class Mover;
+class BackgroundGate;
 class Persister;
 class StorageWatch;
 class StorageWorker;
@@ -82,6 +83,7 @@ struct Rooms {
   OpenCatalog open_catalog;
   SessionHolder* holder = nullptr;
   transport::Transport* transport = nullptr;
+  BackgroundGate* background = nullptr;  // may be null
 };
 
 inline constexpr uint64_t kMaxChunkBytes = 8 << 20;

@@ -18,14 +18,17 @@ constexpr char kEveryJob[] = "";
 // An object's bytes in a slab, as storage reads them.
 class SlabSource : public storage::ObjectSource {
  public:
-  SlabSource(cache::Cache* cache, const ExtentRef& extent) : cache_(cache), extent_(extent) {}
+  SlabSource(cache::Cache* cache, BackgroundGate* background, const ExtentRef& extent)
+      : cache_(cache), background_(background), extent_(extent) {}
 
   Status Read(uint64_t offset, absl::Span<char> into) const override {
+    if (background_ != nullptr) background_->Pass();
     return cache_->Read(extent_.slab, extent_.offset + offset, into);
   }
 
  private:
   cache::Cache* const cache_;
+  BackgroundGate* const background_;
   const ExtentRef extent_;
 };
 
@@ -33,7 +36,8 @@ using Sources = std::vector<std::unique_ptr<SlabSource>>;
 
 // `part` as storage takes it: a source for each object, in the manifest's order. `sources` owns
 // them, `manifests` what it names.
-storage::PartToWrite PartWithSources(cache::Cache* cache, const PartTable& part, Sources* sources,
+storage::PartToWrite PartWithSources(cache::Cache* cache, BackgroundGate* background,
+                                     const PartTable& part, Sources* sources,
                                      std::vector<std::unique_ptr<Manifest>>* manifests) {
   manifests->push_back(std::make_unique<Manifest>(part.Whole()));
   storage::PartToWrite to_write;
@@ -41,7 +45,7 @@ storage::PartToWrite PartWithSources(cache::Cache* cache, const PartTable& part,
   to_write.encoded = EncodeManifest(*to_write.manifest);
   to_write.sources.reserve(part.extents.size());
   for (const ExtentRef& extent : part.extents) {
-    sources->push_back(std::make_unique<SlabSource>(cache, extent));
+    sources->push_back(std::make_unique<SlabSource>(cache, background, extent));
     to_write.sources.push_back(sources->back().get());
   }
   return to_write;
@@ -58,11 +62,12 @@ uint64_t BytesOf(const engine::action::Persist& action) {
 }  // namespace
 
 Persister::Persister(int threads, cache::Cache* cache, storage::Storage* storage, Clock* clock,
-                     std::shared_ptr<EventGate> gate)
+                     std::shared_ptr<EventGate> gate, BackgroundGate* background)
     : cache_(cache),
       storage_(storage),
       clock_(clock),
       gate_(std::move(gate)),
+      background_(background),
       sweeps_("sweeper", std::min(threads, kSweepThreads), /*per_job=*/1),
       executor_("persister", threads) {}
 
@@ -113,7 +118,7 @@ StatusOr<std::optional<Location>> Persister::WriteAndPublish(
   std::vector<storage::PartToWrite> parts;
   std::vector<std::unique_ptr<Manifest>> manifests;
   for (const auto& part : action.parts) {
-    parts.push_back(PartWithSources(cache_, *part, &sources, &manifests));
+    parts.push_back(PartWithSources(cache_, background_, *part, &sources, &manifests));
   }
   if (action.origin.has_value()) {
     CAIRN_ASSIGN_OR_RETURN(LineRecord stands, storage_->WriteLineRecord(*action.origin, owner));

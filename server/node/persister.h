@@ -18,6 +18,7 @@
 #include "common/mutex.h"
 #include "server/cache/cache.h"
 #include "server/engine/actions.h"
+#include "server/node/background_gate.h"
 #include "server/node/event_gate.h"
 #include "server/node/executor.h"
 #include "server/node/job_executor.h"
@@ -29,9 +30,9 @@ namespace cairn::node {
 class Persister {
  public:
   // All pointers outlive the persister. Without storage the engine never persists: `storage` may
-  // be null when `threads` is 0.
+  // be null when `threads` is 0. So may `background`.
   Persister(int threads, cache::Cache* cache, storage::Storage* storage, Clock* clock,
-            std::shared_ptr<EventGate> gate);
+            std::shared_ptr<EventGate> gate, BackgroundGate* background);
 
   // Returns at once; event::Persisted follows, unless Stop comes first.
   void Start(engine::action::Persist action);
@@ -56,6 +57,7 @@ class Persister {
   storage::Storage* const storage_;
   Clock* const clock_;
   const std::shared_ptr<EventGate> gate_;
+  BackgroundGate* const background_;
   Mutex mu_;
   // Being persisted, or waiting for it. A checkpoint that the engine tries again later is none of
   // them: it is written anew, should a sweep have taken what was there.

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/cache/cache.h"
 #include "server/node/attached.h"
+#include "server/node/background_gate.h"
 #include "server/node/journal_writer.h"
 #include "server/node/mappers.h"
 #include "server/node/mover.h"
@@ -65,6 +66,9 @@ StatusOr<NodeState> Node::State(const engine::Caller& caller) {
                                                           : "serving";
     if (!lost_.empty()) absl::StrAppend(&state.state, "; facts were lost: ", lost_);
     state.engine.counters["journal_used_bytes"] = static_cast<int64_t>(journal_->used_bytes());
+    if (rooms_.background != nullptr) {
+      state.engine.counters["background_waited_ms"] = rooms_.background->waited_ms();
+    }
     state.engine.counters["waiting_calls"] = static_cast<int64_t>(outstanding_calls_.size());
   }
   AddSessions(&state);

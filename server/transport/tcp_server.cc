@@ -188,6 +188,7 @@ Status TcpServer::AnswerOne(Stream* stream, PeerId reader) {
   CAIRN_ASSIGN_OR_RETURN(const Question question,
                          DecodeQuestion(absl::string_view(bytes.data(), bytes.size())));
 
+  options_.before_answer();
   // An answer has no end of its own: it goes on as long as the peer takes something within `stall`.
   constexpr MonotonicNanos kNever = std::numeric_limits<MonotonicNanos>::max();
   Answer answer = {question.sequence, absl::StatusCode::kOk, question.length};
