@@ -165,8 +165,7 @@ TEST_F(CacheTest, PagesThatComeByWritingAreNotMadeBefore) {
   ASSERT_EQ(made.get_future().get(), absl::OkStatus());
   const UniqueFd description = holder_.Inherit(1);
   EXPECT_EQ(ResidentPages(description.get()), 0u);
-  ASSERT_EQ(cache_->Write(1, kPageBytes, std::string(kPageBytes, 'x')),
-            absl::OkStatus());
+  ASSERT_EQ(cache_->Write(1, kPageBytes, std::string(kPageBytes, 'x')), absl::OkStatus());
   EXPECT_EQ(ResidentPages(description.get()), 1u);
   EXPECT_EQ(cache_->counters().bytes_faulted, 0u);
 }
