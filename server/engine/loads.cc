@@ -205,6 +205,8 @@ void Loads::Left(const Parked& parked) {
   if (of == of_request_.end()) return;
   if (const auto at = waiting_.find(of->second); at != waiting_.end()) {
     at->second.requests.erase(parked.request);
+    // Nothing is evicted, and nothing brought here, for nobody.
+    if (at->second.requests.empty() && at->second.coming.empty()) waiting_.erase(at);
   }
   of_request_.erase(of);
 }

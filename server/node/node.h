@@ -62,12 +62,12 @@ class Transport;
 namespace cairn::node {
 
 class Attached;
+class BackgroundGate;
 class Executor;
 class Granter;
 class JournalWriter;
 class Lender;
 class Mover;
-class BackgroundGate;
 class Persister;
 class StorageWatch;
 class StorageWorker;

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from cairn_raw import NOT_FOUND, UNAVAILABLE, CairnError
-from ring import MIB, attempt_number, ring, until
+from ring import MIB, Ring, attempt_number, ring, until
 
 JOB = "run"
 
@@ -143,3 +143,34 @@ def test_what_is_removed_on_one_node_is_gone_on_all() -> None:
 
         for rank in range(3):
             until(f"node {rank} does not show it", lambda rank=rank: gone(rank))
+
+
+def waited_ms(r: Ring, rank: int) -> int:
+    with r[rank].session(JOB) as asking:
+        return int(asking.status().counters["background_waited_ms"])
+
+
+@pytest.mark.full
+def test_what_goes_out_waits_while_a_client_writes_and_no_longer() -> None:
+    """The client never writes its step to the end."""
+    with ring(2) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        idle = r[0].writer("another", attempt_number())
+        assert waited_ms(r, 0) == 0
+        idle.create(1, {"open": MIB})
+        r[0].save(writer, 1)
+        r[0].wait_replicated(JOB, 1)
+        assert waited_ms(r, 0) > 0
+
+
+@pytest.mark.full
+def test_of_a_part_that_comes_no_page_is_made_before() -> None:
+    part = 16 * MIB
+    with ring(2) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1, part_bytes=part)
+        r[0].wait_replicated(JOB, 1)
+        with r[1].session(JOB) as asking:
+            counters = asking.status().counters
+        assert counters["bytes_fetched"] >= part
+        assert counters["bytes_faulted"] < part

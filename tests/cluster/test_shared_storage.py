@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cairn_raw import PERSISTED
-from ring import Ring, attempt_number, content, names, ring
+from ring import MIB, Ring, attempt_number, content, names, ring
 
 pytestmark = pytest.mark.full
 
@@ -114,3 +114,15 @@ def test_all_memory_lost_the_whole_ring_goes_on_from_storage() -> None:
         r.await_met()
         r.await_same_latest(JOB, 1)
         assert all(member.loads(JOB, 1, 3) for member in r), "promise 1"
+
+
+def test_what_goes_to_storage_waits_while_a_client_writes_and_no_longer() -> None:
+    """The client never writes its step to the end."""
+    with ring(2, replicas=0, storage=True, persist="every") as r:
+        writer = r[0].writer(JOB, attempt_number())
+        idle = r[0].writer("another", attempt_number())
+        idle.create(1, {"open": MIB})
+        r[0].save(writer, 1)
+        persisted(r, 0, 1)
+        with r[0].session(JOB) as asking:
+            assert asking.status().counters["background_waited_ms"] > 0

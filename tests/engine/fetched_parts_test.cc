@@ -75,6 +75,23 @@ TEST_F(Loaded, OneWaitsForMemoryWhoseReadersAreBeingSeenToGo) {
   ASSERT_NE(Comes(open, 2, 40 * kMiB), 0u);
 }
 
+TEST_F(Loaded, NothingComesForOneWhoHasLeftMeanwhile) {
+  const LeaseId lease = Comes(Opens(1, 40 * kMiB), 1, 40 * kMiB);
+  hold_probes = true;
+  Release(reader, lease);
+  const SessionId stays = reader;
+  reader = Hello({.writer = -1, .world_size = 0});
+  const RequestId open = Opens(2, 40 * kMiB);
+  EXPECT_FALSE(Answered(open));
+  Die(reader);
+  ASSERT_FALSE(probes.empty());
+  Apply(Probe(probes.back()));
+  Advance(2 * kNanosPerSecond);
+  EXPECT_TRUE(fetches.empty());
+  EXPECT_TRUE(Holds(1)) << "what is here stays for who comes next";
+  reader = stays;
+}
+
 TEST_F(Loaded, ItDoesNotWaitForOnesThatStay) {
   const LeaseId lease = Comes(Opens(1, 40 * kMiB), 1, 40 * kMiB);
   Release(reader, lease, /*closes=*/false);
@@ -324,6 +341,7 @@ class TwoSteps : public PartsElsewhere {
 TEST_F(TwoSteps, ANewStepTakesTheMemoryOfTheOneThatWasLetGo) {
   Replicate(Of(1), 2, 20 * kMiB);
   const SlabId first = fetches[0].slab;
+  EXPECT_FALSE(makes.back().populate) << "its pages come with the part";
   Replicate(Of(2), 2, 20 * kMiB);
   LetGo(1);
   Replicate(Of(3), 2, 20 * kMiB);
