@@ -165,7 +165,7 @@ def test_what_goes_out_waits_while_a_client_writes_and_no_longer() -> None:
 
 @pytest.mark.full
 def test_of_a_part_that_comes_no_page_is_made_before() -> None:
-    part = 16 * MIB
+    part = 12 * MIB
     with ring(2) as r:
         writer = r[0].writer(JOB, attempt_number())
         r[0].save(writer, 1, part_bytes=part)
