@@ -92,6 +92,20 @@ TEST_F(Loaded, NothingComesForOneWhoHasLeftMeanwhile) {
   reader = stays;
 }
 
+// The probe hangs, and the caller would have waited for ten seconds.
+TEST_F(Loaded, ItWaitsForMemoryNoLongerThanFiveSeconds) {
+  const LeaseId lease = Comes(Opens(1, 40 * kMiB), 1, 40 * kMiB);
+  hold_probes = true;
+  Release(reader, lease);
+  const RequestId open = Opens(2, 40 * kMiB);
+  for (int i = 0; i < 4; ++i) Advance(kNanosPerSecond);
+  EXPECT_FALSE(Answered(open));
+  for (int i = 0; i < 2; ++i) Advance(kNanosPerSecond);
+  ASSERT_TRUE(Answered(open));
+  EXPECT_THAT(AnswerTo(open).status(),
+              Fails(absl::StatusCode::kResourceExhausted, "needs 41943040 bytes of memory"));
+}
+
 TEST_F(Loaded, ItDoesNotWaitForOnesThatStay) {
   const LeaseId lease = Comes(Opens(1, 40 * kMiB), 1, 40 * kMiB);
   Release(reader, lease, /*closes=*/false);
