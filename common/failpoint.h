@@ -48,7 +48,16 @@ namespace cairn {
   X(kNodeSwitch, "node.switch")                    \
   X(kNodeSwitched, "node.switched")                \
   X(kNodeRecover, "node.recover")                  \
-  X(kNodeRecovered, "node.recovered")
+  X(kNodeRecovered, "node.recovered")              \
+  X(kRingLife, "ring.life")                        \
+  X(kRingTell, "ring.tell")                        \
+  X(kRingHeard, "ring.heard")                      \
+  X(kRingAsk, "ring.ask")                          \
+  X(kRingGrant, "ring.grant")                      \
+  X(kRingGranted, "ring.granted")                  \
+  X(kRingBlock, "ring.block")                      \
+  X(kRingFetched, "ring.fetched")                  \
+  X(kRingRevoke, "ring.revoke")
 
 enum class Failpoint : int {
 #define CAIRN_FAILPOINT_ENUMERATOR_(id, name) id,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
 #include "glog/logging.h"
 
 namespace cairn::node {
@@ -164,6 +165,7 @@ void Granter::LookAt(uint64_t grant, const State& state) {
 }
 
 void Granter::Finish(uint64_t grant, const transport::GrantToken* token) {
+  ReachFailpoint(Failpoint::kRingRevoke);
   if (token != nullptr) transport_->Revoke(*token);
   {
     MutexLock lock(&mu_);

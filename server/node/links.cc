@@ -1,5 +1,7 @@
 #include "server/node/links.h"
 
+#include "common/failpoint.h"
+
 namespace cairn::node {
 
 void Links::Set(PeerLinks* links) {
@@ -22,6 +24,7 @@ void Links::Leave() {
 void Links::Tell(engine::Rank rank, engine::peer::Message message) {
   PeerLinks* const links = Enter();
   if (links == nullptr) return;
+  ReachFailpoint(Failpoint::kRingTell);
   links->Tell(rank, std::move(message));
   Leave();
 }

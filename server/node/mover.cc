@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
 #include "glog/logging.h"
 
 namespace cairn::node {
@@ -191,6 +192,7 @@ TransferSchedule::How Mover::Judge(Flight* flight, const EndedRead& ended) {
   const bool current = source != flight->sources.end() && source->second.is == Source::Is::kReady &&
                        source->second.grant == ended.grant;
   if (ended.crc.ok() && *ended.crc == flight->plan->blocks[ended.read.block].crc) {
+    ReachFailpoint(Failpoint::kRingBlock);
     counters_.bytes += ended.read.length;
     if (current) source->second.failures = 0;
     return How::kVerified;
@@ -333,7 +335,10 @@ void Mover::Do(ToDo todo) {
     if (ended.detach) attached_->Detach(ended.slab);
   }
   for (const auto& [rank, grant] : todo.grants) links_->EndGrant(rank, grant);
-  for (ToDo::Ended& ended : todo.ended) post_(std::move(ended.event));
+  for (ToDo::Ended& ended : todo.ended) {
+    ReachFailpoint(Failpoint::kRingFetched);
+    post_(std::move(ended.event));
+  }
   if (!todo.ended.empty()) {
     MutexLock lock(&mu_);
     questions_.NotifyAll();  // fetches that waited for their turn
@@ -389,6 +394,7 @@ void Mover::Ask() {
       if (asking.old_grant.has_value()) links_->EndGrant(asking.source, *asking.old_grant);
       const engine::peer::GrantQuestion question{
           asking.asked.part, asking.plan == nullptr ? asking.asked.digest : asking.plan->digest};
+      ReachFailpoint(Failpoint::kRingAsk);
       StatusOr<PeerLinks::Granted> granted =
           links_->AskGrant(asking.source, question, clock_->Now() + options_.grant_timeout);
       StatusOr<std::shared_ptr<const FetchPlan>> plan = absl::UnavailableError("no answer");

@@ -24,6 +24,7 @@ void Node::RecoverSelf(engine::Recovered* recovered) {
     }
   }
   recovered->member = self;
+  ReachFailpoint(Failpoint::kRingLife);
   BecomeLife(std::move(self));
 }
 
@@ -38,6 +39,7 @@ void Node::Exchanged(engine::Rank rank, std::optional<engine::MemberId> member) 
 }
 
 void Node::PeerSaid(engine::MemberId from, engine::peer::Message message) {
+  ReachFailpoint(Failpoint::kRingHeard);
   Post(engine::event::PeerSaid{std::move(from), std::move(message)});
 }
 
@@ -58,7 +60,9 @@ StatusOr<engine::peer::GrantAnswer> Node::Grant(engine::MemberId from,
     if (!answer.body.ok()) return answer.body.status();
     return absl::InternalError("a grant was answered with something else");
   }
+  ReachFailpoint(Failpoint::kRingGrant);
   StatusOr<engine::peer::GrantAnswer> given = granter_->Give(from, granted->grant, *granted->table);
+  ReachFailpoint(Failpoint::kRingGranted);
   if (given.ok() && clock()->Now() > deadline) {
     granter_->End(granted->grant);
     return absl::DeadlineExceededError("the grant came too late");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -36,6 +37,14 @@ def until(what: str, condition: Callable[[], T], limit_s: float = 20) -> T:
             return value
         assert time.monotonic() < deadline, f"not within {limit_s:.0f} s: {what}"
         time.sleep(0.01)
+
+
+def all_failpoints() -> list[str]:
+    """The names in common/failpoint.h, so that a new one is a case of a test or a failure."""
+    header = (ROOT / "common" / "failpoint.h").read_text(encoding="utf-8")
+    names = re.findall(r'X\(\w+,\s*"([a-z._]+)"\)', header)
+    assert len(names) >= 20, "the header was not understood"
+    return names
 
 
 def exit_status(process: subprocess.Popen[bytes], limit_s: float = 20) -> int:
