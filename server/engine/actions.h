@@ -340,6 +340,8 @@ struct Fetch {
   uint64_t slab_bytes = 0;
   std::vector<Rank> sources;  // that are said to have it, the best first
   FetchFor what_for = FetchFor::kReplica;
+  // An earlier daemon began it: blocks in the slab that verify need not be read.
+  bool begun_before = false;
 };
 
 // Another member has the part, too, or one has it no longer.

@@ -61,6 +61,7 @@ Cluster::Cluster(const Below& below)
   decisions_.set_changed(
       [this](const std::string& job, const JobRecord& record) { home_.SetRecord(job, record); });
   standing_.set_touched([this](const std::string& job) { decisions_.Look(job); });
+  grants_.set_given([this](const Part& part) { offers_.Given(part); });
   offers_.set_unknown_job([this](const std::string& job) { verdicts_.AskHome(job); });
   verdicts_.set_ask_self([this](const std::string& job, uint64_t question) {
     home_.Ask(members_.self(), job, question);

@@ -95,8 +95,10 @@ void Copies::Ended(const Fetches::Order& order, const Status& status) {
   if (status.ok()) {
     out_.Count("replicas_held");
   } else if (!absl::IsCancelled(status)) {
-    // A source that is away, or bytes that a bad link spoils, are tried again, and nobody gives up for them.
-    const bool passes = absl::IsUnavailable(status) || absl::IsDataLoss(status);
+    // A source that is away or has let the part go, or bytes that a bad link spoils, are tried again, and nobody
+    // gives up for them.
+    const bool passes =
+        absl::IsUnavailable(status) || absl::IsDataLoss(status) || absl::IsNotFound(status);
     (passes ? of.failed : of.refused)[order.part] = std::string(status.message());
   }
 }

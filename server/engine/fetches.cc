@@ -15,6 +15,8 @@ namespace {
 
 // Of one user and job; more are of no use, for at most two parts of a writer come at a time.
 constexpr size_t kMostSpares = 2;
+// So long what an earlier daemon's fetches left waits for who wants it.
+constexpr MonotonicNanos kLeftFor = 60 * kNanosPerSecond;
 
 }  // namespace
 
@@ -118,11 +120,21 @@ SlabRecord* Fetches::FindSpare(const Order& order) const {
   return nullptr;
 }
 
+SlabRecord* Fetches::FindLeft(const Order& order) const {
+  const auto left = left_.find(order.part);
+  if (left == left_.end()) return nullptr;
+  SlabRecord* slab = ledger_.Find(left->second);
+  const bool same = slab->fetch->digest == order.digest && slab->owner == OwnerOf(order);
+  return same && slab->bytes >= SlabBytesOf(order) && !slab->Locked() ? slab : nullptr;
+}
+
 // What this node lost may come back into what was made ready at its start. Replicas leave that to those
 // who save.
 SlabRecord* Fetches::TakeReady(const Order& order) {
-  SlabRecord* slab = FindSpare(order);
+  SlabRecord* slab = FindLeft(order);
   if (slab != nullptr) {
+    left_.erase(order.part);
+  } else if ((slab = FindSpare(order)) != nullptr) {
     std::erase(spares_[OwnerOf(order)], slab->id);
   } else if (order.role == PartRole::kOwn) {
     slab = ledger_.TakeUnmapped(SlabBytesOf(order), /*owner=*/{});
@@ -180,6 +192,7 @@ Status Fetches::Start(const Order& order) {
   Fetch& fetch = fetches_[id];
   fetch.order = order;
   fetch.slab = slab->id;
+  fetch.begun_before = slab->fetch != nullptr;
   by_part_[order.part] = id;
   by_slab_[slab->id] = id;
   if (ready) Run(id, &fetch);
@@ -188,11 +201,16 @@ Status Fetches::Start(const Order& order) {
 
 void Fetches::Run(uint64_t id, Fetch* fetch) {
   const Order& order = fetch->order;
-  ledger_.SetOwner(ledger_.Find(fetch->slab), OwnerOf(order));
+  SlabRecord* const slab = ledger_.Find(fetch->slab);
+  ledger_.SetOwner(slab, OwnerOf(order));
+  if (!fetch->begun_before) {
+    ledger_.SetFetch(slab, std::make_shared<const fact::FetchBegun>(
+                               fact::FetchBegun{slab->id, order.part, order.digest}));
+  }
   fetch->running = true;
   out_.Count("fetches");
-  out_.Do(action::Fetch{id, order.part, order.digest, order.manifest_bytes, fetch->slab,
-                        ledger_.Find(fetch->slab)->bytes, order.sources, order.what_for});
+  out_.Do(action::Fetch{id, order.part, order.digest, order.manifest_bytes, slab->id, slab->bytes,
+                        order.sources, order.what_for, fetch->begun_before});
 }
 
 bool Fetches::SlabMade(SlabId slab, const Status& status) {
@@ -315,6 +333,9 @@ void Fetches::Kept(Part* part, const Status& status) {
   if (at == keeping_.end()) return;
   const Order order = std::move(at->second);
   keeping_.erase(at);
+  for (const auto& [slab, objects] : part->content->slabs) {
+    ledger_.SetFetch(ledger_.Find(slab), nullptr);
+  }
   if (!status.ok()) parts_.Release(part, &manifests_);
   for (const Ended& ended : ended_) ended(order, status);
 }
@@ -339,6 +360,7 @@ void Fetches::End(uint64_t id, const Status& status) {
 // --- memory
 
 void Fetches::Spare(SlabRecord* slab, const SlabOwner& owner) {
+  ledger_.SetFetch(slab, nullptr);
   std::deque<SlabId>& spares = spares_[owner];
   spares.push_back(slab->id);
   while (spares.size() > kMostSpares) {
@@ -352,6 +374,12 @@ void Fetches::FreeSpares() {
     for (const SlabId slab : spares) ledger_.ReturnFromPeers(ledger_.Find(slab));
   }
   spares_.clear();
+  ForgetLeft();
+}
+
+void Fetches::ForgetLeft() {
+  for (const auto& [part, slab] : left_) ledger_.ReturnFromPeers(ledger_.Find(slab));
+  left_.clear();
 }
 
 bool Fetches::Release(Part* part) {
@@ -371,6 +399,7 @@ bool Fetches::Release(Part* part) {
 
 // Whoever erased the part: its release, an eviction, a removal.
 void Fetches::ReturnEmpty() {
+  if (out_.now() >= left_until_) ForgetLeft();
   for (auto at = holding_.begin(); at != holding_.end();) {
     SlabRecord* slab = ledger_.Find(at->first);
     if (slab != nullptr && slab->extents > 0) {
@@ -397,12 +426,23 @@ void Fetches::Restore(const Restored& restored) {
       holding_[slab] = record->owner;
     }
   }
+  left_until_ = out_.now() + kLeftFor;
+  for (const auto& [id, fetch] : restored.fetches) {
+    SlabRecord* slab = ledger_.Find(id);
+    if (slab == nullptr || slab->extents > 0) continue;  // lost with the keeper's descriptor
+    slab->fetch = std::make_shared<const fact::FetchBegun>(fetch);
+    ledger_.KeepForPeers(slab);
+    if (options_.ring.Alone() || !left_.emplace(fetch.part, id).second) {
+      ledger_.ReturnFromPeers(slab);
+    }
+  }
 }
 
 std::string Fetches::CheckInvariants() const {
   std::set<SlabId> known;
   for (const auto& [id, fetch] : fetches_) known.insert(fetch.slab);
   for (const auto& [slab, owner] : holding_) known.insert(slab);
+  for (const auto& [part, slab] : left_) known.insert(slab);
   for (const auto& [owner, spares] : spares_) known.insert(spares.begin(), spares.end());
   for (const auto& [id, slab] : ledger_.slabs()) {
     if (slab.for_peers && slab.state != SlabState::kDying && !known.contains(id)) {

@@ -6,11 +6,12 @@
 // journal and to its asker when its record is written: only then does it outlive the daemon.
 //
 // Slabs of fetched parts are never lent for writing, count for nobody's share, and serve one user and job:
-// when a part is released its slab is kept for that job's next one, as a spare.
+// when a part is released its slab is kept for that job's next one, as a spare. The slab of a fetch outlives the
+// daemon: who wants the same part again within a minute reads only the blocks that do not verify in it.
 //
 // Invariants:
 //   1. A fetch has a slab, being made or at work; nothing else uses that slab.
-//   2. A slab that is kept for peers is a fetch's, a fetched part's, or a spare.
+//   2. A slab that is kept for peers is a fetch's, a fetched part's, a spare, or left by an earlier daemon's fetch.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +59,9 @@ class Fetches {
   Status Start(const Order& order);
   bool UnderWay(const PartKey& part) const { return by_part_.contains(part); }
   // It would take memory that is kept for such a part, and no more of it.
-  bool HasSpare(const Order& order) const { return FindSpare(order) != nullptr; }
+  bool HasSpare(const Order& order) const {
+    return FindLeft(order) != nullptr || FindSpare(order) != nullptr;
+  }
   // A part that is here for a weaker reason is kept for this one from now on.
   void Become(Part* part, PartRole role, Rank owner);
   // Says of those that went before their records were written how they ended.
@@ -83,7 +86,8 @@ class Fetches {
   bool SlabMade(SlabId slab, const Status& status);  // true: it was made for a fetch
   void On(const event::FetchAdvanced& event);
   void On(const event::Fetched& event);
-  // A slab of these lost its last extent: the part was erased.
+  // A slab of these lost its last extent: the part was erased. And what an earlier daemon's fetches left, where
+  // nobody has wanted it.
   void ReturnEmpty();
 
   void Restore(const Restored& restored);
@@ -96,6 +100,7 @@ class Fetches {
     bool running = false;  // action::Fetch has left
     bool cancelled = false;
     bool joined = false;  // wanted for another reason, too: nobody cancels it
+    bool begun_before = false;
     uint64_t done = 0;
   };
   static SlabOwner OwnerOf(const Order& order) { return {order.uid, order.part.checkpoint.job}; }
@@ -104,7 +109,9 @@ class Fetches {
   Status CheckNames(const PartKey& of, const PartTable& table) const;
   static uint64_t SlabBytesOf(const Order& order);
   SlabRecord* FindSpare(const Order& order) const;
+  SlabRecord* FindLeft(const Order& order) const;
   SlabRecord* TakeReady(const Order& order);
+  void ForgetLeft();
   void Run(uint64_t id, Fetch* fetch);
   // The fetched part becomes one of the node's.
   Status Take(const Order& order, const event::Fetched& event);
@@ -130,6 +137,8 @@ class Fetches {
   std::vector<Order> aborted_;           // not told yet
   std::map<SlabId, SlabOwner> holding_;  // slabs of fetched parts, and whose
   std::map<SlabOwner, std::deque<SlabId>> spares_;
+  std::map<PartKey, SlabId> left_;  // by fetches of an earlier daemon
+  MonotonicNanos left_until_ = 0;
 };
 
 }  // namespace cairn::engine

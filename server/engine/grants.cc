@@ -39,6 +39,7 @@ void Grants::On(const event::GrantAsked& event) {
   grant.pinned = Parts::SlabsOf(**part);
   for (const SlabId slab : grant.pinned) ledger_.Pin(ledger_.Find(slab));
   out_.Count("grants");
+  given_(**part);
   out_.Answer(event.caller.request, Body(reply::Granted{id, (*part)->content->table}));
 }
 

@@ -2,6 +2,7 @@
 // node says that nothing of it can be read any more: it makes reading impossible first.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -16,6 +17,9 @@ class Grants : public RingWatcher {
   static constexpr size_t kMost = 4096;
 
   Grants(Outbox* out, const Members* members, Ledger* ledger, Parts* parts);
+
+  // Hears of each part that a member may read from now on.
+  void set_given(std::function<void(const Part&)> given) { given_ = std::move(given); }
 
   void On(const event::GrantAsked& event);
   void On(const event::GrantEnded& event);
@@ -36,6 +40,7 @@ class Grants : public RingWatcher {
   const Members& members_;
   Ledger& ledger_;
   Parts& parts_;
+  std::function<void(const Part&)> given_;
   std::map<uint64_t, Grant> grants_;
 };
 

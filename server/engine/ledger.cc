@@ -303,6 +303,13 @@ void Ledger::SayOf(const SlabRecord& slab, bool was_in_journal) {
   out_.Say(was_in_journal ? Fact(fact::SlabGone{slab.id}) : Fact(FactOf(slab)));
 }
 
+void Ledger::SetFetch(SlabRecord* slab, std::shared_ptr<const fact::FetchBegun> fetch) {
+  const bool was_in_journal = InJournal(*slab);
+  slab->fetch = std::move(fetch);
+  SayOf(*slab, was_in_journal);
+  if (slab->fetch != nullptr) out_.Say(*slab->fetch);
+}
+
 void Ledger::ReserveForPeers(SlabRecord* slab, bool reserved) {
   if (!slab->for_peers || slab->reserved == reserved) return;
   Lift(slab);
@@ -314,6 +321,7 @@ void Ledger::ReturnFromPeers(SlabRecord* slab) {
   if (!slab->for_peers) return;
   Lift(slab);
   slab->for_peers = slab->reserved = false;
+  slab->fetch = nullptr;
   slab->doomed = true;
   for_peers_bytes_ -= slab->bytes;
   Settle(slab);
@@ -692,6 +700,7 @@ void Ledger::Snapshot(SlabId id, std::vector<Fact>* facts) const {
     return;
   }
   facts->push_back(FactOf(*slab));
+  if (slab->fetch != nullptr) facts->push_back(*slab->fetch);
 }
 
 // --- sums

@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -61,6 +62,7 @@ struct SlabRecord {
   bool reserved = false;
   uint32_t reserved_for = 0;  // uid
   bool for_peers = false;     // holds a part that came from another member, or is kept for the next
+  std::shared_ptr<const fact::FetchBegun> fetch;  // of one for peers: what is being read into it
   SessionId mapper = 0;
   LeaseId writer_lease = 0;
   absl::flat_hash_map<LeaseId, bool> readers;  // true: released, its lock not known to be gone
@@ -130,6 +132,9 @@ class Ledger {
   SlabRecord* MakeForPeers(uint64_t bytes);
   void KeepForPeers(SlabRecord* slab);  // a restored one, which holds such a part
   // What it holds is let go, and it is kept for the next part.
+  // Blocks of a part are read into it, one that is kept for peers; nullptr: no more. While they are, the journal
+  // names it.
+  void SetFetch(SlabRecord* slab, std::shared_ptr<const fact::FetchBegun> fetch);
   void ReserveForPeers(SlabRecord* slab, bool reserved);
   void ReturnFromPeers(SlabRecord* slab);  // destroyed as soon as nobody sees it
   uint64_t for_peers_bytes() const { return for_peers_bytes_; }
@@ -252,7 +257,9 @@ class Ledger {
                    std::optional<uint32_t> reserved_for, bool populate = true);
   // The next daemon destroys what it does not know, for nobody was lent it; what is kept for the next part has not
   // all its pages.
-  static bool InJournal(const SlabRecord& slab) { return !slab.for_peers || slab.extents > 0; }
+  static bool InJournal(const SlabRecord& slab) {
+    return !slab.for_peers || slab.extents > 0 || slab.fetch != nullptr;
+  }
   void SayOf(const SlabRecord& slab, bool was_in_journal);
   static std::optional<uint32_t> HolderOf(const SlabRecord& slab);
   void CountIn(const SlabRecord& slab);

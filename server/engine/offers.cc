@@ -74,37 +74,61 @@ bool Offers::HeldEverywhere(const Checkpoint& checkpoint, int replicas) const {
   return true;
 }
 
-// The newest of those of which the backups have something: a home can have said no newer one to be protected.
-void Offers::NoteSecured(Job* job, int replicas) {
+void Offers::Given(const Part& part) {
+  if (part.source->role != PartRole::kOwn) return;
+  const std::string& job = part.key.checkpoint.job;
+  if (given_[job].insert(part.checkpoint->Id()).second) Changed(job);
+}
+
+// The newest of those all of whose parts here the backups say to have.
+std::optional<CheckpointId> Offers::NewestSecured(const Job& job, int replicas) const {
+  if (replicas == 0) return std::nullopt;
   std::set<CheckpointId> of_backups;
-  const PartKey first{{job->name, std::numeric_limits<Step>::min(), 0, 0}, 0};
+  const PartKey first{{job.name, std::numeric_limits<Step>::min(), 0, 0}, 0};
   for (const auto& [rank, backup] : backups_) {
     for (auto at = backup.haves.lower_bound(first);
-         at != backup.haves.end() && at->first.checkpoint.job == job->name; ++at) {
+         at != backup.haves.end() && at->first.checkpoint.job == job.name; ++at) {
       const CheckpointKey& key = at->first.checkpoint;
       of_backups.insert({key.step, key.attempt, key.revision});
     }
   }
   std::optional<CheckpointId> newest;
   for (const CheckpointId& id : of_backups) {
-    const Checkpoint* checkpoint = CheckpointOf(*job, id);
+    const Checkpoint* checkpoint = CheckpointOf(job, id);
     if (checkpoint == nullptr || (newest.has_value() && Supersedes(*newest, id))) continue;
     const auto& parts = checkpoint->content->parts;
     const bool own = std::any_of(parts.begin(), parts.end(), [](const auto& part) {
       return part.second->source->role == PartRole::kOwn && Fetches::Holds(*part.second);
     });
-    if (own && replicas > 0 && HeldEverywhere(*checkpoint, replicas)) newest = id;
+    if (own && HeldEverywhere(*checkpoint, replicas)) newest = id;
   }
-  const auto before = secured_.find(job->name);
-  if (before != secured_.end() && newest != before->second) {
-    Checkpoint* checkpoint = CheckpointOf(*job, before->second);
-    if (checkpoint != nullptr) checkpoint->secured.Edit() = false;
-    secured_.erase(before);
+  return newest;
+}
+
+// Marks what a home may have called protected, to somebody else: the newest that the backups are known to have,
+// and what is newer and was given to members, for what they say of it may be lost on its way.
+void Offers::NoteSecured(Job* job, int replicas) {
+  const std::optional<CheckpointId> newest = NewestSecured(*job, replicas);
+  std::set<CheckpointId> secured;
+  if (newest.has_value()) secured.insert(*newest);
+  if (const auto given = given_.find(job->name); given != given_.end()) {
+    std::erase_if(given->second, [&](const CheckpointId& id) {
+      return CheckpointOf(*job, id) == nullptr || (newest.has_value() && Supersedes(*newest, id));
+    });
+    if (replicas > 0) secured.insert(given->second.begin(), given->second.end());
+    if (given->second.empty()) given_.erase(given);
   }
-  if (!newest.has_value()) return;
-  Checkpoint* checkpoint = CheckpointOf(*job, *newest);
-  if (!*checkpoint->secured) checkpoint->secured.Edit() = true;
-  secured_[job->name] = *newest;
+  std::set<CheckpointId>& before = secured_[job->name];
+  const auto mark = [job](const CheckpointId& id, bool as) {
+    Checkpoint* checkpoint = CheckpointOf(*job, id);
+    if (checkpoint != nullptr && *checkpoint->secured != as) checkpoint->secured.Edit() = as;
+  };
+  for (const CheckpointId& id : before) {
+    if (!secured.contains(id)) mark(id, false);
+  }
+  for (const CheckpointId& id : secured) mark(id, true);
+  before = std::move(secured);
+  if (before.empty()) secured_.erase(job->name);
 }
 
 // The target first, then what protects, then what comes next.
@@ -156,6 +180,7 @@ void Offers::Run(bool again) {
     Wanted wanted = job == nullptr ? Wanted() : WantedOf(*job);
     if (job == nullptr) {
       secured_.erase(name);
+      given_.erase(name);
     } else {
       NoteSecured(job, wanted.replicas);
     }
@@ -260,11 +285,13 @@ uint64_t Offers::HeldBy(Rank backup) const {
 }
 
 std::string Offers::Refusal(const std::string& job) const {
+  const auto wanted = jobs_wanted_.find(job);
+  if (wanted == jobs_wanted_.end()) return "";
   for (const auto& [rank, backup] : backups_) {
-    for (const auto& [part, have] : backup.haves) {
-      if (part.checkpoint.job == job && have.state == peer::HaveState::kRefused) {
-        return absl::StrCat("rank ", rank, ": ", have.why);
-      }
+    for (const peer::Want& want : wanted->second.wants) {
+      const auto have = backup.haves.find(want.part);
+      if (have == backup.haves.end() || have->second.state != peer::HaveState::kRefused) continue;
+      return absl::StrCat("rank ", rank, ": ", have->second.why);
     }
   }
   return "";

@@ -27,6 +27,8 @@ class Offers : public StepWatcher, public RingWatcher {
   void set_unknown_job(std::function<void(const std::string&)> ask) { unknown_ = std::move(ask); }
 
   void On(const MemberId& from, const peer::HaveList& list);
+  // A member may read it from now on.
+  void Given(const Part& part);
   // Its verdict, policy or line has changed.
   void Changed(const std::string& job) { due_.insert(job); }
   // Says the lists that have changed; all of them with `again`.
@@ -53,6 +55,7 @@ class Offers : public StepWatcher, public RingWatcher {
   Wanted WantedOf(const Job& job) const;
   bool Answers(const Part& part) const;  // this node says who keeps it
   bool HeldEverywhere(const Checkpoint& checkpoint, int replicas) const;
+  std::optional<CheckpointId> NewestSecured(const Job& job, int replicas) const;
   void NoteSecured(Job* job, int replicas);
   void AddParts(const Checkpoint& checkpoint, bool target, std::vector<peer::Want>* wants) const;
   // nullopt: it stays.
@@ -67,7 +70,8 @@ class Offers : public StepWatcher, public RingWatcher {
   std::function<void(const std::string&)> unknown_;
   std::set<std::string> due_;
   std::map<std::string, Wanted> jobs_wanted_;
-  std::map<std::string, CheckpointId> secured_;
+  std::map<std::string, std::set<CheckpointId>> secured_;  // of each job those that are marked
+  std::map<std::string, std::set<CheckpointId>> given_;    // in memory; members may have copied them
   struct Backup {
     uint64_t version = 0;
     std::vector<peer::Want> told;

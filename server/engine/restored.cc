@@ -39,7 +39,11 @@ void Restored::Take(const fact::LineDecided& f) { decisions[{f.record.job, f.rec
 // --- slabs, sessions, leases
 
 void Restored::Take(const fact::Slab& f) { slabs[f.slab] = f; }
-void Restored::Take(const fact::SlabGone& f) { slabs.erase(f.slab); }
+void Restored::Take(const fact::SlabGone& f) {
+  slabs.erase(f.slab);
+  fetches.erase(f.slab);
+}
+void Restored::Take(const fact::FetchBegun& f) { fetches[f.slab] = f; }
 void Restored::Take(const fact::SessionBegun& f) { sessions[f.session] = f; }
 void Restored::Take(const fact::SessionEnded& f) { sessions.erase(f.session); }
 void Restored::Take(const fact::Lent& f) { leases[f.lease] = f; }
@@ -69,6 +73,7 @@ void Restored::Take(const fact::ObjectDropped& f) {
 
 void Restored::Take(const fact::PartCommitted& f) {
   committed[f.part] = {f, {}};
+  for (const SlabId slab : f.slabs) fetches.erase(slab);
   objects.erase(f.part);
 }
 

@@ -30,6 +30,7 @@ struct Restored {
   std::map<std::tuple<std::string, Attempt, Step>, fact::StepWorld> worlds;
   std::map<std::pair<std::string, Attempt>, fact::LineDecided> decisions;
   std::map<SlabId, fact::Slab> slabs;
+  std::map<SlabId, fact::FetchBegun> fetches;  // that no PartCommitted has ended
   std::map<SessionId, fact::SessionBegun> sessions;
   std::map<LeaseId, fact::Lent> leases;
   std::map<PartKey, std::map<std::string, Object>> objects;  // of parts that are not committed
@@ -58,6 +59,7 @@ struct Restored {
   void Take(const fact::LineDecided& f);
   void Take(const fact::Slab& f);
   void Take(const fact::SlabGone& f);
+  void Take(const fact::FetchBegun& f);
   void Take(const fact::SessionBegun& f);
   void Take(const fact::SessionEnded& f);
   void Take(const fact::Lent& f);

@@ -102,6 +102,7 @@ void VisitFields(Is<fact::Pinned> auto& f, const auto& v) {
 void VisitFields(Is<fact::PersistAsked> auto& f, const auto& v) { v(f.checkpoint); }
 void VisitFields(Is<fact::StorageRoot> auto& f, const auto& v) { v(f.id, f.instance); }
 void VisitFields(Is<fact::StepSafe> auto& f, const auto& v) { v(f.job, f.attempt, f.step); }
+void VisitFields(Is<fact::FetchBegun> auto& f, const auto& v) { v(f.slab, f.part, f.digest); }
 void VisitFields(Is<fact::MemberLife> auto& f, const auto& v) {
   v(f.incarnation, f.instance, f.superseded_by);
 }

@@ -136,6 +136,14 @@ struct SlabGone {
   SlabId slab = 0;
   bool operator==(const SlabGone&) const = default;
 };
+// Blocks of a part that another member has are being read into the slab: those that verify count after the
+// daemon's death, too. Until SlabGone, or a PartCommitted that names the slab.
+struct FetchBegun {
+  SlabId slab = 0;
+  PartKey part;
+  std::string digest;
+  bool operator==(const FetchBegun&) const = default;
+};
 
 // Said again once the session creates something in `attempt`.
 struct SessionBegun : SessionIdentity {
@@ -276,7 +284,7 @@ using Fact =
                  fact::ObjectSealed, fact::ObjectDropped, fact::PartCommitted, fact::PartDropped,
                  fact::PartLeftSlab, fact::Persisted, fact::FilesDeleted, fact::StepRemoved,
                  fact::Pinned, fact::PersistAsked, fact::StorageRoot, fact::JobForgotten,
-                 fact::MemberLife, fact::StepSafe>;
+                 fact::MemberLife, fact::StepSafe, fact::FetchBegun>;
 
 // What stands in front of a fact's fields.
 struct FactKind {
@@ -319,6 +327,7 @@ inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::JobForgotten>{{25, 1, "job_forgotten"}},
     KindOfFact<fact::MemberLife>{{26, 2, "member_life", /*oldest=*/1}},
     KindOfFact<fact::StepSafe>{{27, 1, "step_safe"}},
+    KindOfFact<fact::FetchBegun>{{28, 1, "fetch_begun", /*oldest=*/1, /*skippable=*/true}},
 };
 
 const FactKind& KindOf(const Fact& fact);

@@ -60,10 +60,12 @@ class Mover::Inbox {
 };
 
 Mover::Mover(const MoverOptions& options, Links* links, transport::Transport* transport,
-             Attached* attached, Clock* clock, std::function<void(engine::Event)> post)
+             cache::Cache* cache, Attached* attached, Clock* clock,
+             std::function<void(engine::Event)> post)
     : options_(options),
       links_(links),
       transport_(transport),
+      cache_(cache),
       attached_(attached),
       clock_(clock),
       post_(std::move(post)),
@@ -399,7 +401,9 @@ void Mover::Ask() {
           links_->AskGrant(asking.source, question, clock_->Now() + options_.grant_timeout);
       StatusOr<std::shared_ptr<const FetchPlan>> plan = absl::UnavailableError("no answer");
       if (granted.ok()) plan = PlanOf(asking.asked, asking.plan, granted->answer);
-      Answered(asking, std::move(granted), std::move(plan));
+      std::vector<bool> there;
+      if (plan.ok() && asking.asked.begun_before && asking.plan == nullptr) there = FindThere(**plan);
+      Answered(asking, std::move(granted), std::move(plan), there);
     }
   } catch (const std::exception& e) {
     LOG(FATAL) << "mover: " << e.what();
@@ -439,8 +443,22 @@ bool Mover::FindQuestion(Asking* asking) {
   return false;
 }
 
+std::vector<bool> Mover::FindThere(const FetchPlan& plan) const {
+  std::vector<bool> there;
+  there.reserve(plan.blocks.size());
+  for (const PlannedBlock& block : plan.blocks) {
+    ExtentRef extent = plan.table->extents[block.object];
+    extent.offset += block.offset;
+    extent.length = block.length;
+    const auto crcs = cache_->Crcs(extent, block.length, block.length);
+    there.push_back(crcs.ok() && crcs->front() == block.crc);
+  }
+  return there;
+}
+
 void Mover::Answered(const Asking& asking, StatusOr<PeerLinks::Granted> granted,
-                     StatusOr<std::shared_ptr<const FetchPlan>> plan) {
+                     StatusOr<std::shared_ptr<const FetchPlan>> plan,
+                     const std::vector<bool>& there) {
   MutexLock lock(&mu_);
   --asked_[asking.source];
   inbox_->Wake();
@@ -461,7 +479,7 @@ void Mover::Answered(const Asking& asking, StatusOr<PeerLinks::Granted> granted,
   source.grant = granted->answer.grant;
   // The right manifest, and no room: no other source has it otherwise.
   if (absl::IsFailedPrecondition(plan.status())) flight->end = plan.status();
-  const Status of_source = plan.ok() ? Adopt(flight, *std::move(plan)) : plan.status();
+  const Status of_source = plan.ok() ? Adopt(flight, *std::move(plan), there) : plan.status();
   if (!of_source.ok()) return Gone(flight, asking.source, of_source);
   source.is = Source::Is::kReady;
   std::copy(granted->answer.token.begin(), granted->answer.token.end(), source.token.begin());
@@ -472,7 +490,8 @@ void Mover::Answered(const Asking& asking, StatusOr<PeerLinks::Granted> granted,
   schedule_.AddSource(asking.fetch, asking.source);
 }
 
-Status Mover::Adopt(Flight* flight, std::shared_ptr<const FetchPlan> plan) {
+Status Mover::Adopt(Flight* flight, std::shared_ptr<const FetchPlan> plan,
+                    const std::vector<bool>& there) {
   if (flight->plan != nullptr) {  // another source was as fast
     if (flight->plan->digest == plan->digest) return absl::OkStatus();
     return absl::NotFoundError(
@@ -486,7 +505,8 @@ Status Mover::Adopt(Flight* flight, std::shared_ptr<const FetchPlan> plan) {
   std::vector<uint32_t> lengths;
   lengths.reserve(plan->blocks.size());
   for (const PlannedBlock& block : plan->blocks) lengths.push_back(block.length);
-  schedule_.Add(flight->asked.fetch, flight->asked.what_for, std::move(lengths));
+  schedule_.Add(flight->asked.fetch, flight->asked.what_for, std::move(lengths), there);
+  counters_.kept_bytes += schedule_.VerifiedBytes(flight->asked.fetch);
   flight->plan = std::move(plan);
   return absl::OkStatus();
 }

@@ -21,6 +21,7 @@
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "common/status.h"
+#include "server/cache/cache.h"
 #include "server/engine/actions.h"
 #include "server/engine/events.h"
 #include "server/node/attached.h"
@@ -37,7 +38,7 @@ class Mover {
  public:
   // All outlive it. `post` brings an event into the engine; it is called with no lock held.
   Mover(const MoverOptions& options, Links* links, transport::Transport* transport,
-        Attached* attached, Clock* clock, std::function<void(engine::Event)> post);
+        cache::Cache* cache, Attached* attached, Clock* clock, std::function<void(engine::Event)> post);
   ~Mover() { Stop(); }
 
   // These only queue, so they may be called under the node's lock. event::Fetched follows, unless Stop
@@ -51,7 +52,8 @@ class Mover {
   void Stop();
 
   struct Counters {             // values only grow
-    uint64_t bytes = 0;         // that verified
+    uint64_t bytes = 0;         // that verified as they came
+    uint64_t kept_bytes = 0;    // that an earlier daemon had read, and verified here
     uint64_t bad_blocks = 0;    // that came otherwise than their checksums say
     uint64_t failed_reads = 0;  // that brought nothing
     uint64_t fetched = 0;       // parts
@@ -129,15 +131,19 @@ class Mover {
   void Ask();
   bool NextQuestion(Asking* asking) ABSL_LOCKS_EXCLUDED(mu_);  // false: stopping
   bool FindQuestion(Asking* asking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Which of the plan's blocks the slab has already; empty: none.
+  std::vector<bool> FindThere(const FetchPlan& plan) const;
   void Answered(const Asking& asking, StatusOr<PeerLinks::Granted> granted,
-                StatusOr<std::shared_ptr<const FetchPlan>> plan) ABSL_LOCKS_EXCLUDED(mu_);
+                StatusOr<std::shared_ptr<const FetchPlan>> plan, const std::vector<bool>& there)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // The flight reads by the plan from now on, if it had none.
-  Status Adopt(Flight* flight, std::shared_ptr<const FetchPlan> plan)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Status Adopt(Flight* flight, std::shared_ptr<const FetchPlan> plan,
+               const std::vector<bool>& there) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const MoverOptions options_;
   Links* const links_;
   transport::Transport* const transport_;
+  cache::Cache* const cache_;
   Attached* const attached_;
   Clock* const clock_;
   const std::function<void(engine::Event)> post_;

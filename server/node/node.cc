@@ -126,8 +126,8 @@ Node::Node(const Options& options, const Rooms& rooms, const Inherited& inherite
                                                rooms.clock, PostThrough(gate_))),
       mover_(rooms.transport == nullptr
                  ? nullptr
-                 : std::make_unique<Mover>(options.mover, &links_, rooms.transport, attached_.get(),
-                                           rooms.clock, PostThrough(gate_))) {}
+                 : std::make_unique<Mover>(options.mover, &links_, rooms.transport, rooms.cache,
+                                           attached_.get(), rooms.clock, PostThrough(gate_))) {}
 
 Node::~Node() {
   Stop();

@@ -134,6 +134,7 @@ void Node::AddCounters(NodeState* state) const {
     const Mover::Counters fetches = mover_->counters();
     put("parts_fetched", fetches.fetched);
     put("bytes_fetched", fetches.bytes);
+    put("bytes_kept_of_fetches", fetches.kept_bytes);
     put("bad_blocks_fetched", fetches.bad_blocks);
     put("failed_fetch_reads", fetches.failed_reads);
     put("slabs_attached", attached_->count());

@@ -7,11 +7,21 @@ namespace cairn::node {
 using engine::Rank;
 
 void TransferSchedule::Add(uint64_t id, engine::action::FetchFor what_for,
-                           std::vector<uint32_t> lengths) {
+                           std::vector<uint32_t> lengths, const std::vector<bool>& there) {
   Fetch& fetch = fetches_[id];
   fetch.what_for = what_for;
   for (const uint32_t length : lengths) fetch.left += length;
   fetch.lengths = std::move(lengths);
+  for (uint32_t block = 0; block < there.size(); ++block) {
+    fetch.fresh = block + 1;
+    if (!there[block]) {
+      fetch.again.insert(block);
+      continue;
+    }
+    fetch.left -= fetch.lengths[block];
+    fetch.verified += fetch.lengths[block];
+    ++fetch.verified_blocks;
+  }
   order_.emplace(what_for, id);
 }
 

@@ -37,8 +37,10 @@ class TransferSchedule {
  public:
   explicit TransferSchedule(const MoverOptions& options) : options_(options) {}
 
-  // The lengths of its blocks. Fetches are numbered by age. It has no source yet.
-  void Add(uint64_t fetch, engine::action::FetchFor what_for, std::vector<uint32_t> lengths);
+  // The lengths of its blocks, and which of them are there already and need not be read (empty: none). Fetches are
+  // numbered by age. It has no source yet.
+  void Add(uint64_t fetch, engine::action::FetchFor what_for, std::vector<uint32_t> lengths,
+           const std::vector<bool>& there = {});
   // What it has under way keeps its credit until Ended.
   void Remove(uint64_t fetch);
   void AddSource(uint64_t fetch, engine::Rank source);

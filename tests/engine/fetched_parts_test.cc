@@ -276,7 +276,8 @@ TEST_F(Replicas, OneThatDoesNotComeIsNoRefusal) {
   const PartKey part{{"job", 2, 1, 0}, 1};
   Want(ManifestOf(part, 2, 8 * kMiB), part, 8 * kMiB);
   for (const Status& why : {absl::DataLossError("block 2 came otherwise than its checksum says"),
-                            absl::UnavailableError("no source is left")}) {
+                            absl::UnavailableError("no source is left"),
+                            absl::NotFoundError("the part is not in this node's memory")}) {
     ASSERT_EQ(fetches.size(), 1u);
     const uint64_t fetch = fetches[0].fetch;
     fetches.clear();
@@ -382,6 +383,71 @@ TEST_F(TwoSteps, WhatIsKeptForTheNextPartIsNotTheNextDaemons) {
   }
 }
 
+// A transfer that the daemon's death has cut goes on where it was.
+TEST_F(TwoSteps, TheNextDaemonReadsIntoTheSlabThatAFetchHadBegunToFill) {
+  for (const StartFrom from : kFrom) {
+    const PartKey part = Of(1 + static_cast<Step>(from));
+    const Manifest manifest = ManifestOf(part, 2, 20 * kMiB);
+    const std::string digest = Want(manifest, part, 20 * kMiB);
+    ASSERT_EQ(fetches.size(), 1u) << NameOf(from);
+    EXPECT_FALSE(fetches[0].begun_before) << NameOf(from);
+    const SlabId slab = fetches[0].slab;
+    Restart(from);
+    EXPECT_THAT(destroyed, Not(Contains(slab))) << NameOf(from);
+    Apply(event::Exchanged{other.rank, other});
+    Hear();
+    Want(manifest, part, 20 * kMiB);
+    ASSERT_EQ(fetches.size(), 1u) << NameOf(from);
+    EXPECT_EQ(fetches[0].slab, slab) << NameOf(from);
+    EXPECT_TRUE(fetches[0].begun_before) << NameOf(from);
+    Apply(event::Fetched{fetches[0].fetch, absl::OkStatus(),
+                         TableOf(manifest, {{slab, 0, 20 * kMiB}}), digest});
+    ASSERT_TRUE(Holds(part.checkpoint.step)) << NameOf(from);
+    Restart(from);  // it is the part's now, and no fetch's
+    EXPECT_TRUE(Holds(part.checkpoint.step)) << NameOf(from);
+    Apply(event::Exchanged{other.rank, other});
+    Hear();
+    LetGo(part.checkpoint.step);
+  }
+}
+
+TEST_F(TwoSteps, WhatWasReadOfAPartIsOfNoUseForOtherContent) {
+  Want(ManifestOf(Of(1), 2, 20 * kMiB), Of(1), 20 * kMiB);
+  ASSERT_EQ(fetches.size(), 1u);
+  const SlabId slab = fetches[0].slab;
+  Restart();
+  Apply(event::Exchanged{other.rank, other});
+  Hear();
+  Want(ManifestOf(Of(1), 2, 19 * kMiB), Of(1), 19 * kMiB);
+  ASSERT_EQ(fetches.size(), 1u);
+  EXPECT_NE(fetches[0].slab, slab);
+  EXPECT_FALSE(fetches[0].begun_before);
+}
+
+TEST_F(TwoSteps, WhatNobodyWantsAnyMoreOfWhatWasReadGoesAfterAMinute) {
+  Want(ManifestOf(Of(1), 2, 20 * kMiB), Of(1), 20 * kMiB);
+  ASSERT_EQ(fetches.size(), 1u);
+  const SlabId slab = fetches[0].slab;
+  Restart();
+  Apply(event::Exchanged{other.rank, other});
+  Advance(50 * kNanosPerSecond);
+  EXPECT_THAT(destroyed, Not(Contains(slab)));
+  Advance(11 * kNanosPerSecond);
+  EXPECT_THAT(destroyed, Contains(slab));
+}
+
+TEST_F(TwoSteps, OrAtOnceWhereItsMemoryIsWanted) {
+  Want(ManifestOf(Of(1), 2, 20 * kMiB), Of(1), 20 * kMiB);
+  const SlabId slab = fetches.at(0).slab;
+  Restart();
+  Apply(event::Exchanged{other.rank, other});
+  Hear();
+  Replicate(Of(2), 2, 20 * kMiB);
+  EXPECT_THAT(destroyed, Not(Contains(slab)));
+  Replicate(Of(3), 2, 20 * kMiB);
+  EXPECT_THAT(destroyed, Contains(slab));
+}
+
 class Replacement : public PartsElsewhere {
  protected:
   void SetUp() override {
@@ -409,9 +475,16 @@ TEST_F(Replacement, WhatItLostComesBackIntoMemoryThatIsReady) {
   ASSERT_EQ(fetches.size(), 1u);
   EXPECT_EQ(fetches[0].slab, ready);
 
-  // The daemon dies meanwhile. What has come of the part lies in a slab that was nobody's.
+  // The daemon dies meanwhile.
+  fetches.clear();
   Restart();
-  EXPECT_THAT(destroyed, Contains(ready));
+  EXPECT_THAT(destroyed, Not(Contains(ready)));
+  Apply(event::Exchanged{other.rank, other});
+  Hear();
+  Apply(event::PeerSaid{other, said});
+  ASSERT_EQ(fetches.size(), 1u);
+  EXPECT_EQ(fetches[0].slab, ready);
+  EXPECT_TRUE(fetches[0].begun_before);
 }
 
 }  // namespace

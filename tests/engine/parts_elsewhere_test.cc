@@ -83,6 +83,14 @@ class SeveralSteps : public PartsElsewhere {
       Complete(step);
     }
   }
+  // The other member reads this node's part of it.
+  void GiveToTheOther(Step step) {
+    const event::GrantAsked question{From(0), other, {PartOf(writer, step), ""}};
+    Apply(question);
+    const StatusOr<reply::Granted> granted = Take<reply::Granted>(question.caller.request);
+    ASSERT_TRUE(granted.ok()) << granted.status();
+    Apply(event::GrantEnded{granted->grant});
+  }
   // Which are left, in memory, when another one is wanted.
   std::vector<Step> LeftAfterAnother() {
     EXPECT_TRUE(Asks(writer, 5, 15 * kMiB).ok());
@@ -174,6 +182,44 @@ TEST_F(SeveralSteps, OneThatTheBackupsHaveMayBeProtectedAndStays) {
   EXPECT_TRUE(AnswerTo(create.caller.request).ok());
   EXPECT_TRUE(Holds(2));
   EXPECT_FALSE(Holds(3));
+}
+
+// The backup has read it, and what it says since does not come through.
+TEST_F(SeveralSteps, OneThatWasGivenToABackupMayBeProtectedAndStays) {
+  GiveToTheOther(2);
+  verdict.target = CheckpointId{1, 1, 0};
+  verdict.final = false;
+  Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
+  const event::Create create = CreateOf(writer, PartOf(writer, 5), {{"model", 15 * kMiB}});
+  Apply(create);
+  EXPECT_TRUE(AnswerTo(create.caller.request).ok());
+  EXPECT_TRUE(Holds(2));
+  EXPECT_FALSE(Holds(3));
+}
+
+TEST_F(SeveralSteps, OneThatWasGivenToABackupGoesOnceAllAreHeardToSayThatItIsNot) {
+  GiveToTheOther(2);
+  verdict.target = CheckpointId{1, 1, 0};
+  Hear();
+  EXPECT_THAT(LeftAfterAnother(), ElementsAre(1, 3, 4));
+}
+
+// Said of a part that this node has since let go, by a backup that came too late for it.
+TEST_F(SeveralSteps, ARefusalOfWhatIsNotWantedAnyMoreEndsNoWait) {
+  verdict.target = CheckpointId{4, 1, 0};
+  Hear();
+  peer::HaveList list;
+  list.version = 1;
+  const auto refuse = [&](Step step) {
+    list.haves = {{PartOf(writer, step), "digest", peer::HaveState::kRefused, "no room"}};
+    Apply(event::PeerSaid{other, list});
+  };
+  refuse(1);
+  const RequestId wait = Wait(writer, 4, Level::kReplicated);
+  EXPECT_FALSE(Answered(wait));
+  refuse(4);
+  EXPECT_THAT(AnswerTo(Wait(writer, 4, Level::kReplicated)).status(),
+              Fails(absl::StatusCode::kFailedPrecondition, "no room"));
 }
 
 // A new life goes on from step 1. Of what it left behind the newest that is protected stays, until it has something

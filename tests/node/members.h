@@ -227,7 +227,8 @@ class Reader {
       : faults(std::make_shared<transport::TransportFaults>()), memory(kReader.rank, faults) {
     links.Set(&neighbours);
     mover = std::make_unique<node::Mover>(options, &links, memory.transport.get(),
-                                          memory.attached.get(), RealClock(), events.Post());
+                                          memory.cache.get(), memory.attached.get(), RealClock(),
+                                          events.Post());
   }
   ~Reader() {
     faults->Clear();

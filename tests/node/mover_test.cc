@@ -65,6 +65,44 @@ TEST(Mover, ManySmallObjectsArrive) {
   reader.ExpectBytesOf(part, *fetched.table);
 }
 
+// An earlier daemon died in the midst of it.
+TEST(Mover, OfAFetchBegunBeforeOnlyBlocksThatDoNotVerifyAreRead) {
+  const Part part({6 * size_t{kBlockBytes} + 100});
+  const std::string& object = part.objects[0];
+  Owner owner(1, part);
+  Reader reader;
+  reader.neighbours.owners = {{1, &owner}};
+  engine::action::Fetch fetch = reader.FetchOf(part, {1});
+  fetch.begun_before = true;
+  const auto put = [&](size_t block, char wrong) {
+    std::string bytes = object.substr(block * kBlockBytes, kBlockBytes);
+    bytes[0] = static_cast<char>(bytes[0] ^ wrong);
+    ASSERT_TRUE(reader.memory.cache->Write(fetch.slab, block * kBlockBytes, bytes).ok());
+  };
+  for (const size_t there : {0, 2, 3}) put(there, 0);
+  put(4, 1);
+  reader.mover->Start(fetch);
+  const auto fetched = reader.events.Next<engine::event::Fetched>();
+  ASSERT_TRUE(fetched.status.ok()) << fetched.status;
+  reader.ExpectBytesOf(part, *fetched.table);
+  EXPECT_EQ(reader.mover->counters().kept_bytes, 3 * uint64_t{kBlockBytes});
+  EXPECT_EQ(reader.mover->counters().bytes, part.bytes() - 3 * uint64_t{kBlockBytes});
+}
+
+TEST(Mover, AFetchBegunBeforeOfWhichAllIsThereReadsNothing) {
+  const Part part({2 * size_t{kBlockBytes}});
+  Owner owner(1, part);
+  Reader reader;
+  reader.neighbours.owners = {{1, &owner}};
+  engine::action::Fetch fetch = reader.FetchOf(part, {1});
+  fetch.begun_before = true;
+  ASSERT_TRUE(reader.memory.cache->Write(fetch.slab, 0, part.objects[0]).ok());
+  reader.mover->Start(fetch);
+  const auto fetched = reader.events.Next<engine::event::Fetched>();
+  ASSERT_TRUE(fetched.status.ok()) << fetched.status;
+  EXPECT_EQ(reader.mover->counters().bytes, 0u);
+}
+
 TEST(Mover, AFlippedBlockIsReadAgain) {
   const Part part({4 * size_t{kBlockBytes}});
   Owner owner(1, part);

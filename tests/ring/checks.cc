@@ -42,6 +42,10 @@ void Truth::Committed(const SimNode& node, const PartKey& part, const Held& held
   }
   const std::string wrong = node.Wrong(held);
   if (!wrong.empty()) world_.Fail(absl::StrCat("promise 2: ", where, ": ", wrong));
+  // Of a life whose address another one has taken: as lost as in a death, which it may not have noticed either.
+  if (world_.At(node.rank()) != &node) {
+    deaths_.emplace_back(world_.clock.now, std::map<PartKey, std::string>{{part, held.digest}});
+  }
 }
 
 void Truth::NodeDied(const SimNode& node) {
