@@ -4,6 +4,8 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
+
 namespace cairn::engine {
 namespace {
 
@@ -11,6 +13,8 @@ namespace {
 constexpr MonotonicNanos kTick = kNanosPerSecond;
 // Whole reports.
 constexpr MonotonicNanos kWhole = 10 * kNanosPerSecond;
+// How often a home looks at a job's files because others have written some.
+constexpr MonotonicNanos kLookEvery = 10 * kNanosPerSecond;
 // A report leads to a verdict, which changes what is reported: not more often than this in one event.
 constexpr int kRounds = 4;
 
@@ -20,8 +24,8 @@ Cluster::Cluster(const Below& below)
     : out_(*below.out),
       standing_(*below.standing),
       members_(*below.options, below.out),
-      fetches_(*below.options, below.out, below.jobs, below.attempts, below.ledger, below.parts,
-               below.manifests, below.eviction),
+      fetches_(*below.options, below.mode, below.journal, below.out, below.jobs, below.attempts,
+               below.ledger, below.parts, below.manifests, below.eviction),
       copies_(*below.options, below.out, &members_, below.parts, &fetches_),
       offers_(below.out, &members_, below.jobs, below.parts, below.standing),
       grants_(below.out, &members_, below.ledger, below.parts),
@@ -45,8 +49,16 @@ Cluster::Cluster(const Below& below)
   fetches_.set_newer_attempt(below.newer_attempt);
   verdicts_.set_newer_attempt(below.newer_attempt);
   Persistence* persistence = below.persistence;
-  verdicts_.set_completed(
-      [persistence](Checkpoint* checkpoint) { persistence->CompletedElsewhere(checkpoint); });
+  verdicts_.set_completed([this, persistence, look = below.look](Checkpoint* checkpoint) {
+    persistence->CompletedElsewhere(checkpoint);
+    // The home deletes files by policy, also where it has written none of them.
+    Job* job = checkpoint->job;
+    const bool unseen = checkpoint->elsewhere->stored && !checkpoint->files->persisted;
+    if (unseen && job->owner->policy.keep_last > 0 && out_.now() - job->scan->read >= kLookEvery &&
+        members_.HomeOf(job->name) == members_.self()) {
+      look(job);
+    }
+  });
   verdicts_.set_changed([this, persistence](Job* job) {
     offers_.Changed(job->name);
     loads_.VerdictChanged(*job);
@@ -60,8 +72,11 @@ Cluster::Cluster(const Below& below)
       [this](Job* job, const std::pair<Attempt, Step>& safe) { verdicts_.LearnSafe(job, safe); });
   decisions_.set_changed(
       [this](const std::string& job, const JobRecord& record) { home_.SetRecord(job, record); });
+  decisions_.set_forgotten([this](const std::string& job) { home_.ForgetRecord(job); });
   standing_.set_touched([this](const std::string& job) { decisions_.Look(job); });
   grants_.set_given([this](const Part& part) { offers_.Given(part); });
+  offers_.set_restoring([this](const CheckpointKey& key) { return loads_.Restoring(key); });
+  offers_.set_refusals_changed(below.refusals_changed);
   offers_.set_unknown_job([this](const std::string& job) { verdicts_.AskHome(job); });
   verdicts_.set_ask_self([this](const std::string& job, uint64_t question) {
     home_.Ask(members_.self(), job, question);
@@ -113,9 +128,11 @@ void Cluster::Say(const MemberId& from, const peer::Message& message) {
         } else if constexpr (std::is_same_v<Said, peer::VerdictWanted>) {
           home_.Ask(from.rank, said.job, said.question);
         } else if constexpr (std::is_same_v<Said, peer::PlacesWanted>) {
-          out_.Do(action::Tell{from.rank,
-                               peer::PlacesSaid{said.checkpoint, said.name,
-                                                home_.PlacesOf(said.checkpoint, said.name)}});
+          // Who is not answered asks again.
+          if (auto places = home_.PlacesOf(said.checkpoint, said.name)) {
+            out_.Do(action::Tell{
+                from.rank, peer::PlacesSaid{said.checkpoint, said.name, *std::move(places)}});
+          }
         } else if constexpr (std::is_same_v<Said, peer::PlacesSaid>) {
           loads_.On(said);
         } else {
@@ -141,7 +158,9 @@ void Cluster::AskPlaces(const CheckpointKey& checkpoint, const std::string& name
   if (home != members_.self()) {
     return out_.Do(action::Tell{home, peer::PlacesWanted{checkpoint, name}});
   }
-  places_.push_back({checkpoint, name, home_.PlacesOf(checkpoint, name)});
+  if (auto places = home_.PlacesOf(checkpoint, name)) {
+    places_.push_back({checkpoint, name, *std::move(places)});
+  }
 }
 
 void Cluster::On(const event::GrantAsked& event) {
@@ -149,6 +168,12 @@ void Cluster::On(const event::GrantAsked& event) {
     return out_.Answer(event.caller.request, absl::UnavailableError("this node is in no ring"));
   }
   grants_.On(event);
+}
+
+absl::Status Cluster::MetNobody(const std::string& job) {
+  return absl::UnavailableError(
+      absl::StrCat("job ", job, ": this node has met no other member of its ring yet (ring.nodes); "
+                                "they may know of it"));
 }
 
 // --- what follows
@@ -187,7 +212,7 @@ reply::RingStatus Cluster::Status() const {
   if (Alone()) return status;
   status.self = members_.self_id();
   status.superseded = members_.Superseded();
-  status.replica_bytes = fetches_.bytes();
+  status.replica_bytes = fetches_.replica_bytes();
   status.replica_quota_bytes = copies_.quota();
   status.replica_reserved_bytes = copies_.reserved();
   status.fetches = static_cast<int64_t>(fetches_.under_way());

@@ -29,6 +29,8 @@ class Cluster {
   // The components of a node that the ring's stand on; all outlive it.
   struct Below {
     const Options* options;
+    const Mode* mode;
+    const JournalRoom* journal;
     Outbox* out;
     Callers* callers;
     Jobs* jobs;
@@ -43,6 +45,8 @@ class Cluster {
     Retention* retention;
     std::function<void(Job*)> newer_attempt;                      // older ones are to be fenced
     std::function<std::vector<SavingReport>(const Job&)> saving;  // which processes save
+    std::function<void(Job*)> refusals_changed;                   // who waits for copies is to look
+    std::function<void(Job*)> look;                               // at the job's storage
   };
   explicit Cluster(const Below& below);
 
@@ -80,6 +84,8 @@ class Cluster {
     verdicts_.TimerWasLate();
   }
 
+  // Why a node that began empty, and that no member of its ring has met, says nothing of what it does not have.
+  static absl::Status MetNobody(const std::string& job);
   const Gathered* GatheredOf(const std::string& job) const { return home_.GatheredOf(job); }
   reply::RingStatus Status() const;
   reply::JobRing StatusOf(const Job& job) const;

@@ -1,6 +1,7 @@
 #include "server/engine/copies.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/evict_class.h"
@@ -17,12 +18,6 @@ Copies::Copies(const Options& options, Outbox* out, const Members* members, Part
 
 uint64_t Copies::quota() const {
   return options_.ring.replica_bytes != 0 ? options_.ring.replica_bytes : options_.budget_bytes / 2;
-}
-
-uint64_t Copies::reserved() const {
-  uint64_t all = 0;
-  for (const auto& [whose, bytes] : reserved_) all += bytes;
-  return all;
 }
 
 uint64_t Copies::HeldFor(Rank owner) const {
@@ -86,7 +81,30 @@ void Copies::Restore(const Restored& restored) {
   }
 }
 
-void Copies::MemberCame(Rank rank) { owners_[rank].due = true; }
+// What others had copied here in its place, while it was lost, is its own to judge again.
+void Copies::MemberCame(Rank rank) {
+  Of& of = owners_[rank];
+  of.due = true;
+  for (auto& [other, copied] : owners_) {
+    if (other == rank) continue;
+    for (auto at = copied.held.begin(); at != copied.held.end();) {
+      const Part* part = parts_.Find(*at);
+      const bool its = part != nullptr && part->source->owner == rank;
+      if (its) of.held.insert(*at);
+      at = its ? copied.held.erase(at) : std::next(at);
+    }
+  }
+}
+
+// What it wanted last is set aside for nobody; what is held for it stays.
+void Copies::MemberLost(Rank rank) {
+  Of& of = owners_[rank];
+  of.wants.clear();
+  of.refused.clear();
+  of.failed.clear();
+  of.lacks.clear();
+  for (auto& [owner, other] : owners_) other.due = true;
+}
 
 void Copies::Ended(const Fetches::Order& order, const Status& status) {
   if (order.role != PartRole::kReplica) return;
@@ -121,57 +139,57 @@ Fetches::Order Copies::OrderOf(Rank owner, const peer::Want& want) {
   return order;
 }
 
-Status Copies::Reserve(Rank owner, const std::string& job, const Of& of) {
+// Of each of the owner's jobs twice what its largest wanted step takes, 0 where nothing of it is wanted any more.
+std::map<std::string, uint64_t> Copies::NeedsOf(Rank owner, const Of& of) const {
   std::map<CheckpointKey, uint64_t> steps;
   for (const peer::Want& want : of.wants) {
-    if (want.part.checkpoint.job != job) continue;
     steps[want.part.checkpoint] += SlabBytesFor(std::max(want.bytes, kPageBytes));
   }
-  uint64_t largest = 0;
-  for (const auto& [step, bytes] : steps) largest = std::max(largest, bytes);
-  const uint64_t needs = 2 * largest;
+  std::map<std::string, uint64_t> needs;
+  for (const auto& [step, bytes] : steps) needs[step.job] = std::max(needs[step.job], 2 * bytes);
+  for (auto at = reserved_.lower_bound({owner, ""}); at != reserved_.end(); ++at) {
+    if (at->first.first != owner) break;
+    needs.try_emplace(at->first.second, 0);
+  }
+  return needs;
+}
+
+Status Copies::Reserve(Rank owner, const std::string& job, uint64_t needs) {
   const auto mine = reserved_.find({owner, job});
-  const uint64_t had = mine == reserved_.end() ? 0 : mine->second;
-  const uint64_t others = reserved() - had;
-  if (others + needs > quota()) {
-    reserved_.erase({owner, job});
+  if (mine != reserved_.end()) {
+    reserved_bytes_ -= mine->second;
+    reserved_.erase(mine);
+  }
+  if (reserved_bytes_ + needs > quota()) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "memory.replicas: two steps of job ", job, " of rank ", owner, " need ", needs, " bytes, ",
-        quota() - std::min(quota(), others), " of ", quota(), " are left"));
+        quota() - std::min(quota(), reserved_bytes_), " of ", quota(), " are left"));
   }
-  if (needs == 0) {
-    reserved_.erase({owner, job});
-  } else {
+  if (needs > 0) {
     reserved_[{owner, job}] = needs;
+    reserved_bytes_ += needs;
   }
   return absl::OkStatus();
 }
 
-// What is set aside is for two steps of each; what was not released yet stands beside them for a while.
-Status Copies::CheckQuota(const Fetches::Order& order) {
-  // What was loaded here, or is being loaded, has memory already; it counts as a replica's from now on.
-  const Part* part = parts_.Find(order.part);
-  const bool here = fetches_.UnderWay(order.part) || (part != nullptr && Fetches::Holds(*part));
-  if (here && fetches_.bytes() <= quota()) return absl::OkStatus();
-  if (!here && fetches_.HasSpare(order)) return absl::OkStatus();
-  const uint64_t bytes = here ? 0 : SlabBytesFor(std::max(order.bytes, kPageBytes));
-  if (fetches_.bytes() + bytes > quota()) fetches_.FreeSpares();
-  if (fetches_.bytes() + bytes <= quota()) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("memory.replicas: ", bytes,
-                                                   " bytes do not fit beside the ",
-                                                   fetches_.bytes(), " of ", quota(), " in use"));
+// What is set aside is for two steps of each; what was not released yet stands beside them for a while. What was
+// merely loaded here, and what is this node's own, has nothing to do with it.
+Status Copies::CheckQuota(const Fetches::Order& order) const {
+  if (fetches_.CountsAsReplica(order.part)) return absl::OkStatus();
+  const uint64_t bytes = SlabBytesFor(std::max(order.bytes, kPageBytes));
+  if (fetches_.replica_bytes() + bytes <= quota()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("memory.replicas: ", bytes, " bytes do not fit beside the ",
+                   fetches_.replica_bytes(), " of ", quota(), " in use"));
 }
 
 void Copies::Plan(Rank owner, Of* of) {
   std::map<std::string, Status> jobs;
-  for (const auto& [whose, bytes] : std::map(reserved_)) {
-    if (whose.first == owner) jobs[whose.second] = Reserve(owner, whose.second, *of);
-  }
+  for (const auto& [job, needs] : NeedsOf(owner, *of)) jobs[job] = Reserve(owner, job, needs);
   for (const peer::Want& want : of->wants) {
-    const std::string& job = want.part.checkpoint.job;
-    if (!jobs.contains(job)) jobs[job] = Reserve(owner, job, *of);
-    if (!jobs[job].ok()) {
-      of->refused[want.part] = std::string(jobs[job].message());
+    const Status& room_of_job = jobs[want.part.checkpoint.job];
+    if (!room_of_job.ok()) {
+      of->refused[want.part] = std::string(room_of_job.message());
       continue;
     }
     if (of->refused.contains(want.part) || of->failed.contains(want.part)) continue;  // not yet
@@ -179,18 +197,21 @@ void Copies::Plan(Rank owner, Of* of) {
     const bool here = part != nullptr && Fetches::Holds(*part);
     if (here && part->source->role <= PartRole::kReplica) continue;
     if (!here && !members_.Up(owner)) continue;
-    if (const Status room = CheckQuota(OrderOf(owner, want)); !room.ok()) {
+    const Fetches::Order order = OrderOf(owner, want);
+    if (const Status room = CheckQuota(order); !room.ok()) {
       of->lacks[want.part] = std::string(room.message());
       continue;
     }
     if (here) {
-      fetches_.Become(part, PartRole::kReplica, OrderOf(owner, want).owner);
+      fetches_.Become(part, PartRole::kReplica, order.owner);
       continue;
     }
-    const Status started = fetches_.Start(OrderOf(owner, want));
+    Status started = fetches_.CheckAdmits(order);
+    // Memory that is in the way may go: that is no refusal.
+    const bool refused = !started.ok();
+    if (!refused) started = fetches_.Start(order);
     if (started.ok()) continue;
-    // What is in the way may go: that is no refusal.
-    (absl::IsResourceExhausted(started) ? of->lacks : of->refused)[want.part] =
+    (!refused && absl::IsResourceExhausted(started) ? of->lacks : of->refused)[want.part] =
         std::string(started.message());
   }
 }
@@ -306,6 +327,13 @@ void Copies::Run(bool again) {
     }
     const bool more_memory = !of.lacks.empty() && fetches_.memory_version() != memory_seen_;
     if (!of.due && !again && !more_memory) continue;
+    // What is long is not gone through, and said, with each event.
+    const bool is_long = std::max(of.wants.size(), of.told.size()) > kLongList;
+    if (is_long && !again && out_.now() - of.planned < kLongListEvery) {
+      of.due = true;
+      continue;
+    }
+    of.planned = out_.now();
     of.lacks.clear();
     of.due = false;
     Plan(owner, &of);

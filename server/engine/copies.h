@@ -36,16 +36,20 @@ class Copies : public RingWatcher {
   void Run(bool again);
 
   void MemberCame(Rank rank) override;
+  void MemberLost(Rank rank) override;
   void Restore(const Restored& restored);
 
   // By itself a home counts nothing that it heard longer ago (Home::kHeardFor).
   static constexpr MonotonicNanos kInDoubt = 4 * kNanosPerSecond;
+  // Of lists with more entries than this, how often they are looked at.
+  static constexpr size_t kLongList = 256;
+  static constexpr MonotonicNanos kLongListEvery = kNanosPerSecond / 5;
   // It is here, and reported as gone.
   bool MakesWay(const PartKey& part) const;
 
   uint64_t HeldFor(Rank owner) const;  // bytes
   uint64_t quota() const;
-  uint64_t reserved() const;
+  uint64_t reserved() const { return reserved_bytes_; }
 
   std::string CheckInvariants() const { return ""; }
 
@@ -62,13 +66,15 @@ class Copies : public RingWatcher {
         lacks;               // no memory yet: why; tried again whenever some comes free
     std::set<PartKey> held;  // that it did not let go
     bool due = false;        // look at it, and tell it what there is
+    MonotonicNanos planned = 0;
   };
 
   void Ended(const Fetches::Order& order, const Status& status);
   void Plan(Rank owner, Of* of);
   // Why the owner's job has no room here; OK: what it needs is set aside.
-  Status Reserve(Rank owner, const std::string& job, const Of& of);
-  Status CheckQuota(const Fetches::Order& order);
+  Status Reserve(Rank owner, const std::string& job, uint64_t needs);
+  std::map<std::string, uint64_t> NeedsOf(Rank owner, const Of& of) const;
+  Status CheckQuota(const Fetches::Order& order) const;
   void Tell(Rank owner, Of* of);
   // What is in the way of targets that lack room.
   std::set<PartKey> InTheWay() const;
@@ -84,6 +90,7 @@ class Copies : public RingWatcher {
   Fetches& fetches_;
   std::map<Rank, Of> owners_;
   std::map<OwnerAndJob, uint64_t> reserved_;
+  uint64_t reserved_bytes_ = 0;  // their sum
   uint64_t memory_seen_ = 0;
   struct Leaving {
     MonotonicNanos since = 0;

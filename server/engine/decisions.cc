@@ -139,16 +139,37 @@ void Decisions::TellAll(const std::set<Rank>& to, const std::string& job, const 
   }
 }
 
+// All that a record is made of, but for removals: of those, which may be many, how often they changed.
+Decisions::Looked Decisions::LookAt(const Job& job) const {
+  Looked looked;
+  looked.removed = job.tombstones->changes;
+  looked.owned = job.owner->owned;
+  looked.policy = job.owner->policy;
+  looked.said = job.owner->said;
+  for (const auto& [number, decision] : job.attempts->decisions) {
+    looked.decisions.emplace_back(number, decision.unix_ms, decision.version);
+  }
+  looked.pins = *job.said_pins;
+  looked.asked = *job.asked;
+  looked.safe = job.verdict->safe;
+  return looked;
+}
+
 bool Decisions::TellOne(const std::string& name, const std::set<Rank>& others) {
   const Job* job = jobs_.Find(name);
   if (job == nullptr) {
     told_.erase(name);
+    forgotten_(name);
     return false;
   }
+  const auto before = told_.find(name);
+  const Looked now_looked = LookAt(*job);
+  if (before != told_.end() && before->second.looked == now_looked) return false;
   JobRecord record;
   if (!RecordOf(*job, &record)) return false;
   std::string encoded = EncodeJobRecord(record);
   Told& told = told_[name];
+  told.looked = now_looked;
   if (told.encoded == encoded) return false;
   told.encoded = std::move(encoded);
   // How far protection came is told now and then; what was decided, at once.
@@ -178,7 +199,11 @@ void Decisions::Run(bool whole) {
   const std::set<Rank> came = std::exchange(came_, {});
   const std::set<Rank>& to = whole ? others : came;
   if (to.empty()) return;
-  std::erase_if(told_, [this](const auto& told) { return jobs_.Find(told.first) == nullptr; });
+  std::erase_if(told_, [this](const auto& told) {
+    const bool gone = jobs_.Find(told.first) == nullptr;
+    if (gone) forgotten_(told.first);
+    return gone;
+  });
   for (const auto& [name, told] : told_) TellAll(to, name, told);
 }
 

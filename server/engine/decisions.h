@@ -20,6 +20,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "server/engine/job_record.h"
@@ -36,6 +37,8 @@ class Decisions : public RingWatcher {
             Attempts* attempts, Persistence* persistence, Retention* retention);
   // This node's record of a job is another one now.
   void set_changed(Changed changed) { changed_ = std::move(changed); }
+  // The job is forgotten here.
+  void set_forgotten(std::function<void(const std::string&)> call) { forgotten_ = std::move(call); }
   // Older attempts are to be fenced.
   void set_newer_attempt(std::function<void(Job*)> call) { newer_attempt_ = std::move(call); }
   // Another member knows that a step was protected.
@@ -64,7 +67,20 @@ class Decisions : public RingWatcher {
   bool RecordOf(const Job& job, JobRecord* record) const;
 
  private:
+  // What a record is made of, to see at each event whether it is another one.
+  struct Looked {
+    uint64_t removed = 0;  // JobTombstones::changes
+    bool owned = false;
+    JobPolicy policy;
+    Stamp said;
+    std::vector<std::tuple<Attempt, int64_t, int64_t>> decisions;  // number, time, version
+    std::map<CheckpointId, JobRecord::Pin> pins;
+    std::set<CheckpointId> asked;
+    std::pair<Attempt, Step> safe;
+    bool operator==(const Looked&) const = default;
+  };
   struct Told {
+    Looked looked;
     std::string encoded, decided;   // the latter without how far protection came
     uint64_t number = 0;            // of `decided`
     std::map<Rank, uint64_t> held;  // by members, up to this number
@@ -82,6 +98,7 @@ class Decisions : public RingWatcher {
   static bool Holds(const Job& job, const JobRecord& record);
   void Learn(Job* job, const JobRecord& record);
   // True: it is another one than before.
+  Looked LookAt(const Job& job) const;
   bool TellOne(const std::string& name, const std::set<Rank>& others);
   void TellAll(const std::set<Rank>& to, const std::string& job, const Told& told);
   bool MayLeave(const Held& held) const;
@@ -96,6 +113,7 @@ class Decisions : public RingWatcher {
   Persistence& persistence_;
   Retention& retention_;
   Changed changed_;
+  std::function<void(const std::string&)> forgotten_;
   std::function<void(Job*)> newer_attempt_;
   LearnSafe learn_safe_;
   uint64_t last_number_ = 0;

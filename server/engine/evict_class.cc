@@ -120,7 +120,11 @@ EvictClass ClassOfOwnComplete(const Checkpoint& checkpoint, const OnLine& line,
   const bool after_newest =
       line.newest == nullptr || !Supersedes(line.newest->Id(), checkpoint.Id());
   if (SupersededByProtected(checkpoint, ring)) return ClassOfSuperseded(checkpoint);
-  if (after_newest) return EvictClass::kKept;  // it cannot be had now, and may come back
+  // It cannot be had now, and may come back; or a decision has left it, and something protected is to come of that.
+  const bool left = ring.left == checkpoint.Id();
+  if (line.newest == nullptr || (after_newest && (left || !checkpoint.Obtainable()))) {
+    return EvictClass::kKept;
+  }
   // It owes replicas, unless none are asked for: then to be superseded by what is complete is enough.
   return ring.asked > 0 ? EvictClass::kOwes : ClassOfSuperseded(checkpoint);
 }

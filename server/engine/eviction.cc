@@ -278,7 +278,7 @@ SlabId Eviction::FirstThat(const Checkpoint& checkpoint,
 // gone, and what a lease still holds of it lives as long as the lease.
 void Eviction::Evict(Checkpoint* checkpoint) {
   CountEvicted(*checkpoint);
-  if (!InStorage(*checkpoint)) return parts_.Erase(checkpoint);
+  if (!InStorage(*checkpoint)) return parts_.EraseHere(checkpoint);
   DropMemory(checkpoint);
 }
 
@@ -319,7 +319,7 @@ bool Eviction::EvictFrom(Checkpoint* checkpoint, SlabId slab) {
     if (!checkpoint->content->condemned) parts_.Condemn(checkpoint);
     parts_.Erase(footprints_.PartIn(slab));
     if (checkpoint->memory->slab_bytes > checkpoint->memory->locked_bytes) return true;
-    parts_.Erase(checkpoint);  // what is left is leased, or holds no object
+    parts_.EraseHere(checkpoint);  // what is left is leased, or holds no object
     return false;
   }
   Part* part = footprints_.PartIn(slab);

@@ -20,9 +20,12 @@ constexpr MonotonicNanos kLeftFor = 60 * kNanosPerSecond;
 
 }  // namespace
 
-Fetches::Fetches(const Options& options, Outbox* out, Jobs* jobs, Attempts* attempts,
-                 Ledger* ledger, Parts* parts, Manifests* manifests, Eviction* eviction)
+Fetches::Fetches(const Options& options, const Mode* mode, const JournalRoom* journal, Outbox* out,
+                 Jobs* jobs, Attempts* attempts, Ledger* ledger, Parts* parts, Manifests* manifests,
+                 Eviction* eviction)
     : options_(options),
+      mode_(*mode),
+      journal_(*journal),
       out_(*out),
       jobs_(*jobs),
       attempts_(*attempts),
@@ -62,6 +65,15 @@ std::vector<reply::FetchStatus> Fetches::UnderWay() const {
 }
 
 // --- beginning
+
+Status Fetches::CheckAdmits(const Order& order) const {
+  if (!mode_.safe_mode.empty()) return absl::UnavailableError(mode_.safe_mode);
+  const uint64_t cost =
+      JournalRoom::CostOfPart(order.part) + JournalRoom::CostOfKept(order.part, /*slabs=*/1);
+  CAIRN_RETURN_IF_ERROR(journal_.CheckCreate(order.uid, cost));
+  const std::string& name = order.part.checkpoint.job;
+  return jobs_.CheckRoom(name, jobs_.Find(name), order.uid);
+}
 
 Status Fetches::CheckPlace(const Order& order) const {
   const Job* job = jobs_.Find(order.part.checkpoint.job);
@@ -157,16 +169,42 @@ void Fetches::Join(const Order& order) {
   if (known == nullptr || order.role >= known->role) return;
   known->role = order.role;
   known->owner = order.owner;
+  const bool replica = order.role == PartRole::kReplica;
+  if (under_way != by_part_.end()) CountReplica(fetches_.at(under_way->second).slab, replica);
   Part* part = parts_.Find(order.part);
   if (keeping != keeping_.end() && part != nullptr) {
     part->source.Edit() = {order.role, order.owner};
+    CountReplica(*part, replica);
   }
 }
 
 void Fetches::Become(Part* part, PartRole role, Rank owner) {
   if (part->source->role <= role) return;
   part->source.Edit() = {role, owner};
+  CountReplica(*part, role == PartRole::kReplica);
   manifests_.SayAgain(*part);
+}
+
+bool Fetches::CountsAsReplica(const PartKey& part) const {
+  const auto keeping = keeping_.find(part);
+  if (keeping != keeping_.end()) return keeping->second.role == PartRole::kReplica;
+  const auto at = by_part_.find(part);
+  return at != by_part_.end() && fetches_.at(at->second).order.role == PartRole::kReplica;
+}
+
+void Fetches::CountReplica(SlabId slab, bool is) {
+  const auto known = replicas_.find(slab);
+  if (is == (known != replicas_.end())) return;
+  if (is) {
+    replica_bytes_ += replicas_[slab] = ledger_.Find(slab)->bytes;
+  } else {
+    replica_bytes_ -= known->second;
+    replicas_.erase(known);
+  }
+}
+
+void Fetches::CountReplica(const Part& part, bool is) {
+  for (const auto& [slab, objects] : part.content->slabs) CountReplica(slab, is);
 }
 
 Status Fetches::Start(const Order& order) {
@@ -174,6 +212,7 @@ Status Fetches::Start(const Order& order) {
     Join(order);
     return absl::OkStatus();
   }
+  CAIRN_RETURN_IF_ERROR(CheckAdmits(order));
   CAIRN_RETURN_IF_ERROR(CheckPlace(order));
   const uint64_t bytes = SlabBytesOf(order);
   SlabRecord* slab = TakeReady(order);
@@ -193,6 +232,7 @@ Status Fetches::Start(const Order& order) {
   fetch.order = order;
   fetch.slab = slab->id;
   fetch.begun_before = slab->fetch != nullptr;
+  CountReplica(slab->id, order.role == PartRole::kReplica);
   by_part_[order.part] = id;
   by_slab_[slab->id] = id;
   if (ready) Run(id, &fetch);
@@ -209,7 +249,7 @@ void Fetches::Run(uint64_t id, Fetch* fetch) {
   }
   fetch->running = true;
   out_.Count("fetches");
-  out_.Do(action::Fetch{id, order.part, order.digest, order.manifest_bytes, slab->id, slab->bytes,
+  out_.Do(action::Fetch{id, order.part, order.uid, order.digest, order.manifest_bytes, slab->id, slab->bytes,
                         order.sources, order.what_for, fetch->begun_before});
 }
 
@@ -266,7 +306,7 @@ void Fetches::On(const event::Fetched& event) {
   fetches_.erase(at);
   Part* part = parts_.Find(order.part);
   if (part->content->slabs.empty()) {
-    ledger_.ReturnFromPeers(ledger_.Find(slab));  // it has no objects
+    Return(ledger_.Find(slab));  // it has no objects
   } else {
     holding_[slab] = OwnerOf(order);
   }
@@ -333,8 +373,12 @@ void Fetches::Kept(Part* part, const Status& status) {
   if (at == keeping_.end()) return;
   const Order order = std::move(at->second);
   keeping_.erase(at);
-  for (const auto& [slab, objects] : part->content->slabs) {
-    ledger_.SetFetch(ledger_.Find(slab), nullptr);
+  for (const auto& [id, objects] : part->content->slabs) {
+    SlabRecord* slab = ledger_.Find(id);
+    ledger_.SetFetch(slab, nullptr);
+    if (order.role != PartRole::kOwn || !status.ok()) continue;
+    ledger_.BecomeOwn(slab);
+    holding_.erase(id);
   }
   if (!status.ok()) parts_.Release(part, &manifests_);
   for (const Ended& ended : ended_) ended(order, status);
@@ -347,7 +391,11 @@ void Fetches::End(uint64_t id, const Status& status) {
   fetches_.erase(at);
   by_part_.erase(order.part);
   by_slab_.erase(slab);
-  if (SlabRecord* record = ledger_.Find(slab)) Spare(record, OwnerOf(order));
+  if (SlabRecord* record = ledger_.Find(slab)) {
+    // What it has now may be lent to this job's user; so it must be his. Of a source that lied nobody knows.
+    const bool his = absl::IsCancelled(status) || absl::IsUnavailable(status);
+    his ? Spare(record, OwnerOf(order)) : Return(record);
+  }
   if (!absl::IsCancelled(status)) {
     out_.Count("fetches_failed");
     out_.Log(Severity::kWarning,
@@ -361,17 +409,24 @@ void Fetches::End(uint64_t id, const Status& status) {
 
 void Fetches::Spare(SlabRecord* slab, const SlabOwner& owner) {
   ledger_.SetFetch(slab, nullptr);
+  CountReplica(slab->id, false);
   std::deque<SlabId>& spares = spares_[owner];
   spares.push_back(slab->id);
   while (spares.size() > kMostSpares) {
-    ledger_.ReturnFromPeers(ledger_.Find(spares.front()));
+    Return(ledger_.Find(spares.front()));
     spares.pop_front();
   }
 }
 
+// Nobody has it again.
+void Fetches::Return(SlabRecord* slab) {
+  CountReplica(slab->id, false);
+  ledger_.ReturnFromPeers(slab);
+}
+
 void Fetches::FreeSpares() {
   for (auto& [owner, spares] : spares_) {
-    for (const SlabId slab : spares) ledger_.ReturnFromPeers(ledger_.Find(slab));
+    for (const SlabId slab : spares) Return(ledger_.Find(slab));
   }
   spares_.clear();
   ForgetLeft();
@@ -406,6 +461,7 @@ void Fetches::ReturnEmpty() {
       ++at;
       continue;
     }
+    CountReplica(at->first, false);
     if (slab != nullptr && slab->for_peers) Spare(slab, at->second);
     at = holding_.erase(at);
   }
@@ -424,6 +480,7 @@ void Fetches::Restore(const Restored& restored) {
       SlabRecord* record = ledger_.Find(slab);
       ledger_.KeepForPeers(record);
       holding_[slab] = record->owner;
+      CountReplica(slab, fact.role == PartRole::kReplica);
     }
   }
   left_until_ = out_.now() + kLeftFor;

@@ -5,7 +5,8 @@
 // Changes Part::source. A part that is fetched becomes one of the checkpoint's at once, and is told to the
 // journal and to its asker when its record is written: only then does it outlive the daemon.
 //
-// Slabs of fetched parts are never lent for writing, count for nobody's share, and serve one user and job:
+// Slabs of fetched parts are never lent for writing, count for nobody's share, and serve one user and job; a part of
+// this node's own that has come back is like one that was saved here:
 // when a part is released its slab is kept for that job's next one, as a spare. The slab of a fetch outlives the
 // daemon: who wants the same part again within a minute reads only the blocks that do not verify in it.
 //
@@ -23,8 +24,10 @@
 #include <string>
 #include <vector>
 
+#include "server/engine/journal_room.h"
 #include "server/engine/manifests.h"
 #include "server/engine/members.h"
+#include "server/engine/mode.h"
 
 namespace cairn::engine {
 
@@ -46,16 +49,19 @@ class Fetches {
   // Hears once how a fetch has ended. OK: the part is here, verified, and its record is written.
   using Ended = std::function<void(const Order&, const Status&)>;
 
-  Fetches(const Options& options, Outbox* out, Jobs* jobs, Attempts* attempts, Ledger* ledger,
-          Parts* parts, Manifests* manifests, Eviction* eviction);
+  Fetches(const Options& options, const Mode* mode, const JournalRoom* journal, Outbox* out,
+          Jobs* jobs, Attempts* attempts, Ledger* ledger, Parts* parts, Manifests* manifests,
+          Eviction* eviction);
 
   // Whoever asked, all are told: who loads a part may wait for one that is fetched as a replica.
   void OnEnded(Ended ended) { ended_.push_back(std::move(ended)); }
   // A newer attempt than all before is known now: older ones are to be fenced.
   void set_newer_attempt(std::function<void(Job*)> newer) { newer_attempt_ = std::move(newer); }
 
-  // RESOURCE_EXHAUSTED with the arithmetic when there is no memory for it now, FAILED_PRECONDITION when
-  // something else stands in its place. OK: it is under way, or was already.
+  // Whether the journal, and the number of jobs, have room for it, and this node takes anything in at all.
+  Status CheckAdmits(const Order& order) const;
+  // As CheckAdmits; RESOURCE_EXHAUSTED with the arithmetic when there is no memory for it now, FAILED_PRECONDITION
+  // when something else stands in its place. OK: it is under way, or was already.
   Status Start(const Order& order);
   bool UnderWay(const PartKey& part) const { return by_part_.contains(part); }
   // It would take memory that is kept for such a part, and no more of it.
@@ -76,7 +82,8 @@ class Fetches {
   bool Release(Part* part);
   // Memory is short: spares go.
   void FreeSpares();
-  uint64_t bytes() const { return ledger_.for_peers_bytes(); }
+  uint64_t replica_bytes() const { return replica_bytes_; }  // of slabs, those that are filled included
+  bool CountsAsReplica(const PartKey& part) const;           // one that is on its way
   uint64_t memory_version() const { return ledger_.version(); }  // grows when some comes free
   // What was refused for want of memory may soon have it.
   bool MemoryReturns() const { return ledger_.Returning(); }
@@ -118,8 +125,13 @@ class Fetches {
   void Kept(Part* part, const Status& status);
   void End(uint64_t id, const Status& status);
   void Spare(SlabRecord* slab, const SlabOwner& owner);
+  void Return(SlabRecord* slab);
+  void CountReplica(SlabId slab, bool is);
+  void CountReplica(const Part& part, bool is);
 
   const Options& options_;
+  const Mode& mode_;
+  const JournalRoom& journal_;
   Outbox& out_;
   Jobs& jobs_;
   Attempts& attempts_;
@@ -137,6 +149,8 @@ class Fetches {
   std::vector<Order> aborted_;           // not told yet
   std::map<SlabId, SlabOwner> holding_;  // slabs of fetched parts, and whose
   std::map<SlabOwner, std::deque<SlabId>> spares_;
+  std::map<SlabId, uint64_t> replicas_;  // slabs of replicas, those that are filled included, and their bytes
+  uint64_t replica_bytes_ = 0;
   std::map<PartKey, SlabId> left_;  // by fetches of an earlier daemon
   MonotonicNanos left_until_ = 0;
 };

@@ -95,6 +95,10 @@ void Finding::On(const event::Latest& event) {
     return;
   }
   const auto found = describing_.Resolve(*job, CheckpointRef{event.job});
+  if (!found.ok() && absl::IsNotFound(found.status()) && cluster_ != nullptr &&
+      !cluster_->members().Believed()) {
+    return out_.Answer(event.caller.request, cluster_->MetNobody(event.job));
+  }
   if (!found.ok()) return out_.Answer(event.caller.request, found.status());
   reply::Latest latest = describing_.LatestOf(**found);
   if (options_.storage && !scanning_.Fresh(*job)) {

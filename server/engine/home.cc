@@ -51,13 +51,14 @@ Home::Of& Home::Find(const std::string& job) {
     }
     const auto record = records_.find(job);
     if (record != records_.end()) of->gathered.SetRecord(record->second);
+    due_.insert(job);
   }
   return *of;
 }
 
 void Home::On(const MemberId& from, const ReportDelta& delta) {
   Of& of = Find(delta.job);
-  of.due = true;
+  due_.insert(delta.job);
   if (of.gathered.Apply(from, delta)) {
     const auto question = of.questions.find(from.rank);
     if (question != of.questions.end() && delta.answers < question->second) return;
@@ -76,14 +77,24 @@ void Home::SetRecord(const std::string& job, const JobRecord& record) {
   const auto at = jobs_.find(job);
   if (at == jobs_.end()) return;
   at->second->gathered.SetRecord(record);
-  at->second->due = true;
+  due_.insert(job);
+}
+
+void Home::ForgetRecord(const std::string& job) {
+  if (records_.erase(job) == 0) return;
+  const auto at = jobs_.find(job);
+  if (at == jobs_.end()) return;
+  JobRecord none;
+  none.job = job;
+  at->second->gathered.SetRecord(none);
+  due_.insert(job);
 }
 
 void Home::Ask(Rank who, const std::string& job, uint64_t question) {
   Of& of = Find(job);
   Of::Asked& asked = of.asked[who];
   asked = {out_.now(), std::max(asked.question, question)};
-  of.due = true;
+  due_.insert(job);
 }
 
 // A member that holds nothing of the job does not report by itself.
@@ -156,7 +167,7 @@ void Home::Doubt(const std::set<Rank>& ranks) {
       of->wanted.erase(rank);
       of->questions[rank] = question;
     }
-    of->due = true;
+    due_.insert(job);
   }
 }
 
@@ -170,7 +181,7 @@ void Home::DoubtOldReports() {
       }
       of->gathered.Silent(rank, true);
       of->questions[rank] = out_.NextId();
-      of->due = true;
+      due_.insert(job);
       at = of->reported.erase(at);
     }
   }
@@ -184,33 +195,42 @@ void Home::TimerWasLate() {
 
 bool Home::Run(bool again) {
   DoubtWhoIsNotHeard();
-  if (again) DoubtOldReports();
+  if (again) {
+    DoubtOldReports();
+    for (const auto& [job, of] : jobs_) due_.insert(job);
+  }
   bool said = false;
-  for (auto at = jobs_.begin(); at != jobs_.end();) {
-    const std::string& job = at->first;
+  for (const std::string& job : std::exchange(due_, {})) {
+    const auto at = jobs_.find(job);
+    if (at == jobs_.end()) continue;
     Of& of = *at->second;
     std::erase_if(of.asked,
                   [&](const auto& asked) { return out_.now() - asked.second.at > kAskersKept; });
-    const bool mine = members_.HomeOf(job) == members_.self();
-    if (!mine && of.asked.empty() && again) {
-      at = jobs_.erase(at);  // another member's to say; who asks begins it anew
+    if (again && of.asked.empty() && !MustTell(job, of)) {
+      jobs_.erase(at);  // who asks, or reports something, begins it anew
       continue;
     }
-    if (of.due || again) {
-      WantReports(job, &of);
-      of.due = false;
-      Say(job, &of);
-      said = true;
-    }
-    ++at;
+    WantReports(job, &of);
+    Say(job, &of);
+    said = true;
   }
   return said;
 }
 
-std::vector<peer::Place> Home::PlacesOf(const CheckpointKey& checkpoint,
-                                        const std::string& name) const {
+// Another member's to say; or there is nothing that anybody has of it.
+bool Home::MustTell(const std::string& job, const Of& of) const {
+  if (members_.HomeOf(job) != members_.self()) return false;
+  const auto& reports = of.gathered.gathering().reports;
+  return std::any_of(reports.begin(), reports.end(), [](const auto& heard) {
+    const JobReport& report = heard.second.report;
+    return !report.parts.empty() || !report.writers.empty() || !report.published.empty();
+  });
+}
+
+std::optional<std::vector<peer::Place>> Home::PlacesOf(const CheckpointKey& checkpoint,
+                                                       const std::string& name) const {
   const auto at = jobs_.find(checkpoint.job);
-  if (at == jobs_.end()) return {};
+  if (at == jobs_.end()) return std::nullopt;
   const CheckpointId id{checkpoint.step, checkpoint.attempt, checkpoint.revision};
   std::map<Writer, peer::Place> places;
   std::set<Writer> named;  // whose names do not have it
@@ -234,6 +254,10 @@ std::vector<peer::Place> Home::PlacesOf(const CheckpointKey& checkpoint,
       }
     }
   }
+  // Of a name that stands in none of the others, the part that nobody has told of yet may have it.
+  const bool all = !places.empty() && static_cast<int64_t>(places.size()) ==
+                                          int64_t{places.begin()->second.world_size};
+  if (!name.empty() && !all && places.size() == named.size()) return std::nullopt;
   std::vector<peer::Place> found;
   for (auto& [writer, place] : places) {
     if (!named.contains(writer)) found.push_back(std::move(place));
@@ -260,7 +284,7 @@ void Home::MemberCame(Rank rank) {
 void Home::MemberWent(Rank rank) { Doubt({rank}); }
 
 void Home::MemberLost(Rank) {
-  for (auto& [job, of] : jobs_) of->due = true;
+  for (const auto& [job, of] : jobs_) due_.insert(job);
 }
 
 }  // namespace cairn::engine

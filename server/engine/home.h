@@ -35,8 +35,12 @@ class Home : public RingWatcher {
   // Somebody wants the verdict, whether or not it holds something of the job.
   void Ask(Rank who, const std::string& job, uint64_t question = 0);
   void SetRecord(const std::string& job, const JobRecord& record);
-  // Where the parts are, as far as is reported.
-  std::vector<peer::Place> PlacesOf(const CheckpointKey& checkpoint, const std::string& name) const;
+  // Of a job that is forgotten: what was decided of it judges no later one of its name.
+  void ForgetRecord(const std::string& job);
+  // Where the parts are, as far as is reported: those that may have the name; all for an empty one. nullopt: it cannot
+  // be said yet whether there is such a name.
+  std::optional<std::vector<peer::Place>> PlacesOf(const CheckpointKey& checkpoint,
+                                                   const std::string& name) const;
 
   const Gathered* GatheredOf(const std::string& job) const;
 
@@ -64,7 +68,6 @@ class Home : public RingWatcher {
     std::map<Rank, Asked> asked;            // by who asked
     std::map<Rank, MonotonicNanos> wanted;  // whose report was asked for, and when
     std::map<Rank, uint64_t> questions;     // whose report counts again as the answer to this
-    bool due = true;
   };
   Of& Find(const std::string& job);
   void WantReports(const std::string& job, Of* of);
@@ -72,6 +75,7 @@ class Home : public RingWatcher {
   void Doubt(const std::set<Rank>& ranks);
   void DoubtWhoIsNotHeard();
   void DoubtOldReports();
+  bool MustTell(const std::string& job, const Of& of) const;
   JobVerdict VerdictOf(const std::string& job, Of* of) const;
   void Say(const std::string& job, Of* of);
 
@@ -81,6 +85,7 @@ class Home : public RingWatcher {
   ToSelf to_self_;
   OwnReport own_report_;
   std::map<std::string, std::unique_ptr<Of>> jobs_;
+  std::set<std::string> due_;                 // jobs of which something is to be said
   std::map<std::string, JobRecord> records_;  // of jobs of which something was decided
   std::set<Rank> unheard_;  // members that are up, and have said nothing for kHeardFor
 };

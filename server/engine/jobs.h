@@ -35,9 +35,12 @@ class Jobs {
   // Whether the caller may read and change it.
   static Status CheckAccess(const Job& job, const Caller& caller);
   // RESOURCE_EXHAUSTED when the user owns as many as he may.
-  Status CheckRoom(const Job& job, uint32_t uid) const {
-    if (counted_.contains(job.name)) return absl::OkStatus();
-    return owned_.CheckRoom(options_, options_.max_jobs, job.owner->owned ? job.owner->uid : uid);
+  Status CheckRoom(const Job& job, uint32_t uid) const { return CheckRoom(job.name, &job, uid); }
+  // The same of one that may not be known yet.
+  Status CheckRoom(const std::string& name, const Job* job, uint32_t uid) const {
+    if (counted_.contains(name)) return absl::OkStatus();
+    const bool owned = job != nullptr && job->owner->owned;
+    return owned_.CheckRoom(options_, options_.max_jobs, owned ? job->owner->uid : uid);
   }
   const UserCounts& owned() const { return owned_; }
   // One of which only storage has something does not count.

@@ -327,6 +327,15 @@ void Ledger::ReturnFromPeers(SlabRecord* slab) {
   Settle(slab);
 }
 
+void Ledger::BecomeOwn(SlabRecord* slab) {
+  if (!slab->for_peers) return;
+  Lift(slab);
+  slab->for_peers = false;
+  slab->fetch = nullptr;
+  for_peers_bytes_ -= slab->bytes;
+  Settle(slab);
+}
+
 void Ledger::Unreserve(SlabRecord* slab) {
   Lift(slab);
   slab->reserved = false;

@@ -137,7 +137,8 @@ class Ledger {
   void SetFetch(SlabRecord* slab, std::shared_ptr<const fact::FetchBegun> fetch);
   void ReserveForPeers(SlabRecord* slab, bool reserved);
   void ReturnFromPeers(SlabRecord* slab);  // destroyed as soon as nobody sees it
-  uint64_t for_peers_bytes() const { return for_peers_bytes_; }
+  // What came back into it was saved on this node: it is like any other that holds such a part.
+  void BecomeOwn(SlabRecord* slab);
   void Unreserve(SlabRecord* slab);
   void SetOwner(SlabRecord* slab, const SlabOwner& owner);
   void ReturnFromManifests(SlabRecord* slab);  // it holds none: destroyed

@@ -83,7 +83,11 @@ void Loads::Begin(const peer::PlacesSaid& said, Waiting* waiting) {
     const Part* part = parts_.Find(key);
     if (job == nullptr || (part != nullptr && Fetches::Holds(*part))) continue;
     const Fetches::Order order = OrderOf(said.checkpoint, place, PartRole::kFetched);
-    if (order.sources.empty()) continue;
+    if (order.sources.empty()) {
+      waiting->problem = absl::UnavailableError(
+          absl::StrCat(key.DebugString(), ": no member that has it answers now"));
+      continue;
+    }
     const Status started = fetches_.Start(order);
     if (started.ok()) {
       waiting->coming.insert(key);
@@ -141,7 +145,8 @@ void Loads::Ended(const Fetches::Order& order, const Status& status) {
   for (auto& [wanted, waiting] : waiting_) {
     if (waiting.coming.erase(order.part) == 0) continue;
     // A source that has it no more is no reason to say that there is no such thing: who asks again hears of others.
-    const bool moved = absl::IsNotFound(status);
+    // Nor is it the caller's affair that it was called off for somebody else.
+    const bool moved = absl::IsNotFound(status) || absl::IsCancelled(status);
     if (!status.ok()) waiting.problem = moved ? absl::UnavailableError(status.message()) : status;
     if (waiting.Settled()) done.push_back(wanted);
   }
@@ -157,7 +162,8 @@ void Loads::VerdictChanged(const Job& job) {
   for (const auto& id : {verdict.target, verdict.protect, verdict.latest}) {
     if (id.has_value()) wanted.insert({job.name, id->step, id->attempt, id->revision});
   }
-  if (restored_.insert(job.name).second) {
+  // The first verdict that knows of something: who has it may have been away until now.
+  if (!wanted.empty() && restored_.insert(job.name).second) {
     restore_.insert(wanted.begin(), wanted.end());
     for (const CheckpointKey& key : wanted) ask_(key, "");
     return;

@@ -41,6 +41,7 @@ class Loads : public Waitlist {
   void VerdictChanged(const Job& job);
   void Run(bool again);  // asks again where an answer was lost
   size_t restoring() const { return restoring_.size(); }
+  bool Restoring(const CheckpointKey& key) const { return restore_.contains(key); }
 
   void Left(const Parked& parked) override;
   void TimeUp(const Parked& parked) override;

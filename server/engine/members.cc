@@ -148,10 +148,16 @@ int Members::ReplicasOf(const JobPolicy& policy) const {
 }
 
 Rank Members::HomeOf(const std::string& job) const {
-  for (const Rank rank : HomeOrder(job, all_)) {
-    if (Up(rank)) return rank;
+  Rank home = self();
+  uint64_t greatest = HomeHash(job, home);
+  for (const auto& [rank, member] : others_) {
+    if (!member.up) continue;
+    const uint64_t hash = HomeHash(job, rank);
+    if (hash < greatest || (hash == greatest && rank > home)) continue;
+    home = rank;
+    greatest = hash;
   }
-  return self();
+  return home;
 }
 
 }  // namespace cairn::engine

@@ -66,6 +66,8 @@ class Members {
   bool On(const event::LifeMet& event);
   // The node's own timer ran late: nobody was silent, this node did not listen.
   void TimerWasLate();
+  // Some member has met this life: what the ring knows, this node can have heard.
+  bool Believed() const { return all_.size() <= 1 || believed_; }
   // It said something: it lives. False: this is not the life that was met.
   bool Heard(const MemberId& from);
 

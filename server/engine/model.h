@@ -502,6 +502,7 @@ struct JobFiles {
 
 struct JobTombstones {
   RemovedSteps removed;  // `rm`: these attempts' checkpoints of these steps stay away
+  uint64_t changes = 0;  // how often `removed` has changed
   size_t ranges = 0;     // of attempts, of all its steps: what they cost the journal …
   uint32_t uid = 0;      // … counts as this user's
 };

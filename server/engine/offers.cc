@@ -38,10 +38,6 @@ void Offers::AddParts(const Checkpoint& checkpoint, bool target,
                       std::vector<peer::Want>* wants) const {
   for (const auto& [writer, part] : checkpoint.content->parts) {
     if (!Answers(*part) || !Fetches::Holds(*part)) continue;
-    const PartKey& key = part->key;
-    const bool there = std::any_of(wants->begin(), wants->end(),
-                                   [&](const peer::Want& want) { return want.part == key; });
-    if (there) continue;
     peer::Want want;
     want.part = part->key;
     want.digest = part->content->digest;
@@ -156,7 +152,9 @@ Offers::Wanted Offers::WantedOf(const Job& job) const {
       return Answers(*part.second) && Fetches::Holds(*part.second);
     });
     if (!own) continue;
-    AddParts(checkpoint, /*target=*/false, &wanted.wants);
+    if (&checkpoint != target && &checkpoint != protect) {
+      AddParts(checkpoint, /*target=*/false, &wanted.wants);
+    }
     break;
   }
   return wanted;
@@ -165,10 +163,17 @@ Offers::Wanted Offers::WantedOf(const Job& job) const {
 std::optional<CheckpointId> Offers::WorkingOn(const Job& job) const {
   const auto wanted = jobs_wanted_.find(job.name);
   if (wanted == jobs_wanted_.end()) return std::nullopt;
-  std::optional<CheckpointId> lowest;
+  std::set<const Checkpoint*> checkpoints;
   for (const peer::Want& want : wanted->second.wants) {
-    const Checkpoint* checkpoint = parts_.Find(want.part.checkpoint);
-    if (checkpoint == nullptr || HeldEverywhere(*checkpoint, wanted->second.replicas)) continue;
+    checkpoints.insert(parts_.Find(want.part.checkpoint));
+  }
+  std::optional<CheckpointId> lowest;
+  for (const Checkpoint* checkpoint : checkpoints) {
+    // What a backup refuses is worked on by nobody: no save waits for it.
+    if (checkpoint == nullptr || HeldEverywhere(*checkpoint, wanted->second.replicas) ||
+        !RefusalOf(*checkpoint, wanted->second.replicas).empty()) {
+      continue;
+    }
     if (!lowest.has_value() || checkpoint->Id() < *lowest) lowest = checkpoint->Id();
   }
   return lowest;
@@ -195,6 +200,12 @@ void Offers::Run(bool again) {
   for (const auto& [rank, member] : members_.others()) {
     Backup& backup = backups_[rank];
     if (!member.up || (!backup.due && !again && backup.version != 0)) continue;
+    // What is long is not said with each event.
+    if (!again && backup.told.size() > Copies::kLongList &&
+        out_.now() - backup.told_at < Copies::kLongListEvery) {
+      continue;
+    }
+    backup.told_at = out_.now();
     peer::WantList list;
     for (const auto& [name, wanted] : jobs_wanted_) {
       const std::vector<Rank> ranks = members_.Backups(wanted.replicas);
@@ -219,6 +230,8 @@ void Offers::On(const MemberId& from, const peer::HaveList& list) {
   releases.haves_version = list.version;
   std::set<std::string> jobs;
   std::map<PartKey, peer::Have> haves;
+  std::map<PartKey, std::string> told;  // digests
+  for (const peer::Want& want : backup.told) told[want.part] = want.digest;
   for (const peer::Have& have : list.haves) {
     const auto before = backup.haves.find(have.part);
     if (before == backup.haves.end() || before->second != have) {
@@ -226,10 +239,8 @@ void Offers::On(const MemberId& from, const peer::HaveList& list) {
     }
     haves[have.part] = have;
     if (have.state != peer::HaveState::kHeld) continue;
-    const bool wanted = std::any_of(backup.told.begin(), backup.told.end(), [&](const auto& want) {
-      return want.part == have.part && want.digest == have.digest;
-    });
-    if (wanted) continue;
+    const auto want = told.find(have.part);
+    if (want != told.end() && want->second == have.digest) continue;
     if (std::optional<peer::Release> release = FateOf(have)) {
       releases.releases.push_back(*std::move(release));
     }
@@ -240,7 +251,9 @@ void Offers::On(const MemberId& from, const peer::HaveList& list) {
   backup.haves = std::move(haves);
   for (const std::string& name : jobs) {
     Changed(name);
-    const Job* job = jobs_.Find(name);
+    Job* job = jobs_.Find(name);
+    // Who waits for copies hears whether they are refused now.
+    if (job != nullptr && !job->waits->requests.empty()) refusals_changed_(job);
     if (job == nullptr || !job->verdict->heard) unknown_(name);
   }
   if (!releases.releases.empty()) out_.Do(action::Tell{from.rank, std::move(releases)});
@@ -256,9 +269,13 @@ std::optional<peer::Release> Offers::FateOf(const peer::Have& have) const {
   if (!verdict.protect.has_value()) return std::nullopt;
   const CheckpointId id{key.step, key.attempt, key.revision};
   const CheckpointId& protect = *verdict.protect;
-  if (id == protect || verdict.target == id) return std::nullopt;
   const Checkpoint* checkpoint = CheckpointOf(*job, id);
   release.by = KeyOf(*job, protect);
+  if (id == protect && LeftToStorage(*job, checkpoint)) {
+    release.fate = peer::Fate::kSuperseded;
+    return release;
+  }
+  if (id == protect || verdict.target == id) return std::nullopt;
   if (checkpoint != nullptr && standing_.LeftBehind(*checkpoint)) {
     // Until the life that left it has something protected of its own, it may be needed again.
     if (protect.attempt <= id.attempt) return std::nullopt;
@@ -273,6 +290,20 @@ std::optional<peer::Release> Offers::FateOf(const peer::Have& have) const {
   return std::nullopt;
 }
 
+// The job is over, its last step is in storage, and this node has given up its own part of it.
+bool Offers::LeftToStorage(const Job& job, const Checkpoint* checkpoint) const {
+  if (checkpoint == nullptr || !checkpoint->elsewhere->stored || !checkpoint->files->persisted ||
+      checkpoint->files->unconfirmed) {
+    return false;
+  }
+  const bool over = job.sessions->all.empty() && job.verdict->saving.empty();
+  const auto& parts = checkpoint->content->parts;
+  const bool gone = std::none_of(parts.begin(), parts.end(), [](const auto& part) {
+    return part.second->source->role == PartRole::kOwn && Fetches::Holds(*part.second);
+  });
+  return over && gone && !restoring_(checkpoint->key);
+}
+
 uint64_t Offers::HeldBy(Rank backup) const {
   const auto at = backups_.find(backup);
   if (at == backups_.end()) return 0;
@@ -284,15 +315,32 @@ uint64_t Offers::HeldBy(Rank backup) const {
   return bytes;
 }
 
+std::string Offers::RefusalOf(const Checkpoint& checkpoint, int replicas) const {
+  for (const Rank rank : members_.Backups(replicas)) {
+    const auto backup = backups_.find(rank);
+    if (backup == backups_.end() || !members_.Up(rank)) continue;
+    for (const auto& [writer, part] : checkpoint.content->parts) {
+      const auto have = backup->second.haves.find(part->key);
+      if (have == backup->second.haves.end() || have->second.state != peer::HaveState::kRefused) {
+        continue;
+      }
+      return absl::StrCat("rank ", rank, ": ", have->second.why);
+    }
+  }
+  return "";
+}
+
 std::string Offers::Refusal(const std::string& job) const {
   const auto wanted = jobs_wanted_.find(job);
   if (wanted == jobs_wanted_.end()) return "";
-  for (const auto& [rank, backup] : backups_) {
-    for (const peer::Want& want : wanted->second.wants) {
-      const auto have = backup.haves.find(want.part);
-      if (have == backup.haves.end() || have->second.state != peer::HaveState::kRefused) continue;
-      return absl::StrCat("rank ", rank, ": ", have->second.why);
-    }
+  std::set<const Checkpoint*> checkpoints;
+  for (const peer::Want& want : wanted->second.wants) {
+    checkpoints.insert(parts_.Find(want.part.checkpoint));
+  }
+  for (const Checkpoint* checkpoint : checkpoints) {
+    if (checkpoint == nullptr) continue;
+    std::string refusal = RefusalOf(*checkpoint, wanted->second.replicas);
+    if (!refusal.empty()) return refusal;
   }
   return "";
 }

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "server/engine/fetches.h"
+#include "server/engine/copies.h"
 #include "server/engine/retention.h"
 
 namespace cairn::engine {
@@ -25,6 +25,15 @@ class Offers : public StepWatcher, public RingWatcher {
 
   // A backup holds parts of a job of which this node knows nothing: it may have lost them itself.
   void set_unknown_job(std::function<void(const std::string&)> ask) { unknown_ = std::move(ask); }
+
+  // A backup has said something else of what it refuses, and somebody waits for copies.
+  void set_refusals_changed(std::function<void(Job*)> changed) {
+    refusals_changed_ = std::move(changed);
+  }
+  // Whether something of the checkpoint is coming back to this node.
+  void set_restoring(std::function<bool(const CheckpointKey&)> restoring) {
+    restoring_ = std::move(restoring);
+  }
 
   void On(const MemberId& from, const peer::HaveList& list);
   // A member may read it from now on.
@@ -58,6 +67,8 @@ class Offers : public StepWatcher, public RingWatcher {
   std::optional<CheckpointId> NewestSecured(const Job& job, int replicas) const;
   void NoteSecured(Job* job, int replicas);
   void AddParts(const Checkpoint& checkpoint, bool target, std::vector<peer::Want>* wants) const;
+  bool LeftToStorage(const Job& job, const Checkpoint* checkpoint) const;
+  std::string RefusalOf(const Checkpoint& checkpoint, int replicas) const;
   // nullopt: it stays.
   std::optional<peer::Release> FateOf(const peer::Have& have) const;
 
@@ -68,6 +79,8 @@ class Offers : public StepWatcher, public RingWatcher {
   Standing& standing_;
 
   std::function<void(const std::string&)> unknown_;
+  std::function<void(Job*)> refusals_changed_;
+  std::function<bool(const CheckpointKey&)> restoring_;
   std::set<std::string> due_;
   std::map<std::string, Wanted> jobs_wanted_;
   std::map<std::string, std::set<CheckpointId>> secured_;  // of each job those that are marked
@@ -75,6 +88,7 @@ class Offers : public StepWatcher, public RingWatcher {
   struct Backup {
     uint64_t version = 0;
     std::vector<peer::Want> told;
+    MonotonicNanos told_at = 0;
     std::map<PartKey, peer::Have> haves;
     bool due = false;
   };

@@ -653,6 +653,20 @@ void Parts::EraseIfEmpty(Checkpoint* checkpoint) {
   Erase(checkpoint);
 }
 
+void Parts::EraseHere(Checkpoint* checkpoint) {
+  const bool elsewhere = checkpoint->elsewhere->complete &&
+                         (checkpoint->elsewhere->in_memory || checkpoint->elsewhere->stored);
+  if (!elsewhere || checkpoint->content->condemned) return Erase(checkpoint);
+  StepContent& content = checkpoint->content.Edit();
+  if (content.complete) checkpoint->job->steps.Edit().incomplete.insert(checkpoint->Id());
+  content.complete = content.indexed = false;
+  out_.DestroyLater(std::exchange(content.names, {}));
+  while (!checkpoint->content->parts.empty()) {
+    Erase(checkpoint->content->parts.begin()->second.get());
+  }
+  IndexNames(checkpoint);
+}
+
 bool Parts::LeaveStorage(Checkpoint* checkpoint) {
   std::vector<Part*> gone;
   for (const auto& [writer, part] : checkpoint->content->parts) {

@@ -151,9 +151,12 @@ std::optional<ReportDelta> Reporting::Update(const std::string& name,
       delta.published_gone.insert(id);
     }
   }
-  JobReport after_job = report;
-  after_job.parts.clear();
-  after_job.published.clear();
+  // The report without what may be long.
+  auto parts = std::exchange(report.parts, {});
+  auto published = std::exchange(report.published, {});
+  const JobReport after_job = report;
+  report.parts = std::move(parts);
+  report.published = std::move(published);
   const bool nothing = delta.parts.empty() && delta.parts_gone.empty() && delta.published.empty() &&
                        delta.published_gone.empty();
   if (nothing && after_job == before_job && told->number != 0) return std::nullopt;

@@ -211,7 +211,7 @@ void Retention::On(const event::Remove& event) {
   if (checkpoint->files->persisted) {
     eviction_.DropMemory(checkpoint);
   } else {
-    parts_.Erase(checkpoint);
+    parts_.EraseHere(checkpoint);
   }
   out_.Answer(request, Body(reply::Ok{}));
 }
@@ -228,6 +228,15 @@ void Retention::RemoveStep(const event::Remove& event, Job* job, Step step,
                        absl::ResourceExhaustedError(absl::StrCat(
                            "remove: step ", step, " of job ", job->name, " has ", kMaxRemovedRanges,
                            " removed ranges of attempts; remove the whole step")));
+  }
+  const size_t more = all.ranges().size() - std::min(all.ranges().size(), ranges_before);
+  if (!options_.ring.Alone() && job->tombstones->ranges + more > kMostRecordRanges) {
+    return out_.Answer(
+        event.caller.request,
+        absl::ResourceExhaustedError(absl::StrCat(
+            "remove: of job ", job->name, " ", job->tombstones->ranges,
+            " steps are removed one by one, the most that the members of a ring tell each other is ",
+            kMostRecordRanges, "; a policy (keep_last) or the removal of the whole job needs none")));
   }
   // Its files are waited for.
   Status full = callers_.CheckRoom(event.caller);
@@ -284,6 +293,7 @@ void Retention::Charge(Job* job, size_t ranges) {
   journal_.RefundLasting(tombstones.uid, tombstones.ranges * each);
   tombstones.uid = job->owner->uid;
   tombstones.ranges = ranges;
+  ++tombstones.changes;
   journal_.ChargeLasting(tombstones.uid, ranges * each);
 }
 

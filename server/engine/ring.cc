@@ -64,19 +64,6 @@ Status CheckMembers(const std::map<Rank, std::string>& members) {
   return absl::OkStatus();
 }
 
-// FNV-1a over the job's bytes and the rank's four, the lowest first; then the finalizer of MurmurHash3,
-// for FNV-1a alone leaves the upper bits of short inputs alike. All members must say the same, whatever
-// they were compiled with: this must not change while a ring lives.
-uint64_t HomeHash(absl::string_view job, Rank rank) {
-  uint64_t hash = 0xcbf29ce484222325;
-  const auto take = [&hash](uint8_t byte) { hash = (hash ^ byte) * 0x100000001b3; };
-  for (const char c : job) take(static_cast<uint8_t>(c));
-  for (int i = 0; i < 4; ++i) take(static_cast<uint8_t>(static_cast<uint32_t>(rank) >> (8 * i)));
-  hash = (hash ^ (hash >> 33)) * 0xff51afd7ed558ccd;
-  hash = (hash ^ (hash >> 33)) * 0xc4ceb9fe1a85ec53;
-  return hash ^ (hash >> 33);
-}
-
 }  // namespace
 
 Status RingOptions::Validate() const {
@@ -136,6 +123,19 @@ std::vector<Rank> OwnersFor(Rank backup, const std::set<Rank>& members,
   }
   std::sort(owners.begin(), owners.end());
   return owners;
+}
+
+// FNV-1a over the job's bytes and the rank's four, the lowest first; then the finalizer of MurmurHash3,
+// for FNV-1a alone leaves the upper bits of short inputs alike. All members must say the same, whatever
+// they were compiled with: this must not change while a ring lives.
+uint64_t HomeHash(absl::string_view job, Rank rank) {
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto take = [&hash](uint8_t byte) { hash = (hash ^ byte) * 0x100000001b3; };
+  for (const char c : job) take(static_cast<uint8_t>(c));
+  for (int i = 0; i < 4; ++i) take(static_cast<uint8_t>(static_cast<uint32_t>(rank) >> (8 * i)));
+  hash = (hash ^ (hash >> 33)) * 0xff51afd7ed558ccd;
+  hash = (hash ^ (hash >> 33)) * 0xc4ceb9fe1a85ec53;
+  return hash ^ (hash >> 33);
 }
 
 std::vector<Rank> HomeOrder(absl::string_view job, const std::set<Rank>& members) {

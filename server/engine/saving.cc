@@ -86,12 +86,7 @@ void Saving::On(const event::Create& event) {
       scanning_.AwaitLook(event.caller, job, event.deadline, event, /*can_do_without=*/true)) {
     return;
   }
-  // So do the other members of the ring; they are not waited for longer than a moment.
-  if (cluster_ != nullptr && !job->attempts->begun.contains(key.attempt) &&
-      cluster_->verdicts().Await(event.caller, *job, event.deadline, event,
-                                 Verdicts::kBeginPatience)) {
-    return;
-  }
+  if (AwaitRing(event.caller, *job, key.attempt, event.deadline, event)) return;
   Part* part = parts_.Find(event.part);
   if (part != nullptr && part->content->lost.empty()) {
     if (auto answer = AnswerOfRepeat(event, part, *session)) {
@@ -112,6 +107,23 @@ void Saving::On(const event::Create& event) {
   const int32_t local_writers = std::min(
       session->world_size == event.world_size ? session->local_writers : 1, event.world_size);
   admission_.Ask(event, parts_.FindOrMake(job, key, event.world_size), local_writers);
+}
+
+// Where an attempt comes from that begins, the other members of the ring know too; they are not waited for longer
+// than a moment. But whose a job is that nobody owns here they must have said: else who saves in it first on a node
+// that has not heard of it would take it from its owner.
+bool Saving::AwaitRing(const Caller& caller, const Job& job, Attempt attempt,
+                       MonotonicNanos deadline, const Event& event) {
+  if (cluster_ == nullptr) return false;
+  const bool may_own = !job.owner->owned && !options_.Unlimited(caller.uid);
+  if (!may_own && job.attempts->begun.contains(attempt)) return false;
+  if (cluster_->verdicts().Await(caller, job, deadline, event,
+                                 may_own ? kNever : Verdicts::kBeginPatience)) {
+    return true;
+  }
+  if (!may_own || cluster_->members().Believed()) return false;
+  out_.Answer(caller.request, Cluster::MetNobody(job.name));
+  return true;
 }
 
 void Saving::Enter(Job* job, const Caller& caller, const PartKey& part, int32_t world_size,
@@ -447,6 +459,7 @@ void Saving::On(const event::Commit& event) {
                             /*can_do_without=*/true)) {
       return;
     }
+    if (AwaitRing(event.caller, *job, event.part.checkpoint.attempt, event.deadline, event)) return;
     const uint32_t uid = job->owner->owned ? job->owner->uid : event.caller.uid;
     status = jobs_.CheckRoom(*job, uid);
     if (status.ok()) status = MakeJournalRoom(uid, JournalRoom::CostOfPart(event.part));

@@ -54,6 +54,8 @@ class Saving : public Granter {
                                                const Session& session);
   reply::Create GrantReply(const std::vector<Object*>& objects, const Session& session,
                            bool repeat);
+  bool AwaitRing(const Caller& caller, const Job& job, Attempt attempt, MonotonicNanos deadline,
+                 const Event& event);
   void Enter(Job* job, const Caller& caller, const PartKey& part, int32_t world_size,
              const Session& session);
 

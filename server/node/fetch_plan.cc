@@ -84,6 +84,10 @@ StatusOr<FetchPlan> PlanFetch(const engine::action::Fetch& fetch,
     return absl::NotFoundError(absl::StrCat("the manifest is of ", manifest.Part().DebugString(),
                                             ", not of ", fetch.part.DebugString()));
   }
+  if (manifest.owner_uid != fetch.uid) {
+    return absl::PermissionDeniedError(absl::StrCat("the part is uid ", manifest.owner_uid,
+                                                    "'s, not uid ", fetch.uid, "'s"));
+  }
   CAIRN_ASSIGN_OR_RETURN(std::vector<ExtentRef> extents, Place(fetch, manifest.objects));
   CAIRN_ASSIGN_OR_RETURN(plan.blocks, BlocksOf(manifest.objects));
   plan.table = TableOf(std::move(manifest), std::move(extents));

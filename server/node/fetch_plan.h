@@ -30,7 +30,7 @@ struct FetchPlan {
 
 // FAILED_PRECONDITION: the part is the one that was asked for, and the fetch has no room for it, which
 // no other source changes. Any other error is the source's: NOT_FOUND for another part's manifest or
-// digest, DATA_LOSS for what is no manifest or contradicts itself.
+// digest, PERMISSION_DENIED for another user's, DATA_LOSS for what is no manifest or contradicts itself.
 StatusOr<FetchPlan> PlanFetch(const engine::action::Fetch& fetch,
                               const engine::peer::GrantAnswer& answer);
 // Whether a further source's answer is about what the plan reads; errors as above.

@@ -427,9 +427,14 @@ bool Mover::FindQuestion(Asking* asking) {
     if (!flight.end.has_value()) order.emplace_back(flight.asked.what_for, fetch);
   }
   std::sort(order.begin(), order.end());
-  if (order.size() > options_.active_fetches) order.resize(options_.active_fetches);
+  size_t active = 0;
   for (const auto& [what_for, fetch] : order) {
     Flight& flight = flights_.at(fetch);
+    // One whose sources all rest, or are gone, holds up no other.
+    const bool rests = std::all_of(flight.sources.begin(), flight.sources.end(), [](const auto& of) {
+      return of.second.is == Source::Is::kResting || of.second.is == Source::Is::kGone;
+    });
+    if (!rests && ++active > options_.active_fetches) break;
     for (auto& [rank, source] : flight.sources) {
       if (source.is != Source::Is::kToAsk) continue;
       if (asked_[rank] >= std::max(1, options_.threads - 1)) continue;
