@@ -296,7 +296,11 @@ class Engine::Impl {
                     .retention = &retention_,
                     .newer_attempt = [this](Job* job) { admission_.Fence(job); },
                     .saving = [this](const Job& job) { return succession_.SavingHere(job); },
-                    .refusals_changed = [](Job* job) { job->Touch(); },
+                    .refusals_changed =
+                        [this](Job* job) {
+                          job->Touch();
+                          standing_.CheckWaits(*job);
+                        },
                     .look =
                         [this](Job* job) {
                           job->scan->Known() ? scanning_.Look(job) : scanning_.Start(job);

@@ -135,6 +135,8 @@ void Home::Say(const std::string& job, Of* of) {
     if (HoldsSomething(of->gathered.gathering(), rank)) to.insert(rank);
   }
   for (const auto& [rank, at] : of->asked) to.insert(rank);
+  // The home deletes files by policy, whoever has written them.
+  if (options_.storage && verdict.policy.keep_last > 0) to.insert(members_.self());
   for (const Rank rank : to) {
     const auto asked = of->asked.find(rank);
     const uint64_t answers = asked == of->asked.end() ? 0 : asked->second.question;

@@ -11,6 +11,8 @@
 namespace cairn::engine {
 namespace {
 
+bool IsRefusal(const peer::Have& have) { return have.state == peer::HaveState::kRefused; }
+
 CheckpointKey KeyOf(const Job& job, const CheckpointId& id) {
   return {job.name, id.step, id.attempt, id.revision};
 }
@@ -30,8 +32,13 @@ bool Offers::ActsFor(const Part& part) const {
   return !backups.empty() && backups.front() == members_.self();
 }
 
+// Also for a lost owner whose first backup has nothing of it, as one that came back empty: whoever has it sees to it
+// that it has copies.
 bool Offers::Answers(const Part& part) const {
-  return part.source->role == PartRole::kOwn || ActsFor(part);
+  if (part.source->role == PartRole::kOwn || ActsFor(part)) return true;
+  const bool lacks = part.checkpoint->elsewhere->replicas < part.checkpoint->job->verdict->asked;
+  return lacks && part.source->role == PartRole::kReplica &&
+         members_.Lost().contains(part.source->owner);
 }
 
 void Offers::AddParts(const Checkpoint& checkpoint, bool target,
@@ -228,7 +235,7 @@ void Offers::On(const MemberId& from, const peer::HaveList& list) {
   Backup& backup = backups_[from.rank];
   peer::ReleaseList releases;
   releases.haves_version = list.version;
-  std::set<std::string> jobs;
+  std::set<std::string> jobs, refusals;
   std::map<PartKey, peer::Have> haves;
   std::map<PartKey, std::string> told;  // digests
   for (const peer::Want& want : backup.told) told[want.part] = want.digest;
@@ -237,6 +244,8 @@ void Offers::On(const MemberId& from, const peer::HaveList& list) {
     if (before == backup.haves.end() || before->second != have) {
       jobs.insert(have.part.checkpoint.job);
     }
+    const bool refused = before != backup.haves.end() && IsRefusal(before->second);
+    if (refused != IsRefusal(have)) refusals.insert(have.part.checkpoint.job);
     haves[have.part] = have;
     if (have.state != peer::HaveState::kHeld) continue;
     const auto want = told.find(have.part);
@@ -246,14 +255,15 @@ void Offers::On(const MemberId& from, const peer::HaveList& list) {
     }
   }
   for (const auto& [part, have] : backup.haves) {
-    if (!haves.contains(part)) jobs.insert(part.checkpoint.job);
+    if (haves.contains(part)) continue;
+    jobs.insert(part.checkpoint.job);
+    if (IsRefusal(have)) refusals.insert(part.checkpoint.job);
   }
   backup.haves = std::move(haves);
   for (const std::string& name : jobs) {
     Changed(name);
     Job* job = jobs_.Find(name);
-    // Who waits for copies hears whether they are refused now.
-    if (job != nullptr && !job->waits->requests.empty()) refusals_changed_(job);
+    if (job != nullptr && refusals.contains(name)) refusals_changed_(job);
     if (job == nullptr || !job->verdict->heard) unknown_(name);
   }
   if (!releases.releases.empty()) out_.Do(action::Tell{from.rank, std::move(releases)});
@@ -321,9 +331,7 @@ std::string Offers::RefusalOf(const Checkpoint& checkpoint, int replicas) const 
     if (backup == backups_.end() || !members_.Up(rank)) continue;
     for (const auto& [writer, part] : checkpoint.content->parts) {
       const auto have = backup->second.haves.find(part->key);
-      if (have == backup->second.haves.end() || have->second.state != peer::HaveState::kRefused) {
-        continue;
-      }
+      if (have == backup->second.haves.end() || !IsRefusal(have->second)) continue;
       return absl::StrCat("rank ", rank, ": ", have->second.why);
     }
   }

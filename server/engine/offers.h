@@ -26,7 +26,8 @@ class Offers : public StepWatcher, public RingWatcher {
   // A backup holds parts of a job of which this node knows nothing: it may have lost them itself.
   void set_unknown_job(std::function<void(const std::string&)> ask) { unknown_ = std::move(ask); }
 
-  // A backup has said something else of what it refuses, and somebody waits for copies.
+  // A backup has said something else of what it refuses: who waits for copies hears of it, and what this node works on
+  // is another checkpoint, perhaps.
   void set_refusals_changed(std::function<void(Job*)> changed) {
     refusals_changed_ = std::move(changed);
   }

@@ -73,6 +73,8 @@ class Standing {
   // --- who must hear
   // Jobs whose waits may have been reached, or never can be.
   std::set<std::string> TakeWaitsToCheck();
+  // Something that is not derived here, and that waits depend on, has changed.
+  void CheckWaits(const Job& job) { waits_to_check_.insert(job.name); }
   // Of so many parts and checkpoints; the rest stays.
   std::vector<action::Record> TakeToRecord(size_t most);
   bool more_to_record() const { return !to_record_.empty(); }

@@ -444,7 +444,8 @@ TEST_F(TwoSteps, OrAtOnceWhereItsMemoryIsWanted) {
   Hear();
   Replicate(Of(2), 2, 20 * kMiB);
   EXPECT_THAT(destroyed, Not(Contains(slab)));
-  Replicate(Of(3), 2, 20 * kMiB);
+  const SessionId session = OfAnotherJob();
+  Apply(CreateOf(session, PartOf(session, 1), {{"model", 30 * kMiB}}));
   EXPECT_THAT(destroyed, Contains(slab));
 }
 
