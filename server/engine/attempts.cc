@@ -36,8 +36,9 @@ Status Attempts::CheckFence(const Job& job, Attempt attempt, Attempt* superseded
 }
 
 Status Attempts::CheckBound(const Job& job, Attempt attempt) const {
-  const Attempt known =
-      std::max({job.attempts->greatest, job.attempts->newest(), Attempt{out_.UnixMillis()}});
+  // The number may have been chosen on another node, by its clock.
+  const Attempt known = std::max({job.attempts->greatest, job.attempts->newest(),
+                                  Attempt{out_.UnixMillis()}, Attempt{ring_clock_()}});
   if (attempt <= known || attempt - known <= kAheadMs) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("attempt: ", attempt, " of job ", job.name, " is more than ", kAheadMs,

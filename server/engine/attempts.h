@@ -38,6 +38,8 @@ class Attempts {
   static Status CheckFence(const Job& job, Attempt attempt, Attempt* superseded_by);
   // Of an attempt that has not begun, whoever chose its number.
   Status CheckBound(const Job& job, Attempt attempt) const;
+  // In a ring: the clock of the member that is the furthest ahead, in Unix ms.
+  void set_ring_clock(std::function<int64_t()> clock) { ring_clock_ = std::move(clock); }
   // Whether the session's process is the writer. `world_size`: as its call says, 0 where it does not.
   Status CheckProcess(const Job& job, const PartKey& part, int32_t world_size,
                       const Session& session) const;
@@ -119,6 +121,7 @@ class Attempts {
   static void TouchIncomplete(Job* job, Attempt attempt);
 
   const Options& options_;
+  std::function<int64_t()> ring_clock_ = [] { return int64_t{0}; };
   Outbox& out_;
   Jobs& jobs_;
   Sessions& sessions_;

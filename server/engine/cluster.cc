@@ -44,6 +44,7 @@ Cluster::Cluster(const Below& below)
     members_.Watch(watcher);
   }
   if (Alone()) return;
+  below.attempts->set_ring_clock([this] { return members_.GreatestClock(); });
   below.parts->Watch(&offers_);
   standing_.ReportChanges();
   fetches_.set_newer_attempt(below.newer_attempt);
@@ -74,7 +75,7 @@ Cluster::Cluster(const Below& below)
       [this](const std::string& job, const JobRecord& record) { home_.SetRecord(job, record); });
   decisions_.set_forgotten([this](const std::string& job) { home_.ForgetRecord(job); });
   standing_.set_touched([this](const std::string& job) { decisions_.Look(job); });
-  grants_.set_given([this](const Part& part) { offers_.Given(part); });
+  grants_.set_given([this](const PartKey& part) { offers_.Given(part); });
   offers_.set_restoring([this](const CheckpointKey& key) { return loads_.Restoring(key); });
   offers_.set_refusals_changed(below.refusals_changed);
   offers_.set_unknown_job([this](const std::string& job) { verdicts_.AskHome(job); });
@@ -84,6 +85,11 @@ Cluster::Cluster(const Below& below)
   reporting_.set_to_self([this](const ReportDelta& delta) { home_.On(members_.self_id(), delta); });
   home_.set_to_self([this](const JobVerdict& verdict, uint64_t answers) {
     Hear(members_.self(), verdict, answers);
+  });
+  home_.set_owner([jobs = below.jobs](const std::string& name) -> std::optional<uint32_t> {
+    const Job* job = jobs->Find(name);
+    if (job == nullptr || !job->owner->owned) return std::nullopt;
+    return job->owner->uid;
   });
   home_.set_own_report(
       [this](const std::string& job) { reporting_.WholeTo(members_.self(), job); });

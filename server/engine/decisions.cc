@@ -73,6 +73,8 @@ void Decisions::On(const MemberId& from, const peer::Record& said) {
       return;
     }
     jobs_.TakeOwnership(job, record->owner->uid, record->owner->gid, std::nullopt);
+  } else if (job->owner->owned) {
+    return;  // whoever decided, it was not known to be the owner
   }
   Learn(job, *record);
   learn_safe_(job, record->highest_protected);

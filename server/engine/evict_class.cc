@@ -75,8 +75,9 @@ bool ProtectedOrTarget(const Checkpoint& checkpoint, const RingSays& ring) {
 bool MayBeSafe(const Checkpoint& checkpoint, const RingSays& ring) {
   const CheckpointKey& key = checkpoint.key;
   const bool all_heard = ring.fresh && ring.final;
-  const bool may =
-      std::pair(key.attempt, key.step) == ring.safe || (*checkpoint.secured && !all_heard);
+  const bool may = std::pair(key.attempt, key.step) == ring.safe ||
+                   *checkpoint.copied == Copied::kJustGiven ||
+                   (*checkpoint.copied == Copied::kMaybe && !all_heard);
   return may && !SupersededByProtected(checkpoint, ring);
 }
 

@@ -99,12 +99,27 @@ void Finding::On(const event::Latest& event) {
       !cluster_->members().Believed()) {
     return out_.Answer(event.caller.request, cluster_->MetNobody(event.job));
   }
-  if (!found.ok()) return out_.Answer(event.caller.request, found.status());
+  if (!found.ok()) {
+    const Status lost = absl::IsNotFound(found.status()) ? CheckNothingLost(*job) : absl::OkStatus();
+    return out_.Answer(event.caller.request, lost.ok() ? found.status() : lost);
+  }
   reply::Latest latest = describing_.LatestOf(**found);
   if (options_.storage && !scanning_.Fresh(*job)) {
     latest.as_of_unix_ms = job->scan->read_unix_ms;
   }
   out_.Answer(event.caller.request, Body(std::move(latest)));
+}
+
+// That there is nothing is no word for what the ring had, and has lost: a script would begin from nothing.
+Status Finding::CheckNothingLost(const Job& job) {
+  const auto& [attempt, step] = job.verdict->safe;
+  if (attempt == 0 || step == kNoStep || job.tombstones->removed.Forbids(step, attempt)) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat(
+      "job ", job.name, ": step ", step, " of attempt ", attempt,
+      " was safe once, and no member of the ring and no storage has it now, nor anything else of the job; `cairn rm ",
+      job.name, "` forgets it"));
 }
 
 void Finding::On(const event::StatCheckpoint& event) {

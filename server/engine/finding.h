@@ -41,6 +41,7 @@ class Finding : public Waitlist {
  private:
   void CheckWaits(const Job& job);
   // OK with a body: reached. An error: never. nullopt: not yet.
+  static Status CheckNothingLost(const Job& job);
   std::optional<StatusOr<Body>> Evaluate(const event::Wait& wait) const;
   // The checkpoint waited for, nullptr: not there yet, or never to be there (`never` says why).
   const Checkpoint* Meant(const event::Wait& wait, const Job& job, Status* never) const;

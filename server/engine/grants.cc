@@ -36,10 +36,11 @@ void Grants::On(const event::GrantAsked& event) {
   const uint64_t id = out_.NextId();
   Grant& grant = grants_[id];
   grant.reader = event.from.rank;
+  grant.part = (*part)->key;
   grant.pinned = Parts::SlabsOf(**part);
   for (const SlabId slab : grant.pinned) ledger_.Pin(ledger_.Find(slab));
   out_.Count("grants");
-  given_(**part);
+  given_(grant.part);
   out_.Answer(event.caller.request, Body(reply::Granted{id, (*part)->content->table}));
 }
 
@@ -47,6 +48,7 @@ void Grants::On(const event::GrantEnded& event) {
   const auto at = grants_.find(event.grant);
   if (at == grants_.end()) return;
   for (const SlabId slab : at->second.pinned) ledger_.Unpin(ledger_.Find(slab));
+  given_(at->second.part);
   grants_.erase(at);
 }
 

@@ -18,8 +18,8 @@ class Grants : public RingWatcher {
 
   Grants(Outbox* out, const Members* members, Ledger* ledger, Parts* parts);
 
-  // Hears of each part that a member may read from now on.
-  void set_given(std::function<void(const Part&)> given) { given_ = std::move(given); }
+  // Hears of each part that a member may read from now on, and when it no longer may.
+  void set_given(std::function<void(const PartKey&)> given) { given_ = std::move(given); }
 
   void On(const event::GrantAsked& event);
   void On(const event::GrantEnded& event);
@@ -31,6 +31,7 @@ class Grants : public RingWatcher {
  private:
   struct Grant {
     Rank reader = kNoRank;
+    PartKey part;
     std::vector<SlabId> pinned;
     bool revoked = false;
   };
@@ -40,7 +41,7 @@ class Grants : public RingWatcher {
   const Members& members_;
   Ledger& ledger_;
   Parts& parts_;
-  std::function<void(const Part&)> given_;
+  std::function<void(const PartKey&)> given_;
   std::map<uint64_t, Grant> grants_;
 };
 

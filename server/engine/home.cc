@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace cairn::engine {
 namespace {
 
@@ -59,6 +61,31 @@ Home::Of& Home::Find(const std::string& job) {
 void Home::On(const MemberId& from, const ReportDelta& delta) {
   Of& of = Find(delta.job);
   due_.insert(delta.job);
+  const std::optional<uint32_t> owner = owner_(delta.job);
+  if (delta.owned && owner.has_value() && *owner != delta.owner_uid) {
+    if (of.foreign.insert(from.rank).second) {
+      out_.Log(Severity::kWarning,
+               absl::StrCat("job=", delta.job, " is uid ", *owner, "'s here, and uid ",
+                            delta.owner_uid, "'s on rank ", from.rank,
+                            ": what that has of it does not count"));
+    }
+    ReportDelta nothing;
+    nothing.job = delta.job;
+    nothing.number = delta.number;
+    nothing.answers = delta.answers;
+    return Take(from, nothing, &of);
+  }
+  // What has changed since is not all that it has.
+  if (of.foreign.erase(from.rank) > 0 && delta.after != 0) {
+    of.reported.erase(from.rank);
+    of.wanted.erase(from.rank);
+    return;
+  }
+  Take(from, delta, &of);
+}
+
+void Home::Take(const MemberId& from, const ReportDelta& delta, Of* found) {
+  Of& of = *found;
   if (of.gathered.Apply(from, delta)) {
     const auto question = of.questions.find(from.rank);
     if (question != of.questions.end() && delta.answers < question->second) return;

@@ -29,6 +29,10 @@ class Home : public RingWatcher {
 
   Home(const Options& options, Outbox* out, const Members* members);
   void set_to_self(ToSelf to_self) { to_self_ = std::move(to_self); }
+  // Whose the job is, as far as this node knows.
+  void set_owner(std::function<std::optional<uint32_t>(const std::string&)> owner) {
+    owner_ = std::move(owner);
+  }
   void set_own_report(OwnReport own_report) { own_report_ = std::move(own_report); }
 
   void On(const MemberId& from, const ReportDelta& delta);
@@ -68,8 +72,10 @@ class Home : public RingWatcher {
     std::map<Rank, Asked> asked;            // by who asked
     std::map<Rank, MonotonicNanos> wanted;  // whose report was asked for, and when
     std::map<Rank, uint64_t> questions;     // whose report counts again as the answer to this
+    std::set<Rank> foreign;                 // who says that the job is another user's
   };
   Of& Find(const std::string& job);
+  void Take(const MemberId& from, const ReportDelta& delta, Of* of);
   void WantReports(const std::string& job, Of* of);
   // Their reports do not count until they answer anew.
   void Doubt(const std::set<Rank>& ranks);
@@ -84,6 +90,7 @@ class Home : public RingWatcher {
   const Members& members_;
   ToSelf to_self_;
   OwnReport own_report_;
+  std::function<std::optional<uint32_t>(const std::string&)> owner_;
   std::map<std::string, std::unique_ptr<Of>> jobs_;
   std::set<std::string> due_;                 // jobs of which something is to be said
   std::map<std::string, JobRecord> records_;  // of jobs of which something was decided

@@ -80,6 +80,7 @@ void Members::On(const event::Exchanged& event) {
       out_.Log(Severity::kInfo, absl::StrCat("ring: rank ", event.rank, " is up, incarnation ",
                                              event.who->incarnation));
     }
+    if (member.id != *event.who) member.met = out_.now();
     member.id = *event.who;
     member.up = true;
     believed_ = true;
@@ -125,6 +126,16 @@ bool Members::Up(Rank rank) const {
   if (rank == self()) return true;
   const auto at = others_.find(rank);
   return at != others_.end() && at->second.up;
+}
+
+int64_t Members::GreatestClock() const {
+  int64_t greatest = 0;
+  for (const auto& [rank, member] : others_) {
+    if (!member.id.has_value()) continue;
+    greatest =
+        std::max(greatest, member.id->incarnation + (out_.now() - member.met) / kNanosPerMilli);
+  }
+  return greatest;
 }
 
 std::set<Rank> Members::Lost() const {

@@ -52,6 +52,7 @@ class Members {
     int failed = 0;                    // exchanges in a row
     MonotonicNanos failing_since = 0;  // of the first of them
     MonotonicNanos heard = 0;          // when it answered last; 0: never
+    MonotonicNanos met = 0;            // this life, first
   };
 
   Members(const Options& options, Outbox* out);
@@ -80,6 +81,9 @@ class Members {
   const std::map<Rank, Member>& others() const { return others_; }
   bool Up(Rank rank) const;  // this node is
   std::set<Rank> Lost() const;
+  // What the member whose clock is the furthest ahead has at least, in Unix ms: a life's incarnation is its clock when
+  // it began. 0: nobody was met.
+  int64_t GreatestClock() const;
   // Those that keep copies of this node's parts, for so many replicas.
   std::vector<Rank> Backups(int replicas) const;
   int ReplicasOf(const JobPolicy& policy) const;

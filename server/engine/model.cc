@@ -91,7 +91,7 @@ Checkpoint::Checkpoint(Job* of, const CheckpointKey& of_key, uint64_t number, Ch
       memory(this),
       pinned(this, of->pins->contains(Id())),
       elsewhere(this),
-      secured(this),
+      copied(this),
       changes_(changes) {}
 
 Job::Job(std::string of_name, Changes* changes)

@@ -350,6 +350,13 @@ struct CheckpointStanding {
   bool in_memory = false;
 };
 
+// Whether other members have copied this node's parts of a checkpoint, which one of them may know as protected.
+enum class Copied : uint8_t {
+  kNo,
+  kMaybe,     // it is the newest that the backups are known to have, or newer and was given to members
+  kJustGiven  // so lately that who has it may not have been heard to say so
+};
+
 struct Checkpoint {
   Checkpoint(Job* of, const CheckpointKey& of_key, uint64_t number, Changes* changes);
   void Touch() { changes_->Touch(this); }
@@ -377,9 +384,7 @@ struct Checkpoint {
   Watched<Footprint, Footprints, Checkpoint> memory;
   Watched<bool, Retention, Checkpoint> pinned;
   Watched<Elsewhere, Verdicts, Checkpoint> elsewhere;
-  // It is the newest of which each backup of this node said that it holds this node's parts: some member may know it
-  // as protected.
-  Watched<bool, Offers, Checkpoint> secured;
+  Watched<Copied, Offers, Checkpoint> copied;
   Owned<CheckpointStanding, Standing> standing;
 
  private:

@@ -77,10 +77,12 @@ bool Offers::HeldEverywhere(const Checkpoint& checkpoint, int replicas) const {
   return true;
 }
 
-void Offers::Given(const Part& part) {
-  if (part.source->role != PartRole::kOwn) return;
-  const std::string& job = part.key.checkpoint.job;
-  if (given_[job].insert(part.checkpoint->Id()).second) Changed(job);
+void Offers::Given(const PartKey& key) {
+  const Part* part = parts_.Find(key);
+  if (part == nullptr || part->source->role != PartRole::kOwn) return;
+  const std::string& job = key.checkpoint.job;
+  given_[job][part->checkpoint->Id()] = out_.now();
+  Changed(job);
 }
 
 // The newest of those all of whose parts here the backups say to have.
@@ -109,29 +111,34 @@ std::optional<CheckpointId> Offers::NewestSecured(const Job& job, int replicas) 
 }
 
 // Marks what a home may have called protected, to somebody else: the newest that the backups are known to have,
-// and what is newer and was given to members, for what they say of it may be lost on its way.
-void Offers::NoteSecured(Job* job, int replicas) {
+// and what is newer and was given to members, for what they say of it may be lost on its way. Of what was given just
+// now even a home that has heard all members lately may not have heard yet.
+void Offers::NoteCopied(Job* job, int replicas) {
   const std::optional<CheckpointId> newest = NewestSecured(*job, replicas);
-  std::set<CheckpointId> secured;
-  if (newest.has_value()) secured.insert(*newest);
+  std::map<CheckpointId, Copied> copied;
+  if (newest.has_value()) copied[*newest] = Copied::kMaybe;
   if (const auto given = given_.find(job->name); given != given_.end()) {
-    std::erase_if(given->second, [&](const CheckpointId& id) {
-      return CheckpointOf(*job, id) == nullptr || (newest.has_value() && Supersedes(*newest, id));
+    std::erase_if(given->second, [&](const auto& of) {
+      return CheckpointOf(*job, of.first) == nullptr ||
+             (newest.has_value() && Supersedes(*newest, of.first));
     });
-    if (replicas > 0) secured.insert(given->second.begin(), given->second.end());
+    for (const auto& [id, at] : given->second) {
+      if (replicas == 0) break;
+      copied[id] = out_.now() - at < kNotHeardOf ? Copied::kJustGiven : Copied::kMaybe;
+    }
     if (given->second.empty()) given_.erase(given);
   }
-  std::set<CheckpointId>& before = secured_[job->name];
-  const auto mark = [job](const CheckpointId& id, bool as) {
+  std::map<CheckpointId, Copied>& before = copied_[job->name];
+  const auto mark = [job](const CheckpointId& id, Copied as) {
     Checkpoint* checkpoint = CheckpointOf(*job, id);
-    if (checkpoint != nullptr && *checkpoint->secured != as) checkpoint->secured.Edit() = as;
+    if (checkpoint != nullptr && *checkpoint->copied != as) checkpoint->copied.Edit() = as;
   };
-  for (const CheckpointId& id : before) {
-    if (!secured.contains(id)) mark(id, false);
+  for (const auto& [id, was] : before) {
+    if (!copied.contains(id)) mark(id, Copied::kNo);
   }
-  for (const CheckpointId& id : secured) mark(id, true);
-  before = std::move(secured);
-  if (before.empty()) secured_.erase(job->name);
+  for (const auto& [id, is] : copied) mark(id, is);
+  before = std::move(copied);
+  if (before.empty()) copied_.erase(job->name);
 }
 
 // The target first, then what protects, then what comes next.
@@ -187,14 +194,17 @@ std::optional<CheckpointId> Offers::WorkingOn(const Job& job) const {
 }
 
 void Offers::Run(bool again) {
+  if (again) {
+    for (const auto& [job, given] : given_) due_.insert(job);
+  }
   for (const std::string& name : std::exchange(due_, {})) {
     Job* job = jobs_.Find(name);
     Wanted wanted = job == nullptr ? Wanted() : WantedOf(*job);
     if (job == nullptr) {
-      secured_.erase(name);
+      copied_.erase(name);
       given_.erase(name);
     } else {
-      NoteSecured(job, wanted.replicas);
+      NoteCopied(job, wanted.replicas);
     }
     Wanted& before = jobs_wanted_[name];
     if (before.wants != wanted.wants || before.replicas != wanted.replicas) {

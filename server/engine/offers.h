@@ -6,7 +6,7 @@
 // the line, or is superseded by a named protected checkpoint it may let go. What this node does not know
 // about it says nothing of: absence is never a reason to free.
 //
-// Changes Checkpoint::secured.
+// Changes Checkpoint::copied.
 #pragma once
 
 #include <map>
@@ -37,8 +37,8 @@ class Offers : public StepWatcher, public RingWatcher {
   }
 
   void On(const MemberId& from, const peer::HaveList& list);
-  // A member may read it from now on.
-  void Given(const Part& part);
+  // A member may read it from now on, or could until now.
+  void Given(const PartKey& part);
   // Its verdict, policy or line has changed.
   void Changed(const std::string& job) { due_.insert(job); }
   // Says the lists that have changed; all of them with `again`.
@@ -58,6 +58,8 @@ class Offers : public StepWatcher, public RingWatcher {
   std::optional<CheckpointId> WorkingOn(const Job& job) const;
 
  private:
+  // A home counts what it heard 3 s ago, and hears of a copy within a second.
+  static constexpr MonotonicNanos kNotHeardOf = 5 * kNanosPerSecond;
   struct Wanted {
     std::vector<peer::Want> wants;
     int replicas = 0;
@@ -66,7 +68,7 @@ class Offers : public StepWatcher, public RingWatcher {
   bool Answers(const Part& part) const;  // this node says who keeps it
   bool HeldEverywhere(const Checkpoint& checkpoint, int replicas) const;
   std::optional<CheckpointId> NewestSecured(const Job& job, int replicas) const;
-  void NoteSecured(Job* job, int replicas);
+  void NoteCopied(Job* job, int replicas);
   void AddParts(const Checkpoint& checkpoint, bool target, std::vector<peer::Want>* wants) const;
   bool LeftToStorage(const Job& job, const Checkpoint* checkpoint) const;
   std::string RefusalOf(const Checkpoint& checkpoint, int replicas) const;
@@ -84,8 +86,9 @@ class Offers : public StepWatcher, public RingWatcher {
   std::function<bool(const CheckpointKey&)> restoring_;
   std::set<std::string> due_;
   std::map<std::string, Wanted> jobs_wanted_;
-  std::map<std::string, std::set<CheckpointId>> secured_;  // of each job those that are marked
-  std::map<std::string, std::set<CheckpointId>> given_;    // in memory; members may have copied them
+  std::map<std::string, std::map<CheckpointId, Copied>> copied_;  // of each job those that are marked
+  // Of each job those that members could read, and when last.
+  std::map<std::string, std::map<CheckpointId, MonotonicNanos>> given_;
   struct Backup {
     uint64_t version = 0;
     std::vector<peer::Want> told;

@@ -562,7 +562,7 @@ void Standing::TouchHeld(Job* job, const RingSays& before, const RingSays& now) 
   const bool any = before.asked != now.asked || (before.protect != now.protect && !goes_on);
   if (any || before.fresh != now.fresh || before.final != now.final) {
     for (const auto& [id, checkpoint] : all) {
-      if (any || checkpoint->standing->held.replicas > 0 || *checkpoint->secured) {
+      if (any || checkpoint->standing->held.replicas > 0 || *checkpoint->copied != Copied::kNo) {
         checkpoint->Touch();
       }
     }

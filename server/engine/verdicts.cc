@@ -29,6 +29,7 @@ void Verdicts::Take(Rank home, const JobVerdict& verdict, uint64_t answers) {
   const bool something = !verdict.checkpoints.empty() || !verdict.attempts.empty();
   if (job == nullptr && !something && !waiting_.contains(verdict.job)) return;
   if (job == nullptr) job = jobs_.FindOrMake(verdict.job);
+  if (verdict.owned && job->owner->owned && job->owner->uid != verdict.owner_uid) return;
   if (verdict.owned) {
     jobs_.TakeOwnership(job, verdict.owner_uid, verdict.owner_gid, verdict.policy);
   }
