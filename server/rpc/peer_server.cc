@@ -26,9 +26,66 @@ using engine::MemberId;
 
 // How often the accepting thread looks whether connections have ended, or it shall stop.
 constexpr int kLookMs = 100;
-constexpr uint64_t kMaxEntryBytes = 64 << 20;
 // The longest that a question may wait at the host.
 constexpr int64_t kMostTimeoutMs = 30'000;
+// Refusals that one answer names; further ones are only logged.
+constexpr size_t kMostToldRefusals = 100;
+
+// Of all lists of a message.
+uint64_t MaxEntryBytes(const PeersOptions& options) {
+  return MessageReader::kMostTimesOfMembers * options.max_message_bytes + MessageReader::kAlways;
+}
+
+// The arguments of `say`, read message by message: one that cannot be read is told in `refused`, and the
+// others count.
+struct SayArgs {
+  MessageReader* reader;
+  peerwire::Sender sender;
+  std::vector<peerwire::Message> messages;
+  std::vector<std::string> refused;
+
+  void read(TProtocol* in);
+
+ private:
+  void ReadMessages(TProtocol* in);
+};
+
+void SayArgs::read(TProtocol* in) {
+  using namespace apache::thrift::protocol;  // the types of fields
+  std::string name;
+  TType type = T_STOP;
+  int16_t id = 0;
+  in->readStructBegin(name);
+  for (;;) {
+    in->readFieldBegin(name, type, id);
+    if (type == T_STOP) break;
+    if (id == 1 && type == T_STRUCT) {
+      sender.read(in);
+    } else if (id == 2 && type == T_LIST) {
+      ReadMessages(in);
+    } else {
+      in->skip(type);
+    }
+    in->readFieldEnd();
+  }
+  in->readStructEnd();
+}
+
+void SayArgs::ReadMessages(TProtocol* in) {
+  apache::thrift::protocol::TType type = apache::thrift::protocol::T_STOP;
+  uint32_t count = 0;
+  in->readListBegin(type, count);
+  for (uint32_t i = 0; i < count; ++i) {
+    peerwire::Message message;
+    const Status read = reader->ReadOrPassOver(&message);
+    if (read.ok()) {
+      messages.push_back(std::move(message));
+    } else if (refused.size() < kMostToldRefusals) {
+      refused.push_back(absl::StrCat("messages[", i, "] cannot be read: ", read.message()));
+    }
+  }
+  in->readListEnd();
+}
 
 }  // namespace
 
@@ -52,7 +109,7 @@ class PeerServer::Connection {
         context_(server->context_),
         number_(number),
         stream_(std::move(socket), std::move(tls), server->context_->options.call_timeout),
-        reader_(kMaxEntryBytes) {}
+        reader_(MaxEntryBytes(context_->options)) {}
 
   void Start() {
     thread_ = std::thread([this] { Serve(); });
@@ -70,14 +127,14 @@ class PeerServer::Connection {
   Status AnswerOne();
   Status Answer(absl::string_view message);
   template <typename Args, typename Result, typename F>
-  Status AnswerWith(const char* method, int32_t sequence, TProtocol* in, F serve);
+  Status AnswerWith(const char* method, int32_t sequence, TProtocol* in, F serve, Args args = {});
   template <typename Body>
   Status Send(const char* method, TMessageType type, int32_t sequence, const Body& body);
 
   // Whether the sender of a call is who it says.
   StatusOr<MemberId> Judge(const peerwire::Sender& sender);
   Status Greet(const peerwire::Peer_greet_args& args, peerwire::Peer_greet_result* result);
-  Status Say(peerwire::Peer_say_args& args, peerwire::Peer_say_result* result);
+  Status Say(SayArgs& args, peerwire::Peer_say_result* result);
   Status Grant(const peerwire::Peer_grant_args& args, peerwire::Peer_grant_result* result);
   Status EndGrants(const peerwire::Peer_endGrants_args& args, peerwire::Peer_endGrants_result*);
 
@@ -263,7 +320,8 @@ Status PeerServer::Connection::Answer(absl::string_view message) {
   std::string method;
   TMessageType type = apache::thrift::protocol::T_CALL;
   int32_t sequence = 0;
-  TProtocol* const in = reader_.Read(message);
+  TProtocol* const in = reader_.Read(
+      message, stranger_ ? MessageReader::kMostTimes : MessageReader::kMostTimesOfMembers);
   in->readMessageBegin(method, type, sequence);
   using namespace peerwire;  // the types that Thrift has made of the calls
   if (method == "greet") {
@@ -276,8 +334,9 @@ Status PeerServer::Connection::Answer(absl::string_view message) {
     return absl::UnavailableError("a caller that has not greeted");
   }
   if (method == "say") {
-    return AnswerWith<Peer_say_args, Peer_say_result>(
-        "say", sequence, in, [this](auto& args, auto* result) { return Say(args, result); });
+    return AnswerWith<SayArgs, Peer_say_result>(
+        "say", sequence, in, [this](auto& args, auto* result) { return Say(args, result); },
+        SayArgs{&reader_, {}, {}, {}});
   }
   if (method == "grant") {
     return AnswerWith<Peer_grant_args, Peer_grant_result>(
@@ -294,8 +353,7 @@ Status PeerServer::Connection::Answer(absl::string_view message) {
 
 template <typename Args, typename Result, typename F>
 Status PeerServer::Connection::AnswerWith(const char* method, int32_t sequence, TProtocol* in,
-                                          F serve) {
-  Args args;
+                                          F serve, Args args) {
   args.read(in);
   in->readMessageEnd();
   Result result;
@@ -349,8 +407,7 @@ Status PeerServer::Connection::Greet(const peerwire::Peer_greet_args& args,
   return absl::OkStatus();
 }
 
-Status PeerServer::Connection::Say(peerwire::Peer_say_args& args,
-                                   peerwire::Peer_say_result* result) {
+Status PeerServer::Connection::Say(SayArgs& args, peerwire::Peer_say_result* result) {
   CAIRN_ASSIGN_OR_RETURN(const MemberId from, Judge(args.sender));
   Speaker& speaker = server_->speakers_.at(from.rank);
   MutexLock lock(&speaker.mu);
@@ -358,12 +415,19 @@ Status PeerServer::Connection::Say(peerwire::Peer_say_args& args,
     return absl::UnavailableError("this member has said something on a newer connection");
   }
   speaker.connection = number_;
+  std::vector<std::string>& refused = result->success.refused;
+  refused = std::move(args.refused);
+  for (const std::string& why : refused) {
+    LOG_EVERY_N(ERROR, 100) << "rank " << from.rank << ": a message is refused: " << why;
+  }
   for (peerwire::Message& message : args.messages) {
     StatusOr<engine::peer::Message> said = FromPeerWire(std::move(message));
     if (!said.ok()) {
       LOG_EVERY_N(ERROR, 100) << "rank " << from.rank
                               << ": a message is refused: " << said.status();
-      result->success.refused.push_back(std::string(said.status().message()));
+      if (refused.size() < kMostToldRefusals) {
+        refused.push_back(std::string(said.status().message()));
+      }
       continue;
     }
     context_->host->PeerSaid(from, *std::move(said));

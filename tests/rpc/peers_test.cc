@@ -89,6 +89,37 @@ TEST_F(Peers, ALongReportIsSaidInSeveralCalls) {
   EXPECT_TRUE(second().AwaitSaid(3));
 }
 
+// What a report of them takes in memory was taken to be four times what it is, and refused.
+peer::Report ReportOfSteps(const std::string& job, Step steps) {
+  peer::Report report;
+  report.delta.job = job;
+  report.delta.number = 5;
+  for (Step step = 0; step < steps; ++step) report.delta.published.insert({step, 1, 0});
+  return report;
+}
+
+TEST_F(Peers, AReportOfAJobOfManyPublishedStepsIsHeard) {
+  StartPair();
+  for (const Step steps : {140'000, 600'000}) {
+    first_->peers->Tell(1, ReportOfSteps(absl::StrCat("job", steps), steps));
+  }
+  first_->peers->Tell(1, peer::ReportWanted{"another"});
+  EXPECT_TRUE(second().AwaitSaid(3)) << second().said().size();
+}
+
+// As the engine does it: all is said anew each time that the member is back.
+TEST_F(Peers, ReportsOfManyStepsThatAreSaidTogetherKeepTheLink) {
+  first_ = Start(a_);
+  rpc::Peers* const peers = first_->peers.get();
+  first().WhenMet([peers] {
+    for (const char* job : {"x", "y", "z"}) peers->Tell(1, ReportOfSteps(job, 50'000));
+  });
+  second_ = Start(b_);
+  EXPECT_TRUE(second().AwaitSaid(3)) << second().said().size();
+  EXPECT_TRUE(first().AwaitExchanges(1, /*answered=*/true, 2));
+  EXPECT_EQ(second().said().size(), 3u);  // they met once
+}
+
 TEST_F(Peers, AMessageThatIsTooLongIsDroppedAndTheOthersAreSaid) {
   options_.max_message_bytes = 1 << 20;
   StartPair();
