@@ -22,6 +22,22 @@ class Links {
   void EndGrant(engine::Rank rank, uint64_t grant);
 
  private:
+  // One call: Set waits for its end, also when it throws.
+  class Inside {
+   public:
+    explicit Inside(Links* of) : of_(of), links_(of->Enter()) {}
+    ~Inside() {
+      if (links_ != nullptr) of_->Leave();
+    }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+    PeerLinks* get() const { return links_; }
+
+   private:
+    Links* const of_;
+    PeerLinks* const links_;
+  };
+
   PeerLinks* Enter();  // each that is not nullptr: Leave follows
   void Leave();
 
