@@ -390,6 +390,23 @@ TEST_F(FalseOwner, AnAnswerToAnotherQuestionIsNotTaken) {
   }
 }
 
+// NOT_FOUND and CANCELLED, which speak of the reader's own memory, ended the whole fetch.
+TEST_F(FalseOwner, ACodeThatNoOwnerSaysIsTheOwnersFault) {
+  using Code = absl::StatusCode;
+  for (const auto& [said, heard] : {std::pair(Code::kNotFound, Code::kUnavailable),
+                                    {Code::kCancelled, Code::kUnavailable},
+                                    {Code::kInvalidArgument, Code::kUnavailable},
+                                    {Code::kDataLoss, Code::kDataLoss},
+                                    {Code::kPermissionDenied, Code::kPermissionDenied}}) {
+    const auto reader = Reader();
+    auto read = BeginRead(reader.get());
+    Stream stream = Accept();
+    stream.Hear(kQuestionBytes);
+    stream.Say(Encode(Answer{1, said, 0}));
+    EXPECT_EQ(read.get().status().code(), heard) << absl::StatusCodeToString(said);
+  }
+}
+
 TEST_F(FalseOwner, AnOwnerOfAnotherVersionIsNamed) {
   const auto reader = Reader();
   auto read = BeginRead(reader.get());
