@@ -188,11 +188,16 @@ Status TcpServer::AnswerOne(Stream* stream, PeerId reader) {
   CAIRN_ASSIGN_OR_RETURN(const Question question,
                          DecodeQuestion(absl::string_view(bytes.data(), bytes.size())));
 
-  options_.before_answer();
+  // Who has shown no token that counts is answered at once: the accepting thread may be waiting for its end.
+  Status begun = grants_->Check(reader, question);
+  if (begun.ok()) {
+    stream->stranger = false;
+    options_.before_answer();
+    begun = grants_->Begin(stream->id, reader, question);  // the grant may have ended meanwhile
+  }
   // An answer has no end of its own: it goes on as long as the peer takes something within `stall`.
   constexpr MonotonicNanos kNever = std::numeric_limits<MonotonicNanos>::max();
   Answer answer = {question.sequence, absl::StatusCode::kOk, question.length};
-  const Status begun = grants_->Begin(stream->id, reader, question);
   const auto slab =
       begun.ok() ? slabs_->Find({question.slab, question.offset, question.length}) : begun;
   if (!slab.ok()) {
@@ -202,7 +207,6 @@ Status TcpServer::AnswerOne(Stream* stream, PeerId reader) {
     CAIRN_RETURN_IF_ERROR(socket.Send(Encode(answer), /*more=*/false, kNever));
     return stream->stranger ? slab.status() : absl::OkStatus();
   }
-  stream->stranger = false;
   Status sent = socket.Send(Encode(answer), /*more=*/true, kNever);
   if (sent.ok()) sent = socket.SendFile((*slab)->fd(), question.offset, question.length, kNever);
   grants_->End(stream->id);

@@ -25,7 +25,8 @@ struct TcpServerOptions {
   int max_strangers = 32;              // 1 … max_streams − 1
   MonotonicNanos stall = 3 * kNanosPerSecond;  // a peer that moves nothing for so long is cut off
   MonotonicNanos idle = 60 * kNanosPerSecond;  // a stream without questions is closed after it
-  // Called before each answer, on its stream's thread: it may hold the answer up, for much less than `stall`.
+  // Called before each answer that has bytes, on its stream's thread: it may hold the answer up, for much less
+  // than `stall`.
   std::function<void()> before_answer = [] {};
   Status Validate() const;
 };

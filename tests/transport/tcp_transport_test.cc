@@ -233,6 +233,23 @@ TEST_F(TcpTransportTest, StrangersDoNotKeepMembersOut) {
   EXPECT_LE(owner_->streams(), 8);
 }
 
+// The accepting thread waited for strangers that the gate for copying held up, up to half a second for each.
+TEST_F(TcpTransportTest, OnlyAnswersThatHaveBytesWaitForTheGate) {
+  std::atomic<int> passed = 0;
+  const auto owner = StartTcp({.rank = 1}, {.before_answer = [&] { ++passed; }});
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
+  ASSERT_TRUE(owner->Grant(token_, kReader, {{kOwned, 0, 1000}}).ok());
+  Stream stranger = Stream::To(owner->Address());
+  stranger.Say(Encode(Opening{kTcpVersion, kReader}) + Encode(Question{1, {}, kOwned, 0, 100}));
+  EXPECT_FALSE(stranger.Hear(kOpenedBytes + kAnswerBytes).empty());
+  EXPECT_TRUE(stranger.Closed());
+  EXPECT_EQ(passed, 0);
+  Stream member = Stream::To(owner->Address());
+  member.Say(Encode(Opening{kTcpVersion, kReader}) + Encode(Ask(0, 100)));
+  EXPECT_FALSE(member.Hear(kOpenedBytes + kAnswerBytes + 100).empty());
+  EXPECT_EQ(passed, 1);
+}
+
 // What is sent and not taken yet refers to the slab's pages: it is thrown away with its stream.
 TEST_F(TcpTransportTest, RevokeCutsAStreamWhosePeerTakesNothing) {
   Stream stream = Opened();
