@@ -12,6 +12,7 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "glog/logging.h"
 #include "proto/convert.h"
 #include "server/rpc/peer_convert.h"
@@ -303,17 +304,14 @@ Status PeerServer::Connection::AnswerOne() {
         absl::StrCat("a message of ", length, " bytes: other members' messages take the ",
                      options.max_messages_bytes, " bytes that there are for them"));
   }
-  StatusOr<std::string> message = stream_.ReceiveMessage(length, deadline + TimeToMove(length));
-  Status status = message.status();
-  if (status.ok()) {
-    try {
-      status = Answer(*message);
-    } catch (const apache::thrift::TException& e) {
-      status = absl::InvalidArgumentError(absl::StrCat("a message that is not one: ", e.what()));
-    }
+  const absl::Cleanup give_back = [this, room] { server_->room_.Give(room); };
+  CAIRN_ASSIGN_OR_RETURN(const std::string message,
+                         stream_.ReceiveMessage(length, deadline + TimeToMove(length)));
+  try {
+    return Answer(message);
+  } catch (const apache::thrift::TException& e) {
+    return absl::InvalidArgumentError(absl::StrCat("a message that is not one: ", e.what()));
   }
-  server_->room_.Give(room);
-  return status;
 }
 
 Status PeerServer::Connection::Answer(absl::string_view message) {

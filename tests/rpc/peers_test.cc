@@ -120,6 +120,18 @@ TEST_F(Peers, ReportsOfManyStepsThatAreSaidTogetherKeepTheLink) {
   EXPECT_EQ(second().said().size(), 3u);  // they met once
 }
 
+// What it had taken of the room for long messages was never given back.
+TEST_F(Peers, AMessageForWhichTheHostHadNoMemoryLeavesRoomForTheNext) {
+  options_.max_messages_bytes = 1 << 20;
+  first_ = Start(a_);
+  rpc::Peers* const peers = first_->peers.get();
+  first().WhenMet([peers] { peers->Tell(1, peer::Record{"job", std::string(600 << 10, 'x')}); });
+  second_ = std::make_unique<Member>(b_);
+  second().LackMemory(3);
+  StartAgain(second_.get(), Options(1));
+  EXPECT_TRUE(second().AwaitSaid(1));
+}
+
 TEST_F(Peers, AMessageThatIsTooLongIsDroppedAndTheOthersAreSaid) {
   options_.max_message_bytes = 1 << 20;
   StartPair();
