@@ -352,6 +352,17 @@ TEST_F(PeersBadInput, AMemberThatTakesConnectionsAndNeverAnswersIsNoticed) {
   EXPECT_LT(took, 5 * options_.call_timeout);
 }
 
+// It was dialled for as long as the options say, whatever the caller's deadline, and all others waited.
+TEST_F(PeersBadInput, AQuestionToAMemberThatNeverAnswersEndsByItsDeadline) {
+  const auto listener = ListenTcp(*TcpAddress::Parse(ring_[1]));
+  ASSERT_TRUE(listener.ok());
+  StartFirst();
+  const MonotonicNanos begun = RealClock()->Now();
+  const auto got = first_->peers->AskGrant(1, {SomePart(1), ""}, begun + 300 * kNanosPerMilli);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(got.status())) << got.status();
+  EXPECT_LT(RealClock()->Now() - begun, options_.call_timeout / 2);
+}
+
 TEST_F(PeersBadInput, SomethingElseThatListensThereIsNotBelieved) {
   const auto listener = ListenTcp(*TcpAddress::Parse(ring_[1]));
   ASSERT_TRUE(listener.ok());
