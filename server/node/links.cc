@@ -41,4 +41,9 @@ void Links::EndGrant(engine::Rank rank, uint64_t grant) {
   if (links.get() != nullptr) links.get()->EndGrant(rank, grant);
 }
 
+std::string Links::Problem() {
+  const Inside links(this);
+  return links.get() == nullptr ? "" : links.get()->Problem();
+}
+
 }  // namespace cairn::node

@@ -1,6 +1,7 @@
 // The node's way to the wire between members: PeerLinks while there is one, and nothing before and after.
 #pragma once
 
+#include <string>
 #include <utility>
 
 #include "common/mutex.h"
@@ -20,6 +21,7 @@ class Links {
                                         const engine::peer::GrantQuestion& question,
                                         MonotonicNanos deadline);
   void EndGrant(engine::Rank rank, uint64_t grant);
+  std::string Problem();  // "" without one
 
  private:
   // One call: Set waits for its end, also when it throws.

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <exception>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -151,7 +152,7 @@ class PeerServer::Connection {
 
 // --- connections
 
-PeerServer::PeerServer(const PeerContext* context, UniqueFd listener)
+PeerServer::PeerServer(const PeerContext* context, std::unique_ptr<TcpListener> listener)
     : context_(context),
       listener_(std::move(listener)),
       room_(context->options.max_messages_bytes) {
@@ -182,11 +183,12 @@ int PeerServer::connections() const {
 
 void PeerServer::Accept() {
   pthread_setname_np(pthread_self(), "peer-accept");
+  AwaitListener();
   while (!stopping_) {
     Reap(/*all=*/false);
-    const StatusOr<bool> ready = WaitReadable(listener_.get(), kLookMs);
+    const StatusOr<bool> ready = WaitReadable(listener_->fd(), kLookMs);
     if (!ready.ok() || !*ready) continue;
-    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd socket(::accept4(listener_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.valid()) {
       Admit(std::move(socket));
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
@@ -194,6 +196,15 @@ void PeerServer::Accept() {
       LOG_EVERY_N(WARNING, 100) << "a member's call: " << ErrnoStatus(errno, "accept");
       std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
     }
+  }
+}
+
+void PeerServer::AwaitListener() {
+  if (listener_->Await(stopping_, RealClock()->Now() + kPredecessorGoes) || stopping_) return;
+  LOG(WARNING) << "other members cannot reach this node: " << problem()
+               << "; this is tried until it succeeds";
+  if (listener_->Await(stopping_, std::numeric_limits<MonotonicNanos>::max())) {
+    LOG(INFO) << "other members can reach this node, at " << listener_->address().ToString();
   }
 }
 

@@ -16,6 +16,7 @@ class FullLinks : public node::PeerLinks {
     throw std::bad_alloc();
   }
   void EndGrant(engine::Rank, uint64_t) override { throw std::bad_alloc(); }
+  std::string Problem() const override { throw std::bad_alloc(); }
 };
 
 // The daemon hung when it stopped: it waited for calls that had thrown.
@@ -26,6 +27,7 @@ TEST(Links, ACallThatThrowsHasLeft) {
   EXPECT_THROW(links.Tell(1, engine::peer::ReportWanted{"job"}), std::bad_alloc);
   EXPECT_THROW((void)links.AskGrant(1, {}, 0), std::bad_alloc);
   EXPECT_THROW(links.EndGrant(1, 7), std::bad_alloc);
+  EXPECT_THROW((void)links.Problem(), std::bad_alloc);
   links.Set(nullptr);
   links.Tell(1, engine::peer::ReportWanted{"job"});  // nobody is told
 }

@@ -251,11 +251,33 @@ TEST_F(Peers, OptionsThatContradictEachOtherAreRefused) {
   EXPECT_THAT(refusal(), HasSubstr("has no port"));
 }
 
-TEST_F(Peers, AnAddressThatIsTakenIsSaidByName) {
-  const auto first = Start(a_);
+// A daemon ended whose port another user had taken while it restarted.
+TEST_F(Peers, AMemberWhosePortIsTakenJoinsOnceItIsFree) {
+  auto squatter = ListenTcp(*TcpAddress::Parse(ring_[0]));
+  ASSERT_TRUE(squatter.ok()) << squatter.status();
+  first_ = Start(a_);
+  EXPECT_THAT(first_->peers->Problem(), HasSubstr(ring_[0] + ": Address already in use"));
+  second_ = Start(b_);
+  EXPECT_TRUE(first().AwaitNobody(1));
+  EXPECT_TRUE(second().AwaitNobody(0));
+  squatter->Reset();
+  EXPECT_TRUE(first().AwaitMember(1, b_));
+  EXPECT_TRUE(second().AwaitMember(0, a_));
+  EXPECT_EQ(first_->peers->Problem(), "");
+}
+
+TEST_F(Peers, AMemberWhosePortIsTakenStops) {
+  const auto squatter = ListenTcp(*TcpAddress::Parse(ring_[0]));
+  ASSERT_TRUE(squatter.ok()) << squatter.status();
+  first_ = Start(a_);
+  first_->peers->Stop();
+}
+
+TEST_F(Peers, AnAddressThatIsNotThisHostsIsSaidByName) {
+  ring_[0] = "192.0.2.1:7000";
+  options_.insecure = true;
   FakePeerHost host(a_);
-  const auto again = rpc::Peers::Open(Options(0), &host);
-  EXPECT_THAT(again.status().ToString(),
+  EXPECT_THAT(rpc::Peers::Open(Options(0), &host).status().ToString(),
               ::testing::AllOf(HasSubstr("ring.nodes"), HasSubstr(ring_[0])));
 }
 

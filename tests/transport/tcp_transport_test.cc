@@ -293,6 +293,25 @@ TEST_F(TcpTransportTest, WrongOptionsAreNamed) {
   EXPECT_THAT(error({}, {.max_waiting = 0}), HasSubstr("max_waiting: 0"));
 }
 
+// The daemon ended, also when another user had taken the port while it restarted.
+TEST_F(TcpTransportTest, AnOwnerWhosePortIsTakenGrantsOnceItIsFree) {
+  auto squatter = ListenTcp(*TcpAddress::Parse("127.0.0.1:0"));
+  ASSERT_TRUE(squatter.ok()) << squatter.status();
+  const std::string address = TcpAddress::OfSocket(squatter->get())->ToString();
+  const auto owner = StartTcp({.rank = 1}, {.listen = address});
+  EXPECT_EQ(owner->Address(), address);
+  EXPECT_THAT(owner->Problem(), HasSubstr(address + ": Address already in use"));
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
+  // No token goes to who listens there now.
+  EXPECT_TRUE(absl::IsUnavailable(owner->Grant(token_, kReader, {{kOwned, 0, 100}})));
+  squatter->Reset();
+  while (!owner->Problem().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ASSERT_TRUE(owner->Grant(token_, kReader, {{kOwned, 0, 100}}).ok());
+  const auto reader = Reader();
+  const auto region = owner->Describe({kOwned, 0, 100});
+  EXPECT_TRUE(ReadNow(reader.get(), ReadOf(*owner, token_, *region, 0, 100, fetched_)).ok());
+}
+
 TEST_F(TcpTransportTest, Ipv6) {
   if (const auto listener = ListenTcp(*TcpAddress::Parse("[::1]:0"));
       !listener.ok()) {  // there is none here
