@@ -3,9 +3,7 @@
 #include <arpa/inet.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
-#include <thread>
 
 #include "absl/strings/numbers.h"
 
@@ -106,23 +104,18 @@ socklen_t TcpAddress::raw_length() const {
   return family() == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
 }
 
-StatusOr<UniqueFd> ListenTcp(const TcpAddress& address, MonotonicNanos patience) {
-  constexpr auto kTryAgain = std::chrono::milliseconds(20);
-  const MonotonicNanos until = RealClock()->Now() + patience;
-  for (;;) {
-    UniqueFd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!socket.valid()) return ErrnoStatus(errno, "socket");
-    const int reuse = 1;
-    (void)setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse));
-    if (::bind(socket.get(), address.raw(), address.raw_length()) == 0 &&
-        ::listen(socket.get(), SOMAXCONN) == 0) {
-      return socket;
-    }
-    if (errno != EADDRINUSE || RealClock()->Now() >= until) {
-      return ErrnoStatus(errno, address.ToString());
-    }
-    std::this_thread::sleep_for(kTryAgain);
+StatusOr<UniqueFd> ListenTcp(const TcpAddress& address, bool* in_use) {
+  if (in_use != nullptr) *in_use = false;
+  UniqueFd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket.valid()) return ErrnoStatus(errno, "socket");
+  const int reuse = 1;
+  (void)setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse));
+  if (::bind(socket.get(), address.raw(), address.raw_length()) == 0 &&
+      ::listen(socket.get(), SOMAXCONN) == 0) {
+    return socket;
   }
+  if (in_use != nullptr) *in_use = errno == EADDRINUSE;
+  return ErrnoStatus(errno, address.ToString());
 }
 
 }  // namespace cairn

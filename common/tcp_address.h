@@ -9,7 +9,6 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "common/clock.h"
 #include "common/fd.h"
 #include "common/status.h"
 
@@ -37,12 +36,8 @@ class TcpAddress {
   sockaddr_storage storage_ = {};
 };
 
-// A process that was killed holds its sockets until the kernel has taken its memory apart, which takes a while for
-// gigabytes: whoever takes its place at once waits for so long.
-constexpr MonotonicNanos kPredecessorGoes = 10 * kNanosPerSecond;
-
-// A socket that listens there and does not block; port 0: the kernel chooses. Where the address is in use it is tried
-// again for `patience`. Errors name the address.
-StatusOr<UniqueFd> ListenTcp(const TcpAddress& address, MonotonicNanos patience = 0);
+// A socket that listens there and does not block; port 0: the kernel chooses. Errors name the address; `in_use` says
+// whether another socket has it.
+StatusOr<UniqueFd> ListenTcp(const TcpAddress& address, bool* in_use = nullptr);
 
 }  // namespace cairn

@@ -9,12 +9,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/status.h"
 
 namespace cairn {
 
@@ -59,6 +62,9 @@ class FrameReader : public apache::thrift::protocol::TBinaryProtocolT<Transport>
     return read;
   }
   void set_max_entry_bytes(uint64_t bytes) { max_entry_bytes_ = bytes; }
+  // What the lists of the message that is being read take so far.
+  uint64_t entry_bytes() const { return entry_bytes_; }
+  void set_entry_bytes(uint64_t bytes) { entry_bytes_ = bytes; }
   uint32_t readListBegin_virt(TType& entry, uint32_t& size) override {
     const uint32_t read = Base::readListBegin(entry, size);
     Check(LeastEntryBytes(entry), EntryMemory(entry), size);
@@ -101,6 +107,7 @@ class MessageBytes : public apache::thrift::transport::TVirtualTransport<Message
  public:
   MessageBytes();
   void Set(absl::string_view message) { left_ = message; }
+  absl::string_view left() const { return left_; }
   uint32_t available_read() const { return static_cast<uint32_t>(left_.size()); }
 
   bool isOpen() const override { return true; }
@@ -122,23 +129,52 @@ class MessageBytes : public apache::thrift::transport::TVirtualTransport<Message
 // Reads one message after the other.
 class MessageReader {
  public:
-  // What the lists of a message take in memory is at most so many times its length, and `max_entry_bytes`.
+  // What the lists of a message take in memory is at most so many times its length and kAlways, and
+  // `max_entry_bytes`.
   static constexpr uint64_t kMostTimes = 4, kAlways = 1 << 20;
+  // Of a message from a member of the ring, which means well. EntryMemory takes 128 bytes for each struct, and
+  // the shortest that members say in lists has 19 bytes (WriterId in proto/peer.thrift), so none of their
+  // messages is refused for what its lists take.
+  static constexpr uint64_t kMostTimesOfMembers = 8;
 
   explicit MessageReader(uint64_t max_entry_bytes)
       : max_entry_bytes_(max_entry_bytes),
         bytes_(std::make_shared<MessageBytes>()),
         protocol_(bytes_, max_entry_bytes) {}
   // Of the next message, which outlives what is read from it.
-  apache::thrift::protocol::TProtocol* Read(absl::string_view message) {
+  apache::thrift::protocol::TProtocol* Read(absl::string_view message,
+                                            uint64_t most_times = kMostTimes) {
     bytes_->Set(message);
-    protocol_.set_max_entry_bytes(
-        std::min<uint64_t>(max_entry_bytes_, kMostTimes * message.size() + kAlways));
+    limit_ = std::min<uint64_t>(max_entry_bytes_, most_times * message.size() + kAlways);
+    protocol_.set_max_entry_bytes(limit_);
     return &protocol_;
+  }
+  // A struct of the message. One that cannot be read is passed over, and why is returned: what stands behind
+  // it can be read. Throws where its end cannot be told.
+  template <typename Struct>
+  Status ReadOrPassOver(Struct* value) {
+    const absl::string_view begin = bytes_->left();
+    const uint64_t entry_bytes = protocol_.entry_bytes();
+    std::string why;
+    try {
+      value->read(&protocol_);
+      return absl::OkStatus();
+    } catch (const std::exception& e) {
+      why = e.what();
+    }
+    *value = Struct();
+    bytes_->Set(begin);
+    // Nothing of it is kept, so its lists take no memory.
+    protocol_.set_max_entry_bytes(std::numeric_limits<uint64_t>::max());
+    protocol_.skip(apache::thrift::protocol::T_STRUCT);
+    protocol_.set_max_entry_bytes(limit_);
+    protocol_.set_entry_bytes(entry_bytes);
+    return absl::InvalidArgumentError(why);
   }
 
  private:
   const uint64_t max_entry_bytes_;
+  uint64_t limit_ = 0;  // of the message that is being read
   const std::shared_ptr<MessageBytes> bytes_;
   FrameReader<MessageBytes> protocol_;
 };

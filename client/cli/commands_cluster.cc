@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/certificates.h"
 #include "client/cli/context.h"
@@ -42,6 +43,38 @@ Status WriteNew(const std::string& path, const std::string& text, unsigned mode)
 
 bool Exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
+// Whoever else owns what certificates are made from can make members of the ring.
+Status CheckOwner(const std::string& path, const struct stat& of) {
+  if (of.st_uid == 0 || of.st_uid == ::geteuid()) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat(path, ": belongs to uid ", of.st_uid, ", not to you or root"));
+}
+
+// Of a file, or of a link and what it leads to.
+Status CheckOwner(const std::string& path) {
+  struct stat of = {};
+  if (::lstat(path.c_str(), &of) != 0) return ErrnoStatus(errno, path);
+  CAIRN_RETURN_IF_ERROR(CheckOwner(path, of));
+  if (::stat(path.c_str(), &of) != 0) return ErrnoStatus(errno, path);
+  return CheckOwner(path, of);
+}
+
+// What is read is what was looked at. `hidden`: of the mode's bits none may be set.
+StatusOr<std::string> ReadTrusted(const std::string& path, mode_t hidden) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat of = {};
+  if (!file.valid() || ::fstat(file.get(), &of) != 0) return ErrnoStatus(errno, path);
+  CAIRN_RETURN_IF_ERROR(CheckOwner(path, of));
+  if ((of.st_mode & hidden) != 0) {
+    return absl::PermissionDeniedError(absl::StrCat(path,
+                                                    ": others than its owner may use it (mode ",
+                                                    absl::StrFormat("%04o", of.st_mode & 07777),
+                                                    "): chmod 600, and make a new "
+                                                    "authority if they may have read it"));
+  }
+  return ReadFile(absl::StrCat("/proc/self/fd/", file.get()));
+}
+
 // The key first: a certificate says that both are there.
 Status WriteBoth(const CertifiedKey& pem, const std::string& certificate, const std::string& key) {
   constexpr unsigned kSecret = 0600, kPublic = 0644;
@@ -55,8 +88,8 @@ StatusOr<Authority> AuthorityIn(const InitArguments& arguments, const Validity& 
   const std::string key = arguments.directory + "/ca.key";
   if (Exists(certificate) || Exists(key)) {
     CertifiedKey pem;
-    CAIRN_ASSIGN_OR_RETURN(pem.certificate, ReadFile(certificate));
-    CAIRN_ASSIGN_OR_RETURN(pem.key, ReadFile(key));
+    CAIRN_ASSIGN_OR_RETURN(pem.certificate, ReadTrusted(certificate, /*hidden=*/0));
+    CAIRN_ASSIGN_OR_RETURN(pem.key, ReadTrusted(key, S_IRWXG | S_IRWXO));
     StatusOr<Authority> loaded = Authority::Load(arguments.cluster, pem);
     if (!loaded.ok()) return Annotate(loaded.status(), arguments.directory + "/ca");
     return loaded;
@@ -91,6 +124,7 @@ Status Init(Context* context, const InitArguments& arguments) {
   if (::mkdir(arguments.directory.c_str(), 0700) != 0 && errno != EEXIST) {
     return ErrnoStatus(errno, arguments.directory);
   }
+  CAIRN_RETURN_IF_ERROR(CheckOwner(arguments.directory));
   Validity validity;
   validity.to = arguments.days * kSecondsPerDay;
   CAIRN_ASSIGN_OR_RETURN(const Authority authority, AuthorityIn(arguments, validity));
@@ -99,6 +133,7 @@ Status Init(Context* context, const InitArguments& arguments) {
     const std::string path = absl::StrCat(arguments.directory, "/node-", rank);
     const std::string certificate = path + ".pem";
     if (Exists(certificate)) {
+      CAIRN_RETURN_IF_ERROR(CheckOwner(certificate));
       out << certificate << " is there already and stays\n";
       continue;
     }

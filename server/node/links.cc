@@ -22,28 +22,28 @@ void Links::Leave() {
 }
 
 void Links::Tell(engine::Rank rank, engine::peer::Message message) {
-  PeerLinks* const links = Enter();
-  if (links == nullptr) return;
+  const Inside links(this);
+  if (links.get() == nullptr) return;
   ReachFailpoint(Failpoint::kRingTell);
-  links->Tell(rank, std::move(message));
-  Leave();
+  links.get()->Tell(rank, std::move(message));
 }
 
 StatusOr<PeerLinks::Granted> Links::AskGrant(engine::Rank rank,
                                              const engine::peer::GrantQuestion& question,
                                              MonotonicNanos deadline) {
-  PeerLinks* const links = Enter();
-  if (links == nullptr) return absl::UnavailableError("the wire between members is not open");
-  StatusOr<PeerLinks::Granted> granted = links->AskGrant(rank, question, deadline);
-  Leave();
-  return granted;
+  const Inside links(this);
+  if (links.get() == nullptr) return absl::UnavailableError("the wire between members is not open");
+  return links.get()->AskGrant(rank, question, deadline);
 }
 
 void Links::EndGrant(engine::Rank rank, uint64_t grant) {
-  PeerLinks* const links = Enter();
-  if (links == nullptr) return;
-  links->EndGrant(rank, grant);
-  Leave();
+  const Inside links(this);
+  if (links.get() != nullptr) links.get()->EndGrant(rank, grant);
+}
+
+std::string Links::Problem() {
+  const Inside links(this);
+  return links.get() == nullptr ? "" : links.get()->Problem();
 }
 
 }  // namespace cairn::node

@@ -1,6 +1,7 @@
 // The node's way to the wire between members: PeerLinks while there is one, and nothing before and after.
 #pragma once
 
+#include <string>
 #include <utility>
 
 #include "common/mutex.h"
@@ -20,8 +21,25 @@ class Links {
                                         const engine::peer::GrantQuestion& question,
                                         MonotonicNanos deadline);
   void EndGrant(engine::Rank rank, uint64_t grant);
+  std::string Problem();  // "" without one
 
  private:
+  // One call: Set waits for its end, also when it throws.
+  class Inside {
+   public:
+    explicit Inside(Links* of) : of_(of), links_(of->Enter()) {}
+    ~Inside() {
+      if (links_ != nullptr) of_->Leave();
+    }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+    PeerLinks* get() const { return links_; }
+
+   private:
+    Links* const of_;
+    PeerLinks* const links_;
+  };
+
   PeerLinks* Enter();  // each that is not nullptr: Leave follows
   void Leave();
 

@@ -250,6 +250,7 @@ class Node : public PeerHost {
   StatusOr<Opened> OpenStored(const engine::Caller& caller, const std::string& name,
                               engine::reply::OpenStored stored, bool takes_fds,
                               MonotonicNanos deadline);
+  void AddRingProblems(NodeState* state);
   void AddSessions(NodeState* state) const;
   void AddCounters(NodeState* state) const;
   void AddSetAside(bool of_all, NodeState* state) const;

@@ -64,6 +64,9 @@ class PeerLinks {
                                      MonotonicNanos deadline) = 0;
   // The reader needs it no longer. As Tell, it only tries.
   virtual void EndGrant(engine::Rank rank, uint64_t grant) = 0;
+
+  // Why other members cannot reach this node, for people; empty: they can.
+  virtual std::string Problem() const = 0;
 };
 
 }  // namespace cairn::node

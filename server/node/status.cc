@@ -17,6 +17,7 @@
 #include "server/node/storage_watch.h"
 #include "server/storage/storage.h"
 #include "server/storage/suspects.h"
+#include "server/transport/transport.h"
 
 namespace cairn::node {
 namespace {
@@ -71,12 +72,23 @@ StatusOr<NodeState> Node::State(const engine::Caller& caller) {
     }
     state.engine.counters["waiting_calls"] = static_cast<int64_t>(outstanding_calls_.size());
   }
+  AddRingProblems(&state);
   AddSessions(&state);
   AddMappers(rooms_.cache, &state.engine.quarantined);
   AddCounters(&state);
   AddSetAside(of_all, &state);
   state.catalog = recorder_.State();
   return state;
+}
+
+void Node::AddRingProblems(NodeState* state) {
+  if (const std::string problem = links_.Problem(); !problem.empty()) {
+    absl::StrAppend(&state->state, "; other members cannot reach this node: ", problem);
+  }
+  if (rooms_.transport == nullptr) return;
+  if (const std::string problem = rooms_.transport->Problem(); !problem.empty()) {
+    absl::StrAppend(&state->state, "; other members cannot read its memory: ", problem);
+  }
 }
 
 void Node::AddSessions(NodeState* state) const {

@@ -121,13 +121,16 @@ void PeerCaller::Shutdown() {
   if (stream_ != nullptr) stream_->Shutdown();
 }
 
-Status PeerCaller::Connect(const std::atomic<bool>& stop) {
+Status PeerCaller::Connect(const std::atomic<bool>& stop, MonotonicNanos deadline) {
   const PeersOptions& options = context_->options;
+  const auto within = [deadline](MonotonicNanos time) {
+    return std::min(deadline, RealClock()->Now() + time);
+  };
   Close();
   const std::string& listed = options.ring.members.at(rank_);
   CAIRN_ASSIGN_OR_RETURN(const TcpAddress address, TcpAddress::Parse(listed));
   CAIRN_ASSIGN_OR_RETURN(UniqueFd socket,
-                         ConnectTcp(address, RealClock()->Now() + options.connect_timeout, stop));
+                         ConnectTcp(address, within(options.connect_timeout), stop));
   std::unique_ptr<TlsSession> tls;
   if (context_->tls != nullptr) {
     CAIRN_ASSIGN_OR_RETURN(tls, context_->tls->NewSession(/*server=*/false));
@@ -139,14 +142,14 @@ Status PeerCaller::Connect(const std::atomic<bool>& stop) {
     stream_ = std::move(stream);
   }
   if (stop) Shutdown();  // before it waits for anything
-  Status status = stream_->Handshake(RealClock()->Now() + options.call_timeout);
-  if (status.ok()) status = Greet();
+  Status status = stream_->Handshake(within(options.call_timeout));
+  if (status.ok()) status = Greet(within(options.call_timeout));
   if (status.ok()) return status;
   Close();
   return Annotate(status, listed);
 }
 
-Status PeerCaller::Greet() {
+Status PeerCaller::Greet(MonotonicNanos deadline) {
   const MonotonicNanos asked = RealClock()->Now();
   max_answer_bytes_ = context_->options.max_stranger_message_bytes;
   const peerwire::Greeting greeting = context_->Greeting(rank_);
@@ -155,7 +158,8 @@ Status PeerCaller::Greet() {
   BeginCall("greet");
   args.write(writer_->protocol());
   peerwire::Peer_greet_result result;
-  CAIRN_RETURN_IF_ERROR(Exchange("greet", context_->options.call_timeout, &result));
+  const MonotonicNanos left = std::max<MonotonicNanos>(deadline - asked, 0);
+  CAIRN_RETURN_IF_ERROR(Exchange("greet", left, &result));
   const peerwire::Greeted& greeted = result.success;
   CAIRN_ASSIGN_OR_RETURN(const MemberId who, context_->Check(greeted.greeting, stream_->peer()));
   if (who.rank != rank_) {

@@ -45,10 +45,10 @@ class PeerCaller {
  public:
   explicit PeerCaller(const PeerContext* context, engine::Rank rank);
 
-  // Dials the rank's address, greets, and notes in the book whom it met. An error says why nothing else can
-  // be called: nobody answers, or somebody who is not that member; or the member does not believe this
-  // one, for now or at all.
-  Status Connect(const std::atomic<bool>& stop);
+  // Dials the rank's address, greets, and notes in the book whom it met, by the deadline and within the
+  // times of the options. An error says why nothing else can be called: nobody answers, or somebody who is not
+  // that member; or the member does not believe this one, for now or at all.
+  Status Connect(const std::atomic<bool>& stop, MonotonicNanos deadline);
   bool connected() const { return stream_ != nullptr; }
   const std::string& data_address() const { return data_address_; }
   void Close() ABSL_LOCKS_EXCLUDED(mu_);
@@ -62,7 +62,7 @@ class PeerCaller {
   Status EndGrants(const std::vector<uint64_t>& grants);
 
  private:
-  Status Greet();
+  Status Greet(MonotonicNanos deadline);
   // One `say` of messages that are encoded; who has answered.
   StatusOr<engine::MemberId> SayEncoded(const std::vector<std::string>& messages);
   // Sends what the writer holds and reads the result of `method`. Not OK when the call was answered with an

@@ -24,9 +24,9 @@ namespace peer = engine::peer;
 
 // --- what lists and texts may hold
 
-// Of lists that have an entry for each part, writer or checkpoint of a job, or of all jobs of a member. A frame
-// holds fewer; what a frame's lists take in memory is bounded where it is read.
-constexpr size_t kMostEntries = size_t{1} << 20;
+// Of lists that have an entry for each part, writer or checkpoint of a job, or of all jobs of a member. A frame of
+// 64 MiB holds fewer; what a frame's lists take in memory is bounded where it is read.
+constexpr size_t kMostEntries = size_t{1} << 22;
 constexpr size_t kMostGivenUp = 128;
 constexpr size_t kMostWordsBytes = 64 << 10;  // of a text for people
 constexpr size_t kMostDescriptorBytes = 4096;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <limits>
 #include <utility>
 
 #include "glog/logging.h"
@@ -16,6 +17,8 @@ using engine::MemberId;
 
 // Grants end by themselves soon: what does not fit is not said.
 constexpr size_t kMostEndedGrants = 4096;
+// The times of the options bound it.
+constexpr MonotonicNanos kNever = std::numeric_limits<MonotonicNanos>::max();
 
 std::chrono::steady_clock::time_point AsTimePoint(MonotonicNanos at) {
   return std::chrono::steady_clock::now() + std::chrono::nanoseconds(at - RealClock()->Now());
@@ -83,7 +86,7 @@ void PeerLink::Run() {
 }
 
 StatusOr<MemberId> PeerLink::Exchange() {
-  if (!exchanges_.connected()) CAIRN_RETURN_IF_ERROR(exchanges_.Connect(stopping_));
+  if (!exchanges_.connected()) CAIRN_RETURN_IF_ERROR(exchanges_.Connect(stopping_, kNever));
   std::vector<engine::peer::Message> messages;
   std::vector<uint64_t> ended;
   {
@@ -179,7 +182,7 @@ StatusOr<node::PeerLinks::Granted> PeerLink::Ask(const engine::peer::GrantQuesti
   StatusOr<engine::peer::GrantAnswer> answer = absl::UnavailableError("not connected");
   if (was_connected) answer = grants_.Grant(question, deadline);
   if (!grants_.connected() && RealClock()->Now() < deadline) {
-    CAIRN_RETURN_IF_ERROR(grants_.Connect(stopping_));
+    CAIRN_RETURN_IF_ERROR(grants_.Connect(stopping_, deadline));
     answer = grants_.Grant(question, deadline);
   }
   if (!answer.ok()) return answer.status();

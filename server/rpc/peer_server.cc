@@ -10,8 +10,10 @@
 #include <chrono>
 #include <exception>
 #include <iterator>
+#include <limits>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "glog/logging.h"
 #include "proto/convert.h"
 #include "server/rpc/peer_convert.h"
@@ -26,9 +28,66 @@ using engine::MemberId;
 
 // How often the accepting thread looks whether connections have ended, or it shall stop.
 constexpr int kLookMs = 100;
-constexpr uint64_t kMaxEntryBytes = 64 << 20;
 // The longest that a question may wait at the host.
 constexpr int64_t kMostTimeoutMs = 30'000;
+// Refusals that one answer names; further ones are only logged.
+constexpr size_t kMostToldRefusals = 100;
+
+// Of all lists of a message.
+uint64_t MaxEntryBytes(const PeersOptions& options) {
+  return MessageReader::kMostTimesOfMembers * options.max_message_bytes + MessageReader::kAlways;
+}
+
+// The arguments of `say`, read message by message: one that cannot be read is told in `refused`, and the
+// others count.
+struct SayArgs {
+  MessageReader* reader;
+  peerwire::Sender sender;
+  std::vector<peerwire::Message> messages;
+  std::vector<std::string> refused;
+
+  void read(TProtocol* in);
+
+ private:
+  void ReadMessages(TProtocol* in);
+};
+
+void SayArgs::read(TProtocol* in) {
+  using namespace apache::thrift::protocol;  // the types of fields
+  std::string name;
+  TType type = T_STOP;
+  int16_t id = 0;
+  in->readStructBegin(name);
+  for (;;) {
+    in->readFieldBegin(name, type, id);
+    if (type == T_STOP) break;
+    if (id == 1 && type == T_STRUCT) {
+      sender.read(in);
+    } else if (id == 2 && type == T_LIST) {
+      ReadMessages(in);
+    } else {
+      in->skip(type);
+    }
+    in->readFieldEnd();
+  }
+  in->readStructEnd();
+}
+
+void SayArgs::ReadMessages(TProtocol* in) {
+  apache::thrift::protocol::TType type = apache::thrift::protocol::T_STOP;
+  uint32_t count = 0;
+  in->readListBegin(type, count);
+  for (uint32_t i = 0; i < count; ++i) {
+    peerwire::Message message;
+    const Status read = reader->ReadOrPassOver(&message);
+    if (read.ok()) {
+      messages.push_back(std::move(message));
+    } else if (refused.size() < kMostToldRefusals) {
+      refused.push_back(absl::StrCat("messages[", i, "] cannot be read: ", read.message()));
+    }
+  }
+  in->readListEnd();
+}
 
 }  // namespace
 
@@ -52,7 +111,7 @@ class PeerServer::Connection {
         context_(server->context_),
         number_(number),
         stream_(std::move(socket), std::move(tls), server->context_->options.call_timeout),
-        reader_(kMaxEntryBytes) {}
+        reader_(MaxEntryBytes(context_->options)) {}
 
   void Start() {
     thread_ = std::thread([this] { Serve(); });
@@ -70,14 +129,14 @@ class PeerServer::Connection {
   Status AnswerOne();
   Status Answer(absl::string_view message);
   template <typename Args, typename Result, typename F>
-  Status AnswerWith(const char* method, int32_t sequence, TProtocol* in, F serve);
+  Status AnswerWith(const char* method, int32_t sequence, TProtocol* in, F serve, Args args = {});
   template <typename Body>
   Status Send(const char* method, TMessageType type, int32_t sequence, const Body& body);
 
   // Whether the sender of a call is who it says.
   StatusOr<MemberId> Judge(const peerwire::Sender& sender);
   Status Greet(const peerwire::Peer_greet_args& args, peerwire::Peer_greet_result* result);
-  Status Say(peerwire::Peer_say_args& args, peerwire::Peer_say_result* result);
+  Status Say(SayArgs& args, peerwire::Peer_say_result* result);
   Status Grant(const peerwire::Peer_grant_args& args, peerwire::Peer_grant_result* result);
   Status EndGrants(const peerwire::Peer_endGrants_args& args, peerwire::Peer_endGrants_result*);
 
@@ -93,7 +152,7 @@ class PeerServer::Connection {
 
 // --- connections
 
-PeerServer::PeerServer(const PeerContext* context, UniqueFd listener)
+PeerServer::PeerServer(const PeerContext* context, std::unique_ptr<TcpListener> listener)
     : context_(context),
       listener_(std::move(listener)),
       room_(context->options.max_messages_bytes) {
@@ -124,11 +183,12 @@ int PeerServer::connections() const {
 
 void PeerServer::Accept() {
   pthread_setname_np(pthread_self(), "peer-accept");
+  AwaitListener();
   while (!stopping_) {
     Reap(/*all=*/false);
-    const StatusOr<bool> ready = WaitReadable(listener_.get(), kLookMs);
+    const StatusOr<bool> ready = WaitReadable(listener_->fd(), kLookMs);
     if (!ready.ok() || !*ready) continue;
-    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd socket(::accept4(listener_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.valid()) {
       Admit(std::move(socket));
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
@@ -136,6 +196,15 @@ void PeerServer::Accept() {
       LOG_EVERY_N(WARNING, 100) << "a member's call: " << ErrnoStatus(errno, "accept");
       std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
     }
+  }
+}
+
+void PeerServer::AwaitListener() {
+  if (listener_->Await(stopping_, RealClock()->Now() + kPredecessorGoes) || stopping_) return;
+  LOG(WARNING) << "other members cannot reach this node: " << problem()
+               << "; this is tried until it succeeds";
+  if (listener_->Await(stopping_, std::numeric_limits<MonotonicNanos>::max())) {
+    LOG(INFO) << "other members can reach this node, at " << listener_->address().ToString();
   }
 }
 
@@ -246,24 +315,22 @@ Status PeerServer::Connection::AnswerOne() {
         absl::StrCat("a message of ", length, " bytes: other members' messages take the ",
                      options.max_messages_bytes, " bytes that there are for them"));
   }
-  StatusOr<std::string> message = stream_.ReceiveMessage(length, deadline + TimeToMove(length));
-  Status status = message.status();
-  if (status.ok()) {
-    try {
-      status = Answer(*message);
-    } catch (const apache::thrift::TException& e) {
-      status = absl::InvalidArgumentError(absl::StrCat("a message that is not one: ", e.what()));
-    }
+  const absl::Cleanup give_back = [this, room] { server_->room_.Give(room); };
+  CAIRN_ASSIGN_OR_RETURN(const std::string message,
+                         stream_.ReceiveMessage(length, deadline + TimeToMove(length)));
+  try {
+    return Answer(message);
+  } catch (const apache::thrift::TException& e) {
+    return absl::InvalidArgumentError(absl::StrCat("a message that is not one: ", e.what()));
   }
-  server_->room_.Give(room);
-  return status;
 }
 
 Status PeerServer::Connection::Answer(absl::string_view message) {
   std::string method;
   TMessageType type = apache::thrift::protocol::T_CALL;
   int32_t sequence = 0;
-  TProtocol* const in = reader_.Read(message);
+  TProtocol* const in = reader_.Read(
+      message, stranger_ ? MessageReader::kMostTimes : MessageReader::kMostTimesOfMembers);
   in->readMessageBegin(method, type, sequence);
   using namespace peerwire;  // the types that Thrift has made of the calls
   if (method == "greet") {
@@ -276,8 +343,9 @@ Status PeerServer::Connection::Answer(absl::string_view message) {
     return absl::UnavailableError("a caller that has not greeted");
   }
   if (method == "say") {
-    return AnswerWith<Peer_say_args, Peer_say_result>(
-        "say", sequence, in, [this](auto& args, auto* result) { return Say(args, result); });
+    return AnswerWith<SayArgs, Peer_say_result>(
+        "say", sequence, in, [this](auto& args, auto* result) { return Say(args, result); },
+        SayArgs{&reader_, {}, {}, {}});
   }
   if (method == "grant") {
     return AnswerWith<Peer_grant_args, Peer_grant_result>(
@@ -294,8 +362,7 @@ Status PeerServer::Connection::Answer(absl::string_view message) {
 
 template <typename Args, typename Result, typename F>
 Status PeerServer::Connection::AnswerWith(const char* method, int32_t sequence, TProtocol* in,
-                                          F serve) {
-  Args args;
+                                          F serve, Args args) {
   args.read(in);
   in->readMessageEnd();
   Result result;
@@ -349,8 +416,7 @@ Status PeerServer::Connection::Greet(const peerwire::Peer_greet_args& args,
   return absl::OkStatus();
 }
 
-Status PeerServer::Connection::Say(peerwire::Peer_say_args& args,
-                                   peerwire::Peer_say_result* result) {
+Status PeerServer::Connection::Say(SayArgs& args, peerwire::Peer_say_result* result) {
   CAIRN_ASSIGN_OR_RETURN(const MemberId from, Judge(args.sender));
   Speaker& speaker = server_->speakers_.at(from.rank);
   MutexLock lock(&speaker.mu);
@@ -358,12 +424,19 @@ Status PeerServer::Connection::Say(peerwire::Peer_say_args& args,
     return absl::UnavailableError("this member has said something on a newer connection");
   }
   speaker.connection = number_;
+  std::vector<std::string>& refused = result->success.refused;
+  refused = std::move(args.refused);
+  for (const std::string& why : refused) {
+    LOG_EVERY_N(ERROR, 100) << "rank " << from.rank << ": a message is refused: " << why;
+  }
   for (peerwire::Message& message : args.messages) {
     StatusOr<engine::peer::Message> said = FromPeerWire(std::move(message));
     if (!said.ok()) {
       LOG_EVERY_N(ERROR, 100) << "rank " << from.rank
                               << ": a message is refused: " << said.status();
-      result->success.refused.push_back(std::string(said.status().message()));
+      if (refused.size() < kMostToldRefusals) {
+        refused.push_back(std::string(said.status().message()));
+      }
       continue;
     }
     context_->host->PeerSaid(from, *std::move(said));

@@ -14,6 +14,7 @@
 #include "common/fd.h"
 #include "common/mutex.h"
 #include "common/status.h"
+#include "common/tcp_listener.h"
 #include "server/rpc/peer_caller.h"
 #include "server/rpc/peer_stream.h"
 
@@ -22,14 +23,15 @@ namespace cairn::rpc {
 // Thread-safe, except Start and Stop.
 class PeerServer {
  public:
-  // `context` outlives it; `listener` is a listening socket that does not block.
-  PeerServer(const PeerContext* context, UniqueFd listener);
+  // `context` outlives it.
+  PeerServer(const PeerContext* context, std::unique_ptr<TcpListener> listener);
   ~PeerServer();
 
   void Start();
   // On return the host is not called any more.
   void Stop();
-  int connections() const ABSL_LOCKS_EXCLUDED(mu_);  // that are open now
+  std::string problem() const { return listener_->Problem(); }  // why nobody can connect
+  int connections() const ABSL_LOCKS_EXCLUDED(mu_);             // that are open now
 
  private:
   class Connection;
@@ -52,13 +54,14 @@ class PeerServer {
   };
 
   void Accept();
+  void AwaitListener();  // or that it stops
   void Admit(UniqueFd socket) ABSL_LOCKS_EXCLUDED(mu_);
   // Of connections that are too many the oldest of a stranger gives way. False: there is none.
   bool MakeRoom() ABSL_LOCKS_EXCLUDED(mu_);
   void Reap(bool all) ABSL_LOCKS_EXCLUDED(mu_);  // joins threads that have ended
 
   const PeerContext* const context_;
-  const UniqueFd listener_;
+  const std::unique_ptr<TcpListener> listener_;
   std::atomic<bool> stopping_ = false;
   std::map<engine::Rank, Speaker> speakers_;  // constant; each synchronizes itself
   Room room_;

@@ -6,12 +6,17 @@
 #include <openssl/x509v3.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <limits>
 #include <utility>
 #include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "glog/logging.h"
 
 namespace cairn::rpc {
 namespace {
@@ -116,6 +121,15 @@ Status CheckOwn(SSL_CTX* context) {
 
 }  // namespace
 
+std::string KeyExposure(const std::string& path) {
+  struct stat of = {};
+  if (::stat(path.c_str(), &of) != 0) return ErrnoStatus(errno, path).ToString();
+  if ((of.st_mode & (S_IRWXG | S_IRWXO)) == 0) return "";
+  return absl::StrCat(path, ": others than its owner may use it (mode ",
+                      absl::StrFormat("%04o", of.st_mode & 07777),
+                      "); who has read it can speak as this member");
+}
+
 StatusOr<std::unique_ptr<TlsContext>> TlsContext::Load(const TlsFiles& files,
                                                        const MemberName& self) {
   auto loaded = std::unique_ptr<TlsContext>(new TlsContext(SSL_CTX_new(TLS_method())));
@@ -140,6 +154,10 @@ StatusOr<std::unique_ptr<TlsContext>> TlsContext::Load(const TlsFiles& files,
   if (SSL_CTX_use_PrivateKey_file(context, files.key.c_str(), SSL_FILETYPE_PEM) != 1 ||
       SSL_CTX_check_private_key(context) != 1) {
     return wrong("peers.key", files.key, Why());
+  }
+  // Not refused: some systems hand keys to a container's user through its group.
+  if (const std::string exposure = KeyExposure(files.key); !exposure.empty()) {
+    LOG(WARNING) << "peers.key: " << exposure;
   }
   if (const Status checked = CheckOwn(context); !checked.ok()) {
     return wrong("peers.cert", files.cert, checked.message());

@@ -21,6 +21,9 @@ struct TlsFiles {
   bool none() const { return ca.empty() && cert.empty() && key.empty(); }
 };
 
+// Why the private key is not this user's alone, for people; empty: it is.
+std::string KeyExposure(const std::string& path);
+
 // What one call has moved: `bytes`, or nothing until the socket has `wait` (POLLIN or POLLOUT).
 struct TlsMoved {
   size_t bytes = 0;  // 0 with `wait` 0: the peer has closed the connection, or a handshake is done

@@ -52,7 +52,7 @@ StatusOr<std::unique_ptr<Peers>> Peers::Open(const PeersOptions& options, node::
       std::make_unique<PeerBook>(ring, [raw](engine::Rank rank) { raw->links_.at(rank)->Look(); });
   peers->context_.book = peers->book_.get();
   CAIRN_ASSIGN_OR_RETURN(const TcpAddress address, TcpAddress::Parse(ring.members.at(ring.rank)));
-  StatusOr<UniqueFd> listener = ListenTcp(address, kPredecessorGoes);
+  StatusOr<std::unique_ptr<TcpListener>> listener = TcpListener::Open(address);
   if (!listener.ok()) return Annotate(listener.status(), "ring.nodes");
   for (const auto& [rank, listed] : ring.members) {
     if (rank == ring.rank) continue;
@@ -66,7 +66,7 @@ void Peers::Start() {
   server_->Start();
   for (const auto& [rank, link] : links_) link->Start();
   const engine::RingOptions& ring = context_.options.ring;
-  LOG(INFO) << "rank " << ring.rank << " of cluster " << ring.cluster << " listens at "
+  LOG(INFO) << "rank " << ring.rank << " of cluster " << ring.cluster << ", at "
             << ring.members.at(ring.rank) << (tls_ == nullptr ? ", without TLS" : "");
 }
 
@@ -74,6 +74,8 @@ void Peers::Stop() {
   if (server_ != nullptr) server_->Stop();
   for (const auto& [rank, link] : links_) link->Stop();
 }
+
+std::string Peers::Problem() const { return server_->problem(); }
 
 void Peers::Tell(engine::Rank rank, engine::peer::Message message) {
   const auto link = links_.find(rank);

@@ -9,6 +9,7 @@
 
 #include <map>
 #include <memory>
+#include <string>
 
 #include "common/status.h"
 #include "server/node/peer_links.h"
@@ -21,8 +22,8 @@ namespace cairn::rpc {
 // Thread-safe, except Start and Stop.
 class Peers final : public node::PeerLinks {
  public:
-  // Listens at this member's address of the ring. `host` outlives it. INVALID_ARGUMENT names the option; what
-  // bind says, else.
+  // Listens at this member's address of the ring, or will once no other socket has it (Problem). `host` outlives
+  // it. INVALID_ARGUMENT names the option; what bind says, else.
   static StatusOr<std::unique_ptr<Peers>> Open(const PeersOptions& options, node::PeerHost* host);
   ~Peers() override { Stop(); }
 
@@ -36,6 +37,7 @@ class Peers final : public node::PeerLinks {
   StatusOr<Granted> AskGrant(engine::Rank rank, const engine::peer::GrantQuestion& question,
                              MonotonicNanos deadline) override;
   void EndGrant(engine::Rank rank, uint64_t grant) override;
+  std::string Problem() const override;
 
   int connections() const { return server_->connections(); }  // that have come in
 

@@ -20,6 +20,9 @@ bool Covers(const std::vector<ExtentRef>& extents, const Question& question) {
   return skipped < extent.length && asked.length <= extent.length - skipped;
 }
 
+// One answer for all that is not permitted, so that it tells nothing about what exists.
+Status NotPermitted() { return absl::PermissionDeniedError("token: it permits no such read"); }
+
 }  // namespace
 
 Status TcpGrants::Grant(const GrantToken& token, PeerId reader, std::vector<ExtentRef> extents,
@@ -118,18 +121,26 @@ void TcpGrants::Close(StreamId stream) {
   closed_.NotifyAll();
 }
 
+TcpGrants::GrantState* TcpGrants::Find(PeerId reader, const Question& question) {
+  const auto at = grants_.find(question.token);
+  const bool may =
+      at != grants_.end() && at->second.reader == reader && Covers(at->second.extents, question);
+  return may ? &at->second : nullptr;
+}
+
+Status TcpGrants::Check(PeerId reader, const Question& question) {
+  MutexLock lock(&mu_);
+  return Find(reader, question) != nullptr ? absl::OkStatus() : NotPermitted();
+}
+
 Status TcpGrants::Begin(StreamId stream, PeerId reader, const Question& question) {
   MutexLock lock(&mu_);
-  const auto at = grants_.find(question.token);
-  // One answer for all that is not permitted, so that it tells nothing about what exists.
-  if (at == grants_.end() || !(at->second.reader == reader) ||
-      !Covers(at->second.extents, question)) {
-    return absl::PermissionDeniedError("token: it permits no such read");
-  }
+  GrantState* const grant = Find(reader, question);
+  if (grant == nullptr) return NotPermitted();
   Stream& sender = streams_.at(stream);
   if (!sender.socket->Unacknowledged()) Drained(stream, &sender);
-  at->second.last_used = RealClock()->Now();
-  at->second.streams.insert(stream);
+  grant->last_used = RealClock()->Now();
+  grant->streams.insert(stream);
   sender.queued.insert(question.token);
   sender.sending = true;
   sender.token = question.token;

@@ -52,7 +52,9 @@ class TcpGrants {
   // --- streams: the thread of each calls these. `socket` stays until Close, which resets it.
   StreamId Open(TcpSocket* socket);
   void Close(StreamId stream);
-  // PERMISSION_DENIED unless the reader may read all of what it asks for.
+  // PERMISSION_DENIED unless the reader may read all of what it asks for. Check begins nothing: Revoke does not
+  // wait for who only asked it.
+  Status Check(PeerId reader, const Question& question);
   Status Begin(StreamId stream, PeerId reader, const Question& question);
   void End(StreamId stream);
   // Its thread finds it cut, and closes it. Nothing happens for one that is closed.
@@ -73,6 +75,8 @@ class TcpGrants {
     std::set<GrantToken> queued;  // grants whose `streams` have it
   };
 
+  // Null: the reader may not.
+  GrantState* Find(PeerId reader, const Question& question) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool RevokeLocked(const GrantToken& token) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `stream` holds nothing in its queue.
   void Drained(StreamId id, Stream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

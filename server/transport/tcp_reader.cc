@@ -12,6 +12,22 @@
 #include "common/checksum.h"
 
 namespace cairn::transport {
+namespace {
+
+// What the owner's code says to the reader. Only an owner that is wrong answers with other codes than these, and
+// then it is of no use: NOT_FOUND and CANCELLED would speak of the reader's own memory.
+Status Refusal(absl::StatusCode code) {
+  if (code == absl::StatusCode::kPermissionDenied) {
+    return absl::PermissionDeniedError("the owner refused: its grant permits no such read");
+  }
+  if (code == absl::StatusCode::kDataLoss) {
+    return absl::DataLossError("the owner could not read its own bytes");
+  }
+  return absl::UnavailableError(
+      absl::StrCat("the owner refused with ", absl::StatusCodeToString(code)));
+}
+
+}  // namespace
 
 Status TcpReaderOptions::Validate() const {
   const auto within = [](absl::string_view name, uint64_t value, uint64_t least, uint64_t most) {
@@ -249,7 +265,7 @@ Status TcpPeer::Stream::TakeAnswer() {
   }
   StatusOr<uint32_t> result = uint32_t{0};
   if (answer.code != absl::StatusCode::kOk) {
-    result = Status(answer.code, "the owner refused: its grant permits no such read");
+    result = Refusal(answer.code);
   } else if (answer.length != read.request.length) {
     return absl::UnavailableError(absl::StrCat("the peer answered with ", answer.length,
                                                " bytes, not ", read.request.length));

@@ -48,11 +48,9 @@ StatusOr<std::unique_ptr<TcpServer>> TcpServer::Start(const TcpServerOptions& op
   auto server = std::unique_ptr<TcpServer>(new TcpServer(options, slabs, grants));
   const StatusOr<TcpAddress> address = TcpAddress::Parse(options.listen);
   if (!address.ok()) return Annotate(address.status(), "listen");
-  StatusOr<UniqueFd> listener = ListenTcp(*address, kPredecessorGoes);
+  StatusOr<std::unique_ptr<TcpListener>> listener = TcpListener::Open(*address);
   if (!listener.ok()) return Annotate(listener.status(), "listen");
   server->listener_ = *std::move(listener);
-  CAIRN_ASSIGN_OR_RETURN(const TcpAddress bound, TcpAddress::OfSocket(server->listener_.get()));
-  server->address_ = bound.ToString();
   server->accepting_ = std::thread([raw = server.get()] { raw->Accept(); });
   return server;
 }
@@ -62,7 +60,7 @@ TcpServer::TcpServer(const TcpServerOptions& options, Slabs* slabs, TcpGrants* g
 
 TcpServer::~TcpServer() {
   stopping_ = true;
-  (void)::shutdown(listener_.get(), SHUT_RDWR);  // wakes the thread that waits there
+  if (listener_ != nullptr) listener_->Shutdown();
   if (accepting_.joinable()) accepting_.join();
   grants_->CutAll();
   Reap(/*all=*/true);
@@ -77,11 +75,12 @@ int TcpServer::streams() const {
 
 void TcpServer::Accept() {
   pthread_setname_np(pthread_self(), "data-accept");
+  AwaitListener();
   while (!stopping_) {
     Reap(/*all=*/false);
-    const StatusOr<bool> ready = WaitReadable(listener_.get(), kLookMs);
+    const StatusOr<bool> ready = WaitReadable(listener_->fd(), kLookMs);
     if (!ready.ok() || !*ready) continue;
-    UniqueFd connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    UniqueFd connection(::accept4(listener_->fd(), nullptr, nullptr, SOCK_CLOEXEC));
     if (connection.valid()) {
       Admit(std::move(connection));
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
@@ -89,6 +88,15 @@ void TcpServer::Accept() {
       LOG_EVERY_N(WARNING, 100) << "data stream: " << ErrnoStatus(errno, "accept");
       std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
     }
+  }
+}
+
+void TcpServer::AwaitListener() {
+  if (listener_->Await(stopping_, RealClock()->Now() + kPredecessorGoes) || stopping_) return;
+  LOG(WARNING) << "other members cannot read this node's memory: " << problem()
+               << "; this is tried until it succeeds";
+  if (listener_->Await(stopping_, std::numeric_limits<MonotonicNanos>::max())) {
+    LOG(INFO) << "other members can read this node's memory, at " << address();
   }
 }
 
@@ -188,11 +196,16 @@ Status TcpServer::AnswerOne(Stream* stream, PeerId reader) {
   CAIRN_ASSIGN_OR_RETURN(const Question question,
                          DecodeQuestion(absl::string_view(bytes.data(), bytes.size())));
 
-  options_.before_answer();
+  // Who has shown no token that counts is answered at once: the accepting thread may be waiting for its end.
+  Status begun = grants_->Check(reader, question);
+  if (begun.ok()) {
+    stream->stranger = false;
+    options_.before_answer();
+    begun = grants_->Begin(stream->id, reader, question);  // the grant may have ended meanwhile
+  }
   // An answer has no end of its own: it goes on as long as the peer takes something within `stall`.
   constexpr MonotonicNanos kNever = std::numeric_limits<MonotonicNanos>::max();
   Answer answer = {question.sequence, absl::StatusCode::kOk, question.length};
-  const Status begun = grants_->Begin(stream->id, reader, question);
   const auto slab =
       begun.ok() ? slabs_->Find({question.slab, question.offset, question.length}) : begun;
   if (!slab.ok()) {
@@ -202,7 +215,6 @@ Status TcpServer::AnswerOne(Stream* stream, PeerId reader) {
     CAIRN_RETURN_IF_ERROR(socket.Send(Encode(answer), /*more=*/false, kNever));
     return stream->stranger ? slab.status() : absl::OkStatus();
   }
-  stream->stranger = false;
   Status sent = socket.Send(Encode(answer), /*more=*/true, kNever);
   if (sent.ok()) sent = socket.SendFile((*slab)->fd(), question.offset, question.length, kNever);
   grants_->End(stream->id);

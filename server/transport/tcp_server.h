@@ -13,6 +13,7 @@
 
 #include "common/mutex.h"
 #include "common/status.h"
+#include "common/tcp_listener.h"
 #include "server/transport/slabs.h"
 #include "server/transport/tcp_grants.h"
 #include "server/transport/tcp_socket.h"
@@ -25,7 +26,8 @@ struct TcpServerOptions {
   int max_strangers = 32;              // 1 … max_streams − 1
   MonotonicNanos stall = 3 * kNanosPerSecond;  // a peer that moves nothing for so long is cut off
   MonotonicNanos idle = 60 * kNanosPerSecond;  // a stream without questions is closed after it
-  // Called before each answer, on its stream's thread: it may hold the answer up, for much less than `stall`.
+  // Called before each answer that has bytes, on its stream's thread: it may hold the answer up, for much less
+  // than `stall`.
   std::function<void()> before_answer = [] {};
   Status Validate() const;
 };
@@ -37,8 +39,9 @@ class TcpServer {
   static StatusOr<std::unique_ptr<TcpServer>> Start(const TcpServerOptions& options, Slabs* slabs,
                                                     TcpGrants* grants);
   ~TcpServer();
-  const std::string& address() const { return address_; }
-  int streams() const;  // that are open now
+  std::string address() const { return listener_->address().ToString(); }
+  std::string problem() const { return listener_->Problem(); }  // why nobody can open a stream
+  int streams() const;                                          // that are open now
 
  private:
   struct Stream {
@@ -52,6 +55,7 @@ class TcpServer {
 
   TcpServer(const TcpServerOptions& options, Slabs* slabs, TcpGrants* grants);
   void Accept();
+  void AwaitListener();  // or that it stops
   void Admit(UniqueFd connection) ABSL_LOCKS_EXCLUDED(mu_);
   // Of streams that are too many the oldest of a stranger gives way. False: there is none.
   bool MakeRoom() ABSL_LOCKS_EXCLUDED(mu_);
@@ -64,8 +68,7 @@ class TcpServer {
   const TcpServerOptions options_;
   Slabs* const slabs_;
   TcpGrants* const grants_;
-  UniqueFd listener_;
-  std::string address_;
+  std::unique_ptr<TcpListener> listener_;  // constant after Start
   std::atomic<bool> stopping_ = false;
   mutable Mutex mu_;
   std::list<std::unique_ptr<Stream>> streams_ ABSL_GUARDED_BY(mu_);  // in order of their coming

@@ -31,6 +31,10 @@ StatusOr<std::string> TcpTransport::Describe(const ExtentRef& extent) const {
 }
 
 Status TcpTransport::Grant(const GrantToken& token, PeerId reader, std::vector<ExtentRef> extents) {
+  // The reader would show its token to whoever has the port.
+  if (const std::string problem = Problem(); !problem.empty()) {
+    return absl::UnavailableError(problem);
+  }
   return grants_.Grant(token, reader, std::move(extents),
                        [this](const ExtentRef& extent) { return slabs_.Find(extent).status(); });
 }

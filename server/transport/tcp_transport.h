@@ -15,11 +15,13 @@ namespace cairn::transport {
 
 class TcpTransport final : public Transport {
  public:
-  // INVALID_ARGUMENT names the option; what bind says, else.
+  // INVALID_ARGUMENT names the option; what bind says, else. Where the address is in use it listens once it is free
+  // (Problem).
   static StatusOr<std::unique_ptr<TcpTransport>> Start(const TcpServerOptions& server,
                                                        const TcpReaderOptions& reader);
 
   std::string Address() const override { return server_->address(); }
+  std::string Problem() const override { return server_->problem(); }
   Status Attach(SlabId slab, UniqueFd description, uint64_t bytes) override;
   void Detach(SlabId slab) override;
   StatusOr<std::string> Describe(const ExtentRef& extent) const override;

@@ -58,6 +58,8 @@ class Transport {
 
   // Where peers reach this transport: what the control wire tells them.
   virtual std::string Address() const = 0;
+  // Why they cannot, for now, for people; empty: they can.
+  virtual std::string Problem() const = 0;
 
   // --- this node's memory
 
@@ -76,7 +78,8 @@ class Transport {
   // NOT_FOUND when the slab is not attached, OUT_OF_RANGE when the extent reaches beyond it.
   virtual StatusOr<std::string> Describe(const ExtentRef& extent) const = 0;
   // Lets who shows the token read these extents, until Revoke. ALREADY_EXISTS for a token that is in
-  // use; NOT_FOUND and OUT_OF_RANGE as Describe; RESOURCE_EXHAUSTED beyond the bound on grants.
+  // use; NOT_FOUND and OUT_OF_RANGE as Describe; RESOURCE_EXHAUSTED beyond the bound on grants; UNAVAILABLE
+  // while there is a Problem.
   virtual Status Grant(const GrantToken& token, PeerId reader, std::vector<ExtentRef> extents) = 0;
   // On return no byte of the grant's extents leaves this node any more under it, not even one that was
   // sent and is waiting in a queue of the kernel or of a device. May cut other reads of the same peer,

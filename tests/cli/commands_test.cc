@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -961,6 +962,29 @@ TEST_F(CommandsTest, ClusterInitMakesAnAuthorityAndACertificateForEachMember) {
   EXPECT_THAT(Out(), HasSubstr("node-0.pem is there already"));
   EXPECT_EQ(Contents(directory_ / "certs/node-0.pem"), first);
   EXPECT_TRUE(std::filesystem::exists(directory_ / "certs/node-2.pem"));
+}
+
+// Another user's authority was taken, who could then make members of the ring.
+TEST_F(CommandsTest, ClusterInitTakesNoAuthorityOfAnotherUser) {
+  const std::string folder = directory_ / "certs";
+  const std::vector<std::string> init = {"cluster", "init",    folder,           "--cluster",
+                                         "train",   "--nodes", "0=10.0.0.1:7400"};
+  ASSERT_EQ(Cairn(init), 0) << Err();
+  ASSERT_EQ(::chmod((folder + "/ca.key").c_str(), 0640), 0);
+  EXPECT_NE(Cairn(init), 0);
+  EXPECT_THAT(Err(), AllOf(HasSubstr(folder + "/ca.key"), HasSubstr("mode 0640")));
+  ASSERT_EQ(::chmod((folder + "/ca.key").c_str(), 0600), 0);
+  ASSERT_EQ(Cairn(init), 0) << Err();
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
+  constexpr uid_t kOther = 2002;
+  for (const char* file : {"", "/ca.pem", "/ca.key", "/node-0.pem"}) {
+    const std::string path = folder + file;
+    ASSERT_EQ(::chown(path.c_str(), kOther, static_cast<gid_t>(-1)), 0);
+    EXPECT_NE(Cairn(init), 0) << path;
+    EXPECT_THAT(Err(), HasSubstr(path + ": belongs to uid 2002"));
+    ASSERT_EQ(::chown(path.c_str(), 0, static_cast<gid_t>(-1)), 0);
+  }
+  EXPECT_EQ(Cairn(init), 0) << Err();
 }
 
 TEST_F(CommandsTest, ClusterInitRefusesWhatIsNoRing) {

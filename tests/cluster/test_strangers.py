@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,74 @@ def test_a_second_daemon_of_a_rank_on_another_host_harms_nobody() -> None:
                 time.sleep(0.2)
         finally:
             mistyped.kill_all()
+
+
+# As any user of the host, who takes a port in the moment in which nobody has it.
+SQUATTER = """
+import socket, sys, time
+print("ready", flush=True)
+while True:
+    taken = socket.socket()
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        taken.bind((sys.argv[1], int(sys.argv[2])))
+        taken.listen(1)
+        break
+    except OSError:
+        taken.close()
+        time.sleep(0.01)
+print("bound", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def squatter(r: Ring, rank: int, port: int) -> Iterator[Callable[[], str]]:
+    """A process on the rank's host that takes the port once it is free; waits for what it says next."""
+    address = r.network.addresses[rank]
+    process = subprocess.Popen(
+        [*r.network.enter(rank), "/usr/bin/python3", "-c", SQUATTER, address, str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("port", [CONTROL_PORT, DATA_PORT])
+def test_a_user_who_takes_a_port_while_the_daemon_restarts_stops_no_node(port: int) -> None:
+    """The daemon could not start, again and again, until the node was in safe mode."""
+    with ring(2) as r:
+        writer = r[1].writer(JOB, attempt_number())
+        r[1].save(writer, 1)
+        r[1].wait_replicated(JOB, 1)
+        with squatter(r, 1, port) as says:
+            assert says() == "ready\n"
+            os.kill(r[1].keeper_pid, signal.SIGSTOP)  # it starts the next daemon too late
+            os.kill(r[1].daemon_pid(), signal.SIGKILL)
+            assert says() == "bound\n"
+            os.kill(r[1].keeper_pid, signal.SIGCONT)
+            r[1].wait_ready()
+            writer.reconnect()
+            assert r[1].loads(JOB, 1)
+            r[1].save(writer, 2)
+            state = until("status says why", lambda: _problem(r[1].json("status")["state"]))
+            assert f"{r.network.addresses[1]}:{port}: Address already in use" in state
+            until("the log does", lambda: "this is tried until it succeeds" in r[1].tail())
+        until("status says nothing", lambda: r[1].json("status")["state"] == "serving")
+        r.await_met()
+        r[1].save(writer, 3)
+        r[1].wait_replicated(JOB, 3)
+        assert r[0].loads(JOB, 3)
+
+
+def _problem(state: str) -> str:
+    return state if "other members cannot" in state else ""
 
 
 @pytest.mark.parametrize(

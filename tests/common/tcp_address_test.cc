@@ -4,12 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <thread>
+#include <atomic>
 #include <utility>
 
 #include "common/member_name.h"
 #include "common/ring_nodes.h"
+#include "common/tcp_listener.h"
 
 namespace cairn {
 namespace {
@@ -64,18 +64,35 @@ TEST(ListenTcp, AnAddressInUseIsNamed) {
               HasSubstr(absl::StrCat(taken.ToString(), ": Address already in use")));
 }
 
-// As a daemon's is that was killed a moment ago.
-TEST(ListenTcp, WaitsForASocketThatIsAboutToGo) {
-  auto first = ListenTcp(*TcpAddress::Parse("127.0.0.1:0"));
-  ASSERT_TRUE(first.ok()) << first.status();
-  const TcpAddress taken = *TcpAddress::OfSocket(first->get());
-  std::thread predecessor([socket = *std::move(first)]() mutable {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    socket.Reset();
-  });
-  const auto second = ListenTcp(taken, kPredecessorGoes);
-  predecessor.join();
-  EXPECT_TRUE(second.ok()) << second.status();
+// As the one of a daemon that was killed a moment ago has it, or any other process.
+TEST(TcpListener, ListensOnceAPortThatIsTakenIsFree) {
+  const std::atomic<bool> go_on = false, stop = true;
+  auto other = ListenTcp(*TcpAddress::Parse("127.0.0.1:0"));
+  ASSERT_TRUE(other.ok()) << other.status();
+  const TcpAddress taken = *TcpAddress::OfSocket(other->get());
+  const auto listener = TcpListener::Open(taken);
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  EXPECT_THAT((*listener)->Problem(),
+              HasSubstr(absl::StrCat(taken.ToString(), ": Address already in use")));
+  EXPECT_EQ((*listener)->fd(), -1);
+  EXPECT_FALSE((*listener)->Await(stop, RealClock()->Now() + kNanosPerSecond));
+  EXPECT_FALSE((*listener)->Await(go_on, RealClock()->Now()));
+  other->Reset();
+  EXPECT_TRUE((*listener)->Await(go_on, RealClock()->Now() + 10 * kNanosPerSecond));
+  EXPECT_EQ((*listener)->Problem(), "");
+  EXPECT_EQ(TcpAddress::OfSocket((*listener)->fd())->ToString(), taken.ToString());
+}
+
+TEST(TcpListener, SaysWhichPortTheKernelChose) {
+  const auto listener = TcpListener::Open(*TcpAddress::Parse("127.0.0.1:0"));
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  EXPECT_EQ((*listener)->Problem(), "");
+  EXPECT_NE((*listener)->address().port(), 0);
+}
+
+TEST(TcpListener, AnAddressThatIsNotThisHostsIsAnError) {
+  const auto listener = TcpListener::Open(*TcpAddress::Parse("192.0.2.1:7400"));
+  EXPECT_THAT(std::string(listener.status().message()), HasSubstr("192.0.2.1:7400: "));
 }
 
 TEST(MemberName, IsAUriInACertificate) {

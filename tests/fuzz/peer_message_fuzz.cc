@@ -14,8 +14,6 @@
 namespace cairn::testing {
 namespace {
 
-constexpr uint64_t kMaxEntryBytes = 64 << 20;
-
 // False: the bytes are none of it.
 template <typename Wire>
 bool Read(absl::string_view bytes, Wire* value) {
@@ -23,7 +21,7 @@ bool Read(absl::string_view bytes, Wire* value) {
   in.Set(bytes);
   FrameReader<MessageBytes> reader(
       std::shared_ptr<MessageBytes>(&in, [](MessageBytes*) {}),
-      std::min<uint64_t>(kMaxEntryBytes, 4 * bytes.size() + (1 << 20)));
+      MessageReader::kMostTimesOfMembers * bytes.size() + MessageReader::kAlways);
   // As readMessageBegin sets them.
   reader.setStringSizeLimit(static_cast<int32_t>(bytes.size()) + 1);
   reader.setContainerSizeLimit(static_cast<int32_t>(bytes.size()) + 1);

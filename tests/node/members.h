@@ -217,6 +217,7 @@ class Neighbours : public node::PeerLinks {
     const auto at = owners.find(rank);
     if (at != owners.end() && !loses_ends) at->second->EndGrant(kReader, grant);
   }
+  std::string Problem() const override { return ""; }
   std::map<engine::Rank, Owner*> owners;
   std::atomic<bool> loses_ends = false;  // of grants, on their way
 };

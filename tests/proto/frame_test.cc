@@ -116,6 +116,45 @@ TEST(Frame, TheEntriesOfAllListsAreInProportionToTheMessage) {
   EXPECT_EQ(ReadCreate(CreateOf(1000), 64 << 20), "");
 }
 
+// Two structs of a message, of which the first has lists that take `entries` entries.
+std::string PairOfCreates(size_t entries) {
+  return Message([entries](TProtocol* out) {
+    wire::CreateRequest request;
+    request.objects.resize(entries);
+    request.write(out);
+    request.objects.resize(100);
+    request.write(out);
+  });
+}
+
+TEST(Frame, AStructThatCannotBeReadIsPassedOver) {
+  MessageReader reader(100 * 128);
+  const std::string message = PairOfCreates(101);
+  TProtocol* const in = reader.Read(message);
+  std::string name;
+  TMessageType type;
+  int32_t sequence = 0;
+  in->readMessageBegin(name, type, sequence);
+  wire::CreateRequest request;
+  EXPECT_THAT(reader.ReadOrPassOver(&request).message(), ::testing::HasSubstr("the limit is"));
+  EXPECT_TRUE(request.objects.empty());
+  EXPECT_TRUE(reader.ReadOrPassOver(&request).ok());  // it takes all that there is room for
+  EXPECT_EQ(request.objects.size(), 100u);
+}
+
+TEST(Frame, AStructWhoseEndCannotBeToldIsNotPassedOver) {
+  MessageReader reader(kEnough);
+  std::string message = PairOfCreates(1);
+  message.resize(40);
+  TProtocol* const in = reader.Read(message);
+  std::string name;
+  TMessageType type;
+  int32_t sequence = 0;
+  in->readMessageBegin(name, type, sequence);
+  wire::CreateRequest request;
+  EXPECT_ANY_THROW((void)reader.ReadOrPassOver(&request));
+}
+
 TEST(Frame, AStringIsNotLongerThanItsMessage) {
   const std::string message = Message([](TProtocol* out) {
     out->writeStructBegin("args");

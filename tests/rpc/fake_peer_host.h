@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <new>
 #include <optional>
 #include <set>
 #include <string>
@@ -39,6 +40,10 @@ class FakePeerHost : public node::PeerHost {
   }
   void PeerSaid(engine::MemberId from, engine::peer::Message message) override {
     MutexLock lock(&mu_);
+    if (said_without_memory_ > 0) {
+      --said_without_memory_;
+      throw std::bad_alloc();
+    }
     said_.emplace_back(std::move(from), std::move(message));
     changed_.NotifyAll();
   }
@@ -66,6 +71,11 @@ class FakePeerHost : public node::PeerHost {
   void BecomeLife(int64_t incarnation) {
     MutexLock lock(&mu_);
     self_.incarnation = incarnation;
+  }
+  // For so many messages that it is told there is no memory.
+  void LackMemory(int messages) {
+    MutexLock lock(&mu_);
+    said_without_memory_ = messages;
   }
   void set_grant(StatusOr<engine::peer::GrantAnswer> grant) {
     MutexLock lock(&mu_);
@@ -150,6 +160,7 @@ class FakePeerHost : public node::PeerHost {
   std::vector<std::pair<engine::MemberId, engine::peer::GrantQuestion>> asked_ ABSL_GUARDED_BY(mu_);
   std::set<uint64_t> ended_ ABSL_GUARDED_BY(mu_);
   StatusOr<engine::peer::GrantAnswer> grant_ ABSL_GUARDED_BY(mu_) = absl::NotFoundError("no grant");
+  int said_without_memory_ ABSL_GUARDED_BY(mu_) = 0;
   bool holds_grants_ ABSL_GUARDED_BY(mu_) = false;
   int64_t seen_of_ours_ ABSL_GUARDED_BY(mu_) = -1;
   std::function<void()> when_met_ ABSL_GUARDED_BY(mu_);

@@ -32,6 +32,32 @@ class PeersBadInput : public PeersFixture {
   std::unique_ptr<Member> first_, second_;
 };
 
+// The arguments of a `say`: a want-list of entries that have eight bytes each, and a message behind it.
+struct SayOfShortEntries {
+  peerwire::Sender sender;
+
+  void write(apache::thrift::protocol::TProtocol* out) const {
+    using namespace apache::thrift::protocol;  // the types of fields
+    constexpr uint32_t kEntries = 40'000;
+    out->writeStructBegin("args");
+    out->writeFieldBegin("sender", T_STRUCT, 1);
+    sender.write(out);
+    out->writeFieldBegin("messages", T_LIST, 2);
+    out->writeListBegin(T_STRUCT, 2);
+    out->writeFieldBegin("want_list", T_STRUCT, 1);
+    out->writeFieldBegin("wants", T_LIST, 2);
+    out->writeListBegin(T_STRUCT, kEntries);
+    for (uint32_t i = 0; i < kEntries; ++i) {
+      out->writeFieldBegin("unknown", T_I32, 99);
+      out->writeI32(0);
+      out->writeFieldStop();
+    }
+    for (int i = 0; i < 2; ++i) out->writeFieldStop();
+    rpc::ToPeerWire(peer::Message(peer::ReportWanted{"x"})).write(out);
+    out->writeFieldStop();
+  }
+};
+
 // --- who greets
 
 TEST_F(PeersBadInput, AnotherClustersMemberIsRefused) {
@@ -177,6 +203,21 @@ TEST_F(PeersBadInput, AMessageThatIsRefusedIsNamedAndTheOthersCount) {
   EXPECT_TRUE(std::holds_alternative<peer::ReportWanted>(first_->host.said()[0].second));
 }
 
+// Its lists take more than their share of memory: what a later build says in entries that this one does not know.
+TEST_F(PeersBadInput, AMessageThatCannotBeReadIsNamedAndTheOthersCount) {
+  StartPair();
+  RawPeer raw(ring_[0]);
+  ASSERT_FALSE(raw.Greet(SenderOf(b_)).success.__isset.refused);
+  const auto result = raw.Call<peerwire::Peer_say_result>("say", SayOfShortEntries{SenderOf(b_)});
+  EXPECT_EQ(result.error.code, 0);
+  ASSERT_EQ(result.success.refused.size(), 1u);
+  EXPECT_THAT(result.success.refused[0],
+              AllOf(HasSubstr("messages[0] cannot be read"), HasSubstr("bytes of memory")));
+  ASSERT_TRUE(first_->host.AwaitSaid(1));
+  EXPECT_TRUE(std::holds_alternative<peer::ReportWanted>(first_->host.said()[0].second));
+  EXPECT_EQ(raw.Say(SenderOf(b_), {}).error.code, 0);  // the connection is of use
+}
+
 TEST_F(PeersBadInput, WhatAnOlderConnectionStillHasIsRefused) {
   StartPair();
   RawPeer older(ring_[0]), newer(ring_[0]);
@@ -309,6 +350,17 @@ TEST_F(PeersBadInput, AMemberThatTakesConnectionsAndNeverAnswersIsNoticed) {
   const MonotonicNanos took = RealClock()->Now() - begun;
   EXPECT_GE(took, options_.call_timeout);
   EXPECT_LT(took, 5 * options_.call_timeout);
+}
+
+// It was dialled for as long as the options say, whatever the caller's deadline, and all others waited.
+TEST_F(PeersBadInput, AQuestionToAMemberThatNeverAnswersEndsByItsDeadline) {
+  const auto listener = ListenTcp(*TcpAddress::Parse(ring_[1]));
+  ASSERT_TRUE(listener.ok());
+  StartFirst();
+  const MonotonicNanos begun = RealClock()->Now();
+  const auto got = first_->peers->AskGrant(1, {SomePart(1), ""}, begun + 300 * kNanosPerMilli);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(got.status())) << got.status();
+  EXPECT_LT(RealClock()->Now() - begun, options_.call_timeout / 2);
 }
 
 TEST_F(PeersBadInput, SomethingElseThatListensThereIsNotBelieved) {

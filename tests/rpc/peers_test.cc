@@ -89,6 +89,49 @@ TEST_F(Peers, ALongReportIsSaidInSeveralCalls) {
   EXPECT_TRUE(second().AwaitSaid(3));
 }
 
+// What a report of them takes in memory was taken to be four times what it is, and refused.
+peer::Report ReportOfSteps(const std::string& job, Step steps) {
+  peer::Report report;
+  report.delta.job = job;
+  report.delta.number = 5;
+  for (Step step = 0; step < steps; ++step) report.delta.published.insert({step, 1, 0});
+  return report;
+}
+
+TEST_F(Peers, AReportOfAJobOfManyPublishedStepsIsHeard) {
+  StartPair();
+  for (const Step steps : {140'000, 600'000}) {
+    first_->peers->Tell(1, ReportOfSteps(absl::StrCat("job", steps), steps));
+  }
+  first_->peers->Tell(1, peer::ReportWanted{"another"});
+  EXPECT_TRUE(second().AwaitSaid(3)) << second().said().size();
+}
+
+// As the engine does it: all is said anew each time that the member is back.
+TEST_F(Peers, ReportsOfManyStepsThatAreSaidTogetherKeepTheLink) {
+  first_ = Start(a_);
+  rpc::Peers* const peers = first_->peers.get();
+  first().WhenMet([peers] {
+    for (const char* job : {"x", "y", "z"}) peers->Tell(1, ReportOfSteps(job, 50'000));
+  });
+  second_ = Start(b_);
+  EXPECT_TRUE(second().AwaitSaid(3)) << second().said().size();
+  EXPECT_TRUE(first().AwaitExchanges(1, /*answered=*/true, 2));
+  EXPECT_EQ(second().said().size(), 3u);  // they met once
+}
+
+// What it had taken of the room for long messages was never given back.
+TEST_F(Peers, AMessageForWhichTheHostHadNoMemoryLeavesRoomForTheNext) {
+  options_.max_messages_bytes = 1 << 20;
+  first_ = Start(a_);
+  rpc::Peers* const peers = first_->peers.get();
+  first().WhenMet([peers] { peers->Tell(1, peer::Record{"job", std::string(600 << 10, 'x')}); });
+  second_ = std::make_unique<Member>(b_);
+  second().LackMemory(3);
+  StartAgain(second_.get(), Options(1));
+  EXPECT_TRUE(second().AwaitSaid(1));
+}
+
 TEST_F(Peers, AMessageThatIsTooLongIsDroppedAndTheOthersAreSaid) {
   options_.max_message_bytes = 1 << 20;
   StartPair();
@@ -208,11 +251,33 @@ TEST_F(Peers, OptionsThatContradictEachOtherAreRefused) {
   EXPECT_THAT(refusal(), HasSubstr("has no port"));
 }
 
-TEST_F(Peers, AnAddressThatIsTakenIsSaidByName) {
-  const auto first = Start(a_);
+// A daemon ended whose port another user had taken while it restarted.
+TEST_F(Peers, AMemberWhosePortIsTakenJoinsOnceItIsFree) {
+  auto squatter = ListenTcp(*TcpAddress::Parse(ring_[0]));
+  ASSERT_TRUE(squatter.ok()) << squatter.status();
+  first_ = Start(a_);
+  EXPECT_THAT(first_->peers->Problem(), HasSubstr(ring_[0] + ": Address already in use"));
+  second_ = Start(b_);
+  EXPECT_TRUE(first().AwaitNobody(1));
+  EXPECT_TRUE(second().AwaitNobody(0));
+  squatter->Reset();
+  EXPECT_TRUE(first().AwaitMember(1, b_));
+  EXPECT_TRUE(second().AwaitMember(0, a_));
+  EXPECT_EQ(first_->peers->Problem(), "");
+}
+
+TEST_F(Peers, AMemberWhosePortIsTakenStops) {
+  const auto squatter = ListenTcp(*TcpAddress::Parse(ring_[0]));
+  ASSERT_TRUE(squatter.ok()) << squatter.status();
+  first_ = Start(a_);
+  first_->peers->Stop();
+}
+
+TEST_F(Peers, AnAddressThatIsNotThisHostsIsSaidByName) {
+  ring_[0] = "192.0.2.1:7000";
+  options_.insecure = true;
   FakePeerHost host(a_);
-  const auto again = rpc::Peers::Open(Options(0), &host);
-  EXPECT_THAT(again.status().ToString(),
+  EXPECT_THAT(rpc::Peers::Open(Options(0), &host).status().ToString(),
               ::testing::AllOf(HasSubstr("ring.nodes"), HasSubstr(ring_[0])));
 }
 

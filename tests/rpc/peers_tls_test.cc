@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -268,6 +269,16 @@ TEST(Certificates, AnAuthorityIsReadAgain) {
               AllOf(HasSubstr("cluster ours"), HasSubstr("cluster theirs")));
   EXPECT_FALSE(cli::Authority::Load("ours", {pem->certificate, MakeAuthority().ToPem()->key}).ok());
   EXPECT_FALSE(cli::Authority::Load("ours", {"", ""}).ok());
+}
+
+TEST_F(PeersTls, AKeyThatOthersMayReadIsTold) {
+  const std::string key = Files({"ours", 0}).key;
+  ASSERT_EQ(::chmod(key.c_str(), 0600), 0);
+  EXPECT_EQ(rpc::KeyExposure(key), "");
+  for (const mode_t mode : {0640, 0604}) {
+    ASSERT_EQ(::chmod(key.c_str(), mode), 0);
+    EXPECT_THAT(rpc::KeyExposure(key), AllOf(HasSubstr(key), HasSubstr("speak as this member")));
+  }
 }
 
 }  // namespace

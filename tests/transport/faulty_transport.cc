@@ -30,6 +30,7 @@ class FaultyTransport final : public Transport {
   }
 
   std::string Address() const override { return inner_->Address(); }
+  std::string Problem() const override { return inner_->Problem(); }
   Status Attach(SlabId slab, UniqueFd description, uint64_t bytes) override {
     return faults_->Run<Status>(TransportCall::kAttach, [&]() -> Status {
       StatusOr<UniqueFd> own = description.Dup();

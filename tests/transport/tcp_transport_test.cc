@@ -233,6 +233,23 @@ TEST_F(TcpTransportTest, StrangersDoNotKeepMembersOut) {
   EXPECT_LE(owner_->streams(), 8);
 }
 
+// The accepting thread waited for strangers that the gate for copying held up, up to half a second for each.
+TEST_F(TcpTransportTest, OnlyAnswersThatHaveBytesWaitForTheGate) {
+  std::atomic<int> passed = 0;
+  const auto owner = StartTcp({.rank = 1}, {.before_answer = [&] { ++passed; }});
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
+  ASSERT_TRUE(owner->Grant(token_, kReader, {{kOwned, 0, 1000}}).ok());
+  Stream stranger = Stream::To(owner->Address());
+  stranger.Say(Encode(Opening{kTcpVersion, kReader}) + Encode(Question{1, {}, kOwned, 0, 100}));
+  EXPECT_FALSE(stranger.Hear(kOpenedBytes + kAnswerBytes).empty());
+  EXPECT_TRUE(stranger.Closed());
+  EXPECT_EQ(passed, 0);
+  Stream member = Stream::To(owner->Address());
+  member.Say(Encode(Opening{kTcpVersion, kReader}) + Encode(Ask(0, 100)));
+  EXPECT_FALSE(member.Hear(kOpenedBytes + kAnswerBytes + 100).empty());
+  EXPECT_EQ(passed, 1);
+}
+
 // What is sent and not taken yet refers to the slab's pages: it is thrown away with its stream.
 TEST_F(TcpTransportTest, RevokeCutsAStreamWhosePeerTakesNothing) {
   Stream stream = Opened();
@@ -274,6 +291,25 @@ TEST_F(TcpTransportTest, WrongOptionsAreNamed) {
   EXPECT_THAT(error({}, {.streams = -1}), HasSubstr("streams: -1"));
   EXPECT_THAT(error({}, {.ahead = 65}), HasSubstr("ahead: 65"));
   EXPECT_THAT(error({}, {.max_waiting = 0}), HasSubstr("max_waiting: 0"));
+}
+
+// The daemon ended, also when another user had taken the port while it restarted.
+TEST_F(TcpTransportTest, AnOwnerWhosePortIsTakenGrantsOnceItIsFree) {
+  auto squatter = ListenTcp(*TcpAddress::Parse("127.0.0.1:0"));
+  ASSERT_TRUE(squatter.ok()) << squatter.status();
+  const std::string address = TcpAddress::OfSocket(squatter->get())->ToString();
+  const auto owner = StartTcp({.rank = 1}, {.listen = address});
+  EXPECT_EQ(owner->Address(), address);
+  EXPECT_THAT(owner->Problem(), HasSubstr(address + ": Address already in use"));
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
+  // No token goes to who listens there now.
+  EXPECT_TRUE(absl::IsUnavailable(owner->Grant(token_, kReader, {{kOwned, 0, 100}})));
+  squatter->Reset();
+  while (!owner->Problem().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ASSERT_TRUE(owner->Grant(token_, kReader, {{kOwned, 0, 100}}).ok());
+  const auto reader = Reader();
+  const auto region = owner->Describe({kOwned, 0, 100});
+  EXPECT_TRUE(ReadNow(reader.get(), ReadOf(*owner, token_, *region, 0, 100, fetched_)).ok());
 }
 
 TEST_F(TcpTransportTest, Ipv6) {
@@ -387,6 +423,23 @@ TEST_F(FalseOwner, AnAnswerToAnotherQuestionIsNotTaken) {
     }
     EXPECT_TRUE(absl::IsUnavailable(read.get().status()));
     EXPECT_EQ(fetched_.Read(0, 1000), std::string(1000, '\0'));
+  }
+}
+
+// NOT_FOUND and CANCELLED, which speak of the reader's own memory, ended the whole fetch.
+TEST_F(FalseOwner, ACodeThatNoOwnerSaysIsTheOwnersFault) {
+  using Code = absl::StatusCode;
+  for (const auto& [said, heard] : {std::pair(Code::kNotFound, Code::kUnavailable),
+                                    {Code::kCancelled, Code::kUnavailable},
+                                    {Code::kInvalidArgument, Code::kUnavailable},
+                                    {Code::kDataLoss, Code::kDataLoss},
+                                    {Code::kPermissionDenied, Code::kPermissionDenied}}) {
+    const auto reader = Reader();
+    auto read = BeginRead(reader.get());
+    Stream stream = Accept();
+    stream.Hear(kQuestionBytes);
+    stream.Say(Encode(Answer{1, said, 0}));
+    EXPECT_EQ(read.get().status().code(), heard) << absl::StatusCodeToString(said);
   }
 }
 
