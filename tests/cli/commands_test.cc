@@ -969,6 +969,13 @@ TEST_F(CommandsTest, ClusterInitRefusesWhatIsNoRing) {
   EXPECT_THAT(Err(), HasSubstr("--cluster"));
   EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "a", "--nodes", "0=host:1"}), 2);
   EXPECT_THAT(Err(), AllOf(HasSubstr("--nodes"), HasSubstr("host:1")));
+  for (const auto& [nodes, why] : std::map<std::string, std::string>{
+           {"0=10.0.0.1:1,3=10.0.0.1:1", "ranks 0 and 3 are both at 10.0.0.1:1"},
+           {"0=10.0.0.1:1,1=0.0.0.0:1", "rank 1: 0.0.0.0:1 is not an address"}}) {
+    EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "a", "--nodes", nodes}), 2);
+    EXPECT_THAT(Err(), AllOf(HasSubstr("--nodes"), HasSubstr(why)));
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder));
   EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "a", "--nodes", "0=10.0.0.1:1"}), 0);
   EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "b", "--nodes", "1=10.0.0.2:1"}), 2);
   EXPECT_THAT(Err(), HasSubstr("the authority of"));
