@@ -47,7 +47,8 @@ JobVerdict NothingComplete(const std::string& name, const RingJob& ring, bool in
                                ": nothing complete is known on this node, which has not heard "
                                "yet what others have.")};
   }
-  return {true, absl::StrCat(name, ": nothing complete has been saved yet.")};
+  return {true, absl::StrCat(name, in_ring ? ": nothing complete can be had now."
+                                           : ": nothing complete has been saved yet.")};
 }
 
 // Where the latest step is, of which there are no two copies. A part of it may be on any node of a ring.

@@ -236,7 +236,7 @@ TEST(Status, InARingNothingCompleteSaysWhatIsMissed) {
               ElementsAre("run7: nothing complete is known; not heard: rank 2."));
   fresh["ring"]["silent"] = Json::array();
   EXPECT_THAT(IsMyCheckpointSafe(InRingOf(Node({fresh}))).words,
-              ElementsAre("run7: nothing complete has been saved yet."));
+              ElementsAre("run7: nothing complete can be had now."));
   EXPECT_THAT(IsMyCheckpointSafe(InRingOf(Node({Job("run7", -1, -1)}))).words,
               ElementsAre(HasSubstr("has not heard yet what others have")));
 }
