@@ -1,5 +1,6 @@
 #include "common/ring_nodes.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -21,6 +22,16 @@ StatusOr<std::map<int32_t, std::string>> ParseRingNodes(absl::string_view text) 
                                                      halves.first, "\" is not a rank"));
     }
     CAIRN_ASSIGN_OR_RETURN(const TcpAddress address, TcpAddress::Parse(halves.second));
+    if (address.IsWildcard()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", rank, ": ", address.ToString(),
+                       " is not an address that the other members can dial"));
+    }
+    for (const auto& [other, taken] : nodes) {
+      if (taken != address.ToString() || other == rank) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "ranks ", std::min(other, rank), " and ", std::max(other, rank), " are both at ", taken));
+    }
     if (!nodes.emplace(rank, address.ToString()).second) {
       return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " stands there twice"));
     }

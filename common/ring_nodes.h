@@ -10,8 +10,8 @@
 
 namespace cairn {
 
-// Rank → ADDRESS:PORT, in the form of TcpAddress::ToString. INVALID_ARGUMENT quotes what is wrong; the
-// caller names the field.
+// Rank → ADDRESS:PORT, in the form of TcpAddress::ToString; no two ranks have one address. INVALID_ARGUMENT quotes
+// what is wrong; the caller names the field.
 StatusOr<std::map<int32_t, std::string>> ParseRingNodes(absl::string_view text);
 std::string RingNodesText(const std::map<int32_t, std::string>& nodes);
 

@@ -100,6 +100,11 @@ bool TcpAddress::IsLoopback() const {
   return family() == AF_INET && ntohl(V4(&storage_)->sin_addr.s_addr) >> 24 == kLoopbackNet;
 }
 
+bool TcpAddress::IsWildcard() const {
+  if (family() == AF_INET6) return IN6_IS_ADDR_UNSPECIFIED(&V6(&storage_)->sin6_addr);
+  return family() == AF_INET && V4(&storage_)->sin_addr.s_addr == INADDR_ANY;
+}
+
 socklen_t TcpAddress::raw_length() const {
   return family() == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
 }

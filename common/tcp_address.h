@@ -27,6 +27,7 @@ class TcpAddress {
   uint16_t port() const;
   TcpAddress WithPort(uint16_t port) const;
   bool IsLoopback() const;  // only processes of this host reach it
+  bool IsWildcard() const;  // 0.0.0.0 or [::]: all of this host's, so nobody can dial it
 
   int family() const { return storage_.ss_family; }
   const sockaddr* raw() const { return reinterpret_cast<const sockaddr*>(&storage_); }

@@ -72,8 +72,19 @@ struct PolicyArguments {
   }
 };
 
-StatusOr<JobPolicy> ReadPolicy(client::Session* session, const std::string& job) {
-  CAIRN_ASSIGN_OR_RETURN(const Json status, AskStatus(session));
+// The daemon takes any number and keeps as many replicas as the ring has other members.
+Status CheckReplicas(const Json& status, int32_t replicas) {
+  const size_t members = RingSize(status);
+  if (replicas <= 0 || static_cast<size_t>(replicas) < members) return absl::OkStatus();
+  if (members < 2) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "replicas: ", replicas, ", but this node is alone: ring.nodes names no other members"));
+  }
+  return absl::InvalidArgumentError(absl::StrCat("replicas: ", replicas, " is not 0 to ",
+                                                 members - 1, " with ", members, " members"));
+}
+
+StatusOr<JobPolicy> ReadPolicy(const Json& status, const std::string& job) {
   const Json entry = JobIn(status, job);
   if (entry.contains("policy")) return PolicyFromJson(entry["policy"]);
   return absl::NotFoundError(absl::StrCat("job: \"", job, "\" is not known on this node"));
@@ -83,7 +94,8 @@ Status Policy(Context* context, const PolicyArguments& arguments) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(arguments.job));
   // Looked up without entering the job: a misspelled name must not bring a job into being.
   CAIRN_ASSIGN_OR_RETURN(auto reader, context->Connect());
-  CAIRN_ASSIGN_OR_RETURN(JobPolicy policy, ReadPolicy(reader.get(), arguments.job));
+  CAIRN_ASSIGN_OR_RETURN(const Json status, AskStatus(reader.get()));
+  CAIRN_ASSIGN_OR_RETURN(JobPolicy policy, ReadPolicy(status, arguments.job));
   if (arguments.changes()) {
     if (arguments.persist) {
       // proto/cairn.thrift writes ON_DEMAND.
@@ -103,7 +115,10 @@ Status Policy(Context* context, const PolicyArguments& arguments) {
     }
     if (arguments.keep_last) policy.keep_last = *arguments.keep_last;
     if (arguments.keep_every) policy.keep_every = *arguments.keep_every;
-    if (arguments.replicas) policy.replicas = *arguments.replicas;
+    if (arguments.replicas) {
+      CAIRN_RETURN_IF_ERROR(CheckReplicas(status, *arguments.replicas));
+      policy.replicas = *arguments.replicas;
+    }
   }
   if (arguments.dry_run) {
     CAIRN_ASSIGN_OR_RETURN(const PolicyPreview preview,

@@ -4,6 +4,7 @@
 #include <map>
 #include <type_traits>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -62,13 +63,49 @@ std::string OnLine(const CheckpointInfo& info) {
   return info.facts.abandoned ? "abandoned" : "older";
 }
 
+// Of a complete one: how much of it this node's memory has, where storage does not have it, too. "": all.
+std::string ShareHere(const CheckpointInfo& info) {
+  const bool in_ring = info.facts.replicas_asked > 0 || info.facts.replicas > 0;
+  if (!info.facts.complete || info.facts.broken || info.facts.resident) return "";
+  if (info.objects == 0 && (in_ring || !info.facts.persisted)) return "none of it";
+  return info.facts.persisted ? "" : "some of it";
+}
+
+// Storage that is away may have it, and nobody knows; `why` says so.
+bool Unconfirmed(const CheckpointInfo& info) {
+  return absl::StartsWith(info.why, "it was persisted");
+}
+
+// Of a complete one: other nodes' memory has what this node's lacks.
+bool OthersHaveIt(const CheckpointInfo& info) {
+  const Facts& facts = info.facts;
+  if (!facts.complete || facts.broken || facts.resident) return false;
+  return facts.replicas > 0 || (!facts.persisted && !Unconfirmed(info));
+}
+
 // Where the bytes are, for a table's column.
 std::string Places(const CheckpointInfo& info) {
   std::vector<std::string> places;
   if (info.facts.resident) places.push_back("memory");
-  if (info.facts.replicas > 0) places.push_back(Plural(info.facts.replicas, "replica"));
+  if (OthersHaveIt(info)) {
+    places.push_back(Plural(info.facts.replicas + 1, "node"));
+  } else if (info.facts.replicas > 0) {
+    places.push_back(Plural(info.facts.replicas, "other node"));
+  }
   if (info.facts.persisted) places.push_back("storage");
   return places.empty() ? "-" : absl::StrJoin(places, ", ");
+}
+
+// What it has beside storage, and is not all in this node's memory.
+std::string InTheRing(const CheckpointInfo& info) {
+  const std::string share = ShareHere(info);
+  const int32_t nodes = info.facts.replicas + 1;  // that have the part which fewest have
+  if (share == "some of it") {
+    return absl::StrCat("in the ring's memory, each part on ", Plural(nodes, "node"),
+                        "; this node has some of it");
+  }
+  return absl::StrCat("in the memory of ", Plural(nodes, "other node"),
+                      share.empty() ? "" : "; this node has none of it");
 }
 
 }  // namespace
@@ -162,6 +199,9 @@ std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints,
       absl::StrAppend(&marks, marks.empty() ? "" : ", ",
                       goes->second ? "files about to go" : "files go later");
     }
+    if (const std::string share = ShareHere(info); !share.empty()) {
+      absl::StrAppend(&marks, marks.empty() ? "" : ", ", share, " on this node");
+    }
     row.push_back(marks);
     table.Row(row);
   }
@@ -204,13 +244,19 @@ std::string Whereabouts(const CheckpointInfo& info) {
     return absl::StrCat("incomplete: of ", Plural(info.world_size, "writer"),
                         ", these have not committed: ", absl::StrJoin(info.missing_writers, ", "));
   }
-  std::vector<std::string> places;
-  if (info.facts.resident) places.push_back("this node's memory");
-  if (info.facts.replicas > 0) places.push_back(Plural(info.facts.replicas, "replica"));
-  if (info.facts.persisted) places.push_back("storage");
-  if (places.empty()) return "nowhere to be had at the moment";
-  if (places.size() == 1 && info.facts.resident) return "in this node's memory only";
-  return absl::StrCat("in ", absl::StrJoin(places, " and "));
+  const Facts& facts = info.facts;
+  if (facts.resident && facts.replicas > 0) {
+    return absl::StrCat("in the memory of this node and ", facts.replicas,
+                        facts.replicas == 1 ? " other" : " others",
+                        facts.persisted ? ", and in storage" : "");
+  }
+  if (facts.resident) {
+    return facts.persisted ? "in this node's memory and storage" : "in this node's memory only";
+  }
+  if (OthersHaveIt(info)) {
+    return absl::StrCat(facts.persisted ? "in storage, and " : "", InTheRing(info));
+  }
+  return facts.persisted ? "in storage" : "nowhere to be had at the moment";
 }
 
 std::string RenderCheckpoint(const CheckpointInfo& info) {
@@ -219,7 +265,8 @@ std::string RenderCheckpoint(const CheckpointInfo& info) {
       {"it is", Whereabouts(info)},
       {"level", Name(info.level)},
       {"size", absl::StrCat(HumanBytes(info.bytes), " (", Grouped(static_cast<int64_t>(info.bytes)),
-                            " bytes) in ", Plural(static_cast<int64_t>(info.objects), "object"))},
+                            " bytes) in ", Plural(static_cast<int64_t>(info.objects), "object"),
+                            ShareHere(info).empty() ? "" : " on this node")},
       {"writers", absl::StrCat(info.world_size)},
       {"attempt", absl::StrCat(info.key.attempt, ", revision ", info.key.revision,
                                info.on_line ? "" : " (not on the job's line)")},

@@ -34,8 +34,8 @@ std::string RenderObjects(const std::vector<ObjectInfo>& objects, bool wide, int
 std::string RenderCheckpoint(const CheckpointInfo& info);
 std::string RenderObject(const CheckpointKey& checkpoint, const ObjectInfo& info);
 
-// Where a checkpoint is, in words: "in this node's memory and storage", "in this node's memory
-// only", "incomplete: of 4 writers missing 1, 3", …
+// Where a checkpoint is, in words: "in this node's memory and storage", "in the memory of this node and 1
+// other", "incomplete: of 4 writers missing 1, 3", …
 std::string Whereabouts(const CheckpointInfo& info);
 
 // The policy in a status page. Enumerators are read by name (in any case, with "_" for "-") or by
@@ -62,6 +62,9 @@ std::string RenderJob(const Json& status, const Json& job,
 // "12 saves refused, the last 3 min ago: memory: …", one line for what was refused and one for what could
 // not be persisted, since the daemon started.
 std::vector<std::string> RefusedBriefly(const Json& job, int64_t now_unix_ms);
+
+// How many members the node's ring has, itself among them; 0: the node is alone.
+size_t RingSize(const Json& status);
 
 // What ends the safe mode that `text` (a state or a refusal) tells of; empty: it tells of none.
 std::string SafeModeCure(const std::string& text);

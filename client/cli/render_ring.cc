@@ -105,7 +105,9 @@ std::string Heading(const Json& ring) {
 
 }  // namespace
 
-bool InRing(const Json& status) { return !List(RingIn(status), "members").empty(); }
+size_t RingSize(const Json& status) { return List(RingIn(status), "members").size(); }
+
+bool InRing(const Json& status) { return RingSize(status) > 0; }
 
 RingJob RingJobOf(const Json& job) {
   const Json& ring = RingIn(job);
@@ -137,9 +139,12 @@ std::string RingLines(const Json& status) {
   std::vector<std::string> lost;
   for (const Json& job : List(status, "jobs")) {
     const RingJob of = RingJobOf(job);
-    const bool stored = StepField(job, "latest_persisted_step") == of.latest;
-    if (!of.known || of.latest == kNoStep || stored || of.replicas > 0) continue;
-    lost.push_back(absl::StrCat(Text(job, "job"), " step ", of.latest));
+    const int64_t latest = of.known ? of.latest : StepField(job, "latest_step");
+    const bool stored = StepField(job, "latest_persisted_step") == latest;
+    const bool here = Bytes(job, "resident_bytes") > 0;
+    if (latest == kNoStep || stored || of.replicas > 0 || !here) continue;
+    lost.push_back(absl::StrCat(Text(job, "job"), " step ", latest,
+                                of.known ? "" : " (the ring was not heard about it yet)"));
   }
   absl::StrAppend(&text, "          lost if this node dies now: ",
                   lost.empty() ? "nothing complete" : Printable(absl::StrJoin(lost, ", ")), "\n");

@@ -2,6 +2,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "client/cli/format.h"
 #include "client/cli/render.h"
@@ -33,42 +34,68 @@ struct JobVerdict {
   std::string words;
 };
 
-JobVerdict Judge(const Json& job, bool storage, bool away) {
+JobVerdict NothingComplete(const std::string& name, const RingJob& ring, bool in_ring) {
+  if (!ring.why.empty()) {
+    return {false, absl::StrCat(name, ": nothing complete can be had now: ", Printable(ring.why))};
+  }
+  if (!ring.silent.empty()) {
+    return {true, absl::StrCat(name, ": nothing complete is known; not heard: rank ",
+                               absl::StrJoin(ring.silent, ", "), ".")};
+  }
+  if (in_ring && !ring.known) {
+    return {true, absl::StrCat(name,
+                               ": nothing complete is known on this node, which has not heard "
+                               "yet what others have.")};
+  }
+  return {true, absl::StrCat(name, in_ring ? ": nothing complete can be had now."
+                                           : ": nothing complete has been saved yet.")};
+}
+
+// Where the latest step is, of which there are no two copies. A part of it may be on any node of a ring.
+std::string OneCopy(const RingJob& ring, bool in_ring) {
+  if (!in_ring) return "is in this node's memory only; ";
+  if (!ring.known) {
+    return "is in memory, and this node has not heard yet whether others have a copy; ";
+  }
+  return ring.asked > 0 ? "has no replica yet; " : "has no replica, for its policy asks for none; ";
+}
+
+JobVerdict Judge(const Json& job, bool storage, bool away, bool in_ring) {
   const std::string name = Printable(Text(job, "job"));
   const int64_t latest = StepField(job, "latest_step");
   const int64_t persisted = StepField(job, "latest_persisted_step");
   const std::string problem = Printable(Text(job, "persist_problem"));
-  if (latest == kNoStep)
-    return {true, absl::StrCat(name, ": nothing complete has been saved yet.")};
-  if (persisted == latest) {
-    return {true,
-            absl::StrCat(name, ": step ", latest, ", the latest, is safe: it is in storage.")};
-  }
   const RingJob ring = RingJobOf(job);
+  if (latest == kNoStep) return NothingComplete(name, ring, in_ring);
+  const std::string step = absl::StrCat(name, ": step ", latest, ", the latest, ");
+  if (persisted == latest) return {true, step + "is safe: it is in storage."};
   if (ring.known && ring.latest == latest && ring.replicas > 0) {
     const std::string missing =
         ring.replicas < ring.asked ? absl::StrCat(" (", ReplicasText(ring), " replicas)") : "";
-    return {true, absl::StrCat(name, ": step ", latest,
-                               ", the latest, is safe: another node has it, too", missing, ".")};
+    return {true, absl::StrCat(step, "is safe: each part of it is in the memory of ",
+                               Plural(ring.replicas + 1, "node"), missing, ".")};
   }
-  if (ring.known && ring.protect != kNoStep && ring.protect > persisted) {
-    return {false, absl::StrCat(name, ": step ", latest,
-                                ", the latest, has no replica yet; losing this node goes back to "
-                                "step ",
-                                ring.protect, ", which another node has, too.",
-                                ring.why.empty() ? "" : " ", Printable(ring.why))};
+  const std::string loss =
+      in_ring ? "the loss of a node that has a part of it" : "losing this node";
+  const std::string why = ring.why.empty() ? "" : " " + Printable(ring.why);
+  const bool protects = ring.asked > 0 && ring.protect > persisted && ring.protect < latest;
+  if (ring.known && protects) {
+    return {false, absl::StrCat(step, "has no replica yet; ", loss, " goes back to step ",
+                                ring.protect, ", which has its replicas.", why)};
   }
-  std::string words =
-      absl::StrCat(name, ": step ", latest, ", the latest, is in this node's memory only; ");
+  std::string words = step + OneCopy(ring, in_ring);
+  const std::string loses =
+      absl::StrCat("so ", in_ring ? loss : "the loss of this node", " loses it.");
   if (!storage) {
-    words += "there is no storage, so the loss of this node loses it.";
+    absl::StrAppend(&words, "there is no storage, ", loses);
   } else if (away) {
-    words += "the storage is away, so the loss of this node loses it.";
+    absl::StrAppend(&words, "the storage is away, ", loses);
   } else if (persisted == kNoStep) {
     words += "nothing of this job is in storage yet.";
   } else {
-    absl::StrAppend(&words, "losing this node goes back to step ", persisted, " in storage.");
+    absl::StrAppend(&words, loss, " goes back to step ", persisted, " in storage.");
   }
+  words += why;
   const int64_t unprotected = Number(job, "unprotected_checkpoints");
   if (unprotected > 1) {
     absl::StrAppend(&words, " Unprotected: ", Plural(unprotected, "checkpoint"), ", ",
@@ -184,7 +211,7 @@ Verdict IsMyCheckpointSafe(const Json& status) {
   std::vector<std::string> safe;
   for (const Json& job : List(status, "jobs")) {
     if (Text(job, "job").empty()) continue;  // the job "" is that of sessions without one
-    JobVerdict one = Judge(job, storage, away);
+    JobVerdict one = Judge(job, storage, away, InRing(status));
     (one.safe ? safe : verdict.words).push_back(std::move(one.words));
     verdict.safe = verdict.safe && one.safe;
   }

@@ -15,6 +15,7 @@
 #include "server/daemon/daemon.h"
 #include "server/daemon/memory_limit.h"
 #include "server/daemon/options.h"
+#include "server/daemon/peer_files.h"
 #include "server/keeper/keeper.h"
 #include "server/keeper/link.h"
 #include "server/keeper/process.h"
@@ -160,6 +161,7 @@ int Main(int argc, char** argv) {
   if (!parsed->daemon_role) {
     Status settled = CheckDescriptors();
     if (settled.ok()) settled = SettleBudget(&*parsed);
+    if (settled.ok() && parsed->check_config) settled = CheckPeerFiles(parsed->options);
     if (settled.ok() && parsed->print_arguments) settled = PrintArguments(*parsed);
     if (!settled.ok()) {
       std::fprintf(stderr, "cairnd: %s\n", std::string(settled.message()).c_str());

@@ -451,6 +451,19 @@ Status ApplyEnvironment(ParsedOptions* parsed, const std::vector<std::string>& e
   return absl::OkStatus();
 }
 
+// CLI11 takes the next argument as the value of "--peers.cert=", so its empty value becomes an argument of its own.
+std::vector<std::string> WithEmptyValues(const std::vector<std::string>& arguments) {
+  std::vector<std::string> all;
+  for (const std::string& argument : arguments) {
+    absl::string_view name = argument;
+    const bool empty = absl::ConsumePrefix(&name, "--") && absl::ConsumeSuffix(&name, "=") &&
+                       (name == "config" || FindDefinition(name) != nullptr);
+    all.push_back(empty ? absl::StrCat("--", name) : argument);
+    if (empty) all.emplace_back();
+  }
+  return all;
+}
+
 // An ordinary user's daemon listens in that user's own directory.
 void DefaultSocket(const std::vector<std::string>& environment, ParsedOptions* parsed) {
   SocketUser user = ThisProcess();
@@ -592,7 +605,8 @@ StatusOr<ParsedOptions> ParseOptions(const std::vector<std::string>& arguments,
                                                  : CLI::MultiOptionPolicy::TakeLast)
         ->delimiter(definition.is_list ? ',' : '\0');
   }
-  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+  std::vector<std::string> reversed = WithEmptyValues(arguments);
+  std::reverse(reversed.begin(), reversed.end());
   try {
     app.parse(reversed);
   } catch (const CLI::CallForHelp&) {

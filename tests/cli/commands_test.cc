@@ -880,6 +880,9 @@ TEST_F(CommandsTest, PolicyChangesOnlyWhatWasNamed) {
   EXPECT_EQ(Cairn({"policy", "run7", "--every", "100"}), 0) << Err();
   EXPECT_EQ(world_.calls.back(), "policy run7 mode=1 every=100 keep_last=4");
   EXPECT_EQ(Cairn({"policy", "run7", "--persist", "sometimes"}), 2);
+  EXPECT_EQ(Cairn({"policy", "run7", "--replicas", "1"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("replicas: 1, but this node is alone"));
+  EXPECT_EQ(Cairn({"policy", "run7", "--replicas", "0"}), 0) << Err();
   EXPECT_EQ(Cairn({"policy", "run7", "--mode=on_demand"}), 0) << Err();
   EXPECT_EQ(world_.calls.back(), "policy run7 mode=0 every=1 keep_last=4");
 }
@@ -902,6 +905,15 @@ TEST_F(CommandsTest, PolicyDryRunShowsWhatWouldGoAndChangesNothing) {
   EXPECT_EQ(Cairn({"policy", "run7", "--dry-run", "-o", "json"}), 0) << Err();
   EXPECT_EQ(OutJson()["files"][1]["why"], "abandoned: once its grace is over");
   EXPECT_EQ(OutJson()["go_now"], 1);
+}
+
+TEST_F(CommandsTest, PolicyRefusesMoreReplicasThanTheRingHasOtherMembers) {
+  world_.jobs["run7"][1]["a"] = "a";
+  world_.status = R"({"ring":{"members":[{"rank":0,"state":"self"},{"rank":1,"state":"lost"}]},
+                      "jobs":[{"job":"run7","policy":{"mode":"NEWEST","every":1}}]})";
+  EXPECT_EQ(Cairn({"policy", "run7", "--replicas", "2"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("replicas: 2 is not 0 to 1 with 2 members"));
+  EXPECT_EQ(Cairn({"policy", "run7", "--replicas", "1"}), 0) << Err();
 }
 
 TEST_F(CommandsTest, PolicyOfAMisspelledJobDoesNotBringItIntoBeing) {
@@ -993,6 +1005,13 @@ TEST_F(CommandsTest, ClusterInitRefusesWhatIsNoRing) {
   EXPECT_THAT(Err(), HasSubstr("--cluster"));
   EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "a", "--nodes", "0=host:1"}), 2);
   EXPECT_THAT(Err(), AllOf(HasSubstr("--nodes"), HasSubstr("host:1")));
+  for (const auto& [nodes, why] : std::map<std::string, std::string>{
+           {"0=10.0.0.1:1,3=10.0.0.1:1", "ranks 0 and 3 are both at 10.0.0.1:1"},
+           {"0=10.0.0.1:1,1=0.0.0.0:1", "rank 1: 0.0.0.0:1 is not an address"}}) {
+    EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "a", "--nodes", nodes}), 2);
+    EXPECT_THAT(Err(), AllOf(HasSubstr("--nodes"), HasSubstr(why)));
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder));
   EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "a", "--nodes", "0=10.0.0.1:1"}), 0);
   EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "b", "--nodes", "1=10.0.0.2:1"}), 2);
   EXPECT_THAT(Err(), HasSubstr("the authority of"));

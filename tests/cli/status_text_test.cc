@@ -174,8 +174,10 @@ Json OfRing(Json job, int64_t protect, int64_t target, int replicas, const std::
 TEST(Status, AStepThatAnotherNodeHasIsSafe) {
   const Json node = InRingOf(Node({OfRing(Job("run7", 12, 10, 2), 12, 12, 1)}));
   EXPECT_TRUE(IsMyCheckpointSafe(node).safe);
-  EXPECT_THAT(IsMyCheckpointSafe(node).words,
-              ElementsAre("run7: step 12, the latest, is safe: another node has it, too."));
+  EXPECT_THAT(
+      IsMyCheckpointSafe(node).words,
+      ElementsAre(
+          "run7: step 12, the latest, is safe: each part of it is in the memory of 2 nodes."));
   EXPECT_THAT(RenderStatus(node, kNow), HasSubstr("lost if this node dies now: nothing complete"));
 }
 
@@ -183,7 +185,7 @@ TEST(Status, AStepThatHasSomeOfItsReplicasSaysHowMany) {
   Json job = OfRing(Job("run7", 12, 10), 10, 12, 1);
   job["ring"]["asked"] = 2;
   EXPECT_THAT(IsMyCheckpointSafe(InRingOf(Node({job}))).words,
-              ElementsAre(HasSubstr("another node has it, too (1 of 2 replicas).")));
+              ElementsAre(HasSubstr("in the memory of 2 nodes (1 of 2 replicas).")));
 }
 
 TEST(Status, AStepWithoutAReplicaSaysWhatALossWouldCostAndWhyThereIsNone) {
@@ -192,8 +194,10 @@ TEST(Status, AStepWithoutAReplicaSaysWhatALossWouldCostAndWhyThereIsNone) {
   EXPECT_FALSE(IsMyCheckpointSafe(node).safe);
   EXPECT_THAT(
       IsMyCheckpointSafe(node).words,
-      ElementsAre("run7: step 12, the latest, has no replica yet; losing this node goes back to "
-                  "step 11, which another node has, too. rank 1 has no room: needs 2, has 1"));
+      ElementsAre(
+          "run7: step 12, the latest, has no replica yet; the loss of a node that has a part "
+          "of it goes back to step 11, which has its replicas. rank 1 has no room: needs 2, has "
+          "1"));
   EXPECT_THAT(RenderStatus(node, kNow), HasSubstr("lost if this node dies now: run7 step 12\n"));
 }
 
@@ -201,6 +205,97 @@ TEST(Status, AReplicaOfAnotherStepThanTheLatestMakesNothingSafe) {
   Json job = OfRing(Job("run7", 12, -1, 1), -1, 12, 1);
   job["ring"]["latest"] = 11;
   EXPECT_FALSE(IsMyCheckpointSafe(InRingOf(Node({job}))).safe);
+}
+
+TEST(Status, InARingAStepWithoutReplicasIsNotSaidToBeThisNodesAlone) {
+  const auto words = [](const Json& job) {
+    return IsMyCheckpointSafe(InRingOf(Node({job}))).words;
+  };
+  EXPECT_THAT(
+      words(OfRing(Job("run7", 12, 10), -1, 12, 0, "rank 1: no room")),
+      ElementsAre("run7: step 12, the latest, has no replica yet; the loss of a node that has "
+                  "a part of it goes back to step 10 in storage. rank 1: no room"));
+  Json none = OfRing(Job("run7", 12, -1), 12, -1, 0);
+  none["ring"]["asked"] = 0;
+  EXPECT_THAT(words(none),
+              ElementsAre("run7: step 12, the latest, has no replica, for its policy asks "
+                          "for none; nothing of this job is in storage yet."));
+  EXPECT_THAT(words(Job("run7", 12, -1)),
+              ElementsAre(HasSubstr("has not heard yet whether others have a copy")));
+}
+
+TEST(Status, InARingNothingCompleteSaysWhatIsMissed) {
+  const Json lost =
+      OfRing(Job("run7", -1, -1), -1, -1, 0, "step 1 was protected and cannot be had now");
+  const Verdict verdict = IsMyCheckpointSafe(InRingOf(Node({lost})));
+  EXPECT_FALSE(verdict.safe);
+  EXPECT_THAT(verdict.words, ElementsAre("run7: nothing complete can be had now: step 1 was "
+                                         "protected and cannot be had now"));
+  Json fresh = OfRing(Job("run7", -1, -1), -1, -1, 0);
+  EXPECT_THAT(IsMyCheckpointSafe(InRingOf(Node({fresh}))).words,
+              ElementsAre("run7: nothing complete is known; not heard: rank 2."));
+  fresh["ring"]["silent"] = Json::array();
+  EXPECT_THAT(IsMyCheckpointSafe(InRingOf(Node({fresh}))).words,
+              ElementsAre("run7: nothing complete can be had now."));
+  EXPECT_THAT(IsMyCheckpointSafe(InRingOf(Node({Job("run7", -1, -1)}))).words,
+              ElementsAre(HasSubstr("has not heard yet what others have")));
+}
+
+TEST(Status, WhatOtherNodesHaveIsNotLostWithThisOne) {
+  Json job = OfRing(Job("run7", 12, 10), -1, 12, 0);
+  EXPECT_THAT(RenderStatus(InRingOf(Node({job})), kNow),
+              HasSubstr("lost if this node dies now: run7 step 12\n"));
+  job["resident_bytes"] = 0;
+  EXPECT_THAT(RenderStatus(InRingOf(Node({job})), kNow),
+              HasSubstr("lost if this node dies now: nothing complete\n"));
+  EXPECT_THAT(RenderStatus(InRingOf(Node({Job("run7", 12, 10)})), kNow),
+              HasSubstr("run7 step 12 (the ring was not heard about it yet)"));
+}
+
+TEST(Whereabouts, SayWhatThisNodeHasOfAStepOfTheRing) {
+  CheckpointInfo info;
+  info.key = {"run7", 5, 1, 0};
+  info.facts.complete = info.on_line = true;
+  info.objects = 1;
+  const auto where = [&](bool resident, int replicas, bool persisted = false) {
+    info.facts.resident = resident;
+    info.facts.replicas = replicas;
+    info.facts.persisted = persisted;
+    return Whereabouts(info);
+  };
+  EXPECT_EQ(where(true, 0), "in this node's memory only");
+  EXPECT_EQ(where(true, 0, true), "in this node's memory and storage");
+  EXPECT_EQ(where(true, 1), "in the memory of this node and 1 other");
+  EXPECT_EQ(where(true, 2, true), "in the memory of this node and 2 others, and in storage");
+  EXPECT_EQ(where(false, 1),
+            "in the ring's memory, each part on 2 nodes; this node has some of it");
+  EXPECT_EQ(where(false, 0), "in the ring's memory, each part on 1 node; this node has some of it");
+  EXPECT_EQ(where(false, 0, true), "in storage");
+  info.objects = 0;
+  EXPECT_EQ(where(false, 1), "in the memory of 2 other nodes; this node has none of it");
+  EXPECT_EQ(where(false, 0), "in the memory of 1 other node; this node has none of it");
+  EXPECT_EQ(where(false, 1, true),
+            "in storage, and in the memory of 2 other nodes; this node has none of it");
+  info.why = "it was persisted, in storage that cannot be read now: away";
+  EXPECT_EQ(where(false, 0), "nowhere to be had at the moment");
+}
+
+TEST(Whereabouts, SizesOfWhatThisNodeHasAreMarked) {
+  CheckpointInfo info;
+  info.key = {"run7", 5, 1, 0};
+  info.facts.complete = info.on_line = true;
+  info.facts.replicas = info.facts.replicas_asked = 1;
+  EXPECT_THAT(RenderCheckpoints({info}, {}, {}), HasSubstr("none of it on this node\n"));
+  EXPECT_THAT(RenderCheckpoint(info), HasSubstr("0 B (0 bytes) in 0 objects on this node\n"));
+  info.objects = 1;
+  EXPECT_THAT(RenderCheckpoints({info}, {}, {}), HasSubstr("some of it on this node\n"));
+  EXPECT_THAT(RenderCheckpoints({info}, {}, {.wide = true}), HasSubstr("  2 nodes  "));
+  info.facts.replicas = 0;
+  EXPECT_THAT(RenderCheckpoints({info}, {}, {.wide = true}), HasSubstr("  1 node  "));
+  info.facts.replicas = 1;
+  info.facts.resident = true;
+  EXPECT_THAT(RenderCheckpoints({info}, {}, {}), Not(HasSubstr("on this node")));
+  EXPECT_THAT(RenderCheckpoints({info}, {}, {.wide = true}), HasSubstr("memory, 1 other node"));
 }
 
 TEST(Status, OfARingSaysWhoIsUpAndWhatIsKeptForOthers) {

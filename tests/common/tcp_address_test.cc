@@ -40,6 +40,14 @@ TEST(TcpAddress, KnowsWhatOnlyThisHostReaches) {
   }
 }
 
+TEST(TcpAddress, KnowsWhatNobodyCanDial) {
+  EXPECT_TRUE(TcpAddress::Parse("0.0.0.0:1")->IsWildcard());
+  EXPECT_TRUE(TcpAddress::Parse("[::]:1")->IsWildcard());
+  for (const char* text : {"0.0.0.1:1", "127.0.0.1:1", "10.0.0.1:1", "[::1]:1"}) {
+    EXPECT_FALSE(TcpAddress::Parse(text)->IsWildcard()) << text;
+  }
+}
+
 TEST(TcpAddress, HasNeighboursOnOtherPorts) {
   EXPECT_EQ(TcpAddress::Parse("[::1]:7400")->WithPort(9).ToString(), "[::1]:9");
   EXPECT_EQ(TcpAddress::Parse("127.0.0.1:7400")->WithPort(7401).port(), 7401);
@@ -53,6 +61,17 @@ TEST(RingNodes, AreAListOfRanksAndAddresses) {
   for (const char* text : {"0", "x=127.0.0.1:1", "-1=127.0.0.1:1", "0=127.0.0.1:1,0=127.0.0.2:1"}) {
     EXPECT_FALSE(ParseRingNodes(text).ok()) << text;
   }
+}
+
+TEST(RingNodes, EachHasAnAddressOfItsOwnThatOthersCanDial) {
+  const auto refusal = [](const char* text) {
+    return std::string(ParseRingNodes(text).status().message());
+  };
+  EXPECT_EQ(refusal("1=127.0.0.1:7400,0=127.0.0.1:7400"),
+            "ranks 0 and 1 are both at 127.0.0.1:7400");
+  EXPECT_EQ(refusal("0=127.0.0.1:7400,1=0.0.0.0:7400"),
+            "rank 1: 0.0.0.0:7400 is not an address that the other members can dial");
+  EXPECT_THAT(refusal("0=[::]:7400"), HasSubstr("rank 0: [::]:7400"));
 }
 
 TEST(ListenTcp, AnAddressInUseIsNamed) {

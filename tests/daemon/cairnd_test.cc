@@ -15,6 +15,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "client/cli/certificates.h"
 #include "common/fd.h"
 #include "gtest/gtest.h"
 #include "server/daemon/daemon.h"
@@ -245,6 +246,44 @@ TEST_F(Cairnd, RefusesToStartNamingWhatIsWrong) {
   finished = Run({"--socket=" + Socket(), "--memory.budget=64MiB", "--storage.root=not/absolute"});
   EXPECT_EQ(finished.code, 2);
   EXPECT_NE(finished.out.find("not/absolute"), std::string::npos) << finished.out;
+}
+
+TEST_F(Cairnd, ADaemonThatRunsIsNotReplacedByOneWhoseCertificateWouldNotDo) {
+  const auto authority = cli::Authority::Make("ours");
+  ASSERT_TRUE(authority.ok());
+  const auto certify = [&](engine::Rank rank) {
+    const auto pem = authority->Issue({"ours", rank});
+    std::ofstream(Path("node.pem")) << pem->certificate;
+    std::ofstream(Path("node.key")) << pem->key;
+  };
+  std::ofstream(Path("ca.pem")) << authority->ToPem()->certificate;
+  certify(0);
+  // Its own, where another run of the tests has its own, too.
+  const std::string host = absl::StrCat("127.41.", getpid() / 250 % 250, ".", getpid() % 250 + 1);
+  const std::vector<std::string> ring = {
+      "--ring.cluster=ours",
+      "--ring.rank=0",
+      absl::StrCat("--ring.nodes=0=", host, ":7400,1=", host, ":7500"),
+      "--peers.ca=" + Path("ca.pem"),
+      "--peers.cert=" + Path("node.pem"),
+      "--peers.key=" + Path("node.key")};
+  Start(ring);
+  const std::set<pid_t> before = Daemons();
+  certify(1);
+  std::vector<std::string> check = Flags(ring);
+  check.push_back("--check-config");
+  const Finished checked = Run(check);
+  EXPECT_EQ(checked.code, 2);
+  EXPECT_NE(checked.out.find("peers.cert: " + Path("node.pem")), std::string::npos) << checked.out;
+
+  kill(keeper_, SIGHUP);
+  Until([&] { return Log().find("it names cairn://cluster/ours/rank/1") != std::string::npos; });
+  EXPECT_EQ(Daemons(), before);
+
+  certify(0);
+  EXPECT_EQ(Run(check).code, 0);
+  kill(keeper_, SIGHUP);
+  Until([&] { return Daemons().size() == 1 && Daemons() != before; });
 }
 
 TEST_F(Cairnd, PrintsItsOptionsWithTheirOrigins) {

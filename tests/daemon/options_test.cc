@@ -109,6 +109,23 @@ TEST(Options, AnUnknownFlagIsRefusedByName) {
   EXPECT_THAT(Refusal({"--memroy.budget=1GiB"}), HasSubstr("memroy"));
 }
 
+TEST(Options, AnEmptyValueIsAnEmptyValue) {
+  const auto parsed = ParseOptions({"--peers.cert=", "--check-config", "--config=", "--log.dir=x",
+                                    "--log.dir=", "--ring.nodes=", "--log.level=error"},
+                                   {});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_TRUE(parsed->check_config);
+  EXPECT_EQ(parsed->options.peers.tls.cert, "");
+  EXPECT_EQ(parsed->options.log_dir, "");
+  EXPECT_EQ(parsed->options.log_level, "error");
+  EXPECT_EQ(parsed->origins.at("peers.cert"), "flag");
+  EXPECT_THAT(Refusal({"--memory.budget=", "--check-config"}),
+              HasSubstr("memory.budget (flag): \"\""));
+  const auto child = ParseOptions(AsFlags(*parsed), {});
+  ASSERT_TRUE(child.ok()) << child.status();
+  EXPECT_EQ(child->options.log_level, "error");
+}
+
 TEST(Options, ABadValueNamesOptionValueAndOrigin) {
   EXPECT_THAT(Refusal({"--memory.budget=lots"}),
               AllOf(HasSubstr("memory.budget"), HasSubstr("lots"), HasSubstr("flag")));
@@ -182,6 +199,8 @@ TEST(Options, ARingThatContradictsItselfIsRefusedNamingTheOptions) {
   EXPECT_THAT(Refusal(Ring({"--ring.nodes=2"})), HasSubstr("ring.nodes"));
   EXPECT_THAT(Refusal(Ring({"--ring.nodes=2=127.0.0.1:7400"})),
               HasSubstr("ranks 0 and 2 are both at"));
+  EXPECT_THAT(Refusal(Ring({"--ring.nodes=2=0.0.0.0:7400"})),
+              AllOf(HasSubstr("ring.nodes"), HasSubstr("0.0.0.0:7400 is not an address")));
   EXPECT_THAT(Refusal(Ring({"--ring.cluster=a/b"})), HasSubstr("ring.cluster"));
   EXPECT_THAT(Refusal(Ring({"--memory.replicas=2GiB", "--memory.budget=1GiB"})),
               AllOf(HasSubstr("memory.replicas"), HasSubstr("memory.budget")));

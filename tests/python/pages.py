@@ -149,6 +149,8 @@ class Reader:
         self._home = Path(tempfile.mkdtemp(prefix="cairn-"))
         self._place = place
         self._volatile = [*volatile, *VOLATILE]
+        # Members of a ring on this machine: other readers have theirs at other addresses.
+        self._hosts = f"127.{os.getpid() // 250 % 250 + 1}.{os.getpid() % 250}"
         programs = self._home / "bin"
         programs.mkdir()
         self._work = self._home / "work"
@@ -240,11 +242,13 @@ class Reader:
         return len(examples)
 
     def _mine(self, text: str) -> str:
-        """As this reader types it: in a place of its own, and with a port that nobody has for the ranks."""
+        """As this reader types it: with a place, addresses and free ports of its own."""
         endpoint = (
             f"--rdzv_backend c10d --rdzv_endpoint 127.0.0.1:{free_port()} --rdzv_id {uuid.uuid4()}"
         )
-        return text.replace(self._place, str(self._home / "d")).replace("--standalone", endpoint)
+        text = text.replace(self._place, str(self._home / "d")).replace("--standalone", endpoint)
+        text = re.sub(r"--master_port \d+", f"--master_port {free_port()}", text)
+        return re.sub(r"\b127\.0\.0\.(\d+):7400\b", rf"{self._hosts}.\1:7400", text)
 
     def _normalize(self, text: str) -> str:
         return normalize(text.replace(str(self._home / "d"), self._place), self._volatile)
