@@ -30,7 +30,7 @@ class Cluster {
   struct Below {
     const Options* options;
     const Mode* mode;
-    const JournalRoom* journal;
+    JournalRoom* journal;
     Outbox* out;
     Callers* callers;
     Jobs* jobs;
@@ -91,6 +91,7 @@ class Cluster {
   reply::JobRing StatusOf(const Job& job) const;
   // Why a backup keeps nothing of the job; empty: none refuses it.
   std::string RefusalOf(const Job& job) const { return offers_.Refusal(job.name); }
+  uint64_t journal_bytes() const { return fetches_.journal_bytes(); }
   size_t under_way() const { return fetches_.under_way() + grants_.size(); }
   void Snapshot(std::vector<Fact>* facts) const { members_.Snapshot(facts); }
   std::string CheckInvariants(std::map<SlabId, uint32_t>* pins) const;

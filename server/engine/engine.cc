@@ -716,7 +716,7 @@ std::string Engine::Impl::CheckInvariants() const {
     check([&] { return finding_.CheckInvariants(job); });
   }
   check([&] { return standing_.CheckInvariants(); });
-  check([&] { return parts_.CheckSums(admission_.journal_bytes()); });
+  check([&] { return parts_.CheckSums(admission_.journal_bytes() + cluster_.journal_bytes()); });
   check([&] { return admission_.CheckInvariants(); });
   check([&] { return succession_.CheckInvariants(); });
   check([&] { return manifests_.CheckSpace(); });

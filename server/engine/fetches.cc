@@ -20,7 +20,7 @@ constexpr MonotonicNanos kLeftFor = 60 * kNanosPerSecond;
 
 }  // namespace
 
-Fetches::Fetches(const Options& options, const Mode* mode, const JournalRoom* journal, Outbox* out,
+Fetches::Fetches(const Options& options, const Mode* mode, JournalRoom* journal, Outbox* out,
                  Jobs* jobs, Attempts* attempts, Ledger* ledger, Parts* parts, Manifests* manifests,
                  Eviction* eviction)
     : options_(options),
@@ -36,6 +36,7 @@ Fetches::Fetches(const Options& options, const Mode* mode, const JournalRoom* jo
   manifests_.set_keeping_ended([this](const PartKey& part) {
     const auto at = keeping_.find(part);
     if (at == keeping_.end()) return;
+    ReleaseJournal(&at->second);
     aborted_.push_back(std::move(at->second));
     keeping_.erase(at);
   });
@@ -66,11 +67,21 @@ std::vector<reply::FetchStatus> Fetches::UnderWay() const {
 
 // --- beginning
 
+// Of the fetch, its slab and the part; and of the job, its attempt and how far it is safe, where they are new here.
+uint64_t Fetches::JournalCostOf(const Order& order) {
+  constexpr uint64_t kFacts = 6;
+  return JournalRoom::CostOfPart(order.part) + JournalRoom::CostOfKept(order.part, /*slabs=*/1) +
+         kFacts * (JournalRoom::kFactBytes + order.part.checkpoint.job.size());
+}
+
+void Fetches::ReleaseJournal(Order* order) {
+  journal_.Release(order->uid, std::exchange(order->journal_bytes, 0));
+}
+
 Status Fetches::CheckAdmits(const Order& order) const {
   if (!mode_.safe_mode.empty()) return absl::UnavailableError(mode_.safe_mode);
-  const uint64_t cost =
-      JournalRoom::CostOfPart(order.part) + JournalRoom::CostOfKept(order.part, /*slabs=*/1);
-  CAIRN_RETURN_IF_ERROR(journal_.CheckCreate(order.uid, cost));
+  CAIRN_RETURN_IF_ERROR(journal_.CheckCreate(order.uid, JournalCostOf(order)));
+  CAIRN_RETURN_IF_ERROR(journal_.CheckShare(order.uid, JournalCostOf(order)));
   const std::string& name = order.part.checkpoint.job;
   return jobs_.CheckRoom(name, jobs_.Find(name), order.uid);
 }
@@ -230,6 +241,8 @@ Status Fetches::Start(const Order& order) {
   const uint64_t id = out_.NextId();
   Fetch& fetch = fetches_[id];
   fetch.order = order;
+  fetch.order.journal_bytes = JournalCostOf(order);
+  journal_.Reserve(order.uid, fetch.order.journal_bytes);
   fetch.slab = slab->id;
   fetch.begun_before = slab->fetch != nullptr;
   CountReplica(slab->id, order.role == PartRole::kReplica);
@@ -371,6 +384,7 @@ void Fetches::TellAborted() {
 void Fetches::Kept(Part* part, const Status& status) {
   const auto at = keeping_.find(part->key);
   if (at == keeping_.end()) return;
+  ReleaseJournal(&at->second);
   const Order order = std::move(at->second);
   keeping_.erase(at);
   for (const auto& [id, objects] : part->content->slabs) {
@@ -386,6 +400,7 @@ void Fetches::Kept(Part* part, const Status& status) {
 
 void Fetches::End(uint64_t id, const Status& status) {
   const auto at = fetches_.find(id);
+  ReleaseJournal(&at->second.order);
   const Order order = std::move(at->second.order);
   const SlabId slab = at->second.slab;
   fetches_.erase(at);
@@ -493,6 +508,13 @@ void Fetches::Restore(const Restored& restored) {
       ledger_.ReturnFromPeers(slab);
     }
   }
+}
+
+uint64_t Fetches::journal_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& [id, fetch] : fetches_) bytes += fetch.order.journal_bytes;
+  for (const auto& [part, order] : keeping_) bytes += order.journal_bytes;
+  return bytes;
 }
 
 std::string Fetches::CheckInvariants() const {

@@ -45,11 +45,12 @@ class Fetches {
     Rank owner = kNoRank;
     std::vector<Rank> sources;
     action::FetchFor what_for = action::FetchFor::kReplica;
+    uint64_t journal_bytes = 0;  // set aside for it, while it is on its way
   };
   // Hears once how a fetch has ended. OK: the part is here, verified, and its record is written.
   using Ended = std::function<void(const Order&, const Status&)>;
 
-  Fetches(const Options& options, const Mode* mode, const JournalRoom* journal, Outbox* out,
+  Fetches(const Options& options, const Mode* mode, JournalRoom* journal, Outbox* out,
           Jobs* jobs, Attempts* attempts, Ledger* ledger, Parts* parts, Manifests* manifests,
           Eviction* eviction);
 
@@ -88,6 +89,7 @@ class Fetches {
   // What was refused for want of memory may soon have it.
   bool MemoryReturns() const { return ledger_.Returning(); }
   size_t under_way() const { return fetches_.size(); }
+  uint64_t journal_bytes() const;  // set aside for what is on its way
   std::vector<reply::FetchStatus> UnderWay() const;  // the oldest kMostShown
 
   bool SlabMade(SlabId slab, const Status& status);  // true: it was made for a fetch
@@ -111,6 +113,8 @@ class Fetches {
     uint64_t done = 0;
   };
   static SlabOwner OwnerOf(const Order& order) { return {order.uid, order.part.checkpoint.job}; }
+  static uint64_t JournalCostOf(const Order& order);
+  void ReleaseJournal(Order* order);
   void Join(const Order& order);
   Status CheckPlace(const Order& order) const;
   Status CheckNames(const PartKey& of, const PartTable& table) const;
@@ -131,7 +135,7 @@ class Fetches {
 
   const Options& options_;
   const Mode& mode_;
-  const JournalRoom& journal_;
+  JournalRoom& journal_;
   Outbox& out_;
   Jobs& jobs_;
   Attempts& attempts_;

@@ -110,16 +110,20 @@ void Finding::On(const event::Latest& event) {
   out_.Answer(event.caller.request, Body(std::move(latest)));
 }
 
-// That there is nothing is no word for what the ring had, and has lost: a script would begin from nothing.
+// That there is nothing is no word for what the ring had, and has lost: a script would begin from nothing. Whoever has
+// decided since, by `resume`, knows.
 Status Finding::CheckNothingLost(const Job& job) {
   const auto& [attempt, step] = job.verdict->safe;
-  if (attempt == 0 || step == kNoStep || job.tombstones->removed.Forbids(step, attempt)) {
+  const auto& decisions = job.attempts->decisions;
+  const bool decided = !decisions.empty() && decisions.rbegin()->first > attempt;
+  if (attempt == 0 || step == kNoStep || decided ||
+      job.tombstones->removed.Forbids(step, attempt)) {
     return absl::OkStatus();
   }
-  return absl::DataLossError(absl::StrCat(
-      "job ", job.name, ": step ", step, " of attempt ", attempt,
-      " was safe once, and no member of the ring and no storage has it now, nor anything else of the job; `cairn rm ",
-      job.name, "` forgets it"));
+  return absl::DataLossError(
+      absl::StrCat("job ", job.name, ": step ", step, " of attempt ", attempt,
+                   " was safe once; no member of the ring and no storage has it now, nor anything "
+                   "else of the job; resume(None) begins anew"));
 }
 
 void Finding::On(const event::StatCheckpoint& event) {

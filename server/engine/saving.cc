@@ -115,6 +115,11 @@ void Saving::On(const event::Create& event) {
 bool Saving::AwaitRing(const Caller& caller, const Job& job, Attempt attempt,
                        MonotonicNanos deadline, const Event& event) {
   if (cluster_ == nullptr) return false;
+  // A number far ahead of all that is known here: another node has chosen it, by its clock, and may have begun it.
+  if (!job.attempts->begun.contains(attempt) && !attempts_.CheckBound(job, attempt).ok() &&
+      cluster_->verdicts().AwaitNews(caller, job, deadline, event)) {
+    return true;
+  }
   const bool may_own = !job.owner->owned && !options_.Unlimited(caller.uid);
   if (!may_own && job.attempts->begun.contains(attempt)) return false;
   if (cluster_->verdicts().Await(caller, job, deadline, event,

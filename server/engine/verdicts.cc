@@ -202,6 +202,20 @@ bool Verdicts::Await(const Caller& caller, const Job& job, MonotonicNanos deadli
   return true;
 }
 
+bool Verdicts::AwaitNews(const Caller& caller, const Job& job, MonotonicNanos deadline,
+                         const Event& event) {
+  if (members_.Alone() || gave_up_) return false;
+  const MonotonicNanos most = std::min(deadline, out_.now() + kBeginPatience);
+  const MonotonicNanos until = news_.try_emplace(caller.request, most).first->second;
+  if (out_.now() >= until) return false;
+  const std::string name = job.name;
+  if (!callers_.Park(this, caller, name, until, event)) return true;
+  patience_[caller.request] = until;
+  waiting_[name].insert(caller.request);
+  AskHome(name);
+  return true;
+}
+
 void Verdicts::Resume(const std::string& job) {
   const auto at = waiting_.find(job);
   if (at == waiting_.end()) return;
@@ -214,6 +228,9 @@ void Verdicts::Resume(const std::string& job) {
 }
 
 void Verdicts::Run(bool again) {
+  if (again) {
+    std::erase_if(news_, [this](const auto& news) { return news.second < out_.now(); });
+  }
   if (!std::exchange(ask_all_, false) && !again) return;
   std::erase_if(in_doubt_, [this](const auto& job) {
     return jobs_.Find(job.first) == nullptr && !waiting_.contains(job.first);

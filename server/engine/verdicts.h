@@ -54,6 +54,9 @@ class Verdicts : public Waitlist, public RingWatcher {
   // event has waited already. `patience`: it goes on then with what is known.
   bool Await(const Caller& caller, const Job& job, MonotonicNanos deadline, const Event& event,
              MonotonicNanos patience = kNever);
+  // The same until the home has said something else, for kBeginPatience in all: of what has only just happened on
+  // another node.
+  bool AwaitNews(const Caller& caller, const Job& job, MonotonicNanos deadline, const Event& event);
   // All members have answered for the job lately.
   bool Known(const Job& job) const;
   // This node alone can say what is latest: the newest life that it knows of, and all of its newest
@@ -93,6 +96,7 @@ class Verdicts : public Waitlist, public RingWatcher {
   std::map<std::string, std::set<CheckpointId>> told_;  // checkpoints with something in `elsewhere`
   std::map<std::string, std::set<RequestId>> waiting_;
   std::map<RequestId, MonotonicNanos> patience_;  // when it goes on without
+  std::map<RequestId, MonotonicNanos> news_;      // so long it waits for news, however often some came
   bool gave_up_ = false;                          // the event under way has waited long enough
   bool ask_all_ = false;
   std::map<std::string, uint64_t> in_doubt_;  // by job, the question whose answer counts

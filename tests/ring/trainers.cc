@@ -121,8 +121,10 @@ void Job::FindLatest(int tries) {
   rank.node->Call(rank.session, event::Latest{{}, shape_.name},
                   InThisLife([this, tries](const auto& body) {
                     if (body.ok()) return TakeLatest(std::get<reply::Latest>(*body));
-                    if (absl::IsNotFound(body.status())) {
-                      world_.truth.ToldNothing(*ranks_.front().node, shape_.name);
+                    // Nothing of it is left, which a person decides about: to begin anew.
+                    const bool lost = absl::IsDataLoss(body.status());
+                    if (lost || absl::IsNotFound(body.status())) {
+                      if (!lost) world_.truth.ToldNothing(*ranks_.front().node, shape_.name);
                       step_ = 0;
                       training_ = true;
                       return NextStep();
