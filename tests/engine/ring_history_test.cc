@@ -1,15 +1,11 @@
-// What a node of a ring makes of what was so before: of members that are lost or come back, of jobs that are
-// forgotten, of refusals, of what was removed, of a life that goes back.
-#include <functional>
-
+// What a node of a ring makes of what was so before: of members that are lost or come back, of
+// refusals, of a life that goes back, of jobs that are forgotten, of what was removed.
 #include "server/engine/gathered.h"
 #include "server/engine/job_record.h"
 #include "tests/engine/ring_fixture.h"
 
 namespace cairn::engine {
 namespace {
-
-using testing::HasSubstr;
 
 // --- members that are lost
 
@@ -101,7 +97,8 @@ TEST_F(AmongThree, WhatALostMemberWantedIsSetAsideForNobody) {
   EXPECT_EQ(fetches.size(), 1u);
 }
 
-// Ranks: 0 is the owner; 1, its first backup, came back empty; this node got the part while 1 was away.
+// Rank 0 is the owner. Rank 1, its first backup, came back empty; this node got the part while
+// rank 1 was away.
 TEST_F(AmongFour, WhoHasALostOwnersPartSeesToItThatThereAreCopies) {
   Keep(0, ManifestOf({{"job", 1, 1, 0}, 0}, 1, 16 * kMiB));
   Lose(0);
@@ -117,8 +114,8 @@ TEST_F(AmongFour, WhoHasALostOwnersPartSeesToItThatThereAreCopies) {
   EXPECT_EQ(offered->wants[0].owner, 0) << "it stays that member's";
 }
 
-// Rank 1 stood in for the lost owner, rank 0, and had its part copied here. The owner comes back, and the step
-// has been superseded.
+// Rank 1 stood in for the lost owner, rank 0, and had its part copied here. The owner comes back,
+// and the step has been superseded.
 TEST_F(AmongFour, WhatWasCopiedForALostOwnerIsItsOwnToReleaseOnceItIsBack) {
   Lose(0);
   const Manifest manifest = ManifestOf({{"job", 1, 1, 0}, 0}, 1, 16 * kMiB);
@@ -201,7 +198,8 @@ class InMemoryAlone : public PartsElsewhere {
   InMemoryAlone() { storage = false; }
 };
 
-// Step 1 is protected, and the backup has room for no further one. Of steps of 20 MiB the budget holds three.
+// Step 1 is protected, and the backup has room for no further one. Of steps of 20 MiB the budget
+// holds three.
 TEST_F(InMemoryAlone, SavingGoesOnWhereTheBackupRefuses) {
   const SessionId writer = OneOfTwo(1);
   Save(writer, 1, {{"model", 20 * kMiB}});
@@ -266,7 +264,8 @@ TEST_F(InMemoryAlone, ALifeThatGoesBackToAnOlderStepCanSave) {
 
 // --- what comes back
 
-// The node came back empty while its backup was away, too: the first final verdict knows of nothing.
+// The node came back empty while its backup was away, too: the first final verdict knows of
+// nothing.
 TEST_F(InMemoryAlone, WhatItLostComesBackAlsoWhereItsBackupReturnsLater) {
   OneOfTwo(2);
   Advance(kNanosPerSecond);

@@ -1,5 +1,5 @@
-// Room on a node of a ring: what counts for which limit, what becomes of the memory of what was fetched, and what
-// is let go in the end.
+// Room on a node of a ring: what counts for which limit, what becomes of the memory of what was
+// fetched, and what is let go in the end.
 #include "tests/engine/ring_fixture.h"
 
 namespace cairn::engine {
@@ -71,7 +71,8 @@ TEST_F(FiveSteps, WhatCameBackOfItsOwnCountsAsItsUsersAndNotAsAReplica) {
   EXPECT_GE(Status_().counters.at("user_memory_bytes"), before + static_cast<int64_t>(kStep));
 }
 
-// The node lost all, got back its own part and its neighbour's replica of the protected step; the job goes on.
+// The node lost all, and got back its own part and its neighbour's replica of the protected step.
+// The job goes on.
 TEST_F(FiveSteps, ANodeThatWasReplacedKeepsTheNextStepOfItsNeighbour) {
   GetsItsOwnPartBack(kStep);
   Replicate(PartOfOther(1), 2, kStep);
@@ -284,7 +285,8 @@ class WithStorage : public PartsElsewhere {
   }
 };
 
-// The job is over, its last step is in storage, and another job has driven its own part out of memory.
+// The job is over, its last step is in storage, and another job has driven the node's own part
+// out of memory.
 TEST_F(WithStorage, TheLastReplicaOfAFinishedJobIsReleasedOnceItsStepIsStored) {
   const SessionId session = Hello({});
   Hear();
@@ -328,7 +330,8 @@ TEST_F(WithStorage, TheLastReplicaOfAFinishedJobIsReleasedOnceItsStepIsStored) {
   EXPECT_EQ(released->releases[0].part, part);
 }
 
-// This node is the job's home. Another one writes the job, and the third is its backup: nothing of it is here.
+// This node is the job's home. Another one writes the job, and the third is its backup: nothing of
+// it is here.
 class HomeOfOthers : public RingTest {
  protected:
   void SetUp() override {

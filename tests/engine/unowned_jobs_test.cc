@@ -1,4 +1,5 @@
-// A job that nobody owns on a node of a ring: another member may know whose it is, and what there is of it.
+// A job that nobody owns on a node of a ring: another member may know whose it is, and what there
+// is of it.
 #include "tests/engine/ring_fixture.h"
 
 namespace cairn::engine {
@@ -33,7 +34,8 @@ class Unowned : public PartsElsewhere {
   }
   using Asks = RequestId (Unowned::*)(SessionId, MonotonicNanos);
   static constexpr Asks kAsks[] = {&Unowned::Creates, &Unowned::Commits};
-  // What the call answers when its time is up; the others say again and again that they do not know all yet.
+  // What the call answers when its time is up. The others say again and again that they do not know
+  // all yet.
   Status AnswerWithin(RequestId request, int seconds) {
     for (int i = 0; i < seconds && !Answered(request); ++i) {
       Advance(kNanosPerSecond);

@@ -294,7 +294,7 @@ TEST(Mover, AGrantThatEndedWhileItsFetchWaitedItsTurnIsAskedForAnew) {
   EXPECT_EQ(of_next.granted, 2u);
 }
 
-// Of members that grant their parts, and whose data nobody can reach; their next tries are far away.
+// Two members grant their parts, and nobody can reach their data. The next tries are far away.
 TEST(Mover, FetchesWhoseSourcesAllRestHoldUpNoOther) {
   const Part first({kMiB}, "first"), second({kMiB}, "second"), part({kMiB});
   Owner of_first(1, first), of_second(2, second), owner(3, part);
