@@ -1,7 +1,9 @@
 // A node of a ring, and what the tests let the other member and the job's home say to it.
 #pragma once
 
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/engine/ring.h"
@@ -9,7 +11,59 @@
 
 namespace cairn::engine {
 
-class PartsElsewhere : public EngineTest {
+// Of a part of one object, of so many bytes.
+inline Manifest ManifestOf(const PartKey& part, int32_t world_size, uint64_t bytes) {
+  Manifest manifest;
+  manifest.job = part.checkpoint.job;
+  manifest.step = manifest.first = part.checkpoint.step;
+  manifest.attempt = part.checkpoint.attempt;
+  manifest.writer = part.writer;
+  manifest.world_size = world_size;
+  manifest.owner_uid = 1000;
+  ObjectEntry entry;
+  entry.name = absl::StrCat("model-", part.writer);
+  entry.length = bytes;
+  entry.block_crcs.assign(BlockCount(bytes, kBlockBytes), 7);
+  manifest.objects.push_back(entry);
+  return manifest;
+}
+inline std::string DigestOf(const Manifest& manifest) {
+  return ManifestDigest(EncodeManifest(manifest));
+}
+// As a member says that it wants this part kept.
+inline peer::Want WantOf(const Manifest& manifest, bool target = false) {
+  peer::Want want;
+  want.part = manifest.Part();
+  want.digest = DigestOf(manifest);
+  want.manifest_bytes = EncodeManifest(manifest).size();
+  want.bytes = manifest.TotalBytes();
+  want.world_size = manifest.world_size;
+  want.owner_uid = want.owner_gid = manifest.owner_uid;
+  want.target = target;
+  return want;
+}
+
+class RingTest : public EngineTest {
+ protected:
+  // What is fetched comes, and is what the manifest says.
+  void Bring(const action::Fetch& fetch, const Manifest& manifest) {
+    Apply(event::Fetched{fetch.fetch, absl::OkStatus(),
+                         TableOf(manifest, {{fetch.slab, 0, manifest.TotalBytes()}}),
+                         DigestOf(manifest)});
+  }
+  // The last message of a kind that this node said to that member; nullptr: none.
+  template <class T>
+  const T* LastSaid(Rank to) const {
+    const T* last = nullptr;
+    for (const action::Tell& tell : tells) {
+      if (tell.rank != to) continue;
+      if (const T* said = std::get_if<T>(&tell.message)) last = said;
+    }
+    return last;
+  }
+};
+
+class PartsElsewhere : public RingTest {
  protected:
   bool storage = true;
   void SetUp() override {
@@ -78,38 +132,19 @@ class PartsElsewhere : public EngineTest {
     line_records[{attempt, LineRecordKind::kOrigin}] = {
         "job", attempt, LineRecordKind::kOrigin, {}};
   }
-  static Manifest ManifestOf(const PartKey& part, int32_t world_size, uint64_t bytes) {
-    Manifest manifest;
-    manifest.job = part.checkpoint.job;
-    manifest.step = manifest.first = part.checkpoint.step;
-    manifest.attempt = part.checkpoint.attempt;
-    manifest.writer = part.writer;
-    manifest.world_size = world_size;
-    manifest.owner_uid = 1000;
-    ObjectEntry entry;
-    entry.name = absl::StrCat("model-", part.writer);
-    entry.length = bytes;
-    entry.block_crcs.assign(BlockCount(bytes, kBlockBytes), 7);
-    manifest.objects.push_back(entry);
-    return manifest;
-  }
   // The other member wants a part of its writer kept here: its digest.
   std::string Want(const Manifest& manifest, const PartKey& part, uint64_t bytes,
                    bool target = false) {
-    peer::WantList list;
-    list.version = ++wants;
-    peer::Want want;
+    peer::Want want = WantOf(manifest, target);
     want.part = part;
-    want.digest = ManifestDigest(EncodeManifest(manifest));
-    want.manifest_bytes = EncodeManifest(manifest).size();
     want.bytes = bytes;
-    want.world_size = manifest.world_size;
-    want.owner_uid = want.owner_gid = 1000;
-    want.target = target;
-    list.wants.push_back(want);
-    fetches.clear();
-    Apply(event::PeerSaid{other, list});
+    Wants({want});
     return want.digest;
+  }
+  // All that the other member wants kept here.
+  void Wants(std::vector<peer::Want> list) {
+    fetches.clear();
+    Apply(event::PeerSaid{other, peer::WantList{++wants, std::move(list)}});
   }
   // The newest list that this node said to it.
   std::vector<peer::Have> SaidHaves() const {
@@ -119,13 +154,45 @@ class PartsElsewhere : public EngineTest {
     }
     return haves;
   }
+  // What it was told last of the part; nullptr: nothing.
+  const peer::Have* SaidOf(const PartKey& part) const {
+    const auto* list = LastSaid<peer::HaveList>(other.rank);
+    if (list == nullptr) return nullptr;
+    const auto have = std::find_if(list->haves.begin(), list->haves.end(),
+                                   [&](const peer::Have& it) { return it.part == part; });
+    return have == list->haves.end() ? nullptr : &*have;
+  }
   // And it comes.
   void Replicate(const PartKey& part, int32_t world_size, uint64_t bytes) {
     const Manifest manifest = ManifestOf(part, world_size, bytes);
-    const std::string digest = Want(manifest, part, bytes);
+    Want(manifest, part, bytes);
     ASSERT_EQ(fetches.size(), 1u) << part.DebugString();
-    Apply(event::Fetched{fetches[0].fetch, absl::OkStatus(),
-                         TableOf(manifest, {{fetches[0].slab, 0, bytes}}), digest});
+    Bring(fetches[0], manifest);
+  }
+  // An open of what is here in nobody's memory: the home says that the other member has it.
+  RequestId OpensWhatTheOtherHas(SessionId reader, const Manifest& manifest) {
+    const event::Open open = OpenOf(reader, manifest.step, manifest.objects[0].name);
+    fetches.clear();
+    Apply(open);
+    Apply(event::PeerSaid{other, PlacesOf(manifest)});
+    return open.caller.request;
+  }
+  peer::PlacesSaid PlacesOf(const Manifest& manifest) const {
+    return {manifest.Checkpoint(),
+            manifest.objects[0].name,
+            {{manifest.writer,
+              DigestOf(manifest),
+              manifest.world_size,
+              manifest.TotalBytes(),
+              other.rank,
+              {other.rank}}}};
+  }
+  // The home says so of a checkpoint of one writer.
+  void OneWriterCompletes(Step step) {
+    verdict.owned = true;
+    verdict.owner_uid = verdict.owner_gid = 1000;
+    Complete(step);
+    verdict.checkpoints.at({step, 1, 0}).world_size = 1;
   }
 
   MemberId other;

@@ -211,7 +211,10 @@ class Neighbours : public node::PeerLinks {
                              MonotonicNanos) override {
     const auto at = owners.find(rank);
     if (at == owners.end()) return absl::NotFoundError("it does not have the part");
-    return at->second->Grant(kReader);
+    StatusOr<Granted> granted = at->second->Grant(kReader);
+    const auto elsewhere = addresses.find(rank);
+    if (granted.ok() && elsewhere != addresses.end()) granted->address = elsewhere->second;
+    return granted;
   }
   void EndGrant(engine::Rank rank, uint64_t grant) override {
     const auto at = owners.find(rank);
@@ -219,7 +222,8 @@ class Neighbours : public node::PeerLinks {
   }
   std::string Problem() const override { return ""; }
   std::map<engine::Rank, Owner*> owners;
-  std::atomic<bool> loses_ends = false;  // of grants, on their way
+  std::map<engine::Rank, std::string> addresses;  // of data, instead of the owners' own
+  std::atomic<bool> loses_ends = false;           // of grants, on their way
 };
 
 class Reader {
@@ -227,9 +231,9 @@ class Reader {
   explicit Reader(node::MoverOptions options = {})
       : faults(std::make_shared<transport::TransportFaults>()), memory(kReader.rank, faults) {
     links.Set(&neighbours);
-    mover = std::make_unique<node::Mover>(options, &links, memory.transport.get(),
-                                          memory.cache.get(), memory.attached.get(), RealClock(),
-                                          events.Post());
+    mover =
+        std::make_unique<node::Mover>(options, &links, memory.transport.get(), memory.cache.get(),
+                                      memory.attached.get(), RealClock(), events.Post());
   }
   ~Reader() {
     faults->Clear();

@@ -1,6 +1,8 @@
 // Parts that come from other members: whole, checked, and in the face of what goes wrong on the way.
 #include "server/node/mover.h"
 
+#include <thread>
+
 #include "gtest/gtest.h"
 #include "tests/node/members.h"
 
@@ -196,6 +198,19 @@ TEST(Mover, AnotherManifestThanTheOneAskedForIsNotRead) {
   EXPECT_EQ(reader.faults->Calls(TransportCall::kRead), 0);
 }
 
+TEST(Mover, AnotherUsersPartIsNotRead) {
+  const Part part({kMiB});
+  Owner owner(1, part);
+  Reader reader;
+  reader.neighbours.owners = {{1, &owner}};
+  auto fetch = reader.FetchOf(part, {1});
+  fetch.uid = part.manifest.owner_uid + 1;
+  reader.mover->Start(fetch);
+  const auto fetched = reader.events.Next<engine::event::Fetched>();
+  EXPECT_TRUE(absl::IsUnavailable(fetched.status)) << fetched.status;
+  EXPECT_EQ(reader.faults->Calls(TransportCall::kRead), 0);
+}
+
 TEST(Mover, APartThatDoesNotFitItsSlabIsRefusedWithTheArithmetic) {
   const Part part({kMiB, kMiB + 1});
   Owner owner(1, part);
@@ -277,6 +292,29 @@ TEST(Mover, AGrantThatEndedWhileItsFetchWaitedItsTurnIsAskedForAnew) {
     EXPECT_TRUE(fetched.status.ok()) << fetched.fetch << ": " << fetched.status;
   }
   EXPECT_EQ(of_next.granted, 2u);
+}
+
+// Two members grant their parts, and nobody can reach their data. The next tries are far away.
+TEST(Mover, FetchesWhoseSourcesAllRestHoldUpNoOther) {
+  const Part first({kMiB}, "first"), second({kMiB}, "second"), part({kMiB});
+  Owner of_first(1, first), of_second(2, second), owner(3, part);
+  MoverOptions options;
+  options.active_fetches = 2;
+  options.back_off = 3600 * kNanosPerSecond;
+  Reader reader(options);
+  reader.neighbours.owners = {{1, &of_first}, {2, &of_second}, {3, &owner}};
+  reader.neighbours.addresses = {{1, "127.0.0.1:1"}, {2, "127.0.0.1:1"}};
+  auto fetch = reader.FetchOf(first, {1}, /*fetch=*/1);
+  fetch.what_for = engine::action::FetchFor::kLoad;
+  reader.mover->Start(fetch);
+  fetch = reader.FetchOf(second, {2}, /*fetch=*/2);
+  fetch.what_for = engine::action::FetchFor::kLoad;
+  reader.mover->Start(fetch);
+  while (reader.mover->counters().failed_reads < 2) std::this_thread::yield();
+  reader.mover->Start(reader.FetchOf(part, {3}, /*fetch=*/3));
+  const auto fetched = reader.events.Next<engine::event::Fetched>();
+  EXPECT_EQ(fetched.fetch, 3u);
+  EXPECT_TRUE(fetched.status.ok()) << fetched.status;
 }
 
 TEST(Mover, StoppingInTheMiddleWritesNothingAfterwards) {

@@ -1,0 +1,498 @@
+// What a node of a ring makes of what was so before: of members that are lost or come back, of
+// refusals, of a life that goes back, of jobs that are forgotten, of what was removed.
+#include "server/engine/gathered.h"
+#include "server/engine/job_record.h"
+#include "tests/engine/ring_fixture.h"
+
+namespace cairn::engine {
+namespace {
+
+// --- members that are lost
+
+// This node is rank 2; the tests speak for the others.
+class AmongThree : public RingTest {
+ protected:
+  explicit AmongThree(int members = 3) : members_(members) {}
+  void SetUp() override {
+    options.ring.cluster = "test";
+    options.ring.rank = 2;
+    for (int i = 0; i < members_; ++i) {
+      options.ring.members[i] = absl::StrCat("10.0.0.", i + 1, ":1");
+    }
+    options.ring.replica_bytes = 40 * kMiB;
+    options.ring.lost_after_seconds = 5;
+    options.storage = false;
+    RingTest::SetUp();
+    OthersAreHeard();
+  }
+  static MemberId Of(Rank rank) {
+    return {rank, 1, std::string(kInstanceBytes, static_cast<char>('a' + rank))};
+  }
+  void Up(Rank rank) { Apply(event::Exchanged{rank, Of(rank)}); }
+  void OthersAreHeard(Rank except = kNoRank) {
+    for (Rank rank = 0; rank < members_; ++rank) {
+      if (rank != options.ring.rank && rank != except) Up(rank);
+    }
+  }
+  void Lose(Rank rank) {
+    for (int i = 0; i < 15; ++i) {
+      Apply(event::Exchanged{rank, std::nullopt});
+      OthersAreHeard(rank);
+      Advance(kNanosPerSecond);
+    }
+  }
+  void Wants(Rank from, const std::vector<peer::Want>& list) {
+    Apply(event::PeerSaid{Of(from), peer::WantList{++version_, list}});
+  }
+  // This node keeps the part for that member.
+  void Keep(Rank from, const Manifest& manifest, Rank owner = kNoRank) {
+    peer::Want want = WantOf(manifest);
+    want.owner = owner;
+    fetches.clear();
+    Wants(from, {want});
+    ASSERT_EQ(fetches.size(), 1u);
+    Bring(fetches[0], manifest);
+  }
+  // Steps 1 to `last` of one writer are complete.
+  static JobVerdict CompleteUpTo(Step last) {
+    JobVerdict verdict;
+    verdict.job = "job";
+    verdict.final = verdict.owned = true;
+    verdict.asked = 1;
+    verdict.owner_uid = verdict.owner_gid = 1000;
+    for (Step step = 1; step <= last; ++step) {
+      CheckpointVerdict& said = verdict.checkpoints[{step, 1, 0}];
+      said.world_size = 1;
+      said.complete = said.in_memory = true;
+      said.digest = "digest";
+    }
+    if (last > 0) verdict.latest = verdict.target = CheckpointId{last, 1, 0};
+    return verdict;
+  }
+  // Whichever of them is the home.
+  void Hear(const JobVerdict& verdict, const std::vector<Rank>& from) {
+    for (const Rank rank : from) Apply(event::PeerSaid{Of(rank), peer::VerdictSaid{verdict}});
+  }
+
+ private:
+  const int members_;
+  uint64_t version_ = 0;
+};
+
+class AmongFour : public AmongThree {
+ protected:
+  AmongFour() : AmongThree(4) {}
+};
+
+// The quota is 40 MiB, and two steps of 16 MiB are set aside for each job of an owner.
+TEST_F(AmongThree, WhatALostMemberWantedIsSetAsideForNobody) {
+  Keep(1, ManifestOf({{"job", 1, 1, 0}, 1}, 2, 16 * kMiB));
+  // The job goes on without it, on rank 0, whose first backup this node is then.
+  const peer::Want want = WantOf(ManifestOf({{"job", 2, 2, 0}, 0}, 1, 16 * kMiB));
+  fetches.clear();
+  Wants(0, {want});
+  ASSERT_THAT(fetches, testing::IsEmpty()) << "the quota is used up";
+  Lose(1);
+  Wants(0, {want});
+  EXPECT_EQ(fetches.size(), 1u);
+}
+
+// Rank 0 is the owner. Rank 1, its first backup, came back empty; this node got the part while
+// rank 1 was away.
+TEST_F(AmongFour, WhoHasALostOwnersPartSeesToItThatThereAreCopies) {
+  Keep(0, ManifestOf({{"job", 1, 1, 0}, 0}, 1, 16 * kMiB));
+  Lose(0);
+  tells.clear();
+  for (int i = 0; i < 3; ++i) {
+    OthersAreHeard(/*except=*/0);
+    Hear(CompleteUpTo(1), {1, 3});
+    Advance(kNanosPerSecond);
+  }
+  const auto* offered = LastSaid<peer::WantList>(3);
+  ASSERT_NE(offered, nullptr);
+  ASSERT_EQ(offered->wants.size(), 1u);
+  EXPECT_EQ(offered->wants[0].owner, 0) << "it stays that member's";
+}
+
+// Rank 1 stood in for the lost owner, rank 0, and had its part copied here. The owner comes back,
+// and the step has been superseded.
+TEST_F(AmongFour, WhatWasCopiedForALostOwnerIsItsOwnToReleaseOnceItIsBack) {
+  Lose(0);
+  const Manifest manifest = ManifestOf({{"job", 1, 1, 0}, 0}, 1, 16 * kMiB);
+  Keep(1, manifest, /*owner=*/0);
+  const auto holds = [&] {
+    return !engine->Describe("job", {manifest.Checkpoint()}).parts.empty();
+  };
+  ASSERT_TRUE(holds());
+  tells.clear();
+  Up(0);
+  Wants(1, {});
+  Wants(0, {});
+  OthersAreHeard();
+  Advance(kNanosPerSecond);
+  const auto* said = LastSaid<peer::HaveList>(0);
+  ASSERT_NE(said, nullptr);
+  ASSERT_EQ(said->haves.size(), 1u) << "it is told what is here of its own";
+  EXPECT_EQ(said->haves[0].part, manifest.Part());
+  const peer::Release release{
+      manifest.Part(), DigestOf(manifest), peer::Fate::kSuperseded, {"job", 2, 1, 0}};
+  Apply(event::PeerSaid{Of(1), peer::ReleaseList{1, {release}}});
+  EXPECT_TRUE(holds()) << "rank 1 stands in for nobody any more";
+  Apply(event::PeerSaid{Of(0), peer::ReleaseList{1, {release}}});
+  EXPECT_FALSE(holds());
+}
+
+// Rank 0 is this node's first backup; where it is lost, rank 1 is.
+class ARefusal : public AmongThree {
+ protected:
+  void SetUp() override {
+    AmongThree::SetUp();
+    session = Hello({});
+  }
+  void SaveAndHear(Step step) {
+    const event::Create create = CreateOf(session, PartOf(session, step), {{"model", kMiB}});
+    Apply(create);
+    Hear(CompleteUpTo(step - 1), {0, 1});
+    Advance(kNanosPerMilli);
+    ASSERT_TRUE(AnswerTo(create.caller.request).ok()) << AnswerTo(create.caller.request).status();
+    ASSERT_TRUE(Commit(session, PartOf(session, step), {{"model", kMiB}}).ok());
+    Hear(CompleteUpTo(step), {0, 1});
+  }
+  // The first backup refuses them.
+  void Refuse(const std::vector<Step>& steps) {
+    peer::HaveList list;
+    list.version = 1;
+    for (const Step step : steps) {
+      const PartKey part = PartOf(session, step);
+      const std::string digest = engine->Describe("job", {part.checkpoint}).parts.at(0).digest;
+      list.haves.push_back({part, digest, peer::HaveState::kRefused, "no room"});
+    }
+    Apply(event::PeerSaid{Of(0), list});
+  }
+  SessionId session = 0;
+};
+
+TEST_F(ARefusal, EndsAWaitForCopiesThatBeganBefore) {
+  SaveAndHear(1);
+  const RequestId wait = Wait(session, 1, Level::kReplicated);
+  ASSERT_FALSE(Answered(wait));
+  Refuse({1});
+  ASSERT_TRUE(Answered(wait));
+  EXPECT_THAT(AnswerTo(wait).status(), Fails(absl::StatusCode::kFailedPrecondition, "no room"));
+}
+
+TEST_F(ARefusal, OfAMemberThatIsLostCountsNoMore) {
+  SaveAndHear(1);
+  Refuse({1});
+  ASSERT_TRUE(Answered(Wait(session, 1, Level::kReplicated)));
+  Lose(0);
+  Hear(CompleteUpTo(1), {1});
+  const RequestId wait = Wait(session, 1, Level::kReplicated);
+  EXPECT_FALSE(Answered(wait)) << AnswerTo(wait).status();
+}
+
+// --- what a backup refuses
+
+class InMemoryAlone : public PartsElsewhere {
+ protected:
+  InMemoryAlone() { storage = false; }
+};
+
+// Step 1 is protected, and the backup has room for no further one. Of steps of 20 MiB the budget
+// holds three.
+TEST_F(InMemoryAlone, SavingGoesOnWhereTheBackupRefuses) {
+  const SessionId writer = OneOfTwo(1);
+  Save(writer, 1, {{"model", 20 * kMiB}});
+  Complete(1, /*replicas=*/1);
+  verdict.protect = verdict.latest = CheckpointId{1, 1, 0};
+  Hear();
+  for (Step step = 2; step <= 6; ++step) {
+    const Status created = Asks(writer, step, 20 * kMiB);
+    ASSERT_TRUE(created.ok()) << "step " << step << ": " << created;
+    ASSERT_TRUE(Commit(writer, PartOf(writer, step), {{"model", 20 * kMiB}}).ok());
+    Complete(step);
+    verdict.latest = CheckpointId{step, 1, 0};
+    peer::HaveList haves;
+    haves.version = static_cast<uint64_t>(step);
+    const auto* wanted = LastSaid<peer::WantList>(other.rank);
+    ASSERT_NE(wanted, nullptr);
+    for (const peer::Want& want : wanted->wants) {
+      const bool held = want.part.checkpoint.step == 1;
+      haves.haves.push_back({want.part, want.digest,
+                             held ? peer::HaveState::kHeld : peer::HaveState::kRefused, "no room"});
+    }
+    Apply(event::PeerSaid{other, haves});
+    // All secure what this node, the only writer that is heard of, works on; else the newest.
+    for (const action::Tell& tell : tells) {
+      const auto* report = std::get_if<peer::Report>(&tell.message);
+      if (report != nullptr && report->delta.job == "job") verdict.target = report->delta.target;
+    }
+    if (!verdict.target.has_value()) verdict.target = verdict.latest;
+    Hear();
+    Advance(kNanosPerSecond);
+    Hear();
+  }
+}
+
+// --- a life that goes back
+
+// Steps of 15 MiB, of which the budget holds four: all are complete, and the first is protected.
+TEST_F(InMemoryAlone, ALifeThatGoesBackToAnOlderStepCanSave) {
+  const SessionId first = OneOfTwo(1);
+  for (const Step step : {1, 2, 3, 4}) {
+    Save(first, step, {{"model", 15 * kMiB}});
+    Complete(step);
+  }
+  Complete(1, /*replicas=*/1);
+  verdict.protect = CheckpointId{1, 1, 0};
+  verdict.latest = verdict.target = CheckpointId{4, 1, 0};
+  verdict.safe = {1, 1};
+  Hear();
+  Die(first);
+  const SessionId second = Hello({.writer = 0, .world_size = 2, .attempt = 2, .local_writers = 1});
+  Apply(event::ResumeFrom{From(second), "job", 2, 1, Soon(), /*fence=*/true});
+  verdict.head = {2, true};
+  verdict.latest = CheckpointId{1, 1, 0};
+  verdict.target.reset();
+  Hear();
+  Advance(kNanosPerSecond);
+  Hear();
+  const Status saved = Asks(second, 2, 15 * kMiB);
+  EXPECT_TRUE(saved.ok()) << saved;
+  EXPECT_TRUE(Holds(1)) << "the new life goes on from it";
+}
+
+// --- what comes back
+
+// The node came back empty while its backup was away, too: the first final verdict knows of
+// nothing.
+TEST_F(InMemoryAlone, WhatItLostComesBackAlsoWhereItsBackupReturnsLater) {
+  OneOfTwo(2);
+  Advance(kNanosPerSecond);
+  ASSERT_EQ(LastSaid<peer::PlacesWanted>(other.rank), nullptr);
+  Complete(1);
+  verdict.latest = verdict.target = CheckpointId{1, 1, 0};
+  verdict.safe = {1, 1};
+  Hear();
+  const auto* question = LastSaid<peer::PlacesWanted>(other.rank);
+  ASSERT_NE(question, nullptr);
+  EXPECT_EQ(question->checkpoint.step, 1);
+  EXPECT_EQ(question->name, "") << "where all of it is";
+}
+
+// What the other members have is asked for by name, and is not here.
+class Elsewhere : public InMemoryAlone {
+ protected:
+  void SetUp() override {
+    InMemoryAlone::SetUp();
+    reader = Hello({.writer = -1, .world_size = 0});
+    OneWriterCompletes(1);
+    Hear();
+  }
+  const Manifest manifest = ManifestOf({{"job", 1, 1, 0}, 0}, 1, kMiB);
+  SessionId reader = 0;
+};
+
+TEST_F(Elsewhere, WhatOnlySilentMembersHaveIsUnavailable) {
+  const event::Open open = OpenOf(reader, 1, "model-0");
+  Apply(open);
+  peer::PlacesSaid places = PlacesOf(manifest);
+  places.places[0].holders.clear();
+  Apply(event::PeerSaid{other, places});
+  EXPECT_THAT(AnswerTo(open.caller.request).status(),
+              Fails(absl::StatusCode::kUnavailable, "no member that has it answers now"));
+}
+
+TEST_F(Elsewhere, ALoadThatJoinsACopyWhichItsOwnerCalledOffIsUnavailable) {
+  Want(manifest, manifest.Part(), kMiB);
+  ASSERT_EQ(fetches.size(), 1u);
+  const action::Fetch fetch = fetches[0];
+  Advance(1100 * kNanosPerMilli);  // the owner is told that it is under way
+  Wants({});
+  ASSERT_EQ(cancelled_fetches.size(), 1u);
+  const RequestId open = OpensWhatTheOtherHas(reader, manifest);
+  Apply(event::Fetched{fetch.fetch, absl::CancelledError("cancelled"), nullptr, ""});
+  EXPECT_THAT(AnswerTo(open).status(), Fails(absl::StatusCode::kUnavailable, "cancelled"));
+}
+
+// --- jobs that are forgotten
+
+// This node is the home of the job.
+class AtHome : public RingTest {
+ protected:
+  void SetUp() override {
+    const std::vector<Rank> order = HomeOrder("job", {0, 1});
+    options.ring.cluster = "test";
+    options.ring.rank = order.front();
+    options.ring.members = {{0, "10.0.0.1:1"}, {1, "10.0.0.2:1"}};
+    options.storage = false;
+    RingTest::SetUp();
+    other = {order.back(), 1, std::string(kInstanceBytes, 'o')};
+  }
+  void OtherIsHeard() { Apply(event::Exchanged{other.rank, other}); }
+  void LoseTheOther() {
+    for (int i = 0; i < 15; ++i) {
+      Apply(event::Exchanged{other.rank, std::nullopt});
+      Advance(4 * kNanosPerSecond);
+    }
+  }
+  // The other member has the part of this writer in memory.
+  void SaysThatItHas(Writer writer, uint64_t number) {
+    ReportDelta delta;
+    delta.job = "job";
+    delta.number = number;
+    delta.after = number - 1;
+    PartReport& part = delta.parts[{{1, 1, 0}, writer}];
+    part.world_size = 2;
+    part.digest = "digest";
+    part.owner = other.rank;
+    part.names =
+        std::make_shared<const std::vector<uint64_t>>(1, NameHash(absl::StrCat("model-", writer)));
+    Apply(event::PeerSaid{other, peer::Report{delta}});
+  }
+  MemberId other;
+};
+
+TEST_F(AtHome, AJobThatNobodyHasIsForgotten) {
+  OtherIsHeard();
+  Apply(event::PeerSaid{other, peer::VerdictWanted{"job", 0}});
+  ReportDelta nothing;
+  nothing.job = "job";
+  nothing.number = 1;
+  Apply(event::PeerSaid{other, peer::Report{nothing}});
+  ASSERT_NE(engine->GatheredOf("job"), nullptr);
+  for (int i = 0; i < 60; ++i) {
+    OtherIsHeard();
+    Advance(kNanosPerSecond);
+  }
+  EXPECT_EQ(engine->GatheredOf("job"), nullptr);
+  tells.clear();
+  OtherIsHeard();
+  Advance(2 * kNanosPerSecond);
+  EXPECT_EQ(LastSaid<peer::ReportWanted>(other.rank), nullptr) << "nor is anybody asked of it";
+}
+
+// Under the same name and number.
+TEST_F(AtHome, AJobThatBeginsAnewIsNotJudgedByWhatWasForgotten) {
+  LoseTheOther();
+  const auto save = [&] {
+    const SessionId session = Hello({});
+    const event::Create create = CreateOf(session, PartOf(session, 1), {{"model", kMiB}});
+    Apply(create);
+    for (int i = 0; i < 5 && !Answered(create.caller.request); ++i) Advance(kNanosPerSecond);
+    EXPECT_TRUE(AnswerTo(create.caller.request).ok()) << AnswerTo(create.caller.request).status();
+    EXPECT_TRUE(Commit(session, PartOf(session, 1), {{"model", kMiB}}).ok());
+    Advance(2 * kNanosPerSecond);
+    return session;
+  };
+  const SessionId session = save();
+  ASSERT_TRUE(engine->GatheredOf("job")->Verdict().latest.has_value());
+  event::Remove remove;
+  remove.caller = From(session);
+  remove.ref = {"job", 1};
+  remove.force = true;
+  remove.deadline = Soon();
+  Apply(remove);
+  ASSERT_TRUE(AnswerTo(remove.caller.request).ok());
+  Die(session);
+  for (int i = 0; i < 30; ++i) Advance(60 * kNanosPerSecond);
+  ASSERT_TRUE(engine->JobNames().empty());
+  save();
+  const Gathered* gathered = engine->GatheredOf("job");
+  ASSERT_NE(gathered, nullptr);
+  EXPECT_FALSE(gathered->record().Forbids(1, 1));
+  EXPECT_TRUE(gathered->Verdict().latest.has_value());
+}
+
+// --- a home that has not heard of all
+
+TEST_F(AtHome, WhereANameIsItSaysOnceItHasHeardOfAPartThatMayHaveIt) {
+  OtherIsHeard();
+  const auto answer = [&](const std::string& name) {
+    tells.clear();
+    Apply(event::PeerSaid{other, peer::PlacesWanted{{"job", 1, 1, 0}, name}});
+    return LastSaid<peer::PlacesSaid>(other.rank);
+  };
+  EXPECT_EQ(answer("model-1"), nullptr) << "it has heard nothing of the job";
+  SaysThatItHas(0, 1);
+  EXPECT_EQ(answer("model-1"), nullptr) << "the other writer's part may have it";
+  const auto* known = answer("model-0");
+  ASSERT_NE(known, nullptr);
+  ASSERT_EQ(known->places.size(), 1u);
+  EXPECT_EQ(known->places[0].writer, 0);
+  SaysThatItHas(1, 2);
+  const auto* said = answer("model-1");
+  ASSERT_NE(said, nullptr);
+  ASSERT_EQ(said->places.size(), 1u);
+  EXPECT_EQ(said->places[0].writer, 1);
+  const auto* none = answer("model-2");
+  ASSERT_NE(none, nullptr) << "all names are known now";
+  EXPECT_THAT(none->places, testing::IsEmpty());
+}
+
+// --- what was removed
+
+class ManyRemoved : public InMemoryAlone {
+ protected:
+  void SetUp() override {
+    options.ring.replicas = 0;
+    InMemoryAlone::SetUp();
+    session = Hello();
+    Hear();
+  }
+  // The other member has removed these steps one by one.
+  void OtherRemoved(Step first, Step last) {
+    JobRecord record;
+    record.job = "job";
+    record.owner = JobRecord::Owner{1000, 1000};
+    for (Step step = first; step <= last; ++step) record.removed.steps[step].Add(1, 1);
+    Apply(event::PeerSaid{other, peer::Record{"job", EncodeJobRecord(record), 1}});
+  }
+  Status Remove(Step step) {
+    event::Remove remove;
+    remove.caller = From(session);
+    remove.ref = {"job", step};
+    remove.force = true;
+    remove.deadline = Soon();
+    Apply(remove);
+    if (const auto* said = LastSaid<peer::Record>(other.rank)) {
+      Apply(event::PeerSaid{other, peer::RecordHeld{"job", said->number}});
+    }
+    return AnswerTo(remove.caller.request).status();
+  }
+  StatusOr<JobRecord> Told() const {
+    const auto* said = LastSaid<peer::Record>(other.rank);
+    if (said == nullptr) return absl::NotFoundError("no record was told");
+    return DecodeJobRecord(said->encoded);
+  }
+  SessionId session = 0;
+};
+
+TEST_F(ManyRemoved, OneMoreThanMembersCanTellEachOtherIsRefused) {
+  constexpr Step kMost = kMostRecordRanges;
+  OtherRemoved(1, kMost - 1);
+  for (const Step step : {9001, 9002}) Save(session, step, {{"model", 4096}});
+  EXPECT_TRUE(Remove(9001).ok());
+  EXPECT_THAT(Remove(9002), Fails(absl::StatusCode::kResourceExhausted,
+                                  "the most that the members of a ring tell each other is 4096"));
+  EXPECT_TRUE(Holds(9002));
+}
+
+// As many again as this node removed, the other member may have removed meanwhile.
+TEST_F(ManyRemoved, DecisionsStillTravel) {
+  constexpr Step kMost = kMostRecordRanges;
+  Save(session, 9001, {{"model", 4096}});
+  OtherRemoved(1, kMost);
+  OtherRemoved(kMost + 1, 2 * kMost);
+  EXPECT_THAT(Remove(9001), Fails(absl::StatusCode::kResourceExhausted, "4096"));
+  tells.clear();
+  event::Pin pin{From(session), {"job", 9001}, true};
+  Apply(pin);
+  ASSERT_TRUE(AnswerTo(pin.caller.request).ok());
+  const StatusOr<JobRecord> told = Told();
+  ASSERT_TRUE(told.ok()) << told.status();
+  EXPECT_TRUE(told->Pinned({9001, 1, 0}));
+}
+
+}  // namespace
+}  // namespace cairn::engine
