@@ -20,6 +20,7 @@ constexpr int kRounds = 4;
 
 }  // namespace
 
+// One function: which component hears of what from which other one.
 Cluster::Cluster(const Below& below)
     : out_(*below.out),
       standing_(*below.standing),
@@ -136,8 +137,8 @@ void Cluster::Say(const MemberId& from, const peer::Message& message) {
         } else if constexpr (std::is_same_v<Said, peer::PlacesWanted>) {
           // Who is not answered asks again.
           if (auto places = home_.PlacesOf(said.checkpoint, said.name)) {
-            out_.Do(action::Tell{
-                from.rank, peer::PlacesSaid{said.checkpoint, said.name, *std::move(places)}});
+            out_.Do(action::Tell{from.rank,
+                                 peer::PlacesSaid{said.checkpoint, said.name, *std::move(places)}});
           }
         } else if constexpr (std::is_same_v<Said, peer::PlacesSaid>) {
           loads_.On(said);
@@ -178,8 +179,9 @@ void Cluster::On(const event::GrantAsked& event) {
 
 absl::Status Cluster::MetNobody(const std::string& job) {
   return absl::UnavailableError(
-      absl::StrCat("job ", job, ": this node has met no other member of its ring yet (ring.nodes); "
-                                "they may know of it"));
+      absl::StrCat("job ", job,
+                   ": this node has met no other member of its ring yet (ring.nodes); "
+                   "they may know of it"));
 }
 
 // --- what follows

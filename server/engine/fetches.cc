@@ -1,3 +1,4 @@
+// One file: a fetch and the memory that it fills begin and end together.
 #include "server/engine/fetches.h"
 
 #include <algorithm>
@@ -262,8 +263,8 @@ void Fetches::Run(uint64_t id, Fetch* fetch) {
   }
   fetch->running = true;
   out_.Count("fetches");
-  out_.Do(action::Fetch{id, order.part, order.uid, order.digest, order.manifest_bytes, slab->id, slab->bytes,
-                        order.sources, order.what_for, fetch->begun_before});
+  out_.Do(action::Fetch{id, order.part, order.uid, order.digest, order.manifest_bytes, slab->id,
+                        slab->bytes, order.sources, order.what_for, fetch->begun_before});
 }
 
 bool Fetches::SlabMade(SlabId slab, const Status& status) {

@@ -100,7 +100,8 @@ void Finding::On(const event::Latest& event) {
     return out_.Answer(event.caller.request, cluster_->MetNobody(event.job));
   }
   if (!found.ok()) {
-    const Status lost = absl::IsNotFound(found.status()) ? CheckNothingLost(*job) : absl::OkStatus();
+    const Status lost =
+        absl::IsNotFound(found.status()) ? CheckNothingLost(*job) : absl::OkStatus();
     return out_.Answer(event.caller.request, lost.ok() ? found.status() : lost);
   }
   reply::Latest latest = describing_.LatestOf(**found);

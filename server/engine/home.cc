@@ -64,10 +64,9 @@ void Home::On(const MemberId& from, const ReportDelta& delta) {
   const std::optional<uint32_t> owner = owner_(delta.job);
   if (delta.owned && owner.has_value() && *owner != delta.owner_uid) {
     if (of.foreign.insert(from.rank).second) {
-      out_.Log(Severity::kWarning,
-               absl::StrCat("job=", delta.job, " is uid ", *owner, "'s here, and uid ",
-                            delta.owner_uid, "'s on rank ", from.rank,
-                            ": what that has of it does not count"));
+      out_.Log(Severity::kWarning, absl::StrCat("job=", delta.job, " is uid ", *owner,
+                                                "'s here, and uid ", delta.owner_uid, "'s on rank ",
+                                                from.rank, ": what that has of it does not count"));
     }
     ReportDelta nothing;
     nothing.job = delta.job;

@@ -86,7 +86,8 @@ class Offers : public StepWatcher, public RingWatcher {
   std::function<bool(const CheckpointKey&)> restoring_;
   std::set<std::string> due_;
   std::map<std::string, Wanted> jobs_wanted_;
-  std::map<std::string, std::map<CheckpointId, Copied>> copied_;  // of each job those that are marked
+  std::map<std::string, std::map<CheckpointId, Copied>>
+      copied_;  // of each job those that are marked
   // Of each job those that members could read, and when last.
   std::map<std::string, std::map<CheckpointId, MonotonicNanos>> given_;
   struct Backup {

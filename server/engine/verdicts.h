@@ -96,8 +96,8 @@ class Verdicts : public Waitlist, public RingWatcher {
   std::map<std::string, std::set<CheckpointId>> told_;  // checkpoints with something in `elsewhere`
   std::map<std::string, std::set<RequestId>> waiting_;
   std::map<RequestId, MonotonicNanos> patience_;  // when it goes on without
-  std::map<RequestId, MonotonicNanos> news_;      // so long it waits for news, however often some came
-  bool gave_up_ = false;                          // the event under way has waited long enough
+  std::map<RequestId, MonotonicNanos> news_;  // so long it waits for news, however often some came
+  bool gave_up_ = false;                      // the event under way has waited long enough
   bool ask_all_ = false;
   std::map<std::string, uint64_t> in_doubt_;  // by job, the question whose answer counts
 };

@@ -1,3 +1,4 @@
+// One file: what the pump and the threads that ask do is under one lock.
 #include "server/node/mover.h"
 
 #include <pthread.h>
@@ -360,6 +361,7 @@ void Mover::Failed(Flight* flight, Rank rank, Status why) {
   source.is = Source::Is::kResting;
   source.again_at = clock_->Now() + (options_.back_off << std::min(source.failures - 1, 6));
   source.why = std::move(why);
+  questions_.NotifyAll();  // one that waits for its turn may have it
 }
 
 void Mover::Gone(Flight* flight, Rank rank, Status why) {
@@ -402,7 +404,8 @@ void Mover::Ask() {
       StatusOr<std::shared_ptr<const FetchPlan>> plan = absl::UnavailableError("no answer");
       if (granted.ok()) plan = PlanOf(asking.asked, asking.plan, granted->answer);
       std::vector<bool> there;
-      if (plan.ok() && asking.asked.begun_before && asking.plan == nullptr) there = FindThere(**plan);
+      if (plan.ok() && asking.asked.begun_before && asking.plan == nullptr)
+        there = FindThere(**plan);
       Answered(asking, std::move(granted), std::move(plan), there);
     }
   } catch (const std::exception& e) {
@@ -431,9 +434,10 @@ bool Mover::FindQuestion(Asking* asking) {
   for (const auto& [what_for, fetch] : order) {
     Flight& flight = flights_.at(fetch);
     // One whose sources all rest, or are gone, holds up no other.
-    const bool rests = std::all_of(flight.sources.begin(), flight.sources.end(), [](const auto& of) {
-      return of.second.is == Source::Is::kResting || of.second.is == Source::Is::kGone;
-    });
+    const bool rests =
+        std::all_of(flight.sources.begin(), flight.sources.end(), [](const auto& of) {
+          return of.second.is == Source::Is::kResting || of.second.is == Source::Is::kGone;
+        });
     if (!rests && ++active > options_.active_fetches) break;
     for (auto& [rank, source] : flight.sources) {
       if (source.is != Source::Is::kToAsk) continue;

@@ -38,7 +38,8 @@ class Mover {
  public:
   // All outlive it. `post` brings an event into the engine; it is called with no lock held.
   Mover(const MoverOptions& options, Links* links, transport::Transport* transport,
-        cache::Cache* cache, Attached* attached, Clock* clock, std::function<void(engine::Event)> post);
+        cache::Cache* cache, Attached* attached, Clock* clock,
+        std::function<void(engine::Event)> post);
   ~Mover() { Stop(); }
 
   // These only queue, so they may be called under the node's lock. event::Fetched follows, unless Stop

@@ -120,9 +120,9 @@ class Member(Node):
         return (answer["step"], answer["attempt"]) if answer else None
 
     def _ask(self, words: str) -> dict[str, Any] | None:
-        """None: it cannot be had now (NOT_FOUND, UNAVAILABLE, DEADLINE_EXCEEDED)."""
+        """None: it cannot be had now (NOT_FOUND, DATA_LOSS, UNAVAILABLE, DEADLINE_EXCEEDED)."""
         result = self._run_cairn(f"{words} -o json", 60)
-        if result.returncode in (3, 6, 7):
+        if result.returncode in (3, 4, 6, 7):
             return None
         assert result.returncode == 0, f"cairn {words}: {result.returncode}: {result.stderr}"
         answer: dict[str, Any] = json.loads(result.stdout)

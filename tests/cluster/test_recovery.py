@@ -128,6 +128,8 @@ def test_without_storage_two_neighbours_lost_are_said_and_not_guessed() -> None:
         r[1].kill()
         # A death counts once it is noticed, some seconds later.
         until("nothing can be had", lambda: r[2].latest(JOB) is None, 20)
+        said = r[2].cairn(f"latest {JOB}", code=4)
+        assert "step 1 " in said and "was safe once" in said
         assert not r[2].loads(JOB, 1)
         r[0].replace()
         r[1].replace()

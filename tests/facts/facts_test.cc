@@ -124,7 +124,8 @@ TEST(Facts, KeepTheNumbersTheyWereGiven) {
     EXPECT_GE(kind.version, 1) << kind.name;
     const std::string bytes = EncodeFact(fact);
     EXPECT_EQ(static_cast<uint8_t>(bytes[0]), kind.number) << kind.name;
-    EXPECT_EQ(static_cast<uint8_t>(bytes[1]), kind.version | (kind.skippable ? 0x80 : 0)) << kind.name;
+    EXPECT_EQ(static_cast<uint8_t>(bytes[1]), kind.version | (kind.skippable ? 0x80 : 0))
+        << kind.name;
   }
 }
 

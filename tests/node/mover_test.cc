@@ -317,6 +317,31 @@ TEST(Mover, FetchesWhoseSourcesAllRestHoldUpNoOther) {
   EXPECT_TRUE(fetched.status.ok()) << fetched.status;
 }
 
+// It has been waiting for its turn when they begin to rest.
+TEST(Mover, OneThatWaitsIsAskedForWhenTheSourcesOfTheOthersBeginToRest) {
+  const Part first({kMiB}, "first"), second({kMiB}, "second"), part({kMiB});
+  Owner of_first(1, first), of_second(2, second), owner(3, part);
+  MoverOptions options;
+  options.active_fetches = 2;
+  options.back_off = 3600 * kNanosPerSecond;
+  Reader reader(options);
+  reader.neighbours.owners = {{1, &of_first}, {2, &of_second}, {3, &owner}};
+  reader.neighbours.addresses = {{1, "127.0.0.1:1"}, {2, "127.0.0.1:1"}};
+  reader.faults->Add({.kind = FaultKind::kHang, .call = TransportCall::kRead});
+  auto fetch = reader.FetchOf(first, {1}, /*fetch=*/1);
+  fetch.what_for = engine::action::FetchFor::kLoad;
+  reader.mover->Start(fetch);
+  fetch = reader.FetchOf(second, {2}, /*fetch=*/2);
+  fetch.what_for = engine::action::FetchFor::kLoad;
+  reader.mover->Start(fetch);
+  reader.faults->WaitUntilHung(1);
+  while (of_first.granted + of_second.granted < 2) std::this_thread::yield();
+  reader.mover->Start(reader.FetchOf(part, {3}, /*fetch=*/3));
+  reader.faults->Clear();
+  const auto fetched = reader.events.Next<engine::event::Fetched>();
+  EXPECT_EQ(fetched.fetch, 3u);
+}
+
 TEST(Mover, StoppingInTheMiddleWritesNothingAfterwards) {
   const Part part({20 * size_t{kBlockBytes}});
   Owner owner(1, part);
