@@ -197,6 +197,18 @@ TEST_F(SeveralSteps, OneThatWasGivenToABackupMayBeProtectedAndStays) {
   EXPECT_FALSE(Holds(3));
 }
 
+// A home that has heard all members within the last seconds may not have heard of the copy.
+TEST_F(SeveralSteps, OneThatWasGivenToABackupJustNowStaysWhateverIsHeard) {
+  verdict.target = CheckpointId{1, 1, 0};
+  GiveToTheOther(2);
+  Hear();
+  const event::Create create = CreateOf(writer, PartOf(writer, 5), {{"model", 15 * kMiB}});
+  Apply(create);
+  EXPECT_TRUE(AnswerTo(create.caller.request).ok());
+  EXPECT_TRUE(Holds(2));
+  EXPECT_FALSE(Holds(3));
+}
+
 TEST_F(SeveralSteps, OneThatWasGivenToABackupGoesOnceAllAreHeardToSayThatItIsNot) {
   GiveToTheOther(2);
   verdict.target = CheckpointId{1, 1, 0};
@@ -276,6 +288,21 @@ TEST_F(PartsElsewhere, AFirstStepThatHearsOfNobodyGoesOnAtItsDeadline) {
   Apply(create);
   Advance(2 * kNanosPerSecond);
   EXPECT_TRUE(Answered(create.caller.request));
+}
+
+// Both nodes that had it are lost: to say that there is nothing would make scripts begin from nothing.
+TEST_F(PartsElsewhere, LatestOfAJobOfWhichASafeStepWasLostIsDataLossUntilSomebodyDecides) {
+  const SessionId reader = Hello({.writer = -1, .world_size = 0});
+  verdict.owned = true;
+  verdict.owner_uid = verdict.owner_gid = 1000;
+  verdict.safe = {1, 5};
+  Hear();
+  EXPECT_THAT(Latest(reader).status(), Fails(absl::StatusCode::kDataLoss, "step 5 of attempt 1"));
+  const SessionId writer = Hello({.attempt = 2});
+  const event::ResumeFrom resume{From(writer), "job", 2, kNoStep, Soon(), /*fence=*/true};
+  Apply(resume);
+  Hear();
+  EXPECT_THAT(Latest(reader).status(), Fails(absl::StatusCode::kNotFound, ""));
 }
 
 TEST_F(PartsElsewhere, TheWholeRingsLastStepIsNotTakenForThisNodes) {
