@@ -334,8 +334,8 @@ enum class FetchFor : uint8_t { kRestore = 0, kLoad = 1, kReplica = 2 };
 struct Fetch {
   uint64_t fetch = 0;
   PartKey part;
-  uint32_t uid = 0;             // whose it must be, by its manifest: nobody else's bytes come into the slab
-  std::string digest;           // of the manifest; what has another is refused
+  uint32_t uid = 0;    // whose it must be, by its manifest: nobody else's bytes come into the slab
+  std::string digest;  // of the manifest; what has another is refused
   uint64_t manifest_bytes = 0;  // at most
   SlabId slab = 0;
   uint64_t slab_bytes = 0;

@@ -50,8 +50,8 @@ class Fetches {
   // Hears once how a fetch has ended. OK: the part is here, verified, and its record is written.
   using Ended = std::function<void(const Order&, const Status&)>;
 
-  Fetches(const Options& options, const Mode* mode, JournalRoom* journal, Outbox* out,
-          Jobs* jobs, Attempts* attempts, Ledger* ledger, Parts* parts, Manifests* manifests,
+  Fetches(const Options& options, const Mode* mode, JournalRoom* journal, Outbox* out, Jobs* jobs,
+          Attempts* attempts, Ledger* ledger, Parts* parts, Manifests* manifests,
           Eviction* eviction);
 
   // Whoever asked, all are told: who loads a part may wait for one that is fetched as a replica.
@@ -83,13 +83,15 @@ class Fetches {
   bool Release(Part* part);
   // Memory is short: spares go.
   void FreeSpares();
-  uint64_t replica_bytes() const { return replica_bytes_; }  // of slabs, those that are filled included
-  bool CountsAsReplica(const PartKey& part) const;           // one that is on its way
+  uint64_t replica_bytes() const {
+    return replica_bytes_;
+  }                                                 // of slabs, those that are filled included
+  bool CountsAsReplica(const PartKey& part) const;  // one that is on its way
   uint64_t memory_version() const { return ledger_.version(); }  // grows when some comes free
   // What was refused for want of memory may soon have it.
   bool MemoryReturns() const { return ledger_.Returning(); }
   size_t under_way() const { return fetches_.size(); }
-  uint64_t journal_bytes() const;  // set aside for what is on its way
+  uint64_t journal_bytes() const;                    // set aside for what is on its way
   std::vector<reply::FetchStatus> UnderWay() const;  // the oldest kMostShown
 
   bool SlabMade(SlabId slab, const Status& status);  // true: it was made for a fetch
@@ -153,7 +155,8 @@ class Fetches {
   std::vector<Order> aborted_;           // not told yet
   std::map<SlabId, SlabOwner> holding_;  // slabs of fetched parts, and whose
   std::map<SlabOwner, std::deque<SlabId>> spares_;
-  std::map<SlabId, uint64_t> replicas_;  // slabs of replicas, those that are filled included, and their bytes
+  std::map<SlabId, uint64_t>
+      replicas_;  // slabs of replicas, those that are filled included, and their bytes
   uint64_t replica_bytes_ = 0;
   std::map<PartKey, SlabId> left_;  // by fetches of an earlier daemon
   MonotonicNanos left_until_ = 0;

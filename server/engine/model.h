@@ -353,7 +353,7 @@ struct CheckpointStanding {
 // Whether other members have copied this node's parts of a checkpoint, which one of them may know as protected.
 enum class Copied : uint8_t {
   kNo,
-  kMaybe,     // it is the newest that the backups are known to have, or newer and was given to members
+  kMaybe,  // it is the newest that the backups are known to have, or newer and was given to members
   kJustGiven  // so lately that who has it may not have been heard to say so
 };
 

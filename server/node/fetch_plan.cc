@@ -85,8 +85,8 @@ StatusOr<FetchPlan> PlanFetch(const engine::action::Fetch& fetch,
                                             ", not of ", fetch.part.DebugString()));
   }
   if (manifest.owner_uid != fetch.uid) {
-    return absl::PermissionDeniedError(absl::StrCat("the part is uid ", manifest.owner_uid,
-                                                    "'s, not uid ", fetch.uid, "'s"));
+    return absl::PermissionDeniedError(
+        absl::StrCat("the part is uid ", manifest.owner_uid, "'s, not uid ", fetch.uid, "'s"));
   }
   CAIRN_ASSIGN_OR_RETURN(std::vector<ExtentRef> extents, Place(fetch, manifest.objects));
   CAIRN_ASSIGN_OR_RETURN(plan.blocks, BlocksOf(manifest.objects));

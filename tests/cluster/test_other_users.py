@@ -170,7 +170,8 @@ except CairnError as error:
 
 
 def test_two_users_who_take_one_name_while_the_ring_is_split_keep_apart() -> None:
-    """On the other side of the split the name is a stranger's. Neither gets the other's bytes, and who had it goes on."""
+    """On the other side of the split the name is a stranger's. Neither gets the other's bytes, and who had it
+    goes on."""
     with ring(4, lost_after_s=3) as r:
         open_to_all(r)
         for a in (0, 1):

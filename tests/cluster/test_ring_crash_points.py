@@ -1,9 +1,9 @@
-"""R1 across nodes: a daemon dies at every step of what nodes do for each other, as by SIGKILL; then again while
-it recovers. Promises 1, 2, 3, 7.
+"""R1 across nodes: a daemon dies at every step of what nodes do for each other, as by SIGKILL; then again
+while it recovers. Promises 1, 2, 3, 7.
 
-Two nodes, a trainer on each: so each of them is owner and backup, asks for grants and gives them. The trainers
-repeat their calls, as libcairn does. What was acknowledged as REPLICATED is noted outside; it is held against
-both nodes, then against each of them alone.
+Two nodes, a trainer on each: so each of them is owner and backup, asks for grants and gives them. The
+trainers repeat their calls, as libcairn does. What was acknowledged as REPLICATED is noted outside; it is
+held against both nodes, then against each of them alone.
 
 The failpoints are read from common/failpoint.h, so that a new one is a case here or a failure.
 """
