@@ -224,7 +224,7 @@ def test_what_a_node_keeps_for_others_does_not_fill_its_journal() -> None:
         daemon = r[1].daemon_pid()
         for rank in (1, 0):  # node 1 keeps what node 0 saves
             made = run_as(
-                STRANGER, FILL, socket=str(r[rank].socket), name=f"of{rank}", most=700, length=110
+                STRANGER, FILL, socket=str(r[rank].socket), name=f"of{rank}", most=400, length=110
             )
             assert int(made) > 50
         r.await_met()
