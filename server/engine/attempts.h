@@ -121,7 +121,6 @@ class Attempts {
   static void TouchIncomplete(Job* job, Attempt attempt);
 
   const Options& options_;
-  std::function<int64_t()> ring_clock_ = [] { return int64_t{0}; };
   Outbox& out_;
   Jobs& jobs_;
   Sessions& sessions_;
@@ -129,6 +128,7 @@ class Attempts {
   Records& records_;
 
   std::map<SessionId, std::set<std::pair<std::string, Attempt>>> entered_;
+  std::function<int64_t()> ring_clock_ = [] { return int64_t{0}; };
 };
 
 }  // namespace cairn::engine

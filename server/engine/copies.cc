@@ -328,8 +328,8 @@ void Copies::Run(bool again) {
     const bool more_memory = !of.lacks.empty() && fetches_.memory_version() != memory_seen_;
     if (!of.due && !again && !more_memory) continue;
     // What is long is not gone through, and said, with each event.
-    const bool is_long = std::max(of.wants.size(), of.told.size()) > kLongList;
-    if (is_long && !again && out_.now() - of.planned < kLongListEvery) {
+    const bool is_long = std::max(of.wants.size(), of.told.size()) > peer::kLongList;
+    if (is_long && !again && out_.now() - of.planned < peer::kLongListEvery) {
       of.due = true;
       continue;
     }

@@ -41,9 +41,6 @@ class Copies : public RingWatcher {
 
   // By itself a home counts nothing that it heard longer ago (Home::kHeardFor).
   static constexpr MonotonicNanos kInDoubt = 4 * kNanosPerSecond;
-  // Of lists with more entries than this, how often they are looked at.
-  static constexpr size_t kLongList = 256;
-  static constexpr MonotonicNanos kLongListEvery = kNanosPerSecond / 5;
   // It is here, and reported as gone.
   bool MakesWay(const PartKey& part) const;
 

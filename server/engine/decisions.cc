@@ -142,7 +142,7 @@ void Decisions::TellAll(const std::set<Rank>& to, const std::string& job, const 
 }
 
 // All that a record is made of, but for removals: of those, which may be many, how often they changed.
-Decisions::Looked Decisions::LookAt(const Job& job) const {
+Decisions::Looked Decisions::LookAt(const Job& job) {
   Looked looked;
   looked.removed = job.tombstones->changes;
   looked.owned = job.owner->owned;

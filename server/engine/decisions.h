@@ -97,8 +97,8 @@ class Decisions : public RingWatcher {
   // Whether the record's decisions are this node's, too.
   static bool Holds(const Job& job, const JobRecord& record);
   void Learn(Job* job, const JobRecord& record);
+  static Looked LookAt(const Job& job);
   // True: it is another one than before.
-  Looked LookAt(const Job& job) const;
   bool TellOne(const std::string& name, const std::set<Rank>& others);
   void TellAll(const std::set<Rank>& to, const std::string& job, const Told& told);
   bool MayLeave(const Held& held) const;

@@ -279,31 +279,33 @@ class Engine::Impl {
                      &records_,
                      &merging_,
                      [this](const Event& event) { Dispatch(event); }};
-  Cluster cluster_{
-      {.options = &options_,
-       .mode = &mode_,
-       .journal = &journal_,
-       .out = &out_,
-       .callers = &callers_,
-       .jobs = &jobs_,
-       .standing = &standing_,
-       .ledger = &ledger_,
-       .attempts = &attempts_,
-       .parts = &parts_,
-       .eviction = &eviction_,
-       .manifests = &manifests_,
-       .again = [this](const Event& event) { Dispatch(event); },
-       .persistence = &persistence_,
-       .retention = &retention_,
-       .newer_attempt = [this](Job* job) { admission_.Fence(job); },
-       .saving = [this](const Job& job) { return succession_.SavingHere(job); },
-       .refusals_changed =
-           [this](Job* job) {
-             job->Touch();
-             standing_.CheckWaits(*job);
-           },
-       .look =
-           [this](Job* job) { job->scan->Known() ? scanning_.Look(job) : scanning_.Start(job); }}};
+  Cluster cluster_{{.options = &options_,
+                    .mode = &mode_,
+                    .journal = &journal_,
+                    .out = &out_,
+                    .callers = &callers_,
+                    .jobs = &jobs_,
+                    .standing = &standing_,
+                    .ledger = &ledger_,
+                    .attempts = &attempts_,
+                    .parts = &parts_,
+                    .eviction = &eviction_,
+                    .manifests = &manifests_,
+                    .again = [this](const Event& event) { Dispatch(event); },
+                    .persistence = &persistence_,
+                    .retention = &retention_,
+                    .newer_attempt = [this](Job* job) { admission_.Fence(job); },
+                    .saving = [this](const Job& job) { return succession_.SavingHere(job); },
+                    .refusals_changed =
+                        [this](Job* job) {
+                          job->Touch();
+                          standing_.CheckWaits(*job);
+                        },
+                    .look =
+                        [this](Job* job) {
+                          scanning_.Start(job);  // where it was never read
+                          scanning_.Look(job);
+                        }}};
   Tables tables_{&out_, &callers_, &parts_, [this](const Event& event) { Dispatch(event); }};
   Opening opening_{&out_,         &callers_,  &sessions_,   &leases_,   &ledger_, &parts_,
                    &persistence_, &standing_, &describing_, &scanning_, &tables_};

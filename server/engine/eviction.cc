@@ -289,13 +289,14 @@ void Eviction::CountEvicted(const Checkpoint& checkpoint) {
   if (checkpoint.standing->evict_class == EvictClass::kOwes) out_.Count("evicted_unpersisted");
 }
 
-// In storage each part may go for itself. Elsewhere the others are of no use without it: the step is gone at
-// once, whatever is left of it.
+// Of what storage or other members have each part may go for itself. Else the others are of no use without it: the
+// step is gone at once, whatever is left of it.
 bool Eviction::GoesInParts(const Checkpoint& checkpoint) const {
   if (checkpoint.memory->slabs.empty()) return false;
   const StepContent& content = *checkpoint.content;
   if (InStorage(checkpoint) || content.condemned) return true;
-  return content.complete && content.parts.size() > static_cast<size_t>(options_.given_up_whole) &&
+  const bool whole = content.complete || checkpoint.OthersHaveIt();
+  return whole && content.parts.size() > static_cast<size_t>(options_.given_up_whole) &&
          !checkpoint.files->persisting;
 }
 
@@ -316,7 +317,11 @@ bool Eviction::EvictFrom(Checkpoint* checkpoint, SlabId slab) {
   CountEvicted(*checkpoint);
   last_ = slab;
   if (!InStorage(*checkpoint)) {
-    if (!checkpoint->content->condemned) parts_.Condemn(checkpoint);
+    if (checkpoint->OthersHaveIt()) {
+      parts_.NoLongerWhole(checkpoint);
+    } else if (!checkpoint->content->condemned) {
+      parts_.Condemn(checkpoint);
+    }
     parts_.Erase(footprints_.PartIn(slab));
     if (checkpoint->memory->slab_bytes > checkpoint->memory->locked_bytes) return true;
     parts_.EraseHere(checkpoint);  // what is left is leased, or holds no object

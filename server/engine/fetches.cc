@@ -407,10 +407,15 @@ void Fetches::End(uint64_t id, const Status& status) {
   fetches_.erase(at);
   by_part_.erase(order.part);
   by_slab_.erase(slab);
-  if (SlabRecord* record = ledger_.Find(slab)) {
-    // What it has now may be lent to this job's user; so it must be his. Of a source that lied nobody knows.
-    const bool his = absl::IsCancelled(status) || absl::IsUnavailable(status);
-    his ? Spare(record, OwnerOf(order)) : Return(record);
+  SlabRecord* record = ledger_.Find(slab);
+  // What it has now may be lent to this job's user; so it must be his. Of a source that lied nobody knows.
+  const bool his = absl::IsCancelled(status) || absl::IsUnavailable(status);
+  if (record == nullptr) {  // it could not be made
+    CountReplica(slab, false);
+  } else if (his) {
+    Spare(record, OwnerOf(order));
+  } else {
+    Return(record);
   }
   if (!absl::IsCancelled(status)) {
     out_.Count("fetches_failed");
@@ -529,6 +534,19 @@ std::string Fetches::CheckInvariants() const {
       return absl::StrCat("slab ", id, " is kept for peers, and nobody knows for what");
     }
   }
+  uint64_t bytes = 0;
+  for (const auto& [slab, counted] : replicas_) {
+    bytes += counted;
+    if (!holding_.contains(slab) && !by_slab_.contains(slab)) {
+      return absl::StrCat("slab ", slab, " counts as a replica's, and is nobody's");
+    }
+  }
+  for (const auto& [id, fetch] : fetches_) {
+    if (replicas_.contains(fetch.slab) != (fetch.order.role == PartRole::kReplica)) {
+      return absl::StrCat("slab ", fetch.slab, ": whether it counts as a replica's is wrong");
+    }
+  }
+  if (bytes != replica_bytes_) return "replicas are miscounted";
   return "";
 }
 

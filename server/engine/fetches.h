@@ -5,14 +5,15 @@
 // Changes Part::source. A part that is fetched becomes one of the checkpoint's at once, and is told to the
 // journal and to its asker when its record is written: only then does it outlive the daemon.
 //
-// Slabs of fetched parts are never lent for writing, count for nobody's share, and serve one user and job; a part of
-// this node's own that has come back is like one that was saved here:
-// when a part is released its slab is kept for that job's next one, as a spare. The slab of a fetch outlives the
-// daemon: who wants the same part again within a minute reads only the blocks that do not verify in it.
+// Slabs of fetched parts are never lent for writing, count for nobody's share, and serve one user and job:
+// when a part is released its slab is kept for that job's next one, as a spare. A part of this node's own that has
+// come back is like one that was saved here, and so is its slab. The slab of a fetch outlives the daemon: who wants
+// the same part again within a minute reads only the blocks that do not verify in it.
 //
 // Invariants:
 //   1. A fetch has a slab, being made or at work; nothing else uses that slab.
 //   2. A slab that is kept for peers is a fetch's, a fetched part's, a spare, or left by an earlier daemon's fetch.
+//   3. What counts as a replica is the slab of a fetch or of a fetched part; of fetches, those for replicas.
 #pragma once
 
 #include <cstdint>
@@ -64,11 +65,6 @@ class Fetches {
   // As CheckAdmits; RESOURCE_EXHAUSTED with the arithmetic when there is no memory for it now, FAILED_PRECONDITION
   // when something else stands in its place. OK: it is under way, or was already.
   Status Start(const Order& order);
-  bool UnderWay(const PartKey& part) const { return by_part_.contains(part); }
-  // It would take memory that is kept for such a part, and no more of it.
-  bool HasSpare(const Order& order) const {
-    return FindLeft(order) != nullptr || FindSpare(order) != nullptr;
-  }
   // A part that is here for a weaker reason is kept for this one from now on.
   void Become(Part* part, PartRole role, Rank owner);
   // Says of those that went before their records were written how they ended.
@@ -83,10 +79,9 @@ class Fetches {
   bool Release(Part* part);
   // Memory is short: spares go.
   void FreeSpares();
-  uint64_t replica_bytes() const {
-    return replica_bytes_;
-  }                                                 // of slabs, those that are filled included
-  bool CountsAsReplica(const PartKey& part) const;  // one that is on its way
+  // Of slabs, those that are being filled included.
+  uint64_t replica_bytes() const { return replica_bytes_; }
+  bool CountsAsReplica(const PartKey& part) const;               // one that is on its way
   uint64_t memory_version() const { return ledger_.version(); }  // grows when some comes free
   // What was refused for want of memory may soon have it.
   bool MemoryReturns() const { return ledger_.Returning(); }
@@ -155,8 +150,7 @@ class Fetches {
   std::vector<Order> aborted_;           // not told yet
   std::map<SlabId, SlabOwner> holding_;  // slabs of fetched parts, and whose
   std::map<SlabOwner, std::deque<SlabId>> spares_;
-  std::map<SlabId, uint64_t>
-      replicas_;  // slabs of replicas, those that are filled included, and their bytes
+  std::map<SlabId, uint64_t> replicas_;  // slabs that count as such, and their bytes
   uint64_t replica_bytes_ = 0;
   std::map<PartKey, SlabId> left_;  // by fetches of an earlier daemon
   MonotonicNanos left_until_ = 0;

@@ -95,14 +95,8 @@ void Finding::On(const event::Latest& event) {
     return;
   }
   const auto found = describing_.Resolve(*job, CheckpointRef{event.job});
-  if (!found.ok() && absl::IsNotFound(found.status()) && cluster_ != nullptr &&
-      !cluster_->members().Believed()) {
-    return out_.Answer(event.caller.request, cluster_->MetNobody(event.job));
-  }
   if (!found.ok()) {
-    const Status lost =
-        absl::IsNotFound(found.status()) ? CheckNothingLost(*job) : absl::OkStatus();
-    return out_.Answer(event.caller.request, lost.ok() ? found.status() : lost);
+    return out_.Answer(event.caller.request, WhyNothing(*job, found.status()));
   }
   reply::Latest latest = describing_.LatestOf(**found);
   if (options_.storage && !scanning_.Fresh(*job)) {
@@ -111,15 +105,17 @@ void Finding::On(const event::Latest& event) {
   out_.Answer(event.caller.request, Body(std::move(latest)));
 }
 
-// That there is nothing is no word for what the ring had, and has lost: a script would begin from nothing. Whoever has
-// decided since, by `resume`, knows.
-Status Finding::CheckNothingLost(const Job& job) {
+// A script that hears that there is nothing begins from nothing. So that is no word for what the ring had, and has lost,
+// until somebody has decided since, by `resume`; nor has a node that began empty, and has met nobody, anything to say.
+Status Finding::WhyNothing(const Job& job, const Status& why) const {
+  if (!absl::IsNotFound(why) || cluster_ == nullptr) return why;
+  if (!cluster_->members().Believed()) return Cluster::MetNobody(job.name);
   const auto& [attempt, step] = job.verdict->safe;
   const auto& decisions = job.attempts->decisions;
   const bool decided = !decisions.empty() && decisions.rbegin()->first > attempt;
   if (attempt == 0 || step == kNoStep || decided ||
       job.tombstones->removed.Forbids(step, attempt)) {
-    return absl::OkStatus();
+    return why;
   }
   return absl::DataLossError(
       absl::StrCat("job ", job.name, ": step ", step, " of attempt ", attempt,

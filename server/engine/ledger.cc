@@ -293,7 +293,6 @@ void Ledger::KeepForPeers(SlabRecord* slab) {
   const bool was_in_journal = slab->state != SlabState::kMaking;
   Lift(slab);
   slab->for_peers = true;
-  for_peers_bytes_ += slab->bytes;
   Settle(slab);
   SayOf(*slab, was_in_journal);
 }
@@ -323,7 +322,6 @@ void Ledger::ReturnFromPeers(SlabRecord* slab) {
   slab->for_peers = slab->reserved = false;
   slab->fetch = nullptr;
   slab->doomed = true;
-  for_peers_bytes_ -= slab->bytes;
   Settle(slab);
 }
 
@@ -332,7 +330,6 @@ void Ledger::BecomeOwn(SlabRecord* slab) {
   Lift(slab);
   slab->for_peers = false;
   slab->fetch = nullptr;
-  for_peers_bytes_ -= slab->bytes;
   Settle(slab);
 }
 
@@ -538,7 +535,6 @@ bool Ledger::OnMade(SlabId id, const Status& status) {
   if (!slab->reserved || !status.ok()) ++version_;
   if (!status.ok()) {
     total_ -= slab->bytes;
-    if (slab->for_peers) for_peers_bytes_ -= slab->bytes;
     slabs_.erase(id);
     return true;
   }
@@ -799,13 +795,12 @@ std::vector<uint64_t> Ledger::ReadyFor(const SlabOwner& owner, SessionId session
 }
 
 std::string Ledger::CheckInvariants() const {
-  uint64_t total = 0, for_peers = 0;
+  uint64_t total = 0;
   int64_t leaving = 0;
   std::array<uint64_t, kSlabStates> bytes{};
   ByUser held = records_, coming;
   for (const auto& [id, slab] : slabs_) {
     total += slab.bytes;
-    if (slab.for_peers && slab.state != SlabState::kDying) for_peers += slab.bytes;
     if (const auto uid = HolderOf(slab); uid.has_value()) Add(&held, *uid, {slab.bytes, 1});
     if (MayComeBack(slab)) Add(&coming, slab.owner.uid, {slab.bytes, 1});
     if (Leaves(slab)) ++leaving;
@@ -829,7 +824,6 @@ std::string Ledger::CheckInvariants() const {
   }
   if (total != total_) return absl::StrCat("slabs add up to ", total, ", counted ", total_);
   if (bytes != bytes_) return "bytes by state do not add up";
-  if (for_peers != for_peers_bytes_) return "bytes kept for other members do not add up";
   if (leaving != leaving_) return absl::StrCat(leaving, " slabs leave, counted ", leaving_);
   if (held != held_by_ || coming != coming_to_) return "bytes by user do not add up";
   if (total_ > std::max(options_.budget_bytes, recovered_total_)) {

@@ -131,10 +131,10 @@ class Ledger {
   // nobody's share. Its pages are made while the part comes. The journal has it while it holds one.
   SlabRecord* MakeForPeers(uint64_t bytes);
   void KeepForPeers(SlabRecord* slab);  // a restored one, which holds such a part
-  // What it holds is let go, and it is kept for the next part.
-  // Blocks of a part are read into it, one that is kept for peers; nullptr: no more. While they are, the journal
+  // Of one that is kept for peers: blocks of a part are read into it; nullptr: no more. While they are, the journal
   // names it.
   void SetFetch(SlabRecord* slab, std::shared_ptr<const fact::FetchBegun> fetch);
+  // What it holds is let go, and it is kept for the next part.
   void ReserveForPeers(SlabRecord* slab, bool reserved);
   void ReturnFromPeers(SlabRecord* slab);  // destroyed as soon as nobody sees it
   // What came back into it was saved on this node: it is like any other that holds such a part.
@@ -315,7 +315,6 @@ class Ledger {
   ByUser records_, idle_mapped_of_;
   std::map<uint32_t, uint64_t> promised_to_;
   int64_t dying_ = 0, leaving_ = 0, probing_slabs_ = 0;
-  uint64_t for_peers_bytes_ = 0;
   uint64_t total_ = 0, idle_mapped_bytes_ = 0, making_unreserved_bytes_ = 0, probing_bytes_ = 0;
   std::array<uint64_t, kSlabStates> bytes_{};
   uint64_t recovered_total_ = 0;  // may exceed a budget that was lowered since

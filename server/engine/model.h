@@ -368,9 +368,12 @@ struct Checkpoint {
   bool InMemory() const;  // something of it lies there, or is being written
   // All its writers have committed, whether their parts are here or with other members.
   bool Complete() const { return content->complete || elsewhere->complete; }
+  // Other members' memory, or storage as they see it, has all of it.
+  bool OthersHaveIt() const {
+    return elsewhere->complete && (elsewhere->in_memory || elsewhere->stored);
+  }
   bool Obtainable() const {
-    return (content->complete && Resident()) || (Complete() && files->persisted) ||
-           (elsewhere->complete && (elsewhere->in_memory || elsewhere->stored));
+    return (content->complete && Resident()) || (Complete() && files->persisted) || OthersHaveIt();
   }
 
   const CheckpointKey key;

@@ -41,8 +41,8 @@ bool Offers::Answers(const Part& part) const {
          members_.Lost().contains(part.source->owner);
 }
 
-void Offers::AddParts(const Checkpoint& checkpoint, bool target,
-                      std::vector<peer::Want>* wants) const {
+void Offers::AddParts(const Checkpoint& checkpoint, bool target, Wanted* wanted) const {
+  wanted->checkpoints.push_back(checkpoint.key);
   for (const auto& [writer, part] : checkpoint.content->parts) {
     if (!Answers(*part) || !Fetches::Holds(*part)) continue;
     peer::Want want;
@@ -57,7 +57,7 @@ void Offers::AddParts(const Checkpoint& checkpoint, bool target,
     want.owner_gid = checkpoint.job->owner->gid;
     want.target = target;
     if (part->source->role == PartRole::kReplica) want.owner = part->source->owner;
-    wants->push_back(std::move(want));
+    wanted->wants.push_back(std::move(want));
   }
 }
 
@@ -152,9 +152,9 @@ Offers::Wanted Offers::WantedOf(const Job& job) const {
   };
   const Checkpoint* target = find(verdict.target);
   const Checkpoint* protect = find(verdict.protect);
-  if (target != nullptr) AddParts(*target, /*target=*/true, &wanted.wants);
+  if (target != nullptr) AddParts(*target, /*target=*/true, &wanted);
   if (protect != nullptr && protect != target) {
-    AddParts(*protect, /*target=*/false, &wanted.wants);
+    AddParts(*protect, /*target=*/false, &wanted);
   }
   // A new step waits for the target, so that all members secure the same one.
   if (target != nullptr && !HeldEverywhere(*target, wanted.replicas)) return wanted;
@@ -167,7 +167,7 @@ Offers::Wanted Offers::WantedOf(const Job& job) const {
     });
     if (!own) continue;
     if (&checkpoint != target && &checkpoint != protect) {
-      AddParts(checkpoint, /*target=*/false, &wanted.wants);
+      AddParts(checkpoint, /*target=*/false, &wanted);
     }
     break;
   }
@@ -177,12 +177,9 @@ Offers::Wanted Offers::WantedOf(const Job& job) const {
 std::optional<CheckpointId> Offers::WorkingOn(const Job& job) const {
   const auto wanted = jobs_wanted_.find(job.name);
   if (wanted == jobs_wanted_.end()) return std::nullopt;
-  std::set<const Checkpoint*> checkpoints;
-  for (const peer::Want& want : wanted->second.wants) {
-    checkpoints.insert(parts_.Find(want.part.checkpoint));
-  }
   std::optional<CheckpointId> lowest;
-  for (const Checkpoint* checkpoint : checkpoints) {
+  for (const CheckpointKey& key : wanted->second.checkpoints) {
+    const Checkpoint* checkpoint = parts_.Find(key);
     // What a backup refuses is worked on by nobody: no save waits for it.
     if (checkpoint == nullptr || HeldEverywhere(*checkpoint, wanted->second.replicas) ||
         !RefusalOf(*checkpoint, wanted->second.replicas).empty()) {
@@ -193,10 +190,18 @@ std::optional<CheckpointId> Offers::WorkingOn(const Job& job) const {
   return lowest;
 }
 
-void Offers::Run(bool again) {
-  if (again) {
-    for (const auto& [job, given] : given_) due_.insert(job);
+// What was given just now is so no more after a while.
+void Offers::Age() {
+  for (const auto& [job, given] : given_) {
+    const bool young = std::any_of(given.begin(), given.end(), [this](const auto& of) {
+      return of.second > out_.now() - kNotHeardOf - 2 * kNanosPerSecond;
+    });
+    if (young) due_.insert(job);
   }
+}
+
+void Offers::Run(bool again) {
+  if (again) Age();
   for (const std::string& name : std::exchange(due_, {})) {
     Job* job = jobs_.Find(name);
     Wanted wanted = job == nullptr ? Wanted() : WantedOf(*job);
@@ -218,8 +223,8 @@ void Offers::Run(bool again) {
     Backup& backup = backups_[rank];
     if (!member.up || (!backup.due && !again && backup.version != 0)) continue;
     // What is long is not said with each event.
-    if (!again && backup.told.size() > Copies::kLongList &&
-        out_.now() - backup.told_at < Copies::kLongListEvery) {
+    if (!again && backup.told.size() > peer::kLongList &&
+        out_.now() - backup.told_at < peer::kLongListEvery) {
       continue;
     }
     backup.told_at = out_.now();
@@ -292,7 +297,7 @@ std::optional<peer::Release> Offers::FateOf(const peer::Have& have) const {
   const Checkpoint* checkpoint = CheckpointOf(*job, id);
   release.by = KeyOf(*job, protect);
   if (id == protect && LeftToStorage(*job, checkpoint)) {
-    release.fate = peer::Fate::kSuperseded;
+    release.fate = peer::Fate::kSuperseded;  // by its files
     return release;
   }
   if (id == protect || verdict.target == id) return std::nullopt;
@@ -351,11 +356,8 @@ std::string Offers::RefusalOf(const Checkpoint& checkpoint, int replicas) const 
 std::string Offers::Refusal(const std::string& job) const {
   const auto wanted = jobs_wanted_.find(job);
   if (wanted == jobs_wanted_.end()) return "";
-  std::set<const Checkpoint*> checkpoints;
-  for (const peer::Want& want : wanted->second.wants) {
-    checkpoints.insert(parts_.Find(want.part.checkpoint));
-  }
-  for (const Checkpoint* checkpoint : checkpoints) {
+  for (const CheckpointKey& key : wanted->second.checkpoints) {
+    const Checkpoint* checkpoint = parts_.Find(key);
     if (checkpoint == nullptr) continue;
     std::string refusal = RefusalOf(*checkpoint, wanted->second.replicas);
     if (!refusal.empty()) return refusal;

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "server/engine/copies.h"
+#include "server/engine/fetches.h"
 #include "server/engine/retention.h"
 
 namespace cairn::engine {
@@ -62,6 +62,7 @@ class Offers : public StepWatcher, public RingWatcher {
   static constexpr MonotonicNanos kNotHeardOf = 5 * kNanosPerSecond;
   struct Wanted {
     std::vector<peer::Want> wants;
+    std::vector<CheckpointKey> checkpoints;  // that they are of: three at most
     int replicas = 0;
   };
   Wanted WantedOf(const Job& job) const;
@@ -69,7 +70,8 @@ class Offers : public StepWatcher, public RingWatcher {
   bool HeldEverywhere(const Checkpoint& checkpoint, int replicas) const;
   std::optional<CheckpointId> NewestSecured(const Job& job, int replicas) const;
   void NoteCopied(Job* job, int replicas);
-  void AddParts(const Checkpoint& checkpoint, bool target, std::vector<peer::Want>* wants) const;
+  void Age();
+  void AddParts(const Checkpoint& checkpoint, bool target, Wanted* wanted) const;
   bool LeftToStorage(const Job& job, const Checkpoint* checkpoint) const;
   std::string RefusalOf(const Checkpoint& checkpoint, int replicas) const;
   // nullopt: it stays.

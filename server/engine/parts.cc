@@ -536,14 +536,17 @@ void Parts::Release(Part* part, Manifests* manifests) {
     DropTable(part);
     return;
   }
-  StepContent& content = checkpoint->content.Edit();
-  if (content.complete) {
-    content.complete = content.indexed = false;
-    checkpoint->job->steps.Edit().incomplete.insert(checkpoint->Id());
-    IndexNames(checkpoint);
-  }
+  NoLongerWhole(checkpoint);
   Erase(part);
   EraseIfEmpty(checkpoint);
+}
+
+void Parts::NoLongerWhole(Checkpoint* checkpoint) {
+  if (!checkpoint->content->complete) return;
+  StepContent& content = checkpoint->content.Edit();
+  content.complete = content.indexed = false;
+  checkpoint->job->steps.Edit().incomplete.insert(checkpoint->Id());
+  IndexNames(checkpoint);
 }
 
 void Parts::Break(const ObjectRef& object, const Status& why) {
@@ -654,17 +657,11 @@ void Parts::EraseIfEmpty(Checkpoint* checkpoint) {
 }
 
 void Parts::EraseHere(Checkpoint* checkpoint) {
-  const bool elsewhere = checkpoint->elsewhere->complete &&
-                         (checkpoint->elsewhere->in_memory || checkpoint->elsewhere->stored);
-  if (!elsewhere || checkpoint->content->condemned) return Erase(checkpoint);
-  StepContent& content = checkpoint->content.Edit();
-  if (content.complete) checkpoint->job->steps.Edit().incomplete.insert(checkpoint->Id());
-  content.complete = content.indexed = false;
-  out_.DestroyLater(std::exchange(content.names, {}));
+  if (!checkpoint->OthersHaveIt() || checkpoint->content->condemned) return Erase(checkpoint);
+  NoLongerWhole(checkpoint);
   while (!checkpoint->content->parts.empty()) {
     Erase(checkpoint->content->parts.begin()->second.get());
   }
-  IndexNames(checkpoint);
 }
 
 bool Parts::LeaveStorage(Checkpoint* checkpoint) {

@@ -117,6 +117,8 @@ class Parts {
   void Break(const ObjectRef& object, const Status& why);  // its bytes did not verify: they go
   void Erase(Part* part);
   void Erase(Checkpoint* checkpoint);
+  // Some of it leaves memory, and comes from nowhere else that this node can read.
+  void NoLongerWhole(Checkpoint* checkpoint);
   // Of one that is in no storage that this node knows: where other members have it, it stays known.
   void EraseHere(Checkpoint* checkpoint);
   // It is gone for everybody but those who hold memory of it: its parts are erased one by one, beginning in

@@ -15,6 +15,7 @@
 #include <variant>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/keys.h"
 #include "common/line_record.h"
 #include "common/removed.h"
@@ -24,6 +25,11 @@
 namespace cairn::engine::peer {
 
 // --- between an owner and its backup
+
+// Lists of wants and haves are said whole when something in them changes; those with more entries than this, not more
+// often than that.
+inline constexpr size_t kLongList = 256;
+inline constexpr MonotonicNanos kLongListEvery = kNanosPerSecond / 5;
 
 // A part that the sender wants the receiver to keep.
 struct Want {

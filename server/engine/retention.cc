@@ -231,13 +231,13 @@ void Retention::RemoveStep(const event::Remove& event, Job* job, Step step,
   }
   const size_t more = all.ranges().size() - std::min(all.ranges().size(), ranges_before);
   if (!options_.ring.Alone() && job->tombstones->ranges + more > kMostRecordRanges) {
-    return out_.Answer(event.caller.request,
-                       absl::ResourceExhaustedError(absl::StrCat(
-                           "remove: of job ", job->name, " ", job->tombstones->ranges,
-                           " steps are removed one by one, the most that the members of a ring "
-                           "tell each other is ",
-                           kMostRecordRanges,
-                           "; a policy (keep_last) or the removal of the whole job needs none")));
+    return out_.Answer(
+        event.caller.request,
+        absl::ResourceExhaustedError(
+            absl::StrCat("remove: of job ", job->name, " ", job->tombstones->ranges,
+                         " steps are removed one by one, the most that the members of a ring "
+                         "tell each other is ",
+                         kMostRecordRanges, "; what a policy (keep_last) deletes is not counted")));
   }
   // Its files are waited for.
   Status full = callers_.CheckRoom(event.caller);

@@ -55,10 +55,10 @@ std::vector<Rank> BackupsOf(Rank owner, const std::set<Rank>& members, const std
 // its backups. Nobody's while it is silent itself.
 std::vector<Rank> OwnersFor(Rank backup, const std::set<Rank>& members,
                             const std::set<Rank>& silent, int replicas);
-// All members in the order in which they are the job's home: the first that answers is. By the greatest
-// hash over (job, rank), so that a member that comes or goes moves only the jobs that it is home of.
-// Greater is earlier in that order; of equal ones the lower rank.
+// The member with the greatest of these is the job's home, of equal ones the lower rank: so a member that comes or goes
+// moves only the jobs that it is home of.
 uint64_t HomeHash(absl::string_view job, Rank rank);
+// All members in the order in which they are the job's home: the first that answers is.
 std::vector<Rank> HomeOrder(absl::string_view job, const std::set<Rank>& members);
 
 }  // namespace cairn::engine

@@ -373,12 +373,10 @@ TEST_F(TwoSteps, WhatIsKeptForTheNextPartIsNotTheNextDaemons) {
     Replicate(Of(step + 1), 2, 20 * kMiB);
     const SlabId second = fetches[0].slab;
     LetGo(step);
-    Restart(from);
+    RestartInTheRing(from);
     EXPECT_THAT(destroyed, Contains(first)) << NameOf(from);
     EXPECT_THAT(destroyed, Not(Contains(second))) << NameOf(from);
     EXPECT_TRUE(Holds(step + 1)) << NameOf(from);
-    Apply(event::Exchanged{other.rank, other});
-    Hear();
     LetGo(step + 1);
   }
 }
@@ -392,10 +390,8 @@ TEST_F(TwoSteps, TheNextDaemonReadsIntoTheSlabThatAFetchHadBegunToFill) {
     ASSERT_EQ(fetches.size(), 1u) << NameOf(from);
     EXPECT_FALSE(fetches[0].begun_before) << NameOf(from);
     const SlabId slab = fetches[0].slab;
-    Restart(from);
+    RestartInTheRing(from);
     EXPECT_THAT(destroyed, Not(Contains(slab))) << NameOf(from);
-    Apply(event::Exchanged{other.rank, other});
-    Hear();
     Want(manifest, part, 20 * kMiB);
     ASSERT_EQ(fetches.size(), 1u) << NameOf(from);
     EXPECT_EQ(fetches[0].slab, slab) << NameOf(from);
@@ -403,10 +399,8 @@ TEST_F(TwoSteps, TheNextDaemonReadsIntoTheSlabThatAFetchHadBegunToFill) {
     Apply(event::Fetched{fetches[0].fetch, absl::OkStatus(),
                          TableOf(manifest, {{slab, 0, 20 * kMiB}}), digest});
     ASSERT_TRUE(Holds(part.checkpoint.step)) << NameOf(from);
-    Restart(from);  // it is the part's now, and no fetch's
+    RestartInTheRing(from);  // it is the part's now, and no fetch's
     EXPECT_TRUE(Holds(part.checkpoint.step)) << NameOf(from);
-    Apply(event::Exchanged{other.rank, other});
-    Hear();
     LetGo(part.checkpoint.step);
   }
 }
@@ -415,9 +409,7 @@ TEST_F(TwoSteps, WhatWasReadOfAPartIsOfNoUseForOtherContent) {
   Want(ManifestOf(Of(1), 2, 20 * kMiB), Of(1), 20 * kMiB);
   ASSERT_EQ(fetches.size(), 1u);
   const SlabId slab = fetches[0].slab;
-  Restart();
-  Apply(event::Exchanged{other.rank, other});
-  Hear();
+  RestartInTheRing();
   Want(ManifestOf(Of(1), 2, 19 * kMiB), Of(1), 19 * kMiB);
   ASSERT_EQ(fetches.size(), 1u);
   EXPECT_NE(fetches[0].slab, slab);
@@ -439,9 +431,7 @@ TEST_F(TwoSteps, WhatNobodyWantsAnyMoreOfWhatWasReadGoesAfterAMinute) {
 TEST_F(TwoSteps, OrAtOnceWhereItsMemoryIsWanted) {
   Want(ManifestOf(Of(1), 2, 20 * kMiB), Of(1), 20 * kMiB);
   const SlabId slab = fetches.at(0).slab;
-  Restart();
-  Apply(event::Exchanged{other.rank, other});
-  Hear();
+  RestartInTheRing();
   Replicate(Of(2), 2, 20 * kMiB);
   EXPECT_THAT(destroyed, Not(Contains(slab)));
   const SessionId session = OfAnotherJob();

@@ -1,5 +1,5 @@
-// A node of a ring that has some parts of a checkpoint, while others have the rest: what it keeps, what it
-// writes to storage, what its own writers are expected to need.
+// A node of a ring that has some parts of a checkpoint, while others have the rest: what it keeps, and what its own
+// writers are expected to need.
 #include "tests/engine/ring_fixture.h"
 
 namespace cairn::engine {
@@ -7,8 +7,6 @@ namespace {
 
 using testing::Contains;
 using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
 constexpr uint64_t kPart = 40 * kMiB;  // of one writer: the budget holds one of them
 
 // --- memory
@@ -90,6 +88,11 @@ class SeveralSteps : public PartsElsewhere {
     const StatusOr<reply::Granted> granted = Take<reply::Granted>(question.caller.request);
     ASSERT_TRUE(granted.ok()) << granted.status();
     Apply(event::GrantEnded{granted->grant});
+  }
+  void AnotherIsWantedAtOnce() {
+    const event::Create create = CreateOf(writer, PartOf(writer, 5), {{"model", 15 * kMiB}});
+    Apply(create);
+    EXPECT_TRUE(AnswerTo(create.caller.request).ok());
   }
   // Which are left, in memory, when another one is wanted.
   std::vector<Step> LeftAfterAnother() {
@@ -177,9 +180,7 @@ TEST_F(SeveralSteps, OneThatTheBackupsHaveMayBeProtectedAndStays) {
   verdict.target = CheckpointId{1, 1, 0};
   verdict.final = false;
   Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
-  const event::Create create = CreateOf(writer, PartOf(writer, 5), {{"model", 15 * kMiB}});
-  Apply(create);
-  EXPECT_TRUE(AnswerTo(create.caller.request).ok());
+  AnotherIsWantedAtOnce();
   EXPECT_TRUE(Holds(2));
   EXPECT_FALSE(Holds(3));
 }
@@ -190,9 +191,7 @@ TEST_F(SeveralSteps, OneThatWasGivenToABackupMayBeProtectedAndStays) {
   verdict.target = CheckpointId{1, 1, 0};
   verdict.final = false;
   Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
-  const event::Create create = CreateOf(writer, PartOf(writer, 5), {{"model", 15 * kMiB}});
-  Apply(create);
-  EXPECT_TRUE(AnswerTo(create.caller.request).ok());
+  AnotherIsWantedAtOnce();
   EXPECT_TRUE(Holds(2));
   EXPECT_FALSE(Holds(3));
 }
@@ -202,9 +201,7 @@ TEST_F(SeveralSteps, OneThatWasGivenToABackupJustNowStaysWhateverIsHeard) {
   verdict.target = CheckpointId{1, 1, 0};
   GiveToTheOther(2);
   Hear();
-  const event::Create create = CreateOf(writer, PartOf(writer, 5), {{"model", 15 * kMiB}});
-  Apply(create);
-  EXPECT_TRUE(AnswerTo(create.caller.request).ok());
+  AnotherIsWantedAtOnce();
   EXPECT_TRUE(Holds(2));
   EXPECT_FALSE(Holds(3));
 }
@@ -342,164 +339,6 @@ TEST_F(PartsElsewhere, WhatIsSetAsideForThisNodesWritersIsNotEndedByAnothersPart
   const SessionId greedy = OfAnotherJob();
   Apply(CreateOf(greedy, PartOf(greedy, 1), {{"model", 30 * kMiB}}));
   EXPECT_TRUE(TrySave(one, 1, {{"one", 20 * kMiB}}).ok());
-}
-
-// --- storage
-
-class AwaitingOthers : public PartsElsewhere {
- protected:
-  void SetUp() override {
-    PartsElsewhere::SetUp();
-    hold_persists = true;
-    writer = Hello();
-    Hear();
-    Save(writer, 1);
-    ASSERT_EQ(persists.size(), 1u);
-  }
-  void Wrote(Step step, bool all) {
-    Apply(event::Persisted{{"job", step, 1, 0}, absl::OkStatus(), Location("/root/job"), !all});
-  }
-
-  SessionId writer = 0;
-};
-
-TEST_F(AwaitingOthers, ANodeThatHasWrittenLooksAgainUntilItIsPublished) {
-  const RequestId wait = Wait(writer, 1, Level::kPersisted);
-  Wrote(1, /*all=*/false);
-  EXPECT_FALSE(Stat(writer, 1)->facts.persisted);
-  EXPECT_FALSE(Answered(wait)) << "it is not refused, and will be";
-  EXPECT_THAT(Stat(writer, 1)->why, Not(HasSubstr("not persisted"))) << "nothing has failed";
-  Advance(4 * kNanosPerSecond);
-  EXPECT_EQ(persists.size(), 1u);
-  Advance(kNanosPerSecond);
-  ASSERT_EQ(persists.size(), 2u) << "after 5 s";
-  EXPECT_EQ(persists.back().parts.size(), 1u) << "a sweep may have taken what was there";
-  Wrote(1, /*all=*/false);
-  Advance(9 * kNanosPerSecond);
-  EXPECT_EQ(persists.size(), 2u);
-  Advance(kNanosPerSecond);
-  ASSERT_EQ(persists.size(), 3u) << "after 10 s more";
-  Wrote(1, /*all=*/true);
-  EXPECT_TRUE(Stat(writer, 1)->facts.persisted);
-  Advance(600 * kNanosPerSecond);
-  EXPECT_EQ(persists.size(), 3u);
-}
-
-TEST_F(AwaitingOthers, TheLooksGetNoFurtherApartThanAMinute) {
-  for (int i = 0; i < 8; ++i) {
-    Wrote(1, /*all=*/false);
-    const size_t before = persists.size();
-    Advance(60 * kNanosPerSecond);
-    ASSERT_EQ(persists.size(), before + 1);
-  }
-}
-
-TEST_F(AwaitingOthers, ANewerStepTakesItsTurnAtOnce) {
-  Wrote(1, /*all=*/false);
-  Save(writer, 2);
-  ASSERT_EQ(persists.size(), 2u);
-  EXPECT_EQ(persists.back().checkpoint.step, 2);
-}
-
-TEST_F(AwaitingOthers, ADaemonThatStopsLeavesTheRestToTheOthers) {
-  Apply(event::Drain{Soon()});
-  EXPECT_FALSE(drained);
-  Wrote(1, /*all=*/false);
-  EXPECT_TRUE(drained);
-}
-
-TEST_F(AwaitingOthers, WhatWasWrittenIsWrittenAgainOnAnotherStorage) {
-  Wrote(1, /*all=*/false);
-  SeeRoot(absl::UnavailableError("away"));
-  Advance(60 * kNanosPerSecond);
-  EXPECT_EQ(persists.size(), 1u) << "storage is away";
-  SeeRoot(RootIdentity{"root-1", "instance-2"});
-  EXPECT_EQ(persists.size(), 2u);
-}
-
-TEST_F(AwaitingOthers, AfterARestartItIsWrittenOnceMore) {
-  Wrote(1, /*all=*/false);
-  for (const StartFrom from : kFrom) {
-    SCOPED_TRACE(NameOf(from));
-    persists.clear();
-    Restart(from);
-    EXPECT_EQ(persists.size(), 1u);
-  }
-}
-
-// A step of which each of two members has a part.
-class SharedStep : public PartsElsewhere {
- protected:
-  void SetUp() override {
-    PartsElsewhere::SetUp();
-    hold_persists = true;
-    writer = OneOfTwo(1);
-  }
-  // The other member's part, as it writes it.
-  void OtherWrites(Step step) { WritePart(ManifestOf({{"job", step, 1, 0}, 1}, 2, kMiB)); }
-
-  SessionId writer = 0;
-};
-
-TEST_F(SharedStep, ANodeWritesItsOwnPartsOnceAllAreKnownToBeThere) {
-  Save(writer, 1);
-  EXPECT_TRUE(persists.empty());
-  Complete(1);
-  Hear();
-  ASSERT_EQ(persists.size(), 1u);
-  ASSERT_EQ(persists[0].parts.size(), 1u);
-  EXPECT_EQ(persists[0].parts[0]->head.writer, 0);
-}
-
-TEST_F(SharedStep, WhoHearsThatItIsPublishedLooksAtOnce) {
-  Save(writer, 1);
-  Complete(1);
-  Hear();
-  FinishPersist();
-  CarryPending();
-  Advance(kNanosPerSecond);
-  ASSERT_EQ(persists.size(), 1u) << "the other has not written its part";
-  OtherWrites(1);
-  verdict.checkpoints.at({1, 1, 0}).stored = true;
-  Hear();
-  ASSERT_EQ(persists.size(), 2u);
-  FinishPersist();
-  CarryPending();
-  const StatusOr<CheckpointInfo> info = Stat(writer, 1);
-  ASSERT_TRUE(info.ok()) << info.status();
-  EXPECT_TRUE(info->facts.persisted);
-  EXPECT_EQ(engine->Describe("job", {{"job", 1, 1, 0}}).parts.size(), 2u)
-      << "the other's part is known from there";
-}
-
-TEST_F(SharedStep, TheTargetIsWrittenBeforeWhatIsNewer) {
-  Save(writer, 1);
-  Save(writer, 2);
-  Complete(1);
-  Complete(2);
-  verdict.target = CheckpointId{1, 1, 0};
-  Hear();
-  ASSERT_EQ(persists.size(), 1u);
-  EXPECT_EQ(persists[0].checkpoint.step, 1);
-  FinishPersist();
-  CarryPending();
-  Advance(kNanosPerSecond);
-  EXPECT_EQ(persists.size(), 1u) << "the newer one waits until the target is whole";
-  OtherWrites(1);
-  Advance(4 * kNanosPerSecond);
-  ASSERT_EQ(persists.size(), 2u);
-  FinishPersist();
-  CarryPending();
-  ASSERT_EQ(persists.size(), 3u);
-  EXPECT_EQ(persists[2].checkpoint.step, 2);
-}
-
-TEST_F(SharedStep, APartKeptForAnotherIsNotThisNodesToWrite) {
-  Replicate({{"job", 1, 1, 0}, 1}, 2, kMiB);
-  EXPECT_TRUE(persists.empty());
-  Save(writer, 1);
-  ASSERT_EQ(persists.size(), 1u) << "complete here, with the other's replica";
-  EXPECT_EQ(persists[0].parts.size(), 1u);
 }
 
 // --- the catalog

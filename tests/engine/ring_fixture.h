@@ -94,6 +94,12 @@ class PartsElsewhere : public RingTest {
     verdict.asked = 1;
     Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
   }
+  // The next daemon meets the other member, and hears of the job.
+  void RestartInTheRing(StartFrom from = StartFrom::kJournal) {
+    Restart(from);
+    Apply(event::Exchanged{other.rank, other});
+    Hear();
+  }
   void Complete(Step step, int replicas = 0) {
     CheckpointVerdict& said = verdict.checkpoints[{step, 1, 0}];
     said.world_size = 2;

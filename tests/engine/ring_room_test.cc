@@ -115,6 +115,21 @@ class StepsOf16 : public Room {
   static constexpr uint64_t kStep = 16 * kMiB;
 };
 
+TEST_F(StepsOf16, MemoryThatCouldNotBeMadeTakesNoneOfTheQuota) {
+  const PartKey part{{"job", 1, 1, 0}, 1}, next{{"job", 2, 1, 0}, 1};
+  make_status = absl::ResourceExhaustedError("no descriptor is left");
+  for (int i = 0; i < 3; ++i) {
+    Want(ManifestOf(part, 2, kStep), part, kStep);
+    EXPECT_TRUE(fetches.empty());
+    Advance(kNanosPerSecond);
+  }
+  make_status = absl::OkStatus();
+  Replicate(part, 2, kStep);
+  Replicate(next, 2, kStep);
+  EXPECT_TRUE(Holds(1));
+  EXPECT_TRUE(Holds(2));
+}
+
 // A load that did not come has left memory of the same user and job.
 TEST_F(StepsOf16, ASpareIsNotTakenBeyondTheQuota) {
   Replicate(PartOfOther(1), 2, kStep);
@@ -254,7 +269,12 @@ TEST_F(OneJobEach, APartOfOneMoreIsRefusedUntilTheUserHasRoom) {
 
 // --- what gives way
 
-TEST_F(Room, LatestStaysWhatItIsWhenALoadedCopyGivesWay) {
+class InPieces : public Room, public ::testing::WithParamInterface<int> {
+ protected:
+  InPieces() { options.given_up_whole = GetParam(); }
+};
+
+TEST_P(InPieces, LatestStaysWhatItIsWhenALoadedCopyGivesWay) {
   const SessionId reader = Reader();
   verdict.attempts[1] = {1, {}, kUnix};
   OneWriterCompletes(1);
@@ -274,6 +294,8 @@ TEST_F(Room, LatestStaysWhatItIsWhenALoadedCopyGivesWay) {
   Hear();
   EXPECT_EQ(LatestStep(reader), 1);
 }
+// A step of so many parts at most goes at once, one of more in pieces.
+INSTANTIATE_TEST_SUITE_P(GivenUpWhole, InPieces, ::testing::Values(64, 0));
 
 // --- what is let go
 
