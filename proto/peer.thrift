@@ -39,6 +39,7 @@ struct Greeting {
   4: string data_address,   // where its transport is read
   5: i64 unix_ms,           // its clock
   6: optional Member seen,  // of all lives of the listener's rank that the speaker met, the newest
+  7: optional string nodes, // its ring.nodes: RANK=ADDRESS:PORT,… in the order of ranks
 }
 struct Greeted {
   1: Greeting greeting,     // of the member that was called

@@ -65,7 +65,7 @@ class PeerLinks {
   // The reader needs it no longer. As Tell, it only tries.
   virtual void EndGrant(engine::Rank rank, uint64_t grant) = 0;
 
-  // Why other members cannot reach this node, for people; empty: they can.
+  // What is wrong between this node and the other members that only a person can mend, in words; empty: nothing.
   virtual std::string Problem() const = 0;
 };
 

@@ -83,7 +83,7 @@ StatusOr<NodeState> Node::State(const engine::Caller& caller) {
 
 void Node::AddRingProblems(NodeState* state) {
   if (const std::string problem = links_.Problem(); !problem.empty()) {
-    absl::StrAppend(&state->state, "; other members cannot reach this node: ", problem);
+    absl::StrAppend(&state->state, "; ", problem);
   }
   if (rooms_.transport == nullptr) return;
   if (const std::string problem = rooms_.transport->Problem(); !problem.empty()) {

@@ -3,6 +3,9 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "common/ring_nodes.h"
+#include "glog/logging.h"
 
 namespace cairn::rpc {
 namespace {
@@ -27,7 +30,7 @@ std::string MemberText(const MemberId& member) {
 }
 
 PeerBook::PeerBook(const engine::RingOptions& ring, std::function<void(engine::Rank)> look)
-    : look_(std::move(look)) {
+    : look_(std::move(look)), nodes_(RingNodesText(ring.members)) {
   for (const auto& [rank, address] : ring.members) {
     if (rank != ring.rank) pages_[rank];
   }
@@ -46,6 +49,25 @@ Status PeerBook::Met(const MemberId& who, MonotonicNanos asked) {
   page.asked = std::max(page.asked, asked);
   if (page.claimed == page.newest) page.claimed.reset();
   return absl::OkStatus();
+}
+
+void PeerBook::Lists(engine::Rank rank, const std::string& nodes) {
+  MutexLock lock(&mu_);
+  const auto at = pages_.find(rank);
+  if (at == pages_.end()) return;
+  const std::string other = nodes == nodes_ ? "" : nodes;
+  if (other == std::exchange(at->second.other_nodes, other) || other.empty()) return;
+  LOG(WARNING) << "rank " << rank << " has another ring.nodes: \"" << absl::CHexEscape(other)
+               << "\", here it is \"" << nodes_ << "\"";
+}
+
+std::string PeerBook::OtherLists() const {
+  MutexLock lock(&mu_);
+  std::string ranks;
+  for (const auto& [rank, page] : pages_) {
+    if (!page.other_nodes.empty()) absl::StrAppend(&ranks, ranks.empty() ? "" : ", ", rank);
+  }
+  return ranks.empty() ? "" : absl::StrCat("another ring.nodes than here has rank ", ranks);
 }
 
 Status PeerBook::Judge(const MemberId& claim, MonotonicNanos now) {

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <string>
 
 #include "common/clock.h"
 #include "common/mutex.h"
@@ -28,6 +29,12 @@ class PeerBook {
   // lives when it is an older one than was met there, or one of the same incarnation: then it is not believed.
   Status Met(const engine::MemberId& who, MonotonicNanos asked);
 
+  // Its ring.nodes. Members whose lists differ disagree about who is lost, which costs copies; nobody but a person can
+  // tell which list is right.
+  void Lists(engine::Rank rank, const std::string& nodes);
+  // Whose lists were another one when they greeted last; empty: nobody's.
+  std::string OtherLists() const;
+
   // Whether a caller that says that it is `claim` is the one at its rank's address.
   //   UNAVAILABLE          it was not met yet: it shall try again
   //   FAILED_PRECONDITION  it is not; both lives are named
@@ -43,9 +50,11 @@ class PeerBook {
     // The newest life that somebody claimed and the address did not show, and since when.
     std::optional<engine::MemberId> claimed;
     MonotonicNanos claimed_at = 0;
+    std::string other_nodes;  // its list, where that is not this member's
   };
 
   const std::function<void(engine::Rank)> look_;
+  const std::string nodes_;  // this member's list
   mutable Mutex mu_;
   std::map<engine::Rank, Page> pages_ ABSL_GUARDED_BY(mu_);  // the ranks stay
 };

@@ -6,6 +6,7 @@
 #include <exception>
 #include <utility>
 
+#include "common/ring_nodes.h"
 #include "glog/logging.h"
 #include "peer_constants.h"
 #include "proto/convert.h"
@@ -24,6 +25,7 @@ constexpr size_t kSayBytes = 8 << 20;
 // Of the sender and the frame around the messages, at most.
 constexpr size_t kAroundMessages = 1 << 10;
 constexpr size_t kMostAddressBytes = 1 << 10;
+constexpr size_t kMostNodesBytes = 16 << 10;
 
 template <typename Value>
 std::string Encoded(const Value& value) {
@@ -50,6 +52,7 @@ peerwire::Greeting PeerContext::Greeting(engine::Rank to) const {
   greeting.__set_address(options.ring.members.at(options.ring.rank));
   greeting.__set_data_address(options.data_address);
   greeting.__set_unix_ms(RealClock()->UnixMillis());
+  greeting.__set_nodes(RingNodesText(options.ring.members));
   if (const std::optional<MemberId> seen = book->Newest(to)) greeting.__set_seen(ToPeerWire(*seen));
   return greeting;
 }
@@ -90,6 +93,9 @@ StatusOr<MemberId> PeerContext::Check(const peerwire::Greeting& greeting,
       greeting.data_address.size() > kMostAddressBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("address, data_address: at most ", kMostAddressBytes, " bytes"));
+  }
+  if (greeting.nodes.size() > kMostNodesBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("nodes: at most ", kMostNodesBytes, " bytes"));
   }
   return Check(greeting.sender, certificate);
 }
@@ -167,6 +173,7 @@ Status PeerCaller::Greet(MonotonicNanos deadline) {
         absl::StrCat("rank ", rank_, " is listed there, rank ", who.rank, " answers"));
   }
   CAIRN_RETURN_IF_ERROR(context_->book->Met(who, asked));
+  if (greeted.greeting.__isset.nodes) context_->book->Lists(who.rank, greeted.greeting.nodes);
   context_->Learn(rank_, greeted.greeting);
   if (greeted.__isset.refused) return Annotate(FromWire(greeted.refused), "it answers");
   data_address_ = greeted.greeting.data_address;

@@ -75,7 +75,12 @@ void Peers::Stop() {
   for (const auto& [rank, link] : links_) link->Stop();
 }
 
-std::string Peers::Problem() const { return server_->problem(); }
+std::string Peers::Problem() const {
+  std::string problem = server_->problem();
+  if (!problem.empty()) problem = absl::StrCat("other members cannot reach this node: ", problem);
+  const std::string lists = book_->OtherLists();
+  return absl::StrCat(problem, problem.empty() || lists.empty() ? "" : "; ", lists);
+}
 
 void Peers::Tell(engine::Rank rank, engine::peer::Message message) {
   const auto link = links_.find(rank);

@@ -273,6 +273,22 @@ TEST_F(Peers, AMemberWhosePortIsTakenStops) {
   first_->peers->Stop();
 }
 
+// They disagree about who is lost, and nobody notices before copies are gone.
+TEST_F(Peers, AMemberWithAnotherListIsSaid) {
+  const auto first = Start(a_);
+  ring_[3] = "127.0.0.1:9";
+  const auto second = Start(b_);
+  ASSERT_TRUE(first->host.AwaitMember(1, b_));
+  ASSERT_TRUE(second->host.AwaitMember(0, a_));
+  EXPECT_EQ(first->peers->Problem(), "another ring.nodes than here has rank 1");
+  EXPECT_EQ(second->peers->Problem(), "another ring.nodes than here has rank 0");
+}
+
+TEST_F(Peers, MembersWithOneListHaveNothingToSay) {
+  StartPair();
+  EXPECT_EQ(first_->peers->Problem(), "");
+}
+
 TEST_F(Peers, AnAddressThatIsNotThisHostsIsSaidByName) {
   ring_[0] = "192.0.2.1:7000";
   options_.insecure = true;
