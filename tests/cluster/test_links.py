@@ -74,22 +74,39 @@ def test_a_peer_that_fails_in_a_transfer_delays_no_save_and_is_not_counted(fault
         until("node 1 has it", lambda: r[1].loads(JOB, last, part_bytes=LARGE), 60)
 
 
+def done(r: Ring) -> int:
+    """Verified bytes of what node 1 fetches now."""
+    fetches = r[1].ring_status().get("fetches") or []
+    return max((int(fetch.get("done_bytes", 0)) for fetch in fetches), default=0)
+
+
+def test_a_transfer_goes_on_where_it_was_when_the_readers_daemon_died() -> None:
+    with large_ring(512 * MIB) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        r.rate(0, 80)  # 10 MB/s
+        r[0].save(writer, 1, part_bytes=4 * LARGE)
+        until("60 % are there", lambda: done(r) >= 0.6 * 4 * LARGE, 60)
+        before = done(r)
+        r[1].kill_daemon()
+        r[0].wait_replicated(JOB, 1, 60)
+        counters = r[1].json("status")["counters"]
+        kept, fetched = counters["bytes_kept_of_fetches"], counters["bytes_fetched"]
+        assert kept >= before, "every verified block is there, and verifies"
+        assert kept + fetched == 4 * LARGE + 1000, "and none is read twice"
+        assert r[1].loads(JOB, 1, part_bytes=4 * LARGE)
+
+
 def test_a_cut_transfer_goes_on_where_it_was() -> None:
     """Of what was verified before at most 8 MiB are read again."""
     with large_ring(512 * MIB) as r:
         writer = r[0].writer(JOB, attempt_number())
         r.rate(0, 40)  # 5 MB/s
         r[0].save(writer, 1, part_bytes=4 * LARGE)
-
-        def done() -> int:
-            fetches = r[1].ring_status().get("fetches") or []
-            return max((int(fetch.get("done_bytes", 0)) for fetch in fetches), default=0)
-
-        until("60 % are there", lambda: done() >= 0.6 * 4 * LARGE, 60)
-        before = done()
+        until("60 % are there", lambda: done(r) >= 0.6 * 4 * LARGE, 60)
+        before = done(r)
         r.cut(0, 1, port=DATA_PORT)
         time_to_notice = time.monotonic() + 5
-        while time.monotonic() < time_to_notice and done() >= before:
+        while time.monotonic() < time_to_notice and done(r) >= before:
             time.sleep(0.1)
         r.heal()
         begin = time.monotonic()

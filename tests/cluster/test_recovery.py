@@ -124,6 +124,7 @@ def test_without_storage_two_neighbours_lost_are_said_and_not_guessed() -> None:
         writer = r[0].writer(JOB, attempt_number())
         r[0].save(writer, 1)
         r[0].wait_replicated(JOB, 1)
+        r[2].wait_replicated(JOB, 1)  # the one that is left has heard of it
         r[0].kill()
         r[1].kill()
         # A death counts once it is noticed, some seconds later.
