@@ -524,8 +524,8 @@ class Connection:
         Raises:
           cairn.Unavailable, cairn.Timeout: it cannot be told truly now. The job may have checkpoints, so
               this is no reason to begin from nothing.
-          cairn.Corrupt: what there is has no good copy; or a ring has lost all of the job, of which a step was
-              safe once: `resume(None)` begins anew.
+          cairn.Corrupt: what there is has no good copy; or a ring has lost all of the job, of which a step
+              was safe once: `resume(None)` begins anew.
           ValueError: the ranks of the group have different jobs; on every rank.
         """
         try:
