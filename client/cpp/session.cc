@@ -72,14 +72,18 @@ class SessionImpl : public Session {
     return link_->InThisProcess() ? link_->attachment()->session : SessionId{0};
   }
 
-  StatusOr<Attempt> ChooseAttempt() override {
+  StatusOr<Attempt> ProposeAttempt() override {
     return Answer<Attempt>([&](Attempt* out) {
       const int64_t call = link_->NextCall();
-      CAIRN_RETURN_IF_ERROR(Call(
-          "chooseAttempt", [&](wire::CairnClient& client) { *out = client.chooseAttempt(call); }));
-      link_->set_attempt(*out);
-      return absl::OkStatus();
+      return Call("chooseAttempt",
+                  [&](wire::CairnClient& client) { *out = client.chooseAttempt(call); });
     });
+  }
+
+  StatusOr<Attempt> ChooseAttempt() override {
+    CAIRN_ASSIGN_OR_RETURN(const Attempt chosen, ProposeAttempt());
+    link_->set_attempt(chosen);
+    return chosen;
   }
 
   Status SetAttempt(Attempt attempt) override {

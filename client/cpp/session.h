@@ -157,10 +157,12 @@ class Session : public std::enable_shared_from_this<Session> {
   virtual const std::string& storage_root() const = 0;
   virtual SessionId id() const = 0;
 
-  // Chooses this session's attempt: the clock in ms, or more where a known attempt is greater. For a
-  // lone writer, or for rank 0, which tells the others.
+  // A number for an attempt that begins: the clock in ms, or more where the daemon knows of a greater attempt. The
+  // greatest of what the ranks of a group hear is above all that any of their nodes knows: SetAttempt on each.
+  virtual StatusOr<Attempt> ProposeAttempt() = 0;
+  // Proposes one and makes it this session's: for a lone writer.
   virtual StatusOr<Attempt> ChooseAttempt() = 0;
-  // Sets the attempt that another rank chose, on a session that began with 0.
+  // On a session that began with 0.
   virtual Status SetAttempt(Attempt attempt) = 0;
 
   // `writers` replaces the session's world size for this step: with 1 this session alone is writer 0

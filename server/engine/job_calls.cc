@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/engine/cluster.h"
 #include "server/engine/keep_plan.h"
 
 namespace cairn::engine {
@@ -28,6 +29,12 @@ void JobCalls::On(const event::ChooseAttempt& event) {
   if (sessions_.Of(event.caller) == nullptr) return;
   const RequestId request = event.caller.request;
   Job* job = jobs_.FindOrMake(event.job);
+  // What has begun elsewhere the other members know. They are not waited for longer than a moment: a number that is
+  // too small is refused where it begins.
+  if (cluster_ != nullptr && cluster_->verdicts().Await(event.caller, *job, event.deadline, event,
+                                                        Verdicts::kBeginPatience)) {
+    return;
+  }
   if (scanning_.Await(event.caller, job, event.deadline, event)) return;
   const Status access = Jobs::CheckAccess(*job, event.caller);
   if (!access.ok()) return out_.Answer(request, access);

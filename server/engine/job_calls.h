@@ -13,12 +13,16 @@
 
 namespace cairn::engine {
 
+class Cluster;
+
 class JobCalls {
  public:
   JobCalls(const Options& options, Outbox* out, Jobs* jobs, Sessions* sessions, Attempts* attempts,
            Persistence* persistence, Retention* retention, Standing* standing,
            Describing* describing, Scanning* scanning, Admission* admission, Records* records,
            Succession* succession);
+
+  void set_cluster(Cluster* cluster) { cluster_ = cluster; }
 
   void On(const event::ChooseAttempt& event);
   void On(const event::ResumeFrom& event);
@@ -46,6 +50,7 @@ class JobCalls {
   Admission& admission_;
   Records& records_;
   Succession& succession_;
+  Cluster* cluster_ = nullptr;  // in no ring
 };
 
 }  // namespace cairn::engine

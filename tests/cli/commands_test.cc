@@ -145,6 +145,7 @@ class FakeSession : public client::Session {
   const client::ConnectOptions& options() const override { return options_; }
   const std::string& storage_root() const override { return root_; }
   SessionId id() const override { return 1; }
+  StatusOr<Attempt> ProposeAttempt() override { return ChooseAttempt(); }
   StatusOr<Attempt> ChooseAttempt() override {
     world_->calls.push_back("choose attempt");
     return 7;

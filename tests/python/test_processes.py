@@ -234,7 +234,31 @@ dist.destroy_process_group()
 """
 
 
-def run_ranks(world: int, tmp_path: Path, job: str, **environment: str) -> list[Any]:
+ATTEMPT_CODE = """
+import json, sys
+import torch.distributed as dist
+import cairn
+rank = int(sys.argv[1]); world = int(sys.argv[2])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[3], rank=rank, world_size=world)
+try:
+    print(json.dumps(cairn.connect(sys.argv[4]).attempt))
+except cairn.Error as error:
+    print(json.dumps([type(error).__name__, str(error)]))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def run_ranks(
+    world: int,
+    tmp_path: Path,
+    job: str,
+    *,
+    code: str = RANK_CODE,
+    sockets: tuple[str, ...] = (),
+    **environment: str,
+) -> list[Any]:
+    """What each rank says; `sockets`: each one's daemon."""
     ranks = [
         subprocess.Popen(
             [
@@ -242,7 +266,7 @@ def run_ranks(world: int, tmp_path: Path, job: str, **environment: str) -> list[
                 "-W",
                 "ignore",
                 "-c",
-                RANK_CODE,
+                code,
                 str(rank),
                 str(world),
                 str(tmp_path / "rendezvous"),
@@ -250,14 +274,18 @@ def run_ranks(world: int, tmp_path: Path, job: str, **environment: str) -> list[
             ],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **environment},
+            env={
+                **os.environ,
+                **({"CAIRN_SOCKET": sockets[rank]} if sockets else {}),
+                **environment,
+            },
         )
         for rank in range(world)
     ]
     return [json.loads(process.communicate(timeout=120)[0]) for process in ranks]
 
 
-def test_rank_0_chooses_the_attempt_for_its_group(node: Node, job: str, tmp_path: Path) -> None:
+def test_a_group_has_one_attempt(node: Node, job: str, tmp_path: Path) -> None:
     answers = run_ranks(2, tmp_path, job)
     attempt = answers[0][2]
     assert attempt > 0
@@ -265,6 +293,27 @@ def test_rank_0_chooses_the_attempt_for_its_group(node: Node, job: str, tmp_path
     # The next life of the job has a newer one.
     (tmp_path / "rendezvous").unlink(missing_ok=True)
     assert run_ranks(2, tmp_path, job)[1][2] > attempt
+
+
+def test_a_groups_attempt_is_above_what_the_node_of_any_rank_knows(
+    node: Node, own_node: Node, job: str, tmp_path: Path
+) -> None:
+    """A clock ran ahead on the node of rank 1, and what was saved there nobody else has heard of."""
+    ahead = int(time.time() * 1000) + 600_000
+    with cairn.connect(job, socket=own_node.socket, attempt=ahead) as c:
+        save_one(c, 1, {})
+    sockets = (node.socket, own_node.socket)
+    attempts = run_ranks(2, tmp_path, job, code=ATTEMPT_CODE, sockets=sockets)
+    assert attempts[0] == attempts[1] > ahead
+
+
+def test_when_the_node_of_one_rank_cannot_choose_all_ranks_say_why(
+    node: Node, job: str, tmp_path: Path
+) -> None:
+    sockets = (node.socket, str(tmp_path / "nobody"))
+    said = run_ranks(2, tmp_path, job, code=ATTEMPT_CODE, sockets=sockets)
+    assert [kind for kind, _ in said] == ["Unavailable", "Unavailable"]
+    assert said[0][1].startswith("rank 1: ")
 
 
 def test_when_rank_0_cannot_choose_all_ranks_say_why(job: str, tmp_path: Path) -> None:

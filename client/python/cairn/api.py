@@ -67,8 +67,9 @@ def connect(
 ) -> Connection:
     """Connects to the daemon of this node.
 
-    In an initialized torch.distributed group and without an attempt this is a collective: rank 0 chooses
-    the attempt and tells the others. A process alone chooses its own, once, when it first saves.
+    In an initialized torch.distributed group and without an attempt this is a collective: the ranks'
+    nodes choose the attempt, a number above all that any of them knows. A process alone chooses its own,
+    once, when it first saves.
 
     The first save of a new attempt waits for the end of the processes that save in an older one, at most
     as long as `timeout` and at most 45 s, and is then refused, naming them: so two copies of a job started
@@ -166,12 +167,13 @@ def connect(
             raise InvalidArgument(
                 f"attempt: {world_size} writers need the same attempt. Give connect(attempt=…), set "
                 "CAIRN_ATTEMPT to a number that grows with every start of the job, or call "
-                "torch.distributed.init_process_group first, so that rank 0 chooses for all"
+                "torch.distributed.init_process_group first, so that one is chosen for all"
                 + (f" (the group here has {group} ranks)" if group else "")
             )
-        connection._options.attempt = distributed.agree(
-            lambda: connection._session().choose_attempt(), job=job
+        connection._options.attempt = distributed.greatest(
+            lambda: connection._session().propose_attempt(), job=job
         )
+        connection._session().set_attempt(connection._options.attempt)
     connection._session()
     _current = connection
     return connection

@@ -38,6 +38,43 @@ def _must_be_same(same: dict[str, Any]) -> None:
                 )
 
 
+def _asked(ask: Callable[[], Any]) -> tuple[list[Any], Exception | None]:
+    """For other ranks the error, if it is one, and the answer; for this one, the error as it was raised."""
+    try:
+        return [None, ask()], None
+    except Exception as error:
+        return [errors.to_plain(error), None], error
+
+
+def greatest(ask: Callable[[], int], **same: Any) -> int:
+    """The greatest of what `ask()` returns on the ranks, on every rank. A collective; without a group it is
+    just `ask()`.
+
+    Args:
+      same: as `agree`'s.
+
+    Raises:
+      ValueError: one of `same` differs between ranks; on every rank.
+      cairn.Error: `ask` failed on a rank: the error of the lowest one, on every rank.
+    """
+    if group_size() <= 1:
+        return ask()
+    if same:
+        _must_be_same(same)
+    dist = sys.modules["torch.distributed"]
+    mine, failure = _asked(ask)
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, mine)
+    for rank, (plain, _) in enumerate(of_ranks):
+        if plain is None:
+            continue
+        if failure is not None and rank == dist.get_rank():
+            raise failure
+        code, kind, message = plain
+        raise errors.from_plain(code, kind, f"rank {rank}: {message}")
+    return max(answer for _, answer in of_ranks)
+
+
 def agree(ask: Callable[[], T], **same: Any) -> T:
     """What `ask()` returns on rank 0, on every rank; its error on every rank too. A collective: every rank
     of the default group calls it. Without a group it is just `ask()`.
@@ -59,14 +96,10 @@ def agree(ask: Callable[[], T], **same: Any) -> T:
     if same:
         _must_be_same(same)
     dist = sys.modules["torch.distributed"]
-    box: list[Any] = [None, None]  # the error, if it is one; the answer
+    box: list[Any] = [None, None]
     failure: Exception | None = None
     if dist.get_rank() == 0:
-        try:
-            box = [None, ask()]
-        except Exception as error:
-            failure = error
-            box = [errors.to_plain(error), None]
+        box, failure = _asked(ask)
     dist.broadcast_object_list(box, src=0)
     if failure is not None:
         raise failure

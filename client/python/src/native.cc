@@ -200,6 +200,9 @@ class PySession {
   std::string storage_root() const { return session_->storage_root(); }
   std::string socket() const { return session_->options().socket; }
 
+  Attempt ProposeAttempt() {
+    return Call([&] { return session_->ProposeAttempt(); });
+  }
   Attempt ChooseAttempt() {
     return Call([&] { return session_->ChooseAttempt(); });
   }
@@ -334,6 +337,7 @@ void DefineSession(py::module_& module) {
       .def_property_readonly("id", &PySession::id)
       .def_property_readonly("socket", &PySession::socket)
       .def_property_readonly("storage_root", &PySession::storage_root)
+      .def("propose_attempt", &PySession::ProposeAttempt)
       .def("choose_attempt", &PySession::ChooseAttempt)
       .def("set_attempt", &PySession::SetAttempt, arg("attempt"))
       .def("begin_step", &PySession::BeginStep, arg("step"), arg("writers"), arg("timeout"))
