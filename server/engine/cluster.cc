@@ -76,7 +76,7 @@ Cluster::Cluster(const Below& below)
       [this](const std::string& job, const JobRecord& record) { home_.SetRecord(job, record); });
   decisions_.set_forgotten([this](const std::string& job) { home_.ForgetRecord(job); });
   standing_.set_touched([this](const std::string& job) { decisions_.Look(job); });
-  grants_.set_given([this](const PartKey& part) { offers_.Given(part); });
+  grants_.set_given([this](Rank reader, const PartKey& part) { offers_.Given(reader, part); });
   offers_.set_restoring([this](const CheckpointKey& key) { return loads_.Restoring(key); });
   offers_.set_refusals_changed(below.refusals_changed);
   offers_.set_unknown_job([this](const std::string& job) { verdicts_.AskHome(job); });
@@ -230,7 +230,8 @@ reply::RingStatus Cluster::Status() const {
   for (const auto& [rank, member] : members_.others()) {
     reply::MemberStatus shown;
     shown.rank = rank;
-    shown.state = member.up ? "up" : member.lost ? "lost" : "silent";
+    shown.state = member.lost ? "lost" : "silent";
+    if (member.up) shown.state = offers_.Stalled(rank) ? "stalled" : "up";
     shown.incarnation = member.id.has_value() ? member.id->incarnation : 0;
     shown.silent_ms = member.up ? 0
                       : member.failing_since == 0

@@ -265,22 +265,28 @@ bool Copies::MakesWay(const PartKey& part) const {
 bool Copies::NeverProtected(const Checkpoint& checkpoint) const {
   const JobVerdictHeard& verdict = *checkpoint.job->verdict;
   const bool all_heard = verdict.final && out_.now() - verdict.at <= kVerdictFresh;
-  const CheckpointKey& key = checkpoint.key;
-  // What is older than the highest that ever was protected may be what is left of it.
-  return all_heard && verdict.target.has_value() && *verdict.target != checkpoint.Id() &&
-         std::pair(key.attempt, key.step) > verdict.safe && !*checkpoint.pinned &&
+  const CheckpointId id = checkpoint.Id();
+  // What is older than the highest that ever was protected may be what is left of it; unless something else is protected
+  // now, and what is complete goes beyond it.
+  const std::pair at(id.attempt, id.step);
+  const bool surpassed = at != verdict.safe && verdict.protect.has_value() &&
+                         verdict.latest.has_value() && Supersedes(*verdict.latest, id);
+  return all_heard && verdict.target.has_value() && *verdict.target != id &&
+         (at > verdict.safe || surpassed) && !*checkpoint.pinned &&
          !IsProtected(checkpoint, verdict.asked);
 }
 
 std::set<PartKey> Copies::InTheWay() const {
-  std::set<PartKey> in_the_way;
+  // Of all owners: what is kept for one may be in the way of a target that another one, where the job goes on, owns.
+  std::set<PartKey> in_the_way, wanted;
+  std::set<std::string> jobs;  // whose target lacks room
   for (const auto& [owner, of] : owners_) {
-    std::set<PartKey> wanted;
-    std::set<std::string> jobs;  // whose target lacks room
     for (const peer::Want& want : of.wants) {
       wanted.insert(want.part);
       if (want.target && of.lacks.contains(want.part)) jobs.insert(want.part.checkpoint.job);
     }
+  }
+  for (const auto& [owner, of] : owners_) {
     for (const PartKey& key : of.held) {
       const Part* part = parts_.Find(key);
       const bool replica = part != nullptr && part->source->role == PartRole::kReplica;

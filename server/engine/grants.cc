@@ -40,7 +40,7 @@ void Grants::On(const event::GrantAsked& event) {
   grant.pinned = Parts::SlabsOf(**part);
   for (const SlabId slab : grant.pinned) ledger_.Pin(ledger_.Find(slab));
   out_.Count("grants");
-  given_(grant.part);
+  given_(grant.reader, grant.part);
   out_.Answer(event.caller.request, Body(reply::Granted{id, (*part)->content->table}));
 }
 
@@ -48,7 +48,7 @@ void Grants::On(const event::GrantEnded& event) {
   const auto at = grants_.find(event.grant);
   if (at == grants_.end()) return;
   for (const SlabId slab : at->second.pinned) ledger_.Unpin(ledger_.Find(slab));
-  given_(at->second.part);
+  given_(at->second.reader, at->second.part);
   grants_.erase(at);
 }
 

@@ -19,7 +19,8 @@ class Grants : public RingWatcher {
   Grants(Outbox* out, const Members* members, Ledger* ledger, Parts* parts);
 
   // Hears of each part that a member may read from now on, and when it no longer may.
-  void set_given(std::function<void(const PartKey&)> given) { given_ = std::move(given); }
+  using Given = std::function<void(Rank, const PartKey&)>;
+  void set_given(Given given) { given_ = std::move(given); }
 
   void On(const event::GrantAsked& event);
   void On(const event::GrantEnded& event);
@@ -41,7 +42,7 @@ class Grants : public RingWatcher {
   const Members& members_;
   Ledger& ledger_;
   Parts& parts_;
-  std::function<void(const PartKey&)> given_;
+  Given given_;
   std::map<uint64_t, Grant> grants_;
 };
 

@@ -96,9 +96,8 @@ void Members::On(const event::Exchanged& event) {
     for (RingWatcher* watcher : watchers_) watcher->MemberWent(event.rank);
   }
   if (member.failed++ == 0) member.failing_since = out_.now();
-  const MonotonicNanos lost_after = options_.ring.lost_after_seconds * kNanosPerSecond;
   if (member.lost || member.failed < kFailedExchanges ||
-      out_.now() - member.failing_since < lost_after) {
+      out_.now() - member.failing_since < lost_after()) {
     return;
   }
   member.lost = true;

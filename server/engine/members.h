@@ -79,6 +79,7 @@ class Members {
   std::string Superseded() const;
   const std::set<Rank>& all() const { return all_; }
   const std::map<Rank, Member>& others() const { return others_; }
+  MonotonicNanos lost_after() const { return options_.ring.lost_after_seconds * kNanosPerSecond; }
   bool Up(Rank rank) const;  // this node is
   std::set<Rank> Lost() const;
   // What the member whose clock is the furthest ahead has at least, in Unix ms: a life's incarnation is its clock when

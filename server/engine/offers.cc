@@ -13,6 +13,14 @@ namespace {
 
 bool IsRefusal(const peer::Have& have) { return have.state == peer::HaveState::kRefused; }
 
+// All its writers are this node's.
+bool IsWholeHere(const Checkpoint& checkpoint) {
+  const auto& parts = checkpoint.content->parts;
+  return checkpoint.content->complete &&
+         std::all_of(parts.begin(), parts.end(),
+                     [](const auto& part) { return part.second->source->role == PartRole::kOwn; });
+}
+
 CheckpointKey KeyOf(const Job& job, const CheckpointId& id) {
   return {job.name, id.step, id.attempt, id.revision};
 }
@@ -62,7 +70,7 @@ void Offers::AddParts(const Checkpoint& checkpoint, bool target, Wanted* wanted)
 }
 
 bool Offers::HeldEverywhere(const Checkpoint& checkpoint, int replicas) const {
-  const std::vector<Rank> backups = members_.Backups(replicas);
+  const std::vector<Rank> backups = Backups(replicas);
   for (const auto& [writer, part] : checkpoint.content->parts) {
     if (!Answers(*part)) continue;
     for (const Rank rank : backups) {
@@ -77,7 +85,10 @@ bool Offers::HeldEverywhere(const Checkpoint& checkpoint, int replicas) const {
   return true;
 }
 
-void Offers::Given(const PartKey& key) {
+void Offers::Given(Rank reader, const PartKey& key) {
+  Backup& backup = backups_[reader];
+  backup.tried |= std::any_of(backup.told.begin(), backup.told.end(),
+                              [&](const peer::Want& want) { return want.part == key; });
   const Part* part = parts_.Find(key);
   if (part == nullptr || part->source->role != PartRole::kOwn) return;
   const std::string& job = key.checkpoint.job;
@@ -118,9 +129,12 @@ void Offers::NoteCopied(Job* job, int replicas) {
   std::map<CheckpointId, Copied> copied;
   if (newest.has_value()) copied[*newest] = Copied::kMaybe;
   if (const auto given = given_.find(job->name); given != given_.end()) {
+    // Of what is secured here the parts of other nodes may be nowhere: only the whole takes an older one's place.
+    const std::optional<CheckpointId>& protect = job->verdict->protect;
+    const bool whole = newest.has_value() && IsWholeHere(*CheckpointOf(*job, *newest));
     std::erase_if(given->second, [&](const auto& of) {
-      return CheckpointOf(*job, of.first) == nullptr ||
-             (newest.has_value() && Supersedes(*newest, of.first));
+      return CheckpointOf(*job, of.first) == nullptr || (whole && Supersedes(*newest, of.first)) ||
+             (protect.has_value() && Supersedes(*protect, of.first));
     });
     for (const auto& [id, at] : given->second) {
       if (replicas == 0) break;
@@ -200,8 +214,89 @@ void Offers::Age() {
   }
 }
 
+// --- backups that read nothing
+
+std::vector<Rank> Offers::Backups(int replicas) const {
+  const std::vector<Rank> natural = members_.Backups(replicas);
+  std::set<Rank> passed_over;
+  for (const Rank rank : natural) {
+    if (Stalled(rank)) passed_over.insert(rank);
+  }
+  if (passed_over.empty()) return natural;
+  // Where nobody takes its place, it stays.
+  for (;;) {
+    std::set<Rank> silent = members_.Lost();
+    silent.insert(passed_over.begin(), passed_over.end());
+    std::vector<Rank> backups = BackupsOf(members_.self(), members_.all(), silent, replicas);
+    const auto next = std::find_if(backups.begin(), backups.end(), [&](Rank rank) {
+      return Stalled(rank) && !passed_over.contains(rank);
+    });
+    if (next != backups.end()) {
+      passed_over.insert(*next);
+      continue;
+    }
+    for (const Rank rank : natural) {
+      if (backups.size() == natural.size()) break;
+      if (passed_over.contains(rank)) backups.push_back(rank);
+    }
+    return backups;
+  }
+}
+
+bool Offers::IsTold(Rank rank, int replicas) const {
+  for (const std::vector<Rank>& ranks : {Backups(replicas), members_.Backups(replicas)}) {
+    if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) return true;
+  }
+  return false;
+}
+
+bool Offers::Stalled(Rank backup) const {
+  const auto at = backups_.find(backup);
+  return at != backups_.end() && at->second.stalled;
+}
+
+// A refusal is no stall: it says why, and nobody waits for it. Nor is one whose turn has not come: it has asked for
+// nothing yet.
+void Offers::LookForStalls() {
+  for (auto& [rank, backup] : backups_) {
+    uint64_t came = 0;
+    bool more = false;
+    for (const peer::Want& want : backup.told) {
+      const auto have = backup.haves.find(want.part);
+      const bool here = have != backup.haves.end() && have->second.digest == want.digest;
+      const bool held = here && have->second.state == peer::HaveState::kHeld;
+      more = more || (!held && !(here && IsRefusal(have->second)));
+      if (held) came += want.bytes + 1;
+      if (here && have->second.state == peer::HaveState::kUnderWay) came += have->second.done_bytes;
+    }
+    const bool advanced = came > std::exchange(backup.came, came);
+    if (!more || advanced || !members_.Up(rank)) {
+      backup.came_at = out_.now();
+      backup.tried = false;
+      SetStalled(rank, &backup, false);
+    } else if (backup.tried && out_.now() - backup.came_at >= members_.lost_after()) {
+      SetStalled(rank, &backup, true);
+    }
+  }
+}
+
+void Offers::SetStalled(Rank rank, Backup* backup, bool stalled) {
+  if (std::exchange(backup->stalled, stalled) == stalled) return;
+  out_.Log(Severity::kWarning,
+           stalled ? absl::StrCat("ring: rank ", rank, " answers, and for ",
+                                  members_.lost_after() / kNanosPerSecond,
+                                  " s has read nothing of what it is to keep: the next member "
+                                  "keeps it, too")
+                   : absl::StrCat("ring: rank ", rank, " reads again"));
+  for (auto& [other, of] : backups_) of.due = true;
+  for (const auto& [name, wanted] : jobs_wanted_) due_.insert(name);
+}
+
 void Offers::Run(bool again) {
-  if (again) Age();
+  if (again) {
+    Age();
+    LookForStalls();
+  }
   for (const std::string& name : std::exchange(due_, {})) {
     Job* job = jobs_.Find(name);
     Wanted wanted = job == nullptr ? Wanted() : WantedOf(*job);
@@ -230,13 +325,13 @@ void Offers::Run(bool again) {
     backup.told_at = out_.now();
     peer::WantList list;
     for (const auto& [name, wanted] : jobs_wanted_) {
-      const std::vector<Rank> ranks = members_.Backups(wanted.replicas);
-      if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) continue;
+      if (!IsTold(rank, wanted.replicas)) continue;
       list.wants.insert(list.wants.end(), wanted.wants.begin(), wanted.wants.end());
     }
     std::stable_partition(list.wants.begin(), list.wants.end(),
                           [](const peer::Want& want) { return want.target; });
     backup.due = false;
+    if (backup.told.empty()) backup.came_at = out_.now();
     if (list.wants == backup.told && backup.version != 0 && !again) continue;
     backup.told = list.wants;
     list.version = ++backup.version;
@@ -341,7 +436,7 @@ uint64_t Offers::HeldBy(Rank backup) const {
 }
 
 std::string Offers::RefusalOf(const Checkpoint& checkpoint, int replicas) const {
-  for (const Rank rank : members_.Backups(replicas)) {
+  for (const Rank rank : Backups(replicas)) {
     const auto backup = backups_.find(rank);
     if (backup == backups_.end() || !members_.Up(rank)) continue;
     for (const auto& [writer, part] : checkpoint.content->parts) {

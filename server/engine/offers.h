@@ -37,8 +37,8 @@ class Offers : public StepWatcher, public RingWatcher {
   }
 
   void On(const MemberId& from, const peer::HaveList& list);
-  // A member may read it from now on, or could until now.
-  void Given(const PartKey& part);
+  // The member may read it from now on, or could until now.
+  void Given(Rank reader, const PartKey& part);
   // Its verdict, policy or line has changed.
   void Changed(const std::string& job) { due_.insert(job); }
   // Says the lists that have changed; all of them with `again`.
@@ -52,6 +52,9 @@ class Offers : public StepWatcher, public RingWatcher {
   // A part of a member that is lost, which this node holds and is the first to stand in for.
   bool ActsFor(const Part& part) const;
   uint64_t HeldBy(Rank backup) const;  // bytes of this node's parts
+  // It answers, and for ring.lost_after nothing has come to it of what it asked to read: another member is a backup in
+  // its place.
+  bool Stalled(Rank backup) const;
   // Why a backup refuses the job's parts; empty: none does.
   std::string Refusal(const std::string& job) const;
   // The lowest checkpoint that is being secured: some backup does not hold all of it yet.
@@ -65,6 +68,23 @@ class Offers : public StepWatcher, public RingWatcher {
     std::vector<CheckpointKey> checkpoints;  // that they are of: three at most
     int replicas = 0;
   };
+  struct Backup {
+    uint64_t version = 0;
+    std::vector<peer::Want> told;
+    MonotonicNanos told_at = 0;
+    std::map<PartKey, peer::Have> haves;
+    bool due = false;
+    uint64_t came = 0;  // bytes of what it was told, and then one for each part that is whole
+    MonotonicNanos came_at = 0;  // when there last were more, or nothing was to come
+    bool tried = false;          // since then it was given what it was told
+    bool stalled = false;
+  };
+  // Whose copies count, and are waited for.
+  std::vector<Rank> Backups(int replicas) const;
+  // One that stalls goes on being told, or it would never advance again.
+  bool IsTold(Rank rank, int replicas) const;
+  void LookForStalls();
+  void SetStalled(Rank rank, Backup* backup, bool stalled);
   Wanted WantedOf(const Job& job) const;
   bool Answers(const Part& part) const;  // this node says who keeps it
   bool HeldEverywhere(const Checkpoint& checkpoint, int replicas) const;
@@ -92,13 +112,6 @@ class Offers : public StepWatcher, public RingWatcher {
       copied_;  // of each job those that are marked
   // Of each job those that members could read, and when last.
   std::map<std::string, std::map<CheckpointId, MonotonicNanos>> given_;
-  struct Backup {
-    uint64_t version = 0;
-    std::vector<peer::Want> told;
-    MonotonicNanos told_at = 0;
-    std::map<PartKey, peer::Have> haves;
-    bool due = false;
-  };
   std::map<Rank, Backup> backups_;
 };
 

@@ -196,6 +196,23 @@ TEST_F(SeveralSteps, OneThatWasGivenToABackupMayBeProtectedAndStays) {
   EXPECT_FALSE(Holds(3));
 }
 
+// What the other writer saved of the newer one may be nowhere.
+TEST_F(SeveralSteps, AlsoWhereTheBackupHasThisNodesPartOfANewerOne) {
+  GiveToTheOther(2);
+  const PartKey part = PartOf(writer, 4);
+  peer::HaveList list;
+  list.version = 1;
+  list.haves.push_back({part, engine->Describe("job", {part.checkpoint}).parts.at(0).digest,
+                        peer::HaveState::kHeld});
+  Apply(event::PeerSaid{other, list});
+  verdict.target = CheckpointId{1, 1, 0};
+  verdict.final = false;
+  Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
+  AnotherIsWantedAtOnce();
+  EXPECT_TRUE(Holds(2));
+  EXPECT_FALSE(Holds(3));
+}
+
 // A home that has heard all members within the last seconds may not have heard of the copy.
 TEST_F(SeveralSteps, OneThatWasGivenToABackupJustNowStaysWhateverIsHeard) {
   verdict.target = CheckpointId{1, 1, 0};

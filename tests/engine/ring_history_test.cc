@@ -2,82 +2,12 @@
 // refusals, of a life that goes back, of jobs that are forgotten, of what was removed.
 #include "server/engine/gathered.h"
 #include "server/engine/job_record.h"
-#include "tests/engine/ring_fixture.h"
+#include "tests/engine/among_three.h"
 
 namespace cairn::engine {
 namespace {
 
 // --- members that are lost
-
-// This node is rank 2; the tests speak for the others.
-class AmongThree : public RingTest {
- protected:
-  explicit AmongThree(int members = 3) : members_(members) {}
-  void SetUp() override {
-    options.ring.cluster = "test";
-    options.ring.rank = 2;
-    for (int i = 0; i < members_; ++i) {
-      options.ring.members[i] = absl::StrCat("10.0.0.", i + 1, ":1");
-    }
-    options.ring.replica_bytes = 40 * kMiB;
-    options.ring.lost_after_seconds = 5;
-    options.storage = false;
-    RingTest::SetUp();
-    OthersAreHeard();
-  }
-  static MemberId Of(Rank rank) {
-    return {rank, 1, std::string(kInstanceBytes, static_cast<char>('a' + rank))};
-  }
-  void Up(Rank rank) { Apply(event::Exchanged{rank, Of(rank)}); }
-  void OthersAreHeard(Rank except = kNoRank) {
-    for (Rank rank = 0; rank < members_; ++rank) {
-      if (rank != options.ring.rank && rank != except) Up(rank);
-    }
-  }
-  void Lose(Rank rank) {
-    for (int i = 0; i < 15; ++i) {
-      Apply(event::Exchanged{rank, std::nullopt});
-      OthersAreHeard(rank);
-      Advance(kNanosPerSecond);
-    }
-  }
-  void Wants(Rank from, const std::vector<peer::Want>& list) {
-    Apply(event::PeerSaid{Of(from), peer::WantList{++version_, list}});
-  }
-  // This node keeps the part for that member.
-  void Keep(Rank from, const Manifest& manifest, Rank owner = kNoRank) {
-    peer::Want want = WantOf(manifest);
-    want.owner = owner;
-    fetches.clear();
-    Wants(from, {want});
-    ASSERT_EQ(fetches.size(), 1u);
-    Bring(fetches[0], manifest);
-  }
-  // Steps 1 to `last` of one writer are complete.
-  static JobVerdict CompleteUpTo(Step last) {
-    JobVerdict verdict;
-    verdict.job = "job";
-    verdict.final = verdict.owned = true;
-    verdict.asked = 1;
-    verdict.owner_uid = verdict.owner_gid = 1000;
-    for (Step step = 1; step <= last; ++step) {
-      CheckpointVerdict& said = verdict.checkpoints[{step, 1, 0}];
-      said.world_size = 1;
-      said.complete = said.in_memory = true;
-      said.digest = "digest";
-    }
-    if (last > 0) verdict.latest = verdict.target = CheckpointId{last, 1, 0};
-    return verdict;
-  }
-  // Whichever of them is the home.
-  void Hear(const JobVerdict& verdict, const std::vector<Rank>& from) {
-    for (const Rank rank : from) Apply(event::PeerSaid{Of(rank), peer::VerdictSaid{verdict}});
-  }
-
- private:
-  const int members_;
-  uint64_t version_ = 0;
-};
 
 class AmongFour : public AmongThree {
  protected:
@@ -140,55 +70,6 @@ TEST_F(AmongFour, WhatWasCopiedForALostOwnerIsItsOwnToReleaseOnceItIsBack) {
   EXPECT_TRUE(holds()) << "rank 1 stands in for nobody any more";
   Apply(event::PeerSaid{Of(0), peer::ReleaseList{1, {release}}});
   EXPECT_FALSE(holds());
-}
-
-// Rank 0 is this node's first backup; where it is lost, rank 1 is.
-class ARefusal : public AmongThree {
- protected:
-  void SetUp() override {
-    AmongThree::SetUp();
-    session = Hello({});
-  }
-  void SaveAndHear(Step step) {
-    const event::Create create = CreateOf(session, PartOf(session, step), {{"model", kMiB}});
-    Apply(create);
-    Hear(CompleteUpTo(step - 1), {0, 1});
-    Advance(kNanosPerMilli);
-    ASSERT_TRUE(AnswerTo(create.caller.request).ok()) << AnswerTo(create.caller.request).status();
-    ASSERT_TRUE(Commit(session, PartOf(session, step), {{"model", kMiB}}).ok());
-    Hear(CompleteUpTo(step), {0, 1});
-  }
-  // The first backup refuses them.
-  void Refuse(const std::vector<Step>& steps) {
-    peer::HaveList list;
-    list.version = 1;
-    for (const Step step : steps) {
-      const PartKey part = PartOf(session, step);
-      const std::string digest = engine->Describe("job", {part.checkpoint}).parts.at(0).digest;
-      list.haves.push_back({part, digest, peer::HaveState::kRefused, "no room"});
-    }
-    Apply(event::PeerSaid{Of(0), list});
-  }
-  SessionId session = 0;
-};
-
-TEST_F(ARefusal, EndsAWaitForCopiesThatBeganBefore) {
-  SaveAndHear(1);
-  const RequestId wait = Wait(session, 1, Level::kReplicated);
-  ASSERT_FALSE(Answered(wait));
-  Refuse({1});
-  ASSERT_TRUE(Answered(wait));
-  EXPECT_THAT(AnswerTo(wait).status(), Fails(absl::StatusCode::kFailedPrecondition, "no room"));
-}
-
-TEST_F(ARefusal, OfAMemberThatIsLostCountsNoMore) {
-  SaveAndHear(1);
-  Refuse({1});
-  ASSERT_TRUE(Answered(Wait(session, 1, Level::kReplicated)));
-  Lose(0);
-  Hear(CompleteUpTo(1), {1});
-  const RequestId wait = Wait(session, 1, Level::kReplicated);
-  EXPECT_FALSE(Answered(wait)) << AnswerTo(wait).status();
 }
 
 // --- what a backup refuses
@@ -488,7 +369,6 @@ TEST_F(ManyRemoved, DecisionsStillTravel) {
   tells.clear();
   event::Pin pin{From(session), {"job", 9001}, true};
   Apply(pin);
-  ASSERT_TRUE(AnswerTo(pin.caller.request).ok());
   const StatusOr<JobRecord> told = Told();
   ASSERT_TRUE(told.ok()) << told.status();
   EXPECT_TRUE(told->Pinned({9001, 1, 0}));

@@ -1,0 +1,152 @@
+// What an owner makes of a backup that refuses its parts, and of one that answers and reads nothing.
+#include "tests/engine/among_three.h"
+
+namespace cairn::engine {
+namespace {
+
+// Rank 0 is this node's first backup; where it is lost, rank 1 is.
+class FirstBackup : public AmongThree {
+ protected:
+  void SetUp() override {
+    AmongThree::SetUp();
+    session = Hello({});
+  }
+  void SaveAndHear(Step step) {
+    const event::Create create = CreateOf(session, PartOf(session, step), {{"model", kMiB}});
+    Apply(create);
+    Hear(CompleteUpTo(step - 1), {0, 1});
+    Advance(kNanosPerMilli);
+    ASSERT_TRUE(AnswerTo(create.caller.request).ok()) << AnswerTo(create.caller.request).status();
+    ASSERT_TRUE(Commit(session, PartOf(session, step), {{"model", kMiB}}).ok());
+    Hear(CompleteUpTo(step), {0, 1});
+  }
+  // The first backup refuses them.
+  void Refuse(const std::vector<Step>& steps) {
+    peer::HaveList list;
+    list.version = 1;
+    for (const Step step : steps) {
+      const PartKey part = PartOf(session, step);
+      const std::string digest = engine->Describe("job", {part.checkpoint}).parts.at(0).digest;
+      list.haves.push_back({part, digest, peer::HaveState::kRefused, "no room"});
+    }
+    Apply(event::PeerSaid{Of(0), list});
+  }
+  SessionId session = 0;
+};
+
+// --- that refuses
+
+TEST_F(FirstBackup, ThatRefusesEndsAWaitForCopiesThatBeganBefore) {
+  SaveAndHear(1);
+  const RequestId wait = Wait(session, 1, Level::kReplicated);
+  ASSERT_FALSE(Answered(wait));
+  Refuse({1});
+  ASSERT_TRUE(Answered(wait));
+  EXPECT_THAT(AnswerTo(wait).status(), Fails(absl::StatusCode::kFailedPrecondition, "no room"));
+}
+
+TEST_F(FirstBackup, ThatRefusedAndIsLostCountsNoMore) {
+  SaveAndHear(1);
+  Refuse({1});
+  ASSERT_TRUE(Answered(Wait(session, 1, Level::kReplicated)));
+  Lose(0);
+  Hear(CompleteUpTo(1), {1});
+  const RequestId wait = Wait(session, 1, Level::kReplicated);
+  EXPECT_FALSE(Answered(wait)) << AnswerTo(wait).status();
+}
+
+// --- that reads nothing
+
+class Stalled : public FirstBackup {
+ protected:
+  void SetUp() override {
+    FirstBackup::SetUp();
+    SaveAndHear(1);
+  }
+  // It may read what it was told to keep.
+  void Asks(Rank rank) { Apply(event::GrantAsked{From(0), Of(rank), {PartOf(session, 1), ""}}); }
+  void Has(Rank rank, peer::HaveState state, uint64_t done_bytes) {
+    const PartKey part = PartOf(session, 1);
+    const std::string digest = engine->Describe("job", {part.checkpoint}).parts.at(0).digest;
+    peer::HaveList list;
+    list.version = ++haves_;
+    list.haves.push_back({part, digest, state, "", done_bytes});
+    Apply(event::PeerSaid{Of(rank), list});
+  }
+  void Pass(int seconds) {
+    for (int i = 0; i < seconds; ++i) {
+      OthersAreHeard();
+      Hear(CompleteUpTo(1), {0, 1});
+      Advance(kNanosPerSecond);
+    }
+  }
+  bool Told(Rank rank) const {
+    const auto* list = LastSaid<peer::WantList>(rank);
+    return list != nullptr && !list->wants.empty();
+  }
+  std::string StateOf(Rank rank) {
+    for (const reply::MemberStatus& member : Status_().ring.members) {
+      if (member.rank == rank) return member.state;
+    }
+    return "";
+  }
+
+ private:
+  uint64_t haves_ = 0;
+};
+
+TEST_F(Stalled, IsPassedOverAndStillTold) {
+  Asks(0);
+  Pass(4);
+  EXPECT_TRUE(Told(0));
+  EXPECT_FALSE(Told(1));
+  Pass(3);  // more than ring.lost_after in all
+  EXPECT_TRUE(Told(0)) << "or it would never advance again";
+  EXPECT_TRUE(Told(1));
+  EXPECT_EQ(StateOf(0), "stalled");
+}
+
+TEST_F(Stalled, OneThatAdvancesIsNot) {
+  Asks(0);
+  for (uint64_t done = 1; done < 10; ++done) {
+    Has(0, peer::HaveState::kUnderWay, done * 1000);
+    Asks(0);
+    Pass(2);
+  }
+  EXPECT_FALSE(Told(1));
+}
+
+TEST_F(Stalled, OneWhoseTurnHasNotComeIsNot) {
+  Pass(20);
+  EXPECT_FALSE(Told(1)) << "it has asked for nothing yet";
+}
+
+TEST_F(Stalled, OneThatHasItAllIsNot) {
+  Asks(0);
+  Has(0, peer::HaveState::kHeld, 0);
+  Pass(20);
+  EXPECT_FALSE(Told(1));
+}
+
+TEST_F(Stalled, OnceItReadsAgainTheOtherIsNoBackupAnyMore) {
+  Asks(0);
+  Pass(7);
+  ASSERT_TRUE(Told(1));
+  Has(0, peer::HaveState::kUnderWay, 1000);
+  Pass(1);
+  EXPECT_FALSE(Told(1));
+  EXPECT_EQ(StateOf(0), "up");
+}
+
+TEST_F(Stalled, WhereNobodyTakesItsPlaceItStays) {
+  Asks(0);
+  Lose(1);
+  Asks(0);
+  Pass(1);
+  EXPECT_TRUE(Told(0));
+  const RequestId wait = Wait(session, 1, Level::kReplicated);
+  EXPECT_FALSE(Answered(wait)) << "it may still come";
+}
+
+}  // namespace
+}  // namespace cairn::engine
