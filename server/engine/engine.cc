@@ -64,6 +64,7 @@ class Engine::Impl {
     saving_.set_cluster(&cluster_);
     opening_.set_cluster(&cluster_);
     finding_.set_cluster(&cluster_);
+    job_calls_.set_cluster(&cluster_);
   }
 
   Outcome Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered);
@@ -147,6 +148,8 @@ class Engine::Impl {
     return true;
   }
   // Whose answer waits for a second journal, and who waits no longer (decisions.h).
+  static constexpr MonotonicNanos kDecisionPatience =
+      10 * kNanosPerSecond;  // of calls without a deadline
   template <class E>
   void TellCluster(const E& event) {
     if constexpr (std::is_same_v<E, event::Use>) {
@@ -157,6 +160,13 @@ class Engine::Impl {
     }
     if constexpr (std::is_same_v<E, event::Remove>) {
       if (!event.memory_only) cluster_.Decided(event.caller, event.ref.job, event.deadline);
+    }
+    const MonotonicNanos soon = out_.now() + kDecisionPatience;
+    if constexpr (std::is_same_v<E, event::Pin> || std::is_same_v<E, event::PersistNow>) {
+      cluster_.Decided(event.caller, event.ref.job, soon);
+    }
+    if constexpr (std::is_same_v<E, event::SetPolicy>) {
+      cluster_.Decided(event.caller, event.job, soon);
     }
     if constexpr (std::is_same_v<E, event::SessionEnded>) cluster_.SessionEnds(event.session);
     if constexpr (std::is_same_v<E, event::CallerLeft>) cluster_.CallerLeft(event.request);

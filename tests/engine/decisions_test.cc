@@ -88,6 +88,7 @@ class Decided : public EngineTest {
   Status Pin(Step step, bool pinned) {
     event::Pin pin{From(session), {"job", step}, pinned};
     Apply(pin);
+    Holds(other);
     return AnswerTo(pin.caller.request).status();
   }
 
@@ -129,6 +130,30 @@ TEST_F(Decided, ResumeAndRemovalAreAcknowledgedLikewise) {
 }
 
 // An answer to what was told before says nothing of what was decided since.
+TEST_F(Decided, SoAreAPinAndAPolicy) {
+  const event::Pin pin{From(session), {"job", 1}, true};
+  Apply(pin);
+  EXPECT_FALSE(Answered(pin.caller.request));
+  Holds(other);
+  EXPECT_TRUE(AnswerTo(pin.caller.request).ok());
+  const event::SetPolicy policy{From(session), "job", {.keep_last = 3}};
+  Apply(policy);
+  EXPECT_FALSE(Answered(policy.caller.request));
+  Holds(other);
+  EXPECT_TRUE(AnswerTo(policy.caller.request).ok());
+  const event::Pin again{From(session), {"job", 1}, true};
+  Apply(again);
+  EXPECT_TRUE(Answered(again.caller.request)) << "it was held by both before";
+}
+
+TEST_F(DecidedWithStorage, SoIsThatAStepIsToBePersisted) {
+  const event::PersistNow persist{From(session), {"job", 1}};
+  Apply(persist);
+  EXPECT_FALSE(Answered(persist.caller.request));
+  Holds(other);
+  EXPECT_TRUE(AnswerTo(persist.caller.request).ok());
+}
+
 TEST_F(Decided, AnAnswerToAnEarlierRecordAcknowledgesNothing) {
   const RequestId first = Use(1);
   const uint64_t before = Told().at(other.rank).number;
