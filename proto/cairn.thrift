@@ -224,7 +224,7 @@ struct OpenRequest {
 }
 struct OpenReply {
   1: i64 lease,                  // 0: nothing to release (mode READ from storage)
-  2: i64 slab,                   // 0: the fd that came is a file in storage, offset 0
+  2: i64 slab,                   // 0: in storage; an fd that came is a file there, offset 0
   3: i64 slab_bytes,
   4: i64 offset,
   5: ObjectInfo object,
@@ -232,7 +232,8 @@ struct OpenReply {
   7: i64 attempt,
   8: i32 revision,
   9: bool exact,                 // FILE: the fd's length is the object's and it starts at 0
-  10: bool fd_sent,
+  10: bool fd_sent,              // else it is read in chunks
+  11: bool from_member = false,  // in another node's memory: this one has no room for it
 }
 
 // --- status --------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ Status OpenObjectImpl::Reopen(const CheckpointRef& checkpoint, const std::string
   hold->lease = std::make_shared<Lease>(link_, answered, static_cast<LeaseId>(reply.lease));
   hold->offset = static_cast<uint64_t>(reply.offset);
   hold->exact = reply.exact;
-  hold->from_storage = reply.slab == 0;
+  hold->from_storage = reply.slab == 0 && !reply.from_member;
   CAIRN_ASSIGN_OR_RETURN(ObjectInfo info, FromWire(reply.object));
   if (reply.fd_sent && answered->fds != nullptr) {
     CAIRN_ASSIGN_OR_RETURN(

@@ -112,6 +112,20 @@ struct List {
   std::string next_cursor;  // empty: that was all
 };
 
+// Other members have it, and this node has no room for it: the node asks them what these parts consist of, and reads
+// objects of theirs in chunks.
+struct PartElsewhere {
+  PartKey part;
+  std::string digest;  // of its manifest
+  uint32_t uid = 0;    // whose it must be, by its manifest
+  std::vector<Rank> sources;
+};
+struct Elsewhere {
+  std::vector<PartElsewhere> parts;  // in one of them is the object that was asked for
+  ObjectInfo like;                   // facts and level are those of their objects
+  List here;                         // of `ls`: the others
+};
+
 struct SessionStatus {
   SessionId session = 0;
   int32_t pid = 0;
@@ -209,8 +223,8 @@ struct Status {
   RingStatus ring;
 };
 
-using Body = std::variant<Ok, Hello, Attempt, Create, Commit, Chunk, Open, OpenStored, Latest,
-                          CheckpointInfo, ObjectInfo, Granted, List, PolicyPreview, Status>;
+using Body = std::variant<Ok, Hello, Attempt, Create, Commit, Chunk, Open, OpenStored, Elsewhere,
+                          Latest, CheckpointInfo, ObjectInfo, Granted, List, PolicyPreview, Status>;
 
 }  // namespace reply
 

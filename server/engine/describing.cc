@@ -110,26 +110,39 @@ CheckpointInfo Describing::InfoOf(const Checkpoint& checkpoint) const {
   return info;
 }
 
+Facts Describing::ObjectFactsOf(const Checkpoint& checkpoint) const {
+  Facts facts;
+  facts.complete = checkpoint.Complete();
+  facts.replicas = checkpoint.elsewhere->replicas;
+  facts.replicas_asked = checkpoint.job->verdict->asked;
+  facts.persisted = checkpoint.files->persisted;
+  facts.abandoned = standing_.Abandoned(checkpoint);
+  facts.pinned = *checkpoint.pinned;
+  return facts;
+}
+
 ObjectInfo Describing::InfoOf(const ObjectRef& object, bool with_crcs) const {
   const Checkpoint& checkpoint = *object.part->checkpoint;
   const bool sealed = object.sealed(), resident = object.resident();
   ObjectInfo info;
+  info.facts = ObjectFactsOf(checkpoint);
   info.name = object.name();
   info.writer = object.part->key.writer;
   info.kind = object.entry().kind;
   info.length = object.entry().length;
   if (with_crcs) info.block_crcs = object.entry().block_crcs;
   info.verified_unix_ms = object.check().verified_unix_ms;
-  info.facts.complete = checkpoint.Complete();
-  info.facts.replicas = checkpoint.elsewhere->replicas;
-  info.facts.replicas_asked = checkpoint.job->verdict->asked;
   info.facts.resident = resident && sealed;
-  info.facts.persisted = checkpoint.files->persisted;
   info.facts.broken =
       sealed && !resident && !checkpoint.files->persisted && !checkpoint.files->unconfirmed;
-  info.facts.abandoned = standing_.Abandoned(checkpoint);
-  info.facts.pinned = *checkpoint.pinned;
   info.level = LevelOf(info.facts, sealed);
+  return info;
+}
+
+ObjectInfo Describing::Elsewhere(const Checkpoint& checkpoint) const {
+  ObjectInfo info;
+  info.facts = ObjectFactsOf(checkpoint);
+  info.level = LevelOf(info.facts, /*written=*/true);
   return info;
 }
 

@@ -21,6 +21,8 @@ class Describing {
 
   CheckpointInfo InfoOf(const Checkpoint& checkpoint) const;
   ObjectInfo InfoOf(const ObjectRef& object, bool with_crcs) const;
+  // What is true of all objects of a checkpoint's that other members have.
+  ObjectInfo Elsewhere(const Checkpoint& checkpoint) const;
   reply::Latest LatestOf(const Checkpoint& checkpoint) const;
 
   // The checkpoint meant, for reading: complete and obtainable, else why not.
@@ -36,6 +38,7 @@ class Describing {
   std::vector<CheckpointKey> CheckpointsOf(const CheckpointKey& after, int limit) const;
 
  private:
+  Facts ObjectFactsOf(const Checkpoint& checkpoint) const;
   StatusOr<Checkpoint*> ResolveLatest(const Job& job) const;
   static Status NothingYet(const Job& job);
   Engine::Description::Part PartOf(const Part& part) const;

@@ -182,7 +182,7 @@ struct LocateChunk {
 
 // --- finding and loading
 
-// → reply::Open or reply::OpenStored
+// → reply::Open, reply::OpenStored or reply::Elsewhere
 struct Open {
   Caller caller;
   CheckpointRef ref;
@@ -223,7 +223,7 @@ struct StatCheckpoint {
   MonotonicNanos deadline = 0;
 };
 
-// → ObjectInfo
+// → ObjectInfo or reply::Elsewhere
 struct StatObject {
   Caller caller;
   CheckpointRef ref;
@@ -231,7 +231,8 @@ struct StatObject {
   MonotonicNanos deadline = 0;
 };
 
-// path: see ListPath in common/keys.h. The engine checks path, cursor and limit. → reply::List
+// path: see ListPath in common/keys.h. The engine checks path, cursor and limit. → reply::List or
+// reply::Elsewhere
 struct List {
   Caller caller;
   std::string path;

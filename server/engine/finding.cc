@@ -174,8 +174,10 @@ void Finding::On(const event::StatObject& event) {
     return;
   }
   if (!object.ok()) {
-    const bool came = cluster_ == nullptr || cluster_->loads().problem().ok();
-    return out_.Answer(event.caller.request, came ? object.status() : cluster_->loads().problem());
+    if (cluster_ == nullptr) return out_.Answer(event.caller.request, object.status());
+    return out_.Answer(
+        event.caller.request,
+        cluster_->loads().NotHere(describing_.Elsewhere(*checkpoint), object.status()));
   }
   out_.Answer(event.caller.request, Body(describing_.InfoOf(*object, /*with_crcs=*/true)));
 }
@@ -272,7 +274,12 @@ void Finding::ListObjects(const event::List& event, const Job& job, const Checkp
     }
     list.objects.push_back(describing_.InfoOf(at, /*with_crcs=*/false));
   }
-  out_.Answer(request, Body(std::move(list)));
+  if (cluster_ == nullptr) return out_.Answer(request, Body(std::move(list)));
+  const Loads& loads = cluster_->loads();
+  if (!loads.problem().ok()) return out_.Answer(request, loads.problem());
+  if (loads.without_room().empty()) return out_.Answer(request, Body(std::move(list)));
+  out_.Answer(request, Body(reply::Elsewhere{loads.without_room(),
+                                             describing_.Elsewhere(*checkpoint), std::move(list)}));
 }
 
 // --- wait

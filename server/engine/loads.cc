@@ -92,7 +92,7 @@ void Loads::Begin(const peer::PlacesSaid& said, Waiting* waiting) {
     if (started.ok()) {
       waiting->coming.insert(key);
     } else {
-      waiting->problem = started;
+      DidNotCome(order, started, waiting);
       short_of_memory |= absl::IsResourceExhausted(started);
     }
   }
@@ -103,6 +103,23 @@ void Loads::Begin(const peer::PlacesSaid& said, Waiting* waiting) {
   }
 }
 
+// Without room for it here it is read where it lies.
+void Loads::DidNotCome(const Fetches::Order& order, const Status& why, Waiting* waiting) {
+  if (!absl::IsResourceExhausted(why)) {
+    waiting->problem = why;
+    return;
+  }
+  waiting->without_room.push_back({order.part, order.digest, order.uid, order.sources});
+}
+
+StatusOr<Body> Loads::NotHere(ObjectInfo like, const Status& otherwise) const {
+  if (!without_room_.empty()) {
+    out_.Count("opens_elsewhere");
+    return Body(reply::Elsewhere{without_room_, std::move(like), {}});
+  }
+  return problem_.ok() ? otherwise : problem_;
+}
+
 void Loads::TryMemoryAgain(bool again) {
   if (std::exchange(memory_version_, fetches_.memory_version()) == fetches_.memory_version() &&
       !again)
@@ -111,6 +128,7 @@ void Loads::TryMemoryAgain(bool again) {
   for (auto& [wanted, waiting] : waiting_) {
     if (!waiting.waits_for_memory.has_value()) continue;
     waiting.problem = absl::OkStatus();
+    waiting.without_room.clear();
     Begin(*std::exchange(waiting.waits_for_memory, std::nullopt), &waiting);
     if (waiting.Settled()) settled.push_back(wanted);
   }
@@ -122,6 +140,7 @@ void Loads::Resume(const Wanted& wanted) {
   if (at == waiting_.end()) return;
   const std::set<RequestId> requests = std::move(at->second.requests);
   problem_ = at->second.problem;
+  without_room_ = std::move(at->second.without_room);
   waiting_.erase(at);
   tried_ = &wanted;
   for (const RequestId request : requests) {
@@ -130,6 +149,7 @@ void Loads::Resume(const Wanted& wanted) {
   }
   tried_ = nullptr;
   problem_ = absl::OkStatus();
+  without_room_.clear();
 }
 
 void Loads::Ended(const Fetches::Order& order, const Status& status) {
@@ -147,7 +167,8 @@ void Loads::Ended(const Fetches::Order& order, const Status& status) {
     // A source that has it no more is no reason to say that there is no such thing: who asks again hears of others.
     // Nor is it the caller's affair that it was called off for somebody else.
     const bool moved = absl::IsNotFound(status) || absl::IsCancelled(status);
-    if (!status.ok()) waiting.problem = moved ? absl::UnavailableError(status.message()) : status;
+    if (!status.ok())
+      DidNotCome(order, moved ? absl::UnavailableError(status.message()) : status, &waiting);
     if (waiting.Settled()) done.push_back(wanted);
   }
   for (const Wanted& wanted : done) Resume(wanted);

@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "server/engine/callers.h"
 #include "server/engine/fetches.h"
@@ -34,8 +35,13 @@ class Loads : public Waitlist {
                 const Event& event) {
     return Await(caller, checkpoint, kAll, deadline, event);
   }
-  // Of the event under way, which has waited: why what it asks for did not come; OK: nothing went wrong.
+  // Of the event under way, which has waited: why what it asks for did not come; OK: nothing went wrong, or all that
+  // it lacked was room for these parts.
   const Status& problem() const { return problem_; }
+  const std::vector<reply::PartElsewhere>& without_room() const { return without_room_; }
+  // The answer to it where the object is not here: where to read it, or why it did not come, or else `otherwise`.
+  // `like`: Describing::Elsewhere.
+  StatusOr<Body> NotHere(ObjectInfo like, const Status& otherwise) const;
   void On(const peer::PlacesSaid& said);
   // The job has another verdict: what is this node's own comes back, once in this daemon's life.
   void VerdictChanged(const Job& job);
@@ -55,7 +61,8 @@ class Loads : public Waitlist {
     std::set<RequestId> requests;
     std::set<PartKey> coming;
     bool answered = false;
-    Status problem;  // why something of it did not come
+    Status problem;  // why something of it did not come, but for want of memory
+    std::vector<reply::PartElsewhere> without_room;
     // There was no memory for something of it, and some is on its way: what the home said, which counts again
     // once that is here.
     std::optional<peer::PlacesSaid> waits_for_memory;
@@ -67,6 +74,7 @@ class Loads : public Waitlist {
   void Restore(const peer::PlacesSaid& said);
   void Ended(const Fetches::Order& order, const Status& status);
   void Begin(const peer::PlacesSaid& said, Waiting* waiting);
+  static void DidNotCome(const Fetches::Order& order, const Status& why, Waiting* waiting);
   void TryMemoryAgain(bool again);
   void Resume(const Wanted& wanted);
 
@@ -87,6 +95,7 @@ class Loads : public Waitlist {
   uint64_t memory_version_ = 0;
   const Wanted* tried_ = nullptr;  // the event under way has waited for this already
   Status problem_;                 // and this is why it did not come
+  std::vector<reply::PartElsewhere> without_room_;
 };
 
 }  // namespace cairn::engine

@@ -54,17 +54,18 @@ void Opening::On(const event::Open& event) {
       cluster_->loads().Await(event.caller, checkpoint, event.name, event.deadline, event)) {
     return;
   }
-  if (!named.ok()) {
-    const bool came = cluster_ == nullptr || cluster_->loads().problem().ok();
-    return out_.Answer(request, came ? named.status() : cluster_->loads().problem());
+  if (!named.ok() || !named->resident()) {
+    if (named.ok() && checkpoint.files->persisted) return AnswerStored(event.caller, *named);
+    const Status otherwise =
+        named.ok() ? absl::DataLossError(absl::StrCat("\"", absl::CHexEscape(event.name), "\" of ",
+                                                      checkpoint.key.DebugString(),
+                                                      " has no good copy any more"))
+                   : named.status();
+    if (cluster_ == nullptr) return out_.Answer(request, otherwise);
+    return out_.Answer(request,
+                       cluster_->loads().NotHere(describing_.Elsewhere(checkpoint), otherwise));
   }
   const ObjectRef& object = *named;
-  if (!object.resident()) {
-    if (checkpoint.files->persisted) return AnswerStored(event.caller, object);
-    return out_.Answer(request, absl::DataLossError(absl::StrCat(
-                                    "\"", absl::CHexEscape(event.name), "\" of ",
-                                    checkpoint.key.DebugString(), " has no good copy any more")));
-  }
   if (!event.verify && !object.check().unverified) {
     return AnswerOpen(event.caller, object, event.mode);
   }

@@ -20,13 +20,14 @@ struct Answer {
 // An opened object; its descriptor, if the session takes any, is on the fd channel.
 struct Opened {
   LeaseId lease = 0;    // 0: nothing to release
-  SlabId slab = 0;      // 0: a file in storage
+  SlabId slab = 0;      // 0: in storage, or with another member
   uint64_t bytes = 0;   // of the slab or file
   uint64_t offset = 0;  // of the object in it
   CheckpointKey checkpoint;
   engine::ObjectInfo object;
   bool exact = false;  // the object is all of the slab or file
   bool fd_sent = false;
+  bool from_member = false;
 };
 struct OpenAnswer {
   StatusOr<Opened> opened = absl::InternalError("not answered");

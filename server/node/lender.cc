@@ -25,6 +25,7 @@ struct LendsOf {
   Lends operator()(const reply::Commit&) const { return {}; }
   Lends operator()(const reply::Chunk&) const { return {}; }
   Lends operator()(const reply::OpenStored&) const { return {}; }  // a file: Node::Open sends it
+  Lends operator()(const reply::Elsewhere&) const { return {}; }
   Lends operator()(const reply::Latest&) const { return {}; }
   Lends operator()(const reply::Granted&) const { return {}; }
   Lends operator()(const engine::CheckpointInfo&) const { return {}; }

@@ -7,6 +7,7 @@
 // no threads, nothing slow happens under the lock, and no action leaves before its facts are
 // journaled.
 //
+// recovering.cc what it starts with
 // actions.cc    what is done about each kind of action
 // ring.cc       what other members of the ring say and ask
 // requests.cc   calls that are more than one event: hello, open, chunks
@@ -32,6 +33,7 @@
 #include "server/engine/actions.h"
 #include "server/engine/events.h"
 #include "server/node/answers.h"
+#include "server/node/distant_readers.h"
 #include "server/node/event_gate.h"
 #include "server/node/inherited.h"
 #include "server/node/links.h"
@@ -39,7 +41,6 @@
 #include "server/node/peer_links.h"
 #include "server/node/recorder.h"
 #include "server/node/sessions.h"
-#include "server/node/stored_readers.h"
 #include "server/node/timer.h"
 #include "server/node/user_loops.h"
 
@@ -63,6 +64,7 @@ namespace cairn::node {
 
 class Attached;
 class BackgroundGate;
+class DistantParts;
 class Executor;
 class Granter;
 class JournalWriter;
@@ -137,11 +139,16 @@ class Node : public PeerHost {
   Answer Stat(engine::event::StatObject event);
 
   OpenAnswer Open(engine::event::Open event);
-  // Open in two steps. The second makes what the engine answered an opened object, and delivers it. It
-  // waits, until the deadline, only for storage.
-  static bool NeedsStorage(const Answer& answer);
+  // Open in two steps. The second makes what the engine answered an opened object, and delivers it. Where
+  // MayWait says so it waits, until the deadline, for storage or for other members.
+  static bool MayWait(const Answer& answer);
   OpenAnswer FinishOpen(const engine::Caller& caller, const std::string& name,
                         MonotonicNanos deadline, Answer answer);
+  // The second steps of Stat and of List, as those of Open.
+  StatusOr<engine::ObjectInfo> FinishStat(const std::string& name, MonotonicNanos deadline,
+                                          Answer answer);
+  StatusOr<engine::reply::List> FinishList(const std::string& cursor, int limit,
+                                           MonotonicNanos deadline, Answer answer);
   Answer Release(engine::event::Release event);
   Answer Renew(engine::event::Renew event);
 
@@ -250,6 +257,11 @@ class Node : public PeerHost {
   StatusOr<Opened> OpenStored(const engine::Caller& caller, const std::string& name,
                               engine::reply::OpenStored stored, bool takes_fds,
                               MonotonicNanos deadline);
+  StatusOr<Opened> OpenElsewhere(const engine::Caller& caller, const std::string& name,
+                                 engine::reply::Elsewhere elsewhere, MonotonicNanos deadline);
+  // From now on the session reads it in chunks, under a lease.
+  Status LendChunks(SessionId session, std::shared_ptr<const storage::Reader> reader,
+                    Opened* opened);
   void AddRingProblems(NodeState* state);
   void AddSessions(NodeState* state) const;
   void AddCounters(NodeState* state) const;
@@ -288,7 +300,7 @@ class Node : public PeerHost {
 
   // These synchronize themselves.
   UserLoops loops_;  // outlives the sessions, whose sockets it watches; ends before they go
-  StoredReaders stored_readers_;
+  DistantReaders distant_readers_;
   Sessions sessions_;
   const std::unique_ptr<RowSource> row_source_;
   Recorder recorder_;
@@ -304,6 +316,7 @@ class Node : public PeerHost {
   const std::unique_ptr<Executor> detacher_;  // of slabs that are destroyed
   const std::unique_ptr<Granter> granter_;
   const std::unique_ptr<Mover> mover_;
+  const std::unique_ptr<DistantParts> distant_parts_;
   bool stopped_ = false;  // Stop's own
 };
 

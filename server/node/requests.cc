@@ -7,6 +7,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "server/cache/cache.h"
+#include "server/node/distant_parts.h"
 #include "server/node/node.h"
 #include "server/storage/storage.h"
 
@@ -37,6 +38,17 @@ Opened FromMemory(reply::Open memory, bool takes_fds) {
   opened.exact = memory.exact;
   opened.fd_sent = takes_fds && memory.lend.lease != 0;
   return opened;
+}
+
+// Of an object that other members have: `like` what all of them are.
+engine::ObjectInfo InfoOf(engine::ObjectInfo like, const PartKey& part, const ObjectEntry& entry,
+                          bool with_crcs) {
+  like.name = entry.name;
+  like.writer = part.writer;
+  like.kind = entry.kind;
+  like.length = entry.length;
+  if (with_crcs) like.block_crcs = entry.block_crcs;
+  return like;
 }
 
 }  // namespace
@@ -75,12 +87,12 @@ Node::Begun Node::Begin(SessionInfo info, Answer answer) {
 
 void Node::Goodbye(SessionId session) {
   if (sessions_.End(session)) Post(engine::event::SessionEnded{session});
-  stored_readers_.ReleaseAll(session);
+  distant_readers_.ReleaseAll(session);
 }
 
 void Node::ConnectionClosed(SessionId session) {
   if (sessions_.ConnectionClosed(session)) Post(engine::event::SessionEnded{session});
-  stored_readers_.ReleaseAll(session);
+  distant_readers_.ReleaseAll(session);
 }
 
 // --- open and release
@@ -93,8 +105,9 @@ OpenAnswer Node::Open(engine::event::Open event) {
   return FinishOpen(caller, name, deadline, Await(request, engine::Event(std::move(event))));
 }
 
-bool Node::NeedsStorage(const Answer& answer) {
-  return answer.body.ok() && std::holds_alternative<reply::OpenStored>(*answer.body);
+bool Node::MayWait(const Answer& answer) {
+  return answer.body.ok() && (std::holds_alternative<reply::OpenStored>(*answer.body) ||
+                              std::holds_alternative<reply::Elsewhere>(*answer.body));
 }
 
 OpenAnswer Node::FinishOpen(const engine::Caller& caller, const std::string& name,
@@ -110,6 +123,8 @@ OpenAnswer Node::FinishOpen(const engine::Caller& caller, const std::string& nam
   const bool takes_fds = info.has_value() && info->takes_fds;
   if (auto* memory = std::get_if<reply::Open>(&*answer.body)) {
     result.opened = FromMemory(std::move(*memory), takes_fds);
+  } else if (auto* elsewhere = std::get_if<reply::Elsewhere>(&*answer.body)) {
+    result.opened = OpenElsewhere(caller, name, std::move(*elsewhere), deadline);
   } else if (StatusOr<reply::OpenStored> stored =
                  BodyAs<reply::OpenStored>(std::move(answer), "open");
              stored.ok()) {
@@ -130,7 +145,7 @@ StatusOr<Opened> Node::OpenStored(const engine::Caller& caller, const std::strin
   const Location location = stored.checkpoint.location;
   Opened opened;
   opened.checkpoint = stored.checkpoint.key;
-  const StatusOr<std::shared_ptr<const storage::Reader>> reader = stored_readers_.Open(
+  const StatusOr<std::shared_ptr<const storage::Reader>> reader = distant_readers_.Open(
       std::move(stored.checkpoint), name, storage::Owner{caller.uid, caller.gid}, patience);
   if (!reader.ok()) {
     return Annotate(reader.status(),
@@ -139,29 +154,86 @@ StatusOr<Opened> Node::OpenStored(const engine::Caller& caller, const std::strin
   opened.bytes = (*reader)->length();
   opened.object = std::move(stored.object);
   opened.exact = true;
-  opened.lease = stored_readers_.NextLease();
   const std::optional<int> descriptor = takes_fds ? (*reader)->Descriptor() : std::nullopt;
-  opened.fd_sent = descriptor.has_value();
-  if (descriptor.has_value()) {
-    const FdLent lent{FdLent::What::kFile, opened.lease, /*slab=*/0, opened.bytes};
-    CAIRN_RETURN_IF_ERROR(sessions_.Push(caller.session, lent, *descriptor));
-  } else {
-    CAIRN_RETURN_IF_ERROR(
-        stored_readers_.Add(caller.session, opened.lease, opened.checkpoint.job, *reader));
-    // Ended while storage was asked: nobody would release it.
-    if (!sessions_.Find(caller.session).has_value()) {
-      stored_readers_.Release(caller.session, opened.lease);
-      return absl::UnavailableError(absl::StrCat("session: ", caller.session, " has ended"));
+  if (!descriptor.has_value()) {
+    CAIRN_RETURN_IF_ERROR(LendChunks(caller.session, *reader, &opened));
+    return opened;
+  }
+  opened.lease = distant_readers_.NextLease();
+  opened.fd_sent = true;
+  const FdLent lent{FdLent::What::kFile, opened.lease, /*slab=*/0, opened.bytes};
+  CAIRN_RETURN_IF_ERROR(sessions_.Push(caller.session, lent, *descriptor));
+  return opened;
+}
+
+Status Node::LendChunks(SessionId session, std::shared_ptr<const storage::Reader> reader,
+                        Opened* opened) {
+  opened->lease = distant_readers_.NextLease();
+  CAIRN_RETURN_IF_ERROR(
+      distant_readers_.Add(session, opened->lease, opened->checkpoint.job, std::move(reader)));
+  // Ended while it was opened: nobody would release it.
+  if (!sessions_.Find(session).has_value()) {
+    distant_readers_.Release(session, opened->lease);
+    return absl::UnavailableError(absl::StrCat("session: ", session, " has ended"));
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<Opened> Node::OpenElsewhere(const engine::Caller& caller, const std::string& name,
+                                     reply::Elsewhere elsewhere, MonotonicNanos deadline) {
+  CAIRN_ASSIGN_OR_RETURN(DistantParts::Object object,
+                         distant_parts_->Open(elsewhere.parts, name, deadline));
+  Opened opened;
+  opened.checkpoint = object.part.checkpoint;
+  opened.bytes = object.entry->length;
+  opened.object = InfoOf(elsewhere.like, object.part, *object.entry, /*with_crcs=*/true);
+  opened.exact = opened.from_member = true;
+  CAIRN_RETURN_IF_ERROR(
+      LendChunks(caller.session,
+                 distant_readers_.Share(opened.checkpoint.job, std::move(object.reader)), &opened));
+  return opened;
+}
+
+// --- stat and ls
+
+StatusOr<engine::ObjectInfo> Node::FinishStat(const std::string& name, MonotonicNanos deadline,
+                                              Answer answer) {
+  if (!MayWait(answer)) return BodyAs<engine::ObjectInfo>(std::move(answer), "stat");
+  CAIRN_ASSIGN_OR_RETURN(const reply::Elsewhere elsewhere,
+                         BodyAs<reply::Elsewhere>(std::move(answer), "stat"));
+  CAIRN_ASSIGN_OR_RETURN(const DistantParts::Object object,
+                         distant_parts_->Open(elsewhere.parts, name, deadline));
+  return InfoOf(elsewhere.like, object.part, *object.entry, /*with_crcs=*/true);
+}
+
+StatusOr<reply::List> Node::FinishList(const std::string& cursor, int limit,
+                                       MonotonicNanos deadline, Answer answer) {
+  if (!MayWait(answer)) return BodyAs<reply::List>(std::move(answer), "ls");
+  CAIRN_ASSIGN_OR_RETURN(reply::Elsewhere elsewhere,
+                         BodyAs<reply::Elsewhere>(std::move(answer), "ls"));
+  reply::List list = std::move(elsewhere.here);
+  for (const reply::PartElsewhere& part : elsewhere.parts) {
+    CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<const PartTable> table,
+                           distant_parts_->Table(part, deadline));
+    for (const std::shared_ptr<const ObjectEntry>& entry : table->entries) {
+      if (entry->name <= cursor) continue;
+      list.objects.push_back(InfoOf(elsewhere.like, part.part, *entry, /*with_crcs=*/false));
     }
   }
-  return opened;
+  std::sort(list.objects.begin(), list.objects.end(),
+            [](const auto& a, const auto& b) { return a.name < b.name; });
+  if (list.objects.size() > static_cast<size_t>(limit)) {
+    list.objects.resize(static_cast<size_t>(limit));
+    list.next_cursor = list.objects.back().name;
+  }
+  return list;
 }
 
 Answer Node::Release(engine::event::Release event) {
   std::vector<LeaseId> in_memory;
   for (LeaseId lease : event.leases) {
-    if (StoredReaders::IsStored(lease)) {
-      stored_readers_.Release(event.caller.session, lease);
+    if (DistantReaders::IsDistant(lease)) {
+      distant_readers_.Release(event.caller.session, lease);
     } else {
       in_memory.push_back(lease);
     }
@@ -176,9 +248,9 @@ Answer Node::Release(engine::event::Release event) {
 Answer Node::Renew(engine::event::Renew event) {
   std::vector<LeaseId> in_memory;
   for (LeaseId lease : event.leases) {
-    if (!StoredReaders::IsStored(lease)) {
+    if (!DistantReaders::IsDistant(lease)) {
       in_memory.push_back(lease);
-    } else if (!stored_readers_.Holds(event.caller.session, lease)) {
+    } else if (!distant_readers_.Holds(event.caller.session, lease)) {
       const std::optional<SessionInfo> info = sessions_.Find(event.caller.session);
       if (info.has_value() && info->takes_fds) continue;
       return Answer{absl::NotFoundError(absl::StrCat("lease: ", lease, " has ended")), 0};
@@ -193,8 +265,8 @@ Answer Node::Renew(engine::event::Renew event) {
 
 StatusOr<std::string> Node::ReadChunk(const engine::Caller& caller, LeaseId lease, uint64_t offset,
                                       uint64_t length) {
-  if (StoredReaders::IsStored(lease)) {
-    return stored_readers_.Read(caller.session, lease, offset, length);
+  if (DistantReaders::IsDistant(lease)) {
+    return distant_readers_.Read(caller.session, lease, offset, length);
   }
   engine::event::LocateChunk locate{caller, lease, offset, length, /*write=*/false};
   CAIRN_ASSIGN_OR_RETURN(const reply::Chunk chunk,

@@ -6,6 +6,7 @@
 #include "server/cache/cache.h"
 #include "server/engine/engine.h"
 #include "server/node/attached.h"
+#include "server/node/distant_parts.h"
 #include "server/node/executor.h"
 #include "server/node/granter.h"
 #include "server/node/mover.h"
@@ -92,6 +93,7 @@ void Node::Destroy(SlabId slab) {
 void Node::StopRing() {
   if (attached_ == nullptr) return;
   mover_->Stop();
+  distant_parts_->Stop();
   granter_->Stop();
   detacher_->Stop();
   attached_->DetachAll();

@@ -172,6 +172,7 @@ wire::OpenReply FromOpened(const node::Opened& opened) {
   reply.__set_revision(opened.checkpoint.revision);
   reply.__set_exact(opened.exact);
   reply.__set_fd_sent(opened.fd_sent);
+  reply.__set_from_member(opened.from_member);
   return reply;
 }
 

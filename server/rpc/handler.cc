@@ -361,6 +361,24 @@ void Handler::Ask(CallId id, E event, Fill fill) {
   Waiting(request);
 }
 
+template <typename Result, typename E, typename Fill>
+void Handler::AskAndFinish(CallId id, E event, Fill fill) {
+  Waiting(
+      node_->Call(std::move(event), OnLoop([this, id, fill = std::move(fill)](node::Answer answer) {
+                    const auto finish = [fill](node::Answer answered) {
+                      return Success<Result>(fill(std::move(answered)));
+                    };
+                    if (!node::Node::MayWait(answer)) {
+                      Respond(id, ResultOf<Result>([&] { return finish(std::move(answer)); }));
+                      return;
+                    }
+                    waiting_ = 0;
+                    auto held = std::make_shared<node::Answer>(std::move(answer));
+                    Offload<Result>(&workers_->distant, id,
+                                    [finish, held] { return finish(std::move(*held)); });
+                  })));
+}
+
 template <typename Result, typename E>
 void Handler::Tell(CallId id, E event) {
   node_->Call(std::move(event), OnLoop([this, id](node::Answer answer) {
@@ -621,23 +639,15 @@ void Handler::Open(CallId id, wire::Cairn_open_args& args) {
   open.mode = OrThrow(FromWire(request.mode));
   open.verify = request.verify;
   open.deadline = OrThrow(ToDeadline(node_->clock()->Now(), request.timeout_ms));
-  const auto finish = [this, caller = open.caller, name = open.name,
-                       deadline = open.deadline](node::Answer answer) {
-    node::OpenAnswer opened = node_->FinishOpen(caller, name, deadline, std::move(answer));
-    if (!opened.opened.ok()) Throw(opened.opened.status(), opened.superseded_by);
-    return Success<wire::Cairn_open_result>(FromOpened(*std::move(opened.opened)));
-  };
-  Waiting(node_->Call(
-      std::move(open), OnLoop([this, id, finish](node::Answer answer) {
-        if (!node::Node::NeedsStorage(answer)) {
-          Respond(id, ResultOf<wire::Cairn_open_result>([&] { return finish(std::move(answer)); }));
-          return;
-        }
-        waiting_ = 0;
-        auto held = std::make_shared<node::Answer>(std::move(answer));
-        Offload<wire::Cairn_open_result>(&workers_->storage, id,
-                                         [finish, held] { return finish(std::move(*held)); });
-      })));
+  AskAndFinish<wire::Cairn_open_result>(id, open,
+                                        [this, caller = open.caller, name = open.name,
+                                         deadline = open.deadline](node::Answer answer) {
+                                          node::OpenAnswer opened = node_->FinishOpen(
+                                              caller, name, deadline, std::move(answer));
+                                          if (!opened.opened.ok())
+                                            Throw(opened.opened.status(), opened.superseded_by);
+                                          return FromOpened(*std::move(opened.opened));
+                                        });
 }
 
 void Handler::Release(CallId id, wire::Cairn_release_args& args) {
@@ -667,7 +677,7 @@ void Handler::ReadChunk(CallId id, wire::Cairn_readChunk_args& args) {
   const uint64_t lease = OrThrow(ToUnsigned("lease", args.lease));
   const uint64_t offset = OrThrow(ToUnsigned("offset", args.offset));
   node::JobExecutor* const on =
-      node::StoredReaders::IsStored(lease) ? &workers_->storage : &workers_->copying;
+      node::DistantReaders::IsDistant(lease) ? &workers_->distant : &workers_->copying;
   // The reply counts from now on.
   connection_->WhenRoom(bytes, [self = shared_from_this(), on, id, caller, lease, offset, bytes] {
     self->Offload<wire::Cairn_readChunk_result>(on, id, [self, caller, lease, offset, bytes] {
@@ -722,13 +732,15 @@ void Handler::Stat(CallId id, wire::Cairn_stat_args& args) {
   OrThrow(ValidateObjectName(args.name));
   stat.name = args.name;
   stat.deadline = DefaultDeadline();
-  const auto to_wire = [](const ObjectInfo& info) { return ToWire(info); };
   // One object's facts: a loader asks once per tensor file, so callers do not wait for each other.
   if (const std::optional<ObjectInfo> known = node_->Peek(stat); known.has_value()) {
-    Respond(id, Success<wire::Cairn_stat_result>(to_wire(*known)));
+    Respond(id, Success<wire::Cairn_stat_result>(ToWire(*known)));
     return;
   }
-  Ask<wire::Cairn_stat_result, ObjectInfo>(id, std::move(stat), to_wire);
+  AskAndFinish<wire::Cairn_stat_result>(
+      id, stat, [this, name = stat.name, deadline = stat.deadline](node::Answer answer) {
+        return ToWire(OrThrow(node_->FinishStat(name, deadline, std::move(answer))));
+      });
 }
 
 void Handler::Ls(CallId id, wire::Cairn_ls_args& args) {
@@ -742,14 +754,18 @@ void Handler::Ls(CallId id, wire::Cairn_ls_args& args) {
   list.cursor = args.cursor;
   list.limit = args.limit == 0 ? kMaxListed : std::min(args.limit, kMaxListed);
   list.deadline = DefaultDeadline();
-  Ask<wire::Cairn_ls_result, reply::List>(id, std::move(list), [](reply::List listed) {
-    wire::ListReply reply;
-    reply.jobs = std::move(listed.jobs);
-    for (const auto& info : listed.checkpoints) reply.checkpoints.push_back(ToWire(info));
-    for (const auto& info : listed.objects) reply.objects.push_back(ToWire(info));
-    reply.next_cursor = std::move(listed.next_cursor);
-    return reply;
-  });
+  AskAndFinish<wire::Cairn_ls_result>(
+      id, list,
+      [this, cursor = list.cursor, limit = list.limit,
+       deadline = list.deadline](node::Answer answer) {
+        reply::List listed = OrThrow(node_->FinishList(cursor, limit, deadline, std::move(answer)));
+        wire::ListReply reply;
+        reply.jobs = std::move(listed.jobs);
+        for (const auto& info : listed.checkpoints) reply.checkpoints.push_back(ToWire(info));
+        for (const auto& info : listed.objects) reply.objects.push_back(ToWire(info));
+        reply.next_cursor = std::move(listed.next_cursor);
+        return reply;
+      });
 }
 
 void Handler::Wait(CallId id, wire::Cairn_wait_args& args) {

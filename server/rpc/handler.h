@@ -29,14 +29,14 @@ struct CallId {
 // Where calls go that take long; in both, users take turns, and one has at most a part of the threads.
 struct Workers {
   explicit Workers(int threads)
-      : copying("worker", threads, std::max(1, threads / 2)), storage("stored", 16, 4) {}
+      : copying("worker", threads, std::max(1, threads / 2)), distant("distant", 16, 4) {}
   void Stop() {
     copying.Stop();
-    storage.Stop();
+    distant.Stop();
   }
 
   node::JobExecutor copying;  // bytes, and decoding; never waits
-  node::JobExecutor storage;  // waits for storage, to the caller's deadline
+  node::JobExecutor distant;  // waits for storage or other members, to the caller's deadline
 };
 
 // Used on its connection's loop alone.
@@ -108,6 +108,9 @@ class Handler : public std::enable_shared_from_this<Handler> {
   // Asks the node; `fill(body, result)` makes the reply of an answer that is a `Body`.
   template <typename Result, typename Body, typename E, typename Fill>
   void Ask(CallId id, E event, Fill fill);
+  // As Ask, where the answer needs a second step (Node::MayWait); `fill(answer)` takes it and makes the reply.
+  template <typename Result, typename E, typename Fill>
+  void AskAndFinish(CallId id, E event, Fill fill);
   // The reply is empty.
   template <typename Result, typename E>
   void Tell(CallId id, E event);

@@ -5,11 +5,14 @@ The first test is all that a quick look at a ring needs; it runs in the ordinary
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from cairn_raw import NOT_FOUND, UNAVAILABLE, CairnError
-from ring import MIB, Ring, attempt_number, ring, until
+from ring import MIB, Ring, attempt_number, content, names, ring, until
 
 JOB = "run"
+LARGE = 24 * MIB + 5
 
 
 def test_a_replicated_step_outlives_everything_of_its_node() -> None:
@@ -37,6 +40,50 @@ def test_a_node_that_holds_nothing_loads_from_those_that_do() -> None:
         assert r[2].loads(JOB, 1)
         listed = r[2].cairn(f"ls {JOB}/1")
         assert "large" in listed and "small" in listed
+
+
+def without_room(r: Ring) -> None:
+    """Node 2 is full of a step of its own, the newest one of its job, which never gives way."""
+    own = r[2].writer("own", attempt_number())
+    r[2].save(own, 1, part_bytes=48 * MIB)
+
+
+@pytest.mark.full
+def test_what_a_node_has_no_room_for_is_read_where_it_lies(tmp_path: Path) -> None:
+    """In chunks, each block compared: promise 2. With `ls` and `stat`, and by libcairn."""
+    with ring(3, options=("--memory.replicas=52MiB",)) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1, part_bytes=LARGE)
+        r[0].wait_replicated(JOB, 1)
+        without_room(r)
+        assert r[2].loads(JOB, 1, part_bytes=LARGE)
+        name = names(0)[0]
+        r[2].cairn(f"get {JOB}/1/{name} {tmp_path / 'out'}")
+        assert (tmp_path / "out").read_bytes() == content(JOB, 1, name, LARGE)
+        assert r[2].json(f"stat {JOB}/1/{name}")["length"] == LARGE
+        assert all(line in r[2].cairn(f"ls {JOB}/1") for line in names(0))
+        assert r[2].json("status")["counters"]["opens_elsewhere"] >= 5
+        assert r[2].loads("own", 1, part_bytes=48 * MIB), "nothing gave way for it"
+
+
+@pytest.mark.full
+def test_a_reader_of_what_lies_elsewhere_goes_on_with_another_holder() -> None:
+    with ring(3, options=("--memory.replicas=52MiB",)) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1, part_bytes=LARGE)
+        r[0].wait_replicated(JOB, 1)
+        without_room(r)
+        whole = content(JOB, 1, names(0)[0], LARGE)
+        with r[2].session(JOB) as reader:
+            opened = reader.open(1, names(0)[0], timeout_ms=30_000)
+            assert opened.from_member and not opened.fd_sent and opened.slab == 0
+            assert reader.do("readChunk", opened.lease, 0, MIB) == whole[:MIB]
+            r[0].kill()
+            assert reader.read(opened) == whole
+            reader.release(opened)
+            with pytest.raises(CairnError) as ended:
+                reader.do("readChunk", opened.lease, 0, 1)
+            assert ended.value.code == NOT_FOUND
 
 
 @pytest.mark.full

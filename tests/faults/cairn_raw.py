@@ -382,12 +382,7 @@ class Raw:
         """The object's bytes, every block compared with its checksum: DATA_LOSS otherwise."""
         reply = self.open(step, name, MAP, **options)
         try:
-            length = reply.object.length
-            data = os.pread(self.leases[reply.lease], length, reply.offset) if length else b""
-            while len(data) < length:
-                data += os.pread(
-                    self.leases[reply.lease], length - len(data), reply.offset + len(data)
-                )
+            data = self.read(reply)
             crcs = self.stat(
                 reply.step,
                 name,
@@ -400,6 +395,19 @@ class Raw:
             return data
         finally:
             self.release(reply)
+
+    def read(self, reply: Any) -> bytes:
+        """All bytes of what `open` answered: from what it lent, else in chunks."""
+        length = reply.object.length
+        data = b""
+        while len(data) < length:
+            if reply.fd_sent:
+                fd = self.leases[reply.lease]
+                data += os.pread(fd, length - len(data), reply.offset + len(data))
+            else:
+                chunk = min(BLOCK, length - len(data))
+                data += self.do("readChunk", reply.lease, len(data), chunk)
+        return data
 
     def stat(self, step: int, name: str, **ref: Any) -> Any:
         return self.do("stat", self.ref(step, **ref), name)

@@ -230,6 +230,9 @@ void Truth::Loaded(const SimNode& node, const PartKey& part, const std::string& 
   const Original* original = Find(part);
   if (original == nullptr) return world_.Fail("what nobody saved was loaded");
   const ObjectEntry& saved = *original->table->entries[original->table->Find(name)];
+  if (const auto* elsewhere = std::get_if<reply::Elsewhere>(&*body)) {
+    return ReadElsewhere(node, part, *original, *elsewhere);
+  }
   const auto* mapped = std::get_if<reply::Open>(&*body);
   const ObjectInfo& told =
       mapped != nullptr ? mapped->object : std::get<reply::OpenStored>(*body).object;
@@ -243,6 +246,20 @@ void Truth::Loaded(const SimNode& node, const PartKey& part, const std::string& 
     world_.Fail(
         absl::StrCat("promise 2: node ", node.id(), " loads ", part.DebugString(), ": ", wrong));
   }
+}
+
+// Without room for it here: one that is said to have it is asked for it.
+void Truth::ReadElsewhere(const SimNode& node, const PartKey& part, const Original& original,
+                          const reply::Elsewhere& elsewhere) {
+  world_.report.Count("loaded from elsewhere");
+  for (const reply::PartElsewhere& place : elsewhere.parts) {
+    if (place.part == part && place.digest == original.digest && !place.sources.empty() &&
+        std::find(place.sources.begin(), place.sources.end(), node.id()) == place.sources.end()) {
+      return;
+    }
+  }
+  world_.Fail(absl::StrCat("promise 2: node ", node.id(), " would read another part than ",
+                           part.DebugString(), ", or from nobody"));
 }
 
 // --- promises

@@ -64,6 +64,8 @@ class Truth {
     bool stored = false;         // it was published: no memory is needed for it any more
   };
 
+  void ReadElsewhere(const SimNode& node, const PartKey& part, const Original& original,
+                     const reply::Elsewhere& elsewhere);
   void Promised(const CheckpointKey& key, int asked);
   void CheckPromises();
   bool SomethingNewerIsSafe(const CheckpointKey& key, int asked) const;

@@ -170,6 +170,10 @@ class Digester {
   void Take(const reply::OpenStored& r) {
     Values("OpenStored", r.checkpoint.key, r.checkpoint.location.text(), r.object);
   }
+  void Take(const reply::Elsewhere& r) {
+    Values("Elsewhere", r.parts.size(), r.like);
+    Take(r.here);
+  }
   void Take(const reply::Latest& r) {
     Values("Latest", r.key, r.world_size, r.in_memory, r.in_storage);
     Words(r.digest);

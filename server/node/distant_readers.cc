@@ -1,4 +1,4 @@
-#include "server/node/stored_readers.h"
+#include "server/node/distant_readers.h"
 
 #include <exception>
 #include <utility>
@@ -14,9 +14,9 @@ constexpr int kThreads = 16;
 constexpr int kThreadsPerJob = 4;
 constexpr MonotonicNanos kReadPatience = 30 * kNanosPerSecond;
 
-Status NoAnswer(MonotonicNanos patience) {
+Status NoAnswer(absl::string_view of, MonotonicNanos patience) {
   return absl::UnavailableError(
-      absl::StrCat("storage has not answered for ", patience / kNanosPerMilli, " ms"));
+      absl::StrCat("no answer from ", of, " for ", patience / kNanosPerMilli, " ms"));
 }
 
 // What `call` returns; an exception would end the daemon on a thread that no client waits for.
@@ -31,13 +31,14 @@ auto Caught(const Call& call) -> decltype(call()) {
 
 }  // namespace
 
-StoredReaders::StoredReaders(storage::Storage* storage)
-    : storage_(storage), calls_("stored", storage == nullptr ? 0 : kThreads, kThreadsPerJob) {}
+DistantReaders::DistantReaders(storage::Storage* storage, bool members)
+    : storage_(storage),
+      calls_("distant", storage == nullptr && !members ? 0 : kThreads, kThreadsPerJob) {}
 
-StatusOr<std::shared_ptr<const storage::Reader>> StoredReaders::Open(StoredCheckpoint checkpoint,
-                                                                     const std::string& name,
-                                                                     storage::Owner reader,
-                                                                     MonotonicNanos patience) {
+StatusOr<std::shared_ptr<const storage::Reader>> DistantReaders::Open(StoredCheckpoint checkpoint,
+                                                                      const std::string& name,
+                                                                      storage::Owner reader,
+                                                                      MonotonicNanos patience) {
   // It outlives this call when storage hangs.
   struct Opening {
     StoredCheckpoint checkpoint;
@@ -52,22 +53,33 @@ StatusOr<std::shared_ptr<const storage::Reader>> StoredReaders::Open(StoredCheck
         opening->opened =
             Caught([&] { return storage->Open(opening->checkpoint, opening->name, reader); });
       })) {
-    return NoAnswer(patience);
+    return NoAnswer("storage", patience);
   }
   CAIRN_RETURN_IF_ERROR(opening->opened.status());
-  return std::shared_ptr<const storage::Reader>(
-      opening->opened->release(), [this, job](const storage::Reader* closing) {
-        calls_.Add(job, [owned = std::shared_ptr<const storage::Reader>(closing)] {});
-      });
+  return Share(job, *std::move(opening->opened));
 }
 
-LeaseId StoredReaders::NextLease() {
+std::shared_ptr<const storage::Reader> DistantReaders::Share(
+    const std::string& job, std::unique_ptr<const storage::Reader> reader) {
+  return {reader.release(), [this, job](const storage::Reader* closing) {
+            calls_.Add(job, [owned = std::shared_ptr<const storage::Reader>(closing)] {});
+          }};
+}
+
+void DistantReaders::Stop() {
+  calls_.Stop();
+  absl::flat_hash_map<LeaseId, OpenReader> open;
   MutexLock lock(&mu_);
-  return kStoredBit | ++last_lease_;
+  open.swap(open_);
 }
 
-Status StoredReaders::Add(SessionId session, LeaseId lease, const std::string& job,
-                          std::shared_ptr<const storage::Reader> reader) {
+LeaseId DistantReaders::NextLease() {
+  MutexLock lock(&mu_);
+  return kDistantBit | ++last_lease_;
+}
+
+Status DistantReaders::Add(SessionId session, LeaseId lease, const std::string& job,
+                           std::shared_ptr<const storage::Reader> reader) {
   MutexLock lock(&mu_);
   size_t held = 0;
   for (const auto& [id, open] : open_) held += open.session == session ? 1 : 0;
@@ -79,8 +91,8 @@ Status StoredReaders::Add(SessionId session, LeaseId lease, const std::string& j
   return absl::OkStatus();
 }
 
-StatusOr<std::string> StoredReaders::Read(SessionId session, LeaseId lease, uint64_t offset,
-                                          uint64_t length) {
+StatusOr<std::string> DistantReaders::Read(SessionId session, LeaseId lease, uint64_t offset,
+                                           uint64_t length) {
   struct Reading {
     std::shared_ptr<const storage::Reader> reader;
     std::string bytes;
@@ -102,25 +114,25 @@ StatusOr<std::string> StoredReaders::Read(SessionId session, LeaseId lease, uint
         reading->status =
             Caught([&] { return reading->reader->ReadAt(offset, absl::MakeSpan(reading->bytes)); });
       })) {
-    return NoAnswer(kReadPatience);
+    return NoAnswer("where the object lies", kReadPatience);
   }
   CAIRN_RETURN_IF_ERROR(reading->status);
   return std::move(reading->bytes);
 }
 
-bool StoredReaders::Holds(SessionId session, LeaseId lease) const {
+bool DistantReaders::Holds(SessionId session, LeaseId lease) const {
   MutexLock lock(&mu_);
   const auto it = open_.find(lease);
   return it != open_.end() && it->second.session == session;
 }
 
-void StoredReaders::Release(SessionId session, LeaseId lease) {
+void DistantReaders::Release(SessionId session, LeaseId lease) {
   MutexLock lock(&mu_);
   const auto it = open_.find(lease);
   if (it != open_.end() && it->second.session == session) open_.erase(it);
 }
 
-void StoredReaders::ReleaseAll(SessionId session) {
+void DistantReaders::ReleaseAll(SessionId session) {
   MutexLock lock(&mu_);
   for (auto it = open_.begin(); it != open_.end();) {
     if (it->second.session == session) {

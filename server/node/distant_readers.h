@@ -1,11 +1,11 @@
-// Objects that are opened in storage, and those that clients then read in chunks: clients without
-// descriptors, and all of them where the storage has no descriptors to lend.
+// Objects that are not in this node's memory and are read in chunks: of storage, by clients without descriptors, and by
+// all of them where the storage has no descriptors to lend; and of other members, where this node has no room.
 //
 // The engine leases memory only; what is open for chunk reads is the node's affair, and so is its
 // lease. Chunks are read outside the node's lock, so the table has one of its own.
 //
-// Storage may hang in any call, in closing a file too. Threads of this class make the calls, and who asks
-// waits for so long and no longer: its connection then serves what memory has.
+// Storage may hang in any call, in closing a file too, and members may not answer. Threads of this class make the
+// calls, and who asks waits for so long and no longer: its connection then serves what memory has.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +24,13 @@
 namespace cairn::node {
 
 // Thread-safe.
-class StoredReaders {
+class DistantReaders {
  public:
-  // `storage` outlives it, and may be null: nothing is opened then.
-  explicit StoredReaders(storage::Storage* storage);
+  // `storage` outlives it, and may be null: nothing is opened there then. `members`: there are others to read from.
+  DistantReaders(storage::Storage* storage, bool members);
 
   // Whether NextLease gave `lease`. The engine counts its leases up from 1 and never gets here.
-  static bool IsStored(LeaseId lease) { return (lease & kStoredBit) != 0; }
+  static bool IsDistant(LeaseId lease) { return (lease & kDistantBit) != 0; }
 
   // As Storage::Open; UNAVAILABLE when there was no answer for `patience`. What it returns is closed
   // by a thread of this class, whoever lets go of it last.
@@ -39,21 +39,25 @@ class StoredReaders {
                                                         storage::Owner reader,
                                                         MonotonicNanos patience);
 
+  // Likewise for one that was opened elsewhere.
+  std::shared_ptr<const storage::Reader> Share(const std::string& job,
+                                               std::unique_ptr<const storage::Reader> reader);
+
   LeaseId NextLease();
   // RESOURCE_EXHAUSTED when `session` holds as many as it may.
   Status Add(SessionId session, LeaseId lease, const std::string& job,
              std::shared_ptr<const storage::Reader> reader);
   // NOT_FOUND when the lease is not this session's, OUT_OF_RANGE beyond the object, UNAVAILABLE when
-  // storage does not answer.
+  // there is no answer.
   StatusOr<std::string> Read(SessionId session, LeaseId lease, uint64_t offset, uint64_t length);
   bool Holds(SessionId session, LeaseId lease) const;
   // Ends the lease; does nothing when the lease is not this session's.
   void Release(SessionId session, LeaseId lease);
   void ReleaseAll(SessionId session);
-  void Stop() { calls_.Stop(); }
+  void Stop();  // ends all leases
 
  private:
-  static constexpr LeaseId kStoredBit = LeaseId{1} << 62;
+  static constexpr LeaseId kDistantBit = LeaseId{1} << 62;
 
   struct OpenReader {
     SessionId session = 0;

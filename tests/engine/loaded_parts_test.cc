@@ -1,0 +1,171 @@
+// Parts of other members that are asked for here: they come into memory where there is room, and else are read where
+// they lie.
+#include "tests/engine/ring_fixture.h"
+
+namespace cairn::engine {
+namespace {
+
+using testing::ElementsAre;
+
+// What the other member has, and nobody here.
+class Loaded : public PartsElsewhere {
+ protected:
+  void SetUp() override {
+    storage = false;
+    PartsElsewhere::SetUp();
+    verdict.owned = true;
+    verdict.owner_uid = verdict.owner_gid = 1000;
+    reader = Hello({.writer = -1, .world_size = 0});
+  }
+  // The part that is asked for comes; the lease of the open.
+  LeaseId Comes(RequestId open, Step step, uint64_t bytes) {
+    const Manifest manifest = ManifestOf({{"job", step, 1, 0}, 0}, 1, bytes);
+    EXPECT_EQ(fetches.size(), 1u) << step;
+    if (fetches.empty()) return 0;
+    Apply(event::Fetched{fetches[0].fetch, absl::OkStatus(),
+                         TableOf(manifest, {{fetches[0].slab, 0, bytes}}),
+                         ManifestDigest(EncodeManifest(manifest))});
+    const auto answer = AnswerTo(open);
+    EXPECT_TRUE(answer.ok()) << answer.status();
+    return answer.ok() ? std::get<reply::Open>(*answer).lend.lease : 0;
+  }
+  // The open of what the other member has: the home says where it is.
+  RequestId Opens(Step step, uint64_t bytes) {
+    Complete(step);
+    verdict.checkpoints.at({step, 1, 0}).world_size = 1;
+    Hear();
+    const event::Open open = OpenOf(reader, step, "model-0");
+    fetches.clear();
+    Apply(open);
+    SayWhere(step, "model-0", bytes);
+    return open.caller.request;
+  }
+  static std::string DigestOf(Step step, uint64_t bytes) {
+    return ManifestDigest(EncodeManifest(ManifestOf({{"job", step, 1, 0}, 0}, 1, bytes)));
+  }
+  void SayWhere(Step step, const std::string& name, uint64_t bytes) {
+    peer::PlacesSaid places{{"job", step, 1, 0}, name, {}};
+    places.places.push_back({0, DigestOf(step, bytes), 1, bytes, other.rank, {other.rank}});
+    Apply(event::PeerSaid{other, places});
+  }
+  // The answer sends the node to the other member for it.
+  void ExpectElsewhere(RequestId request, Step step, uint64_t bytes) {
+    ASSERT_TRUE(Answered(request));
+    const auto answer = AnswerTo(request);
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    const auto* elsewhere = std::get_if<reply::Elsewhere>(&*answer);
+    ASSERT_NE(elsewhere, nullptr);
+    ASSERT_EQ(elsewhere->parts.size(), 1u);
+    const reply::PartElsewhere& part = elsewhere->parts[0];
+    EXPECT_EQ(part.part, (PartKey{{"job", step, 1, 0}, 0}));
+    EXPECT_EQ(part.digest, DigestOf(step, bytes));
+    EXPECT_EQ(part.uid, 1000u);
+    EXPECT_THAT(part.sources, ElementsAre(other.rank));
+    EXPECT_TRUE(elsewhere->like.facts.complete);
+    EXPECT_FALSE(elsewhere->like.facts.resident);
+    EXPECT_TRUE(elsewhere->here.objects.empty());
+  }
+  SessionId reader = 0;
+};
+
+TEST_F(Loaded, OneForWhichThereIsNoMemoryIsReadWhereItLies) {
+  ExpectElsewhere(Opens(1, 100 * kMiB), 1, 100 * kMiB);
+  EXPECT_TRUE(fetches.empty());
+}
+
+TEST_F(Loaded, WhatItConsistsOfIsAskedForThere) {
+  ExpectElsewhere(Opens(1, 100 * kMiB), 1, 100 * kMiB);
+  const event::StatObject stat{From(reader), {"job", 1}, "model-0", Soon()};
+  Apply(stat);
+  SayWhere(1, "model-0", 100 * kMiB);
+  ExpectElsewhere(stat.caller.request, 1, 100 * kMiB);
+  const event::List list{From(reader), "job/1", "", 1000, Soon()};
+  Apply(list);
+  SayWhere(1, "", 100 * kMiB);
+  ExpectElsewhere(list.caller.request, 1, 100 * kMiB);
+}
+
+TEST_F(Loaded, AListThatIsNotWholeSaysWhy) {
+  const RequestId open = Opens(1, kMiB);
+  ASSERT_NE(Comes(open, 1, kMiB), 0u);
+  Complete(2);
+  verdict.checkpoints.at({2, 1, 0}).world_size = 1;
+  Hear();
+  const event::List list{From(reader), "job/2", "", 1000, Soon()};
+  Apply(list);
+  peer::PlacesSaid places{{"job", 2, 1, 0}, "", {}};
+  places.places.push_back({0, DigestOf(2, kMiB), 1, kMiB, other.rank, {}});
+  Apply(event::PeerSaid{other, places});
+  EXPECT_THAT(AnswerTo(list.caller.request).status(),
+              Fails(absl::StatusCode::kUnavailable, "no member that has it answers now"));
+}
+
+// Steps of which the budget holds one.
+TEST_F(Loaded, WhatWasLoadedBeforeGivesWay) {
+  for (const Step step : {1, 2, 3}) {
+    const LeaseId lease = Comes(Opens(step, 40 * kMiB), step, 40 * kMiB);
+    ASSERT_NE(lease, 0u) << step;
+    Release(reader, lease);
+  }
+}
+
+TEST_F(Loaded, OneWaitsForMemoryWhoseReadersAreBeingSeenToGo) {
+  const LeaseId lease = Comes(Opens(1, 40 * kMiB), 1, 40 * kMiB);
+  hold_probes = true;
+  Release(reader, lease);
+  const RequestId open = Opens(2, 40 * kMiB);
+  EXPECT_FALSE(Answered(open));
+  ASSERT_FALSE(probes.empty());
+  Apply(Probe(probes.back()));
+  ASSERT_NE(Comes(open, 2, 40 * kMiB), 0u);
+}
+
+TEST_F(Loaded, NothingComesForOneWhoHasLeftMeanwhile) {
+  const LeaseId lease = Comes(Opens(1, 40 * kMiB), 1, 40 * kMiB);
+  hold_probes = true;
+  Release(reader, lease);
+  const SessionId stays = reader;
+  reader = Hello({.writer = -1, .world_size = 0});
+  const RequestId open = Opens(2, 40 * kMiB);
+  EXPECT_FALSE(Answered(open));
+  Die(reader);
+  ASSERT_FALSE(probes.empty());
+  Apply(Probe(probes.back()));
+  Advance(2 * kNanosPerSecond);
+  EXPECT_TRUE(fetches.empty());
+  EXPECT_TRUE(Holds(1)) << "what is here stays for who comes next";
+  reader = stays;
+}
+
+// The probe hangs, and the caller would have waited for ten seconds.
+TEST_F(Loaded, ItWaitsForMemoryNoLongerThanFiveSeconds) {
+  const LeaseId lease = Comes(Opens(1, 40 * kMiB), 1, 40 * kMiB);
+  hold_probes = true;
+  Release(reader, lease);
+  const RequestId open = Opens(2, 40 * kMiB);
+  for (int i = 0; i < 4; ++i) Advance(kNanosPerSecond);
+  EXPECT_FALSE(Answered(open));
+  for (int i = 0; i < 2; ++i) Advance(kNanosPerSecond);
+  ExpectElsewhere(open, 2, 40 * kMiB);
+}
+
+TEST_F(Loaded, ItDoesNotWaitForOnesThatStay) {
+  const LeaseId lease = Comes(Opens(1, 40 * kMiB), 1, 40 * kMiB);
+  Release(reader, lease, /*closes=*/false);
+  const RequestId open = Opens(2, 40 * kMiB);
+  for (int i = 0; i < 6 && !Answered(open); ++i) Advance(kNanosPerSecond);
+  ExpectElsewhere(open, 2, 40 * kMiB);
+}
+
+// NOT_FOUND would make a script begin from nothing.
+TEST_F(Loaded, OneThatItsSourceHasNoMoreIsUnavailable) {
+  const RequestId open = Opens(1, kMiB);
+  ASSERT_EQ(fetches.size(), 1u);
+  Apply(event::Fetched{fetches[0].fetch, absl::NotFoundError("not in this node's memory"), nullptr,
+                       ""});
+  EXPECT_THAT(AnswerTo(open).status(),
+              Fails(absl::StatusCode::kUnavailable, "not in this node's memory"));
+}
+
+}  // namespace
+}  // namespace cairn::engine
