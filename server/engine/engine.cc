@@ -6,7 +6,9 @@
 #include <limits>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/cluster.h"
 #include "server/engine/connecting.h"
@@ -660,42 +662,45 @@ class Extents {
  public:
   explicit Extents(const Ledger& ledger) : ledger_(ledger) {}
 
-  std::string Place(const ExtentRef& extent, const std::string& what) {
+  std::string Place(const ExtentRef& extent, Parts::Words what) {
     const SlabRecord* slab = ledger_.Find(extent.slab);
     if (slab == nullptr) {
-      return absl::StrCat(what, " lies in slab ", extent.slab, ", which is not there");
+      return absl::StrCat(what(), " lies in slab ", extent.slab, ", which is not there");
     }
     if (extent.offset + extent.length > slab->bytes) {
-      return absl::StrCat(what, " reaches beyond its slab");
+      return absl::StrCat(what(), " reaches beyond its slab");
     }
-    if (extent.length == 0) {
-      ++empty_[extent.slab];
-      return "";
+    InSlab& in_slab = slabs_[extent.slab];
+    ++in_slab.count;
+    if (extent.length == 0) return "";
+    auto& placed = in_slab.placed;
+    const auto at =
+        std::lower_bound(placed.begin(), placed.end(), std::pair(extent.offset, uint64_t{0}));
+    if (at != placed.end() && at->first == extent.offset) {
+      return absl::StrCat(what(), " overlaps another");
     }
-    std::map<uint64_t, uint64_t>& placed = extents_[extent.slab];
-    const auto [at, fresh] = placed.emplace(extent.offset, extent.length);
-    if (!fresh) return absl::StrCat(what, " overlaps another");
     if (at != placed.begin() && std::prev(at)->first + std::prev(at)->second > extent.offset) {
-      return absl::StrCat(what, " overlaps the one before it");
+      return absl::StrCat(what(), " overlaps the one before it");
     }
-    const auto next = std::next(at);
-    if (next != placed.end() && extent.offset + extent.length > next->first) {
-      return absl::StrCat(what, " overlaps the one after it");
+    if (at != placed.end() && extent.offset + extent.length > at->first) {
+      return absl::StrCat(what(), " overlaps the one after it");
     }
+    placed.insert(at, {extent.offset, extent.length});
     return "";
   }
 
   size_t CountIn(SlabId slab) const {
-    const auto at = extents_.find(slab);
-    const auto empty = empty_.find(slab);
-    return (at == extents_.end() ? 0 : at->second.size()) +
-           (empty == empty_.end() ? 0 : empty->second);
+    const auto at = slabs_.find(slab);
+    return at == slabs_.end() ? 0 : at->second.count;
   }
 
  private:
+  struct InSlab {
+    size_t count = 0;                                   // with those of no bytes
+    std::vector<std::pair<uint64_t, uint64_t>> placed;  // offsets, ascending, and lengths
+  };
   const Ledger& ledger_;
-  std::map<SlabId, std::map<uint64_t, uint64_t>> extents_;
-  std::map<SlabId, size_t> empty_;
+  absl::flat_hash_map<SlabId, InSlab> slabs_;
 };
 
 }  // namespace
@@ -703,7 +708,7 @@ class Extents {
 std::string Engine::Impl::CheckInvariants() const {
   std::map<SlabId, uint32_t> pins;
   Extents extents(ledger_);
-  const Parts::Placer place = [&](const ExtentRef& extent, const std::string& what) {
+  const Parts::Placer place = [&](const ExtentRef& extent, Parts::Words what) {
     return extents.Place(extent, what);
   };
   const auto writes = [this](const PartKey& key) {

@@ -55,15 +55,15 @@ void Footprints::SlabChanged(SlabRecord* slab) {
 }
 
 std::string Footprints::CheckInvariants(const Checkpoint& checkpoint) const {
-  const std::string shown = checkpoint.key.DebugString();
+  const auto shown = [&checkpoint] { return checkpoint.key.DebugString(); };
   std::map<SlabId, uint32_t> slabs;
   for (const auto& [writer, part] : checkpoint.content->parts) {
     for (const auto& [slab, objects] : part->content->slabs) {
       slabs[slab] += objects;
-      if (PartIn(slab) != part.get()) return shown + ": its slab has another user";
+      if (PartIn(slab) != part.get()) return shown() + ": its slab has another user";
     }
   }
-  if (slabs != checkpoint.memory->slabs) return shown + ": its slabs are miscounted";
+  if (slabs != checkpoint.memory->slabs) return shown() + ": its slabs are miscounted";
   uint64_t slab_bytes = 0, locked = 0, mapped = 0, uncharged_bytes = 0;
   int64_t uncharged_slabs = 0;
   for (const auto& [id, extents] : slabs) {
@@ -78,7 +78,7 @@ std::string Footprints::CheckInvariants(const Checkpoint& checkpoint) const {
       mapped != checkpoint.memory->mapped_bytes ||
       uncharged_bytes != checkpoint.memory->uncharged_bytes ||
       uncharged_slabs != checkpoint.memory->uncharged_slabs) {
-    return shown + ": its memory is miscounted";
+    return shown() + ": its memory is miscounted";
   }
   return "";
 }

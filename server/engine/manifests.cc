@@ -432,25 +432,25 @@ void Manifests::RestorePlace(Part* part, const fact::PartCommitted& committed) {
 
 std::string Manifests::CheckInvariants(const Checkpoint& checkpoint, const Parts::Placer& place,
                                        std::map<SlabId, uint32_t>* pins) const {
-  const std::string shown = checkpoint.key.DebugString();
+  const auto shown = [&checkpoint] { return checkpoint.key.DebugString(); };
   uint64_t absent = 0;
   for (const auto& [writer, part] : checkpoint.content->parts) {
     const ManifestPlace& manifest = *part->manifest;
     absent += part->content->committed && !manifest.resident ? 1 : 0;
     if (manifest.resident) {
-      const std::string problem = place(manifest.extent, shown + "'s manifest");
+      const std::string problem = place(manifest.extent, [&] { return shown() + "'s manifest"; });
       if (!problem.empty()) return problem;
     }
     if (manifest.writing) ++(*pins)[manifest.extent.slab];
-    if (manifest.committing != under_way_.contains(part->key)) return shown + ": committing?";
-    if (manifest.committing != (manifest.table != nullptr)) return shown + ": a manifest's table";
+    if (manifest.committing != under_way_.contains(part->key)) return shown() + ": committing?";
+    if (manifest.committing != (manifest.table != nullptr)) return shown() + ": a manifest's table";
     if (manifest.committing && !manifest.writing && manifest.committers.empty() &&
         !waiting_.contains(part->key)) {
-      return absl::StrCat(shown, " commits, but nothing is under way for it");
+      return absl::StrCat(shown(), " commits, but nothing is under way for it");
     }
   }
   if (absent != checkpoint.manifests->absent) {
-    return shown + ": its absent manifests are miscounted";
+    return shown() + ": its absent manifests are miscounted";
   }
   return "";
 }
@@ -480,7 +480,8 @@ std::string Manifests::CheckSpace() const {
 std::string Manifests::CheckOrphans(const Parts::Placer& place,
                                     std::map<SlabId, uint32_t>* pins) const {
   for (const auto& [part, extent] : orphans_) {
-    const std::string problem = place(extent, "a manifest being written");
+    const std::string problem =
+        place(extent, [] { return std::string("a manifest being written"); });
     if (!problem.empty()) return problem;
     ++(*pins)[extent.slab];
   }

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "server/engine/attempts.h"
 #include "server/engine/footprints.h"
 #include "server/engine/journal_room.h"
@@ -140,8 +141,9 @@ class Parts {
   static void Snapshot(const Object& object, std::vector<Fact>* facts);
   void Snapshot(const Part& part, std::vector<Fact>* facts) const;
 
-  // Takes an extent and what lies in it; returns what is wrong with that.
-  using Placer = std::function<std::string(const ExtentRef&, const std::string&)>;
+  // Takes an extent and, for who is told of it, what lies in it; returns what is wrong with that.
+  using Words = absl::FunctionRef<std::string()>;
+  using Placer = std::function<std::string(const ExtentRef&, Words)>;
   std::string CheckInvariants(const Checkpoint& checkpoint, const Placer& place) const;
   std::string CheckSums(uint64_t journal) const;  // set aside for creates that wait
 

@@ -205,14 +205,15 @@ void Parts::Snapshot(const Part& part, std::vector<Fact>* facts) const {
 // --- invariants
 
 std::string Parts::CheckOpen(const Part& part, const Placer& place) const {
-  const std::string shown = part.key.DebugString();
+  const auto shown = [&part] { return part.key.DebugString(); };
   const PartContent& content = *part.content;
   uint64_t unsealed = 0, writing = 0, encoded = 0, bytes = 0;
   std::map<SlabId, uint32_t> slabs;
   for (const auto& [name, object] : content.objects) {
-    if (object->name() != name) return shown + ": an object under another's name";
+    if (object->name() != name) return shown() + ": an object under another's name";
     const ObjectContent& of_object = *object->content;
-    const std::string problem = place(of_object.extent, absl::StrCat(shown, " ", name));
+    const std::string problem =
+        place(of_object.extent, [&, &of = name] { return absl::StrCat(shown(), " ", of); });
     if (!problem.empty()) return problem;
     ++slabs[of_object.extent.slab];
     encoded += EncodedObjectSize(object->entry());
@@ -224,23 +225,23 @@ std::string Parts::CheckOpen(const Part& part, const Placer& place) const {
   if (slabs != content.slabs || unsealed != content.unsealed || writing != content.writing_bytes ||
       encoded != content.encoded_bytes || bytes != content.bytes ||
       content.objects.size() != content.count) {
-    return shown + ": what is being written is miscounted";
+    return shown() + ": what is being written is miscounted";
   }
   return "";
 }
 
 std::string Parts::CheckCommitted(const Part& part, const Placer& place) const {
-  const std::string shown = part.key.DebugString();
+  const auto shown = [&part] { return part.key.DebugString(); };
   const PartContent& content = *part.content;
-  if (!content.objects.empty()) return shown + " is committed, and being written";
+  if (!content.objects.empty()) return shown() + " is committed, and being written";
   if (content.table == nullptr) {
     const bool in_memory =
         !content.slabs.empty() || part.manifest->resident || content.absent != content.count;
-    return in_memory ? shown + " is in memory, but has no table" : "";
+    return in_memory ? shown() + " is in memory, but has no table" : "";
   }
   const PartTable& table = *content.table;
   if (!table.extents.empty() && table.extents.size() != table.entries.size()) {
-    return shown + ": its extents are not those of its objects";
+    return shown() + ": its extents are not those of its objects";
   }
   uint64_t resident = 0, bytes = 0;
   std::map<SlabId, uint32_t> slabs;
@@ -250,23 +251,23 @@ std::string Parts::CheckCommitted(const Part& part, const Placer& place) const {
     ++resident;
     ++slabs[table.extents[i].slab];
     const std::string problem =
-        place(table.extents[i], absl::StrCat(shown, " ", table.entries[i]->name));
+        place(table.extents[i], [&] { return absl::StrCat(shown(), " ", table.entries[i]->name); });
     if (!problem.empty()) return problem;
   }
   if (slabs != content.slabs || bytes != content.bytes || content.count != table.entries.size() ||
       resident + content.absent != content.count) {
-    return shown + ": what is in memory is miscounted";
+    return shown() + ": what is in memory is miscounted";
   }
   return "";
 }
 
 std::string Parts::CheckPart(const Part& part, const Placer& place) const {
-  const std::string shown = part.key.DebugString();
+  const auto shown = [&part] { return part.key.DebugString(); };
   const JobOwner& owner = *part.checkpoint->job->owner;
   for (const auto& [id, objects] : part.content->slabs) {
     const SlabRecord& slab = *ledger_.Find(id);
     if (slab.owner.job != part.key.checkpoint.job || slab.owner.uid != owner.uid) {
-      return absl::StrCat(shown, " lies in slab ", id, " of job ", slab.owner.job, " uid ",
+      return absl::StrCat(shown(), " lies in slab ", id, " of job ", slab.owner.job, " uid ",
                           slab.owner.uid);
     }
   }
@@ -274,7 +275,7 @@ std::string Parts::CheckPart(const Part& part, const Placer& place) const {
 }
 
 std::string Parts::CheckInvariants(const Checkpoint& checkpoint, const Placer& place) const {
-  const std::string shown = checkpoint.key.DebugString();
+  const auto shown = [&checkpoint] { return checkpoint.key.DebugString(); };
   const StepContent& content = *checkpoint.content;
   uint64_t absent = 0, broken = 0, bytes = 0;
   int32_t committed = 0, open = 0;
@@ -290,44 +291,44 @@ std::string Parts::CheckInvariants(const Checkpoint& checkpoint, const Placer& p
     if (std::string problem = CheckPart(*part, place); !problem.empty()) return problem;
   }
   if (committed != content.committed || open != content.open_parts) {
-    return shown + ": its parts are miscounted";
+    return shown() + ": its parts are miscounted";
   }
   const auto& parts = content.parts;
   const auto gap =
       std::find_if(parts.begin(), parts.end(),
                    [n = Writer{0}](const auto& at) mutable { return at.first != n++; });
   if (content.first_without != static_cast<Writer>(std::distance(parts.begin(), gap))) {
-    return shown + ": which writer has no part?";
+    return shown() + ": which writer has no part?";
   }
   if (absent != content.absent || broken != content.broken_objects) {
-    return shown + ": its absent objects are miscounted";
+    return shown() + ": its absent objects are miscounted";
   }
   if (names != content.objects || bytes != content.bytes) {
-    return shown + ": its objects are miscounted";
+    return shown() + ": its objects are miscounted";
   }
   // Of an incomplete one some parts may be known from storage alone, in a ring: their names are not here.
   const bool all_tables = content.complete || content.without_table == 0;
   if (all_tables && content.names.size() != (content.indexed ? names : 0)) {
-    return absl::StrCat(shown, ": ", content.names.size(), " names of ", names, " objects");
+    return absl::StrCat(shown(), ": ", content.names.size(), " names of ", names, " objects");
   }
   const bool few = content.parts.size() <= kFewParts;
   const bool indexed = content.indexed;
   if (content.condemned ? indexed : content.complete ? indexed && few : !indexed) {
-    return shown + ": are its names to be indexed?";
+    return shown() + ": are its names to be indexed?";
   }
-  if (content.without_table != without_table) return shown + ": its tables are miscounted";
+  if (content.without_table != without_table) return shown() + ": its tables are miscounted";
   for (const auto& [name, part] : content.names) {
     const ObjectRef object = ObjectIn(part, name);
-    if (!object || object.name().data() != name.data()) return shown + ": a name of no object";
+    if (!object || object.name().data() != name.data()) return shown() + ": a name of no object";
   }
   if (content.condemned && (content.complete || content.open_parts > 0)) {
-    return shown + " is condemned, but not over";
+    return shown() + " is condemned, but not over";
   }
   if (content.complete != (committed == content.world_size)) {
-    return shown + ": complete is not what its parts say";
+    return shown() + ": complete is not what its parts say";
   }
   if (content.complete == checkpoint.job->steps->incomplete.contains(checkpoint.Id())) {
-    return shown + ": incomplete?";
+    return shown() + ": incomplete?";
   }
   return "";
 }

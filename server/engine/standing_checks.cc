@@ -12,25 +12,25 @@ std::string Standing::CheckJob(const Job& job) const {
   int64_t many_unprotected = 0;
   size_t classified = 0, in_memory = 0;
   for (const auto& [id, checkpoint] : job.steps->all) {
-    const std::string shown = checkpoint->key.DebugString();
+    const auto shown = [&of = checkpoint->key] { return of.DebugString(); };
     const CheckpointStanding& standing = *checkpoint->standing;
     if (standing.known_to_line != checkpoint->Obtainable()) {
-      return shown + ": the line does not know whether it can be had";
+      return shown() + ": the line does not know whether it can be had";
     }
     if (standing.place != PlaceOf(*checkpoint)) {
-      return shown + ": its place towards the line is not the one it has";
+      return shown() + ": its place towards the line is not the one it has";
     }
     const Files& files = *checkpoint->files;
     const bool troubled =
         !files.persisted && checkpoint->Obtainable() && files.owes && !files.problem.ok();
     if (troubled != job.standing->troubled.contains(id)) {
-      return shown + ": does storage refuse it?";
+      return shown() + ": does storage refuse it?";
     }
     HeldParts held;
     for (const auto& [writer, part] : checkpoint->content->parts) {
       if (HeldInMemory(*part)) ++held.Of(part->source->role);
     }
-    if (held != standing.held) return shown + ": its parts in memory are miscounted";
+    if (held != standing.held) return shown() + ": its parts in memory are miscounted";
     resident += checkpoint->memory->slab_bytes;
     in_memory += checkpoint->InMemory() ? 1 : 0;
     if (!checkpoint->files->persisted && checkpoint->Obtainable()) {
@@ -41,7 +41,7 @@ std::string Standing::CheckJob(const Job& job) const {
     const EvictClass due = ClassOf(*checkpoint);
     if (due != standing.evict_class &&
         (standing.evict_class != EvictClass::kKept || memory.slab_bytes > memory.locked_bytes)) {
-      return absl::StrCat(shown, ": evict class ", static_cast<int>(standing.evict_class),
+      return absl::StrCat(shown(), ": evict class ", static_cast<int>(standing.evict_class),
                           " should be ", static_cast<int>(due));
     }
     if (standing.evict_class == EvictClass::kKept) continue;
@@ -52,7 +52,7 @@ std::string Standing::CheckJob(const Job& job) const {
         standing.gain.uncharged_bytes != memory.uncharged_bytes ||
         standing.gain.record_bytes != checkpoint->manifests->record_bytes ||
         standing.gain.journal_bytes != checkpoint->content->journal_kept) {
-      return shown + ": what could be evicted of it is miscounted";
+      return shown() + ": what could be evicted of it is miscounted";
     }
   }
   if (classified != job.standing->evictable.size() ||
