@@ -1,6 +1,7 @@
 #include "server/engine/view.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,19 +14,20 @@ namespace {
 
 // All reports of one writer's part.
 struct WriterParts {
-  std::set<std::string> digests;
-  std::set<uint64_t> names;  // hashes
+  absl::string_view digest;                         // of the first; the reports outlive the pass
+  bool disputed = false;                            // another has a different one
+  std::vector<const std::vector<uint64_t>*> names;  // each that differs from the one before
   uint64_t bytes = 0;
   int kept = 0, fetched = 0;  // in memory
   int Copies() const { return CopiesThatCount(kept, fetched); }
 };
 
 struct Parts {
-  std::set<int32_t> worlds;
+  int32_t least_world = std::numeric_limits<int32_t>::max(), most_world = 0;
   std::map<Writer, WriterParts> writers;
   bool stored = false;
 
-  int32_t World() const { return *worlds.rbegin(); }
+  int32_t World() const { return most_world; }
   int64_t Lacking() const { return World() - static_cast<int64_t>(writers.size()); }
 };
 
@@ -40,7 +42,9 @@ class Viewing {
 
   JobVerdict Run() {
     Hear();
-    for (const auto& [id, parts] : parts_) verdict_.checkpoints[id] = Judge(parts);
+    for (const auto& [id, parts] : parts_) {
+      verdict_.checkpoints.emplace_hint(verdict_.checkpoints.end(), id, Judge(parts));
+    }
     DrawLine();
     FindHopeless();
     verdict_.asked = AskedFor(record_, policy_, ring_);
@@ -73,25 +77,37 @@ class Viewing {
     const auto& [id, writer] = part_id;
     if (!Counts(part_id, part) || record_.Forbids(id.step, id.attempt)) return;
     Parts& parts = parts_[id];
-    parts.worlds.insert(part.world_size);
-    WriterParts& of_writer = parts.writers[writer];
-    of_writer.digests.insert(part.digest);
+    parts.least_world = std::min(parts.least_world, part.world_size);
+    parts.most_world = std::max(parts.most_world, part.world_size);
+    const auto [at, first] = parts.writers.try_emplace(writer);
+    WriterParts& of_writer = at->second;
+    if (first) of_writer.digest = part.digest;
+    of_writer.disputed |= part.digest != of_writer.digest;
     of_writer.bytes = std::max(of_writer.bytes, part.bytes);
     if (part.in_memory) ++(part.role == PartRole::kFetched ? of_writer.fetched : of_writer.kept);
-    if (part.names != nullptr) of_writer.names.insert(part.names->begin(), part.names->end());
+    if (part.names == nullptr) return;
+    const bool another = of_writer.names.empty() || *of_writer.names.back() != *part.names;
+    if (another) of_writer.names.push_back(part.names.get());
   }
 
   static std::string Conflict(const Parts& parts) {
-    if (parts.worlds.size() > 1) return WorldConflict(*parts.worlds.begin(), parts.World());
-    std::map<uint64_t, std::set<Writer>> claims;
-    for (const auto& [writer, of_writer] : parts.writers) {
-      if (of_writer.digests.size() > 1) return DigestConflict(writer);
-      for (const uint64_t name : of_writer.names) claims[name].insert(writer);
+    if (parts.least_world != parts.most_world) {
+      return WorldConflict(parts.least_world, parts.most_world);
     }
+    std::vector<std::pair<uint64_t, Writer>> claims;
+    for (const auto& [writer, of_writer] : parts.writers) {
+      if (of_writer.disputed) return DigestConflict(writer);
+      for (const std::vector<uint64_t>* names : of_writer.names) {
+        for (const uint64_t name : *names) claims.emplace_back(name, writer);
+      }
+    }
+    std::sort(claims.begin(), claims.end());
+    claims.erase(std::unique(claims.begin(), claims.end()), claims.end());
     std::optional<std::pair<Writer, Writer>> lowest;
-    for (const auto& [name, writers] : claims) {
-      if (writers.size() < 2) continue;
-      const std::pair pair(*writers.begin(), *std::next(writers.begin()));
+    for (size_t i = 1; i < claims.size(); ++i) {
+      // A third writer of a name makes no pair that is lower than that of its first two.
+      if (claims[i].first != claims[i - 1].first) continue;
+      const std::pair pair(claims[i - 1].second, claims[i].second);
       if (!lowest.has_value() || pair < *lowest) lowest = pair;
     }
     return lowest.has_value() ? NameConflict(lowest->first, lowest->second) : "";
@@ -104,10 +120,11 @@ class Viewing {
     verdict.conflict = Conflict(parts);
     int least = parts.writers.begin()->second.Copies();
     std::vector<absl::string_view> digests;
+    digests.reserve(parts.writers.size());
     for (const auto& [writer, of_writer] : parts.writers) {
       verdict.bytes += static_cast<int64_t>(of_writer.bytes);
       least = std::min(least, of_writer.Copies());
-      digests.push_back(*of_writer.digests.begin());
+      digests.push_back(of_writer.digest);
     }
     const bool all = parts.Lacking() == 0;
     verdict.complete = verdict.conflict.empty() && (all || parts.stored);
