@@ -577,8 +577,19 @@ Status ManifestDecoder::TakeObject(absl::string_view value) {
   return absl::OkStatus();
 }
 
+namespace {
+
+// EVP_sha256() is looked up among the providers for each digest, which takes longer than that of a few manifests'
+// digests. What is fetched once stays until the process ends.
+const EVP_MD* Sha256() {
+  static const EVP_MD* const fetched = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+  return fetched != nullptr ? fetched : EVP_sha256();
+}
+
+}  // namespace
+
 ManifestDigester::ManifestDigester() : context_(EVP_MD_CTX_new()) {
-  if (EVP_DigestInit_ex(context_, EVP_sha256(), nullptr) == 1) return;
+  if (EVP_DigestInit_ex(context_, Sha256(), nullptr) == 1) return;
   EVP_MD_CTX_free(context_);
   context_ = nullptr;
 }
