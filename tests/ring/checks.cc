@@ -86,12 +86,10 @@ void Truth::CheckRests(SimNode& node, const JobVerdict& verdict) {
   if (gathered == nullptr) return;
   const Gathering& gathering = gathered->gathering();
   // It is said to each that cares; once is enough.
-  JobVerdict& last = rested_[{node.id(), verdict.job}];
-  if (last.reports == verdict.reports && last.silent == verdict.silent &&
-      last.final == verdict.final) {
-    return;
-  }
-  last = verdict;
+  Rested now{verdict.reports, verdict.silent, verdict.final};
+  Rested& last = rested_[{node.id(), verdict.job}];
+  if (last == now) return;
+  last = std::move(now);
   if (gathering.final != verdict.final || gathering.silent != verdict.silent ||
       gathered->record().highest_protected != verdict.safe) {
     return;

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,6 +65,14 @@ class Truth {
     bool stored = false;         // it was published: no memory is needed for it any more
   };
 
+  // What a verdict rests on.
+  struct Rested {
+    std::map<Rank, std::pair<MemberId, uint64_t>> reports;
+    std::set<Rank> silent;
+    bool final = false;
+    bool operator==(const Rested&) const = default;
+  };
+
   void ReadElsewhere(const SimNode& node, const PartKey& part, const Original& original,
                      const reply::Elsewhere& elsewhere);
   void Promised(const CheckpointKey& key, int asked);
@@ -85,7 +94,7 @@ class Truth {
   std::deque<std::pair<MonotonicNanos, std::map<PartKey, std::string>>> deaths_;  // what each had
   // Reports as their nodes said them, by number; of each node and job the newest few.
   std::map<std::pair<MemberId, std::string>, std::map<uint64_t, JobReport>> reports_;
-  std::map<std::pair<int, std::string>, JobVerdict> rested_;  // the last that was looked at
+  std::map<std::pair<int, std::string>, Rested> rested_;  // the last that was looked at
 };
 
 }  // namespace cairn::engine::ringsim

@@ -94,8 +94,8 @@ void Net::Deliver(const SimNode& from, SimNode* to, std::vector<peer::Message> m
                   MonotonicNanos delay) {
   if (messages.empty()) return;
   const MemberId who = from.member();
-  to->After(delay, [to, who, messages = std::move(messages)] {
-    for (const peer::Message& message : messages) to->Apply(event::PeerSaid{who, message});
+  to->After(delay, [to, who, messages = std::move(messages)]() mutable {
+    for (peer::Message& message : messages) to->Apply(event::PeerSaid{who, std::move(message)});
   });
 }
 

@@ -197,10 +197,10 @@ void SimNode::SeeStorage() {
 
 void SimNode::After(MonotonicNanos delay, std::function<void()> what) {
   const uint64_t daemon = daemon_;
-  world_.In(delay, [this, daemon, what = std::move(what)] {
+  world_.In(delay, [this, daemon, what = std::move(what)]() mutable {
     if (daemon != daemon_ || dead_ || engine_ == nullptr) return;
     if (paused_) {
-      while_paused_.push_back(what);
+      while_paused_.push_back(std::move(what));
     } else {
       what();
     }
@@ -212,14 +212,15 @@ void SimNode::Enter(Event event) {
   if (engine_ == nullptr) {
     for_next_daemon_.push_back(std::move(event));
   } else if (paused_) {
-    while_paused_.push_back([this, event = std::move(event)] { Apply(event); });
+    while_paused_.push_back(
+        [this, event = std::move(event)]() mutable { Apply(std::move(event)); });
   } else {
     Apply(std::move(event));
   }
 }
 
 void SimNode::Later(MonotonicNanos delay, Event event) {
-  After(delay, [this, event = std::move(event)] { Apply(event); });
+  After(delay, [this, event = std::move(event)]() mutable { Apply(std::move(event)); });
 }
 
 void SimNode::Soon(Event event) {

@@ -70,7 +70,8 @@ class SimNode {
 
   // --- entering it
   void Apply(Event event);
-  // After a while, unless this daemon has died by then. What a paused node has to do waits.
+  // After a while, unless this daemon has died by then. What a paused node has to do waits. It is called once at
+  // most, so that it may give away what it holds.
   void After(MonotonicNanos delay, std::function<void()> what);
   // A call of a process: `event.caller` is filled in.
   template <class E>
