@@ -660,7 +660,9 @@ namespace {
 // Every extent of every slab: within it, and apart from all others.
 class Extents {
  public:
-  explicit Extents(const Ledger& ledger) : ledger_(ledger) {}
+  explicit Extents(const Ledger& ledger) : ledger_(ledger) {
+    slabs_.reserve(ledger.slabs().size());
+  }
 
   std::string Place(const ExtentRef& extent, Parts::Words what) {
     const SlabRecord* slab = ledger_.Find(extent.slab);

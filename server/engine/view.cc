@@ -64,6 +64,7 @@ class Viewing {
       heard_.push_back(&heard.report);
       if (heard.report.owned && !policy_.has_value()) policy_ = heard.report.policy;
       if (!heard.report.saving.empty()) verdict_.saving[rank] = heard.report.saving;
+      last_ = nullptr;
       for (const auto& [id, part] : heard.report.parts) TakePart(id, part);
     }
     for (const JobReport* report : heard_) {
@@ -76,7 +77,9 @@ class Viewing {
   void TakePart(const PartId& part_id, const PartReport& part) {
     const auto& [id, writer] = part_id;
     if (!Counts(part_id, part) || record_.Forbids(id.step, id.attempt)) return;
-    Parts& parts = parts_[id];
+    // A report's parts of one checkpoint stand together.
+    if (last_ == nullptr || last_->first != id) last_ = &*parts_.try_emplace(id).first;
+    Parts& parts = last_->second;
     parts.least_world = std::min(parts.least_world, part.world_size);
     parts.most_world = std::max(parts.most_world, part.world_size);
     const auto [at, first] = parts.writers.try_emplace(writer);
@@ -222,6 +225,7 @@ class Viewing {
   std::vector<const JobReport*> heard_;  // by rank
   std::optional<JobPolicy> policy_;
   std::map<CheckpointId, Parts> parts_;
+  std::pair<const CheckpointId, Parts>* last_ = nullptr;  // that the part before is of
   History history_;
   std::vector<CheckpointId> line_;
   JobVerdict verdict_;
