@@ -189,6 +189,7 @@ bool Decisions::TellOne(const std::string& name, const std::set<Rank>& others) {
 }
 
 void Decisions::Run(bool whole) {
+  if (due_.empty() && held_.empty() && came_.empty() && !whole) return;
   std::set<Rank> others;
   for (const auto& [rank, member] : members_.others()) others.insert(rank);
   std::set<std::string> just_told;

@@ -178,7 +178,7 @@ void Home::DoubtWhoIsNotHeard() {
   for (const auto& [rank, member] : members_.others()) {
     const bool heard = !member.up || out_.now() - member.heard <= kHeardFor;
     if (heard) {
-      unheard_.erase(rank);
+      if (!unheard_.empty()) unheard_.erase(rank);  // this is looked at with each event
     } else if (unheard_.insert(rank).second) {
       Doubt({rank});
     }
