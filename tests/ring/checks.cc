@@ -86,10 +86,12 @@ void Truth::CheckRests(SimNode& node, const JobVerdict& verdict) {
   if (gathered == nullptr) return;
   const Gathering& gathering = gathered->gathering();
   // It is said to each that cares; once is enough.
-  Rested now{verdict.reports, verdict.silent, verdict.final};
   Rested& last = rested_[{node.id(), verdict.job}];
-  if (last == now) return;
-  last = std::move(now);
+  if (last.reports == verdict.reports && last.silent == verdict.silent &&
+      last.final == verdict.final) {
+    return;
+  }
+  last = {verdict.reports, verdict.silent, verdict.final};
   if (gathering.final != verdict.final || gathering.silent != verdict.silent ||
       gathered->record().highest_protected != verdict.safe) {
     return;
@@ -335,7 +337,9 @@ void Truth::CheckPromises() {
 
 int Truth::CopiesOf(const PartKey& part, const std::string& digest) const {
   int copies = 0;
-  for (const SimNode* node : world_.Members()) copies += node->Whole(part, digest) ? 1 : 0;
+  for (Rank rank = 0; rank < world_.shape.nodes; ++rank) {
+    copies += world_.At(rank)->Whole(part, digest) ? 1 : 0;  // one that is dead has nothing
+  }
   return copies;
 }
 

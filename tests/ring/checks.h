@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "server/engine/report.h"
 #include "tests/ring/node.h"
 #include "tests/sim/clock.h"
@@ -70,7 +71,6 @@ class Truth {
     std::map<Rank, std::pair<MemberId, uint64_t>> reports;
     std::set<Rank> silent;
     bool final = false;
-    bool operator==(const Rested&) const = default;
   };
 
   void ReadElsewhere(const SimNode& node, const PartKey& part, const Original& original,
@@ -88,7 +88,7 @@ class Truth {
   const Original* Find(const PartKey& part) const;
 
   World& world_;
-  std::map<CheckpointKey, std::map<Writer, Original>> originals_;
+  absl::flat_hash_map<CheckpointKey, std::map<Writer, Original>> originals_;
   std::map<CheckpointKey, MonotonicNanos> given_up_;  // when something of it last was
   std::map<std::string, std::map<CheckpointKey, Promise>> promises_;              // by job
   std::deque<std::pair<MonotonicNanos, std::map<PartKey, std::string>>> deaths_;  // what each had

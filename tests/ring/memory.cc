@@ -14,6 +14,19 @@ std::vector<uint32_t> Checksums(const Content& content) {
   return crcs;
 }
 
+void Memory::Make(SlabId slab, uint64_t bytes) {
+  uint64_t& made = slabs_[slab].bytes;
+  total_ += bytes - made;
+  made = bytes;
+}
+
+void Memory::Destroy(SlabId slab) {
+  const auto at = slabs_.find(slab);
+  if (at == slabs_.end()) return;
+  total_ -= at->second.bytes;
+  slabs_.erase(at);
+}
+
 bool Memory::Write(SlabId slab, uint64_t offset, const Content& content) {
   const auto at = slabs_.find(slab);
   if (at == slabs_.end() || offset + content.length > at->second.bytes) return false;
@@ -43,12 +56,6 @@ std::string Memory::Wrong(const ObjectEntry& entry, const ExtentRef& extent) con
                         extent.slab);
   }
   return "";
-}
-
-uint64_t Memory::TotalBytes() const {
-  uint64_t total = 0;
-  for (const auto& [id, slab] : slabs_) total += slab.bytes;
-  return total;
 }
 
 std::vector<std::pair<SlabId, uint64_t>> Memory::Held() const {

@@ -22,14 +22,14 @@ std::vector<uint32_t> Checksums(const Content& content);
 
 class Memory {
  public:
-  void Make(SlabId slab, uint64_t bytes) { slabs_[slab].bytes = bytes; }
-  void Destroy(SlabId slab) { slabs_.erase(slab); }
+  void Make(SlabId slab, uint64_t bytes);
+  void Destroy(SlabId slab);
   bool Has(SlabId slab) const { return slabs_.contains(slab); }
   // False: it does not fit, or there is no such slab.
   bool Write(SlabId slab, uint64_t offset, const Content& content);
   // What the object's place should hold, by its entry, and does not: in words; "" when it does.
   std::string Wrong(const ObjectEntry& entry, const ExtentRef& extent) const;
-  uint64_t TotalBytes() const;
+  uint64_t TotalBytes() const { return total_; }
   std::vector<std::pair<SlabId, uint64_t>> Held() const;
 
  private:
@@ -38,6 +38,7 @@ class Memory {
     std::map<uint64_t, Content> contents;  // by offset
   };
   std::map<SlabId, Slab> slabs_;
+  uint64_t total_ = 0;  // bytes of the slabs
 };
 
 }  // namespace cairn::engine::ringsim

@@ -68,6 +68,7 @@ World::World(const RingSimOptions& its_options)
   storage.forgets = options.lie == Lie::kStorageForgets;
   RingOptions ring;
   ring.cluster = "ring";
+  at_.resize(static_cast<size_t>(shape.nodes));
   for (Rank rank = 0; rank < shape.nodes; ++rank) {
     ring.members[rank] = absl::StrCat("10.0.0.", rank + 1, ":7000");
   }
@@ -102,13 +103,13 @@ SimNode* World::AddNode(Rank rank) {
   }
   nodes.push_back(std::make_unique<SimNode>(this, static_cast<int>(nodes.size()),
                                             node_options_[rank], incarnation));
-  at_[rank] = nodes.back().get();
+  at_[static_cast<size_t>(rank)] = nodes.back().get();
   return nodes.back().get();
 }
 
 SimNode* World::At(Rank rank) const {
-  const auto at = at_.find(rank);
-  return at == at_.end() ? nullptr : at->second;
+  const auto at = static_cast<size_t>(rank);
+  return rank >= 0 && at < at_.size() ? at_[at] : nullptr;
 }
 
 SimNode* World::Replace(Rank rank) {
@@ -121,14 +122,14 @@ SimNode* World::Replace(Rank rank) {
 SimNode* World::AddClaimant(Rank rank) {
   SimNode* stays = At(rank);
   SimNode* claimant = AddNode(rank);
-  at_[rank] = stays;
+  at_[static_cast<size_t>(rank)] = stays;
   claimant->StartDaemon();
   return claimant;
 }
 
 std::vector<SimNode*> World::Members() const {
   std::vector<SimNode*> members;
-  for (const auto& [rank, node] : at_) {
+  for (SimNode* node : at_) {
     if (!node->dead()) members.push_back(node);
   }
   return members;

@@ -92,7 +92,7 @@ struct World {
   void Converge();
 
   std::map<Rank, Options> node_options_;
-  std::map<Rank, SimNode*> at_;
+  std::vector<SimNode*> at_;  // by rank
 };
 
 }  // namespace cairn::engine::ringsim
