@@ -19,8 +19,10 @@ struct Freed {
 };
 thread_local std::array<Freed*, kLists> freed;  // zero when the thread begins
 
+size_t ListFor(size_t bytes) { return bytes <= 24 ? 1 : (bytes + 7) / 16; }
+
 void* Allocate(size_t bytes) noexcept {
-  const size_t n = bytes <= 24 ? 1 : (bytes + 7) / 16;
+  const size_t n = ListFor(bytes);
   if (n >= kLists) return std::malloc(bytes);
   Freed* const block = freed[n];
   if (block == nullptr) return std::malloc(16 * n + 8);
@@ -28,14 +30,18 @@ void* Allocate(size_t bytes) noexcept {
   return block;
 }
 
-void Free(void* block) noexcept {
+void Free(void* block, size_t bytes) noexcept {
   if (block == nullptr) return;
-  const size_t usable = malloc_usable_size(block);
-  const size_t n = usable / 16;
-  if (n >= kLists || usable % 16 != 8) return std::free(block);
+  const size_t n = ListFor(bytes);
+  if (n >= kLists) return std::free(block);
   auto* const first = static_cast<Freed*>(block);
   first->next = freed[n];
   freed[n] = first;
+}
+
+// A block whose length the caller does not say may have been made longer than was asked for, never shorter.
+void Free(void* block) noexcept {
+  if (block != nullptr) Free(block, malloc_usable_size(block));
 }
 
 }  // namespace
@@ -50,8 +56,8 @@ void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return Alloca
 void* operator new[](size_t bytes, const std::nothrow_t&) noexcept { return Allocate(bytes); }
 
 void operator delete(void* block) noexcept { Free(block); }
-void operator delete(void* block, size_t) noexcept { Free(block); }
+void operator delete(void* block, size_t bytes) noexcept { Free(block, bytes); }
 void operator delete(void* block, const std::nothrow_t&) noexcept { Free(block); }
 void operator delete[](void* block) noexcept { Free(block); }
-void operator delete[](void* block, size_t) noexcept { Free(block); }
+void operator delete[](void* block, size_t bytes) noexcept { Free(block, bytes); }
 void operator delete[](void* block, const std::nothrow_t&) noexcept { Free(block); }

@@ -228,7 +228,11 @@ void SimNode::Soon(Event event) {
 }
 
 void SimNode::Apply(Event event) {
-  queue_.push_back(std::move(event));
+  if (applying_ || !queue_.empty() || engine_ == nullptr || !world_.ok()) {
+    queue_.push_back(std::move(event));
+  } else {
+    ApplyOne(std::move(event));
+  }
   if (!applying_) Drain();
 }
 
@@ -236,18 +240,22 @@ void SimNode::Drain() {
   while (!queue_.empty() && engine_ != nullptr && world_.ok()) {
     Event event = std::move(queue_.front());
     queue_.pop_front();
-    world_.report.Note([&] { return absl::StrCat("node ", id_, " <- ", Words(event)); });
-    applying_ = true;
-    const bool rings = std::holds_alternative<event::PeerSaid>(event);
-    Outcome outcome = engine_->Apply(now(), std::move(event));
-    ++world_.report.result().events;
-    Carry(std::move(outcome));
-    applying_ = false;
-    if (engine_ == nullptr) return;
-    if (++applies_ % kCheckEvery != 0 && !(rings && applies_ % 8 == 0)) continue;
-    const std::string wrong = engine_->CheckInvariants();
-    if (!wrong.empty()) world_.Fail(absl::StrCat("node ", id_, ": invariant: ", wrong));
+    ApplyOne(std::move(event));
   }
+}
+
+void SimNode::ApplyOne(Event&& event) {
+  world_.report.Note([&] { return absl::StrCat("node ", id_, " <- ", Words(event)); });
+  applying_ = true;
+  const bool rings = std::holds_alternative<event::PeerSaid>(event);
+  Outcome outcome = engine_->Apply(now(), std::move(event));
+  ++world_.report.result().events;
+  Carry(std::move(outcome));
+  applying_ = false;
+  if (engine_ == nullptr) return;
+  if (++applies_ % kCheckEvery != 0 && !(rings && applies_ % 8 == 0)) return;
+  const std::string wrong = engine_->CheckInvariants();
+  if (!wrong.empty()) world_.Fail(absl::StrCat("node ", id_, ": invariant: ", wrong));
 }
 
 void SimNode::Carry(Outcome outcome) {

@@ -123,6 +123,7 @@ class SimNode {
   // Of a call: it waits for the next daemon when there is none.
   void Enter(Event event);
   void Drain();
+  void ApplyOne(Event&& event);
   void Carry(Outcome outcome);
   void Mirror(const Fact& fact);
   void Check(const Event& event);

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <queue>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,23 +14,33 @@ namespace cairn::engine::ringsim {
 class Schedule {
  public:
   void At(MonotonicNanos at, std::function<void()> what) {
-    items_.push({at, ++last_, std::move(what)});
+    if (unused_.empty()) {
+      unused_.push_back(whats_.size());
+      whats_.emplace_back();
+    }
+    whats_[unused_.back()] = std::move(what);
+    items_.push({at, ++last_, unused_.back()});
+    unused_.pop_back();
   }
   MonotonicNanos next() const { return items_.empty() ? sim::kNoTime : items_.top().at; }
   std::function<void()> Take() {
-    std::function<void()> what = std::move(const_cast<Item&>(items_.top()).what);
+    const size_t place = items_.top().place;
     items_.pop();
-    return what;
+    unused_.push_back(place);
+    return std::exchange(whats_[place], nullptr);
   }
 
  private:
+  // What is to be done stays where it is while the items are brought into order.
   struct Item {
     MonotonicNanos at = 0;
     uint64_t number = 0;
-    std::function<void()> what;
-    bool operator<(const Item& o) const { return std::tie(at, number) > std::tie(o.at, o.number); }
+    size_t place = 0;  // in whats_
+    bool operator<(const Item& o) const { return at != o.at ? at > o.at : number > o.number; }
   };
   std::priority_queue<Item> items_;
+  std::vector<std::function<void()>> whats_;
+  std::vector<size_t> unused_;  // places of whats_
   uint64_t last_ = 0;
 };
 
