@@ -87,6 +87,7 @@ void SimNode::EndPersist(const action::Persist& persist) {
     }
   }
   const StatusOr<bool> written = world_.storage.Write(persist, world_.clock.UnixMs());
+  if (world_.storage.Published(persist.checkpoint)) world_.truth.Stored(persist.checkpoint);
   world_.report.Count(written.ok() ? (*written ? "published" : "part written") : "not written");
   event::Persisted persisted{persist.checkpoint, written.status()};
   persisted.awaits_others = written.ok() && !*written;

@@ -66,6 +66,13 @@ void Truth::NodeDied(const SimNode& node) {
 
 void Truth::GivenUp(const PartKey& part) { given_up_[part.checkpoint] = world_.clock.now; }
 
+void Truth::Stored(const CheckpointKey& key) {
+  const auto of_job = promises_.find(key.job);
+  if (of_job == promises_.end()) return;
+  const auto promise = of_job->second.find(key);
+  if (promise != of_job->second.end()) promise->second.stored = true;
+}
+
 void Truth::TakeReport(const MemberId& from, const ReportDelta& delta) {
   auto& known = reports_[{from, delta.job}];
   JobReport report;
@@ -272,6 +279,7 @@ void Truth::Promised(const CheckpointKey& key, int asked) {
   if (!promises.empty()) return;  // a newer one is: this was said late
   Promise promise;
   promise.asked = asked;
+  promise.stored = world_.storage.Published(key);
   ForgetDeaths();
   for (const auto& [at, had] : deaths_) {
     for (auto part = had.lower_bound({key, 0}); part != had.end() && part->first.checkpoint == key;
@@ -314,8 +322,7 @@ bool Truth::LostForGood(const CheckpointKey& key, const Promise& promise) const 
 void Truth::CheckPromises() {
   for (auto& [job, promises] : promises_) {
     for (auto& [key, promise] : promises) {
-      promise.stored |= world_.storage.Published(key);
-      if (promise.stored) continue;  // a newer revision may take its place there
+      if (promise.stored) continue;  // a newer revision may have taken its place there since
       if (LostForGood(key, promise)) continue;
       for (const auto& [writer, original] : originals_[key]) {
         const PartKey part{key, writer};

@@ -36,8 +36,9 @@ class Truth {
 
   // --- what happens
   void Committed(const SimNode& node, const PartKey& part, const Held& held);
-  void NodeDied(const SimNode& node);  // before it is gone
-  void GivenUp(const PartKey& part);   // by a node that had it
+  void NodeDied(const SimNode& node);     // before it is gone
+  void GivenUp(const PartKey& part);      // by a node that had it
+  void Stored(const CheckpointKey& key);  // storage has all of it, now
   void Said(SimNode& node, Rank to, const peer::Message& message);
   // --- what clients were told
   void ToldLatest(const SimNode& node, const reply::Latest& latest);
