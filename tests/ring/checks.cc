@@ -157,9 +157,8 @@ void Truth::CheckVerdict(const SimNode& node, const JobVerdict& verdict) {
 // than what is safe may be given up any time.
 void Truth::CheckCopies(const SimNode& node, const CheckpointKey& key, int replicas) {
   ForgetDeaths();
-  for (const auto& [safe, promise] : promises_[key.job]) {
-    if (Newer(safe, key)) return;
-  }
+  const auto safe = safe_.find(key.job);
+  if (safe != safe_.end() && Newer(safe->second, key)) return;
   if (world_.At(node.rank()) != &node || world_.storage.Published(key)) return;
   for (const auto& [writer, original] : originals_[key]) {
     const PartKey part{key, writer};
@@ -272,6 +271,8 @@ void Truth::ReadElsewhere(const SimNode& node, const PartKey& part, const Origin
 // --- promises
 
 void Truth::Promised(const CheckpointKey& key, int asked) {
+  const auto [safe, first] = safe_.try_emplace(key.job, key);
+  if (!first && Newer(key, safe->second)) safe->second = key;
   if (asked == 0) return;  // nothing is promised of the loss of a node
   auto& promises = promises_[key.job];
   if (promises.contains(key)) return;

@@ -91,6 +91,7 @@ class Truth {
   World& world_;
   absl::flat_hash_map<CheckpointKey, std::map<Writer, Original>> originals_;
   std::map<CheckpointKey, MonotonicNanos> given_up_;  // when something of it last was
+  std::map<std::string, CheckpointKey> safe_;  // by job, the newest that was called protected
   std::map<std::string, std::map<CheckpointKey, Promise>> promises_;              // by job
   std::deque<std::pair<MonotonicNanos, std::map<PartKey, std::string>>> deaths_;  // what each had
   // Reports as their nodes said them, by number; of each node and job the newest few.
