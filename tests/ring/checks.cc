@@ -329,7 +329,7 @@ void Truth::CheckPromises() {
         const PartKey part{key, writer};
         const int copies = CopiesOf(part, original.digest);
         int& lost = promise.lost[writer];
-        if (copies > promise.asked) lost = 0;
+        if (lost > 0 && KeptCopiesOf(part, original.digest) > promise.asked) lost = 0;
         if (copies >= 1 + promise.asked - lost) continue;
         if (world_.storage.HasPart(part, original.digest)) continue;
         if (SomethingNewerIsSafe(key, promise.asked)) continue;
@@ -347,6 +347,16 @@ int Truth::CopiesOf(const PartKey& part, const std::string& digest) const {
   int copies = 0;
   for (Rank rank = 0; rank < world_.shape.nodes; ++rank) {
     copies += world_.At(rank)->Whole(part, digest) ? 1 : 0;  // one that is dead has nothing
+  }
+  return copies;
+}
+
+int Truth::KeptCopiesOf(const PartKey& part, const std::string& digest) const {
+  int copies = 0;
+  for (Rank rank = 0; rank < world_.shape.nodes; ++rank) {
+    const SimNode& node = *world_.At(rank);
+    const bool kept = node.Whole(part, digest) && node.held().at(part).role != PartRole::kFetched;
+    copies += kept ? 1 : 0;
   }
   return copies;
 }
