@@ -5,11 +5,15 @@ The first test is all that a quick look at a ring needs; it runs in the ordinary
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cairn_raw import NOT_FOUND, UNAVAILABLE, CairnError
-from ring import MIB, Ring, attempt_number, content, names, ring, until
+from cairn_raw import NO_STEP, NOT_FOUND, UNAVAILABLE, CairnError, pattern
+from ring import MIB, Member, Ring, attempt_number, content, names, ring, until
 
 JOB = "run"
 LARGE = 24 * MIB + 5
@@ -84,6 +88,51 @@ def test_a_reader_of_what_lies_elsewhere_goes_on_with_another_holder() -> None:
             with pytest.raises(CairnError) as ended:
                 reader.do("readChunk", opened.lease, 0, 1)
             assert ended.value.code == NOT_FOUND
+
+
+@pytest.mark.full
+def test_loads_on_every_node_while_one_saves_are_of_one_generation() -> None:
+    """R25 across nodes: each step is saved twice, and what a load returns is one of the two, whole."""
+    size = 2 * MIB + 11
+    ended = threading.Event()
+    loaded: Counter[int] = Counter()
+
+    def generation(step: int, revision: int) -> bytes:
+        return pattern(f"{step}.{revision}", size)
+
+    def load(member: Member) -> None:
+        with member.session(JOB) as reader:
+            newest = (0, -1)
+            while not ended.is_set():
+                try:
+                    opened = reader.open(NO_STEP, "state", timeout_ms=30_000)
+                    data = reader.read(opened)
+                    reader.release(opened)
+                except CairnError as error:
+                    # Its copies went for newer ones, on the way; or nothing is saved yet.
+                    assert error.code in (NOT_FOUND, UNAVAILABLE), error
+                    continue
+                found = (opened.step, opened.revision)
+                assert data == generation(*found), f"promise 2: {found} on node {member.rank}"
+                assert found >= newest, f"promise 3: {found} after {newest} on node {member.rank}"
+                newest = found
+                loaded[member.rank] += 1
+
+    with ring(3) as r, ThreadPoolExecutor(3) as pool:
+        writer = r[0].writer(JOB, attempt_number())
+        loads = [pool.submit(load, member) for member in r]
+        try:
+            until = time.monotonic() + 15
+            step = 0
+            while time.monotonic() < until:
+                step += 1
+                for revision in (0, 1):
+                    writer.save(step, {"state": generation(step, revision)}, revision=revision)
+        finally:
+            ended.set()
+        for of in loads:
+            of.result()
+        assert step > 10 and all(loaded[rank] > 10 for rank in range(3)), (step, loaded)
 
 
 @pytest.mark.full
