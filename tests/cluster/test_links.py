@@ -96,6 +96,27 @@ def test_a_transfer_goes_on_where_it_was_when_the_readers_daemon_died() -> None:
         assert r[1].loads(JOB, 1, part_bytes=4 * LARGE)
 
 
+def kept_for_us(r: Ring) -> dict[int, int]:
+    """By node: bytes of node 0's parts, as it was told."""
+    members = r[0].ring_status()["members"]
+    return {member["rank"]: int(member["held_for_us_bytes"]) for member in members}
+
+
+def test_a_backup_whose_data_port_is_blocked_is_passed_over_until_it_reads_again() -> None:
+    with ring(3, lost_after_s=3) as r:
+        r.cut(0, 1, port=DATA_PORT)
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1)
+        r[0].wait_replicated(JOB, 1, 40)
+        assert r[0].states()[1] == "stalled"
+        assert kept_for_us(r)[1] == 0 and kept_for_us(r)[2] > 0
+        r.heal()
+        until("node 1 reads again", lambda: r[0].states()[1] == "up", 60)
+        r[0].save(writer, 2)
+        r[0].wait_replicated(JOB, 2)
+        until("node 2 keeps nothing for it any more", lambda: kept_for_us(r)[2] == 0, 60)
+
+
 def test_a_cut_transfer_goes_on_where_it_was() -> None:
     """Of what was verified before at most 8 MiB are read again."""
     with large_ring(512 * MIB) as r:
