@@ -224,7 +224,8 @@ struct OpenRequest {
 }
 struct OpenReply {
   1: i64 lease,                  // 0: nothing to release (mode READ from storage)
-  2: i64 slab,                   // 0: in storage; an fd that came is a file there, offset 0
+  2: i64 slab,                   // 0: not in this node's memory: in storage, where an fd that came is the file,
+                                 // offset 0, or from_member
   3: i64 slab_bytes,
   4: i64 offset,
   5: ObjectInfo object,

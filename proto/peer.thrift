@@ -98,7 +98,7 @@ struct HaveList {
   3: list<Have> haves,
 }
 
-enum Fate { KEEP = 0, REMOVED = 1, ABANDONED = 2, SUPERSEDED = 3 }
+enum Fate { KEEP = 0, REMOVED = 1, ABANDONED = 2, SUPERSEDED = 3, SURPLUS = 4 }
 // The owner's answer to an entry of a have-list. Nothing else permits the holder to let a part go: that it
 // stands in no want-list says nothing.
 struct Release {
@@ -107,6 +107,7 @@ struct Release {
   3: string digest,
   4: Fate fate,
   5: optional Checkpoint by, // SUPERSEDED: by this one of the same job, which is protected
+                             // SURPLUS: the listener is no backup, and all backups hold it
 }
 struct ReleaseList {
   1: i64 haves_version,

@@ -112,18 +112,18 @@ struct List {
   std::string next_cursor;  // empty: that was all
 };
 
-// Other members have it, and this node has no room for it: the node asks them what these parts consist of, and reads
-// objects of theirs in chunks.
+// One that other members have, and for which this node has no room.
 struct PartElsewhere {
   PartKey part;
   std::string digest;  // of its manifest
   uint32_t uid = 0;    // whose it must be, by its manifest
   std::vector<Rank> sources;
 };
+// The node asks those members what the parts consist of, and reads objects of theirs in chunks.
 struct Elsewhere {
   std::vector<PartElsewhere> parts;  // in one of them is the object that was asked for
   ObjectInfo like;                   // facts and level are those of their objects
-  List here;                         // of `ls`: the others
+  List here;                         // of `ls`: the objects that are here
 };
 
 struct SessionStatus {
@@ -148,7 +148,7 @@ struct Quarantined {
 
 struct MemberStatus {
   Rank rank = kNoRank;
-  std::string state;        // "up", "silent", "lost"
+  std::string state;        // "up", "stalled", "silent", "lost"
   int64_t incarnation = 0;  // 0: never met
   int64_t silent_ms = 0;    // -1: never heard
   uint64_t held_for_us_bytes = 0, held_for_it_bytes = 0;

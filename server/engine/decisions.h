@@ -3,7 +3,7 @@
 // only add up (job_record.h), so they may arrive in any order and any number of times; a member that was away
 // learns what was removed before anything of it is asked for again.
 //
-// They are acknowledged when two journals have them: while another member is up, the
+// `resume`, `use`, `rm` and pins are acknowledged when two journals have them: while another member is up, the
 // answer is held back until one says that it has journaled the job's record as it was then. It says so
 // (peer::RecordHeld) in the event whose facts are the record's, and no action leaves before its facts are
 // journaled.

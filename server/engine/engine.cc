@@ -149,9 +149,9 @@ class Engine::Impl {
     }
     return true;
   }
+  static constexpr MonotonicNanos kPinPatience =
+      10 * kNanosPerSecond;  // its call carries no deadline
   // Whose answer waits for a second journal, and who waits no longer (decisions.h).
-  static constexpr MonotonicNanos kDecisionPatience =
-      10 * kNanosPerSecond;  // of calls without a deadline
   template <class E>
   void TellCluster(const E& event) {
     if constexpr (std::is_same_v<E, event::Use>) {
@@ -163,12 +163,8 @@ class Engine::Impl {
     if constexpr (std::is_same_v<E, event::Remove>) {
       if (!event.memory_only) cluster_.Decided(event.caller, event.ref.job, event.deadline);
     }
-    const MonotonicNanos soon = out_.now() + kDecisionPatience;
-    if constexpr (std::is_same_v<E, event::Pin> || std::is_same_v<E, event::PersistNow>) {
-      cluster_.Decided(event.caller, event.ref.job, soon);
-    }
-    if constexpr (std::is_same_v<E, event::SetPolicy>) {
-      cluster_.Decided(event.caller, event.job, soon);
+    if constexpr (std::is_same_v<E, event::Pin>) {
+      cluster_.Decided(event.caller, event.ref.job, out_.now() + kPinPatience);
     }
     if constexpr (std::is_same_v<E, event::SessionEnded>) cluster_.SessionEnds(event.session);
     if constexpr (std::is_same_v<E, event::CallerLeft>) cluster_.CallerLeft(event.request);
@@ -408,6 +404,8 @@ Outcome Engine::Impl::Finish() {
   records_.Run();
   CheckDrained();
   if (cluster_.Run()) more_soon_ = true;
+  if (succession_.Serve())
+    more_soon_ = true;  // the others may have told of an attempt that has begun
   for (const event::Persisted& ended : persistence_.Prepare()) {
     On(ended);
     more_soon_ = true;  // what it held, and its turn, are somebody else's now

@@ -295,7 +295,7 @@ bool Eviction::GoesInParts(const Checkpoint& checkpoint) const {
   if (checkpoint.memory->slabs.empty()) return false;
   const StepContent& content = *checkpoint.content;
   if (InStorage(checkpoint) || content.condemned) return true;
-  const bool whole = content.complete || checkpoint.OthersHaveIt();
+  const bool whole = content.complete || checkpoint.RingHasIt();
   return whole && content.parts.size() > static_cast<size_t>(options_.given_up_whole) &&
          !checkpoint.files->persisting;
 }
@@ -317,7 +317,7 @@ bool Eviction::EvictFrom(Checkpoint* checkpoint, SlabId slab) {
   CountEvicted(*checkpoint);
   last_ = slab;
   if (!InStorage(*checkpoint)) {
-    if (checkpoint->OthersHaveIt()) {
+    if (checkpoint->RingHasIt()) {
       parts_.NoLongerWhole(checkpoint);
     } else if (!checkpoint->content->condemned) {
       parts_.Condemn(checkpoint);

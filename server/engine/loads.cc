@@ -114,7 +114,6 @@ void Loads::DidNotCome(const Fetches::Order& order, const Status& why, Waiting* 
 
 StatusOr<Body> Loads::NotHere(ObjectInfo like, const Status& otherwise) const {
   if (!without_room_.empty()) {
-    out_.Count("opens_elsewhere");
     return Body(reply::Elsewhere{without_room_, std::move(like), {}});
   }
   return problem_.ok() ? otherwise : problem_;

@@ -369,11 +369,11 @@ struct Checkpoint {
   // All its writers have committed, whether their parts are here or with other members.
   bool Complete() const { return content->complete || elsewhere->complete; }
   // Other members' memory, or storage as they see it, has all of it.
-  bool OthersHaveIt() const {
+  bool RingHasIt() const {
     return elsewhere->complete && (elsewhere->in_memory || elsewhere->stored);
   }
   bool Obtainable() const {
-    return (content->complete && Resident()) || (Complete() && files->persisted) || OthersHaveIt();
+    return (content->complete && Resident()) || (Complete() && files->persisted) || RingHasIt();
   }
 
   const CheckpointKey key;

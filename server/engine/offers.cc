@@ -259,17 +259,22 @@ bool Offers::Stalled(Rank backup) const {
 // nothing yet.
 void Offers::LookForStalls() {
   for (auto& [rank, backup] : backups_) {
-    uint64_t came = 0;
-    bool more = false;
+    // What it reads again after a failure is no advance.
+    std::map<PartKey, uint64_t> most;
+    bool more = false, advanced = false;
     for (const peer::Want& want : backup.told) {
       const auto have = backup.haves.find(want.part);
       const bool here = have != backup.haves.end() && have->second.digest == want.digest;
       const bool held = here && have->second.state == peer::HaveState::kHeld;
       more = more || (!held && !(here && IsRefusal(have->second)));
-      if (held) came += want.bytes + 1;
-      if (here && have->second.state == peer::HaveState::kUnderWay) came += have->second.done_bytes;
+      const auto before = backup.most.find(want.part);
+      const uint64_t had = before == backup.most.end() ? 0 : before->second;
+      uint64_t has = held ? want.bytes + 1 : 0;  // a part of no bytes counts, too
+      if (here && have->second.state == peer::HaveState::kUnderWay) has = have->second.done_bytes;
+      advanced = advanced || has > had;
+      most[want.part] = std::max(had, has);
     }
-    const bool advanced = came > std::exchange(backup.came, came);
+    backup.most = std::move(most);
     if (!more || advanced || !members_.Up(rank)) {
       backup.came_at = out_.now();
       backup.tried = false;
@@ -360,7 +365,7 @@ void Offers::On(const MemberId& from, const peer::HaveList& list) {
     if (have.state != peer::HaveState::kHeld) continue;
     const auto want = told.find(have.part);
     if (want != told.end() && want->second == have.digest) continue;
-    if (std::optional<peer::Release> release = FateOf(have)) {
+    if (std::optional<peer::Release> release = FateOf(from.rank, have)) {
       releases.releases.push_back(*std::move(release));
     }
   }
@@ -379,13 +384,17 @@ void Offers::On(const MemberId& from, const peer::HaveList& list) {
   if (!releases.releases.empty()) out_.Do(action::Tell{from.rank, std::move(releases)});
 }
 
-std::optional<peer::Release> Offers::FateOf(const peer::Have& have) const {
+std::optional<peer::Release> Offers::FateOf(Rank holder, const peer::Have& have) const {
   const CheckpointKey& key = have.part.checkpoint;
   const Job* job = jobs_.Find(key.job);
   if (job == nullptr) return std::nullopt;
   peer::Release release{have.part, have.digest, peer::Fate::kRemoved, {}};
   if (!Retention::CheckRemoved(*job, key.step, key.attempt).ok()) return release;
   const JobVerdictHeard& verdict = *job->verdict;
+  if (IsSurplus(holder, have, *job)) {
+    release.fate = peer::Fate::kSurplus;
+    return release;
+  }
   if (!verdict.protect.has_value()) return std::nullopt;
   const CheckpointId id{key.step, key.attempt, key.revision};
   const CheckpointId& protect = *verdict.protect;
@@ -408,6 +417,25 @@ std::optional<peer::Release> Offers::FateOf(const peer::Have& have) const {
     return release;
   }
   return std::nullopt;
+}
+
+bool Offers::IsSurplus(Rank holder, const peer::Have& have, const Job& job) const {
+  const int replicas = members_.ReplicasOf(job.owner->policy);
+  const Part* part = parts_.Find(have.part);
+  if (replicas == 0 || part == nullptr || !Answers(*part) || !Fetches::Holds(*part) ||
+      IsTold(holder, replicas)) {
+    return false;
+  }
+  const std::vector<Rank> backups = Backups(replicas);
+  return backups.size() >= static_cast<size_t>(replicas) &&
+         std::all_of(backups.begin(), backups.end(), [&](Rank rank) {
+           const auto backup = backups_.find(rank);
+           if (backup == backups_.end() || !members_.Up(rank)) return false;
+           const auto held = backup->second.haves.find(have.part);
+           return held != backup->second.haves.end() &&
+                  held->second.state == peer::HaveState::kHeld &&
+                  held->second.digest == part->content->digest;
+         });
 }
 
 // The job is over, its last step is in storage, and this node has given up its own part of it.
@@ -465,6 +493,10 @@ std::string Offers::Refusal(const std::string& job) const {
 void Offers::MemberCame(Rank rank) {
   Backup& backup = backups_[rank];
   backup.due = true;
+  backup.came_at = out_.now();
+  backup.tried = false;
+  backup.most.clear();
+  SetStalled(rank, &backup, false);
   backup.told.clear();
   // Another life may hold nothing of it; its list will say.
   for (const auto& [part, have] : std::exchange(backup.haves, {})) Changed(part.checkpoint.job);

@@ -52,8 +52,8 @@ class Offers : public StepWatcher, public RingWatcher {
   // A part of a member that is lost, which this node holds and is the first to stand in for.
   bool ActsFor(const Part& part) const;
   uint64_t HeldBy(Rank backup) const;  // bytes of this node's parts
-  // It answers, and for ring.lost_after nothing has come to it of what it asked to read: another member is a backup in
-  // its place.
+  // It answers, and for ring.lost_after_seconds nothing has come to it of what it asked to read: another member is a
+  // backup in its place.
   bool Stalled(Rank backup) const;
   // Why a backup refuses the job's parts; empty: none does.
   std::string Refusal(const std::string& job) const;
@@ -74,8 +74,9 @@ class Offers : public StepWatcher, public RingWatcher {
     MonotonicNanos told_at = 0;
     std::map<PartKey, peer::Have> haves;
     bool due = false;
-    uint64_t came = 0;  // bytes of what it was told, and then one for each part that is whole
-    MonotonicNanos came_at = 0;  // when there last were more, or nothing was to come
+    std::map<PartKey, uint64_t>
+        most;                    // of what it was told, the most that it ever had of each part
+    MonotonicNanos came_at = 0;  // when there last was more, or nothing was to come
     bool tried = false;          // since then it was given what it was told
     bool stalled = false;
   };
@@ -95,7 +96,9 @@ class Offers : public StepWatcher, public RingWatcher {
   bool LeftToStorage(const Job& job, const Checkpoint* checkpoint) const;
   std::string RefusalOf(const Checkpoint& checkpoint, int replicas) const;
   // nullopt: it stays.
-  std::optional<peer::Release> FateOf(const peer::Have& have) const;
+  std::optional<peer::Release> FateOf(Rank holder, const peer::Have& have) const;
+  // The holder is no backup, as where one came back for which it had stood in, and all backups hold the part.
+  bool IsSurplus(Rank holder, const peer::Have& have, const Job& job) const;
 
   Outbox& out_;
   const Members& members_;

@@ -62,8 +62,9 @@ void Opening::On(const event::Open& event) {
                                                       " has no good copy any more"))
                    : named.status();
     if (cluster_ == nullptr) return out_.Answer(request, otherwise);
-    return out_.Answer(request,
-                       cluster_->loads().NotHere(describing_.Elsewhere(checkpoint), otherwise));
+    StatusOr<Body> answer = cluster_->loads().NotHere(describing_.Elsewhere(checkpoint), otherwise);
+    if (answer.ok()) out_.Count("opens_elsewhere");
+    return out_.Answer(request, std::move(answer));
   }
   const ObjectRef& object = *named;
   if (!event.verify && !object.check().unverified) {

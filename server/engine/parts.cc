@@ -657,7 +657,7 @@ void Parts::EraseIfEmpty(Checkpoint* checkpoint) {
 }
 
 void Parts::EraseHere(Checkpoint* checkpoint) {
-  if (!checkpoint->OthersHaveIt() || checkpoint->content->condemned) return Erase(checkpoint);
+  if (!checkpoint->RingHasIt() || checkpoint->content->condemned) return Erase(checkpoint);
   NoLongerWhole(checkpoint);
   while (!checkpoint->content->parts.empty()) {
     Erase(checkpoint->content->parts.begin()->second.get());

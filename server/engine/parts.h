@@ -118,7 +118,7 @@ class Parts {
   void Break(const ObjectRef& object, const Status& why);  // its bytes did not verify: they go
   void Erase(Part* part);
   void Erase(Checkpoint* checkpoint);
-  // Some of it leaves memory, and comes from nowhere else that this node can read.
+  // Some of it leaves this node's memory: the checkpoint is not complete here any more, though it may be on others.
   void NoLongerWhole(Checkpoint* checkpoint);
   // Of one that is in no storage that this node knows: where other members have it, it stays known.
   void EraseHere(Checkpoint* checkpoint);

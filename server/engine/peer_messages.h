@@ -69,7 +69,13 @@ struct HaveList {
   std::vector<Have> haves;
 };
 
-enum class Fate : uint8_t { kKeep = 0, kRemoved = 1, kAbandoned = 2, kSuperseded = 3 };
+enum class Fate : uint8_t {
+  kKeep = 0,
+  kRemoved = 1,
+  kAbandoned = 2,
+  kSuperseded = 3,
+  kSurplus = 4
+};
 
 // The owner's answer to an entry of a have-list that is not wanted any more: the holder may let it go.
 // There is no other reason for it to: absence from a want-list is none.

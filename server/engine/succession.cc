@@ -146,13 +146,16 @@ Status Succession::InTheWay(const Job& job, Attempt attempt, const Pids& pids) {
       "saved"));
 }
 
-void Succession::Serve() {
+bool Succession::Serve() {
+  bool any = false;
   // One that goes on may begin the attempt, and nothing is in the way of its other ranks then.
   for (std::vector<RequestId> over = Over(); !over.empty(); over = Over()) {
     for (RequestId request : over) {
       if (const auto parked = callers_.Unpark(request)) dispatch_(parked->event);
+      any = true;
     }
   }
+  return any;
 }
 
 std::vector<RequestId> Succession::Over() {

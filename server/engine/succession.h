@@ -33,8 +33,8 @@ class Succession : public Waitlist {
   // again; or it was refused, for its session has waited for them before.
   bool Await(const Caller& caller, const Job& job, Attempt attempt, MonotonicNanos deadline,
              const Event& event);
-  // Lets those go on whose wait is over.
-  void Serve();
+  // Lets those go on whose wait is over; true: there was one.
+  bool Serve();
   void CancelAll(const Status& why);
   void SessionEnds(SessionId session) { in_vain_.erase(session); }
   // What this node tells the other members of its processes.

@@ -21,7 +21,7 @@ class Verdicts : public Waitlist, public RingWatcher {
  public:
   // A verdict older than this is not gone by where the present matters.
   static constexpr MonotonicNanos kFresh = 3 * kNanosPerSecond;
-  // The first create of an attempt asks the other members, and waits so long for them at most.
+  // Choosing an attempt's number, and the first create of it, asks the other members, and waits so long for them at most.
   static constexpr MonotonicNanos kBeginPatience = 2 * kNanosPerSecond;
 
   // `again` handles a parked event once more.

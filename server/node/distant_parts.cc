@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <limits>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -19,6 +19,8 @@ using engine::Rank;
 using engine::reply::PartElsewhere;
 
 constexpr size_t kSlots = 8;  // blocks on their way to clients
+constexpr size_t kKeptParts =
+    4;  // of which what they consist of is kept, and a grant while it is used
 // The engine counts its slabs up from 1 and never gets here.
 constexpr SlabId kFirstScratch = SlabId{1} << 63;
 // Of one call; below the patience of those who wait for chunks.
@@ -32,9 +34,17 @@ std::chrono::steady_clock::time_point TimePoint(Clock* clock, MonotonicNanos dea
 
 // --- memory
 
+// Places for blocks. One that was read stays until its place is wanted, for a client reads a block in pieces.
 // Thread-safe.
 class DistantParts::Scratch {
  public:
+  // Whose block it is: of which reader, and which.
+  using Tag = std::pair<uint64_t, size_t>;
+  struct Place {
+    size_t slot = 0;
+    bool has_it = false;  // the block is there
+  };
+
   static StatusOr<std::shared_ptr<Scratch>> Make(transport::Transport* transport, Clock* clock,
                                                  SlabId slab) {
     CAIRN_ASSIGN_OR_RETURN(UniqueFd memory,
@@ -55,8 +65,8 @@ class DistantParts::Scratch {
     transport_->Detach(slab_);
   }
 
-  // A place for one block, given back by Give.
-  StatusOr<size_t> Take(MonotonicNanos deadline) {
+  // Given back by Give.
+  StatusOr<Place> Take(const Tag& tag, MonotonicNanos deadline) {
     const auto until = TimePoint(clock_, deadline);
     MutexLock lock(&mu_);
     while (free_.empty() && !closed_) {
@@ -67,11 +77,22 @@ class DistantParts::Scratch {
       return absl::UnavailableError(absl::StrCat(
           "all ", kSlots, " blocks of memory for what is read from other members are in use"));
     }
-    return free_.extract(free_.begin()).value();
+    auto at = std::find_if(free_.begin(), free_.end(),
+                           [&](const auto& free) { return free.second == tag; });
+    const bool has_it = at != free_.end();
+    if (!has_it) at = free_.begin();
+    const Place place{at->first, has_it};
+    free_.erase(at);
+    return place;
   }
-  void Give(size_t slot) {
+  // `tag`: the verified block that is in it; nullopt: none is.
+  void Give(size_t slot, const std::optional<Tag>& tag) {
     MutexLock lock(&mu_);
-    free_.insert(slot);
+    if (tag.has_value()) {
+      free_.emplace_back(slot, tag);
+    } else {
+      free_.emplace_front(slot, tag);
+    }
     freed_.NotifyOne();
   }
 
@@ -83,7 +104,7 @@ class DistantParts::Scratch {
  private:
   Scratch(transport::Transport* transport, Clock* clock, SlabId slab, UniqueFd memory)
       : transport_(transport), clock_(clock), slab_(slab), memory_(std::move(memory)) {
-    for (size_t slot = 0; slot < kSlots; ++slot) free_.insert(slot);
+    for (size_t slot = 0; slot < kSlots; ++slot) free_.emplace_back(slot, std::nullopt);
   }
 
   transport::Transport* const transport_;
@@ -93,94 +114,151 @@ class DistantParts::Scratch {
   Mutex mu_;  // a leaf
   CondVar freed_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
-  std::set<size_t> free_ ABSL_GUARDED_BY(mu_);
+  // The one that was used longest ago first.
+  std::deque<std::pair<size_t, std::optional<Tag>>> free_ ABSL_GUARDED_BY(mu_);
 };
 
 // --- grants
 
-// A grant of one of the part's sources, asked for anew when it has ended, and of the next source when one fails. Not
-// thread-safe.
+// A part, by a grant of one of its sources, that all its readers share. It is asked for anew when it has ended, and
+// of the next source when one fails. Thread-safe; a member is asked by one thread at a time, with no lock held.
 class DistantParts::Granted {
  public:
   Granted(DistantParts* of, PartElsewhere part) : of_(of), part_(std::move(part)) {}
-  ~Granted() { End(); }
+  ~Granted() {
+    if (grant_ != nullptr) of_->links_->EndGrant(SourceAt(at_), grant_->answer.grant);
+  }
   Granted(const Granted&) = delete;
   Granted& operator=(const Granted&) = delete;
 
+  struct Ticket {
+    Rank source = engine::kNoRank;
+    uint64_t grant = 0;
+    transport::ReadRequest request;  // of the object, but for where in it and where to
+  };
+
   // UNAVAILABLE when no source grants it; that says why.
-  Status Ensure(MonotonicNanos deadline) {
-    if (grant_ != nullptr) return absl::OkStatus();
+  StatusOr<std::shared_ptr<const PartTable>> Table(MonotonicNanos deadline) {
+    MutexLock lock(&mu_);
+    CAIRN_RETURN_IF_ERROR(Ensure(deadline, /*table_only=*/true));
+    return plan_->table;
+  }
+  StatusOr<Ticket> For(size_t object, MonotonicNanos deadline) {
+    MutexLock lock(&mu_);
+    CAIRN_RETURN_IF_ERROR(Ensure(deadline, /*table_only=*/false));
+    Ticket ticket;
+    ticket.source = SourceAt(at_);
+    ticket.grant = grant_->answer.grant;
+    ticket.request.address = grant_->address;
+    std::copy(grant_->answer.token.begin(), grant_->answer.token.end(),
+              ticket.request.token.begin());
+    ticket.request.region = grant_->answer.regions[object].descriptor;
+    return ticket;
+  }
+  // The grant is used no more, and asked for anew: of the same source, or of the next.
+  void Failed(const Ticket& ticket, bool next_source) {
+    std::unique_ptr<const PeerLinks::Granted> ended;
+    {
+      MutexLock lock(&mu_);
+      if (grant_ == nullptr || grant_->answer.grant != ticket.grant ||
+          SourceAt(at_) != ticket.source) {
+        return;
+      }
+      ended = std::move(grant_);
+      if (next_source) ++at_;
+    }
+    of_->links_->EndGrant(ticket.source, ended->answer.grant);
+  }
+  void AddSources(const std::vector<Rank>& sources) {
+    MutexLock lock(&mu_);
+    for (const Rank rank : sources) {
+      if (std::find(part_.sources.begin(), part_.sources.end(), rank) == part_.sources.end()) {
+        part_.sources.push_back(rank);
+      }
+    }
+  }
+  size_t sources() const {
+    MutexLock lock(&mu_);
+    return part_.sources.size();
+  }
+  const PartKey& key() const { return part_.part; }
+  const std::string& digest() const { return part_.digest; }
+
+ private:
+  Rank SourceAt(size_t at) const { return part_.sources[at % part_.sources.size()]; }
+
+  Status Ensure(MonotonicNanos deadline, bool table_only) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const auto until = TimePoint(of_->clock_, deadline);
+    while (asking_) {
+      if (!asked_.WaitUntil(&mu_, until)) {
+        return absl::UnavailableError(
+            absl::StrCat(part_.part.DebugString(), ": a member was still being asked for it"));
+      }
+    }
+    if (grant_ != nullptr || (table_only && plan_.has_value())) return absl::OkStatus();
     std::string why;
     for (size_t asked = 0; asked < part_.sources.size(); ++asked, ++at_) {
-      const Status status = Ask(deadline);
+      const Status status = Ask(SourceAt(at_), deadline);
       if (status.ok()) return status;
-      absl::StrAppend(&why, why.empty() ? "" : "; ", "rank ", Source(), ": ", status.message());
+      absl::StrAppend(&why, why.empty() ? "" : "; ", "rank ", SourceAt(at_), ": ",
+                      status.message());
     }
     return absl::UnavailableError(absl::StrCat(part_.part.DebugString(), ": no member gives it: ",
                                                why.empty() ? "none is known that has it" : why));
   }
-  // The next Ensure asks anew: the same source, or the next.
-  void End() {
-    if (grant_ != nullptr) of_->links_->EndGrant(Source(), grant_->answer.grant);
-    grant_.reset();
-  }
-  void NextSource() {
-    End();
-    ++at_;
-  }
-
-  const PartElsewhere& part() const { return part_; }
-  const std::shared_ptr<const PartTable>& table() const { return plan_->table; }  // after Ensure
-  Rank Source() const { return part_.sources[at_ % part_.sources.size()]; }
-  transport::ReadRequest RequestFor(size_t object) const {
-    transport::ReadRequest request;
-    request.address = grant_->address;
-    std::copy(grant_->answer.token.begin(), grant_->answer.token.end(), request.token.begin());
-    request.region = grant_->answer.regions[object].descriptor;
-    return request;
-  }
-
- private:
-  Status Ask(MonotonicNanos deadline) {
+  Status Ask(Rank source, MonotonicNanos deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const MonotonicNanos until =
         std::min(deadline, of_->clock_->Now() + of_->options_.grant_timeout);
-    CAIRN_ASSIGN_OR_RETURN(PeerLinks::Granted granted,
-                           of_->links_->AskGrant(Source(), {part_.part, part_.digest}, until));
-    grant_ = std::make_unique<const PeerLinks::Granted>(std::move(granted));
-    const Status good = Check();
-    if (!good.ok()) End();
+    asking_ = true;
+    mu_.Unlock();
+    StatusOr<PeerLinks::Granted> granted =
+        of_->links_->AskGrant(source, {part_.part, part_.digest}, until);
+    mu_.Lock();
+    asking_ = false;
+    asked_.NotifyAll();
+    CAIRN_RETURN_IF_ERROR(granted.status());
+    const Status good = Check(granted->answer);
+    if (good.ok()) {
+      grant_ = std::make_unique<const PeerLinks::Granted>(*std::move(granted));
+    } else {
+      of_->links_->EndGrant(source, granted->answer.grant);
+    }
     return good;
   }
-  Status Check() {
-    if (plan_.has_value()) return CheckSource(*plan_, grant_->answer);
+  Status Check(const engine::peer::GrantAnswer& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (plan_.has_value()) return CheckSource(*plan_, answer);
     engine::action::Fetch fetch;
     fetch.part = part_.part;
     fetch.uid = part_.uid;
     fetch.digest = part_.digest;
     fetch.manifest_bytes = kMaxManifestBytes;
     fetch.slab_bytes = std::numeric_limits<uint64_t>::max();  // it goes into none
-    CAIRN_ASSIGN_OR_RETURN(plan_, PlanFetch(fetch, grant_->answer));
+    CAIRN_ASSIGN_OR_RETURN(plan_, PlanFetch(fetch, answer));
     return absl::OkStatus();
   }
 
   DistantParts* const of_;
-  const PartElsewhere part_;
-  std::optional<FetchPlan> plan_;
-  std::unique_ptr<const PeerLinks::Granted> grant_;  // null: none
-  size_t at_ = 0;                                    // the source, counted on
+  mutable Mutex mu_;
+  CondVar asked_;
+  bool asking_ ABSL_GUARDED_BY(mu_) = false;
+  PartElsewhere part_;  // its sources only grow
+  std::optional<FetchPlan> plan_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<const PeerLinks::Granted> grant_ ABSL_GUARDED_BY(mu_);  // null: none
+  size_t at_ ABSL_GUARDED_BY(mu_) = 0;                                    // the source, counted on
 };
 
 // --- reading
 
 class DistantParts::Reader : public storage::Reader {
  public:
-  Reader(DistantParts* of, std::unique_ptr<Granted> granted, std::shared_ptr<Scratch> scratch,
-         size_t object)
+  Reader(DistantParts* of, uint64_t id, std::shared_ptr<Granted> granted,
+         std::shared_ptr<Scratch> scratch, size_t object, std::shared_ptr<const ObjectEntry> entry)
       : of_(of),
+        id_(id),
+        granted_(std::move(granted)),
         scratch_(std::move(scratch)),
         object_(object),
-        entry_(granted->table()->entries[object]),
-        granted_(std::move(granted)) {}
+        entry_(std::move(entry)) {}
 
   uint64_t length() const override { return entry_->length; }
   std::optional<int> Descriptor() const override { return std::nullopt; }
@@ -191,15 +269,15 @@ class DistantParts::Reader : public storage::Reader {
                                                 into.size(), ") of ", length(), " bytes"));
     }
     const MonotonicNanos deadline = of_->clock_->Now() + kReadPatience;
-    MutexLock lock(&mu_);
     while (!into.empty()) {
       const size_t block = offset / entry_->block_bytes;
       const uint64_t skip = offset % entry_->block_bytes;
       const size_t n = std::min<uint64_t>(into.size(), LengthOf(block) - skip);
-      CAIRN_ASSIGN_OR_RETURN(const size_t slot, scratch_->Take(deadline));
-      Status status = ReadBlock(block, slot, deadline);
-      if (status.ok()) status = scratch_->Copy(slot, skip, into.first(n));
-      scratch_->Give(slot);
+      const Scratch::Tag tag{id_, block};
+      CAIRN_ASSIGN_OR_RETURN(const Scratch::Place place, scratch_->Take(tag, deadline));
+      const Status read = place.has_it ? absl::OkStatus() : ReadBlock(block, place.slot, deadline);
+      const Status status = read.ok() ? scratch_->Copy(place.slot, skip, into.first(n)) : read;
+      scratch_->Give(place.slot, read.ok() ? std::optional(tag) : std::nullopt);
       CAIRN_RETURN_IF_ERROR(status);
       offset += n;
       into.remove_prefix(n);
@@ -213,43 +291,40 @@ class DistantParts::Reader : public storage::Reader {
   }
 
   // Each source may have it wrong twice.
-  Status ReadBlock(size_t block, size_t slot, MonotonicNanos deadline) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    const size_t sources = granted_->part().sources.size();
-    Status last, bad;
+  Status ReadBlock(size_t block, size_t slot, MonotonicNanos deadline) const {
+    Status last = absl::DeadlineExceededError("it waited for its turn too long"), bad;
     int wrong = 0;
-    for (size_t tries = 0; tries < 2 * sources + 1 && of_->clock_->Now() < deadline; ++tries) {
-      CAIRN_RETURN_IF_ERROR(granted_->Ensure(deadline));
-      const Rank source = granted_->Source();
-      const StatusOr<uint32_t> crc = ReadOnce(block, slot, deadline);
+    const size_t most = 2 * granted_->sources() + 1;
+    for (size_t tries = 0; tries < most && of_->clock_->Now() < deadline; ++tries) {
+      CAIRN_ASSIGN_OR_RETURN(const Granted::Ticket ticket, granted_->For(object_, deadline));
+      const StatusOr<uint32_t> crc = ReadOnce(ticket, block, slot, deadline);
       if (crc.ok() && *crc == entry_->block_crcs[block]) return absl::OkStatus();
       if (absl::IsCancelled(crc.status())) return crc.status();
       if (crc.ok() || absl::IsDataLoss(crc.status())) {
-        bad = absl::DataLossError(absl::StrCat(
-            "block ", block, " of \"", absl::CHexEscape(entry_->name), "\" of ",
-            granted_->part().part.DebugString(), " came otherwise than its checksum says"));
-        if (++wrong % 2 == 0) granted_->NextSource();
-      } else if (absl::IsPermissionDenied(crc.status())) {
-        granted_->End();  // nothing was read for longer than a grant lasts
+        bad = absl::DataLossError(
+            absl::StrCat("block ", block, " of \"", absl::CHexEscape(entry_->name), "\" of ",
+                         granted_->key().DebugString(), " came otherwise than its checksum says"));
+        if (++wrong % 2 == 0) granted_->Failed(ticket, /*next_source=*/true);
       } else {
-        granted_->NextSource();
+        // Of a grant that has ended nothing is read: for longer than it lasts nothing was.
+        granted_->Failed(ticket, /*next_source=*/!absl::IsPermissionDenied(crc.status()));
       }
-      last = crc.ok() ? bad : Annotate(crc.status(), absl::StrCat("rank ", source));
+      last = crc.ok() ? bad : Annotate(crc.status(), absl::StrCat("rank ", ticket.source));
     }
     if (!bad.ok()) return bad;
     return absl::UnavailableError(
-        absl::StrCat(granted_->part().part.DebugString(), ": ", last.message()));
+        absl::StrCat(granted_->key().DebugString(), ": ", last.message()));
   }
 
-  StatusOr<uint32_t> ReadOnce(size_t block, size_t slot, MonotonicNanos deadline) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  StatusOr<uint32_t> ReadOnce(const Granted::Ticket& ticket, size_t block, size_t slot,
+                              MonotonicNanos deadline) const {
     struct Reading {
       Mutex mu;
       CondVar ended;
       std::optional<StatusOr<uint32_t>> crc ABSL_GUARDED_BY(mu);
     };
     const auto reading = std::make_shared<Reading>();
-    transport::ReadRequest request = granted_->RequestFor(object_);
+    transport::ReadRequest request = ticket.request;
     request.offset = block * entry_->block_bytes;
     request.into = scratch_->Extent(slot);
     request.length = LengthOf(block);
@@ -265,11 +340,11 @@ class DistantParts::Reader : public storage::Reader {
   }
 
   DistantParts* const of_;
+  const uint64_t id_;
+  const std::shared_ptr<Granted> granted_;
   const std::shared_ptr<Scratch> scratch_;
   const size_t object_;
   const std::shared_ptr<const ObjectEntry> entry_;
-  mutable Mutex mu_;  // held while a member is waited for: who reads the same object waits, too
-  const std::unique_ptr<Granted> granted_ ABSL_PT_GUARDED_BY(mu_);
 };
 
 // --- the parts
@@ -282,26 +357,48 @@ DistantParts::DistantParts(const MoverOptions& options, Links* links,
       clock_(clock),
       last_slab_(kFirstScratch) {}
 
+// A loader opens one object after the other: they share what was asked for the first.
+std::shared_ptr<DistantParts::Granted> DistantParts::GrantedOf(const PartElsewhere& part) {
+  std::shared_ptr<Granted> oldest;  // its grant ends outside the lock
+  MutexLock lock(&mu_);
+  const auto known = std::find_if(kept_.begin(), kept_.end(), [&](const auto& granted) {
+    return granted->key() == part.part && granted->digest() == part.digest;
+  });
+  std::shared_ptr<Granted> granted;
+  if (known != kept_.end()) {
+    granted = std::move(*known);
+    kept_.erase(known);
+    granted->AddSources(part.sources);
+  } else {
+    granted = std::make_shared<Granted>(this, part);
+  }
+  kept_.push_back(granted);
+  if (kept_.size() > kKeptParts) {
+    oldest = std::move(kept_.front());
+    kept_.pop_front();
+  }
+  return granted;
+}
+
 StatusOr<std::shared_ptr<const PartTable>> DistantParts::Table(const PartElsewhere& part,
                                                                MonotonicNanos deadline) {
-  Granted granted(this, part);
-  CAIRN_RETURN_IF_ERROR(granted.Ensure(deadline));
-  return granted.table();
+  return GrantedOf(part)->Table(deadline);
 }
 
 StatusOr<DistantParts::Object> DistantParts::Open(const std::vector<PartElsewhere>& parts,
                                                   const std::string& name,
                                                   MonotonicNanos deadline) {
   for (const PartElsewhere& part : parts) {
-    auto granted = std::make_unique<Granted>(this, part);
-    CAIRN_RETURN_IF_ERROR(granted->Ensure(deadline));
-    const size_t at = granted->table()->Find(name);
+    std::shared_ptr<Granted> granted = GrantedOf(part);
+    CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<const PartTable> table, granted->Table(deadline));
+    const size_t at = table->Find(name);
     if (at == PartTable::kNone) continue;
     CAIRN_ASSIGN_OR_RETURN(std::shared_ptr<Scratch> scratch, TakeScratch());
     Object object;
     object.part = part.part;
-    object.entry = granted->table()->entries[at];
-    object.reader = std::make_unique<Reader>(this, std::move(granted), std::move(scratch), at);
+    object.entry = table->entries[at];
+    object.reader = std::make_unique<Reader>(this, ++last_reader_, std::move(granted),
+                                             std::move(scratch), at, object.entry);
     return object;
   }
   return absl::NotFoundError(absl::StrCat("name: \"", absl::CHexEscape(name), "\" is in no part"));
@@ -320,10 +417,12 @@ StatusOr<std::shared_ptr<DistantParts::Scratch>> DistantParts::TakeScratch() {
 
 void DistantParts::Stop() {
   std::shared_ptr<Scratch> scratch;
+  std::deque<std::shared_ptr<Granted>> kept;  // their grants end outside the lock
   {
     MutexLock lock(&mu_);
     stopped_ = true;
     scratch = scratch_.lock();
+    kept.swap(kept_);
   }
   if (scratch != nullptr) scratch->Close();
 }

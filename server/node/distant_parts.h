@@ -6,7 +6,9 @@
 // that is open.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -54,16 +56,19 @@ class DistantParts {
   class Granted;
   class Reader;
 
+  std::shared_ptr<Granted> GrantedOf(const engine::reply::PartElsewhere& part);
   StatusOr<std::shared_ptr<Scratch>> TakeScratch();
 
   const MoverOptions options_;
   Links* const links_;
   transport::Transport* const transport_;
   Clock* const clock_;
-  Mutex mu_;  // before the transport's
+  Mutex mu_;  // before the transport's and those of the parts
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   std::weak_ptr<Scratch> scratch_ ABSL_GUARDED_BY(mu_);  // the readers' that are open
   SlabId last_slab_ ABSL_GUARDED_BY(mu_);
+  std::deque<std::shared_ptr<Granted>> kept_ ABSL_GUARDED_BY(mu_);  // the parts that were used last
+  std::atomic<uint64_t> last_reader_{0};
 };
 
 }  // namespace cairn::node

@@ -14,11 +14,6 @@ constexpr int kThreads = 16;
 constexpr int kThreadsPerJob = 4;
 constexpr MonotonicNanos kReadPatience = 30 * kNanosPerSecond;
 
-Status NoAnswer(absl::string_view of, MonotonicNanos patience) {
-  return absl::UnavailableError(
-      absl::StrCat("no answer from ", of, " for ", patience / kNanosPerMilli, " ms"));
-}
-
 // What `call` returns; an exception would end the daemon on a thread that no client waits for.
 template <typename Call>
 auto Caught(const Call& call) -> decltype(call()) {
@@ -67,25 +62,38 @@ std::shared_ptr<const storage::Reader> DistantReaders::Share(
 }
 
 void DistantReaders::Stop() {
+  {
+    MutexLock lock(&mu_);
+    stopped_ = true;
+  }
   calls_.Stop();
   absl::flat_hash_map<LeaseId, OpenReader> open;
   MutexLock lock(&mu_);
   open.swap(open_);
 }
 
-LeaseId DistantReaders::NextLease() {
+Status DistantReaders::NoAnswer(absl::string_view of, MonotonicNanos patience) const {
   MutexLock lock(&mu_);
-  return kDistantBit | ++last_lease_;
+  if (stopped_) return absl::UnavailableError("the daemon is stopping");
+  return absl::UnavailableError(
+      absl::StrCat("no answer from ", of, " for ", patience / kNanosPerMilli, " ms"));
+}
+
+LeaseId DistantReaders::NextLease(bool chunks) {
+  MutexLock lock(&mu_);
+  return kDistantBit | (chunks ? kChunksBit : 0) | ++last_lease_;
 }
 
 Status DistantReaders::Add(SessionId session, LeaseId lease, const std::string& job,
                            std::shared_ptr<const storage::Reader> reader) {
   MutexLock lock(&mu_);
+  if (stopped_) return absl::UnavailableError("the daemon is stopping");
   size_t held = 0;
   for (const auto& [id, open] : open_) held += open.session == session ? 1 : 0;
   if (held >= kMaxOpenPerSession) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "objects open in storage: ", held, " of this session, the limit is ", kMaxOpenPerSession));
+    return absl::ResourceExhaustedError(absl::StrCat("objects that are read in chunks: ", held,
+                                                     " of this session, the limit is ",
+                                                     kMaxOpenPerSession));
   }
   open_[lease] = OpenReader{session, job, std::move(reader)};
   return absl::OkStatus();

@@ -43,8 +43,10 @@ class DistantReaders {
   std::shared_ptr<const storage::Reader> Share(const std::string& job,
                                                std::unique_ptr<const storage::Reader> reader);
 
-  LeaseId NextLease();
-  // RESOURCE_EXHAUSTED when `session` holds as many as it may.
+  // Whoever reads in chunks under it has no descriptor that tells how long.
+  LeaseId NextLease(bool chunks);
+  static bool IsOfChunks(LeaseId lease) { return (lease & kChunksBit) != 0; }
+  // RESOURCE_EXHAUSTED when `session` holds as many as it may, UNAVAILABLE after Stop.
   Status Add(SessionId session, LeaseId lease, const std::string& job,
              std::shared_ptr<const storage::Reader> reader);
   // NOT_FOUND when the lease is not this session's, OUT_OF_RANGE beyond the object, UNAVAILABLE when
@@ -57,7 +59,9 @@ class DistantReaders {
   void Stop();  // ends all leases
 
  private:
+  Status NoAnswer(absl::string_view of, MonotonicNanos patience) const;
   static constexpr LeaseId kDistantBit = LeaseId{1} << 62;
+  static constexpr LeaseId kChunksBit = LeaseId{1} << 61;
 
   struct OpenReader {
     SessionId session = 0;
@@ -69,6 +73,7 @@ class DistantReaders {
   storage::Storage* const storage_;
   JobExecutor calls_;
   mutable Mutex mu_;  // then that of calls_
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   LeaseId last_lease_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<LeaseId, OpenReader> open_ ABSL_GUARDED_BY(mu_);  // before calls_ goes
 };

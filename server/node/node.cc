@@ -87,6 +87,10 @@ Node::Node(const Options& options, const Rooms& rooms, const Inherited& inherite
       safe_mode_(inherited.safe_mode),
       gate_(std::make_shared<EventGate>([this](engine::Event event) { Post(std::move(event)); })),
       loops_(options.max_client_threads),
+      distant_parts_(rooms.transport == nullptr
+                         ? nullptr
+                         : std::make_unique<DistantParts>(options.mover, &links_, rooms.transport,
+                                                          rooms.clock)),
       distant_readers_(rooms.storage, /*members=*/rooms.transport != nullptr),
       sessions_(options.sessions, &loops_, rooms.holder,
                 [this](SessionId session) { gate_->Post(engine::event::SessionEnded{session}); }),
@@ -113,11 +117,7 @@ Node::Node(const Options& options, const Rooms& rooms, const Inherited& inherite
       mover_(rooms.transport == nullptr
                  ? nullptr
                  : std::make_unique<Mover>(options.mover, &links_, rooms.transport, rooms.cache,
-                                           attached_.get(), rooms.clock, PostThrough(gate_))),
-      distant_parts_(rooms.transport == nullptr
-                         ? nullptr
-                         : std::make_unique<DistantParts>(options.mover, &links_, rooms.transport,
-                                                          rooms.clock)) {}
+                                           attached_.get(), rooms.clock, PostThrough(gate_))) {}
 
 Node::~Node() {
   Stop();
@@ -261,11 +261,6 @@ void Node::Post(engine::Event event) {
 std::optional<engine::ObjectInfo> Node::Peek(const engine::event::StatObject& event) const {
   ReaderLock query(&query_mu_);
   return query_engine_ == nullptr ? std::nullopt : query_engine_->Peek(event);
-}
-
-Answer Node::Stat(engine::event::StatObject event) {
-  if (auto info = Peek(event)) return Answer{engine::reply::Body(*std::move(info)), 0};
-  return Call(std::move(event));
 }
 
 void Node::Abandon(engine::RequestId request) {

@@ -7,14 +7,14 @@
 // no threads, nothing slow happens under the lock, and no action leaves before its facts are
 // journaled.
 //
-// recovering.cc what it starts with
+// node_recovery.cc  what it starts with
 // actions.cc    what is done about each kind of action
 // ring.cc       what other members of the ring say and ask
 // requests.cc   calls that are more than one event: hello, open, chunks
 // status.cc     what status shows
 //
 // Lock order: mu_, then query_mu_ or the lock of a class below (executors, timer, recorder, cache).
-// The locks of the sessions, the stored files and the gate are never taken under mu_.
+// The locks of the sessions, the distant readers and the gate are never taken under mu_.
 #pragma once
 
 #include <atomic>
@@ -136,7 +136,6 @@ class Node : public PeerHost {
   // One object's facts, where they are known without entering the engine: then callers do not wait for
   // each other.
   std::optional<engine::ObjectInfo> Peek(const engine::event::StatObject& event) const;
-  Answer Stat(engine::event::StatObject event);
 
   OpenAnswer Open(engine::event::Open event);
   // Open in two steps. The second makes what the engine answered an opened object, and delivers it. Where
@@ -144,7 +143,7 @@ class Node : public PeerHost {
   static bool MayWait(const Answer& answer);
   OpenAnswer FinishOpen(const engine::Caller& caller, const std::string& name,
                         MonotonicNanos deadline, Answer answer);
-  // The second steps of Stat and of List, as those of Open.
+  // The second steps of event::StatObject and event::List, as of Open.
   StatusOr<engine::ObjectInfo> FinishStat(const std::string& name, MonotonicNanos deadline,
                                           Answer answer);
   StatusOr<engine::reply::List> FinishList(const std::string& cursor, int limit,
@@ -300,6 +299,9 @@ class Node : public PeerHost {
 
   // These synchronize themselves.
   UserLoops loops_;  // outlives the sessions, whose sockets it watches; ends before they go
+  Links links_;
+  const std::unique_ptr<DistantParts>
+      distant_parts_;  // null without a transport; the readers read from it
   DistantReaders distant_readers_;
   Sessions sessions_;
   const std::unique_ptr<RowSource> row_source_;
@@ -310,13 +312,11 @@ class Node : public PeerHost {
   const std::unique_ptr<Persister> persister_;
   const std::unique_ptr<StorageWorker> storage_worker_;
   const std::unique_ptr<StorageWatch> storage_watch_;
-  Links links_;
   // Null without a transport. In this order: the last ones use those before them.
   const std::unique_ptr<Attached> attached_;
   const std::unique_ptr<Executor> detacher_;  // of slabs that are destroyed
   const std::unique_ptr<Granter> granter_;
   const std::unique_ptr<Mover> mover_;
-  const std::unique_ptr<DistantParts> distant_parts_;
   bool stopped_ = false;  // Stop's own
 };
 

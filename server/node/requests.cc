@@ -159,7 +159,7 @@ StatusOr<Opened> Node::OpenStored(const engine::Caller& caller, const std::strin
     CAIRN_RETURN_IF_ERROR(LendChunks(caller.session, *reader, &opened));
     return opened;
   }
-  opened.lease = distant_readers_.NextLease();
+  opened.lease = distant_readers_.NextLease(/*chunks=*/false);
   opened.fd_sent = true;
   const FdLent lent{FdLent::What::kFile, opened.lease, /*slab=*/0, opened.bytes};
   CAIRN_RETURN_IF_ERROR(sessions_.Push(caller.session, lent, *descriptor));
@@ -168,7 +168,7 @@ StatusOr<Opened> Node::OpenStored(const engine::Caller& caller, const std::strin
 
 Status Node::LendChunks(SessionId session, std::shared_ptr<const storage::Reader> reader,
                         Opened* opened) {
-  opened->lease = distant_readers_.NextLease();
+  opened->lease = distant_readers_.NextLease(/*chunks=*/true);
   CAIRN_RETURN_IF_ERROR(
       distant_readers_.Add(session, opened->lease, opened->checkpoint.job, std::move(reader)));
   // Ended while it was opened: nobody would release it.
@@ -222,6 +222,10 @@ StatusOr<reply::List> Node::FinishList(const std::string& cursor, int limit,
   }
   std::sort(list.objects.begin(), list.objects.end(),
             [](const auto& a, const auto& b) { return a.name < b.name; });
+  // A part may have come meanwhile for somebody else.
+  list.objects.erase(std::unique(list.objects.begin(), list.objects.end(),
+                                 [](const auto& a, const auto& b) { return a.name == b.name; }),
+                     list.objects.end());
   if (list.objects.size() > static_cast<size_t>(limit)) {
     list.objects.resize(static_cast<size_t>(limit));
     list.next_cursor = list.objects.back().name;
@@ -251,8 +255,7 @@ Answer Node::Renew(engine::event::Renew event) {
     if (!DistantReaders::IsDistant(lease)) {
       in_memory.push_back(lease);
     } else if (!distant_readers_.Holds(event.caller.session, lease)) {
-      const std::optional<SessionInfo> info = sessions_.Find(event.caller.session);
-      if (info.has_value() && info->takes_fds) continue;
+      if (!DistantReaders::IsOfChunks(lease)) continue;  // its descriptor tells
       return Answer{absl::NotFoundError(absl::StrCat("lease: ", lease, " has ended")), 0};
     }
   }

@@ -67,7 +67,7 @@ std::string PeerBook::OtherLists() const {
   for (const auto& [rank, page] : pages_) {
     if (!page.other_nodes.empty()) absl::StrAppend(&ranks, ranks.empty() ? "" : ", ", rank);
   }
-  return ranks.empty() ? "" : absl::StrCat("another ring.nodes than here has rank ", ranks);
+  return ranks.empty() ? "" : absl::StrCat("another ring.nodes than this node's: rank ", ranks);
 }
 
 Status PeerBook::Judge(const MemberId& claim, MonotonicNanos now) {

@@ -93,6 +93,7 @@ static_assert(Same(peer::Fate::kKeep, peerwire::Fate::KEEP));
 static_assert(Same(peer::Fate::kRemoved, peerwire::Fate::REMOVED));
 static_assert(Same(peer::Fate::kAbandoned, peerwire::Fate::ABANDONED));
 static_assert(Same(peer::Fate::kSuperseded, peerwire::Fate::SUPERSEDED));
+static_assert(Same(peer::Fate::kSurplus, peerwire::Fate::SURPLUS));
 static_assert(Same(PartRole::kOwn, peerwire::PartRole::OWN));
 static_assert(Same(PartRole::kReplica, peerwire::PartRole::REPLICA));
 static_assert(Same(PartRole::kFetched, peerwire::PartRole::FETCHED));
@@ -314,7 +315,7 @@ StatusOr<peer::Release> FromWire(const peerwire::Release& release) {
   CAIRN_ASSIGN_OR_RETURN(out.part, PartOf(release.job, release.part));
   CAIRN_RETURN_IF_ERROR(CheckDigest("digest", release.digest));
   out.digest = release.digest;
-  CAIRN_ASSIGN_OR_RETURN(out.fate, Enumerator<peer::Fate::kSuperseded>("fate", release.fate));
+  CAIRN_ASSIGN_OR_RETURN(out.fate, Enumerator<peer::Fate::kSurplus>("fate", release.fate));
   if (release.__isset.by != (out.fate == peer::Fate::kSuperseded)) {
     return Refuse("by", release.__isset.by ? "is said, but the part is not superseded"
                                            : "is missing: the part is superseded");

@@ -1,7 +1,7 @@
 """A ring of a test's own: real keepers and daemons, each on a host of its own, and what can be done to them.
 
     with ring(3) as r:
-        r[0].save("job", 1)
+        r[0].save(r[0].writer("job", attempt_number()), 1)
         r[0].cairn("wait job/1 --level replicated")
         r[0].kill()
         assert r[1].loads("job", 1)

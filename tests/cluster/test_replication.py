@@ -66,7 +66,7 @@ def test_what_a_node_has_no_room_for_is_read_where_it_lies(tmp_path: Path) -> No
         assert (tmp_path / "out").read_bytes() == content(JOB, 1, name, LARGE)
         assert r[2].json(f"stat {JOB}/1/{name}")["length"] == LARGE
         assert all(line in r[2].cairn(f"ls {JOB}/1") for line in names(0))
-        assert r[2].json("status")["counters"]["opens_elsewhere"] >= 5
+        assert r[2].json("status")["counters"]["opens_elsewhere"] >= 3
         assert r[2].loads("own", 1, part_bytes=48 * MIB), "nothing gave way for it"
 
 
@@ -122,9 +122,9 @@ def test_loads_on_every_node_while_one_saves_are_of_one_generation() -> None:
         writer = r[0].writer(JOB, attempt_number())
         loads = [pool.submit(load, member) for member in r]
         try:
-            until = time.monotonic() + 15
+            deadline = time.monotonic() + 15
             step = 0
-            while time.monotonic() < until:
+            while time.monotonic() < deadline:
                 step += 1
                 for revision in (0, 1):
                     writer.save(step, {"state": generation(step, revision)}, revision=revision)

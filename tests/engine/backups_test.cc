@@ -116,6 +116,28 @@ TEST_F(Stalled, OneThatAdvancesIsNot) {
   EXPECT_FALSE(Told(1));
 }
 
+// As where small blocks come through, and large ones never do.
+TEST_F(Stalled, WhatItReadsAgainIsNoAdvance) {
+  for (int i = 0; i < 10; ++i) {
+    Asks(0);
+    Has(0, peer::HaveState::kUnderWay, 1000);
+    Pass(1);
+    Has(0, peer::HaveState::kUnderWay, 0);
+    Pass(1);
+  }
+  EXPECT_TRUE(Told(1));
+  EXPECT_EQ(StateOf(0), "stalled");
+}
+
+TEST_F(Stalled, ItsNextLifeIsNot) {
+  Asks(0);
+  Pass(7);
+  Lose(0);
+  Up(0);
+  Pass(1);
+  EXPECT_EQ(StateOf(0), "up");
+}
+
 TEST_F(Stalled, OneWhoseTurnHasNotComeIsNot) {
   Pass(20);
   EXPECT_FALSE(Told(1)) << "it has asked for nothing yet";
@@ -136,6 +158,30 @@ TEST_F(Stalled, OnceItReadsAgainTheOtherIsNoBackupAnyMore) {
   Pass(1);
   EXPECT_FALSE(Told(1));
   EXPECT_EQ(StateOf(0), "up");
+}
+
+TEST_F(Stalled, WhatTheOtherGotMeanwhileIsSurplusOnceAllBackupsHoldIt) {
+  Asks(0);
+  Pass(7);
+  Has(1, peer::HaveState::kHeld, 0);
+  tells.clear();
+  Pass(1);
+  EXPECT_EQ(LastSaid<peer::ReleaseList>(1), nullptr) << "it is a backup";
+  Has(0, peer::HaveState::kUnderWay, 1000);
+  Pass(1);
+  tells.clear();
+  Has(1, peer::HaveState::kHeld, 0);
+  EXPECT_EQ(LastSaid<peer::ReleaseList>(1), nullptr) << "the backup does not hold it yet";
+  Has(0, peer::HaveState::kHeld, 0);
+  tells.clear();
+  Has(1, peer::HaveState::kHeld, 0);
+  const auto* released = LastSaid<peer::ReleaseList>(1);
+  ASSERT_NE(released, nullptr);
+  ASSERT_EQ(released->releases.size(), 1u);
+  EXPECT_EQ(released->releases[0].fate, peer::Fate::kSurplus);
+  tells.clear();
+  Has(0, peer::HaveState::kHeld, 0);
+  EXPECT_EQ(LastSaid<peer::ReleaseList>(0), nullptr);
 }
 
 TEST_F(Stalled, WhereNobodyTakesItsPlaceItStays) {

@@ -24,8 +24,8 @@ MonotonicNanos Soon() { return RealClock()->Now() + 20 * kNanosPerSecond; }
 struct Distance {
   Distance() : faults(std::make_shared<transport::TransportFaults>()), memory(9, faults) {
     links.Set(&neighbours);
-    parts = std::make_unique<DistantParts>(MoverOptions(), &links, memory.transport.get(),
-                                           RealClock());
+    parts =
+        std::make_unique<DistantParts>(MoverOptions(), &links, memory.transport.get(), RealClock());
   }
   ~Distance() {
     faults->Clear();
@@ -33,8 +33,8 @@ struct Distance {
     links.Set(nullptr);
   }
   DistantParts::Object Open(const Part& part, std::vector<engine::Rank> where, size_t object = 0) {
-    auto opened = parts->Open({Lies(part, std::move(where))},
-                              part.manifest.objects[object].name, Soon());
+    auto opened =
+        parts->Open({Lies(part, std::move(where))}, part.manifest.objects[object].name, Soon());
     EXPECT_TRUE(opened.ok()) << opened.status();
     return *std::move(opened);
   }
@@ -85,11 +85,43 @@ TEST(DistantParts, WhatThePartConsistsOfIsTold) {
   const auto table = d.parts->Table(Lies(part, {1, 2}), Soon());  // rank 1 has it no more
   ASSERT_TRUE(table.ok()) << table.status();
   EXPECT_EQ((*table)->entries.size(), 2u);
-  EXPECT_EQ(owner.events.Next<engine::event::GrantEnded>().grant, 1u) << "it pins nothing more";
   EXPECT_TRUE(absl::IsNotFound(d.parts->Open({Lies(part, {2})}, "another", Soon()).status()));
-  const Status nobody = d.parts->Table(Lies(part, {1}), Soon()).status();
+  EXPECT_EQ(owner.granted, 1u) << "a loader opens one object after the other";
+  const Part other({300}, "other");
+  const Status nobody = d.parts->Table(Lies(other, {1}), Soon()).status();
   EXPECT_TRUE(absl::IsUnavailable(nobody)) << nobody;
   EXPECT_NE(nobody.message().find("rank 1: "), std::string::npos) << nobody;
+}
+
+// libcairn reads pieces of 256 KiB.
+TEST(DistantParts, ABlockThatIsReadInPiecesComesOnce) {
+  const Part part({2 * size_t{kBlockBytes}});
+  Owner owner(1, part);
+  Distance d;
+  d.neighbours.owners = {{1, &owner}};
+  const auto object = d.Open(part, {1});
+  constexpr uint64_t kPiece = 256 << 10;
+  for (uint64_t at = 0; at < part.objects[0].size(); at += kPiece) {
+    const auto read = Read(object, at, kPiece);
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_TRUE(*read == part.objects[0].substr(at, kPiece)) << at;
+  }
+  EXPECT_EQ(d.faults->Calls(TransportCall::kRead), 2);
+  ExpectAll(d.Open(part, {1}), part.objects[0]);
+  EXPECT_EQ(d.faults->Calls(TransportCall::kRead), 4) << "another reader has blocks of its own";
+}
+
+TEST(DistantParts, ASourceThatFailedIsNotTheFirstForWhoOpensNext) {
+  const Part part({100, 100});
+  Owner first(1, part), second(2, part);
+  Distance d;
+  d.neighbours.owners = {{1, &first}, {2, &second}};
+  const auto object = d.Open(part, {1, 2});
+  first.Die();
+  ExpectAll(object, part.objects[0]);
+  const int reads = d.faults->Calls(TransportCall::kRead);
+  ExpectAll(d.Open(part, {1, 2}, 1), part.objects[1]);
+  EXPECT_EQ(d.faults->Calls(TransportCall::kRead), reads + 1);
 }
 
 TEST(DistantParts, AFlippedBlockIsReadAgain) {

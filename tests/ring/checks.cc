@@ -62,6 +62,7 @@ void Truth::NodeDied(const SimNode& node) {
     }
   }
   deaths_.emplace_back(world_.clock.now, std::move(had));
+  last_death_ = world_.clock.now;
 }
 
 void Truth::GivenUp(const PartKey& part) { given_up_[part.checkpoint] = world_.clock.now; }
@@ -194,6 +195,11 @@ void Truth::ToldLatest(const SimNode& node, const reply::Latest& latest) {
   if (just_now && !promises_[key.job].contains(key) && !CanBeHad(key)) {
     return world_.report.Count("latest was given up a moment ago");
   }
+  // So of one that went with a node: what was said of it before may lie on a link that was cut for some seconds.
+  if (last_death_ > 0 && last_death_ + kLateWord > world_.clock.now &&
+      !promises_[key.job].contains(key) && !CanBeHad(key)) {
+    return world_.report.Count("latest was lost a moment ago");
+  }
   // A life that another has replaced may name what only it has.
   if (deaths_.empty() && world_.At(node.rank()) == &node && !CanBeHad(key)) {
     world_.Fail(absl::StrCat(said, ", which cannot be had"));
@@ -308,7 +314,14 @@ bool Truth::SomethingNewerIsSafe(const CheckpointKey& key, int asked) const {
     if (Newer(newer, key) && (world_.storage.Published(newer) || Copies(newer) > asked))
       return true;
   }
-  return false;
+  // No home need have heard of the copies: who has them counts them, too.
+  return std::any_of(originals_.begin(), originals_.end(), [&](const auto& of_step) {
+    const auto& [newer, parts] = of_step;
+    return newer.job == key.job && Newer(newer, key) && Complete(newer) &&
+           std::all_of(parts.begin(), parts.end(), [&, &of = newer](const auto& part) {
+             return KeptCopiesOf({of, part.first}, part.second.digest) > asked;
+           });
+  });
 }
 
 // More has struck one of its parts than was promised to be survived: what is left of the others is of no use.

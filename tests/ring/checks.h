@@ -32,6 +32,7 @@ class Truth {
  public:
   // A home counts whom it heard 3 s ago, a node goes by what the home said 3 s ago, and messages take their time.
   static constexpr MonotonicNanos kUnnoticed = 6500 * sim::kMilli;
+  static constexpr MonotonicNanos kLateWord = 10 * sim::kSecond;
 
   explicit Truth(World* world) : world_(*world) {}
 
@@ -94,6 +95,7 @@ class Truth {
   World& world_;
   absl::flat_hash_map<CheckpointKey, std::map<Writer, Original>> originals_;
   std::map<CheckpointKey, MonotonicNanos> given_up_;  // when something of it last was
+  MonotonicNanos last_death_ = 0;
   std::map<std::string, CheckpointKey> safe_;  // by job, the newest that was called protected
   std::map<std::string, std::map<CheckpointKey, Promise>> promises_;              // by job
   std::deque<std::pair<MonotonicNanos, std::map<PartKey, std::string>>> deaths_;  // what each had

@@ -280,8 +280,8 @@ TEST_F(Peers, AMemberWithAnotherListIsSaid) {
   const auto second = Start(b_);
   ASSERT_TRUE(first->host.AwaitMember(1, b_));
   ASSERT_TRUE(second->host.AwaitMember(0, a_));
-  EXPECT_EQ(first->peers->Problem(), "another ring.nodes than here has rank 1");
-  EXPECT_EQ(second->peers->Problem(), "another ring.nodes than here has rank 0");
+  EXPECT_EQ(first->peers->Problem(), "another ring.nodes than this node's: rank 1");
+  EXPECT_EQ(second->peers->Problem(), "another ring.nodes than this node's: rank 0");
 }
 
 TEST_F(Peers, MembersWithOneListHaveNothingToSay) {
