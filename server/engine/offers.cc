@@ -1,3 +1,4 @@
+// One file: what is wanted, what is held and who stalls judge the same lists.
 #include "server/engine/offers.h"
 
 #include <algorithm>

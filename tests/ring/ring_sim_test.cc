@@ -1,7 +1,7 @@
 // Every seed is a life of a ring with faults: R16 to R19, R25, R39, R40 as a model sees them.
 // CAIRN_SIM_SEED=N replays one life with its trace. CAIRN_SIM_SEEDS=N runs another number of them than
-// 1,000, or 2,000 in the full tier; CAIRN_SIM_FIRST=N begins with that seed. Of those up to
-// 10,000 four still fail (3040, 3232, 8331, 8753); of these none does.
+// 1,000, or 2,000 in the full tier; CAIRN_SIM_FIRST=N begins with that seed. Of those above some one in 2,000 still
+// fails (docs/bugs.md).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -80,6 +80,13 @@ void Job::LifeFailed(const std::string& why) {
   BeginSoon(world_.Millis(500, 3000));
 }
 
+void Job::Leave() {
+  if (left_ || !finished()) return;
+  world_.report.Count("left while another waited for memory");
+  EndLife(/*goodbye=*/true);
+  left_ = true;
+}
+
 void Job::EndLife(bool goodbye) {
   ++life_;
   training_ = false;

@@ -37,7 +37,9 @@ class Job {
   void EndLife(bool goodbye);
   // So many steps more, then the ranks stay and save nothing.
   void Finish(int steps) { steps_left_ = steps; }
-  bool finished() const { return steps_left_ == 0 && ranks_busy_ == 0 && training_; }
+  bool finished() const { return left_ || (steps_left_ == 0 && ranks_busy_ == 0 && training_); }
+  // The ranks of one that has finished end. While they stay they keep mapped what they saved in.
+  void Leave();
 
   const std::string& name() const { return shape_.name; }
   const JobShape& shape() const { return shape_; }
@@ -76,6 +78,7 @@ class Job {
   uint64_t life_ = 0;
   std::vector<RankState> ranks_;
   bool training_ = false;
+  bool left_ = false;
   int ranks_busy_ = 0;   // with the step, or with the beginning
   int committed_ = 0;    // of the step
   int steps_left_ = -1;  // -1: any number

@@ -157,12 +157,17 @@ void World::Converge() {
   Convergence convergence(this);
   const MonotonicNanos deadline =
       clock.now + kToConverge + transfer + shape.lost_after_seconds * kSecond;
+  const MonotonicNanos patience = clock.now + (deadline - clock.now) / 2;
   std::string missing = "nothing was asked";
   while (clock.now < deadline && !missing.empty()) {
     if (options.converge) convergence.Ask();
     if (!AdvanceTo(clock.now + kSecond)) return;
     truth.CheckAll();
     missing = options.converge ? convergence.Missing() : "";
+    const auto finished = [](const auto& job) { return job->finished(); };
+    if (clock.now > patience && !std::all_of(jobs.begin(), jobs.end(), finished)) {
+      for (const auto& job : jobs) job->Leave();
+    }
   }
   if (!missing.empty()) return Fail(absl::StrCat("no agreement: ", missing));
   report.Count("converged");
