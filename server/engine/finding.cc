@@ -303,6 +303,7 @@ void Finding::On(const event::Wait& event) {
   if (verdict.has_value()) return out_.Answer(request, *std::move(verdict));
   if (callers_.Park(this, event.caller, job->name, event.deadline, wait)) {
     job->waits.Edit().requests.insert(request);
+    if (cluster_ != nullptr) cluster_->verdicts().Follow(job->name);
   }
 }
 

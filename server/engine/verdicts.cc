@@ -227,6 +227,10 @@ void Verdicts::Resume(const std::string& job) {
   }
 }
 
+void Verdicts::Follow(const std::string& job) {
+  if (!members_.Alone() && followed_.insert(job).second) AskHome(job);
+}
+
 void Verdicts::Run(bool again) {
   if (again) {
     std::erase_if(news_, [this](const auto& news) { return news.second < out_.now(); });
@@ -235,7 +239,11 @@ void Verdicts::Run(bool again) {
   std::erase_if(in_doubt_, [this](const auto& job) {
     return jobs_.Find(job.first) == nullptr && !waiting_.contains(job.first);
   });
-  std::set<std::string> names;
+  std::erase_if(followed_, [this](const std::string& name) {
+    const Job* job = jobs_.Find(name);
+    return job == nullptr || job->waits->requests.empty();
+  });
+  std::set<std::string> names = followed_;
   for (const auto& [name, waiting] : waiting_) names.insert(name);
   for (const auto& [name, question] : in_doubt_) names.insert(name);
   for (const std::string& name : names) AskHome(name);

@@ -65,6 +65,8 @@ class Verdicts : public Waitlist, public RingWatcher {
   // Why an answer cannot be given: who has not answered. OK: it can.
   Status Missing(const Job& job) const;
   void AskHome(const std::string& job);
+  // Somebody waits here for what may happen on other nodes: the home is asked again and again.
+  void Follow(const std::string& job);
   void Run(bool again);
 
   void MemberCame(Rank) override { ask_all_ = true; }
@@ -97,6 +99,7 @@ class Verdicts : public Waitlist, public RingWatcher {
   std::map<std::string, std::set<RequestId>> waiting_;
   std::map<RequestId, MonotonicNanos> patience_;  // when it goes on without
   std::map<RequestId, MonotonicNanos> news_;  // so long it waits for news, however often some came
+  std::set<std::string> followed_;            // jobs with waits
   bool gave_up_ = false;                      // the event under way has waited long enough
   bool ask_all_ = false;
   std::map<std::string, uint64_t> in_doubt_;  // by job, the question whose answer counts

@@ -190,7 +190,8 @@ def test_a_slow_link_only_takes_longer() -> None:
             r.rate(rank, 5)
         r[0].save(writer, 1, part_bytes=4 * MIB)
         r[0].wait_replicated(JOB, 1, 60)
-        assert set(r[0].states().values()) <= {"self", "up"}
+        # One block may take longer than `lost_after` here: then the next member keeps copies, too.
+        assert set(r[0].states().values()) <= {"self", "up", "stalled"}
 
 
 def test_bits_that_flip_on_the_wire_are_refused_read_again_and_counted() -> None:

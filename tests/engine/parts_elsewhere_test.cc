@@ -358,6 +358,33 @@ TEST_F(PartsElsewhere, WhatIsSetAsideForThisNodesWritersIsNotEndedByAnothersPart
   EXPECT_TRUE(TrySave(one, 1, {{"one", 20 * kMiB}}).ok());
 }
 
+// --- waiting
+
+TEST_F(PartsElsewhere, WhoWaitsWhereNothingOfTheJobIsHearsOfIt) {
+  const SessionId reader = Hello({.writer = -1, .world_size = 0});
+  verdict.owned = true;
+  verdict.owner_uid = verdict.owner_gid = 1000;
+  Hear();
+  tells.clear();
+  const RequestId wait = Wait(reader, 1, Level::kReplicated);
+  EXPECT_NE(LastSaid<peer::VerdictWanted>(other.rank), nullptr);
+  Complete(1);
+  Hear();
+  EXPECT_FALSE(Answered(wait));
+  tells.clear();
+  for (int i = 0; i < 3; ++i) {
+    Apply(event::Exchanged{other.rank, other});
+    Advance(kNanosPerSecond);
+  }
+  EXPECT_NE(LastSaid<peer::VerdictWanted>(other.rank), nullptr) << "it asks again and again";
+  Complete(1, /*replicas=*/1);
+  Hear();
+  EXPECT_TRUE(Answered(wait));
+  tells.clear();
+  for (int i = 0; i < 3; ++i) Advance(kNanosPerSecond);
+  EXPECT_EQ(LastSaid<peer::VerdictWanted>(other.rank), nullptr) << "nobody waits any more";
+}
+
 // --- the catalog
 
 TEST_F(PartsElsewhere, ADroppedCopyIsNotGoneForTheOthers) {
