@@ -66,6 +66,11 @@ void Copies::On(const MemberId& from, const peer::ReleaseList& list) {
       of.due |= of.held.erase(release.part) > 0;
       continue;
     }
+    // A home may count it as one of the copies, and a backup that holds it may just have died: it makes way.
+    if (release.fate == peer::Fate::kSurplus) {
+      surplus_[release.part] = out_.now();
+      continue;
+    }
     // While somebody reads it, it stays; the owner says so again with the next list, a second later.
     if (!fetches_.Release(part)) continue;
     out_.Count("replicas_released");
@@ -294,11 +299,21 @@ std::set<PartKey> Copies::InTheWay() const {
       if (NeverProtected(*part->checkpoint)) in_the_way.insert(key);
     }
   }
+  for (const auto& [key, said] : surplus_) {
+    const Part* part = parts_.Find(key);
+    const bool replica = part != nullptr && part->source->role == PartRole::kReplica;
+    // What makes way is not told to the owner any more, who then says nothing of it but that it wants it back.
+    const bool counts = out_.now() - said <= kVerdictFresh || MakesWay(key);
+    if (replica && counts && !wanted.contains(key) && members_.Up(part->source->owner)) {
+      in_the_way.insert(key);
+    }
+  }
   return in_the_way;
 }
 
 void Copies::MakeWay() {
   const std::set<PartKey> in_the_way = InTheWay();
+  std::erase_if(surplus_, [&](const auto& surplus) { return !in_the_way.contains(surplus.first); });
   const auto report = [this](const PartKey& key) {
     Part* part = parts_.Find(key);
     if (part != nullptr) part->checkpoint->Touch(part);

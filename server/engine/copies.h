@@ -94,6 +94,7 @@ class Copies : public RingWatcher {
     bool reported = false;  // as gone
   };
   std::map<PartKey, Leaving> leaving_;
+  std::map<PartKey, MonotonicNanos> surplus_;  // when its owner last said so
 };
 
 }  // namespace cairn::engine

@@ -194,5 +194,54 @@ TEST_F(Stalled, WhereNobodyTakesItsPlaceItStays) {
   EXPECT_FALSE(Answered(wait)) << "it may still come";
 }
 
+// --- a copy that is surplus, at its holder
+
+class Surplus : public AmongThree {
+ protected:
+  void SetUp() override {
+    AmongThree::SetUp();
+    Keep(0, manifest);
+    Wants(0, {});
+  }
+  void Pass(int seconds, bool said) {
+    for (int i = 0; i < seconds; ++i) {
+      OthersAreHeard();
+      if (said) {
+        const peer::Release release{manifest.Part(), DigestOf(manifest), peer::Fate::kSurplus, {}};
+        Apply(event::PeerSaid{Of(0), peer::ReleaseList{1, {release}}});
+      }
+      Advance(kNanosPerSecond);
+    }
+  }
+  bool Holds() { return !engine->Describe("job", {manifest.Checkpoint()}).parts.empty(); }
+  const Manifest manifest = ManifestOf({{"job", 1, 1, 0}, 0}, 1, 16 * kMiB);
+};
+
+TEST_F(Surplus, GoesOnceNoHomeCountsIt) {
+  Pass(3, /*said=*/true);
+  EXPECT_TRUE(Holds()) << "a home may have called the step safe for this copy";
+  Pass(8, /*said=*/true);
+  EXPECT_FALSE(Holds());
+}
+
+TEST_F(Surplus, StaysWhenItsOwnerSaysSoOnce) {
+  Pass(1, /*said=*/true);
+  Pass(12, /*said=*/false);
+  EXPECT_TRUE(Holds());
+}
+
+TEST_F(Surplus, StaysWhenItIsWantedAgain) {
+  Pass(6, /*said=*/true);
+  Wants(0, {WantOf(manifest)});
+  Pass(12, /*said=*/false);
+  EXPECT_TRUE(Holds());
+}
+
+TEST_F(Surplus, StaysWhenItsOwnerIsGone) {
+  Pass(6, /*said=*/true);
+  Lose(0);
+  EXPECT_TRUE(Holds());
+}
+
 }  // namespace
 }  // namespace cairn::engine
