@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""docs/operations.md lists exactly the daemon's options with their defaults, and links between our pages lead
-somewhere.
+"""docs/operations.md lists exactly the daemon's options with their defaults, links between our pages lead
+somewhere, and the tests that docs/bugs.md names are there.
 
     hack/check_docs.py [CAIRND]             with a daemon's program: the options too, as its --help tells them
     hack/check_docs.py CAIRND --write       mends the table: adds what is missing, with the help as its
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import fnmatch
 import re
 import subprocess
 import sys
@@ -18,6 +19,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OPERATIONS = ROOT / "docs" / "operations.md"
+BUGS = ROOT / "docs" / "bugs.md"
+TEST = re.compile(r"\b(?:TYPED_)?TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\)")
+# `Suite.Name`, `Suite.Na*`, `*me*`; further ones of a suite named before, `Rule8*`, have none.
+FILTER = re.compile(r"`([*A-Z][\w*]*(?:\.[\w*]+|\*))`|--gtest_filter=([^`\s]+)")
 # "  --pool.threads TEXT   threads that fault memory in [2] (CAIRND_POOL_THREADS)"; a long name has the
 # rest on the next line.
 HELP = re.compile(r"^\s+--([a-z_.]+) TEXT\s+(\S.*?) \[([^\[\]]*)\] \(CAIRND_\w+\)$", re.M)
@@ -95,12 +100,32 @@ def dead_links() -> list[str]:
     return problems
 
 
+def registered_tests() -> set[str]:
+    return {
+        f"{suite}.{name}"
+        for file in (ROOT / "tests").rglob("*_test.cc")
+        for suite, name in TEST.findall(file.read_text(encoding="utf-8"))
+    }
+
+
+def stale_filters(page: str, tests: set[str]) -> list[str]:
+    """Filters of gtest on the page that match none of the tests, whatever instantiates them."""
+    names = tests | {test.split(".")[1] for test in tests}
+    problems = []
+    for word, option in FILTER.findall(page):
+        for pattern in (word or option).split(":"):
+            bare = pattern.rsplit("/", 1)[-1]
+            if not any(fnmatch.fnmatchcase(name, bare) for name in names):
+                problems.append(f"docs/bugs.md: no test is called {pattern}")
+    return problems
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="checks what the pages say")
     parser.add_argument("cairnd", nargs="?", help="the daemon's program")
     parser.add_argument("--write", action="store_true", help="mend the table of options")
     arguments = parser.parse_args()
-    problems = dead_links()
+    problems = dead_links() + stale_filters(BUGS.read_text(encoding="utf-8"), registered_tests())
     if arguments.cairnd:
         command = [arguments.cairnd, "--help"]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout

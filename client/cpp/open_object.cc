@@ -198,7 +198,7 @@ Status OpenObjectImpl::ReadRange(uint64_t offset, uint64_t length, void* into) {
     CAIRN_RETURN_IF_ERROR(CheckProcess());
     const Status status = ReadOnce(offset, length, static_cast<char*>(into));
     if (status.ok() || link_ == nullptr) return status;
-    // A bad copy: the daemon checks it and gives another if there is one. Without descriptors a lease
+    // A bad copy: the daemon checks it and gives another if there is one. Without a descriptor a lease
     // may also have expired, or ended with its connection.
     const bool bad = absl::IsDataLoss(status);
     const bool lease_lost =

@@ -126,7 +126,7 @@ class OpenObject {
 
   // Copies the object into `into`, which has space for info().length bytes, with `copy_threads`
   // threads. Every block is verified; DATA_LOSS names one that is bad and has no good copy. The bytes
-  // come from memory, from a file in storage, or in chunks.
+  // come from memory, from a file in storage, or in chunks, as from another node's memory.
   virtual Status ReadInto(void* into) = 0;
   // The same for [offset, offset+length). Blocks are verified whole, so those at its ends are read
   // whole.

@@ -68,7 +68,7 @@ Cluster::Cluster(const Below& below)
   });
   reporting_.set_saving(below.saving);
   reporting_.set_writing([persistence](const Job& job) { return persistence->WorksOn(job); });
-  persistence->set_acts_for([this](const Part& part) { return offers_.ActsFor(part); });
+  persistence->set_acts_for([this](const Part& part) { return offers_.Answers(part); });
   decisions_.set_newer_attempt(below.newer_attempt);
   decisions_.set_learn_safe(
       [this](Job* job, const std::pair<Attempt, Step>& safe) { verdicts_.LearnSafe(job, safe); });

@@ -57,16 +57,16 @@ class Engine::Impl {
     parts_.Watch(&manifests_);
     parts_.Watch(&admission_);
     parts_.Watch(&persistence_);
+    saving_.set_cluster(&cluster_);
+    opening_.set_cluster(&cluster_);
+    finding_.set_cluster(&cluster_);
+    job_calls_.set_cluster(&cluster_);
     if (cluster_.Alone()) return;
     const auto is_home = [this](const Job& job) {
       return cluster_.members().HomeOf(job.name) == cluster_.members().self();
     };
     describing_.set_is_home(is_home);
     retention_.set_is_home(is_home);
-    saving_.set_cluster(&cluster_);
-    opening_.set_cluster(&cluster_);
-    finding_.set_cluster(&cluster_);
-    job_calls_.set_cluster(&cluster_);
   }
 
   Outcome Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered);
@@ -404,8 +404,8 @@ Outcome Engine::Impl::Finish() {
   records_.Run();
   CheckDrained();
   if (cluster_.Run()) more_soon_ = true;
-  if (succession_.Serve())
-    more_soon_ = true;  // the others may have told of an attempt that has begun
+  // The others may have told of an attempt that has begun.
+  if (succession_.Serve()) more_soon_ = true;
   for (const event::Persisted& ended : persistence_.Prepare()) {
     On(ended);
     more_soon_ = true;  // what it held, and its turn, are somebody else's now

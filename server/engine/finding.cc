@@ -84,8 +84,7 @@ void Finding::On(const event::Latest& event) {
                                 /*scan=*/false);
   if (job == nullptr) return;
   // What another member may know of it counts as much.
-  if (cluster_ != nullptr &&
-      cluster_->verdicts().Await(event.caller, *job, event.deadline, event)) {
+  if (cluster_->verdicts().Await(event.caller, *job, event.deadline, event)) {
     return;
   }
   const bool nothing = standing_.Newest(*job) == nullptr;
@@ -108,7 +107,7 @@ void Finding::On(const event::Latest& event) {
 // A script that hears that there is nothing begins from nothing. So that is no word for what the ring had, and has lost,
 // until somebody has decided since, by `resume`; nor has a node that began empty, and has met nobody, anything to say.
 Status Finding::WhyNothing(const Job& job, const Status& why) const {
-  if (!absl::IsNotFound(why) || cluster_ == nullptr) return why;
+  if (!absl::IsNotFound(why)) return why;
   if (!cluster_->members().Believed()) return Cluster::MetNobody(job.name);
   const auto& [attempt, step] = job.verdict->safe;
   const auto& decisions = job.attempts->decisions;
@@ -132,8 +131,7 @@ void Finding::On(const event::StatCheckpoint& event) {
   if (scanning_.Await(event.caller, job, event.deadline, event, known)) return;
   const Checkpoint* checkpoint = describing_.ForShow(*job, event.ref);
   if (checkpoint == nullptr) {
-    if (cluster_ != nullptr &&
-        cluster_->verdicts().Await(event.caller, *job, event.deadline, event)) {
+    if (cluster_->verdicts().Await(event.caller, *job, event.deadline, event)) {
       return;
     }
     return out_.Answer(event.caller.request, describing_.Resolve(*job, event.ref).status());
@@ -169,12 +167,11 @@ void Finding::On(const event::StatObject& event) {
     return;
   }
   const StatusOr<ObjectRef> object = ObjectNamed(*checkpoint, event.name);
-  if (!object.ok() && cluster_ != nullptr &&
+  if (!object.ok() &&
       cluster_->loads().Await(event.caller, *checkpoint, event.name, event.deadline, event)) {
     return;
   }
   if (!object.ok()) {
-    if (cluster_ == nullptr) return out_.Answer(event.caller.request, object.status());
     return out_.Answer(
         event.caller.request,
         cluster_->loads().NotHere(describing_.Elsewhere(*checkpoint), object.status()));
@@ -198,7 +195,7 @@ void Finding::On(const event::List& event) {
   Job* job = scanning_.Readable(&sessions_, event.caller, ref.job, event.deadline, event,
                                 /*scan=*/true);
   if (job == nullptr) return;
-  if (cluster_ != nullptr && (!job->owner->owned || standing_.Newest(*job) == nullptr) &&
+  if ((!job->owner->owned || standing_.Newest(*job) == nullptr) &&
       cluster_->verdicts().Await(event.caller, *job, event.deadline, event)) {
     return;
   }
@@ -261,7 +258,7 @@ void Finding::ListObjects(const event::List& event, const Job& job, const Checkp
   Checkpoint* checkpoint = describing_.ForShow(job, ref);
   if (checkpoint == nullptr) return out_.Answer(request, describing_.Resolve(job, ref).status());
   if (tables_.Await(event.caller, checkpoint, event.deadline, event)) return;
-  if (cluster_ != nullptr && !checkpoint->content->complete &&
+  if (!checkpoint->content->complete &&
       cluster_->loads().AwaitAll(event.caller, *checkpoint, event.deadline, event)) {
     return;
   }
@@ -274,7 +271,6 @@ void Finding::ListObjects(const event::List& event, const Job& job, const Checkp
     }
     list.objects.push_back(describing_.InfoOf(at, /*with_crcs=*/false));
   }
-  if (cluster_ == nullptr) return out_.Answer(request, Body(std::move(list)));
   const Loads& loads = cluster_->loads();
   if (!loads.problem().ok()) return out_.Answer(request, loads.problem());
   if (loads.without_room().empty()) return out_.Answer(request, Body(std::move(list)));
@@ -303,13 +299,13 @@ void Finding::On(const event::Wait& event) {
   if (verdict.has_value()) return out_.Answer(request, *std::move(verdict));
   if (callers_.Park(this, event.caller, job->name, event.deadline, wait)) {
     job->waits.Edit().requests.insert(request);
-    if (cluster_ != nullptr) cluster_->verdicts().Follow(job->name);
+    cluster_->verdicts().Follow(job->name);
   }
 }
 
 std::optional<StatusOr<Body>> Finding::Evaluate(const event::Wait& wait) const {
   const Job& job = *jobs_.Find(wait.ref.job);
-  const int replicas = cluster_ == nullptr ? 0 : cluster_->members().ReplicasOf(job.owner->policy);
+  const int replicas = cluster_->members().ReplicasOf(job.owner->policy);
   const Status level = CheckLevel(wait.level, options_.storage, replicas);
   if (!level.ok()) return StatusOr<Body>(level);
   Status never;

@@ -35,7 +35,7 @@ class Finding : public Waitlist {
 
   std::string CheckInvariants(const Job& job) const;
 
-  // In a ring: what other members know counts.
+  // What other members know counts.
   void set_cluster(Cluster* cluster) { cluster_ = cluster; }
 
  private:
@@ -52,7 +52,7 @@ class Finding : public Waitlist {
   void ListObjects(const event::List& event, const Job& job, const CheckpointRef& ref,
                    size_t limit);
 
-  Cluster* cluster_ = nullptr;  // in no ring
+  Cluster* cluster_ = nullptr;  // set once, before the first event
   const Options& options_;
   Outbox& out_;
   Callers& callers_;

@@ -31,8 +31,8 @@ void JobCalls::On(const event::ChooseAttempt& event) {
   Job* job = jobs_.FindOrMake(event.job);
   // What has begun elsewhere the other members know. They are not waited for longer than a moment: a number that is
   // too small is refused where it begins.
-  if (cluster_ != nullptr && cluster_->verdicts().Await(event.caller, *job, event.deadline, event,
-                                                        Verdicts::kBeginPatience)) {
+  if (cluster_->verdicts().Await(event.caller, *job, event.deadline, event,
+                                 Verdicts::kBeginPatience)) {
     return;
   }
   if (scanning_.Await(event.caller, job, event.deadline, event)) return;

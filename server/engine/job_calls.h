@@ -50,7 +50,7 @@ class JobCalls {
   Admission& admission_;
   Records& records_;
   Succession& succession_;
-  Cluster* cluster_ = nullptr;  // in no ring
+  Cluster* cluster_ = nullptr;  // set once, before the first event
 };
 
 }  // namespace cairn::engine

@@ -166,8 +166,8 @@ void Loads::Ended(const Fetches::Order& order, const Status& status) {
     // A source that has it no more is no reason to say that there is no such thing: who asks again hears of others.
     // Nor is it the caller's affair that it was called off for somebody else.
     const bool moved = absl::IsNotFound(status) || absl::IsCancelled(status);
-    if (!status.ok())
-      DidNotCome(order, moved ? absl::UnavailableError(status.message()) : status, &waiting);
+    const Status why = moved ? absl::UnavailableError(status.message()) : status;
+    if (!why.ok()) DidNotCome(order, why, &waiting);
     if (waiting.Settled()) done.push_back(wanted);
   }
   for (const Wanted& wanted : done) Resume(wanted);

@@ -368,7 +368,7 @@ struct Checkpoint {
   bool InMemory() const;  // something of it lies there, or is being written
   // All its writers have committed, whether their parts are here or with other members.
   bool Complete() const { return content->complete || elsewhere->complete; }
-  // Other members' memory, or storage as they see it, has all of it.
+  // By the home's word memory of some members, this one perhaps among them, or storage has all of it.
   bool RingHasIt() const {
     return elsewhere->complete && (elsewhere->in_memory || elsewhere->stored);
   }

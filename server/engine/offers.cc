@@ -42,7 +42,7 @@ bool Offers::ActsFor(const Part& part) const {
 }
 
 // Also for a lost owner whose first backup has nothing of it, as one that came back empty: whoever has it sees to it
-// that it has copies.
+// that it has copies, and is written.
 bool Offers::Answers(const Part& part) const {
   if (part.source->role == PartRole::kOwn || ActsFor(part)) return true;
   const bool lacks = part.checkpoint->elsewhere->replicas < part.checkpoint->job->verdict->asked;
@@ -70,18 +70,20 @@ void Offers::AddParts(const Checkpoint& checkpoint, bool target, Wanted* wanted)
   }
 }
 
+bool Offers::IsHeld(Rank backup, const Part& part) const {
+  const auto at = backups_.find(backup);
+  if (at == backups_.end()) return false;
+  const auto have = at->second.haves.find(part.key);
+  return have != at->second.haves.end() && have->second.state == peer::HaveState::kHeld &&
+         have->second.digest == part.content->digest;
+}
+
 bool Offers::HeldEverywhere(const Checkpoint& checkpoint, int replicas) const {
   const std::vector<Rank> backups = Backups(replicas);
   for (const auto& [writer, part] : checkpoint.content->parts) {
-    if (!Answers(*part)) continue;
-    for (const Rank rank : backups) {
-      const auto backup = backups_.find(rank);
-      if (backup == backups_.end()) return false;
-      const auto have = backup->second.haves.find(part->key);
-      if (have == backup->second.haves.end() || have->second.state != peer::HaveState::kHeld) {
-        return false;
-      }
-    }
+    const bool held = std::all_of(backups.begin(), backups.end(),
+                                  [&, &of = *part](Rank rank) { return IsHeld(rank, of); });
+    if (Answers(*part) && !held) return false;
   }
   return true;
 }
@@ -205,7 +207,7 @@ std::optional<CheckpointId> Offers::WorkingOn(const Job& job) const {
   return lowest;
 }
 
-// What was given just now is so no more after a while.
+// What was given a moment ago is Copied::kJustGiven until it is looked at again.
 void Offers::Age() {
   for (const auto& [job, given] : given_) {
     const bool young = std::any_of(given.begin(), given.end(), [this](const auto& of) {
@@ -218,30 +220,20 @@ void Offers::Age() {
 // --- backups that read nothing
 
 std::vector<Rank> Offers::Backups(int replicas) const {
-  const std::vector<Rank> natural = members_.Backups(replicas);
-  std::set<Rank> passed_over;
-  for (const Rank rank : natural) {
-    if (Stalled(rank)) passed_over.insert(rank);
+  std::vector<Rank> natural = members_.Backups(replicas);
+  std::set<Rank> passed_over = members_.Lost();
+  const size_t lost = passed_over.size();
+  for (const auto& [rank, backup] : backups_) {
+    if (backup.stalled) passed_over.insert(rank);
   }
-  if (passed_over.empty()) return natural;
+  if (natural.empty() || passed_over.size() == lost) return natural;
+  std::vector<Rank> backups = BackupsOf(members_.self(), members_.all(), passed_over, replicas);
   // Where nobody takes its place, it stays.
-  for (;;) {
-    std::set<Rank> silent = members_.Lost();
-    silent.insert(passed_over.begin(), passed_over.end());
-    std::vector<Rank> backups = BackupsOf(members_.self(), members_.all(), silent, replicas);
-    const auto next = std::find_if(backups.begin(), backups.end(), [&](Rank rank) {
-      return Stalled(rank) && !passed_over.contains(rank);
-    });
-    if (next != backups.end()) {
-      passed_over.insert(*next);
-      continue;
-    }
-    for (const Rank rank : natural) {
-      if (backups.size() == natural.size()) break;
-      if (passed_over.contains(rank)) backups.push_back(rank);
-    }
-    return backups;
+  for (const Rank rank : natural) {
+    if (backups.size() == natural.size()) break;
+    if (passed_over.contains(rank)) backups.push_back(rank);
   }
+  return backups;
 }
 
 bool Offers::IsTold(Rank rank, int replicas) const {
@@ -366,9 +358,11 @@ void Offers::On(const MemberId& from, const peer::HaveList& list) {
     if (have.state != peer::HaveState::kHeld) continue;
     const auto want = told.find(have.part);
     if (want != told.end() && want->second == have.digest) continue;
-    if (std::optional<peer::Release> release = FateOf(from.rank, have)) {
-      releases.releases.push_back(*std::move(release));
+    std::optional<peer::Release> release = FateOf(have);
+    if (!release.has_value() && IsSurplus(from.rank, have)) {
+      release = {have.part, have.digest, peer::Fate::kSurplus, {}};
     }
+    if (release.has_value()) releases.releases.push_back(*std::move(release));
   }
   for (const auto& [part, have] : backup.haves) {
     if (haves.contains(part)) continue;
@@ -385,17 +379,13 @@ void Offers::On(const MemberId& from, const peer::HaveList& list) {
   if (!releases.releases.empty()) out_.Do(action::Tell{from.rank, std::move(releases)});
 }
 
-std::optional<peer::Release> Offers::FateOf(Rank holder, const peer::Have& have) const {
+std::optional<peer::Release> Offers::FateOf(const peer::Have& have) const {
   const CheckpointKey& key = have.part.checkpoint;
   const Job* job = jobs_.Find(key.job);
   if (job == nullptr) return std::nullopt;
   peer::Release release{have.part, have.digest, peer::Fate::kRemoved, {}};
   if (!Retention::CheckRemoved(*job, key.step, key.attempt).ok()) return release;
   const JobVerdictHeard& verdict = *job->verdict;
-  if (IsSurplus(holder, have, *job)) {
-    release.fate = peer::Fate::kSurplus;
-    return release;
-  }
   if (!verdict.protect.has_value()) return std::nullopt;
   const CheckpointId id{key.step, key.attempt, key.revision};
   const CheckpointId& protect = *verdict.protect;
@@ -420,23 +410,15 @@ std::optional<peer::Release> Offers::FateOf(Rank holder, const peer::Have& have)
   return std::nullopt;
 }
 
-bool Offers::IsSurplus(Rank holder, const peer::Have& have, const Job& job) const {
-  const int replicas = members_.ReplicasOf(job.owner->policy);
+bool Offers::IsSurplus(Rank holder, const peer::Have& have) const {
   const Part* part = parts_.Find(have.part);
-  if (replicas == 0 || part == nullptr || !Answers(*part) || !Fetches::Holds(*part) ||
-      IsTold(holder, replicas)) {
-    return false;
-  }
+  if (part == nullptr || !Answers(*part) || !Fetches::Holds(*part)) return false;
+  const int replicas = members_.ReplicasOf(part->checkpoint->job->owner->policy);
+  if (replicas == 0 || IsTold(holder, replicas)) return false;
   const std::vector<Rank> backups = Backups(replicas);
   return backups.size() >= static_cast<size_t>(replicas) &&
-         std::all_of(backups.begin(), backups.end(), [&](Rank rank) {
-           const auto backup = backups_.find(rank);
-           if (backup == backups_.end() || !members_.Up(rank)) return false;
-           const auto held = backup->second.haves.find(have.part);
-           return held != backup->second.haves.end() &&
-                  held->second.state == peer::HaveState::kHeld &&
-                  held->second.digest == part->content->digest;
-         });
+         std::all_of(backups.begin(), backups.end(),
+                     [&](Rank rank) { return members_.Up(rank) && IsHeld(rank, *part); });
 }
 
 // The job is over, its last step is in storage, and this node has given up its own part of it.

@@ -49,8 +49,8 @@ class Offers : public StepWatcher, public RingWatcher {
   void MemberCame(Rank rank) override;
   void MemberLost(Rank rank) override;
 
-  // A part of a member that is lost, which this node holds and is the first to stand in for.
-  bool ActsFor(const Part& part) const;
+  // This node says who keeps the part, and writes it to storage: its own, or one of a lost member for which it acts.
+  bool Answers(const Part& part) const;
   uint64_t HeldBy(Rank backup) const;  // bytes of this node's parts
   // It answers, and for ring.lost_after_seconds nothing has come to it of what it asked to read: another member is a
   // backup in its place.
@@ -74,10 +74,9 @@ class Offers : public StepWatcher, public RingWatcher {
     MonotonicNanos told_at = 0;
     std::map<PartKey, peer::Have> haves;
     bool due = false;
-    std::map<PartKey, uint64_t>
-        most;                    // of what it was told, the most that it ever had of each part
-    MonotonicNanos came_at = 0;  // when there last was more, or nothing was to come
-    bool tried = false;          // since then it was given what it was told
+    std::map<PartKey, uint64_t> most;  // bytes of what it was told that it ever had
+    MonotonicNanos came_at = 0;        // when there last was more, or nothing was to come
+    bool tried = false;                // since then it was given what it was told
     bool stalled = false;
   };
   // Whose copies count, and are waited for.
@@ -87,7 +86,9 @@ class Offers : public StepWatcher, public RingWatcher {
   void LookForStalls();
   void SetStalled(Rank rank, Backup* backup, bool stalled);
   Wanted WantedOf(const Job& job) const;
-  bool Answers(const Part& part) const;  // this node says who keeps it
+  // One of a member that is lost, for which this node is the first to stand in.
+  bool ActsFor(const Part& part) const;
+  bool IsHeld(Rank backup, const Part& part) const;
   bool HeldEverywhere(const Checkpoint& checkpoint, int replicas) const;
   std::optional<CheckpointId> NewestSecured(const Job& job, int replicas) const;
   void NoteCopied(Job* job, int replicas);
@@ -96,9 +97,9 @@ class Offers : public StepWatcher, public RingWatcher {
   bool LeftToStorage(const Job& job, const Checkpoint* checkpoint) const;
   std::string RefusalOf(const Checkpoint& checkpoint, int replicas) const;
   // nullopt: it stays.
-  std::optional<peer::Release> FateOf(Rank holder, const peer::Have& have) const;
+  std::optional<peer::Release> FateOf(const peer::Have& have) const;
   // The holder is no backup, as where one came back for which it had stood in, and all backups hold the part.
-  bool IsSurplus(Rank holder, const peer::Have& have, const Job& job) const;
+  bool IsSurplus(Rank holder, const peer::Have& have) const;
 
   Outbox& out_;
   const Members& members_;

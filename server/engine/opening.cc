@@ -31,8 +31,7 @@ void Opening::On(const event::Open& event) {
   Job* job = scanning_.Readable(&sessions_, event.caller, event.ref.job, event.deadline, event,
                                 /*scan=*/false);
   if (job == nullptr) return;
-  if (cluster_ != nullptr &&
-      (event.ref.step == kNoStep || !describing_.Resolve(*job, event.ref).ok()) &&
+  if ((event.ref.step == kNoStep || !describing_.Resolve(*job, event.ref).ok()) &&
       cluster_->verdicts().Await(event.caller, *job, event.deadline, event)) {
     return;
   }
@@ -50,7 +49,7 @@ void Opening::On(const event::Open& event) {
   const Checkpoint& checkpoint = **found;
   const StatusOr<ObjectRef> named = ObjectNamed(checkpoint, event.name);
   if (!named.ok() && tables_.Await(event.caller, *found, event.deadline, event)) return;
-  if (cluster_ != nullptr && (!named.ok() || !named->resident()) &&
+  if ((!named.ok() || !named->resident()) &&
       cluster_->loads().Await(event.caller, checkpoint, event.name, event.deadline, event)) {
     return;
   }
@@ -61,7 +60,6 @@ void Opening::On(const event::Open& event) {
                                                       checkpoint.key.DebugString(),
                                                       " has no good copy any more"))
                    : named.status();
-    if (cluster_ == nullptr) return out_.Answer(request, otherwise);
     StatusOr<Body> answer = cluster_->loads().NotHere(describing_.Elsewhere(checkpoint), otherwise);
     if (answer.ok()) out_.Count("opens_elsewhere");
     return out_.Answer(request, std::move(answer));

@@ -40,7 +40,7 @@ class Opening : public Waitlist {
   void Restore(const Jobs& jobs);
   std::string CheckInvariants(std::map<SlabId, uint32_t>* pins) const;
 
-  // In a ring: bytes may come from other members.
+  // Bytes may come from other members.
   void set_cluster(Cluster* cluster) { cluster_ = cluster; }
 
  private:
@@ -62,7 +62,7 @@ class Opening : public Waitlist {
   Status CheckChunk(const event::LocateChunk& event, const Session& session,
                     const Lease* lease) const;
 
-  Cluster* cluster_ = nullptr;  // in no ring
+  Cluster* cluster_ = nullptr;  // set once, before the first event
   Outbox& out_;
   Callers& callers_;
   Sessions& sessions_;

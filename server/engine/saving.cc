@@ -114,7 +114,6 @@ void Saving::On(const event::Create& event) {
 // that has not heard of it would take it from its owner.
 bool Saving::AwaitRing(const Caller& caller, const Job& job, Attempt attempt,
                        MonotonicNanos deadline, const Event& event) {
-  if (cluster_ == nullptr) return false;
   // A number far ahead of all that is known here: another node has chosen it, by its clock, and may have begun it.
   if (!job.attempts->begun.contains(attempt) && !attempts_.CheckBound(job, attempt).ok() &&
       cluster_->verdicts().AwaitNews(caller, job, deadline, event)) {

@@ -69,7 +69,7 @@ class Saving : public Granter {
                      Attempt* superseded_by) const;
   Manifest HeadOf(const Part& part, const event::Commit& event) const;
 
-  Cluster* cluster_ = nullptr;  // in no ring
+  Cluster* cluster_ = nullptr;  // set once, before the first event
   const Options& options_;
   const Mode& mode_;
   Outbox& out_;

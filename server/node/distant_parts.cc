@@ -385,23 +385,41 @@ StatusOr<std::shared_ptr<const PartTable>> DistantParts::Table(const PartElsewhe
   return GrantedOf(part)->Table(deadline);
 }
 
-StatusOr<DistantParts::Object> DistantParts::Open(const std::vector<PartElsewhere>& parts,
-                                                  const std::string& name,
-                                                  MonotonicNanos deadline) {
+// Where an object is: in which part, and which of its objects.
+struct DistantParts::Place {
+  Found found;
+  std::shared_ptr<Granted> granted;
+  size_t object = 0;
+};
+
+StatusOr<DistantParts::Place> DistantParts::PlaceOf(const std::vector<PartElsewhere>& parts,
+                                                    const std::string& name,
+                                                    MonotonicNanos deadline) {
   for (const PartElsewhere& part : parts) {
     std::shared_ptr<Granted> granted = GrantedOf(part);
     CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<const PartTable> table, granted->Table(deadline));
     const size_t at = table->Find(name);
-    if (at == PartTable::kNone) continue;
-    CAIRN_ASSIGN_OR_RETURN(std::shared_ptr<Scratch> scratch, TakeScratch());
-    Object object;
-    object.part = part.part;
-    object.entry = table->entries[at];
-    object.reader = std::make_unique<Reader>(this, ++last_reader_, std::move(granted),
-                                             std::move(scratch), at, object.entry);
-    return object;
+    if (at != PartTable::kNone) return Place{{part.part, table->entries[at]}, granted, at};
   }
   return absl::NotFoundError(absl::StrCat("name: \"", absl::CHexEscape(name), "\" is in no part"));
+}
+
+StatusOr<DistantParts::Found> DistantParts::Find(const std::vector<PartElsewhere>& parts,
+                                                 const std::string& name, MonotonicNanos deadline) {
+  CAIRN_ASSIGN_OR_RETURN(Place place, PlaceOf(parts, name, deadline));
+  return std::move(place.found);
+}
+
+StatusOr<DistantParts::Object> DistantParts::Open(const std::vector<PartElsewhere>& parts,
+                                                  const std::string& name,
+                                                  MonotonicNanos deadline) {
+  CAIRN_ASSIGN_OR_RETURN(Place place, PlaceOf(parts, name, deadline));
+  CAIRN_ASSIGN_OR_RETURN(std::shared_ptr<Scratch> scratch, TakeScratch());
+  Object object;
+  object.found = place.found;
+  object.reader = std::make_unique<Reader>(this, ++last_reader_, std::move(place.granted),
+                                           std::move(scratch), place.object, place.found.entry);
+  return object;
 }
 
 StatusOr<std::shared_ptr<DistantParts::Scratch>> DistantParts::TakeScratch() {

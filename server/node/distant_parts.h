@@ -37,14 +37,20 @@ class DistantParts {
   StatusOr<std::shared_ptr<const PartTable>> Table(const engine::reply::PartElsewhere& part,
                                                    MonotonicNanos deadline);
 
-  struct Object {
+  struct Found {
     PartKey part;
     std::shared_ptr<const ObjectEntry> entry;
+  };
+  // The object of that name of one of the parts. As Table; NOT_FOUND when none has it.
+  StatusOr<Found> Find(const std::vector<engine::reply::PartElsewhere>& parts,
+                       const std::string& name, MonotonicNanos deadline);
+  struct Object {
+    Found found;
     // Reads as from storage, but whole blocks that verified. DATA_LOSS: no source has the block as its checksum says;
     // UNAVAILABLE: none that is left could be read. Its destructor only tells the source that it has ended.
     std::unique_ptr<const storage::Reader> reader;
   };
-  // The object of that name of one of the parts. As Table; NOT_FOUND when none has it.
+  // As Find.
   StatusOr<Object> Open(const std::vector<engine::reply::PartElsewhere>& parts,
                         const std::string& name, MonotonicNanos deadline);
 
@@ -56,6 +62,9 @@ class DistantParts {
   class Granted;
   class Reader;
 
+  struct Place;
+  StatusOr<Place> PlaceOf(const std::vector<engine::reply::PartElsewhere>& parts,
+                          const std::string& name, MonotonicNanos deadline);
   std::shared_ptr<Granted> GrantedOf(const engine::reply::PartElsewhere& part);
   StatusOr<std::shared_ptr<Scratch>> TakeScratch();
 

@@ -28,7 +28,7 @@ auto Caught(const Call& call) -> decltype(call()) {
 
 DistantReaders::DistantReaders(storage::Storage* storage, bool members)
     : storage_(storage),
-      calls_("distant", storage == nullptr && !members ? 0 : kThreads, kThreadsPerJob) {}
+      calls_("chunks", storage == nullptr && !members ? 0 : kThreads, kThreadsPerJob) {}
 
 StatusOr<std::shared_ptr<const storage::Reader>> DistantReaders::Open(StoredCheckpoint checkpoint,
                                                                       const std::string& name,

@@ -151,7 +151,7 @@ class Node : public PeerHost {
   Answer Release(engine::event::Release event);
   Answer Renew(engine::event::Renew event);
 
-  // For clients without descriptors; at most kMaxChunkBytes. The reader of the bytes checks them
+  // Of what came without a descriptor; at most kMaxChunkBytes. The reader of the bytes checks them
   // against the checksums that open gave.
   StatusOr<std::string> ReadChunk(const engine::Caller& caller, LeaseId lease, uint64_t offset,
                                   uint64_t length);

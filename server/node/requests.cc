@@ -184,9 +184,10 @@ StatusOr<Opened> Node::OpenElsewhere(const engine::Caller& caller, const std::st
   CAIRN_ASSIGN_OR_RETURN(DistantParts::Object object,
                          distant_parts_->Open(elsewhere.parts, name, deadline));
   Opened opened;
-  opened.checkpoint = object.part.checkpoint;
-  opened.bytes = object.entry->length;
-  opened.object = InfoOf(elsewhere.like, object.part, *object.entry, /*with_crcs=*/true);
+  opened.checkpoint = object.found.part.checkpoint;
+  opened.bytes = object.found.entry->length;
+  opened.object =
+      InfoOf(elsewhere.like, object.found.part, *object.found.entry, /*with_crcs=*/true);
   opened.exact = opened.from_member = true;
   CAIRN_RETURN_IF_ERROR(
       LendChunks(caller.session,
@@ -201,9 +202,9 @@ StatusOr<engine::ObjectInfo> Node::FinishStat(const std::string& name, Monotonic
   if (!MayWait(answer)) return BodyAs<engine::ObjectInfo>(std::move(answer), "stat");
   CAIRN_ASSIGN_OR_RETURN(const reply::Elsewhere elsewhere,
                          BodyAs<reply::Elsewhere>(std::move(answer), "stat"));
-  CAIRN_ASSIGN_OR_RETURN(const DistantParts::Object object,
-                         distant_parts_->Open(elsewhere.parts, name, deadline));
-  return InfoOf(elsewhere.like, object.part, *object.entry, /*with_crcs=*/true);
+  CAIRN_ASSIGN_OR_RETURN(const DistantParts::Found found,
+                         distant_parts_->Find(elsewhere.parts, name, deadline));
+  return InfoOf(elsewhere.like, found.part, *found.entry, /*with_crcs=*/true);
 }
 
 StatusOr<reply::List> Node::FinishList(const std::string& cursor, int limit,

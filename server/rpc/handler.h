@@ -29,7 +29,7 @@ struct CallId {
 // Where calls go that take long; in both, users take turns, and one has at most a part of the threads.
 struct Workers {
   explicit Workers(int threads)
-      : copying("worker", threads, std::max(1, threads / 2)), distant("distant", 16, 4) {}
+      : copying("worker", threads, std::max(1, threads / 2)), distant("waits", 16, 4) {}
   void Stop() {
     copying.Stop();
     distant.Stop();

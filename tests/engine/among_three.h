@@ -11,6 +11,7 @@ namespace cairn::engine {
 // This node is rank 2; the tests speak for the others.
 class AmongThree : public RingTest {
  protected:
+  bool storage = false;
   explicit AmongThree(int members = 3) : members_(members) {}
   void SetUp() override {
     options.ring.cluster = "test";
@@ -20,7 +21,7 @@ class AmongThree : public RingTest {
     }
     options.ring.replica_bytes = 40 * kMiB;
     options.ring.lost_after_seconds = 5;
-    options.storage = false;
+    options.storage = storage;
     RingTest::SetUp();
     OthersAreHeard();
   }

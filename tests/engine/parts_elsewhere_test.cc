@@ -89,6 +89,21 @@ class SeveralSteps : public PartsElsewhere {
     ASSERT_TRUE(granted.ok()) << granted.status();
     Apply(event::GrantEnded{granted->grant});
   }
+  // The other member, this node's backup, has read its part of it.
+  void TheOtherHolds(Step step) {
+    const PartKey part = PartOf(writer, step);
+    peer::HaveList list;
+    list.version = 1;
+    list.haves.push_back({part, engine->Describe("job", {part.checkpoint}).parts.at(0).digest,
+                          peer::HaveState::kHeld});
+    Apply(event::PeerSaid{other, list});
+  }
+  // A home that has not heard everybody.
+  void HearPartly() {
+    verdict.target = CheckpointId{1, 1, 0};
+    verdict.final = false;
+    Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
+  }
   void AnotherIsWantedAtOnce() {
     const event::Create create = CreateOf(writer, PartOf(writer, 5), {{"model", 15 * kMiB}});
     Apply(create);
@@ -171,15 +186,8 @@ TEST_F(SeveralSteps, AlsoForANewDaemonThatHasHeardNobodyYet) {
 
 // Another home may have said so, to somebody else.
 TEST_F(SeveralSteps, OneThatTheBackupsHaveMayBeProtectedAndStays) {
-  const PartKey part = PartOf(writer, 2);
-  peer::HaveList list;
-  list.version = 1;
-  list.haves.push_back({part, engine->Describe("job", {part.checkpoint}).parts.at(0).digest,
-                        peer::HaveState::kHeld});
-  Apply(event::PeerSaid{other, list});
-  verdict.target = CheckpointId{1, 1, 0};
-  verdict.final = false;
-  Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
+  TheOtherHolds(2);
+  HearPartly();
   AnotherIsWantedAtOnce();
   EXPECT_TRUE(Holds(2));
   EXPECT_FALSE(Holds(3));
@@ -188,9 +196,7 @@ TEST_F(SeveralSteps, OneThatTheBackupsHaveMayBeProtectedAndStays) {
 // The backup has read it, and what it says since does not come through.
 TEST_F(SeveralSteps, OneThatWasGivenToABackupMayBeProtectedAndStays) {
   GiveToTheOther(2);
-  verdict.target = CheckpointId{1, 1, 0};
-  verdict.final = false;
-  Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
+  HearPartly();
   AnotherIsWantedAtOnce();
   EXPECT_TRUE(Holds(2));
   EXPECT_FALSE(Holds(3));
@@ -199,15 +205,8 @@ TEST_F(SeveralSteps, OneThatWasGivenToABackupMayBeProtectedAndStays) {
 // What the other writer saved of the newer one may be nowhere.
 TEST_F(SeveralSteps, AlsoWhereTheBackupHasThisNodesPartOfANewerOne) {
   GiveToTheOther(2);
-  const PartKey part = PartOf(writer, 4);
-  peer::HaveList list;
-  list.version = 1;
-  list.haves.push_back({part, engine->Describe("job", {part.checkpoint}).parts.at(0).digest,
-                        peer::HaveState::kHeld});
-  Apply(event::PeerSaid{other, list});
-  verdict.target = CheckpointId{1, 1, 0};
-  verdict.final = false;
-  Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
+  TheOtherHolds(4);
+  HearPartly();
   AnotherIsWantedAtOnce();
   EXPECT_TRUE(Holds(2));
   EXPECT_FALSE(Holds(3));

@@ -44,6 +44,27 @@ TEST_F(AmongFour, WhoHasALostOwnersPartSeesToItThatThereAreCopies) {
   EXPECT_EQ(offered->wants[0].owner, 0) << "it stays that member's";
 }
 
+// Where that first backup cannot read, the part would be written by nobody.
+class AmongFourWithStorage : public AmongFour {
+ protected:
+  AmongFourWithStorage() { storage = true; }
+};
+
+TEST_F(AmongFourWithStorage, AndThatItIsWritten) {
+  const Manifest manifest = ManifestOf({{"job", 1, 1, 0}, 0}, 1, 16 * kMiB);
+  Keep(0, manifest);
+  hold_persists = true;
+  Lose(0);
+  JobVerdict verdict = CompleteUpTo(1);
+  for (int i = 0; i < 3; ++i) {
+    OthersAreHeard(/*except=*/0);
+    Hear(verdict, {1, 3});
+    Advance(kNanosPerSecond);
+  }
+  ASSERT_EQ(persists.size(), 1u);
+  EXPECT_EQ(persists[0].checkpoint, manifest.Checkpoint());
+}
+
 // Rank 1 stood in for the lost owner, rank 0, and had its part copied here. The owner comes back,
 // and the step has been superseded.
 TEST_F(AmongFour, WhatWasCopiedForALostOwnerIsItsOwnToReleaseOnceItIsBack) {

@@ -60,3 +60,15 @@ def test_writing_mends_the_table_and_keeps_the_meanings() -> None:
     assert "| `pool.threads` | `2` | threads, as somebody put it |" in page
     assert page.startswith("# Running") and page.endswith("More words.\n\n## Stopping\n")
     assert check_docs.with_options(page, real) == page
+
+
+def test_a_filter_that_matches_no_test_is_named() -> None:
+    tests = {"Mover.APartArrives", "Recovery.PinStays"}
+    page = "| a bug | x | engine `Mover.AP*`, `*Stays*`, `PinSt*`; `t --gtest_filter=From/Recovery.*` |"
+    assert check_docs.stale_filters(page, tests) == []
+    stale = "engine `Mover.Gone*`; `*AlsoGone*`; `t --gtest_filter=Nothing.*`; `cairn.Removed`, `-k gone`"
+    assert [problem.split()[-1] for problem in check_docs.stale_filters(stale, tests)] == [
+        "Mover.Gone*",
+        "*AlsoGone*",
+        "Nothing.*",
+    ]

@@ -64,7 +64,7 @@ TEST(DistantParts, AnObjectIsReadAsItWas) {
   Distance d;
   d.neighbours.owners = {{1, &owner}};
   const auto object = d.Open(part, {1}, 1);
-  EXPECT_EQ(object.part, part.key);
+  EXPECT_EQ(object.found.part, part.key);
   EXPECT_EQ(object.reader->length(), part.objects[1].size());
   ExpectAll(object, part.objects[1]);
   for (const auto& [offset, length] : std::vector<std::pair<uint64_t, uint64_t>>{
@@ -86,6 +86,9 @@ TEST(DistantParts, WhatThePartConsistsOfIsTold) {
   ASSERT_TRUE(table.ok()) << table.status();
   EXPECT_EQ((*table)->entries.size(), 2u);
   EXPECT_TRUE(absl::IsNotFound(d.parts->Open({Lies(part, {2})}, "another", Soon()).status()));
+  const auto found = d.parts->Find({Lies(part, {2})}, part.manifest.objects[1].name, Soon());
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->entry->length, 200u);
   EXPECT_EQ(owner.granted, 1u) << "a loader opens one object after the other";
   const Part other({300}, "other");
   const Status nobody = d.parts->Table(Lies(other, {1}), Soon()).status();
