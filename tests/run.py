@@ -21,8 +21,8 @@ import sys
 from pathlib import Path
 
 from driver import stages
-from driver.process import ROOT, SHOWN_LAST, say
-from driver.report import Report, fail_unexpected_skips
+from driver.process import ROOT, say
+from driver.report import Report, fail_unexpected_skips, shown
 from driver.schedule import Lane, Schedule, Stage, run_here, stage_command
 
 # With more of them the summary names each in one line.
@@ -104,10 +104,10 @@ def show_result(report: Report, left: list[str]) -> None:
         say(f"skipped {case.name}: {case.reason or 'no reason given'}")
     failed = report.of("failed")
     for case in failed:
-        lines = case.reason.splitlines() or [""]
-        say(f"FAILED {case.name}: {lines[0]}")
+        first, *lines = shown(case.reason)
+        say(f"FAILED {case.name}: {first}")
         if len(failed) <= FAILURES_IN_FULL:
-            for line in lines[1 : SHOWN_LAST + 1]:
+            for line in lines:
                 say(f"    {line}")
 
 

@@ -164,8 +164,9 @@ void Loads::Ended(const Fetches::Order& order, const Status& status) {
   for (auto& [wanted, waiting] : waiting_) {
     if (waiting.coming.erase(order.part) == 0) continue;
     // A source that has it no more is no reason to say that there is no such thing: who asks again hears of others.
-    // Nor is it the caller's affair that it was called off for somebody else.
-    const bool moved = absl::IsNotFound(status) || absl::IsCancelled(status);
+    // Nor is it the caller's affair that it was called off for somebody else, or that its owner released it as it came.
+    const bool moved =
+        absl::IsNotFound(status) || absl::IsCancelled(status) || absl::IsAborted(status);
     const Status why = moved ? absl::UnavailableError(status.message()) : status;
     if (!why.ok()) DidNotCome(order, why, &waiting);
     if (waiting.Settled()) done.push_back(wanted);

@@ -11,7 +11,7 @@ import threading
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from driver.process import BUILD, ROOT
+from driver.process import BUILD, ROOT, SHOWN_LAST
 
 RESULTS = BUILD / "test-results"
 EXPECTED_SKIPS = ROOT / "tests" / "expected_skips.txt"
@@ -53,8 +53,9 @@ def parse_junit(path: Path, prefix: str) -> list[Case]:
         error = case.find("error")
         if failure is not None or error is not None:
             node = failure if failure is not None else error
-            text = (node.text or node.get("message") or "").strip()
-            cases.append(Case(name, "failed", text))
+            cases.append(
+                Case(name, "failed", reason_of(node.get("message") or "", node.text or ""))
+            )
         elif skipped is not None:
             message = (skipped.get("message") or skipped.text or "").strip()
             # gtest puts "file:line" on a line of its own before the words.
@@ -64,6 +65,20 @@ def parse_junit(path: Path, prefix: str) -> list[Case]:
         else:
             cases.append(Case(name, "passed"))
     return cases
+
+
+def reason_of(message: str, text: str) -> str:
+    """What was raised first: the text of a pytest failure begins with source code and ends with it."""
+    message, text = message.strip(), text.strip()
+    return text if text.startswith(message) else f"{message}\n{text}".strip()
+
+
+def shown(reason: str) -> list[str]:
+    """The lines of a reason that a summary has room for: its first and its last."""
+    lines = reason.splitlines() or [""]
+    if len(lines) <= 2 * SHOWN_LAST:
+        return lines
+    return [*lines[:SHOWN_LAST], f"[{len(lines) - 2 * SHOWN_LAST} lines]", *lines[-SHOWN_LAST:]]
 
 
 def read_cases(xml: Path, prefix: str, name: str) -> list[Case]:

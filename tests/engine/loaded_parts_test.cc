@@ -167,5 +167,21 @@ TEST_F(Loaded, OneThatItsSourceHasNoMoreIsUnavailable) {
               Fails(absl::StatusCode::kUnavailable, "not in this node's memory"));
 }
 
+// It is a replica, too, and newer ones are safe before the journal has the record of it.
+TEST_F(Loaded, OneThatItsOwnerReleasesAsItComesIsUnavailable) {
+  const PartKey part{{"job", 1, 1, 0}, 0};
+  const RequestId open = Opens(1, kMiB);
+  ASSERT_EQ(fetches.size(), 1u);
+  const action::Fetch fetch = fetches[0];
+  const Manifest manifest = ManifestOf(part, 1, kMiB);
+  const std::string digest = Want(manifest, part, kMiB);
+  hold_manifests = true;
+  Bring(fetch, manifest);
+  EXPECT_FALSE(Answered(open));
+  Apply(event::PeerSaid{other, peer::ReleaseList{1, {{part, digest}}}});
+  Advance(kNanosPerSecond);
+  EXPECT_THAT(AnswerTo(open).status(), Fails(absl::StatusCode::kUnavailable, "went again"));
+}
+
 }  // namespace
 }  // namespace cairn::engine
