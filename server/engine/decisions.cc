@@ -9,7 +9,10 @@
 namespace cairn::engine {
 namespace {
 
-// Also by a member that knows nothing of the job. Its policy such a one hears when it does.
+// How many members journal the policy of a job of which they have nothing, so that who said it is not the only one.
+constexpr size_t kPolicyKeepers = 3;
+
+// Also by any member that knows nothing of the job.
 bool MustRemember(const JobRecord& record) {
   return !record.decisions.empty() || !record.removed.steps.empty() || !record.pins.empty() ||
          !record.asked.empty();
@@ -55,6 +58,18 @@ bool Decisions::RecordOf(const Job& job, JobRecord* record) const {
 
 // --- what members decided
 
+bool Decisions::Keeps(const std::string& job, const JobRecord& record) const {
+  if (jobs_.Find(job) != nullptr || MustRemember(record)) return true;
+  if (record.policy_stamp.version == 0) return false;
+  std::set<Rank> up{members_.self()};
+  for (const auto& [rank, member] : members_.others()) {
+    if (member.up) up.insert(rank);
+  }
+  const std::vector<Rank> order = HomeOrder(job, up);
+  const auto self = std::find(order.begin(), order.end(), members_.self());
+  return static_cast<size_t>(self - order.begin()) < kPolicyKeepers;
+}
+
 void Decisions::On(const MemberId& from, const peer::Record& said) {
   const StatusOr<JobRecord> record = DecodeJobRecord(said.encoded);
   if (!record.ok()) {
@@ -62,7 +77,7 @@ void Decisions::On(const MemberId& from, const peer::Record& said) {
                                               record.status().message()));
     return;
   }
-  if (jobs_.Find(said.job) == nullptr && !MustRemember(*record)) return;
+  if (!Keeps(said.job, *record)) return;
   Job* job = jobs_.FindOrMake(said.job);
   if (record->owner.has_value()) {
     if (job->owner->owned && job->owner->uid != record->owner->uid) {
@@ -121,6 +136,17 @@ bool Decisions::Holds(const Job& job, const JobRecord& record) {
       if (known->second.kind != id.second || known->second.lineage != decision.lineage)
         return false;
     } else if (decisions.size() < kKeptDecisions || id.first > decisions.begin()->first) {
+      return false;
+    }
+  }
+  if (record.policy_stamp.version > 0 &&
+      IsLater(record.policy, record.policy_stamp, job.owner->policy, job.owner->said)) {
+    return false;
+  }
+  const std::set<CheckpointId>& asked = *job.asked;
+  for (const CheckpointId& id : record.asked) {
+    const bool full = asked.size() >= kMostRecordAsked && id < *asked.begin();
+    if (!asked.contains(id) && !full && !job.tombstones->removed.Forbids(id.step, id.attempt)) {
       return false;
     }
   }

@@ -3,8 +3,8 @@
 // only add up (job_record.h), so they may arrive in any order and any number of times; a member that was away
 // learns what was removed before anything of it is asked for again.
 //
-// `resume`, `use`, `rm` and pins are acknowledged when two journals have them: while another member is up, the
-// answer is held back until one says that it has journaled the job's record as it was then. It says so
+// They are acknowledged when two journals have them: while another member is up, the answer is held back until
+// one says that it has journaled the job's record as it was then. It says so
 // (peer::RecordHeld) in the event whose facts are the record's, and no action leaves before its facts are
 // journaled.
 //
@@ -94,6 +94,8 @@ class Decisions : public RingWatcher {
     bool left = false;                    // nobody waits for a second journal any more
   };
 
+  // Whether this node keeps what the record says.
+  bool Keeps(const std::string& job, const JobRecord& record) const;
   // Whether the record's decisions are this node's, too.
   static bool Holds(const Job& job, const JobRecord& record);
   void Learn(Job* job, const JobRecord& record);

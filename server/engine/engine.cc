@@ -149,8 +149,8 @@ class Engine::Impl {
     }
     return true;
   }
-  static constexpr MonotonicNanos kPinPatience =
-      10 * kNanosPerSecond;  // its call carries no deadline
+  static constexpr MonotonicNanos kPatience =
+      10 * kNanosPerSecond;  // for a second journal, of calls that carry no deadline
   // Whose answer waits for a second journal, and who waits no longer (decisions.h).
   template <class E>
   void TellCluster(const E& event) {
@@ -163,8 +163,11 @@ class Engine::Impl {
     if constexpr (std::is_same_v<E, event::Remove>) {
       if (!event.memory_only) cluster_.Decided(event.caller, event.ref.job, event.deadline);
     }
-    if constexpr (std::is_same_v<E, event::Pin>) {
-      cluster_.Decided(event.caller, event.ref.job, out_.now() + kPinPatience);
+    if constexpr (std::is_same_v<E, event::Pin> || std::is_same_v<E, event::PersistNow>) {
+      cluster_.Decided(event.caller, event.ref.job, out_.now() + kPatience);
+    }
+    if constexpr (std::is_same_v<E, event::SetPolicy>) {
+      cluster_.Decided(event.caller, event.job, out_.now() + kPatience);
     }
     if constexpr (std::is_same_v<E, event::SessionEnded>) cluster_.SessionEnds(event.session);
     if constexpr (std::is_same_v<E, event::CallerLeft>) cluster_.CallerLeft(event.request);

@@ -172,11 +172,13 @@ void Persistence::Ask(Checkpoint* checkpoint) {
   if (!HasToWrite(*checkpoint)) return;
   const bool asked_before = checkpoint->files->requested;
   Owe(checkpoint, /*asked=*/true);
-  if (!asked_before) out_.Say(fact::PersistAsked{checkpoint->key});
+  if (!asked_before && !checkpoint->job->asked->contains(checkpoint->Id())) {
+    out_.Say(fact::PersistAsked{checkpoint->key});
+  }
 }
 
 void Persistence::AskEverybody(Checkpoint* checkpoint) {
-  if (!options_.ring.Alone()) RememberAsked(checkpoint->job, checkpoint->Id());
+  if (!options_.ring.Alone()) HearAsked(checkpoint->job, checkpoint->Id());
   Ask(checkpoint);
 }
 
@@ -190,9 +192,15 @@ bool Persistence::RememberAsked(Job* job, const CheckpointId& id) {
   return true;
 }
 
+bool Persistence::HearAsked(Job* job, const CheckpointId& id) {
+  if (!RememberAsked(job, id)) return false;
+  out_.Say(fact::PersistAsked{{job->name, id.step, id.attempt, id.revision}});
+  return true;
+}
+
 void Persistence::Learn(Job* job, const std::set<CheckpointId>& asked) {
   for (const CheckpointId& id : asked) {
-    if (job->tombstones->removed.Forbids(id.step, id.attempt) || !RememberAsked(job, id)) continue;
+    if (job->tombstones->removed.Forbids(id.step, id.attempt) || !HearAsked(job, id)) continue;
     Checkpoint* checkpoint = CheckpointOf(*job, id);
     if (!options_.storage || checkpoint == nullptr || checkpoint->files->persisted) continue;
     if (checkpoint->Complete()) {
@@ -697,6 +705,10 @@ void Persistence::CheckpointGoes(Checkpoint* checkpoint) {
 // --- facts
 
 void Persistence::Restore(const Restored& restored) {
+  for (const CheckpointKey& key : restored.asked) {
+    Job* job = options_.ring.Alone() ? nullptr : jobs_.Find(key.job);
+    if (job != nullptr) RememberAsked(job, {key.step, key.attempt, key.revision});
+  }
   for (const auto& [name, job] : jobs_.all()) {
     for (const auto& [id, checkpoint] : job->steps->all) {
       const auto persisted = restored.persisted.find(checkpoint->key);
@@ -710,17 +722,22 @@ void Persistence::Restore(const Restored& restored) {
       }
     }
     for (const auto& [id, checkpoint] : job->steps->all) {
-      const bool asked = options_.storage && restored.asked.contains(checkpoint->key);
+      const bool asked = options_.storage && restored.asked.contains(checkpoint->key) &&
+                         !restored.persisted.contains(checkpoint->key);
       if (!checkpoint->content->complete) {
         // It may be complete with the others, and is due once that is known.
         if (asked && !options_.ring.Alone()) checkpoint->files.Edit().requested = true;
-        if (asked && !options_.ring.Alone()) RememberAsked(job.get(), id);
         continue;
       }
-      if (asked && !options_.ring.Alone()) RememberAsked(job.get(), id);
       ScheduleByPolicy(checkpoint.get());
       if (asked) Owe(checkpoint.get(), /*asked=*/true);
     }
+  }
+}
+
+void Persistence::Snapshot(const Job& job, std::vector<Fact>* facts) {
+  for (const CheckpointId& id : *job.asked) {
+    facts->push_back(fact::PersistAsked{{job.name, id.step, id.attempt, id.revision}});
   }
 }
 

@@ -118,6 +118,7 @@ class Persistence : public StepWatcher {
   void CheckpointGoes(Checkpoint* checkpoint) override;
 
   void Restore(const Restored& restored);
+  static void Snapshot(const Job& job, std::vector<Fact>* facts);
   void Snapshot(const Checkpoint& checkpoint, std::vector<Fact>* facts) const;
   std::string CheckInvariants(std::map<SlabId, uint32_t>* pins) const;
 
@@ -141,7 +142,9 @@ class Persistence : public StepWatcher {
   void Failed(Checkpoint* checkpoint, Job* job, const event::Persisted& event);
   void Succeeded(Checkpoint* checkpoint, const Location& location);
   void Owe(Checkpoint* checkpoint, bool asked);
-  bool RememberAsked(Job* job, const CheckpointId& id);
+  // False: known, or lower than the highest that a record has room for. HearAsked journals it.
+  static bool RememberAsked(Job* job, const CheckpointId& id);
+  bool HearAsked(Job* job, const CheckpointId& id);
   // Job::files.owed, and the jobs that have some.
   void AddToOwed(Checkpoint* checkpoint);
   void TakeFromOwed(Checkpoint* checkpoint);

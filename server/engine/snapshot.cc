@@ -111,6 +111,7 @@ void SnapshotSources::TakeJob(SnapshotCursor* cursor, std::vector<Fact>* facts) 
     case Stage::kDecisions:
       attempts.SnapshotDecisions(*job, facts);
       retention.Snapshot(*job, facts);
+      Persistence::Snapshot(*job, facts);
       Verdicts::Snapshot(*job, facts);
       cursor->stage = Stage::kCheckpoints;
       return;

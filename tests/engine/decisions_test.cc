@@ -141,14 +141,24 @@ TEST_F(Decided, SoIsAPin) {
   EXPECT_TRUE(Answered(again.caller.request)) << "it was held by both before";
 }
 
-// A member that knows nothing of the job keeps no word of them.
-TEST_F(DecidedWithStorage, APolicyAndPersistAreAnsweredAtOnce) {
+TEST_F(DecidedWithStorage, SoAreAPolicyAndPersist) {
   const event::SetPolicy policy{From(session), "job", {.keep_last = 3}};
   Apply(policy);
-  EXPECT_TRUE(Answered(policy.caller.request));
+  EXPECT_FALSE(Answered(policy.caller.request));
+  Holds(other);
+  EXPECT_TRUE(AnswerTo(policy.caller.request).ok());
   const event::PersistNow persist{From(session), {"job", 1}};
   Apply(persist);
-  EXPECT_TRUE(Answered(persist.caller.request));
+  EXPECT_FALSE(Answered(persist.caller.request));
+  Holds(other);
+  EXPECT_TRUE(AnswerTo(persist.caller.request).ok());
+}
+
+TEST_F(Decided, APolicyOfAJobThatNobodyOwnsIsAnsweredAtOnce) {
+  const SessionId of_another = Hello({.job = "another"});
+  const event::SetPolicy policy{From(of_another), "another", {.keep_last = 3}};
+  Apply(policy);
+  EXPECT_TRUE(AnswerTo(policy.caller.request).ok());
 }
 
 TEST_F(Decided, AnAnswerToAnEarlierRecordAcknowledgesNothing) {
@@ -335,6 +345,72 @@ TEST_F(DecidedWithStorage, AnotherMembersPersistIsDoneHere) {
   EXPECT_EQ(persists[0].checkpoint.step, 1);
   Hear(other, record);
   EXPECT_EQ(persists.size(), 1u);
+}
+
+// Also of what is not here, and on a node without storage: it is the second journal.
+TEST_F(Decided, WhatPersistAskedForIsJournaled) {
+  JobRecord record = Empty();
+  record.Ask({9, 1, 0});
+  Hear(other, record, 7);
+  EXPECT_THAT(HeldFor(other), testing::ElementsAre(7u));
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    Up(third);
+    tells.clear();
+    Advance(10 * kNanosPerSecond);
+    EXPECT_TRUE(ToldTo(third).asked.contains({9, 1, 0})) << NameOf(from);
+  }
+}
+
+TEST_F(DecidedWithStorage, WhatIsWrittenIsNotWrittenAgainAfterARestart) {
+  const event::PersistNow persist{From(session), {"job", 1}};
+  Apply(persist);
+  ASSERT_EQ(persists.size(), 1u);
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    EXPECT_EQ(persists.size(), 1u) << NameOf(from);
+  }
+}
+
+// A policy is journaled by three members that live, also where nothing of the job is.
+class OfFive : public EngineTest {
+ protected:
+  static constexpr int kMembers = 5;
+  void SetUp() override {
+    std::set<Rank> ranks;
+    for (Rank rank = 0; rank < kMembers; ++rank) ranks.insert(rank);
+    order = HomeOrder("job", ranks);
+    options.ring.cluster = "test";
+    options.ring.rank = order[3];
+    for (const Rank rank : ranks) options.ring.members[rank] = absl::StrCat("10.0.0.", rank, ":1");
+    EngineTest::SetUp();
+    record.job = "job";
+    record.owner = JobRecord::Owner{1000, 1000};
+    record.SetPolicy({.keep_last = 5}, order[0]);
+  }
+  MemberId Member(Rank rank) { return {rank, 1, std::string(kInstanceBytes, 'a' + rank)}; }
+  void Up(size_t place) { Apply(event::Exchanged{order[place], Member(order[place])}); }
+  bool Keeps() {
+    tells.clear();
+    Apply(event::PeerSaid{Member(order[0]), peer::Record{"job", EncodeJobRecord(record), 1}});
+    return std::any_of(tells.begin(), tells.end(), [](const action::Tell& tell) {
+      return std::holds_alternative<peer::RecordHeld>(tell.message);
+    });
+  }
+  std::vector<Rank> order;  // of the job's homes; this node is the fourth
+  JobRecord record;
+};
+
+TEST_F(OfFive, TheFourthKeepsAPolicyOnceOneBeforeItIsGone) {
+  for (const size_t place : {0, 1, 2, 4}) Up(place);
+  EXPECT_FALSE(Keeps());
+  EXPECT_TRUE(engine->JobNames().empty());
+  Apply(event::Exchanged{order[1], std::nullopt});
+  EXPECT_TRUE(Keeps());
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    EXPECT_EQ(Status_().jobs.at(0).policy.keep_last, 5) << NameOf(from);
+  }
 }
 
 }  // namespace
