@@ -84,6 +84,15 @@ Status CheckReplicas(const Json& status, int32_t replicas) {
                                                  members - 1, " with ", members, " members"));
 }
 
+// The daemon's status, in which the job is. What this node has not heard of it asks the ring and the storage for.
+StatusOr<Json> StatusWith(client::Session* session, const std::string& job) {
+  CAIRN_ASSIGN_OR_RETURN(Json status, AskStatus(session));
+  if (!JobIn(status, job).empty()) return status;
+  CAIRN_RETURN_IF_ERROR(session->List(job).status());
+  CAIRN_ASSIGN_OR_RETURN(status, AskStatus(session));
+  return status;
+}
+
 StatusOr<JobPolicy> ReadPolicy(const Json& status, const std::string& job) {
   const Json entry = JobIn(status, job);
   if (entry.contains("policy")) return PolicyFromJson(entry["policy"]);
@@ -94,7 +103,7 @@ Status Policy(Context* context, const PolicyArguments& arguments) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(arguments.job));
   // Looked up without entering the job: a misspelled name must not bring a job into being.
   CAIRN_ASSIGN_OR_RETURN(auto reader, context->Connect());
-  CAIRN_ASSIGN_OR_RETURN(const Json status, AskStatus(reader.get()));
+  CAIRN_ASSIGN_OR_RETURN(const Json status, StatusWith(reader.get(), arguments.job));
   CAIRN_ASSIGN_OR_RETURN(JobPolicy policy, ReadPolicy(status, arguments.job));
   if (arguments.changes()) {
     if (arguments.persist) {

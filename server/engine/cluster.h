@@ -87,6 +87,7 @@ class Cluster {
   // Why a node that began empty, and that no member of its ring has met, says nothing of what it does not have.
   static absl::Status MetNobody(const std::string& job);
   const Gathered* GatheredOf(const std::string& job) const { return home_.GatheredOf(job); }
+  bool MakesWay(const PartKey& part) const { return copies_.MakesWay(part); }
   reply::RingStatus Status() const;
   reply::JobRing StatusOf(const Job& job) const;
   // Why a backup keeps nothing of the job; empty: none refuses it.

@@ -249,7 +249,8 @@ void Copies::Tell(Rank owner, Of* of) {
       at = of->held.erase(at);
       continue;
     }
-    if (!named.contains(*at) && !MakesWay(*at)) {
+    // Of one that is surplus its owner says each time that it still is.
+    if (!named.contains(*at) && (!MakesWay(*at) || surplus_.contains(*at))) {
       list.haves.push_back({*at, part->content->digest, peer::HaveState::kHeld, "", 0});
     }
     ++at;
@@ -302,8 +303,7 @@ std::set<PartKey> Copies::InTheWay() const {
   for (const auto& [key, said] : surplus_) {
     const Part* part = parts_.Find(key);
     const bool replica = part != nullptr && part->source->role == PartRole::kReplica;
-    // What makes way is not told to the owner any more, who then says nothing of it but that it wants it back.
-    const bool counts = out_.now() - said <= kVerdictFresh || MakesWay(key);
+    const bool counts = out_.now() - said <= kVerdictFresh;
     if (replica && counts && !wanted.contains(key) && members_.Up(part->source->owner)) {
       in_the_way.insert(key);
     }

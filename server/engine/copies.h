@@ -8,6 +8,8 @@
 // no room for the target for good: what is not wanted, and was never protected, makes way for it. Nobody
 // may come to call it protected meanwhile. So for kInDoubt all members must be heard to say that it is not; then
 // this node reports the part as gone, for as long again, so that no home counts the copy any more; then it goes.
+// What its owner calls surplus goes in the same two steps, and stays once the owner does not say so any more: a backup
+// that held it may be gone.
 //
 // Quota: of each owner and job, twice what its largest wanted step takes is set aside, so that a new step
 // can come while the one before is still what protects. An owner and job for which that does not fit is
@@ -41,7 +43,7 @@ class Copies : public RingWatcher {
 
   // By itself a home counts nothing that it heard longer ago (Home::kHeardFor).
   static constexpr MonotonicNanos kInDoubt = 4 * kNanosPerSecond;
-  // It is here, and reported as gone.
+  // It is here, and homes are told that it is gone.
   bool MakesWay(const PartKey& part) const;
 
   uint64_t HeldFor(Rank owner) const;  // bytes

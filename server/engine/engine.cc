@@ -119,13 +119,14 @@ class Engine::Impl {
   }
   std::string CheckInvariants() const;
   const Gathered* GatheredOf(const std::string& job) const { return cluster_.GatheredOf(job); }
+  bool MakesWay(const PartKey& part) const { return cluster_.MakesWay(part); }
 
  private:
   void Dispatch(const Event& event) {
     std::visit(
         [this](const auto& e) {
           Note(e);
-          if (!MayDecide(e) || !HasJournalRoom(e)) return;
+          if (!MayDecide(e) || !HasJournalRoom(e) || AsksRing(e)) return;
           On(e);
           TellCluster(e);
         },
@@ -149,8 +150,34 @@ class Engine::Impl {
     }
     return true;
   }
+  // What is asked or decided about a job that this node has heard nothing of waits until the others have said what they
+  // know of it: it is the ring's job, on whatever node it is asked.
+  template <class E>
+  bool AsksRing(const E& event) {
+    if constexpr (std::is_same_v<E, event::Remove>) {
+      return !event.memory_only && AsksRing(event, event.ref.job, event.deadline);
+    } else if constexpr (std::is_same_v<E, event::Use>) {
+      return AsksRing(event, event.ref.job, event.deadline);
+    } else if constexpr (std::is_same_v<E, event::ResumeFrom> ||
+                         std::is_same_v<E, event::PreviewPolicy>) {
+      return AsksRing(event, event.job, event.deadline);
+    } else if constexpr (std::is_same_v<E, event::Pin> || std::is_same_v<E, event::PersistNow>) {
+      return AsksRing(event, event.ref.job, out_.now() + kPatience);
+    } else if constexpr (std::is_same_v<E, event::SetPolicy>) {
+      return AsksRing(event, event.job, out_.now() + kPatience);
+    }
+    return false;
+  }
+  template <class E>
+  bool AsksRing(const E& event, const std::string& job, MonotonicNanos deadline) {
+    if (cluster_.Alone() || sessions_.Find(event.caller.session) == nullptr) return false;
+    const Job* known = jobs_.Find(job);
+    if (known != nullptr && known->owner->owned) return false;
+    if (!ValidateJob(job).ok()) return false;
+    return cluster_.verdicts().Await(event.caller, *jobs_.FindOrMake(job), deadline, event);
+  }
   static constexpr MonotonicNanos kPatience =
-      10 * kNanosPerSecond;  // for a second journal, of calls that carry no deadline
+      10 * kNanosPerSecond;  // for the others, of calls that carry no deadline
   // Whose answer waits for a second journal, and who waits no longer (decisions.h).
   template <class E>
   void TellCluster(const E& event) {
@@ -374,6 +401,7 @@ Engine::Description Engine::Describe(const std::string& job,
 }
 std::string Engine::CheckInvariants() const { return impl_->CheckInvariants(); }
 const Gathered* Engine::GatheredOf(const std::string& job) const { return impl_->GatheredOf(job); }
+bool Engine::MakesWay(const PartKey& part) const { return impl_->MakesWay(part); }
 
 // --- entering
 

@@ -106,6 +106,8 @@ class Engine {
   // What this node's verdicts of the job rest on, where it is or was asked to be the home; else nullptr.
   // For tests and the simulator.
   const Gathered* GatheredOf(const std::string& job) const;
+  // Whether the part is here, and homes are told that it is gone (copies.h). For the simulator.
+  bool MakesWay(const PartKey& part) const;
 
   // Invariants that hold between any two Applies; the first that does not, in words. For tests and
   // the simulator: each component has its own, beside its data.

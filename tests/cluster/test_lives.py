@@ -15,7 +15,7 @@ from cairn_raw import (
     TTransportException,
     refuses,
 )
-from ring import MIB, Ring, attempt_number, content, names, ring, until
+from ring import MIB, Member, Ring, attempt_number, content, names, ring, until
 
 pytestmark = pytest.mark.full
 
@@ -30,6 +30,13 @@ def fenced(r: Ring, writer, rank: int, step: int) -> bool:
         assert error.code == FAILED_PRECONDITION and "superseded" in error.message, error
         return True
     return False
+
+
+def await_keep_last(member: Member, job: str, keeps: int) -> None:
+    until(
+        f"the policy of {job} on node {member.rank}",
+        lambda: member.json(f"policy {job}")["keep_last"] == keeps,
+    )
 
 
 def test_a_newer_life_on_another_node_fences_the_older_one() -> None:
@@ -100,6 +107,8 @@ def test_a_decision_that_was_acknowledged_outlives_any_one_node() -> None:
             removed = [job for job in jobs if jobs.index(job) % 2 == lost % 2]
             for job in removed:
                 r[lost].cairn(f"rm {job}/2 --yes")
+            for job in jobs:
+                r[lost].cairn(f"policy {job} --keep-last {100 + lost}")
             r[lost].replace()
             r.await_met()
             for job in removed:
@@ -107,6 +116,9 @@ def test_a_decision_that_was_acknowledged_outlives_any_one_node() -> None:
                 for member in r:
                     with member.session(job) as reader:
                         refuses(NOT_FOUND, reader.checkpoint, 2)
+            for job in jobs:
+                for member in r:
+                    await_keep_last(member, job, 100 + lost)
 
 
 def test_whoever_is_home_says_the_same_and_its_loss_delays_no_save() -> None:

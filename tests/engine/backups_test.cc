@@ -230,6 +230,25 @@ TEST_F(Surplus, StaysWhenItsOwnerSaysSoOnce) {
   EXPECT_TRUE(Holds());
 }
 
+// A backup that held it is gone, and the next one has not got it yet.
+TEST_F(Surplus, StaysWhenItsOwnerSaysSoNoMoreWhileItMakesWay) {
+  Pass(6, /*said=*/true);
+  EXPECT_TRUE(engine->MakesWay(manifest.Part()));
+  Pass(12, /*said=*/false);
+  EXPECT_TRUE(Holds());
+  EXPECT_FALSE(engine->MakesWay(manifest.Part())) << "homes may count it again";
+}
+
+TEST_F(Surplus, IsSaidToItsOwnerUntilItGoes) {
+  Pass(6, /*said=*/true);
+  tells.clear();
+  Pass(1, /*said=*/true);
+  EXPECT_TRUE(engine->MakesWay(manifest.Part()));
+  const auto* haves = LastSaid<peer::HaveList>(0);
+  ASSERT_NE(haves, nullptr);
+  EXPECT_EQ(haves->haves.size(), 1u);
+}
+
 TEST_F(Surplus, StaysWhenItIsWantedAgain) {
   Pass(6, /*said=*/true);
   Wants(0, {WantOf(manifest)});

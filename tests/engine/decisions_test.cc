@@ -23,16 +23,27 @@ class Decided : public EngineTest {
     EngineTest::SetUp();
     Up(other);
     session = Hello();
-    JobVerdict nothing;
-    nothing.job = "job";
-    nothing.final = true;
-    Apply(event::PeerSaid{other, peer::VerdictSaid{nothing}});
+    KnowsNothingOf("job");
     Save(session, 1);
     Save(session, 2);
     tells.clear();
   }
   void Up(const MemberId& member) { Apply(event::Exchanged{member.rank, member}); }
   void Down(const MemberId& member) { Apply(event::Exchanged{member.rank, std::nullopt}); }
+  // The home of this one is the other member, too, and nobody here has heard of it.
+  std::string AJobOfTheOthers() const {
+    for (int i = 0;; ++i) {
+      const std::string job = absl::StrCat("unheard", i);
+      if (HomeOrder(job, {other.rank, options.ring.rank})[0] == other.rank) return job;
+    }
+  }
+  // The home says so.
+  void KnowsNothingOf(const std::string& job) {
+    JobVerdict nothing;
+    nothing.job = job;
+    nothing.final = true;
+    Apply(event::PeerSaid{other, peer::VerdictSaid{nothing}});
+  }
   // What members were told of the job; the newest of each.
   std::map<Rank, peer::Record> Told() const {
     std::map<Rank, peer::Record> told;
@@ -154,11 +165,37 @@ TEST_F(DecidedWithStorage, SoAreAPolicyAndPersist) {
   EXPECT_TRUE(AnswerTo(persist.caller.request).ok());
 }
 
-TEST_F(Decided, APolicyOfAJobThatNobodyOwnsIsAnsweredAtOnce) {
-  const SessionId of_another = Hello({.job = "another"});
-  const event::SetPolicy policy{From(of_another), "another", {.keep_last = 3}};
+TEST_F(Decided, NobodyElseJournalsThePolicyOfAJobThatNobodyOwns) {
+  const std::string job = AJobOfTheOthers();
+  const event::SetPolicy policy{From(Hello({.job = job})), job, {.keep_last = 3}};
   Apply(policy);
+  KnowsNothingOf(job);
   EXPECT_TRUE(AnswerTo(policy.caller.request).ok());
+}
+
+// It is the ring's job, on whatever node its owner decides.
+TEST_F(Decided, OfAJobThatIsUnknownHereTheOthersAreAsked) {
+  const std::string job = AJobOfTheOthers();
+  const event::SetPolicy policy{From(session), job, {.keep_last = 3}};
+  Apply(policy);
+  const event::Pin pin{From(session), {job, 1}, true};
+  Apply(pin);
+  event::Remove remove;
+  remove.caller = From(session);
+  remove.ref = {job, 1};
+  remove.deadline = Soon();
+  Apply(remove);
+  for (const auto& caller : {policy.caller, pin.caller, remove.caller}) {
+    EXPECT_FALSE(Answered(caller.request));
+  }
+  EXPECT_TRUE(std::any_of(tells.begin(), tells.end(), [&](const action::Tell& tell) {
+    const auto* wanted = std::get_if<peer::VerdictWanted>(&tell.message);
+    return wanted != nullptr && wanted->job == job && tell.rank == other.rank;
+  }));
+  KnowsNothingOf(job);
+  for (const auto& caller : {policy.caller, pin.caller, remove.caller}) {
+    EXPECT_EQ(AnswerTo(caller.request).status().code(), absl::StatusCode::kNotFound);
+  }
 }
 
 TEST_F(Decided, AnAnswerToAnEarlierRecordAcknowledgesNothing) {

@@ -368,7 +368,8 @@ int Truth::KeptCopiesOf(const PartKey& part, const std::string& digest) const {
   int copies = 0;
   for (Rank rank = 0; rank < world_.shape.nodes; ++rank) {
     const SimNode& node = *world_.At(rank);
-    const bool kept = node.Whole(part, digest) && node.held().at(part).role != PartRole::kFetched;
+    const bool kept = node.Whole(part, digest) && node.held().at(part).role != PartRole::kFetched &&
+                      !node.MakesWay(part);
     copies += kept ? 1 : 0;
   }
   return copies;

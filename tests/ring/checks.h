@@ -6,7 +6,7 @@
 //   8  replicas stay within their quota.
 // The loss of a node takes one copy of each part that it held from what was promised; so does one that had
 // not been noticed when it was said (kUnnoticed). When all copies are there again, not counting those that were
-// merely loaded, nothing was lost.
+// merely loaded or make way, nothing was lost.
 #pragma once
 
 #include <cstdint>
@@ -88,7 +88,7 @@ class Truth {
   void CheckVerdict(const SimNode& node, const JobVerdict& verdict);
   void TakeReport(const MemberId& from, const ReportDelta& delta);
   int CopiesOf(const PartKey& part, const std::string& digest) const;
-  // Without what was merely loaded: it may go at any time, and is no replica.
+  // Without what was merely loaded, which may go at any time and is no replica, and what makes way.
   int KeptCopiesOf(const PartKey& part, const std::string& digest) const;
   const Original* Find(const PartKey& part) const;
 

@@ -96,6 +96,8 @@ class SimNode {
   std::string Wrong(const Held& held) const;
   // It has the part, whole and in its memory.
   bool Whole(const PartKey& part, const std::string& digest) const;
+  // It is here, and no home counts it any more.
+  bool MakesWay(const PartKey& part) const { return engine_ != nullptr && engine_->MakesWay(part); }
   uint64_t replica_bytes() const;
 
   // --- the owner's side of a read
