@@ -138,63 +138,64 @@ class Engine::Impl {
       refusals_.Asked(event.caller, event.part.checkpoint);
     }
   }
-  // A life that is superseded only holds what it has: what is decided about a job, the ring decides.
+  // What the ring decides about a job: it counts with every member, on whatever node it is said.
+  template <class E>
+  static constexpr bool kDecides = kIsOneOf<E, event::Use, event::ResumeFrom, event::Remove,
+                                            event::Pin, event::SetPolicy, event::PersistNow>;
+  template <class E>
+  static const std::string& JobOf(const E& event) {
+    if constexpr (requires { event.ref; }) {
+      return event.ref.job;
+    } else {
+      return event.job;
+    }
+  }
+  // Until when its caller waits for the other members.
+  template <class E>
+  MonotonicNanos DeadlineOf(const E& event) const {
+    constexpr MonotonicNanos kPatience = 10 * kNanosPerSecond;  // where the call carries none
+    if constexpr (requires { event.deadline; }) {
+      return event.deadline;
+    } else {
+      return out_.now() + kPatience;
+    }
+  }
+  template <class E>
+  static bool OfThisNodeAlone(const E& event) {
+    if constexpr (std::is_same_v<E, event::Remove>) return event.memory_only;
+    return false;
+  }
+  // A life that is superseded only holds what it has, and may write it.
   template <class E>
   bool MayDecide(const E& event) {
-    if constexpr (std::is_same_v<E, event::Use> || std::is_same_v<E, event::ResumeFrom> ||
-                  std::is_same_v<E, event::Remove> || std::is_same_v<E, event::Pin> ||
-                  std::is_same_v<E, event::SetPolicy>) {
+    if constexpr (kDecides<E> && !std::is_same_v<E, event::PersistNow>) {
       const Status status = mode_.CheckLife();
       if (!status.ok()) out_.Answer(event.caller.request, status);
       return status.ok();
     }
     return true;
   }
-  // What is asked or decided about a job that this node has heard nothing of waits until the others have said what they
-  // know of it: it is the ring's job, on whatever node it is asked.
+  // Of a job that this node has heard nothing of the others are asked first.
   template <class E>
   bool AsksRing(const E& event) {
-    if constexpr (std::is_same_v<E, event::Remove>) {
-      return !event.memory_only && AsksRing(event, event.ref.job, event.deadline);
-    } else if constexpr (std::is_same_v<E, event::Use>) {
-      return AsksRing(event, event.ref.job, event.deadline);
-    } else if constexpr (std::is_same_v<E, event::ResumeFrom> ||
-                         std::is_same_v<E, event::PreviewPolicy>) {
-      return AsksRing(event, event.job, event.deadline);
-    } else if constexpr (std::is_same_v<E, event::Pin> || std::is_same_v<E, event::PersistNow>) {
-      return AsksRing(event, event.ref.job, out_.now() + kPatience);
-    } else if constexpr (std::is_same_v<E, event::SetPolicy>) {
-      return AsksRing(event, event.job, out_.now() + kPatience);
+    if constexpr (kDecides<E> || std::is_same_v<E, event::PreviewPolicy>) {
+      if (cluster_.Alone() || OfThisNodeAlone(event)) return false;
+      if (sessions_.Find(event.caller.session) == nullptr) return false;
+      const Job* known = jobs_.Find(JobOf(event));
+      if (known != nullptr && known->owner->owned) return false;
+      if (!ValidateJob(JobOf(event)).ok()) return false;
+      return cluster_.verdicts().Await(event.caller, *jobs_.FindOrMake(JobOf(event)),
+                                       DeadlineOf(event), event);
     }
     return false;
   }
-  template <class E>
-  bool AsksRing(const E& event, const std::string& job, MonotonicNanos deadline) {
-    if (cluster_.Alone() || sessions_.Find(event.caller.session) == nullptr) return false;
-    const Job* known = jobs_.Find(job);
-    if (known != nullptr && known->owner->owned) return false;
-    if (!ValidateJob(job).ok()) return false;
-    return cluster_.verdicts().Await(event.caller, *jobs_.FindOrMake(job), deadline, event);
-  }
-  static constexpr MonotonicNanos kPatience =
-      10 * kNanosPerSecond;  // for the others, of calls that carry no deadline
   // Whose answer waits for a second journal, and who waits no longer (decisions.h).
   template <class E>
   void TellCluster(const E& event) {
-    if constexpr (std::is_same_v<E, event::Use>) {
-      cluster_.Decided(event.caller, event.ref.job, event.deadline);
-    }
-    if constexpr (std::is_same_v<E, event::ResumeFrom>) {
-      cluster_.Decided(event.caller, event.job, event.deadline);
-    }
-    if constexpr (std::is_same_v<E, event::Remove>) {
-      if (!event.memory_only) cluster_.Decided(event.caller, event.ref.job, event.deadline);
-    }
-    if constexpr (std::is_same_v<E, event::Pin> || std::is_same_v<E, event::PersistNow>) {
-      cluster_.Decided(event.caller, event.ref.job, out_.now() + kPatience);
-    }
-    if constexpr (std::is_same_v<E, event::SetPolicy>) {
-      cluster_.Decided(event.caller, event.job, out_.now() + kPatience);
+    if constexpr (kDecides<E>) {
+      if (!OfThisNodeAlone(event)) {
+        cluster_.Decided(event.caller, JobOf(event), DeadlineOf(event));
+      }
     }
     if constexpr (std::is_same_v<E, event::SessionEnded>) cluster_.SessionEnds(event.session);
     if constexpr (std::is_same_v<E, event::CallerLeft>) cluster_.CallerLeft(event.request);
