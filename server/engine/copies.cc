@@ -68,7 +68,8 @@ void Copies::On(const MemberId& from, const peer::ReleaseList& list) {
     }
     // A home may count it as one of the copies, and a backup that holds it may just have died: it makes way.
     if (release.fate == peer::Fate::kSurplus) {
-      surplus_[release.part] = out_.now();
+      const auto said = of.said.find(list.haves_version);
+      if (said != of.said.end()) surplus_[release.part] = said->second;
       continue;
     }
     // While somebody reads it, it stays; the owner says so again with the next list, a second later.
@@ -258,6 +259,8 @@ void Copies::Tell(Rank owner, Of* of) {
   of->told = list.haves;
   list.wants_version = of->wants_version;
   list.version = ++of->haves_version;
+  std::erase_if(of->said, [this](const auto& at) { return out_.now() - at.second > kWordFresh; });
+  of->said[list.version] = out_.now();
   out_.Do(action::Tell{owner, std::move(list)});
 }
 
@@ -303,7 +306,7 @@ std::set<PartKey> Copies::InTheWay() const {
   for (const auto& [key, said] : surplus_) {
     const Part* part = parts_.Find(key);
     const bool replica = part != nullptr && part->source->role == PartRole::kReplica;
-    const bool counts = out_.now() - said <= kVerdictFresh;
+    const bool counts = out_.now() - said <= kWordFresh;
     if (replica && counts && !wanted.contains(key) && members_.Up(part->source->owner)) {
       in_the_way.insert(key);
     }

@@ -9,7 +9,8 @@
 // may come to call it protected meanwhile. So for kInDoubt all members must be heard to say that it is not; then
 // this node reports the part as gone, for as long again, so that no home counts the copy any more; then it goes.
 // What its owner calls surplus goes in the same two steps, and stays once the owner does not say so any more: a backup
-// that held it may be gone.
+// that held it may be gone. An owner vouches for no backup whose list is older than kWordFresh, and his word counts no
+// longer than that after the list which he answers, so no home counted a copy that goes when a backup died unnoticed.
 //
 // Quota: of each owner and job, twice what its largest wanted step takes is set aside, so that a new step
 // can come while the one before is still what protects. An owner and job for which that does not fit is
@@ -43,6 +44,9 @@ class Copies : public RingWatcher {
 
   // By itself a home counts nothing that it heard longer ago (Home::kHeardFor).
   static constexpr MonotonicNanos kInDoubt = 4 * kNanosPerSecond;
+  // Lists are said, and answered, every second.
+  static constexpr MonotonicNanos kWordFresh = 2 * kNanosPerSecond;
+  static_assert(2 * kWordFresh <= kInDoubt);
   // It is here, and homes are told that it is gone.
   bool MakesWay(const PartKey& part) const;
 
@@ -58,6 +62,7 @@ class Copies : public RingWatcher {
     uint64_t wants_version = 0;
     std::vector<peer::Want> wants;
     uint64_t haves_version = 0;
+    std::map<uint64_t, MonotonicNanos> said;  // when each of the last versions was
     std::vector<peer::Have> told;
     std::map<PartKey, std::string> refused;  // why, until the next try
     std::map<PartKey, std::string> failed;   // to come: that is no refusal; why, until the next try
@@ -96,7 +101,8 @@ class Copies : public RingWatcher {
     bool reported = false;  // as gone
   };
   std::map<PartKey, Leaving> leaving_;
-  std::map<PartKey, MonotonicNanos> surplus_;  // when its owner last said so
+  std::map<PartKey, MonotonicNanos>
+      surplus_;  // when this node last said a list of which its owner said so
 };
 
 }  // namespace cairn::engine

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/copies.h"
 #include "server/engine/evict_class.h"
 #include "server/engine/needs.h"
 
@@ -370,6 +371,7 @@ void Offers::On(const MemberId& from, const peer::HaveList& list) {
     if (IsRefusal(have)) refusals.insert(part.checkpoint.job);
   }
   backup.haves = std::move(haves);
+  backup.heard_at = out_.now();
   for (const std::string& name : jobs) {
     Changed(name);
     Job* job = jobs_.Find(name);
@@ -417,8 +419,12 @@ bool Offers::IsSurplus(Rank holder, const peer::Have& have) const {
   if (replicas == 0 || IsTold(holder, replicas)) return false;
   const std::vector<Rank> backups = Backups(replicas);
   return backups.size() >= static_cast<size_t>(replicas) &&
-         std::all_of(backups.begin(), backups.end(),
-                     [&](Rank rank) { return members_.Up(rank) && IsHeld(rank, *part); });
+         std::all_of(backups.begin(), backups.end(), [&](Rank rank) {
+           const auto backup = backups_.find(rank);
+           return backup != backups_.end() &&
+                  out_.now() - backup->second.heard_at <= Copies::kWordFresh && members_.Up(rank) &&
+                  IsHeld(rank, *part);
+         });
 }
 
 // The job is over, its last step is in storage, and this node has given up its own part of it.

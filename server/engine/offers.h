@@ -73,6 +73,7 @@ class Offers : public StepWatcher, public RingWatcher {
     std::vector<peer::Want> told;
     MonotonicNanos told_at = 0;
     std::map<PartKey, peer::Have> haves;
+    MonotonicNanos heard_at = 0;  // when it last said them
     bool due = false;
     std::map<PartKey, uint64_t> most;  // bytes of what it was told that it ever had
     MonotonicNanos came_at = 0;        // when there last was more, or nothing was to come

@@ -115,6 +115,9 @@ void Standing::SettleJob(Job* job) {
     if (newest != nullptr) newest->Touch();
     for (const CheckpointId& other : job->steps->incomplete) CheckpointOf(*job, other)->Touch();
   }
+  const bool went_on =
+      newest != nullptr && seen.newest != nullptr && Supersedes(newest->Id(), seen.newest->Id());
+  if (newest != seen.newest && !went_on) NewestWentBack(*job);
   if (moved || *job->owner != seen.owner) waits_to_check_.insert(job->name);
   if (*job->owner != seen.owner) {
     to_record_[job->name].attempts = true;
@@ -125,6 +128,12 @@ void Standing::SettleJob(Job* job) {
   seen.attempt = attempt;
   seen.owner = *job->owner;
   if (!options_.ring.Alone()) SettleRing(job);
+}
+
+// In a ring what the newest stands for may go, and all that is complete stays while there is none.
+void Standing::NewestWentBack(const Job& job) const {
+  if (options_.ring.Alone()) return;
+  for (const auto& [id, checkpoint] : job.steps->all) checkpoint->Touch();
 }
 
 EvictClass Standing::ClassOf(const Checkpoint& checkpoint) const {
@@ -303,7 +312,10 @@ void Standing::Forget(Checkpoint* checkpoint) {
   }
   checkpoint->standing.Edit().place = LinePlace::kBeside;
   standing.keep.Put(checkpoint->Id(), {});
-  if (standing.newest == checkpoint) standing.newest = nullptr;
+  if (standing.newest == checkpoint) {
+    standing.newest = nullptr;
+    NewestWentBack(*job);
+  }
   changes_.Forget(checkpoint);
   job->Touch();
 }

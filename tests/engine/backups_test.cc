@@ -182,6 +182,10 @@ TEST_F(Stalled, WhatTheOtherGotMeanwhileIsSurplusOnceAllBackupsHoldIt) {
   tells.clear();
   Has(0, peer::HaveState::kHeld, 0);
   EXPECT_EQ(LastSaid<peer::ReleaseList>(0), nullptr);
+  Pass(3);
+  tells.clear();
+  Has(1, peer::HaveState::kHeld, 0);
+  EXPECT_EQ(LastSaid<peer::ReleaseList>(1), nullptr) << "the backup has said nothing for 3 s";
 }
 
 TEST_F(Stalled, WhereNobodyTakesItsPlaceItStays) {
@@ -208,7 +212,9 @@ class Surplus : public AmongThree {
       OthersAreHeard();
       if (said) {
         const peer::Release release{manifest.Part(), DigestOf(manifest), peer::Fate::kSurplus, {}};
-        Apply(event::PeerSaid{Of(0), peer::ReleaseList{1, {release}}});
+        const auto* haves = LastSaid<peer::HaveList>(0);
+        ASSERT_NE(haves, nullptr);
+        Apply(event::PeerSaid{Of(0), peer::ReleaseList{haves->version, {release}}});
       }
       Advance(kNanosPerSecond);
     }
@@ -241,12 +247,24 @@ TEST_F(Surplus, StaysWhenItsOwnerSaysSoNoMoreWhileItMakesWay) {
 
 TEST_F(Surplus, IsSaidToItsOwnerUntilItGoes) {
   Pass(6, /*said=*/true);
-  tells.clear();
-  Pass(1, /*said=*/true);
   EXPECT_TRUE(engine->MakesWay(manifest.Part()));
+  const uint64_t before = LastSaid<peer::HaveList>(0)->version;
+  Pass(1, /*said=*/true);
   const auto* haves = LastSaid<peer::HaveList>(0);
-  ASSERT_NE(haves, nullptr);
+  EXPECT_GT(haves->version, before);
   EXPECT_EQ(haves->haves.size(), 1u);
+}
+
+// What was said before may arrive now.
+TEST_F(Surplus, StaysWhenItsOwnerSaysSoOfAListOfLongAgo) {
+  Pass(1, /*said=*/true);
+  const uint64_t old = LastSaid<peer::HaveList>(0)->version;
+  const peer::Release release{manifest.Part(), DigestOf(manifest), peer::Fate::kSurplus, {}};
+  for (int i = 0; i < 12; ++i) {
+    Apply(event::PeerSaid{Of(0), peer::ReleaseList{old, {release}}});
+    Pass(1, /*said=*/false);
+  }
+  EXPECT_TRUE(Holds());
 }
 
 TEST_F(Surplus, StaysWhenItIsWantedAgain) {

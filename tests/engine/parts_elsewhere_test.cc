@@ -288,6 +288,18 @@ TEST_F(SeveralSteps, OfAJobThatAsksForNoReplicasTheNewestIsEnough) {
   EXPECT_FALSE(Holds(1));
 }
 
+// A newer life has begun somewhere, and nobody knows yet from where it goes on. The invariants object to one that is
+// still counted as superseded by what was the newest before.
+TEST_F(SeveralSteps, WhileItsLineHasNoneNothingThatIsCompleteGoes) {
+  verdict.asked = 0;
+  Hear();
+  const SessionId reader = Hello({.writer = -1, .world_size = 0});
+  EXPECT_EQ(LatestStep(reader), 4);
+  verdict.attempts[2].lineage = Lineage::OfUnknown();
+  Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
+  EXPECT_EQ(engine->CheckInvariants(), "");
+}
+
 // --- admission
 
 // Eight writers on eight nodes: what all of them saved would not fit here, and need not.

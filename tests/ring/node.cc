@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/gathered.h"
 #include "tests/ring/world.h"
 
 namespace cairn::engine::ringsim {
@@ -253,9 +254,22 @@ void SimNode::ApplyOne(Event&& event) {
   Carry(std::move(outcome));
   applying_ = false;
   if (engine_ == nullptr) return;
+  if (world_.report.traces()) NoteAsHome();
   if (++applies_ % kCheckEvery != 0 && !(rings && applies_ % 8 == 0)) return;
   const std::string wrong = engine_->CheckInvariants();
   if (!wrong.empty()) world_.Fail(absl::StrCat("node ", id_, ": invariant: ", wrong));
+}
+
+// What it would say as the home of its jobs, whenever that is something else.
+void SimNode::NoteAsHome() {
+  for (const std::string& job : engine_->JobNames()) {
+    const Gathered* gathered = engine_->GatheredOf(job);
+    if (gathered == nullptr) continue;
+    const std::string words = Words(peer::VerdictSaid{gathered->Verdict()});
+    if (std::exchange(as_home_[job], words) == words) continue;
+    world_.report.Note(
+        [&] { return absl::StrCat("node ", id_, " as home of ", job, ": ", words); });
+  }
 }
 
 void SimNode::Carry(Outcome outcome) {

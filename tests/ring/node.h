@@ -127,6 +127,7 @@ class SimNode {
   void Drain();
   void ApplyOne(Event&& event);
   void Carry(Outcome outcome);
+  void NoteAsHome();
   void Mirror(const Fact& fact);
   void Check(const Event& event);
   void FailCalls();
@@ -188,6 +189,7 @@ class SimNode {
   std::vector<Event> for_next_daemon_;
   MonotonicNanos wake_at_ = 0;
   uint64_t applies_ = 0;
+  std::map<std::string, std::string> as_home_;  // by job: NoteAsHome's last words
   RequestId last_request_ = 0;
   std::map<RequestId, Answer> calls_;
   int32_t last_pid_ = 100;

@@ -164,8 +164,8 @@ void World::Converge() {
     if (!AdvanceTo(clock.now + kSecond)) return;
     truth.CheckAll();
     missing = options.converge ? convergence.Missing() : "";
-    const auto finished = [](const auto& job) { return job->finished(); };
-    if (clock.now > patience && !std::all_of(jobs.begin(), jobs.end(), finished)) {
+    // While they stay they keep mapped what a replica or another job may need.
+    if (clock.now > patience && !missing.empty()) {
       for (const auto& job : jobs) job->Leave();
     }
   }

@@ -16,6 +16,7 @@ class Report {
   Report(bool trace, const Clock& clock) : trace_(trace), clock_(clock) {}
 
   bool ok() const { return result_.failure.empty(); }
+  bool traces() const { return trace_; }
 
   // The first failure counts. The life goes on to the caller's next look at ok().
   void Fail(std::string what) {
