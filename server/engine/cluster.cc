@@ -70,6 +70,7 @@ Cluster::Cluster(const Below& below)
   reporting_.set_writing([persistence](const Job& job) { return persistence->WorksOn(job); });
   persistence->set_acts_for([this](const Part& part) { return offers_.Answers(part); });
   decisions_.set_newer_attempt(below.newer_attempt);
+  decisions_.set_awaited([this](const std::string& job) { return verdicts_.Awaited(job); });
   decisions_.set_learn_safe(
       [this](Job* job, const std::pair<Attempt, Step>& safe) { verdicts_.LearnSafe(job, safe); });
   decisions_.set_changed(
@@ -133,6 +134,7 @@ void Cluster::Say(const MemberId& from, const peer::Message& message) {
         } else if constexpr (std::is_same_v<Said, peer::VerdictSaid>) {
           Hear(from.rank, said.verdict, said.answers);
         } else if constexpr (std::is_same_v<Said, peer::VerdictWanted>) {
+          decisions_.TellOf(said.job, from.rank);  // first: a verdict tells no versions
           home_.Ask(from.rank, said.job, said.question);
         } else if constexpr (std::is_same_v<Said, peer::PlacesWanted>) {
           // Who is not answered asks again.

@@ -71,10 +71,11 @@ class Cluster {
   // After each event. True: there is more to do at once.
   bool Run();
   MonotonicNanos next() const { return std::min(next_, decisions_.next()); }
-  // After all else of an event: the answers to `use`, `resume` and `rm` that have to wait are taken out.
+  // After all else of an event: the answers to what was decided that have to wait are taken out.
   void HoldBack(std::vector<Action>* actions) { decisions_.HoldBack(actions); }
-  void Decided(const Caller& caller, const std::string& job, MonotonicNanos deadline) {
-    if (!Alone()) decisions_.Decided(caller, job, deadline);
+  MonotonicNanos Decided(const Caller& caller, const std::string& job, MonotonicNanos deadline,
+                         const JobPolicy* policy) {
+    return decisions_.Decided(caller, job, deadline, policy);
   }
   void SessionEnds(SessionId session) { decisions_.SessionEnds(session); }
   void CallerLeft(RequestId request) { decisions_.CallerLeft(request); }

@@ -59,7 +59,7 @@ bool Decisions::RecordOf(const Job& job, JobRecord* record) const {
 // --- what members decided
 
 bool Decisions::Keeps(const std::string& job, const JobRecord& record) const {
-  if (jobs_.Find(job) != nullptr || MustRemember(record)) return true;
+  if (jobs_.Find(job) != nullptr || awaited_(job) || MustRemember(record)) return true;
   if (record.policy_stamp.version == 0) return false;
   std::set<Rank> up{members_.self()};
   for (const auto& [rank, member] : members_.others()) {
@@ -94,8 +94,12 @@ void Decisions::On(const MemberId& from, const peer::Record& said) {
   Learn(job, *record);
   learn_safe_(job, record->highest_protected);
   due_.insert(said.job);
-  if (said.number == 0 || !Holds(*job, *record)) return;
-  out_.Do(action::Tell{from.rank, peer::RecordHeld{said.job, said.number}});
+  if (said.number == 0) return;
+  if (Holds(*job, *record)) {
+    out_.Do(action::Tell{from.rank, peer::RecordHeld{said.job, said.number}});
+  } else {
+    TellOf(said.job, from.rank);
+  }
 }
 
 void Decisions::Learn(Job* job, const JobRecord& record) {
@@ -120,12 +124,22 @@ void Decisions::Learn(Job* job, const JobRecord& record) {
   retention_.Learn(job, record.removed);
   retention_.Learn(job, record.pins);
   persistence_.Learn(job, record.asked);
-  if (jobs_.HearPolicy(job, record.policy, record.policy_stamp)) {
-    // What it wants of the newest step is wanted now.
-    persistence_.ScheduleNext(job);
-    retention_.ApplyKeepPolicy(job);
-  }
+  HearPolicy(job, record);
   if (job->attempts->fence() > fence) newer_attempt_(job);
+}
+
+void Decisions::HearPolicy(Job* job, const JobRecord& record) {
+  if (!jobs_.HearPolicy(job, record.policy, record.policy_stamp)) return;
+  // Who said one here without having heard of this one said it later. Once: the other may do the same.
+  for (auto& [request, held] : held_) {
+    if (held.job != job->name || !held.policy.has_value() || !held.answer.has_value()) continue;
+    if (*held.policy != job->owner->policy) jobs_.SetPolicy(job, *held.policy);
+    held.policy.reset();
+    held.number.reset();
+  }
+  // What it wants of the newest step is wanted now.
+  persistence_.ScheduleNext(job);
+  retention_.ApplyKeepPolicy(job);
 }
 
 bool Decisions::Holds(const Job& job, const JobRecord& record) {
@@ -139,10 +153,7 @@ bool Decisions::Holds(const Job& job, const JobRecord& record) {
       return false;
     }
   }
-  if (record.policy_stamp.version > 0 &&
-      IsLater(record.policy, record.policy_stamp, job.owner->policy, job.owner->said)) {
-    return false;
-  }
+  if (record.policy_stamp.version > 0 && job.owner->policy != record.policy) return false;
   const std::set<CheckpointId>& asked = *job.asked;
   for (const CheckpointId& id : record.asked) {
     const bool full = asked.size() >= kMostRecordAsked && id < *asked.begin();
@@ -154,11 +165,17 @@ bool Decisions::Holds(const Job& job, const JobRecord& record) {
     const auto& [id, said] = pin;
     const auto known = job.said_pins->find(id);
     return job.tombstones->removed.Forbids(id.step, id.attempt) ||
-           (known != job.said_pins->end() && said.stamp <= known->second.stamp);
+           (known != job.said_pins->end() && said.stamp <= known->second.stamp &&
+            said.pinned == known->second.pinned);
   });
 }
 
 // --- what is told
+
+void Decisions::TellOf(const std::string& job, Rank to) {
+  const auto told = told_.find(job);
+  if (told != told_.end()) TellAll({to}, job, told->second);
+}
 
 void Decisions::TellAll(const std::set<Rank>& to, const std::string& job, const Told& told) {
   for (const Rank rank : to) {
@@ -200,6 +217,7 @@ bool Decisions::TellOne(const std::string& name, const std::set<Rank>& others) {
   told.looked = now_looked;
   if (told.encoded == encoded) return false;
   told.encoded = std::move(encoded);
+  told.policy_only = !MustRemember(record);
   // How far protection came is told now and then; what was decided, at once.
   JobRecord decided = record;
   decided.highest_protected = {0, kNoStep};
@@ -233,7 +251,11 @@ void Decisions::Run(bool whole) {
     if (gone) forgotten_(told.first);
     return gone;
   });
-  for (const auto& [name, told] : told_) TellAll(to, name, told);
+  for (const auto& [name, told] : told_) {
+    const Job& job = *jobs_.Find(name);
+    const bool only_keeps = told.policy_only && job.steps->all.empty() && job.sessions->all.empty();
+    TellAll(only_keeps ? came : to, name, told);
+  }
 }
 
 void Decisions::MemberCame(Rank rank) {
@@ -251,9 +273,13 @@ void Decisions::On(const MemberId& from, const peer::RecordHeld& said) {
   held = std::max(held, said.number);
 }
 
-void Decisions::Decided(const Caller& caller, const std::string& job, MonotonicNanos deadline) {
-  held_.insert_or_assign(caller.request, Held{caller.session, job, deadline, {}, {}});
+MonotonicNanos Decisions::Decided(const Caller& caller, const std::string& job,
+                                  MonotonicNanos deadline, const JobPolicy* policy) {
+  Held& held = held_.try_emplace(caller.request, Held{caller.session, job, deadline}).first->second;
+  held.number.reset();  // it is decided only now
+  if (policy != nullptr) held.policy = *policy;
   due_.insert(job);
+  return held.deadline;
 }
 
 // What was said again, as by a caller whose answer was lost, may not have arrived the first time.
@@ -331,7 +357,9 @@ void Decisions::HoldBack(std::vector<Action>* actions) {
 
 MonotonicNanos Decisions::next() const {
   MonotonicNanos next = kNever;
-  for (const auto& [request, held] : held_) next = std::min(next, held.deadline);
+  for (const auto& [request, held] : held_) {
+    if (held.answer.has_value()) next = std::min(next, held.deadline);
+  }
   return next;
 }
 

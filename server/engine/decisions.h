@@ -6,7 +6,10 @@
 // They are acknowledged when two journals have them: while another member is up, the answer is held back until
 // one says that it has journaled the job's record as it was then. It says so
 // (peer::RecordHeld) in the event whose facts are the record's, and no action leaves before its facts are
-// journaled.
+// journaled. One that knows of a later word answers with its own record: a policy is then said anew, after that one.
+//
+// A policy alone is kept by who has something of the job and by three live members more, who tell it only to those
+// that come: so a job of which nothing is left is forgotten.
 //
 // Invariants:
 //   1. An answer that is held back leaves once: when another member has the record, when none is up, at the
@@ -52,8 +55,14 @@ class Decisions : public RingWatcher {
   void On(const MemberId& from, const peer::RecordHeld& said);
   void Run(bool whole);
 
-  // A call that decides was handled, perhaps only in part: its answer waits for a second journal.
-  void Decided(const Caller& caller, const std::string& job, MonotonicNanos deadline);
+  // Somebody here waits for what the ring knows of the job.
+  void set_awaited(std::function<bool(const std::string&)> call) { awaited_ = std::move(call); }
+  // A call that decides came, or comes again: its answer will wait for a second journal. `policy`: what it says.
+  // Returns its deadline, which is the first that it had.
+  MonotonicNanos Decided(const Caller& caller, const std::string& job, MonotonicNanos deadline,
+                         const JobPolicy* policy);
+  // The member asks about the job, and may know nothing of it.
+  void TellOf(const std::string& job, Rank to);
   void SessionEnds(SessionId session);
   void CallerLeft(RequestId request);
   // Of the answers among `actions` takes out those that have to wait, and adds those that may leave now.
@@ -81,7 +90,8 @@ class Decisions : public RingWatcher {
   };
   struct Told {
     Looked looked;
-    std::string encoded, decided;   // the latter without how far protection came
+    std::string encoded, decided;  // the latter without how far protection came
+    bool policy_only = false;
     uint64_t number = 0;            // of `decided`
     std::map<Rank, uint64_t> held;  // by members, up to this number
   };
@@ -90,6 +100,7 @@ class Decisions : public RingWatcher {
     std::string job;
     MonotonicNanos deadline = 0;
     std::optional<uint64_t> number;       // that another member has to hold; nullopt: not told yet
+    std::optional<JobPolicy> policy;      // that it says
     std::optional<action::Reply> answer;  // once it is there
     bool left = false;                    // nobody waits for a second journal any more
   };
@@ -103,6 +114,7 @@ class Decisions : public RingWatcher {
   // True: it is another one than before.
   bool TellOne(const std::string& name, const std::set<Rank>& others);
   void TellAll(const std::set<Rank>& to, const std::string& job, const Told& told);
+  void HearPolicy(Job* job, const JobRecord& record);
   bool MayLeave(const Held& held) const;
   bool SecondHolds(const std::string& job, uint64_t number) const;
   void Number(Held* held, const std::set<std::string>& just_told, const std::set<Rank>& others);
@@ -118,6 +130,7 @@ class Decisions : public RingWatcher {
   std::function<void(const std::string&)> forgotten_;
   std::function<void(Job*)> newer_attempt_;
   LearnSafe learn_safe_;
+  std::function<bool(const std::string&)> awaited_;
   uint64_t last_number_ = 0;
   std::set<std::string> due_;
   std::set<Rank> came_;

@@ -175,28 +175,50 @@ class Engine::Impl {
     }
     return true;
   }
-  // Of a job that this node has heard nothing of the others are asked first.
+  // Whether this node knows what the call is about. The newest is known to who hears of the job all the time.
+  template <class E>
+  bool Knows(const E& event, const Job& job) const {
+    if (!job.owner->owned) return false;
+    if constexpr (requires { event.ref; }) {
+      return event.ref.step != kNoStep && describing_.Resolve(job, event.ref).ok();
+    } else if constexpr (std::is_same_v<E, event::ResumeFrom>) {
+      return event.step == kNoStep || standing_.At(job, event.step) != nullptr;
+    }
+    return true;
+  }
+  // What is decided waits for a second journal (decisions.h). Before that, of what this node does not know the others
+  // are asked. True: it waits for them, or is answered.
   template <class E>
   bool AsksRing(const E& event) {
     if constexpr (kDecides<E> || std::is_same_v<E, event::PreviewPolicy>) {
       if (cluster_.Alone() || OfThisNodeAlone(event)) return false;
+      MonotonicNanos deadline = DeadlineOf(event);
+      if constexpr (kDecides<E>) {
+        const JobPolicy* policy = nullptr;
+        if constexpr (std::is_same_v<E, event::SetPolicy>) policy = &event.policy;
+        deadline = cluster_.Decided(event.caller, JobOf(event), deadline, policy);
+      }
       if (sessions_.Find(event.caller.session) == nullptr) return false;
       const Job* known = jobs_.Find(JobOf(event));
-      if (known != nullptr && known->owner->owned) return false;
+      if (known != nullptr && Knows(event, *known)) return false;
       if (!ValidateJob(JobOf(event)).ok()) return false;
-      return cluster_.verdicts().Await(event.caller, *jobs_.FindOrMake(JobOf(event)),
-                                       DeadlineOf(event), event);
+      // As with a first create: a job may begin while somebody is silent.
+      constexpr bool kMayBegin = std::is_same_v<E, event::ResumeFrom>;
+      const Job* job = jobs_.FindOrMake(JobOf(event));
+      if (cluster_.verdicts().Await(event.caller, *job, deadline, event,
+                                    kMayBegin ? Verdicts::kBeginPatience : kNever)) {
+        return true;
+      }
+      if (!job->owner->owned && !cluster_.members().Believed()) {
+        out_.Answer(event.caller.request, Cluster::MetNobody(job->name));
+        return true;
+      }
     }
     return false;
   }
-  // Whose answer waits for a second journal, and who waits no longer (decisions.h).
+  // Who waits for a second journal no longer.
   template <class E>
   void TellCluster(const E& event) {
-    if constexpr (kDecides<E>) {
-      if (!OfThisNodeAlone(event)) {
-        cluster_.Decided(event.caller, JobOf(event), DeadlineOf(event));
-      }
-    }
     if constexpr (std::is_same_v<E, event::SessionEnded>) cluster_.SessionEnds(event.session);
     if constexpr (std::is_same_v<E, event::CallerLeft>) cluster_.CallerLeft(event.request);
   }

@@ -172,9 +172,7 @@ void Persistence::Ask(Checkpoint* checkpoint) {
   if (!HasToWrite(*checkpoint)) return;
   const bool asked_before = checkpoint->files->requested;
   Owe(checkpoint, /*asked=*/true);
-  if (!asked_before && !checkpoint->job->asked->contains(checkpoint->Id())) {
-    out_.Say(fact::PersistAsked{checkpoint->key});
-  }
+  if (!asked_before) out_.Say(fact::PersistAsked{checkpoint->key});
 }
 
 void Persistence::AskEverybody(Checkpoint* checkpoint) {

@@ -105,7 +105,9 @@ void Standing::SettleJob(Job* job) {
   Checkpoint* newest = id.has_value() ? CheckpointOf(*job, *id) : nullptr;
   const bool only_stored = !job->steps->all.empty() && seen.in_memory == 0 &&
                            job->steps->all.size() == job->files->persisted.size();
-  if (job->owner->owned) jobs_.SetCounts(*job, !only_stored);
+  // What this node has nothing of, and only keeps a word of, counts where its owner has something.
+  const bool of_others = !options_.ring.Alone() && job->steps->all.empty();
+  if (job->owner->owned) jobs_.SetCounts(*job, !only_stored && !of_others);
   const bool has_writers = job->sessions->writers > 0;
   const Attempt attempt = job->attempts->fence();
   const bool moved = newest != seen.newest || attempt != seen.attempt;

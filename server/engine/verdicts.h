@@ -54,7 +54,8 @@ class Verdicts : public Waitlist, public RingWatcher {
   // event has waited already. `patience`: it goes on then with what is known.
   bool Await(const Caller& caller, const Job& job, MonotonicNanos deadline, const Event& event,
              MonotonicNanos patience = kNever);
-  // The same until the home has said something else, for kBeginPatience in all: of what has only just happened on
+  bool Awaited(const std::string& job) const { return waiting_.contains(job); }
+  // As Await, until the home has said something else, for kBeginPatience in all: of what has only just happened on
   // another node.
   bool AwaitNews(const Caller& caller, const Job& job, MonotonicNanos deadline, const Event& event);
   // All members have answered for the job lately.

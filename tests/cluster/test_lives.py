@@ -4,6 +4,7 @@ are lost."""
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 from cairn_raw import (
@@ -119,6 +120,32 @@ def test_a_decision_that_was_acknowledged_outlives_any_one_node() -> None:
             for job in jobs:
                 for member in r:
                     await_keep_last(member, job, 100 + lost)
+
+
+def test_the_policy_that_was_said_last_counts_on_whatever_node_it_was_said() -> None:
+    with ring(5) as r:
+        r[0].save(r[0].writer(JOB, attempt_number()), 1)
+        r[0].wait_replicated(JOB, 1)
+        for keeps in (70, 71, 72):
+            r[0].cairn(f"policy {JOB} --keep-last {keeps}")
+        # The third has no part of it.
+        r[3].cairn(f"policy {JOB} --keep-last 3")
+        time.sleep(11)  # members have told each other all that they know
+        for member in r:
+            await_keep_last(member, JOB, 3)
+
+
+def test_latest_is_the_newest_on_a_node_that_heard_of_the_job_long_ago() -> None:
+    with ring(3) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1)
+        r[0].wait_replicated(JOB, 1)
+        r[2].cairn(f"pin {JOB}/1")
+        time.sleep(35)  # its home tells it no more
+        r[0].save(writer, 2)
+        r[0].wait_replicated(JOB, 2)
+        r[2].cairn(f"pin {JOB}/latest")
+        until("step 2 is pinned", lambda: r[0].json(f"stat {JOB}/2")["facts"]["pinned"])
 
 
 def test_whoever_is_home_says_the_same_and_its_loss_delays_no_save() -> None:

@@ -1,120 +1,10 @@
 // What is decided about a job counts with every member, and is acknowledged when two journals have it.
-#include "server/engine/job_record.h"
-#include "server/engine/ring.h"
-#include "tests/engine/engine_fixture.h"
+#include "tests/engine/decided_fixture.h"
 
 namespace cairn::engine {
 namespace {
 
 using testing::IsEmpty;
-
-class Decided : public EngineTest {
- protected:
-  void SetUp() override {
-    // The job's home is the other member, whose word the tests bring.
-    const std::vector<Rank> order = HomeOrder("job", {0, 1, 2});
-    other = MemberId{order[0], 1, std::string(kInstanceBytes, 'o')};
-    third = MemberId{order[1], 1, std::string(kInstanceBytes, 't')};
-    options.ring.cluster = "test";
-    options.ring.rank = order[2];
-    options.ring.members = {{0, "10.0.0.1:1"}, {1, "10.0.0.2:1"}, {2, "10.0.0.3:1"}};
-    options.ring.replicas = 0;
-    options.storage = storage;
-    EngineTest::SetUp();
-    Up(other);
-    session = Hello();
-    KnowsNothingOf("job");
-    Save(session, 1);
-    Save(session, 2);
-    tells.clear();
-  }
-  void Up(const MemberId& member) { Apply(event::Exchanged{member.rank, member}); }
-  void Down(const MemberId& member) { Apply(event::Exchanged{member.rank, std::nullopt}); }
-  // The home of this one is the other member, too, and nobody here has heard of it.
-  std::string AJobOfTheOthers() const {
-    for (int i = 0;; ++i) {
-      const std::string job = absl::StrCat("unheard", i);
-      if (HomeOrder(job, {other.rank, options.ring.rank})[0] == other.rank) return job;
-    }
-  }
-  // The home says so.
-  void KnowsNothingOf(const std::string& job) {
-    JobVerdict nothing;
-    nothing.job = job;
-    nothing.final = true;
-    Apply(event::PeerSaid{other, peer::VerdictSaid{nothing}});
-  }
-  // What members were told of the job; the newest of each.
-  std::map<Rank, peer::Record> Told() const {
-    std::map<Rank, peer::Record> told;
-    for (const action::Tell& tell : tells) {
-      if (const auto* record = std::get_if<peer::Record>(&tell.message)) told[tell.rank] = *record;
-    }
-    return told;
-  }
-  JobRecord ToldTo(const MemberId& member) const {
-    return *DecodeJobRecord(Told().at(member.rank).encoded);
-  }
-  // The member has journaled what it was told last.
-  void Holds(const MemberId& member) {
-    Apply(event::PeerSaid{member, peer::RecordHeld{"job", Told().at(member.rank).number}});
-  }
-  void Hear(const MemberId& from, const JobRecord& record, uint64_t number = 1) {
-    Apply(event::PeerSaid{from, peer::Record{"job", EncodeJobRecord(record), number}});
-  }
-  static JobRecord Empty() {
-    JobRecord record;
-    record.job = "job";
-    record.owner = JobRecord::Owner{1000, 1000};
-    return record;
-  }
-  // The numbers that the member was told to be held here.
-  std::vector<uint64_t> HeldFor(const MemberId& member) const {
-    std::vector<uint64_t> numbers;
-    for (const action::Tell& tell : tells) {
-      const auto* held = std::get_if<peer::RecordHeld>(&tell.message);
-      if (held != nullptr && tell.rank == member.rank) numbers.push_back(held->number);
-    }
-    return numbers;
-  }
-  RequestId Use(Step step, MonotonicNanos for_ns = 10 * kNanosPerSecond) {
-    event::Use use{From(session), {"job", step, /*attempt=*/1}, /*fence=*/true, now + for_ns};
-    Apply(use);
-    return use.caller.request;
-  }
-  RequestId Resume(Attempt attempt, Step step) {
-    event::ResumeFrom resume{From(session), "job", attempt, step, Soon(), /*fence=*/true};
-    Apply(resume);
-    return resume.caller.request;
-  }
-  RequestId Remove(Step step) {
-    event::Remove remove;
-    remove.caller = From(session);
-    remove.ref = {"job", step};
-    remove.force = true;
-    remove.deadline = Soon();
-    Apply(remove);
-    return remove.caller.request;
-  }
-  Status Pin(Step step, bool pinned) {
-    event::Pin pin{From(session), {"job", step}, pinned};
-    Apply(pin);
-    Holds(other);
-    return AnswerTo(pin.caller.request).status();
-  }
-
-  bool storage = false;
-  MemberId other, third;
-  SessionId session = 0;
-};
-
-class DecidedWithStorage : public Decided {
- protected:
-  DecidedWithStorage() {
-    storage = true;
-    options.default_policy.mode = PersistMode::kOnDemand;
-  }
-};
 
 // --- two journals
 
@@ -188,10 +78,7 @@ TEST_F(Decided, OfAJobThatIsUnknownHereTheOthersAreAsked) {
   for (const auto& caller : {policy.caller, pin.caller, remove.caller}) {
     EXPECT_FALSE(Answered(caller.request));
   }
-  EXPECT_TRUE(std::any_of(tells.begin(), tells.end(), [&](const action::Tell& tell) {
-    const auto* wanted = std::get_if<peer::VerdictWanted>(&tell.message);
-    return wanted != nullptr && wanted->job == job && tell.rank == other.rank;
-  }));
+  EXPECT_TRUE(AskedTheHome(job));
   KnowsNothingOf(job);
   for (const auto& caller : {policy.caller, pin.caller, remove.caller}) {
     EXPECT_EQ(AnswerTo(caller.request).status().code(), absl::StatusCode::kNotFound);
@@ -337,6 +224,7 @@ TEST_F(Decided, AnotherMembersPinCounts) {
 TEST_F(Decided, PoliciesTravel) {
   Apply(event::SetPolicy{From(session), "job", {.keep_last = 3}});
   EXPECT_EQ(ToldTo(other).policy.keep_last, 3);
+  Holds(other);
   JobRecord record = ToldTo(other);
   record.SetPolicy({.keep_last = 5}, other.rank);
   Hear(other, record);
@@ -406,47 +294,6 @@ TEST_F(DecidedWithStorage, WhatIsWrittenIsNotWrittenAgainAfterARestart) {
   for (const StartFrom from : kFrom) {
     Restart(from);
     EXPECT_EQ(persists.size(), 1u) << NameOf(from);
-  }
-}
-
-// A policy is journaled by three members that live, also where nothing of the job is.
-class OfFive : public EngineTest {
- protected:
-  static constexpr int kMembers = 5;
-  void SetUp() override {
-    std::set<Rank> ranks;
-    for (Rank rank = 0; rank < kMembers; ++rank) ranks.insert(rank);
-    order = HomeOrder("job", ranks);
-    options.ring.cluster = "test";
-    options.ring.rank = order[3];
-    for (const Rank rank : ranks) options.ring.members[rank] = absl::StrCat("10.0.0.", rank, ":1");
-    EngineTest::SetUp();
-    record.job = "job";
-    record.owner = JobRecord::Owner{1000, 1000};
-    record.SetPolicy({.keep_last = 5}, order[0]);
-  }
-  MemberId Member(Rank rank) { return {rank, 1, std::string(kInstanceBytes, 'a' + rank)}; }
-  void Up(size_t place) { Apply(event::Exchanged{order[place], Member(order[place])}); }
-  bool Keeps() {
-    tells.clear();
-    Apply(event::PeerSaid{Member(order[0]), peer::Record{"job", EncodeJobRecord(record), 1}});
-    return std::any_of(tells.begin(), tells.end(), [](const action::Tell& tell) {
-      return std::holds_alternative<peer::RecordHeld>(tell.message);
-    });
-  }
-  std::vector<Rank> order;  // of the job's homes; this node is the fourth
-  JobRecord record;
-};
-
-TEST_F(OfFive, TheFourthKeepsAPolicyOnceOneBeforeItIsGone) {
-  for (const size_t place : {0, 1, 2, 4}) Up(place);
-  EXPECT_FALSE(Keeps());
-  EXPECT_TRUE(engine->JobNames().empty());
-  Apply(event::Exchanged{order[1], std::nullopt});
-  EXPECT_TRUE(Keeps());
-  for (const StartFrom from : kFrom) {
-    Restart(from);
-    EXPECT_EQ(Status_().jobs.at(0).policy.keep_last, 5) << NameOf(from);
   }
 }
 
