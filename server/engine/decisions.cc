@@ -174,7 +174,10 @@ bool Decisions::Holds(const Job& job, const JobRecord& record) {
 
 void Decisions::TellOf(const std::string& job, Rank to) {
   const auto told = told_.find(job);
-  if (told != told_.end()) TellAll({to}, job, told->second);
+  if (told == told_.end() || !members_.Up(to)) return;
+  // Nobody waits for an answer: of two that can never agree each would answer the other for ever.
+  constexpr uint64_t kNoAnswer = 0;
+  out_.Do(action::Tell{to, peer::Record{job, told->second.encoded, kNoAnswer}});
 }
 
 void Decisions::TellAll(const std::set<Rank>& to, const std::string& job, const Told& told) {

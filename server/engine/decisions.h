@@ -61,7 +61,7 @@ class Decisions : public RingWatcher {
   // Returns its deadline, which is the first that it had.
   MonotonicNanos Decided(const Caller& caller, const std::string& job, MonotonicNanos deadline,
                          const JobPolicy* policy);
-  // The member asks about the job, and may know nothing of it.
+  // The member asks about the job, and may know nothing of it, or less.
   void TellOf(const std::string& job, Rank to);
   void SessionEnds(SessionId session);
   void CallerLeft(RequestId request);

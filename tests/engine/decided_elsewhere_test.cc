@@ -140,6 +140,7 @@ TEST_F(Decided, APolicyThatDoesNotCountIsNotHeldAndIsAnsweredWithTheOneThatDoes)
   Hear(other, earlier, 2);
   EXPECT_THAT(HeldFor(other), testing::IsEmpty());
   EXPECT_EQ(ToldTo(other).policy.keep_last, 5);
+  EXPECT_EQ(Told().at(other.rank).number, 0u) << "an answer to that would be answered in turn";
 }
 
 // A verdict tells no versions.
