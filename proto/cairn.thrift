@@ -420,7 +420,8 @@ service Cairn {
   CheckpointInfo wait(1: CheckpointRef checkpoint, 2: Level level, 3: i64 timeout_ms, 4: i64 after,
                       5: i64 after_head = 0, 6: i32 after_revision = -1)
       throws (1: Error error),
-  // Asks for storage whatever the policy; returns at once (wait for it with `wait`).
+  // Asks for storage whatever the policy, and does not wait for the file (`wait` does). In a ring the answer waits until
+  // another member has journaled it, as those of `remove`, `pin` and `setPolicy` do.
   void persist(1: i64 call, 2: CheckpointRef checkpoint) throws (1: Error error),
   // memory: drop it from memory only. Without `force` refuses the last copy (FAILED_PRECONDITION).
   void remove(1: i64 call, 2: CheckpointRef checkpoint, 3: bool memory_only, 4: bool force)

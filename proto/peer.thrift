@@ -110,7 +110,7 @@ struct Release {
                              // SURPLUS: the listener is no backup, and all backups hold it
 }
 struct ReleaseList {
-  1: i64 haves_version,
+  1: i64 haves_version,     // of the list that is answered; SURPLUS counts for 2 s after that one was said
   2: list<Release> releases,
 }
 
@@ -224,6 +224,7 @@ struct Verdict {
   20: i64 safe_step = -1,
   21: i64 answers,          // a question of the listener, asked before this was made; 0: none
 }
+// The listener says its record of the job first, if it has one: a verdict does not tell how often a policy was said.
 struct VerdictWanted {
   1: string job,
   2: i64 question,          // the verdict says that it answers it; 0: no matter

@@ -84,7 +84,7 @@ Status CheckReplicas(const Json& status, int32_t replicas) {
                                                  members - 1, " with ", members, " members"));
 }
 
-// The daemon's status, in which the job is. What this node has not heard of it asks the ring and the storage for.
+// The daemon's status. Where the job is not in it, the ring and the storage are asked for the job first.
 StatusOr<Json> StatusWith(client::Session* session, const std::string& job) {
   CAIRN_ASSIGN_OR_RETURN(Json status, AskStatus(session));
   if (!JobIn(status, job).empty()) return status;
@@ -96,7 +96,7 @@ StatusOr<Json> StatusWith(client::Session* session, const std::string& job) {
 StatusOr<JobPolicy> ReadPolicy(const Json& status, const std::string& job) {
   const Json entry = JobIn(status, job);
   if (entry.contains("policy")) return PolicyFromJson(entry["policy"]);
-  return absl::NotFoundError(absl::StrCat("job: \"", job, "\" is not known on this node"));
+  return absl::NotFoundError(absl::StrCat("job: \"", job, "\" is not known"));
 }
 
 Status Policy(Context* context, const PolicyArguments& arguments) {
@@ -171,7 +171,7 @@ void AddManageCommands(CLI::App* app, Context* context) {
     auto no_wait = std::make_shared<bool>(false);
     arguments->AddTo(command, kStepPath);
     command->add_flag("--no-wait", *no_wait,
-                      "return at once; `cairn wait PATH --level persisted` waits");
+                      "do not wait for the file; `cairn wait PATH --level persisted` does");
     command->callback(
         [=] { context->action = [=] { return Persist(context, *arguments, !*no_wait); }; });
   }

@@ -43,7 +43,7 @@ Status ShowJob(Context* context, client::Session* session, const std::string& na
   CAIRN_ASSIGN_OR_RETURN(Json status, AskStatus(session));
   Json job = JobIn(status, name);
   if (job.empty()) {
-    return absl::NotFoundError(absl::StrCat("job: \"", name, "\" is not known on this node"));
+    return absl::NotFoundError(absl::StrCat("job: \"", name, "\" is not known"));
   }
   if (!context->settings.json) {
     *context->console.out << RenderJob(status, job, listing.checkpoints,

@@ -71,11 +71,15 @@ class Cluster {
   // After each event. True: there is more to do at once.
   bool Run();
   MonotonicNanos next() const { return std::min(next_, decisions_.next()); }
-  // After all else of an event: the answers to what was decided that have to wait are taken out.
+  // At the end of an event: takes out the answers that wait for a second journal, adds those that may leave now.
   void HoldBack(std::vector<Action>* actions) { decisions_.HoldBack(actions); }
-  MonotonicNanos Decided(const Caller& caller, const std::string& job, MonotonicNanos deadline,
-                         const JobPolicy* policy) {
-    return decisions_.Decided(caller, job, deadline, policy);
+  // Not where Alone().
+  void Decided(const Caller& caller, const std::string& job, std::optional<MonotonicNanos> deadline,
+               const JobPolicy* policy) {
+    decisions_.Decided(caller, job, deadline, policy);
+  }
+  std::optional<MonotonicNanos> DeadlineOf(RequestId request) const {
+    return decisions_.DeadlineOf(request);
   }
   void SessionEnds(SessionId session) { decisions_.SessionEnds(session); }
   void CallerLeft(RequestId request) { decisions_.CallerLeft(request); }

@@ -39,9 +39,7 @@ void Connecting::On(const event::Hello& event) {
   if (session.job.empty()) return;
 
   Job* job = jobs_.FindOrMake(session.job);
-  if (session.policy.has_value() && job->owner->owned && job->owner->policy != *session.policy) {
-    jobs_.SetPolicy(job, *session.policy);
-  }
+  if (job->owner->owned) sessions_.SayPolicy(session.id, job);
   sessions_.Join(session, job);
   attempts_.Joined(session);
   if (options_.storage && !job->scan->Known()) {

@@ -259,7 +259,8 @@ void Copies::Tell(Rank owner, Of* of) {
   of->told = list.haves;
   list.wants_version = of->wants_version;
   list.version = ++of->haves_version;
-  std::erase_if(of->said, [this](const auto& at) { return out_.now() - at.second > kWordFresh; });
+  std::erase_if(of->said,
+                [this](const auto& at) { return out_.now() - at.second > peer::kListFresh; });
   of->said[list.version] = out_.now();
   out_.Do(action::Tell{owner, std::move(list)});
 }
@@ -306,7 +307,7 @@ std::set<PartKey> Copies::InTheWay() const {
   for (const auto& [key, said] : surplus_) {
     const Part* part = parts_.Find(key);
     const bool replica = part != nullptr && part->source->role == PartRole::kReplica;
-    const bool counts = out_.now() - said <= kWordFresh;
+    const bool counts = out_.now() - said <= peer::kListFresh;
     if (replica && counts && !wanted.contains(key) && members_.Up(part->source->owner)) {
       in_the_way.insert(key);
     }

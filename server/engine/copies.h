@@ -1,5 +1,5 @@
 // What this node keeps for other members. The owner says what it wants kept (WantList), this node fetches
-// it and answers with what it has (HaveList), at once and every few seconds, so that any message may be
+// it and answers with what it has (HaveList), at once and every second, so that any message may be
 // lost. Nothing that is held is let go because a list does not name it: only the owner's word (Release)
 // ends a copy, or memory that runs short, and then only what a checkpoint supersedes that is protected
 // (evict_class.h).
@@ -8,9 +8,10 @@
 // no room for the target for good: what is not wanted, and was never protected, makes way for it. Nobody
 // may come to call it protected meanwhile. So for kInDoubt all members must be heard to say that it is not; then
 // this node reports the part as gone, for as long again, so that no home counts the copy any more; then it goes.
-// What its owner calls surplus goes in the same two steps, and stays once the owner does not say so any more: a backup
-// that held it may be gone. An owner vouches for no backup whose list is older than kWordFresh, and his word counts no
-// longer than that after the list which he answers, so no home counted a copy that goes when a backup died unnoticed.
+// What its owner calls surplus goes in the same two steps, and stays as soon as the owner stops saying so: a backup that
+// held it may be gone. The owner says so only while the last list of each backup is at most peer::kListFresh old, and its word
+// counts for peer::kListFresh after the list that it answers. So a backup that died has been silent for at most twice that when
+// a copy still counts as surplus, which is no more than kInDoubt: no home counted that copy when the backup died.
 //
 // Quota: of each owner and job, twice what its largest wanted step takes is set aside, so that a new step
 // can come while the one before is still what protects. An owner and job for which that does not fit is
@@ -34,8 +35,8 @@ class Copies : public RingWatcher {
 
   void On(const MemberId& from, const peer::WantList& list);
   void On(const MemberId& from, const peer::ReleaseList& list);
-  // Starts what may start, and says what has changed. `often`: some seconds have passed, so that what was
-  // refused is tried again and lists are repeated.
+  // Starts what may start, and says what has changed. `again`: a second has passed, so that what was refused is tried
+  // again and lists are repeated.
   void Run(bool again);
 
   void MemberCame(Rank rank) override;
@@ -44,9 +45,7 @@ class Copies : public RingWatcher {
 
   // By itself a home counts nothing that it heard longer ago (Home::kHeardFor).
   static constexpr MonotonicNanos kInDoubt = 4 * kNanosPerSecond;
-  // Lists are said, and answered, every second.
-  static constexpr MonotonicNanos kWordFresh = 2 * kNanosPerSecond;
-  static_assert(2 * kWordFresh <= kInDoubt);
+  static_assert(2 * peer::kListFresh <= kInDoubt);
   // It is here, and homes are told that it is gone.
   bool MakesWay(const PartKey& part) const;
 
@@ -62,7 +61,7 @@ class Copies : public RingWatcher {
     uint64_t wants_version = 0;
     std::vector<peer::Want> wants;
     uint64_t haves_version = 0;
-    std::map<uint64_t, MonotonicNanos> said;  // when each of the last versions was
+    std::map<uint64_t, MonotonicNanos> said;  // by version, when this node said that list
     std::vector<peer::Have> told;
     std::map<PartKey, std::string> refused;  // why, until the next try
     std::map<PartKey, std::string> failed;   // to come: that is no refusal; why, until the next try
@@ -101,8 +100,8 @@ class Copies : public RingWatcher {
     bool reported = false;  // as gone
   };
   std::map<PartKey, Leaving> leaving_;
-  std::map<PartKey, MonotonicNanos>
-      surplus_;  // when this node last said a list of which its owner said so
+  // When this node said the have-list that the owner's last such word answers.
+  std::map<PartKey, MonotonicNanos> surplus_;
 };
 
 }  // namespace cairn::engine

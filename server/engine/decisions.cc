@@ -9,10 +9,10 @@
 namespace cairn::engine {
 namespace {
 
-// How many members journal the policy of a job of which they have nothing, so that who said it is not the only one.
+// So many live members journal a policy where nothing else of its job is: there must be a second journal.
 constexpr size_t kPolicyKeepers = 3;
 
-// Also by any member that knows nothing of the job.
+// Every member keeps such a record, also one that knows nothing else of the job.
 bool MustRemember(const JobRecord& record) {
   return !record.decisions.empty() || !record.removed.steps.empty() || !record.pins.empty() ||
          !record.asked.empty();
@@ -130,7 +130,8 @@ void Decisions::Learn(Job* job, const JobRecord& record) {
 
 void Decisions::HearPolicy(Job* job, const JobRecord& record) {
   if (!jobs_.HearPolicy(job, record.policy, record.policy_stamp)) return;
-  // Who said one here without having heard of this one said it later. Once: the other may do the same.
+  // A policy that a caller here waits for was said without knowledge of this one: it is said anew, with a greater version.
+  // Once, for the other member may be doing the same.
   for (auto& [request, held] : held_) {
     if (held.job != job->name || !held.policy.has_value() || !held.answer.has_value()) continue;
     if (*held.policy != job->owner->policy) jobs_.SetPolicy(job, *held.policy);
@@ -175,7 +176,9 @@ bool Decisions::Holds(const Job& job, const JobRecord& record) {
 void Decisions::TellOf(const std::string& job, Rank to) {
   const auto told = told_.find(job);
   if (told == told_.end() || !members_.Up(to)) return;
-  // Nobody waits for an answer: of two that can never agree each would answer the other for ever.
+  const auto held = told->second.held.find(to);
+  if (held != told->second.held.end() && held->second >= told->second.number) return;
+  // Two members that can never agree would otherwise answer each other for ever.
   constexpr uint64_t kNoAnswer = 0;
   out_.Do(action::Tell{to, peer::Record{job, told->second.encoded, kNoAnswer}});
 }
@@ -276,13 +279,19 @@ void Decisions::On(const MemberId& from, const peer::RecordHeld& said) {
   held = std::max(held, said.number);
 }
 
-MonotonicNanos Decisions::Decided(const Caller& caller, const std::string& job,
-                                  MonotonicNanos deadline, const JobPolicy* policy) {
-  Held& held = held_.try_emplace(caller.request, Held{caller.session, job, deadline}).first->second;
+void Decisions::Decided(const Caller& caller, const std::string& job,
+                        std::optional<MonotonicNanos> deadline, const JobPolicy* policy) {
+  const Held fresh{caller.session, job, deadline.value_or(out_.now() + kPatience),
+                   deadline.has_value()};
+  Held& held = held_.try_emplace(caller.request, fresh).first->second;
   held.number.reset();  // it is decided only now
   if (policy != nullptr) held.policy = *policy;
   due_.insert(job);
-  return held.deadline;
+}
+
+std::optional<MonotonicNanos> Decisions::DeadlineOf(RequestId request) const {
+  const auto held = held_.find(request);
+  return held == held_.end() ? std::nullopt : std::optional(held->second.deadline);
 }
 
 // What was said again, as by a caller whose answer was lost, may not have arrived the first time.
@@ -328,6 +337,9 @@ void Decisions::HoldBack(std::vector<Action>* actions) {
     const auto held = reply == nullptr ? held_.end() : held_.find(reply->request);
     if (held != held_.end() && reply->body.ok()) {
       held->second.answer = std::move(*reply);
+      if (!held->second.carried) {
+        held->second.deadline = std::max(held->second.deadline, out_.now() + kAtLeast);
+      }
       continue;
     }
     if (held != held_.end()) held_.erase(held);
@@ -361,7 +373,9 @@ void Decisions::HoldBack(std::vector<Action>* actions) {
 MonotonicNanos Decisions::next() const {
   MonotonicNanos next = kNever;
   for (const auto& [request, held] : held_) {
-    if (held.answer.has_value()) next = std::min(next, held.deadline);
+    if (held.answer.has_value() || held.deadline > out_.now()) {
+      next = std::min(next, held.deadline);
+    }
   }
   return next;
 }

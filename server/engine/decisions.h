@@ -3,17 +3,20 @@
 // only add up (job_record.h), so they may arrive in any order and any number of times; a member that was away
 // learns what was removed before anything of it is asked for again.
 //
-// They are acknowledged when two journals have them: while another member is up, the answer is held back until
+// A decision is acknowledged when two journals have it: while another member is up, the answer is held back until
 // one says that it has journaled the job's record as it was then. It says so
 // (peer::RecordHeld) in the event whose facts are the record's, and no action leaves before its facts are
-// journaled. One that knows of a later word answers with its own record: a policy is then said anew, after that one.
+// journaled. A member with which something else counts answers with its own record. If that has a later policy, the
+// caller's is said anew, once.
 //
-// A policy alone is kept by who has something of the job and by three live members more, who tell it only to those
-// that come: so a job of which nothing is left is forgotten.
+// A record with nothing but a policy is journaled by members that know the job, and by the first three live ones in
+// HomeOrder. A member that has nothing else of the job tells it only when it changes and to members that come: told in
+// turn, a job of which nothing is left would never be forgotten.
 //
 // Invariants:
 //   1. An answer that is held back leaves once: when another member has the record, when none is up, at the
-//      call's deadline (as an error), or when its session ends or nobody reads it any more.
+//      call's deadline (as an error), at once (as an error) when max_waiting wait already, or when its session ends
+//      or nobody reads it any more.
 //   2. Numbers of a job's record only grow, also across daemons, so an answer to an older daemon's is of none of
 //      this one's decisions.
 #pragma once
@@ -55,19 +58,23 @@ class Decisions : public RingWatcher {
   void On(const MemberId& from, const peer::RecordHeld& said);
   void Run(bool whole);
 
-  // Somebody here waits for what the ring knows of the job.
+  // Whether a call waits here for what the ring knows of the job.
   void set_awaited(std::function<bool(const std::string&)> call) { awaited_ = std::move(call); }
-  // A call that decides came, or comes again: its answer will wait for a second journal. `policy`: what it says.
-  // Returns its deadline, which is the first that it had.
-  MonotonicNanos Decided(const Caller& caller, const std::string& job, MonotonicNanos deadline,
-                         const JobPolicy* policy);
-  // The member asks about the job, and may know nothing of it, or less.
+  // A call that decides came, or comes again: its answer will wait for a second journal. `deadline`: nullopt where it
+  // carries none; then it waits for other members for kPatience, and for the second journal at least for kAtLeast.
+  // `policy`: what it says.
+  void Decided(const Caller& caller, const std::string& job, std::optional<MonotonicNanos> deadline,
+               const JobPolicy* policy);
+  std::optional<MonotonicNanos> DeadlineOf(RequestId request) const;  // nullopt: it decides nothing
+  static constexpr MonotonicNanos kPatience = 10 * kNanosPerSecond;
+  static constexpr MonotonicNanos kAtLeast = 3 * kNanosPerSecond;
+  // Says this node's record of the job to that member, and wants no answer.
   void TellOf(const std::string& job, Rank to);
   void SessionEnds(SessionId session);
   void CallerLeft(RequestId request);
   // Of the answers among `actions` takes out those that have to wait, and adds those that may leave now.
   void HoldBack(std::vector<Action>* actions);
-  MonotonicNanos next() const;  // the first deadline of calls whose answers wait, or may have to
+  MonotonicNanos next() const;  // the first deadline of the answers that are held back
   size_t held_back() const { return held_.size(); }
 
   void MemberCame(Rank rank) override;
@@ -90,8 +97,8 @@ class Decisions : public RingWatcher {
   };
   struct Told {
     Looked looked;
-    std::string encoded, decided;  // the latter without how far protection came
-    bool policy_only = false;
+    std::string encoded, decided;   // the latter without how far protection came
+    bool policy_only = false;       // no decision, removal, pin or persist
     uint64_t number = 0;            // of `decided`
     std::map<Rank, uint64_t> held;  // by members, up to this number
   };
@@ -99,6 +106,7 @@ class Decisions : public RingWatcher {
     SessionId session = 0;
     std::string job;
     MonotonicNanos deadline = 0;
+    bool carried = false;                 // by the call
     std::optional<uint64_t> number;       // that another member has to hold; nullopt: not told yet
     std::optional<JobPolicy> policy;      // that it says
     std::optional<action::Reply> answer;  // once it is there

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/engine/cluster.h"
 #include "server/engine/connecting.h"
+#include "server/engine/deciding.h"
 #include "server/engine/finding.h"
 #include "server/engine/job_calls.h"
 #include "server/engine/journal_room.h"
@@ -126,9 +127,11 @@ class Engine::Impl {
     std::visit(
         [this](const auto& e) {
           Note(e);
-          if (!MayDecide(e) || !HasJournalRoom(e) || AsksRing(e)) return;
+          if (!MayDecide(e) || !HasJournalRoom(e)) return;
+          HoldAnswer(e);
+          if (AsksHome(e)) return;
           On(e);
-          TellCluster(e);
+          StopWaiting(e);
         },
         event);
   }
@@ -138,72 +141,52 @@ class Engine::Impl {
       refusals_.Asked(event.caller, event.part.checkpoint);
     }
   }
-  // What the ring decides about a job: it counts with every member, on whatever node it is said.
-  template <class E>
-  static constexpr bool kDecides = kIsOneOf<E, event::Use, event::ResumeFrom, event::Remove,
-                                            event::Pin, event::SetPolicy, event::PersistNow>;
-  template <class E>
-  static const std::string& JobOf(const E& event) {
-    if constexpr (requires { event.ref; }) {
-      return event.ref.job;
-    } else {
-      return event.job;
-    }
-  }
-  // Until when its caller waits for the other members.
-  template <class E>
-  MonotonicNanos DeadlineOf(const E& event) const {
-    constexpr MonotonicNanos kPatience = 10 * kNanosPerSecond;  // where the call carries none
-    if constexpr (requires { event.deadline; }) {
-      return event.deadline;
-    } else {
-      return out_.now() + kPatience;
-    }
-  }
-  template <class E>
-  static bool OfThisNodeAlone(const E& event) {
-    if constexpr (std::is_same_v<E, event::Remove>) return event.memory_only;
-    return false;
-  }
-  // A life that is superseded only holds what it has, and may write it.
   template <class E>
   bool MayDecide(const E& event) {
-    if constexpr (kDecides<E> && !std::is_same_v<E, event::PersistNow>) {
+    if constexpr (DecidingOf<E>().refused_when_superseded) {
       const Status status = mode_.CheckLife();
       if (!status.ok()) out_.Answer(event.caller.request, status);
       return status.ok();
     }
     return true;
   }
-  // Whether this node knows what the call is about. The newest is known to who hears of the job all the time.
+  // The answer to what is decided waits for a second journal.
+  template <class E>
+  void HoldAnswer(const E& event) {
+    if constexpr (DecidingOf<E>().decides) {
+      if (cluster_.Alone() || OfThisNodeAlone(event)) return;
+      const JobPolicy* policy = nullptr;
+      if constexpr (std::is_same_v<E, event::SetPolicy>) policy = &event.policy;
+      cluster_.Decided(event.caller, JobOf(event), DeadlineOf(event), policy);
+    }
+  }
+  // Whether this node knows what the call is about. What is latest only a fresh verdict tells.
   template <class E>
   bool Knows(const E& event, const Job& job) const {
     if (!job.owner->owned) return false;
-    if constexpr (requires { event.ref; }) {
+    if constexpr (std::is_same_v<E, event::Remove>) {
+      return event.ref.step != kNoStep && describing_.ForShow(job, event.ref) != nullptr;
+    } else if constexpr (requires { event.ref; }) {
       return event.ref.step != kNoStep && describing_.Resolve(job, event.ref).ok();
     } else if constexpr (std::is_same_v<E, event::ResumeFrom>) {
       return event.step == kNoStep || standing_.At(job, event.step) != nullptr;
     }
     return true;
   }
-  // What is decided waits for a second journal (decisions.h). Before that, of what this node does not know the others
-  // are asked. True: it waits for them, or is answered.
+  // True: the call waits for the other members, or is answered.
   template <class E>
-  bool AsksRing(const E& event) {
-    if constexpr (kDecides<E> || std::is_same_v<E, event::PreviewPolicy>) {
+  bool AsksHome(const E& event) {
+    if constexpr (DecidingOf<E>().asks_home) {
       if (cluster_.Alone() || OfThisNodeAlone(event)) return false;
-      MonotonicNanos deadline = DeadlineOf(event);
-      if constexpr (kDecides<E>) {
-        const JobPolicy* policy = nullptr;
-        if constexpr (std::is_same_v<E, event::SetPolicy>) policy = &event.policy;
-        deadline = cluster_.Decided(event.caller, JobOf(event), deadline, policy);
-      }
       if (sessions_.Find(event.caller.session) == nullptr) return false;
       const Job* known = jobs_.Find(JobOf(event));
       if (known != nullptr && Knows(event, *known)) return false;
       if (!ValidateJob(JobOf(event)).ok()) return false;
       // As with a first create: a job may begin while somebody is silent.
       constexpr bool kMayBegin = std::is_same_v<E, event::ResumeFrom>;
+      const std::optional<MonotonicNanos> carried = DeadlineOf(event);
+      const MonotonicNanos deadline =
+          carried.has_value() ? *carried : *cluster_.DeadlineOf(event.caller.request);
       const Job* job = jobs_.FindOrMake(JobOf(event));
       if (cluster_.verdicts().Await(event.caller, *job, deadline, event,
                                     kMayBegin ? Verdicts::kBeginPatience : kNever)) {
@@ -216,9 +199,9 @@ class Engine::Impl {
     }
     return false;
   }
-  // Who waits for a second journal no longer.
+  // The caller of an answer that is held back has gone.
   template <class E>
-  void TellCluster(const E& event) {
+  void StopWaiting(const E& event) {
     if constexpr (std::is_same_v<E, event::SessionEnded>) cluster_.SessionEnds(event.session);
     if constexpr (std::is_same_v<E, event::CallerLeft>) cluster_.CallerLeft(event.request);
   }
@@ -483,7 +466,8 @@ void Engine::Impl::ForgetIdle() {
     const bool read = !options_.storage || (mode_.storage_here && job->scan->Known());
     const bool busy = job->scan->state == ScanState::kScanning || job->scan->stale > 0 ||
                       job->scan->line_asked.has_value() || records_.Owes(job->name) ||
-                      retention_.Deletes(job->name);
+                      retention_.Deletes(job->name) ||
+                      cluster_.GatheredOf(job->name) != nullptr;  // others have something of it
     if (read && !busy) {
       retention_.Forgets(*job);
       jobs_.Forget(job);

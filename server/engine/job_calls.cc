@@ -247,6 +247,9 @@ void JobCalls::On(const event::SetPolicy& event) {
     return out_.Answer(request, Body(reply::Ok{}));
   }
   jobs_.SetPolicy(job, event.policy);
+  if (session->job == job->name && session->policy.has_value()) {
+    sessions_.Propose(session->id, event.policy);  // not the one that it brought along
+  }
   // What the new policy wants of the newest step is wanted now, not at the next one.
   persistence_.ScheduleNext(job);
   retention_.ApplyKeepPolicy(job);

@@ -43,7 +43,7 @@ class Jobs {
     return owned_.CheckRoom(options_, options_.max_jobs, owned ? job->owner->uid : uid);
   }
   const UserCounts& owned() const { return owned_; }
-  // One of which only storage has something does not count.
+  // One of which only storage has something does not count, nor in a ring one of which nothing is here.
   void SetCounts(const Job& job, bool counts);
   // Nothing happens when it is owned. `policy` is what the owner asked for, if anything; `said`: here.
   void TakeOwnership(Job* job, uint32_t uid, uint32_t gid, const std::optional<JobPolicy>& policy,

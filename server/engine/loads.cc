@@ -163,8 +163,8 @@ void Loads::Ended(const Fetches::Order& order, const Status& status) {
   std::vector<Wanted> done;
   for (auto& [wanted, waiting] : waiting_) {
     if (waiting.coming.erase(order.part) == 0) continue;
-    // A source that has it no more is no reason to say that there is no such thing: who asks again hears of others.
-    // Nor is it the caller's affair that it was called off for somebody else, or that its owner released it as it came.
+    // The caller can do nothing about a source that has it no more, a fetch that was called off for somebody else, or an
+    // owner that released it as it came. Whoever asks again hears of other sources.
     const bool moved =
         absl::IsNotFound(status) || absl::IsCancelled(status) || absl::IsAborted(status);
     const Status why = moved ? absl::UnavailableError(status.message()) : status;

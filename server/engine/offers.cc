@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/copies.h"
 #include "server/engine/evict_class.h"
 #include "server/engine/needs.h"
 
@@ -422,7 +421,7 @@ bool Offers::IsSurplus(Rank holder, const peer::Have& have) const {
          std::all_of(backups.begin(), backups.end(), [&](Rank rank) {
            const auto backup = backups_.find(rank);
            return backup != backups_.end() &&
-                  out_.now() - backup->second.heard_at <= Copies::kWordFresh && members_.Up(rank) &&
+                  out_.now() - backup->second.heard_at <= peer::kListFresh && members_.Up(rank) &&
                   IsHeld(rank, *part);
          });
 }

@@ -26,10 +26,12 @@ namespace cairn::engine::peer {
 
 // --- between an owner and its backup
 
-// Lists of wants and haves are said whole when something in them changes; those with more entries than this, not more
-// often than that.
+// Lists of wants and haves are said whole when something in them changes, and each second; those with more entries than
+// this, when something changes, not more often than that.
 inline constexpr size_t kLongList = 256;
 inline constexpr MonotonicNanos kLongListEvery = kNanosPerSecond / 5;
+// So long a list of haves is taken for what its holder has.
+inline constexpr MonotonicNanos kListFresh = 2 * kNanosPerSecond;
 
 // A part that the sender wants the receiver to keep.
 struct Want {
@@ -135,7 +137,8 @@ struct PlacesSaid {
 struct Record {
   std::string job;
   std::string encoded;
-  uint64_t number = 0;  // of the sender, which grows with what its record says
+  uint64_t number =
+      0;  // of the sender, which grows with what its record says; 0: no answer is wanted
 };
 // All that the receiver's record of the job said up to this number is in the sender's journal.
 struct RecordHeld {

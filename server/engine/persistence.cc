@@ -176,7 +176,7 @@ void Persistence::Ask(Checkpoint* checkpoint) {
 }
 
 void Persistence::AskEverybody(Checkpoint* checkpoint) {
-  if (!options_.ring.Alone()) HearAsked(checkpoint->job, checkpoint->Id());
+  if (!options_.ring.Alone()) NoteAsked(checkpoint->job, checkpoint->Id());
   Ask(checkpoint);
 }
 
@@ -190,7 +190,7 @@ bool Persistence::RememberAsked(Job* job, const CheckpointId& id) {
   return true;
 }
 
-bool Persistence::HearAsked(Job* job, const CheckpointId& id) {
+bool Persistence::NoteAsked(Job* job, const CheckpointId& id) {
   if (!RememberAsked(job, id)) return false;
   out_.Say(fact::PersistAsked{{job->name, id.step, id.attempt, id.revision}});
   return true;
@@ -198,9 +198,11 @@ bool Persistence::HearAsked(Job* job, const CheckpointId& id) {
 
 void Persistence::Learn(Job* job, const std::set<CheckpointId>& asked) {
   for (const CheckpointId& id : asked) {
-    if (job->tombstones->removed.Forbids(id.step, id.attempt) || !HearAsked(job, id)) continue;
+    if (job->tombstones->removed.Forbids(id.step, id.attempt) || !NoteAsked(job, id)) continue;
     Checkpoint* checkpoint = CheckpointOf(*job, id);
-    if (!options_.storage || checkpoint == nullptr || checkpoint->files->persisted) continue;
+    if (!options_.storage || checkpoint == nullptr) continue;
+    // Of what may be there storage is asked first.
+    if (checkpoint->files->persisted || checkpoint->files->unconfirmed) continue;
     if (checkpoint->Complete()) {
       Ask(checkpoint);
     } else {

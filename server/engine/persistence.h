@@ -142,9 +142,9 @@ class Persistence : public StepWatcher {
   void Failed(Checkpoint* checkpoint, Job* job, const event::Persisted& event);
   void Succeeded(Checkpoint* checkpoint, const Location& location);
   void Owe(Checkpoint* checkpoint, bool asked);
-  // False: known, or lower than the highest that a record has room for. HearAsked journals it.
+  // Adds it to Job::asked, whose kMostRecordAsked highest stay. False: it is there, or too low. NoteAsked journals it, too.
   static bool RememberAsked(Job* job, const CheckpointId& id);
-  bool HearAsked(Job* job, const CheckpointId& id);
+  bool NoteAsked(Job* job, const CheckpointId& id);
   // Job::files.owed, and the jobs that have some.
   void AddToOwed(Checkpoint* checkpoint);
   void TakeFromOwed(Checkpoint* checkpoint);

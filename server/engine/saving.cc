@@ -133,6 +133,7 @@ bool Saving::AwaitRing(const Caller& caller, const Job& job, Attempt attempt,
 void Saving::Enter(Job* job, const Caller& caller, const PartKey& part, int32_t world_size,
                    const Session& session) {
   jobs_.TakeOwnership(job, caller.uid, caller.gid, session.policy, /*said=*/true);
+  sessions_.SayPolicy(session.id, job);  // where others have told whose it is since `hello`
   if (!attempts_.Enter(job, part, world_size, session)) return;
   admission_.Fence(job);
   if (!Attempts::OriginsKnown(*job)) scanning_.Insist(job);

@@ -64,6 +64,13 @@ void Sessions::Propose(SessionId session, const JobPolicy& policy) {
   sessions_.at(session)->policy = policy;
 }
 
+void Sessions::SayPolicy(SessionId id, Job* job) {
+  Session& session = *sessions_.at(id);
+  if (!session.policy.has_value()) return;
+  if (job->owner->policy != *session.policy) jobs_.SetPolicy(job, *session.policy);
+  session.policy.reset();
+}
+
 void Sessions::End(SessionId id) {
   const Session& session = *sessions_.at(id);
   if (Job* job = jobs_.Find(session.job)) {

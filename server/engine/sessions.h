@@ -18,8 +18,9 @@ struct Session : SessionIdentity {
   SessionId id = 0;
   std::string secret;
   std::string client;
-  std::optional<JobPolicy> policy;  // the job's, should this session come to own it
-  bool saves = false;               // it has created something in its attempt
+  std::optional<JobPolicy>
+      policy;          // the job's, once this session saves in it; nullopt: said already, or none
+  bool saves = false;  // it has created something in its attempt
 };
 
 class Sessions {
@@ -38,6 +39,8 @@ class Sessions {
   void Join(const Session& session, Job* job);  // it is in this job from now on
   void Entered(SessionId session, Attempt attempt);
   void Propose(SessionId session, const JobPolicy& policy);
+  // What it brought along is said of the job, which is owned: once, for whoever says another one later means that.
+  void SayPolicy(SessionId session, Job* job);
   // Everything it held is gone: takes it out of its job and forgets it.
   void End(SessionId session);
 

@@ -105,8 +105,9 @@ void Standing::SettleJob(Job* job) {
   Checkpoint* newest = id.has_value() ? CheckpointOf(*job, *id) : nullptr;
   const bool only_stored = !job->steps->all.empty() && seen.in_memory == 0 &&
                            job->steps->all.size() == job->files->persisted.size();
-  // What this node has nothing of, and only keeps a word of, counts where its owner has something.
-  const bool of_others = !options_.ring.Alone() && job->steps->all.empty();
+  // In a ring a job of which nothing is here, and nobody, is only remembered for others, and counts where it is.
+  const bool of_others = !options_.ring.Alone() && seen.in_memory == 0 &&
+                         job->files->persisted.empty() && job->sessions->all.empty();
   if (job->owner->owned) jobs_.SetCounts(*job, !only_stored && !of_others);
   const bool has_writers = job->sessions->writers > 0;
   const Attempt attempt = job->attempts->fence();
@@ -119,7 +120,7 @@ void Standing::SettleJob(Job* job) {
   }
   const bool went_on =
       newest != nullptr && seen.newest != nullptr && Supersedes(newest->Id(), seen.newest->Id());
-  if (newest != seen.newest && !went_on) NewestWentBack(*job);
+  if (newest != seen.newest && !went_on) JudgeAllAnew(*job);
   if (moved || *job->owner != seen.owner) waits_to_check_.insert(job->name);
   if (*job->owner != seen.owner) {
     to_record_[job->name].attempts = true;
@@ -132,8 +133,9 @@ void Standing::SettleJob(Job* job) {
   if (!options_.ring.Alone()) SettleRing(job);
 }
 
-// In a ring what the newest stands for may go, and all that is complete stays while there is none.
-void Standing::NewestWentBack(const Job& job) const {
+// In a ring the class of every step depends on the newest: what it supersedes may go, and while the line has none every
+// complete step stays. So all are judged anew when another one becomes the newest that is not a later one.
+void Standing::JudgeAllAnew(const Job& job) const {
   if (options_.ring.Alone()) return;
   for (const auto& [id, checkpoint] : job.steps->all) checkpoint->Touch();
 }
@@ -316,7 +318,7 @@ void Standing::Forget(Checkpoint* checkpoint) {
   standing.keep.Put(checkpoint->Id(), {});
   if (standing.newest == checkpoint) {
     standing.newest = nullptr;
-    NewestWentBack(*job);
+    JudgeAllAnew(*job);
   }
   changes_.Forget(checkpoint);
   job->Touch();

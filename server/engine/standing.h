@@ -111,7 +111,7 @@ class Standing {
   std::optional<CheckpointId> NewestLeft(const Job& job, int asked) const;
   static void TouchHeld(Job* job, const RingSays& before, const RingSays& now);
   void SettleHeld(Part* part);
-  void NewestWentBack(const Job& job) const;
+  void JudgeAllAnew(const Job& job) const;
   EvictClass ClassOf(const Checkpoint& checkpoint) const;
   void SettleClass(Checkpoint* checkpoint);
   static void SettleSums(Checkpoint* checkpoint);

@@ -189,10 +189,13 @@ void Verdicts::AskHome(const std::string& job) {
 bool Verdicts::Await(const Caller& caller, const Job& job, MonotonicNanos deadline,
                      const Event& event, MonotonicNanos patience) {
   if (members_.Alone() || gave_up_ || Known(job) || LivesHere(job)) return false;
-  const MonotonicNanos until =
-      patience == kNever ? deadline : std::min(deadline, out_.now() + patience);
-  // Who can do without goes on at its deadline: two waits that each forget the other would never end.
-  if (patience != kNever && out_.now() >= until) return false;
+  MonotonicNanos until = deadline;
+  if (patience != kNever) {
+    // However often it comes again: two waits that each forget the other would never end.
+    const MonotonicNanos first = std::min(deadline, out_.now() + patience);
+    until = without_.try_emplace(caller.request, first).first->second;
+    if (out_.now() >= until) return false;
+  }
   const std::string name = job.name;
   if (!callers_.Park(this, caller, name, until, event)) return true;
   if (patience != kNever) patience_[caller.request] = until;
@@ -233,7 +236,10 @@ void Verdicts::Follow(const std::string& job) {
 
 void Verdicts::Run(bool again) {
   if (again) {
-    std::erase_if(news_, [this](const auto& news) { return news.second < out_.now(); });
+    for (auto* waited : {&news_, &without_}) {
+      std::erase_if(*waited,
+                    [this](const auto& at) { return at.second + kRemembered < out_.now(); });
+    }
   }
   if (!std::exchange(ask_all_, false) && !again) return;
   std::erase_if(in_doubt_, [this](const auto& job) {

@@ -23,6 +23,8 @@ class Verdicts : public Waitlist, public RingWatcher {
   static constexpr MonotonicNanos kFresh = 3 * kNanosPerSecond;
   // Choosing an attempt's number, and the first create of it, asks the other members, and waits so long for them at most.
   static constexpr MonotonicNanos kBeginPatience = 2 * kNanosPerSecond;
+  // A call that has waited long enough does not wait again when it comes anew within this time.
+  static constexpr MonotonicNanos kRemembered = 120 * kNanosPerSecond;
 
   // `again` handles a parked event once more.
   Verdicts(const Options& options, Outbox* out, Callers* callers, const Members* members,
@@ -54,6 +56,7 @@ class Verdicts : public Waitlist, public RingWatcher {
   // event has waited already. `patience`: it goes on then with what is known.
   bool Await(const Caller& caller, const Job& job, MonotonicNanos deadline, const Event& event,
              MonotonicNanos patience = kNever);
+  // Whether a call waits here for the job's verdict.
   bool Awaited(const std::string& job) const { return waiting_.contains(job); }
   // As Await, until the home has said something else, for kBeginPatience in all: of what has only just happened on
   // another node.
@@ -100,8 +103,9 @@ class Verdicts : public Waitlist, public RingWatcher {
   std::map<std::string, std::set<RequestId>> waiting_;
   std::map<RequestId, MonotonicNanos> patience_;  // when it goes on without
   std::map<RequestId, MonotonicNanos> news_;  // so long it waits for news, however often some came
-  std::set<std::string> followed_;            // jobs with waits
-  bool gave_up_ = false;                      // the event under way has waited long enough
+  std::map<RequestId, MonotonicNanos> without_;  // so long it waits for what it can do without
+  std::set<std::string> followed_;               // jobs with waits
+  bool gave_up_ = false;                         // the event under way has waited long enough
   bool ask_all_ = false;
   std::map<std::string, uint64_t> in_doubt_;  // by job, the question whose answer counts
 };

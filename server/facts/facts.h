@@ -241,7 +241,8 @@ struct StepRemoved {
   Attempt up_to_attempt = 0;
   bool operator==(const StepRemoved&) const = default;
 };
-// A user asked for this checkpoint in storage, whatever the policy says. Persisted settles it.
+// A user asked for this checkpoint in storage, here or on another member, whatever the policy says. After Persisted a
+// daemon that starts owes nothing for it.
 struct PersistAsked {
   CheckpointKey checkpoint;
   bool operator==(const PersistAsked&) const = default;

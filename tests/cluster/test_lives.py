@@ -128,7 +128,7 @@ def test_the_policy_that_was_said_last_counts_on_whatever_node_it_was_said() -> 
         r[0].wait_replicated(JOB, 1)
         for keeps in (70, 71, 72):
             r[0].cairn(f"policy {JOB} --keep-last {keeps}")
-        # The third has no part of it.
+        # Node 3 has no part of the job.
         r[3].cairn(f"policy {JOB} --keep-last 3")
         time.sleep(11)  # members have told each other all that they know
         for member in r:

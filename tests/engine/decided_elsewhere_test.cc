@@ -7,19 +7,41 @@ namespace {
 
 // --- who is asked
 
+// It is the ring's job, on whatever node its owner decides.
+TEST_F(Decided, OfAJobThatIsUnknownHereTheOthersAreAsked) {
+  const std::string job = AJobOfTheOthers();
+  const event::SetPolicy policy{From(session), job, {.keep_last = 3}};
+  Apply(policy);
+  const event::Pin pin{From(session), {job, 1}, true};
+  Apply(pin);
+  const RequestId remove = Remove(1, job);
+  for (const RequestId call : {policy.caller.request, pin.caller.request, remove}) {
+    EXPECT_FALSE(Answered(call));
+  }
+  EXPECT_TRUE(AskedTheHome(job));
+  KnowsNothingOf(job);
+  for (const RequestId call : {policy.caller.request, pin.caller.request, remove}) {
+    EXPECT_EQ(AnswerTo(call).status().code(), absl::StatusCode::kNotFound);
+  }
+}
+
+TEST_F(Decided, NobodyElseJournalsThePolicyOfAJobThatNobodyOwns) {
+  const std::string job = AJobOfTheOthers();
+  const event::SetPolicy policy{From(Hello({.job = job})), job, {.keep_last = 3}};
+  Apply(policy);
+  KnowsNothingOf(job);
+  EXPECT_TRUE(AnswerTo(policy.caller.request).ok());
+}
+
 TEST_F(Decided, OfAJobOfWhichOnlyAPolicyIsKeptHereTheOthersAreAsked) {
   const std::string job = AJobOfTheOthers();
   JobRecord record = Empty(job);
   record.SetPolicy({.keep_last = 5}, other.rank);
   Hear(other, record);
   tells.clear();
-  event::Remove remove;
-  remove.caller = From(session);
-  remove.ref = {job, 1};
-  remove.deadline = Soon();
-  Apply(remove);
+  const RequestId remove = Remove(1, job);
   EXPECT_TRUE(AskedTheHome(job));
-  EXPECT_FALSE(Answered(remove.caller.request));
+  EXPECT_FALSE(Answered(remove));
   const event::Pin pin{From(session), {job, 1}, true};
   Apply(pin);
   EXPECT_FALSE(Answered(pin.caller.request));
@@ -60,6 +82,34 @@ TEST_F(Decided, AJobMayBeginAnewWhileAMemberIsSilent) {
   EXPECT_FALSE(Answered(resume.caller.request));
   Advance(3 * kNanosPerSecond);
   EXPECT_TRUE(StatusOf(Take<reply::Latest>(resume.caller.request)).ok());
+}
+
+// Storage is asked each time, and must not make it wait for the members anew.
+TEST_F(DecidedWithStorage, AJobMayBeginAnewWhileAMemberIsSilent) {
+  const std::string job = AJobOfTheOthers();
+  const event::ResumeFrom resume{From(Hello({.job = job})),
+                                 job,
+                                 5,
+                                 kNoStep,
+                                 Soon(),
+                                 /*fence=*/true};
+  Apply(resume);
+  for (int i = 0; i < 3; ++i) Advance(kNanosPerSecond);
+  EXPECT_TRUE(StatusOf(Take<reply::Latest>(resume.caller.request)).ok());
+}
+
+// Until then storage was waited for.
+TEST_F(DecidedWithStorage, WhatIsDecidedAtTheDeadlineHasTimeForASecondJournal) {
+  hold_scans = true;
+  Restart();
+  Up(other);
+  session = Hello();
+  const event::SetPolicy policy{From(session), "job", {.keep_last = 3}};
+  Apply(policy);
+  for (int i = 0; i < 10; ++i) Advance(kNanosPerSecond);
+  EXPECT_FALSE(Answered(policy.caller.request));
+  Holds(other);
+  EXPECT_TRUE(AnswerTo(policy.caller.request).ok()) << AnswerTo(policy.caller.request).status();
 }
 
 TEST_F(Decided, ANodeThatBeganEmptyAndHasMetNobodySaysNothing) {
@@ -143,14 +193,40 @@ TEST_F(Decided, APolicyThatDoesNotCountIsNotHeldAndIsAnsweredWithTheOneThatDoes)
   EXPECT_EQ(Told().at(other.rank).number, 0u) << "an answer to that would be answered in turn";
 }
 
+// Its record came only when the session's first step asked whose the job is.
+TEST_F(Decided, ThePolicyThatASessionBringsCountsOverAnOldOne) {
+  const std::string job = AJobOfTheOthers();
+  Who who{.job = job};
+  who.policy = JobPolicy{.keep_last = 10};
+  const SessionId brings = Hello(who);
+  JobRecord old = Empty(job);
+  old.SetPolicy({.keep_last = 2}, other.rank);
+  const event::Create create = CreateOf(brings, PartOf(brings, 1), {{"model", kMiB}});
+  Apply(create);
+  Hear(other, old);
+  KnowsNothingOf(job);
+  EXPECT_TRUE(AnswerTo(create.caller.request).ok()) << AnswerTo(create.caller.request).status();
+  EXPECT_EQ(ToldTo(other, job).policy.keep_last, 10);
+  // Once: what is said later counts.
+  Apply(event::SetPolicy{From(session), job, {.keep_last = 3}});
+  const event::Create next = CreateOf(brings, PartOf(brings, 2), {{"model", kMiB}});
+  Apply(next);
+  EXPECT_EQ(ToldTo(other, job).policy.keep_last, 3);
+}
+
 // A verdict tells no versions.
 TEST_F(Decided, WhoAsksAboutAJobIsToldItsRecordFirst) {
   const event::SetPolicy policy{From(session), "job", {.keep_last = 3}};
   Apply(policy);
   Holds(other);
+  Up(third);
+  Advance(kNanosPerSecond);
+  tells.clear();
+  Apply(event::PeerSaid{third, peer::VerdictWanted{"job"}});
+  EXPECT_EQ(ToldTo(third).policy.keep_last, 3);
   tells.clear();
   Apply(event::PeerSaid{other, peer::VerdictWanted{"job"}});
-  EXPECT_EQ(ToldTo(other).policy.keep_last, 3);
+  EXPECT_FALSE(Told().contains(other.rank)) << "it has it";
 }
 
 // --- what is kept

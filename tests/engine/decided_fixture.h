@@ -98,10 +98,10 @@ class Decided : public EngineTest {
     Apply(resume);
     return resume.caller.request;
   }
-  RequestId Remove(Step step) {
+  RequestId Remove(Step step, const std::string& job = "job") {
     event::Remove remove;
     remove.caller = From(session);
-    remove.ref = {"job", step};
+    remove.ref = {job, step};
     remove.force = true;
     remove.deadline = Soon();
     Apply(remove);

@@ -55,36 +55,6 @@ TEST_F(DecidedWithStorage, SoAreAPolicyAndPersist) {
   EXPECT_TRUE(AnswerTo(persist.caller.request).ok());
 }
 
-TEST_F(Decided, NobodyElseJournalsThePolicyOfAJobThatNobodyOwns) {
-  const std::string job = AJobOfTheOthers();
-  const event::SetPolicy policy{From(Hello({.job = job})), job, {.keep_last = 3}};
-  Apply(policy);
-  KnowsNothingOf(job);
-  EXPECT_TRUE(AnswerTo(policy.caller.request).ok());
-}
-
-// It is the ring's job, on whatever node its owner decides.
-TEST_F(Decided, OfAJobThatIsUnknownHereTheOthersAreAsked) {
-  const std::string job = AJobOfTheOthers();
-  const event::SetPolicy policy{From(session), job, {.keep_last = 3}};
-  Apply(policy);
-  const event::Pin pin{From(session), {job, 1}, true};
-  Apply(pin);
-  event::Remove remove;
-  remove.caller = From(session);
-  remove.ref = {job, 1};
-  remove.deadline = Soon();
-  Apply(remove);
-  for (const auto& caller : {policy.caller, pin.caller, remove.caller}) {
-    EXPECT_FALSE(Answered(caller.request));
-  }
-  EXPECT_TRUE(AskedTheHome(job));
-  KnowsNothingOf(job);
-  for (const auto& caller : {policy.caller, pin.caller, remove.caller}) {
-    EXPECT_EQ(AnswerTo(caller.request).status().code(), absl::StatusCode::kNotFound);
-  }
-}
-
 TEST_F(Decided, AnAnswerToAnEarlierRecordAcknowledgesNothing) {
   const RequestId first = Use(1);
   const uint64_t before = Told().at(other.rank).number;

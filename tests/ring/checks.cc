@@ -166,7 +166,7 @@ void Truth::CheckCopies(const SimNode& node, const CheckpointKey& key, int repli
     int copies = CopiesOf(part, original.digest);
     for (const auto& [at, had] : deaths_) copies += had.contains(part) ? 1 : 0;
     if (copies > replicas) continue;
-    // Who has heard of it has let this one go, and a home that he does not reach may still count it.
+    // A member that heard of a newer safe step may have let this copy go, while a home that it does not reach counts it.
     if (SomethingNewerIsSafe(key, replicas)) return;
     return world_.Fail(absl::StrCat("promise 1: node ", node.id(), " says that ",
                                     part.DebugString(), " has ", replicas, " replicas; there are ",

@@ -164,7 +164,7 @@ void World::Converge() {
     if (!AdvanceTo(clock.now + kSecond)) return;
     truth.CheckAll();
     missing = options.converge ? convergence.Missing() : "";
-    // While they stay they keep mapped what a replica or another job may need.
+    // A trainer that stays keeps memory mapped that a replica or another job may need.
     if (clock.now > patience && !missing.empty()) {
       for (const auto& job : jobs) job->Leave();
     }

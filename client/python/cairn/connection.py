@@ -712,7 +712,7 @@ class Connection:
                     raise
 
     def persist(self, step: int | None = None) -> None:
-        """Asks for storage, whatever the policy; returns at once. `wait(step)` waits for it."""
+        """Asks for storage, whatever the policy, and does not wait for the file: `wait(step)` does."""
         self._session().persist(self.job, _native.NO_STEP if step is None else _step_number(step))
 
     def remove(self, step: int, *, memory_only: bool = False, force: bool = False) -> None:
