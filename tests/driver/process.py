@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 TAIL_LINES = 60
-SHOWN_LAST = 20  # lines of a command that failed, in the summary; of a long reason also so many of its beginning
+SHOWN_LAST = 20  # lines of a failure, in the summary; of a long reason as many of its beginning
 
 
 def say(text: str) -> None:

@@ -68,7 +68,7 @@ def parse_junit(path: Path, prefix: str) -> list[Case]:
 
 
 def reason_of(message: str, text: str) -> str:
-    """The exception's message, then the text: pytest's begins with source code and says last what was raised."""
+    """The exception's message, then the text, of which pytest's begins with source code."""
     message, text = message.strip(), text.strip()
     return text if text.startswith(message) else f"{message}\n{text}".strip()
 
