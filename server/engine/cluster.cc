@@ -134,8 +134,8 @@ void Cluster::Say(const MemberId& from, const peer::Message& message) {
         } else if constexpr (std::is_same_v<Said, peer::VerdictSaid>) {
           Hear(from.rank, said.verdict, said.answers);
         } else if constexpr (std::is_same_v<Said, peer::VerdictWanted>) {
-          decisions_.TellOf(
-              said.job, from.rank);  // first: a verdict does not tell how often a policy was said
+          // First: a verdict does not tell how often a policy was said.
+          decisions_.TellOf(said.job, from.rank);
           home_.Ask(from.rank, said.job, said.question);
         } else if constexpr (std::is_same_v<Said, peer::PlacesWanted>) {
           // Who is not answered asks again.
