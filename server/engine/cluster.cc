@@ -202,7 +202,7 @@ bool Cluster::Run() {
   for (int round = 0; round < kRounds && changed; ++round) {
     copies_.Run(again);
     offers_.Run(again);
-    decisions_.Run(again && whole);
+    decisions_.Run(again, again && whole);
     reporting_.Run(again && whole);
     changed = home_.Run(again);
     verdicts_.Run(again);

@@ -238,7 +238,7 @@ bool Decisions::TellOne(const std::string& name, const std::set<Rank>& others) {
   return other;
 }
 
-void Decisions::Run(bool whole) {
+void Decisions::Run(bool again, bool whole) {
   if (due_.empty() && held_.empty() && came_.empty() && !whole) return;
   std::set<Rank> others;
   for (const auto& [rank, member] : members_.others()) others.insert(rank);
@@ -248,6 +248,16 @@ void Decisions::Run(bool whole) {
   }
   for (auto& [request, held] : held_) {
     if (!held.number.has_value()) Number(&held, just_told, others);
+  }
+  // A message goes with its connection, and so does the word that it was journaled.
+  if (again) {
+    std::set<std::string> awaited;
+    for (const auto& [request, held] : held_) {
+      if (held.answer.has_value() && !MayLeave(held)) awaited.insert(held.job);
+    }
+    for (const std::string& name : awaited) {
+      if (!just_told.contains(name)) TellAll(others, name, told_.at(name));
+    }
   }
   const std::set<Rank> came = std::exchange(came_, {});
   const std::set<Rank>& to = whole ? others : came;

@@ -56,7 +56,8 @@ class Decisions : public RingWatcher {
   void Look(const std::string& job) { due_.insert(job); }
   void On(const MemberId& from, const peer::Record& said);
   void On(const MemberId& from, const peer::RecordHeld& said);
-  void Run(bool whole);
+  // `again`: a second has passed; what calls wait for is told again. `whole`: so is all the rest.
+  void Run(bool again, bool whole);
 
   // Whether a call waits here for what the ring knows of the job.
   void set_awaited(std::function<bool(const std::string&)> call) { awaited_ = std::move(call); }

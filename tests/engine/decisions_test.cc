@@ -74,6 +74,21 @@ TEST_F(Decided, WithoutAnotherLiveMemberOneJournalSuffices) {
   EXPECT_TRUE(StatusOf(Take<reply::Latest>(Use(1))).ok());
 }
 
+// The connection on which it said that it has it broke.
+TEST_F(Decided, WhatACallWaitsForIsToldAgainEverySecond) {
+  const RequestId use = Use(1);
+  for (int i = 0; i < 3; ++i) {
+    tells.clear();
+    Advance(kNanosPerSecond + kNanosPerSecond / 10);
+    EXPECT_TRUE(Told().contains(other.rank));
+  }
+  Holds(other);
+  EXPECT_TRUE(Answered(use));
+  tells.clear();
+  Advance(kNanosPerSecond + kNanosPerSecond / 10);
+  EXPECT_FALSE(Told().contains(other.rank));
+}
+
 TEST_F(Decided, AMemberThatGoesIsNotWaitedFor) {
   Up(third);
   const RequestId use = Use(1);
