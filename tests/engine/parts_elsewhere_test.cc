@@ -288,8 +288,7 @@ TEST_F(SeveralSteps, OfAJobThatAsksForNoReplicasTheNewestIsEnough) {
   EXPECT_FALSE(Holds(1));
 }
 
-// A newer life has begun somewhere, and nobody knows yet from where it goes on. The invariants object to one that is
-// still counted as superseded by what was the newest before.
+// A newer life has begun somewhere, and nobody knows yet from where it goes on.
 TEST_F(SeveralSteps, WhileItsLineHasNoneNothingThatIsCompleteGoes) {
   verdict.asked = 0;
   Hear();
