@@ -315,7 +315,8 @@ std::vector<Definition> MakeDefinitions() {
           "how much of the budget one user may hold; uid 0 and who runs the daemon may hold all"),
       Number(
           "limits.jobs", [](auto& o) -> auto& { return o.node.engine.max_jobs; }, 1, 10'000'000,
-          "jobs in use or in memory at once; those that only storage or other members have do not count"),
+          "jobs in use or in memory at once; those that only storage or other members have do not "
+          "count"),
       Number(
           "limits.leases", [](auto& o) -> auto& { return o.node.engine.max_leases; }, 1,
           100'000'000, "objects that readers hold at once"),
