@@ -18,8 +18,8 @@ struct Session : SessionIdentity {
   SessionId id = 0;
   std::string secret;
   std::string client;
-  std::optional<JobPolicy>
-      policy;          // the job's, once this session saves in it; nullopt: said already, or none
+  // Becomes the job's once this session saves in it; nullopt: it was said already, or there is none.
+  std::optional<JobPolicy> policy;
   bool saves = false;  // it has created something in its attempt
 };
 
@@ -39,7 +39,7 @@ class Sessions {
   void Join(const Session& session, Job* job);  // it is in this job from now on
   void Entered(SessionId session, Attempt attempt);
   void Propose(SessionId session, const JobPolicy& policy);
-  // What it brought along is said of the job, which is owned: once, for whoever says another one later means that.
+  // Says the policy that the session brought along of its job, which is owned. Once: what anybody says later counts.
   void SayPolicy(SessionId session, Job* job);
   // Everything it held is gone: takes it out of its job and forgets it.
   void End(SessionId session);

@@ -71,31 +71,17 @@ TEST_F(Decided, WhatIsLatestIsAskedOfTheOthersWhenTheyWereNotHeardLately) {
 
 // As with a first create.
 TEST_F(Decided, AJobMayBeginAnewWhileAMemberIsSilent) {
-  const std::string job = AJobOfTheOthers();
-  const event::ResumeFrom resume{From(Hello({.job = job})),
-                                 job,
-                                 5,
-                                 kNoStep,
-                                 Soon(),
-                                 /*fence=*/true};
-  Apply(resume);
-  EXPECT_FALSE(Answered(resume.caller.request));
+  const RequestId resume = BeginAnew(AJobOfTheOthers());
+  EXPECT_FALSE(Answered(resume));
   Advance(3 * kNanosPerSecond);
-  EXPECT_TRUE(StatusOf(Take<reply::Latest>(resume.caller.request)).ok());
+  EXPECT_TRUE(StatusOf(Take<reply::Latest>(resume)).ok());
 }
 
 // Storage is asked each time, and must not make it wait for the members anew.
 TEST_F(DecidedWithStorage, AJobMayBeginAnewWhileAMemberIsSilent) {
-  const std::string job = AJobOfTheOthers();
-  const event::ResumeFrom resume{From(Hello({.job = job})),
-                                 job,
-                                 5,
-                                 kNoStep,
-                                 Soon(),
-                                 /*fence=*/true};
-  Apply(resume);
+  const RequestId resume = BeginAnew(AJobOfTheOthers());
   for (int i = 0; i < 3; ++i) Advance(kNanosPerSecond);
-  EXPECT_TRUE(StatusOf(Take<reply::Latest>(resume.caller.request)).ok());
+  EXPECT_TRUE(StatusOf(Take<reply::Latest>(resume)).ok());
 }
 
 // Until then storage was waited for.

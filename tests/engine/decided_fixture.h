@@ -98,6 +98,18 @@ class Decided : public EngineTest {
     Apply(resume);
     return resume.caller.request;
   }
+  // A trainer of a job that is new here goes on from nothing.
+  RequestId BeginAnew(const std::string& job) {
+    event::ResumeFrom resume;
+    resume.caller = From(Hello({.job = job}));
+    resume.job = job;
+    resume.attempt = 5;
+    resume.step = kNoStep;
+    resume.deadline = Soon();
+    resume.fence = true;
+    Apply(resume);
+    return resume.caller.request;
+  }
   RequestId Remove(Step step, const std::string& job = "job") {
     event::Remove remove;
     remove.caller = From(session);
