@@ -12,6 +12,11 @@ namespace {
 // How long a load waits for memory that is on its way back.
 constexpr MonotonicNanos kMemoryPatience = 5 * kNanosPerSecond;
 
+bool ElsewhereInMemory(const Checkpoint* checkpoint) {
+  return checkpoint != nullptr && checkpoint->elsewhere->complete &&
+         checkpoint->elsewhere->in_memory;
+}
+
 }  // namespace
 
 Loads::Loads(Outbox* out, Callers* callers, const Members* members, Jobs* jobs, Parts* parts,
@@ -52,9 +57,7 @@ Fetches::Order Loads::OrderOf(const CheckpointKey& key, const peer::Place& place
 
 bool Loads::Await(const Caller& caller, const Checkpoint& checkpoint, const std::string& name,
                   MonotonicNanos deadline, const Event& event) {
-  if (members_.Alone() || !checkpoint.elsewhere->complete || !checkpoint.elsewhere->in_memory) {
-    return false;
-  }
+  if (members_.Alone() || !ElsewhereInMemory(&checkpoint)) return false;
   const Wanted wanted{checkpoint.key, name};
   if (tried_ != nullptr && *tried_ == wanted) return false;
   if (!callers_.Park(this, caller, checkpoint.key.job, deadline, event)) return true;
@@ -177,6 +180,7 @@ void Loads::Ended(const Fetches::Order& order, const Status& status) {
 // --- for the node itself
 
 void Loads::VerdictChanged(const Job& job) {
+  verdict_changed_ = true;
   const JobVerdictHeard& verdict = *job.verdict;
   if (!verdict.final) return;
   std::set<CheckpointKey> wanted;
@@ -216,7 +220,18 @@ void Loads::Restore(const peer::PlacesSaid& said) {
   if (all) restore_.erase(said.checkpoint);
 }
 
+// The home does not say where a name is that no part it knows has; so nobody would ever say so of a checkpoint that has
+// gone since it was asked for.
+void Loads::ResumeGone() {
+  std::vector<Wanted> gone;
+  for (const auto& [wanted, waiting] : waiting_) {
+    if (!waiting.answered && !ElsewhereInMemory(parts_.Find(wanted.first))) gone.push_back(wanted);
+  }
+  for (const Wanted& wanted : gone) Resume(wanted);
+}
+
 void Loads::Run(bool again) {
+  if (std::exchange(verdict_changed_, false)) ResumeGone();
   TryMemoryAgain(again);
   if (!again) return;
   for (const CheckpointKey& key : restore_) ask_(key, "");

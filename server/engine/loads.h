@@ -75,6 +75,7 @@ class Loads : public Waitlist {
   void Ended(const Fetches::Order& order, const Status& status);
   void Begin(const peer::PlacesSaid& said, Waiting* waiting);
   static void DidNotCome(const Fetches::Order& order, const Status& why, Waiting* waiting);
+  void ResumeGone();
   void TryMemoryAgain(bool again);
   void Resume(const Wanted& wanted);
 
@@ -93,6 +94,7 @@ class Loads : public Waitlist {
   std::set<CheckpointKey> restore_;  // of them, those of which something is still to come
   std::set<PartKey> restoring_;
   uint64_t memory_version_ = 0;
+  bool verdict_changed_ = false;
   const Wanted* tried_ = nullptr;  // the event under way has waited for this already
   Status problem_;                 // and this is why it did not come
   std::vector<reply::PartElsewhere> without_room_;

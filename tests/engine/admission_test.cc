@@ -30,6 +30,9 @@ TEST_F(Admission, WhatAReaderMapsOfARemovedStepIsNotCountedOn) {
   Save(hold, 1, {{"model", 16 * kMiB}});
   const SessionId reader = Hello({.job = "hold", .writer = -1, .attempt = 0});
   ASSERT_TRUE(Open(reader, 1).ok());
+  const auto released = Open(reader, 1);
+  ASSERT_TRUE(released.ok());
+  Release(reader, released->lend.lease, /*closes=*/false);  // so that it is probed
   Die(hold);
   event::Remove remove{From(reader), {"hold", 1}, false, true, Soon()};
   Apply(remove);

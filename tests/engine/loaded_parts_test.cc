@@ -120,6 +120,28 @@ TEST_F(Loaded, OneWaitsForMemoryWhoseReadersAreBeingSeenToGo) {
   ASSERT_NE(Comes(open, 2, 40 * kMiB), 0u);
 }
 
+// The home does not say where a step is that has gone meanwhile: a part that it has not heard of may have the name.
+TEST_F(Loaded, OneThatGoesBeforeTheHomeSaysWhereItIsIsAwaitedNoLonger) {
+  Complete(1);
+  verdict.checkpoints.at({1, 1, 0}).world_size = 1;
+  verdict.latest = CheckpointId{1, 1, 0};
+  Hear();
+  const event::Open one = OpenOf(reader, 1, "model-0"), latest = OpenOf(reader, kNoStep, "model-0");
+  Apply(one);
+  Apply(latest);
+  ASSERT_FALSE(Answered(one.caller.request));
+  ASSERT_FALSE(Answered(latest.caller.request));
+  verdict.checkpoints.clear();
+  Complete(2);
+  verdict.checkpoints.at({2, 1, 0}).world_size = 1;
+  verdict.latest = CheckpointId{2, 1, 0};
+  Hear();
+  EXPECT_THAT(AnswerTo(one.caller.request).status(), Fails(absl::StatusCode::kNotFound, "step: 1"));
+  ASSERT_FALSE(Answered(latest.caller.request));
+  SayWhere(2, "model-0", kMiB);
+  EXPECT_NE(Comes(latest.caller.request, 2, kMiB), 0u) << "the newest by now";
+}
+
 TEST_F(Loaded, NothingComesForOneWhoHasLeftMeanwhile) {
   const LeaseId lease = Comes(Opens(1, 40 * kMiB), 1, 40 * kMiB);
   hold_probes = true;
