@@ -2,9 +2,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -19,6 +21,8 @@ namespace {
 
 // Clients that connect while the daemon restarts wait in this queue.
 constexpr int kBacklog = 1024;
+// A killed keeper's daemon is killed with it (spawn.cc), but listens until the kernel has taken back what it mapped.
+constexpr int kDyingLimitMs = 10'000;
 
 std::string FdChannelPath(const std::string& socket_path) {
   return absl::StrCat(socket_path, ".fd");
@@ -68,6 +72,30 @@ StatusOr<UniqueFd> Lock(const std::string& path) {
   return lock;
 }
 
+// Whether the process that listens at the other end of `socket`, a keeper, has ended: somebody else still has its socket.
+bool ListenerEnded(int socket) {
+  ucred listener = {};
+  socklen_t length = sizeof(listener);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &listener, &length) != 0) return false;
+  if (listener.pid <= 0) return false;  // of another PID namespace
+  const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, listener.pid, 0)));
+  if (!process.valid()) return errno == ESRCH;
+  pollfd ended = {process.get(), POLLIN, 0};
+  return ::poll(&ended, 1, 0) == 1;
+}
+
+// OK once nobody listens there: another program, or a daemon whose lock file was removed, may still do.
+Status AwaitNoListener(const std::string& path, const sockaddr_un& address, int type) {
+  const UniqueFd caller(::socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!caller.valid()) return ErrnoStatus(errno, "socket");
+  if (::connect(caller.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return errno == ECONNREFUSED ? absl::OkStatus() : InUse(path);
+  }
+  if (!ListenerEnded(caller.get())) return InUse(path);
+  pollfd closed = {caller.get(), 0, 0};
+  return ::poll(&closed, 1, kDyingLimitMs) == 1 ? absl::OkStatus() : InUse(path);
+}
+
 // Removes what a dead daemon left at `path`; the caller has the lock.
 Status RemoveStale(const std::string& path, const sockaddr_un& address, int type) {
   struct stat stat = {};
@@ -78,13 +106,7 @@ Status RemoveStale(const std::string& path, const sockaddr_un& address, int type
     return absl::FailedPreconditionError(
         absl::StrCat("socket: ", path, " exists and is not a socket"));
   }
-  // Another program, or a daemon whose lock file was removed, may still listen there.
-  const UniqueFd caller(::socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!caller.valid()) return ErrnoStatus(errno, "socket");
-  if (::connect(caller.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ||
-      errno != ECONNREFUSED) {
-    return InUse(path);
-  }
+  CAIRN_RETURN_IF_ERROR(AwaitNoListener(path, address, type));
   if (::unlink(path.c_str()) != 0) {
     return ErrnoStatus(errno, absl::StrCat("socket: removing ", path));
   }

@@ -3,6 +3,7 @@
 #include "server/keeper/keeper.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -659,6 +660,36 @@ TEST_F(KeeperTest, FilesOfADeadDaemonAreReplaced) {
   client_.Reset();
   ASSERT_EQ(::access(options_.socket_path.c_str(), F_OK), 0);
   StartKeeper();
+  EXPECT_EQ(Tell("restarts"), "0");
+}
+
+// Keeper and daemon are killed at once, and the kernel takes its time with what the daemon mapped.
+TEST_F(KeeperTest, ADaemonThatIsStillDyingIsAwaited) {
+  int dying[2];
+  ASSERT_EQ(::pipe2(dying, O_CLOEXEC), 0);
+  const UniqueFd end_of_daemon(dying[0]);
+  const pid_t killed = ::fork();
+  if (killed == 0) {
+    for (const auto& [path, type] : {std::pair(options_.socket_path, SOCK_STREAM),
+                                     std::pair(options_.socket_path + ".fd", SOCK_SEQPACKET)}) {
+      sockaddr_un address = {};
+      address.sun_family = AF_UNIX;
+      std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+      const int socket = ::socket(AF_UNIX, type | SOCK_CLOEXEC, 0);
+      if (::bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
+          ::listen(socket, 8) != 0) {
+        ::_exit(1);
+      }
+    }
+    if (::fork() == 0) ::usleep(300'000);  // its daemon, which has the sockets, too
+    ::_exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(killed, &status, 0), killed);
+  ASSERT_EQ(status, 0);
+  UniqueFd(dying[1]).Reset();
+  StartKeeper();
+  ASSERT_TRUE(ExitsWithin(end_of_daemon, Seconds(10)));
   EXPECT_EQ(Tell("restarts"), "0");
 }
 
