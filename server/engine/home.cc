@@ -120,6 +120,8 @@ void Home::Ask(Rank who, const std::string& job, uint64_t question) {
   Of& of = Find(job);
   Of::Asked& asked = of.asked[who];
   asked = {out_.now(), std::max(asked.question, question)};
+  // It took nothing from this node until it had met it; what was asked before is lost.
+  if (!of.reported.contains(who)) of.wanted.erase(who);
   due_.insert(job);
 }
 

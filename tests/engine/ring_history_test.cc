@@ -274,6 +274,23 @@ TEST_F(AtHome, AJobThatNobodyHasIsForgotten) {
   EXPECT_EQ(LastSaid<peer::ReportWanted>(other.rank), nullptr) << "nor is anybody asked of it";
 }
 
+// A member takes no message of one that it has not met yet, and says nothing of those it did not take.
+TEST_F(AtHome, AMemberThatAsksIsAskedForItsReportOnceMore) {
+  OtherIsHeard();
+  Apply(event::PeerSaid{other, peer::VerdictWanted{"job", 0}});
+  ASSERT_NE(LastSaid<peer::ReportWanted>(other.rank), nullptr);
+  tells.clear();
+  Apply(event::PeerSaid{other, peer::VerdictWanted{"job", 0}});
+  EXPECT_NE(LastSaid<peer::ReportWanted>(other.rank), nullptr);
+  ReportDelta nothing;
+  nothing.job = "job";
+  nothing.number = 1;
+  Apply(event::PeerSaid{other, peer::Report{nothing}});
+  tells.clear();
+  Apply(event::PeerSaid{other, peer::VerdictWanted{"job", 0}});
+  EXPECT_EQ(LastSaid<peer::ReportWanted>(other.rank), nullptr) << "it has said what it has";
+}
+
 // Under the same name and number.
 TEST_F(AtHome, AJobThatBeginsAnewIsNotJudgedByWhatWasForgotten) {
   LoseTheOther();
