@@ -85,6 +85,12 @@ void Callers::Expire() {
   }
 }
 
+std::set<std::string> Callers::JobsAwaited() const {
+  std::set<std::string> jobs;
+  for (const auto& [request, parked] : parked_) jobs.insert(parked->job);
+  return jobs;
+}
+
 std::set<RequestId> Callers::Of(SessionId session) const {
   const auto at = of_session_.find(session);
   return at == of_session_.end() ? std::set<RequestId>() : at->second;

@@ -73,6 +73,8 @@ class Callers {
   void Expire();
 
   std::set<RequestId> Of(SessionId session) const;
+  // Jobs of which somebody waits for something.
+  std::set<std::string> JobsAwaited() const;
   size_t size() const { return parked_.size(); }
   bool Contains(RequestId request) const { return parked_.contains(request); }
   MonotonicNanos next_deadline() const {

@@ -114,10 +114,13 @@ void Copies::MemberLost(Rank rank) {
 
 void Copies::Ended(const Fetches::Order& order, const Status& status) {
   if (order.role != PartRole::kReplica) return;
-  Of& of = owners_[order.sources.front()];  // who asked for it
+  Of& of = owners_[order.asker];
   of.due = true;
   if (status.ok()) {
     out_.Count("replicas_held");
+    of.held.insert(
+        order
+            .part);  // also of one that is not wanted any more: its owner hears of it and releases it
   } else if (!absl::IsCancelled(status)) {
     // A source that is away or has let the part go, or bytes that a bad link spoils, are tried again, and nobody
     // gives up for them.
@@ -140,6 +143,7 @@ Fetches::Order Copies::OrderOf(Rank owner, const peer::Want& want) {
   order.gid = want.owner_gid;
   order.role = PartRole::kReplica;
   order.owner = want.owner == kNoRank ? owner : want.owner;
+  order.asker = owner;
   order.sources = {owner};
   order.what_for = action::FetchFor::kReplica;
   return order;

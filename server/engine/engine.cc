@@ -169,7 +169,8 @@ class Engine::Impl {
     } else if constexpr (requires { event.ref; }) {
       return event.ref.step != kNoStep && describing_.Resolve(job, event.ref).ok();
     } else if constexpr (std::is_same_v<E, event::ResumeFrom>) {
-      return event.step == kNoStep || standing_.At(job, event.step) != nullptr;
+      // Without `fence` it waits for who still saves, and that only a fresh verdict tells.
+      return event.fence && (event.step == kNoStep || standing_.At(job, event.step) != nullptr);
     }
     return true;
   }

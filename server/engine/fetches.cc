@@ -168,17 +168,21 @@ SlabRecord* Fetches::TakeReady(const Order& order) {
 }
 
 // Somebody else wants it, too. Of two reasons the one that keeps it longer counts.
-void Fetches::Join(const Order& order) {
-  From(order.part, order.sources);
+Status Fetches::Join(const Order& order) {
   const auto keeping = keeping_.find(order.part);
   const auto under_way = by_part_.find(order.part);
-  Order* known = keeping != keeping_.end() ? &keeping->second : nullptr;
-  if (under_way != by_part_.end()) {
-    Fetch& fetch = fetches_.at(under_way->second);
-    fetch.joined |= order.what_for != fetch.order.what_for;
-    known = &fetch.order;
+  Fetch* const fetch = under_way == by_part_.end() ? nullptr : &fetches_.at(under_way->second);
+  Order* const known = fetch == nullptr ? &keeping->second : &fetch->order;
+  if (!known->digest.empty() && !order.digest.empty() && known->digest != order.digest) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(order.part.DebugString(), " is being fetched with other content"));
   }
-  if (known == nullptr || order.role >= known->role) return;
+  if (fetch != nullptr) {
+    fetch->joined |= order.what_for != fetch->order.what_for;
+    AddSources(under_way->second, order.sources);
+  }
+  if (order.role == PartRole::kReplica) known->asker = order.asker;
+  if (order.role >= known->role) return absl::OkStatus();
   known->role = order.role;
   known->owner = order.owner;
   const bool replica = order.role == PartRole::kReplica;
@@ -188,6 +192,7 @@ void Fetches::Join(const Order& order) {
     part->source.Edit() = {order.role, order.owner};
     CountReplica(*part, replica);
   }
+  return absl::OkStatus();
 }
 
 void Fetches::Become(Part* part, PartRole role, Rank owner) {
@@ -220,10 +225,7 @@ void Fetches::CountReplica(const Part& part, bool is) {
 }
 
 Status Fetches::Start(const Order& order) {
-  if (by_part_.contains(order.part) || keeping_.contains(order.part)) {
-    Join(order);
-    return absl::OkStatus();
-  }
+  if (by_part_.contains(order.part) || keeping_.contains(order.part)) return Join(order);
   CAIRN_RETURN_IF_ERROR(CheckAdmits(order));
   CAIRN_RETURN_IF_ERROR(CheckPlace(order));
   const uint64_t bytes = SlabBytesOf(order);
@@ -280,13 +282,15 @@ bool Fetches::SlabMade(SlabId slab, const Status& status) {
   return true;
 }
 
-void Fetches::From(const PartKey& part, const std::vector<Rank>& sources) {
-  const auto at = by_part_.find(part);
-  if (at == by_part_.end()) return;
-  Fetch& fetch = fetches_.at(at->second);
-  if (fetch.order.sources == sources) return;
-  fetch.order.sources = sources;
-  if (fetch.running) out_.Do(action::FetchFrom{at->second, sources});
+// One that does not have it is left out by who reads.
+void Fetches::AddSources(uint64_t id, const std::vector<Rank>& sources) {
+  Fetch& fetch = fetches_.at(id);
+  std::vector<Rank>& known = fetch.order.sources;
+  const size_t before = known.size();
+  for (const Rank rank : sources) {
+    if (std::find(known.begin(), known.end(), rank) == known.end()) known.push_back(rank);
+  }
+  if (known.size() > before && fetch.running) out_.Do(action::FetchFrom{id, known});
 }
 
 void Fetches::Cancel(const PartKey& part) {

@@ -44,6 +44,7 @@ class Fetches {
     uint32_t uid = 0, gid = 0;    // the job's owner
     PartRole role = PartRole::kReplica;
     Rank owner = kNoRank;
+    Rank asker = kNoRank;  // of a replica: the member that wants it kept here
     std::vector<Rank> sources;
     action::FetchFor what_for = action::FetchFor::kReplica;
     uint64_t journal_bytes = 0;  // set aside for it, while it is on its way
@@ -71,7 +72,6 @@ class Fetches {
   void TellAborted();
   bool any_aborted() const { return !aborted_.empty(); }
   uint64_t DoneBytes(const PartKey& part) const;  // of one under way
-  void From(const PartKey& part, const std::vector<Rank>& sources);
   void Cancel(const PartKey& part);
   // The part is here, all of it, and outlives the daemon.
   static bool Holds(const Part& part);
@@ -112,7 +112,8 @@ class Fetches {
   static SlabOwner OwnerOf(const Order& order) { return {order.uid, order.part.checkpoint.job}; }
   static uint64_t JournalCostOf(const Order& order);
   void ReleaseJournal(Order* order);
-  void Join(const Order& order);
+  Status Join(const Order& order);
+  void AddSources(uint64_t id, const std::vector<Rank>& sources);
   Status CheckPlace(const Order& order) const;
   Status CheckNames(const PartKey& of, const PartTable& table) const;
   static uint64_t SlabBytesOf(const Order& order);

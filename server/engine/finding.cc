@@ -1,6 +1,7 @@
 #include "server/engine/finding.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 #include <variant>
 
@@ -303,6 +304,18 @@ void Finding::On(const event::Wait& event) {
   }
 }
 
+// A step that is not the newest, nor the target, is copied no more once a later one has its replicas.
+bool Finding::PassedOver(const Checkpoint& checkpoint) const {
+  const Job& job = *checkpoint.job;
+  const JobVerdictHeard& verdict = *job.verdict;
+  const CheckpointId id = checkpoint.Id();
+  if (!verdict.protect.has_value() || verdict.target == id) return false;
+  const auto place = [](const CheckpointId& of) {
+    return std::tuple(of.attempt, of.step, of.revision);
+  };
+  return place(*verdict.protect) > place(id) && standing_.Newest(job) != &checkpoint;
+}
+
 std::optional<StatusOr<Body>> Finding::Evaluate(const event::Wait& wait) const {
   const Job& job = *jobs_.Find(wait.ref.job);
   const int replicas = cluster_->members().ReplicasOf(job.owner->policy);
@@ -317,6 +330,12 @@ std::optional<StatusOr<Body>> Finding::Evaluate(const event::Wait& wait) const {
   if (files.unconfirmed && wait.level == Level::kPersisted) return std::nullopt;
   if (!checkpoint->Obtainable()) return StatusOr<Body>(NoGoodCopy(*checkpoint));
   if (wait.level == Level::kReplicated && checkpoint->elsewhere->replicas < replicas) {
+    if (PassedOver(*checkpoint)) {
+      return StatusOr<Body>(
+          NeverReached("level: REPLICATED can never be reached: ", checkpoint->key.DebugString(),
+                       " was superseded before its turn, and step ", job.verdict->protect->step,
+                       " has its replicas"));
+    }
     const std::string refusal = cluster_->RefusalOf(job);
     if (refusal.empty()) return std::nullopt;
     return StatusOr<Body>(NeverReached("level: REPLICATED cannot be reached now: ", refusal));

@@ -12,6 +12,12 @@ namespace {
 // How long a load waits for memory that is on its way back.
 constexpr MonotonicNanos kMemoryPatience = 5 * kNanosPerSecond;
 
+// Some part of it lies in nobody's memory: it is read from storage, by who opens it.
+bool OnlyStored(const Checkpoint* checkpoint) {
+  return checkpoint != nullptr && checkpoint->elsewhere->stored &&
+         !checkpoint->elsewhere->in_memory;
+}
+
 bool ElsewhereInMemory(const Checkpoint* checkpoint) {
   return checkpoint != nullptr && checkpoint->elsewhere->complete &&
          checkpoint->elsewhere->in_memory;
@@ -185,7 +191,9 @@ void Loads::VerdictChanged(const Job& job) {
   if (!verdict.final) return;
   std::set<CheckpointKey> wanted;
   for (const auto& id : {verdict.target, verdict.protect, verdict.latest}) {
-    if (id.has_value()) wanted.insert({job.name, id->step, id->attempt, id->revision});
+    if (!id.has_value()) continue;
+    const CheckpointKey key{job.name, id->step, id->attempt, id->revision};
+    if (!OnlyStored(parts_.Find(key))) wanted.insert(key);
   }
   // The first verdict that knows of something: who has it may have been away until now.
   if (!wanted.empty() && restored_.insert(job.name).second) {
@@ -234,6 +242,10 @@ void Loads::Run(bool again) {
   if (std::exchange(verdict_changed_, false)) ResumeGone();
   TryMemoryAgain(again);
   if (!again) return;
+  std::erase_if(restored_, [this](const std::string& job) { return jobs_.Find(job) == nullptr; });
+  std::erase_if(restore_, [this](const CheckpointKey& key) {
+    return jobs_.Find(key.job) == nullptr || OnlyStored(parts_.Find(key));
+  });
   for (const CheckpointKey& key : restore_) ask_(key, "");
   for (const auto& [wanted, waiting] : waiting_) {
     if (!waiting.answered) Ask(wanted);

@@ -47,6 +47,7 @@ void Verdicts::Take(Rank home, const JobVerdict& verdict, uint64_t answers) {
   heard.final = verdict.final && !doubtful;
   heard.at = out_.now();
   heard.latest = verdict.latest;
+  const std::optional<CheckpointId> protected_before = heard.protect, target_before = heard.target;
   // One that was protected and lacks a copy just now, for a member is silent, is given up for nothing older.
   const bool still_there =
       heard.protect.has_value() && CheckpointOf(*job, *heard.protect) != nullptr;
@@ -62,6 +63,8 @@ void Verdicts::Take(Rank home, const JobVerdict& verdict, uint64_t answers) {
     heard.saving = std::move(saving);
     ++heard.saving_changes;
   }
+  if (heard.protect != protected_before || heard.target != target_before)
+    standing_.CheckWaits(*job);
   if (job->attempts->newest() > newest) newer_attempt_(job);
   const bool storage_known = !options_.storage || job->scan->Known();
   if (heard.final && storage_known && !Attempts::OriginsKnown(*job)) {
@@ -137,6 +140,16 @@ void Verdicts::TakeCheckpoints(Job* job, const JobVerdict& verdict) {
     parts_.EraseIfEmpty(checkpoint);
   }
   if (told_[job->name].empty()) told_.erase(job->name);
+}
+
+// A home tells who has something of a job, and who asked lately: of one that has gone everywhere since, a node that only
+// heard of it is told nothing.
+void Verdicts::AskOfUnheard() {
+  std::erase_if(told_, [this](const auto& told) { return jobs_.Find(told.first) == nullptr; });
+  for (const auto& [name, told] : told_) {
+    const Job& job = *jobs_.Find(name);
+    if (out_.now() - job.verdict->at > kUnheard) AskHome(name);
+  }
 }
 
 void Verdicts::Set(Checkpoint* checkpoint, const Elsewhere& elsewhere) {
@@ -230,12 +243,24 @@ void Verdicts::Resume(const std::string& job) {
   }
 }
 
+// Something that was saved here answers what only the members could answer before.
+void Verdicts::ResumeAnswerable() {
+  std::vector<std::string> answerable;
+  for (const auto& [name, waiting] : waiting_) {
+    const Job* job = jobs_.Find(name);
+    if (job != nullptr && LivesHere(*job)) answerable.push_back(name);
+  }
+  for (const std::string& job : answerable) Resume(job);
+}
+
 void Verdicts::Follow(const std::string& job) {
   if (!members_.Alone() && followed_.insert(job).second) AskHome(job);
 }
 
 void Verdicts::Run(bool again) {
   if (again) {
+    AskOfUnheard();
+    ResumeAnswerable();
     for (auto* waited : {&news_, &without_}) {
       std::erase_if(*waited,
                     [this](const auto& at) { return at.second + kRemembered < out_.now(); });
@@ -252,6 +277,11 @@ void Verdicts::Run(bool again) {
   std::set<std::string> names = followed_;
   for (const auto& [name, waiting] : waiting_) names.insert(name);
   for (const auto& [name, question] : in_doubt_) names.insert(name);
+  // Whatever else a caller waits for, the members may bring it about, or know that it never comes.
+  for (const std::string& name : callers_.JobsAwaited()) {
+    const Job* job = jobs_.Find(name);
+    if (job == nullptr || 2 * (out_.now() - job->verdict->at) > kFresh) names.insert(name);
+  }
   for (const std::string& name : names) AskHome(name);
 }
 
@@ -272,10 +302,11 @@ void Verdicts::TimeUp(const Parked& parked) {
     return;
   }
   const Job* job = jobs_.Find(parked.job);
-  const Status missing = job == nullptr ? absl::OkStatus() : Missing(*job);
-  callers_.Answer(parked.request, missing.ok()
-                                      ? absl::UnavailableError("the ring did not answer in time")
-                                      : missing);
+  const Status missing =
+      job == nullptr ? absl::UnavailableError("the ring did not answer in time") : Missing(*job);
+  if (!missing.ok()) return callers_.Answer(parked.request, missing);
+  const std::unique_ptr<Parked> taken = callers_.Unpark(parked.request);
+  again_(taken->event);
 }
 
 }  // namespace cairn::engine

@@ -25,6 +25,8 @@ class Verdicts : public Waitlist, public RingWatcher {
   static constexpr MonotonicNanos kBeginPatience = 2 * kNanosPerSecond;
   // A call that has waited long enough does not wait again when it comes anew within this time.
   static constexpr MonotonicNanos kRemembered = 120 * kNanosPerSecond;
+  // Of a job whose home has told nothing for so long it is asked whether there is such a job.
+  static constexpr MonotonicNanos kUnheard = 600 * kNanosPerSecond;
 
   // `again` handles a parked event once more.
   Verdicts(const Options& options, Outbox* out, Callers* callers, const Members* members,
@@ -83,6 +85,8 @@ class Verdicts : public Waitlist, public RingWatcher {
 
  private:
   void TakeCheckpoints(Job* job, const JobVerdict& verdict);
+  void AskOfUnheard();
+  void ResumeAnswerable();
   void Set(Checkpoint* checkpoint, const Elsewhere& elsewhere);
   void Resume(const std::string& job);
 

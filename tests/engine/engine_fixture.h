@@ -294,7 +294,7 @@ class EngineTest : public testing::Test {
   void Do(action::Tell& a) { tells.push_back(std::move(a)); }
   void Do(action::BecomeLife& a) { lives.push_back(std::move(a.self)); }
   void Do(action::Fetch& a) { fetches.push_back(std::move(a)); }
-  void Do(action::FetchFrom&) {}
+  void Do(action::FetchFrom& a) { fetches_from.push_back(a); }
   void Do(action::CancelFetch& a) { cancelled_fetches.push_back(a.fetch); }
   void Do(action::RevokeGrant& a) { revoked.push_back(a.grant); }
   void Do(action::ReadLineNumbers& a) {
@@ -599,6 +599,7 @@ class EngineTest : public testing::Test {
   std::vector<action::MakeSlab> makes;
   std::vector<SlabId> hurried, destroyed;
   std::vector<action::ProbeSlab> probes;
+  std::vector<action::FetchFrom> fetches_from;
   std::vector<event::ManifestWritten> held_manifests;
   std::vector<action::Verify> verifies;
   std::vector<action::Persist> persists;

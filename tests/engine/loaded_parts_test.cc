@@ -142,6 +142,23 @@ TEST_F(Loaded, OneThatGoesBeforeTheHomeSaysWhereItIsIsAwaitedNoLonger) {
   EXPECT_NE(Comes(latest.caller.request, 2, kMiB), 0u) << "the newest by now";
 }
 
+// A node that has nothing of the job hears of it only while somebody there waits to hear.
+TEST_F(Loaded, OneThatWentLongAfterThisNodeHeardOfItIsAwaitedNoLonger) {
+  Complete(1);
+  verdict.checkpoints.at({1, 1, 0}).world_size = 1;
+  Hear();
+  Advance(31 * kNanosPerSecond);
+  tells.clear();
+  const event::Open open = OpenOf(reader, 1, "model-0");
+  Apply(open);
+  Advance(kNanosPerSecond);
+  ASSERT_NE(LastSaid<peer::VerdictWanted>(other.rank), nullptr);
+  verdict.checkpoints.clear();
+  Hear();
+  EXPECT_THAT(AnswerTo(open.caller.request).status(),
+              Fails(absl::StatusCode::kNotFound, "step: 1"));
+}
+
 TEST_F(Loaded, NothingComesForOneWhoHasLeftMeanwhile) {
   const LeaseId lease = Comes(Opens(1, 40 * kMiB), 1, 40 * kMiB);
   hold_probes = true;
@@ -187,6 +204,27 @@ TEST_F(Loaded, OneThatItsSourceHasNoMoreIsUnavailable) {
                        ""});
   EXPECT_THAT(AnswerTo(open).status(),
               Fails(absl::StatusCode::kUnavailable, "not in this node's memory"));
+}
+
+// Somebody loads it, too, so that it comes all the same; the owner is told of it and lets it go.
+TEST_F(Loaded, AReplicaThatIsNotWantedAnyMoreWhenItComesIsSaidToBeHere) {
+  const PartKey part{{"job", 1, 1, 0}, 0};
+  const RequestId open = Opens(1, kMiB);
+  ASSERT_EQ(fetches.size(), 1u);
+  const action::Fetch fetch = fetches[0];
+  const Manifest manifest = ManifestOf(part, 1, kMiB);
+  Want(manifest, part, kMiB);
+  Wants({});
+  hold_manifests = true;
+  Bring(fetch, manifest);
+  EXPECT_FALSE(Answered(open));
+  hold_manifests = false;
+  FinishManifest();
+  Advance(kNanosPerSecond);
+  EXPECT_TRUE(AnswerTo(open).ok());
+  const peer::Have* said = SaidOf(part);
+  ASSERT_NE(said, nullptr);
+  EXPECT_EQ(said->state, peer::HaveState::kHeld);
 }
 
 // It is a replica, too, and newer ones are safe before the journal has the record of it.

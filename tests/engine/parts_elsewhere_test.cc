@@ -9,6 +9,76 @@ using testing::Contains;
 using testing::ElementsAre;
 constexpr uint64_t kPart = 40 * kMiB;  // of one writer: the budget holds one of them
 
+// --- what is only heard of
+
+// Somebody asked about it here, and the home told.
+TEST_F(PartsElsewhere, AJobOfOthersIsForgottenOnceTheyHaveForgottenIt) {
+  const SessionId reader = Hello({.writer = -1, .world_size = 0});
+  OneWriterCompletes(1);
+  Hear();
+  Die(reader);
+  ASSERT_THAT(engine->JobNames(), Contains("job"));
+  const auto pass = [&](int minutes) {
+    for (int i = 0; i < 2 * minutes; ++i) {
+      Apply(event::Exchanged{other.rank, other});
+      Advance(30 * kNanosPerSecond);
+    }
+  };
+  tells.clear();
+  pass(9);
+  EXPECT_EQ(LastSaid<peer::VerdictWanted>(other.rank), nullptr);
+  pass(2);
+  EXPECT_NE(LastSaid<peer::VerdictWanted>(other.rank), nullptr) << "nobody told of it any more";
+  Hear();
+  pass(25);
+  EXPECT_THAT(engine->JobNames(), Contains("job")) << "the others have it";
+  verdict.checkpoints.clear();
+  verdict.latest = verdict.target = std::nullopt;
+  Hear();
+  pass(25);
+  EXPECT_TRUE(engine->JobNames().empty());
+}
+
+// It is read from there by who opens it, part by part.
+TEST_F(PartsElsewhere, WhatOnlyStorageHasWholeIsNotAskedForEachSecond) {
+  OneOfTwo(2);
+  Complete(1);
+  CheckpointVerdict& said = verdict.checkpoints.at({1, 1, 0});
+  said.in_memory = false;
+  said.stored = true;
+  verdict.latest = CheckpointId{1, 1, 0};
+  Hear();
+  said.in_memory = true;
+  Hear();
+  EXPECT_NE(LastSaid<peer::PlacesWanted>(other.rank), nullptr) << "some of it was away";
+  said.in_memory = false;
+  for (int i = 0; i < 5; ++i) {
+    tells.clear();
+    Hear();
+    Advance(kNanosPerSecond);
+  }
+  EXPECT_EQ(LastSaid<peer::PlacesWanted>(other.rank), nullptr);
+}
+
+// The other member is silent, and was never lost.
+TEST_F(PartsElsewhere, WhatIsSavedHereAnswersWhoWaitedForTheMembers) {
+  const SessionId writer = Hello();
+  Hear();
+  const event::Create create = CreateOf(writer, PartOf(writer, 1), {{"model", kMiB}});
+  Apply(create);
+  ASSERT_TRUE(AnswerTo(create.caller.request).ok());
+  Apply(event::Exchanged{other.rank, std::nullopt});
+  Advance(5 * kNanosPerSecond);
+  const event::Latest latest{From(writer), "job", Soon()};
+  Apply(latest);
+  EXPECT_FALSE(Answered(latest.caller.request));
+  ASSERT_TRUE(Commit(writer, PartOf(writer, 1), {{"model", kMiB}}).ok());
+  Advance(kNanosPerSecond);
+  const auto answer = Take<reply::Latest>(latest.caller.request);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->key.step, 1);
+}
+
 // --- memory
 
 TEST_F(PartsElsewhere, AFencedStepStaysWhileItMayBeCompleteWithTheOthers) {
@@ -128,6 +198,19 @@ TEST_F(SeveralSteps, TheProtectedOneAndTheTargetStayWhateverIsNewer) {
   verdict.target = CheckpointId{2, 1, 0};
   Hear();
   EXPECT_THAT(LeftAfterAnother(), ElementsAre(1, 2, 4));
+}
+
+TEST_F(SeveralSteps, WhoWaitsForReplicasOfOneThatWasPassedOverIsTold) {
+  Hear();
+  const RequestId wait = Wait(writer, 2, Level::kReplicated);
+  const RequestId newest = Wait(writer, 4, Level::kReplicated);
+  EXPECT_FALSE(Answered(wait));
+  Complete(3, /*replicas=*/1);
+  verdict.protect = verdict.target = CheckpointId{3, 1, 0};
+  Hear();
+  EXPECT_THAT(AnswerTo(wait).status(), Fails(absl::StatusCode::kFailedPrecondition,
+                                             "superseded before its turn, and step 3"));
+  EXPECT_FALSE(Answered(newest));
 }
 
 TEST_F(SeveralSteps, WhatAProtectedOneSupersedesGoesFirst) {

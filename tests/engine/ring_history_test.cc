@@ -44,6 +44,25 @@ TEST_F(AmongFour, WhoHasALostOwnersPartSeesToItThatThereAreCopies) {
   EXPECT_EQ(offered->wants[0].owner, 0) << "it stays that member's";
 }
 
+// Somebody here loads the part, and then its owner wants it kept here.
+TEST_F(AmongFour, AWantTakesNoSourceFromALoad) {
+  const Manifest manifest = ManifestOf({{"job", 1, 1, 0}, 0}, 1, kMiB);
+  const SessionId reader = Hello({.writer = -1, .world_size = 0});
+  const JobVerdict verdict = CompleteUpTo(1);
+  Hear(verdict, {0, 1, 3});
+  fetches.clear();
+  Apply(OpenOf(reader, 1, "model-0"));
+  peer::PlacesSaid places{manifest.Checkpoint(), "model-0", {}};
+  places.places.push_back({0, DigestOf(manifest), 1, manifest.TotalBytes(), 0, {0, 1}});
+  Apply(event::PeerSaid{Of(0), places});
+  ASSERT_EQ(fetches.size(), 1u);
+  ASSERT_THAT(fetches[0].sources, testing::ElementsAre(0, 1));
+  Wants(0, {WantOf(manifest)});
+  Wants(3, {WantOf(manifest)});
+  ASSERT_FALSE(fetches_from.empty());
+  EXPECT_THAT(fetches_from.back().sources, testing::ElementsAre(0, 1, 3));
+}
+
 // Where that first backup cannot read, the part would be written by nobody.
 class AmongFourWithStorage : public AmongFour {
  protected:

@@ -303,6 +303,11 @@ class SuccessionInARing : public Succession {
     }
     return saving;
   }
+  bool AsksTheOther() const {
+    return std::any_of(tells.begin(), tells.end(), [](const action::Tell& tell) {
+      return std::holds_alternative<peer::VerdictWanted>(tell.message);
+    });
+  }
   // The home goes on saying what it said.
   void Passes(MonotonicNanos time) {
     for (; time > 0; time -= kNanosPerSecond) {
@@ -321,6 +326,39 @@ TEST_F(SuccessionInARing, ANewerAttemptWaitsForProcessesOnOtherMembersAndNamesTh
   Passes(6 * kNanosPerSecond);
   EXPECT_THAT(AnswerOf(create), Fails(absl::StatusCode::kFailedPrecondition,
                                       absl::StrCat("pid 41, 42 on rank ", other.rank)));
+}
+
+// A node that has nothing of the job hears of it only while somebody there waits to hear.
+TEST_F(SuccessionInARing, TheMembersAreAskedForAsLongAsItWaits) {
+  const SessionId heir = Hello({.attempt = 6});
+  SavesThere({{5, "", -1, {41}}});
+  const event::Create create = AskedOf(heir, 2, 100 * kNanosPerSecond);
+  Passes(30 * kNanosPerSecond);
+  tells.clear();
+  Advance(kNanosPerSecond);
+  Advance(kNanosPerSecond);
+  EXPECT_TRUE(AsksTheOther());
+  EXPECT_FALSE(Answered(create.caller.request));
+}
+
+TEST_F(SuccessionInARing, AResumeAsksWhoSavesThoughItsStepIsKnown) {
+  const SessionId copy = Hello({.attempt = 6});
+  CheckpointVerdict& said = verdict.checkpoints[{1, 5, 0}];
+  said.world_size = 1;
+  said.complete = said.in_memory = true;
+  verdict.latest = CheckpointId{1, 5, 0};
+  verdict.owned = true;
+  verdict.owner_uid = verdict.owner_gid = 1000;
+  SavesThere({{5, "", -1, {41}}});
+  Advance(40 * kNanosPerSecond);
+  tells.clear();
+  const event::ResumeFrom resume{From(copy), "job", 6, 1, Soon()};
+  Apply(resume);
+  EXPECT_TRUE(AsksTheOther());
+  EXPECT_FALSE(Answered(resume.caller.request));
+  Passes(12 * kNanosPerSecond);
+  EXPECT_THAT(AnswerTo(resume.caller.request).status(),
+              Fails(absl::StatusCode::kFailedPrecondition, "pid 41"));
 }
 
 TEST_F(SuccessionInARing, ItGoesOnWhenTheyHaveEnded) {
