@@ -243,9 +243,8 @@ void Loads::Run(bool again) {
   TryMemoryAgain(again);
   if (!again) return;
   std::erase_if(restored_, [this](const std::string& job) { return jobs_.Find(job) == nullptr; });
-  std::erase_if(restore_, [this](const CheckpointKey& key) {
-    return jobs_.Find(key.job) == nullptr || OnlyStored(parts_.Find(key));
-  });
+  std::erase_if(restore_,
+                [this](const CheckpointKey& key) { return jobs_.Find(key.job) == nullptr; });
   for (const CheckpointKey& key : restore_) ask_(key, "");
   for (const auto& [wanted, waiting] : waiting_) {
     if (!waiting.answered) Ask(wanted);
