@@ -1,6 +1,6 @@
 file(READ "${INPUT}" text)
 file(WRITE "${OUTPUT}" "namespace cairn::catalog {
-extern const char kSqliteSchema1[];
-const char kSqliteSchema1[] = R\"SCHEMA(${text})SCHEMA\";
+extern const char ${NAME}[];
+const char ${NAME}[] = R\"SCHEMA(${text})SCHEMA\";
 }  // namespace cairn::catalog
 ")

@@ -1,19 +1,25 @@
--- The index of what exists, for a cluster. Same shape as sql/sqlite/0001_initial.sql; forward only.
--- Keys are VARBINARY: the default collation would hold "Run" and "run", "a" and "a " for one key.
+-- The index of what exists in a cluster, for MySQL 8 and MariaDB 10.6 or newer. Forward only: a later version adds
+-- 0002_*.sql, never edits this file. Each statement ends with a semicolon at the end of a line.
+-- Every key begins with the cluster, so that clusters may share a database. Keys are VARBINARY: the default collations
+-- hold "Run" and "run", "a" and "a " for one key.
 -- `sequence` orders the versions of one row; an upsert wins only with a greater one.
+-- A statement of these commits by itself, so a schema may be half made: the next one who opens it makes the rest, and
+-- the version comes last.
 
-CREATE TABLE schema_version (version INT NOT NULL) ENGINE = InnoDB;
-INSERT INTO schema_version VALUES (1);
+CREATE TABLE IF NOT EXISTS schema_version (version INT NOT NULL PRIMARY KEY) ENGINE = InnoDB;
 
-CREATE TABLE nodes (
-  node_rank   INT            NOT NULL PRIMARY KEY,
+CREATE TABLE IF NOT EXISTS nodes (
+  cluster     VARBINARY(64)  NOT NULL,
+  node_rank   INT            NOT NULL,
   address     VARBINARY(255) NOT NULL,
   incarnation BIGINT         NOT NULL,
-  sequence    BIGINT         NOT NULL
+  sequence    BIGINT         NOT NULL,
+  PRIMARY KEY (cluster, node_rank)
 ) ENGINE = InnoDB;
 
-CREATE TABLE jobs (
-  job          VARBINARY(128) NOT NULL PRIMARY KEY,
+CREATE TABLE IF NOT EXISTS jobs (
+  cluster      VARBINARY(64)  NOT NULL,
+  job          VARBINARY(128) NOT NULL,
   owner_uid    INT UNSIGNED   NOT NULL,
   owner_gid    INT UNSIGNED   NOT NULL,
   persist_mode TINYINT        NOT NULL,
@@ -21,19 +27,22 @@ CREATE TABLE jobs (
   keep_last    BIGINT         NOT NULL,
   keep_every   BIGINT         NOT NULL,
   readers      TINYINT        NOT NULL,
-  sequence     BIGINT         NOT NULL
+  sequence     BIGINT         NOT NULL,
+  PRIMARY KEY (cluster, job)
 ) ENGINE = InnoDB;
 
-CREATE TABLE attempts (
+CREATE TABLE IF NOT EXISTS attempts (
+  cluster       VARBINARY(64)  NOT NULL,
   job           VARBINARY(128) NOT NULL,
   attempt       BIGINT         NOT NULL,
   comes_from    BIGINT         NOT NULL,
   began_unix_ms BIGINT         NOT NULL,
   sequence      BIGINT         NOT NULL,
-  PRIMARY KEY (job, attempt)
+  PRIMARY KEY (cluster, job, attempt)
 ) ENGINE = InnoDB;
 
-CREATE TABLE parts (
+CREATE TABLE IF NOT EXISTS parts (
+  cluster    VARBINARY(64)   NOT NULL,
   job        VARBINARY(128)  NOT NULL,
   step       BIGINT          NOT NULL,
   attempt    BIGINT          NOT NULL,
@@ -49,10 +58,11 @@ CREATE TABLE parts (
   removed    TINYINT         NOT NULL,
   holders    VARBINARY(1024) NOT NULL,
   sequence   BIGINT          NOT NULL,
-  PRIMARY KEY (job, step, attempt, revision, writer)
+  PRIMARY KEY (cluster, job, step, attempt, revision, writer)
 ) ENGINE = InnoDB;
 
-CREATE TABLE steps (
+CREATE TABLE IF NOT EXISTS steps (
+  cluster           VARBINARY(64)  NOT NULL,
   job               VARBINARY(128) NOT NULL,
   step              BIGINT         NOT NULL,
   attempt           BIGINT         NOT NULL,
@@ -63,5 +73,8 @@ CREATE TABLE steps (
   persisted         TINYINT        NOT NULL,
   removed           TINYINT        NOT NULL,
   sequence          BIGINT         NOT NULL,
-  PRIMARY KEY (job, step, attempt, revision)
+  PRIMARY KEY (cluster, job, step, attempt, revision),
+  KEY removals (cluster, job, removed, sequence)
 ) ENGINE = InnoDB;
+
+INSERT IGNORE INTO schema_version VALUES (1);

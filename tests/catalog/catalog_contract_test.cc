@@ -9,10 +9,16 @@
 #include "server/catalog/catalog.h"
 #include "tests/catalog/faulty_catalog.h"
 #include "tests/catalog/memory_catalog.h"
+#ifdef CAIRN_CONTRACT_OF_MYSQL
+#include "tests/catalog/mysql_factory.h"
+#endif
 
 namespace cairn::catalog {
 namespace {
 
+#ifdef CAIRN_CONTRACT_OF_MYSQL
+using Factories = ::testing::Types<MysqlFactory>;
+#else
 struct SqliteFactory {
   SqliteFactory() {
     std::string pattern = std::filesystem::temp_directory_path() / "cairn-catalog-XXXXXX";
@@ -41,6 +47,8 @@ struct FaultlessFactory {
   }
   MemoryFactory inner;
 };
+using Factories = ::testing::Types<SqliteFactory, MemoryFactory, FaultlessFactory>;
+#endif
 
 template <typename Factory>
 class CatalogContract : public ::testing::Test {
@@ -53,7 +61,6 @@ class CatalogContract : public ::testing::Test {
     catalog_ = factory_.Open();
   }
 };
-using Factories = ::testing::Types<SqliteFactory, MemoryFactory, FaultlessFactory>;
 TYPED_TEST_SUITE(CatalogContract, Factories);
 
 StepRow CompleteStep(const std::string& job, Step step, int64_t sequence) {
@@ -211,6 +218,32 @@ TYPED_TEST(CatalogContract, JobsThatDifferInCaseOrSpaceAreDifferent) {
                            JobRow{.job = "run ", .sequence = 1}})
                   .ok());
   EXPECT_EQ(this->catalog_->Jobs()->size(), 3u);
+}
+
+TYPED_TEST(CatalogContract, EveryByteOfAKeyAndOfAValueComesBack) {
+  std::string bytes;
+  for (int byte = 0; byte < 120; ++byte) bytes += static_cast<char>(byte * 2 + byte % 2);
+  PartRow part{.part = {{bytes, 5, 7, 0}, 1}, .holders = bytes, .sequence = 1};
+  ASSERT_TRUE(this->catalog_->Apply({JobRow{.job = bytes, .sequence = 1}, part}).ok());
+  EXPECT_EQ(this->catalog_->Jobs()->front(), bytes);
+  const auto parts = this->catalog_->Parts(part.part.checkpoint);
+  ASSERT_EQ(parts->size(), 1u);
+  EXPECT_EQ(parts->front().holders, bytes);
+}
+
+// Two versions of a row in one batch, and more rows than one statement takes.
+TYPED_TEST(CatalogContract, ALargeBatchIsWrittenWhole) {
+  std::vector<Row> rows;
+  for (int writer = 0; writer < 700; ++writer) {
+    rows.push_back(PartRow{
+        .part = {{"run", 5, 7, 0}, writer}, .bytes = 1, .sequence = int64_t{writer} * 2 + 2});
+    rows.push_back(PartRow{
+        .part = {{"run", 5, 7, 0}, writer}, .bytes = 2, .sequence = int64_t{writer} * 2 + 1});
+  }
+  ASSERT_TRUE(this->catalog_->Apply(rows).ok());
+  const auto parts = this->catalog_->Parts({"run", 5, 7, 0});
+  ASSERT_EQ(parts->size(), 700u);
+  for (const PartRow& part : *parts) EXPECT_EQ(part.bytes, 1u) << part.part.writer;
 }
 
 // R24: values are bound, never pasted.

@@ -1,0 +1,79 @@
+#include "server/catalog/mysql_schema.h"
+
+#include <set>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "server/catalog/mysql_session.h"
+
+namespace cairn::catalog {
+
+extern const char kMysqlSchema1[];
+
+namespace {
+
+constexpr int64_t kSchemaVersion = 1;
+
+Status WrongDatabase(const MysqlOptions& options, absl::string_view why) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("catalog.mysql.database: \"", options.database, "\" ", why));
+}
+
+StatusOr<std::set<std::string>> TablesIn(MysqlSession* session, const std::string& database) {
+  std::set<std::string> tables;
+  CAIRN_RETURN_IF_ERROR(
+      session->Query("SELECT table_name FROM information_schema.tables WHERE table_schema=?",
+                     {database}, [&](const MysqlColumns& row) { tables.insert(row.Bytes(0)); }));
+  return tables;
+}
+
+// 0: it has none yet, or half of one.
+StatusOr<int64_t> VersionIn(MysqlSession* session, const MysqlOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const std::set<std::string> tables, TablesIn(session, options.database));
+  if (!tables.contains("schema_version")) {
+    if (tables.empty()) return 0;
+    return WrongDatabase(options, absl::StrCat("is of something else: it has the table ",
+                                               *tables.begin(), ", and no schema_version"));
+  }
+  int64_t version = 0;
+  CAIRN_RETURN_IF_ERROR(session->Query("SELECT COALESCE(MAX(version), 0) FROM schema_version", {},
+                                       [&](const MysqlColumns& row) { version = row.Int(0); }));
+  return version;
+}
+
+Status MakeSchema(MysqlSession* session) {
+  for (absl::string_view statement : absl::StrSplit(kMysqlSchema1, ";\n")) {
+    std::string sql;
+    for (absl::string_view line : absl::StrSplit(statement, '\n')) {
+      if (!absl::StartsWith(line, "--")) absl::StrAppend(&sql, line, "\n");
+    }
+    if (absl::StripAsciiWhitespace(sql).empty()) continue;
+    CAIRN_RETURN_IF_ERROR(session->Execute(std::string(absl::StripAsciiWhitespace(sql))));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Status EnsureMysqlSchema(const MysqlOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const auto session, MysqlSession::Connect(options));
+  CAIRN_ASSIGN_OR_RETURN(int64_t version, VersionIn(session.get(), options));
+  if (version == 0) {
+    // One at a time. The lock goes with the connection.
+    int64_t locked = 0;
+    CAIRN_RETURN_IF_ERROR(session->Query("SELECT GET_LOCK('cairn.schema', ?)",
+                                         {int64_t{options.call_timeout_s}},
+                                         [&](const MysqlColumns& row) { locked = row.Int(0); }));
+    if (locked != 1) return absl::UnavailableError("mysql: another node is making the schema");
+    CAIRN_RETURN_IF_ERROR(MakeSchema(session.get()));
+    CAIRN_ASSIGN_OR_RETURN(version, VersionIn(session.get(), options));
+  }
+  if (version == kSchemaVersion) return absl::OkStatus();
+  return WrongDatabase(
+      options, absl::StrCat("has schema version ", version, ", this build knows ", kSchemaVersion));
+}
+
+}  // namespace cairn::catalog

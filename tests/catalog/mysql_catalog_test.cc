@@ -1,0 +1,352 @@
+// What is MySQL's own: its schema, its users, and a server that is killed, stopped or read-only (R21).
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+#include <openssl/x509v3.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/catalog/mysql_factory.h"
+
+namespace cairn::catalog {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Writes a key, and a certificate that is its own authority and names a server "localhost".
+void WriteCertificate(const std::string& certificate_path, const std::string& key_path) {
+  EVP_PKEY* const key = EVP_EC_gen("P-256");
+  X509* const certificate = X509_new();
+  X509_set_version(certificate, 2);
+  ASN1_INTEGER_set(X509_get_serialNumber(certificate), 1);
+  X509_gmtime_adj(X509_getm_notBefore(certificate), -3600);
+  X509_gmtime_adj(X509_getm_notAfter(certificate), 3600);
+  X509_set_pubkey(certificate, key);
+  X509_NAME* const name = X509_get_subject_name(certificate);
+  X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC,
+                             reinterpret_cast<const unsigned char*>("localhost"), -1, -1, 0);
+  X509_set_issuer_name(certificate, name);
+  for (const auto& [kind, value] : {std::pair(NID_basic_constraints, "critical,CA:TRUE"),
+                                    std::pair(NID_subject_alt_name, "DNS:localhost")}) {
+    X509_EXTENSION* const extension = X509V3_EXT_conf_nid(nullptr, nullptr, kind, value);
+    X509_add_ext(certificate, extension, -1);
+    X509_EXTENSION_free(extension);
+  }
+  X509_sign(certificate, key, EVP_sha256());
+  FILE* file = std::fopen(certificate_path.c_str(), "w");
+  PEM_write_X509(file, certificate);
+  std::fclose(file);
+  file = std::fopen(key_path.c_str(), "w");
+  PEM_write_PrivateKey(file, key, nullptr, nullptr, 0, nullptr, nullptr);
+  std::fclose(file);
+  X509_free(certificate);
+  EVP_PKEY_free(key);
+}
+
+int FreePort() {
+  const int probe = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  EXPECT_EQ(::bind(probe, reinterpret_cast<sockaddr*>(&address), length), 0);
+  EXPECT_EQ(::getsockname(probe, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  ::close(probe);
+  return ntohs(address.sin_port);
+}
+
+class MysqlCatalogTest : public ::testing::Test {
+ protected:
+  StatusOr<std::unique_ptr<Catalog>> Open() { return OpenMysqlCatalog(options_); }
+  void Run(const std::string& sql) { server_.Run(sql, options_.database); }
+  std::string Ask(const std::string& sql) { return server_.Ask(sql, options_.database); }
+  // Until it succeeds, or 20 s have passed.
+  static Status Again(const std::function<Status()>& call) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    Status status = call();
+    while (!status.ok() && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      status = call();
+    }
+    return status;
+  }
+  static PartRow PartOf(int writer, int64_t sequence) {
+    return {.part = {{"run", 5, 7, 0}, writer}, .world_size = 64, .sequence = sequence};
+  }
+
+  testing::MariaDb& server_ = TheMariaDb();
+  MysqlOptions options_ = server_.MakeDatabase();
+};
+
+// --- the schema
+
+TEST_F(MysqlCatalogTest, ASchemaThatIsHalfMadeIsFinished) {
+  Run("CREATE TABLE schema_version (version INT NOT NULL PRIMARY KEY) ENGINE = InnoDB");
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok()) << catalog.status();
+  EXPECT_TRUE((*catalog)->Apply({JobRow{.job = "run", .sequence = 1}}).ok());
+  EXPECT_EQ(Ask("SELECT version FROM schema_version"), "1");
+}
+
+TEST_F(MysqlCatalogTest, ManyMayMakeItAtOnce) {
+  std::vector<std::thread> threads;
+  std::atomic<int> opened = 0;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      const auto catalog = Open();
+      EXPECT_TRUE(catalog.ok()) << catalog.status();
+      opened += catalog.ok() ? 1 : 0;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(opened, 4);
+}
+
+TEST_F(MysqlCatalogTest, AnotherVersionIsRefused) {
+  ASSERT_TRUE(Open().ok());
+  Run("INSERT INTO schema_version VALUES (2)");
+  const Status refused = Open().status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+  EXPECT_THAT(refused.message(), HasSubstr("has schema version 2, this build knows 1"));
+}
+
+TEST_F(MysqlCatalogTest, ADatabaseOfSomethingElseIsLeftAlone) {
+  Run("CREATE TABLE notes (text BLOB)");
+  const Status refused = Open().status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+  EXPECT_THAT(refused.message(), HasSubstr("the table notes"));
+  EXPECT_EQ(Ask("SELECT COUNT(*) FROM information_schema.tables WHERE table_schema=DATABASE()"),
+            "1");
+}
+
+TEST_F(MysqlCatalogTest, ADefaultCollationDoesNotMatter) {
+  Run(absl::StrCat("ALTER DATABASE ", options_.database, " COLLATE utf8mb4_general_ci"));
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok()) << catalog.status();
+  ASSERT_TRUE((*catalog)
+                  ->Apply({JobRow{.job = "Run", .sequence = 1}, JobRow{.job = "run", .sequence = 1},
+                           JobRow{.job = "run ", .sequence = 1}})
+                  .ok());
+  EXPECT_EQ((*catalog)->Jobs()->size(), 3u);
+}
+
+TEST_F(MysqlCatalogTest, TwoClustersInOneDatabaseDoNotMeet) {
+  const auto first = Open();
+  options_.cluster = "another";
+  const auto second = Open();
+  ASSERT_TRUE(first.ok() && second.ok());
+  StepRow gone{.checkpoint = {"run", 5, 7, 0}, .removed = true, .sequence = 9};
+  ASSERT_TRUE(
+      (*first)->Apply({JobRow{.job = "run", .owner_uid = 1, .sequence = 1}, PartOf(0, 1)}).ok());
+  ASSERT_TRUE((*second)->Apply({JobRow{.job = "run", .owner_uid = 2, .sequence = 9}, gone}).ok());
+  EXPECT_EQ((*(*first)->Job("run"))->owner_uid, 1u);
+  EXPECT_FALSE((*first)->Parts({"run", 5, 7, 0})->at(0).removed);
+  EXPECT_EQ(*(*first)->NewestSequence(), 1);
+  EXPECT_EQ((*first)->Present("run", {"run", kNoStep, 0, 0}, 9)->size(), 1u);
+  EXPECT_TRUE((*second)->Present("run", {"run", kNoStep, 0, 0}, 9)->empty());
+}
+
+// --- rights
+
+TEST_F(MysqlCatalogTest, ARefusalSaysWhatIsMissing) {
+  MysqlOptions wrong = options_;
+  wrong.password = "another";
+  const Status password = OpenMysqlCatalog(wrong).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(password)) << password;
+  EXPECT_THAT(password.message(), ::testing::Not(HasSubstr("another")));
+  wrong = options_;
+  wrong.database = "nowhere";
+  EXPECT_FALSE(OpenMysqlCatalog(wrong).ok());
+  server_.Run(absl::StrCat("REVOKE CREATE ON ", options_.database, ".* FROM ", options_.user,
+                           "@localhost"));
+  const Status create = Open().status();
+  EXPECT_TRUE(absl::IsPermissionDenied(create)) << create;
+  EXPECT_THAT(create.message(), HasSubstr("CREATE"));
+}
+
+// What docs/operations.md tells an administrator to grant, once the tables are there.
+TEST_F(MysqlCatalogTest, ItNeedsNoMoreThanFourRights) {
+  ASSERT_TRUE(Open().ok());
+  server_.Run(
+      absl::StrCat("REVOKE ALL ON ", options_.database, ".* FROM ", options_.user, "@localhost"));
+  server_.Run(absl::StrCat("GRANT SELECT, INSERT, UPDATE, DELETE ON ", options_.database, ".* TO ",
+                           options_.user, "@localhost"));
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok()) << catalog.status();
+  const StepRow gone{.checkpoint = {"run", 5, 7, 0}, .removed = true, .sequence = 3};
+  EXPECT_TRUE((*catalog)->Apply({JobRow{.job = "run", .sequence = 1}, PartOf(0, 2), gone}).ok());
+}
+
+TEST_F(MysqlCatalogTest, AUserWhoMayOnlyReadIsToldSo) {
+  ASSERT_TRUE(Open().ok());
+  server_.Run(
+      absl::StrCat("REVOKE ALL ON ", options_.database, ".* FROM ", options_.user, "@localhost"));
+  server_.Run(
+      absl::StrCat("GRANT SELECT ON ", options_.database, ".* TO ", options_.user, "@localhost"));
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok()) << catalog.status();
+  const Status denied = (*catalog)->Apply({PartOf(0, 1)});
+  EXPECT_TRUE(absl::IsPermissionDenied(denied)) << denied;
+  EXPECT_THAT(denied.message(), HasSubstr("INSERT"));
+  EXPECT_TRUE((*catalog)->Jobs().ok());
+}
+
+TEST_F(MysqlCatalogTest, OptionsAreChecked) {
+  const auto refuses = [this](auto change, const std::string& field) {
+    MysqlOptions options = options_;
+    change(&options);
+    const Status status = OpenMysqlCatalog(options).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(status.message(), HasSubstr(field));
+  };
+  refuses([](MysqlOptions* o) { o->cluster = ""; }, "ring.cluster");
+  refuses([](MysqlOptions* o) { o->cluster = std::string(65, 'c'); }, "ring.cluster");
+  refuses([](MysqlOptions* o) { o->host = "somewhere"; }, "host");
+  refuses([](MysqlOptions* o) { o->socket = ""; }, "host");
+  refuses([](MysqlOptions* o) { o->port = 70000; }, "port");
+  refuses([](MysqlOptions* o) { o->database = ""; }, "database");
+  refuses([](MysqlOptions* o) { o->user = ""; }, "user");
+}
+
+// What does not fit is an error, and nothing of the batch is there.
+TEST_F(MysqlCatalogTest, NothingIsCutToFit) {
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok());
+  PartRow part = PartOf(0, 1);
+  part.holders = std::string(2000, '1');
+  EXPECT_FALSE((*catalog)->Apply({JobRow{.job = "run", .sequence = 1}, part}).ok());
+  EXPECT_TRUE((*catalog)->Jobs()->empty());
+}
+
+// --- TLS
+
+TEST_F(MysqlCatalogTest, WithAnAuthorityOnlyAServerThatItKnowsIsSpokenTo) {
+  const std::string right = server_.folder() + "/right.pem", key = server_.folder() + "/right.key";
+  const std::string wrong = server_.folder() + "/wrong.pem";
+  WriteCertificate(wrong, server_.folder() + "/wrong.key");
+  WriteCertificate(right, key);
+  options_.host = "localhost";
+  options_.port = FreePort();
+  options_.socket = "";
+  server_.Kill();
+  const std::vector<std::string> over_tcp = {"--skip-networking=0", "--bind-address=127.0.0.1",
+                                             absl::StrCat("--port=", options_.port)};
+  server_.Start(over_tcp);
+  EXPECT_TRUE(Open().ok()) << "without TLS";
+  options_.tls_ca = right;
+  EXPECT_FALSE(Open().ok()) << "the server has none";
+  server_.Kill();
+  std::vector<std::string> with_tls = over_tcp;
+  with_tls.push_back("--ssl-cert=" + right);
+  with_tls.push_back("--ssl-key=" + key);
+  server_.Start(with_tls);
+  server_.Run(absl::StrCat("ALTER USER ", options_.user, "@localhost REQUIRE SSL"));
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok()) << catalog.status();
+  EXPECT_TRUE((*catalog)->Apply({PartOf(0, 1)}).ok());
+  options_.tls_ca = wrong;
+  EXPECT_FALSE(Open().ok()) << "signed by nobody it knows";
+  options_.tls_ca = right;
+  options_.host = "127.0.0.1";
+  EXPECT_FALSE(Open().ok()) << "the certificate names another host";
+  server_.Kill();
+  server_.Start();
+}
+
+// --- two who write at once
+
+TEST_F(MysqlCatalogTest, WhoWritesTheSameRowsInAnyOrderWaitsOrIsTriedAgain) {
+  constexpr int kThreads = 4, kBatches = 20, kRows = 40;
+  { ASSERT_TRUE(Open().ok()); }
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      const auto catalog = Open();
+      ASSERT_TRUE(catalog.ok()) << catalog.status();
+      for (int batch = 0; batch < kBatches; ++batch) {
+        std::vector<Row> rows;
+        for (int i = 0; i < kRows; ++i) {
+          rows.push_back(PartOf((i * 7 + thread * 13) % kRows, batch * kThreads + thread + 1));
+        }
+        rows.push_back(StepRow{.checkpoint = {"run", 5, 7, 0},
+                               .world_size = 64,
+                               .removed = batch % 2 == 1,
+                               .sequence = batch * kThreads + thread + 1});
+        const Status status = Again([&] { return (*catalog)->Apply(rows); });
+        EXPECT_TRUE(status.ok()) << status;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto catalog = Open();
+  const auto parts = (*catalog)->Parts({"run", 5, 7, 0});
+  ASSERT_EQ(parts->size(), static_cast<size_t>(kRows));
+  for (const PartRow& part : *parts) EXPECT_EQ(part.sequence, kThreads * kBatches);
+}
+
+// --- R21: a server that is away
+
+TEST_F(MysqlCatalogTest, AServerThatIsKilledAndComesBackIsWrittenToAgain) {
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok());
+  ASSERT_TRUE((*catalog)->Apply({PartOf(0, 1)}).ok());
+  server_.Kill();
+  EXPECT_TRUE(absl::IsUnavailable((*catalog)->Apply({PartOf(1, 2)})));
+  EXPECT_TRUE(absl::IsUnavailable((*catalog)->Jobs().status()));
+  EXPECT_TRUE(absl::IsUnavailable(Open().status()));
+  server_.Start();
+  const Status status = Again([&] { return (*catalog)->Apply({PartOf(1, 2)}); });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ((*catalog)->Parts({"run", 5, 7, 0})->size(), 2u) << "what was committed is there";
+}
+
+TEST_F(MysqlCatalogTest, AServerThatStandsStillHoldsNobodyUpForLong) {
+  options_.call_timeout_s = 1;
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok());
+  ASSERT_TRUE((*catalog)->Apply({PartOf(0, 1)}).ok());
+  server_.Pause(true);
+  const auto begun = std::chrono::steady_clock::now();
+  const Status status = (*catalog)->Apply({PartOf(1, 2)});
+  const auto took = std::chrono::steady_clock::now() - begun;
+  server_.Pause(false);
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_LT(took, std::chrono::seconds(15));
+  const Status again = Again([&] { return (*catalog)->Apply({PartOf(1, 2)}); });
+  EXPECT_TRUE(again.ok()) << again;
+}
+
+TEST_F(MysqlCatalogTest, AConnectionThatBrokeUnusedIsMadeAnewUnnoticed) {
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok());
+  ASSERT_TRUE((*catalog)->Apply({PartOf(0, 1)}).ok());
+  ASSERT_TRUE((*catalog)->Jobs().ok());
+  server_.Run(absl::StrCat("KILL USER ", options_.user));
+  EXPECT_TRUE((*catalog)->Apply({PartOf(1, 2)}).ok());
+  EXPECT_TRUE((*catalog)->Jobs().ok());
+}
+
+TEST_F(MysqlCatalogTest, AReadOnlyServerIsAskedAgainLater) {
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok());
+  server_.Run("SET GLOBAL read_only = 1");
+  const Status status = (*catalog)->Apply({PartOf(0, 1)});
+  server_.Run("SET GLOBAL read_only = 0");
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_TRUE((*catalog)->Apply({PartOf(0, 1)}).ok());
+}
+
+}  // namespace
+}  // namespace cairn::catalog
