@@ -7,6 +7,7 @@
 #include <cppconn/resultset.h>
 #include <cppconn/statement.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -156,10 +157,11 @@ StatusOr<std::unique_ptr<MysqlSession>> MysqlSession::Connect(const MysqlOptions
     return absl::InternalError(absl::StrCat("mysql: connecting: ", e.what()));
   }
   std::unique_ptr<MysqlSession> session(new MysqlSession(std::move(connection)));
-  // Bytes are bytes; what does not fit is an error; a lock is waited for no longer than a statement may take.
+  // Bytes are bytes; what does not fit is an error; a lock is waited for less long than a statement may take.
   for (const std::string& setting :
        {std::string("SET NAMES binary"), std::string("SET SESSION sql_mode = 'STRICT_ALL_TABLES'"),
-        absl::StrCat("SET SESSION innodb_lock_wait_timeout = ", options.call_timeout_s),
+        absl::StrCat("SET SESSION innodb_lock_wait_timeout = ",
+                     std::max(1, options.call_timeout_s / 2)),
         std::string("SET SESSION autocommit = 1")}) {
     CAIRN_RETURN_IF_ERROR(session->Execute(setting));
   }

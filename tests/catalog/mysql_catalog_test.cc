@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/catalog/mysql_session.h"
 #include "tests/catalog/mysql_factory.h"
 
 namespace cairn::catalog {
@@ -284,7 +285,7 @@ TEST_F(MysqlCatalogTest, WhoWritesTheSameRowsInAnyOrderWaitsOrIsTriedAgain) {
                                .world_size = 64,
                                .removed = batch % 2 == 1,
                                .sequence = batch * kThreads + thread + 1});
-        const Status status = Again([&] { return (*catalog)->Apply(rows); });
+        const Status status = (*catalog)->Apply(rows);
         EXPECT_TRUE(status.ok()) << status;
       }
     });
@@ -294,6 +295,25 @@ TEST_F(MysqlCatalogTest, WhoWritesTheSameRowsInAnyOrderWaitsOrIsTriedAgain) {
   const auto parts = (*catalog)->Parts({"run", 5, 7, 0});
   ASSERT_EQ(parts->size(), static_cast<size_t>(kRows));
   for (const PartRow& part : *parts) EXPECT_EQ(part.sequence, kThreads * kBatches);
+}
+
+TEST_F(MysqlCatalogTest, ARowThatSomebodyLocksForAWhileIsTriedAgain) {
+  options_.call_timeout_s = 3;  // and a lock is waited for one second
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok());
+  ASSERT_TRUE((*catalog)->Apply({PartOf(0, 1)}).ok());
+  const auto other = MysqlSession::Connect(options_);
+  ASSERT_TRUE(other.ok()) << other.status();
+  ASSERT_TRUE((*other)->Execute("START TRANSACTION").ok());
+  ASSERT_TRUE((*other)->Execute("UPDATE parts SET bytes = 9").ok());
+  std::thread ends([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    EXPECT_TRUE((*other)->Execute("COMMIT").ok());
+  });
+  const Status status = (*catalog)->Apply({PartOf(0, 2), PartOf(1, 2)});
+  ends.join();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ((*catalog)->Parts({"run", 5, 7, 0})->size(), 2u);
 }
 
 // --- R21: a server that is away
