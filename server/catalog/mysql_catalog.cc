@@ -348,7 +348,8 @@ class MysqlCatalog final : public Catalog {
           session->Run(absl::StrCat("DELETE FROM parts WHERE ", kOfCheckpoint, " AND removed=1"),
                        Of(cluster_, key)));
       CAIRN_RETURN_IF_ERROR(
-          session->Run(absl::StrCat("DELETE FROM steps WHERE ", kOfCheckpoint), Of(cluster_, key)));
+          session->Run(absl::StrCat("DELETE FROM steps WHERE ", kOfCheckpoint, " AND removed=1"),
+                       Of(cluster_, key)));
     }
     return absl::OkStatus();
   }

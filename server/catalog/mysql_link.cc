@@ -11,8 +11,9 @@ Status MysqlLink::With(const std::function<Status(MysqlSession*)>& use) {
   MutexLock lock(&mu_);
   const bool used_before = session_ != nullptr && !session_->broken();
   CAIRN_RETURN_IF_ERROR(Connect());
+  const uint64_t succeeded = session_->succeeded();
   Status status = use(session_.get());
-  if (!session_->broken() || !used_before) return status;
+  if (!session_->broken() || !used_before || session_->succeeded() > succeeded) return status;
   CAIRN_RETURN_IF_ERROR(Connect());
   return use(session_.get());
 }

@@ -1,5 +1,6 @@
 #include "server/catalog/mysql_schema.h"
 
+#include <algorithm>
 #include <set>
 #include <string>
 
@@ -65,10 +66,12 @@ Status EnsureMysqlSchema(const MysqlOptions& options) {
     // One at a time. The lock goes with the connection.
     int64_t locked = 0;
     CAIRN_RETURN_IF_ERROR(session->Query("SELECT GET_LOCK('cairn.schema', ?)",
-                                         {int64_t{options.call_timeout_s}},
+                                         {int64_t{std::max(1, options.call_timeout_s / 2)}},
                                          [&](const MysqlColumns& row) { locked = row.Int(0); }));
     if (locked != 1) return absl::UnavailableError("mysql: another node is making the schema");
-    CAIRN_RETURN_IF_ERROR(MakeSchema(session.get()));
+    // Another one may have made it meanwhile.
+    CAIRN_ASSIGN_OR_RETURN(version, VersionIn(session.get(), options));
+    if (version == 0) CAIRN_RETURN_IF_ERROR(MakeSchema(session.get()));
     CAIRN_ASSIGN_OR_RETURN(version, VersionIn(session.get(), options));
   }
   if (version == kSchemaVersion) return absl::OkStatus();

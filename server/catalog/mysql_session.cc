@@ -57,6 +57,20 @@ bool Passes(int code) {
   }
 }
 
+// What this server will not do, another one behind the same address may.
+bool Leaves(int code) {
+  switch (code) {
+    case 1053:  // shutdown in progress
+    case 1290:  // --read-only
+    case 1792:  // in a read-only transaction
+    case 1836:  // in read-only mode
+    case 1927:  // connection was killed
+      return true;
+    default:
+      return false;
+  }
+}
+
 bool MayNot(int code) {
   switch (code) {
     case 1044:  // access to the database
@@ -150,7 +164,9 @@ StatusOr<std::unique_ptr<MysqlSession>> MysqlSession::Connect(const MysqlOptions
   }
   std::unique_ptr<sql::Connection> connection;
   try {
-    connection.reset(get_driver_instance()->connect(map));
+    // Its first call is not thread-safe.
+    static sql::Driver* const driver = get_driver_instance();
+    connection.reset(driver->connect(map));
   } catch (const sql::SQLException& e) {
     return StatusOf(e, "connecting");
   } catch (const std::exception& e) {
@@ -158,10 +174,11 @@ StatusOr<std::unique_ptr<MysqlSession>> MysqlSession::Connect(const MysqlOptions
   }
   std::unique_ptr<MysqlSession> session(new MysqlSession(std::move(connection)));
   // Bytes are bytes; what does not fit is an error; a lock is waited for less long than a statement may take.
+  const int lock_s = std::max(1, options.call_timeout_s / 2);
   for (const std::string& setting :
        {std::string("SET NAMES binary"), std::string("SET SESSION sql_mode = 'STRICT_ALL_TABLES'"),
-        absl::StrCat("SET SESSION innodb_lock_wait_timeout = ",
-                     std::max(1, options.call_timeout_s / 2)),
+        absl::StrCat("SET SESSION innodb_lock_wait_timeout = ", lock_s),
+        absl::StrCat("SET SESSION lock_wait_timeout = ", lock_s),
         std::string("SET SESSION autocommit = 1")}) {
     CAIRN_RETURN_IF_ERROR(session->Execute(setting));
   }
@@ -172,11 +189,12 @@ Status MysqlSession::Guard(absl::string_view what, const std::function<void()>& 
   given_up_ = false;
   try {
     call();
+    ++succeeded_;
     return absl::OkStatus();
   } catch (const sql::SQLException& e) {
     const int code = e.getErrorCode();
     given_up_ = GaveUp(code);
-    broken_ = broken_ || code == 0 || OfConnection(code) || code == 1053 || code == 1927;
+    broken_ = broken_ || code == 0 || OfConnection(code) || Leaves(code);
     return StatusOf(e, what);
   } catch (const std::exception& e) {
     broken_ = true;  // what the connector's own state is now nobody knows

@@ -54,6 +54,8 @@ class MysqlSession {
   Status Query(const std::string& sql, const std::vector<MysqlValue>& values,
                const std::function<void(const MysqlColumns&)>& row);
 
+  // How many of its calls have succeeded.
+  uint64_t succeeded() const { return succeeded_; }
   // Whether the connection is of no use any more.
   bool broken() const { return broken_; }
   // Whether the last call ended because the server gave its transaction up for another one's sake: the same
@@ -68,6 +70,7 @@ class MysqlSession {
 
   std::unique_ptr<sql::Connection> connection_;
   std::map<std::string, std::unique_ptr<sql::PreparedStatement>> statements_;
+  uint64_t succeeded_ = 0;
   bool broken_ = false;
   bool given_up_ = false;
 };

@@ -61,9 +61,15 @@ void Copies::On(const MemberId& from, const peer::ReleaseList& list) {
   Of& of = owners_[from.rank];
   for (const peer::Release& release : list.releases) {
     Part* part = parts_.Find(release.part);
-    if (part == nullptr || part->source->role == PartRole::kOwn || !MayRelease(from.rank, *part) ||
-        part->content->digest != release.digest) {
+    const bool is_meant = part != nullptr && part->source->role != PartRole::kOwn &&
+                          part->content->digest == release.digest;
+    if (!is_meant || !MayRelease(from.rank, *part)) {
       of.due |= of.held.erase(release.part) > 0;
+      // It came for one that stood in for its owner, which is back by now.
+      if (is_meant && part->source->role == PartRole::kReplica) {
+        Of& its = owners_[part->source->owner];
+        its.due |= its.held.insert(release.part).second;
+      }
       continue;
     }
     // A home may count it as one of the copies, and a backup that holds it may just have died: it makes way.

@@ -331,10 +331,9 @@ std::optional<StatusOr<Body>> Finding::Evaluate(const event::Wait& wait) const {
   if (!checkpoint->Obtainable()) return StatusOr<Body>(NoGoodCopy(*checkpoint));
   if (wait.level == Level::kReplicated && checkpoint->elsewhere->replicas < replicas) {
     if (PassedOver(*checkpoint)) {
-      return StatusOr<Body>(
-          NeverReached("level: REPLICATED can never be reached: ", checkpoint->key.DebugString(),
-                       " was superseded before its turn, and step ", job.verdict->protect->step,
-                       " has its replicas"));
+      return StatusOr<Body>(NeverReached(
+          "level: REPLICATED can never be reached: ", checkpoint->key.DebugString(),
+          " is superseded by step ", job.verdict->protect->step, ", which has its replicas"));
     }
     const std::string refusal = cluster_->RefusalOf(job);
     if (refusal.empty()) return std::nullopt;

@@ -186,25 +186,32 @@ void Loads::Ended(const Fetches::Order& order, const Status& status) {
 // --- for the node itself
 
 void Loads::VerdictChanged(const Job& job) {
-  verdict_changed_ = true;
   const JobVerdictHeard& verdict = *job.verdict;
   if (!verdict.final) return;
+  verdict_changed_ = true;
   std::set<CheckpointKey> wanted;
   for (const auto& id : {verdict.target, verdict.protect, verdict.latest}) {
-    if (!id.has_value()) continue;
-    const CheckpointKey key{job.name, id->step, id->attempt, id->revision};
-    if (!OnlyStored(parts_.Find(key))) wanted.insert(key);
+    if (id.has_value()) wanted.insert({job.name, id->step, id->attempt, id->revision});
   }
   // The first verdict that knows of something: who has it may have been away until now.
   if (!wanted.empty() && restored_.insert(job.name).second) {
     restore_.insert(wanted.begin(), wanted.end());
-    for (const CheckpointKey& key : wanted) ask_(key, "");
+    for (const CheckpointKey& key : wanted) AskToRestore(key);
     return;
   }
   // What others have gone beyond need not come back any more.
   std::erase_if(restore_, [&](const CheckpointKey& key) {
     return key.job == job.name && !wanted.contains(key);
   });
+}
+
+// Who has the rest of it may be cut off and come back.
+void Loads::AskToRestore(const CheckpointKey& key) {
+  if (!OnlyStored(parts_.Find(key))) ask_(key, "");
+}
+
+bool Loads::Restoring(const CheckpointKey& key) const {
+  return restore_.contains(key) && !OnlyStored(parts_.Find(key));
 }
 
 // What cannot come now, for want of a source or of memory, is asked for again.
@@ -229,11 +236,13 @@ void Loads::Restore(const peer::PlacesSaid& said) {
 }
 
 // The home does not say where a name is that no part it knows has; so nobody would ever say so of a checkpoint that has
-// gone since it was asked for.
+// gone since it was asked for. That it has, only a home that has heard everybody knows.
 void Loads::ResumeGone() {
   std::vector<Wanted> gone;
   for (const auto& [wanted, waiting] : waiting_) {
-    if (!waiting.answered && !ElsewhereInMemory(parts_.Find(wanted.first))) gone.push_back(wanted);
+    const Job* job = jobs_.Find(wanted.first.job);
+    if (waiting.answered || (job != nullptr && !job->verdict->final)) continue;
+    if (!ElsewhereInMemory(parts_.Find(wanted.first))) gone.push_back(wanted);
   }
   for (const Wanted& wanted : gone) Resume(wanted);
 }
@@ -245,7 +254,7 @@ void Loads::Run(bool again) {
   std::erase_if(restored_, [this](const std::string& job) { return jobs_.Find(job) == nullptr; });
   std::erase_if(restore_,
                 [this](const CheckpointKey& key) { return jobs_.Find(key.job) == nullptr; });
-  for (const CheckpointKey& key : restore_) ask_(key, "");
+  for (const CheckpointKey& key : restore_) AskToRestore(key);
   for (const auto& [wanted, waiting] : waiting_) {
     if (!waiting.answered) Ask(wanted);
   }

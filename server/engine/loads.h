@@ -47,7 +47,7 @@ class Loads : public Waitlist {
   void VerdictChanged(const Job& job);
   void Run(bool again);  // asks again where an answer was lost
   size_t restoring() const { return restoring_.size(); }
-  bool Restoring(const CheckpointKey& key) const { return restore_.contains(key); }
+  bool Restoring(const CheckpointKey& key) const;
 
   void Left(const Parked& parked) override;
   void TimeUp(const Parked& parked) override;
@@ -76,6 +76,7 @@ class Loads : public Waitlist {
   void Begin(const peer::PlacesSaid& said, Waiting* waiting);
   static void DidNotCome(const Fetches::Order& order, const Status& why, Waiting* waiting);
   void ResumeGone();
+  void AskToRestore(const CheckpointKey& key);
   void TryMemoryAgain(bool again);
   void Resume(const Wanted& wanted);
 

@@ -146,9 +146,16 @@ void Verdicts::TakeCheckpoints(Job* job, const JobVerdict& verdict) {
 // heard of it is told nothing.
 void Verdicts::AskOfUnheard() {
   std::erase_if(told_, [this](const auto& told) { return jobs_.Find(told.first) == nullptr; });
-  for (const auto& [name, told] : told_) {
-    const Job& job = *jobs_.Find(name);
-    if (out_.now() - job.verdict->at > kUnheard) AskHome(name);
+  // Some each second, in turn.
+  constexpr int kAsked = 64;
+  int asked = 0;
+  for (size_t looked = 0; looked < told_.size() && asked < kAsked; ++looked) {
+    auto at = told_.upper_bound(asked_last_);
+    if (at == told_.end()) at = told_.begin();
+    asked_last_ = at->first;
+    if (out_.now() - jobs_.Find(asked_last_)->verdict->at <= kUnheard) continue;
+    AskHome(asked_last_);
+    ++asked;
   }
 }
 

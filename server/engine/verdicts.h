@@ -103,6 +103,7 @@ class Verdicts : public Waitlist, public RingWatcher {
   std::function<void(Job*)> changed_, newer_attempt_;
   AskSelf ask_self_;
 
+  std::string asked_last_;                              // of AskOfUnheard
   std::map<std::string, std::set<CheckpointId>> told_;  // checkpoints with something in `elsewhere`
   std::map<std::string, std::set<RequestId>> waiting_;
   std::map<RequestId, MonotonicNanos> patience_;  // when it goes on without

@@ -10,6 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -22,7 +23,7 @@ namespace {
 // Clients that connect while the daemon restarts wait in this queue.
 constexpr int kBacklog = 1024;
 // A killed keeper's daemon is killed with it (spawn.cc), but listens until the kernel has taken back what it mapped.
-constexpr int kDyingLimitMs = 10'000;
+constexpr std::chrono::seconds kDyingLimit(60);
 
 std::string FdChannelPath(const std::string& socket_path) {
   return absl::StrCat(socket_path, ".fd");
@@ -86,14 +87,21 @@ bool ListenerEnded(int socket) {
 
 // OK once nobody listens there: another program, or a daemon whose lock file was removed, may still do.
 Status AwaitNoListener(const std::string& path, const sockaddr_un& address, int type) {
-  const UniqueFd caller(::socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!caller.valid()) return ErrnoStatus(errno, "socket");
-  if (::connect(caller.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    return errno == ECONNREFUSED ? absl::OkStatus() : InUse(path);
+  const auto until = std::chrono::steady_clock::now() + kDyingLimit;
+  while (true) {
+    const UniqueFd caller(::socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!caller.valid()) return ErrnoStatus(errno, "socket");
+    if (::connect(caller.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) !=
+        0) {
+      return errno == ECONNREFUSED ? absl::OkStatus() : InUse(path);
+    }
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        until - std::chrono::steady_clock::now());
+    if (!ListenerEnded(caller.get()) || left.count() <= 0) return InUse(path);
+    // It is hung up when the last one who listens has gone.
+    pollfd closed = {caller.get(), 0, 0};
+    ::poll(&closed, 1, static_cast<int>(left.count()));
   }
-  if (!ListenerEnded(caller.get())) return InUse(path);
-  pollfd closed = {caller.get(), 0, 0};
-  return ::poll(&closed, 1, kDyingLimitMs) == 1 ? absl::OkStatus() : InUse(path);
 }
 
 // Removes what a dead daemon left at `path`; the caller has the lock.

@@ -28,7 +28,8 @@ CREATE TABLE IF NOT EXISTS jobs (
   keep_every   BIGINT         NOT NULL,
   readers      TINYINT        NOT NULL,
   sequence     BIGINT         NOT NULL,
-  PRIMARY KEY (cluster, job)
+  PRIMARY KEY (cluster, job),
+  KEY newest (cluster, sequence)
 ) ENGINE = InnoDB;
 
 CREATE TABLE IF NOT EXISTS attempts (
@@ -38,7 +39,8 @@ CREATE TABLE IF NOT EXISTS attempts (
   comes_from    BIGINT         NOT NULL,
   began_unix_ms BIGINT         NOT NULL,
   sequence      BIGINT         NOT NULL,
-  PRIMARY KEY (cluster, job, attempt)
+  PRIMARY KEY (cluster, job, attempt),
+  KEY newest (cluster, sequence)
 ) ENGINE = InnoDB;
 
 CREATE TABLE IF NOT EXISTS parts (
@@ -58,7 +60,8 @@ CREATE TABLE IF NOT EXISTS parts (
   removed    TINYINT         NOT NULL,
   holders    VARBINARY(1024) NOT NULL,
   sequence   BIGINT          NOT NULL,
-  PRIMARY KEY (cluster, job, step, attempt, revision, writer)
+  PRIMARY KEY (cluster, job, step, attempt, revision, writer),
+  KEY newest (cluster, sequence)
 ) ENGINE = InnoDB;
 
 CREATE TABLE IF NOT EXISTS steps (
@@ -74,6 +77,7 @@ CREATE TABLE IF NOT EXISTS steps (
   removed           TINYINT        NOT NULL,
   sequence          BIGINT         NOT NULL,
   PRIMARY KEY (cluster, job, step, attempt, revision),
+  KEY newest (cluster, sequence),
   KEY removals (cluster, job, removed, sequence)
 ) ENGINE = InnoDB;
 

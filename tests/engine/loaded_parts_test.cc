@@ -142,6 +142,25 @@ TEST_F(Loaded, OneThatGoesBeforeTheHomeSaysWhereItIsIsAwaitedNoLonger) {
   EXPECT_NE(Comes(latest.caller.request, 2, kMiB), 0u) << "the newest by now";
 }
 
+// A new home has not heard who has it.
+TEST_F(Loaded, OneThatAHomeDoesNotKnowYetIsStillAwaited) {
+  Complete(1);
+  CheckpointVerdict& said = verdict.checkpoints.at({1, 1, 0});
+  said.world_size = 1;
+  Hear();
+  const event::Open open = OpenOf(reader, 1, "model-0");
+  fetches.clear();
+  Apply(open);
+  said.in_memory = false;
+  said.stored = true;
+  verdict.final = false;
+  Apply(event::PeerSaid{other, peer::VerdictSaid{verdict}});
+  Advance(kNanosPerSecond);
+  EXPECT_FALSE(Answered(open.caller.request));
+  SayWhere(1, "model-0", kMiB);
+  EXPECT_NE(Comes(open.caller.request, 1, kMiB), 0u);
+}
+
 // A node that has nothing of the job hears of it only while somebody there waits to hear.
 TEST_F(Loaded, OneThatWentLongAfterThisNodeHeardOfItIsAwaitedNoLonger) {
   Complete(1);

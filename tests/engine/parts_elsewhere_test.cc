@@ -50,6 +50,7 @@ TEST_F(PartsElsewhere, WhatOnlyStorageHasWholeIsNotAskedForEachSecond) {
   Hear();
   said.in_memory = true;
   Hear();
+  Advance(kNanosPerSecond);
   EXPECT_NE(LastSaid<peer::PlacesWanted>(other.rank), nullptr) << "some of it was away";
   said.in_memory = false;
   for (int i = 0; i < 5; ++i) {
@@ -58,6 +59,10 @@ TEST_F(PartsElsewhere, WhatOnlyStorageHasWholeIsNotAskedForEachSecond) {
     Advance(kNanosPerSecond);
   }
   EXPECT_EQ(LastSaid<peer::PlacesWanted>(other.rank), nullptr);
+  said.in_memory = true;
+  Hear();
+  Advance(kNanosPerSecond);
+  EXPECT_NE(LastSaid<peer::PlacesWanted>(other.rank), nullptr) << "it is back once more";
 }
 
 // The other member is silent, and was never lost.
@@ -208,8 +213,8 @@ TEST_F(SeveralSteps, WhoWaitsForReplicasOfOneThatWasPassedOverIsTold) {
   Complete(3, /*replicas=*/1);
   verdict.protect = verdict.target = CheckpointId{3, 1, 0};
   Hear();
-  EXPECT_THAT(AnswerTo(wait).status(), Fails(absl::StatusCode::kFailedPrecondition,
-                                             "superseded before its turn, and step 3"));
+  EXPECT_THAT(AnswerTo(wait).status(),
+              Fails(absl::StatusCode::kFailedPrecondition, "is superseded by step 3"));
   EXPECT_FALSE(Answered(newest));
 }
 

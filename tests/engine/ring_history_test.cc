@@ -44,6 +44,29 @@ TEST_F(AmongFour, WhoHasALostOwnersPartSeesToItThatThereAreCopies) {
   EXPECT_EQ(offered->wants[0].owner, 0) << "it stays that member's";
 }
 
+// As before, but it comes when the owner is back already.
+TEST_F(AmongFour, WhatComesForALostOwnerThatIsBackIsItsOwnToRelease) {
+  Lose(0);
+  const Manifest manifest = ManifestOf({{"job", 1, 1, 0}, 0}, 1, 16 * kMiB);
+  peer::Want want = WantOf(manifest);
+  want.owner = 0;
+  fetches.clear();
+  Wants(1, {want});
+  ASSERT_EQ(fetches.size(), 1u);
+  Up(0);
+  Bring(fetches[0], manifest);
+  const peer::Release release{
+      manifest.Part(), DigestOf(manifest), peer::Fate::kSuperseded, {"job", 2, 1, 0}};
+  Apply(event::PeerSaid{Of(1), peer::ReleaseList{1, {release}}});
+  tells.clear();
+  OthersAreHeard();
+  Advance(kNanosPerSecond);
+  const auto* said = LastSaid<peer::HaveList>(0);
+  ASSERT_NE(said, nullptr);
+  ASSERT_EQ(said->haves.size(), 1u);
+  EXPECT_EQ(said->haves[0].part, manifest.Part());
+}
+
 // Somebody here loads the part, and then its owner wants it kept here.
 TEST_F(AmongFour, AWantTakesNoSourceFromALoad) {
   const Manifest manifest = ManifestOf({{"job", 1, 1, 0}, 0}, 1, kMiB);

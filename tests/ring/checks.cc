@@ -127,8 +127,11 @@ void Truth::CheckRests(SimNode& node, const JobVerdict& verdict) {
     return view == said;
   };
   if (is_view(verdict)) return world_.report.Count("verdict is View");
-  // Something was decided after it was made, and before it went.
-  if (is_view(gathered->Verdict())) return;
+  // Something was decided after it was made, and before it went: what is said next is looked at.
+  if (is_view(gathered->Verdict())) {
+    rested_.erase({node.id(), verdict.job});
+    return world_.report.Count("verdict made old by a decision");
+  }
   world_.Fail(absl::StrCat("node ", node.id(), " says of ", verdict.job, " what View does not"));
 }
 
