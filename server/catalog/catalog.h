@@ -55,7 +55,7 @@ struct PartRow {
   int64_t sequence = 0;
 };
 // One checkpoint, once it is complete or gone. When it is removed, so are its parts that older rows
-// speak of. A catalog may forget all but a job's last thousand removals.
+// speak of. A catalog may forget all but a job's last kKeptRemovals.
 struct StepRow {
   CheckpointKey checkpoint;
   int32_t world_size = 0;
@@ -65,6 +65,8 @@ struct StepRow {
   bool removed = false;
   int64_t sequence = 0;
 };
+// A removal need be remembered only for as long as an older row of what was removed may still come.
+inline constexpr int64_t kKeptRemovals = 1000;
 using Row = std::variant<NodeRow, JobRow, AttemptRow, PartRow, StepRow>;
 
 // Identifies a row: later rows of one identity replace earlier ones in the recorder's dirty set.

@@ -26,8 +26,6 @@ using Values = std::vector<MysqlValue>;
 constexpr size_t kMaxClusterBytes = 64;
 // How often a transaction that the server gave up for another one's sake is tried.
 constexpr int kTries = 6;
-// Of each job so many of its newest removals are remembered: an older row of what was removed may still come.
-constexpr int64_t kKeptRemovals = 1000;
 // One statement writes as many rows as there are, by these sizes; each size is prepared once.
 constexpr std::array<size_t, 4> kRowsAtOnce = {256, 32, 4, 1};
 

@@ -27,36 +27,6 @@ bool GaveUp(int code) {
   }
 }
 
-bool Passes(int code) {
-  switch (code) {
-    case 3:     // writing a file
-    case 1020:  // record has changed
-    case 1021:  // disk full
-    case 1030:  // storage engine
-    case 1040:  // too many connections
-    case 1041:  // out of memory
-    case 1053:  // shutdown in progress
-    case 1077:  // normal shutdown
-    case 1114:  // table is full
-    case 1129:  // host is blocked
-    case 1135:  // cannot create a thread
-    case 1180:  // during COMMIT
-    case 1203:  // user has too many connections
-    case 1226:  // user has exceeded a resource
-    case 1290:  // --read-only
-    case 1317:  // interrupted
-    case 1637:  // too many transactions
-    case 1792:  // in a read-only transaction
-    case 1836:  // in read-only mode
-    case 1927:  // connection was killed
-    case 1969:  // max_statement_time
-    case 3024:  // max_execution_time
-      return true;
-    default:
-      return GaveUp(code);
-  }
-}
-
 // What this server will not do, another one behind the same address may.
 bool Leaves(int code) {
   switch (code) {
@@ -68,6 +38,31 @@ bool Leaves(int code) {
       return true;
     default:
       return false;
+  }
+}
+
+bool Passes(int code) {
+  switch (code) {
+    case 3:     // writing a file
+    case 1020:  // record has changed
+    case 1021:  // disk full
+    case 1030:  // storage engine
+    case 1040:  // too many connections
+    case 1041:  // out of memory
+    case 1077:  // normal shutdown
+    case 1114:  // table is full
+    case 1129:  // host is blocked
+    case 1135:  // cannot create a thread
+    case 1180:  // during COMMIT
+    case 1203:  // user has too many connections
+    case 1226:  // user has exceeded a resource
+    case 1317:  // interrupted
+    case 1637:  // too many transactions
+    case 1969:  // max_statement_time
+    case 3024:  // max_execution_time
+      return true;
+    default:
+      return GaveUp(code) || Leaves(code);
   }
 }
 

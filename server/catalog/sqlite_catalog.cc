@@ -63,9 +63,7 @@ constexpr char kForgetParts[] =
     "AND steps.attempt=parts.attempt AND steps.revision=parts.revision "
     "AND steps.removed=1 AND steps.sequence>parts.sequence)";
 
-// A removal need be remembered only for as long as an older row of what was removed may still come. Of
-// each job the newest removals stay; what is older goes, a bounded number at a time.
-constexpr int64_t kKeptRemovals = 1000;
+// Of each job the newest removals stay; what is older goes, a bounded number at a time.
 constexpr char kOldRemovals[] =
     "SELECT step, attempt, revision FROM steps WHERE job=?1 AND removed=1 AND sequence<"
     "(SELECT sequence FROM steps WHERE job=?1 AND removed=1 ORDER BY sequence DESC "

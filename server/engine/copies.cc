@@ -124,9 +124,8 @@ void Copies::Ended(const Fetches::Order& order, const Status& status) {
   of.due = true;
   if (status.ok()) {
     out_.Count("replicas_held");
-    of.held.insert(
-        order
-            .part);  // also of one that is not wanted any more: its owner hears of it and releases it
+    // Also one that is not wanted any more: its owner hears of it, and releases it.
+    of.held.insert(order.part);
   } else if (!absl::IsCancelled(status)) {
     // A source that is away or has let the part go, or bytes that a bad link spoils, are tried again, and nobody
     // gives up for them.

@@ -63,8 +63,8 @@ void Verdicts::Take(Rank home, const JobVerdict& verdict, uint64_t answers) {
     heard.saving = std::move(saving);
     ++heard.saving_changes;
   }
-  if (heard.protect != protected_before || heard.target != target_before)
-    standing_.CheckWaits(*job);
+  const bool moved = heard.protect != protected_before || heard.target != target_before;
+  if (moved) standing_.CheckWaits(*job);
   if (job->attempts->newest() > newest) newer_attempt_(job);
   const bool storage_known = !options_.storage || job->scan->Known();
   if (heard.final && storage_known && !Attempts::OriginsKnown(*job)) {

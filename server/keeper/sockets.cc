@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/directory.h"
+#include "glog/logging.h"
 
 namespace cairn::keeper {
 namespace {
@@ -98,6 +99,8 @@ Status AwaitNoListener(const std::string& path, const sockaddr_un& address, int 
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
         until - std::chrono::steady_clock::now());
     if (!ListenerEnded(caller.get()) || left.count() <= 0) return InUse(path);
+    LOG(WARNING) << "socket: who listened at " << path
+                 << " has ended, and its daemon not yet; that is waited for";
     // It is hung up when the last one who listens has gone.
     pollfd closed = {caller.get(), 0, 0};
     ::poll(&closed, 1, static_cast<int>(left.count()));

@@ -297,5 +297,26 @@ TYPED_TEST(CatalogContract, PresentIsWhatARowSaysIsThere) {
   EXPECT_EQ(steps(10, 10), std::vector<Step>{});
 }
 
+TYPED_TEST(CatalogContract, PresentGoesOnWithinAStep) {
+  const std::vector<CheckpointKey> all = {
+      {"job", 1, 2, 5}, {"job", 1, 3, 0}, {"job", 1, 3, 1}, {"job", 2, 1, 0}};
+  int64_t sequence = 0;
+  for (const CheckpointKey& key : all) {
+    StepRow step = CompleteStep("job", key.step, ++sequence);
+    step.checkpoint = key;
+    ASSERT_TRUE(
+        this->catalog_->Apply({step, PartRow{.part = {key, 0}, .sequence = sequence}}).ok());
+  }
+  CheckpointKey after{"job", kNoStep, 0, 0};
+  for (const CheckpointKey& key : all) {
+    const auto next = this->catalog_->Present("job", after, 1);
+    ASSERT_TRUE(next.ok()) << next.status();
+    ASSERT_EQ(next->size(), 1u) << key.DebugString();
+    EXPECT_EQ(next->front(), key);
+    after = key;
+  }
+  EXPECT_TRUE(this->catalog_->Present("job", after, 9)->empty());
+}
+
 }  // namespace
 }  // namespace cairn::catalog

@@ -159,6 +159,28 @@ TEST_F(MysqlCatalogTest, TwoClustersInOneDatabaseDoNotMeet) {
   EXPECT_TRUE((*second)->Present("run", {"run", kNoStep, 0, 0}, 9)->empty());
 }
 
+// R35: a job that keeps three steps has rows of three steps and of its last removals, whatever it saved.
+TEST_F(MysqlCatalogTest, OldRemovalsAreForgotten) {
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok());
+  constexpr Step kSteps = 1500, kBatch = 100;
+  int64_t sequence = 0;
+  for (Step first = 0; first < kSteps; first += kBatch) {
+    std::vector<Row> rows;
+    for (Step step = first; step < first + kBatch; ++step) {
+      rows.push_back(PartRow{.part = {{"run", step, 7, 0}, 0}, .sequence = ++sequence});
+      rows.push_back(StepRow{.checkpoint = {"run", step, 7, 0}, .sequence = ++sequence});
+      if (step < 3) continue;
+      rows.push_back(
+          StepRow{.checkpoint = {"run", step - 3, 7, 0}, .removed = true, .sequence = ++sequence});
+    }
+    ASSERT_TRUE((*catalog)->Apply(rows).ok());
+  }
+  EXPECT_EQ((*catalog)->Steps("run", kSteps, 100)->size(), 3u);
+  EXPECT_EQ(Ask("SELECT COUNT(*) FROM steps"), std::to_string(3 + kKeptRemovals));
+  EXPECT_EQ(Ask("SELECT COUNT(*) FROM parts"), std::to_string(3 + kKeptRemovals));
+}
+
 // --- rights
 
 TEST_F(MysqlCatalogTest, ARefusalSaysWhatIsMissing) {
@@ -177,7 +199,7 @@ TEST_F(MysqlCatalogTest, ARefusalSaysWhatIsMissing) {
   EXPECT_THAT(create.message(), HasSubstr("CREATE"));
 }
 
-// What docs/operations.md tells an administrator to grant, once the tables are there.
+// Once the tables are there an administrator may take the others away.
 TEST_F(MysqlCatalogTest, ItNeedsNoMoreThanFourRights) {
   ASSERT_TRUE(Open().ok());
   server_.Run(
