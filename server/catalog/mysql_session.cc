@@ -16,7 +16,7 @@
 namespace cairn::catalog {
 namespace {
 
-// Of the server's error numbers (MySQL 8 and MariaDB 10.6), those that pass by themselves.
+// By the server's error numbers, of MySQL 8 and MariaDB 10.6. It gave this transaction up for another one's sake:
 bool GaveUp(int code) {
   switch (code) {
     case 1205:  // lock wait timeout
@@ -28,7 +28,7 @@ bool GaveUp(int code) {
 }
 
 // What this server will not do, another one behind the same address may.
-bool Leaves(int code) {
+bool EndsConnection(int code) {
   switch (code) {
     case 1053:  // shutdown in progress
     case 1290:  // --read-only
@@ -41,6 +41,7 @@ bool Leaves(int code) {
   }
 }
 
+// It passes by itself.
 bool Passes(int code) {
   switch (code) {
     case 3:     // writing a file
@@ -62,7 +63,7 @@ bool Passes(int code) {
     case 3024:  // max_execution_time
       return true;
     default:
-      return GaveUp(code) || Leaves(code);
+      return GaveUp(code) || EndsConnection(code);
   }
 }
 
@@ -189,7 +190,7 @@ Status MysqlSession::Guard(absl::string_view what, const std::function<void()>& 
   } catch (const sql::SQLException& e) {
     const int code = e.getErrorCode();
     given_up_ = GaveUp(code);
-    broken_ = broken_ || code == 0 || OfConnection(code) || Leaves(code);
+    broken_ = broken_ || code == 0 || OfConnection(code) || EndsConnection(code);
     return StatusOf(e, what);
   } catch (const std::exception& e) {
     broken_ = true;  // what the connector's own state is now nobody knows
