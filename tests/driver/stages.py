@@ -14,7 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from driver.budget import in_turn, leave, seconds_left
-from driver.process import BUILD, ROOT, finding, run_process, run_shown, say, tail
+from driver.process import (
+    BUILD,
+    ROOT,
+    finding,
+    run_process,
+    run_shown,
+    say,
+    tail,
+    with_own_ids,
+)
 from driver.programs import (
     THREADS_LABEL,
     Program,
@@ -225,7 +234,7 @@ def fuzz_stage(settings: Settings, report: Report) -> None:
             limits += ["-entropic=0", "-print_funcs=0"]
         seeds = ROOT / "tests" / "fuzz" / "corpus" / name.removesuffix("_fuzz")
         command = [str(program), *limits, str(corpus), *([str(seeds)] if seeds.is_dir() else [])]
-        code, output = run_process(command, FUZZ_SECONDS + 120, fuzz_env(), cwd=build)
+        code, output = run_process(with_own_ids(command), FUZZ_SECONDS + 120, fuzz_env(), cwd=build)
         report.add_one(f"fuzz:{name}", (finding(output) or f"exit status {code}") if code else "")
         say(f"  {'FAIL' if code else 'ok  '} {name}: {FUZZ_SECONDS} s")
 
