@@ -3,7 +3,7 @@
 # All paths are relative: make cannot handle a space in a path, and your folder's name may have one.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-cluster test bench soak year lint format asan tsan mutants clean
+.PHONY: help setup build demo demo-cluster test test-guest bench soak year lint format asan tsan mutants clean
 
 # ordinary: as any user, without gigabytes. all: also root, cgroups, another uid, torch 2, sanitizers, lint.
 TIER ?= ordinary
@@ -38,6 +38,10 @@ demo-cluster:  ## the same on three nodes, each in a network of its own, that ar
 test:  ## all tests an ordinary user can run; TIER=all for the rest too
 	@hack/setup $(if $(filter all,$(TIER)),full,test)
 	@$(PYTHON) tests/run.py --tier $(TIER)
+
+test-guest:  ## what needs RDMA devices, in an emulated machine that has some
+	@hack/setup guest
+	@$(PYTHON) tests/run.py --only build,guest
 
 bench:  ## the figures of docs/benchmarks.md; ROWS="save_warm persist" for some
 	@hack/setup bench

@@ -39,6 +39,7 @@ SOAK = [sys.executable, "tests/soak/soak.py", "--minutes", "2"]
 STAGES = [
     Stage("build", Lane.FIRST, True, stages.command_stage("build", ["hack/build"], 3600)),
     Stage("unit", Lane.FRONT, True, stages.unit_stage),
+    Stage("guest", Lane.FRONT, True, stages.guest_stage),
     Stage(
         "python",
         Lane.FRONT,

@@ -32,18 +32,38 @@ void AttachedSlab::Detach() {
   detached_ = true;
 }
 
-Status Slabs::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {
+Status CheckHasBytes(int description, uint64_t bytes) {
   struct stat is = {};
-  if (fstat(description.get(), &is) != 0) return ErrnoStatus(errno, "slab");
+  if (fstat(description, &is) != 0) return ErrnoStatus(errno, "slab");
   if (bytes == 0 || static_cast<uint64_t>(is.st_size) < bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("bytes: ", bytes, " of a slab of ", is.st_size, " bytes"));
   }
+  return absl::OkStatus();
+}
+
+Status AlreadyAttached(SlabId slab) {
+  return absl::AlreadyExistsError(absl::StrCat("slab ", slab, " is attached"));
+}
+
+Status NotAttached(SlabId slab) {
+  return absl::NotFoundError(absl::StrCat("slab ", slab, " is not attached"));
+}
+
+Status CheckLiesIn(const ExtentRef& extent, uint64_t bytes) {
+  if (extent.length == 0 || extent.length > bytes || extent.offset > bytes - extent.length) {
+    return absl::OutOfRangeError(absl::StrCat("extent: ", extent.length, " bytes at ",
+                                              extent.offset, " of slab ", extent.slab,
+                                              ", which has ", bytes));
+  }
+  return absl::OkStatus();
+}
+
+Status Slabs::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {
+  CAIRN_RETURN_IF_ERROR(CheckHasBytes(description.get(), bytes));
   auto attached = std::make_shared<AttachedSlab>(std::move(description), bytes);
   MutexLock lock(&mu_);
-  if (!slabs_.try_emplace(slab, std::move(attached)).second) {
-    return absl::AlreadyExistsError(absl::StrCat("slab ", slab, " is attached"));
-  }
+  if (!slabs_.try_emplace(slab, std::move(attached)).second) return AlreadyAttached(slab);
   return absl::OkStatus();
 }
 
@@ -59,15 +79,8 @@ std::shared_ptr<AttachedSlab> Slabs::Remove(SlabId slab) {
 StatusOr<std::shared_ptr<AttachedSlab>> Slabs::Find(const ExtentRef& extent) const {
   MutexLock lock(&mu_);
   const auto at = slabs_.find(extent.slab);
-  if (at == slabs_.end()) {
-    return absl::NotFoundError(absl::StrCat("slab ", extent.slab, " is not attached"));
-  }
-  const uint64_t bytes = at->second->bytes();
-  if (extent.length == 0 || extent.length > bytes || extent.offset > bytes - extent.length) {
-    return absl::OutOfRangeError(absl::StrCat("extent: ", extent.length, " bytes at ",
-                                              extent.offset, " of slab ", extent.slab,
-                                              ", which has ", bytes));
-  }
+  if (at == slabs_.end()) return NotAttached(extent.slab);
+  CAIRN_RETURN_IF_ERROR(CheckLiesIn(extent, at->second->bytes()));
   return at->second;
 }
 

@@ -12,6 +12,12 @@
 
 namespace cairn::transport {
 
+// What back ends say of slabs that are wrong, as Transport::Attach, Describe and Read do.
+Status CheckHasBytes(int description, uint64_t bytes);        // INVALID_ARGUMENT
+Status AlreadyAttached(SlabId slab);                          // ALREADY_EXISTS
+Status NotAttached(SlabId slab);                              // NOT_FOUND
+Status CheckLiesIn(const ExtentRef& extent, uint64_t bytes);  // OUT_OF_RANGE
+
 // Bytes, and where in a slab they go.
 struct PlacedBytes {
   absl::Span<const char> bytes;

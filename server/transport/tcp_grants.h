@@ -3,7 +3,7 @@
 //
 // Invariants:
 //   1. A stream sends bytes of a slab only between Begin and End of a question under a grant.
-//   2. A grant's `streams` are those that may hold bytes of it in their queues: it has each stream from
+//   2. A grant's streams (streams_of_) are those that may hold bytes of it in their queues: it has each stream from
 //      Begin until that stream is closed, or was seen with an empty queue.
 //   3. Revoke takes the grant out first (no Begin succeeds any more), then waits until each such stream
 //      is closed by a reset, or had an empty queue while it was sending nothing of the grant.
@@ -23,23 +23,18 @@
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "common/status.h"
-#include "server/transport/slabs.h"
+#include "server/transport/grant_table.h"
 #include "server/transport/tcp_socket.h"
 #include "server/transport/tcp_wire.h"
 
 namespace cairn::transport {
-
-// A grant may name as many extents as a manifest has objects; all together this many.
-inline constexpr size_t kMaxGrants = 4096;
-inline constexpr size_t kMaxGrantedExtents = 4 << 20;
 
 // Thread-safe.
 class TcpGrants {
  public:
   using StreamId = uint64_t;
 
-  // As Transport::Grant. `look` says of an extent whether it may be granted; it is asked once the grant
-  // can be revoked, so that a slab that is detached meanwhile is in no grant.
+  // As GrantTable::Add.
   Status Grant(const GrantToken& token, PeerId reader, std::vector<ExtentRef> extents,
                const std::function<Status(const ExtentRef&)>& look);
   // As Transport says.
@@ -62,30 +57,24 @@ class TcpGrants {
   void CutAll();
 
  private:
-  struct GrantState {
-    PeerId reader;
-    std::vector<ExtentRef> extents;  // by slab and offset; none overlaps the next
-    MonotonicNanos last_used = 0;
-    std::set<StreamId> streams;
-  };
   struct Stream {
     TcpSocket* socket = nullptr;
     bool sending = false;
     GrantToken token = {};        // of the question that it answers, while `sending`
-    std::set<GrantToken> queued;  // grants whose `streams` have it
+    std::set<GrantToken> queued;  // grants whose streams it is one of
   };
 
   // Null: the reader may not.
-  GrantState* Find(PeerId reader, const Question& question) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  GrantTable::Entry* Find(PeerId reader, const Question& question)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool RevokeLocked(const GrantToken& token) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `stream` holds nothing in its queue.
   void Drained(StreamId id, Stream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   mutable Mutex mu_;
   CondVar closed_;
-  std::map<GrantToken, GrantState> grants_ ABSL_GUARDED_BY(mu_);
-  std::map<SlabId, std::set<GrantToken>> by_slab_ ABSL_GUARDED_BY(mu_);
-  size_t extents_ ABSL_GUARDED_BY(mu_) = 0;
+  GrantTable grants_ ABSL_GUARDED_BY(mu_);
+  std::map<GrantToken, std::set<StreamId>> streams_of_ ABSL_GUARDED_BY(mu_);
   std::map<StreamId, Stream> streams_ ABSL_GUARDED_BY(mu_);
   StreamId next_ ABSL_GUARDED_BY(mu_) = 1;
 };

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/checksum.h"
+#include "server/transport/region.h"
 
 namespace cairn::transport {
 namespace {
@@ -339,26 +340,8 @@ TcpReader::~TcpReader() {
 
 void TcpReader::Read(ReadRequest request, ReadDone done) {
   const auto prepare = [&]() -> StatusOr<TcpPeer::Waiting> {
-    if (request.length == 0 || request.length > kMaxReadBytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("length: ", request.length, " is not in 1 to ", kMaxReadBytes));
-    }
-    const auto within = [&](uint64_t offset, uint64_t room) {
-      return offset <= room && request.length <= room - offset;
-    };
-    if (!within(request.into_offset, request.into.length)) {
-      return absl::InvalidArgumentError(absl::StrCat("into_offset: ", request.length, " bytes at ",
-                                                     request.into_offset, " of an extent of ",
-                                                     request.into.length));
-    }
-    CAIRN_ASSIGN_OR_RETURN(const ExtentRef region, DecodeRegion(request.region));
-    if (!within(request.offset, region.length)) {
-      return absl::InvalidArgumentError(absl::StrCat("offset: ", request.length, " bytes at ",
-                                                     request.offset, " of a region of ",
-                                                     region.length));
-    }
+    CAIRN_ASSIGN_OR_RETURN(const ExtentRef from, BytesOf(request));
     CAIRN_ASSIGN_OR_RETURN(auto slab, slabs_->Find(request.into));
-    const ExtentRef from = {region.slab, region.offset + request.offset, request.length};
     return TcpPeer::Waiting{std::move(request), std::move(done), std::move(slab), from};
   };
   StatusOr<TcpPeer::Waiting> read = prepare();

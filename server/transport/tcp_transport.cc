@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "server/transport/region.h"
+
 namespace cairn::transport {
 
 StatusOr<std::unique_ptr<TcpTransport>> TcpTransport::Start(const TcpServerOptions& server,

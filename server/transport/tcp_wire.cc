@@ -143,23 +143,4 @@ StatusOr<Answer> DecodeAnswer(absl::string_view bytes) {
   return answer;
 }
 
-std::string EncodeRegion(const ExtentRef& extent) {
-  std::string region;
-  AppendInteger(&region, extent.slab);
-  AppendInteger(&region, extent.offset);
-  AppendInteger(&region, extent.length);
-  return region;
-}
-
-StatusOr<ExtentRef> DecodeRegion(absl::string_view bytes) {
-  Cursor cursor(bytes);
-  ExtentRef extent;
-  if (!cursor.Take(&extent.slab) || !cursor.Take(&extent.offset) || !cursor.Take(&extent.length) ||
-      cursor.left() != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("region: ", bytes.size(), " bytes, not those of a tcp region"));
-  }
-  return extent;
-}
-
 }  // namespace cairn::transport

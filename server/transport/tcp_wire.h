@@ -74,8 +74,4 @@ StatusOr<Opened> DecodeOpened(absl::string_view bytes);
 StatusOr<Question> DecodeQuestion(absl::string_view bytes);
 StatusOr<Answer> DecodeAnswer(absl::string_view bytes);
 
-// A region of the TCP transport: where an extent lies in the owner's slabs, 24 bytes.
-std::string EncodeRegion(const ExtentRef& extent);
-StatusOr<ExtentRef> DecodeRegion(absl::string_view bytes);
-
 }  // namespace cairn::transport

@@ -71,7 +71,15 @@ def run_process(
         return -signal.SIGKILL, f"{output}\n(ran past {timeout_s:g} s{PAST_ITS_TIME}"
 
 
-OWN_IDS = ["unshare", "--user", "--map-current-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+OWN_IDS = [
+    "unshare",
+    "--user",
+    "--map-current-user",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+]
 
 
 def with_own_ids(command: list[str]) -> list[str]:

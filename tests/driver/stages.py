@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -25,12 +26,15 @@ from driver.process import (
     with_own_ids,
 )
 from driver.programs import (
+    GUEST_LABEL,
     THREADS_LABEL,
     Program,
     Runner,
+    how_it_ended,
     list_programs,
     results_of,
     run_programs,
+    show,
 )
 from driver.report import RESULTS, Case, Report, read_cases
 
@@ -46,6 +50,7 @@ FUZZ_LIMITS = ["-malloc_limit_mb=32", "-rss_limit_mb=384", "-timeout=10"]
 # functions, would take most of their minute.
 WHOLE_ROOMS = {"thrift_socket_fuzz", "fd_socket_fuzz", "client_reads_fuzz"}
 NO_TESTS_COLLECTED = 5  # pytest's exit status
+PREPARE_GUEST_S = 300  # its kernel has 70 MB
 SANITIZER_PATIENCE = 6
 BUILD_LIMIT_S = 3600
 # Of the time of a stage that has an end; the rest is for running what was built.
@@ -81,9 +86,40 @@ def unit_stage(settings: Settings, report: Report) -> None:
     runner = Runner(results_of(build), {"CAIRN_TIER": settings.tier})
 
     def wanted(program: Program) -> bool:
-        return bool(re.search(settings.pattern, program.name))
+        return GUEST_LABEL not in program.labels and bool(re.search(settings.pattern, program.name))
 
     run_programs(report, build, wanted, settings.full, runner)
+
+
+# --- in a guest with RDMA devices ------------------------------------------------------------------
+
+
+def guest_stage(settings: Settings, report: Report) -> None:
+    """The C++ programs that need such devices, each in a guest of its own, so that none hangs another."""
+    code, output = run_process(["hack/guest", "--prepare"], PREPARE_GUEST_S)
+    for program in list_programs(BUILD / "main"):
+        if GUEST_LABEL not in program.labels or not re.search(settings.pattern, program.name):
+            continue
+        if code != 0:
+            report.add([Case(program.name, "skipped", output.strip())])
+        else:
+            run_in_guest(program, report)
+
+
+def run_in_guest(program: Program, report: Report) -> None:
+    results = results_of(BUILD / "guest")
+    results.mkdir(parents=True, exist_ok=True)
+    xml = results / f"{program.name}.xml"
+    xml.unlink(missing_ok=True)
+    run = f'GTEST_OUTPUT=xml:"$OUT/{xml.name}" exec {shlex.quote(program.command[0])}'
+    limit = ["--limit", str(program.timeout_s), "--bring", str(results)]
+    begin = time.monotonic()
+    code, output = run_process(["hack/guest", *limit, "bash", "-c", run], program.timeout_s + 60)
+    cases = read_cases(xml, f"{program.name}:", program.name)
+    if code != 0 and not any(case.outcome == "failed" for case in cases):
+        cases.append(Case(program.name, "failed", f"{how_it_ended(code, output)}\n{tail(output)}"))
+    show(program.name, cases, time.monotonic() - begin)
+    report.add(cases)
 
 
 # --- Python ----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@
 
 #include "common/checksum.h"
 #include "glog/logging.h"
+#include "server/transport/region.h"
 #include "server/transport/tcp_transport.h"
 #include "server/transport/tcp_wire.h"
 #include "tests/fuzz/fuzz_support.h"

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "common/tcp_address.h"
+#include "server/transport/region.h"
 #include "server/transport/tcp_socket.h"
 #include "server/transport/tcp_wire.h"
 #include "tests/transport/two_nodes.h"

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "server/transport/region.h"
+
 namespace cairn::transport {
 namespace {
 
@@ -67,7 +69,7 @@ TEST(TcpWire, AnotherVersionIsReadAndLeftToTheCaller) {
   EXPECT_EQ(DecodeOpened(Encode(Opened{kTcpVersion + 1, {}}))->version, kTcpVersion + 1);
 }
 
-TEST(TcpWire, RegionsSayWhatWasSaid) {
+TEST(Region, SaysWhatWasSaid) {
   const ExtentRef extent{7, uint64_t{1} << 50, 12345};
   EXPECT_EQ(*DecodeRegion(EncodeRegion(extent)), extent);
   EXPECT_FALSE(DecodeRegion("").ok());

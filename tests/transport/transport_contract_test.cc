@@ -7,7 +7,7 @@
 #include <functional>
 #include <thread>
 
-#include "tests/transport/faulty_transport.h"
+#include "tests/transport/contract_kinds.h"
 #include "tests/transport/two_nodes.h"
 
 namespace cairn::transport {
@@ -15,12 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-struct Kind {
-  std::string name;
-  std::function<std::unique_ptr<Transport>(PeerId self)> start;
-};
-
-class TransportContract : public ::testing::TestWithParam<Kind> {
+class TransportContract : public ::testing::TestWithParam<ContractKind> {
  protected:
   static constexpr PeerId kOwner = {.rank = 1, .incarnation = 5};
 
@@ -299,17 +294,7 @@ TEST_P(TransportContract, BothReadFromEachOtherAtOnce) {
   EXPECT_EQ(returned.Read(0, bytes_.size()), bytes_);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TransportContract,
-                         ::testing::Values(Kind{"Tcp",
-                                                [](PeerId self) -> std::unique_ptr<Transport> {
-                                                  return StartTcp(self);
-                                                }},
-                                           Kind{"FaultyWithoutFaults",
-                                                [](PeerId self) {
-                                                  return MakeFaultyTransport(
-                                                      StartTcp(self),
-                                                      std::make_shared<TransportFaults>());
-                                                }}),
+INSTANTIATE_TEST_SUITE_P(All, TransportContract, ::testing::ValuesIn(ContractKinds()),
                          [](const auto& tested) { return tested.param.name; });
 
 }  // namespace

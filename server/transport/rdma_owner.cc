@@ -1,0 +1,150 @@
+#include "server/transport/rdma_owner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace cairn::transport {
+namespace {
+
+// An owner posts nothing.
+constexpr int kOwnersDepth = 1;
+
+Status NoSuchConnection(RdmaConnectionId connection) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("connection: ", connection, " is not known (any more)"));
+}
+
+}  // namespace
+
+RdmaOwner::RdmaOwner(const RdmaOwnerOptions& options, VerbsDevice* device, const VerbsPort& port,
+                     const VerbsGid& gid, VerbsCompletions* completions, RdmaSlabs* slabs)
+    : options_(options),
+      device_(device),
+      port_(port),
+      gid_(gid),
+      completions_(completions),
+      slabs_(slabs) {}
+
+StatusOr<RdmaOwner::Connection> RdmaOwner::Make(PeerId reader, const RdmaConnect& request,
+                                                RdmaConnected* connected) {
+  const auto count = static_cast<int>(request.endpoints.size());
+  if (count < 1 || count > options_.max_queue_pairs) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("endpoints: ", count, " queue pairs are not 1 to ", options_.max_queue_pairs));
+  }
+  Connection made;
+  made.reader = reader;
+  for (const VerbsEndpoint& endpoint : request.endpoints) {
+    CAIRN_ASSIGN_OR_RETURN(auto pair,
+                           device_->MakeQueuePair(port_, gid_, kOwnersDepth, completions_));
+    CAIRN_RETURN_IF_ERROR(pair->Connect(endpoint));
+    connected->endpoints.push_back(pair->endpoint());
+    made.pairs.push_back(std::move(pair));
+  }
+  return made;
+}
+
+StatusOr<RdmaConnected> RdmaOwner::Connect(PeerId reader, const RdmaConnect& request) {
+  RdmaConnected connected;
+  CAIRN_ASSIGN_OR_RETURN(Connection made, Make(reader, request, &connected));
+  MutexLock lock(&mu_);
+  const auto replaced = connections_.find(request.replaces);
+  if (replaced != connections_.end() && replaced->second.reader == reader) {
+    connections_.erase(replaced);
+  }
+  if (connections_.size() >= static_cast<size_t>(options_.max_connections)) {
+    connections_.erase(std::min_element(
+        connections_.begin(), connections_.end(),
+        [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
+  }
+  made.used = ++uses_;
+  connected.connection = next_++;
+  connections_.emplace(connected.connection, std::move(made));
+  return connected;
+}
+
+StatusOr<GrantTable::Entry*> RdmaOwner::Granted(PeerId reader, const GrantToken& token) {
+  GrantTable::Entry* const grant = grants_.Find(token);
+  if (grant == nullptr || grant->reader != reader) return NotPermitted();
+  return grant;
+}
+
+StatusOr<RdmaOpened> RdmaOwner::Open(PeerId reader, const RdmaOpen& request) {
+  RdmaOpened opened;
+  {
+    MutexLock lock(&mu_);
+    CAIRN_ASSIGN_OR_RETURN(const GrantTable::Entry* grant, Granted(reader, request.token));
+    opened.extents = grant->extents;
+  }
+  // Registering takes its time, and nobody else waits for it.
+  std::vector<std::shared_ptr<RdmaSlab>> slabs;
+  for (const ExtentRef& extent : opened.extents) {
+    if (!opened.slabs.empty() && opened.slabs.back().slab == extent.slab) continue;
+    const StatusOr<std::shared_ptr<RdmaSlab>> slab = slabs_->Find(extent);
+    if (!slab.ok()) return NotPermitted();  // detached meanwhile, and its grants with it
+    const Status registered = (*slab)->Register();
+    if (absl::IsCancelled(registered)) return NotPermitted();
+    CAIRN_RETURN_IF_ERROR(registered);
+    opened.slabs.push_back({extent.slab, {}});
+    slabs.push_back(*slab);
+  }
+  MutexLock lock(&mu_);
+  CAIRN_ASSIGN_OR_RETURN(GrantTable::Entry* const grant, Granted(reader, request.token));
+  const auto at = connections_.find(request.connection);
+  if (at == connections_.end() || at->second.reader != reader) {
+    return NoSuchConnection(request.connection);
+  }
+  for (size_t i = 0; i < slabs.size(); ++i) {
+    opened.slabs[i].pieces = slabs[i]->remote_pieces();
+    // The grant is there, so its slabs are; but this one may be registered anew just now.
+    if (opened.slabs[i].pieces.empty()) return absl::UnavailableError("a slab is being registered");
+  }
+  at->second.used = ++uses_;
+  at->second.opened.insert(request.token);
+  grant->last_used = RealClock()->Now();
+  return opened;
+}
+
+Status RdmaOwner::Grant(const GrantToken& token, PeerId reader, std::vector<ExtentRef> extents) {
+  MutexLock lock(&mu_);
+  return grants_.Add(token, reader, std::move(extents),
+                     [this](const ExtentRef& extent) { return slabs_->Find(extent).status(); });
+}
+
+bool RdmaOwner::RevokeLocked(const GrantToken& token) {
+  if (!grants_.Erase(token)) return false;
+  std::erase_if(connections_,
+                [&](const auto& connection) { return connection.second.opened.contains(token); });
+  return true;
+}
+
+bool RdmaOwner::Revoke(const GrantToken& token) {
+  MutexLock lock(&mu_);
+  return RevokeLocked(token);
+}
+
+void RdmaOwner::RevokePeer(PeerId reader) {
+  MutexLock lock(&mu_);
+  for (const GrantToken& token : grants_.OfPeer(reader)) RevokeLocked(token);
+}
+
+void RdmaOwner::RevokeSlab(SlabId slab) {
+  MutexLock lock(&mu_);
+  for (const GrantToken& token : grants_.OfSlab(slab)) RevokeLocked(token);
+}
+
+StatusOr<MonotonicNanos> RdmaOwner::LastUsed(const GrantToken& token) const {
+  MutexLock lock(&mu_);
+  const GrantTable::Entry* const grant = grants_.Find(token);
+  if (grant == nullptr) return absl::NotFoundError("token: there is no grant with it");
+  return grant->last_used;
+}
+
+int RdmaOwner::connections() const {
+  MutexLock lock(&mu_);
+  return static_cast<int>(connections_.size());
+}
+
+}  // namespace cairn::transport

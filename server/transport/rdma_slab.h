@@ -1,0 +1,86 @@
+// The slabs of the RDMA transport: registered with the device, in pieces that it can take.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
+#include "common/fd.h"
+#include "common/mutex.h"
+#include "common/status.h"
+#include "server/facts/facts.h"
+#include "server/transport/verbs.h"
+
+namespace cairn::transport {
+
+// Bytes [offset, offset+length) of a slab, and the key by which they are read or written.
+struct RdmaPiece {
+  uint64_t offset = 0;
+  uint64_t length = 0;
+  uint32_t key = 0;
+};
+
+// Thread-safe.
+class RdmaSlab {
+ public:
+  // `device` outlives it.
+  RdmaSlab(VerbsDevice* device, UniqueFd description, uint64_t bytes);
+
+  uint64_t bytes() const { return bytes_; }
+  bool detached() const { return detached_; }
+  // Registers it, unless it is; CANCELLED once it is detached. The first call takes as long as it takes to fault
+  // in and lock all of it. A slab that has lost pages since is registered anew: the device would go on
+  // reading the pages that it had, and would write into pages that are nobody's.
+  Status Register() ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether Register would have nothing to do. False also while somebody else is at work on it: this never waits.
+  bool Registered() const ABSL_NO_THREAD_SAFETY_ANALYSIS;
+  // By offset, for the owner's end of reads and the reader's; empty while it is not registered.
+  std::vector<RdmaPiece> remote_pieces() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<RdmaPiece> local_pieces() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Of the bytes as whoever maps the slab sees them. That is where a read's bytes are looked for: the device
+  // also says that it has written where the page was taken away.
+  StatusOr<uint32_t> Crc(uint64_t offset, uint64_t length) const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Register and Crc fail from now on.
+  void BeginDetach() { detached_ = true; }
+  // Deregisters. No read into it is under way.
+  void Detach() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  struct Piece {
+    uint64_t offset = 0, length = 0;
+    std::unique_ptr<VerbsRegion> region;
+  };
+  bool RegisteredLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  int64_t Blocks() const;  // that the file has
+
+  VerbsDevice* const device_;
+  const UniqueFd description_;
+  const uint64_t bytes_;
+  std::atomic<bool> detached_ = false;
+  mutable Mutex mu_;
+  std::vector<Piece> pieces_ ABSL_GUARDED_BY(mu_);
+  int64_t blocks_ ABSL_GUARDED_BY(mu_) = 0;  // when it was registered
+};
+
+// Thread-safe.
+class RdmaSlabs {
+ public:
+  explicit RdmaSlabs(VerbsDevice* device) : device_(device) {}
+  // As Transport::Attach. Nothing is registered yet.
+  Status Attach(SlabId slab, UniqueFd description, uint64_t bytes);
+  // The slab, which is not found any more; null when it was not attached.
+  std::shared_ptr<RdmaSlab> Remove(SlabId slab);
+  // NOT_FOUND, or OUT_OF_RANGE when the extent is empty or reaches beyond the slab.
+  StatusOr<std::shared_ptr<RdmaSlab>> Find(const ExtentRef& extent) const;
+
+ private:
+  VerbsDevice* const device_;
+  mutable Mutex mu_;
+  absl::flat_hash_map<SlabId, std::shared_ptr<RdmaSlab>> slabs_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace cairn::transport

@@ -1,0 +1,68 @@
+#include "server/transport/rdma_transport.h"
+
+#include <utility>
+
+#include "server/transport/region.h"
+
+namespace cairn::transport {
+
+RdmaTransport::RdmaTransport(std::unique_ptr<VerbsDevice> device,
+                             std::unique_ptr<VerbsCompletions> completions, const VerbsPort& port,
+                             const VerbsGid& gid, std::string address,
+                             const RdmaOwnerOptions& owner, const RdmaReaderOptions& reader,
+                             std::unique_ptr<RdmaControl> control)
+    : control_(std::move(control)),
+      device_(std::move(device)),
+      completions_(std::move(completions)),
+      address_(std::move(address)),
+      slabs_(device_.get()),
+      owner_(owner, device_.get(), port, gid, completions_.get(), &slabs_),
+      reader_(reader, device_.get(), port, gid, control_.get(), &slabs_) {}
+
+StatusOr<std::unique_ptr<RdmaTransport>> RdmaTransport::Start(
+    std::unique_ptr<VerbsDevice> device, std::string address, const RdmaOwnerOptions& owner,
+    const RdmaReaderOptions& reader, std::unique_ptr<RdmaControl> control) {
+  CAIRN_RETURN_IF_ERROR(owner.Validate());
+  CAIRN_RETURN_IF_ERROR(reader.Validate());
+  const VerbsDeviceInfo& info = device->info();
+  Status problem = absl::UnavailableError(absl::StrCat(info.name, ": it has no port"));
+  for (const VerbsPort& port : info.ports) {
+    const StatusOr<VerbsGid> gid = ChooseGid(info, port);
+    if (!gid.ok()) {
+      problem = gid.status();
+      continue;
+    }
+    CAIRN_ASSIGN_OR_RETURN(auto completions, device->MakeCompletions(1));
+    return std::unique_ptr<RdmaTransport>(
+        new RdmaTransport(std::move(device), std::move(completions), VerbsPort(port), *gid,
+                          std::move(address), owner, reader, std::move(control)));
+  }
+  return problem;
+}
+
+Status RdmaTransport::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {
+  return slabs_.Attach(slab, std::move(description), bytes);
+}
+
+void RdmaTransport::Detach(SlabId slab) {
+  // In this order: no grant and no read can name the slab any more once it is not found, and what they have under
+  // way has ended before the device forgets its memory.
+  const std::shared_ptr<RdmaSlab> removed = slabs_.Remove(slab);
+  if (removed == nullptr) return;
+  removed->BeginDetach();
+  owner_.RevokeSlab(slab);
+  reader_.Drop(removed.get());
+  removed->Detach();
+}
+
+StatusOr<std::string> RdmaTransport::Describe(const ExtentRef& extent) const {
+  CAIRN_RETURN_IF_ERROR(slabs_.Find(extent).status());
+  return EncodeRegion(extent);
+}
+
+Status RdmaTransport::Register(SlabId slab) {
+  CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<RdmaSlab> found, slabs_.Find({slab, 0, 1}));
+  return found->Register();
+}
+
+}  // namespace cairn::transport

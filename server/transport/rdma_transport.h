@@ -1,0 +1,70 @@
+// Reads over RDMA: the reader's device takes the bytes out of the owner's memory, and no processor of the owner's
+// is at work. Registered slabs stay locked in memory, so the budget counts against the limit of locked memory.
+//
+// Any connected member that knows a key could read all of that slab: keys are told to whom a grant names only,
+// members trust each other, and data is not encrypted.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/transport/rdma_control.h"
+#include "server/transport/rdma_owner.h"
+#include "server/transport/rdma_reader.h"
+#include "server/transport/rdma_slab.h"
+#include "server/transport/transport.h"
+#include "server/transport/verbs.h"
+
+namespace cairn::transport {
+
+class RdmaTransport final : public Transport {
+ public:
+  // Over the device's first port that is up. `address` is what the control wire knows this node by.
+  // INVALID_ARGUMENT names the option; UNAVAILABLE says what the ports lack.
+  static StatusOr<std::unique_ptr<RdmaTransport>> Start(std::unique_ptr<VerbsDevice> device,
+                                                        std::string address,
+                                                        const RdmaOwnerOptions& owner,
+                                                        const RdmaReaderOptions& reader,
+                                                        std::unique_ptr<RdmaControl> control);
+
+  std::string Address() const override { return address_; }
+  std::string Problem() const override { return ""; }
+  Status Attach(SlabId slab, UniqueFd description, uint64_t bytes) override;
+  void Detach(SlabId slab) override;
+  StatusOr<std::string> Describe(const ExtentRef& extent) const override;
+  Status Grant(const GrantToken& token, PeerId reader, std::vector<ExtentRef> extents) override {
+    return owner_.Grant(token, reader, std::move(extents));
+  }
+  bool Revoke(const GrantToken& token) override { return owner_.Revoke(token); }
+  void RevokePeer(PeerId reader) override { owner_.RevokePeer(reader); }
+  StatusOr<MonotonicNanos> LastUsed(const GrantToken& token) const override {
+    return owner_.LastUsed(token);
+  }
+  void Read(ReadRequest request, ReadDone done) override {
+    reader_.Read(std::move(request), std::move(done));
+  }
+
+  // Registers the slab now, so that its first grant and its first read do not wait for it. As RdmaSlab::Register;
+  // NOT_FOUND when it is not attached.
+  Status Register(SlabId slab);
+  // What readers ask of this node, through the control wire.
+  RdmaOwner* owner() { return &owner_; }
+
+ private:
+  RdmaTransport(std::unique_ptr<VerbsDevice> device, std::unique_ptr<VerbsCompletions> completions,
+                const VerbsPort& port, const VerbsGid& gid, std::string address,
+                const RdmaOwnerOptions& owner, const RdmaReaderOptions& reader,
+                std::unique_ptr<RdmaControl> control);
+
+  const std::unique_ptr<RdmaControl> control_;
+  const std::unique_ptr<VerbsDevice> device_;
+  const std::unique_ptr<VerbsCompletions>
+      completions_;  // of the owner's queue pairs, which post nothing
+  const std::string address_;
+  RdmaSlabs slabs_;
+  RdmaOwner owner_;
+  RdmaReader reader_;  // last: its threads use the members above
+};
+
+}  // namespace cairn::transport
