@@ -5,9 +5,9 @@
 
 The kernel is Debian's, unpacked into the cache folder and never installed; the processor is emulated, so
 that it runs wherever QEMU does. The guest's files are this machine's, and what the guest writes to them is
-gone when it ends: what was built here runs there as it is, in the same folder. Only what it writes to $OUT
-comes back, into the folder that --bring names. Its output is shown as it comes; the exit status is the
-command's, 124 past the limit.
+gone when it ends: what was built here runs there as it is, in the same folder, with the variables CAIRN*,
+GTEST* and PYTHON* of here. Only what it writes to $OUT comes back, into the folder that --bring names. Its
+output is shown as it comes; the exit status is the command's, 124 past the limit.
 
 In the guest: rxe0 and rxe1, RDMA devices over network devices of 10.77.0.1 and 10.77.1.1, MTU 9000. Each
 reaches itself, not the other. All memory may be locked; the user is root.
@@ -82,7 +82,8 @@ sync
 poweroff -f
 """
 
-RUN = """export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root OUT=/mnt
+RUN = """{environment}
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root OUT=/mnt
 hostname guest
 ip link set lo up
 for i in 0 1; do
@@ -209,6 +210,13 @@ def pad(content: bytes) -> bytes:
 # --- one run
 
 
+def exports() -> str:
+    """What tests and programs are told by their environment goes along; the rest stays here."""
+    told = ("CAIRN", "GTEST", "PYTHON")
+    mine = {name: value for name, value in os.environ.items() if name.startswith(told)}
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in mine.items())
+
+
 def run(command: list[str], memory_mib: int, limit_s: float, bring: Path) -> int:
     kernel = prepare()
     bring.mkdir(parents=True, exist_ok=True)
@@ -218,7 +226,10 @@ def run(command: list[str], memory_mib: int, limit_s: float, bring: Path) -> int
         own.mkdir()
         (own / "output").touch()
         script = RUN.format(
-            failed=FAILED_TO_BOOT, folder=shlex.quote(os.getcwd()), command=shlex.join(command)
+            failed=FAILED_TO_BOOT,
+            environment=exports(),
+            folder=shlex.quote(os.getcwd()),
+            command=shlex.join(command),
         )
         (own / "run").write_text(script)
         nine = "security_model=none,multidevs=remap"

@@ -310,6 +310,8 @@ service Peer {
   Said say(1: Sender sender, 2: list<Message> messages) throws (1: cairn.Error error),
   // NOT_FOUND: the part is not held here.
   Granted grant(1: Sender sender, 2: GrantQuestion question) throws (1: cairn.Error error),
+  // What the caller's transport asks of the listener's, in their own words (server/transport/rdma_wire.h).
+  binary askTransport(1: Sender sender, 2: binary question) throws (1: cairn.Error error),
   // Not needed any more; numbers that are unknown are passed over.
   void endGrants(1: Sender sender, 2: list<i64> grants) throws (1: cairn.Error error),
 }

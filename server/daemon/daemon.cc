@@ -22,6 +22,7 @@
 #include "glog/logging.h"
 #include "server/cache/cache.h"
 #include "server/catalog/catalog.h"
+#include "server/daemon/ring_transport.h"
 #include "server/keeper/link.h"
 #include "server/node/background_gate.h"
 #include "server/node/node.h"
@@ -30,7 +31,7 @@
 #include "server/storage/posix_storage.h"
 #include "server/storage/suspects.h"
 #include "server/storage/wary_storage.h"
-#include "server/transport/tcp_transport.h"
+#include "server/transport/transport.h"
 
 namespace cairn::daemon {
 namespace {
@@ -110,6 +111,7 @@ struct Rooms {
   std::unique_ptr<cache::Cache> cache;
   std::unique_ptr<storage::Suspects> suspects;
   std::unique_ptr<storage::Storage> storage;
+  std::unique_ptr<MembersWire> wire;
   std::unique_ptr<transport::Transport> transport;
   std::unique_ptr<node::Node> node;
   std::unique_ptr<rpc::Peers> peers;
@@ -146,25 +148,13 @@ Status StartBelowNode(const Options& options, UniqueFd black_box, Rooms* rooms) 
   return absl::OkStatus();
 }
 
-Status StartTransport(const Options& options, Rooms* rooms) {
-  transport::TcpServerOptions server;
-  CAIRN_ASSIGN_OR_RETURN(server.listen, DataAddress(options));
-  server.before_answer = [background = rooms->background.get()] { background->Pass(); };
-  transport::TcpReaderOptions reader = options.tcp;
-  reader.self.rank = options.node.engine.ring.rank;
-  StatusOr<std::unique_ptr<transport::TcpTransport>> started =
-      transport::TcpTransport::Start(server, reader);
-  if (!started.ok()) return Annotate(started.status(), "peers.data_port");
-  rooms->transport = *std::move(started);
-  return absl::OkStatus();
-}
-
 // The node hears the others from here on, and they it.
 Status StartPeers(const Options& options, Rooms* rooms) {
   CAIRN_ASSIGN_OR_RETURN(
       rooms->peers,
       rpc::Peers::Open(PeersOf(options, rooms->transport->Address()), rooms->node.get()));
   rooms->node->SetLinks(rooms->peers.get());
+  rooms->wire->Set(rooms->peers.get());
   rooms->peers->Start();
   return absl::OkStatus();
 }
@@ -181,7 +171,11 @@ StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   CAIRN_RETURN_IF_ERROR(StartBelowNode(options, std::move(inherited.black_box), &rooms));
 
   const bool in_ring = !options.node.engine.ring.Alone();
-  if (in_ring) CAIRN_RETURN_IF_ERROR(StartTransport(options, &rooms));
+  if (in_ring) {
+    rooms.wire = std::make_unique<MembersWire>();
+    CAIRN_ASSIGN_OR_RETURN(rooms.transport,
+                           StartRingTransport(options, rooms.background.get(), rooms.wire.get()));
+  }
 
   node::Rooms below;
   below.clock = RealClock();
@@ -300,6 +294,7 @@ int RunDaemon(const Options& options, int keeper_fd) {
   rooms->node->Stop();  // answers parked calls, so that the server's threads end
   rooms->server->Stop();
   rooms->node->SetLinks(nullptr);
+  if (rooms->wire != nullptr) rooms->wire->Set(nullptr);
   { const Rooms stopped = *std::move(rooms); }  // stops the rest, in the reverse of their order
   LOG(INFO) << "stopped";
   return 0;

@@ -232,6 +232,30 @@ Definition LogLevel() {
           [](const Options& options) { return options.log_level; }};
 }
 
+constexpr std::pair<absl::string_view, TransportKind> kTransports[] = {
+    {"auto", TransportKind::kAuto}, {"rdma", TransportKind::kRdma}, {"tcp", TransportKind::kTcp}};
+
+Definition Transport() {
+  return {"transport",
+          "what members read each other's memory over: rdma, tcp, or auto: RDMA where both ends "
+          "have it",
+          [](Options* options, const std::string& text) -> Status {
+            for (const auto& [name, kind] : kTransports) {
+              if (text != name) continue;
+              options->transport = kind;
+              return absl::OkStatus();
+            }
+            return absl::InvalidArgumentError(
+                absl::StrCat("\"", text, "\" is none of auto, rdma, tcp"));
+          },
+          [](const Options& options) {
+            for (const auto& [name, kind] : kTransports) {
+              if (kind == options.transport) return std::string(name);
+            }
+            return std::string();
+          }};
+}
+
 // One function: the table of all options.
 std::vector<Definition> MakeDefinitions() {
   constexpr int64_t kMaxSteps = int64_t{1} << 40;
@@ -335,6 +359,7 @@ std::vector<Definition> MakeDefinitions() {
           "ring.lost_after_seconds",
           [](auto& o) -> auto& { return o.node.engine.ring.lost_after_seconds; }, 1, kMaxSeconds,
           "a member that is silent for so long counts as lost"),
+      Transport(),
       Number(
           "peers.data_port", [](auto& o) -> auto& { return o.data_port; }, 0, 65'535,
           "port at this member's address where others read its memory; 0: the next one after that "

@@ -22,6 +22,9 @@
 
 namespace cairn::daemon {
 
+// What a member's memory is read over.
+enum class TransportKind { kAuto, kRdma, kTcp };
+
 struct Options {
   // Thrift; the fd channel's stands beside it. ParseOptions makes an ordinary user's the user's own.
   std::string socket = kDefaultSocketPath;
@@ -37,6 +40,7 @@ struct Options {
   // The ring is node.engine.ring; what peers and tcp need of it the daemon fills in.
   rpc::PeersOptions peers;
   transport::TcpReaderOptions tcp;
+  TransportKind transport = TransportKind::kAuto;
   int data_port = 0;  // of the transport, at this member's address; 0: the control port + 1
 
   std::string catalog_path;            // SQLite file; empty: no catalog

@@ -52,9 +52,7 @@ StatusOr<engine::peer::GrantAnswer> Granter::Give(const engine::MemberId& reader
     return answer;
   }
   const transport::GrantToken token = transport::NewGrantToken();
-  // By rank alone: a life takes a greater incarnation while its transport has streams open. The token,
-  // which only this reader was told, is what permits.
-  const Status granted = transport_->Grant(token, {reader.rank, 0}, std::move(extents));
+  const Status granted = transport_->Grant(token, PeerOf(reader), std::move(extents));
   if (!granted.ok()) {
     Finish(grant, nullptr);
     return granted;

@@ -24,6 +24,10 @@
 
 namespace cairn::node {
 
+// A member as transports know it: by rank alone, for a life takes a greater incarnation while its transport has
+// streams open. The token, which only this reader was told, is what permits.
+inline transport::PeerId PeerOf(const engine::MemberId& member) { return {member.rank, 0}; }
+
 // A grant's way: Admit, then the engine is asked, then Expect with its number (or Refused), then Give.
 // Whatever happens after Expect, event::GrantEnded follows in the end, once, unless Stop comes first.
 // Thread-safe.

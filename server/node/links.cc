@@ -36,6 +36,13 @@ StatusOr<PeerLinks::Granted> Links::AskGrant(engine::Rank rank,
   return links.get()->AskGrant(rank, question, deadline);
 }
 
+StatusOr<std::string> Links::AskTransport(engine::Rank rank, const std::string& question,
+                                          MonotonicNanos deadline) {
+  const Inside links(this);
+  if (links.get() == nullptr) return absl::UnavailableError("the wire between members is not open");
+  return links.get()->AskTransport(rank, question, deadline);
+}
+
 void Links::EndGrant(engine::Rank rank, uint64_t grant) {
   const Inside links(this);
   if (links.get() != nullptr) links.get()->EndGrant(rank, grant);

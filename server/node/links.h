@@ -20,6 +20,8 @@ class Links {
   StatusOr<PeerLinks::Granted> AskGrant(engine::Rank rank,
                                         const engine::peer::GrantQuestion& question,
                                         MonotonicNanos deadline);
+  StatusOr<std::string> AskTransport(engine::Rank rank, const std::string& question,
+                                     MonotonicNanos deadline);
   void EndGrant(engine::Rank rank, uint64_t grant);
   std::string Problem();  // "" without one
 

@@ -187,6 +187,7 @@ class Node : public PeerHost {
   StatusOr<engine::peer::GrantAnswer> Grant(engine::MemberId from,
                                             engine::peer::GrantQuestion question,
                                             MonotonicNanos deadline) override;
+  StatusOr<std::string> TransportAsked(engine::MemberId from, absl::string_view question) override;
   void EndGrant(engine::MemberId from, uint64_t grant) override;
   void Met(engine::Rank rank, engine::MemberId life) override;
 

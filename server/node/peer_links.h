@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/string_view.h"
 #include "common/clock.h"
 #include "common/status.h"
 #include "server/engine/peer_messages.h"
@@ -36,6 +37,9 @@ class PeerHost {
   virtual StatusOr<engine::peer::GrantAnswer> Grant(engine::MemberId from,
                                                     engine::peer::GrantQuestion question,
                                                     MonotonicNanos deadline) = 0;
+  // What `from`'s transport asks of this node's, as transport::Transport::Answer.
+  virtual StatusOr<std::string> TransportAsked(engine::MemberId from,
+                                               absl::string_view question) = 0;
   // A grant that is not `from`'s, or that has ended, is nobody's mistake: nothing happens.
   virtual void EndGrant(engine::MemberId from, uint64_t grant) = 0;
   // The member at `rank`, which is believed, has met another life of this node's rank at its address, whose
@@ -62,6 +66,9 @@ class PeerLinks {
   };
   virtual StatusOr<Granted> AskGrant(engine::Rank rank, const engine::peer::GrantQuestion& question,
                                      MonotonicNanos deadline) = 0;
+  // As transport::ControlWire::Ask.
+  virtual StatusOr<std::string> AskTransport(engine::Rank rank, const std::string& question,
+                                             MonotonicNanos deadline) = 0;
   // The reader needs it no longer. As Tell, it only tries.
   virtual void EndGrant(engine::Rank rank, uint64_t grant) = 0;
 

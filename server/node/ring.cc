@@ -71,6 +71,11 @@ StatusOr<engine::peer::GrantAnswer> Node::Grant(engine::MemberId from,
   return given;
 }
 
+StatusOr<std::string> Node::TransportAsked(engine::MemberId from, absl::string_view question) {
+  if (rooms_.transport == nullptr) return absl::UnavailableError("this node has no transport");
+  return rooms_.transport->Answer(PeerOf(from), question);
+}
+
 void Node::EndGrant(engine::MemberId from, uint64_t grant) {
   if (granter_ != nullptr) granter_->End(grant, &from);
 }

@@ -150,6 +150,10 @@ void Node::AddCounters(NodeState* state) const {
     put("bad_blocks_fetched", fetches.bad_blocks);
     put("failed_fetch_reads", fetches.failed_reads);
     put("slabs_attached", attached_->count());
+    const transport::Traffic traffic = rooms_.transport->traffic();
+    put("bytes_read_over_tcp", traffic.tcp_bytes);
+    put("bytes_read_over_rdma", traffic.rdma_bytes);
+    put("rdma_left_out", traffic.rdma_left_out);
   }
   if (rooms_.storage == nullptr) return;
   constexpr MonotonicNanos kSlow = 5 * kNanosPerSecond;

@@ -252,6 +252,20 @@ StatusOr<engine::peer::GrantAnswer> PeerCaller::Grant(const engine::peer::GrantQ
   return FromPeerWire(std::move(result.success));
 }
 
+StatusOr<std::string> PeerCaller::AskTransport(const std::string& question,
+                                               MonotonicNanos deadline) {
+  const MonotonicNanos left = std::max<MonotonicNanos>(deadline - RealClock()->Now(), 0);
+  const peerwire::Sender sender = context_->Sender();
+  peerwire::Peer_askTransport_pargs args;
+  args.sender = &sender;
+  args.question = &question;
+  BeginCall("askTransport");
+  args.write(writer_->protocol());
+  peerwire::Peer_askTransport_result result;
+  CAIRN_RETURN_IF_ERROR(Exchange("askTransport", left, &result));
+  return std::move(result.success);
+}
+
 Status PeerCaller::EndGrants(const std::vector<uint64_t>& grants) {
   const peerwire::Sender sender = context_->Sender();
   const std::vector<int64_t> numbers(grants.begin(), grants.end());

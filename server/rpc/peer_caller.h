@@ -59,6 +59,7 @@ class PeerCaller {
   StatusOr<engine::MemberId> Say(std::vector<engine::peer::Message> messages);
   StatusOr<engine::peer::GrantAnswer> Grant(const engine::peer::GrantQuestion& question,
                                             MonotonicNanos deadline);
+  StatusOr<std::string> AskTransport(const std::string& question, MonotonicNanos deadline);
   Status EndGrants(const std::vector<uint64_t>& grants);
 
  private:

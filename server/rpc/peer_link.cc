@@ -27,7 +27,11 @@ std::chrono::steady_clock::time_point AsTimePoint(MonotonicNanos at) {
 }  // namespace
 
 PeerLink::PeerLink(const PeerContext* context, engine::Rank rank)
-    : context_(context), rank_(rank), exchanges_(context, rank), grants_(context, rank) {}
+    : context_(context),
+      rank_(rank),
+      exchanges_(context, rank),
+      grants_(context, rank),
+      transport_(context, rank) {}
 
 void PeerLink::Start() {
   thread_ = std::thread([this] { Run(); });
@@ -36,15 +40,17 @@ void PeerLink::Start() {
 void PeerLink::Stop() {
   stopping_ = true;
   exchanges_.Shutdown();
-  grants_.Shutdown();
+  for (Line* const line : {&grants_, &transport_}) line->caller.Shutdown();
   {
     MutexLock lock(&mu_);
     wake_.NotifyAll();
   }
   if (thread_.joinable()) thread_.join();
-  MutexLock lock(&grants_mu_);
-  grants_free_.NotifyAll();
-  while (asking_) grants_free_.Wait(&grants_mu_);
+  for (Line* const line : {&grants_, &transport_}) {
+    MutexLock lock(&line->mu);
+    line->free.NotifyAll();
+    while (line->asking) line->free.Wait(&line->mu);
+  }
 }
 
 void PeerLink::Tell(engine::peer::Message message) {
@@ -148,45 +154,61 @@ void PeerLink::AwaitNext(MonotonicNanos begun, bool answered) {
   look_ = false;
 }
 
-StatusOr<node::PeerLinks::Granted> PeerLink::AskGrant(const engine::peer::GrantQuestion& question,
-                                                      MonotonicNanos deadline) {
+template <typename Answer>
+StatusOr<Answer> PeerLink::AskOn(Line* line, MonotonicNanos deadline,
+                                 const std::function<StatusOr<Answer>(PeerCaller*)>& ask) {
   {
-    MutexLock lock(&grants_mu_);
-    while (asking_ && !stopping_) {
-      if (!grants_free_.WaitUntil(&grants_mu_, AsTimePoint(deadline)) &&
+    MutexLock lock(&line->mu);
+    while (line->asking && !stopping_) {
+      if (!line->free.WaitUntil(&line->mu, AsTimePoint(deadline)) &&
           RealClock()->Now() >= deadline) {
         return absl::DeadlineExceededError(
-            absl::StrCat("rank ", rank_, " is still asked for another grant"));
+            absl::StrCat("rank ", rank_, " is still asked something else"));
       }
     }
     if (stopping_) return absl::UnavailableError("this member is stopping");
-    asking_ = true;
+    line->asking = true;
   }
-  StatusOr<node::PeerLinks::Granted> granted = absl::InternalError("not asked");
+  StatusOr<Answer> answer = absl::InternalError("not asked");
   try {
-    granted = Ask(question, deadline);
+    answer = AskConnected(&line->caller, deadline, ask);
   } catch (const std::exception& e) {  // no memory
-    grants_.Close();
-    granted = absl::ResourceExhaustedError(e.what());
+    line->caller.Close();
+    answer = absl::ResourceExhaustedError(e.what());
   }
-  MutexLock lock(&grants_mu_);
-  asking_ = false;
-  grants_free_.NotifyAll();
-  return granted;
+  MutexLock lock(&line->mu);
+  line->asking = false;
+  line->free.NotifyAll();
+  return answer;
 }
 
-StatusOr<node::PeerLinks::Granted> PeerLink::Ask(const engine::peer::GrantQuestion& question,
-                                                 MonotonicNanos deadline) {
+template <typename Answer>
+StatusOr<Answer> PeerLink::AskConnected(PeerCaller* caller, MonotonicNanos deadline,
+                                        const std::function<StatusOr<Answer>(PeerCaller*)>& ask) {
   // A connection that was made for an earlier question may have been closed since: then a new one is.
-  const bool was_connected = grants_.connected();
-  StatusOr<engine::peer::GrantAnswer> answer = absl::UnavailableError("not connected");
-  if (was_connected) answer = grants_.Grant(question, deadline);
-  if (!grants_.connected() && RealClock()->Now() < deadline) {
-    CAIRN_RETURN_IF_ERROR(grants_.Connect(stopping_, deadline));
-    answer = grants_.Grant(question, deadline);
+  StatusOr<Answer> answer = absl::UnavailableError("not connected");
+  if (caller->connected()) answer = ask(caller);
+  if (!caller->connected() && RealClock()->Now() < deadline) {
+    CAIRN_RETURN_IF_ERROR(caller->Connect(stopping_, deadline));
+    answer = ask(caller);
   }
-  if (!answer.ok()) return answer.status();
-  return node::PeerLinks::Granted{*std::move(answer), grants_.data_address()};
+  return answer;
+}
+
+StatusOr<node::PeerLinks::Granted> PeerLink::AskGrant(const engine::peer::GrantQuestion& question,
+                                                      MonotonicNanos deadline) {
+  using node::PeerLinks;
+  return AskOn<PeerLinks::Granted>(
+      &grants_, deadline, [&](PeerCaller* caller) -> StatusOr<PeerLinks::Granted> {
+        CAIRN_ASSIGN_OR_RETURN(auto answer, caller->Grant(question, deadline));
+        return PeerLinks::Granted{std::move(answer), caller->data_address()};
+      });
+}
+
+StatusOr<std::string> PeerLink::AskTransport(const std::string& question, MonotonicNanos deadline) {
+  return AskOn<std::string>(&transport_, deadline, [&](PeerCaller* caller) {
+    return caller->AskTransport(question, deadline);
+  });
 }
 
 }  // namespace cairn::rpc

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,6 +38,7 @@ class PeerLink {
   void Tell(engine::peer::Message message);
   StatusOr<node::PeerLinks::Granted> AskGrant(const engine::peer::GrantQuestion& question,
                                               MonotonicNanos deadline);
+  StatusOr<std::string> AskTransport(const std::string& question, MonotonicNanos deadline);
   void EndGrant(uint64_t grant);
   // The next exchange is due, whatever the last one was.
   void Look();
@@ -47,8 +49,21 @@ class PeerLink {
   // What the host is told of it, and what becomes of what waits.
   void Ended(const StatusOr<engine::MemberId>& who);
   void AwaitNext(MonotonicNanos begun, bool answered);
-  StatusOr<node::PeerLinks::Granted> Ask(const engine::peer::GrantQuestion& question,
-                                         MonotonicNanos deadline);
+  // A connection of its own for questions of one kind. One asks at a time, the others wait.
+  struct Line {
+    Line(const PeerContext* context, engine::Rank rank) : caller(context, rank) {}
+    Mutex mu;
+    CondVar free;  // with mu
+    bool asking ABSL_GUARDED_BY(mu) = false;
+    PeerCaller caller;  // who has set `asking` uses it
+  };
+  // Calls `ask` with the line's caller, connected, once nobody else asks.
+  template <typename Answer>
+  StatusOr<Answer> AskOn(Line* line, MonotonicNanos deadline,
+                         const std::function<StatusOr<Answer>(PeerCaller*)>& ask);
+  template <typename Answer>
+  StatusOr<Answer> AskConnected(PeerCaller* caller, MonotonicNanos deadline,
+                                const std::function<StatusOr<Answer>(PeerCaller*)>& ask);
 
   const PeerContext* const context_;
   const engine::Rank rank_;
@@ -68,11 +83,8 @@ class PeerLink {
   MonotonicNanos back_off_ = 0;
   std::optional<absl::StatusCode> last_;  // how the last exchange ended
 
-  // A connection of its own for questions that may take long. One asks at a time, the others wait.
-  Mutex grants_mu_;
-  CondVar grants_free_;  // with grants_mu_
-  bool asking_ ABSL_GUARDED_BY(grants_mu_) = false;
-  PeerCaller grants_;  // who has set asking_ uses it
+  Line grants_;     // which may take long
+  Line transport_;  // which must not wait for those
 
   std::thread thread_;
 };

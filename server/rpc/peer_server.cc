@@ -138,6 +138,8 @@ class PeerServer::Connection {
   Status Greet(const peerwire::Peer_greet_args& args, peerwire::Peer_greet_result* result);
   Status Say(SayArgs& args, peerwire::Peer_say_result* result);
   Status Grant(const peerwire::Peer_grant_args& args, peerwire::Peer_grant_result* result);
+  Status AskTransport(const peerwire::Peer_askTransport_args& args,
+                      peerwire::Peer_askTransport_result* result);
   Status EndGrants(const peerwire::Peer_endGrants_args& args, peerwire::Peer_endGrants_result*);
 
   PeerServer* const server_;
@@ -351,6 +353,11 @@ Status PeerServer::Connection::Answer(absl::string_view message) {
     return AnswerWith<Peer_grant_args, Peer_grant_result>(
         "grant", sequence, in, [this](auto& args, auto* result) { return Grant(args, result); });
   }
+  if (method == "askTransport") {
+    return AnswerWith<Peer_askTransport_args, Peer_askTransport_result>(
+        "askTransport", sequence, in,
+        [this](auto& args, auto* result) { return AskTransport(args, result); });
+  }
   if (method == "endGrants") {
     return AnswerWith<Peer_endGrants_args, Peer_endGrants_result>(
         "endGrants", sequence, in,
@@ -464,6 +471,14 @@ Status PeerServer::Connection::Grant(const peerwire::Peer_grant_args& args,
                                                      context_->options.max_message_bytes));
   }
   result->success = ToPeerWire(std::move(answer));
+  result->__isset.success = true;
+  return absl::OkStatus();
+}
+
+Status PeerServer::Connection::AskTransport(const peerwire::Peer_askTransport_args& args,
+                                            peerwire::Peer_askTransport_result* result) {
+  CAIRN_ASSIGN_OR_RETURN(const MemberId from, Judge(args.sender));
+  CAIRN_ASSIGN_OR_RETURN(result->success, context_->host->TransportAsked(from, args.question));
   result->__isset.success = true;
   return absl::OkStatus();
 }

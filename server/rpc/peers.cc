@@ -97,6 +97,15 @@ StatusOr<node::PeerLinks::Granted> Peers::AskGrant(engine::Rank rank,
   return link->second->AskGrant(question, deadline);
 }
 
+StatusOr<std::string> Peers::AskTransport(engine::Rank rank, const std::string& question,
+                                          MonotonicNanos deadline) {
+  const auto link = links_.find(rank);
+  if (link == links_.end()) {
+    return absl::UnavailableError(absl::StrCat("rank ", rank, " is not another member"));
+  }
+  return link->second->AskTransport(question, deadline);
+}
+
 void Peers::EndGrant(engine::Rank rank, uint64_t grant) {
   const auto link = links_.find(rank);
   if (link != links_.end()) link->second->EndGrant(grant);

@@ -36,6 +36,8 @@ class Peers final : public node::PeerLinks {
   void Tell(engine::Rank rank, engine::peer::Message message) override;
   StatusOr<Granted> AskGrant(engine::Rank rank, const engine::peer::GrantQuestion& question,
                              MonotonicNanos deadline) override;
+  StatusOr<std::string> AskTransport(engine::Rank rank, const std::string& question,
+                                     MonotonicNanos deadline) override;
   void EndGrant(engine::Rank rank, uint64_t grant) override;
   std::string Problem() const override;
 

@@ -15,6 +15,10 @@ bool Before(const ExtentRef& a, const ExtentRef& b) {
 
 }  // namespace
 
+bool InOrder(const std::vector<ExtentRef>& extents) {
+  return std::is_sorted(extents.begin(), extents.end(), Before);
+}
+
 bool Covers(const std::vector<ExtentRef>& extents, const ExtentRef& asked) {
   auto after = std::upper_bound(extents.begin(), extents.end(), asked, Before);
   if (after == extents.begin()) return false;

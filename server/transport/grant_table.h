@@ -42,6 +42,8 @@ class GrantTable {
   size_t extents_ = 0;
 };
 
+// By slab and offset.
+bool InOrder(const std::vector<ExtentRef>& extents);
 // Whether `extents`, in order, have all of it in one of them.
 bool Covers(const std::vector<ExtentRef>& extents, const ExtentRef& asked);
 // One answer for all that is not permitted, so that it tells nothing about what exists.

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "server/transport/rdma_wire.h"
 #include "server/transport/region.h"
 
 namespace cairn::transport {
@@ -58,6 +59,16 @@ void RdmaTransport::Detach(SlabId slab) {
 StatusOr<std::string> RdmaTransport::Describe(const ExtentRef& extent) const {
   CAIRN_RETURN_IF_ERROR(slabs_.Find(extent).status());
   return EncodeRegion(extent);
+}
+
+StatusOr<std::string> RdmaTransport::Answer(PeerId reader, absl::string_view question) {
+  CAIRN_ASSIGN_OR_RETURN(const RdmaQuestion asked, DecodeRdmaQuestion(question));
+  if (const auto* const connect = std::get_if<RdmaConnect>(&asked)) {
+    CAIRN_ASSIGN_OR_RETURN(const RdmaConnected connected, owner_.Connect(reader, *connect));
+    return Encode(connected);
+  }
+  CAIRN_ASSIGN_OR_RETURN(const RdmaOpened opened, owner_.Open(reader, std::get<RdmaOpen>(asked)));
+  return Encode(opened);
 }
 
 Status RdmaTransport::Register(SlabId slab) {

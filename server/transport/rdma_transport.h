@@ -41,6 +41,7 @@ class RdmaTransport final : public Transport {
   StatusOr<MonotonicNanos> LastUsed(const GrantToken& token) const override {
     return owner_.LastUsed(token);
   }
+  StatusOr<std::string> Answer(PeerId reader, absl::string_view question) override;
   void Read(ReadRequest request, ReadDone done) override {
     reader_.Read(std::move(request), std::move(done));
   }

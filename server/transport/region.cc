@@ -1,29 +1,27 @@
 #include "server/transport/region.h"
 
-#include <cstring>
-
 #include "absl/strings/str_cat.h"
+#include "common/codec.h"
 
 namespace cairn::transport {
-namespace {
-
-constexpr size_t kNumbers = 3;
-
-}  // namespace
 
 std::string EncodeRegion(const ExtentRef& extent) {
-  const uint64_t numbers[kNumbers] = {extent.slab, extent.offset, extent.length};
-  return std::string(reinterpret_cast<const char*>(numbers), sizeof(numbers));
+  std::string region;
+  AppendInteger(&region, extent.slab);
+  AppendInteger(&region, extent.offset);
+  AppendInteger(&region, extent.length);
+  return region;
 }
 
 StatusOr<ExtentRef> DecodeRegion(absl::string_view bytes) {
-  uint64_t numbers[kNumbers] = {};
-  if (bytes.size() != sizeof(numbers)) {
+  Cursor cursor(bytes);
+  ExtentRef extent;
+  if (!cursor.Take(&extent.slab) || !cursor.Take(&extent.offset) || !cursor.Take(&extent.length) ||
+      cursor.left() != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("region: ", bytes.size(), " bytes, not ", sizeof(numbers)));
+        absl::StrCat("region: ", bytes.size(), " bytes, not those of a region"));
   }
-  std::memcpy(numbers, bytes.data(), sizeof(numbers));
-  return ExtentRef{numbers[0], numbers[1], numbers[2]};
+  return extent;
 }
 
 StatusOr<ExtentRef> BytesOf(const ReadRequest& request) {

@@ -13,4 +13,8 @@ GrantToken NewGrantToken() {
   return token;
 }
 
+StatusOr<std::string> Transport::Answer(PeerId, absl::string_view) {
+  return absl::UnimplementedError("this member's transport is asked nothing");
+}
+
 }  // namespace cairn::transport

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "common/clock.h"
 #include "common/fd.h"
 #include "common/status.h"
@@ -48,9 +49,26 @@ struct ReadRequest {
   MonotonicNanos deadline = 0;
 };
 
+// The members' control wire, as a transport speaks over it to its like at another member. Thread-safe.
+class ControlWire {
+ public:
+  virtual ~ControlWire() = default;
+  // What the other transport's Answer says. Waits for it, to the deadline. UNAVAILABLE when the member cannot be
+  // reached.
+  virtual StatusOr<std::string> Ask(int32_t rank, const std::string& question,
+                                    MonotonicNanos deadline) = 0;
+};
+
 // The CRC32C of the bytes that were read, as they were written into the slab; or why there are none.
 // After an error the destination's bytes are undefined.
 using ReadDone = std::function<void(StatusOr<uint32_t> crc)>;
+
+// What has been read, since the start.
+struct Traffic {
+  uint64_t tcp_bytes = 0;
+  uint64_t rdma_bytes = 0;
+  uint64_t rdma_left_out = 0;  // how often a peer that RDMA did not reach went on over TCP
+};
 
 class Transport {
  public:
@@ -90,6 +108,10 @@ class Transport {
   // When a byte was last sent under the grant, or when it was given; NOT_FOUND when there is none.
   virtual StatusOr<MonotonicNanos> LastUsed(const GrantToken& token) const = 0;
 
+  // What a peer's transport of the same kind asks of this one. INVALID_ARGUMENT for what is no question,
+  // UNIMPLEMENTED from a transport that has none.
+  virtual StatusOr<std::string> Answer(PeerId reader, absl::string_view question);
+
   // --- reading
 
   // Calls `done` once, from a thread of the transport or before Read returns; it must not block.
@@ -102,6 +124,9 @@ class Transport {
   //   CANCELLED          the destination was detached, or the transport is closing
   //   RESOURCE_EXHAUSTED more reads than the transport's bound are waiting for this peer
   virtual void Read(ReadRequest request, ReadDone done) = 0;
+
+  // Of a transport that counts it; else all 0.
+  virtual Traffic traffic() const { return {}; }
 };
 
 }  // namespace cairn::transport

@@ -24,7 +24,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -315,12 +315,13 @@ def ring(
     options: tuple[str, ...] = (),
     meet: bool = True,
     before: Callable[[Ring], None] = lambda _: None,
+    make_network: Callable[[int], AbstractContextManager[Any]] = Network,
 ) -> Iterator[Ring]:
     """A running ring whose members have met; nothing of it is left behind. `before` any daemon starts."""
     # Short: a socket's path has 107 bytes at most.
     folder = Path(tempfile.mkdtemp(prefix="cairn-", dir="/tmp"))
     try:
-        with Network(nodes) as network:
+        with make_network(nodes) as network:
             instance = Ring(
                 folder,
                 network,

@@ -51,6 +51,8 @@ FUZZ_LIMITS = ["-malloc_limit_mb=32", "-rss_limit_mb=384", "-timeout=10"]
 WHOLE_ROOMS = {"thrift_socket_fuzz", "fd_socket_fuzz", "client_reads_fuzz"}
 NO_TESTS_COLLECTED = 5  # pytest's exit status
 PREPARE_GUEST_S = 300  # its kernel has 70 MB
+GUEST_SUITE_S = 300
+XML = "@XML@"
 SANITIZER_PATIENCE = 6
 BUILD_LIMIT_S = 3600
 # Of the time of a stage that has an end; the rest is for running what was built.
@@ -97,28 +99,47 @@ def unit_stage(settings: Settings, report: Report) -> None:
 def guest_stage(settings: Settings, report: Report) -> None:
     """The C++ programs that need such devices, each in a guest of its own, so that none hangs another."""
     code, output = run_process(["hack/guest", "--prepare"], PREPARE_GUEST_S)
-    for program in list_programs(BUILD / "main"):
-        if GUEST_LABEL not in program.labels or not re.search(settings.pattern, program.name):
-            continue
+
+    def run(name: str, limit_s: float, command: list[str]) -> None:
         if code != 0:
-            report.add([Case(program.name, "skipped", output.strip())])
+            report.add([Case(name, "skipped", output.strip())])
         else:
-            run_in_guest(program, report)
+            run_in_guest(name, limit_s, command, report)
+
+    for program in list_programs(BUILD / "main"):
+        if GUEST_LABEL in program.labels and re.search(settings.pattern, program.name):
+            run(program.name, program.timeout_s, [*program.command, f"--gtest_output=xml:{XML}"])
+    if not settings.pattern:
+        command = [
+            DEBIAN_PYTHON,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "cairn_tier",
+        ]
+        command += [f"--junitxml={XML}", "tests/guest"]
+        run("guest", GUEST_SUITE_S, command)
 
 
-def run_in_guest(program: Program, report: Report) -> None:
+def run_in_guest(name: str, limit_s: float, command: list[str], report: Report) -> None:
+    """`command` has XML where its results go."""
     results = results_of(BUILD / "guest")
     results.mkdir(parents=True, exist_ok=True)
-    xml = results / f"{program.name}.xml"
+    xml = results / f"{name}.xml"
     xml.unlink(missing_ok=True)
-    run = f'GTEST_OUTPUT=xml:"$OUT/{xml.name}" exec {shlex.quote(program.command[0])}'
-    limit = ["--limit", str(program.timeout_s), "--bring", str(results)]
+    words = shlex.join(command).replace(XML, f'"$OUT/{xml.name}"')
+    limit = ["--limit", str(limit_s), "--bring", str(results)]
     begin = time.monotonic()
-    code, output = run_process(["hack/guest", *limit, "bash", "-c", run], program.timeout_s + 60)
-    cases = read_cases(xml, f"{program.name}:", program.name)
+    run = ["hack/guest", *limit, "bash", "-c", f"exec {words}"]
+    env = {**python_env(Settings(full=True, pattern="")), "PYTHONPYCACHEPREFIX": "/tmp/pycache"}
+    code, output = run_process(run, limit_s + 60, env)
+    cases = read_cases(xml, f"{name}:", name)
     if code != 0 and not any(case.outcome == "failed" for case in cases):
-        cases.append(Case(program.name, "failed", f"{how_it_ended(code, output)}\n{tail(output)}"))
-    show(program.name, cases, time.monotonic() - begin)
+        cases.append(Case(name, "failed", f"{how_it_ended(code, output)}\n{tail(output)}"))
+    show(name, cases, time.monotonic() - begin)
     report.add(cases)
 
 

@@ -216,6 +216,9 @@ class Neighbours : public node::PeerLinks {
     if (granted.ok() && elsewhere != addresses.end()) granted->address = elsewhere->second;
     return granted;
   }
+  StatusOr<std::string> AskTransport(engine::Rank, const std::string&, MonotonicNanos) override {
+    return absl::UnimplementedError("these owners' transport is asked nothing");
+  }
   void EndGrant(engine::Rank rank, uint64_t grant) override {
     const auto at = owners.find(rank);
     if (at != owners.end() && !loses_ends) at->second->EndGrant(kReader, grant);

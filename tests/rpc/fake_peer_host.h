@@ -56,6 +56,10 @@ class FakePeerHost : public node::PeerHost {
     while (holds_grants_) changed_.Wait(&mu_);
     return grant_;
   }
+  StatusOr<std::string> TransportAsked(engine::MemberId from, absl::string_view question) override {
+    if (question.empty()) return absl::InvalidArgumentError("no question");
+    return absl::StrCat("rank ", from.rank, " asks ", question);
+  }
   void EndGrant(engine::MemberId, uint64_t grant) override {
     MutexLock lock(&mu_);
     ended_.insert(grant);

@@ -10,6 +10,7 @@
 #ifdef CAIRN_CONTRACT_OF_RDMA
 #include "server/transport/ibverbs.h"
 #else
+#include "server/transport/choosing_transport.h"
 #include "tests/transport/fake_verbs.h"
 #include "tests/transport/faulty_transport.h"
 #endif
@@ -43,6 +44,12 @@ inline std::vector<ContractKind> ContractKinds() {
        [](PeerId self) -> std::unique_ptr<Transport> {
          static const auto* const fabric = new std::shared_ptr<FakeFabric>(MakeFakeFabric());
          return StartRdma(self, MakeFakeDevice(*fabric));
+       }},
+      {"Choosing",
+       [](PeerId self) -> std::unique_ptr<Transport> {
+         static const auto* const fabric = new std::shared_ptr<FakeFabric>(MakeFakeFabric());
+         return std::make_unique<ChoosingTransport>(StartTcp(self),
+                                                    StartRdma(self, MakeFakeDevice(*fabric)));
        }},
   };
 }

@@ -56,6 +56,9 @@ class FaultyTransport final : public Transport {
     return faults_->Run<Status>(TransportCall::kGrant,
                                 [&] { return inner_->Grant(token, reader, std::move(extents)); });
   }
+  StatusOr<std::string> Answer(PeerId reader, absl::string_view question) override {
+    return inner_->Answer(reader, question);
+  }
   bool Revoke(const GrantToken& token) override { return inner_->Revoke(token); }
   void RevokePeer(PeerId reader) override { inner_->RevokePeer(reader); }
   StatusOr<MonotonicNanos> LastUsed(const GrantToken& token) const override {

@@ -1,0 +1,163 @@
+#include "server/transport/choosing_transport.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "glog/logging.h"
+
+namespace cairn::transport {
+namespace {
+
+struct Addresses {
+  std::string tcp, rdma;  // empty: it has none
+};
+
+Addresses AddressesIn(const std::string& address) {
+  const size_t at = address.find(';');
+  if (at == std::string::npos) return {address, ""};
+  return {address.substr(0, at), address.substr(at + 1)};
+}
+
+// Whether the same read may go well over another back end.
+bool MayGoOtherwise(const Status& status) {
+  return absl::IsUnavailable(status) || absl::IsResourceExhausted(status);
+}
+
+}  // namespace
+
+ChoosingTransport::ChoosingTransport(std::unique_ptr<Transport> tcp,
+                                     std::unique_ptr<Transport> rdma, MonotonicNanos left_out)
+    : left_out_for_(left_out), tcp_(std::move(tcp)), rdma_(std::move(rdma)) {
+  CHECK(tcp_ != nullptr || rdma_ != nullptr);
+}
+
+std::string ChoosingTransport::Address() const {
+  const std::string tcp = tcp_ == nullptr ? "" : tcp_->Address();
+  return rdma_ == nullptr ? tcp : absl::StrCat(tcp, ";", rdma_->Address());
+}
+
+std::string ChoosingTransport::Problem() const {
+  return tcp_ == nullptr ? rdma_->Problem() : tcp_->Problem();
+}
+
+Status ChoosingTransport::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {
+  if (tcp_ == nullptr) return rdma_->Attach(slab, std::move(description), bytes);
+  if (rdma_ == nullptr) return tcp_->Attach(slab, std::move(description), bytes);
+  CAIRN_ASSIGN_OR_RETURN(UniqueFd other, description.Dup());
+  CAIRN_RETURN_IF_ERROR(tcp_->Attach(slab, std::move(description), bytes));
+  const Status attached = rdma_->Attach(slab, std::move(other), bytes);
+  if (!attached.ok()) tcp_->Detach(slab);
+  return attached;
+}
+
+void ChoosingTransport::Detach(SlabId slab) {
+  if (rdma_ != nullptr) rdma_->Detach(slab);
+  if (tcp_ != nullptr) tcp_->Detach(slab);
+}
+
+StatusOr<std::string> ChoosingTransport::Describe(const ExtentRef& extent) const {
+  return tcp_ == nullptr ? rdma_->Describe(extent) : tcp_->Describe(extent);
+}
+
+Status ChoosingTransport::Grant(const GrantToken& token, PeerId reader,
+                                std::vector<ExtentRef> extents) {
+  if (tcp_ == nullptr) return rdma_->Grant(token, reader, std::move(extents));
+  CAIRN_RETURN_IF_ERROR(tcp_->Grant(token, reader, extents));
+  if (rdma_ == nullptr) return absl::OkStatus();
+  const Status granted = rdma_->Grant(token, reader, std::move(extents));
+  if (!granted.ok()) tcp_->Revoke(token);
+  return granted;
+}
+
+bool ChoosingTransport::Revoke(const GrantToken& token) {
+  const bool over_rdma = rdma_ != nullptr && rdma_->Revoke(token);
+  const bool over_tcp = tcp_ != nullptr && tcp_->Revoke(token);
+  return over_rdma || over_tcp;
+}
+
+void ChoosingTransport::RevokePeer(PeerId reader) {
+  if (rdma_ != nullptr) rdma_->RevokePeer(reader);
+  if (tcp_ != nullptr) tcp_->RevokePeer(reader);
+}
+
+StatusOr<MonotonicNanos> ChoosingTransport::LastUsed(const GrantToken& token) const {
+  if (tcp_ == nullptr) return rdma_->LastUsed(token);
+  if (rdma_ == nullptr) return tcp_->LastUsed(token);
+  CAIRN_ASSIGN_OR_RETURN(const MonotonicNanos over_tcp, tcp_->LastUsed(token));
+  CAIRN_ASSIGN_OR_RETURN(const MonotonicNanos over_rdma, rdma_->LastUsed(token));
+  return std::max(over_tcp, over_rdma);
+}
+
+StatusOr<std::string> ChoosingTransport::Answer(PeerId reader, absl::string_view question) {
+  if (rdma_ == nullptr) return absl::UnavailableError("this member has no RDMA");
+  return rdma_->Answer(reader, question);
+}
+
+void ChoosingTransport::Read(ReadRequest request, ReadDone done) {
+  const Addresses addresses = AddressesIn(request.address);
+  ReadRequest over_tcp = request;
+  over_tcp.address = addresses.tcp;
+  if (rdma_ == nullptr || addresses.rdma.empty() ||
+      (tcp_ != nullptr && !addresses.tcp.empty() && !UsesRdma(addresses.rdma))) {
+    return ReadOverTcp(std::move(over_tcp), std::move(done));
+  }
+  request.address = addresses.rdma;
+  const uint64_t length = request.length;
+  if (tcp_ == nullptr || addresses.tcp.empty()) {
+    return rdma_->Read(std::move(request), Counted(&Traffic::rdma_bytes, length, std::move(done)));
+  }
+  rdma_->Read(std::move(request), [this, over_tcp = std::move(over_tcp), rdma = addresses.rdma,
+                                   done = Counted(&Traffic::rdma_bytes, length, done),
+                                   plain = done](StatusOr<uint32_t> crc) {
+    if (crc.ok() || !MayGoOtherwise(crc.status())) return done(std::move(crc));
+    LeaveOut(rdma, crc.status());
+    ReadOverTcp(over_tcp, plain);
+  });
+}
+
+void ChoosingTransport::ReadOverTcp(ReadRequest request, ReadDone done) {
+  if (tcp_ == nullptr || request.address.empty()) {
+    return done(absl::UnavailableError(
+        tcp_ == nullptr ? "the peer has no RDMA, and this member's transport is rdma"
+                        : "the peer's transport is rdma, and this member has none"));
+  }
+  const uint64_t length = request.length;
+  tcp_->Read(std::move(request), Counted(&Traffic::tcp_bytes, length, std::move(done)));
+}
+
+ReadDone ChoosingTransport::Counted(uint64_t Traffic::*bytes, uint64_t length, ReadDone done) {
+  return [this, bytes, length, done = std::move(done)](StatusOr<uint32_t> crc) {
+    if (crc.ok()) {
+      MutexLock lock(&mu_);
+      traffic_.*bytes += length;
+    }
+    done(std::move(crc));
+  };
+}
+
+bool ChoosingTransport::UsesRdma(const std::string& address) {
+  MutexLock lock(&mu_);
+  const auto at = left_out_until_.find(address);
+  return at == left_out_until_.end() || at->second <= RealClock()->Now();
+}
+
+void ChoosingTransport::LeaveOut(const std::string& address, const Status& why) {
+  const MonotonicNanos now = RealClock()->Now();
+  {
+    MutexLock lock(&mu_);
+    MonotonicNanos& until = left_out_until_[address];
+    if (until > now) return;  // so said a read that was under way with this one
+    until = now + left_out_for_;
+    ++traffic_.rdma_left_out;
+  }
+  LOG(WARNING) << "for " << left_out_for_ / kNanosPerSecond << " s over TCP what is read from "
+               << address << ": " << why;
+}
+
+Traffic ChoosingTransport::traffic() const {
+  MutexLock lock(&mu_);
+  return traffic_;
+}
+
+}  // namespace cairn::transport
