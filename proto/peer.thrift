@@ -312,6 +312,7 @@ service Peer {
   Granted grant(1: Sender sender, 2: GrantQuestion question) throws (1: cairn.Error error),
   // What the caller's transport asks of the listener's, in their own words (server/transport/rdma_wire.h).
   binary askTransport(1: Sender sender, 2: binary question) throws (1: cairn.Error error),
-  // Not needed any more; numbers that are unknown are passed over.
-  void endGrants(1: Sender sender, 2: list<i64> grants) throws (1: cairn.Error error),
+  // Not needed any more; numbers that are unknown are passed over. `idle`: those of which no read is under way, nor
+  // will one be; to end them cuts nothing.
+  void endGrants(1: Sender sender, 2: list<i64> grants, 3: list<i64> idle) throws (1: cairn.Error error),
 }

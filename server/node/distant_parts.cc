@@ -126,7 +126,7 @@ class DistantParts::Granted {
  public:
   Granted(DistantParts* of, PartElsewhere part) : of_(of), part_(std::move(part)) {}
   ~Granted() {
-    if (grant_ != nullptr) of_->links_->EndGrant(SourceAt(at_), grant_->answer.grant);
+    if (grant_ != nullptr) End(SourceAt(at_), *grant_);
   }
   Granted(const Granted&) = delete;
   Granted& operator=(const Granted&) = delete;
@@ -167,7 +167,7 @@ class DistantParts::Granted {
       ended = std::move(grant_);
       if (next_source) ++at_;
     }
-    of_->links_->EndGrant(ticket.source, ended->answer.grant);
+    End(ticket.source, *ended);
   }
   void AddSources(const std::vector<Rank>& sources) {
     MutexLock lock(&mu_);
@@ -185,6 +185,12 @@ class DistantParts::Granted {
   const std::string& digest() const { return part_.digest; }
 
  private:
+  void End(Rank source, const PeerLinks::Granted& granted) const {
+    transport::GrantToken token = {};
+    std::copy(granted.answer.token.begin(), granted.answer.token.end(), token.begin());
+    of_->links_->EndGrant(source,
+                          {granted.answer.grant, of_->transport_->Finish(granted.address, token)});
+  }
   Rank SourceAt(size_t at) const { return part_.sources[at % part_.sources.size()]; }
 
   Status Ensure(MonotonicNanos deadline, bool table_only) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -221,7 +227,7 @@ class DistantParts::Granted {
     if (good.ok()) {
       grant_ = std::make_unique<const PeerLinks::Granted>(*std::move(granted));
     } else {
-      of_->links_->EndGrant(source, granted->answer.grant);
+      End(source, *granted);
     }
     return good;
   }

@@ -13,6 +13,8 @@
 
 namespace cairn::node {
 
+using transport::ItsReads;
+
 Granter::Granter(const GranterOptions& options, transport::Transport* transport, Attached* attached,
                  Clock* clock, std::function<void(engine::Event)> post)
     : options_(options),
@@ -48,17 +50,17 @@ StatusOr<engine::peer::GrantAnswer> Granter::Give(const engine::MemberId& reader
   std::vector<ExtentRef> extents;
   StatusOr<engine::peer::GrantAnswer> answer = Describe(grant, table, &extents);
   if (!answer.ok()) {
-    Finish(grant, nullptr);
+    Finish(grant, nullptr, ItsReads::kHaveEnded);
     return answer;
   }
   const transport::GrantToken token = transport::NewGrantToken();
   const Status granted = transport_->Grant(token, PeerOf(reader), std::move(extents));
   if (!granted.ok()) {
-    Finish(grant, nullptr);
+    Finish(grant, nullptr, ItsReads::kHaveEnded);
     return granted;
   }
   if (!Given(reader, grant, token)) {
-    Finish(grant, &token);
+    Finish(grant, &token, ItsReads::kHaveEnded);  // nobody was told the token
     return absl::UnavailableError("the grant was revoked while it was being given");
   }
   answer->token.assign(token.begin(), token.end());
@@ -101,16 +103,26 @@ bool Granter::Given(const engine::MemberId& reader, uint64_t grant,
   return true;
 }
 
-void Granter::End(uint64_t grant, const engine::MemberId* reader) {
+void Granter::End(uint64_t grant) {
   MutexLock lock(&mu_);
   const auto at = grants_.find(grant);
-  if (at == grants_.end() || at->second.ending) return;
-  State& state = at->second;
-  if (reader != nullptr && !(state.given && state.reader == *reader)) return;
-  state.ending = true;
-  if (!state.given) return;  // Give sees it
-  looks_.erase({state.look_at, grant});
-  state.look_at = 0;
+  if (at != grants_.end()) EndLocked(grant, &at->second, ItsReads::kMayBeUnderWay);
+}
+
+void Granter::EndFor(const engine::MemberId& reader, EndedGrant ended) {
+  MutexLock lock(&mu_);
+  const auto at = grants_.find(ended.grant);
+  if (at == grants_.end() || !at->second.given || at->second.reader != reader) return;
+  EndLocked(ended.grant, &at->second, ended.reads);
+}
+
+void Granter::EndLocked(uint64_t grant, State* state, ItsReads reads) {
+  if (state->ending) return;
+  state->ending = true;
+  state->reads = reads;
+  if (!state->given) return;  // Give sees it
+  looks_.erase({state->look_at, grant});
+  state->look_at = 0;
   looks_.emplace(0, grant);
   wake_.NotifyOne();
 }
@@ -155,16 +167,16 @@ bool Granter::Next(std::pair<uint64_t, State>* next) {
 void Granter::LookAt(uint64_t grant, const State& state) {
   const StatusOr<MonotonicNanos> used = transport_->LastUsed(state.token);
   const MonotonicNanos until = used.ok() && !state.ending ? *used + options_.without_progress : 0;
-  if (until <= clock_->Now()) return Finish(grant, &state.token);
+  if (until <= clock_->Now()) return Finish(grant, &state.token, state.reads);
   MutexLock lock(&mu_);
   State& now = grants_.at(grant);
   now.look_at = now.ending ? 0 : until;
   looks_.emplace(now.look_at, grant);
 }
 
-void Granter::Finish(uint64_t grant, const transport::GrantToken* token) {
+void Granter::Finish(uint64_t grant, const transport::GrantToken* token, ItsReads reads) {
   ReachFailpoint(Failpoint::kRingRevoke);
-  if (token != nullptr) transport_->Revoke(*token);
+  if (token != nullptr) transport_->Revoke(*token, reads);
   {
     MutexLock lock(&mu_);
     looks_.erase({0, grant});  // an End that came meanwhile
@@ -189,7 +201,9 @@ void Granter::Stop() {
       if (state.given) tokens.push_back(state.token);
     }
   }
-  for (const transport::GrantToken& token : tokens) transport_->Revoke(token);
+  for (const transport::GrantToken& token : tokens) {
+    transport_->Revoke(token, ItsReads::kMayBeUnderWay);
+  }
 }
 
 }  // namespace cairn::node

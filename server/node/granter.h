@@ -20,6 +20,7 @@
 #include "server/facts/part_record.h"
 #include "server/node/attached.h"
 #include "server/node/options.h"
+#include "server/node/peer_links.h"
 #include "server/transport/transport.h"
 
 namespace cairn::node {
@@ -48,8 +49,10 @@ class Granter {
   // object, and waits for nobody. An error ends the grant.
   StatusOr<engine::peer::GrantAnswer> Give(const engine::MemberId& reader, uint64_t grant,
                                            const PartTable& table);
-  // Revokes it soon. With `reader` only if the grant is that reader's.
-  void End(uint64_t grant, const engine::MemberId* reader = nullptr);
+  // Revokes it soon.
+  void End(uint64_t grant);
+  // The same, of a grant that is the reader's, who needs it no longer.
+  void EndFor(const engine::MemberId& reader, EndedGrant ended);
   size_t count() const;
   // Revokes all, and joins the thread.
   void Stop();
@@ -60,6 +63,7 @@ class Granter {
     transport::GrantToken token = {};
     bool given = false;   // the token is the transport's
     bool ending = false;  // the thread, or Give, ends it
+    transport::ItsReads reads = transport::ItsReads::kMayBeUnderWay;
     MonotonicNanos look_at = 0;
   };
 
@@ -71,8 +75,10 @@ class Granter {
   // The next grant to look at, if its time has come; with `ending` set when it is to end. False: stopping.
   bool Next(std::pair<uint64_t, State>* next);
   void LookAt(uint64_t grant, const State& state);
-  // Revokes, then tells the engine.
-  void Finish(uint64_t grant, const transport::GrantToken* token);
+  void EndLocked(uint64_t grant, State* state, transport::ItsReads reads)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Revokes the token, if the transport has it, then tells the engine.
+  void Finish(uint64_t grant, const transport::GrantToken* token, transport::ItsReads reads);
 
   const GranterOptions options_;
   transport::Transport* const transport_;

@@ -43,9 +43,9 @@ StatusOr<std::string> Links::AskTransport(engine::Rank rank, const std::string& 
   return links.get()->AskTransport(rank, question, deadline);
 }
 
-void Links::EndGrant(engine::Rank rank, uint64_t grant) {
+void Links::EndGrant(engine::Rank rank, EndedGrant ended) {
   const Inside links(this);
-  if (links.get() != nullptr) links.get()->EndGrant(rank, grant);
+  if (links.get() != nullptr) links.get()->EndGrant(rank, ended);
 }
 
 std::string Links::Problem() {

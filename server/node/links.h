@@ -22,7 +22,7 @@ class Links {
                                         MonotonicNanos deadline);
   StatusOr<std::string> AskTransport(engine::Rank rank, const std::string& question,
                                      MonotonicNanos deadline);
-  void EndGrant(engine::Rank rank, uint64_t grant);
+  void EndGrant(engine::Rank rank, EndedGrant ended);
   std::string Problem();  // "" without one
 
  private:

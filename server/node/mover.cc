@@ -104,7 +104,7 @@ void Mover::From(const engine::action::FetchFrom& from) {
       continue;
     }
     schedule_.RemoveSource(from.fetch, rank);
-    if (state.grant.has_value()) unused_grants_.emplace_back(rank, *state.grant);
+    if (state.grant.has_value()) unused_grants_.push_back(state.HeldOf(rank));
     source = sources.erase(source);
   }
   for (const Rank rank : from.sources) sources[rank];
@@ -285,7 +285,7 @@ void Mover::End(uint64_t fetch, Flight* flight, ToDo* todo) {
   // Reads under way would go on writing.
   ended.detach = schedule_.UnderWay(fetch) > 0;
   for (const auto& [rank, source] : flight->sources) {
-    if (source.grant.has_value()) todo->grants.emplace_back(rank, *source.grant);
+    if (source.grant.has_value()) todo->grants.push_back(source.HeldOf(rank));
   }
   schedule_.Remove(fetch);
   todo->ended.push_back(std::move(ended));
@@ -326,6 +326,10 @@ MonotonicNanos Mover::NextLook() const {
   return next;
 }
 
+void Mover::EndGrant(const Held& held) {
+  links_->EndGrant(held.source, {held.grant, transport_->Finish(held.address, held.token)});
+}
+
 void Mover::Do(ToDo todo) {
   for (auto& [request, read] : todo.reads) {
     transport_->Read(std::move(request),
@@ -337,7 +341,7 @@ void Mover::Do(ToDo todo) {
   for (const ToDo::Ended& ended : todo.ended) {
     if (ended.detach) attached_->Detach(ended.slab);
   }
-  for (const auto& [rank, grant] : todo.grants) links_->EndGrant(rank, grant);
+  for (const Held& held : todo.grants) EndGrant(held);
   for (ToDo::Ended& ended : todo.ended) {
     ReachFailpoint(Failpoint::kRingFetched);
     post_(std::move(ended.event));
@@ -367,7 +371,7 @@ void Mover::Failed(Flight* flight, Rank rank, Status why) {
 void Mover::Gone(Flight* flight, Rank rank, Status why) {
   Source& source = flight->sources.at(rank);
   schedule_.RemoveSource(flight->asked.fetch, rank);
-  if (source.grant.has_value()) unused_grants_.emplace_back(rank, *source.grant);
+  if (source.grant.has_value()) unused_grants_.push_back(source.HeldOf(rank));
   source.grant.reset();
   source.is = Source::Is::kGone;
   source.why = std::move(why);
@@ -395,7 +399,7 @@ void Mover::Ask() {
   pthread_setname_np(pthread_self(), "mover-ask");
   try {
     for (Asking asking; NextQuestion(&asking); asking = Asking{}) {
-      if (asking.old_grant.has_value()) links_->EndGrant(asking.source, *asking.old_grant);
+      if (asking.old_grant.has_value()) EndGrant(*asking.old_grant);
       const engine::peer::GrantQuestion question{
           asking.asked.part, asking.plan == nullptr ? asking.asked.digest : asking.plan->digest};
       ReachFailpoint(Failpoint::kRingAsk);
@@ -444,7 +448,8 @@ bool Mover::FindQuestion(Asking* asking) {
       if (asked_[rank] >= std::max(1, options_.threads - 1)) continue;
       ++asked_[rank];
       source.is = Source::Is::kAsking;
-      *asking = {fetch, rank, flight.asked, flight.plan, source.grant, clock_->Now()};
+      *asking = {fetch, rank, flight.asked, flight.plan, std::nullopt, clock_->Now()};
+      if (source.grant.has_value()) asking->old_grant = source.HeldOf(rank);
       source.grant.reset();
       return true;
     }
@@ -476,7 +481,10 @@ void Mover::Answered(const Asking& asking, StatusOr<PeerLinks::Granted> granted,
   const bool wanted = at != flights_.end() && at->second.sources.contains(asking.source) &&
                       at->second.sources.at(asking.source).is == Source::Is::kAsking;
   if (!wanted) {
-    if (granted.ok()) unused_grants_.emplace_back(asking.source, granted->answer.grant);
+    // Its token was shown to nobody.
+    if (granted.ok()) {
+      unused_grants_.push_back({asking.source, granted->answer.grant, granted->address, {}});
+    }
     return;
   }
   Flight* const flight = &at->second;

@@ -62,6 +62,13 @@ class Mover {
   Counters counters() const;
 
  private:
+  // A grant of another member.
+  struct Held {
+    engine::Rank source = engine::kNoRank;
+    uint64_t grant = 0;
+    std::string address;
+    transport::GrantToken token = {};
+  };
   struct Source {
     enum class Is : uint8_t { kToAsk, kAsking, kReady, kResting, kGone };
     Is is = Is::kToAsk;
@@ -74,6 +81,7 @@ class Mover {
     std::string address;
     std::vector<engine::peer::Region> regions;
     Status why;  // of the last failure
+    Held HeldOf(engine::Rank rank) const { return {rank, *grant, address, token}; }
   };
   struct Flight {
     engine::action::Fetch asked;
@@ -94,7 +102,7 @@ class Mover {
   struct ToDo {
     std::vector<std::pair<transport::ReadRequest, EndedRead>> reads;
     std::vector<engine::Event> advances;
-    std::vector<std::pair<engine::Rank, uint64_t>> grants;  // to end
+    std::vector<Held> grants;  // to end
     struct Ended {
       engine::event::Fetched event;
       SlabId slab = 0;
@@ -108,7 +116,7 @@ class Mover {
     engine::Rank source = engine::kNoRank;
     engine::action::Fetch asked;
     std::shared_ptr<const FetchPlan> plan;
-    std::optional<uint64_t> old_grant;
+    std::optional<Held> old_grant;
     MonotonicNanos at = 0;
   };
 
@@ -123,6 +131,7 @@ class Mover {
   void Begin(const TransferSchedule::Read& read, ToDo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   MonotonicNanos NextLook() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Do(ToDo todo) ABSL_LOCKS_EXCLUDED(mu_);
+  void EndGrant(const Held& held) ABSL_LOCKS_EXCLUDED(mu_);
 
   // --- sources
   void Failed(Flight* flight, engine::Rank rank, Status why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -157,7 +166,7 @@ class Mover {
   std::map<uint64_t, Flight> flights_ ABSL_GUARDED_BY(mu_);
   std::map<engine::Rank, int> asked_ ABSL_GUARDED_BY(mu_);  // questions under way
   TransferSchedule schedule_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::pair<engine::Rank, uint64_t>> unused_grants_ ABSL_GUARDED_BY(mu_);
+  std::vector<Held> unused_grants_ ABSL_GUARDED_BY(mu_);
   std::vector<engine::event::Fetched> refused_ ABSL_GUARDED_BY(mu_);
   Counters counters_ ABSL_GUARDED_BY(mu_);
   std::vector<std::thread> threads_;  // last: they use the members above

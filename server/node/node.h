@@ -188,7 +188,7 @@ class Node : public PeerHost {
                                             engine::peer::GrantQuestion question,
                                             MonotonicNanos deadline) override;
   StatusOr<std::string> TransportAsked(engine::MemberId from, absl::string_view question) override;
-  void EndGrant(engine::MemberId from, uint64_t grant) override;
+  void EndGrant(engine::MemberId from, EndedGrant ended) override;
   void Met(engine::Rank rank, engine::MemberId life) override;
 
   StatusOr<NodeState> State(const engine::Caller& caller);

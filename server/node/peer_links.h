@@ -13,8 +13,16 @@
 #include "common/status.h"
 #include "server/engine/peer_messages.h"
 #include "server/engine/ring.h"
+#include "server/transport/transport.h"
 
 namespace cairn::node {
+
+// A grant that its reader needs no longer.
+struct EndedGrant {
+  uint64_t grant = 0;
+  transport::ItsReads reads = transport::ItsReads::kMayBeUnderWay;
+  bool operator==(const EndedGrant&) const = default;
+};
 
 // What the node is to the wire. Thread-safe; called on the wire's threads, one per link and one per
 // connection that came in, so a call may wait for the node's lock. None is made before Peers::Start, and
@@ -41,7 +49,7 @@ class PeerHost {
   virtual StatusOr<std::string> TransportAsked(engine::MemberId from,
                                                absl::string_view question) = 0;
   // A grant that is not `from`'s, or that has ended, is nobody's mistake: nothing happens.
-  virtual void EndGrant(engine::MemberId from, uint64_t grant) = 0;
+  virtual void EndGrant(engine::MemberId from, EndedGrant ended) = 0;
   // The member at `rank`, which is believed, has met another life of this node's rank at its address, whose
   // incarnation is not the lesser one: this node's life is superseded, or it takes a greater incarnation.
   virtual void Met(engine::Rank rank, engine::MemberId life) = 0;
@@ -70,7 +78,7 @@ class PeerLinks {
   virtual StatusOr<std::string> AskTransport(engine::Rank rank, const std::string& question,
                                              MonotonicNanos deadline) = 0;
   // The reader needs it no longer. As Tell, it only tries.
-  virtual void EndGrant(engine::Rank rank, uint64_t grant) = 0;
+  virtual void EndGrant(engine::Rank rank, EndedGrant ended) = 0;
 
   // What is wrong between this node and the other members that only a person can mend, in words; empty: nothing.
   virtual std::string Problem() const = 0;

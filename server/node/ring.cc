@@ -76,8 +76,8 @@ StatusOr<std::string> Node::TransportAsked(engine::MemberId from, absl::string_v
   return rooms_.transport->Answer(PeerOf(from), question);
 }
 
-void Node::EndGrant(engine::MemberId from, uint64_t grant) {
-  if (granter_ != nullptr) granter_->End(grant, &from);
+void Node::EndGrant(engine::MemberId from, EndedGrant ended) {
+  if (granter_ != nullptr) granter_->EndFor(from, ended);
 }
 
 void Node::Met(engine::Rank rank, engine::MemberId life) {

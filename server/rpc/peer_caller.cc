@@ -266,12 +266,17 @@ StatusOr<std::string> PeerCaller::AskTransport(const std::string& question,
   return std::move(result.success);
 }
 
-Status PeerCaller::EndGrants(const std::vector<uint64_t>& grants) {
+Status PeerCaller::EndGrants(const std::vector<node::EndedGrant>& ended) {
   const peerwire::Sender sender = context_->Sender();
-  const std::vector<int64_t> numbers(grants.begin(), grants.end());
+  std::vector<int64_t> grants, idle;
+  for (const node::EndedGrant& one : ended) {
+    const bool over = one.reads == transport::ItsReads::kHaveEnded;
+    (over ? idle : grants).push_back(static_cast<int64_t>(one.grant));
+  }
   peerwire::Peer_endGrants_pargs args;
   args.sender = &sender;
-  args.grants = &numbers;
+  args.grants = &grants;
+  args.idle = &idle;
   BeginCall("endGrants");
   args.write(writer_->protocol());
   peerwire::Peer_endGrants_result result;

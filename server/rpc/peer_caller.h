@@ -60,7 +60,7 @@ class PeerCaller {
   StatusOr<engine::peer::GrantAnswer> Grant(const engine::peer::GrantQuestion& question,
                                             MonotonicNanos deadline);
   StatusOr<std::string> AskTransport(const std::string& question, MonotonicNanos deadline);
-  Status EndGrants(const std::vector<uint64_t>& grants);
+  Status EndGrants(const std::vector<node::EndedGrant>& ended);
 
  private:
   Status Greet(MonotonicNanos deadline);

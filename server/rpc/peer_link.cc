@@ -60,10 +60,10 @@ void PeerLink::Tell(engine::peer::Message message) {
   wake_.NotifyAll();
 }
 
-void PeerLink::EndGrant(uint64_t grant) {
+void PeerLink::EndGrant(node::EndedGrant ended) {
   MutexLock lock(&mu_);
   if (!answers_ || ended_grants_.size() >= kMostEndedGrants) return;
-  ended_grants_.push_back(grant);
+  ended_grants_.push_back(ended);
   wake_.NotifyAll();
 }
 
@@ -94,7 +94,7 @@ void PeerLink::Run() {
 StatusOr<MemberId> PeerLink::Exchange() {
   if (!exchanges_.connected()) CAIRN_RETURN_IF_ERROR(exchanges_.Connect(stopping_, kNever));
   std::vector<engine::peer::Message> messages;
-  std::vector<uint64_t> ended;
+  std::vector<node::EndedGrant> ended;
   {
     MutexLock lock(&mu_);
     look_ = false;

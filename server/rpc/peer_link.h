@@ -39,7 +39,7 @@ class PeerLink {
   StatusOr<node::PeerLinks::Granted> AskGrant(const engine::peer::GrantQuestion& question,
                                               MonotonicNanos deadline);
   StatusOr<std::string> AskTransport(const std::string& question, MonotonicNanos deadline);
-  void EndGrant(uint64_t grant);
+  void EndGrant(node::EndedGrant ended);
   // The next exchange is due, whatever the last one was.
   void Look();
 
@@ -76,7 +76,7 @@ class PeerLink {
   bool overflown_ ABSL_GUARDED_BY(mu_) =
       false;  // something had no room: counts as a failed exchange
   PeerOutbox outbox_ ABSL_GUARDED_BY(mu_);
-  std::vector<uint64_t> ended_grants_ ABSL_GUARDED_BY(mu_);
+  std::vector<node::EndedGrant> ended_grants_ ABSL_GUARDED_BY(mu_);
 
   // The thread's own.
   PeerCaller exchanges_;

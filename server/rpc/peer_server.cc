@@ -465,7 +465,8 @@ Status PeerServer::Connection::Grant(const peerwire::Peer_grant_args& args,
   size_t bytes = answer.manifest.size();
   for (const auto& region : answer.regions) bytes += region.descriptor.size() + sizeof(uint32_t);
   if (bytes + kAround > context_->options.max_message_bytes) {
-    context_->host->EndGrant(from, answer.grant);
+    // Its token was told nobody.
+    context_->host->EndGrant(from, {answer.grant, transport::ItsReads::kHaveEnded});
     return absl::ResourceExhaustedError(absl::StrCat("the part's manifest and regions have ", bytes,
                                                      " bytes, an answer at most ",
                                                      context_->options.max_message_bytes));
@@ -487,7 +488,11 @@ Status PeerServer::Connection::EndGrants(const peerwire::Peer_endGrants_args& ar
                                          peerwire::Peer_endGrants_result*) {
   CAIRN_ASSIGN_OR_RETURN(const MemberId from, Judge(args.sender));
   CAIRN_ASSIGN_OR_RETURN(const std::vector<uint64_t> grants, GrantsFromWire(args.grants));
-  for (const uint64_t grant : grants) context_->host->EndGrant(from, grant);
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<uint64_t> idle, GrantsFromWire(args.idle));
+  for (const uint64_t grant : grants) context_->host->EndGrant(from, {grant});
+  for (const uint64_t grant : idle) {
+    context_->host->EndGrant(from, {grant, transport::ItsReads::kHaveEnded});
+  }
   return absl::OkStatus();
 }
 

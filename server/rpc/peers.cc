@@ -106,9 +106,9 @@ StatusOr<std::string> Peers::AskTransport(engine::Rank rank, const std::string& 
   return link->second->AskTransport(question, deadline);
 }
 
-void Peers::EndGrant(engine::Rank rank, uint64_t grant) {
+void Peers::EndGrant(engine::Rank rank, node::EndedGrant ended) {
   const auto link = links_.find(rank);
-  if (link != links_.end()) link->second->EndGrant(grant);
+  if (link != links_.end()) link->second->EndGrant(ended);
 }
 
 }  // namespace cairn::rpc

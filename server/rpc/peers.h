@@ -38,7 +38,7 @@ class Peers final : public node::PeerLinks {
                              MonotonicNanos deadline) override;
   StatusOr<std::string> AskTransport(engine::Rank rank, const std::string& question,
                                      MonotonicNanos deadline) override;
-  void EndGrant(engine::Rank rank, uint64_t grant) override;
+  void EndGrant(engine::Rank rank, node::EndedGrant ended) override;
   std::string Problem() const override;
 
   int connections() const { return server_->connections(); }  // that have come in

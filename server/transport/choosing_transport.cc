@@ -66,13 +66,13 @@ Status ChoosingTransport::Grant(const GrantToken& token, PeerId reader,
   CAIRN_RETURN_IF_ERROR(tcp_->Grant(token, reader, extents));
   if (rdma_ == nullptr) return absl::OkStatus();
   const Status granted = rdma_->Grant(token, reader, std::move(extents));
-  if (!granted.ok()) tcp_->Revoke(token);
+  if (!granted.ok()) tcp_->Revoke(token, ItsReads::kHaveEnded);
   return granted;
 }
 
-bool ChoosingTransport::Revoke(const GrantToken& token) {
-  const bool over_rdma = rdma_ != nullptr && rdma_->Revoke(token);
-  const bool over_tcp = tcp_ != nullptr && tcp_->Revoke(token);
+bool ChoosingTransport::Revoke(const GrantToken& token, ItsReads reads) {
+  const bool over_rdma = rdma_ != nullptr && rdma_->Revoke(token, reads);
+  const bool over_tcp = tcp_ != nullptr && tcp_->Revoke(token, reads);
   return over_rdma || over_tcp;
 }
 
@@ -114,6 +114,13 @@ void ChoosingTransport::Read(ReadRequest request, ReadDone done) {
     LeaveOut(rdma, crc.status());
     ReadOverTcp(over_tcp, plain);
   });
+}
+
+// What was read over TCP the owner sees by itself.
+ItsReads ChoosingTransport::Finish(const std::string& address, const GrantToken& token) {
+  const Addresses addresses = AddressesIn(address);
+  if (rdma_ == nullptr || addresses.rdma.empty()) return ItsReads::kMayBeUnderWay;
+  return rdma_->Finish(addresses.rdma, token);
 }
 
 void ChoosingTransport::ReadOverTcp(ReadRequest request, ReadDone done) {

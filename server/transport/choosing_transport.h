@@ -31,12 +31,13 @@ class ChoosingTransport final : public Transport {
   void Detach(SlabId slab) override;
   StatusOr<std::string> Describe(const ExtentRef& extent) const override;
   Status Grant(const GrantToken& token, PeerId reader, std::vector<ExtentRef> extents) override;
-  bool Revoke(const GrantToken& token) override;
+  bool Revoke(const GrantToken& token, ItsReads reads) override;
   void RevokePeer(PeerId reader) override;
   StatusOr<MonotonicNanos> LastUsed(const GrantToken& token) const override;
   StatusOr<std::string> Answer(PeerId reader, absl::string_view question) override;
   void Read(ReadRequest request, ReadDone done) override;
 
+  ItsReads Finish(const std::string& address, const GrantToken& token) override;
   Traffic traffic() const override;
 
  private:

@@ -113,26 +113,34 @@ Status RdmaOwner::Grant(const GrantToken& token, PeerId reader, std::vector<Exte
                      [this](const ExtentRef& extent) { return slabs_->Find(extent).status(); });
 }
 
-bool RdmaOwner::RevokeLocked(const GrantToken& token) {
+bool RdmaOwner::RevokeLocked(const GrantToken& token, ItsReads reads) {
   if (!grants_.Erase(token)) return false;
+  if (reads == ItsReads::kHaveEnded) {
+    for (auto& [id, connection] : connections_) connection.opened.erase(token);
+    return true;
+  }
   std::erase_if(connections_,
                 [&](const auto& connection) { return connection.second.opened.contains(token); });
   return true;
 }
 
-bool RdmaOwner::Revoke(const GrantToken& token) {
+bool RdmaOwner::Revoke(const GrantToken& token, ItsReads reads) {
   MutexLock lock(&mu_);
-  return RevokeLocked(token);
+  return RevokeLocked(token, reads);
 }
 
 void RdmaOwner::RevokePeer(PeerId reader) {
   MutexLock lock(&mu_);
-  for (const GrantToken& token : grants_.OfPeer(reader)) RevokeLocked(token);
+  for (const GrantToken& token : grants_.OfPeer(reader)) {
+    RevokeLocked(token, ItsReads::kMayBeUnderWay);
+  }
 }
 
 void RdmaOwner::RevokeSlab(SlabId slab) {
   MutexLock lock(&mu_);
-  for (const GrantToken& token : grants_.OfSlab(slab)) RevokeLocked(token);
+  for (const GrantToken& token : grants_.OfSlab(slab)) {
+    RevokeLocked(token, ItsReads::kMayBeUnderWay);
+  }
 }
 
 StatusOr<MonotonicNanos> RdmaOwner::LastUsed(const GrantToken& token) const {

@@ -1,8 +1,10 @@
 // The owner's end of RDMA: answers readers, and takes away what they were given. The device serves their reads
 // without a thread of ours, and does not tell of them.
 //
-// A grant ends by the end of each connection that was told its keys: on return of Revoke the device does nothing
-// for their queue pairs any more. Its other reads are cut with it; their reader connects again.
+// A grant whose reads may be under way ends by the end of each connection that was told its keys: on return of
+// Revoke the device does nothing for their queue pairs any more. Its other reads are cut with it; their reader
+// connects again. Where the reader has said that its reads have ended, it posts none any more: a grant ends so
+// every time in the normal course, and costs nobody a connection.
 //
 // Invariant: who was told keys of a grant has its token in `opened` of a connection that is in `connections_`,
 // until that connection's queue pairs are destroyed or the grant is gone.
@@ -39,7 +41,7 @@ class RdmaOwner {
 
   // --- as Transport says
   Status Grant(const GrantToken& token, PeerId reader, std::vector<ExtentRef> extents);
-  bool Revoke(const GrantToken& token);
+  bool Revoke(const GrantToken& token, ItsReads reads);
   void RevokePeer(PeerId reader);
   StatusOr<MonotonicNanos> LastUsed(const GrantToken& token) const;
   // All that name the slab.
@@ -59,7 +61,7 @@ class RdmaOwner {
   // The grant, if it is this reader's.
   StatusOr<GrantTable::Entry*> Granted(PeerId reader, const GrantToken& token)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool RevokeLocked(const GrantToken& token) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool RevokeLocked(const GrantToken& token, ItsReads reads) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const RdmaOwnerOptions options_;
   VerbsDevice* const device_;

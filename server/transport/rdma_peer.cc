@@ -95,6 +95,17 @@ void RdmaPeer::Read(Waiting read) {
   done(refused);
 }
 
+ItsReads RdmaPeer::Finish(const GrantToken& token) {
+  const auto its = [&](const Waiting& read) { return read.request.token == token; };
+  MutexLock lock(&mu_);
+  const bool any =
+      std::any_of(waiting_.begin(), waiting_.end(), its) ||
+      std::any_of(active_.begin(), active_.end(), [&](const Active& a) { return its(a.read); });
+  if (any) return ItsReads::kMayBeUnderWay;
+  if (connection_ != nullptr) connection_->opened.erase(token);
+  return ItsReads::kHaveEnded;
+}
+
 void RdmaPeer::Drop(const RdmaSlab* slab) {
   std::vector<Ended> ended;
   {
@@ -413,6 +424,8 @@ void RdmaPeer::AskToOpen(const GrantToken& token, MonotonicNanos deadline) {
   if (!answer.ok()) return FailWaiting(Unavailable(answer.status()), its);
   MutexLock lock(&mu_);
   if (connection_ == nullptr || connection_->id != request.connection) return;
+  // Nobody waits for it any more: its keys are forgotten, for they may be another grant's soon.
+  if (std::none_of(waiting_.begin(), waiting_.end(), its)) return;
   std::map<GrantToken, Opened>& opened = connection_->opened;
   if (opened.size() >= kMostOpened && !opened.contains(token)) {
     opened.erase(std::min_element(opened.begin(), opened.end(), [](const auto& a, const auto& b) {

@@ -55,6 +55,8 @@ class RdmaPeer {
     int tries = 0;
   };
   void Read(Waiting read) ABSL_LOCKS_EXCLUDED(mu_);
+  // As Transport::Finish.
+  ItsReads Finish(const GrantToken& token) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends reads into the slab, which has begun to be detached, with CANCELLED. On return the device writes none
   // of them any more.
   void Drop(const RdmaSlab* slab) ABSL_LOCKS_EXCLUDED(mu_);

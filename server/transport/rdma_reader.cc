@@ -39,6 +39,17 @@ void RdmaReader::Drop(const RdmaSlab* slab) {
   for (RdmaPeer* const peer : peers) peer->Drop(slab);
 }
 
+ItsReads RdmaReader::Finish(const std::string& address, const GrantToken& token) {
+  RdmaPeer* peer = nullptr;
+  {
+    MutexLock lock(&mu_);
+    const auto at = peers_.find(address);
+    if (at == peers_.end()) return ItsReads::kHaveEnded;  // none was ever begun
+    peer = at->second.get();
+  }
+  return peer->Finish(token);
+}
+
 StatusOr<RdmaPeer*> RdmaReader::PeerAt(const std::string& address) {
   MutexLock lock(&mu_);
   if (closing_) return absl::CancelledError("the transport is closing");

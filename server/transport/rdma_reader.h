@@ -30,6 +30,7 @@ class RdmaReader {
   ~RdmaReader();
   void Read(ReadRequest request, ReadDone done);  // as Transport::Read
   void Drop(const RdmaSlab* slab);                // as RdmaPeer::Drop, of all peers
+  ItsReads Finish(const std::string& address, const GrantToken& token);  // as Transport::Finish
 
  private:
   // Good until the reader is destroyed.

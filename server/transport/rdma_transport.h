@@ -36,7 +36,12 @@ class RdmaTransport final : public Transport {
   Status Grant(const GrantToken& token, PeerId reader, std::vector<ExtentRef> extents) override {
     return owner_.Grant(token, reader, std::move(extents));
   }
-  bool Revoke(const GrantToken& token) override { return owner_.Revoke(token); }
+  bool Revoke(const GrantToken& token, ItsReads reads) override {
+    return owner_.Revoke(token, reads);
+  }
+  ItsReads Finish(const std::string& address, const GrantToken& token) override {
+    return reader_.Finish(address, token);
+  }
   void RevokePeer(PeerId reader) override { owner_.RevokePeer(reader); }
   StatusOr<MonotonicNanos> LastUsed(const GrantToken& token) const override {
     return owner_.LastUsed(token);

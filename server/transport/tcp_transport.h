@@ -26,7 +26,8 @@ class TcpTransport final : public Transport {
   void Detach(SlabId slab) override;
   StatusOr<std::string> Describe(const ExtentRef& extent) const override;
   Status Grant(const GrantToken& token, PeerId reader, std::vector<ExtentRef> extents) override;
-  bool Revoke(const GrantToken& token) override { return grants_.Revoke(token); }
+  // It sees by itself which streams hold bytes of it.
+  bool Revoke(const GrantToken& token, ItsReads) override { return grants_.Revoke(token); }
   void RevokePeer(PeerId reader) override { grants_.RevokePeer(reader); }
   StatusOr<MonotonicNanos> LastUsed(const GrantToken& token) const override {
     return grants_.LastUsed(token);

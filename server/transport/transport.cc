@@ -17,4 +17,8 @@ StatusOr<std::string> Transport::Answer(PeerId, absl::string_view) {
   return absl::UnimplementedError("this member's transport is asked nothing");
 }
 
+ItsReads Transport::Finish(const std::string&, const GrantToken&) {
+  return ItsReads::kMayBeUnderWay;
+}
+
 }  // namespace cairn::transport

@@ -28,6 +28,10 @@ namespace cairn::transport {
 using GrantToken = std::array<uint8_t, 16>;
 GrantToken NewGrantToken();
 
+// What is known of the reads of a grant that ends. A back end that cannot tell whether bytes are on their way cuts
+// them off, and with them what else travels the same way.
+enum class ItsReads : uint8_t { kMayBeUnderWay, kHaveEnded };
+
 // A member of the ring, in one of its lives.
 struct PeerId {
   int32_t rank = 0;
@@ -101,8 +105,9 @@ class Transport {
   virtual Status Grant(const GrantToken& token, PeerId reader, std::vector<ExtentRef> extents) = 0;
   // On return no byte of the grant's extents leaves this node any more under it, not even one that was
   // sent and is waiting in a queue of the kernel or of a device. May cut other reads of the same peer,
-  // which end with UNAVAILABLE there. True when there was such a grant.
-  virtual bool Revoke(const GrantToken& token) = 0;
+  // which end with UNAVAILABLE there; not where its reader's Finish has said that its reads have ended. True when
+  // there was such a grant.
+  virtual bool Revoke(const GrantToken& token, ItsReads reads) = 0;
   // The same for all grants of the peer.
   virtual void RevokePeer(PeerId reader) = 0;
   // When a byte was last sent under the grant, or when it was given; NOT_FOUND when there is none.
@@ -124,6 +129,10 @@ class Transport {
   //   CANCELLED          the destination was detached, or the transport is closing
   //   RESOURCE_EXHAUSTED more reads than the transport's bound are waiting for this peer
   virtual void Read(ReadRequest request, ReadDone done) = 0;
+
+  // The reader wants nothing more under the token. kHaveEnded: none of its reads is under way, and what is read
+  // under it from now on, the owner is asked about first.
+  virtual ItsReads Finish(const std::string& address, const GrantToken& token);
 
   // Of a transport that counts it; else all 0.
   virtual Traffic traffic() const { return {}; }

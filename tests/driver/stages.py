@@ -51,7 +51,7 @@ FUZZ_LIMITS = ["-malloc_limit_mb=32", "-rss_limit_mb=384", "-timeout=10"]
 WHOLE_ROOMS = {"thrift_socket_fuzz", "fd_socket_fuzz", "client_reads_fuzz"}
 NO_TESTS_COLLECTED = 5  # pytest's exit status
 PREPARE_GUEST_S = 300  # its kernel has 70 MB
-GUEST_SUITE_S = 300
+GUEST_SUITE_S = 600
 XML = "@XML@"
 SANITIZER_PATIENCE = 6
 BUILD_LIMIT_S = 3600

@@ -218,7 +218,7 @@ TEST(DistantParts, StoppingEndsReadsThatHang) {
   Distance d;
   d.neighbours.owners = {{1, &owner}};
   const auto object = d.Open(part, {1});
-  owner.memory().transport->Revoke({});
+  owner.memory().transport->Revoke({}, transport::ItsReads::kMayBeUnderWay);
   d.faults->Add({.kind = FaultKind::kHang, .call = TransportCall::kRead});
   std::thread reading([&] { EXPECT_FALSE(Read(object, 0, 10).ok()); });
   d.faults->WaitUntilHung(1);

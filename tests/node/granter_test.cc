@@ -44,8 +44,8 @@ class NotedTransport : public transport::Transport {
     used_ = clock_->Now();
     return fails_;
   }
-  bool Revoke(const transport::GrantToken&) override {
-    Note("revoke");
+  bool Revoke(const transport::GrantToken&, transport::ItsReads reads) override {
+    Note(reads == transport::ItsReads::kHaveEnded ? "revoke, idle" : "revoke");
     return true;
   }
   void RevokePeer(transport::PeerId) override {}
@@ -182,11 +182,18 @@ TEST_F(GranterTest, TheReaderEndsItsOwnGrantAndNoOther) {
   ASSERT_TRUE(Give(3).ok());
   ASSERT_TRUE(Give(4).ok());
   const engine::MemberId other = {.rank = 8, .incarnation = 3, .instance = "another"};
-  granter_->End(3, &other);
-  granter_->End(4, &testing::kReader);
+  granter_->EndFor(other, {3});
+  granter_->EndFor(testing::kReader, {4});
   EXPECT_EQ(transport_.WaitFor("unpin 4"),
             (Notes{"attach 5", "grant", "grant", "revoke", "unpin 4"}));
   EXPECT_EQ(granter_->count(), 1u);
+}
+
+TEST_F(GranterTest, TheTransportHearsWhetherReadsMayBeUnderWay) {
+  StartWith({});
+  ASSERT_TRUE(Give(3).ok());
+  granter_->EndFor(testing::kReader, {3, transport::ItsReads::kHaveEnded});
+  EXPECT_EQ(transport_.WaitFor("unpin 3"), (Notes{"attach 5", "grant", "revoke, idle", "unpin 3"}));
 }
 
 TEST_F(GranterTest, AGrantThatTheEngineTakesBackWhileItIsGivenIsNotGiven) {
@@ -195,7 +202,7 @@ TEST_F(GranterTest, AGrantThatTheEngineTakesBackWhileItIsGivenIsNotGiven) {
   granter_->Expect(3);
   granter_->End(3);
   EXPECT_TRUE(absl::IsUnavailable(granter_->Give(testing::kReader, 3, *table_).status()));
-  EXPECT_EQ(transport_.WaitFor("unpin 3"), (Notes{"attach 5", "grant", "revoke", "unpin 3"}));
+  EXPECT_EQ(transport_.WaitFor("unpin 3"), (Notes{"attach 5", "grant", "revoke, idle", "unpin 3"}));
 }
 
 TEST_F(GranterTest, AGrantThatTheTransportRefusesIsUnpinned) {

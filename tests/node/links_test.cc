@@ -18,7 +18,7 @@ class FullLinks : public node::PeerLinks {
   StatusOr<std::string> AskTransport(engine::Rank, const std::string&, MonotonicNanos) override {
     throw std::bad_alloc();
   }
-  void EndGrant(engine::Rank, uint64_t) override { throw std::bad_alloc(); }
+  void EndGrant(engine::Rank, node::EndedGrant) override { throw std::bad_alloc(); }
   std::string Problem() const override { throw std::bad_alloc(); }
 };
 
@@ -30,7 +30,7 @@ TEST(Links, ACallThatThrowsHasLeft) {
   EXPECT_THROW(links.Tell(1, engine::peer::ReportWanted{"job"}), std::bad_alloc);
   EXPECT_THROW((void)links.AskGrant(1, {}, 0), std::bad_alloc);
   EXPECT_THROW((void)links.AskTransport(1, "", 0), std::bad_alloc);
-  EXPECT_THROW(links.EndGrant(1, 7), std::bad_alloc);
+  EXPECT_THROW(links.EndGrant(1, {7}), std::bad_alloc);
   EXPECT_THROW((void)links.Problem(), std::bad_alloc);
   links.Set(nullptr);
   links.Tell(1, engine::peer::ReportWanted{"job"});  // nobody is told

@@ -173,7 +173,9 @@ class Owner {
     CAIRN_ASSIGN_OR_RETURN(auto answer, granter_->Give(reader, grant, *table_));
     return node::PeerLinks::Granted{std::move(answer), address_};
   }
-  void EndGrant(const engine::MemberId& reader, uint64_t grant) { granter_->End(grant, &reader); }
+  void EndGrant(const engine::MemberId& reader, node::EndedGrant ended) {
+    granter_->EndFor(reader, ended);
+  }
   // Its bytes turn bad in memory.
   void Spoil(size_t object, uint64_t offset) {
     const ExtentRef& extent = table_->extents[object];
@@ -219,9 +221,9 @@ class Neighbours : public node::PeerLinks {
   StatusOr<std::string> AskTransport(engine::Rank, const std::string&, MonotonicNanos) override {
     return absl::UnimplementedError("these owners' transport is asked nothing");
   }
-  void EndGrant(engine::Rank rank, uint64_t grant) override {
+  void EndGrant(engine::Rank rank, node::EndedGrant ended) override {
     const auto at = owners.find(rank);
-    if (at != owners.end() && !loses_ends) at->second->EndGrant(kReader, grant);
+    if (at != owners.end() && !loses_ends) at->second->EndGrant(kReader, ended);
   }
   std::string Problem() const override { return ""; }
   std::map<engine::Rank, Owner*> owners;

@@ -60,9 +60,9 @@ class FakePeerHost : public node::PeerHost {
     if (question.empty()) return absl::InvalidArgumentError("no question");
     return absl::StrCat("rank ", from.rank, " asks ", question);
   }
-  void EndGrant(engine::MemberId, uint64_t grant) override {
+  void EndGrant(engine::MemberId, node::EndedGrant ended) override {
     MutexLock lock(&mu_);
-    ended_.insert(grant);
+    ended_.insert(ended.grant);
     changed_.NotifyAll();
   }
   void Met(engine::Rank, engine::MemberId life) override {

@@ -174,7 +174,7 @@ TEST_F(Peers, AGrantIsGivenAndEnded) {
   EXPECT_EQ(got->answer.token, grant.token);
   EXPECT_EQ(got->answer.manifest, grant.manifest);
   EXPECT_EQ(got->address, "data of 1");
-  first_->peers->EndGrant(1, 7);
+  first_->peers->EndGrant(1, {7});
   EXPECT_TRUE(second().AwaitEnded(7));
 }
 

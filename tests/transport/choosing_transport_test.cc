@@ -110,11 +110,11 @@ TEST_F(Choosing, MemoryThatCannotBeLockedIsReadOverTcp) {
 TEST_F(Choosing, WhatIsRevokedIsReadOverNeither) {
   Start(Has::kBoth, Has::kBoth);
   ASSERT_TRUE(Read().ok());
-  EXPECT_TRUE(owner_->Revoke(token_));
+  EXPECT_TRUE(owner_->Revoke(token_, ItsReads::kMayBeUnderWay));
   EXPECT_TRUE(absl::IsPermissionDenied(Read().status()));
   readers_->failing_reads = 2;
   EXPECT_TRUE(absl::IsPermissionDenied(Read().status()));
-  EXPECT_FALSE(owner_->Revoke(token_));
+  EXPECT_FALSE(owner_->Revoke(token_, ItsReads::kMayBeUnderWay));
 }
 
 }  // namespace

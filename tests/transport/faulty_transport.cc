@@ -59,7 +59,12 @@ class FaultyTransport final : public Transport {
   StatusOr<std::string> Answer(PeerId reader, absl::string_view question) override {
     return inner_->Answer(reader, question);
   }
-  bool Revoke(const GrantToken& token) override { return inner_->Revoke(token); }
+  bool Revoke(const GrantToken& token, ItsReads reads) override {
+    return inner_->Revoke(token, reads);
+  }
+  ItsReads Finish(const std::string& address, const GrantToken& token) override {
+    return inner_->Finish(address, token);
+  }
   void RevokePeer(PeerId reader) override { inner_->RevokePeer(reader); }
   StatusOr<MonotonicNanos> LastUsed(const GrantToken& token) const override {
     return inner_->LastUsed(token);

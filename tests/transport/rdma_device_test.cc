@@ -337,7 +337,7 @@ TEST(RdmaFaults, ManyConnectionsLeaveNothingBehind) {
     const GrantToken token = NewGrantToken();
     ASSERT_TRUE(owner->Grant(token, kReader, {all}).ok());
     ASSERT_TRUE(ReadAllOf(reader.get(), *owner, token, *owner->Describe(all), bytes, fetched).ok());
-    EXPECT_TRUE(owner->Revoke(token));
+    EXPECT_TRUE(owner->Revoke(token, ItsReads::kMayBeUnderWay));
   };
   const auto descriptors = [] {
     return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});

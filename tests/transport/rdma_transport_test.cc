@@ -185,6 +185,25 @@ TEST_F(RdmaTransportTest, ADeadlineEndsAReadThatIsUnderWayAndNoOther) {
   EXPECT_TRUE(patient.get().ok());
 }
 
+TEST_F(RdmaTransportTest, AGrantWhoseReadsHaveEndedCutsNothing) {
+  Start();
+  ASSERT_TRUE(Read(0, 1000).ok());
+  const int pairs = readers_->pairs;
+  // While one is under way they have not.
+  readers_->deaf = true;
+  auto read = Begin(reader_.get(), Request(0, 1000));
+  EXPECT_EQ(reader_->Finish(owner_->Address(), token_), ItsReads::kMayBeUnderWay);
+  readers_->deaf = false;
+  ASSERT_TRUE(read.get().ok());
+  EXPECT_EQ(reader_->Finish(owner_->Address(), token_), ItsReads::kHaveEnded);
+  EXPECT_EQ(reader_->Finish("nobody", token_), ItsReads::kHaveEnded);
+  EXPECT_TRUE(owner_->Revoke(token_, ItsReads::kHaveEnded));
+  EXPECT_EQ(owner_->owner()->connections(), 1);
+  EXPECT_TRUE(absl::IsPermissionDenied(Read(0, 1000).status()));  // it is not remembered
+  EXPECT_EQ(owner_->owner()->connections(), 1);
+  EXPECT_EQ(readers_->pairs, pairs);
+}
+
 TEST_F(RdmaTransportTest, TheOwnerForgetsTheLeastRecentlyUsedConnection) {
   Start({}, {.max_connections = 2});
   ASSERT_TRUE(Read(0, 1000).ok());

@@ -155,7 +155,7 @@ TEST_F(TcpTransportTest, ARevokedTokenIsRefusedOnEveryStream) {
   with_other.token = other;
   used.Say(Encode(with_other));  // so that nothing of the first is in a queue, and the stream stays
   ASSERT_FALSE(used.Hear(kAnswerBytes + 10).empty());
-  EXPECT_TRUE(owner_->Revoke(token_));
+  EXPECT_TRUE(owner_->Revoke(token_, ItsReads::kMayBeUnderWay));
   used.Say(Encode(Ask(0, 10)));
   // The owner's kernel may not know yet that its last bytes were taken: then the stream is cut.
   const std::string heard = used.Hear(kAnswerBytes);
@@ -258,7 +258,7 @@ TEST_F(TcpTransportTest, RevokeCutsAStreamWhosePeerTakesNothing) {
   stream.Say(questions);
   ASSERT_FALSE(stream.Hear(kAnswerBytes).empty());
   const MonotonicNanos before = RealClock()->Now();
-  EXPECT_TRUE(owner_->Revoke(token_));
+  EXPECT_TRUE(owner_->Revoke(token_, ItsReads::kMayBeUnderWay));
   EXPECT_LT(RealClock()->Now() - before, kLongStall / 2) << "it waits for no peer";
   size_t heard = 0;
   while (!stream.Hear(1 << 14).empty()) heard += 1 << 14;

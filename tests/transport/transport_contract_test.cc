@@ -101,8 +101,17 @@ TEST_P(TransportContract, AGrantIsOfItsReaderAlone) {
 TEST_P(TransportContract, ARevokedGrantReadsNothing) {
   const GrantToken token = GrantAll(), other = GrantAll();
   ASSERT_TRUE(Read(token, 0, 1000).ok());
-  EXPECT_TRUE(owner_->Revoke(token));
-  EXPECT_FALSE(owner_->Revoke(token));
+  EXPECT_TRUE(owner_->Revoke(token, ItsReads::kMayBeUnderWay));
+  EXPECT_FALSE(owner_->Revoke(token, ItsReads::kMayBeUnderWay));
+  EXPECT_TRUE(absl::IsPermissionDenied(Read(token, 0, 1000).status()));
+  EXPECT_TRUE(Read(other, 0, 1000).ok());
+}
+
+TEST_P(TransportContract, AGrantThatItsReaderHasFinishedReadsNothingOnceItIsRevoked) {
+  const GrantToken token = GrantAll(), other = GrantAll();
+  ASSERT_TRUE(Read(token, 0, 1000).ok());
+  ASSERT_TRUE(Read(other, 0, 1000).ok());
+  EXPECT_TRUE(owner_->Revoke(token, reader_->Finish(owner_->Address(), token)));
   EXPECT_TRUE(absl::IsPermissionDenied(Read(token, 0, 1000).status()));
   EXPECT_TRUE(Read(other, 0, 1000).ok());
 }
@@ -127,7 +136,7 @@ TEST_P(TransportContract, RevokedInTheMiddleAReadEndsWithItsBytesOrAnError) {
           at, Begin(reader_.get(), ReadOf(*owner_, token, region, at, kBlockBytes, fetched_)));
     }
     std::this_thread::sleep_for(std::chrono::microseconds(300 * round));
-    EXPECT_TRUE(owner_->Revoke(token));
+    EXPECT_TRUE(owner_->Revoke(token, ItsReads::kMayBeUnderWay));
     for (auto& [at, read] : reads) {
       const auto crc = read.get();
       if (crc.ok()) {
@@ -218,7 +227,7 @@ TEST_P(TransportContract, ADetachedSlabIsNotWrittenTo) {
     }
     EXPECT_EQ(fetched_.Read(0, kBlockBytes), mark);
     ASSERT_TRUE(reader_->Attach(kFetched, fetched_.Dup(), fetched_.size()).ok());
-    EXPECT_TRUE(owner_->Revoke(token));
+    EXPECT_TRUE(owner_->Revoke(token, ItsReads::kMayBeUnderWay));
   }
 }
 
