@@ -45,7 +45,7 @@ test-guest:  ## what needs RDMA devices, in an emulated machine that has some
 
 bench:  ## the figures of docs/benchmarks.md; ROWS="save_warm persist" for some
 	@hack/setup bench
-	@hack/build cairnd cairn cairn_python cairn_bench cairn_apply_bench
+	@hack/build cairnd cairn cairn_python cairn_bench cairn_apply_bench rdma_bench
 	@$(PYTHON) tests/bench/run.py $(ROWS)
 
 soak:  ## a node under load, kills included, must end as it began; MINUTES=30, SEED=N for the same plan

@@ -26,6 +26,8 @@ struct RdmaReaderOptions {
   MonotonicNanos stall =
       2 * kNanosPerSecond;  // a connection that moves nothing for so long is broken
   MonotonicNanos idle = 20 * kNanosPerSecond;  // and one without reads is closed after it
+  bool read_back =
+      true;  // false, for benches: what arrived is not looked at, and its checksum is 0
   Status Validate() const;
 };
 

@@ -134,7 +134,7 @@ class RdmaPeer {
   void FailWaiting(const Status& status, const std::function<bool(const Waiting&)>& which)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Checks what arrived, and tells whoever waits.
-  static void End(Ended ended);
+  void End(Ended ended) const;
   // Until something arrives or is to be read, and no longer than it may take unnoticed.
   void Wait(int events) ABSL_LOCKS_EXCLUDED(mu_);
   void Wake();

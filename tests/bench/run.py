@@ -59,6 +59,7 @@ ORDER = [
     "stall",
     "restart_large",
     "tcp_read",
+    "rdma_read",
     "replicated",
     "save_replicating",
     "save_replicating/limited",
@@ -92,7 +93,7 @@ def programs() -> list[tuple[list[str], list[str]]]:
             [
                 name
                 for name in ORDER
-                if not name.startswith(("torch", "apply", "home", *OF_USERS, *OF_RINGS))
+                if not name.startswith(("torch", "apply", "home", "rdma", *OF_USERS, *OF_RINGS))
             ],
         ),
         (
@@ -106,6 +107,10 @@ def programs() -> list[tuple[list[str], list[str]]]:
         (
             ["/usr/bin/python3", str(ROOT / "tests" / "bench" / "users_bench.py")],
             [name for name in ORDER if name.startswith(OF_USERS)],
+        ),
+        (
+            ["/usr/bin/python3", str(ROOT / "tests" / "bench" / "rdma_bench.py")],
+            [name for name in ORDER if name.startswith("rdma")],
         ),
         (
             ["/usr/bin/python3", str(ROOT / "tests" / "bench" / "ring_bench.py")],
