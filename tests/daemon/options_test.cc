@@ -215,6 +215,8 @@ TEST(Options, TheWireThatContradictsItselfIsRefusedNamingTheOptions) {
   EXPECT_THAT(Refusal({"--peers.in_flight=32MiB"}), HasSubstr("peers.in_flight"));
   EXPECT_THAT(Refusal({"--peers.in_flight_per_peer=1MiB"}), HasSubstr("below one block"));
   EXPECT_THAT(Refusal({"--peers.streams=9"}), HasSubstr("peers.streams"));
+  EXPECT_THAT(Refusal({"--transport=infiniband"}),
+              HasSubstr("transport (flag): \"infiniband\" is none of auto, rdma, tcp"));
   const std::vector<std::string> open = {"--ring.cluster=c", "--ring.rank=0",
                                          "--ring.nodes=0=192.0.2.1:7400,1=192.0.2.2:7400"};
   EXPECT_THAT(Refusal(open), AllOf(HasSubstr("peers.cert"), HasSubstr("peers.insecure")));

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cairn_daemon import KIB, MIB, Node, exit_status, node, until
+from cairn_daemon import KIB, MIB, Node, binary, exit_status, node, until
 from cairn_raw import (
     ALREADY_EXISTS,
     FAILED_PRECONDITION,
@@ -831,3 +831,15 @@ def test_a_full_disk_leaves_the_cache_whole_says_so_and_goes_on_by_itself(tmp_pa
             (inside / "filler").unlink()
             writer.wait(1, PERSISTED, 70_000)
             assert (inside / "disk/1/big").read_bytes() == data
+
+
+def test_rdma_that_this_machine_does_not_have_is_an_error(tmp_path: Path) -> None:
+    if any(Path("/sys/class/infiniband").glob("*")):
+        pytest.skip("this machine has RDMA devices")
+    ring = ("--ring.cluster=c", "--ring.rank=0", "--ring.nodes=0=127.0.0.1:7499,1=127.0.0.2:7499")
+    command = [binary("cairnd"), f"--socket={tmp_path / 's'}", "--catalog.path=", *ring]
+    done = subprocess.run(
+        [*command, "--transport=rdma"], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 1
+    assert "transport: this machine has no RDMA device" in done.stderr

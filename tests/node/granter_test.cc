@@ -196,6 +196,14 @@ TEST_F(GranterTest, TheTransportHearsWhetherReadsMayBeUnderWay) {
   EXPECT_EQ(transport_.WaitFor("unpin 3"), (Notes{"attach 5", "grant", "revoke, idle", "unpin 3"}));
 }
 
+TEST_F(GranterTest, WhatTheEngineTakesBackIsCutOff) {
+  StartWith({});
+  ASSERT_TRUE(Give(3).ok());
+  granter_->End(3);
+  granter_->EndFor(testing::kReader, {3, transport::ItsReads::kHaveEnded});  // too late to say
+  EXPECT_EQ(transport_.WaitFor("unpin 3"), (Notes{"attach 5", "grant", "revoke", "unpin 3"}));
+}
+
 TEST_F(GranterTest, AGrantThatTheEngineTakesBackWhileItIsGivenIsNotGiven) {
   StartWith({});
   ASSERT_TRUE(granter_->Admit().ok());
