@@ -1,5 +1,8 @@
 #include "server/daemon/ring_transport.h"
 
+#include <cstdlib>
+#include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -9,6 +12,7 @@
 #include "server/transport/choosing_transport.h"
 #include "server/transport/ibverbs.h"
 #include "server/transport/locked_memory.h"
+#include "server/transport/nic_choice.h"
 #include "server/transport/rdma_transport.h"
 #include "server/transport/rdma_wire.h"
 #include "server/transport/tcp_transport.h"
@@ -31,28 +35,53 @@ StatusOr<std::unique_ptr<Transport>> StartTcp(const Options& options,
   return std::unique_ptr<Transport>(*std::move(started));
 }
 
-// The first device with a port that can be used; else why there is none.
-StatusOr<std::unique_ptr<Transport>> StartRdma(const Options& options, MembersWire* wire) {
+using Devices = std::map<std::string, std::unique_ptr<transport::VerbsDevice>>;
+
+// The ports of this machine that may be used, of those devices that can be opened.
+StatusOr<std::vector<transport::NicPort>> OpenDevices(Devices* devices,
+                                                      std::vector<std::string>* problems) {
   CAIRN_ASSIGN_OR_RETURN(const std::vector<std::string> names, transport::ListRdmaDevices());
-  CAIRN_RETURN_IF_ERROR(transport::MayLock(transport::ThisProcessesLockedMemory(),
-                                           options.node.engine.budget_bytes, /*devices=*/1));
-  std::vector<std::string> problems;
+  std::vector<transport::NicPort> ports;
   for (const std::string& name : names) {
     StatusOr<std::unique_ptr<transport::VerbsDevice>> device = transport::OpenRdmaDevice(name);
-    Status problem = device.status();
-    if (device.ok()) {
-      transport::RdmaReaderOptions reader;
-      reader.max_peers = options.tcp.max_peers;
-      StatusOr<std::unique_ptr<transport::RdmaTransport>> started = transport::RdmaTransport::Start(
-          *std::move(device), transport::RdmaAddress(options.node.engine.ring.rank), {}, reader,
-          std::make_unique<transport::RdmaControlOverWire>(wire));
-      if (started.ok()) {
-        LOG(INFO) << "RDMA over " << name;
-        return std::unique_ptr<Transport>(*std::move(started));
-      }
-      problem = started.status();
+    if (!device.ok()) {
+      problems->emplace_back(device.status().message());
+      continue;
     }
-    problems.emplace_back(problem.message());
+    for (const transport::VerbsPort& port : (*device)->info().ports) {
+      ports.push_back({name, port.number});
+    }
+    (*devices)[name] = *std::move(device);
+  }
+  const char* const wanted = std::getenv("NCCL_IB_HCA");
+  return transport::ChooseNics(wanted == nullptr ? "" : wanted, ports);
+}
+
+// Over the first port that may be used and is up; else why there is none.
+StatusOr<std::unique_ptr<Transport>> StartRdma(const Options& options, MembersWire* wire) {
+  Devices devices;
+  std::vector<std::string> problems;
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<transport::NicPort> ports,
+                         OpenDevices(&devices, &problems));
+  CAIRN_RETURN_IF_ERROR(transport::MayLock(transport::ThisProcessesLockedMemory(),
+                                           options.node.engine.budget_bytes, /*devices=*/1));
+  transport::RdmaReaderOptions reader;
+  reader.max_peers = options.tcp.max_peers;
+  for (const transport::NicPort& port : ports) {
+    const transport::VerbsDeviceInfo& info = devices.at(port.device)->info();
+    const transport::VerbsPort& its = info.ports.at(static_cast<size_t>(port.port) - 1);
+    const Status usable = transport::ChooseGid(info, its).status();
+    if (!usable.ok()) {
+      problems.emplace_back(usable.message());
+      continue;
+    }
+    CAIRN_ASSIGN_OR_RETURN(auto started,
+                           transport::RdmaTransport::Start(
+                               std::move(devices.at(port.device)), port.port,
+                               transport::RdmaAddress(options.node.engine.ring.rank), {}, reader,
+                               std::make_unique<transport::RdmaControlOverWire>(wire)));
+    LOG(INFO) << "RDMA over " << port.device << ":" << port.port;
+    return std::unique_ptr<Transport>(std::move(started));
   }
   return absl::UnavailableError(absl::StrJoin(problems, "; "));
 }
@@ -69,6 +98,8 @@ StatusOr<std::unique_ptr<Transport>> StartRingTransport(const Options& options,
       rdma = *std::move(started);
     } else if (options.transport == TransportKind::kRdma) {
       return Annotate(started.status(), "transport");
+    } else if (absl::IsInvalidArgument(started.status())) {
+      return started.status();
     } else if (!absl::IsNotFound(started.status())) {  // there is a device, and it is not used
       LOG(WARNING) << "no RDMA, members are read over TCP: " << started.status();
     }

@@ -303,7 +303,7 @@ class DistantParts::Reader : public storage::Reader {
     const size_t most = 2 * granted_->sources() + 1;
     for (size_t tries = 0; tries < most && of_->clock_->Now() < deadline; ++tries) {
       CAIRN_ASSIGN_OR_RETURN(const Granted::Ticket ticket, granted_->For(object_, deadline));
-      const StatusOr<uint32_t> crc = ReadOnce(ticket, block, slot, deadline);
+      const StatusOr<uint32_t> crc = ReadOnce(ticket, block, slot, /*again=*/wrong > 0, deadline);
       if (crc.ok() && *crc == entry_->block_crcs[block]) return absl::OkStatus();
       if (absl::IsCancelled(crc.status())) return crc.status();
       if (crc.ok() || absl::IsDataLoss(crc.status())) {
@@ -322,7 +322,7 @@ class DistantParts::Reader : public storage::Reader {
         absl::StrCat(granted_->key().DebugString(), ": ", last.message()));
   }
 
-  StatusOr<uint32_t> ReadOnce(const Granted::Ticket& ticket, size_t block, size_t slot,
+  StatusOr<uint32_t> ReadOnce(const Granted::Ticket& ticket, size_t block, size_t slot, bool again,
                               MonotonicNanos deadline) const {
     struct Reading {
       Mutex mu;
@@ -335,6 +335,7 @@ class DistantParts::Reader : public storage::Reader {
     request.into = scratch_->Extent(slot);
     request.length = LengthOf(block);
     request.deadline = deadline;
+    request.again = again;
     of_->transport_->Read(std::move(request), [reading](StatusOr<uint32_t> crc) {
       MutexLock lock(&reading->mu);
       reading->crc = std::move(crc);

@@ -303,6 +303,7 @@ void Mover::Begin(const TransferSchedule::Read& read, ToDo* todo) {
   request.into = flight.plan->table->extents[block.object];
   request.into_offset = block.offset;
   request.length = block.length;
+  request.again = read.again;
   const MonotonicNanos now = clock_->Now();
   request.deadline = now + options_.read_timeout;
   const bool after_idling = now - source.used_at > source.valid / 2;

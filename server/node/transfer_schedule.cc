@@ -84,7 +84,7 @@ std::optional<TransferSchedule::Read> TransferSchedule::Next(MonotonicNanos now)
     if (peer.reads == 0) peer.since = now;
     peer.bytes += length;
     ++peer.reads;
-    return Read{id, *block, length, source};
+    return Read{id, *block, length, source, fetch.bad.contains(*block)};
   }
   return std::nullopt;
 }

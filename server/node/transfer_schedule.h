@@ -52,6 +52,7 @@ class TransferSchedule {
     uint32_t block = 0;
     uint32_t length = 0;
     engine::Rank source = engine::kNoRank;
+    bool again = false;  // it has come otherwise than its checksum says
   };
   // The next read, which is under way from now on; nullopt when none may begin.
   std::optional<Read> Next(MonotonicNanos now);

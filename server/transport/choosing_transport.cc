@@ -37,6 +37,7 @@ std::string ChoosingTransport::Address() const {
   return rdma_ == nullptr ? tcp : absl::StrCat(tcp, ";", rdma_->Address());
 }
 
+// Over RDMA alone, or while TCP reaches everybody, the other back end's troubles keep nobody out.
 std::string ChoosingTransport::Problem() const {
   return tcp_ == nullptr ? rdma_->Problem() : tcp_->Problem();
 }
@@ -90,7 +91,7 @@ StatusOr<MonotonicNanos> ChoosingTransport::LastUsed(const GrantToken& token) co
 }
 
 StatusOr<std::string> ChoosingTransport::Answer(PeerId reader, absl::string_view question) {
-  if (rdma_ == nullptr) return absl::UnavailableError("this member has no RDMA");
+  if (rdma_ == nullptr) return tcp_->Answer(reader, question);
   return rdma_->Answer(reader, question);
 }
 
@@ -111,7 +112,8 @@ void ChoosingTransport::Read(ReadRequest request, ReadDone done) {
                                    done = Counted(&Traffic::rdma_bytes, length, done),
                                    plain = done](StatusOr<uint32_t> crc) {
     if (crc.ok() || !MayGoOtherwise(crc.status())) return done(std::move(crc));
-    LeaveOut(rdma, crc.status());
+    // That there is no room, or no memory to lock, says nothing of the peer.
+    if (absl::IsUnavailable(crc.status())) LeaveOut(rdma, crc.status());
     ReadOverTcp(over_tcp, plain);
   });
 }

@@ -221,12 +221,67 @@ class QueuePair final : public VerbsQueuePair {
   VerbsEndpoint endpoint_;
 };
 
+std::vector<VerbsGid> GidsOf(ibv_context* context, int port, int entries) {
+  std::vector<VerbsGid> gids;
+  for (int index = 0; index < entries; ++index) {
+    ibv_gid_entry entry = {};
+    if (ibv_query_gid_ex(context, static_cast<uint32_t>(port), static_cast<uint32_t>(index), &entry,
+                         0) != 0) {
+      continue;  // an empty place of the table
+    }
+    VerbsGid gid;
+    gid.index = index;
+    gid.kind = entry.gid_type == IBV_GID_TYPE_ROCE_V2   ? GidKind::kRoceV2
+               : entry.gid_type == IBV_GID_TYPE_ROCE_V1 ? GidKind::kRoceV1
+                                                        : GidKind::kInfiniband;
+    std::memcpy(gid.gid.data(), entry.gid.raw, gid.gid.size());
+    gids.push_back(gid);
+  }
+  return gids;
+}
+
+StatusOr<VerbsPort> PortOf(ibv_context* context, const std::string& name, int number) {
+  ibv_port_attr port = {};
+  if (const int error = ibv_query_port(context, static_cast<uint8_t>(number), &port); error != 0) {
+    return ErrnoStatus(error, absl::StrCat(name, ":", number, ": ibv_query_port"));
+  }
+  return VerbsPort{.number = number,
+                   .active = port.state == IBV_PORT_ACTIVE,
+                   .ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET,
+                   .mtu_bytes = BytesOf(port.active_mtu),
+                   .lid = port.lid,
+                   .gids = GidsOf(context, number, port.gid_tbl_len)};
+}
+
+StatusOr<VerbsDeviceInfo> InfoOf(ibv_context* context, const std::string& name) {
+  ibv_device_attr attributes = {};
+  if (const int error = ibv_query_device(context, &attributes); error != 0) {
+    return ErrnoStatus(error, absl::StrCat(name, ": ibv_query_device"));
+  }
+  VerbsDeviceInfo info;
+  info.name = name;
+  info.limits = {.region_bytes = attributes.max_mr_size,
+                 .queue_pairs = attributes.max_qp,
+                 .queued = attributes.max_qp_wr,
+                 .completions = attributes.max_cqe,
+                 .reads_out = attributes.max_qp_init_rd_atom,
+                 .reads_in = attributes.max_qp_rd_atom};
+  for (int number = 1; number <= attributes.phys_port_cnt; ++number) {
+    CAIRN_ASSIGN_OR_RETURN(VerbsPort port, PortOf(context, name, number));
+    info.ports.push_back(std::move(port));
+  }
+  return info;
+}
+
 class Device final : public VerbsDevice {
  public:
   Device(Context context, Domain domain, VerbsDeviceInfo info)
       : context_(std::move(context)), domain_(std::move(domain)), info_(std::move(info)) {}
 
   const VerbsDeviceInfo& info() const override { return info_; }
+  StatusOr<VerbsPort> Port(int number) const override {
+    return PortOf(context_.get(), info_.name, number);
+  }
 
   // No instruction ever touches the mapping, so a page that cannot be had is an error of this call and no
   // signal. What is registered stays so without it; and a daemon that is killed has no page tables to tear
@@ -279,54 +334,6 @@ class Device final : public VerbsDevice {
   const Domain domain_;
   const VerbsDeviceInfo info_;
 };
-
-std::vector<VerbsGid> GidsOf(ibv_context* context, int port, int entries) {
-  std::vector<VerbsGid> gids;
-  for (int index = 0; index < entries; ++index) {
-    ibv_gid_entry entry = {};
-    if (ibv_query_gid_ex(context, static_cast<uint32_t>(port), static_cast<uint32_t>(index), &entry,
-                         0) != 0) {
-      continue;  // an empty place of the table
-    }
-    VerbsGid gid;
-    gid.index = index;
-    gid.kind = entry.gid_type == IBV_GID_TYPE_ROCE_V2   ? GidKind::kRoceV2
-               : entry.gid_type == IBV_GID_TYPE_ROCE_V1 ? GidKind::kRoceV1
-                                                        : GidKind::kInfiniband;
-    std::memcpy(gid.gid.data(), entry.gid.raw, gid.gid.size());
-    gids.push_back(gid);
-  }
-  return gids;
-}
-
-StatusOr<VerbsDeviceInfo> InfoOf(ibv_context* context, const std::string& name) {
-  ibv_device_attr attributes = {};
-  if (const int error = ibv_query_device(context, &attributes); error != 0) {
-    return ErrnoStatus(error, absl::StrCat(name, ": ibv_query_device"));
-  }
-  VerbsDeviceInfo info;
-  info.name = name;
-  info.limits = {.region_bytes = attributes.max_mr_size,
-                 .queue_pairs = attributes.max_qp,
-                 .queued = attributes.max_qp_wr,
-                 .completions = attributes.max_cqe,
-                 .reads_out = attributes.max_qp_init_rd_atom,
-                 .reads_in = attributes.max_qp_rd_atom};
-  for (int number = 1; number <= attributes.phys_port_cnt; ++number) {
-    ibv_port_attr port = {};
-    if (const int error = ibv_query_port(context, static_cast<uint8_t>(number), &port);
-        error != 0) {
-      return ErrnoStatus(error, absl::StrCat(name, ":", number, ": ibv_query_port"));
-    }
-    info.ports.push_back({.number = number,
-                          .active = port.state == IBV_PORT_ACTIVE,
-                          .ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET,
-                          .mtu_bytes = BytesOf(port.active_mtu),
-                          .lid = port.lid,
-                          .gids = GidsOf(context, number, port.gid_tbl_len)});
-  }
-  return info;
-}
 
 struct DeviceList {
   DeviceList() : devices(ibv_get_device_list(&count)) {}

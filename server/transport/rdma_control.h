@@ -31,6 +31,8 @@ struct RdmaConnected {
 struct RdmaOpen {
   RdmaConnectionId connection = 0;
   GrantToken token = {};
+  // Bytes came otherwise than they should: the device may have pages that are not the slab's any more.
+  bool anew = false;
 };
 struct RdmaOpened {
   struct Slab {

@@ -10,6 +10,7 @@ namespace {
 
 // An owner posts nothing.
 constexpr int kOwnersDepth = 1;
+constexpr int kMostOfReader = 2;
 
 Status NoSuchConnection(RdmaConnectionId connection) {
   return absl::FailedPreconditionError(
@@ -18,14 +19,9 @@ Status NoSuchConnection(RdmaConnectionId connection) {
 
 }  // namespace
 
-RdmaOwner::RdmaOwner(const RdmaOwnerOptions& options, VerbsDevice* device, const VerbsPort& port,
-                     const VerbsGid& gid, VerbsCompletions* completions, RdmaSlabs* slabs)
-    : options_(options),
-      device_(device),
-      port_(port),
-      gid_(gid),
-      completions_(completions),
-      slabs_(slabs) {}
+RdmaOwner::RdmaOwner(const RdmaOwnerOptions& options, VerbsDevice* device, int port,
+                     VerbsCompletions* completions, RdmaSlabs* slabs)
+    : options_(options), device_(device), port_(port), completions_(completions), slabs_(slabs) {}
 
 StatusOr<RdmaOwner::Connection> RdmaOwner::Make(PeerId reader, const RdmaConnect& request,
                                                 RdmaConnected* connected) {
@@ -34,11 +30,13 @@ StatusOr<RdmaOwner::Connection> RdmaOwner::Make(PeerId reader, const RdmaConnect
     return absl::InvalidArgumentError(
         absl::StrCat("endpoints: ", count, " queue pairs are not 1 to ", options_.max_queue_pairs));
   }
+  CAIRN_ASSIGN_OR_RETURN(const VerbsPort port, device_->Port(port_));
+  CAIRN_ASSIGN_OR_RETURN(const VerbsGid gid, ChooseGid(device_->info(), port));
   Connection made;
   made.reader = reader;
   for (const VerbsEndpoint& endpoint : request.endpoints) {
     CAIRN_ASSIGN_OR_RETURN(auto pair,
-                           device_->MakeQueuePair(port_, gid_, kOwnersDepth, completions_));
+                           device_->MakeQueuePair(port, gid, kOwnersDepth, completions_));
     CAIRN_RETURN_IF_ERROR(pair->Connect(endpoint));
     connected->endpoints.push_back(pair->endpoint());
     made.pairs.push_back(std::move(pair));
@@ -54,15 +52,31 @@ StatusOr<RdmaConnected> RdmaOwner::Connect(PeerId reader, const RdmaConnect& req
   if (replaced != connections_.end() && replaced->second.reader == reader) {
     connections_.erase(replaced);
   }
-  if (connections_.size() >= static_cast<size_t>(options_.max_connections)) {
-    connections_.erase(std::min_element(
-        connections_.begin(), connections_.end(),
-        [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
-  }
+  MakeRoom(reader);
   made.used = ++uses_;
   connected.connection = next_++;
   connections_.emplace(connected.connection, std::move(made));
   return connected;
+}
+
+void RdmaOwner::DropOldest(const std::function<bool(const Connection&)>& which) {
+  auto oldest = connections_.end();
+  for (auto at = connections_.begin(); at != connections_.end(); ++at) {
+    if (!which(at->second)) continue;
+    if (oldest == connections_.end() || at->second.used < oldest->second.used) oldest = at;
+  }
+  if (oldest != connections_.end()) connections_.erase(oldest);
+}
+
+void RdmaOwner::MakeRoom(PeerId reader) {
+  // Connections of which the reader does not know: it never got the answer, or is another life of its rank.
+  const auto its = [&](const Connection& one) { return one.reader.rank == reader.rank; };
+  int of_reader = 0;
+  for (const auto& [id, connection] : connections_) of_reader += its(connection) ? 1 : 0;
+  if (of_reader >= kMostOfReader) DropOldest(its);
+  if (connections_.size() >= static_cast<size_t>(options_.max_connections)) {
+    DropOldest([](const Connection&) { return true; });
+  }
 }
 
 StatusOr<GrantTable::Entry*> RdmaOwner::Granted(PeerId reader, const GrantToken& token) {
@@ -84,6 +98,7 @@ StatusOr<RdmaOpened> RdmaOwner::Open(PeerId reader, const RdmaOpen& request) {
     if (!opened.slabs.empty() && opened.slabs.back().slab == extent.slab) continue;
     const StatusOr<std::shared_ptr<RdmaSlab>> slab = slabs_->Find(extent);
     if (!slab.ok()) return NotPermitted();  // detached meanwhile, and its grants with it
+    if (request.anew) (*slab)->Distrust();
     const Status registered = (*slab)->Register();
     if (absl::IsCancelled(registered)) return NotPermitted();
     CAIRN_RETURN_IF_ERROR(registered);

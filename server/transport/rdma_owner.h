@@ -31,9 +31,9 @@ namespace cairn::transport {
 // Thread-safe.
 class RdmaOwner {
  public:
-  // All outlive it; the options are valid. `port` is one of the device's, `gid` one of the port's.
-  RdmaOwner(const RdmaOwnerOptions& options, VerbsDevice* device, const VerbsPort& port,
-            const VerbsGid& gid, VerbsCompletions* completions, RdmaSlabs* slabs);
+  // All outlive it; the options are valid. `port` is one of the device's.
+  RdmaOwner(const RdmaOwnerOptions& options, VerbsDevice* device, int port,
+            VerbsCompletions* completions, RdmaSlabs* slabs);
 
   // --- what readers ask
   StatusOr<RdmaConnected> Connect(PeerId reader, const RdmaConnect& request);
@@ -61,12 +61,15 @@ class RdmaOwner {
   // The grant, if it is this reader's.
   StatusOr<GrantTable::Entry*> Granted(PeerId reader, const GrantToken& token)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Those that make room for one more of the reader are dropped.
+  void MakeRoom(PeerId reader) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DropOldest(const std::function<bool(const Connection&)>& which)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool RevokeLocked(const GrantToken& token, ItsReads reads) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const RdmaOwnerOptions options_;
   VerbsDevice* const device_;
-  const VerbsPort port_;
-  const VerbsGid gid_;
+  const int port_;
   VerbsCompletions* const completions_;
   RdmaSlabs* const slabs_;
 

@@ -9,6 +9,8 @@
 #include <array>
 #include <cerrno>
 #include <exception>
+#include <new>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,8 +27,8 @@ constexpr int kSpins = 64;
 constexpr int kLookAgainMs = 100;
 // While reads go on, the owner hears so often that its grant is used: the device does not tell it.
 constexpr MonotonicNanos kRenew = kNanosPerSecond;
-// Of a connection, the least recently used go.
-constexpr size_t kMostOpened = 1024;
+// Reads that lack something, in one look for some that do not.
+constexpr int kMostPassedOver = 64;
 // For what was posted to be flushed, then the queue pairs are destroyed all the same.
 constexpr MonotonicNanos kFlush = 100 * kNanosPerMilli;
 
@@ -42,17 +44,31 @@ const RdmaPiece* PieceAt(const std::vector<RdmaPiece>& pieces, uint64_t offset) 
 
 }  // namespace
 
+Status RdmaPeer::DestinationDetached() {
+  return absl::CancelledError("the slab that is read into was detached");
+}
+
+Status RdmaPeer::Late() {
+  return absl::DeadlineExceededError("the deadline of the read has passed");
+}
+
 RdmaPeer::RdmaPeer(std::string address, const RdmaReaderOptions& options, VerbsDevice* device,
-                   const VerbsPort& port, const VerbsGid& gid, RdmaControl* control)
+                   int port, RdmaControl* control)
     : address_(std::move(address)),
       options_(options),
       device_(device),
       port_(port),
-      gid_(gid),
       control_(control),
       slots_(SlotsOf(options, device->info().limits)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  thread_ = std::thread([this] { Run(); });
+  if (!wake_.valid()) throw std::system_error(errno, std::generic_category(), "eventfd");
+  needs_thread_ = std::thread([this] { RunNeeds(); });
+  try {
+    thread_ = std::thread([this] { Run(); });
+  } catch (...) {
+    Close();
+    throw;
+  }
 }
 
 RdmaPeer::~RdmaPeer() { Close(); }
@@ -61,9 +77,12 @@ void RdmaPeer::Close() {
   {
     MutexLock lock(&mu_);
     closing_ = true;
+    needs_.NotifyAll();
   }
   Wake();
-  if (thread_.joinable()) thread_.join();
+  for (std::thread* const thread : {&thread_, &needs_thread_}) {
+    if (thread->joinable()) thread->join();
+  }
 }
 
 void RdmaPeer::Wake() {
@@ -83,7 +102,7 @@ void RdmaPeer::Read(Waiting read) {
     if (closing_) {
       refused = absl::CancelledError("the transport is closing");
     } else if (read.into->detached()) {
-      refused = absl::CancelledError("the slab that is read into was detached");
+      refused = DestinationDetached();
     } else if (waiting_.size() >= options_.max_waiting) {
       refused = absl::ResourceExhaustedError(
           absl::StrCat("peer ", address_, ": ", waiting_.size(), " reads wait for it already"));
@@ -120,8 +139,7 @@ void RdmaPeer::Drop(const RdmaSlab* slab) {
         ++at;
         continue;
       }
-      ended.push_back(
-          {std::move(*at), absl::CancelledError("the slab that is read into was detached")});
+      ended.push_back({std::move(*at), DestinationDetached()});
       at = waiting_.erase(at);
     }
   }
@@ -137,11 +155,7 @@ void RdmaPeer::Run() {
     Outcome outcome = Step();
     for (Ended& one : outcome.ended) End(std::move(one));
     if (outcome.closed) return;
-    if (outcome.need.has_value()) {
-      Meet(*outcome.need);
-    } else if (!outcome.again) {
-      Wait(outcome.events);
-    }
+    if (!outcome.again) Wait(outcome.events);
   }
 }
 
@@ -173,10 +187,12 @@ void RdmaPeer::StepLocked(Outcome* outcome) {
     if (Collect(&outcome->ended) || chunks_.empty()) break;
   }
   EndLate(&outcome->ended);
-  outcome->need = Activate(&outcome->ended);
+  Activate(&outcome->ended);
   Post(&outcome->ended);
+  Renew();
   if (chunks_.empty()) {
-    outcome->again = !waiting_.empty();  // of a connection that has just broken
+    // A connection has just broken; or else its reads wait for what is being met, which wakes this thread.
+    outcome->again = !outcome->ended.empty() || (!waiting_.empty() && !need_.has_value());
     return;
   }
   const Status armed = connection_->completions->Arm();
@@ -230,8 +246,7 @@ void RdmaPeer::EndLate(std::vector<Ended>* ended) {
       ++at;
       continue;
     }
-    ended->push_back(
-        {std::move(*at), absl::DeadlineExceededError("the deadline of the read has passed")});
+    ended->push_back({std::move(*at), Late()});
     at = waiting_.erase(at);
   }
   if (!chunks_.empty() && now - connection_->moved_at > options_.stall) {
@@ -241,42 +256,74 @@ void RdmaPeer::EndLate(std::vector<Ended>* ended) {
   }
 }
 
-std::optional<RdmaPeer::Need> RdmaPeer::Activate(std::vector<Ended>* ended) {
+void RdmaPeer::Activate(std::vector<Ended>* ended) {
   // As many as keep the slots busy; the others stay where they can still be ended for nothing.
   const size_t most = static_cast<size_t>(slots_) * static_cast<size_t>(options_.queue_pairs) + 1;
-  while (!waiting_.empty() && active_.size() < most) {
-    Waiting& next = waiting_.front();
-    const MonotonicNanos now = RealClock()->Now();
-    const MonotonicNanos deadline = std::min(next.request.deadline, now + options_.ask);
-    if (connection_ == nullptr) return Need{nullptr, std::nullopt, deadline};
-    const auto at = connection_->opened.find(next.request.token);
-    if (at == connection_->opened.end() || now - at->second.asked_at > kRenew) {
-      return Need{nullptr, next.request.token, deadline};
-    }
-    Opened& opened = at->second;
-    opened.used_at = now;
-    if (!Covers(opened.answer.extents, next.from)) {
-      ended->push_back({std::move(next), NotPermitted()});
-      waiting_.pop_front();
-      continue;
-    }
-    if (next.into->detached()) {
-      ended->push_back(
-          {std::move(next), absl::CancelledError("the slab that is read into was detached")});
-      waiting_.pop_front();
-      continue;
-    }
-    if (!next.into->Registered()) return Need{next.into, std::nullopt, deadline};
+  int lacking = 0;
+  for (auto at = waiting_.begin();
+       at != waiting_.end() && active_.size() < most && lacking < kMostPassedOver;) {
     Active active;
-    active.local = next.into->local_pieces();
-    for (const RdmaOpened::Slab& slab : opened.answer.slabs) {
-      if (slab.slab == next.from.slab) active.remote = slab.pieces;
+    std::optional<Need> lacks;
+    const Status prepared = Prepare(*at, &active, &lacks);
+    if (lacks.has_value()) {
+      AskFor(*std::move(lacks));
+      ++lacking;
+      ++at;
+      continue;
     }
-    active.read = std::move(next);
-    waiting_.pop_front();
-    active_.push_back(std::move(active));
+    if (prepared.ok()) {
+      active.read = std::move(*at);
+      active_.push_back(std::move(active));
+    } else {
+      ended->push_back({std::move(*at), prepared});
+    }
+    at = waiting_.erase(at);
   }
-  return std::nullopt;
+}
+
+Status RdmaPeer::Prepare(const Waiting& read, Active* active, std::optional<Need>* lacks) {
+  if (read.into->detached()) return DestinationDetached();
+  if (connection_ == nullptr) {
+    *lacks = Need{nullptr, std::nullopt, false};  // a connection
+    return absl::OkStatus();
+  }
+  const GrantToken& token = read.request.token;
+  const bool anew = read.request.again && !read.asked_anew;
+  const auto at = connection_->opened.find(token);
+  const MonotonicNanos now = RealClock()->Now();
+  if (at == connection_->opened.end() || now - at->second.answered_at > kGoodFor || anew) {
+    *lacks = Need{nullptr, token, anew};
+    return absl::OkStatus();
+  }
+  Opened& opened = at->second;
+  opened.used_at = now;
+  if (!Covers(opened.answer.extents, read.from)) return NotPermitted();
+  active->local = read.into->Registered() ? read.into->local_pieces() : std::vector<RdmaPiece>();
+  if (active->local.empty()) {
+    *lacks = Need{read.into, std::nullopt, false};
+    return absl::OkStatus();
+  }
+  for (const RdmaOpened::Slab& slab : opened.answer.slabs) {
+    if (slab.slab == read.from.slab) active->remote = slab.pieces;
+  }
+  return absl::OkStatus();
+}
+
+void RdmaPeer::Renew() {
+  if (connection_ == nullptr || need_.has_value()) return;
+  const MonotonicNanos now = RealClock()->Now();
+  for (const Active& active : active_) {
+    const auto at = connection_->opened.find(active.read.request.token);
+    if (at != connection_->opened.end() && now - at->second.asked_at > kRenew) {
+      return AskFor(Need{nullptr, at->first, false});
+    }
+  }
+}
+
+void RdmaPeer::AskFor(Need need) {
+  if (need_.has_value()) return;
+  need_ = std::move(need);
+  needs_.NotifyAll();
 }
 
 void RdmaPeer::Post(std::vector<Ended>* ended) {
@@ -346,11 +393,9 @@ void RdmaPeer::Break(const Status& why, bool counts, std::vector<Ended>* ended) 
     Waiting read = std::move(active_.back().read);
     active_.pop_back();
     if (read.into->detached()) {
-      ended->push_back(
-          {std::move(read), absl::CancelledError("the slab that is read into was detached")});
+      ended->push_back({std::move(read), DestinationDetached()});
     } else if (read.request.deadline <= now) {
-      ended->push_back(
-          {std::move(read), absl::DeadlineExceededError("the deadline of the read has passed")});
+      ended->push_back({std::move(read), Late()});
     } else if (counts && read.tries > 0) {
       ended->push_back({std::move(read), Unavailable(why)});
     } else {
@@ -361,16 +406,25 @@ void RdmaPeer::Break(const Status& why, bool counts, std::vector<Ended>* ended) 
 }
 
 void RdmaPeer::End(Ended ended) const {
-  Waiting& read = ended.read;
+  const Waiting& read = ended.read;
   if (!ended.status.ok()) return read.done(ended.status);
   if (!options_.read_back) return read.done(0);
   const ReadRequest& request = read.request;
-  read.done(read.into->Crc(request.into.offset + request.into_offset, request.length));
+  StatusOr<uint32_t> crc = absl::ResourceExhaustedError("no memory to check what arrived");
+  try {
+    crc = read.into->Crc(request.into.offset + request.into_offset, request.length);
+  } catch (const std::bad_alloc&) {
+  }
+  read.done(std::move(crc));
 }
 
 void RdmaPeer::Wait(int events) {
   std::array<pollfd, 2> fds = {pollfd{wake_.get(), POLLIN, 0}, pollfd{events, POLLIN, 0}};
-  const bool idle = events < 0;
+  bool idle = events < 0;
+  if (idle) {
+    MutexLock lock(&mu_);
+    idle = waiting_.empty();  // else somebody may be late, while what it lacks is being met
+  }
   const int wait_ms = idle ? static_cast<int>(options_.idle / kNanosPerMilli) : kLookAgainMs;
   const int ready = poll(fds.data(), fds.size(), wait_ms);
   uint64_t ignored = 0;
@@ -382,111 +436,6 @@ void RdmaPeer::Wait(int events) {
     last_connection_ = connection_->id;
     connection_.reset();
   }
-}
-
-// --- what takes its time
-
-void RdmaPeer::Meet(const Need& need) {
-  if (need.slab != nullptr) {
-    const Status registered = need.slab->Register();
-    if (registered.ok()) return;
-    return FailWaiting(registered, [&](const Waiting& read) { return read.into == need.slab; });
-  }
-  if (need.token.has_value()) return AskToOpen(*need.token, need.deadline);
-  const Status connected = AskToConnect(need.deadline);
-  if (!connected.ok()) FailWaiting(Unavailable(connected), [](const Waiting&) { return true; });
-}
-
-void RdmaPeer::AskToOpen(const GrantToken& token, MonotonicNanos deadline) {
-  RdmaOpen request;
-  request.token = token;
-  {
-    MutexLock lock(&mu_);
-    if (connection_ == nullptr) return;
-    request.connection = connection_->id;
-  }
-  const MonotonicNanos now = RealClock()->Now();
-  StatusOr<RdmaOpened> answer = control_->Open(address_, request, deadline);
-  const auto its = [&](const Waiting& read) { return read.request.token == token; };
-  if (absl::IsFailedPrecondition(answer.status())) {
-    // The owner has dropped the connection, to make room. Once more on a new one.
-    FailWaiting(Unavailable(answer.status()),
-                [&](const Waiting& read) { return its(read) && read.tries > 0; });
-    std::vector<Ended> ended;
-    {
-      MutexLock lock(&mu_);
-      Break(answer.status(), /*counts=*/true, &ended);
-      for (Waiting& read : waiting_) read.tries += its(read) ? 1 : 0;
-    }
-    for (Ended& one : ended) End(std::move(one));
-    return;
-  }
-  if (absl::IsPermissionDenied(answer.status())) return FailWaiting(answer.status(), its);
-  if (!answer.ok()) return FailWaiting(Unavailable(answer.status()), its);
-  MutexLock lock(&mu_);
-  if (connection_ == nullptr || connection_->id != request.connection) return;
-  // Nobody waits for it any more: its keys are forgotten, for they may be another grant's soon.
-  if (std::none_of(waiting_.begin(), waiting_.end(), its)) return;
-  std::map<GrantToken, Opened>& opened = connection_->opened;
-  if (opened.size() >= kMostOpened && !opened.contains(token)) {
-    opened.erase(std::min_element(opened.begin(), opened.end(), [](const auto& a, const auto& b) {
-      return a.second.used_at < b.second.used_at;
-    }));
-  }
-  opened[token] = {*std::move(answer), now, now};
-}
-
-StatusOr<std::unique_ptr<RdmaPeer::Connection>> RdmaPeer::MakeConnection() const {
-  auto connection = std::make_unique<Connection>();
-  CAIRN_ASSIGN_OR_RETURN(connection->completions,
-                         device_->MakeCompletions(slots_ * options_.queue_pairs));
-  for (int i = 0; i < options_.queue_pairs; ++i) {
-    CAIRN_ASSIGN_OR_RETURN(
-        auto pair, device_->MakeQueuePair(port_, gid_, slots_, connection->completions.get()));
-    connection->pairs.push_back(std::move(pair));
-  }
-  connection->posted.assign(connection->pairs.size(), 0);
-  return connection;
-}
-
-Status RdmaPeer::AskToConnect(MonotonicNanos deadline) {
-  CAIRN_ASSIGN_OR_RETURN(auto connection, MakeConnection());
-  RdmaConnect request;
-  {
-    MutexLock lock(&mu_);
-    request.replaces = last_connection_;
-  }
-  for (const auto& pair : connection->pairs) request.endpoints.push_back(pair->endpoint());
-  CAIRN_ASSIGN_OR_RETURN(const RdmaConnected connected,
-                         control_->Connect(address_, request, deadline));
-  if (connected.endpoints.size() != connection->pairs.size()) {
-    return absl::UnavailableError(absl::StrCat("it answered with ", connected.endpoints.size(),
-                                               " queue pairs, not ", connection->pairs.size()));
-  }
-  for (size_t i = 0; i < connection->pairs.size(); ++i) {
-    CAIRN_RETURN_IF_ERROR(connection->pairs[i]->Connect(connected.endpoints[i]));
-  }
-  connection->id = connected.connection;
-  MutexLock lock(&mu_);
-  connection_ = std::move(connection);
-  return absl::OkStatus();
-}
-
-void RdmaPeer::FailWaiting(const Status& status, const std::function<bool(const Waiting&)>& which) {
-  std::vector<Waiting> failed;
-  {
-    MutexLock lock(&mu_);
-    std::deque<Waiting> kept;
-    for (Waiting& read : waiting_) {
-      if (which(read)) {
-        failed.push_back(std::move(read));
-      } else {
-        kept.push_back(std::move(read));
-      }
-    }
-    waiting_.swap(kept);
-  }
-  for (const Waiting& read : failed) read.done(status);
 }
 
 }  // namespace cairn::transport

@@ -1,4 +1,4 @@
-// The reader's end of RDMA to one peer: a thread, a completion queue and a few queue pairs. A read is cut into
+// The reader's end of RDMA to one peer: two threads, a completion queue and a few queue pairs. A read is cut into
 // chunks, which stay under way in as many slots as the device has; when all of one have arrived its bytes are
 // read back from the slab, for their checksum.
 //
@@ -9,7 +9,8 @@
 // Invariants:
 //   1. Chunks are posted, and completions taken, under the peer's mutex only. So whoever holds it can end all
 //      reads into a slab: no chunk of them is in the device when Drop returns.
-//   2. The mutex is never held while the owner is asked, a checksum is computed, or a read's end is told.
+//   2. The mutex is never held while the owner is asked, memory is registered, a checksum is computed, or a read's
+//      end is told. What may take long has a thread of its own: reads that lack nothing go on meanwhile.
 #pragma once
 
 #include <atomic>
@@ -41,10 +42,10 @@ namespace cairn::transport {
 class RdmaPeer {
  public:
   // All but the address outlive it.
-  RdmaPeer(std::string address, const RdmaReaderOptions& options, VerbsDevice* device,
-           const VerbsPort& port, const VerbsGid& gid, RdmaControl* control);
+  RdmaPeer(std::string address, const RdmaReaderOptions& options, VerbsDevice* device, int port,
+           RdmaControl* control);
   ~RdmaPeer();
-  // Ends its thread; what is waiting, and what comes later, ends with CANCELLED.
+  // Ends its threads; what is waiting, and what comes later, ends with CANCELLED.
   void Close();
 
   struct Waiting {
@@ -53,6 +54,7 @@ class RdmaPeer {
     std::shared_ptr<RdmaSlab> into;
     ExtentRef from;  // the owner's bytes
     int tries = 0;
+    bool asked_anew = false;  // of a read that is made again: the owner has heard that
   };
   void Read(Waiting read) ABSL_LOCKS_EXCLUDED(mu_);
   // As Transport::Finish.
@@ -73,7 +75,8 @@ class RdmaPeer {
   // A grant of which the owner has told the keys.
   struct Opened {
     RdmaOpened answer;
-    MonotonicNanos asked_at = 0;
+    MonotonicNanos answered_at = 0;
+    MonotonicNanos asked_at = 0;  // the last time
     MonotonicNanos used_at = 0;
   };
   struct Connection {
@@ -92,20 +95,26 @@ class RdmaPeer {
     Waiting read;
     Status status;  // OK: all chunks have arrived
   };
-  // What takes its time, and must be before the next read can be posted.
+  // What takes its time, and must be before some read can be posted.
   struct Need {
     std::shared_ptr<RdmaSlab> slab;   // that it is registered; else, of the owner,
     std::optional<GrantToken> token;  // what may be read under it; else a connection
-    MonotonicNanos deadline = 0;
+    bool anew = false;
   };
   // What a step has come to.
   struct Outcome {
     std::vector<Ended> ended;
-    std::optional<Need> need;
     bool closed = false;
     bool again = false;  // there is more to do at once
     int events = -1;     // a descriptor to wait for, while chunks are under way
   };
+
+  // What the owner has said of a grant is gone by for so long, though it is not heard: it ends a grant by ending the
+  // connection.
+  static constexpr MonotonicNanos kGoodFor = 8 * kNanosPerSecond;
+
+  static Status DestinationDetached();
+  static Status Late();
 
   void Run();
   // One round of what can be done without waiting for anybody.
@@ -117,8 +126,15 @@ class RdmaPeer {
   void Arrived(uint64_t chunk, std::vector<Ended>* ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends reads whose deadline has passed, and a connection that does not move.
   void EndLate(std::vector<Ended>* ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Makes reads active while they have what they need; what the next one lacks.
-  std::optional<Need> Activate(std::vector<Ended>* ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Makes reads active that have what they need, and asks for what another one lacks.
+  void Activate(std::vector<Ended>* ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // An error is the read's end. Sets *lacks when it must wait.
+  Status Prepare(const Waiting& read, Active* active, std::optional<Need>* lacks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Tells the owner that the grants of active reads are used.
+  void Renew() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // One at a time; what is lacked meanwhile is seen again once it is met.
+  void AskFor(Need need) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Post(std::vector<Ended>* ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The next chunk of the read, over the pair. After an error the connection is of no use.
   Status PostChunk(ActiveAt read, size_t pair) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -126,11 +142,16 @@ class RdmaPeer {
   // ended, and those into a slab that is being detached.
   void Break(const Status& why, bool counts, std::vector<Ended>* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The other thread: meets one need after the other.
+  void RunNeeds();
   void Meet(const Need& need) ABSL_LOCKS_EXCLUDED(mu_);
-  Status AskToConnect(MonotonicNanos deadline) ABSL_LOCKS_EXCLUDED(mu_);
-  void AskToOpen(const GrantToken& token, MonotonicNanos deadline) ABSL_LOCKS_EXCLUDED(mu_);
+  Status AskToConnect() ABSL_LOCKS_EXCLUDED(mu_);
+  void AskToOpen(const GrantToken& token, bool anew) ABSL_LOCKS_EXCLUDED(mu_);
+  // The owner's answer, or none.
+  void NoteOpened(const GrantToken& token, bool anew, StatusOr<RdmaOpened> answer)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   StatusOr<std::unique_ptr<Connection>> MakeConnection() const;
-  // Ends the waiting reads that `which` says.
+  // Ends the waiting reads that `which` says; those that are late, as late.
   void FailWaiting(const Status& status, const std::function<bool(const Waiting&)>& which)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Checks what arrived, and tells whoever waits.
@@ -143,8 +164,7 @@ class RdmaPeer {
   const std::string address_;
   const RdmaReaderOptions options_;
   VerbsDevice* const device_;
-  const VerbsPort port_;
-  const VerbsGid gid_;
+  const int port_;
   RdmaControl* const control_;
   const int slots_;  // of each queue pair
   const UniqueFd wake_;
@@ -157,7 +177,9 @@ class RdmaPeer {
   absl::flat_hash_map<uint64_t, Chunk> chunks_ ABSL_GUARDED_BY(mu_);  // under way, by id
   uint64_t next_chunk_ ABSL_GUARDED_BY(mu_) = 1;
   RdmaConnectionId last_connection_ ABSL_GUARDED_BY(mu_) = 0;
-  std::thread thread_;  // last: it uses the members above
+  std::optional<Need> need_ ABSL_GUARDED_BY(mu_);  // being met, or about to be
+  CondVar needs_;                                  // with mu_
+  std::thread needs_thread_, thread_;              // last: they use the members above
 };
 
 }  // namespace cairn::transport

@@ -1,5 +1,6 @@
 #include "server/transport/rdma_reader.h"
 
+#include <exception>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@ void RdmaReader::Read(ReadRequest request, ReadDone done) {
   const auto prepare = [&]() -> StatusOr<RdmaPeer::Waiting> {
     CAIRN_ASSIGN_OR_RETURN(const ExtentRef from, BytesOf(request));
     CAIRN_ASSIGN_OR_RETURN(auto slab, slabs_->Find(request.into));
+    if (request.again) slab->Distrust();
     return RdmaPeer::Waiting{std::move(request), std::move(done), std::move(slab), from};
   };
   StatusOr<RdmaPeer::Waiting> read = prepare();
@@ -59,8 +61,12 @@ StatusOr<RdmaPeer*> RdmaReader::PeerAt(const std::string& address) {
     return absl::ResourceExhaustedError(
         absl::StrCat("address: ", address, " would be one peer more than ", options_.max_peers));
   }
-  auto peer = std::make_unique<RdmaPeer>(address, options_, device_, port_, gid_, control_);
-  return peers_.emplace(address, std::move(peer)).first->second.get();
+  try {
+    auto peer = std::make_unique<RdmaPeer>(address, options_, device_, port_, control_);
+    return peers_.emplace(address, std::move(peer)).first->second.get();
+  } catch (const std::exception& e) {
+    return absl::ResourceExhaustedError(absl::StrCat("a thread to read with: ", e.what()));
+  }
 }
 
 }  // namespace cairn::transport

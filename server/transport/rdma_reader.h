@@ -19,14 +19,9 @@ namespace cairn::transport {
 class RdmaReader {
  public:
   // All outlive it; the options are valid.
-  RdmaReader(const RdmaReaderOptions& options, VerbsDevice* device, const VerbsPort& port,
-             const VerbsGid& gid, RdmaControl* control, RdmaSlabs* slabs)
-      : options_(options),
-        device_(device),
-        port_(port),
-        gid_(gid),
-        control_(control),
-        slabs_(slabs) {}
+  RdmaReader(const RdmaReaderOptions& options, VerbsDevice* device, int port, RdmaControl* control,
+             RdmaSlabs* slabs)
+      : options_(options), device_(device), port_(port), control_(control), slabs_(slabs) {}
   ~RdmaReader();
   void Read(ReadRequest request, ReadDone done);  // as Transport::Read
   void Drop(const RdmaSlab* slab);                // as RdmaPeer::Drop, of all peers
@@ -38,8 +33,7 @@ class RdmaReader {
 
   const RdmaReaderOptions options_;
   VerbsDevice* const device_;
-  const VerbsPort port_;
-  const VerbsGid gid_;
+  const int port_;
   RdmaControl* const control_;
   RdmaSlabs* const slabs_;
   Mutex mu_;

@@ -17,6 +17,7 @@ namespace {
 constexpr uint64_t kPieceBytes = uint64_t{1} << 30;
 // Bytes read back at once fit the processor's cache.
 constexpr uint64_t kCheckedBytes = 256 << 10;
+constexpr MonotonicNanos kBelieved = kNanosPerSecond;
 
 Status Detached() { return absl::CancelledError("the slab was detached"); }
 
@@ -30,51 +31,47 @@ int64_t RdmaSlab::Blocks() const {
   return fstat(description_.get(), &is) == 0 ? int64_t{is.st_blocks} : 0;
 }
 
-bool RdmaSlab::RegisteredLocked() const {
-  return !detached_ && !pieces_.empty() && Blocks() >= blocks_;
+bool RdmaSlab::Registered() const {
+  MutexLock lock(&mu_);
+  return !detached_ && !pieces_.empty() && believed_ && Blocks() >= blocks_;
 }
 
-// (The analysis does not follow a lock that may not have been taken.)
-bool RdmaSlab::Registered() const {
-  if (!mu_.TryLock()) return false;
-  const bool registered = RegisteredLocked();
-  mu_.Unlock();
-  return registered;
+void RdmaSlab::Distrust() {
+  MutexLock lock(&mu_);
+  if (RealClock()->Now() - registered_at_ >= kBelieved) believed_ = false;
 }
 
 Status RdmaSlab::Register() {
-  MutexLock lock(&mu_);
+  MutexLock registering(&registering_);
   if (detached_) return Detached();
-  if (RegisteredLocked()) return absl::OkStatus();
-  pieces_.clear();
+  if (Registered()) return absl::OkStatus();
+  std::vector<Piece> pieces;
+  {
+    MutexLock lock(&mu_);
+    pieces.swap(pieces_);
+  }
+  pieces.clear();  // before the next: what is locked twice counts twice
   // A power of two, so that pieces begin at pages.
   uint64_t most = kPieceBytes;
   while (most > kPageBytes && most > device_->info().limits.region_bytes) most /= 2;
-  std::vector<Piece> pieces;
   for (uint64_t offset = 0; offset < bytes_; offset += most) {
     const uint64_t length = std::min(most, bytes_ - offset);
     CAIRN_ASSIGN_OR_RETURN(auto region, device_->Register(description_.get(), offset, length));
     pieces.push_back({offset, length, std::move(region)});
   }
-  blocks_ = Blocks();
+  MutexLock lock(&mu_);
   pieces_ = std::move(pieces);
+  blocks_ = Blocks();
+  registered_at_ = RealClock()->Now();
+  believed_ = true;
   return absl::OkStatus();
 }
 
-std::vector<RdmaPiece> RdmaSlab::remote_pieces() const {
+std::vector<RdmaPiece> RdmaSlab::Pieces(uint32_t (VerbsRegion::*key)() const) const {
   MutexLock lock(&mu_);
   std::vector<RdmaPiece> pieces;
   for (const Piece& piece : pieces_) {
-    pieces.push_back({piece.offset, piece.length, piece.region->remote_key()});
-  }
-  return pieces;
-}
-
-std::vector<RdmaPiece> RdmaSlab::local_pieces() const {
-  MutexLock lock(&mu_);
-  std::vector<RdmaPiece> pieces;
-  for (const Piece& piece : pieces_) {
-    pieces.push_back({piece.offset, piece.length, piece.region->local_key()});
+    pieces.push_back({piece.offset, piece.length, ((*piece.region).*key)()});
   }
   return pieces;
 }
@@ -85,7 +82,7 @@ StatusOr<uint32_t> RdmaSlab::Crc(uint64_t offset, uint64_t length) const {
   while (length > 0) {
     const uint64_t part = std::min(length, kCheckedBytes);
     {
-      MutexLock lock(&mu_);
+      ReaderLock lock(&reading_);
       if (detached_) return Detached();
       CAIRN_RETURN_IF_ERROR(PreadAll(description_.get(), bytes.data(), part, offset));
     }
@@ -98,8 +95,11 @@ StatusOr<uint32_t> RdmaSlab::Crc(uint64_t offset, uint64_t length) const {
 
 void RdmaSlab::Detach() {
   BeginDetach();
+  { WriterLock lock(&reading_); }  // whoever read has ended, and nobody begins
+  MutexLock registering(&registering_);
+  std::vector<Piece> pieces;
   MutexLock lock(&mu_);
-  pieces_.clear();
+  pieces.swap(pieces_);
 }
 
 Status RdmaSlabs::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {

@@ -8,37 +8,36 @@
 namespace cairn::transport {
 
 RdmaTransport::RdmaTransport(std::unique_ptr<VerbsDevice> device,
-                             std::unique_ptr<VerbsCompletions> completions, const VerbsPort& port,
-                             const VerbsGid& gid, std::string address,
-                             const RdmaOwnerOptions& owner, const RdmaReaderOptions& reader,
-                             std::unique_ptr<RdmaControl> control)
+                             std::unique_ptr<VerbsCompletions> completions, int port,
+                             std::string address, const RdmaOwnerOptions& owner,
+                             const RdmaReaderOptions& reader, std::unique_ptr<RdmaControl> control)
     : control_(std::move(control)),
       device_(std::move(device)),
       completions_(std::move(completions)),
+      port_(port),
       address_(std::move(address)),
       slabs_(device_.get()),
-      owner_(owner, device_.get(), port, gid, completions_.get(), &slabs_),
-      reader_(reader, device_.get(), port, gid, control_.get(), &slabs_) {}
+      owner_(owner, device_.get(), port, completions_.get(), &slabs_),
+      reader_(reader, device_.get(), port, control_.get(), &slabs_) {}
 
 StatusOr<std::unique_ptr<RdmaTransport>> RdmaTransport::Start(
-    std::unique_ptr<VerbsDevice> device, std::string address, const RdmaOwnerOptions& owner,
-    const RdmaReaderOptions& reader, std::unique_ptr<RdmaControl> control) {
+    std::unique_ptr<VerbsDevice> device, int port, std::string address,
+    const RdmaOwnerOptions& owner, const RdmaReaderOptions& reader,
+    std::unique_ptr<RdmaControl> control) {
   CAIRN_RETURN_IF_ERROR(owner.Validate());
   CAIRN_RETURN_IF_ERROR(reader.Validate());
-  const VerbsDeviceInfo& info = device->info();
-  Status problem = absl::UnavailableError(absl::StrCat(info.name, ": it has no port"));
-  for (const VerbsPort& port : info.ports) {
-    const StatusOr<VerbsGid> gid = ChooseGid(info, port);
-    if (!gid.ok()) {
-      problem = gid.status();
-      continue;
-    }
-    CAIRN_ASSIGN_OR_RETURN(auto completions, device->MakeCompletions(1));
-    return std::unique_ptr<RdmaTransport>(
-        new RdmaTransport(std::move(device), std::move(completions), VerbsPort(port), *gid,
-                          std::move(address), owner, reader, std::move(control)));
-  }
-  return problem;
+  CAIRN_ASSIGN_OR_RETURN(const VerbsPort its, device->Port(port));
+  CAIRN_RETURN_IF_ERROR(ChooseGid(device->info(), its).status());
+  CAIRN_ASSIGN_OR_RETURN(auto completions, device->MakeCompletions(1));
+  return std::unique_ptr<RdmaTransport>(new RdmaTransport(std::move(device), std::move(completions),
+                                                          port, std::move(address), owner, reader,
+                                                          std::move(control)));
+}
+
+std::string RdmaTransport::Problem() const {
+  const StatusOr<VerbsPort> port = device_->Port(port_);
+  const Status usable = port.ok() ? ChooseGid(device_->info(), *port).status() : port.status();
+  return std::string(usable.message());
 }
 
 Status RdmaTransport::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {

@@ -20,16 +20,16 @@ namespace cairn::transport {
 
 class RdmaTransport final : public Transport {
  public:
-  // Over the device's first port that is up. `address` is what the control wire knows this node by.
-  // INVALID_ARGUMENT names the option; UNAVAILABLE says what the ports lack.
+  // Over one of the device's ports. `address` is what the control wire knows this node by. INVALID_ARGUMENT names
+  // the option; UNAVAILABLE says what the port lacks.
   static StatusOr<std::unique_ptr<RdmaTransport>> Start(std::unique_ptr<VerbsDevice> device,
-                                                        std::string address,
+                                                        int port, std::string address,
                                                         const RdmaOwnerOptions& owner,
                                                         const RdmaReaderOptions& reader,
                                                         std::unique_ptr<RdmaControl> control);
 
   std::string Address() const override { return address_; }
-  std::string Problem() const override { return ""; }
+  std::string Problem() const override;
   Status Attach(SlabId slab, UniqueFd description, uint64_t bytes) override;
   void Detach(SlabId slab) override;
   StatusOr<std::string> Describe(const ExtentRef& extent) const override;
@@ -59,14 +59,14 @@ class RdmaTransport final : public Transport {
 
  private:
   RdmaTransport(std::unique_ptr<VerbsDevice> device, std::unique_ptr<VerbsCompletions> completions,
-                const VerbsPort& port, const VerbsGid& gid, std::string address,
-                const RdmaOwnerOptions& owner, const RdmaReaderOptions& reader,
-                std::unique_ptr<RdmaControl> control);
+                int port, std::string address, const RdmaOwnerOptions& owner,
+                const RdmaReaderOptions& reader, std::unique_ptr<RdmaControl> control);
 
   const std::unique_ptr<RdmaControl> control_;
   const std::unique_ptr<VerbsDevice> device_;
   const std::unique_ptr<VerbsCompletions>
       completions_;  // of the owner's queue pairs, which post nothing
+  const int port_;
   const std::string address_;
   RdmaSlabs slabs_;
   RdmaOwner owner_;

@@ -79,6 +79,7 @@ struct AppendQuestion {
     AppendInteger(out, static_cast<uint8_t>(Kind::kOpen));
     AppendInteger(out, open.connection);
     AppendBytes(out, open.token);
+    AppendInteger<uint8_t>(out, open.anew ? 1 : 0);
   }
 };
 
@@ -96,13 +97,15 @@ StatusOr<RdmaQuestion> DecodeRdmaQuestion(absl::string_view bytes) {
   uint8_t kind = 0;
   RdmaConnect connect;
   RdmaOpen open;
+  uint8_t anew = 0;
   if (!cursor.Take(&kind)) return Wrong("a question of no kind");
   if (kind == static_cast<uint8_t>(Kind::kConnect) && cursor.Take(&connect.replaces) &&
       TakeEndpoints(&cursor, &connect.endpoints) && cursor.left() == 0) {
     return RdmaQuestion(std::move(connect));
   }
   if (kind == static_cast<uint8_t>(Kind::kOpen) && cursor.Take(&open.connection) &&
-      TakeBytes(&cursor, &open.token) && cursor.left() == 0) {
+      TakeBytes(&cursor, &open.token) && cursor.Take(&anew) && anew <= 1 && cursor.left() == 0) {
+    open.anew = anew == 1;
     return RdmaQuestion(open);
   }
   return Wrong(absl::StrCat("a question of kind ", kind, " that is not one"));

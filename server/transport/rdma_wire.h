@@ -3,7 +3,7 @@
 //   question   0  8  magic "CAIRNRD\x01"
 //              8  1  kind: 1 connect, 2 open
 //    connect:  u64 replaces, u32 count, endpoints
-//    open:     u64 connection, 16 bytes token
+//    open:     u64 connection, 16 bytes token, u8 anew
 //   answer to connect: u64 connection, u32 count, endpoints
 //   answer to open:    u32 count, extents (u64 slab, u64 offset, u64 length), by slab and offset;
 //                      u32 count, slabs: u64 slab, u32 count, pieces (u64 offset, u64 length, u32 key)

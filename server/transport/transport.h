@@ -51,6 +51,9 @@ struct ReadRequest {
   uint64_t into_offset = 0;  // … and where in that extent they go
   uint64_t length = 0;       // 1 … kMaxReadBytes
   MonotonicNanos deadline = 0;
+  // The same bytes came otherwise than their checksum says, the last time: what a device has been told of either
+  // slab's memory is not believed any more.
+  bool again = false;
 };
 
 // The members' control wire, as a transport speaks over it to its like at another member. Thread-safe.

@@ -116,7 +116,10 @@ class VerbsQueuePair {
 class VerbsDevice {
  public:
   virtual ~VerbsDevice() = default;
+  // As it was when it was opened.
   virtual const VerbsDeviceInfo& info() const = 0;
+  // As it is now: ports go down and up, and their networks get other addresses.
+  virtual StatusOr<VerbsPort> Port(int number) const = 0;
   // Bytes [offset, offset+length) of a file, page by page: both are multiples of a page, but for the file's end.
   // Faults in what is missing. The caller may close `fd`.
   // RESOURCE_EXHAUSTED: memory could not be locked, or the device has no more registrations.

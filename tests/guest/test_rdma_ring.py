@@ -159,6 +159,33 @@ def test_memory_that_must_not_be_locked_is_an_error_that_tells_the_arithmetic(
     assert "CAP_IPC_LOCK" in said
 
 
+def test_a_choice_of_devices_that_matches_none_is_an_error(tmp_path: Path) -> None:
+    for transport in ("rdma", "auto"):
+        node = alone(tmp_path, transport)
+        result = subprocess.run(
+            node.command,
+            env={**os.environ, "NCCL_IB_HCA": "=mlx5_7"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert result.returncode != 0
+        said = result.stderr + (node.log.read_text() if node.log.exists() else "")
+        assert 'NCCL_IB_HCA: "=mlx5_7" chooses no RDMA port; there are rxe0:1, rxe1:1' in said
+
+
+def test_the_chosen_device_is_used() -> None:
+    os.environ["NCCL_IB_HCA"] = "=rxe1:1"
+    try:
+        with ring(2, options=RDMA, make_network=loopback) as r:
+            assert "RDMA over rxe1:1" in r[0].log.read_text()
+            r[0].save(r[0].writer(JOB, attempt_number()), 1)
+            r[0].wait_replicated(JOB, 1)
+            assert counters(r[1])["bytes_read_over_rdma"] >= PART_BYTES
+    finally:
+        del os.environ["NCCL_IB_HCA"]
+
+
 def test_auto_takes_tcp_where_memory_must_not_be_locked(tmp_path: Path) -> None:
     node = alone(tmp_path, "auto")
     node.start()

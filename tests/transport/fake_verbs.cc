@@ -72,6 +72,7 @@ class FakeRegion final : public VerbsRegion {
              uint32_t key)
       : fabric_(std::move(fabric)), faults_(std::move(faults)), key_(key) {
     ++faults_->regions;
+    ++faults_->registered;
   }
   ~FakeRegion() override {
     MutexLock lock(&fabric_->mu);
@@ -251,6 +252,11 @@ class FakeDevice final : public VerbsDevice {
                         .gids = {gid}}}};
   }
   const VerbsDeviceInfo& info() const override { return info_; }
+  StatusOr<VerbsPort> Port(int) const override {
+    VerbsPort port = info_.ports[0];
+    port.active = !faults_->port_down;
+    return port;
+  }
   StatusOr<std::unique_ptr<VerbsRegion>> Register(int fd, uint64_t offset,
                                                   uint64_t length) override {
     if (faults_->failing_registers > 0) {

@@ -24,9 +24,11 @@ struct FakeVerbsFaults {
   std::atomic<int> failing_reads = 0;      // so many reads break their queue pair
   std::atomic<int> failing_registers = 0;  // so many registrations say that memory cannot be locked
   std::atomic<bool> deaf =
-      false;                     // nothing that is posted ever completes, until its pair is broken
-  std::atomic<int> regions = 0;  // not a fault: how many there are
-  std::atomic<int> pairs = 0;    // likewise
+      false;  // nothing that is posted ever completes, until its pair is broken
+  std::atomic<bool> port_down = false;
+  std::atomic<int> regions = 0;     // not a fault: how many there are
+  std::atomic<int> registered = 0;  // likewise: how many there have ever been
+  std::atomic<int> pairs = 0;       // likewise
 };
 
 class FakeFabric;  // all devices of one reach each other

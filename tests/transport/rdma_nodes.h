@@ -62,7 +62,7 @@ inline std::unique_ptr<RdmaTransport> StartRdma(PeerId self, std::unique_ptr<Ver
                                                 const RdmaOwnerOptions& owner = {}) {
   static std::atomic<int> next = 0;
   const std::string address = absl::StrCat("node-", next++);
-  auto started = RdmaTransport::Start(std::move(device), address, owner, reader,
+  auto started = RdmaTransport::Start(std::move(device), /*port=*/1, address, owner, reader,
                                       std::make_unique<DirectControl>(self, address));
   EXPECT_TRUE(started.ok()) << started.status();
   if (!started.ok()) return nullptr;

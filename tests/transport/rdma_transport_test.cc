@@ -135,14 +135,45 @@ TEST_F(RdmaTransportTest, ASlabThatHasLostAPageIsRegisteredAnew) {
   EXPECT_NE(slab.local_pieces().at(0).key, key);
 }
 
+// It has as many blocks as before, so nothing but its bytes shows it.
+TEST_F(RdmaTransportTest, ASlabThatIsNotBelievedIsRegisteredAnewOnBothSides) {
+  Start();
+  ASSERT_TRUE(Read(0, 1000).ok());
+  const auto anew = [&] {
+    ReadRequest request = Request(0, 1000);
+    request.again = true;
+    return ReadNow(reader_.get(), std::move(request));
+  };
+  const int registered = readers_->registered + owners_->registered;
+  ASSERT_TRUE(anew().ok());
+  EXPECT_EQ(readers_->registered + owners_->registered, registered);  // a moment ago
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  ASSERT_TRUE(anew().ok());
+  EXPECT_EQ(readers_->registered + owners_->registered, registered + 2);
+  ASSERT_TRUE(Read(0, 1000).ok());
+  EXPECT_EQ(readers_->registered + owners_->registered, registered + 2);
+}
+
+TEST_F(RdmaTransportTest, APortThatGoesDownIsAProblemUntilItIsUp) {
+  Start();
+  EXPECT_EQ(reader_->Problem(), "");
+  readers_->port_down = true;
+  EXPECT_THAT(reader_->Problem(), HasSubstr("fake0:1: the port is down"));
+  EXPECT_THAT(Read(0, 1000).status().message(), HasSubstr("the port is down"));
+  readers_->port_down = false;
+  EXPECT_TRUE(Read(0, 1000).ok());
+}
+
 TEST_F(RdmaTransportTest, ADetachedSlabIsDeregisteredWhenDetachReturns) {
   Start();
   std::promise<void> told, detached;
-  reader_->Read(Request(0, 1000), [&](const StatusOr<uint32_t>& crc) {
-    EXPECT_TRUE(crc.ok()) << crc.status();
-    told.set_value();
-    detached.get_future().wait();  // whoever is told of a read's end has the slab still
-  });
+  reader_->Read(Request(0, 1000),
+                [&told, until = std::make_shared<std::future<void>>(detached.get_future())](
+                    const StatusOr<uint32_t>& crc) {
+                  EXPECT_TRUE(crc.ok()) << crc.status();
+                  told.set_value();
+                  until->wait();  // whoever is told of a read's end has the slab still
+                });
   told.get_future().wait();
   reader_->Detach(kFetched);
   EXPECT_EQ(readers_->regions, 0);

@@ -43,11 +43,12 @@ TEST(RdmaWire, SaysWhatWasSaid) {
   EXPECT_EQ(read.endpoints[1].mtu_bytes, 4096);
   EXPECT_EQ(read.endpoints[1].reads_in, 16);
 
-  const RdmaOpen open = {.connection = 12, .token = NewGrantToken()};
+  const RdmaOpen open = {.connection = 12, .token = NewGrantToken(), .anew = true};
   const auto opened = DecodeRdmaQuestion(Encode(RdmaQuestion(open)));
   ASSERT_TRUE(opened.ok()) << opened.status();
   EXPECT_EQ(std::get<RdmaOpen>(*opened).connection, 12U);
   EXPECT_EQ(std::get<RdmaOpen>(*opened).token, open.token);
+  EXPECT_TRUE(std::get<RdmaOpen>(*opened).anew);
 
   const auto connected = DecodeRdmaConnected(Encode(RdmaConnected{4, {AnEndpoint(3)}}));
   ASSERT_TRUE(connected.ok()) << connected.status();
