@@ -144,13 +144,24 @@ def prepare() -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     with locked(CACHE / "lock"):
         kernels = sorted(CACHE.glob("linux-image-*/vmlinuz"), key=lambda path: path.stat().st_mtime)
-        kernel = kernels[-1].parent if kernels else fetch_kernel(kernel_package())
+        kernel = kernels[-1].parent if kernels else fetch()
         initramfs = kernel / "initramfs.gz"
         temporary = kernel / "initramfs.new"
         # A few MiB: cheaper to make than to know whether it is out of date.
         temporary.write_bytes(gzip.compress(initramfs_of(kernel), compresslevel=1))
         temporary.rename(initramfs)
     return kernel
+
+
+def fetch() -> Path:
+    try:
+        return fetch_kernel(kernel_package())
+    except GuestError:
+        # apt's lists may be missing, or speak of a version that is gone; only root may renew them.
+        if os.geteuid() != 0:
+            raise
+        output_of(["apt-get", "-q", "update"])
+        return fetch_kernel(kernel_package())
 
 
 def fetch_kernel(package: str) -> Path:

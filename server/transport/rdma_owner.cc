@@ -11,6 +11,7 @@ namespace {
 // An owner posts nothing.
 constexpr int kOwnersDepth = 1;
 constexpr int kMostOfReader = 2;
+constexpr int kTries = 3;
 
 Status NoSuchConnection(RdmaConnectionId connection) {
   return absl::FailedPreconditionError(
@@ -92,19 +93,31 @@ StatusOr<RdmaOpened> RdmaOwner::Open(PeerId reader, const RdmaOpen& request) {
     CAIRN_ASSIGN_OR_RETURN(const GrantTable::Entry* grant, Granted(reader, request.token));
     opened.extents = grant->extents;
   }
-  // Registering takes its time, and nobody else waits for it.
   std::vector<std::shared_ptr<RdmaSlab>> slabs;
   for (const ExtentRef& extent : opened.extents) {
     if (!opened.slabs.empty() && opened.slabs.back().slab == extent.slab) continue;
     const StatusOr<std::shared_ptr<RdmaSlab>> slab = slabs_->Find(extent);
     if (!slab.ok()) return NotPermitted();  // detached meanwhile, and its grants with it
     if (request.anew) (*slab)->Distrust();
-    const Status registered = (*slab)->Register();
-    if (absl::IsCancelled(registered)) return NotPermitted();
-    CAIRN_RETURN_IF_ERROR(registered);
     opened.slabs.push_back({extent.slab, {}});
     slabs.push_back(*slab);
   }
+  for (int tries = 0; tries < kTries; ++tries) {
+    // Registering takes its time, and nobody else waits for it.
+    for (const std::shared_ptr<RdmaSlab>& slab : slabs) {
+      const Status registered = slab->Register();
+      if (absl::IsCancelled(registered)) return NotPermitted();
+      CAIRN_RETURN_IF_ERROR(registered);
+    }
+    CAIRN_ASSIGN_OR_RETURN(const bool told, Tell(reader, request, slabs, &opened));
+    if (told) return opened;
+  }
+  return absl::UnavailableError("its slabs are registered anew again and again");
+}
+
+StatusOr<bool> RdmaOwner::Tell(PeerId reader, const RdmaOpen& request,
+                               const std::vector<std::shared_ptr<RdmaSlab>>& slabs,
+                               RdmaOpened* opened) {
   MutexLock lock(&mu_);
   CAIRN_ASSIGN_OR_RETURN(GrantTable::Entry* const grant, Granted(reader, request.token));
   const auto at = connections_.find(request.connection);
@@ -112,14 +125,13 @@ StatusOr<RdmaOpened> RdmaOwner::Open(PeerId reader, const RdmaOpen& request) {
     return NoSuchConnection(request.connection);
   }
   for (size_t i = 0; i < slabs.size(); ++i) {
-    opened.slabs[i].pieces = slabs[i]->remote_pieces();
-    // The grant is there, so its slabs are; but this one may be registered anew just now.
-    if (opened.slabs[i].pieces.empty()) return absl::UnavailableError("a slab is being registered");
+    opened->slabs[i].pieces = slabs[i]->remote_pieces();
+    if (opened->slabs[i].pieces.empty()) return false;
   }
   at->second.used = ++uses_;
   at->second.opened.insert(request.token);
   grant->last_used = RealClock()->Now();
-  return opened;
+  return true;
 }
 
 Status RdmaOwner::Grant(const GrantToken& token, PeerId reader, std::vector<ExtentRef> extents) {

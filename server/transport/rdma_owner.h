@@ -61,6 +61,11 @@ class RdmaOwner {
   // The grant, if it is this reader's.
   StatusOr<GrantTable::Entry*> Granted(PeerId reader, const GrantToken& token)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Adds the keys of the grant's slabs, and notes that this connection knows them. False, and nothing is noted: one
+  // of them is being registered anew just now.
+  StatusOr<bool> Tell(PeerId reader, const RdmaOpen& request,
+                      const std::vector<std::shared_ptr<RdmaSlab>>& slabs, RdmaOpened* opened)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Those that make room for one more of the reader are dropped.
   void MakeRoom(PeerId reader) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropOldest(const std::function<bool(const Connection&)>& which)

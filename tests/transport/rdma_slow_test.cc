@@ -24,6 +24,8 @@ struct Slow {
   std::atomic<bool> lose_connect_answer = false;
   std::atomic<int> lose_opens = 0;
   std::atomic<int> opens = 0, connects = 0;
+  std::atomic<bool> hold_opens = false;  // nothing is answered
+  std::atomic<int> held = 0;
 };
 class SlowControl final : public RdmaControl {
  public:
@@ -47,6 +49,9 @@ class SlowControl final : public RdmaControl {
   StatusOr<RdmaOpened> Open(const std::string& address, const RdmaOpen& request,
                             MonotonicNanos deadline) override {
     ++slow_->opens;
+    ++slow_->held;
+    while (slow_->hold_opens) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    --slow_->held;
     CAIRN_RETURN_IF_ERROR(Wait(slow_->open, deadline));
     if (slow_->lose_opens > 0) {
       --slow_->lose_opens;
@@ -138,23 +143,19 @@ TEST_F(RdmaSlow, ASlowOwnerIsReadAllTheSame) {
 TEST_F(RdmaSlow, ADeadlineIsNotHeldUpByWhatIsAskedForOthers) {
   ASSERT_TRUE(ReadNow(reader_.get(), Request(0, 1000, 8000 * kMs)).ok());
   readers_->deaf = true;
-  slow_->open = 1500 * kMs;
+  slow_->hold_opens = true;
   auto read = Begin(reader_.get(), Request(0, 1000, 200 * kMs));
   const GrantToken mine = token_;
-  std::vector<std::future<StatusOr<uint32_t>>> others;
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  for (int i = 0; i < 3; ++i) {
-    token_ = NewGrantToken();
-    ASSERT_TRUE(owner_->Grant(token_, kReader, {All()}).ok());
-    others.push_back(Begin(reader_.get(), Request(8192, 1000, 30000 * kMs)));
-  }
+  token_ = NewGrantToken();
+  ASSERT_TRUE(owner_->Grant(token_, kReader, {All()}).ok());
+  auto other = Begin(reader_.get(), Request(8192, 1000, 30000 * kMs));
+  while (slow_->held == 0) std::this_thread::yield();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(read.get().status()));
+  EXPECT_EQ(slow_->held, 1);  // still being asked
+  readers_->deaf = false;
+  slow_->hold_opens = false;
+  EXPECT_TRUE(other.get().ok());
   token_ = mine;
-  const auto begun = RealClock()->Now();
-  const auto crc = read.get();
-  const auto took = (RealClock()->Now() - begun) / kMs;
-  EXPECT_LT(took, 1000) << crc.status();
-  slow_->open = 0;
-  for (auto& other : others) other.wait();
 }
 // The answer of connect is lost: what the owner made stays.
 TEST_F(RdmaSlow, AConnectWhoseAnswerIsLostLeavesNothing) {
@@ -302,17 +303,24 @@ TEST_F(RdmaSlow, Stress) {
   EXPECT_EQ(owners_->pairs, 0);
 }
 
-class SlowDevice final : public VerbsDevice {
+// Whose registrations wait while they are held.
+class HeldDevice final : public VerbsDevice {
  public:
-  SlowDevice(std::unique_ptr<VerbsDevice> device, std::shared_ptr<std::atomic<MonotonicNanos>> time)
-      : device_(std::move(device)), time_(std::move(time)) {}
+  struct Hold {
+    std::atomic<bool> on = false;
+    std::atomic<int> held = 0;
+  };
+  HeldDevice(std::unique_ptr<VerbsDevice> device, std::shared_ptr<Hold> hold)
+      : device_(std::move(device)), hold_(std::move(hold)) {}
   const VerbsDeviceInfo& info() const override { return device_->info(); }
+  StatusOr<VerbsPort> Port(int number) const override { return device_->Port(number); }
   StatusOr<std::unique_ptr<VerbsRegion>> Register(int fd, uint64_t offset,
                                                   uint64_t length) override {
-    std::this_thread::sleep_for(std::chrono::nanoseconds(time_->load()));
+    ++hold_->held;
+    while (hold_->on) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    --hold_->held;
     return device_->Register(fd, offset, length);
   }
-  StatusOr<VerbsPort> Port(int number) const override { return device_->Port(number); }
   StatusOr<std::unique_ptr<VerbsCompletions>> MakeCompletions(int depth) override {
     return device_->MakeCompletions(depth);
   }
@@ -323,36 +331,33 @@ class SlowDevice final : public VerbsDevice {
   }
 
  private:
-  std::unique_ptr<VerbsDevice> device_;
-  std::shared_ptr<std::atomic<MonotonicNanos>> time_;
+  const std::unique_ptr<VerbsDevice> device_;
+  const std::shared_ptr<Hold> hold_;
 };
-// "Waits for what is at work on the slab at this moment": not for the registration of another one.
+
+// "Waits for what is at work on the slab at this moment": not for another one's registration.
 TEST_F(RdmaSlow, DetachWaitsForNoOtherSlab) {
-  const auto time = std::make_shared<std::atomic<MonotonicNanos>>(0);
-  owner_ = StartRdma(kOwner, std::make_unique<SlowDevice>(MakeFakeDevice(fabric_, owners_), time));
-  const Memory a(std::string(1 << 20, 1)), b(1 << 20), c(1 << 20);
+  const auto hold = std::make_shared<HeldDevice::Hold>();
+  owner_ = StartRdma(kOwner, std::make_unique<HeldDevice>(MakeFakeDevice(fabric_, owners_), hold));
+  Memory a(std::string(1 << 20, 'a'));
+  const Memory b(1 << 20), c(1 << 20);
   for (const auto& [id, memory] : {std::pair<SlabId, const Memory*>{1, &a}, {2, &b}, {3, &c}}) {
     ASSERT_TRUE(owner_->Attach(id, memory->Dup(), memory->size()).ok());
   }
   ASSERT_TRUE(owner_->Register(1).ok());
-  a.Dup();
   ASSERT_TRUE(owner_->Grant(token_, kReader, {{1, 0, 4096}, {2, 0, 4096}}).ok());
   region_ = *owner_->Describe({1, 0, 4096});
-  *time = 1000 * kMs;
-  auto read =
-      Begin(reader_.get(), Request(0, 4096, 20000 * kMs));  // Open: slab 2 takes until 1000 ms
-  std::this_thread::sleep_for(std::chrono::milliseconds(700));
-  const_cast<Memory&>(a).Write(0, std::string(4096, 'a'));
-  // The owner's slab 1 was written in full above? Make sure that it has blocks to lose.
+  hold->on = true;
+  auto read = Begin(reader_.get(), Request(0, 4096, 60'000 * kMs));  // its Open registers slab 2
+  while (hold->held < 1) std::this_thread::yield();
   ASSERT_EQ(fallocate(a.Dup().get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 1 << 20), 0);
-  std::thread anew(
-      [&] { (void)owner_->Register(1); });  // until 1700 ms, as another reader's Open would
-  std::this_thread::sleep_for(std::chrono::milliseconds(400));
-  const auto begun = RealClock()->Now();
-  owner_->Detach(3);  // nobody uses it
-  EXPECT_LT((RealClock()->Now() - begun) / kMs, 100);
+  std::thread anew([&] { EXPECT_TRUE(owner_->Register(1).ok()); });
+  while (hold->held < 2) std::this_thread::yield();
+  auto detached = std::async(std::launch::async, [&] { owner_->Detach(3); });
+  EXPECT_EQ(detached.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  hold->on = false;
   anew.join();
-  (void)read.get();
+  EXPECT_TRUE(read.get().ok());
 }
 
 class RdmaSlowChoosing : public RdmaSlow {

@@ -145,9 +145,8 @@ TEST_F(RdmaTransportTest, ASlabThatIsNotBelievedIsRegisteredAnewOnBothSides) {
     return ReadNow(reader_.get(), std::move(request));
   };
   const int registered = readers_->registered + owners_->registered;
-  ASSERT_TRUE(anew().ok());
-  EXPECT_EQ(readers_->registered + owners_->registered, registered);  // a moment ago
-  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  std::this_thread::sleep_for(
+      std::chrono::milliseconds(1100));  // one that was just registered is believed
   ASSERT_TRUE(anew().ok());
   EXPECT_EQ(readers_->registered + owners_->registered, registered + 2);
   ASSERT_TRUE(Read(0, 1000).ok());
@@ -194,11 +193,11 @@ TEST_F(RdmaTransportTest, ADetachDoesNotWaitForADeafPeer) {
 }
 
 TEST_F(RdmaTransportTest, AConnectionThatMovesNothingIsGivenUp) {
-  Start({.stall = 50 * kNanosPerMilli});
+  Start({.stall = kNanosPerSecond});
   readers_->deaf = true;
   const auto crc = Read(0, 1000);
   EXPECT_TRUE(absl::IsUnavailable(crc.status())) << crc.status();
-  EXPECT_THAT(crc.status().message(), HasSubstr("nothing has moved for 50 ms"));
+  EXPECT_THAT(crc.status().message(), HasSubstr("nothing has moved for 1000 ms"));
   readers_->deaf = false;
   EXPECT_TRUE(Read(0, 1000).ok());
 }
