@@ -420,6 +420,7 @@ Part* Parts::AddFetched(Checkpoint* checkpoint, std::shared_ptr<const PartTable>
     for (const auto& entry : table->entries) bytes += entry->length;
     part = AddCommitted(checkpoint, table->head, digest, table->entries.size(), bytes);
   }
+  ++creates_;
   DropTable(part);  // of what storage has: it says nothing of memory
   TakeTable(part, table);
   std::map<SlabId, uint32_t> slabs;

@@ -72,7 +72,8 @@ class Parts {
   // The session's call has created so many objects: a repeat of it is told from a second create.
   void Created(Part* part, const Session& session, int64_t call, size_t objects);
 
-  uint64_t creates() const { return creates_; }  // that were granted
+  // That were granted, and parts that came with their names: what a parked create has checked may not hold any more.
+  uint64_t creates() const { return creates_; }
   // `part`: that it is of, if that is there.
   static uint64_t JournalCostOf(const event::Create& event, const Part* part) {
     return JournalRoom::CostOf(event, part == nullptr || part->content->objects.empty());

@@ -85,14 +85,16 @@ def test_one_name_of_two_writers_on_two_nodes_is_a_conflict_and_never_complete()
     with ring(3) as r:
         attempt = attempt_number()
         ranks = [r[0].writer(JOB, attempt, 0, 2), r[1].writer(JOB, attempt, 1, 2)]
-        for writer in ranks:
-            writer.save(1, {"same": b"x" * (writer.writer + 1)})
+        # Both before either commits: a name that has come as a replica is refused to the other's create.
+        written = [writer.write(1, {"same": b"x" * (writer.writer + 1)}) for writer in ranks]
+        for writer, seals in zip(ranks, written, strict=True):
+            writer.commit(1, seals)
         for member in r:
             until(
                 f"node {member.rank} says so",
                 lambda member=member: member.json(f"stat {JOB}/1")["facts"]["in_conflict"],
             )
-            assert member.latest(JOB) is None
+            assert member.latest(JOB) is None, f"node {member.rank}: {member.json(f'stat {JOB}/1')}"
 
 
 def test_a_decision_that_was_acknowledged_outlives_any_one_node() -> None:

@@ -180,6 +180,26 @@ TEST_F(Replicas, OneThatDoesNotComeIsNoRefusal) {
 }
 
 // Promise 3: a node that came to hold both parts would otherwise call the step complete.
+// Its names were looked at when it came, and no other create has been granted since.
+TEST_F(Replicas, ACreateThatWaitsForMemoryDoesNotGetANameThatHasComeMeanwhile) {
+  verdict.checkpoints.erase({2, 1, 0});
+  verdict.protect.reset();
+  const SessionId session = OneOfTwo(1);
+  ASSERT_TRUE(Asks(session, 2, 8 * kMiB, "other").ok());
+  hold_makes = true;
+  const event::Create create = CreateOf(session, PartOf(session, 2), {{"model-1", 24 * kMiB}});
+  Apply(create);
+  ASSERT_FALSE(Answered(create.caller.request));
+  const action::MakeSlab make = makes.back();
+  hold_makes = false;
+  Replicate({{"job", 2, 1, 0}, 1}, 2, 8 * kMiB);
+  ASSERT_TRUE(Holds(2));
+  keeper[make.slab] = make.bytes;
+  Apply(event::SlabMade{make.slab, absl::OkStatus()});
+  EXPECT_THAT(StatusOf(AnswerTo(create.caller.request)),
+              Fails(absl::StatusCode::kAlreadyExists, "model-1"));
+}
+
 TEST_F(Replicas, OneWithANameThatAnotherWriterHasHereIsRefused) {
   verdict.checkpoints.erase({2, 1, 0});
   verdict.protect.reset();
