@@ -236,15 +236,53 @@ TEST_F(RdmaTransportTest, AGrantWhoseReadsHaveEndedCutsNothing) {
 
 TEST_F(RdmaTransportTest, TheOwnerForgetsTheLeastRecentlyUsedConnection) {
   Start({}, {.max_connections = 2});
+  RdmaOwner* const owner = owner_->owner();
+  RdmaConnect connect;
+  connect.endpoints.resize(1);
+  const auto first = owner->Connect(kReader, connect), second = owner->Connect(kReader, connect);
+  ASSERT_TRUE(first.ok() && second.ok());
+  ASSERT_TRUE(owner->Open(kReader, {first->connection, token_}).ok());  // used last
+  ASSERT_TRUE(owner->Connect({.rank = 7, .incarnation = 1}, connect).ok());
+  EXPECT_EQ(owner->connections(), 2);
+  EXPECT_TRUE(owner->Open(kReader, {first->connection, token_}).ok());
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(owner->Open(kReader, {second->connection, token_}).status()));
+  // A reader whose own was forgotten connects again.
   ASSERT_TRUE(Read(0, 1000).ok());
-  // As many others as push the reader's out.
-  for (int i = 0; i < 2; ++i) {
-    RdmaConnect connect;
-    connect.endpoints.resize(1);
-    ASSERT_TRUE(owner_->owner()->Connect({.rank = 7, .incarnation = i}, connect).ok());
-  }
-  EXPECT_EQ(owner_->owner()->connections(), 2);
+  ASSERT_TRUE(owner->Connect({.rank = 8, .incarnation = 1}, connect).ok());
+  ASSERT_TRUE(owner->Connect({.rank = 9, .incarnation = 1}, connect).ok());
   EXPECT_TRUE(Read(0, 1000).ok());
+}
+
+TEST_F(RdmaTransportTest, AConnectionIsReplacedByItsReaderAlone) {
+  Start();
+  RdmaOwner* const owner = owner_->owner();
+  RdmaConnect connect;
+  connect.endpoints.resize(1);
+  const auto mine = owner->Connect(kReader, connect);
+  ASSERT_TRUE(mine.ok());
+  connect.replaces = mine->connection;
+  ASSERT_TRUE(owner->Connect({.rank = 7, .incarnation = 1}, connect).ok());
+  EXPECT_TRUE(owner->Open(kReader, {mine->connection, token_}).ok());
+  ASSERT_TRUE(owner->Connect(kReader, connect).ok());
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(owner->Open(kReader, {mine->connection, token_}).status()));
+}
+
+// The device does not tell the owner of reads, so the reader does, and an owner that revokes what is not used sees it.
+TEST_F(RdmaTransportTest, AReadThatGoesOnIsToldToTheOwner) {
+  Start({.stall = 60 * kNanosPerSecond, .idle = 60 * kNanosPerSecond});  // nothing else asks
+  ASSERT_TRUE(Read(0, 1000).ok());
+  readers_->deaf = true;
+  auto read = Begin(reader_.get(), Request(0, 1000));
+  const MonotonicNanos given = *owner_->LastUsed(token_);
+  const MonotonicNanos until = After(30);
+  while (*owner_->LastUsed(token_) == given && RealClock()->Now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_GT(*owner_->LastUsed(token_), given);
+  readers_->deaf = false;
+  EXPECT_TRUE(read.get().ok());
 }
 
 TEST_F(RdmaTransportTest, AStrangersConnectionOpensNothing) {
@@ -269,6 +307,21 @@ TEST_F(RdmaTransportTest, AnIdleConnectionIsClosed) {
   ASSERT_TRUE(Read(0, 1000).ok());
   while (readers_->pairs > 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_TRUE(Read(0, 1000).ok());
+}
+
+// What a grant has taken of the bound on extents is given back with it.
+TEST(GrantTableTest, WhatIsErasedCountsNoMore) {
+  GrantTable grants;
+  const auto any = [](const ExtentRef&) { return absl::OkStatus(); };
+  const std::vector<ExtentRef> half(kMaxGrantedExtents / 2 + 1, ExtentRef{kOwned, 0, 4096});
+  for (int i = 0; i < 3; ++i) {
+    const GrantToken token = NewGrantToken();
+    ASSERT_TRUE(grants.Add(token, kReader, half, any).ok());
+    EXPECT_TRUE(absl::IsResourceExhausted(grants.Add(NewGrantToken(), kReader, half, any)));
+    EXPECT_EQ(grants.OfSlab(kOwned).size(), 1U);
+    EXPECT_TRUE(grants.Erase(token));
+    EXPECT_TRUE(grants.OfSlab(kOwned).empty());
+  }
 }
 
 TEST(RdmaOptions, EachBoundIsNamed) {
