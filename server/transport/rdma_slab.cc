@@ -3,12 +3,9 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/checksum.h"
-#include "server/transport/slabs.h"
 
 namespace cairn::transport {
 namespace {
@@ -97,31 +94,14 @@ void RdmaSlab::Detach() {
   BeginDetach();
   { WriterLock lock(&reading_); }  // whoever read has ended, and nobody begins
   MutexLock registering(&registering_);
-  std::vector<Piece> pieces;
+  std::vector<Piece> pieces;  // which go once `mu_` is free again
   MutexLock lock(&mu_);
   pieces.swap(pieces_);
 }
 
 Status RdmaSlabs::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {
   CAIRN_RETURN_IF_ERROR(CheckHasBytes(description.get(), bytes));
-  auto attached = std::make_shared<RdmaSlab>(device_, std::move(description), bytes);
-  MutexLock lock(&mu_);
-  if (!slabs_.try_emplace(slab, std::move(attached)).second) return AlreadyAttached(slab);
-  return absl::OkStatus();
-}
-
-std::shared_ptr<RdmaSlab> RdmaSlabs::Remove(SlabId slab) {
-  MutexLock lock(&mu_);
-  auto removed = slabs_.extract(slab);
-  return removed.empty() ? nullptr : std::move(removed.mapped());
-}
-
-StatusOr<std::shared_ptr<RdmaSlab>> RdmaSlabs::Find(const ExtentRef& extent) const {
-  MutexLock lock(&mu_);
-  const auto at = slabs_.find(extent.slab);
-  if (at == slabs_.end()) return NotAttached(extent.slab);
-  CAIRN_RETURN_IF_ERROR(CheckLiesIn(extent, at->second->bytes()));
-  return at->second;
+  return Add(slab, std::make_shared<RdmaSlab>(device_, std::move(description), bytes));
 }
 
 }  // namespace cairn::transport

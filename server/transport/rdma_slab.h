@@ -6,12 +6,12 @@
 #include <memory>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "common/clock.h"
 #include "common/fd.h"
 #include "common/mutex.h"
 #include "common/status.h"
 #include "server/facts/facts.h"
+#include "server/transport/slab_table.h"
 #include "server/transport/verbs.h"
 
 namespace cairn::transport {
@@ -75,20 +75,15 @@ class RdmaSlab {
 };
 
 // Thread-safe.
-class RdmaSlabs {
+class RdmaSlabs : public SlabTable<RdmaSlab> {
  public:
+  // `device` outlives it.
   explicit RdmaSlabs(VerbsDevice* device) : device_(device) {}
   // As Transport::Attach. Nothing is registered yet.
   Status Attach(SlabId slab, UniqueFd description, uint64_t bytes);
-  // The slab, which is not found any more; null when it was not attached.
-  std::shared_ptr<RdmaSlab> Remove(SlabId slab);
-  // NOT_FOUND, or OUT_OF_RANGE when the extent is empty or reaches beyond the slab.
-  StatusOr<std::shared_ptr<RdmaSlab>> Find(const ExtentRef& extent) const;
 
  private:
   VerbsDevice* const device_;
-  mutable Mutex mu_;
-  absl::flat_hash_map<SlabId, std::shared_ptr<RdmaSlab>> slabs_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace cairn::transport

@@ -42,14 +42,6 @@ Status CheckHasBytes(int description, uint64_t bytes) {
   return absl::OkStatus();
 }
 
-Status AlreadyAttached(SlabId slab) {
-  return absl::AlreadyExistsError(absl::StrCat("slab ", slab, " is attached"));
-}
-
-Status NotAttached(SlabId slab) {
-  return absl::NotFoundError(absl::StrCat("slab ", slab, " is not attached"));
-}
-
 Status CheckLiesIn(const ExtentRef& extent, uint64_t bytes) {
   if (extent.length == 0 || extent.length > bytes || extent.offset > bytes - extent.length) {
     return absl::OutOfRangeError(absl::StrCat("extent: ", extent.length, " bytes at ",
@@ -61,27 +53,7 @@ Status CheckLiesIn(const ExtentRef& extent, uint64_t bytes) {
 
 Status Slabs::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {
   CAIRN_RETURN_IF_ERROR(CheckHasBytes(description.get(), bytes));
-  auto attached = std::make_shared<AttachedSlab>(std::move(description), bytes);
-  MutexLock lock(&mu_);
-  if (!slabs_.try_emplace(slab, std::move(attached)).second) return AlreadyAttached(slab);
-  return absl::OkStatus();
-}
-
-std::shared_ptr<AttachedSlab> Slabs::Remove(SlabId slab) {
-  MutexLock lock(&mu_);
-  const auto at = slabs_.find(slab);
-  if (at == slabs_.end()) return nullptr;
-  std::shared_ptr<AttachedSlab> removed = std::move(at->second);
-  slabs_.erase(at);
-  return removed;
-}
-
-StatusOr<std::shared_ptr<AttachedSlab>> Slabs::Find(const ExtentRef& extent) const {
-  MutexLock lock(&mu_);
-  const auto at = slabs_.find(extent.slab);
-  if (at == slabs_.end()) return NotAttached(extent.slab);
-  CAIRN_RETURN_IF_ERROR(CheckLiesIn(extent, at->second->bytes()));
-  return at->second;
+  return Add(slab, std::make_shared<AttachedSlab>(std::move(description), bytes));
 }
 
 }  // namespace cairn::transport

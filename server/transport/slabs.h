@@ -3,20 +3,14 @@
 
 #include <memory>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/types/span.h"
 #include "common/fd.h"
 #include "common/mutex.h"
 #include "common/status.h"
 #include "server/facts/facts.h"
+#include "server/transport/slab_table.h"
 
 namespace cairn::transport {
-
-// What back ends say of slabs that are wrong, as Transport::Attach, Describe and Read do.
-Status CheckHasBytes(int description, uint64_t bytes);        // INVALID_ARGUMENT
-Status AlreadyAttached(SlabId slab);                          // ALREADY_EXISTS
-Status NotAttached(SlabId slab);                              // NOT_FOUND
-Status CheckLiesIn(const ExtentRef& extent, uint64_t bytes);  // OUT_OF_RANGE
 
 // Bytes, and where in a slab they go.
 struct PlacedBytes {
@@ -50,18 +44,10 @@ class AttachedSlab {
 };
 
 // Thread-safe.
-class Slabs {
+class Slabs : public SlabTable<AttachedSlab> {
  public:
   // As Transport::Attach.
   Status Attach(SlabId slab, UniqueFd description, uint64_t bytes);
-  // The slab, which is not found any more; nullptr when it was not attached.
-  std::shared_ptr<AttachedSlab> Remove(SlabId slab);
-  // NOT_FOUND, or OUT_OF_RANGE when the extent is empty or reaches beyond the slab.
-  StatusOr<std::shared_ptr<AttachedSlab>> Find(const ExtentRef& extent) const;
-
- private:
-  mutable Mutex mu_;
-  absl::flat_hash_map<SlabId, std::shared_ptr<AttachedSlab>> slabs_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace cairn::transport
