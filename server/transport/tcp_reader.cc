@@ -329,15 +329,6 @@ void TcpPeer::Stream::Abandon(const Status& status) {
 
 // --- all peers
 
-TcpReader::~TcpReader() {
-  {
-    MutexLock lock(&mu_);
-    closing_ = true;
-  }
-  // Outside the lock: reads that end now may call Read, which refuses.
-  for (const auto& [address, peer] : peers_) peer->Close();
-}
-
 void TcpReader::Read(ReadRequest request, ReadDone done) {
   const auto prepare = [&]() -> StatusOr<TcpPeer::Waiting> {
     CAIRN_ASSIGN_OR_RETURN(const ExtentRef from, BytesOf(request));
@@ -346,22 +337,11 @@ void TcpReader::Read(ReadRequest request, ReadDone done) {
   };
   StatusOr<TcpPeer::Waiting> read = prepare();
   if (!read.ok()) return done(read.status());
-  const StatusOr<TcpPeer*> peer = PeerAt(read->request.address);
+  const std::string& address = read->request.address;
+  const StatusOr<TcpPeer*> peer =
+      peers_.At(address, [&] { return std::make_unique<TcpPeer>(address, options_); });
   if (!peer.ok()) return read->done(peer.status());
   (*peer)->Read(*std::move(read));
-}
-
-StatusOr<TcpPeer*> TcpReader::PeerAt(const std::string& address) {
-  MutexLock lock(&mu_);
-  if (closing_) return absl::CancelledError("the transport is closing");
-  const auto at = peers_.find(address);
-  if (at != peers_.end()) return at->second.get();
-  if (peers_.size() >= static_cast<size_t>(options_.max_peers)) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("address: ", address, " would be one peer more than ", options_.max_peers));
-  }
-  auto peer = std::make_unique<TcpPeer>(address, options_);
-  return peers_.emplace(address, std::move(peer)).first->second.get();
 }
 
 }  // namespace cairn::transport

@@ -15,7 +15,6 @@
 
 #include <atomic>
 #include <deque>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -23,6 +22,7 @@
 
 #include "common/mutex.h"
 #include "common/status.h"
+#include "server/transport/peer_table.h"
 #include "server/transport/slabs.h"
 #include "server/transport/tcp_socket.h"
 #include "server/transport/tcp_wire.h"
@@ -85,19 +85,14 @@ class TcpPeer {
 class TcpReader {
  public:
   // `slabs` outlives it; the options are valid.
-  TcpReader(const TcpReaderOptions& options, Slabs* slabs) : options_(options), slabs_(slabs) {}
-  ~TcpReader();
+  TcpReader(const TcpReaderOptions& options, Slabs* slabs)
+      : options_(options), slabs_(slabs), peers_(options.max_peers) {}
   void Read(ReadRequest request, ReadDone done);  // as Transport::Read
 
  private:
-  // Good until the reader is destroyed.
-  StatusOr<TcpPeer*> PeerAt(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_);
-
   const TcpReaderOptions options_;
   Slabs* const slabs_;
-  Mutex mu_;
-  bool closing_ ABSL_GUARDED_BY(mu_) = false;
-  std::map<std::string, std::unique_ptr<TcpPeer>> peers_;  // under mu_ until `closing_`
+  PeerTable<TcpPeer> peers_;  // last: their threads use the members above
 };
 
 }  // namespace cairn::transport
