@@ -3,7 +3,7 @@
 # All paths are relative: make cannot handle a space in a path, and your folder's name may have one.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-cluster test test-guest bench soak year lint format asan tsan mutants clean
+.PHONY: help setup build demo demo-cluster test test-guest gpu gpu-bundle bench soak year lint format asan tsan mutants clean
 
 # ordinary: as any user, without gigabytes. all: also root, cgroups, another uid, torch 2, sanitizers, lint.
 TIER ?= ordinary
@@ -42,6 +42,16 @@ test:  ## all tests an ordinary user can run; TIER=all for the rest too
 test-guest:  ## what needs RDMA devices, in an emulated machine that has some
 	@hack/setup guest
 	@$(PYTHON) tests/run.py --only build,guest
+
+gpu:  ## what needs a GPU: the tests of a CUDA device, and what this machine's bus can do; says so where there is none
+	@hack/setup build
+	@hack/build gpu_test gpu_facts_test gpu_floors
+	@hack/gpu $(GIB)
+
+gpu-bundle:  ## the same in one folder, build/gpu-bundle, for a GPU machine without Cairn's libraries
+	@hack/setup build
+	@hack/build gpu_test gpu_facts_test gpu_floors
+	@hack/gpu --bundle build/gpu-bundle
 
 bench:  ## the figures of docs/benchmarks.md; ROWS="save_warm persist" for some
 	@hack/setup bench

@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "server/keeper": {"server/node", "server/cache", "server/journal"},
     "server/daemon": NODE | {"server/facts", "server/keeper", "server/rpc", "proto"},
     "client/cpp": {"proto"},
+    "client/gpu": {"client/cpp", "proto"},
     "client/cli": {"client/cpp", "proto"},
     "client/python": {"client/cpp", "proto"},
 }

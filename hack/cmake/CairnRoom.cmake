@@ -13,17 +13,18 @@ function(cairn_room)
   target_link_libraries(${ROOM_NAME} PUBLIC ${ROOM_DEPS} ${ROOM_LIBS} PRIVATE cairn_warnings)
 endfunction()
 
-# cairn_test(NAME x_test SOURCES x_test.cc ... DEPS cairn_x ... [LABELS guest root full threads] [TIMEOUT s])
+# cairn_test(NAME x_test SOURCES x_test.cc ... DEPS cairn_x ... [LABELS gpu guest root full threads] [TIMEOUT s])
 #
 # One test binary; ctest runs it whole. Labels say where else it runs, or does not:
 #   root, full   not in the ordinary tier: needs uid 0; needs minutes or gigabytes
+#   gpu          nowhere but on a machine with a GPU (make gpu)
 #   guest        nowhere but in a machine with RDMA devices (hack/guest)
 #   threads      also under ThreadSanitizer, which learns nothing from a program with a single thread
 function(cairn_test)
   cmake_parse_arguments(T "" "NAME;TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   foreach(label IN LISTS T_LABELS)
-    if(NOT label MATCHES "^(guest|root|full|threads)$")
-      message(FATAL_ERROR "${T_NAME}: no label ${label}; there are guest, root, full and threads")
+    if(NOT label MATCHES "^(gpu|guest|root|full|threads)$")
+      message(FATAL_ERROR "${T_NAME}: no label ${label}; there are gpu, guest, root, full and threads")
     endif()
   endforeach()
   add_executable(${T_NAME} ${T_SOURCES})

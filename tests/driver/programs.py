@@ -19,8 +19,8 @@ from driver.report import RESULTS, Case, Report, read_cases
 
 # Labels of cairn_test() that keep a program out of the ordinary tier.
 FULL_LABELS = {"root", "full"}
-# The label of a program that needs a machine with RDMA devices.
-GUEST_LABEL = "guest"
+# The labels of programs that need a machine with RDMA devices, or with a GPU.
+GUEST_LABEL, GPU_LABEL = "guest", "gpu"
 # The label of a program that ThreadSanitizer can tell something about.
 THREADS_LABEL = "threads"
 
@@ -43,7 +43,7 @@ class Program:
     def is_unit_test(self) -> bool:
         """Not a script, nor a program that the ordinary tier or this machine leaves out."""
         script = bool(self.command) and "python" in self.command[0]
-        return not script and not self.labels & {*FULL_LABELS, GUEST_LABEL}
+        return not script and not self.labels & {*FULL_LABELS, GUEST_LABEL, GPU_LABEL}
 
 
 def list_programs(build: Path) -> list[Program]:

@@ -26,6 +26,7 @@ from driver.process import (
     with_own_ids,
 )
 from driver.programs import (
+    GPU_LABEL,
     GUEST_LABEL,
     THREADS_LABEL,
     Program,
@@ -88,7 +89,8 @@ def unit_stage(settings: Settings, report: Report) -> None:
     runner = Runner(results_of(build), {"CAIRN_TIER": settings.tier})
 
     def wanted(program: Program) -> bool:
-        return GUEST_LABEL not in program.labels and bool(re.search(settings.pattern, program.name))
+        elsewhere = program.labels & {GUEST_LABEL, GPU_LABEL}
+        return not elsewhere and bool(re.search(settings.pattern, program.name))
 
     run_programs(report, build, wanted, settings.full, runner)
 

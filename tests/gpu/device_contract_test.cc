@@ -1,0 +1,449 @@
+// The contract of Device (client/gpu/device.h), for every implementation and decorator.
+//
+// One file: one suite over one fixture.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "client/gpu/owned.h"
+#include "common/checksum.h"
+#include "tests/gpu/device_kinds.h"
+
+namespace cairn::gpu {
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20, kBlock = 4 * kMiB;
+
+std::string Pattern(uint64_t bytes, uint32_t seed = 1) {
+  std::string text(bytes, 0);
+  uint32_t x = seed * 2654435761u + 1;
+  for (char& c : text) {
+    x = x * 1664525u + 1013904223u;
+    c = static_cast<char>(x >> 24);
+  }
+  return text;
+}
+
+// A slab as a client maps one.
+Mapping Slab(const std::string& bytes, int protection = PROT_READ | PROT_WRITE) {
+  StatusOr<UniqueFd> fd = MakeMemfd("slab", bytes.size(), 0600);
+  EXPECT_TRUE(fd.ok()) << fd.status();
+  EXPECT_TRUE(PwriteAll(fd->get(), bytes.data(), bytes.size(), 0).ok());
+  StatusOr<Mapping> mapped = Mapping::Map(fd->get(), 0, bytes.size(), protection, MAP_SHARED);
+  EXPECT_TRUE(mapped.ok()) << mapped.status();
+  return *std::move(mapped);
+}
+
+class DeviceContract : public ::testing::TestWithParam<DeviceKind> {
+ protected:
+  void SetUp() override {
+    auto opened = GetParam().open();
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    device_ = *std::move(opened);
+    auto stream = NewStream(device_.get());
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    stream_ = *std::move(stream);
+  }
+
+  void TearDown() override {
+    if (device_ == nullptr) return;
+    EXPECT_TRUE(stream_.Reset().ok());
+    EXPECT_EQ(device_->Use(), DeviceUse{}) << "something was not given back";
+  }
+
+  Device& device() { return *device_; }
+  StreamId stream() const { return stream_.get(); }
+
+  DeviceBlock OnDevice(uint64_t bytes) {
+    auto block = NewDeviceBlock(device_.get(), bytes);
+    EXPECT_TRUE(block.ok()) << block.status();
+    return *std::move(block);
+  }
+
+  Status In(const void* from, DevicePtr to, uint64_t bytes, StreamId on) {
+    const CopyIn piece{from, to, bytes};
+    return device_->Copy({&piece, 1}, on);
+  }
+  Status In(const void* from, DevicePtr to, uint64_t bytes) {
+    return In(from, to, bytes, stream());
+  }
+
+  std::string Out(DevicePtr from, uint64_t bytes) {
+    std::string text(bytes, '?');
+    const CopyOut piece{from, text.data(), bytes};
+    EXPECT_TRUE(device_->Copy({&piece, 1}, stream()).ok());
+    EXPECT_TRUE(device_->Synchronize(stream()).ok());
+    return text;
+  }
+
+  std::unique_ptr<Device> device_;
+  Stream stream_;
+};
+
+INSTANTIATE_TEST_SUITE_P(, DeviceContract, ::testing::ValuesIn(DeviceKinds()),
+                         [](const auto& about) { return about.param.name; });
+
+TEST_P(DeviceContract, HasAName) { EXPECT_FALSE(device().Name().empty()); }
+
+TEST_P(DeviceContract, BytesComeBackAsTheyWere) {
+  for (const uint64_t bytes : {uint64_t{1}, uint64_t{255}, 4096 + uint64_t{1}, 3 * kMiB + 5}) {
+    const std::string sent = Pattern(bytes);
+    const DeviceBlock block = OnDevice(bytes);
+    EXPECT_EQ(block.get() % kDeviceAlignment, 0u);
+    ASSERT_TRUE(In(sent.data(), block.get(), bytes).ok());
+    EXPECT_TRUE(Out(block.get(), bytes) == sent) << bytes;
+  }
+}
+
+TEST_P(DeviceContract, ManyPiecesAtOnce) {
+  constexpr uint64_t kPieces = 1000, kEach = 3001;
+  const std::string sent = Pattern(kPieces * kEach);
+  const Mapping slab = Slab(sent);
+  const auto registered =
+      NewRegistration(device_.get(), slab.data(), slab.length(), Access::kReadWrite);
+  ASSERT_TRUE(registered.ok()) << registered.status();
+  const DeviceBlock block = OnDevice(sent.size());
+  std::vector<CopyIn> in;
+  for (uint64_t i = 0; i < kPieces; ++i) {  // the first comes last, one of them is empty
+    in.push_back({slab.data() + i * kEach, block.get() + (kPieces - 1 - i) * kEach, kEach});
+  }
+  in.push_back({slab.data(), block.get(), 0});
+  ASSERT_TRUE(device().Copy(in, stream()).ok());
+  const Mapping back = Slab(std::string(sent.size(), 0));
+  std::vector<CopyOut> out;
+  for (uint64_t i = 0; i < kPieces; ++i) {
+    out.push_back({block.get() + i * kEach, back.data() + (kPieces - 1 - i) * kEach, kEach});
+  }
+  ASSERT_TRUE(device().Copy(out, stream()).ok());
+  ASSERT_TRUE(device().Synchronize(stream()).ok());
+  EXPECT_EQ(std::memcmp(back.data(), sent.data(), sent.size()), 0);
+}
+
+TEST_P(DeviceContract, RowsBecomeATensorOfTheirOwn) {
+  constexpr uint64_t kRows = 100, kPitch = 1000, kWidth = 250;
+  const std::string all = Pattern(kRows * kPitch);
+  std::string slice;
+  for (uint64_t i = 0; i < kRows; ++i) slice += all.substr(i * kPitch + 500, kWidth);
+  const DeviceBlock block = OnDevice(slice.size());
+  ASSERT_TRUE(
+      device()
+          .CopyRows(all.data() + 500, block.get(),
+                    {.width = kWidth, .count = kRows, .from_pitch = kPitch, .to_pitch = kWidth},
+                    stream())
+          .ok());
+  EXPECT_TRUE(Out(block.get(), slice.size()) == slice);
+  EXPECT_TRUE(device().CopyRows(all.data(), block.get(), {}, stream()).ok()) << "no rows";
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      device().CopyRows(all.data(), block.get(),
+                        {.width = 8, .count = 2, .from_pitch = 4, .to_pitch = 8}, stream())));
+}
+
+TEST_P(DeviceContract, MoreThanThereIsIsRefusedAndTheDeviceGoesOn) {
+  const auto memory = device().Memory();
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_LE(memory->free, memory->total);
+  for (const auto& asked :
+       {device().Allocate(memory->total + kMiB), device().AllocateShared(memory->total + kMiB)}) {
+    EXPECT_TRUE(absl::IsResourceExhausted(asked.status())) << asked.status();
+  }
+  const DeviceBlock block = OnDevice(kMiB);
+  EXPECT_TRUE(In(std::string(100, 'x').data(), block.get(), 100).ok());
+}
+
+TEST_P(DeviceContract, WhatIsFreedIsFreeAgain) {
+  const auto before = device().Memory();
+  { const DeviceBlock block = OnDevice(64 * kMiB); }
+  const auto after = device().Memory();
+  ASSERT_TRUE(before.ok() && after.ok());
+  EXPECT_EQ(after->free, before->free);
+}
+
+TEST_P(DeviceContract, FreeingWhatIsNotAllocated) {
+  const DeviceBlock block = OnDevice(kMiB);
+  EXPECT_TRUE(absl::IsNotFound(device().Free(block.get() + 256)));
+  EXPECT_TRUE(absl::IsNotFound(device().Free(4096)));
+}
+
+TEST_P(DeviceContract, ARangeOfNoAllocationIsRefused) {
+  const DeviceBlock block = OnDevice(kMiB);
+  const std::string bytes(kMiB, 'x');
+  EXPECT_TRUE(absl::IsInvalidArgument(In(bytes.data(), 4096, 100)));
+  EXPECT_TRUE(In(bytes.data(), block.get(), kMiB).ok());
+}
+
+TEST_P(DeviceContract, PinnedMemoryCopiesInTheOrderOfTheStream) {
+  const auto pinned = NewPinnedBlock(device_.get(), 2 * kMiB);
+  ASSERT_TRUE(pinned.ok()) << pinned.status();
+  auto* const at = static_cast<char*>(pinned->get());
+  const std::string sent = Pattern(kMiB);
+  std::memcpy(at, sent.data(), kMiB);
+  const DeviceBlock block = OnDevice(kMiB);
+  ASSERT_TRUE(In(at, block.get(), kMiB).ok());
+  const CopyOut out{block.get(), at + kMiB, kMiB};
+  ASSERT_TRUE(device().Copy({&out, 1}, stream()).ok());
+  ASSERT_TRUE(device().Synchronize(stream()).ok());
+  EXPECT_EQ(std::memcmp(at + kMiB, sent.data(), kMiB), 0);
+}
+
+TEST_P(DeviceContract, OneStreamWaitsForAnothersEvent) {
+  auto other = NewStream(device_.get());
+  auto event = NewEvent(device_.get());
+  auto pinned = NewPinnedBlock(device_.get(), 64 * kMiB);
+  ASSERT_TRUE(other.ok() && event.ok() && pinned.ok());
+  EXPECT_TRUE(*device().Happened(event->get())) << "nothing was recorded";
+  EXPECT_TRUE(device().Synchronize(event->get()).ok());
+  EXPECT_TRUE(device().Wait(stream(), event->get()).ok());
+  const DeviceBlock block = OnDevice(64 * kMiB);
+  char* const at = static_cast<char*>(pinned->get());
+  for (char round = 1; round < 6; ++round) {
+    std::memset(at, round, 64 * kMiB);
+    ASSERT_TRUE(In(at, block.get(), 64 * kMiB, other->get()).ok());
+    ASSERT_TRUE(device().Record(event->get(), other->get()).ok());
+    ASSERT_TRUE(device().Wait(stream(), event->get()).ok());
+    EXPECT_EQ(Out(block.get() + 64 * kMiB - 1, 1)[0], round);
+    EXPECT_TRUE(*device().Happened(event->get()));
+  }
+}
+
+TEST_P(DeviceContract, ThreadsUseOneDevice) {
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      const auto own = NewStream(device_.get());
+      ASSERT_TRUE(own.ok());
+      const std::string sent = Pattern(kMiB + i, i);
+      for (int round = 0; round < 10; ++round) {
+        const DeviceBlock block = OnDevice(sent.size());
+        std::string back(sent.size(), 0);
+        const CopyOut out{block.get(), back.data(), back.size()};
+        ASSERT_TRUE(In(sent.data(), block.get(), sent.size(), own->get()).ok());
+        ASSERT_TRUE(device().Copy({&out, 1}, own->get()).ok());
+        ASSERT_TRUE(device().Synchronize(own->get()).ok());
+        EXPECT_TRUE(back == sent);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+// --- registered memory
+
+TEST_P(DeviceContract, ARegisteredSlabIsReadAndWritten) {
+  const std::string sent = Pattern(8 * kMiB);
+  const Mapping slab = Slab(sent);
+  const auto registered =
+      NewRegistration(device_.get(), slab.data(), slab.length(), Access::kReadWrite);
+  ASSERT_TRUE(registered.ok()) << registered.status();
+  EXPECT_EQ(device().Use().registrations, 1u);
+  const DeviceBlock block = OnDevice(slab.length());
+  ASSERT_TRUE(In(slab.data(), block.get(), slab.length()).ok());
+  ASSERT_TRUE(device().Synchronize(stream()).ok());
+  std::memset(slab.data(), 0, slab.length());
+  const CopyOut out{block.get(), slab.data(), slab.length()};
+  ASSERT_TRUE(device().Copy({&out, 1}, stream()).ok());
+  ASSERT_TRUE(device().Synchronize(stream()).ok());
+  EXPECT_EQ(std::memcmp(slab.data(), sent.data(), sent.size()), 0);
+}
+
+TEST_P(DeviceContract, AStandingMappingIsProtectedAfterItIsRegistered) {
+  const std::string sent = Pattern(4 * kMiB);
+  const Mapping slab = Slab(sent);
+  const auto registered =
+      NewRegistration(device_.get(), slab.data(), slab.length(), Access::kReadWrite);
+  ASSERT_TRUE(registered.ok()) << registered.status();
+  ASSERT_EQ(::mprotect(slab.data(), slab.length(), PROT_READ), 0);
+  const DeviceBlock block = OnDevice(slab.length());
+  ASSERT_TRUE(In(slab.data(), block.get(), slab.length()).ok());
+  EXPECT_TRUE(Out(block.get(), slab.length()) == sent);
+}
+
+TEST_P(DeviceContract, AReadOnlyMappingIsRegisteredForReadingOnlyOrNotAtAll) {
+  const std::string sent = Pattern(kMiB);
+  const Mapping slab = Slab(sent, PROT_READ);
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(device().Register(slab.data(), slab.length(), Access::kReadWrite)));
+  const auto registered = NewRegistration(device_.get(), slab.data(), slab.length(), Access::kRead);
+  if (absl::IsUnimplemented(registered.status())) return;
+  ASSERT_TRUE(registered.ok()) << registered.status();
+  const DeviceBlock block = OnDevice(kMiB);
+  ASSERT_TRUE(In(slab.data(), block.get(), kMiB).ok());
+  EXPECT_TRUE(Out(block.get(), kMiB) == sent);
+}
+
+TEST_P(DeviceContract, WhatMayNotBeRegistered) {
+  const Mapping slab = Slab(std::string(4 * kMiB, 'x'));
+  EXPECT_TRUE(absl::IsInvalidArgument(device().Register(slab.data(), 0, Access::kReadWrite)));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      device().Register(slab.data(), uint64_t{1} << 39, Access::kReadWrite)));
+  void* const hole = ::mmap(nullptr, kMiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(hole, MAP_FAILED);
+  ::munmap(hole, kMiB);
+  EXPECT_TRUE(absl::IsInvalidArgument(device().Register(hole, kMiB, Access::kReadWrite)));
+  EXPECT_EQ(device().Use().registrations, 0u);
+
+  char* const middle = slab.data() + kMiB;
+  ASSERT_TRUE(device().Register(middle, kMiB, Access::kReadWrite).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(device().Register(middle, kMiB, Access::kReadWrite)));
+  EXPECT_TRUE(absl::IsAlreadyExists(device().Register(slab.data(), 2 * kMiB, Access::kReadWrite)));
+  EXPECT_TRUE(
+      absl::IsAlreadyExists(device().Register(middle + kMiB / 2, kMiB / 4, Access::kReadWrite)));
+  EXPECT_TRUE(absl::IsNotFound(device().Unregister(slab.data())));
+  EXPECT_TRUE(absl::IsNotFound(device().Unregister(middle + kMiB / 2)));
+  EXPECT_TRUE(device().Unregister(middle).ok());
+  EXPECT_TRUE(absl::IsNotFound(device().Unregister(middle)));
+  EXPECT_TRUE(device().Register(slab.data(), slab.length(), Access::kReadWrite).ok());
+  EXPECT_TRUE(device().Unregister(slab.data()).ok());
+}
+
+TEST_P(DeviceContract, ACopyStaysInOneRegistration) {
+  const std::string sent = Pattern(4 * kMiB);
+  const Mapping slab = Slab(sent);
+  const DeviceBlock block = OnDevice(slab.length());
+  const auto first = NewRegistration(device_.get(), slab.data(), kMiB, Access::kReadWrite);
+  const auto second = NewRegistration(device_.get(), slab.data() + kMiB, kMiB, Access::kReadWrite);
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(In(slab.data(), block.get(), 2 * kMiB))) << "two of them";
+  EXPECT_TRUE(absl::IsInvalidArgument(In(slab.data() + kMiB, block.get(), 2 * kMiB)))
+      << "one, and what is none";
+  const std::vector<CopyIn> pieces = {{slab.data(), block.get(), kMiB},
+                                      {slab.data() + kMiB, block.get() + kMiB, kMiB}};
+  ASSERT_TRUE(device().Copy(pieces, stream()).ok());
+  ASSERT_TRUE(In(slab.data() + 2 * kMiB, block.get() + 2 * kMiB, 2 * kMiB).ok()) << "none";
+  EXPECT_TRUE(Out(block.get(), slab.length()) == sent);
+}
+
+// --- checksums
+
+TEST_P(DeviceContract, ChecksumsAreThoseOfTheHost) {
+  const uint64_t longest = 3 * kBlock + 12345;
+  const std::string bytes = Pattern(longest + 16);
+  const DeviceBlock data = OnDevice(bytes.size()), sums = OnDevice(1 << 16);
+  ASSERT_TRUE(In(bytes.data(), data.get(), bytes.size()).ok());
+  for (const Sum kind : {Sum::kCrc32c, Sum::kZipCrc32}) {
+    for (const uint64_t length :
+         {uint64_t{1}, uint64_t{15}, uint64_t{16}, uint64_t{17}, uint64_t{4095}, uint64_t{65537},
+          kBlock - 1, kBlock, kBlock + 3, longest}) {
+      for (const uint64_t start : {0, 1, 8, 15}) {
+        const Status asked =
+            device().Checksum(kind, data.get() + start, length, kBlock, sums.get(), stream());
+        if (absl::IsUnimplemented(asked)) {
+          ::testing::Test::RecordProperty("checksums", std::string(asked.message()));
+          return;
+        }
+        ASSERT_TRUE(asked.ok()) << asked;
+        const std::string got = Out(sums.get(), BlockCount(length, kBlock) * sizeof(uint32_t));
+        for (uint64_t i = 0; i < BlockCount(length, kBlock); ++i) {
+          uint32_t sum = 0;
+          std::memcpy(&sum, got.data() + i * sizeof sum, sizeof sum);
+          const char* const from = bytes.data() + start + i * kBlock;
+          const uint64_t of = std::min(kBlock, length - i * kBlock);
+          EXPECT_EQ(sum, kind == Sum::kCrc32c ? Crc32c(0, from, of) : ZipCrc32(0, from, of))
+              << "kind " << int(kind) << ", " << length << " bytes from " << start << ", block "
+              << i;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(DeviceContract, ChecksumsOfManyBlocks) {
+  constexpr uint64_t kEach = 4096, kBlocks = 1000;
+  const std::string bytes = Pattern(kBlocks * kEach);
+  const DeviceBlock data = OnDevice(bytes.size()), sums = OnDevice(kBlocks * sizeof(uint32_t));
+  ASSERT_TRUE(In(bytes.data(), data.get(), bytes.size()).ok());
+  const Status asked =
+      device().Checksum(Sum::kCrc32c, data.get(), bytes.size(), kEach, sums.get(), stream());
+  if (absl::IsUnimplemented(asked)) return;
+  ASSERT_TRUE(asked.ok()) << asked;
+  const std::vector<uint32_t> want = BlockCrcs(bytes.data(), bytes.size(), kEach);
+  EXPECT_EQ(Out(sums.get(), kBlocks * sizeof(uint32_t)),
+            std::string(reinterpret_cast<const char*>(want.data()), kBlocks * sizeof(uint32_t)));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      device().Checksum(Sum::kCrc32c, data.get(), kEach, 0, sums.get(), stream())));
+  EXPECT_TRUE(device().Checksum(Sum::kCrc32c, data.get(), 0, kEach, sums.get(), stream()).ok());
+}
+
+// --- other processes
+
+TEST_P(DeviceContract, AForkedChildIsRefusedAndTheParentGoesOn) {
+  const std::string sent = Pattern(kMiB);
+  const DeviceBlock block = OnDevice(kMiB);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const Status copied = In(sent.data(), block.get(), 100);
+    const Status allocated = device().Allocate(kMiB).status();
+    device_.reset();  // neither hangs nor touches what is the parent's
+    ::_exit(absl::IsFailedPrecondition(copied) && absl::IsFailedPrecondition(allocated) ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  ASSERT_TRUE(In(sent.data(), block.get(), kMiB).ok());
+  EXPECT_TRUE(Out(block.get(), kMiB) == sent);
+}
+
+// Runs the importer below in a new process, with the descriptor as its number 3.
+int RunImporter(const std::string& kind, int fd) {
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, fd, 3);
+  const std::string filter = "--gtest_filter=*Importer/" + kind;
+  std::vector<std::string> words = {"/proc/self/exe", "--gtest_also_run_disabled_tests", filter};
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  pid_t pid = 0;
+  EXPECT_EQ(::posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, argv.data(), environ), 0);
+  posix_spawn_file_actions_destroy(&actions);
+  int status = -1;
+  EXPECT_EQ(::waitpid(pid, &status, 0), pid);
+  return status;
+}
+
+constexpr uint64_t kSharedBytes = 5 * kMiB + 1;
+
+TEST_P(DeviceContract, DISABLED_Importer) {
+  StatusOr<UniqueFd> fd = UniqueFd(3).Dup();
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  const auto imported =
+      Own<DeviceBlock>(device_.get(), device().Import(*std::move(fd), kSharedBytes));
+  ASSERT_TRUE(imported.ok()) << imported.status();
+  EXPECT_TRUE(Out(imported->get(), kSharedBytes) == Pattern(kSharedBytes));
+  const std::string changed = Pattern(kSharedBytes, 2);
+  ASSERT_TRUE(In(changed.data(), imported->get(), kSharedBytes).ok());
+  ASSERT_TRUE(device().Synchronize(stream()).ok());
+}
+
+TEST_P(DeviceContract, MemoryIsSharedWithAnotherProcess) {
+  const auto shared = Own<DeviceBlock>(device_.get(), device().AllocateShared(kSharedBytes));
+  ASSERT_TRUE(shared.ok()) << shared.status();
+  const std::string sent = Pattern(kSharedBytes);
+  ASSERT_TRUE(In(sent.data(), shared->get(), kSharedBytes).ok());
+  ASSERT_TRUE(device().Synchronize(stream()).ok());
+  const StatusOr<UniqueFd> exported = device().Export(shared->get());
+  ASSERT_TRUE(exported.ok()) << exported.status();
+  EXPECT_EQ(RunImporter(GetParam().name, exported->get()), 0);
+  EXPECT_TRUE(Out(shared->get(), kSharedBytes) == Pattern(kSharedBytes, 2));
+}
+
+TEST_P(DeviceContract, OnlySharedMemoryIsExportedAndOnlyItImported) {
+  const DeviceBlock block = OnDevice(kMiB);
+  EXPECT_TRUE(absl::IsNotFound(device().Export(block.get()).status()));
+  UniqueFd other(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  const auto imported = device().Import(std::move(other), kMiB);
+  EXPECT_TRUE(absl::IsInvalidArgument(imported.status())) << imported.status();
+  EXPECT_TRUE(In("x", block.get(), 1).ok()) << "the device goes on";
+  EXPECT_EQ(Out(block.get(), 1), "x");
+}
+
+}  // namespace
+}  // namespace cairn::gpu
