@@ -9,29 +9,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <cstring>
-#include <numeric>
+#include <filesystem>
 #include <thread>
 
 #include "client/gpu/owned.h"
 #include "common/checksum.h"
 #include "tests/gpu/device_kinds.h"
+#include "tests/gpu/pattern.h"
 
 namespace cairn::gpu {
 namespace {
 
 constexpr uint64_t kMiB = 1 << 20, kBlock = 4 * kMiB;
-
-std::string Pattern(uint64_t bytes, uint32_t seed = 1) {
-  std::string text(bytes, 0);
-  uint32_t x = seed * 2654435761u + 1;
-  for (char& c : text) {
-    x = x * 1664525u + 1013904223u;
-    c = static_cast<char>(x >> 24);
-  }
-  return text;
-}
+constexpr uint64_t kSharedBytes = 5 * kMiB + 1;
 
 // A slab as a client maps one.
 Mapping Slab(const std::string& bytes, int protection = PROT_READ | PROT_WRITE) {
@@ -391,36 +382,21 @@ TEST_P(DeviceContract, AForkedChildIsRefusedAndTheParentGoesOn) {
   EXPECT_TRUE(Out(block.get(), kMiB) == sent);
 }
 
-// Runs the importer below in a new process, with the descriptor as its number 3.
+// Runs importer.cc in a new process, with the descriptor as its number 3.
 int RunImporter(const std::string& kind, int fd) {
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, fd, 3);
-  const std::string filter = "--gtest_filter=*Importer/" + kind;
-  std::vector<std::string> words = {"/proc/self/exe", "--gtest_also_run_disabled_tests", filter};
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
+  std::string program =
+      std::filesystem::read_symlink("/proc/self/exe").parent_path() / "gpu_importer";
+  std::string name = kind, bytes = std::to_string(kSharedBytes);
+  char* argv[] = {program.data(), name.data(), bytes.data(), nullptr};
   pid_t pid = 0;
-  EXPECT_EQ(::posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, argv.data(), environ), 0);
+  EXPECT_EQ(::posix_spawn(&pid, argv[0], &actions, nullptr, argv, environ), 0);
   posix_spawn_file_actions_destroy(&actions);
   int status = -1;
   EXPECT_EQ(::waitpid(pid, &status, 0), pid);
   return status;
-}
-
-constexpr uint64_t kSharedBytes = 5 * kMiB + 1;
-
-TEST_P(DeviceContract, DISABLED_Importer) {
-  StatusOr<UniqueFd> fd = UniqueFd(3).Dup();
-  ASSERT_TRUE(fd.ok()) << fd.status();
-  const auto imported =
-      Own<DeviceBlock>(device_.get(), device().Import(*std::move(fd), kSharedBytes));
-  ASSERT_TRUE(imported.ok()) << imported.status();
-  EXPECT_TRUE(Out(imported->get(), kSharedBytes) == Pattern(kSharedBytes));
-  const std::string changed = Pattern(kSharedBytes, 2);
-  ASSERT_TRUE(In(changed.data(), imported->get(), kSharedBytes).ok());
-  ASSERT_TRUE(device().Synchronize(stream()).ok());
 }
 
 TEST_P(DeviceContract, MemoryIsSharedWithAnotherProcess) {
