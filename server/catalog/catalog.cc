@@ -10,13 +10,19 @@ std::string CheckpointIdentity(const CheckpointKey& key) {
 }
 
 struct Identify {
-  std::string operator()(const NodeRow& row) const { return absl::StrCat("node/", row.rank); }
   std::string operator()(const JobRow& row) const { return absl::StrCat("job/", row.job); }
   std::string operator()(const AttemptRow& row) const {
     return absl::StrCat("attempt/", row.job, "/", row.attempt);
   }
   std::string operator()(const PartRow& row) const {
     return absl::StrCat("part/", CheckpointIdentity(row.part.checkpoint), "/", row.part.writer);
+  }
+  std::string operator()(const HolderRow& row) const {
+    return absl::StrCat("holder/", CheckpointIdentity(row.part.checkpoint), "/", row.part.writer,
+                        "/", row.holder);
+  }
+  std::string operator()(const LeftRow& row) const {
+    return absl::StrCat("left/", CheckpointIdentity(row.checkpoint), "/", row.holder);
   }
   std::string operator()(const StepRow& row) const {
     return absl::StrCat("step/", CheckpointIdentity(row.checkpoint));

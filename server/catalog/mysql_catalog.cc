@@ -16,12 +16,11 @@
 #include "server/catalog/mysql_link.h"
 #include "server/catalog/mysql_schema.h"
 #include "server/catalog/mysql_session.h"
+#include "server/catalog/tables.h"
 
 namespace cairn::catalog {
 
 namespace {
-
-using Values = std::vector<MysqlValue>;
 
 constexpr size_t kMaxClusterBytes = 64;
 // How often a transaction that the server gave up for another one's sake is tried.
@@ -31,98 +30,72 @@ constexpr std::array<size_t, 4> kRowsAtOnce = {256, 32, 4, 1};
 
 // --- tables
 
-struct Table {
-  const char* name;
-  size_t
-      keys;  // so many of its columns identify a row; the first is the cluster, the last its version
-  std::vector<const char*> columns;
-};
-
-// In the order in which all write them, so that two who write at once wait for each other rather than in a circle.
-enum TableNumber { kNodes, kJobs, kAttempts, kSteps, kParts, kTables };
-
-const Table& TableAt(size_t number) {
-  static const auto* const tables = new std::array<Table, kTables>{{
-      {"nodes", 2, {"cluster", "node_rank", "address", "incarnation", "sequence"}},
-      {"jobs",
-       2,
-       {"cluster", "job", "owner_uid", "owner_gid", "persist_mode", "every_steps", "keep_last",
-        "keep_every", "readers", "sequence"}},
-      {"attempts", 3, {"cluster", "job", "attempt", "comes_from", "began_unix_ms", "sequence"}},
-      {"steps",
-       5,
-       {"cluster", "job", "step", "attempt", "revision", "world_size", "digest",
-        "completed_unix_ms", "persisted", "removed", "sequence"}},
-      {"parts",
-       6,
-       {"cluster", "job", "step", "attempt", "revision", "writer", "world_size", "digest", "bytes",
-        "objects", "resident", "persisted", "broken", "removed", "holders", "sequence"}},
-  }};
-  return (*tables)[number];
-}
-
-// The columns of one row, as its table names them.
-struct ValuesOf {
-  const std::string& cluster;
-
-  std::pair<TableNumber, Values> operator()(const NodeRow& row) const {
-    return {kNodes, {cluster, row.rank, row.address, row.incarnation, row.sequence}};
-  }
-  std::pair<TableNumber, Values> operator()(const JobRow& row) const {
-    return {kJobs,
-            {cluster, row.job, int64_t{row.owner_uid}, int64_t{row.owner_gid},
-             static_cast<int64_t>(row.policy.mode), row.policy.every, row.policy.keep_last,
-             row.policy.keep_every, static_cast<int64_t>(row.policy.readers), row.sequence}};
-  }
-  std::pair<TableNumber, Values> operator()(const AttemptRow& row) const {
-    return {kAttempts,
-            {cluster, row.job, row.attempt, row.comes_from, row.began_unix_ms, row.sequence}};
-  }
-  std::pair<TableNumber, Values> operator()(const StepRow& row) const {
-    const CheckpointKey& key = row.checkpoint;
-    return {kSteps,
-            {cluster, key.job, key.step, key.attempt, int64_t{key.revision},
-             int64_t{row.world_size}, row.digest, row.completed_unix_ms, int64_t{row.persisted},
-             int64_t{row.removed}, row.sequence}};
-  }
-  std::pair<TableNumber, Values> operator()(const PartRow& row) const {
-    const CheckpointKey& key = row.part.checkpoint;
-    return {
-        kParts,
-        {cluster, key.job, key.step, key.attempt, int64_t{key.revision}, int64_t{row.part.writer},
-         int64_t{row.world_size}, row.digest, static_cast<int64_t>(row.bytes),
-         static_cast<int64_t>(row.objects), int64_t{row.resident}, int64_t{row.persisted},
-         int64_t{row.broken}, int64_t{row.removed}, row.holders, row.sequence}};
-  }
-};
-
-// Of two versions of a row the newer one stays. The server assigns from left to right, and a column that was assigned
-// reads as its new value: so the one that is compared comes last. MariaDB does not know MySQL's newer `AS new`.
+// After it the newer version of each row is there. The server assigns from left to right, and a column that was assigned
+// reads as its new value: so those that say which is newer come last, the least first. By then the comparison tells only
+// of those before them, which is all that is still to be known. MariaDB does not know MySQL's `AS new`.
 std::string UpsertOf(const Table& table, size_t rows) {
-  const std::string marks = absl::StrCat(
-      "(", absl::StrJoin(std::vector<const char*>(table.columns.size(), "?"), ","), ")");
-  std::string sql = absl::StrCat(
-      "INSERT INTO ", table.name, " (", absl::StrJoin(table.columns, ", "), ") VALUES ",
-      absl::StrJoin(std::vector<std::string>(rows, marks), ","), " ON DUPLICATE KEY UPDATE ");
-  for (size_t i = table.keys; i + 1 < table.columns.size(); ++i) {
-    const char* const column = table.columns[i];
-    absl::StrAppend(&sql, column, "=IF(VALUES(sequence)>", table.name, ".sequence, VALUES(", column,
-                    "), ", table.name, ".", column, "), ");
+  std::vector<std::string> names = {"cluster"}, coming, there, sets, last;
+  for (const Column& column : table.columns) {
+    names.emplace_back(column.name);
+    if (column.rule != Rule::kOrders) continue;
+    coming.push_back(absl::StrCat("VALUES(", column.name, ")"));
+    there.push_back(absl::StrCat(table.name, ".", column.name));
   }
-  absl::StrAppend(&sql, "sequence=GREATEST(", table.name, ".sequence, VALUES(sequence))");
-  return sql;
+  const std::string newer =
+      absl::StrCat("(", absl::StrJoin(coming, ","), ")>(", absl::StrJoin(there, ","), ")");
+  for (const Column& column : table.columns) {
+    const std::string to = absl::StrCat("VALUES(", column.name, ")");
+    const std::string from = absl::StrCat(table.name, ".", column.name);
+    const std::string by_version = absl::StrCat("IF(", newer, ",", to, ",", from, ")");
+    switch (column.rule) {
+      case Rule::kKey:
+        break;
+      case Rule::kNewer:
+        sets.push_back(absl::StrCat(column.name, "=", by_version));
+        break;
+      case Rule::kRises:
+        sets.push_back(absl::StrCat(column.name, "=IF(VALUES(of_home),GREATEST(", to, ",", from,
+                                    "),", by_version, ")"));
+        break;
+      case Rule::kOrigin:
+        sets.push_back(absl::StrCat(column.name, "=IF(", newer, " AND (", to, "<>", kUnknownStep,
+                                    " OR ", from, "=", kUnknownStep, "),", to, ",", from, ")"));
+        break;
+      case Rule::kOrders:
+        last.insert(last.begin(), absl::StrCat(column.name, "=", by_version));
+        break;
+    }
+  }
+  sets.insert(sets.end(), last.begin(), last.end());
+  const std::string marks =
+      absl::StrCat("(", absl::StrJoin(std::vector<const char*>(names.size(), "?"), ","), ")");
+  return absl::StrCat("INSERT INTO ", table.name, " (", absl::StrJoin(names, ","), ") VALUES ",
+                      absl::StrJoin(std::vector<std::string>(rows, marks), ","),
+                      " ON DUPLICATE KEY UPDATE ", absl::StrJoin(sets, ","));
 }
 
 // --- what is removed
 
 constexpr char kOfCheckpoint[] = "cluster=? AND job=? AND step=? AND attempt=? AND revision=?";
 
-// In whichever order they came: of a step that is removed no older row of a part says that it is here.
-constexpr char kForgetParts[] =
-    "UPDATE parts JOIN steps USING (cluster, job, step, attempt, revision) "
-    "SET parts.resident=0, parts.persisted=0, parts.removed=1, parts.holders='' "
-    "WHERE parts.cluster=? AND parts.job=? AND parts.step=? AND parts.attempt=? AND "
-    "parts.revision=? AND parts.removed=0 AND steps.removed=1 AND steps.sequence>parts.sequence";
+// Of a step that is removed, in whichever order they came: no older row of a part says that it is here.
+std::string Forget(const char* what, const char* table, const char* how) {
+  return absl::StrCat(what, " JOIN steps USING (cluster, job, step, attempt, revision) ", how,
+                      " WHERE ", table, ".cluster=? AND ", table, ".job=? AND ", table,
+                      ".step=? AND ", table, ".attempt=? AND ", table,
+                      ".revision=? AND steps.removed=1 AND (steps.of_home=1 OR steps.sequence>",
+                      table, ".sequence)");
+}
+const std::string& ForgetParts() {
+  static const auto* const sql =
+      new std::string(Forget("UPDATE parts", "parts", "SET parts.persisted=0, parts.removed=1"));
+  return *sql;
+}
+const std::string& ForgetHolders() {
+  static const auto* const sql =
+      new std::string(Forget("DELETE holders FROM holders", "holders", ""));
+  return *sql;
+}
 constexpr char kOldRemovals[] =
     "SELECT step, attempt, revision FROM steps WHERE cluster=? AND job=? AND removed=1 AND "
     "sequence<? ORDER BY sequence LIMIT ?";
@@ -130,16 +103,12 @@ constexpr char kNewestRemovals[] =
     "SELECT sequence FROM steps WHERE cluster=? AND job=? AND removed=1 "
     "ORDER BY sequence DESC LIMIT 1 OFFSET ?";
 
-Values Of(const std::string& cluster, const CheckpointKey& key) {
-  return {cluster, key.job, key.step, key.attempt, int64_t{key.revision}};
-}
-
 // --- the catalog
 
 class MysqlCatalog final : public Catalog {
  public:
   explicit MysqlCatalog(const MysqlOptions& options)
-      : cluster_(options.cluster), writer_(options), asker_(options) {}
+      : cluster_(options.cluster), author_(options.author), writer_(options), asker_(options) {}
 
   Status Apply(const std::vector<Row>& rows) override {
     const Batch batch = BatchOf(rows);
@@ -155,23 +124,12 @@ class MysqlCatalog final : public Catalog {
   }
 
   StatusOr<std::optional<JobRow>> Job(const std::string& job) override {
-    std::optional<JobRow> found;
-    CAIRN_RETURN_IF_ERROR(
-        Ask("SELECT owner_uid, owner_gid, persist_mode, every_steps, keep_last, keep_every, "
-            "readers, sequence FROM jobs WHERE cluster=? AND job=?",
-            {cluster_, job}, [&](const MysqlColumns& row) {
-              found.emplace();
-              found->job = job;
-              found->owner_uid = static_cast<uint32_t>(row.Int(0));
-              found->owner_gid = static_cast<uint32_t>(row.Int(1));
-              found->policy.mode = static_cast<PersistMode>(row.Int(2));
-              found->policy.every = row.Int(3);
-              found->policy.keep_last = row.Int(4);
-              found->policy.keep_every = row.Int(5);
-              found->policy.readers = static_cast<Readers>(row.Int(6));
-              found->sequence = row.Int(7);
-            }));
-    return found;
+    CAIRN_ASSIGN_OR_RETURN(
+        const std::vector<JobRow> found,
+        Collect<JobRow>(
+            absl::StrCat("SELECT ", kJobColumns, " FROM jobs WHERE cluster=? AND job=?"),
+            {cluster_, job}, [&job](const MysqlColumns& row) { return JobFrom(job, row); }));
+    return found.empty() ? std::nullopt : std::make_optional(found.front());
   }
 
   StatusOr<std::vector<std::string>> Jobs() override {
@@ -181,113 +139,118 @@ class MysqlCatalog final : public Catalog {
 
   StatusOr<std::vector<AttemptRow>> Attempts(const std::string& job) override {
     return Collect<AttemptRow>(
-        "SELECT attempt, comes_from, began_unix_ms, sequence FROM attempts "
-        "WHERE cluster=? AND job=? ORDER BY attempt",
-        {cluster_, job}, [&job](const MysqlColumns& row) {
-          return AttemptRow{.job = job,
-                            .attempt = row.Int(0),
-                            .comes_from = row.Int(1),
-                            .began_unix_ms = row.Int(2),
-                            .sequence = row.Int(3)};
-        });
+        absl::StrCat("SELECT ", kAttemptColumns,
+                     " FROM attempts WHERE cluster=? AND job=? ORDER BY attempt"),
+        {cluster_, job}, [&job](const MysqlColumns& row) { return AttemptFrom(job, row); });
   }
 
   StatusOr<std::vector<StepRow>> Steps(const std::string& job, Step below, int limit) override {
     return Collect<StepRow>(
-        "SELECT step, attempt, revision, world_size, digest, completed_unix_ms, persisted, "
-        "sequence FROM steps WHERE cluster=? AND job=? AND step<? AND removed=0 "
-        "ORDER BY step DESC, attempt DESC, revision DESC LIMIT ?",
-        {cluster_, job, below, int64_t{limit}}, [&job](const MysqlColumns& row) {
-          StepRow step;
-          step.checkpoint = {job, row.Int(0), row.Int(1), static_cast<Revision>(row.Int(2))};
-          step.world_size = static_cast<int32_t>(row.Int(3));
-          step.digest = row.Bytes(4);
-          step.completed_unix_ms = row.Int(5);
-          step.persisted = row.Int(6) != 0;
-          step.sequence = row.Int(7);
-          return step;
-        });
+        absl::StrCat("SELECT ", kStepColumns,
+                     " FROM steps WHERE cluster=? AND job=? AND step<? AND removed=0 "
+                     "ORDER BY step DESC, attempt DESC, revision DESC LIMIT ?"),
+        {cluster_, job, below, int64_t{limit}},
+        [&job](const MysqlColumns& row) { return StepFrom(job, row); });
   }
 
   StatusOr<int64_t> NewestSequence() override {
     int64_t newest = 0;
-    for (size_t table = 0; table < kTables; ++table) {
-      CAIRN_RETURN_IF_ERROR(Ask(absl::StrCat("SELECT COALESCE(MAX(sequence), 0) FROM ",
-                                             TableAt(table).name, " WHERE cluster=?"),
-                                {cluster_}, [&newest](const MysqlColumns& row) {
-                                  newest = std::max(newest, row.Int(0));
-                                }));
+    const auto ask = [&](const char* table, absl::string_view whose, const Values& values) {
+      return Ask(
+          absl::StrCat("SELECT COALESCE(MAX(sequence), 0) FROM ", table, " WHERE cluster=?", whose),
+          values, [&newest](const MysqlColumns& row) { newest = std::max(newest, row.Int(0)); });
+    };
+    if (author_.alone) {
+      for (size_t table = 0; table < kTables; ++table) {
+        CAIRN_RETURN_IF_ERROR(ask(TableAt(table).name, "", {cluster_}));
+      }
+      return newest;
     }
+    CAIRN_RETURN_IF_ERROR(ask("parts", " AND owner=?", {cluster_, author_.name}));
+    CAIRN_RETURN_IF_ERROR(ask("holders", " AND holder=?", {cluster_, author_.name}));
     return newest;
   }
 
   StatusOr<std::vector<CheckpointKey>> Present(const std::string& job, const CheckpointKey& after,
                                                int limit) override {
+    Values values;
     // As (step, attempt, revision) > (?, ?, ?), in words for which the server uses the index.
-    const auto after_it = [](const char* table) {
-      return absl::StrCat(
-          "(SELECT step, attempt, revision FROM ", table,
-          " WHERE cluster=? AND job=? AND removed=0 AND step>=? AND (step>? OR "
-          "attempt>? OR (attempt=? AND revision>?)) GROUP BY step, attempt, revision "
-          "ORDER BY step, attempt, revision LIMIT ?)");
+    const auto after_it = [&](const char* table, const std::string& whose) {
+      for (const Value& value : Values{cluster_, job, after.step, after.step, after.attempt,
+                                       after.attempt, int64_t{after.revision}}) {
+        values.push_back(value);
+      }
+      if (!author_.alone && !whose.empty()) values.emplace_back(author_.name);
+      values.emplace_back(int64_t{limit});
+      return absl::StrCat("(SELECT step, attempt, revision FROM ", table,
+                          " WHERE cluster=? AND job=? AND step>=? AND (step>? OR "
+                          "attempt>? OR (attempt=? AND revision>?)) AND ",
+                          table == std::string_view("holders") ? "resident=1" : "removed=0",
+                          author_.alone ? "" : whose,
+                          " GROUP BY step, attempt, revision "
+                          "ORDER BY step, attempt, revision LIMIT ?)");
     };
-    const Values of_each = {cluster_,
-                            job,
-                            after.step,
-                            after.step,
-                            after.attempt,
-                            after.attempt,
-                            int64_t{after.revision},
-                            int64_t{limit}};
-    Values values = of_each;
-    values.insert(values.end(), of_each.begin(), of_each.end());
+    std::string sql = after_it("parts", " AND owner=?");  // one after the other, as their values
+    absl::StrAppend(&sql, " UNION ", after_it("holders", " AND holder=?"));
+    absl::StrAppend(&sql, " UNION ", after_it("steps", ""));
+    absl::StrAppend(&sql, " ORDER BY 1, 2, 3 LIMIT ?");
     values.emplace_back(int64_t{limit});
     return Collect<CheckpointKey>(
-        absl::StrCat(after_it("parts"), " UNION ", after_it("steps"), " ORDER BY 1, 2, 3 LIMIT ?"),
-        values, [&job](const MysqlColumns& row) {
-          return CheckpointKey{job, row.Int(0), row.Int(1), static_cast<Revision>(row.Int(2))};
-        });
+        sql, values, [&job](const MysqlColumns& row) { return CheckpointFrom(job, row); });
   }
 
   StatusOr<std::vector<PartRow>> Parts(const CheckpointKey& checkpoint) override {
-    return Collect<PartRow>(
-        absl::StrCat("SELECT writer, world_size, digest, bytes, objects, resident, persisted, "
-                     "broken, removed, holders, sequence FROM parts WHERE ",
-                     kOfCheckpoint, " ORDER BY writer"),
-        Of(cluster_, checkpoint), [&checkpoint](const MysqlColumns& row) {
-          PartRow part;
-          part.part = {checkpoint, static_cast<Writer>(row.Int(0))};
-          part.world_size = static_cast<int32_t>(row.Int(1));
-          part.digest = row.Bytes(2);
-          part.bytes = static_cast<uint64_t>(row.Int(3));
-          part.objects = static_cast<uint64_t>(row.Int(4));
-          part.resident = row.Int(5) != 0;
-          part.persisted = row.Int(6) != 0;
-          part.broken = row.Int(7) != 0;
-          part.removed = row.Int(8) != 0;
-          part.holders = row.Bytes(9);
-          part.sequence = row.Int(10);
-          return part;
-        });
+    return Collect<PartRow>(absl::StrCat("SELECT ", kPartColumns, " FROM parts WHERE ",
+                                         kOfCheckpoint, " ORDER BY writer"),
+                            Of(checkpoint), [&checkpoint](const MysqlColumns& row) {
+                              return PartFrom(checkpoint, row);
+                            });
+  }
+
+  StatusOr<std::vector<HolderRow>> Holders(const CheckpointKey& checkpoint) override {
+    return Collect<HolderRow>(
+        absl::StrCat("SELECT ", kHolderColumns, " FROM holders WHERE ", kOfCheckpoint,
+                     " AND resident=1 ORDER BY writer, holder"),
+        Of(checkpoint),
+        [&checkpoint](const MysqlColumns& row) { return HolderFrom(checkpoint, row); });
   }
 
  private:
   struct Batch {
     std::array<std::vector<Values>, kTables> rows;  // of each table in the order of its keys
+    std::vector<LeftRow> left;                      // after the rows of holders
     std::set<CheckpointKey> touched;                // whose parts may be known to be removed
     std::set<std::string> removed_of;               // jobs of which something was removed
     size_t size = 0;
+
+    template <typename OneRow>
+    void Add(const std::string& cluster, const OneRow& row) {
+      TableRow of = TableRowOf(row);
+      of.values.insert(of.values.begin(), cluster);
+      rows[of.table].push_back(std::move(of.values));
+    }
   };
 
   Batch BatchOf(const std::vector<Row>& rows) const {
     Batch batch;
     batch.size = rows.size();
+    const auto add = [&](const auto& row) { batch.Add(cluster_, row); };
     for (const Row& row : rows) {
-      auto [table, values] = std::visit(ValuesOf{cluster_}, row);
-      batch.rows[table].push_back(std::move(values));
-      if (const auto* part = std::get_if<PartRow>(&row)) {
+      if (const auto* left = std::get_if<LeftRow>(&row)) {
+        batch.left.push_back(*left);
+      } else if (const auto* job = std::get_if<JobRow>(&row)) {
+        add(*job);
+      } else if (const auto* attempt = std::get_if<AttemptRow>(&row)) {
+        add(*attempt);
+      } else if (const auto* part = std::get_if<PartRow>(&row)) {
+        add(*part);
         batch.touched.insert(part->part.checkpoint);
-      } else if (const auto* step = std::get_if<StepRow>(&row); step != nullptr && step->removed) {
+      } else if (const auto* holder = std::get_if<HolderRow>(&row)) {
+        add(*holder);
+        batch.touched.insert(holder->part.checkpoint);
+      } else if (const auto* step = std::get_if<StepRow>(&row)) {
+        add(*step);
+        if (!step->removed) continue;
         batch.touched.insert(step->checkpoint);
         batch.removed_of.insert(step->checkpoint.job);
       }
@@ -319,8 +282,24 @@ class MysqlCatalog final : public Catalog {
         CAIRN_RETURN_IF_ERROR(session->Run(UpsertOf(TableAt(table), count), values));
       }
     }
+    for (const LeftRow& left : batch.left) {
+      Values values = Of(left.checkpoint);
+      values.emplace_back(left.holder);
+      values.emplace_back(left.sequence);
+      CAIRN_RETURN_IF_ERROR(session->Run(
+          absl::StrCat("DELETE FROM holders WHERE ", kOfCheckpoint, " AND holder=? AND sequence<?"),
+          values));
+      if (!left.whole) continue;
+      for (const Value& value : Of(left.checkpoint)) values.push_back(value);
+      CAIRN_RETURN_IF_ERROR(session->Run(
+          absl::StrCat("DELETE FROM parts WHERE ", kOfCheckpoint,
+                       " AND owner=? AND sequence<? AND NOT EXISTS (SELECT 1 FROM steps WHERE ",
+                       kOfCheckpoint, ")"),
+          values));
+    }
     for (const CheckpointKey& key : batch.touched) {
-      CAIRN_RETURN_IF_ERROR(session->Run(kForgetParts, Of(cluster_, key)));
+      CAIRN_RETURN_IF_ERROR(session->Run(ForgetParts(), Of(key)));
+      CAIRN_RETURN_IF_ERROR(session->Run(ForgetHolders(), Of(key)));
     }
     for (const std::string& job : batch.removed_of) {
       CAIRN_RETURN_IF_ERROR(ForgetOldRemovals(session, job, batch.size));
@@ -337,19 +316,22 @@ class MysqlCatalog final : public Catalog {
     // More than the batch can have added, so that what was left once goes, too.
     const auto most = static_cast<int64_t>(added) + kKeptRemovals;
     std::vector<CheckpointKey> old;
-    CAIRN_RETURN_IF_ERROR(session->Query(
-        kOldRemovals, {cluster_, job, *oldest_kept, most}, [&](const MysqlColumns& row) {
-          old.push_back({job, row.Int(0), row.Int(1), static_cast<Revision>(row.Int(2))});
-        }));
+    CAIRN_RETURN_IF_ERROR(
+        session->Query(kOldRemovals, {cluster_, job, *oldest_kept, most},
+                       [&](const MysqlColumns& row) { old.push_back(CheckpointFrom(job, row)); }));
     for (const CheckpointKey& key : old) {
-      CAIRN_RETURN_IF_ERROR(
-          session->Run(absl::StrCat("DELETE FROM parts WHERE ", kOfCheckpoint, " AND removed=1"),
-                       Of(cluster_, key)));
-      CAIRN_RETURN_IF_ERROR(
-          session->Run(absl::StrCat("DELETE FROM steps WHERE ", kOfCheckpoint, " AND removed=1"),
-                       Of(cluster_, key)));
+      CAIRN_RETURN_IF_ERROR(session->Run(
+          absl::StrCat("DELETE FROM parts WHERE ", kOfCheckpoint, " AND removed=1"), Of(key)));
+      CAIRN_RETURN_IF_ERROR(session->Run(
+          absl::StrCat("DELETE FROM steps WHERE ", kOfCheckpoint, " AND removed=1"), Of(key)));
     }
     return absl::OkStatus();
+  }
+
+  Values Of(const CheckpointKey& checkpoint) const {
+    Values values = KeyOf(checkpoint);
+    values.insert(values.begin(), cluster_);
+    return values;
   }
 
   Status Ask(const std::string& sql, const Values& values,
@@ -368,6 +350,7 @@ class MysqlCatalog final : public Catalog {
   }
 
   const std::string cluster_;
+  const Author author_;
   MysqlLink writer_, asker_;
 };
 

@@ -10,7 +10,8 @@
 namespace cairn::catalog {
 
 struct MysqlOptions {
-  std::string cluster;   // all rows are of this one; 1 to 64 bytes
+  std::string cluster;  // all rows are of this one; 1 to 64 bytes
+  Author author;
   std::string host;      // a name or an address; empty: `socket`
   int port = 3306;       // 1 to 65535
   std::string socket;    // of a server on this machine; only without `host`

@@ -107,9 +107,9 @@ Status StatusOf(const sql::SQLException& e, absl::string_view what) {
   return absl::InternalError(message);
 }
 
-void Bind(sql::PreparedStatement* statement, const std::vector<MysqlValue>& values) {
+void Bind(sql::PreparedStatement* statement, const Values& values) {
   unsigned int at = 0;
-  for (const MysqlValue& value : values) {
+  for (const Value& value : values) {
     if (const auto* number = std::get_if<int64_t>(&value)) {
       statement->setInt64(++at, *number);
     } else {
@@ -198,8 +198,7 @@ Status MysqlSession::Guard(absl::string_view what, const std::function<void()>& 
   }
 }
 
-sql::PreparedStatement* MysqlSession::Prepared(const std::string& sql,
-                                               const std::vector<MysqlValue>& values) {
+sql::PreparedStatement* MysqlSession::Prepared(const std::string& sql, const Values& values) {
   std::unique_ptr<sql::PreparedStatement>& statement = statements_[sql];
   if (statement == nullptr) statement.reset(connection_->prepareStatement(sql));
   Bind(statement.get(), values);
@@ -213,12 +212,12 @@ Status MysqlSession::Execute(const std::string& sql) {
   });
 }
 
-Status MysqlSession::Run(const std::string& sql, const std::vector<MysqlValue>& values) {
+Status MysqlSession::Run(const std::string& sql, const Values& values) {
   return Guard(absl::string_view(sql).substr(0, sql.find('(')),
                [&] { Prepared(sql, values)->executeUpdate(); });
 }
 
-Status MysqlSession::Query(const std::string& sql, const std::vector<MysqlValue>& values,
+Status MysqlSession::Query(const std::string& sql, const Values& values,
                            const std::function<void(const MysqlColumns&)>& row) {
   return Guard(absl::string_view(sql).substr(0, 40), [&] {
     const std::unique_ptr<sql::ResultSet> result(Prepared(sql, values)->executeQuery());

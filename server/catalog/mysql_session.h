@@ -8,12 +8,11 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <variant>
-#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "common/status.h"
 #include "server/catalog/mysql_catalog.h"
+#include "server/catalog/tables.h"
 
 namespace sql {
 class Connection;
@@ -22,8 +21,6 @@ class ResultSet;
 }  // namespace sql
 
 namespace cairn::catalog {
-
-using MysqlValue = std::variant<int64_t, std::string>;  // a string is bytes, whatever is in it
 
 // Columns of one row of an answer, from 0.
 class MysqlColumns {
@@ -49,9 +46,9 @@ class MysqlSession {
   // SQL without parameters or results, which is not kept: a schema, the end of a transaction.
   Status Execute(const std::string& sql);
   // A prepared statement, which is kept by its text.
-  Status Run(const std::string& sql, const std::vector<MysqlValue>& values);
+  Status Run(const std::string& sql, const Values& values);
   // Calls `row` for each row of the answer.
-  Status Query(const std::string& sql, const std::vector<MysqlValue>& values,
+  Status Query(const std::string& sql, const Values& values,
                const std::function<void(const MysqlColumns&)>& row);
 
   // How many of its calls have succeeded.
@@ -66,7 +63,7 @@ class MysqlSession {
   explicit MysqlSession(std::unique_ptr<sql::Connection> connection);
   // What `call` throws, as a Status.
   Status Guard(absl::string_view what, const std::function<void()>& call);
-  sql::PreparedStatement* Prepared(const std::string& sql, const std::vector<MysqlValue>& values);
+  sql::PreparedStatement* Prepared(const std::string& sql, const Values& values);
 
   std::unique_ptr<sql::Connection> connection_;
   std::map<std::string, std::unique_ptr<sql::PreparedStatement>> statements_;

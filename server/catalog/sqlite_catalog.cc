@@ -1,5 +1,6 @@
 // The embedded catalog: one SQLite file in WAL mode, one connection behind a mutex. The recorder
 // writes it and is rarely asked for anything, so a pool of connections would gain nothing.
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <map>
@@ -8,84 +9,101 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/mutex.h"
 #include "server/catalog/catalog.h"
 #include "server/catalog/sqlite_statement.h"
+#include "server/catalog/tables.h"
 
 namespace cairn::catalog {
 
 extern const char kSqliteSchema1[];
+extern const char kSqliteSchema2[];
 
 namespace {
 
-constexpr int64_t kSchemaVersion = 1;
+constexpr int64_t kSchemaVersion = 2;
 constexpr int kBusyTimeoutMs = 2000;
 
-// Every upsert ends alike: the newer version of a row wins, a replay changes nothing.
-constexpr char kUpsertNode[] =
-    "INSERT INTO nodes (node_rank, address, incarnation, sequence) VALUES (?,?,?,?) "
-    "ON CONFLICT DO UPDATE SET address=excluded.address, incarnation=excluded.incarnation, "
-    "sequence=excluded.sequence WHERE excluded.sequence > nodes.sequence";
-constexpr char kUpsertJob[] =
-    "INSERT INTO jobs (job, owner_uid, owner_gid, persist_mode, every_steps, keep_last, "
-    "keep_every, "
-    "readers, sequence) VALUES (?,?,?,?,?,?,?,?,?) "
-    "ON CONFLICT DO UPDATE SET owner_uid=excluded.owner_uid, owner_gid=excluded.owner_gid, "
-    "persist_mode=excluded.persist_mode, every_steps=excluded.every_steps, "
-    "keep_last=excluded.keep_last, keep_every=excluded.keep_every, readers=excluded.readers, "
-    "sequence=excluded.sequence WHERE excluded.sequence > jobs.sequence";
-constexpr char kUpsertAttempt[] =
-    "INSERT INTO attempts (job, attempt, comes_from, began_unix_ms, sequence) VALUES (?,?,?,?,?) "
-    "ON CONFLICT DO UPDATE SET comes_from=excluded.comes_from, "
-    "began_unix_ms=excluded.began_unix_ms, sequence=excluded.sequence "
-    "WHERE excluded.sequence > attempts.sequence";
-constexpr char kUpsertPart[] =
-    "INSERT INTO parts (job, step, attempt, revision, writer, world_size, digest, bytes, objects, "
-    "resident, persisted, broken, removed, holders, sequence) "
-    "VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) "
-    "ON CONFLICT DO UPDATE SET world_size=excluded.world_size, digest=excluded.digest, "
-    "bytes=excluded.bytes, objects=excluded.objects, resident=excluded.resident, "
-    "persisted=excluded.persisted, broken=excluded.broken, removed=excluded.removed, "
-    "holders=excluded.holders, sequence=excluded.sequence "
-    "WHERE excluded.sequence > parts.sequence";
-constexpr char kUpsertStep[] =
-    "INSERT INTO steps (job, step, attempt, revision, world_size, digest, completed_unix_ms, "
-    "persisted, removed, sequence) VALUES (?,?,?,?,?,?,?,?,?,?) "
-    "ON CONFLICT DO UPDATE SET world_size=excluded.world_size, digest=excluded.digest, "
-    "completed_unix_ms=excluded.completed_unix_ms, persisted=excluded.persisted, "
-    "removed=excluded.removed, sequence=excluded.sequence WHERE excluded.sequence > steps.sequence";
+// "INSERT … ON CONFLICT DO UPDATE …", after which the newer version of a row is there. Every column that it names on the
+// right has the value from before the statement.
+std::string UpsertOf(const Table& table) {
+  std::vector<std::string> names, marks, coming, there, sets;
+  for (const Column& column : table.columns) {
+    names.emplace_back(column.name);
+    marks.emplace_back("?");
+    if (column.rule != Rule::kOrders) continue;
+    coming.push_back(absl::StrCat("excluded.", column.name));
+    there.push_back(absl::StrCat(table.name, ".", column.name));
+  }
+  const std::string newer =
+      absl::StrCat("(", absl::StrJoin(coming, ","), ")>(", absl::StrJoin(there, ","), ")");
+  for (const Column& column : table.columns) {
+    const std::string to = absl::StrCat("excluded.", column.name);
+    const std::string from = absl::StrCat(table.name, ".", column.name);
+    const auto set = [&](const std::string& condition, const std::string& value) {
+      sets.push_back(absl::StrCat(column.name, "=CASE WHEN ", condition, " THEN ", value, " ELSE ",
+                                  from, " END"));
+    };
+    switch (column.rule) {
+      case Rule::kKey:
+        break;
+      case Rule::kNewer:
+      case Rule::kOrders:
+        set(newer, to);
+        break;
+      case Rule::kRises:
+        set(absl::StrCat("excluded.of_home THEN max(", from, ",", to, ") WHEN ", newer), to);
+        break;
+      case Rule::kOrigin:
+        set(absl::StrCat(newer, " AND (", to, "<>", kUnknownStep, " OR ", from, "=", kUnknownStep,
+                         ")"),
+            to);
+        break;
+    }
+  }
+  return absl::StrCat("INSERT INTO ", table.name, " (", absl::StrJoin(names, ","), ") VALUES (",
+                      absl::StrJoin(marks, ","), ") ON CONFLICT DO UPDATE SET ",
+                      absl::StrJoin(sets, ","));
+}
 
-// In whichever order they came: of a step that is removed no older row of a part says that it is here.
-constexpr char kForgetParts[] =
-    "UPDATE parts SET resident=0, persisted=0, removed=1, holders='' "
-    "WHERE job=? AND step=? AND attempt=? AND revision=? AND removed=0 AND EXISTS "
-    "(SELECT 1 FROM steps WHERE steps.job=parts.job AND steps.step=parts.step "
-    "AND steps.attempt=parts.attempt AND steps.revision=parts.revision "
-    "AND steps.removed=1 AND steps.sequence>parts.sequence)";
+#define CAIRN_OF_CHECKPOINT "job=?1 AND step=?2 AND attempt=?3 AND revision=?4"
+// Of a step that is removed, in whichever order they came: no older row of a part says that it is here.
+#define CAIRN_IS_REMOVED(table)                            \
+  "EXISTS (SELECT 1 FROM steps WHERE " CAIRN_OF_CHECKPOINT \
+  " AND removed=1 AND (of_home=1 OR steps.sequence>" table ".sequence))"
+constexpr char kForgetParts[] = "UPDATE parts SET persisted=0, removed=1 WHERE " CAIRN_OF_CHECKPOINT
+                                " AND removed=0 AND " CAIRN_IS_REMOVED("parts");
+constexpr char kForgetHolders[] =
+    "DELETE FROM holders WHERE " CAIRN_OF_CHECKPOINT " AND " CAIRN_IS_REMOVED("holders");
+constexpr char kLeaveParts[] =
+    "DELETE FROM parts WHERE " CAIRN_OF_CHECKPOINT
+    " AND owner=?5 AND sequence<?6 AND NOT EXISTS (SELECT 1 FROM steps WHERE " CAIRN_OF_CHECKPOINT
+    ")";
+constexpr char kLeave[] =
+    "DELETE FROM holders WHERE " CAIRN_OF_CHECKPOINT " AND holder=?5 AND sequence<?6";
 
 // Of each job the newest removals stay; what is older goes, a bounded number at a time.
 constexpr char kOldRemovals[] =
     "SELECT step, attempt, revision FROM steps WHERE job=?1 AND removed=1 AND sequence<"
     "(SELECT sequence FROM steps WHERE job=?1 AND removed=1 ORDER BY sequence DESC "
     "LIMIT 1 OFFSET ?2) ORDER BY sequence LIMIT ?3";
-constexpr char kDeleteParts[] =
-    "DELETE FROM parts WHERE job=? AND step=? AND attempt=? AND revision=? AND removed=1";
-constexpr char kDeleteStep[] =
-    "DELETE FROM steps WHERE job=? AND step=? AND attempt=? AND revision=?";
-// Not part of the schema's version: a build that does not know it keeps it up all the same.
-constexpr char kIndexRemovals[] =
-    "CREATE INDEX IF NOT EXISTS removals ON steps (job, sequence) WHERE removed=1";
+constexpr char kDeleteParts[] = "DELETE FROM parts WHERE " CAIRN_OF_CHECKPOINT " AND removed=1";
+constexpr char kDeleteStep[] = "DELETE FROM steps WHERE " CAIRN_OF_CHECKPOINT;
 
 class SqliteCatalog final : public Catalog {
  public:
-  explicit SqliteCatalog(Database database) : database_(std::move(database)) {}
+  SqliteCatalog(Database database, Author author)
+      : database_(std::move(database)), author_(std::move(author)) {
+    for (size_t table = 0; table < kTables; ++table) upserts_[table] = UpsertOf(TableAt(table));
+  }
 
   Status Apply(const std::vector<Row>& rows) override {
     MutexLock lock(&mu_);
     CAIRN_RETURN_IF_ERROR(Execute(database_.get(), "BEGIN IMMEDIATE"));
     for (const Row& row : rows) {
       const Status status = std::visit(
-          [this](const auto& r) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return Upsert(r); }, row);
+          [this](const auto& r) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return Write(r); }, row);
       if (!status.ok()) {
         Execute(database_.get(), "ROLLBACK").IgnoreError();
         return Annotate(status, RowIdentity(row));
@@ -103,27 +121,13 @@ class SqliteCatalog final : public Catalog {
 
   StatusOr<std::optional<JobRow>> Job(const std::string& job) override {
     MutexLock lock(&mu_);
-    CAIRN_ASSIGN_OR_RETURN(
-        Statement * query,
-        Prepared("SELECT owner_uid, owner_gid, persist_mode, every_steps, keep_last, keep_every, "
-                 "readers, sequence FROM jobs WHERE job=?"));
+    const std::string sql = absl::StrCat("SELECT ", kJobColumns, " FROM jobs WHERE job=?");
+    CAIRN_ASSIGN_OR_RETURN(Statement * query, Prepared(sql));
     query->Reset().BindBytes(job);
-    CAIRN_ASSIGN_OR_RETURN(const bool found, query->Next());
-    std::optional<JobRow> row;
-    if (found) {
-      row.emplace();
-      row->job = job;
-      row->owner_uid = static_cast<uint32_t>(query->Int(0));
-      row->owner_gid = static_cast<uint32_t>(query->Int(1));
-      row->policy.mode = static_cast<PersistMode>(query->Int(2));
-      row->policy.every = query->Int(3);
-      row->policy.keep_last = query->Int(4);
-      row->policy.keep_every = query->Int(5);
-      row->policy.readers = static_cast<Readers>(query->Int(6));
-      row->sequence = query->Int(7);
-    }
-    query->Reset();
-    return row;
+    CAIRN_ASSIGN_OR_RETURN(
+        const std::vector<JobRow> found,
+        Collect<JobRow>(query, [&job](const Statement& row) { return JobFrom(job, row); }));
+    return found.empty() ? std::nullopt : std::make_optional(found.front());
   }
 
   StatusOr<std::vector<std::string>> Jobs() override {
@@ -135,50 +139,40 @@ class SqliteCatalog final : public Catalog {
 
   StatusOr<std::vector<AttemptRow>> Attempts(const std::string& job) override {
     MutexLock lock(&mu_);
-    CAIRN_ASSIGN_OR_RETURN(
-        Statement * query,
-        Prepared("SELECT attempt, comes_from, began_unix_ms, sequence FROM attempts WHERE job=? "
-                 "ORDER BY attempt"));
+    CAIRN_ASSIGN_OR_RETURN(Statement * query,
+                           Prepared(absl::StrCat("SELECT ", kAttemptColumns,
+                                                 " FROM attempts WHERE job=? ORDER BY attempt")));
     query->Reset().BindBytes(job);
-    return Collect<AttemptRow>(query, [&job](const Statement& row) {
-      return AttemptRow{.job = job,
-                        .attempt = row.Int(0),
-                        .comes_from = row.Int(1),
-                        .began_unix_ms = row.Int(2),
-                        .sequence = row.Int(3)};
-    });
+    return Collect<AttemptRow>(query,
+                               [&job](const Statement& row) { return AttemptFrom(job, row); });
   }
 
   StatusOr<std::vector<StepRow>> Steps(const std::string& job, Step below, int limit) override {
     MutexLock lock(&mu_);
     CAIRN_ASSIGN_OR_RETURN(
         Statement * query,
-        Prepared(
-            "SELECT step, attempt, revision, world_size, digest, completed_unix_ms, persisted, "
-            "sequence FROM steps WHERE job=? AND step<? AND removed=0 "
-            "ORDER BY step DESC, attempt DESC, revision DESC LIMIT ?"));
+        Prepared(absl::StrCat("SELECT ", kStepColumns,
+                              " FROM steps WHERE job=? AND step<? AND removed=0 "
+                              "ORDER BY step DESC, attempt DESC, revision DESC LIMIT ?")));
     query->Reset().BindBytes(job).Bind(below).Bind(limit);
-    return Collect<StepRow>(query, [&job](const Statement& row) {
-      StepRow step;
-      step.checkpoint = {job, row.Int(0), row.Int(1), static_cast<Revision>(row.Int(2))};
-      step.world_size = static_cast<int32_t>(row.Int(3));
-      step.digest = row.Bytes(4);
-      step.completed_unix_ms = row.Int(5);
-      step.persisted = row.Int(6) != 0;
-      step.sequence = row.Int(7);
-      return step;
-    });
+    return Collect<StepRow>(query, [&job](const Statement& row) { return StepFrom(job, row); });
   }
 
   StatusOr<int64_t> NewestSequence() override {
     MutexLock lock(&mu_);
+    std::vector<std::string> own = {"SELECT sequence FROM parts WHERE owner=?1",
+                                    "SELECT sequence FROM holders WHERE holder=?1"};
+    if (author_.alone) {
+      own.clear();
+      for (size_t table = 0; table < kTables; ++table) {
+        own.push_back(
+            absl::StrCat("SELECT sequence FROM ", TableAt(table).name, " WHERE ?1 IS NOT NULL"));
+      }
+    }
     CAIRN_ASSIGN_OR_RETURN(Statement * query,
-                           Prepared("SELECT max((SELECT coalesce(max(sequence),0) FROM nodes), "
-                                    "(SELECT coalesce(max(sequence),0) FROM jobs), "
-                                    "(SELECT coalesce(max(sequence),0) FROM attempts), "
-                                    "(SELECT coalesce(max(sequence),0) FROM parts), "
-                                    "(SELECT coalesce(max(sequence),0) FROM steps))"));
-    query->Reset();
+                           Prepared(absl::StrCat("SELECT coalesce(max(sequence),0) FROM (",
+                                                 absl::StrJoin(own, " UNION ALL "), ")")));
+    query->Reset().BindBytes(author_.name);
     CAIRN_ASSIGN_OR_RETURN(
         const std::vector<int64_t> newest,
         Collect<int64_t>(query, [](const Statement& row) { return row.Int(0); }));
@@ -188,58 +182,68 @@ class SqliteCatalog final : public Catalog {
   StatusOr<std::vector<CheckpointKey>> Present(const std::string& job, const CheckpointKey& after,
                                                int limit) override {
     MutexLock lock(&mu_);
+    const auto of = [](const char* table, const char* whose) {
+      return absl::StrCat("SELECT step, attempt, revision FROM ", table, " WHERE job=?1 AND ",
+                          whose, " AND (step, attempt, revision) > (?2, ?3, ?4)");
+    };
     CAIRN_ASSIGN_OR_RETURN(
         Statement * query,
-        Prepared("SELECT step, attempt, revision FROM parts "
-                 "WHERE job=?1 AND removed=0 AND (step, attempt, revision) > (?2, ?3, ?4) "
-                 "UNION SELECT step, attempt, revision FROM steps "
-                 "WHERE job=?1 AND removed=0 AND (step, attempt, revision) > (?2, ?3, ?4) "
-                 "ORDER BY 1, 2, 3 LIMIT ?5"));
+        Prepared(absl::StrCat(of("parts", "removed=0 AND (owner=?5 OR ?6)"), " UNION ",
+                              of("holders", "resident=1 AND (holder=?5 OR ?6)"), " UNION ",
+                              of("steps", "removed=0"), " ORDER BY 1, 2, 3 LIMIT ?7")));
     query->Reset().BindBytes(job).Bind(after.step).Bind(after.attempt).Bind(after.revision);
-    query->Bind(limit);
-    return Collect<CheckpointKey>(query, [&job](const Statement& row) {
-      return CheckpointKey{job, row.Int(0), row.Int(1), static_cast<Revision>(row.Int(2))};
-    });
+    query->BindBytes(author_.name).Bind(author_.alone).Bind(limit);
+    return Collect<CheckpointKey>(
+        query, [&job](const Statement& row) { return CheckpointFrom(job, row); });
   }
 
   StatusOr<std::vector<PartRow>> Parts(const CheckpointKey& checkpoint) override {
     MutexLock lock(&mu_);
     CAIRN_ASSIGN_OR_RETURN(
         Statement * query,
-        Prepared("SELECT writer, world_size, digest, bytes, objects, resident, persisted, broken, "
-                 "removed, holders, sequence FROM parts "
-                 "WHERE job=? AND step=? AND attempt=? AND revision=? ORDER BY writer"));
-    query->Reset()
-        .BindBytes(checkpoint.job)
-        .Bind(checkpoint.step)
-        .Bind(checkpoint.attempt)
-        .Bind(checkpoint.revision);
-    return Collect<PartRow>(query, [&checkpoint](const Statement& row) {
-      PartRow part;
-      part.part = {checkpoint, static_cast<Writer>(row.Int(0))};
-      part.world_size = static_cast<int32_t>(row.Int(1));
-      part.digest = row.Bytes(2);
-      part.bytes = static_cast<uint64_t>(row.Int(3));
-      part.objects = static_cast<uint64_t>(row.Int(4));
-      part.resident = row.Int(5) != 0;
-      part.persisted = row.Int(6) != 0;
-      part.broken = row.Int(7) != 0;
-      part.removed = row.Int(8) != 0;
-      part.holders = row.Bytes(9);
-      part.sequence = row.Int(10);
-      return part;
-    });
+        Prepared(absl::StrCat("SELECT ", kPartColumns,
+                              " FROM parts WHERE " CAIRN_OF_CHECKPOINT " ORDER BY writer")));
+    Bind(query, KeyOf(checkpoint));
+    return Collect<PartRow>(
+        query, [&checkpoint](const Statement& row) { return PartFrom(checkpoint, row); });
+  }
+
+  StatusOr<std::vector<HolderRow>> Holders(const CheckpointKey& checkpoint) override {
+    MutexLock lock(&mu_);
+    CAIRN_ASSIGN_OR_RETURN(Statement * query,
+                           Prepared(absl::StrCat("SELECT ", kHolderColumns,
+                                                 " FROM holders WHERE " CAIRN_OF_CHECKPOINT
+                                                 " AND resident=1 ORDER BY writer, holder")));
+    Bind(query, KeyOf(checkpoint));
+    return Collect<HolderRow>(
+        query, [&checkpoint](const Statement& row) { return HolderFrom(checkpoint, row); });
   }
 
  private:
-  // Statements are prepared once; `sql` is a literal, so its address names it.
-  StatusOr<Statement*> Prepared(const char* sql) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  // Statements are prepared once, by their text.
+  StatusOr<Statement*> Prepared(const std::string& sql) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     auto it = statements_.find(sql);
     if (it == statements_.end()) {
       CAIRN_ASSIGN_OR_RETURN(Statement statement, Statement::Prepare(database_.get(), sql));
       it = statements_.emplace(sql, std::move(statement)).first;
     }
     return &it->second;
+  }
+
+  static void Bind(Statement* statement, const Values& values) {
+    statement->Reset();
+    for (const Value& value : values) {
+      if (const auto* number = std::get_if<int64_t>(&value)) {
+        statement->Bind(*number);
+      } else {
+        statement->BindBytes(std::get<std::string>(value));
+      }
+    }
+  }
+  Status Run(const std::string& sql, const Values& values) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    CAIRN_ASSIGN_OR_RETURN(Statement * statement, Prepared(sql));
+    Bind(statement, values);
+    return statement->Run();
   }
 
   template <typename T, typename Read>
@@ -259,76 +263,35 @@ class SqliteCatalog final : public Catalog {
     return rows;
   }
 
-  Status Upsert(const NodeRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    CAIRN_ASSIGN_OR_RETURN(Statement * upsert, Prepared(kUpsertNode));
-    return upsert->Reset()
-        .Bind(row.rank)
-        .BindBytes(row.address)
-        .Bind(row.incarnation)
-        .Bind(row.sequence)
-        .Run();
+  template <typename OneRow>
+  Status Upsert(const OneRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const TableRow of = TableRowOf(row);
+    return Run(upserts_[of.table], of.values);
   }
-  Status Upsert(const JobRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    CAIRN_ASSIGN_OR_RETURN(Statement * upsert, Prepared(kUpsertJob));
-    return upsert->Reset()
-        .BindBytes(row.job)
-        .Bind(row.owner_uid)
-        .Bind(row.owner_gid)
-        .Bind(static_cast<int64_t>(row.policy.mode))
-        .Bind(row.policy.every)
-        .Bind(row.policy.keep_last)
-        .Bind(row.policy.keep_every)
-        .Bind(static_cast<int64_t>(row.policy.readers))
-        .Bind(row.sequence)
-        .Run();
+  template <typename OneRow>
+  Status Write(const OneRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return Upsert(row);
   }
-  Status Upsert(const AttemptRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    CAIRN_ASSIGN_OR_RETURN(Statement * upsert, Prepared(kUpsertAttempt));
-    return upsert->Reset()
-        .BindBytes(row.job)
-        .Bind(row.attempt)
-        .Bind(row.comes_from)
-        .Bind(row.began_unix_ms)
-        .Bind(row.sequence)
-        .Run();
+  Status Write(const PartRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    CAIRN_RETURN_IF_ERROR(Upsert(row));
+    return Run(kForgetParts, KeyOf(row.part.checkpoint));
   }
-  Status Upsert(const PartRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    CAIRN_ASSIGN_OR_RETURN(Statement * upsert, Prepared(kUpsertPart));
-    const CheckpointKey& key = row.part.checkpoint;
-    CAIRN_RETURN_IF_ERROR(upsert->Reset()
-                              .BindBytes(key.job)
-                              .Bind(key.step)
-                              .Bind(key.attempt)
-                              .Bind(key.revision)
-                              .Bind(row.part.writer)
-                              .Bind(row.world_size)
-                              .BindBytes(row.digest)
-                              .Bind(static_cast<int64_t>(row.bytes))
-                              .Bind(static_cast<int64_t>(row.objects))
-                              .Bind(row.resident)
-                              .Bind(row.persisted)
-                              .Bind(row.broken)
-                              .Bind(row.removed)
-                              .BindBytes(row.holders)
-                              .Bind(row.sequence)
-                              .Run());
-    return ForgetParts(key);
+  Status Write(const HolderRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    CAIRN_RETURN_IF_ERROR(Upsert(row));
+    return Run(kForgetHolders, KeyOf(row.part.checkpoint));
   }
-  Status Upsert(const StepRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    CAIRN_ASSIGN_OR_RETURN(Statement * upsert, Prepared(kUpsertStep));
-    CAIRN_RETURN_IF_ERROR(upsert->Reset()
-                              .BindBytes(row.checkpoint.job)
-                              .Bind(row.checkpoint.step)
-                              .Bind(row.checkpoint.attempt)
-                              .Bind(row.checkpoint.revision)
-                              .Bind(row.world_size)
-                              .BindBytes(row.digest)
-                              .Bind(row.completed_unix_ms)
-                              .Bind(row.persisted)
-                              .Bind(row.removed)
-                              .Bind(row.sequence)
-                              .Run());
-    return row.removed ? ForgetParts(row.checkpoint) : absl::OkStatus();
+  Status Write(const LeftRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    Values values = KeyOf(row.checkpoint);
+    values.emplace_back(row.holder);
+    values.emplace_back(row.sequence);
+    CAIRN_RETURN_IF_ERROR(Run(kLeave, values));
+    return row.whole ? Run(kLeaveParts, values) : absl::OkStatus();
+  }
+  Status Write(const StepRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    CAIRN_RETURN_IF_ERROR(Upsert(row));
+    if (!row.removed) return absl::OkStatus();
+    CAIRN_RETURN_IF_ERROR(Run(kForgetParts, KeyOf(row.checkpoint)));
+    return Run(kForgetHolders, KeyOf(row.checkpoint));
   }
   // Of the jobs of which the rows say that something was removed.
   Status ForgetOldRemovals(const std::vector<Row>& rows) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -342,38 +305,23 @@ class SqliteCatalog final : public Catalog {
     for (const std::string& job : jobs) {
       CAIRN_ASSIGN_OR_RETURN(Statement * query, Prepared(kOldRemovals));
       query->Reset().BindBytes(job).Bind(kKeptRemovals - 1).Bind(most);
-      CAIRN_ASSIGN_OR_RETURN(
-          const std::vector<CheckpointKey> old,
-          Collect<CheckpointKey>(query, [&job](const Statement& row) {
-            return CheckpointKey{job, row.Int(0), row.Int(1), static_cast<Revision>(row.Int(2))};
-          }));
+      CAIRN_ASSIGN_OR_RETURN(const std::vector<CheckpointKey> old,
+                             Collect<CheckpointKey>(query, [&job](const Statement& row) {
+                               return CheckpointFrom(job, row);
+                             }));
       for (const CheckpointKey& key : old) {
-        for (const char* sql : {kDeleteParts, kDeleteStep}) {
-          CAIRN_ASSIGN_OR_RETURN(Statement * forget, Prepared(sql));
-          CAIRN_RETURN_IF_ERROR(forget->Reset()
-                                    .BindBytes(key.job)
-                                    .Bind(key.step)
-                                    .Bind(key.attempt)
-                                    .Bind(key.revision)
-                                    .Run());
-        }
+        CAIRN_RETURN_IF_ERROR(Run(kDeleteParts, KeyOf(key)));
+        CAIRN_RETURN_IF_ERROR(Run(kDeleteStep, KeyOf(key)));
       }
     }
     return absl::OkStatus();
   }
-  Status ForgetParts(const CheckpointKey& checkpoint) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    CAIRN_ASSIGN_OR_RETURN(Statement * forget, Prepared(kForgetParts));
-    return forget->Reset()
-        .BindBytes(checkpoint.job)
-        .Bind(checkpoint.step)
-        .Bind(checkpoint.attempt)
-        .Bind(checkpoint.revision)
-        .Run();
-  }
 
   Mutex mu_;
   const Database database_;  // declared before the statements: they go first
-  std::map<const char*, Statement> statements_ ABSL_GUARDED_BY(mu_);
+  const Author author_;
+  std::array<std::string, kTables> upserts_;
+  std::map<std::string, Statement> statements_ ABSL_GUARDED_BY(mu_);
 };
 
 StatusOr<Database> OpenFile(const std::string& path) {
@@ -388,6 +336,45 @@ StatusOr<Database> OpenFile(const std::string& path) {
   }
   sqlite3_busy_timeout(raw, kBusyTimeoutMs);
   return database;
+}
+
+// 0: it has nothing yet.
+StatusOr<int64_t> VersionOf(sqlite3* database, const std::string& path) {
+  {
+    CAIRN_ASSIGN_OR_RETURN(Statement tables,
+                           Statement::Prepare(database, "SELECT count(*) FROM sqlite_schema"));
+    CAIRN_ASSIGN_OR_RETURN(const bool row, tables.Next());
+    if (row && tables.Int(0) == 0) return 0;
+  }
+  StatusOr<Statement> version =
+      Statement::Prepare(database, "SELECT max(version) FROM schema_version");
+  if (!version.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "catalog.path: ", path, " is a database of something else (no schema_version)"));
+  }
+  CAIRN_ASSIGN_OR_RETURN(const bool row, version->Next());
+  return row ? version->Int(0) : 0;
+}
+
+Status BringUpToDate(sqlite3* database, const std::string& path) {
+  CAIRN_ASSIGN_OR_RETURN(int64_t version, VersionOf(database, path));
+  if (version < kSchemaVersion) {
+    CAIRN_RETURN_IF_ERROR(Execute(database, "BEGIN IMMEDIATE"));
+    StatusOr<int64_t> found = VersionOf(database, path);  // another may have been first
+    Status made = found.status();
+    if (made.ok() && *found < 1) made = Execute(database, kSqliteSchema1);
+    if (made.ok() && *found < 2) made = Execute(database, kSqliteSchema2);
+    if (made.ok()) made = Execute(database, "COMMIT");
+    if (!made.ok()) {
+      Execute(database, "ROLLBACK").IgnoreError();
+      return made;
+    }
+    CAIRN_ASSIGN_OR_RETURN(version, VersionOf(database, path));
+  }
+  if (version == kSchemaVersion) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("catalog.path: ", path, " has schema version ",
+                                                    version, ", this build knows ",
+                                                    kSchemaVersion));
 }
 
 // OK and a ready database; DATA_LOSS when the file is not one or is damaged.
@@ -405,39 +392,14 @@ StatusOr<Database> OpenAndCheck(const std::string& path) {
       return absl::DataLossError(absl::StrCat("catalog.path: ", path, ": ", check.Bytes(0)));
     }
   }
-  const auto is_fresh = [&]() -> StatusOr<bool> {
-    CAIRN_ASSIGN_OR_RETURN(
-        Statement tables, Statement::Prepare(database.get(), "SELECT count(*) FROM sqlite_schema"));
-    CAIRN_ASSIGN_OR_RETURN(const bool row, tables.Next());
-    return row && tables.Int(0) == 0;
-  };
-  CAIRN_ASSIGN_OR_RETURN(bool fresh, is_fresh());
-  if (fresh) {
-    CAIRN_RETURN_IF_ERROR(Execute(database.get(), "BEGIN IMMEDIATE"));
-    CAIRN_ASSIGN_OR_RETURN(fresh, is_fresh());  // another may have been first
-    CAIRN_RETURN_IF_ERROR(
-        Execute(database.get(), absl::StrCat(fresh ? kSqliteSchema1 : "", ";COMMIT")));
-  }
-  StatusOr<Statement> version =
-      Statement::Prepare(database.get(), "SELECT max(version) FROM schema_version");
-  if (!version.ok()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "catalog.path: ", path, " is a database of something else (no schema_version)"));
-  }
-  CAIRN_ASSIGN_OR_RETURN(const bool row, version->Next());
-  const int64_t found = row ? version->Int(0) : 0;
-  if (found != kSchemaVersion) {
-    return absl::FailedPreconditionError(absl::StrCat("catalog.path: ", path,
-                                                      " has schema version ", found,
-                                                      ", this build knows ", kSchemaVersion));
-  }
-  CAIRN_RETURN_IF_ERROR(Execute(database.get(), kIndexRemovals));
+  CAIRN_RETURN_IF_ERROR(BringUpToDate(database.get(), path));
   return database;
 }
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Catalog>> OpenSqliteCatalog(const std::string& path, std::string* note) {
+StatusOr<std::unique_ptr<Catalog>> OpenSqliteCatalog(const std::string& path, const Author& author,
+                                                     std::string* note) {
   note->clear();
   StatusOr<Database> database = OpenAndCheck(path);
   if (absl::IsDataLoss(database.status())) {
@@ -454,7 +416,7 @@ StatusOr<std::unique_ptr<Catalog>> OpenSqliteCatalog(const std::string& path, st
     database = OpenAndCheck(path);
   }
   if (!database.ok()) return database.status();
-  return std::unique_ptr<Catalog>(new SqliteCatalog(*std::move(database)));
+  return std::unique_ptr<Catalog>(new SqliteCatalog(*std::move(database), author));
 }
 
 }  // namespace cairn::catalog

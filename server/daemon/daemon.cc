@@ -21,7 +21,7 @@
 #include "common/version.h"
 #include "glog/logging.h"
 #include "server/cache/cache.h"
-#include "server/catalog/catalog.h"
+#include "server/daemon/catalog_opener.h"
 #include "server/daemon/ring_transport.h"
 #include "server/keeper/link.h"
 #include "server/node/background_gate.h"
@@ -55,21 +55,12 @@ node::Options NodeOptions(const Options& options, const node::Inherited& inherit
   if (!inherited.safe_mode.empty()) node.engine.pool_slabs.clear();
   node.engine.storage = !options.storage.root.empty();
   node.name = HostName();
+  if (options.UsesMysql()) node.recorder.backend = "mysql";
+  node.engine.shared_catalog = options.UsesMysql();
   node.version = std::string(Version());
   node.fd_socket = FdSocketPath(options.socket);
   node.storage_root = options.storage.root;
   return node;
-}
-
-node::OpenCatalog CatalogOpener(const std::string& path) {
-  if (path.empty()) return nullptr;
-  return [path] {
-    std::string moved_aside;
-    StatusOr<std::unique_ptr<catalog::Catalog>> opened =
-        catalog::OpenSqliteCatalog(path, &moved_aside);
-    if (!moved_aside.empty()) LOG(WARNING) << "catalog made anew: " << moved_aside;
-    return opened;
-  };
 }
 
 // Ends the process when a drain takes too long: a write that hangs in the kernel has no end.
@@ -185,7 +176,7 @@ StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   below.transport = rooms.transport.get();
   below.background = rooms.background.get();
   below.holder = rooms.keeper.get();
-  below.open_catalog = CatalogOpener(options.catalog_path);
+  CAIRN_ASSIGN_OR_RETURN(below.open_catalog, CatalogOpener(options));
   const node::Options node = NodeOptions(options, inherited);
   UniqueFd thrift_listener = std::move(inherited.thrift_listener);
   CAIRN_ASSIGN_OR_RETURN(rooms.node, node::Node::Start(node, below, std::move(inherited)));

@@ -20,6 +20,7 @@
 #include "common/ring_nodes.h"
 #include "common/tcp_address.h"
 #include "common/version.h"
+#include "server/node/rows.h"
 
 namespace cairn::daemon {
 namespace {
@@ -319,6 +320,26 @@ std::vector<Definition> MakeDefinitions() {
       Text(
           "catalog.path", [](auto& o) -> auto& { return o.catalog_path; },
           "SQLite file with an index of what exists; empty: none is kept"),
+      Text(
+          "catalog.mysql.host", [](auto& o) -> auto& { return o.mysql.host; },
+          "instead: a MySQL or MariaDB server for the whole ring.cluster; a name or an address"),
+      Number(
+          "catalog.mysql.port", [](auto& o) -> auto& { return o.mysql.port; }, 1, 65535,
+          "of that host"),
+      Text(
+          "catalog.mysql.socket", [](auto& o) -> auto& { return o.mysql.socket; },
+          "instead of the host: the socket of a server on this machine"),
+      Text(
+          "catalog.mysql.database", [](auto& o) -> auto& { return o.mysql.database; },
+          "which exists; its tables are made"),
+      Text(
+          "catalog.mysql.user", [](auto& o) -> auto& { return o.mysql.user; }, "whom it knows"),
+      Text(
+          "catalog.mysql.password_file", [](auto& o) -> auto& { return o.mysql_password_file; },
+          "file with the user's password, which nobody else may read; empty: no password"),
+      Text(
+          "catalog.mysql.tls_ca", [](auto& o) -> auto& { return o.mysql.tls_ca; },
+          "PEM file with the authority that signed the server's certificate; empty: no TLS"),
       Bytes(
           "journal.bytes", [](auto& o) -> auto& { return o.node.journal.bytes; },
           "memory for the facts that survive the daemon's death"),
@@ -525,6 +546,31 @@ Status ValidateRing(const engine::RingOptions& ring) {
   return ring.Validate();
 }
 
+// A catalog in a database server, or the mention of one without the server.
+Status ValidateMysql(const Options& options) {
+  const catalog::MysqlOptions mysql = options.Mysql();
+  if (!options.UsesMysql()) {
+    for (const auto& [name, value] :
+         {std::pair("database", &mysql.database), std::pair("user", &mysql.user),
+          std::pair("password_file", &options.mysql_password_file),
+          std::pair("tls_ca", &mysql.tls_ca)}) {
+      if (value->empty()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("catalog.mysql.", name, ": needs catalog.mysql.host or socket"));
+    }
+    return absl::OkStatus();
+  }
+  if (!options.catalog_path.empty()) {
+    return absl::InvalidArgumentError("catalog.path: there is catalog.mysql, too; one of both");
+  }
+  if (mysql.cluster.empty()) {
+    return absl::InvalidArgumentError(
+        "ring.cluster: missing; catalog.mysql needs it, to tell clusters apart (a node that is "
+        "alone is a ring of one: ring.cluster, ring.rank, ring.nodes)");
+  }
+  return mysql.Validate();
+}
+
 // All that concerns other members.
 Status ValidatePeers(const Options& options) {
   const engine::Options& engine = options.node.engine;
@@ -576,6 +622,13 @@ StatusOr<std::string> DataAddress(const Options& options) {
   return data;
 }
 
+catalog::MysqlOptions Options::Mysql() const {
+  catalog::MysqlOptions options = mysql;
+  options.cluster = node.engine.ring.cluster;
+  options.author = node::AuthorOf(node);
+  return options;
+}
+
 Status Options::Validate() const {
   // sun_path holds 108 bytes with its terminator, and ".fd" is added for the second socket.
   constexpr size_t kMaxSocketPath = 104;
@@ -600,6 +653,7 @@ Status Options::Validate() const {
                                                    " in all exceed memory.budget, ",
                                                    FormatBytes(node.engine.budget_bytes)));
   }
+  CAIRN_RETURN_IF_ERROR(ValidateMysql(*this));
   return ValidatePeers(*this);
 }
 

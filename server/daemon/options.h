@@ -14,6 +14,7 @@
 #include "common/socket_path.h"
 #include "common/status.h"
 #include "server/cache/cache.h"
+#include "server/catalog/mysql_catalog.h"
 #include "server/node/node.h"
 #include "server/rpc/peer_options.h"
 #include "server/rpc/server.h"
@@ -43,7 +44,14 @@ struct Options {
   TransportKind transport = TransportKind::kAuto;
   int data_port = 0;  // of the transport, at this member's address; 0: the control port + 1
 
-  std::string catalog_path;            // SQLite file; empty: no catalog
+  std::string catalog_path;  // SQLite file; empty: no catalog there
+  // A catalog in a database server, where a host or socket is named; its cluster is the ring's. The password is read
+  // from the file each time the catalog is opened.
+  catalog::MysqlOptions mysql;
+  std::string mysql_password_file;
+  bool UsesMysql() const { return !mysql.host.empty() || !mysql.socket.empty(); }
+  catalog::MysqlOptions Mysql() const;  // with all that follows from the ring; without the password
+
   uint64_t scan_memory_bytes = 0;      // 0: a part of the budget
   int64_t drain_timeout_seconds = 60;  // SIGTERM to exit, at most
 

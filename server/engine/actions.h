@@ -382,6 +382,9 @@ struct Record {
   std::vector<PartKey> parts;              // committed ones
   std::vector<CheckpointKey> checkpoints;  // complete now, or gone
   bool read = false;                       // all that storage has of the job has just been read
+  std::vector<CheckpointKey> left = {};    // of which parts have left this node's memory
+  bool everything =
+      false;  // of every job, for which this node may speak now that another spoke for before
 };
 
 // Asks for event::Tick; replaces the previous one.

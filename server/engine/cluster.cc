@@ -41,7 +41,7 @@ Cluster::Cluster(const Below& below)
        {static_cast<RingWatcher*>(&home_), static_cast<RingWatcher*>(&reporting_),
         static_cast<RingWatcher*>(&verdicts_), static_cast<RingWatcher*>(&offers_),
         static_cast<RingWatcher*>(&copies_), static_cast<RingWatcher*>(&grants_),
-        static_cast<RingWatcher*>(&decisions_)}) {
+        static_cast<RingWatcher*>(&decisions_), static_cast<RingWatcher*>(&home_moves_)}) {
     members_.Watch(watcher);
   }
   if (Alone()) return;

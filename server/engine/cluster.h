@@ -17,6 +17,7 @@
 #include "server/engine/decisions.h"
 #include "server/engine/grants.h"
 #include "server/engine/home.h"
+#include "server/engine/home_moves.h"
 #include "server/engine/loads.h"
 #include "server/engine/offers.h"
 #include "server/engine/reporting.h"
@@ -52,6 +53,8 @@ class Cluster {
 
   bool Alone() const { return members_.Alone(); }
   const Members& members() const { return members_; }
+  // Jobs may have another home since this was last asked.
+  bool TakeHomesMoved() { return home_moves_.Take(); }
   Verdicts& verdicts() { return verdicts_; }
   const Verdicts& verdicts() const { return verdicts_; }
   Loads& loads() { return loads_; }
@@ -118,6 +121,7 @@ class Cluster {
   Home home_;
   Verdicts verdicts_;
   Loads loads_;
+  HomeMoves home_moves_;
   Decisions decisions_;
   MonotonicNanos next_ = kNever;          // when lists and reports are said again
   MonotonicNanos whole_at_ = 0;           // and the whole of them

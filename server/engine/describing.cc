@@ -260,9 +260,12 @@ Engine::Description::Part Describing::PartOf(const Part& part) const {
           .own = IsOwn(part, options_.ring)};
 }
 
-// For everybody, not only here: in a ring others may have what this node let go, unless it was removed.
+// For everybody, not only here: in a ring others may have what this node let go, unless it was removed, or everybody
+// was heard and nobody has it, and what came after it is safe.
 bool Describing::IsGone(const Job& job, const CheckpointKey& key) const {
-  return options_.ring.Alone() || job.tombstones->removed.Forbids(key.step, key.attempt);
+  if (options_.ring.Alone() || job.tombstones->removed.Forbids(key.step, key.attempt)) return true;
+  const JobVerdictHeard& heard = *job.verdict;
+  return heard.final && std::pair(key.attempt, key.step) < heard.safe;
 }
 
 Engine::Description Describing::Describe(const action::Record& record) const {
@@ -270,12 +273,19 @@ Engine::Description Describing::Describe(const action::Record& record) const {
   const Job* job = jobs_.Find(record.job);
   description.writes_checkpoints =
       options_.ring.Alone() || (job != nullptr && is_home_ && is_home_(*job));
+  for (const CheckpointKey& key : record.left) {
+    const bool known = job != nullptr && CheckpointOf(*job, {key.step, key.attempt, key.revision});
+    description.left.push_back({key, /*whole=*/!known});
+  }
   if (job == nullptr) {  // forgotten, and its checkpoints before it
     if (description.writes_checkpoints) description.gone = record.checkpoints;
     return description;
   }
   const JobOwner& owner = *job->owner;
-  if (owner.owned) description.job = fact::Job{job->name, owner.uid, owner.gid, owner.policy};
+  if (owner.owned) {
+    description.job = fact::Job{job->name,    owner.uid,          owner.gid,
+                                owner.policy, owner.said.version, owner.said.rank};
+  }
   if (record.attempts) {
     for (const auto& [number, attempt] : job->attempts->begun) {
       description.attempts.push_back(
@@ -296,7 +306,7 @@ Engine::Description Describing::Describe(const action::Record& record) const {
     const Checkpoint* checkpoint = find(key);
     if (checkpoint == nullptr || checkpoint->content->condemned) {
       if (IsGone(*job, key)) description.gone.push_back(key);
-    } else if (checkpoint->content->complete) {
+    } else if (checkpoint->Complete()) {
       description.complete.push_back(InfoOf(*checkpoint));
     }
   }

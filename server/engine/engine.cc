@@ -450,6 +450,7 @@ Outcome Engine::Impl::Finish() {
   }
   finding_.CheckWaits();
   for (action::Record& record : standing_.TakeToRecord(kRecordBatch)) out_.Do(std::move(record));
+  if (cluster_.TakeHomesMoved()) out_.Do(action::Record{.everything = true});
   for (const std::string& job : callers_.TakeJobsLeft()) jobs_.MayForget(job);
   jobs_.ForgetUnused();
   ForgetIdle();

@@ -81,10 +81,15 @@ class Engine {
       bool resident = false;
       bool persisted = false;
       bool broken = false;
-      bool own = true;  // of this node's writers; who has another's part writes no row of it
+      bool own = true;  // of this node's writers: who has another's part tells only that it has it
     };
     std::optional<fact::Job> job;
     std::vector<fact::AttemptBegun> attempts;
+    struct Left {
+      CheckpointKey key;
+      bool whole = false;  // nothing of it is known here any more
+    };
+    std::vector<Left> left;  // what has left this node's memory; `parts` has what is still here
     std::vector<Part> parts;
     std::vector<CheckpointInfo> complete;
     std::vector<CheckpointKey> gone;  // evicted for good, deleted, or removed

@@ -164,7 +164,10 @@ void Home::Say(const std::string& job, Of* of) {
   }
   for (const auto& [rank, at] : of->asked) to.insert(rank);
   // The home deletes files by policy, whoever has written them.
-  if (options_.storage && verdict.policy.keep_last > 0) to.insert(members_.self());
+  const bool deletes = options_.storage && verdict.policy.keep_last > 0;
+  // And it writes the rows of the job, whoever has something of it.
+  const bool records = options_.shared_catalog && members_.HomeOf(job) == members_.self();
+  if (deletes || records) to.insert(members_.self());
   for (const Rank rank : to) {
     const auto asked = of->asked.find(rank);
     const uint64_t answers = asked == of->asked.end() ? 0 : asked->second.question;

@@ -19,6 +19,9 @@ struct Options {
   std::vector<uint64_t> pool_slabs;
   // Whether there is storage at all.
   bool storage = false;
+  // Whether the members of the ring write into one catalog. A home then hears of its jobs also where it has nothing of
+  // them.
+  bool shared_catalog = false;
   // Of jobs that set none.
   JobPolicy default_policy;
   // How long files that the line has left are kept at least, from the beginning of the life that left

@@ -268,11 +268,15 @@ void Standing::SettleShown(Checkpoint* checkpoint) {
   const bool due = ((files.owes || files.persisting) && !files.parked) || files.unconfirmed;
   CheckpointStanding& standing = checkpoint->standing.Edit();
   const std::string& job = checkpoint->key.job;
-  if (shown.committed > 0) standing.recorded = true;
-  if (shown != standing.shown && (shown.complete || standing.shown.complete)) {
-    to_record_[job].checkpoints.insert(checkpoint->key);
-  }
+  if (shown.committed > 0 || shown.elsewhere.complete) standing.recorded = true;
+  const bool told = shown.complete || standing.shown.complete || shown.elsewhere.complete ||
+                    standing.shown.elsewhere.complete;
+  if (shown != standing.shown && told) to_record_[job].checkpoints.insert(checkpoint->key);
   if (shown.persisted != standing.shown.persisted) to_record_[job].whole[checkpoint->key] = 0;
+  if (shown.committed < standing.shown.committed) {
+    to_record_[job].left.insert(checkpoint->key);
+    to_record_[job].whole[checkpoint->key] = 0;
+  }
   if (reports_ && shown.persisted != standing.shown.persisted) {
     to_report_[job].checkpoints.insert(checkpoint->Id());
   }
@@ -305,7 +309,10 @@ void Standing::Forget(Checkpoint* checkpoint) {
   Job* job = checkpoint->job;
   waits_to_check_.insert(job->name);
   // Nothing is left of it by now that could be shown.
-  if (checkpoint->standing->recorded) to_record_[job->name].checkpoints.insert(checkpoint->key);
+  if (checkpoint->standing->recorded) {
+    to_record_[job->name].checkpoints.insert(checkpoint->key);
+    to_record_[job->name].left.insert(checkpoint->key);
+  }
   Unindex(checkpoint);
   DropSums(checkpoint);
   ++version_;
@@ -484,6 +491,7 @@ std::vector<action::Record> Standing::TakeToRecord(size_t most) {
         --most;
       }
     };
+    take(&of_job.left, &record.left);
     take(&of_job.parts, &record.parts);
     take(&of_job.checkpoints, &record.checkpoints);
     while (!of_job.whole.empty() && most > 0) {

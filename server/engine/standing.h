@@ -150,8 +150,9 @@ class Standing {
     std::set<PartKey> parts;
     std::map<CheckpointKey, Writer> whole;  // all parts from this one on
     std::set<CheckpointKey> checkpoints;
+    std::set<CheckpointKey> left;
     bool Empty() const {
-      return !attempts && parts.empty() && whole.empty() && checkpoints.empty();
+      return !attempts && parts.empty() && whole.empty() && checkpoints.empty() && left.empty();
     }
   };
   static void TakeWhole(const Job& job, ToRecord* from, size_t most, action::Record* record);

@@ -96,10 +96,11 @@ class Node::UnderLock {
   }
   void operator()(action::WakeAt wake) { node_->timer_.Set(wake.at); }
   void operator()(action::Record record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(node_->mu_) {
+    if (record.everything) return node_->recorder_.Anew();
     if (record.read) node_->recorder_.Look(record.job);
     if (!node_->recorder_.Wanted()) return;
     node_->recorder_.Put(
-        RowsOf(node_->engine_->Describe(record), node_->options_.name, &node_->row_sequence_));
+        RowsOf(node_->engine_->Describe(record), node_->author_, &node_->row_sequence_));
   }
 
   // --- for this thread, once it has released mu_

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <type_traits>
 #include <utility>
 
@@ -51,8 +52,7 @@ class Node::EngineRows : public RowSource {
   std::vector<catalog::Row> Rows(const std::string& job,
                                  const std::vector<CheckpointKey>& checkpoints) override {
     MutexLock lock(&node_.mu_);
-    return RowsOf(node_.engine_->Describe(job, checkpoints), node_.options_.name,
-                  &node_.row_sequence_);
+    return RowsOf(node_.engine_->Describe(job, checkpoints), node_.author_, &node_.row_sequence_);
   }
   bool KnowsAll(const std::string& job) override {
     if (node_.rooms_.storage == nullptr) return true;
@@ -71,7 +71,12 @@ class Node::EngineRows : public RowSource {
       gone.gone = checkpoints;
     }
     gone.writes_checkpoints = all.writes_checkpoints;
-    return RowsOf(gone, node_.options_.name, &node_.row_sequence_);
+    std::set<CheckpointKey> here;
+    for (const auto& part : all.parts) here.insert(part.key.checkpoint);
+    for (const CheckpointKey& key : checkpoints) {
+      if (!here.contains(key)) gone.left.push_back({key, /*whole=*/false});
+    }
+    return RowsOf(gone, node_.author_, &node_.row_sequence_);
   }
 
  private:
@@ -82,6 +87,7 @@ class Node::EngineRows : public RowSource {
 
 Node::Node(const Options& options, const Rooms& rooms, const Inherited& inherited)
     : options_(options),
+      author_(AuthorOf(options)),
       rooms_(rooms),
       restarts_(inherited.restarts),
       safe_mode_(inherited.safe_mode),

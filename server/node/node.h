@@ -40,6 +40,7 @@
 #include "server/node/options.h"
 #include "server/node/peer_links.h"
 #include "server/node/recorder.h"
+#include "server/node/rows.h"
 #include "server/node/sessions.h"
 #include "server/node/timer.h"
 #include "server/node/user_loops.h"
@@ -268,6 +269,7 @@ class Node : public PeerHost {
   void AddSetAside(bool of_all, NodeState* state) const;
 
   const Options options_;
+  const catalog::Author author_;
   const Rooms rooms_;
   const int restarts_;
   // Written only while recovering.

@@ -19,7 +19,8 @@ struct SessionsOptions {
 };
 
 struct RecorderOptions {
-  int batch_rows = 500;  // of one transaction
+  std::string backend = "sqlite";  // as status names it
+  int batch_rows = 500;            // of one transaction
   // More rows than these do not wait to be written: all is then read from the engine, and written anew.
   size_t max_rows = 10'000;
   // Wait after a failure, doubled from the least to the most.
@@ -67,7 +68,7 @@ struct Options {
   int max_client_threads = 128;  // two for each user with connections; further users share them
   // How often is looked whether the storage at the root is still the same.
   MonotonicNanos storage_look_interval = kNanosPerSecond;
-  std::string name;  // host name: in replies, and in the catalog as the holder of parts
+  std::string name;  // host name: in replies, and in the catalog of a node that is alone
   std::string version;
   std::string fd_socket;  // path that hello names
   std::string storage_root;

@@ -15,6 +15,9 @@ namespace {
 // Milliseconds since the epoch, as a clock or an incarnation counts them, then a count: enough until the year
 // 2248.
 constexpr int kCountBits = 20;
+// More rows than a life can have put that the catalog has not taken when the next life asks: four seconds of the
+// clock's count.
+constexpr int64_t kUnderWay = int64_t{1} << 32;
 // Of the engine's checkpoints at once: each may have rows of a thousand parts.
 constexpr int kPage = 50;
 
@@ -44,11 +47,15 @@ void Recorder::Put(std::vector<catalog::Row> rows) {
   if (!open_) return;
   MutexLock lock(&mu_);
   if (all_) return;
-  for (catalog::Row& row : rows) {
-    std::string identity = catalog::RowIdentity(row);
-    dirty_.insert_or_assign(std::move(identity), std::move(row));
-  }
+  for (catalog::Row& row : rows) Keep(std::move(row));
   if (dirty_.size() > options_.max_rows) ForgetRows();
+  wake_.NotifyOne();
+}
+
+void Recorder::Anew() {
+  if (!open_) return;
+  MutexLock lock(&mu_);
+  ForgetRows();
   wake_.NotifyOne();
 }
 
@@ -61,9 +68,21 @@ void Recorder::Look(const std::string& job) {
   wake_.NotifyOne();
 }
 
+void Recorder::Keep(catalog::Row row) {
+  const int64_t place = SequenceOf(row);
+  const auto [at, is_new] = places_.try_emplace(catalog::RowIdentity(row), place);
+  if (!is_new) {
+    if (at->second > place) return;
+    dirty_.erase(at->second);
+    at->second = place;
+  }
+  dirty_.insert_or_assign(place, std::move(row));
+}
+
 void Recorder::ForgetRows() {
   all_ = true;
-  absl::flat_hash_map<std::string, catalog::Row>().swap(dirty_);
+  dirty_.clear();
+  absl::flat_hash_map<std::string, int64_t>().swap(places_);
 }
 
 bool Recorder::Wanted() const {
@@ -80,11 +99,11 @@ size_t Recorder::waiting() const {
 std::string Recorder::State() const {
   if (!open_) return "off";
   MutexLock lock(&mu_);
-  if (problem_.ok() && idle()) return "sqlite: up to date";
+  if (problem_.ok() && idle()) return absl::StrCat(options_.backend, ": up to date");
   const std::string behind = all_ ? "behind, all is to be written anew"
                                   : absl::StrCat("behind by ", dirty_.size(), " rows");
-  if (problem_.ok()) return absl::StrCat("sqlite: writing, ", behind);
-  return absl::StrCat("sqlite: ", behind, ": ", problem_.message());
+  if (problem_.ok()) return absl::StrCat(options_.backend, ": writing, ", behind);
+  return absl::StrCat(options_.backend, ": ", behind, ": ", problem_.message());
 }
 
 void Recorder::Flush(int deadline_ms) {
@@ -122,8 +141,9 @@ std::optional<Recorder::Work> Recorder::Take(int backoff_ms) {
   if (!work.all) work.jobs = std::exchange(look_at_, {});
   while (!work.all && work.jobs.empty() && !dirty_.empty() &&
          work.batch.size() < static_cast<size_t>(options_.batch_rows)) {
-    auto first = dirty_.begin();
-    work.batch.emplace_back(first->first, std::move(first->second));
+    const auto first = dirty_.begin();
+    places_.erase(catalog::RowIdentity(first->second));
+    work.batch.push_back(std::move(first->second));
     dirty_.erase(first);
   }
   writing_ = true;
@@ -140,10 +160,7 @@ Status Recorder::Do(const Work& work) {
     } else if (!work.jobs.empty()) {
       status = LookAt(work.jobs);
     } else if (!work.batch.empty()) {
-      std::vector<catalog::Row> rows;
-      rows.reserve(work.batch.size());
-      for (const auto& [identity, row] : work.batch) rows.push_back(row);
-      status = Write(std::move(rows));
+      status = Write(work.batch);
     }
     // Opening finds out what is wrong with it, and mends what can be mended.
     if (!status.ok() && !absl::IsUnavailable(status)) catalog_.reset();
@@ -165,7 +182,8 @@ Status Recorder::Open() {
   catalog_ = std::move(catalog);
   if (base_ == 0) {
     const int64_t life = LifeBase();
-    base_ = std::max(newest, life > 0 ? life : clock_->UnixMillis() << kCountBits);
+    base_ = std::max(newest == 0 ? 0 : newest + kUnderWay,
+                     life > 0 ? life : clock_->UnixMillis() << kCountBits);
   } else if (newest < written_ || newest > tried_) {
     // It was lost, or is another copy. Rows that wait were put in an order that counts from the old base.
     base_ = std::max(base_, newest);
@@ -236,7 +254,7 @@ bool Recorder::Settle(Work work, const Status& status) {
       ForgetRows();
     } else if (!all_) {
       // A version that was put meanwhile is newer.
-      for (auto& [identity, row] : work.batch) dirty_.try_emplace(identity, std::move(row));
+      for (catalog::Row& row : work.batch) Keep(std::move(row));
       if (dirty_.size() > options_.max_rows) ForgetRows();
     }
   }

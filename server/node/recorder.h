@@ -6,15 +6,17 @@
 // written anew, and what the catalog still shows and is gone is marked so. So an outage of any length
 // costs no more than the bound.
 //
-// A row's version is its place in the order of Put, added to a number that is greater than every version
-// which the catalog holds when it is first opened: a later daemon's rows win, whatever its clock says. In a
-// ring it is the node's incarnation that the number begins with, so that rows of one writer are in the order
+// Rows are written in the order of Put. A row's version is its place in that order, added to a number that is greater
+// than every version of this author's which the catalog holds when it is first opened, by so much that what its earlier
+// life had under way, and the database takes later, is older, too: a later daemon's rows win, whatever its clock says. In
+// a ring it is the node's incarnation that the number begins with, so that rows of one writer are in the order
 // of (incarnation, place) however many catalogs it has written to; alone it is the clock. The
 // number stays, so that rows which waited while the catalog was away keep their place; only a catalog that
 // holds what this recorder did not write raises it, and then everything is written anew.
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -62,6 +64,8 @@ class Recorder {
   void SetIncarnation(int64_t incarnation);
   // Each row's `sequence` is greater than those of all rows before.
   void Put(std::vector<catalog::Row> rows);
+  // All is read from the source, and written anew.
+  void Anew();
   // Opens the catalog, though there is nothing to write, and does Look for all its jobs. From now on the
   // source can be called.
   void Begin();
@@ -71,14 +75,14 @@ class Recorder {
   // False: all is going to be read from the source, so that Put would be in vain.
   bool Wanted() const;
   size_t waiting() const;  // rows
-  // For status: "off", "sqlite: up to date", "sqlite: behind by 12 rows: why".
+  // For status: "off", "sqlite: up to date", "mysql: behind by 12 rows: why".
   std::string State() const;
   // Returns when everything is written, the catalog fails, or `deadline_ms` have passed.
   void Flush(int deadline_ms);
   void Stop();
 
  private:
-  using Batch = std::vector<std::pair<std::string, catalog::Row>>;  // rows by identity
+  using Batch = std::vector<catalog::Row>;  // in their order
 
   // What is to be done next.
   struct Work {
@@ -96,6 +100,8 @@ class Recorder {
   Status WriteAll();
   Status WriteGone(const std::string& job);
   Status LookAt(const absl::flat_hash_set<std::string>& jobs);
+  // The newest of each identity stays.
+  void Keep(catalog::Row row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ForgetRows() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Settle(Work work, const Status& status);
   bool idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -125,7 +131,8 @@ class Recorder {
   Status problem_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<std::string> look_at_ ABSL_GUARDED_BY(mu_);
   bool all_ ABSL_GUARDED_BY(mu_) = false;  // everything is to be written anew; dirty_ is empty
-  absl::flat_hash_map<std::string, catalog::Row> dirty_ ABSL_GUARDED_BY(mu_);
+  std::map<int64_t, catalog::Row> dirty_ ABSL_GUARDED_BY(mu_);  // by their place in the order
+  absl::flat_hash_map<std::string, int64_t> places_ ABSL_GUARDED_BY(mu_);  // of each identity
   std::thread thread_;
 };
 

@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "server/catalog/catalog.h"
 #include "tests/catalog/faulty_catalog.h"
@@ -25,9 +27,9 @@ struct SqliteFactory {
     directory = mkdtemp(pattern.data());
   }
   ~SqliteFactory() { std::filesystem::remove_all(directory); }
-  std::unique_ptr<Catalog> Open() {
+  std::unique_ptr<Catalog> Open(const Author& author = {}) {
     std::string note;
-    auto catalog = OpenSqliteCatalog(directory + "/catalog.sqlite", &note);
+    auto catalog = OpenSqliteCatalog(directory + "/catalog.sqlite", author, &note);
     EXPECT_TRUE(catalog.ok()) << catalog.status();
     EXPECT_EQ(note, "");
     return *std::move(catalog);
@@ -36,14 +38,16 @@ struct SqliteFactory {
 };
 
 struct MemoryFactory {
-  std::unique_ptr<Catalog> Open() { return OpenMemoryCatalog(rows); }
+  std::unique_ptr<Catalog> Open(const Author& author = {}) {
+    return OpenMemoryCatalog(rows, author);
+  }
   const std::shared_ptr<MemoryRows> rows = std::make_shared<MemoryRows>();
 };
 
 // The decorator with its faults off.
 struct FaultlessFactory {
-  std::unique_ptr<Catalog> Open() {
-    return MakeFaultyCatalog(inner.Open(), std::make_shared<CatalogFaults>());
+  std::unique_ptr<Catalog> Open(const Author& author = {}) {
+    return MakeFaultyCatalog(inner.Open(author), std::make_shared<CatalogFaults>());
   }
   MemoryFactory inner;
 };
@@ -72,11 +76,12 @@ StepRow CompleteStep(const std::string& job, Step step, int64_t sequence) {
 }
 
 TYPED_TEST(CatalogContract, HoldsWhatWasAppliedAcrossReopening) {
-  const JobRow job{.job = "run",
-                   .owner_uid = 1000,
-                   .owner_gid = 100,
-                   .policy = {.mode = PersistMode::kEvery, .every = 5, .keep_last = 3},
-                   .sequence = 1};
+  const JobRow job{
+      .job = "run",
+      .owner_uid = 1000,
+      .owner_gid = 100,
+      .policy = {.mode = PersistMode::kEvery, .every = 5, .keep_last = 3, .replicas = 2},
+      .sequence = 1};
   const AttemptRow attempt{
       .job = "run", .attempt = 7, .comes_from = 4, .began_unix_ms = 99, .sequence = 2};
   const PartRow part{.part = {{"run", 5, 7, 0}, 1},
@@ -84,10 +89,10 @@ TYPED_TEST(CatalogContract, HoldsWhatWasAppliedAcrossReopening) {
                      .digest = "abc",
                      .bytes = 123,
                      .objects = 4,
-                     .resident = true,
-                     .holders = "0",
+                     .owner = "0",
                      .sequence = 3};
-  ASSERT_TRUE(this->catalog_->Apply({job, attempt, part, CompleteStep("run", 5, 4)}).ok());
+  const HolderRow holder{.part = part.part, .holder = "3", .resident = true, .sequence = 9};
+  ASSERT_TRUE(this->catalog_->Apply({job, attempt, part, holder, CompleteStep("run", 5, 4)}).ok());
   this->Reopen();
 
   auto found = this->catalog_->Job("run");
@@ -101,8 +106,13 @@ TYPED_TEST(CatalogContract, HoldsWhatWasAppliedAcrossReopening) {
   ASSERT_EQ(parts->size(), 1u);
   EXPECT_EQ(parts->front().part.writer, 1);
   EXPECT_EQ(parts->front().bytes, 123u);
-  EXPECT_TRUE(parts->front().resident);
+  EXPECT_EQ(parts->front().owner, "0");
   EXPECT_FALSE(parts->front().persisted);
+  auto holders = this->catalog_->Holders({"run", 5, 7, 0});
+  ASSERT_EQ(holders->size(), 1u);
+  EXPECT_EQ(holders->front().part, part.part);
+  EXPECT_EQ(holders->front().holder, "3");
+  EXPECT_TRUE(holders->front().resident);
 }
 
 TYPED_TEST(CatalogContract, AnUnknownJobIsAbsentNotAnError) {
@@ -167,21 +177,154 @@ TYPED_TEST(CatalogContract, StepsComeNewestFirstBelowABoundWithoutRemovedOnes) {
 // A step that is gone takes its parts along, in whichever order the rows come.
 TYPED_TEST(CatalogContract, PartsOfARemovedStepAreNoLongerHere) {
   const CheckpointKey key{"run", 5, 7, 0};
-  const PartRow first{
-      .part = {key, 0}, .resident = true, .persisted = true, .holders = "0", .sequence = 1};
-  const PartRow second{.part = {key, 1}, .resident = true, .holders = "0", .sequence = 2};
+  const PartRow first{.part = {key, 0}, .persisted = true, .sequence = 1};
+  const PartRow second{.part = {key, 1}, .sequence = 2};
+  const auto held = [&key](Writer writer, int64_t sequence) {
+    return HolderRow{.part = {key, writer}, .holder = "0", .resident = true, .sequence = sequence};
+  };
   const StepRow gone{.checkpoint = key, .removed = true, .sequence = 3};
-  const PartRow anew{.part = {key, 0}, .resident = true, .holders = "0", .sequence = 4};
-  for (const auto& batch : std::vector<std::vector<Row>>{{first}, {gone}, {second}}) {
+  const PartRow anew{.part = {key, 0}, .sequence = 4};
+  for (const auto& batch :
+       std::vector<std::vector<Row>>{{first, held(0, 1)}, {gone}, {second, held(1, 2)}}) {
     ASSERT_TRUE(this->catalog_->Apply(batch).ok());
   }
   const auto parts = this->catalog_->Parts(key);
   ASSERT_EQ(parts->size(), 2u);
-  for (const PartRow& part : *parts) {
-    EXPECT_TRUE(part.removed && !part.resident && !part.persisted && part.holders.empty());
-  }
-  ASSERT_TRUE(this->catalog_->Apply({anew}).ok());
-  EXPECT_TRUE(this->catalog_->Parts(key)->at(0).resident) << "it was saved anew";
+  for (const PartRow& part : *parts) EXPECT_TRUE(part.removed && !part.persisted);
+  EXPECT_TRUE(this->catalog_->Holders(key)->empty());
+  ASSERT_TRUE(this->catalog_->Apply({anew, held(0, 5)}).ok());
+  EXPECT_FALSE(this->catalog_->Parts(key)->at(0).removed) << "it was saved anew";
+  EXPECT_EQ(this->catalog_->Holders(key)->size(), 1u);
+}
+
+// --- several who write (R21)
+
+// Two homes, one after the other, whose sequences do not compare.
+TYPED_TEST(CatalogContract, WhatAHomeSaysOfAStepOnlyRises) {
+  StepRow complete = CompleteStep("run", 5, 1000);
+  complete.of_home = true;
+  StepRow persisted = complete;
+  persisted.persisted = true;
+  persisted.sequence = 10;
+  StepRow removed{
+      .checkpoint = complete.checkpoint, .removed = true, .of_home = true, .sequence = 5};
+  ASSERT_TRUE(this->catalog_->Apply({complete}).ok());
+  ASSERT_TRUE(this->catalog_->Apply({persisted}).ok());
+  EXPECT_TRUE(this->catalog_->Steps("run", 9, 9)->front().persisted);
+  complete.sequence = 2000;
+  ASSERT_TRUE(this->catalog_->Apply({complete}).ok());
+  EXPECT_TRUE(this->catalog_->Steps("run", 9, 9)->front().persisted);
+  const PartRow part{.part = {complete.checkpoint, 0}, .sequence = 5000};
+  const HolderRow holder{.part = part.part, .holder = "1", .resident = true, .sequence = 5000};
+  ASSERT_TRUE(this->catalog_->Apply({part, holder, removed}).ok());
+  ASSERT_TRUE(this->catalog_->Apply({complete, part, holder}).ok()) << "late";
+  EXPECT_TRUE(this->catalog_->Steps("run", 9, 9)->empty());
+  EXPECT_TRUE(this->catalog_->Parts(complete.checkpoint)->at(0).removed);
+  EXPECT_TRUE(this->catalog_->Holders(complete.checkpoint)->empty());
+}
+
+TYPED_TEST(CatalogContract, APolicysVersionWinsThenItsRankThenTheSequence) {
+  const auto policy = [](int64_t version, int32_t rank, int64_t sequence, int64_t every) {
+    return JobRow{.job = "run",
+                  .policy = {.mode = PersistMode::kEvery, .every = every},
+                  .policy_version = version,
+                  .policy_rank = rank,
+                  .sequence = sequence};
+  };
+  const auto every = [this] { return (*this->catalog_->Job("run"))->policy.every; };
+  ASSERT_TRUE(this->catalog_->Apply({policy(2, 1, 10, 1)}).ok());
+  ASSERT_TRUE(this->catalog_->Apply({policy(1, 9, 99, 2)}).ok());
+  EXPECT_EQ(every(), 1);
+  ASSERT_TRUE(this->catalog_->Apply({policy(2, 0, 99, 3)}).ok());
+  EXPECT_EQ(every(), 1);
+  ASSERT_TRUE(this->catalog_->Apply({policy(2, 1, 9, 4)}).ok());
+  EXPECT_EQ(every(), 1);
+  ASSERT_TRUE(this->catalog_->Apply({policy(2, 1, 11, 5)}).ok());
+  EXPECT_EQ(every(), 5);
+  ASSERT_TRUE(this->catalog_->Apply({policy(2, 2, 1, 6)}).ok());
+  EXPECT_EQ(every(), 6);
+  ASSERT_TRUE(this->catalog_->Apply({policy(3, 0, 1, 7)}).ok());
+  EXPECT_EQ(every(), 7);
+  ASSERT_TRUE(this->catalog_->Apply({policy(3, 0, 1, 8)}).ok());
+  EXPECT_EQ(every(), 7);
+  const JobRow found = **this->catalog_->Job("run");
+  EXPECT_EQ(std::tuple(found.policy_version, found.policy_rank, found.sequence),
+            std::tuple(3, 0, 1));
+}
+
+TYPED_TEST(CatalogContract, AnOriginThatIsKnownStaysKnown) {
+  AttemptRow attempt{.job = "run", .attempt = 7, .comes_from = kUnknownStep, .sequence = 1};
+  const auto comes_from = [&] { return this->catalog_->Attempts("run")->front().comes_from; };
+  ASSERT_TRUE(this->catalog_->Apply({attempt}).ok());
+  EXPECT_EQ(comes_from(), kUnknownStep);
+  attempt.comes_from = 4;
+  attempt.sequence = 2;
+  ASSERT_TRUE(this->catalog_->Apply({attempt}).ok());
+  attempt.comes_from = kUnknownStep;
+  attempt.sequence = 3;
+  ASSERT_TRUE(this->catalog_->Apply({attempt}).ok());
+  EXPECT_EQ(comes_from(), 4);
+}
+
+TYPED_TEST(CatalogContract, WhoLeavesACheckpointTakesOnlyItsOwnOlderRows) {
+  const CheckpointKey key{"run", 5, 7, 0};
+  const auto held = [&key](Writer writer, const std::string& holder, int64_t sequence) {
+    return HolderRow{
+        .part = {key, writer}, .holder = holder, .resident = true, .sequence = sequence};
+  };
+  ASSERT_TRUE(this->catalog_
+                  ->Apply({held(0, "0", 1), held(1, "0", 2), held(0, "1", 3), held(2, "0", 9),
+                           LeftRow{.checkpoint = key, .holder = "0", .sequence = 5}})
+                  .ok());
+  const auto left = this->catalog_->Holders(key);
+  ASSERT_EQ(left->size(), 2u);
+  EXPECT_EQ(left->at(0).holder, "1");
+  EXPECT_EQ(left->at(1).part.writer, 2);
+  HolderRow not_there = held(2, "0", 10);
+  not_there.resident = false;
+  ASSERT_TRUE(this->catalog_->Apply({not_there}).ok());
+  EXPECT_EQ(this->catalog_->Holders(key)->size(), 1u);
+}
+
+// R35: steps that never became complete leave no rows behind.
+TYPED_TEST(CatalogContract, OfAStepThatWasNeverCompleteItsOwnersPartsGo) {
+  const PartRow part{.part = {{"run", 5, 7, 0}, 0}, .owner = "0", .sequence = 1};
+  PartRow of_another = part;
+  of_another.part.writer = 1;
+  of_another.owner = "1";
+  PartRow of_complete = part;
+  of_complete.part.checkpoint.step = 6;
+  const auto leave = [](Step step) {
+    return LeftRow{.checkpoint = {"run", step, 7, 0}, .holder = "0", .whole = true, .sequence = 9};
+  };
+  ASSERT_TRUE(
+      this->catalog_
+          ->Apply({part, of_another, of_complete, CompleteStep("run", 6, 2), leave(5), leave(6)})
+          .ok());
+  const auto left = this->catalog_->Parts({"run", 5, 7, 0});
+  ASSERT_EQ(left->size(), 1u);
+  EXPECT_EQ(left->front().owner, "1");
+  EXPECT_EQ(this->catalog_->Parts({"run", 6, 7, 0})->size(), 1u);
+}
+
+TYPED_TEST(CatalogContract, AmongOthersAnAuthorsOwnRowsAreThoseOfItsPartsAndCopies) {
+  PartRow part{.part = {{"job", 3, 7, 0}, 0}, .owner = "1", .sequence = 40};
+  PartRow of_another{.part = {{"job", 4, 7, 0}, 0}, .owner = "2", .sequence = 90};
+  HolderRow copy{.part = {{"job", 5, 7, 0}, 0}, .holder = "1", .resident = true, .sequence = 50};
+  HolderRow let_go{.part = {{"job", 6, 7, 0}, 0}, .holder = "1", .sequence = 45};
+  ASSERT_TRUE(this->catalog_
+                  ->Apply({part, of_another, copy, let_go, JobRow{.job = "job", .sequence = 99},
+                           CompleteStep("job", 8, 98)})
+                  .ok());
+  const auto mine = this->factory_.Open({.name = "1", .alone = false});
+  EXPECT_EQ(*mine->NewestSequence(), 50);
+  std::vector<Step> steps;
+  const auto present = mine->Present("job", {"job", kNoStep, 0, 0}, 10);
+  ASSERT_TRUE(present.ok()) << present.status();
+  for (const CheckpointKey& key : *present) steps.push_back(key.step);
+  EXPECT_EQ(steps, (std::vector<Step>{3, 5, 8}));
+  const auto nobodys = this->factory_.Open({.name = "3", .alone = false});
+  EXPECT_EQ(*nobodys->NewestSequence(), 0);
 }
 
 TYPED_TEST(CatalogContract, AnswersComeInOrder) {
@@ -223,12 +366,13 @@ TYPED_TEST(CatalogContract, JobsThatDifferInCaseOrSpaceAreDifferent) {
 TYPED_TEST(CatalogContract, EveryByteOfAKeyAndOfAValueComesBack) {
   std::string bytes;
   for (int byte = 0; byte < 120; ++byte) bytes += static_cast<char>(byte * 2 + byte % 2);
-  PartRow part{.part = {{bytes, 5, 7, 0}, 1}, .holders = bytes, .sequence = 1};
+  const std::string owner = bytes.substr(0, 60);
+  PartRow part{.part = {{bytes, 5, 7, 0}, 1}, .owner = owner, .sequence = 1};
   ASSERT_TRUE(this->catalog_->Apply({JobRow{.job = bytes, .sequence = 1}, part}).ok());
   EXPECT_EQ(this->catalog_->Jobs()->front(), bytes);
   const auto parts = this->catalog_->Parts(part.part.checkpoint);
   ASSERT_EQ(parts->size(), 1u);
-  EXPECT_EQ(parts->front().holders, bytes);
+  EXPECT_EQ(parts->front().owner, owner);
 }
 
 // Two versions of a row in one batch, and more rows than one statement takes.

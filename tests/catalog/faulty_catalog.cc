@@ -42,6 +42,10 @@ class FaultyCatalog final : public Catalog {
     return faults_->Run<StatusOr<std::vector<PartRow>>>(CatalogCall::kParts,
                                                         [&] { return inner_->Parts(checkpoint); });
   }
+  StatusOr<std::vector<HolderRow>> Holders(const CheckpointKey& checkpoint) override {
+    return faults_->Run<StatusOr<std::vector<HolderRow>>>(
+        CatalogCall::kHolders, [&] { return inner_->Holders(checkpoint); });
+  }
 
  private:
   const std::unique_ptr<Catalog> inner_;

@@ -9,7 +9,17 @@
 
 namespace cairn::catalog {
 
-enum class CatalogCall { kApply, kJob, kJobs, kAttempts, kSteps, kNewest, kPresent, kParts };
+enum class CatalogCall {
+  kApply,
+  kJob,
+  kJobs,
+  kAttempts,
+  kSteps,
+  kNewest,
+  kPresent,
+  kParts,
+  kHolders
+};
 using CatalogFault = testing::Fault<CatalogCall>;
 using CatalogFaults = testing::FaultPlan<CatalogCall>;
 

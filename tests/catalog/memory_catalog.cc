@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 namespace cairn::catalog {
@@ -10,6 +11,35 @@ namespace {
 
 int64_t SequenceOf(const Row& row) {
   return std::visit([](const auto& r) { return r.sequence; }, row);
+}
+
+// What stays of two versions of a row: the rules of server/catalog/tables.h, in other words.
+template <typename OneRow>
+OneRow Merged(const OneRow& there, const OneRow& coming) {
+  return coming.sequence > there.sequence ? coming : there;
+}
+JobRow Merged(const JobRow& there, const JobRow& coming) {
+  const auto version = [](const JobRow& row) {
+    return std::tuple(row.policy_version, row.policy_rank, row.sequence);
+  };
+  return version(coming) > version(there) ? coming : there;
+}
+AttemptRow Merged(const AttemptRow& there, const AttemptRow& coming) {
+  AttemptRow row = coming.sequence > there.sequence ? coming : there;
+  if (row.comes_from == kUnknownStep) row.comes_from = there.comes_from;
+  return row;
+}
+StepRow Merged(const StepRow& there, const StepRow& coming) {
+  StepRow row = coming.sequence > there.sequence ? coming : there;
+  if (coming.of_home) {
+    row.persisted = there.persisted || coming.persisted;
+    row.removed = there.removed || coming.removed;
+  }
+  return row;
+}
+
+bool Takes(const StepRow& step, int64_t sequence) {
+  return step.removed && (step.of_home || step.sequence > sequence);
 }
 
 }  // namespace
@@ -21,13 +51,35 @@ void MemoryRows::WaitUntil(const std::function<bool(const ByIdentity&)>& holds) 
 
 class MemoryCatalog final : public Catalog {
  public:
-  explicit MemoryCatalog(std::shared_ptr<MemoryRows> rows) : rows_(std::move(rows)) {}
+  MemoryCatalog(std::shared_ptr<MemoryRows> rows, Author author)
+      : rows_(std::move(rows)), author_(std::move(author)) {}
 
   Status Apply(const std::vector<Row>& rows) override {
     MutexLock lock(&rows_->mu_);
     for (const Row& row : rows) {
+      if (const auto* left = std::get_if<LeftRow>(&row)) {
+        std::erase_if(rows_->rows_, [&](const auto& held) {
+          const auto* holder = std::get_if<HolderRow>(&held.second);
+          return holder != nullptr && holder->part.checkpoint == left->checkpoint &&
+                 holder->holder == left->holder && holder->sequence < left->sequence;
+        });
+        const bool complete =
+            rows_->rows_.contains(RowIdentity(StepRow{.checkpoint = left->checkpoint}));
+        if (!left->whole || complete) continue;
+        std::erase_if(rows_->rows_, [&](const auto& held) {
+          const auto* part = std::get_if<PartRow>(&held.second);
+          return part != nullptr && part->part.checkpoint == left->checkpoint &&
+                 part->owner == left->holder && part->sequence < left->sequence;
+        });
+        continue;
+      }
       const auto [at, is_new] = rows_->rows_.try_emplace(RowIdentity(row), row);
-      if (!is_new && SequenceOf(row) > SequenceOf(at->second)) at->second = row;
+      if (is_new) continue;
+      at->second = std::visit(
+          [&](const auto& coming) -> Row {
+            return Merged(std::get<std::decay_t<decltype(coming)>>(at->second), coming);
+          },
+          row);
     }
     rows_->changed_.NotifyAll();
     return absl::OkStatus();
@@ -67,29 +119,30 @@ class MemoryCatalog final : public Catalog {
   StatusOr<int64_t> NewestSequence() override {
     int64_t newest = 0;
     MutexLock lock(&rows_->mu_);
-    for (const auto& [identity, row] : rows_->rows_) newest = std::max(newest, SequenceOf(row));
+    for (const auto& [identity, row] : rows_->rows_) {
+      if (IsOwn(row)) newest = std::max(newest, SequenceOf(row));
+    }
     return newest;
   }
 
   StatusOr<std::vector<CheckpointKey>> Present(const std::string& job, const CheckpointKey& after,
                                                int limit) override {
     std::set<CheckpointKey> present;
-    MutexLock lock(&rows_->mu_);
-    for (const auto& [identity, row] : rows_->rows_) {
-      CheckpointKey key;
-      if (const auto* step = std::get_if<StepRow>(&row)) {
-        if (step->removed) continue;
-        key = step->checkpoint;
-      } else if (const auto* part = std::get_if<PartRow>(&row)) {
-        key = part->part.checkpoint;
-        const auto of = rows_->rows_.find(RowIdentity(StepRow{.checkpoint = key}));
-        const bool gone = of != rows_->rows_.end() && std::get<StepRow>(of->second).removed &&
-                          SequenceOf(of->second) > part->sequence;
-        if (part->removed || gone) continue;
-      } else {
-        continue;
-      }
+    const auto add = [&](const CheckpointKey& key) {
       if (key.job == job && after < key) present.insert(key);
+    };
+    for (const StepRow& step : Select<StepRow>([](const StepRow& row) { return !row.removed; })) {
+      add(step.checkpoint);
+    }
+    for (const PartRow& part : Select<PartRow>([&](const PartRow& row) {
+           return !row.removed && IsOwn(row) && !IsTaken(row.part.checkpoint, row.sequence);
+         })) {
+      add(part.part.checkpoint);
+    }
+    for (const HolderRow& holder : Select<HolderRow>([&](const HolderRow& row) {
+           return row.resident && IsOwn(row) && !IsTaken(row.part.checkpoint, row.sequence);
+         })) {
+      add(holder.part.checkpoint);
     }
     std::vector<CheckpointKey> found(present.begin(), present.end());
     if (found.size() > static_cast<size_t>(limit)) found.resize(static_cast<size_t>(limit));
@@ -101,35 +154,61 @@ class MemoryCatalog final : public Catalog {
         Select<PartRow>([&](const PartRow& row) { return row.part.checkpoint == checkpoint; });
     std::sort(found.begin(), found.end(),
               [](const PartRow& a, const PartRow& b) { return a.part < b.part; });
-    const auto steps =
-        Select<StepRow>([&](const StepRow& row) { return row.checkpoint == checkpoint; });
     for (PartRow& part : found) {
-      if (steps.empty() || !steps[0].removed || steps[0].sequence < part.sequence) continue;
-      part.resident = part.persisted = false;
+      if (!IsTaken(checkpoint, part.sequence)) continue;
+      part.persisted = false;
       part.removed = true;
-      part.holders.clear();
     }
     return found;
   }
 
+  StatusOr<std::vector<HolderRow>> Holders(const CheckpointKey& checkpoint) override {
+    auto found = Select<HolderRow>([&](const HolderRow& row) {
+      return row.part.checkpoint == checkpoint && row.resident &&
+             !IsTaken(checkpoint, row.sequence);
+    });
+    std::sort(found.begin(), found.end(), [](const HolderRow& a, const HolderRow& b) {
+      return std::tie(a.part, a.holder) < std::tie(b.part, b.holder);
+    });
+    return found;
+  }
+
  private:
+  bool IsOwn(const Row& row) const {
+    if (author_.alone) return true;
+    if (const auto* part = std::get_if<PartRow>(&row)) return part->owner == author_.name;
+    if (const auto* holder = std::get_if<HolderRow>(&row)) return holder->holder == author_.name;
+    return false;
+  }
+  bool IsTaken(const CheckpointKey& checkpoint, int64_t sequence) const {
+    MutexLock lock(&rows_->mu_);
+    const auto of = rows_->rows_.find(RowIdentity(StepRow{.checkpoint = checkpoint}));
+    return of != rows_->rows_.end() && Takes(std::get<StepRow>(of->second), sequence);
+  }
+
   // The rows of one kind that `wanted` holds for.
   template <typename T, typename Wanted>
   std::vector<T> Select(const Wanted& wanted) {
+    std::vector<T> all;
+    {
+      MutexLock lock(&rows_->mu_);
+      for (const auto& [identity, row] : rows_->rows_) {
+        if (const T* typed = std::get_if<T>(&row)) all.push_back(*typed);
+      }
+    }
     std::vector<T> found;
-    MutexLock lock(&rows_->mu_);
-    for (const auto& [identity, row] : rows_->rows_) {
-      const T* typed = std::get_if<T>(&row);
-      if (typed != nullptr && wanted(*typed)) found.push_back(*typed);
+    for (const T& row : all) {
+      if (wanted(row)) found.push_back(row);
     }
     return found;
   }
 
   const std::shared_ptr<MemoryRows> rows_;
+  const Author author_;
 };
 
-std::unique_ptr<Catalog> OpenMemoryCatalog(std::shared_ptr<MemoryRows> rows) {
-  return std::make_unique<MemoryCatalog>(std::move(rows));
+std::unique_ptr<Catalog> OpenMemoryCatalog(std::shared_ptr<MemoryRows> rows, const Author& author) {
+  return std::make_unique<MemoryCatalog>(std::move(rows), author);
 }
 
 }  // namespace cairn::catalog

@@ -29,6 +29,7 @@ class MemoryRows {
   ByIdentity rows_ ABSL_GUARDED_BY(mu_);
 };
 
-std::unique_ptr<Catalog> OpenMemoryCatalog(std::shared_ptr<MemoryRows> rows);
+std::unique_ptr<Catalog> OpenMemoryCatalog(std::shared_ptr<MemoryRows> rows,
+                                           const Author& author = {});
 
 }  // namespace cairn::catalog

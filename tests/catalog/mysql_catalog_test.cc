@@ -248,7 +248,7 @@ TEST_F(MysqlCatalogTest, NothingIsCutToFit) {
   const auto catalog = Open();
   ASSERT_TRUE(catalog.ok());
   PartRow part = PartOf(0, 1);
-  part.holders = std::string(2000, '1');
+  part.owner = std::string(2000, '1');
   EXPECT_FALSE((*catalog)->Apply({JobRow{.job = "run", .sequence = 1}, part}).ok());
   EXPECT_TRUE((*catalog)->Jobs()->empty());
 }

@@ -17,8 +17,10 @@ inline testing::MariaDb& TheMariaDb() {
 }
 
 struct MysqlFactory {
-  std::unique_ptr<Catalog> Open() {
-    auto catalog = OpenMysqlCatalog(options);
+  std::unique_ptr<Catalog> Open(const Author& author = {}) {
+    MysqlOptions as_author = options;
+    as_author.author = author;
+    auto catalog = OpenMysqlCatalog(as_author);
     EXPECT_TRUE(catalog.ok()) << catalog.status();
     return *std::move(catalog);
   }

@@ -47,7 +47,7 @@ class SqliteCatalogFile : public ::testing::Test {
 
 TEST_F(SqliteCatalogFile, ADamagedFileIsMovedAsideAndMadeAnew) {
   std::ofstream(path_) << std::string(8192, 'x');
-  auto catalog = OpenSqliteCatalog(path_, &note_);
+  auto catalog = OpenSqliteCatalog(path_, {}, &note_);
   ASSERT_TRUE(catalog.ok()) << catalog.status();
   EXPECT_NE(note_.find(".broken-"), std::string::npos) << note_;
   EXPECT_TRUE((*catalog)->Apply({JobRow{.job = "run", .sequence = 1}}).ok());
@@ -60,7 +60,7 @@ TEST_F(SqliteCatalogFile, ADamagedFileIsMovedAsideAndMadeAnew) {
 
 TEST_F(SqliteCatalogFile, FlippedPagesAreFoundAtOpening) {
   {
-    auto catalog = OpenSqliteCatalog(path_, &note_);
+    auto catalog = OpenSqliteCatalog(path_, {}, &note_);
     std::vector<Row> rows;
     for (int i = 0; i < 2000; ++i) {
       rows.push_back(StepRow{.checkpoint = {"run", i, 1, 0}, .digest = "d", .sequence = i + 1});
@@ -74,14 +74,14 @@ TEST_F(SqliteCatalogFile, FlippedPagesAreFoundAtOpening) {
       file << std::string(512, '\xff');
     }
   }
-  auto catalog = OpenSqliteCatalog(path_, &note_);
+  auto catalog = OpenSqliteCatalog(path_, {}, &note_);
   ASSERT_TRUE(catalog.ok()) << catalog.status();
   EXPECT_NE(note_, "");
 }
 
 // R35: a job that keeps three steps has rows of three steps and of its last removals, whatever it saved.
 TEST_F(SqliteCatalogFile, OldRemovalsAreForgotten) {
-  auto catalog = OpenSqliteCatalog(path_, &note_);
+  auto catalog = OpenSqliteCatalog(path_, {}, &note_);
   ASSERT_TRUE(catalog.ok());
   constexpr Step kSteps = 6000, kBatch = 100;
   int64_t sequence = 0;
@@ -107,22 +107,39 @@ TEST_F(SqliteCatalogFile, OldRemovalsAreForgotten) {
 }
 
 TEST_F(SqliteCatalogFile, ANewerSchemaIsRefused) {
-  ASSERT_TRUE(OpenSqliteCatalog(path_, &note_).ok());
-  Run("UPDATE schema_version SET version = 2");
-  auto catalog = OpenSqliteCatalog(path_, &note_);
+  ASSERT_TRUE(OpenSqliteCatalog(path_, {}, &note_).ok());
+  Run("UPDATE schema_version SET version = 3");
+  auto catalog = OpenSqliteCatalog(path_, {}, &note_);
   EXPECT_TRUE(absl::IsFailedPrecondition(catalog.status()));
-  EXPECT_NE(catalog.status().message().find("schema version 2"), absl::string_view::npos);
+  EXPECT_NE(catalog.status().message().find("schema version 3"), absl::string_view::npos);
+}
+
+TEST_F(SqliteCatalogFile, AnOlderSchemaIsReplacedAndFilledAnew) {
+  Run("CREATE TABLE schema_version (version INTEGER NOT NULL); "
+      "INSERT INTO schema_version VALUES (1); "
+      "CREATE TABLE nodes (node_rank INTEGER PRIMARY KEY, address BLOB, incarnation INTEGER, "
+      "sequence INTEGER); "
+      "CREATE TABLE parts (job BLOB, resident INTEGER, holders BLOB, sequence INTEGER); "
+      "INSERT INTO parts VALUES ('run', 1, '0', 7)");
+  auto catalog = OpenSqliteCatalog(path_, {}, &note_);
+  ASSERT_TRUE(catalog.ok()) << catalog.status();
+  EXPECT_EQ(*(*catalog)->NewestSequence(), 0);
+  EXPECT_TRUE((*catalog)->Apply({PartRow{.part = {{"run", 5, 7, 0}, 0}, .sequence = 1}}).ok());
+  catalog->reset();
+  catalog = OpenSqliteCatalog(path_, {}, &note_);
+  ASSERT_TRUE(catalog.ok()) << catalog.status();
+  EXPECT_EQ((*catalog)->Parts({"run", 5, 7, 0})->size(), 1u);
 }
 
 TEST_F(SqliteCatalogFile, SomeoneElsesDatabaseIsRefusedAndLeftAlone) {
   Run("CREATE TABLE theirs (a INTEGER)");
-  auto catalog = OpenSqliteCatalog(path_, &note_);
+  auto catalog = OpenSqliteCatalog(path_, {}, &note_);
   EXPECT_TRUE(absl::IsFailedPrecondition(catalog.status())) << catalog.status();
   Run("INSERT INTO theirs VALUES (1)");
 }
 
 TEST_F(SqliteCatalogFile, ALockedDatabaseIsUnavailableNotBroken) {
-  auto catalog = OpenSqliteCatalog(path_, &note_);
+  auto catalog = OpenSqliteCatalog(path_, {}, &note_);
   ASSERT_TRUE(catalog.ok());
   sqlite3* other = nullptr;
   ASSERT_EQ(sqlite3_open(path_.c_str(), &other), SQLITE_OK);
@@ -134,7 +151,7 @@ TEST_F(SqliteCatalogFile, ALockedDatabaseIsUnavailableNotBroken) {
 }
 
 TEST_F(SqliteCatalogFile, AMissingDirectoryIsNamed) {
-  auto catalog = OpenSqliteCatalog(directory_ + "/none/catalog.sqlite", &note_);
+  auto catalog = OpenSqliteCatalog(directory_ + "/none/catalog.sqlite", {}, &note_);
   ASSERT_FALSE(catalog.ok());
   EXPECT_NE(catalog.status().message().find("none/catalog.sqlite"), absl::string_view::npos);
 }

@@ -225,6 +225,25 @@ TEST(Options, TheWireThatContradictsItselfIsRefusedNamingTheOptions) {
   EXPECT_EQ(Refusal(insecure), "accepted");
 }
 
+TEST(Options, ACatalogThatContradictsItselfIsRefusedNamingTheOptions) {
+  EXPECT_THAT(Refusal({"--catalog.mysql.user=u"}),
+              AllOf(HasSubstr("catalog.mysql.user"), HasSubstr("host or socket")));
+  EXPECT_THAT(Refusal({"--catalog.mysql.password_file=/p"}), HasSubstr("password_file"));
+  const std::vector<std::string> mysql = {"--catalog.mysql.host=db", "--catalog.mysql.user=u",
+                                          "--catalog.mysql.database=d"};
+  EXPECT_THAT(Refusal(mysql), HasSubstr("ring.cluster: missing; catalog.mysql needs it"));
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), mysql.begin(), mysql.end());
+    return Refusal(Ring(more));
+  };
+  EXPECT_EQ(with({}), "accepted");
+  EXPECT_THAT(with({"--catalog.path=/c"}), HasSubstr("one of both"));
+  EXPECT_THAT(with({"--catalog.mysql.socket=/s"}), HasSubstr("catalog.mysql.host"));
+  EXPECT_THAT(with({"--catalog.mysql.port=0"}), HasSubstr("catalog.mysql.port"));
+  EXPECT_THAT(Refusal(Ring({"--catalog.mysql.host=db", "--catalog.mysql.user=u"})),
+              HasSubstr("catalog.mysql.database"));
+}
+
 TEST(Options, SlabListsExpand) {
   auto parsed = ParseOptions({"--pool.slabs=1GiB*2, 64MiB"}, {});
   ASSERT_TRUE(parsed.ok()) << parsed.status();

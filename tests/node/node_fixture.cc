@@ -142,7 +142,7 @@ void NodeFixture::StartNode() {
   if (with_catalog_) {
     rooms.open_catalog = [path = CatalogPath()] {
       std::string note;
-      return catalog::OpenSqliteCatalog(path, &note);
+      return catalog::OpenSqliteCatalog(path, {}, &note);
     };
   }
   node::Inherited inherited = keeper_.Inherit(journal_, fd_listener_);
@@ -161,7 +161,7 @@ void NodeFixture::StopNode() {
 
 std::unique_ptr<catalog::Catalog> NodeFixture::OpenCatalog() {
   std::string note;
-  auto opened = catalog::OpenSqliteCatalog(CatalogPath(), &note);
+  auto opened = catalog::OpenSqliteCatalog(CatalogPath(), {}, &note);
   EXPECT_TRUE(opened.ok()) << opened.status();
   return opened.ok() ? *std::move(opened) : nullptr;
 }

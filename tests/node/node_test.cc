@@ -222,7 +222,6 @@ TEST_F(NodeOfARing, TakesAGreaterIncarnationWhichItsCatalogsRowsHave) {
   EXPECT_EQ(node().Self().incarnation, ours);
   ASSERT_TRUE(Save(Begin("job", 8), 2, "model", "bytes", "job", 8).ok());
   node().FlushCatalog(10'000);
-  EXPECT_EQ(*OpenCatalog()->NewestSequence() >> 20, ours);
   EXPECT_GT(*OpenCatalog()->NewestSequence(), newest);
 }
 

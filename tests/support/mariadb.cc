@@ -98,7 +98,11 @@ void MariaDb::Kill() {
   pid_ = -1;
 }
 
-void MariaDb::Pause(bool paused) const { ::kill(pid_, paused ? SIGSTOP : SIGCONT); }
+void MariaDb::Pause(bool paused) const {
+  ::kill(pid_, paused ? SIGSTOP : SIGCONT);
+  int status = 0;
+  if (paused) ::waitpid(pid_, &status, WUNTRACED);  // none of its threads runs any more
+}
 
 catalog::MysqlOptions MariaDb::AsRoot(const std::string& database) const {
   catalog::MysqlOptions options;

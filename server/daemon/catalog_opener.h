@@ -1,0 +1,20 @@
+// Which catalog a daemon keeps: a SQLite file, a database server for the whole cluster, or none.
+#pragma once
+
+#include <string>
+
+#include "common/status.h"
+#include "server/daemon/options.h"
+#include "server/node/recorder.h"
+
+namespace cairn::daemon {
+
+// The first line of a file with a password. INVALID_ARGUMENT names option and file: it is missing, empty or too long, no
+// regular file, belongs to another user than root or this process's, or others may read it.
+StatusOr<std::string> ReadPasswordFile(const std::string& path);
+
+// Null where there is none. INVALID_ARGUMENT as ReadPasswordFile, which is read again each time the catalog is opened:
+// so a password may be changed while the daemon lives.
+StatusOr<node::OpenCatalog> CatalogOpener(const Options& options);
+
+}  // namespace cairn::daemon

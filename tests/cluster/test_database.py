@@ -1,0 +1,159 @@
+"""A ring whose catalog is a database that all share (R21): what it shows, what it costs when it is away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mariadb import MariaDb
+from ring import Ring, attempt_number, ring, until
+
+JOB = "run"
+pytestmark = pytest.mark.full
+
+
+@contextlib.contextmanager
+def with_database(nodes: int = 3) -> Iterator[tuple[Ring, MariaDb]]:
+    with tempfile.TemporaryDirectory(prefix="cairn-db-", dir="/tmp") as folder:
+        database = MariaDb(Path(folder) / "db")
+        try:
+            with ring(nodes, options=database.options()) as r:
+                yield r, database
+        finally:
+            database.kill()
+
+
+def steps(database: MariaDb, job: str = JOB) -> dict[int, bool]:
+    """Step → whether it is removed."""
+    rows = database.ask(f"SELECT step, removed FROM steps WHERE job='{job}'")
+    return {int(step): removed == "1" for step, removed in rows}
+
+
+def holders(database: MariaDb, step: int, job: str = JOB) -> set[tuple[int, str]]:
+    """Writer and holder of what is in memory."""
+    rows = database.ask(
+        f"SELECT writer, holder FROM holders WHERE job='{job}' AND step={step} AND resident=1"
+    )
+    return {(int(writer), holder) for writer, holder in rows}
+
+
+def catalog_of(r: Ring, rank: int) -> str:
+    return str(r[rank].json("status")["catalog"])
+
+
+def test_it_shows_who_wrote_and_who_holds_what() -> None:
+    with with_database() as (r, database):
+        attempt = attempt_number()
+        writers = [r[rank].writer(JOB, attempt, rank, 3) for rank in range(3)]
+        for step in (1, 2):
+            for rank, writer in enumerate(writers):
+                r[rank].save(writer, step)
+            r[0].wait_replicated(JOB, step)
+        until("both steps are there", lambda: set(steps(database)) == {1, 2})
+        rows = database.ask(f"SELECT writer, owner FROM parts WHERE job='{JOB}' AND step=2")
+        assert {(int(writer), owner) for writer, owner in rows} == {(0, "0"), (1, "1"), (2, "2")}
+        each_twice = {(w, str(h)) for w in range(3) for h in (w, (w + 1) % 3)}
+        until("each part has two holders", lambda: holders(database, 2) == each_twice)
+        [[uid, attempts]] = database.ask(
+            f"SELECT owner_uid, (SELECT COUNT(*) FROM attempts WHERE job='{JOB}') FROM jobs "
+            f"WHERE job='{JOB}'"
+        )
+        assert (uid, attempts) == (str(os.geteuid()), "1")
+        assert catalog_of(r, 0) == "mysql: up to date"
+
+        r[1].cairn(f"rm {JOB}/1 --yes")
+        until("it is removed", lambda: steps(database).get(1) is True)
+        until("nobody holds it", lambda: not holders(database, 1))
+
+
+def test_its_rows_follow_a_node_that_is_lost_and_comes_back() -> None:
+    with with_database() as (r, database):
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1)
+        r[0].wait_replicated(JOB, 1)
+        until("two hold it", lambda: holders(database, 1) == {(0, "0"), (0, "1")})
+        r[1].replace()
+        r[0].wait_replicated(JOB, 1)
+        until("the new one holds it", lambda: holders(database, 1) == {(0, "0"), (0, "1")})
+        r[0].kill()  # the owner, for good: its row is what it was, and the copy's says where it is
+        r.await_same_latest(JOB, 1, (1, 2))
+        assert (0, "1") in holders(database, 1)
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_saving_and_recovering_go_on_without_it_and_it_catches_up(how: str) -> None:
+    """Promise 4: a daemon dies meanwhile, too, and comes back while the database is still away."""
+    with with_database() as (r, database):
+        attempt = attempt_number()
+        writer = r[0].writer(JOB, attempt)
+        r[0].save(writer, 1)
+        until("the step is there", lambda: set(steps(database)) == {1})
+        if how == "killed":
+            database.kill()
+        else:
+            database.pause()
+        slowest = 0.0
+        for step in range(2, 12):
+            slowest = max(slowest, r[0].save(writer, step))
+        r[0].wait_replicated(JOB, 11)
+        r[1].kill_daemon()
+        r[2].replace()
+        r.await_met()
+        r[0].save(writer, 12)
+        r[0].wait_replicated(JOB, 12)
+        r[0].kill()
+        r.await_same_latest(JOB, 12, (1, 2))
+        assert r[2].loads(JOB, 12), "promise 1"
+        assert slowest < 5, "a save waited for the database"
+        if how == "killed":
+            database.start()
+        else:
+            database.go_on()
+        r[0].replace()
+        until("it has caught up", lambda: 12 in steps(database), 90)
+        until(
+            "all say so",
+            lambda: all(catalog_of(r, rank) == "mysql: up to date" for rank in range(3)),
+            90,
+        )
+        until("who holds it is known", lambda: len(holders(database, 12)) >= 2, 90)
+
+
+def test_a_user_without_rights_is_told_so_and_costs_nothing() -> None:
+    with with_database(2) as (r, database):
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1)
+        until("the step is there", lambda: set(steps(database)) == {1})
+        database.ask(
+            "REVOKE ALL ON cairn.* FROM cairn@localhost;"
+            "GRANT SELECT ON cairn.* TO cairn@localhost; KILL USER cairn"
+        )
+        r[0].save(writer, 2)
+        until(
+            "status says why",
+            lambda: "denied" in catalog_of(r, 0) and "mysql: behind" in catalog_of(r, 0),
+        )
+        r[0].save(writer, 3)
+        database.ask("GRANT ALL ON cairn.* TO cairn@localhost; KILL USER cairn")
+        until("it has caught up", lambda: set(steps(database)) >= {1, 2, 3}, 60)
+
+
+def test_two_rings_share_a_database_and_do_not_meet() -> None:
+    with tempfile.TemporaryDirectory(prefix="cairn-db-", dir="/tmp") as folder:
+        database = MariaDb(Path(folder) / "db")
+        try:
+            for cluster in ("first", "second"):
+                with ring(2, options=(*database.options(), f"--ring.cluster={cluster}")) as r:
+                    writer = r[0].writer(JOB, attempt_number())
+                    step = 1 if cluster == "first" else 2
+                    r[0].save(writer, step)
+                    r[0].wait_replicated(JOB, step)
+                    until("its rows are there", lambda: catalog_of(r, 0) == "mysql: up to date")
+            rows = database.ask("SELECT cluster, step FROM steps ORDER BY 1")
+            assert rows == [["first", "1"], ["second", "2"]]
+        finally:
+            database.kill()
