@@ -30,13 +30,43 @@ constexpr std::array<size_t, 4> kRowsAtOnce = {256, 32, 4, 1};
 
 // --- tables
 
+// Of a step that is removed no row that comes late says that a part of it is here: its parts are removed, its holders have
+// nothing. So one row that is written alone, in one round trip, looks at its step by itself (bound to its key and
+// sequence); of many it costs less to look at each step once, after them (ForgetParts, ForgetHolders).
+constexpr char kStepIsRemoved[] =
+    "EXISTS (SELECT 1 FROM steps WHERE steps.cluster=? AND steps.job=? AND steps.step=? AND "
+    "steps.attempt=? AND steps.revision=? AND steps.removed=1 AND (steps.of_home=1 OR "
+    "steps.sequence>?))";
+bool FollowsItsStep(const Table& table, const Column& column) {
+  const std::string_view of = table.name, name = column.name;
+  return (of == "parts" && name == "removed") || (of == "holders" && name == "resident");
+}
+
+// What one row that is written alone is bound to; `row` begins with the cluster.
+Values BoundAlone(const Table& table, const Values& row) {
+  constexpr size_t kKeyOfStep = 5;  // cluster, job, step, attempt, revision
+  Values values = {row[0]};
+  for (size_t i = 0; i < table.columns.size(); ++i) {
+    values.push_back(row[i + 1]);
+    if (!FollowsItsStep(table, table.columns[i])) continue;
+    values.insert(values.end(), row.begin(), row.begin() + kKeyOfStep);
+    values.push_back(row.back());
+  }
+  return values;
+}
+
 // After it the newer version of each row is there. The server assigns from left to right, and a column that was assigned
 // reads as its new value: so those that say which is newer come last, the least first. By then the comparison tells only
 // of those before them, which is all that is still to be known. MariaDB does not know MySQL's `AS new`.
-std::string UpsertOf(const Table& table, size_t rows) {
-  std::vector<std::string> names = {"cluster"}, coming, there, sets, last;
+std::string UpsertOf(const Table& table, size_t rows, bool alone = false) {
+  std::vector<std::string> names = {"cluster"}, marks = {"?"}, coming, there, sets, last;
   for (const Column& column : table.columns) {
     names.emplace_back(column.name);
+    marks.emplace_back("?");
+    if (alone && FollowsItsStep(table, column)) {
+      const bool is_removed = std::string_view(column.name) == "removed";
+      marks.back() = absl::StrCat(is_removed ? "? OR " : "? AND NOT ", kStepIsRemoved);
+    }
     if (column.rule != Rule::kOrders) continue;
     coming.push_back(absl::StrCat("VALUES(", column.name, ")"));
     there.push_back(absl::StrCat(table.name, ".", column.name));
@@ -67,10 +97,9 @@ std::string UpsertOf(const Table& table, size_t rows) {
     }
   }
   sets.insert(sets.end(), last.begin(), last.end());
-  const std::string marks =
-      absl::StrCat("(", absl::StrJoin(std::vector<const char*>(names.size(), "?"), ","), ")");
+  const std::string of_row = absl::StrCat("(", absl::StrJoin(marks, ","), ")");
   return absl::StrCat("INSERT INTO ", table.name, " (", absl::StrJoin(names, ","), ") VALUES ",
-                      absl::StrJoin(std::vector<std::string>(rows, marks), ","),
+                      absl::StrJoin(std::vector<std::string>(rows, of_row), ","),
                       " ON DUPLICATE KEY UPDATE ", absl::StrJoin(sets, ","));
 }
 
@@ -223,6 +252,7 @@ class MysqlCatalog final : public Catalog {
     std::set<std::string> removed_of;               // jobs of which something was removed
     size_t size = 0;
 
+    bool OneRow() const { return size == 1 && left.empty() && removed_of.empty(); }
     template <typename OneRow>
     void Add(const std::string& cluster, const OneRow& row) {
       TableRow of = TableRowOf(row);
@@ -261,12 +291,26 @@ class MysqlCatalog final : public Catalog {
 
   // All of it, or nothing. `given_up`: for the sake of another transaction.
   Status Write(MysqlSession* session, const Batch& batch, bool* given_up) const {
+    if (batch.OneRow()) {  // commits by itself
+      const Status status = WriteOne(session, batch);
+      *given_up = session->given_up();
+      return status;
+    }
     CAIRN_RETURN_IF_ERROR(session->Execute("START TRANSACTION"));
     Status status = WriteRows(session, batch);
     if (status.ok()) status = session->Execute("COMMIT");
     *given_up = session->given_up();
     if (!status.ok() && !session->broken()) session->Execute("ROLLBACK").IgnoreError();
     return status;
+  }
+
+  static Status WriteOne(MysqlSession* session, const Batch& batch) {
+    for (size_t table = 0; table < kTables; ++table) {
+      if (batch.rows[table].empty()) continue;
+      const Table& of = TableAt(table);
+      return session->Run(UpsertOf(of, 1, /*alone=*/true), BoundAlone(of, batch.rows[table][0]));
+    }
+    return absl::OkStatus();
   }
 
   Status WriteRows(MysqlSession* session, const Batch& batch) const {
@@ -322,6 +366,8 @@ class MysqlCatalog final : public Catalog {
     for (const CheckpointKey& key : old) {
       CAIRN_RETURN_IF_ERROR(session->Run(
           absl::StrCat("DELETE FROM parts WHERE ", kOfCheckpoint, " AND removed=1"), Of(key)));
+      CAIRN_RETURN_IF_ERROR(session->Run(
+          absl::StrCat("DELETE FROM holders WHERE ", kOfCheckpoint, " AND resident=0"), Of(key)));
       CAIRN_RETURN_IF_ERROR(session->Run(
           absl::StrCat("DELETE FROM steps WHERE ", kOfCheckpoint, " AND removed=1"), Of(key)));
     }

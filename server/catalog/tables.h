@@ -112,7 +112,7 @@ PartRow PartFrom(const CheckpointKey& checkpoint, const Columns& row) {
           .digest = row.Bytes(2),
           .bytes = static_cast<uint64_t>(row.Int(3)),
           .objects = static_cast<uint64_t>(row.Int(4)),
-          .persisted = row.Int(5) != 0,
+          .persisted = row.Int(5) != 0 && row.Int(7) == 0,
           .broken = row.Int(6) != 0,
           .removed = row.Int(7) != 0,
           .owner = row.Bytes(8),

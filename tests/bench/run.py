@@ -66,6 +66,10 @@ ORDER = [
     "recover",
     "multi_source",
     "multi_source/slow",
+    "catalog_commit",
+    "catalog_commit/batch",
+    "catalog_scale",
+    "catalog_scale/newest",
     "sessions",
     "neighbour/save",
     "neighbour/load",
@@ -93,7 +97,9 @@ def programs() -> list[tuple[list[str], list[str]]]:
             [
                 name
                 for name in ORDER
-                if not name.startswith(("torch", "apply", "home", "rdma", *OF_USERS, *OF_RINGS))
+                if not name.startswith(
+                    ("torch", "apply", "home", "rdma", "catalog", *OF_USERS, *OF_RINGS)
+                )
             ],
         ),
         (
@@ -111,6 +117,10 @@ def programs() -> list[tuple[list[str], list[str]]]:
         (
             ["/usr/bin/python3", str(ROOT / "tests" / "bench" / "rdma_bench.py")],
             [name for name in ORDER if name.startswith("rdma")],
+        ),
+        (
+            ["/usr/bin/python3", str(ROOT / "tests" / "bench" / "catalog_bench.py")],
+            [name for name in ORDER if name.startswith("catalog")],
         ),
         (
             ["/usr/bin/python3", str(ROOT / "tests" / "bench" / "ring_bench.py")],

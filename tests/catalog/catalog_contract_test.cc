@@ -192,6 +192,12 @@ TYPED_TEST(CatalogContract, PartsOfARemovedStepAreNoLongerHere) {
   ASSERT_EQ(parts->size(), 2u);
   for (const PartRow& part : *parts) EXPECT_TRUE(part.removed && !part.persisted);
   EXPECT_TRUE(this->catalog_->Holders(key)->empty());
+  const PartRow alone{.part = {key, 2}, .persisted = true, .sequence = 2};
+  ASSERT_TRUE(this->catalog_->Apply({alone}).ok());
+  ASSERT_TRUE(this->catalog_->Apply({held(2, 2)}).ok());
+  EXPECT_TRUE(this->catalog_->Parts(key)->at(2).removed);
+  EXPECT_FALSE(this->catalog_->Parts(key)->at(2).persisted);
+  EXPECT_TRUE(this->catalog_->Holders(key)->empty());
   ASSERT_TRUE(this->catalog_->Apply({anew, held(0, 5)}).ok());
   EXPECT_FALSE(this->catalog_->Parts(key)->at(0).removed) << "it was saved anew";
   EXPECT_EQ(this->catalog_->Holders(key)->size(), 1u);

@@ -1,0 +1,211 @@
+// catalog_bench ROW [PAIRS]: one row of the catalog in a database, against the bare statements on the same server. Prints
+// one pair per line, ours and the reference; tests/bench/catalog_bench.py makes a row of them.
+//
+// The server is a MariaDB of its own whose commits are durable: each waits for the disk.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/catalog/mysql_catalog.h"
+#include "server/catalog/mysql_session.h"
+#include "tests/support/mariadb.h"
+
+namespace cairn::catalog {
+namespace {
+
+constexpr int kWriters = 4096, kBatch = 1000, kCommits = 100, kSteps = 10'000, kAsked = 200;
+
+void Must(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  std::exit(1);
+}
+template <typename T>
+T Must(StatusOr<T> made) {
+  Must(made.status());
+  return *std::move(made);
+}
+
+double Ms(const std::function<void()>& what) {
+  const auto start = std::chrono::steady_clock::now();
+  what();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
+double Median(std::vector<double> of) {
+  std::sort(of.begin(), of.end());
+  return of[of.size() / 2];
+}
+
+class Bench {
+ public:
+  Bench() {
+    server_.Kill();
+    server_.Start({"--innodb-flush-log-at-trx-commit=1", "--innodb-doublewrite=1",
+                   "--innodb-buffer-pool-size=256M"});
+    MysqlOptions options = server_.MakeDatabase();
+    options.author = {.name = "0", .alone = false};
+    catalog_ = Must(OpenMysqlCatalog(options));
+    bare_ = Must(MysqlSession::Connect(options));
+    // A table like the catalog's, with the same indexes, and nobody's rules.
+    Must(bare_->Execute("CREATE TABLE bare LIKE parts"));
+  }
+
+  // Milliseconds of one writer's part, committed; of a bare upsert that commits by itself.
+  void Commit(int pairs) {
+    Must(catalog_->Apply({PartOf(0, 1)}));
+    BareUpsert({PartOf(0, 1)});
+    for (int pair = 0; pair < pairs; ++pair) {
+      std::vector<double> ours, theirs;
+      for (int i = 0; i < kCommits; ++i) {  // each changes its row
+        const int64_t sequence = pair * kCommits + i + 2;
+        ours.push_back(Ms([&] { Must(catalog_->Apply({PartOf(0, sequence)})); }));
+        theirs.push_back(Ms([&] { BareUpsert({PartOf(0, sequence)}); }));
+      }
+      Print(Median(ours), Median(theirs));
+    }
+  }
+
+  // Rows a second, a thousand at once and one by one.
+  void Batch(int pairs) {
+    for (int pair = 0; pair < pairs; ++pair) {
+      std::vector<Row> rows;
+      for (int writer = 0; writer < kBatch; ++writer) rows.push_back(PartOf(writer, 2 * pair + 1));
+      const double at_once = Ms([&] { Must(catalog_->Apply(rows)); });
+      const double single = Ms([&] {
+        for (int writer = 0; writer < kCommits; ++writer) {
+          Must(catalog_->Apply({PartOf(writer, 2 * pair + 2)}));
+        }
+      });
+      Print(kBatch / at_once * 1e3, kCommits / single * 1e3);
+    }
+  }
+
+  // Milliseconds of a step of 4,096 parts; of the same rows in a bare multi-row insert.
+  void Scale(int pairs) {
+    for (int pair = 0; pair < pairs; ++pair) {
+      step_ = pair + 1;
+      std::vector<Row> rows;
+      for (int writer = 0; writer < kWriters; ++writer) rows.push_back(PartOf(writer, 1));
+      const std::vector<Row> parts = rows;
+      rows.push_back(StepRow{.checkpoint = Key(), .world_size = kWriters, .of_home = true});
+      Print(Ms([&] { Must(catalog_->Apply(rows)); }), Ms([&] { BareInsert(parts); }));
+    }
+  }
+
+  // Milliseconds to the newest complete step of 10,000; of a select by the primary key.
+  void Newest(int pairs) {
+    for (step_ = 0; step_ < kSteps;) {
+      std::vector<Row> rows;
+      for (int i = 0; i < kBatch; ++i, ++step_) {
+        rows.push_back(StepRow{.checkpoint = Key(), .of_home = true, .sequence = step_ + 1});
+      }
+      Must(catalog_->Apply(rows));
+    }
+    for (int pair = 0; pair < pairs; ++pair) {
+      std::vector<double> ours, theirs;
+      for (int i = 0; i < kAsked; ++i) {
+        ours.push_back(Ms([&] {
+          const auto newest = Must(catalog_->Steps("run", std::numeric_limits<Step>::max(), 1));
+          if (newest.at(0).checkpoint.step != kSteps - 1) std::exit(1);
+        }));
+        theirs.push_back(Ms([&] {
+          int64_t found = 0;
+          Must(bare_->Query(
+              "SELECT digest, sequence FROM steps WHERE cluster=? AND job=? AND step=? "
+              "AND attempt=? AND revision=?",
+              {cluster_, std::string("run"), int64_t{i * 37 % kSteps}, int64_t{7}, int64_t{0}},
+              [&](const MysqlColumns& row) { found = row.Int(1); }));
+          if (found == 0) std::exit(1);
+        }));
+      }
+      Print(Median(ours), Median(theirs));
+    }
+  }
+
+ private:
+  CheckpointKey Key() const { return {"run", step_, 7, 0}; }
+  PartRow PartOf(Writer writer, int64_t sequence) const {
+    return {.part = {Key(), writer},
+            .world_size = kWriters,
+            .digest = std::string(32, 'd'),
+            .bytes = static_cast<uint64_t>(sequence),
+            .objects = 9,
+            .owner = std::to_string(writer % 512),
+            .sequence = sequence};
+  }
+
+  Values ValuesOf(const PartRow& part) const {
+    Values values = TableRowOf(part).values;
+    values.insert(values.begin(), cluster_);
+    return values;
+  }
+  std::string Into(size_t rows) const {
+    const size_t columns = TableAt(kParts).columns.size() + 1;
+    const std::string marks =
+        absl::StrCat("(", absl::StrJoin(std::vector<const char*>(columns, "?"), ","), ")");
+    return absl::StrCat("INSERT INTO bare VALUES ",
+                        absl::StrJoin(std::vector<std::string>(rows, marks), ","));
+  }
+  void BareUpsert(const PartRow& part) {
+    Must(bare_->Run(absl::StrCat(Into(1),
+                                 " ON DUPLICATE KEY UPDATE bytes=VALUES(bytes), "
+                                 "sequence=VALUES(sequence)"),
+                    ValuesOf(part)));
+  }
+  void BareInsert(const std::vector<Row>& rows) {
+    constexpr size_t kAtOnce = 256;
+    Must(bare_->Execute("START TRANSACTION"));
+    for (size_t at = 0; at < rows.size(); at += kAtOnce) {
+      const size_t count = std::min(kAtOnce, rows.size() - at);
+      Values values;
+      for (size_t i = 0; i < count; ++i) {
+        for (Value& value : ValuesOf(std::get<PartRow>(rows[at + i]))) {
+          values.push_back(std::move(value));
+        }
+      }
+      Must(bare_->Run(Into(count), values));
+    }
+    Must(bare_->Execute("COMMIT"));
+  }
+
+  static void Print(double ours, double reference) {
+    std::printf("%.6f %.6f\n", ours, reference);
+    std::fflush(stdout);
+  }
+
+  testing::MariaDb server_;
+  const std::string cluster_ = "test";
+  std::unique_ptr<Catalog> catalog_;
+  std::unique_ptr<MysqlSession> bare_;
+  Step step_ = 5;
+};
+
+}  // namespace
+}  // namespace cairn::catalog
+
+int main(int argc, char** argv) {
+  using cairn::catalog::Bench;
+  const std::map<std::string, void (Bench::*)(int)> rows = {
+      {"catalog_commit", &Bench::Commit},
+      {"catalog_commit/batch", &Bench::Batch},
+      {"catalog_scale", &Bench::Scale},
+      {"catalog_scale/newest", &Bench::Newest}};
+  const auto row = rows.find(argc > 1 ? argv[1] : "");
+  if (row == rows.end()) {
+    std::fprintf(stderr, "usage: catalog_bench ROW [PAIRS]\n");
+    return 2;
+  }
+  Bench bench;
+  (bench.*row->second)(argc > 2 ? std::atoi(argv[2]) : 9);
+  return 0;
+}

@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""The rows of the catalog in a database: `catalog_bench` measures, one row in a server of its own each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import bench_row
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+PROGRAM = BUILD / "main" / "tests" / "bench" / "catalog_bench"
+PAIRS = 9
+# Name → unit, bar, reference, higher is better.
+ROWS = {
+    "catalog_commit": ("ms", 1.5, "a bare upsert on the same server", False),
+    "catalog_commit/batch": ("rows/s", 20, "one by one", True),
+    "catalog_scale": ("ms", 3, "a bare multi-row insert of the same rows", False),
+    "catalog_scale/newest": ("ms", 3, "a select by the primary key", False),
+}
+# On a disk: TMPDIR of a server whose commits are durable.
+FOLDER = BUILD / "bench-db"
+
+
+def measure(name: str) -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        [str(PROGRAM), name, str(PAIRS)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(FOLDER)},
+    )
+    pairs = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
+    unit, bar, reference, higher = ROWS[name]
+    samples = [(ours, other) for ours, other in pairs]
+    made = bench_row.row(name, unit, bar, samples, reference, higher_is_better=higher)
+    print(json.dumps(made), flush=True)
+
+
+def main() -> None:
+    for name in sys.argv[1:] or list(ROWS):
+        measure(name)
+
+
+if __name__ == "__main__":
+    main()
