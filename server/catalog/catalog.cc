@@ -24,6 +24,10 @@ struct Identify {
   std::string operator()(const LeftRow& row) const {
     return absl::StrCat("left/", CheckpointIdentity(row.checkpoint), "/", row.holder);
   }
+  // What is said last of a step counts, be it that it has vanished.
+  std::string operator()(const VanishedRow& row) const {
+    return absl::StrCat("step/", CheckpointIdentity(row.checkpoint));
+  }
   std::string operator()(const StepRow& row) const {
     return absl::StrCat("step/", CheckpointIdentity(row.checkpoint));
   }

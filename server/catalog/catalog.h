@@ -79,9 +79,15 @@ struct StepRow {
   bool of_home = false;
   int64_t sequence = 0;
 };
+// Nobody has a checkpoint any more that was not removed. No row of a table: it takes all rows of it, but those that say
+// that it was removed; who has it after all writes them anew.
+struct VanishedRow {
+  CheckpointKey checkpoint;
+  int64_t sequence = 0;
+};
 // A removal need be remembered only for as long as an older row of what was removed may still come.
 inline constexpr int64_t kKeptRemovals = 1000;
-using Row = std::variant<JobRow, AttemptRow, PartRow, HolderRow, LeftRow, StepRow>;
+using Row = std::variant<JobRow, AttemptRow, PartRow, HolderRow, LeftRow, VanishedRow, StepRow>;
 
 // Who writes through a catalog, and so which rows are its own: those of the parts that it owns, and of those that it
 // holds; all, where it is alone.

@@ -121,8 +121,11 @@ const std::string& ForgetParts() {
   return *sql;
 }
 const std::string& ForgetHolders() {
-  static const auto* const sql =
-      new std::string(Forget("DELETE holders FROM holders", "holders", ""));
+  static const auto* const sql = new std::string(
+      "DELETE holders FROM holders LEFT JOIN steps USING (cluster, job, step, attempt, revision) "
+      "WHERE holders.cluster=? AND holders.job=? AND holders.step=? AND holders.attempt=? AND "
+      "holders.revision=? AND (holders.resident=0 OR (steps.removed=1 AND (steps.of_home=1 OR "
+      "steps.sequence>holders.sequence)))");
   return *sql;
 }
 constexpr char kOldRemovals[] =
@@ -247,12 +250,15 @@ class MysqlCatalog final : public Catalog {
  private:
   struct Batch {
     std::array<std::vector<Values>, kTables> rows;  // of each table in the order of its keys
+    std::vector<VanishedRow> vanished;              // before any row
     std::vector<LeftRow> left;                      // after the rows of holders
     std::set<CheckpointKey> touched;                // whose parts may be known to be removed
     std::set<std::string> removed_of;               // jobs of which something was removed
     size_t size = 0;
 
-    bool OneRow() const { return size == 1 && left.empty() && removed_of.empty(); }
+    bool OneRow() const {
+      return size == 1 && left.empty() && vanished.empty() && removed_of.empty();
+    }
     template <typename OneRow>
     void Add(const std::string& cluster, const OneRow& row) {
       TableRow of = TableRowOf(row);
@@ -268,6 +274,8 @@ class MysqlCatalog final : public Catalog {
     for (const Row& row : rows) {
       if (const auto* left = std::get_if<LeftRow>(&row)) {
         batch.left.push_back(*left);
+      } else if (const auto* vanished = std::get_if<VanishedRow>(&row)) {
+        batch.vanished.push_back(*vanished);
       } else if (const auto* job = std::get_if<JobRow>(&row)) {
         add(*job);
       } else if (const auto* attempt = std::get_if<AttemptRow>(&row)) {
@@ -314,6 +322,21 @@ class MysqlCatalog final : public Catalog {
   }
 
   Status WriteRows(MysqlSession* session, const Batch& batch) const {
+    for (const VanishedRow& vanished : batch.vanished) {
+      // The step last: it tells of the others whether they may go. MySQL deletes from no table that it asks.
+      for (const char* table : {"holders", "parts"}) {
+        Values values = Of(vanished.checkpoint);
+        for (const Value& value : Of(vanished.checkpoint)) values.push_back(value);
+        CAIRN_RETURN_IF_ERROR(
+            session->Run(absl::StrCat("DELETE FROM ", table, " WHERE ", kOfCheckpoint,
+                                      " AND NOT EXISTS (SELECT 1 FROM steps WHERE ", kOfCheckpoint,
+                                      " AND removed=1)"),
+                         values));
+      }
+      CAIRN_RETURN_IF_ERROR(
+          session->Run(absl::StrCat("DELETE FROM steps WHERE ", kOfCheckpoint, " AND removed=0"),
+                       Of(vanished.checkpoint)));
+    }
     for (size_t table = 0; table < kTables; ++table) {
       const std::vector<Values>& rows = batch.rows[table];
       for (size_t written = 0; written < rows.size();) {

@@ -148,6 +148,7 @@ StatusOr<std::unique_ptr<MysqlSession>> MysqlSession::Connect(const MysqlOptions
     map["hostName"] = sql::SQLString(absl::StrCat("unix://", options.socket));
   }
   map["userName"] = sql::SQLString(options.user);
+  map["OPT_LOCAL_INFILE"] = 0;  // no server reads files of this machine
   map["password"] = sql::SQLString(options.password);
   map["schema"] = sql::SQLString(options.database);
   map["OPT_CONNECT_TIMEOUT"] = options.connect_timeout_s;

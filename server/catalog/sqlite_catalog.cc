@@ -74,8 +74,11 @@ std::string UpsertOf(const Table& table) {
   " AND removed=1 AND (of_home=1 OR steps.sequence>" table ".sequence))"
 constexpr char kForgetParts[] = "UPDATE parts SET persisted=0, removed=1 WHERE " CAIRN_OF_CHECKPOINT
                                 " AND removed=0 AND " CAIRN_IS_REMOVED("parts");
-constexpr char kForgetHolders[] =
-    "DELETE FROM holders WHERE " CAIRN_OF_CHECKPOINT " AND " CAIRN_IS_REMOVED("holders");
+constexpr char kForgetHolders[] = "DELETE FROM holders WHERE " CAIRN_OF_CHECKPOINT
+                                  " AND (resident=0 OR " CAIRN_IS_REMOVED("holders") ")";
+constexpr char kNotRemoved[] =
+    " WHERE " CAIRN_OF_CHECKPOINT " AND NOT EXISTS (SELECT 1 FROM steps WHERE " CAIRN_OF_CHECKPOINT
+    " AND removed=1)";
 constexpr char kLeaveParts[] =
     "DELETE FROM parts WHERE " CAIRN_OF_CHECKPOINT
     " AND owner=?5 AND sequence<?6 AND NOT EXISTS (SELECT 1 FROM steps WHERE " CAIRN_OF_CHECKPOINT
@@ -286,6 +289,13 @@ class SqliteCatalog final : public Catalog {
     values.emplace_back(row.sequence);
     CAIRN_RETURN_IF_ERROR(Run(kLeave, values));
     return row.whole ? Run(kLeaveParts, values) : absl::OkStatus();
+  }
+  Status Write(const VanishedRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    for (const char* table : {"holders", "parts", "steps"}) {
+      CAIRN_RETURN_IF_ERROR(
+          Run(absl::StrCat("DELETE FROM ", table, kNotRemoved), KeyOf(row.checkpoint)));
+    }
+    return absl::OkStatus();
   }
   Status Write(const StepRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     CAIRN_RETURN_IF_ERROR(Upsert(row));

@@ -54,13 +54,17 @@ StatusOr<std::string> ReadPasswordFile(const std::string& path) {
   return password;
 }
 
-StatusOr<node::OpenCatalog> CatalogOpener(const Options& options) {
+Status CheckPasswordFile(const Options& options) {
+  if (!options.UsesMysql() || options.mysql_password_file.empty()) return absl::OkStatus();
+  return ReadPasswordFile(options.mysql_password_file).status();
+}
+
+node::OpenCatalog CatalogOpener(const Options& options) {
   if (!options.UsesMysql()) {
-    if (options.catalog_path.empty()) return node::OpenCatalog();
+    if (options.catalog_path.empty()) return nullptr;
     return SqliteOpener(options.catalog_path, node::AuthorOf(options.node));
   }
   const std::string file = options.mysql_password_file;
-  if (!file.empty()) CAIRN_RETURN_IF_ERROR(ReadPasswordFile(file).status());
   return [mysql = options.Mysql(), file]() mutable -> StatusOr<std::unique_ptr<catalog::Catalog>> {
     if (!file.empty()) {
       CAIRN_ASSIGN_OR_RETURN(mysql.password, ReadPasswordFile(file));

@@ -13,8 +13,12 @@ namespace cairn::daemon {
 // regular file, belongs to another user than root or this process's, or others may read it.
 StatusOr<std::string> ReadPasswordFile(const std::string& path);
 
-// Null where there is none. INVALID_ARGUMENT as ReadPasswordFile, which is read again each time the catalog is opened:
-// so a password may be changed while the daemon lives.
-StatusOr<node::OpenCatalog> CatalogOpener(const Options& options);
+// As ReadPasswordFile, where the options name such a file. For who starts a node: a daemon that takes over what is in
+// memory starts without its catalog rather than not at all.
+Status CheckPasswordFile(const Options& options);
+
+// Null where there is none. The password is read each time the catalog is opened, so it may be changed while the daemon
+// lives, and opening fails as ReadPasswordFile does.
+node::OpenCatalog CatalogOpener(const Options& options);
 
 }  // namespace cairn::daemon

@@ -57,6 +57,7 @@ node::Options NodeOptions(const Options& options, const node::Inherited& inherit
   node.name = HostName();
   if (options.UsesMysql()) node.recorder.backend = "mysql";
   node.engine.shared_catalog = options.UsesMysql();
+  if (!options.node.engine.ring.Alone()) node.recorder.look_again_s = 30;
   node.version = std::string(Version());
   node.fd_socket = FdSocketPath(options.socket);
   node.storage_root = options.storage.root;
@@ -176,7 +177,10 @@ StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   below.transport = rooms.transport.get();
   below.background = rooms.background.get();
   below.holder = rooms.keeper.get();
-  CAIRN_ASSIGN_OR_RETURN(below.open_catalog, CatalogOpener(options));
+  below.open_catalog = CatalogOpener(options);
+  if (inherited.restarts == 0 && inherited.slabs.empty()) {
+    CAIRN_RETURN_IF_ERROR(CheckPasswordFile(options));
+  }
   const node::Options node = NodeOptions(options, inherited);
   UniqueFd thrift_listener = std::move(inherited.thrift_listener);
   CAIRN_ASSIGN_OR_RETURN(rooms.node, node::Node::Start(node, below, std::move(inherited)));

@@ -260,12 +260,17 @@ Engine::Description::Part Describing::PartOf(const Part& part) const {
           .own = IsOwn(part, options_.ring)};
 }
 
-// For everybody, not only here: in a ring others may have what this node let go, unless it was removed, or everybody
-// was heard and nobody has it, and what came after it is safe.
+// For good and for everybody, not only here: in a ring others may have what this node let go, unless it was removed.
 bool Describing::IsGone(const Job& job, const CheckpointKey& key) const {
-  if (options_.ring.Alone() || job.tombstones->removed.Forbids(key.step, key.attempt)) return true;
+  return options_.ring.Alone() || job.tombstones->removed.Forbids(key.step, key.attempt);
+}
+
+// Nobody has it, as far as all members and storage are heard just now, and what came after it is safe.
+bool Describing::Vanished(const Job& job, const CheckpointKey& key) const {
   const JobVerdictHeard& heard = *job.verdict;
-  return heard.final && std::pair(key.attempt, key.step) < heard.safe;
+  const bool all_heard = heard.final && heard.silent.empty();
+  const bool storage_known = !options_.storage || job.scan->Known();
+  return all_heard && storage_known && std::pair(key.attempt, key.step) < heard.safe;
 }
 
 Engine::Description Describing::Describe(const action::Record& record) const {
@@ -305,12 +310,17 @@ Engine::Description Describing::Describe(const action::Record& record) const {
   for (const CheckpointKey& key : record.checkpoints) {
     const Checkpoint* checkpoint = find(key);
     if (checkpoint == nullptr || checkpoint->content->condemned) {
-      if (IsGone(*job, key)) description.gone.push_back(key);
+      if (IsGone(*job, key)) {
+        description.gone.push_back(key);
+      } else if (description.writes_checkpoints && Vanished(*job, key)) {
+        description.vanished.push_back(key);
+      }
     } else if (checkpoint->Complete()) {
       description.complete.push_back(InfoOf(*checkpoint));
     }
   }
   description.scanned = job->scan->read != 0;
+  description.settled = options_.ring.Alone() || job->verdict->final;
   return description;
 }
 

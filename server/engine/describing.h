@@ -43,6 +43,7 @@ class Describing {
   static Status NothingYet(const Job& job);
   Engine::Description::Part PartOf(const Part& part) const;
   bool IsGone(const Job& job, const CheckpointKey& key) const;
+  bool Vanished(const Job& job, const CheckpointKey& key) const;
 
   const Options& options_;
   std::function<bool(const Job&)> is_home_;

@@ -93,12 +93,15 @@ class Engine {
     std::vector<Part> parts;
     std::vector<CheckpointInfo> complete;
     std::vector<CheckpointKey> gone;  // evicted for good, deleted, or removed
+    std::vector<CheckpointKey>
+        vanished;  // in a ring: let go by everybody; who was lost then may bring it back
     // The rows of the job, its attempts and checkpoints are this node's to write: it is alone, or the
     // job's home. Then `gone` is what is gone for everybody.
     bool writes_checkpoints = true;
     // The job was read from storage in this daemon's life. Else what is not known may be there all the
     // same.
     bool scanned = false;
+    bool settled = false;  // in a ring: the home's word of the job is final
   };
   Description Describe(const action::Record& record) const;
   // The same of all that there is of these checkpoints, and of the job.

@@ -55,26 +55,31 @@ class Node::EngineRows : public RowSource {
     return RowsOf(node_.engine_->Describe(job, checkpoints), node_.author_, &node_.row_sequence_);
   }
   bool KnowsAll(const std::string& job) override {
-    if (node_.rooms_.storage == nullptr) return true;
     MutexLock lock(&node_.mu_);
-    return node_.engine_->Describe(job, {}).scanned;
+    const engine::Engine::Description known = node_.engine_->Describe(job, {});
+    const bool scanned = node_.rooms_.storage == nullptr || known.scanned;
+    if (node_.author_.alone) return scanned;
+    return !known.writes_checkpoints || (scanned && known.settled);
   }
   std::vector<catalog::Row> Gone(const std::string& job,
-                                 const std::vector<CheckpointKey>& checkpoints) override {
+                                 const std::vector<CheckpointKey>& checkpoints,
+                                 bool left) override {
     MutexLock lock(&node_.mu_);
     engine::Engine::Description gone;
     engine::Engine::Description all = node_.engine_->Describe(job, checkpoints);
     const bool storage = node_.rooms_.storage != nullptr;
     if (all.scanned || !storage) gone.gone = std::move(all.gone);
     // Of a job that the engine has forgotten it tells nothing.
-    if (!storage && !all.job.has_value() && all.parts.empty() && all.complete.empty()) {
+    if (node_.author_.alone && !storage && !all.job.has_value() && all.parts.empty() &&
+        all.complete.empty()) {
       gone.gone = checkpoints;
     }
     gone.writes_checkpoints = all.writes_checkpoints;
+    gone.vanished = std::move(all.vanished);
     std::set<CheckpointKey> here;
     for (const auto& part : all.parts) here.insert(part.key.checkpoint);
     for (const CheckpointKey& key : checkpoints) {
-      if (!here.contains(key)) gone.left.push_back({key, /*whole=*/false});
+      if (left && !here.contains(key)) gone.left.push_back({key, /*whole=*/true});
     }
     return RowsOf(gone, node_.author_, &node_.row_sequence_);
   }

@@ -26,6 +26,8 @@ struct RecorderOptions {
   // Wait after a failure, doubled from the least to the most.
   int retry_min_ms = 100;
   int retry_max_ms = 30'000;
+  // How often is looked again at jobs of which not everything was known; 0: only when the source says so.
+  int look_again_s = 0;
 };
 
 // What other members read from this node's memory.

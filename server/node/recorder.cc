@@ -129,7 +129,14 @@ void Recorder::Stop() {
 std::optional<Recorder::Work> Recorder::Take(int backoff_ms) {
   Work work;
   MutexLock lock(&mu_);
-  while (dirty_.empty() && !all_ && look_at_.empty() && !stopping_) wake_.Wait(&mu_);
+  while (dirty_.empty() && !all_ && look_at_.empty() && !stopping_) {
+    const std::chrono::seconds again(options_.look_again_s);
+    if (unseen_.empty() || again.count() == 0) {
+      wake_.Wait(&mu_);
+    } else if (!wake_.WaitUntil(&mu_, std::chrono::steady_clock::now() + again)) {
+      look_at_.insert(unseen_.begin(), unseen_.end());
+    }
+  }
   if (backoff_ms > 0) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(backoff_ms);
     while (!stopping_ && wake_.WaitUntil(&mu_, until)) {
@@ -194,6 +201,11 @@ Status Recorder::Open() {
 }
 
 Status Recorder::Write(std::vector<catalog::Row> rows) {
+  if (rows.empty()) return absl::OkStatus();
+  {
+    MutexLock lock(&mu_);
+    if (stopping_) return absl::CancelledError("the daemon stops");
+  }
   base_ = std::max(base_, LifeBase());
   int64_t newest = written_;
   for (catalog::Row& row : rows) {
@@ -208,6 +220,7 @@ Status Recorder::Write(std::vector<catalog::Row> rows) {
 
 Status Recorder::WriteAll() {
   if (source_ == nullptr) return absl::OkStatus();
+  left_told_.clear();
   for (const std::string& job : source_->Jobs()) {
     CheckpointKey after{job, kNoStep, 0, 0};
     for (;;) {
@@ -218,26 +231,40 @@ Status Recorder::WriteAll() {
     }
   }
   CAIRN_ASSIGN_OR_RETURN(const std::vector<std::string> jobs, catalog_->Jobs());
-  for (const std::string& job : jobs) CAIRN_RETURN_IF_ERROR(WriteGone(job));
+  for (const std::string& job : jobs) {
+    const bool knows_all = source_->KnowsAll(job);
+    CAIRN_RETURN_IF_ERROR(WriteGone(job));
+    if (knows_all) {
+      unseen_.erase(job);
+    } else {
+      unseen_.insert(job);
+    }
+  }
   return absl::OkStatus();
 }
 
 Status Recorder::LookAt(const absl::flat_hash_set<std::string>& jobs) {
   for (const std::string& job : jobs) {
-    if (!unseen_.contains(job) || !source_->KnowsAll(job)) continue;
+    if (!unseen_.contains(job)) continue;
+    // Asked first: what is not known yet may be by the time that is written.
+    const bool knows_all = source_->KnowsAll(job);
     CAIRN_RETURN_IF_ERROR(WriteGone(job));
-    unseen_.erase(job);
+    if (knows_all) unseen_.erase(job);
   }
   return absl::OkStatus();
 }
 
 Status Recorder::WriteGone(const std::string& job) {
   CheckpointKey after{job, kNoStep, 0, 0};
+  const bool left = !left_told_.contains(job);
   for (;;) {
     CAIRN_ASSIGN_OR_RETURN(const std::vector<CheckpointKey> page,
                            catalog_->Present(job, after, kPage));
-    if (page.empty()) return absl::OkStatus();
-    CAIRN_RETURN_IF_ERROR(Write(source_->Gone(job, page)));
+    if (page.empty()) {
+      left_told_.insert(job);
+      return absl::OkStatus();
+    }
+    CAIRN_RETURN_IF_ERROR(Write(source_->Gone(job, page, left)));
     after = page.back();
   }
 }
@@ -268,6 +295,7 @@ void Recorder::Run() {
   while (std::optional<Work> work = Take(backoff_ms)) {
     const Status status = Do(*work);
     const bool changed = Settle(*std::move(work), status);
+    if (absl::IsCancelled(status)) continue;
     if (!status.ok()) {
       if (changed) LOG(WARNING) << "catalog is away, saving goes on without it: " << status;
       backoff_ms = std::clamp(backoff_ms * 2, options_.retry_min_ms, options_.retry_max_ms);

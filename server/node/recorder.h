@@ -45,11 +45,13 @@ class RowSource {
   virtual std::vector<CheckpointKey> Checkpoints(const CheckpointKey& after, int limit) = 0;
   virtual std::vector<catalog::Row> Rows(const std::string& job,
                                          const std::vector<CheckpointKey>& checkpoints) = 0;
-  // What the source does not have of the job is gone. False: it may still be found in storage.
+  // What the source does not have of the job is gone. False: it may still be found in storage, or at another member.
   virtual bool KnowsAll(const std::string& job) = 0;
-  // The rows that say which of these are gone; none where KnowsAll is false.
+  // The rows that say which of these are gone, as far as that is known; with `left` also that this node has nothing of
+  // those that it does not know in memory.
   virtual std::vector<catalog::Row> Gone(const std::string& job,
-                                         const std::vector<CheckpointKey>& checkpoints) = 0;
+                                         const std::vector<CheckpointKey>& checkpoints,
+                                         bool left) = 0;
 };
 
 class Recorder {
@@ -118,8 +120,9 @@ class Recorder {
   int64_t base_ = 0;     // added to each row's place in the order; 0: never opened
   int64_t written_ = 0;  // the greatest version that was written
   int64_t tried_ = 0;    // or that may have been
-  // Jobs that the catalog had when it was first opened and that were not looked at since.
+  // Jobs that the catalog has and of which not everything was known when they were looked at.
   absl::flat_hash_set<std::string> unseen_;
+  absl::flat_hash_set<std::string> left_told_;  // jobs of which was said what this node has not
 
   int64_t LifeBase() const;  // of the versions of this life's rows
 

@@ -67,6 +67,9 @@ void AddCheckpoints(const engine::Engine::Description& description, const catalo
                                      .of_home = !author.alone,
                                      .sequence = ++*sequence});
   }
+  for (const CheckpointKey& vanished : description.vanished) {
+    rows->push_back(catalog::VanishedRow{.checkpoint = vanished, .sequence = ++*sequence});
+  }
   for (const CheckpointKey& gone : description.gone) {
     rows->push_back(catalog::StepRow{
         .checkpoint = gone, .removed = true, .of_home = !author.alone, .sequence = ++*sequence});

@@ -292,6 +292,30 @@ TYPED_TEST(CatalogContract, WhoLeavesACheckpointTakesOnlyItsOwnOlderRows) {
   EXPECT_EQ(this->catalog_->Holders(key)->size(), 1u);
 }
 
+// Nobody has it any more. A member that was lost brings it back, and then it is there as before.
+TYPED_TEST(CatalogContract, WhatVanishedIsNotShownAndMayComeBack) {
+  StepRow step = CompleteStep("run", 5, 1);
+  step.of_home = true;
+  StepRow removed = CompleteStep("run", 6, 1);
+  removed.of_home = removed.removed = true;
+  const PartRow part{.part = {step.checkpoint, 0}, .owner = "0", .sequence = 1};
+  const HolderRow holder{.part = part.part, .holder = "0", .resident = true, .sequence = 1};
+  ASSERT_TRUE(this->catalog_->Apply({step, part, holder, removed}).ok());
+  ASSERT_TRUE(this->catalog_
+                  ->Apply({VanishedRow{.checkpoint = step.checkpoint, .sequence = 2},
+                           VanishedRow{.checkpoint = removed.checkpoint, .sequence = 3}})
+                  .ok());
+  EXPECT_TRUE(this->catalog_->Steps("run", 9, 9)->empty());
+  EXPECT_TRUE(this->catalog_->Parts(step.checkpoint)->empty());
+  EXPECT_TRUE(this->catalog_->Holders(step.checkpoint)->empty());
+  ASSERT_TRUE(this->catalog_->Apply({step, part, holder}).ok());
+  EXPECT_EQ(this->catalog_->Steps("run", 9, 9)->size(), 1u);
+  EXPECT_EQ(this->catalog_->Holders(step.checkpoint)->size(), 1u);
+  removed.removed = false;
+  ASSERT_TRUE(this->catalog_->Apply({removed}).ok());
+  EXPECT_EQ(this->catalog_->Steps("run", 9, 9)->size(), 1u) << "what was removed stays removed";
+}
+
 // R35: steps that never became complete leave no rows behind.
 TYPED_TEST(CatalogContract, OfAStepThatWasNeverCompleteItsOwnersPartsGo) {
   const PartRow part{.part = {{"run", 5, 7, 0}, 0}, .owner = "0", .sequence = 1};

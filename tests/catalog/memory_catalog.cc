@@ -38,6 +38,14 @@ StepRow Merged(const StepRow& there, const StepRow& coming) {
   return row;
 }
 
+// Of which checkpoint a row tells; of none: of no job's.
+CheckpointKey CheckpointOf(const Row& row) {
+  if (const auto* part = std::get_if<PartRow>(&row)) return part->part.checkpoint;
+  if (const auto* holder = std::get_if<HolderRow>(&row)) return holder->part.checkpoint;
+  if (const auto* step = std::get_if<StepRow>(&row)) return step->checkpoint;
+  return {};
+}
+
 bool Takes(const StepRow& step, int64_t sequence) {
   return step.removed && (step.of_home || step.sequence > sequence);
 }
@@ -70,6 +78,14 @@ class MemoryCatalog final : public Catalog {
           const auto* part = std::get_if<PartRow>(&held.second);
           return part != nullptr && part->part.checkpoint == left->checkpoint &&
                  part->owner == left->holder && part->sequence < left->sequence;
+        });
+        continue;
+      }
+      if (const auto* vanished = std::get_if<VanishedRow>(&row)) {
+        const auto step = rows_->rows_.find(RowIdentity(row));
+        if (step != rows_->rows_.end() && std::get<StepRow>(step->second).removed) continue;
+        std::erase_if(rows_->rows_, [&](const auto& held) {
+          return CheckpointOf(held.second) == vanished->checkpoint;
         });
         continue;
       }

@@ -5,23 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mariadb import MariaDb
-from ring import Ring, attempt_number, ring, until
+from ring import MIB, Ring, attempt_number, ring, until
 
 JOB = "run"
 pytestmark = pytest.mark.full
 
 
 @contextlib.contextmanager
-def with_database(nodes: int = 3) -> Iterator[tuple[Ring, MariaDb]]:
+def with_database(nodes: int = 3, **options: Any) -> Iterator[tuple[Ring, MariaDb]]:
     with tempfile.TemporaryDirectory(prefix="cairn-db-", dir="/tmp") as folder:
         database = MariaDb(Path(folder) / "db")
         try:
-            with ring(nodes, options=database.options()) as r:
+            with ring(nodes, options=database.options(), **options) as r:
                 yield r, database
         finally:
             database.kill()
@@ -157,3 +159,73 @@ def test_two_rings_share_a_database_and_do_not_meet() -> None:
             assert rows == [["first", "1"], ["second", "2"]]
         finally:
             database.kill()
+
+
+def test_what_left_memory_for_storage_is_not_gone() -> None:
+    """R35 and promise 3: rows say what can be had, wherever it is."""
+    with with_database(storage=True, persist="every", budget=32 * MIB) as (r, database):
+        writer = r[0].writer(JOB, attempt_number())
+        for step in range(1, 13):
+            r[0].save(writer, step, timeout_ms=20_000)
+            r[0].cairn(f"wait {JOB}/{step} --level persisted --timeout 30")
+        until("the last is there", lambda: 12 in steps(database))
+        until("all is written", lambda: catalog_of(r, 0) == "mysql: up to date")
+        time.sleep(3)  # for what would come late
+        assert not any(steps(database).values()), "a step that storage has counts as removed"
+        for step in (1, 2, 12):
+            assert r[2].loads(JOB, step)
+
+
+def test_a_member_that_was_lost_brings_back_what_it_has() -> None:
+    with with_database() as (r, database):
+        writer = r[0].writer(JOB, attempt_number())
+        for step in (1, 2):
+            r[0].save(writer, step)
+            r[0].wait_replicated(JOB, step)
+        until("both are there", lambda: set(steps(database)) == {1, 2})
+        r[0].pause()
+        until("it is lost", lambda: r[2].states().get(0) == "lost", 60)
+        time.sleep(3)
+        r[0].go_on()
+        r.await_met()
+        until(
+            "all is written", lambda: all(catalog_of(r, n) == "mysql: up to date" for n in range(3))
+        )
+        have = {step for step in (1, 2) if r[0].loads(JOB, step)}
+        until(
+            "what it has is shown",
+            lambda: {s for s, gone in steps(database).items() if not gone} >= have,
+        )
+        until("and that it has it", lambda: all((0, "0") in holders(database, s) for s in have))
+
+
+def test_what_everybody_let_go_leaves_no_rows() -> None:
+    """R35: a job without storage has rows of what it has, whatever it saved."""
+    with with_database(budget=32 * MIB) as (r, database):
+        writer = r[0].writer(JOB, attempt_number())
+        for step in range(1, 25):
+            r[0].save(writer, step, timeout_ms=20_000)
+            r[0].wait_replicated(JOB, step)
+
+        def shown() -> set[int]:
+            return set(steps(database))
+
+        until("the last is there", lambda: 24 in shown())
+        until("the first are not", lambda: not shown() & set(range(1, 12)), 60)
+        rows = database.ask(f"SELECT COUNT(DISTINCT step) FROM parts WHERE job='{JOB}'")
+        assert int(rows[0][0]) <= 14, "parts of what is gone"
+
+
+def test_a_daemon_that_takes_over_memory_starts_without_its_catalog() -> None:
+    with with_database(2) as (r, database):
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1)
+        until("the step is there", lambda: set(steps(database)) == {1})
+        database.password_file.chmod(0o644)
+        r[0].kill_daemon()
+        r[0].wait_ready()
+        assert r[0].loads(JOB, 1)
+        until("status says why", lambda: "others may read" in catalog_of(r, 0))
+        database.password_file.chmod(0o600)
+        r[0].save(r[0].writer(JOB, attempt_number()), 2)
+        until("it has caught up", lambda: 2 in steps(database), 60)

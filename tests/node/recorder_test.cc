@@ -184,8 +184,8 @@ class LiveJob : public RowSource {
     MutexLock lock(&mu_);
     return scanned_;
   }
-  std::vector<catalog::Row> Gone(const std::string&,
-                                 const std::vector<CheckpointKey>& keys) override {
+  std::vector<catalog::Row> Gone(const std::string&, const std::vector<CheckpointKey>& keys,
+                                 bool /*left*/) override {
     MutexLock lock(&mu_);
     std::vector<catalog::Row> rows;
     if (!scanned_) return rows;
