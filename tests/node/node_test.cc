@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "common/failpoint.h"
 #include "tests/node/saving_node.h"
 #include "tests/storage/faulty_storage.h"
@@ -223,6 +224,24 @@ TEST_F(NodeOfARing, TakesAGreaterIncarnationWhichItsCatalogsRowsHave) {
   ASSERT_TRUE(Save(Begin("job", 8), 2, "model", "bytes", "job", 8).ok());
   node().FlushCatalog(10'000);
   EXPECT_GT(*OpenCatalog()->NewestSequence(), newest);
+}
+
+// A new member of a ring knows nothing of a job before it has heard of it, and some of these have it as their home.
+TEST_F(NodeOfARing, WhatItDoesNotKnowYetIsNotGone) {
+  with_catalog_ = true;
+  constexpr int kJobs = 8;
+  for (int i = 0; i < kJobs; ++i) {
+    const std::string job = absl::StrCat("job", i);
+    const catalog::StepRow step{.checkpoint = {job, 5, 7, 0}, .of_home = true, .sequence = 1};
+    ASSERT_TRUE(OpenCatalog()->Apply({catalog::JobRow{.job = job}, step}).ok());
+  }
+  StartNode();
+  for (int i = 0; i < kJobs; ++i) Begin(absl::StrCat("job", i));
+  node().FlushCatalog(10'000);
+  StopNode();
+  for (int i = 0; i < kJobs; ++i) {
+    EXPECT_EQ(OpenCatalog()->Steps(absl::StrCat("job", i), 100, 10)->size(), 1u) << i;
+  }
 }
 
 // As after a daemon that died before the catalog knew that it had removed its checkpoints.
