@@ -118,7 +118,10 @@ class CudaDevice : public Device {
         "importing device memory");
     if (absl::IsInternal(imported)) return absl::InvalidArgumentError(imported.message());
     CAIRN_RETURN_IF_ERROR(imported);
-    return MapHandle(handle, whole);
+    StatusOr<DevicePtr> mapped = MapHandle(handle, whole);
+    // More than the memory has is "not supported".
+    if (!absl::IsUnimplemented(mapped.status())) return mapped;
+    return absl::InvalidArgumentError(mapped.status().message());
   }
 
   Status Free(DevicePtr memory) override {

@@ -411,6 +411,15 @@ TEST_P(DeviceContract, MemoryIsSharedWithAnotherProcess) {
   EXPECT_TRUE(Out(shared->get(), kSharedBytes) == Pattern(kSharedBytes, 2));
 }
 
+TEST_P(DeviceContract, NoMoreIsImportedThanWasExported) {
+  const auto shared = Own<DeviceBlock>(device_.get(), device().AllocateShared(kSharedBytes));
+  ASSERT_TRUE(shared.ok()) << shared.status();
+  StatusOr<UniqueFd> exported = device().Export(shared->get());
+  ASSERT_TRUE(exported.ok()) << exported.status();
+  const auto more = device().Import(*std::move(exported), 4 * kSharedBytes);
+  EXPECT_TRUE(absl::IsInvalidArgument(more.status())) << more.status();
+}
+
 TEST_P(DeviceContract, OnlySharedMemoryIsExportedAndOnlyItImported) {
   const DeviceBlock block = OnDevice(kMiB);
   EXPECT_TRUE(absl::IsNotFound(device().Export(block.get()).status()));
