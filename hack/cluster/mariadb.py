@@ -1,4 +1,4 @@
-"""A MariaDB server of one's own: in a folder, with a socket there and no port; it ends with its process."""
+"""A MariaDB server of one's own: in a folder, with a socket there and no port. Who starts it kills it."""
 
 from __future__ import annotations
 
@@ -124,6 +124,10 @@ class MariaDb:
     def go_on(self) -> None:
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGCONT)
+
+    def tables(self) -> set[str]:
+        """Of its database."""
+        return {name for (name,) in self.ask("SHOW TABLES")}
 
     def ask(self, sql: str, *, database: str = database) -> list[list[str]]:
         """The rows of the answer, as root."""

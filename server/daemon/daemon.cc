@@ -57,7 +57,7 @@ node::Options NodeOptions(const Options& options, const node::Inherited& inherit
   node.name = HostName();
   if (options.UsesMysql()) node.recorder.backend = "mysql";
   node.engine.shared_catalog = options.UsesMysql();
-  if (!options.node.engine.ring.Alone()) node.recorder.look_again_s = 30;
+  if (!options.node.engine.ring.Alone()) node.recorder.look_again_ms = 30'000;
   node.version = std::string(Version());
   node.fd_socket = FdSocketPath(options.socket);
   node.storage_root = options.storage.root;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "glog/logging.h"
+#include "server/daemon/catalog_opener.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/memory_limit.h"
 #include "server/daemon/options.h"
@@ -162,6 +163,7 @@ int Main(int argc, char** argv) {
     Status settled = CheckDescriptors();
     if (settled.ok()) settled = SettleBudget(&*parsed);
     if (settled.ok() && parsed->check_config) settled = CheckPeerFiles(parsed->options);
+    if (settled.ok() && parsed->check_config) settled = CheckPasswordFile(parsed->options);
     if (settled.ok() && parsed->print_arguments) settled = PrintArguments(*parsed);
     if (!settled.ok()) {
       std::fprintf(stderr, "cairnd: %s\n", std::string(settled.message()).c_str());

@@ -54,12 +54,15 @@ class Node::EngineRows : public RowSource {
     MutexLock lock(&node_.mu_);
     return RowsOf(node_.engine_->Describe(job, checkpoints), node_.author_, &node_.row_sequence_);
   }
-  bool KnowsAll(const std::string& job) override {
+  Knowledge KnowledgeOf(const std::string& job) override {
     MutexLock lock(&node_.mu_);
     const engine::Engine::Description known = node_.engine_->Describe(job, {});
     const bool scanned = node_.rooms_.storage == nullptr || known.scanned;
-    if (node_.author_.alone) return scanned;
-    return !known.writes_checkpoints || (scanned && known.settled);
+    if (node_.author_.alone) return scanned ? Knowledge::kAll : Knowledge::kSome;
+    if (!known.job.has_value() && known.attempts.empty()) return Knowledge::kNothing;
+    // Who is not the home tells of its own memory alone, and that it knows.
+    if (!known.writes_checkpoints) return Knowledge::kAll;
+    return scanned && known.settled ? Knowledge::kAll : Knowledge::kSome;
   }
   std::vector<catalog::Row> Gone(const std::string& job,
                                  const std::vector<CheckpointKey>& checkpoints,

@@ -27,7 +27,7 @@ struct RecorderOptions {
   int retry_min_ms = 100;
   int retry_max_ms = 30'000;
   // How often is looked again at jobs of which not everything was known; 0: only when the source says so.
-  int look_again_s = 0;
+  int64_t look_again_ms = 0;
 };
 
 // What other members read from this node's memory.

@@ -125,16 +125,27 @@ void Recorder::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
+// At a time of its own, however much else there is to write.
+void Recorder::LookAgainWhenDue() {
+  if (options_.look_again_ms == 0 || unseen_.empty()) return;
+  const MonotonicNanos now = RealClock()->Now();
+  if (now < next_look_) return;
+  next_look_ = now + options_.look_again_ms * kNanosPerMilli;
+  look_at_.insert(unseen_.begin(), unseen_.end());
+}
+
 // Waits for rows, and after a failure for `backoff_ms` as well.
 std::optional<Recorder::Work> Recorder::Take(int backoff_ms) {
   Work work;
   MutexLock lock(&mu_);
+  LookAgainWhenDue();
   while (dirty_.empty() && !all_ && look_at_.empty() && !stopping_) {
-    const std::chrono::seconds again(options_.look_again_s);
-    if (unseen_.empty() || again.count() == 0) {
+    if (options_.look_again_ms == 0 || unseen_.empty()) {
       wake_.Wait(&mu_);
-    } else if (!wake_.WaitUntil(&mu_, std::chrono::steady_clock::now() + again)) {
-      look_at_.insert(unseen_.begin(), unseen_.end());
+    } else {
+      const auto wait = std::chrono::nanoseconds(next_look_ - RealClock()->Now());
+      wake_.WaitUntil(&mu_, std::chrono::steady_clock::now() + wait);
+      LookAgainWhenDue();
     }
   }
   if (backoff_ms > 0) {
@@ -145,7 +156,8 @@ std::optional<Recorder::Work> Recorder::Take(int backoff_ms) {
   if (stopping_) return std::nullopt;
   // What is put from now on is written after all that is read from the source.
   work.all = std::exchange(all_, false);
-  if (!work.all) work.jobs = std::exchange(look_at_, {});
+  // What was put before the source is asked is written before: it may be what the answer takes back.
+  if (!work.all && dirty_.empty()) work.jobs = std::exchange(look_at_, {});
   while (!work.all && work.jobs.empty() && !dirty_.empty() &&
          work.batch.size() < static_cast<size_t>(options_.batch_rows)) {
     const auto first = dirty_.begin();
@@ -231,42 +243,34 @@ Status Recorder::WriteAll() {
     }
   }
   CAIRN_ASSIGN_OR_RETURN(const std::vector<std::string> jobs, catalog_->Jobs());
-  for (const std::string& job : jobs) {
-    const bool knows_all = source_->KnowsAll(job);
-    CAIRN_RETURN_IF_ERROR(WriteGone(job));
-    if (knows_all) {
-      unseen_.erase(job);
-    } else {
-      unseen_.insert(job);
-    }
-  }
+  for (const std::string& job : jobs) CAIRN_RETURN_IF_ERROR(WriteGone(job));
   return absl::OkStatus();
 }
 
 Status Recorder::LookAt(const absl::flat_hash_set<std::string>& jobs) {
   for (const std::string& job : jobs) {
-    if (!unseen_.contains(job)) continue;
-    // Asked first: what is not known yet may be by the time that is written.
-    const bool knows_all = source_->KnowsAll(job);
-    CAIRN_RETURN_IF_ERROR(WriteGone(job));
-    if (knows_all) unseen_.erase(job);
+    if (unseen_.contains(job)) CAIRN_RETURN_IF_ERROR(WriteGone(job));
   }
   return absl::OkStatus();
 }
 
 Status Recorder::WriteGone(const std::string& job) {
-  CheckpointKey after{job, kNoStep, 0, 0};
+  // Asked first: what is not known yet may be by the time that all is written.
+  const Knowledge known = source_->KnowledgeOf(job);
+  unseen_.insert(job);
   const bool left = !left_told_.contains(job);
+  if (known == Knowledge::kNothing && !left) return absl::OkStatus();
+  CheckpointKey after{job, kNoStep, 0, 0};
   for (;;) {
     CAIRN_ASSIGN_OR_RETURN(const std::vector<CheckpointKey> page,
                            catalog_->Present(job, after, kPage));
-    if (page.empty()) {
-      left_told_.insert(job);
-      return absl::OkStatus();
-    }
+    if (page.empty()) break;
     CAIRN_RETURN_IF_ERROR(Write(source_->Gone(job, page, left)));
     after = page.back();
   }
+  left_told_.insert(job);
+  if (known == Knowledge::kAll) unseen_.erase(job);
+  return absl::OkStatus();
 }
 
 // Puts back what was not written. True: the catalog went away, or came back.

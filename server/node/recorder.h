@@ -35,6 +35,10 @@ namespace cairn::node {
 
 using OpenCatalog = std::function<StatusOr<std::unique_ptr<catalog::Catalog>>()>;
 
+// What a source knows of a job now: nothing, and then looking again tells nothing new; some of it, while storage or
+// other members may have more; or all, so that what it does not have is gone.
+enum class Knowledge : uint8_t { kNothing, kSome, kAll };
+
 // Where everything is read from when it is written anew. Called on the recorder's thread, with none of
 // its locks held. A row's `sequence` is its place in the order of all rows, as for Put.
 class RowSource {
@@ -45,8 +49,7 @@ class RowSource {
   virtual std::vector<CheckpointKey> Checkpoints(const CheckpointKey& after, int limit) = 0;
   virtual std::vector<catalog::Row> Rows(const std::string& job,
                                          const std::vector<CheckpointKey>& checkpoints) = 0;
-  // What the source does not have of the job is gone. False: it may still be found in storage, or at another member.
-  virtual bool KnowsAll(const std::string& job) = 0;
+  virtual Knowledge KnowledgeOf(const std::string& job) = 0;
   // The rows that say which of these are gone, as far as that is known; with `left` also that this node has nothing of
   // those that it does not know in memory.
   virtual std::vector<catalog::Row> Gone(const std::string& job,
@@ -100,7 +103,9 @@ class Recorder {
   Status Open();
   Status Write(std::vector<catalog::Row> rows);
   Status WriteAll();
+  // And remembers the job to be looked at again, unless all of it was known.
   Status WriteGone(const std::string& job);
+  void LookAgainWhenDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Status LookAt(const absl::flat_hash_set<std::string>& jobs);
   // The newest of each identity stays.
   void Keep(catalog::Row row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -123,6 +128,7 @@ class Recorder {
   // Jobs that the catalog has and of which not everything was known when they were looked at.
   absl::flat_hash_set<std::string> unseen_;
   absl::flat_hash_set<std::string> left_told_;  // jobs of which was said what this node has not
+  MonotonicNanos next_look_ = 0;                // at all of unseen_
 
   int64_t LifeBase() const;  // of the versions of this life's rows
 

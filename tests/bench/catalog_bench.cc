@@ -3,10 +3,8 @@
 //
 // The server is a MariaDB of its own whose commits are durable: each waits for the disk.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <limits>
 #include <map>
 #include <string>
@@ -17,33 +15,19 @@
 #include "server/catalog/mysql_catalog.h"
 #include "server/catalog/mysql_session.h"
 #include "tests/support/mariadb.h"
+#include "tests/support/measure.h"
 
 namespace cairn::catalog {
 namespace {
 
+using testing::Median;
+using testing::Must;
+
 constexpr int kWriters = 4096, kBatch = 1000, kCommits = 100, kSteps = 10'000, kAsked = 200;
 
-void Must(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  std::exit(1);
-}
-template <typename T>
-T Must(StatusOr<T> made) {
-  Must(made.status());
-  return *std::move(made);
-}
-
-double Ms(const std::function<void()>& what) {
-  const auto start = std::chrono::steady_clock::now();
-  what();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-      .count();
-}
-
-double Median(std::vector<double> of) {
-  std::sort(of.begin(), of.end());
-  return of[of.size() / 2];
+template <typename What>
+double Ms(const What& what) {
+  return testing::Seconds(what) * 1e3;
 }
 
 class Bench {

@@ -24,6 +24,7 @@ def with_database(nodes: int = 3, **options: Any) -> Iterator[tuple[Ring, MariaD
         database = MariaDb(Path(folder) / "db")
         try:
             with ring(nodes, options=database.options(), **options) as r:
+                until("the tables are there", lambda: "steps" in database.tables())
                 yield r, database
         finally:
             database.kill()
@@ -65,7 +66,7 @@ def test_it_shows_who_wrote_and_who_holds_what() -> None:
             f"WHERE job='{JOB}'"
         )
         assert (uid, attempts) == (str(os.geteuid()), "1")
-        assert catalog_of(r, 0) == "mysql: up to date"
+        until("status says so", lambda: catalog_of(r, 0) == "mysql: up to date")
 
         r[1].cairn(f"rm {JOB}/1 --yes")
         until("it is removed", lambda: steps(database).get(1) is True)
@@ -154,7 +155,9 @@ def test_two_rings_share_a_database_and_do_not_meet() -> None:
                     step = 1 if cluster == "first" else 2
                     r[0].save(writer, step)
                     r[0].wait_replicated(JOB, step)
-                    until("its rows are there", lambda: catalog_of(r, 0) == "mysql: up to date")
+                    until("the tables are there", lambda: "steps" in database.tables())
+                    rows = f"SELECT step FROM steps WHERE cluster='{cluster}'"
+                    until("its row is there", lambda rows=rows: database.ask(rows) != [])
             rows = database.ask("SELECT cluster, step FROM steps ORDER BY 1")
             assert rows == [["first", "1"], ["second", "2"]]
         finally:

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,9 +19,14 @@
 #include "client/gpu/owned.h"
 #include "common/checksum.h"
 #include "common/copy.h"
+#include "tests/support/measure.h"
 
 namespace cairn::gpu {
 namespace {
+
+using testing::Median;
+using testing::Must;
+using testing::Seconds;
 
 constexpr uint64_t kKiB = 1 << 10, kMiB = 1 << 20, kGiB = 1 << 30;
 
@@ -31,31 +35,12 @@ void Figure(const std::string& name, double value, const char* unit) {
   std::fflush(stdout);
 }
 
-void Must(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  std::exit(1);
-}
-
-template <typename T>
-T Must(StatusOr<T> made) {
-  Must(made.status());
-  return *std::move(made);
-}
-
-double Seconds(const std::function<void()>& what) {
-  const auto start = std::chrono::steady_clock::now();
-  what();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 // The median of five runs, after one that does not count.
 double Typical(const std::function<void()>& what) {
   what();
   std::vector<double> took;
   for (int i = 0; i < 5; ++i) took.push_back(Seconds(what));
-  std::sort(took.begin(), took.end());
-  return took[took.size() / 2];
+  return Median(took);
 }
 
 double Rate(uint64_t bytes, double seconds) { return static_cast<double>(bytes) / seconds / 1e9; }

@@ -1,8 +1,10 @@
 #include "server/node/recorder.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "common/mutex.h"
@@ -180,9 +182,10 @@ class LiveJob : public RowSource {
     for (const CheckpointKey& key : keys) rows.push_back(RowOf(key.step));
     return rows;
   }
-  bool KnowsAll(const std::string&) override {
+  Knowledge KnowledgeOf(const std::string&) override {
     MutexLock lock(&mu_);
-    return scanned_;
+    ++asked_;
+    return scanned_ ? Knowledge::kAll : Knowledge::kSome;
   }
   std::vector<catalog::Row> Gone(const std::string&, const std::vector<CheckpointKey>& keys,
                                  bool /*left*/) override {
@@ -209,6 +212,11 @@ class LiveJob : public RowSource {
     MutexLock lock(&mu_);
     scanned_ = scanned;
   }
+  // How often what is known of it was asked.
+  int asked() {
+    MutexLock lock(&mu_);
+    return asked_;
+  }
   static CheckpointKey KeyOf(Step step) { return {"job", step, 7, 0}; }
 
  private:
@@ -224,6 +232,7 @@ class LiveJob : public RowSource {
   bool scanned_ ABSL_GUARDED_BY(mu_) = true;
   std::set<Step> live_ ABSL_GUARDED_BY(mu_);
   int64_t order_ ABSL_GUARDED_BY(mu_) = 0;
+  int asked_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 bool Shows(const Rows& held, const std::set<Step>& live) {
@@ -284,6 +293,42 @@ TEST(Recorder, WhatIsGoneIsMarkedOnceItsJobIsKnownThoughNothingElseIsWritten) {
   job.SetScanned(true);
   recorder.Look("job");
   database.rows->WaitUntil([](const Rows& held) { return Shows(held, {2}); });
+}
+
+// Nobody says that more of the job is known by now, and there is always something else to write.
+TEST(Recorder, WhatWasNotKnownIsLookedAtAgainHoweverMuchIsWritten) {
+  Database database;
+  LiveJob job;
+  {
+    Recorder before(Fast(), Opening(&database), RealClock(), &job);
+    before.Put({JobOf("job", 0), job.Save(1), job.Save(2)});
+    database.WaitRows(3);
+    before.Flush(10'000);
+  }
+  job.Remove(1);
+  job.SetScanned(false);
+  RecorderOptions options = Fast();
+  options.look_again_ms = 20;
+  Recorder recorder(options, Opening(&database), RealClock(), &job);
+  recorder.Begin();
+  std::atomic<bool> done = false;
+  std::thread busy([&] {
+    while (!done) {
+      recorder.Put({job.Save(2)});
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (job.asked() < 3 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  const bool again = job.asked() >= 3;
+  job.SetScanned(true);
+  if (again) database.rows->WaitUntil([](const Rows& held) { return Shows(held, {2}); });
+  const int asked = job.asked();
+  done = true;
+  busy.join();
+  ASSERT_TRUE(again) << "it was looked at " << asked << " times";
+  recorder.Flush(10'000);
+  EXPECT_LE(job.asked(), asked + 1) << "all of it was known then";
 }
 
 // The file was damaged, moved aside and made anew: what was written before is in it again.
