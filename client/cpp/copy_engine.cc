@@ -37,18 +37,20 @@ void Progress(ProgressPage* page, uint64_t bytes) {
   std::atomic_ref<uint64_t>(page->bytes_done).fetch_add(bytes, std::memory_order_relaxed);
 }
 
-// Maps the pages that exist already: one call per block instead of one fault per page. It asks for
-// reading, because that maps sixteen pages at a time, and in a shared writable mapping of a memfd they
-// become writable all the same. Asking for writing handles each page by itself and costs four times
-// as much. Best effort.
-void Populate(char* from, char* to) {
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(from) & ~uintptr_t{kPageBytes - 1};
-  const uintptr_t end =
-      (reinterpret_cast<uintptr_t>(to) + kPageBytes - 1) & ~uintptr_t{kPageBytes - 1};
-  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_READ);
+// Reads [offset, offset + n) of a source's file straight to where it belongs, and adds its checksum.
+Status ReadFrom(int fd, uint64_t offset, char* into, uint64_t n, uint32_t* crc) {
+  for (uint64_t done = 0; done < n;) {
+    const uint64_t piece = std::min(kCheckedReadBytes, n - done);
+    const Status read = PreadAll(fd, into + done, piece, offset + done);
+    if (absl::IsDataLoss(read)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("a file that is being saved has become shorter: ", read.message()));
+    }
+    CAIRN_RETURN_IF_ERROR(read);
+    *crc = Crc32c(*crc, into + done, piece);
+    done += piece;
+  }
+  return absl::OkStatus();
 }
 
 // The copy of one object. Many threads copy its blocks; no two of them write the same memory.
@@ -89,7 +91,10 @@ class ObjectCopy {
       } else {
         Run* run = Extend(&runs, at, segment.record);
         const char* from = static_cast<const char*>(segment.data) + skip;
-        if (segment.record >= 0) {
+        if (segment.fd >= 0) {
+          CAIRN_RETURN_IF_ERROR(
+              ReadFrom(segment.fd, segment.offset + skip, into_ + at, n, &run->crc32c));
+        } else if (segment.record >= 0) {
           CopyCrcs(into_ + at, from, n, &run->crc32c, &run->zip_crc);
         } else {
           run->crc32c = CopyCrc32c(into_ + at, from, n, run->crc32c);
@@ -206,6 +211,16 @@ class ObjectCopy {
 
 }  // namespace
 
+void Populate(char* from, char* to) {
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(from) & ~uintptr_t{kPageBytes - 1};
+  const uintptr_t end =
+      (reinterpret_cast<uintptr_t>(to) + kPageBytes - 1) & ~uintptr_t{kPageBytes - 1};
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_READ);
+}
+
 // --- ObjectLayout
 
 void ObjectLayout::Add(const Segment& segment) {
@@ -217,7 +232,9 @@ ObjectLayout ObjectLayout::Raw(absl::Span<const Source> sources) {
   ObjectLayout layout;
   layout.segments_.reserve(sources.size());
   for (const Source& source : sources) {
-    if (source.length > 0) layout.Add({source.data, source.length, -1, -1});
+    if (source.length > 0) {
+      layout.Add({source.data, source.length, -1, -1, source.fd, source.offset});
+    }
   }
   return layout;
 }
@@ -243,6 +260,9 @@ StatusOr<ObjectLayout> ObjectLayout::Zip(const ZipPlan* plan, absl::Span<const S
     if (records[i].length != planned[i].length) {
       return absl::InvalidArgumentError(absl::StrCat("records[", i, "]: ", records[i].length,
                                                      " bytes, the plan has ", planned[i].length));
+    }
+    if (records[i].fd >= 0) {
+      return absl::InvalidArgumentError(absl::StrCat("records[", i, "]: a file"));
     }
     const auto& placement = plan->placements()[i];
     if (placement.header_offset != layout.length()) {
@@ -333,7 +353,14 @@ Status SendObject(const ObjectLayout& layout, ProgressPage* progress,
     }
     for (uint64_t done = 0; done < segment.length;) {
       const uint64_t n = std::min<uint64_t>(segment.length - done, kBlockBytes - block.size());
-      block.append(from + done, n);
+      if (segment.fd < 0) {
+        block.append(from + done, n);
+      } else {
+        block.resize(block.size() + n);
+        uint32_t unused = 0;
+        CAIRN_RETURN_IF_ERROR(ReadFrom(segment.fd, segment.offset + done,
+                                       block.data() + block.size() - n, n, &unused));
+      }
       done += n;
       if (block.size() == kBlockBytes) CAIRN_RETURN_IF_ERROR(flush());
     }

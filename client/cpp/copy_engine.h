@@ -23,7 +23,13 @@
 
 namespace cairn::client {
 
-// A run of an object: `length` bytes at `data`, or a literal.
+// Maps the pages that exist already: one call per block instead of one fault per page. It asks for
+// reading, because that maps sixteen pages at a time, and in a shared writable mapping of a memfd they
+// become writable all the same. Asking for writing handles each page by itself and costs four times
+// as much. Best effort.
+void Populate(char* from, char* to);
+
+// A run of an object: `length` bytes at `data`, or of a file, or a literal.
 struct Segment {
   const void* data = nullptr;
   uint64_t length = 0;
@@ -31,6 +37,8 @@ struct Segment {
   // CRC-32 it carries, -1 when it carries all of them.
   int32_t record = -1;
   int32_t literal = -1;  // number of the literal, -1: a source
+  int fd = -1;           // of a source that is a file, read from `offset` on
+  uint64_t offset = 0;
 };
 
 // An object as its segments, in order and without gaps.
@@ -38,8 +46,8 @@ class ObjectLayout {
  public:
   static ObjectLayout Raw(absl::Span<const Source> sources);
   // `plan` must outlive the layout; records as StepWriter::WriteZip. `length` ≥
-  // plan.MinimumLength(). INVALID_ARGUMENT when a record's length is not the plan's or the gap
-  // would be too long.
+  // plan.MinimumLength(). INVALID_ARGUMENT when a record's length is not the plan's, it is a file, or the
+  // gap would be too long.
   static StatusOr<ObjectLayout> Zip(const ZipPlan* plan, absl::Span<const Source> records,
                                     uint64_t length);
 

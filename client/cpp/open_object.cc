@@ -1,6 +1,8 @@
 #include "client/cpp/open_object.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,6 +29,29 @@ StatusOr<UniqueFd> PrivateMemory(uint64_t bytes) {
   UniqueFd out(fd);
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) return ErrnoStatus(errno, "ftruncate");
   return out;
+}
+
+// The same file, opened for direct reads; invalid where it cannot be.
+UniqueFd OpenDirect(int fd) {
+  return UniqueFd(open(absl::StrCat("/proc/self/fd/", fd).c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
+}
+
+// Reads [offset, offset+length) and up to the end of its last page. False: not so, read it as usual.
+bool ReadDirect(int fd, uint64_t offset, uint64_t length, void* into) {
+  const uint64_t pages = (length + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const auto address = reinterpret_cast<uintptr_t>(into);
+  if (fd < 0 || offset % kPageBytes != 0 || address % kPageBytes != 0) return false;
+  uint64_t done = 0;
+  while (done < length) {
+    const ssize_t n = pread(fd, static_cast<char*>(into) + done, pages - done,
+                            static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    const auto got = static_cast<uint64_t>(n);
+    if (got % kPageBytes != 0 && done + got < length) return false;
+    done += got;
+  }
+  return true;
 }
 
 // A View's owner. Members are destroyed in reverse: the mapping, then the lease.
@@ -68,6 +93,7 @@ std::unique_ptr<OpenObject> OpenObjectImpl::OfFile(CheckpointKey checkpoint, Obj
   hold->file_bytes = object->info_.length;
   hold->exact = true;
   hold->from_storage = true;
+  hold->direct = OpenDirect(hold->fd.get());
   MutexLock lock(&object->mu_);
   object->hold_ = std::move(hold);
   return object;
@@ -121,12 +147,21 @@ Status OpenObjectImpl::Reopen(const CheckpointRef& checkpoint, const std::string
     // Another copy, after a bad one. info_ stays as it is: other threads read it.
     return absl::InternalError(absl::StrCat(name, " has changed its length"));
   }
+  if (hold->from_storage && hold->fd.valid()) hold->direct = OpenDirect(hold->fd.get());
   MutexLock lock(&mu_);
   hold_ = std::move(hold);
   return absl::OkStatus();
 }
 
 bool OpenObjectImpl::from_storage() const { return hold()->from_storage; }
+
+std::string OpenObjectImpl::memory() const {
+  const std::shared_ptr<Hold> from = hold();
+  struct stat file;
+  if (!from->fd.valid() || from->from_storage || fstat(from->fd.get(), &file) != 0) return "";
+  return absl::StrCat(checkpoint_.DebugString(), " ", info_.name, " in ", file.st_ino, " at ",
+                      from->offset);
+}
 
 std::shared_ptr<Hold> OpenObjectImpl::hold() const {
   MutexLock lock(&mu_);
@@ -208,6 +243,33 @@ Status OpenObjectImpl::ReadRange(uint64_t offset, uint64_t length, void* into) {
                                 checkpoint_.revision};
     if (!Reopen(same, std::string(info_.name), bad).ok()) return status;
     return ReadOnce(offset, length, static_cast<char*>(into));
+  });
+}
+
+Status OpenObjectImpl::ReadUnchecked(uint64_t block, void* into, uint32_t* crc) {
+  return Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(CheckProcess());
+    const uint64_t begin = block * kBlockBytes;
+    if (begin >= info_.length) {
+      return absl::OutOfRangeError(absl::StrCat(Blocks().what, " has no block ", block));
+    }
+    const uint64_t length = std::min<uint64_t>(kBlockBytes, info_.length - begin);
+    char* const to = static_cast<char*>(into);
+    const std::shared_ptr<Hold> from = hold();
+    if (ReadDirect(from->direct.get(), begin, length, into)) {
+      if (crc != nullptr) *crc = Crc32c(0, into, length);
+      return absl::OkStatus();
+    }
+    uint32_t sum = 0;
+    // In chunks of what a message may hold; or while the bytes are in the cache.
+    const uint64_t most = crc == nullptr && from->fd.valid() ? length : kCheckedReadBytes;
+    for (uint64_t at = 0; at < length; at += most) {
+      const uint64_t n = std::min(most, length - at);
+      CAIRN_RETURN_IF_ERROR(ReadPieceOf(*from, begin + at, n, to + at));
+      if (crc != nullptr) sum = Crc32c(sum, to + at, n);
+    }
+    if (crc != nullptr) *crc = sum;
+    return absl::OkStatus();
   });
 }
 

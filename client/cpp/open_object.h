@@ -33,6 +33,7 @@ struct Lease {
 struct Hold {
   std::shared_ptr<Lease> lease;  // null: a file of a storage root, no daemon involved
   UniqueFd fd;                   // invalid: in chunks. After `lease`, so closed before it ends
+  UniqueFd direct;               // the file once more, for direct reads; invalid: there are none
   uint64_t offset = 0;           // of the object in `fd`
   uint64_t file_bytes = 0;       // length of what `fd` is
   bool exact = false;            // `fd` is the object and nothing else
@@ -52,9 +53,11 @@ class OpenObjectImpl : public OpenObject {
   const ObjectInfo& info() const override { return info_; }
   const CheckpointKey& checkpoint() const override { return checkpoint_; }
   bool from_storage() const override;
+  std::string memory() const override;
 
   Status ReadInto(void* into) override;
   Status ReadRange(uint64_t offset, uint64_t length, void* into) override;
+  Status ReadUnchecked(uint64_t block, void* into, uint32_t* crc) override;
   StatusOr<View> Map() override;
   StatusOr<std::string> Path() override;
   Status Verify() override;

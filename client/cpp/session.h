@@ -73,10 +73,13 @@ struct Listing {
   std::vector<ObjectInfo> objects;
 };
 
-// A run of bytes of an object being written.
+// A run of bytes of an object being written: `length` bytes at `data`, or of the file `fd` from `offset`
+// on. A file that has become shorter fails the write as FAILED_PRECONDITION.
 struct Source {
   const void* data = nullptr;
   uint64_t length = 0;
+  int fd = -1;
+  uint64_t offset = 0;
 };
 
 struct CommitResult {
@@ -123,6 +126,8 @@ class OpenObject {
   virtual const ObjectInfo& info() const = 0;
   virtual const CheckpointKey& checkpoint() const = 0;
   virtual bool from_storage() const = 0;
+  // Names the memory that Map maps, other memory or other content being named otherwise; empty where Map makes a copy.
+  virtual std::string memory() const = 0;
 
   // Copies the object into `into`, which has space for info().length bytes, with `copy_threads`
   // threads. Every block is verified; DATA_LOSS names one that is bad and has no good copy. The bytes
@@ -131,6 +136,11 @@ class OpenObject {
   // The same for [offset, offset+length). Blocks are verified whole, so those at its ends are read
   // whole.
   virtual Status ReadRange(uint64_t offset, uint64_t length, void* into) = 0;
+  // One block (of kBlockBytes; the last is shorter) as it lies there, by the calling thread alone, for a
+  // reader that compares the checksum elsewhere and has ReadRange for a block that is bad. `into` has
+  // room for whole pages, and begins at one: then a file in storage is read without filling the page
+  // cache, where that can be. With `crc`: the CRC32C of what was read.
+  virtual Status ReadUnchecked(uint64_t block, void* into, uint32_t* crc) = 0;
   // A private copy-on-write mapping of the object in memory; `data` is its first byte. It and the lease
   // live until `owner` is gone. Of one that only storage has: a verified copy, because a mapped file that
   // somebody cuts short kills the process that touches it.

@@ -55,6 +55,11 @@ struct Rows {
   uint64_t to_pitch = 0;
 };
 
+struct Range {
+  DevicePtr data = 0;
+  uint64_t bytes = 0;
+};
+
 enum class Sum : uint8_t { kCrc32c, kZipCrc32 };
 
 // What a Device has made that has not been given back.
@@ -79,6 +84,8 @@ class Device {
   virtual std::string Name() const = 0;
   // The NUMA node whose memory and processors are nearest; -1 where the machine does not tell.
   virtual int NumaNode() const = 0;
+  // Its work is done by this machine's own processors, in its own memory.
+  virtual bool IsHost() const = 0;
   virtual DeviceUse Use() const = 0;
   virtual StatusOr<DeviceMemory> Memory() = 0;
 
@@ -127,9 +134,10 @@ class Device {
   virtual Status Copy(absl::Span<const CopyIn> pieces, StreamId stream) = 0;
   virtual Status Copy(absl::Span<const CopyOut> pieces, StreamId stream) = 0;
   virtual Status CopyRows(const void* from, DevicePtr to, const Rows& rows, StreamId stream) = 0;
-  // The checksum of each `block` bytes of [data, data + bytes), the last one shorter, into the array of uint32_t at
-  // `sums`, which is device memory too. UNIMPLEMENTED, with the reason, where the device cannot: check on the host.
-  virtual Status Checksum(Sum kind, DevicePtr data, uint64_t bytes, uint64_t block, DevicePtr sums,
+  // The checksum of each range, in order, into the array of uint32_t at `sums`, which is device memory too. An empty
+  // range's is 0. UNIMPLEMENTED, with the reason, where the device cannot: check on the host. A GPU takes any addresses
+  // for ranges; reading what is not mapped there makes the device fail.
+  virtual Status Checksum(Sum kind, absl::Span<const Range> ranges, DevicePtr sums,
                           StreamId stream) = 0;
 };
 

@@ -84,8 +84,6 @@ struct CUrows {  // CUDA_MEMCPY2D
   X(MemGetInfo, "cuMemGetInfo_v2", (size_t*, size_t*))                                           \
   X(MemAlloc, "cuMemAlloc_v2", (CUdeviceptr*, size_t))                                           \
   X(MemFree, "cuMemFree_v2", (CUdeviceptr))                                                      \
-  X(MemHostAlloc, "cuMemHostAlloc", (void**, size_t, unsigned))                                  \
-  X(MemFreeHost, "cuMemFreeHost", (void*))                                                       \
   X(MemHostRegister, "cuMemHostRegister_v2", (void*, size_t, unsigned))                          \
   X(MemHostUnregister, "cuMemHostUnregister", (void*))                                           \
   X(MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr, const void*, size_t, CUstream))       \

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "client/gpu/host_memory.h"
 #include "client/gpu/host_stream.h"
 #include "common/checksum.h"
+#include "common/copy.h"
 
 namespace cairn::gpu {
 namespace {
@@ -18,6 +18,16 @@ namespace {
 using Held = AllocationTable::Held;
 
 void* Host(DevicePtr at) { return reinterpret_cast<void*>(at); }
+
+// Nobody reads a large copy soon, so its lines are not read into the cache first.
+void CopyToDevice(void* to, const void* from, uint64_t bytes) {
+  constexpr uint64_t kLarge = 32 << 10;
+  if (bytes >= kLarge) {
+    StreamCopy(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
 
 class HostDevice : public Device {
  public:
@@ -38,6 +48,7 @@ class HostDevice : public Device {
   std::string Name() const override { return "host memory"; }
   int NumaNode() const override { return -1; }
 
+  bool IsHost() const override { return true; }
   DeviceUse Use() const override {
     const MutexLock lock(&mutex_);
     return {allocations_.count(), pinned_.size(), registrations_.count(), streams_.size() - 1,
@@ -175,7 +186,7 @@ class HostDevice : public Device {
     return CopyAll(
         pieces, stream,
         [](const CopyIn& piece) { return std::pair<const void*, DevicePtr>(piece.from, piece.to); },
-        [](const CopyIn& piece) { std::memcpy(Host(piece.to), piece.from, piece.bytes); });
+        [](const CopyIn& piece) { CopyToDevice(Host(piece.to), piece.from, piece.bytes); });
   }
 
   Status Copy(absl::Span<const CopyOut> pieces, StreamId stream) override {
@@ -209,21 +220,25 @@ class HostDevice : public Device {
     return absl::OkStatus();
   }
 
-  Status Checksum(Sum kind, DevicePtr data, uint64_t bytes, uint64_t block, DevicePtr sums,
+  Status Checksum(Sum kind, absl::Span<const Range> ranges, DevicePtr sums,
                   StreamId stream) override {
     CAIRN_ASSIGN_OR_RETURN(const auto on, Find(stream));
     if (!options_.checksums) return absl::UnimplementedError("this device has no checksums");
-    if (block == 0) return absl::InvalidArgumentError("block: 0 bytes");
-    if (bytes == 0) return absl::OkStatus();
-    const uint64_t blocks = BlockCount(bytes, block);
-    CAIRN_ASSIGN_OR_RETURN(Held of, allocations_.Hold(data, bytes));
-    CAIRN_ASSIGN_OR_RETURN(Held into, allocations_.Hold(sums, blocks * sizeof(uint32_t)));
-    on->Do([=, of = std::move(of), into = std::move(into)] {
-      auto* const to = static_cast<uint32_t*>(Host(sums));
-      for (uint64_t i = 0; i < blocks; ++i) {
-        const void* const from = Host(data + i * block);
-        const uint64_t length = std::min(block, bytes - i * block);
-        to[i] = kind == Sum::kCrc32c ? Crc32c(0, from, length) : ZipCrc32(0, from, length);
+    if (ranges.empty()) return absl::OkStatus();
+    std::vector<Held> held;
+    for (const Range& range : ranges) {
+      if (range.bytes == 0) continue;
+      CAIRN_ASSIGN_OR_RETURN(Held memory, allocations_.Hold(range.data, range.bytes));
+      held.push_back(std::move(memory));
+    }
+    CAIRN_ASSIGN_OR_RETURN(Held into, allocations_.Hold(sums, ranges.size() * sizeof(uint32_t)));
+    held.push_back(std::move(into));
+    on->Do([kind, all = std::vector<Range>(ranges.begin(), ranges.end()), held = std::move(held),
+            to = static_cast<uint32_t*>(Host(sums))]() mutable {
+      for (const Range& range : all) {
+        const void* const from = Host(range.data);
+        *to++ =
+            kind == Sum::kCrc32c ? Crc32c(0, from, range.bytes) : ZipCrc32(0, from, range.bytes);
       }
     });
     return absl::OkStatus();

@@ -76,6 +76,37 @@ class DeviceContract : public ::testing::TestWithParam<DeviceKind> {
     return text;
   }
 
+  struct Place {
+    uint64_t start = 0;
+    uint64_t length = 0;
+  };
+
+  // That the device's checksums of these places in `bytes` are those of the host, and that nothing is written beside
+  // them.
+  void ExpectHostSums(Sum kind, const std::string& bytes, const std::vector<Place>& places) {
+    const uint64_t sums_bytes = places.size() * sizeof(uint32_t);
+    const DeviceBlock data = OnDevice(bytes.size()), sums = OnDevice(sums_bytes + 8);
+    ASSERT_TRUE(In(bytes.data(), data.get(), bytes.size()).ok());
+    const std::string before = Pattern(sums_bytes + 8);
+    ASSERT_TRUE(In(before.data(), sums.get(), before.size()).ok());
+    std::vector<Range> ranges;
+    for (const Place& place : places) ranges.push_back({data.get() + place.start, place.length});
+    const Status asked = device().Checksum(kind, ranges, sums.get() + 4, stream());
+    if (absl::IsUnimplemented(asked)) GTEST_SKIP() << asked;
+    ASSERT_TRUE(asked.ok()) << asked;
+    const std::string after = Out(sums.get(), before.size());
+    EXPECT_EQ(after.substr(0, 4), before.substr(0, 4));
+    EXPECT_EQ(after.substr(4 + sums_bytes), before.substr(4 + sums_bytes));
+    for (size_t i = 0; i < places.size(); ++i) {
+      uint32_t sum = 0;
+      std::memcpy(&sum, after.data() + 4 + i * sizeof sum, sizeof sum);
+      const auto [start, length] = places[i];
+      const char* const from = bytes.data() + start;
+      EXPECT_EQ(sum, kind == Sum::kCrc32c ? Crc32c(0, from, length) : ZipCrc32(0, from, length))
+          << "kind " << int(kind) << ", range " << i << ": " << length << " bytes from " << start;
+    }
+  }
+
   std::unique_ptr<Device> device_;
   Stream stream_;
 };
@@ -315,52 +346,50 @@ TEST_P(DeviceContract, ACopyStaysInOneRegistration) {
 // --- checksums
 
 TEST_P(DeviceContract, ChecksumsAreThoseOfTheHost) {
-  const uint64_t longest = 3 * kBlock + 12345;
-  const std::string bytes = Pattern(longest + 16);
-  const DeviceBlock data = OnDevice(bytes.size()), sums = OnDevice(1 << 16);
-  ASSERT_TRUE(In(bytes.data(), data.get(), bytes.size()).ok());
-  for (const Sum kind : {Sum::kCrc32c, Sum::kZipCrc32}) {
+  const std::string bytes = Pattern(3 * kBlock + 12345 + 16);
+  std::vector<Place> places;
+  for (const uint64_t start : {0, 1, 8, 15}) {
     for (const uint64_t length :
-         {uint64_t{1}, uint64_t{15}, uint64_t{16}, uint64_t{17}, uint64_t{4095}, uint64_t{65537},
-          kBlock - 1, kBlock, kBlock + 3, longest}) {
-      for (const uint64_t start : {0, 1, 8, 15}) {
-        const Status asked =
-            device().Checksum(kind, data.get() + start, length, kBlock, sums.get(), stream());
-        if (absl::IsUnimplemented(asked)) {
-          ::testing::Test::RecordProperty("checksums", std::string(asked.message()));
-          return;
-        }
-        ASSERT_TRUE(asked.ok()) << asked;
-        const std::string got = Out(sums.get(), BlockCount(length, kBlock) * sizeof(uint32_t));
-        for (uint64_t i = 0; i < BlockCount(length, kBlock); ++i) {
-          uint32_t sum = 0;
-          std::memcpy(&sum, got.data() + i * sizeof sum, sizeof sum);
-          const char* const from = bytes.data() + start + i * kBlock;
-          const uint64_t of = std::min(kBlock, length - i * kBlock);
-          EXPECT_EQ(sum, kind == Sum::kCrc32c ? Crc32c(0, from, of) : ZipCrc32(0, from, of))
-              << "kind " << int(kind) << ", " << length << " bytes from " << start << ", block "
-              << i;
-        }
-      }
+         {uint64_t{0}, uint64_t{1}, uint64_t{15}, uint64_t{16}, uint64_t{17}, uint64_t{4095},
+          uint64_t{65537}, kBlock - 1, kBlock, kBlock + 3, 3 * kBlock + 12345}) {
+      places.push_back({start, length});
     }
   }
+  for (const Sum kind : {Sum::kCrc32c, Sum::kZipCrc32}) ExpectHostSums(kind, bytes, places);
 }
 
-TEST_P(DeviceContract, ChecksumsOfManyBlocks) {
-  constexpr uint64_t kEach = 4096, kBlocks = 1000;
-  const std::string bytes = Pattern(kBlocks * kEach);
-  const DeviceBlock data = OnDevice(bytes.size()), sums = OnDevice(kBlocks * sizeof(uint32_t));
-  ASSERT_TRUE(In(bytes.data(), data.get(), bytes.size()).ok());
-  const Status asked =
-      device().Checksum(Sum::kCrc32c, data.get(), bytes.size(), kEach, sums.get(), stream());
-  if (absl::IsUnimplemented(asked)) return;
-  ASSERT_TRUE(asked.ok()) << asked;
-  const std::vector<uint32_t> want = BlockCrcs(bytes.data(), bytes.size(), kEach);
-  EXPECT_EQ(Out(sums.get(), kBlocks * sizeof(uint32_t)),
-            std::string(reinterpret_cast<const char*>(want.data()), kBlocks * sizeof(uint32_t)));
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      device().Checksum(Sum::kCrc32c, data.get(), kEach, 0, sums.get(), stream())));
-  EXPECT_TRUE(device().Checksum(Sum::kCrc32c, data.get(), 0, kEach, sums.get(), stream()).ok());
+TEST_P(DeviceContract, ChecksumsOfManyRangesInAnyOrder) {
+  constexpr uint64_t kRanges = 1000, kEach = 5003;  // several launches of a GPU's kernel
+  std::vector<Place> places;
+  for (uint64_t i = kRanges; i-- > 0;) places.push_back({i * kEach, (i * 37) % (2 * kEach)});
+  const std::string bytes = Pattern((kRanges + 2) * kEach);
+  for (const Sum kind : {Sum::kCrc32c, Sum::kZipCrc32}) ExpectHostSums(kind, bytes, places);
+}
+
+TEST_P(DeviceContract, ALongRangeAmongShortOnes) {
+  const std::string bytes = Pattern(96 * kMiB);
+  std::vector<Place> places;
+  for (uint64_t i = 0; i < 300; ++i) places.push_back({i * 70'001, 1 + i * 997});
+  places[7] = {3, 96 * kMiB - 5};
+  places[299] = {kMiB + 9, 64 * kMiB + 1};
+  ExpectHostSums(Sum::kCrc32c, bytes, places);
+}
+
+TEST_P(DeviceContract, ChecksumsThatAreRefused) {
+  const DeviceBlock block = OnDevice(kMiB);
+  const Range nothing{}, range{block.get(), 100};
+  const auto check = [&](const Range& of, DevicePtr sums) {
+    return device().Checksum(Sum::kCrc32c, {&of, 1}, sums, stream());
+  };
+  const Status asked = check(range, block.get() + 256);
+  if (absl::IsUnimplemented(asked)) GTEST_SKIP() << asked;
+  EXPECT_TRUE(asked.ok()) << asked;
+  EXPECT_TRUE(check(nothing, block.get() + 256).ok()) << "an empty range is nowhere";
+  EXPECT_TRUE(device().Checksum(Sum::kCrc32c, {}, 0, stream()).ok()) << "no ranges";
+  EXPECT_TRUE(absl::IsInvalidArgument(check(range, 4096))) << "no space for the sum";
+  if (GetParam().name == "Cuda") return;  // a GPU takes any addresses for ranges
+  EXPECT_TRUE(absl::IsInvalidArgument(check({4096, 100}, block.get())));
+  EXPECT_TRUE(absl::IsInvalidArgument(check({block.get() + 1, kMiB}, block.get())));
 }
 
 // --- other processes

@@ -12,6 +12,7 @@ class FaultyDevice final : public Device {
 
   std::string Name() const override { return inner_->Name(); }
   int NumaNode() const override { return inner_->NumaNode(); }
+  bool IsHost() const override { return inner_->IsHost(); }
   DeviceUse Use() const override { return inner_->Use(); }
   StatusOr<DeviceMemory> Memory() override {
     return faults_->Run<StatusOr<DeviceMemory>>(DeviceCall::kMemory,
@@ -94,11 +95,10 @@ class FaultyDevice final : public Device {
     if (copied.ok() && rows.count > 0) MayFlip(to, stream);
     return copied;
   }
-  Status Checksum(Sum kind, DevicePtr data, uint64_t bytes, uint64_t block, DevicePtr sums,
+  Status Checksum(Sum kind, absl::Span<const Range> ranges, DevicePtr sums,
                   StreamId stream) override {
-    return faults_->Run<Status>(DeviceCall::kChecksum, [&] {
-      return inner_->Checksum(kind, data, bytes, block, sums, stream);
-    });
+    return faults_->Run<Status>(DeviceCall::kChecksum,
+                                [&] { return inner_->Checksum(kind, ranges, sums, stream); });
   }
 
  private:

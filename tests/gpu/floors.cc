@@ -178,8 +178,13 @@ class Floors {
     constexpr uint64_t kBlock = 4 * kMiB;
     const DeviceBlock sums = Must(NewDeviceBlock(device_.get(), bytes_ / kBlock * 4));
     const Stream checks = Must(NewStream(device_.get()));
+    std::vector<Range> blocks;
+    for (uint64_t at = 0; at < bytes_; at += kBlock) {
+      blocks.push_back({on_device_.get() + at, kBlock});
+    }
     const auto check = [&](uint64_t at, uint64_t bytes, StreamId on) {
-      return device_->Checksum(Sum::kCrc32c, on_device_.get() + at, bytes, kBlock,
+      return device_->Checksum(Sum::kCrc32c,
+                               absl::MakeConstSpan(blocks).subspan(at / kBlock, bytes / kBlock),
                                sums.get() + at / kBlock * 4, on);
     };
     if (const Status can = check(0, kBlock, checks.get()); !can.ok()) {

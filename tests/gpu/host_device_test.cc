@@ -26,8 +26,9 @@ TEST(HostDevice, AsADeviceWithoutChecksums) {
   const auto device = MakeHostDevice({.checksums = false});
   const auto block = NewDeviceBlock(device.get(), 4096);
   ASSERT_TRUE(block.ok());
+  const Range range{block->get(), 100};
   EXPECT_TRUE(absl::IsUnimplemented(
-      device->Checksum(Sum::kCrc32c, block->get(), 100, 100, block->get() + 256, kDefaultStream)));
+      device->Checksum(Sum::kCrc32c, {&range, 1}, block->get() + 256, kDefaultStream)));
 }
 
 TEST(HostDevice, ItsMemoryIsLimited) {
