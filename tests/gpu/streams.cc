@@ -100,8 +100,9 @@ class Streams {
         return here;
       };
     }
+    Plan own = plan;
     return Seconds([&] {
-      const auto stream = Must(streamer_->Start({slab_}, plan, options));
+      const auto stream = Must(streamer_->Start({slab_}, std::move(own), options));
       while (!Must(stream->Next()).empty()) {
       }
       if (stats != nullptr) *stats = stream->stats();
