@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "client/cpp": {"proto"},
     "client/gpu": {"client/cpp", "proto"},
     "client/cli": {"client/cpp", "proto"},
-    "client/python": {"client/cpp", "proto"},
+    "client/python": {"client/cpp", "client/gpu", "proto"},
 }
 # Only these may touch the generated Thrift types (docs/architecture.md, "The house").
 MAY_USE_THRIFT = ("proto/", "server/rpc/", "server/daemon/", "client/cpp/", "tests/")

@@ -24,7 +24,7 @@ Status ValidateLength(absl::Span<const Source> sources) {
     if (source.length > kMaxObjectBytes - total) {
       return absl::InvalidArgumentError(absl::StrCat("length: more than ", kMaxObjectBytes));
     }
-    if (source.data == nullptr && source.length > 0) {
+    if (source.data == nullptr && source.fd < 0 && source.length > 0) {
       return absl::InvalidArgumentError("source: a null pointer with a length");
     }
     total += source.length;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -80,25 +79,6 @@ StatusOr<std::unique_ptr<Weights>> Weights::Open(Session* session, const Checkpo
   });
   if (!status.ok()) return status;
   return weights;
-}
-
-std::vector<size_t> StorageOrder(absl::Span<const TensorEntry> tensors) {
-  std::vector<size_t> order(tensors.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(),
-            [&](size_t a, size_t b) { return InLayerOrder(tensors[a].name, tensors[b].name); });
-  const auto bits = [&](size_t i) { return DtypeBits(tensors[i].dtype); };
-  uint64_t at = 0;  // of the first tensor, which begins at a multiple of 8
-  for (size_t i : order) {
-    const uint64_t element = std::max<uint64_t>(bits(i) / 8, 1);
-    if (at % element != 0) {
-      std::stable_sort(order.begin(), order.end(),
-                       [&](size_t a, size_t b) { return bits(a) > bits(b); });
-      break;
-    }
-    at += TensorBytes(tensors[i].dtype, tensors[i].shape).value_or(0);
-  }
-  return order;
 }
 
 }  // namespace cairn::client

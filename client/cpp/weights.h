@@ -35,8 +35,4 @@ class Weights {
   std::vector<std::shared_ptr<OpenObject>> objects_;
 };
 
-// The order in which a published object holds its tensors, as indexes of `tensors`: layer order, if every tensor then
-// begins at a multiple of its elements, which stock loaders want; else larger elements first.
-std::vector<size_t> StorageOrder(absl::Span<const TensorEntry> tensors);
-
 }  // namespace cairn::client

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -334,17 +335,18 @@ class Builder {
     auto read = ReadParts(header);
     if (!read.ok()) return Annotate(read.status(), kPartsKey);
     PartsOfEntries& parts = *read;
-    std::optional<std::string> last;
+    std::vector<TensorEntry> tensors;  // by the names of the wholes
     for (const TensorEntry& entry : header.tensors) {
       PartOf whole{entry.name, entry.shape, std::vector<uint64_t>(entry.shape.size(), 0)};
       if (const auto part = parts.find(entry.name); part != parts.end()) {
         whole = std::move(part->second);
         parts.erase(part);
       }
-      if (last.has_value() && InLayerOrder(whole.name, *last)) all_in_order_ = false;
-      last = whole.name;
+      tensors.push_back({whole.name, entry.dtype, entry.shape});
       CAIRN_RETURN_IF_ERROR(Annotate(AddPart(object, entry, whole), Quoted(whole.name)));
     }
+    const std::vector<size_t> order = StorageOrder(tensors);
+    all_in_order_ &= std::is_sorted(order.begin(), order.end());
     if (parts.empty()) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(kPartsKey, ": ", Quoted(parts.begin()->first),
                                                    " is not a tensor of the object"));
@@ -438,6 +440,23 @@ Status CheckWhole(const IndexedTensor& tensor) {
   if (ElementsHeld(whole, parts) == Elements(whole)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(name, " lacks ", FindHole(whole, std::move(parts)).DebugString()));
+}
+
+std::vector<size_t> StorageOrder(absl::Span<const TensorEntry> tensors) {
+  const auto bits_at_end = [&](size_t i) -> uint32_t {
+    const TensorEntry& tensor = tensors[i];
+    return TensorBytes(tensor.dtype, tensor.shape).value_or(0) % 8 == 0 ? 0
+                                                                        : DtypeBits(tensor.dtype);
+  };
+  std::vector<size_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    const uint32_t at_end_a = bits_at_end(a), at_end_b = bits_at_end(b);
+    if ((at_end_a != 0) != (at_end_b != 0)) return at_end_b != 0;
+    if (at_end_a != at_end_b) return at_end_a > at_end_b;
+    return InLayerOrder(tensors[a].name, tensors[b].name);
+  });
+  return order;
 }
 
 }  // namespace cairn::client

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "common/safetensors.h"
 #include "common/status.h"
 
@@ -52,11 +53,16 @@ struct WeightsObject {
 // follows the layers (a final norm, the head) last. A strict weak order of all names.
 bool InLayerOrder(absl::string_view a, absl::string_view b);
 
+// The order in which a published object holds its tensors, as indexes of `tensors`: layer order, but last come those that
+// do not fill multiples of 8 bytes, larger elements first. So each begins at a multiple of its elements, which stock
+// loaders want.
+std::vector<size_t> StorageOrder(absl::Span<const TensorEntry> tensors);
+
 // INVALID_ARGUMENT, naming object and tensor, when an object has nonsense under kPartsKey, two parts of a tensor differ
 // in dtype or in the whole's shape, a part reaches beyond the whole, or two objects have the same part. That the parts
 // are a whole is checked when it is wanted: CheckWhole.
 //
-// The tensors come in layer order where every object has its own in that order, as published steps do; else as they
+// The tensors come in layer order where every object has its own in StorageOrder, as published steps do; else as they
 // come, object by object.
 StatusOr<WeightsIndex> BuildWeightsIndex(std::vector<WeightsObject> objects);
 

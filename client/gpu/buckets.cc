@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint32_t kNone = ~uint32_t{0};
 
-// Fills in where each tensor begins and ends. One without bytes does both in the first bucket.
+// Fills in where each tensor begins and ends. One without bytes comes with the one before it.
 void FindTensors(size_t tensors, std::vector<Bucket>* buckets) {
   std::vector<uint32_t> first(tensors, kNone), last(tensors, 0);
   for (uint32_t b = 0; b < buckets->size(); ++b) {
@@ -21,7 +21,8 @@ void FindTensors(size_t tensors, std::vector<Bucket>* buckets) {
   }
   if (buckets->empty() && tensors > 0) buckets->emplace_back();
   for (uint32_t t = 0; t < tensors; ++t) {
-    (*buckets)[first[t] == kNone ? 0 : first[t]].begins.push_back(t);
+    if (first[t] == kNone) first[t] = last[t] = t == 0 ? 0 : last[t - 1];
+    (*buckets)[first[t]].begins.push_back(t);
     (*buckets)[last[t]].ends.push_back(t);
   }
 }

@@ -338,10 +338,11 @@ class WeightStreamImpl {
   struct Found {
     const char* mapped = nullptr;
     bool on_host = false;  // where the block is checked
-    bool good = false;     // it need not be, any more
-    bool bad = false;      // it was
+    bool good = false;     // it need not be checked any more
+    bool bad = false;      // it does not match where it is mapped
   };
-  // Looks at a block where it is mapped. One of which little is wanted, or which is copied from there, is checked there.
+  // Looks at a block where it is mapped. One of which little is wanted, or which is copied from there, is checked there;
+  // the first once per process.
   Found Look(const client::PlannedBlock& block, const BlockState& state, uint64_t bytes) {
     Source& source = *sources_[block.object];
     Found found;
@@ -349,8 +350,9 @@ class WeightStreamImpl {
     found.on_host = !state.on_device && options_.check != StreamOptions::Check::kNone;
     found.good = !found.on_host;
     if (found.mapped == nullptr || found.good) return found;
-    if (!direct_ && WantedBytes(block) >= bytes / 2) return found;
-    if (verified_->Has(source.memory(), block.block)) {
+    const bool little = WantedBytes(block) < bytes / 2;
+    if (!direct_ && !little) return found;
+    if (little && verified_->Has(source.memory(), block.block)) {
       found.good = true;
       Count(&StreamStats::checked_before);
     } else if (Crc32c(0, found.mapped, bytes) == source.block_crcs()[block.block]) {

@@ -211,6 +211,23 @@ TEST(WeightsIndexes, AreInLayerOrderWhereEachObjectIs) {
   EXPECT_THAT(Names(index), ElementsAre("embed", "layers.1", "layers.2", "layers.10", "norm"));
 }
 
+TEST(WeightsIndexes, StoredTensorsAreAlignedAndInLayerOrder) {
+  const std::vector<TensorEntry> tensors = {
+      {"layers.10.w", "BF16", {4}}, {"norm", "F32", {3}},       {"layers.2.mask", "BOOL", {3}},
+      {"layers.2.w", "BF16", {4}},  {"layers.2.s", "F16", {1}}, {"embed", "F64", {5}},
+  };
+  std::vector<std::string> names;
+  for (size_t i : StorageOrder(tensors)) names.push_back(tensors[i].name);
+  EXPECT_THAT(names, ElementsAre("embed", "layers.2.w", "layers.10.w", "norm", "layers.2.s",
+                                 "layers.2.mask"));
+}
+
+TEST(WeightsIndexes, AreInLayerOrderThoughOddTensorsLieAtTheEnd) {
+  const WeightsIndex index = Build(
+      {Object("a", {{"embed", "F64", {1}}, {"layers.1", "F64", {1}}, {"layers.0", "BOOL", {3}}})});
+  EXPECT_THAT(Names(index), ElementsAre("embed", "layers.0", "layers.1"));
+}
+
 TEST(WeightsIndexes, AreAsTheyComeWhereAnObjectIsNotInLayerOrder) {
   const WeightsIndex index =
       Build({Object("rank0", {{"norm", "U8", {1}}, {"layers.2", "U8", {1}}}),

@@ -14,13 +14,16 @@
     state = cairn.load("cairn://run7/latest/model.pt")   # from any process, without connect()
     cairn.latest("run7"), cairn.ls("run7"), cairn.exists("cairn://run7/12/model.pt"), cairn.status()
 
+    cairn.weights.publish(c, 13, model)                   # a model, as safetensors files
+    for name, tensor in cairn.weights.stream(c, 13, "cuda"): ...
+
 What is saved is a file that stock torch.load opens; see `Connection.step`, `save` and `load`. Importing this
 starts no thread, installs no signal handler and needs neither torch nor numpy.
 """
 
 from __future__ import annotations
 
-from cairn import distributed
+from cairn import distributed, gpu, weights
 from cairn.api import connect, current, exists, latest, load, ls, save, status
 from cairn.checkpoint import Checkpoint
 from cairn.connection import VERSION as __version__
@@ -73,9 +76,11 @@ __all__ = [
     "current",
     "distributed",
     "exists",
+    "gpu",
     "latest",
     "load",
     "ls",
     "save",
     "status",
+    "weights",
 ]

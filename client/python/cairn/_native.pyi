@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 NO_STEP: int
@@ -9,7 +9,9 @@ DEFAULT_TIMEOUT_S: float
 DEFAULT_COPY_THREADS: int
 DEFAULT_LOCAL_WRITERS: int
 
-_Where = int | bytes | bytearray | memoryview
+HOST_DEVICE: int
+
+_Where = int | bytes | bytearray | memoryview | tuple[int, int]
 
 class Region:
     def __init__(self, length: int) -> None: ...
@@ -35,6 +37,39 @@ class OpenObject:
     def path(self) -> str: ...
     def verify(self) -> None: ...
     def close(self) -> None: ...
+
+class Weights:
+    def key(self) -> tuple[str, int, int, int]: ...
+    def objects(self) -> list[str]: ...
+    def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]: ...
+    def close(self) -> None: ...
+
+class WeightStream:
+    def __init__(
+        self,
+        *,
+        weights: Weights,
+        device: int,
+        names: Sequence[str],
+        cuts: Sequence[tuple[str, str, int, int, int]],
+        place: Callable[[str, str, tuple[int, ...]], int] | None,
+        caller: int | None,
+        views: bool,
+        bucket_bytes: int,
+        ahead: int | None,
+        threads: int,
+        check: str,
+        ring: bool,
+    ) -> None: ...
+    def next(self) -> list[tuple[str, str, tuple[int, ...], int, int, Region | None]]: ...
+    def stats(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+def safetensors_head(
+    entries: Sequence[tuple[str, str, Sequence[int]]], metadata: dict[str, str]
+) -> tuple[bytes, list[int]]: ...
+def check_safetensors(head: bytes, file_bytes: int) -> int: ...
+def why_no_cuda() -> str: ...
 
 class Session:
     def __init__(
@@ -76,6 +111,9 @@ class Session:
         attempt: int = 0,
         revision: int = -1,
     ) -> OpenObject: ...
+    def open_weights(
+        self, job: str, step: int, attempt: int, revision: int, timeout: float
+    ) -> Weights: ...
     def latest(self, job: str) -> dict[str, Any]: ...
     def resume(self, step: int) -> dict[str, Any]: ...
     def use(self, job: str, step: int, attempt: int, fence: bool) -> dict[str, Any]: ...

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from cairn import _native
 
-# Where bytes are: an address, kept valid by the payload's `keep`, or an object with contiguous bytes.
-Where = int | bytes | bytearray | memoryview
+# Where bytes are: an address, kept valid by the payload's `keep`, an object with contiguous bytes, or
+# (descriptor, offset) of an open file.
+Where = int | bytes | bytearray | memoryview | tuple[int, int]
 
 
 class StepWriter(Protocol):

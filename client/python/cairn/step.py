@@ -128,6 +128,12 @@ class Step:
                 "_disable_byteorder_record": _disable_byteorder_record,
             },
         )
+        self._put(payload, name)
+
+    def _put(self, payload: Payload, name: str) -> None:
+        """Writes one object, unless the step has failed."""
+        if self._writer is None:
+            return
         try:
             payload.write_to(self._writer, name)
         except Error as error:

@@ -1,5 +1,7 @@
 #include "client/python/src/memory.h"
 
+#include <pybind11/stl.h>
+
 #include <sys/mman.h>
 
 #include <utility>
@@ -22,6 +24,11 @@ void Sources::Add(const py::handle& where, uint64_t length) {
     if (list_.back().data == nullptr && length != 0) {
       throw py::value_error("source: address 0 with a length that is not 0");
     }
+    return;
+  }
+  if (PyTuple_Check(where.ptr())) {
+    const auto [fd, offset] = py::cast<std::pair<int, uint64_t>>(where);
+    list_.push_back({nullptr, length, fd, offset});
     return;
   }
   Py_buffer view;

@@ -17,8 +17,9 @@ namespace cairn::python {
 namespace py = pybind11;
 
 // The runs of bytes of one object being saved. Each is added as a pair (where, length): `where` is an
-// address as int, which the caller keeps valid until the call returns, or an object with contiguous
-// bytes, which is held here. Made and destroyed with the GIL.
+// address as int, which the caller keeps valid until the call returns, an object with contiguous bytes,
+// which is held here, or (descriptor, offset) of a file that stays open until the call returns. Made and
+// destroyed with the GIL.
 class Sources {
  public:
   Sources() = default;

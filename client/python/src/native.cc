@@ -17,6 +17,7 @@
 #include "client/python/src/call.h"
 #include "client/python/src/memory.h"
 #include "client/python/src/values.h"
+#include "client/python/src/weights.h"
 #include "common/keys.h"
 #include "common/status.h"
 #include "common/version.h"
@@ -222,6 +223,14 @@ class PySession {
                             absl::Seconds(timeout_s));
     }));
   }
+  PyWeights OpenWeights(const std::string& job, Step step, Attempt attempt, Revision revision,
+                        double timeout_s) {
+    return PyWeights(session_, Call([&] {
+                       return client::Weights::Open(session_.get(),
+                                                    CheckpointRef{job, step, attempt, revision},
+                                                    absl::Seconds(timeout_s));
+                     }));
+  }
   py::dict Latest(const std::string& job) {
     return AsDict(Call([&] { return session_->Latest(job); }));
   }
@@ -343,6 +352,8 @@ void DefineSession(py::module_& module) {
       .def("begin_step", &PySession::BeginStep, arg("step"), arg("writers"), arg("timeout"))
       .def("open", &PySession::Open, arg("job"), arg("step"), arg("name"), arg("mode"),
            arg("timeout"), arg("attempt") = 0, arg("revision") = -1)
+      .def("open_weights", &PySession::OpenWeights, arg("job"), arg("step"), arg("attempt"),
+           arg("revision"), arg("timeout"))
       .def("latest", &PySession::Latest, arg("job"))
       .def("resume", &PySession::Resume, arg("step"))
       .def("use", &PySession::Use, arg("job"), arg("step"), arg("attempt"), arg("fence"))
@@ -388,6 +399,7 @@ PYBIND11_MODULE(_native, module) {
   cairn::python::DefineRegion(module);
   cairn::python::DefineStep(module);
   cairn::python::DefineOpenObject(module);
+  cairn::python::DefineWeights(module);
   cairn::python::DefineSession(module);
   cairn::python::DefineFunctions(module);
 }

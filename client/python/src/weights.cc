@@ -1,0 +1,295 @@
+#include "client/python/src/weights.h"
+
+#include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/gpu/cuda_device.h"
+#include "client/gpu/host_device.h"
+#include "client/gpu/object_source.h"
+#include "client/gpu/weight_stream.h"
+#include "client/python/src/call.h"
+#include "client/python/src/memory.h"
+#include "common/mutex.h"
+#include "common/safetensors.h"
+
+namespace cairn::python {
+namespace {
+
+using client::Plan;
+using client::Selection;
+using client::Shard;
+using client::Slice;
+using client::WantedTensor;
+using gpu::Streamer;
+using gpu::StreamOptions;
+using gpu::WeightStream;
+
+constexpr int kHostDevice = -1;
+
+// The streamer of a device: one per process, made at its first use and never destroyed, for a process ends in any order.
+// A forked child makes its own, which a GPU refuses.
+StatusOr<Streamer*> StreamerOf(int device) {
+  static auto* const mutex = new Mutex;
+  static auto* const streamers = new std::map<std::pair<pid_t, int>, Streamer*>;
+  MutexLock lock(mutex);
+  Streamer*& found = (*streamers)[{getpid(), device}];
+  if (found != nullptr) return found;
+  std::unique_ptr<gpu::Device> made;
+  if (device == kHostDevice) {
+    gpu::HostDeviceOptions options;
+    options.memory_bytes = uint64_t{1} << 46;  // as much as the process may have
+    made = gpu::MakeHostDevice(options);
+  } else {
+    CAIRN_ASSIGN_OR_RETURN(made, gpu::OpenCudaDevice(device));
+  }
+  found = new Streamer(std::move(made));
+  return found;
+}
+
+Selection SelectionArgument(const std::vector<std::string>& names, const py::sequence& cuts) {
+  Selection selection{names, {}};
+  for (const py::handle item : cuts) {
+    // (pattern, "shard", rank, of, dim) or (pattern, "slice", begin, end, dim)
+    const auto cut = py::cast<py::tuple>(item);
+    const auto pattern = cut[0].cast<std::string>();
+    const auto first = cut[2].cast<uint64_t>(), second = cut[3].cast<uint64_t>();
+    const int dim = cut[4].cast<int>();
+    if (cut[1].cast<std::string>() == "shard") {
+      selection.cuts.push_back({pattern, Shard{first, second, dim}});
+    } else {
+      selection.cuts.push_back({pattern, Slice{dim, first, second}});
+    }
+  }
+  return selection;
+}
+
+StreamOptions::Check CheckArgument(const std::string& check) {
+  using Check = StreamOptions::Check;
+  if (check == "auto") return Check::kAuto;
+  if (check == "device") return Check::kDevice;
+  if (check == "host") return Check::kHost;
+  if (check == "none") return Check::kNone;
+  throw py::value_error("check: \"" + check + "\" is none of auto, device, host, none");
+}
+
+// A stream, and the weights it reads. One thread at a time.
+class PyStream {
+ public:
+  PyStream(const PyWeights& weights, int device, const std::vector<std::string>& names,
+           const py::sequence& cuts, const py::object& place, std::optional<uintptr_t> caller,
+           bool views, uint64_t bucket_bytes, std::optional<size_t> ahead, size_t threads,
+           const std::string& check, bool ring)
+      : on_host_(device == kHostDevice), place_(place) {
+    const Selection selection = SelectionArgument(names, cuts);
+    StreamOptions options;
+    if (!place_.is_none()) {
+      options.place = [this](const WantedTensor& tensor) { return Place(tensor); };
+    }
+    if (caller.has_value()) options.caller = gpu::StreamId{*caller};
+    options.views = views;
+    options.bucket_bytes = bucket_bytes;
+    options.ahead = ahead.value_or(options.ahead);
+    options.threads = threads;
+    options.check = CheckArgument(check);
+    if (ring) options.way = StreamOptions::Way::kRing;
+    const client::Weights& of = weights.get();
+    Guarded([&]() -> Status {
+      CAIRN_ASSIGN_OR_RETURN(Streamer* const streamer, StreamerOf(device));
+      CAIRN_ASSIGN_OR_RETURN(Plan plan, client::MakePlan(of.index(), selection));
+      std::vector<std::shared_ptr<gpu::Source>> sources;
+      for (const auto& object : of.objects()) {
+        sources.push_back(std::make_shared<gpu::ObjectSource>(object));
+      }
+      CAIRN_ASSIGN_OR_RETURN(
+          std::unique_ptr<WeightStream> stream,
+          streamer->Start(std::move(sources), std::move(plan), std::move(options)));
+      stream_ = std::move(stream);
+      return absl::OkStatus();
+    });
+  }
+  PyStream(const PyStream&) = delete;
+  PyStream& operator=(const PyStream&) = delete;
+  ~PyStream() { Close(); }
+
+  // A list of (name, dtype, shape, bytes, address, Region or None); empty at the end.
+  py::list Next() {
+    if (stream_ == nullptr) Raise(absl::FailedPreconditionError("this stream has been closed"));
+    std::vector<WeightStream::Tensor> tensors;
+    Guarded([&]() -> Status {
+      CAIRN_ASSIGN_OR_RETURN(tensors, stream_->Next());
+      return absl::OkStatus();
+    });
+    py::list bucket;
+    for (WeightStream::Tensor& tensor : tensors) {
+      const WantedTensor& wanted = *tensor.wanted;
+      py::object region = py::none();
+      if (tensor.owned.valid()) {
+        auto owner = std::make_shared<gpu::DeviceBlock>(std::move(tensor.owned));
+        char* const data = on_host_ ? reinterpret_cast<char*>(tensor.data) : nullptr;
+        region = py::cast(Region{std::move(owner), data, on_host_ ? wanted.bytes : 0});
+      } else if (on_host_ && place_.is_none()) {  // a view: the stream has the memory
+        region = py::cast(Region{stream_, reinterpret_cast<char*>(tensor.data), wanted.bytes});
+      }
+      bucket.append(py::make_tuple(wanted.name, wanted.dtype, py::tuple(py::cast(wanted.shape)),
+                                   wanted.bytes, tensor.data, region));
+    }
+    return bucket;
+  }
+
+  py::dict Stats() const {
+    py::dict d;
+    if (stream_ == nullptr) return d;
+    const gpu::StreamStats stats = stream_->stats();
+    d["bytes"] = stats.bytes;
+    d["blocks"] = stats.blocks;
+    d["checked_on_device"] = stats.checked_on_device;
+    d["checked_on_host"] = stats.checked_on_host;
+    d["checked_before"] = stats.checked_before;
+    d["read_again"] = stats.read_again;
+    d["direct"] = stats.direct;
+    d["buckets"] = stats.buckets;
+    d["threads"] = stats.threads;
+    d["host_because"] = stats.host_because;
+    return d;
+  }
+
+  void Close() {
+    if (stream_ == nullptr) return;
+    const py::gil_scoped_release released;  // waits for threads, and ends leases
+    stream_.reset();
+  }
+
+ private:
+  // Runs without the GIL. What Python raised within `place` is what is raised.
+  template <typename Work>
+  void Guarded(Work&& work) {
+    Status status;
+    {
+      const py::gil_scoped_release released;
+      status = work();
+    }
+    if (raised_.has_value()) {
+      py::error_already_set raised = *std::move(raised_);
+      raised_.reset();
+      throw raised;
+    }
+    if (!status.ok()) Raise(status);
+  }
+
+  StatusOr<gpu::DevicePtr> Place(const WantedTensor& tensor) {
+    const py::gil_scoped_acquire held;
+    try {
+      return place_(tensor.name, tensor.dtype, py::tuple(py::cast(tensor.shape)))
+          .cast<gpu::DevicePtr>();
+    } catch (py::error_already_set& error) {
+      raised_.emplace(std::move(error));
+      return absl::AbortedError("no memory was given");
+    } catch (const std::exception& error) {
+      return absl::InvalidArgumentError(error.what());
+    }
+  }
+
+  const bool on_host_;
+  py::object place_;
+  std::optional<py::error_already_set> raised_;
+  std::shared_ptr<WeightStream> stream_;
+};
+
+std::vector<TensorEntry> EntriesArgument(const py::sequence& entries) {
+  std::vector<TensorEntry> tensors;
+  for (const py::handle item : entries) {
+    const auto entry = py::cast<py::tuple>(item);
+    tensors.push_back({entry[0].cast<std::string>(), entry[1].cast<std::string>(),
+                       entry[2].cast<std::vector<uint64_t>>()});
+  }
+  return tensors;
+}
+
+// (header as bytes, the order of the tensors behind it) for (name, dtype, shape) each.
+py::tuple SafetensorsHead(const py::sequence& entries,
+                          const std::map<std::string, std::string>& metadata) {
+  const std::vector<TensorEntry> given = EntriesArgument(entries);
+  const std::vector<size_t> order = client::StorageOrder(given);
+  std::vector<TensorEntry> ordered;
+  for (size_t i : order) ordered.push_back(given[i]);
+  const std::string head = Call([&] { return EncodeSafetensorsHeader(ordered, metadata); });
+  return py::make_tuple(py::bytes(head), order);
+}
+
+// Raises ValueError unless `head` is the beginning of a safetensors file of `file_bytes`. Returns how many bytes of it
+// must be there: more than there are when it is too short to tell.
+uint64_t CheckSafetensors(const py::bytes& head, uint64_t file_bytes) {
+  const std::string bytes = head;
+  return Call([&]() -> StatusOr<uint64_t> {
+    CAIRN_ASSIGN_OR_RETURN(const uint64_t length, SafetensorsHeaderBytes(bytes, file_bytes));
+    if (bytes.size() < length) return length;
+    CAIRN_RETURN_IF_ERROR(ReadSafetensorsHeader(bytes, file_bytes).status());
+    return length;
+  });
+}
+
+std::string WhyNoCuda() {
+  const Status status = [&] {
+    const py::gil_scoped_release released;
+    return gpu::CudaAvailable();
+  }();
+  return std::string(status.message());
+}
+
+}  // namespace
+
+void PyWeights::Close() {
+  if (weights_ == nullptr) return;
+  const py::gil_scoped_release released;  // the end of a lease may be an RPC
+  weights_.reset();
+  session_.reset();
+}
+
+const client::Weights& PyWeights::get() const {
+  if (weights_ == nullptr) Raise(absl::FailedPreconditionError("these weights have been closed"));
+  return *weights_;
+}
+
+void DefineWeights(py::module_& module) {
+  using py::arg;
+  py::class_<PyWeights>(module, "Weights")
+      .def("key",
+           [](const PyWeights& weights) {
+             const CheckpointKey& key = weights.get().checkpoint();
+             return py::make_tuple(key.job, key.step, key.attempt, key.revision);
+           })
+      .def("objects", [](const PyWeights& weights) { return weights.get().index().objects; })
+      .def("tensors",
+           [](const PyWeights& weights) {
+             py::list tensors;
+             for (const client::IndexedTensor& tensor : weights.get().index().tensors) {
+               tensors.append(py::make_tuple(tensor.name, tensor.dtype,
+                                             py::tuple(py::cast(tensor.shape)),
+                                             tensor.parts.size()));
+             }
+             return tensors;
+           })
+      .def("close", &PyWeights::Close);
+  py::class_<PyStream>(module, "WeightStream")
+      .def(py::init<const PyWeights&, int, const std::vector<std::string>&, const py::sequence&,
+                    const py::object&, std::optional<uintptr_t>, bool, uint64_t,
+                    std::optional<size_t>, size_t, const std::string&, bool>(),
+           py::kw_only(), arg("weights"), arg("device"), arg("names"), arg("cuts"), arg("place"),
+           arg("caller"), arg("views"), arg("bucket_bytes"), arg("ahead"), arg("threads"),
+           arg("check"), arg("ring"), py::keep_alive<1, 2>())
+      .def("next", &PyStream::Next)
+      .def("stats", &PyStream::Stats)
+      .def("close", &PyStream::Close);
+  module.def("safetensors_head", &SafetensorsHead, arg("entries"), arg("metadata"));
+  module.def("check_safetensors", &CheckSafetensors, arg("head"), arg("file_bytes"));
+  module.def("why_no_cuda", &WhyNoCuda);
+  module.attr("HOST_DEVICE") = kHostDevice;
+}
+
+}  // namespace cairn::python

@@ -1,0 +1,497 @@
+"""Weights: published as safetensors files, streamed into the host's device (docs/weights.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cairn
+import pytest
+import torch
+from cairn.weights import Part, Shard, Slice, publish, stream
+from node import MIB, Node
+
+Weights = dict[str, torch.Tensor]
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+def model(layers: int = 12) -> Weights:
+    """About 1.2 MiB per layer, out of order."""
+    state: Weights = {"lm_head.weight": random(50, 256), "norm.weight": random(256)}
+    for layer in reversed(range(layers)):
+        state[f"layers.{layer}.w"] = random(512, 256)
+        state[f"layers.{layer}.up"] = random(256, 1024, dtype=torch.bfloat16)
+        state[f"layers.{layer}.norm"] = random(256)
+    state["embed.weight"] = random(50, 256)
+    state["steps"] = torch.tensor(7)
+    state["nothing"] = torch.empty(0, 4)
+    state["odd"] = torch.tensor([True, False, True])
+    return state
+
+
+def safetensors(head: dict[str, Any], data: bytes) -> bytes:
+    text = json.dumps(head).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def read_safetensors(path: str) -> tuple[dict[str, Any], bytes]:
+    content = Path(path).read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def same(came: Weights, wanted: Weights) -> None:
+    assert came.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert came[name].dtype == tensor.dtype and came[name].shape == tensor.shape, name
+        assert torch.equal(came[name], tensor), name
+
+
+@pytest.fixture
+def c(node: Node, request: pytest.FixtureRequest) -> Iterator[cairn.Connection]:
+    with contextlib.closing(connect(request)) as connection:
+        yield connection
+
+
+def connect(request: pytest.FixtureRequest, **arguments: Any) -> cairn.Connection:
+    job = re.sub(r"[^A-Za-z0-9._-]", "-", request.node.name)
+    return cairn.connect(job=f"{job}-{os.getpid()}", timeout=20, **arguments)
+
+
+# --- publishing and streaming
+
+
+def test_what_was_published_streams(c: cairn.Connection) -> None:
+    state = model()
+    saved = publish(c, 3, state)
+    assert saved.ok and saved.complete
+    with stream(c, 3, "cpu", bucket_bytes=2 * MIB) as s:
+        same(dict(s), state)
+    assert s.stats["checked_on_host"] == s.stats["blocks"] > 3
+    same(dict(stream(c, device="cpu")), state)  # the latest
+
+
+def test_tensors_come_in_layer_order(c: cairn.Connection) -> None:
+    publish(c, 1, model())
+    names = [name for name, _ in stream(c, 1, "cpu", bucket_bytes=MIB)]
+    assert names[0] == "embed.weight" and names[-2:] == ["norm.weight", "lm_head.weight"]
+    layers = [int(name.split(".")[1]) for name in names if name.startswith("layers.")]
+    assert layers == sorted(layers) and layers[-1] == 11
+    assert names == [tensor.name for tensor in cairn.weights.index(c, 1)]
+
+
+def test_views_are_valid_until_the_next_bucket(c: cairn.Connection) -> None:
+    state = model()
+    publish(c, 1, state)
+    came = {}
+    for bucket in stream(c, 1, "cpu", views=True, bucket_bytes=3 * MIB).buckets():
+        came |= {name: tensor.clone() for name, tensor in bucket.items()}
+    same(came, state)
+
+
+def test_tensors_stay_when_stream_and_step_are_gone(c: cairn.Connection) -> None:
+    state = model(4)
+    publish(c, 1, state)
+    came = dict(stream(c, 1, "cpu"))
+    publish(c, 2, model(4))
+    c.remove(1, force=True)
+    gc.collect()
+    same(came, state)
+    with pytest.raises(cairn.NotFound):
+        stream(c, 1, "cpu")
+
+
+def test_a_module_is_published(c: cairn.Connection) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.BatchNorm1d(40))
+    publish(c, 1, net)
+    same(dict(stream(c, 1, "cpu")), dict(net.state_dict()))
+
+
+def test_each_bucket_calls_back(c: cairn.Connection) -> None:
+    publish(c, 1, model())
+    seen: list[str] = []
+    stream(c, 1, "cpu", bucket_bytes=MIB).for_each_bucket(seen.extend)
+    assert len(seen) == len(model())
+
+
+def test_a_strided_view_is_published_as_it_looks(c: cairn.Connection) -> None:
+    wide = random(64, 64)
+    state = {"t": wide.t(), "columns": wide[:, ::3], "expanded": wide[:1].expand(5, 64)}
+    publish(c, 1, state)
+    same(dict(stream(c, 1, "cpu")), state)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_parts_of_several_writers_are_one_tensor(
+    node: Node, request: pytest.FixtureRequest, world: int
+) -> None:
+    whole = {"layers.0.w": random(30, 8), "layers.1.w": random(8, 30), "norm.weight": random(5)}
+    with contextlib.ExitStack() as held:
+        for rank in range(world):
+            c = held.enter_context(
+                contextlib.closing(connect(request, rank=rank, world_size=world, attempt=5))
+            )
+            rows = whole["layers.0.w"].chunk(world)[rank]
+            columns = whole["layers.1.w"].chunk(world, 1)[rank]
+            state: dict[str, Any] = {
+                "layers.0.w": Part(rows, (30, 8), (rank * (-(-30 // world)), 0)),
+                "layers.1.w": Part(columns, (8, 30), (0, rank * (-(-30 // world)))),
+            }
+            if rank == 0:
+                state["norm.weight"] = whole["norm.weight"]
+            assert publish(c, 1, state).ok
+        same(dict(stream(c, 1, "cpu")), whole)
+        halves = dict(stream(c, 1, "cpu", names="layers.*", slices=Shard(1, 2, dim=1)))
+        same(halves, {n: whole[n].chunk(2, 1)[1] for n in ("layers.0.w", "layers.1.w")})
+
+
+def test_slices(c: cairn.Connection) -> None:
+    state = {"a.w": random(64, 48), "a.b": random(64), "head": random(10, 48)}
+    publish(c, 1, state)
+    came = dict(
+        stream(
+            c,
+            1,
+            "cpu",
+            slices={"*.w": Shard(3, 8, dim=-1), "a.*": Slice(2, 9), "head": Shard(1, 4)},
+        )
+    )
+    same(
+        came,
+        {
+            "a.w": state["a.w"][:, 18:24],
+            "a.b": state["a.b"][2:9],
+            "head": state["head"].chunk(4)[1],
+        },
+    )
+
+
+def test_files_are_published_and_go_once_committed(c: cairn.Connection, tmp_path: Path) -> None:
+    tensor = random(3, MIB)
+    data = bytes(tensor.numpy().tobytes())
+    content = safetensors(
+        {"w": {"dtype": "F32", "shape": [3, MIB], "data_offsets": [0, len(data)]}}, data
+    )
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    assert publish(c, 1, path).ok and path.exists()
+    same(dict(stream(c, 1, "cpu")), {"w": tensor})
+    assert publish(c, 2, [path], remove_files=True).ok
+    assert not path.exists()
+    same(dict(stream(c, 2, "cpu")), {"w": tensor})
+    with cairn.weights.files(c, 2) as paths:
+        assert Path(paths["model.safetensors"]).read_bytes() == content
+
+
+def test_files_stay_when_the_step_was_not_committed(c: cairn.Connection, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(
+        safetensors({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}, b"abcd")
+    )
+    sparse = tmp_path / "big.safetensors"
+    size = 600 * MIB  # more than the node has
+    sparse.write_bytes(
+        safetensors({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}, b"")
+    )
+    os.truncate(sparse, sparse.stat().st_size + size)
+    with pytest.warns(cairn.CairnWarning):
+        saved = publish(c, 1, [path, sparse], remove_files=True)
+    assert not saved.ok and path.exists() and sparse.exists()
+
+
+def test_what_was_published_is_a_file_that_stock_tools_read(c: cairn.Connection) -> None:
+    state = model(2)
+    publish(c, 1, state)
+    with cairn.weights.files(c, 1) as paths:
+        head, data = read_safetensors(paths["model.safetensors"])
+    assert head.pop("__metadata__") == {"format": "pt"}
+    assert head.keys() == state.keys()
+    at = 0
+    for name, entry in head.items():
+        begin, end = entry["data_offsets"]
+        assert begin == at and entry["shape"] == list(state[name].shape)
+        assert begin % max(1, state[name].element_size()) == 0
+        raw = torch.frombuffer(bytearray(data[begin:end] or b"\0"), dtype=torch.uint8)
+        if end > begin:
+            assert torch.equal(raw.view(state[name].dtype).reshape(state[name].shape), state[name])
+        at = end
+    assert at == len(data)
+
+
+# --- where the bytes come from
+
+
+def evicted(node: Node, job: str, step: int) -> None:
+    """Persisted, and no more in memory."""
+    c = node.reader(job)
+    c.persist(step)
+    c.wait(step, "PERSISTED")
+    c.remove(step, memory_only=True)
+    assert not c.stat(step).facts.resident
+
+
+def test_a_step_in_storage_streams_from_its_file(node: Node, c: cairn.Connection) -> None:
+    state = model()
+    publish(c, 1, state)
+    evicted(node, c.job, 1)
+    with stream(c, 1, "cpu", bucket_bytes=2 * MIB) as s:
+        same(dict(s), state)
+        assert s.stats["direct"] == 0
+    assert not c.stat(1).facts.resident  # it needed no room in memory
+
+
+def test_a_client_without_descriptors_streams_in_chunks(
+    node: Node, c: cairn.Connection, request: pytest.FixtureRequest
+) -> None:
+    state = model(4)
+    publish(c, 1, state)
+    with contextlib.closing(connect(request, rank=-1, takes_fds=False)) as far:
+        same(dict(stream(far, 1, "cpu")), state)
+
+
+def stored_file(node: Node, c: cairn.Connection, step: int) -> Path:
+    return node.storage / c.job / str(step) / "model.safetensors"
+
+
+def test_a_file_cut_short_is_an_error_that_names_it(node: Node, c: cairn.Connection) -> None:
+    publish(c, 1, model())
+    evicted(node, c.job, 1)
+    s = stream(c, 1, "cpu", bucket_bytes=MIB, ahead=0)
+    tensors = iter(s)
+    next(tensors)
+    os.truncate(stored_file(node, c, 1), 5 * MIB)
+    with pytest.raises(cairn.Corrupt, match="tensor .*layers"):
+        dict(tensors)
+
+
+def test_a_flipped_bit_in_the_only_copy_names_tensor_and_block(
+    node: Node, c: cairn.Connection
+) -> None:
+    publish(c, 1, model())
+    evicted(node, c.job, 1)
+    with open(stored_file(node, c, 1), "r+b") as file:
+        file.seek(9 * MIB)
+        byte = file.read(1)
+        file.seek(9 * MIB)
+        file.write(bytes([byte[0] ^ 4]))
+    with pytest.raises(cairn.Corrupt, match=r"tensor .*block 2"):
+        dict(stream(c, 1, "cpu"))
+
+
+# --- somebody dies
+
+
+def test_a_daemon_killed_in_mid_stream_is_not_noticed(
+    own_node: Node, request: pytest.FixtureRequest
+) -> None:
+    c = connect(request)
+    state = model()
+    publish(c, 1, state)
+    tensors = iter(stream(c, 1, "cpu", bucket_bytes=MIB, ahead=0))
+    came = dict([next(tensors)])
+    own_node.kill_daemon()
+    same(came | dict(tensors), state)
+    same(dict(stream(c, 1, "cpu")), state)
+
+
+CONSUMER = """
+    import sys, time, cairn
+    s = cairn.weights.stream(cairn.connect(job=sys.argv[1], rank=-1), 1, "cpu", bucket_bytes=1 << 20)
+    next(iter(s))
+    print("streaming", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_consumer_killed_in_mid_stream_leaves_nothing(
+    own_node: Node, request: pytest.FixtureRequest
+) -> None:
+    """A node of 32 MiB: what the dead one read must go before the next versions have room."""
+    c = connect(request)
+    publish(c, 1, model())
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(CONSUMER), c.job], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"streaming\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    for step in range(2, 7):
+        assert publish(c, step, model()).ok
+    same(dict(stream(c, 6, "cpu", names="steps")), {"steps": torch.tensor(7)})
+
+
+def test_a_step_removed_in_mid_stream_streams_to_its_end(c: cairn.Connection) -> None:
+    state = model()
+    publish(c, 1, state)
+    publish(c, 2, {"w": random(3)})
+    tensors = iter(stream(c, 1, "cpu", bucket_bytes=MIB, ahead=0))
+    came = dict([next(tensors)])
+    c.remove(1, force=True)
+    same(came | dict(tensors), state)
+
+
+def test_who_stops_taking_stops_the_stream(c: cairn.Connection) -> None:
+    publish(c, 1, model())
+    before = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    for _ in range(20):
+        next(iter(stream(c, 1, "cpu", bucket_bytes=MIB)))
+    gc.collect()
+    with stream(c, 1, "cpu") as s:
+        pass
+    with pytest.raises(StopIteration):
+        next(iter(s))
+    after = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    # The lanes of the process's streams stay; they are no more than its processors.
+    assert after[0] <= before[0] + 2 and after[1] <= before[1] + 2 + (os.cpu_count() or 1)
+
+
+def test_a_forked_child_is_told_so(c: cairn.Connection) -> None:
+    publish(c, 1, model(2))
+    s = stream(c, 1, "cpu", bucket_bytes=MIB, ahead=0)
+    tensors = iter(s)
+    next(tensors)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(s.buckets())
+        except cairn.FailedPrecondition:
+            os._exit(0)
+        except BaseException:
+            os._exit(2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    dict(tensors)
+
+
+# --- consumers that wait
+
+
+def test_a_consumer_waits_for_the_next_version(c: cairn.Connection) -> None:
+    publish(c, 1, {"w": torch.tensor([1.0])})
+    seen = c.latest()
+    publish(c, 2, {"w": torch.tensor([2.0])})
+    version = c.wait_after(seen, timeout=5)
+    assert version.step == 2
+    same(dict(stream(c, version.step, "cpu")), {"w": torch.tensor([2.0])})
+
+
+# --- bad input
+
+Bad = Callable[[cairn.Connection], object]
+BAD: dict[str, tuple[Bad, str]] = {
+    "unknown name": (lambda c: stream(c, 1, "cpu", names=["v"]), r'"v" matches none of the 2'),
+    "pattern": (lambda c: stream(c, 1, "cpu", names="x.*"), r'"x\.\*" matches none'),
+    "no name": (lambda c: stream(c, 1, "cpu", names=[]), "names: nothing is named"),
+    "cut of nothing": (
+        lambda c: stream(c, 1, "cpu", slices={"v": Shard(0, 2)}),
+        '"v" matches none',
+    ),
+    "slice": (lambda c: stream(c, 1, "cpu", slices={"w": Slice(0, 9)}), "slice 0:9 along dim 0"),
+    "dim": (lambda c: stream(c, 1, "cpu", slices={"w": Shard(0, 2, 5)}), 'dim 5 of "w"'),
+    "rank": (lambda c: stream(c, 1, "cpu", slices=Shard(4, 4)), "rank 4 of 4"),
+    "negative rank": (lambda c: stream(c, 1, "cpu", slices=Shard(-1, 4)), "Shard.rank: -1"),
+    "cut of another type": (lambda c: stream(c, 1, "cpu", slices=3), "slices: 3"),  # type: ignore[arg-type]
+    "device": (lambda c: stream(c, 1, "moon"), "device: "),
+    "other device": (lambda c: stream(c, 1, "meta"), "neither the host's nor a CUDA"),
+    "bucket": (lambda c: stream(c, 1, "cpu", bucket_bytes=255), "bucket_bytes: 255"),
+    "check": (lambda c: stream(c, 1, "cpu", check="twice"), "twice"),
+    "no index": (lambda c: stream(c, 2, "cpu"), "/2 .* has no index of tensors.*1 raw"),
+    "sparse": (
+        lambda c: publish(c, 3, {"w": torch.eye(3).to_sparse()}),
+        "tensor 'w': torch.sparse_coo",
+    ),
+    "no tensor": (lambda c: publish(c, 3, {"w": 4}), "tensor 'w' is a int"),
+    "complex": (
+        lambda c: publish(c, 3, {"w": torch.zeros(1, dtype=torch.complex128)}),
+        "complex128",
+    ),
+    "source": (lambda c: publish(c, 3, 7), "source: int"),
+    "no file": (lambda c: publish(c, 3, []), "source: no file"),
+    "remove": (lambda c: publish(c, 3, {}, remove_files=True), "remove_files"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_named(c: cairn.Connection, what: str) -> None:
+    publish(c, 1, {"w": random(8, 4), "b": random(4)})
+    with c.step(2) as s:
+        s.save(b"bytes", "notes")
+    call, says = BAD[what]
+    with pytest.raises(ValueError, match=says):
+        call(c)
+    same(dict(stream(c, 1, "cpu", names="b")), dict(stream(c, 1, "cpu", names=["b"])))
+
+
+LIES: dict[str, bytes] = {
+    "length": struct.pack("<Q", 1 << 40) + b"{}",
+    "short": b"abc",
+    "json": struct.pack("<Q", 2) + b"{]",
+    "offsets": safetensors(
+        {"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 8]}}, b"abcdefgh"
+    ),
+    "dtype": safetensors({"w": {"dtype": "U9", "shape": [4], "data_offsets": [0, 4]}}, b"abcd"),
+    "overlap": safetensors(
+        {
+            "v": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},
+            "w": {"dtype": "U8", "shape": [4], "data_offsets": [2, 6]},
+        },
+        b"abcdef",
+    ),
+    "twice": struct.pack("<Q", 114)
+    + b'{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},'
+    + b'"w":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}         '
+    + b"abcdefgh",
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_file_whose_header_lies_is_not_published(
+    c: cairn.Connection, tmp_path: Path, lie: str
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(LIES[lie])
+    with pytest.raises(ValueError, match="model.safetensors: "):
+        publish(c, 1, path)
+    with pytest.raises(cairn.NotFound):
+        c.stat(1)
+
+
+def test_two_writers_with_one_range_are_refused(node: Node, request: pytest.FixtureRequest) -> None:
+    with contextlib.ExitStack() as held:
+        for rank in range(2):
+            c = held.enter_context(
+                contextlib.closing(connect(request, rank=rank, world_size=2, attempt=5))
+            )
+            publish(c, 1, {"w": random(4)})
+        with pytest.raises(ValueError, match='00001-of.*00002-of.*both hold .0:4. of "w"'):
+            stream(c, 1, "cpu")
+
+
+def test_a_hole_is_refused_when_it_is_wanted(c: cairn.Connection) -> None:
+    publish(c, 1, {"w": Part(random(4, 2), (8, 2), (0, 0)), "v": random(3)})
+    assert [tensor.name for tensor in cairn.weights.index(c, 1)] == ["v", "w"]
+    with pytest.raises(ValueError, match=r'"w" lacks \[4:8, 0:2\]'):
+        stream(c, 1, "cpu")
+    assert len(dict(stream(c, 1, "cpu", names="v"))) == 1
+
+
+def test_without_a_gpu_it_says_why() -> None:
+    available = cairn.gpu.available()
+    if available:
+        pytest.skip("there is a GPU")
+    assert "libcuda" in available.reason or "device" in available.reason
+    assert not available and "not available: " in str(available)
