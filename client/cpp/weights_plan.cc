@@ -39,29 +39,6 @@ Status NothingMatches(absl::string_view what, const std::string& pattern,
                                                  " tensors: ", absl::StrJoin(some, ", ")));
 }
 
-StatusOr<std::vector<const IndexedTensor*>> Select(const WeightsIndex& index,
-                                                   const std::vector<std::string>& names) {
-  std::vector<const IndexedTensor*> all;
-  for (const IndexedTensor& tensor : index.tensors) all.push_back(&tensor);
-  if (names.empty()) return all;
-  std::vector<bool> matched(names.size(), false);
-  std::vector<const IndexedTensor*> selected;
-  for (const IndexedTensor* tensor : all) {
-    bool wanted = false;
-    for (size_t i = 0; i < names.size(); ++i) {
-      if (wanted && matched[i]) continue;
-      if (!Matches(names[i], tensor->name)) continue;
-      wanted = true;
-      matched[i] = true;
-    }
-    if (wanted) selected.push_back(tensor);
-  }
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (!matched[i]) return NothingMatches("select", names[i], all);
-  }
-  return selected;
-}
-
 StatusOr<size_t> Dimension(const IndexedTensor& tensor, int dim) {
   const int rank = static_cast<int>(tensor.shape.size());
   if (dim < -rank || dim >= rank) {
@@ -231,9 +208,32 @@ class Planner {
 
 }  // namespace
 
+StatusOr<std::vector<const IndexedTensor*>> SelectTensors(const WeightsIndex& index,
+                                                          const std::vector<std::string>& names) {
+  std::vector<const IndexedTensor*> all;
+  for (const IndexedTensor& tensor : index.tensors) all.push_back(&tensor);
+  if (names.empty()) return all;
+  std::vector<bool> matched(names.size(), false);
+  std::vector<const IndexedTensor*> selected;
+  for (const IndexedTensor* tensor : all) {
+    bool wanted = false;
+    for (size_t i = 0; i < names.size(); ++i) {
+      if (wanted && matched[i]) continue;
+      if (!Matches(names[i], tensor->name)) continue;
+      wanted = true;
+      matched[i] = true;
+    }
+    if (wanted) selected.push_back(tensor);
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (!matched[i]) return NothingMatches("select", names[i], all);
+  }
+  return selected;
+}
+
 StatusOr<Plan> MakePlan(const WeightsIndex& index, const Selection& selection) {
   CAIRN_ASSIGN_OR_RETURN(const std::vector<const IndexedTensor*> selected,
-                         Select(index, selection.names));
+                         SelectTensors(index, selection.names));
   std::vector<bool> used(selection.cuts.size(), false);
   Plan plan;
   Planner planner;

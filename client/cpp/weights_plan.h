@@ -69,6 +69,11 @@ struct Plan {
   std::vector<PlannedBlock> blocks;
 };
 
+// The tensors that the names or patterns of a Selection select, in the index's order. INVALID_ARGUMENT, with the name, for
+// one that matches nothing.
+StatusOr<std::vector<const IndexedTensor*>> SelectTensors(const WeightsIndex& index,
+                                                          const std::vector<std::string>& names);
+
 // INVALID_ARGUMENT, with the name, for a name or pattern that matches nothing, a pattern of a cut that matches no
 // selected tensor, a slice or dimension out of range, a rank beyond its size, elements that do not end at bytes, and as
 // CheckWhole for each tensor selected.
