@@ -30,6 +30,7 @@ Examples:
   cairn wait run7/120 --level persisted --timeout 10m
   tar c logs | cairn put - run7/122/logs.tar    from standard input
   cairn get run7/latest out/                    all of a step
+  cairn weights get run7 model.safetensors      its tensors, whole, as one file
   cairn rm run7/90                              asks before the last copy goes
   cairn rm run7                                 every checkpoint of a job
   cairn policy run7 --every 100 --keep-last 3   what goes to storage, what stays there
@@ -46,7 +47,7 @@ void AddSettings(CLI::App* app, Settings* settings) {
       ->envname("CAIRN_SOCKET")
       ->capture_default_str();
   app->add_option("--storage", settings->storage,
-                  "storage root to read when no daemon answers (ls, stat, latest, get)")
+                  "storage root to read when no daemon answers (ls, stat, latest, get, weights)")
       ->envname("CAIRN_STORAGE");
   app->add_option_function<std::string>(
          "--timeout",
@@ -132,6 +133,7 @@ int Run(const std::vector<std::string>& arguments, Context* context) {
   AddManageCommands(&app, context);
   AddStorageCommands(&app, context);
   AddClusterCommands(&app, context);
+  AddWeightsCommands(&app, context);
   AddHelpCommand(&app, context);
   KeepFooterToItself(&app, app.get_footer());
 

@@ -51,14 +51,6 @@ Status CopyOne(Context* context, client::OpenObject* bytes, int fd, const std::s
   return Copy(bytes, fd, where, 0, &progress);
 }
 
-double SecondsSince(const Context& context, MonotonicNanos started) {
-  return absl::ToDoubleSeconds(absl::Nanoseconds(context.clock->Now() - started));
-}
-
-const char* SourceOf(const client::OpenObject& bytes) {
-  return bytes.from_storage() ? "storage" : "memory";
-}
-
 // --- one object
 
 // FILE is "-", or another name of what standard output is already, such as /dev/stdout. It is written to,
@@ -112,7 +104,7 @@ Status GetObject(Context* context, const GetArguments& arguments, const Target& 
                                    {"file", file},
                                    {"bytes", bytes->info().length},
                                    {"source", SourceOf(*bytes)},
-                                   {"seconds", SecondsSince(*context, started)}});
+                                   {"seconds", context->SecondsSince(started)}});
   } else {
     *context->console.out << Printable(file) << ": " << HumanBytes(bytes->info().length) << " of "
                           << key.job << "/" << key.step << "/" << bytes->info().name
@@ -223,7 +215,7 @@ Status GetStep(Context* context, const GetArguments& arguments, const Target& ta
                                    {"directory_made", made},
                                    {"bytes", copy.bytes},
                                    {"source", source},
-                                   {"seconds", SecondsSince(*context, started)}});
+                                   {"seconds", context->SecondsSince(started)}});
     return absl::OkStatus();
   }
   std::ostream& out = *context->console.out;

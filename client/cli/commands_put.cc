@@ -314,7 +314,7 @@ Status Put(Context* context, const PutArguments& arguments) {
     return lost;
   }
   CAIRN_ASSIGN_OR_RETURN(const client::CommitResult committed, writer->Commit({}));
-  const double seconds = absl::ToDoubleSeconds(absl::Nanoseconds(context->clock->Now() - started));
+  const double seconds = context->SecondsSince(started);
 
   const client::CheckpointRef checkpoint{target.job, target.checkpoint.step};
   std::string where = "in this node's memory";

@@ -67,6 +67,10 @@ void CutFenceOfConnect(std::string* message) {
 
 Status Context::CheckDaemonListens() const { return SomeoneListens(settings.socket); }
 
+double Context::SecondsSince(MonotonicNanos started) const {
+  return absl::ToDoubleSeconds(absl::Nanoseconds(clock->Now() - started));
+}
+
 StatusOr<std::shared_ptr<client::Session>> Context::Connect(const std::string& job) {
   CAIRN_RETURN_IF_ERROR(CheckDaemonListens());
   return connect(BaseOptions(settings, job));

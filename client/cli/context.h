@@ -58,6 +58,7 @@ struct Context {
   // The same as lone writer 0 of 1.
   StatusOr<std::shared_ptr<client::Session>> ConnectWriter(const std::string& job, Attempt attempt);
   Status CheckDaemonListens() const;
+  double SecondsSince(MonotonicNanos started) const;
 };
 
 // JOB, JOB/STEP or JOB/STEP/NAME, with or without cairn:// before it; STEP is a number or "latest".
@@ -103,6 +104,7 @@ void AddRemoveCommand(CLI::App* app, Context* context);    // rm
 void AddManageCommands(CLI::App* app, Context* context);   // persist, use, pin, unpin, policy
 void AddStorageCommands(CLI::App* app, Context* context);  // storage init
 void AddClusterCommands(CLI::App* app, Context* context);  // cluster init
+void AddWeightsCommands(CLI::App* app, Context* context);  // weights ls, check, get
 
 // Parses and carries out one command line (without the program's name); returns the exit code.
 // Errors go to console.err as "cairn: …".

@@ -89,6 +89,10 @@ class StorageFinder : public Finder {
 
 }  // namespace
 
+const char* SourceOf(const client::OpenObject& object) {
+  return object.from_storage() ? "storage" : "memory";
+}
+
 StatusOr<std::unique_ptr<Finder>> Find(Context* context) {
   auto session = context->Connect();
   if (session.ok()) return std::unique_ptr<Finder>(new DaemonFinder(*std::move(session)));

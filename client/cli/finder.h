@@ -1,4 +1,4 @@
-// Where `ls`, `stat`, `latest` and `get` look: they ask the daemon or, when none answers and a storage
+// Where `ls`, `stat`, `latest`, `get` and `weights` look: they ask the daemon or, when none answers and a storage
 // root is named, read the files themselves. Answers look the same; from_storage() tells which it was.
 // Every byte that is read is verified either way.
 #pragma once
@@ -28,6 +28,9 @@ class Finder {
   virtual StatusOr<std::unique_ptr<client::OpenObject>> Open(
       const client::CheckpointRef& checkpoint, const std::string& name) = 0;
 };
+
+// Where the object's bytes come from: "storage" or "memory".
+const char* SourceOf(const client::OpenObject& object);
 
 // The daemon's finder. When the daemon is UNAVAILABLE and settings.storage is set: the storage root's,
 // with a note on console.err. Other errors are returned.

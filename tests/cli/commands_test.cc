@@ -20,10 +20,12 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "absl/strings/match.h"
 #include "client/cli/context.h"
 #include "client/cli/new_file.h"
 #include "client/cli/render.h"
 #include "common/checksum.h"
+#include "common/safetensors.h"
 
 namespace {
 
@@ -116,19 +118,33 @@ class FakeObject : public client::OpenObject {
       : world_(world), key_(std::move(key)), bytes_(std::move(bytes)) {
     info_.name = std::move(name);
     info_.length = bytes_.size();
+    for (uint64_t at = 0; at < bytes_.size(); at += kBlockBytes) {
+      const std::string block = bytes_.substr(at, kBlockBytes);
+      info_.block_crcs.push_back(Crc32c(0, block.data(), block.size()));
+    }
   }
   const client::ObjectInfo& info() const override { return info_; }
   const CheckpointKey& checkpoint() const override { return key_; }
   bool from_storage() const override { return false; }
+  std::string memory() const override { return ""; }
   Status ReadInto(void* into) override { return ReadRange(0, bytes_.size(), into); }
   Status ReadRange(uint64_t offset, uint64_t length, void* into) override {
     if (world_->corrupt) return absl::DataLossError("block 0 does not match its checksum");
     memcpy(into, bytes_.data() + offset, length);
     return absl::OkStatus();
   }
+  Status ReadUnchecked(uint64_t block, void* into, uint32_t* crc) override {
+    const std::string bytes = bytes_.substr(block * kBlockBytes, kBlockBytes);
+    memcpy(into, bytes.data(), bytes.size());
+    *crc = Crc32c(0, bytes.data(), bytes.size()) + (world_->corrupt ? 1 : 0);
+    return absl::OkStatus();
+  }
   StatusOr<View> Map() override { return absl::UnimplementedError("not asked for here"); }
   StatusOr<std::string> Path() override { return absl::UnimplementedError("not asked for here"); }
-  Status Verify() override { return absl::OkStatus(); }
+  Status Verify() override {
+    return world_->corrupt ? absl::DataLossError("block 0 does not match its checksum")
+                           : absl::OkStatus();
+  }
 
  private:
   World* world_;
@@ -233,6 +249,9 @@ class FakeSession : public client::Session {
       listing.objects.push_back({});
       listing.objects.back().name = name;
       listing.objects.back().length = bytes.size();
+      if (absl::EndsWith(name, ".safetensors")) {
+        listing.objects.back().kind = ObjectKind::kSafetensors;
+      }
     }
     return listing;
   }
@@ -1017,6 +1036,102 @@ TEST_F(CommandsTest, ClusterInitRefusesWhatIsNoRing) {
   EXPECT_EQ(Cairn({"cluster", "init", folder, "--cluster", "b", "--nodes", "1=10.0.0.2:1"}), 2);
   EXPECT_THAT(Err(), HasSubstr("the authority of"));
   EXPECT_EQ(Cairn({"cluster"}), 2);
+}
+
+// --- weights
+
+std::string Safetensors(const std::vector<TensorEntry>& tensors, const std::string& bytes,
+                        const std::map<std::string, std::string>& metadata = {}) {
+  return *EncodeSafetensorsHeader(tensors, metadata) + bytes;
+}
+
+// Two objects that each hold a half of "w", [2, 3] in U8: by columns.
+std::map<std::string, std::string> HalvesOfW() {
+  const auto half = [](uint64_t start, uint64_t width) {
+    return std::map<std::string, std::string>{
+        {"format", "pt"},
+        {"cairn.parts", absl::StrCat(R"({"w": {"shape": [2, 3], "start": [0, )", start, "]}}")},
+        {"half", absl::StrCat(width)}};
+  };
+  return {
+      {"a.safetensors", Safetensors({{"w", "U8", {2, 2}}}, "abde", half(0, 2))},
+      {"b.safetensors", Safetensors({{"w", "U8", {2, 1}}, {"norm", "U8", {1}}}, "cfn", half(2, 1))},
+      {"notes.txt", "none of the tensors"}};
+}
+
+TEST_F(CommandsTest, WeightsLsShowsATensorInPartsOnce) {
+  world_.jobs["run7"][3] = HalvesOfW();
+  EXPECT_EQ(Cairn({"weights", "ls", "run7"}), 0) << Err();
+  EXPECT_EQ(Out(),
+            "NAME  DTYPE  SHAPE   SIZE\n"
+            "w     U8     [2, 3]   6 B\n"
+            "norm  U8     [1]      1 B\n"
+            "2 tensors, 7 B in 2 objects\n");
+  EXPECT_EQ(Cairn({"weights", "ls", "run7/3", "no*", "-o", "wide"}), 0) << Err();
+  EXPECT_EQ(Out(),
+            "NAME  DTYPE  SHAPE  SIZE  BYTES  PARTS  IN\n"
+            "norm  U8     [1]     1 B      1      1  b.safetensors\n"
+            "1 tensor, 1 B in 1 object\n");
+  EXPECT_EQ(Cairn({"weights", "ls", "run7/3", "w", "-o", "json"}), 0) << Err();
+  EXPECT_EQ(OutJson()["tensors"][0]["parts"][1]["start"], Json({0, 2}));
+}
+
+TEST_F(CommandsTest, WeightsGetWritesWholeTensorsToOneFile) {
+  world_.jobs["run7"][3] = HalvesOfW();
+  const std::string out = File("out", "old");
+  EXPECT_EQ(Cairn({"weights", "get", "run7/latest", out}), 0) << Err();
+  EXPECT_EQ(Contents(out),
+            Safetensors({{"w", "U8", {2, 3}}, {"norm", "U8", {1}}}, "abcdefn", {{"format", "pt"}}));
+  EXPECT_EQ(Cairn({"weights", "get", "run7/3", out, "norm"}), 0) << Err();
+  EXPECT_EQ(Contents(out), Safetensors({{"norm", "U8", {1}}}, "n", {{"format", "pt"}}));
+  EXPECT_EQ(Cairn({"weights", "get", "run7/3", out, "no*", "x*"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("\"x*\" matches none of the 2 tensors"));
+  world_.corrupt = true;
+  EXPECT_EQ(Cairn({"weights", "get", "run7/3", out}), 4);
+  EXPECT_EQ(Contents(out), Safetensors({{"norm", "U8", {1}}}, "n", {{"format", "pt"}}));
+  world_.corrupt = false;
+  world_.jobs["run7"][3].erase("a.safetensors");
+  EXPECT_EQ(Cairn({"weights", "get", "run7/3", directory_ / "new"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("\"w\" lacks [0:2, 0:2]"));
+  EXPECT_FALSE(std::filesystem::exists(directory_ / "new"));
+}
+
+TEST_F(CommandsTest, WeightsCheckPrintsAllThatIsWrong) {
+  world_.jobs["run7"][3] = HalvesOfW();
+  EXPECT_EQ(Cairn({"weights", "check", "run7"}), 0) << Err();
+  EXPECT_THAT(Out(), AllOf(HasSubstr("run7/3: 2 tensors, "), HasSubstr("2 objects, checked in "),
+                           HasSubstr(" s: all good\n")));
+  world_.corrupt = true;
+  EXPECT_EQ(Cairn({"weights", "check", "run7"}), 4);
+  EXPECT_THAT(Out(), AllOf(HasSubstr("object \"a.safetensors\": block 0 of 1 does not match"),
+                           HasSubstr("object \"b.safetensors\": block 0 of 1 does not match")));
+  world_.corrupt = false;
+  world_.jobs["run7"][3]["b.safetensors"] = "nonsense";
+  EXPECT_EQ(Cairn({"weights", "check", "run7", "-o", "json"}), 4);
+  EXPECT_EQ(OutJson()["wrong"].size(), 2u);
+}
+
+TEST_F(CommandsTest, WeightsRefusesWhatIsNoStepOfTensors) {
+  world_.jobs["run7"][3] = {{"notes.txt", "x"}};
+  for (const std::string command : {"ls", "check", "get"}) {
+    const auto with = [&](const std::string& path) {
+      std::vector<std::string> all = {"weights", command, path};
+      if (command == "get") all.push_back(directory_ / "out");
+      return Cairn(all);
+    };
+    EXPECT_EQ(with("run7/3/notes.txt"), 2);
+    EXPECT_TRUE(world_.connections.empty());
+    EXPECT_EQ(with("run7/3"), 2);
+    EXPECT_THAT(Err(), HasSubstr("none of its objects is of kind safetensors"));
+    EXPECT_EQ(with("run8"), 3);
+    world_.connections.clear();
+  }
+  EXPECT_EQ(Cairn({"weights", "get", "run7", "-"}), 2);
+  EXPECT_EQ(Cairn({"weights", "get", "run7", directory_}), 2);
+  EXPECT_EQ(Cairn({"weights", "get", "run7"}), 2);
+  EXPECT_EQ(Cairn({"weights"}), 2);
+  EXPECT_TRUE(world_.connections.empty());
+  EXPECT_FALSE(std::filesystem::exists(directory_ / "out"));
 }
 
 }  // namespace
