@@ -353,12 +353,18 @@ TEST_P(WeightStreams, TwoAtOnceShareTheLanes) {
   EXPECT_EQ(*TakeAll(device(), one.get()), model.content());
 }
 
+#ifdef __SANITIZE_THREAD__
+constexpr int kStreams = 200;  // each costs twenty times as much
+#else
+constexpr int kStreams = 1000;
+#endif
+
 TEST_P(WeightStreams, AThousandLeaveNothingBehind) {
   const Model model = Model().Add("a", {100}).Add("b", {kMiB});
   const auto source = model.Source();
   StreamOptions views;
   views.views = true;
-  for (int i = 0; i < 500; ++i) {
+  for (int i = 0; i < kStreams / 2; ++i) {
     ASSERT_TRUE(Stream(source, model.PlanOf(), {}).ok());
     ASSERT_TRUE(Stream(source, model.PlanOf(), views).ok());
   }
@@ -449,8 +455,7 @@ TEST(WeightStreamFaults, ADeviceWithoutChecksumsChecksOnTheHostAndSaysSo) {
 
 // Whatever call fails, the stream ends with that error or brings all; the next one is as if nothing had been.
 TEST(WeightStreamFaults, AnyDeviceCallMayFail) {
-  const Model model =
-      Model().Add("a", {100}).Add("b", {5 * kMiB}).Add("c", {64, 1024}).Add("d", {4 * kMiB});
+  const Model model = Model().Add("a", {100}).Add("b", {41, 100 << 10}).Add("c", {64, 1024});
   for (const bool views : {false, true}) {
     int failed = 0;
     for (int n = 0;; ++n) {
@@ -461,38 +466,38 @@ TEST(WeightStreamFaults, AnyDeviceCallMayFail) {
       options.caller = kDefaultStream;
       faulty.faults->Add(
           {.after = n, .times = 1, .error = absl::InternalError("the device call failed")});
-      bool failed_now = false;
-      {
-        auto stream = faulty.streamer.Start({model.Source()}, model.PlanOf(), options);
-        if (stream.ok()) {
-          std::map<std::string, std::string> came;
-          Status status;
-          for (;;) {
-            auto tensors = (*stream)->Next();
-            status = tensors.status();
-            if (!tensors.ok() || tensors->empty()) break;
-            for (const auto& tensor : *tensors) came[tensor.wanted->name] = "";
-          }
-          failed_now = !status.ok();
-          if (failed_now) {
-            EXPECT_THAT(std::string(status.message()), HasSubstr("call failed"));
-          } else {
-            EXPECT_EQ(came.size(), model.content().size());
-          }
-        } else {
-          failed_now = true;
-        }
+      auto stream = faulty.streamer.Start({model.Source()}, model.PlanOf(), options);
+      Status status = stream.status();
+      std::vector<WeightStream::Tensor> came;
+      while (status.ok()) {
+        auto tensors = (*stream)->Next();
+        status = tensors.status();
+        if (!tensors.ok() || tensors->empty()) break;
+        for (WeightStream::Tensor& tensor : *tensors) came.push_back(std::move(tensor));
       }
-      failed += failed_now ? 1 : 0;
       faulty.faults->Clear();
-      auto again = faulty.streamer.Start({model.Source()}, model.PlanOf(), options);
-      ASSERT_TRUE(again.ok()) << n << ": " << again.status();
-      EXPECT_EQ(*TakeAll(faulty.streamer.device(), again->get()), model.content()) << n;
-      // Until a stream makes fewer calls than that.
-      if (!failed_now && n > 100) break;
+      if (status.ok()) {
+        EXPECT_EQ(came.size(), model.content().size());
+        for (const WeightStream::Tensor& tensor : came) {
+          if (views) continue;  // valid no more
+          const std::string& name = tensor.wanted->name;
+          EXPECT_EQ(Out(faulty.streamer.device(), tensor.data, tensor.wanted->bytes), model[name]);
+        }
+        if (n > 70) break;  // a stream makes fewer calls than that
+      } else {
+        ++failed;
+        EXPECT_THAT(std::string(status.message()), HasSubstr("call failed"));
+      }
+      came.clear();
+      stream = absl::CancelledError();
+      if (n % 8 == 0) {
+        auto again = faulty.streamer.Start({model.Source()}, model.PlanOf(), options);
+        ASSERT_TRUE(again.ok()) << n << ": " << again.status();
+        EXPECT_EQ(*TakeAll(faulty.streamer.device(), again->get()), model.content()) << n;
+      }
       ASSERT_LT(n, 2000);
     }
-    EXPECT_GT(failed, 30);
+    EXPECT_GT(failed, 20);
   }
 }
 
