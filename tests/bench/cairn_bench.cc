@@ -32,7 +32,9 @@ const std::vector<std::pair<std::string, StatusOr<Row> (*)(const Settings&)>> kR
     {"rpc_rate", RpcRate},
     {"stall", Stall},
     {"restart_large", RestartLarge},
-    {"tcp_read", TcpRead}};
+    {"tcp_read", TcpRead},
+    {"stream_storage", StreamStorage},
+    {"first_layer", FirstLayer}};
 
 const std::vector<std::pair<std::string, StatusOr<Values> (*)(const Values&)>> kChildren = {
     {"save_new_client", SaveNewClientChild},
@@ -42,6 +44,7 @@ const std::vector<std::pair<std::string, StatusOr<Values> (*)(const Values&)>> k
     {"stall_stat", StallStatChild},
     {"stall_echo", StallEchoChild},
     {"tcp_read", TcpReadChild},
+    {"first_layer", FirstLayerChild},
     {"transport_owner", TransportOwnerChild},
     {"transport_reader", TransportReaderChild}};
 

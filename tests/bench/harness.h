@@ -86,6 +86,10 @@ double Number(const Values& values, const std::string& name);
 Status SaveOne(client::Session* session, Step step, const Buffer& source);
 Status ReadBack(client::Session* session, Step step, const Buffer& into);
 
+// MB/s of fio's best engine, 4 MiB direct: of reading `file` into huge pages, or of writing it anew, to the end of
+// an fsync; then the file goes.
+StatusOr<double> BestFio(const std::string& file, uint64_t bytes, bool read);
+
 // The rows, and the halves of them that run in a process of their own.
 StatusOr<Row> SaveWarm(const Settings& settings);
 StatusOr<Row> SaveNewClient(const Settings& settings);
@@ -100,6 +104,8 @@ StatusOr<Row> RpcRate(const Settings& settings);
 StatusOr<Row> Stall(const Settings& settings);
 StatusOr<Row> RestartLarge(const Settings& settings);
 StatusOr<Row> TcpRead(const Settings& settings);
+StatusOr<Row> StreamStorage(const Settings& settings);
+StatusOr<Row> FirstLayer(const Settings& settings);
 
 StatusOr<Values> SaveNewClientChild(const Values& arguments);
 StatusOr<Values> LoadReadChild(const Values& arguments);
@@ -108,5 +114,6 @@ StatusOr<Values> EchoChild(const Values& arguments);
 StatusOr<Values> StallStatChild(const Values& arguments);
 StatusOr<Values> StallEchoChild(const Values& arguments);
 StatusOr<Values> TcpReadChild(const Values& arguments);
+StatusOr<Values> FirstLayerChild(const Values& arguments);
 
 }  // namespace cairn::bench

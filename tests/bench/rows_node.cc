@@ -63,36 +63,6 @@ Status PollStatus(const testing::Daemon& daemon,
   return absl::DeadlineExceededError("the daemon's status does not change");
 }
 
-// MB/s of fio's best engine for one new file.
-StatusOr<double> BestFio(const std::string& folder, uint64_t bytes) {
-  double best = 0;
-  for (const char* engine :
-       {"--ioengine=psync", "--ioengine=io_uring --iodepth=4", "--ioengine=io_uring --iodepth=8",
-        "--ioengine=io_uring --iodepth=16"}) {
-    const std::string file = folder + "/fio.data";
-    const std::string command =
-        absl::StrCat("fio --name=floor --filename='", file, "' --rw=write --bs=4M --size=", bytes,
-                     " --direct=1 --fallocate=posix --end_fsync=1 --output-format=json ", engine,
-                     " 2>/dev/null");
-    FILE* pipe = popen(command.c_str(), "r");
-    if (pipe == nullptr) return absl::InternalError("popen");
-    std::string text;
-    char buffer[4096];
-    for (size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) text.append(buffer, n);
-    const int code = pclose(pipe);
-    unlink(file.c_str());
-    const size_t begin = text.find('{');
-    if (code != 0 || begin == std::string::npos) continue;  // io_uring may be forbidden here
-    const auto json = nlohmann::json::parse(text.substr(begin), nullptr, false);
-    if (json.is_discarded()) continue;
-    const double ms = json["jobs"][0]["job_runtime"].get<double>();  // end_fsync included
-    if (ms > 0) best = std::max(best, static_cast<double>(bytes) / 1e3 / ms);
-  }
-  if (best == 0)
-    return absl::FailedPreconditionError("fio does not run here (Debian's package fio)");
-  return best;
-}
-
 Status SameAsFile(const std::string& path, const Buffer& into, uint64_t seed) {
   FILE* file = fopen(path.c_str(), "rb");
   if (file == nullptr) return absl::DataLossError(path + " is not there");
@@ -205,7 +175,8 @@ StatusOr<Row> Persist(const Settings& settings) {
       (void)session->Remove(ref, /*memory_only=*/false, /*force=*/true);
     }
     sync();
-    CAIRN_ASSIGN_OR_RETURN(pair.reference, BestFio(daemon->folder(), settings.bytes));
+    CAIRN_ASSIGN_OR_RETURN(pair.reference, BestFio(daemon->folder() + "/fio.data", settings.bytes,
+                                                   /*read=*/false));
     row.pairs.push_back(pair);
   }
   return row;
