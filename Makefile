@@ -55,7 +55,7 @@ gpu-bundle:  ## the same in one folder, build/gpu-bundle, for a GPU machine with
 
 bench:  ## the figures of docs/benchmarks.md; ROWS="save_warm persist" for some
 	@hack/setup bench
-	@hack/build cairnd cairn cairn_python cairn_bench cairn_apply_bench catalog_bench rdma_bench
+	@hack/build cairnd cairn cairn_python cairn_bench cairn_apply_bench catalog_bench rdma_bench gpu_streams pipeline_bench
 	@$(PYTHON) tests/bench/run.py $(ROWS)
 
 soak:  ## a node under load, kills included, must end as it began; MINUTES=30, SEED=N for the same plan

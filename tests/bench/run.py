@@ -56,6 +56,16 @@ ORDER = [
     "torch_load",
     "torch_load_mmap",
     "rpc_rate",
+    "stream_host",
+    "stream_ring",
+    "stream_many",
+    "stream_slices/dim0",
+    "stream_slices/dim1",
+    "stream_storage",
+    "pipeline/read",
+    "pipeline/copy",
+    "pipeline/caller",
+    "first_layer",
     "stall",
     "restart_large",
     "tcp_read",
@@ -86,6 +96,7 @@ ORDER = [
 ]
 OF_RINGS = ("replicated", "save_replicating", "recover", "multi_source")
 OF_USERS = ("sessions", "neighbour")
+OF_STREAMS = ("stream_host", "stream_ring", "stream_many", "stream_slices", "pipeline")
 
 
 def programs() -> list[tuple[list[str], list[str]]]:
@@ -98,7 +109,7 @@ def programs() -> list[tuple[list[str], list[str]]]:
                 name
                 for name in ORDER
                 if not name.startswith(
-                    ("torch", "apply", "home", "rdma", "catalog", *OF_USERS, *OF_RINGS)
+                    ("torch", "apply", "home", "rdma", "catalog", *OF_USERS, *OF_RINGS, *OF_STREAMS)
                 )
             ],
         ),
@@ -113,6 +124,10 @@ def programs() -> list[tuple[list[str], list[str]]]:
         (
             ["/usr/bin/python3", str(ROOT / "tests" / "bench" / "users_bench.py")],
             [name for name in ORDER if name.startswith(OF_USERS)],
+        ),
+        (
+            ["/usr/bin/python3", str(ROOT / "tests" / "bench" / "stream_bench.py")],
+            [name for name in ORDER if name.startswith(OF_STREAMS)],
         ),
         (
             ["/usr/bin/python3", str(ROOT / "tests" / "bench" / "rdma_bench.py")],
