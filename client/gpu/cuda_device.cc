@@ -1,7 +1,6 @@
 // One file: one class, a method for each of the driver's calls.
 #include "client/gpu/cuda_device.h"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,10 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "client/cpp/huge_memory.h"
 #include "client/gpu/checksum_launch.h"
 #include "client/gpu/driver.h"
 #include "client/gpu/kernels.h"
-#include "common/fd.h"
 #include "common/keys.h"
 #include "common/mutex.h"
 
@@ -24,7 +23,6 @@ namespace {
 using driver::Calls;
 using driver::ToStatus;
 
-constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
 // Of one call of Register: from driver 580 on, one of half a TiB and more fails.
 constexpr uint64_t kMaxRegisterBytes = uint64_t{1} << 39;
 // The ranges of one launch are shared out among this many groups of threads: a few times what a device runs at once.
@@ -154,11 +152,8 @@ class CudaDevice : public Device {
   // Memory of its own that is registered. The calling thread clears its pages, beside others, and huge ones are
   // registered in half the time; the driver's own allocation takes 0.6 s/GiB, one caller after the other.
   StatusOr<void*> AllocatePinned(uint64_t bytes) override {
-    const uint64_t slack = bytes >= kHugePageBytes ? kHugePageBytes : 0;
-    CAIRN_ASSIGN_OR_RETURN(Mapping memory, Mapping::Anonymous(bytes + slack));
-    const uint64_t past = reinterpret_cast<uintptr_t>(memory.data()) % kHugePageBytes;
-    char* const at = memory.data() + (slack == 0 || past == 0 ? 0 : kHugePageBytes - past);
-    if (slack > 0) (void)madvise(memory.data(), memory.length(), MADV_HUGEPAGE);
+    CAIRN_ASSIGN_OR_RETURN(client::HugeMemory memory, client::HugeMemory::Make(bytes));
+    char* const at = memory.data();
     for (uint64_t page = 0; page < bytes; page += kPageBytes) {
       static_cast<volatile char*>(at)[page] = 0;
     }
@@ -170,12 +165,12 @@ class CudaDevice : public Device {
   }
 
   Status FreePinned(void* memory) override {
-    Mapping mapping;
+    client::HugeMemory owned;
     {
       const MutexLock lock(&mutex_);
       const auto found = pinned_.find(memory);
       if (found == pinned_.end()) return absl::NotFoundError("no pinned memory begins there");
-      mapping = std::move(found->second);
+      owned = std::move(found->second);
       pinned_.erase(found);
     }
     const Status freed =
@@ -183,7 +178,7 @@ class CudaDevice : public Device {
     if (freed.ok()) return freed;
     // The device may still use it.
     const MutexLock lock(&mutex_);
-    pinned_[memory] = std::move(mapping);
+    pinned_[memory] = std::move(owned);
     return freed;
   }
 
@@ -505,7 +500,7 @@ class CudaDevice : public Device {
   driver::CUfunction checksum_ = nullptr;
   mutable Mutex mutex_;
   std::map<driver::CUdeviceptr, Allocation> allocations_ ABSL_GUARDED_BY(mutex_);
-  std::map<void*, Mapping> pinned_ ABSL_GUARDED_BY(mutex_);
+  std::map<void*, client::HugeMemory> pinned_ ABSL_GUARDED_BY(mutex_);
   std::atomic<uint64_t> registrations_{0};
   std::atomic<uint64_t> streams_{0};
   std::atomic<uint64_t> events_{0};

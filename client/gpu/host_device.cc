@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/cpp/huge_memory.h"
 #include "client/gpu/host_memory.h"
 #include "client/gpu/host_stream.h"
 #include "common/checksum.h"
@@ -88,11 +89,11 @@ class HostDevice : public Device {
 
   StatusOr<void*> AllocatePinned(uint64_t bytes) override {
     CAIRN_RETURN_IF_ERROR(InItsProcess());
-    CAIRN_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Anonymous(bytes));
-    void* const at = mapping.data();
+    CAIRN_ASSIGN_OR_RETURN(client::HugeMemory memory, client::HugeMemory::Make(bytes));
+    void* const at = memory.data();
     CAIRN_RETURN_IF_ERROR(registrations_.Add(at, bytes, Access::kReadWrite));
     const MutexLock lock(&mutex_);
-    pinned_[at] = std::move(mapping);
+    pinned_[at] = std::move(memory);
     return at;
   }
 
@@ -302,7 +303,7 @@ class HostDevice : public Device {
   AllocationTable allocations_;
   mutable Mutex mutex_;
   uintptr_t last_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<void*, Mapping> pinned_ ABSL_GUARDED_BY(mutex_);
+  std::map<void*, client::HugeMemory> pinned_ ABSL_GUARDED_BY(mutex_);
   std::map<uintptr_t, std::shared_ptr<HostStream>> streams_ ABSL_GUARDED_BY(mutex_);
   std::map<uintptr_t, std::shared_ptr<HostEvent>> events_ ABSL_GUARDED_BY(mutex_);
 };

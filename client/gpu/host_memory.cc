@@ -8,6 +8,8 @@
 #include <memory>
 #include <utility>
 
+#include "client/cpp/huge_memory.h"
+
 namespace cairn::gpu {
 namespace {
 
@@ -94,8 +96,14 @@ StatusOr<DevicePtr> AllocationTable::Allocate(uint64_t bytes, bool shared) {
     return absl::ResourceExhaustedError(absl::StrCat("allocating ", bytes, " bytes on the device: ",
                                                      limit_ - used_, " of ", limit_, " are free"));
   }
-  CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, MakeMemfd("cairn-device", bytes, 0600));
-  return Add(std::move(fd), bytes, bytes, shared);
+  if (shared) {
+    CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, MakeMemfd("cairn-device", bytes, 0600));
+    return AddShared(std::move(fd), bytes, bytes);
+  }
+  CAIRN_ASSIGN_OR_RETURN(client::HugeMemory memory, client::HugeMemory::Make(bytes));
+  char* const data = memory.data();
+  return Add(data,
+             {std::make_shared<const client::HugeMemory>(std::move(memory)), bytes, {}, bytes});
 }
 
 StatusOr<DevicePtr> AllocationTable::Import(UniqueFd exported, uint64_t bytes) {
@@ -106,17 +114,21 @@ StatusOr<DevicePtr> AllocationTable::Import(UniqueFd exported, uint64_t bytes) {
     return absl::InvalidArgumentError("importing device memory: the descriptor has none, or less");
   }
   const MutexLock lock(&mutex_);
-  return Add(std::move(exported), bytes, 0, /*shared=*/true);
+  return AddShared(std::move(exported), bytes, 0);
 }
 
-StatusOr<DevicePtr> AllocationTable::Add(UniqueFd fd, uint64_t bytes, uint64_t counted,
-                                         bool shared) {
+StatusOr<DevicePtr> AllocationTable::AddShared(UniqueFd fd, uint64_t bytes, uint64_t counted) {
   CAIRN_ASSIGN_OR_RETURN(
       Mapping mapping, Mapping::MapSealed(fd.get(), 0, bytes, PROT_READ | PROT_WRITE, MAP_SHARED));
-  const DevicePtr at = Address(mapping.data());
-  used_ += counted;
-  allocations_[at] = {std::make_shared<const Mapping>(std::move(mapping)),
-                      shared ? std::move(fd) : UniqueFd(), counted};
+  char* const data = mapping.data();
+  return Add(data,
+             {std::make_shared<const Mapping>(std::move(mapping)), bytes, std::move(fd), counted});
+}
+
+DevicePtr AllocationTable::Add(char* data, Allocation allocation) {
+  used_ += allocation.counted;
+  const DevicePtr at = Address(data);
+  allocations_[at] = std::move(allocation);
   return at;
 }
 
@@ -155,8 +167,8 @@ StatusOr<AllocationTable::Held> AllocationTable::Hold(DevicePtr at, uint64_t byt
   const auto after = allocations_.upper_bound(at);
   if (after != allocations_.begin()) {
     const auto& [start, allocation] = *std::prev(after);
-    const uint64_t length = allocation.mapping->length();
-    if (at - start <= length && bytes <= length - (at - start)) return allocation.mapping;
+    const uint64_t length = allocation.bytes;
+    if (at - start <= length && bytes <= length - (at - start)) return allocation.memory;
   }
   return absl::InvalidArgumentError("the device memory is not of one allocation");
 }

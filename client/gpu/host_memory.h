@@ -34,7 +34,7 @@ class RegistrationTable {
   std::map<uintptr_t, uint64_t> bytes_by_start_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Device memory: memfds that are mapped here. Thread-safe.
+// Device memory: huge pages of this process, or a mapped memfd where it is for others, too. Thread-safe.
 class AllocationTable {
  public:
   explicit AllocationTable(uint64_t limit) : limit_(limit) {}
@@ -48,18 +48,20 @@ class AllocationTable {
   DeviceMemory memory() const;
 
   // Keeps the memory that [at, at + bytes) lies in. INVALID_ARGUMENT when that is not one allocation.
-  using Held = std::shared_ptr<const Mapping>;
+  using Held = std::shared_ptr<const void>;
   StatusOr<Held> Hold(DevicePtr at, uint64_t bytes) const;
 
  private:
   struct Allocation {
-    Held mapping;
+    Held memory;
+    uint64_t bytes = 0;
     UniqueFd fd;  // of shared memory
     uint64_t counted = 0;
   };
 
-  StatusOr<DevicePtr> Add(UniqueFd fd, uint64_t bytes, uint64_t counted, bool shared)
+  StatusOr<DevicePtr> AddShared(UniqueFd fd, uint64_t bytes, uint64_t counted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  DevicePtr Add(char* data, Allocation allocation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uint64_t limit_;
   mutable Mutex mutex_;

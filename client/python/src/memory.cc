@@ -6,9 +6,8 @@
 
 #include <utility>
 
+#include "client/cpp/huge_memory.h"
 #include "client/python/src/call.h"
-#include "common/fd.h"
-#include "common/keys.h"
 #include "common/zip.h"
 
 namespace cairn::python {
@@ -42,20 +41,12 @@ void Sources::Add(const py::handle& where, uint64_t length) {
   list_.push_back({view.buf, length});
 }
 
-// Hugepages where the machine has them: a load faults every page once, and 4 KiB faults would cost
-// more than the copy. The threads that copy fault them in, and their blocks end where hugepages do:
-// when two threads fault one page at once, each clears one and the slower throws its own away.
 StatusOr<Region> MakeMemory(uint64_t length) {
-  constexpr uint64_t kHugePage = 2 << 20;
-  static_assert(cairn::kBlockBytes % kHugePage == 0);
   if (length == 0) return Region{};
-  const uint64_t slack = length >= kHugePage ? kHugePage : 0;  // never touched, so never there
-  CAIRN_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Anonymous(length + slack));
-  madvise(mapping.data(), mapping.length(), MADV_HUGEPAGE);  // only faster where it works
-  madvise(mapping.data(), mapping.length(), MADV_DODUMP);    // the caller's own memory from here on
-  auto owner = std::make_shared<Mapping>(std::move(mapping));
-  const uint64_t past = reinterpret_cast<uintptr_t>(owner->data()) % kHugePage;
-  char* const data = owner->data() + (slack == 0 || past == 0 ? 0 : kHugePage - past);
+  CAIRN_ASSIGN_OR_RETURN(client::HugeMemory memory, client::HugeMemory::Make(length));
+  madvise(memory.data(), length, MADV_DODUMP);  // the caller's own memory from here on
+  auto owner = std::make_shared<client::HugeMemory>(std::move(memory));
+  char* const data = owner->data();
   return Region{std::move(owner), data, length};
 }
 
