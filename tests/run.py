@@ -6,7 +6,7 @@ that dies counts as one failure, with its last output. Two lanes of stages run s
 (driver/schedule.py); the end shows what each took.
 
     tests/run.py --tier ordinary      what any user can run (make test)
-    tests/run.py --tier all           also root, cgroups, another uid, torch 2, lint, both demos, a soak of
+    tests/run.py --tier all           also root, cgroups, another uid, torch 2, lint, the demos, a soak of
                                       two minutes, mutants, fuzzing, sanitizers
     tests/run.py --only unit,python   some stages
     tests/run.py --filter REGEX       of the C++ programs, some
@@ -30,6 +30,7 @@ FAILURES_IN_FULL = 3
 SUITES = ("python", "faults", "e2e")
 DEMO = [sys.executable, "hack/demo/run.py"]
 DEMO_CLUSTER = [sys.executable, "hack/demo/cluster.py"]
+DEMO_WEIGHTS = [sys.executable, "hack/demo/weights.py"]
 LINT = [sys.executable, "hack/lint.py"]
 SOAK = [sys.executable, "tests/soak/soak.py", "--minutes", "2"]
 
@@ -53,6 +54,12 @@ STAGES = [
         Lane.FRONT,
         False,
         stages.command_stage("demo-cluster", DEMO_CLUSTER, 900),
+    ),
+    Stage(
+        "demo-weights",
+        Lane.FRONT,
+        False,
+        stages.command_stage("demo-weights", DEMO_WEIGHTS, 300),
     ),
     Stage("soak", Lane.FRONT, False, stages.command_stage("soak", SOAK, 600)),
     Stage(

@@ -320,7 +320,14 @@ def catch_mid_save(trainers: Trainers, session, min_step: int, strike) -> tuple[
 
 
 def digest(path: Path) -> str:
-    """SHA-256 over every tensor of a saved end state, in order of its name."""
+    """Of a saved end state."""
+    import torch
+
+    return digest_of(torch.load(path))
+
+
+def digest_of(state: object) -> str:
+    """SHA-256 over every tensor's name, dtype, shape and bytes, in order of the names."""
     import torch
 
     sha = hashlib.sha256()
@@ -338,7 +345,7 @@ def digest(path: Path) -> str:
         else:
             sha.update(f"{name}={value!r}".encode())
 
-    add("", torch.load(path))
+    add("", state)
     return sha.hexdigest()
 
 
