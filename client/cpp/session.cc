@@ -244,7 +244,9 @@ class SessionImpl : public Session {
 
   StatusOr<CheckpointInfo> WaitAfter(Step step, absl::Duration timeout, Attempt head,
                                      Revision revision) override {
-    if (step < 0) return absl::InvalidArgumentError(absl::StrCat("step: ", step, " is below 0"));
+    if (step < kNoStep) {
+      return absl::InvalidArgumentError(absl::StrCat("step: ", step, " is below -1"));
+    }
     return WaitFor(ToWire(CheckpointRef{}, options_.job), Level::kCached, {step, head, revision},
                    timeout);
   }

@@ -199,7 +199,7 @@ class Session : public std::enable_shared_from_this<Session> {
   virtual StatusOr<Listing> List(const std::string& path) = 0;
   virtual StatusOr<CheckpointInfo> Wait(const CheckpointRef& checkpoint, Level level,
                                         absl::Duration timeout) = 0;
-  // The first complete step above `after`, or the newest one if another attempt or decision is at the
+  // The first complete step above `step` (kNoStep: any), or the newest one if another attempt or decision is at the
   // head of the line by then: other than `head`, with 0 other than now. With `revision` >= 0 also a
   // newer revision of the step.
   virtual StatusOr<CheckpointInfo> WaitAfter(Step step, absl::Duration timeout, Attempt head = 0,

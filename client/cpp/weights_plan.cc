@@ -66,6 +66,7 @@ StatusOr<Box> CutOut(const IndexedTensor& tensor, const Shard& shard) {
     return absl::InvalidArgumentError(
         absl::StrCat("shard: rank ", shard.rank, " of ", shard.of, "; ranks begin at 0"));
   }
+  if (tensor.shape.empty()) return Box{};
   CAIRN_ASSIGN_OR_RETURN(const size_t dim, Dimension(tensor, shard.dim));
   const uint64_t n = tensor.shape[dim];
   const uint64_t each = n / shard.of + (n % shard.of != 0 ? 1 : 0);

@@ -19,7 +19,7 @@ struct Slice {
   uint64_t end = 0;
 };
 // What `rank` of `of` has along `dim`, as torch.chunk and DTensor cut: all ranks get ceil(n / of) elements while there
-// are any.
+// are any. A scalar is whole for every rank.
 struct Shard {
   uint64_t rank = 0;
   uint64_t of = 1;

@@ -1,3 +1,4 @@
+// One file: one class, whose threads share all of its state.
 #include "client/gpu/weight_stream.h"
 
 #include <unistd.h>

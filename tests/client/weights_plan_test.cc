@@ -142,6 +142,13 @@ TEST(WeightsPlan, ShardsAreCutAsTorchChunks) {
   EXPECT_EQ(MakePlan(index, Cut("w", Shard{~uint64_t{0} - 1, ~uint64_t{0}}))->tensors[0].bytes, 0u);
 }
 
+TEST(WeightsPlan, AScalarIsWholeForEveryRank) {
+  const WeightsIndex index{{"a"}, {Whole("s", "F64", {}, 0), Whole("w", "F64", {4}, 8)}};
+  const Plan plan = *MakePlan(index, Cut("*", Shard{1, 2}));
+  EXPECT_EQ(plan.tensors[0].bytes, 8u);
+  EXPECT_EQ(plan.tensors[1].bytes, 16u);
+}
+
 TEST(WeightsPlan, AScalarAndAnEmptyTensorAreTensors) {
   const WeightsIndex index{{"a"}, {Whole("s", "F64", {}, 0), Whole("e", "F64", {0, 4}, 8)}};
   const Plan plan = *MakePlan(index, {});

@@ -1,5 +1,7 @@
 // Streams of weights into a device (client/gpu/weight_stream.h): into the host device, the GPU where there is one, and
 // with faults.
+//
+// One file: one small vocabulary (a model, a source, a stream), over a device and without one.
 #include "client/gpu/weight_stream.h"
 
 #include <gmock/gmock.h>

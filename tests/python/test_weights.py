@@ -1,4 +1,7 @@
-"""Weights: published as safetensors files, streamed into the host's device (docs/weights.md)."""
+"""Weights: published as safetensors files, streamed into the host's device (docs/weights.md).
+
+One file: each case publishes and streams in the few words at the top.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -387,6 +391,40 @@ def test_a_consumer_waits_for_the_next_version(c: cairn.Connection) -> None:
     version = c.wait_after(seen, timeout=5)
     assert version.step == 2
     same(dict(stream(c, version.step, "cpu")), {"w": torch.tensor([2.0])})
+
+
+def test_a_consumer_follows_and_may_be_there_first(
+    node: Node, c: cairn.Connection, request: pytest.FixtureRequest
+) -> None:
+    came: list[tuple[int, float]] = []
+    with contextlib.closing(connect(request, rank=-1)) as reader:
+
+        def consume() -> None:
+            for version in cairn.weights.follow(reader, "cpu", names="w"):
+                came.append((version.step, float(dict(version)["w"])))
+                if version.step == 2:
+                    return
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        for step in range(3):
+            publish(c, step, {"w": torch.tensor(float(step))})
+        consumer.join(20)
+        assert not consumer.is_alive()
+    assert came[-1] == (2, 2.0) and all(step == value for step, value in came)
+    with pytest.raises(cairn.Timeout):
+        versions = cairn.weights.follow(c, "cpu", timeout=0.2)
+        next(versions)
+        next(versions)
+
+
+def test_to_wait_for_any_step_is_to_wait_after_minus_one(
+    c: cairn.Connection, request: pytest.FixtureRequest
+) -> None:
+    with pytest.raises(cairn.Timeout):
+        c.wait_after(-1, timeout=0.1)
+    publish(c, 0, {"w": torch.tensor(1)})
+    assert c.wait_after(-1, timeout=5).step == 0
 
 
 # --- bad input

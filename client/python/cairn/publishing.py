@@ -1,0 +1,205 @@
+"""Publishing weights; see `cairn.weights`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cairn import _native, arguments, paths
+from cairn.connection import Connection
+from cairn.errors import InvalidArgument
+from cairn.payload import Payload
+from cairn.step import Step
+from cairn.tensor_types import dtype_name, torch_module
+
+PARTS_KEY = "cairn.parts"  # client/cpp/weights_index.h
+_HEAD_BYTES = 1 << 16  # of a safetensors file: most headers are shorter
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One rank's part of a tensor: `tensor` is its box that begins at `start`; `shape` is the whole's."""
+
+    tensor: Any
+    shape: Sequence[int]
+    start: Sequence[int]
+
+
+def publish(
+    c: Connection,
+    step: int,
+    source: Any,
+    writers: int | None = None,
+    strict: bool = False,
+    *,
+    notes: Mapping[str, str] | None = None,
+    remove_files: bool = False,
+    timeout: float | None = None,
+) -> Step:
+    """Saves a model as a step that consumers stream. When it returns, the bytes have been copied.
+
+    Each rank of the job publishes what it has; together that is one index of tensors. Host tensors are
+    copied once, into the node's memory; tensors of a GPU go through this process's memory first.
+
+    Args:
+      source: a state dict or a module (a DTensor stands for this rank's part of it, and of a replicated
+          one the first replica is taken); a dict in which `Part`s say what this rank has; or the path of
+          a safetensors file, or several, which are read straight into the node's memory.
+      writers, strict, notes, timeout: as `Connection.step`.
+      remove_files: of files: each is removed once the step is committed.
+
+    Returns:
+      the step; `ok`, `error` and `complete` say what became of it.
+
+    Raises:
+      ValueError: a tensor that no safetensors file can hold, a file that is none; names it.
+      what `Connection.step` raises.
+    """
+    files = _files(source)
+    if remove_files and files is None:
+        raise InvalidArgument("remove_files: the source is no file")
+    alone = writers == 1 or c.world_size == 1
+    with (
+        contextlib.ExitStack() as held,
+        c.step(step, writers, strict, notes=notes, timeout=timeout) as s,
+    ):
+        if files is None:
+            rank, world = (0, 1) if alone else (c.rank, c.world_size)
+            payload = _payload(_state_dict(source), rank)
+            name = (
+                "model.safetensors" if alone else f"model-{rank + 1:05d}-of-{world:05d}.safetensors"
+            )
+            s._put(payload, name)
+        else:
+            for name, path in files.items():
+                s._put(_file_payload(path, held), name)
+    if remove_files and s.ok:
+        assert files is not None
+        for path in files.values():
+            os.unlink(path)
+    return s
+
+
+def _files(source: Any) -> dict[str, str] | None:
+    """{name: path} if the source is of files."""
+    if isinstance(source, (str, os.PathLike)):
+        source = [source]
+    elif isinstance(source, Mapping) or not isinstance(source, Sequence):
+        return None
+    named: dict[str, str] = {}
+    for path in source:
+        text = arguments.file_path("source", path)
+        name = os.path.basename(text)
+        paths.check_name(name)
+        if named.setdefault(name, text) != text or list(source).count(path) > 1:
+            raise InvalidArgument(f"source: two files are called {name!r}")
+    if not named:
+        raise InvalidArgument("source: no file")
+    return named
+
+
+def _state_dict(source: Any) -> Mapping[str, Any]:
+    if isinstance(source, Mapping):
+        return source
+    state_dict = getattr(source, "state_dict", None)
+    if state_dict is None:
+        raise InvalidArgument(
+            f"source: {type(source).__name__} is no state dict, module or path of a safetensors file"
+        )
+    found = state_dict()
+    assert isinstance(found, Mapping)
+    return found
+
+
+def _payload(state: Mapping[str, Any], rank: int) -> Payload:
+    torch = torch_module()
+    tensors: list[Any] = []
+    entries: list[tuple[str, str, list[int]]] = []
+    parts: dict[str, dict[str, list[int]]] = {}
+    for name, value in state.items():
+        part = _part(torch, name, value)
+        if part is None:
+            continue
+        tensor = part.tensor
+        if (
+            not isinstance(tensor, torch.Tensor)
+            or tensor.layout != torch.strided
+            or tensor.is_quantized
+        ):
+            kind = getattr(tensor, "layout", type(tensor).__name__)
+            raise InvalidArgument(f"tensor {name!r}: {kind} has no place in a safetensors file")
+        tensor = tensor.detach()
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg()
+        tensor = tensor.to("cpu").contiguous()
+        tensors.append(tensor)
+        entries.append((name, dtype_name(torch, name, tensor), list(tensor.shape)))
+        shape, start = list(part.shape), list(part.start)
+        if shape != list(tensor.shape) or any(start):
+            parts[name] = {"shape": shape, "start": start}
+    metadata = {"format": "pt"}
+    if parts:
+        metadata[PARTS_KEY] = json.dumps(parts, separators=(",", ":"))
+    head, order = _native.safetensors_head(entries, metadata)
+    sources: list[tuple[Any, int]] = [(head, len(head))]
+    for i in order:
+        bytes_of = tensors[i].numel() * tensors[i].element_size()
+        if bytes_of:
+            sources.append((tensors[i].data_ptr(), bytes_of))
+    return Payload("safetensors", sources=sources, keep=tensors)
+
+
+def _part(torch: Any, name: str, value: Any) -> Part | None:
+    """What this rank saves of a value; None: another rank does."""
+    if isinstance(value, Part):
+        return value
+    if hasattr(value, "device_mesh") and hasattr(value, "placements"):
+        return _dtensor_part(name, value)
+    if not isinstance(value, torch.Tensor):
+        raise InvalidArgument(f"tensor {name!r} is a {type(value).__name__}, no tensor")
+    return Part(value, tuple(value.shape), (0,) * value.dim())
+
+
+def _dtensor_part(name: str, value: Any) -> Part | None:
+    try:
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    except ImportError:
+        from torch.distributed._tensor._utils import (  # torch before 2.5
+            compute_local_shape_and_global_offset,
+        )
+    mesh, placements = value.device_mesh, value.placements
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return None  # a rank outside the mesh
+    for place, placement in zip(coordinate, placements, strict=True):
+        if placement.is_partial():
+            raise InvalidArgument(f"tensor {name!r} is partial: reduce it before it is published")
+        if placement.is_replicate() and place != 0:
+            return None
+    local = value.to_local()
+    shape, start = compute_local_shape_and_global_offset(value.shape, mesh, placements)
+    if tuple(shape) != tuple(local.shape):
+        raise InvalidArgument(
+            f"tensor {name!r}: this rank has {tuple(local.shape)} of it, by its placements {tuple(shape)}"
+        )
+    if 0 in local.shape:
+        return None
+    return Part(local, tuple(value.shape), tuple(start))
+
+
+def _file_payload(path: str, held: contextlib.ExitStack) -> Payload:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    held.callback(os.close, descriptor)
+    size = os.fstat(descriptor).st_size
+    head = os.pread(descriptor, _HEAD_BYTES, 0)
+    try:
+        wanted = _native.check_safetensors(head, size)
+        if wanted > len(head):
+            _native.check_safetensors(os.pread(descriptor, wanted, 0), size)
+    except ValueError as error:
+        raise InvalidArgument(f"{path}: {error}") from None
+    return Payload("safetensors", sources=[((descriptor, 0), size)])

@@ -1,0 +1,378 @@
+"""Streaming weights; see `cairn.weights`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from cairn import _native, arguments, info
+from cairn.connection import Connection
+from cairn.errors import InvalidArgument, NotFound
+from cairn.tensor_types import torch_dtype, torch_module
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """What `rank` of `of` has along `dim`, as torch.chunk and DTensor cut. Scalars are whole for every rank."""
+
+    rank: int
+    of: int
+    dim: int = 0
+
+    def _cut(self, pattern: str) -> tuple[str, str, int, int, int]:
+        rank = _not_negative("Shard.rank", self.rank)
+        of = _not_negative("Shard.of", self.of)
+        return pattern, "shard", rank, of, arguments.integer_of_32_bits("Shard.dim", self.dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """The elements [begin, end) along `dim`."""
+
+    begin: int
+    end: int
+    dim: int = 0
+
+    def _cut(self, pattern: str) -> tuple[str, str, int, int, int]:
+        begin = _not_negative("Slice.begin", self.begin)
+        end = _not_negative("Slice.end", self.end)
+        return pattern, "slice", begin, end, arguments.integer_of_32_bits("Slice.dim", self.dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorInfo:
+    """A published tensor; `dtype` as safetensors writes it, `parts`: from how many writers it comes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    parts: int
+
+
+def _not_negative(field: str, value: Any) -> int:
+    number = arguments.integer_of_64_bits(field, value)
+    if number < 0:
+        raise InvalidArgument(f"{field}: {number} is below 0")
+    return number
+
+
+# What is wanted of tensors that match a pattern.
+Cuts = Shard | Slice | Mapping[str, "Shard | Slice"]
+
+
+class Stream:
+    """Tensors of one step, on their way into a device. Iterate over it for (name, tensor), or over
+    `buckets()` for what arrives together. One thread at a time; leaving its `with`, or `close`, stops it.
+
+    Attributes:
+      job, step, attempt, revision: of what it streams.
+    """
+
+    def __init__(
+        self,
+        weights: _native.Weights,
+        native: _native.WeightStream,
+        make: Callable[[str, str, tuple[int, ...], int, int, Any], Any],
+    ) -> None:
+        self._weights = weights
+        self._native: _native.WeightStream | None = native
+        self._make = make
+        self.job, self.step, self.attempt, self.revision = weights.key()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._native is None else "open"
+        return f"<cairn.weights.Stream of {self.job}/{self.step}, {state}>"
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for bucket in self.buckets():
+            yield from bucket.items()
+
+    def buckets(self) -> Iterator[dict[str, Any]]:
+        """What arrives together, {name: tensor}. Of views: they are valid until the next bucket is taken."""
+        while self._native is not None:
+            bucket = self._native.next()
+            if not bucket:
+                self.close()
+                return
+            yield {tensor[0]: self._make(*tensor) for tensor in bucket}
+
+    def for_each_bucket(self, callback: Callable[[dict[str, Any]], object]) -> None:
+        """Calls it with each bucket; the next ones are brought meanwhile."""
+        for bucket in self.buckets():
+            callback(bucket)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """How many bytes and blocks came, where they were checked ("host_because": why not on the device),
+        how many were read again, on how many threads."""
+        if self._native is not None:
+            self._last = self._native.stats()
+        return dict(self._last)
+
+    def close(self) -> None:
+        """Stops it, and lets the step go. Tensors that were handed out stay, views do not."""
+        if self._native is None:
+            return
+        self._last = self._native.stats()
+        self._native.close()
+        self._native = None
+        self._weights.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _exception: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def stream(
+    c: Connection,
+    step: int | None = None,
+    device: Any = None,
+    *,
+    names: Iterable[str] | None = None,
+    slices: Cuts | None = None,
+    views: bool = False,
+    check: str = "auto",
+    bucket_bytes: int = 0,
+    ahead: int | None = None,
+    threads: int = 0,
+    job: str | None = None,
+    attempt: int = 0,
+    revision: int = -1,
+) -> Stream:
+    """Streams the tensors of a published step into a device, in layer order; no tensor is handed out before
+    all its blocks have been compared with their checksums.
+
+    Args:
+      step: which one; None: the latest.
+      device: "cuda", "cuda:1", "cpu", a torch.device; None: the GPU if there is one.
+      names: names, or patterns as in a shell; None: all tensors.
+      slices: what is wanted of them: a `Shard` or `Slice` of each, or {pattern: one}, of which the first
+          that matches counts.
+      views: tensors lie in two buffers of the stream's own, and are valid until the next bucket is taken.
+      check: "auto", "device" or "host", where checksums are taken; "none": not at all.
+      bucket_bytes: how much is handed out at once; 0: 64 MiB, of views up to 256. The first is at most 16
+          MiB, so that the first layer comes early.
+      ahead: how many buckets are brought before they are taken; 2.
+      threads: that read; 0: as many as processors, up to 8.
+      job, attempt, revision: of another job than the connection's; of a checkpoint that the line left.
+
+    Raises (here, or from the iteration):
+      cairn.NotFound: no such step.
+      ValueError: a step without safetensors objects; a name, pattern, slice or rank that does not fit; a
+          tensor whose parts leave a hole or overlap.
+      cairn.Corrupt: a block matches its checksum in no copy; names tensor and block.
+      cairn.Unavailable: no such device; `cairn.gpu.available()` says why.
+      torch.cuda.OutOfMemoryError: no room for a tensor.
+    """
+    torch = torch_module()
+    which = _device(torch, device)
+    placer = None if views or which.type == "cpu" else _Placer(torch, which)
+    number = _native.NO_STEP if step is None else _not_negative("step", step)
+    weights = c._session().open_weights(
+        c.job if job is None else job, number, attempt, revision, 0.0
+    )
+    try:
+        native = _native.WeightStream(
+            weights=weights,
+            device=_native.HOST_DEVICE if which.type == "cpu" else which.index,
+            names=_names(names),
+            cuts=_cuts(slices),
+            place=placer,
+            caller=None if which.type == "cpu" else torch.cuda.current_stream(which).cuda_stream,
+            views=arguments.boolean("views", views),
+            bucket_bytes=_not_negative("bucket_bytes", bucket_bytes),
+            ahead=None if ahead is None else _not_negative("ahead", ahead),
+            threads=_not_negative("threads", threads),
+            check=arguments.text("check", check),
+            ring=False,
+        )
+    except BaseException:
+        weights.close()
+        raise
+    return Stream(weights, native, placer.take if placer else _maker(torch, which))
+
+
+def follow(
+    c: Connection, device: Any = None, *, timeout: float | None = None, **wanted: Any
+) -> Iterator[Stream]:
+    """Streams of the latest version, and then of each that comes; who is late gets the newest. A version that
+    was replaced or removed before it could be opened is left out. Also when the job goes back to an older
+    version, that one comes.
+
+        for version in cairn.weights.follow(c, "cuda"):
+            for name, tensor in version:
+                ...
+
+    Args:
+      timeout: seconds to wait for the next version; the connection's when None.
+      wanted: `names`, `slices`, `views` and more, as of `stream`.
+
+    Raises:
+      cairn.Timeout: there was none in that time.
+      as `stream`.
+    """
+    torch_module()  # takes seconds the first time: before a version comes, not after
+    seen: info.Latest | None = None
+    while True:
+        try:
+            if seen is not None:
+                c.wait_after(seen, timeout)
+            latest = c.latest()
+        except NotFound:
+            c.wait_after(_native.NO_STEP, timeout)
+            continue
+        seen = latest
+        try:
+            version = stream(
+                c,
+                latest.step,
+                device,
+                attempt=latest.attempt,
+                revision=latest.revision,
+                **wanted,
+            )
+        except NotFound:
+            continue
+        with version:
+            yield version
+
+
+def index(c: Connection, step: int | None = None, job: str | None = None) -> list[TensorInfo]:
+    """The tensors of a published step, in layer order.
+
+    Raises:
+      as `stream`.
+    """
+    number = _native.NO_STEP if step is None else _not_negative("step", step)
+    weights = c._session().open_weights(c.job if job is None else job, number, 0, -1, 0.0)
+    try:
+        return [TensorInfo(*tensor) for tensor in weights.tensors()]
+    finally:
+        weights.close()
+
+
+@contextlib.contextmanager
+def files(
+    c: Connection, step: int | None = None, job: str | None = None
+) -> Iterator[dict[str, str]]:
+    """The step's safetensors files, {name: path}, for loaders that take paths; valid within the `with`:
+
+        with cairn.weights.files(c, 12) as paths:
+            state = {k: v for p in paths.values() for k, v in safetensors.torch.load_file(p).items()}
+
+    Raises:
+      as `stream`.
+    """
+    number = _native.NO_STEP if step is None else _not_negative("step", step)
+    session = c._session()
+    weights = session.open_weights(c.job if job is None else job, number, 0, -1, 0.0)
+    with contextlib.ExitStack() as held:
+        held.callback(weights.close)
+        key = weights.key()
+        paths_by_name = {}
+        for name in weights.objects():
+            opened = session.open(key[0], key[1], name, "file", 0.0, key[2], key[3])
+            held.callback(opened.close)
+            paths_by_name[name] = opened.path()
+        yield paths_by_name
+
+
+def _device(torch: Any, device: Any) -> Any:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        which = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgument(f"device: {error}") from None
+    if which.type not in ("cpu", "cuda"):
+        raise InvalidArgument(f"device: {device!r} is neither the host's nor a CUDA device")
+    if which.type == "cuda" and which.index is None:
+        current = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        which = torch.device("cuda", current)
+    return which
+
+
+def _names(names: Iterable[str] | None) -> list[str]:
+    if names is None:
+        return []
+    if isinstance(names, str):
+        names = [names]
+    wanted = [arguments.text("names", name) for name in names]
+    if not wanted:
+        raise InvalidArgument("names: nothing is named; None means all")
+    return wanted
+
+
+def _cuts(slices: Cuts | None) -> list[tuple[str, str, int, int, int]]:
+    if slices is None:
+        return []
+    if isinstance(slices, (Shard, Slice)):
+        slices = {"*": slices}
+    if not isinstance(slices, Mapping):
+        raise InvalidArgument(
+            f"slices: {slices!r} is no Shard, no Slice and no dict of them by pattern"
+        )
+    cuts = []
+    for pattern, cut in slices.items():
+        if not isinstance(cut, (Shard, Slice)):
+            raise InvalidArgument(f"slices[{pattern!r}]: {cut!r} is neither a Shard nor a Slice")
+        cuts.append(cut._cut(arguments.text("slices", pattern)))
+    return cuts
+
+
+class _Placer:
+    """Gives tensors of torch's own as destinations, and keeps them until they are handed out."""
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._torch = torch
+        self._device = device
+        self._placed: dict[str, Any] = {}
+
+    def __call__(self, name: str, dtype: str, shape: tuple[int, ...]) -> int:
+        kind = torch_dtype(self._torch, name, dtype)
+        tensor = self._torch.empty(shape, dtype=kind, device=self._device)
+        self._placed[name] = tensor
+        return int(tensor.data_ptr())
+
+    def take(self, name: str, *_: Any) -> Any:
+        return self._placed.pop(name)
+
+
+class _DeviceBytes:
+    """Bytes of a GPU that torch makes a tensor of."""
+
+    def __init__(self, address: int, length: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (length,),
+            "typestr": "|u1",
+            "version": 2,
+        }
+
+
+def _maker(torch: Any, device: Any) -> Callable[[str, str, tuple[int, ...], int, int, Any], Any]:
+    """What makes a tensor of memory that the stream gave."""
+
+    def make(
+        name: str, dtype: str, shape: tuple[int, ...], length: int, address: int, region: Any
+    ) -> Any:
+        kind = torch_dtype(torch, name, dtype)
+        if length == 0:
+            return torch.empty(shape, dtype=kind, device=device)
+        if device.type == "cpu":
+            raw = torch.frombuffer(region, dtype=torch.uint8)
+        else:
+            raw = torch.as_tensor(_DeviceBytes(address, length), device=device)
+        return raw.view(kind).reshape(shape)
+
+    return make
