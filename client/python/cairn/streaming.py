@@ -16,7 +16,7 @@ from cairn.tensor_types import torch_dtype, torch_module
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """What `rank` of `of` has along `dim`, as torch.chunk and DTensor cut. Scalars are whole for every rank."""
+    """What `rank` of `of` has along `dim`, as torch.chunk and DTensor cut. Every rank has scalars whole."""
 
     rank: int
     of: int
