@@ -152,6 +152,10 @@ StatusOr<uint64_t> TensorBytes(absl::string_view dtype, absl::Span<const uint64_
   // A dimension of 0 makes the tensor empty, but does not excuse the others: strides multiply them too.
   uint64_t elements = 1;
   bool empty = false;
+  if (shape.size() > kMaxTensorDims) {
+    return absl::InvalidArgumentError(absl::StrCat("shape: ", shape.size(),
+                                                   " dimensions, more than ", kMaxTensorDims));
+  }
   for (uint64_t n : shape) {
     if (n == 0) {
       empty = true;

@@ -36,7 +36,10 @@ struct SafetensorsHeader {
 
 // Bits of one element; 0 for what is no dtype of the format.
 uint32_t DtypeBits(absl::string_view dtype);
-// Bytes of a tensor. INVALID_ARGUMENT for an unknown dtype, a size beyond 2^63, and elements that do not fill bytes.
+// Frameworks have at most 64 dimensions. What a plan costs grows with their number, and a header could name millions.
+inline constexpr size_t kMaxTensorDims = 64;
+// Bytes of a tensor. INVALID_ARGUMENT for an unknown dtype, more dimensions than that, a size beyond 2^63, and elements
+// that do not fill bytes.
 StatusOr<uint64_t> TensorBytes(absl::string_view dtype, absl::Span<const uint64_t> shape);
 
 // The format's own bound on the JSON.

@@ -33,7 +33,8 @@ StatusOr<UniqueFd> PrivateMemory(uint64_t bytes) {
 
 // The same file, opened for direct reads; invalid where it cannot be.
 UniqueFd OpenDirect(int fd) {
-  return UniqueFd(open(absl::StrCat("/proc/self/fd/", fd).c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
+  return UniqueFd(
+      open(absl::StrCat("/proc/self/fd/", fd).c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
 }
 
 // Reads [offset, offset+length) and up to the end of its last page. False: not so, read it as usual.
@@ -43,8 +44,8 @@ bool ReadDirect(int fd, uint64_t offset, uint64_t length, void* into) {
   if (fd < 0 || offset % kPageBytes != 0 || address % kPageBytes != 0) return false;
   uint64_t done = 0;
   while (done < length) {
-    const ssize_t n = pread(fd, static_cast<char*>(into) + done, pages - done,
-                            static_cast<off_t>(offset + done));
+    const ssize_t n =
+        pread(fd, static_cast<char*>(into) + done, pages - done, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) return false;
     const auto got = static_cast<uint64_t>(n);

@@ -227,28 +227,38 @@ bool Separate(const std::vector<size_t>& dims, Group group, Parts* parts,
   return false;
 }
 
+// A second's work; no known way of sharding needs any.
+constexpr uint64_t kMostPairs = uint64_t{1} << 25;
+
 // What two of the parts both hold. Parts that were cut one dimension after the other, as all known ways of sharding
 // do, cost n log n; only those that interlock are compared pair by pair.
-std::optional<Box> FindOverlap(const std::vector<uint64_t>& whole, Parts parts) {
+StatusOr<std::optional<Box>> FindOverlap(const std::vector<uint64_t>& whole, Parts parts) {
   std::vector<size_t> dims;
   for (size_t d = 0; d < whole.size(); ++d) {
     if (whole[d] > 1) dims.push_back(d);
   }
   std::vector<Group> groups = {{0, parts.size()}};
+  uint64_t pairs = 0;
   while (!groups.empty()) {
     const Group group = groups.back();
     groups.pop_back();
     if (group.second - group.first < 2 || Separate(dims, group, &parts, &groups)) continue;
+    const uint64_t count = group.second - group.first;
+    pairs += count * (count - 1) / 2;
+    if (pairs > kMostPairs) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("its parts interlock in more ways than are looked at: ", kMostPairs));
+    }
     for (size_t i = group.first; i < group.second; ++i) {
       for (size_t j = i + 1; j < group.second; ++j) {
         if (!Overlap(*parts[i], *parts[j])) continue;
         Box box = BoxOf(*parts[i]);
         (void)Clip(*parts[j], &box);
-        return box;
+        return std::optional<Box>(box);
       }
     }
   }
-  return std::nullopt;
+  return std::optional<Box>();
 }
 
 // Neither overflows for what lies within a whole that TensorBytes accepts, and for parts without an overlap.
@@ -432,9 +442,11 @@ Status CheckWhole(const IndexedTensor& tensor) {
     CAIRN_RETURN_IF_ERROR(Annotate(CheckWithin(part, tensor.shape), name));
     if (!IsEmpty(part.shape)) parts.push_back(&part);
   }
-  if (const auto overlap = FindOverlap(tensor.shape, parts); overlap.has_value()) {
+  const StatusOr<std::optional<Box>> overlap = FindOverlap(tensor.shape, parts);
+  if (!overlap.ok()) return Annotate(overlap.status(), name);
+  if (overlap->has_value()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name, ": two parts hold ", overlap->DebugString()));
+        absl::StrCat(name, ": two parts hold ", (*overlap)->DebugString()));
   }
   const Box whole{std::vector<uint64_t>(tensor.shape.size(), 0), tensor.shape};
   if (ElementsHeld(whole, parts) == Elements(whole)) return absl::OkStatus();

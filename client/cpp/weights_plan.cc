@@ -3,9 +3,11 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/keys.h"
@@ -14,15 +16,59 @@
 namespace cairn::client {
 namespace {
 
+// Of one plan: a quarter of a gigabyte. A slice along one dimension takes one or three in each block.
+constexpr uint64_t kMostPieces = uint64_t{1} << 22;
+
 // A box of a tensor's elements.
 struct Box {
   std::vector<uint64_t> start;
   std::vector<uint64_t> shape;
 };
 
-bool Matches(const std::string& pattern, const std::string& name) {
-  return pattern == name || fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-}
+// Patterns and names, of which each name finds those that match it: the names of tensors by themselves, and only what is
+// no tensor's name as a pattern.
+class Patterns {
+ public:
+  Patterns(const std::vector<std::string>& patterns, const WeightsIndex& index)
+      : matched_(patterns.size(), false) {
+    absl::flat_hash_set<absl::string_view> tensors;
+    for (const IndexedTensor& tensor : index.tensors) tensors.insert(tensor.name);
+    for (size_t i = 0; i < patterns.size(); ++i) {
+      if (tensors.contains(patterns[i])) {
+        names_[patterns[i]].push_back(i);
+      } else {
+        patterns_.emplace_back(patterns[i], i);
+      }
+    }
+  }
+
+  // The first that matches.
+  std::optional<size_t> Match(const std::string& name) {
+    std::optional<size_t> first;
+    const auto matches = [&](size_t i) {
+      matched_[i] = true;
+      first = std::min(first.value_or(i), i);
+    };
+    if (const auto found = names_.find(name); found != names_.end()) {
+      for (size_t i : found->second) matches(i);
+    }
+    for (const auto& [pattern, i] : patterns_) {
+      if (fnmatch(pattern.c_str(), name.c_str(), 0) == 0) matches(i);
+    }
+    return first;
+  }
+
+  std::optional<size_t> Unmatched() const {
+    const auto found = std::find(matched_.begin(), matched_.end(), false);
+    if (found == matched_.end()) return std::nullopt;
+    return found - matched_.begin();
+  }
+
+ private:
+  absl::flat_hash_map<std::string, std::vector<size_t>> names_;
+  std::vector<std::pair<std::string, size_t>> patterns_;
+  std::vector<bool> matched_;
+};
 
 std::string InQuotes(const std::string& name) { return absl::StrCat("\"", name, "\""); }
 
@@ -150,6 +196,11 @@ class Planner {
       }
       rows.from += part.begin;
       AddRows(number, part.object, rows);
+      if (pieces_ > kMostPieces) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("what is wanted lies in more than ", kMostPieces, " runs of bytes; ",
+                         InQuotes(tensor.name), " is the tensor that goes beyond"));
+      }
       size_t d = middle;
       while (d > 0 && ++at[d - 1] == both.shape[d - 1]) at[--d] = 0;
       if (d == 0) return absl::OkStatus();
@@ -201,10 +252,12 @@ class Planner {
     const auto [found, is_new] = by_place_.try_emplace({object, block}, blocks_.size());
     if (is_new) blocks_.push_back({object, block, {}});
     blocks_[found->second].pieces.push_back(piece);
+    ++pieces_;
   }
 
   std::vector<PlannedBlock> blocks_;
   absl::flat_hash_map<std::pair<uint32_t, uint64_t>, size_t> by_place_;
+  uint64_t pieces_ = 0;
 };
 
 }  // namespace
@@ -214,20 +267,13 @@ StatusOr<std::vector<const IndexedTensor*>> SelectTensors(const WeightsIndex& in
   std::vector<const IndexedTensor*> all;
   for (const IndexedTensor& tensor : index.tensors) all.push_back(&tensor);
   if (names.empty()) return all;
-  std::vector<bool> matched(names.size(), false);
+  Patterns patterns(names, index);
   std::vector<const IndexedTensor*> selected;
   for (const IndexedTensor* tensor : all) {
-    bool wanted = false;
-    for (size_t i = 0; i < names.size(); ++i) {
-      if (wanted && matched[i]) continue;
-      if (!Matches(names[i], tensor->name)) continue;
-      wanted = true;
-      matched[i] = true;
-    }
-    if (wanted) selected.push_back(tensor);
+    if (patterns.Match(tensor->name).has_value()) selected.push_back(tensor);
   }
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (!matched[i]) return NothingMatches("select", names[i], all);
+  if (const auto unmatched = patterns.Unmatched()) {
+    return NothingMatches("select", names[*unmatched], all);
   }
   return selected;
 }
@@ -235,21 +281,18 @@ StatusOr<std::vector<const IndexedTensor*>> SelectTensors(const WeightsIndex& in
 StatusOr<Plan> MakePlan(const WeightsIndex& index, const Selection& selection) {
   CAIRN_ASSIGN_OR_RETURN(const std::vector<const IndexedTensor*> selected,
                          SelectTensors(index, selection.names));
-  std::vector<bool> used(selection.cuts.size(), false);
+  std::vector<std::string> rules;
+  for (const Selection::Cut& cut : selection.cuts) rules.push_back(cut.pattern);
+  Patterns patterns(rules, index);
   Plan plan;
   Planner planner;
   for (const IndexedTensor* tensor : selected) {
     CAIRN_RETURN_IF_ERROR(CheckWhole(*tensor));
     Box wanted{std::vector<uint64_t>(tensor->shape.size(), 0), tensor->shape};
-    bool cut = false;
-    for (size_t i = 0; i < selection.cuts.size(); ++i) {
-      const Selection::Cut& rule = selection.cuts[i];
-      if (!Matches(rule.pattern, tensor->name)) continue;
-      used[i] = true;
-      if (cut) continue;
-      cut = true;
-      CAIRN_ASSIGN_OR_RETURN(
-          wanted, std::visit([&](const auto& what) { return CutOut(*tensor, what); }, rule.what));
+    if (const auto rule = patterns.Match(tensor->name)) {
+      CAIRN_ASSIGN_OR_RETURN(wanted,
+                             std::visit([&](const auto& what) { return CutOut(*tensor, what); },
+                                        selection.cuts[*rule].what));
     }
     const auto number = static_cast<uint32_t>(plan.tensors.size());
     CAIRN_ASSIGN_OR_RETURN(const uint64_t bytes, TensorBytes(tensor->dtype, wanted.shape));
@@ -258,8 +301,8 @@ StatusOr<Plan> MakePlan(const WeightsIndex& index, const Selection& selection) {
       CAIRN_RETURN_IF_ERROR(planner.Add(number, *tensor, wanted, part));
     }
   }
-  for (size_t i = 0; i < used.size(); ++i) {
-    if (!used[i]) return NothingMatches("slices", selection.cuts[i].pattern, selected);
+  if (const auto unmatched = patterns.Unmatched()) {
+    return NothingMatches("slices", rules[*unmatched], selected);
   }
   plan.blocks = std::move(planner).Finish();
   return plan;

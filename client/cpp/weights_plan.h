@@ -27,7 +27,8 @@ struct Shard {
 };
 
 struct Selection {
-  // Names, or patterns as in a shell ("model.layers.*"); all tensors when there are none.
+  // Names, or patterns as in a shell ("model.layers.*"); all tensors when there are none. What is a tensor's name is no
+  // pattern.
   std::vector<std::string> names;
   // The first whose pattern matches cuts a tensor; others are wanted whole.
   struct Cut {
@@ -75,7 +76,8 @@ StatusOr<std::vector<const IndexedTensor*>> SelectTensors(const WeightsIndex& in
                                                           const std::vector<std::string>& names);
 
 // INVALID_ARGUMENT, with the name, for a name or pattern that matches nothing, a pattern of a cut that matches no
-// selected tensor, a slice or dimension out of range, a rank beyond its size, elements that do not end at bytes, and as
+// selected tensor, a slice or dimension out of range, a rank beyond its size, elements that do not end at bytes, bytes in
+// millions of runs, and as
 // CheckWhole for each tensor selected.
 StatusOr<Plan> MakePlan(const WeightsIndex& index, const Selection& selection);
 

@@ -12,12 +12,15 @@ namespace cairn::gpu {
 ObjectSource::ObjectSource(std::shared_ptr<client::OpenObject> object)
     : object_(std::move(object)),
       what_(absl::StrCat(object_->checkpoint().DebugString(), " object ", object_->info().name)) {
-  std::string memory = object_->memory();
-  if (memory.empty()) return;
-  StatusOr<client::OpenObject::View> view = object_->Map();
-  if (!view.ok()) return;
-  view_ = *std::move(view);
-  memory_ = std::move(memory);
+  for (std::string memory = object_->memory(); !memory.empty();) {
+    StatusOr<client::OpenObject::View> view = object_->Map();
+    if (!view.ok()) return;
+    view_ = *std::move(view);
+    memory_ = std::exchange(memory, object_->memory());
+    if (memory == memory_) return;  // another thread may have opened another copy between the two
+  }
+  view_ = {};
+  memory_.clear();
 }
 
 uint64_t ObjectSource::BytesOf(uint64_t block) const {

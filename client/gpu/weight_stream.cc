@@ -131,15 +131,22 @@ class WeightStreamImpl {
   }
 
   StatusOr<std::vector<WeightStream::Tensor>> Next() {
-    StatusOr<std::vector<WeightStream::Tensor>> tensors = NextBucket();
-    if (!tensors.ok()) Fail(tensors.status());
-    return tensors;
+    std::vector<WeightStream::Tensor> tensors;
+    const Status status = client::Contain([&]() -> Status {
+      CAIRN_ASSIGN_OR_RETURN(tensors, NextBucket());
+      return absl::OkStatus();
+    });
+    if (status.ok()) return tensors;
+    Fail(status);
+    return status;
   }
 
   StreamStats stats() const {
     MutexLock lock(&mutex_);
     return stats_;
   }
+
+  void Stop() { Fail(absl::CancelledError("the stream was stopped")); }
 
  private:
   // --- before the first block
@@ -180,7 +187,7 @@ class WeightStreamImpl {
       while (buffers_.size() < kViewBuffers && refused.ok()) {
         StatusOr<DeviceBlock> buffer = NewDeviceBlock(device_, bytes);
         refused = buffer.status();
-        if (buffer.ok()) buffers_.push_back(*std::move(buffer));
+        if (buffer.ok()) buffers_.push_back(std::make_shared<DeviceBlock>(*std::move(buffer)));
       }
       if (!refused.ok() && !absl::IsResourceExhausted(refused)) return refused;
       // Somebody else took the memory since it was looked at.
@@ -239,12 +246,18 @@ class WeightStreamImpl {
   StatusOr<DevicePtr> MemoryFor(uint32_t tensor, size_t bucket) {
     const client::WantedTensor& wanted = plan_.tensors[tensor];
     if (options_.views && view_offset_[tensor] != kNoBuffer) {
-      return buffers_[bucket % buffers_.size()].get() + view_offset_[tensor];
+      return buffers_[bucket % buffers_.size()]->get() + view_offset_[tensor];
     }
     if (!options_.views && options_.place) return options_.place(wanted);
     if (wanted.bytes == 0) return DevicePtr{0};
     CAIRN_ASSIGN_OR_RETURN(owned_[tensor], NewDeviceBlock(device_, wanted.bytes));
     return owned_[tensor].get();
+  }
+
+  // What a view lies in.
+  std::shared_ptr<const void> BufferOf(uint32_t tensor, size_t bucket) const {
+    if (!options_.views || view_offset_[tensor] == kNoBuffer) return nullptr;
+    return buffers_[bucket % buffers_.size()];
   }
 
   Status Place(size_t bucket) {
@@ -293,7 +306,10 @@ class WeightStreamImpl {
   }
 
   void Work(Lane* lane) {
-    RunOnNode(device_->NumaNode());
+    (void)client::Contain([&] {
+      RunOnNode(device_->NumaNode());
+      return absl::OkStatus();
+    });
     size_t follows = buckets_.size();  // the bucket that the lane's stream has waited for
     Job job;
     while (Take(&job)) {
@@ -503,12 +519,14 @@ class WeightStreamImpl {
       CAIRN_RETURN_IF_ERROR(device_->Synchronize(states_[handed_].done.get()));
       CAIRN_RETURN_IF_ERROR(Compare(handed_));
       for (uint32_t tensor : buckets_[handed_].ends) {
-        tensors.push_back({&plan_.tensors[tensor], memory_[tensor], std::move(owned_[tensor])});
+        tensors.push_back({&plan_.tensors[tensor], memory_[tensor], std::move(owned_[tensor]),
+                           BufferOf(tensor, handed_)});
       }
-      states_[handed_] = {};
-      buckets_[handed_] = {};
       ++handed_;
-      Count(&StreamStats::buckets);
+      MutexLock lock(&mutex_);  // the lanes look here for blocks that are left
+      states_[handed_ - 1] = {};
+      buckets_[handed_ - 1] = {};
+      ++stats_.buckets;
     }
     return tensors;
   }
@@ -570,7 +588,7 @@ class WeightStreamImpl {
   std::vector<BucketState> states_;  // `left`, `copied` and `under_way`: guarded by mutex_
   std::vector<DevicePtr> memory_;    // of each tensor, once its first bucket is placed
   std::vector<DeviceBlock> owned_;
-  std::vector<DeviceBlock> buffers_;
+  std::vector<std::shared_ptr<DeviceBlock>> buffers_;
   std::vector<uint64_t> view_offset_;
   uint64_t buffer_bytes_ = 0;
   DeviceBlock sums_on_device_;
@@ -606,6 +624,9 @@ class ForkSafe : public WeightStream {
     }
     return stream_->Next();
   }
+  void Stop() override {
+    if (InItsProcess()) stream_->Stop();
+  }
   StreamStats stats() const override { return InItsProcess() ? stream_->stats() : StreamStats{}; }
 
  private:
@@ -622,7 +643,8 @@ Streamer::Streamer(std::unique_ptr<Device> device, const StreamerOptions& option
 
 Status Streamer::checks() {
   MutexLock lock(&mutex_);
-  if (!checks_.has_value()) {
+  // That memory was short is no answer for ever.
+  if (!checks_.has_value() || absl::IsResourceExhausted(*checks_)) {
     checks_ = [&]() -> Status {
       CAIRN_ASSIGN_OR_RETURN(const DeviceBlock sums,
                              NewDeviceBlock(device_.get(), kDeviceAlignment));

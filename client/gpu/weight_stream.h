@@ -77,7 +77,9 @@ class WeightStream {
   struct Tensor {
     const client::WantedTensor* wanted = nullptr;  // lives as long as the stream
     DevicePtr data = 0;
-    DeviceBlock owned;  // without `place` and `views`
+    DeviceBlock owned;  // without `place` and `views`, and of a view that is larger than a buffer
+    // What a view lies in: its memory stays, its content until the next call of Next.
+    std::shared_ptr<const void> buffer;
   };
 
   // Stops it: waits for the copies that are under way, not for those that are not.
@@ -88,6 +90,8 @@ class WeightStream {
   //   RESOURCE_EXHAUSTED  the device has no memory for a tensor
   //   what reading the source said; what `place` said
   virtual StatusOr<std::vector<Tensor>> Next() = 0;
+  // From any thread: a Next that waits, and each after it, answers CANCELLED.
+  virtual void Stop() = 0;
   virtual StreamStats stats() const = 0;
 };
 

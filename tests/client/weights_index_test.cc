@@ -429,9 +429,24 @@ TEST(WholeTensors, OfManyDimensionsAreCheckedQuickly) {
   EXPECT_THAT(WhyNotWhole(shape, cuts), HasSubstr("two parts hold"));
 }
 
-TEST(WholeTensors, OfManyDimensionsOfOneElementAreCheckedQuickly) {
-  const std::vector<uint64_t> ones(1'000'000, 1), zeros(1'000'000, 0);
-  EXPECT_EQ(WhyNotWhole(ones, {{zeros, ones}}), "");
+TEST(WholeTensors, OfMoreDimensionsThanFrameworksHaveAreRefused) {
+  const std::vector<uint64_t> most(kMaxTensorDims, 1), more(kMaxTensorDims + 1, 1);
+  EXPECT_EQ(WhyNotWhole(most, {{std::vector<uint64_t>(kMaxTensorDims, 0), most}}), "");
+  EXPECT_THAT(WhyNotWhole(more, {{std::vector<uint64_t>(kMaxTensorDims + 1, 0), more}}),
+              HasSubstr("65 dimensions, more than 64"));
+}
+
+// Four bars in a windmill, and so many cells in their midst that each would be compared with each.
+TEST(WholeTensors, WhosePartsInterlockAreGivenUpAfterABound) {
+  const uint64_t n = 100;  // cells along each side of the midst
+  std::vector<Cut> cuts = {{{0, 0}, {1, n + 1}},
+                           {{0, n + 1}, {n + 1, 1}},
+                           {{n + 1, 1}, {1, n + 1}},
+                           {{1, 0}, {n + 1, 1}}};
+  for (uint64_t i = 0; i < n; ++i) {
+    for (uint64_t j = 0; j < n; ++j) cuts.push_back({{1 + i, 1 + j}, {1, 1}});
+  }
+  EXPECT_THAT(WhyNotWhole({n + 2, n + 2}, cuts), HasSubstr("interlock"));
 }
 
 // Against counting each element.

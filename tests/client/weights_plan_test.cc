@@ -185,6 +185,37 @@ TEST(WeightsPlan, WhatCannotBePlannedIsRefusedByName) {
   }
 }
 
+TEST(WeightsPlan, ATensorsNameIsNoPattern) {
+  const WeightsIndex index{{"a"}, {Whole("w[0]", "U8", {4}, 0), Whole("w0", "U8", {4}, 4)}};
+  EXPECT_EQ(MakePlan(index, {{"w[0]"}, {}})->tensors.size(), 1u);
+  const Plan cut = *MakePlan(index, Cut("w[0]", Slice{0, 0, 1}));
+  EXPECT_EQ(cut.tensors[0].bytes, 1u);
+  EXPECT_EQ(cut.tensors[1].bytes, 4u);
+}
+
+TEST(WeightsPlan, ManyNamesAreFoundByThemselves) {
+  WeightsIndex index{{"a"}, {}};
+  Selection selection;
+  for (uint64_t i = 0; i < 30'000; ++i) {
+    index.tensors.push_back(Whole("w" + std::to_string(i), "U8", {1}, i));
+    selection.names.push_back("w" + std::to_string(i));
+    selection.cuts.push_back({"w" + std::to_string(i), Slice{0, 0, 1}});
+  }
+  EXPECT_EQ(MakePlan(index, selection)->tensors.size(), 30'000u);  // not 900 million looks
+}
+
+TEST(WeightsPlan, BytesInMillionsOfRunsAreRefused) {
+  WeightsIndex index{{"a", "b"}, {}};
+  const uint64_t rows = 1 << 20;
+  IndexedTensor tensor{"w", "U8", {rows, 2, 2, 2}, {}};
+  for (uint64_t i = 0; i < 8; ++i) {
+    tensor.parts.push_back({0, i * rows, {0, i / 4, i / 2 % 2, i % 2}, {rows, 1, 1, 1}});
+  }
+  index.tensors.push_back(tensor);
+  const Status status = MakePlan(index, {}).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("runs of bytes; \"w\""));
+}
+
 TEST(WeightsPlan, EqualPlansHaveEqualDigests) {
   const WeightsIndex index{{"a"}, {Whole("w", "U8", {8, 4}, 0)}};
   const std::string one = PlanDigest(*MakePlan(index, Cut("w", Shard{0, 2})));

@@ -363,6 +363,66 @@ def test_who_stops_taking_stops_the_stream(c: cairn.Connection) -> None:
     assert after[0] <= before[0] + 2 and after[1] <= before[1] + 2 + (os.cpu_count() or 1)
 
 
+def test_threads_that_share_a_stream_are_refused_or_end(c: cairn.Connection) -> None:
+    publish(c, 1, model())
+    for _ in range(20):
+        s = stream(c, 1, "cpu", bucket_bytes=MIB)
+        errors: list[BaseException] = []
+
+        def take(s: cairn.weights.Stream = s, errors: list[BaseException] = errors) -> None:
+            try:
+                for _ in s:
+                    pass
+            except BaseException as raised:
+                errors.append(raised)
+
+        takers = [threading.Thread(target=take) for _ in range(3)]
+        for taker in takers:
+            taker.start()
+        s.close()
+        for taker in takers:
+            taker.join(20)
+            assert not taker.is_alive()
+        assert all(isinstance(e, cairn.Error) for e in errors), errors
+
+
+def test_an_iteration_goes_on_where_another_left_off(c: cairn.Connection) -> None:
+    state = model()
+    publish(c, 1, state)
+    s = stream(c, 1, "cpu", bucket_bytes=MIB)
+    came = dict([next(iter(s)), next(iter(s))])
+    for bucket in s.buckets():
+        came |= bucket
+        break
+    same(came | dict(s), state)
+
+
+def test_views_that_are_kept_keep_no_stream(c: cairn.Connection) -> None:
+    publish(c, 1, model())
+    kept = []
+    for _ in range(20):  # more than the process has lanes
+        with stream(c, 1, "cpu", views=True, bucket_bytes=2 * MIB) as s:
+            kept.append(next(iter(s))[1])
+    assert all(view.shape == kept[0].shape for view in kept)
+
+
+def test_a_publisher_knows_what_is_no_file(c: cairn.Connection, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path):
+        with pytest.raises(ValueError, match="is no regular file"):
+            publish(c, 1, path)
+    with pytest.raises(FileNotFoundError):
+        publish(c, 1, tmp_path / "nothing")
+
+
+def test_a_gpu_that_is_not_there_is_unavailable(c: cairn.Connection) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    publish(c, 1, {"w": random(3)})
+    with pytest.raises(cairn.Unavailable, match="device: cuda:0: "):
+        stream(c, 1, "cuda")
+
+
 def test_a_forked_child_is_told_so(c: cairn.Connection) -> None:
     publish(c, 1, model(2))
     s = stream(c, 1, "cpu", bucket_bytes=MIB, ahead=0)
@@ -371,7 +431,8 @@ def test_a_forked_child_is_told_so(c: cairn.Connection) -> None:
     child = os.fork()
     if child == 0:
         try:
-            next(s.buckets())
+            for _ in s.buckets():
+                pass
         except cairn.FailedPrecondition:
             os._exit(0)
         except BaseException:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +17,8 @@ from cairn.errors import InvalidArgument
 from cairn.payload import Payload
 from cairn.step import Step
 from cairn.tensor_types import dtype_name, torch_module
+
+log = logging.getLogger("cairn")
 
 PARTS_KEY = "cairn.parts"  # client/cpp/weights_index.h
 _HEAD_BYTES = 1 << 16  # of a safetensors file: most headers are shorter
@@ -46,9 +50,11 @@ def publish(
     copied once, into the node's memory; tensors of a GPU go through this process's memory first.
 
     Args:
-      source: a state dict or a module (a DTensor stands for this rank's part of it, and of a replicated
-          one the first replica is taken); a dict in which `Part`s say what this rank has; or the path of
-          a safetensors file, or several, which are read straight into the node's memory.
+      source: a state dict or a module (a DTensor stands for this rank's part of it, of a replicated one the
+          first replica is taken, and plain tensors beside DTensors are rank 0's); a dict in which `Part`s
+          say what this rank has; or the path of a safetensors file, or several, which are read straight
+          into the node's memory. Plain tensors are this rank's alone: where all ranks have the same (DDP),
+          one of them publishes, with writers=1.
       writers, strict, notes, timeout: as `Connection.step`.
       remove_files: of files: each is removed once the step is committed.
 
@@ -69,7 +75,7 @@ def publish(
     ):
         if files is None:
             rank, world = (0, 1) if alone else (c.rank, c.world_size)
-            payload = _payload(_state_dict(source), rank)
+            payload = _payload(_state_dict(source), rank, alone)
             name = (
                 "model.safetensors" if alone else f"model-{rank + 1:05d}-of-{world:05d}.safetensors"
             )
@@ -80,7 +86,10 @@ def publish(
     if remove_files and s.ok:
         assert files is not None
         for path in files.values():
-            os.unlink(path)
+            try:
+                os.unlink(path)
+            except OSError as error:
+                log.warning("%s was published and is not removed: %s", path, error)
     return s
 
 
@@ -115,13 +124,17 @@ def _state_dict(source: Any) -> Mapping[str, Any]:
     return found
 
 
-def _payload(state: Mapping[str, Any], rank: int) -> Payload:
+def _payload(state: Mapping[str, Any], rank: int, alone: bool) -> Payload:
     torch = torch_module()
     tensors: list[Any] = []
     entries: list[tuple[str, str, list[int]]] = []
     parts: dict[str, dict[str, list[int]]] = {}
+    # Beside DTensors a plain tensor (a buffer) is the same on all ranks, and the first has it published.
+    replicated = rank > 0 and any(_is_dtensor(value) for value in state.values())
     for name, value in state.items():
-        part = _part(torch, name, value)
+        if replicated and isinstance(value, torch.Tensor) and not _is_dtensor(value):
+            continue
+        part = _part(torch, name, value, alone)
         if part is None:
             continue
         tensor = part.tensor
@@ -153,18 +166,22 @@ def _payload(state: Mapping[str, Any], rank: int) -> Payload:
     return Payload("safetensors", sources=sources, keep=tensors)
 
 
-def _part(torch: Any, name: str, value: Any) -> Part | None:
+def _is_dtensor(value: Any) -> bool:
+    return hasattr(value, "device_mesh") and hasattr(value, "placements")
+
+
+def _part(torch: Any, name: str, value: Any, alone: bool) -> Part | None:
     """What this rank saves of a value; None: another rank does."""
     if isinstance(value, Part):
         return value
-    if hasattr(value, "device_mesh") and hasattr(value, "placements"):
-        return _dtensor_part(name, value)
+    if _is_dtensor(value):
+        return _dtensor_part(name, value, alone)
     if not isinstance(value, torch.Tensor):
         raise InvalidArgument(f"tensor {name!r} is a {type(value).__name__}, no tensor")
     return Part(value, tuple(value.shape), (0,) * value.dim())
 
 
-def _dtensor_part(name: str, value: Any) -> Part | None:
+def _dtensor_part(name: str, value: Any, alone: bool) -> Part | None:
     try:
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     except ImportError:
@@ -178,7 +195,7 @@ def _dtensor_part(name: str, value: Any) -> Part | None:
     for place, placement in zip(coordinate, placements, strict=True):
         if placement.is_partial():
             raise InvalidArgument(f"tensor {name!r} is partial: reduce it before it is published")
-        if placement.is_replicate() and place != 0:
+        if placement.is_replicate() and place != 0 and not alone:
             return None
     local = value.to_local()
     shape, start = compute_local_shape_and_global_offset(value.shape, mesh, placements)
@@ -186,15 +203,19 @@ def _dtensor_part(name: str, value: Any) -> Part | None:
         raise InvalidArgument(
             f"tensor {name!r}: this rank has {tuple(local.shape)} of it, by its placements {tuple(shape)}"
         )
-    if 0 in local.shape:
+    if 0 in local.shape and 0 not in value.shape:
         return None
     return Part(local, tuple(value.shape), tuple(start))
 
 
 def _file_payload(path: str, held: contextlib.ExitStack) -> Payload:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    # O_NONBLOCK: a FIFO is refused, not waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     held.callback(os.close, descriptor)
-    size = os.fstat(descriptor).st_size
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidArgument(f"{path}: is no regular file")
+    size = found.st_size
     head = os.pread(descriptor, _HEAD_BYTES, 0)
     try:
         wanted = _native.check_safetensors(head, size)

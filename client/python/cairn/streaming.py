@@ -10,7 +10,7 @@ from typing import Any
 
 from cairn import _native, arguments, info
 from cairn.connection import Connection
-from cairn.errors import InvalidArgument, NotFound
+from cairn.errors import InvalidArgument, NotFound, Unavailable
 from cairn.tensor_types import torch_dtype, torch_module
 
 
@@ -65,7 +65,8 @@ Cuts = Shard | Slice | Mapping[str, "Shard | Slice"]
 
 class Stream:
     """Tensors of one step, on their way into a device. Iterate over it for (name, tensor), or over
-    `buckets()` for what arrives together. One thread at a time; leaving its `with`, or `close`, stops it.
+    `buckets()` for what arrives together. One thread at a time, a second is refused; leaving its `with`, or
+    `close`, from any thread, stops it.
 
     Attributes:
       job, step, attempt, revision: of what it streams.
@@ -75,11 +76,13 @@ class Stream:
         self,
         weights: _native.Weights,
         native: _native.WeightStream,
-        make: Callable[[str, str, tuple[int, ...], int, int, Any], Any],
+        maker: _Placer | _Maker,
     ) -> None:
         self._weights = weights
         self._native: _native.WeightStream | None = native
-        self._make = make
+        self._maker = maker
+        self._rest: dict[str, Any] = {}  # of the bucket that an iteration has not finished
+        self._last: dict[str, Any] = {}
         self.job, self.step, self.attempt, self.revision = weights.key()
 
     def __repr__(self) -> str:
@@ -87,17 +90,25 @@ class Stream:
         return f"<cairn.weights.Stream of {self.job}/{self.step}, {state}>"
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        for bucket in self.buckets():
-            yield from bucket.items()
+        while True:
+            while self._rest:
+                name = next(iter(self._rest))
+                yield name, self._rest.pop(name)
+            self._rest = next(self.buckets(), {})
+            if not self._rest:
+                return
 
     def buckets(self) -> Iterator[dict[str, Any]]:
         """What arrives together, {name: tensor}. Of views: they are valid until the next bucket is taken."""
-        while self._native is not None:
-            bucket = self._native.next()
+        if self._rest:
+            rest, self._rest = self._rest, {}
+            yield rest
+        while (native := self._native) is not None:
+            bucket = native.next()
             if not bucket:
                 self.close()
                 return
-            yield {tensor[0]: self._make(*tensor) for tensor in bucket}
+            yield {tensor[0]: self._maker.make(*tensor) for tensor in bucket}
 
     def for_each_bucket(self, callback: Callable[[dict[str, Any]], object]) -> None:
         """Calls it with each bucket; the next ones are brought meanwhile."""
@@ -108,17 +119,20 @@ class Stream:
     def stats(self) -> dict[str, Any]:
         """How many bytes and blocks came, where they were checked ("host_because": why not on the device),
         how many were read again, on how many threads."""
-        if self._native is not None:
-            self._last = self._native.stats()
+        native = self._native
+        if native is not None:
+            self._last = native.stats()
         return dict(self._last)
 
     def close(self) -> None:
-        """Stops it, and lets the step go. Tensors that were handed out stay, views do not."""
-        if self._native is None:
+        """Stops it, and lets the step go. Tensors that were handed out stay, what views show does not."""
+        native, self._native = self._native, None
+        if native is None:
             return
-        self._last = self._native.stats()
-        self._native.close()
-        self._native = None
+        self._last = native.stats()
+        native.close()
+        self._rest = {}
+        self._maker.forget()
         self._weights.close()
 
     def __enter__(self) -> Stream:
@@ -158,7 +172,8 @@ def stream(
       names: names, or patterns as in a shell; None: all tensors.
       slices: what is wanted of them: a `Shard` or `Slice` of each, or {pattern: one}, of which the first
           that matches counts.
-      views: tensors lie in two buffers of the stream's own, and are valid until the next bucket is taken.
+      views: tensors lie in two buffers of the stream's own, and are valid until the next bucket is taken; on
+          a GPU for work on the CUDA stream that was current at this call.
       check: "auto", "device" or "host", where checksums are taken; "none": not at all.
       bucket_bytes: how much is handed out at once; 0: 64 MiB, of views up to 256. The first is at most 16
           MiB, so that the first layer comes early.
@@ -176,7 +191,13 @@ def stream(
     """
     torch = torch_module()
     which = _device(torch, device)
-    placer = None if views or which.type == "cpu" else _Placer(torch, which)
+    if which.type == "cuda" and not torch.cuda.is_available():
+        reason = _native.why_no_cuda() or "torch finds none"
+        raise Unavailable(f"device: {which}: {reason}")
+    # What uses the tensors' memory before, and views while they are valid, is on this stream.
+    order = None if which.type == "cpu" else torch.cuda.current_stream(which)
+    own = order is not None and not arguments.boolean("views", views)
+    maker = _Placer(torch, which, order) if own else _Maker(torch, which)
     number = _native.NO_STEP if step is None else _not_negative("step", step)
     weights = c._session().open_weights(
         c.job if job is None else job, number, attempt, revision, 0.0
@@ -187,8 +208,8 @@ def stream(
             device=_native.HOST_DEVICE if which.type == "cpu" else which.index,
             names=_names(names),
             cuts=_cuts(slices),
-            place=placer,
-            caller=None if which.type == "cpu" else torch.cuda.current_stream(which).cuda_stream,
+            place=maker if own else None,
+            caller=None if order is None else order.cuda_stream,
             views=arguments.boolean("views", views),
             bucket_bytes=_not_negative("bucket_bytes", bucket_bytes),
             ahead=None if ahead is None else _not_negative("ahead", ahead),
@@ -199,7 +220,7 @@ def stream(
     except BaseException:
         weights.close()
         raise
-    return Stream(weights, native, placer.take if placer else _maker(torch, which))
+    return Stream(weights, native, maker)
 
 
 def follow(
@@ -333,25 +354,32 @@ def _cuts(slices: Cuts | None) -> list[tuple[str, str, int, int, int]]:
 class _Placer:
     """Gives tensors of torch's own as destinations, and keeps them until they are handed out."""
 
-    def __init__(self, torch: Any, device: Any) -> None:
+    def __init__(self, torch: Any, device: Any, order: Any) -> None:
         self._torch = torch
         self._device = device
+        self._order = order
         self._placed: dict[str, Any] = {}
 
     def __call__(self, name: str, dtype: str, shape: tuple[int, ...]) -> int:
         kind = torch_dtype(self._torch, name, dtype)
-        tensor = self._torch.empty(shape, dtype=kind, device=self._device)
+        # torch's allocator gives out memory that earlier work of the *current* stream may still use.
+        with self._torch.cuda.stream(self._order):
+            tensor = self._torch.empty(shape, dtype=kind, device=self._device)
         self._placed[name] = tensor
         return int(tensor.data_ptr())
 
-    def take(self, name: str, *_: Any) -> Any:
+    def make(self, name: str, *_: Any) -> Any:
         return self._placed.pop(name)
+
+    def forget(self) -> None:
+        self._placed.clear()
 
 
 class _DeviceBytes:
-    """Bytes of a GPU that torch makes a tensor of."""
+    """Bytes of a GPU that torch makes a tensor of; the tensor keeps this, and this what keeps the memory."""
 
-    def __init__(self, address: int, length: int) -> None:
+    def __init__(self, address: int, length: int, region: Any) -> None:
+        self._region = region
         self.__cuda_array_interface__ = {
             "data": (address, False),
             "shape": (length,),
@@ -360,19 +388,25 @@ class _DeviceBytes:
         }
 
 
-def _maker(torch: Any, device: Any) -> Callable[[str, str, tuple[int, ...], int, int, Any], Any]:
-    """What makes a tensor of memory that the stream gave."""
+class _Maker:
+    """Makes tensors of memory that the stream gave."""
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._torch = torch
+        self._device = device
 
     def make(
-        name: str, dtype: str, shape: tuple[int, ...], length: int, address: int, region: Any
+        self, name: str, dtype: str, shape: tuple[int, ...], length: int, address: int, region: Any
     ) -> Any:
+        torch = self._torch
         kind = torch_dtype(torch, name, dtype)
         if length == 0:
-            return torch.empty(shape, dtype=kind, device=device)
-        if device.type == "cpu":
+            return torch.empty(shape, dtype=kind, device=self._device)
+        if self._device.type == "cpu":
             raw = torch.frombuffer(region, dtype=torch.uint8)
         else:
-            raw = torch.as_tensor(_DeviceBytes(address, length), device=device)
+            raw = torch.as_tensor(_DeviceBytes(address, length, region), device=self._device)
         return raw.view(kind).reshape(shape)
 
-    return make
+    def forget(self) -> None:
+        pass

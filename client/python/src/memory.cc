@@ -1,7 +1,6 @@
 #include "client/python/src/memory.h"
 
 #include <pybind11/stl.h>
-
 #include <sys/mman.h>
 
 #include <utility>

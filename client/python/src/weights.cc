@@ -1,14 +1,15 @@
 #include "client/python/src/weights.h"
 
 #include <pybind11/stl.h>
-#include <unistd.h>
 
+#include <atomic>
 #include <map>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "client/cpp/process.h"
 #include "client/gpu/cuda_device.h"
 #include "client/gpu/host_device.h"
 #include "client/gpu/object_source.h"
@@ -32,13 +33,29 @@ using gpu::WeightStream;
 
 constexpr int kHostDevice = -1;
 
-// The streamer of a device: one per process, made at its first use and never destroyed, for a process ends in any order.
-// A forked child makes its own, which a GPU refuses.
+// The streamers of a process, one per device, made at their first use and never destroyed, for a process ends in any
+// order. A forked child makes its own, which a GPU refuses; it never looks at its parent's, whose lock may be held.
+struct Streamers {
+  const pid_t process = client::ThisPid();
+  Mutex mutex;
+  std::map<int, Streamer*> by_device ABSL_GUARDED_BY(mutex);
+};
+
+Streamers* StreamersHere() {
+  static std::atomic<Streamers*> here{nullptr};
+  Streamers* found = here.load();
+  while (found == nullptr || found->process != client::ThisPid()) {
+    auto* const made = new Streamers;
+    if (here.compare_exchange_strong(found, made)) return made;
+    delete made;
+  }
+  return found;
+}
+
 StatusOr<Streamer*> StreamerOf(int device) {
-  static auto* const mutex = new Mutex;
-  static auto* const streamers = new std::map<std::pair<pid_t, int>, Streamer*>;
-  MutexLock lock(mutex);
-  Streamer*& found = (*streamers)[{getpid(), device}];
+  Streamers* const here = StreamersHere();
+  MutexLock lock(&here->mutex);
+  Streamer*& found = here->by_device[device];
   if (found != nullptr) return found;
   std::unique_ptr<gpu::Device> made;
   if (device == kHostDevice) {
@@ -78,7 +95,20 @@ StreamOptions::Check CheckArgument(const std::string& check) {
   throw py::value_error("check: \"" + check + "\" is none of auto, device, host, none");
 }
 
-// A stream, and the weights it reads. One thread at a time.
+// Keeps `memory` for Python. Its end may wait for the device, and so does not hold the GIL.
+template <typename T>
+std::shared_ptr<void> WithoutGil(T memory) {
+  return std::shared_ptr<void>(new T(std::move(memory)), [](void* kept) {
+    if (PyGILState_Check() == 0) {
+      delete static_cast<T*>(kept);
+      return;
+    }
+    const py::gil_scoped_release released;
+    delete static_cast<T*>(kept);
+  });
+}
+
+// A stream, and the weights it reads. A second thread is refused, but for Close.
 class PyStream {
  public:
   PyStream(const PyWeights& weights, int device, const std::vector<std::string>& names,
@@ -119,10 +149,16 @@ class PyStream {
 
   // A list of (name, dtype, shape, bytes, address, Region or None); empty at the end.
   py::list Next() {
-    if (stream_ == nullptr) Raise(absl::FailedPreconditionError("this stream has been closed"));
+    // Held here, since Close may come from another thread while this one is without the GIL.
+    const std::shared_ptr<WeightStream> stream = stream_;
+    if (stream == nullptr) Raise(absl::FailedPreconditionError("this stream has been closed"));
+    if (std::exchange(in_use_, true)) {
+      Raise(absl::FailedPreconditionError("another thread takes from this stream"));
+    }
+    const Used used{&in_use_};
     std::vector<WeightStream::Tensor> tensors;
     Guarded([&]() -> Status {
-      CAIRN_ASSIGN_OR_RETURN(tensors, stream_->Next());
+      CAIRN_ASSIGN_OR_RETURN(tensors, stream->Next());
       return absl::OkStatus();
     });
     py::list bucket;
@@ -130,11 +166,9 @@ class PyStream {
       const WantedTensor& wanted = *tensor.wanted;
       py::object region = py::none();
       if (tensor.owned.valid()) {
-        auto owner = std::make_shared<gpu::DeviceBlock>(std::move(tensor.owned));
-        char* const data = on_host_ ? reinterpret_cast<char*>(tensor.data) : nullptr;
-        region = py::cast(Region{std::move(owner), data, on_host_ ? wanted.bytes : 0});
-      } else if (on_host_ && place_.is_none()) {  // a view: the stream has the memory
-        region = py::cast(Region{stream_, reinterpret_cast<char*>(tensor.data), wanted.bytes});
+        region = RegionOf(WithoutGil(std::move(tensor.owned)), tensor.data, wanted.bytes);
+      } else if (tensor.buffer != nullptr) {
+        region = RegionOf(WithoutGil(std::move(tensor.buffer)), tensor.data, wanted.bytes);
       }
       bucket.append(py::make_tuple(wanted.name, wanted.dtype, py::tuple(py::cast(wanted.shape)),
                                    wanted.bytes, tensor.data, region));
@@ -160,12 +194,25 @@ class PyStream {
   }
 
   void Close() {
-    if (stream_ == nullptr) return;
+    std::shared_ptr<WeightStream> stream = std::exchange(stream_, nullptr);
+    if (stream == nullptr) return;
     const py::gil_scoped_release released;  // waits for threads, and ends leases
-    stream_.reset();
+    stream->Stop();
+    stream.reset();
   }
 
  private:
+  struct Used {
+    bool* in_use;
+    ~Used() { *in_use = false; }
+  };
+
+  // Keeps memory for as long as Python has a use for it; on a GPU its bytes are not this process's to read.
+  py::object RegionOf(std::shared_ptr<void> owner, gpu::DevicePtr at, uint64_t bytes) const {
+    char* const data = on_host_ ? reinterpret_cast<char*>(at) : nullptr;
+    return py::cast(Region{std::move(owner), data, on_host_ ? bytes : 0});
+  }
+
   // Runs without the GIL. What Python raised within `place` is what is raised.
   template <typename Work>
   void Guarded(Work&& work) {
@@ -198,6 +245,7 @@ class PyStream {
   const bool on_host_;
   py::object place_;
   std::optional<py::error_already_set> raised_;
+  bool in_use_ = false;  // by a thread within Next; guarded by the GIL
   std::shared_ptr<WeightStream> stream_;
 };
 
