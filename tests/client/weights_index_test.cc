@@ -1,3 +1,4 @@
+// One file: the index and its wholes are told in one vocabulary of objects and cuts.
 #include "client/cpp/weights_index.h"
 
 #include <gmock/gmock.h>

@@ -147,6 +147,7 @@ class Stream:
         self.close()
 
 
+# One function: most of it says what each argument means.
 def stream(
     c: Connection,
     step: int | None = None,
