@@ -17,6 +17,11 @@ StatusOr<CheckpointKey> Resolve(Session* session, const CheckpointRef& checkpoin
     return latest.key;
   }
   CAIRN_ASSIGN_OR_RETURN(const CheckpointInfo info, session->Stat(checkpoint));
+  // What is there of it may look whole: a writer that is missing may have had layers of its own.
+  if (!info.facts.complete) {
+    return absl::NotFoundError(
+        absl::StrCat(info.key.DebugString(), " is not complete: other writers have not committed"));
+  }
   return info.key;
 }
 

@@ -18,7 +18,7 @@ namespace cairn::client {
 class Weights {
  public:
   // Step kNoStep: the latest one. Reads every object's header.
-  //   NOT_FOUND         there is no such step
+  //   NOT_FOUND         there is no such step, or not all of its writers have committed
   //   INVALID_ARGUMENT  it has no safetensors object, or one with a header that lies; names it, and what is wrong
   //   as Session::Open
   static StatusOr<std::unique_ptr<Weights>> Open(Session* session, const CheckpointRef& checkpoint,

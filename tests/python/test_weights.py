@@ -580,6 +580,22 @@ def test_two_writers_with_one_range_are_refused(node: Node, request: pytest.Fixt
             stream(c, 1, "cpu")
 
 
+def test_a_step_that_lacks_a_writer_is_not_streamed(
+    node: Node, request: pytest.FixtureRequest
+) -> None:
+    with contextlib.ExitStack() as held:
+        for rank in range(2):
+            c = held.enter_context(
+                contextlib.closing(connect(request, rank=rank, world_size=2, attempt=5))
+            )
+            if rank == 1:
+                for read in (stream, cairn.weights.index):
+                    with pytest.raises(cairn.NotFound, match="not complete"):
+                        read(c, 1)
+            publish(c, 1, {f"layers.{rank}": random(4)})
+        assert len(dict(stream(c, 1, "cpu"))) == 2
+
+
 def test_a_hole_is_refused_when_it_is_wanted(c: cairn.Connection) -> None:
     publish(c, 1, {"w": Part(random(4, 2), (8, 2), (0, 0)), "v": random(3)})
     assert [tensor.name for tensor in cairn.weights.index(c, 1)] == ["v", "w"]
