@@ -56,9 +56,10 @@ uint64_t BytesOf(const Source& source, uint64_t block) {
 
 Status CheckSources(const client::Plan& plan, const std::vector<std::shared_ptr<Source>>& sources) {
   for (const client::PlannedBlock& block : plan.blocks) {
-    if (block.object >= sources.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("sources: the plan names object ", block.object, " of ", sources.size()));
+    if (block.object >= sources.size() || sources[block.object] == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat("sources: the plan reads object ",
+                                                     block.object, ", which is not among the ",
+                                                     sources.size()));
     }
     const Source& source = *sources[block.object];
     const uint64_t blocks = BlockCount(source.length(), kBlockBytes);

@@ -106,7 +106,7 @@ class Streamer {
   // OK when the device takes checksums; else why not. Tried once.
   Status checks();
 
-  // `sources` are the plan's objects, in its order. INVALID_ARGUMENT when a source is shorter than the plan says, or
+  // `sources` are the plan's objects, in its order; null where it wants nothing. INVALID_ARGUMENT when a source is shorter than the plan says, or
   // bucket_bytes is below kDeviceAlignment; RESOURCE_EXHAUSTED as LanePool::Take, and without memory for a bucket.
   StatusOr<std::unique_ptr<WeightStream>> Start(std::vector<std::shared_ptr<Source>> sources,
                                                 client::Plan plan, StreamOptions options);

@@ -397,6 +397,18 @@ def test_an_iteration_goes_on_where_another_left_off(c: cairn.Connection) -> Non
     same(came | dict(s), state)
 
 
+def test_objects_of_which_nothing_is_wanted_are_closed(c: cairn.Connection, tmp_path: Path) -> None:
+    for i in range(30):
+        (tmp_path / f"{i}.safetensors").write_bytes(
+            safetensors({f"w{i}": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}, b"abcd")
+        )
+    publish(c, 1, sorted(tmp_path.iterdir()))
+    before = len(os.listdir("/proc/self/fd"))
+    with stream(c, 1, "cpu", names="w7") as s:
+        assert len(os.listdir("/proc/self/fd")) <= before + 3
+        assert bytes(dict(s)["w7"].tolist()) == b"abcd"
+
+
 def test_views_that_are_kept_keep_no_stream(c: cairn.Connection) -> None:
     publish(c, 1, model())
     kept = []

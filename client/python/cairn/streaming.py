@@ -74,16 +74,15 @@ class Stream:
 
     def __init__(
         self,
-        weights: _native.Weights,
+        key: tuple[str, int, int, int],
         native: _native.WeightStream,
         maker: _Placer | _Maker,
     ) -> None:
-        self._weights = weights
         self._native: _native.WeightStream | None = native
         self._maker = maker
         self._rest: dict[str, Any] = {}  # of the bucket that an iteration has not finished
         self._last: dict[str, Any] = {}
-        self.job, self.step, self.attempt, self.revision = weights.key()
+        self.job, self.step, self.attempt, self.revision = key
 
     def __repr__(self) -> str:
         state = "closed" if self._native is None else "open"
@@ -133,7 +132,6 @@ class Stream:
         native.close()
         self._rest = {}
         self._maker.forget()
-        self._weights.close()
 
     def __enter__(self) -> Stream:
         return self
@@ -218,10 +216,9 @@ def stream(
             check=arguments.text("check", check),
             ring=False,
         )
-    except BaseException:
-        weights.close()
-        raise
-    return Stream(weights, native, maker)
+        return Stream(weights.key(), native, maker)
+    finally:
+        weights.close()  # the stream has opened what it reads
 
 
 def follow(

@@ -132,9 +132,12 @@ class PyStream {
     Guarded([&]() -> Status {
       CAIRN_ASSIGN_OR_RETURN(Streamer* const streamer, StreamerOf(device));
       CAIRN_ASSIGN_OR_RETURN(Plan plan, client::MakePlan(of.index(), selection));
-      std::vector<std::shared_ptr<gpu::Source>> sources;
-      for (const auto& object : of.objects()) {
-        sources.push_back(std::make_shared<gpu::ObjectSource>(object));
+      // Of what is wanted; leases and descriptors of other objects go with the weights.
+      std::vector<std::shared_ptr<gpu::Source>> sources(of.objects().size());
+      for (const client::PlannedBlock& block : plan.blocks) {
+        std::shared_ptr<gpu::Source>& source = sources[block.object];
+        if (source != nullptr) continue;
+        source = std::make_shared<gpu::ObjectSource>(of.objects()[block.object]);
       }
       CAIRN_ASSIGN_OR_RETURN(
           std::unique_ptr<WeightStream> stream,
@@ -330,7 +333,7 @@ void DefineWeights(py::module_& module) {
                     std::optional<size_t>, size_t, const std::string&, bool>(),
            py::kw_only(), arg("weights"), arg("device"), arg("names"), arg("cuts"), arg("place"),
            arg("caller"), arg("views"), arg("bucket_bytes"), arg("ahead"), arg("threads"),
-           arg("check"), arg("ring"), py::keep_alive<1, 2>())
+           arg("check"), arg("ring"))
       .def("next", &PyStream::Next)
       .def("stats", &PyStream::Stats)
       .def("close", &PyStream::Close);
