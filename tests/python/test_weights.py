@@ -212,8 +212,9 @@ def test_files_stay_when_the_step_was_not_committed(c: cairn.Connection, tmp_pat
         safetensors({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}, b"")
     )
     os.truncate(sparse, sparse.stat().st_size + size)
-    with pytest.warns(cairn.CairnWarning):
+    with pytest.warns(cairn.CairnWarning) as warned:
         saved = publish(c, 1, [path, sparse], remove_files=True)
+    assert warned[0].filename == __file__, "it names the line that published"
     assert not saved.ok and path.exists() and sparse.exists()
 
 

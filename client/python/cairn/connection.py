@@ -29,7 +29,7 @@ from cairn.errors import (
     Timeout,
     Unavailable,
 )
-from cairn.notices import WARN_AGAIN_AFTER_S, Repeated, log
+from cairn.notices import WARN_AGAIN_AFTER_S, Repeated, callers_level, log
 from cairn.step import Step, encode
 
 VERSION = _native.VERSION
@@ -289,7 +289,7 @@ class Connection:
             f"{text}{again} (a warning of this kind comes every {WARN_AGAIN_AFTER_S / 60:.0f} minutes at "
             "most; the connection's `failures` counts them, the logger `cairn` has each)",
             CairnWarning,
-            stacklevel=4,
+            stacklevel=callers_level(),
         )
 
     def _note_commit(self, step: int) -> None:

@@ -8,6 +8,7 @@ minutes, with how many there were since.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,19 @@ log = logging.getLogger("cairn")
 log.addHandler(logging.NullHandler())
 
 WARN_AGAIN_AFTER_S = 600.0
+
+
+def callers_level() -> int:
+    """The `stacklevel` with which the caller's warning names the line that called into this package."""
+    level = 1
+    frame = sys._getframe(1)
+    while (
+        frame.f_back is not None
+        and frame.f_globals.get("__name__", "").partition(".")[0] == "cairn"
+    ):
+        frame = frame.f_back
+        level += 1
+    return level
 
 
 class Repeated:
