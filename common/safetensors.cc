@@ -153,8 +153,8 @@ StatusOr<uint64_t> TensorBytes(absl::string_view dtype, absl::Span<const uint64_
   uint64_t elements = 1;
   bool empty = false;
   if (shape.size() > kMaxTensorDims) {
-    return absl::InvalidArgumentError(absl::StrCat("shape: ", shape.size(),
-                                                   " dimensions, more than ", kMaxTensorDims));
+    return absl::InvalidArgumentError(
+        absl::StrCat("shape: ", shape.size(), " dimensions, more than ", kMaxTensorDims));
   }
   for (uint64_t n : shape) {
     if (n == 0) {
