@@ -24,7 +24,7 @@ import cairn
 import pytest
 import torch
 from cairn.weights import Part, Shard, Slice, publish, stream
-from node import MIB, Node
+from node import MIB, Node, free_port
 
 Weights = dict[str, torch.Tensor]
 
@@ -161,6 +161,46 @@ def test_parts_of_several_writers_are_one_tensor(
         same(dict(stream(c, 1, "cpu")), whole)
         halves = dict(stream(c, 1, "cpu", names="layers.*", slices=Shard(1, 2, dim=1)))
         same(halves, {n: whole[n].chunk(2, 1)[1] for n in ("layers.0.w", "layers.1.w")})
+
+
+SHARDED = """
+    import cairn, torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    whole = {"rows": torch.randn(7, 6), "columns": torch.randn(4, 9), "copied": torch.randn(5)}
+    whole["plain"] = torch.randn(3)
+    state = {
+        "rows": distribute_tensor(whole["rows"], mesh, [Shard(0)]),
+        "columns": distribute_tensor(whole["columns"], mesh, [Shard(1)]),
+        "copied": distribute_tensor(whole["copied"], mesh, [Replicate()]),
+        "plain": whole["plain"],
+    }
+    c = cairn.connect(job="sharded")
+    assert cairn.weights.publish(c, 1, state).ok
+    dist.barrier()
+    came = dict(cairn.weights.stream(c, 1, "cpu"))
+    assert came.keys() == whole.keys()
+    assert all(torch.equal(came[name], whole[name]) for name in whole)
+    dist.barrier()
+"""
+
+
+@pytest.mark.torch2
+def test_dtensors_are_each_ranks_part(node: Node) -> None:
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(SHARDED)],
+            env=os.environ | group | {"RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    assert [rank.wait(60) for rank in ranks] == [0, 0]
 
 
 def test_slices(c: cairn.Connection) -> None:
