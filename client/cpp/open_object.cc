@@ -257,7 +257,7 @@ Status OpenObjectImpl::ReadUnchecked(uint64_t block, void* into, uint32_t* crc) 
     const uint64_t length = std::min<uint64_t>(kBlockBytes, info_.length - begin);
     char* const to = static_cast<char*>(into);
     const std::shared_ptr<Hold> from = hold();
-    if (ReadDirect(from->direct.get(), begin, length, into)) {
+    if (ReadDirect(from->direct.get(), from->offset + begin, length, into)) {
       if (crc != nullptr) *crc = Crc32c(0, into, length);
       return absl::OkStatus();
     }

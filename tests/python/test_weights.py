@@ -241,6 +241,27 @@ def test_files_are_published_and_go_once_committed(c: cairn.Connection, tmp_path
         assert Path(paths["model.safetensors"]).read_bytes() == content
 
 
+def test_files_stay_until_all_writers_have_committed(
+    node: Node, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    head = {"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(safetensors(head, b"abcd"))
+    with contextlib.ExitStack() as held:
+        first, second = (
+            held.enter_context(
+                contextlib.closing(connect(request, rank=rank, world_size=2, attempt=5))
+            )
+            for rank in range(2)
+        )
+        assert publish(first, 1, path, remove_files=True, timeout=1).ok and path.exists()
+        other = threading.Thread(target=publish, args=(second, 2, {}))
+        other.start()
+        assert publish(first, 2, path, remove_files=True, timeout=15).ok
+        other.join()
+        assert not path.exists()
+
+
 def test_files_stay_when_the_step_was_not_committed(c: cairn.Connection, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(

@@ -13,7 +13,7 @@ from typing import Any
 
 from cairn import _native, arguments, paths
 from cairn.connection import Connection
-from cairn.errors import InvalidArgument
+from cairn.errors import Error, InvalidArgument
 from cairn.payload import Payload
 from cairn.step import Step
 from cairn.tensor_types import dtype_name, torch_module
@@ -56,7 +56,8 @@ def publish(
           into the node's memory. Plain tensors are this rank's alone: where all ranks have the same (DDP),
           one of them publishes, with writers=1.
       writers, strict, notes, timeout: as `Connection.step`.
-      remove_files: of files: each is removed once the step is committed.
+      remove_files: of files: each is removed once the step is complete, for which this waits; they stay when
+          other writers have not committed in time.
 
     Returns:
       the step; `ok`, `error` and `complete` say what became of it.
@@ -83,7 +84,7 @@ def publish(
         else:
             for name, path in files.items():
                 s._put(_file_payload(path, held), name)
-    if remove_files and s.ok:
+    if remove_files and _is_safe(c, s, timeout):
         assert files is not None
         for path in files.values():
             try:
@@ -91,6 +92,18 @@ def publish(
             except OSError as error:
                 log.warning("%s was published and is not removed: %s", path, error)
     return s
+
+
+def _is_safe(c: Connection, s: Step, timeout: float | None) -> bool:
+    """Whether the whole step is there, with other writers' parts: one that is never complete goes."""
+    if not s.ok or s.complete:
+        return s.ok
+    try:
+        c.wait(s.step, "CACHED", timeout)
+    except Error as error:
+        log.warning("step %d: its files stay, for it is not complete: %s", s.step, error)
+        return False
+    return True
 
 
 def _files(source: Any) -> dict[str, str] | None:

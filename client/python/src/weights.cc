@@ -95,17 +95,21 @@ StreamOptions::Check CheckArgument(const std::string& check) {
   throw py::value_error("check: \"" + check + "\" is none of auto, device, host, none");
 }
 
-// Keeps `memory` for Python. Its end may wait for the device, and so does not hold the GIL.
+// What Python keeps, and whose end may wait for the device or for threads: that does not hold the GIL.
 template <typename T>
-std::shared_ptr<void> WithoutGil(T memory) {
-  return std::shared_ptr<void>(new T(std::move(memory)), [](void* kept) {
+std::shared_ptr<T> WithoutGil(std::unique_ptr<T> kept) {
+  return std::shared_ptr<T>(kept.release(), [](T* ending) {
     if (PyGILState_Check() == 0) {
-      delete static_cast<T*>(kept);
+      delete ending;
       return;
     }
     const py::gil_scoped_release released;
-    delete static_cast<T*>(kept);
+    delete ending;
   });
+}
+template <typename T>
+std::shared_ptr<T> WithoutGil(T kept) {
+  return WithoutGil(std::make_unique<T>(std::move(kept)));
 }
 
 // A stream, and the weights it reads. A second thread is refused, but for Close.
@@ -142,7 +146,7 @@ class PyStream {
       CAIRN_ASSIGN_OR_RETURN(
           std::unique_ptr<WeightStream> stream,
           streamer->Start(std::move(sources), std::move(plan), std::move(options)));
-      stream_ = std::move(stream);
+      stream_ = WithoutGil(std::move(stream));
       return absl::OkStatus();
     });
   }
