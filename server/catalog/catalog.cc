@@ -14,6 +14,14 @@ struct Identify {
   std::string operator()(const AttemptRow& row) const {
     return absl::StrCat("attempt/", row.job, "/", row.attempt);
   }
+  std::string operator()(const LineRow& row) const {
+    const LineRecord& record = row.record;
+    return absl::StrCat("line/", record.job, "/", LineRecordName(record.number, record.kind));
+  }
+  std::string operator()(const ForgottenRow& row) const {
+    return absl::StrCat("forgotten/", row.job);
+  }
+  std::string operator()(const AuthorRow& row) const { return absl::StrCat("author/", row.name); }
   std::string operator()(const PartRow& row) const {
     return absl::StrCat("part/", CheckpointIdentity(row.part.checkpoint), "/", row.part.writer);
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/keys.h"
+#include "common/line_record.h"
 #include "common/policy.h"
 #include "common/status.h"
 
@@ -35,6 +36,14 @@ struct AttemptRow {
   Attempt attempt = 0;
   Step comes_from = kNoStep;  // kUnknownStep: not known yet
   int64_t began_unix_ms = 0;
+  int64_t sequence = 0;
+};
+// What was decided about a job's line, and where an attempt comes from. Of two versions the one that was said later
+// stays (`version`: a `resume` may be said anew, and an origin gets known), then the sequence's.
+struct LineRow {
+  LineRecord record;
+  int64_t said_unix_ms = 0;
+  int64_t version = 0;
   int64_t sequence = 0;
 };
 // One writer's part of a step, as the node knows it whose writer committed it.
@@ -85,9 +94,35 @@ struct VanishedRow {
   CheckpointKey checkpoint;
   int64_t sequence = 0;
 };
+// Nobody has anything of the job any more. No row of a table: it takes the job's own row and those of its attempts and line
+// records, unless a row says that a checkpoint or part of it is there. Of a home all of them, whatever their sequence;
+// else older ones.
+struct ForgottenRow {
+  std::string job;
+  bool of_home = false;
+  int64_t sequence = 0;
+};
+// One author, when it last said so: how far it had come, and what it had in memory. Who reads that it had come less far
+// than it has reads an older copy of the database.
+struct AuthorRow {
+  std::string name;
+  int64_t incarnation = 0;  // 0: in no ring
+  int64_t seen_unix_ms = 0;
+  uint64_t budget_bytes = 0;
+  uint64_t used_bytes = 0;
+  uint64_t replica_bytes = 0;  // kept for others, among those
+  int64_t sequence = 0;
+};
 // A removal need be remembered only for as long as an older row of what was removed may still come.
 inline constexpr int64_t kKeptRemovals = 1000;
-using Row = std::variant<JobRow, AttemptRow, PartRow, HolderRow, LeftRow, VanishedRow, StepRow>;
+using Row = std::variant<JobRow, AttemptRow, LineRow, PartRow, HolderRow, LeftRow, VanishedRow,
+                         ForgottenRow, StepRow, AuthorRow>;
+
+// How many parts of a checkpoint a node has in memory.
+struct HolderCount {
+  std::string holder;
+  int64_t parts = 0;
+};
 
 // Who writes through a catalog, and so which rows are its own: those of the parts that it owns, and of those that it
 // holds; all, where it is alone.
@@ -114,6 +149,13 @@ class Catalog {
   // Complete checkpoints of a job that are not removed, of steps below `below`: the newest step
   // first, and of one step the newest attempt and revision; at most `limit`.
   virtual StatusOr<std::vector<StepRow>> Steps(const std::string& job, Step below, int limit) = 0;
+  // The job's line records, by number, then kind.
+  virtual StatusOr<std::vector<LineRow>> LineRecords(const std::string& job) = 0;
+  // The checkpoint that `latest` names by rules 7 and 8 of docs/line.md, where what is complete and not removed can be
+  // had: one read by an index over attempt and step, and where a decision is newer than every complete attempt, another
+  // for each entry of its lineage until one is there. Absent: nothing on the line is complete, or where the decision's
+  // checkpoint came from is not known.
+  virtual StatusOr<std::optional<StepRow>> Latest(const std::string& job) = 0;
   // The greatest sequence of the author's own rows; 0 when there is none. May read all of them.
   virtual StatusOr<int64_t> NewestSequence() = 0;
   // Checkpoints of the job after `after`, in order, that are complete and not removed, or of which the author's own
@@ -124,9 +166,14 @@ class Catalog {
   virtual StatusOr<std::vector<PartRow>> Parts(const CheckpointKey& checkpoint) = 0;
   // Of parts that are in memory somewhere, by writer and holder.
   virtual StatusOr<std::vector<HolderRow>> Holders(const CheckpointKey& checkpoint) = 0;
+  // The same, counted by holder, in byte order.
+  virtual StatusOr<std::vector<HolderCount>> HolderCounts(const CheckpointKey& checkpoint) = 0;
+  virtual StatusOr<std::vector<AuthorRow>> Authors() = 0;  // by name, in byte order
+  // The sequence of this author's own AuthorRow; 0: there is none.
+  virtual StatusOr<int64_t> Marked() = 0;
 };
 
-// `path` is created with its schema; an older schema is replaced, and what it held forgotten, for it is only an index. A schema version that this build does not know is
+// `path` is created with its schema; an older schema is brought up to date, which forgets what version 1 held. A schema version that this build does not know is
 // FAILED_PRECONDITION. A file that is not a database, or fails its integrity check, is moved to
 // "<path>.broken-<ms>" and made anew, for it is only an index; `*note` then says so, for the
 // caller's log, and is otherwise empty.

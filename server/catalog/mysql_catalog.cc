@@ -10,12 +10,12 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/catalog/mysql_link.h"
 #include "server/catalog/mysql_schema.h"
 #include "server/catalog/mysql_session.h"
+#include "server/catalog/mysql_statements.h"
 #include "server/catalog/tables.h"
 
 namespace cairn::catalog {
@@ -27,113 +27,6 @@ constexpr size_t kMaxClusterBytes = 64;
 constexpr int kTries = 6;
 // One statement writes as many rows as there are, by these sizes; each size is prepared once.
 constexpr std::array<size_t, 4> kRowsAtOnce = {256, 32, 4, 1};
-
-// --- tables
-
-// Of a step that is removed no row that comes late says that a part of it is here: its parts are removed, its holders have
-// nothing. So one row that is written alone, in one round trip, looks at its step by itself (bound to its key and
-// sequence); of many it costs less to look at each step once, after them (ForgetParts, ForgetHolders).
-constexpr char kStepIsRemoved[] =
-    "EXISTS (SELECT 1 FROM steps WHERE steps.cluster=? AND steps.job=? AND steps.step=? AND "
-    "steps.attempt=? AND steps.revision=? AND steps.removed=1 AND (steps.of_home=1 OR "
-    "steps.sequence>?))";
-bool FollowsItsStep(const Table& table, const Column& column) {
-  const std::string_view of = table.name, name = column.name;
-  return (of == "parts" && name == "removed") || (of == "holders" && name == "resident");
-}
-
-// What one row that is written alone is bound to; `row` begins with the cluster.
-Values BoundAlone(const Table& table, const Values& row) {
-  constexpr size_t kKeyOfStep = 5;  // cluster, job, step, attempt, revision
-  Values values = {row[0]};
-  for (size_t i = 0; i < table.columns.size(); ++i) {
-    values.push_back(row[i + 1]);
-    if (!FollowsItsStep(table, table.columns[i])) continue;
-    values.insert(values.end(), row.begin(), row.begin() + kKeyOfStep);
-    values.push_back(row.back());
-  }
-  return values;
-}
-
-// After it the newer version of each row is there. The server assigns from left to right, and a column that was assigned
-// reads as its new value: so those that say which is newer come last, the least first. By then the comparison tells only
-// of those before them, which is all that is still to be known. MariaDB does not know MySQL's `AS new`.
-std::string UpsertOf(const Table& table, size_t rows, bool alone = false) {
-  std::vector<std::string> names = {"cluster"}, marks = {"?"}, coming, there, sets, last;
-  for (const Column& column : table.columns) {
-    names.emplace_back(column.name);
-    marks.emplace_back("?");
-    if (alone && FollowsItsStep(table, column)) {
-      const bool is_removed = std::string_view(column.name) == "removed";
-      marks.back() = absl::StrCat(is_removed ? "? OR " : "? AND NOT ", kStepIsRemoved);
-    }
-    if (column.rule != Rule::kOrders) continue;
-    coming.push_back(absl::StrCat("VALUES(", column.name, ")"));
-    there.push_back(absl::StrCat(table.name, ".", column.name));
-  }
-  const std::string newer =
-      absl::StrCat("(", absl::StrJoin(coming, ","), ")>(", absl::StrJoin(there, ","), ")");
-  for (const Column& column : table.columns) {
-    const std::string to = absl::StrCat("VALUES(", column.name, ")");
-    const std::string from = absl::StrCat(table.name, ".", column.name);
-    const std::string by_version = absl::StrCat("IF(", newer, ",", to, ",", from, ")");
-    switch (column.rule) {
-      case Rule::kKey:
-        break;
-      case Rule::kNewer:
-        sets.push_back(absl::StrCat(column.name, "=", by_version));
-        break;
-      case Rule::kRises:
-        sets.push_back(absl::StrCat(column.name, "=IF(VALUES(of_home),GREATEST(", to, ",", from,
-                                    "),", by_version, ")"));
-        break;
-      case Rule::kOrigin:
-        sets.push_back(absl::StrCat(column.name, "=IF(", newer, " AND (", to, "<>", kUnknownStep,
-                                    " OR ", from, "=", kUnknownStep, "),", to, ",", from, ")"));
-        break;
-      case Rule::kOrders:
-        last.insert(last.begin(), absl::StrCat(column.name, "=", by_version));
-        break;
-    }
-  }
-  sets.insert(sets.end(), last.begin(), last.end());
-  const std::string of_row = absl::StrCat("(", absl::StrJoin(marks, ","), ")");
-  return absl::StrCat("INSERT INTO ", table.name, " (", absl::StrJoin(names, ","), ") VALUES ",
-                      absl::StrJoin(std::vector<std::string>(rows, of_row), ","),
-                      " ON DUPLICATE KEY UPDATE ", absl::StrJoin(sets, ","));
-}
-
-// --- what is removed
-
-constexpr char kOfCheckpoint[] = "cluster=? AND job=? AND step=? AND attempt=? AND revision=?";
-
-// Of a step that is removed, in whichever order they came: no older row of a part says that it is here.
-std::string Forget(const char* what, const char* table, const char* how) {
-  return absl::StrCat(what, " JOIN steps USING (cluster, job, step, attempt, revision) ", how,
-                      " WHERE ", table, ".cluster=? AND ", table, ".job=? AND ", table,
-                      ".step=? AND ", table, ".attempt=? AND ", table,
-                      ".revision=? AND steps.removed=1 AND (steps.of_home=1 OR steps.sequence>",
-                      table, ".sequence)");
-}
-const std::string& ForgetParts() {
-  static const auto* const sql =
-      new std::string(Forget("UPDATE parts", "parts", "SET parts.persisted=0, parts.removed=1"));
-  return *sql;
-}
-const std::string& ForgetHolders() {
-  static const auto* const sql = new std::string(
-      "DELETE holders FROM holders LEFT JOIN steps USING (cluster, job, step, attempt, revision) "
-      "WHERE holders.cluster=? AND holders.job=? AND holders.step=? AND holders.attempt=? AND "
-      "holders.revision=? AND (holders.resident=0 OR (steps.removed=1 AND (steps.of_home=1 OR "
-      "steps.sequence>holders.sequence)))");
-  return *sql;
-}
-constexpr char kOldRemovals[] =
-    "SELECT step, attempt, revision FROM steps WHERE cluster=? AND job=? AND removed=1 AND "
-    "sequence<? ORDER BY sequence LIMIT ?";
-constexpr char kNewestRemovals[] =
-    "SELECT sequence FROM steps WHERE cluster=? AND job=? AND removed=1 "
-    "ORDER BY sequence DESC LIMIT 1 OFFSET ?";
 
 // --- the catalog
 
@@ -185,6 +78,36 @@ class MysqlCatalog final : public Catalog {
         [&job](const MysqlColumns& row) { return StepFrom(job, row); });
   }
 
+  StatusOr<std::vector<LineRow>> LineRecords(const std::string& job) override {
+    return Collect<LineRow>(
+        absl::StrCat("SELECT ", kLineColumns,
+                     " FROM line_records WHERE cluster=? AND job=? ORDER BY number, kind"),
+        {cluster_, job}, [&job](const MysqlColumns& row) { return LineFrom(job, row); });
+  }
+
+  StatusOr<std::optional<StepRow>> Latest(const std::string& job) override {
+    return LatestBy(
+        {.newest = [&] { return NewestOf(job); },
+         .up_to =
+             [&](Attempt attempt, Step step) {
+               return FirstOf<StepRow>(
+                   absl::StrCat("SELECT ", kStepColumns,
+                                " FROM steps WHERE cluster=? AND job=? AND removed=0 AND "
+                                "attempt=? AND step<=? ORDER BY step DESC, revision DESC LIMIT 1"),
+                   {cluster_, job, attempt, step},
+                   [&](const MysqlColumns& row) { return StepFrom(job, row); });
+             },
+         .record =
+             [&](LineRecordKind kind, Attempt number) {
+               return FirstOf<LineRow>(
+                   absl::StrCat("SELECT ", kLineColumns,
+                                " FROM line_records WHERE cluster=? AND job=? AND kind=? AND "
+                                "number=?"),
+                   {cluster_, job, static_cast<int64_t>(kind), number},
+                   [&](const MysqlColumns& row) { return LineFrom(job, row); });
+             }});
+  }
+
   StatusOr<int64_t> NewestSequence() override {
     int64_t newest = 0;
     const auto ask = [&](const char* table, absl::string_view whose, const Values& values) {
@@ -200,6 +123,7 @@ class MysqlCatalog final : public Catalog {
     }
     CAIRN_RETURN_IF_ERROR(ask("parts", " AND owner=?", {cluster_, author_.name}));
     CAIRN_RETURN_IF_ERROR(ask("holders", " AND holder=?", {cluster_, author_.name}));
+    CAIRN_RETURN_IF_ERROR(ask("authors", " AND name=?", {cluster_, author_.name}));
     return newest;
   }
 
@@ -247,17 +171,50 @@ class MysqlCatalog final : public Catalog {
         [&checkpoint](const MysqlColumns& row) { return HolderFrom(checkpoint, row); });
   }
 
+  StatusOr<std::vector<HolderCount>> HolderCounts(const CheckpointKey& checkpoint) override {
+    return Collect<HolderCount>(
+        absl::StrCat("SELECT holder, COUNT(*) FROM holders WHERE ", kOfCheckpoint,
+                     " AND resident=1 GROUP BY holder ORDER BY holder"),
+        Of(checkpoint), [](const MysqlColumns& row) {
+          return HolderCount{.holder = row.Bytes(0), .parts = row.Int(1)};
+        });
+  }
+
+  StatusOr<std::vector<AuthorRow>> Authors() override {
+    return Collect<AuthorRow>(
+        absl::StrCat("SELECT ", kAuthorColumns, " FROM authors WHERE cluster=? ORDER BY name"),
+        {cluster_}, [](const MysqlColumns& row) { return AuthorFrom(row); });
+  }
+
+  StatusOr<int64_t> Marked() override {
+    CAIRN_ASSIGN_OR_RETURN(
+        const std::optional<int64_t> marked,
+        FirstOf<int64_t>("SELECT sequence FROM authors WHERE cluster=? AND name=?",
+                         {cluster_, author_.name},
+                         [](const MysqlColumns& row) { return row.Int(0); }));
+    return marked.value_or(0);
+  }
+
  private:
   struct Batch {
     std::array<std::vector<Values>, kTables> rows;  // of each table in the order of its keys
     std::vector<VanishedRow> vanished;              // before any row
     std::vector<LeftRow> left;                      // after the rows of holders
+    std::vector<ForgottenRow> forgotten;            // last, unless the job has a newer row here
     std::set<CheckpointKey> touched;                // whose parts may be known to be removed
     std::set<std::string> removed_of;               // jobs of which something was removed
     size_t size = 0;
 
     bool OneRow() const {
-      return size == 1 && left.empty() && vanished.empty() && removed_of.empty();
+      return size == 1 && left.empty() && vanished.empty() && forgotten.empty() &&
+             removed_of.empty();
+    }
+    // Whether the job is there anew: its row says so after it was forgotten.
+    bool Renews(const ForgottenRow& row) const {
+      return std::any_of(rows[kJobs].begin(), rows[kJobs].end(), [&row](const Values& values) {
+        return std::get<std::string>(values[1]) == row.job &&
+               std::get<int64_t>(values.back()) > row.sequence;
+      });
     }
     template <typename OneRow>
     void Add(const std::string& cluster, const OneRow& row) {
@@ -276,6 +233,12 @@ class MysqlCatalog final : public Catalog {
         batch.left.push_back(*left);
       } else if (const auto* vanished = std::get_if<VanishedRow>(&row)) {
         batch.vanished.push_back(*vanished);
+      } else if (const auto* forgotten = std::get_if<ForgottenRow>(&row)) {
+        batch.forgotten.push_back(*forgotten);
+      } else if (const auto* line = std::get_if<LineRow>(&row)) {
+        add(*line);
+      } else if (const auto* author = std::get_if<AuthorRow>(&row)) {
+        add(*author);
       } else if (const auto* job = std::get_if<JobRow>(&row)) {
         add(*job);
       } else if (const auto* attempt = std::get_if<AttemptRow>(&row)) {
@@ -337,39 +300,64 @@ class MysqlCatalog final : public Catalog {
           session->Run(absl::StrCat("DELETE FROM steps WHERE ", kOfCheckpoint, " AND removed=0"),
                        Of(vanished.checkpoint)));
     }
+    for (const ForgottenRow& forgotten : batch.forgotten) {
+      if (batch.Renews(forgotten)) CAIRN_RETURN_IF_ERROR(ForgetJob(session, forgotten));
+    }
     for (size_t table = 0; table < kTables; ++table) {
-      const std::vector<Values>& rows = batch.rows[table];
-      for (size_t written = 0; written < rows.size();) {
-        const size_t count = *std::find_if(kRowsAtOnce.begin(), kRowsAtOnce.end(),
-                                           [&](size_t n) { return n <= rows.size() - written; });
-        Values values;
-        for (size_t i = 0; i < count; ++i, ++written) {
-          values.insert(values.end(), rows[written].begin(), rows[written].end());
-        }
-        CAIRN_RETURN_IF_ERROR(session->Run(UpsertOf(TableAt(table), count), values));
-      }
+      CAIRN_RETURN_IF_ERROR(WriteTable(session, TableAt(table), batch.rows[table]));
     }
-    for (const LeftRow& left : batch.left) {
-      Values values = Of(left.checkpoint);
-      values.emplace_back(left.holder);
-      values.emplace_back(left.sequence);
-      CAIRN_RETURN_IF_ERROR(session->Run(
-          absl::StrCat("DELETE FROM holders WHERE ", kOfCheckpoint, " AND holder=? AND sequence<?"),
-          values));
-      if (!left.whole) continue;
-      for (const Value& value : Of(left.checkpoint)) values.push_back(value);
-      CAIRN_RETURN_IF_ERROR(session->Run(
-          absl::StrCat("DELETE FROM parts WHERE ", kOfCheckpoint,
-                       " AND owner=? AND sequence<? AND NOT EXISTS (SELECT 1 FROM steps WHERE ",
-                       kOfCheckpoint, ")"),
-          values));
-    }
+    for (const LeftRow& left : batch.left) CAIRN_RETURN_IF_ERROR(Leave(session, left));
     for (const CheckpointKey& key : batch.touched) {
       CAIRN_RETURN_IF_ERROR(session->Run(ForgetParts(), Of(key)));
       CAIRN_RETURN_IF_ERROR(session->Run(ForgetHolders(), Of(key)));
     }
     for (const std::string& job : batch.removed_of) {
       CAIRN_RETURN_IF_ERROR(ForgetOldRemovals(session, job, batch.size));
+    }
+    for (const ForgottenRow& forgotten : batch.forgotten) {
+      if (!batch.Renews(forgotten)) CAIRN_RETURN_IF_ERROR(ForgetJob(session, forgotten));
+    }
+    return absl::OkStatus();
+  }
+
+  static Status WriteTable(MysqlSession* session, const Table& table,
+                           const std::vector<Values>& rows) {
+    for (size_t written = 0; written < rows.size();) {
+      const size_t count = *std::find_if(kRowsAtOnce.begin(), kRowsAtOnce.end(),
+                                         [&](size_t n) { return n <= rows.size() - written; });
+      Values values;
+      for (size_t i = 0; i < count; ++i, ++written) {
+        values.insert(values.end(), rows[written].begin(), rows[written].end());
+      }
+      CAIRN_RETURN_IF_ERROR(session->Run(UpsertOf(table, count), values));
+    }
+    return absl::OkStatus();
+  }
+
+  Status Leave(MysqlSession* session, const LeftRow& left) const {
+    Values values = Of(left.checkpoint);
+    values.emplace_back(left.holder);
+    values.emplace_back(left.sequence);
+    CAIRN_RETURN_IF_ERROR(session->Run(
+        absl::StrCat("DELETE FROM holders WHERE ", kOfCheckpoint, " AND holder=? AND sequence<?"),
+        values));
+    if (!left.whole) return absl::OkStatus();
+    for (const Value& value : Of(left.checkpoint)) values.push_back(value);
+    return session->Run(
+        absl::StrCat("DELETE FROM parts WHERE ", kOfCheckpoint,
+                     " AND owner=? AND sequence<? AND NOT EXISTS (SELECT 1 FROM steps WHERE ",
+                     kOfCheckpoint, ")"),
+        values);
+  }
+
+  Status ForgetJob(MysqlSession* session, const ForgottenRow& forgotten) const {
+    const std::string& job = forgotten.job;
+    for (const char* table : {"attempts", "line_records", "jobs"}) {
+      CAIRN_RETURN_IF_ERROR(session->Run(
+          absl::StrCat("DELETE FROM ", table, " WHERE cluster=? AND job=? AND (? OR sequence<?)",
+                       kNothingIsThere),
+          {cluster_, job, int64_t{forgotten.of_home}, forgotten.sequence, cluster_, job, cluster_,
+           job, cluster_, job}));
     }
     return absl::OkStatus();
   }
@@ -416,6 +404,28 @@ class MysqlCatalog final : public Catalog {
                             [&](const MysqlColumns& row) { rows.push_back(read(row)); });
     }));
     return rows;
+  }
+
+  template <typename T, typename Read>
+  StatusOr<std::optional<T>> FirstOf(const std::string& sql, const Values& values,
+                                     const Read& read) {
+    CAIRN_ASSIGN_OR_RETURN(std::vector<T> rows, Collect<T>(sql, values, read));
+    return rows.empty() ? std::nullopt : std::make_optional(std::move(rows.front()));
+  }
+  StatusOr<std::optional<NewestStep>> NewestOf(const std::string& job) {
+    const auto decided = [](LineRecordKind kind) {
+      return absl::StrCat(
+          "COALESCE((SELECT MAX(number) FROM line_records WHERE cluster=? AND job=? AND kind=",
+          static_cast<int>(kind), "),0)");
+    };
+    return FirstOf<NewestStep>(
+        absl::StrCat("SELECT ", kStepColumns, ", GREATEST(", decided(LineRecordKind::kResume), ",",
+                     decided(LineRecordKind::kUse),
+                     ") FROM steps WHERE cluster=? AND job=? AND removed=0 "
+                     "ORDER BY attempt DESC, step DESC, revision DESC LIMIT 1"),
+        {cluster_, job, cluster_, job, cluster_, job}, [&job](const MysqlColumns& row) {
+          return NewestStep{.step = StepFrom(job, row), .decided = row.Int(10)};
+        });
   }
 
   const std::string cluster_;

@@ -6,8 +6,8 @@
 
 namespace cairn::catalog {
 
-// A database without tables gets them. FAILED_PRECONDITION where it has tables of something else, or of another
-// version; PERMISSION_DENIED where the user may not make them.
+// A database without tables gets them, and one of an older version what it lacks. FAILED_PRECONDITION where it has tables
+// of something else, or of a newer version; PERMISSION_DENIED, naming the versions, where the user may not make them.
 Status EnsureMysqlSchema(const MysqlOptions& options);
 
 }  // namespace cairn::catalog

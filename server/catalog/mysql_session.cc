@@ -94,6 +94,16 @@ bool IsMissing(int code) {
   }
 }
 
+bool IsThere(int code) {
+  switch (code) {
+    case 1060:  // duplicate column name
+    case 1061:  // duplicate key name
+      return true;
+    default:
+      return false;
+  }
+}
+
 // Errors of the client library: of the connection (CR_CONNECTION_ERROR …), or of TLS.
 bool OfConnection(int code) { return code >= 2000 && code < 2100; }
 
@@ -103,6 +113,7 @@ Status StatusOf(const sql::SQLException& e, absl::string_view what) {
   // Without a number the connector itself refuses, as when its connection was closed.
   if (code == 0 || OfConnection(code) || Passes(code)) return absl::UnavailableError(message);
   if (MayNot(code)) return absl::PermissionDeniedError(message);
+  if (IsThere(code)) return absl::AlreadyExistsError(message);
   if (IsMissing(code)) return absl::FailedPreconditionError(message);
   return absl::InternalError(message);
 }

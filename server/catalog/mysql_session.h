@@ -37,6 +37,7 @@ class MysqlColumns {
 //   UNAVAILABLE        the server is away, too slow, read-only or full, or gave this transaction up: try again
 //   PERMISSION_DENIED  the user may not do this
 //   FAILED_PRECONDITION  no such database, table or column
+//   ALREADY_EXISTS     a column or an index that is to be made
 //   INTERNAL           anything else
 class MysqlSession {
  public:

@@ -12,18 +12,13 @@
 #include "absl/strings/str_join.h"
 #include "common/mutex.h"
 #include "server/catalog/catalog.h"
+#include "server/catalog/sqlite_database.h"
 #include "server/catalog/sqlite_statement.h"
 #include "server/catalog/tables.h"
 
 namespace cairn::catalog {
 
-extern const char kSqliteSchema1[];
-extern const char kSqliteSchema2[];
-
 namespace {
-
-constexpr int64_t kSchemaVersion = 2;
-constexpr int kBusyTimeoutMs = 2000;
 
 // "INSERT … ON CONFLICT DO UPDATE …", after which the newer version of a row is there. Every column that it names on the
 // right has the value from before the statement.
@@ -85,6 +80,11 @@ constexpr char kLeaveParts[] =
     ")";
 constexpr char kLeave[] =
     "DELETE FROM holders WHERE " CAIRN_OF_CHECKPOINT " AND holder=?5 AND sequence<?6";
+
+constexpr char kNothingIsThere[] =
+    " AND NOT EXISTS (SELECT 1 FROM steps WHERE job=?1 AND removed=0)"
+    " AND NOT EXISTS (SELECT 1 FROM parts WHERE job=?1 AND removed=0)"
+    " AND NOT EXISTS (SELECT 1 FROM holders WHERE job=?1 AND resident=1)";
 
 // Of each job the newest removals stay; what is older goes, a bounded number at a time.
 constexpr char kOldRemovals[] =
@@ -161,10 +161,43 @@ class SqliteCatalog final : public Catalog {
     return Collect<StepRow>(query, [&job](const Statement& row) { return StepFrom(job, row); });
   }
 
+  StatusOr<std::vector<LineRow>> LineRecords(const std::string& job) override {
+    MutexLock lock(&mu_);
+    CAIRN_ASSIGN_OR_RETURN(
+        Statement * query,
+        Prepared(absl::StrCat("SELECT ", kLineColumns,
+                              " FROM line_records WHERE job=? ORDER BY number, kind")));
+    query->Reset().BindBytes(job);
+    return Collect<LineRow>(query, [&job](const Statement& row) { return LineFrom(job, row); });
+  }
+
+  StatusOr<std::optional<StepRow>> Latest(const std::string& job) override {
+    MutexLock lock(&mu_);
+    return LatestBy(
+        {.newest = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return NewestOf(job); },
+         .up_to =
+             [&](Attempt attempt, Step step) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+               return FirstOf<StepRow>(
+                   absl::StrCat("SELECT ", kStepColumns,
+                                " FROM steps WHERE job=? AND removed=0 AND attempt=? AND step<=? "
+                                "ORDER BY step DESC, revision DESC LIMIT 1"),
+                   {job, attempt, step}, [&](const Statement& row) { return StepFrom(job, row); });
+             },
+         .record =
+             [&](LineRecordKind kind, Attempt number) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+               return FirstOf<LineRow>(
+                   absl::StrCat("SELECT ", kLineColumns,
+                                " FROM line_records WHERE job=? AND kind=? AND number=?"),
+                   {job, static_cast<int64_t>(kind), number},
+                   [&](const Statement& row) { return LineFrom(job, row); });
+             }});
+  }
+
   StatusOr<int64_t> NewestSequence() override {
     MutexLock lock(&mu_);
     std::vector<std::string> own = {"SELECT sequence FROM parts WHERE owner=?1",
-                                    "SELECT sequence FROM holders WHERE holder=?1"};
+                                    "SELECT sequence FROM holders WHERE holder=?1",
+                                    "SELECT sequence FROM authors WHERE name=?1"};
     if (author_.alone) {
       own.clear();
       for (size_t table = 0; table < kTables; ++table) {
@@ -222,6 +255,36 @@ class SqliteCatalog final : public Catalog {
         query, [&checkpoint](const Statement& row) { return HolderFrom(checkpoint, row); });
   }
 
+  StatusOr<std::vector<HolderCount>> HolderCounts(const CheckpointKey& checkpoint) override {
+    MutexLock lock(&mu_);
+    CAIRN_ASSIGN_OR_RETURN(
+        Statement * query,
+        Prepared("SELECT holder, count(*) FROM holders WHERE " CAIRN_OF_CHECKPOINT
+                 " AND resident=1 GROUP BY holder ORDER BY holder"));
+    Bind(query, KeyOf(checkpoint));
+    return Collect<HolderCount>(query, [](const Statement& row) {
+      return HolderCount{.holder = row.Bytes(0), .parts = row.Int(1)};
+    });
+  }
+
+  StatusOr<std::vector<AuthorRow>> Authors() override {
+    MutexLock lock(&mu_);
+    CAIRN_ASSIGN_OR_RETURN(
+        Statement * query,
+        Prepared(absl::StrCat("SELECT ", kAuthorColumns, " FROM authors ORDER BY name")));
+    query->Reset();
+    return Collect<AuthorRow>(query, [](const Statement& row) { return AuthorFrom(row); });
+  }
+
+  StatusOr<int64_t> Marked() override {
+    MutexLock lock(&mu_);
+    CAIRN_ASSIGN_OR_RETURN(
+        const std::optional<int64_t> marked,
+        FirstOf<int64_t>("SELECT sequence FROM authors WHERE name=?", {author_.name},
+                         [](const Statement& row) { return row.Int(0); }));
+    return marked.value_or(0);
+  }
+
  private:
   // Statements are prepared once, by their text.
   StatusOr<Statement*> Prepared(const std::string& sql) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -266,6 +329,30 @@ class SqliteCatalog final : public Catalog {
     return rows;
   }
 
+  template <typename T, typename Read>
+  StatusOr<std::optional<T>> FirstOf(const std::string& sql, const Values& values, const Read& read)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    CAIRN_ASSIGN_OR_RETURN(Statement * query, Prepared(sql));
+    Bind(query, values);
+    CAIRN_ASSIGN_OR_RETURN(std::vector<T> found, Collect<T>(query, read));
+    return found.empty() ? std::nullopt : std::make_optional(std::move(found.front()));
+  }
+  StatusOr<std::optional<NewestStep>> NewestOf(const std::string& job)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const auto decided = [](LineRecordKind kind) {
+      return absl::StrCat("coalesce((SELECT max(number) FROM line_records WHERE job=?1 AND kind=",
+                          static_cast<int>(kind), "),0)");
+    };
+    return FirstOf<NewestStep>(
+        absl::StrCat("SELECT ", kStepColumns, ", max(", decided(LineRecordKind::kResume), ",",
+                     decided(LineRecordKind::kUse),
+                     ") FROM steps WHERE job=?1 AND removed=0 "
+                     "ORDER BY attempt DESC, step DESC, revision DESC LIMIT 1"),
+        {job}, [&job](const Statement& row) {
+          return NewestStep{.step = StepFrom(job, row), .decided = row.Int(10)};
+        });
+  }
+
   template <typename OneRow>
   Status Upsert(const OneRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const TableRow of = TableRowOf(row);
@@ -294,6 +381,15 @@ class SqliteCatalog final : public Catalog {
     for (const char* table : {"holders", "parts", "steps"}) {
       CAIRN_RETURN_IF_ERROR(
           Run(absl::StrCat("DELETE FROM ", table, kNotRemoved), KeyOf(row.checkpoint)));
+    }
+    return absl::OkStatus();
+  }
+  Status Write(const ForgottenRow& row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    for (const char* table : {"attempts", "line_records", "jobs"}) {
+      CAIRN_RETURN_IF_ERROR(
+          Run(absl::StrCat("DELETE FROM ", table, " WHERE job=?1 AND (?2 OR sequence<?3)",
+                           kNothingIsThere),
+              {row.job, int64_t{row.of_home}, row.sequence}));
     }
     return absl::OkStatus();
   }
@@ -334,97 +430,11 @@ class SqliteCatalog final : public Catalog {
   std::map<std::string, Statement> statements_ ABSL_GUARDED_BY(mu_);
 };
 
-StatusOr<Database> OpenFile(const std::string& path) {
-  sqlite3* raw = nullptr;
-  const int code =
-      sqlite3_open_v2(path.c_str(), &raw,
-                      SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_FULLMUTEX, nullptr);
-  Database database(raw);
-  if (code != SQLITE_OK) {
-    return raw == nullptr ? Status(absl::ResourceExhaustedError("sqlite: out of memory"))
-                          : SqliteStatus(raw, absl::StrCat("catalog.path: ", path));
-  }
-  sqlite3_busy_timeout(raw, kBusyTimeoutMs);
-  return database;
-}
-
-// 0: it has nothing yet.
-StatusOr<int64_t> VersionOf(sqlite3* database, const std::string& path) {
-  {
-    CAIRN_ASSIGN_OR_RETURN(Statement tables,
-                           Statement::Prepare(database, "SELECT count(*) FROM sqlite_schema"));
-    CAIRN_ASSIGN_OR_RETURN(const bool row, tables.Next());
-    if (row && tables.Int(0) == 0) return 0;
-  }
-  StatusOr<Statement> version =
-      Statement::Prepare(database, "SELECT max(version) FROM schema_version");
-  if (!version.ok()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "catalog.path: ", path, " is a database of something else (no schema_version)"));
-  }
-  CAIRN_ASSIGN_OR_RETURN(const bool row, version->Next());
-  return row ? version->Int(0) : 0;
-}
-
-Status BringUpToDate(sqlite3* database, const std::string& path) {
-  CAIRN_ASSIGN_OR_RETURN(int64_t version, VersionOf(database, path));
-  if (version < kSchemaVersion) {
-    CAIRN_RETURN_IF_ERROR(Execute(database, "BEGIN IMMEDIATE"));
-    StatusOr<int64_t> found = VersionOf(database, path);  // another may have been first
-    Status made = found.status();
-    if (made.ok() && *found < 1) made = Execute(database, kSqliteSchema1);
-    if (made.ok() && *found < 2) made = Execute(database, kSqliteSchema2);
-    if (made.ok()) made = Execute(database, "COMMIT");
-    if (!made.ok()) {
-      Execute(database, "ROLLBACK").IgnoreError();
-      return made;
-    }
-    CAIRN_ASSIGN_OR_RETURN(version, VersionOf(database, path));
-  }
-  if (version == kSchemaVersion) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("catalog.path: ", path, " has schema version ",
-                                                    version, ", this build knows ",
-                                                    kSchemaVersion));
-}
-
-// OK and a ready database; DATA_LOSS when the file is not one or is damaged.
-StatusOr<Database> OpenAndCheck(const std::string& path) {
-  CAIRN_ASSIGN_OR_RETURN(Database database, OpenFile(path));
-  // NORMAL loses at most the last transactions on power loss, never consistency: right for an
-  // index.
-  CAIRN_RETURN_IF_ERROR(
-      Execute(database.get(), "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL"));
-  {
-    CAIRN_ASSIGN_OR_RETURN(Statement check,
-                           Statement::Prepare(database.get(), "PRAGMA quick_check(1)"));
-    CAIRN_ASSIGN_OR_RETURN(const bool row, check.Next());
-    if (!row || check.Bytes(0) != "ok") {
-      return absl::DataLossError(absl::StrCat("catalog.path: ", path, ": ", check.Bytes(0)));
-    }
-  }
-  CAIRN_RETURN_IF_ERROR(BringUpToDate(database.get(), path));
-  return database;
-}
-
 }  // namespace
 
 StatusOr<std::unique_ptr<Catalog>> OpenSqliteCatalog(const std::string& path, const Author& author,
                                                      std::string* note) {
-  note->clear();
-  StatusOr<Database> database = OpenAndCheck(path);
-  if (absl::IsDataLoss(database.status())) {
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
-    const std::string aside = absl::StrCat(
-        path, ".broken-", std::chrono::duration_cast<std::chrono::milliseconds>(now).count());
-    if (std::rename(path.c_str(), aside.c_str()) != 0) {
-      return ErrnoStatus(errno, absl::StrCat("catalog.path: moving the damaged ", path, " aside"));
-    }
-    // A log of the damaged file must not be replayed into the new one.
-    std::remove(absl::StrCat(path, "-wal").c_str());
-    std::remove(absl::StrCat(path, "-shm").c_str());
-    *note = absl::StrCat(database.status().message(), "; moved to ", aside, " and made anew");
-    database = OpenAndCheck(path);
-  }
+  StatusOr<Database> database = OpenDatabase(path, note);
   if (!database.ok()) return database.status();
   return std::unique_ptr<Catalog>(new SqliteCatalog(*std::move(database), author));
 }

@@ -4,6 +4,7 @@
 
 namespace cairn::catalog {
 
+// One function: the tables, one after the other.
 const Table& TableAt(size_t number) {
   using enum Rule;
   static const auto* const tables = new std::array<Table, kTables>{{
@@ -62,6 +63,24 @@ const Table& TableAt(size_t number) {
         {"holder", kKey},
         {"resident"},
         {"sequence", kOrders}}},
+      {"line_records",
+       {{"job", kKey},
+        {"kind", kKey},
+        {"number", kKey},
+        {"step"},
+        {"attempt"},
+        {"lineage"},
+        {"said_unix_ms"},
+        {"said_version", kOrders},
+        {"sequence", kOrders}}},
+      {"authors",
+       {{"name", kKey},
+        {"incarnation"},
+        {"seen_unix_ms"},
+        {"budget_bytes"},
+        {"used_bytes"},
+        {"replica_bytes"},
+        {"sequence", kOrders}}},
   }};
   return (*tables)[number];
 }
@@ -111,6 +130,50 @@ TableRow TableRowOf(const HolderRow& row) {
     values.push_back(std::move(value));
   }
   return {kHolders, std::move(values)};
+}
+
+TableRow TableRowOf(const LineRow& row) {
+  const LineRecord& record = row.record;
+  return {kLineRecords,
+          {record.job, static_cast<int64_t>(record.kind), record.number, record.lineage.step(),
+           record.lineage.attempt(), EncodeLineage(record.lineage), row.said_unix_ms, row.version,
+           row.sequence}};
+}
+
+TableRow TableRowOf(const AuthorRow& row) {
+  return {kAuthors,
+          {row.name, row.incarnation, row.seen_unix_ms, static_cast<int64_t>(row.budget_bytes),
+           static_cast<int64_t>(row.used_bytes), static_cast<int64_t>(row.replica_bytes),
+           row.sequence}};
+}
+
+StatusOr<std::optional<StepRow>> LatestBy(const LatestReads& reads) {
+  CAIRN_ASSIGN_OR_RETURN(const std::optional<NewestStep> newest, reads.newest());
+  if (!newest.has_value()) return std::nullopt;
+  // The attempt is the head, and no step that it came from is above its own.
+  if (newest->step.checkpoint.attempt >= newest->decided) return newest->step;
+  std::optional<LineRow> decision;
+  for (const LineRecordKind kind : {LineRecordKind::kUse, LineRecordKind::kResume}) {
+    CAIRN_ASSIGN_OR_RETURN(decision, reads.record(kind, newest->decided));
+    if (decision.has_value()) break;
+  }
+  if (!decision.has_value()) return std::nullopt;  // it has gone meanwhile, with the job
+  Lineage lineage = decision->record.lineage;
+  for (size_t at = 0; at < kMaxLineage; ++at) {
+    // What the last one came from may be known by now.
+    if (at == lineage.entries.size() && lineage.open && at > 0) {
+      CAIRN_ASSIGN_OR_RETURN(const std::optional<LineRow> origin,
+                             reads.record(LineRecordKind::kOrigin, lineage.entries.back().attempt));
+      if (origin.has_value()) CloseWith(origin->record.lineage, &lineage);
+    }
+    if (at == lineage.entries.size()) break;
+    const LineageEntry entry = lineage.entries[at];
+    // The steps of an entry are all above those of the next one.
+    CAIRN_ASSIGN_OR_RETURN(const std::optional<StepRow> step,
+                           reads.up_to(entry.attempt, entry.up_to));
+    if (step.has_value()) return step;
+  }
+  return std::nullopt;
 }
 
 }  // namespace cairn::catalog

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -34,7 +36,16 @@ struct Table {
 };
 
 // In the order in which all write them, so that two who write at once wait for each other rather than in a circle.
-enum TableNumber : size_t { kJobs, kAttempts, kSteps, kParts, kHolders, kTables };
+enum TableNumber : size_t {
+  kJobs,
+  kAttempts,
+  kSteps,
+  kParts,
+  kHolders,
+  kLineRecords,
+  kAuthors,
+  kTables
+};
 const Table& TableAt(size_t number);
 
 // A row of a table, in the order of its columns. Of a row that is no table's, LeftRow, there is none.
@@ -47,6 +58,8 @@ TableRow TableRowOf(const AttemptRow& row);
 TableRow TableRowOf(const StepRow& row);
 TableRow TableRowOf(const PartRow& row);
 TableRow TableRowOf(const HolderRow& row);
+TableRow TableRowOf(const LineRow& row);
+TableRow TableRowOf(const AuthorRow& row);
 
 // Job, step, attempt and revision, by which the rows of a checkpoint are found.
 Values KeyOf(const CheckpointKey& checkpoint);
@@ -127,5 +140,47 @@ HolderRow HolderFrom(const CheckpointKey& checkpoint, const Columns& row) {
           .resident = row.Int(2) != 0,
           .sequence = row.Int(3)};
 }
+
+inline constexpr char kLineColumns[] =
+    "kind, number, lineage, said_unix_ms, said_version, sequence";
+// A lineage that cannot be read is unknown.
+template <typename Columns>
+LineRow LineFrom(const std::string& job, const Columns& row) {
+  return {.record = {.job = job,
+                     .number = row.Int(1),
+                     .kind = static_cast<LineRecordKind>(row.Int(0)),
+                     .lineage = DecodeLineage(row.Bytes(2)).value_or(Lineage::OfUnknown())},
+          .said_unix_ms = row.Int(3),
+          .version = row.Int(4),
+          .sequence = row.Int(5)};
+}
+
+inline constexpr char kAuthorColumns[] =
+    "name, incarnation, seen_unix_ms, budget_bytes, used_bytes, replica_bytes, sequence";
+template <typename Columns>
+AuthorRow AuthorFrom(const Columns& row) {
+  return {.name = row.Bytes(0),
+          .incarnation = row.Int(1),
+          .seen_unix_ms = row.Int(2),
+          .budget_bytes = static_cast<uint64_t>(row.Int(3)),
+          .used_bytes = static_cast<uint64_t>(row.Int(4)),
+          .replica_bytes = static_cast<uint64_t>(row.Int(5)),
+          .sequence = row.Int(6)};
+}
+
+// --- Latest, in parts that read one row each by an index
+
+struct NewestStep {
+  StepRow step;
+  Attempt decided = 0;  // the greatest number of a `resume` or `use`
+};
+struct LatestReads {
+  // Of the newest attempt that has one, the highest that is complete and not removed.
+  std::function<StatusOr<std::optional<NewestStep>>()> newest;
+  // The same of this attempt up to this step.
+  std::function<StatusOr<std::optional<StepRow>>(Attempt, Step)> up_to;
+  std::function<StatusOr<std::optional<LineRow>>(LineRecordKind, Attempt)> record;
+};
+StatusOr<std::optional<StepRow>> LatestBy(const LatestReads& reads);
 
 }  // namespace cairn::catalog

@@ -46,6 +46,25 @@ class FaultyCatalog final : public Catalog {
     return faults_->Run<StatusOr<std::vector<HolderRow>>>(
         CatalogCall::kHolders, [&] { return inner_->Holders(checkpoint); });
   }
+  StatusOr<std::vector<LineRow>> LineRecords(const std::string& job) override {
+    return faults_->Run<StatusOr<std::vector<LineRow>>>(CatalogCall::kLineRecords,
+                                                        [&] { return inner_->LineRecords(job); });
+  }
+  StatusOr<std::optional<StepRow>> Latest(const std::string& job) override {
+    return faults_->Run<StatusOr<std::optional<StepRow>>>(CatalogCall::kLatest,
+                                                          [&] { return inner_->Latest(job); });
+  }
+  StatusOr<std::vector<HolderCount>> HolderCounts(const CheckpointKey& checkpoint) override {
+    return faults_->Run<StatusOr<std::vector<HolderCount>>>(
+        CatalogCall::kHolderCounts, [&] { return inner_->HolderCounts(checkpoint); });
+  }
+  StatusOr<std::vector<AuthorRow>> Authors() override {
+    return faults_->Run<StatusOr<std::vector<AuthorRow>>>(CatalogCall::kAuthors,
+                                                          [&] { return inner_->Authors(); });
+  }
+  StatusOr<int64_t> Marked() override {
+    return faults_->Run<StatusOr<int64_t>>(CatalogCall::kMarked, [&] { return inner_->Marked(); });
+  }
 
  private:
   const std::unique_ptr<Catalog> inner_;

@@ -18,7 +18,12 @@ enum class CatalogCall {
   kNewest,
   kPresent,
   kParts,
-  kHolders
+  kHolders,
+  kLineRecords,
+  kLatest,
+  kHolderCounts,
+  kAuthors,
+  kMarked
 };
 using CatalogFault = testing::Fault<CatalogCall>;
 using CatalogFaults = testing::FaultPlan<CatalogCall>;

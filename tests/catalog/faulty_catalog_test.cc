@@ -35,6 +35,14 @@ TEST_F(FaultyCatalog, EachCallFailsOnItsOwn) {
        [&] {
          return catalog_->Parts({"run", 1, 1, 0}).status();
        }},
+      {CatalogCall::kLineRecords, [&] { return catalog_->LineRecords("run").status(); }},
+      {CatalogCall::kLatest, [&] { return catalog_->Latest("run").status(); }},
+      {CatalogCall::kHolderCounts,
+       [&] {
+         return catalog_->HolderCounts({"run", 1, 1, 0}).status();
+       }},
+      {CatalogCall::kAuthors, [&] { return catalog_->Authors().status(); }},
+      {CatalogCall::kMarked, [&] { return catalog_->Marked().status(); }},
   };
   for (const auto& [failing, ignored] : calls) {
     faults_->Add({.call = failing});

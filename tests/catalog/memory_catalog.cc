@@ -1,10 +1,14 @@
 #include "tests/catalog/memory_catalog.h"
 
 #include <algorithm>
+#include <limits>
+#include <map>
 #include <set>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+
+#include "common/line.h"
 
 namespace cairn::catalog {
 namespace {
@@ -22,6 +26,10 @@ JobRow Merged(const JobRow& there, const JobRow& coming) {
   const auto version = [](const JobRow& row) {
     return std::tuple(row.policy_version, row.policy_rank, row.sequence);
   };
+  return version(coming) > version(there) ? coming : there;
+}
+LineRow Merged(const LineRow& there, const LineRow& coming) {
+  const auto version = [](const LineRow& row) { return std::pair(row.version, row.sequence); };
   return version(coming) > version(there) ? coming : there;
 }
 AttemptRow Merged(const AttemptRow& there, const AttemptRow& coming) {
@@ -46,6 +54,14 @@ CheckpointKey CheckpointOf(const Row& row) {
   return {};
 }
 
+// Of the rows that tell of a job and of none of its checkpoints.
+std::string JobOf(const Row& row) {
+  if (const auto* job = std::get_if<JobRow>(&row)) return job->job;
+  if (const auto* attempt = std::get_if<AttemptRow>(&row)) return attempt->job;
+  if (const auto* line = std::get_if<LineRow>(&row)) return line->record.job;
+  return "";
+}
+
 bool Takes(const StepRow& step, int64_t sequence) {
   return step.removed && (step.of_home || step.sequence > sequence);
 }
@@ -55,6 +71,17 @@ bool Takes(const StepRow& step, int64_t sequence) {
 void MemoryRows::WaitUntil(const std::function<bool(const ByIdentity&)>& holds) {
   MutexLock lock(&mu_);
   while (!holds(rows_)) changed_.Wait(&mu_);
+}
+
+MemoryRows::ByIdentity MemoryRows::Copy() {
+  MutexLock lock(&mu_);
+  return rows_;
+}
+
+void MemoryRows::Restore(ByIdentity rows) {
+  MutexLock lock(&mu_);
+  rows_ = std::move(rows);
+  changed_.NotifyAll();
 }
 
 class MemoryCatalog final : public Catalog {
@@ -87,6 +114,10 @@ class MemoryCatalog final : public Catalog {
         std::erase_if(rows_->rows_, [&](const auto& held) {
           return CheckpointOf(held.second) == vanished->checkpoint;
         });
+        continue;
+      }
+      if (const auto* forgotten = std::get_if<ForgottenRow>(&row)) {
+        Forget(*forgotten);
         continue;
       }
       const auto [at, is_new] = rows_->rows_.try_emplace(RowIdentity(row), row);
@@ -130,6 +161,41 @@ class MemoryCatalog final : public Catalog {
               [](const StepRow& a, const StepRow& b) { return b.checkpoint < a.checkpoint; });
     if (found.size() > static_cast<size_t>(limit)) found.resize(static_cast<size_t>(limit));
     return found;
+  }
+
+  StatusOr<std::vector<LineRow>> LineRecords(const std::string& job) override {
+    auto found = Select<LineRow>([&](const LineRow& row) { return row.record.job == job; });
+    std::sort(found.begin(), found.end(), [](const LineRow& a, const LineRow& b) {
+      return std::pair(a.record.number, a.record.kind) < std::pair(b.record.number, b.record.kind);
+    });
+    return found;
+  }
+
+  // By the rule itself.
+  StatusOr<std::optional<StepRow>> Latest(const std::string& job) override {
+    History history;
+    std::map<LineageEntry, StepRow, decltype([](const LineageEntry& a, const LineageEntry& b) {
+               return std::pair(a.attempt, a.up_to) < std::pair(b.attempt, b.up_to);
+             })>
+        newest;
+    const auto steps = Steps(job, std::numeric_limits<Step>::max(), 1 << 30);
+    const auto records = LineRecords(job);
+    for (const StepRow& row : *steps) {
+      const CheckpointKey& key = row.checkpoint;
+      history.attempts[key.attempt].complete.try_emplace(key.step, key.revision);
+      newest.try_emplace({key.attempt, key.step}, row);
+    }
+    for (const LineRow& row : *records) {
+      const auto attempt = history.attempts.find(row.record.number);
+      if (row.record.kind != LineRecordKind::kOrigin) {
+        history.decisions[row.record.number] = row.record.lineage;
+      } else if (attempt != history.attempts.end()) {
+        attempt->second.lineage = row.record.lineage;
+      }
+    }
+    const std::vector<LineStep> line = ComputeLine(history);
+    if (line.empty()) return std::nullopt;
+    return newest.at({line.back().attempt, line.back().step});
   }
 
   StatusOr<int64_t> NewestSequence() override {
@@ -189,9 +255,52 @@ class MemoryCatalog final : public Catalog {
     return found;
   }
 
+  StatusOr<std::vector<HolderCount>> HolderCounts(const CheckpointKey& checkpoint) override {
+    std::map<std::string, int64_t> counts;
+    const auto held = Holders(checkpoint);
+    for (const HolderRow& row : *held) ++counts[row.holder];
+    std::vector<HolderCount> found;
+    for (const auto& [holder, parts] : counts) found.push_back({holder, parts});
+    return found;
+  }
+
+  StatusOr<std::vector<AuthorRow>> Authors() override {
+    auto found = Select<AuthorRow>([](const AuthorRow&) { return true; });
+    std::sort(found.begin(), found.end(),
+              [](const AuthorRow& a, const AuthorRow& b) { return a.name < b.name; });
+    return found;
+  }
+
+  StatusOr<int64_t> Marked() override {
+    const auto own =
+        Select<AuthorRow>([this](const AuthorRow& row) { return row.name == author_.name; });
+    return own.empty() ? 0 : own.front().sequence;
+  }
+
  private:
+  void Forget(const ForgottenRow& forgotten) ABSL_EXCLUSIVE_LOCKS_REQUIRED(rows_->mu_) {
+    auto& rows = rows_->rows_;
+    const bool is_there = std::any_of(rows.begin(), rows.end(), [&](const auto& held) {
+      const Row& row = held.second;
+      if (CheckpointOf(row).job != forgotten.job) return false;
+      const auto* step = std::get_if<StepRow>(&row);
+      const auto* part = std::get_if<PartRow>(&row);
+      const auto* holder = std::get_if<HolderRow>(&row);
+      if (step != nullptr) return !step->removed;
+      const auto of = rows.find(RowIdentity(StepRow{.checkpoint = CheckpointOf(row)}));
+      const bool taken = of != rows.end() && Takes(std::get<StepRow>(of->second), SequenceOf(row));
+      return !taken && (part != nullptr ? !part->removed : holder->resident);
+    });
+    if (is_there) return;
+    std::erase_if(rows, [&](const auto& held) {
+      return JobOf(held.second) == forgotten.job &&
+             (forgotten.of_home || SequenceOf(held.second) < forgotten.sequence);
+    });
+  }
+
   bool IsOwn(const Row& row) const {
     if (author_.alone) return true;
+    if (const auto* author = std::get_if<AuthorRow>(&row)) return author->name == author_.name;
     if (const auto* part = std::get_if<PartRow>(&row)) return part->owner == author_.name;
     if (const auto* holder = std::get_if<HolderRow>(&row)) return holder->holder == author_.name;
     return false;

@@ -20,6 +20,9 @@ class MemoryRows {
 
   // Until `holds` is true of the rows.
   void WaitUntil(const std::function<bool(const ByIdentity&)>& holds);
+  ByIdentity Copy();
+  // As a database that is restored from a dump.
+  void Restore(ByIdentity rows);
 
  private:
   friend class MemoryCatalog;

@@ -15,10 +15,15 @@
 #include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "server/catalog/mysql_session.h"
+#include "server/catalog/schema.h"
+#include "tests/catalog/lossy_proxy.h"
 #include "tests/catalog/mysql_factory.h"
 
 namespace cairn::catalog {
@@ -83,6 +88,13 @@ class MysqlCatalogTest : public ::testing::Test {
     }
     return status;
   }
+  const size_t newest_ = kMysqlSchemas.size();
+  // The tables of version 1, whose daemons knew of no other.
+  void MakeVersion1() {
+    for (absl::string_view sql : absl::StrSplit(kMysqlSchemas.at(0), ";\n")) {
+      if (absl::StrContains(sql, "INTO") || absl::StrContains(sql, "TABLE")) Run(std::string(sql));
+    }
+  }
   static PartRow PartOf(int writer, int64_t sequence) {
     return {.part = {{"run", 5, 7, 0}, writer}, .world_size = 64, .sequence = sequence};
   }
@@ -98,7 +110,66 @@ TEST_F(MysqlCatalogTest, ASchemaThatIsHalfMadeIsFinished) {
   const auto catalog = Open();
   ASSERT_TRUE(catalog.ok()) << catalog.status();
   EXPECT_TRUE((*catalog)->Apply({JobRow{.job = "run", .sequence = 1}}).ok());
-  EXPECT_EQ(Ask("SELECT version FROM schema_version"), "1");
+  EXPECT_EQ(Ask("SELECT MAX(version) FROM schema_version"), std::to_string(newest_));
+}
+
+// What a daemon of an earlier build left behind.
+TEST_F(MysqlCatalogTest, AnOlderVersionIsBroughtUpToDateAndKeepsItsRows) {
+  MakeVersion1();
+  Run("INSERT INTO steps VALUES ('test', 'run', 5, 7, 0, 1, 'd', 99, 0, 0, 1, 3)");
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok()) << catalog.status();
+  EXPECT_EQ((*(*catalog)->Latest("run"))->checkpoint.step, 5);
+  EXPECT_TRUE((*catalog)->Apply({AuthorRow{.name = "0", .sequence = 4}}).ok());
+  EXPECT_EQ(Ask("SELECT MAX(version) FROM schema_version"), std::to_string(newest_));
+}
+
+TEST_F(MysqlCatalogTest, AnUpgradeThatEndedHalfWayIsFinished) {
+  MakeVersion1();
+  Run("CREATE INDEX by_attempt ON steps (cluster, job, removed, attempt, step, revision)");
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok()) << catalog.status();
+  EXPECT_EQ(Ask("SELECT MAX(version) FROM schema_version"), std::to_string(newest_));
+}
+
+// It is said which version there is, and what is lacking for the next.
+TEST_F(MysqlCatalogTest, AnOlderVersionThatMayNotBeChangedIsRefused) {
+  MakeVersion1();
+  server_.Run(
+      absl::StrCat("REVOKE ALL ON ", options_.database, ".* FROM ", options_.user, "@localhost"));
+  server_.Run(absl::StrCat("GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON ", options_.database,
+                           ".* TO ", options_.user, "@localhost"));
+  const Status refused = Open().status();
+  EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("has schema version 1, and version 2 cannot be made"));
+  EXPECT_THAT(refused.message(), HasSubstr("INDEX"));
+  server_.Run(
+      absl::StrCat("GRANT INDEX ON ", options_.database, ".* TO ", options_.user, "@localhost"));
+  EXPECT_TRUE(Open().ok()) << "once it may";
+}
+
+// "latest" is found by the index, whatever else the job has.
+TEST_F(MysqlCatalogTest, LatestIsOneReadByTheIndex) {
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok());
+  std::vector<Row> rows;
+  for (Step step = 0; step < 2000; ++step) {
+    rows.push_back(StepRow{.checkpoint = {"run", step, 7, 0}, .sequence = step + 1});
+  }
+  ASSERT_TRUE((*catalog)->Apply(rows).ok());
+  ASSERT_TRUE((*catalog)->Latest("run").ok());  // its statement is prepared
+  const auto read = [this] {
+    return std::stoll(
+        Ask("SELECT SUM(variable_value) FROM information_schema.global_status WHERE "
+            "variable_name IN ('Handler_read_prev','Handler_read_next',"
+            "'Handler_read_rnd_next','Handler_read_key','Handler_read_last',"
+            "'Handler_read_first')"));
+  };
+  const long long idle_before = read();
+  const long long idle = read() - idle_before;
+  const long long before = read();
+  ASSERT_TRUE((*catalog)->Latest("run").ok());
+  EXPECT_LT(read() - before - idle, 20);
 }
 
 TEST_F(MysqlCatalogTest, ManyMayMakeItAtOnce) {
@@ -117,10 +188,11 @@ TEST_F(MysqlCatalogTest, ManyMayMakeItAtOnce) {
 
 TEST_F(MysqlCatalogTest, AnotherVersionIsRefused) {
   ASSERT_TRUE(Open().ok());
-  Run("INSERT INTO schema_version VALUES (2)");
+  Run("INSERT INTO schema_version VALUES (99)");
   const Status refused = Open().status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused));
-  EXPECT_THAT(refused.message(), HasSubstr("has schema version 2, this build knows 1"));
+  EXPECT_THAT(refused.message(),
+              HasSubstr(absl::StrCat("has schema version 99, this build knows ", newest_)));
 }
 
 TEST_F(MysqlCatalogTest, ADatabaseOfSomethingElseIsLeftAlone) {
@@ -378,6 +450,31 @@ TEST_F(MysqlCatalogTest, AConnectionThatBrokeUnusedIsMadeAnewUnnoticed) {
   server_.Run(absl::StrCat("KILL USER ", options_.user));
   EXPECT_TRUE((*catalog)->Apply({PartOf(1, 2)}).ok());
   EXPECT_TRUE((*catalog)->Jobs().ok());
+}
+
+// Whoever hears nothing of a COMMIT knows nothing of it: it is no success, and to say it again is harmless.
+TEST_F(MysqlCatalogTest, AnAnswerThatIsLostAfterTheCommitIsNoSuccessAndMayBeSaidAgain) {
+  const std::string path = server_.folder() + "/lossy";
+  ::unlink(path.c_str());
+  LossyProxy proxy(std::exchange(options_.socket, path), path);
+  const auto catalog = Open();
+  ASSERT_TRUE(catalog.ok()) << catalog.status();
+  ASSERT_TRUE((*catalog)->Apply({PartOf(0, 1), PartOf(1, 1)}).ok());
+  const StepRow step{.checkpoint = {"run", 5, 7, 0}, .of_home = true, .sequence = 2};
+  const HolderRow holder{.part = PartOf(0, 1).part, .holder = "0", .resident = true, .sequence = 3};
+  const std::vector<Row> batch = {step, PartOf(2, 4), holder,
+                                  LeftRow{.checkpoint = step.checkpoint, .holder = "1"}};
+  proxy.LoseTheAnswerTo("COMMIT");
+  const Status lost = (*catalog)->Apply(batch);
+  EXPECT_EQ(proxy.lost(), 1);
+  EXPECT_TRUE(absl::IsUnavailable(lost)) << lost;
+  EXPECT_EQ(Ask("SELECT COUNT(*) FROM parts"), "3") << "the server has done it";
+  const Status again = Again([&] { return (*catalog)->Apply(batch); });
+  EXPECT_TRUE(again.ok()) << again;
+  EXPECT_EQ(Ask("SELECT COUNT(*) FROM parts"), "3");
+  EXPECT_EQ(Ask("SELECT COUNT(*) FROM steps"), "1");
+  EXPECT_EQ(Ask("SELECT COUNT(*) FROM holders"), "1");
+  EXPECT_EQ(Ask("SELECT MAX(sequence) FROM parts"), "4");
 }
 
 TEST_F(MysqlCatalogTest, AReadOnlyServerIsAskedAgainLater) {
