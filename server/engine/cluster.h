@@ -62,6 +62,8 @@ class Cluster {
   void Start(const Restored& restored, const std::optional<MemberId>& self);
   void On(const event::Exchanged& event) { members_.On(event); }
   bool On(const event::LifeMet& event) { return members_.On(event); }
+  void On(const event::SeatChanged& event) { members_.On(event); }
+  bool On(const event::Fenced& event) { return members_.On(event); }
   void On(const event::PeerSaid& event);
   void On(const event::GrantAsked& event);
   void On(const event::GrantEnded& event) { grants_.On(event); }

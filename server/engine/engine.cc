@@ -276,8 +276,13 @@ class Engine::Impl {
   void On(const event::LineRecordWritten& event);
   void On(const event::TablesRead& event);
   void On(const event::StorageSeen& event);
-  void On(const event::LifeMet& event);
+  void On(const event::LifeMet& event) { RefuseIf(cluster_.On(event)); }
+  void On(const event::SeatChanged& event) { cluster_.On(event); }
+  void On(const event::Fenced& event) { RefuseIf(cluster_.On(event)); }
+  // This life of the rank is superseded from now on.
+  void RefuseIf(bool superseded);
   void On(const event::Status& event);
+  void On(const event::Leave& event);
   void On(const event::Drain& event);
   void On(const event::JournalFull& event);
 
@@ -590,8 +595,8 @@ void Engine::Impl::On(const event::StorageSeen& event) {
   }
 }
 
-void Engine::Impl::On(const event::LifeMet& event) {
-  if (!cluster_.On(event)) return;
+void Engine::Impl::RefuseIf(bool superseded) {
+  if (!superseded) return;
   mode_.superseded = cluster_.members().Superseded();
   admission_.CancelAll(mode_.CheckLife());
   succession_.CancelAll(mode_.CheckLife());
@@ -614,6 +619,21 @@ void Engine::Impl::On(const event::Drain& event) {
   }
   drain_deadline_ = std::min(drain_deadline_, event.deadline);
   persistence_.OweNewest();
+}
+
+void Engine::Impl::On(const event::Leave& event) {
+  const RequestId request = event.caller.request;
+  if (!options_.Unlimited(event.caller.uid)) {
+    return out_.Answer(request, absl::PermissionDeniedError(
+                                    "drain: only root, or the user who runs the daemon, may"));
+  }
+  mode_.leaving = event.on;
+  if (event.on) {
+    admission_.CancelAll(mode_.CheckAdmits());
+    succession_.CancelAll(mode_.CheckAdmits());
+    persistence_.OweNewest();
+  }
+  out_.Answer(request, Body(reply::Ok{}));
 }
 
 void Engine::Impl::CheckDrained() {

@@ -261,6 +261,13 @@ struct PersistNow {
   CheckpointRef ref;
 };
 
+// An operator takes the node out of service, or back into it: it admits nothing new, and puts into storage what is newest
+// of each job; status tells what nobody else has yet. Root's and the daemon's own user's.
+struct Leave {
+  Caller caller;
+  bool on = true;
+};
+
 // Drops a checkpoint from memory, and unless `memory_only` from storage for good. `force`: even when
 // it is the last copy.
 struct Remove {
@@ -396,6 +403,17 @@ struct LifeMet {
   MemberId life;
 };
 
+// Where this node stands in a ring whose members are in the catalog has changed, or what is known of them. It is
+// journaled; the rank that this daemon's engine has stays what it is, and the next daemon has the new one.
+struct SeatChanged {
+  fact::RingSeat seat;
+};
+
+// The catalog says that another life has this node's rank.
+struct Fenced {
+  MemberId by;
+};
+
 // A member wants to read a part from this node's memory. → reply::Granted
 struct GrantAsked {
   Caller caller;
@@ -452,16 +470,18 @@ struct JournalFull {
 
 }  // namespace event
 
-using Event = std::variant<
-    event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom, event::Use,
-    event::Create, event::SealObjects, event::Commit, event::Abort, event::LocateChunk, event::Open,
-    event::Release, event::Renew, event::LendFailed, event::Latest, event::StatCheckpoint,
-    event::StatObject, event::List, event::Wait, event::PersistNow, event::Remove, event::Pin,
-    event::PreviewPolicy, event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
-    event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
-    event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
-    event::TablesRead, event::LineNumbersRead, event::Exchanged, event::PeerSaid, event::LifeMet,
-    event::GrantAsked, event::GrantEnded, event::FetchAdvanced, event::Fetched, event::StorageSeen,
-    event::CallerLeft, event::Tick, event::Drain, event::JournalFull>;
+using Event =
+    std::variant<event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom,
+                 event::Use, event::Create, event::SealObjects, event::Commit, event::Abort,
+                 event::LocateChunk, event::Open, event::Release, event::Renew, event::LendFailed,
+                 event::Latest, event::StatCheckpoint, event::StatObject, event::List, event::Wait,
+                 event::PersistNow, event::Leave, event::Remove, event::Pin, event::PreviewPolicy,
+                 event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
+                 event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
+                 event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
+                 event::TablesRead, event::LineNumbersRead, event::Exchanged, event::PeerSaid,
+                 event::LifeMet, event::SeatChanged, event::Fenced, event::GrantAsked,
+                 event::GrantEnded, event::FetchAdvanced, event::Fetched, event::StorageSeen,
+                 event::CallerLeft, event::Tick, event::Drain, event::JournalFull>;
 
 }  // namespace cairn::engine

@@ -32,16 +32,16 @@ constexpr JournalUse JournalUseOf() {
   } else {
     // To persist is journaled once for each checkpoint, and asked of a node in safe mode, too.
     static_assert(
-        kIsOneOf<E, event::PersistNow, event::SessionEnded, event::Abort, event::LocateChunk,
-                 event::Release, event::Renew, event::LendFailed, event::Latest,
+        kIsOneOf<E, event::PersistNow, event::Leave, event::SessionEnded, event::Abort,
+                 event::LocateChunk, event::Release, event::Renew, event::LendFailed, event::Latest,
                  event::StatCheckpoint, event::StatObject, event::List, event::Wait,
                  event::PreviewPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
                  event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
                  event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
                  event::TablesRead, event::LineNumbersRead, event::Exchanged, event::PeerSaid,
-                 event::LifeMet, event::GrantAsked, event::GrantEnded, event::FetchAdvanced,
-                 event::Fetched, event::StorageSeen, event::CallerLeft, event::Tick, event::Drain,
-                 event::JournalFull>,
+                 event::LifeMet, event::SeatChanged, event::Fenced, event::GrantAsked,
+                 event::GrantEnded, event::FetchAdvanced, event::Fetched, event::StorageSeen,
+                 event::CallerLeft, event::Tick, event::Drain, event::JournalFull>,
         "what does this event need of the journal?");
     return {};
   }

@@ -17,15 +17,23 @@ Members::Members(const Options& options, Outbox* out) : options_(options), out_(
 }
 
 void Members::Start(const Restored& restored, const std::optional<MemberId>& self) {
-  if (Alone()) return;
-  if (restored.member_life.incarnation != 0) {
+  seat_ = restored.ring_seat;
+  if (options_.ring.from_catalog) {
+    self_ = {options_.ring.rank, seat_.incarnation, seat_.instance};
+    if (self_.rank == kNoRank) return;
+  } else if (Alone()) {
+    return;
+  }
+  // Of an earlier seat of this node it says nothing.
+  const bool same = seat_.instance.empty() || restored.member_life.instance == seat_.instance;
+  if (same && restored.member_life.incarnation != 0) {
     self_.incarnation = restored.member_life.incarnation;
     self_.instance = restored.member_life.instance;
     superseded_by_ = restored.member_life.superseded_by;
     believed_ = true;
     return;
   }
-  if (self.has_value()) self_ = *self;
+  if (self.has_value() && !options_.ring.from_catalog) self_ = *self;
   self_.rank = options_.ring.rank;
   Say();
 }
@@ -35,6 +43,7 @@ void Members::Say() const {
 }
 
 void Members::Snapshot(std::vector<Fact>* facts) const {
+  if (!seat_.instance.empty()) facts->push_back(seat_);
   if (self_.incarnation == 0) return;
   facts->push_back(fact::MemberLife{self_.incarnation, self_.instance, superseded_by_});
 }
@@ -56,16 +65,37 @@ bool Members::On(const event::LifeMet& event) {
     return false;
   }
   if (life.incarnation == self_.incarnation) return false;  // nothing orders the two
-  superseded_by_ = life.incarnation;
+  return Supersede(life.incarnation, told);
+}
+
+bool Members::On(const event::Fenced& event) {
+  if (superseded_by_ != 0 || self_.incarnation == 0 || event.by.instance == self_.instance) {
+    return false;
+  }
+  return Supersede(std::max(event.by.incarnation, self_.incarnation + 1),
+                   absl::StrCat("ring: the catalog gives rank ", self(), " to incarnation ",
+                                event.by.incarnation, "; this one is ", self_.incarnation));
+}
+
+bool Members::Supersede(int64_t by, const std::string& told) {
+  superseded_by_ = by;
   Say();
   out_.Log(Severity::kError, absl::StrCat(told, ", and is superseded: it takes no saves any more"));
   return true;
 }
 
+void Members::On(const event::SeatChanged& event) {
+  if (event.seat == seat_) return;
+  seat_ = event.seat;
+  out_.Say(seat_);
+}
+
 std::string Members::Superseded() const {
   if (superseded_by_ == 0) return "";
   return absl::StrCat("superseded: incarnation ", superseded_by_, " of rank ", self(),
-                      " was met at ", options_.ring.members.at(self()),
+                      options_.ring.from_catalog
+                          ? std::string(" has it by the catalog")
+                          : absl::StrCat(" was met at ", options_.ring.members.at(self())),
                       ", this node is incarnation ", self_.incarnation,
                       "; it takes no saves, and what it holds can be loaded until it is stopped");
 }
@@ -145,9 +175,14 @@ std::set<Rank> Members::Lost() const {
   return lost;
 }
 
+std::vector<Rank> Members::BackupsOf(Rank owner, const std::set<Rank>& passed_over,
+                                     int replicas) const {
+  return engine::BackupsOf(owner, all_, passed_over, replicas, options_.ring.placement);
+}
+
 std::vector<Rank> Members::Backups(int replicas) const {
   if (Alone()) return {};
-  return BackupsOf(self(), all_, Lost(), replicas);
+  return BackupsOf(self(), Lost(), replicas);
 }
 
 int Members::ReplicasOf(const JobPolicy& policy) const {

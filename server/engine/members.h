@@ -14,7 +14,10 @@
 //   and decides nothing; what it holds is loaded and granted as before.
 // A life that is known from the journal counts as one that was believed.
 //
-// Says fact::MemberLife: at first, with a greater incarnation, and when it is superseded.
+// Where the members stand in the catalog it decides who has a rank (membership.h), and this class is told: which life
+// this node is by the seat that was journaled, and that another life has its rank by event::Fenced.
+//
+// Says fact::MemberLife: at first, with a greater incarnation, and when it is superseded; fact::RingSeat.
 #pragma once
 
 #include <map>
@@ -65,6 +68,8 @@ class Members {
   void On(const event::Exchanged& event);
   // True: the node is superseded now.
   bool On(const event::LifeMet& event);
+  bool On(const event::Fenced& event);
+  void On(const event::SeatChanged& event);
   // The node's own timer ran late: nobody was silent, this node did not listen.
   void TimerWasLate();
   // Some member has met this life: what the ring knows, this node can have heard.
@@ -85,6 +90,8 @@ class Members {
   // What the member whose clock is the furthest ahead has at least, in Unix ms: a life's incarnation is its clock when
   // it began. 0: nobody was met.
   int64_t GreatestClock() const;
+  // Those that keep copies of a member's parts, without those in `passed_over`.
+  std::vector<Rank> BackupsOf(Rank owner, const std::set<Rank>& passed_over, int replicas) const;
   // Those that keep copies of this node's parts, for so many replicas.
   std::vector<Rank> Backups(int replicas) const;
   int ReplicasOf(const JobPolicy& policy) const;
@@ -93,6 +100,7 @@ class Members {
 
  private:
   void Say() const;
+  bool Supersede(int64_t by, const std::string& told);
 
   const Options& options_;
   Outbox& out_;
@@ -100,6 +108,7 @@ class Members {
   std::set<Rank> all_;
   MemberId self_;
   int64_t superseded_by_ = 0;
+  fact::RingSeat seat_;    // empty instance: the members stand in a list
   bool believed_ = false;  // some member has met this life, or it comes from the journal
   std::map<Rank, Member> others_;
 };

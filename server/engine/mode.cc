@@ -17,6 +17,10 @@ Status Mode::CheckLife() const {
 Status Mode::CheckAdmits() const {
   CAIRN_RETURN_IF_ERROR(CheckSafe());
   if (draining) return absl::UnavailableError("draining: the daemon is stopping");
+  if (leaving) {
+    return absl::UnavailableError(
+        "draining: this node is being taken out of service (`cairn drain --undo` takes it back)");
+  }
   if (journal_full) {
     return absl::ResourceExhaustedError("journal: full; nothing is admitted until it has room");
   }

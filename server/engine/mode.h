@@ -11,6 +11,7 @@ struct Mode {
   std::string safe_mode;   // not empty: why nothing is admitted
   std::string superseded;  // likewise: another life of this node's rank has its place in the ring
   bool draining = false;   // the daemon is stopping
+  bool leaving = false;    // an operator takes the node out of service
   bool journal_full = false;
   // The storage that the node's facts are about can be read and written. Until then: why not, empty
   // when nobody has looked yet.

@@ -37,7 +37,7 @@ Offers::Offers(Outbox* out, const Members* members, Jobs* jobs, Parts* parts, St
 bool Offers::ActsFor(const Part& part) const {
   const PartSource& source = *part.source;
   if (source.role != PartRole::kReplica || !members_.Lost().contains(source.owner)) return false;
-  const std::vector<Rank> backups = BackupsOf(source.owner, members_.all(), members_.Lost(), 1);
+  const std::vector<Rank> backups = members_.BackupsOf(source.owner, members_.Lost(), 1);
   return !backups.empty() && backups.front() == members_.self();
 }
 
@@ -227,7 +227,7 @@ std::vector<Rank> Offers::Backups(int replicas) const {
     if (backup.stalled) passed_over.insert(rank);
   }
   if (natural.empty() || passed_over.size() == lost) return natural;
-  std::vector<Rank> backups = BackupsOf(members_.self(), members_.all(), passed_over, replicas);
+  std::vector<Rank> backups = members_.BackupsOf(members_.self(), passed_over, replicas);
   // Where nobody takes its place, it stays.
   for (const Rank rank : natural) {
     if (backups.size() == natural.size()) break;

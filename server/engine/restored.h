@@ -48,6 +48,7 @@ struct Restored {
   std::map<std::string, std::pair<Attempt, Step>> safe;  // by job
   fact::StorageRoot storage_root;                        // empty: none was met
   fact::MemberLife member_life;                          // likewise, of a node that was in no ring
+  fact::RingSeat ring_seat;                              // likewise, without a catalog of members
 
  private:
   void Take(const fact::DaemonLife& f);
@@ -77,6 +78,7 @@ struct Restored {
   void Take(const fact::Pinned& f);
   void Take(const fact::StorageRoot& f);
   void Take(const fact::MemberLife& f);
+  void Take(const fact::RingSeat& f);
   void Take(const fact::StepSafe& f);
 };
 

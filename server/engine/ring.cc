@@ -47,9 +47,10 @@ bool IsAddressAndPort(absl::string_view text) {
          });
 }
 
-Status CheckMembers(const std::map<Rank, std::string>& members) {
+Status CheckMembers(const std::map<Rank, std::string>& members, bool from_catalog) {
   std::map<std::string, Rank> at;
   for (const auto& [rank, address] : members) {
+    if (from_catalog && (rank == kNoRank || address.empty())) continue;
     if (rank < 0) return Bad(absl::StrCat("ring.nodes: rank ", rank, " is below 0"));
     if (!IsAddressAndPort(address)) {
       return Bad(absl::StrCat("ring.nodes: \"", absl::CHexEscape(address), "\" of rank ", rank,
@@ -64,19 +65,69 @@ Status CheckMembers(const std::map<Rank, std::string>& members) {
   return absl::OkStatus();
 }
 
+Status CheckPlacement(const Placement& placement) {
+  const int most = static_cast<int>(kMaxCatalogMembers);
+  if (!placement.Groups()) return absl::OkStatus();
+  if (placement.factor < 2 || placement.factor > most || placement.jump < 1 ||
+      placement.jump > most) {
+    return Bad(absl::StrCat("ring.placement: groups of ", placement.factor, " with jump ",
+                            placement.jump, "; a group has 2 to ", most,
+                            " members, and its jump is 1 to ", most));
+  }
+  return absl::OkStatus();
+}
+
+// The others of the owner's group, from the one after it around the group.
+std::vector<Rank> GroupAfter(Rank owner, const std::set<Rank>& members,
+                             const Placement& placement) {
+  const std::vector<Rank> ranks(members.begin(), members.end());
+  const auto place = std::lower_bound(ranks.begin(), ranks.end(), owner) - ranks.begin();
+  for (const std::vector<int>& group : GroupsOf(static_cast<int>(ranks.size()), placement)) {
+    const auto at = std::find(group.begin(), group.end(), static_cast<int>(place));
+    if (at == group.end()) continue;
+    std::vector<Rank> others;
+    for (size_t i = 1; i < group.size(); ++i) {
+      others.push_back(ranks[group[(at - group.begin() + i) % group.size()]]);
+    }
+    return others;
+  }
+  return {};
+}
+
 }  // namespace
+
+std::vector<std::vector<int>> GroupsOf(int members, const Placement& placement) {
+  std::vector<std::vector<int>> groups;
+  const auto add = [&groups, &placement](int begin, int jump) {
+    for (int j = 0; j < jump; ++j) {
+      std::vector<int>& group = groups.emplace_back();
+      for (int i = 0; i < placement.factor; ++i) group.push_back(begin + j + i * jump);
+    }
+  };
+  const int run = placement.factor * placement.jump;
+  int begin = 0;
+  for (; begin + run <= members; begin += run) add(begin, placement.jump);
+  if (const int jump = (members - begin) / placement.factor; jump > 0) {
+    add(begin, jump);
+    begin += jump * placement.factor;
+  }
+  if (groups.empty()) groups.emplace_back();
+  for (int i = 0; begin < members; ++begin, ++i) {
+    groups[groups.size() - 1 - i % groups.size()].push_back(begin);
+  }
+  return groups;
+}
 
 Status RingOptions::Validate() const {
   if (members.empty()) return Bad("ring.nodes: is empty");
-  if (members.size() > kMaxMembers) {
-    return Bad(
-        absl::StrCat("ring.nodes: has ", members.size(), " members, the limit is ", kMaxMembers));
+  if (const size_t most = from_catalog ? kMaxCatalogMembers : kMaxMembers; members.size() > most) {
+    return Bad(absl::StrCat("ring.nodes: has ", members.size(), " members, the limit is ", most));
   }
   if (!IsClusterName(cluster)) {
     return Bad(absl::StrCat("ring.cluster: \"", absl::CHexEscape(cluster), "\" is not 1 to ",
                             kMaxClusterBytes, " of A-Z, a-z, 0-9, '.', '_', '-'"));
   }
-  CAIRN_RETURN_IF_ERROR(CheckMembers(members));
+  CAIRN_RETURN_IF_ERROR(CheckMembers(members, from_catalog));
   if (!members.contains(rank)) {
     return Bad(absl::StrCat("ring.rank: ", rank, " is not among ring.nodes, which are ",
                             absl::StrJoin(members, ", ", [](std::string* out, const auto& member) {
@@ -84,10 +135,15 @@ Status RingOptions::Validate() const {
                             })));
   }
   // A ring of one keeps no replicas, whatever is asked for.
-  const int most = Alone() ? kMostReplicas : static_cast<int>(members.size()) - 1;
+  const int most = Alone() || from_catalog ? kMostReplicas : static_cast<int>(members.size()) - 1;
   if (replicas < 0 || replicas > most) {
     return Bad(absl::StrCat("ring.replicas: ", replicas, " is not 0 to ", most, " with ",
                             members.size(), " members"));
+  }
+  CAIRN_RETURN_IF_ERROR(CheckPlacement(placement));
+  if (placement.Groups() && (from_catalog || !Alone()) && replicas >= placement.factor) {
+    return Bad(absl::StrCat("ring.replicas: ", replicas, " is not below the ", placement.factor,
+                            " members of a group (ring.placement)"));
   }
   if (lost_after_seconds < 1 || lost_after_seconds > kMostLostAfterSeconds) {
     return Bad(absl::StrCat("ring.lost_after_seconds: ", lost_after_seconds, " is not 1 to ",
@@ -97,21 +153,36 @@ Status RingOptions::Validate() const {
 }
 
 std::vector<Rank> BackupsOf(Rank owner, const std::set<Rank>& members, const std::set<Rank>& silent,
-                            int replicas) {
+                            int replicas, const Placement& placement) {
   std::vector<Rank> backups;
+  std::vector<Rank> group;
+  if (placement.Groups()) group = GroupAfter(owner, members, placement);
+  for (const Rank rank : group) {
+    if (static_cast<int>(backups.size()) >= replicas) return backups;
+    if (!silent.contains(rank)) backups.push_back(rank);
+  }
   auto at = members.upper_bound(owner);
   for (size_t i = 0; i < members.size(); ++i, ++at) {
     if (static_cast<int>(backups.size()) >= replicas) break;
     if (at == members.end()) at = members.begin();
-    if (*at != owner && !silent.contains(*at)) backups.push_back(*at);
+    const bool asked = std::find(group.begin(), group.end(), *at) != group.end();
+    if (*at != owner && !asked && !silent.contains(*at)) backups.push_back(*at);
   }
   return backups;
 }
 
 std::vector<Rank> OwnersFor(Rank backup, const std::set<Rank>& members,
-                            const std::set<Rank>& silent, int replicas) {
+                            const std::set<Rank>& silent, int replicas,
+                            const Placement& placement) {
   std::vector<Rank> owners;
   if (!members.contains(backup) || silent.contains(backup)) return owners;
+  if (placement.Groups()) {
+    for (const Rank owner : members) {
+      const std::vector<Rank> of = BackupsOf(owner, members, silent, replicas, placement);
+      if (std::find(of.begin(), of.end(), backup) != of.end()) owners.push_back(owner);
+    }
+    return owners;
+  }
   // Backwards around the list, until as many live members stand between as there are replicas.
   int between = 0;
   auto at = members.find(backup);
@@ -123,6 +194,19 @@ std::vector<Rank> OwnersFor(Rank backup, const std::set<Rank>& members,
   }
   std::sort(owners.begin(), owners.end());
   return owners;
+}
+
+bool RingView::Merge(const RingView& other) {
+  const RingView before = *this;
+  if (other.epoch > epoch) {
+    epoch = other.epoch;
+    seats.resize(other.seats.size());
+  }
+  for (size_t rank = 0; rank < std::min(seats.size(), other.seats.size()); ++rank) {
+    const Seat& seat = other.seats[rank];
+    if (seat.incarnation > seats[rank].incarnation) seats[rank] = seat;
+  }
+  return *this != before;
 }
 
 // FNV-1a over the job's bytes and the rank's four, the lowest first; then the finalizer of MurmurHash3,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "absl/strings/str_cat.h"
 #include "server/engine/describing.h"
 #include "server/engine/keep_plan.h"
 #include "server/engine/refusals.h"
@@ -82,6 +83,22 @@ reply::JobStatus StatusOfJob(const StatusSources& from, const Job& job) {
   return shown;
 }
 
+// A part that a writer has not committed yet will be only here, too.
+void AddOnlyHere(const StatusSources& from, reply::Status* status) {
+  constexpr size_t kNamed = 16;
+  for (const auto& [name, job] : from.jobs.all()) {
+    const Checkpoint* newest = from.standing.Newest(*job);
+    if (newest == nullptr || !newest->Resident() || newest->files->persisted ||
+        newest->elsewhere->replicas > 0) {
+      continue;
+    }
+    ++status->only_here_count;
+    if (status->only_here.size() < kNamed) {
+      status->only_here.push_back(absl::StrCat(name, "/", newest->key.step));
+    }
+  }
+}
+
 }  // namespace
 
 reply::Status StatusOf(const StatusSources& from, const event::Status& asked) {
@@ -103,6 +120,8 @@ reply::Status StatusOf(const StatusSources& from, const event::Status& asked) {
     if (!IsShown(from, *job, asked)) continue;
     status.jobs.push_back(StatusOfJob(from, *job));
   }
+  status.leaving = from.mode.leaving;
+  if (status.leaving || !from.mode.superseded.empty()) AddOnlyHere(from, &status);
   status.ring = from.cluster.Status();
   std::erase_if(status.ring.fetching,
                 [&](const reply::FetchStatus& fetch) { return !IsShown(fetch.uid, asked); });

@@ -107,6 +107,10 @@ void VisitFields(Is<fact::MemberLife> auto& f, const auto& v) {
   v(f.incarnation, f.instance, f.superseded_by);
 }
 
+void VisitFields(Is<fact::RingSeat> auto& f, const auto& v) {
+  v(f.instance, f.rank, f.incarnation, f.drained, f.epoch, f.incarnations, f.nodes);
+}
+
 // The greatest value of each enumeration that can stand in a fact.
 constexpr Readers Last(Readers) { return Readers::kAll; }
 constexpr PersistMode Last(PersistMode) { return PersistMode::kNewest; }

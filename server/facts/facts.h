@@ -275,6 +275,18 @@ struct MemberLife {
   int64_t superseded_by = 0;  // incarnation of the life that has its place now; 0: this one has it
   bool operator==(const MemberLife&) const = default;
 };
+// Where this node stands in a ring whose members are those of the catalog, and what it last knew of them. A daemon
+// whose catalog does not answer goes on from it. Said once more with each change.
+struct RingSeat {
+  std::string instance;               // this node's, as long as it has or wants one rank: 16 bytes
+  int32_t rank = -1;                  // -1: it has none
+  int64_t incarnation = 0;            // of the life that got the rank
+  bool drained = false;               // it gave its rank back, and takes none
+  int64_t epoch = 0;                  // of the ring's size
+  std::vector<int64_t> incarnations;  // by rank, the ring's size; 0: nobody has it
+  std::string nodes;                  // RANK=ADDRESS:PORT,… of those that somebody has
+  bool operator==(const RingSeat&) const = default;
+};
 
 }  // namespace fact
 
@@ -285,7 +297,7 @@ using Fact =
                  fact::ObjectSealed, fact::ObjectDropped, fact::PartCommitted, fact::PartDropped,
                  fact::PartLeftSlab, fact::Persisted, fact::FilesDeleted, fact::StepRemoved,
                  fact::Pinned, fact::PersistAsked, fact::StorageRoot, fact::JobForgotten,
-                 fact::MemberLife, fact::StepSafe, fact::FetchBegun>;
+                 fact::MemberLife, fact::StepSafe, fact::FetchBegun, fact::RingSeat>;
 
 // What stands in front of a fact's fields.
 struct FactKind {
@@ -329,6 +341,7 @@ inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::MemberLife>{{26, 2, "member_life", /*oldest=*/1}},
     KindOfFact<fact::StepSafe>{{27, 1, "step_safe"}},
     KindOfFact<fact::FetchBegun>{{28, 1, "fetch_begun", /*oldest=*/1, /*skippable=*/true}},
+    KindOfFact<fact::RingSeat>{{29, 1, "ring_seat"}},
 };
 
 const FactKind& KindOf(const Fact& fact);

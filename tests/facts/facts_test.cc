@@ -69,6 +69,7 @@ std::vector<Fact> OneOfEach() {
       fact::MemberLife{1'700'000'000'002, "0123456789abcdef", 1'700'000'000'003},
       fact::StepSafe{"job-a", 9, 17},
       fact::FetchBegun{3, Part(), "digest"},
+      fact::RingSeat{"0123456789abcdef", 2, 7, true, 3, {1, 0, 7}, "0=10.0.0.1:7400"},
   };
 }
 

@@ -36,6 +36,7 @@ class Answer {
   void On(const event::List&);
   void On(const event::Wait& e);
   void On(const event::PersistNow&) {}
+  void On(const event::Leave&) {}
   void On(const event::Remove&) {}
   void On(const event::Pin&) {}
   void On(const event::PreviewPolicy&) {}
@@ -56,6 +57,8 @@ class Answer {
   void On(const event::Exchanged&) { NobodyAsks(); }
   void On(const event::PeerSaid&) { NobodyAsks(); }
   void On(const event::LifeMet&) { NobodyAsks(); }
+  void On(const event::SeatChanged&) { NobodyAsks(); }
+  void On(const event::Fenced&) { NobodyAsks(); }
   void On(const event::GrantAsked&) { NobodyAsks(); }
   void On(const event::GrantEnded&) { NobodyAsks(); }
   void On(const event::FetchAdvanced&) { NobodyAsks(); }

@@ -59,6 +59,7 @@ class NewFact {
   void On(const fact::PersistAsked&) {}
   void On(const fact::StorageRoot&) {}
   void On(const fact::MemberLife&) {}
+  void On(const fact::RingSeat&) {}
   void On(const fact::StepSafe&) {}
   void On(const fact::FetchBegun&) {}
 

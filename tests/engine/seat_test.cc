@@ -1,0 +1,138 @@
+// Where the members of a ring stand in the catalog: what the engine is told of its seat, and does without one. An operator
+// who takes a node out of service.
+#include "server/engine/ring.h"
+#include "tests/engine/engine_fixture.h"
+
+namespace cairn::engine {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+std::string Instance(char of) { return std::string(kInstanceBytes, of); }
+
+fact::RingSeat SeatAt(Rank rank, int64_t incarnation, char instance) {
+  fact::RingSeat seat;
+  seat.instance = Instance(instance);
+  seat.rank = rank;
+  seat.incarnation = incarnation;
+  seat.epoch = 1;
+  seat.incarnations = {1, 1};
+  seat.nodes = "0=10.0.0.1:1,1=10.0.0.2:1";
+  return seat;
+}
+
+// The daemon of a seat, as daemon/ring_options.h makes its ring.
+class Seated : public EngineTest {
+ protected:
+  void SetUp() override {
+    options.ring.cluster = "test";
+    options.ring.from_catalog = true;
+    options.ring.replicas = 0;
+    HasRank(1);
+    EngineTest::SetUp();
+    Apply(event::SeatChanged{SeatAt(1, 3, 's')});
+    Restart();
+  }
+  void HasRank(Rank rank) {
+    options.ring.rank = rank;
+    options.ring.members = {{0, "10.0.0.1:1"}, {1, ""}, {rank, "10.0.0.2:1"}};
+  }
+  MemberId Self() { return Status_().ring.self; }
+  std::string Why() { return Status_().ring.superseded; }
+};
+
+TEST_F(Seated, ALifeIsThatOfItsSeat) {
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    EXPECT_EQ(Self(), (MemberId{1, 3, Instance('s')})) << NameOf(from);
+  }
+}
+
+TEST_F(Seated, AGreaterIncarnationOutlivesTheDaemon) {
+  Apply(event::LifeMet{0, {1, 8, Instance('x')}});
+  EXPECT_EQ(Self().incarnation, 9);
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    EXPECT_EQ(Self(), (MemberId{1, 9, Instance('s')})) << NameOf(from);
+  }
+}
+
+TEST_F(Seated, ByTheCatalogsWordAlsoALifeIsFencedThatNobodyHasMet) {
+  Apply(event::Fenced{{1, 4, Instance('x')}});
+  EXPECT_THAT(Why(), HasSubstr("superseded: incarnation 4 of rank 1 has it by the catalog"));
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    EXPECT_THAT(Why(), HasSubstr("superseded")) << NameOf(from);
+  }
+}
+
+TEST_F(Seated, ANewSeatIsNotSupersededByWhatTheOldOneWas) {
+  Apply(event::Fenced{{1, 4, Instance('x')}});
+  Apply(event::SeatChanged{SeatAt(1, 7, 'n')});
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    EXPECT_THAT(Why(), IsEmpty()) << NameOf(from);
+    EXPECT_EQ(Self(), (MemberId{1, 7, Instance('n')})) << NameOf(from);
+  }
+}
+
+TEST_F(Seated, WithoutARankNothingIsGuessedOfWhatOthersMayKnow) {
+  Apply(event::SeatChanged{SeatAt(kNoRank, 0, 'n')});
+  HasRank(kNoRank);
+  Restart();
+  EXPECT_EQ(Self().rank, kNoRank);
+  const SessionId session = Hello();
+  const event::Latest latest{From(session), "job", Soon()};
+  Apply(latest);
+  Advance(kNanosPerSecond * 60);
+  EXPECT_THAT(AnswerTo(latest.caller.request).status(), Fails(absl::StatusCode::kUnavailable, ""))
+      << "others may know the job";
+}
+
+// --- out of service
+
+TEST_F(EngineTest, ANodeThatIsTakenOutOfServiceAdmitsNothing) {
+  const SessionId session = Hello();
+  Save(session, 1);
+  const event::Leave leave{From(session), true};
+  Apply(leave);
+  EXPECT_TRUE(AnswerTo(leave.caller.request).ok());
+  EXPECT_THAT(Create(session, PartOf(session, 2), {{"model"}}).status(),
+              Fails(absl::StatusCode::kUnavailable, "taken out of service"));
+  EXPECT_TRUE(Open(session, 1).ok());
+  const event::Leave back{From(session), false};
+  Apply(back);
+  EXPECT_TRUE(Create(session, PartOf(session, 2), {{"model"}}).ok());
+}
+
+TEST_F(EngineTest, WhatIsOnlyHereIsTold) {
+  options.storage = false;
+  Restart();
+  const SessionId session = Hello();
+  Save(session, 1);
+  EXPECT_EQ(Status_().only_here_count, 0) << "nobody asks";
+  Apply(event::Leave{From(session), true});
+  EXPECT_THAT(Status_().only_here, ElementsAre("job/1"));
+  EXPECT_EQ(Status_().only_here_count, 1);
+}
+
+TEST_F(EngineTest, WhatIsOnlyHereGoesToStorageWhateverThePolicy) {
+  const SessionId session = Hello();
+  Save(session, 1);
+  Apply(event::Leave{From(session), true});
+  EXPECT_THAT(Status_().only_here, IsEmpty()) << "the fixture's storage has written it";
+}
+
+TEST_F(EngineTest, OnlyWhoRunsTheDaemonTakesItOutOfService) {
+  Hello();
+  event::Leave leave{From(0), true};
+  leave.caller.uid = 4321;
+  Apply(leave);
+  EXPECT_THAT(AnswerTo(leave.caller.request).status(),
+              Fails(absl::StatusCode::kPermissionDenied, "drain"));
+}
+
+}  // namespace
+}  // namespace cairn::engine
