@@ -229,6 +229,13 @@ Status MysqlSession::Run(const std::string& sql, const Values& values) {
                [&] { Prepared(sql, values)->executeUpdate(); });
 }
 
+StatusOr<int64_t> MysqlSession::Change(const std::string& sql, const Values& values) {
+  int64_t rows = 0;
+  CAIRN_RETURN_IF_ERROR(Guard(absl::string_view(sql).substr(0, 40),
+                              [&] { rows = Prepared(sql, values)->executeUpdate(); }));
+  return rows;
+}
+
 Status MysqlSession::Query(const std::string& sql, const Values& values,
                            const std::function<void(const MysqlColumns&)>& row) {
   return Guard(absl::string_view(sql).substr(0, 40), [&] {

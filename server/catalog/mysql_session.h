@@ -48,6 +48,8 @@ class MysqlSession {
   Status Execute(const std::string& sql);
   // A prepared statement, which is kept by its text.
   Status Run(const std::string& sql, const Values& values);
+  // The same; returns how many rows it has changed.
+  StatusOr<int64_t> Change(const std::string& sql, const Values& values);
   // Calls `row` for each row of the answer.
   Status Query(const std::string& sql, const Values& values,
                const std::function<void(const MysqlColumns&)>& row);
