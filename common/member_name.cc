@@ -10,6 +10,7 @@ namespace {
 
 constexpr char kBegin[] = "cairn://cluster/";
 constexpr char kRank[] = "/rank/";
+constexpr char kAny[] = "any";
 
 }  // namespace
 
@@ -20,7 +21,8 @@ Status ValidateCluster(absl::string_view cluster) {
 }
 
 std::string MemberUri(const MemberName& name) {
-  return absl::StrCat(kBegin, name.cluster, kRank, name.rank);
+  return absl::StrCat(kBegin, name.cluster, kRank,
+                      name.rank == kAnyRank ? kAny : absl::StrCat(name.rank));
 }
 
 bool ParseMemberUri(absl::string_view uri, MemberName* name) {
@@ -31,8 +33,13 @@ bool ParseMemberUri(absl::string_view uri, MemberName* name) {
   MemberName read;
   read.cluster = std::string(rest.substr(0, end));
   rest.remove_prefix(end);
-  if (!absl::ConsumePrefix(&rest, kRank) || !absl::SimpleAtoi(rest, &read.rank)) return false;
-  if (read.rank < 0 || !ValidateCluster(read.cluster).ok() || MemberUri(read) != uri) return false;
+  if (!absl::ConsumePrefix(&rest, kRank)) return false;
+  if (rest == kAny) {
+    read.rank = kAnyRank;
+  } else if (!absl::SimpleAtoi(rest, &read.rank) || read.rank < 0) {
+    return false;
+  }
+  if (!ValidateCluster(read.cluster).ok() || MemberUri(read) != uri) return false;
   *name = read;
   return true;
 }

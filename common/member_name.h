@@ -1,5 +1,6 @@
 // How a certificate names a member of a ring: the URI of its subject's alternative name,
-// "cairn://cluster/NAME/rank/N". `cairn cluster init` writes it, both ends of a connection check it.
+// "cairn://cluster/NAME/rank/N", or ".../rank/any" of one who may have any rank of a ring whose members stand in the
+// catalog. `cairn cluster init` writes it, both ends of a connection check it.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,11 @@ namespace cairn {
 // Of a ring: [A-Za-z0-9][A-Za-z0-9._-]{0,127}, as a job's.
 Status ValidateCluster(absl::string_view cluster);
 
+inline constexpr int32_t kAnyRank = -1;
+
 struct MemberName {
   std::string cluster;
-  int32_t rank = 0;
+  int32_t rank = 0;  // or kAnyRank
   bool operator==(const MemberName&) const = default;
 };
 

@@ -320,6 +320,19 @@ struct JobStatus {
   16: i64 last_failed_persist_unix_ms,  // 0: none did
   17: optional JobRing ring,
 }
+struct RingSeat {
+  1: i32 rank,
+  2: bool taken,                 // somebody has it
+  3: i64 incarnation,            // of the newest life that had it; 0: nobody ever did
+  4: string address,
+  5: i64 beat_age_ms,            // since who has it last said so; -1: never
+}
+struct RingInfo {
+  1: i64 epoch,                  // of the size; 0: the cluster has no ring yet
+  2: list<RingSeat> seats,       // by rank
+  3: i32 rank,                   // this node's; -1: none
+  4: string problem,             // why it has none, or what is wrong with the catalog; empty: nothing
+}
 struct NodeStatus {
   1: string node,
   2: string version,
@@ -433,4 +446,12 @@ service Cairn {
   PolicyPreview previewPolicy(1: PreviewRequest request) throws (1: Error error),
 
   NodeStatus status() throws (1: Error error),
+
+  // The ring as the catalog has it, asked now. FAILED_PRECONDITION on a node whose members do not stand there.
+  RingInfo ring() throws (1: Error error),
+  // Another number of ranks; the epoch from which on. Root's and the daemon's own user's, as what follows.
+  // FAILED_PRECONDITION while somebody has a rank that would go.
+  i64 resizeRing(1: i64 call, 2: i32 size) throws (1: Error error),
+  // The node admits nothing new, and secures what only it has; or serves again. Status says how far it is.
+  void drain(1: i64 call, 2: bool on) throws (1: Error error),
 }

@@ -32,6 +32,16 @@ struct Sender {
   1: string cluster,
   2: Member member,
 }
+// A ring whose members stand in the catalog, as the speaker knows it. Of two views the one of the greater epoch has the
+// size, and of each rank the greater incarnation counts.
+struct RingSeat {
+  1: i64 incarnation,       // 0: nobody ever had the rank
+  2: string address,        // empty: nobody has it
+}
+struct RingView {
+  1: i64 epoch,
+  2: list<RingSeat> seats,  // by rank; at most 1,024
+}
 struct Greeting {
   1: Sender sender,
   2: i32 protocol,
@@ -40,6 +50,7 @@ struct Greeting {
   5: i64 unix_ms,           // its clock
   6: optional Member seen,  // of all lives of the listener's rank that the speaker met, the newest
   7: optional string nodes, // its ring.nodes: RANK=ADDRESS:PORT,… in the order of ranks
+  8: optional RingView view, // instead, where the members stand in the catalog
 }
 struct Greeted {
   1: Greeting greeting,     // of the member that was called

@@ -22,7 +22,10 @@
 #include "glog/logging.h"
 #include "server/cache/cache.h"
 #include "server/daemon/catalog_opener.h"
+#include "server/daemon/ring_options.h"
+#include "server/daemon/ring_seat.h"
 #include "server/daemon/ring_transport.h"
+#include "server/keeper/death.h"
 #include "server/keeper/link.h"
 #include "server/node/background_gate.h"
 #include "server/node/node.h"
@@ -106,6 +109,7 @@ struct Rooms {
   std::unique_ptr<MembersWire> wire;
   std::unique_ptr<transport::Transport> transport;
   std::unique_ptr<node::Node> node;
+  std::unique_ptr<RingSeat> seat;
   std::unique_ptr<rpc::Peers> peers;
   std::unique_ptr<rpc::Server> server;
 };
@@ -151,10 +155,24 @@ Status StartPeers(const Options& options, Rooms* rooms) {
   return absl::OkStatus();
 }
 
-StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
+// What this process is asked by its own membership: to hand over to the next daemon. Blocked as the others.
+constexpr int kReplaceSignal = SIGUSR2;
+
+void AskToBeReplaced(const std::string& why) {
+  LOG(INFO) << "ring: " << why << ": the next daemon takes over";
+  ::kill(::getpid(), kReplaceSignal);
+}
+
+StatusOr<Rooms> Start(const Options& given, int keeper_fd) {
   Rooms rooms;
   node::Inherited inherited;
   CAIRN_ASSIGN_OR_RETURN(rooms.keeper, keeper::Link::Connect(keeper_fd, &inherited));
+  Options options = given;
+  fact::RingSeat seat;
+  if (given.members_from_catalog) {
+    CAIRN_ASSIGN_OR_RETURN(seat, SeatIn(inherited.journal, given));
+    options.node.engine.ring = RingOf(given, seat);
+  }
   const int restarts = inherited.restarts;
   const std::string safe_mode = inherited.safe_mode;
   CAIRN_ASSIGN_OR_RETURN(const std::string failpoints,
@@ -162,7 +180,9 @@ StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   CAIRN_RETURN_IF_ERROR(ArmFailpoints(failpoints));
   CAIRN_RETURN_IF_ERROR(StartBelowNode(options, std::move(inherited.black_box), &rooms));
 
-  const bool in_ring = !options.node.engine.ring.Alone();
+  const engine::RingOptions& ring = options.node.engine.ring;
+  const bool unranked = ring.from_catalog && ring.rank == engine::kNoRank;
+  const bool in_ring = !ring.Alone() && !unranked;
   if (in_ring) {
     rooms.wire = std::make_unique<MembersWire>();
     CAIRN_ASSIGN_OR_RETURN(rooms.transport,
@@ -177,14 +197,20 @@ StatusOr<Rooms> Start(const Options& options, int keeper_fd) {
   below.transport = rooms.transport.get();
   below.background = rooms.background.get();
   below.holder = rooms.keeper.get();
-  below.open_catalog = CatalogOpener(options);
+  // What a node without a rank has is in no index: its rows would be nobody's.
+  if (!unranked) below.open_catalog = CatalogOpener(options);
   if (inherited.restarts == 0 && inherited.slabs.empty()) {
     CAIRN_RETURN_IF_ERROR(CheckPasswordFile(options));
   }
   const node::Options node = NodeOptions(options, inherited);
   UniqueFd thrift_listener = std::move(inherited.thrift_listener);
   CAIRN_ASSIGN_OR_RETURN(rooms.node, node::Node::Start(node, below, std::move(inherited)));
+  if (given.members_from_catalog) {
+    rooms.seat = std::make_unique<RingSeat>(options, given.node.engine.ring.rank, seat,
+                                            rooms.node.get(), AskToBeReplaced);
+  }
   if (in_ring) CAIRN_RETURN_IF_ERROR(StartPeers(options, &rooms));
+  if (rooms.seat != nullptr) rooms.seat->Start();
 
   rooms.server =
       std::make_unique<rpc::Server>(options.rpc, rooms.node.get(), std::move(thrift_listener));
@@ -205,6 +231,8 @@ int WaitForStop(const sigset_t& stops) {
     const int signal = sigwaitinfo(&stops, &info);
     if (signal == SIGHUP && info.si_pid != keeper) {
       LOG(WARNING) << "SIGHUP is for the keeper, process " << keeper << "; nothing is done";
+    } else if (signal == kReplaceSignal && info.si_pid != ::getpid()) {
+      LOG(WARNING) << "SIGUSR2 is nobody else's to send; nothing is done";
     } else if (signal > 0) {
       return signal;
     }
@@ -214,7 +242,7 @@ int WaitForStop(const sigset_t& stops) {
 // The next daemon takes over at once. For clients this is a death: they repeat their call. Only
 // commits are let finish, because each is nearly done, and the catalog's rows are written. Nothing is
 // stopped or answered otherwise: what a caller waits for, it goes on waiting for with the next daemon.
-[[noreturn]] void HandOver(node::Node* node) {
+[[noreturn]] void HandOver(node::Node* node, int exit_code) {
   constexpr MonotonicNanos kFinishCommits = 2 * kNanosPerSecond;
   const bool finished = node->FinishCommits(RealClock()->Now() + kFinishCommits);
   constexpr int kFlushCatalogMs = 500;
@@ -222,7 +250,7 @@ int WaitForStop(const sigset_t& stops) {
   LOG(INFO) << "handing over to the next daemon"
             << (finished ? "" : "; commits are under way and will be repeated");
   google::FlushLogFiles(google::GLOG_INFO);
-  _exit(0);
+  _exit(exit_code);
 }
 
 }  // namespace
@@ -259,7 +287,7 @@ int RunDaemon(const Options& options, int keeper_fd) {
   // Blocked before any thread exists, so that all inherit it and only sigwaitinfo sees them.
   sigset_t stops;
   sigemptyset(&stops);
-  for (int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&stops, signal);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP, kReplaceSignal}) sigaddset(&stops, signal);
   pthread_sigmask(SIG_BLOCK, &stops, nullptr);
   mallopt(M_ARENA_MAX, kMallocArenas);
   RaiseDescriptorLimit();
@@ -272,7 +300,11 @@ int RunDaemon(const Options& options, int keeper_fd) {
   const int signal = WaitForStop(stops);
   // Its end is the keeper's wish from here on, whoever hangs until then.
   if (signal == SIGHUP && rooms->suspects != nullptr) rooms->suspects->EndInOrder();
-  if (signal == SIGHUP) HandOver(rooms->node.get());
+  if (signal == SIGHUP) HandOver(rooms->node.get(), 0);
+  if (signal == kReplaceSignal) {
+    if (rooms->suspects != nullptr) rooms->suspects->EndInOrder();
+    HandOver(rooms->node.get(), keeper::kHandsOverExitCode);
+  }
   LOG(INFO) << "stopping: " << strsignal(signal);
   const auto in_seconds = [](int64_t seconds) {
     return std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
@@ -285,6 +317,7 @@ int RunDaemon(const Options& options, int keeper_fd) {
   if (!drained) LOG(WARNING) << "stopping before everything is persisted: out of time";
   // A drain that ended early leaves no more time to a thread that hangs in storage.
   const Deadline sooner(in_seconds(kStopSeconds));
+  if (rooms->seat != nullptr) rooms->seat->Stop();
   if (rooms->peers != nullptr) rooms->peers->Stop();  // the node waits for no member
   rooms->node->Stop();  // answers parked calls, so that the server's threads end
   rooms->server->Stop();

@@ -20,6 +20,7 @@
 #include "common/ring_nodes.h"
 #include "common/tcp_address.h"
 #include "common/version.h"
+#include "server/daemon/ring_options.h"
 #include "server/node/rows.h"
 
 namespace cairn::daemon {
@@ -193,20 +194,70 @@ Definition PersistModeOption() {
           }};
 }
 
-Definition RingRank() {
-  return {"ring.rank", "this node's place in ring.nodes",
+Definition RingMembers() {
+  return {"ring.members",
+          "list: those of ring.nodes; catalog: those of the database, where spares take lost ranks",
           [](Options* options, const std::string& text) -> Status {
-            engine::Rank rank = 0;
-            if (!absl::SimpleAtoi(text, &rank) || rank < 0) {
-              return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is not a rank"));
+            if (text != "list" && text != "catalog") {
+              return absl::InvalidArgumentError(
+                  absl::StrCat("\"", text, "\" is none of list, catalog"));
             }
-            options->node.engine.ring.rank = rank;
+            options->members_from_catalog = text == "catalog";
             return absl::OkStatus();
           },
           [](const Options& options) {
-            const engine::Rank rank = options.node.engine.ring.rank;
-            return rank == engine::kNoRank ? "" : absl::StrCat(rank);
+            return std::string(options.members_from_catalog ? "catalog" : "list");
           }};
+}
+
+// "ring", or "groups:FACTOR:JUMP".
+Definition RingPlacement() {
+  return {"ring.placement",
+          "who keeps whose copies: ring (the next members), or groups:FACTOR:JUMP (FACTOR members "
+          "whose places "
+          "are JUMP apart keep each other's)",
+          [](Options* options, const std::string& text) -> Status {
+            engine::Placement placement;
+            const std::vector<std::string> words = absl::StrSplit(text, ':');
+            const bool groups = words.size() == 3 && words[0] == "groups" &&
+                                absl::SimpleAtoi(words[1], &placement.factor) &&
+                                absl::SimpleAtoi(words[2], &placement.jump) &&
+                                placement.factor >= 2 && placement.jump >= 1;
+            if (text != "ring" && !groups) {
+              return absl::InvalidArgumentError(absl::StrCat(
+                  "\"", text, "\" is neither ring nor groups:FACTOR:JUMP (at least 2 and 1)"));
+            }
+            options->node.engine.ring.placement = text == "ring" ? engine::Placement{} : placement;
+            return absl::OkStatus();
+          },
+          [](const Options& options) {
+            const engine::Placement& placement = options.node.engine.ring.placement;
+            return placement.Groups()
+                       ? absl::StrCat("groups:", placement.factor, ":", placement.jump)
+                       : std::string("ring");
+          }};
+}
+
+Definition RingRank() {
+  return {
+      "ring.rank",
+      "this node's place in ring.nodes; with ring.members = catalog the one that it wants, or "
+      "auto: one that "
+      "is empty or lost",
+      [](Options* options, const std::string& text) -> Status {
+        engine::Rank rank = engine::kNoRank;
+        options->ring_rank_auto = text == "auto";
+        if (!options->ring_rank_auto && (!absl::SimpleAtoi(text, &rank) || rank < 0)) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("\"", text, "\" is neither a rank nor auto"));
+        }
+        options->node.engine.ring.rank = rank;
+        return absl::OkStatus();
+      },
+      [](const Options& options) {
+        const engine::Rank rank = options.node.engine.ring.rank;
+        return options.ring_rank_auto ? "auto" : rank == engine::kNoRank ? "" : absl::StrCat(rank);
+      }};
 }
 
 Definition RingNodes() {
@@ -371,8 +422,24 @@ std::vector<Definition> MakeDefinitions() {
       Text(
           "ring.cluster", [](auto& o) -> auto& { return o.node.engine.ring.cluster; },
           "name of the ring, which all its members share"),
+      RingMembers(),
       RingRank(),
       RingNodes(),
+      Text(
+          "ring.address", [](auto& o) -> auto& { return o.ring_address; },
+          "with ring.members = catalog: ADDRESS:PORT where the other members reach this node"),
+      Number(
+          "ring.size", [](auto& o) -> auto& { return o.ring_size; }, 0, engine::kMaxCatalogMembers,
+          "with ring.members = catalog: how many ranks the ring gets, where the database has none "
+          "of the "
+          "cluster yet; later `cairn ring resize` says it"),
+      Number(
+          "ring.takeover_after_seconds",
+          [](auto& o) -> auto& { return o.ring_takeover_after_seconds; }, 5, 3600,
+          "with ring.members = catalog: a member of which the database heard nothing for so long, "
+          "and that does not "
+          "answer, loses its rank to a spare"),
+      RingPlacement(),
       Number(
           "ring.replicas", [](auto& o) -> auto& { return o.node.engine.ring.replicas; }, 0,
           kMostReplicas, "copies on other members, of jobs whose policy names no number"),
@@ -528,7 +595,17 @@ void DefaultSocket(const std::vector<std::string>& environment, ParsedOptions* p
 }
 
 // An option without those that it needs, and what the ring says of itself.
-Status ValidateRing(const engine::RingOptions& ring) {
+Status ValidateRing(const Options& options) {
+  const engine::RingOptions& ring = options.node.engine.ring;
+  if (options.ring_rank_auto) {
+    return absl::InvalidArgumentError("ring.rank: auto needs ring.members = catalog");
+  }
+  for (const auto& [name, given] : {std::pair("ring.address", !options.ring_address.empty()),
+                                    std::pair("ring.size", options.ring_size != 0)}) {
+    if (given) {
+      return absl::InvalidArgumentError(absl::StrCat(name, ": needs ring.members = catalog"));
+    }
+  }
   if (ring.members.empty()) {
     if (ring.rank != engine::kNoRank || !ring.cluster.empty()) {
       return absl::InvalidArgumentError(
@@ -574,7 +651,8 @@ Status ValidateMysql(const Options& options) {
 // All that concerns other members.
 Status ValidatePeers(const Options& options) {
   const engine::Options& engine = options.node.engine;
-  CAIRN_RETURN_IF_ERROR(ValidateRing(engine.ring));
+  CAIRN_RETURN_IF_ERROR(options.members_from_catalog ? ValidateCatalogRing(options)
+                                                     : ValidateRing(options));
   if (engine.budget_bytes != 0 && engine.ring.replica_bytes > engine.budget_bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("memory.replicas: ", FormatBytes(engine.ring.replica_bytes),

@@ -42,6 +42,12 @@ struct Options {
   rpc::PeersOptions peers;
   transport::TcpReaderOptions tcp;
   TransportKind transport = TransportKind::kAuto;
+  // The members stand in the catalog: node.engine.ring has none before a daemon knows its seat (ring_seat.h).
+  bool members_from_catalog = false;
+  bool ring_rank_auto = false;  // node.engine.ring.rank is none: any that is empty or lost
+  std::string ring_address;     // of the catalog: where others reach this node
+  int64_t ring_takeover_after_seconds = 15;  // of the catalog: a beat that stands still for so long
+  int ring_size = 0;  // of the catalog: of the ring where the cluster has none yet; 0: none is made
   int data_port = 0;  // of the transport, at this member's address; 0: the control port + 1
 
   std::string catalog_path;  // SQLite file; empty: no catalog there

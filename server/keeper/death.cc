@@ -10,6 +10,10 @@ int ExitCode(const siginfo_t& death) {
   return death.si_code == CLD_EXITED ? death.si_status : 128 + death.si_status;
 }
 
+bool HandsOver(const siginfo_t& death) {
+  return death.si_code == CLD_EXITED && death.si_status == kHandsOverExitCode;
+}
+
 bool IsCrash(const siginfo_t& death) {
   return death.si_code != CLD_EXITED && death.si_status != SIGTERM && death.si_status != SIGINT;
 }

@@ -34,6 +34,7 @@ namespace {
 // A check that reads its file from a dead mount, a daemon that hangs: neither is waited for longer.
 constexpr MonotonicNanos kCheckLimit = 10 * kNanosPerSecond;
 constexpr MonotonicNanos kHandOverLimit = 10 * kNanosPerSecond;
+constexpr MonotonicNanos kReplacePause = kNanosPerSecond;
 constexpr MonotonicNanos kNever = std::numeric_limits<MonotonicNanos>::max();
 // Between two tries of what failed for want of memory or descriptors.
 constexpr int kPauseMillis = 10;
@@ -175,6 +176,13 @@ class Keeper {
       LOG(INFO) << "keeper: daemon " << pid << " has handed over, with " << Describe(death);
       restart_.LeaveSafeMode(now);
       return;
+    }
+    if (HandsOver(death)) {
+      LOG(INFO) << "keeper: daemon " << pid << " wants the next one in its place";
+      // One that wants it again and again costs a start a second, no more.
+      const MonotonicNanos next = std::max(now, asked_to_replace_ + kReplacePause);
+      asked_to_replace_ = now;
+      return restart_.StartNow(next);
     }
     // A failpoint ends a process as a kill would.
     const bool by_itself = death.si_code == CLD_EXITED && death.si_status != kFailpointExitCode;
@@ -462,10 +470,11 @@ class Keeper {
   bool check_again_ = false;
   bool forget_black_box_ = false;  // before the next daemon starts
 
-  bool stopping_ = false;       // by SIGTERM or SIGINT
-  int stop_owed_ = 0;           // the signal, while there was no daemon that could heed it
-  bool asked_another_ = false;  // to do it: the first one died of it
-  bool killed_here_ = false;    // the daemon, by this keeper
+  bool stopping_ = false;                // by SIGTERM or SIGINT
+  int stop_owed_ = 0;                    // the signal, while there was no daemon that could heed it
+  bool asked_another_ = false;           // to do it: the first one died of it
+  bool killed_here_ = false;             // the daemon, by this keeper
+  MonotonicNanos asked_to_replace_ = 0;  // by a daemon that wanted the next one in its place
   std::optional<int> exit_code_;
 };
 

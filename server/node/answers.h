@@ -45,6 +45,7 @@ struct NodeState {
   std::vector<SessionState> sessions;
   // "serving", "draining", "safe mode: why", "superseded: why"; then "; facts were lost: which".
   std::string state;
+  engine::RingView view;  // where the members stand in the catalog: who is where now
   int64_t started_unix_ms = 0;
   int restarts = 0;
   std::string catalog;

@@ -48,6 +48,11 @@ void Links::EndGrant(engine::Rank rank, EndedGrant ended) {
   if (links.get() != nullptr) links.get()->EndGrant(rank, ended);
 }
 
+void Links::SetView(const engine::RingView& view) {
+  const Inside links(this);
+  if (links.get() != nullptr) links.get()->SetView(view);
+}
+
 std::string Links::Problem() {
   const Inside links(this);
   return links.get() == nullptr ? "" : links.get()->Problem();

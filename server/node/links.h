@@ -23,6 +23,7 @@ class Links {
   StatusOr<std::string> AskTransport(engine::Rank rank, const std::string& question,
                                      MonotonicNanos deadline);
   void EndGrant(engine::Rank rank, EndedGrant ended);
+  void SetView(const engine::RingView& view);
   std::string Problem();  // "" without one
 
  private:

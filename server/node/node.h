@@ -70,7 +70,9 @@ class Executor;
 class Granter;
 class JournalWriter;
 class Lender;
+class MembershipLoop;
 class Mover;
+struct RingState;
 class Persister;
 class StorageWatch;
 class StorageWorker;
@@ -191,8 +193,27 @@ class Node : public PeerHost {
   StatusOr<std::string> TransportAsked(engine::MemberId from, absl::string_view question) override;
   void EndGrant(engine::MemberId from, EndedGrant ended) override;
   void Met(engine::Rank rank, engine::MemberId life) override;
+  void HeardView(const engine::RingView& view) override;
+
+  // Where the members stand in the catalog: once before the wire begins, and with nullptr before it is destroyed, when it
+  // has stopped and the wire, too. The loop's host calls what follows (daemon/ring_seat.h).
+  void SetMembership(MembershipLoop* membership) { membership_ = membership; }
+  MembershipLoop* membership() const { return membership_; }
+  void SeatChanged(const fact::RingSeat& seat);  // journaled on return
+  void ViewChanged(const engine::RingView& view) { links_.SetView(view); }
+  void Fenced(const engine::MemberId& by);
+  bool Leaves() const { return leaves_; }
+  // Nor is anything being written. Of a node that leaves, or that another life has replaced.
+  bool NothingIsOnlyHere();
 
   StatusOr<NodeState> State(const engine::Caller& caller);
+
+  // An operator takes the node out of service, or back: event::Leave. Where the members stand in the catalog it gives its
+  // rank back once nothing is only here.
+  Status Leave(const engine::Caller& caller, bool on);
+  // As the catalog has it, asked now: for a thread that may wait. FAILED_PRECONDITION where it has no ring of this node.
+  StatusOr<RingState> Ring() const;
+  StatusOr<int64_t> ResizeRing(const engine::Caller& caller, int32_t size);
 
   // SIGTERM: admits nothing, lets commits finish, persists the newest complete steps. Returns true
   // when that is done, false when `deadline` came first.
@@ -233,6 +254,7 @@ class Node : public PeerHost {
   void RecoverTables(engine::Recovered* recovered);
   // Who this node is: the life that the facts tell of, or a new one.
   void RecoverSelf(engine::Recovered* recovered);
+  void RecoverSeat(engine::Recovered* recovered);
   void BecomeLife(engine::MemberId self);
   void RecoverSessions(std::vector<HeldSession> sessions, engine::Recovered* recovered);
 
@@ -303,6 +325,8 @@ class Node : public PeerHost {
   // These synchronize themselves.
   UserLoops loops_;  // outlives the sessions, whose sockets it watches; ends before they go
   Links links_;
+  std::atomic<MembershipLoop*> membership_ = nullptr;
+  std::atomic<bool> leaves_ = false;
   const std::unique_ptr<DistantParts>
       distant_parts_;  // null without a transport; the readers read from it
   DistantReaders distant_readers_;

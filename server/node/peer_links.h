@@ -53,6 +53,8 @@ class PeerHost {
   // The member at `rank`, which is believed, has met another life of this node's rank at its address, whose
   // incarnation is not the lesser one: this node's life is superseded, or it takes a greater incarnation.
   virtual void Met(engine::Rank rank, engine::MemberId life) = 0;
+  // What a member that is believed knows of a ring whose members stand in the catalog.
+  virtual void HeardView(const engine::RingView& view) = 0;
 };
 
 // Thread-safe.
@@ -79,6 +81,9 @@ class PeerLinks {
                                              MonotonicNanos deadline) = 0;
   // The reader needs it no longer. As Tell, it only tries.
   virtual void EndGrant(engine::Rank rank, EndedGrant ended) = 0;
+
+  // Where the members of a ring are that stands in the catalog: what is known now.
+  virtual void SetView(const engine::RingView& view) = 0;
 
   // What is wrong between this node and the other members that only a person can mend, in words; empty: nothing.
   virtual std::string Problem() const = 0;

@@ -9,6 +9,7 @@
 #include "server/node/distant_parts.h"
 #include "server/node/executor.h"
 #include "server/node/granter.h"
+#include "server/node/membership_loop.h"
 #include "server/node/mover.h"
 #include "server/node/node.h"
 
@@ -16,6 +17,7 @@ namespace cairn::node {
 
 void Node::RecoverSelf(engine::Recovered* recovered) {
   if (options_.engine.ring.Alone()) return;
+  if (options_.engine.ring.from_catalog) return RecoverSeat(recovered);
   engine::MemberId self = {options_.engine.ring.rank, started_unix_ms_, RandomSecret()};
   self.instance.resize(engine::kInstanceBytes);
   for (const Fact& any : recovered->facts) {
@@ -29,8 +31,27 @@ void Node::RecoverSelf(engine::Recovered* recovered) {
   BecomeLife(std::move(self));
 }
 
+// The life that has the seat; the journal may know that it has taken a greater incarnation since.
+void Node::RecoverSeat(engine::Recovered* recovered) {
+  engine::MemberId self = {options_.engine.ring.rank, 0, ""};
+  std::vector<fact::MemberLife> lives;
+  for (const Fact& any : recovered->facts) {
+    if (const auto* seat = std::get_if<fact::RingSeat>(&any)) {
+      self.incarnation = seat->incarnation;
+      self.instance = seat->instance;
+    }
+    if (const auto* life = std::get_if<fact::MemberLife>(&any)) lives.push_back(*life);
+  }
+  for (const fact::MemberLife& life : lives) {
+    if (life.instance == self.instance) self.incarnation = life.incarnation;
+  }
+  recovered->member = self;
+  BecomeLife(std::move(self));
+}
+
 void Node::BecomeLife(engine::MemberId self) {
   recorder_.SetIncarnation(self.incarnation);
+  if (MembershipLoop* const membership = membership_) membership->Became(self.incarnation);
   MutexLock lock(&self_mu_);
   self_ = std::move(self);
 }
@@ -82,6 +103,51 @@ void Node::EndGrant(engine::MemberId from, EndedGrant ended) {
 
 void Node::Met(engine::Rank rank, engine::MemberId life) {
   Post(engine::event::LifeMet{rank, std::move(life)});
+}
+
+void Node::HeardView(const engine::RingView& view) {
+  if (MembershipLoop* const membership = membership_) membership->Heard(view);
+}
+
+void Node::SeatChanged(const fact::RingSeat& seat) { Post(engine::event::SeatChanged{seat}); }
+
+void Node::Fenced(const engine::MemberId& by) { Post(engine::event::Fenced{by}); }
+
+Status Node::Leave(const engine::Caller& caller, bool on) {
+  const Answer answer = Call(engine::event::Leave{caller, on});
+  if (!answer.body.ok()) return answer.body.status();
+  leaves_ = on;
+  MembershipLoop* const membership = membership_;
+  if (!on && membership != nullptr) membership->ComeBack();
+  return absl::OkStatus();
+}
+
+bool Node::NothingIsOnlyHere() {
+  const StatusOr<NodeState> state = State({});
+  return state.ok() && state->engine.only_here_count == 0 && state->engine.writing_bytes == 0;
+}
+
+namespace {
+Status NotInCatalog() {
+  return absl::FailedPreconditionError(
+      "ring: the members of this node's ring do not stand in the catalog (ring.members)");
+}
+}  // namespace
+
+StatusOr<RingState> Node::Ring() const {
+  MembershipLoop* const membership = membership_;
+  if (membership == nullptr) return NotInCatalog();
+  return membership->State();
+}
+
+StatusOr<int64_t> Node::ResizeRing(const engine::Caller& caller, int32_t size) {
+  MembershipLoop* const membership = membership_;
+  if (membership == nullptr) return NotInCatalog();
+  if (!options_.engine.Unlimited(caller.uid)) {
+    return absl::PermissionDeniedError(
+        "ring: only root, or the user who runs the daemon, may resize it");
+  }
+  return membership->Resize(size);
 }
 
 void Node::Destroy(SlabId slab) {

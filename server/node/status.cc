@@ -7,11 +7,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/cache/cache.h"
 #include "server/node/attached.h"
 #include "server/node/background_gate.h"
 #include "server/node/journal_writer.h"
 #include "server/node/mappers.h"
+#include "server/node/membership_loop.h"
 #include "server/node/mover.h"
 #include "server/node/node.h"
 #include "server/node/storage_watch.h"
@@ -45,6 +47,12 @@ void AddMappers(cache::Cache* cache, std::vector<engine::reply::Quarantined>* qu
   }
 }
 
+std::string LeavingText(const engine::reply::Status& status) {
+  if (status.only_here_count == 0) return "draining: nothing is only here";
+  return absl::StrCat("draining: ", status.only_here_count,
+                      " checkpoints are only here: ", absl::StrJoin(status.only_here, ", "));
+}
+
 }  // namespace
 
 StatusOr<NodeState> Node::State(const engine::Caller& caller) {
@@ -64,6 +72,7 @@ StatusOr<NodeState> Node::State(const engine::Caller& caller) {
     state.state = !safe_mode_.empty()                     ? absl::StrCat("safe mode: ", safe_mode_)
                   : draining_                             ? "draining"
                   : !state.engine.ring.superseded.empty() ? state.engine.ring.superseded
+                  : state.engine.leaving                  ? LeavingText(state.engine)
                                                           : "serving";
     if (!lost_.empty()) absl::StrAppend(&state.state, "; facts were lost: ", lost_);
     state.engine.counters["journal_used_bytes"] = static_cast<int64_t>(journal_->used_bytes());
@@ -82,6 +91,16 @@ StatusOr<NodeState> Node::State(const engine::Caller& caller) {
 }
 
 void Node::AddRingProblems(NodeState* state) {
+  if (MembershipLoop* const membership = membership_; membership != nullptr) {
+    state->view = membership->View();
+    const std::string problem = membership->Problem();
+    const bool unranked = options_.engine.ring.rank == engine::kNoRank;
+    if (unranked && state->state == "serving") {
+      state->state = absl::StrCat("unranked: ", problem);
+    } else if (!problem.empty()) {
+      absl::StrAppend(&state->state, "; ", problem);
+    }
+  }
   if (const std::string problem = links_.Problem(); !problem.empty()) {
     absl::StrAppend(&state->state, "; ", problem);
   }

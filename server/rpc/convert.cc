@@ -232,7 +232,9 @@ wire::FetchStatus ToWire(const engine::reply::FetchStatus& fetch) {
   return shown;
 }
 
-wire::RingStatus ToWire(const engine::reply::RingStatus& ring, const engine::RingOptions& options) {
+wire::RingStatus ToWire(const node::NodeState& state, const engine::RingOptions& options) {
+  const engine::reply::RingStatus& ring = state.engine.ring;
+
   wire::RingStatus shown;
   shown.__set_cluster(options.cluster);
   shown.__set_rank(options.rank);
@@ -241,7 +243,9 @@ wire::RingStatus ToWire(const engine::reply::RingStatus& ring, const engine::Rin
   for (const auto& [rank, address] : options.members) {
     const engine::reply::MemberStatus* member = rank == options.rank ? &self : nullptr;
     for (const auto& other : ring.members) member = other.rank == rank ? &other : member;
-    if (member != nullptr) shown.members.push_back(ToWire(*member, address));
+    const bool seated = rank >= 0 && rank < static_cast<engine::Rank>(state.view.seats.size());
+    if (member == nullptr) continue;
+    shown.members.push_back(ToWire(*member, seated ? state.view.seats[rank].address : address));
   }
   shown.__set_replicas(options.replicas);
   shown.__set_replica_bytes(Signed(ring.replica_bytes));
@@ -255,6 +259,23 @@ wire::RingStatus ToWire(const engine::reply::RingStatus& ring, const engine::Rin
 }
 
 }  // namespace
+
+wire::RingInfo FromRing(const node::RingState& ring) {
+  wire::RingInfo shown;
+  shown.__set_epoch(ring.rows.epoch);
+  shown.__set_rank(ring.rank);
+  shown.__set_problem(ring.problem);
+  int32_t rank = 0;
+  for (const catalog::SeatRow& row : ring.rows.seats) {
+    wire::RingSeat& seat = shown.seats.emplace_back();
+    seat.__set_rank(rank++);
+    seat.__set_taken(!row.instance.empty());
+    seat.__set_incarnation(row.incarnation);
+    seat.__set_address(row.address);
+    seat.__set_beat_age_ms(row.beat_age_ms);
+  }
+  return shown;
+}
 
 // One function: each field of the page, once.
 wire::NodeStatus FromState(const node::NodeState& state, const node::Options& options) {
@@ -324,7 +345,7 @@ wire::NodeStatus FromState(const node::NodeState& state, const node::Options& op
   result.__set_storage_id(engine.storage_id);
   result.__set_storage_problem(engine.storage_problem);
   const engine::RingOptions& ring = options.engine.ring;
-  if (!ring.Alone()) result.__set_ring(ToWire(engine.ring, ring));
+  if (!ring.Alone()) result.__set_ring(ToWire(state, ring));
   result.__set_catalog(state.catalog);
   return result;
 }

@@ -13,6 +13,7 @@
 #include "proto/convert.h"
 #include "server/engine/actions.h"
 #include "server/engine/events.h"
+#include "server/node/membership_loop.h"
 #include "server/node/node.h"
 
 namespace cairn::rpc {
@@ -35,6 +36,7 @@ StatusOr<Level> ToLevelToWaitFor(const wire::Level::type& level);
 wire::CreateReply FromCreated(const engine::reply::Create& created);
 wire::OpenReply FromOpened(const node::Opened& opened);
 wire::Latest FromLatest(engine::reply::Latest latest, int64_t as_of_unix_ms);
+wire::RingInfo FromRing(const node::RingState& ring);
 wire::NodeStatus FromState(const node::NodeState& state, const node::Options& options);
 
 }  // namespace cairn::rpc

@@ -201,6 +201,10 @@ const absl::flat_hash_map<absl::string_view, Method>& Methods() {
     add(MethodOf<Cairn_previewPolicy_args, Cairn_previewPolicy_result>("previewPolicy",
                                                                        &Handler::PreviewPolicy));
     add(MethodOf<Cairn_status_args, Cairn_status_result>("status", &Handler::TellStatus));
+    add(MethodOf<Cairn_ring_args, Cairn_ring_result>("ring", &Handler::Ring));
+    add(MethodOf<Cairn_resizeRing_args, Cairn_resizeRing_result>("resizeRing",
+                                                                 &Handler::ResizeRing));
+    add(MethodOf<Cairn_drain_args, Cairn_drain_result>("drain", &Handler::Drain));
     return all;
   }();
   return *methods;
@@ -840,6 +844,31 @@ void Handler::TellStatus(CallId id, wire::Cairn_status_args&) {
     return Success<wire::Cairn_status_result>(
         FromState(OrThrow(node_->State(caller)), node_->options()));
   });
+}
+
+// --- the ring
+
+void Handler::Ring(CallId id, wire::Cairn_ring_args&) {
+  Offload<wire::Cairn_ring_result>(&workers_->distant, id, [this] {
+    return Success<wire::Cairn_ring_result>(FromRing(OrThrow(node_->Ring())));
+  });
+}
+
+void Handler::ResizeRing(CallId id, wire::Cairn_resizeRing_args& args) {
+  CheckCall(args.call);
+  Offload<wire::Cairn_resizeRing_result>(
+      &workers_->distant, id, [this, caller = Anyone(), size = args.size] {
+        return Success<wire::Cairn_resizeRing_result>(OrThrow(node_->ResizeRing(caller, size)));
+      });
+}
+
+void Handler::Drain(CallId id, wire::Cairn_drain_args& args) {
+  CheckCall(args.call);
+  Offload<wire::Cairn_drain_result>(&workers_->copying, id,
+                                    [this, caller = Anyone(), on = args.on] {
+                                      OrThrow(node_->Leave(caller, on));
+                                      return wire::Cairn_drain_result();
+                                    });
 }
 
 }  // namespace cairn::rpc

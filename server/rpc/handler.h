@@ -74,6 +74,9 @@ class Handler : public std::enable_shared_from_this<Handler> {
   void Ls(CallId id, wire::Cairn_ls_args& args);
   void Wait(CallId id, wire::Cairn_wait_args& args);
   void Persist(CallId id, wire::Cairn_persist_args& args);
+  void Ring(CallId id, wire::Cairn_ring_args& args);
+  void ResizeRing(CallId id, wire::Cairn_resizeRing_args& args);
+  void Drain(CallId id, wire::Cairn_drain_args& args);
   void Remove(CallId id, wire::Cairn_remove_args& args);
   void Pin(CallId id, wire::Cairn_pin_args& args);
   void SetPolicy(CallId id, wire::Cairn_setPolicy_args& args);

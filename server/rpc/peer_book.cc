@@ -1,6 +1,7 @@
 #include "server/rpc/peer_book.h"
 
 #include <utility>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -32,7 +33,7 @@ std::string MemberText(const MemberId& member) {
 PeerBook::PeerBook(const engine::RingOptions& ring, std::function<void(engine::Rank)> look)
     : look_(std::move(look)), nodes_(RingNodesText(ring.members)) {
   for (const auto& [rank, address] : ring.members) {
-    if (rank != ring.rank) pages_[rank];
+    if (rank != ring.rank) pages_[rank].address = address;
   }
 }
 
@@ -96,6 +97,40 @@ Status PeerBook::Judge(const MemberId& claim, MonotonicNanos now) {
   look_(claim.rank);
   return absl::UnavailableError(
       absl::StrCat(MemberText(claim), ": not met yet at its address, which is dialled now"));
+}
+
+std::string PeerBook::AddressOf(engine::Rank rank) const {
+  MutexLock lock(&mu_);
+  const auto at = pages_.find(rank);
+  return at == pages_.end() ? "" : at->second.address;
+}
+
+void PeerBook::SetView(const engine::RingView& view) {
+  std::vector<engine::Rank> moved;
+  {
+    MutexLock lock(&mu_);
+    if (view == view_) return;
+    view_ = view;
+    ++view_version_;
+    for (auto& [rank, page] : pages_) {
+      if (rank < 0 || rank >= static_cast<engine::Rank>(view.seats.size())) continue;
+      const std::string& address = view.seats[rank].address;
+      if (address == page.address) continue;
+      page.address = address;
+      moved.push_back(rank);
+    }
+  }
+  for (const engine::Rank rank : moved) look_(rank);
+}
+
+engine::RingView PeerBook::View() const {
+  MutexLock lock(&mu_);
+  return view_;
+}
+
+uint64_t PeerBook::view_version() const {
+  MutexLock lock(&mu_);
+  return view_version_;
 }
 
 std::optional<MemberId> PeerBook::Newest(engine::Rank rank) const {

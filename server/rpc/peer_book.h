@@ -1,4 +1,4 @@
-// Who the other members are. A rank is who answers at its address in the list of members: the links, which
+// Who the other members are. A rank is who answers at its address, which the list of members has, or the catalog: the links, which
 // dial those addresses, write here whom they met; the server asks here whether a caller is the one. So a
 // daemon that was started elsewhere under a wrong rank is refused and harms nobody.
 //
@@ -43,6 +43,13 @@ class PeerBook {
   // Of all lives of the rank that were met, the newest.
   std::optional<engine::MemberId> Newest(engine::Rank rank) const;
 
+  // Where the rank is to be dialled: its place in the list, or in the newest view. Empty: nobody has it.
+  std::string AddressOf(engine::Rank rank) const;
+  // Of a ring whose members stand in the catalog: what is known now. Its `version` grows with each that differs.
+  void SetView(const engine::RingView& view);
+  engine::RingView View() const;
+  uint64_t view_version() const;
+
  private:
   struct Page {
     std::optional<engine::MemberId> newest;
@@ -51,12 +58,15 @@ class PeerBook {
     std::optional<engine::MemberId> claimed;
     MonotonicNanos claimed_at = 0;
     std::string other_nodes;  // its list, where that is not this member's
+    std::string address;
   };
 
   const std::function<void(engine::Rank)> look_;
   const std::string nodes_;  // this member's list
   mutable Mutex mu_;
   std::map<engine::Rank, Page> pages_ ABSL_GUARDED_BY(mu_);  // the ranks stay
+  engine::RingView view_ ABSL_GUARDED_BY(mu_);
+  uint64_t view_version_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 // "rank 2, incarnation 17, instance 0a1b…"

@@ -52,7 +52,11 @@ peerwire::Greeting PeerContext::Greeting(engine::Rank to) const {
   greeting.__set_address(options.ring.members.at(options.ring.rank));
   greeting.__set_data_address(options.data_address);
   greeting.__set_unix_ms(RealClock()->UnixMillis());
-  greeting.__set_nodes(RingNodesText(options.ring.members));
+  if (options.ring.from_catalog) {
+    greeting.__set_view(ToPeerWire(book->View()));
+  } else {
+    greeting.__set_nodes(RingNodesText(options.ring.members));
+  }
   if (const std::optional<MemberId> seen = book->Newest(to)) greeting.__set_seen(ToPeerWire(*seen));
   return greeting;
 }
@@ -74,7 +78,8 @@ StatusOr<MemberId> PeerContext::Check(const peerwire::Sender& sender,
     return absl::FailedPreconditionError(
         absl::StrCat("rank: ", member->rank, " is not in ring.nodes"));
   }
-  if (certificate.has_value() && *certificate != MemberName{sender.cluster, member->rank}) {
+  const bool any = options.ring.from_catalog && certificate == MemberName{sender.cluster, kAnyRank};
+  if (certificate.has_value() && !any && *certificate != MemberName{sender.cluster, member->rank}) {
     return absl::PermissionDeniedError(absl::StrCat("the certificate names ",
                                                     MemberUri(*certificate), ", not rank ",
                                                     member->rank, " of cluster ", sender.cluster));
@@ -101,6 +106,14 @@ StatusOr<MemberId> PeerContext::Check(const peerwire::Greeting& greeting,
 }
 
 void PeerContext::Learn(engine::Rank from, const peerwire::Greeting& greeting) const {
+  if (options.ring.from_catalog && greeting.__isset.view) {
+    StatusOr<engine::RingView> view = FromPeerWire(greeting.view);
+    if (view.ok()) {
+      host->HeardView(*view);
+    } else {
+      LOG_EVERY_N(WARNING, 100) << "rank " << from << ": its view of the ring: " << view.status();
+    }
+  }
   if (!greeting.__isset.seen) return;
   const StatusOr<MemberId> seen = FromPeerWire(greeting.seen);
   const MemberId self = host->Self();
@@ -133,7 +146,8 @@ Status PeerCaller::Connect(const std::atomic<bool>& stop, MonotonicNanos deadlin
     return std::min(deadline, RealClock()->Now() + time);
   };
   Close();
-  const std::string& listed = options.ring.members.at(rank_);
+  const std::string listed = context_->book->AddressOf(rank_);
+  if (listed.empty()) return absl::UnavailableError(absl::StrCat("nobody has rank ", rank_));
   CAIRN_ASSIGN_OR_RETURN(const TcpAddress address, TcpAddress::Parse(listed));
   CAIRN_ASSIGN_OR_RETURN(UniqueFd socket,
                          ConnectTcp(address, within(options.connect_timeout), stop));
@@ -149,6 +163,8 @@ Status PeerCaller::Connect(const std::atomic<bool>& stop, MonotonicNanos deadlin
   }
   if (stop) Shutdown();  // before it waits for anything
   Status status = stream_->Handshake(within(options.call_timeout));
+  address_ = listed;
+  told_view_ = context_->book->view_version();
   if (status.ok()) status = Greet(within(options.call_timeout));
   if (status.ok()) return status;
   Close();

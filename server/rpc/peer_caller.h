@@ -49,7 +49,12 @@ class PeerCaller {
   // times of the options. An error says why nothing else can be called: nobody answers, or somebody who is not
   // that member; or the member does not believe this one, for now or at all.
   Status Connect(const std::atomic<bool>& stop, MonotonicNanos deadline);
-  bool connected() const { return stream_ != nullptr; }
+  // To the address that the rank has now.
+  bool connected() const {
+    return stream_ != nullptr && address_ == context_->book->AddressOf(rank_);
+  }
+  // What the member was told of the ring's view when it was greeted (PeerBook::view_version).
+  uint64_t told_view() const { return told_view_; }
   const std::string& data_address() const { return data_address_; }
   void Close() ABSL_LOCKS_EXCLUDED(mu_);
   // The call that is under way ends soon.
@@ -78,6 +83,8 @@ class PeerCaller {
   std::unique_ptr<FrameWriter> writer_;
   size_t last_bytes_ = 0;  // that it has written
   MessageReader reader_;
+  std::string address_;
+  uint64_t told_view_ = 0;
   std::string data_address_;
   uint32_t max_answer_bytes_ = 0;
   Mutex mu_;

@@ -13,6 +13,7 @@
 #include "common/lineage.h"
 #include "common/manifest.h"
 #include "common/session_identity.h"
+#include "common/tcp_address.h"
 #include "proto/convert.h"
 
 namespace cairn::rpc {
@@ -671,15 +672,15 @@ peerwire::Verdict ToWire(const peer::VerdictSaid& said) {
 }
 
 Status ReportsFrom(const peerwire::Verdict& verdict, engine::JobVerdict* out) {
-  CAIRN_RETURN_IF_ERROR(
-      ForEach("reports", verdict.reports, engine::kMaxMembers, [&](const auto& entry) -> Status {
+  CAIRN_RETURN_IF_ERROR(ForEach(
+      "reports", verdict.reports, engine::kMaxCatalogMembers, [&](const auto& entry) -> Status {
         CAIRN_ASSIGN_OR_RETURN(engine::MemberId member, FromPeerWire(entry.member));
         CAIRN_ASSIGN_OR_RETURN(const uint64_t number, Unsigned("number", entry.number));
         const engine::Rank rank = member.rank;
         const bool is_new = out->reports.try_emplace(rank, std::move(member), number).second;
         return is_new ? absl::OkStatus() : Twice();
       }));
-  return ForEach("silent", verdict.silent, engine::kMaxMembers, [&](int32_t rank) -> Status {
+  return ForEach("silent", verdict.silent, engine::kMaxCatalogMembers, [&](int32_t rank) -> Status {
     CAIRN_RETURN_IF_ERROR(CheckRank("rank", rank));
     return out->silent.insert(rank).second ? absl::OkStatus() : Twice();
   });
@@ -722,12 +723,12 @@ StatusOr<peer::Message> FromWire(const peerwire::Verdict& verdict) {
         return out.attempts.emplace(entry.attempt, std::move(of)).second ? absl::OkStatus()
                                                                          : Twice();
       }));
-  const Status saving =
-      ForEach("saving", verdict.saving, engine::kMaxMembers, [&](const auto& entry) -> Status {
-        CAIRN_RETURN_IF_ERROR(CheckRank("rank", entry.rank));
-        const auto [at, is_new] = out.saving.try_emplace(entry.rank);
-        return is_new ? SavingFrom(entry.saving, &at->second) : Twice();
-      });
+  const Status saving = ForEach("saving", verdict.saving, engine::kMaxCatalogMembers,
+                                [&](const auto& entry) -> Status {
+                                  CAIRN_RETURN_IF_ERROR(CheckRank("rank", entry.rank));
+                                  const auto [at, is_new] = out.saving.try_emplace(entry.rank);
+                                  return is_new ? SavingFrom(entry.saving, &at->second) : Twice();
+                                });
   CAIRN_RETURN_IF_ERROR(saving);
   if (verdict.safe_attempt != 0) {
     CAIRN_RETURN_IF_ERROR(Annotate(ValidateAttempt(verdict.safe_attempt), "safe_attempt"));
@@ -821,7 +822,7 @@ StatusOr<peer::Place> FromWire(const peerwire::Place& place) {
   }
   out.owner = place.owner;
   const Status holders =
-      ForEach("holders", place.holders, engine::kMaxMembers, [&](int32_t rank) -> Status {
+      ForEach("holders", place.holders, engine::kMaxCatalogMembers, [&](int32_t rank) -> Status {
         CAIRN_RETURN_IF_ERROR(CheckRank("rank", rank));
         return out.holders.insert(rank).second ? absl::OkStatus() : Twice();
       });
@@ -914,6 +915,39 @@ StatusOr<engine::MemberId> FromPeerWire(const peerwire::Member& member) {
                   absl::StrCat(member.instance.size(), " bytes, wants ", engine::kInstanceBytes));
   }
   return engine::MemberId{member.rank, member.incarnation, member.instance};
+}
+
+peerwire::RingView ToPeerWire(const engine::RingView& view) {
+  peerwire::RingView out;
+  out.__set_epoch(view.epoch);
+  out.seats.reserve(view.seats.size());
+  for (const engine::RingView::Seat& seat : view.seats) {
+    peerwire::RingSeat& one = out.seats.emplace_back();
+    one.__set_incarnation(seat.incarnation);
+    one.__set_address(seat.address);
+  }
+  return out;
+}
+
+StatusOr<engine::RingView> FromPeerWire(const peerwire::RingView& view) {
+  if (view.epoch < 0) return Refuse("epoch", absl::StrCat(view.epoch, " is below 0"));
+  if (view.seats.size() > engine::kMaxCatalogMembers) {
+    return Refuse("seats",
+                  absl::StrCat(view.seats.size(), ", at most ", engine::kMaxCatalogMembers));
+  }
+  engine::RingView in{view.epoch, {}};
+  for (const peerwire::RingSeat& seat : view.seats) {
+    if (seat.incarnation < 0 || seat.incarnation > engine::kMostIncarnation) {
+      return Refuse("seats.incarnation",
+                    absl::StrCat(seat.incarnation, " is not 0 to ", engine::kMostIncarnation));
+    }
+    if (!seat.address.empty()) {
+      const Status address = TcpAddress::Parse(seat.address).status();
+      if (!address.ok()) return Annotate(address, "seats.address");
+    }
+    in.seats.push_back({seat.incarnation, seat.address});
+  }
+  return in;
 }
 
 peerwire::Message ToPeerWire(const engine::peer::Message& message) {

@@ -19,6 +19,9 @@ namespace cairn::rpc {
 peerwire::Member ToPeerWire(const engine::MemberId& member);
 StatusOr<engine::MemberId> FromPeerWire(const peerwire::Member& member);
 
+peerwire::RingView ToPeerWire(const engine::RingView& view);
+StatusOr<engine::RingView> FromPeerWire(const peerwire::RingView& view);
+
 peerwire::Message ToPeerWire(const engine::peer::Message& message);
 StatusOr<engine::peer::Message> FromPeerWire(peerwire::Message message);
 

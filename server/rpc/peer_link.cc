@@ -92,6 +92,10 @@ void PeerLink::Run() {
 }
 
 StatusOr<MemberId> PeerLink::Exchange() {
+  // A greeting tells what is known of the ring.
+  if (exchanges_.connected() && exchanges_.told_view() != context_->book->view_version()) {
+    exchanges_.Close();
+  }
   if (!exchanges_.connected()) CAIRN_RETURN_IF_ERROR(exchanges_.Connect(stopping_, kNever));
   std::vector<engine::peer::Message> messages;
   std::vector<node::EndedGrant> ended;

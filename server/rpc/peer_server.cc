@@ -408,6 +408,13 @@ StatusOr<MemberId> PeerServer::Connection::Judge(const peerwire::Sender& sender)
 Status PeerServer::Connection::Greet(const peerwire::Peer_greet_args& args,
                                      peerwire::Peer_greet_result* result) {
   const peerwire::Greeting& greeting = args.greeting;
+  // One without a rank looks who is here (peer_probe.h).
+  if (context_->options.ring.from_catalog && greeting.sender.member.rank == engine::kNoRank) {
+    result->success.__set_greeting(context_->Greeting(engine::kNoRank));
+    result->success.__set_refused(ToWire(absl::FailedPreconditionError("rank: you have none")));
+    result->__isset.success = true;
+    return absl::OkStatus();
+  }
   CAIRN_ASSIGN_OR_RETURN(const MemberId claim, context_->Check(greeting, stream_.peer()));
   const StatusOr<MemberId> judged = Judge(greeting.sender);
   if (judged.ok()) {

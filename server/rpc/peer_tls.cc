@@ -131,7 +131,7 @@ std::string KeyExposure(const std::string& path) {
 }
 
 StatusOr<std::unique_ptr<TlsContext>> TlsContext::Load(const TlsFiles& files,
-                                                       const MemberName& self) {
+                                                       const MemberName& self, bool may_be_any) {
   auto loaded = std::unique_ptr<TlsContext>(new TlsContext(SSL_CTX_new(TLS_method())));
   SSL_CTX* const context = loaded->context_.get();
   if (context == nullptr) return absl::ResourceExhaustedError(Why());
@@ -164,7 +164,8 @@ StatusOr<std::unique_ptr<TlsContext>> TlsContext::Load(const TlsFiles& files,
   }
   const StatusOr<MemberName> name = NameOf(SSL_CTX_get0_certificate(context));
   if (!name.ok()) return wrong("peers.cert", files.cert, name.status().message());
-  if (*name != self) {
+  const bool any = name->rank == kAnyRank && name->cluster == self.cluster;
+  if (*name != self && !(may_be_any && any)) {
     return wrong("peers.cert", files.cert,
                  absl::StrCat("it names ", MemberUri(*name), ", this member is ", MemberUri(self)));
   }

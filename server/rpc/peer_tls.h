@@ -58,8 +58,10 @@ class TlsSession {
 class TlsContext {
  public:
   // INVALID_ARGUMENT names the option: a file is missing or is not what it should be, the key is another
-  // certificate's, the certificate is not the authority's, has expired, or names somebody else than `self`.
-  static StatusOr<std::unique_ptr<TlsContext>> Load(const TlsFiles& files, const MemberName& self);
+  // certificate's, the certificate is not the authority's, has expired, or names somebody else than `self`; with
+  // `may_be_any` it may name any rank of the cluster.
+  static StatusOr<std::unique_ptr<TlsContext>> Load(const TlsFiles& files, const MemberName& self,
+                                                    bool may_be_any = false);
 
   StatusOr<std::unique_ptr<TlsSession>> NewSession(bool server) const;
 

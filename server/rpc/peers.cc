@@ -1,5 +1,6 @@
 #include "server/rpc/peers.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -13,6 +14,7 @@ Status PeersOptions::Validate() const {
   }
   std::set<std::string> addresses;
   for (const auto& [rank, text] : ring.members) {
+    if (ring.from_catalog && rank != ring.rank) continue;  // judged when it is dialled
     const StatusOr<TcpAddress> address = TcpAddress::Parse(text);
     if (!address.ok()) return Annotate(address.status(), absl::StrCat("ring.nodes: rank ", rank));
     if (address->port() == 0 || !addresses.insert(address->ToString()).second) {
@@ -35,6 +37,9 @@ Status PeersOptions::Validate() const {
 
 Peers::Peers(const PeersOptions& options, node::PeerHost* host) {
   context_.options = options;
+  // Each member has three connections here.
+  const int members = static_cast<int>(options.ring.members.size());
+  context_.options.max_connections = std::max(options.max_connections, 4 * members);
   context_.host = host;
 }
 
@@ -43,7 +48,8 @@ StatusOr<std::unique_ptr<Peers>> Peers::Open(const PeersOptions& options, node::
   auto peers = std::unique_ptr<Peers>(new Peers(options, host));
   const engine::RingOptions& ring = options.ring;
   if (!options.tls.none()) {
-    CAIRN_ASSIGN_OR_RETURN(peers->tls_, TlsContext::Load(options.tls, {ring.cluster, ring.rank}));
+    CAIRN_ASSIGN_OR_RETURN(
+        peers->tls_, TlsContext::Load(options.tls, {ring.cluster, ring.rank}, ring.from_catalog));
     peers->context_.tls = peers->tls_.get();
   }
   // The book asks links for a look; they are there before anybody calls.

@@ -39,6 +39,7 @@ class Peers final : public node::PeerLinks {
   StatusOr<std::string> AskTransport(engine::Rank rank, const std::string& question,
                                      MonotonicNanos deadline) override;
   void EndGrant(engine::Rank rank, node::EndedGrant ended) override;
+  void SetView(const engine::RingView& view) override { book_->SetView(view); }
   std::string Problem() const override;
 
   int connections() const { return server_->connections(); }  // that have come in

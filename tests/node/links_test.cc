@@ -19,6 +19,7 @@ class FullLinks : public node::PeerLinks {
     throw std::bad_alloc();
   }
   void EndGrant(engine::Rank, node::EndedGrant) override { throw std::bad_alloc(); }
+  void SetView(const engine::RingView&) override { throw std::bad_alloc(); }
   std::string Problem() const override { throw std::bad_alloc(); }
 };
 

@@ -225,6 +225,7 @@ class Neighbours : public node::PeerLinks {
     const auto at = owners.find(rank);
     if (at != owners.end() && !loses_ends) at->second->EndGrant(kReader, ended);
   }
+  void SetView(const engine::RingView&) override {}
   std::string Problem() const override { return ""; }
   std::map<engine::Rank, Owner*> owners;
   std::map<engine::Rank, std::string> addresses;  // of data, instead of the owners' own

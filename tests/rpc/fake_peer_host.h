@@ -71,6 +71,12 @@ class FakePeerHost : public node::PeerHost {
     changed_.NotifyAll();
   }
 
+  void HeardView(const engine::RingView& view) override {
+    MutexLock lock(&mu_);
+    view_.Merge(view);
+    changed_.NotifyAll();
+  }
+
   // --- what tests set
   void BecomeLife(int64_t incarnation) {
     MutexLock lock(&mu_);
@@ -124,6 +130,9 @@ class FakePeerHost : public node::PeerHost {
   bool AwaitEnded(uint64_t grant) {
     return Await([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return ended_.count(grant) > 0; });
   }
+  bool AwaitView(const engine::RingView& view) {
+    return Await([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return view_ == view; });
+  }
   bool AwaitSeenOfOurs(int64_t incarnation) {
     return Await([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return seen_of_ours_ == incarnation; });
   }
@@ -166,6 +175,7 @@ class FakePeerHost : public node::PeerHost {
   StatusOr<engine::peer::GrantAnswer> grant_ ABSL_GUARDED_BY(mu_) = absl::NotFoundError("no grant");
   int said_without_memory_ ABSL_GUARDED_BY(mu_) = 0;
   bool holds_grants_ ABSL_GUARDED_BY(mu_) = false;
+  engine::RingView view_ ABSL_GUARDED_BY(mu_);  // what members have told
   int64_t seen_of_ours_ ABSL_GUARDED_BY(mu_) = -1;
   std::function<void()> when_met_ ABSL_GUARDED_BY(mu_);
 };

@@ -281,5 +281,22 @@ TEST_F(PeersTls, AKeyThatOthersMayReadIsTold) {
   }
 }
 
+// With ring.members = catalog a certificate may name no rank; with a list it may not.
+TEST_F(PeersTls, ACertificateForAnyRankIsTakenWhereTheMembersStandInTheCatalog) {
+  const auto options = [&](engine::Rank rank, bool from_catalog) {
+    rpc::PeersOptions with = OptionsWith(rank, Files({"ours", kAnyRank}));
+    with.ring.from_catalog = from_catalog;
+    return with;
+  };
+  EXPECT_FALSE(rpc::Peers::Open(options(0, false), nullptr).ok());
+  rpc::PeersOptions strangers = options(0, true);
+  strangers.tls = Files({"theirs", kAnyRank});
+  EXPECT_FALSE(rpc::Peers::Open(strangers, nullptr).ok());
+  first_ = Start(a_, options(0, true));
+  second_ = Start(b_, options(1, true));
+  EXPECT_TRUE(first_->host.AwaitMember(1, b_));
+  EXPECT_TRUE(second_->host.AwaitMember(0, a_));
+}
+
 }  // namespace
 }  // namespace cairn::testing

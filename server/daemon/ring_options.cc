@@ -1,0 +1,61 @@
+#include "server/daemon/ring_options.h"
+
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "common/ring_nodes.h"
+#include "common/tcp_address.h"
+
+namespace cairn::daemon {
+namespace {
+
+Status Bad(absl::string_view what) { return absl::InvalidArgumentError(what); }
+
+}  // namespace
+
+engine::RingOptions RingOf(const Options& options, const fact::RingSeat& seat) {
+  engine::RingOptions ring = options.node.engine.ring;
+  ring.from_catalog = true;
+  ring.rank = seat.rank;
+  ring.members.clear();
+  const StatusOr<std::map<int32_t, std::string>> nodes = ParseRingNodes(seat.nodes);
+  for (size_t rank = 0; rank < seat.incarnations.size(); ++rank) {
+    std::string& address = ring.members[static_cast<engine::Rank>(rank)];
+    if (!nodes.ok()) continue;
+    const auto node = nodes->find(static_cast<int32_t>(rank));
+    if (node != nodes->end()) address = node->second;
+  }
+  // Without a rank the node knows that there are others, and that none of them answers.
+  if (ring.members.empty()) ring.members[0] = "";
+  ring.members[seat.rank] = options.ring_address;
+  return ring;
+}
+
+Status ValidateCatalogRing(const Options& options) {
+  const engine::RingOptions& ring = options.node.engine.ring;
+  if (!ring.members.empty()) {
+    return Bad("ring.nodes: is given, and ring.members = catalog; one of both");
+  }
+  if (ring.cluster.empty()) return Bad("ring.cluster: missing; ring.members = catalog needs it");
+  if (!options.UsesMysql()) {
+    return Bad("ring.members: catalog needs catalog.mysql.host or catalog.mysql.socket");
+  }
+  if (options.ring_address.empty()) {
+    return Bad("ring.address: missing; ring.members = catalog needs it");
+  }
+  const StatusOr<TcpAddress> address = TcpAddress::Parse(options.ring_address);
+  if (!address.ok()) return Annotate(address.status(), "ring.address");
+  if (address->port() == 0) {
+    return Bad(absl::StrCat("ring.address: ", options.ring_address, " has no port"));
+  }
+  fact::RingSeat seat;
+  seat.rank = 0;
+  seat.incarnations = {1};
+  Options as_first = options;
+  as_first.node.engine.ring = RingOf(options, seat);
+  CAIRN_RETURN_IF_ERROR(as_first.node.engine.ring.Validate());
+  CAIRN_RETURN_IF_ERROR(PeersOf(as_first, "").Validate());
+  return DataAddress(as_first).status();
+}
+
+}  // namespace cairn::daemon
