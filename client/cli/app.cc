@@ -131,6 +131,7 @@ int Run(const std::vector<std::string>& arguments, Context* context) {
   AddGetCommand(&app, context);
   AddRemoveCommand(&app, context);
   AddManageCommands(&app, context);
+  AddRingCommands(&app, context);
   AddStorageCommands(&app, context);
   AddClusterCommands(&app, context);
   AddWeightsCommands(&app, context);

@@ -8,6 +8,7 @@
 #include <map>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -29,6 +30,7 @@ struct InitArguments {
   std::string cluster;
   std::vector<std::string> nodes;
   int64_t days = 3650;
+  int any = 0;  // certificates that name no rank
 };
 
 // A file that was not there. `mode` as open(2).
@@ -115,11 +117,27 @@ void PrintWhatToDo(const InitArguments& arguments, const std::map<int32_t, std::
       << "Keep " << directory << "/ca.key away from the nodes: whoever has it can make members.\n";
 }
 
+void PrintWhatToDoWithAny(const InitArguments& arguments, std::ostream& out) {
+  const std::string& directory = arguments.directory;
+  out << "For members that stand in the catalog: copy to each node " << directory
+      << "/ca.pem and one of\n"
+      << "the " << arguments.any << " pairs " << directory
+      << "/any-N.pem, any-N.key, with the key readable by the\n"
+      << "daemon's user alone, and give its cairnd:\n"
+      << "  [ring]\n  cluster = \"" << arguments.cluster
+      << "\"\n  members = \"catalog\"\n  address = \"ADDRESS:PORT\"\n  [peers]\n"
+      << "  ca = \"/etc/cairn/ca.pem\"\n  cert = \"/etc/cairn/any-N.pem\"\n  key = "
+         "\"/etc/cairn/any-N.key\"\n"
+      << "Keep " << directory << "/ca.key away from the nodes: whoever has it can make members.\n";
+}
+
 Status Init(Context* context, const InitArguments& arguments) {
   CAIRN_RETURN_IF_ERROR(Annotate(ValidateCluster(arguments.cluster), "--cluster"));
   const std::string text = absl::StrJoin(arguments.nodes, ",");
   StatusOr<std::map<int32_t, std::string>> nodes = ParseRingNodes(text);
-  if (nodes.ok() && nodes->empty()) nodes = absl::InvalidArgumentError("names no node");
+  if (nodes.ok() && nodes->empty() && arguments.any == 0) {
+    nodes = absl::InvalidArgumentError("names no node, and there is no --any");
+  }
   if (!nodes.ok()) return Annotate(nodes.status(), "--nodes");
   if (::mkdir(arguments.directory.c_str(), 0700) != 0 && errno != EEXIST) {
     return ErrnoStatus(errno, arguments.directory);
@@ -129,8 +147,11 @@ Status Init(Context* context, const InitArguments& arguments) {
   validity.to = arguments.days * kSecondsPerDay;
   CAIRN_ASSIGN_OR_RETURN(const Authority authority, AuthorityIn(arguments, validity));
   std::ostream& out = *context->console.out;
-  for (const auto& [rank, address] : *nodes) {
-    const std::string path = absl::StrCat(arguments.directory, "/node-", rank);
+  std::vector<std::pair<std::string, int32_t>> wanted;
+  for (const auto& [rank, address] : *nodes) wanted.emplace_back(absl::StrCat("node-", rank), rank);
+  for (int i = 1; i <= arguments.any; ++i) wanted.emplace_back(absl::StrCat("any-", i), kAnyRank);
+  for (const auto& [name, rank] : wanted) {
+    const std::string path = absl::StrCat(arguments.directory, "/", name);
     const std::string certificate = path + ".pem";
     if (Exists(certificate)) {
       CAIRN_RETURN_IF_ERROR(CheckOwner(certificate));
@@ -141,7 +162,8 @@ Status Init(Context* context, const InitArguments& arguments) {
                            authority.Issue({arguments.cluster, rank}, validity));
     CAIRN_RETURN_IF_ERROR(WriteBoth(pem, certificate, path + ".key"));
   }
-  PrintWhatToDo(arguments, *nodes, out);
+  if (arguments.any > 0) PrintWhatToDoWithAny(arguments, out);
+  if (!nodes->empty()) PrintWhatToDo(arguments, *nodes, out);
   return absl::OkStatus();
 }
 
@@ -157,8 +179,11 @@ void AddClusterCommands(CLI::App* app, Context* context) {
       ->required();
   command->add_option("--cluster", arguments->cluster, "the ring's name, as ring.cluster")
       ->required();
-  command->add_option("--nodes", arguments->nodes, "RANK=ADDRESS:PORT,…, as ring.nodes")
-      ->required();
+  command->add_option("--nodes", arguments->nodes, "RANK=ADDRESS:PORT,…, as ring.nodes");
+  command
+      ->add_option("--any", arguments->any,
+                   "so many certificates for any rank, for ring.members = catalog")
+      ->check(CLI::Range(1, 1024));
   command->add_option("--days", arguments->days, "how long certificates are good")
       ->check(CLI::Range(int64_t{1}, int64_t{36'500}))
       ->capture_default_str();

@@ -104,6 +104,7 @@ void AddRemoveCommand(CLI::App* app, Context* context);    // rm
 void AddManageCommands(CLI::App* app, Context* context);   // persist, use, pin, unpin, policy
 void AddStorageCommands(CLI::App* app, Context* context);  // storage init
 void AddClusterCommands(CLI::App* app, Context* context);  // cluster init
+void AddRingCommands(CLI::App* app, Context* context);     // ring, ring resize, drain
 void AddWeightsCommands(CLI::App* app, Context* context);  // weights ls, check, get
 
 // Parses and carries out one command line (without the program's name); returns the exit code.

@@ -302,6 +302,34 @@ class SessionImpl : public Session {
     });
   }
 
+  StatusOr<RingInfo> Ring() override {
+    return Answer<RingInfo>([&](RingInfo* out) {
+      wire::RingInfo reply;
+      CAIRN_RETURN_IF_ERROR(Call("ring", [&](wire::CairnClient& client) { client.ring(reply); }));
+      out->epoch = reply.epoch;
+      out->rank = reply.rank;
+      out->problem = reply.problem;
+      for (const wire::RingSeat& seat : reply.seats) {
+        out->seats.push_back(
+            {seat.rank, seat.taken, seat.incarnation, seat.address, seat.beat_age_ms});
+      }
+      return absl::OkStatus();
+    });
+  }
+
+  StatusOr<int64_t> ResizeRing(int32_t size) override {
+    return Answer<int64_t>([&](int64_t* epoch) {
+      const int64_t call = link_->NextCall();
+      return Call("resizeRing",
+                  [&](wire::CairnClient& client) { *epoch = client.resizeRing(call, size); });
+    });
+  }
+
+  Status Drain(bool on) override {
+    const int64_t call = link_->NextCall();
+    return Call("drain", [&](wire::CairnClient& client) { client.drain(call, on); });
+  }
+
  private:
   Status Call(absl::string_view what, absl::FunctionRef<void(wire::CairnClient&)> body) {
     return Contain([&] {

@@ -156,6 +156,21 @@ class OpenObject {
   virtual Status Verify() = 0;
 };
 
+// Who has which rank of a ring whose members stand in the catalog.
+struct RingInfo {
+  struct Seat {
+    int32_t rank = 0;
+    bool taken = false;
+    int64_t incarnation = 0;  // of the newest life that had it; 0: nobody ever did
+    std::string address;
+    int64_t beat_age_ms = -1;  // -1: never
+  };
+  int64_t epoch = 0;  // 0: the cluster has no ring yet
+  std::vector<Seat> seats;
+  int32_t rank = -1;    // of the node that was asked; -1: none
+  std::string problem;  // why it has none, or what is wrong with the catalog; empty: nothing
+};
+
 class Session : public std::enable_shared_from_this<Session> {
  public:
   // UNAVAILABLE when no daemon answers at the socket by the deadline.
@@ -213,6 +228,13 @@ class Session : public std::enable_shared_from_this<Session> {
                                                 const std::optional<JobPolicy>& policy) = 0;
   // NodeStatus of proto/cairn.thrift as JSON: its field names, enumerators as people write them.
   virtual StatusOr<std::string> StatusJson() = 0;
+
+  // The ring as the catalog has it. FAILED_PRECONDITION where the daemon's members do not stand there.
+  virtual StatusOr<RingInfo> Ring() = 0;
+  // Another number of ranks, 1 to 1,024; the epoch from which on.
+  virtual StatusOr<int64_t> ResizeRing(int32_t size) = 0;
+  // The node admits nothing new, and secures what only it has; or, with false, serves again.
+  virtual Status Drain(bool on) = 0;
 };
 
 }  // namespace cairn::client

@@ -59,6 +59,8 @@ struct World {
   std::map<Step, int32_t> world_size;
   std::set<Step> abandoned, incomplete;
   std::string status = "{}";
+  client::RingInfo ring;
+  std::vector<std::string> after_drain;  // what status tells after each `drain`
   PolicyPreview preview;
   std::vector<std::string> calls;
   std::vector<client::ConnectOptions> connections;
@@ -298,6 +300,19 @@ class FakeSession : public client::Session {
     return world_->preview;
   }
   StatusOr<std::string> StatusJson() override { return world_->status; }
+  StatusOr<client::RingInfo> Ring() override { return world_->ring; }
+  StatusOr<int64_t> ResizeRing(int32_t size) override {
+    world_->calls.push_back(absl::StrCat("resize ", size));
+    return 7;
+  }
+  Status Drain(bool on) override {
+    world_->calls.push_back(absl::StrCat("drain ", on ? "on" : "off"));
+    if (!world_->after_drain.empty()) {
+      world_->status = world_->after_drain.front();
+      world_->after_drain.erase(world_->after_drain.begin());
+    }
+    return absl::OkStatus();
+  }
 
  private:
   World* world_;
