@@ -43,6 +43,21 @@ def ring_options(
     ]
 
 
+def catalog_ring_options(
+    address: str, rank: int | None, size: int, *, replicas: int = 1, cluster: str = "ring"
+) -> list[str]:
+    """What makes a daemon one of a ring whose members stand in the catalog; without a rank a spare."""
+    return [
+        f"--ring.cluster={cluster}",
+        "--ring.members=catalog",
+        f"--ring.address={address}:{CONTROL_PORT}",
+        f"--ring.rank={'auto' if rank is None else rank}",
+        f"--ring.size={size}",
+        f"--ring.replicas={replicas}",
+        "--peers.insecure=true",
+    ]
+
+
 def without_cairn() -> dict[str, str]:
     """The environment, but for what would point a client elsewhere or be an option of a daemon."""
     return {name: value for name, value in os.environ.items() if not name.startswith("CAIRN")}

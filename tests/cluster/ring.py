@@ -64,7 +64,7 @@ class Member(Node):
             storage=False,
             persist=ring.persist,
             options=(
-                *members.ring_options(ring.network.addresses, rank, replicas=ring.replicas),
+                *ring.options_of(rank),
                 f"--ring.lost_after_seconds={ring.lost_after_s}",
                 *([f"--storage.root={ring.storage}"] if ring.storage else []),
                 *ring.options,
@@ -175,6 +175,12 @@ class Member(Node):
             for member in self.ring_status().get("members", [])
         }
 
+    def has_own_rank(self) -> bool:
+        result = self._run_cairn("status -o json", 30)
+        if result.returncode != 0:
+            return False
+        return (json.loads(result.stdout).get("ring") or {}).get("rank") == self.rank
+
     def incarnation_of(self, rank: int) -> int:
         found = [m for m in self.ring_status().get("members", []) if m["rank"] == rank]
         return int(found[0]["incarnation"]) if found else 0
@@ -222,8 +228,10 @@ class Ring:
         persist: str,
         lost_after_s: int,
         options: tuple[str, ...],
+        spares: int | None = None,
     ) -> None:
         self.folder, self.network = folder, network
+        self.spares = spares
         self.replicas, self.budget, self.persist = replicas, budget, persist
         self.lost_after_s, self.options = lost_after_s, options
         self.storage = folder / "storage" if storage else None
@@ -231,6 +239,17 @@ class Ring:
             self.storage.mkdir()
         self.told: list[str] = []
         self.members = [Member(self, rank) for rank in range(len(network.addresses))]
+
+    def options_of(self, host: int) -> list[str]:
+        """The members stand in a list, or, where there is a number of spares, in the catalog: there the first
+        hosts want the rank of their number, and the others any."""
+        addresses = self.network.addresses
+        if self.spares is None:
+            return members.ring_options(addresses, host, replicas=self.replicas)
+        size = len(addresses) - self.spares
+        return members.catalog_ring_options(
+            addresses[host], host if host < size else None, size, replicas=self.replicas
+        )
 
     def __getitem__(self, rank: int) -> Member:
         return self.members[rank]
@@ -243,8 +262,15 @@ class Ring:
         self.told.append(what)
 
     def start(self) -> Ring:
-        for member in self.members:
+        first = self.members[: len(self.members) - (self.spares or 0)]
+        for member in first:
             member.start(wait=False)
+        if self.spares is not None:
+            # A spare takes any rank that is empty.
+            for member in first:
+                until(f"host {member.rank} has its rank", member.has_own_rank)
+            for member in self.members[len(first) :]:
+                member.start(wait=False)
         for member in self.members:
             member.wait_ready()
         return self
@@ -314,6 +340,7 @@ def ring(
     lost_after_s: int = 5,
     options: tuple[str, ...] = (),
     meet: bool = True,
+    spares: int | None = None,
     before: Callable[[Ring], None] = lambda _: None,
     make_network: Callable[[int], AbstractContextManager[Any]] = Network,
 ) -> Iterator[Ring]:
@@ -331,6 +358,7 @@ def ring(
                 persist=persist,
                 lost_after_s=lost_after_s,
                 options=options,
+                spares=spares,
             )
             try:
                 before(instance)
