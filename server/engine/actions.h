@@ -390,6 +390,7 @@ struct Record {
   std::vector<CheckpointKey> left = {};    // of which parts have left this node's memory
   bool everything =
       false;  // of every job, for which this node may speak now that another spoke for before
+  bool forgotten = false;  // nobody has anything of the job any more, and it is not kept in mind
 };
 
 // Asks for event::Tick; replaces the previous one.

@@ -1,5 +1,8 @@
 #include "server/engine/describing.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -273,17 +276,40 @@ bool Describing::Vanished(const Job& job, const CheckpointKey& key) const {
   return all_heard && storage_known && std::pair(key.attempt, key.step) < heard.safe;
 }
 
+// Each lineage may be long, and all of them are told whenever the line changes: so the newest alone. The
+// catalog keeps those that it was told of before.
+void Describing::DescribeLine(const Job& job, Engine::Description* description) {
+  const auto newest = [](const auto& all) {
+    const size_t left_out = all.size() - std::min(all.size(), Engine::kDescribedRecords);
+    return std::next(all.begin(), static_cast<ptrdiff_t>(left_out));
+  };
+  const auto& decisions = job.attempts->decisions;
+  for (auto at = newest(decisions); at != decisions.end(); ++at) {
+    const auto& [number, decision] = *at;
+    description->line.push_back(
+        {{job.name, number, decision.kind, decision.lineage}, decision.unix_ms, decision.version});
+  }
+  const auto& begun = job.attempts->begun;
+  for (auto at = newest(begun); at != begun.end(); ++at) {
+    const auto& [number, attempt] = *at;
+    if (attempt.lineage.Unknown()) continue;
+    description->line.push_back({{job.name, number, LineRecordKind::kOrigin, attempt.lineage},
+                                 attempt.unix_ms,
+                                 attempt.lineage.open ? 0 : 1});
+  }
+}
+
 Engine::Description Describing::Describe(const action::Record& record) const {
   Engine::Description description;
   const Job* job = jobs_.Find(record.job);
-  description.writes_checkpoints =
-      options_.ring.Alone() || (job != nullptr && is_home_ && is_home_(*job));
+  description.writes_checkpoints = options_.ring.Alone() || (is_home_ && is_home_(record.job));
   for (const CheckpointKey& key : record.left) {
     const bool known = job != nullptr && CheckpointOf(*job, {key.step, key.attempt, key.revision});
     description.left.push_back({key, /*whole=*/!known});
   }
   if (job == nullptr) {  // forgotten, and its checkpoints before it
-    if (description.writes_checkpoints) description.gone = record.checkpoints;
+    if (record.forgotten && description.writes_checkpoints) description.forgotten = record.job;
+    if (options_.ring.Alone()) description.gone = record.checkpoints;
     return description;
   }
   const JobOwner& owner = *job->owner;
@@ -296,6 +322,7 @@ Engine::Description Describing::Describe(const action::Record& record) const {
       description.attempts.push_back(
           {job->name, number, attempt.first_step, attempt.lineage, attempt.unix_ms});
     }
+    DescribeLine(*job, &description);
   }
   const auto find = [&](const CheckpointKey& key) {
     return CheckpointOf(*job, {key.step, key.attempt, key.revision});

@@ -16,8 +16,8 @@ class Describing {
  public:
   Describing(const Options& options, const Jobs* jobs, const Standing* standing)
       : options_(options), jobs_(*jobs), standing_(*standing) {}
-  // Whether this node is the job's home, and so writes the rows that are the job's.
-  void set_is_home(std::function<bool(const Job&)> call) { is_home_ = std::move(call); }
+  // Whether this node is the home of the job of this name, and so writes the rows that are the job's.
+  void set_is_home(std::function<bool(const std::string&)> call) { is_home_ = std::move(call); }
 
   CheckpointInfo InfoOf(const Checkpoint& checkpoint) const;
   ObjectInfo InfoOf(const ObjectRef& object, bool with_crcs) const;
@@ -42,11 +42,12 @@ class Describing {
   StatusOr<Checkpoint*> ResolveLatest(const Job& job) const;
   static Status NothingYet(const Job& job);
   Engine::Description::Part PartOf(const Part& part) const;
+  static void DescribeLine(const Job& job, Engine::Description* description);
   bool IsGone(const Job& job, const CheckpointKey& key) const;
   bool Vanished(const Job& job, const CheckpointKey& key) const;
 
   const Options& options_;
-  std::function<bool(const Job&)> is_home_;
+  std::function<bool(const std::string&)> is_home_;
   const Jobs& jobs_;
   const Standing& standing_;
 };

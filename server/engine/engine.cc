@@ -63,11 +63,11 @@ class Engine::Impl {
     finding_.set_cluster(&cluster_);
     job_calls_.set_cluster(&cluster_);
     if (cluster_.Alone()) return;
-    const auto is_home = [this](const Job& job) {
-      return cluster_.members().HomeOf(job.name) == cluster_.members().self();
+    const auto is_home = [this](const std::string& job) {
+      return cluster_.members().HomeOf(job) == cluster_.members().self();
     };
     describing_.set_is_home(is_home);
-    retention_.set_is_home(is_home);
+    retention_.set_is_home([is_home](const Job& job) { return is_home(job.name); });
   }
 
   Outcome Start(MonotonicNanos now, int64_t unix_ms, Recovered recovered);
@@ -477,7 +477,9 @@ void Engine::Impl::ForgetIdle() {
                       cluster_.GatheredOf(job->name) != nullptr;  // others have something of it
     if (read && !busy) {
       retention_.Forgets(*job);
+      const std::string name = job->name;
       jobs_.Forget(job);
+      standing_.Forgot(name);
       continue;
     }
     scanning_.Start(job);

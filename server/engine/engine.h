@@ -85,6 +85,15 @@ class Engine {
     };
     std::optional<fact::Job> job;
     std::vector<fact::AttemptBegun> attempts;
+    // What was decided about the job's line, and where its attempts come from as far as that is known:
+    // the newest kDescribedRecords of each, with the attempts.
+    struct LineRecordSaid {
+      LineRecord record;
+      int64_t unix_ms = 0;
+      int64_t version = 0;  // grows when a `resume` is said anew, or an origin gets known
+    };
+    std::vector<LineRecordSaid> line;
+    std::string forgotten;  // this job: nobody has anything of it any more; empty: it is known
     struct Left {
       CheckpointKey key;
       bool whole = false;  // nothing of it is known here any more
@@ -103,6 +112,7 @@ class Engine {
     bool scanned = false;
     bool settled = false;  // in a ring: the home's word of the job is final
   };
+  static constexpr size_t kDescribedRecords = 16;
   Description Describe(const action::Record& record) const;
   // The same of all that there is of these checkpoints, and of the job.
   Description Describe(const std::string& job, const std::vector<CheckpointKey>& checkpoints) const;

@@ -485,6 +485,7 @@ std::vector<action::Record> Standing::TakeToRecord(size_t most) {
     const Job* job = jobs_.Find(name);
     if (job == nullptr) of_job.whole.clear();  // it went, and its checkpoints before it
     action::Record record{name, std::exchange(of_job.attempts, false), {}, {}};
+    record.forgotten = std::exchange(of_job.forgotten, false) && job == nullptr;
     const auto take = [&most](auto* from, auto* into) {
       while (!from->empty() && most > 0) {
         into->push_back(std::move(from->extract(from->begin()).value()));

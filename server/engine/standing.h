@@ -78,6 +78,8 @@ class Standing {
   // Of so many parts and checkpoints; the rest stays.
   std::vector<action::Record> TakeToRecord(size_t most);
   bool more_to_record() const { return !to_record_.empty(); }
+  // The job has been forgotten, for nobody has anything of it.
+  void Forgot(const std::string& job) { to_record_[job].forgotten = true; }
   // In a ring: what of a job its home must hear of.
   struct ToReport {
     std::set<PartKey> parts;
@@ -147,12 +149,14 @@ class Standing {
   std::set<std::string> waits_to_check_;
   struct ToRecord {
     bool attempts = false;
+    bool forgotten = false;
     std::set<PartKey> parts;
     std::map<CheckpointKey, Writer> whole;  // all parts from this one on
     std::set<CheckpointKey> checkpoints;
     std::set<CheckpointKey> left;
     bool Empty() const {
-      return !attempts && parts.empty() && whole.empty() && checkpoints.empty() && left.empty();
+      return !attempts && !forgotten && parts.empty() && whole.empty() && checkpoints.empty() &&
+             left.empty();
     }
   };
   static void TakeWhole(const Job& job, ToRecord* from, size_t most, action::Record* record);

@@ -338,6 +338,7 @@ class EngineTest : public testing::Test {
   }
   void Do(action::Record& a) {
     for (const CheckpointKey& key : a.checkpoints) records.push_back(key);
+    if (!engine->Describe(a).forgotten.empty()) forgotten.push_back(a.job);
   }
   void Do(action::WakeAt& a) { wake_at = a.at; }
   void Do(action::EndSession&) {}
@@ -620,6 +621,7 @@ class EngineTest : public testing::Test {
   std::vector<action::Fetch> fetches;  // asked for
   std::vector<uint64_t> cancelled_fetches, revoked;
   std::vector<CheckpointKey> records, table_reads;
+  std::vector<std::string> forgotten;  // jobs of which the catalog is told that nothing is left
   bool drained = false;
 
   std::map<RequestId, SessionId> asked;

@@ -358,6 +358,7 @@ TEST_F(AtHome, AJobThatBeginsAnewIsNotJudgedByWhatWasForgotten) {
   Die(session);
   for (int i = 0; i < 30; ++i) Advance(60 * kNanosPerSecond);
   ASSERT_TRUE(engine->JobNames().empty());
+  EXPECT_THAT(forgotten, testing::ElementsAre("job")) << "as the home tells the catalog";
   save();
   const Gathered* gathered = engine->GatheredOf("job");
   ASSERT_NE(gathered, nullptr);

@@ -99,6 +99,72 @@ TEST_F(SharedCatalog, WhatLeavesThisNodeIsToldOf) {
   EXPECT_TRUE(told.left[1].whole);
 }
 
+// --- the line
+
+class LineForTheCatalog : public EngineTest {
+ protected:
+  // Number and kind of what is described.
+  std::vector<std::pair<Attempt, LineRecordKind>> Described() {
+    std::vector<std::pair<Attempt, LineRecordKind>> all;
+    for (const auto& said : engine->Describe("job", {}).line) {
+      all.emplace_back(said.record.number, said.record.kind);
+    }
+    return all;
+  }
+};
+
+TEST_F(LineForTheCatalog, DecisionsAndOriginsAreDescribedWithTheirLineage) {
+  Who who;
+  const SessionId first = Hello(who);
+  ASSERT_TRUE(Commit(first, PartOf(first, 5), {}).ok());
+  Die(first);
+  who.attempt = 2;
+  const SessionId second = Hello(who);
+  ASSERT_TRUE(Commit(second, PartOf(second, 6), {}).ok());
+  Die(second);
+  const SessionId reader = Hello({.writer = -1, .attempt = 0});
+  const event::Use use{From(reader), {"job", 5, 1}, false, Soon()};
+  Apply(use);
+  const auto used = Take<reply::Latest>(use.caller.request);
+  ASSERT_TRUE(used.ok()) << used.status();
+  EXPECT_THAT(Described(),
+              testing::UnorderedElementsAre(std::pair(Attempt{1}, LineRecordKind::kOrigin),
+                                            std::pair(Attempt{2}, LineRecordKind::kOrigin),
+                                            std::pair(used->head, LineRecordKind::kUse)));
+  for (const auto& said : engine->Describe("job", {}).line) {
+    const Lineage& lineage = said.record.lineage;
+    EXPECT_EQ(lineage.step(), said.record.number == 1 ? kNoStep : 5);
+    EXPECT_GT(said.version, 0);
+    EXPECT_GT(said.unix_ms, 0);
+  }
+}
+
+// Promise 8: each lineage may be long.
+TEST_F(LineForTheCatalog, OnlyTheNewestOriginsAreDescribed) {
+  Who who;
+  for (who.attempt = 1; who.attempt <= 40; ++who.attempt) {
+    const SessionId session = Hello(who);
+    ASSERT_TRUE(Commit(session, PartOf(session, who.attempt), {}).ok());
+    Die(session);
+  }
+  const auto described = Described();
+  ASSERT_EQ(described.size(), Engine::kDescribedRecords);
+  EXPECT_EQ(described.back().first, 40);
+}
+
+TEST_F(LineForTheCatalog, AJobOfWhichNothingIsLeftIsToldOfOnce) {
+  const SessionId session = Hello();
+  ASSERT_TRUE(Commit(session, PartOf(session, 1), {}).ok());
+  const event::Remove remove{From(session), {"job", 1}, false, /*force=*/true, Soon()};
+  Apply(remove);
+  ASSERT_TRUE(AnswerTo(remove.caller.request).ok());
+  Die(session);
+  Advance(300 * kNanosPerSecond);
+  EXPECT_THAT(forgotten, IsEmpty()) << "a launcher may start it again";
+  Advance(1500 * kNanosPerSecond);
+  EXPECT_THAT(forgotten, ElementsAre("job"));
+}
+
 TEST(HomeMoves, OnlyWhoWasLostMovesAHomeByComing) {
   HomeMoves moves;
   moves.MemberCame(1);
