@@ -215,22 +215,6 @@ TEST_F(MysqlCatalogTest, ADefaultCollationDoesNotMatter) {
   EXPECT_EQ((*catalog)->Jobs()->size(), 3u);
 }
 
-TEST_F(MysqlCatalogTest, TwoClustersInOneDatabaseDoNotMeet) {
-  const auto first = Open();
-  options_.cluster = "another";
-  const auto second = Open();
-  ASSERT_TRUE(first.ok() && second.ok());
-  StepRow gone{.checkpoint = {"run", 5, 7, 0}, .removed = true, .sequence = 9};
-  ASSERT_TRUE(
-      (*first)->Apply({JobRow{.job = "run", .owner_uid = 1, .sequence = 1}, PartOf(0, 1)}).ok());
-  ASSERT_TRUE((*second)->Apply({JobRow{.job = "run", .owner_uid = 2, .sequence = 9}, gone}).ok());
-  EXPECT_EQ((*(*first)->Job("run"))->owner_uid, 1u);
-  EXPECT_FALSE((*first)->Parts({"run", 5, 7, 0})->at(0).removed);
-  EXPECT_EQ(*(*first)->NewestSequence(), 1);
-  EXPECT_EQ((*first)->Present("run", {"run", kNoStep, 0, 0}, 9)->size(), 1u);
-  EXPECT_TRUE((*second)->Present("run", {"run", kNoStep, 0, 0}, 9)->empty());
-}
-
 // R35: a job that keeps three steps has rows of three steps and of its last removals, whatever it saved.
 TEST_F(MysqlCatalogTest, OldRemovalsAreForgotten) {
   const auto catalog = Open();
