@@ -86,9 +86,28 @@ class Node::EngineRows : public RowSource {
     }
     return RowsOf(gone, node_.author_, &node_.row_sequence_);
   }
+  // Who is alone reads what it has written from nobody's copy.
+  std::optional<catalog::AuthorRow> Mark() override {
+    if (node_.author_.alone) return std::nullopt;
+    const Answer answer = node_.Call(engine::event::Status{{}, /*of_all=*/true});
+    const engine::reply::Status* status =
+        answer.body.ok() ? std::get_if<engine::reply::Status>(&*answer.body) : nullptr;
+    if (status != nullptr) {  // else as it was
+      mark_.budget_bytes = status->budget_bytes;
+      mark_.used_bytes = status->used_bytes;
+      mark_.replica_bytes = status->ring.replica_bytes;
+    }
+    mark_.name = node_.author_.name;
+    mark_.incarnation = node_.Self().incarnation;
+    mark_.seen_unix_ms = node_.clock()->UnixMillis();
+    MutexLock lock(&node_.mu_);
+    mark_.sequence = ++node_.row_sequence_;
+    return mark_;
+  }
 
  private:
   Node& node_;
+  catalog::AuthorRow mark_;  // the recorder's thread's own
 };
 
 // --- start and stop

@@ -28,6 +28,9 @@ struct RecorderOptions {
   int retry_max_ms = 30'000;
   // How often is looked again at jobs of which not everything was known; 0: only when the source says so.
   int64_t look_again_ms = 0;
+  // How often a member of a ring says how far it has come, and looks whether the catalog still knows that;
+  // 0: never.
+  int64_t mark_ms = 15'000;
 };
 
 // What other members read from this node's memory.

@@ -134,18 +134,31 @@ void Recorder::LookAgainWhenDue() {
   look_at_.insert(unseen_.begin(), unseen_.end());
 }
 
+bool Recorder::MarkIsDue() const {
+  if (!marks_ || options_.mark_ms == 0 || source_ == nullptr || base_ == 0) return false;
+  return RealClock()->Now() >= next_mark_;
+}
+
+std::optional<MonotonicNanos> Recorder::NextDue() const {
+  std::optional<MonotonicNanos> next;
+  if (options_.look_again_ms != 0 && !unseen_.empty()) next = next_look_;
+  const bool marks = marks_ && options_.mark_ms != 0 && source_ != nullptr && base_ != 0;
+  if (marks && (!next.has_value() || next_mark_ < *next)) next = next_mark_;
+  return next;
+}
+
 // Waits for rows, and after a failure for `backoff_ms` as well.
 std::optional<Recorder::Work> Recorder::Take(int backoff_ms) {
   Work work;
   MutexLock lock(&mu_);
   LookAgainWhenDue();
-  while (dirty_.empty() && !all_ && look_at_.empty() && !stopping_) {
-    if (options_.look_again_ms == 0 || unseen_.empty()) {
-      wake_.Wait(&mu_);
-    } else {
-      const auto wait = std::chrono::nanoseconds(next_look_ - RealClock()->Now());
+  while (dirty_.empty() && !all_ && look_at_.empty() && !stopping_ && !MarkIsDue()) {
+    if (const std::optional<MonotonicNanos> due = NextDue()) {
+      const auto wait = std::chrono::nanoseconds(*due - RealClock()->Now());
       wake_.WaitUntil(&mu_, std::chrono::steady_clock::now() + wait);
       LookAgainWhenDue();
+    } else {
+      wake_.Wait(&mu_);
     }
   }
   if (backoff_ms > 0) {
@@ -165,7 +178,8 @@ std::optional<Recorder::Work> Recorder::Take(int backoff_ms) {
     work.batch.push_back(std::move(first->second));
     dirty_.erase(first);
   }
-  writing_ = true;
+  work.mark = MarkIsDue();
+  writing_ = work.all || !work.jobs.empty() || !work.batch.empty();  // a mark is nobody's row
   return work;
 }
 
@@ -174,7 +188,10 @@ Status Recorder::Do(const Work& work) {
     if (catalog_ == nullptr) CAIRN_RETURN_IF_ERROR(Open());
     if (!work.all && !Wanted()) return absl::OkStatus();  // it is going to be written with all
     Status status;
-    if (work.all) {
+    if (work.mark) status = WriteMark();
+    if (!status.ok()) {
+      // What is to be written stays as it was.
+    } else if (work.all) {
       status = WriteAll();
     } else if (!work.jobs.empty()) {
       status = LookAt(work.jobs);
@@ -227,6 +244,26 @@ Status Recorder::Write(std::vector<catalog::Row> rows) {
   tried_ = std::max(tried_, newest);
   CAIRN_RETURN_IF_ERROR(catalog_->Apply(rows));
   written_ = newest;
+  return absl::OkStatus();
+}
+
+Status Recorder::WriteMark() {
+  if (marked_ != 0) {
+    CAIRN_ASSIGN_OR_RETURN(const int64_t there, catalog_->Marked());
+    if (there < marked_) {
+      LOG(WARNING) << "the catalog has forgotten what was written into it, as a database that was "
+                      "restored from an older copy: everything is written anew";
+      marked_ = 0;
+      MutexLock lock(&mu_);
+      ForgetRows();
+    }
+  }
+  std::optional<catalog::AuthorRow> mark = source_->Mark();
+  marks_ = mark.has_value();
+  if (!marks_) return absl::OkStatus();
+  CAIRN_RETURN_IF_ERROR(Write({*std::move(mark)}));
+  marked_ = written_;
+  next_mark_ = RealClock()->Now() + options_.mark_ms * kNanosPerMilli;
   return absl::OkStatus();
 }
 

@@ -13,6 +13,9 @@
 // of (incarnation, place) however many catalogs it has written to; alone it is the clock. The
 // number stays, so that rows which waited while the catalog was away keep their place; only a catalog that
 // holds what this recorder did not write raises it, and then everything is written anew.
+//
+// In a ring the recorder also says every few seconds how far it has come (AuthorRow). A catalog that has forgotten
+// that was restored from an older copy, or emptied: then, too, everything is written anew.
 #pragma once
 
 #include <functional>
@@ -55,6 +58,8 @@ class RowSource {
   virtual std::vector<catalog::Row> Gone(const std::string& job,
                                          const std::vector<CheckpointKey>& checkpoints,
                                          bool left) = 0;
+  // This author as it is now; nullopt: it says nothing of itself. Its `sequence` as that of all rows.
+  virtual std::optional<catalog::AuthorRow> Mark() { return std::nullopt; }
 };
 
 class Recorder {
@@ -94,6 +99,7 @@ class Recorder {
     Batch batch;
     bool all = false;                       // write everything anew
     absl::flat_hash_set<std::string> jobs;  // of which what is gone is to be marked
+    bool mark = false;                      // say how far it has come
   };
 
   void Run();
@@ -102,10 +108,14 @@ class Recorder {
   Status Do(const Work& work);
   Status Open();
   Status Write(std::vector<catalog::Row> rows);
+  Status WriteMark();
   Status WriteAll();
   // And remembers the job to be looked at again, unless all of it was known.
   Status WriteGone(const std::string& job);
   void LookAgainWhenDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool MarkIsDue() const;
+  // When something falls due, whatever is put; nullopt: nothing does.
+  std::optional<MonotonicNanos> NextDue() const;
   Status LookAt(const absl::flat_hash_set<std::string>& jobs);
   // The newest of each identity stays.
   void Keep(catalog::Row row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -129,6 +139,9 @@ class Recorder {
   absl::flat_hash_set<std::string> unseen_;
   absl::flat_hash_set<std::string> left_told_;  // jobs of which was said what this node has not
   MonotonicNanos next_look_ = 0;                // at all of unseen_
+  MonotonicNanos next_mark_ = 0;
+  int64_t marked_ = 0;  // the version of the last mark that was written; 0: none was
+  bool marks_ = true;   // the source has something to say of itself
 
   int64_t LifeBase() const;  // of the versions of this life's rows
 

@@ -54,6 +54,14 @@ void AddJob(const engine::Engine::Description& description, const catalog::Autho
                                         .began_unix_ms = attempt.unix_ms,
                                         .sequence = ++*sequence});
   }
+  for (const engine::Engine::Description::LineRecordSaid& said : description.line) {
+    rows->push_back(
+        catalog::LineRow{.record = said.record,
+                         .said_unix_ms = said.unix_ms,
+                         // Alone the order tells; a daemon that was restarted counts anew.
+                         .version = author.alone ? 0 : said.version,
+                         .sequence = ++*sequence});
+  }
 }
 
 void AddCheckpoints(const engine::Engine::Description& description, const catalog::Author& author,
@@ -90,6 +98,10 @@ std::vector<catalog::Row> RowsOf(const engine::Engine::Description& description,
   if (description.writes_checkpoints) AddJob(description, author, sequence, &rows);
   AddParts(description, author, sequence, &rows);
   if (description.writes_checkpoints) AddCheckpoints(description, author, sequence, &rows);
+  if (!description.forgotten.empty()) {
+    rows.push_back(catalog::ForgottenRow{
+        .job = description.forgotten, .of_home = !author.alone, .sequence = ++*sequence});
+  }
   return rows;
 }
 

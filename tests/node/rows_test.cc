@@ -83,6 +83,36 @@ TEST(Rows, APolicysVersionCountsAmongOthersOnly) {
   EXPECT_FALSE(steps.at(0).of_home);
 }
 
+TEST(Rows, TheHomeWritesWhatWasSaidOfTheLine) {
+  int64_t sequence = 0;
+  Description said = OfAJob();
+  said.line.push_back(
+      {{"job", 9, LineRecordKind::kUse, {{{1, 5}}}}, /*unix_ms=*/77, /*version=*/2});
+  const auto lines = [&](const catalog::Author& author) {
+    return Of<catalog::LineRow>(RowsOf(said, author, &sequence));
+  };
+  ASSERT_EQ(lines(kMember).size(), 1u);
+  EXPECT_EQ(lines(kMember)[0].record.lineage.step(), 5);
+  EXPECT_EQ(lines(kMember)[0].said_unix_ms, 77);
+  EXPECT_EQ(lines(kMember)[0].version, 2);
+  EXPECT_EQ(lines(kAlone).at(0).version, 0) << "alone the order tells";
+  said.writes_checkpoints = false;
+  EXPECT_TRUE(lines(kMember).empty());
+}
+
+TEST(Rows, AForgottenJobIsSaidLast) {
+  int64_t sequence = 0;
+  Description forgotten;
+  forgotten.forgotten = "job";
+  forgotten.gone.push_back({"job", 4, 1, 0});
+  const std::vector<catalog::Row> rows = RowsOf(forgotten, kMember, &sequence);
+  ASSERT_EQ(rows.size(), 2u);
+  const auto* last = std::get_if<catalog::ForgottenRow>(&rows[1]);
+  ASSERT_NE(last, nullptr);
+  EXPECT_EQ(last->job, "job");
+  EXPECT_TRUE(last->of_home);
+}
+
 TEST(Rows, WhatLeavesComesBeforeWhatIsStillHere) {
   int64_t sequence = 0;
   Description some_left = OfAJob();

@@ -1,0 +1,100 @@
+// How a member of a ring says how far it has come, and finds out that the catalog has forgotten it.
+#include <chrono>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "gtest/gtest.h"
+#include "tests/node/recorder_fixture.h"
+
+namespace cairn::node {
+namespace {
+
+// A member of a ring, which says of itself how far it has come.
+class MarkedJob : public LiveJob {
+ public:
+  std::optional<catalog::AuthorRow> Mark() override {
+    return catalog::AuthorRow{.used_bytes = 5, .sequence = NextPlace()};
+  }
+};
+
+const catalog::AuthorRow* MarkIn(const Rows& held) {
+  for (const auto& [identity, row] : held) {
+    if (const auto* mark = std::get_if<catalog::AuthorRow>(&row)) return mark;
+  }
+  return nullptr;
+}
+
+RecorderOptions Marking() {
+  RecorderOptions options = Fast();
+  options.mark_ms = 20;
+  return options;
+}
+
+TEST(Recorder, AMemberSaysAgainAndAgainHowFarItHasCome) {
+  Database database;
+  MarkedJob job;
+  Recorder recorder(Marking(), Opening(&database), RealClock(), &job);
+  recorder.Begin();
+  int64_t first = 0;
+  database.rows->WaitUntil([&](const Rows& held) {
+    if (const auto* mark = MarkIn(held)) first = mark->sequence;
+    return first != 0;
+  });
+  database.rows->WaitUntil([&](const Rows& held) { return MarkIn(held)->sequence > first; });
+  recorder.Put({JobOf("job", 0), job.Save(1)});
+  database.rows->WaitUntil([](const Rows& held) { return Shows(held, {1}); });
+  recorder.Flush(10'000);
+  EXPECT_EQ(recorder.State(), "sqlite: up to date");
+}
+
+// While nothing changes. What was written after the copy was made is there again.
+TEST(Recorder, ADatabaseThatWasRestoredFromAnOlderCopyIsFilledAnew) {
+  Database database;
+  MarkedJob job;
+  Recorder recorder(Marking(), Opening(&database), RealClock(), &job);
+  recorder.Put({JobOf("job", 0), job.Save(1)});
+  database.rows->WaitUntil(
+      [](const Rows& held) { return Shows(held, {1}) && MarkIn(held) != nullptr; });
+  const Rows older = database.rows->Copy();
+  recorder.Put({job.Save(2)});
+  recorder.Put({job.Remove(1)});
+  int64_t marked = 0;
+  database.rows->WaitUntil([&](const Rows& held) {
+    marked = MarkIn(held)->sequence;
+    return Shows(held, {2}) && marked > MarkIn(older)->sequence;
+  });
+  database.rows->Restore(older);
+  database.rows->WaitUntil([](const Rows& held) { return Shows(held, {2}); });
+  database.rows->WaitUntil([&](const Rows& held) { return MarkIn(held)->sequence > marked; });
+}
+
+TEST(Recorder, ADatabaseThatIsAwayIsNoticedThoughNothingIsToBeWritten) {
+  Database database;
+  MarkedJob job;
+  Recorder recorder(Marking(), Opening(&database), RealClock(), &job);
+  recorder.Begin();
+  database.rows->WaitUntil([](const Rows& held) { return MarkIn(held) != nullptr; });
+  database.faults->Add({.error = absl::UnavailableError("the database is away")});
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (recorder.State() == "sqlite: up to date" && std::chrono::steady_clock::now() < until) {
+    std::this_thread::yield();
+  }
+  EXPECT_NE(recorder.State().find("the database is away"), std::string::npos) << recorder.State();
+}
+
+// Alone nobody restores another one's copy, and nothing is written while nothing happens.
+TEST(Recorder, WhoSaysNothingOfItselfIsAskedOnce) {
+  Database database;
+  LiveJob job;
+  Recorder recorder(Marking(), Opening(&database), RealClock(), &job);
+  recorder.Put({JobOf("job", 0), job.Save(1)});
+  database.rows->WaitUntil([](const Rows& held) { return Shows(held, {1}); });
+  recorder.Flush(10'000);
+  const int before = database.faults->Calls(CatalogCall::kApply);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(database.faults->Calls(CatalogCall::kApply), before);
+}
+
+}  // namespace
+}  // namespace cairn::node
