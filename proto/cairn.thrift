@@ -380,6 +380,50 @@ struct PreviewRequest {
   2: optional JobPolicy policy,  // absent: the job's own
 }
 
+// --- what the catalog of a whole ring knows, whoever of its members lives
+
+struct IndexHolder {
+  1: string node,                // its rank
+  2: i64 parts,                  // that it had in memory, as it last said
+  3: i64 seen_unix_ms,           // when it last said anything; 0: not known
+}
+struct IndexCheckpoint {
+  1: i64 step,
+  2: i64 attempt,
+  3: i32 revision,
+  4: i32 world_size,
+  5: i64 completed_unix_ms,      // 0: not known
+  6: bool persisted,
+  7: list<IndexHolder> holders,
+}
+struct IndexJob {
+  1: string job,
+  2: i32 owner_uid,
+  3: optional IndexCheckpoint latest, // that the line names; absent: none is complete
+}
+struct IndexNode {               // what it said of itself at that time
+  1: string node,
+  2: i64 seen_unix_ms,
+  3: i64 incarnation,
+  4: i64 budget_bytes,
+  5: i64 used_bytes,
+  6: i64 replica_bytes,
+}
+struct IndexRequest {
+  1: string job,                 // "": which jobs there are
+  2: string cursor,              // of jobs
+  3: i32 limit,                  // of jobs or checkpoints, at most 1000; 0: the nodes alone
+  4: i64 timeout_ms,             // 0: 10 s, which is the most
+}
+struct IndexReply {
+  1: list<IndexJob> jobs,        // that the caller may see; of a job: that one
+  2: list<IndexCheckpoint> checkpoints, // of a job: complete ones, the highest step first
+  3: list<IndexNode> nodes,
+  4: bool more,                  // there are further ones; of jobs, after next_cursor
+  5: string next_cursor,
+  6: i64 as_of_unix_ms,          // by the answering node's clock
+}
+
 // --- the service ---------------------------------------------------------------------------------
 //
 // `call` numbers a session's changing calls, from 1 upwards, so that they can be said again after a lost
@@ -454,4 +498,6 @@ service Cairn {
   i64 resizeRing(1: i64 call, 2: i32 size) throws (1: Error error),
   // The node admits nothing new, and secures what only it has; or serves again. Status says how far it is.
   void drain(1: i64 call, 2: bool on) throws (1: Error error),
+  // From the catalog that the ring's members share. UNAVAILABLE: they share none, or it does not answer in time.
+  IndexReply index(1: IndexRequest request) throws (1: Error error),
 }

@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <optional>
 #include <ostream>
 
@@ -10,6 +11,33 @@
 
 namespace cairn::cli {
 namespace {
+
+// How long `latest` waits for what the catalog adds.
+constexpr absl::Duration kIndexPatience = absl::Seconds(2);
+constexpr int kIndexed = 100, kMostIndexed = 1000;
+
+// What the catalog of the ring knows, whoever of its members lives.
+Status ListCluster(Context* context, const std::string& text, bool all) {
+  std::string job;
+  if (!text.empty() && text != "cairn://") {
+    CAIRN_ASSIGN_OR_RETURN(const Target target, ParseTarget(text, TargetNeeds::kJob));
+    if (target.has_step || !target.name.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "path: \"", text,
+          "\" names more than a job; --cluster lists jobs, or the checkpoints of one"));
+    }
+    job = target.job;
+  }
+  CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect());
+  CAIRN_ASSIGN_OR_RETURN(
+      const Json index,
+      AskIndex(session.get(), job, all ? kMostIndexed : kIndexed, context->settings.timeout));
+  const int64_t now = context->clock->UnixMillis();
+  *context->console.out << (context->settings.json ? Dump(index)
+                            : job.empty()          ? RenderIndexedJobs(index, now)
+                                                   : RenderIndexedCheckpoints(index, now));
+  return absl::OkStatus();
+}
 
 Status ListPath(Context* context, const std::string& text, bool all) {
   std::string path;
@@ -83,14 +111,22 @@ Status ShowLatest(Context* context, const std::string& job) {
         absl::StrCat("job: \"", job, "\" is a path; the job's name alone is needed"));
   }
   CAIRN_ASSIGN_OR_RETURN(auto finder, Find(context));
-  CAIRN_ASSIGN_OR_RETURN(const client::LatestCheckpoint latest, finder->Latest(target.job));
-  if (context->settings.json) {
-    *context->console.out << Dump(ToJson(latest));
-  } else {
+  const StatusOr<client::LatestCheckpoint> latest = finder->Latest(target.job);
+  if (latest.ok() && context->settings.json) {
+    *context->console.out << Dump(ToJson(*latest));
+  } else if (latest.ok()) {
     // The number alone: `STEP=$(cairn latest run7)`.
-    *context->console.out << latest.key.step << "\n";
+    *context->console.out << latest->key.step << "\n";
   }
-  return absl::OkStatus();
+  if (absl::IsPermissionDenied(latest.status())) return latest.status();
+  // What was complete, and nobody who answers has: where there is a catalog that knows.
+  const StatusOr<Json> index =
+      finder->Index(target.job, 1, std::min(kIndexPatience, context->settings.timeout));
+  const std::string beyond = index.ok() ? IndexedBeyond(*index, latest.ok() ? &*latest : nullptr,
+                                                        context->clock->UnixMillis())
+                                        : "";
+  if (!beyond.empty()) *context->console.err << "cairn: note: " << beyond << "\n";
+  return latest.status();
 }
 
 StatusOr<Level> ParseLevelToWaitFor(const std::string& text) {
@@ -155,7 +191,10 @@ void AddFindCommands(CLI::App* app, Context* context) {
         app->add_subcommand("ls", "List jobs, a job's checkpoints, or a checkpoint's objects");
     auto path = std::make_shared<std::string>();
     auto all = std::make_shared<bool>(false);
+    auto cluster = std::make_shared<bool>(false);
     command->add_option("PATH", *path, "nothing, JOB, or JOB/STEP");
+    command->add_flag("--cluster", *cluster,
+                      "what the catalog that the ring shares knows, of members that are lost, too");
     command->add_flag(
         "-a,--all", *all,
         "of a job also what no longer counts: abandoned checkpoints, older revisions");
@@ -169,8 +208,13 @@ void AddFindCommands(CLI::App* app, Context* context) {
         "  cairn ls\n"
         "  cairn ls run7 -o wide\n"
         "  cairn ls run7/latest\n"
+        "  cairn ls --cluster run7              also what no node that lives has\n"
         "  cairn ls --storage /ckpt run7        also when the daemon is down");
-    command->callback([=] { context->action = [=] { return ListPath(context, *path, *all); }; });
+    command->callback([=] {
+      context->action = [=] {
+        return *cluster ? ListCluster(context, *path, *all) : ListPath(context, *path, *all);
+      };
+    });
   }
   {
     auto* command = app->add_subcommand("stat", "Everything known about one checkpoint or object");
@@ -179,8 +223,10 @@ void AddFindCommands(CLI::App* app, Context* context) {
     command->callback([=] { context->action = [=] { return Show(context, *arguments); }; });
   }
   {
-    auto* command =
-        app->add_subcommand("latest", "The step a job would go on from: its number alone");
+    auto* command = app->add_subcommand(
+        "latest",
+        "The step a job would go on from: its number alone. A later one that was complete and\n"
+        "cannot be had now is noted on standard error, where a catalog knows of it");
     auto job = std::make_shared<std::string>();
     command->add_option("JOB", *job, "the job")->required();
     command->callback([=] { context->action = [=] { return ShowLatest(context, *job); }; });

@@ -23,6 +23,8 @@ struct StatusArguments {
 constexpr char kDefaultInterval[] = "2s";
 // `version` answers soon: a daemon that hangs is what it is there to show.
 constexpr absl::Duration kVersionPatience = absl::Seconds(5);
+// How long the members' page waits for what the catalog adds.
+constexpr absl::Duration kIndexPatience = absl::Seconds(2);
 
 Status ShowNode(Context* context, client::Session* session) {
   CAIRN_ASSIGN_OR_RETURN(Json status, AskStatus(session));
@@ -60,14 +62,32 @@ Status ShowJob(Context* context, client::Session* session, const std::string& na
   return absl::OkStatus();
 }
 
+// What all nodes last said of themselves, where the ring shares a catalog; or why it cannot be told; else empty.
+Json NodesInCatalog(Context* context, client::Session* session, const Json& status) {
+  const auto catalog = status.find("catalog");
+  if (catalog == status.end() || !catalog->is_string() ||
+      !absl::StartsWith(catalog->get<std::string>(), "mysql")) {
+    return Json::object();
+  }
+  StatusOr<Json> index =
+      AskIndex(session, "", 0, std::min(kIndexPatience, context->settings.timeout));
+  if (!index.ok()) return {{"problem", std::string(index.status().message())}};
+  return {{"as_of_unix_ms", (*index)["as_of_unix_ms"]}, {"nodes", (*index)["nodes"]}};
+}
+
 // The ring's part of the page, and of each job's.
 Status ShowCluster(Context* context, client::Session* session) {
   CAIRN_ASSIGN_OR_RETURN(const Json status, AskStatus(session));
+  const Json index = NodesInCatalog(context, session, status);
   if (!context->settings.json) {
     *context->console.out << RenderCluster(status);
+    if (!index.empty()) {
+      *context->console.out << RenderIndexedNodes(index, context->clock->UnixMillis());
+    }
     return absl::OkStatus();
   }
   Json json = {{"ring", status.value("ring", Json::object())}, {"jobs", Json::array()}};
+  if (!index.empty()) json["catalog"] = index;
   for (const Json& job : status.value("jobs", Json::array())) {
     if (job.is_object() && job.contains("ring")) {
       json["jobs"].push_back({{"job", job.value("job", "")}, {"ring", job["ring"]}});

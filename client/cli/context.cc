@@ -142,6 +142,16 @@ StatusOr<nlohmann::ordered_json> AskStatus(client::Session* session) {
   return status;
 }
 
+StatusOr<nlohmann::ordered_json> AskIndex(client::Session* session, const std::string& job,
+                                          int limit, absl::Duration timeout) {
+  CAIRN_ASSIGN_OR_RETURN(const std::string text, session->IndexJson(job, limit, timeout));
+  auto index = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (index.is_discarded() || !index.is_object()) {
+    return absl::InternalError("index: the daemon's answer is not a JSON object");
+  }
+  return index;
+}
+
 Status WriteAll(int fd, const char* data, uint64_t length, const std::string& where) {
   while (length > 0) {
     const ssize_t written = write(fd, data, length);

@@ -91,6 +91,9 @@ std::string InWords(const Status& status);
 
 // NodeStatus of proto/cairn.thrift, as JSON.
 StatusOr<nlohmann::ordered_json> AskStatus(client::Session* session);
+// As Session::IndexJson, parsed.
+StatusOr<nlohmann::ordered_json> AskIndex(client::Session* session, const std::string& job,
+                                          int limit, absl::Duration timeout);
 
 // All of `data` to `fd`. CANCELLED when it is a pipe and its reader left. `where` names it in errors.
 Status WriteAll(int fd, const char* data, uint64_t length, const std::string& where);

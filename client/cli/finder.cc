@@ -25,6 +25,9 @@ class DaemonFinder : public Finder {
     return session_->PreviewPolicy(job, std::nullopt);
   }
   StatusOr<Json> NodeStatus() override { return AskStatus(session_.get()); }
+  StatusOr<Json> Index(const std::string& job, int limit, absl::Duration timeout) override {
+    return AskIndex(session_.get(), job, limit, timeout);
+  }
   StatusOr<CheckpointInfo> Stat(const CheckpointRef& checkpoint) override {
     return session_->Stat(checkpoint);
   }
@@ -51,6 +54,9 @@ class StorageFinder : public Finder {
   }
   StatusOr<PolicyPreview> Preview(const std::string&) override { return PolicyPreview(); }
   StatusOr<Json> NodeStatus() override { return Json::object(); }
+  StatusOr<Json> Index(const std::string&, int, absl::Duration) override {
+    return absl::UnavailableError("catalog: only a daemon asks it");
+  }
   StatusOr<client::Listing> List(const std::string& path) override {
     return client::ListStored(root_, path);
   }

@@ -22,6 +22,8 @@ class Finder {
   virtual StatusOr<PolicyPreview> Preview(const std::string& job) = 0;
   // As `status -o json` shows it; an empty object without a daemon.
   virtual StatusOr<Json> NodeStatus() = 0;
+  // As Session::IndexJson; UNAVAILABLE without a daemon.
+  virtual StatusOr<Json> Index(const std::string& job, int limit, absl::Duration timeout) = 0;
   virtual StatusOr<client::CheckpointInfo> Stat(const client::CheckpointRef& checkpoint) = 0;
   virtual StatusOr<client::ObjectInfo> StatObject(const client::CheckpointRef& checkpoint,
                                                   const std::string& name) = 0;

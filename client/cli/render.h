@@ -54,6 +54,15 @@ std::string RenderStatus(const Json& status, int64_t now_unix_ms);
 std::string RenderPeers(const Json& status);
 std::string RenderCluster(const Json& status);
 
+// `ls --cluster`, and the part of `status --cluster` that is about nodes: IndexReply of proto/cairn.thrift as JSON, or
+// {"problem": why there is none}.
+std::string RenderIndexedJobs(const Json& index, int64_t now_unix_ms);
+std::string RenderIndexedCheckpoints(const Json& index, int64_t now_unix_ms);
+std::string RenderIndexedNodes(const Json& index, int64_t now_unix_ms);
+// Where the catalog knows of a later checkpoint of the line than `latest` answered (nullptr: it had none): which, who
+// had it, and when they were last there. Else empty.
+std::string IndexedBeyond(const Json& index, const LatestCheckpoint* answered, int64_t now_unix_ms);
+
 // `status JOB`. The job's entry in a status page; empty when it has none there.
 Json JobIn(const Json& status, const std::string& job);
 // `job` an entry of `status`; `checkpoints` all of the job.

@@ -317,6 +317,36 @@ class SessionImpl : public Session {
     });
   }
 
+  StatusOr<std::string> IndexJson(const std::string& job, int limit,
+                                  absl::Duration timeout) override {
+    return Answer<std::string>([&](std::string* out) {
+      wire::IndexRequest request;
+      request.job = job;
+      constexpr int kMostAtOnce = 1000;
+      request.limit = job.empty() && limit > 0 ? kMostAtOnce : limit;
+      // Sooner than this side gives up, so that the daemon says why there is no answer.
+      const absl::Duration wait = std::min(timeout, options().timeout * 4 / 5);
+      request.timeout_ms = std::max<int64_t>(1, absl::ToInt64Milliseconds(wait));
+      wire::IndexReply all;
+      for (;;) {
+        wire::IndexReply page;
+        CAIRN_RETURN_IF_ERROR(
+            Call("index", [&](wire::CairnClient& client) { client.index(page, request); }));
+        for (wire::IndexJob& found : all.jobs) page.jobs.push_back(std::move(found));
+        all = std::move(page);
+        if (!job.empty() || !all.more) break;
+        if (all.next_cursor <= request.cursor) {
+          return absl::UnavailableError("catalog: it answers too slowly to list the jobs");
+        }
+        request.cursor = all.next_cursor;
+      }
+      std::sort(all.jobs.begin(), all.jobs.end(),
+                [](const wire::IndexJob& a, const wire::IndexJob& b) { return a.job < b.job; });
+      *out = ToJson(all);
+      return absl::OkStatus();
+    });
+  }
+
   StatusOr<int64_t> ResizeRing(int32_t size) override {
     return Answer<int64_t>([&](int64_t* epoch) {
       const int64_t call = link_->NextCall();

@@ -235,6 +235,11 @@ class Session : public std::enable_shared_from_this<Session> {
   virtual StatusOr<int64_t> ResizeRing(int32_t size) = 0;
   // The node admits nothing new, and secures what only it has; or, with false, serves again.
   virtual Status Drain(bool on) = 0;
+  // IndexReply of proto/cairn.thrift as JSON: what the catalog that a ring shares knows, of all jobs that this user may
+  // see ("") or of one and its newest `limit` checkpoints (at most 1000); with 0 of neither, but what each node last said of itself. UNAVAILABLE: none
+  // is shared, or it does not answer by `timeout`, which counts up to 10 s.
+  virtual StatusOr<std::string> IndexJson(const std::string& job, int limit,
+                                          absl::Duration timeout) = 0;
 };
 
 }  // namespace cairn::client

@@ -34,6 +34,21 @@ Json SessionJson(const wire::SessionStatus& s) {
           {"client", s.client}};
 }
 
+Json IndexedJson(const wire::IndexCheckpoint& checkpoint) {
+  Json holders = Json::array();
+  for (const auto& holder : checkpoint.holders) {
+    holders.push_back(
+        {{"node", holder.node}, {"parts", holder.parts}, {"seen_unix_ms", holder.seen_unix_ms}});
+  }
+  return {{"step", checkpoint.step},
+          {"attempt", checkpoint.attempt},
+          {"revision", checkpoint.revision},
+          {"world_size", checkpoint.world_size},
+          {"completed_unix_ms", checkpoint.completed_unix_ms},
+          {"persisted", checkpoint.persisted},
+          {"holders", holders}};
+}
+
 Json RingJson(const wire::JobRing& ring) {
   return {{"home", ring.home},
           {"latest", ring.latest},
@@ -104,6 +119,32 @@ Json JobJson(const wire::JobStatus& j) {
 }
 
 }  // namespace
+
+std::string ToJson(const wire::IndexReply& index) {
+  Json jobs = Json::array();
+  for (const auto& job : index.jobs) {
+    Json shown = {{"job", job.job}, {"owner_uid", job.owner_uid}};
+    if (job.__isset.latest) shown["latest"] = IndexedJson(job.latest);
+    jobs.push_back(shown);
+  }
+  Json checkpoints = Json::array();
+  for (const auto& checkpoint : index.checkpoints) checkpoints.push_back(IndexedJson(checkpoint));
+  Json nodes = Json::array();
+  for (const auto& node : index.nodes) {
+    nodes.push_back({{"node", node.node},
+                     {"seen_unix_ms", node.seen_unix_ms},
+                     {"incarnation", node.incarnation},
+                     {"budget_bytes", node.budget_bytes},
+                     {"used_bytes", node.used_bytes},
+                     {"replica_bytes", node.replica_bytes}});
+  }
+  const Json out = {{"as_of_unix_ms", index.as_of_unix_ms},
+                    {"jobs", jobs},
+                    {"checkpoints", checkpoints},
+                    {"more", index.more},
+                    {"nodes", nodes}};
+  return out.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
 
 std::string ToJson(const wire::NodeStatus& status) {
   Json sessions = Json::array();

@@ -1,4 +1,4 @@
-// NodeStatus as JSON: the field names of proto/cairn.thrift, enumerators as people write them.
+// NodeStatus and IndexReply as JSON: the field names of proto/cairn.thrift, enumerators as people write them.
 #pragma once
 
 #include <string>
@@ -8,5 +8,6 @@
 namespace cairn::client {
 
 std::string ToJson(const wire::NodeStatus& status);
+std::string ToJson(const wire::IndexReply& index);
 
 }  // namespace cairn::client

@@ -129,6 +129,8 @@ Node::Node(const Options& options, const Rooms& rooms, const Inherited& inherite
                 [this](SessionId session) { gate_->Post(engine::event::SessionEnded{session}); }),
       row_source_(std::make_unique<EngineRows>(this)),
       recorder_(options.recorder, rooms.open_catalog, rooms.clock, row_source_.get()),
+      index_(std::make_unique<ClusterIndex>(
+          options.engine.shared_catalog ? rooms.open_catalog : nullptr, rooms.clock)),
       timer_(rooms.clock, [this] { gate_->Post(engine::event::Tick{}); }),
       lender_(std::make_unique<Lender>(rooms.cache, &sessions_, gate_)),
       verifier_(
@@ -189,6 +191,7 @@ void Node::Stop() {
   StopRing();
   recorder_.Flush(/*deadline_ms=*/1000);
   recorder_.Stop();
+  index_->Stop();
   // Last: a thread that hangs in storage holds up what comes after it.
   persister_->Stop();
   storage_worker_->Stop();

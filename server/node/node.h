@@ -11,7 +11,7 @@
 // actions.cc    what is done about each kind of action
 // ring.cc       what other members of the ring say and ask
 // requests.cc   calls that are more than one event: hello, open, chunks
-// status.cc     what status shows
+// status.cc     what status shows, and what the catalog tells of the cluster
 //
 // Lock order: mu_, then query_mu_ or the lock of a class below (executors, timer, recorder, cache).
 // The locks of the sessions, the distant readers and the gate are never taken under mu_.
@@ -33,6 +33,7 @@
 #include "server/engine/actions.h"
 #include "server/engine/events.h"
 #include "server/node/answers.h"
+#include "server/node/cluster_index.h"
 #include "server/node/distant_readers.h"
 #include "server/node/event_gate.h"
 #include "server/node/inherited.h"
@@ -207,6 +208,9 @@ class Node : public PeerHost {
   bool NothingIsOnlyHere();
 
   StatusOr<NodeState> State(const engine::Caller& caller);
+  // What the catalog that all members share tells of the cluster (cluster_index.h). Blocks until the deadline
+  // at most.
+  StatusOr<IndexAnswer> AskIndex(IndexQuestion question, MonotonicNanos deadline) const;
 
   // An operator takes the node out of service, or back: event::Leave. Where the members stand in the catalog it gives its
   // rank back once nothing is only here.
@@ -333,6 +337,7 @@ class Node : public PeerHost {
   Sessions sessions_;
   const std::unique_ptr<RowSource> row_source_;
   Recorder recorder_;
+  const std::unique_ptr<ClusterIndex> index_;
   Timer timer_;
   const std::unique_ptr<Lender> lender_;
   const std::unique_ptr<Verifier> verifier_;

@@ -90,6 +90,11 @@ StatusOr<NodeState> Node::State(const engine::Caller& caller) {
   return state;
 }
 
+StatusOr<IndexAnswer> Node::AskIndex(IndexQuestion question, MonotonicNanos deadline) const {
+  question.sees_all = options_.engine.Unlimited(question.uid);
+  return index_->Ask(question, deadline);
+}
+
 void Node::AddRingProblems(NodeState* state) {
   if (MembershipLoop* const membership = membership_; membership != nullptr) {
     state->view = membership->View();

@@ -1,6 +1,7 @@
 #include "server/rpc/convert.h"
 
 #include <limits>
+#include <map>
 #include <utility>
 
 namespace cairn::rpc {
@@ -348,6 +349,50 @@ wire::NodeStatus FromState(const node::NodeState& state, const node::Options& op
   if (!ring.Alone()) result.__set_ring(ToWire(state, ring));
   result.__set_catalog(state.catalog);
   return result;
+}
+
+wire::IndexReply FromIndex(const node::IndexAnswer& answer, int64_t as_of_unix_ms) {
+  wire::IndexReply reply;
+  reply.as_of_unix_ms = as_of_unix_ms;
+  reply.more = answer.more;
+  if (answer.more) reply.next_cursor = answer.last;
+  std::map<std::string, int64_t> seen;
+  for (const catalog::AuthorRow& row : answer.nodes) {
+    seen[row.name] = row.seen_unix_ms;
+    wire::IndexNode& node = reply.nodes.emplace_back();
+    node.node = row.name;
+    node.seen_unix_ms = row.seen_unix_ms;
+    node.incarnation = row.incarnation;
+    node.budget_bytes = static_cast<int64_t>(row.budget_bytes);
+    node.used_bytes = static_cast<int64_t>(row.used_bytes);
+    node.replica_bytes = static_cast<int64_t>(row.replica_bytes);
+  }
+  const auto to_wire = [&seen](const node::IndexedCheckpoint& from) {
+    wire::IndexCheckpoint to;
+    to.step = from.step.checkpoint.step;
+    to.attempt = from.step.checkpoint.attempt;
+    to.revision = from.step.checkpoint.revision;
+    to.world_size = from.step.world_size;
+    to.completed_unix_ms = from.step.completed_unix_ms;
+    to.persisted = from.step.persisted;
+    for (const catalog::HolderCount& count : from.holders) {
+      wire::IndexHolder& holder = to.holders.emplace_back();
+      holder.node = count.holder;
+      holder.parts = count.parts;
+      holder.seen_unix_ms = seen[count.holder];
+    }
+    return to;
+  };
+  for (const node::IndexedJob& job : answer.jobs) {
+    wire::IndexJob& to = reply.jobs.emplace_back();
+    to.job = job.job.job;
+    to.owner_uid = static_cast<int32_t>(job.job.owner_uid);
+    if (job.latest.has_value()) to.__set_latest(to_wire(*job.latest));
+  }
+  for (const node::IndexedCheckpoint& checkpoint : answer.checkpoints) {
+    reply.checkpoints.push_back(to_wire(checkpoint));
+  }
+  return reply;
 }
 
 }  // namespace cairn::rpc

@@ -37,6 +37,7 @@ wire::CreateReply FromCreated(const engine::reply::Create& created);
 wire::OpenReply FromOpened(const node::Opened& opened);
 wire::Latest FromLatest(engine::reply::Latest latest, int64_t as_of_unix_ms);
 wire::RingInfo FromRing(const node::RingState& ring);
+wire::IndexReply FromIndex(const node::IndexAnswer& answer, int64_t as_of_unix_ms);
 wire::NodeStatus FromState(const node::NodeState& state, const node::Options& options);
 
 }  // namespace cairn::rpc

@@ -25,6 +25,8 @@ using apache::thrift::protocol::TProtocol;
 
 constexpr int64_t kDefaultTimeoutMs = 60'000;
 constexpr int32_t kMaxListed = 1000;
+// How long a worker waits for the database of a ring.
+constexpr int64_t kIndexTimeoutMs = 10'000;
 // What the entries of all lists of a message may take in memory.
 constexpr uint64_t kMaxEntryBytes = 64 << 20;
 
@@ -205,6 +207,7 @@ const absl::flat_hash_map<absl::string_view, Method>& Methods() {
     add(MethodOf<Cairn_resizeRing_args, Cairn_resizeRing_result>("resizeRing",
                                                                  &Handler::ResizeRing));
     add(MethodOf<Cairn_drain_args, Cairn_drain_result>("drain", &Handler::Drain));
+    add(MethodOf<Cairn_index_args, Cairn_index_result>("index", &Handler::Index));
     return all;
   }();
   return *methods;
@@ -869,6 +872,30 @@ void Handler::Drain(CallId id, wire::Cairn_drain_args& args) {
                                       OrThrow(node_->Leave(caller, on));
                                       return wire::Cairn_drain_result();
                                     });
+}
+
+void Handler::Index(CallId id, wire::Cairn_index_args& args) {
+  node::IndexQuestion question;
+  question.job = args.request.job;
+  if (!question.job.empty()) OrThrow(ValidateJob(question.job));
+  question.cursor = args.request.cursor;
+  if (args.request.limit < 0 || args.request.limit > node::kMostIndexed) {
+    Throw(absl::InvalidArgumentError(
+        absl::StrCat("limit: ", args.request.limit, " is not in 0 to ", node::kMostIndexed)));
+  }
+  question.limit = args.request.limit;
+  question.uid = credentials_.uid;
+  question.gid = credentials_.gid;
+  const MonotonicNanos now = node_->clock()->Now();
+  const int64_t timeout_ms =
+      args.request.timeout_ms == 0 ? kIndexTimeoutMs : args.request.timeout_ms;
+  const MonotonicNanos deadline =
+      std::min(OrThrow(ToDeadline(now, timeout_ms)), now + kIndexTimeoutMs * kNanosPerMilli);
+  Offload<wire::Cairn_index_result>(
+      &workers_->distant, id, [this, question = std::move(question), deadline] {
+        const node::IndexAnswer answer = OrThrow(node_->AskIndex(question, deadline));
+        return Success<wire::Cairn_index_result>(FromIndex(answer, node_->clock()->UnixMillis()));
+      });
 }
 
 }  // namespace cairn::rpc

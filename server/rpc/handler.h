@@ -82,6 +82,7 @@ class Handler : public std::enable_shared_from_this<Handler> {
   void SetPolicy(CallId id, wire::Cairn_setPolicy_args& args);
   void PreviewPolicy(CallId id, wire::Cairn_previewPolicy_args& args);
   void TellStatus(CallId id, wire::Cairn_status_args& args);
+  void Index(CallId id, wire::Cairn_index_args& args);
 
   // Runs one call, or a later part of it: whatever it throws is the reply.
   template <typename Result, typename F>

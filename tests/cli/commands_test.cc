@@ -61,6 +61,9 @@ struct World {
   std::string status = "{}";
   client::RingInfo ring;
   std::vector<std::string> after_drain;  // what status tells after each `drain`
+  // IndexReply as JSON, or why there is none.
+  StatusOr<std::string> index = absl::UnavailableError("catalog: this node shares none");
+  Status latest;  // not OK: why there is none
   PolicyPreview preview;
   std::vector<std::string> calls;
   std::vector<client::ConnectOptions> connections;
@@ -184,6 +187,7 @@ class FakeSession : public client::Session {
     return std::make_unique<FakeObject>(world_, info.key, name, objects.at(name));
   }
   StatusOr<client::LatestCheckpoint> Latest(const std::string& job) override {
+    CAIRN_RETURN_IF_ERROR(world_->latest);
     CAIRN_ASSIGN_OR_RETURN(const CheckpointInfo info, Stat({job}));
     client::LatestCheckpoint latest;
     latest.key = info.key;
@@ -312,6 +316,10 @@ class FakeSession : public client::Session {
       world_->after_drain.erase(world_->after_drain.begin());
     }
     return absl::OkStatus();
+  }
+  StatusOr<std::string> IndexJson(const std::string& job, int limit, absl::Duration) override {
+    world_->calls.push_back(absl::StrCat("index ", job, " limit=", limit));
+    return world_->index;
   }
 
  private:
@@ -858,6 +866,57 @@ TEST_F(CommandsTest, PeersAndClusterShowTheRing) {
   EXPECT_EQ(nlohmann::json::parse(Out())["jobs"].size(), 1u);
   EXPECT_EQ(Cairn({"status", "--cluster", "run7"}), 2);
   EXPECT_THAT(Err(), HasSubstr("leave out JOB"));
+}
+
+TEST_F(CommandsTest, ClusterShowsWhatNodesLastSaidWhereACatalogIsShared) {
+  world_.status = R"({"catalog":"mysql: up to date","ring":{"cluster":"run","rank":1,"members":[
+      {"rank":0,"address":"a:1","state":"lost"},{"rank":1,"address":"b:1","state":"self"}]}})";
+  world_.index = R"({"nodes":[{"node":"0","incarnation":7,"seen_unix_ms":1,"used_bytes":1024}]})";
+  EXPECT_EQ(Cairn({"status", "--cluster"}), 0) << Err();
+  EXPECT_THAT(Out(), AllOf(HasSubstr("as the nodes last said"), HasSubstr("1.00 KiB")));
+  EXPECT_THAT(world_.calls, testing::ElementsAre("index  limit=0"));
+  EXPECT_EQ(Cairn({"status", "--cluster", "-o", "json"}), 0) << Err();
+  EXPECT_EQ(nlohmann::json::parse(Out())["catalog"]["nodes"].size(), 1u);
+  world_.index = absl::UnavailableError("catalog: the database has not answered for 2000 ms");
+  EXPECT_EQ(Cairn({"status", "--cluster"}), 0) << "the ring itself is shown";
+  EXPECT_THAT(Out(), AllOf(HasSubstr("lost"), HasSubstr("has not answered for 2000 ms")));
+}
+
+TEST_F(CommandsTest, LsOfTheClusterAsksTheCatalog) {
+  EXPECT_EQ(Cairn({"ls", "--cluster"}), 6);
+  EXPECT_THAT(Err(), HasSubstr("this node shares none"));
+  world_.index = R"({"jobs":[{"job":"run7","latest":{"step":40,"attempt":3,"world_size":2,
+      "holders":[{"node":"2","parts":1,"seen_unix_ms":1}]}},{"job":"new"}],
+      "checkpoints":[{"step":40,"attempt":3,"world_size":2,"persisted":true}]})";
+  EXPECT_EQ(Cairn({"ls", "--cluster"}), 0) << Err();
+  EXPECT_THAT(Out(), AllOf(HasSubstr("run7"), HasSubstr("rank 2: 1 of 2 parts"), HasSubstr("new")));
+  EXPECT_EQ(Cairn({"ls", "--cluster", "run7"}), 0) << Err();
+  EXPECT_THAT(Out(), testing::ContainsRegex("40 +3 .*yes +latest"));
+  EXPECT_EQ(Cairn({"ls", "--cluster", "run7", "-a", "-o", "json"}), 0) << Err();
+  EXPECT_EQ(nlohmann::json::parse(Out())["jobs"].size(), 2u);
+  EXPECT_THAT(world_.calls, testing::ElementsAre("index  limit=100", "index  limit=100",
+                                                 "index run7 limit=100", "index run7 limit=1000"));
+  EXPECT_EQ(Cairn({"ls", "--cluster", "run7/3"}), 2);
+}
+
+// The number alone goes to standard output, whatever the catalog knows; the exit code stays, too.
+TEST_F(CommandsTest, LatestNamesWhatWasCompleteAndCannotBeHadNow) {
+  world_.jobs["run7"][3]["a"] = "x";
+  EXPECT_EQ(Cairn({"latest", "run7"}), 0) << Err();
+  EXPECT_EQ(Err(), "") << "no catalog, no word of it";
+  world_.index = R"({"jobs":[{"job":"run7","latest":{"step":40,"attempt":9,"world_size":1,
+      "completed_unix_ms":1000,"holders":[{"node":"2","parts":1,"seen_unix_ms":1}]}}]})";
+  EXPECT_EQ(Cairn({"latest", "run7"}), 0);
+  EXPECT_EQ(Out(), "3\n");
+  EXPECT_THAT(Err(), AllOf(HasSubstr("step 40 of attempt 9"), HasSubstr("rank 2 ("),
+                           HasSubstr("1970-01-01 00:00:01")));
+  world_.latest = absl::DataLossError("run7/40 has no good copy any more");
+  EXPECT_EQ(Cairn({"latest", "run7"}), 4);
+  EXPECT_THAT(Err(), AllOf(HasSubstr("step 40 of attempt 9"), HasSubstr("no good copy")));
+  world_.latest = absl::OkStatus();
+  world_.index = R"({"jobs":[{"job":"run7","latest":{"step":2,"attempt":1,"world_size":1}}]})";
+  EXPECT_EQ(Cairn({"latest", "run7"}), 0);
+  EXPECT_EQ(Err(), "") << "the catalog is behind";
 }
 
 TEST_F(CommandsTest, PeersOfANodeAloneIsAnAnswerToo) {

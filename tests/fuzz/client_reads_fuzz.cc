@@ -105,7 +105,7 @@ void Save(Session* session, uint8_t how) {
 void Ask(Session* session, uint8_t what) {
   const CheckpointRef ref;
   (void)InTime("a question", [&]() -> Status {
-    switch (what % 13) {
+    switch (what % 14) {
       case 0:
         return session->Latest().status();
       case 1:
@@ -130,6 +130,8 @@ void Ask(Session* session, uint8_t what) {
         return session->ChooseAttempt().status();
       case 11:
         return session->Remove(ref, true, false);
+      case 12:
+        return session->IndexJson("", 9, kTimeout).status();
       default:
         return session->SetPolicy(JobPolicy());
     }

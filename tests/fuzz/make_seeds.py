@@ -59,6 +59,7 @@ METHODS = [
     "writeChunk",
     "status",
     "useCheckpoint",
+    "index",
 ]
 ATTEMPT = 7
 SLAB_BYTES = 64 << 10

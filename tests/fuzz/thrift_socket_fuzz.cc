@@ -43,7 +43,7 @@ const char* const kMethods[] = {
     "open",           "release",       "renew",     "readChunk",     "latest",
     "statCheckpoint", "stat",          "ls",        "wait",          "persist",
     "remove",         "pin",           "setPolicy", "previewPolicy", "writeChunk",
-    "status",         "useCheckpoint", "none",
+    "status",         "useCheckpoint", "index",     "none",
 };
 
 enum Step : uint8_t {

@@ -406,6 +406,27 @@ TEST_F(RpcServer, BadFieldsAreRefusedNamingThem) {
   EXPECT_EQ(ErrorOf([&] { other.Hello(request); }).code, bad);
 }
 
+TEST_F(RpcServer, WithoutASharedCatalogTheIndexIsUnavailable) {
+  RawClient client(Socket());
+  client.Begin("job", 7, 0, 1);
+  const auto index = [&](const std::string& job, int32_t limit, int64_t timeout_ms) {
+    wire::IndexRequest request;
+    request.job = job;
+    request.limit = limit;
+    request.timeout_ms = timeout_ms;
+    wire::IndexReply reply;
+    return ErrorOf([&] { client.call().index(reply, request); });
+  };
+  const wire::Error none = index("job", 10, 0);
+  EXPECT_EQ(none.code, Code(absl::StatusCode::kUnavailable));
+  EXPECT_NE(none.message.find("catalog.mysql"), std::string::npos) << none.message;
+  const int bad = Code(absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(index("../job", 10, 0).code, bad);
+  EXPECT_EQ(index("job", -1, 0).code, bad);
+  EXPECT_EQ(index("job", 1001, 0).code, bad);
+  EXPECT_EQ(index("job", 10, -1).code, bad);
+}
+
 TEST_F(RpcServer, AWriterSavesOnlyInTheAttemptOfItsHello) {
   RawClient client(Socket());
   client.Begin("job", 7, 0, 1);
