@@ -20,7 +20,7 @@ ROWS = {
     "catalog_commit": ("ms", 1.5, "a bare upsert on the same server", False),
     "catalog_commit/batch": ("rows/s", 20, "one by one", True),
     "catalog_scale": ("ms", 3, "a bare multi-row insert of the same rows", False),
-    "catalog_scale/newest": ("ms", 3, "a select by the primary key", False),
+    "catalog_scale/latest": ("ms", 3, "a select by the primary key", False),
 }
 # On a disk: TMPDIR of a server whose commits are durable.
 FOLDER = BUILD / "bench-db"

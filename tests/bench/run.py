@@ -79,7 +79,7 @@ ORDER = [
     "catalog_commit",
     "catalog_commit/batch",
     "catalog_scale",
-    "catalog_scale/newest",
+    "catalog_scale/latest",
     "sessions",
     "neighbour/save",
     "neighbour/load",
