@@ -232,3 +232,126 @@ def test_a_daemon_that_takes_over_memory_starts_without_its_catalog() -> None:
         database.password_file.chmod(0o600)
         r[0].save(r[0].writer(JOB, attempt_number()), 2)
         until("it has caught up", lambda: 2 in steps(database), 60)
+
+
+def indexed(r: Ring, rank: int, job: str = JOB) -> dict[str, Any]:
+    answer: dict[str, Any] = r[rank].json(f"ls --cluster {job}")
+    return answer
+
+
+def test_latest_in_it_follows_the_line() -> None:
+    """Not the highest number: as every node answers it, and as `ls --cluster` says from any of them."""
+    with with_database() as (r, database):
+        first = attempt_number()
+        writer = r[0].writer(JOB, first)
+        for step in (1, 2, 3):
+            r[0].save(writer, step)
+            r[0].wait_replicated(JOB, step)
+
+        def shown() -> set[tuple[int, int]]:
+            latest = [indexed(r, rank)["jobs"][0].get("latest", {}) for rank in range(3)]
+            return {(one.get("step", -1), one.get("attempt", 0)) for one in latest}
+
+        until("the newest is shown", lambda: shown() == {(3, first)})
+        r[1].cairn(f"use {JOB}/2 --fence")
+        until("what was chosen is shown", lambda: shown() == {(2, first)})
+        assert r[2].latest(JOB) == (2, first)
+        rows = database.ask(
+            f"SELECT kind, step, attempt, number FROM line_records WHERE job='{JOB}' ORDER BY kind"
+        )
+        [use, origin] = rows
+        assert use[:3] == ["1", "2", str(first)]
+        assert origin == ["2", "-1", "0", str(first)], "the first life came from nothing"
+        second = int(use[3]) + 1
+        writer = r[0].writer(JOB, second)
+        r[0].save(writer, 4)
+        r[0].wait_replicated(JOB, 4)
+        until("the new life's step is shown", lambda: shown() == {(4, second)})
+        rows = database.ask(
+            f"SELECT step, attempt FROM line_records WHERE job='{JOB}' AND number={second}"
+        )
+        assert rows == [["2", str(first)]], "it went on from what was chosen"
+
+
+def test_what_no_living_member_has_is_told_by_whom_it_was_had() -> None:
+    """`latest` that moved back names the step, its holders, and when they were last there."""
+    with with_database(replicas=1) as (r, database):
+        attempt = attempt_number()
+        writer = r[0].writer(JOB, attempt)
+        r[0].save(writer, 1)
+        r[0].wait_replicated(JOB, 1)
+        until("two hold it", lambda: len(holders(database, 1)) == 2)
+        had = {holder for _, holder in holders(database, 1)}
+        assert "2" not in had
+        until("all have said that they are there", lambda: len(marks(database)) == 3)
+        r[0].kill()
+        r[1].kill()
+        until("they are lost", lambda: r[2].states() == {0: "lost", 1: "lost", 2: "self"}, 60)
+        answer = r[2]._run_cairn(f"latest {JOB}", 60)
+        assert answer.returncode != 0, answer.stdout
+        assert f"step 1 of attempt {attempt}, complete since" in answer.stderr
+        for rank in (0, 1):
+            assert f"rank {rank} (" in answer.stderr, answer.stderr
+        [job] = indexed(r, 2)["jobs"]
+        assert {holder["node"] for holder in job["latest"]["holders"]} == {"0", "1"}
+        assert all(holder["seen_unix_ms"] > 0 for holder in job["latest"]["holders"])
+        page = r[2].cairn("status --cluster")
+        assert "as the nodes last said" in page
+        nodes = {n["node"]: n for n in r[2].json("status --cluster")["catalog"]["nodes"]}
+        assert set(nodes) == {"0", "1", "2"}
+        assert nodes["0"]["budget_bytes"] > 0
+
+
+def marks(database: MariaDb) -> dict[str, int]:
+    """Node → the sequence of what it last said of itself."""
+    return {name: int(seq) for name, seq in database.ask("SELECT name, sequence FROM authors")}
+
+
+def test_while_it_is_away_the_cluster_page_says_so_and_the_ring_answers() -> None:
+    with with_database(2) as (r, database):
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1)
+        until("the step is there", lambda: set(steps(database)) == {1})
+        assert indexed(r, 1)["jobs"][0]["latest"]["step"] == 1
+        database.pause()
+        try:
+            begun = time.monotonic()
+            assert "has not answered" in r[1].cairn(f"ls --cluster {JOB} --timeout 2", code=6)
+            assert time.monotonic() - begun < 20
+            page = r[1].cairn("status --cluster")
+            assert "not known" in page and "rank 1 of 2" in page
+            assert r[1].cairn(f"latest {JOB}") == "1\n", "and that waits for nobody long"
+        finally:
+            database.go_on()
+        until("it is told again", lambda: r[1]._run_cairn("ls --cluster", 60).returncode == 0)
+
+
+def test_without_a_shared_one_nobody_guesses() -> None:
+    with ring(2) as r:
+        assert "shares none" in r[0].cairn("ls --cluster", code=6)
+
+
+def test_a_database_that_was_restored_from_an_older_copy_is_filled_anew() -> None:
+    """While the daemons run, and nothing changes."""
+    with with_database(2) as (r, database):
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1)
+        until("the step is there", lambda: set(steps(database)) == {1})
+        until("all have said how far they are", lambda: len(marks(database)) == 2)
+        before = marks(database)
+        tables = ("jobs", "attempts", "steps", "parts", "holders", "line_records", "authors")
+        for table in tables:
+            database.ask(f"CREATE TABLE old_{table} AS SELECT * FROM {table}")
+        r[0].save(writer, 2)
+        r[0].wait_replicated(JOB, 2)
+        until("the second is there", lambda: set(steps(database)) == {1, 2})
+        until(
+            "both have said so",
+            lambda: all(marks(database)[name] > before[name] for name in before),
+            60,
+        )
+        for table in tables:
+            database.ask(f"DELETE FROM {table}; INSERT INTO {table} SELECT * FROM old_{table}")
+        assert set(steps(database)) == {1}
+        until("it is filled again", lambda: set(steps(database)) == {1, 2}, 60)
+        until("with who holds it", lambda: len(holders(database, 2)) == 2, 60)
