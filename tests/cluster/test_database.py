@@ -145,6 +145,22 @@ def test_a_user_without_rights_is_told_so_and_costs_nothing() -> None:
         until("it has caught up", lambda: set(steps(database)) >= {1, 2, 3}, 60)
 
 
+def test_a_database_of_a_newer_build_is_left_alone_and_costs_nothing() -> None:
+    with with_database(2) as (r, database):
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1)
+        until("the step is there", lambda: set(steps(database)) == {1})
+        database.ask("INSERT INTO schema_version VALUES (99)")
+        r[0].kill_daemon()
+        r[0].wait_ready()
+        until("status says why", lambda: "has schema version 99" in catalog_of(r, 0))
+        assert "has schema version 99" in r[0].cairn(f"ls --cluster {JOB}", code=1)
+        r[0].save(r[0].writer(JOB, attempt_number()), 2)
+        r[0].wait_replicated(JOB, 2)
+        database.ask("DELETE FROM schema_version WHERE version=99")
+        until("it has caught up", lambda: 2 in steps(database), 60)
+
+
 def test_two_rings_share_a_database_and_do_not_meet() -> None:
     with tempfile.TemporaryDirectory(prefix="cairn-db-", dir="/tmp") as folder:
         database = MariaDb(Path(folder) / "db")
