@@ -11,20 +11,24 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
+import mariadb
+from mariadb import MariaDb
 from members import Member, binary, ring_options
 from network import MAX_HOSTS, Network, NetworkError, unavailable
 
 DESCRIPTION = """Runs a ring of N nodes on this machine, as root or as any user, until Ctrl-C. Each node
 is one cairnd in a network namespace of its own, joined to the others by a bridge. With a command
 behind --, runs that beside the ring, with CAIRN_SOCKET set to node 0's and RING to the ring's
-folder, and ends with its status."""
+folder, and ends with its status. With --mysql the nodes share an index in a MariaDB server, which
+runs beside them with its socket at $RING/mysql/mysql.sock; its database is "cairn"."""
 EPILOG = """examples:
   hack/cluster.sh 3
   hack/cluster.sh 3 --rate 1000 --no-storage
+  hack/cluster.sh 3 --mysql -- sh -c 'mariadb --socket=$RING/mysql/mysql.sock -u root cairn'
   hack/cluster.sh 3 -- sh -c 'cairn put README.md run/1/readme && cairn wait run/1 --level replicated'
 """
 
@@ -57,6 +61,9 @@ def parse() -> argparse.Namespace:
         "--rate", metavar="MBIT", type=float, default=0, help="of each node's link [unlimited]"
     )
     parser.add_argument(
+        "--mysql", action="store_true", help="a MariaDB server of the ring's own is the catalog"
+    )
+    parser.add_argument(
         "--option",
         metavar="NAME=VALUE",
         action="append",
@@ -82,9 +89,15 @@ def ring(arguments: argparse.Namespace, folder: Path) -> Iterator[list[Member]]:
         shared = (arguments.shared or folder / "storage").resolve()
         shared.mkdir(parents=True, exist_ok=True)
         options.append(f"--storage.root={shared}")
-    options += [f"--{option.removeprefix('--')}" for option in arguments.option]
-    with Network(arguments.nodes, cuts=False) as network:
-        members = []
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(arguments.nodes, cuts=False))
+        if arguments.mysql:
+            # On the switch, so that the server ends with the network, however this process ends.
+            database = MariaDb(folder / "mysql", network.enter_switch())
+            stack.callback(database.kill)
+            options += database.options()
+        options += [f"--{option.removeprefix('--')}" for option in arguments.option]
+        members: list[Member] = []
         for rank in range(arguments.nodes):
             mine = ring_options(network.addresses, rank, replicas=arguments.replicas)
             members.append(Member(network, rank, folder / str(rank), [*options, *mine]).start())
@@ -105,6 +118,9 @@ def show(arguments: argparse.Namespace, members: list[Member]) -> None:
     print(f"{len(members)} nodes, {arguments.replicas} replicas{rate}. From any shell:\n")
     for member in members:
         print(f"  export CAIRN_SOCKET={member.socket}   # node {member.rank}")
+    if arguments.mysql:
+        socket = members[0].socket.parent.parent / "mysql" / "mysql.sock"
+        print(f"\nTheir catalog: mariadb --socket={socket} -u root cairn")
     print(f"\nTheir logs are beside the sockets. The command: {binary('cairn')}")
     print("Ctrl-C ends the ring.", flush=True)
 
@@ -127,7 +143,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 def main() -> int:
     arguments = parse()
-    problem = unavailable(cuts=False)
+    problem = unavailable(cuts=False) or (mariadb.unavailable() if arguments.mysql else "")
     if problem:
         print(f"hack/cluster.sh: {problem}", file=sys.stderr)
         return 1
@@ -141,7 +157,7 @@ def main() -> int:
                 return run_command(arguments, folder, members)
             show(arguments, members)
             threading.Event().wait()
-    except (NetworkError, RuntimeError, FileNotFoundError) as error:
+    except (NetworkError, RuntimeError, FileNotFoundError, subprocess.SubprocessError) as error:
         print(f"hack/cluster.sh: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

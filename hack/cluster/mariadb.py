@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 INSTALL, SERVER, CLIENT = "mariadb-install-db", "mariadbd", "mariadb"
@@ -30,8 +31,11 @@ class MariaDb:
 
     database, user, password = "cairn", "cairn", "a password's worth"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, enter: Sequence[str] = ()) -> None:
+        """`enter`: what stands before the server's command, as Network.enter gives it; in such a network
+        an ordinary user is uid 0."""
         self.folder = folder
+        self.enter = list(enter)
         self.socket = folder / "mysql.sock"
         self.log = folder / "server.log"
         self.password_file = folder / "password"
@@ -76,6 +80,7 @@ class MariaDb:
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 [
+                    *self.enter,
                     found(SERVER),
                     "--no-defaults",
                     f"--datadir={self.folder / 'data'}",
@@ -87,7 +92,7 @@ class MariaDb:
                     "--performance-schema=OFF",
                     # Who is killed loses nothing by it; only a machine that loses power would.
                     "--innodb-flush-log-at-trx-commit=2",
-                    *(["--user=root"] if os.geteuid() == 0 else []),
+                    *(["--user=root"] if os.geteuid() == 0 or self.enter else []),
                 ],
                 stdout=log,
                 stderr=log,
@@ -96,6 +101,7 @@ class MariaDb:
         deadline = time.monotonic() + START_S
         while not self._answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
                 raise RuntimeError(
                     f"mariadbd does not start: {self.log.read_text(errors='replace')[-2000:]}"
                 )
