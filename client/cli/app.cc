@@ -21,6 +21,7 @@ Examples:
   cairn status                                  is my checkpoint safe?
   cairn status run7 --watch                     one job, again every 2 seconds
   cairn peers                                   the other nodes of the ring, and what they keep
+  cairn top                                     the ring as it works, until Ctrl-C
   cairn ls run7                                 the checkpoints of a job
   cairn ls run7/latest                          what its newest complete one holds
   cairn get run7/latest/model.pt model.pt       a file that torch.load opens
@@ -126,6 +127,7 @@ int Run(const std::vector<std::string>& arguments, Context* context) {
   app.set_version_flag("--version", absl::StrCat("cairn ", Version()));
   AddSettings(&app, &context->settings);
   AddStatusCommands(&app, context);
+  AddTopCommand(&app, context);
   AddFindCommands(&app, context);
   AddPutCommand(&app, context);
   AddGetCommand(&app, context);

@@ -1,5 +1,4 @@
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <optional>
 #include <ostream>
 
@@ -112,43 +111,20 @@ Status ShowOnce(Context* context, const StatusArguments& arguments) {
                                : ShowJob(context, session.get(), arguments.job);
 }
 
-// Until a signal ends it or its reader leaves. A daemon that goes away meanwhile is said on the page.
-Status Watch(Context* context, const StatusArguments& arguments, absl::Duration interval) {
-  const Console& console = context->console;
-  bool first = true;
-  do {
-    if (console.out_terminal) {
-      // What is scrolled back to is not ours.
-      *console.out << "\x1b[H\x1b[2J";
-    } else if (!first && !context->settings.json) {
-      *console.out << "\n";
-    }
-    const Status status = ShowOnce(context, arguments);
-    if (!status.ok() && (first || !absl::IsUnavailable(status))) return status;
-    if (!status.ok()) *console.err << "cairn: " << InWords(status) << "\n";
-    console.out->flush();
-    first = false;
-  } while (console.out->good() && console.pause(interval));
-  return absl::OkStatus();
-}
-
 Status ShowStatus(Context* context, StatusArguments arguments) {
   absl::Duration interval;
   if (arguments.watch) {
     StatusOr<absl::Duration> parsed =
-        ParseTimeout(arguments.watch->empty() ? kDefaultInterval : *arguments.watch);
+        ParseInterval("watch", arguments.watch->empty() ? kDefaultInterval : *arguments.watch);
     // `status --watch JOB`: the word behind an option that may stand alone. What begins with a digit is
     // a time.
     if (!parsed.ok() && arguments.job.empty() && ValidateJob(*arguments.watch).ok() &&
         !absl::ascii_isdigit(static_cast<unsigned char>(arguments.watch->front()))) {
       arguments.job = *arguments.watch;
-      parsed = ParseTimeout(kDefaultInterval);
+      parsed = ParseInterval("watch", kDefaultInterval);
     }
-    if (!parsed.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "watch: \"", *arguments.watch, "\" is not a time above 0 such as 5 or 500ms"));
-    }
-    interval = std::clamp(*parsed, absl::Milliseconds(100), absl::Hours(24));
+    if (!parsed.ok()) return parsed.status();
+    interval = *parsed;
   }
   if (!arguments.job.empty()) {
     CAIRN_ASSIGN_OR_RETURN(const Target target, ParseTarget(arguments.job, TargetNeeds::kJob));
@@ -163,8 +139,8 @@ Status ShowStatus(Context* context, StatusArguments arguments) {
     return absl::InvalidArgumentError(
         "cluster: --cluster shows all jobs of the ring; leave out JOB, or --cluster");
   }
-  const Status shown =
-      arguments.watch ? Watch(context, arguments, interval) : ShowOnce(context, arguments);
+  const auto show = [&] { return ShowOnce(context, arguments); };
+  const Status shown = arguments.watch ? ShowAgain(context, interval, show) : show();
   if (!absl::IsUnavailable(shown) || !absl::StrContains(shown.message(), "no daemon listens")) {
     return shown;
   }

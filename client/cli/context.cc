@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <ostream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -176,6 +178,32 @@ std::string InWords(const Status& status) {
   return Printable(
       absl::StrReplaceAll(message, {{"; force removes it", "; --yes removes it"},
                                     {"the step with fence,", "the step with --fence,"}}));
+}
+
+StatusOr<absl::Duration> ParseInterval(const std::string& name, const std::string& text) {
+  const StatusOr<absl::Duration> parsed = ParseTimeout(text);
+  if (parsed.ok()) return std::clamp(*parsed, absl::Milliseconds(100), absl::Hours(24));
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, ": \"", text, "\" is not a time above 0 such as 5 or 500ms"));
+}
+
+Status ShowAgain(Context* context, absl::Duration interval, const std::function<Status()>& show) {
+  const Console& console = context->console;
+  bool first = true;
+  do {
+    if (console.out_terminal) {
+      // What is scrolled back to is not ours.
+      *console.out << "\x1b[H\x1b[2J";
+    } else if (!first && !context->settings.json) {
+      *console.out << "\n";
+    }
+    const Status status = show();
+    if (!status.ok() && (first || !absl::IsUnavailable(status))) return status;
+    if (!status.ok()) *console.err << "cairn: " << InWords(status) << "\n";
+    console.out->flush();
+    first = false;
+  } while (console.out->good() && console.pause(interval));
+  return absl::OkStatus();
 }
 
 StatusOr<absl::Duration> ParseTimeout(const std::string& text) {

@@ -29,7 +29,9 @@ struct Console {
   bool err_terminal = false;  // progress is shown
   // Asks a yes/no question; empty when there is nobody to answer.
   std::function<bool(const std::string& question)> ask;
-  // Waits between two pages of `status --watch`; false: nobody reads them any more.
+  // How wide the terminal is that `out` is; 0, or absent: it is none.
+  std::function<int()> columns;
+  // Waits between two pages of `status --watch` and `top`; false: nobody reads them any more.
   std::function<bool(absl::Duration)> pause;
   // Whoever read `out` has gone: what could not be written then is no error.
   std::function<bool()> reader_left;
@@ -85,6 +87,13 @@ struct PathArguments {
 // "30", "30s", "2m", "500ms", "1h30m"; not negative.
 StatusOr<absl::Duration> ParseTimeout(const std::string& text);
 
+// How long lies between two pages: 100 ms to a day. `name` stands in the error.
+StatusOr<absl::Duration> ParseInterval(const std::string& name, const std::string& text);
+
+// Calls `show` again and again; on a terminal each page takes the place of the one before. It ends when a
+// signal comes or its reader leaves. A daemon that goes away after the first page is said on the page.
+Status ShowAgain(Context* context, absl::Duration interval, const std::function<Status()>& show);
+
 // An error as people read it here: what the daemon calls `force` is an option of the command line, `fence`
 // of a connection is none, and a refusal of safe mode has a cure.
 std::string InWords(const Status& status);
@@ -100,6 +109,7 @@ Status WriteAll(int fd, const char* data, uint64_t length, const std::string& wh
 
 // Each registers one family of subcommands on `app`. The one that is parsed sets context->action.
 void AddStatusCommands(CLI::App* app, Context* context);   // status, peers, version
+void AddTopCommand(CLI::App* app, Context* context);       // top
 void AddFindCommands(CLI::App* app, Context* context);     // ls, stat, latest, wait
 void AddPutCommand(CLI::App* app, Context* context);       // put
 void AddGetCommand(CLI::App* app, Context* context);       // get

@@ -1,4 +1,5 @@
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -23,6 +24,12 @@ bool AskOnTerminal(const std::string& question) {
   return answer == "y" || answer == "Y" || answer == "yes";
 }
 
+// 0: standard output is no terminal, or does not say.
+int TerminalColumns() {
+  winsize size = {};
+  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -38,6 +45,7 @@ int main(int argc, char** argv) {
   context.console.pause = [](absl::Duration time) {
     return !ReaderLeft(static_cast<int>(absl::ToInt64Milliseconds(time)));
   };
+  context.console.columns = TerminalColumns;
   context.console.reader_left = [] { return ReaderLeft(0); };
   context.clock = cairn::RealClock();
   context.connect = cairn::client::Session::Connect;

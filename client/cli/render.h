@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "common/info.h"
 #include "common/policy.h"
 
@@ -53,6 +54,20 @@ std::string RenderStatus(const Json& status, int64_t now_unix_ms);
 // `peers`: the members of the ring. `status --cluster`: also the jobs, as the whole ring has them.
 std::string RenderPeers(const Json& status);
 std::string RenderCluster(const Json& status);
+// "rank 1 of 3 in train, 2 of 3 up; rank 2 silent for 12 s". Only of a node in a ring.
+std::string RingHeading(const Json& status);
+
+// `top`: a status page, and the one before it for rates.
+struct TopPage {
+  Json status = Json::object();
+  Json before = Json::object();  // empty: there is none, and no rate is known
+  absl::Duration between;        // from `before` to `status`
+  int64_t now_unix_ms = 0;
+  int columns = 0;  // of the terminal; 0: as wide as need be
+};
+std::string RenderTop(const TopPage& page);
+// The same with exact numbers; a rate that is not known is null.
+Json TopToJson(const TopPage& page);
 
 // `ls --cluster`, and the part of `status --cluster` that is about nodes: IndexReply of proto/cairn.thrift as JSON, or
 // {"problem": why there is none}.

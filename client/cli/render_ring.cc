@@ -26,12 +26,6 @@ std::string HumanSilence(const Json& member) {
   return HumanDuration(absl::Milliseconds(Number(member, "silent_ms")));
 }
 
-// "self", "up", "silent for 12 s"; what a newer daemon calls it, as it is.
-std::string StateText(const Json& member) {
-  const std::string state = Text(member, "state");
-  return state == "silent" ? absl::StrCat("silent for ", HumanSilence(member)) : state;
-}
-
 bool IsSelf(const Json& member) { return Text(member, "state") == "self"; }
 
 std::string RankList(const std::vector<int64_t>& ranks) { return absl::StrJoin(ranks, ", "); }
@@ -43,8 +37,8 @@ Table Members(const Json& ring) {
   for (const Json& member : List(ring, "members")) {
     const bool self = IsSelf(member);
     const int64_t incarnation = Number(member, "incarnation");
-    table.Row({absl::StrCat(Number(member, "rank")), Text(member, "address"), StateText(member),
-               incarnation == 0 ? "-" : absl::StrCat(incarnation),
+    table.Row({absl::StrCat(Number(member, "rank")), Text(member, "address"),
+               MemberStateText(member), incarnation == 0 ? "-" : absl::StrCat(incarnation),
                self               ? "-"
                : incarnation == 0 ? "never"
                                   : absl::StrCat(HumanSilence(member), " ago"),
@@ -93,7 +87,7 @@ std::string Heading(const Json& ring) {
     if (state == "up" || IsSelf(member)) {
       ++up;
     } else {
-      others.push_back(absl::StrCat("rank ", Number(member, "rank"), " ", StateText(member)));
+      others.push_back(absl::StrCat("rank ", Number(member, "rank"), " ", MemberStateText(member)));
     }
   }
   const size_t all = List(ring, "members").size();
@@ -104,6 +98,13 @@ std::string Heading(const Json& ring) {
 }
 
 }  // namespace
+
+std::string MemberStateText(const Json& member) {
+  const std::string state = Text(member, "state");
+  return state == "silent" ? absl::StrCat("silent for ", HumanSilence(member)) : state;
+}
+
+std::string RingHeading(const Json& status) { return Heading(RingIn(status)); }
 
 size_t RingSize(const Json& status) { return List(RingIn(status), "members").size(); }
 

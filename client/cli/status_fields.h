@@ -58,6 +58,8 @@ struct RingJob {
 };
 RingJob RingJobOf(const Json& job);
 std::string ReplicasText(const RingJob& ring);  // "1 of 2"
+// "self", "up", "silent for 12 s"; what a newer daemon calls it, as it is.
+std::string MemberStateText(const Json& member);
 // This node is a member of a ring of more than one.
 bool InRing(const Json& status);
 // Lines of `status` about the ring; empty for a node alone.

@@ -927,6 +927,31 @@ TEST_F(CommandsTest, PeersOfANodeAloneIsAnAnswerToo) {
   EXPECT_EQ(Cairn({"status", "--cluster"}), 0) << Err();
 }
 
+TEST_F(CommandsTest, TopShowsItAgainUntilNobodyReadsAndOnceAsPlainText) {
+  world_.status = R"({"state":"serving","counters":{"bytes_read_over_tcp":7},
+      "ring":{"cluster":"run","rank":0,"members":[
+      {"rank":0,"address":"a:1","state":"self","incarnation":8},
+      {"rank":1,"address":"b:1","state":"up","incarnation":7,"silent_ms":20}]}})";
+  std::vector<absl::Duration> pauses;
+  pause_ = [&](absl::Duration time) {
+    pauses.push_back(time);
+    return pauses.size() == 1;
+  };
+  EXPECT_EQ(Cairn({"top", "--interval=500ms"}), 0) << Err();
+  EXPECT_EQ(pauses, std::vector(2, absl::Milliseconds(500)));
+  EXPECT_THAT(Out(), AllOf(HasSubstr("reading   - over TCP"), HasSubstr("reading   0 B/s over TCP"),
+                           HasSubstr("   1  up"), Not(HasSubstr("\x1b"))));
+  pauses.clear();
+  EXPECT_EQ(Cairn({"top", "--once"}), 0) << Err();
+  EXPECT_THAT(Out(), HasSubstr("rank 0 of 2 in run, 2 of 2 up"));
+  EXPECT_EQ(Cairn({"top", "--once", "-o", "json"}), 0) << Err();
+  EXPECT_TRUE(OutJson()["bytes_per_second_over_tcp"].is_null());
+  EXPECT_EQ(OutJson()["ring"]["members"].size(), 2u);
+  EXPECT_TRUE(pauses.empty());
+  EXPECT_EQ(Cairn({"top", "--interval=0"}), 2);
+  EXPECT_THAT(Err(), HasSubstr("interval: \"0\" is not a time above 0"));
+}
+
 TEST_F(CommandsTest, WatchLeavesWhatTheTerminalHasScrolledBy) {
   out_terminal_ = true;
   pause_ = [](absl::Duration) { return false; };

@@ -1,0 +1,108 @@
+"""`cairn top` beside a real ring: what it shows of members, transfers and backlog is so."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+from typing import Any
+
+import members
+import pytest
+from cairn_daemon import binary
+from ring import MIB, Member, attempt_number, ring, until
+
+JOB = "run"
+LARGE = 24 * MIB
+LINK_MBIT = 64  # 8 MB a second: a large part is on its way for three seconds
+
+
+def frame(member: Member) -> dict[str, Any]:
+    answer: dict[str, Any] = member.json("top --once")
+    return answer
+
+
+def test_it_shows_what_is_under_way_and_then_that_all_is_safe() -> None:
+    with ring(3, budget=128 * MIB) as r:
+        r.rate(0, LINK_MBIT)
+        writer = r[0].writer(JOB, attempt_number())
+        watching = subprocess.Popen(
+            [binary("cairn"), f"--socket={r[1].socket}", "top", "--interval=200ms", "-o", "json"],
+            env=members.without_cairn(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            r[0].save(writer, 1, part_bytes=LARGE)
+            assert frame(r[0])["jobs"][0]["ring"]["replicas"] == 0
+            r[0].wait_replicated(JOB, 1)
+            time.sleep(1)
+        finally:
+            watching.send_signal(signal.SIGINT)
+            shown, _ = watching.communicate(timeout=30)
+        assert watching.returncode == -signal.SIGINT
+        pages = []
+        decoder = json.JSONDecoder()
+        while shown.strip():
+            page, end = decoder.raw_decode(shown.lstrip())
+            pages.append(page)
+            shown = shown.lstrip()[end:]
+        fetches = [fetch for page in pages for fetch in page["ring"]["fetches"]]
+        assert {(f["job"], f["step"], tuple(f["sources"])) for f in fetches} == {(JOB, 1, (0,))}
+        rates = [fetch["bytes_per_second"] for fetch in fetches if fetch["bytes_per_second"]]
+        # A page comes when it comes: only the order of size is certain.
+        assert rates and 1e6 < sum(rates) / len(rates) < 3e7, rates
+        totals = [page["bytes_per_second_over_tcp"] for page in pages]
+        assert totals[0] is None and max(rate or 0 for rate in totals) > 1e6
+        held = {m["rank"]: m["held_for_us_bytes"] for m in frame(r[0])["ring"]["members"]}
+        assert held[1] >= LARGE and held[2] == 0
+        assert frame(r[0])["jobs"][0]["ring"]["replicas"] == 1
+        r[2].kill()
+        until("it is silent", lambda: "2  silent for" in r[0].cairn("top --once"))
+
+
+@pytest.mark.parametrize("columns", [100, 40])
+def test_on_a_terminal_it_fits_and_ends_with_ctrl_c(columns: int) -> None:
+    with ring(2) as r:
+        ours, its = pty.openpty()
+        try:
+            subprocess.run(["stty", "cols", str(columns), "rows", "24"], stdin=its, check=True)
+            top = subprocess.Popen(
+                [binary("cairn"), f"--socket={r[0].socket}", "top", "--interval=100ms"],
+                env=members.without_cairn(),
+                stdin=its,
+                stdout=its,
+                stderr=its,
+                start_new_session=True,
+            )
+            shown = b""
+            while shown.count(b"\x1b[H\x1b[2J") < 3:
+                shown += os.read(ours, 65536)
+            top.send_signal(signal.SIGINT)
+            assert top.wait(10) == -signal.SIGINT
+        finally:
+            os.close(ours)
+            os.close(its)
+        page = shown.split(b"\x1b[H\x1b[2J")[2].decode()
+        lines = page.splitlines()
+        assert max(map(len, lines)) <= columns, page
+        assert [line.split()[:2] for line in lines if line[:4].strip() in ("0", "1")] == [
+            ["0", "self"],
+            ["1", "up"],
+        ]
+
+
+def test_it_ends_when_its_reader_leaves() -> None:
+    with ring(1) as r:
+        command = f"{binary('cairn')} --socket={r[0].socket} top --interval=100ms"
+        done = subprocess.run(
+            ["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
