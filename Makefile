@@ -3,7 +3,7 @@
 # All paths are relative: make cannot handle a space in a path, and your folder's name may have one.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-cluster demo-weights test test-guest gpu gpu-bundle bench soak year lint format asan tsan mutants clean
+.PHONY: help setup build demo demo-cluster demo-weights test image test-guest gpu gpu-bundle bench soak year lint format asan tsan mutants clean
 
 # ordinary: as any user, without gigabytes. all: also root, cgroups, another uid, torch 2, sanitizers, lint.
 TIER ?= ordinary
@@ -39,6 +39,9 @@ demo-weights:  ## a trainer publishes each step's weights, consumers stream them
 	@hack/setup demo-weights
 	@hack/build cairnd cairn_python
 	@$(PYTHON) hack/demo/weights.py
+
+image:  ## the container image of a node, by docker or buildah (docs/cluster.md)
+	@hack/image
 
 test:  ## all tests an ordinary user can run; TIER=all for the rest too
 	@hack/setup $(if $(filter all,$(TIER)),full,test)

@@ -156,7 +156,9 @@ class Raw:
     def attach(self, pidfd: int | None = None) -> None:
         self.channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.settimeout(self.timeout_s)
-        self.channel.connect(self.hello.fd_socket)
+        # As in libcairn: in another mount namespace the two sockets are side by side, too.
+        there = os.path.exists(self.hello.fd_socket)
+        self.channel.connect(self.hello.fd_socket if there else f"{self.path}.fd")
         own = os.pidfd_open(os.getpid()) if pidfd is None else pidfd
         body = header(ATTACH) + struct.pack("<Q16s", self.hello.session, self.hello.secret)
         send_fds(self.channel, body, [own])
