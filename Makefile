@@ -30,10 +30,11 @@ demo:  ## a real training job saves every step, is killed, and goes on
 	@hack/build cairnd cairn cairn_python
 	@$(PYTHON) hack/demo/run.py
 
-demo-cluster:  ## the same on three nodes, each in a network of its own, that are lost one after another
+demo-cluster:  ## the same on three nodes, which are lost, and a database, which is away; RDMA=1 copies over RDMA, too
 	@hack/setup demo-cluster
+	@$(if $(RDMA),hack/setup guest)
 	@hack/build cairnd cairn cairn_python
-	@$(PYTHON) hack/demo/cluster.py
+	@$(PYTHON) hack/demo/cluster.py $(if $(RDMA),--rdma)
 
 demo-weights:  ## a trainer publishes each step's weights, consumers stream them; one is killed, and the daemon
 	@hack/setup demo-weights

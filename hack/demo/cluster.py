@@ -1,26 +1,33 @@
 #!/usr/bin/env python3
-"""make demo-cluster: a training job on a ring of three nodes loses one of them, then two, and goes on.
+"""make demo-cluster: a training job on a ring of three nodes loses one of them, the database, then two nodes.
 
 The nodes are network namespaces on this machine (as root or as any user), each with a daemon of its own. The
 job's two ranks run on nodes 0 and 1; each part that they save is copied to the next node as well, and to the
-storage that all nodes share.
+storage that all nodes share. The nodes keep an index of it all in a MariaDB server.
 
  1. The job runs once undisturbed, without Cairn.
  2. It runs again and saves every step through Cairn. In the middle of a save everything on node 0 is
     SIGKILLed: trainer, daemon and keeper. An empty daemon takes its place, and the job goes on from
     memory: rank 0's part comes from node 1.
- 3. Then nodes 0 and 1 lose everything at once. What they held for each other is gone; the job goes on from
+ 3. The database is SIGKILLed and stays away for some steps. Every save goes on, and when it is back the
+    daemons write what it missed.
+ 4. Then nodes 0 and 1 lose everything at once. What they held for each other is gone; the job goes on from
     storage.
- 4. The end state must be the first run's, bit for bit.
+ 5. The end state must be the first run's, bit for bit, and the database must know every complete step.
+
+With --rdma the replication part runs afterwards in the guest (hack/guest), over RDMA, and says which
+transport carried how many bytes (hack/demo/replicate.py).
 
 Exit status 0 when it was, 1 when anything was not as promised.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -45,12 +52,15 @@ from run import (
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "cluster"))
 
-from members import ring_options
+import mariadb
+from mariadb import MariaDb
+from members import binary, ring_options
 from network import Network, NetworkError, unavailable
 
 OUT = BUILD / "demo-cluster"
 NODES = 3
 FIRST_LOSS, SECOND_LOSS = 6, 14
+DATABASE_LOSS, DATABASE_RETURN = 8, 12
 BUDGET = "1GiB"
 LOST_AFTER_S = 5
 GOING_ON_S = 90
@@ -61,8 +71,11 @@ run.OUT = OUT
 class Ring:
     """Three daemons and the ranks of the job beside two of them."""
 
-    def __init__(self, network: Network, scratch: Path, storage: Path, running: list) -> None:
+    def __init__(
+        self, network: Network, scratch: Path, storage: Path, database: MariaDb, running: list
+    ) -> None:
         self.network, self.scratch, self.storage, self.running = network, scratch, storage, running
+        self.database = database
         self.lives = [0] * NODES
         self.nodes = [self._start(rank) for rank in range(NODES)]
 
@@ -76,6 +89,7 @@ class Ring:
             [
                 f"--ring.lost_after_seconds={LOST_AFTER_S}",
                 *ring_options(self.network.addresses, rank, cluster="demo"),
+                *self.database.options(),
             ],
             BUDGET,
         )
@@ -93,6 +107,43 @@ class Ring:
             Place(self.network.enter(rank), "eth0", 1, ["--socket", str(self.nodes[rank].socket)])
             for rank in range(WORLD_SIZE)
         ]
+
+    def cairn(self, rank: int, *words: str):
+        """The answer of a command, on that node."""
+        asked = [binary("cairn"), f"--socket={self.nodes[rank].socket}", *words, "-o", "json"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+        if done.returncode != 0:
+            raise DemoError(f"cairn {' '.join(words)}: {done.stderr.strip()}")
+        return json.loads(done.stdout)
+
+    def catalog(self, rank: int) -> str:
+        """ "mysql: up to date", or by how much it is behind and why."""
+        return self.cairn(rank, "status")["catalog"]
+
+    def await_catalog(self) -> None:
+        deadline = time.monotonic() + GOING_ON_S
+        while any(self.catalog(rank) != "mysql: up to date" for rank in range(NODES)):
+            if time.monotonic() > deadline:
+                raise DemoError(
+                    f"the catalog is not up to date: {[self.catalog(rank) for rank in range(NODES)]}"
+                )
+            time.sleep(0.2)
+
+    def complete_steps(self) -> set[tuple[int, int]]:
+        """(step, attempt) of all that is complete, as the nodes themselves say it."""
+        shown = [
+            checkpoint
+            for rank in range(NODES)
+            for checkpoint in self.cairn(rank, "ls", JOB, "--all")["checkpoints"]
+        ]
+        return {(one["step"], one["attempt"]) for one in shown if one["facts"]["complete"]}
+
+    def recorded_steps(self) -> set[tuple[int, int]]:
+        """The same, as the database has it."""
+        rows = self.database.ask(
+            f"SELECT step, attempt FROM steps WHERE cluster='demo' AND job='{JOB}' AND removed=0"
+        )
+        return {(int(step), int(attempt)) for step, attempt in rows}
 
     def await_latest(self, rank: int):
         """What this node says is latest, once it can say it."""
@@ -124,6 +175,8 @@ class Story:
         self.timeline = Timeline()
         self.lives: list[Trainers] = []
         self.losses: list[tuple[str, str, int, float, float]] = []
+        self.without_database: list[float] = []  # ms that saves took meanwhile
+        self.recorded = 0
 
     def start(self, *extra: str) -> Trainers:
         life = f"life-{len(self.lives) + 1}"
@@ -171,6 +224,48 @@ class Story:
             raise DemoError(f"latest is {latest.step}, expected {step - 1}")
         return self.go_on("one node", lost_at, step)
 
+    def lose_database(self, trainers: Trainers) -> None:
+        trainers.wait_for(
+            f"step {DATABASE_LOSS}", lambda: trainers.last_step() >= DATABASE_LOSS, GOING_ON_S
+        )
+        self.ring.database.kill()
+        first = trainers.last_step() + 1
+        self.timeline.add("SIGKILL to the database, while the job trains")
+        trainers.wait_for(
+            f"step {DATABASE_RETURN}", lambda: trainers.last_step() >= DATABASE_RETURN, GOING_ON_S
+        )
+        last = trainers.last_step()
+        said = self.ring.catalog(0)
+        if "behind" not in said:
+            raise DemoError(f"the database is away, and node 0 says: {said}")
+        self.ring.database.start()
+        meanwhile = [trainers.steps[step] for step in range(first, last + 1)]
+        if trainers.not_saved:
+            raise DemoError(f"steps {sorted(trainers.not_saved)} could not be saved")
+        self.without_database = [
+            max(event["stalls"]["cairn"] for event in ranks.values()) for ranks in meanwhile
+        ]
+        self.timeline.add(
+            f"the database is back; steps {first} to {last} were trained and saved without it"
+        )
+
+    def check_catalog(self) -> None:
+        """The database has every complete step, and no other."""
+        self.ring.await_catalog()
+        deadline = time.monotonic() + GOING_ON_S
+        while True:
+            complete, recorded = self.ring.complete_steps(), self.ring.recorded_steps()
+            if complete == recorded and complete:
+                break
+            if time.monotonic() > deadline:
+                raise DemoError(
+                    f"complete are {sorted(complete)}, and the database has {sorted(recorded)}"
+                )
+            time.sleep(0.5)
+        self.recorded = len(recorded)
+        steps = ", ".join(str(step) for step, _ in sorted(recorded))
+        self.timeline.add(f"the database has all {len(recorded)} complete steps: {steps}")
+
     def lose_two(self, trainers: Trainers) -> Trainers:
         session = self.ring.nodes[0].connect()
         step, part = catch_mid_save(trainers, session, SECOND_LOSS, trainers.kill)
@@ -207,7 +302,9 @@ def play(network: Network, scratch: Path, running: list) -> None:
 
     storage = OUT / "storage"
     storage.mkdir()
-    ring = Ring(network, scratch, storage, running)
+    # On the switch, so that the server ends with the network.
+    database = MariaDb(scratch / "mysql", network.enter_switch())
+    ring = Ring(network, scratch, storage, database, running)
     for node in ring.nodes:
         node.connect().close()
     story = Story(ring, scratch, running)
@@ -215,6 +312,7 @@ def play(network: Network, scratch: Path, running: list) -> None:
     story.timeline.add(f"{NODES} nodes form a ring, {BUDGET} each; rank 0 is on node 0, 1 on 1")
 
     trainers = story.lose_one(story.start())
+    story.lose_database(trainers)
     trainers = story.lose_two(trainers)
     trainers.wait_for("the last life", trainers.finished)
     trainers.pump(0.5)
@@ -222,6 +320,7 @@ def play(network: Network, scratch: Path, running: list) -> None:
     story.timeline.add(f"all {STEPS} steps are done; node 2 says that latest is {final.step}")
     if final.step != STEPS - 1:
         raise DemoError(f"latest is {final.step}, expected {STEPS - 1}")
+    story.check_catalog()
     same = (digest(OUT / "undisturbed.pt"), digest(OUT / "disturbed.pt"))
     report(story, same)
     if same[0] != same[1]:
@@ -237,20 +336,26 @@ def report(story: Story, same: tuple[str, str]) -> None:
         "\nTraining stood still per save, while each part was copied to the next node and to storage\n"
     )
     print(f"  {'through Cairn':42s} {statistics.median(saves):8.1f} ms   median of {len(saves)}")
+    away = story.without_database
+    print(
+        f"  {'… without the database':42s} {statistics.median(away):8.1f} ms   median of {len(away)}"
+    )
     print("\nTime to go on\n")
     print(f"  {'lost':16s} {'from':10s} {'steps redone':>12s} {'load':>11s}   loss → loaded")
     for what, source, redone, load_ms, after_s in story.losses:
         print(f"  {what:16s} {source:10s} {redone:12d} {load_ms:8.0f} ms   {after_s:8.1f} s")
     print("\nEnd state (SHA-256 over every tensor of model and optimizer)\n")
     print(f"  undisturbed                {same[0]}")
-    print(f"  three nodes lost           {same[1]}")
+    print(f"  nodes and database lost    {same[1]}")
     print(f"  → {'bit-identical' if same[0] == same[1] else 'DIFFERENT'}\n", flush=True)
     (OUT / "result.json").write_text(
         json.dumps(
             {
                 "timeline": story.timeline.rows,
                 "stall_ms": statistics.median(saves),
+                "stall_without_database_ms": statistics.median(story.without_database),
                 "losses": story.losses,
+                "steps_in_the_database": story.recorded,
                 "identical": same[0] == same[1],
             },
             indent=1,
@@ -258,8 +363,24 @@ def report(story: Story, same: tuple[str, str]) -> None:
     )
 
 
+def replicate_over_rdma() -> int:
+    """In the guest; its output is shown as it comes."""
+    say("the replication part once more, over RDMA, in an emulated machine that has devices")
+    root = Path(__file__).resolve().parent.parent
+    script = [str(root / "demo" / "replicate.py")]
+    return subprocess.run([root / "guest", "/usr/bin/python3", *script], check=False).returncode
+
+
 def main() -> int:
-    problem = unavailable(cuts=False)
+    parser = argparse.ArgumentParser("hack/demo/cluster.py")
+    parser.add_argument("--rdma", action="store_true", help="afterwards, replication over RDMA")
+    arguments = parser.parse_args()
+    code = train()
+    return replicate_over_rdma() if arguments.rdma and code == 0 else code
+
+
+def train() -> int:
+    problem = unavailable(cuts=False) or mariadb.unavailable()
     if problem:
         say(f"FAILED: {problem}")
         return 1
@@ -270,7 +391,7 @@ def main() -> int:
         try:
             play(network, scratch, running)
             return 0
-        except (DemoError, NetworkError) as error:
+        except (DemoError, NetworkError, RuntimeError) as error:
             say(f"FAILED: {error}")
             return 1
         except KeyboardInterrupt:

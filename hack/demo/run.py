@@ -101,6 +101,7 @@ class Trainers:
         self.events: queue.Queue[dict] = queue.Queue()
         self.steps: dict[int, dict[int, dict]] = {}  # step → rank → what it told
         self.ready: dict[int, dict] = {}
+        self.not_saved: set[int] = set()
         self.log = OUT / f"trainers-{life}.log"
         rendezvous = scratch / f"rendezvous-{life}"
         self.started = time.monotonic()
@@ -177,6 +178,7 @@ class Trainers:
                 if len(self.ready) == WORLD_SIZE:
                     self._say_ready()
             elif event["event"] == "not saved":
+                self.not_saved.add(event["step"])
                 say(f"  step {event['step']}: rank {event['rank']} could not save")
             elif event["event"] == "step":
                 ranks = self.steps.setdefault(event["step"], {})
