@@ -15,6 +15,7 @@ import pytest
 from cairn_daemon import binary
 from ring import MIB, Member, attempt_number, ring, until
 
+pytestmark = pytest.mark.full
 JOB = "run"
 LARGE = 24 * MIB
 LINK_MBIT = 64  # 8 MB a second: a large part is on its way for three seconds
