@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -371,3 +372,24 @@ def test_a_database_that_was_restored_from_an_older_copy_is_filled_anew() -> Non
         assert set(steps(database)) == {1}
         until("it is filled again", lambda: set(steps(database)) == {1, 2}, 60)
         until("with who holds it", lambda: len(holders(database, 2)) == 2, 60)
+
+
+def test_rows_that_were_lost_are_written_anew_once_the_daemons_are_replaced() -> None:
+    """As after a restore from an older dump, or from none: docs/cluster.md says so."""
+    with with_database() as (r, database):
+        writer = r[0].writer(JOB, attempt_number())
+        for step in (1, 2):
+            r[0].save(writer, step)
+            r[0].wait_replicated(JOB, step)
+        until("both are there", lambda: set(steps(database)) == {1, 2})
+        until("all is written", lambda: catalog_of(r, 0) == "mysql: up to date")
+        tables = sorted(database.tables() - {"schema_version"})
+        database.ask("".join(f"DELETE FROM {table};" for table in tables))
+        assert steps(database) == {}
+        for member in r:
+            os.kill(member.keeper_pid, signal.SIGHUP)
+        until("the steps are back", lambda: set(steps(database)) == {1, 2})
+        until("and who holds them", lambda: holders(database, 2) == {(0, "0"), (0, "1")})
+        until("and whose the job is", lambda: database.ask("SELECT job FROM jobs") == [[JOB]])
+        r[0].save(r[0].writer(JOB, attempt_number()), 3)
+        until("the next step follows", lambda: 3 in steps(database))
