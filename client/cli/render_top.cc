@@ -214,7 +214,8 @@ Json Rate(std::optional<double> rate) { return rate ? Json(static_cast<int64_t>(
 std::string RenderTop(const TopPage& page) {
   const Json& status = page.status;
   const Json& ring = Field(status, "ring");
-  const std::string when = HumanTime(page.now_unix_ms).substr(std::string("2026-11-20 ").size());
+  const std::string when =
+      absl::FormatTime("%H:%M:%S", absl::FromUnixMillis(page.now_unix_ms), absl::UTCTimeZone());
   std::string text = absl::StrCat(when, "  ", InRing(status) ? RingHeading(status) : "alone");
   const std::string state = Text(status, "state");
   if (state != "serving") absl::StrAppend(&text, "; ", Printable(state));
