@@ -28,7 +28,9 @@ Status ShowTop(Context* context, Seen* seen) {
   page.before = std::move(seen->status);
   page.between = absl::Nanoseconds(now - seen->at);
   page.now_unix_ms = context->clock->UnixMillis();
-  page.columns = context->console.columns ? context->console.columns() : 0;
+  const Screen screen = context->console.screen ? context->console.screen() : Screen();
+  page.columns = screen.columns;
+  page.lines = screen.lines;
   page.status = std::move(status);
   *context->console.out << (context->settings.json ? Dump(TopToJson(page)) : RenderTop(page));
   *seen = {std::move(page.status), now};

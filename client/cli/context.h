@@ -20,6 +20,12 @@ class App;
 
 namespace cairn::cli {
 
+// A terminal's size; 0: it is none, or does not say.
+struct Screen {
+  int columns = 0;
+  int lines = 0;
+};
+
 struct Console {
   std::ostream* out = nullptr;
   std::ostream* err = nullptr;
@@ -29,8 +35,8 @@ struct Console {
   bool err_terminal = false;  // progress is shown
   // Asks a yes/no question; empty when there is nobody to answer.
   std::function<bool(const std::string& question)> ask;
-  // How wide the terminal is that `out` is; 0, or absent: it is none.
-  std::function<int()> columns;
+  // The terminal that `out` is; absent: it is none.
+  std::function<Screen()> screen;
   // Waits between two pages of `status --watch` and `top`; false: nobody reads them any more.
   std::function<bool(absl::Duration)> pause;
   // Whoever read `out` has gone: what could not be written then is no error.

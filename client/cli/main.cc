@@ -24,10 +24,10 @@ bool AskOnTerminal(const std::string& question) {
   return answer == "y" || answer == "Y" || answer == "yes";
 }
 
-// 0: standard output is no terminal, or does not say.
-int TerminalColumns() {
+cairn::cli::Screen ScreenOfOutput() {
   winsize size = {};
-  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return {};
+  return {size.ws_col, size.ws_row};
 }
 
 }  // namespace
@@ -45,7 +45,7 @@ int main(int argc, char** argv) {
   context.console.pause = [](absl::Duration time) {
     return !ReaderLeft(static_cast<int>(absl::ToInt64Milliseconds(time)));
   };
-  context.console.columns = TerminalColumns;
+  context.console.screen = ScreenOfOutput;
   context.console.reader_left = [] { return ReaderLeft(0); };
   context.clock = cairn::RealClock();
   context.connect = cairn::client::Session::Connect;

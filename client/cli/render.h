@@ -64,6 +64,7 @@ struct TopPage {
   absl::Duration between;        // from `before` to `status`
   int64_t now_unix_ms = 0;
   int columns = 0;  // of the terminal; 0: as wide as need be
+  int lines = 0;    // of the terminal; 0: as many as need be
 };
 std::string RenderTop(const TopPage& page);
 // The same with exact numbers; a rate that is not known is null.

@@ -207,6 +207,21 @@ std::string Cut(const std::string& text, int columns) {
   return cut;
 }
 
+// What does not fit below each other is counted in the last line; the cursor stands in one more.
+std::string CutLines(const std::string& text, int lines) {
+  const auto all = static_cast<int>(std::count(text.begin(), text.end(), '\n'));
+  if (lines == 0 || all < lines) return text;
+  const int shown = std::max(lines - 2, 1);
+  size_t end = 0;
+  for (int i = 0; i < shown; ++i) end = text.find('\n', end) + 1;
+  return absl::StrCat(text.substr(0, end), "+ ", Plural(all - shown, "line"), "\n");
+}
+
+std::string Fit(const std::string& text, const TopPage& page) {
+  const int columns = page.columns == 0 ? 0 : std::max(page.columns, kLeastColumns);
+  return CutLines(Cut(text, columns), page.lines);
+}
+
 Json Rate(std::optional<double> rate) { return rate ? Json(static_cast<int64_t>(*rate)) : Json(); }
 
 }  // namespace
@@ -220,15 +235,14 @@ std::string RenderTop(const TopPage& page) {
   const std::string state = Text(status, "state");
   if (state != "serving") absl::StrAppend(&text, "; ", Printable(state));
   absl::StrAppend(&text, "\nmemory    ", MemoryText(status));
-  if (!InRing(status)) return Cut(absl::StrCat(text, "\n", BacklogText(page)), page.columns);
+  if (!InRing(status)) return Fit(absl::StrCat(text, "\n", BacklogText(page)), page);
   absl::StrAppend(&text, ", ", HumanBytes(Bytes(ring, "replica_bytes")), " of ",
                   HumanBytes(Bytes(ring, "replica_quota_bytes")), " kept for others\nreading   ",
                   RateText(CounterRate(page, "bytes_read_over_tcp")), " over TCP, ",
                   RateText(CounterRate(page, "bytes_read_over_rdma")), " over RDMA; ",
                   Plural(Number(ring, "grants"), "grant"), " to others\n\n", MembersText(page),
                   TransfersText(page), BacklogText(page));
-  const auto columns = page.columns == 0 ? 0 : std::max(page.columns, kLeastColumns);
-  return Cut(text, columns);
+  return Fit(text, page);
 }
 
 Json TopToJson(const TopPage& page) {

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/render.h"
 
@@ -132,6 +135,25 @@ TEST(Top, FitsATerminalOfAnyWidthAndKeepsRankAndState) {
     }
     EXPECT_THAT(text, AllOf(HasSubstr("   1  self"), HasSubstr("LATEST")));
     EXPECT_EQ(text.find("ADDRESS") != std::string::npos, columns == 120) << text;
+  }
+}
+
+TEST(Top, FitsATerminalOfFewLinesAndSaysHowMuchIsMissing) {
+  TopPage page = Page(Node({Fetch(12, 25 * kMiB, {0})}, 0));
+  const std::string all = RenderTop(page);
+  const auto lines_of = [](const std::string& text) {
+    return static_cast<int>(std::count(text.begin(), text.end(), '\n'));
+  };
+  for (const int lines : {24, 14, 10, 5, 3}) {
+    page.lines = lines;
+    const std::string text = RenderTop(page);
+    if (lines_of(all) < lines) {
+      EXPECT_EQ(text, all);
+      continue;
+    }
+    EXPECT_EQ(lines_of(text), lines - 1) << text;
+    EXPECT_EQ(text.substr(0, 20), all.substr(0, 20));
+    EXPECT_THAT(text, HasSubstr(absl::StrCat("+ ", lines_of(all) - lines + 2, " lines\n")));
   }
 }
 

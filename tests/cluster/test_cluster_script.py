@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -74,6 +75,8 @@ def test_the_database_ends_with_a_ring_whose_script_was_killed() -> None:
     try:
         until("the server has ended", lambda: not Path(f"/proc/{server}").exists(), 30)
     finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
         shutil.rmtree(socket.parent.parent, ignore_errors=True)
 
 

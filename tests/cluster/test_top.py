@@ -65,12 +65,14 @@ def test_it_shows_what_is_under_way_and_then_that_all_is_safe() -> None:
         until("it is silent", lambda: "2  silent for" in r[0].cairn("top --once"))
 
 
-@pytest.mark.parametrize("columns", [100, 40])
-def test_on_a_terminal_it_fits_and_ends_with_ctrl_c(columns: int) -> None:
+@pytest.mark.parametrize(("columns", "rows"), [(100, 24), (40, 10)])
+def test_on_a_terminal_it_fits_and_ends_with_ctrl_c(columns: int, rows: int) -> None:
     with ring(2) as r:
+        r[0].save(r[0].writer(JOB, attempt_number()), 1)
         ours, its = pty.openpty()
         try:
-            subprocess.run(["stty", "cols", str(columns), "rows", "24"], stdin=its, check=True)
+            size = ["stty", "cols", str(columns), "rows", str(rows)]
+            subprocess.run(size, stdin=its, check=True)
             top = subprocess.Popen(
                 [binary("cairn"), f"--socket={r[0].socket}", "top", "--interval=100ms"],
                 env=members.without_cairn(),
@@ -90,6 +92,7 @@ def test_on_a_terminal_it_fits_and_ends_with_ctrl_c(columns: int) -> None:
         page = shown.split(b"\x1b[H\x1b[2J")[2].decode()
         lines = page.splitlines()
         assert max(map(len, lines)) <= columns, page
+        assert len(lines) < rows and ("+ " in lines[-1]) == (rows == 10), page
         assert [line.split()[:2] for line in lines if line[:4].strip() in ("0", "1")] == [
             ["0", "self"],
             ["1", "up"],
