@@ -65,8 +65,8 @@ StatusOr<std::unique_ptr<Transport>> StartRdma(const Options& options, MembersWi
                          OpenDevices(&devices, &problems));
   CAIRN_RETURN_IF_ERROR(transport::MayLock(transport::ThisProcessesLockedMemory(),
                                            options.node.engine.budget_bytes, /*devices=*/1));
-  transport::RdmaReaderOptions reader;
-  reader.max_peers = options.tcp.max_peers;
+  transport::RdmaOptions rdma;
+  rdma.reader.max_peers = options.tcp.max_peers;
   for (const transport::NicPort& port : ports) {
     const transport::VerbsDeviceInfo& info = devices.at(port.device)->info();
     const transport::VerbsPort& its = info.ports.at(static_cast<size_t>(port.port) - 1);
@@ -75,11 +75,11 @@ StatusOr<std::unique_ptr<Transport>> StartRdma(const Options& options, MembersWi
       problems.emplace_back(usable.message());
       continue;
     }
-    CAIRN_ASSIGN_OR_RETURN(auto started,
-                           transport::RdmaTransport::Start(
-                               std::move(devices.at(port.device)), port.port,
-                               transport::RdmaAddress(options.node.engine.ring.rank), {}, reader,
-                               std::make_unique<transport::RdmaControlOverWire>(wire)));
+    CAIRN_ASSIGN_OR_RETURN(
+        auto started,
+        transport::RdmaTransport::Start(std::move(devices.at(port.device)), port.port,
+                                        transport::RdmaAddress(options.node.engine.ring.rank), rdma,
+                                        std::make_unique<transport::RdmaControlOverWire>(wire)));
     LOG(INFO) << "RDMA over " << port.device << ":" << port.port;
     return std::unique_ptr<Transport>(std::move(started));
   }

@@ -9,6 +9,9 @@
 namespace cairn::transport {
 namespace {
 
+// A grant beyond it asks RDMA again with each read.
+constexpr size_t kMostGrantsLeftOut = 4096;
+
 struct Addresses {
   std::string tcp, rdma;  // empty: it has none
 };
@@ -21,7 +24,8 @@ Addresses AddressesIn(const std::string& address) {
 
 // Whether the same read may go well over another back end.
 bool MayGoOtherwise(const Status& status) {
-  return absl::IsUnavailable(status) || absl::IsResourceExhausted(status);
+  return absl::IsUnavailable(status) || absl::IsResourceExhausted(status) ||
+         absl::IsAborted(status);
 }
 
 }  // namespace
@@ -100,7 +104,7 @@ void ChoosingTransport::Read(ReadRequest request, ReadDone done) {
   ReadRequest over_tcp = request;
   over_tcp.address = addresses.tcp;
   if (rdma_ == nullptr || addresses.rdma.empty() ||
-      (tcp_ != nullptr && !addresses.tcp.empty() && !UsesRdma(addresses.rdma))) {
+      (tcp_ != nullptr && !addresses.tcp.empty() && !UsesRdma(addresses.rdma, request.token))) {
     return ReadOverTcp(std::move(over_tcp), std::move(done));
   }
   request.address = addresses.rdma;
@@ -114,6 +118,7 @@ void ChoosingTransport::Read(ReadRequest request, ReadDone done) {
     if (crc.ok() || !MayGoOtherwise(crc.status())) return done(std::move(crc));
     // That there is no room, or no memory to lock, says nothing of the peer.
     if (absl::IsUnavailable(crc.status())) LeaveOut(rdma, crc.status());
+    if (absl::IsAborted(crc.status())) LeaveOutGrant(over_tcp.token, crc.status());
     ReadOverTcp(over_tcp, plain);
   });
 }
@@ -145,10 +150,13 @@ ReadDone ChoosingTransport::Counted(uint64_t Traffic::*bytes, uint64_t length, R
   };
 }
 
-bool ChoosingTransport::UsesRdma(const std::string& address) {
+bool ChoosingTransport::UsesRdma(const std::string& address, const GrantToken& token) {
   MutexLock lock(&mu_);
-  const auto at = left_out_until_.find(address);
-  return at == left_out_until_.end() || at->second <= RealClock()->Now();
+  const MonotonicNanos now = RealClock()->Now();
+  const auto peer = left_out_until_.find(address);
+  if (peer != left_out_until_.end() && peer->second > now) return false;
+  const auto grant = grants_left_out_until_.find(token);
+  return grant == grants_left_out_until_.end() || grant->second <= now;
 }
 
 void ChoosingTransport::LeaveOut(const std::string& address, const Status& why) {
@@ -162,6 +170,20 @@ void ChoosingTransport::LeaveOut(const std::string& address, const Status& why) 
   }
   LOG(WARNING) << "for " << left_out_for_ / kNanosPerSecond << " s over TCP what is read from "
                << address << ": " << why;
+}
+
+void ChoosingTransport::LeaveOutGrant(const GrantToken& token, const Status& why) {
+  const MonotonicNanos now = RealClock()->Now();
+  {
+    MutexLock lock(&mu_);
+    // Those that are over are of grants that nobody reads under any more, most of them.
+    std::erase_if(grants_left_out_until_, [now](const auto& one) { return one.second <= now; });
+    if (grants_left_out_until_.size() >= kMostGrantsLeftOut) return;
+    if (!grants_left_out_until_.emplace(token, now + left_out_for_).second) return;
+    ++traffic_.rdma_grants_left_out;
+  }
+  LOG_EVERY_N(WARNING, 100) << "for " << left_out_for_ / kNanosPerSecond
+                            << " s over TCP what is read under a grant: " << why;
 }
 
 Traffic ChoosingTransport::traffic() const {

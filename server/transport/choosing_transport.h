@@ -1,7 +1,7 @@
 // The transport of a ring's member: RDMA where both ends have it, else TCP.
 //
 // With both, a read whose peer cannot be reached over RDMA goes over TCP, and so do all of that peer's for a while;
-// then RDMA is tried again. With one of them there is nothing to choose.
+// then RDMA is tried again. A grant whose pages RDMA cannot follow (ABORTED) goes over TCP alone. With one of them there is nothing to choose.
 #pragma once
 
 #include <map>
@@ -20,7 +20,7 @@ class ChoosingTransport final : public Transport {
  public:
   static constexpr MonotonicNanos kLeftOut = 30 * kNanosPerSecond;
 
-  // At least one of them. `left_out`: for so long a peer that RDMA did not reach is read over TCP.
+  // At least one of them. `left_out`: for so long a peer that RDMA did not reach is read over TCP, or a grant.
   ChoosingTransport(std::unique_ptr<Transport> tcp, std::unique_ptr<Transport> rdma,
                     MonotonicNanos left_out = kLeftOut);
 
@@ -41,14 +41,16 @@ class ChoosingTransport final : public Transport {
   Traffic traffic() const override;
 
  private:
-  bool UsesRdma(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_);
+  bool UsesRdma(const std::string& address, const GrantToken& token) ABSL_LOCKS_EXCLUDED(mu_);
   void LeaveOut(const std::string& address, const Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  void LeaveOutGrant(const GrantToken& token, const Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   void ReadOverTcp(ReadRequest request, ReadDone done);
   ReadDone Counted(uint64_t Traffic::*bytes, uint64_t length, ReadDone done);
 
   const MonotonicNanos left_out_for_;
   mutable Mutex mu_;
   std::map<std::string, MonotonicNanos> left_out_until_ ABSL_GUARDED_BY(mu_);  // by RDMA's address
+  std::map<GrantToken, MonotonicNanos> grants_left_out_until_ ABSL_GUARDED_BY(mu_);
   Traffic traffic_ ABSL_GUARDED_BY(mu_);
   // Last, so that no read of theirs ends after what stands above is gone.
   const std::unique_ptr<Transport> tcp_, rdma_;

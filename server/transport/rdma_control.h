@@ -46,6 +46,7 @@ struct RdmaOpened {
 // The reader's way to owners. Thread-safe; waits for the answer, to the deadline.
 //   PERMISSION_DENIED    the token permits nothing to this reader
 //   FAILED_PRECONDITION  the owner does not know the connection (any more)
+//   ABORTED              pages of the grant's slabs are taken away again and again: not now
 //   UNAVAILABLE          it cannot be reached, or has no device
 class RdmaControl {
  public:

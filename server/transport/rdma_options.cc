@@ -33,6 +33,18 @@ Status RdmaReaderOptions::Validate() const {
   return absl::OkStatus();
 }
 
+Status RdmaSlabOptions::Validate() const {
+  CAIRN_RETURN_IF_ERROR(Within("most_anew", static_cast<uint64_t>(most_anew), 1, 1024));
+  if (believed >= 0 && anew_within >= kNanosPerMilli) return absl::OkStatus();
+  return absl::InvalidArgumentError("anew_within: at least 1 ms, and believed not negative");
+}
+
+Status RdmaOptions::Validate() const {
+  CAIRN_RETURN_IF_ERROR(owner.Validate());
+  CAIRN_RETURN_IF_ERROR(reader.Validate());
+  return slabs.Validate();
+}
+
 int SlotsOf(const RdmaReaderOptions& options, const VerbsLimits& limits) {
   const int asked = (options.chunks + options.queue_pairs - 1) / options.queue_pairs;
   const int completions = limits.completions / options.queue_pairs;

@@ -31,6 +31,22 @@ struct RdmaReaderOptions {
   Status Validate() const;
 };
 
+// A slab whose pages are taken away, or whose bytes are doubted, is registered anew; each time costs as much as the
+// first, so that a client could keep the device busy by it.
+struct RdmaSlabOptions {
+  MonotonicNanos believed = kNanosPerSecond;  // nobody doubts one that was registered so lately
+  int most_anew = 4;                          // 1 … 1,024 times …
+  MonotonicNanos anew_within = 30 * kNanosPerSecond;  // … within this time; then it stays as it is
+  Status Validate() const;
+};
+
+struct RdmaOptions {
+  RdmaOwnerOptions owner;
+  RdmaReaderOptions reader;
+  RdmaSlabOptions slabs;
+  Status Validate() const;
+};
+
 // How many chunks one queue pair may have posted: what the options ask for, shared out; what the queue pair's
 // queue takes; and what its share of the completion queue takes.
 int SlotsOf(const RdmaReaderOptions& options, const VerbsLimits& limits);

@@ -75,6 +75,8 @@ void RdmaPeer::AskToOpen(const GrantToken& token, bool anew) {
                 [&](const Waiting& read) { return its(read) && read.tries > 0; });
   } else if (absl::IsPermissionDenied(refused)) {
     FailWaiting(refused, its);
+  } else if (absl::IsAborted(refused) && !good) {
+    FailWaiting(absl::AbortedError(absl::StrCat("peer ", address_, ": ", refused.message())), its);
   } else if (!refused.ok() && !good) {
     FailWaiting(Unavailable(refused), its);
   }

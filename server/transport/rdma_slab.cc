@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/checksum.h"
 
 namespace cairn::transport {
@@ -14,14 +15,14 @@ namespace {
 constexpr uint64_t kPieceBytes = uint64_t{1} << 30;
 // Bytes read back at once fit the processor's cache.
 constexpr uint64_t kCheckedBytes = 256 << 10;
-constexpr MonotonicNanos kBelieved = kNanosPerSecond;
 
 Status Detached() { return absl::CancelledError("the slab was detached"); }
 
 }  // namespace
 
-RdmaSlab::RdmaSlab(VerbsDevice* device, UniqueFd description, uint64_t bytes)
-    : device_(device), description_(std::move(description)), bytes_(bytes) {}
+RdmaSlab::RdmaSlab(VerbsDevice* device, UniqueFd description, uint64_t bytes,
+                   const RdmaSlabOptions& options)
+    : device_(device), description_(std::move(description)), bytes_(bytes), options_(options) {}
 
 int64_t RdmaSlab::Blocks() const {
   struct stat is = {};
@@ -35,7 +36,20 @@ bool RdmaSlab::Registered() const {
 
 void RdmaSlab::Distrust() {
   MutexLock lock(&mu_);
-  if (RealClock()->Now() - registered_at_ >= kBelieved) believed_ = false;
+  if (RealClock()->Now() - registered_at_ >= options_.believed) believed_ = false;
+}
+
+Status RdmaSlab::CountAnew() {
+  const MonotonicNanos now = RealClock()->Now();
+  while (!anew_.empty() && now - anew_.front() >= options_.anew_within) anew_.pop_front();
+  if (anew_.size() >= static_cast<size_t>(options_.most_anew)) {
+    return absl::AbortedError(
+        absl::StrCat("a slab was registered anew ", anew_.size(), " times within ",
+                     options_.anew_within / kNanosPerMilli,
+                     " ms, for its pages are taken away or its bytes are doubted again and again"));
+  }
+  anew_.push_back(now);
+  return absl::OkStatus();
 }
 
 Status RdmaSlab::Register() {
@@ -45,6 +59,7 @@ Status RdmaSlab::Register() {
   std::vector<Piece> pieces;
   {
     MutexLock lock(&mu_);
+    if (!pieces_.empty()) CAIRN_RETURN_IF_ERROR(CountAnew());
     pieces.swap(pieces_);
   }
   pieces.clear();  // before the next: what is locked twice counts twice
@@ -52,6 +67,7 @@ Status RdmaSlab::Register() {
   uint64_t most = kPieceBytes;
   while (most > kPageBytes && most > device_->info().limits.region_bytes) most /= 2;
   for (uint64_t offset = 0; offset < bytes_; offset += most) {
+    if (detached_) return Detached();  // which waits for no more than a piece
     const uint64_t length = std::min(most, bytes_ - offset);
     CAIRN_ASSIGN_OR_RETURN(auto region, device_->Register(description_.get(), offset, length));
     pieces.push_back({offset, length, std::move(region)});
@@ -101,7 +117,7 @@ void RdmaSlab::Detach() {
 
 Status RdmaSlabs::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {
   CAIRN_RETURN_IF_ERROR(CheckHasBytes(description.get(), bytes));
-  return Add(slab, std::make_shared<RdmaSlab>(device_, std::move(description), bytes));
+  return Add(slab, std::make_shared<RdmaSlab>(device_, std::move(description), bytes, options_));
 }
 
 }  // namespace cairn::transport

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "common/mutex.h"
 #include "common/status.h"
 #include "server/facts/facts.h"
+#include "server/transport/rdma_options.h"
 #include "server/transport/slab_table.h"
 #include "server/transport/verbs.h"
 
@@ -27,13 +29,15 @@ struct RdmaPiece {
 class RdmaSlab {
  public:
   // `device` outlives it.
-  RdmaSlab(VerbsDevice* device, UniqueFd description, uint64_t bytes);
+  RdmaSlab(VerbsDevice* device, UniqueFd description, uint64_t bytes,
+           const RdmaSlabOptions& options = {});
 
   uint64_t bytes() const { return bytes_; }
   bool detached() const { return detached_; }
   // Registers it, unless it is; CANCELLED once it is detached. The first call takes as long as it takes to fault
   // in and lock all of it. A slab that has lost pages since is registered anew, and one that is not believed: the
   // device would go on reading the pages that it had, and would write into pages that are nobody's.
+  // ABORTED when that was done `most_anew` times lately: it may be registered again after a while.
   Status Register() ABSL_LOCKS_EXCLUDED(registering_, mu_);
   // Whether Register would have nothing to do. It never waits.
   bool Registered() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -61,9 +65,13 @@ class RdmaSlab {
   std::vector<RdmaPiece> Pieces(uint32_t (VerbsRegion::*key)() const) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Notes that it is to be registered anew. ABORTED: too often.
+  Status CountAnew() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   VerbsDevice* const device_;
   const UniqueFd description_;
   const uint64_t bytes_;
+  const RdmaSlabOptions options_;
   std::atomic<bool> detached_ = false;
   Mutex registering_;            // held while the device is at work
   mutable SharedMutex reading_;  // held shared while bytes are read
@@ -72,18 +80,21 @@ class RdmaSlab {
   int64_t blocks_ ABSL_GUARDED_BY(mu_) = 0;  // when it was registered, as the time
   MonotonicNanos registered_at_ ABSL_GUARDED_BY(mu_) = 0;
   bool believed_ ABSL_GUARDED_BY(mu_) = true;
+  std::deque<MonotonicNanos> anew_ ABSL_GUARDED_BY(mu_);  // when it was registered anew, lately
 };
 
 // Thread-safe.
 class RdmaSlabs : public SlabTable<RdmaSlab> {
  public:
   // `device` outlives it.
-  explicit RdmaSlabs(VerbsDevice* device) : device_(device) {}
+  explicit RdmaSlabs(VerbsDevice* device, const RdmaSlabOptions& options = {})
+      : device_(device), options_(options) {}
   // As Transport::Attach. Nothing is registered yet.
   Status Attach(SlabId slab, UniqueFd description, uint64_t bytes);
 
  private:
   VerbsDevice* const device_;
+  const RdmaSlabOptions options_;
 };
 
 }  // namespace cairn::transport

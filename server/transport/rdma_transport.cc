@@ -9,28 +9,26 @@ namespace cairn::transport {
 
 RdmaTransport::RdmaTransport(std::unique_ptr<VerbsDevice> device,
                              std::unique_ptr<VerbsCompletions> completions, int port,
-                             std::string address, const RdmaOwnerOptions& owner,
-                             const RdmaReaderOptions& reader, std::unique_ptr<RdmaControl> control)
+                             std::string address, const RdmaOptions& options,
+                             std::unique_ptr<RdmaControl> control)
     : control_(std::move(control)),
       device_(std::move(device)),
       completions_(std::move(completions)),
       port_(port),
       address_(std::move(address)),
-      slabs_(device_.get()),
-      owner_(owner, device_.get(), port, completions_.get(), &slabs_),
-      reader_(reader, device_.get(), port, control_.get(), &slabs_) {}
+      slabs_(device_.get(), options.slabs),
+      owner_(options.owner, device_.get(), port, completions_.get(), &slabs_),
+      reader_(options.reader, device_.get(), port, control_.get(), &slabs_) {}
 
 StatusOr<std::unique_ptr<RdmaTransport>> RdmaTransport::Start(
-    std::unique_ptr<VerbsDevice> device, int port, std::string address,
-    const RdmaOwnerOptions& owner, const RdmaReaderOptions& reader,
+    std::unique_ptr<VerbsDevice> device, int port, std::string address, const RdmaOptions& options,
     std::unique_ptr<RdmaControl> control) {
-  CAIRN_RETURN_IF_ERROR(owner.Validate());
-  CAIRN_RETURN_IF_ERROR(reader.Validate());
+  CAIRN_RETURN_IF_ERROR(options.Validate());
   CAIRN_ASSIGN_OR_RETURN(const VerbsPort its, device->Port(port));
   CAIRN_RETURN_IF_ERROR(ChooseGid(device->info(), its).status());
   CAIRN_ASSIGN_OR_RETURN(auto completions, device->MakeCompletions(1));
   return std::unique_ptr<RdmaTransport>(new RdmaTransport(std::move(device), std::move(completions),
-                                                          port, std::move(address), owner, reader,
+                                                          port, std::move(address), options,
                                                           std::move(control)));
 }
 

@@ -24,8 +24,7 @@ class RdmaTransport final : public Transport {
   // the option; UNAVAILABLE says what the port lacks.
   static StatusOr<std::unique_ptr<RdmaTransport>> Start(std::unique_ptr<VerbsDevice> device,
                                                         int port, std::string address,
-                                                        const RdmaOwnerOptions& owner,
-                                                        const RdmaReaderOptions& reader,
+                                                        const RdmaOptions& options,
                                                         std::unique_ptr<RdmaControl> control);
 
   std::string Address() const override { return address_; }
@@ -59,8 +58,8 @@ class RdmaTransport final : public Transport {
 
  private:
   RdmaTransport(std::unique_ptr<VerbsDevice> device, std::unique_ptr<VerbsCompletions> completions,
-                int port, std::string address, const RdmaOwnerOptions& owner,
-                const RdmaReaderOptions& reader, std::unique_ptr<RdmaControl> control);
+                int port, std::string address, const RdmaOptions& options,
+                std::unique_ptr<RdmaControl> control);
 
   const std::unique_ptr<RdmaControl> control_;
   const std::unique_ptr<VerbsDevice> device_;

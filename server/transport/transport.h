@@ -75,6 +75,8 @@ struct Traffic {
   uint64_t tcp_bytes = 0;
   uint64_t rdma_bytes = 0;
   uint64_t rdma_left_out = 0;  // how often a peer that RDMA did not reach went on over TCP
+  uint64_t rdma_grants_left_out =
+      0;  // … and a grant alone, whose pages were taken away again and again
 };
 
 class Transport {
@@ -127,6 +129,8 @@ class Transport {
   //   NOT_FOUND          `into` is not attached
   //   PERMISSION_DENIED  the owner does not know the token, or the region is not in its grant
   //   DATA_LOSS          the owner could not read its own bytes
+  //   ABORTED            pages at one of the ends are taken away again and again, and a device that has them cannot
+  //                      be believed: other grants, and other back ends, are not concerned
   //   UNAVAILABLE        the peer cannot be reached, does not move, or the connection was cut
   //   DEADLINE_EXCEEDED  the deadline passed first
   //   CANCELLED          the destination was detached, or the transport is closing

@@ -40,10 +40,10 @@ StatusOr<End> Start(const std::string& device, SlabId slab, bool checked) {
   auto control = std::make_unique<Direct>();
   End end;
   end.control = control.get();
-  RdmaReaderOptions reader;
-  reader.read_back = checked;
+  RdmaOptions options;
+  options.reader.read_back = checked;
   CAIRN_ASSIGN_OR_RETURN(end.transport, RdmaTransport::Start(std::move(opened), /*port=*/1, "peer",
-                                                             {}, reader, std::move(control)));
+                                                             options, std::move(control)));
   CAIRN_ASSIGN_OR_RETURN(UniqueFd memory, MakeMemfd("rdma-bench", kSlabBytes, 0600));
   CAIRN_RETURN_IF_ERROR(end.transport->Attach(slab, std::move(memory), kSlabBytes));
   CAIRN_RETURN_IF_ERROR(end.transport->Register(slab));

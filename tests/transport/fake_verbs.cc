@@ -263,8 +263,8 @@ class FakeDevice final : public VerbsDevice {
       --faults_->failing_registers;
       return absl::ResourceExhaustedError("memory cannot be locked, as the test wants it");
     }
-    void* const at =
-        mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
+    void* const at = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd,
+                          static_cast<off_t>(offset));
     if (at == MAP_FAILED) return ErrnoStatus(errno, "mmap");
     MutexLock lock(&fabric_->mu);
     const uint32_t key = fabric_->next++;

@@ -59,11 +59,13 @@ class DirectControl final : public RdmaControl {
 
 inline std::unique_ptr<RdmaTransport> StartRdma(PeerId self, std::unique_ptr<VerbsDevice> device,
                                                 const RdmaReaderOptions& reader = {},
-                                                const RdmaOwnerOptions& owner = {}) {
+                                                const RdmaOwnerOptions& owner = {},
+                                                const RdmaSlabOptions& slabs = {}) {
   static std::atomic<int> next = 0;
   const std::string address = absl::StrCat("node-", next++);
-  auto started = RdmaTransport::Start(std::move(device), /*port=*/1, address, owner, reader,
-                                      std::make_unique<DirectControl>(self, address));
+  auto started =
+      RdmaTransport::Start(std::move(device), /*port=*/1, address, {owner, reader, slabs},
+                           std::make_unique<DirectControl>(self, address));
   EXPECT_TRUE(started.ok()) << started.status();
   if (!started.ok()) return nullptr;
   RdmaDirectory& directory = RdmaDirectory::Get();

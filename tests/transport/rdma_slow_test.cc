@@ -70,7 +70,7 @@ std::unique_ptr<RdmaTransport> StartSlow(PeerId self, std::unique_ptr<VerbsDevic
                                          const RdmaReaderOptions& reader = {}) {
   static std::atomic<int> next = 0;
   const std::string address = absl::StrCat("slow-", next++);
-  auto started = RdmaTransport::Start(std::move(device), /*port=*/1, address, {}, reader,
+  auto started = RdmaTransport::Start(std::move(device), /*port=*/1, address, {{}, reader, {}},
                                       std::make_unique<SlowControl>(self, address, slow));
   EXPECT_TRUE(started.ok());
   return *std::move(started);
