@@ -51,7 +51,11 @@ class Node::UnderLock {
                        : make.urgent  ? cache::Pages::kUrgently
                                       : cache::Pages::kInTurn;
     cache().Make(make.slab, make.bytes, make.use, pages,
-                 [gate = node_->gate_, slab = make.slab](Status status) {
+                 [gate = node_->gate_, attached = node_->attached_.get(), slab = make.slab,
+                  faulted = make.populate](Status status) {
+                   if (attached != nullptr && faulted && status.ok()) {
+                     gate->Run([&] { attached->Prepare(slab); });
+                   }
                    gate->Post(engine::event::SlabMade{slab, std::move(status)});
                  });
   }

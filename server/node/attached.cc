@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "glog/logging.h"
+
 namespace cairn::node {
 
 Status Attached::Attach(SlabId slab) {
@@ -18,6 +20,14 @@ Status Attached::Attach(SlabId slab) {
       transport_->Attach(slab, std::move(description), static_cast<uint64_t>(is.st_size)));
   slabs_.insert(slab);
   return absl::OkStatus();
+}
+
+void Attached::Prepare(SlabId slab) {
+  if (!transport_->PreparesMemory()) return;
+  const Status attached = Attach(slab);
+  if (attached.ok()) return transport_->Prepare(slab);
+  LOG_EVERY_N(WARNING, 100) << "slab " << slab
+                            << " is told to no device until it is used: " << attached;
 }
 
 void Attached::Detach(SlabId slab) {

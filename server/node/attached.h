@@ -1,5 +1,5 @@
-// Which slabs the transport may read from and into. They are attached as they are needed, and stay so
-// until they are destroyed or a fetch into them is cut short.
+// Which slabs the transport may read from and into. They are attached as they are needed, or
+// beforehand where a device has to be told of memory, and stay so until they are destroyed or a fetch into them is cut short.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +22,9 @@ class Attached {
 
   // Nothing happens for a slab that is attached.
   Status Attach(SlabId slab);
+  // Where the transport prepares memory: attaches the slab, whose pages are there, before anybody asks for it. The
+  // engine does not know the slab yet, so that nobody destroys it meanwhile.
+  void Prepare(SlabId slab);
   // On return the transport neither reads nor writes the slab. May wait, as Transport::Detach does.
   void Detach(SlabId slab);
   void DetachAll();

@@ -5,12 +5,16 @@
 namespace cairn::node {
 
 void EventGate::Post(engine::Event event) {
+  Run([&] { enter_(std::move(event)); });
+}
+
+void EventGate::Run(const std::function<void()>& what) {
   {
     MutexLock lock(&mu_);
     if (closed_) return;
     ++inside_;
   }
-  enter_(std::move(event));
+  what();
   MutexLock lock(&mu_);
   if (--inside_ == 0) left_.NotifyAll();
 }

@@ -20,7 +20,9 @@ class EventGate {
 
   // Drops the event when the gate is closed.
   void Post(engine::Event event);
-  // When this returns, no thread is inside `enter` and none will be. Never called from inside it.
+  // Runs `what`, which may use the node, on this thread; not when the gate is closed.
+  void Run(const std::function<void()>& what);
+  // When this returns, no thread is inside `enter` or a `what`, and none will be. Never called from inside it.
   void Close();
 
  private:

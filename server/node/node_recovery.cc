@@ -9,6 +9,7 @@
 #include "glog/logging.h"
 #include "server/cache/cache.h"
 #include "server/engine/engine.h"
+#include "server/node/attached.h"
 #include "server/node/found_parts.h"
 #include "server/node/journal_writer.h"
 #include "server/node/node.h"
@@ -167,6 +168,7 @@ std::vector<SlabId> Node::RecoverSlabs(std::vector<HeldSlab>* slabs, engine::Rec
       continue;
     }
     recovered->held_slabs.emplace_back(held.slab, held.bytes);
+    if (attached_ != nullptr) attached_->Prepare(held.slab);
   }
   return unread;
 }

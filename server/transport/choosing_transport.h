@@ -29,6 +29,10 @@ class ChoosingTransport final : public Transport {
   std::string Problem() const override;
   Status Attach(SlabId slab, UniqueFd description, uint64_t bytes) override;
   void Detach(SlabId slab) override;
+  bool PreparesMemory() const override { return rdma_ != nullptr && rdma_->PreparesMemory(); }
+  void Prepare(SlabId slab) override {
+    if (rdma_ != nullptr) rdma_->Prepare(slab);
+  }
   StatusOr<std::string> Describe(const ExtentRef& extent) const override;
   Status Grant(const GrantToken& token, PeerId reader, std::vector<ExtentRef> extents) override;
   bool Revoke(const GrantToken& token, ItsReads reads) override;

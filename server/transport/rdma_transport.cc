@@ -1,7 +1,9 @@
 #include "server/transport/rdma_transport.h"
 
+#include <system_error>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/transport/rdma_wire.h"
 #include "server/transport/region.h"
 
@@ -27,9 +29,14 @@ StatusOr<std::unique_ptr<RdmaTransport>> RdmaTransport::Start(
   CAIRN_ASSIGN_OR_RETURN(const VerbsPort its, device->Port(port));
   CAIRN_RETURN_IF_ERROR(ChooseGid(device->info(), its).status());
   CAIRN_ASSIGN_OR_RETURN(auto completions, device->MakeCompletions(1));
-  return std::unique_ptr<RdmaTransport>(new RdmaTransport(std::move(device), std::move(completions),
-                                                          port, std::move(address), options,
-                                                          std::move(control)));
+  try {
+    return std::unique_ptr<RdmaTransport>(
+        new RdmaTransport(std::move(device), std::move(completions), port, std::move(address),
+                          options, std::move(control)));
+  } catch (const std::system_error& e) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a thread to register slabs with: ", e.what()));
+  }
 }
 
 std::string RdmaTransport::Problem() const {
@@ -51,6 +58,11 @@ void RdmaTransport::Detach(SlabId slab) {
   owner_.RevokeSlab(slab);
   reader_.Drop(removed.get());
   removed->Detach();
+}
+
+void RdmaTransport::Prepare(SlabId slab) {
+  StatusOr<std::shared_ptr<RdmaSlab>> found = slabs_.Find({slab, 0, 1});
+  if (found.ok()) registrar_.Add(*std::move(found));
 }
 
 StatusOr<std::string> RdmaTransport::Describe(const ExtentRef& extent) const {

@@ -12,6 +12,7 @@
 #include "server/transport/rdma_control.h"
 #include "server/transport/rdma_owner.h"
 #include "server/transport/rdma_reader.h"
+#include "server/transport/rdma_registrar.h"
 #include "server/transport/rdma_slab.h"
 #include "server/transport/transport.h"
 #include "server/transport/verbs.h"
@@ -31,6 +32,8 @@ class RdmaTransport final : public Transport {
   std::string Problem() const override;
   Status Attach(SlabId slab, UniqueFd description, uint64_t bytes) override;
   void Detach(SlabId slab) override;
+  bool PreparesMemory() const override { return true; }
+  void Prepare(SlabId slab) override;
   StatusOr<std::string> Describe(const ExtentRef& extent) const override;
   Status Grant(const GrantToken& token, PeerId reader, std::vector<ExtentRef> extents) override {
     return owner_.Grant(token, reader, std::move(extents));
@@ -50,8 +53,7 @@ class RdmaTransport final : public Transport {
     reader_.Read(std::move(request), std::move(done));
   }
 
-  // Registers the slab now, so that its first grant and its first read do not wait for it. As RdmaSlab::Register;
-  // NOT_FOUND when it is not attached.
+  // Registers the slab now. As RdmaSlab::Register; NOT_FOUND when it is not attached.
   Status Register(SlabId slab);
   // What readers ask of this node, through the control wire.
   RdmaOwner* owner() { return &owner_; }
@@ -68,6 +70,7 @@ class RdmaTransport final : public Transport {
   const int port_;
   const std::string address_;
   RdmaSlabs slabs_;
+  RdmaRegistrar registrar_;
   RdmaOwner owner_;
   RdmaReader reader_;  // last: its threads use the members above
 };

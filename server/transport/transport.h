@@ -98,6 +98,12 @@ class Transport {
   // CANCELLED, reads from it by peers with an error at the peer. Nothing happens for a slab that is
   // not attached. Waits for what is at work on the slab at this moment, never for a peer.
   virtual void Detach(SlabId slab) = 0;
+  // Whether Prepare does anything.
+  virtual bool PreparesMemory() const { return false; }
+  // Where a device has to be told of memory before it is read, tells it in the background, so that neither the first
+  // grant of the slab nor the first read into it waits for that. For a slab whose pages are there: others are made by
+  // it. Nothing happens for one that is not attached.
+  virtual void Prepare(SlabId) {}
 
   // --- what peers may read
 

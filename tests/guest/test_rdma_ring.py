@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,18 @@ def pinned_pages() -> int:
     Path("/proc/sys/vm/stat_refresh").write_text("1")
     counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
     return int(counts["nr_foll_pin_acquired"]) - int(counts["nr_foll_pin_released"])
+
+
+def settled(count: Callable[[], int]) -> int:
+    """What it counts once that has stood still for a second."""
+    seen: list[int] = []
+
+    def stands() -> bool:
+        seen.append(count())
+        return len(seen) >= 5 and len(set(seen[-5:])) == 1
+
+    until("what is locked stands still", stands, 30)
+    return seen[-1]
 
 
 def test_what_is_replicated_and_recovered_travels_over_rdma() -> None:
@@ -100,17 +112,17 @@ def test_a_killed_daemon_leaves_nothing_locked_and_its_successor_is_read() -> No
         writer = r[0].writer(JOB, attempt_number())
         r[0].save(writer, 1)
         r[0].wait_replicated(JOB, 1)
-        held = pinned_pages() - before
-        assert held * 4096 >= PART_BYTES  # the owner's slab, and its holder's
+        held = settled(lambda: pinned_pages() - before)
+        assert held * 4096 >= PART_BYTES  # the owner's slabs, and its holder's
         (daemon,) = children(r[0].keeper_pid)
         os.kill(daemon, signal.SIGKILL)
         until("the next daemon answers", lambda: r[0].latest(JOB) is not None, 30)
-        assert pinned_pages() - before < held
-        # Nobody has read from the successor yet, so it has locked nothing; then it is read.
+        # It registers what the keeper held, in the background; nothing is locked twice.
+        again = settled(lambda: pinned_pages() - before)
+        assert PART_BYTES <= again * 4096 <= held * 4096
         with r[0].session(JOB) as reader:
             assert reader.load(1, "0/large", timeout_ms=30_000)
-        again = r[0].writer(JOB, attempt_number())
-        r[0].save(again, 2)
+        r[0].save(r[0].writer(JOB, attempt_number()), 2)
         r[0].wait_replicated(JOB, 2)
         assert r[1].loads(JOB, 2)
     until("nothing is locked", lambda: pinned_pages() == before, 20)

@@ -139,6 +139,7 @@ void NodeFixture::StartNode() {
   rooms.cache = cache_.get();
   rooms.storage = storage_.get();
   rooms.holder = &keeper_;
+  rooms.transport = transport_;
   if (with_catalog_) {
     rooms.open_catalog = [path = CatalogPath()] {
       std::string note;

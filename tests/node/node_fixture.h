@@ -14,6 +14,7 @@
 #include "server/catalog/catalog.h"
 #include "server/node/node.h"
 #include "server/storage/storage.h"
+#include "server/transport/transport.h"
 
 namespace cairn::testing {
 
@@ -69,6 +70,7 @@ class NodeFixture : public ::testing::Test {
   // Makes the storage; by default one of files in Path("storage").
   std::function<std::unique_ptr<storage::Storage>()> make_storage_;
   bool with_catalog_ = false;
+  transport::Transport* transport_ = nullptr;  // outlives the node
   std::string folder_;
   MapKeeper keeper_;
   UniqueFd journal_, fd_listener_;

@@ -6,10 +6,12 @@
 #include <gtest/gtest.h>
 #include <linux/falloc.h>
 
+#include <functional>
 #include <thread>
 
 #include "server/transport/choosing_transport.h"
 #include "tests/transport/fake_verbs.h"
+#include "tests/transport/held_device.h"
 #include "tests/transport/rdma_nodes.h"
 #include "tests/transport/two_nodes.h"
 
@@ -67,6 +69,69 @@ TEST_F(RdmaSlabTest, WhatFailsToBeRegisteredDoesNotCount) {
   owners_->failing_registers = 5;
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(absl::IsResourceExhausted(slab.Register()));
   EXPECT_TRUE(slab.Register().ok());
+}
+
+// Whatever goes on in the background, `what` comes true.
+bool Becomes(const std::function<bool()>& what) {
+  const MonotonicNanos until = After(60);
+  while (!what() && RealClock()->Now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return what();
+}
+
+TEST_F(RdmaSlabTest, IsRegisteredInTheBackgroundOnceItIsPrepared) {
+  const auto owner = StartRdma(kOwner, MakeFakeDevice(fabric_, owners_));
+  EXPECT_TRUE(owner->PreparesMemory());
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), kBytes).ok());
+  EXPECT_EQ(owners_->registered, 0);
+  owner->Prepare(kOwned);
+  EXPECT_TRUE(Becomes([&] { return owners_->registered == 1; }));
+  owner->Prepare(kOwned);  // it is already
+  owner->Prepare(99);      // is not attached
+  ASSERT_TRUE(owner->Attach(99, fetched_.Dup(), kBytes).ok());
+  owner->Prepare(99);
+  EXPECT_TRUE(Becomes([&] { return owners_->registered == 2; }));
+  owner->Detach(kOwned);
+  EXPECT_EQ(owners_->regions, 1);
+}
+
+TEST_F(RdmaSlabTest, ThatCannotBeRegisteredInTheBackgroundIsByItsFirstUse) {
+  const auto owner = StartRdma(kOwner, MakeFakeDevice(fabric_, owners_));
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), kBytes).ok());
+  owners_->failing_registers = 1;
+  owner->Prepare(kOwned);
+  ASSERT_TRUE(Becomes([&] { return owners_->failing_registers == 0; }));
+  EXPECT_TRUE(owner->Register(kOwned).ok());
+  EXPECT_EQ(owners_->registered, 1);
+}
+
+// A slab in the background must not hold up another one's first grant, and goes with the transport.
+TEST_F(RdmaSlabTest, AFirstGrantWaitsForNoOtherSlabInTheBackground) {
+  const auto hold = std::make_shared<HeldDevice::Hold>();
+  auto owner =
+      StartRdma(kOwner, std::make_unique<HeldDevice>(MakeFakeDevice(fabric_, owners_), hold));
+  const auto reader = StartRdma(kReader, MakeFakeDevice(fabric_, readers_));
+  const Memory other(kBytes), third(kBytes);
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), kBytes).ok());
+  ASSERT_TRUE(owner->Attach(1, other.Dup(), kBytes).ok());
+  ASSERT_TRUE(owner->Attach(2, third.Dup(), kBytes).ok());
+  ASSERT_TRUE(reader->Attach(kFetched, fetched_.Dup(), kBytes).ok());
+  hold->first = 1;  // the other one's alone
+  owner->Prepare(1);
+  ASSERT_TRUE(Becomes([&] { return hold->held == 1; }));
+  owner->Prepare(2);
+  const GrantToken token = NewGrantToken();
+  const ExtentRef all = {kOwned, 0, kBytes};
+  ASSERT_TRUE(owner->Grant(token, kReader, {all}).ok());
+  EXPECT_TRUE(ReadAllOf(reader.get(), *owner, token, *owner->Describe(all), bytes_, fetched_).ok());
+  EXPECT_EQ(owners_->registered, 1);
+  auto detached = std::async(std::launch::async, [&] { owner->Detach(2); });  // in the queue
+  EXPECT_EQ(detached.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  auto gone = std::async(std::launch::async, [&] { owner.reset(); });
+  hold->first = 0;
+  gone.get();
+  EXPECT_EQ(owners_->regions, 0);
 }
 
 class TwoWays : public RdmaSlabTest {

@@ -12,6 +12,7 @@
 #include "server/transport/choosing_transport.h"
 #include "server/transport/rdma_transport.h"
 #include "tests/transport/fake_verbs.h"
+#include "tests/transport/held_device.h"
 #include "tests/transport/rdma_nodes.h"
 #include "tests/transport/two_nodes.h"
 
@@ -302,38 +303,6 @@ TEST_F(RdmaSlow, Stress) {
   EXPECT_EQ(owners_->regions, 0);
   EXPECT_EQ(owners_->pairs, 0);
 }
-
-// Whose registrations wait while they are held.
-class HeldDevice final : public VerbsDevice {
- public:
-  struct Hold {
-    std::atomic<bool> on = false;
-    std::atomic<int> held = 0;
-  };
-  HeldDevice(std::unique_ptr<VerbsDevice> device, std::shared_ptr<Hold> hold)
-      : device_(std::move(device)), hold_(std::move(hold)) {}
-  const VerbsDeviceInfo& info() const override { return device_->info(); }
-  StatusOr<VerbsPort> Port(int number) const override { return device_->Port(number); }
-  StatusOr<std::unique_ptr<VerbsRegion>> Register(int fd, uint64_t offset,
-                                                  uint64_t length) override {
-    ++hold_->held;
-    while (hold_->on) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    --hold_->held;
-    return device_->Register(fd, offset, length);
-  }
-  StatusOr<std::unique_ptr<VerbsCompletions>> MakeCompletions(int depth) override {
-    return device_->MakeCompletions(depth);
-  }
-  StatusOr<std::unique_ptr<VerbsQueuePair>> MakeQueuePair(const VerbsPort& port,
-                                                          const VerbsGid& gid, int depth,
-                                                          VerbsCompletions* completions) override {
-    return device_->MakeQueuePair(port, gid, depth, completions);
-  }
-
- private:
-  const std::unique_ptr<VerbsDevice> device_;
-  const std::shared_ptr<Hold> hold_;
-};
 
 // "Waits for what is at work on the slab at this moment": not for another one's registration.
 TEST_F(RdmaSlow, DetachWaitsForNoOtherSlab) {
