@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,10 +30,18 @@ struct RdmaConnected {
 
 // "What may I read under this token, over that connection?" Asked again, it also says that the reader is at it.
 struct RdmaOpen {
+  // The owner's bytes as they came: they have this checksum at the reader's.
+  struct Came {
+    ExtentRef bytes;  // at most kMaxReadBytes
+    uint32_t crc = 0;
+  };
   RdmaConnectionId connection = 0;
   GrantToken token = {};
   // Bytes came otherwise than they should: the device may have pages that are not the slab's any more.
   bool anew = false;
+  // With `anew`, where the reader still knows it. Where the owner's own bytes have the same checksum the device has
+  // read what is there, and to register its slab anew would change nothing.
+  std::optional<Came> came;
 };
 struct RdmaOpened {
   struct Slab {

@@ -18,6 +18,17 @@ Status NoSuchConnection(RdmaConnectionId connection) {
       absl::StrCat("connection: ", connection, " is not known (any more)"));
 }
 
+// Whether the slab is not the one that bytes came from, or has them as they came: then the device is to be believed,
+// and it is the owner's own copy that is bad, or the way.
+bool Same(const std::vector<ExtentRef>& granted, SlabId id, const RdmaSlab& slab,
+          const std::optional<RdmaOpen::Came>& came) {
+  if (!came.has_value()) return false;
+  if (came->bytes.slab != id) return true;
+  if (!Covers(granted, came->bytes)) return false;
+  const StatusOr<uint32_t> own = slab.Crc(came->bytes.offset, came->bytes.length);
+  return own.ok() && *own == came->crc;
+}
+
 }  // namespace
 
 RdmaOwner::RdmaOwner(const RdmaOwnerOptions& options, VerbsDevice* device, int port,
@@ -98,7 +109,9 @@ StatusOr<RdmaOpened> RdmaOwner::Open(PeerId reader, const RdmaOpen& request) {
     if (!opened.slabs.empty() && opened.slabs.back().slab == extent.slab) continue;
     const StatusOr<std::shared_ptr<RdmaSlab>> slab = slabs_->Find(extent);
     if (!slab.ok()) return NotPermitted();  // detached meanwhile, and its grants with it
-    if (request.anew) (*slab)->Distrust();
+    if (request.anew && !Same(opened.extents, extent.slab, **slab, request.came)) {
+      (*slab)->Distrust();
+    }
     opened.slabs.push_back({extent.slab, {}});
     slabs.push_back(*slab);
   }

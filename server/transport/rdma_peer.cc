@@ -29,6 +29,8 @@ constexpr int kLookAgainMs = 100;
 constexpr MonotonicNanos kRenew = kNanosPerSecond;
 // Reads that lack something, in one look for some that do not.
 constexpr int kMostPassedOver = 64;
+// Reads whose checksums are remembered: more than one peer has under way.
+constexpr size_t kMostRemembered = 64;
 // For what was posted to be flushed, then the queue pairs are destroyed all the same.
 constexpr MonotonicNanos kFlush = 100 * kNanosPerMilli;
 
@@ -107,6 +109,10 @@ void RdmaPeer::Read(Waiting read) {
       refused = absl::ResourceExhaustedError(
           absl::StrCat("peer ", address_, ": ", waiting_.size(), " reads wait for it already"));
     } else {
+      const auto before =
+          std::find_if(came_.rbegin(), came_.rend(),
+                       [&](const RdmaOpen::Came& one) { return one.bytes == read.from; });
+      if (read.request.again && before != came_.rend()) read.came = *before;
       waiting_.push_back(std::move(read));
     }
   }
@@ -284,7 +290,7 @@ void RdmaPeer::Activate(std::vector<Ended>* ended) {
 Status RdmaPeer::Prepare(const Waiting& read, Active* active, std::optional<Need>* lacks) {
   if (read.into->detached()) return DestinationDetached();
   if (connection_ == nullptr) {
-    *lacks = Need{nullptr, std::nullopt, false};  // a connection
+    *lacks = Need{};  // a connection
     return absl::OkStatus();
   }
   const GrantToken& token = read.request.token;
@@ -292,7 +298,7 @@ Status RdmaPeer::Prepare(const Waiting& read, Active* active, std::optional<Need
   const auto at = connection_->opened.find(token);
   const MonotonicNanos now = RealClock()->Now();
   if (at == connection_->opened.end() || now - at->second.answered_at > kGoodFor || anew) {
-    *lacks = Need{nullptr, token, anew};
+    *lacks = Need{nullptr, token, anew, read.came};
     return absl::OkStatus();
   }
   Opened& opened = at->second;
@@ -300,7 +306,7 @@ Status RdmaPeer::Prepare(const Waiting& read, Active* active, std::optional<Need
   if (!Covers(opened.answer.extents, read.from)) return NotPermitted();
   active->local = read.into->Registered() ? read.into->local_pieces() : std::vector<RdmaPiece>();
   if (active->local.empty()) {
-    *lacks = Need{read.into, std::nullopt, false};
+    *lacks = Need{.slab = read.into};
     return absl::OkStatus();
   }
   for (const RdmaOpened::Slab& slab : opened.answer.slabs) {
@@ -315,7 +321,7 @@ void RdmaPeer::Renew() {
   for (const Active& active : active_) {
     const auto at = connection_->opened.find(active.read.request.token);
     if (at != connection_->opened.end() && now - at->second.asked_at > kRenew) {
-      return AskFor(Need{nullptr, at->first, false});
+      return AskFor(Need{.slab = nullptr, .token = at->first});
     }
   }
 }
@@ -405,7 +411,7 @@ void RdmaPeer::Break(const Status& why, bool counts, std::vector<Ended>* ended) 
   }
 }
 
-void RdmaPeer::End(Ended ended) const {
+void RdmaPeer::End(Ended ended) {
   const Waiting& read = ended.read;
   if (!ended.status.ok()) return read.done(ended.status);
   if (!options_.read_back) return read.done(0);
@@ -414,6 +420,11 @@ void RdmaPeer::End(Ended ended) const {
   try {
     crc = read.into->Crc(request.into.offset + request.into_offset, request.length);
   } catch (const std::bad_alloc&) {
+  }
+  if (crc.ok()) {
+    MutexLock lock(&mu_);
+    if (came_.size() >= kMostRemembered) came_.pop_front();
+    came_.push_back({read.from, *crc});
   }
   read.done(std::move(crc));
 }

@@ -54,7 +54,8 @@ class RdmaPeer {
     std::shared_ptr<RdmaSlab> into;
     ExtentRef from;  // the owner's bytes
     int tries = 0;
-    bool asked_anew = false;  // of a read that is made again: the owner has heard that
+    std::optional<RdmaOpen::Came> came;  // of a read that is made again: as the bytes came before
+    bool asked_anew = false;             // of a read that is made again: the owner has heard that
   };
   void Read(Waiting read) ABSL_LOCKS_EXCLUDED(mu_);
   // As Transport::Finish.
@@ -100,6 +101,7 @@ class RdmaPeer {
     std::shared_ptr<RdmaSlab> slab;   // that it is registered; else, of the owner,
     std::optional<GrantToken> token;  // what may be read under it; else a connection
     bool anew = false;
+    std::optional<RdmaOpen::Came> came;
   };
   // What a step has come to.
   struct Outcome {
@@ -146,7 +148,8 @@ class RdmaPeer {
   void RunNeeds();
   void Meet(const Need& need) ABSL_LOCKS_EXCLUDED(mu_);
   Status AskToConnect() ABSL_LOCKS_EXCLUDED(mu_);
-  void AskToOpen(const GrantToken& token, bool anew) ABSL_LOCKS_EXCLUDED(mu_);
+  void AskToOpen(const GrantToken& token, bool anew, const std::optional<RdmaOpen::Came>& came)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // The owner's answer, or none.
   void NoteOpened(const GrantToken& token, bool anew, StatusOr<RdmaOpened> answer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -155,7 +158,7 @@ class RdmaPeer {
   void FailWaiting(const Status& status, const std::function<bool(const Waiting&)>& which)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Checks what arrived, and tells whoever waits.
-  void End(Ended ended) const;
+  void End(Ended ended) ABSL_LOCKS_EXCLUDED(mu_);
   // Until something arrives or is to be read, and no longer than it may take unnoticed.
   void Wait(int events) ABSL_LOCKS_EXCLUDED(mu_);
   void Wake();
@@ -177,6 +180,8 @@ class RdmaPeer {
   absl::flat_hash_map<uint64_t, Chunk> chunks_ ABSL_GUARDED_BY(mu_);  // under way, by id
   uint64_t next_chunk_ ABSL_GUARDED_BY(mu_) = 1;
   RdmaConnectionId last_connection_ ABSL_GUARDED_BY(mu_) = 0;
+  // What came last, in its order: a reader that finds it wrong reads it again soon.
+  std::deque<RdmaOpen::Came> came_ ABSL_GUARDED_BY(mu_);
   std::optional<Need> need_ ABSL_GUARDED_BY(mu_);  // being met, or about to be
   CondVar needs_;                                  // with mu_
   std::thread needs_thread_, thread_;              // last: they use the members above

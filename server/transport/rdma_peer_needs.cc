@@ -46,13 +46,14 @@ void RdmaPeer::Meet(const Need& need) {
     if (registered.ok()) return;
     return FailWaiting(registered, [&](const Waiting& read) { return read.into == need.slab; });
   }
-  if (need.token.has_value()) return AskToOpen(*need.token, need.anew);
+  if (need.token.has_value()) return AskToOpen(*need.token, need.anew, need.came);
   const Status connected = AskToConnect();
   if (!connected.ok()) FailWaiting(Unavailable(connected), [](const Waiting&) { return true; });
 }
 
-void RdmaPeer::AskToOpen(const GrantToken& token, bool anew) {
-  RdmaOpen request = {.connection = 0, .token = token, .anew = anew};
+void RdmaPeer::AskToOpen(const GrantToken& token, bool anew,
+                         const std::optional<RdmaOpen::Came>& came) {
+  RdmaOpen request = {.connection = 0, .token = token, .anew = anew, .came = came};
   bool good = false;  // there are keys, whatever the answer
   {
     MutexLock lock(&mu_);

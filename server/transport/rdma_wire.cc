@@ -14,7 +14,7 @@ namespace {
 
 constexpr absl::string_view kMagic("CAIRNRD\x01", 8);
 constexpr absl::string_view kRank = "rank ";
-enum class Kind : uint8_t { kConnect = 1, kOpen = 2 };
+enum class Kind : uint8_t { kConnect = 1, kOpen = 2, kOpenAnew = 3 };
 // Of a connection; an owner takes fewer (RdmaOwnerOptions).
 constexpr uint32_t kMostEndpoints = 64;
 // Of a slab: 64 TiB in pieces of a GiB.
@@ -76,10 +76,15 @@ struct AppendQuestion {
     AppendEndpoints(out, connect.endpoints);
   }
   void operator()(const RdmaOpen& open) const {
-    AppendInteger(out, static_cast<uint8_t>(Kind::kOpen));
+    const bool came = open.anew && open.came.has_value();
+    AppendInteger(out, static_cast<uint8_t>(came ? Kind::kOpenAnew : Kind::kOpen));
     AppendInteger(out, open.connection);
     AppendBytes(out, open.token);
-    AppendInteger<uint8_t>(out, open.anew ? 1 : 0);
+    if (!came) return AppendInteger<uint8_t>(out, open.anew ? 1 : 0);
+    AppendInteger(out, open.came->bytes.slab);
+    AppendInteger(out, open.came->bytes.offset);
+    AppendInteger(out, open.came->bytes.length);
+    AppendInteger(out, open.came->crc);
   }
 };
 
@@ -106,6 +111,16 @@ StatusOr<RdmaQuestion> DecodeRdmaQuestion(absl::string_view bytes) {
   if (kind == static_cast<uint8_t>(Kind::kOpen) && cursor.Take(&open.connection) &&
       TakeBytes(&cursor, &open.token) && cursor.Take(&anew) && anew <= 1 && cursor.left() == 0) {
     open.anew = anew == 1;
+    return RdmaQuestion(open);
+  }
+  RdmaOpen::Came came;
+  if (kind == static_cast<uint8_t>(Kind::kOpenAnew) && cursor.Take(&open.connection) &&
+      TakeBytes(&cursor, &open.token) && cursor.Take(&came.bytes.slab) &&
+      cursor.Take(&came.bytes.offset) && cursor.Take(&came.bytes.length) &&
+      cursor.Take(&came.crc) && cursor.left() == 0 && came.bytes.length >= 1 &&
+      came.bytes.length <= kMaxReadBytes) {
+    open.anew = true;
+    open.came = came;
     return RdmaQuestion(open);
   }
   return Wrong(absl::StrCat("a question of kind ", kind, " that is not one"));

@@ -1,9 +1,10 @@
 // The words of RdmaControl as bytes, little-endian, for the control wire: a question, and its answer.
 //
 //   question   0  8  magic "CAIRNRD\x01"
-//              8  1  kind: 1 connect, 2 open
+//              8  1  kind: 1 connect, 2 open, 3 open anew what came otherwise than it should
 //    connect:  u64 replaces, u32 count, endpoints
 //    open:     u64 connection, 16 bytes token, u8 anew
+//    open anew: u64 connection, 16 bytes token, u64 slab, u64 offset, u64 length, u32 checksum as it came
 //   answer to connect: u64 connection, u32 count, endpoints
 //   answer to open:    u32 count, extents (u64 slab, u64 offset, u64 length), by slab and offset;
 //                      u32 count, slabs: u64 slab, u32 count, pieces (u64 offset, u64 length, u32 key)

@@ -134,6 +134,29 @@ TEST_F(RdmaSlabTest, AFirstGrantWaitsForNoOtherSlabInTheBackground) {
   EXPECT_EQ(owners_->regions, 0);
 }
 
+// A registration that is right is not what made the bytes wrong.
+TEST_F(RdmaSlabTest, IsRegisteredAnewWhereItsOwnersBytesAreNotThoseThatCameAndOnlyThere) {
+  const RdmaSlabOptions slabs = {.believed = 0};
+  const auto owner = StartRdma(kOwner, MakeFakeDevice(fabric_, owners_), {}, {}, slabs);
+  const auto reader = StartRdma(kReader, MakeFakeDevice(fabric_, readers_), {}, {}, slabs);
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), kBytes).ok());
+  ASSERT_TRUE(reader->Attach(kFetched, fetched_.Dup(), kBytes).ok());
+  const GrantToken token = NewGrantToken();
+  const ExtentRef all = {kOwned, 0, kBytes};
+  ASSERT_TRUE(owner->Grant(token, kReader, {all}).ok());
+  const auto read = [&](bool again) {
+    ReadRequest request = ReadOf(*owner, token, *owner->Describe(all), 4096, 8192, fetched_);
+    request.again = again;
+    return ReadNow(reader.get(), std::move(request));
+  };
+  ASSERT_TRUE(read(/*again=*/false).ok());
+  ASSERT_TRUE(read(/*again=*/true).ok());
+  EXPECT_EQ(owners_->registered, 1);  // what came is what it has
+  owned_.Write(8192, "other bytes");
+  ASSERT_TRUE(read(/*again=*/true).ok());
+  EXPECT_EQ(owners_->registered, 2);
+}
+
 class TwoWays : public RdmaSlabTest {
  protected:
   void SetUp() override {

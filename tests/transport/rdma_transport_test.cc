@@ -140,7 +140,7 @@ TEST_F(RdmaTransportTest, ASlabThatIsNotBelievedIsRegisteredAnewOnBothSides) {
   Start();
   ASSERT_TRUE(Read(0, 1000).ok());
   const auto anew = [&] {
-    ReadRequest request = Request(0, 1000);
+    ReadRequest request = Request(4096, 1000);  // how it came before is not known
     request.again = true;
     return ReadNow(reader_.get(), std::move(request));
   };

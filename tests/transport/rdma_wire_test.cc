@@ -50,6 +50,16 @@ TEST(RdmaWire, SaysWhatWasSaid) {
   EXPECT_EQ(std::get<RdmaOpen>(*opened).token, open.token);
   EXPECT_TRUE(std::get<RdmaOpen>(*opened).anew);
 
+  RdmaOpen doubted = open;
+  doubted.came = {.bytes = {3, 8192, 4096}, .crc = 0xdecade};
+  const auto anew = DecodeRdmaQuestion(Encode(RdmaQuestion(doubted)));
+  ASSERT_TRUE(anew.ok()) << anew.status();
+  EXPECT_TRUE(std::get<RdmaOpen>(*anew).anew);
+  EXPECT_EQ(std::get<RdmaOpen>(*anew).came->bytes, doubted.came->bytes);
+  EXPECT_EQ(std::get<RdmaOpen>(*anew).came->crc, 0xdecadeU);
+  doubted.came->bytes.length = kMaxReadBytes + 1;  // the owner reads them at once
+  EXPECT_FALSE(DecodeRdmaQuestion(Encode(RdmaQuestion(doubted))).ok());
+
   const auto connected = DecodeRdmaConnected(Encode(RdmaConnected{4, {AnEndpoint(3)}}));
   ASSERT_TRUE(connected.ok()) << connected.status();
   EXPECT_EQ(connected->connection, 4U);
