@@ -17,7 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/fd.h"
-#include "server/rpc/peer_tls.h"
+#include "server/tls/peer_tls.h"
 
 namespace cairn::daemon {
 namespace {
@@ -78,7 +78,7 @@ std::string Unseasonable(X509* certificate) {
 
 // Why the certificate does not hold, which is the key's and good now.
 Status CheckSigned(X509* own, const std::vector<Certificate>& authorities,
-                   const rpc::TlsFiles& files, const Status& refused) {
+                   const tls::TlsFiles& files, const Status& refused) {
   for (const Certificate& authority : authorities) {
     if (X509_verify(own, X509_get0_pubkey(authority.get())) != 1) continue;
     const std::string when = Unseasonable(authority.get());
@@ -89,7 +89,7 @@ Status CheckSigned(X509* own, const std::vector<Certificate>& authorities,
 }
 
 // `refused` has OpenSSL's words; these are plainer, where the files tell what is wrong.
-Status InWords(const Status& refused, const rpc::TlsFiles& files) {
+Status InWords(const Status& refused, const tls::TlsFiles& files) {
   const std::vector<Certificate> authorities = ReadCertificates(files.ca);
   const std::vector<Certificate> own = ReadCertificates(files.cert);
   const Key key = ReadKey(files.key);
@@ -113,13 +113,13 @@ Status InWords(const Status& refused, const rpc::TlsFiles& files) {
 }  // namespace
 
 Status CheckPeerFiles(const Options& options) {
-  const rpc::TlsFiles& files = options.peers.tls;
+  const tls::TlsFiles& files = options.peers.tls;
   const engine::RingOptions& ring = options.node.engine.ring;
   if (ring.Alone() || files.none()) return absl::OkStatus();
   CAIRN_RETURN_IF_ERROR(CheckReadable("peers.ca", files.ca));
   CAIRN_RETURN_IF_ERROR(CheckReadable("peers.cert", files.cert));
   CAIRN_RETURN_IF_ERROR(CheckReadable("peers.key", files.key));
-  const Status loaded = rpc::TlsContext::Load(files, {ring.cluster, ring.rank}).status();
+  const Status loaded = tls::TlsContext::Load(files, {ring.cluster, ring.rank}).status();
   if (loaded.ok()) return loaded;
   Status words = InWords(loaded, files);
   ERR_clear_error();

@@ -7,9 +7,11 @@
 #include "common/clock.h"
 #include "common/status.h"
 #include "server/engine/ring.h"
-#include "server/rpc/peer_tls.h"
+#include "server/tls/peer_tls.h"
 
 namespace cairn::rpc {
+
+using tls::TlsFiles;
 
 struct PeersOptions {
   engine::RingOptions ring;

@@ -14,9 +14,13 @@
 #include "common/member_name.h"
 #include "common/status.h"
 #include "common/tcp_address.h"
-#include "server/rpc/peer_tls.h"
+#include "server/tls/peer_tls.h"
 
 namespace cairn::rpc {
+
+using tls::TlsContext;
+using tls::TlsMoved;
+using tls::TlsSession;
 
 // One thread sends and receives; Shutdown may be called by any thread.
 class PeerStream {

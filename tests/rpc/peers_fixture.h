@@ -50,7 +50,7 @@ inline peerwire::Sender SenderOf(const engine::MemberId& member,
 // Says to a member what it likes. Calls fail the test when the member does not answer.
 class RawPeer {
  public:
-  explicit RawPeer(const std::string& address, std::unique_ptr<rpc::TlsSession> tls = nullptr)
+  explicit RawPeer(const std::string& address, std::unique_ptr<tls::TlsSession> tls = nullptr)
       : never_(false) {
     auto socket = rpc::ConnectTcp(*TcpAddress::Parse(address), In(5), never_);
     EXPECT_TRUE(socket.ok()) << socket.status();

@@ -47,7 +47,7 @@ class PeersTls : public PeersFixture {
     return path;
   }
   // Of a certificate that `authority` has made, who trusts `trusted`.
-  rpc::TlsFiles Files(const cli::Authority& authority, const cli::Authority& trusted,
+  tls::TlsFiles Files(const cli::Authority& authority, const cli::Authority& trusted,
                       const MemberName& name, const cli::Validity& validity = {}) {
     const auto pem = authority.Issue(name, validity);
     EXPECT_TRUE(pem.ok()) << pem.status();
@@ -55,10 +55,10 @@ class PeersTls : public PeersFixture {
     return {Write("ca" + number, trusted.ToPem()->certificate),
             Write("cert" + number, pem->certificate), Write("key" + number, pem->key)};
   }
-  rpc::TlsFiles Files(const MemberName& name, const cli::Validity& validity = {}) {
+  tls::TlsFiles Files(const MemberName& name, const cli::Validity& validity = {}) {
     return Files(authority_, authority_, name, validity);
   }
-  rpc::PeersOptions OptionsWith(engine::Rank rank, const rpc::TlsFiles& files) const {
+  rpc::PeersOptions OptionsWith(engine::Rank rank, const tls::TlsFiles& files) const {
     rpc::PeersOptions options = Options(rank);
     options.tls = files;
     return options;
@@ -75,8 +75,8 @@ class PeersTls : public PeersFixture {
     EXPECT_EQ(first_->host.said().size(), 0u);
   }
   // A caller with its own idea of certificates; null when it has taken none.
-  std::unique_ptr<RawPeer> Caller(const rpc::TlsFiles& files, const MemberName& name) {
-    auto context = rpc::TlsContext::Load(files, name);
+  std::unique_ptr<RawPeer> Caller(const tls::TlsFiles& files, const MemberName& name) {
+    auto context = tls::TlsContext::Load(files, name);
     EXPECT_TRUE(context.ok()) << context.status();
     auto raw = std::make_unique<RawPeer>(ring_[0], *(*context)->NewSession(/*server=*/false));
     EXPECT_TRUE(raw->stream().Handshake(RawPeer::In(5)).ok());
@@ -92,7 +92,7 @@ class PeersTls : public PeersFixture {
 // OpenSSL as any program uses it, which checks nothing of the other end.
 class PlainTls {
  public:
-  explicit PlainTls(const rpc::TlsFiles& files) : context_(SSL_CTX_new(TLS_method())) {
+  explicit PlainTls(const tls::TlsFiles& files) : context_(SSL_CTX_new(TLS_method())) {
     if (!files.cert.empty()) {
       EXPECT_EQ(SSL_CTX_use_certificate_file(context_, files.cert.c_str(), SSL_FILETYPE_PEM), 1);
       EXPECT_EQ(SSL_CTX_use_PrivateKey_file(context_, files.key.c_str(), SSL_FILETYPE_PEM), 1);
@@ -238,13 +238,13 @@ TEST_F(PeersTls, AMemberWithTlsAndOneWithoutDoNotMeet) {
 }
 
 TEST_F(PeersTls, FilesThatDoNotFitAreRefusedNamingTheOption) {
-  const auto refusal = [&](const rpc::TlsFiles& files) {
+  const auto refusal = [&](const tls::TlsFiles& files) {
     FakePeerHost host(a_);
     const auto opened = rpc::Peers::Open(OptionsWith(0, files), &host);
     EXPECT_EQ(opened.status().code(), absl::StatusCode::kInvalidArgument);
     return std::string(opened.status().message());
   };
-  rpc::TlsFiles files = Files({"ours", 0});
+  tls::TlsFiles files = Files({"ours", 0});
   files.ca = folder_ + "/none";
   EXPECT_THAT(refusal(files), AllOf(HasSubstr("peers.ca"), HasSubstr("/none")));
   files = Files({"ours", 0});
@@ -274,10 +274,10 @@ TEST(Certificates, AnAuthorityIsReadAgain) {
 TEST_F(PeersTls, AKeyThatOthersMayReadIsTold) {
   const std::string key = Files({"ours", 0}).key;
   ASSERT_EQ(::chmod(key.c_str(), 0600), 0);
-  EXPECT_EQ(rpc::KeyExposure(key), "");
+  EXPECT_EQ(tls::KeyExposure(key), "");
   for (const mode_t mode : {0640, 0604}) {
     ASSERT_EQ(::chmod(key.c_str(), mode), 0);
-    EXPECT_THAT(rpc::KeyExposure(key), AllOf(HasSubstr(key), HasSubstr("speak as this member")));
+    EXPECT_THAT(tls::KeyExposure(key), AllOf(HasSubstr(key), HasSubstr("speak as this member")));
   }
 }
 

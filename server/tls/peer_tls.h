@@ -11,7 +11,7 @@
 #include "common/member_name.h"
 #include "common/status.h"
 
-namespace cairn::rpc {
+namespace cairn::tls {
 
 // Paths of PEM files; all or none.
 struct TlsFiles {
@@ -74,4 +74,4 @@ class TlsContext {
   const std::unique_ptr<SSL_CTX, Free> context_;
 };
 
-}  // namespace cairn::rpc
+}  // namespace cairn::tls

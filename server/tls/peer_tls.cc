@@ -1,4 +1,4 @@
-#include "server/rpc/peer_tls.h"
+#include "server/tls/peer_tls.h"
 
 #include <openssl/bio.h>
 #include <openssl/err.h>
@@ -18,7 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "glog/logging.h"
 
-namespace cairn::rpc {
+namespace cairn::tls {
 namespace {
 
 struct CertificateFree {
@@ -246,4 +246,4 @@ StatusOr<MemberName> TlsSession::Peer() const {
   return NameOf(certificate.get());
 }
 
-}  // namespace cairn::rpc
+}  // namespace cairn::tls
