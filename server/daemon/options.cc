@@ -284,25 +284,24 @@ Definition LogLevel() {
           [](const Options& options) { return options.log_level; }};
 }
 
-constexpr std::pair<absl::string_view, TransportKind> kTransports[] = {
-    {"auto", TransportKind::kAuto}, {"rdma", TransportKind::kRdma}, {"tcp", TransportKind::kTcp}};
-
-Definition Transport() {
-  return {"transport",
-          "what members read each other's memory over: rdma, tcp, or auto: RDMA where both ends "
-          "have it",
-          [](Options* options, const std::string& text) -> Status {
-            for (const auto& [name, kind] : kTransports) {
-              if (text != name) continue;
-              options->transport = kind;
+// One of few words.
+template <typename Kind, typename Get>
+Definition Choice(std::string option, std::vector<std::pair<std::string, Kind>> words, Get get,
+                  std::string help) {
+  std::string all;
+  for (const auto& [word, kind] : words) absl::StrAppend(&all, all.empty() ? "" : ", ", word);
+  return {std::move(option), std::move(help),
+          [words, get, all](Options* options, const std::string& text) -> Status {
+            for (const auto& [word, kind] : words) {
+              if (text != word) continue;
+              get(*options) = kind;
               return absl::OkStatus();
             }
-            return absl::InvalidArgumentError(
-                absl::StrCat("\"", text, "\" is none of auto, rdma, tcp"));
+            return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is none of ", all));
           },
-          [](const Options& options) {
-            for (const auto& [name, kind] : kTransports) {
-              if (kind == options.transport) return std::string(name);
+          [words, get](const Options& options) {
+            for (const auto& [word, kind] : words) {
+              if (kind == get(options)) return word;
             }
             return std::string();
           }};
@@ -447,7 +446,14 @@ std::vector<Definition> MakeDefinitions() {
           "ring.lost_after_seconds",
           [](auto& o) -> auto& { return o.node.engine.ring.lost_after_seconds; }, 1, kMaxSeconds,
           "a member that is silent for so long counts as lost"),
-      Transport(),
+      Choice<TransportKind>(
+          "transport",
+          {{"auto", TransportKind::kAuto},
+           {"rdma", TransportKind::kRdma},
+           {"tcp", TransportKind::kTcp}},
+          [](auto& o) -> auto& { return o.transport; },
+          "what members read each other's memory over: rdma, tcp, or auto: RDMA where both ends "
+          "have it"),
       Number(
           "peers.data_port", [](auto& o) -> auto& { return o.data_port; }, 0, 65'535,
           "port at this member's address where others read its memory; 0: the next one after that "
@@ -461,6 +467,11 @@ std::vector<Definition> MakeDefinitions() {
       Text(
           "peers.key", [](auto& o) -> auto& { return o.peers.tls.key; },
           "private key of peers.cert, PEM"),
+      Choice<Encrypt>(
+          "peers.encrypt", {{"control", Encrypt::kControl}, {"all", Encrypt::kAll}},
+          [](auto& o) -> auto& { return o.encrypt; },
+          "what the certificates encrypt: control, what members say to each other; all: what they "
+          "read of each other's memory, too, which excludes RDMA. The same on all members"),
       Bool(
           "peers.insecure", [](auto& o) -> auto& { return o.peers.insecure; },
           "without certificates: listen at an address that other hosts reach, too. Everybody on "
@@ -671,6 +682,15 @@ Status ValidatePeers(const Options& options) {
   }
   if (engine.ring.Alone()) return absl::OkStatus();
   CAIRN_RETURN_IF_ERROR(PeersOf(options, "").Validate());
+  if (options.encrypt == Encrypt::kAll && options.peers.tls.none()) {
+    return absl::InvalidArgumentError(
+        "peers.encrypt: all needs certificates (peers.ca, peers.cert, peers.key)");
+  }
+  if (options.encrypt == Encrypt::kAll && options.transport == TransportKind::kRdma) {
+    return absl::InvalidArgumentError(
+        "transport: rdma carries data plain, and peers.encrypt = all forbids that; auto and tcp "
+        "take TCP with TLS");
+  }
   return DataAddress(options).status();
 }
 

@@ -25,6 +25,8 @@ namespace cairn::daemon {
 
 // What a member's memory is read over.
 enum class TransportKind { kAuto, kRdma, kTcp };
+// What TLS is for: what members say to each other, or what they read of each other, too.
+enum class Encrypt { kControl, kAll };
 
 struct Options {
   // Thrift; the fd channel's stands beside it. ParseOptions makes an ordinary user's the user's own.
@@ -48,6 +50,7 @@ struct Options {
   std::string ring_address;     // of the catalog: where others reach this node
   int64_t ring_takeover_after_seconds = 15;  // of the catalog: a beat that stands still for so long
   int ring_size = 0;  // of the catalog: of the ring where the cluster has none yet; 0: none is made
+  Encrypt encrypt = Encrypt::kControl;
   int data_port = 0;  // of the transport, at this member's address; 0: the control port + 1
 
   std::string catalog_path;  // SQLite file; empty: no catalog there

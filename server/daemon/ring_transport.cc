@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "glog/logging.h"
+#include "server/tls/peer_tls.h"
 #include "server/transport/choosing_transport.h"
 #include "server/transport/ibverbs.h"
 #include "server/transport/locked_memory.h"
@@ -28,7 +29,14 @@ StatusOr<std::unique_ptr<Transport>> StartTcp(const Options& options,
   CAIRN_ASSIGN_OR_RETURN(server.listen, DataAddress(options));
   server.before_answer = [background] { background->Pass(); };
   transport::TcpReaderOptions reader = options.tcp;
-  reader.self.rank = options.node.engine.ring.rank;
+  const engine::RingOptions& ring = options.node.engine.ring;
+  reader.self.rank = ring.rank;
+  if (options.encrypt == Encrypt::kAll) {
+    CAIRN_ASSIGN_OR_RETURN(server.security.tls,
+                           tls::TlsContext::Load(options.peers.tls, {ring.cluster, ring.rank}));
+    server.security.cluster = ring.cluster;
+    reader.security = server.security;
+  }
   StatusOr<std::unique_ptr<transport::TcpTransport>> started =
       transport::TcpTransport::Start(server, reader);
   if (!started.ok()) return Annotate(started.status(), "peers.data_port");
@@ -92,7 +100,7 @@ StatusOr<std::unique_ptr<Transport>> StartRingTransport(const Options& options,
                                                         node::BackgroundGate* background,
                                                         MembersWire* wire) {
   std::unique_ptr<Transport> tcp, rdma;
-  if (options.transport != TransportKind::kTcp) {
+  if (options.transport != TransportKind::kTcp && options.encrypt != Encrypt::kAll) {
     StatusOr<std::unique_ptr<Transport>> started = StartRdma(options, wire);
     if (started.ok()) {
       rdma = *std::move(started);

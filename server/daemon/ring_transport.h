@@ -27,7 +27,8 @@ class MembersWire final : public transport::ControlWire {
 };
 
 // The others outlive it. With `auto` a machine without RDMA, or without the right to lock the budget in memory, has
-// TCP; with `rdma` that is an error, which names what is missing.
+// TCP; with `rdma` that is an error, which names what is missing. Where all is to be encrypted there is TCP with TLS
+// alone: a device sends what it reads as it is.
 StatusOr<std::unique_ptr<transport::Transport>> StartRingTransport(const Options& options,
                                                                    node::BackgroundGate* background,
                                                                    MembersWire* wire);

@@ -12,7 +12,7 @@
 #include "proto/frame.h"
 #include "server/rpc/peer_convert.h"
 #include "server/rpc/peer_stream.h"
-#include "server/rpc/peer_tls.h"
+#include "server/tls/peer_tls.h"
 
 namespace cairn::rpc {
 namespace {

@@ -217,10 +217,18 @@ Status TcpPeer::Stream::Connect(MonotonicNanos deadline) {
   const TcpReaderOptions& options = peer_->options_;
   CAIRN_ASSIGN_OR_RETURN(UniqueFd connection,
                          TcpSocket::Connect(peer_->address_, deadline, options.stall, stop_));
+  std::unique_ptr<tls::TlsSession> session;
+  if (options.security.tls != nullptr) {
+    CAIRN_ASSIGN_OR_RETURN(session, options.security.tls->NewSession(/*server=*/false));
+  }
   {
     MutexLock lock(&mu_);
-    socket_ = std::make_unique<TcpSocket>(std::move(connection), options.stall);
+    socket_ = std::make_unique<TcpSocket>(std::move(connection), options.stall, std::move(session));
     if (stop_) socket_->Shutdown();
+  }
+  if (options.security.tls != nullptr) {
+    // Nobody but a member of this cluster is shown a token.
+    CAIRN_RETURN_IF_ERROR(socket_->Handshake(options.security.cluster, deadline).status());
   }
   CAIRN_RETURN_IF_ERROR(
       socket_->Send(Encode(Opening{kTcpVersion, options.self}), /*more=*/false, deadline));

@@ -38,6 +38,7 @@ struct TcpReaderOptions {
   MonotonicNanos stall = 3 * kNanosPerSecond;  // a peer that moves nothing for so long is cut off
   MonotonicNanos idle =
       20 * kNanosPerSecond;  // a stream that has nothing to ask is closed after it
+  StreamSecurity security;   // with TLS an owner is shown a token once it has shown its certificate
   Status Validate() const;
 };
 

@@ -10,6 +10,7 @@
 #include <exception>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "common/tcp_address.h"
@@ -102,9 +103,19 @@ void TcpServer::AwaitListener() {
 
 void TcpServer::Admit(UniqueFd connection) {
   if (!MakeRoom()) return;  // its closing says so
+  std::unique_ptr<tls::TlsSession> session;
+  if (options_.security.tls != nullptr) {
+    auto made = options_.security.tls->NewSession(/*server=*/true);
+    if (!made.ok()) {
+      LOG_EVERY_N(WARNING, 100) << "data stream: " << made.status();
+      return;
+    }
+    session = *std::move(made);
+  }
   MutexLock lock(&mu_);
   try {
-    streams_.push_back(std::make_unique<Stream>(std::move(connection), options_.stall));
+    streams_.push_back(
+        std::make_unique<Stream>(std::move(connection), options_.stall, std::move(session)));
     Stream* const stream = streams_.back().get();
     stream->id = grants_->Open(&stream->socket);
     stream->thread = std::thread([this, stream] { Serve(stream); });
@@ -173,6 +184,10 @@ void TcpServer::Serve(Stream* stream) {
 
 Status TcpServer::Greet(Stream* stream, PeerId* reader) {
   const MonotonicNanos deadline = RealClock()->Now() + StrangersTime(options_);
+  std::optional<MemberName> named;
+  if (options_.security.tls != nullptr) {
+    CAIRN_ASSIGN_OR_RETURN(named, stream->socket.Handshake(options_.security.cluster, deadline));
+  }
   std::array<char, kOpeningBytes> bytes = {};
   CAIRN_RETURN_IF_ERROR(stream->socket.Receive(absl::MakeSpan(bytes), deadline));
   CAIRN_ASSIGN_OR_RETURN(const Opening opening,
@@ -182,6 +197,11 @@ Status TcpServer::Greet(Stream* stream, PeerId* reader) {
   CAIRN_RETURN_IF_ERROR(stream->socket.Send(Encode(opened), /*more=*/false, deadline));
   if (opened.code != absl::StatusCode::kOk) {
     return absl::UnimplementedError(absl::StrCat("version: ", opening.version));
+  }
+  if (named.has_value() && named->rank != opening.reader.rank) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("reader: it says that it is rank ", opening.reader.rank,
+                     ", and its certificate names ", MemberUri(*named)));
   }
   *reader = opening.reader;
   return absl::OkStatus();

@@ -29,6 +29,8 @@ struct TcpServerOptions {
   // Called before each answer that has bytes, on its stream's thread: it may hold the answer up, for much less
   // than `stall`.
   std::function<void()> before_answer = [] {};
+  // With TLS a stream is answered once its certificate names the rank that it says it is.
+  StreamSecurity security;
   Status Validate() const;
 };
 
@@ -45,7 +47,8 @@ class TcpServer {
 
  private:
   struct Stream {
-    explicit Stream(UniqueFd fd, MonotonicNanos stall) : socket(std::move(fd), stall) {}
+    Stream(UniqueFd fd, MonotonicNanos stall, std::unique_ptr<tls::TlsSession> session)
+        : socket(std::move(fd), stall, std::move(session)) {}
     TcpSocket socket;
     TcpGrants::StreamId id = 0;
     std::atomic<bool> stranger = true;

@@ -23,6 +23,8 @@ namespace {
 constexpr MonotonicNanos kTick = 100 * kNanosPerMilli;
 // A sendfile of more would keep a stream in the kernel beyond its tick.
 constexpr uint64_t kSendPiece = 4 << 20;
+// Of a file, to be encrypted: it fits the processor's cache.
+constexpr uint64_t kEncryptedPiece = 256 << 10;
 
 template <class T>
 void SetOption(int socket, int level, int option, T value) {
@@ -37,9 +39,11 @@ void SetBlocking(int socket) {
 
 }  // namespace
 
-TcpSocket::TcpSocket(UniqueFd socket, MonotonicNanos stall)
-    : socket_(std::move(socket)), stall_(stall) {
+TcpSocket::TcpSocket(UniqueFd socket, MonotonicNanos stall,
+                     std::unique_ptr<tls::TlsSession> session)
+    : socket_(std::move(socket)), session_(std::move(session)), stall_(stall) {
   const int fd = socket_.get();
+  if (session_ != nullptr) session_->Attach(fd);
   SetBlocking(fd);
   const timeval tick = {.tv_sec = 0, .tv_usec = kTick / 1000};
   SetOption(fd, SOL_SOCKET, SO_RCVTIMEO, tick);
@@ -99,7 +103,68 @@ Status TcpSocket::GoOn(int error, MonotonicNanos moved, MonotonicNanos deadline)
   return absl::OkStatus();
 }
 
+StatusOr<MemberName> TcpSocket::Handshake(const std::string& cluster, MonotonicNanos deadline) {
+  const MonotonicNanos begun = RealClock()->Now();
+  for (;;) {
+    const tls::TlsMoved moved = session_->Handshake();
+    if (!moved.status.ok()) return moved.status;
+    if (moved.wait == 0) break;
+    CAIRN_RETURN_IF_ERROR(GoOn(0, begun, deadline));
+  }
+  CAIRN_ASSIGN_OR_RETURN(MemberName peer, session_->Peer());
+  if (peer.cluster != cluster) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "the peer's certificate is of ", MemberUri(peer), ", this member's cluster is ", cluster));
+  }
+  return peer;
+}
+
+Status TcpSocket::SendEncrypted(absl::string_view bytes, MonotonicNanos deadline) {
+  MonotonicNanos moved_at = RealClock()->Now();
+  while (!bytes.empty()) {
+    const tls::TlsMoved moved = session_->Write(bytes);
+    if (!moved.status.ok()) return shut_ ? GoOn(0, moved_at, deadline) : moved.status;
+    if (moved.bytes > 0) {
+      bytes.remove_prefix(moved.bytes);
+      moved_at = RealClock()->Now();
+    }
+    if (!bytes.empty()) CAIRN_RETURN_IF_ERROR(GoOn(0, moved_at, deadline));
+  }
+  return absl::OkStatus();
+}
+
+Status TcpSocket::ReceiveEncrypted(absl::Span<char> into, MonotonicNanos deadline) {
+  MonotonicNanos moved_at = RealClock()->Now();
+  while (!into.empty()) {
+    const tls::TlsMoved moved = session_->Read(into.data(), into.size());
+    if (!moved.status.ok()) return shut_ ? GoOn(0, moved_at, deadline) : moved.status;
+    if (moved.bytes == 0 && moved.wait == 0) {
+      return absl::UnavailableError("the peer closed the connection");
+    }
+    if (moved.bytes > 0) {
+      into.remove_prefix(moved.bytes);
+      moved_at = RealClock()->Now();
+    }
+    if (!into.empty()) CAIRN_RETURN_IF_ERROR(GoOn(0, moved_at, deadline));
+  }
+  return absl::OkStatus();
+}
+
+Status TcpSocket::SendFileEncrypted(int file, uint64_t offset, uint64_t length,
+                                    MonotonicNanos deadline) {
+  piece_.resize(kEncryptedPiece);
+  while (length > 0) {
+    const uint64_t part = std::min<uint64_t>(length, piece_.size());
+    CAIRN_RETURN_IF_ERROR(PreadAll(file, piece_.data(), part, offset));
+    CAIRN_RETURN_IF_ERROR(SendEncrypted({piece_.data(), part}, deadline));
+    offset += part;
+    length -= part;
+  }
+  return absl::OkStatus();
+}
+
 Status TcpSocket::Send(absl::string_view bytes, bool more, MonotonicNanos deadline) {
+  if (session_ != nullptr) return SendEncrypted(bytes, deadline);
   MonotonicNanos moved = RealClock()->Now();
   while (!bytes.empty()) {
     const ssize_t n =
@@ -114,6 +179,7 @@ Status TcpSocket::Send(absl::string_view bytes, bool more, MonotonicNanos deadli
 }
 
 Status TcpSocket::SendFile(int file, uint64_t offset, uint64_t length, MonotonicNanos deadline) {
+  if (session_ != nullptr) return SendFileEncrypted(file, offset, length, deadline);
   MonotonicNanos moved = RealClock()->Now();
   auto at = static_cast<off_t>(offset);
   while (length > 0) {
@@ -130,6 +196,7 @@ Status TcpSocket::SendFile(int file, uint64_t offset, uint64_t length, Monotonic
 }
 
 Status TcpSocket::Receive(absl::Span<char> into, MonotonicNanos deadline) {
+  if (session_ != nullptr) return ReceiveEncrypted(into, deadline);
   MonotonicNanos moved = RealClock()->Now();
   while (!into.empty()) {
     const ssize_t n = ::recv(socket_.get(), into.data(), into.size(), MSG_WAITALL);
@@ -145,6 +212,7 @@ Status TcpSocket::Receive(absl::Span<char> into, MonotonicNanos deadline) {
 }
 
 Status TcpSocket::WaitReadable(MonotonicNanos deadline) {
+  if (session_ != nullptr && session_->HasPending()) return absl::OkStatus();
   for (;;) {
     CAIRN_ASSIGN_OR_RETURN(const bool readable,
                            cairn::WaitReadable(socket_.get(), kTick / kNanosPerMilli));

@@ -1,6 +1,7 @@
 // The transport that is available everywhere: TCP streams. Out by sendfile from the slab, in through a
-// buffer that fits the cache; no slab is mapped. Data is not encrypted; who may read is decided by the
-// grant's token, which the control wire carries.
+// buffer that fits the cache; no slab is mapped. Who may read is decided by the grant's token, which the control wire
+// carries. Data is encrypted where both ends are given certificates (StreamSecurity), and plain otherwise: one end with
+// them and one without do not understand each other.
 #pragma once
 
 #include <memory>

@@ -225,6 +225,23 @@ TEST(Options, TheWireThatContradictsItselfIsRefusedNamingTheOptions) {
   EXPECT_EQ(Refusal(insecure), "accepted");
 }
 
+TEST(Options, WhatIsToBeEncryptedNeedsCertificatesAndExcludesRdma) {
+  EXPECT_THAT(Refusal({"--peers.encrypt=some"}),
+              HasSubstr("peers.encrypt (flag): \"some\" is none of control, all"));
+  EXPECT_THAT(Refusal(Ring({"--peers.encrypt=all"})),
+              HasSubstr("peers.encrypt: all needs certificates"));
+  const auto with = [](std::vector<std::string> more) {
+    more.insert(more.end(),
+                {"--peers.ca=/ca.pem", "--peers.cert=/cert.pem", "--peers.key=/key.pem"});
+    return Refusal(Ring(more));
+  };
+  EXPECT_THAT(with({"--peers.encrypt=all", "--transport=rdma"}),
+              AllOf(HasSubstr("transport: rdma"), HasSubstr("peers.encrypt = all")));
+  EXPECT_EQ(with({"--peers.encrypt=control", "--transport=rdma"}), "accepted");
+  EXPECT_EQ(with({"--peers.encrypt=all", "--transport=auto"}), "accepted");
+  EXPECT_EQ(with({"--peers.encrypt=all", "--transport=tcp"}), "accepted");
+}
+
 TEST(Options, ACatalogThatContradictsItselfIsRefusedNamingTheOptions) {
   EXPECT_THAT(Refusal({"--catalog.mysql.user=u"}),
               AllOf(HasSubstr("catalog.mysql.user"), HasSubstr("host or socket")));

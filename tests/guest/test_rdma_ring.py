@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn_daemon import Node, children
+from encryption import certificates
 from ring import MIB, PART_BYTES, Member, attempt_number, ring, until
 
 RDMA, AUTO = ("--transport=rdma",), ("--transport=auto",)
@@ -138,6 +139,16 @@ def test_one_without_rdma_and_one_with_it_speak_tcp() -> None:
         r[0].wait_replicated(JOB, 1)
         assert counters(r[1])["bytes_read_over_tcp"] >= PART_BYTES
         assert counters(r[1])["bytes_read_over_rdma"] == 0
+
+
+def test_what_is_to_be_encrypted_never_takes_rdma() -> None:
+    both = certificates(lambda rank: "all")
+    with ring(2, options=AUTO, make_network=loopback, before=both) as r:
+        r[0].save(r[0].writer(JOB, attempt_number()), 1)
+        r[0].wait_replicated(JOB, 1)
+        assert counters(r[1])["bytes_read_over_tcp"] >= PART_BYTES
+        assert counters(r[1])["bytes_read_over_rdma"] == 0
+        assert "RDMA over" not in r[0].log.read_text()
 
 
 # --- bad input

@@ -11,6 +11,7 @@
 #include "server/transport/ibverbs.h"
 #else
 #include "server/transport/choosing_transport.h"
+#include "tests/transport/cluster_files.h"
 #include "tests/transport/fake_verbs.h"
 #include "tests/transport/faulty_transport.h"
 #endif
@@ -36,6 +37,13 @@ inline std::vector<ContractKind> ContractKinds() {
 inline std::vector<ContractKind> ContractKinds() {
   return {
       {"Tcp", [](PeerId self) -> std::unique_ptr<Transport> { return StartTcp(self); }},
+      {"TcpWithTls",
+       [](PeerId self) -> std::unique_ptr<Transport> {
+         static ClusterFiles files("ours");  // whose folder goes with the program
+         const StreamSecurity security = files.Of(self.rank);
+         return StartTcp(self, {.stall = kLongStall, .idle = kLongStall, .security = security},
+                         {.stall = kLongStall, .idle = kLongStall, .security = security});
+       }},
       {"FaultyWithoutFaults",
        [](PeerId self) {
          return MakeFaultyTransport(StartTcp(self), std::make_shared<TransportFaults>());
