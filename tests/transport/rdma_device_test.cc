@@ -316,8 +316,17 @@ TEST(RdmaFaults, ADeviceThatGoesEndsWhatIsUnderWay) {
   ASSERT_EQ(Shell("ip link set veth1 up"), 0);
   EXPECT_TRUE(ReadAllOf(reader.get(), *owner, token, region, bytes, fetched).ok());
 
-  // Soft-RoCE waits until nobody has the device open.
+  // In the middle of reads. Soft-RoCE waits until nobody has the device open: they end, well or with an error.
+  reads.clear();
+  for (int i = 0; i < 32; ++i) {
+    reads.push_back(Begin(reader.get(), ReadOf(*owner, token, region, 0, kBlockBytes, fetched)));
+  }
+  ASSERT_EQ(reads.back().wait_for(std::chrono::milliseconds(1)), std::future_status::timeout);
   ASSERT_EQ(Shell("rdma link del rxe1 & echo $! > /tmp/deleting"), 0);
+  const MonotonicNanos deleting = RealClock()->Now();
+  for (auto& read : reads) read.wait();
+  EXPECT_LT(RealClock()->Now() - deleting, 30 * kNanosPerSecond);
+  EXPECT_EQ(fetched.Read(0, kBlockBytes), bytes.substr(0, kBlockBytes));
   reader.reset();
   owner.reset();
   ASSERT_EQ(Shell("timeout 20 tail --pid=$(cat /tmp/deleting) -f /dev/null"), 0);
