@@ -1,5 +1,6 @@
 #include "server/daemon/ring_transport.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -14,6 +15,7 @@
 #include "server/transport/ibverbs.h"
 #include "server/transport/locked_memory.h"
 #include "server/transport/nic_choice.h"
+#include "server/transport/rails_transport.h"
 #include "server/transport/rdma_transport.h"
 #include "server/transport/rdma_wire.h"
 #include "server/transport/tcp_transport.h"
@@ -43,6 +45,9 @@ StatusOr<std::unique_ptr<Transport>> StartTcp(const Options& options,
   return std::unique_ptr<Transport>(*std::move(started));
 }
 
+// More are not used: each has threads of its own for each member, and a registration of everything.
+constexpr size_t kMostRails = 8;
+
 using Devices = std::map<std::string, std::unique_ptr<transport::VerbsDevice>>;
 
 // The ports of this machine that may be used, of those devices that can be opened.
@@ -65,33 +70,65 @@ StatusOr<std::vector<transport::NicPort>> OpenDevices(Devices* devices,
   return transport::ChooseNics(wanted == nullptr ? "" : wanted, ports);
 }
 
-// Over the first port that may be used and is up; else why there is none.
+// Of each device the first port that may be used and is up: further ones would register everything once more.
+std::vector<transport::NicPort> UsablePorts(const Devices& devices,
+                                            const std::vector<transport::NicPort>& ports,
+                                            std::vector<std::string>* problems) {
+  std::vector<transport::NicPort> usable;
+  for (const transport::NicPort& port : ports) {
+    const bool has_one = std::any_of(usable.begin(), usable.end(), [&](const auto& other) {
+      return other.device == port.device;
+    });
+    if (has_one) continue;
+    const transport::VerbsDeviceInfo& info = devices.at(port.device)->info();
+    const transport::VerbsPort& its = info.ports.at(static_cast<size_t>(port.port) - 1);
+    const Status gid = transport::ChooseGid(info, its).status();
+    if (gid.ok()) {
+      usable.push_back(port);
+    } else {
+      problems->emplace_back(gid.message());
+    }
+  }
+  return usable;
+}
+
+// All of the budget is locked for each device: as many as the limit of locked memory allows. An error when that is none.
+Status KeepLockable(uint64_t bytes, std::vector<transport::NicPort>* ports) {
+  const transport::LockedMemory memory = transport::ThisProcessesLockedMemory();
+  CAIRN_RETURN_IF_ERROR(transport::MayLock(memory, bytes, /*devices=*/1));
+  while (true) {
+    const Status may = transport::MayLock(memory, bytes, static_cast<int>(ports->size()));
+    if (may.ok()) return may;
+    LOG(WARNING) << "without " << ports->back().device << ": " << may.message();
+    ports->pop_back();
+  }
+}
+
+// Over all devices that may be used; else why there is none.
 StatusOr<std::unique_ptr<Transport>> StartRdma(const Options& options, MembersWire* wire) {
   Devices devices;
   std::vector<std::string> problems;
   CAIRN_ASSIGN_OR_RETURN(const std::vector<transport::NicPort> ports,
                          OpenDevices(&devices, &problems));
-  CAIRN_RETURN_IF_ERROR(transport::MayLock(transport::ThisProcessesLockedMemory(),
-                                           options.node.engine.budget_bytes, /*devices=*/1));
+  std::vector<transport::NicPort> usable = UsablePorts(devices, ports, &problems);
+  if (usable.empty()) return absl::UnavailableError(absl::StrJoin(problems, "; "));
+  for (const std::string& problem : problems) LOG(WARNING) << "RDMA without it: " << problem;
+  if (usable.size() > kMostRails) usable.resize(kMostRails);
+  CAIRN_RETURN_IF_ERROR(KeepLockable(options.node.engine.budget_bytes, &usable));
   transport::RdmaOptions rdma;
   rdma.reader.max_peers = options.tcp.max_peers;
-  for (const transport::NicPort& port : ports) {
-    const transport::VerbsDeviceInfo& info = devices.at(port.device)->info();
-    const transport::VerbsPort& its = info.ports.at(static_cast<size_t>(port.port) - 1);
-    const Status usable = transport::ChooseGid(info, its).status();
-    if (!usable.ok()) {
-      problems.emplace_back(usable.message());
-      continue;
-    }
-    CAIRN_ASSIGN_OR_RETURN(
-        auto started,
-        transport::RdmaTransport::Start(std::move(devices.at(port.device)), port.port,
-                                        transport::RdmaAddress(options.node.engine.ring.rank), rdma,
-                                        std::make_unique<transport::RdmaControlOverWire>(wire)));
+  std::vector<std::unique_ptr<Transport>> rails;
+  for (const transport::NicPort& port : usable) {
+    const auto rail = static_cast<uint8_t>(rails.size());
+    CAIRN_ASSIGN_OR_RETURN(auto started,
+                           transport::RdmaTransport::Start(
+                               std::move(devices.at(port.device)), port.port,
+                               transport::RdmaAddress(options.node.engine.ring.rank), rdma,
+                               std::make_unique<transport::RdmaControlOverWire>(wire, rail)));
     LOG(INFO) << "RDMA over " << port.device << ":" << port.port;
-    return std::unique_ptr<Transport>(std::move(started));
+    rails.push_back(std::move(started));
   }
-  return absl::UnavailableError(absl::StrJoin(problems, "; "));
+  return std::make_unique<transport::RailsTransport>(std::move(rails));
 }
 
 }  // namespace

@@ -178,6 +178,7 @@ void Node::AddCounters(NodeState* state) const {
     put("bytes_read_over_tcp", traffic.tcp_bytes);
     put("bytes_read_over_rdma", traffic.rdma_bytes);
     put("rdma_left_out", traffic.rdma_left_out);
+    put("rdma_rails_left_out", traffic.rdma_rails_left_out);
     put("rdma_grants_left_out", traffic.rdma_grants_left_out);
   }
   if (rooms_.storage == nullptr) return;

@@ -187,8 +187,11 @@ void ChoosingTransport::LeaveOutGrant(const GrantToken& token, const Status& why
 }
 
 Traffic ChoosingTransport::traffic() const {
+  const Traffic of_rdma = rdma_ == nullptr ? Traffic() : rdma_->traffic();
   MutexLock lock(&mu_);
-  return traffic_;
+  Traffic traffic = traffic_;
+  traffic.rdma_rails_left_out = of_rdma.rdma_rails_left_out;
+  return traffic;
 }
 
 }  // namespace cairn::transport

@@ -14,7 +14,7 @@ namespace {
 
 constexpr absl::string_view kMagic("CAIRNRD\x01", 8);
 constexpr absl::string_view kRank = "rank ";
-enum class Kind : uint8_t { kConnect = 1, kOpen = 2, kOpenAnew = 3 };
+enum class Kind : uint8_t { kConnect = 1, kOpen = 2, kOpenAnew = 3, kOnRail = 4 };
 // Of a connection; an owner takes fewer (RdmaOwnerOptions).
 constexpr uint32_t kMostEndpoints = 64;
 // Of a slab: 64 TiB in pieces of a GiB.
@@ -198,6 +198,23 @@ StatusOr<RdmaOpened> DecodeRdmaOpened(absl::string_view bytes) {
   return answer;
 }
 
+std::string OnRail(uint8_t rail, std::string question) {
+  if (rail == 0) return question;
+  std::string out(kMagic);
+  AppendInteger(&out, static_cast<uint8_t>(Kind::kOnRail));
+  AppendInteger(&out, rail);
+  return out + question;
+}
+
+std::pair<uint8_t, absl::string_view> RailOf(absl::string_view question) {
+  absl::string_view words = question;
+  if (!absl::ConsumePrefix(&words, kMagic) || words.size() < 2 ||
+      static_cast<uint8_t>(words[0]) != static_cast<uint8_t>(Kind::kOnRail)) {
+    return {0, question};
+  }
+  return {static_cast<uint8_t>(words[1]), words.substr(2)};
+}
+
 std::string RdmaAddress(int32_t rank) { return absl::StrCat(kRank, rank); }
 
 namespace {
@@ -214,14 +231,16 @@ StatusOr<RdmaConnected> RdmaControlOverWire::Connect(const std::string& address,
                                                      const RdmaConnect& request,
                                                      MonotonicNanos deadline) {
   CAIRN_ASSIGN_OR_RETURN(const int32_t rank, RankOf(address));
-  CAIRN_ASSIGN_OR_RETURN(const std::string answer, wire_->Ask(rank, Encode(request), deadline));
+  CAIRN_ASSIGN_OR_RETURN(const std::string answer,
+                         wire_->Ask(rank, OnRail(rail_, Encode(request)), deadline));
   return DecodeRdmaConnected(answer);
 }
 
 StatusOr<RdmaOpened> RdmaControlOverWire::Open(const std::string& address, const RdmaOpen& request,
                                                MonotonicNanos deadline) {
   CAIRN_ASSIGN_OR_RETURN(const int32_t rank, RankOf(address));
-  CAIRN_ASSIGN_OR_RETURN(const std::string answer, wire_->Ask(rank, Encode(request), deadline));
+  CAIRN_ASSIGN_OR_RETURN(const std::string answer,
+                         wire_->Ask(rank, OnRail(rail_, Encode(request)), deadline));
   return DecodeRdmaOpened(answer);
 }
 

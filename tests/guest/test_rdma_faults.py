@@ -5,29 +5,23 @@ goes another way."""
 from __future__ import annotations
 
 import os
-import subprocess
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cairn_daemon import children
 from ring import MIB, PART_BYTES, Member, Ring, attempt_number, content, ring, until
-from test_rdma_ring import JOB, RDMA, counters, loopback
+from test_rdma_ring import JOB, RDMA, counters, devices, down, loopback
 
 # Takes seconds in the emulator.
 LARGE = 48 * MIB
 
 
-def large_ring() -> AbstractContextManager[Ring]:
-    return ring(2, options=RDMA, make_network=loopback, budget=256 * MIB)
-
-
-def cut() -> None:
-    subprocess.run(["ip", "link", "set", "veth0", "down"], check=True)
-
-
-def heal() -> None:
-    subprocess.run(["ip", "link", "set", "veth0", "up"], check=True)
+@contextmanager
+def pair(budget: int = 256 * MIB) -> Iterator[Ring]:
+    with devices("=rxe0"), ring(2, options=RDMA, make_network=loopback, budget=budget) as r:
+        yield r
 
 
 def fetched(member: Member) -> int:
@@ -64,7 +58,7 @@ def flip(path: str, at: int) -> None:
 
 def test_an_owner_that_dies_in_a_transfer_is_never_replicated_and_resumes() -> None:
     """R16, the owner."""
-    with large_ring() as r:
+    with pair() as r:
         r[0].save(r[0].writer(JOB, attempt_number()), 1, part_bytes=LARGE)
         in_the_middle(r[1])
         r[0].kill()
@@ -78,7 +72,7 @@ def test_an_owner_that_dies_in_a_transfer_is_never_replicated_and_resumes() -> N
 
 def test_a_backup_that_dies_in_a_transfer_delays_no_save_and_its_successor_goes_on() -> None:
     """R16, the reader."""
-    with large_ring() as r:
+    with pair() as r:
         writer = r[0].writer(JOB, attempt_number())
         undisturbed = r[0].save(writer, 1, part_bytes=LARGE)
         in_the_middle(r[1])
@@ -93,17 +87,14 @@ def test_a_backup_that_dies_in_a_transfer_delays_no_save_and_its_successor_goes_
 
 def test_a_network_that_is_cut_in_a_transfer_converges_once_it_is_back() -> None:
     """R17."""
-    with large_ring() as r:
+    with pair() as r:
         writer = r[0].writer(JOB, attempt_number())
         r[0].save(writer, 1, part_bytes=LARGE)
         in_the_middle(r[1])
-        cut()
-        try:
+        with down("veth0"):
             r[0].save(writer, 2)
             time.sleep(4)
             assert not r[0].replicated(JOB, 1) and not r[0].replicated(JOB, 2)
-        finally:
-            heal()
         r[0].wait_replicated(JOB, 2, 120)
         assert r[1].loads(JOB, 2)  # promise 2: of the right generation
         assert counters(r[1])["bad_blocks_fetched"] == 0
@@ -111,13 +102,10 @@ def test_a_network_that_is_cut_in_a_transfer_converges_once_it_is_back() -> None
 
 def test_a_block_that_comes_wrong_again_and_again_is_refused_and_counted() -> None:
     """R18: an owner's copy that was spoiled after its commit; read right once it is right again."""
-    with ring(2, options=RDMA, make_network=loopback) as r:
-        cut()
-        try:
+    with pair(64 * MIB) as r:
+        with down("veth0"):
             r[0].save(r[0].writer(JOB, attempt_number()), 1)
             path, at = spoil(r[0], content(JOB, 1, "0/large"))
-        finally:
-            heal()
         until("three times", lambda: counters(r[1])["bad_blocks_fetched"] >= 3, 90)
         assert not r[0].replicated(JOB, 1)  # promises 1 and 2
         flip(path, at)

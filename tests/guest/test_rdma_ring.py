@@ -1,7 +1,7 @@
 """Members that read each other's memory over RDMA (Soft-RoCE): promises hold as over TCP, a device that goes
 is left out, and nothing stays locked when a daemon dies.
 
-All members are on this host and share rxe0, each at a loopback address of its own.
+All members are on this host and share rxe0 and rxe1, each at a loopback address of its own.
 """
 
 from __future__ import annotations
@@ -35,6 +35,25 @@ class Loopback:
 @contextmanager
 def loopback(nodes: int) -> Iterator[Loopback]:
     yield Loopback(nodes)
+
+
+@contextmanager
+def devices(chosen: str) -> Iterator[None]:
+    """Those that daemons begun meanwhile may use."""
+    os.environ["NCCL_IB_HCA"] = chosen
+    try:
+        yield
+    finally:
+        del os.environ["NCCL_IB_HCA"]
+
+
+@contextmanager
+def down(network: str) -> Iterator[None]:
+    subprocess.run(["ip", "link", "set", network, "down"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["ip", "link", "set", network, "up"], check=True)
 
 
 def counters(member: Member) -> dict[str, int]:
@@ -89,22 +108,36 @@ def test_many_steps_are_replicated_while_they_are_superseded() -> None:
 
 
 def test_a_network_that_goes_is_left_out_and_tcp_goes_on() -> None:
-    with ring(2, options=AUTO, make_network=loopback) as r:
+    with devices("=rxe0"), ring(2, options=AUTO, make_network=loopback) as r:
         writer = r[0].writer(JOB, attempt_number())
         r[0].save(writer, 1)
         r[0].wait_replicated(JOB, 1)
         assert counters(r[1])["bytes_read_over_rdma"] >= PART_BYTES
-        subprocess.run(["ip", "link", "set", "veth0", "down"], check=True)
-        try:
+        with down("veth0"):
             r[0].save(writer, 2)
             r[0].wait_replicated(JOB, 2)
             assert counters(r[1])["rdma_left_out"] >= 1
             assert counters(r[1])["bytes_read_over_tcp"] >= PART_BYTES
-        finally:
-            subprocess.run(["ip", "link", "set", "veth0", "up"], check=True)
         r[0].save(writer, 3)
         r[0].wait_replicated(JOB, 3)
         assert r[1].loads(JOB, 3)
+
+
+def test_of_two_devices_one_that_fails_is_left_out_and_the_other_goes_on() -> None:
+    with ring(2, options=AUTO, make_network=loopback, budget=128 * MIB) as r:
+        for device in ("rxe0:1", "rxe1:1"):
+            assert f"RDMA over {device}" in r[0].log.read_text()
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1, part_bytes=16 * MIB)
+        r[0].wait_replicated(JOB, 1)
+        assert counters(r[1])["rdma_rails_left_out"] == 0
+        with down("veth1"):
+            r[0].save(writer, 2, part_bytes=16 * MIB)
+            r[0].wait_replicated(JOB, 2)
+        assert counters(r[1])["rdma_rails_left_out"] >= 1
+        assert counters(r[1])["rdma_left_out"] == 0
+        assert counters(r[1])["bytes_read_over_tcp"] == 0
+        assert r[1].loads(JOB, 2, part_bytes=16 * MIB)
 
 
 def test_a_killed_daemon_leaves_nothing_locked_and_its_successor_is_read() -> None:
@@ -198,15 +231,12 @@ def test_a_choice_of_devices_that_matches_none_is_an_error(tmp_path: Path) -> No
 
 
 def test_the_chosen_device_is_used() -> None:
-    os.environ["NCCL_IB_HCA"] = "=rxe1:1"
-    try:
-        with ring(2, options=RDMA, make_network=loopback) as r:
-            assert "RDMA over rxe1:1" in r[0].log.read_text()
-            r[0].save(r[0].writer(JOB, attempt_number()), 1)
-            r[0].wait_replicated(JOB, 1)
-            assert counters(r[1])["bytes_read_over_rdma"] >= PART_BYTES
-    finally:
-        del os.environ["NCCL_IB_HCA"]
+    with devices("=rxe1:1"), ring(2, options=RDMA, make_network=loopback) as r:
+        assert "RDMA over rxe1:1" in r[0].log.read_text()
+        assert "RDMA over rxe0:1" not in r[0].log.read_text()
+        r[0].save(r[0].writer(JOB, attempt_number()), 1)
+        r[0].wait_replicated(JOB, 1)
+        assert counters(r[1])["bytes_read_over_rdma"] >= PART_BYTES
 
 
 def test_auto_takes_tcp_where_memory_must_not_be_locked(tmp_path: Path) -> None:

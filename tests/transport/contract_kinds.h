@@ -15,6 +15,7 @@
 #include "tests/transport/fake_verbs.h"
 #include "tests/transport/faulty_transport.h"
 #endif
+#include "tests/transport/rails_nodes.h"
 #include "tests/transport/rdma_nodes.h"
 #include "tests/transport/two_nodes.h"
 
@@ -52,6 +53,14 @@ inline std::vector<ContractKind> ContractKinds() {
        [](PeerId self) -> std::unique_ptr<Transport> {
          static const auto* const fabric = new std::shared_ptr<FakeFabric>(MakeFakeFabric());
          return StartRdma(self, MakeFakeDevice(*fabric));
+       }},
+      {"Rails",
+       [](PeerId self) -> std::unique_ptr<Transport> {
+         static const auto* const rails =
+             new std::vector<std::shared_ptr<FakeFabric> >{MakeFakeFabric(), MakeFakeFabric()};
+         std::vector<std::unique_ptr<VerbsDevice> > devices;
+         for (const auto& fabric : *rails) devices.push_back(MakeFakeDevice(fabric));
+         return StartRails(self, std::move(devices));
        }},
       {"Choosing",
        [](PeerId self) -> std::unique_ptr<Transport> {

@@ -206,6 +206,7 @@ class FakeQueuePair final : public VerbsQueuePair {
       status = absl::InternalError("local protection");
     } else {
       std::memcpy(into, from, read.length);
+      ++faults_->reads;
     }
     const bool ok = status.ok();
     completions_->Add({read.id, std::move(status)});

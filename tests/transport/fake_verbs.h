@@ -29,6 +29,7 @@ struct FakeVerbsFaults {
   std::atomic<int> regions = 0;     // not a fault: how many there are
   std::atomic<int> registered = 0;  // likewise: how many there have ever been
   std::atomic<int> pairs = 0;       // likewise
+  std::atomic<int> reads = 0;       // likewise: that were well
 };
 
 class FakeFabric;  // all devices of one reach each other
