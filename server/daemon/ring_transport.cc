@@ -2,19 +2,24 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "glog/logging.h"
 #include "server/tls/peer_tls.h"
 #include "server/transport/choosing_transport.h"
 #include "server/transport/ibverbs.h"
 #include "server/transport/locked_memory.h"
 #include "server/transport/nic_choice.h"
+#include "server/transport/nic_topology.h"
 #include "server/transport/rails_transport.h"
 #include "server/transport/rdma_transport.h"
 #include "server/transport/rdma_wire.h"
@@ -48,6 +53,33 @@ StatusOr<std::unique_ptr<Transport>> StartTcp(const Options& options,
 // More are not used: each has threads of its own for each member, and a registration of everything.
 constexpr size_t kMostRails = 8;
 
+std::string WantedNics() {
+  const char* const wanted = std::getenv("NCCL_IB_HCA");
+  return wanted == nullptr ? "" : wanted;
+}
+
+transport::NicPlace PlaceInSysfs(const std::string& device) {
+  const std::string link = absl::StrCat("/sys/class/infiniband/", device, "/device");
+  std::error_code error;
+  const std::string path = std::filesystem::canonical(link, error).string();
+  std::string node;
+  std::ifstream(absl::StrCat(link, "/numa_node")) >> node;
+  return transport::PlaceOf(device, error ? "" : path, node);
+}
+
+// Where this process may have memory. Empty: not known, or devices were chosen by name, which is for their user to
+// judge.
+std::vector<int> NodesOfMemory() {
+  if (!WantedNics().empty()) return {};
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    absl::string_view text = line;
+    if (!absl::ConsumePrefix(&text, "Mems_allowed_list:")) continue;
+    return transport::ParseNodeList(text).value_or(std::vector<int>());
+  }
+  return {};
+}
+
 using Devices = std::map<std::string, std::unique_ptr<transport::VerbsDevice>>;
 
 // The ports of this machine that may be used, of those devices that can be opened.
@@ -66,8 +98,7 @@ StatusOr<std::vector<transport::NicPort>> OpenDevices(Devices* devices,
     }
     (*devices)[name] = *std::move(device);
   }
-  const char* const wanted = std::getenv("NCCL_IB_HCA");
-  return transport::ChooseNics(wanted == nullptr ? "" : wanted, ports);
+  return transport::ChooseNics(WantedNics(), ports);
 }
 
 // Of each device the first port that may be used and is up: further ones would register everything once more.
@@ -113,7 +144,7 @@ StatusOr<std::unique_ptr<Transport>> StartRdma(const Options& options, MembersWi
   std::vector<transport::NicPort> usable = UsablePorts(devices, ports, &problems);
   if (usable.empty()) return absl::UnavailableError(absl::StrJoin(problems, "; "));
   for (const std::string& problem : problems) LOG(WARNING) << "RDMA without it: " << problem;
-  if (usable.size() > kMostRails) usable.resize(kMostRails);
+  usable = transport::ChooseRails(usable, PlaceInSysfs, NodesOfMemory(), kMostRails);
   CAIRN_RETURN_IF_ERROR(KeepLockable(options.node.engine.budget_bytes, &usable));
   transport::RdmaOptions rdma;
   rdma.reader.max_peers = options.tcp.max_peers;
