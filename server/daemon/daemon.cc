@@ -208,6 +208,8 @@ StatusOr<Rooms> Start(const Options& given, int keeper_fd) {
   if (given.members_from_catalog) {
     rooms.seat = std::make_unique<RingSeat>(options, given.node.engine.ring.rank, seat,
                                             rooms.node.get(), AskToBeReplaced);
+    // Until an operator takes it back into service.
+    if (seat.drained) CAIRN_RETURN_IF_ERROR(rooms.node->Leave({}, /*on=*/true));
   }
   if (in_ring) CAIRN_RETURN_IF_ERROR(StartPeers(options, &rooms));
   if (rooms.seat != nullptr) rooms.seat->Start();

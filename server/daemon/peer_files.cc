@@ -119,7 +119,8 @@ Status CheckPeerFiles(const Options& options) {
   CAIRN_RETURN_IF_ERROR(CheckReadable("peers.ca", files.ca));
   CAIRN_RETURN_IF_ERROR(CheckReadable("peers.cert", files.cert));
   CAIRN_RETURN_IF_ERROR(CheckReadable("peers.key", files.key));
-  const Status loaded = tls::TlsContext::Load(files, {ring.cluster, ring.rank}).status();
+  const Status loaded =
+      tls::TlsContext::Load(files, {ring.cluster, ring.rank}, ring.from_catalog).status();
   if (loaded.ok()) return loaded;
   Status words = InWords(loaded, files);
   ERR_clear_error();

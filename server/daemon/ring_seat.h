@@ -30,6 +30,7 @@ class RingSeat final : public node::MembershipHost {
   void ViewChanged(const engine::RingView& view) override { node_->ViewChanged(view); }
   void Fenced(const engine::MemberId& by) override { node_->Fenced(by); }
   void Replace(const std::string& why) override { replace_(why); }
+  bool MayClaim() override { return node_->CanJournal(); }
   bool Leaves() override { return node_->Leaves(); }
   bool NothingIsOnlyHere() override { return node_->NothingIsOnlyHere(); }
 

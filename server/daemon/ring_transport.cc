@@ -39,9 +39,11 @@ StatusOr<std::unique_ptr<Transport>> StartTcp(const Options& options,
   const engine::RingOptions& ring = options.node.engine.ring;
   reader.self.rank = ring.rank;
   if (options.encrypt == Encrypt::kAll) {
-    CAIRN_ASSIGN_OR_RETURN(server.security.tls,
-                           tls::TlsContext::Load(options.peers.tls, {ring.cluster, ring.rank}));
+    CAIRN_ASSIGN_OR_RETURN(
+        server.security.tls,
+        tls::TlsContext::Load(options.peers.tls, {ring.cluster, ring.rank}, ring.from_catalog));
     server.security.cluster = ring.cluster;
+    server.security.any_rank = ring.from_catalog;
     reader.security = server.security;
   }
   StatusOr<std::unique_ptr<transport::TcpTransport>> started =

@@ -78,6 +78,10 @@ std::optional<RingStep> Membership::NextOfUnranked(MonotonicNanos now) {
     waits_ = "it has given its rank back";
     return std::nullopt;
   }
+  if (!may_claim_) {
+    waits_ = "the journal cannot be written";
+    return std::nullopt;
+  }
   if (!has_read_ || answered_at_ + options_.gap < now) return std::nullopt;
   if (uncertain_.has_value()) {
     waits_ = absl::StrCat("whether it has got rank ", uncertain_->rank, " is not known yet");

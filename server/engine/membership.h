@@ -124,6 +124,8 @@ class Membership {
   void Heard(const RingView& view);
   // The engine has taken a greater incarnation.
   void Became(int64_t incarnation);
+  // Whether a rank that it gets would be journaled; it wants none before it is told so.
+  void SetMayClaim(bool may) { may_claim_ = may; }
   // The rank is to be given back, and no other to be taken, until further notice.
   void Leave() { leaving_ = true; }
   // It is not to be given back after all; or another is wanted, under a new name, where it was.
@@ -177,6 +179,7 @@ class Membership {
   std::optional<Uncertain> uncertain_;
   std::optional<MemberId> fenced_by_;
   bool leaving_ = false;
+  bool may_claim_ = false;
   std::string problem_;  // of the catalog
   std::string waits_;    // why there is no rank yet
 };

@@ -143,6 +143,8 @@ void MembershipLoop::Read() {
     rows = why;
   }
   MutexLock lock(&mu_);
+  // The password's file may say another one by now.
+  if (absl::IsPermissionDenied(rows.status())) table_.reset();
   membership_.HasRead(clock_->Now(), FromRows(rows));
 }
 
@@ -193,8 +195,10 @@ void MembershipLoop::Write(const engine::RingStep& next) {
 void MembershipLoop::LookAtHost() {
   look_at_ = clock_->Now() + kLookAtHost;
   bool ranked = false, fenced = false;
+  const bool may_claim = host_->MayClaim();
   {
     MutexLock lock(&mu_);
+    membership_.SetMayClaim(may_claim);
     ranked = membership_.ranked();
     fenced = membership_.fenced_by().has_value();
   }

@@ -39,6 +39,8 @@ class MembershipHost {
   virtual void Fenced(const engine::MemberId& by) = 0;
   // The engine of this daemon has another rank, or another number of members, than the seat: the next daemon has them.
   virtual void Replace(const std::string& why) = 0;
+  // Whether what is journaled stays: not of a daemon that only reads.
+  virtual bool MayClaim() = 0;
   // Whether an operator takes the node out of service, and whether nothing in memory is only here. Asked now and then.
   virtual bool Leaves() = 0;
   virtual bool NothingIsOnlyHere() = 0;

@@ -203,6 +203,7 @@ class Node : public PeerHost {
   void SeatChanged(const fact::RingSeat& seat);  // journaled on return
   void ViewChanged(const engine::RingView& view) { links_.SetView(view); }
   void Fenced(const engine::MemberId& by);
+  bool CanJournal() const { return !read_only_; }
   bool Leaves() const { return leaves_; }
   // Nor is anything being written. Of a node that leaves, or that another life has replaced.
   bool NothingIsOnlyHere();

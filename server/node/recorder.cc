@@ -88,7 +88,7 @@ void Recorder::ForgetRows() {
 bool Recorder::Wanted() const {
   if (!open_) return false;
   MutexLock lock(&mu_);
-  return !all_;
+  return !all_ && !fenced_;
 }
 
 size_t Recorder::waiting() const {
@@ -99,6 +99,10 @@ size_t Recorder::waiting() const {
 std::string Recorder::State() const {
   if (!open_) return "off";
   MutexLock lock(&mu_);
+  if (fenced_) {
+    return absl::StrCat(options_.backend,
+                        ": nothing is written: another life has this node's rank");
+  }
   if (problem_.ok() && idle()) return absl::StrCat(options_.backend, ": up to date");
   const std::string behind = all_ ? "behind, all is to be written anew"
                                   : absl::StrCat("behind by ", dirty_.size(), " rows");
@@ -113,6 +117,14 @@ void Recorder::Flush(int deadline_ms) {
   while (!idle() && problem_.ok() && !stopping_) {
     if (!idle_.WaitUntil(&mu_, deadline)) return;
   }
+}
+
+void Recorder::Fence() {
+  {
+    MutexLock lock(&mu_);
+    fenced_ = true;
+  }
+  Stop();
 }
 
 void Recorder::Stop() {

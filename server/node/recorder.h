@@ -89,6 +89,8 @@ class Recorder {
   std::string State() const;
   // Returns when everything is written, the catalog fails, or `deadline_ms` have passed.
   void Flush(int deadline_ms);
+  // Another life has this node's place in the ring: nothing is written any more.
+  void Fence();
   void Stop();
 
  private:
@@ -149,6 +151,7 @@ class Recorder {
   CondVar wake_, idle_;
   int64_t incarnation_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool fenced_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   Status problem_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<std::string> look_at_ ABSL_GUARDED_BY(mu_);

@@ -111,7 +111,10 @@ void Node::HeardView(const engine::RingView& view) {
 
 void Node::SeatChanged(const fact::RingSeat& seat) { Post(engine::event::SeatChanged{seat}); }
 
-void Node::Fenced(const engine::MemberId& by) { Post(engine::event::Fenced{by}); }
+void Node::Fenced(const engine::MemberId& by) {
+  Post(engine::event::Fenced{by});
+  recorder_.Fence();
+}
 
 Status Node::Leave(const engine::Caller& caller, bool on) {
   const Answer answer = Call(engine::event::Leave{caller, on});

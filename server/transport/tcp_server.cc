@@ -198,7 +198,8 @@ Status TcpServer::Greet(Stream* stream, PeerId* reader) {
   if (opened.code != absl::StatusCode::kOk) {
     return absl::UnimplementedError(absl::StrCat("version: ", opening.version));
   }
-  if (named.has_value() && named->rank != opening.reader.rank) {
+  const bool any = options_.security.any_rank && named.has_value() && named->rank == kAnyRank;
+  if (named.has_value() && !any && named->rank != opening.reader.rank) {
     return absl::PermissionDeniedError(
         absl::StrCat("reader: it says that it is rank ", opening.reader.rank,
                      ", and its certificate names ", MemberUri(*named)));

@@ -21,6 +21,7 @@ namespace cairn::transport {
 struct StreamSecurity {
   std::shared_ptr<const tls::TlsContext> tls;  // null: what travels is plain
   std::string cluster;                         // whose members' certificates count
+  bool any_rank = false;  // also of one whose certificate may have any rank (kAnyRank)
 };
 
 // One thread sends and receives; Shutdown and Unacknowledged may be called by any thread until the

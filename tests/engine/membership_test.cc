@@ -115,7 +115,9 @@ class MembershipTest : public testing::Test {
  protected:
   struct Node {
     Node(int of, const MembershipOptions& options)
-        : number(of), membership(options, NewSeat(of)), address(options.address) {}
+        : number(of), membership(options, NewSeat(of)), address(options.address) {
+      membership.SetMayClaim(true);
+    }
     const int number;
     Membership membership;
     const std::string address;
@@ -251,6 +253,7 @@ TEST_F(MembershipTest, AReadingThatLagsBehindGetsNothing) {
   Node& owner = Add(/*size=*/1);
   Run(5);
   Membership spare(OptionsOf(7), NewSeat(7));
+  spare.SetMayClaim(true);
   const RingTable old = database_.Read();
   MonotonicNanos read_at = 0;
   for (int i = 0; i < 8; ++i) {
@@ -274,6 +277,7 @@ TEST_F(MembershipTest, AClaimWithoutAnAnswerIsHisWhoFindsHimselfThere) {
   Add(/*size=*/2);
   Run(5);
   Membership late(OptionsOf(1), NewSeat(1));
+  late.SetMayClaim(true);
   (void)late.Next(now_);
   late.HasRead(now_, database_.Read());
   const RingStep claim = late.Next(now_);
@@ -298,6 +302,7 @@ TEST_F(MembershipTest, AClaimThatNobodyCanCarryOutAnyMoreIsForgotten) {
   Add(/*size=*/2);
   Run(5);
   Membership late(OptionsOf(1), NewSeat(1));
+  late.SetMayClaim(true);
   (void)late.Next(now_);
   late.HasRead(now_, database_.Read());
   (void)late.Next(now_);
@@ -354,6 +359,7 @@ TEST_F(MembershipTest, WhatAMemberTellsIsMerged) {
   EXPECT_EQ(owner.membership.view().seats[1].incarnation, 9);
   // Who wants that rank takes a number above all that was ever heard of.
   Membership spare(OptionsOf(5), NewSeat(5));
+  spare.SetMayClaim(true);
   spare.Heard(owner.membership.view());
   (void)spare.Next(now_);
   spare.HasRead(now_, database_.Read());
@@ -400,6 +406,18 @@ TEST_F(MembershipTest, WhoWantsOneRankTakesNoOther) {
   Run(10);
   EXPECT_FALSE(beyond.membership.ranked());
   EXPECT_NE(beyond.membership.Problem().find("ring.rank: 3"), std::string::npos);
+}
+
+// A daemon in safe mode that only reads its journal would forget what it has got.
+TEST_F(MembershipTest, WhoCannotJournalItWantsNoRank) {
+  Node& node = Add(/*size=*/1);
+  node.membership.SetMayClaim(false);
+  Run(10);
+  EXPECT_FALSE(node.membership.ranked());
+  EXPECT_NE(node.membership.Problem().find("journal"), std::string::npos);
+  node.membership.SetMayClaim(true);
+  Run(5);
+  EXPECT_TRUE(node.membership.ranked());
 }
 
 TEST_F(MembershipTest, ASeatOutlivesTheDaemonWithoutTheDatabase) {
