@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""make demo-cluster: a training job on a ring of three nodes loses one of them, the database, then two nodes.
+"""make demo-cluster: training on a ring of three nodes and a spare loses a node, the database, then two nodes.
 
 The nodes are network namespaces on this machine (as root or as any user), each with a daemon of its own. The
 job's two ranks run on nodes 0 and 1; each part that they save is copied to the next node as well, and to the
-storage that all nodes share. The nodes keep an index of it all in a MariaDB server.
+storage that all nodes share. A MariaDB server says who has which rank of the ring, and has an index of all.
 
  1. The job runs once undisturbed, without Cairn.
  2. It runs again and saves every step through Cairn. In the middle of a save everything on node 0 is
-    SIGKILLed: trainer, daemon and keeper. An empty daemon takes its place, and the job goes on from
-    memory: rank 0's part comes from node 1.
+    SIGKILLed: trainer, daemon and keeper. The spare takes its rank by itself, and the job goes on there
+    from memory: rank 0's part comes from node 1.
  3. The database is SIGKILLed and stays away for some steps. Every save goes on, and when it is back the
     daemons write what it missed.
  4. Then nodes 0 and 1 lose everything at once. What they held for each other is gone; the job goes on from
@@ -54,11 +54,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "cluster"))
 
 import mariadb
 from mariadb import MariaDb
-from members import binary, ring_options
+from members import binary, catalog_ring_options
 from network import Network, NetworkError, unavailable
 
 OUT = BUILD / "demo-cluster"
 NODES = 3
+SPARE = NODES  # a host of its own
+TAKEOVER_AFTER_S = 5
 FIRST_LOSS, SECOND_LOSS = 6, 14
 DATABASE_LOSS, DATABASE_RETURN = 8, 12
 BUDGET = "1GiB"
@@ -76,19 +78,25 @@ class Ring:
     ) -> None:
         self.network, self.scratch, self.storage, self.running = network, scratch, storage, running
         self.database = database
-        self.lives = [0] * NODES
-        self.nodes = [self._start(rank) for rank in range(NODES)]
+        self.lives = [0] * (NODES + 1)
+        self.hosts = list(range(NODES))  # of each rank
+        self.nodes = [self._start(rank, rank) for rank in range(NODES)]
+        for rank in range(NODES):
+            self.await_rank(rank)
+        self.spare = self._start(SPARE, None)
 
-    def _start(self, rank: int) -> Node:
-        self.lives[rank] += 1
+    def _start(self, host: int, rank: int | None) -> Node:
+        """A daemon that wants this rank; without one a spare."""
+        self.lives[host] += 1
         node = Node(
             self.scratch,
             self.storage,
-            f"{rank}-{self.lives[rank]}",
-            self.network.enter(rank),
+            f"{host}-{self.lives[host]}",
+            self.network.enter(host),
             [
                 f"--ring.lost_after_seconds={LOST_AFTER_S}",
-                *ring_options(self.network.addresses, rank, cluster="demo"),
+                f"--ring.takeover_after_seconds={TAKEOVER_AFTER_S}",
+                *catalog_ring_options(self.network.addresses[host], rank, NODES, cluster="demo"),
                 *self.database.options(),
             ],
             BUDGET,
@@ -97,14 +105,38 @@ class Ring:
         return node
 
     def replace(self, rank: int) -> Node:
-        """An empty daemon in the place of one that was killed."""
-        self.nodes[rank] = self._start(rank)
+        """An empty daemon in the place of one that was killed, on the host that the rank had at first."""
+        self.hosts[rank] = rank
+        self.nodes[rank] = self._start(rank, rank)
         return self.nodes[rank]
+
+    def await_spare(self, rank: int) -> None:
+        """Until the spare has this rank by itself."""
+        self.hosts[rank] = SPARE
+        self.nodes[rank] = self.spare
+        self.await_rank(rank)
+
+    def await_rank(self, rank: int) -> None:
+        deadline = time.monotonic() + GOING_ON_S
+        while True:
+            try:
+                if self.cairn(rank, "status").get("ring", {}).get("rank") == rank:
+                    return
+            except DemoError:
+                pass  # it is just starting, or being replaced by a daemon that has the rank
+            if time.monotonic() > deadline:
+                raise DemoError(f"nobody has rank {rank} after {GOING_ON_S} s")
+            time.sleep(0.1)
 
     def places(self) -> list[Place]:
         """A rank beside each of the first nodes' daemons, on their network."""
         return [
-            Place(self.network.enter(rank), "eth0", 1, ["--socket", str(self.nodes[rank].socket)])
+            Place(
+                self.network.enter(self.hosts[rank]),
+                "eth0",
+                1,
+                ["--socket", str(self.nodes[rank].socket)],
+            )
             for rank in range(WORLD_SIZE)
         ]
 
@@ -217,9 +249,12 @@ class Story:
             f"SIGKILL to everything on node 0 with step {step} {100 * part:.0f} % written: its "
             "memory is gone"
         )
-        self.ring.replace(0)
+        self.ring.await_spare(0)
+        self.timeline.add(
+            f"the spare has rank 0, {time.monotonic() - lost_at:.1f} s after the loss; nobody told it to"
+        )
         latest = self.ring.await_latest(0)
-        self.timeline.add(f"an empty daemon is node 0 now; it says that latest is {latest.step}")
+        self.timeline.add(f"it says that latest is {latest.step}")
         if latest.step not in (step - 1, step):
             raise DemoError(f"latest is {latest.step}, expected {step - 1}")
         return self.go_on("one node", lost_at, step)
@@ -282,6 +317,8 @@ class Story:
         )
         for rank in (0, 1):
             self.ring.replace(rank)
+        for rank in (0, 1):
+            self.ring.await_rank(rank)
         found = self.ring.await_latest(1)
         self.timeline.add(
             f"two empty daemons are nodes 0 and 1; they say that latest is {found.step}"
@@ -309,7 +346,9 @@ def play(network: Network, scratch: Path, running: list) -> None:
         node.connect().close()
     story = Story(ring, scratch, running)
     story.timeline.add(f"undisturbed run done, {STEPS} steps")
-    story.timeline.add(f"{NODES} nodes form a ring, {BUDGET} each; rank 0 is on node 0, 1 on 1")
+    story.timeline.add(
+        f"{NODES} nodes form a ring, {BUDGET} each, beside a spare; rank 0 is on node 0, 1 on 1"
+    )
 
     trainers = story.lose_one(story.start())
     story.lose_database(trainers)
@@ -387,7 +426,7 @@ def train() -> int:
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     running: list[Trainers | Node] = []
-    with scratch_folders() as (scratch, _), Network(NODES, cuts=False) as network:
+    with scratch_folders() as (scratch, _), Network(NODES + 1, cuts=False) as network:
         try:
             play(network, scratch, running)
             return 0
