@@ -29,7 +29,7 @@ FUNCTION_LINES = 70
 FILE_LINES = 500
 TOP_LINES = 40  # a file's reason stands within these
 CPP_TOPS = ("common", "server", "client", "tests")
-PYTHON_TOPS = ("client", "hack", "tests")
+PYTHON_TOPS = ("client", "docker", "hack", "tests")
 # Where `import x` looks, besides the file's own folder: what the test driver and pytest put on sys.path.
 PYTHON_PATHS = ("client/python", "tests", "hack")
 COMPONENTS = "server/engine"
