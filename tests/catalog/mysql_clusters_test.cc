@@ -68,6 +68,28 @@ TEST_F(TwoClusters, HaveRowsOfTheirOwnUnderTheSameKeys) {
   ShowsItsOwn(second_.get(), 2);
 }
 
+TEST_F(TwoClusters, DoNotSeeWhatOnlyTheOtherHas) {
+  const CheckpointKey later{"run", 6, 8, 0};
+  ASSERT_TRUE(first_->Apply(Rows(1)).ok());
+  ASSERT_TRUE(
+      second_
+          ->Apply({JobRow{.job = "other", .sequence = 9},
+                   AttemptRow{.job = "run", .attempt = 8, .sequence = 9},
+                   LineRow{.record = {"run", 8, LineRecordKind::kOrigin, {}}, .sequence = 9},
+                   StepRow{.checkpoint = later, .sequence = 9},
+                   PartRow{.part = {later, 0}, .owner = "1", .sequence = 9},
+                   HolderRow{.part = {later, 0}, .holder = "1", .resident = true, .sequence = 9},
+                   AuthorRow{.name = "1", .sequence = 9}})
+          .ok());
+  ShowsItsOwn(first_.get(), 1);
+  EXPECT_EQ(first_->Attempts("run")->size(), 1u);
+  EXPECT_EQ(first_->Steps("run", 9, 9)->size(), 1u);
+  EXPECT_EQ(first_->Authors()->size(), 1u);
+  EXPECT_THAT(*first_->Parts(later), IsEmpty());
+  EXPECT_THAT(*first_->Holders(later), IsEmpty());
+  EXPECT_THAT(*first_->HolderCounts(later), IsEmpty());
+}
+
 // What one decides, removes, leaves or forgets is nothing to the other.
 TEST_F(TwoClusters, DoNotTouchEachOther) {
   ASSERT_TRUE(first_->Apply(Rows(1)).ok());
