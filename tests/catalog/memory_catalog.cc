@@ -117,14 +117,15 @@ class MemoryCatalog final : public Catalog {
         continue;
       }
       if (const auto* forgotten = std::get_if<ForgottenRow>(&row)) {
-        Forget(*forgotten);
+        Forget(*forgotten, &rows_->rows_);
         continue;
       }
       const auto [at, is_new] = rows_->rows_.try_emplace(RowIdentity(row), row);
       if (is_new) continue;
-      at->second = std::visit(
-          [&](const auto& coming) -> Row {
-            return Merged(std::get<std::decay_t<decltype(coming)>>(at->second), coming);
+      Row& there = at->second;
+      there = std::visit(
+          [&there](const auto& coming) -> Row {
+            return Merged(std::get<std::decay_t<decltype(coming)>>(there), coming);
           },
           row);
     }
@@ -278,21 +279,20 @@ class MemoryCatalog final : public Catalog {
   }
 
  private:
-  void Forget(const ForgottenRow& forgotten) ABSL_EXCLUSIVE_LOCKS_REQUIRED(rows_->mu_) {
-    auto& rows = rows_->rows_;
-    const bool is_there = std::any_of(rows.begin(), rows.end(), [&](const auto& held) {
+  static void Forget(const ForgottenRow& forgotten, MemoryRows::ByIdentity* rows) {
+    const bool is_there = std::any_of(rows->begin(), rows->end(), [&](const auto& held) {
       const Row& row = held.second;
       if (CheckpointOf(row).job != forgotten.job) return false;
       const auto* step = std::get_if<StepRow>(&row);
       const auto* part = std::get_if<PartRow>(&row);
       const auto* holder = std::get_if<HolderRow>(&row);
       if (step != nullptr) return !step->removed;
-      const auto of = rows.find(RowIdentity(StepRow{.checkpoint = CheckpointOf(row)}));
-      const bool taken = of != rows.end() && Takes(std::get<StepRow>(of->second), SequenceOf(row));
+      const auto of = rows->find(RowIdentity(StepRow{.checkpoint = CheckpointOf(row)}));
+      const bool taken = of != rows->end() && Takes(std::get<StepRow>(of->second), SequenceOf(row));
       return !taken && (part != nullptr ? !part->removed : holder->resident);
     });
     if (is_there) return;
-    std::erase_if(rows, [&](const auto& held) {
+    std::erase_if(*rows, [&](const auto& held) {
       return JobOf(held.second) == forgotten.job &&
              (forgotten.of_home || SequenceOf(held.second) < forgotten.sequence);
     });
