@@ -127,6 +127,10 @@ void RailsTransport::Go(std::shared_ptr<Reading> reading, StatusOr<uint32_t> las
     // That there is no room on a rail, or no memory to lock for its device, says nothing of the others.
     const bool otherwise =
         absl::IsUnavailable(crc.status()) || absl::IsResourceExhausted(crc.status());
+    const auto tries = std::count(reading->tried.begin(), reading->tried.end(), true);
+    if (absl::IsNotFound(crc.status()) && tries > 1) {
+      crc = absl::CancelledError("the slab that is read into was detached");  // between two tries
+    }
     if (!otherwise) return reading->done(std::move(crc));
     Go(reading, std::move(crc));
   });

@@ -1,7 +1,17 @@
 // How fast one transport reads from another over a device of this machine (tests/bench/rdma_bench.py runs it in a
 // guest): rdma_bench DEVICE SECONDS [checked]. Prints MB/s.
+//
+// rdma_bench DEVICE registration PAGE_KIB: how long a slab of a quarter of a GiB whose pages are there takes to be
+// registered, and to be deregistered, in pages of 4 KiB or huge ones (2 MiB).
+// Prints ms for each GiB, of both.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <future>
 #include <memory>
 #include <string>
@@ -9,6 +19,7 @@
 
 #include "common/fd.h"
 #include "server/transport/ibverbs.h"
+#include "server/transport/rdma_slab.h"
 #include "server/transport/rdma_transport.h"
 
 namespace cairn::transport {
@@ -90,13 +101,48 @@ StatusOr<double> Measure(const std::string& device, double seconds, bool checked
   return static_cast<double>(bytes) / 1e6 / took;
 }
 
+struct Registration {
+  double register_ms = 0, deregister_ms = 0;  // for each GiB
+};
+
+StatusOr<Registration> MeasureRegistration(const std::string& device, int page_kib) {
+  constexpr uint64_t kBytes = 256 << 20;
+  constexpr double kOfGib = static_cast<double>(uint64_t{1} << 30) / kBytes;
+  CAIRN_ASSIGN_OR_RETURN(const auto opened, OpenRdmaDevice(device));
+  const unsigned huge = page_kib > 4 ? MFD_HUGETLB : 0U;
+  UniqueFd memory(::memfd_create("rdma-bench", MFD_CLOEXEC | huge));
+  if (!memory.valid() || ftruncate(memory.get(), kBytes) != 0 ||
+      fallocate(memory.get(), 0, 0, kBytes) != 0) {
+    return ErrnoStatus(errno, "memory of such pages");
+  }
+  RdmaSlab slab(opened.get(), std::move(memory), kBytes);
+  const MonotonicNanos begin = RealClock()->Now();
+  CAIRN_RETURN_IF_ERROR(slab.Register());
+  const MonotonicNanos registered = RealClock()->Now();
+  slab.Detach();
+  const auto ms = [](MonotonicNanos time) {
+    return static_cast<double>(time) / kNanosPerMilli * kOfGib;
+  };
+  return Registration{ms(registered - begin), ms(RealClock()->Now() - registered)};
+}
+
 }  // namespace
 }  // namespace cairn::transport
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    std::fprintf(stderr, "usage: rdma_bench DEVICE SECONDS [checked]\n");
+    std::fprintf(stderr,
+                 "usage: rdma_bench DEVICE SECONDS [checked] | DEVICE registration PAGE_KIB\n");
     return 2;
+  }
+  if (std::strcmp(argv[2], "registration") == 0 && argc == 4) {
+    const auto took = cairn::transport::MeasureRegistration(argv[1], std::atoi(argv[3]));
+    if (!took.ok()) {
+      std::fprintf(stderr, "rdma_bench: %s\n", took.status().ToString().c_str());
+      return 1;
+    }
+    std::printf("%.1f %.1f\n", took->register_ms, took->deregister_ms);
+    return 0;
   }
   const cairn::StatusOr<double> rate =
       cairn::transport::Measure(argv[1], std::atof(argv[2]), argc > 3);
