@@ -269,6 +269,7 @@ def test_latest_in_it_follows_the_line() -> None:
             latest = [indexed(r, rank)["jobs"][0].get("latest", {}) for rank in range(3)]
             return {(one.get("step", -1), one.get("attempt", 0)) for one in latest}
 
+        until("all are there", lambda: set(steps(database)) == {1, 2, 3})
         until("the newest is shown", lambda: shown() == {(3, first)})
         r[1].cairn(f"use {JOB}/2 --fence")
         until("what was chosen is shown", lambda: shown() == {(2, first)})
