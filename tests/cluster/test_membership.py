@@ -164,6 +164,9 @@ def test_a_node_that_was_stopped_wakes_up_without_its_rank() -> None:
         attempt = attempt_number()
         save_everywhere(r, 3, attempt)
         r[0].wait_replicated(JOB, 3)
+        writer = r[2].writer("alone", attempt)
+        r[2].save(writer, 1)
+        r[2].wait_replicated("alone", 1)
         r[2].pause()
         until("the spare has rank 2", lambda: rank_of(r[3]) == 2, 60)
         r[2].go_on()
@@ -173,7 +176,7 @@ def test_a_node_that_was_stopped_wakes_up_without_its_rank() -> None:
             r[2].save(r[2].writer(JOB, attempt_number()), 9, timeout_ms=2000)
         assert refused.value.code == UNAVAILABLE
         # What it holds can be loaded still, and it writes nothing as rank 2.
-        assert r[2].loads(JOB, 3, 1, attempt=attempt)
+        assert r[2].loads("alone", 1, attempt=attempt)
         assert rows(database)[2][2] == f"{r[3].address}:7400"
         await_met(r, (0, 1, 3), {0, 1, 2})
 

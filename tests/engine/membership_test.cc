@@ -474,6 +474,7 @@ class World {
     auto node = std::make_unique<Node>();
     node->number = next_number_++;
     node->membership = std::make_unique<Membership>(OptionsOf(node->number), NewSeat(node->number));
+    node->membership->SetMayClaim(true);
     nodes_.push_back(std::move(node));
   }
 
