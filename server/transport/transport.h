@@ -74,7 +74,7 @@ using ReadDone = std::function<void(StatusOr<uint32_t> crc)>;
 struct Traffic {
   uint64_t tcp_bytes = 0;
   uint64_t rdma_bytes = 0;
-  uint64_t rdma_left_out = 0;  // how often a peer that RDMA did not reach went on over TCP
+  uint64_t rdma_left_out = 0;        // how often a peer that RDMA did not reach went on over TCP
   uint64_t rdma_rails_left_out = 0;  // … and one of several devices, while the others went on
   uint64_t rdma_grants_left_out =
       0;  // … and a grant alone, whose pages were taken away again and again
