@@ -1,3 +1,4 @@
+// One file: one class, whose state signals, deaths and messages share.
 #include "server/keeper/keeper.h"
 
 #include <errno.h>
@@ -34,7 +35,6 @@ namespace {
 // A check that reads its file from a dead mount, a daemon that hangs: neither is waited for longer.
 constexpr MonotonicNanos kCheckLimit = 10 * kNanosPerSecond;
 constexpr MonotonicNanos kHandOverLimit = 10 * kNanosPerSecond;
-constexpr MonotonicNanos kReplacePause = kNanosPerSecond;
 constexpr MonotonicNanos kNever = std::numeric_limits<MonotonicNanos>::max();
 // Between two tries of what failed for want of memory or descriptors.
 constexpr int kPauseMillis = 10;
@@ -179,10 +179,7 @@ class Keeper {
     }
     if (HandsOver(death)) {
       LOG(INFO) << "keeper: daemon " << pid << " wants the next one in its place";
-      // One that wants it again and again costs a start a second, no more.
-      const MonotonicNanos next = std::max(now, asked_to_replace_ + kReplacePause);
-      asked_to_replace_ = now;
-      return restart_.StartNow(next);
+      return restart_.Replace(now);
     }
     // A failpoint ends a process as a kill would.
     const bool by_itself = death.si_code == CLD_EXITED && death.si_status != kFailpointExitCode;
@@ -470,11 +467,10 @@ class Keeper {
   bool check_again_ = false;
   bool forget_black_box_ = false;  // before the next daemon starts
 
-  bool stopping_ = false;                // by SIGTERM or SIGINT
-  int stop_owed_ = 0;                    // the signal, while there was no daemon that could heed it
-  bool asked_another_ = false;           // to do it: the first one died of it
-  bool killed_here_ = false;             // the daemon, by this keeper
-  MonotonicNanos asked_to_replace_ = 0;  // by a daemon that wanted the next one in its place
+  bool stopping_ = false;       // by SIGTERM or SIGINT
+  int stop_owed_ = 0;           // the signal, while there was no daemon that could heed it
+  bool asked_another_ = false;  // to do it: the first one died of it
+  bool killed_here_ = false;    // the daemon, by this keeper
   std::optional<int> exit_code_;
 };
 

@@ -48,6 +48,11 @@ void RestartPolicy::EnterSafeMode(MonotonicNanos now, const std::string& why) {
   next_length_ = std::min(2 * next_length_, options_.longest_safe_mode);
 }
 
+void RestartPolicy::Replace(MonotonicNanos now) {
+  start_at_ = replaced_at_ == 0 ? now : std::max(now, replaced_at_ + kNanosPerSecond);
+  replaced_at_ = now;
+}
+
 void RestartPolicy::LeaveSafeMode(MonotonicNanos now) {
   recent_.clear();
   safe_mode_.clear();

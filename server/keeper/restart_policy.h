@@ -27,6 +27,8 @@ class RestartPolicy {
   // No daemon could be started at all.
   void NotStarted(MonotonicNanos now);
   void Started() { failed_starts_ = 0; }
+  // The daemon wants the next one in its place: at once, but at most one a second.
+  void Replace(MonotonicNanos now);
   // Safe mode is over; the next daemon starts at once, as if none had died.
   void LeaveSafeMode(MonotonicNanos now);
   // The next daemon is of another binary or has other options: the deaths before say nothing of it.
@@ -46,6 +48,7 @@ class RestartPolicy {
   int failed_starts_ = 0;              // since the last daemon
   std::deque<MonotonicNanos> recent_;  // deaths of the last minute
   MonotonicNanos start_at_;
+  MonotonicNanos replaced_at_ = 0;  // when one was last wanted
   std::string safe_mode_;
   MonotonicNanos safe_until_ = 0;
   MonotonicNanos safe_mode_left_ = 0;  // when safe mode last ended

@@ -30,6 +30,7 @@
 #include "common/fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/keeper/death.h"
 #include "server/keeper/process.h"
 
 namespace {
@@ -561,6 +562,16 @@ TEST_F(KeeperTest, SighupReplacesTheDaemonWithoutADeath) {
   EXPECT_EQ(Tell("arguments"), "serve --colour=red --socket=first");
   EXPECT_EQ(Tell("restarts"), "0");
   EXPECT_EQ(Tell("read 1 4"), "kept");
+}
+
+// As often as it likes: a node whose rank in its ring changes.
+TEST_F(KeeperTest, DaemonThatWantsTheNextOneIsReplacedWithoutADeath) {
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 precious"), "ok");
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(Tell(absl::StrCat("exit ", kHandsOverExitCode)), "");
+  EXPECT_EQ(Tell("restarts"), "0");
+  EXPECT_EQ(Tell("safe_mode"), "");
+  EXPECT_EQ(Tell("read 1 8"), "precious");
 }
 
 TEST_F(KeeperTest, SighupThatTheCheckRefusesChangesNothing) {

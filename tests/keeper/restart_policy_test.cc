@@ -41,6 +41,18 @@ TEST_F(RestartPolicyTest, FirstDeathIsFollowedAtOnceLaterOnesEverMoreSlowly) {
   EXPECT_EQ(policy_.deaths(), 34);
 }
 
+TEST_F(RestartPolicyTest, OneThatIsWantedStartsAtOnceAndOneASecondAtMost) {
+  policy_.Replace(now_);
+  EXPECT_EQ(policy_.start_at(), now_);
+  policy_.Replace(now_ + kSecond / 10);
+  EXPECT_EQ(policy_.start_at(), now_ + kSecond);
+  now_ += 60 * kSecond;
+  policy_.Replace(now_);
+  EXPECT_EQ(policy_.start_at(), now_);
+  EXPECT_EQ(policy_.deaths(), 0);
+  EXPECT_THAT(policy_.safe_mode(), IsEmpty());
+}
+
 TEST_F(RestartPolicyTest, ThreeDeathsInAMinuteMeanSafeModeThreeInAnHourDoNot) {
   DieThrice();
   EXPECT_THAT(policy_.safe_mode(), HasSubstr("died 3 times within a minute"));
