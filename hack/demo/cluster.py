@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""make demo-cluster: training on a ring of three nodes and a spare loses a node, the database, then two nodes.
+"""make demo-cluster: training on a ring of three nodes and a spare loses a node, the database, then two.
 
 The nodes are network namespaces on this machine (as root or as any user), each with a daemon of its own. The
 job's two ranks run on nodes 0 and 1; each part that they save is copied to the next node as well, and to the

@@ -1,3 +1,4 @@
+// One file: a connection and the server that admits it end each other.
 #include "server/rpc/peer_server.h"
 
 #include <poll.h>
