@@ -59,7 +59,7 @@ struct World {
   std::map<Step, int32_t> world_size;
   std::set<Step> abandoned, incomplete;
   std::string status = "{}";
-  client::RingInfo ring;
+  StatusOr<client::RingInfo> ring = absl::FailedPreconditionError("ring: it is a list");
   std::vector<std::string> after_drain;  // what status tells after each `drain`
   // IndexReply as JSON, or why there is none.
   StatusOr<std::string> index = absl::UnavailableError("catalog: this node shares none");
@@ -1156,6 +1156,79 @@ std::map<std::string, std::string> HalvesOfW() {
       {"a.safetensors", Safetensors({{"w", "U8", {2, 2}}}, "abde", half(0, 2))},
       {"b.safetensors", Safetensors({{"w", "U8", {2, 1}}, {"norm", "U8", {1}}}, "cfn", half(2, 1))},
       {"notes.txt", "none of the tensors"}};
+}
+
+TEST_F(CommandsTest, RingShowsWhoHasWhichRank) {
+  EXPECT_EQ(Cairn({"ring"}), 1);
+  EXPECT_THAT(Err(), HasSubstr("it is a list"));
+  client::RingInfo ring;
+  ring.epoch = 3;
+  ring.rank = 1;
+  ring.seats = {{0, true, 4, "10.0.0.1:7400", 2000}, {1, false, 7, "", -1}};
+  world_.ring = ring;
+  EXPECT_EQ(Cairn({"ring"}), 0);
+  EXPECT_THAT(Out(), HasSubstr("epoch 3, 2 ranks; this node has rank 1"));
+  EXPECT_THAT(Out(), HasSubstr("10.0.0.1:7400"));
+  EXPECT_THAT(Out(), HasSubstr("2 s ago"));
+  EXPECT_THAT(Out(), HasSubstr("empty"));
+  EXPECT_THAT(Out(), HasSubstr("never"));
+  EXPECT_EQ(Cairn({"ring", "-o", "json"}), 0);
+  EXPECT_EQ(OutJson()["seats"][0]["incarnation"], 4);
+  EXPECT_EQ(OutJson()["size"], 2);
+  EXPECT_EQ(Cairn({"ring", "resize", "5"}), 0);
+  EXPECT_EQ(Out(), "the ring has 5 ranks from epoch 7 on\n");
+  EXPECT_THAT(world_.calls, testing::ElementsAre("resize 5"));
+  EXPECT_EQ(Cairn({"ring", "resize"}), 2);
+  EXPECT_EQ(Cairn({"ring", "resize", "many"}), 2);
+}
+
+TEST_F(CommandsTest, DrainWaitsUntilNothingIsOnlyHere) {
+  pause_ = [](absl::Duration) { return true; };
+  world_.status = R"({"state": "serving"})";
+  world_.after_drain = {
+      R"({"state": "draining: 1 checkpoints are only here: run/7", "writing_bytes": 0})",
+      R"({"state": "draining: nothing is only here", "writing_bytes": 4096})",
+      R"({"state": "draining: nothing is only here", "writing_bytes": 0})"};
+  EXPECT_EQ(Cairn({"drain"}), 0) << Err();
+  EXPECT_EQ(Out(),
+            "draining: 1 checkpoints are only here: run/7\n"
+            "draining: nothing is only here\n"
+            "drained: nothing is only here; the daemon may be stopped\n");
+  world_.calls.clear();
+  EXPECT_EQ(Cairn({"drain", "--undo"}), 0);
+  EXPECT_THAT(world_.calls, testing::ElementsAre("drain off"));
+  world_.calls.clear();
+  world_.status = R"({"state": "serving"})";
+  EXPECT_EQ(Cairn({"drain", "--no-wait"}), 0);
+  EXPECT_THAT(world_.calls, testing::ElementsAre("drain on"));
+}
+
+TEST_F(CommandsTest, DrainOfAMemberOfTheCatalogWaitsForItsRankToBeGivenBack) {
+  pause_ = [](absl::Duration) { return true; };
+  world_.ring = client::RingInfo{};
+  world_.status = R"({"state": "serving"})";
+  world_.after_drain = {
+      R"({"state": "draining: nothing is only here", "writing_bytes": 0})",
+      R"({"state": "draining: nothing is only here; this node has no rank: it has given its rank back"})"};
+  EXPECT_EQ(Cairn({"drain"}), 0) << Err();
+  EXPECT_THAT(Out(), HasSubstr("drained: the rank is given back; the daemon may be stopped\n"));
+}
+
+TEST_F(CommandsTest, DrainThatTakesTooLongSaysWhatIsLeft) {
+  pause_ = [](absl::Duration) { return true; };
+  world_.status = R"({"state": "draining: 1 checkpoints are only here: run/7"})";
+  EXPECT_EQ(Cairn({"drain", "--timeout", "1ms"}), 7);
+  EXPECT_THAT(Err(), HasSubstr("still under way, and goes on: draining: 1 checkpoints"));
+}
+
+TEST_F(CommandsTest, ClusterInitMakesCertificatesForAnyRank) {
+  const std::string certs = directory_ / "certs";
+  EXPECT_EQ(Cairn({"cluster", "init", certs, "--cluster", "train"}), 2);
+  EXPECT_EQ(Cairn({"cluster", "init", certs, "--cluster", "train", "--any", "2"}), 0) << Err();
+  EXPECT_THAT(Out(), HasSubstr("members = \"catalog\""));
+  for (const char* name : {"ca.pem", "any-1.pem", "any-1.key", "any-2.pem", "any-2.key"}) {
+    EXPECT_TRUE(std::filesystem::exists(certs + "/" + name)) << name;
+  }
 }
 
 TEST_F(CommandsTest, WeightsLsShowsATensorInPartsOnce) {

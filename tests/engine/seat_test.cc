@@ -119,10 +119,13 @@ TEST_F(EngineTest, WhatIsOnlyHereIsTold) {
 }
 
 TEST_F(EngineTest, WhatIsOnlyHereGoesToStorageWhateverThePolicy) {
+  options.storage = true;
+  Restart();
   const SessionId session = Hello();
   Save(session, 1);
   Apply(event::Leave{From(session), true});
-  EXPECT_THAT(Status_().only_here, IsEmpty()) << "the fixture's storage has written it";
+  EXPECT_TRUE(Stat(session, 1)->facts.persisted);
+  EXPECT_THAT(Status_().only_here, IsEmpty());
 }
 
 TEST_F(EngineTest, OnlyWhoRunsTheDaemonTakesItOutOfService) {

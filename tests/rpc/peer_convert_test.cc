@@ -221,8 +221,8 @@ TEST(PeerConvert, AReportThatContradictsItselfIsRefused) {
                           m->report->saving[0].pids = {4, 4};
                         }),
               HasSubstr("saving[0]: pids[1]: stands there twice"));
-  EXPECT_THAT(RefusalOf(SomeReport(), [](M* m) { m->report->saving.resize(65); }),
-              HasSubstr("saving: 65 entries, at most 64"));
+  EXPECT_THAT(RefusalOf(SomeReport(), [](M* m) { m->report->saving.resize(1025); }),
+              HasSubstr("saving: 1025 entries, at most 1024"));
   EXPECT_THAT(RefusalOf(SomeReport(), [](M* m) { m->report->policy.every = 0; }),
               HasSubstr("policy.every"));
 }
@@ -231,8 +231,8 @@ TEST(PeerConvert, AVerdictThatContradictsItselfIsRefused) {
   using M = peerwire::Message;
   EXPECT_THAT(RefusalOf(SomeVerdict(), [](M* m) { m->verdict->reports[0].member.instance = "x"; }),
               HasSubstr("instance: 1 bytes, wants 16"));
-  EXPECT_THAT(RefusalOf(SomeVerdict(), [](M* m) { m->verdict->reports.resize(65); }),
-              HasSubstr("reports: 65 entries, at most 64"));
+  EXPECT_THAT(RefusalOf(SomeVerdict(), [](M* m) { m->verdict->reports.resize(1025); }),
+              HasSubstr("reports: 1025 entries, at most 1024"));
   EXPECT_THAT(RefusalOf(SomeVerdict(),
                         [](M* m) {
                           m->verdict->silent = {4, 4};
