@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "common/directory.h"
@@ -201,12 +202,21 @@ std::string PosixRoot::TemporaryName() {
   return absl::StrCat(OwnPrefix(), Next(), kTemporarySuffix);
 }
 
-Status PosixRoot::RemoveStale(int directory, const std::string& prefix) const {
+Status PosixRoot::RemoveStale(int directory, const std::string& prefix, int64_t seconds) const {
   CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory));
+  std::optional<int64_t> now;
   for (const std::string& name : names) {
     if (!absl::EndsWith(name, kTemporarySuffix) || !absl::StartsWith(name, prefix) ||
         absl::StrContains(name, OwnPrefix())) {
       continue;
+    }
+    if (seconds > 0) {
+      struct stat info = {};
+      if (::fstatat(directory, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
+      if (!now.has_value()) {
+        CAIRN_ASSIGN_OR_RETURN(now, Touch(directory));
+      }
+      if (*now - info.st_mtim.tv_sec < seconds) continue;
     }
     CAIRN_RETURN_IF_ERROR(RemoveFileAt(directory, name));
   }

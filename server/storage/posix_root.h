@@ -59,8 +59,9 @@ class PosixRoot {
   bool exchanges() const { return exchanges_.load(std::memory_order_relaxed); }
   void set_cannot_exchange() { exchanges_.store(false, std::memory_order_relaxed); }
   // Removes temporaries that a dead daemon left in `directory`: those whose names begin with
-  // `prefix`. This daemon's own stay, for another thread may be writing them.
-  Status RemoveStale(int directory, const std::string& prefix) const;
+  // `prefix`, and that were last changed so long ago, by the file system's clock, where another node may be
+  // writing one just now. This daemon's own stay, for another thread may be writing them.
+  Status RemoveStale(int directory, const std::string& prefix, int64_t seconds = 0) const;
 
  private:
   struct Found {

@@ -323,5 +323,40 @@ TEST(StorageOptions, ThatCannotWorkAreRefusedNamingThem) {
   EXPECT_THAT(refusal(options), HasSubstr("storage.threads"));
 }
 
+// Each node of a ring records where a life comes from when it first publishes something of it. One that took the other's
+// half-written record for a dead daemon's made its first step fail, and the next one supersede it.
+TEST_F(PosixStorage, TwoNodesThatWriteRecordsAtOnceAreNotInEachOthersWay) {
+  constexpr int kRecords = 200;
+  const auto write = [this](int from) {
+    const auto storage = Make();
+    for (int i = 0; i < kRecords; ++i) {
+      LineRecord record;
+      record.job = "job";
+      record.number = from + i;
+      record.kind = LineRecordKind::kOrigin;
+      const auto written = storage->WriteLineRecord(record, Me());
+      ASSERT_TRUE(written.ok()) << written.status();
+    }
+  };
+  std::thread other([&] { write(10'000); });
+  write(1);
+  other.join();
+}
+
+TEST_F(PosixStorage, WhatADeadDaemonLeftBesideTheRecordsGoesAfterAWhile) {
+  LineRecord record;
+  record.job = "job";
+  record.number = 7;
+  record.kind = LineRecordKind::kOrigin;
+  ASSERT_TRUE(storage_->WriteLineRecord(record, Me()).ok());
+  const std::string fresh = Path(".cairn/line/abc-1.tmp"), old = Path(".cairn/line/abc-2.tmp");
+  for (const std::string& path : {fresh, old}) std::ofstream(path) << "half";
+  fs::last_write_time(old, fs::file_time_type::clock::now() - std::chrono::hours(1));
+  record.number = 8;
+  ASSERT_TRUE(storage_->WriteLineRecord(record, Me()).ok());
+  EXPECT_TRUE(fs::exists(fresh));
+  EXPECT_FALSE(fs::exists(old));
+}
+
 }  // namespace
 }  // namespace cairn::storage
