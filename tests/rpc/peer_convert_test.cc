@@ -222,7 +222,7 @@ TEST(PeerConvert, AReportThatContradictsItselfIsRefused) {
                         }),
               HasSubstr("saving[0]: pids[1]: stands there twice"));
   EXPECT_THAT(RefusalOf(SomeReport(), [](M* m) { m->report->saving.resize(1025); }),
-              HasSubstr("saving: 1025 entries, at most 1024"));
+              HasSubstr("saving: 1025 entries, at most 64"));
   EXPECT_THAT(RefusalOf(SomeReport(), [](M* m) { m->report->policy.every = 0; }),
               HasSubstr("policy.every"));
 }
