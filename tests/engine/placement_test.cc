@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <random>
 #include <set>
 #include <vector>
 
@@ -107,6 +109,44 @@ TEST(Groups, WhichLossesKeepEveryCheckpoint) {
       if (members % 2 == 0 && members > 2) {
         EXPECT_EQ(pairs - kept_pairs, jump == 0 ? members : members / 2);
       }
+    }
+  }
+}
+
+// One replica, `lost` of a thousand members at once, drawn at random: how often everything is still there, against the
+// formula. Along the ring no two neighbours may be lost, n/(n-k) · C(n-k, k) of C(n, k) choices; of groups of two no
+// group, 2^k · C(n/2, k).
+TEST(Groups, ALossOfManyOfAThousandIsAsLikelyToHurtAsTheFormulaSays) {
+  constexpr int kMembers = 1000, kDraws = 4000;
+  const std::set<Rank> ranks = Ranks(kMembers);
+  const auto log_choose = [](double of, double so_many) {
+    return std::lgamma(of + 1) - std::lgamma(so_many + 1) - std::lgamma(of - so_many + 1);
+  };
+  for (const Placement& placement : {Placement{}, Placement{2, 1}, Placement{2, 250}}) {
+    std::vector<std::vector<Rank>> backups;
+    for (const Rank owner : ranks) backups.push_back(BackupsOf(owner, ranks, {}, 1, placement));
+    for (const int lost : {2, 8, 20}) {
+      SCOPED_TRACE(absl::StrCat("factor ", placement.factor, ", jump ", placement.jump, ", ", lost,
+                                " lost"));
+      const double all = log_choose(kMembers, lost);
+      const double kept =
+          placement.Groups()
+              ? std::exp(lost * std::log(2.0) + log_choose(kMembers / 2.0, lost) - all)
+              : std::exp(std::log(static_cast<double>(kMembers) / (kMembers - lost)) +
+                         log_choose(kMembers - lost, lost) - all);
+      std::mt19937 random(static_cast<uint32_t>(lost));
+      int survived = 0;
+      for (int draw = 0; draw < kDraws; ++draw) {
+        std::set<Rank> gone;
+        while (static_cast<int>(gone.size()) < lost) {
+          gone.insert(std::uniform_int_distribution<int>(0, kMembers - 1)(random));
+        }
+        survived += std::none_of(gone.begin(), gone.end(),
+                                 [&](Rank owner) { return gone.contains(backups[owner].front()); });
+      }
+      // Four standard deviations.
+      const double deviation = std::sqrt(kept * (1 - kept) / kDraws);
+      EXPECT_NEAR(static_cast<double>(survived) / kDraws, kept, 4 * deviation + 1e-9);
     }
   }
 }
