@@ -153,14 +153,18 @@ TEST_F(ClusterIndexTest, ADatabaseThatHangsHoldsNobodyUpForLong) {
 
 TEST_F(ClusterIndexTest, QuestionsThatWaitHaveABound) {
   faults_->Add({.kind = testing::FaultKind::kHang, .call = CatalogCall::kJob});
+  // One that hangs, so that those after it stay.
+  std::thread first([&] { (void)index_.Ask(About("run"), In(60'000)); });
+  faults_->WaitUntilHung(1);
   Status status;
-  int asked = 0;
+  int asked = 1;
   do {
     status = index_.Ask(About("run"), In(1)).status();
   } while (absl::IsUnavailable(status) && ++asked < 1000);
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   EXPECT_EQ(asked, 32);
   faults_->Clear();
+  first.join();
 }
 
 TEST_F(ClusterIndexTest, StoppingAnswersWhoWaits) {
