@@ -53,7 +53,6 @@ StatusOr<std::unique_ptr<Transport>> StartTcp(const Options& options,
 }
 
 // More are not used: each has threads of its own for each member, and a registration of everything.
-constexpr size_t kMostRails = 8;
 
 std::string WantedNics() {
   const char* const wanted = std::getenv("NCCL_IB_HCA");
@@ -146,10 +145,11 @@ StatusOr<std::unique_ptr<Transport>> StartRdma(const Options& options, MembersWi
   std::vector<transport::NicPort> usable = UsablePorts(devices, ports, &problems);
   if (usable.empty()) return absl::UnavailableError(absl::StrJoin(problems, "; "));
   for (const std::string& problem : problems) LOG(WARNING) << "RDMA without it: " << problem;
-  usable = transport::ChooseRails(usable, PlaceInSysfs, NodesOfMemory(), kMostRails);
+  usable = transport::ChooseRails(usable, PlaceInSysfs, NodesOfMemory(), transport::kMostRails);
   CAIRN_RETURN_IF_ERROR(KeepLockable(options.node.engine.budget_bytes, &usable));
   transport::RdmaOptions rdma;
   rdma.reader.max_peers = options.tcp.max_peers;
+  rdma.owner.connections_of_reader = 2 * transport::kMostRails;
   std::vector<std::unique_ptr<Transport>> rails;
   for (const transport::NicPort& port : usable) {
     const auto rail = static_cast<uint8_t>(rails.size());

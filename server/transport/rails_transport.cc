@@ -8,6 +8,16 @@
 #include "server/transport/rdma_wire.h"
 
 namespace cairn::transport {
+namespace {
+
+constexpr size_t kMostRemembered = 4096;
+
+// Which bytes of which owner a read is of.
+std::string BytesOf(const ReadRequest& request) {
+  return absl::StrCat(request.address, " ", request.offset, " ", request.region);
+}
+
+}  // namespace
 
 RailsTransport::RailsTransport(std::vector<std::unique_ptr<Transport>> rails,
                                MonotonicNanos left_out)
@@ -155,6 +165,12 @@ std::optional<size_t> RailsTransport::Choose(Reading* reading) {
     }
     if (!best.has_value() || under_way_[rail] < under_way_[*best]) best = rail;
   }
+  if (first && reading->request.again) {
+    const auto came = came_over_.find(BytesOf(reading->request));
+    const bool usable = came != came_over_.end() &&
+                        !left_out_until_.contains({came->second, reading->request.address});
+    if (usable) best = came->second;
+  }
   if (!best.has_value() && first) best = soonest;
   if (!best.has_value()) return std::nullopt;
   next_ = (*best + 1) % rails_.size();
@@ -168,8 +184,13 @@ void RailsTransport::Ended(size_t rail, const Reading& reading, const Status& st
   {
     MutexLock lock(&mu_);
     under_way_[rail] -= reading.request.length;
+    if (status.ok() && rails_.size() > 1) {
+      if (came_over_.size() >= kMostRemembered) came_over_.clear();
+      came_over_[BytesOf(reading.request)] = rail;
+    }
     if (!absl::IsUnavailable(status)) return;
     const MonotonicNanos now = RealClock()->Now();
+    std::erase_if(left_out_until_, [now](const auto& out) { return out.second <= now; });
     MonotonicNanos& until = left_out_until_[{rail, address}];
     if (until > now) return;  // so said a read that was under way with this one
     until = now + left_out_for_;

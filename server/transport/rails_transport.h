@@ -73,6 +73,9 @@ class RailsTransport final : public Transport {
   size_t next_ ABSL_GUARDED_BY(mu_) = 0;  // of rails that are equal, the one whose turn it is
   std::map<std::pair<size_t, std::string>, MonotonicNanos> left_out_until_ ABSL_GUARDED_BY(mu_);
   uint64_t rails_left_out_ ABSL_GUARDED_BY(mu_) = 0;
+  // Over which rail bytes came lately: when they are wanted again, for they were not right, that rail and its owner know
+  // how they came.
+  std::map<std::string, size_t> came_over_ ABSL_GUARDED_BY(mu_);
   // Last, so that no read of theirs ends after what stands above is gone.
   const std::vector<std::unique_ptr<Transport>> rails_;
 };

@@ -10,9 +10,15 @@
 
 namespace cairn::transport {
 
+// Devices of a node that reads are striped over, at most.
+inline constexpr int kMostRails = 8;
+
 struct RdmaOwnerOptions {
   int max_connections = 128;  // beyond it the least recently used goes; 1 … 4,096
   int max_queue_pairs = 8;    // of one connection, 1 … 64
+  // Of one reader: the least recently used goes. One, and one more while it is replaced; where a reader may have more
+  // devices than this owner, as many for each of them.
+  int connections_of_reader = 2;
   Status Validate() const;
 };
 

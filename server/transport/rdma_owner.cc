@@ -10,7 +10,6 @@ namespace {
 
 // An owner posts nothing.
 constexpr int kOwnersDepth = 1;
-constexpr int kMostOfReader = 2;
 constexpr int kTries = 3;
 
 Status NoSuchConnection(RdmaConnectionId connection) {
@@ -85,7 +84,7 @@ void RdmaOwner::MakeRoom(PeerId reader) {
   const auto its = [&](const Connection& one) { return one.reader.rank == reader.rank; };
   int of_reader = 0;
   for (const auto& [id, connection] : connections_) of_reader += its(connection) ? 1 : 0;
-  if (of_reader >= kMostOfReader) DropOldest(its);
+  if (of_reader >= options_.connections_of_reader) DropOldest(its);
   if (connections_.size() >= static_cast<size_t>(options_.max_connections)) {
     DropOldest([](const Connection&) { return true; });
   }

@@ -89,6 +89,22 @@ TEST_F(Rails, OneThatFailsIsLeftOutForAWhileAndItsReadsGoOverTheOther) {
   EXPECT_GT(readers_[1]->reads, before);
 }
 
+// Its owner's rail knows how the bytes came, and that rail's registrations are in doubt.
+TEST_F(Rails, WhatIsWantedAgainIsReadOverTheRailThatItCameOver) {
+  Start();
+  for (int turn = 0; turn < 4; ++turn) {
+    const int64_t before[kRails] = {readers_[0]->reads, readers_[1]->reads};
+    ASSERT_TRUE(ReadNow(reader_.get(), Request()).ok());
+    const size_t rail = readers_[0]->reads > before[0] ? 0 : 1;
+    const int64_t came = readers_[rail]->reads, other = readers_[1 - rail]->reads;
+    ReadRequest again = Request();
+    again.again = true;
+    ASSERT_TRUE(ReadNow(reader_.get(), again).ok());
+    EXPECT_GT(readers_[rail]->reads, came) << turn;
+    EXPECT_EQ(readers_[1 - rail]->reads, other) << turn;
+  }
+}
+
 TEST_F(Rails, WhereAllFailThePeerIsUnavailableAndTriedAgain) {
   Start();
   for (const auto& faults : readers_) faults->failing_reads = 2;  // the read, and its second try
