@@ -144,7 +144,9 @@ class Catalog {
 
   // What is not in the catalog is absent or empty, never an error.
   virtual StatusOr<std::optional<JobRow>> Job(const std::string& job) = 0;
-  virtual StatusOr<std::vector<std::string>> Jobs() = 0;                           // in byte order
+  virtual StatusOr<std::vector<std::string>> Jobs() = 0;  // in byte order
+  // The same as rows: of jobs after `after`, at most `limit`.
+  virtual StatusOr<std::vector<JobRow>> JobsAfter(const std::string& after, int limit) = 0;
   virtual StatusOr<std::vector<AttemptRow>> Attempts(const std::string& job) = 0;  // oldest first
   // Complete checkpoints of a job that are not removed, of steps below `below`: the newest step
   // first, and of one step the newest attempt and revision; at most `limit`.

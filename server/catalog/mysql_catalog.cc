@@ -62,6 +62,14 @@ class MysqlCatalog final : public Catalog {
                                 [](const MysqlColumns& row) { return row.Bytes(0); });
   }
 
+  StatusOr<std::vector<JobRow>> JobsAfter(const std::string& after, int limit) override {
+    return Collect<JobRow>(
+        absl::StrCat("SELECT ", kJobColumns,
+                     ", job FROM jobs WHERE cluster=? AND job>? ORDER BY job LIMIT ?"),
+        {cluster_, after, int64_t{limit}},
+        [](const MysqlColumns& row) { return JobFrom(row.Bytes(kJobColumnCount), row); });
+  }
+
   StatusOr<std::vector<AttemptRow>> Attempts(const std::string& job) override {
     return Collect<AttemptRow>(
         absl::StrCat("SELECT ", kAttemptColumns,

@@ -35,6 +35,7 @@ bool EndsConnection(int code) {
     case 1792:  // in a read-only transaction
     case 1836:  // in read-only mode
     case 1927:  // connection was killed
+    case 4031:  // nothing was asked for long
       return true;
     default:
       return false;
@@ -58,6 +59,7 @@ bool Passes(int code) {
     case 1203:  // user has too many connections
     case 1226:  // user has exceeded a resource
     case 1317:  // interrupted
+    case 1461:  // too many prepared statements
     case 1637:  // too many transactions
     case 1969:  // max_statement_time
     case 3024:  // max_execution_time

@@ -140,6 +140,16 @@ class SqliteCatalog final : public Catalog {
     return Collect<std::string>(query, [](const Statement& row) { return row.Bytes(0); });
   }
 
+  StatusOr<std::vector<JobRow>> JobsAfter(const std::string& after, int limit) override {
+    MutexLock lock(&mu_);
+    const std::string sql =
+        absl::StrCat("SELECT ", kJobColumns, ", job FROM jobs WHERE job>? ORDER BY job LIMIT ?");
+    CAIRN_ASSIGN_OR_RETURN(Statement * query, Prepared(sql));
+    query->Reset().BindBytes(after).Bind(limit);
+    return Collect<JobRow>(
+        query, [](const Statement& row) { return JobFrom(row.Bytes(kJobColumnCount), row); });
+  }
+
   StatusOr<std::vector<AttemptRow>> Attempts(const std::string& job) override {
     MutexLock lock(&mu_);
     CAIRN_ASSIGN_OR_RETURN(Statement * query,

@@ -69,6 +69,7 @@ Values KeyOf(const CheckpointKey& checkpoint);
 inline constexpr char kJobColumns[] =
     "owner_uid, owner_gid, persist_mode, every_steps, keep_last, keep_every, readers, replicas, "
     "policy_version, policy_rank, sequence";
+inline constexpr int kJobColumnCount = 11;
 template <typename Columns>
 JobRow JobFrom(const std::string& job, const Columns& row) {
   JobRow read;

@@ -71,6 +71,7 @@ class ClusterIndex {
   StatusOr<IndexAnswer> Read(const IndexQuestion& question, MonotonicNanos deadline);
   Status ReadJobs(const IndexQuestion& question, MonotonicNanos deadline, IndexAnswer* answer);
   Status ReadJob(const IndexQuestion& question, MonotonicNanos deadline, IndexAnswer* answer);
+  bool Late(MonotonicNanos deadline);
   StatusOr<IndexedCheckpoint> WithHolders(const catalog::StepRow& step);
 
   const OpenCatalog open_;

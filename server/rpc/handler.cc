@@ -852,7 +852,7 @@ void Handler::TellStatus(CallId id, wire::Cairn_status_args&) {
 // --- the ring
 
 void Handler::Ring(CallId id, wire::Cairn_ring_args&) {
-  Offload<wire::Cairn_ring_result>(&workers_->distant, id, [this] {
+  Offload<wire::Cairn_ring_result>(&workers_->database, id, [this] {
     return Success<wire::Cairn_ring_result>(FromRing(OrThrow(node_->Ring())));
   });
 }
@@ -860,7 +860,7 @@ void Handler::Ring(CallId id, wire::Cairn_ring_args&) {
 void Handler::ResizeRing(CallId id, wire::Cairn_resizeRing_args& args) {
   CheckCall(args.call);
   Offload<wire::Cairn_resizeRing_result>(
-      &workers_->distant, id, [this, caller = Anyone(), size = args.size] {
+      &workers_->database, id, [this, caller = Anyone(), size = args.size] {
         return Success<wire::Cairn_resizeRing_result>(OrThrow(node_->ResizeRing(caller, size)));
       });
 }
@@ -892,7 +892,7 @@ void Handler::Index(CallId id, wire::Cairn_index_args& args) {
   const MonotonicNanos deadline =
       std::min(OrThrow(ToDeadline(now, timeout_ms)), now + kIndexTimeoutMs * kNanosPerMilli);
   Offload<wire::Cairn_index_result>(
-      &workers_->distant, id, [this, question = std::move(question), deadline] {
+      &workers_->database, id, [this, question = std::move(question), deadline] {
         const node::IndexAnswer answer = OrThrow(node_->AskIndex(question, deadline));
         return Success<wire::Cairn_index_result>(FromIndex(answer, node_->clock()->UnixMillis()));
       });

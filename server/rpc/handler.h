@@ -29,14 +29,18 @@ struct CallId {
 // Where calls go that take long; in both, users take turns, and one has at most a part of the threads.
 struct Workers {
   explicit Workers(int threads)
-      : copying("worker", threads, std::max(1, threads / 2)), distant("waits", 16, 4) {}
+      : copying("worker", threads, std::max(1, threads / 2)),
+        distant("waits", 16, 4),
+        database("asks", 8, 2) {}
   void Stop() {
     copying.Stop();
     distant.Stop();
+    database.Stop();
   }
 
-  node::JobExecutor copying;  // bytes, and decoding; never waits
-  node::JobExecutor distant;  // waits for storage or other members, to the caller's deadline
+  node::JobExecutor copying;   // bytes, and decoding; never waits
+  node::JobExecutor distant;   // waits for storage or other members, to the caller's deadline
+  node::JobExecutor database;  // waits for the cluster's catalog
 };
 
 // Used on its connection's loop alone.

@@ -21,6 +21,10 @@ class FaultyCatalog final : public Catalog {
     return faults_->Run<StatusOr<std::vector<std::string>>>(CatalogCall::kJobs,
                                                             [&] { return inner_->Jobs(); });
   }
+  StatusOr<std::vector<JobRow>> JobsAfter(const std::string& after, int limit) override {
+    return faults_->Run<StatusOr<std::vector<JobRow>>>(
+        CatalogCall::kJobsAfter, [&] { return inner_->JobsAfter(after, limit); });
+  }
   StatusOr<std::vector<AttemptRow>> Attempts(const std::string& job) override {
     return faults_->Run<StatusOr<std::vector<AttemptRow>>>(CatalogCall::kAttempts,
                                                            [&] { return inner_->Attempts(job); });

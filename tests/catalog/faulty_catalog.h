@@ -13,6 +13,7 @@ enum class CatalogCall {
   kApply,
   kJob,
   kJobs,
+  kJobsAfter,
   kAttempts,
   kSteps,
   kNewest,

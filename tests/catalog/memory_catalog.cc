@@ -147,6 +147,14 @@ class MemoryCatalog final : public Catalog {
     return jobs;
   }
 
+  StatusOr<std::vector<JobRow>> JobsAfter(const std::string& after, int limit) override {
+    auto found = Select<JobRow>([&](const JobRow& row) { return row.job > after; });
+    std::sort(found.begin(), found.end(),
+              [](const JobRow& a, const JobRow& b) { return a.job < b.job; });
+    if (found.size() > static_cast<size_t>(limit)) found.resize(static_cast<size_t>(limit));
+    return found;
+  }
+
   StatusOr<std::vector<AttemptRow>> Attempts(const std::string& job) override {
     auto found = Select<AttemptRow>([&](const AttemptRow& row) { return row.job == job; });
     std::sort(found.begin(), found.end(),
