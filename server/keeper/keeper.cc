@@ -165,7 +165,7 @@ class Keeper {
     const MonotonicNanos now = clock_->Now();
     const bool killed_here = std::exchange(killed_here_, false);
     // It may have had more to persist, and that is held here: another daemon is asked, once.
-    const bool owes = IsCrash(death) && !killed_here && !held_.empty();
+    const bool owes = (IsCrash(death) || HandsOver(death)) && !killed_here && !held_.empty();
     if (stopping_ && owes && !std::exchange(asked_another_, true)) stop_owed_ = SIGTERM;
     if (stopping_ && stop_owed_ == 0) {
       LOG(INFO) << "keeper: daemon " << pid << " ended with " << Describe(death);

@@ -4,6 +4,8 @@
 //   keeper_child serve          obeys
 //   keeper_child refuse         exits with 3 before it holds anything
 //   keeper_child drain          obeys, and exits with 7 at SIGTERM
+//   keeper_child replaced       obeys, and exits at SIGTERM as one that wants the next daemon in its place, if nothing was
+//                               held when it started
 //   keeper_child failpoint      exits, in its first life, as at a failpoint, before it serves
 //   keeper_child crash          kills itself at once, unless it is started in safe mode; then it
 //   obeys
@@ -24,6 +26,7 @@
 #include "common/failpoint.h"
 #include "server/cache/cache.h"
 #include "server/journal/journal.h"
+#include "server/keeper/death.h"
 #include "server/keeper/link.h"
 #include "server/keeper/wire.h"
 
@@ -64,6 +67,7 @@ class TestDaemon {
   }
 
   const node::Inherited& inherited() const { return inherited_; }
+  bool holds_nothing() const { return slab_bytes_.empty(); }
 
   [[noreturn]] void Serve() {
     link_->Serving();
@@ -246,6 +250,9 @@ int main(int argc, char** argv) {
   std::string arguments;
   for (int i = 1; i < argc; ++i) arguments += (i > 1 ? " " : "") + std::string(argv[i]);
   cairn::keeper::TestDaemon daemon(::atoi(keeper_fd), arguments);
+  if (how == "replaced" && daemon.holds_nothing()) {
+    ::signal(SIGTERM, [](int) { ::_exit(cairn::keeper::kHandsOverExitCode); });
+  }
   if (how == "failpoint" && daemon.inherited().restarts == 0) ::_exit(cairn::kFailpointExitCode);
   if (how == "crash" && daemon.inherited().safe_mode.empty()) ::raise(SIGKILL);
   daemon.Serve();

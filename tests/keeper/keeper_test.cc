@@ -477,6 +477,15 @@ TEST_F(KeeperTest, DaemonThatDiesWhileItPersistsLeavesTheRestToAnother) {
   EXPECT_EQ(WaitForKeeper(), 128 + SIGTERM);  // the other heeds it
 }
 
+// It was handing over for its ring's sake when the keeper was asked to stop.
+TEST_F(KeeperTest, DaemonThatHandsOverWhileItIsToStopLeavesTheRestToTheNext) {
+  options_.daemon_command[1] = "replaced";
+  StartKeeper();
+  ASSERT_EQ(Tell("make 1 4096 x"), "ok");
+  ::kill(keeper_, SIGTERM);
+  EXPECT_EQ(WaitForKeeper(), 128 + SIGTERM);  // the other heeds it
+}
+
 TEST_F(KeeperTest, DaemonNeverOutlivesItsKeeper) {
   StartKeeper();
   const UniqueFd daemon = DaemonPidfd();
