@@ -39,6 +39,19 @@ StatusOr<std::map<int32_t, std::string>> ParseRingNodes(absl::string_view text) 
   return nodes;
 }
 
+std::map<int32_t, std::string> KnownRingNodes(absl::string_view text) {
+  std::map<int32_t, std::string> nodes;
+  for (absl::string_view item : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
+    const std::pair<absl::string_view, absl::string_view> halves =
+        absl::StrSplit(absl::StripAsciiWhitespace(item), absl::MaxSplits('=', 1));
+    int32_t rank = 0;
+    if (!absl::SimpleAtoi(halves.first, &rank) || rank < 0) continue;
+    const StatusOr<TcpAddress> address = TcpAddress::Parse(halves.second);
+    if (address.ok() && !address->IsWildcard()) nodes.emplace(rank, address->ToString());
+  }
+  return nodes;
+}
+
 std::string RingNodesText(const std::map<int32_t, std::string>& nodes) {
   return absl::StrJoin(nodes, ",", absl::PairFormatter("="));
 }

@@ -659,6 +659,21 @@ Status ValidateMysql(const Options& options) {
   return mysql.Validate();
 }
 
+// What a member says and hears: of one that has a rank.
+Status ValidateWire(const Options& options) {
+  CAIRN_RETURN_IF_ERROR(PeersOf(options, "").Validate());
+  if (options.encrypt == Encrypt::kAll && options.peers.tls.none()) {
+    return absl::InvalidArgumentError(
+        "peers.encrypt: all needs certificates (peers.ca, peers.cert, peers.key)");
+  }
+  if (options.encrypt == Encrypt::kAll && options.transport == TransportKind::kRdma) {
+    return absl::InvalidArgumentError(
+        "transport: rdma carries data plain, and peers.encrypt = all forbids that; auto and tcp "
+        "take TCP with TLS");
+  }
+  return DataAddress(options).status();
+}
+
 // All that concerns other members.
 Status ValidatePeers(const Options& options) {
   const engine::Options& engine = options.node.engine;
@@ -680,18 +695,8 @@ Status ValidatePeers(const Options& options) {
         "peers.in_flight: ", FormatBytes(mover.in_flight_bytes),
         " is below peers.in_flight_per_peer, ", FormatBytes(mover.in_flight_bytes_per_peer)));
   }
-  if (engine.ring.Alone()) return absl::OkStatus();
-  CAIRN_RETURN_IF_ERROR(PeersOf(options, "").Validate());
-  if (options.encrypt == Encrypt::kAll && options.peers.tls.none()) {
-    return absl::InvalidArgumentError(
-        "peers.encrypt: all needs certificates (peers.ca, peers.cert, peers.key)");
-  }
-  if (options.encrypt == Encrypt::kAll && options.transport == TransportKind::kRdma) {
-    return absl::InvalidArgumentError(
-        "transport: rdma carries data plain, and peers.encrypt = all forbids that; auto and tcp "
-        "take TCP with TLS");
-  }
-  return DataAddress(options).status();
+  if (options.members_from_catalog) return ValidateWire(AsAMember(options));
+  return engine.ring.Alone() ? absl::OkStatus() : ValidateWire(options);
 }
 
 }  // namespace
@@ -713,7 +718,8 @@ StatusOr<std::string> DataAddress(const Options& options) {
   }
   const std::string data = control.WithPort(static_cast<uint16_t>(port)).ToString();
   for (const auto& [rank, address] : ring.members) {
-    if (address != data) continue;
+    // What the catalog says of others keeps nobody from his own work.
+    if (address != data || (ring.from_catalog && rank != ring.rank)) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("peers.data_port: ", data, " is where rank ", rank, " listens (ring.nodes)"));
   }

@@ -115,12 +115,15 @@ Status InWords(const Status& refused, const tls::TlsFiles& files) {
 Status CheckPeerFiles(const Options& options) {
   const tls::TlsFiles& files = options.peers.tls;
   const engine::RingOptions& ring = options.node.engine.ring;
-  if (ring.Alone() || files.none()) return absl::OkStatus();
+  if ((ring.Alone() && !options.members_from_catalog) || files.none()) return absl::OkStatus();
+  // Who takes any rank needs a certificate that names none.
+  static_assert(engine::kNoRank == kAnyRank);
   CAIRN_RETURN_IF_ERROR(CheckReadable("peers.ca", files.ca));
   CAIRN_RETURN_IF_ERROR(CheckReadable("peers.cert", files.cert));
   CAIRN_RETURN_IF_ERROR(CheckReadable("peers.key", files.key));
   const Status loaded =
-      tls::TlsContext::Load(files, {ring.cluster, ring.rank}, ring.from_catalog).status();
+      tls::TlsContext::Load(files, {ring.cluster, ring.rank}, options.members_from_catalog)
+          .status();
   if (loaded.ok()) return loaded;
   Status words = InWords(loaded, files);
   ERR_clear_error();

@@ -1,5 +1,6 @@
 #include "server/daemon/ring_options.h"
 
+#include <algorithm>
 #include <map>
 
 #include "absl/strings/str_cat.h"
@@ -18,17 +19,26 @@ engine::RingOptions RingOf(const Options& options, const fact::RingSeat& seat) {
   ring.from_catalog = true;
   ring.rank = seat.rank;
   ring.members.clear();
-  const StatusOr<std::map<int32_t, std::string>> nodes = ParseRingNodes(seat.nodes);
+  const std::map<int32_t, std::string> nodes = KnownRingNodes(seat.nodes);
   for (size_t rank = 0; rank < seat.incarnations.size(); ++rank) {
     std::string& address = ring.members[static_cast<engine::Rank>(rank)];
-    if (!nodes.ok()) continue;
-    const auto node = nodes->find(static_cast<int32_t>(rank));
-    if (node != nodes->end()) address = node->second;
+    const auto node = nodes.find(static_cast<int32_t>(rank));
+    if (node != nodes.end()) address = node->second;
   }
   // Without a rank the node knows that there are others, and that none of them answers.
   if (ring.members.empty()) ring.members[0] = "";
   ring.members[seat.rank] = options.ring_address;
   return ring;
+}
+
+Options AsAMember(const Options& options) {
+  constexpr size_t kSeveral = 2;
+  fact::RingSeat seat;
+  seat.rank = std::max(options.node.engine.ring.rank, 0);
+  seat.incarnations.resize(std::max(kSeveral, static_cast<size_t>(seat.rank) + 1));
+  Options as = options;
+  as.node.engine.ring = RingOf(options, seat);
+  return as;
 }
 
 Status ValidateCatalogRing(const Options& options) {
@@ -45,17 +55,14 @@ Status ValidateCatalogRing(const Options& options) {
   }
   const StatusOr<TcpAddress> address = TcpAddress::Parse(options.ring_address);
   if (!address.ok()) return Annotate(address.status(), "ring.address");
+  if (address->IsWildcard()) {
+    return Bad(absl::StrCat("ring.address: ", options.ring_address,
+                            " is not an address that the other members can dial"));
+  }
   if (address->port() == 0) {
     return Bad(absl::StrCat("ring.address: ", options.ring_address, " has no port"));
   }
-  fact::RingSeat seat;
-  seat.rank = 0;
-  seat.incarnations = {1};
-  Options as_first = options;
-  as_first.node.engine.ring = RingOf(options, seat);
-  CAIRN_RETURN_IF_ERROR(as_first.node.engine.ring.Validate());
-  CAIRN_RETURN_IF_ERROR(PeersOf(as_first, "").Validate());
-  return DataAddress(as_first).status();
+  return AsAMember(options).node.engine.ring.Validate();
 }
 
 }  // namespace cairn::daemon

@@ -30,6 +30,7 @@ engine::MembershipOptions MembershipOf(const Options& options, engine::Rank want
   membership.wanted = wanted;
   membership.address = options.ring_address;
   membership.size = options.ring_size;
+  membership.new_instance = &node::MembershipLoop::NewInstance;
   membership.still = options.ring_takeover_after_seconds * kNanosPerSecond;
   membership.beat = std::min(membership.beat, membership.still / 5);
   membership.gap = std::min(membership.gap, membership.still / 2);

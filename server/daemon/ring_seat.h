@@ -32,6 +32,7 @@ class RingSeat final : public node::MembershipHost {
   void Replace(const std::string& why) override { replace_(why); }
   bool MayClaim() override { return node_->CanJournal(); }
   bool Leaves() override { return node_->Leaves(); }
+  bool MayStartAnew() override { return node_->MayStartAnew(); }
   bool NothingIsOnlyHere() override { return node_->NothingIsOnlyHere(); }
 
  private:

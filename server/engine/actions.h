@@ -222,7 +222,7 @@ struct Status {
   std::map<std::string, int64_t> counters;
   RingStatus ring;
   bool leaving = false;  // an operator takes the node out of service
-  // JOB/STEP of the newest checkpoints that lie in this node's memory, and neither in storage nor, as far as the job's
+  // JOB/STEP, or JOB where that is not known, of the newest checkpoints that lie in this node's memory, and neither in storage nor, as far as the job's
   // home tells, with another member: some of them, and how many there are.
   std::vector<std::string> only_here;
   int64_t only_here_count = 0;

@@ -64,7 +64,8 @@ class Engine::Impl {
     job_calls_.set_cluster(&cluster_);
     if (cluster_.Alone()) return;
     const auto is_home = [this](const std::string& job) {
-      return cluster_.members().HomeOf(job) == cluster_.members().self();
+      return cluster_.members().Counts() &&
+             cluster_.members().HomeOf(job) == cluster_.members().self();
     };
     describing_.set_is_home(is_home);
     retention_.set_is_home([is_home](const Job& job) { return is_home(job.name); });
@@ -144,7 +145,11 @@ class Engine::Impl {
   template <class E>
   bool MayDecide(const E& event) {
     if constexpr (DecidingOf<E>().refused_when_superseded) {
-      const Status status = mode_.CheckLife();
+      Status status = mode_.CheckLife();
+      if (status.ok() && !cluster_.members().Counts()) {
+        status = absl::UnavailableError(
+            "this node has no rank in its ring, and nobody would hear of what is decided here");
+      }
       if (!status.ok()) out_.Answer(event.caller.request, status);
       return status.ok();
     }

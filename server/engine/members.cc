@@ -25,7 +25,9 @@ void Members::Start(const Restored& restored, const std::optional<MemberId>& sel
     return;
   }
   // Of an earlier seat of this node it says nothing.
-  const bool same = seat_.instance.empty() || restored.member_life.instance == seat_.instance;
+  const bool same =
+      seat_.instance.empty() || (restored.member_life.instance == seat_.instance &&
+                                 restored.member_life.incarnation >= seat_.incarnation);
   if (same && restored.member_life.incarnation != 0) {
     self_.incarnation = restored.member_life.incarnation;
     self_.instance = restored.member_life.instance;

@@ -80,6 +80,10 @@ class Members {
   bool Alone() const { return options_.ring.Alone(); }
   Rank self() const { return options_.ring.rank; }
   const MemberId& self_id() const { return self_; }
+  // Where the members stand in the catalog: this node is one of them. Else it is nobody's home, and decides nothing.
+  bool Counts() const {
+    return !options_.ring.from_catalog || (self() != kNoRank && superseded_by_ == 0);
+  }
   // In words, why the node is superseded; empty: it is not.
   std::string Superseded() const;
   const std::set<Rank>& all() const { return all_; }

@@ -20,12 +20,11 @@ Membership::Membership(MembershipOptions options, const fact::RingSeat& seat)
     : options_(std::move(options)), seat_(seat) {
   view_.epoch = seat_.epoch;
   view_.seats.resize(seat_.incarnations.size());
-  const StatusOr<std::map<int32_t, std::string>> nodes = ParseRingNodes(seat_.nodes);
+  const std::map<int32_t, std::string> nodes = KnownRingNodes(seat_.nodes);
   for (size_t rank = 0; rank < view_.seats.size(); ++rank) {
     view_.seats[rank].incarnation = seat_.incarnations[rank];
-    if (!nodes.ok()) continue;
-    const auto node = nodes->find(static_cast<int32_t>(rank));
-    if (node != nodes->end()) view_.seats[rank].address = node->second;
+    const auto node = nodes.find(static_cast<int32_t>(rank));
+    if (node != nodes.end()) view_.seats[rank].address = node->second;
   }
   leaving_ = seat_.drained;
 }
@@ -88,6 +87,10 @@ std::optional<RingStep> Membership::NextOfUnranked(MonotonicNanos now) {
     return std::nullopt;
   }
   if (watches_.empty()) {
+    // Who knows the ring makes it as it was: its database is another one now.
+    if (view_.epoch > 0) {
+      return ring_step::MakeRing{view_.epoch, static_cast<int>(view_.seats.size())};
+    }
     if (options_.size > 0) return ring_step::MakeRing{1, options_.size};
     waits_ = "the cluster has no ring yet (`cairn ring resize N` makes it, or ring.size)";
     return std::nullopt;
@@ -111,20 +114,25 @@ std::optional<RingStep> Membership::NextOfUnranked(MonotonicNanos now) {
   return std::nullopt;
 }
 
+// A place that is empty in the catalog and somebody's in what this node has heard is that one's: the database was
+// restored, or replaced, and he has not written himself into it yet.
 std::optional<RingStep> Membership::WantRank(MonotonicNanos now, Rank rank) {
   Watch& watch = watches_[rank];
   const RankRow& row = watch.row;
-  if (!row.instance.empty()) {
-    waits_ = absl::StrCat("rank ", rank, " is another node's, at ", row.address);
+  const bool in_view = rank < static_cast<Rank>(view_.seats.size());
+  const RingView::Seat known = in_view ? view_.seats[rank] : RingView::Seat{};
+  const bool heard_of = known.incarnation > row.incarnation && !known.address.empty();
+  const std::string& owner = heard_of ? known.address : row.address;
+  if (!row.instance.empty() || heard_of) {
+    waits_ = absl::StrCat("rank ", rank, " is another node's, at ", owner);
     if (now < watch.since + options_.still) return std::nullopt;
     if (watch.probed == 0) {
       if (now < watch.again) return std::nullopt;
-      return ring_step::Probe{rank, row.address};
+      return ring_step::Probe{rank, owner};
     }
   }
-  const int64_t known =
-      rank < static_cast<Rank>(view_.seats.size()) ? view_.seats[rank].incarnation : 0;
-  return ring_step::Claim{rank, row.incarnation, row.beat, std::max(row.incarnation, known) + 1};
+  return ring_step::Claim{rank, row.incarnation, row.beat,
+                          std::max(row.incarnation, known.incarnation) + 1};
 }
 
 // --- how it ended
@@ -147,17 +155,18 @@ void Membership::See(MonotonicNanos now, const RingTable& table) {
   has_read_ = true;
   answered_at_ = now;
   version_ = table.version;
+  const size_t watched = watches_.size();
   watches_.resize(table.ranks.size());
   RingView seen{table.epoch, {}};
   for (size_t rank = 0; rank < table.ranks.size(); ++rank) {
     const RankRow& row = table.ranks[rank];
     Watch& watch = watches_[rank];
-    if (!went_on || watch.row != row) watch = {row, now, 0, 0};
+    if (!went_on || rank >= watched || watch.row != row) watch = {row, now, 0, 0};
     seen.seats.push_back({row.incarnation, row.address});
   }
   view_.Merge(seen);
   TellSeat();
-  if (table.epoch > 0 && table.epoch < view_.epoch && ranked()) {
+  if (table.epoch < view_.epoch && ranked()) {
     next_ = ring_step::MakeRing{view_.epoch, static_cast<int>(view_.seats.size())};
   }
 }
@@ -167,7 +176,8 @@ void Membership::SeeOwnRow(const RingTable& table) {
   if (!ranked()) {
     for (size_t rank = 0; rank < table.ranks.size(); ++rank) {
       const RankRow& row = table.ranks[rank];
-      if (row.instance == seat_.instance) return Take(static_cast<Rank>(rank), row.incarnation);
+      if (row.instance != seat_.instance) continue;
+      return may_claim_ ? Take(static_cast<Rank>(rank), row.incarnation) : void();
     }
     if (!uncertain_.has_value()) return;
     const bool moved = uncertain_->rank >= static_cast<Rank>(table.ranks.size()) ||
@@ -185,9 +195,8 @@ void Membership::SeeOwnRow(const RingTable& table) {
     }
     return;
   }
-  if (leaving_ && row.instance.empty() && row.incarnation == seat_.incarnation + 1) {
-    return TakeNoRank();
-  }
+  // The answer that it was given back was lost, and somebody may have it by now.
+  if (leaving_ && row.incarnation > seat_.incarnation) return TakeNoRank();
   if (row.incarnation >= seat_.incarnation) {
     fenced_by_ = MemberId{seat_.rank, row.incarnation, row.instance};
     return;
@@ -243,22 +252,25 @@ void Membership::TakeNoRank() {
   if (seat_.rank < static_cast<Rank>(view_.seats.size())) {
     view_.seats[seat_.rank] = {seat_.incarnation + 1, ""};
   }
+  // Whatever is still said of the life that had it is not said of the next one.
+  seat_.instance = options_.new_instance();
   seat_.rank = kNoRank;
   seat_.incarnation = 0;
   TellSeat();
 }
 
-void Membership::ComeBack(std::string instance) {
+void Membership::ComeBack() {
   if (!leaving_) return;
   leaving_ = false;
-  if (!ranked()) StartAnew(std::move(instance));
+  if (!ranked()) StartAnew();
 }
 
-void Membership::StartAnew(std::string instance) {
+void Membership::StartAnew() {
+  if (!may_claim_) return;
   leaving_ = false;
   fenced_by_.reset();
   uncertain_.reset();
-  seat_.instance = std::move(instance);
+  seat_.instance = options_.new_instance();
   seat_.rank = kNoRank;
   seat_.incarnation = 0;
   seat_.drained = false;
@@ -279,7 +291,9 @@ void Membership::Became(int64_t incarnation) {
   if (!ranked() || incarnation <= seat_.incarnation) return;
   next_ = ring_step::Raise{seat_.rank, seat_.incarnation, incarnation};
   seat_.incarnation = incarnation;
-  view_.seats[seat_.rank].incarnation = incarnation;
+  if (seat_.rank < static_cast<Rank>(view_.seats.size())) {
+    view_.seats[seat_.rank].incarnation = incarnation;
+  }
   TellSeat();
 }
 

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <variant>
@@ -52,6 +53,8 @@ struct MembershipOptions {
   MonotonicNanos gap = 8 * kNanosPerSecond;
   // No statement of this node is under way for longer: the server's wait for a lock, and 15 s.
   MonotonicNanos uncertain = 65 * kNanosPerSecond;
+  // A name for a life, 16 random bytes.
+  std::function<std::string()> new_instance;
 };
 
 // --- what is to be done next
@@ -124,14 +127,14 @@ class Membership {
   void Heard(const RingView& view);
   // The engine has taken a greater incarnation.
   void Became(int64_t incarnation);
-  // Whether a rank that it gets would be journaled; it wants none before it is told so.
+  // Whether a rank that it gets would be journaled; it takes none before it is told so.
   void SetMayClaim(bool may) { may_claim_ = may; }
   // The rank is to be given back, and no other to be taken, until further notice.
   void Leave() { leaving_ = true; }
   // It is not to be given back after all; or another is wanted, under a new name, where it was.
-  void ComeBack(std::string instance);
+  void ComeBack();
   // The node has nothing any more that only it has: a fenced one may want another rank, under a new name.
-  void StartAnew(std::string instance);
+  void StartAnew();
 
   const fact::RingSeat& seat() const { return seat_; }
   const RingView& view() const { return view_; }

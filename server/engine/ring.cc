@@ -57,7 +57,8 @@ Status CheckMembers(const std::map<Rank, std::string>& members, bool from_catalo
                               " is not ADDRESS:PORT"));
     }
     const auto [other, fresh] = at.emplace(address, rank);
-    if (!fresh) {
+    // Of others in the catalog none can keep this node from its own work.
+    if (!fresh && !from_catalog) {
       return Bad(absl::StrCat("ring.nodes: ranks ", other->second, " and ", rank, " are both at ",
                               address));
     }
@@ -204,7 +205,9 @@ bool RingView::Merge(const RingView& other) {
   }
   for (size_t rank = 0; rank < std::min(seats.size(), other.seats.size()); ++rank) {
     const Seat& seat = other.seats[rank];
-    if (seat.incarnation > seats[rank].incarnation) seats[rank] = seat;
+    const bool newer = seat.incarnation > seats[rank].incarnation;
+    const bool found = seat.incarnation == seats[rank].incarnation && seats[rank].address.empty();
+    if (newer || found) seats[rank] = seat;
   }
   return *this != before;
 }

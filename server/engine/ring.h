@@ -2,8 +2,8 @@
 // pure functions; who lives at this moment is Members' (members.h).
 //
 // A member is known by its rank, its incarnation and its instance. The rank is its place in the static
-// list. The incarnation orders the lives of that place: one life is one keeper's, so a daemon that its
-// keeper starts again keeps it. The instance, 16 random bytes, tells apart two processes that claim the
+// list, or the one that it has by the catalog (membership.h). The incarnation orders the lives of that place: one life is
+// one keeper's, or one seat's, so a daemon that its keeper starts again keeps it. The instance, 16 random bytes, tells apart two processes that claim the
 // same place.
 #pragma once
 
@@ -64,7 +64,8 @@ struct RingOptions {
 };
 
 // What is known of a ring whose members stand in the catalog. Of two views the one of the greater epoch has the size, and
-// of each rank the greater incarnation counts: so views merge in any order.
+// of each rank the greater incarnation counts, and of one incarnation the address that is known: so views merge in any
+// order.
 struct RingView {
   struct Seat {
     int64_t incarnation = 0;  // 0: nobody ever had the rank

@@ -88,13 +88,16 @@ void AddOnlyHere(const StatusSources& from, reply::Status* status) {
   constexpr size_t kNamed = 16;
   for (const auto& [name, job] : from.jobs.all()) {
     const Checkpoint* newest = from.standing.Newest(*job);
-    if (newest == nullptr || !newest->Resident() || newest->files->persisted ||
-        newest->elsewhere->replicas > 0) {
-      continue;
-    }
+    // Whether a step of several nodes is complete, and copied, only a verdict says.
+    const bool unheard = !from.options.ring.Alone() && job->standing->resident_bytes > 0 &&
+                         !(job->verdict->heard && job->verdict->final);
+    const bool alone_here = newest != nullptr && newest->Resident() && !newest->files->persisted &&
+                            newest->elsewhere->replicas == 0;
+    if (!unheard && !alone_here) continue;
     ++status->only_here_count;
     if (status->only_here.size() < kNamed) {
-      status->only_here.push_back(absl::StrCat(name, "/", newest->key.step));
+      status->only_here.push_back(newest == nullptr ? name
+                                                    : absl::StrCat(name, "/", newest->key.step));
     }
   }
 }

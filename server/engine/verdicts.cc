@@ -177,6 +177,7 @@ bool Verdicts::Known(const Job& job) const {
 }
 
 bool Verdicts::LivesHere(const Job& job) const {
+  if (!members_.Counts()) return false;
   const Checkpoint* newest = standing_.Newest(job);
   if (newest == nullptr || !newest->content->complete || !newest->Resident()) return false;
   if (newest->key.attempt != job.attempts->newest()) return false;

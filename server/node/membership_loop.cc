@@ -207,9 +207,10 @@ void MembershipLoop::LookAtHost() {
     membership_.Leave();
   }
   // A spare wants any rank, also after it has lost one.
-  if (fenced && options_.wanted == engine::kNoRank && host_->NothingIsOnlyHere()) {
+  if (fenced && may_claim && options_.wanted == engine::kNoRank && !host_->Leaves() &&
+      host_->MayStartAnew()) {
     MutexLock lock(&mu_);
-    membership_.StartAnew(NewInstance());
+    membership_.StartAnew();
   }
 }
 
@@ -232,7 +233,7 @@ void MembershipLoop::Tell() {
     told_view_ = view;
   }
   if (fenced_by.has_value() && !std::exchange(told_fenced_, true)) host_->Fenced(*fenced_by);
-  if (replaced_ || fenced_by.has_value()) return;
+  if (replaced_ || fenced_by.has_value() || !host_->MayClaim()) return;
   const bool ranked = seat.rank != engine::kNoRank;
   size_t others = 0;
   for (const auto& [rank, address] : runs_as_.members) others += rank != engine::kNoRank ? 1 : 0;
@@ -240,8 +241,9 @@ void MembershipLoop::Tell() {
   if (seat.rank != runs_as_.rank) {
     why = ranked ? absl::StrCat("it has rank ", seat.rank, " of the ring")
                  : absl::StrCat("it has rank ", runs_as_.rank, " no more");
-  } else if (ranked && seat.incarnations.size() != others) {
-    why = absl::StrCat("the ring has ", seat.incarnations.size(), " members now, it had ", others);
+  } else if (const size_t now = std::max<size_t>(seat.incarnations.size(), seat.rank + 1);
+             ranked && now != others) {
+    why = absl::StrCat("the ring has ", now, " members now, it had ", others);
   } else {
     return;
   }
@@ -265,7 +267,7 @@ void MembershipLoop::Became(int64_t incarnation) {
 
 void MembershipLoop::ComeBack() {
   MutexLock lock(&mu_);
-  membership_.ComeBack(NewInstance());
+  membership_.ComeBack();
   wake_.NotifyAll();
 }
 

@@ -33,7 +33,7 @@ struct RingState {
 class MembershipHost {
  public:
   virtual ~MembershipHost() = default;
-  // Journaled when it returns.
+  // Journaled when it returns, unless the daemon only reads (MayClaim).
   virtual void SeatChanged(const fact::RingSeat& seat) = 0;
   virtual void ViewChanged(const engine::RingView& view) = 0;
   virtual void Fenced(const engine::MemberId& by) = 0;
@@ -44,6 +44,8 @@ class MembershipHost {
   // Whether an operator takes the node out of service, and whether nothing in memory is only here. Asked now and then.
   virtual bool Leaves() = 0;
   virtual bool NothingIsOnlyHere() = 0;
+  // Whether a fenced node may want another rank: what is only here has a place to go to first, where there is one.
+  virtual bool MayStartAnew() = 0;
 };
 
 // Thread-safe, except Start and Stop.

@@ -207,6 +207,8 @@ class Node : public PeerHost {
   bool Leaves() const { return leaves_; }
   // Nor is anything being written. Of a node that leaves, or that another life has replaced.
   bool NothingIsOnlyHere();
+  // The same, and without storage whatever is only here: no member reads it from a fenced node, and it stays in memory.
+  bool MayStartAnew();
 
   StatusOr<NodeState> State(const engine::Caller& caller);
   // What the catalog that all members share tells of the cluster (cluster_index.h). Blocks until the deadline

@@ -43,7 +43,9 @@ void Node::RecoverSeat(engine::Recovered* recovered) {
     if (const auto* life = std::get_if<fact::MemberLife>(&any)) lives.push_back(*life);
   }
   for (const fact::MemberLife& life : lives) {
-    if (life.instance == self.instance) self.incarnation = life.incarnation;
+    if (life.instance != self.instance || life.incarnation < self.incarnation) continue;
+    self.incarnation = life.incarnation;
+    if (life.superseded_by != 0) recorder_.Fence();
   }
   recovered->member = self;
   BecomeLife(std::move(self));
@@ -151,6 +153,12 @@ StatusOr<int64_t> Node::ResizeRing(const engine::Caller& caller, int32_t size) {
         "ring: only root, or the user who runs the daemon, may resize it");
   }
   return membership->Resize(size);
+}
+
+bool Node::MayStartAnew() {
+  if (options_.engine.storage) return NothingIsOnlyHere();
+  const StatusOr<NodeState> state = State({});
+  return state.ok() && state->engine.writing_bytes == 0;
 }
 
 void Node::Destroy(SlabId slab) {

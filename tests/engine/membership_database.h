@@ -92,6 +92,9 @@ inline MembershipOptions OptionsOf(int number, int size = 0, Rank wanted = kNoRa
   options.size = size;
   options.wanted = wanted;
   options.uncertain = 17 * kSecond;
+  options.new_instance = [number, lives = 0]() mutable {
+    return Instance(1000 * (number + 1) + ++lives);
+  };
   return options;
 }
 inline fact::RingSeat NewSeat(int number) {

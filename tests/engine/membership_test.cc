@@ -265,9 +265,19 @@ TEST_F(MembershipTest, WhatAMemberTellsIsMerged) {
   Membership spare(OptionsOf(5), NewSeat(5));
   spare.SetMayClaim(true);
   spare.Heard(owner.membership.view());
-  (void)spare.Next(now_);
-  spare.HasRead(now_, database_.Read());
-  const RingStep step = spare.Next(now_);
+  MonotonicNanos read_at = 0;
+  for (int i = 0; i < 8; ++i) {
+    (void)spare.Next(now_);
+    spare.HasRead(now_, database_.Read());
+    read_at = now_;
+    now_ += 3 * kSecond;
+  }
+  const RingStep probe = spare.Next(read_at + 1);
+  ASSERT_TRUE(std::holds_alternative<ring_step::Probe>(probe))
+      << "somebody has it, though the row is empty";
+  EXPECT_EQ(std::get<ring_step::Probe>(probe).address, "10.0.0.9:7400");
+  spare.HasProbed(read_at + 1, 1, /*answers=*/false);
+  const RingStep step = spare.Next(read_at + 1);
   ASSERT_TRUE(std::holds_alternative<ring_step::Claim>(step));
   EXPECT_EQ(std::get<ring_step::Claim>(step).incarnation, 10);
 }
@@ -295,7 +305,7 @@ TEST_F(MembershipTest, ARankThatIsGivenBackIsTakenAtOnce) {
   database_.size = 2, ++database_.version;
   Run(10);
   EXPECT_FALSE(owner.membership.ranked());
-  owner.membership.ComeBack(Instance(77));
+  owner.membership.ComeBack();
   Run(10);
   EXPECT_EQ(owner.membership.seat().rank, 1);
 }
@@ -310,6 +320,71 @@ TEST_F(MembershipTest, WhoWantsOneRankTakesNoOther) {
   Run(10);
   EXPECT_FALSE(beyond.membership.ranked());
   EXPECT_NE(beyond.membership.Problem().find("ring.rank: 3"), std::string::npos);
+}
+
+// The operator puts an empty database, or an older dump, in the old one's place: nobody loses his rank by it.
+TEST_F(MembershipTest, AnEmptyDatabaseInTheOldOnesPlaceCostsNobodyHisRank) {
+  Node& owner = Add(/*size=*/2);
+  Node& second = Add();
+  Run(10);
+  Node& spare = Add(/*size=*/1);
+  Run(10);
+  database_ = {};
+  Run(4, {&owner, &second});  // the spare is the first to see it
+  EXPECT_EQ(database_.epoch, 1);
+  EXPECT_EQ(database_.size, 2) << "as it was, not as the spare was told at its start";
+  Run(70);
+  EXPECT_FALSE(owner.membership.fenced_by().has_value());
+  EXPECT_FALSE(second.membership.fenced_by().has_value());
+  EXPECT_FALSE(spare.membership.ranked());
+  EXPECT_EQ(database_.rows[0].instance, Instance(0));
+  EXPECT_EQ(database_.rows[1].instance, Instance(1));
+}
+
+TEST_F(MembershipTest, TheLivingMakeTheRingAnewInAnEmptyDatabase) {
+  Node& owner = Add(/*size=*/1);
+  Run(5);
+  database_ = {};
+  Run(70);
+  EXPECT_EQ(database_.epoch, 1);
+  EXPECT_EQ(database_.rows[0].instance, Instance(0));
+  EXPECT_FALSE(owner.membership.fenced_by().has_value());
+}
+
+// R21 in the midst of a drain.
+TEST_F(MembershipTest, AReleaseWhoseAnswerIsLostLeavesTheNodeDrained) {
+  Node& owner = Add(/*size=*/1);
+  Run(5);
+  Node& spare = Add();
+  Run(5);
+  owner.membership.Leave();
+  const RingStep release = owner.membership.Next(now_);
+  ASSERT_TRUE(std::holds_alternative<ring_step::Release>(release));
+  ASSERT_TRUE(database_.Do(release, Instance(0), owner.address));
+  owner.membership.HasWritten(now_, Written::kUnknown, absl::UnavailableError("no answer"));
+  Run(5, {&owner});  // a spare takes the empty rank first
+  ASSERT_TRUE(spare.membership.ranked());
+  Run(10);
+  EXPECT_FALSE(owner.membership.fenced_by().has_value());
+  EXPECT_FALSE(owner.membership.ranked());
+  EXPECT_TRUE(owner.membership.seat().drained);
+}
+
+// Two rows may have one address, as after a reboot at once: what is known of the others stays known.
+TEST_F(MembershipTest, AnAddressThatStandsThereTwiceCostsNoOther) {
+  fact::RingSeat seat = NewSeat(3);
+  seat.rank = 0;
+  seat.incarnation = 2;
+  seat.epoch = 1;
+  seat.incarnations = {2, 1, 5};
+  seat.nodes = "0=10.0.0.4:7400,1=10.0.0.4:7400,2=10.0.0.9:7400,3=0.0.0.0:7400,nonsense";
+  const Membership next(OptionsOf(3), seat);
+  EXPECT_EQ(next.view().seats[0].address, "10.0.0.4:7400");
+  EXPECT_EQ(next.view().seats[2].address, "10.0.0.9:7400");
+  // One that was forgotten is learnt again without a new life.
+  RingView view{1, {{2, ""}, {1, ""}, {5, ""}}};
+  EXPECT_TRUE(view.Merge(next.view()));
+  EXPECT_EQ(view.seats[2].address, "10.0.0.9:7400");
 }
 
 // A daemon in safe mode that only reads its journal would forget what it has got.

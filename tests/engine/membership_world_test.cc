@@ -184,7 +184,7 @@ class World {
       EXPECT_TRUE(node.was_paused || restored_)
           << "node " << node.number << " was fenced while it lived";
       // As a daemon does, once nothing is only there.
-      node.membership->StartAnew(Instance(1000 + next_number_++));
+      node.membership->StartAnew();
       node.was_paused = false;
       return;
     }

@@ -39,6 +39,18 @@ class Seated : public EngineTest {
     options.ring.rank = rank;
     options.ring.members = {{0, "10.0.0.1:1"}, {1, ""}, {rank, "10.0.0.2:1"}};
   }
+  // One step of a job of one writer, while the other member is up.
+  SessionId SaveOne() {
+    Apply(event::Exchanged{0, MemberId{0, 1, Instance('o')}});
+    const SessionId session = Hello();
+    const PartKey part = PartOf(session, 1);
+    const event::Create create = CreateOf(session, part, {{"model"}});
+    Apply(create);
+    if (!Answered(create.caller.request)) Advance(3 * kNanosPerSecond);
+    EXPECT_TRUE(AnswerTo(create.caller.request).ok());
+    EXPECT_TRUE(Commit(session, part, {{"model"}}).ok());
+    return session;
+  }
   MemberId Self() { return Status_().ring.self; }
   std::string Why() { return Status_().ring.superseded; }
 };
@@ -89,6 +101,31 @@ TEST_F(Seated, WithoutARankNothingIsGuessedOfWhatOthersMayKnow) {
   Advance(kNanosPerSecond * 60);
   EXPECT_THAT(AnswerTo(latest.caller.request).status(), Fails(absl::StatusCode::kUnavailable, ""))
       << "others may know the job";
+}
+
+// What it knows may be old, and nobody would hear of it.
+TEST_F(Seated, WithoutARankItDecidesNothingAndTellsNoLatest) {
+  const SessionId session = SaveOne();
+  Apply(event::SeatChanged{SeatAt(kNoRank, 0, 'n')});
+  HasRank(kNoRank);
+  Restart();
+  const event::Latest latest{From(session), "job", Soon()};
+  Apply(latest);
+  Advance(kNanosPerSecond * 60);
+  EXPECT_THAT(AnswerTo(latest.caller.request).status(), Fails(absl::StatusCode::kUnavailable, ""));
+  event::Remove remove{From(session), {"job", 1}};
+  remove.force = true;
+  remove.deadline = Soon();
+  Apply(remove);
+  EXPECT_THAT(AnswerTo(remove.caller.request).status(),
+              Fails(absl::StatusCode::kUnavailable, "no rank"));
+  EXPECT_TRUE(Open(session, 1).ok());
+}
+
+TEST_F(Seated, WhatIsNotHeardOfIsOnlyHere) {
+  const SessionId session = SaveOne();
+  Apply(event::Leave{From(session), true});
+  EXPECT_EQ(Status_().only_here_count, 1);
 }
 
 // --- out of service
