@@ -42,7 +42,7 @@ Status ShowRing(Context* context) {
   out << "epoch " << ring.epoch << ", " << ring.seats.size() << " ranks; this node "
       << (ring.rank < 0 ? std::string("has none") : absl::StrCat("has rank ", ring.rank)) << "\n";
   if (!ring.problem.empty()) out << ring.problem << "\n";
-  Table table({"RANK", "ADDRESS", "INCARNATION", "LAST BEAT"});
+  Table table({"RANK", "ADDRESS", "INCARNATION", "LAST BEAT"}, {0, 2});
   for (const client::RingInfo::Seat& seat : ring.seats) {
     table.Row({absl::StrCat(seat.rank), seat.taken ? seat.address : "empty",
                absl::StrCat(seat.incarnation),

@@ -26,6 +26,8 @@ std::string HumanSilence(const Json& member) {
   return HumanDuration(absl::Milliseconds(Number(member, "silent_ms")));
 }
 
+// A node that has none of a ring whose members stand in the catalog.
+bool HasRank(const Json& ring) { return Number(ring, "rank") >= 0; }
 bool IsSelf(const Json& member) { return Text(member, "state") == "self"; }
 
 std::string RankList(const std::vector<int64_t>& ranks) { return absl::StrJoin(ranks, ", "); }
@@ -37,7 +39,8 @@ Table Members(const Json& ring) {
   for (const Json& member : List(ring, "members")) {
     const bool self = IsSelf(member);
     const int64_t incarnation = Number(member, "incarnation");
-    table.Row({absl::StrCat(Number(member, "rank")), Text(member, "address"),
+    const int64_t rank = Number(member, "rank");
+    table.Row({rank < 0 ? "-" : absl::StrCat(rank), Text(member, "address"),
                MemberStateText(member), incarnation == 0 ? "-" : absl::StrCat(incarnation),
                self               ? "-"
                : incarnation == 0 ? "never"
@@ -78,8 +81,12 @@ Table RingJobs(const Json& status) {
   return table;
 }
 
-// "10.77.0.1:7400 is rank 0 of 3 in "run"; 2 of 3 are up, silent: 1 (for 12 s)".
+// "rank 0 of 3 in run, 2 of 3 up; rank 1 silent for 12 s"; "no rank of the 3 in run".
 std::string Heading(const Json& ring) {
+  if (!HasRank(ring)) {
+    const size_t ranks = List(ring, "members").size() - 1;  // without itself
+    return Printable(absl::StrCat("no rank of the ", ranks, " in ", Text(ring, "cluster")));
+  }
   size_t up = 0;
   std::vector<std::string> others;
   for (const Json& member : List(ring, "members")) {
@@ -101,7 +108,9 @@ std::string Heading(const Json& ring) {
 
 std::string MemberStateText(const Json& member) {
   const std::string state = Text(member, "state");
-  return state == "silent" ? absl::StrCat("silent for ", HumanSilence(member)) : state;
+  if (state != "silent") return state;
+  return Number(member, "silent_ms") < 0 ? "never heard"
+                                         : absl::StrCat("silent for ", HumanSilence(member));
 }
 
 std::string RingHeading(const Json& status) { return Heading(RingIn(status)); }

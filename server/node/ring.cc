@@ -1,4 +1,4 @@
-// What the other members of the ring say to this node and ask of it.
+// What the other members of the ring say to this node and ask of it, and its own place among them.
 #include <utility>
 
 #include "common/failpoint.h"
@@ -14,6 +14,14 @@
 #include "server/node/node.h"
 
 namespace cairn::node {
+namespace {
+
+Status NotInCatalog() {
+  return absl::FailedPreconditionError(
+      "ring: the members of this node's ring do not stand in the catalog (ring.members)");
+}
+
+}  // namespace
 
 void Node::RecoverSelf(engine::Recovered* recovered) {
   if (options_.engine.ring.Alone()) return;
@@ -131,13 +139,6 @@ bool Node::NothingIsOnlyHere() {
   const StatusOr<NodeState> state = State({});
   return state.ok() && state->engine.only_here_count == 0 && state->engine.writing_bytes == 0;
 }
-
-namespace {
-Status NotInCatalog() {
-  return absl::FailedPreconditionError(
-      "ring: the members of this node's ring do not stand in the catalog (ring.members)");
-}
-}  // namespace
 
 StatusOr<RingState> Node::Ring() const {
   MembershipLoop* const membership = membership_;

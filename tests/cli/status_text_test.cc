@@ -338,6 +338,23 @@ TEST(Status, OfTheClusterHasAllJobsAsTheRingSeesThem) {
   EXPECT_THAT(text, Not(HasSubstr("elsewhere")));
 }
 
+// Its own entry has the rank -1, and of the others nobody was ever dialled.
+TEST(Status, ANodeWithoutARankSaysSo) {
+  Json node = Node({});
+  node["ring"] = {
+      {"cluster", "run"},
+      {"rank", -1},
+      {"members",
+       {{{"rank", -1}, {"address", "10.0.0.9:7400"}, {"state", "self"}},
+        {{"rank", 0}, {"address", "10.0.0.1:7400"}, {"state", "silent"}, {"silent_ms", -1}},
+        {{"rank", 1}, {"address", ""}, {"state", "silent"}, {"silent_ms", -1}}}}};
+  const std::string text = RenderStatus(node, kNow);
+  EXPECT_THAT(text, HasSubstr("ring      no rank of the 2 in run\n"));
+  const std::string peers = RenderPeers(node);
+  EXPECT_THAT(peers, HasSubstr("   -  10.0.0.9:7400  self"));
+  EXPECT_THAT(peers, HasSubstr("   0  10.0.0.1:7400  never heard"));
+}
+
 TEST(Status, ANodeAloneHasNoRing) {
   const Json node = Node({Job("run7", 12, 12)});
   EXPECT_THAT(RenderPeers(node), HasSubstr("alone"));
