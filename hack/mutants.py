@@ -77,8 +77,8 @@ class Mutant:
     @property
     def programs(self) -> list[str]:
         """What must be built."""
-        daemon = ["cairnd", "cairn_python", "cairn_fault_saver"] if self.pytest else []
-        return [*self.tests, *self.targets, *daemon]
+        built = ["cairnd", "cairn", "cairn_python", "cairn_fault_saver"] if self.pytest else []
+        return [*self.tests, *self.targets, *built]
 
     @property
     def proof(self) -> tuple[object, ...]:
