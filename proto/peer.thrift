@@ -91,6 +91,7 @@ struct Want {
 struct WantList {
   1: i64 version,           // grows
   2: list<Want> wants,
+  3: i64 epoch = 0,         // of the ring's size; a list of another epoch than the listener's is passed over
 }
 
 enum HaveState { UNDER_WAY = 0, HELD = 1, REFUSED = 2 }

@@ -33,7 +33,11 @@ constexpr std::array<size_t, 4> kRowsAtOnce = {256, 32, 4, 1};
 class MysqlCatalog final : public Catalog {
  public:
   explicit MysqlCatalog(const MysqlOptions& options)
-      : cluster_(options.cluster), author_(options.author), writer_(options), asker_(options) {}
+      : cluster_(options.cluster),
+        author_(options.author),
+        seat_(options.seat),
+        writer_(options),
+        asker_(options) {}
 
   Status Apply(const std::vector<Row>& rows) override {
     const Batch batch = BatchOf(rows);
@@ -270,17 +274,31 @@ class MysqlCatalog final : public Catalog {
 
   // All of it, or nothing. `given_up`: for the sake of another transaction.
   Status Write(MysqlSession* session, const Batch& batch, bool* given_up) const {
-    if (batch.OneRow()) {  // commits by itself
+    if (batch.OneRow() && seat_.instance.empty()) {  // commits by itself
       const Status status = WriteOne(session, batch);
       *given_up = session->given_up();
       return status;
     }
     CAIRN_RETURN_IF_ERROR(session->Execute("START TRANSACTION"));
-    Status status = WriteRows(session, batch);
+    Status status = CheckSeat(session);
+    if (status.ok()) status = WriteRows(session, batch);
     if (status.ok()) status = session->Execute("COMMIT");
     *given_up = session->given_up();
     if (!status.ok() && !session->broken()) session->Execute("ROLLBACK").IgnoreError();
     return status;
+  }
+
+  // Whoever takes the rank waits until this transaction has ended. FAILED_PRECONDITION: it is another's.
+  Status CheckSeat(MysqlSession* session) const {
+    if (seat_.instance.empty()) return absl::OkStatus();
+    bool mine = false;
+    CAIRN_RETURN_IF_ERROR(session->Query(
+        "SELECT 1 FROM members WHERE cluster=? AND member_rank=? AND instance=? LOCK IN SHARE MODE",
+        {cluster_, int64_t{seat_.rank}, seat_.instance},
+        [&](const MysqlColumns&) { mine = true; }));
+    if (mine) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the ring's table does not give rank ", seat_.rank, " to this node: nothing is written"));
   }
 
   static Status WriteOne(MysqlSession* session, const Batch& batch) {
@@ -438,6 +456,7 @@ class MysqlCatalog final : public Catalog {
 
   const std::string cluster_;
   const Author author_;
+  const MysqlOptions::Seat seat_;
   MysqlLink writer_, asker_;
 };
 

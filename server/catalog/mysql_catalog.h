@@ -12,6 +12,13 @@ namespace cairn::catalog {
 struct MysqlOptions {
   std::string cluster;  // all rows are of this one; 1 to 64 bytes
   Author author;
+  // Which member of the cluster's ring writes, where the members stand in the database (ring_table.h): nothing is
+  // written once another has its rank. Without an instance it is not asked.
+  struct Seat {
+    int32_t rank = -1;
+    std::string instance;
+  };
+  Seat seat;
   std::string host;      // a name or an address; empty: `socket`
   int port = 3306;       // 1 to 65535
   std::string socket;    // of a server on this machine; only without `host`

@@ -59,13 +59,15 @@ Status CheckPasswordFile(const Options& options) {
   return ReadPasswordFile(options.mysql_password_file).status();
 }
 
-node::OpenCatalog CatalogOpener(const Options& options) {
+node::OpenCatalog CatalogOpener(const Options& options, const fact::RingSeat& seat) {
   if (!options.UsesMysql()) {
     if (options.catalog_path.empty()) return nullptr;
     return SqliteOpener(options.catalog_path, node::AuthorOf(options.node));
   }
   const std::string file = options.mysql_password_file;
-  return [mysql = options.Mysql(), file]() mutable -> StatusOr<std::unique_ptr<catalog::Catalog>> {
+  catalog::MysqlOptions as = options.Mysql();
+  if (seat.rank >= 0) as.seat = {.rank = seat.rank, .instance = seat.instance};
+  return [mysql = std::move(as), file]() mutable -> StatusOr<std::unique_ptr<catalog::Catalog>> {
     if (!file.empty()) {
       CAIRN_ASSIGN_OR_RETURN(mysql.password, ReadPasswordFile(file));
     }

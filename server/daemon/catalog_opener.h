@@ -5,6 +5,7 @@
 
 #include "common/status.h"
 #include "server/daemon/options.h"
+#include "server/facts/facts.h"
 #include "server/node/recorder.h"
 
 namespace cairn::daemon {
@@ -19,6 +20,7 @@ Status CheckPasswordFile(const Options& options);
 
 // Null where there is none. The password is read each time the catalog is opened, so it may be changed while the daemon
 // lives, and opening fails as ReadPasswordFile does.
-node::OpenCatalog CatalogOpener(const Options& options);
+// `seat`: the rank that this node has by the catalog, if any: nothing is written once another has it.
+node::OpenCatalog CatalogOpener(const Options& options, const fact::RingSeat& seat = {});
 
 }  // namespace cairn::daemon

@@ -198,7 +198,7 @@ StatusOr<Rooms> Start(const Options& given, int keeper_fd) {
   below.background = rooms.background.get();
   below.holder = rooms.keeper.get();
   // What a node without a rank has is in no index: its rows would be nobody's.
-  if (!unranked) below.open_catalog = CatalogOpener(options);
+  if (!unranked) below.open_catalog = CatalogOpener(options, seat);
   if (inherited.restarts == 0 && inherited.slabs.empty()) {
     CAIRN_RETURN_IF_ERROR(CheckPasswordFile(options));
   }
@@ -208,8 +208,6 @@ StatusOr<Rooms> Start(const Options& given, int keeper_fd) {
   if (given.members_from_catalog) {
     rooms.seat = std::make_unique<RingSeat>(options, given.node.engine.ring.rank, seat,
                                             rooms.node.get(), AskToBeReplaced);
-    // Until an operator takes it back into service.
-    if (seat.drained) CAIRN_RETURN_IF_ERROR(rooms.node->Leave({}, /*on=*/true));
   }
   if (in_ring) CAIRN_RETURN_IF_ERROR(StartPeers(options, &rooms));
   if (rooms.seat != nullptr) rooms.seat->Start();

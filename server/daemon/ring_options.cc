@@ -18,6 +18,7 @@ engine::RingOptions RingOf(const Options& options, const fact::RingSeat& seat) {
   engine::RingOptions ring = options.node.engine.ring;
   ring.from_catalog = true;
   ring.rank = seat.rank;
+  ring.epoch = seat.epoch;
   ring.members.clear();
   const std::map<int32_t, std::string> nodes = KnownRingNodes(seat.nodes);
   for (size_t rank = 0; rank < seat.incarnations.size(); ++rank) {

@@ -35,6 +35,10 @@ uint64_t Copies::HeldFor(Rank owner) const {
 
 void Copies::On(const MemberId& from, const peer::WantList& list) {
   Of& of = owners_[from.rank];
+  if (list.epoch != members_.epoch()) {
+    out_.Count("wants_of_another_epoch");
+    return;
+  }
   of.wants_version = list.version;
   of.wants = list.wants;
   of.refused.clear();

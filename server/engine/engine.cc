@@ -263,7 +263,6 @@ class Engine::Impl {
   }
   void On(const event::LineNumbersRead& e) { scanning_.On(e); }
   void On(const event::Remove& e) { retention_.On(e); }
-  void On(const event::Pin& e) { retention_.On(e); }
   void On(const event::FilesDeleted& e) { retention_.On(e); }
   void On(const event::SlabDestroyed& e) { ledger_.OnDestroyed(e.slab); }
   void On(const event::CallerLeft& e) { callers_.HangUp(e.request); }
@@ -277,6 +276,7 @@ class Engine::Impl {
 
   // --- several components'
   void On(const event::SlabMade& event);
+  void On(const event::Pin& event);
   void On(const event::Persisted& event);
   void On(const event::LineRecordWritten& event);
   void On(const event::TablesRead& event);
@@ -628,17 +628,23 @@ void Engine::Impl::On(const event::Drain& event) {
   persistence_.OweNewest();
 }
 
+void Engine::Impl::On(const event::Pin& event) {
+  retention_.On(event);
+  if (mode_.leaving) persistence_.OweWhatLeaves();
+}
+
 void Engine::Impl::On(const event::Leave& event) {
   const RequestId request = event.caller.request;
   if (!options_.Unlimited(event.caller.uid)) {
     return out_.Answer(request, absl::PermissionDeniedError(
                                     "drain: only root, or the user who runs the daemon, may"));
   }
+  if (mode_.leaving != event.on) out_.Say(fact::Leaving{event.on});
   mode_.leaving = event.on;
   if (event.on) {
     admission_.CancelAll(mode_.CheckAdmits());
     succession_.CancelAll(mode_.CheckAdmits());
-    persistence_.OweNewest();
+    persistence_.OweWhatLeaves();
   }
   out_.Answer(request, Body(reply::Ok{}));
 }
@@ -668,6 +674,7 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
   out_.Begin(now, unix_ms);
   mode_.safe_mode = recovered.safe_mode;
   const Restored restored(recovered.facts);
+  mode_.leaving = restored.leaving;
   storage_root_.Restore(restored);
   uint64_t next_id = restored.next_id;
   for (const auto& [id, bytes] : recovered.held_slabs) next_id = std::max(next_id, id + 1);
@@ -694,6 +701,7 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
   parts_.RestoreComplete();
   opening_.Restore(jobs_);
   persistence_.Restore(restored);
+  if (mode_.leaving) persistence_.OweWhatLeaves();
   for (const auto& [name, job] : jobs_.all()) {
     for (const CheckpointId& id : job->steps->incomplete) {
       if (CheckpointOf(*job, id)->files->stored_whole) scanning_.Start(job.get());
@@ -712,8 +720,8 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
 
 std::vector<Fact> Engine::Impl::SnapshotPiece(SnapshotCursor* cursor, size_t most) const {
   std::vector<Fact> facts;
-  const SnapshotSources sources{out_,      storage_root_, ledger_, sessions_,    leases_, jobs_,
-                                attempts_, retention_,    parts_,  persistence_, cluster_};
+  const SnapshotSources sources{out_,  mode_,     storage_root_, ledger_, sessions_,    leases_,
+                                jobs_, attempts_, retention_,    parts_,  persistence_, cluster_};
   sources.Take(cursor, most, &facts);
   return facts;
 }

@@ -32,7 +32,7 @@ void Members::Start(const Restored& restored, const std::optional<MemberId>& sel
     self_.incarnation = restored.member_life.incarnation;
     self_.instance = restored.member_life.instance;
     superseded_by_ = restored.member_life.superseded_by;
-    believed_ = true;
+    believed_ = restored.member_life.believed;
     return;
   }
   if (self.has_value() && !options_.ring.from_catalog) self_ = *self;
@@ -40,14 +40,16 @@ void Members::Start(const Restored& restored, const std::optional<MemberId>& sel
   Say();
 }
 
-void Members::Say() const {
-  out_.Say(fact::MemberLife{self_.incarnation, self_.instance, superseded_by_});
+fact::MemberLife Members::Life() const {
+  return {self_.incarnation, self_.instance, superseded_by_, believed_};
 }
+
+void Members::Say() const { out_.Say(Life()); }
 
 void Members::Snapshot(std::vector<Fact>* facts) const {
   if (!seat_.instance.empty()) facts->push_back(seat_);
   if (self_.incarnation == 0) return;
-  facts->push_back(fact::MemberLife{self_.incarnation, self_.instance, superseded_by_});
+  facts->push_back(Life());
 }
 
 bool Members::On(const event::LifeMet& event) {
@@ -115,7 +117,7 @@ void Members::On(const event::Exchanged& event) {
     if (member.id != *event.who) member.met = out_.now();
     member.id = *event.who;
     member.up = true;
-    believed_ = true;
+    if (!std::exchange(believed_, true) && self_.incarnation != 0) Say();
     member.lost = false;
     member.failed = 0;
     member.heard = out_.now();

@@ -12,12 +12,14 @@
 //   the one that the life before it had.
 //   One that was believed is *superseded* for good when it is told of a greater incarnation. It takes no saves
 //   and decides nothing; what it holds is loaded and granted as before.
-// A life that is known from the journal counts as one that was believed.
+// What was believed is journaled, so that a life whose daemon died before any member had met it is not superseded
+// for good by the greater number of one before it.
 //
 // Where the members stand in the catalog it decides who has a rank (membership.h), and this class is told: which life
 // this node is by the seat that was journaled, and that another life has its rank by event::Fenced.
 //
-// Says fact::MemberLife: at first, with a greater incarnation, and when it is superseded; fact::RingSeat.
+// Says fact::MemberLife: at first, with a greater incarnation, when it is believed, and when it is superseded;
+// fact::RingSeat.
 #pragma once
 
 #include <map>
@@ -78,6 +80,7 @@ class Members {
   bool Heard(const MemberId& from);
 
   bool Alone() const { return options_.ring.Alone(); }
+  int64_t epoch() const { return options_.ring.epoch; }
   Rank self() const { return options_.ring.rank; }
   const MemberId& self_id() const { return self_; }
   // Where the members stand in the catalog: this node is one of them. Else it is nobody's home, and decides nothing.
@@ -103,6 +106,7 @@ class Members {
   Rank HomeOf(const std::string& job) const;
 
  private:
+  fact::MemberLife Life() const;
   void Say() const;
   bool Supersede(int64_t by, const std::string& told);
 
@@ -113,7 +117,7 @@ class Members {
   MemberId self_;
   int64_t superseded_by_ = 0;
   fact::RingSeat seat_;    // empty instance: the members stand in a list
-  bool believed_ = false;  // some member has met this life, or it comes from the journal
+  bool believed_ = false;  // some member has met this life
   std::map<Rank, Member> others_;
 };
 

@@ -333,6 +333,7 @@ void Offers::Run(bool again) {
     if (list.wants == backup.told && backup.version != 0 && !again) continue;
     backup.told = list.wants;
     list.version = ++backup.version;
+    list.epoch = members_.epoch();
     out_.Do(action::Tell{rank, std::move(list)});
   }
 }

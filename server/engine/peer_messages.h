@@ -51,6 +51,9 @@ struct Want {
 struct WantList {
   uint64_t version = 0;
   std::vector<Want> wants;  // in the order in which they are wanted
+  // Of the ring's size that the sender places its parts by. Who goes by another one takes no notice of the list: the
+  // sender says it again when both go by the same.
+  int64_t epoch = 0;
 };
 
 enum class HaveState : uint8_t { kUnderWay = 0, kHeld = 1, kRefused = 2 };

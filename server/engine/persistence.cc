@@ -116,6 +116,9 @@ void Persistence::ScheduleByPolicy(Checkpoint* checkpoint) {
   if (!checkpoint->files->requested && job->asked->contains(checkpoint->Id())) {
     return Ask(checkpoint);
   }
+  if (mode_.leaving && (*checkpoint->pinned || checkpoint == standing_.Newest(*job))) {
+    return Owe(checkpoint, /*asked=*/true);
+  }
   switch (job->owner->policy.mode) {
     case PersistMode::kOnDemand:
       if (!checkpoint->files->requested) Unowe(checkpoint);
@@ -283,6 +286,18 @@ void Persistence::OweNewest() {
     Checkpoint* newest = standing_.Newest(*job);
     if (newest == nullptr || newest->files->persisted || !CanWrite(*newest)) continue;
     Owe(newest, /*asked=*/true);
+  }
+}
+
+void Persistence::OweWhatLeaves() {
+  OweNewest();
+  if (!options_.storage) return;
+  for (const auto& [name, job] : jobs_.all()) {
+    for (const CheckpointId& id : *job->pins) {
+      Checkpoint* pinned = CheckpointOf(*job, id);
+      if (pinned == nullptr || !pinned->Complete()) continue;
+      if (!pinned->files->persisted && CanWrite(*pinned)) Owe(pinned, /*asked=*/true);
+    }
   }
 }
 

@@ -72,6 +72,8 @@ class Persistence : public StepWatcher {
   void OweFinished();
   // The daemon is stopping: the newest complete step of each job is due now.
   void OweNewest();
+  // An operator takes the node out of service: also what is pinned. What completes meanwhile follows by itself.
+  void OweWhatLeaves();
   // Whether what OweNewest asks for is done. Under another policy a step that completes while the
   // daemon drains is owed as well.
   bool Drained();

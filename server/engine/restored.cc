@@ -114,6 +114,7 @@ void Restored::Take(const fact::Pinned& f) {
 
 void Restored::Take(const fact::MemberLife& f) { member_life = f; }
 void Restored::Take(const fact::RingSeat& f) { ring_seat = f; }
+void Restored::Take(const fact::Leaving& f) { leaving = f.on; }
 void Restored::Take(const fact::StepSafe& f) { safe[f.job] = {f.attempt, f.step}; }
 
 }  // namespace cairn::engine

@@ -49,6 +49,7 @@ struct Restored {
   fact::StorageRoot storage_root;                        // empty: none was met
   fact::MemberLife member_life;                          // likewise, of a node that was in no ring
   fact::RingSeat ring_seat;                              // likewise, without a catalog of members
+  bool leaving = false;  // an operator takes the node out of service
 
  private:
   void Take(const fact::DaemonLife& f);
@@ -79,6 +80,7 @@ struct Restored {
   void Take(const fact::StorageRoot& f);
   void Take(const fact::MemberLife& f);
   void Take(const fact::RingSeat& f);
+  void Take(const fact::Leaving& f);
   void Take(const fact::StepSafe& f);
 };
 

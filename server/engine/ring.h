@@ -55,6 +55,7 @@ struct RingOptions {
   // The members are those of the catalog (membership.h). An address is empty where nobody has the rank, and
   // kNoRank is this node's own while it has none: to the engine it is then a member that nobody answers.
   bool from_catalog = false;
+  int64_t epoch = 0;  // of the members' number, from the catalog
 
   bool Alone() const { return members.size() <= 1; }
   // Of a ring that has members. INVALID_ARGUMENT names the option as the daemon spells it: 1 to 64 members (1,024

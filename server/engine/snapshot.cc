@@ -7,6 +7,7 @@
 #include "server/engine/cluster.h"
 #include "server/engine/leases.h"
 #include "server/engine/ledger.h"
+#include "server/engine/mode.h"
 #include "server/engine/parts.h"
 #include "server/engine/persistence.h"
 #include "server/engine/retention.h"
@@ -51,6 +52,7 @@ void SnapshotSources::TakeNext(SnapshotCursor* cursor, std::vector<Fact>* facts)
   switch (cursor->stage) {
     case Stage::kNode:
       out.Snapshot(facts);
+      if (mode.leaving) facts->push_back(fact::Leaving{true});
       storage_root.Snapshot(facts);
       cluster.Snapshot(facts);
       ids = IdsOf(ledger.slabs());

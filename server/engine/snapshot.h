@@ -23,6 +23,7 @@ class Leases;
 class Ledger;
 class Outbox;
 class Cluster;
+struct Mode;
 class Parts;
 class Persistence;
 class Retention;
@@ -36,6 +37,7 @@ class SnapshotSources {
   void Take(SnapshotCursor* cursor, size_t most, std::vector<Fact>* facts) const;
 
   const Outbox& out;
+  const Mode& mode;
   const StorageRoot& storage_root;
   const Ledger& ledger;
   const Sessions& sessions;

@@ -83,21 +83,36 @@ reply::JobStatus StatusOfJob(const StatusSources& from, const Job& job) {
   return shown;
 }
 
-// A part that a writer has not committed yet will be only here, too.
+// Complete, in memory, in no storage, and no member has a copy.
+bool OnlyHere(const Checkpoint& checkpoint) {
+  return checkpoint.Resident() && !checkpoint.files->persisted &&
+         checkpoint.elsewhere->replicas == 0;
+}
+
+// Of each job the newest step, what is pinned, and what is to be written to storage. Older steps than these are nobody's
+// loss. A part that a writer has not committed yet will be only here, too.
 void AddOnlyHere(const StatusSources& from, reply::Status* status) {
   constexpr size_t kNamed = 16;
+  const auto add = [status](const std::string& what) {
+    ++status->only_here_count;
+    if (status->only_here.size() < kNamed) status->only_here.push_back(what);
+  };
   for (const auto& [name, job] : from.jobs.all()) {
     const Checkpoint* newest = from.standing.Newest(*job);
     // Whether a step of several nodes is complete, and copied, only a verdict says.
     const bool unheard = !from.options.ring.Alone() && job->standing->resident_bytes > 0 &&
                          !(job->verdict->heard && job->verdict->final);
-    const bool alone_here = newest != nullptr && newest->Resident() && !newest->files->persisted &&
-                            newest->elsewhere->replicas == 0;
-    if (!unheard && !alone_here) continue;
-    ++status->only_here_count;
-    if (status->only_here.size() < kNamed) {
-      status->only_here.push_back(newest == nullptr ? name
-                                                    : absl::StrCat(name, "/", newest->key.step));
+    if (newest == nullptr) {
+      if (unheard) add(name);
+    } else if (unheard || OnlyHere(*newest)) {
+      add(absl::StrCat(name, "/", newest->key.step));
+    }
+    std::set<CheckpointId> others = *job->pins;
+    others.insert(job->files->owed.begin(), job->files->owed.end());
+    for (const CheckpointId& id : others) {
+      const Checkpoint* checkpoint = CheckpointOf(*job, id);
+      if (checkpoint == nullptr || checkpoint == newest || !checkpoint->Complete()) continue;
+      if (OnlyHere(*checkpoint)) add(absl::StrCat(name, "/", checkpoint->key.step));
     }
   }
 }

@@ -104,8 +104,9 @@ void VisitFields(Is<fact::StorageRoot> auto& f, const auto& v) { v(f.id, f.insta
 void VisitFields(Is<fact::StepSafe> auto& f, const auto& v) { v(f.job, f.attempt, f.step); }
 void VisitFields(Is<fact::FetchBegun> auto& f, const auto& v) { v(f.slab, f.part, f.digest); }
 void VisitFields(Is<fact::MemberLife> auto& f, const auto& v) {
-  v(f.incarnation, f.instance, f.superseded_by);
+  v(f.incarnation, f.instance, f.superseded_by, f.believed);
 }
+void VisitFields(Is<fact::Leaving> auto& f, const auto& v) { v(f.on); }
 
 void VisitFields(Is<fact::RingSeat> auto& f, const auto& v) {
   v(f.instance, f.rank, f.incarnation, f.drained, f.epoch, f.incarnations, f.nodes);
@@ -275,8 +276,14 @@ bool TakeOlder(fact::Pinned& f, int version, const Decoder& take) {
   take(f.checkpoint, f.pinned);
   return true;
 }
-// Whether another life has its place was not kept: its members tell it again.
+// Whether another life has its place was not kept at first: its members tell it again. Nor was whether a member had
+// met it, later: it may have.
 bool TakeOlder(fact::MemberLife& f, int version, const Decoder& take) {
+  f.believed = true;
+  if (version == 2) {
+    take(f.incarnation, f.instance, f.superseded_by);
+    return true;
+  }
   if (version != 1) return false;
   take(f.incarnation, f.instance);
   return true;

@@ -273,7 +273,13 @@ struct MemberLife {
   int64_t incarnation = 0;
   std::string instance;
   int64_t superseded_by = 0;  // incarnation of the life that has its place now; 0: this one has it
+  bool believed = false;      // some member has met it
   bool operator==(const MemberLife&) const = default;
+};
+// An operator takes the node out of service, or back into it. Without one it is in service.
+struct Leaving {
+  bool on = false;
+  bool operator==(const Leaving&) const = default;
 };
 // Where this node stands in a ring whose members are those of the catalog, and what it last knew of them. A daemon
 // whose catalog does not answer goes on from it. Said once more with each change.
@@ -297,7 +303,7 @@ using Fact =
                  fact::ObjectSealed, fact::ObjectDropped, fact::PartCommitted, fact::PartDropped,
                  fact::PartLeftSlab, fact::Persisted, fact::FilesDeleted, fact::StepRemoved,
                  fact::Pinned, fact::PersistAsked, fact::StorageRoot, fact::JobForgotten,
-                 fact::MemberLife, fact::StepSafe, fact::FetchBegun, fact::RingSeat>;
+                 fact::MemberLife, fact::StepSafe, fact::FetchBegun, fact::RingSeat, fact::Leaving>;
 
 // What stands in front of a fact's fields.
 struct FactKind {
@@ -338,10 +344,11 @@ inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::StorageRoot>{{23, 1, "storage_root"}},
     KindOfFact<fact::PartLeftSlab>{{24, 1, "part_left_slab"}},
     KindOfFact<fact::JobForgotten>{{25, 1, "job_forgotten"}},
-    KindOfFact<fact::MemberLife>{{26, 2, "member_life", /*oldest=*/1}},
+    KindOfFact<fact::MemberLife>{{26, 3, "member_life", /*oldest=*/1}},
     KindOfFact<fact::StepSafe>{{27, 1, "step_safe"}},
     KindOfFact<fact::FetchBegun>{{28, 1, "fetch_begun", /*oldest=*/1, /*skippable=*/true}},
     KindOfFact<fact::RingSeat>{{29, 1, "ring_seat"}},
+    KindOfFact<fact::Leaving>{{30, 1, "leaving"}},
 };
 
 const FactKind& KindOf(const Fact& fact);

@@ -242,8 +242,9 @@ void MembershipLoop::Tell() {
     why = ranked ? absl::StrCat("it has rank ", seat.rank, " of the ring")
                  : absl::StrCat("it has rank ", runs_as_.rank, " no more");
   } else if (const size_t now = std::max<size_t>(seat.incarnations.size(), seat.rank + 1);
-             ranked && now != others) {
-    why = absl::StrCat("the ring has ", now, " members now, it had ", others);
+             ranked && (now != others || seat.epoch != runs_as_.epoch)) {
+    why = absl::StrCat("the ring has ", now, " members now, epoch ", seat.epoch, "; it had ",
+                       others, ", epoch ", runs_as_.epoch);
   } else {
     return;
   }

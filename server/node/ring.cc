@@ -24,6 +24,9 @@ Status NotInCatalog() {
 }  // namespace
 
 void Node::RecoverSelf(engine::Recovered* recovered) {
+  for (const Fact& any : recovered->facts) {
+    if (const auto* leaving = std::get_if<fact::Leaving>(&any)) leaves_ = leaving->on;
+  }
   if (options_.engine.ring.Alone()) return;
   if (options_.engine.ring.from_catalog) return RecoverSeat(recovered);
   engine::MemberId self = {options_.engine.ring.rank, started_unix_ms_, RandomSecret()};

@@ -196,6 +196,7 @@ StatusOr<std::optional<CheckpointId>> OptionalFrom(absl::string_view field, bool
 peerwire::WantList ToWire(const peer::WantList& list) {
   peerwire::WantList out;
   out.__set_version(Signed(list.version));
+  out.__set_epoch(list.epoch);
   out.__isset.wants = true;
   out.wants.reserve(list.wants.size());
   for (const peer::Want& want : list.wants) {
@@ -240,6 +241,8 @@ StatusOr<peer::Want> FromWire(const peerwire::Want& want) {
 StatusOr<peer::Message> FromWire(const peerwire::WantList& list) {
   peer::WantList out;
   CAIRN_ASSIGN_OR_RETURN(out.version, Unsigned("version", list.version));
+  if (list.epoch < 0) return Refuse("epoch", absl::StrCat(list.epoch, " is below 0"));
+  out.epoch = list.epoch;
   CAIRN_RETURN_IF_ERROR(
       ForEach("wants", list.wants, kMostEntries, [&](const auto& entry) -> Status {
         CAIRN_ASSIGN_OR_RETURN(peer::Want want, FromWire(entry));

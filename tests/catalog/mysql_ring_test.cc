@@ -79,6 +79,40 @@ TEST_F(MysqlRingTest, AClaimNamesTheOldIncarnationAndTheOldBeat) {
   EXPECT_EQ(Rows(ring.get()).seats[0].instance, Instance('b'));
 }
 
+// What a node wrote when it had lost its rank and not noticed yet would be rows in the name of another.
+TEST_F(MysqlRingTest, RowsAreWrittenByWhoHasTheRankAlone) {
+  const auto ring = Open();
+  ASSERT_EQ(ring->Make(1, 2).how, How::kDone);
+  ASSERT_EQ(ring->Claim({1, 1, Instance('a')}, "10.0.0.1:7400", 0, 0).how, How::kDone);
+  MysqlOptions options = options_;
+  options.cluster = "ours";
+  options.author = {.name = "1", .alone = false};
+  options.seat = {.rank = 1, .instance = Instance('a')};
+  const auto opened = OpenMysqlCatalog(options);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const auto write = [&](const std::string& job, int rows) {
+    std::vector<Row> batch;
+    for (int i = 0; i < rows; ++i) {
+      batch.emplace_back(JobRow{.job = absl::StrCat(job, i), .owner_uid = 7, .sequence = 1});
+    }
+    return (*opened)->Apply(batch);
+  };
+  EXPECT_TRUE(write("one", 1).ok());
+  EXPECT_TRUE(write("two", 2).ok());
+  // A greater number of the same life is no other life.
+  ASSERT_EQ(ring->Raise({1, 1, Instance('a')}, 4).how, How::kDone);
+  EXPECT_TRUE(write("raised", 1).ok());
+
+  const int64_t beat = Rows(ring.get()).seats[1].beat;
+  ASSERT_EQ(ring->Claim({1, 5, Instance('b')}, "10.0.0.2:7400", 4, beat).how, How::kDone);
+  for (const int rows : {1, 2}) {
+    const Status refused = write("late", rows);
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_THAT(refused.message(), HasSubstr("does not give rank 1 to this node"));
+  }
+  EXPECT_EQ(*(*opened)->Jobs(), (std::vector<std::string>{"one0", "raised0", "two0", "two1"}));
+}
+
 TEST_F(MysqlRingTest, OfManyWhoWantOneRankOneGetsIt) {
   constexpr int kMany = 8;
   const auto ring = Open();

@@ -268,6 +268,23 @@ def test_drain_secures_the_last_copy_and_gives_the_rank_back() -> None:
         assert r[0].loads(JOB, 5, 1, attempt=attempt)
 
 
+def test_a_drain_goes_on_when_the_daemon_dies() -> None:
+    with catalog_ring(size=2, spares=0) as (r, database):
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].cairn(f"policy {JOB} --replicas 0 --mode on-demand")
+        r[0].save(writer, 5)
+        r[0].cairn("drain --no-wait")
+        until("it drains", lambda: f"{JOB}/5" in state_of(r[0]))
+        r[0].kill_daemon()
+        until("it still drains", lambda: f"{JOB}/5" in state_of(r[0]), PATIENCE_S)
+        assert rank_of(r[0]) == 0
+        r[0].cairn(f"policy {JOB} --replicas 1")
+        until("it is done", lambda: "it has given its rank back" in state_of(r[0]), PATIENCE_S)
+        r[0].kill_daemon()
+        until("it stays out", lambda: state_of(r[0]).startswith("draining"), PATIENCE_S)
+        assert rank_of(r[0]) == -1
+
+
 def test_drain_can_be_taken_back_and_is_not_everybodys() -> None:
     with catalog_ring(size=2, spares=0) as (r, database):
         r[0].cairn("drain --no-wait")

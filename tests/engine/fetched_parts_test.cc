@@ -64,6 +64,16 @@ TEST_F(Replicas, OneThatIsNotWantedAnyMoreStaysUntilItIsLetGo) {
   EXPECT_FALSE(Holds(1));
 }
 
+// Until both place parts by the same number of members: it may be no backup by the list's.
+TEST_F(Replicas, WhatIsWantedByAnotherSizeOfTheRingWaits) {
+  const Manifest manifest = ManifestOf({{"job", 3, 1, 0}, 1}, 2, 20 * kMiB);
+  for (const int64_t epoch : {1, 0}) {
+    fetches.clear();
+    Apply(event::PeerSaid{other, peer::WantList{++wants, {WantOf(manifest)}, epoch}});
+    EXPECT_EQ(fetches.empty(), epoch != 0) << epoch;
+  }
+}
+
 // A backup that got a part of each step while others could not be reached.
 class InTheWay : public Replicas {
  protected:

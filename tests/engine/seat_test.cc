@@ -165,6 +165,53 @@ TEST_F(EngineTest, WhatIsOnlyHereGoesToStorageWhateverThePolicy) {
   EXPECT_THAT(Status_().only_here, IsEmpty());
 }
 
+TEST_F(EngineTest, ANodeThatIsTakenOutOfServiceStaysSoWhenItsDaemonDies) {
+  const SessionId session = Hello();
+  Apply(event::Leave{From(session), true});
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    EXPECT_TRUE(Status_().leaving) << NameOf(from);
+    EXPECT_THAT(Create(Hello(), PartOf(session, 2), {{"model"}}).status(),
+                Fails(absl::StatusCode::kUnavailable, "taken out of service"))
+        << NameOf(from);
+  }
+  Apply(event::Leave{From(session), false});
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    EXPECT_FALSE(Status_().leaving) << NameOf(from);
+  }
+}
+
+// Whatever the policy: a save that was under way, and what is pinned.
+TEST_F(EngineTest, WhatCompletesAndWhatIsPinnedGoesToStorageToo) {
+  options.storage = true;
+  Restart();
+  const SessionId session = Hello();
+  Save(session, 1);
+  Save(session, 2);
+  Save(session, 3);
+  ASSERT_TRUE(Create(session, PartOf(session, 4), {{"model"}}).ok());
+  event::Pin pin{From(session), {"job", 1}, true};
+  Apply(pin);
+  Apply(event::Leave{From(session), true});
+  pin = {From(session), {"job", 2}, true};
+  Apply(pin);
+  ASSERT_TRUE(Commit(session, PartOf(session, 4), {{"model"}}).ok());
+  for (const Step step : {1, 2, 3, 4}) EXPECT_TRUE(Stat(session, step)->facts.persisted) << step;
+  EXPECT_THAT(Status_().only_here, IsEmpty());
+}
+
+TEST_F(EngineTest, WhatIsPinnedIsOnlyHereToo) {
+  options.storage = false;
+  Restart();
+  const SessionId session = Hello();
+  for (const Step step : {1, 2, 3}) Save(session, step);
+  event::Pin pin{From(session), {"job", 1}, true};
+  Apply(pin);
+  Apply(event::Leave{From(session), true});
+  EXPECT_THAT(Status_().only_here, ElementsAre("job/3", "job/1"));
+}
+
 TEST_F(EngineTest, OnlyWhoRunsTheDaemonTakesItOutOfService) {
   Hello();
   event::Leave leave{From(0), true};

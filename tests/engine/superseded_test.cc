@@ -122,6 +122,23 @@ TEST_F(Superseded, ALifeIsSoAfterTheDaemonsDeath) {
   }
 }
 
+// Whoever had the rank before had a greater number, and the daemon dies before any member has met this life.
+TEST_F(Superseded, NotWhileNobodyHasMetItThoughItsDaemonDied) {
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    const int64_t before = Self().incarnation;
+    Tell(before + 5);
+    EXPECT_EQ(Self().incarnation, before + 6) << NameOf(from);
+    EXPECT_THAT(Why(), IsEmpty()) << NameOf(from);
+  }
+  Believed();
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    Tell(Self().incarnation + 1);
+    EXPECT_THAT(Why(), HasSubstr("superseded")) << NameOf(from);
+  }
+}
+
 TEST_F(Superseded, ByAGreaterIncarnationAlone) {
   Believed();
   Tell(kOurs);           // nothing orders the two
@@ -152,7 +169,7 @@ TEST_F(Superseded, NotALifeThatNobodyHasMetYet) {
     Restart(from);
     EXPECT_EQ(Self(), Life(ours, kOurs + 51, 's')) << NameOf(from);
   }
-  // From now on it is one that was there before.
+  Believed();
   Tell(kOurs + 52);
   EXPECT_THAT(Why(), HasSubstr("superseded"));
 }

@@ -66,10 +66,12 @@ std::vector<Fact> OneOfEach() {
       fact::StorageRoot{"0f0e0d0c-0b0a-4908-8706-050403020100", "1:2:3:4.5"},
       fact::PartLeftSlab{Part(), 3},
       fact::JobForgotten{"job-a"},
-      fact::MemberLife{1'700'000'000'002, "0123456789abcdef", 1'700'000'000'003},
+      fact::MemberLife{1'700'000'000'002, "0123456789abcdef", 1'700'000'000'003,
+                       /*believed=*/true},
       fact::StepSafe{"job-a", 9, 17},
       fact::FetchBegun{3, Part(), "digest"},
       fact::RingSeat{"0123456789abcdef", 2, 7, true, 3, {1, 0, 7}, "0=10.0.0.1:7400"},
+      fact::Leaving{true},
   };
 }
 
@@ -94,7 +96,10 @@ std::vector<std::pair<std::string, Fact>> OfEarlierVersions() {
       {"part_committed.v2", fact::PartCommitted{Part(), 8, Extent(), 512, "digest", {3, 4}}},
       {"step_removed.v1", fact::StepRemoved{"job-a", 17, 1, 9}},
       {"pinned.v1", fact::Pinned{Checkpoint(), false}},
-      {"member_life.v1", fact::MemberLife{1'700'000'000'002, "0123456789abcdef"}},
+      {"member_life.v1", fact::MemberLife{1'700'000'000'002, "0123456789abcdef", 0, true}},
+      // Some member may have met it.
+      {"member_life.v2",
+       fact::MemberLife{1'700'000'000'002, "0123456789abcdef", 1'700'000'000'003, true}},
   };
 }
 

@@ -92,6 +92,7 @@ class Digester {
   void Take(const fact::StepSafe& f) { Values("StepSafe", f.job, f.attempt, f.step); }
   void Take(const fact::FetchBegun& f) { Values("FetchBegun", f.slab, f.part, f.digest); }
   void Take(const fact::RingSeat& f) { Values("RingSeat", f.rank, f.incarnation, f.epoch); }
+  void Take(const fact::Leaving& f) { Values("Leaving", f.on); }
   void Take(const fact::MemberLife& f) { Values("MemberLife", f.incarnation, f.superseded_by); }
   void Take(const fact::StorageRoot& f) { Values("StorageRoot", f.id, f.instance); }
   void Take(const fact::Pinned& f) { Values("Pinned", f.checkpoint, f.pinned, f.version); }

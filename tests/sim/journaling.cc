@@ -60,6 +60,7 @@ class NewFact {
   void On(const fact::StorageRoot&) {}
   void On(const fact::MemberLife&) {}
   void On(const fact::RingSeat&) {}
+  void On(const fact::Leaving&) {}
   void On(const fact::StepSafe&) {}
   void On(const fact::FetchBegun&) {}
 
