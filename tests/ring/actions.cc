@@ -128,7 +128,7 @@ void SimNode::Do(action::ReadLineNumbers& a) {
 
 void SimNode::Do(action::Tell& a) {
   world_.report.Count("told");
-  world_.truth.Said(*this, a.rank, a.message);
+  if (world_.shape.checked) world_.truth.Said(*this, a.rank, a.message);
   world_.net.Tell(this, a.rank, std::move(a.message));
 }
 

@@ -14,7 +14,8 @@ namespace {
 
 constexpr MonotonicNanos kGrantTime = 10 * kSecond;
 constexpr MonotonicNanos kAnswerTime = 3 * kSecond;  // a source that says nothing for so long …
-constexpr uint64_t kPieces = 4;
+constexpr uint64_t kPieces = 4;                      // of a transfer that has a rate of its own
+constexpr uint64_t kSharedPieces = 64;               // of one that shares links with others
 
 uint64_t BytesOf(const PartTable& table) {
   uint64_t bytes = 0;
@@ -155,9 +156,10 @@ void SimNode::TakeGrant(uint64_t fetch, uint64_t tries, uint64_t grant,
 void SimNode::ReadSome(uint64_t fetch, uint64_t tries) {
   Transfer& transfer = transfers_.at(fetch);
   const uint64_t total = BytesOf(*transfer.table);
-  const uint64_t piece = std::min(std::max<uint64_t>(total / kPieces + 1, kBlockBytes),
+  const uint64_t pieces = world_.shape.links ? kSharedPieces : kPieces;
+  const uint64_t piece = std::min(std::max<uint64_t>(total / pieces + 1, kBlockBytes),
                                   total - std::min(total, transfer.done));
-  After(world_.TransferTime(piece) + kMilli, [this, fetch, tries, total, piece] {
+  After(world_.ReadTime(piece, transfer.source, this), [this, fetch, tries, total, piece] {
     const auto at = transfers_.find(fetch);
     if (at == transfers_.end() || at->second.tries != tries) return;
     Transfer& reading = at->second;

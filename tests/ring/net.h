@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/node_hash_map.h"
 #include "server/engine/peer_messages.h"
 #include "server/engine/ring.h"
 #include "tests/sim/clock.h"
@@ -82,9 +84,9 @@ class Net {
   void End(SimNode* node, Link* link, const SimNode* met, MonotonicNanos delay);
 
   World& world_;
-  std::map<std::pair<int, Rank>, Link> links_;  // node, member
+  absl::node_hash_map<std::pair<int, Rank>, Link> links_;  // node, member
   std::map<std::pair<int, int>, bool> cut_;
-  std::map<std::pair<int, Rank>, MemberId> met_;  // by a node: the greatest life of the rank
+  absl::flat_hash_map<std::pair<int, Rank>, MemberId> met_;  // by a node: the rank's greatest life
   int64_t exchanges_ = 0;
 };
 

@@ -67,6 +67,8 @@ class SimNode {
   void JumpClock(int64_t by_ms) { unix_offset_ms_ += by_ms; }
   void SeeStorage();
   bool data_blocked = false;  // its data port answers nobody
+  // Until when its link is taken, each way, where links are shared (Shape::links).
+  MonotonicNanos sends_until = 0, hears_until = 0;
 
   // --- entering it
   void Apply(Event event);

@@ -100,7 +100,7 @@ void Job::EndLife(bool goodbye) {
 void Job::NodeDied(const SimNode* node) {
   const bool had = std::any_of(ranks_.begin(), ranks_.end(),
                                [&](const RankState& rank) { return rank.node == node; });
-  if (!had) return;
+  if (!had || shape_.steady) return;
   In(world_.Millis(200, 3000), [this] {
     EndLife(/*goodbye=*/false);
     BeginSoon(world_.Millis(500, 4000));
@@ -305,9 +305,9 @@ void Job::RankDone(Writer writer, const Status& status) {
   if (superseded_) return LifeFailed("superseded");
   if (committed_ == shape_.writers) {
     world_.report.Count("saved by all");
-    AskProtected();
+    if (!shape_.steady) AskProtected();
   }
-  const bool again = committed_ == shape_.writers && world_.rng.Permille(30);
+  const bool again = !shape_.steady && committed_ == shape_.writers && world_.rng.Permille(30);
   revision_ = again ? revision_ + 1 : 0;
   step_ += again ? 0 : 1;
   if (!world_.ending && world_.rng.Permille(25)) {

@@ -25,6 +25,7 @@ struct JobShape {
   std::vector<uint64_t> objects;  // their lengths, of each rank
   JobPolicy policy;
   MonotonicNanos step_time = 0;
+  bool steady = false;  // one life without mishaps, which no node's death ends
 };
 
 class Job {

@@ -11,7 +11,6 @@ namespace {
 
 constexpr MonotonicNanos kCheckEvery = kSecond / 2;
 constexpr MonotonicNanos kToConverge = 60 * kSecond;  // and the time that the bytes take
-constexpr int64_t kMostEvents = 400'000;              // of a life; more is an endless series
 
 uint64_t RoundUp(uint64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
@@ -52,26 +51,38 @@ uint64_t BytesOf(const JobShape& job) {
 
 }  // namespace
 
-World::World(const RingSimOptions& its_options)
+World::World(const RingSimOptions& its_options, const Given* given)
     : options(its_options),
       rng(sim::Mix(options.seed, 7)),
       report(options.trace, clock),
-      shape(DrawShape(&rng)),
+      shape(given == nullptr ? DrawShape(&rng) : given->shape),
       net(this),
       truth(this),
       faults(this) {
   uint64_t most = 0;  // that one node may hold of one step
-  for (int i = 0, jobs_here = rng.Permille(250) ? 2 : 1; i < jobs_here; ++i) {
-    jobs.push_back(std::make_unique<Job>(this, DrawJob(&rng, shape, i)));
-    most += BytesOf(jobs.back()->shape()) * static_cast<uint64_t>(jobs.back()->shape().writers);
+  std::vector<JobShape> shapes;
+  if (given != nullptr) {
+    shapes = given->jobs;
+  } else {
+    for (int i = 0, jobs_here = rng.Permille(250) ? 2 : 1; i < jobs_here; ++i) {
+      shapes.push_back(DrawJob(&rng, shape, i));
+    }
+  }
+  for (JobShape& job : shapes) {
+    // All writers may once stand on one node, but for a job that has one on each.
+    const int writers = job.steady ? 1 + shape.replicas : job.writers;
+    most += BytesOf(job) * static_cast<uint64_t>(writers);
+    jobs.push_back(std::make_unique<Job>(this, std::move(job)));
   }
   storage.forgets = options.lie == Lie::kStorageForgets;
   RingOptions ring;
   ring.cluster = "ring";
   at_.resize(static_cast<size_t>(shape.nodes));
   for (Rank rank = 0; rank < shape.nodes; ++rank) {
-    ring.members[rank] = absl::StrCat("10.0.0.", rank + 1, ":7000");
+    ring.members[rank] = absl::StrCat("10.0.", rank / 250, ".", rank % 250 + 1, ":7000");
   }
+  // A longer list than members may stand in is the catalog's.
+  ring.from_catalog = shape.nodes > static_cast<int>(kMaxMembers);
   ring.replicas = shape.replicas;
   ring.lost_after_seconds = shape.lost_after_seconds;
   for (Rank rank = 0; rank < shape.nodes; ++rank) {
@@ -137,11 +148,22 @@ std::vector<SimNode*> World::Members() const {
 
 // --- time
 
+// What goes over a link follows what was to go there before. Pieces are short (fetching.cc), so that transfers
+// share a link, and the switch between two links holds what waits for the second.
+MonotonicNanos World::ReadTime(uint64_t bytes, SimNode* from, SimNode* to) {
+  const MonotonicNanos takes = TransferTime(bytes);
+  if (!shape.links) return takes + kMilli;
+  const MonotonicNanos leaves = std::max(clock.now, from->sends_until);
+  from->sends_until = leaves + takes;
+  to->hears_until = std::max(leaves, to->hears_until) + takes;
+  return to->hears_until - clock.now;
+}
+
 bool World::AdvanceTo(MonotonicNanos to) {
   while (ok() && schedule.next() <= to) {
     clock.now = std::max(clock.now, schedule.next());
     schedule.Take()();
-    if (report.result().events > kMostEvents) Fail("there is no end of events");
+    if (report.result().events > shape.most_events) Fail("there is no end of events");
   }
   clock.now = std::max(clock.now, to);
   return ok();

@@ -37,10 +37,20 @@ struct Shape {
   MonotonicNanos active = 0;  // how long things strike; then all is whole again
   bool clocks_apart = false;  // by years
   bool roomy = true;          // budgets and quotas hold all that is to be kept
+  bool links = false;  // `rate` is that of a node's link, each way, for all that goes over it
+  int64_t most_events = 400'000;  // of a life; more is an endless series
+  bool checked = true;            // all that members say is compared with what is so
+};
+
+// A world of which nothing is drawn.
+struct Given {
+  Shape shape;
+  std::vector<JobShape> jobs;
 };
 
 struct World {
-  explicit World(const RingSimOptions& its_options);
+  // `given`: nullptr draws all of it.
+  explicit World(const RingSimOptions& its_options, const Given* given = nullptr);
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
@@ -60,6 +70,8 @@ struct World {
     return static_cast<MonotonicNanos>(static_cast<double>(bytes) /
                                        static_cast<double>(shape.rate) * 1e9);
   }
+  // When what begins to go from one to the other now has come.
+  MonotonicNanos ReadTime(uint64_t bytes, SimNode* from, SimNode* to);
 
   // --- members
   // Who stands at that rank's address; nullptr: nobody.
@@ -83,12 +95,12 @@ struct World {
   Truth truth;
   std::vector<std::unique_ptr<Job>> jobs;
   Faults faults;
-  bool ending = false;  // nothing strikes any more
+  bool ending = false;                // nothing strikes any more
+  bool AdvanceTo(MonotonicNanos to);  // false: something failed
   uint32_t last_content = 0;
 
  private:
   SimNode* AddNode(Rank rank);
-  bool AdvanceTo(MonotonicNanos to);
   void Converge();
 
   std::map<Rank, Options> node_options_;
