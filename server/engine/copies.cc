@@ -44,7 +44,7 @@ void Copies::On(const MemberId& from, const peer::WantList& list) {
   of.refused.clear();
   of.failed.clear();
   of.lacks.clear();
-  of.due = true;
+  due_.insert(from.rank);
   // What is on its way and not wanted any more need not come.
   std::set<PartKey> wanted;
   for (const peer::Want& want : list.wants) wanted.insert(want.part);
@@ -68,11 +68,11 @@ void Copies::On(const MemberId& from, const peer::ReleaseList& list) {
     const bool is_meant = part != nullptr && part->source->role != PartRole::kOwn &&
                           part->content->digest == release.digest;
     if (!is_meant || !MayRelease(from.rank, *part)) {
-      of.due |= of.held.erase(release.part) > 0;
+      if (of.held.erase(release.part) > 0) due_.insert(from.rank);
       // It came for one that stood in for its owner, which is back by now.
       if (is_meant && part->source->role == PartRole::kReplica) {
-        Of& its = owners_[part->source->owner];
-        its.due |= its.held.insert(release.part).second;
+        const Rank owner = part->source->owner;
+        if (owners_[owner].held.insert(release.part).second) due_.insert(owner);
       }
       continue;
     }
@@ -86,7 +86,7 @@ void Copies::On(const MemberId& from, const peer::ReleaseList& list) {
     if (!fetches_.Release(part)) continue;
     out_.Count("replicas_released");
     of.held.erase(release.part);
-    of.due = true;
+    due_.insert(from.rank);
   }
 }
 
@@ -100,7 +100,7 @@ void Copies::Restore(const Restored& restored) {
 // What others had copied here in its place, while it was lost, is its own to judge again.
 void Copies::MemberCame(Rank rank) {
   Of& of = owners_[rank];
-  of.due = true;
+  due_.insert(rank);
   for (auto& [other, copied] : owners_) {
     if (other == rank) continue;
     for (auto at = copied.held.begin(); at != copied.held.end();) {
@@ -119,13 +119,13 @@ void Copies::MemberLost(Rank rank) {
   of.refused.clear();
   of.failed.clear();
   of.lacks.clear();
-  for (auto& [owner, other] : owners_) other.due = true;
+  for (const auto& [owner, other] : owners_) due_.insert(owner);
 }
 
 void Copies::Ended(const Fetches::Order& order, const Status& status) {
   if (order.role != PartRole::kReplica) return;
   Of& of = owners_[order.asker];
-  of.due = true;
+  due_.insert(order.asker);
   if (status.ok()) {
     out_.Count("replicas_held");
     // Also one that is not wanted any more: its owner hears of it, and releases it.
@@ -352,28 +352,35 @@ void Copies::MakeWay() {
     } else if (fetches_.Release(parts_.Find(key))) {
       out_.Count("replicas_made_way");
       leaving_.erase(key);
-      for (auto& [owner, of] : owners_) of.due |= of.held.erase(key) > 0;
+      for (auto& [owner, of] : owners_) {
+        if (of.held.erase(key) > 0) due_.insert(owner);
+      }
     }
   }
 }
 
 void Copies::Run(bool again) {
-  for (auto& [owner, of] : owners_) {
+  // Members are many, and this is asked with each event: only those that are due are looked at.
+  std::set<Rank> due = std::exchange(due_, {});
+  if (again || fetches_.memory_version() != memory_seen_) {
+    for (const auto& [owner, of] : owners_) {
+      if (again || !of.lacks.empty()) due.insert(owner);
+    }
+  }
+  for (const Rank owner : due) {
+    Of& of = owners_[owner];
     if (again) {
       of.refused.clear();
       of.failed.clear();
     }
-    const bool more_memory = !of.lacks.empty() && fetches_.memory_version() != memory_seen_;
-    if (!of.due && !again && !more_memory) continue;
     // What is long is not gone through, and said, with each event.
     const bool is_long = std::max(of.wants.size(), of.told.size()) > peer::kLongList;
     if (is_long && !again && out_.now() - of.planned < peer::kLongListEvery) {
-      of.due = true;
+      due_.insert(owner);
       continue;
     }
     of.planned = out_.now();
     of.lacks.clear();
-    of.due = false;
     Plan(owner, &of);
     if (members_.Up(owner)) Tell(owner, &of);
   }

@@ -68,7 +68,6 @@ class Copies : public RingWatcher {
     std::map<PartKey, std::string>
         lacks;               // no memory yet: why; tried again whenever some comes free
     std::set<PartKey> held;  // that it did not let go
-    bool due = false;        // look at it, and tell it what there is
     MonotonicNanos planned = 0;
   };
 
@@ -92,6 +91,7 @@ class Copies : public RingWatcher {
   Parts& parts_;
   Fetches& fetches_;
   std::map<Rank, Of> owners_;
+  std::set<Rank> due_;  // owners to look at, and to tell what there is
   std::map<OwnerAndJob, uint64_t> reserved_;
   uint64_t reserved_bytes_ = 0;  // their sum
   uint64_t memory_seen_ = 0;

@@ -180,12 +180,18 @@ void Home::Say(const std::string& job, Of* of) {
 }
 
 void Home::DoubtWhoIsNotHeard() {
+  const auto is_heard = [this](const Members::Member& member) {
+    return !member.up || out_.now() - member.heard <= kHeardFor;
+  };
+  std::erase_if(unheard_, [&](Rank rank) { return is_heard(members_.others().at(rank)); });
+  // Members are many, and this is asked with each event.
+  if (out_.now() <= all_heard_until_) return;
+  all_heard_until_ = out_.now() + kHeardFor;
   for (const auto& [rank, member] : members_.others()) {
-    const bool heard = !member.up || out_.now() - member.heard <= kHeardFor;
-    if (heard) {
-      if (!unheard_.empty()) unheard_.erase(rank);  // this is looked at with each event
-    } else if (unheard_.insert(rank).second) {
-      Doubt({rank});
+    if (!is_heard(member)) {
+      if (unheard_.insert(rank).second) Doubt({rank});
+    } else if (member.up) {
+      all_heard_until_ = std::min(all_heard_until_, member.heard + kHeardFor);
     }
   }
 }

@@ -94,7 +94,8 @@ class Home : public RingWatcher {
   std::map<std::string, std::unique_ptr<Of>> jobs_;
   std::set<std::string> due_;                 // jobs of which something is to be said
   std::map<std::string, JobRecord> records_;  // of jobs of which something was decided
-  std::set<Rank> unheard_;  // members that are up, and have said nothing for kHeardFor
+  std::set<Rank> unheard_;              // members that are up, and have said nothing for kHeardFor
+  MonotonicNanos all_heard_until_ = 0;  // until then no other can be one of these
 };
 
 }  // namespace cairn::engine

@@ -278,6 +278,11 @@ void Offers::LookForStalls() {
   }
 }
 
+void Offers::TellAll() {
+  for (auto& [rank, backup] : backups_) backup.due = true;
+  any_due_ = true;
+}
+
 void Offers::SetStalled(Rank rank, Backup* backup, bool stalled) {
   if (std::exchange(backup->stalled, stalled) == stalled) return;
   out_.Log(Severity::kWarning,
@@ -286,7 +291,7 @@ void Offers::SetStalled(Rank rank, Backup* backup, bool stalled) {
                                   " s has read nothing of what it is to keep: the next member "
                                   "keeps it, too")
                    : absl::StrCat("ring: rank ", rank, " reads again"));
-  for (auto& [other, of] : backups_) of.due = true;
+  TellAll();
   for (const auto& [name, wanted] : jobs_wanted_) due_.insert(name);
 }
 
@@ -306,11 +311,12 @@ void Offers::Run(bool again) {
     }
     Wanted& before = jobs_wanted_[name];
     if (before.wants != wanted.wants || before.replicas != wanted.replicas) {
-      for (auto& [rank, backup] : backups_) backup.due = true;
+      TellAll();
     }
     before = std::move(wanted);
     if (before.wants.empty()) jobs_wanted_.erase(name);
   }
+  if (!std::exchange(any_due_, false) && !again) return;  // members are many
   // Every member is told, with an empty list where it is no backup: it then knows that nothing new comes.
   for (const auto& [rank, member] : members_.others()) {
     Backup& backup = backups_[rank];
@@ -318,6 +324,7 @@ void Offers::Run(bool again) {
     // What is long is not said with each event.
     if (!again && backup.told.size() > peer::kLongList &&
         out_.now() - backup.told_at < peer::kLongListEvery) {
+      any_due_ = true;
       continue;
     }
     backup.told_at = out_.now();
@@ -481,7 +488,7 @@ std::string Offers::Refusal(const std::string& job) const {
 
 void Offers::MemberCame(Rank rank) {
   Backup& backup = backups_[rank];
-  backup.due = true;
+  backup.due = any_due_ = true;
   backup.came_at = out_.now();
   backup.tried = false;
   backup.most.clear();
@@ -494,7 +501,7 @@ void Offers::MemberCame(Rank rank) {
 
 void Offers::MemberLost(Rank rank) {
   (void)rank;
-  for (auto& [other, backup] : backups_) backup.due = true;  // others are the backups now
+  TellAll();  // others are the backups now
   for (const auto& [name, wanted] : jobs_wanted_) Changed(name);
 }
 

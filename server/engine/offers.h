@@ -85,6 +85,7 @@ class Offers : public StepWatcher, public RingWatcher {
   // One that stalls goes on being told, or it would never advance again.
   bool IsTold(Rank rank, int replicas) const;
   void LookForStalls();
+  void TellAll();
   void SetStalled(Rank rank, Backup* backup, bool stalled);
   Wanted WantedOf(const Job& job) const;
   // One of a member that is lost, for which this node is the first to stand in.
@@ -118,6 +119,7 @@ class Offers : public StepWatcher, public RingWatcher {
   // Of each job those that members could read, and when last.
   std::map<std::string, std::map<CheckpointId, MonotonicNanos>> given_;
   std::map<Rank, Backup> backups_;
+  bool any_due_ = false;  // some member that is up has something due
 };
 
 }  // namespace cairn::engine
