@@ -14,6 +14,15 @@ constexpr MonotonicNanos kWantAgain = kNanosPerSecond;
 // Reports are asked for anew when they are so old, and count for so long. A member tells changes for 30 s.
 constexpr MonotonicNanos kAskAnew = 12 * kNanosPerSecond;
 constexpr MonotonicNanos kReportsCount = 25 * kNanosPerSecond;
+// A verdict names each member that has reported and goes to each that has something of the job, so that with many
+// members it is not said with each event. For a name in a copy so much time is left between two.
+constexpr size_t kManyMembers = 32;
+constexpr MonotonicNanos kForEachName = 1000;
+
+MonotonicNanos BetweenVerdicts(size_t members) {
+  const auto n = static_cast<MonotonicNanos>(members);
+  return members > kManyMembers ? n * n * kForEachName : 0;
+}
 
 bool HoldsSomething(const Gathering& gathering, Rank rank) {
   const auto at = gathering.reports.find(rank);
@@ -249,6 +258,11 @@ bool Home::Run(bool again) {
       jobs_.erase(at);  // who asks, or reports something, begins it anew
       continue;
     }
+    if (out_.now() < of.says_again) {
+      due_.insert(job);  // with an event after that
+      continue;
+    }
+    of.says_again = out_.now() + BetweenVerdicts(members_.all().size());
     WantReports(job, &of);
     Say(job, &of);
     said = true;

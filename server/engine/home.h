@@ -73,6 +73,7 @@ class Home : public RingWatcher {
     std::map<Rank, MonotonicNanos> wanted;  // whose report was asked for, and when
     std::map<Rank, uint64_t> questions;     // whose report counts again as the answer to this
     std::set<Rank> foreign;                 // who says that the job is another user's
+    MonotonicNanos says_again = 0;          // its verdict, not before that
   };
   Of& Find(const std::string& job);
   void Take(const MemberId& from, const ReportDelta& delta, Of* of);

@@ -1,4 +1,9 @@
 // A node where the reports of a job meet: whose report counts, and when.
+#include <map>
+#include <set>
+#include <string>
+#include <variant>
+
 #include "server/engine/ring.h"
 #include "tests/engine/engine_fixture.h"
 
@@ -120,6 +125,70 @@ TEST_F(HomeTest, AMemberIsToldTheQuestionThatItsReportAnswers) {
   EXPECT_EQ(said->answers, 77u);
   EXPECT_EQ(said->after, 0u) << "it is whole";
   EXPECT_EQ(said->parts.size(), 1u);
+}
+
+// Each of many members reports, and each is to hear the verdict, which names all of them.
+class ManyMembers : public EngineTest {
+ protected:
+  static constexpr Rank kMembers = 100;
+  void SetUp() override {
+    std::set<Rank> all;
+    for (Rank rank = 0; rank < kMembers; ++rank) all.insert(rank);
+    options.ring.cluster = "test";
+    options.ring.rank = HomeOrder("job", all).front();
+    options.ring.from_catalog = true;
+    for (const Rank rank : all) {
+      options.ring.members[rank] = absl::StrCat("10.0.0.", rank + 1, ":1");
+    }
+    options.storage = false;
+    EngineTest::SetUp();
+    for (const Rank rank : all) {
+      if (rank != options.ring.rank) Apply(event::Exchanged{rank, Of(rank)});
+    }
+    Advance(kNanosPerSecond);
+    tells.clear();
+  }
+  static MemberId Of(Rank rank) { return {rank, 1, std::string(kInstanceBytes, 'o')}; }
+  // Each member but the home says that it has its own part of step 1.
+  void AllReport() {
+    for (Rank rank = 0; rank < kMembers; ++rank) {
+      if (rank == options.ring.rank) continue;
+      ReportDelta delta;
+      delta.job = "job";
+      delta.number = 1;
+      PartReport& part = delta.parts[{{1, 1, 0}, Writer{rank}}];
+      part.world_size = kMembers;
+      part.digest = "digest";
+      part.owner = rank;
+      Apply(event::PeerSaid{Of(rank), peer::Report{delta}});
+    }
+  }
+  int VerdictsSaid() const {
+    int said = 0;
+    for (const action::Tell& tell : tells) {
+      said += std::holds_alternative<peer::VerdictSaid>(tell.message) ? 1 : 0;
+    }
+    return said;
+  }
+};
+
+TEST_F(ManyMembers, AreNotToldTheVerdictWithEachReport) {
+  AllReport();
+  EXPECT_LE(VerdictsSaid(), kMembers) << "as if all had come at once";
+}
+
+TEST_F(ManyMembers, AreToldOfTheLastReportSoon) {
+  AllReport();
+  Advance(kNanosPerSecond / 50);
+  const Rank some = options.ring.rank == 0 ? 1 : 0;
+  Apply(event::Exchanged{some, Of(some)});
+  std::map<Rank, size_t> heard_of;  // reports, by the last verdict
+  for (const action::Tell& tell : tells) {
+    const auto* said = std::get_if<peer::VerdictSaid>(&tell.message);
+    if (said != nullptr) heard_of[tell.rank] = said->verdict.reports.size();
+  }
+  EXPECT_EQ(heard_of.size(), size_t{kMembers} - 1);
+  for (const auto& [rank, reports] : heard_of) EXPECT_EQ(reports, size_t{kMembers}) << rank;
 }
 
 }  // namespace
