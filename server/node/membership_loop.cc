@@ -98,7 +98,10 @@ void MembershipLoop::Run() {
     }
     try {
       Do(next);
-      if (clock_->Now() >= look_at_) LookAtHost();
+      // First, so that a fenced node refuses saves before it is asked whether it may start anew.
+      Tell();
+      if (clock_->Now() < look_at_) continue;
+      LookAtHost();
       Tell();
     } catch (const std::exception& e) {  // no memory
       LOG_EVERY_N(ERROR, 100) << "membership: " << e.what();
