@@ -26,6 +26,10 @@ CheckpointKey KeyOf(const Job& job, const CheckpointId& id) {
   return {job.name, id.step, id.attempt, id.revision};
 }
 
+bool IsAmong(Rank rank, const std::vector<Rank>& ranks) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
 }  // namespace
 
 Offers::Offers(Outbox* out, const Members* members, Jobs* jobs, Parts* parts, Standing* standing)
@@ -236,11 +240,12 @@ std::vector<Rank> Offers::Backups(int replicas) const {
   return backups;
 }
 
-bool Offers::IsTold(Rank rank, int replicas) const {
-  for (const std::vector<Rank>& ranks : {Backups(replicas), members_.Backups(replicas)}) {
-    if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) return true;
+std::vector<Rank> Offers::ToldTo(int replicas) const {
+  std::vector<Rank> told = Backups(replicas);
+  for (const Rank rank : members_.Backups(replicas)) {
+    if (!IsAmong(rank, told)) told.push_back(rank);
   }
-  return false;
+  return told;
 }
 
 bool Offers::Stalled(Rank backup) const {
@@ -279,8 +284,7 @@ void Offers::LookForStalls() {
 }
 
 void Offers::TellAll() {
-  for (auto& [rank, backup] : backups_) backup.due = true;
-  any_due_ = true;
+  for (const auto& [rank, backup] : backups_) due_members_.insert(rank);
 }
 
 void Offers::SetStalled(Rank rank, Backup* backup, bool stalled) {
@@ -316,26 +320,37 @@ void Offers::Run(bool again) {
     before = std::move(wanted);
     if (before.wants.empty()) jobs_wanted_.erase(name);
   }
-  if (!std::exchange(any_due_, false) && !again) return;  // members are many
-  // Every member is told, with an empty list where it is no backup: it then knows that nothing new comes.
-  for (const auto& [rank, member] : members_.others()) {
+  Tell(again);
+}
+
+// Every member is told, with an empty list where it is no backup: it then knows that nothing new comes. Members are
+// many, and this is asked with each event: only those that are due are looked at.
+void Offers::Tell(bool again) {
+  std::set<Rank> due = std::exchange(due_members_, {});
+  if (again) due = members_.all();
+  if (due.empty()) return;
+  std::map<int, std::vector<Rank>> told_to;  // by the replicas asked for
+  for (const auto& [name, wanted] : jobs_wanted_) {
+    const auto [at, fresh] = told_to.try_emplace(wanted.replicas);
+    if (fresh) at->second = ToldTo(wanted.replicas);
+  }
+  for (const Rank rank : due) {
+    if (rank == members_.self() || !members_.Up(rank)) continue;  // who comes is due again
     Backup& backup = backups_[rank];
-    if (!member.up || (!backup.due && !again && backup.version != 0)) continue;
     // What is long is not said with each event.
     if (!again && backup.told.size() > peer::kLongList &&
         out_.now() - backup.told_at < peer::kLongListEvery) {
-      any_due_ = true;
+      due_members_.insert(rank);
       continue;
     }
     backup.told_at = out_.now();
     peer::WantList list;
     for (const auto& [name, wanted] : jobs_wanted_) {
-      if (!IsTold(rank, wanted.replicas)) continue;
+      if (!IsAmong(rank, told_to.at(wanted.replicas))) continue;
       list.wants.insert(list.wants.end(), wanted.wants.begin(), wanted.wants.end());
     }
     std::stable_partition(list.wants.begin(), list.wants.end(),
                           [](const peer::Want& want) { return want.target; });
-    backup.due = false;
     if (backup.told.empty()) backup.came_at = out_.now();
     if (list.wants == backup.told && backup.version != 0 && !again) continue;
     backup.told = list.wants;
@@ -423,7 +438,7 @@ bool Offers::IsSurplus(Rank holder, const peer::Have& have) const {
   const Part* part = parts_.Find(have.part);
   if (part == nullptr || !Answers(*part) || !Fetches::Holds(*part)) return false;
   const int replicas = members_.ReplicasOf(part->checkpoint->job->owner->policy);
-  if (replicas == 0 || IsTold(holder, replicas)) return false;
+  if (replicas == 0 || IsAmong(holder, ToldTo(replicas))) return false;
   const std::vector<Rank> backups = Backups(replicas);
   return backups.size() >= static_cast<size_t>(replicas) &&
          std::all_of(backups.begin(), backups.end(), [&](Rank rank) {
@@ -488,7 +503,7 @@ std::string Offers::Refusal(const std::string& job) const {
 
 void Offers::MemberCame(Rank rank) {
   Backup& backup = backups_[rank];
-  backup.due = any_due_ = true;
+  due_members_.insert(rank);
   backup.came_at = out_.now();
   backup.tried = false;
   backup.most.clear();

@@ -73,8 +73,7 @@ class Offers : public StepWatcher, public RingWatcher {
     std::vector<peer::Want> told;
     MonotonicNanos told_at = 0;
     std::map<PartKey, peer::Have> haves;
-    MonotonicNanos heard_at = 0;  // when it last said them
-    bool due = false;
+    MonotonicNanos heard_at = 0;       // when it last said them
     std::map<PartKey, uint64_t> most;  // bytes of what it was told that it ever had
     MonotonicNanos came_at = 0;        // when there last was more, or nothing was to come
     bool tried = false;                // since then it was given what it was told
@@ -83,9 +82,10 @@ class Offers : public StepWatcher, public RingWatcher {
   // Whose copies count, and are waited for.
   std::vector<Rank> Backups(int replicas) const;
   // One that stalls goes on being told, or it would never advance again.
-  bool IsTold(Rank rank, int replicas) const;
+  std::vector<Rank> ToldTo(int replicas) const;
   void LookForStalls();
   void TellAll();
+  void Tell(bool again);
   void SetStalled(Rank rank, Backup* backup, bool stalled);
   Wanted WantedOf(const Job& job) const;
   // One of a member that is lost, for which this node is the first to stand in.
@@ -119,7 +119,7 @@ class Offers : public StepWatcher, public RingWatcher {
   // Of each job those that members could read, and when last.
   std::map<std::string, std::map<CheckpointId, MonotonicNanos>> given_;
   std::map<Rank, Backup> backups_;
-  bool any_due_ = false;  // some member that is up has something due
+  std::set<Rank> due_members_;  // to be told what is wanted of them
 };
 
 }  // namespace cairn::engine
