@@ -27,6 +27,7 @@ Membership::Membership(MembershipOptions options, const fact::RingSeat& seat)
     if (node != nodes.end()) view_.seats[rank].address = node->second;
   }
   leaving_ = seat_.drained;
+  NoteOtherLife(view_);
 }
 
 void Membership::TellSeat() {
@@ -147,7 +148,7 @@ void Membership::HasRead(MonotonicNanos now, const StatusOr<RingTable>& table) {
   }
   problem_.clear();
   See(now, *table);
-  SeeOwnRow(*table);
+  SeeOwnRow(now, *table);
 }
 
 void Membership::See(MonotonicNanos now, const RingTable& table) {
@@ -166,12 +167,38 @@ void Membership::See(MonotonicNanos now, const RingTable& table) {
   }
   view_.Merge(seen);
   TellSeat();
-  if (table.epoch < view_.epoch && ranked()) {
+  if (!ranked()) return;
+  if (table.epoch < view_.epoch) {
     next_ = ring_step::MakeRing{view_.epoch, static_cast<int>(view_.seats.size())};
+  } else if (table.ranks.size() != view_.seats.size()) {
+    // The larger one, for somebody may have the ranks that the smaller one lacks.
+    const size_t size = std::max(table.ranks.size(), view_.seats.size());
+    next_ = ring_step::MakeRing{view_.epoch + 1, static_cast<int>(size)};
   }
 }
 
-void Membership::SeeOwnRow(const RingTable& table) {
+// Who goes by that view looks for this node's rank somewhere else.
+void Membership::NoteOtherLife(const RingView& view) {
+  if (!ranked() || seat_.rank >= static_cast<Rank>(view.seats.size())) return;
+  const RingView::Seat& known = view.seats[seat_.rank];
+  const bool mine = known.incarnation == seat_.incarnation &&
+                    (known.address.empty() || known.address == options_.address);
+  if (mine || known.incarnation < seat_.incarnation || known.incarnation <= met_) return;
+  met_ = known.incarnation;
+  met_since_ = 0;
+  read_due_ = true;
+}
+
+// The database has it so: before that the other life may be the one that has the rank.
+void Membership::Rise(int64_t incarnation) {
+  seat_.incarnation = incarnation;
+  if (seat_.rank < static_cast<Rank>(view_.seats.size())) {
+    view_.seats[seat_.rank] = {incarnation, options_.address};
+  }
+  TellSeat();
+}
+
+void Membership::SeeOwnRow(MonotonicNanos now, const RingTable& table) {
   if (fenced_by_.has_value()) return;
   if (!ranked()) {
     for (size_t rank = 0; rank < table.ranks.size(); ++rank) {
@@ -186,15 +213,10 @@ void Membership::SeeOwnRow(const RingTable& table) {
     return;
   }
   // A restored database whose ring is smaller is made larger first.
-  if (table.epoch < view_.epoch) return;
+  if (table.epoch < view_.epoch || table.ranks.size() < view_.seats.size()) return;
   if (seat_.rank >= static_cast<Rank>(table.ranks.size())) return TakeNoRank();
   const RankRow& row = table.ranks[seat_.rank];
-  if (row.instance == seat_.instance) {
-    if (row.incarnation < seat_.incarnation && !next_.has_value()) {
-      next_ = ring_step::Raise{seat_.rank, row.incarnation, seat_.incarnation};
-    }
-    return;
-  }
+  if (row.instance == seat_.instance) return SeeThatItHasTheRow(now, row);
   // The answer that it was given back was lost, and somebody may have it by now.
   if (leaving_ && row.incarnation > seat_.incarnation) return TakeNoRank();
   if (row.incarnation >= seat_.incarnation) {
@@ -203,6 +225,20 @@ void Membership::SeeOwnRow(const RingTable& table) {
   }
   if (!next_.has_value()) {
     next_ = ring_step::Claim{seat_.rank, row.incarnation, row.beat, seat_.incarnation};
+  }
+}
+
+void Membership::SeeThatItHasTheRow(MonotonicNanos now, const RankRow& row) {
+  if (row.incarnation > seat_.incarnation) Rise(row.incarnation);
+  if (met_ >= seat_.incarnation && met_ < kMostIncarnation) {
+    if (met_since_ == 0) met_since_ = now;
+    if (now >= met_since_ + options_.still) {
+      next_ = ring_step::Raise{seat_.rank, row.incarnation, met_ + 1};
+    } else {
+      read_at_ = std::min(read_at_, met_since_ + options_.still);
+    }
+  } else if (row.incarnation < seat_.incarnation && !next_.has_value()) {
+    next_ = ring_step::Raise{seat_.rank, row.incarnation, seat_.incarnation};
   }
 }
 
@@ -231,6 +267,8 @@ void Membership::HasWritten(MonotonicNanos now, Written how, const Status& why) 
     if (how == Written::kUnknown && !ranked()) {
       uncertain_ = Uncertain{claim->rank, claim->of, now + options_.uncertain};
     }
+  } else if (const auto* raise = std::get_if<ring_step::Raise>(&asked_)) {
+    if (how == Written::kDone && raise->incarnation > seat_.incarnation) Rise(raise->incarnation);
   } else if (std::holds_alternative<ring_step::Release>(asked_) && how == Written::kDone) {
     TakeNoRank();
   }
@@ -239,6 +277,7 @@ void Membership::HasWritten(MonotonicNanos now, Written how, const Status& why) 
 void Membership::Take(Rank rank, int64_t incarnation) {
   uncertain_.reset();
   waits_.clear();
+  met_ = 0;
   seat_.rank = rank;
   seat_.incarnation = incarnation;
   seat_.drained = false;
@@ -281,10 +320,19 @@ void Membership::StartAnew() {
 
 void Membership::Heard(const RingView& view) {
   const int64_t epoch = view_.epoch;
+  NoteOtherLife(view);
   if (!view_.Merge(view)) return;
   TellSeat();
   // The database is told of a ring's size that it does not know.
   if (view_.epoch > epoch) read_due_ = true;
+}
+
+void Membership::Met(const MemberId& life) {
+  if (!ranked() || life.rank != seat_.rank || life.instance == seat_.instance) return;
+  if (life.incarnation < seat_.incarnation || life.incarnation <= met_) return;
+  met_ = life.incarnation;
+  met_since_ = 0;
+  read_due_ = true;
 }
 
 void Membership::Became(int64_t incarnation) {

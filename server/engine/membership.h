@@ -12,7 +12,10 @@
 //
 // A node that has a rank beats. A row that another instance has, of no lesser incarnation, *fences* it. A row that is
 // older than what the node was given comes from a database that was restored: the node writes itself into it again, as
-// it raises an epoch that is older than the ring's.
+// it raises an epoch that is older than the ring's. Such a database may also give a number twice: who has the row, and hears
+// of another life of its rank whose number is not below its own, takes a greater one, for the members go by numbers. First
+// it waits for `still`, in which that other life, if it lives, writes itself into the row.
+// And it may be resized before it is brought up to date: of two sizes of one epoch the greater becomes the next epoch's.
 #pragma once
 
 #include <cstdint>
@@ -125,6 +128,8 @@ class Membership {
 
   // A member has told its view.
   void Heard(const RingView& view);
+  // A member has met another life of this node's rank. Only the database says which of the two has the rank.
+  void Met(const MemberId& life);
   // The engine has taken a greater incarnation.
   void Became(int64_t incarnation);
   // Whether a rank that it gets would be journaled; it takes none before it is told so.
@@ -160,7 +165,10 @@ class Membership {
   std::optional<RingStep> NextOfUnranked(MonotonicNanos now);
   std::optional<RingStep> WantRank(MonotonicNanos now, Rank rank);
   void See(MonotonicNanos now, const RingTable& table);
-  void SeeOwnRow(const RingTable& table);
+  void SeeOwnRow(MonotonicNanos now, const RingTable& table);
+  void SeeThatItHasTheRow(MonotonicNanos now, const RankRow& row);
+  void Rise(int64_t incarnation);
+  void NoteOtherLife(const RingView& view);
   void Take(Rank rank, int64_t incarnation);
   void TakeNoRank();
   void TellSeat();
@@ -181,6 +189,8 @@ class Membership {
   std::vector<Watch> watches_;
   std::optional<Uncertain> uncertain_;
   std::optional<MemberId> fenced_by_;
+  int64_t met_ = 0;  // of other lives of this rank that a member knows, the greatest incarnation
+  MonotonicNanos met_since_ = 0;  // the row is this node's all the same; 0: it was not read since
   bool leaving_ = false;
   bool may_claim_ = false;
   std::string problem_;  // of the catalog

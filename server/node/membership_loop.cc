@@ -57,7 +57,8 @@ MembershipLoop::MembershipLoop(engine::MembershipOptions options, const fact::Ri
       answers_at_(std::move(answers_at)),
       clock_(clock),
       host_(host),
-      membership_(std::move(options), seat) {}
+      membership_(std::move(options), seat),
+      engines_incarnation_(seat.incarnation) {}
 
 std::string MembershipLoop::NewInstance() {
   std::string instance = RandomSecret();
@@ -221,8 +222,10 @@ void MembershipLoop::Tell() {
   fact::RingSeat seat;
   engine::RingView view;
   std::optional<engine::MemberId> fenced_by;
+  int64_t engines_incarnation = 0;
   {
     MutexLock lock(&mu_);
+    engines_incarnation = engines_incarnation_;
     seat = membership_.seat();
     view = membership_.view();
     fenced_by = membership_.fenced_by();
@@ -248,6 +251,9 @@ void MembershipLoop::Tell() {
              ranked && (now != others || seat.epoch != runs_as_.epoch)) {
     why = absl::StrCat("the ring has ", now, " members now, epoch ", seat.epoch, "; it had ",
                        others, ", epoch ", runs_as_.epoch);
+  } else if (ranked && seat.incarnation > engines_incarnation) {
+    why = absl::StrCat("it is incarnation ", seat.incarnation, " of its rank, it was ",
+                       engines_incarnation);
   } else {
     return;
   }
@@ -263,8 +269,15 @@ void MembershipLoop::Heard(const engine::RingView& view) {
   wake_.NotifyAll();
 }
 
+void MembershipLoop::Met(const engine::MemberId& life) {
+  MutexLock lock(&mu_);
+  membership_.Met(life);
+  wake_.NotifyAll();
+}
+
 void MembershipLoop::Became(int64_t incarnation) {
   MutexLock lock(&mu_);
+  engines_incarnation_ = std::max(engines_incarnation_, incarnation);
   membership_.Became(incarnation);
   wake_.NotifyAll();
 }

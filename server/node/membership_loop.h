@@ -37,7 +37,8 @@ class MembershipHost {
   virtual void SeatChanged(const fact::RingSeat& seat) = 0;
   virtual void ViewChanged(const engine::RingView& view) = 0;
   virtual void Fenced(const engine::MemberId& by) = 0;
-  // The engine of this daemon has another rank, or another number of members, than the seat: the next daemon has them.
+  // The engine of this daemon has another rank, a lesser incarnation, or another number of members than the seat: the
+  // next daemon has the seat's.
   virtual void Replace(const std::string& why) = 0;
   // Whether what is journaled stays: not of a daemon that only reads.
   virtual bool MayClaim() = 0;
@@ -60,6 +61,7 @@ class MembershipLoop {
   void Stop();
 
   void Heard(const engine::RingView& view);
+  void Met(const engine::MemberId& life);
   void Became(int64_t incarnation);
   // A node that has given its rank back, or is about to, wants one again.
   void ComeBack();
@@ -94,6 +96,7 @@ class MembershipLoop {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   engine::Membership membership_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<catalog::RingTable> table_ ABSL_GUARDED_BY(mu_);
+  int64_t engines_incarnation_ ABSL_GUARDED_BY(mu_);  // which life the engine of this daemon is
 
   // The thread's own.
   fact::RingSeat told_seat_;

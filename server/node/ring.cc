@@ -115,7 +115,9 @@ void Node::EndGrant(engine::MemberId from, EndedGrant ended) {
 }
 
 void Node::Met(engine::Rank rank, engine::MemberId life) {
-  Post(engine::event::LifeMet{rank, std::move(life)});
+  Post(engine::event::LifeMet{rank, life});
+  // After the engine, which may take a greater incarnation by itself.
+  if (MembershipLoop* const membership = membership_) membership->Met(life);
 }
 
 void Node::HeardView(const engine::RingView& view) {

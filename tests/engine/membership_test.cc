@@ -252,6 +252,58 @@ TEST_F(MembershipTest, AnOlderEpochIsRaisedNeverFollowed) {
   EXPECT_EQ(database_.size, 3);
 }
 
+// A restored database gave a number twice, and the members look for the rank where the other life was.
+TEST_F(MembershipTest, ALifeWhoseNumberAnotherHadTakesAGreaterOne) {
+  Node& owner = Add(/*size=*/2);
+  Run(5);
+  owner.membership.Heard({1, {{1, "10.0.0.9:7400"}, {0, ""}}});
+  Run(14);
+  EXPECT_EQ(owner.membership.seat().incarnation, 1) << "that one may live, and take its row";
+  Run(3);
+  EXPECT_EQ(owner.membership.seat().incarnation, 2);
+  EXPECT_EQ(database_.rows[0].incarnation, 2);
+  owner.membership.Met({0, 7, Instance(9)});
+  Run(17);
+  EXPECT_EQ(owner.membership.seat().incarnation, 8);
+  EXPECT_EQ(owner.membership.view().seats[0], (RingView::Seat{8, owner.address}));
+  EXPECT_EQ(database_.rows[0].incarnation, 8);
+}
+
+// The one that was met is who has the rank now.
+TEST_F(MembershipTest, ALifeThatHasLostItsRankTakesNoGreaterNumber) {
+  Node& owner = Add(/*size=*/1);
+  Run(5);
+  Node& second = Add();
+  Run(30, {&owner});
+  ASSERT_EQ(second.membership.seat().incarnation, 2);
+  // Its reading is older than the claim.
+  owner.membership.Met({0, 2, second.membership.seat().instance});
+  ASSERT_TRUE(std::holds_alternative<ring_step::Read>(owner.membership.Next(now_)));
+  const MonotonicNanos read = now_ - 20 * kSecond;
+  owner.membership.HasRead(
+      read, RingTable{1, 1, {{1, owner.membership.seat().instance, owner.address, 9}}});
+  Run(10);
+  EXPECT_TRUE(owner.membership.fenced_by().has_value());
+  EXPECT_EQ(second.membership.seat().incarnation, 2);
+  EXPECT_EQ(database_.rows[0].instance, second.membership.seat().instance);
+}
+
+TEST_F(MembershipTest, OfTwoSizesOfOneEpochTheGreaterBecomesTheNextEpochs) {
+  Add(/*size=*/3);
+  Node& last = Add();
+  Run(5);
+  Node& third = Add();
+  Run(5);
+  ASSERT_EQ(third.membership.seat().rank, 2);
+  database_.size = 2;  // restored, and made smaller at once
+  ++database_.version;
+  Run(70);
+  EXPECT_EQ(database_.size, 3);
+  EXPECT_EQ(database_.epoch, 2);
+  EXPECT_EQ(third.membership.seat().rank, 2);
+  EXPECT_EQ(last.membership.view().epoch, 2);
+}
+
 TEST_F(MembershipTest, WhatAMemberTellsIsMerged) {
   Node& owner = Add(/*size=*/2);
   Run(5);

@@ -86,6 +86,7 @@ TEST(MembershipLoop, AFencedNodeHearsItBeforeItIsAskedWhetherItMayStartAnew) {
   options.new_instance = &MembershipLoop::NewInstance;
   engine::RingOptions runs_as;
   runs_as.rank = 0;
+  runs_as.epoch = seat.epoch;
   runs_as.members = {{0, options.address}};
   Host host;
   MembershipLoop loop(
