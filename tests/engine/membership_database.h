@@ -39,6 +39,16 @@ struct Database {
     }
     return false;
   }
+  // As an operator asks for it. False: somebody has a rank that would go.
+  bool Resize(int to) {
+    for (const auto& [rank, row] : rows) {
+      if (rank >= to && !row.instance.empty()) return false;
+    }
+    if (to == size) return true;
+    size = to;
+    ++epoch, ++version;
+    return true;
+  }
   bool Do(const RingStep& step, const std::string& instance, const std::string& address) {
     if (const auto* make = std::get_if<ring_step::MakeRing>(&step)) {
       if (make->epoch <= epoch) return true;

@@ -20,6 +20,11 @@ void SimNode::Do(action::Reply& a) {
         absl::StrCat("node ", id_, " answers a call twice, or one that nobody made"));
   }
   if (a.body.ok()) {
+    const auto* granted = std::get_if<reply::Create>(&*a.body);
+    if (granted != nullptr && !granted->extents.empty() && superseded() && seat_ != nullptr) {
+      return world_.Fail(absl::StrCat("node ", id_, " admits a save, and knows that rank ", rank(),
+                                      " is another one's"));
+    }
     if (const auto* hello = std::get_if<reply::Hello>(&*a.body)) live_.insert(hello->session);
   } else {
     world_.report.Note(

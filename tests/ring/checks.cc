@@ -366,20 +366,20 @@ void Truth::CheckPromises() {
 
 // --- what is so
 
-int Truth::CopiesOf(const PartKey& part, const std::string& digest) const {
+int Truth::CopiesOf(const PartKey& part, const std::string& digest, bool of_members) const {
   int copies = 0;
-  for (Rank rank = 0; rank < world_.shape.nodes; ++rank) {
-    copies += world_.At(rank)->Whole(part, digest) ? 1 : 0;  // one that is dead has nothing
+  for (const SimNode* node : world_.Serving()) {
+    if (of_members && world_.At(node->rank()) != node) continue;
+    copies += node->Whole(part, digest) ? 1 : 0;  // one that is dead has nothing
   }
   return copies;
 }
 
 int Truth::KeptCopiesOf(const PartKey& part, const std::string& digest) const {
   int copies = 0;
-  for (Rank rank = 0; rank < world_.shape.nodes; ++rank) {
-    const SimNode& node = *world_.At(rank);
-    const bool kept = node.Whole(part, digest) && node.held().at(part).role != PartRole::kFetched &&
-                      !node.MakesWay(part);
+  for (const SimNode* node : world_.Serving()) {
+    const bool kept = node->Whole(part, digest) &&
+                      node->held().at(part).role != PartRole::kFetched && !node->MakesWay(part);
     copies += kept ? 1 : 0;
   }
   return copies;
@@ -390,11 +390,11 @@ int Truth::Copies(const PartKey& part) const {
   return original == nullptr ? 0 : CopiesOf(part, original->digest);
 }
 
-int Truth::Copies(const CheckpointKey& key) const {
+int Truth::Copies(const CheckpointKey& key, bool of_members) const {
   if (!Complete(key)) return 0;
   int least = static_cast<int>(world_.nodes.size());
   for (const auto& [writer, original] : originals_.at(key)) {
-    least = std::min(least, CopiesOf({key, writer}, original.digest));
+    least = std::min(least, CopiesOf({key, writer}, original.digest, of_members));
   }
   return least;
 }

@@ -51,10 +51,11 @@ class Truth {
 
   // --- what is so
   void CheckAll();
-  // Members (who stand at their address) whose memory has all of the part.
+  // Members (who stand at their address) whose memory has all of the part. Of a rank of the catalog, also lives that
+  // have lost it, for as long as they lend what they hold.
   int Copies(const PartKey& part) const;
   // Of the least replicated part; 0: it is not whole, or some part cannot be had from memory.
-  int Copies(const CheckpointKey& key) const;
+  int Copies(const CheckpointKey& key, bool of_members = false) const;
   bool CanBeHad(const CheckpointKey& key) const;
   bool Complete(const CheckpointKey& key) const;
 
@@ -87,7 +88,7 @@ class Truth {
   void CheckRests(SimNode& node, const JobVerdict& verdict);
   void CheckVerdict(const SimNode& node, const JobVerdict& verdict);
   void TakeReport(const MemberId& from, const ReportDelta& delta);
-  int CopiesOf(const PartKey& part, const std::string& digest) const;
+  int CopiesOf(const PartKey& part, const std::string& digest, bool of_members = false) const;
   // Without what was merely loaded, which may go at any time and is no replica, and what makes way.
   int KeptCopiesOf(const PartKey& part, const std::string& digest) const;
   const Original* Find(const PartKey& part) const;

@@ -52,6 +52,10 @@ void Convergence::AskOne(SimNode* node, const std::string& job, SessionId sessio
 }
 
 std::string Convergence::Missing() const {
+  if (world_.catalog != nullptr) {
+    std::string missing = world_.catalog->Missing();
+    if (!missing.empty()) return missing;
+  }
   for (const auto& job : world_.jobs) {
     if (!job->finished()) return absl::StrCat(job->name(), " has not saved its last steps");
     const Said* first = nullptr;
@@ -67,7 +71,7 @@ std::string Convergence::Missing() const {
                             first->latest.DebugString());
       }
       if (!said.stated) return absl::StrCat(who, "it cannot say more of ", said.latest.step);
-      const int copies = world_.truth.Copies(said.latest);
+      const int copies = world_.truth.Copies(said.latest, /*of_members=*/true);
       if (copies <= world_.shape.replicas && world_.shape.roomy) {
         return absl::StrCat(said.latest.DebugString(), " has ", copies, " copies");
       }

@@ -41,18 +41,27 @@ void Faults::Next(MonotonicNanos delay) {
 
 void Faults::StrikeOne() {
   if (world_.ending) return;
-  int sum = 0;
-  for (const Kind& kind : kFaults) sum += kind.weight;
-  int drawn = static_cast<int>(world_.rng.Below(static_cast<uint64_t>(sum)));
-  for (const Kind& kind : kFaults) {
-    drawn -= kind.weight;
-    if (drawn >= 0) continue;
-    world_.report.Note([&] { return absl::StrCat("--- ", kind.name); });
-    if ((this->*kind.strike)()) world_.report.Count(kind.name);
-    last_end_ = std::max(last_end_, world_.clock.now);
-    world_.truth.CheckAll();
-    return;
+  const Kind& kind = *Draw();
+  world_.report.Note([&] { return absl::StrCat("--- ", kind.name); });
+  if ((this->*kind.strike)()) world_.report.Count(kind.name);
+  last_end_ = std::max(last_end_, world_.clock.now);
+  world_.truth.CheckAll();
+}
+
+const Faults::Kind* Faults::Draw() {
+  std::vector<const Kind*> kinds;
+  for (const Kind& kind : kFaults) kinds.push_back(&kind);
+  if (world_.catalog != nullptr) {
+    for (const Kind& kind : kCatalogFaults) kinds.push_back(&kind);
   }
+  int sum = 0;
+  for (const Kind* kind : kinds) sum += kind->weight;
+  int drawn = static_cast<int>(world_.rng.Below(static_cast<uint64_t>(sum)));
+  for (const Kind* kind : kinds) {
+    drawn -= kind->weight;
+    if (drawn < 0) return kind;
+  }
+  return kinds.back();
 }
 
 bool Faults::Calm() const {
@@ -80,18 +89,22 @@ void Faults::EndAll() {
   for (const auto& node : world_.nodes) {
     if (node->dead()) continue;
     node->data_blocked = false;
-    if (world_.At(node->rank()) != node.get()) {
+    if (world_.catalog == nullptr && world_.At(node->rank()) != node.get()) {
       node->Die();
       for (const auto& job : world_.jobs) job->NodeDied(node.get());
     } else if (node->paused()) {
       node->Resume();
     }
   }
-  for (const auto& [rank, address] : world_.nodes.front()->options().ring.members) {
-    if (world_.At(rank) == nullptr || world_.At(rank)->dead()) world_.Replace(rank);
+  if (world_.catalog != nullptr) {
+    EndAllOfCatalog();
+  } else {
+    for (const auto& [rank, address] : world_.nodes.front()->options().ring.members) {
+      if (world_.At(rank) == nullptr || world_.At(rank)->dead()) world_.Replace(rank);
+    }
   }
   if (!was_away) return;
-  for (SimNode* node : world_.Members()) node->SeeStorage();
+  for (SimNode* node : world_.Living()) node->SeeStorage();
 }
 
 // --- nodes
@@ -113,6 +126,12 @@ void Faults::Kill(SimNode* node) {
       world_.rng.Permille(600) ? world_.Millis(500, 8000) : world_.Millis(8000, 40'000);
   last_end_ = std::max(last_end_, world_.clock.now + gone);
   world_.In(gone, [this, node] {
+    if (world_.catalog != nullptr) {
+      // Another machine, or this one again, whose keeper knows nothing.
+      const bool same = world_.rng.Permille(400);
+      world_.catalog->AddMachine(same ? node->address() : "")->StartDaemon();
+      return;
+    }
     if (world_.At(node->rank()) == node) world_.Replace(node->rank());
   });
 }
@@ -154,7 +173,7 @@ bool Faults::ClockJumps() {
 
 bool Faults::RankClaimedTwice() {
   SimNode* node = SomeMember();
-  if (node == nullptr) return false;
+  if (node == nullptr || world_.catalog != nullptr) return false;
   SimNode* other = world_.AddClaimant(node->rank());
   world_.In(ItLasts(), [other] {
     if (!other->dead()) other->Die();
@@ -165,7 +184,7 @@ bool Faults::RankClaimedTwice() {
 // Its address now shows an empty one; it goes on for a while.
 bool Faults::ReplacedWhileItLives() {
   SimNode* node = SomeMember();
-  if (node == nullptr) return false;
+  if (node == nullptr || world_.catalog != nullptr) return false;
   world_.truth.CheckAll();
   world_.truth.NodeDied(*node);  // for the others
   world_.Replace(node->rank());
@@ -253,10 +272,10 @@ bool Faults::StorageSlow() {
 bool Faults::StorageAway() {
   if (!world_.shape.storage || world_.storage.away) return false;
   world_.storage.away = true;
-  for (SimNode* node : world_.Members()) node->SeeStorage();
+  for (SimNode* node : world_.Living()) node->SeeStorage();
   world_.In(ItLasts(), [this] {
     if (!std::exchange(world_.storage.away, false)) return;
-    for (SimNode* node : world_.Members()) node->SeeStorage();
+    for (SimNode* node : world_.Living()) node->SeeStorage();
   });
   return true;
 }

@@ -31,6 +31,8 @@ class Faults {
     Strike strike;  // false: not now
   };
   static const Kind kFaults[];
+  static const std::vector<Kind>
+      kCatalogFaults;  // and these, where the members stand in the catalog
 
   bool DaemonDies();
   bool NodeDies();
@@ -48,6 +50,23 @@ class Faults {
   bool RankClaimedTwice();
   bool ReplacedWhileItLives();
 
+  // --- the catalog (catalog_faults.cc)
+  bool DatabaseAway();
+  bool DatabaseSlow();
+  bool DatabaseDoesNotAnswer();
+  bool DatabaseRestored();
+  bool NodeWithoutDatabase();
+  bool NodeOversleeps();
+  bool DiesWhileDatabaseIsAway();
+  bool OversleepsWhileDatabaseIsAway();
+  bool RingGrows();
+  bool RingShrinks();
+  bool NodeIsDrained();
+  MonotonicNanos LongerThanATakeover();
+  void TakeOut(SimNode* node);
+  void EndAllOfCatalog();
+
+  const Kind* Draw();
   void Next(MonotonicNanos delay);
   void StrikeOne();
   void Kill(SimNode* node);

@@ -93,7 +93,7 @@ void SimNode::NextSource(uint64_t fetch) {
   if (transfer.next_source >= transfer.fetch.sources.size()) {
     return EndTransfer(fetch, transfer.why);
   }
-  transfer.source = world_.At(transfer.fetch.sources[transfer.next_source++]);
+  transfer.source = world_.Dial(*this, transfer.fetch.sources[transfer.next_source++]);
   transfer.grant = 0;
   AskGrant(fetch);
 }
@@ -103,7 +103,8 @@ void SimNode::AskGrant(uint64_t fetch) {
   const uint64_t tries = ++transfer.tries;
   SimNode* source = transfer.source;
   const bool there = source != nullptr && !source->dead() && source->daemon_up() &&
-                     world_.net.Carries(*this, *source) && world_.net.Carries(*source, *this);
+                     world_.net.Carries(*this, *source) && world_.net.Carries(*source, *this) &&
+                     world_.net.Knows(*source, *this);
   // When no answer has come by then.
   After(there ? kAnswerTime : world_.Millis(1, 1000), [this, fetch, tries] {
     const auto at = transfers_.find(fetch);

@@ -50,6 +50,12 @@ std::vector<peer::Message> Outbox::Take() {
 // --- links
 
 void Net::Open(SimNode* node) {
+  if (node->has_seat()) {
+    // What was met is known to a daemon alone, and so is which ranks there are.
+    met_.erase(met_.lower_bound({node->id(), kNoRank}),
+               met_.lower_bound({node->id() + 1, kNoRank}));
+    if (node->rank() == kNoRank) return;
+  }
   for (const auto& [rank, address] : node->options().ring.members) {
     if (rank == node->rank()) continue;
     Link& link = links_[{node->id(), rank}];
@@ -61,6 +67,7 @@ void Net::Open(SimNode* node) {
 }
 
 void Net::Tell(SimNode* from, Rank to, peer::Message message) {
+  if (from->rank() == kNoRank) return;
   const auto at = links_.find({from->id(), to});
   if (at == links_.end()) return world_.Fail(absl::StrCat("rank ", to, " is no other member"));
   Link& link = at->second;
@@ -83,11 +90,58 @@ bool Net::Carries(const SimNode& from, const SimNode& to) const {
 
 // That node's link has met, or was met by, a life of the rank.
 bool Net::MayHear(const SimNode& from, SimNode* to) {
+  if (from.has_seat()) return Believes(*to, from);
   if (world_.At(from.rank()) != &from) return false;  // its address shows another, or nobody
   MemberId& greatest = met_[{to->id(), from.rank()}];
   if (from.member().incarnation < greatest.incarnation) return false;
   greatest = from.member();
   return true;
+}
+
+// As rpc/peer_book.h: who answers where the rank is dialled is met, unless a newer life was met there, or another one of
+// the same incarnation.
+bool Net::Meets(const SimNode& node, const SimNode& who) {
+  MemberId& newest = met_[{node.id(), who.rank()}];
+  if (newest == who.member()) return true;
+  if (newest.rank != kNoRank && who.member().incarnation <= newest.incarnation) return false;
+  newest = who.member();
+  return true;
+}
+
+// One that calls was met, or is dialled now.
+bool Net::Believes(const SimNode& node, const SimNode& claims) {
+  const auto newest = met_.find({node.id(), claims.rank()});
+  if (newest != met_.end() && newest->second == claims.member()) return true;
+  const bool shown = world_.Dial(node, claims.rank()) == &claims && claims.well() &&
+                     Carries(node, claims) && Carries(claims, node);
+  return shown && Meets(node, claims);
+}
+
+bool Net::Knows(const SimNode& node, const SimNode& other) {
+  return !other.has_seat() || Believes(node, other);
+}
+
+// What a greeting tells: the view, and the newest life that was met at the rank of who hears it.
+void Net::Learn(const SimNode& from, SimNode* to, MonotonicNanos delay) {
+  const auto seen = met_.find({from.id(), to->rank()});
+  std::optional<MemberId> life;
+  if (seen != met_.end()) life = seen->second;
+  to->After(delay, [to, life, by = from.rank(), view = from.seat().view()] {
+    to->seat().Heard(view);
+    const MemberId& self = to->member();
+    if (!life.has_value() || life->rank != self.rank || life->instance == self.instance) return;
+    if (life->incarnation < self.incarnation) return;
+    to->Apply(event::LifeMet{by, *life});
+    to->seat().Met(*life);
+  });
+}
+
+void Net::Greet(SimNode* node, Link* link, SimNode* to, MonotonicNanos takes,
+                MonotonicNanos answer) {
+  if (link->connected && link->told_view == node->seat().view_version()) return;
+  link->told_view = node->seat().view_version();
+  if (Believes(*to, *node)) Learn(*node, to, takes);
+  if (answer > 0) Learn(*to, node, answer);
 }
 
 void Net::Deliver(const SimNode& from, SimNode* to, std::vector<peer::Message> messages,
@@ -116,7 +170,7 @@ void Net::End(SimNode* node, Link* link, const SimNode* met, MonotonicNanos dela
 void Net::Exchange(SimNode* node, Link* link) {
   ++exchanges_;
   std::vector<peer::Message> said = link->outbox.Take();
-  SimNode* to = world_.At(link->to);
+  SimNode* to = world_.Dial(*node, link->to);
   sim::Rng& rng = world_.rng;
   const MonotonicNanos patience = link->connected ? kDeadline : kConnect;
   if (to == nullptr || to->dead()) return End(node, link, nullptr, patience);
@@ -125,6 +179,11 @@ void Net::Exchange(SimNode* node, Link* link) {
     return End(node, link, nullptr, there && back ? kMilli : patience);
   }
   if (!there || rng.Permille(weather.lost)) return End(node, link, nullptr, patience);
+  if (node->has_seat() && !to->paused()) {
+    const bool met = back && Meets(*node, *to);
+    Greet(node, link, to, kMilli, met ? 2 * kMilli : 0);
+    if (!met) return End(node, link, nullptr, back ? kMilli : patience);
+  }
   if (!MayHear(*node, to)) return End(node, link, nullptr, kMilli);
   MonotonicNanos takes = static_cast<MonotonicNanos>(rng.Between(50, 3000)) * 1000;
   if (rng.Permille(weather.slow)) takes = world_.Millis(10, 900);

@@ -4,6 +4,9 @@
 // says who was met. When the exchange fails, what it carried and what has come into the outbox since are
 // dropped, whether they have arrived or not.
 //
+// Where the members stand in the catalog a link goes to where the node's view has that rank, and a greeting begins each
+// connection: it tells the views, and which life of the other's rank was met.
+//
 // The identity of both ends is checked as the wire does it: a node hears only who stands at the sender's
 // address, and no life that is older than the greatest it has met there.
 #pragma once
@@ -51,6 +54,8 @@ class Net {
   void Mend(int from, int to) { cut_.erase({from, to}); }
   void MendAll() { cut_.clear(); }
   bool Carries(const SimNode& from, const SimNode& to) const;
+  // Whether that node takes the other for the member that it says it is.
+  bool Knows(const SimNode& node, const SimNode& other);
   // Of a thousand exchanges so many …
   struct Weather {
     uint64_t lost = 0;   // … fail without having arrived
@@ -74,11 +79,16 @@ class Net {
     MonotonicNanos next = 0;     // when the next one is due
     uint64_t beats = 0;          // which timer counts
     MonotonicNanos arrives = 0;  // what goes now arrives no earlier
+    uint64_t told_view = 0;      // of the node's views, in the last greeting
   };
 
   void Beat(SimNode* node, Link* link, MonotonicNanos delay);
   void Exchange(SimNode* node, Link* link);
   bool MayHear(const SimNode& from, SimNode* to);
+  bool Meets(const SimNode& node, const SimNode& who);
+  bool Believes(const SimNode& node, const SimNode& claims);
+  void Greet(SimNode* node, Link* link, SimNode* to, MonotonicNanos takes, MonotonicNanos answer);
+  void Learn(const SimNode& from, SimNode* to, MonotonicNanos delay);
   void Deliver(const SimNode& from, SimNode* to, std::vector<peer::Message> messages,
                MonotonicNanos delay);
   void End(SimNode* node, Link* link, const SimNode* met, MonotonicNanos delay);

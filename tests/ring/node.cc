@@ -120,6 +120,11 @@ SimNode::SimNode(World* world, int id, const Options& options, int64_t incarnati
   }
 }
 
+SimNode::SimNode(World* world, int id, const Options& options, std::string address)
+    : SimNode(world, id, options, int64_t{0}) {
+  address_ = std::move(address);
+}
+
 MonotonicNanos SimNode::now() const { return world_.clock.now + boot_; }
 int64_t SimNode::unix_ms() const { return world_.clock.UnixMs() + unix_offset_ms_; }
 
@@ -128,6 +133,7 @@ int64_t SimNode::unix_ms() const { return world_.clock.UnixMs() + unix_offset_ms
 void SimNode::StartDaemon() {
   if (dead_ || engine_ != nullptr) return;
   ++daemon_;
+  if (world_.catalog != nullptr) RecoverSeat();
   Recovered recovered;
   TellSelf(member_, &recovered);
   recovered.facts = journal_;
@@ -143,6 +149,10 @@ void SimNode::StartDaemon() {
   Drain();
   SeeStorage();
   world_.net.Open(this);
+  if (seat_ != nullptr) {
+    if (leaves_) Call(0, event::Leave{{}, true}, [](const auto&) {});
+    seat_->Begin();
+  }
   for (Event& event : std::exchange(for_next_daemon_, {})) Apply(std::move(event));
 }
 
@@ -150,6 +160,11 @@ void SimNode::KillDaemon(MonotonicNanos until_next) {
   if (dead_ || engine_ == nullptr) return;
   world_.report.Note([&] { return absl::StrCat("node ", id_, ": its daemon dies"); });
   world_.report.Count("daemon killed");
+  EndDaemon(until_next);
+}
+
+void SimNode::EndDaemon(MonotonicNanos until_next) {
+  hindered_at_ = world_.clock.now + until_next;
   if (world_.rng.Permille(500)) journal_ = engine_->Snapshot();
   engine_.reset();
   queue_.clear();
@@ -177,6 +192,7 @@ void SimNode::Die() {
   dead_ = true;
   ++daemon_;
   engine_.reset();
+  if (world_.catalog != nullptr) world_.catalog->Changed();
   queue_.clear();
   while_paused_.clear();
   for_next_daemon_.clear();
@@ -187,9 +203,19 @@ void SimNode::Die() {
   memory_ = {};
 }
 
+void SimNode::Pause() {
+  paused_ = true;
+  hindered_at_ = world_.clock.now;
+}
+
 void SimNode::Resume() {
   paused_ = false;
-  for (auto& what : std::exchange(while_paused_, {})) what();
+  hindered_at_ = world_.clock.now;
+  const uint64_t daemon = daemon_;
+  for (auto& what : std::exchange(while_paused_, {})) {
+    if (daemon != daemon_ || engine_ == nullptr) return;  // it went with the daemon
+    what();
+  }
 }
 
 void SimNode::SeeStorage() {
@@ -314,6 +340,10 @@ void SimNode::Mirror(const Fact& fact) {
       for (const ExtentRef& extent : held.table->extents) held.left.insert(extent.slab);
     }
     return;
+  }
+  if (const auto* life = std::get_if<fact::MemberLife>(&fact)) {
+    fenced_ = life->superseded_by != 0 ? life->instance : "";
+    if (life->superseded_by != 0) Deserted();
   }
   if (const auto* dropped = std::get_if<fact::PartDropped>(&fact)) {
     world_.report.Note(

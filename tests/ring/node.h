@@ -7,11 +7,13 @@
 // what lies in memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -19,6 +21,7 @@
 
 #include "server/engine/engine.h"
 #include "tests/ring/memory.h"
+#include "tests/ring/seat.h"
 #include "tests/sim/clock.h"
 #include "tests/support/slab_users.h"
 
@@ -44,9 +47,12 @@ struct Held {
 class SimNode {
  public:
   SimNode(World* world, int id, const Options& options, int64_t incarnation);
+  // One whose rank stands in the catalog; it has none yet.
+  SimNode(World* world, int id, const Options& options, std::string address);
 
   int id() const { return id_; }
-  Rank rank() const { return options_.ring.rank; }
+  Rank rank() const { return options_.ring.rank; }  // that its daemon runs as
+  const std::string& address() const { return address_; }
   const Options& options() const { return options_; }
   const MemberId& member() const { return member_; }
   uint64_t daemon() const { return daemon_; }  // which of its daemons runs, or ran last
@@ -62,13 +68,30 @@ class SimNode {
   void StartDaemon();
   void KillDaemon(MonotonicNanos until_next);
   void Die();
-  void Pause() { paused_ = true; }
+  void Pause();
   void Resume();
   void JumpClock(int64_t by_ms) { unix_offset_ms_ += by_ms; }
   void SeeStorage();
   bool data_blocked = false;  // its data port answers nobody
   // Until when its link is taken, each way, where links are shared (Shape::links).
   MonotonicNanos sends_until = 0, hears_until = 0;
+
+  // --- its rank, where that stands in the catalog
+  bool has_seat() const { return seat_ != nullptr; }
+  Seat& seat() const { return *seat_; }
+  // The next daemon takes over, as another rank or in a ring of another size.
+  void HandOver();
+  // An operator takes it out of service, or back.
+  void Leave(bool on);
+  bool leaves() const { return leaves_; }
+  // It knows that its rank is another life's.
+  bool superseded() const { return fenced_ == member_.instance; }
+  bool NothingIsOnlyHere();
+  bool MayStartAnew();
+  // When it was last stopped, without its daemon, or without the database while others had it.
+  MonotonicNanos hindered_at() const { return std::max(hindered_at_, without_database_until); }
+  MonotonicNanos without_database_until = 0;
+  bool overslept = false;  // it was stopped for longer than its rank waits
 
   // --- entering it
   void Apply(Event event);
@@ -124,6 +147,11 @@ class SimNode {
     Status why = absl::UnavailableError("no member has it");
   };
 
+  // Which rank the next daemon runs as, by the journal.
+  void RecoverSeat();
+  std::optional<reply::Status> Told();
+  void Deserted();
+  void EndDaemon(MonotonicNanos until_next);
   // Of a call: it waits for the next daemon when there is none.
   void Enter(Event event);
   void Drain();
@@ -152,7 +180,7 @@ class SimNode {
   void Do(action::ReadTables& a);
   void Do(action::ReadLineNumbers& a);
   void Do(action::Tell& a);
-  void Do(action::BecomeLife& a) { member_ = std::move(a.self); }
+  void Do(action::BecomeLife& a);
   void Do(action::Fetch& a);
   void Do(action::FetchFrom& a);
   void Do(action::CancelFetch& a);
@@ -178,8 +206,13 @@ class SimNode {
 
   World& world_;
   const int id_;
-  const Options options_;
+  Options options_;  // of the ring's members and rank those that its daemon began with
   MemberId member_;
+  std::string address_;         // of one whose rank stands in the catalog
+  std::unique_ptr<Seat> seat_;  // likewise, of the daemon that runs or ran last
+  bool leaves_ = false;
+  MonotonicNanos hindered_at_ = 0;
+  std::string fenced_;         // the instance that knows that it has lost its rank
   const MonotonicNanos boot_;  // its monotonic clock is the world's and this
   int64_t unix_offset_ms_ = 0;
 

@@ -1,4 +1,5 @@
 // Every seed is a life of a ring with faults: R16 to R19, R25, R39, R40 as a model sees them.
+// CAIRN_SIM_CATALOG=1: in all of them the members stand in the catalog, else in a third; 0: in none.
 // CAIRN_SIM_SEED=N replays one life with its trace. CAIRN_SIM_SEEDS=N runs another number of them than
 // 1,000, or 10,000 in the full tier; CAIRN_SIM_FIRST=N begins with that seed.
 #include <gmock/gmock.h>
@@ -38,6 +39,13 @@ uint64_t SeedsToRun() {
 // CAIRN_SIM_CONVERGE=0: whether all agree in the end is not looked at.
 bool ExpectAgreement() { return FromEnvironment("CAIRN_SIM_CONVERGE", 1) != 0; }
 
+RingSimOptions OptionsOf(uint64_t seed) {
+  RingSimOptions options{.seed = seed, .converge = ExpectAgreement()};
+  const uint64_t catalog = FromEnvironment("CAIRN_SIM_CATALOG", 2);
+  if (catalog < 2) options.catalog = catalog == 1;
+  return options;
+}
+
 // A simulation in which nothing happens proves nothing: each of these must happen somewhere.
 constexpr const char* kMustHappen[] = {"converged",
                                        "verdict is View",
@@ -68,11 +76,27 @@ constexpr const char* kMustHappen[] = {"converged",
                                        "storage is away",
                                        "a clock jumps",
                                        "a rank is claimed twice",
-                                       "replaced while it lives"};
+                                       "replaced while it lives",
+                                       "a spare takes a rank",
+                                       "fenced",
+                                       "woke up fenced",
+                                       "the database is away",
+                                       "the database is slow",
+                                       "the database does not answer",
+                                       "the database is restored",
+                                       "a node is without the database",
+                                       "a node dies, the database away",
+                                       "oversleeps, the database away",
+                                       "took a greater incarnation",
+                                       "goes on in a ring of another size",
+                                       "the ring grows",
+                                       "the ring shrank",
+                                       "drained"};
 
 void Replay(uint64_t seed) {
-  const SimulatorResult result =
-      Simulate({.seed = seed, .trace = true, .converge = ExpectAgreement()});
+  RingSimOptions options = OptionsOf(seed);
+  options.trace = true;
+  const SimulatorResult result = Simulate(options);
   for (const std::string& line : result.trace) printf("%s\n", line.c_str());
   EXPECT_EQ(result.failure, "");
 }
@@ -114,7 +138,7 @@ class ManyLives {
     for (;;) {
       const uint64_t seed = next_.fetch_add(1);
       if (seed >= end_) return;
-      const SimulatorResult result = Simulate({.seed = seed, .converge = ExpectAgreement()});
+      const SimulatorResult result = Simulate(OptionsOf(seed));
       MutexLock lock(&mu_);
       for (const auto& [what, count] : result.counts) counts[what] += count;
       events += result.events;

@@ -8,12 +8,14 @@
 //   Net       links between members, their outboxes, what is cut, lost, late or said twice (net.h)
 //   SimNode   a daemon with its executor, and what outlives it (node.h)
 //   Storage   what all nodes share, if there is any (storage.h)
+//   Catalog   who has which rank, in the lives whose members stand in a database (catalog.h)
 //   Job       the ranks of a training job, life after life (trainers.h)
 //   Faults    what strikes, and that it ends (faults.h)
 //   Truth     where copies really are, as nobody in the ring can know it, and what must hold (checks.h)
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "tests/sim/simulator.h"
@@ -36,6 +38,8 @@ struct RingSimOptions {
   bool trace = false;
   bool converge = true;  // the end of a life expects that all nodes agree
   Lie lie = Lie::kNone;
+  std::optional<bool> catalog =
+      {};  // whether the members stand in the catalog; else the seed says so
 };
 
 SimulatorResult Simulate(const RingSimOptions& options);

@@ -41,7 +41,7 @@ void Job::BeginSoon(MonotonicNanos delay) {
 void Job::Begin() {
   std::vector<SimNode*> there;
   for (SimNode* node : world_.Members()) {
-    if (node->daemon_up()) there.push_back(node);
+    if (node->daemon_up() && !node->leaves() && !node->superseded()) there.push_back(node);
   }
   if (there.empty()) return BeginSoon(2 * kSecond);
   const size_t hosts = std::min<size_t>(shape_.hosts, there.size());
@@ -102,6 +102,8 @@ void Job::NodeDied(const SimNode* node) {
                                [&](const RankState& rank) { return rank.node == node; });
   if (!had || shape_.steady) return;
   In(world_.Millis(200, 3000), [this] {
+    // Nobody may ever hear of what it has saved last.
+    if (steps_left_ >= 0) steps_left_ = std::max(steps_left_, 1);
     EndLife(/*goodbye=*/false);
     BeginSoon(world_.Millis(500, 4000));
   });

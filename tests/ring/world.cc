@@ -59,11 +59,11 @@ World::World(const RingSimOptions& its_options, const Given* given)
       net(this),
       truth(this),
       faults(this) {
-  uint64_t most = 0;  // that one node may hold of one step
   std::vector<JobShape> shapes;
   if (given != nullptr) {
     shapes = given->jobs;
   } else {
+    if (options.catalog.value_or(sim::Mix(options.seed, 11) % 3 == 0)) DrawCatalog();
     for (int i = 0, jobs_here = rng.Permille(250) ? 2 : 1; i < jobs_here; ++i) {
       shapes.push_back(DrawJob(&rng, shape, i));
     }
@@ -71,29 +71,51 @@ World::World(const RingSimOptions& its_options, const Given* given)
   for (JobShape& job : shapes) {
     // All writers may once stand on one node, but for a job that has one on each.
     const int writers = job.steady ? 1 + shape.replicas : job.writers;
-    most += BytesOf(job) * static_cast<uint64_t>(writers);
+    most_bytes_ += BytesOf(job) * static_cast<uint64_t>(writers);
     jobs.push_back(std::make_unique<Job>(this, std::move(job)));
   }
   storage.forgets = options.lie == Lie::kStorageForgets;
-  RingOptions ring;
-  ring.cluster = "ring";
+  if (shape.catalog) {
+    catalog = std::make_unique<Catalog>(this);
+  } else {
+    MakeMembers();
+  }
+}
+
+void World::DrawCatalog() {
+  shape.catalog = true;
+  shape.spares = static_cast<int>(rng.Between(1, 2));
+  shape.takeover_after = static_cast<MonotonicNanos>(rng.Pick<int>({5, 5, 10, 15})) * kSecond;
+  shape.active += shape.takeover_after;
+}
+
+Options World::OptionsOfMachine() {
+  Options o;
+  // Two steps and one that is written, and two of each predecessor's, with what slabs waste.
+  o.budget_bytes = RoundUp(most_bytes_ * (shape.roomy ? 10 : rng.Between(3, 6)) + (16 << 20));
+  o.storage = shape.storage;
+  o.own_uid = kUid;
+  o.ring.cluster = "ring";
+  o.ring.replicas = shape.replicas;
+  o.ring.lost_after_seconds = shape.lost_after_seconds;
+  return o;
+}
+
+void World::MakeMembers() {
+  std::map<Rank, std::string> members;
   at_.resize(static_cast<size_t>(shape.nodes));
   for (Rank rank = 0; rank < shape.nodes; ++rank) {
-    ring.members[rank] = absl::StrCat("10.0.", rank / 250, ".", rank % 250 + 1, ":7000");
+    members[rank] = absl::StrCat("10.0.", rank / 250, ".", rank % 250 + 1, ":7000");
   }
-  // A longer list than members may stand in is the catalog's.
-  ring.from_catalog = shape.nodes > static_cast<int>(kMaxMembers);
-  ring.replicas = shape.replicas;
-  ring.lost_after_seconds = shape.lost_after_seconds;
   for (Rank rank = 0; rank < shape.nodes; ++rank) {
-    Options& o = node_options_[rank];
-    // Two steps and one that is written, and two of each predecessor's, with what slabs waste.
-    o.budget_bytes = RoundUp(most * (shape.roomy ? 10 : rng.Between(3, 6)) + (16 << 20));
-    o.storage = shape.storage;
-    o.own_uid = kUid;
-    o.ring = ring;
+    Options& o = node_options_[rank] = OptionsOfMachine();
+    o.ring.members = members;
+    // A longer list than members may stand in is the catalog's.
+    o.ring.from_catalog = shape.nodes > static_cast<int>(kMaxMembers);
     o.ring.rank = rank;
-    if (!shape.roomy && rng.Permille(500)) o.ring.replica_bytes = RoundUp(most * rng.Between(1, 2));
+    if (!shape.roomy && rng.Permille(500)) {
+      o.ring.replica_bytes = RoundUp(most_bytes_ * rng.Between(1, 2));
+    }
     const Status valid = o.Validate();
     if (!valid.ok()) Fail(valid.ToString());
     AddNode(rank);
@@ -119,8 +141,17 @@ SimNode* World::AddNode(Rank rank) {
 }
 
 SimNode* World::At(Rank rank) const {
+  if (catalog != nullptr) return catalog->At(rank);
   const auto at = static_cast<size_t>(rank);
   return rank >= 0 && at < at_.size() ? at_[at] : nullptr;
+}
+
+SimNode* World::Dial(const SimNode& node, Rank rank) const {
+  return catalog != nullptr ? catalog->Dial(node, rank) : At(rank);
+}
+
+const std::vector<SimNode*>& World::Serving() const {
+  return catalog != nullptr ? catalog->serving() : at_;
 }
 
 SimNode* World::Replace(Rank rank) {
@@ -140,10 +171,19 @@ SimNode* World::AddClaimant(Rank rank) {
 
 std::vector<SimNode*> World::Members() const {
   std::vector<SimNode*> members;
-  for (SimNode* node : at_) {
-    if (!node->dead()) members.push_back(node);
+  for (SimNode* node : catalog != nullptr ? catalog->members() : at_) {
+    if (node != nullptr && !node->dead()) members.push_back(node);
   }
   return members;
+}
+
+std::vector<SimNode*> World::Living() const {
+  if (catalog == nullptr) return Members();
+  std::vector<SimNode*> living;
+  for (const auto& node : nodes) {
+    if (!node->dead()) living.push_back(node.get());
+  }
+  return living;
 }
 
 // --- time
@@ -178,13 +218,15 @@ void World::Converge() {
   }
   Convergence convergence(this);
   const MonotonicNanos deadline =
-      clock.now + kToConverge + transfer + shape.lost_after_seconds * kSecond;
+      clock.now + kToConverge + transfer + shape.lost_after_seconds * kSecond +
+      (catalog != nullptr ? Catalog::kUncertain + 4 * shape.takeover_after : 0);
   const MonotonicNanos patience = clock.now + (deadline - clock.now) / 2;
   std::string missing = "nothing was asked";
   while (clock.now < deadline && !missing.empty()) {
     if (options.converge) convergence.Ask();
     if (!AdvanceTo(clock.now + kSecond)) return;
     truth.CheckAll();
+    if (catalog != nullptr) catalog->BringWhatIsMissing();
     missing = options.converge ? convergence.Missing() : "";
     // A trainer that stays keeps memory mapped that a replica or another job may need.
     if (clock.now > patience && !missing.empty()) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/ring/catalog.h"
 #include "tests/ring/checks.h"
 #include "tests/ring/faults.h"
 #include "tests/ring/net.h"
@@ -40,6 +41,9 @@ struct Shape {
   bool links = false;  // `rate` is that of a node's link, each way, for all that goes over it
   int64_t most_events = 400'000;  // of a life; more is an endless series
   bool checked = true;            // all that members say is compared with what is so
+  bool catalog = false;       // the members stand in the catalog, and there are spares
+  int spares = 0;
+  MonotonicNanos takeover_after = 0;
 };
 
 // A world of which nothing is drawn.
@@ -74,14 +78,22 @@ struct World {
   MonotonicNanos ReadTime(uint64_t bytes, SimNode* from, SimNode* to);
 
   // --- members
-  // Who stands at that rank's address; nullptr: nobody.
+  // Who stands at that rank's address; nullptr: nobody. Of a rank of the catalog: its newest life.
   SimNode* At(Rank rank) const;
+  // Whom this node reaches when it dials that rank; nullptr: nobody who has it.
+  SimNode* Dial(const SimNode& node, Rank rank) const;
+  // Whose memory the ring can read, as far as links allow; some may be dead, or nullptr.
+  const std::vector<SimNode*>& Serving() const;
   // An empty node begins its life there, in place of whoever was.
   SimNode* Replace(Rank rank);
   // One that claims the rank at another address.
   SimNode* AddClaimant(Rank rank);
   // Those that stand at their addresses and whose machine lives.
   std::vector<SimNode*> Members() const;
+  // And the spares, and lives that have lost their rank.
+  std::vector<SimNode*> Living() const;
+  // What a node of the catalog runs with, but for its seat.
+  Options OptionsOfMachine();
 
   const RingSimOptions options;
   sim::Rng rng;
@@ -93,6 +105,7 @@ struct World {
   Net net;
   std::vector<std::unique_ptr<SimNode>> nodes;  // all that ever were, by id
   Truth truth;
+  std::unique_ptr<Catalog> catalog;  // null: the members stand in a list
   std::vector<std::unique_ptr<Job>> jobs;
   Faults faults;
   bool ending = false;                // nothing strikes any more
@@ -103,7 +116,11 @@ struct World {
   SimNode* AddNode(Rank rank);
   void Converge();
 
+  void DrawCatalog();
+  void MakeMembers();
+
   std::map<Rank, Options> node_options_;
+  uint64_t most_bytes_ = 0;   // that one node may hold of one step
   std::vector<SimNode*> at_;  // by rank
 };
 
