@@ -256,8 +256,9 @@ def test_drain_secures_the_last_copy_and_gives_the_rank_back() -> None:
     with catalog_ring(storage=True) as (r, database):
         attempt = attempt_number()
         writer = r[1].writer(JOB, attempt)
+        r[1].save(writer, 4)
         # Nobody is to have copies of it, and no policy writes it: it is on this node alone.
-        r[1].cairn(f"policy {JOB} --replicas 0 --mode on-demand", code=0)
+        r[1].cairn(f"policy {JOB} --replicas 0 --mode on-demand")
         r[1].save(writer, 5)
         writer.vanish()
         said = r[1].cairn("drain --timeout 60", limit_s=90)
@@ -271,15 +272,13 @@ def test_drain_secures_the_last_copy_and_gives_the_rank_back() -> None:
 def test_a_drain_goes_on_when_the_daemon_dies() -> None:
     with catalog_ring(size=2, spares=0) as (r, database):
         writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 4)
         r[0].cairn(f"policy {JOB} --replicas 0 --mode on-demand")
-        print("DBG0", r[0].json("status")["jobs"])
         r[0].save(writer, 5)
-        print("DBG1", r[0].json("status")["jobs"])
         r[0].cairn("drain --no-wait")
         until("it drains", lambda: f"{JOB}/5" in state_of(r[0]))
         r[0].kill_daemon()
         until("it still drains", lambda: f"{JOB}/5" in state_of(r[0]), PATIENCE_S)
-        print("DBG", r[0].json("status").get("ring"), state_of(r[0]), r[0].json("status")["jobs"])
         assert rank_of(r[0]) == 0
         r[0].cairn(f"policy {JOB} --replicas 1")
         until("it is done", lambda: "it has given its rank back" in state_of(r[0]), PATIENCE_S)

@@ -207,6 +207,15 @@ def test_pin_unpin_policy(cairn: Cairn, tmp_path: Path) -> None:
     assert b"sometimes" in cairn.run("policy", "pin", "--mode", "sometimes", code=2).stderr
 
 
+def test_a_policy_of_a_job_without_a_save_is_not_taken_for_said(cairn: Cairn) -> None:
+    trainer = cairn.node.writer("early")
+    refused = cairn.run("policy", "early", "--keep-last", "3", code=1).stderr
+    assert b"has nothing in it yet" in refused
+    trainer.save(1, {"a": b"x"})
+    cairn.run("policy", "early", "--keep-last", "3")
+    assert cairn.json("policy", "early")["keep_last"] == 3
+
+
 def test_policy_dry_run_shows_what_that_policy_then_deletes(cairn: Cairn, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"x")
     for step in (1, 2, 3):  # a life each, which comes from the step before
