@@ -52,8 +52,7 @@ std::vector<peer::Message> Outbox::Take() {
 void Net::Open(SimNode* node) {
   if (node->has_seat()) {
     // What was met is known to a daemon alone, and so is which ranks there are.
-    met_.erase(met_.lower_bound({node->id(), kNoRank}),
-               met_.lower_bound({node->id() + 1, kNoRank}));
+    absl::erase_if(met_, [node](const auto& met) { return met.first.first == node->id(); });
     if (node->rank() == kNoRank) return;
   }
   for (const auto& [rank, address] : node->options().ring.members) {

@@ -30,6 +30,7 @@ MembershipOptions OptionsOf(World* world, const SimNode& node) {
 RingOptions SeatedRing(RingOptions ring, const fact::RingSeat& seat, const std::string& address) {
   ring.from_catalog = true;
   ring.rank = seat.rank;
+  ring.epoch = seat.epoch;
   ring.members.clear();
   const std::map<int32_t, std::string> nodes = KnownRingNodes(seat.nodes);
   for (size_t rank = 0; rank < seat.incarnations.size(); ++rank) {
@@ -169,15 +170,16 @@ void Seat::TellReplaced(const fact::RingSeat& seat) {
                     [](const auto& member) { return member.first != kNoRank; }));
   const size_t now = std::max<size_t>(seat.incarnations.size(), seat.rank + 1);
   const bool raised = ranked && seat.incarnation > engines_incarnation_;
-  if (seat.rank == runs_as.rank && (!ranked || (now == others && !raised))) return;
+  const bool resized = now != others || seat.epoch != runs_as.epoch;
+  if (seat.rank == runs_as.rank && (!ranked || (!resized && !raised))) return;
   replaced_ = true;
   world_.report.Note([&] {
     return absl::StrCat("node ", node_.id(), ": rank ", runs_as.rank, " of ", others, " → ",
                         seat.rank, " of ", now);
   });
   if (seat.rank == runs_as.rank) {
-    world_.report.Count(now == others ? "goes on as a greater incarnation"
-                                      : "goes on in a ring of another size");
+    world_.report.Count(resized ? "goes on in a ring of another size"
+                                : "goes on as a greater incarnation");
   }
   // Commits may finish first, and the loop goes on meanwhile.
   node_.After(world_.Millis(1, 600), [this] { node_.HandOver(); });

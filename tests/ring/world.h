@@ -41,7 +41,7 @@ struct Shape {
   bool links = false;  // `rate` is that of a node's link, each way, for all that goes over it
   int64_t most_events = 400'000;  // of a life; more is an endless series
   bool checked = true;            // all that members say is compared with what is so
-  bool catalog = false;       // the members stand in the catalog, and there are spares
+  bool catalog = false;           // the members stand in the catalog, and there are spares
   int spares = 0;
   MonotonicNanos takeover_after = 0;
 };
