@@ -224,6 +224,10 @@ TEST(DistantParts, StoppingEndsReadsThatHang) {
   std::thread reading([&] { EXPECT_FALSE(Read(object, 0, 10).ok()); });
   d.faults->WaitUntilHung(1);
   std::thread stopping([&] { d.parts->Stop(); });
+  // Not before it has begun: until then what hangs may go on.
+  while (d.parts->Open({Lies(part, {1})}, part.manifest.objects[0].name, Soon()).ok()) {
+    std::this_thread::yield();
+  }
   d.faults->Clear();
   stopping.join();
   reading.join();

@@ -150,7 +150,6 @@ void SimNode::StartDaemon() {
   SeeStorage();
   world_.net.Open(this);
   if (seat_ != nullptr) {
-    if (leaves_) Call(0, event::Leave{{}, true}, [](const auto&) {});
     seat_->Begin();
   }
   for (Event& event : std::exchange(for_next_daemon_, {})) Apply(std::move(event));

@@ -27,12 +27,13 @@ void SimNode::RecoverSeat() {
   const Status valid = options_.Validate();
   if (!valid.ok()) world_.Fail(valid.ToString());
   member_ = {seat.rank, seat.incarnation, seat.instance};
+  leaves_ = false;
   for (const Fact& fact : journal_) {
+    if (const auto* leaving = std::get_if<fact::Leaving>(&fact)) leaves_ = leaving->on;
     const auto* life = std::get_if<fact::MemberLife>(&fact);
     if (life == nullptr || life->instance != seat.instance) continue;
     member_.incarnation = std::max(member_.incarnation, life->incarnation);
   }
-  leaves_ = seat.drained;
   seat_ = std::make_unique<Seat>(&world_, this, seat);
   world_.catalog->Changed();
 }
