@@ -67,7 +67,6 @@ Status Resize(Context* context, int size) {
 }
 
 struct Drained {
-  bool draining = false;    // the daemon knows that it is to drain
   bool safe = false;        // nothing is only here, and nothing is being written
   bool given_back = false;  // it had a rank of the catalog's, and has none now
   std::string state;
@@ -76,7 +75,6 @@ struct Drained {
 Drained DrainedOf(const Json& status) {
   Drained drained;
   drained.state = status.value("state", "");
-  drained.draining = absl::StartsWith(drained.state, "draining");
   drained.safe = absl::StartsWith(drained.state, "draining: nothing is only here") &&
                  status.value("writing_bytes", int64_t{0}) == 0;
   drained.given_back = absl::StrContains(drained.state, "it has given its rank back");
@@ -104,7 +102,7 @@ Status Drain(Context* context, bool undo, bool wait) {
       }
       if (asked && drained.state != shown) out << drained.state << "\n";
       shown = drained.state;
-      // Also anew, for a daemon that was replaced meanwhile does not know; and what completed since is owed, too.
+      // Each time, for the first may have been UNAVAILABLE; said again it changes nothing.
       if (const Status begun = session->Drain(true); !begun.ok() && !absl::IsUnavailable(begun)) {
         return begun;
       }

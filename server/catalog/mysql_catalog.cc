@@ -280,15 +280,16 @@ class MysqlCatalog final : public Catalog {
       return status;
     }
     CAIRN_RETURN_IF_ERROR(session->Execute("START TRANSACTION"));
-    Status status = CheckSeat(session);
-    if (status.ok()) status = WriteRows(session, batch);
+    Status status = WriteRows(session, batch);
+    // Last, for whoever takes the rank waits from here on.
+    if (status.ok()) status = CheckSeat(session);
     if (status.ok()) status = session->Execute("COMMIT");
     *given_up = session->given_up();
     if (!status.ok() && !session->broken()) session->Execute("ROLLBACK").IgnoreError();
     return status;
   }
 
-  // Whoever takes the rank waits until this transaction has ended. FAILED_PRECONDITION: it is another's.
+  // The row of the rank stays as it is until this transaction has ended. FAILED_PRECONDITION: it is another's.
   Status CheckSeat(MysqlSession* session) const {
     if (seat_.instance.empty()) return absl::OkStatus();
     bool mine = false;
@@ -474,7 +475,9 @@ Status MysqlOptions::Validate() const {
   if (port < 1 || port > 65535) return invalid("port", absl::StrCat(port, " is not in 1 to 65535"));
   if (database.empty() || database.size() > 64) return invalid("database", "1 to 64 bytes");
   if (user.empty()) return invalid("user", "is missing");
-  if (connect_timeout_s < 1 || call_timeout_s < 1) return invalid("timeout", "at least 1 s");
+  if (connect_timeout_s < 1 || call_timeout_s < 1 || idle_timeout_s < 1) {
+    return invalid("timeout", "at least 1 s");
+  }
   return absl::OkStatus();
 }
 

@@ -29,6 +29,9 @@ struct MysqlOptions {
   std::string tls_ca;
   int connect_timeout_s = 2;
   int call_timeout_s = 5;  // of one statement, in seconds
+  // The server ends a connection on which nothing was said for so long, and its transaction with it: a node that is
+  // stopped in the middle of one holds nobody up for longer.
+  int idle_timeout_s = 30;
 
   // INVALID_ARGUMENT, naming the field.
   Status Validate() const;

@@ -189,6 +189,7 @@ StatusOr<std::unique_ptr<MysqlSession>> MysqlSession::Connect(const MysqlOptions
        {std::string("SET NAMES binary"), std::string("SET SESSION sql_mode = 'STRICT_ALL_TABLES'"),
         absl::StrCat("SET SESSION innodb_lock_wait_timeout = ", lock_s),
         absl::StrCat("SET SESSION lock_wait_timeout = ", lock_s),
+        absl::StrCat("SET SESSION wait_timeout = ", options.idle_timeout_s),
         std::string("SET SESSION autocommit = 1")}) {
     CAIRN_RETURN_IF_ERROR(session->Execute(setting));
   }

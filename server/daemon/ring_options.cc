@@ -1,11 +1,10 @@
 #include "server/daemon/ring_options.h"
 
 #include <algorithm>
-#include <map>
 
 #include "absl/strings/str_cat.h"
-#include "common/ring_nodes.h"
 #include "common/tcp_address.h"
+#include "server/engine/membership.h"
 
 namespace cairn::daemon {
 namespace {
@@ -15,21 +14,7 @@ Status Bad(absl::string_view what) { return absl::InvalidArgumentError(what); }
 }  // namespace
 
 engine::RingOptions RingOf(const Options& options, const fact::RingSeat& seat) {
-  engine::RingOptions ring = options.node.engine.ring;
-  ring.from_catalog = true;
-  ring.rank = seat.rank;
-  ring.epoch = seat.epoch;
-  ring.members.clear();
-  const std::map<int32_t, std::string> nodes = KnownRingNodes(seat.nodes);
-  for (size_t rank = 0; rank < seat.incarnations.size(); ++rank) {
-    std::string& address = ring.members[static_cast<engine::Rank>(rank)];
-    const auto node = nodes.find(static_cast<int32_t>(rank));
-    if (node != nodes.end()) address = node->second;
-  }
-  // Without a rank the node knows that there are others, and that none of them answers.
-  if (ring.members.empty()) ring.members[0] = "";
-  ring.members[seat.rank] = options.ring_address;
-  return ring;
+  return engine::SeatedRing(options.node.engine.ring, seat, options.ring_address);
 }
 
 Options AsAMember(const Options& options) {

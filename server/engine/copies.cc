@@ -35,7 +35,7 @@ uint64_t Copies::HeldFor(Rank owner) const {
 
 void Copies::On(const MemberId& from, const peer::WantList& list) {
   Of& of = owners_[from.rank];
-  if (list.epoch != members_.epoch()) {
+  if (list.epoch != 0 && list.epoch != members_.epoch()) {
     out_.Count("wants_of_another_epoch");
     return;
   }

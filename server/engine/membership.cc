@@ -16,6 +16,22 @@ constexpr MonotonicNanos kProbeAgain = 15 * kNanosPerSecond;
 
 }  // namespace
 
+RingOptions SeatedRing(RingOptions ring, const fact::RingSeat& seat, const std::string& address) {
+  ring.from_catalog = true;
+  ring.rank = seat.rank;
+  ring.epoch = seat.epoch;
+  ring.members.clear();
+  const std::map<int32_t, std::string> nodes = KnownRingNodes(seat.nodes);
+  for (size_t rank = 0; rank < seat.incarnations.size(); ++rank) {
+    const auto node = nodes.find(static_cast<int32_t>(rank));
+    ring.members[static_cast<Rank>(rank)] = node == nodes.end() ? "" : node->second;
+  }
+  // Without a rank the node knows that there are others, and that none of them answers.
+  if (ring.members.empty()) ring.members[0] = "";
+  ring.members[seat.rank] = address;
+  return ring;
+}
+
 Membership::Membership(MembershipOptions options, const fact::RingSeat& seat)
     : options_(std::move(options)), seat_(seat) {
   view_.epoch = seat_.epoch;

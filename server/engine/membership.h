@@ -113,6 +113,9 @@ enum class Written : uint8_t {
   kRefused,  // it was not done, for the catalog cannot be used
 };
 
+// The ring that a node with this seat goes by, at `address` itself; what the seat does not say is as in `ring`.
+RingOptions SeatedRing(RingOptions ring, const fact::RingSeat& seat, const std::string& address);
+
 class Membership {
  public:
   // `seat`: what the journal knows; its instance is this node's, and not empty.

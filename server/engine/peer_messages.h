@@ -51,8 +51,8 @@ struct Want {
 struct WantList {
   uint64_t version = 0;
   std::vector<Want> wants;  // in the order in which they are wanted
-  // Of the ring's size that the sender places its parts by. Who goes by another one takes no notice of the list: the
-  // sender says it again when both go by the same.
+  // Of the ring's size that the sender places its parts by; 0: it does not say. Who goes by another one takes no notice
+  // of the list, which is said again each second.
   int64_t epoch = 0;
 };
 

@@ -210,6 +210,11 @@ void MembershipLoop::LookAtHost() {
     MutexLock lock(&mu_);
     membership_.Leave();
   }
+  // It was taken back into service, and its daemon died before the seat said so.
+  if (!host_->Leaves()) {
+    MutexLock lock(&mu_);
+    membership_.ComeBack();
+  }
   // A spare wants any rank, also after it has lost one.
   if (fenced && may_claim && options_.wanted == engine::kNoRank && !host_->Leaves() &&
       host_->MayStartAnew()) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/catalog/mysql_session.h"
 #include "server/catalog/ring_table.h"
 #include "tests/catalog/mysql_factory.h"
 
@@ -111,6 +112,30 @@ TEST_F(MysqlRingTest, RowsAreWrittenByWhoHasTheRankAlone) {
     EXPECT_THAT(refused.message(), HasSubstr("does not give rank 1 to this node"));
   }
   EXPECT_EQ(*(*opened)->Jobs(), (std::vector<std::string>{"one0", "raised0", "two0", "two1"}));
+}
+
+// As one that is stopped just before it commits: its connection lives on.
+TEST_F(MysqlRingTest, AWriterThatIsStoppedInATransactionHoldsNobodyUpForLong) {
+  const auto ring = Open();
+  ASSERT_EQ(ring->Make(1, 1).how, How::kDone);
+  ASSERT_EQ(ring->Claim({0, 1, Instance('a')}, "10.0.0.1:7400", 0, 0).how, How::kDone);
+  const int64_t beat = Rows(ring.get()).seats[0].beat;
+  MysqlOptions options = options_;
+  options.idle_timeout_s = 5;
+  const auto stopped = MysqlSession::Connect(options);
+  ASSERT_TRUE(stopped.ok()) << stopped.status();
+  ASSERT_TRUE((*stopped)->Execute("START TRANSACTION").ok());
+  const Status held = (*stopped)->Query(
+      "SELECT 1 FROM members WHERE cluster=? AND member_rank=? LOCK IN SHARE MODE",
+      {std::string("ours"), int64_t{0}}, [](const MysqlColumns&) {});
+  ASSERT_TRUE(held.ok()) << held;
+  SeatWritten taken = ring->Claim({0, 2, Instance('b')}, "10.0.0.2:7400", 1, beat);
+  EXPECT_NE(taken.how, How::kDone) << "the row was not held";
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (taken.how != How::kDone && std::chrono::steady_clock::now() < until) {
+    taken = ring->Claim({0, 2, Instance('b')}, "10.0.0.2:7400", 1, beat);
+  }
+  EXPECT_EQ(taken.how, How::kDone) << taken.why;
 }
 
 TEST_F(MysqlRingTest, OfManyWhoWantOneRankOneGetsIt) {

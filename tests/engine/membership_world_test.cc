@@ -176,8 +176,8 @@ class World {
   }
 
   // Who lives, and was not stopped for long, keeps its rank, whether it reaches the database or not. Of two lives of a
-  // rank none has the other's number. A database that was restored from an older copy may give a number twice: the
-  // members, who have met it, tell that (Became).
+  // rank none has the other's number. A database that was restored from an older copy may give a number twice; that is
+  // looked at in tests/ring, where members meet.
   void Check(Node& node) {
     const Membership& membership = *node.membership;
     if (membership.fenced_by().has_value()) {

@@ -208,7 +208,7 @@ def test_pin_unpin_policy(cairn: Cairn, tmp_path: Path) -> None:
 
 
 def test_a_policy_of_a_job_without_a_save_is_not_taken_for_said(cairn: Cairn) -> None:
-    trainer = cairn.node.writer("early")
+    trainer = cairn.node.writer("early", 1)
     refused = cairn.run("policy", "early", "--keep-last", "3", code=1).stderr
     assert b"has nothing in it yet" in refused
     trainer.save(1, {"a": b"x"})

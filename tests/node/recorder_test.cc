@@ -194,7 +194,8 @@ TEST(Recorder, WhatWasNotKnownIsLookedAtAgainHoweverMuchIsWritten) {
   job.Remove(1);
   job.SetScanned(false);
   RecorderOptions options = Fast();
-  options.look_again_ms = 200;  // far longer than a busy machine keeps the writer below from its turn
+  // Far longer than a busy machine keeps the writer below from its turn.
+  options.look_again_ms = 200;
   Recorder recorder(options, Opening(&database), RealClock(), &job);
   recorder.Begin();
   std::atomic<bool> done = false;

@@ -31,8 +31,8 @@ class Faults {
     Strike strike;  // false: not now
   };
   static const Kind kFaults[];
-  static const std::vector<Kind>
-      kCatalogFaults;  // and these, where the members stand in the catalog
+  // And these, where the members stand in the catalog.
+  static const std::vector<Kind> kCatalogFaults;
 
   bool DaemonDies();
   bool NodeDies();

@@ -1,4 +1,4 @@
-// Rings of tens of nodes, in the ordinary run; the program large_ring (docs/testing.md) has a thousand.
+// Rings of tens of nodes, in the ordinary run; the program large_ring (docs/testing.md) takes other sizes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -64,7 +64,8 @@ TEST(LargeRing, SharesOfLossesThatAreSurvivedAgreeWithTheFormula) {
   }
 }
 
-// What is counted from where the copies lie is what the members that are left say.
+// What is counted from where the copies lie is what the members that are left say. 12 and 13 are the owner of a part and
+// the one that has its copy.
 TEST(LargeRing, WhoIsLeftHasTheStepWhereTheCountSaysSo) {
   for (const std::set<Rank>& lost : {std::set<Rank>{3, 5, 29}, std::set<Rank>{4, 12, 13}}) {
     LargeLife life(RingOf(kNodes, 1));

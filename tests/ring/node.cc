@@ -149,9 +149,7 @@ void SimNode::StartDaemon() {
   Drain();
   SeeStorage();
   world_.net.Open(this);
-  if (seat_ != nullptr) {
-    seat_->Begin();
-  }
+  if (seat_ != nullptr) seat_->Begin();
   for (Event& event : std::exchange(for_next_daemon_, {})) Apply(std::move(event));
 }
 

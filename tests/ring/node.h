@@ -88,8 +88,9 @@ class SimNode {
   bool superseded() const { return fenced_ == member_.instance; }
   bool NothingIsOnlyHere();
   bool MayStartAnew();
-  // When it was last stopped, without its daemon, or without the database while others had it.
-  MonotonicNanos hindered_at() const { return std::max(hindered_at_, without_database_until); }
+  MonotonicNanos hindered_at() const {
+    return hindered_at_;
+  }  // when it was last stopped, or without its daemon
   MonotonicNanos without_database_until = 0;
   bool overslept = false;  // it was stopped for longer than its rank waits
 

@@ -5,7 +5,6 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "common/ring_nodes.h"
 #include "tests/ring/world.h"
 
 namespace cairn::engine::ringsim {
@@ -26,21 +25,6 @@ MembershipOptions OptionsOf(World* world, const SimNode& node) {
 }
 
 }  // namespace
-
-RingOptions SeatedRing(RingOptions ring, const fact::RingSeat& seat, const std::string& address) {
-  ring.from_catalog = true;
-  ring.rank = seat.rank;
-  ring.epoch = seat.epoch;
-  ring.members.clear();
-  const std::map<int32_t, std::string> nodes = KnownRingNodes(seat.nodes);
-  for (size_t rank = 0; rank < seat.incarnations.size(); ++rank) {
-    const auto node = nodes.find(static_cast<int32_t>(rank));
-    ring.members[static_cast<Rank>(rank)] = node == nodes.end() ? "" : node->second;
-  }
-  if (ring.members.empty()) ring.members[0] = "";
-  ring.members[seat.rank] = address;
-  return ring;
-}
 
 Seat::Seat(World* world, SimNode* node, const fact::RingSeat& seat)
     : world_(*world),
@@ -103,7 +87,7 @@ void Seat::Dial(const ring_step::Probe& probe) {
     takes = Net::kDeadline;
     if (there != nullptr && !there->paused()) world_.catalog->ProbeWasCut(probe.rank);
   } else if (there->daemon_up()) {
-    answers = there->rank() == probe.rank;
+    answers = there->rank() == probe.rank && world_.options.lie != Lie::kProbesAreDeaf;
   }
   node_.After(takes, [this, rank = probe.rank, answers] {
     membership_.HasProbed(node_.now(), rank, answers);

@@ -56,7 +56,4 @@ class Seat {
   MonotonicNanos look_at_ = 0;
 };
 
-// The ring that a daemon with this seat runs as, of a node at that address.
-RingOptions SeatedRing(RingOptions ring, const fact::RingSeat& seat, const std::string& address);
-
 }  // namespace cairn::engine::ringsim

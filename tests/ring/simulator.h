@@ -31,6 +31,7 @@ enum class Lie : uint8_t {
   kReplicaLost,        // a replica that is said to be held is not there
   kStorageForgets,     // storage says that a part was written and keeps nothing
   kGrantIgnored,       // the owner writes over what it has granted, while it is read
+  kProbesAreDeaf,      // who dials a rank's owner hears nobody
 };
 
 struct RingSimOptions {
@@ -38,8 +39,8 @@ struct RingSimOptions {
   bool trace = false;
   bool converge = true;  // the end of a life expects that all nodes agree
   Lie lie = Lie::kNone;
-  std::optional<bool> catalog =
-      {};  // whether the members stand in the catalog; else the seed says so
+  // Whether the members stand in the catalog; else the seed says so.
+  std::optional<bool> catalog = {};
 };
 
 SimulatorResult Simulate(const RingSimOptions& options);

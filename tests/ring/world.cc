@@ -110,7 +110,7 @@ void World::MakeMembers() {
   for (Rank rank = 0; rank < shape.nodes; ++rank) {
     Options& o = node_options_[rank] = OptionsOfMachine();
     o.ring.members = members;
-    // A longer list than members may stand in is the catalog's.
+    // A list has kMaxMembers at most: a larger ring runs as one of the catalog's.
     o.ring.from_catalog = shape.nodes > static_cast<int>(kMaxMembers);
     o.ring.rank = rank;
     if (!shape.roomy && rng.Permille(500)) {

@@ -83,9 +83,9 @@ class Mirror {
   void On(const fact::StorageRoot& f) { storage_root = f; }
   void On(const fact::MemberLife&) {}    // the node is in no ring
   void On(const fact::RingSeat&) {}      // likewise
-  void On(const fact::Leaving&) {}       // nobody takes it out of service
   void On(const fact::StepSafe&) {}      // likewise
   void On(const fact::FetchBegun&) {}    // likewise
+  void On(const fact::Leaving&) {}       // nobody takes it out of service
   void On(const fact::PersistAsked&) {}  // promises nothing until the checkpoint is Persisted
 
   // nullptr: the part is not committed.
