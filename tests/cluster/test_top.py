@@ -12,6 +12,7 @@ from typing import Any
 
 import members
 import pytest
+from cairn_command import open_to_signals
 from cairn_daemon import binary
 from ring import MIB, Member, attempt_number, ring, until
 
@@ -35,6 +36,7 @@ def test_it_shows_what_is_under_way_and_then_that_all_is_safe() -> None:
             env=members.without_cairn(),
             stdout=subprocess.PIPE,
             text=True,
+            preexec_fn=open_to_signals,
         )
         try:
             r[0].save(writer, 1, part_bytes=LARGE)
@@ -80,6 +82,7 @@ def test_on_a_terminal_it_fits_and_ends_with_ctrl_c(columns: int, rows: int) -> 
                 stdout=its,
                 stderr=its,
                 start_new_session=True,
+                preexec_fn=open_to_signals,
             )
             shown = b""
             while shown.count(b"\x1b[H\x1b[2J") < 3:

@@ -14,6 +14,12 @@ from typing import Any
 from cairn_daemon import Node, binary
 
 
+def open_to_signals() -> None:
+    """In a new process: it is so even where this one ignores them, as in the background of a shell."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Cairn:
     def __init__(self, node: Node, **environment: str) -> None:
         self.node = node
@@ -41,12 +47,7 @@ class Cairn:
         return result
 
     def start(self, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
-        """Running, and open to signals even where this process was told to ignore them."""
-
-        def open_to_signals() -> None:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
-
+        """Running, and open to signals."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(
             [binary("cairn"), *map(str, arguments)],
