@@ -188,16 +188,18 @@ TEST_F(EngineTest, WhatCompletesAndWhatIsPinnedGoesToStorageToo) {
   Restart();
   const SessionId session = Hello();
   Save(session, 1);
-  Save(session, 2);
-  Save(session, 3);
-  ASSERT_TRUE(Create(session, PartOf(session, 4), {{"model"}}).ok());
-  event::Pin pin{From(session), {"job", 1}, true};
+  ASSERT_TRUE(Stat(session, 1)->facts.persisted) << "by its policy";
+  Apply(event::SetPolicy{From(session), "job", {.mode = PersistMode::kOnDemand}});
+  for (const Step step : {2, 3, 4}) Save(session, step);
+  ASSERT_FALSE(Stat(session, 4)->facts.persisted);
+  ASSERT_TRUE(Create(session, PartOf(session, 5), {{"model"}}).ok());
+  event::Pin pin{From(session), {"job", 2}, true};
   Apply(pin);
   Apply(event::Leave{From(session), true});
-  pin = {From(session), {"job", 2}, true};
+  pin = {From(session), {"job", 3}, true};
   Apply(pin);
-  ASSERT_TRUE(Commit(session, PartOf(session, 4), {{"model"}}).ok());
-  for (const Step step : {1, 2, 3, 4}) EXPECT_TRUE(Stat(session, step)->facts.persisted) << step;
+  ASSERT_TRUE(Commit(session, PartOf(session, 5), {{"model"}}).ok());
+  for (const Step step : {2, 3, 4, 5}) EXPECT_TRUE(Stat(session, step)->facts.persisted) << step;
   EXPECT_THAT(Status_().only_here, IsEmpty());
 }
 
