@@ -630,7 +630,8 @@ void Engine::Impl::On(const event::Drain& event) {
 
 void Engine::Impl::On(const event::Pin& event) {
   retention_.On(event);
-  if (mode_.leaving) persistence_.OweWhatLeaves();
+  Job* const job = jobs_.Find(event.ref.job);
+  if (mode_.leaving && job != nullptr) persistence_.SecureWhatLeaves(job);
 }
 
 void Engine::Impl::On(const event::Leave& event) {
@@ -641,10 +642,11 @@ void Engine::Impl::On(const event::Leave& event) {
   }
   if (mode_.leaving != event.on) out_.Say(fact::Leaving{event.on});
   mode_.leaving = event.on;
+  mode_.leaving_said = true;
   if (event.on) {
     admission_.CancelAll(mode_.CheckAdmits());
     succession_.CancelAll(mode_.CheckAdmits());
-    persistence_.OweWhatLeaves();
+    persistence_.SecureWhatLeaves();
   }
   out_.Answer(request, Body(reply::Ok{}));
 }
@@ -674,7 +676,8 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
   out_.Begin(now, unix_ms);
   mode_.safe_mode = recovered.safe_mode;
   const Restored restored(recovered.facts);
-  mode_.leaving = restored.leaving;
+  mode_.leaving_said = restored.leaving.has_value();
+  mode_.leaving = restored.leaving.value_or(restored.ring_seat.drained);
   storage_root_.Restore(restored);
   uint64_t next_id = restored.next_id;
   for (const auto& [id, bytes] : recovered.held_slabs) next_id = std::max(next_id, id + 1);
@@ -701,7 +704,7 @@ Outcome Engine::Impl::Start(MonotonicNanos now, int64_t unix_ms, Recovered recov
   parts_.RestoreComplete();
   opening_.Restore(jobs_);
   persistence_.Restore(restored);
-  if (mode_.leaving) persistence_.OweWhatLeaves();
+  if (mode_.leaving) persistence_.SecureWhatLeaves();
   for (const auto& [name, job] : jobs_.all()) {
     for (const CheckpointId& id : job->steps->incomplete) {
       if (CheckpointOf(*job, id)->files->stored_whole) scanning_.Start(job.get());

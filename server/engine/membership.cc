@@ -233,8 +233,10 @@ void Membership::SeeOwnRow(MonotonicNanos now, const RingTable& table) {
   if (seat_.rank >= static_cast<Rank>(table.ranks.size())) return TakeNoRank();
   const RankRow& row = table.ranks[seat_.rank];
   if (row.instance == seat_.instance) return SeeThatItHasTheRow(now, row);
-  // The answer that it was given back was lost, and somebody may have it by now.
-  if (leaving_ && row.incarnation > seat_.incarnation) return TakeNoRank();
+  // The answer that it was given back was lost, and somebody may have it by now; or nobody, and the node was taken back
+  // into service meanwhile.
+  if (row.incarnation > seat_.incarnation && (leaving_ || row.instance.empty()))
+    return TakeNoRank();
   if (row.incarnation >= seat_.incarnation) {
     fenced_by_ = MemberId{seat_.rank, row.incarnation, row.instance};
     return;

@@ -12,6 +12,7 @@ struct Mode {
   std::string superseded;  // likewise: another life of this node's rank has its place in the ring
   bool draining = false;   // the daemon is stopping
   bool leaving = false;    // an operator takes the node out of service
+  bool leaving_said = false;  // the journal says whether he does
   bool journal_full = false;
   // The storage that the node's facts are about can be read and written. Until then: why not, empty
   // when nobody has looked yet.

@@ -116,8 +116,9 @@ void Persistence::ScheduleByPolicy(Checkpoint* checkpoint) {
   if (!checkpoint->files->requested && job->asked->contains(checkpoint->Id())) {
     return Ask(checkpoint);
   }
-  if (mode_.leaving && (*checkpoint->pinned || checkpoint == standing_.Newest(*job))) {
-    return Owe(checkpoint, /*asked=*/true);
+  if (mode_.leaving && !checkpoint->files->requested && CanWrite(*checkpoint) &&
+      (*checkpoint->pinned || checkpoint == standing_.Newest(*job))) {
+    return AskEverybody(checkpoint);
   }
   switch (job->owner->policy.mode) {
     case PersistMode::kOnDemand:
@@ -289,15 +290,25 @@ void Persistence::OweNewest() {
   }
 }
 
-void Persistence::OweWhatLeaves() {
-  OweNewest();
+// Other members have to write their parts of it, or it would never be whole in storage. Once: what was asked for has its
+// turn, and its pauses after a failure.
+void Persistence::Secure(Checkpoint* checkpoint) {
+  const Files& files = *checkpoint->files;
+  if (files.requested || files.persisted || files.unconfirmed || !CanWrite(*checkpoint)) return;
+  AskEverybody(checkpoint);
+}
+
+void Persistence::SecureWhatLeaves() {
   if (!options_.storage) return;
-  for (const auto& [name, job] : jobs_.all()) {
-    for (const CheckpointId& id : *job->pins) {
-      Checkpoint* pinned = CheckpointOf(*job, id);
-      if (pinned == nullptr || !pinned->Complete()) continue;
-      if (!pinned->files->persisted && CanWrite(*pinned)) Owe(pinned, /*asked=*/true);
-    }
+  for (const auto& [name, job] : jobs_.all()) SecureWhatLeaves(job.get());
+}
+
+void Persistence::SecureWhatLeaves(Job* job) {
+  if (!options_.storage) return;
+  if (Checkpoint* newest = standing_.Newest(*job)) Secure(newest);
+  for (const CheckpointId& id : *job->pins) {
+    Checkpoint* pinned = CheckpointOf(*job, id);
+    if (pinned != nullptr && pinned->Complete()) Secure(pinned);
   }
 }
 

@@ -72,8 +72,10 @@ class Persistence : public StepWatcher {
   void OweFinished();
   // The daemon is stopping: the newest complete step of each job is due now.
   void OweNewest();
-  // An operator takes the node out of service: also what is pinned. What completes meanwhile follows by itself.
-  void OweWhatLeaves();
+  // An operator takes the node out of service: the newest complete step of each job, or of one, and what is pinned are
+  // asked of all members. What completes meanwhile follows by itself.
+  void SecureWhatLeaves();
+  void SecureWhatLeaves(Job* job);
   // Whether what OweNewest asks for is done. Under another policy a step that completes while the
   // daemon drains is owed as well.
   bool Drained();
@@ -125,6 +127,7 @@ class Persistence : public StepWatcher {
   std::string CheckInvariants(std::map<SlabId, uint32_t>* pins) const;
 
  private:
+  void Secure(Checkpoint* checkpoint);
   // Its memory may go for good: nothing will take it.
   void GiveUp(Checkpoint* newest, MonotonicNanos finished);
   std::string CheckOwed(const Job& job) const;

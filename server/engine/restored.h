@@ -49,7 +49,8 @@ struct Restored {
   fact::StorageRoot storage_root;                        // empty: none was met
   fact::MemberLife member_life;                          // likewise, of a node that was in no ring
   fact::RingSeat ring_seat;                              // likewise, without a catalog of members
-  bool leaving = false;  // an operator takes the node out of service
+  // Whether an operator takes the node out of service. Of a build that did not say it the seat tells.
+  std::optional<bool> leaving;
 
  private:
   void Take(const fact::DaemonLife& f);

@@ -52,7 +52,7 @@ void SnapshotSources::TakeNext(SnapshotCursor* cursor, std::vector<Fact>* facts)
   switch (cursor->stage) {
     case Stage::kNode:
       out.Snapshot(facts);
-      if (mode.leaving) facts->push_back(fact::Leaving{true});
+      if (mode.leaving_said) facts->push_back(fact::Leaving{mode.leaving});
       storage_root.Snapshot(facts);
       cluster.Snapshot(facts);
       ids = IdsOf(ledger.slabs());

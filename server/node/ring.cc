@@ -1,4 +1,5 @@
 // What the other members of the ring say to this node and ask of it, and its own place among them.
+#include <optional>
 #include <utility>
 
 #include "common/failpoint.h"
@@ -24,9 +25,13 @@ Status NotInCatalog() {
 }  // namespace
 
 void Node::RecoverSelf(engine::Recovered* recovered) {
+  std::optional<bool> leaves;
+  bool drained = false;
   for (const Fact& any : recovered->facts) {
-    if (const auto* leaving = std::get_if<fact::Leaving>(&any)) leaves_ = leaving->on;
+    if (const auto* leaving = std::get_if<fact::Leaving>(&any)) leaves = leaving->on;
+    if (const auto* seat = std::get_if<fact::RingSeat>(&any)) drained = seat->drained;
   }
+  leaves_ = leaves.value_or(drained);
   if (options_.engine.ring.Alone()) return;
   if (options_.engine.ring.from_catalog) return RecoverSeat(recovered);
   engine::MemberId self = {options_.engine.ring.rank, started_unix_ms_, RandomSecret()};

@@ -324,10 +324,11 @@ bool Truth::SomethingNewerIsSafe(const CheckpointKey& key, int asked) const {
     if (Newer(newer, key) && (world_.storage.Published(newer) || Copies(newer) > asked))
       return true;
   }
-  // No home need have heard of the copies: who has them counts them, too.
+  // No home that lives need have heard of them: who loads finds them in storage, and who has copies counts them, too.
   return std::any_of(originals_.begin(), originals_.end(), [&](const auto& of_step) {
     const auto& [newer, parts] = of_step;
-    return newer.job == key.job && Newer(newer, key) && Complete(newer) &&
+    if (newer.job != key.job || !Newer(newer, key) || !Complete(newer)) return false;
+    return world_.storage.Published(newer) ||
            std::all_of(parts.begin(), parts.end(), [&, &of = newer](const auto& part) {
              return KeptCopiesOf({of, part.first}, part.second.digest) > asked;
            });
