@@ -203,6 +203,25 @@ TEST_F(EngineTest, WhatCompletesAndWhatIsPinnedGoesToStorageToo) {
   EXPECT_THAT(Status_().only_here, IsEmpty());
 }
 
+// As `cairn drain` does while it waits: what failed has its pause all the same.
+TEST_F(EngineTest, ADrainThatIsSaidAgainDoesNotTryAgain) {
+  options.storage = true;
+  Restart();
+  const SessionId session = Hello();
+  Save(session, 1);
+  Apply(event::SetPolicy{From(session), "job", {.mode = PersistMode::kOnDemand}});
+  Save(session, 2);
+  persist_status = absl::UnavailableError("away");
+  persists.clear();
+  persists_done = 0;
+  for (int i = 0; i < 10; ++i) Apply(event::Leave{From(session), true});
+  EXPECT_EQ(persists.size(), 1u);
+  EXPECT_THAT(Status_().only_here, ElementsAre("job/2"));
+  persist_status = absl::OkStatus();
+  Advance(5 * kNanosPerSecond);
+  EXPECT_THAT(Status_().only_here, IsEmpty());
+}
+
 TEST_F(EngineTest, WhatIsPinnedIsOnlyHereToo) {
   options.storage = false;
   Restart();
