@@ -139,10 +139,10 @@ Status Policy(Context* context, const PolicyArguments& arguments) {
   if (arguments.changes()) {
     CAIRN_ASSIGN_OR_RETURN(auto session, context->Connect(arguments.job));
     CAIRN_RETURN_IF_ERROR(session->SetPolicy(policy));
-    // Of a job in which nobody has saved yet it is a proposal of this session, which ends with the command.
+    // Of a job in which nobody had saved it was a proposal of this session, which ends with the command.
     CAIRN_ASSIGN_OR_RETURN(const Json now, StatusWith(reader.get(), arguments.job));
     CAIRN_ASSIGN_OR_RETURN(const JobPolicy counts, ReadPolicy(now, arguments.job));
-    if (counts != policy && JobIn(now, arguments.job).value("attempt", int64_t{1}) == 0) {
+    if (counts != policy && JobIn(status, arguments.job).value("attempt", int64_t{1}) == 0) {
       return absl::FailedPreconditionError(absl::StrCat(
           "job: \"", arguments.job,
           "\" has nothing in it yet: it gets the policy of the trainer that saves first; "

@@ -71,7 +71,17 @@ RingSeat::RingSeat(const Options& options, engine::Rank wanted, const fact::Ring
 
 void RingSeat::Start() {
   node_->SetMembership(loop_.get());
+  // The journal may know of a greater incarnation than the seat, and the engine may have taken one just now.
+  loop_->Became(node_->Self().incarnation);
   loop_->Start();
+}
+
+// With the rank goes the right to write what the catalog has not got yet.
+bool RingSeat::NothingIsOnlyHere() {
+  constexpr int kFlushMs = 500;
+  if (!node_->NothingIsOnlyHere()) return false;
+  node_->FlushCatalog(kFlushMs);
+  return true;
 }
 
 void RingSeat::Stop() {

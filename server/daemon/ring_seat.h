@@ -33,7 +33,7 @@ class RingSeat final : public node::MembershipHost {
   bool MayClaim() override { return node_->CanJournal(); }
   bool Leaves() override { return node_->Leaves(); }
   bool MayStartAnew() override { return node_->MayStartAnew(); }
-  bool NothingIsOnlyHere() override { return node_->NothingIsOnlyHere(); }
+  bool NothingIsOnlyHere() override;
 
  private:
   node::Node* const node_;

@@ -116,10 +116,9 @@ void Persistence::ScheduleByPolicy(Checkpoint* checkpoint) {
   if (!checkpoint->files->requested && job->asked->contains(checkpoint->Id())) {
     return Ask(checkpoint);
   }
-  if (mode_.leaving && !checkpoint->files->requested && CanWrite(*checkpoint) &&
-      (*checkpoint->pinned || checkpoint == standing_.Newest(*job))) {
-    return AskEverybody(checkpoint);
-  }
+  const bool leaves =
+      mode_.leaving && (*checkpoint->pinned || checkpoint == standing_.Newest(*job));
+  if (leaves && Secure(checkpoint)) return;
   switch (job->owner->policy.mode) {
     case PersistMode::kOnDemand:
       if (!checkpoint->files->requested) Unowe(checkpoint);
@@ -292,10 +291,13 @@ void Persistence::OweNewest() {
 
 // Other members have to write their parts of it, or it would never be whole in storage. Once: what was asked for has its
 // turn, and its pauses after a failure.
-void Persistence::Secure(Checkpoint* checkpoint) {
+bool Persistence::Secure(Checkpoint* checkpoint) {
   const Files& files = *checkpoint->files;
-  if (files.requested || files.persisted || files.unconfirmed || !CanWrite(*checkpoint)) return;
+  if (files.requested || files.persisted || files.unconfirmed || !CanWrite(*checkpoint)) {
+    return false;
+  }
   AskEverybody(checkpoint);
+  return true;
 }
 
 void Persistence::SecureWhatLeaves() {

@@ -127,7 +127,7 @@ class Persistence : public StepWatcher {
   std::string CheckInvariants(std::map<SlabId, uint32_t>* pins) const;
 
  private:
-  void Secure(Checkpoint* checkpoint);
+  bool Secure(Checkpoint* checkpoint);  // false: it has been asked for, or need not be
   // Its memory may go for good: nothing will take it.
   void GiveUp(Checkpoint* newest, MonotonicNanos finished);
   std::string CheckOwed(const Job& job) const;

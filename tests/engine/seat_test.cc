@@ -122,6 +122,23 @@ TEST_F(Seated, WithoutARankItDecidesNothingAndTellsNoLatest) {
   EXPECT_TRUE(Open(session, 1).ok());
 }
 
+// As an earlier build leaves it, which journaled no word of the operator's but the seat.
+TEST_F(Seated, ADrainedSeatStaysOutOfServiceUntilItIsTakenBack) {
+  fact::RingSeat seat = SeatAt(kNoRank, 0, 'n');
+  seat.drained = true;
+  Apply(event::SeatChanged{seat});
+  HasRank(kNoRank);
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    EXPECT_TRUE(Status_().leaving) << NameOf(from);
+  }
+  Apply(event::Leave{From(Hello()), false});
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    EXPECT_FALSE(Status_().leaving) << NameOf(from);
+  }
+}
+
 TEST_F(Seated, WhatIsNotHeardOfIsOnlyHere) {
   const SessionId session = SaveOne();
   Apply(event::Leave{From(session), true});
