@@ -209,9 +209,18 @@ void Persistence::Learn(Job* job, const std::set<CheckpointId>& asked) {
     if (checkpoint->Complete()) {
       Ask(checkpoint);
     } else {
-      checkpoint->files.Edit().requested = true;  // it is due once it is known to be complete
+      RequestLater(checkpoint);
     }
   }
+}
+
+// It is due once it is known to be complete. It may be owed already: what was complete with the others may not be for
+// as long as they are away, and its place among the owed follows from `requested`.
+void Persistence::RequestLater(Checkpoint* checkpoint) {
+  const bool owed = checkpoint->job->files->owed.contains(checkpoint->Id());
+  TakeFromOwed(checkpoint);
+  checkpoint->files.Edit().requested = true;
+  if (owed) AddToOwed(checkpoint);
 }
 
 void Persistence::Unowe(Checkpoint* checkpoint) {

@@ -152,6 +152,7 @@ class Persistence : public StepWatcher {
   bool NoteAsked(Job* job, const CheckpointId& id);
   // Job::files.owed, and the jobs that have some.
   void AddToOwed(Checkpoint* checkpoint);
+  void RequestLater(Checkpoint* checkpoint);
   void TakeFromOwed(Checkpoint* checkpoint);
   void AddToReady(Checkpoint* checkpoint);
   // Those whose next try is due are ready.

@@ -1,5 +1,6 @@
 // A step that several nodes write to storage: who writes what, when, and how one that has written hears that it is
 // published.
+#include "server/engine/job_record.h"
 #include "tests/engine/ring_fixture.h"
 
 namespace cairn::engine {
@@ -111,6 +112,30 @@ TEST_F(SharedStep, ANodeWritesItsOwnPartsOnceAllAreKnownToBeThere) {
   ASSERT_EQ(persists.size(), 1u);
   ASSERT_EQ(persists[0].parts.size(), 1u);
   EXPECT_EQ(persists[0].parts[0]->head.writer, 0);
+}
+
+TEST_F(SharedStep, AStepThatIsOwedWhileItIsNotCompleteKeepsItsTurnWhenItIsAskedFor) {
+  Save(writer, 1);
+  Complete(1);
+  Hear();
+  Save(writer, 2);
+  Complete(2);
+  Hear();  // it waits for step 1, which is being written
+  CheckpointVerdict& second = verdict.checkpoints.at({2, 1, 0});
+  second.complete = false;
+  Hear();  // who has the other part is away
+  JobRecord record;
+  record.job = "job";
+  record.owner = JobRecord::Owner{1000, 1000};
+  record.Ask({2, 1, 0});
+  Apply(event::PeerSaid{other, peer::Record{record.job, EncodeJobRecord(record), 1}});
+  EXPECT_EQ(engine->CheckInvariants(), "");
+  FinishPersist();
+  EXPECT_EQ(persists.size(), 1u);
+  second.complete = true;
+  Hear();
+  ASSERT_EQ(persists.size(), 2u);
+  EXPECT_EQ(persists.back().checkpoint.step, 2);
 }
 
 TEST_F(SharedStep, WhoHearsThatItIsPublishedLooksAtOnce) {
