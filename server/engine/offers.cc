@@ -277,10 +277,16 @@ void Offers::LookForStalls() {
       backup.came_at = out_.now();
       backup.tried = false;
       SetStalled(rank, &backup, false);
-    } else if (backup.tried && out_.now() - backup.came_at >= members_.lost_after()) {
+    } else if ((backup.tried || PassesOver(backup)) &&
+               out_.now() - backup.came_at >= members_.lost_after()) {
       SetStalled(rank, &backup, true);
     }
   }
+}
+
+// Each second it is told anew, under the next version, so one that takes its lists says another version each second.
+bool Offers::PassesOver(const Backup& backup) const {
+  return backup.took != backup.version && out_.now() - backup.took_at >= members_.lost_after();
 }
 
 void Offers::TellAll() {
@@ -394,6 +400,9 @@ void Offers::On(const MemberId& from, const peer::HaveList& list) {
   }
   backup.haves = std::move(haves);
   backup.heard_at = out_.now();
+  if (std::exchange(backup.took, list.wants_version) != list.wants_version) {
+    backup.took_at = out_.now();
+  }
   for (const std::string& name : jobs) {
     Changed(name);
     Job* job = jobs_.Find(name);
@@ -504,7 +513,7 @@ std::string Offers::Refusal(const std::string& job) const {
 void Offers::MemberCame(Rank rank) {
   Backup& backup = backups_[rank];
   due_members_.insert(rank);
-  backup.came_at = out_.now();
+  backup.came_at = backup.took_at = out_.now();
   backup.tried = false;
   backup.most.clear();
   SetStalled(rank, &backup, false);

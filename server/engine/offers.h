@@ -52,8 +52,8 @@ class Offers : public StepWatcher, public RingWatcher {
   // This node says who keeps the part, and writes it to storage: its own, or one of a lost member for which it acts.
   bool Answers(const Part& part) const;
   uint64_t HeldBy(Rank backup) const;  // bytes of this node's parts
-  // It answers, and for ring.lost_after_seconds nothing has come to it of what it asked to read: another member is a
-  // backup in its place.
+  // It answers, and for ring.lost_after_seconds nothing has come to it of what it asked to read, or it has taken no
+  // want-list, as one that cannot go over to the ring's present epoch: another member is a backup in its place.
   bool Stalled(Rank backup) const;
   // Why a backup refuses the job's parts; empty: none does.
   std::string Refusal(const std::string& job) const;
@@ -73,7 +73,9 @@ class Offers : public StepWatcher, public RingWatcher {
     std::vector<peer::Want> told;
     MonotonicNanos told_at = 0;
     std::map<PartKey, peer::Have> haves;
-    MonotonicNanos heard_at = 0;       // when it last said them
+    MonotonicNanos heard_at = 0;  // when it last said them
+    uint64_t took = 0;            // the version of the newest list that it has taken, as it says
+    MonotonicNanos took_at = 0;   // when that was last another one
     std::map<PartKey, uint64_t> most;  // bytes of what it was told that it ever had
     MonotonicNanos came_at = 0;        // when there last was more, or nothing was to come
     bool tried = false;                // since then it was given what it was told
@@ -84,6 +86,7 @@ class Offers : public StepWatcher, public RingWatcher {
   // One that stalls goes on being told, or it would never advance again.
   std::vector<Rank> ToldTo(int replicas) const;
   void LookForStalls();
+  bool PassesOver(const Backup& backup) const;
   void TellAll();
   void Tell(bool again);
   void SetStalled(Rank rank, Backup* backup, bool stalled);

@@ -68,15 +68,27 @@ class Stalled : public FirstBackup {
   void Has(Rank rank, peer::HaveState state, uint64_t done_bytes) {
     const PartKey part = PartOf(session, 1);
     const std::string digest = engine->Describe("job", {part.checkpoint}).parts.at(0).digest;
+    has_[rank] = {{part, digest, state, "", done_bytes}};
+    Says(rank);
+  }
+  // What it has, and which want-list it has taken last.
+  void Says(Rank rank) {
+    if (const auto* told = LastSaid<peer::WantList>(rank); told != nullptr && !passes_over_) {
+      took_[rank] = told->version;
+    }
     peer::HaveList list;
     list.version = ++haves_;
-    list.haves.push_back({part, digest, state, "", done_bytes});
+    list.wants_version = took_[rank];
+    list.haves = has_[rank];
     Apply(event::PeerSaid{Of(rank), list});
   }
-  void Pass(int seconds) {
+  void Pass(int seconds, bool silent = false) {
     for (int i = 0; i < seconds; ++i) {
       OthersAreHeard();
       Hear(CompleteUpTo(1), {0, 1});
+      for (const Rank rank : {0, 1}) {
+        if (!silent) Says(rank);
+      }
       Advance(kNanosPerSecond);
     }
   }
@@ -91,8 +103,12 @@ class Stalled : public FirstBackup {
     return "";
   }
 
+  bool passes_over_ = false;  // the members take no want-list
+
  private:
   uint64_t haves_ = 0;
+  std::map<Rank, std::vector<peer::Have>> has_;
+  std::map<Rank, uint64_t> took_;
 };
 
 TEST_F(Stalled, IsPassedOverAndStillTold) {
@@ -143,6 +159,18 @@ TEST_F(Stalled, OneWhoseTurnHasNotComeIsNot) {
   EXPECT_FALSE(Told(1)) << "it has asked for nothing yet";
 }
 
+// As one that cannot go over to the epoch of a ring that was resized.
+TEST_F(Stalled, OneThatTakesNoListsIs) {
+  Pass(2);
+  passes_over_ = true;
+  Pass(4);
+  EXPECT_FALSE(Told(1));
+  Pass(4);  // more than ring.lost_after in all
+  EXPECT_TRUE(Told(0)) << "or it could never take one again";
+  EXPECT_TRUE(Told(1));
+  EXPECT_EQ(StateOf(0), "stalled");
+}
+
 TEST_F(Stalled, OneThatHasItAllIsNot) {
   Asks(0);
   Has(0, peer::HaveState::kHeld, 0);
@@ -182,7 +210,7 @@ TEST_F(Stalled, WhatTheOtherGotMeanwhileIsSurplusOnceAllBackupsHoldIt) {
   tells.clear();
   Has(0, peer::HaveState::kHeld, 0);
   EXPECT_EQ(LastSaid<peer::ReleaseList>(0), nullptr);
-  Pass(3);
+  Pass(3, /*silent=*/true);
   tells.clear();
   Has(1, peer::HaveState::kHeld, 0);
   EXPECT_EQ(LastSaid<peer::ReleaseList>(1), nullptr) << "the backup has said nothing for 3 s";
