@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "client/cpp/device_reader.h"
 #include "client/cpp/process.h"
 #include "common/checksum.h"
 #include "common/copy.h"
@@ -25,7 +26,8 @@ struct Run {
   uint32_t crc32c = 0;
   uint32_t zip_crc = 0;
   int32_t record = -1;
-  int32_t segment = -1;  // of a literal that is still to be written; -1: none
+  int32_t segment = -1;    // of a literal that is still to be written; -1: none
+  bool on_device = false;  // a piece that its device brings
 };
 
 uint64_t BlockEnd(uint64_t length, uint64_t block) {
@@ -53,6 +55,45 @@ Status ReadFrom(int fd, uint64_t offset, char* into, uint64_t n, uint32_t* crc) 
   return absl::OkStatus();
 }
 
+// [skip, skip + n) of a segment that lies on a device.
+StatusOr<DeviceReader::Piece> Bring(const Segment& segment, uint64_t skip, char* into, uint64_t n) {
+  DeviceReader::Piece piece;
+  piece.from = reinterpret_cast<uint64_t>(segment.data) + skip;
+  piece.into = into;
+  piece.bytes = n;
+  piece.wants_zip_crc = segment.record >= 0;
+  CAIRN_RETURN_IF_ERROR(segment.device->Read(absl::MakeSpan(&piece, 1)));
+  return piece;
+}
+
+// The CRC-32 of a whole segment that lies on a device. It is brought for nothing else.
+StatusOr<uint32_t> ZipCrcThere(const Segment& segment) {
+  std::string scratch(std::min<uint64_t>(segment.length, kBlockBytes), '\0');
+  uint32_t crc = 0;
+  for (uint64_t done = 0; done < segment.length;) {
+    const uint64_t n = std::min<uint64_t>(segment.length - done, scratch.size());
+    CAIRN_ASSIGN_OR_RETURN(const DeviceReader::Piece piece,
+                           Bring(segment, done, scratch.data(), n));
+    crc = ZipCrc32Combine(crc, piece.zip_crc, n);
+    done += n;
+  }
+  return crc;
+}
+
+// What one device brings.
+struct DevicePieces {
+  DeviceReader* device = nullptr;
+  std::vector<DeviceReader::Piece> pieces;
+
+  Status Read(ProgressPage* progress) {
+    CAIRN_RETURN_IF_ERROR(device->Read(absl::MakeSpan(pieces)));
+    uint64_t bytes = 0;
+    for (const DeviceReader::Piece& piece : pieces) bytes += piece.bytes;
+    Progress(progress, bytes);
+    return absl::OkStatus();
+  }
+};
+
 // The copy of one object. Many threads copy its blocks; no two of them write the same memory.
 class ObjectCopy {
  public:
@@ -65,6 +106,31 @@ class ObjectCopy {
 
   size_t blocks() const { return runs_.size(); }
 
+  // What devices bring of it, in the order of the object, each piece within a block and a segment.
+  void AddPieces(std::vector<DevicePieces>* devices) {
+    if (!layout_.on_device()) return;
+    for (size_t i = 0; i < layout_.segments().size(); ++i) {
+      const Segment& segment = layout_.segments()[i];
+      if (segment.device == nullptr) continue;
+      const uint64_t begin = layout_.starts()[i], end = begin + segment.length;
+      auto device = std::find_if(devices->begin(), devices->end(), [&](const DevicePieces& of) {
+        return of.device == segment.device;
+      });
+      if (device == devices->end()) device = devices->insert(devices->end(), {segment.device, {}});
+      for (uint64_t at = begin; at < end;) {
+        const uint64_t n = std::min(end, BlockEnd(layout_.length(), at / kBlockBytes)) - at;
+        DeviceReader::Piece piece;
+        piece.from = reinterpret_cast<uint64_t>(segment.data) + (at - begin);
+        piece.into = into_ + at;
+        piece.bytes = n;
+        piece.wants_zip_crc = segment.record >= 0;
+        pieces_.emplace_back(device - devices->begin(), device->pieces.size());
+        device->pieces.push_back(piece);
+        at += n;
+      }
+    }
+  }
+
   Status CopyBlock(size_t block, ProgressPage* progress) {
     const uint64_t begin = block * uint64_t{kBlockBytes};
     const uint64_t end = BlockEnd(layout_.length(), block);
@@ -75,6 +141,7 @@ class ObjectCopy {
                                    starts.begin()) -
                1;
     std::vector<Run>& runs = runs_[block];
+    uint64_t brought = 0;  // by devices
     for (uint64_t at = begin; at < end; ++i) {
       const Segment& segment = segments[i];
       const uint64_t skip = at - starts[i];
@@ -88,6 +155,9 @@ class ObjectCopy {
           continue;
         }
         runs.push_back({at, n, 0, 0, -1, static_cast<int32_t>(i)});
+      } else if (segment.device != nullptr) {
+        runs.push_back({at, n, 0, 0, segment.record, -1, true});
+        brought += n;
       } else {
         Run* run = Extend(&runs, at, segment.record);
         const char* from = static_cast<const char*>(segment.data) + skip;
@@ -103,15 +173,22 @@ class ObjectCopy {
       }
       at += n;
     }
-    Progress(progress, end - begin);
+    Progress(progress, end - begin - brought);
     return absl::OkStatus();
   }
 
-  // Called after the last block: writes the literals, then sums up the blocks' checksums and the ranges
-  // that were written.
-  Status Finish(Written* result) {
-    for (const auto& runs : runs_) {
-      for (const Run& run : runs) {
+  // Called after the last block and the last piece of `devices`: writes the literals, then sums up the blocks' checksums
+  // and the ranges that were written.
+  Status Finish(const std::vector<DevicePieces>& devices, Written* result) {
+    auto next = pieces_.begin();
+    for (auto& runs : runs_) {
+      for (Run& run : runs) {
+        if (run.on_device) {
+          const auto& [device, index] = *next++;
+          const DeviceReader::Piece& piece = devices[device].pieces[index];
+          run.crc32c = piece.crc32c;
+          run.zip_crc = piece.zip_crc;
+        }
         if (run.record < 0) continue;
         crcs_[run.record] = ZipCrc32Combine(crcs_[run.record], run.zip_crc, run.length);
       }
@@ -136,7 +213,8 @@ class ObjectCopy {
   // The run to which bytes at `at` are added. Bytes of different records belong to different runs,
   // because each run has one CRC-32.
   static Run* Extend(std::vector<Run>* runs, uint64_t at, int32_t record) {
-    if (runs->empty() || runs->back().segment >= 0 || runs->back().record != record) {
+    if (runs->empty() || runs->back().segment >= 0 || runs->back().record != record ||
+        runs->back().on_device) {
       runs->push_back({at, 0, 0, 0, record, -1});
     }
     return &runs->back();
@@ -148,7 +226,9 @@ class ObjectCopy {
     const int32_t record = segments[i].record;
     if (record < 0) return false;
     size_t j = i + 1;
-    while (j < segments.size() && segments[j].literal < 0 && segments[j].record == record) ++j;
+    for (; j < segments.size() && segments[j].literal < 0 && segments[j].record == record; ++j) {
+      if (segments[j].device != nullptr) return false;
+    }
     const uint64_t stop = layout_.starts()[j];
     return stop <= end && stop - layout_.starts()[i + 1] <= kSmallRecord;
   }
@@ -205,8 +285,9 @@ class ObjectCopy {
   const ObjectLayout& layout_;
   char* const into_;
   const bool populate_;
-  std::vector<std::vector<Run>> runs_;  // per block, in order
-  std::vector<uint32_t> crcs_;          // CRC-32 per record
+  std::vector<std::vector<Run>> runs_;             // per block, in order
+  std::vector<uint32_t> crcs_;                     // CRC-32 per record
+  std::vector<std::pair<size_t, size_t>> pieces_;  // which of which device, in order
 };
 
 }  // namespace
@@ -224,6 +305,7 @@ void Populate(char* from, char* to) {
 // --- ObjectLayout
 
 void ObjectLayout::Add(const Segment& segment) {
+  on_device_ |= segment.device != nullptr;
   segments_.push_back(segment);
   starts_.push_back(starts_.back() + segment.length);
 }
@@ -233,7 +315,7 @@ ObjectLayout ObjectLayout::Raw(absl::Span<const Source> sources) {
   layout.segments_.reserve(sources.size());
   for (const Source& source : sources) {
     if (source.length > 0) {
-      layout.Add({source.data, source.length, -1, -1, source.fd, source.offset});
+      layout.Add({source.data, source.length, -1, -1, source.fd, source.offset, source.device});
     }
   }
   return layout;
@@ -270,7 +352,7 @@ StatusOr<ObjectLayout> ObjectLayout::Zip(const ZipPlan* plan, absl::Span<const S
     }
     const auto n = static_cast<int32_t>(i);
     layout.Add({nullptr, placement.data_offset - placement.header_offset, n, n});
-    layout.Add({records[i].data, records[i].length, n, -1});
+    layout.Add({records[i].data, records[i].length, n, -1, -1, 0, records[i].device});
   }
   if (plan->TailOffset() != layout.length())
     return absl::InternalError("zip plan with a hole in it");
@@ -292,9 +374,11 @@ Status CopyObjects(CopyThreads* threads, absl::Span<const CopyTask> tasks, Progr
                    std::vector<Written>* results) {
   std::vector<ObjectCopy> copies;
   copies.reserve(tasks.size());
+  std::vector<DevicePieces> devices;
   std::vector<std::pair<uint32_t, uint32_t>> units;  // task, block
   for (const CopyTask& task : tasks) {
     copies.emplace_back(task);
+    copies.back().AddPieces(&devices);
     for (size_t block = 0; block < copies.back().blocks(); ++block) {
       units.emplace_back(static_cast<uint32_t>(copies.size() - 1), static_cast<uint32_t>(block));
     }
@@ -304,18 +388,22 @@ Status CopyObjects(CopyThreads* threads, absl::Span<const CopyTask> tasks, Progr
   Status first;
   const auto run = [&](size_t i) {
     if (failed.load(std::memory_order_relaxed)) return;
-    const Status status =
-        Contain([&] { return copies[units[i].first].CopyBlock(units[i].second, progress); });
+    const Status status = Contain([&] {
+      // First, so that what devices do goes on beside the copies.
+      if (i < devices.size()) return devices[i].Read(progress);
+      const auto [task, block] = units[i - devices.size()];
+      return copies[task].CopyBlock(block, progress);
+    });
     if (status.ok()) return;
     MutexLock lock(&mu);
     if (first.ok()) first = status;
     failed = true;
   };
-  threads->Run(units.size(), run);
+  threads->Run(devices.size() + units.size(), run);
   CAIRN_RETURN_IF_ERROR(first);
   results->assign(tasks.size(), Written());
   for (size_t i = 0; i < tasks.size(); ++i) {
-    CAIRN_RETURN_IF_ERROR(copies[i].Finish(&(*results)[i]));
+    CAIRN_RETURN_IF_ERROR(copies[i].Finish(devices, &(*results)[i]));
   }
   return absl::OkStatus();
 }
@@ -325,7 +413,10 @@ Status SendObject(const ObjectLayout& layout, ProgressPage* progress,
                   Written* result) {
   std::vector<uint32_t> crcs(layout.records(), 0);
   for (const Segment& segment : layout.segments()) {
-    if (segment.literal < 0 && segment.record >= 0) {
+    if (segment.literal >= 0 || segment.record < 0) continue;
+    if (segment.device != nullptr) {
+      CAIRN_ASSIGN_OR_RETURN(crcs[segment.record], ZipCrcThere(segment));
+    } else {
       crcs[segment.record] = ZipCrc32(crcs[segment.record], segment.data, segment.length);
     }
   }
@@ -353,13 +444,17 @@ Status SendObject(const ObjectLayout& layout, ProgressPage* progress,
     }
     for (uint64_t done = 0; done < segment.length;) {
       const uint64_t n = std::min<uint64_t>(segment.length - done, kBlockBytes - block.size());
-      if (segment.fd < 0) {
+      if (segment.fd < 0 && segment.device == nullptr) {
         block.append(from + done, n);
       } else {
         block.resize(block.size() + n);
+        char* const into = block.data() + block.size() - n;
         uint32_t unused = 0;
-        CAIRN_RETURN_IF_ERROR(ReadFrom(segment.fd, segment.offset + done,
-                                       block.data() + block.size() - n, n, &unused));
+        if (segment.device != nullptr) {
+          CAIRN_RETURN_IF_ERROR(Bring(segment, done, into, n).status());
+        } else {
+          CAIRN_RETURN_IF_ERROR(ReadFrom(segment.fd, segment.offset + done, into, n, &unused));
+        }
       }
       done += n;
       if (block.size() == kBlockBytes) CAIRN_RETURN_IF_ERROR(flush());

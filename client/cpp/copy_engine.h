@@ -3,7 +3,8 @@
 //
 // The unit of work is one 4 MiB block of an object, so a block's checksum is usually taken in one go.
 // It is combined from parts only around *literals*: bytes (zip headers, the central directory) that
-// contain checksums of what is being copied and are therefore written once those are known.
+// contain checksums of what is being copied and are therefore written once those are known, and around
+// what lies on a device, which brings it, with its checksums, beside the other threads' copies.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +40,7 @@ struct Segment {
   int32_t literal = -1;  // number of the literal, -1: a source
   int fd = -1;           // of a source that is a file, read from `offset` on
   uint64_t offset = 0;
+  DeviceReader* device = nullptr;  // of a source that lies there, at `data`
 };
 
 // An object as its segments, in order and without gaps.
@@ -56,6 +58,7 @@ class ObjectLayout {
   // Where segment i starts; one more entry than segments.
   const std::vector<uint64_t>& starts() const { return starts_; }
   size_t records() const { return records_; }
+  bool on_device() const { return on_device_; }  // some of it is
   // Thread-safe. `crcs` has one CRC-32 per record; only those that the literal contains must be known.
   StatusOr<std::string> Literal(const Segment& segment, const std::vector<uint32_t>& crcs) const;
 
@@ -65,6 +68,7 @@ class ObjectLayout {
   std::vector<Segment> segments_;
   std::vector<uint64_t> starts_ = {0};
   size_t records_ = 0;
+  bool on_device_ = false;
   const ZipPlan* plan_ = nullptr;
 };
 

@@ -73,13 +73,17 @@ struct Listing {
   std::vector<ObjectInfo> objects;
 };
 
+class DeviceReader;  // device_reader.h
+
 // A run of bytes of an object being written: `length` bytes at `data`, or of the file `fd` from `offset`
-// on. A file that has become shorter fails the write as FAILED_PRECONDITION.
+// on. A file that has become shorter fails the write as FAILED_PRECONDITION. With `device`, which lives until the write
+// returns, `data` is an address of its memory.
 struct Source {
   const void* data = nullptr;
   uint64_t length = 0;
   int fd = -1;
   uint64_t offset = 0;
+  DeviceReader* device = nullptr;
 };
 
 struct CommitResult {

@@ -9,12 +9,14 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "client/cpp/device_reader.h"
 #include "common/checksum.h"
 #include "common/copy.h"
 
@@ -234,6 +236,142 @@ TEST(CopyEngine, ThousandsOfRecordsAreRight) {
   std::vector<uint64_t> lengths;
   for (uint64_t i = 0; i < 3000; ++i) lengths.push_back(i * 131 % 4001);
   ExpectRight(*MakeArchive(lengths), 4000);
+}
+
+// --- what lies on a device
+
+// Its addresses are no addresses of this process: what touches them without it ends the test.
+class Elsewhere : public DeviceReader {
+ public:
+  Source There(const Source& source) {
+    Source there = source;
+    there.data = reinterpret_cast<const void*>(reinterpret_cast<uint64_t>(source.data) ^ kAway);
+    there.device = this;
+    return there;
+  }
+  Status Read(absl::Span<Piece> pieces) override {
+    ++reads;
+    if (!answer.ok()) return answer;
+    for (Piece& piece : pieces) {
+      EXPECT_LE(piece.bytes, kBlockBytes);
+      const auto* from = reinterpret_cast<const char*>(piece.from ^ kAway);
+      std::memcpy(piece.into, from, piece.bytes);
+      piece.crc32c = Crc32c(0, from, piece.bytes);
+      if (piece.wants_zip_crc) piece.zip_crc = ZipCrc32(0, from, piece.bytes);
+    }
+    return absl::OkStatus();
+  }
+  std::atomic<int> reads{0};
+  Status answer;
+
+ private:
+  static constexpr uint64_t kAway = uint64_t{0xabc} << 48;  // above what a process can have
+};
+
+// Which of n sources lie on the device.
+const std::vector<std::function<bool(size_t)>> kWhich = {
+    [](size_t) { return true; }, [](size_t i) { return i % 2 == 0; },
+    [](size_t i) { return i % 3 == 1; }, [](size_t i) { return i == 0; }};
+
+TEST(DeviceSources, JoinWithTheHostsAcrossBlockBorders) {
+  const std::string bytes = RandomBytes(2 * kBlockBytes + 777, 2);
+  std::vector<uint64_t> lengths;
+  for (uint64_t at = 0, n = 1; at + n < bytes.size(); at += n, n = n * 3 % 65521)
+    lengths.push_back(n);
+  for (const auto& which : kWhich) {
+    Elsewhere device;
+    std::vector<Source> sources = Cut(bytes, lengths);
+    for (size_t i = 0; i < sources.size(); ++i) {
+      if (which(i)) sources[i] = device.There(sources[i]);
+    }
+    for (const int threads : {1, 3}) {
+      ProgressPage page;
+      const Copied copied = Copy(ObjectLayout::Raw(sources), threads, &page);
+      EXPECT_TRUE(copied.bytes == bytes);
+      EXPECT_TRUE(copied.only_inside);
+      EXPECT_EQ(copied.written.block_crcs, BlockCrcs(bytes.data(), bytes.size(), kBlockBytes));
+      EXPECT_THAT(copied.written.covered, ElementsAre(Pair(0, bytes.size())));
+      EXPECT_EQ(page.bytes_done, bytes.size());
+    }
+    EXPECT_EQ(device.reads, 2) << "all of it at once";
+  }
+}
+
+TEST(DeviceSources, AreRecordsOfAZip) {
+  for (const std::vector<uint64_t>& lengths :
+       {std::vector<uint64_t>{1, 0, 17, 100000, 3, 64, 4096},
+        std::vector<uint64_t>{kBlockBytes * 2 + 13, 5, kBlockBytes - 100, 0, 777777, 200000}}) {
+    for (const auto& which : kWhich) {
+      Elsewhere device;
+      const auto archive = MakeArchive(lengths);
+      for (size_t i = 0; i < lengths.size(); ++i) {
+        if (which(i)) archive->sources[i] = device.There(archive->sources[i]);
+      }
+      ExpectRight(*archive, 12345);
+    }
+  }
+}
+
+TEST(DeviceSources, OfManyObjectsAndDevicesAreReadOncePerDevice) {
+  const std::string bytes = RandomBytes(40000, 3);
+  Elsewhere first, second;
+  std::vector<ObjectLayout> layouts;
+  for (size_t i = 0; i < 100; ++i) {
+    layouts.push_back(ObjectLayout::Raw(
+        {first.There({bytes.data() + i, 100}), second.There({bytes.data() + 200 * i, 200})}));
+  }
+  std::vector<std::unique_ptr<Room>> rooms;
+  std::vector<CopyTask> tasks;
+  for (const ObjectLayout& layout : layouts) {
+    rooms.push_back(std::make_unique<Room>(layout.length()));
+    tasks.push_back({&layout, rooms.back()->data(), false});
+  }
+  CopyThreads threads(2);
+  std::vector<Written> written;
+  ASSERT_TRUE(CopyObjects(&threads, tasks, nullptr, &written).ok());
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    EXPECT_EQ(rooms[i]->contents(), bytes.substr(i, 100) + bytes.substr(200 * i, 200));
+  }
+  EXPECT_EQ(first.reads, 1);
+  EXPECT_EQ(second.reads, 1);
+}
+
+TEST(DeviceSources, WhatTheDeviceSaysIsWhatTheCopySays) {
+  const std::string bytes = RandomBytes(kBlockBytes, 4);
+  Elsewhere device;
+  device.answer = absl::InternalError("the device failed");
+  const ObjectLayout layout = ObjectLayout::Raw({device.There({bytes.data(), bytes.size()})});
+  Room room(layout.length());
+  const CopyTask task = {&layout, room.data(), false};
+  CopyThreads threads(2);
+  std::vector<Written> written;
+  EXPECT_EQ(CopyObjects(&threads, absl::MakeConstSpan(&task, 1), nullptr, &written), device.answer);
+  Written sent;
+  EXPECT_EQ(
+      SendObject(
+          layout, nullptr, [](uint64_t, absl::string_view) { return absl::OkStatus(); }, &sent),
+      device.answer);
+}
+
+TEST(DeviceSources, AreSentInChunks) {
+  const auto archive = MakeArchive({kBlockBytes + 5, 3, 70000});
+  Elsewhere device;
+  archive->sources[0] = device.There(archive->sources[0]);
+  archive->sources[2] = device.There(archive->sources[2]);
+  const ObjectLayout layout = archive->Layout();
+  std::string sent;
+  Written written;
+  const Status status = SendObject(
+      layout, nullptr,
+      [&](uint64_t offset, absl::string_view bytes) {
+        EXPECT_EQ(offset, sent.size());
+        sent += std::string(bytes);
+        return absl::OkStatus();
+      },
+      &written);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(sent == archive->Expected(layout.length()));
+  EXPECT_EQ(written.block_crcs, BlockCrcs(sent.data(), sent.size(), kBlockBytes));
 }
 
 TEST(CopyEngine, RecordsOfAnotherLengthThanPlannedAreRefused) {

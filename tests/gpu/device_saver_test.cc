@@ -1,0 +1,258 @@
+// Saves of device memory, on every device: the host's, one with faults, and a GPU where there is one.
+#include "client/gpu/device_saver.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/gpu/host_device.h"
+#include "common/checksum.h"
+#include "common/keys.h"
+#include "tests/gpu/device_kinds.h"
+#include "tests/gpu/faulty_device.h"
+#include "tests/gpu/pattern.h"
+
+namespace cairn::gpu {
+namespace {
+
+using client::DeviceReader;
+using Piece = DeviceReader::Piece;
+
+constexpr uint64_t kMiB = 1 << 20;
+
+// Bytes on a device, and the memory that they are saved into.
+class Bytes {
+ public:
+  Bytes(Device* device, uint64_t count) : bytes_(Pattern(count)), into_(count, '?') {
+    auto block = NewDeviceBlock(device, count);
+    EXPECT_TRUE(block.ok()) << block.status();
+    block_ = *std::move(block);
+    const CopyIn in{bytes_.data(), block_.get(), count};
+    EXPECT_TRUE(device->Copy({&in, 1}, kDefaultStream).ok());
+    EXPECT_TRUE(device->Synchronize(kDefaultStream).ok());
+  }
+  // Cut into pieces of these lengths, over and over; every second one wants both checksums.
+  std::vector<Piece> Cut(const std::vector<uint64_t>& lengths) {
+    std::vector<Piece> pieces;
+    for (uint64_t at = 0, i = 0; at < bytes_.size(); ++i) {
+      Piece piece;
+      piece.bytes = std::min<uint64_t>(lengths[i % lengths.size()], bytes_.size() - at);
+      piece.from = block_.get() + at;
+      piece.into = into_.data() + at;
+      piece.wants_zip_crc = i % 2 == 1;
+      pieces.push_back(piece);
+      at += piece.bytes;
+    }
+    return pieces;
+  }
+  void ExpectSaved(const std::vector<Piece>& pieces) {
+    EXPECT_TRUE(into_ == bytes_);  // megabytes: no diff wanted
+    uint64_t at = 0;
+    for (const Piece& piece : pieces) {
+      EXPECT_EQ(piece.crc32c, Crc32c(0, bytes_.data() + at, piece.bytes)) << at;
+      if (piece.wants_zip_crc) {
+        EXPECT_EQ(piece.zip_crc, ZipCrc32(0, bytes_.data() + at, piece.bytes)) << at;
+      }
+      at += piece.bytes;
+    }
+  }
+  void Forget() { into_.assign(into_.size(), '?'); }
+  DevicePtr at() const { return block_.get(); }
+
+ private:
+  const std::string bytes_;
+  std::string into_;
+  DeviceBlock block_;
+};
+
+Status Save(DeviceSaver* saver, std::vector<Piece>* pieces) {
+  return saver->After(kDefaultStream)->Read(absl::MakeSpan(*pieces));
+}
+
+class SaverOn : public ::testing::TestWithParam<DeviceKind> {
+ protected:
+  void SetUp() override {
+    auto opened = GetParam().open();
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    device_ = *std::move(opened);
+  }
+  void TearDown() override {
+    if (device_ == nullptr) return;
+    EXPECT_EQ(device_->Use(), DeviceUse{}) << "something was not given back";
+  }
+
+  std::unique_ptr<Device> device_;
+};
+
+TEST_P(SaverOn, BringsPiecesOfAllSizesWithTheirChecksums) {
+  for (const std::vector<uint64_t>& lengths :
+       {std::vector<uint64_t>{kBlockBytes}, std::vector<uint64_t>{1, 63, 64, 65, 100000},
+        std::vector<uint64_t>{kBlockBytes - 1, 2}, std::vector<uint64_t>{4096}}) {
+    DeviceSaver saver(device_.get());
+    Bytes bytes(device_.get(), 9 * kBlockBytes + 77);  // more than all slots hold
+    std::vector<Piece> pieces = bytes.Cut(lengths);
+    ASSERT_TRUE(Save(&saver, &pieces).ok());
+    bytes.ExpectSaved(pieces);
+    EXPECT_EQ(saver.stats().bytes, 9 * kBlockBytes + 77);
+    bytes.Forget();
+    pieces = bytes.Cut(lengths);
+    ASSERT_TRUE(Save(&saver, &pieces).ok()) << "once more, with what the first left";
+    bytes.ExpectSaved(pieces);
+  }
+}
+
+TEST_P(SaverOn, ComesAfterTheCallersStream) {
+  DeviceSaver saver(device_.get());
+  Bytes bytes(device_.get(), kMiB);
+  auto stream = NewStream(device_.get());
+  ASSERT_TRUE(stream.ok());
+  auto pinned = NewPinnedBlock(device_.get(), kMiB);
+  ASSERT_TRUE(pinned.ok());
+  const std::string other(kMiB, 'x');
+  std::copy(other.begin(), other.end(), static_cast<char*>(pinned->get()));
+  std::string into(kMiB, '?');
+  Piece piece;
+  piece.from = bytes.at();
+  piece.into = into.data();
+  piece.bytes = kMiB;
+  for (int i = 0; i < 20; ++i) {
+    const CopyIn in{pinned->get(), bytes.at(), kMiB};
+    ASSERT_TRUE(device_->Copy({&in, 1}, stream->get()).ok());
+  }
+  ASSERT_TRUE(saver.After(stream->get())->Read(absl::MakeSpan(&piece, 1)).ok());
+  EXPECT_TRUE(into == other);
+  EXPECT_EQ(piece.crc32c, Crc32c(0, other.data(), kMiB));
+}
+
+TEST_P(SaverOn, ManyThreadsSaveOneAfterTheOther) {
+  DeviceSaver saver(device_.get());
+  std::vector<std::unique_ptr<Bytes>> all;
+  for (int i = 0; i < 4; ++i) all.push_back(std::make_unique<Bytes>(device_.get(), 5 * kMiB + i));
+  std::vector<std::thread> threads;
+  for (const auto& bytes : all) {
+    threads.emplace_back([&saver, bytes = bytes.get()] {
+      for (int i = 0; i < 5; ++i) {
+        bytes->Forget();
+        std::vector<Piece> pieces = bytes->Cut({kMiB});
+        ASSERT_TRUE(Save(&saver, &pieces).ok());
+        bytes->ExpectSaved(pieces);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, SaverOn, ::testing::ValuesIn(DeviceKinds()),
+                         [](const auto& kind) { return kind.param.name; });
+
+TEST(DeviceSaver, WithoutTheDevicesChecksumsTheHostTakesThem) {
+  HostDeviceOptions options;
+  options.checksums = false;
+  const std::unique_ptr<Device> device = MakeHostDevice(options);
+  DeviceSaver saver(device.get());
+  Bytes bytes(device.get(), 6 * kBlockBytes);
+  std::vector<Piece> pieces = bytes.Cut({kBlockBytes, 1000, 70000});
+  ASSERT_TRUE(Save(&saver, &pieces).ok());
+  bytes.ExpectSaved(pieces);
+  EXPECT_EQ(saver.stats().summed_on_device, 0u);
+  EXPECT_EQ(saver.stats().host_because, "this device has no checksums");
+}
+
+TEST(DeviceSaver, WithADeviceThatChecksTheHostReadsNothingTwice) {
+  const std::unique_ptr<Device> device = MakeHostDevice();
+  DeviceSaver saver(device.get());
+  Bytes bytes(device.get(), kMiB);
+  std::vector<Piece> pieces = bytes.Cut({70000});
+  ASSERT_TRUE(Save(&saver, &pieces).ok());
+  EXPECT_EQ(saver.stats().summed_on_device, pieces.size());
+  EXPECT_EQ(saver.stats().host_because, "");
+}
+
+TEST(DeviceSaver, GoesOnWithFewerSlots) {
+  for (const int slots : {1, 2}) {
+    auto faults = std::make_shared<DeviceFaults>();
+    const std::unique_ptr<Device> device = MakeFaultyDevice(MakeHostDevice(), faults);
+    faults->Add({.call = DeviceCall::kAllocatePinned,
+                 .after = slots,
+                 .error = absl::ResourceExhaustedError("no pages")});
+    DeviceSaver saver(device.get());
+    Bytes bytes(device.get(), 6 * kBlockBytes);
+    std::vector<Piece> pieces = bytes.Cut({kBlockBytes / 2});
+    ASSERT_TRUE(Save(&saver, &pieces).ok());
+    bytes.ExpectSaved(pieces);
+  }
+}
+
+TEST(DeviceSaver, WithoutAnyPinnedMemoryItSaysSo) {
+  auto faults = std::make_shared<DeviceFaults>();
+  const std::unique_ptr<Device> device = MakeFaultyDevice(MakeHostDevice(), faults);
+  faults->Add({.call = DeviceCall::kAllocatePinned, .error = absl::ResourceExhaustedError("none")});
+  DeviceSaver saver(device.get());
+  Bytes bytes(device.get(), kMiB);
+  std::vector<Piece> pieces = bytes.Cut({kMiB});
+  EXPECT_EQ(Save(&saver, &pieces), absl::ResourceExhaustedError("none"));
+}
+
+// Whichever call fails, the save fails or is whole, nothing is kept, and the next one succeeds.
+TEST(DeviceSaver, AnyCallMayFail) {
+  bool reached = true;
+  for (int n = 0; reached; ++n) {
+    auto faults = std::make_shared<DeviceFaults>();
+    const std::unique_ptr<Device> device = MakeFaultyDevice(MakeHostDevice(), faults);
+    {
+      DeviceSaver saver(device.get());
+      Bytes bytes(device.get(), 6 * kBlockBytes);
+      std::vector<Piece> pieces = bytes.Cut({kBlockBytes, 1000});
+      faults->Add({.after = n, .times = 1, .error = absl::InternalError("broken")});
+      const Status status = Save(&saver, &pieces);
+      reached = !status.ok();
+      if (reached) {
+        EXPECT_EQ(status, absl::InternalError("broken")) << n;
+        faults->Clear();
+        pieces = bytes.Cut({kBlockBytes, 1000});
+        bytes.Forget();
+        ASSERT_TRUE(Save(&saver, &pieces).ok()) << n;
+      }
+      bytes.ExpectSaved(pieces);
+    }
+    // The last call gives back; what it does not give back is left.
+    if (reached) {
+      EXPECT_EQ(device->Use(), DeviceUse{}) << n;
+    }
+    ASSERT_LT(n, 200);
+  }
+}
+
+TEST(DeviceSaver, InAForkedChildItIsRefused) {
+  const std::unique_ptr<Device> device = MakeHostDevice();
+  DeviceSaver saver(device.get());
+  Bytes bytes(device.get(), kMiB);
+  std::vector<Piece> pieces = bytes.Cut({kMiB});
+  ASSERT_TRUE(Save(&saver, &pieces).ok());
+  const pid_t child = fork();
+  if (child == 0) {
+    const Status status = Save(&saver, &pieces);
+    _exit(absl::IsFailedPrecondition(status) ? 0 : 1);
+  }
+  int how = 0;
+  ASSERT_EQ(waitpid(child, &how, 0), child);
+  EXPECT_TRUE(WIFEXITED(how) && WEXITSTATUS(how) == 0);
+}
+
+TEST(DeviceSaver, NothingIsKeptOfAThousandSaves) {
+  const std::unique_ptr<Device> device = MakeHostDevice();
+  DeviceSaver saver(device.get());
+  Bytes bytes(device.get(), 100000);
+  std::vector<Piece> pieces = bytes.Cut({30000});
+  ASSERT_TRUE(Save(&saver, &pieces).ok());
+  const DeviceUse use = device->Use();
+  for (int i = 0; i < 1000; ++i) ASSERT_TRUE(Save(&saver, &pieces).ok());
+  EXPECT_EQ(device->Use(), use);
+}
+
+}  // namespace
+}  // namespace cairn::gpu
