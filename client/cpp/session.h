@@ -120,6 +120,7 @@ class StepWriter {
   virtual Status Abort() = 0;
 
   virtual Step step() const = 0;
+  virtual Revision revision() const = 0;
   virtual uint64_t bytes_written() const = 0;
 };
 

@@ -35,6 +35,7 @@ class StepWriterImpl : public StepWriter {
   StatusOr<CommitResult> Commit(const std::map<std::string, std::string>& notes) override;
   Status Abort() override;
   Step step() const override { return identity_.step; }
+  Revision revision() const override { return identity_.revision; }
   uint64_t bytes_written() const override { return bytes_written_; }
 
  private:

@@ -106,6 +106,7 @@ class FakeWriter : public client::StepWriter {
     world_->calls.push_back("abort");
     return absl::OkStatus();
   }
+  Revision revision() const override { return 0; }
   Step step() const override { return step_; }
   uint64_t bytes_written() const override { return total_; }
 

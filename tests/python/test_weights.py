@@ -260,6 +260,9 @@ def test_files_stay_until_all_writers_have_committed(
         assert publish(first, 2, path, remove_files=True, timeout=15).ok
         other.join()
         assert not path.exists()
+        # Once more: what was complete before is no reason.
+        path.write_bytes(safetensors(head, b"efgh"))
+        assert publish(first, 2, path, remove_files=True, timeout=1).ok and path.exists()
 
 
 def test_files_stay_when_the_step_was_not_committed(c: cairn.Connection, tmp_path: Path) -> None:

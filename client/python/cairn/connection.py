@@ -666,9 +666,21 @@ class Connection:
           cairn.FailedPrecondition: the job's policy can never bring it there; at once.
         """
         number = _native.NO_STEP if step is None else _step_number(step)
-        level = level.upper()
+        return self._wait(number, level.upper(), timeout)
+
+    def _wait(
+        self,
+        step: int,
+        level: str,
+        timeout: float | None,
+        attempt: int = 0,
+        revision: int = -1,
+    ) -> info.CheckpointInfo:
         return self._in_slices(
-            timeout, lambda session, slice_s: session.wait(self.job, number, level, slice_s)
+            timeout,
+            lambda session, slice_s: session.wait(
+                self.job, step, level, slice_s, attempt, revision
+            ),
         )
 
     def wait_after(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from cairn import _native
 
-# Where bytes are: an address, kept valid by the payload's `keep`, an object with contiguous bytes, or
-# (descriptor, offset) of an open file.
-Where = int | bytes | bytearray | memoryview | tuple[int, int]
+# Where bytes are: an address, of the host's memory or of a device's, kept valid by the payload's `keep`, an
+# object with contiguous bytes, or (descriptor, offset) of an open file.
+Where: TypeAlias = "int | bytes | bytearray | memoryview | tuple[int, int] | _native.OnDevice"
 
 
 class StepWriter(Protocol):

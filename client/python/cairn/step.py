@@ -54,6 +54,7 @@ class Step:
         self._describe = describe
         self._writer: _native.Step | None = None
         self._entered = False
+        self._revision = -1
         self.ok = False
         self.error: Error | None = None
         self.complete = False
@@ -89,6 +90,7 @@ class Step:
         self.ok = True
         try:
             self._writer = self._begin()
+            self._revision = self._writer.revision
         except Error as error:
             self._failed(error)
         return self

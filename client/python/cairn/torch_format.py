@@ -22,6 +22,7 @@ import zipfile
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cairn import device_memory
 from cairn.errors import Corrupt
 from cairn.payload import Payload, RegionFile, Where
 
@@ -75,6 +76,29 @@ def _tail_records() -> _TailRecords:
         )
 
 
+class _OnDevice:
+    """A storage on a device, for torch's loop over storages, which would first bring it to the host."""
+
+    class device:  # as torch calls it
+        type = "cpu"
+
+    def __init__(self, storage: Any, where: Where) -> None:
+        self.storage = storage
+        self.where = where
+
+    def nbytes(self) -> int:
+        return int(self.storage.nbytes())
+
+    def data_ptr(self) -> _DeviceAddress:  # before 2.3 torch passes only this on
+        address = _DeviceAddress(self.storage.data_ptr())
+        address.of = self
+        return address
+
+
+class _DeviceAddress(int):
+    of: _OnDevice
+
+
 class _Collector:
     """Looks like torch's zip writer; notes records instead of writing them."""
 
@@ -98,6 +122,10 @@ class _Collector:
             where = bytes(data)
             if size != len(where):
                 raise _Unfit(f"a record of {size} bytes, given {len(where)}")
+        elif isinstance(data, (_OnDevice, _DeviceAddress)):
+            there = data if isinstance(data, _OnDevice) else data.of
+            where = there.where if size else 0
+            self.keep.append(there.storage)
         elif isinstance(data, int):
             # Before 2.3 torch passes only the address of a storage that its own frame keeps alive.
             where = data
@@ -128,16 +156,40 @@ def _keeping(pickle_module: Any) -> Any:
             super().__init__(*args, **kwargs)
             _saving.picklers.append(self)
 
+        def dump(self, obj: Any) -> None:
+            super().dump(obj)
+            if device_memory.in_use():
+                _leave_on_device(_storages(self))
+
     kept = ModuleType(getattr(pickle_module, "__name__", "pickle"))
     kept.__dict__.update(getattr(pickle_module, "__dict__", {}))
     kept.Pickler = Pickler  # type: ignore[attr-defined]
     return kept
 
 
+def _storages(pickler: Any) -> dict[str, Any] | None:
+    """Those that torch will write, in a dict of its own; None: this torch keeps them elsewhere."""
+    function = getattr(pickler, "persistent_id", None)
+    while function is not None:
+        names = inspect.getclosurevars(function).nonlocals
+        if "serialized_storages" in names:
+            found: dict[str, Any] = names["serialized_storages"]
+            return found
+        function = names.get("persistent_id")
+    return None
+
+
+def _leave_on_device(storages: dict[str, Any] | None) -> None:
+    for key, storage in (storages or {}).items():
+        where = device_memory.source(storage.device, storage.data_ptr())
+        if where is not None:
+            storages[key] = _OnDevice(storage, where)  # type: ignore[index]
+
+
 def _check_addresses(pickler: Any) -> None:
     """Where torch handed over addresses, all must be of storages that the pickler's closure holds: a copy
     that torch made of another device's storage is gone by now."""
-    held = inspect.getclosurevars(pickler.persistent_id).nonlocals.get("serialized_storages")
+    held = _storages(pickler)
     if held is None or any(storage.device.type != "cpu" for storage in held.values()):
         raise _Unfit("storages that are not held")
 
@@ -148,7 +200,7 @@ def _serialization_id(records: list[tuple[str, Where, int]]) -> bytes:
     digest = hashlib.sha256()
     for name, where, size in records:
         digest.update(f"{name}\0{size}\0".encode())
-        if not isinstance(where, int):
+        if isinstance(where, bytes):
             digest.update(where)
     return b"%040d" % (int.from_bytes(digest.digest()[:16], "little") % 10**40)
 

@@ -7,6 +7,7 @@
 
 #include "client/cpp/huge_memory.h"
 #include "client/python/src/call.h"
+#include "client/python/src/devices.h"
 #include "common/zip.h"
 
 namespace cairn::python {
@@ -22,6 +23,18 @@ void Sources::Add(const py::handle& where, uint64_t length) {
     if (list_.back().data == nullptr && length != 0) {
       throw py::value_error("source: address 0 with a length that is not 0");
     }
+    return;
+  }
+  if (py::isinstance<OnDevice>(where)) {
+    const auto& there = where.cast<const OnDevice&>();
+    std::unique_ptr<client::DeviceReader>& reader = devices_[{there.device, there.stream}];
+    if (reader == nullptr) {
+      reader = Call([&]() -> StatusOr<std::unique_ptr<client::DeviceReader>> {
+        CAIRN_ASSIGN_OR_RETURN(gpu::DeviceSaver* const saver, SaverOf(there.device));
+        return saver->After(gpu::StreamId{there.stream});
+      });
+    }
+    list_.push_back({reinterpret_cast<const void*>(there.address), length, -1, 0, reader.get()});
     return;
   }
   if (PyTuple_Check(where.ptr())) {

@@ -4,11 +4,14 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
+#include "client/cpp/device_reader.h"
 #include "client/cpp/session.h"
 #include "common/status.h"
 
@@ -16,9 +19,17 @@ namespace cairn::python {
 
 namespace py = pybind11;
 
+// An address of a device's memory, which the caller keeps valid until the call that is given this returns. What the stream
+// was asked for before that call comes first.
+struct OnDevice {
+  int device = 0;  // client/python/src/devices.h
+  uint64_t address = 0;
+  uintptr_t stream = 0;
+};
+
 // The runs of bytes of one object being saved. Each is added as a pair (where, length): `where` is an
 // address as int, which the caller keeps valid until the call returns, an object with contiguous bytes,
-// which is held here, or (descriptor, offset) of a file that stays open until the call returns. Made and
+// which is held here, an OnDevice, or (descriptor, offset) of a file that stays open until the call returns. Made and
 // destroyed with the GIL.
 class Sources {
  public:
@@ -27,13 +38,14 @@ class Sources {
   Sources& operator=(const Sources&) = delete;
   ~Sources();
 
-  // Raises ValueError or BufferError.
+  // Raises ValueError or BufferError, and what opening a device says.
   void Add(const py::handle& where, uint64_t length);
   absl::Span<const client::Source> span() const { return list_; }
 
  private:
   std::vector<client::Source> list_;
   std::vector<Py_buffer> views_;
+  std::map<std::pair<int, uintptr_t>, std::unique_ptr<client::DeviceReader>> devices_;
 };
 
 // A run of writable bytes with the buffer protocol. It lives until the last view of it is gone: a

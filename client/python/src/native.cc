@@ -85,6 +85,7 @@ class PyStep {
     StepWriter* const writer = get();
     Call([&] { return writer->Abort(); });
   }
+  Revision revision() const { return get()->revision(); }
   uint64_t bytes_written() const { return writer_ == nullptr ? 0 : writer_->bytes_written(); }
 
  private:
@@ -263,10 +264,12 @@ class PySession {
     d["objects"] = objects;
     return d;
   }
-  py::dict Wait(const std::string& job, Step step, const std::string& level, double timeout_s) {
+  py::dict Wait(const std::string& job, Step step, const std::string& level, double timeout_s,
+                Attempt attempt, Revision revision) {
     const Level wanted = LevelArgument(level);
     return AsDict(Call([&] {
-      return session_->Wait(CheckpointRef{job, step}, wanted, absl::Seconds(timeout_s));
+      return session_->Wait(CheckpointRef{job, step, attempt, revision}, wanted,
+                            absl::Seconds(timeout_s));
     }));
   }
   py::dict WaitAfter(Step step, double timeout_s, Attempt head, Revision revision) {
@@ -310,6 +313,8 @@ void DefineRegion(py::module_& module) {
            arg("length"))
       .def_buffer(&RegionBuffer)
       .def("__len__", [](const Region& region) { return region.length; });
+  py::class_<OnDevice>(module, "OnDevice")
+      .def(py::init<int, uint64_t, uintptr_t>(), arg("device"), arg("address"), arg("stream"));
 }
 
 void DefineStep(py::module_& module) {
@@ -319,6 +324,7 @@ void DefineStep(py::module_& module) {
       .def("commit", &PyStep::Commit, arg("notes"))
       .def("abort", &PyStep::Abort)
       .def("drop", &PyStep::Drop)
+      .def_property_readonly("revision", &PyStep::revision)
       .def_property_readonly("bytes_written", &PyStep::bytes_written);
 }
 
@@ -361,7 +367,8 @@ void DefineSession(py::module_& module) {
       .def("stat_object", &PySession::StatObject, arg("job"), arg("step"), arg("attempt"),
            arg("revision"), arg("name"))
       .def("list", &PySession::List, arg("path"))
-      .def("wait", &PySession::Wait, arg("job"), arg("step"), arg("level"), arg("timeout"))
+      .def("wait", &PySession::Wait, arg("job"), arg("step"), arg("level"), arg("timeout"),
+           arg("attempt") = 0, arg("revision") = -1)
       .def("wait_after", &PySession::WaitAfter, arg("step"), arg("timeout"), arg("head") = 0,
            arg("revision") = -1)
       .def("persist", &PySession::Persist, arg("job"), arg("step"))

@@ -2,21 +2,18 @@
 
 #include <pybind11/stl.h>
 
-#include <atomic>
 #include <map>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "client/cpp/process.h"
 #include "client/gpu/cuda_device.h"
-#include "client/gpu/host_device.h"
 #include "client/gpu/object_source.h"
 #include "client/gpu/weight_stream.h"
 #include "client/python/src/call.h"
+#include "client/python/src/devices.h"
 #include "client/python/src/memory.h"
-#include "common/mutex.h"
 #include "common/safetensors.h"
 
 namespace cairn::python {
@@ -30,44 +27,6 @@ using client::WantedTensor;
 using gpu::Streamer;
 using gpu::StreamOptions;
 using gpu::WeightStream;
-
-constexpr int kHostDevice = -1;
-
-// The streamers of a process, one per device, made at their first use and never destroyed, for a process ends in any
-// order. A forked child makes its own, which a GPU refuses; it never looks at its parent's, whose lock may be held.
-struct Streamers {
-  const pid_t process = client::ThisPid();
-  Mutex mutex;
-  std::map<int, Streamer*> by_device ABSL_GUARDED_BY(mutex);
-};
-
-Streamers* StreamersHere() {
-  static std::atomic<Streamers*> here{nullptr};
-  Streamers* found = here.load();
-  while (found == nullptr || found->process != client::ThisPid()) {
-    auto* const made = new Streamers;
-    if (here.compare_exchange_strong(found, made)) return made;
-    delete made;
-  }
-  return found;
-}
-
-StatusOr<Streamer*> StreamerOf(int device) {
-  Streamers* const here = StreamersHere();
-  MutexLock lock(&here->mutex);
-  Streamer*& found = here->by_device[device];
-  if (found != nullptr) return found;
-  std::unique_ptr<gpu::Device> made;
-  if (device == kHostDevice) {
-    gpu::HostDeviceOptions options;
-    options.memory_bytes = uint64_t{1} << 46;  // as much as the process may have
-    made = gpu::MakeHostDevice(options);
-  } else {
-    CAIRN_ASSIGN_OR_RETURN(made, gpu::OpenCudaDevice(device));
-  }
-  found = new Streamer(std::move(made));
-  return found;
-}
 
 Selection SelectionArgument(const std::vector<std::string>& names, const py::sequence& cuts) {
   Selection selection{names, {}};
@@ -297,6 +256,12 @@ std::string WhyNoCuda() {
   return std::string(status.message());
 }
 
+// Empty: tensors on the device are saved from where they are.
+std::string WhyNotSavedFrom(int device) {
+  const py::gil_scoped_release released;
+  return std::string(SaverOf(device).status().message());
+}
+
 }  // namespace
 
 void PyWeights::Close() {
@@ -344,6 +309,7 @@ void DefineWeights(py::module_& module) {
   module.def("safetensors_head", &SafetensorsHead, arg("entries"), arg("metadata"));
   module.def("check_safetensors", &CheckSafetensors, arg("head"), arg("file_bytes"));
   module.def("why_no_cuda", &WhyNoCuda);
+  module.def("why_not_saved_from", &WhyNotSavedFrom, arg("device"));
   module.attr("HOST_DEVICE") = kHostDevice;
 }
 
