@@ -108,7 +108,7 @@ class ObjectCopy {
 
   // What devices bring of it, in the order of the object, each piece within a block and a segment.
   void AddPieces(std::vector<DevicePieces>* devices) {
-    if (!layout_.on_device()) return;
+    if (layout_.devices().empty()) return;
     for (size_t i = 0; i < layout_.segments().size(); ++i) {
       const Segment& segment = layout_.segments()[i];
       if (segment.device == nullptr) continue;
@@ -305,7 +305,10 @@ void Populate(char* from, char* to) {
 // --- ObjectLayout
 
 void ObjectLayout::Add(const Segment& segment) {
-  on_device_ |= segment.device != nullptr;
+  if (segment.device != nullptr &&
+      std::find(devices_.begin(), devices_.end(), segment.device) == devices_.end()) {
+    devices_.push_back(segment.device);
+  }
   segments_.push_back(segment);
   starts_.push_back(starts_.back() + segment.length);
 }

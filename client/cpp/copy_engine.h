@@ -58,7 +58,8 @@ class ObjectLayout {
   // Where segment i starts; one more entry than segments.
   const std::vector<uint64_t>& starts() const { return starts_; }
   size_t records() const { return records_; }
-  bool on_device() const { return on_device_; }  // some of it is
+  // Those on which some of it lies, each once.
+  const std::vector<DeviceReader*>& devices() const { return devices_; }
   // Thread-safe. `crcs` has one CRC-32 per record; only those that the literal contains must be known.
   StatusOr<std::string> Literal(const Segment& segment, const std::vector<uint32_t>& crcs) const;
 
@@ -68,7 +69,7 @@ class ObjectLayout {
   std::vector<Segment> segments_;
   std::vector<uint64_t> starts_ = {0};
   size_t records_ = 0;
-  bool on_device_ = false;
+  std::vector<DeviceReader*> devices_;
   const ZipPlan* plan_ = nullptr;
 };
 

@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "absl/types/span.h"
 #include "common/status.h"
 
 namespace cairn::client {
+
+class MappedSlab;  // slab_map.h
 
 // Thread-safe.
 class DeviceReader {
@@ -23,6 +26,8 @@ class DeviceReader {
   };
 
   virtual ~DeviceReader() = default;
+  // Pieces of the next Read lie in this slab, which stays mapped until it ends.
+  virtual void Into(const std::shared_ptr<MappedSlab>& slab) { (void)slab; }
   // Copies each piece, and takes its checksums. When it returns, nothing is written any more, after an error too.
   virtual Status Read(absl::Span<Piece> pieces) = 0;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "client/cpp/device_reader.h"
 #include "client/cpp/process.h"
 #include "proto/convert.h"
 
@@ -278,6 +279,7 @@ Status StepWriterImpl::CopyIntoSlabs(std::vector<Pending>* objects,
         room - object.layout.length() <= kZipMaxGap) {
       CAIRN_ASSIGN_OR_RETURN(object.layout, ObjectLayout::Zip(object.plan, object.records, room));
     }
+    for (DeviceReader* device : object.layout.devices()) device->Into(slab);
     // Only the pages that this object covers get entries in the page table. A longer object that comes
     // later finds the rest as in a new mapping.
     tasks.push_back({&object.layout, slab->data() + extent.offset, slab->TakeUnpopulated()});

@@ -24,11 +24,29 @@ uint64_t Aligned(uint64_t offset) {
 class DeviceSaver::Reader : public client::DeviceReader {
  public:
   Reader(DeviceSaver* saver, StreamId caller) : saver_(saver), caller_(caller) {}
-  Status Read(absl::Span<Piece> pieces) override { return saver_->Read(caller_, pieces); }
+
+  void Into(const std::shared_ptr<client::MappedSlab>& slab) override {
+    MutexLock lock(&mutex_);
+    slabs_.push_back(slab);
+  }
+
+  Status Read(absl::Span<Piece> pieces) override {
+    std::vector<std::shared_ptr<client::MappedSlab>> slabs;
+    {
+      MutexLock lock(&mutex_);
+      slabs.swap(slabs_);
+    }
+    CAIRN_RETURN_IF_ERROR(saver_->Read(caller_, pieces));
+    // Afterwards, for registering takes the time of a copy.
+    for (const auto& slab : slabs) saver_->slabs_.Want(slab);
+    return absl::OkStatus();
+  }
 
  private:
   DeviceSaver* const saver_;
   const StreamId caller_;
+  Mutex mutex_;
+  std::vector<std::shared_ptr<client::MappedSlab>> slabs_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The checksums of pieces, as the device takes them: CRC32C of all, then CRC-32 of those that want one.
@@ -72,6 +90,9 @@ class DeviceSaver::Sums {
   DeviceBlock there_;
 };
 
+DeviceSaver::DeviceSaver(Device* device, const SaverOptions& options)
+    : device_(device), slabs_(device, options.registered_at_once) {}
+
 DeviceSaver::~DeviceSaver() = default;
 
 std::unique_ptr<client::DeviceReader> DeviceSaver::After(StreamId caller) {
@@ -80,7 +101,9 @@ std::unique_ptr<client::DeviceReader> DeviceSaver::After(StreamId caller) {
 
 SaveStats DeviceSaver::stats() const {
   const MutexLock lock(&mutex_);
-  return stats_;
+  SaveStats stats = stats_;
+  stats.slots_because = slabs_.why();
+  return stats;
 }
 
 Status DeviceSaver::Read(StreamId caller, absl::Span<Piece> pieces) {
@@ -138,18 +161,39 @@ Status DeviceSaver::Begin(StreamId caller) {
 }
 
 Status DeviceSaver::CopyAll(absl::Span<Piece> pieces, bool sum) {
-  size_t at = 0;
+  std::vector<Piece*> direct, others;
   for (Piece& piece : pieces) {
+    (slabs_.Registered(piece.into, piece.bytes) ? direct : others).push_back(&piece);
+  }
+  std::vector<CopyOut> copies;
+  copies.reserve(direct.size());
+  for (const Piece* piece : direct) copies.push_back({piece->from, piece->into, piece->bytes});
+  CAIRN_RETURN_IF_ERROR(device_->Copy(absl::MakeConstSpan(copies), copies_.get()));
+  CAIRN_RETURN_IF_ERROR(CopyBySlots(others, sum));
+  CAIRN_RETURN_IF_ERROR(device_->Synchronize(copies_.get()));
+  stats_.direct += direct.size();
+  if (!sum) return absl::OkStatus();
+  for (Piece* piece : direct) {
+    piece->crc32c = Crc32c(0, piece->into, piece->bytes);
+    if (piece->wants_zip_crc) piece->zip_crc = ZipCrc32(0, piece->into, piece->bytes);
+  }
+  return absl::OkStatus();
+}
+
+Status DeviceSaver::CopyBySlots(const std::vector<Piece*>& pieces, bool sum) {
+  if (pieces.empty()) return absl::OkStatus();
+  size_t at = 0;
+  for (Piece* piece : pieces) {
     Slot* slot = &slots_[at];
     const uint64_t offset = Aligned(slot->used);
-    if (offset + piece.bytes > kBlockBytes) {
+    if (offset + piece->bytes > kBlockBytes) {
       CAIRN_RETURN_IF_ERROR(Send(slot));
       at = (at + 1) % slots_.size();
       slot = &slots_[at];
       CAIRN_RETURN_IF_ERROR(Empty(slot, sum));
     }
-    slot->parts.push_back({&piece, Aligned(slot->used)});
-    slot->used = Aligned(slot->used) + piece.bytes;
+    slot->parts.push_back({piece, Aligned(slot->used)});
+    slot->used = Aligned(slot->used) + piece->bytes;
   }
   CAIRN_RETURN_IF_ERROR(Send(&slots_[at]));
   for (size_t i = 1; i <= slots_.size(); ++i) {  // in the order in which they were sent

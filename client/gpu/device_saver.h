@@ -1,6 +1,6 @@
 // Saves what lies in a device's memory: each byte is copied once, from the device to where it belongs, or through a few
-// slots of pinned memory where that is not registered with the device. Checksums are of what lies on the device, taken
-// there while the copies go on; where it takes none, the host takes them of what arrived.
+// slots of pinned memory where that is not registered with the device (writer_slabs.h). Checksums are of what lies on the
+// device, taken there while the copies go on; where it takes none, the host takes them of what arrived.
 #pragma once
 
 #include <deque>
@@ -11,6 +11,7 @@
 #include "client/cpp/device_reader.h"
 #include "client/gpu/device.h"
 #include "client/gpu/owned.h"
+#include "client/gpu/writer_slabs.h"
 #include "common/mutex.h"
 
 namespace cairn::gpu {
@@ -19,13 +20,19 @@ struct SaveStats {
   uint64_t bytes = 0;
   uint64_t pieces = 0;
   uint64_t summed_on_device = 0;  // pieces whose checksums the device took
+  uint64_t direct = 0;            // pieces that passed through no slot
   std::string host_because;       // why it took none of the last save; empty when it did
+  std::string slots_because;      // why slabs are not registered; empty when none was refused
+};
+
+struct SaverOptions {
+  uint64_t registered_at_once = uint64_t{256} << 20;
 };
 
 // One per device and process; saves come one after the other. Thread-safe. Must not outlive the device.
 class DeviceSaver {
  public:
-  explicit DeviceSaver(Device* device) : device_(device) {}
+  explicit DeviceSaver(Device* device, const SaverOptions& options = {});
   ~DeviceSaver();
 
   // What a save reads through, once the device has done what it was asked for on `caller` before the read. Must not
@@ -37,6 +44,7 @@ class DeviceSaver {
   std::unique_ptr<client::DeviceReader> After(StreamId caller);
 
   SaveStats stats() const;
+  WriterSlabs* slabs() { return &slabs_; }
 
  private:
   using Piece = client::DeviceReader::Piece;
@@ -60,10 +68,13 @@ class DeviceSaver {
   Status MakeOnce() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Begin(StreamId caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status CopyAll(absl::Span<Piece> pieces, bool sum) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status CopyBySlots(const std::vector<Piece*>& pieces, bool sum)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Send(Slot* slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Empty(Slot* slot, bool sum) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Device* const device_;
+  WriterSlabs slabs_;  // after the device that it uses
   mutable Mutex mutex_;
   Stream copies_ ABSL_GUARDED_BY(mutex_);
   Stream sums_ ABSL_GUARDED_BY(mutex_);
