@@ -1,5 +1,5 @@
-"""Saves of tensors that lie on a device. The device is the host's own, whose memory a stream gives; torch believes
-that these tensors are on the CPU, so which of them are the device's is said here."""
+"""Saves of tensors that lie on a device. The device is the host's own, whose memory a stream gives; torch
+believes that these tensors are on the CPU, so which of them are the device's is said here."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ def in_use() -> bool:
 
 
 def source(device: Any, address: int) -> _native.OnDevice | None:
-    """Where the bytes at `address` of a torch device are, as the device's current stream leaves them. None: they
-    are in the host's memory, or on a device that only torch can copy from."""
+    """Where the bytes at `address` of a torch device are, as its current stream leaves them. None: they are
+    in the host's memory, or on a device that only torch can copy from."""
     if device.type != "cuda":
         return None
     torch = sys.modules["torch"]

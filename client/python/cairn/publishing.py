@@ -96,8 +96,8 @@ def publish(
 
 
 def _is_safe(c: Connection, s: Step, timeout: float | None) -> bool:
-    """Whether the whole step is there as it was saved now, with other writers' parts: one that is never complete
-    goes, and one that was there before may have other tensors."""
+    """Whether the whole step is there as it was saved now, with other writers' parts: one that is never
+    complete goes, and one that was there before may have other tensors."""
     if not s.ok or s.complete:
         return s.ok
     try:
