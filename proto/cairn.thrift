@@ -237,6 +237,12 @@ struct OpenReply {
   11: bool from_member = false,  // in another node's memory: this one has no room for it
 }
 
+struct StandingReply {           // a standing mapping: the slab's descriptor, read-write, is on the fd channel
+  1: i64 lease,                  // names the descriptor there; it ends by `unmapped` of awaitUnmap
+  2: i64 slab,
+  3: i64 slab_bytes,
+}
+
 // --- status --------------------------------------------------------------------------------------
 
 struct SessionStatus {
@@ -459,6 +465,13 @@ service Cairn {
   OpenReply open(1: i64 call, 2: OpenRequest request) throws (1: Error error),
   void release(1: i64 call, 2: list<i64> leases) throws (1: Error error),
   void renew(1: list<i64> leases) throws (1: Error error),
+  // A consumer that streams version after version maps the slab in which it reads under `lease` for good, read-write:
+  // PERMISSION_DENIED when it is another user's or job's, FAILED_PRECONDITION when no writer maps it any more, or it is
+  // wanted back. It is written anew all the same: what is read there counts when it matches its checksum afterwards.
+  StandingReply mapStanding(1: i64 call, 2: i64 lease) throws (1: Error error),
+  // Standing mappings that are given up, by slab; and which others the node wants back. Answers as soon as there is one
+  // that is not among `known`, with nothing after `timeout_ms` (0: at once).
+  list<i64> awaitUnmap(1: list<i64> unmapped, 2: list<i64> known, 3: i64 timeout_ms) throws (1: Error error),
   // For clients that take no fds: at most 8 MiB a call.
   binary readChunk(1: i64 lease, 2: i64 offset, 3: i32 length) throws (1: Error error),
   void writeChunk(1: i64 call, 2: i64 lease, 3: i64 offset, 4: binary data) throws (1: Error error),

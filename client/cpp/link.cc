@@ -10,6 +10,7 @@
 
 #include "cairn_constants.h"
 #include "client/cpp/process.h"
+#include "client/cpp/standing_maps.h"
 #include "proto/convert.h"
 
 namespace cairn::client {
@@ -32,6 +33,7 @@ struct Link::State {
   explicit State(int threads) : copy_threads(threads) {}
 
   CopyThreads copy_threads;
+  std::shared_ptr<StandingMaps> standing;
 
   Mutex fd_mu;
   int fd_calls ABSL_GUARDED_BY(fd_mu) = 0;  // under way that may bring descriptors
@@ -50,7 +52,9 @@ Link::Link(const ConnectOptions& options)
     : options_(options),
       pid_(ThisPid()),
       attempt_(options.attempt),
-      state_(std::make_unique<State>(options.copy_threads)) {}
+      state_(std::make_unique<State>(options.copy_threads)) {
+  state_->standing = std::make_shared<StandingMaps>(this);
+}
 
 Link::~Link() {
   if (!InThisProcess()) {
@@ -78,6 +82,7 @@ Status Link::CheckProcess() const {
 
 bool Link::InThisProcess() const { return pid_ == ThisPid(); }
 
+StandingMaps& Link::standing() { return *state_->standing; }
 CopyThreads* Link::copy_threads() { return &state_->copy_threads; }
 
 std::shared_ptr<Attachment> Link::attachment() const {
@@ -370,6 +375,7 @@ void Link::FlushReleases(Connection* connection, Attachment* attachment) {
 
 void Link::Close() {
   if (!InThisProcess()) return;
+  state_->standing->LetGo();
   std::unique_ptr<Connection> last = AcquireIdle();
   if (last != nullptr) {
     if (const std::shared_ptr<Attachment> current = attachment()) {
@@ -380,17 +386,20 @@ void Link::Close() {
                        [](wire::CairnClient& client) { client.goodbye(); });
     }
   }
-  std::vector<std::unique_ptr<Connection>> dead;
-  MutexLock lock(&state_->mu);
-  state_->closed = true;
-  if (last != nullptr) {
-    --state_->open;
-    dead.push_back(std::move(last));
+  {
+    std::vector<std::unique_ptr<Connection>> dead;
+    MutexLock lock(&state_->mu);
+    state_->closed = true;
+    if (last != nullptr) {
+      --state_->open;
+      dead.push_back(std::move(last));
+    }
+    state_->open -= state_->idle.size();
+    for (auto& connection : state_->idle) dead.push_back(std::move(connection));
+    state_->idle.clear();
+    state_->changed.NotifyAll();
   }
-  state_->open -= state_->idle.size();
-  for (auto& connection : state_->idle) dead.push_back(std::move(connection));
-  state_->idle.clear();
-  state_->changed.NotifyAll();
+  state_->standing->Join();
 }
 
 }  // namespace cairn::client

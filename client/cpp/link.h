@@ -27,6 +27,8 @@
 
 namespace cairn::client {
 
+class StandingMaps;
+
 struct Attachment {
   uint64_t generation = 0;  // 1, 2, …
   SessionId session = 0;
@@ -89,6 +91,9 @@ class Link : public std::enable_shared_from_this<Link> {
   // is idle, else before the next call. Never fails: a lease also ends with its session.
   void Release(const std::shared_ptr<Attachment>& attachment, LeaseId lease);
 
+  StandingMaps& standing();
+
+  // Gives up standing mappings, says goodbye.
   void Close();
 
  private:

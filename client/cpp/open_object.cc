@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "client/cpp/process.h"
+#include "client/cpp/standing_maps.h"
 #include "common/checksum.h"
 #include "proto/convert.h"
 
@@ -122,6 +123,7 @@ Status OpenObjectImpl::Reopen(const CheckpointRef& checkpoint, const std::string
   auto hold = std::make_shared<Hold>();
   hold->lease = std::make_shared<Lease>(link_, answered, static_cast<LeaseId>(reply.lease));
   hold->offset = static_cast<uint64_t>(reply.offset);
+  hold->slab = static_cast<SlabId>(reply.slab);
   hold->exact = reply.exact;
   hold->from_storage = reply.slab == 0 && !reply.from_member;
   CAIRN_ASSIGN_OR_RETURN(ObjectInfo info, FromWire(reply.object));
@@ -162,6 +164,22 @@ std::string OpenObjectImpl::memory() const {
   if (!from->fd.valid() || from->from_storage || fstat(from->fd.get(), &file) != 0) return "";
   return absl::StrCat(checkpoint_.DebugString(), " ", info_.name, " in ", file.st_ino, " at ",
                       from->offset);
+}
+
+StandingPlace OpenObjectImpl::standing() {
+  const std::shared_ptr<Hold> from = hold();
+  struct stat file;
+  if (link_ == nullptr || from->slab == 0 || !from->fd.valid() ||
+      fstat(from->fd.get(), &file) != 0) {
+    return {};
+  }
+  const std::shared_ptr<Lease>& lease = from->lease;
+  // Another daemon's slab may have this number.
+  return {absl::StrCat("slab ", from->slab, " of session ", lease->attachment->session, " in ",
+                       file.st_ino),
+          from->offset, [link = link_, lease](std::function<void()> wanted_back) {
+            return link->standing().Map(lease->attachment, lease->id, std::move(wanted_back));
+          }};
 }
 
 std::shared_ptr<Hold> OpenObjectImpl::hold() const {

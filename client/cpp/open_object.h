@@ -34,6 +34,7 @@ struct Hold {
   std::shared_ptr<Lease> lease;  // null: a file of a storage root, no daemon involved
   UniqueFd fd;                   // invalid: in chunks. After `lease`, so closed before it ends
   UniqueFd direct;               // the file once more, for direct reads; invalid: there are none
+  SlabId slab = 0;               // that `fd` is of; 0: of none
   uint64_t offset = 0;           // of the object in `fd`
   uint64_t file_bytes = 0;       // length of what `fd` is
   bool exact = false;            // `fd` is the object and nothing else
@@ -59,6 +60,7 @@ class OpenObjectImpl : public OpenObject {
   Status ReadRange(uint64_t offset, uint64_t length, void* into) override;
   Status ReadUnchecked(uint64_t block, void* into, uint32_t* crc) override;
   StatusOr<View> Map() override;
+  StandingPlace standing() override;
   StatusOr<std::string> Path() override;
   Status Verify() override;
 

@@ -23,6 +23,7 @@
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/cpp/standing.h"
 #include "common/fd.h"
 #include "common/info.h"
 #include "common/keys.h"
@@ -155,6 +156,8 @@ class OpenObject {
     uint64_t length = 0;
   };
   virtual StatusOr<View> Map() = 0;
+  // Where it lies in its slab, for a mapping that outlives this object; of one elsewhere: nowhere.
+  virtual StandingPlace standing() { return {}; }
   // A path that stock loaders open while this object lives: "/proc/self/fd/N".
   virtual StatusOr<std::string> Path() = 0;
   // Checks every block of a mapping against the checksums.

@@ -19,6 +19,7 @@ class ObjectSource : public Source {
   const std::vector<uint32_t>& block_crcs() const override { return object_->info().block_crcs; }
   const char* Mapped(uint64_t block) override;
   const std::string& memory() const override { return memory_; }
+  client::StandingPlace standing() override { return object_->standing(); }
   Status Read(uint64_t block, void* into, uint32_t* crc) override;
   Status ReadChecked(uint64_t block, void* into) override;
 

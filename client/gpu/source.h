@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "client/cpp/standing.h"
 #include "common/status.h"
 
 namespace cairn::gpu {
@@ -26,6 +27,9 @@ class Source {
   // Names the memory that is mapped, and what lies in it: the blocks of two sources that have this in common are the
   // same. Empty where nothing is mapped.
   virtual const std::string& memory() const = 0;
+
+  // Where it lies in a slab that may be mapped for good. Nowhere, unless said otherwise.
+  virtual client::StandingPlace standing() { return {}; }
 
   // The block as it lies there, unchecked: whoever reads it compares it with its checksum. With `crc` the CRC32C of what
   // was read, taken while it passes.

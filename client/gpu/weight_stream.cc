@@ -30,7 +30,8 @@ constexpr size_t kViewBuffers = 2;
 // What is known of a block while its bucket is under way.
 struct BlockState {
   bool on_device = false;
-  uint32_t first_sum = 0;  // of its pieces, in its bucket's sums
+  std::shared_ptr<StandingSlab> standing;  // that it was copied from
+  uint32_t first_sum = 0;                  // of its pieces, in its bucket's sums
   std::vector<Gap> gaps;
   std::vector<uint32_t> gap_crcs;
 };
@@ -52,6 +53,18 @@ Status InTensor(const client::WantedTensor& tensor, const Status& why) {
 
 uint64_t BytesOf(const Source& source, uint64_t block) {
   return std::min<uint64_t>(kBlockBytes, source.length() - block * kBlockBytes);
+}
+
+std::string WaysOf(const StreamStats& stats) {
+  std::vector<std::pair<uint64_t, absl::string_view>> ways = {
+      {stats.standing, "standing"}, {stats.direct, "direct"}, {stats.ring, "ring"}};
+  std::stable_sort(ways.begin(), ways.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::string words;
+  for (const auto& [blocks, way] : ways) {
+    if (blocks > 0) absl::StrAppend(&words, words.empty() ? "" : ", ", way);
+  }
+  return words;
 }
 
 Status CheckSources(const client::Plan& plan, const std::vector<std::shared_ptr<Source>>& sources) {
@@ -85,6 +98,7 @@ class WeightStreamImpl {
                    client::Plan plan, StreamOptions options)
       : lane_pool_(streamer->lanes()),
         verified_(streamer->verified()),
+        standing_(streamer->standing()),
         device_(streamer->device()),
         sources_(std::move(sources)),
         plan_(std::move(plan)),
@@ -97,7 +111,16 @@ class WeightStreamImpl {
     const Status checks = wanted ? streamer->checks() : absl::OkStatus();
     device_checks_ = wanted && checks.ok();
     stats_.host_because = std::string(checks.message());
-    direct_ = device_->IsHost() && options_.way == StreamOptions::Way::kAuto;
+    direct_ = device_->IsHost() && options_.way != StreamOptions::Way::kRing;
+    slabs_.resize(sources_.size());
+    places_.resize(sources_.size());
+    for (size_t i = 0; options_.way == StreamOptions::Way::kAuto && i < sources_.size(); ++i) {
+      if (sources_[i] == nullptr) continue;
+      places_[i] = sources_[i]->standing();
+      slabs_[i] = standing_->Want(places_[i]);
+      // One that gets ready meanwhile is for the next stream.
+      if (slabs_[i] != nullptr && !slabs_[i]->ready()) slabs_[i] = nullptr;
+    }
   }
 
   ~WeightStreamImpl() {
@@ -144,7 +167,10 @@ class WeightStreamImpl {
 
   StreamStats stats() const {
     MutexLock lock(&mutex_);
-    return stats_;
+    StreamStats stats = stats_;
+    stats.way = WaysOf(stats);
+    stats.standing_because = standing_->why();
+    return stats;
   }
 
   void Stop() { Fail(absl::CancelledError("the stream was stopped")); }
@@ -332,8 +358,11 @@ class WeightStreamImpl {
     const client::PlannedBlock& block = buckets_[job.bucket].blocks[job.block];
     BlockState& state = states_[job.bucket].blocks[job.block];
     const uint64_t bytes = BytesOf(*sources_[block.object], block.block);
-    const Found found = Look(block, state, bytes);
     Count(&StreamStats::blocks);
+    if (StandingSlab::Use use = UseStanding(block, state, bytes); use.data() != nullptr) {
+      return BringStanding(block, bytes, &use, lane, &state);
+    }
+    const Found found = Look(block, state, bytes);
     if (found.mapped != nullptr && found.good && direct_) {
       Count(&StreamStats::direct);
       if (state.on_device) SumGaps(block, bytes, found.mapped, &state);
@@ -341,6 +370,7 @@ class WeightStreamImpl {
       return lane->reached();
     }
     CAIRN_ASSIGN_OR_RETURN(Slot* const slot, lane->Next());
+    Count(&StreamStats::ring);
     char* const at = static_cast<char*>(slot->memory.get());
     if (found.mapped != nullptr && found.good && found.on_host) {
       CAIRN_RETURN_IF_ERROR(CopyPieces(Pack(block, found.mapped, at), at, lane->stream()));
@@ -349,6 +379,44 @@ class WeightStreamImpl {
     CAIRN_RETURN_IF_ERROR(found.bad ? ReadAgain(block, at)
                                     : Fill(block, found.mapped, found.on_host, at));
     if (state.on_device) SumGaps(block, bytes, at, &state);
+    CAIRN_RETURN_IF_ERROR(CopyPieces(block, at, lane->stream()));
+    return slot->copied.get();
+  }
+
+  // The block in a standing mapping, if it may be copied from there: it is checked after that. The host sees what its own
+  // copies read; of a device's copies only the device tells.
+  StandingSlab::Use UseStanding(const client::PlannedBlock& block, const BlockState& state,
+                                uint64_t bytes) const {
+    const std::shared_ptr<StandingSlab>& slab = slabs_[block.object];
+    if (slab == nullptr) return {};
+    const bool unchecked = options_.check == StreamOptions::Check::kNone;
+    const bool by_host = device_->IsHost() && WantedBytes(block) >= bytes / 2;
+    if (!state.on_device && !unchecked && !by_host) return {};
+    return slab->Begin(places_[block.object].offset + block.block * kBlockBytes, bytes);
+  }
+
+  StatusOr<EventId> BringStanding(const client::PlannedBlock& block, uint64_t bytes,
+                                  StandingSlab::Use* use, Lane* lane, BlockState* state) {
+    Count(&StreamStats::standing);
+    if (state->on_device) {
+      state->standing = slabs_[block.object];
+      SumGaps(block, bytes, use->data(), state);
+    }
+    const Status copying = CopyPieces(block, use->data(), lane->stream());
+    CAIRN_RETURN_IF_ERROR(use->Copied(lane->stream()));  // some of it may be under way
+    CAIRN_RETURN_IF_ERROR(copying);
+    if (state->on_device || options_.check == StreamOptions::Check::kNone) return lane->reached();
+    CAIRN_RETURN_IF_ERROR(device_->Record(lane->reached(), lane->stream()));
+    CAIRN_RETURN_IF_ERROR(device_->Synchronize(lane->reached()));
+    Count(&StreamStats::checked_on_host);
+    if (Crc32c(0, use->data(), bytes) == sources_[block.object]->block_crcs()[block.block]) {
+      return lane->reached();
+    }
+    standing_->Renew(slabs_[block.object], places_[block.object]);
+    CAIRN_ASSIGN_OR_RETURN(Slot* const slot, lane->Next());
+    Count(&StreamStats::ring);
+    char* const at = static_cast<char*>(slot->memory.get());
+    CAIRN_RETURN_IF_ERROR(ReadAgain(block, at));
     CAIRN_RETURN_IF_ERROR(CopyPieces(block, at, lane->stream()));
     return slot->copied.get();
   }
@@ -559,6 +627,10 @@ class WeightStreamImpl {
     if (!mending_.valid()) {
       CAIRN_ASSIGN_OR_RETURN(mending_, NewPinnedBlock(device_, kBlockBytes));
     }
+    if (of.standing != nullptr) {
+      standing_->Renew(std::exchange(of.standing, nullptr), places_[block.object]);
+      Count(&StreamStats::ring);
+    }
     char* const slot = static_cast<char*>(mending_.get());
     CAIRN_RETURN_IF_ERROR(ReadAgain(block, slot));
     for (size_t g = 0; g < of.gaps.size(); ++g) {
@@ -579,12 +651,15 @@ class WeightStreamImpl {
   // Constant after Start, but for what stands at a bucket or tensor: its thread is the one that has it.
   LanePool* const lane_pool_;
   VerifiedBlocks* const verified_;
+  StandingSlabs* const standing_;
   Device* const device_;
   const std::vector<std::shared_ptr<Source>> sources_;
   client::Plan plan_;
   const StreamOptions options_;
   bool device_checks_ = false;
   bool direct_ = false;
+  std::vector<client::StandingPlace> places_;         // of each source
+  std::vector<std::shared_ptr<StandingSlab>> slabs_;  // there; null: none
   std::vector<Bucket> buckets_;
   std::vector<BucketState> states_;  // `left`, `copied` and `under_way`: guarded by mutex_
   std::vector<DevicePtr> memory_;    // of each tensor, once its first bucket is placed
@@ -640,7 +715,9 @@ class ForkSafe : public WeightStream {
 }  // namespace
 
 Streamer::Streamer(std::unique_ptr<Device> device, const StreamerOptions& options)
-    : device_(std::move(device)), lanes_(device_.get(), options.lanes, options.slots) {}
+    : device_(std::move(device)),
+      lanes_(device_.get(), options.lanes, options.slots),
+      standing_(device_.get(), options.standing_chunk_bytes) {}
 
 Status Streamer::checks() {
   MutexLock lock(&mutex_);

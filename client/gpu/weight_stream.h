@@ -13,6 +13,10 @@
 // arrived; Next compares them, has bad blocks read again, and hands out the tensors that are whole. A block is checked on
 // the device where at least half of it is wanted, in few runs; else on the host, before anything of it is copied, and of
 // mapped memory once per process. A device that is the host itself takes bytes straight from mapped memory.
+//
+// The slabs that a stream reads from are mapped and registered meanwhile (standing_slabs.h), and for later streams the
+// device copies straight from them. These slabs may be written anew at any time, so a block counts only when it matches
+// *after* it was copied; one that does not is read again through a slot.
 #pragma once
 
 #include <atomic>
@@ -28,6 +32,7 @@
 #include "client/gpu/lanes.h"
 #include "client/gpu/owned.h"
 #include "client/gpu/source.h"
+#include "client/gpu/standing_slabs.h"
 #include "client/gpu/verified_blocks.h"
 
 namespace cairn::gpu {
@@ -36,6 +41,8 @@ struct StreamerOptions {
   // Pinned memory is at most lanes × slots × kBlockBytes: 128 MiB.
   size_t lanes = 16;  // of all streams together
   size_t slots = 2;   // of each lane
+  // Of one registration of a standing mapping: a multiple of kBlockBytes.
+  uint64_t standing_chunk_bytes = uint64_t{64} << 20;
 };
 
 struct StreamOptions {
@@ -53,7 +60,8 @@ struct StreamOptions {
   // kAuto: on the device, if it has processors of its own and takes checksums; else on the host, while bytes pass.
   // kNone: nothing is compared with its checksum.
   enum class Check : uint8_t { kAuto, kDevice, kHost, kNone } check = Check::kAuto;
-  enum class Way : uint8_t { kAuto, kRing } way = Way::kAuto;
+  // kDirect: without standing mappings.
+  enum class Way : uint8_t { kAuto, kDirect, kRing } way = Way::kAuto;
 };
 
 struct StreamStats {
@@ -63,10 +71,16 @@ struct StreamStats {
   uint64_t checked_on_host = 0;
   uint64_t checked_before = 0;  // by this process
   uint64_t direct = 0;          // copied from where they are mapped, without a slot
+  uint64_t standing = 0;        // copied from a standing mapping, without a slot
+  uint64_t ring = 0;            // through a slot
   uint64_t read_again = 0;      // blocks that did not match at first
   uint64_t buckets = 0;         // handed out
   uint64_t threads = 0;
   std::string host_because;  // why the device checks nothing; empty when it does
+  // Why a slab could not be mapped for good or registered; empty: none was refused.
+  std::string standing_because;
+  // The ways that blocks took: "standing", "direct", "ring", the most used first, with ", " between.
+  std::string way;
 };
 
 class Streamer;
@@ -103,6 +117,7 @@ class Streamer {
   Device* device() { return device_.get(); }
   LanePool* lanes() { return &lanes_; }
   VerifiedBlocks* verified() { return &verified_; }
+  StandingSlabs* standing() { return &standing_; }
   // OK when the device takes checksums; else why not. Tried once.
   Status checks();
 
@@ -115,6 +130,7 @@ class Streamer {
   const std::unique_ptr<Device> device_;
   LanePool lanes_;  // after the device that it uses
   VerifiedBlocks verified_;
+  StandingSlabs standing_;
   Mutex mutex_;
   std::optional<Status> checks_ ABSL_GUARDED_BY(mutex_);
 };

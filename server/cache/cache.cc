@@ -96,7 +96,8 @@ class CacheImpl final : public Cache {
   StatusOr<UniqueFd> Lend(SlabId slab, LeaseId lease, LeaseMode mode) override {
     CAIRN_ASSIGN_OR_RETURN(const auto found, Find(slab));
     lends_.fetch_add(1, std::memory_order_relaxed);
-    return found->Lend(lease, mode == LeaseMode::kWrite);
+    return found->Lend(lease,
+                       /*writable=*/mode == LeaseMode::kWrite || mode == LeaseMode::kStanding);
   }
 
   StatusOr<bool> LeaseOpen(SlabId slab, LeaseId lease) override {

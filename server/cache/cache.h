@@ -89,7 +89,7 @@ class Cache {
   virtual Status Adopt(SlabId slab, uint64_t bytes, UniqueFd fd) = 0;
 
   // A new open file description for one borrower, with a shared OFD lock at byte `lease`:
-  // read-write for kWrite, else read-only. RESOURCE_EXHAUSTED when descriptors run out; UNAVAILABLE
+  // read-write for kWrite and kStanding, else read-only. RESOURCE_EXHAUSTED when descriptors run out; UNAVAILABLE
   // while another process holds a file lease on the slab.
   virtual StatusOr<UniqueFd> Lend(SlabId slab, LeaseId lease, LeaseMode mode) = 0;
   // True while the description lent under `lease`, or a mapping of it, exists in any process.

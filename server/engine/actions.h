@@ -79,6 +79,15 @@ struct Open {
   bool exact = false;  // the object fills its slab from offset 0
 };
 
+struct Standing {
+  Lend lend;
+};
+
+// Standing mappings that the session is to give up.
+struct Unmap {
+  std::vector<SlabId> slabs;
+};
+
 // From storage: the node opens the object as the caller.
 struct OpenStored {
   StoredCheckpoint checkpoint;  // of its parts only the object's
@@ -228,8 +237,9 @@ struct Status {
   int64_t only_here_count = 0;
 };
 
-using Body = std::variant<Ok, Hello, Attempt, Create, Commit, Chunk, Open, OpenStored, Elsewhere,
-                          Latest, CheckpointInfo, ObjectInfo, Granted, List, PolicyPreview, Status>;
+using Body = std::variant<Ok, Hello, Attempt, Create, Commit, Chunk, Open, Standing, Unmap,
+                          OpenStored, Elsewhere, Latest, CheckpointInfo, ObjectInfo, Granted, List,
+                          PolicyPreview, Status>;
 
 }  // namespace reply
 

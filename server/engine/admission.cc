@@ -15,6 +15,8 @@ namespace {
 // From this size on it is better to give up an old step that owes nothing than to fault in new
 // memory on the save path (about 1 ms per MiB); below it, free budget keeps older steps loadable.
 constexpr uint64_t kRecycleBytes = uint64_t{32} << 20;
+constexpr absl::string_view kNotGivenUp =
+    "a consumer has not given up standing mappings within 10 s";
 constexpr int kFailedMakes = 3;
 constexpr size_t kNamedHolders = 8;
 // Of one user's steps that wait so many are looked at, each time that there may be memory.
@@ -168,6 +170,15 @@ bool Admission::TryAdmit(Checkpoint* checkpoint) {
   if (share < estimate) AskToUnmap(job, estimate - share, job.owner->uid);
   if (available < wanted) AskToUnmap(job, wanted - available, std::nullopt);
   return Unpromised(job) >= estimate;
+}
+
+bool Admission::ConsumersKeep(const Job& job, uint64_t wanted, uint64_t of_user) const {
+  const uint64_t overdue = ledger_.overdue().bytes;
+  if (overdue == 0) return false;
+  const uint64_t overdue_of_user = ledger_.overdue_of(job.owner->uid).bytes;
+  const uint64_t available = eviction_.Available(job), share = eviction_.ShareLeft(job);
+  return (available < wanted || share < of_user) && available + overdue >= wanted &&
+         share + overdue_of_user >= of_user;
 }
 
 void Admission::AskToUnmap(const Job& job, uint64_t lacking, std::optional<uint32_t> uid) {
@@ -338,6 +349,11 @@ void Admission::Serve(uint64_t claimed) {
       if (in_vain.contains(checkpoint)) continue;
       if (of_user >= kTriesInVain && !options_.Unlimited(uid)) continue;
       if (!TryAdmit(checkpoint)) {
+        const uint64_t estimate = checkpoint->verdict->estimate;
+        if (ConsumersKeep(*checkpoint->job, estimate + reserved_bytes_, estimate)) {
+          Refuse(checkpoint, Full(*checkpoint->job, estimate, kNotGivenUp));
+          continue;
+        }
         in_vain.insert(checkpoint);
         ++of_user;
         short_of_memory_();
@@ -442,7 +458,11 @@ void Admission::ServeOne(RequestId request, uint64_t* claimed) {
     unmap_first.retire = ledger_.TellRetired(session);
     return callers_.Answer(request, Body(std::move(unmap_first)));
   }
+  if (ConsumersKeep(*job, *claimed, lacking)) {
+    return Refuse(checkpoint, Full(*job, lacking, kNotGivenUp));
+  }
   if (checkpoint->verdict->granted == 0 || ledger_.probing_bytes() > 0) return;
+  if (ledger_.kept_by_standing().bytes > 0) return;
   // What it was promised may be under I/O for a while: that ends by itself.
   if (within_share && under_io_() > 0) return;
   // Or other sessions of its user map it, and are asked to unmap it.

@@ -119,6 +119,8 @@ class Admission : public Waitlist, public StepWatcher {
   // What those of the job's writers that are connected here saved last.
   uint64_t LastOfThoseHere(const Job& job) const;
   bool TryAdmit(Checkpoint* checkpoint);
+  // So much would be there, in all and for its user, but for standing mappings that were not given up in time.
+  bool ConsumersKeep(const Job& job, uint64_t wanted, uint64_t of_user) const;
   // Asks other jobs' sessions, with `uid` that user's, to unmap so much of what could be given up.
   void AskToUnmap(const Job& job, uint64_t lacking, std::optional<uint32_t> uid);
   void Reserve(Checkpoint* checkpoint, uint64_t bytes);

@@ -74,7 +74,7 @@ void Connecting::On(const event::SessionEnded& event) {
   for (const CheckpointKey& key : asked) {
     if (Checkpoint* checkpoint = parts_.Find(key)) parts_.EraseIfEmpty(checkpoint);
   }
-  leases_.EndAll(id);
+  leases_.EndAll(id, event.goodbye);
   for (const auto& [name, attempt] : attempts_.EndSession(id)) {
     if (const Job* job = jobs_.Find(name)) admission_.ReleaseAttempt(*job, attempt);
   }

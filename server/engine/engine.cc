@@ -22,6 +22,7 @@
 #include "server/engine/restored.h"
 #include "server/engine/saving.h"
 #include "server/engine/snapshot.h"
+#include "server/engine/standing_maps.h"
 #include "server/engine/status.h"
 #include "server/engine/storage_root.h"
 
@@ -251,6 +252,8 @@ class Engine::Impl {
   void On(const event::Verified& e) { opening_.On(e); }
   void On(const event::Release& e) { leases_.On(e); }
   void On(const event::Renew& e) { leases_.On(e); }
+  void On(const event::MapStanding& e) { standing_maps_.On(e); }
+  void On(const event::AwaitUnmap& e) { standing_maps_.On(e); }
   void On(const event::LendFailed& e) { leases_.On(e); }
   void On(const event::SlabProbed& e) { leases_.On(e); }
   void On(const event::Latest& e) { finding_.On(e); }
@@ -309,6 +312,7 @@ class Engine::Impl {
   Ledger ledger_{options_, &out_};
   Footprints footprints_{&ledger_};
   Leases leases_{options_, &out_, &sessions_, &ledger_, &journal_};
+  StandingMaps standing_maps_{&out_, &callers_, &sessions_, &ledger_, &leases_};
   Records records_{options_, &out_, &callers_, &jobs_};
   Attempts attempts_{options_, &out_, &jobs_, &sessions_, &standing_, &records_};
   Parts parts_{options_,     &out_,     &jobs_,     &attempts_, &leases_, &ledger_,
@@ -440,6 +444,7 @@ Outcome Engine::Impl::Finish() {
   succession_.Serve();
   callers_.Expire();
   ledger_.ProbeDue();
+  ledger_.ExpirePatience();
   scanning_.ReadDue();
   retention_.TryAgainDue();
   manifests_.PauseOver();
@@ -460,6 +465,7 @@ Outcome Engine::Impl::Finish() {
   }
   finding_.CheckWaits();
   for (action::Record& record : standing_.TakeToRecord(kRecordBatch)) out_.Do(std::move(record));
+  standing_maps_.Serve();
   if (cluster_.TakeHomesMoved()) out_.Do(action::Record{.everything = true});
   for (const std::string& job : callers_.TakeJobsLeft()) jobs_.MayForget(job);
   jobs_.ForgetUnused();
@@ -494,9 +500,9 @@ void Engine::Impl::ForgetIdle() {
 
 void Engine::Impl::EmitWake() {
   MonotonicNanos next =
-      std::min({ledger_.next_probe(), callers_.next_deadline(), leases_.next_expiry(),
-                persistence_.next(), scanning_.next(), records_.next(), retention_.next(),
-                jobs_.next(), manifests_.next(), cluster_.next()});
+      std::min({ledger_.next_probe(), ledger_.next_overdue(), callers_.next_deadline(),
+                leases_.next_expiry(), persistence_.next(), scanning_.next(), records_.next(),
+                retention_.next(), jobs_.next(), manifests_.next(), cluster_.next()});
   if (mode_.draining && !drained_) next = std::min(next, drain_deadline_);
   if (std::exchange(more_soon_, false) || standing_.more_to_record() || leases_.more_to_end() ||
       scanning_.more_to_take_in() || persistence_.more_to_prepare()) {

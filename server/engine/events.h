@@ -69,6 +69,7 @@ struct Hello : SessionIdentity {
 // It said goodbye, its channel closed, or its process is dead. Not a request.
 struct SessionEnded {
   SessionId session = 0;
+  bool goodbye = false;  // its process lives, and has given up what it had mapped
 };
 
 // Asks for an attempt's number, above all that are known. → reply::Attempt
@@ -202,6 +203,22 @@ struct Release {
 struct Renew {
   Caller caller;
   std::vector<LeaseId> leases;
+};
+
+// A session that reads under `lease` asks for a standing mapping of the slab in which those bytes lie. Asked again it
+// is lent once more. → reply::Standing
+struct MapStanding {
+  Caller caller;
+  LeaseId lease = 0;
+};
+
+// Standing mappings that the session has given up, and the question which others it is to give up: until there is one
+// that it does not know of yet, or the deadline. → reply::Unmap
+struct AwaitUnmap {
+  Caller caller;
+  std::vector<SlabId> unmapped;
+  std::vector<SlabId> known;  // it was told of these, and is about to give them up
+  MonotonicNanos deadline = 0;
 };
 
 // The descriptor of this lease never left the daemon. Not a request.
@@ -470,18 +487,17 @@ struct JournalFull {
 
 }  // namespace event
 
-using Event =
-    std::variant<event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom,
-                 event::Use, event::Create, event::SealObjects, event::Commit, event::Abort,
-                 event::LocateChunk, event::Open, event::Release, event::Renew, event::LendFailed,
-                 event::Latest, event::StatCheckpoint, event::StatObject, event::List, event::Wait,
-                 event::PersistNow, event::Leave, event::Remove, event::Pin, event::PreviewPolicy,
-                 event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
-                 event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
-                 event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
-                 event::TablesRead, event::LineNumbersRead, event::Exchanged, event::PeerSaid,
-                 event::LifeMet, event::SeatChanged, event::Fenced, event::GrantAsked,
-                 event::GrantEnded, event::FetchAdvanced, event::Fetched, event::StorageSeen,
-                 event::CallerLeft, event::Tick, event::Drain, event::JournalFull>;
+using Event = std::variant<
+    event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom, event::Use,
+    event::Create, event::SealObjects, event::Commit, event::Abort, event::LocateChunk, event::Open,
+    event::Release, event::Renew, event::MapStanding, event::AwaitUnmap, event::LendFailed,
+    event::Latest, event::StatCheckpoint, event::StatObject, event::List, event::Wait,
+    event::PersistNow, event::Leave, event::Remove, event::Pin, event::PreviewPolicy,
+    event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed, event::SlabProbed,
+    event::ManifestWritten, event::ChunkWritten, event::Verified, event::Persisted,
+    event::LineRecordWritten, event::FilesDeleted, event::JobScanned, event::TablesRead,
+    event::LineNumbersRead, event::Exchanged, event::PeerSaid, event::LifeMet, event::SeatChanged,
+    event::Fenced, event::GrantAsked, event::GrantEnded, event::FetchAdvanced, event::Fetched,
+    event::StorageSeen, event::CallerLeft, event::Tick, event::Drain, event::JournalFull>;
 
 }  // namespace cairn::engine

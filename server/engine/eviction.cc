@@ -157,8 +157,9 @@ uint64_t Eviction::MappedElsewhere(const Job& job) const {
   standing_.Settle();
   const SlabOwner owner{job.owner->uid, job.name};
   return ledger_.idle_mapped_bytes() - ledger_.idle_mapped_bytes(owner) +
-         ledger_.bytes_in(SlabState::kQuarantined) - ledger_.probing_bytes() +
-         standing_.gain().mapped_bytes - job.standing->evictable_mapped_bytes;
+         ledger_.bytes_in(SlabState::kQuarantined) - ledger_.probing_bytes() -
+         ledger_.overdue().bytes + standing_.gain().mapped_bytes -
+         job.standing->evictable_mapped_bytes;
 }
 
 // Within a class, what comes back by itself goes first. What the asking session has mapped itself
@@ -239,7 +240,7 @@ bool Eviction::Recycle(Job* job, SessionId session, Writer writer, uint64_t need
   const auto fits = [&](SlabId id) {
     const SlabRecord& slab = *ledger_.Find(id);
     return slab.bytes >= need && slab.bytes <= LargestFit(need) && !slab.Locked() &&
-           !slab.for_peers && !slab.by_path &&
+           !slab.for_peers && !slab.by_path && !slab.condemned &&
            (slab.mapper == session || (slab.mapper == 0 && slab.clean));
   };
   int tries = 0;

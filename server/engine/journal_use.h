@@ -27,21 +27,22 @@ constexpr JournalUse JournalUseOf() {
   } else if constexpr (kIsOneOf<E, event::ResumeFrom, event::Use, event::Remove, event::Pin,
                                 event::SetPolicy>) {
     return {.is_a_promise = true, .adds_a_little = true};
-  } else if constexpr (kIsOneOf<E, event::Hello, event::Open>) {
+  } else if constexpr (kIsOneOf<E, event::Hello, event::Open, event::MapStanding>) {
     return {.adds_a_little = true};
   } else {
     // To persist is journaled once for each checkpoint, and asked of a node in safe mode, too.
     static_assert(
         kIsOneOf<E, event::PersistNow, event::Leave, event::SessionEnded, event::Abort,
-                 event::LocateChunk, event::Release, event::Renew, event::LendFailed, event::Latest,
-                 event::StatCheckpoint, event::StatObject, event::List, event::Wait,
-                 event::PreviewPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
-                 event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
-                 event::Persisted, event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
-                 event::TablesRead, event::LineNumbersRead, event::Exchanged, event::PeerSaid,
-                 event::LifeMet, event::SeatChanged, event::Fenced, event::GrantAsked,
-                 event::GrantEnded, event::FetchAdvanced, event::Fetched, event::StorageSeen,
-                 event::CallerLeft, event::Tick, event::Drain, event::JournalFull>,
+                 event::LocateChunk, event::Release, event::Renew, event::AwaitUnmap,
+                 event::LendFailed, event::Latest, event::StatCheckpoint, event::StatObject,
+                 event::List, event::Wait, event::PreviewPolicy, event::Status, event::SlabMade,
+                 event::SlabDestroyed, event::SlabProbed, event::ManifestWritten,
+                 event::ChunkWritten, event::Verified, event::Persisted, event::LineRecordWritten,
+                 event::FilesDeleted, event::JobScanned, event::TablesRead, event::LineNumbersRead,
+                 event::Exchanged, event::PeerSaid, event::LifeMet, event::SeatChanged,
+                 event::Fenced, event::GrantAsked, event::GrantEnded, event::FetchAdvanced,
+                 event::Fetched, event::StorageSeen, event::CallerLeft, event::Tick, event::Drain,
+                 event::JournalFull>,
         "what does this event need of the journal?");
     return {};
   }

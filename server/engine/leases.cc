@@ -12,6 +12,8 @@ fact::Lent LentFact(const Lease& lease, SessionId session) {
   return {lease.id, session, lease.slab, lease.mode, lease.part, lease.name};
 }
 
+bool IsReaders(LeaseMode mode) { return mode != LeaseMode::kWrite && mode != LeaseMode::kStanding; }
+
 }  // namespace
 
 void Leases::CountReader(const Lease& lease) {
@@ -76,6 +78,14 @@ const Lease* Leases::LendToWriter(const Session& session, SlabRecord* slab,
   ledger_.LendToWriter(slab, session.id, lease->id);
   held_[session.id].mapped.insert(slab->id);
   lend->push_back({lease->id, slab->id, slab->bytes, LeaseMode::kWrite});
+  return lease;
+}
+
+const Lease* Leases::LendStanding(const Session& session, SlabRecord* slab) {
+  const auto has = slab->standing.find(session.id);
+  if (has != slab->standing.end()) return leases_.at(has->second).get();
+  const Lease* lease = Make(session, slab, LeaseMode::kStanding, {}, "", {}, 0);
+  ledger_.LendStanding(slab, session.id, lease->id);
   return lease;
 }
 
@@ -152,8 +162,26 @@ void Leases::Unmapped(const Session& session, const std::vector<SlabId>& slabs) 
   }
 }
 
-void Leases::EndAll(SessionId session) {
-  if (auto held = held_.extract(session)) ending_.emplace(session, std::move(held.mapped()));
+void Leases::StandingUnmapped(const Session& session, const std::vector<SlabId>& slabs) {
+  for (SlabId id : slabs) {
+    const SlabRecord* slab = ledger_.Find(id);
+    if (slab == nullptr) continue;
+    const auto has = slab->standing.find(session.id);
+    if (has != slab->standing.end()) EndStanding(has->second, /*died=*/false);
+  }
+}
+
+void Leases::EndStanding(LeaseId id, bool died) {
+  const Lease& lease = *leases_.at(id);
+  ledger_.StandingGone(ledger_.Find(lease.slab), lease.session, died);
+  Forget(id);
+}
+
+void Leases::EndAll(SessionId session, bool goodbye) {
+  auto held = held_.extract(session);
+  if (!held) return;
+  held.mapped().goodbye = goodbye;
+  ending_.emplace(session, std::move(held.mapped()));
 }
 
 void Leases::EndSome() {
@@ -165,6 +193,8 @@ void Leases::EndSome() {
       Lease* lease = leases_.at(*held.leases.begin()).get();
       if (lease->mode == LeaseMode::kWrite) {
         Forget(lease->id);
+      } else if (lease->mode == LeaseMode::kStanding) {
+        EndStanding(lease->id, /*died=*/!held.goodbye);
       } else {
         Release(lease);
       }
@@ -195,7 +225,7 @@ void Leases::On(const event::Release& event) {
     const auto at = leases_.find(id);
     // Unknown ones were released before: the call is a repeat.
     if (at == leases_.end() || at->second->session != session->id) continue;
-    if (at->second->mode != LeaseMode::kWrite) Release(at->second.get());
+    if (IsReaders(at->second->mode)) Release(at->second.get());
   }
   out_.Answer(event.caller.request, Body(reply::Ok{}));
 }
@@ -225,6 +255,7 @@ void Leases::On(const event::LendFailed& event) {
     UnmapWriter(slab);
     return;
   }
+  if (lease.mode == LeaseMode::kStanding) return EndStanding(event.lease, /*died=*/false);
   if (Held* held = HeldBy(lease.session)) held->bytes -= lease.length;
   ledger_.ReaderNeverLent(slab, lease.id);
   Forget(event.lease);
@@ -260,6 +291,8 @@ void Leases::HoldersOf(const SlabRecord& slab, bool readers_only, std::set<int32
   for (const auto& [lease, said] : slab.readers) {
     if (const Lease* held = Find(lease)) add(held->session);
   }
+  if (readers_only) return;
+  for (const auto& [session, lease] : slab.standing) add(session);
 }
 
 // --- recovery
@@ -272,7 +305,10 @@ void Leases::Restore(const Restored& restored,
     const auto begun = restored.sessions.find(fact.session);
     const bool had_lock = begun == restored.sessions.end() || begun->second.takes_fds;
     const bool writes = fact.mode == LeaseMode::kWrite;
-    if (slab == nullptr || (session == nullptr && (writes || !had_lock))) {
+    const bool stands = fact.mode == LeaseMode::kStanding;
+    if (stands && slab != nullptr && session == nullptr) ledger_.RestoreCondemned(slab);
+    if (slab == nullptr || (stands && session == nullptr) ||
+        (session == nullptr && (writes || !had_lock))) {
       if (slab != nullptr && had_lock) ledger_.RestoreUnclean(slab);
       out_.Say(fact::Unlent{id});
       continue;
@@ -301,6 +337,8 @@ void Leases::Restore(const Restored& restored,
       } else {
         object->write_lease.Edit() = id;
       }
+    } else if (stands) {
+      ledger_.RestoreStanding(slab, session->id, id);
     } else if (session == nullptr) {
       lease->session = 0;
       lease->released = true;
@@ -344,7 +382,11 @@ std::string Leases::CheckInvariants() const {
         !ending_.contains(lease->session)) {
       return absl::StrCat("lease ", id, " outlives its session");
     }
-    if (ledger_.Find(lease->slab) == nullptr) return absl::StrCat("lease ", id, " of no slab");
+    const SlabRecord* slab = ledger_.Find(lease->slab);
+    if (slab == nullptr) return absl::StrCat("lease ", id, " of no slab");
+    if (lease->mode == LeaseMode::kStanding && !slab->standing.contains(lease->session)) {
+      return absl::StrCat("lease ", id, ": its slab does not count it");
+    }
   }
   for (const auto& [id, slab] : ledger_.slabs()) {
     if (slab.mapper != 0 && sessions_.Find(slab.mapper) == nullptr &&
@@ -353,6 +395,12 @@ std::string Leases::CheckInvariants() const {
     }
     for (const auto& [lease, said] : slab.readers) {
       if (!leases_.contains(lease)) return absl::StrCat("slab ", id, ": a reader without a lease");
+    }
+    for (const auto& [session, lease] : slab.standing) {
+      const Lease* held = Find(lease);
+      if (held == nullptr || held->session != session || held->mode != LeaseMode::kStanding) {
+        return absl::StrCat("slab ", id, ": a standing mapping without a lease");
+      }
     }
   }
   std::string problem;

@@ -9,6 +9,7 @@
 //   2. Its slab is there; a reader's lease is among the slab's readers; the lease of a writer that
 //      maps a slab is the slab's writer_lease.
 //   3. What a session is said to have mapped it is the mapper of.
+//   4. The leases of standing mappings are those that the slabs count.
 #pragma once
 
 #include <functional>
@@ -59,6 +60,8 @@ class Leases {
   // The lease under which the session maps the slab for writing: the one it has, else a new one.
   // What must leave with the answer is added to `lend`.
   const Lease* LendToWriter(const Session& session, SlabRecord* slab, std::vector<Lend>* lend);
+  // The lease under which the session keeps a standing mapping of the slab: the one it has, else a new one.
+  const Lease* LendStanding(const Session& session, SlabRecord* slab);
   // For a client without descriptors: the object's write lease, the one it has or a new one.
   const Lease* LendForChunks(const Session& session, Object* object);
 
@@ -66,9 +69,10 @@ class Leases {
   void Forget(LeaseId lease);
   void EndWrite(Object* object);  // it is sealed or dropped
   void Unmapped(const Session& session, const std::vector<SlabId>& slabs);
+  void StandingUnmapped(const Session& session, const std::vector<SlabId>& slabs);
   // The session has ended. It may have mapped thousands of slabs, so they are let go in pieces: EndSome
   // does a piece; it is called after each event, and soon when there is more to end.
-  void EndAll(SessionId session);
+  void EndAll(SessionId session, bool goodbye);
   // Slabs that the session may write to; empty for one that has ended.
   const std::set<SlabId>& MappedBy(SessionId session) const;
   void EndSome();
@@ -103,6 +107,7 @@ class Leases {
     std::set<LeaseId> leases;  // not released
     std::set<SlabId> mapped;   // lent for writing
     uint64_t bytes = 0;
+    bool goodbye = false;  // of one that ends: its process has said so
   };
 
   Lease* Make(const Session& session, SlabRecord* slab, LeaseMode mode, const PartKey& part,
@@ -111,6 +116,7 @@ class Leases {
   void CountReader(const Lease& lease);
   void Release(Lease* lease);
   void UnmapWriter(SlabRecord* slab);
+  void EndStanding(LeaseId lease, bool died);
 
   const Options& options_;
   Outbox& out_;

@@ -18,7 +18,8 @@ constexpr int kProbesAtOnce = 256;
 constexpr int kLongestProbeWait = 16;
 
 fact::Slab FactOf(const SlabRecord& slab) {
-  return {slab.id, slab.bytes, slab.use, slab.owner.uid, slab.owner.job, slab.by_path};
+  return {slab.id,        slab.bytes,   slab.use,      slab.owner.uid,
+          slab.owner.job, slab.by_path, slab.condemned};
 }
 
 }  // namespace
@@ -54,11 +55,13 @@ SlabState Ledger::Decide(const SlabRecord& slab) const {
     return SlabState::kInUse;
   }
   if (slab.mapper != 0) {
-    const bool writable_again =
-        slab.readers.empty() && !slab.by_path && !slab.told_to_unmap && !slab.doomed;
+    const bool writable_again = slab.readers.empty() && !slab.by_path && !slab.told_to_unmap &&
+                                !slab.doomed && !slab.condemned;
     return writable_again ? SlabState::kIdle : SlabState::kQuarantined;
   }
-  if (!slab.clean || !slab.readers.empty()) return SlabState::kQuarantined;
+  if (!slab.clean || !slab.readers.empty() || !slab.standing.empty()) {
+    return SlabState::kQuarantined;
+  }
   return slab.owner.None() ? SlabState::kFree : SlabState::kIdle;
 }
 
@@ -88,6 +91,15 @@ void Ledger::CountIn(const SlabRecord& slab) {
   bytes_[static_cast<size_t>(slab.state)] += slab.bytes;
   if (slab.state == SlabState::kDying) ++dying_;
   if (Leaves(slab)) ++leaving_;
+  if (!KeptByStanding(slab)) {
+  } else if (slab.overdue) {
+    overdue_.bytes += slab.bytes;
+    ++overdue_.slabs;
+    Add(&overdue_of_, slab.owner.uid, {slab.bytes, 1});
+  } else {
+    kept_.bytes += slab.bytes;
+    ++kept_.slabs;
+  }
   if (const auto uid = HolderOf(slab); uid.has_value()) Add(&held_by_, *uid, {slab.bytes, 1});
 }
 
@@ -95,6 +107,15 @@ void Ledger::CountOut(const SlabRecord& slab) {
   bytes_[static_cast<size_t>(slab.state)] -= slab.bytes;
   if (slab.state == SlabState::kDying) --dying_;
   if (Leaves(slab)) --leaving_;
+  if (!KeptByStanding(slab)) {
+  } else if (slab.overdue) {
+    overdue_.bytes -= slab.bytes;
+    --overdue_.slabs;
+    Take(&overdue_of_, slab.owner.uid, {slab.bytes, 1});
+  } else {
+    kept_.bytes -= slab.bytes;
+    --kept_.slabs;
+  }
   if (const auto uid = HolderOf(slab); uid.has_value()) Take(&held_by_, *uid, {slab.bytes, 1});
 }
 
@@ -140,7 +161,9 @@ void Ledger::Lift(SlabRecord* slab) {
 
 void Ledger::Settle(SlabRecord* slab) {
   SlabState state = Decide(*slab);
-  if (slab->doomed && (state == SlabState::kFree || state == SlabState::kIdle)) {
+  if ((slab->doomed || slab->condemned) &&
+      (state == SlabState::kFree || state == SlabState::kIdle)) {
+    if (slab->condemned) out_.Count("slabs_condemned_destroyed");
     Destroy(slab);
     state = SlabState::kDying;
   }
@@ -153,6 +176,9 @@ void Ledger::Settle(SlabRecord* slab) {
   if (state == SlabState::kQuarantined && slab->mapper != 0 && slab->readers.empty() &&
       !slab->told_to_unmap) {
     MarkRetiring(slab);
+  }
+  if (!slab->standing.empty() && slab->standing_since == 0 && StandingMustGo(*slab)) {
+    AskStanding(slab);
   }
   switch (state) {
     case SlabState::kMaking:
@@ -217,6 +243,65 @@ void Ledger::ClearRetiring(SlabRecord* slab) {
   if (at == retired_.end()) return;
   if (at->second.slabs.erase(slab->id) > 0) at->second.bytes -= slab->bytes;
   if (at->second.slabs.empty()) retired_.erase(at);
+}
+
+// --- standing mappings
+
+void Ledger::AskStanding(SlabRecord* slab) {
+  slab->standing_since = out_.now();
+  patience_.insert({slab->standing_since + kPatience, slab->id});
+  for (const auto& [session, lease] : slab->standing) {
+    standing_to_unmap_[session].insert(slab->id);
+    asked_to_unmap_.insert(session);
+  }
+}
+
+void Ledger::LendStanding(SlabRecord* slab, SessionId session, LeaseId lease) {
+  Lift(slab);
+  slab->standing[session] = lease;
+  slab->clean = false;
+  ++slab->lends;
+  Settle(slab);
+}
+
+void Ledger::StandingGone(SlabRecord* slab, SessionId session, bool died) {
+  if (!slab->standing.contains(session)) return;
+  Lift(slab);
+  slab->standing.erase(session);
+  if (const auto asked = standing_to_unmap_.find(session); asked != standing_to_unmap_.end()) {
+    asked->second.erase(slab->id);
+    if (asked->second.empty()) standing_to_unmap_.erase(asked);
+  }
+  if (slab->standing.empty() && slab->standing_since != 0) {
+    patience_.erase({slab->standing_since + kPatience, slab->id});
+    slab->standing_since = 0;
+    slab->overdue = false;
+    ++version_;
+  }
+  ScheduleProbe(slab, kNever);
+  slab->probe_again = slab->probing;
+  const bool condemns = died && !slab->condemned;
+  slab->condemned |= died;
+  if (condemns && InJournal(*slab)) out_.Say(FactOf(*slab));
+  if (condemns) out_.Count("slabs_condemned");
+  Settle(slab);
+}
+
+const std::set<SlabId>& Ledger::StandingToUnmap(SessionId session) const {
+  static const std::set<SlabId> none;
+  const auto asked = standing_to_unmap_.find(session);
+  return asked == standing_to_unmap_.end() ? none : asked->second;
+}
+
+void Ledger::ExpirePatience() {
+  while (!patience_.empty() && patience_.begin()->first <= out_.now()) {
+    SlabRecord* slab = Find(patience_.begin()->second);
+    patience_.erase(patience_.begin());
+    Lift(slab);
+    slab->overdue = true;
+    Settle(slab);
+    ++version_;
+  }
 }
 
 // --- getting slabs
@@ -568,7 +653,7 @@ std::vector<LeaseId> Ledger::OnProbed(const event::SlabProbed& probed) {
     ended.push_back(lease);
   }
   // Free means: no one at all, so every released reader is gone too.
-  if (probed.free && slab->mapper == 0 && slab->open_readers == 0 &&
+  if (probed.free && slab->mapper == 0 && slab->open_readers == 0 && slab->standing.empty() &&
       slab->probed_at_lends == slab->lends) {
     for (const auto& [lease, said] : slab->readers) ended.push_back(lease);
     std::sort(ended.begin(), ended.end());
@@ -593,7 +678,7 @@ std::vector<LeaseId> Ledger::OnProbed(const event::SlabProbed& probed) {
 bool Ledger::NeedsProbe(const SlabRecord& slab) {
   if (slab.state == SlabState::kMaking || slab.state == SlabState::kDying) return false;
   if (slab.readers.size() > slab.open_readers) return true;
-  return !slab.clean && slab.mapper == 0 && slab.open_readers == 0;
+  return !slab.clean && slab.mapper == 0 && slab.open_readers == 0 && slab.standing.empty();
 }
 
 void Ledger::ScheduleProbe(SlabRecord* slab, MonotonicNanos at) {
@@ -656,6 +741,7 @@ void Ledger::RestoreSlabs(const Restored& restored,
       slab.owner = {at->second.owner_uid, at->second.owner_job};
       slab.clean = slab.owner.None();
       slab.by_path = at->second.by_path;
+      slab.condemned = at->second.condemned;
     }
   }
 }
@@ -679,6 +765,18 @@ void Ledger::RestoreReader(SlabRecord* slab, LeaseId lease, bool released, bool 
   if (!released) ++slab->open_readers;
   slab->clean = false;
   slab->by_path |= by_path;
+}
+
+void Ledger::RestoreStanding(SlabRecord* slab, SessionId session, LeaseId lease) {
+  slab->standing[session] = lease;
+  slab->clean = false;
+}
+
+void Ledger::RestoreCondemned(SlabRecord* slab) {
+  slab->clean = false;
+  if (std::exchange(slab->condemned, true)) return;
+  if (InJournal(*slab)) out_.Say(FactOf(*slab));
+  out_.Count("slabs_condemned");
 }
 
 void Ledger::RestoreUnclean(SlabRecord* slab) { slab->clean = false; }
@@ -744,6 +842,11 @@ uint64_t Ledger::held_by(uint32_t uid) const {
   return at == held_by_.end() ? 0 : at->second.bytes;
 }
 
+Ledger::Held Ledger::overdue_of(uint32_t uid) const {
+  const auto at = overdue_of_.find(uid);
+  return at == overdue_of_.end() ? Held() : at->second;
+}
+
 Ledger::Held Ledger::coming_to(uint32_t uid) const {
   const auto at = coming_to_.find(uid);
   return at == coming_to_.end() ? Held() : at->second;
@@ -794,8 +897,28 @@ std::vector<uint64_t> Ledger::ReadyFor(const SlabOwner& owner, SessionId session
   return sizes;
 }
 
+std::string Ledger::CheckStanding(const SlabRecord& slab) const {
+  if (!slab.standing.empty() && StandingMustGo(slab) && slab.standing_since == 0) {
+    return "nobody was asked to give up what keeps it";
+  }
+  if (slab.standing.empty() && (slab.standing_since != 0 || slab.overdue)) {
+    return "waits for standing mappings that are gone";
+  }
+  if (slab.standing_since != 0 &&
+      slab.overdue == patience_.contains({slab.standing_since + kPatience, slab.id})) {
+    return "its patience is on the wrong list";
+  }
+  for (const auto& [session, lease] : slab.standing) {
+    if ((slab.standing_since != 0) != StandingToUnmap(session).contains(slab.id)) {
+      return "a standing mapping is on the wrong list";
+    }
+  }
+  return "";
+}
+
 std::string Ledger::CheckInvariants() const {
   uint64_t total = 0;
+  Held kept_by_standing, overdue;
   int64_t leaving = 0;
   std::array<uint64_t, kSlabStates> bytes{};
   ByUser held = records_, coming;
@@ -813,7 +936,15 @@ std::string Ledger::CheckInvariants() const {
     if (open != slab.open_readers) return bad("open_readers does not count its open readers");
     if (Decide(slab) != slab.state) return bad("its state is not what holds it");
     if (slab.state == SlabState::kFree && !slab.owner.None()) return bad("free, yet owned");
-    if (slab.clean && (slab.mapper != 0 || !slab.readers.empty())) return bad("clean, yet lent");
+    if (slab.clean && (slab.mapper != 0 || !slab.readers.empty() || !slab.standing.empty())) {
+      return bad("clean, yet lent");
+    }
+    if (KeptByStanding(slab)) {
+      Held& sum = slab.overdue ? overdue : kept_by_standing;
+      sum.bytes += slab.bytes;
+      ++sum.slabs;
+    }
+    if (const std::string wrong = CheckStanding(slab); !wrong.empty()) return bad(wrong);
     if ((NeedsProbe(slab) || MayComeBack(slab)) && !slab.probing && slab.next_probe == kNever) {
       return bad("waits for a probe that nobody will ask");
     }
@@ -824,6 +955,7 @@ std::string Ledger::CheckInvariants() const {
   }
   if (total != total_) return absl::StrCat("slabs add up to ", total, ", counted ", total_);
   if (bytes != bytes_) return "bytes by state do not add up";
+  if (!(overdue == overdue_ && kept_by_standing == kept_)) return "overdue bytes do not add up";
   if (leaving != leaving_) return absl::StrCat(leaving, " slabs leave, counted ", leaving_);
   if (held != held_by_ || coming != coming_to_) return "bytes by user do not add up";
   if (total_ > std::max(options_.budget_bytes, recovered_total_)) {

@@ -5,14 +5,18 @@
 // A slab is in exactly one state:
 //   making       asked for, being faulted in
 //   free         never lent, without an owner; it becomes the first taker's (uid, job) for life
-//   idle         owned, holds nothing; mapped at most by the one session that wrote it last
+//   idle         owned, holds nothing; mapped at most by the one session that wrote it last, and by those
+//                that have a standing mapping of it
 //   in use       holds extents, or is pinned by an action, or reserved by a create that waits
 //   quarantined  holds nothing, but somebody may still see or scribble on it: probed until that ends
 //   dying        being destroyed
 // All of them count against the budget.
 //
 // Who may still see a slab: `mapper` is the session that was lent it for writing and has neither
-// said "unmapped" nor ended. `readers` are read leases, released ones too until their lock is gone.
+// said "unmapped" nor ended. `readers` are read leases, released ones too until their lock is gone. `standing` are
+// the sessions that keep it mapped from version to version: only while a writer maps it, for after that its bytes may
+// be another process's. From then on it is quarantined until each of them has said "unmapped" (or died: then it is
+// condemned), and whoever waits for its memory waits kPatience for that.
 // `clean` says that nobody outside the daemon has had the slab since it was made or since a probe
 // said free. A probe answers for the moment it ran: the answer of one that a later lend overtook
 // does not count (`lends`).
@@ -67,6 +71,10 @@ struct SlabRecord {
   LeaseId writer_lease = 0;
   absl::flat_hash_map<LeaseId, bool> readers;  // true: released, its lock not known to be gone
   uint32_t open_readers = 0;                   // of them, those not released
+  std::map<SessionId, LeaseId> standing;
+  MonotonicNanos standing_since = 0;  // when they were asked to give it up; 0: they were not
+  bool overdue = false;               // that is longer ago than kPatience
+  bool condemned = false;             // fact::Slab::condemned
   bool clean = true;
   bool by_path = false;  // lent in file mode: others may have opened it without a lock
   // Journaled as lent by a daemon that died: whether the description ever left is not known, so the
@@ -159,6 +167,10 @@ class Ledger {
   // True, once: SlabRecord::lend_again.
   bool TakeLendAgain(SlabRecord* slab) { return std::exchange(slab->lend_again, false); }
 
+  void LendStanding(SlabRecord* slab, SessionId session, LeaseId lease);
+  // The session has given it up. `died`: or is dead, and a device may still have the pages.
+  void StandingGone(SlabRecord* slab, SessionId session, bool died);
+
   // --- giving memory back ---
   // Destroys the idle or free slab that has been so the longest. Returns its bytes, 0: there is
   // none.
@@ -183,6 +195,16 @@ class Ledger {
   // What to tell `session` to unmap; they are not granted again.
   std::vector<SlabId> TellRetired(SessionId session);
   bool HasRetired(SessionId session) const;
+  // So long creates wait for standing mappings that are to be given up.
+  static constexpr MonotonicNanos kPatience = 10 * kNanosPerSecond;
+  // The standing mappings that the session is to give up.
+  const std::set<SlabId>& StandingToUnmap(SessionId session) const;
+  // Sessions that are to give up more than when this was last asked.
+  std::set<SessionId> TakeAskedToUnmap() { return std::exchange(asked_to_unmap_, {}); }
+  void ExpirePatience();
+  MonotonicNanos next_overdue() const {
+    return patience_.empty() ? kNever : patience_.begin()->first;
+  }
 
   // --- results of actions ---
   // False when the slab is unknown. A failed making leaves nothing.
@@ -203,13 +225,20 @@ class Ledger {
   void RestoreExtents(SlabId slab, uint32_t count);
   void RestoreWriter(SlabRecord* slab, SessionId session, LeaseId lease);
   void RestoreReader(SlabRecord* slab, LeaseId lease, bool released, bool by_path);
-  void RestoreUnclean(SlabRecord* slab);  // somebody unknown may still see it
+  void RestoreStanding(SlabRecord* slab, SessionId session, LeaseId lease);
+  void RestoreCondemned(SlabRecord* slab);  // one of those that had it mapped died
+  void RestoreUnclean(SlabRecord* slab);    // somebody unknown may still see it
   void ResumeAll();
   void Snapshot(SlabId slab,
                 std::vector<Fact>* facts) const;  // nothing of one that goes or is made
 
   // --- sums ---
   uint64_t total() const { return total_; }
+  // Of slabs that nothing but standing mappings keeps from being used: those that may come, and those that should
+  // have come by now; these also of one user.
+  Held kept_by_standing() const { return kept_; }
+  Held overdue() const { return overdue_; }
+  Held overdue_of(uint32_t uid) const;
   uint64_t bytes_in(SlabState state) const { return bytes_[static_cast<size_t>(state)]; }
   uint64_t UnusedBudget() const {
     return options_.budget_bytes > total_ ? options_.budget_bytes - total_ : 0;
@@ -291,6 +320,17 @@ class Ledger {
   void Reserve(SlabRecord* slab, uint32_t uid);
   void MarkRetiring(SlabRecord* slab);
   void ClearRetiring(SlabRecord* slab);
+  // Whether standing mappings of it must go.
+  static bool StandingMustGo(const SlabRecord& slab) {
+    return slab.mapper == 0 || (slab.state == SlabState::kQuarantined && slab.readers.empty());
+  }
+  void AskStanding(SlabRecord* slab);
+  std::string CheckStanding(const SlabRecord& slab) const;
+  // Nothing but standing mappings keeps it.
+  static bool KeptByStanding(const SlabRecord& slab) {
+    return !slab.standing.empty() && slab.state == SlabState::kQuarantined && slab.mapper == 0 &&
+           slab.readers.empty();
+  }
 
   // Constant after construction.
   const Options& options_;
@@ -308,14 +348,19 @@ class Ledger {
     uint64_t bytes = 0;
   };
   std::map<SessionId, Retired> retired_;
-  std::set<std::pair<MonotonicNanos, SlabId>> oldest_;  // free, and idle that nobody maps
-  std::set<std::pair<MonotonicNanos, SlabId>> due_;     // next_probe
+  std::map<SessionId, std::set<SlabId>> standing_to_unmap_;
+  std::set<SessionId> asked_to_unmap_;
+  std::set<std::pair<MonotonicNanos, SlabId>> patience_;  // ends then
+  std::set<std::pair<MonotonicNanos, SlabId>> oldest_;    // free, and idle that nobody maps
+  std::set<std::pair<MonotonicNanos, SlabId>> due_;       // next_probe
   std::map<SlabOwner, uint64_t> idle_mapped_by_owner_;
   ByUser held_by_, coming_to_;
   ByUser records_, idle_mapped_of_;
   std::map<uint32_t, uint64_t> promised_to_;
   int64_t dying_ = 0, leaving_ = 0, probing_slabs_ = 0;
   uint64_t total_ = 0, idle_mapped_bytes_ = 0, making_unreserved_bytes_ = 0, probing_bytes_ = 0;
+  Held kept_, overdue_;
+  ByUser overdue_of_;
   std::array<uint64_t, kSlabStates> bytes_{};
   uint64_t recovered_total_ = 0;  // may exceed a budget that was lowered since
   uint64_t version_ = 1;

@@ -69,7 +69,7 @@ void VisitFields(Is<fact::StepWorld> auto& f, const auto& v) {
 }
 void VisitFields(Is<fact::LineDecided> auto& f, const auto& v) { v(f.record, f.unix_ms); }
 void VisitFields(Is<fact::Slab> auto& f, const auto& v) {
-  v(f.slab, f.bytes, f.use, f.owner_uid, f.owner_job, f.by_path);
+  v(f.slab, f.bytes, f.use, f.owner_uid, f.owner_job, f.by_path, f.condemned);
 }
 void VisitFields(Is<fact::SlabGone> auto& f, const auto& v) { v(f.slab); }
 void VisitFields(Is<fact::SessionBegun> auto& f, const auto& v) {
@@ -115,7 +115,7 @@ void VisitFields(Is<fact::RingSeat> auto& f, const auto& v) {
 // The greatest value of each enumeration that can stand in a fact.
 constexpr Readers Last(Readers) { return Readers::kAll; }
 constexpr PersistMode Last(PersistMode) { return PersistMode::kNewest; }
-constexpr LeaseMode Last(LeaseMode) { return LeaseMode::kRead; }
+constexpr LeaseMode Last(LeaseMode) { return LeaseMode::kStanding; }
 constexpr LineRecordKind Last(LineRecordKind) { return LineRecordKind::kOrigin; }
 constexpr ObjectKind Last(ObjectKind) { return ObjectKind::kNumpy; }
 constexpr PartRole Last(PartRole) { return PartRole::kFetched; }
@@ -228,10 +228,20 @@ bool TakeOlder(fact::AttemptBegun& f, int version, const Decoder& take) {
   return true;
 }
 bool TakeOlder(fact::Slab& f, int version, const Decoder& take) {
+  if (version == 2) {
+    take(f.slab, f.bytes, f.use, f.owner_uid, f.owner_job, f.by_path);
+    return true;
+  }
   if (version != 1) return false;
   take(f.slab, f.bytes, f.use, f.owner_uid, f.owner_job);
   f.by_path = !f.owner_job.empty();  // whether anybody opened it by path was not told
   return true;
+}
+// There were no standing mappings.
+bool TakeOlder(fact::Lent& f, int version, const Decoder& take) {
+  if (version != 1) return false;
+  take(f.lease, f.session, f.slab, f.mode, f.part, f.name);
+  return f.mode != LeaseMode::kStanding;
 }
 // Whose a step of one writer is was not told: it is his who enters it next.
 bool TakeOlder(fact::StepWorld& f, int version, const Decoder& take) {

@@ -52,6 +52,9 @@ enum class LeaseMode : uint8_t {
   kMap = 1,    // a reader's private mapping
   kFile = 2,   // a reader that may open by path
   kRead = 3,   // bytes are copied out at once (pread or Thrift chunks)
+  // A consumer's mapping, read-write, that it keeps from version to version and may have registered with a
+  // device. It is no reader's: the slab is written anew while it exists.
+  kStanding = 4,
 };
 
 // Why a node has a part.
@@ -130,6 +133,9 @@ struct Slab {
   std::string owner_job;
   bool by_path =
       false;  // others may have opened it by path, and no lock tells whether they still do
+  // A process that may have registered it with a device died: what it holds stays, nothing more is written into
+  // it, and it goes once it is empty.
+  bool condemned = false;
   bool operator==(const Slab&) const = default;
 };
 struct SlabGone {
@@ -156,7 +162,7 @@ struct SessionEnded {
   SessionId session = 0;
   bool operator==(const SessionEnded&) const = default;
 };
-// `lease` lets `session` use `slab`. For kWrite it stands for the mapping, until Unlent; for the
+// `lease` lets `session` use `slab`. For kWrite and kStanding it stands for the mapping, until Unlent; for the
 // others `part` and `name` are the object that the reader opened.
 struct Lent {
   LeaseId lease = 0;
@@ -325,11 +331,11 @@ inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::WriterProcess>{{4, 1, "writer_process"}},
     KindOfFact<fact::StepWorld>{{5, 2, "step_world", /*oldest=*/1}},
     KindOfFact<fact::LineDecided>{{6, 2, "line_decided"}},
-    KindOfFact<fact::Slab>{{7, 2, "slab", /*oldest=*/1}},
+    KindOfFact<fact::Slab>{{7, 3, "slab", /*oldest=*/1}},
     KindOfFact<fact::SlabGone>{{8, 1, "slab_gone"}},
     KindOfFact<fact::SessionBegun>{{9, 2, "session_begun", /*oldest=*/1}},
     KindOfFact<fact::SessionEnded>{{10, 1, "session_ended"}},
-    KindOfFact<fact::Lent>{{11, 1, "lent"}},
+    KindOfFact<fact::Lent>{{11, 2, "lent", /*oldest=*/1}},
     KindOfFact<fact::Unlent>{{12, 1, "unlent"}},
     KindOfFact<fact::ObjectCreated>{{13, 1, "object_created"}},
     KindOfFact<fact::ObjectSealed>{{14, 1, "object_sealed"}},

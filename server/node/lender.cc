@@ -19,6 +19,10 @@ struct LendsOf {
     if (open.lend.lease == 0) return {};
     return absl::MakeConstSpan(&open.lend, 1);
   }
+  Lends operator()(const reply::Standing& standing) const {
+    return absl::MakeConstSpan(&standing.lend, 1);
+  }
+  Lends operator()(const reply::Unmap&) const { return {}; }
   Lends operator()(const reply::Ok&) const { return {}; }
   Lends operator()(const reply::Hello&) const { return {}; }
   Lends operator()(const reply::Attempt&) const { return {}; }

@@ -86,7 +86,7 @@ Node::Begun Node::Begin(SessionInfo info, Answer answer) {
 }
 
 void Node::Goodbye(SessionId session) {
-  if (sessions_.End(session)) Post(engine::event::SessionEnded{session});
+  if (sessions_.End(session)) Post(engine::event::SessionEnded{session, /*goodbye=*/true});
   distant_readers_.ReleaseAll(session);
 }
 

@@ -187,6 +187,10 @@ const absl::flat_hash_map<absl::string_view, Method>& Methods() {
     add(MethodOf<Cairn_open_args, Cairn_open_result>("open", &Handler::Open));
     add(MethodOf<Cairn_release_args, Cairn_release_result>("release", &Handler::Release));
     add(MethodOf<Cairn_renew_args, Cairn_renew_result>("renew", &Handler::Renew));
+    add(MethodOf<Cairn_mapStanding_args, Cairn_mapStanding_result>("mapStanding",
+                                                                   &Handler::MapStanding));
+    add(MethodOf<Cairn_awaitUnmap_args, Cairn_awaitUnmap_result>("awaitUnmap",
+                                                                 &Handler::AwaitUnmap));
     add(MethodOf<Cairn_readChunk_args, Cairn_readChunk_result>("readChunk", &Handler::ReadChunk));
     add(MethodOf<Cairn_writeChunk_args, Cairn_writeChunk_result>("writeChunk",
                                                                  &Handler::WriteChunk));
@@ -672,6 +676,38 @@ void Handler::Renew(CallId id, wire::Cairn_renew_args& args) {
   renew.leases = OrThrow(ToIds("leases", args.leases));
   Expect<reply::Ok>(node_->Renew(std::move(renew)));  // answered at once
   Respond(id, wire::Cairn_renew_result());
+}
+
+void Handler::MapStanding(CallId id, wire::Cairn_mapStanding_args& args) {
+  CheckCall(args.call);
+  event::MapStanding map;
+  map.caller = Caller();
+  map.lease = OrThrow(ToUnsigned("lease", args.lease));
+  Ask<wire::Cairn_mapStanding_result, reply::Standing>(
+      id, std::move(map), [](const reply::Standing& standing) {
+        wire::StandingReply reply;
+        reply.__set_lease(static_cast<int64_t>(standing.lend.lease));
+        reply.__set_slab(static_cast<int64_t>(standing.lend.slab));
+        reply.__set_slab_bytes(static_cast<int64_t>(standing.lend.slab_bytes));
+        return reply;
+      });
+}
+
+void Handler::AwaitUnmap(CallId id, wire::Cairn_awaitUnmap_args& args) {
+  event::AwaitUnmap await;
+  await.caller = Caller();
+  await.unmapped = OrThrow(ToIds("unmapped", args.unmapped));
+  await.known = OrThrow(ToIds("known", args.known));
+  if (args.timeout_ms > 0) {
+    await.deadline = OrThrow(ToDeadline(node_->clock()->Now(), args.timeout_ms));
+  }
+  Ask<wire::Cairn_awaitUnmap_result, reply::Unmap>(id, std::move(await),
+                                                   [](const reply::Unmap& unmap) {
+                                                     std::vector<int64_t> slabs;
+                                                     for (const SlabId slab : unmap.slabs)
+                                                       slabs.push_back(static_cast<int64_t>(slab));
+                                                     return slabs;
+                                                   });
 }
 
 void Handler::ReadChunk(CallId id, wire::Cairn_readChunk_args& args) {

@@ -70,6 +70,8 @@ class Handler : public std::enable_shared_from_this<Handler> {
   void Open(CallId id, wire::Cairn_open_args& args);
   void Release(CallId id, wire::Cairn_release_args& args);
   void Renew(CallId id, wire::Cairn_renew_args& args);
+  void MapStanding(CallId id, wire::Cairn_mapStanding_args& args);
+  void AwaitUnmap(CallId id, wire::Cairn_awaitUnmap_args& args);
   void ReadChunk(CallId id, wire::Cairn_readChunk_args& args);
   void WriteChunk(CallId id, wire::Cairn_writeChunk_args& args);
   void Latest(CallId id, wire::Cairn_latest_args& args);

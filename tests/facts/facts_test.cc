@@ -42,7 +42,8 @@ std::vector<Fact> OneOfEach() {
       fact::WriterProcess{"job-a", 9, 2, bytes},
       fact::StepWorld{"job-a", 9, 17, 8, bytes, 3},
       fact::LineDecided{{"job-a", 9, LineRecordKind::kUse, {{{8, 16}}, false}}, 7},
-      fact::Slab{3, 1 << 30, fact::SlabUse::kManifests, 1000, "job-a", /*by_path=*/true},
+      fact::Slab{3, 1 << 30, fact::SlabUse::kManifests, 1000, "job-a", /*by_path=*/true,
+                 /*condemned=*/true},
       fact::SlabGone{3},
       fact::SessionBegun{{"job-a", 9, 2, 8, 4, /*takes_fds=*/false, bytes, "run-7",
                           /*restart=*/2, /*uid=*/1000, /*gid=*/100, /*pid=*/4242},
@@ -88,6 +89,8 @@ std::vector<std::pair<std::string, Fact>> OfEarlierVersions() {
       {"step_world.v1", fact::StepWorld{"job-a", 9, 17, 8}},
       // Whether somebody opened it by path was not told.
       {"slab.v1", fact::Slab{3, 1 << 30, fact::SlabUse::kManifests, 1000, "job-a", true}},
+      {"slab.v2", fact::Slab{3, 1 << 30, fact::SlabUse::kManifests, 1000, "job-a", true}},
+      {"lent.v1", fact::Lent{11, 4, 3, LeaseMode::kFile, Part(), "model"}},
       {"session_begun.v1",
        fact::SessionBegun{{"job-a", 9, 2, 8, 4, /*takes_fds=*/false, token, "", -1, /*uid=*/1000,
                            /*gid=*/100, /*pid=*/4242},

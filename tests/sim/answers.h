@@ -29,6 +29,8 @@ class Answer {
   void On(const event::Open& e);
   void On(const event::Release&) {}
   void On(const event::Renew&) {}
+  void On(const event::MapStanding&) {}
+  void On(const event::AwaitUnmap&) {}
   void On(const event::LendFailed&) { NobodyAsks(); }
   void On(const event::Latest& e);
   void On(const event::StatCheckpoint&);

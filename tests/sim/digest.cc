@@ -54,7 +54,7 @@ class Digester {
   }
   void Take(const fact::LineDecided& f) { Values("LineDecided", EncodeLineRecord(f.record)); }
   void Take(const fact::Slab& f) {
-    Values("Slab", f.slab, f.bytes, f.use, f.owner_uid, f.owner_job, f.by_path);
+    Values("Slab", f.slab, f.bytes, f.use, f.owner_uid, f.owner_job, f.by_path, f.condemned);
   }
   void Take(const fact::SlabGone& f) { Values("SlabGone", f.slab); }
   void Take(const fact::SessionBegun& f) {
@@ -165,6 +165,8 @@ class Digester {
     Words(r.digest);
   }
   void Take(const reply::Chunk& r) { Values("Chunk", r.extent, r.offset); }
+  void Take(const reply::Standing& r) { Values("Standing", r.lend.lease, r.lend.slab); }
+  void Take(const reply::Unmap& r) { Values("Unmap", r.slabs); }
   void Take(const reply::Open& r) {
     Values("Open", r.lend, r.extent, r.checkpoint, r.object, r.exact);
   }

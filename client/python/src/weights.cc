@@ -153,6 +153,10 @@ class PyStream {
     d["checked_before"] = stats.checked_before;
     d["read_again"] = stats.read_again;
     d["direct"] = stats.direct;
+    d["standing"] = stats.standing;
+    d["ring"] = stats.ring;
+    d["way"] = stats.way;
+    d["standing_because"] = stats.standing_because;
     d["buckets"] = stats.buckets;
     d["threads"] = stats.threads;
     d["host_because"] = stats.host_because;

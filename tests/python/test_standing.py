@@ -1,0 +1,205 @@
+"""Standing mappings (docs/weights.md): a consumer in a process of its own streams version after version out of slabs that
+it keeps mapped, while the trainer goes on saving into them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cairn
+import pytest
+import torch
+from cairn.weights import publish
+from node import MIB, Node
+
+MODEL = 16 * MIB
+
+
+def model(step: int) -> dict[str, torch.Tensor]:
+    return {
+        f"layers.{i}.w": torch.full((MODEL // 8 // 4,), float(step * 100 + i)) for i in range(8)
+    }
+
+
+# Says "STEP WAY" of each version, once all of its bytes are those of that step.
+CONSUMER = """
+    import sys, torch, cairn
+    from cairn import weights
+
+    job, last = sys.argv[1], int(sys.argv[2])
+    c = cairn.connect(job=job, rank=-1, timeout=20)
+    for version in weights.follow(c, "cpu", timeout=60):
+        tensors = dict(version)
+        for i in range(8):
+            expected = float(version.step * 100 + i)
+            assert torch.equal(tensors[f"layers.{i}.w"],
+                               torch.full_like(tensors[f"layers.{i}.w"], expected)), version.step
+        stats = version.stats
+        print(version.step, stats["way"].replace(", ", "+"), stats["read_again"], flush=True)
+        if version.step == last:
+            break
+    sys.stdin.readline()
+    c.close()
+    print("closed", flush=True)
+"""
+
+
+class Consumer:
+    def __init__(self, job: str, last: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(CONSUMER), job, str(last)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self) -> list[str]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().split()
+        assert line, f"the consumer ended: {self.process.wait()}"
+        return line
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        assert self.line() == ["closed"]
+        assert self.process.wait(20) == 0
+
+
+@pytest.fixture
+def own_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    node = Node(budget=80 * MIB).start()
+    monkeypatch.setenv("CAIRN_SOCKET", node.socket)
+    yield node
+    node.remove()
+
+
+def counters(c: cairn.Connection) -> dict[str, int]:
+    found: dict[str, int] = c.status()["counters"]
+    return found
+
+
+def until(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 20
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.02)
+    return found
+
+
+def follow_to(c: cairn.Connection, consumer: Consumer, steps: range) -> list[str]:
+    """Publishes one version after the other, each once the one before was taken; the ways they came."""
+    ways = []
+    for step in steps:
+        assert publish(c, step, model(step)).ok
+        version, way, read_again = consumer.line()
+        assert (int(version), read_again) == (step, "0")
+        ways.append(way)
+        time.sleep(0.2)  # the consumer registers meanwhile
+    return ways
+
+
+def test_versions_come_from_standing_mappings_and_a_killed_consumers_slabs_are_destroyed(
+    own_node: Node,
+) -> None:
+    with contextlib.closing(cairn.connect(job="policy", timeout=20)) as c:
+        consumer = Consumer("policy", last=100)
+        assert publish(c, 1, model(1)).ok
+        assert consumer.line()[:2] == ["1", "direct"]
+        ways = follow_to(c, consumer, range(2, 9))
+        assert ways[-3:] == ["standing"] * 3, ways
+        before = counters(c)
+        assert before["standing_lends"] >= 2
+        follow_to(c, consumer, range(9, 13))
+        after = counters(c)
+        # Slabs are recycled while the consumer has them mapped.
+        assert after["slabs_made"] == before["slabs_made"]
+        assert after["slabs_destroyed"] == before["slabs_destroyed"]
+        assert after.get("slabs_condemned", 0) == 0
+
+        consumer.process.send_signal(signal.SIGKILL)
+        consumer.process.wait()
+        condemned = until(lambda: counters(c).get("slabs_condemned", 0))
+        assert condemned >= 2
+        for step in range(13, 18):
+            assert publish(c, step, model(step)).ok
+        until(lambda: counters(c).get("slabs_condemned_destroyed", 0) == condemned)
+        assert counters(c)["slabs_destroyed"] >= condemned
+        tensors = dict(cairn.weights.stream(c, 17, "cpu"))
+        assert torch.equal(tensors["layers.3.w"], model(17)["layers.3.w"])
+
+
+def test_a_consumer_that_says_goodbye_costs_no_slab(own_node: Node) -> None:
+    with contextlib.closing(cairn.connect(job="policy", timeout=20)) as c:
+        consumer = Consumer("policy", last=6)
+        assert publish(c, 1, model(1)).ok
+        assert consumer.line()[0] == "1"
+        assert follow_to(c, consumer, range(2, 7))[-1] == "standing"
+        destroyed = counters(c)["slabs_destroyed"]
+        consumer.end()
+        for step in range(7, 11):
+            assert publish(c, step, model(step)).ok
+        assert counters(c).get("slabs_condemned", 0) == 0
+        assert counters(c)["slabs_destroyed"] == destroyed
+
+
+def test_it_goes_on_when_the_daemon_is_killed(own_node: Node) -> None:
+    with contextlib.closing(cairn.connect(job="policy", timeout=20)) as c:
+        consumer = Consumer("policy", last=9)
+        assert publish(c, 1, model(1)).ok
+        assert consumer.line()[0] == "1"
+        assert follow_to(c, consumer, range(2, 6))[-1] == "standing"
+        own_node.kill_daemon()
+        assert set(follow_to(c, consumer, range(6, 10))) == {"standing"}
+        assert counters(c).get("slabs_condemned", 0) == 0
+        consumer.end()
+
+
+def test_a_new_trainer_gets_the_slabs_that_the_consumer_gives_up(own_node: Node) -> None:
+    consumer = Consumer("policy", last=9)
+    with contextlib.closing(cairn.connect(job="policy", timeout=20)) as c:
+        assert publish(c, 1, model(1)).ok
+        assert consumer.line()[0] == "1"
+        assert follow_to(c, consumer, range(2, 6))[-1] == "standing"
+    with contextlib.closing(cairn.connect(job="policy", timeout=20)) as c:
+        destroyed = counters(c).get("slabs_condemned", 0)
+        began = time.monotonic()
+        ways = follow_to(c, consumer, range(6, 10))
+        assert time.monotonic() - began < 10
+        assert "standing" in ways[-1]
+        assert counters(c).get("slabs_condemned", 0) == destroyed == 0
+        consumer.end()
+
+
+def test_a_stopped_consumer_holds_a_new_trainer_up_for_ten_seconds_and_is_named(
+    own_node: Node,
+) -> None:
+    consumer = Consumer("policy", last=100)
+    with contextlib.closing(cairn.connect(job="policy", timeout=20)) as c:
+        assert publish(c, 1, model(1)).ok
+        assert consumer.line()[0] == "1"
+        assert follow_to(c, consumer, range(2, 9))[-1] == "standing"
+        os.kill(consumer.process.pid, signal.SIGSTOP)
+    with contextlib.closing(cairn.connect(job="policy", timeout=60)) as c:
+        began = time.monotonic()
+        refused = None
+        for step in range(9, 14):
+            s = publish(c, step, model(step))
+            if not s.ok:
+                refused = s
+                break
+        assert refused is not None, "all slabs are mapped by the stopped consumer"
+        assert time.monotonic() - began < 15
+        assert f"pid {consumer.process.pid}" in str(refused.error), refused.error
+        os.kill(consumer.process.pid, signal.SIGCONT)
+        until(lambda: publish(c, 50, model(50)).ok)
+    consumer.process.kill()
+    consumer.process.wait()
