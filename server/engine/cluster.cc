@@ -272,6 +272,7 @@ reply::JobRing Cluster::StatusOf(const Job& job) const {
 std::string Cluster::CheckInvariants(std::map<SlabId, uint32_t>* pins) const {
   std::string problem = grants_.CheckInvariants(pins);
   if (problem.empty()) problem = fetches_.CheckInvariants();
+  if (problem.empty()) problem = copies_.CheckInvariants();
   return problem;
 }
 

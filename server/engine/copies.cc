@@ -1,7 +1,6 @@
 #include "server/engine/copies.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/evict_class.h"
@@ -29,6 +28,27 @@ uint64_t Copies::HeldFor(Rank owner) const {
     if (part != nullptr) bytes += part->content->bytes;
   }
   return bytes;
+}
+
+bool Copies::Hold(Rank owner, const PartKey& part) {
+  held_for_.insert(owner);
+  return owners_[owner].held.insert(part).second;
+}
+
+bool Copies::LetGo(Rank owner, const PartKey& part) {
+  const auto of = owners_.find(owner);
+  if (of == owners_.end() || of->second.held.erase(part) == 0) return false;
+  if (of->second.held.empty()) held_for_.erase(owner);
+  return true;
+}
+
+std::string Copies::CheckInvariants() const {
+  for (const auto& [owner, of] : owners_) {
+    if (of.held.empty() == held_for_.contains(owner)) {
+      return absl::StrCat("copies: what is held for rank ", owner, " and the index of it differ");
+    }
+  }
+  return "";
 }
 
 // --- what comes in
@@ -68,11 +88,11 @@ void Copies::On(const MemberId& from, const peer::ReleaseList& list) {
     const bool is_meant = part != nullptr && part->source->role != PartRole::kOwn &&
                           part->content->digest == release.digest;
     if (!is_meant || !MayRelease(from.rank, *part)) {
-      if (of.held.erase(release.part) > 0) due_.insert(from.rank);
+      if (LetGo(from.rank, release.part)) due_.insert(from.rank);
       // It came for one that stood in for its owner, which is back by now.
       if (is_meant && part->source->role == PartRole::kReplica) {
         const Rank owner = part->source->owner;
-        if (owners_[owner].held.insert(release.part).second) due_.insert(owner);
+        if (Hold(owner, release.part)) due_.insert(owner);
       }
       continue;
     }
@@ -85,7 +105,7 @@ void Copies::On(const MemberId& from, const peer::ReleaseList& list) {
     // While somebody reads it, it stays; the owner says so again with the next list, a second later.
     if (!fetches_.Release(part)) continue;
     out_.Count("replicas_released");
-    of.held.erase(release.part);
+    LetGo(from.rank, release.part);
     due_.insert(from.rank);
   }
 }
@@ -93,22 +113,24 @@ void Copies::On(const MemberId& from, const peer::ReleaseList& list) {
 void Copies::Restore(const Restored& restored) {
   for (const auto& [key, committed] : restored.committed) {
     if (committed.fact.role != PartRole::kReplica || parts_.Find(key) == nullptr) continue;
-    owners_[committed.fact.owner].held.insert(key);
+    Hold(committed.fact.owner, key);
   }
 }
 
 // What others had copied here in its place, while it was lost, is its own to judge again.
 void Copies::MemberCame(Rank rank) {
-  Of& of = owners_[rank];
   due_.insert(rank);
-  for (auto& [other, copied] : owners_) {
+  std::vector<std::pair<Rank, PartKey>> its;
+  for (const Rank other : held_for_) {
     if (other == rank) continue;
-    for (auto at = copied.held.begin(); at != copied.held.end();) {
-      const Part* part = parts_.Find(*at);
-      const bool its = part != nullptr && part->source->owner == rank;
-      if (its) of.held.insert(*at);
-      at = its ? copied.held.erase(at) : std::next(at);
+    for (const PartKey& key : owners_.at(other).held) {
+      const Part* part = parts_.Find(key);
+      if (part != nullptr && part->source->owner == rank) its.emplace_back(other, key);
     }
+  }
+  for (const auto& [other, key] : its) {
+    LetGo(other, key);
+    Hold(rank, key);
   }
 }
 
@@ -129,7 +151,7 @@ void Copies::Ended(const Fetches::Order& order, const Status& status) {
   if (status.ok()) {
     out_.Count("replicas_held");
     // Also one that is not wanted any more: its owner hears of it, and releases it.
-    of.held.insert(order.part);
+    Hold(order.asker, order.part);
   } else if (!absl::IsCancelled(status)) {
     // A source that is away or has let the part go, or bytes that a bad link spoils, are tried again, and nobody
     // gives up for them.
@@ -243,7 +265,7 @@ void Copies::Tell(Rank owner, Of* of) {
     const Part* part = parts_.Find(want.part);
     if (part != nullptr && Fetches::Holds(*part) && part->content->digest == want.digest) {
       have.state = peer::HaveState::kHeld;
-      of->held.insert(want.part);
+      Hold(owner, want.part);
     } else if (const auto why = of->refused.find(want.part); why != of->refused.end()) {
       have.state = peer::HaveState::kRefused;
       have.why = why->second;
@@ -258,16 +280,16 @@ void Copies::Tell(Rank owner, Of* of) {
     list.haves.push_back(std::move(have));
   }
   for (auto at = of->held.begin(); at != of->held.end();) {
-    const Part* part = parts_.Find(*at);
+    const PartKey key = *at++;
+    const Part* part = parts_.Find(key);
     if (part == nullptr || !Fetches::Holds(*part)) {
-      at = of->held.erase(at);
+      LetGo(owner, key);
       continue;
     }
     // Of one that is surplus its owner says each time that it still is.
-    if (!named.contains(*at) && (!MakesWay(*at) || surplus_.contains(*at))) {
-      list.haves.push_back({*at, part->content->digest, peer::HaveState::kHeld, "", 0});
+    if (!named.contains(key) && (!MakesWay(key) || surplus_.contains(key))) {
+      list.haves.push_back({key, part->content->digest, peer::HaveState::kHeld, "", 0});
     }
-    ++at;
   }
   of->told = list.haves;
   list.wants_version = of->wants_version;
@@ -352,8 +374,8 @@ void Copies::MakeWay() {
     } else if (fetches_.Release(parts_.Find(key))) {
       out_.Count("replicas_made_way");
       leaving_.erase(key);
-      for (auto& [owner, of] : owners_) {
-        if (of.held.erase(key) > 0) due_.insert(owner);
+      for (const auto& [owner, of] : owners_) {
+        if (LetGo(owner, key)) due_.insert(owner);
       }
     }
   }

@@ -53,7 +53,7 @@ class Copies : public RingWatcher {
   uint64_t quota() const;
   uint64_t reserved() const { return reserved_bytes_; }
 
-  std::string CheckInvariants() const { return ""; }
+  std::string CheckInvariants() const;
 
  private:
   using OwnerAndJob = std::pair<Rank, std::string>;
@@ -67,10 +67,13 @@ class Copies : public RingWatcher {
     std::map<PartKey, std::string> failed;   // to come: that is no refusal; why, until the next try
     std::map<PartKey, std::string>
         lacks;               // no memory yet: why; tried again whenever some comes free
-    std::set<PartKey> held;  // that it did not let go
+    std::set<PartKey> held;  // that it did not let go; Hold and LetGo change it
     MonotonicNanos planned = 0;
   };
 
+  // The two ways in which `held` changes. Hold: false when it was held for that owner already; LetGo: when it was not.
+  bool Hold(Rank owner, const PartKey& part);
+  bool LetGo(Rank owner, const PartKey& part);
   void Ended(const Fetches::Order& order, const Status& status);
   void Plan(Rank owner, Of* of);
   // Why the owner's job has no room here; OK: what it needs is set aside.
@@ -91,7 +94,8 @@ class Copies : public RingWatcher {
   Parts& parts_;
   Fetches& fetches_;
   std::map<Rank, Of> owners_;
-  std::set<Rank> due_;  // owners to look at, and to tell what there is
+  std::set<Rank> due_;       // owners to look at, and to tell what there is
+  std::set<Rank> held_for_;  // invariant: those of `owners_` for which anything is held
   std::map<OwnerAndJob, uint64_t> reserved_;
   uint64_t reserved_bytes_ = 0;  // their sum
   uint64_t memory_seen_ = 0;

@@ -183,11 +183,14 @@ void Decisions::TellOf(const std::string& job, Rank to) {
   out_.Do(action::Tell{to, peer::Record{job, told->second.encoded, kNoAnswer}});
 }
 
-void Decisions::TellAll(const std::set<Rank>& to, const std::string& job, const Told& told) {
-  for (const Rank rank : to) {
-    if (!members_.Up(rank)) continue;
-    out_.Do(action::Tell{rank, peer::Record{job, told.encoded, told.number}});
+void Decisions::TellAll(const std::string& job, const Told& told) {
+  for (const auto& [rank, member] : members_.others()) {
+    if (member.up) Tell(rank, job, told);
   }
+}
+
+void Decisions::Tell(Rank to, const std::string& job, const Told& told) {
+  out_.Do(action::Tell{to, peer::Record{job, told.encoded, told.number}});
 }
 
 // All that a record is made of, but for removals: of those, which may be many, how often they changed.
@@ -206,7 +209,7 @@ Decisions::Looked Decisions::LookAt(const Job& job) {
   return looked;
 }
 
-bool Decisions::TellOne(const std::string& name, const std::set<Rank>& others) {
+bool Decisions::TellOne(const std::string& name) {
   const Job* job = jobs_.Find(name);
   if (job == nullptr) {
     told_.erase(name);
@@ -232,7 +235,7 @@ bool Decisions::TellOne(const std::string& name, const std::set<Rank>& others) {
   if (other) {
     told.decided = std::move(now);
     told.number = ++last_number_;
-    TellAll(others, name, told);
+    TellAll(name, told);
   }
   changed_(name, record);
   return other;
@@ -240,14 +243,12 @@ bool Decisions::TellOne(const std::string& name, const std::set<Rank>& others) {
 
 void Decisions::Run(bool again, bool whole) {
   if (due_.empty() && held_.empty() && came_.empty() && !whole) return;
-  std::set<Rank> others;
-  for (const auto& [rank, member] : members_.others()) others.insert(rank);
   std::set<std::string> just_told;
   for (const std::string& name : std::exchange(due_, {})) {
-    if (TellOne(name, others)) just_told.insert(name);
+    if (TellOne(name)) just_told.insert(name);
   }
   for (auto& [request, held] : held_) {
-    if (!held.number.has_value()) Number(&held, just_told, others);
+    if (!held.number.has_value()) Number(&held, just_told);
   }
   // A message goes with its connection, and so does the word that it was journaled.
   if (again) {
@@ -256,12 +257,11 @@ void Decisions::Run(bool again, bool whole) {
       if (held.answer.has_value() && !MayLeave(held)) awaited.insert(held.job);
     }
     for (const std::string& name : awaited) {
-      if (!just_told.contains(name)) TellAll(others, name, told_.at(name));
+      if (!just_told.contains(name)) TellAll(name, told_.at(name));
     }
   }
   const std::set<Rank> came = std::exchange(came_, {});
-  const std::set<Rank>& to = whole ? others : came;
-  if (to.empty()) return;
+  if (came.empty() && !whole) return;
   std::erase_if(told_, [this](const auto& told) {
     const bool gone = jobs_.Find(told.first) == nullptr;
     if (gone) forgotten_(told.first);
@@ -270,7 +270,13 @@ void Decisions::Run(bool again, bool whole) {
   for (const auto& [name, told] : told_) {
     const Job& job = *jobs_.Find(name);
     const bool only_keeps = told.policy_only && job.steps->all.empty() && job.sessions->all.empty();
-    TellAll(only_keeps ? came : to, name, told);
+    if (whole && !only_keeps) {
+      TellAll(name, told);
+      continue;
+    }
+    for (const Rank rank : came) {
+      if (members_.Up(rank)) Tell(rank, name, told);
+    }
   }
 }
 
@@ -305,12 +311,11 @@ std::optional<MonotonicNanos> Decisions::DeadlineOf(RequestId request) const {
 }
 
 // What was said again, as by a caller whose answer was lost, may not have arrived the first time.
-void Decisions::Number(Held* held, const std::set<std::string>& just_told,
-                       const std::set<Rank>& others) {
+void Decisions::Number(Held* held, const std::set<std::string>& just_told) {
   const auto told = told_.find(held->job);
   held->number = told == told_.end() ? 0 : told->second.number;
   if (*held->number == 0 || just_told.contains(held->job)) return;
-  if (!SecondHolds(held->job, *held->number)) TellAll(others, held->job, told->second);
+  if (!SecondHolds(held->job, *held->number)) TellAll(held->job, told->second);
 }
 
 bool Decisions::SecondHolds(const std::string& job, uint64_t number) const {

@@ -121,12 +121,14 @@ class Decisions : public RingWatcher {
   void Learn(Job* job, const JobRecord& record);
   static Looked LookAt(const Job& job);
   // True: it is another one than before.
-  bool TellOne(const std::string& name, const std::set<Rank>& others);
-  void TellAll(const std::set<Rank>& to, const std::string& job, const Told& told);
+  bool TellOne(const std::string& name);
+  // Members are many: who tells all of them walks over them, and nobody else does.
+  void TellAll(const std::string& job, const Told& told);
+  void Tell(Rank to, const std::string& job, const Told& told);
   void HearPolicy(Job* job, const JobRecord& record);
   bool MayLeave(const Held& held) const;
   bool SecondHolds(const std::string& job, uint64_t number) const;
-  void Number(Held* held, const std::set<std::string>& just_told, const std::set<Rank>& others);
+  void Number(Held* held, const std::set<std::string>& just_told);
 
   const Options& options_;
   Outbox& out_;

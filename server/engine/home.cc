@@ -155,7 +155,7 @@ void Home::WantReports(const std::string& job, Of* of) {
 }
 
 JobVerdict Home::VerdictOf(const std::string&, Of* of) const {
-  const std::set<Rank> lost = members_.Lost();
+  const std::set<Rank>& lost = members_.Lost();
   const bool final = std::all_of(members_.all().begin(), members_.all().end(), [&](Rank rank) {
     return (of->reported.contains(rank) && members_.Up(rank)) || lost.contains(rank);
   });

@@ -118,7 +118,7 @@ void Members::On(const event::Exchanged& event) {
     member.id = *event.who;
     member.up = true;
     if (!std::exchange(believed_, true) && self_.incarnation != 0) Say();
-    member.lost = false;
+    if (std::exchange(member.lost, false)) lost_.erase(event.rank);
     member.failed = 0;
     member.heard = out_.now();
     if (!came) return;
@@ -135,6 +135,7 @@ void Members::On(const event::Exchanged& event) {
     return;
   }
   member.lost = true;
+  lost_.insert(event.rank);
   out_.Log(Severity::kWarning,
            absl::StrCat("ring: rank ", event.rank, " is lost: ", member.failed,
                         " exchanges failed over ",
@@ -169,14 +170,6 @@ int64_t Members::GreatestClock() const {
         std::max(greatest, member.id->incarnation + (out_.now() - member.met) / kNanosPerMilli);
   }
   return greatest;
-}
-
-std::set<Rank> Members::Lost() const {
-  std::set<Rank> lost;
-  for (const auto& [rank, member] : others_) {
-    if (member.lost) lost.insert(rank);
-  }
-  return lost;
 }
 
 std::vector<Rank> Members::BackupsOf(Rank owner, const std::set<Rank>& passed_over,

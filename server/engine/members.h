@@ -93,7 +93,7 @@ class Members {
   const std::map<Rank, Member>& others() const { return others_; }
   MonotonicNanos lost_after() const { return options_.ring.lost_after_seconds * kNanosPerSecond; }
   bool Up(Rank rank) const;  // this node is
-  std::set<Rank> Lost() const;
+  const std::set<Rank>& Lost() const { return lost_; }
   // What the member whose clock is the furthest ahead has at least, in Unix ms: a life's incarnation is its clock when
   // it began. 0: nobody was met.
   int64_t GreatestClock() const;
@@ -119,6 +119,7 @@ class Members {
   fact::RingSeat seat_;    // empty instance: the members stand in a list
   bool believed_ = false;  // some member has met this life
   std::map<Rank, Member> others_;
+  std::set<Rank> lost_;  // invariant: those of `others_` that are lost
 };
 
 }  // namespace cairn::engine

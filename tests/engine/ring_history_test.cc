@@ -135,6 +135,37 @@ TEST_F(AmongFour, WhatWasCopiedForALostOwnerIsItsOwnToReleaseOnceItIsBack) {
   EXPECT_FALSE(holds());
 }
 
+// The part was loaded here before rank 1 asked for it: nothing had to come.
+TEST_F(AmongFour, SoIsWhatWasLoadedHereBefore) {
+  Lose(0);
+  const Manifest manifest = ManifestOf({{"job", 1, 1, 0}, 0}, 1, kMiB);
+  const SessionId reader = Hello({.writer = -1, .world_size = 0});
+  Hear(CompleteUpTo(1), {1, 3});
+  fetches.clear();
+  Apply(OpenOf(reader, 1, "model-0"));
+  peer::PlacesSaid places{manifest.Checkpoint(), "model-0", {}};
+  places.places.push_back({0, DigestOf(manifest), 1, manifest.TotalBytes(), 0, {1}});
+  Apply(event::PeerSaid{Of(1), places});
+  ASSERT_EQ(fetches.size(), 1u);
+  Bring(fetches[0], manifest);
+  peer::Want want = WantOf(manifest);
+  want.owner = 0;
+  Wants(1, {want});
+  const auto* of_rank_1 = LastSaid<peer::HaveList>(1);
+  ASSERT_NE(of_rank_1, nullptr);
+  ASSERT_EQ(of_rank_1->haves.size(), 1u);
+  ASSERT_EQ(of_rank_1->haves[0].state, peer::HaveState::kHeld);
+  Up(0);
+  Wants(1, {});
+  tells.clear();
+  OthersAreHeard();
+  Advance(kNanosPerSecond);
+  const auto* said = LastSaid<peer::HaveList>(0);
+  ASSERT_NE(said, nullptr);
+  ASSERT_EQ(said->haves.size(), 1u) << "it is told what is here of its own";
+  EXPECT_EQ(said->haves[0].part, manifest.Part());
+}
+
 // --- what a backup refuses
 
 class InMemoryAlone : public PartsElsewhere {
