@@ -43,7 +43,7 @@ std::vector<peer::Message> Outbox::Take() {
   std::vector<peer::Message> all;
   all.reserve(messages_.size());
   for (auto& [topic, message] : messages_) all.push_back(std::move(message));
-  messages_.clear();
+  messages_ = {};  // links are many, and most have nothing to say: they keep no room for it
   return all;
 }
 
