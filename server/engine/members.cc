@@ -11,7 +11,10 @@ namespace cairn::engine {
 Members::Members(const Options& options, Outbox* out) : options_(options), out_(*out) {
   for (const auto& [rank, address] : options_.ring.members) {
     all_.insert(rank);
-    if (rank != options_.ring.rank) others_[rank];
+    if (rank == options_.ring.rank) continue;
+    const auto at = static_cast<size_t>(rank);
+    if (at >= by_rank_.size()) by_rank_.resize(at + 1);
+    by_rank_[at] = &others_[rank];
   }
   self_.rank = options_.ring.rank;
 }
@@ -105,9 +108,9 @@ std::string Members::Superseded() const {
 }
 
 void Members::On(const event::Exchanged& event) {
-  const auto at = others_.find(event.rank);
-  if (at == others_.end()) return;
-  Member& member = at->second;
+  Member* const at = Find(event.rank);
+  if (at == nullptr) return;
+  Member& member = *at;
   if (event.who.has_value()) {
     const bool came = !member.up || member.id != *event.who;
     if (came) {
@@ -150,16 +153,21 @@ void Members::TimerWasLate() {
 }
 
 bool Members::Heard(const MemberId& from) {
-  const auto at = others_.find(from.rank);
-  if (at == others_.end() || at->second.id != from) return false;
-  at->second.heard = out_.now();
+  Member* const member = Find(from.rank);
+  if (member == nullptr || member->id != from) return false;
+  member->heard = out_.now();
   return true;
+}
+
+const Members::Member* Members::Find(Rank rank) const {
+  const auto at = static_cast<size_t>(rank);  // of kNoRank beyond all
+  return at < by_rank_.size() ? by_rank_[at] : nullptr;
 }
 
 bool Members::Up(Rank rank) const {
   if (rank == self()) return true;
-  const auto at = others_.find(rank);
-  return at != others_.end() && at->second.up;
+  const Member* member = Find(rank);
+  return member != nullptr && member->up;
 }
 
 int64_t Members::GreatestClock() const {

@@ -26,6 +26,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/engine/options.h"
@@ -109,6 +110,8 @@ class Members {
   fact::MemberLife Life() const;
   void Say() const;
   bool Supersede(int64_t by, const std::string& told);
+  const Member* Find(Rank rank) const;  // nullptr: it is no other member
+  Member* Find(Rank rank) { return const_cast<Member*>(std::as_const(*this).Find(rank)); }
 
   const Options& options_;
   Outbox& out_;
@@ -119,7 +122,8 @@ class Members {
   fact::RingSeat seat_;    // empty instance: the members stand in a list
   bool believed_ = false;  // some member has met this life
   std::map<Rank, Member> others_;
-  std::set<Rank> lost_;  // invariant: those of `others_` that are lost
+  std::vector<Member*> by_rank_;  // invariant: `others_`, which are asked for with each event
+  std::set<Rank> lost_;           // invariant: those of `others_` that are lost
 };
 
 }  // namespace cairn::engine

@@ -108,9 +108,10 @@ std::optional<CheckpointId> Offers::NewestSecured(const Job& job, int replicas) 
   if (replicas == 0) return std::nullopt;
   std::set<CheckpointId> of_backups;
   const PartKey first{{job.name, std::numeric_limits<Step>::min(), 0, 0}, 0};
-  for (const auto& [rank, backup] : backups_) {
-    for (auto at = backup.haves.lower_bound(first);
-         at != backup.haves.end() && at->first.checkpoint.job == job.name; ++at) {
+  for (const Rank rank : have_something_) {
+    const auto& haves = backups_.at(rank).haves;
+    for (auto at = haves.lower_bound(first);
+         at != haves.end() && at->first.checkpoint.job == job.name; ++at) {
       const CheckpointKey& key = at->first.checkpoint;
       of_backups.insert({key.step, key.attempt, key.revision});
     }
@@ -225,12 +226,9 @@ void Offers::Age() {
 
 std::vector<Rank> Offers::Backups(int replicas) const {
   std::vector<Rank> natural = members_.Backups(replicas);
+  if (natural.empty() || stalled_.empty()) return natural;
   std::set<Rank> passed_over = members_.Lost();
-  const size_t lost = passed_over.size();
-  for (const auto& [rank, backup] : backups_) {
-    if (backup.stalled) passed_over.insert(rank);
-  }
-  if (natural.empty() || passed_over.size() == lost) return natural;
+  passed_over.insert(stalled_.begin(), stalled_.end());
   std::vector<Rank> backups = members_.BackupsOf(members_.self(), passed_over, replicas);
   // Where nobody takes its place, it stays.
   for (const Rank rank : natural) {
@@ -295,6 +293,11 @@ void Offers::TellAll() {
 
 void Offers::SetStalled(Rank rank, Backup* backup, bool stalled) {
   if (std::exchange(backup->stalled, stalled) == stalled) return;
+  if (stalled) {
+    stalled_.insert(rank);
+  } else {
+    stalled_.erase(rank);
+  }
   out_.Log(Severity::kWarning,
            stalled ? absl::StrCat("ring: rank ", rank, " answers, and for ",
                                   members_.lost_after() / kNanosPerSecond,
@@ -368,6 +371,15 @@ void Offers::Tell(bool again) {
 
 // --- what is held
 
+std::map<PartKey, peer::Have> Offers::SetHaves(Rank rank, std::map<PartKey, peer::Have> haves) {
+  if (haves.empty()) {
+    have_something_.erase(rank);
+  } else {
+    have_something_.insert(rank);
+  }
+  return std::exchange(backups_[rank].haves, std::move(haves));
+}
+
 void Offers::On(const MemberId& from, const peer::HaveList& list) {
   Backup& backup = backups_[from.rank];
   peer::ReleaseList releases;
@@ -398,7 +410,7 @@ void Offers::On(const MemberId& from, const peer::HaveList& list) {
     jobs.insert(part.checkpoint.job);
     if (IsRefusal(have)) refusals.insert(part.checkpoint.job);
   }
-  backup.haves = std::move(haves);
+  SetHaves(from.rank, std::move(haves));
   backup.heard_at = out_.now();
   if (std::exchange(backup.took, list.wants_version) != list.wants_version) {
     backup.took_at = out_.now();
@@ -519,7 +531,7 @@ void Offers::MemberCame(Rank rank) {
   SetStalled(rank, &backup, false);
   backup.told.clear();
   // Another life may hold nothing of it; its list will say.
-  for (const auto& [part, have] : std::exchange(backup.haves, {})) Changed(part.checkpoint.job);
+  for (const auto& [part, have] : SetHaves(rank, {})) Changed(part.checkpoint.job);
   for (const auto& [name, wanted] : jobs_wanted_) Changed(name);
 }
 

@@ -90,6 +90,8 @@ class Offers : public StepWatcher, public RingWatcher {
   void TellAll();
   void Tell(bool again);
   void SetStalled(Rank rank, Backup* backup, bool stalled);
+  // What it had said before.
+  std::map<PartKey, peer::Have> SetHaves(Rank rank, std::map<PartKey, peer::Have> haves);
   Wanted WantedOf(const Job& job) const;
   // One of a member that is lost, for which this node is the first to stand in.
   bool ActsFor(const Part& part) const;
@@ -122,6 +124,8 @@ class Offers : public StepWatcher, public RingWatcher {
   // Of each job those that members could read, and when last.
   std::map<std::string, std::map<CheckpointId, MonotonicNanos>> given_;
   std::map<Rank, Backup> backups_;
+  // Invariants: those of `backups_`, which are all members, that are stalled, and that say to have anything.
+  std::set<Rank> stalled_, have_something_;
   std::set<Rank> due_members_;  // to be told what is wanted of them
 };
 

@@ -49,15 +49,21 @@ std::vector<peer::Message> Outbox::Take() {
 
 // --- links
 
+Net::Of& Net::Find(const SimNode& node) {
+  const auto id = static_cast<size_t>(node.id());
+  if (id >= nodes_.size()) nodes_.resize(id + 1);
+  return nodes_[id];
+}
+
 void Net::Open(SimNode* node) {
   if (node->has_seat()) {
     // What was met is known to a daemon alone, and so is which ranks there are.
-    absl::erase_if(met_, [node](const auto& met) { return met.first.first == node->id(); });
+    Find(*node).met.Clear();
     if (node->rank() == kNoRank) return;
   }
   for (const auto& [rank, address] : node->options().ring.members) {
     if (rank == node->rank()) continue;
-    Link& link = links_[{node->id(), rank}];
+    Link& link = Find(*node).links[rank];
     link = {};
     link.to = rank;
     link.daemon = node->daemon();
@@ -67,9 +73,11 @@ void Net::Open(SimNode* node) {
 
 void Net::Tell(SimNode* from, Rank to, peer::Message message) {
   if (from->rank() == kNoRank) return;
-  const auto at = links_.find({from->id(), to});
-  if (at == links_.end()) return world_.Fail(absl::StrCat("rank ", to, " is no other member"));
-  Link& link = at->second;
+  Link* const at = Find(*from).links.Find(to);
+  if (at == nullptr || at->to == kNoRank) {
+    return world_.Fail(absl::StrCat("rank ", to, " is no other member"));
+  }
+  Link& link = *at;
   const bool first = link.outbox.empty();
   link.outbox.Put(std::move(message));
   if (first && !link.busy) Beat(from, &link, kMilli);
@@ -91,7 +99,7 @@ bool Net::Carries(const SimNode& from, const SimNode& to) const {
 bool Net::MayHear(const SimNode& from, SimNode* to) {
   if (from.has_seat()) return Believes(*to, from);
   if (world_.At(from.rank()) != &from) return false;  // its address shows another, or nobody
-  MemberId& greatest = met_[{to->id(), from.rank()}];
+  MemberId& greatest = Find(*to).met[from.rank()];
   if (from.member().incarnation < greatest.incarnation) return false;
   greatest = from.member();
   return true;
@@ -100,7 +108,7 @@ bool Net::MayHear(const SimNode& from, SimNode* to) {
 // As rpc/peer_book.h: who answers where the rank is dialled is met, unless a newer life was met there, or another one of
 // the same incarnation.
 bool Net::Meets(const SimNode& node, const SimNode& who) {
-  MemberId& newest = met_[{node.id(), who.rank()}];
+  MemberId& newest = Find(node).met[who.rank()];
   if (newest == who.member()) return true;
   if (newest.rank != kNoRank && who.member().incarnation <= newest.incarnation) return false;
   newest = who.member();
@@ -109,8 +117,8 @@ bool Net::Meets(const SimNode& node, const SimNode& who) {
 
 // One that calls was met, or is dialled now.
 bool Net::Believes(const SimNode& node, const SimNode& claims) {
-  const auto newest = met_.find({node.id(), claims.rank()});
-  if (newest != met_.end() && newest->second == claims.member()) return true;
+  const MemberId* newest = Find(node).met.Find(claims.rank());
+  if (newest != nullptr && newest->rank != kNoRank && *newest == claims.member()) return true;
   const bool shown = world_.Dial(node, claims.rank()) == &claims && claims.well() &&
                      Carries(node, claims) && Carries(claims, node);
   return shown && Meets(node, claims);
@@ -122,9 +130,9 @@ bool Net::Knows(const SimNode& node, const SimNode& other) {
 
 // What a greeting tells: the view, and the newest life that was met at the rank of who hears it.
 void Net::Learn(const SimNode& from, SimNode* to, MonotonicNanos delay) {
-  const auto seen = met_.find({from.id(), to->rank()});
+  const MemberId* seen = Find(from).met.Find(to->rank());
   std::optional<MemberId> life;
-  if (seen != met_.end()) life = seen->second;
+  if (seen != nullptr && seen->rank != kNoRank) life = *seen;
   to->After(delay, [to, life, by = from.rank(), view = from.seat().view()] {
     to->seat().Heard(view);
     const MemberId& self = to->member();

@@ -12,14 +12,13 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
-#include "absl/container/node_hash_map.h"
 #include "server/engine/peer_messages.h"
 #include "server/engine/ring.h"
 #include "tests/sim/clock.h"
@@ -93,10 +92,34 @@ class Net {
                MonotonicNanos delay);
   void End(SimNode* node, Link* link, const SimNode* met, MonotonicNanos delay);
 
+  // What a node has for each member, by rank. What stands here stays where it is.
+  template <class T>
+  class ForEach {
+   public:
+    T& operator[](Rank rank) {
+      const size_t at = PlaceOf(rank);
+      if (at >= all_.size()) all_.resize(at + 1);
+      return all_[at];
+    }
+    T* Find(Rank rank) {
+      const size_t at = PlaceOf(rank);
+      return at < all_.size() ? &all_[at] : nullptr;
+    }
+    void Clear() { all_.clear(); }
+
+   private:
+    static size_t PlaceOf(Rank rank) { return static_cast<size_t>(rank - kNoRank); }
+    std::deque<T> all_;
+  };
+  struct Of {  // one node
+    ForEach<Link> links;
+    ForEach<MemberId> met;  // the rank's greatest life; kNoRank: none was met
+  };
+  Of& Find(const SimNode& node);
+
   World& world_;
-  absl::node_hash_map<std::pair<int, Rank>, Link> links_;  // node, member
+  std::deque<Of> nodes_;  // by id
   std::map<std::pair<int, int>, bool> cut_;
-  absl::flat_hash_map<std::pair<int, Rank>, MemberId> met_;  // by a node: the rank's greatest life
   int64_t exchanges_ = 0;
 };
 
