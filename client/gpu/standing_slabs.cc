@@ -41,8 +41,13 @@ Status StandingSlab::Copied(StreamId stream) {
     }
     return device_->Record(event.get(), stream);
   }();
+  if (recorded.ok()) return recorded;
   // LetGo could not wait for these copies.
-  return recorded.ok() ? recorded : device_->Synchronize(stream);
+  Status done = device_->Synchronize(stream);
+  if (done.ok()) return done;
+  MutexLock lock(&mutex_);
+  held_.unsure = true;
+  return done;
 }
 
 Status StandingSlab::Prepare(const client::StandingPlace::Map& map, uint64_t chunk_bytes,
@@ -111,9 +116,13 @@ void StandingSlab::LetGo() {
 // What the device holds of it goes before the mapping. Where that fails the mapping stays as long as the process: the
 // node must not hear that the pages are free.
 void StandingSlab::GiveBack(Held held) {
-  bool free = true;
-  for (const auto& [stream, event] : held.used) free &= device_->Synchronize(event.get()).ok();
-  for (char* const at : held.registered) free &= device_->Unregister(at).ok();
+  bool free = !held.unsure;
+  for (const auto& [stream, event] : held.used) {
+    if (event.valid()) free &= device_->Synchronize(event.get()).ok();
+  }
+  for (size_t i = 0; free && i < held.registered.size(); ++i) {
+    free = device_->Unregister(held.registered[i]).ok();
+  }
   if (!free) (void)held.mapping.release();
 }
 
@@ -154,7 +163,6 @@ void StandingSlabs::Enqueue(Job job) {
 
 std::shared_ptr<StandingSlab> StandingSlabs::Want(const client::StandingPlace& place) {
   if (place.slab.empty() || place.map == nullptr) return nullptr;
-  std::shared_ptr<StandingSlab> known;
   MutexLock lock(&mutex_);
   if (ending_ || refused_.contains(place.slab)) return nullptr;
   std::erase_if(slabs_, [](const auto& entry) { return entry.second->gone(); });
@@ -162,8 +170,9 @@ std::shared_ptr<StandingSlab> StandingSlabs::Want(const client::StandingPlace& p
   if (slab == nullptr) {
     slab = std::make_shared<StandingSlab>(device_);
     Enqueue({slab, place, nullptr});
+    return nullptr;
   }
-  return slab;
+  return slab->ready() ? slab : nullptr;
 }
 
 void StandingSlabs::Renew(const std::shared_ptr<StandingSlab>& slab,

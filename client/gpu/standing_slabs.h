@@ -63,6 +63,7 @@ class StandingSlab {
     std::unique_ptr<client::StandingMapping> mapping;
     std::vector<char*> registered;
     std::map<StreamId, Event> used;  // after the last copy on each stream
+    bool unsure = false;             // copies may be under way that nothing tells the end of
   };
 
   void EndUse();
@@ -90,7 +91,7 @@ class StandingSlabs {
       : device_(device), chunk_bytes_(chunk_bytes) {}
   ~StandingSlabs();
 
-  // The slab there, which is wanted from now on; null when there is none, or it was refused.
+  // The slab there, if it is ready; else null, and it is wanted from now on, unless the device has refused it.
   std::shared_ptr<StandingSlab> Want(const client::StandingPlace& place);
   // What was copied from it did not match: it is given up, and mapped and registered anew.
   void Renew(const std::shared_ptr<StandingSlab>& slab, const client::StandingPlace& place);

@@ -118,8 +118,6 @@ class WeightStreamImpl {
       if (sources_[i] == nullptr) continue;
       places_[i] = sources_[i]->standing();
       slabs_[i] = standing_->Want(places_[i]);
-      // One that gets ready meanwhile is for the next stream.
-      if (slabs_[i] != nullptr && !slabs_[i]->ready()) slabs_[i] = nullptr;
     }
   }
 

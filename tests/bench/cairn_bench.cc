@@ -21,6 +21,7 @@ namespace {
 
 const std::vector<std::pair<std::string, StatusOr<Row> (*)(const Settings&)>> kRows = {
     {"save_warm", SaveWarm},
+    {"save_standing", SaveStanding},
     {"save_new_client", SaveNewClient},
     {"save_early", SaveEarly},
     {"prefault", Prefault},
@@ -38,6 +39,7 @@ const std::vector<std::pair<std::string, StatusOr<Row> (*)(const Settings&)>> kR
 
 const std::vector<std::pair<std::string, StatusOr<Values> (*)(const Values&)>> kChildren = {
     {"save_new_client", SaveNewClientChild},
+    {"standing_holder", StandingHolderChild},
     {"load_read", LoadReadChild},
     {"load_map", LoadMapChild},
     {"echo", EchoChild},

@@ -92,6 +92,7 @@ StatusOr<double> BestFio(const std::string& file, uint64_t bytes, bool read);
 
 // The rows, and the halves of them that run in a process of their own.
 StatusOr<Row> SaveWarm(const Settings& settings);
+StatusOr<Row> SaveStanding(const Settings& settings);
 StatusOr<Row> SaveNewClient(const Settings& settings);
 StatusOr<Row> SaveEarly(const Settings& settings);
 StatusOr<Row> Prefault(const Settings& settings);
@@ -108,6 +109,7 @@ StatusOr<Row> StreamStorage(const Settings& settings);
 StatusOr<Row> FirstLayer(const Settings& settings);
 
 StatusOr<Values> SaveNewClientChild(const Values& arguments);
+StatusOr<Values> StandingHolderChild(const Values& arguments);
 StatusOr<Values> LoadReadChild(const Values& arguments);
 StatusOr<Values> LoadMapChild(const Values& arguments);
 StatusOr<Values> EchoChild(const Values& arguments);

@@ -1,10 +1,17 @@
-// save_warm, save_new_client, save_early: bytes into the node's memory.
+// save_warm, save_standing, save_new_client, save_early: bytes into the node's memory.
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
 
 #include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
+#include "client/gpu/host_device.h"
+#include "client/gpu/standing_slabs.h"
 #include "common/fd.h"
 #include "tests/bench/harness.h"
 
@@ -61,6 +68,132 @@ StatusOr<Row> SaveWarm(const Settings& settings) {
       CAIRN_RETURN_IF_ERROR(other.Check(seed));
     }
     row.pairs.push_back(pair);
+  }
+  return row;
+}
+
+namespace {
+
+constexpr int kWarm = 4;      // saves before the first that counts
+constexpr size_t kSlabs = 2;  // that steady state goes round
+
+bool Exists(const std::string& file) { return access(file.c_str(), F_OK) == 0; }
+void Touch(const std::string& file) { std::ofstream(file).flush(); }
+Status Await(const std::string& file) {
+  for (const double deadline = NowMs() + 60'000; !Exists(file);) {
+    if (NowMs() > deadline) return absl::DeadlineExceededError(file + " does not come");
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  return absl::OkStatus();
+}
+
+// A node of save_warm's size, warm.
+struct Warm {
+  std::unique_ptr<testing::Daemon> daemon;
+  std::shared_ptr<client::Session> session;
+  Step step = 0;
+};
+
+StatusOr<Warm> Start(const Settings& settings) {
+  testing::DaemonOptions options;
+  options.budget_bytes = 2 * settings.bytes + (256 << 20);
+  Warm warm;
+  CAIRN_ASSIGN_OR_RETURN(warm.daemon, testing::Daemon::Start(options));
+  CAIRN_ASSIGN_OR_RETURN(warm.session, client::Session::Connect(warm.daemon->Client("bench")));
+  return warm;
+}
+
+StatusOr<int64_t> CounterOf(const testing::Daemon& daemon, const std::string& name) {
+  CAIRN_ASSIGN_OR_RETURN(const std::string text, daemon.StatusJson());
+  return nlohmann::json::parse(text)["counters"].value(name, int64_t{0});
+}
+
+}  // namespace
+
+// Has standing mappings, registered with a host device, of the slabs that the warming saves use, until it is told to stop.
+StatusOr<Values> StandingHolderChild(const Values& arguments) {
+  const std::string& signals = arguments.at("signals");
+  client::ConnectOptions options;
+  options.socket = arguments.at("socket");
+  options.job = "bench";
+  CAIRN_ASSIGN_OR_RETURN(const auto session, client::Session::Connect(options));
+  const auto device = gpu::MakeHostDevice({.memory_bytes = 64 << 20});
+  gpu::StandingSlabs standing(device.get(), 64 << 20);
+  std::map<std::string, std::shared_ptr<gpu::StandingSlab>> slabs;
+  for (Step step = 0; step < kWarm; ++step) {
+    CAIRN_RETURN_IF_ERROR(Await(absl::StrCat(signals, ".saved", step)));
+    client::CheckpointRef ref;
+    ref.step = step;
+    CAIRN_ASSIGN_OR_RETURN(const auto object,
+                           session->Open(ref, "checkpoint", client::OpenMode::kRead));
+    const client::StandingPlace place = object->standing();
+    (void)standing.Want(place);
+    standing.Settle();
+    slabs[place.slab] = standing.Want(place);
+    if (slabs[place.slab] == nullptr) return absl::InternalError(standing.why());
+    Touch(absl::StrCat(signals, ".held", step));
+  }
+  CAIRN_RETURN_IF_ERROR(Await(signals + ".stop"));
+  int held = 0;
+  for (const auto& [name, slab] : slabs) held += slab->ready() ? 1 : 0;
+  return Values{{"held", absl::StrCat(held)}};
+}
+
+StatusOr<Row> SaveStanding(const Settings& settings) {
+  Row row = {"save_standing",
+             "ms",
+             "the same save, of a node without a consumer",
+             1.05,
+             false,
+             {},
+             0,
+             "another process has standing mappings of all slabs"};
+  row.absurd_reference = kAbsurdMemcpyMsPerGiB * PerGiB(settings.bytes);
+  CAIRN_ASSIGN_OR_RETURN(Warm held, Start(settings));
+  CAIRN_ASSIGN_OR_RETURN(Warm bare, Start(settings));
+  CAIRN_ASSIGN_OR_RETURN(Buffer source, Buffer::Make(settings.bytes));
+  CAIRN_ASSIGN_OR_RETURN(Buffer other, Buffer::Make(settings.bytes));
+  const std::string signals = held.daemon->folder() + "/holder";
+  StatusOr<Values> holder;
+  std::thread holding([&] {
+    holder = RunChild(settings, "standing_holder",
+                      {{"socket", held.daemon->socket()}, {"signals", signals}});
+  });
+  const Status status = [&]() -> Status {
+    for (Step step = 0; step < kWarm; ++step) {
+      CAIRN_RETURN_IF_ERROR(SaveOne(held.session.get(), held.step++, source));
+      CAIRN_RETURN_IF_ERROR(SaveOne(bare.session.get(), bare.step++, source));
+      Touch(absl::StrCat(signals, ".saved", step));
+      CAIRN_RETURN_IF_ERROR(Await(absl::StrCat(signals, ".held", step)));
+    }
+    CAIRN_ASSIGN_OR_RETURN(const int64_t made, CounterOf(*held.daemon, "slabs_made"));
+    for (int i = 0; i < settings.pairs; ++i) {
+      Pair pair;
+      for (int half = 0; half < 2; ++half) {
+        const bool ours = (half + i) % 2 == 0;
+        Warm& node = ours ? held : bare;
+        const uint64_t seed = 2 * i + half + 1;
+        source.Fill(seed);
+        CAIRN_RETURN_IF_ERROR(WaitIdle(*node.daemon));
+        const double start = NowMs();
+        CAIRN_RETURN_IF_ERROR(SaveOne(node.session.get(), node.step, source));
+        (ours ? pair.ours : pair.reference) = NowMs() - start;
+        CAIRN_RETURN_IF_ERROR(ReadBack(node.session.get(), node.step++, other));
+        CAIRN_RETURN_IF_ERROR(other.Check(seed));
+      }
+      row.pairs.push_back(pair);
+    }
+    CAIRN_ASSIGN_OR_RETURN(const int64_t made_at_the_end, CounterOf(*held.daemon, "slabs_made"));
+    if (made_at_the_end != made) return absl::InternalError("slabs were made meanwhile");
+    return absl::OkStatus();
+  }();
+  Touch(signals + ".stop");
+  holding.join();
+  CAIRN_RETURN_IF_ERROR(status);
+  CAIRN_RETURN_IF_ERROR(holder.status());
+  if (Number(*holder, "held") != kSlabs) {
+    return absl::InternalError(absl::StrCat("the consumer had ", Number(*holder, "held"),
+                                            " slabs mapped at the end, not ", kSlabs));
   }
   return row;
 }

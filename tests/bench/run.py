@@ -44,6 +44,7 @@ KEYS = (
 # In the order of docs/benchmarks.md; anything else that a program prints comes after.
 ORDER = [
     "save_warm",
+    "save_standing",
     "save_new_client",
     "save_early",
     "prefault",

@@ -90,12 +90,12 @@ std::vector<std::pair<std::string, Fact>> OfEarlierVersions() {
       // Whether somebody opened it by path was not told.
       {"slab.v1", fact::Slab{3, 1 << 30, fact::SlabUse::kManifests, 1000, "job-a", true}},
       {"slab.v2", fact::Slab{3, 1 << 30, fact::SlabUse::kManifests, 1000, "job-a", true}},
-      {"lent.v1", fact::Lent{11, 4, 3, LeaseMode::kFile, Part(), "model"}},
       {"session_begun.v1",
        fact::SessionBegun{{"job-a", 9, 2, 8, 4, /*takes_fds=*/false, token, "", -1, /*uid=*/1000,
                            /*gid=*/100, /*pid=*/4242},
                           4,
                           token}},
+      {"lent.v1", fact::Lent{11, 4, 3, LeaseMode::kFile, Part(), "model"}},
       {"part_committed.v2", fact::PartCommitted{Part(), 8, Extent(), 512, "digest", {3, 4}}},
       {"step_removed.v1", fact::StepRemoved{"job-a", 17, 1, 9}},
       {"pinned.v1", fact::Pinned{Checkpoint(), false}},

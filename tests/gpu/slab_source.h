@@ -61,6 +61,10 @@ class SlabSource : public Source {
   }
   const std::string& memory() const override { return memory_; }
 
+  client::StandingPlace standing() override {
+    return {what_, 0, [this](const std::function<void()>&) { return MapForGood(); }};
+  }
+
   Status Read(uint64_t block, void* into, uint32_t* crc) override {
     const uint64_t begin = block * kBlockBytes;
     const uint64_t n = std::min<uint64_t>(kBlockBytes, bytes_ - begin);
@@ -82,6 +86,18 @@ class SlabSource : public Source {
   }
 
  private:
+  struct Standing : client::StandingMapping {
+    explicit Standing(Mapping of) : mapping(std::move(of)) {}
+    char* data() const override { return mapping.data(); }
+    uint64_t bytes() const override { return mapping.length(); }
+    Mapping mapping;
+  };
+  StatusOr<std::unique_ptr<client::StandingMapping>> MapForGood() const {
+    CAIRN_ASSIGN_OR_RETURN(Mapping mapping,
+                           Mapping::Map(fd_.get(), 0, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED));
+    return std::make_unique<Standing>(std::move(mapping));
+  }
+
   const std::string what_ = "a slab";
   const uint64_t bytes_;
   const UniqueFd fd_;

@@ -54,7 +54,11 @@ class Streams {
     const Plan whole = *MakePlan(large, {});
     First(whole);
     using Check = StreamOptions::Check;
+    StreamOptions direct;
+    direct.way = StreamOptions::Way::kDirect;
     if (!cuda_) Pairs("stream_host", whole, {});
+    if (!cuda_) Pairs("stream_host/direct", whole, direct);
+    if (cuda_) Pairs("h2d_standing", whole, {});
     StreamOptions ring;
     ring.way = StreamOptions::Way::kRing;
     const std::string name = cuda_ ? "h2d_stream" : "stream_ring";
@@ -175,6 +179,7 @@ class Streams {
     if (!name.starts_with(only_)) return;
     StreamStats stats;
     Stream(plan, options);
+    streamer_->standing()->Settle();  // from now on what is registered is used
     for (int i = 0; i < pairs_; ++i) {
       slab_->Fill(++seed_);
       if (warm) Stream(plan, options);                   // its blocks are checked once per process
@@ -184,8 +189,9 @@ class Streams {
       Report(name, plan, ours, reference);
     }
     std::printf(
-        "%s: %llu threads, %llu blocks checked on the device, %llu on the host, %llu before %s\n",
-        name.c_str(), static_cast<unsigned long long>(stats.threads),
+        "%s: by way of %s, %llu threads, %llu blocks checked on the device, %llu on the host, %llu "
+        "before %s\n",
+        name.c_str(), stats.way.c_str(), static_cast<unsigned long long>(stats.threads),
         static_cast<unsigned long long>(stats.checked_on_device),
         static_cast<unsigned long long>(stats.checked_on_host),
         static_cast<unsigned long long>(stats.checked_before), stats.host_because.c_str());
