@@ -3,14 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "absl/types/span.h"
+#include "client/cpp/standing.h"
 #include "common/status.h"
 
 namespace cairn::client {
-
-class MappedSlab;  // slab_map.h
 
 // Thread-safe.
 class DeviceReader {
@@ -26,8 +24,14 @@ class DeviceReader {
   };
 
   virtual ~DeviceReader() = default;
-  // Pieces of the next Read lie in this slab, which stays mapped until it ends.
-  virtual void Into(const std::shared_ptr<MappedSlab>& slab) { (void)slab; }
+  // Pieces of the next Read lie in a slab that is mapped at `data`; `place` is how to have it mapped for good, and
+  // registered with the device.
+  struct Room {
+    char* data = nullptr;
+    uint64_t bytes = 0;
+    StandingPlace place;
+  };
+  virtual void Into(Room room) { (void)room; }
   // Copies each piece, and takes its checksums. When it returns, nothing is written any more, after an error too.
   virtual Status Read(absl::Span<Piece> pieces) = 0;
 };

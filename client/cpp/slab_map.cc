@@ -27,23 +27,12 @@ MappedSlab::~MappedSlab() {
     new Mapping(std::move(mapping_));
     return;
   }
-  std::vector<std::function<void()>> at_end;
-  {
-    MutexLock lock(&mu_);
-    at_end.swap(at_end_);
-  }
-  for (const auto& what : at_end) what();
   mapping_.Reset();
   MutexLock lock(&book_->mu);
   const auto live = book_->live.find(id_);
   if (--live->second > 0) return;
   book_->live.erase(live);
   book_->unmapped.push_back(static_cast<int64_t>(id_));
-}
-
-void MappedSlab::AtEnd(std::function<void()> what) {
-  MutexLock lock(&mu_);
-  at_end_.push_back(std::move(what));
 }
 
 std::shared_ptr<MappedSlab> SlabMap::Find(SlabId slab) {

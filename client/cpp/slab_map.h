@@ -9,7 +9,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -45,17 +44,12 @@ class MappedSlab {
   // the copy. True for the first caller for a large slab: its copy fills them as it goes.
   bool TakeUnpopulated() { return unpopulated_.exchange(false, std::memory_order_relaxed); }
 
-  // Runs before it is unmapped, in the process that mapped it.
-  void AtEnd(std::function<void()> what);
-
  private:
   const SlabId id_;
   const pid_t pid_;
   Mapping mapping_;
   const std::shared_ptr<UnmapBook> book_;
   std::atomic<bool> unpopulated_;
-  Mutex mu_;
-  std::vector<std::function<void()>> at_end_ ABSL_GUARDED_BY(mu_);
 };
 
 class SlabMap {

@@ -1,6 +1,7 @@
 // Standing mappings: a consumer that streams version after version keeps the slabs of its job mapped, shared and
-// writable, so that it can register them once with a device. The node writes them anew all the same: what is read there
-// counts when it matches its checksum *after* it was read.
+// writable, so that it can register them once with a device. They are written anew all the same: what is read there
+// counts when it matches its checksum *after* it was read. A writer keeps the slabs that it writes into in the same way, so
+// that a device copies straight into them.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,7 @@ struct StandingPlace {
   std::string
       slab;  // in this process the same for all objects in it; empty: the object lies in none
   uint64_t offset = 0;  // of the object
-  // Asks the node for the slab, while the object is open. `wanted_back` is called when the node, or the session that ends,
+  // Asks the node for the slab, while the object is open, or the slab is mapped for writing. `wanted_back` is called when the node, or the session that ends,
   // wants the mapping back: from a thread of the session's, perhaps before `map` has returned, perhaps more than once. It
   // returns when the mapping is destroyed or will be at once.
   //   PERMISSION_DENIED, FAILED_PRECONDITION  as mapStanding in proto/cairn.thrift

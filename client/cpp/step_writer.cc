@@ -5,6 +5,7 @@
 
 #include "client/cpp/device_reader.h"
 #include "client/cpp/process.h"
+#include "client/cpp/standing_maps.h"
 #include "proto/convert.h"
 
 namespace cairn::client {
@@ -279,7 +280,9 @@ Status StepWriterImpl::CopyIntoSlabs(std::vector<Pending>* objects,
         room - object.layout.length() <= kZipMaxGap) {
       CAIRN_ASSIGN_OR_RETURN(object.layout, ObjectLayout::Zip(object.plan, object.records, room));
     }
-    for (DeviceReader* device : object.layout.devices()) device->Into(slab);
+    for (DeviceReader* device : object.layout.devices()) {
+      device->Into({slab->data(), slab->bytes(), PlaceOf(extent)});
+    }
     // Only the pages that this object covers get entries in the page table. A longer object that comes
     // later finds the rest as in a new mapping.
     tasks.push_back({&object.layout, slab->data() + extent.offset, slab->TakeUnpopulated()});
@@ -308,6 +311,16 @@ Status StepWriterImpl::SendInChunks(const std::vector<Pending>& objects,
         &(*written)[i]));
   }
   return absl::OkStatus();
+}
+
+StandingPlace StepWriterImpl::PlaceOf(const wire::Extent& extent) const {
+  return {absl::StrCat("slab ", extent.slab, " of session ", attachment_->session, " by lease ",
+                       extent.lease),
+          0,
+          [link = link_, attachment = attachment_,
+           lease = static_cast<LeaseId>(extent.lease)](std::function<void()> wanted_back) {
+            return link->standing().Map(attachment, lease, std::move(wanted_back));
+          }};
 }
 
 void StepWriterImpl::Announce(uint64_t more_bytes) {

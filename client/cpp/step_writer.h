@@ -63,6 +63,8 @@ class StepWriterImpl : public StepWriter {
                        wire::CreateReply* reply);
   Status CopyIntoSlabs(std::vector<Pending>* objects, const std::vector<Place>& places,
                        std::vector<Written>* written);
+  // How the slab that the session writes into is had for good.
+  StandingPlace PlaceOf(const wire::Extent& extent) const;
   Status SendInChunks(const std::vector<Pending>& objects, const std::vector<Place>& places,
                       std::vector<Written>* written);
   StatusOr<std::shared_ptr<MappedSlab>> Slab(const wire::Extent& extent, MonotonicNanos deadline);

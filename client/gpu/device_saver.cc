@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <utility>
 
 #include "common/checksum.h"
@@ -25,28 +27,25 @@ class DeviceSaver::Reader : public client::DeviceReader {
  public:
   Reader(DeviceSaver* saver, StreamId caller) : saver_(saver), caller_(caller) {}
 
-  void Into(const std::shared_ptr<client::MappedSlab>& slab) override {
+  void Into(Room room) override {
     MutexLock lock(&mutex_);
-    slabs_.push_back(slab);
+    rooms_.push_back(std::move(room));
   }
 
   Status Read(absl::Span<Piece> pieces) override {
-    std::vector<std::shared_ptr<client::MappedSlab>> slabs;
+    std::vector<Room> rooms;
     {
       MutexLock lock(&mutex_);
-      slabs.swap(slabs_);
+      rooms.swap(rooms_);
     }
-    CAIRN_RETURN_IF_ERROR(saver_->Read(caller_, pieces));
-    // Afterwards, for registering takes the time of a copy.
-    for (const auto& slab : slabs) saver_->slabs_.Want(slab);
-    return absl::OkStatus();
+    return saver_->Read(caller_, rooms, pieces);
   }
 
  private:
   DeviceSaver* const saver_;
   const StreamId caller_;
   Mutex mutex_;
-  std::vector<std::shared_ptr<client::MappedSlab>> slabs_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Room> rooms_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The checksums of pieces, as the device takes them: CRC32C of all, then CRC-32 of those that want one.
@@ -91,7 +90,7 @@ class DeviceSaver::Sums {
 };
 
 DeviceSaver::DeviceSaver(Device* device, const SaverOptions& options)
-    : device_(device), slabs_(device, options.registered_at_once) {}
+    : device_(device), slabs_(device, options.registered_at_once, For::kWriting) {}
 
 DeviceSaver::~DeviceSaver() = default;
 
@@ -106,8 +105,11 @@ SaveStats DeviceSaver::stats() const {
   return stats;
 }
 
-Status DeviceSaver::Read(StreamId caller, absl::Span<Piece> pieces) {
+Status DeviceSaver::Read(StreamId caller, absl::Span<const Room> rooms, absl::Span<Piece> pieces) {
   if (pieces.empty()) return absl::OkStatus();
+  std::vector<Direct> direct;  // whose slabs stay until the device has done all
+  std::vector<Piece*> others;
+  FindDirect(rooms, pieces, &direct, &others);
   const MutexLock lock(&mutex_);
   CAIRN_RETURN_IF_ERROR(MakeOnce());
   CAIRN_RETURN_IF_ERROR(Begin(caller));
@@ -119,7 +121,7 @@ Status DeviceSaver::Read(StreamId caller, absl::Span<Piece> pieces) {
   } else {
     CAIRN_RETURN_IF_ERROR(summing);
   }
-  Status status = CopyAll(pieces, /*sum=*/!summing.ok());
+  Status status = CopyAll(direct, others, /*sum=*/!summing.ok());
   if (summing.ok()) status.Update(sums.Take(pieces, sums_.get()));
   if (!status.ok()) {  // what the device was asked for may still be under way
     (void)device_->Synchronize(copies_.get());
@@ -160,20 +162,40 @@ Status DeviceSaver::Begin(StreamId caller) {
   return device_->Wait(sums_.get(), reached_.get());
 }
 
-Status DeviceSaver::CopyAll(absl::Span<Piece> pieces, bool sum) {
-  std::vector<Piece*> direct, others;
-  for (Piece& piece : pieces) {
-    (slabs_.Registered(piece.into, piece.bytes) ? direct : others).push_back(&piece);
+void DeviceSaver::FindDirect(absl::Span<const Room> rooms, absl::Span<Piece> pieces,
+                             std::vector<Direct>* direct, std::vector<Piece*>* others) {
+  std::map<const char*, std::pair<const Room*, std::shared_ptr<StandingSlab>>> ready;
+  for (const Room& room : rooms) {
+    if (auto slab = slabs_.Want(room.place)) ready[room.data] = {&room, std::move(slab)};
   }
+  for (Piece& piece : pieces) {
+    others->push_back(&piece);
+    const auto after = ready.upper_bound(piece.into);
+    if (after == ready.begin()) continue;
+    const auto& [room, slab] = std::prev(after)->second;
+    const auto offset = static_cast<uint64_t>(piece.into - room->data);
+    if (offset > room->bytes || piece.bytes > room->bytes - offset) continue;
+    StandingSlab::Use use = slab->Begin(offset, piece.bytes);
+    if (use.data() == nullptr) continue;
+    direct->push_back({&piece, slab, std::move(use)});
+    others->pop_back();
+  }
+}
+
+Status DeviceSaver::CopyAll(const std::vector<Direct>& direct, const std::vector<Piece*>& others,
+                            bool sum) {
   std::vector<CopyOut> copies;
   copies.reserve(direct.size());
-  for (const Piece* piece : direct) copies.push_back({piece->from, piece->into, piece->bytes});
+  for (const Direct& to : direct) {
+    copies.push_back({to.piece->from, const_cast<char*>(to.use.data()), to.piece->bytes});
+  }
   CAIRN_RETURN_IF_ERROR(device_->Copy(absl::MakeConstSpan(copies), copies_.get()));
   CAIRN_RETURN_IF_ERROR(CopyBySlots(others, sum));
   CAIRN_RETURN_IF_ERROR(device_->Synchronize(copies_.get()));
   stats_.direct += direct.size();
   if (!sum) return absl::OkStatus();
-  for (Piece* piece : direct) {
+  for (const Direct& to : direct) {
+    Piece* const piece = to.piece;
     piece->crc32c = Crc32c(0, piece->into, piece->bytes);
     if (piece->wants_zip_crc) piece->zip_crc = ZipCrc32(0, piece->into, piece->bytes);
   }

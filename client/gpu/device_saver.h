@@ -1,5 +1,5 @@
 // Saves what lies in a device's memory: each byte is copied once, from the device to where it belongs, or through a few
-// slots of pinned memory where that is not registered with the device (writer_slabs.h). Checksums are of what lies on the
+// slots of pinned memory where that is not registered with the device (standing_slabs.h). Checksums are of what lies on the
 // device, taken there while the copies go on; where it takes none, the host takes them of what arrived.
 #pragma once
 
@@ -11,7 +11,7 @@
 #include "client/cpp/device_reader.h"
 #include "client/gpu/device.h"
 #include "client/gpu/owned.h"
-#include "client/gpu/writer_slabs.h"
+#include "client/gpu/standing_slabs.h"
 #include "common/mutex.h"
 
 namespace cairn::gpu {
@@ -26,7 +26,7 @@ struct SaveStats {
 };
 
 struct SaverOptions {
-  uint64_t registered_at_once = uint64_t{256} << 20;
+  uint64_t registered_at_once = uint64_t{64} << 20;  // a multiple of kBlockBytes
 };
 
 // One per device and process; saves come one after the other. Thread-safe. Must not outlive the device.
@@ -44,7 +44,7 @@ class DeviceSaver {
   std::unique_ptr<client::DeviceReader> After(StreamId caller);
 
   SaveStats stats() const;
-  WriterSlabs* slabs() { return &slabs_; }
+  StandingSlabs* slabs() { return &slabs_; }
 
  private:
   using Piece = client::DeviceReader::Piece;
@@ -64,17 +64,29 @@ class DeviceSaver {
     char* data() const { return static_cast<char*>(memory.get()); }
   };
 
-  Status Read(StreamId caller, absl::Span<Piece> pieces);
+  using Room = client::DeviceReader::Room;
+  // A piece that is copied straight to where it belongs.
+  struct Direct {
+    Piece* piece = nullptr;
+    std::shared_ptr<StandingSlab> slab;
+    StandingSlab::Use use;  // before the slab goes
+  };
+
+  Status Read(StreamId caller, absl::Span<const Room> rooms, absl::Span<Piece> pieces);
   Status MakeOnce() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Begin(StreamId caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Status CopyAll(absl::Span<Piece> pieces, bool sum) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Splits the pieces.
+  void FindDirect(absl::Span<const Room> rooms, absl::Span<Piece> pieces,
+                  std::vector<Direct>* direct, std::vector<Piece*>* others);
+  Status CopyAll(const std::vector<Direct>& direct, const std::vector<Piece*>& others, bool sum)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status CopyBySlots(const std::vector<Piece*>& pieces, bool sum)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Send(Slot* slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Empty(Slot* slot, bool sum) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Device* const device_;
-  WriterSlabs slabs_;  // after the device that it uses
+  StandingSlabs slabs_;  // after the device that it uses
   mutable Mutex mutex_;
   Stream copies_ ABSL_GUARDED_BY(mutex_);
   Stream sums_ ABSL_GUARDED_BY(mutex_);

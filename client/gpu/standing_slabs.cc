@@ -50,7 +50,7 @@ Status StandingSlab::Copied(StreamId stream) {
   return done;
 }
 
-Status StandingSlab::Prepare(const client::StandingPlace::Map& map, uint64_t chunk_bytes,
+Status StandingSlab::Prepare(const client::StandingPlace::Map& map, uint64_t chunk_bytes, For what,
                              const std::shared_ptr<StandingSlab>& self) {
   const std::weak_ptr<StandingSlab> weak = self;
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<client::StandingMapping> mapping, map([weak] {
@@ -63,7 +63,7 @@ Status StandingSlab::Prepare(const client::StandingPlace::Map& map, uint64_t chu
   }
   Held held;
   held.mapping = std::move(mapping);
-  const Status status = RegisterAll(*held.mapping, chunk_bytes, &held.registered);
+  const Status status = RegisterAll(*held.mapping, chunk_bytes, what, &held.registered);
   if (!status.ok()) GiveBack(std::move(held));
   MutexLock lock(&mutex_);
   busy_ = false;
@@ -76,7 +76,7 @@ Status StandingSlab::Prepare(const client::StandingPlace::Map& map, uint64_t chu
 }
 
 Status StandingSlab::RegisterAll(const client::StandingMapping& mapping, uint64_t chunk_bytes,
-                                 std::vector<char*>* registered) {
+                                 For what, std::vector<char*>* registered) {
   for (uint64_t at = 0; at < mapping.bytes(); at += chunk_bytes) {
     {
       MutexLock lock(&mutex_);
@@ -88,6 +88,7 @@ Status StandingSlab::RegisterAll(const client::StandingMapping& mapping, uint64_
     CAIRN_RETURN_IF_ERROR(device_->Register(from, bytes, Access::kReadWrite));
     registered->push_back(from);
   }
+  if (what == For::kWriting) return absl::OkStatus();
   // It had to be writable to be registered. From now on this process does not write into it by mistake.
   if (mprotect(mapping.data(), mapping.bytes(), PROT_READ) != 0) {
     return ErrnoStatus(errno, "mprotect of a standing mapping");
@@ -223,7 +224,8 @@ void StandingSlabs::Do(const Job& job) {
     mapped = mapping.ok();
     return mapping;
   };
-  Status status = client::Contain([&] { return job.slab->Prepare(map, chunk_bytes_, job.slab); });
+  Status status =
+      client::Contain([&] { return job.slab->Prepare(map, chunk_bytes_, what_, job.slab); });
   MutexLock lock(&mutex_);
   if (status.ok()) return;
   const auto known = slabs_.find(job.place.slab);

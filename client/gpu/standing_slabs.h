@@ -19,6 +19,9 @@
 
 namespace cairn::gpu {
 
+// What the device does there.
+enum class For : uint8_t { kReading, kWriting };
+
 // One slab, from when it is wanted until it is given up. Thread-safe.
 class StandingSlab {
  public:
@@ -50,7 +53,7 @@ class StandingSlab {
   Use Begin(uint64_t offset, uint64_t length);
 
   // Maps and registers it. Once, in the thread of StandingSlabs.
-  Status Prepare(const client::StandingPlace::Map& map, uint64_t chunk_bytes,
+  Status Prepare(const client::StandingPlace::Map& map, uint64_t chunk_bytes, For what,
                  const std::shared_ptr<StandingSlab>& self);
   // Waits for its copies, and gives it up; may be asked more than once.
   void LetGo();
@@ -68,7 +71,7 @@ class StandingSlab {
 
   void EndUse();
   Status Copied(StreamId stream);
-  Status RegisterAll(const client::StandingMapping& mapping, uint64_t chunk_bytes,
+  Status RegisterAll(const client::StandingMapping& mapping, uint64_t chunk_bytes, For what,
                      std::vector<char*>* registered);
   void GiveBack(Held held);
 
@@ -87,8 +90,8 @@ class StandingSlab {
 class StandingSlabs {
  public:
   // `chunk_bytes`: of one registration, a multiple of kBlockBytes.
-  StandingSlabs(Device* device, uint64_t chunk_bytes)
-      : device_(device), chunk_bytes_(chunk_bytes) {}
+  StandingSlabs(Device* device, uint64_t chunk_bytes, For what = For::kReading)
+      : device_(device), chunk_bytes_(chunk_bytes), what_(what) {}
   ~StandingSlabs();
 
   // The slab there, if it is ready; else null, and it is wanted from now on, unless the device has refused it.
@@ -113,6 +116,7 @@ class StandingSlabs {
 
   Device* const device_;
   const uint64_t chunk_bytes_;
+  const For what_;
   mutable Mutex mutex_;
   CondVar changed_;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;

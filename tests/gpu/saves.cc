@@ -4,11 +4,15 @@
 // Prints a line per sample: "sample NAME OURS REFERENCE UNIT". The first saves are printed, too: until the slab is
 // registered, copies pass through slots. Ours and the reference take turns; the bytes change before every pair; what
 // arrived is compared, and its checksums, when the clock has stopped.
+#include <sys/mman.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "client/cpp/copy_engine.h"
@@ -36,9 +40,9 @@ class Saves {
                      : MakeHostDevice({.memory_bytes = bytes_ + 64 * kMiB})),
         there_(Must(NewDeviceBlock(device_.get(), bytes_))),
         pinned_(Must(NewPinnedBlock(device_.get(), bytes_))),
-        saver_(device_.get()) {
-    const UniqueFd fd = Must(MakeMemfd("slab", bytes_, 0600));
-    slab_ = Must(slabs_.Map(1, bytes_, fd));
+        saver_(device_.get()),
+        fd_(Must(MakeMemfd("slab", bytes_, 0600))) {
+    written_ = Map();
     std::printf("%s, %llu MiB in %zu tensors\n", device_->Name().c_str(),
                 static_cast<unsigned long long>(bytes_ / kMiB), kTensors);
   }
@@ -58,6 +62,20 @@ class Saves {
   }
 
  private:
+  // As the node lends it.
+  struct Standing : client::StandingMapping {
+    explicit Standing(Mapping of) : mapping(std::move(of)) {}
+    char* data() const override { return mapping.data(); }
+    uint64_t bytes() const override { return mapping.length(); }
+    const Mapping mapping;
+  };
+  Mapping Map() const {
+    return Must(Mapping::Map(fd_.get(), 0, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED));
+  }
+  StatusOr<std::unique_ptr<client::StandingMapping>> MapForGood() const {
+    return std::make_unique<Standing>(Map());
+  }
+
   void Fill() {
     ++seed_;
     auto* const words = static_cast<uint64_t*>(pinned_.get());
@@ -89,8 +107,10 @@ class Saves {
             {reinterpret_cast<const void*>(there_.get() + i * each), each, -1, 0, reader.get()});
       }
       const client::ObjectLayout layout = client::ObjectLayout::Raw(sources);
-      reader->Into(slab_);
-      const client::CopyTask task{&layout, slab_->data(), slab_->TakeUnpopulated()};
+      reader->Into({written_.data(), bytes_, {"the slab", 0, [this](const std::function<void()>&) {
+                                                return MapForGood();
+                                              }}});
+      const client::CopyTask task{&layout, written_.data(), std::exchange(unpopulated_, false)};
       std::vector<client::Written> results;
       Must(client::CopyObjects(&threads_, {&task, 1}, nullptr, &results));
       written = std::move(results[0]);
@@ -102,7 +122,7 @@ class Saves {
   void Compare(const client::Written& written) {
     std::vector<uint32_t> crcs(written.block_crcs.size());
     Share([&](uint64_t begin, uint64_t end) {
-      const auto* const came = slab_->data();
+      const auto* const came = written_.data();
       if (std::memcmp(came + begin, static_cast<char*>(pinned_.get()) + begin, end - begin) != 0) {
         std::fprintf(stderr, "wrong bytes\n");
         std::exit(1);
@@ -145,8 +165,9 @@ class Saves {
   const DeviceBlock there_;
   const PinnedBlock pinned_;
   DeviceSaver saver_;
-  client::SlabMap slabs_;
-  std::shared_ptr<client::MappedSlab> slab_;
+  const UniqueFd fd_;
+  Mapping written_;
+  bool unpopulated_ = true;
   client::CopyThreads threads_{2};
   uint64_t seed_ = 0;
 };

@@ -7,6 +7,10 @@ import contextlib
 import logging
 import os
 import re
+import subprocess
+import sys
+import textwrap
+import time
 import zipfile
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -17,7 +21,7 @@ import pytest
 import torch
 from cairn import _native, device_memory, torch_format
 from cairn.weights import publish, stream
-from node import Node
+from node import MIB, Node
 
 Weights = dict[str, torch.Tensor]
 
@@ -139,3 +143,64 @@ def test_where_there_is_no_such_gpu_torch_copies(caplog: pytest.LogCaptureFixtur
         record for record in caplog.records if "by way of this process's memory" in record.message
     ]
     assert len(said) == 1
+
+
+# Saves what lies on the device, step after step. The device's memory comes from another job, so that this one has no
+# consumer.
+WRITER = """
+    import sys, torch, cairn
+    from cairn import _native, device_memory
+    from cairn.weights import publish, stream
+
+    source = cairn.connect(job=sys.argv[1] + "-source", timeout=20)
+    publish(source, 1, {"w": torch.zeros(1 << 20)})
+    there = dict(stream(source, 1, "cpu"))
+    here = there["w"].data_ptr()
+    device_memory.source = lambda _, address: (
+        _native.OnDevice(_native.HOST_DEVICE, address, 0) if address == here else None
+    )
+    c = cairn.connect(job=sys.argv[1], timeout=20)
+    for step in range(1, 1_000_000):
+        there["w"].fill_(step)
+        assert publish(c, step, there).complete
+        print(step, flush=True)
+"""
+
+
+def test_a_killed_writers_slabs_are_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device may have them for longer than their mapping: the next process's bytes are its own."""
+    node = Node(budget=64 * MIB).start()
+    monkeypatch.setenv("CAIRN_SOCKET", node.socket)
+    try:
+        writer = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(WRITER), "killed"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert writer.stdout is not None
+        with cairn.connect(job="killed", timeout=20) as c:
+
+            def count(name: str) -> int:
+                found: int = c.status()["counters"].get(name, 0)
+                return found
+
+            while count("standing_lends") < 2:
+                assert writer.stdout.readline(), "the writer ended"
+            last = int(writer.stdout.readline())
+            writer.kill()
+            writer.wait()
+            deadline = time.monotonic() + 20
+            while count("slabs_condemned") < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            # What was committed stays what it is.
+            newest = c.latest().step
+            assert newest >= last
+            assert torch.equal(dict(stream(c, newest, "cpu"))["w"], torch.full((1 << 20,), newest))
+            for step in range(newest + 1, newest + 4):
+                assert publish(c, step, {"w": torch.full((1 << 20,), -float(step))}).complete
+                came = dict(stream(c, step, "cpu"))["w"]
+                assert torch.equal(came, torch.full((1 << 20,), -float(step)))
+            assert count("slabs_condemned_destroyed") >= 1
+    finally:
+        node.remove()
