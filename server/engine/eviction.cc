@@ -255,7 +255,16 @@ bool Eviction::Recycle(Job* job, SessionId session, Writer writer, uint64_t need
       }
     }
     if (slab == 0) slab = FirstThat(*checkpoint, fits);
-    if (slab == 0) continue;
+    if (slab == 0) {
+      // Else younger steps would go in its place for ever, and the slab would never be empty.
+      const SlabId condemned = FirstThat(*checkpoint, [&](SlabId candidate) {
+        const SlabRecord& of = *ledger_.Find(candidate);
+        return of.condemned && !of.Locked() && of.bytes >= need && of.bytes <= LargestFit(need);
+      });
+      if (condemned == 0) continue;
+      EvictFrom(checkpoint, condemned);
+      return false;
+    }
     out_.Count("recycled_parts");
     EvictFrom(checkpoint, slab);
     return true;

@@ -292,6 +292,25 @@ TEST_F(StandingMappings, ADeadConsumersSlabIsDestroyedOnceItIsEmpty) {
   EXPECT_EQ(Counter("slabs_condemned_destroyed"), 1);
 }
 
+// Bug: younger steps, whose slabs can be recycled, were given up before the step in the condemned one.
+TEST_F(StandingMappings, AllSlabsOfADeadConsumerGoInTime) {
+  options.budget_bytes = 5 * kModel + 16 * kMiB;
+  Restart();
+  const SessionId writer = Hello(), consumer = Consumer();
+  std::set<SlabId> slabs;
+  for (Step step = 1; step <= 10; ++step) {
+    Save(writer, step, {{"model", 40 * kMiB}});
+    slabs.insert(Map(consumer, step));
+  }
+  Die(consumer);
+  for (Step step = 11; step <= 20; ++step) {
+    Save(writer, step, {{"model", 40 * kMiB}});
+    EXPECT_FALSE(slabs.contains(SlabOf(writer, step)));
+  }
+  for (const SlabId slab : slabs) EXPECT_THAT(destroyed, Contains(slab));
+  EXPECT_EQ(Counter("slabs_condemned_destroyed"), static_cast<int64_t>(slabs.size()));
+}
+
 TEST_F(StandingMappings, AnEmptySlabOfADeadConsumerIsDestroyedAtOnce) {
   options.budget_bytes = 4 * kModel;
   Restart();

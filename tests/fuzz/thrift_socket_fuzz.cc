@@ -43,7 +43,8 @@ const char* const kMethods[] = {
     "open",           "release",       "renew",     "readChunk",     "latest",
     "statCheckpoint", "stat",          "ls",        "wait",          "persist",
     "remove",         "pin",           "setPolicy", "previewPolicy", "writeChunk",
-    "status",         "useCheckpoint", "index",     "none",
+    "status",         "useCheckpoint", "index",     "mapStanding",   "awaitUnmap",
+    "none",
 };
 
 enum Step : uint8_t {
