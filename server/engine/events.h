@@ -1,6 +1,8 @@
 // What happens to the engine. Plain values, whose form was checked at the edge (rpc/convert.h:
 // identifiers, ranges, lengths, policies); the engine checks what depends on its state, and what a
 // comment here says.
+//
+// One file: the events are one variant, which is read from its first kind to its last.
 #pragma once
 
 #include <cstdint>
@@ -212,8 +214,8 @@ struct MapStanding {
   LeaseId lease = 0;
 };
 
-// Standing mappings that the session has given up, and the question which others it is to give up: until there is one
-// that it does not know of yet, or the deadline. → reply::Unmap
+// Says which standing mappings the session has given up, and asks which others it is to give up: answered once there is
+// one that it does not know of yet, or at the deadline. → reply::Unmap
 struct AwaitUnmap {
   Caller caller;
   std::vector<SlabId> unmapped;
