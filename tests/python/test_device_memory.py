@@ -145,8 +145,8 @@ def test_where_there_is_no_such_gpu_torch_copies(caplog: pytest.LogCaptureFixtur
     assert len(said) == 1
 
 
-# Saves what lies on the device, step after step. The device's memory comes from another job, so that this one has no
-# consumer.
+# Saves what lies on the device, step after step. The device's memory comes from another job, so that this
+# one has no consumer.
 WRITER = """
     import sys, torch, cairn
     from cairn import _native, device_memory
