@@ -1,6 +1,7 @@
 #include "client/cpp/standing_maps.h"
 
 #include <sys/mman.h>
+#include <thrift/TApplicationException.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,6 +13,8 @@
 
 namespace cairn::client {
 namespace {
+
+using apache::thrift::TApplicationException;
 
 constexpr absl::Duration kAskPatience = absl::Seconds(5);
 constexpr absl::Duration kTellPatience = absl::Seconds(2);
@@ -64,21 +67,31 @@ StatusOr<std::unique_ptr<StandingMapping>> StandingMaps::Map(
   {
     MutexLock lock(&mu_);
     if (ending_) return absl::FailedPreconditionError("this session is being closed");
+  }
+  const MonotonicNanos deadline = DeadlineAfter(kAskPatience);
+  const int64_t call = link_.NextCall();
+  wire::StandingReply reply;
+  bool known = true;
+  const Link::FdCall fd_call(&link_);
+  CAIRN_RETURN_IF_ERROR(link_.Call(
+      "mapStanding", deadline,
+      [&](wire::CairnClient& client, const std::shared_ptr<Attachment>&) {
+        try {
+          client.mapStanding(reply, call, static_cast<int64_t>(lease));
+        } catch (const TApplicationException& error) {
+          if (error.getType() != TApplicationException::UNKNOWN_METHOD) throw;
+          known = false;
+        }
+      },
+      attachment.get()));
+  if (!known) return absl::UnimplementedError("this daemon is older than standing mappings");
+  {
+    MutexLock lock(&mu_);
     if (!thread_.joinable()) {
       thread_ =
           std::thread([this, link = link_.shared_from_this()]() mutable { Run(std::move(link)); });
     }
   }
-  const MonotonicNanos deadline = DeadlineAfter(kAskPatience);
-  const int64_t call = link_.NextCall();
-  wire::StandingReply reply;
-  const Link::FdCall fd_call(&link_);
-  CAIRN_RETURN_IF_ERROR(link_.Call(
-      "mapStanding", deadline,
-      [&](wire::CairnClient& client, const std::shared_ptr<Attachment>&) {
-        client.mapStanding(reply, call, static_cast<int64_t>(lease));
-      },
-      attachment.get()));
   if (attachment->fds == nullptr) return absl::InternalError("standing mapping: no descriptor");
   CAIRN_ASSIGN_OR_RETURN(const ReceivedFd received,
                          attachment->fds->Take(static_cast<LeaseId>(reply.lease), deadline));
