@@ -132,7 +132,7 @@ void Cluster::Say(const MemberId& from, const peer::Message& message) {
         } else if constexpr (std::is_same_v<Said, peer::ReportWanted>) {
           reporting_.WholeTo(from.rank, said.job, said.question);
         } else if constexpr (std::is_same_v<Said, peer::VerdictSaid>) {
-          Hear(from.rank, said.verdict, said.answers);
+          Hear(from.rank, *said.verdict, said.answers);
         } else if constexpr (std::is_same_v<Said, peer::VerdictWanted>) {
           // First: a verdict does not tell how often a policy was said.
           decisions_.TellOf(said.job, from.rank);

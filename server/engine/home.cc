@@ -166,14 +166,14 @@ JobVerdict Home::VerdictOf(const std::string&, Of* of) const {
 }
 
 void Home::Say(const std::string& job, Of* of) {
-  const JobVerdict verdict = VerdictOf(job, of);
+  const peer::SharedVerdict verdict = VerdictOf(job, of);
   std::set<Rank> to;
-  for (const auto& [rank, said] : verdict.reports) {
+  for (const auto& [rank, said] : verdict->reports) {
     if (HoldsSomething(of->gathered.gathering(), rank)) to.insert(rank);
   }
   for (const auto& [rank, at] : of->asked) to.insert(rank);
   // The home deletes files by policy, whoever has written them.
-  const bool deletes = options_.storage && verdict.policy.keep_last > 0;
+  const bool deletes = options_.storage && verdict->policy.keep_last > 0;
   // And it writes the rows of the job, whoever has something of it.
   const bool records = options_.shared_catalog && members_.HomeOf(job) == members_.self();
   if (deletes || records) to.insert(members_.self());
@@ -181,7 +181,7 @@ void Home::Say(const std::string& job, Of* of) {
     const auto asked = of->asked.find(rank);
     const uint64_t answers = asked == of->asked.end() ? 0 : asked->second.question;
     if (rank == members_.self()) {
-      to_self_(verdict, answers);
+      to_self_(*verdict, answers);
     } else if (members_.Up(rank)) {
       out_.Do(action::Tell{rank, peer::VerdictSaid{verdict, answers}});
     }

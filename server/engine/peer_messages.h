@@ -9,9 +9,11 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -106,8 +108,22 @@ struct ReportWanted {
   uint64_t question =
       0;  // of the sender, each greater than the one before; 0: no matter how old the report is
 };
+// A home says the same verdict to all members, and it names each of them: the messages share one, which nobody changes.
+class SharedVerdict {
+ public:
+  SharedVerdict(
+      JobVerdict verdict)  // NOLINT(google-explicit-constructor): a verdict is said as such
+      : verdict_(std::make_shared<const JobVerdict>(std::move(verdict))) {}
+  SharedVerdict() : SharedVerdict(JobVerdict()) {}
+  const JobVerdict& operator*() const { return *verdict_; }
+  const JobVerdict* operator->() const { return verdict_.get(); }
+  friend bool operator==(const SharedVerdict& a, const SharedVerdict& b) { return *a == *b; }
+
+ private:
+  std::shared_ptr<const JobVerdict> verdict_;  // not null, unless it was moved from
+};
 struct VerdictSaid {
-  JobVerdict verdict;
+  SharedVerdict verdict;
   uint64_t answers = 0;  // it was made after the receiver asked this question; 0: none
 };
 // Asks the home for its verdict about a job of which the sender may hold nothing.

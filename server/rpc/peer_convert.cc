@@ -639,7 +639,7 @@ StatusOr<engine::CheckpointVerdict> FromWire(const peerwire::CheckpointVerdict& 
 }
 
 peerwire::Verdict ToWire(const peer::VerdictSaid& said) {
-  const engine::JobVerdict& verdict = said.verdict;
+  const engine::JobVerdict& verdict = *said.verdict;
   peerwire::Verdict out;
   out.__set_job(verdict.job);
   for (const auto& [rank, report] : verdict.reports) {
@@ -690,8 +690,7 @@ Status ReportsFrom(const peerwire::Verdict& verdict, engine::JobVerdict* out) {
 }
 
 StatusOr<peer::Message> FromWire(const peerwire::Verdict& verdict) {
-  peer::VerdictSaid said;
-  engine::JobVerdict& out = said.verdict;
+  engine::JobVerdict out;
   CAIRN_RETURN_IF_ERROR(ValidateJob(verdict.job));
   out.job = verdict.job;
   CAIRN_RETURN_IF_ERROR(ReportsFrom(verdict, &out));
@@ -738,8 +737,8 @@ StatusOr<peer::Message> FromWire(const peerwire::Verdict& verdict) {
     CAIRN_RETURN_IF_ERROR(Annotate(ValidateStep(verdict.safe_step), "safe_step"));
     out.safe = {verdict.safe_attempt, verdict.safe_step};
   }
-  CAIRN_ASSIGN_OR_RETURN(said.answers, Unsigned("answers", verdict.answers));
-  return peer::Message(std::move(said));
+  CAIRN_ASSIGN_OR_RETURN(const uint64_t answers, Unsigned("answers", verdict.answers));
+  return peer::Message(peer::VerdictSaid{std::move(out), answers});
 }
 
 // --- what names only a job

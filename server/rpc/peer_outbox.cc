@@ -16,7 +16,7 @@ struct JobOf {
   std::string operator()(const peer::ReleaseList&) const { return ""; }
   std::string operator()(const peer::Report& m) const { return m.delta.job; }
   std::string operator()(const peer::ReportWanted& m) const { return m.job; }
-  std::string operator()(const peer::VerdictSaid& m) const { return m.verdict.job; }
+  std::string operator()(const peer::VerdictSaid& m) const { return m.verdict->job; }
   std::string operator()(const peer::VerdictWanted& m) const { return m.job; }
   std::string operator()(const peer::Record& m) const { return m.job; }
   std::string operator()(const peer::RecordHeld& m) const { return m.job; }

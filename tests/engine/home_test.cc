@@ -185,7 +185,7 @@ TEST_F(ManyMembers, AreToldOfTheLastReportSoon) {
   std::map<Rank, size_t> heard_of;  // reports, by the last verdict
   for (const action::Tell& tell : tells) {
     const auto* said = std::get_if<peer::VerdictSaid>(&tell.message);
-    if (said != nullptr) heard_of[tell.rank] = said->verdict.reports.size();
+    if (said != nullptr) heard_of[tell.rank] = said->verdict->reports.size();
   }
   EXPECT_EQ(heard_of.size(), size_t{kMembers} - 1);
   for (const auto& [rank, reports] : heard_of) EXPECT_EQ(reports, size_t{kMembers}) << rank;

@@ -139,8 +139,8 @@ void Truth::Said(SimNode& node, Rank, const peer::Message& message) {
   if (const auto* report = std::get_if<peer::Report>(&message)) {
     TakeReport(node.member(), report->delta);
   } else if (const auto* said = std::get_if<peer::VerdictSaid>(&message)) {
-    CheckVerdict(node, said->verdict);
-    CheckRests(node, said->verdict);
+    CheckVerdict(node, *said->verdict);
+    CheckRests(node, *said->verdict);
   }
 }
 

@@ -14,7 +14,7 @@ std::string TopicOf(const peer::Message& message) {
   const std::string subject = std::visit(
       [](const auto& m) -> std::string {
         if constexpr (requires { m.delta; }) return m.delta.job;
-        if constexpr (requires { m.verdict; }) return m.verdict.job;
+        if constexpr (requires { m.verdict; }) return m.verdict->job;
         if constexpr (requires { m.checkpoint; }) {
           return absl::StrCat(m.checkpoint.DebugString(), " ", m.name);
         }

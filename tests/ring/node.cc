@@ -63,7 +63,7 @@ std::string Words(const peer::Message& message) {
                           m.delta.parts.size(), " parts, ", m.delta.parts_gone.size(), " gone");
         }
         if constexpr (requires { m.verdict; }) {
-          const JobVerdict& v = m.verdict;
+          const JobVerdict& v = *m.verdict;
           const auto text = [](const std::optional<CheckpointId>& id) {
             return id ? absl::StrCat(id->step, "@", id->attempt, ".", id->revision) : "none";
           };

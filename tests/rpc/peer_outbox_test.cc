@@ -45,9 +45,9 @@ TEST(PeerOutbox, JobsAreToldApart) {
     ASSERT_TRUE(outbox.Put(peer::ReportWanted{job}));
     ASSERT_TRUE(outbox.Put(peer::VerdictWanted{job}));
     ASSERT_TRUE(outbox.Put(peer::Record{job, "r"}));
-    peer::VerdictSaid verdict = SomeVerdict();
-    verdict.verdict.job = job;
-    ASSERT_TRUE(outbox.Put(verdict));
+    engine::JobVerdict verdict = *SomeVerdict().verdict;
+    verdict.job = job;
+    ASSERT_TRUE(outbox.Put(peer::VerdictSaid{verdict}));
   }
   EXPECT_EQ(outbox.Take().size(), 8u);
 }
