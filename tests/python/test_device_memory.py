@@ -197,10 +197,12 @@ def test_a_killed_writers_slabs_are_destroyed(monkeypatch: pytest.MonkeyPatch) -
             newest = c.latest().step
             assert newest >= last
             assert torch.equal(dict(stream(c, newest, "cpu"))["w"], torch.full((1 << 20,), newest))
-            for step in range(newest + 1, newest + 4):
+            for step in range(newest + 1, newest + 30):  # until the memory is full
                 assert publish(c, step, {"w": torch.full((1 << 20,), -float(step))}).complete
                 came = dict(stream(c, step, "cpu"))["w"]
                 assert torch.equal(came, torch.full((1 << 20,), -float(step)))
-            assert count("slabs_condemned_destroyed") >= 1
+                if count("slabs_condemned_destroyed") >= 2:
+                    break
+            assert count("slabs_condemned_destroyed") >= 2
     finally:
         node.remove()
