@@ -40,6 +40,7 @@ struct Link::State {
 
   Mutex mu;  // after fd_mu
   CondVar changed;
+  bool closing ABSL_GUARDED_BY(mu) = false;  // it says goodbye next
   bool closed ABSL_GUARDED_BY(mu) = false;
   // A thread says hello; the others wait for the session that it gets.
   bool greeting ABSL_GUARDED_BY(mu) = false;
@@ -126,7 +127,7 @@ Status Link::Call(absl::string_view what, MonotonicNanos deadline, Body body,
           body(client, current);
         });
         if (!(*connection)->broken()) {
-          if (absl::IsUnavailable(failure) && !asked_anew &&
+          if (absl::IsUnavailable(failure) && !asked_anew && !Closing() &&
               SessionEnded(connection->get(), *current, deadline)) {
             asked_anew = true;
             Discard(*std::move(connection));
@@ -358,6 +359,12 @@ void Link::Release(const std::shared_ptr<Attachment>& attachment, LeaseId lease)
   GiveBack(std::move(connection));
 }
 
+// What waits at the daemon is answered when the session ends, and must not begin another one.
+bool Link::Closing() const {
+  MutexLock lock(&state_->mu);
+  return state_->closing;
+}
+
 void Link::FlushReleases(Connection* connection, Attachment* attachment) {
   std::vector<int64_t> leases;
   {
@@ -375,13 +382,18 @@ void Link::FlushReleases(Connection* connection, Attachment* attachment) {
 
 void Link::Close() {
   if (!InThisProcess()) return;
-  state_->standing->LetGo();
+  {
+    MutexLock lock(&state_->mu);
+    state_->closing = true;
+  }
+  const bool let_go = state_->standing->LetGo();
   std::unique_ptr<Connection> last = AcquireIdle();
   if (last != nullptr) {
     if (const std::shared_ptr<Attachment> current = attachment()) {
       FlushReleases(last.get(), current.get());
     }
-    if (!last->broken()) {
+    // Without a goodbye the node uses nothing anew that a device of this process may still hold.
+    if (!last->broken() && let_go) {
       (void)last->Call("goodbye", DeadlineAfter(kShortCall),
                        [](wire::CairnClient& client) { client.goodbye(); });
     }

@@ -177,8 +177,13 @@ StandingPlace OpenObjectImpl::standing() {
   // Another daemon's slab may have this number.
   return {absl::StrCat("slab ", from->slab, " of session ", lease->attachment->session, " in ",
                        file.st_ino),
-          from->offset, [link = link_, lease](std::function<void()> wanted_back) {
-            return link->standing().Map(lease->attachment, lease->id, std::move(wanted_back));
+          from->offset,
+          // Weak: what waits to be registered keeps no version in memory.
+          [link = link_, weak = std::weak_ptr<Lease>(lease)](
+              std::function<void()> wanted_back) -> StatusOr<std::unique_ptr<StandingMapping>> {
+            const std::shared_ptr<Lease> held = weak.lock();
+            if (held == nullptr) return absl::CancelledError("the object is closed");
+            return link->standing().Map(held->attachment, held->id, std::move(wanted_back));
           }};
 }
 

@@ -110,13 +110,39 @@ StatusOr<std::unique_ptr<StandingMapping>> StandingMaps::Map(
 }
 
 void StandingMaps::Gone(const Mapped& mapped) {
+  // Whoever maps it anew meanwhile would be told of as having given it up.
+  MutexLock asking(&asking_);
   {
     MutexLock lock(&mu_);
     live_.erase({mapped.slab, mapped.number});
     const auto other = live_.lower_bound({mapped.slab, 0});
     if (other != live_.end() && other->first.first == mapped.slab) return;
+    if (ending_) {  // LetGo tells all at once
+      untold_.insert(mapped.slab);
+      return;
+    }
   }
   Tell(mapped.attachment, mapped.slab);
+}
+
+Status StandingMaps::TellAll(const std::shared_ptr<Attachment>& attachment,
+                             MonotonicNanos deadline) {
+  std::vector<int64_t> unmapped;
+  {
+    MutexLock lock(&mu_);
+    for (const SlabId slab : untold_) unmapped.push_back(static_cast<int64_t>(slab));
+  }
+  if (unmapped.empty()) return absl::OkStatus();
+  CAIRN_RETURN_IF_ERROR(link_.Call(
+      "awaitUnmap", deadline,
+      [&](wire::CairnClient& client, const std::shared_ptr<Attachment>&) {
+        std::vector<int64_t> slabs;
+        client.awaitUnmap(slabs, unmapped, {}, /*timeout_ms=*/0);
+      },
+      attachment.get()));
+  MutexLock lock(&mu_);
+  for (const int64_t slab : unmapped) untold_.erase(static_cast<SlabId>(slab));
+  return absl::OkStatus();
 }
 
 void StandingMaps::Tell(const std::shared_ptr<Attachment>& attachment, SlabId slab) {
@@ -166,30 +192,32 @@ void StandingMaps::WantBack(const std::shared_ptr<Attachment>& attachment,
 }
 
 void StandingMaps::Run(std::shared_ptr<Link> link) {
+  std::shared_ptr<Attachment> attachment;
   for (;;) {
-    const std::shared_ptr<Attachment> attachment = link->attachment();
-    std::vector<int64_t> unmapped, known, slabs;
+    const std::shared_ptr<Attachment> before = std::exchange(attachment, link->attachment());
+    std::vector<int64_t> known, slabs;
     {
       MutexLock lock(&mu_);
       if (ending_) return;
-      unmapped.assign(untold_.begin(), untold_.end());
+      // Another session has had none of them.
+      if (before != nullptr && before != attachment) untold_.clear();
       for (const auto& [id, live] : live_) {
         if (live.asked) known.push_back(static_cast<int64_t>(id.first));
       }
     }
     const Status status = Contain([&]() -> Status {
       DropOthers(attachment.get());
+      {
+        MutexLock asking(&asking_);
+        CAIRN_RETURN_IF_ERROR(TellAll(attachment, DeadlineAfter(kTellPatience)));
+      }
       const MonotonicNanos deadline = DeadlineAfter(kWaitAtDaemon);
       CAIRN_RETURN_IF_ERROR(link->Call(
           "awaitUnmap", deadline,
           [&](wire::CairnClient& client, const std::shared_ptr<Attachment>&) {
-            client.awaitUnmap(slabs, unmapped, known, Link::TimeoutMillis(deadline));
+            client.awaitUnmap(slabs, {}, known, Link::TimeoutMillis(deadline));
           },
           attachment.get()));
-      {
-        MutexLock lock(&mu_);
-        for (const int64_t slab : unmapped) untold_.erase(static_cast<SlabId>(slab));
-      }
       WantBack(attachment, slabs);
       return absl::OkStatus();
     });
@@ -204,7 +232,7 @@ void StandingMaps::Pause() {
   }
 }
 
-void StandingMaps::LetGo() {
+bool StandingMaps::LetGo() {
   std::vector<std::function<void()>> all;
   {
     MutexLock asking(&asking_);
@@ -214,6 +242,11 @@ void StandingMaps::LetGo() {
     for (const auto& [id, live] : live_) all.push_back(live.wanted_back);
   }
   for (const auto& wanted_back : all) wanted_back();
+  MutexLock asking(&asking_);
+  const std::shared_ptr<Attachment> attachment = link_.attachment();
+  if (attachment != nullptr) (void)TellAll(attachment, DeadlineAfter(kTellPatience));
+  MutexLock lock(&mu_);
+  return live_.empty() && untold_.empty();
 }
 
 void StandingMaps::Join() {

@@ -23,8 +23,8 @@ class StandingMaps : public std::enable_shared_from_this<StandingMaps> {
   // The slab in which the object lies that is open under `lease`.
   StatusOr<std::unique_ptr<StandingMapping>> Map(const std::shared_ptr<Attachment>& attachment,
                                                  LeaseId lease, std::function<void()> wanted_back);
-  // All are given up. Before goodbye, so that the daemon knows that no device has them.
-  void LetGo();
+  // All are given up, and the daemon is told. Before goodbye. False: it is not known that no device has any of them.
+  bool LetGo();
   // After goodbye, which ends what the thread waits for.
   void Join();
 
@@ -42,6 +42,9 @@ class StandingMaps : public std::enable_shared_from_this<StandingMaps> {
   void WantBack(const std::shared_ptr<Attachment>& attachment, const std::vector<int64_t>& slabs);
   void Gone(const Mapped& mapped);
   void Tell(const std::shared_ptr<Attachment>& attachment, SlabId slab);
+  // What it has not heard yet, in one call. Under asking_, so that nothing is mapped anew meanwhile.
+  Status TellAll(const std::shared_ptr<Attachment>& attachment, MonotonicNanos deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(asking_);
   void Pause();
 
   Link& link_;

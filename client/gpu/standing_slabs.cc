@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <system_error>
 
 #include "client/cpp/copy_engine.h"
 #include "client/cpp/process.h"
@@ -64,11 +65,16 @@ Status StandingSlab::Prepare(const client::StandingPlace::Map& map, uint64_t chu
   Held held;
   held.mapping = std::move(mapping);
   const Status status = RegisterAll(*held.mapping, chunk_bytes, what, &held.registered);
-  if (!status.ok()) GiveBack(std::move(held));
+  if (!status.ok()) {
+    GiveBack(std::move(held));
+    MutexLock lock(&mutex_);
+    busy_ = false;
+    changed_.NotifyAll();
+    return status;
+  }
   MutexLock lock(&mutex_);
   busy_ = false;
   changed_.NotifyAll();
-  if (!status.ok()) return status;
   chunk_bytes_ = chunk_bytes;
   held_ = std::move(held);
   ready_ = true;
@@ -157,8 +163,16 @@ StandingSlabs::~StandingSlabs() {
 }
 
 void StandingSlabs::Enqueue(Job job) {
+  if (!thread_.joinable()) {
+    try {
+      thread_ = std::thread([this] { Run(); });
+    } catch (const std::system_error& error) {  // as where a limit of processes is reached
+      why_ = absl::StrCat("no thread that registers: ", error.what());
+      slabs_.erase(job.place.slab);
+      return;
+    }
+  }
   queue_.push_back(std::move(job));
-  if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
   changed_.NotifyAll();
 }
 

@@ -173,12 +173,16 @@ bool Admission::TryAdmit(Checkpoint* checkpoint) {
 }
 
 bool Admission::ConsumersKeep(const Job& job, uint64_t wanted, uint64_t of_user) const {
-  const uint64_t overdue = ledger_.overdue().bytes;
-  if (overdue == 0) return false;
-  const uint64_t overdue_of_user = ledger_.overdue_of(job.owner->uid).bytes;
+  // Of the user's own: for what another's consumers keep nobody is refused who would have waited. Nor while anything else
+  // may still come.
+  const uint64_t overdue = ledger_.overdue_of(job.owner->uid).bytes;
+  if (overdue == 0 || ledger_.probing_bytes() > 0 || ledger_.kept_by_standing().bytes > 0 ||
+      under_io_() > 0) {
+    return false;
+  }
   const uint64_t available = eviction_.Available(job), share = eviction_.ShareLeft(job);
   return (available < wanted || share < of_user) && available + overdue >= wanted &&
-         share + overdue_of_user >= of_user;
+         share + overdue >= of_user;
 }
 
 void Admission::AskToUnmap(const Job& job, uint64_t lacking, std::optional<uint32_t> uid) {

@@ -92,6 +92,7 @@ class Cluster {
     members_.TimerWasLate();
     home_.TimerWasLate();
     verdicts_.TimerWasLate();
+    offers_.TimerWasLate();
   }
 
   // Why a node that began empty, and that no member of its ring has met, says nothing of what it does not have.

@@ -287,6 +287,10 @@ bool Offers::PassesOver(const Backup& backup) const {
   return backup.took != backup.version && out_.now() - backup.took_at >= members_.lost_after();
 }
 
+void Offers::TimerWasLate() {
+  for (auto& [rank, backup] : backups_) backup.came_at = backup.took_at = out_.now();
+}
+
 void Offers::TellAll() {
   for (const auto& [rank, backup] : backups_) due_members_.insert(rank);
 }

@@ -51,6 +51,8 @@ class Offers : public StepWatcher, public RingWatcher {
 
   // This node says who keeps the part, and writes it to storage: its own, or one of a lost member for which it acts.
   bool Answers(const Part& part) const;
+  // What nobody could say meanwhile is no reason to take a backup for stalled.
+  void TimerWasLate();
   uint64_t HeldBy(Rank backup) const;  // bytes of this node's parts
   // It answers, and for ring.lost_after_seconds nothing has come to it of what it asked to read, or it has taken no
   // want-list, as one that cannot go over to the ring's present epoch: another member is a backup in its place.

@@ -111,8 +111,8 @@ struct ReportWanted {
 // A home says the same verdict to all members, and it names each of them: the messages share one, which nobody changes.
 class SharedVerdict {
  public:
-  SharedVerdict(
-      JobVerdict verdict)  // NOLINT(google-explicit-constructor): a verdict is said as such
+  SharedVerdict(  // NOLINT(google-explicit-constructor): a verdict is said as such
+      JobVerdict verdict)
       : verdict_(std::make_shared<const JobVerdict>(std::move(verdict))) {}
   SharedVerdict() : SharedVerdict(JobVerdict()) {}
   const JobVerdict& operator*() const { return *verdict_; }

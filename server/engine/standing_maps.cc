@@ -1,12 +1,15 @@
 #include "server/engine/standing_maps.h"
 
-#include <algorithm>
 #include <utility>
 #include <variant>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 
 namespace cairn::engine {
+namespace {
+constexpr size_t kMostNamed = 65'536;  // in one call, which holds the engine up
+}  // namespace
 
 Status StandingMaps::Check(const Session& session, const Lease* lease) const {
   if (lease == nullptr || lease->session != session.id || lease->released) {
@@ -48,9 +51,9 @@ void StandingMaps::On(const event::MapStanding& event) {
 
 reply::Unmap StandingMaps::NewsFor(SessionId session, const event::AwaitUnmap& event) const {
   reply::Unmap news;
+  const absl::flat_hash_set<SlabId> known(event.known.begin(), event.known.end());
   for (const SlabId slab : ledger_.StandingToUnmap(session)) {
-    const bool known = std::find(event.known.begin(), event.known.end(), slab) != event.known.end();
-    if (!known) news.slabs.push_back(slab);
+    if (!known.contains(slab)) news.slabs.push_back(slab);
   }
   return news;
 }
@@ -58,6 +61,13 @@ reply::Unmap StandingMaps::NewsFor(SessionId session, const event::AwaitUnmap& e
 void StandingMaps::On(const event::AwaitUnmap& event) {
   const Session* session = sessions_.Of(event.caller);
   if (session == nullptr) return;
+  for (const auto& [name, slabs] :
+       {std::pair("unmapped", &event.unmapped), std::pair("known", &event.known)}) {
+    if (slabs->size() <= kMostNamed) continue;
+    return out_.Answer(event.caller.request,
+                       absl::InvalidArgumentError(absl::StrCat(name, ": ", slabs->size(),
+                                                               " slabs, at most ", kMostNamed)));
+  }
   leases_.StandingUnmapped(*session, event.unmapped);
   reply::Unmap news = NewsFor(session->id, event);
   if (!news.slabs.empty() || event.deadline <= out_.now()) {

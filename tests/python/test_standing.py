@@ -1,5 +1,5 @@
-"""Standing mappings (docs/weights.md): a consumer in a process of its own streams version after version out of
-slabs that it keeps mapped, while the trainer goes on saving into them."""
+"""Standing mappings (docs/weights.md): a consumer in a process of its own streams version after version out
+of slabs that it keeps mapped, while the trainer goes on saving into them."""
 
 from __future__ import annotations
 
