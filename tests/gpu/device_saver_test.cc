@@ -355,7 +355,7 @@ TEST(DeviceSaver, WithoutAnyPinnedMemoryItSaysSo) {
 // Whichever call fails, the save fails or is whole, nothing is kept, and the next one succeeds.
 TEST(DeviceSaver, AnyCallMayFail) {
   bool reached = true;
-  for (int n = 0; reached; ++n) {
+  for (int n = 0; reached; n += Stride()) {
     auto faults = std::make_shared<DeviceFaults>();
     const std::unique_ptr<Device> device = MakeFaultyDevice(MakeHostDevice(), faults);
     {

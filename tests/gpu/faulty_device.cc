@@ -1,5 +1,6 @@
 #include "tests/gpu/faulty_device.h"
 
+#include <cstdlib>
 #include <utility>
 
 namespace cairn::gpu {
@@ -119,6 +120,8 @@ class FaultyDevice final : public Device {
 };
 
 }  // namespace
+
+int Stride() { return std::getenv("CAIRN_SANITIZED") == nullptr ? 1 : 7; }
 
 std::unique_ptr<Device> MakeFaultyDevice(std::unique_ptr<Device> inner,
                                          std::shared_ptr<DeviceFaults> faults) {

@@ -32,6 +32,9 @@ enum class DeviceCall {
 using DeviceFault = testing::Fault<DeviceCall>;
 using DeviceFaults = testing::FaultPlan<DeviceCall>;
 
+// Which calls a test has fail, one after the other: every one, and fewer where a sanitizer makes them slow.
+int Stride();
+
 std::unique_ptr<Device> MakeFaultyDevice(std::unique_ptr<Device> inner,
                                          std::shared_ptr<DeviceFaults> faults);
 

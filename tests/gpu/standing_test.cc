@@ -440,7 +440,7 @@ TEST(StandingFaults, ARegistrationRefusedInAnyWayIsSaidAndTheStreamGoesOnWithout
        {absl::InvalidArgumentError("not mapped"), absl::AlreadyExistsError("overlaps"),
         absl::UnimplementedError("not here"), absl::ResourceExhaustedError("no pages"),
         absl::InternalError("broken")}) {
-    for (int after = 0; after < 3; ++after) {  // the first chunk, or a later one
+    for (int after = 0; after < 3; after += Stride()) {  // the first chunk, or a later one
       Slab slab;
       Faulty faulty;
       const auto version = std::make_shared<Version>(&slab, 1);
@@ -549,7 +549,7 @@ TEST(StandingFaults, AnyDeviceCallMayFail) {
         const auto call = static_cast<DeviceCall>(of);
         // The host's check is of what was copied, not of what came.
         if (call == DeviceCall::kFlip && check == Check::kHost) continue;
-        for (int n = 0, made = 1; n < made; ++n) {
+        for (int n = 0, made = 1; n < made; n += Stride()) {
           SCOPED_TRACE(absl::StrCat("call ", of, " number ", n, rewritten ? ", rewritten" : "",
                                     check == Check::kHost ? ", checked by the host" : ""));
           made = StreamWithFault(call, n, check, rewritten, &failed);
