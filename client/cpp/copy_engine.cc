@@ -56,12 +56,17 @@ Status ReadFrom(int fd, uint64_t offset, char* into, uint64_t n, uint32_t* crc) 
 }
 
 // [skip, skip + n) of a segment that lies on a device.
-StatusOr<DeviceReader::Piece> Bring(const Segment& segment, uint64_t skip, char* into, uint64_t n) {
+DeviceReader::Piece PieceOf(const Segment& segment, uint64_t skip, char* into, uint64_t n) {
   DeviceReader::Piece piece;
   piece.from = reinterpret_cast<uint64_t>(segment.data) + skip;
   piece.into = into;
   piece.bytes = n;
   piece.wants_zip_crc = segment.record >= 0;
+  return piece;
+}
+
+StatusOr<DeviceReader::Piece> Bring(const Segment& segment, uint64_t skip, char* into, uint64_t n) {
+  DeviceReader::Piece piece = PieceOf(segment, skip, into, n);
   CAIRN_RETURN_IF_ERROR(segment.device->Read(absl::MakeSpan(&piece, 1)));
   return piece;
 }
@@ -119,13 +124,8 @@ class ObjectCopy {
       if (device == devices->end()) device = devices->insert(devices->end(), {segment.device, {}});
       for (uint64_t at = begin; at < end;) {
         const uint64_t n = std::min(end, BlockEnd(layout_.length(), at / kBlockBytes)) - at;
-        DeviceReader::Piece piece;
-        piece.from = reinterpret_cast<uint64_t>(segment.data) + (at - begin);
-        piece.into = into_ + at;
-        piece.bytes = n;
-        piece.wants_zip_crc = segment.record >= 0;
         pieces_.emplace_back(device - devices->begin(), device->pieces.size());
-        device->pieces.push_back(piece);
+        device->pieces.push_back(PieceOf(segment, at - begin, into_ + at, n));
         at += n;
       }
     }

@@ -151,4 +151,6 @@ std::vector<ReceivedFd> FdReceiver::TakeStrays() {
   return out;
 }
 
+void FdReceiver::HangUp() { (void)::shutdown(socket_.get(), SHUT_RDWR); }
+
 }  // namespace cairn::client

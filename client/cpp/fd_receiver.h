@@ -39,6 +39,9 @@ class FdReceiver {
   std::vector<ReceivedFd> TakeStrays();
   bool HasStrays();
 
+  // Ends the session, without a goodbye; what waits here stays.
+  void HangUp();
+
  private:
   explicit FdReceiver(UniqueFd socket) : socket_(std::move(socket)) {}
   // Receives all that has come.

@@ -387,12 +387,12 @@ void Link::Close() {
     state_->closing = true;
   }
   const bool let_go = state_->standing->LetGo();
+  const std::shared_ptr<Attachment> current = attachment();
+  // Without a goodbye the node uses nothing anew that a device of this process may still hold.
+  if (!let_go && current != nullptr && current->fds != nullptr) current->fds->HangUp();
   std::unique_ptr<Connection> last = AcquireIdle();
   if (last != nullptr) {
-    if (const std::shared_ptr<Attachment> current = attachment()) {
-      FlushReleases(last.get(), current.get());
-    }
-    // Without a goodbye the node uses nothing anew that a device of this process may still hold.
+    if (current != nullptr) FlushReleases(last.get(), current.get());
     if (!last->broken() && let_go) {
       (void)last->Call("goodbye", DeadlineAfter(kShortCall),
                        [](wire::CairnClient& client) { client.goodbye(); });

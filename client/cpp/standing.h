@@ -24,14 +24,15 @@ class StandingMapping {
 
 // Where an object lies in its slab.
 struct StandingPlace {
-  std::string
-      slab;  // in this process the same for all objects in it; empty: the object lies in none
+  // In this process the same for all objects in it; empty: the object lies in none.
+  std::string slab;
   uint64_t offset = 0;  // of the object
-  // Asks the node for the slab, while the object is open, or the slab is mapped for writing. `wanted_back` is called when the node, or the session that ends,
-  // wants the mapping back: from a thread of the session's, perhaps before `map` has returned, perhaps more than once. It
-  // returns when the mapping is destroyed or will be at once.
+  // Asks the node for the slab, while the object is open, or the slab is mapped for writing. `wanted_back` is called when
+  // the node, or the session that ends, wants the mapping back: from a thread of the session's, perhaps before `map` has
+  // returned, perhaps more than once. It returns when the mapping is destroyed or will be at once.
   //   PERMISSION_DENIED, FAILED_PRECONDITION  as mapStanding in proto/cairn.thrift
   //   UNIMPLEMENTED                           the daemon is older than this
+  //   CANCELLED                               the object is closed
   using Map =
       std::function<StatusOr<std::unique_ptr<StandingMapping>>(std::function<void()> wanted_back)>;
   Map map;

@@ -83,7 +83,11 @@ const Lease* Leases::LendToWriter(const Session& session, SlabRecord* slab,
 
 const Lease* Leases::LendStanding(const Session& session, SlabRecord* slab) {
   const auto has = slab->standing.find(session.id);
-  if (has != slab->standing.end()) return leases_.at(has->second).get();
+  if (has != slab->standing.end()) {
+    Lease* lease = leases_.at(has->second).get();
+    ++lease->sent;
+    return lease;
+  }
   const Lease* lease = Make(session, slab, LeaseMode::kStanding, {}, "", {}, 0);
   ledger_.LendStanding(slab, session.id, lease->id);
   return lease;
@@ -255,7 +259,11 @@ void Leases::On(const event::LendFailed& event) {
     UnmapWriter(slab);
     return;
   }
-  if (lease.mode == LeaseMode::kStanding) return EndStanding(event.lease, /*died=*/false);
+  if (lease.mode == LeaseMode::kStanding) {
+    // What was sent before may be mapped.
+    if (--at->second->sent == 0) EndStanding(event.lease, /*died=*/false);
+    return;
+  }
   if (Held* held = HeldBy(lease.session)) held->bytes -= lease.length;
   ledger_.ReaderNeverLent(slab, lease.id);
   Forget(event.lease);

@@ -40,6 +40,7 @@ struct Lease {
   MonotonicNanos expires = kNever;
   bool released = false;  // its lock is not known to be gone
   uint32_t uid = 0;       // of a reader, whose share of the journal it costs
+  uint32_t sent = 1;  // of a standing mapping: how often its descriptor was sent, or is being sent
 };
 
 class Leases {

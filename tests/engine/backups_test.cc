@@ -171,6 +171,17 @@ TEST_F(Stalled, OneThatTakesNoListsIs) {
   EXPECT_EQ(StateOf(0), "stalled");
 }
 
+// Bug: a node that had been stopped took all its backups for stalled.
+TEST_F(Stalled, NoneIsWhenThisNodeStoodStill) {
+  Asks(0);
+  Pass(2);
+  now += 60 * kNanosPerSecond;
+  Apply(event::Tick{});
+  Pass(3);
+  EXPECT_FALSE(Told(1));
+  EXPECT_EQ(StateOf(0), "up");
+}
+
 TEST_F(Stalled, OneThatHasItAllIsNot) {
   Asks(0);
   Has(0, peer::HaveState::kHeld, 0);

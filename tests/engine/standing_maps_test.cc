@@ -400,6 +400,58 @@ TEST_F(StandingMappings, OneThatNeverLeftTheDaemonCondemnsNothing) {
   EXPECT_EQ(Counter("slabs_condemned"), 0);
 }
 
+// Bug: the first was forgotten, and its slab used anew while it was mapped.
+TEST_F(StandingMappings, OneWhoseSecondDescriptorIsNotSentStays) {
+  const SessionId writer = Hello(), consumer = Consumer();
+  Save(writer, 1, Model());
+  const auto open = Open(consumer, 1);
+  ASSERT_TRUE(open.ok());
+  const auto first = Ask(consumer, open->lend.lease);
+  ASSERT_TRUE(first.ok());
+  const auto second = Ask(consumer, open->lend.lease);  // as for another device of the process
+  ASSERT_TRUE(second.ok());
+  Apply(event::LendFailed{second->lend.lease});
+  const RequestId waits = Await(consumer);
+  Die(writer);
+  ASSERT_TRUE(Answered(waits));
+  EXPECT_THAT(Told(waits), ElementsAre(first->lend.slab));
+}
+
+// Bug: for what one user's consumer keeps, another's create was refused, which would have waited.
+TEST_F(StandingMappings, WhatAnotherUsersConsumerKeepsRefusesNobodyAtOnce) {
+  options.budget_bytes = 3 * kModel + 16 * kMiB;
+  Restart();
+  const SessionId first = Hello({.attempt = 1}), consumer = Consumer({.pid = 4711});
+  for (Step step : {1, 2}) Save(first, step, Model());
+  const SlabId slab = Map(consumer, 1);
+  Die(first);
+  Advance(11 * kNanosPerSecond);
+  // The other user has what is left, and waits for it as he would without the consumer.
+  const SessionId other = Hello({.job = "others", .attempt = 1, .uid = 2000});
+  ASSERT_TRUE(Create(other, {{"others", 1, 1, 0}, 0}, Model()).ok());
+  const SessionId third = Hello({.job = "thirds", .attempt = 1, .uid = 3000});
+  event::Create create = CreateOf(third, {{"thirds", 1, 1, 0}, 0}, Model());
+  create.deadline = now + 60 * kNanosPerSecond;
+  Apply(create);
+  EXPECT_FALSE(Answered(create.caller.request));
+  GiveUp(consumer, slab);
+  EXPECT_TRUE(Answered(create.caller.request));
+}
+
+// It would hold the engine up.
+TEST_F(StandingMappings, AListWithoutABoundIsRefused) {
+  const SessionId consumer = Consumer();
+  const std::vector<SlabId> many(65'537, 7);
+  const event::AwaitUnmap known{From(consumer), {}, many, now + kNanosPerSecond};
+  Apply(known);
+  EXPECT_THAT(AnswerTo(known.caller.request).status(),
+              Fails(absl::StatusCode::kInvalidArgument, "known: 65537 slabs"));
+  const event::AwaitUnmap gone{From(consumer), many, {}, now + kNanosPerSecond};
+  Apply(gone);
+  EXPECT_THAT(AnswerTo(gone.caller.request).status(),
+              Fails(absl::StatusCode::kInvalidArgument, "unmapped: 65537 slabs"));
+}
+
 TEST_F(StandingMappings, ASessionThatEndsStopsWaiting) {
   const SessionId writer = Hello(), consumer = Consumer();
   Save(writer, 1, Model());
