@@ -21,13 +21,19 @@ def in_use() -> bool:
 def source(device: Any, address: int) -> _native.OnDevice | None:
     """Where the bytes at `address` of a torch device are, as its current stream leaves them. None: they are
     in the host's memory, or on a device that only torch can copy from."""
-    if device.type != "cuda":
+    if not is_source(device):
         return None
-    torch = sys.modules["torch"]
-    index = torch.cuda.current_device() if device.index is None else device.index
-    if _problem(index):
-        return None
+    index, torch = _index(device), sys.modules["torch"]
     return _native.OnDevice(index, address, torch.cuda.current_stream(index).cuda_stream)
+
+
+def is_source(device: Any) -> bool:
+    """Whether what is on a torch device is saved from there."""
+    return device.type == "cuda" and not _problem(_index(device))
+
+
+def _index(device: Any) -> int:
+    return sys.modules["torch"].cuda.current_device() if device.index is None else device.index
 
 
 @functools.lru_cache

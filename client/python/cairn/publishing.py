@@ -163,10 +163,9 @@ def _payload(state: Mapping[str, Any], rank: int, alone: bool) -> Payload:
         tensor = tensor.detach()
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
-        tensor = (
-            tensor.contiguous()
-        )  # where it is, and read once its device's current stream has done that
-        if device_memory.source(tensor.device, 0) is None:
+        # Where it is: a save from a device comes after what its current stream was asked for.
+        tensor = tensor.contiguous()
+        if not device_memory.is_source(tensor.device):
             tensor = tensor.to("cpu")
         tensors.append(tensor)
         entries.append((name, dtype_name(torch, name, tensor), list(tensor.shape)))
