@@ -650,6 +650,7 @@ class Broken:
         return "digest", False
 
     bytes_written = 17
+    revision = 0
 
     def drop(self) -> None:
         pass

@@ -17,6 +17,7 @@ class MadeUpStep:
     def __init__(self, session: MadeUpSession) -> None:
         self.session = session
         self.bytes_written = 0
+        self.revision = 0
 
     def write(self, name: str, kind: str, sources: list[Any]) -> None:
         self.session.meet("write")
