@@ -556,7 +556,7 @@ TEST(StandingFaults, AnyDeviceCallMayFail) {
           ASSERT_LT(n, 500);
         }
       }
-      EXPECT_GT(failed, 10);
+      EXPECT_GT(failed * Stride(), 10);
     }
   }
 }
