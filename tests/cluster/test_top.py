@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import signal
+import shlex
 import subprocess
 import time
 from typing import Any
@@ -104,7 +105,8 @@ def test_on_a_terminal_it_fits_and_ends_with_ctrl_c(columns: int, rows: int) -> 
 
 def test_it_ends_when_its_reader_leaves() -> None:
     with ring(1) as r:
-        command = f"{binary('cairn')} --socket={r[0].socket} top --interval=100ms"
+        cairn = shlex.quote(str(binary("cairn")))
+        command = f"{cairn} --socket={r[0].socket} top --interval=100ms"
         done = subprocess.run(
             ["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"],
             capture_output=True,

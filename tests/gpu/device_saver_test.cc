@@ -122,19 +122,23 @@ TEST_P(SaverOn, ComesAfterTheCallersStream) {
   Bytes bytes(device_.get(), kMiB);
   auto stream = NewStream(device_.get());
   ASSERT_TRUE(stream.ok());
-  auto pinned = NewPinnedBlock(device_.get(), kMiB);
+  auto pinned = NewPinnedBlock(device_.get(), 2 * kMiB);
   ASSERT_TRUE(pinned.ok());
+  auto* const host = static_cast<char*>(pinned->get());
   const std::string other(kMiB, 'x');
-  std::copy(other.begin(), other.end(), static_cast<char*>(pinned->get()));
+  std::memset(host, 'o', kMiB);
+  std::memset(host + kMiB, 'x', kMiB);
   std::string into(kMiB, '?');
   Piece piece;
   piece.from = bytes.at();
   piece.into = into.data();
   piece.bytes = kMiB;
-  for (int i = 0; i < 20; ++i) {
-    const CopyIn in{pinned->get(), bytes.at(), kMiB};
+  for (int i = 0; i < 400; ++i) {  // a tenth of a second or more
+    const CopyIn in{host, bytes.at(), kMiB};
     ASSERT_TRUE(device_->Copy({&in, 1}, stream->get()).ok());
   }
+  const CopyIn last{host + kMiB, bytes.at(), kMiB};
+  ASSERT_TRUE(device_->Copy({&last, 1}, stream->get()).ok());
   ASSERT_TRUE(saver.After(stream->get())->Read(absl::MakeSpan(&piece, 1)).ok());
   EXPECT_TRUE(into == other);
   EXPECT_EQ(piece.crc32c, Crc32c(0, other.data(), kMiB));
