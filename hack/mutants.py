@@ -31,7 +31,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -50,6 +49,7 @@ DEFINITIONS = ROOT / "tests" / "mutants" / "mutants.json"
 TOPS = ("CMakeLists.txt", "common", "server", "client", "proto", "sql", "hack", "tests")
 SOURCES = (".h", ".cc", ".py", ".sql")
 TEST_LIMIT_S = 240
+BUILD_LIMIT_S = 1200  # of all that a program needs, when ccache has nothing of it
 NO_TESTS_COLLECTED = 5  # pytest's exit status
 
 
@@ -225,15 +225,8 @@ class Workshop:
 
     def _build(self, programs: list[str]) -> str:
         """What went wrong, or an empty string."""
-        built = subprocess.run(
-            ["hack/build", *programs],
-            cwd=self._tree,
-            text=True,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-        return (built.stdout + built.stderr)[-3000:] if built.returncode else ""
+        code, output = run_process(["hack/build", *programs], BUILD_LIMIT_S, cwd=self._tree)
+        return output[-3000:] if code else ""
 
     def _failures(self, mutant: Mutant) -> list[Case]:
         """The failed cases among the tests that must catch it; one is enough, so the first ends a program."""

@@ -16,17 +16,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
+import tempfile
 from pathlib import Path
 
-from driver import stages
-from driver.process import ROOT, say
+from driver import disk, stages
+from driver.process import say
 from driver.report import Report, fail_unexpected_skips, shown
 from driver.schedule import Lane, Schedule, Stage, run_here, stage_command
 
 # With more of them the summary names each in one line.
 FAILURES_IN_FULL = 3
+# Of disk, with the trees of the sanitizers and of two mutants side by side, and what a demo saves.
+FULL_TIER_GIB = 20
+ORDINARY_TIER_GIB = 6
 SUITES = ("python", "faults", "e2e")
 DEMO = [sys.executable, "hack/demo/run.py"]
 DEMO_CLUSTER = [sys.executable, "hack/demo/cluster.py"]
@@ -48,18 +51,20 @@ STAGES = [
         stages.python_stage("python", stages.DEBIAN_PYTHON, ("hack", *SUITES, "cluster")),
     ),
     Stage("torch2", Lane.FRONT, False, stages.python_stage("torch2", stages.TORCH2_PYTHON, SUITES)),
-    Stage("demo", Lane.FRONT, False, stages.command_stage("demo", DEMO, 900)),
+    Stage("demo", Lane.FRONT, False, stages.command_stage("demo", DEMO, 900), leaves=("demo",)),
     Stage(
         "demo-cluster",
         Lane.FRONT,
         False,
         stages.command_stage("demo-cluster", DEMO_CLUSTER, 900),
+        leaves=("demo-cluster",),
     ),
     Stage(
         "demo-weights",
         Lane.FRONT,
         False,
         stages.command_stage("demo-weights", DEMO_WEIGHTS, 300),
+        leaves=("demo-weights",),
     ),
     Stage("soak", Lane.FRONT, False, stages.command_stage("soak", SOAK, 600)),
     Stage(
@@ -68,6 +73,7 @@ STAGES = [
         False,
         stages.sanitizer_stage("asan", "address,undefined", lambda _: True),
         until_min=38,
+        leaves=("asan",),
     ),
     Stage(
         "tsan",
@@ -75,9 +81,10 @@ STAGES = [
         False,
         stages.sanitizer_stage("tsan", "thread", stages.has_threads),
         until_min=50,
+        leaves=("tsan",),
     ),
     Stage("lint", Lane.BEHIND, False, stages.command_stage("lint", LINT, 3600), until_min=60),
-    Stage("mutants", Lane.BEHIND, False, stages.mutants_stage, until_min=67),
+    Stage("mutants", Lane.BEHIND, False, stages.mutants_stage, until_min=67, leaves=("mutants",)),
     Stage("fuzz", Lane.BEHIND, False, stages.fuzz_stage, until_min=75),
 ]
 
@@ -131,13 +138,16 @@ def main() -> int:
     if full and os.geteuid() != 0:
         say("make test TIER=all must run as root: cgroups, another uid and strace need it")
         report.add_one("uid 0", "the full tier runs as root")
-    free = shutil.disk_usage(ROOT).free
-    if free < 2 << 30:
-        say(f"  note: only {free >> 20} MiB free on this disk")
+    if disk.in_integration():
+        disk.remove_remains(Path(tempfile.gettempdir()))
+    needed = FULL_TIER_GIB if full else ORDINARY_TIER_GIB
+    if disk.free_gib() < needed:
+        say(f"  note: only {disk.free_gib():.1f} GiB of disk free; a run may need {needed}")
 
     command = stage_command(Path(__file__).resolve(), arguments.tier, arguments.filter)
     schedule = Schedule(command, report, bounded=full and not arguments.only)
-    schedule.run(chosen_stages(arguments))
+    with disk.temporary_folder():
+        schedule.run(chosen_stages(arguments))
     if full and not arguments.only:
         fail_unexpected_skips(report)
     show_result(report, schedule.left)

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from driver import budget
+from driver import budget, disk
 from driver.process import say
 from driver.report import RESULTS, Case, Report
 from driver.stages import Settings
@@ -49,6 +49,8 @@ class Stage:
     run: Callable[[Settings, Report], None]
     # Of the full tier: in which of its minutes the stage begins nothing new (budget.py).
     until_min: float | None = None
+    # Folders under build/ that only this stage needs; continuous integration removes them when it passed.
+    leaves: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
@@ -135,7 +137,10 @@ class Schedule:
         used = usage.ru_utime + usage.ru_stime
         self.times.append(Time(stage.name, begin - self._begin, took, used))
         failed = sum(case.outcome == "failed" for case in cases)
-        say(f"== {stage.name}: {took:.0f} s" + (f", {failed} failed" if failed else ""))
+        outcome = f", {failed} failed" if failed else ""
+        say(f"== {stage.name}: {took:.0f} s{outcome}; {disk.free_gib():.1f} GiB of disk free")
+        if disk.in_integration() and not failed:
+            disk.remove_built(stage.leaves)
         return not failed
 
     def show_times(self) -> None:
