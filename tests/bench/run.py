@@ -94,6 +94,8 @@ ORDER = [
     "apply/snapshot",
     "apply/describe",
     "home",
+    "plan/megatron",
+    "plan/python",
 ]
 OF_RINGS = ("replicated", "save_replicating", "recover", "multi_source")
 OF_USERS = ("sessions", "neighbour")
@@ -110,7 +112,7 @@ def programs() -> list[tuple[list[str], list[str]]]:
                 name
                 for name in ORDER
                 if not name.startswith(
-                    ("torch", "apply", "home", "rdma", "catalog", *OF_USERS, *OF_RINGS, *OF_STREAMS)
+                    ("torch", "apply", "home", "plan", "rdma", "catalog", *OF_USERS, *OF_RINGS, *OF_STREAMS)
                 )
             ],
         ),
@@ -121,6 +123,10 @@ def programs() -> list[tuple[list[str], list[str]]]:
         (
             [python, str(ROOT / "tests" / "bench" / "torch_bench.py")],
             [name for name in ORDER if name.startswith("torch")],
+        ),
+        (
+            [python, str(ROOT / "tests" / "bench" / "plan_bench.py")],
+            [name for name in ORDER if name.startswith("plan")],
         ),
         (
             ["/usr/bin/python3", str(ROOT / "tests" / "bench" / "users_bench.py")],

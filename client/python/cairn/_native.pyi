@@ -1,5 +1,7 @@
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 NO_STEP: int
 BLOCK_BYTES: int
@@ -146,6 +148,12 @@ class Session:
     def set_policy(self, policy: dict[str, Any]) -> None: ...
     def status_json(self) -> str: ...
 
+def distribute_shards(
+    shard_to_ranks: dict[_T, Sequence[int]],
+    shard_to_size: dict[_T, int],
+    num_ranks: int,
+    of_others: Collection[_T] | None,
+) -> dict[_T, int]: ...
 def zip_directory(region: Region) -> list[tuple[str, int, int]]: ...
 def parse_path(path: str, default_job: str) -> tuple[str, int, str]: ...
 def validate_job(job: str) -> None: ...

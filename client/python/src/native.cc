@@ -16,6 +16,7 @@
 #include "client/cpp/session.h"
 #include "client/python/src/call.h"
 #include "client/python/src/memory.h"
+#include "client/python/src/planning.h"
 #include "client/python/src/values.h"
 #include "client/python/src/weights.h"
 #include "common/keys.h"
@@ -409,4 +410,5 @@ PYBIND11_MODULE(_native, module) {
   cairn::python::DefineWeights(module);
   cairn::python::DefineSession(module);
   cairn::python::DefineFunctions(module);
+  cairn::python::DefinePlanning(module);
 }

@@ -1,0 +1,219 @@
+#include "client/python/src/planning.h"
+
+#include <endian.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "client/cpp/shard_balance.h"
+#include "client/python/src/call.h"
+
+namespace cairn::python {
+namespace {
+
+using client::HeldShard;
+
+// Borrowed references all: the dictionaries hold them.
+struct Named {
+  PyObject* id = nullptr;
+  size_t holders_begin = 0;
+  size_t holders = 0;
+  uint64_t bytes = 0;
+  bool of_others = false;
+};
+
+std::string Shown(PyObject* id) { return py::repr(py::handle(id)).cast<std::string>(); }
+
+// --- the order of ids -------------------------------------------------------------------------------
+
+constexpr int kMaxDepth = 8;
+
+// Appends bytes that compare (memcmp) as the ids do in Python. Of ids as frameworks make them: str, int, None and tuples
+// of these. False: another kind of id.
+bool AppendKey(PyObject* id, int depth, std::string* key) {
+  if (PyUnicode_Check(id)) {
+    Py_ssize_t length = 0;
+    const char* const text = PyUnicode_AsUTF8AndSize(id, &length);  // UTF-8 sorts as code points do
+    if (text == nullptr) {
+      PyErr_Clear();
+      return false;
+    }
+    std::string_view left(text, static_cast<size_t>(length));
+    for (size_t zero = 0; (zero = left.find('\0')) != std::string_view::npos;) {
+      key->append(left.substr(0, zero + 1)).push_back('\1');  // unlike the end, which is two zeros
+      left.remove_prefix(zero + 1);
+    }
+    key->append(left).append(2, '\0');
+    return true;
+  }
+  if (PyLong_Check(id)) {
+    int overflow = 0;
+    const int64_t value = PyLong_AsLongLongAndOverflow(id, &overflow);
+    if (overflow != 0) return false;
+    const uint64_t biased = htobe64(static_cast<uint64_t>(value) ^ (uint64_t{1} << 63));
+    key->append(reinterpret_cast<const char*>(&biased), sizeof(biased));
+    return true;
+  }
+  if (id == Py_None) return true;
+  if (!PyTuple_Check(id) || depth == kMaxDepth) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(id); ++i) {
+    key->push_back('\1');  // another one follows
+    if (!AppendKey(PyTuple_GET_ITEM(id, i), depth + 1, key)) return false;
+  }
+  key->push_back('\0');
+  return true;
+}
+
+// Orders ids as Python's `<` does. Raises what that raises.
+class IdOrder {
+ public:
+  explicit IdOrder(const std::vector<Named>* shards) : shards_(shards), keys_(shards->size()) {}
+
+  bool Before(uint32_t a, uint32_t b) {
+    const Key& key_a = KeyOf(a);
+    const Key& key_b = KeyOf(b);
+    if (key_a.usable && key_b.usable) return Text(key_a) < Text(key_b);
+    const int less = PyObject_RichCompareBool((*shards_)[a].id, (*shards_)[b].id, Py_LT);
+    if (less < 0) throw py::error_already_set();
+    return less != 0;
+  }
+
+ private:
+  struct Key {
+    bool made = false;
+    bool usable = false;
+    size_t begin = 0;
+    size_t end = 0;
+  };
+
+  // Made when first compared: most shards differ in what comes before the name.
+  const Key& KeyOf(uint32_t shard) {
+    Key& key = keys_[shard];
+    if (!key.made) {
+      key.made = true;
+      key.begin = text_.size();
+      key.usable = AppendKey((*shards_)[shard].id, 0, &text_);
+      key.end = text_.size();
+    }
+    return key;
+  }
+  std::string_view Text(const Key& key) const {
+    return std::string_view(text_).substr(key.begin, key.end - key.begin);
+  }
+
+  const std::vector<Named>* const shards_;
+  std::vector<Key> keys_;
+  std::string text_;  // of all keys
+};
+
+// --- what the dictionaries say ----------------------------------------------------------------------
+
+// A size or a rank: an int that fits, of the shard that an error names.
+int64_t IntegerOf(PyObject* value, const char* what, PyObject* id) {
+  int overflow = 0;  // of what is no int, it takes __index__
+  const int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
+  if (number == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  if (overflow != 0 || number < 0) {
+    Raise(absl::InvalidArgumentError(
+        absl::StrCat(what, ": ", Shown(value), " of shard ", Shown(id), " is not in 0 … 2^63-1")));
+  }
+  return number;
+}
+
+void AddHolders(PyObject* ranks, int32_t num_ranks, Named* shard, std::vector<int32_t>* holders) {
+  const py::object items =
+      py::reinterpret_steal<py::object>(PySequence_Fast(ranks, "shard_to_ranks: not a sequence"));
+  if (!items) throw py::error_already_set();
+  shard->holders_begin = holders->size();
+  shard->holders = static_cast<size_t>(PySequence_Fast_GET_SIZE(items.ptr()));
+  for (size_t i = 0; i < shard->holders; ++i) {
+    PyObject* const item = PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i));
+    const int64_t rank = IntegerOf(item, "shard_to_ranks", shard->id);
+    if (rank >= num_ranks) {
+      Raise(absl::InvalidArgumentError(absl::StrCat("shard_to_ranks: rank ", rank, " of shard ",
+                                                    Shown(shard->id), " is not in 0 … ",
+                                                    num_ranks - 1)));
+    }
+    holders->push_back(static_cast<int32_t>(rank));
+  }
+  if (shard->holders == 0) {
+    Raise(absl::InvalidArgumentError(
+        absl::StrCat("shard_to_ranks: no rank holds shard ", Shown(shard->id))));
+  }
+}
+
+// Looks ids up in a dictionary, at no cost where it has them in the same order.
+class Sizes {
+ public:
+  explicit Sizes(const py::dict& sizes) : sizes_(sizes.ptr()) {}
+
+  uint64_t Of(PyObject* id) {
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
+    if (in_order_ && PyDict_Next(sizes_, &at_, &key, &value) != 0 && key == id) {
+      return static_cast<uint64_t>(IntegerOf(value, "shard_to_size", id));
+    }
+    in_order_ = false;
+    value = PyDict_GetItemWithError(sizes_, id);
+    if (value == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    if (value == nullptr) {
+      Raise(absl::InvalidArgumentError(absl::StrCat("shard_to_size: lacks shard ", Shown(id))));
+    }
+    return static_cast<uint64_t>(IntegerOf(value, "shard_to_size", id));
+  }
+
+ private:
+  PyObject* const sizes_;
+  Py_ssize_t at_ = 0;
+  bool in_order_ = true;
+};
+
+py::dict DistributeShards(const py::dict& shard_to_ranks, const py::dict& shard_to_size,
+                          int32_t num_ranks, const py::object& of_others) {
+  std::vector<Named> named;
+  named.reserve(shard_to_ranks.size());
+  std::vector<int32_t> holders;
+  const bool some_of_others = of_others && !of_others.is_none() && PyObject_IsTrue(of_others.ptr()) == 1;
+  Sizes sizes(shard_to_size);
+  PyObject* id = nullptr;
+  PyObject* ranks = nullptr;
+  for (Py_ssize_t at = 0; PyDict_Next(shard_to_ranks.ptr(), &at, &id, &ranks) != 0;) {
+    Named& shard = named.emplace_back(Named{id});
+    AddHolders(ranks, num_ranks, &shard, &holders);
+    shard.bytes = sizes.Of(id);
+    shard.of_others = some_of_others && of_others.contains(py::handle(id));
+  }
+  std::vector<HeldShard> held;
+  held.reserve(named.size());
+  for (const Named& shard : named) {
+    held.push_back({shard.bytes,
+                    absl::MakeConstSpan(holders).subspan(shard.holders_begin, shard.holders),
+                    shard.of_others});
+  }
+  IdOrder order(&named);
+  auto given = client::BalanceShards(
+      held, num_ranks, [&order](uint32_t a, uint32_t b) { return order.Before(a, b); });
+  if (!given.ok()) Raise(given.status());
+  py::dict owners;
+  for (const auto& [shard, rank] : *given) {
+    const py::object owner = py::reinterpret_steal<py::object>(PyLong_FromLong(rank));
+    if (!owner || PyDict_SetItem(owners.ptr(), named[shard].id, owner.ptr()) != 0) {
+      throw py::error_already_set();
+    }
+  }
+  return owners;
+}
+
+}  // namespace
+
+void DefinePlanning(py::module_& module) {
+  module.def("distribute_shards", &DistributeShards, py::arg("shard_to_ranks"),
+             py::arg("shard_to_size"), py::arg("num_ranks"), py::arg("of_others"));
+}
+
+}  // namespace cairn::python
