@@ -15,7 +15,7 @@ namespace cairn::client {
 struct HeldShard {
   uint64_t bytes = 0;
   absl::Span<const int32_t> holders;  // ranks; at least one
-  bool of_others = false;             // the main copy is in another group: it goes behind all that are not
+  bool of_others = false;  // the main copy is in another group: it goes behind all that are not
 };
 
 struct ShardOfRank {

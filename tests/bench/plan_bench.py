@@ -32,9 +32,7 @@ Plan = Callable[[dict[Any, list[int]], dict[Any, int]], dict[Any, int]]
 def inputs(seed: int) -> Inputs:
     """Ids as Megatron-Core makes them; a third of the shards are as large as many others."""
     choose = random.Random(seed)
-    ids = [
-        (f"decoder.layers.{i % 96}.mlp.{i}.weight", (i * 64, 0), None) for i in range(SHARDS)
-    ]
+    ids = [(f"decoder.layers.{i % 96}.mlp.{i}.weight", (i * 64, 0), None) for i in range(SHARDS)]
     ranks = {shard: choose.sample(range(RANKS), HOLDERS) for shard in ids}
     sizes = {
         shard: 8192 if choose.random() < 1 / 3 else choose.randrange(1, 1 << 24) for shard in ids

@@ -112,7 +112,17 @@ def programs() -> list[tuple[list[str], list[str]]]:
                 name
                 for name in ORDER
                 if not name.startswith(
-                    ("torch", "apply", "home", "plan", "rdma", "catalog", *OF_USERS, *OF_RINGS, *OF_STREAMS)
+                    (
+                        "torch",
+                        "apply",
+                        "home",
+                        "plan",
+                        "rdma",
+                        "catalog",
+                        *OF_USERS,
+                        *OF_RINGS,
+                        *OF_STREAMS,
+                    )
                 )
             ],
         ),

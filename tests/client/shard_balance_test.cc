@@ -60,8 +60,8 @@ TEST(BalanceShards, NamesDecideBetweenEqualsNotTheOrderInWhichTheyCome) {
   for (int round = 0; round < 8; ++round) {
     std::vector<HeldShard> shards;
     for (const uint32_t name : names) shards.push_back({name % 7 * 4, all});
-    const auto given = BalanceShards(
-        shards, 4, [&names](uint32_t a, uint32_t b) { return names[a] < names[b]; });
+    const auto given =
+        BalanceShards(shards, 4, [&names](uint32_t a, uint32_t b) { return names[a] < names[b]; });
     ASSERT_TRUE(given.ok()) << given.status();
     std::vector<int32_t> by_name(names.size());
     for (const auto& [shard, rank] : *given) by_name[names[shard]] = rank;

@@ -23,7 +23,11 @@ def made_up(seed: int) -> tuple[dict[Any, list[int]], dict[Any, int], int, set[A
     choose = random.Random(seed)
     world = choose.choice([1, 2, 8, 48])
     ids: list[Any] = [
-        (f"layers.{choose.randrange(12)}.{'w' * choose.randrange(3)}", (choose.randrange(64), i), None)
+        (
+            f"layers.{choose.randrange(12)}.{'w' * choose.randrange(3)}",
+            (choose.randrange(64), i),
+            None,
+        )
         for i in range(choose.choice([0, 3, 300]))
     ]
     ranks = {i: choose.sample(range(world), choose.randint(1, world)) for i in ids}

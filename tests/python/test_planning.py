@@ -84,8 +84,13 @@ def test_eight_ranks_share_what_all_hold() -> None:
     found = planning._distribution([list(held_by(rank)) for rank in range(8)], ignore_groups=False)
     assert names(found) == {
         **{("keyB", 20 * rank): rank for rank in range(8)},
-        **{("repl1", 0): 0, ("repl1", 10): 1, ("repl2", 0): 2, ("repl2", 10): 3},
-        **{("keyD", 0): 4, ("keyC", 0): 5, ("keyE", 0): 6},
+        ("repl1", 0): 0,
+        ("repl1", 10): 1,
+        ("repl2", 0): 2,
+        ("repl2", 10): 3,
+        ("keyD", 0): 4,
+        ("keyC", 0): 5,
+        ("keyE", 0): 6,
     }
     assert bytes_of(found, 8) == [120] * 4 + [4080, 480, 480, 80]
 
@@ -114,7 +119,11 @@ def test_to_load_what_others_have_the_main_replica_of_comes_last() -> None:
     assert loaded.shards_in_this_group == set(loaded.shard_to_metadata)
     order = [key for key, _, _ in loaded.main_rank_for_shard]
     assert order[-3:] == ["keyD", "keyC", "keyE"]
-    assert all(len(ranks) == 4 for (key, _, _), ranks in loaded.all_ranks_for_shard.items() if key != "keyB")
+    assert all(
+        len(ranks) == 4
+        for (key, _, _), ranks in loaded.all_ranks_for_shard.items()
+        if key != "keyB"
+    )
 
 
 # --- over random inputs ------------------------------------------------------------------------------
@@ -126,9 +135,9 @@ def made_up(seed: int) -> tuple[dict[Any, list[int]], dict[Any, int], int, set[A
     world = choose.choice([1, 2, 7, 64])
     ids: list[Any] = []
     for i in range(choose.choice([0, 1, 50, 400])):
-        key = choose.choice(["layers.", "layers.1", "é", "\U0001f600", "nul\0", "nul\0\1", ""]) + str(
-            choose.randrange(8)
-        )
+        key = choose.choice(
+            ["layers.", "layers.1", "é", "\U0001f600", "nul\0", "nul\0\1", ""]
+        ) + str(choose.randrange(8))
         offset = tuple(choose.randrange(-2, 300) for _ in range(choose.randrange(3)))
         ids.append((key, offset, (i, i + choose.randrange(9))))
     ids = list(dict.fromkeys(ids))

@@ -21,6 +21,8 @@ using client::HeldShard;
 // Borrowed references all: the dictionaries hold them.
 struct Named {
   PyObject* id = nullptr;
+  PyObject* ranks = nullptr;
+  PyObject* size = nullptr;
   size_t holders_begin = 0;
   size_t holders = 0;
   uint64_t bytes = 0;
@@ -125,9 +127,9 @@ int64_t IntegerOf(PyObject* value, const char* what, PyObject* id) {
   return number;
 }
 
-void AddHolders(PyObject* ranks, int32_t num_ranks, Named* shard, std::vector<int32_t>* holders) {
-  const py::object items =
-      py::reinterpret_steal<py::object>(PySequence_Fast(ranks, "shard_to_ranks: not a sequence"));
+void AddHolders(int32_t num_ranks, Named* shard, std::vector<int32_t>* holders) {
+  const py::object items = py::reinterpret_steal<py::object>(
+      PySequence_Fast(shard->ranks, "shard_to_ranks: not a sequence"));
   if (!items) throw py::error_already_set();
   shard->holders_begin = holders->size();
   shard->holders = static_cast<size_t>(PySequence_Fast_GET_SIZE(items.ptr()));
@@ -147,24 +149,32 @@ void AddHolders(PyObject* ranks, int32_t num_ranks, Named* shard, std::vector<in
   }
 }
 
+// Python's objects lie all over the memory: what comes next is asked for ahead, so many shards before.
+constexpr size_t kAhead = 12;
+
+void PrefetchItems(PyObject* items) {
+  if (!PyTuple_CheckExact(items) && !PyList_CheckExact(items)) return;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items); ++i) {
+    __builtin_prefetch(PySequence_Fast_GET_ITEM(items, i));
+  }
+}
+
 // Looks ids up in a dictionary, at no cost where it has them in the same order.
 class Sizes {
  public:
   explicit Sizes(const py::dict& sizes) : sizes_(sizes.ptr()) {}
 
-  uint64_t Of(PyObject* id) {
+  PyObject* Of(PyObject* id) {
     PyObject* key = nullptr;
     PyObject* value = nullptr;
-    if (in_order_ && PyDict_Next(sizes_, &at_, &key, &value) != 0 && key == id) {
-      return static_cast<uint64_t>(IntegerOf(value, "shard_to_size", id));
-    }
+    if (in_order_ && PyDict_Next(sizes_, &at_, &key, &value) != 0 && key == id) return value;
     in_order_ = false;
     value = PyDict_GetItemWithError(sizes_, id);
     if (value == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
     if (value == nullptr) {
       Raise(absl::InvalidArgumentError(absl::StrCat("shard_to_size: lacks shard ", Shown(id))));
     }
-    return static_cast<uint64_t>(IntegerOf(value, "shard_to_size", id));
+    return value;
   }
 
  private:
@@ -173,20 +183,44 @@ class Sizes {
   bool in_order_ = true;
 };
 
+py::dict Owners(const std::vector<Named>& named, const std::vector<client::ShardOfRank>& given) {
+  py::dict owners;
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (i + 2 * kAhead < given.size()) {
+      __builtin_prefetch(named[given[i + 2 * kAhead].shard].id);
+      PrefetchItems(named[given[i + kAhead].shard].id);
+    }
+    const py::object owner = py::reinterpret_steal<py::object>(PyLong_FromLong(given[i].rank));
+    if (!owner || PyDict_SetItem(owners.ptr(), named[given[i].shard].id, owner.ptr()) != 0) {
+      throw py::error_already_set();
+    }
+  }
+  return owners;
+}
+
 py::dict DistributeShards(const py::dict& shard_to_ranks, const py::dict& shard_to_size,
                           int32_t num_ranks, const py::object& of_others) {
   std::vector<Named> named;
   named.reserve(shard_to_ranks.size());
-  std::vector<int32_t> holders;
-  const bool some_of_others = of_others && !of_others.is_none() && PyObject_IsTrue(of_others.ptr()) == 1;
   Sizes sizes(shard_to_size);
   PyObject* id = nullptr;
   PyObject* ranks = nullptr;
   for (Py_ssize_t at = 0; PyDict_Next(shard_to_ranks.ptr(), &at, &id, &ranks) != 0;) {
-    Named& shard = named.emplace_back(Named{id});
-    AddHolders(ranks, num_ranks, &shard, &holders);
-    shard.bytes = sizes.Of(id);
-    shard.of_others = some_of_others && of_others.contains(py::handle(id));
+    named.push_back({.id = id, .ranks = ranks, .size = sizes.Of(id)});
+  }
+  std::vector<int32_t> holders;
+  holders.reserve(4 * named.size());
+  const bool any_of_others = of_others && !of_others.is_none() && py::len(of_others) > 0;
+  for (size_t i = 0; i < named.size(); ++i) {
+    if (i + 2 * kAhead < named.size()) {
+      __builtin_prefetch(named[i + 2 * kAhead].ranks);
+      __builtin_prefetch(named[i + kAhead].size);
+      PrefetchItems(named[i + kAhead].ranks);
+    }
+    Named& shard = named[i];
+    AddHolders(num_ranks, &shard, &holders);
+    shard.bytes = static_cast<uint64_t>(IntegerOf(shard.size, "shard_to_size", shard.id));
+    shard.of_others = any_of_others && of_others.contains(py::handle(shard.id));
   }
   std::vector<HeldShard> held;
   held.reserve(named.size());
@@ -199,14 +233,7 @@ py::dict DistributeShards(const py::dict& shard_to_ranks, const py::dict& shard_
   auto given = client::BalanceShards(
       held, num_ranks, [&order](uint32_t a, uint32_t b) { return order.Before(a, b); });
   if (!given.ok()) Raise(given.status());
-  py::dict owners;
-  for (const auto& [shard, rank] : *given) {
-    const py::object owner = py::reinterpret_steal<py::object>(PyLong_FromLong(rank));
-    if (!owner || PyDict_SetItem(owners.ptr(), named[shard].id, owner.ptr()) != 0) {
-      throw py::error_already_set();
-    }
-  }
-  return owners;
+  return Owners(named, *given);
 }
 
 }  // namespace
