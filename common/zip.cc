@@ -192,7 +192,7 @@ std::string ZipPlan::LocalHeader(size_t i, uint32_t crc) const {
   return out;
 }
 
-StatusOr<std::string> ZipPlan::Tail(const std::vector<uint32_t>& crcs, uint64_t length) const {
+StatusOr<std::string> ZipPlan::Tail(absl::Span<const uint32_t> crcs, uint64_t length) const {
   if (crcs.size() != records_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("zip: ", crcs.size(), " checksums for ", records_.size(), " records"));

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "common/status.h"
 
 namespace cairn {
@@ -44,7 +45,7 @@ class ZipPlan {
 
   // Everything after the last record for an archive of `length` >= MinimumLength() bytes: gap,
   // central directory, end records. INVALID_ARGUMENT when the gap would exceed kZipMaxGap.
-  StatusOr<std::string> Tail(const std::vector<uint32_t>& crcs, uint64_t length) const;
+  StatusOr<std::string> Tail(absl::Span<const uint32_t> crcs, uint64_t length) const;
   uint64_t TailOffset() const;  // where the tail starts
 
  private:

@@ -313,19 +313,64 @@ void ObjectLayout::Add(const Segment& segment) {
   starts_.push_back(starts_.back() + segment.length);
 }
 
+void ObjectLayout::Add(const Source& source, int32_t record) {
+  Segment segment;
+  segment.data = source.data;
+  segment.length = source.length;
+  segment.record = record;
+  segment.fd = source.fd;
+  segment.offset = source.offset;
+  segment.device = source.device;
+  Add(segment);
+}
+
 ObjectLayout ObjectLayout::Raw(absl::Span<const Source> sources) {
   ObjectLayout layout;
   layout.segments_.reserve(sources.size());
   for (const Source& source : sources) {
-    if (source.length > 0) {
-      layout.Add({source.data, source.length, -1, -1, source.fd, source.offset, source.device});
-    }
+    if (source.length > 0) layout.Add(source, -1);
   }
   return layout;
 }
 
 StatusOr<ObjectLayout> ObjectLayout::Zip(const ZipPlan* plan, absl::Span<const Source> records,
                                          uint64_t length) {
+  ObjectLayout layout;
+  layout.segments_.reserve(2 * records.size() + 1);
+  layout.starts_.reserve(2 * records.size() + 2);
+  CAIRN_RETURN_IF_ERROR(layout.AddArchive(plan, records, length));
+  return layout;
+}
+
+StatusOr<ObjectLayout> ObjectLayout::Pieces(absl::Span<const Piece> pieces,
+                                            std::vector<PiecePlace>* places) {
+  static constexpr char kZeros[kZipAlignment] = {};
+  ObjectLayout layout;
+  places->clear();
+  places->reserve(pieces.size());
+  for (const Piece& piece : pieces) {
+    // A raw piece ends where it ends; an archive can be longer, by a gap within.
+    if (const uint64_t odd = layout.length() % kZipAlignment; odd > 0) {
+      layout.Add(Source{kZeros, kZipAlignment - odd}, -1);
+    }
+    const uint64_t begin = layout.length();
+    if (piece.plan == nullptr) {
+      for (const Source& source : piece.sources) {
+        if (source.length > 0) layout.Add(source, -1);
+      }
+    } else {
+      const uint64_t least = piece.plan->MinimumLength();
+      const uint64_t length = (least + kZipAlignment - 1) / kZipAlignment * kZipAlignment;
+      CAIRN_RETURN_IF_ERROR(Annotate(layout.AddArchive(piece.plan, piece.sources, length),
+                                     absl::StrCat("pieces[", places->size(), "]")));
+    }
+    places->push_back({begin, layout.length() - begin});
+  }
+  return layout;
+}
+
+Status ObjectLayout::AddArchive(const ZipPlan* plan, absl::Span<const Source> records,
+                                uint64_t length) {
   const auto& planned = plan->records();
   if (records.size() != planned.size()) {
     return absl::InvalidArgumentError(
@@ -336,11 +381,9 @@ StatusOr<ObjectLayout> ObjectLayout::Zip(const ZipPlan* plan, absl::Span<const S
                                                    plan->MinimumLength(), " and at most ",
                                                    kZipMaxGap, " more"));
   }
-  ObjectLayout layout;
-  layout.plan_ = plan;
-  layout.records_ = records.size();
-  layout.segments_.reserve(2 * records.size() + 1);
-  layout.starts_.reserve(2 * records.size() + 2);
+  const uint64_t begin = this->length();
+  const auto archive = static_cast<uint32_t>(archives_.size());
+  archives_.push_back({plan, records_, length});
   for (size_t i = 0; i < records.size(); ++i) {
     if (records[i].length != planned[i].length) {
       return absl::InvalidArgumentError(absl::StrCat("records[", i, "]: ", records[i].length,
@@ -350,25 +393,39 @@ StatusOr<ObjectLayout> ObjectLayout::Zip(const ZipPlan* plan, absl::Span<const S
       return absl::InvalidArgumentError(absl::StrCat("records[", i, "]: a file"));
     }
     const auto& placement = plan->placements()[i];
-    if (placement.header_offset != layout.length()) {
+    if (begin + placement.header_offset != this->length()) {
       return absl::InternalError("zip plan with a hole in it");
     }
-    const auto n = static_cast<int32_t>(i);
-    layout.Add({nullptr, placement.data_offset - placement.header_offset, n, n});
-    layout.Add({records[i].data, records[i].length, n, -1, -1, 0, records[i].device});
+    const auto record = static_cast<int32_t>(records_ + i);
+    Segment header;
+    header.length = placement.data_offset - placement.header_offset;
+    header.record = record;
+    header.literal = static_cast<int32_t>(i);
+    header.archive = archive;
+    Add(header);
+    Add(records[i], record);
   }
-  if (plan->TailOffset() != layout.length())
+  if (begin + plan->TailOffset() != this->length()) {
     return absl::InternalError("zip plan with a hole in it");
-  layout.Add({nullptr, length - plan->TailOffset(), -1, static_cast<int32_t>(records.size())});
-  return layout;
+  }
+  Segment tail;
+  tail.length = length - plan->TailOffset();
+  tail.literal = static_cast<int32_t>(records.size());
+  tail.archive = archive;
+  Add(tail);
+  records_ += records.size();
+  return absl::OkStatus();
 }
 
 StatusOr<std::string> ObjectLayout::Literal(const Segment& segment,
                                             const std::vector<uint32_t>& crcs) const {
+  const Archive& archive = archives_[segment.archive];
   if (segment.record >= 0) {
-    return plan_->LocalHeader(static_cast<size_t>(segment.literal), crcs[segment.record]);
+    return archive.plan->LocalHeader(static_cast<size_t>(segment.literal), crcs[segment.record]);
   }
-  return plan_->Tail(crcs, length());
+  const size_t records = archive.plan->records().size();
+  return archive.plan->Tail(absl::MakeConstSpan(crcs).subspan(archive.first_record, records),
+                            archive.length);
 }
 
 // --- copying

@@ -34,10 +34,11 @@ void Populate(char* from, char* to);
 struct Segment {
   const void* data = nullptr;
   uint64_t length = 0;
-  // Of a source: the zip record it is part of, -1 for none. Of a literal: the only record whose
-  // CRC-32 it carries, -1 when it carries all of them.
+  // Of a source: the zip record it is part of, of all the object's; -1 for none. Of a literal: the only
+  // record whose CRC-32 it carries, -1 when it carries all of its archive's.
   int32_t record = -1;
-  int32_t literal = -1;  // number of the literal, -1: a source
+  int32_t literal = -1;  // number of the literal in its archive, -1: a source
+  uint32_t archive = 0;  // of a literal
   int fd = -1;           // of a source that is a file, read from `offset` on
   uint64_t offset = 0;
   DeviceReader* device = nullptr;  // of a source that lies there, at `data`
@@ -53,6 +54,10 @@ class ObjectLayout {
   static StatusOr<ObjectLayout> Zip(const ZipPlan* plan, absl::Span<const Source> records,
                                     uint64_t length);
 
+  // As StepWriter::WritePieces, whose plans must outlive the layout too. `places` are parallel to `pieces`.
+  static StatusOr<ObjectLayout> Pieces(absl::Span<const Piece> pieces,
+                                       std::vector<PiecePlace>* places);
+
   uint64_t length() const { return starts_.back(); }
   const std::vector<Segment>& segments() const { return segments_; }
   // Where segment i starts; one more entry than segments.
@@ -64,13 +69,21 @@ class ObjectLayout {
   StatusOr<std::string> Literal(const Segment& segment, const std::vector<uint32_t>& crcs) const;
 
  private:
+  struct Archive {
+    const ZipPlan* plan = nullptr;
+    size_t first_record = 0;  // of all the object's
+    uint64_t length = 0;
+  };
+
   void Add(const Segment& segment);
+  void Add(const Source& source, int32_t record);
+  Status AddArchive(const ZipPlan* plan, absl::Span<const Source> records, uint64_t length);
 
   std::vector<Segment> segments_;
   std::vector<uint64_t> starts_ = {0};
   size_t records_ = 0;
   std::vector<DeviceReader*> devices_;
-  const ZipPlan* plan_ = nullptr;
+  std::vector<Archive> archives_;
 };
 
 struct CopyTask {

@@ -87,6 +87,18 @@ struct Source {
   DeviceReader* device = nullptr;
 };
 
+// Part of an object that has many: an archive, as of WriteZip, or with no plan the sources' bytes as they are.
+struct Piece {
+  const ZipPlan* plan = nullptr;
+  absl::Span<const Source> sources;
+};
+
+// Where a piece lies in its object.
+struct PiecePlace {
+  uint64_t offset = 0;  // multiple of kZipAlignment
+  uint64_t length = 0;
+};
+
 struct CommitResult {
   std::string digest;
   bool complete = false;
@@ -107,6 +119,10 @@ class StepWriter {
   // in the same pass. The object fills its slab when the slab is at most kZipMaxGap longer.
   virtual Status WriteZip(const std::string& name, ObjectKind kind, const ZipPlan& plan,
                           absl::Span<const Source> records) = 0;
+  // One object of pieces in order, each where a reader who is told its place finds a whole archive. An archive is up to
+  // kZipAlignment bytes longer than its plan needs, by a gap before its directory.
+  virtual StatusOr<std::vector<PiecePlace>> WritePieces(const std::string& name, ObjectKind kind,
+                                                        absl::Span<const Piece> pieces) = 0;
   // Several raw objects at once: one create call for any number of small ones, one per 64 of 1 MiB
   // and more.
   struct Item {

@@ -87,6 +87,25 @@ Status StepWriterImpl::WriteZip(const std::string& name, ObjectKind kind, const 
   });
 }
 
+StatusOr<std::vector<PiecePlace>> StepWriterImpl::WritePieces(const std::string& name,
+                                                              ObjectKind kind,
+                                                              absl::Span<const Piece> pieces) {
+  std::vector<PiecePlace> places;
+  const Status added = Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(Usable());
+    for (const Piece& piece : pieces) CAIRN_RETURN_IF_ERROR(ValidateLength(piece.sources));
+    CAIRN_ASSIGN_OR_RETURN(ObjectLayout layout, ObjectLayout::Pieces(pieces, &places));
+    if (layout.length() > kMaxObjectBytes) {
+      return absl::InvalidArgumentError(absl::StrCat("length: more than ", kMaxObjectBytes));
+    }
+    std::vector<Pending> objects;
+    objects.push_back({name, kind, std::move(layout), nullptr, {}});
+    return Add(std::move(objects));
+  });
+  CAIRN_RETURN_IF_ERROR(added);
+  return places;
+}
+
 Status StepWriterImpl::WriteMany(absl::Span<const Item> items) {
   return Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(Usable());

@@ -31,6 +31,8 @@ class StepWriterImpl : public StepWriter {
   Status Write(const std::string& name, ObjectKind kind, absl::Span<const Source> sources) override;
   Status WriteZip(const std::string& name, ObjectKind kind, const ZipPlan& plan,
                   absl::Span<const Source> records) override;
+  StatusOr<std::vector<PiecePlace>> WritePieces(const std::string& name, ObjectKind kind,
+                                                absl::Span<const Piece> pieces) override;
   Status WriteMany(absl::Span<const Item> items) override;
   StatusOr<CommitResult> Commit(const std::map<std::string, std::string>& notes) override;
   Status Abort() override;

@@ -87,6 +87,10 @@ class FakeWriter : public client::StepWriter {
                   absl::Span<const client::Source>) override {
     return absl::UnimplementedError("not asked for here");
   }
+  StatusOr<std::vector<client::PiecePlace>> WritePieces(const std::string&, ObjectKind,
+                                                        absl::Span<const client::Piece>) override {
+    return absl::UnimplementedError("not asked for here");
+  }
   Status WriteMany(absl::Span<const Item> items) override {
     for (const Item& item : items) {
       std::string& bytes = written_[item.name];

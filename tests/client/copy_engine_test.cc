@@ -230,6 +230,52 @@ TEST(CopyEngine, AZipIsPaddedToTheLengthItIsGiven) {
             absl::StatusCode::kInvalidArgument);
 }
 
+// What lies at each place is the piece, whatever is around it.
+TEST(CopyEngine, PiecesOfOneObjectAreWholeArchivesAndRawBytes) {
+  const std::vector<std::vector<uint64_t>> archives = {
+      {500, 1}, {kBlockBytes + 77, 3, 200000}, {}, {0}, {kBlockBytes - 4000, 13}};
+  const std::string raw = RandomBytes(1001, 7);
+  std::vector<std::unique_ptr<Archive>> made;
+  const std::vector<Source> one = {{raw.data(), 1000}, {raw.data() + 1000, 1}, {nullptr, 0}};
+  std::vector<Piece> pieces;
+  for (const auto& lengths : archives) {
+    made.push_back(MakeArchive(lengths));
+    pieces.push_back({&made.back()->plan, made.back()->sources});
+    pieces.push_back({nullptr, one});
+  }
+  pieces.push_back({nullptr, {}});
+  std::vector<PiecePlace> places;
+  const auto layout = ObjectLayout::Pieces(pieces, &places);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  const Copied copied = Copy(*layout);
+  EXPECT_EQ(copied.written.block_crcs,
+            BlockCrcs(copied.bytes.data(), copied.bytes.size(), kBlockBytes));
+  EXPECT_THAT(copied.written.covered, ElementsAre(Pair(0, layout->length())));
+  ASSERT_EQ(places.size(), pieces.size());
+  uint64_t end = 0;
+  for (size_t i = 0; i < places.size(); ++i) {
+    EXPECT_EQ(places[i].offset, (end + kZipAlignment - 1) / kZipAlignment * kZipAlignment);
+    end = places[i].offset + places[i].length;
+    const auto piece = absl::string_view(copied.bytes).substr(places[i].offset, places[i].length);
+    if (pieces[i].plan == nullptr) {
+      EXPECT_TRUE(piece == (pieces[i].sources.empty() ? "" : raw)) << i;
+    } else {
+      EXPECT_TRUE(piece == made[i / 2]->Expected(places[i].length)) << i;
+      EXPECT_LT(places[i].length - pieces[i].plan->MinimumLength(), kZipAlignment);
+    }
+  }
+  EXPECT_EQ(end, layout->length());
+}
+
+TEST(CopyEngine, OfAPieceThatDoesNotFitItsPlanTheNumberIsSaid) {
+  const auto archive = MakeArchive({5, 6});
+  const std::vector<Piece> pieces = {
+      {nullptr, {}}, {&archive->plan, absl::MakeConstSpan(archive->sources).subspan(0, 1)}};
+  std::vector<PiecePlace> places;
+  EXPECT_THAT(std::string(ObjectLayout::Pieces(pieces, &places).status().message()),
+              ::testing::HasSubstr("pieces[1]: records: 1, the plan has 2"));
+}
+
 TEST(CopyEngine, AnArchiveWithoutRecordsIsAnArchive) { ExpectRight(*MakeArchive({}), 0); }
 
 TEST(CopyEngine, ThousandsOfRecordsAreRight) {

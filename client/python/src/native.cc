@@ -77,6 +77,43 @@ class PyStep {
     });
   }
 
+  // pieces: (archive or None, its records' or its own (where, length)) each. Returns their (offset, length).
+  std::vector<std::pair<uint64_t, uint64_t>> WritePieces(const std::string& name,
+                                                         const std::string& kind,
+                                                         const py::sequence& pieces) {
+    const ObjectKind object_kind = KindArgument(kind);
+    Sources held;
+    std::vector<std::pair<const ZipPlan*, size_t>> planned;  // and how many sources
+    planned.reserve(pieces.size());
+    std::vector<py::object> archives;  // whose plans are used
+    for (const py::handle item : pieces) {
+      const auto piece = py::cast<py::tuple>(item);
+      const auto sources = py::cast<py::sequence>(piece[1]);
+      archives.push_back(piece[0]);
+      planned.emplace_back(piece[0].is_none() ? nullptr : piece[0].cast<const ZipPlan*>(),
+                           sources.size());
+      for (const py::handle source : sources) {
+        const auto pair = py::cast<py::tuple>(source);
+        held.Add(pair[0], pair[1].cast<uint64_t>());
+      }
+    }
+    StepWriter* const writer = get();
+    const std::vector<client::PiecePlace> places = Call([&] {
+      std::vector<client::Piece> list;
+      list.reserve(planned.size());
+      absl::Span<const client::Source> left = held.span();
+      for (const auto& [plan, sources] : planned) {
+        list.push_back({plan, left.subspan(0, sources)});
+        left.remove_prefix(sources);
+      }
+      return writer->WritePieces(name, object_kind, list);
+    });
+    std::vector<std::pair<uint64_t, uint64_t>> found;
+    found.reserve(places.size());
+    for (const auto& [offset, length] : places) found.emplace_back(offset, length);
+    return found;
+  }
+
   py::tuple Commit(const std::map<std::string, std::string>& notes) {
     StepWriter* const writer = get();
     const client::CommitResult result = Call([&] { return writer->Commit(notes); });
@@ -318,10 +355,21 @@ void DefineRegion(py::module_& module) {
       .def(py::init<int, uint64_t, uintptr_t>(), arg("device"), arg("address"), arg("stream"));
 }
 
+ZipPlan MakeArchive(const std::vector<std::pair<std::string, uint64_t>>& records) {
+  std::vector<ZipRecord> list;
+  list.reserve(records.size());
+  for (const auto& [name, length] : records) list.push_back({name, length});
+  return Call([&] { return ZipPlan::Make(std::move(list)); });
+}
+
 void DefineStep(py::module_& module) {
+  py::class_<ZipPlan>(module, "Archive")
+      .def(py::init(&MakeArchive), arg("records"))
+      .def_property_readonly("minimum_length", &ZipPlan::MinimumLength);
   py::class_<PyStep>(module, "Step")
       .def("write", &PyStep::Write, arg("name"), arg("kind"), arg("sources"))
       .def("write_zip", &PyStep::WriteZip, arg("name"), arg("kind"), arg("records"))
+      .def("write_pieces", &PyStep::WritePieces, arg("name"), arg("kind"), arg("pieces"))
       .def("commit", &PyStep::Commit, arg("notes"))
       .def("abort", &PyStep::Abort)
       .def("drop", &PyStep::Drop)
