@@ -50,7 +50,12 @@ STAGES = [
         True,
         stages.python_stage("python", stages.DEBIAN_PYTHON, ("hack", *SUITES, "cluster")),
     ),
-    Stage("torch2", Lane.FRONT, False, stages.python_stage("torch2", stages.TORCH2_PYTHON, SUITES)),
+    Stage(
+        "torch2",
+        Lane.FRONT,
+        False,
+        stages.python_stage("torch2", stages.TORCH2_PYTHON, (*SUITES, "torch2")),
+    ),
     Stage("demo", Lane.FRONT, False, stages.command_stage("demo", DEMO, 900), leaves=("demo",)),
     Stage(
         "demo-cluster",

@@ -23,6 +23,9 @@ class Reads(Protocol):
     @property
     def world_size(self) -> int: ...
     def _session(self) -> _native.Session: ...
+    def _open(
+        self, path: paths.CairnPath, mode: str, attempt: int = 0, revision: int = -1
+    ) -> _native.OpenObject: ...
     def _load(
         self,
         path: paths.CairnPath,
@@ -71,6 +74,11 @@ class Checkpoint:
             _connection=connection,
         )
 
+    def _plain(self) -> tuple[Any, ...]:
+        """What another rank makes the same one of, with a connection of its own."""
+        fields = dataclasses.fields(self)
+        return tuple(getattr(self, field.name) for field in fields if field.name != "_connection")
+
     def __repr__(self) -> str:
         writers = "1 writer" if self.world_size == 1 else f"{self.world_size} writers"
         return (
@@ -117,6 +125,23 @@ class Checkpoint:
             )
         except NotFound as error:
             missing = self._why_not_found(name, error)
+        raise missing
+
+    def _verified(self, name: str) -> _native.Region:
+        """The bytes of an object, mapped where they lie, each of them checked. Raises as `load` does."""
+        try:
+            handle = self._connection._open(
+                paths.CairnPath(self.job, self.step, name), "map", self.attempt, self.revision
+            )
+        except NotFound as error:
+            missing = self._why_not_found(name, error)
+        else:
+            try:
+                region = handle.map()
+                handle.verify()
+                return region
+            finally:
+                handle.close()  # the mapping keeps the lease by itself
         raise missing
 
     def names(self) -> list[str]:

@@ -534,6 +534,33 @@ class Connection:
             return None
         return Checkpoint.of(self, found)
 
+    def checkpoint(
+        self, step: int, job: str | None = None, *, attempt: int = 0, revision: int = -1
+    ) -> Checkpoint:
+        """The complete checkpoint of one step, to load from: of the line, or with `attempt` what that attempt
+        saved, also if it is abandoned.
+
+        Raises:
+          cairn.NotFound: there is none.
+        """
+        of = self.job if job is None else job
+        found = self._session().stat(of, _step_number(step), attempt, revision)
+        facts = found["facts"]
+        if not facts["complete"] or (facts["abandoned"] and not attempt):
+            why = f": {found['why']}" if found["why"] else ""
+            raise NotFound(f"step {step} of job {of} is not complete{why}")
+        resident = facts["resident"]
+        return Checkpoint(
+            job=of,
+            step=found["step"],
+            attempt=found["attempt"],
+            revision=found["revision"],
+            world_size=found["world_size"],
+            digest=found["digest"],
+            source="memory" if resident else "storage",
+            _connection=self,
+        )
+
     def latest(self, job: str | None = None) -> info.Latest:
         """The highest complete step on the line of `job` (this connection's).
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 # object with contiguous bytes, or (descriptor, offset) of an open file.
 Where: TypeAlias = "int | bytes | bytearray | memoryview | tuple[int, int] | _native.OnDevice"
 
+# Part of an object that has many: an archive, with what its records are, or None and the bytes themselves.
+Piece: TypeAlias = "tuple[_native.Archive | None, list[tuple[Where, int]]]"
+
 
 class StepWriter(Protocol):
     """What a payload needs of _native.Step."""

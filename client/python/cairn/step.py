@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cairn import numpy_format, paths, torch_format
 from cairn.errors import Error, FailedPrecondition, is_callers_own
-from cairn.payload import Payload
+from cairn.payload import Payload, Piece
 
 if TYPE_CHECKING:
     from cairn import _native
@@ -24,6 +24,9 @@ def encode(obj: Any, arguments: Mapping[str, Any]) -> Payload:
 
 class Step:
     """One writer's part of one step; `Connection.step` says how it is used. One thread at a time.
+
+    A save that outlives a `with` calls `begin`, then from any thread `save`, and ends with `commit` or
+    `discard`; one that is forgotten is discarded.
 
     Attributes:
       ok: so far nothing was lost; after the `with`: this part is committed.
@@ -83,7 +86,13 @@ class Step:
         """Bytes copied so far."""
         return 0 if self._writer is None else self._writer.bytes_written
 
-    def __enter__(self) -> Step:
+    @property
+    def revision(self) -> int:
+        """How often this attempt had entered the step before; -1 while it is not entered."""
+        return self._revision
+
+    def begin(self) -> Step:
+        """Enters the step. Raises as `Connection.step` says."""
         if self._entered:
             raise FailedPrecondition("a step object is entered once; call step() again")
         self._entered = True
@@ -141,19 +150,44 @@ class Step:
         except Error as error:
             self._failed(error)
 
+    def _write_pieces(self, name: str, kind: str, pieces: list[Piece]) -> list[tuple[int, int]]:
+        """Writes one object of many pieces, and returns where in it each lies, as (offset, bytes); nothing
+        once the step has failed."""
+        if self._writer is None:
+            return []
+        try:
+            return self._writer.write_pieces(name, kind, pieces)
+        except Error as error:
+            self._failed(error)
+            return []
+
+    def __enter__(self) -> Step:
+        return self.begin()
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
         _exception: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.discard()
+
+    def discard(self) -> None:
+        """Drops what was saved; of a step that has ended, nothing."""
         writer, self._writer = self._writer, None
-        if kind is not None:
+        if writer is not None:
             self.ok = False
-            if writer is not None:
-                with contextlib.suppress(Error):
-                    writer.abort()
-            return
+            with contextlib.suppress(Error):
+                writer.abort()
+
+    def commit(self) -> None:
+        """Seals what was saved and commits it. Raises as `Connection.step` says."""
+        if not self._entered:
+            raise FailedPrecondition("commit() of a step that was not entered")
+        writer, self._writer = self._writer, None
         if writer is None:
             return  # it failed before, without raising
         try:

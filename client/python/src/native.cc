@@ -345,12 +345,22 @@ py::tuple ParsePath(const std::string& path, const std::string& default_job) {
 
 using py::arg;
 
+// A part of it, which keeps all of it alive.
+Region SliceOf(const Region& region, uint64_t offset, uint64_t length) {
+  if (offset > region.length || length > region.length - offset) {
+    Raise(absl::InvalidArgumentError(
+        absl::StrCat("offset, length: ", length, " bytes from ", offset, " on, of ", region.length)));
+  }
+  return Region{region.owner, region.data + offset, length};
+}
+
 void DefineRegion(py::module_& module) {
   py::class_<Region>(module, "Region", py::buffer_protocol())
       .def(py::init([](uint64_t length) { return Call([&] { return MakeMemory(length); }); }),
            arg("length"))
       .def_buffer(&RegionBuffer)
-      .def("__len__", [](const Region& region) { return region.length; });
+      .def("__len__", [](const Region& region) { return region.length; })
+      .def("slice", &SliceOf, arg("offset"), arg("length"));
   py::class_<OnDevice>(module, "OnDevice")
       .def(py::init<int, uint64_t, uintptr_t>(), arg("device"), arg("address"), arg("stream"));
 }

@@ -14,9 +14,7 @@ from cairn import planning
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what it would rather have installed
-    theirs = pytest.importorskip(
-        "megatron.core.dist_checkpointing.exchange_utils", reason="megatron-core is not installed"
-    )
+    from megatron.core.dist_checkpointing import exchange_utils as theirs
 
 
 def made_up(seed: int) -> tuple[dict[Any, list[int]], dict[Any, int], int, set[Any]]:

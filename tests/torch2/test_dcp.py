@@ -1,0 +1,526 @@
+"""cairn.dcp against stock torch.distributed.checkpoint: the same state back, the same files in storage."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cairn
+import cairn.dcp
+import pytest
+import torch
+import torch.distributed.checkpoint as stock
+from cairn.dcp import Reader, Writer
+from node import MIB, Node, free_port
+from torch.distributed.checkpoint import CheckpointException
+
+State = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    node = Node(budget=1024 * MIB).start()
+    yield node
+    node.remove()
+
+
+@pytest.fixture
+def c(node: Node, request: pytest.FixtureRequest) -> Iterator[cairn.Connection]:
+    job = "j" + str(abs(hash(request.node.name)) % 10**12)
+    with cairn.connect(job=job, rank=0, world_size=1, socket=node.socket) as connection:
+        yield connection
+
+
+def model(seed: int = 1) -> State:
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(64, 32), torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 8)
+    )
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    net(torch.randn(4, 64)).sum().backward()
+    optimizer.step()
+    return {
+        "net": net.state_dict(),
+        "optim": optimizer.state_dict(),
+        "step": seed,
+        "words": ["a", seed],
+    }
+
+
+def blank(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return torch.full_like(state, 0) if not state.is_quantized else state
+    if isinstance(state, dict):
+        return {key: blank(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [blank(value) for value in state]
+    return None if isinstance(state, str) else type(state)()
+
+
+def assert_same(a: Any, b: Any) -> None:
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        assert (
+            a.contiguous()
+            .view(-1)
+            .view(torch.uint8)
+            .equal(b.contiguous().view(-1).view(torch.uint8))
+            if (a.numel())
+            else True
+        )
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, list):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            assert_same(one, other)
+    else:
+        assert a == b
+
+
+def save(c: cairn.Connection, state: State, step: int) -> Any:
+    return cairn.dcp.save(state, c, step)
+
+
+# --- one process -------------------------------------------------------------------------------------
+
+
+def test_a_model_and_its_optimizer_come_back(c: cairn.Connection) -> None:
+    state = model()
+    save(c, state, 3)
+    into = blank(model(2))
+    found = cairn.dcp.load(into, c)
+    assert found.step == 3
+    assert_same(into, state)
+
+
+def test_a_step_is_a_folder_that_the_stock_reader_reads(c: cairn.Connection, node: Node) -> None:
+    state = model()
+    save(c, state, 3)
+    c.persist(3)
+    c.wait(3, timeout=60)
+    into = blank(model(2))
+    stock.load(into, storage_reader=stock.FileSystemReader(node.storage / c.job / "3"))
+    assert_same(into, state)
+
+
+def test_what_the_stock_writer_writes_is_in_it_and_nothing_else(
+    c: cairn.Connection, tmp_path: Path
+) -> None:
+    """The plans, the names and the properties of every tensor are those of stock DCP."""
+    state = model()
+    ours = save(c, state, 3)
+    theirs = stock.save(state, storage_writer=stock.FileSystemWriter(tmp_path))
+    assert ours.state_dict_metadata == theirs.state_dict_metadata
+    assert ours.planner_data == theirs.planner_data
+    assert ours.storage_data.keys() == theirs.storage_data.keys()
+    assert {i.relative_path for i in ours.storage_data.values()} == {"__0_0.distcp"}
+    assert c.checkpoint(3).names() == [".metadata", "__0_0.distcp"]
+
+
+def test_stock_functions_take_the_step_from_the_checkpoint_id(c: cairn.Connection) -> None:
+    state = model()
+    writer, reader = Writer(c, alone=True), Reader(c)
+    for step, name in ((7, f"cairn://{c.job}/7"), (8, "8")):
+        stock.save(state, checkpoint_id=name, storage_writer=writer)
+        assert c.latest().step == step
+    for name in (f"cairn://{c.job}/7", "8", f"cairn://{c.job}/latest", "latest"):
+        into = blank(model(2))
+        stock.load(into, checkpoint_id=name, storage_reader=reader)
+        assert_same(into, state)
+
+
+def test_a_reader_stays_with_what_it_found(c: cairn.Connection) -> None:
+    first, second = model(1), model(2)
+    save(c, first, 3)
+    reader = Reader(c, c.resume_latest())
+    save(c, second, 4)
+    into = blank(model(3))
+    stock.load(into, storage_reader=reader)
+    assert_same(into, first)
+
+
+def test_what_is_saved_anew_after_it_was_found_is_not_mixed(c: cairn.Connection) -> None:
+    first, second = model(1), model(2)
+    save(c, first, 3)
+    found = c.resume_latest()
+    assert found is not None
+    save(c, second, 3)
+    into = blank(model(3))
+    try:
+        cairn.dcp.load(into, c, found)
+    except CheckpointException as error:
+        assert "is no more" in str(error)
+    else:
+        assert_same(into, first)
+    into = blank(model(3))
+    assert cairn.dcp.load(into, c, 3).revision == 1
+    assert_same(into, second)
+
+
+def test_only_what_is_wanted_is_read(c: cairn.Connection) -> None:
+    state = model()
+    save(c, state, 3)
+    into = {"net": {"0.weight": torch.zeros(32, 64)}}
+    cairn.dcp.load(into, c)
+    assert into["net"]["0.weight"].equal(state["net"]["0.weight"])
+
+
+# --- every kind of tensor ----------------------------------------------------------------------------
+
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float16, torch.float32, torch.float64, torch.bfloat16),
+    *(torch.complex32, torch.complex64, torch.complex128),
+    *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
+    torch.float8_e8m0fnu,
+    torch.float4_e2m1fn_x2,
+]
+
+
+def bits(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Random bytes as that dtype; of booleans only valid ones."""
+    count = torch.Size(shape).numel()
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape).bool()
+    item = torch.empty(0, dtype=dtype).element_size()
+    raw = torch.randint(0, 256, (max(count * item, 0),), dtype=torch.uint8)
+    return raw.view(dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_comes_back_bit_by_bit(
+    c: cairn.Connection, node: Node, dtype: torch.dtype
+) -> None:
+    state = {"w": bits(dtype, 33, 7), "scalar": bits(dtype), "none": bits(dtype, 0, 4)}
+    save(c, state, 1)
+    into = {key: torch.empty_like(value) for key, value in state.items()}
+    cairn.dcp.load(into, c)
+    for key, value in state.items():
+        assert_same(into[key], value)
+    c.persist(1)
+    c.wait(1, timeout=60)
+    again = {key: torch.empty_like(value) for key, value in state.items()}
+    stock.load(again, storage_reader=stock.FileSystemReader(node.storage / c.job / "1"))
+    for key, value in state.items():
+        assert_same(again[key], value)
+
+
+def test_views_and_strides_and_shared_storages(c: cairn.Connection, node: Node) -> None:
+    base = torch.arange(5 * 6 * 7 * 8, dtype=torch.float32)
+    whole = base.view(5, 6, 7, 8)
+    state = {
+        "row": base[100:200],
+        "transposed": whole.permute(3, 1, 0, 2),
+        "channels_last": whole.clone().to(memory_format=torch.channels_last),
+        "strided": base[::3],
+        "inner": whole[1:3, :, 2:5],
+        "expanded": base[:4].expand(6, 4),
+        "one": whole[:, :, 3:4, 0:1],
+        "tied": whole,
+        "tied_too": whole,
+        "negative": torch.view_as_complex(base[:10].view(5, 2)).conj(),
+        "parameter": torch.nn.Parameter(base[:12].view(3, 4)),
+        "scalar": base[7],
+        "empty": base[:0],
+    }
+    save(c, state, 1)
+    for reader in (Reader(c, 1), None):
+        if reader is None:
+            c.persist(1)
+            c.wait(1, timeout=60)
+            reader = stock.FileSystemReader(node.storage / c.job / "1")
+        into = {key: torch.zeros(value.shape, dtype=value.dtype) for key, value in state.items()}
+        stock.load(into, storage_reader=reader)
+        for key, value in state.items():
+            assert_same(into[key], value.detach().resolve_conj().contiguous())
+
+
+def test_ten_thousand_tiny_tensors_and_odd_names(c: cairn.Connection) -> None:
+    names = ["a.b", "a/b", "a b", "ä\U0001f600", "..", "a\nb", "x" * 300]
+    state: State = {name: torch.full((3,), i) for i, name in enumerate(names)}
+    state.update({f"t{i}": torch.tensor([i, -i]) for i in range(10_000)})
+    save(c, state, 1)
+    into = blank(state)
+    cairn.dcp.load(into, c)
+    assert_same(into, state)
+
+
+# --- bad input and failures --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_id", "says"),
+    [
+        ("latest", "has a number"),
+        ("cairn://other/3", "of job other"),
+        ("cairn://JOB/3/name", "names an object"),
+        ("/tmp/3", "is not cairn://JOB/STEP or STEP"),
+        ("3/x", "is not cairn://JOB/STEP or STEP"),
+        (Path("/tmp/3"), "is a file's"),
+        (Path("cairn://JOB/3"), "drops a slash"),
+        ("cairn://JOB/-1", "step"),
+        (None, "give one"),
+    ],
+)
+def test_what_is_no_step_to_write_is_refused(
+    c: cairn.Connection, checkpoint_id: Any, says: str
+) -> None:
+    if isinstance(checkpoint_id, str):
+        checkpoint_id = checkpoint_id.replace("JOB", c.job)
+    with pytest.raises((ValueError, CheckpointException), match=says):
+        stock.save(model(), checkpoint_id=checkpoint_id, storage_writer=Writer(c, alone=True))
+    with pytest.raises(cairn.NotFound):
+        c.latest()
+
+
+def test_a_failure_while_writing_leaves_the_step_absent(c: cairn.Connection) -> None:
+    save(c, model(1), 1)
+
+    class Breaks(stock.DefaultSavePlanner):
+        def resolve_data(self, item: Any) -> Any:
+            raise RuntimeError("the planner broke")
+
+    with pytest.raises(CheckpointException, match="the planner broke"):
+        cairn.dcp.save(model(2), c, 2, planner=Breaks())
+    assert c.latest().step == 1
+    save(c, model(2), 2)
+    assert c.latest().step == 2
+    assert c.checkpoint(2).revision == 1  # the failed one was the first
+
+
+def test_a_step_without_metadata_and_foreign_metadata_are_named(c: cairn.Connection) -> None:
+    with c.step(1) as s:
+        s.save(b"x", "other")
+    with pytest.raises(CheckpointException, match="has no object '.metadata'"):
+        cairn.dcp.load({"w": torch.zeros(1)}, c)
+    with c.step(2) as s:
+        s.save(b"not a pickle", ".metadata")
+    with pytest.raises(CheckpointException, match="is no metadata of DCP"):
+        cairn.dcp.load({"w": torch.zeros(1)}, c)
+    with c.step(3) as s:
+        s.save(pickle.dumps({"w": 1}), ".metadata")
+    with pytest.raises(CheckpointException, match="holds dict"):
+        cairn.dcp.load({"w": torch.zeros(1)}, c)
+
+
+def test_nothing_saved_is_not_found(c: cairn.Connection) -> None:
+    with pytest.raises(cairn.NotFound):
+        cairn.dcp.load({"w": torch.zeros(1)}, c)
+    with pytest.raises(cairn.NotFound):
+        cairn.dcp.load({"w": torch.zeros(1)}, c, 4)
+
+
+# --- several ranks -----------------------------------------------------------------------------------
+
+PRELUDE = r"""
+import os, sys
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as stock
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+import cairn, cairn.dcp
+rank, world, place, job, socket = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
+dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=world)
+c = cairn.connect(job=job, rank=rank, world_size=world, socket=socket)
+
+def values(*shape):
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+
+def state(mesh, placements, fill=None):
+    def spread(tensor):
+        whole = tensor if fill is None else torch.full_like(tensor, fill)
+        return distribute_tensor(whole, mesh, placements)
+    return {
+        "w": spread(values(37, 12)),
+        "deep": {"v": spread(values(5, 8) + 1000)},
+        "all": values(9) if fill is None else torch.full((9,), float(fill)),
+        "step": 5 if fill is None else 0,
+    }
+
+def check(loaded):
+    assert loaded["w"].full_tensor().equal(values(37, 12))
+    assert loaded["deep"]["v"].full_tensor().equal(values(5, 8) + 1000)
+    assert loaded["all"].equal(values(9))
+    assert loaded["step"] == 5
+"""
+
+
+def run_ranks(world: int, script: str, job: str, node: Node, folder: Path) -> list[str]:
+    place = folder / f"meeting-{free_port()}"
+    text = (
+        PRELUDE
+        + textwrap.dedent(script)
+        + "\ndist.barrier()\ndist.destroy_process_group()\nc.close()\n"
+    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", text, str(rank), str(world), str(place), job, node.socket],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(world)
+    ]
+    outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)
+    return outputs
+
+
+SAVE = """
+mesh = init_device_mesh("cpu", (world,))
+cairn.dcp.save(state(mesh, [Shard(0)]), c, 1)
+if rank == 0:
+    assert c.latest().world_size == world
+"""
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3)])
+def test_another_world_loads_its_own_shards(
+    node: Node, tmp_path: Path, before: int, after: int
+) -> None:
+    job = f"reshard-{before}-{after}"
+    run_ranks(before, SAVE, job, node, tmp_path)
+    run_ranks(
+        after,
+        """
+        mesh = init_device_mesh("cpu", (world,))
+        into = state(mesh, [Shard(1)], fill=-1)
+        assert cairn.dcp.load(into, c).step == 1
+        check(into)
+        """,
+        job,
+        node,
+        tmp_path,
+    )
+
+
+def test_a_mesh_of_two_dimensions_loads_rows_and_the_stock_reader_reads_it(
+    node: Node, tmp_path: Path
+) -> None:
+    job = "mesh"
+    run_ranks(
+        2,
+        SAVE + "if rank == 0: c.persist(1); c.wait(1, timeout=60)\n",
+        job,
+        node,
+        tmp_path,
+    )
+    run_ranks(
+        4,
+        f"""
+        mesh = init_device_mesh("cpu", (2, 2))
+        for reader in (cairn.dcp.Reader(c, 1), stock.FileSystemReader({str(node.storage / job / "1")!r})):
+            into = state(mesh, [Replicate(), Shard(0)], fill=-1)
+            stock.load(into, storage_reader=reader)
+            check(into)
+        """,
+        job,
+        node,
+        tmp_path,
+    )
+
+
+def test_a_rank_that_fails_fails_all_and_the_next_save_succeeds(node: Node, tmp_path: Path) -> None:
+    run_ranks(
+        2,
+        """
+        mesh = init_device_mesh("cpu", (world,))
+        good = state(mesh, [Shard(0)])
+        cairn.dcp.save(good, c, 1)
+
+        class Breaks(stock.DefaultSavePlanner):
+            def __init__(self, where):
+                super().__init__()
+                self.where = where
+            def create_local_plan(self):
+                if rank == 1 and self.where == "plan":
+                    raise RuntimeError("broken by design")
+                return super().create_local_plan()
+            def resolve_data(self, item):
+                if rank == 1 and self.where == "write":
+                    raise RuntimeError("broken by design")
+                return super().resolve_data(item)
+            def create_global_plan(self, plans):
+                if self.where == "global":
+                    raise RuntimeError("broken by design")
+                return super().create_global_plan(plans)
+
+        for where in ("plan", "write", "global"):
+            try:
+                cairn.dcp.save(good, c, 2, planner=Breaks(where))
+                raise SystemExit("it did not fail")
+            except stock.CheckpointException as error:
+                assert "broken by design" in str(error), error
+            dist.barrier()
+            assert c.latest().step == 1
+            dist.barrier()
+        cairn.dcp.save(good, c, 2)
+        dist.barrier()
+        assert c.latest().step == 2 and c.checkpoint(2).revision == 3
+        into = state(mesh, [Shard(0)], fill=-1)
+        cairn.dcp.load(into, c)
+        check(into)
+        """,
+        "fails",
+        node,
+        tmp_path,
+    )
+
+
+def test_async_saves_by_thread_and_without_collectives(node: Node, tmp_path: Path) -> None:
+    run_ranks(
+        2,
+        """
+        mesh = init_device_mesh("cpu", (world,))
+        kept = state(mesh, [Shard(0)])
+        done = cairn.dcp.async_save(kept, c, 1)
+        kept["all"].zero_()  # staged already
+        done.result()
+        into = state(mesh, [Shard(1)], fill=-1)
+        dist.barrier()
+        cairn.dcp.load(into, c)
+        check(into)
+
+        plain = {"mine": torch.full((4,), rank)}
+        cairn.dcp.save(plain, c, 2, use_collectives=False)
+        dist.barrier()
+        assert c.checkpoint(2).names() == [
+            "__0.metadata", "__0_0.distcp", "__1.metadata", "__1_0.distcp"]
+        mine = {"mine": torch.zeros(4, dtype=torch.int64)}
+        cairn.dcp.load(mine, c, 2)
+        assert mine["mine"].equal(plain["mine"])
+        """,
+        "async",
+        node,
+        tmp_path,
+    )
+
+
+def test_a_group_that_the_connection_is_not_of_is_refused(node: Node, tmp_path: Path) -> None:
+    run_ranks(
+        2,
+        """
+        pair = dist.new_group([0])
+        if rank == 0:
+            try:
+                cairn.dcp.save({"w": torch.zeros(2)}, c, 1, process_group=pair)
+                raise SystemExit("it did not fail")
+            except ValueError as error:
+                assert "process_group: this is rank 0 of 1" in str(error), error
+        """,
+        "group",
+        node,
+        tmp_path,
+    )
