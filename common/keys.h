@@ -39,6 +39,8 @@ inline constexpr size_t kMaxComponentBytes = 200;
 inline constexpr uint64_t kMaxObjectBytes = uint64_t{1} << 43;
 // That one create may name, and that are sealed at once: the node answers nobody else meanwhile.
 inline constexpr size_t kMaxObjectsPerCall = 1000;
+// In each list of one awaitUnmap; such a message takes no room for long ones while it waits.
+inline constexpr size_t kMaxSlabsPerCall = 3000;
 inline constexpr uint32_t kBlockBytes = 4u << 20;  // unit of checksums
 inline constexpr uint64_t kPageBytes = 4096;
 

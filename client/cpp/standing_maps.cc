@@ -130,7 +130,10 @@ Status StandingMaps::TellAll(const std::shared_ptr<Attachment>& attachment,
   std::vector<int64_t> unmapped;
   {
     MutexLock lock(&mu_);
-    for (const SlabId slab : untold_) unmapped.push_back(static_cast<int64_t>(slab));
+    for (const SlabId slab : untold_) {
+      if (unmapped.size() == kMaxSlabsPerCall) break;  // more when those are told
+      unmapped.push_back(static_cast<int64_t>(slab));
+    }
   }
   if (unmapped.empty()) return absl::OkStatus();
   CAIRN_RETURN_IF_ERROR(link_.Call(
@@ -140,9 +143,11 @@ Status StandingMaps::TellAll(const std::shared_ptr<Attachment>& attachment,
         client.awaitUnmap(slabs, unmapped, {}, /*timeout_ms=*/0);
       },
       attachment.get()));
-  MutexLock lock(&mu_);
-  for (const int64_t slab : unmapped) untold_.erase(static_cast<SlabId>(slab));
-  return absl::OkStatus();
+  {
+    MutexLock lock(&mu_);
+    for (const int64_t slab : unmapped) untold_.erase(static_cast<SlabId>(slab));
+  }
+  return unmapped.size() < kMaxSlabsPerCall ? absl::OkStatus() : TellAll(attachment, deadline);
 }
 
 void StandingMaps::Tell(const std::shared_ptr<Attachment>& attachment, SlabId slab) {
@@ -210,6 +215,11 @@ void StandingMaps::Run(std::shared_ptr<Link> link) {
       {
         MutexLock asking(&asking_);
         CAIRN_RETURN_IF_ERROR(TellAll(attachment, DeadlineAfter(kTellPatience)));
+      }
+      // There is enough to do before more is asked for.
+      if (known.size() > kMaxSlabsPerCall) {
+        Pause();
+        return absl::OkStatus();
       }
       const MonotonicNanos deadline = DeadlineAfter(kWaitAtDaemon);
       CAIRN_RETURN_IF_ERROR(link->Call(

@@ -187,8 +187,11 @@ bool Admission::ConsumersKeep(const Job& job, uint64_t wanted, uint64_t of_user)
 
 void Admission::AskToUnmap(const Job& job, uint64_t lacking, std::optional<uint32_t> uid) {
   const SlabOwner owner = OwnerOf(job);
-  // What consumers are about to give back needs nobody else's steps.
-  if (!uid.has_value()) lacking -= std::min(lacking, ledger_.kept_by_standing().bytes);
+  // What the user's own consumers are about to give back needs nobody's steps. Another's may come or not: his could keep
+  // others from ever asking anybody.
+  if (!uid.has_value()) {
+    lacking -= std::min(lacking, ledger_.kept_by_standing_of(job.owner->uid).bytes);
+  }
   lacking -= std::min(lacking, ledger_.RetireOthers(0, &owner, lacking, uid));
   for (const EvictClass evict_class : kEvictClasses) {
     while (lacking > 0 && eviction_.EvictOne(evict_class, /*soft=*/true, lacking, 0,

@@ -99,6 +99,7 @@ void Ledger::CountIn(const SlabRecord& slab) {
   } else {
     kept_.bytes += slab.bytes;
     ++kept_.slabs;
+    Add(&kept_of_, slab.owner.uid, {slab.bytes, 1});
   }
   if (const auto uid = HolderOf(slab); uid.has_value()) Add(&held_by_, *uid, {slab.bytes, 1});
 }
@@ -115,6 +116,7 @@ void Ledger::CountOut(const SlabRecord& slab) {
   } else {
     kept_.bytes -= slab.bytes;
     --kept_.slabs;
+    Take(&kept_of_, slab.owner.uid, {slab.bytes, 1});
   }
   if (const auto uid = HolderOf(slab); uid.has_value()) Take(&held_by_, *uid, {slab.bytes, 1});
 }
@@ -842,6 +844,11 @@ uint64_t Ledger::held_by(uint32_t uid) const {
   return at == held_by_.end() ? 0 : at->second.bytes;
 }
 
+Ledger::Held Ledger::kept_by_standing_of(uint32_t uid) const {
+  const auto at = kept_of_.find(uid);
+  return at == kept_of_.end() ? Held() : at->second;
+}
+
 Ledger::Held Ledger::overdue_of(uint32_t uid) const {
   const auto at = overdue_of_.find(uid);
   return at == overdue_of_.end() ? Held() : at->second;
@@ -921,7 +928,7 @@ std::string Ledger::CheckInvariants() const {
   Held kept_by_standing, overdue;
   int64_t leaving = 0;
   std::array<uint64_t, kSlabStates> bytes{};
-  ByUser held = records_, coming;
+  ByUser held = records_, coming, kept_of;
   for (const auto& [id, slab] : slabs_) {
     total += slab.bytes;
     if (const auto uid = HolderOf(slab); uid.has_value()) Add(&held, *uid, {slab.bytes, 1});
@@ -943,6 +950,7 @@ std::string Ledger::CheckInvariants() const {
       Held& sum = slab.overdue ? overdue : kept_by_standing;
       sum.bytes += slab.bytes;
       ++sum.slabs;
+      if (!slab.overdue) Add(&kept_of, slab.owner.uid, {slab.bytes, 1});
     }
     if (const std::string wrong = CheckStanding(slab); !wrong.empty()) return bad(wrong);
     if ((NeedsProbe(slab) || MayComeBack(slab)) && !slab.probing && slab.next_probe == kNever) {
@@ -957,7 +965,7 @@ std::string Ledger::CheckInvariants() const {
   if (bytes != bytes_) return "bytes by state do not add up";
   if (!(overdue == overdue_ && kept_by_standing == kept_)) return "overdue bytes do not add up";
   if (leaving != leaving_) return absl::StrCat(leaving, " slabs leave, counted ", leaving_);
-  if (held != held_by_ || coming != coming_to_) return "bytes by user do not add up";
+  if (held != held_by_ || coming != coming_to_ || kept_of != kept_of_) return "bytes by user do not add up";
   if (total_ > std::max(options_.budget_bytes, recovered_total_)) {
     return absl::StrCat("slabs take ", total_, " bytes, the budget is ", options_.budget_bytes);
   }

@@ -237,6 +237,7 @@ class Ledger {
   // Of slabs that nothing but standing mappings keeps from being used: those that may come, and those that should
   // have come by now; these also of one user.
   Held kept_by_standing() const { return kept_; }
+  Held kept_by_standing_of(uint32_t uid) const;
   Held overdue() const { return overdue_; }
   Held overdue_of(uint32_t uid) const;
   uint64_t bytes_in(SlabState state) const { return bytes_[static_cast<size_t>(state)]; }
@@ -360,7 +361,7 @@ class Ledger {
   int64_t dying_ = 0, leaving_ = 0, probing_slabs_ = 0;
   uint64_t total_ = 0, idle_mapped_bytes_ = 0, making_unreserved_bytes_ = 0, probing_bytes_ = 0;
   Held kept_, overdue_;
-  ByUser overdue_of_;
+  ByUser kept_of_, overdue_of_;
   std::array<uint64_t, kSlabStates> bytes_{};
   uint64_t recovered_total_ = 0;  // may exceed a budget that was lowered since
   uint64_t version_ = 1;

@@ -1,16 +1,13 @@
 #include "server/engine/standing_maps.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 #include <variant>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 
 namespace cairn::engine {
-namespace {
-constexpr size_t kMostNamed = 65'536;  // in one call, which holds the engine up
-}  // namespace
-
 Status StandingMaps::Check(const Session& session, const Lease* lease) const {
   if (lease == nullptr || lease->session != session.id || lease->released) {
     return absl::NotFoundError("lease: has ended, or was never this session's");
@@ -49,12 +46,23 @@ void StandingMaps::On(const event::MapStanding& event) {
               Body(reply::Standing{{lease->id, slab->id, slab->bytes, LeaseMode::kStanding}}));
 }
 
-reply::Unmap StandingMaps::NewsFor(SessionId session, const event::AwaitUnmap& event) const {
-  reply::Unmap news;
-  const absl::flat_hash_set<SlabId> known(event.known.begin(), event.known.end());
-  for (const SlabId slab : ledger_.StandingToUnmap(session)) {
-    if (!known.contains(slab)) news.slabs.push_back(slab);
+std::vector<SlabId> StandingMaps::StillKnown(SessionId session,
+                                             const std::vector<SlabId>& known) const {
+  const std::set<SlabId>& wanted = ledger_.StandingToUnmap(session);
+  std::vector<SlabId> still;
+  for (const SlabId slab : known) {
+    if (wanted.contains(slab)) still.push_back(slab);
   }
+  std::sort(still.begin(), still.end());
+  still.erase(std::unique(still.begin(), still.end()), still.end());
+  return still;
+}
+
+reply::Unmap StandingMaps::NewsFor(SessionId session, const std::vector<SlabId>& known) const {
+  reply::Unmap news;
+  const std::set<SlabId>& wanted = ledger_.StandingToUnmap(session);
+  std::set_difference(wanted.begin(), wanted.end(), known.begin(), known.end(),
+                      std::back_inserter(news.slabs));
   return news;
 }
 
@@ -63,36 +71,40 @@ void StandingMaps::On(const event::AwaitUnmap& event) {
   if (session == nullptr) return;
   for (const auto& [name, slabs] :
        {std::pair("unmapped", &event.unmapped), std::pair("known", &event.known)}) {
-    if (slabs->size() <= kMostNamed) continue;
+    if (slabs->size() <= kMaxSlabsPerCall) continue;
     return out_.Answer(event.caller.request,
                        absl::InvalidArgumentError(absl::StrCat(name, ": ", slabs->size(),
-                                                               " slabs, at most ", kMostNamed)));
+                                                               " slabs, at most ", kMaxSlabsPerCall)));
   }
   leases_.StandingUnmapped(*session, event.unmapped);
-  reply::Unmap news = NewsFor(session->id, event);
+  std::vector<SlabId> known = StillKnown(session->id, event.known);
+  reply::Unmap news = NewsFor(session->id, known);
   if (!news.slabs.empty() || event.deadline <= out_.now()) {
     return out_.Answer(event.caller.request, Body(std::move(news)));
   }
-  if (!callers_.Park(this, event.caller, session->job, event.deadline, event)) return;
-  waiting_[session->id].insert(event.caller.request);
+  // A session waits once: each one that waits costs something whenever one of its slabs is wanted back.
+  const auto other = waiting_.find(session->id);
+  if (other != waiting_.end()) callers_.Answer(other->second, Body(reply::Unmap{}));
+  event::AwaitUnmap parked = event;
+  parked.unmapped = {};
+  parked.known = std::move(known);
+  if (!callers_.Park(this, event.caller, session->job, event.deadline, std::move(parked))) return;
+  waiting_[session->id] = event.caller.request;
 }
 
 void StandingMaps::Serve() {
   for (const SessionId session : ledger_.TakeAskedToUnmap()) {
-    const auto of_session = waiting_.find(session);
-    if (of_session == waiting_.end()) continue;
-    for (const RequestId request : std::set<RequestId>(of_session->second)) {
-      const auto& asked = std::get<event::AwaitUnmap>(callers_.Find(request)->event);
-      reply::Unmap news = NewsFor(session, asked);
-      if (!news.slabs.empty()) callers_.Answer(request, Body(std::move(news)));
-    }
+    const auto waiting = waiting_.find(session);
+    if (waiting == waiting_.end()) continue;
+    const RequestId request = waiting->second;
+    const auto& asked = std::get<event::AwaitUnmap>(callers_.Find(request)->event);
+    reply::Unmap news = NewsFor(session, asked.known);
+    if (!news.slabs.empty()) callers_.Answer(request, Body(std::move(news)));
   }
 }
 
 void StandingMaps::Left(const Parked& parked) {
-  const auto of_session = waiting_.find(parked.session);
-  of_session->second.erase(parked.request);
-  if (of_session->second.empty()) waiting_.erase(of_session);
+  waiting_.erase(parked.session);
 }
 
 void StandingMaps::TimeUp(const Parked& parked) {

@@ -5,7 +5,8 @@
 // Says fact::Lent, Unlent (through the leases), and fact::Slab of one that is condemned.
 #pragma once
 
-#include <set>
+#include <map>
+#include <vector>
 
 #include "server/engine/callers.h"
 #include "server/engine/leases.h"
@@ -31,8 +32,10 @@ class StandingMaps : public Waitlist {
 
  private:
   Status Check(const Session& session, const Lease* lease) const;
+  // Of those that it knows of the ones that it still is to give up, in order.
+  std::vector<SlabId> StillKnown(SessionId session, const std::vector<SlabId>& known) const;
   // What it is to give up and does not know of.
-  reply::Unmap NewsFor(SessionId session, const event::AwaitUnmap& event) const;
+  reply::Unmap NewsFor(SessionId session, const std::vector<SlabId>& known) const;
 
   Outbox& out_;
   Callers& callers_;
@@ -40,7 +43,7 @@ class StandingMaps : public Waitlist {
   Ledger& ledger_;
   Leases& leases_;
 
-  std::map<SessionId, std::set<RequestId>> waiting_;
+  std::map<SessionId, RequestId> waiting_;
 };
 
 }  // namespace cairn::engine

@@ -17,7 +17,7 @@ namespace cairn::node {
 class Lender {
  public:
   // `cache` and `sessions` outlive the lender.
-  Lender(cache::Cache* cache, const Sessions* sessions, std::shared_ptr<EventGate> gate)
+  Lender(cache::Cache* cache, Sessions* sessions, std::shared_ptr<EventGate> gate)
       : cache_(cache), sessions_(sessions), gate_(std::move(gate)) {}
 
   // Puts a descriptor on the fd channel for everything that `body` lends. When one fails, returns
@@ -29,7 +29,7 @@ class Lender {
   Status Send(SessionId session, const engine::Lend& lend) const;
 
   cache::Cache* const cache_;
-  const Sessions* const sessions_;
+  Sessions* const sessions_;
   const std::shared_ptr<EventGate> gate_;
 };
 

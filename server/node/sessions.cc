@@ -6,9 +6,11 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 #include <utility>
@@ -46,6 +48,21 @@ bool IsPidfdOf(int fd, int32_t pid) {
 // Of what readers were sent about a thousand messages may lie in the channel: each open descriptor makes
 // every further one of the same slab dearer, for the kernel goes through the locks of all.
 constexpr int kMostUntakenBytes = 1 << 20;
+
+// A message of the channel, as the kernel counts it.
+constexpr int64_t kMessageBytes = 768;
+// Descriptors that lie in channels count against one limit of the kernel's for all that the daemon sends, which is its
+// limit of open ones (unix(7), ETOOMANYREFS): of half of that a user gets no more than a quarter of what is left.
+constexpr rlim_t kMostDescriptors = 1 << 20;
+constexpr int64_t kShareOfWhatIsLeft = 4;
+// All of a user's channels are looked at when he seems to have too much, and so often at most.
+constexpr MonotonicNanos kLookAgainAfter = 100 * kNanosPerMilli;
+
+int64_t MostUntakenBytes() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = 1024;
+  return static_cast<int64_t>(std::min(limit.rlim_cur, kMostDescriptors) / 2) * kMessageBytes;
+}
 
 // One create may lend a thousand slabs before its client reads the first, and each message takes
 // about 1 KiB of the buffer. Only root may exceed the system's limit (net.core.wmem_max).
@@ -110,7 +127,11 @@ struct Sessions::Pending {
 
 Sessions::Sessions(const SessionsOptions& options, UserLoops* loops, SessionHolder* holder,
                    std::function<void(SessionId)> ended)
-    : options_(options), loops_(loops), holder_(holder), ended_(std::move(ended)) {}
+    : options_(options),
+      loops_(loops),
+      holder_(holder),
+      ended_(std::move(ended)),
+      most_untaken_(MostUntakenBytes()) {}
 
 Status Sessions::Watch(SessionId session, const std::shared_ptr<Channel>& channel) {
   CAIRN_ASSIGN_OR_RETURN(channel->socket_watch,
@@ -206,6 +227,7 @@ bool Sessions::End(SessionId session) {
     auto it = records_.find(session);
     if (it == records_.end()) return false;
     channel = std::move(it->second.channel);
+    LookAt(&it->second);  // without its channel: nothing
     records_.erase(it);
   }
   if (channel != nullptr) Close(session, std::move(channel));
@@ -235,13 +257,44 @@ StatusOr<std::shared_ptr<Sessions::Channel>> Sessions::ChannelOf(SessionId sessi
   return it->second.channel;
 }
 
-Status Sessions::CheckTaken(SessionId session) const {
-  CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<Channel> channel, ChannelOf(session));
+void Sessions::LookAt(Record* record) {
   int bytes = 0;
-  if (ioctl(channel->socket.get(), SIOCOUTQ, &bytes) != 0 || bytes <= kMostUntakenBytes) {
-    return absl::OkStatus();
+  if (record->channel == nullptr || ioctl(record->channel->socket.get(), SIOCOUTQ, &bytes) != 0) {
+    bytes = 0;
   }
-  return absl::ResourceExhaustedError("fd channel: the client does not take what it was sent");
+  const int64_t more = bytes - record->untaken;
+  if (more == 0) return;
+  record->untaken = bytes;
+  untaken_ += more;
+  const auto of_user = untaken_of_user_.try_emplace(record->info.uid, 0).first;
+  of_user->second += more;
+  if (of_user->second == 0) untaken_of_user_.erase(of_user);
+}
+
+bool Sessions::UserTakesNone(uint32_t uid) const {
+  const auto of_user = untaken_of_user_.find(uid);
+  if (of_user == untaken_of_user_.end()) return false;
+  return of_user->second > (most_untaken_ - untaken_) / kShareOfWhatIsLeft;
+}
+
+Status Sessions::CheckTaken(SessionId session) {
+  CAIRN_RETURN_IF_ERROR(ChannelOf(session).status());
+  MutexLock lock(&mu_);
+  const auto it = records_.find(session);
+  if (it == records_.end()) return absl::OkStatus();  // Push says it
+  LookAt(&it->second);
+  if (it->second.untaken > kMostUntakenBytes) {
+    return absl::ResourceExhaustedError("fd channel: the client does not take what it was sent");
+  }
+  const uint32_t uid = it->second.info.uid;
+  const MonotonicNanos now = RealClock()->Now();
+  if (UserTakesNone(uid) && now - looked_at_all_ >= kLookAgainAfter) {
+    looked_at_all_ = now;
+    for (auto& [id, record] : records_) LookAt(&record);
+  }
+  if (!UserTakesNone(uid)) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("fd channel: the clients of uid ", uid, " do not take what they were sent"));
 }
 
 Status Sessions::Push(SessionId session, const FdLent& lent, int fd) const {

@@ -60,9 +60,9 @@ class Sessions {
   // Forgets the session and closes its channel; false when there is no such session.
   bool End(SessionId session);
 
-  // RESOURCE_EXHAUSTED while a reader leaves lying what it was sent: asked before one more is lent to it.
-  // Else as Push.
-  Status CheckTaken(SessionId session) const;
+  // RESOURCE_EXHAUSTED while a reader, or all of its user's, leave lying what they were sent: asked before one more
+  // is lent to it. Else as Push.
+  Status CheckTaken(SessionId session);
   // Pushes one descriptor; never blocks. FAILED_PRECONDITION when the session has no channel,
   // RESOURCE_EXHAUSTED when its client does not read, UNAVAILABLE when it is gone.
   Status Push(SessionId session, const FdLent& lent, int fd) const;
@@ -76,6 +76,7 @@ class Sessions {
   struct Record {
     SessionInfo info;
     std::shared_ptr<Channel> channel;  // null until an attach has begun
+    int64_t untaken = 0;               // bytes that lay in the channel when it was last looked at
   };
   struct Pending;  // a connection that has not attached yet
 
@@ -90,6 +91,10 @@ class Sessions {
   Status Watch(SessionId session, const std::shared_ptr<Channel>& channel);
   void EndByItself(SessionId session, const char* why);
 
+  // What lies in its channel now, counted for its user.
+  void LookAt(Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool UserTakesNone(uint32_t uid) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   void Close(SessionId session, std::shared_ptr<Channel> channel);
 
   const SessionsOptions options_;
@@ -101,6 +106,10 @@ class Sessions {
   mutable Mutex mu_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<SessionId, Record> records_ ABSL_GUARDED_BY(mu_);
+  const int64_t most_untaken_;  // by all users
+  absl::flat_hash_map<uint32_t, int64_t> untaken_of_user_ ABSL_GUARDED_BY(mu_);
+  int64_t untaken_ ABSL_GUARDED_BY(mu_) = 0;
+  MonotonicNanos looked_at_all_ ABSL_GUARDED_BY(mu_) = 0;
   size_t pending_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<uint32_t, size_t> pending_of_user_ ABSL_GUARDED_BY(mu_);
 };

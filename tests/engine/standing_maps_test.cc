@@ -434,18 +434,63 @@ TEST_F(StandingMappings, WhatAnotherUsersConsumerKeepsRefusesNobodyAtOnce) {
   EXPECT_TRUE(Answered(create.caller.request));
 }
 
+// Bug: what one user's consumers were still to give up was counted as coming, so that nobody was asked for what he did not
+// need: with one slab after the other kept for ten seconds, for ever.
+TEST_F(StandingMappings, WhatAnotherUsersConsumerKeepsSparesNobodyFromBeingAsked) {
+  options.budget_bytes = 4 * kModel + 8 * kMiB;
+  Restart();
+  const SessionId third = Hello({.job = "thirds", .attempt = 1, .uid = 3000});
+  Save(third, 1, {{"model", 2 * kModel}});
+  Apply(event::Remove{From(third), {"thirds", 1}, false, /*force=*/true});
+  const SessionId writer = Hello({.attempt = 1}), consumer = Consumer();
+  for (Step step : {1, 2}) {
+    Save(writer, step, Model());
+    unmapped[writer].push_back(Map(consumer, step));
+  }
+  for (Step step : {1, 2}) Apply(event::Remove{From(writer), {"job", step}, false, true});
+  Save(writer, 3, {{"small", 4096}});  // tells that the writer maps them no more
+  const SessionId second = Hello({.job = "others", .attempt = 1, .uid = 2000});
+  event::Create create = CreateOf(second, PartOf(second, 1), Model());
+  create.deadline = now + 60 * kNanosPerSecond;
+  Apply(create);
+  EXPECT_FALSE(Answered(create.caller.request));
+  const auto told = Create(third, PartOf(third, 2), {{"small", 4096}});
+  ASSERT_TRUE(told.ok()) << told.status();
+  ASSERT_THAT(told->retire, Not(IsEmpty()));
+  for (const SlabId slab : told->retire) unmapped[third].push_back(slab);
+  ASSERT_TRUE(Create(third, PartOf(third, 2), {{"more", 4096}}).ok());
+  EXPECT_TRUE(Answered(create.caller.request));
+}
+
+// Bug: each call that waited cost its list whenever a slab was wanted back, and a session had thousands.
+TEST_F(StandingMappings, ASessionWaitsOnce) {
+  const SessionId writer = Hello(), consumer = Consumer();
+  Save(writer, 1, Model());
+  const SlabId slab = Map(consumer, 1);
+  const RequestId before = Await(consumer);
+  const RequestId waits = Await(consumer, {}, {slab, slab, 4711});
+  ASSERT_TRUE(Answered(before));
+  EXPECT_THAT(Told(before), IsEmpty());
+  EXPECT_FALSE(Answered(waits));
+  Die(writer);
+  ASSERT_TRUE(Answered(waits)) << "what it knew of before it was wanted back is told anew";
+  EXPECT_THAT(Told(waits), ElementsAre(slab));
+  const RequestId knows = Await(consumer, {}, {4711, slab, slab});
+  EXPECT_FALSE(Answered(knows));
+}
+
 // It would hold the engine up.
 TEST_F(StandingMappings, AListWithoutABoundIsRefused) {
   const SessionId consumer = Consumer();
-  const std::vector<SlabId> many(65'537, 7);
+  const std::vector<SlabId> many(kMaxSlabsPerCall + 1, 7);
   const event::AwaitUnmap known{From(consumer), {}, many, now + kNanosPerSecond};
   Apply(known);
   EXPECT_THAT(AnswerTo(known.caller.request).status(),
-              Fails(absl::StatusCode::kInvalidArgument, "known: 65537 slabs"));
+              Fails(absl::StatusCode::kInvalidArgument, "known: 3001 slabs"));
   const event::AwaitUnmap gone{From(consumer), many, {}, now + kNanosPerSecond};
   Apply(gone);
   EXPECT_THAT(AnswerTo(gone.caller.request).status(),
-              Fails(absl::StatusCode::kInvalidArgument, "unmapped: 65537 slabs"));
+              Fails(absl::StatusCode::kInvalidArgument, "unmapped: 3001 slabs"));
 }
 
 TEST_F(StandingMappings, ASessionThatEndsStopsWaiting) {

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -273,7 +274,7 @@ def test_files_stay_when_the_step_was_not_committed(c: cairn.Connection, tmp_pat
     sparse = tmp_path / "big.safetensors"
     size = 600 * MIB  # more than the node has
     sparse.write_bytes(
-        safetensors({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}, b"")
+        safetensors({"v": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}, b"")
     )
     os.truncate(sparse, sparse.stat().st_size + size)
     with pytest.warns(cairn.CairnWarning) as warned:
@@ -492,6 +493,22 @@ def test_a_publisher_knows_what_is_no_file(c: cairn.Connection, tmp_path: Path) 
         publish(c, 1, tmp_path / "nothing")
 
 
+def test_two_files_with_one_tensor_are_refused_before_anything_is_done(
+    c: cairn.Connection, tmp_path: Path
+) -> None:
+    """Bug: they were published as a step that nobody can stream, and with remove_files removed."""
+    content = safetensors({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}, b"abcd")
+    both = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
+    for path in both:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match="both have tensor 'w'"):
+        publish(c, 1, both, remove_files=True)
+    assert all(path.exists() for path in both)
+    with pytest.raises(cairn.NotFound):
+        c.latest()
+    assert publish(c, 2, both[:1], remove_files=True).complete
+
+
 def test_a_gpu_that_is_not_there_is_unavailable(c: cairn.Connection) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -556,6 +573,68 @@ def test_a_consumer_follows_and_may_be_there_first(
         next(versions)
 
 
+def test_a_version_that_cannot_be_streamed_ends_nothing_and_ordinary_steps_are_passed_over(
+    c: cairn.Connection,
+) -> None:
+    """Bug: a version with a hole, or a step without weights, ended `follow` for good."""
+    publish(c, 1, {"w": torch.tensor([1.0])})
+    versions = cairn.weights.follow(c, "cpu", timeout=5)
+    assert next(versions).step == 1
+    with c.step(2) as s:
+        s.save(b"an optimizer's state", "optim")
+    publish(c, 3, {"w": Part(torch.zeros(2), (4,), (0,))})
+    with pytest.raises(ValueError, match='"w"'):
+        next(versions)
+    with c.step(4) as s:
+        s.save(b"an optimizer's state", "optim")
+    publish(c, 5, {"w": torch.tensor([5.0])})
+    version = next(versions)
+    assert version.step == 5
+    same(dict(version), {"w": torch.tensor([5.0])})
+
+
+def test_a_consumer_that_waits_in_vain_is_told_for_what(c: cairn.Connection) -> None:
+    with pytest.raises(cairn.Timeout, match=rf"job {re.escape(c.job)}: no version within 0.2 s"):
+        next(cairn.weights.follow(c, "cpu", timeout=0.2))
+    publish(c, 7, {"w": random(1)})
+    versions = cairn.weights.follow(c, "cpu", timeout=0.2)
+    next(versions)
+    with pytest.raises(cairn.Timeout, match=r"no version after step 7 within 0.2 s"):
+        next(versions)
+
+
+def test_a_follower_takes_the_versions_of_its_own_job(c: cairn.Connection) -> None:
+    """Bug: with job= it asked for its own job's latest, and waited for that."""
+    for name, value in {"job": "other", "step": 3, "attempt": 1, "revision": 0}.items():
+        with pytest.raises(ValueError, match=f"{name}: follow takes"):
+            cairn.weights.follow(c, "cpu", **{name: value})
+
+
+def test_who_waits_outlives_a_daemon_that_stands_still(
+    node: Node, c: cairn.Connection, request: pytest.FixtureRequest
+) -> None:
+    """Bug: a wait is asked in pieces of a second, and one that was answered late ended it."""
+    publish(c, 1, {"w": torch.tensor([1.0])})
+    with contextlib.closing(connect(request, rank=-1)) as reader:
+        versions = cairn.weights.follow(reader, "cpu", timeout=60)
+        assert next(versions).step == 1
+
+        def stand_still() -> None:
+            os.kill(node.daemon_pid(), signal.SIGSTOP)
+            try:
+                time.sleep(4)
+            finally:
+                os.kill(node.daemon_pid(), signal.SIGCONT)
+            publish(c, 2, {"w": torch.tensor([2.0])})
+
+        still = threading.Thread(target=stand_still)
+        still.start()
+        try:
+            assert next(versions).step == 2
+        finally:
+            still.join()
+
+
 def test_to_wait_for_any_step_is_to_wait_after_minus_one(
     c: cairn.Connection, request: pytest.FixtureRequest
 ) -> None:
@@ -588,7 +667,7 @@ BAD: dict[str, tuple[Bad, str]] = {
     "no index": (lambda c: stream(c, 2, "cpu"), "/2 .* has no index of tensors.*1 raw"),
     "sparse": (
         lambda c: publish(c, 3, {"w": torch.eye(3).to_sparse()}),
-        "tensor 'w': torch.sparse_coo",
+        "tensor 'w': a tensor of layout torch.sparse_coo",
     ),
     "no tensor": (lambda c: publish(c, 3, {"w": 4}), "tensor 'w' is a int"),
     "complex": (
@@ -598,6 +677,25 @@ BAD: dict[str, tuple[Bad, str]] = {
     "source": (lambda c: publish(c, 3, 7), "source: int"),
     "no file": (lambda c: publish(c, 3, []), "source: no file"),
     "remove": (lambda c: publish(c, 3, {}, remove_files=True), "remove_files"),
+    "part beyond": (
+        lambda c: publish(c, 3, {"w": Part(random(2, 4), (4, 4), (3, 0))}),
+        r"tensor 'w': a part of \[2, 4\] at \[3, 0\] reaches beyond \[4, 4\] along dim 0",
+    ),
+    "part before": (
+        lambda c: publish(c, 3, {"w": Part(random(2), (4,), (-1,))}),
+        r"tensor 'w': a part of \[2\] at \[-1\]",
+    ),
+    "part of other dimensions": (
+        lambda c: publish(c, 3, {"w": Part(random(2), (4, 4), (0, 0))}),
+        "tensor 'w': a part of 1 dimensions",
+    ),
+    "name": (lambda c: publish(c, 3, {1: random(2)}), "tensor 1: its name is of type int"),
+    "surrogate": (lambda c: publish(c, 3, {"\ud800": random(2)}), "its name is not UTF-8"),
+    "meta": (
+        lambda c: publish(c, 3, {"w": torch.empty(2, device="meta")}),
+        "tensor 'w': a tensor without data, on the meta device",
+    ),
+    "names of bytes": (lambda c: stream(c, 1, "cpu", names=b"w"), "names: b'w' is of type bytes"),
 }
 
 

@@ -4,11 +4,13 @@
 #include "server/rpc/server.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <thrift/transport/TTransportException.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <future>
@@ -665,8 +667,65 @@ TEST_F(RpcServer, ChunksOfOneUserWaitInTurnForTheirRoom) {
   }
 }
 
+// Until it goes, the process may have so many descriptors open, and so many under way.
+class MostDescriptors {
+ public:
+  explicit MostDescriptors(rlim_t most) {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit now = before_;
+    now.rlim_cur = std::min(most, before_.rlim_max);
+    setrlimit(RLIMIT_NOFILE, &now);
+  }
+  ~MostDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_ = {};
+};
+
+// Bug: each session could leave a thousand lying, and all together as many as the kernel lets the daemon have under way
+// for all users.
+TEST_F(RpcServer, SessionsOfOneUserTogetherLeaveOnlyAShareOfDescriptorsLying) {
+  const MostDescriptors limit(4096);
+  Unserve();
+  Serve();
+  RawClient writer(Socket());
+  writer.Begin("job", 7, 0, 1);
+  writer.Save(1, "model", "x");
+  wire::OpenRequest open;
+  open.checkpoint.__set_job("job");
+  open.checkpoint.__set_step(1);
+  open.__set_name("model");
+  open.__set_mode(wire::OpenMode::MAP);
+  open.__set_timeout_ms(10'000);
+  std::vector<std::unique_ptr<RawClient>> readers;
+  std::vector<std::pair<RawClient*, LeaseId>> lying;
+  wire::Error refused;
+  while (refused.code == 0 && lying.size() < 4096) {
+    readers.push_back(std::make_unique<RawClient>(Socket()));
+    RawClient& reader = *readers.back();
+    reader.Begin("job", 0, -1, 0);
+    refused = ErrorOf([&] {
+      for (int i = 0; i < 50; ++i) {
+        wire::OpenReply opened;
+        reader.call().open(opened, reader.NextCall(), open);
+        lying.emplace_back(&reader, static_cast<LeaseId>(opened.lease));
+      }
+    });
+  }
+  EXPECT_EQ(refused.code, Code(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(refused.message, ::testing::HasSubstr("do not take what they were sent"));
+  EXPECT_GT(lying.size(), 100U);
+  EXPECT_LT(lying.size(), 1024U) << "a quarter of what the system lets the daemon have under way";
+  for (const auto& [reader, lease] : lying) EXPECT_TRUE(reader->TakeFd(lease).valid());
+  std::this_thread::sleep_for(std::chrono::milliseconds(150));  // all are looked at so often
+  EXPECT_EQ(readers.back()->Load("job", 1, "model"), "x");
+}
+
 // Each lies in its channel, and makes the next one of that slab dearer.
 TEST_F(RpcServer, AReaderThatTakesNoDescriptorsIsSentNoMore) {
+  const MostDescriptors limit(1 << 16);
+  Unserve();
+  Serve();
   RawClient writer(Socket());
   writer.Begin("job", 7, 0, 1);
   writer.Save(1, "model", "x");

@@ -36,6 +36,7 @@ VERSION = _native.VERSION
 _MAX_STEP = 2**63 - 1
 # Blocking calls are cut into pieces of this length, so that Ctrl-C is handled between them.
 _WAIT_SLICE_S = 1.0
+_ASK_AGAIN_S = 0.1
 READER = -1  # the rank of a connection that saves nothing
 
 
@@ -690,6 +691,7 @@ class Connection:
 
         Raises:
           cairn.Timeout: not by then.
+          cairn.Unavailable: the daemon did not answer for as long as the connection's timeout.
           cairn.FailedPrecondition: the job's policy can never bring it there; at once.
         """
         number = _native.NO_STEP if step is None else _step_number(step)
@@ -738,17 +740,28 @@ class Connection:
             return 0
 
     def _in_slices(self, timeout: float | None, ask: Any) -> info.CheckpointInfo:
-        limit = self._options.timeout if timeout is None else timeout
+        limit = self._limit(timeout)
         if math.isnan(limit) or limit < 0:
             raise InvalidArgument(f"timeout: {limit} is below 0")
         deadline = time.monotonic() + limit
+        heard = time.monotonic()
         while True:
             left = max(0.0, deadline - time.monotonic())
             try:
                 return info.checkpoint_info(ask(self._session(), min(left, _WAIT_SLICE_S)))
             except Timeout:
-                if time.monotonic() >= deadline:
+                heard = time.monotonic()
+                if heard >= deadline:
                     raise
+            except Unavailable:
+                # A process that stood still for a moment, this one or the daemon, is no reason to give up.
+                now = time.monotonic()
+                if now >= deadline or now - heard >= self._options.timeout:
+                    raise
+                time.sleep(min(_ASK_AGAIN_S, deadline - now))
+
+    def _limit(self, timeout: float | None) -> float:
+        return self._options.timeout if timeout is None else timeout
 
     def persist(self, step: int | None = None) -> None:
         """Asks for storage, whatever the policy, and does not wait for the file: `wait(step)` does."""

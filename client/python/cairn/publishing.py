@@ -83,8 +83,10 @@ def publish(
             )
             s._put(payload, name)
         else:
-            for name, path in files.items():
-                s._put(_file_payload(path, held), name)
+            opened = {name: _SourceFile(path, held) for name, path in files.items()}
+            _refuse_two_of_a_name(opened)
+            for name, file in opened.items():
+                s._put(file.payload(), name)
     if remove_files and _is_safe(c, s, timeout):
         assert files is not None
         for path in files.values():
@@ -149,17 +151,15 @@ def _payload(state: Mapping[str, Any], rank: int, alone: bool) -> Payload:
     for name, value in state.items():
         if replicated and isinstance(value, torch.Tensor) and not _is_dtensor(value):
             continue
+        _check_tensor_name(name)
         part = _part(torch, name, value, alone)
         if part is None:
             continue
         tensor = part.tensor
-        if (
-            not isinstance(tensor, torch.Tensor)
-            or tensor.layout != torch.strided
-            or tensor.is_quantized
-        ):
-            kind = getattr(tensor, "layout", type(tensor).__name__)
-            raise InvalidArgument(f"tensor {name!r}: {kind} has no place in a safetensors file")
+        problem = _why_not_saved(torch, tensor)
+        if problem:
+            raise InvalidArgument(f"tensor {name!r}: {problem} has no place in a safetensors file")
+        _check_part(name, part)
         tensor = tensor.detach()
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
@@ -183,6 +183,41 @@ def _payload(state: Mapping[str, Any], rank: int, alone: bool) -> Payload:
             address = tensors[i].data_ptr()
             sources.append((device_memory.source(tensors[i].device, address) or address, bytes_of))
     return Payload("safetensors", sources=sources, keep=tensors)
+
+
+def _check_tensor_name(name: Any) -> None:
+    if not isinstance(name, str):
+        raise InvalidArgument(
+            f"tensor {name!r}: its name is of type {type(name).__name__}, wanted is a str"
+        )
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"tensor {name!r}: its name is not UTF-8") from None
+
+
+def _why_not_saved(torch: Any, tensor: Any) -> str:
+    if not isinstance(tensor, torch.Tensor):
+        return type(tensor).__name__
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    if tensor.layout != torch.strided:
+        return f"a tensor of layout {tensor.layout}"
+    return "a tensor without data, on the meta device," if tensor.device.type == "meta" else ""
+
+
+def _check_part(name: str, part: Part) -> None:
+    """A part that reaches beyond its tensor: the step could never be streamed."""
+    shape, start, size = list(part.shape), list(part.start), list(part.tensor.shape)
+    if not len(shape) == len(start) == len(size):
+        raise InvalidArgument(
+            f"tensor {name!r}: a part of {len(size)} dimensions that begins at {start}, of shape {shape}"
+        )
+    for dim, (whole, begin, length) in enumerate(zip(shape, start, size, strict=True)):
+        if begin < 0 or begin + length > whole:
+            raise InvalidArgument(
+                f"tensor {name!r}: a part of {size} at {start} reaches beyond {shape} along dim {dim}"
+            )
 
 
 def _is_dtensor(value: Any) -> bool:
@@ -227,19 +262,50 @@ def _dtensor_part(name: str, value: Any, alone: bool) -> Part | None:
     return Part(local, tuple(value.shape), tuple(start))
 
 
-def _file_payload(path: str, held: contextlib.ExitStack) -> Payload:
-    # O_NONBLOCK: a FIFO is refused, not waited for.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    held.callback(os.close, descriptor)
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        raise InvalidArgument(f"{path}: is no regular file")
-    size = found.st_size
-    head = os.pread(descriptor, _HEAD_BYTES, 0)
-    try:
-        wanted = _native.check_safetensors(head, size)
-        if wanted > len(head):
-            _native.check_safetensors(os.pread(descriptor, wanted, 0), size)
-    except ValueError as error:
-        raise InvalidArgument(f"{path}: {error}") from None
-    return Payload("safetensors", sources=[((descriptor, 0), size)])
+class _SourceFile:
+    """A safetensors file that is published as it is; open as long as `held`."""
+
+    def __init__(self, path: str, held: contextlib.ExitStack) -> None:
+        self.path = path
+        # O_NONBLOCK: a FIFO is refused, not waited for.
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        held.callback(os.close, self._descriptor)
+        found = os.fstat(self._descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise InvalidArgument(f"{path}: is no regular file")
+        self._size = found.st_size
+        self._head = os.pread(self._descriptor, _HEAD_BYTES, 0)
+        try:
+            wanted = _native.check_safetensors(self._head, self._size)
+            if wanted > len(self._head):
+                self._head = os.pread(self._descriptor, wanted, 0)
+                _native.check_safetensors(self._head, self._size)
+        except ValueError as error:
+            raise InvalidArgument(f"{path}: {error}") from None
+
+    def whole_tensors(self) -> set[str]:
+        """The names of those of which it has all, as far as its header says."""
+        length = int.from_bytes(self._head[:8], "little")
+        header: dict[str, Any] = json.loads(self._head[8 : 8 + length])
+        metadata = header.pop("__metadata__", None) or {}
+        try:
+            parts = json.loads(metadata.get(PARTS_KEY, "{}"))
+        except ValueError:
+            parts = {}  # refused when it is streamed, by name
+        return header.keys() - (parts.keys() if isinstance(parts, dict) else set())
+
+    def payload(self) -> Payload:
+        return Payload("safetensors", sources=[((self._descriptor, 0), self._size)])
+
+
+def _refuse_two_of_a_name(files: Mapping[str, _SourceFile]) -> None:
+    """Before anything is copied, or a file removed: of such a step nothing could be streamed."""
+    if len(files) < 2:
+        return
+    found: dict[str, str] = {}
+    for file in files.values():
+        for tensor in sorted(file.whole_tensors()):
+            if found.setdefault(tensor, file.path) != file.path:
+                raise InvalidArgument(
+                    f"source: {found[tensor]} and {file.path} both have tensor {tensor!r}"
+                )

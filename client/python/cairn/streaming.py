@@ -10,7 +10,7 @@ from typing import Any
 
 from cairn import _native, arguments, info
 from cairn.connection import Connection
-from cairn.errors import InvalidArgument, NotFound, Unavailable
+from cairn.errors import InvalidArgument, NotFound, Timeout, Unavailable
 from cairn.tensor_types import torch_dtype, torch_module
 
 
@@ -116,8 +116,9 @@ class Stream:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """How many bytes and blocks came, where they were checked ("host_because": why not on the device),
-        how many were read again, on how many threads."""
+        """How many bytes and blocks came and by which `way` ("standing", "direct", "ring";
+        `standing_because`: why not by a standing mapping), where they were checked (`host_because`: why not
+        on the device), how many were read again, on how many threads."""
         native = self._native
         if native is not None:
             self._last = native.stats()
@@ -162,8 +163,9 @@ def stream(
     attempt: int = 0,
     revision: int = -1,
 ) -> Stream:
-    """Streams the tensors of a published step into a device, in layer order; no tensor is handed out before
-    all its blocks have been compared with their checksums.
+    """Streams the tensors of a published step into a device, in layer order; those of a step that was
+    published from files as they lie in these. No tensor is handed out before all its blocks have been
+    compared with their checksums.
 
     Args:
       step: which one; None: the latest.
@@ -193,6 +195,10 @@ def stream(
     if which.type == "cuda" and not torch.cuda.is_available():
         reason = _native.why_no_cuda() or "torch finds none"
         raise Unavailable(f"device: {which}: {reason}")
+    if which.type == "cuda" and which.index >= torch.cuda.device_count():
+        raise Unavailable(f"device: {which}: this machine has {torch.cuda.device_count()}")
+    if check not in ("auto", "device", "host", "none"):
+        raise InvalidArgument(f"check: {check!r} is none of auto, device, host, none")
     # What uses the tensors' memory before, and views while they are valid, is on this stream.
     order = None if which.type == "cpu" else torch.cuda.current_stream(which)
     own = order is not None and not arguments.boolean("views", views)
@@ -221,53 +227,109 @@ def stream(
         weights.close()  # the stream has opened what it reads
 
 
+class _Versions:
+    """The iterator of `follow`. One that raised goes on with the next version."""
+
+    def __init__(
+        self, c: Connection, device: Any, timeout: float | None, wanted: Mapping[str, Any]
+    ) -> None:
+        self._c = c
+        self._device = device
+        self._timeout = timeout
+        self._wanted = wanted
+        self._seen: info.Latest | None = None
+        self._version: Stream | None = None
+
+    def __iter__(self) -> _Versions:
+        return self
+
+    def __next__(self) -> Stream:
+        self.close()
+        while True:
+            latest = self._next_version()
+            try:
+                self._version = stream(
+                    self._c,
+                    latest.step,
+                    self._device,
+                    attempt=latest.attempt,
+                    revision=latest.revision,
+                    **self._wanted,
+                )
+                return self._version
+            except NotFound:
+                continue
+            except InvalidArgument:
+                if self._has_weights(latest):
+                    raise
+                # An ordinary step of a job that saves both.
+
+    def close(self) -> None:
+        version, self._version = self._version, None
+        if version is not None:
+            version.close()
+
+    def _next_version(self) -> info.Latest:
+        while True:
+            try:
+                if self._seen is not None:
+                    self._wait_after(self._seen)
+                self._seen = self._c.latest()
+                return self._seen
+            except NotFound:
+                self._wait_after(_native.NO_STEP)
+
+    def _wait_after(self, seen: info.Latest | int) -> None:
+        try:
+            self._c.wait_after(seen, self._timeout)
+        except Timeout:
+            after = f" after step {seen.step}" if isinstance(seen, info.Latest) else ""
+            limit = self._c._limit(self._timeout)
+            raise Timeout(f"job {self._c.job}: no version{after} within {limit:g} s") from None
+
+    def _has_weights(self, latest: info.Latest) -> bool:
+        which = f"{latest.job}/{latest.step}@{latest.attempt}.{latest.revision}"
+        try:
+            objects = self._c._session().list(which)["objects"]
+        except NotFound:
+            return False
+        return any(entry["kind"] == "safetensors" for entry in objects)
+
+
 def follow(
     c: Connection, device: Any = None, *, timeout: float | None = None, **wanted: Any
 ) -> Iterator[Stream]:
-    """Streams of the latest version, and then of each that comes; who is late gets the newest. A version that
-    was replaced or removed before it could be opened is left out. Also when the job goes back to an older
-    version, that one comes.
+    """Streams of the latest version of the connection's job, and then of each that comes; who is late gets
+    the newest. A version that was replaced or removed before it could be opened is left out, and so is a
+    step that holds no weights. When the job goes back to an older version by `resume` or `use`, that one
+    comes.
 
         for version in cairn.weights.follow(c, "cuda"):
             for name, tensor in version:
                 ...
 
+    The stream before is closed when the next version is asked for. After an error one can go on with `next`:
+    the version that could not be streamed is passed over.
+
     Args:
       timeout: seconds to wait for the next version; the connection's when None.
-      wanted: `names`, `slices`, `views` and more, as of `stream`.
+      wanted: `names`, `slices`, `views`, `check`, `bucket_bytes`, `ahead`, `threads`, as of `stream`.
 
     Raises:
       cairn.Timeout: there was none in that time.
       as `stream`.
     """
-    torch_module()  # takes seconds the first time: before a version comes, not after
-    seen: info.Latest | None = None
-    while True:
-        try:
-            if seen is not None:
-                c.wait_after(seen, timeout)
-            latest = c.latest()
-        except NotFound:
-            c.wait_after(_native.NO_STEP, timeout)
-            continue
-        seen = latest
-        try:
-            version = stream(
-                c,
-                latest.step,
-                device,
-                attempt=latest.attempt,
-                revision=latest.revision,
-                **wanted,
+    for name in ("step", "job", "attempt", "revision"):
+        if name in wanted:
+            raise InvalidArgument(
+                f"{name}: follow takes the versions of the connection's job as they come"
             )
-        except NotFound:
-            continue
-        with version:
-            yield version
+    torch_module()  # takes seconds the first time: before a version comes, not after
+    return _Versions(c, device, timeout, wanted)
 
 
 def index(c: Connection, step: int | None = None, job: str | None = None) -> list[TensorInfo]:
-    """The tensors of a published step, in layer order.
+    """The tensors of a published step, in the order of `stream`.
 
     Raises:
       as `stream`.
@@ -324,8 +386,8 @@ def _device(torch: Any, device: Any) -> Any:
 def _names(names: Iterable[str] | None) -> list[str]:
     if names is None:
         return []
-    if isinstance(names, str):
-        names = [names]
+    if isinstance(names, (str, bytes)):
+        names = [names]  # type: ignore[list-item]
     wanted = [arguments.text("names", name) for name in names]
     if not wanted:
         raise InvalidArgument("names: nothing is named; None means all")
