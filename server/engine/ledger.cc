@@ -965,7 +965,8 @@ std::string Ledger::CheckInvariants() const {
   if (bytes != bytes_) return "bytes by state do not add up";
   if (!(overdue == overdue_ && kept_by_standing == kept_)) return "overdue bytes do not add up";
   if (leaving != leaving_) return absl::StrCat(leaving, " slabs leave, counted ", leaving_);
-  if (held != held_by_ || coming != coming_to_ || kept_of != kept_of_) return "bytes by user do not add up";
+  if (held != held_by_ || coming != coming_to_ || kept_of != kept_of_)
+    return "bytes by user do not add up";
   if (total_ > std::max(options_.budget_bytes, recovered_total_)) {
     return absl::StrCat("slabs take ", total_, " bytes, the budget is ", options_.budget_bytes);
   }

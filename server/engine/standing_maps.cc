@@ -73,8 +73,8 @@ void StandingMaps::On(const event::AwaitUnmap& event) {
        {std::pair("unmapped", &event.unmapped), std::pair("known", &event.known)}) {
     if (slabs->size() <= kMaxSlabsPerCall) continue;
     return out_.Answer(event.caller.request,
-                       absl::InvalidArgumentError(absl::StrCat(name, ": ", slabs->size(),
-                                                               " slabs, at most ", kMaxSlabsPerCall)));
+                       absl::InvalidArgumentError(absl::StrCat(
+                           name, ": ", slabs->size(), " slabs, at most ", kMaxSlabsPerCall)));
   }
   leases_.StandingUnmapped(*session, event.unmapped);
   std::vector<SlabId> known = StillKnown(session->id, event.known);
@@ -103,9 +103,7 @@ void StandingMaps::Serve() {
   }
 }
 
-void StandingMaps::Left(const Parked& parked) {
-  waiting_.erase(parked.session);
-}
+void StandingMaps::Left(const Parked& parked) { waiting_.erase(parked.session); }
 
 void StandingMaps::TimeUp(const Parked& parked) {
   callers_.Answer(parked.request, Body(reply::Unmap{}));

@@ -1,3 +1,4 @@
+// One file: layouts are checked by what the engine makes of them, with one set of made-up archives.
 #include "client/cpp/copy_engine.h"
 
 #include <gmock/gmock.h>

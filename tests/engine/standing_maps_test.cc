@@ -1,5 +1,6 @@
 // Standing mappings: who is lent one, that slabs are recycled while they exist, how they are asked back, and what becomes
 // of a slab whose consumer died.
+// One file: one fixture has the words for what consumers do.
 #include "tests/engine/engine_fixture.h"
 
 namespace cairn::engine {

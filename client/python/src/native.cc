@@ -348,8 +348,8 @@ using py::arg;
 // A part of it, which keeps all of it alive.
 Region SliceOf(const Region& region, uint64_t offset, uint64_t length) {
   if (offset > region.length || length > region.length - offset) {
-    Raise(absl::InvalidArgumentError(
-        absl::StrCat("offset, length: ", length, " bytes from ", offset, " on, of ", region.length)));
+    Raise(absl::InvalidArgumentError(absl::StrCat("offset, length: ", length, " bytes from ",
+                                                  offset, " on, of ", region.length)));
   }
   return Region{region.owner, region.data + offset, length};
 }

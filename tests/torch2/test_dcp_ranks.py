@@ -1,0 +1,224 @@
+"""cairn.dcp over several ranks: each a process of a gloo group."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from node import MIB, Node, free_port
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    node = Node(budget=1024 * MIB).start()
+    yield node
+    node.remove()
+
+
+PRELUDE = r"""
+import os, sys
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as stock
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+import cairn, cairn.dcp
+rank, world, place, job, socket = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
+dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=world)
+c = cairn.connect(job=job, rank=rank, world_size=world, socket=socket)
+
+def values(*shape):
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+
+def state(mesh, placements, fill=None):
+    def spread(tensor):
+        whole = tensor if fill is None else torch.full_like(tensor, fill)
+        return distribute_tensor(whole, mesh, placements)
+    return {
+        "w": spread(values(37, 12)),
+        "deep": {"v": spread(values(5, 8) + 1000)},
+        "all": values(9) if fill is None else torch.full((9,), float(fill)),
+        "step": 5 if fill is None else 0,
+    }
+
+def check(loaded):
+    assert loaded["w"].full_tensor().equal(values(37, 12))
+    assert loaded["deep"]["v"].full_tensor().equal(values(5, 8) + 1000)
+    assert loaded["all"].equal(values(9))
+    assert loaded["step"] == 5
+"""
+
+
+def run_ranks(world: int, script: str, job: str, node: Node, folder: Path) -> list[str]:
+    place = folder / f"meeting-{free_port()}"
+    text = (
+        PRELUDE
+        + textwrap.dedent(script)
+        + "\ndist.barrier()\ndist.destroy_process_group()\nc.close()\n"
+    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", text, str(rank), str(world), str(place), job, node.socket],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(world)
+    ]
+    outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)
+    return outputs
+
+
+SAVE = """
+mesh = init_device_mesh("cpu", (world,))
+cairn.dcp.save(state(mesh, [Shard(0)]), c, 1)
+if rank == 0:
+    assert c.latest().world_size == world
+"""
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3)])
+def test_another_world_loads_its_own_shards(
+    node: Node, tmp_path: Path, before: int, after: int
+) -> None:
+    job = f"reshard-{before}-{after}"
+    run_ranks(before, SAVE, job, node, tmp_path)
+    run_ranks(
+        after,
+        """
+        mesh = init_device_mesh("cpu", (world,))
+        into = state(mesh, [Shard(1)], fill=-1)
+        assert cairn.dcp.load(into, c).step == 1
+        check(into)
+        """,
+        job,
+        node,
+        tmp_path,
+    )
+
+
+def test_a_mesh_of_two_dimensions_loads_rows_and_the_stock_reader_reads_it(
+    node: Node, tmp_path: Path
+) -> None:
+    job = "mesh"
+    run_ranks(
+        2,
+        SAVE + "if rank == 0: c.persist(1); c.wait(1, timeout=60)\n",
+        job,
+        node,
+        tmp_path,
+    )
+    run_ranks(
+        4,
+        f"""
+        mesh = init_device_mesh("cpu", (2, 2))
+        for reader in (cairn.dcp.Reader(c, 1), stock.FileSystemReader({str(node.storage / job / "1")!r})):
+            into = state(mesh, [Replicate(), Shard(0)], fill=-1)
+            stock.load(into, storage_reader=reader)
+            check(into)
+        """,
+        job,
+        node,
+        tmp_path,
+    )
+
+
+def test_a_rank_that_fails_fails_all_and_the_next_save_succeeds(node: Node, tmp_path: Path) -> None:
+    run_ranks(
+        2,
+        """
+        mesh = init_device_mesh("cpu", (world,))
+        good = state(mesh, [Shard(0)])
+        cairn.dcp.save(good, c, 1)
+
+        class Breaks(stock.DefaultSavePlanner):
+            def __init__(self, where):
+                super().__init__()
+                self.where = where
+            def create_local_plan(self):
+                if rank == 1 and self.where == "plan":
+                    raise RuntimeError("broken by design")
+                return super().create_local_plan()
+            def resolve_data(self, item):
+                if rank == 1 and self.where == "write":
+                    raise RuntimeError("broken by design")
+                return super().resolve_data(item)
+            def create_global_plan(self, plans):
+                if self.where == "global":
+                    raise RuntimeError("broken by design")
+                return super().create_global_plan(plans)
+
+        for where in ("plan", "write", "global"):
+            try:
+                cairn.dcp.save(good, c, 2, planner=Breaks(where))
+                raise SystemExit("it did not fail")
+            except stock.CheckpointException as error:
+                assert "broken by design" in str(error), error
+            dist.barrier()
+            assert c.latest().step == 1
+            dist.barrier()
+        cairn.dcp.save(good, c, 2)
+        dist.barrier()
+        assert c.latest().step == 2 and c.checkpoint(2).revision == 3
+        into = state(mesh, [Shard(0)], fill=-1)
+        cairn.dcp.load(into, c)
+        check(into)
+        """,
+        "fails",
+        node,
+        tmp_path,
+    )
+
+
+def test_async_saves_by_thread_and_without_collectives(node: Node, tmp_path: Path) -> None:
+    run_ranks(
+        2,
+        """
+        mesh = init_device_mesh("cpu", (world,))
+        kept = state(mesh, [Shard(0)])
+        done = cairn.dcp.async_save(kept, c, 1)
+        kept["all"].zero_()  # staged already
+        done.result()
+        into = state(mesh, [Shard(1)], fill=-1)
+        dist.barrier()
+        cairn.dcp.load(into, c)
+        check(into)
+
+        plain = {"mine": torch.full((4,), rank)}
+        cairn.dcp.save(plain, c, 2, use_collectives=False)
+        dist.barrier()
+        assert c.checkpoint(2).names() == [
+            "__0.metadata", "__0_0.distcp", "__1.metadata", "__1_0.distcp"]
+        mine = {"mine": torch.zeros(4, dtype=torch.int64)}
+        cairn.dcp.load(mine, c, 2)
+        assert mine["mine"].equal(plain["mine"])
+        """,
+        "async",
+        node,
+        tmp_path,
+    )
+
+
+def test_a_group_that_the_connection_is_not_of_is_refused(node: Node, tmp_path: Path) -> None:
+    run_ranks(
+        2,
+        """
+        pair = dist.new_group([0])
+        if rank == 0:
+            try:
+                cairn.dcp.save({"w": torch.zeros(2)}, c, 1, process_group=pair)
+                raise SystemExit("it did not fail")
+            except ValueError as error:
+                assert "process_group: this is rank 0 of 1" in str(error), error
+        """,
+        "group",
+        node,
+        tmp_path,
+    )
