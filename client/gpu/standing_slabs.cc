@@ -176,6 +176,12 @@ void StandingSlabs::Enqueue(Job job) {
   changed_.NotifyAll();
 }
 
+std::shared_ptr<StandingSlab> StandingSlabs::Ready(const client::StandingPlace& place) const {
+  MutexLock lock(&mutex_);
+  const auto known = slabs_.find(place.slab);
+  return known != slabs_.end() && known->second->ready() ? known->second : nullptr;
+}
+
 std::shared_ptr<StandingSlab> StandingSlabs::Want(const client::StandingPlace& place) {
   if (place.slab.empty() || place.map == nullptr) return nullptr;
   MutexLock lock(&mutex_);

@@ -94,7 +94,9 @@ class StandingSlabs {
       : device_(device), chunk_bytes_(chunk_bytes), what_(what) {}
   ~StandingSlabs();
 
-  // The slab there, if it is ready; else null, and it is wanted from now on, unless the device has refused it.
+  // The slab there, if it is ready; else null.
+  std::shared_ptr<StandingSlab> Ready(const client::StandingPlace& place) const;
+  // The same, and where it is not ready it is wanted from now on, unless the device has refused it.
   std::shared_ptr<StandingSlab> Want(const client::StandingPlace& place);
   // What was copied from it did not match: it is given up, and mapped and registered anew.
   void Renew(const std::shared_ptr<StandingSlab>& slab, const client::StandingPlace& place);

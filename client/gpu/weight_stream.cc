@@ -117,7 +117,7 @@ class WeightStreamImpl {
     for (size_t i = 0; options_.way == StreamOptions::Way::kAuto && i < sources_.size(); ++i) {
       if (sources_[i] == nullptr) continue;
       places_[i] = sources_[i]->standing();
-      slabs_[i] = standing_->Want(places_[i]);
+      slabs_[i] = standing_->Ready(places_[i]);
     }
   }
 
@@ -158,7 +158,10 @@ class WeightStreamImpl {
       CAIRN_ASSIGN_OR_RETURN(tensors, NextBucket());
       return absl::OkStatus();
     });
-    if (status.ok()) return tensors;
+    if (status.ok()) {
+      WantStanding();
+      return tensors;
+    }
     Fail(status);
     return status;
   }
@@ -174,6 +177,12 @@ class WeightStreamImpl {
   void Stop() { Fail(absl::CancelledError("the stream was stopped")); }
 
  private:
+  // For later streams. Not before this one has its first layer: mapping and registering takes what that needs.
+  void WantStanding() {
+    if (std::exchange(wanted_standing_, true)) return;
+    for (const client::StandingPlace& place : places_) (void)standing_->Want(place);
+  }
+
   // --- before the first block
 
   Status MakeBuckets() {
@@ -650,6 +659,7 @@ class WeightStreamImpl {
   LanePool* const lane_pool_;
   VerifiedBlocks* const verified_;
   StandingSlabs* const standing_;
+  bool wanted_standing_ = false;  // Next's alone
   Device* const device_;
   const std::vector<std::shared_ptr<Source>> sources_;
   client::Plan plan_;

@@ -469,14 +469,27 @@ TEST(StandingFaults, WhatIsWantedBackWhileItIsRegisteredIsGivenUp) {
   faulty.faults->Add(
       {.kind = testing::FaultKind::kHang, .call = DeviceCall::kRegister, .times = 1});
   auto stream = *faulty.streamer.Start({version}, Whole(), {});
-  faulty.faults->WaitUntilHung(1);
-  std::thread node([&] { slab.WantBack(); });
   EXPECT_TRUE(*TakeAll(faulty.streamer.device(), stream.get()) == version->bytes());
+  faulty.faults->WaitUntilHung(1);  // it began when the first layer was there
+  std::thread node([&] { slab.WantBack(); });
   faulty.faults->Clear();
   node.join();
   faulty.streamer.standing()->Settle();
   EXPECT_EQ(slab.live(), 0);
   EXPECT_LT(faulty.faults->Calls(DeviceCall::kRegister), static_cast<int>(Chunks(slab)));
+}
+
+// Bug: mapping and registering a slab took from the first layer the time that it had.
+TEST(StandingFaults, NothingIsRegisteredBeforeTheFirstTensorsAreThere) {
+  Slab slab;
+  Faulty faulty;
+  const auto version = std::make_shared<Version>(&slab, 1);
+  auto stream = *faulty.streamer.Start({version}, Whole(), {});
+  faulty.streamer.standing()->Settle();
+  EXPECT_EQ(faulty.faults->Calls(DeviceCall::kRegister), 0);
+  ASSERT_TRUE(stream->Next().ok());
+  faulty.streamer.standing()->Settle();
+  EXPECT_EQ(faulty.faults->Calls(DeviceCall::kRegister), static_cast<int>(Chunks(slab)));
 }
 
 // The device may still have the pages: the node must not hear that it has not.
