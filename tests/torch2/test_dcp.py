@@ -309,6 +309,27 @@ def test_a_step_without_metadata_and_foreign_metadata_are_named(c: cairn.Connect
         cairn.dcp.load({"w": torch.zeros(1)}, c)
 
 
+def test_a_checkpoint_of_another_model_is_described(c: cairn.Connection) -> None:
+    save(c, {"a": torch.zeros(3), "b": torch.zeros(2, 2), "c": torch.zeros(4), "n": 1}, 1)
+    into = {
+        "a": torch.zeros(3, dtype=torch.float64),
+        "b": torch.zeros(2, 3),
+        "c": torch.zeros(4),
+        **{f"new{i}": torch.zeros(1) for i in range(10)},
+    }
+    with pytest.raises(CheckpointException) as raised:
+        cairn.dcp.load(into, c)
+    said = str(raised.value)
+    assert "10 not in the checkpoint: 'new0', 'new1'" in said and "and 2 more" in said
+    assert "1 of another shape: 'b' saved as (2, 2), wanted as (2, 3)" in said
+    assert "1 of another dtype: 'a' saved as torch.float32, wanted as torch.float64" in said
+    with pytest.raises(CheckpointException, match="DefaultLoadPlanner"):
+        cairn.dcp.load({"a": torch.ones(3, dtype=torch.float64)}, c)
+    converted = {"a": torch.ones(3, dtype=torch.float64)}
+    cairn.dcp.load(converted, c, planner=stock.DefaultLoadPlanner())
+    assert converted["a"].equal(torch.zeros(3, dtype=torch.float64))
+
+
 def test_nothing_saved_is_not_found(c: cairn.Connection) -> None:
     with pytest.raises(cairn.NotFound):
         cairn.dcp.load({"w": torch.zeros(1)}, c)

@@ -22,10 +22,16 @@ import pickle
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as stock
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import (
     LoadItemType,
     LoadPlan,
@@ -50,6 +56,7 @@ if TYPE_CHECKING:
 
 METADATA = ".metadata"
 LATEST = "latest"
+_MOST_SAID = 8  # names, of each kind of difference
 
 __all__ = ["Reader", "Writer", "async_save", "load", "save"]
 
@@ -307,6 +314,7 @@ class Reader(StorageReader):
         self, name: str, items: list[tuple[_StorageInfo, ReadItem]], planner: LoadPlanner
     ) -> None:
         region = self._found()._verified(name)
+        last: tuple[int, Any] = (-1, None)  # many pieces of one tensor come one after the other
         for where, item in sorted(items, key=lambda pair: pair[0].offset):
             if where.offset + where.length > len(region):
                 raise Corrupt(
@@ -317,9 +325,9 @@ class Reader(StorageReader):
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(memoryview(piece)))
                 continue
-            saved = torch_format.decode(
-                piece, map_location="cpu", weights_only=True, own_memory_bytes=0
-            )
+            if last[0] != where.offset:
+                last = where.offset, _tensor_in(piece, item.storage_index.fqn)
+            saved = last[1]
             for dim, (offset, length) in enumerate(
                 zip(item.storage_offsets, item.lengths, strict=True)
             ):
@@ -340,6 +348,61 @@ class Reader(StorageReader):
 
     def _find(self, job: str, step: int) -> Checkpoint:
         return _checkpoint(self._connection, job, step)
+
+
+def _tensor_in(piece: _native.Region, name: str) -> torch.Tensor:
+    """A view of the tensor that lies there."""
+    saved = torch_format.decode(piece, map_location="cpu", weights_only=True, own_memory_bytes=0)
+    if not isinstance(saved, torch.Tensor):
+        raise Corrupt(f"{name}: a {type(saved).__name__} where a tensor was saved")
+    return saved
+
+
+class _ComparingPlanner(stock.DefaultLoadPlanner):
+    """Stock's, which says of a checkpoint of another model all that differs, not only the first name, and
+    does not load a tensor into one of another dtype."""
+
+    def create_local_plan(self) -> LoadPlan:
+        try:
+            plan = super().create_local_plan()
+        except (RuntimeError, ValueError) as error:
+            differences = self._differences()
+            if not differences:
+                raise
+            raise InvalidArgument(_in_words(differences)) from error
+        differences = self._differences()
+        if differences:
+            raise InvalidArgument(
+                f"{_in_words(differences)}; planner=DefaultLoadPlanner() converts dtypes"
+            )
+        return plan
+
+    def _differences(self) -> dict[str, list[str]]:
+        assert self.metadata is not None
+        saved = self.metadata.state_dict_metadata
+        found: dict[str, list[str]] = {}
+        for name, value in self.state_dict.items():
+            if name not in saved:
+                found.setdefault("not in the checkpoint", []).append(repr(name))
+                continue
+            of = saved[name]
+            if not isinstance(value, torch.Tensor) or not isinstance(of, TensorStorageMetadata):
+                continue
+            if of.size != value.size():
+                text = f"{name!r} saved as {tuple(of.size)}, wanted as {tuple(value.size())}"
+                found.setdefault("of another shape", []).append(text)
+            elif of.properties.dtype != value.dtype:
+                text = f"{name!r} saved as {of.properties.dtype}, wanted as {value.dtype}"
+                found.setdefault("of another dtype", []).append(text)
+        return found
+
+
+def _in_words(differences: dict[str, list[str]]) -> str:
+    parts = []
+    for what, which in differences.items():
+        more = f" and {len(which) - _MOST_SAID} more" if len(which) > _MOST_SAID else ""
+        parts.append(f"{len(which)} {what}: {', '.join(which[:_MOST_SAID])}{more}")
+    return f"state_dict: the checkpoint is of another model: {'; '.join(parts)}"
 
 
 def _checkpoint(connection: Connection, job: str, step: int) -> Checkpoint:
@@ -435,7 +498,8 @@ def load(
 
     Raises:
       cairn.NotFound: there is none.
-      CheckpointException: it failed on some ranks, and says on which.
+      CheckpointException: it failed on some ranks, and says on which. Of a checkpoint of another model it
+          lists the names that are missing and the shapes and dtypes that differ.
     """
     alone = _alone(process_group, no_dist)
     if isinstance(step, Checkpoint):
@@ -450,7 +514,7 @@ def load(
     stock.load(
         state_dict,
         storage_reader=Reader(connection, found),
-        planner=planner,
+        planner=_ComparingPlanner() if planner is None else planner,
         process_group=process_group,
         no_dist=alone,
     )
