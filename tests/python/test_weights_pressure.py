@@ -1,4 +1,4 @@
-"""Streams of weights while memory is short, by another user, and a thousand of them: nothing is lost or left."""
+"""Streams of weights while memory is short, of another user, and a thousand of them: nothing is left."""
 
 from __future__ import annotations
 
