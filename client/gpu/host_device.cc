@@ -103,7 +103,7 @@ class HostDevice : public Device {
     const MutexLock lock(&mutex_);
     const auto found = pinned_.find(memory);
     if (found == pinned_.end()) {
-      return absl::InvalidArgumentError("no pinned memory was allocated there");
+      return absl::NotFoundError("no pinned memory begins there");
     }
     CAIRN_RETURN_IF_ERROR(registrations_.Remove(memory));
     pinned_.erase(found);

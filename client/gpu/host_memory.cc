@@ -67,10 +67,15 @@ Status RegistrationTable::Add(void* at, uint64_t bytes, Access access) {
 
 Status RegistrationTable::Remove(void* at) {
   const MutexLock lock(&mutex_);
-  if (bytes_by_start_.erase(Address(at)) == 0) {
+  const auto found = bytes_by_start_.find(Address(at));
+  if (found == bytes_by_start_.end()) {
     return absl::NotFoundError("no registered host memory begins there");
   }
-  return absl::OkStatus();
+  const uint64_t bytes = found->second;
+  bytes_by_start_.erase(found);
+  CAIRN_ASSIGN_OR_RETURN(const bool mapped, IsMapped(at, bytes, /*writable=*/false));
+  if (mapped) return absl::OkStatus();
+  return absl::FailedPreconditionError("it was unmapped before it was unregistered");
 }
 
 uint64_t RegistrationTable::count() const {

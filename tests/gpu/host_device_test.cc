@@ -22,6 +22,18 @@ TEST(HostDevice, AsADriverWithoutReadOnlyRegistration) {
   EXPECT_TRUE(device->Register(page->data(), 4096, Access::kReadWrite).ok());
 }
 
+TEST(HostDevice, WhatIsUnmappedIsNotUnregisteredAnyMore) {
+  const auto device = MakeHostDevice({});
+  StatusOr<Mapping> pages = Mapping::Anonymous(4 * 4096);
+  ASSERT_TRUE(pages.ok());
+  void* const at = pages->data();
+  ASSERT_TRUE(device->Register(at, 4 * 4096, Access::kReadWrite).ok());
+  pages->Reset();
+  const Status late = device->Unregister(at);
+  EXPECT_TRUE(absl::IsFailedPrecondition(late)) << late;
+  EXPECT_TRUE(absl::IsNotFound(device->Unregister(at))) << "it is forgotten all the same";
+}
+
 TEST(HostDevice, AsADeviceWithoutChecksums) {
   const auto device = MakeHostDevice({.checksums = false});
   const auto block = NewDeviceBlock(device.get(), 4096);
