@@ -54,12 +54,12 @@ test-guest:  ## what needs RDMA devices, in an emulated machine that has some
 
 gpu:  ## what needs a GPU: the tests of a CUDA device, and what this machine's bus can do; says so where there is none
 	@hack/setup build
-	@hack/build gpu_test gpu_facts_test gpu_floors gpu_streams gpu_saves
+	@hack/build gpu_test gpu_facts_test gpu_floors gpu_streams gpu_saves cairnd cairn_python
 	@hack/gpu $(GIB)
 
 gpu-bundle:  ## the same in one folder, build/gpu-bundle, for a GPU machine without Cairn's libraries
 	@hack/setup build
-	@hack/build gpu_test gpu_facts_test gpu_floors gpu_streams gpu_saves
+	@hack/build gpu_test gpu_facts_test gpu_floors gpu_streams gpu_saves cairnd cairn_python
 	@hack/gpu --bundle build/gpu-bundle
 
 bench:  ## the figures of docs/benchmarks.md; ROWS="save_warm persist" for some

@@ -14,7 +14,7 @@ import cairn
 import pytest
 import torch
 from cairn.weights import publish, stream
-from node import MIB, Node
+from node import MIB, Node, binary
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +125,17 @@ def test_a_thousand_streams_leave_nothing(small: Node) -> None:
             time.sleep(0.1)
         assert Path(f"/proc/{small.daemon_pid()}/fd").exists()
         assert len(os.listdir(f"/proc/{small.daemon_pid()}/fd")) < 200
+
+
+def test_what_runs_on_a_gpu_runs_on_the_host_device(small: Node) -> None:
+    """`make gpu` runs this script on a GPU; here it must not rot."""
+    script = Path(__file__).resolve().parents[1] / "gpu" / "python_on_gpu.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "cpu"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "CAIRN_BIN": str(binary("cairnd").parent)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "7 of 7 as they must be" in done.stdout
