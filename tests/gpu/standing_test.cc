@@ -471,7 +471,13 @@ TEST(StandingFaults, WhatIsWantedBackWhileItIsRegisteredIsGivenUp) {
   auto stream = *faulty.streamer.Start({version}, Whole(), {});
   EXPECT_TRUE(*TakeAll(faulty.streamer.device(), stream.get()) == version->bytes());
   faulty.faults->WaitUntilHung(1);  // it began when the first layer was there
-  std::thread node([&] { slab.WantBack(); });
+  std::atomic<bool> asks = false;
+  std::thread node([&] {
+    asks = true;
+    slab.WantBack();
+  });
+  while (!asks) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it waits for what hangs, and nothing shows that
   faulty.faults->Clear();
   node.join();
   faulty.streamer.standing()->Settle();

@@ -1,6 +1,7 @@
 // The wire of a ring whose members stand in the catalog: an address may move, and views travel.
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "server/rpc/peer_probe.h"
 #include "tests/rpc/peers_fixture.h"
@@ -75,13 +76,16 @@ TEST_F(PeersOfCatalog, AProbeTellsWhoIsThereFromSilence) {
   EXPECT_FALSE(rpc::SomebodyAnswers(probe, silent, 1));
   // Whatever else is there: nobody knows that it is not the one.
   std::thread answers([&] {
-    const UniqueFd caller(::accept(listens->get(), nullptr, nullptr));
-    // The first is the probe above, which has gone.
-    const UniqueFd second(::accept(listens->get(), nullptr, nullptr));
-    EXPECT_EQ(::send(second.get(), "nonsense, but somebody", 22, MSG_NOSIGNAL), 22);
+    std::vector<UniqueFd> callers;  // the probe above, which has gone, among them
+    for (;;) {
+      callers.emplace_back(::accept(listens->get(), nullptr, nullptr));
+      if (!callers.back().valid()) return;
+      ::send(callers.back().get(), "nonsense, but somebody", 22, MSG_NOSIGNAL);
+    }
   });
   probe.call_timeout = 10 * kNanosPerSecond;  // who answers may be slow
   EXPECT_TRUE(rpc::SomebodyAnswers(probe, silent, 1));
+  ::shutdown(listens->get(), SHUT_RDWR);  // accept returns
   answers.join();
 }
 

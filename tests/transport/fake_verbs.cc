@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -26,6 +27,12 @@ class FakeQueuePair;
 
 // One thread moves all bytes, one read after the other. It and every call hold one mutex, so that what is
 // destroyed is used by nobody.
+// Of a queue or a key. No two fabrics have the same: a device that speaks to another network's must not find one of its own.
+uint32_t NextNumber() {
+  static std::atomic<uint32_t> next = 100;
+  return next++;
+}
+
 class FakeFabric {
  public:
   struct Region {
@@ -47,7 +54,6 @@ class FakeFabric {
   CondVar wake;
   std::map<uint32_t, Region> regions ABSL_GUARDED_BY(mu);
   std::map<uint32_t, FakeQueuePair*> pairs ABSL_GUARDED_BY(mu);
-  uint32_t next ABSL_GUARDED_BY(mu) = 100;
 
   // Null: the key does not permit it.
   char* At(uint32_t key, uint64_t offset, uint64_t length) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
@@ -153,7 +159,7 @@ class FakeQueuePair final : public VerbsQueuePair {
         depth_(depth),
         completions_(completions) {
     MutexLock lock(&fabric_->mu);
-    endpoint_.queue = fabric_->next++;
+    endpoint_.queue = NextNumber();
     endpoint_.ethernet = port.ethernet;
     endpoint_.gid = gid.gid;
     endpoint_.mtu_bytes = port.mtu_bytes;
@@ -268,7 +274,7 @@ class FakeDevice final : public VerbsDevice {
                           static_cast<off_t>(offset));
     if (at == MAP_FAILED) return ErrnoStatus(errno, "mmap");
     MutexLock lock(&fabric_->mu);
-    const uint32_t key = fabric_->next++;
+    const uint32_t key = NextNumber();
     fabric_->regions[key] = {static_cast<char*>(at), offset, length};
     return std::make_unique<FakeRegion>(fabric_, faults_, key);
   }
