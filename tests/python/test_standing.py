@@ -28,9 +28,9 @@ def model(step: int) -> dict[str, torch.Tensor]:
     }
 
 
-# Says "STEP WAY" of each version, once all of its bytes are those of that step.
+# Says "STEP WAY" of each version, once all its bytes are those of that step and its slab is mapped for good.
 CONSUMER = """
-    import sys, torch, cairn
+    import sys, time, torch, cairn
     from cairn import weights
 
     job, last = sys.argv[1], int(sys.argv[2])
@@ -42,6 +42,13 @@ CONSUMER = """
             assert torch.equal(tensors[f"layers.{i}.w"],
                                torch.full_like(tensors[f"layers.{i}.w"], expected)), version.step
         stats = version.stats
+        deadline = time.monotonic() + 3  # it is mapped in the background, but where it cannot be
+        while time.monotonic() < deadline:
+            with weights.stream(c, version.step, "cpu") as again:
+                dict(again)
+            if again.stats["way"] == "standing":
+                break
+            time.sleep(0.02)
         print(version.step, stats["way"].replace(", ", "+"), stats["read_again"], flush=True)
         if version.step == last:
             break
@@ -103,7 +110,6 @@ def follow_to(c: cairn.Connection, consumer: Consumer, steps: range) -> list[str
         version, way, read_again = consumer.line()
         assert (int(version), read_again) == (step, "0")
         ways.append(way)
-        time.sleep(0.2)  # the consumer registers meanwhile
     return ways
 
 
