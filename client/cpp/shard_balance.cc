@@ -38,11 +38,19 @@ std::vector<Turn> InTurn(absl::Span<const HeldShard> shards,
     const uint64_t late = shards[i].of_others ? uint64_t{1} << 63 : 0;
     turns.push_back({late | shards[i].holders.size(), shards[i].bytes, i});
   }
-  std::sort(turns.begin(), turns.end(), [&before](const Turn& a, const Turn& b) {
+  std::sort(turns.begin(), turns.end(), [](const Turn& a, const Turn& b) {
     if (a.late_and_holders != b.late_and_holders) return a.late_and_holders < b.late_and_holders;
-    if (a.bytes != b.bytes) return a.bytes > b.bytes;
-    return before(a.shard, b.shard);
+    return a.bytes > b.bytes;
   });
+  // Names are compared only where nothing else decides: to look at them costs the most.
+  for (auto begin = turns.begin(); begin != turns.end();) {
+    const auto end = std::find_if(begin, turns.end(), [&begin](const Turn& turn) {
+      return turn.late_and_holders != begin->late_and_holders || turn.bytes != begin->bytes;
+    });
+    std::sort(begin, end,
+              [&before](const Turn& a, const Turn& b) { return before(a.shard, b.shard); });
+    begin = end;
+  }
   return turns;
 }
 
