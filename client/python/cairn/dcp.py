@@ -45,7 +45,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from cairn import _native, distributed, paths, tensor_archives, torch_format
+from cairn import _native, distributed, paths, tensor_archives
 from cairn.checkpoint import Checkpoint
 from cairn.errors import Corrupt, FailedPrecondition, InvalidArgument
 
@@ -352,7 +352,7 @@ class Reader(StorageReader):
 
 def _tensor_in(piece: _native.Region, name: str) -> torch.Tensor:
     """A view of the tensor that lies there."""
-    saved = torch_format.decode(piece, map_location="cpu", weights_only=True, own_memory_bytes=0)
+    saved = tensor_archives.read_tensor(piece)
     if not isinstance(saved, torch.Tensor):
         raise Corrupt(f"{name}: a {type(saved).__name__} where a tensor was saved")
     return saved

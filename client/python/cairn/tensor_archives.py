@@ -7,6 +7,7 @@ asked once and the answer kept, so that a save of a model whose structure stays 
 from __future__ import annotations
 
 import collections
+import sys
 import threading
 from typing import Any, NamedTuple
 
@@ -117,3 +118,80 @@ def _of_any(obj: Any) -> Archived:
     return Archived(
         (archive, [(where, length) for _, where, length in payload.records]), payload.keep
     )
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+
+class _Shape(NamedTuple):
+    """What a pickle says of a plain tensor over the one storage of its archive."""
+
+    dtype: Any
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int  # in elements
+
+
+_shapes: collections.OrderedDict[bytes, _Shape] = collections.OrderedDict()
+_MOST_PICKLE = 4096  # bytes: a plain tensor's has a few hundred
+
+
+def read_tensor(region: _native.Region) -> Any:
+    """What torch.load(weights_only=True) returns for the archive that `region` holds; of a plain tensor a
+    view of the region. A pickle that was read once is not read again: equal ones mean equal dtype, shape and
+    strides.
+
+    Raises:
+      as torch.load.
+    """
+    torch = torch_format._torch()
+    records = {name: (at, length) for name, at, length in _native.zip_directory(region)}
+    folder = next(iter(records), "").split("/")[0]
+    storage = records.get(f"{folder}/data/0")
+    pickled = _pickle_of(region, records, folder)
+    if storage is None or pickled is None or f"{folder}/data/1" in records:
+        return _load(region)
+    with _mutex:
+        shape = _shapes.get(pickled)
+        if shape is not None:
+            _shapes.move_to_end(pickled)
+    if shape is None:
+        tensor = _load(region)
+        if type(tensor) is torch.Tensor and tensor.layout == torch.strided:
+            _note(pickled, tensor)
+        return tensor
+    at, length = storage
+    if length == 0:
+        return torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype)
+    raw = torch.frombuffer(region, dtype=torch.uint8, count=length, offset=at).view(shape.dtype)
+    return raw.as_strided(shape.size, shape.stride, shape.offset)
+
+
+def _pickle_of(
+    region: _native.Region, records: dict[str, tuple[int, int]], folder: str
+) -> bytes | None:
+    """The archive's pickle, if it is one that can be kept: short, and of this machine's byte order."""
+    at, length = records.get(f"{folder}/data.pkl", (0, 0))
+    if not 0 < length <= _MOST_PICKLE:
+        return None
+    view = memoryview(region)
+    order, bytes_ = records.get(f"{folder}/byteorder", (0, 0))
+    if bytes(view[order : order + bytes_]) != sys.byteorder.encode():
+        return None
+    return bytes(view[at : at + length])
+
+
+def _note(pickled: bytes, tensor: Any) -> None:
+    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.requires_grad:
+        return
+    shape = _Shape(
+        tensor.dtype, tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset()
+    )
+    with _mutex:
+        _shapes[pickled] = shape
+        while len(_shapes) > _KEPT:
+            _shapes.popitem(last=False)
+
+
+def _load(region: _native.Region) -> Any:
+    return torch_format.decode(region, map_location="cpu", weights_only=True, own_memory_bytes=0)
