@@ -234,3 +234,14 @@ def test_what_does_not_fit_is_named(ranks: Any, sizes: Any, says: str) -> None:
 def test_what_is_no_number_or_cannot_be_compared_is_a_type_error(ranks: Any, sizes: Any) -> None:
     with pytest.raises(TypeError):
         distribute_shards(ranks, sizes, 2)
+
+
+def test_of_an_old_torch_dcp_says_what_it_needs() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.__version__.startswith("1."):
+        with pytest.raises(ImportError, match="needs PyTorch 2"):
+            import cairn.dcp
+    else:
+        import cairn.dcp
+
+        assert cairn.dcp.Writer is not None

@@ -24,6 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+
+if int(torch.__version__.split(".")[0]) < 2:
+    raise ImportError(f"cairn.dcp needs PyTorch 2, and this is {torch.__version__}")
+
 import torch.distributed.checkpoint as stock
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
