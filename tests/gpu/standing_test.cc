@@ -477,7 +477,8 @@ TEST(StandingFaults, WhatIsWantedBackWhileItIsRegisteredIsGivenUp) {
     slab.WantBack();
   });
   while (!asks) std::this_thread::yield();
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it waits for what hangs, and nothing shows that
+  std::this_thread::sleep_for(
+      std::chrono::milliseconds(300));  // it waits for what hangs, and nothing shows that
   faulty.faults->Clear();
   node.join();
   faulty.streamer.standing()->Settle();

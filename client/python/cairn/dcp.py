@@ -30,12 +30,7 @@ if int(torch.__version__.split(".")[0]) < 2:
 
 import torch.distributed.checkpoint as stock
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import (
     LoadItemType,
     LoadPlan,
@@ -51,6 +46,7 @@ from torch.futures import Future
 
 from cairn import _native, distributed, paths, tensor_archives
 from cairn.checkpoint import Checkpoint
+from cairn.comparing_planner import ComparingPlanner
 from cairn.errors import Corrupt, FailedPrecondition, InvalidArgument
 
 if TYPE_CHECKING:
@@ -60,7 +56,6 @@ if TYPE_CHECKING:
 
 METADATA = ".metadata"
 LATEST = "latest"
-_MOST_SAID = 8  # names, of each kind of difference
 
 __all__ = ["Reader", "Writer", "async_save", "load", "save"]
 
@@ -362,53 +357,6 @@ def _tensor_in(piece: _native.Region, name: str) -> torch.Tensor:
     return saved
 
 
-class _ComparingPlanner(stock.DefaultLoadPlanner):
-    """Stock's, which says of a checkpoint of another model all that differs, not only the first name, and
-    does not load a tensor into one of another dtype."""
-
-    def create_local_plan(self) -> LoadPlan:
-        try:
-            plan = super().create_local_plan()
-        except (RuntimeError, ValueError) as error:
-            differences = self._differences()
-            if not differences:
-                raise
-            raise InvalidArgument(_in_words(differences)) from error
-        differences = self._differences()
-        if differences:
-            raise InvalidArgument(
-                f"{_in_words(differences)}; planner=DefaultLoadPlanner() converts dtypes"
-            )
-        return plan
-
-    def _differences(self) -> dict[str, list[str]]:
-        assert self.metadata is not None
-        saved = self.metadata.state_dict_metadata
-        found: dict[str, list[str]] = {}
-        for name, value in self.state_dict.items():
-            if name not in saved:
-                found.setdefault("not in the checkpoint", []).append(repr(name))
-                continue
-            of = saved[name]
-            if not isinstance(value, torch.Tensor) or not isinstance(of, TensorStorageMetadata):
-                continue
-            if of.size != value.size():
-                text = f"{name!r} saved as {tuple(of.size)}, wanted as {tuple(value.size())}"
-                found.setdefault("of another shape", []).append(text)
-            elif of.properties.dtype != value.dtype:
-                text = f"{name!r} saved as {of.properties.dtype}, wanted as {value.dtype}"
-                found.setdefault("of another dtype", []).append(text)
-        return found
-
-
-def _in_words(differences: dict[str, list[str]]) -> str:
-    parts = []
-    for what, which in differences.items():
-        more = f" and {len(which) - _MOST_SAID} more" if len(which) > _MOST_SAID else ""
-        parts.append(f"{len(which)} {what}: {', '.join(which[:_MOST_SAID])}{more}")
-    return f"state_dict: the checkpoint is of another model: {'; '.join(parts)}"
-
-
 def _checkpoint(connection: Connection, job: str, step: int) -> Checkpoint:
     """A complete one. NO_STEP: the latest."""
     if step == _native.NO_STEP:
@@ -518,7 +466,7 @@ def load(
     stock.load(
         state_dict,
         storage_reader=Reader(connection, found),
-        planner=_ComparingPlanner() if planner is None else planner,
+        planner=ComparingPlanner() if planner is None else planner,
         process_group=process_group,
         no_dist=alone,
     )
