@@ -259,6 +259,10 @@ Status Link::Join(Connection* connection, MonotonicNanos deadline) {
         }
       }
       if (state_->attachment != known) continue;  // another thread has said hello: join what it got
+      // A call of the thread that waits at the daemon may begin when the session has just ended.
+      if (state_->closing || state_->closed) {
+        return absl::FailedPreconditionError("this session is closed");
+      }
       state_->greeting = true;
     }
     const Status status = Hello(connection, deadline);
