@@ -127,7 +127,7 @@ Status Link::Call(absl::string_view what, MonotonicNanos deadline, Body body,
           body(client, current);
         });
         if (!(*connection)->broken()) {
-          if (absl::IsUnavailable(failure) && !asked_anew && !Closing() &&
+          if (absl::IsUnavailable(failure) && !asked_anew &&
               SessionEnded(connection->get(), *current, deadline)) {
             asked_anew = true;
             Discard(*std::move(connection));
@@ -259,7 +259,7 @@ Status Link::Join(Connection* connection, MonotonicNanos deadline) {
         }
       }
       if (state_->attachment != known) continue;  // another thread has said hello: join what it got
-      // A call of the thread that waits at the daemon may begin when the session has just ended.
+      // What waits at the daemon is answered when the session ends, and what begins then finds it ended.
       if (state_->closing || state_->closed) {
         return absl::FailedPreconditionError("this session is closed");
       }
@@ -361,12 +361,6 @@ void Link::Release(const std::shared_ptr<Attachment>& attachment, LeaseId lease)
     FlushReleases(connection.get(), attachment.get());
   }
   GiveBack(std::move(connection));
-}
-
-// What waits at the daemon is answered when the session ends, and must not begin another one.
-bool Link::Closing() const {
-  MutexLock lock(&state_->mu);
-  return state_->closing;
 }
 
 void Link::FlushReleases(Connection* connection, Attachment* attachment) {

@@ -108,7 +108,6 @@ class Link : public std::enable_shared_from_this<Link> {
   bool SessionEnded(Connection* connection, const Attachment& attachment, MonotonicNanos deadline);
   Status Join(Connection* connection, MonotonicNanos deadline);
   Status Hello(Connection* connection, MonotonicNanos deadline);
-  bool Closing() const;
   void FlushReleases(Connection* connection, Attachment* attachment);
   void SweepStrays(Attachment* attachment);
 

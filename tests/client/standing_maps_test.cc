@@ -131,16 +131,20 @@ TEST_F(StandingMapsTest, ASessionThatClosesWithoutADaemonDoesNotWaitForEach) {
 
 // Bug: a goodbye said that no device has what this process could not give up.
 TEST_F(StandingMapsTest, WhatASessionThatClosesCannotGiveUpIsNotUsedAnew) {
-  Keeper keeper;
-  const auto reader = Reader();
-  auto object = SaveAndOpen(reader.get(), 1);
-  Must(keeper.Keep(object->standing()));
-  keeper.Leak();
-  object.reset();
-  reader->Close();
-  Until([&] { return Counter("slabs_condemned") == 1; });
-  Until([&] { return Readers() == 0; });  // though its process lives
-  keeper.Free();
+  // In some of them the call of the thread that waits at the daemon begins when the session has just ended: it
+  // began another one, and that one stayed.
+  for (int round = 1; round <= 20; ++round) {
+    Keeper keeper;
+    const auto reader = Reader();
+    auto object = SaveAndOpen(reader.get(), round);
+    Must(keeper.Keep(object->standing()));
+    keeper.Leak();
+    object.reset();
+    reader->Close();
+    Until([&] { return Counter("slabs_condemned") == round; });
+    Until([&] { return Readers() == 0; });  // though its process lives
+    keeper.Free();
+  }
 }
 
 // Bug: the call that waited at the daemon was answered when the session ended, and began another.

@@ -188,11 +188,14 @@ def version_after_version(c: cairn.Connection, device: torch.device) -> None:
         with stream(c, step, device) as s:
             came = dict(s)["w"]
             assert bool((came == step).all()), f"version {step}"
-        ways.update(str(s.stats["way"]).split("+"))
-        time.sleep(0.3)
-    print(
-        f"    ways: {', '.join(sorted(ways))}; {s.stats.get('standing_because') or 'nothing refused'}"
-    )
+        ways.update(str(s.stats["way"]).split(", "))
+    print(f"    ways: {', '.join(sorted(ways))}")
+    deadline = time.monotonic() + 20  # slabs are registered in the background
+    while s.stats["way"] != "standing":
+        assert time.monotonic() < deadline, f"no standing mapping: {s.stats['standing_because']}"
+        time.sleep(0.1)
+        with stream(c, 12, device) as s:
+            assert bool((dict(s)["w"] == 12).all())
 
 
 def a_device_that_is_not_there(c: cairn.Connection, device: torch.device) -> None:

@@ -117,6 +117,16 @@ class RpcServer : public NodeFixture {
   }
 
   // The error that `call` throws; code 0 when it throws none.
+  // Object "model" of step 1 of "job", mapped.
+  static wire::OpenRequest OpenOfStep1() {
+    wire::OpenRequest open;
+    open.checkpoint.__set_job("job");
+    open.checkpoint.__set_step(1);
+    open.__set_name("model");
+    open.__set_mode(wire::OpenMode::MAP);
+    open.__set_timeout_ms(10'000);
+    return open;
+  }
   template <typename F>
   static wire::Error ErrorOf(F call) {
     wire::Error none;
@@ -691,12 +701,7 @@ TEST_F(RpcServer, SessionsOfOneUserTogetherLeaveOnlyAShareOfDescriptorsLying) {
   RawClient writer(Socket());
   writer.Begin("job", 7, 0, 1);
   writer.Save(1, "model", "x");
-  wire::OpenRequest open;
-  open.checkpoint.__set_job("job");
-  open.checkpoint.__set_step(1);
-  open.__set_name("model");
-  open.__set_mode(wire::OpenMode::MAP);
-  open.__set_timeout_ms(10'000);
+  const wire::OpenRequest open = OpenOfStep1();
   std::vector<std::unique_ptr<RawClient>> readers;
   std::vector<std::pair<RawClient*, LeaseId>> lying;
   wire::Error refused;
@@ -731,12 +736,7 @@ TEST_F(RpcServer, AReaderThatTakesNoDescriptorsIsSentNoMore) {
   writer.Save(1, "model", "x");
   RawClient reader(Socket());
   reader.Begin("job", 0, -1, 0);
-  wire::OpenRequest open;
-  open.checkpoint.__set_job("job");
-  open.checkpoint.__set_step(1);
-  open.__set_name("model");
-  open.__set_mode(wire::OpenMode::MAP);
-  open.__set_timeout_ms(10'000);
+  const wire::OpenRequest open = OpenOfStep1();
   wire::OpenReply opened;
   int taken = 0;
   const wire::Error refused = ErrorOf([&] {

@@ -294,6 +294,66 @@ def test_a_failure_while_writing_leaves_the_step_absent(c: cairn.Connection) -> 
     assert c.checkpoint(2).revision == 1  # the failed one was the first
 
 
+class Interrupts(stock.DefaultSavePlanner):
+    """Does something once, when the third tensor is about to be written."""
+
+    def __init__(self, what: Any) -> None:
+        super().__init__()
+        self.what = what
+        self.resolved = 0
+
+    def resolve_data(self, item: Any) -> Any:
+        self.resolved += 1
+        if self.resolved == 3:
+            self.what()
+        return super().resolve_data(item)
+
+
+def test_a_daemon_that_is_killed_while_a_save_is_written_costs_nothing(
+    c: cairn.Connection, node: Node
+) -> None:
+    save(c, model(1), 1)
+    state = model(2)
+    cairn.dcp.save(state, c, 2, planner=Interrupts(node.kill_daemon))
+    into = blank(model(3))
+    assert cairn.dcp.load(into, c).step == 2
+    assert_same(into, state)
+
+
+def test_a_daemon_that_is_killed_before_the_metadata_is_written_costs_nothing(
+    c: cairn.Connection, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(c, model(1), 1)
+    state, finish = model(2), Writer.finish
+
+    def killed_before(self: Writer, *arguments: Any, **more: Any) -> None:
+        node.kill_daemon()
+        finish(self, *arguments, **more)
+
+    monkeypatch.setattr(Writer, "finish", killed_before)
+    save(c, state, 2)
+    into = blank(model(3))
+    assert cairn.dcp.load(into, c).step == 2
+    assert_same(into, state)
+
+
+def test_memory_that_is_full_fails_the_save_and_leaves_the_one_before() -> None:
+    node = Node(budget=64 * MIB, storage=False).start()
+    try:
+        with cairn.connect(job="full", rank=0, world_size=1, socket=node.socket, timeout=2) as c:
+            state = {"w": torch.arange(5 << 20, dtype=torch.int32)}
+            save(c, state, 1)
+            with pytest.raises(CheckpointException, match="memory: .* MiB wanted"):
+                save(c, {"w": torch.zeros(16 << 20, dtype=torch.int32)}, 2)
+            into = {"w": torch.zeros(5 << 20, dtype=torch.int32)}
+            assert cairn.dcp.load(into, c).step == 1
+            assert into["w"].equal(state["w"])
+            save(c, state, 3)
+            assert c.latest().step == 3
+    finally:
+        node.remove()
+
+
 def test_a_step_without_metadata_and_foreign_metadata_are_named(c: cairn.Connection) -> None:
     with c.step(1) as s:
         s.save(b"x", "other")

@@ -23,7 +23,7 @@ starts no thread, installs no signal handler and needs neither torch nor numpy.
 
 from __future__ import annotations
 
-from cairn import distributed, gpu, weights
+from cairn import distributed, gpu, planning, weights
 from cairn.api import connect, current, exists, latest, load, ls, save, status
 from cairn.checkpoint import Checkpoint
 from cairn.connection import VERSION as __version__
@@ -80,6 +80,7 @@ __all__ = [
     "latest",
     "load",
     "ls",
+    "planning",
     "save",
     "status",
     "weights",

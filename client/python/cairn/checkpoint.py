@@ -7,7 +7,14 @@ import difflib
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cairn import info, paths
-from cairn.errors import Corrupt, Error, FailedPrecondition, MissingObject, NotFound
+from cairn.errors import (
+    Corrupt,
+    Error,
+    FailedPrecondition,
+    MissingObject,
+    NotFound,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from cairn import _native
@@ -140,8 +147,12 @@ class Checkpoint:
                 region = handle.map()
                 handle.verify()
                 return region
+            except NotFound as error:
+                # Of something that was open: no reason to begin from nothing.
+                lost = Unavailable(f"{name} was lost while it was read: {error}")
             finally:
                 handle.close()  # the mapping keeps the lease by itself
+            raise lost
         raise missing
 
     def names(self) -> list[str]:

@@ -550,7 +550,7 @@ class Connection:
         if not facts["complete"] or (facts["abandoned"] and not attempt):
             why = f": {found['why']}" if found["why"] else ""
             raise NotFound(f"step {step} of job {of} is not complete{why}")
-        resident = facts["resident"]
+        elsewhere = "storage" if facts["persisted"] else "peer"
         return Checkpoint(
             job=of,
             step=found["step"],
@@ -558,7 +558,7 @@ class Connection:
             revision=found["revision"],
             world_size=found["world_size"],
             digest=found["digest"],
-            source="memory" if resident else "storage",
+            source="memory" if facts["resident"] else elsewhere,
             _connection=self,
         )
 

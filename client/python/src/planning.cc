@@ -3,6 +3,7 @@
 #include <endian.h>
 
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,7 +19,7 @@ namespace {
 
 using client::HeldShard;
 
-// Borrowed references all: the dictionaries hold them.
+// Borrowed references all: copies of the dictionaries hold them, whatever an __index__ or a comparison does.
 struct Named {
   PyObject* id = nullptr;
   PyObject* ranks = nullptr;
@@ -134,6 +135,9 @@ void AddHolders(int32_t num_ranks, Named* shard, std::vector<int32_t>* holders) 
   shard->holders_begin = holders->size();
   shard->holders = static_cast<size_t>(PySequence_Fast_GET_SIZE(items.ptr()));
   for (size_t i = 0; i < shard->holders; ++i) {
+    if (PySequence_Fast_GET_SIZE(items.ptr()) <= static_cast<Py_ssize_t>(i)) {
+      throw std::runtime_error("shard_to_ranks: a list has become shorter");
+    }
     PyObject* const item = PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i));
     const int64_t rank = IntegerOf(item, "shard_to_ranks", shard->id);
     if (rank >= num_ranks) {
@@ -198,8 +202,15 @@ py::dict Owners(const std::vector<Named>& named, const std::vector<client::Shard
   return owners;
 }
 
-py::dict DistributeShards(const py::dict& shard_to_ranks, const py::dict& shard_to_size,
-                          int32_t num_ranks, const py::object& of_others) {
+py::dict CopyOf(const py::dict& dict) {
+  auto copy = py::reinterpret_steal<py::dict>(PyDict_Copy(dict.ptr()));
+  if (!copy) throw py::error_already_set();
+  return copy;
+}
+
+py::dict DistributeShards(const py::dict& ranks_of, const py::dict& sizes_of, int32_t num_ranks,
+                          const py::object& of_others) {
+  const py::dict shard_to_ranks = CopyOf(ranks_of), shard_to_size = CopyOf(sizes_of);
   std::vector<Named> named;
   named.reserve(shard_to_ranks.size());
   Sizes sizes(shard_to_size);
