@@ -202,6 +202,33 @@ def test_any_ids_that_can_be_compared(ids: list[Any]) -> None:
     assert list(owners.values()) == [i % 2 for i in range(len(ids))]
 
 
+def test_ids_and_numbers_that_empty_the_dictionaries_are_survived() -> None:
+    """They are held while code of theirs runs."""
+    ranks: dict[Any, Any] = {}
+    sizes: dict[Any, Any] = {}
+
+    class Empties(Named):
+        def __lt__(self, other: Named) -> bool:
+            ranks.clear()
+            sizes.clear()
+            return self.number < other.number
+
+    class One:
+        def __index__(self) -> int:
+            ranks.clear()
+            sizes.clear()
+            return 1
+
+    for i in range(100):
+        ranks[Empties(i)] = [0, 1]
+        sizes[list(ranks)[i]] = 8
+    assert len(distribute_shards(ranks, sizes, 2)) == 100
+    ranks.update({(f"w{i}", (i,)): [0, One() if i == 50 else 1] for i in range(100)})
+    sizes.update({shard: 8 + i for i, shard in enumerate(ranks)})
+    assert len(distribute_shards(ranks, sizes, 2)) == 100
+    assert not ranks
+
+
 # --- bad input ---------------------------------------------------------------------------------------
 
 

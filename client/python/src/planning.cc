@@ -2,6 +2,7 @@
 
 #include <endian.h>
 
+#include <array>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -19,7 +20,7 @@ namespace {
 
 using client::HeldShard;
 
-// Borrowed references all: copies of the dictionaries hold them, whatever an __index__ or a comparison does.
+// Borrowed references all: the dictionaries hold them (Held).
 struct Named {
   PyObject* id = nullptr;
   PyObject* ranks = nullptr;
@@ -28,6 +29,25 @@ struct Named {
   size_t holders = 0;
   uint64_t bytes = 0;
   bool of_others = false;
+};
+
+// Keeps the objects of two dictionaries alive while code of Python's runs that could take them out: from the
+// first time on that some is about to run, for it costs a fifth of the whole.
+class Held {
+ public:
+  Held(const py::dict& first, const py::dict& second) : dicts_{first, second} {}
+
+  void Now() {
+    if (std::exchange(held_, true)) return;
+    for (py::dict& dict : dicts_) {
+      dict = py::reinterpret_steal<py::dict>(PyDict_Copy(dict.ptr()));
+      if (!dict) throw py::error_already_set();
+    }
+  }
+
+ private:
+  std::array<py::dict, 2> dicts_;
+  bool held_ = false;
 };
 
 std::string Shown(PyObject* id) { return py::repr(py::handle(id)).cast<std::string>(); }
@@ -75,12 +95,14 @@ bool AppendKey(PyObject* id, int depth, std::string* key) {
 // Orders ids as Python's `<` does. Raises what that raises.
 class IdOrder {
  public:
-  explicit IdOrder(const std::vector<Named>* shards) : shards_(shards), keys_(shards->size()) {}
+  IdOrder(const std::vector<Named>* shards, Held* objects)
+      : shards_(shards), objects_(objects), keys_(shards->size()) {}
 
   bool Before(uint32_t a, uint32_t b) {
     const Key& key_a = KeyOf(a);
     const Key& key_b = KeyOf(b);
     if (key_a.usable && key_b.usable) return Text(key_a) < Text(key_b);
+    objects_->Now();
     const int less = PyObject_RichCompareBool((*shards_)[a].id, (*shards_)[b].id, Py_LT);
     if (less < 0) throw py::error_already_set();
     return less != 0;
@@ -110,6 +132,7 @@ class IdOrder {
   }
 
   const std::vector<Named>* const shards_;
+  Held* const objects_;
   std::vector<Key> keys_;
   std::string text_;  // of all keys
 };
@@ -117,8 +140,9 @@ class IdOrder {
 // --- what the dictionaries say ----------------------------------------------------------------------
 
 // A size or a rank: an int that fits, of the shard that an error names.
-int64_t IntegerOf(PyObject* value, const char* what, PyObject* id) {
-  int overflow = 0;  // of what is no int, it takes __index__
+int64_t IntegerOf(PyObject* value, const char* what, PyObject* id, Held* objects) {
+  if (!PyLong_Check(value)) objects->Now();  // it takes __index__
+  int overflow = 0;
   const int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
   if (number == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
   if (overflow != 0 || number < 0) {
@@ -128,7 +152,7 @@ int64_t IntegerOf(PyObject* value, const char* what, PyObject* id) {
   return number;
 }
 
-void AddHolders(int32_t num_ranks, Named* shard, std::vector<int32_t>* holders) {
+void AddHolders(int32_t num_ranks, Named* shard, std::vector<int32_t>* holders, Held* objects) {
   const py::object items = py::reinterpret_steal<py::object>(
       PySequence_Fast(shard->ranks, "shard_to_ranks: not a sequence"));
   if (!items) throw py::error_already_set();
@@ -139,7 +163,7 @@ void AddHolders(int32_t num_ranks, Named* shard, std::vector<int32_t>* holders) 
       throw std::runtime_error("shard_to_ranks: a list has become shorter");
     }
     PyObject* const item = PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i));
-    const int64_t rank = IntegerOf(item, "shard_to_ranks", shard->id);
+    const int64_t rank = IntegerOf(item, "shard_to_ranks", shard->id, objects);
     if (rank >= num_ranks) {
       Raise(absl::InvalidArgumentError(absl::StrCat("shard_to_ranks: rank ", rank, " of shard ",
                                                     Shown(shard->id), " is not in 0 … ",
@@ -202,15 +226,9 @@ py::dict Owners(const std::vector<Named>& named, const std::vector<client::Shard
   return owners;
 }
 
-py::dict CopyOf(const py::dict& dict) {
-  auto copy = py::reinterpret_steal<py::dict>(PyDict_Copy(dict.ptr()));
-  if (!copy) throw py::error_already_set();
-  return copy;
-}
-
-py::dict DistributeShards(const py::dict& ranks_of, const py::dict& sizes_of, int32_t num_ranks,
-                          const py::object& of_others) {
-  const py::dict shard_to_ranks = CopyOf(ranks_of), shard_to_size = CopyOf(sizes_of);
+py::dict DistributeShards(const py::dict& shard_to_ranks, const py::dict& shard_to_size,
+                          int32_t num_ranks, const py::object& of_others) {
+  Held objects(shard_to_ranks, shard_to_size);
   std::vector<Named> named;
   named.reserve(shard_to_ranks.size());
   Sizes sizes(shard_to_size);
@@ -221,7 +239,9 @@ py::dict DistributeShards(const py::dict& ranks_of, const py::dict& sizes_of, in
   }
   std::vector<int32_t> holders;
   holders.reserve(4 * named.size());
+  // Ids of other kinds may have a __hash__ or an __eq__ of their own.
   const bool any_of_others = of_others && !of_others.is_none() && py::len(of_others) > 0;
+  if (any_of_others) objects.Now();
   for (size_t i = 0; i < named.size(); ++i) {
     if (i + 2 * kAhead < named.size()) {
       __builtin_prefetch(named[i + 2 * kAhead].ranks);
@@ -229,8 +249,8 @@ py::dict DistributeShards(const py::dict& ranks_of, const py::dict& sizes_of, in
       PrefetchItems(named[i + kAhead].ranks);
     }
     Named& shard = named[i];
-    AddHolders(num_ranks, &shard, &holders);
-    shard.bytes = static_cast<uint64_t>(IntegerOf(shard.size, "shard_to_size", shard.id));
+    AddHolders(num_ranks, &shard, &holders, &objects);
+    shard.bytes = static_cast<uint64_t>(IntegerOf(shard.size, "shard_to_size", shard.id, &objects));
     shard.of_others = any_of_others && of_others.contains(py::handle(shard.id));
   }
   std::vector<HeldShard> held;
@@ -240,7 +260,7 @@ py::dict DistributeShards(const py::dict& ranks_of, const py::dict& sizes_of, in
                     absl::MakeConstSpan(holders).subspan(shard.holders_begin, shard.holders),
                     shard.of_others});
   }
-  IdOrder order(&named);
+  IdOrder order(&named, &objects);
   auto given = client::BalanceShards(
       held, num_ranks, [&order](uint32_t a, uint32_t b) { return order.Before(a, b); });
   if (!given.ok()) Raise(given.status());
