@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <memory>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "client/cpp/copy_engine.h"
 #include "client/cpp/process.h"
@@ -14,6 +17,13 @@
 namespace cairn::gpu {
 namespace {
 constexpr size_t kMostRefused = 1024;
+
+void KeepForLife(std::unique_ptr<client::StandingMapping> mapping) {
+  static auto* const mutex = new Mutex;
+  static auto* const kept = new std::vector<std::unique_ptr<client::StandingMapping>>;
+  MutexLock lock(mutex);
+  kept->push_back(std::move(mapping));
+}
 }  // namespace
 
 // --- one slab
@@ -130,7 +140,7 @@ void StandingSlab::GiveBack(Held held) {
   for (size_t i = 0; free && i < held.registered.size(); ++i) {
     free = device_->Unregister(held.registered[i]).ok();
   }
-  if (!free) (void)held.mapping.release();
+  if (!free) KeepForLife(std::move(held.mapping));
 }
 
 bool StandingSlab::ready() const {

@@ -443,13 +443,15 @@ void Sessions::CompleteAttach(SessionId session, const std::shared_ptr<Channel>&
   if (status.ok()) {
     status = SendMessage(channel->socket.get(), Encode(FdAttached{}), {channel->progress.get()},
                          MSG_DONTWAIT);
+    if (status.ok()) return;
+    LOG(WARNING) << "session " << session << ": " << status;
   } else {
+    // The client is told that the log says why: it is there by then.
+    LOG(WARNING) << "session " << session << ": " << status;
     // Best effort: the channel closes either way.
     SendMessage(channel->socket.get(), Encode(FdAttached{status.code()}), {}, MSG_DONTWAIT)
         .IgnoreError();
   }
-  if (status.ok()) return;
-  LOG(WARNING) << "session " << session << ": " << status;
   EndByItself(session, "its fd channel could not be set up");
 }
 
