@@ -303,7 +303,7 @@ void Populate(char* from, char* to) {
 }
 
 Status CopyObjects(CopyThreads* threads, absl::Span<const CopyTask> tasks, ProgressPage* progress,
-                   std::vector<Written>* results) {
+                   std::vector<Written>* results, const std::atomic<bool>* beside) {
   std::vector<ObjectCopy> copies;
   copies.reserve(tasks.size());
   std::vector<DevicePieces> devices;
@@ -331,7 +331,7 @@ Status CopyObjects(CopyThreads* threads, absl::Span<const CopyTask> tasks, Progr
     if (first.ok()) first = status;
     failed = true;
   };
-  threads->Run(devices.size() + units.size(), run);
+  threads->Run(devices.size() + units.size(), run, beside);
   CAIRN_RETURN_IF_ERROR(first);
   results->assign(tasks.size(), Written());
   for (size_t i = 0; i < tasks.size(); ++i) {

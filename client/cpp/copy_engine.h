@@ -7,6 +7,7 @@
 // what lies on a device, which brings it, with its checksums, beside the other threads' copies.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -44,9 +45,9 @@ struct Written {
   std::vector<std::pair<uint64_t, uint64_t>> covered;
 };
 
-// Copies all tasks; `results` are parallel to them. `progress` may be null.
+// Copies all tasks; `results` are parallel to them. `progress` and `beside` (CopyThreads::Run) may be null.
 Status CopyObjects(CopyThreads* threads, absl::Span<const CopyTask> tasks, ProgressPage* progress,
-                   std::vector<Written>* results);
+                   std::vector<Written>* results, const std::atomic<bool>* beside = nullptr);
 
 // For clients without descriptors: the object's bytes in order, in pieces of at most kBlockBytes,
 // each handed to `send(offset, bytes)`.

@@ -10,8 +10,10 @@
 namespace cairn::client {
 namespace {
 
-void Work(std::atomic<size_t>* next, size_t count, absl::FunctionRef<void(size_t)> work) {
-  for (;;) {
+// Until nothing is left to start, or `*beside` holds no longer.
+void Work(std::atomic<size_t>* next, size_t count, absl::FunctionRef<void(size_t)> work,
+          const std::atomic<bool>* beside = nullptr) {
+  while (beside == nullptr || beside->load(std::memory_order_relaxed)) {
     const size_t i = next->fetch_add(1, std::memory_order_relaxed);
     if (i >= count) return;
     work(i);
@@ -53,8 +55,11 @@ void CopyThreads::StartLocked() {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void CopyThreads::Run(size_t count, absl::FunctionRef<void(size_t)> work) {
+void CopyThreads::Run(size_t count, absl::FunctionRef<void(size_t)> work,
+                      const std::atomic<bool>* beside) {
   Job job = {count, work};
+  if (beside != nullptr) Work(&job.next, count, work, beside);
+  if (job.next.load(std::memory_order_relaxed) >= count) return;
   if (threads_ == 1 || count <= 1 || pid_ != getpid()) {
     Work(&job.next, count, work);
     return;

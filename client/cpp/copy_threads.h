@@ -25,7 +25,9 @@ class CopyThreads {
 
   // Runs work(0) … work(count-1), each once, in ascending order of start, on this thread and the
   // helpers; returns when all have ended. `work` must not throw.
-  void Run(size_t count, absl::FunctionRef<void(size_t)> work);
+  // While `*beside` holds (null: it does not) the helpers stay out of it: this thread works alone.
+  void Run(size_t count, absl::FunctionRef<void(size_t)> work,
+           const std::atomic<bool>* beside = nullptr);
 
  private:
   struct Job {

@@ -123,14 +123,17 @@ class StepWriter {
   // kZipAlignment bytes longer than its plan needs, by a gap before its directory.
   virtual StatusOr<std::vector<PiecePlace>> WritePieces(const std::string& name, ObjectKind kind,
                                                         absl::Span<const Piece> pieces) = 0;
-  // Several raw objects at once: one create call for any number of small ones, one per 64 of 1 MiB
-  // and more.
+  // Several objects at once: one create call for any number of small ones, one per 64 of 1 MiB and more.
   struct Item {
     std::string name;
     ObjectKind kind = ObjectKind::kRaw;
     std::vector<Source> sources;
+    const ZipPlan* plan = nullptr;  // as of WriteZip, whose records the sources then are
   };
   virtual Status WriteMany(absl::Span<const Item> items) = 0;
+  // While `*beside` holds, the thread that writes copies by itself, beside what the process does; afterwards, and with
+  // null, with all the session's threads.
+  virtual void CopyBeside(const std::atomic<bool>* beside) = 0;
 
   // Seals everything and commits this writer's manifest, in one call.
   virtual StatusOr<CommitResult> Commit(const std::map<std::string, std::string>& notes) = 0;

@@ -113,7 +113,14 @@ Status StepWriterImpl::WriteMany(absl::Span<const Item> items) {
     objects.reserve(items.size());
     for (const Item& item : items) {
       CAIRN_RETURN_IF_ERROR(Annotate(ValidateLength(item.sources), item.name));
-      objects.push_back({item.name, item.kind, ObjectLayout::Raw(item.sources), nullptr, {}});
+      if (item.plan == nullptr) {
+        objects.push_back({item.name, item.kind, ObjectLayout::Raw(item.sources), nullptr, {}});
+        continue;
+      }
+      StatusOr<ObjectLayout> layout =
+          ObjectLayout::Zip(item.plan, item.sources, item.plan->MinimumLength());
+      if (!layout.ok()) return Annotate(layout.status(), item.name);
+      objects.push_back({item.name, item.kind, *std::move(layout), item.plan, item.sources});
     }
     return objects.empty() ? absl::OkStatus() : Add(std::move(objects));
   });
@@ -306,7 +313,7 @@ Status StepWriterImpl::CopyIntoSlabs(std::vector<Pending>* objects,
     // later finds the rest as in a new mapping.
     tasks.push_back({&object.layout, slab->data() + extent.offset, slab->TakeUnpopulated()});
   }
-  return CopyObjects(link_->copy_threads(), tasks, attachment_->progress(), written);
+  return CopyObjects(link_->copy_threads(), tasks, attachment_->progress(), written, beside_);
 }
 
 Status StepWriterImpl::SendInChunks(const std::vector<Pending>& objects,

@@ -1,6 +1,7 @@
 // StepWriter over a Link: create, copy, and one commit that seals everything.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <set>
@@ -34,11 +35,12 @@ class StepWriterImpl : public StepWriter {
   StatusOr<std::vector<PiecePlace>> WritePieces(const std::string& name, ObjectKind kind,
                                                 absl::Span<const Piece> pieces) override;
   Status WriteMany(absl::Span<const Item> items) override;
+  void CopyBeside(const std::atomic<bool>* beside) override { beside_ = beside; }
   StatusOr<CommitResult> Commit(const std::map<std::string, std::string>& notes) override;
   Status Abort() override;
   Step step() const override { return identity_.step; }
   Revision revision() const override { return identity_.revision; }
-  uint64_t bytes_written() const override { return bytes_written_; }
+  uint64_t bytes_written() const override { return bytes_written_.load(std::memory_order_relaxed); }
 
  private:
   struct Pending {
@@ -84,7 +86,8 @@ class StepWriterImpl : public StepWriter {
   std::shared_ptr<Attachment> attachment_;
   std::vector<wire::SealedObject> seals_;
   std::set<std::string> names_;
-  uint64_t bytes_written_ = 0;
+  std::atomic<uint64_t> bytes_written_{0};
+  const std::atomic<bool>* beside_ = nullptr;
   Status failure_;  // an object may be half written: nothing can be committed any more
   bool done_ = false;
 };

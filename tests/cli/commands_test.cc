@@ -106,6 +106,7 @@ class FakeWriter : public client::StepWriter {
     world_->calls.push_back("commit");
     return client::CommitResult{"d1", true};
   }
+  void CopyBeside(const std::atomic<bool>*) override {}
   Status Abort() override {
     world_->calls.push_back("abort");
     return absl::OkStatus();

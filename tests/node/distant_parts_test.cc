@@ -183,13 +183,13 @@ TEST(DistantParts, WithoutASourceItIsUnavailable) {
 
 TEST(DistantParts, AGrantThatEndedUnusedIsAskedForAnew) {
   const Part part({size_t{kBlockBytes}});
-  Owner owner(1, part, {.without_progress = 50 * kNanosPerMilli});
+  Owner owner(1, part, {.without_progress = 500 * kNanosPerMilli});
   Distance d;
   d.neighbours.owners = {{1, &owner}};
   const auto object = d.Open(part, {1});
   owner.events.Next<engine::event::GrantEnded>();
   ExpectAll(object, part.objects[0]);
-  // More than two where this machine is slow: a grant lasts 50 ms here.
+  // More than two where this machine is slow: a grant lasts half a second here.
   EXPECT_GE(owner.granted, 2u);
 }
 

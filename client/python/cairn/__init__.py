@@ -45,6 +45,7 @@ from cairn.errors import (
     Unavailable,
 )
 from cairn.info import CheckpointInfo, Facts, JobPolicy, Latest, Listing, ObjectInfo
+from cairn.overlap import Saving
 from cairn.step import Step
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "ObjectInfo",
     "PermissionDenied",
     "Removed",
+    "Saving",
     "Step",
     "Superseded",
     "Timeout",

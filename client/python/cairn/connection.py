@@ -30,6 +30,7 @@ from cairn.errors import (
     Unavailable,
 )
 from cairn.notices import WARN_AGAIN_AFTER_S, Repeated, callers_level, log
+from cairn.overlap import Saving, Savings
 from cairn.step import Step, encode
 
 VERSION = _native.VERSION
@@ -95,6 +96,7 @@ class Connection:
         # Since the last step that was saved, if any was not: when that was, and how many there are.
         self._not_saved: tuple[float, int] | None = None
         self.failures: dict[str, int] = {}
+        self._savings = Savings(self._note_failure)
 
     # --- the session -----------------------------------------------------------------------------------
 
@@ -144,12 +146,17 @@ class Connection:
         return os.getpid(), session.socket, self._options.job
 
     def close(self) -> None:
-        """Ends the session: unfinished steps are dropped. Tensors that were loaded stay valid. Closing
-        twice is closing once."""
-        self._closed = True
-        native, self._native = self._native, None
-        if native is not None:
-            native.close()
+        """Ends the session: unfinished steps are dropped, but what `save_async` began is finished first.
+        Tensors that were loaded stay valid. Closing twice is closing once."""
+        try:
+            if not self._closed:
+                self._savings.wait()
+                self._savings.settle()
+        finally:
+            self._closed = True
+            native, self._native = self._native, None
+            if native is not None:
+                native.close()
 
     def __enter__(self) -> Connection:
         return self
@@ -260,6 +267,70 @@ class Connection:
             notes=dict(notes or {}),
             describe=lambda: self._describe_writer(alone=writers == 1 or self.world_size == 1),
         )
+
+    def save_async(
+        self,
+        step: int,
+        objects: Mapping[str, Any],
+        *,
+        overlap: Any = None,
+        busy: str = "wait",
+        writers: int | None = None,
+        strict: bool = False,
+        notes: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Saving:
+        """Saves a step, this writer's part, and commits it in the background. It returns when the objects are
+        copied; with `overlap` before that, and the copy runs during the next forward and backward:
+
+            c.save_async(n, {"model.pt": model.state_dict(), "optim.pt": optimizer.state_dict()},
+                         overlap=optimizer)
+
+        What only the optimizer's step changes is then copied later, and that step waits for the copy by
+        itself. All else (buffers, random numbers, an average of the weights) is copied before this returns.
+        Where no torch.optim.Optimizer changes the tensors, and before torch 2, call `fence` before they
+        change. A tensor that changed all the same before its copy had ended makes the save fail, by name.
+
+        One save goes on at a time. Of one that failed the next `save_async`, `fence` or `close` tells, in the
+        way of `step`: with a warning, or raising.
+
+        Args:
+          objects: by name, as for `Step.save`.
+          overlap: an optimizer, or several, or the tensors themselves.
+          busy: while the save before goes on: "wait", or "skip" this one. In a torch.distributed group of
+              the connection's size "skip" is a collective: all ranks skip, or none.
+          step, writers, strict, notes, timeout: as `step`'s.
+
+        Raises:
+          as `step`; ValueError also for `overlap` and `busy`.
+        """
+        number = _step_number(step)
+
+        def make_part() -> Step:
+            part = self.step(number, writers, True, notes=notes, timeout=timeout)
+            part._note_failure = lambda *_: None  # told later, in the thread that saves
+            return part
+
+        def any_rank(busy_here: bool) -> bool:
+            alone = writers == 1 or self.world_size == 1
+            return busy_here if alone else distributed.any_of(busy_here, self.world_size)
+
+        return self._savings.begin(
+            number,
+            objects,
+            make_part,
+            overlap=overlap,
+            busy=busy,
+            strict=strict,
+            any_rank=any_rank,
+        )
+
+    def fence(self, timeout: float | None = None) -> bool:
+        """Waits until what `save_async` saves is copied, so that it may change; whether it is, within
+        `timeout` seconds (None: however long). Tells of a save that failed, as `save_async` does."""
+        staged = self._savings.wait_staged(timeout)
+        self._savings.settle()
+        return staged
 
     def _begin_step(self, step: int, writers: int | None, timeout: float) -> _native.Step:
         session = self._writing_session()

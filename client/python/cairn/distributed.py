@@ -24,6 +24,25 @@ def group_rank() -> int:
     return cast(int, sys.modules["torch.distributed"].get_rank())
 
 
+# The group of ranks that `any_of` asks, of its own so that a training loop's collectives are not mixed up
+# with it, and the default group that it was made in.
+_own_group: tuple[Any, Any] | None = None
+
+
+def any_of(mine: bool, size: int) -> bool:
+    """Whether it holds on any rank of the default group, if that has `size` ranks; a collective. Otherwise
+    `mine`."""
+    global _own_group
+    if size <= 1 or group_size() != size:
+        return mine
+    torch, dist = sys.modules["torch"], sys.modules["torch.distributed"]
+    if _own_group is None or _own_group[0] is not dist.group.WORLD:
+        _own_group = dist.group.WORLD, dist.new_group(backend="gloo")
+    flag = torch.tensor([int(mine)])
+    dist.all_reduce(flag, dist.ReduceOp.MAX, group=_own_group[1])
+    return bool(flag.item())
+
+
 def _must_be_same(same: dict[str, Any]) -> None:
     """Raises on every rank, or on none: each of them sees what all have."""
     dist = sys.modules["torch.distributed"]

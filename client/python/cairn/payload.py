@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import io
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from cairn import _native
+from cairn import _native
+
+_SMALL = 64 << 10  # of a snapshot: not worth pages of its own
 
 # Where bytes are: an address, of the host's memory or of a device's, kept valid by the payload's `keep`, an
 # object with contiguous bytes, or (descriptor, offset) of an open file.
@@ -15,6 +17,19 @@ Where: TypeAlias = "int | bytes | bytearray | memoryview | tuple[int, int] | _na
 
 # Part of an object that has many: an archive, with what its records are, or None and the bytes themselves.
 Piece: TypeAlias = "tuple[_native.Archive | None, list[tuple[Where, int]]]"
+
+# An object among those that are written together: name, kind, and as a piece.
+Object: TypeAlias = "tuple[str, str, _native.Archive | None, list[tuple[Where, int]]]"
+
+
+def snapshot(address: int, length: int) -> Where:
+    """A copy of the bytes that are there now."""
+    if length <= _SMALL:
+        return ctypes.string_at(address, length)
+    region = _native.Region(length)
+    view = memoryview(region)
+    ctypes.memmove(ctypes.addressof(ctypes.c_char.from_buffer(view)), address, length)
+    return view
 
 
 class StepWriter(Protocol):
@@ -41,6 +56,29 @@ class Payload:
         else:
             assert self.sources is not None
             writer.write(name, self.kind, self.sources)
+
+    def as_object(self, name: str) -> Object:
+        """For _native.Step.write_later."""
+        if self.records is None:
+            assert self.sources is not None
+            return name, self.kind, None, self.sources
+        archive = _native.Archive([(path, length) for path, _, length in self.records])
+        return name, self.kind, archive, [(where, length) for _, where, length in self.records]
+
+    def copy_what_may_change(self) -> None:
+        """Of sources that are the caller's own memory."""
+        self.sources = [
+            (where if isinstance(where, bytes) else _copy_of(where, length), length)
+            for where, length in self.sources or []
+        ]
+        self.keep = None
+
+
+def _copy_of(where: Where, length: int) -> Where:
+    if isinstance(where, int):
+        return snapshot(where, length) if length else b""
+    assert isinstance(where, (bytearray, memoryview))
+    return bytes(where)
 
 
 class RegionFile(io.RawIOBase):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cairn import numpy_format, paths, torch_format
 from cairn.errors import Error, FailedPrecondition, is_callers_own
-from cairn.payload import Payload, Piece
+from cairn.payload import Object, Payload, Piece
 
 if TYPE_CHECKING:
     from cairn import _native
@@ -149,6 +149,17 @@ class Step:
             payload.write_to(self._writer, name)
         except Error as error:
             self._failed(error)
+
+    def _write_later(self, objects: list[Object]) -> _native.Writing | None:
+        """Begins to write them in the background; None once the step has failed. Whoever waits for it tells
+        `_failed` what it raises."""
+        if self._writer is None:
+            return None
+        try:
+            return self._writer.write_later(objects)
+        except Error as error:
+            self._failed(error)
+            return None
 
     def _write_pieces(self, name: str, kind: str, pieces: list[Piece]) -> list[tuple[int, int]]:
         """Writes one object of many pieces, and returns where in it each lies, as (offset, bytes); nothing

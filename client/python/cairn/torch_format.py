@@ -19,10 +19,11 @@ import pickle
 import sys
 import threading
 import zipfile
+from collections.abc import Container
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cairn import device_memory
+from cairn import device_memory, payload
 from cairn.errors import Corrupt
 from cairn.payload import Payload, RegionFile, Where
 
@@ -86,6 +87,12 @@ class _OnDevice:
         self.storage = storage
         self.where = where
 
+    def clone(self) -> _OnDevice:
+        copy = self.storage.clone()
+        where = device_memory.source(copy.device, copy.data_ptr())
+        assert where is not None
+        return _OnDevice(copy, where)
+
     def nbytes(self) -> int:
         return int(self.storage.nbytes())
 
@@ -102,10 +109,14 @@ class _DeviceAddress(int):
 class _Collector:
     """Looks like torch's zip writer; notes records instead of writing them."""
 
-    def __init__(self) -> None:
+    def __init__(self, stays: Container[int] | None) -> None:
         self.records: list[tuple[str, Where, int]] = []
         self.keep: list[Any] = []
         self.addresses_only = False
+        self._stays = stays
+
+    def _may_change(self, address: int) -> bool:
+        return self._stays is not None and address not in self._stays
 
     def write_record(self, name: str, data: Any, size: int) -> None:
         if name == ".format_version":
@@ -124,17 +135,22 @@ class _Collector:
                 raise _Unfit(f"a record of {size} bytes, given {len(where)}")
         elif isinstance(data, (_OnDevice, _DeviceAddress)):
             there = data if isinstance(data, _OnDevice) else data.of
+            if size and self._may_change(there.storage.data_ptr()):
+                there = there.clone()
             where = there.where if size else 0
             self.keep.append(there.storage)
         elif isinstance(data, int):
             # Before 2.3 torch passes only the address of a storage that its own frame keeps alive.
-            where = data
+            where = payload.snapshot(data, size) if size and self._may_change(data) else data
             self.addresses_only = True
         else:
             if data.device.type != "cpu" or data.nbytes() < size:
                 raise _Unfit(f"a storage on {data.device}")
             where = data.data_ptr() if size else 0
-            self.keep.append(data)
+            if size and self._may_change(data.data_ptr()):
+                where = payload.snapshot(data.data_ptr(), size)
+            else:
+                self.keep.append(data)
         self.records.append((f"{ARCHIVE}/{name}", where, size))
 
 
@@ -206,10 +222,15 @@ def _serialization_id(records: list[tuple[str, Where, int]]) -> bytes:
 
 
 def _collect(
-    torch: Any, obj: Any, pickle_module: Any, pickle_protocol: int, disable_byteorder: bool
+    torch: Any,
+    obj: Any,
+    pickle_module: Any,
+    pickle_protocol: int,
+    disable_byteorder: bool,
+    stays: Container[int] | None,
 ) -> Payload:
     save = torch.serialization._save
-    collector = _Collector()
+    collector = _Collector(stays)
     arguments = [obj, collector, _keeping(pickle_module), pickle_protocol]
     if len(inspect.signature(save).parameters) > len(arguments):
         arguments.append(disable_byteorder)
@@ -237,10 +258,12 @@ def encode(
     pickle_protocol: int = DEFAULT_PROTOCOL,
     _use_new_zipfile_serialization: bool = True,
     _disable_byteorder_record: bool = False,
+    stays: Container[int] | None = None,
 ) -> Payload:
     """What torch.save would write, as records that point at the storages' own memory.
 
-    Arguments are torch.save's. The storages must not change before the payload is written.
+    Arguments are torch.save's. The storages must not change before the payload is written; with `stays` only
+    those at these addresses must not, and the others are copied now.
 
     Raises:
       whatever torch.save raises for this object; ImportError without torch.
@@ -251,7 +274,9 @@ def encode(
         check_dill(pickle_module)
     if _use_new_zipfile_serialization:
         try:
-            return _collect(torch, obj, pickle_module, pickle_protocol, _disable_byteorder_record)
+            return _collect(
+                torch, obj, pickle_module, pickle_protocol, _disable_byteorder_record, stays
+            )
         except (_Unfit, AttributeError, TypeError):
             pass  # torch.save below succeeds, or raises what it always raises
     arguments: dict[str, Any] = {"_use_new_zipfile_serialization": _use_new_zipfile_serialization}

@@ -17,12 +17,12 @@
 #include "client/python/src/call.h"
 #include "client/python/src/memory.h"
 #include "client/python/src/planning.h"
+#include "client/python/src/step.h"
 #include "client/python/src/values.h"
 #include "client/python/src/weights.h"
 #include "common/keys.h"
 #include "common/status.h"
 #include "common/version.h"
-#include "common/zip.h"
 
 namespace cairn::python {
 namespace {
@@ -30,110 +30,6 @@ namespace {
 using client::ConnectOptions;
 using client::OpenObject;
 using client::Session;
-using client::StepWriter;
-
-// One writer's part of one step. Destroying it uncommitted aborts it, in libcairn.
-class PyStep {
- public:
-  explicit PyStep(std::unique_ptr<StepWriter> writer) : writer_(std::move(writer)) {}
-  PyStep(PyStep&&) = default;
-  PyStep& operator=(PyStep&&) = default;
-  ~PyStep() { Drop(); }
-
-  // Ends it without a word about how: a daemon that does not answer is not waited for twice.
-  void Drop() {
-    if (writer_ == nullptr) return;
-    const py::gil_scoped_release released;  // an abort is an RPC
-    writer_.reset();
-  }
-
-  void Write(const std::string& name, const std::string& kind, const py::sequence& sources) {
-    const ObjectKind object_kind = KindArgument(kind);
-    Sources held;
-    for (const py::handle pair : sources) {
-      const auto source = py::cast<py::tuple>(pair);
-      held.Add(source[0], source[1].cast<uint64_t>());
-    }
-    StepWriter* const writer = get();
-    Call([&] { return writer->Write(name, object_kind, held.span()); });
-  }
-
-  // records: (path in the archive, where, length) each.
-  void WriteZip(const std::string& name, const std::string& kind, const py::sequence& records) {
-    const ObjectKind object_kind = KindArgument(kind);
-    Sources held;
-    std::vector<ZipRecord> layout;
-    layout.reserve(records.size());
-    for (const py::handle item : records) {
-      const auto record = py::cast<py::tuple>(item);
-      const auto length = record[2].cast<uint64_t>();
-      layout.push_back({record[0].cast<std::string>(), length});
-      held.Add(record[1], length);
-    }
-    StepWriter* const writer = get();
-    Call([&]() -> Status {
-      CAIRN_ASSIGN_OR_RETURN(const ZipPlan plan, ZipPlan::Make(std::move(layout)));
-      return writer->WriteZip(name, object_kind, plan, held.span());
-    });
-  }
-
-  // pieces: (archive or None, its records' or its own (where, length)) each. Returns their (offset, length).
-  std::vector<std::pair<uint64_t, uint64_t>> WritePieces(const std::string& name,
-                                                         const std::string& kind,
-                                                         const py::sequence& pieces) {
-    const ObjectKind object_kind = KindArgument(kind);
-    Sources held;
-    std::vector<std::pair<const ZipPlan*, size_t>> planned;  // and how many sources
-    planned.reserve(pieces.size());
-    std::vector<py::object> archives;  // whose plans are used
-    for (const py::handle item : pieces) {
-      const auto piece = py::cast<py::tuple>(item);
-      const auto sources = py::cast<py::sequence>(piece[1]);
-      archives.push_back(piece[0]);
-      planned.emplace_back(piece[0].is_none() ? nullptr : piece[0].cast<const ZipPlan*>(),
-                           sources.size());
-      for (const py::handle source : sources) {
-        const auto pair = py::cast<py::tuple>(source);
-        held.Add(pair[0], pair[1].cast<uint64_t>());
-      }
-    }
-    StepWriter* const writer = get();
-    const std::vector<client::PiecePlace> places = Call([&] {
-      std::vector<client::Piece> list;
-      list.reserve(planned.size());
-      absl::Span<const client::Source> left = held.span();
-      for (const auto& [plan, sources] : planned) {
-        list.push_back({plan, left.subspan(0, sources)});
-        left.remove_prefix(sources);
-      }
-      return writer->WritePieces(name, object_kind, list);
-    });
-    std::vector<std::pair<uint64_t, uint64_t>> found;
-    found.reserve(places.size());
-    for (const auto& [offset, length] : places) found.emplace_back(offset, length);
-    return found;
-  }
-
-  py::tuple Commit(const std::map<std::string, std::string>& notes) {
-    StepWriter* const writer = get();
-    const client::CommitResult result = Call([&] { return writer->Commit(notes); });
-    return py::make_tuple(result.digest, result.complete);
-  }
-  void Abort() {
-    StepWriter* const writer = get();
-    Call([&] { return writer->Abort(); });
-  }
-  Revision revision() const { return get()->revision(); }
-  uint64_t bytes_written() const { return writer_ == nullptr ? 0 : writer_->bytes_written(); }
-
- private:
-  StepWriter* get() const {
-    if (writer_ == nullptr) Raise(absl::FailedPreconditionError("this step has been dropped"));
-    return writer_.get();
-  }
-
-  std::unique_ptr<StepWriter> writer_;
-};
 
 class PyObjectHandle {
  public:
@@ -363,28 +259,6 @@ void DefineRegion(py::module_& module) {
       .def("slice", &SliceOf, arg("offset"), arg("length"));
   py::class_<OnDevice>(module, "OnDevice")
       .def(py::init<int, uint64_t, uintptr_t>(), arg("device"), arg("address"), arg("stream"));
-}
-
-ZipPlan MakeArchive(const std::vector<std::pair<std::string, uint64_t>>& records) {
-  std::vector<ZipRecord> list;
-  list.reserve(records.size());
-  for (const auto& [name, length] : records) list.push_back({name, length});
-  return Call([&] { return ZipPlan::Make(std::move(list)); });
-}
-
-void DefineStep(py::module_& module) {
-  py::class_<ZipPlan>(module, "Archive")
-      .def(py::init(&MakeArchive), arg("records"))
-      .def_property_readonly("minimum_length", &ZipPlan::MinimumLength);
-  py::class_<PyStep>(module, "Step")
-      .def("write", &PyStep::Write, arg("name"), arg("kind"), arg("sources"))
-      .def("write_zip", &PyStep::WriteZip, arg("name"), arg("kind"), arg("records"))
-      .def("write_pieces", &PyStep::WritePieces, arg("name"), arg("kind"), arg("pieces"))
-      .def("commit", &PyStep::Commit, arg("notes"))
-      .def("abort", &PyStep::Abort)
-      .def("drop", &PyStep::Drop)
-      .def_property_readonly("revision", &PyStep::revision)
-      .def_property_readonly("bytes_written", &PyStep::bytes_written);
 }
 
 void DefineOpenObject(py::module_& module) {

@@ -1,0 +1,301 @@
+"""Saves that go on while the training does: what `save_async` copies when, and how its failures are told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cairn
+import pytest
+import torch
+from node import MIB, Node
+
+
+@pytest.fixture
+def c(node: Node, job: str) -> Iterator[cairn.Connection]:
+    with cairn.connect(job) as connection:
+        assert connection.attempt  # chosen while the daemon answers
+        yield connection
+
+
+@contextmanager
+def standing_still(node: Node) -> Iterator[None]:
+    """The daemon answers nothing, so that a save that began has copied nothing."""
+    pid = node.daemon_pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+class Training:
+    """A model with parameters and a buffer, and its optimizer."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(7)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 8)
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.forward_and_backward()
+        self.optimizer.step()
+
+    def forward_and_backward(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(16, 64)).square().mean().backward()
+
+    def state(self) -> dict[str, Any]:
+        return {"model.pt": self.model.state_dict(), "optim.pt": self.optimizer.state_dict()}
+
+
+def copied(obj: Any) -> Any:
+    if isinstance(obj, torch.Tensor):
+        return obj.clone()
+    if isinstance(obj, dict):
+        return {key: copied(value) for key, value in obj.items()}
+    return [copied(value) for value in obj] if isinstance(obj, list) else obj
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+def assert_saved(c: cairn.Connection, step: int, expected: dict[str, Any]) -> None:
+    for name, obj in expected.items():
+        assert same(c.load(f"{step}/{name}", weights_only=False), obj), name
+
+
+def test_a_save_that_returns_when_it_is_copied(c: cairn.Connection) -> None:
+    training = Training()
+    expected = copied(training.state())
+    saving = c.save_async(1, training.state())
+    assert saving.staged
+    training.forward_and_backward()
+    training.optimizer.step()
+    assert saving.wait(30) and saving.ok and saving.complete and saving.error is None
+    assert saving.bytes_copied >= saving.bytes > 0
+    assert_saved(c, 1, expected)
+    assert "complete" in repr(saving)
+
+
+def test_a_save_that_goes_on_until_the_optimizers_step(node: Node, c: cairn.Connection) -> None:
+    """What the forward changes is as it was when the save began; what the step changes waits for it."""
+    training = Training()
+    c.save_async(0, training.state(), overlap=training.optimizer).wait(30)
+    expected = copied(training.state())
+    ended: list[bool] = []
+    with standing_still(node):
+        saving = c.save_async(1, training.state(), overlap=training.optimizer)
+        assert not saving.staged and not saving.done
+        training.forward_and_backward()  # changes the BatchNorm's buffers
+        assert not same(expected["model.pt"], training.model.state_dict())
+
+        def step() -> None:
+            if not hasattr(training.optimizer, "register_step_pre_hook"):  # before torch 2
+                c.fence()
+            training.optimizer.step()
+            ended.append(True)
+
+        stepping = threading.Thread(target=step)
+        stepping.start()
+        time.sleep(0.3)
+        assert not ended  # the step waits for the copy
+    stepping.join(30)
+    assert ended and saving.staged
+    assert saving.wait(30) and saving.ok
+    assert_saved(c, 1, expected)
+    assert c.latest().step == 1
+
+
+def test_fence_waits_for_the_copy(node: Node, c: cairn.Connection) -> None:
+    weights = torch.arange(1000.0)
+    with standing_still(node):
+        saving = c.save_async(1, {"w.pt": weights}, overlap=[weights])
+        assert not c.fence(timeout=0.1)
+    assert c.fence() and saving.staged
+    weights += 1
+    assert saving.wait(30) and saving.ok
+    assert torch.equal(c.load("1/w.pt"), torch.arange(1000.0))
+
+
+def test_a_tensor_that_changed_without_a_fence_is_named_and_nothing_is_saved(
+    node: Node, c: cairn.Connection
+) -> None:
+    state = {"layer": {"weight": torch.zeros(1000), "bias": torch.zeros(10)}}
+    tensors = list(state["layer"].values())
+    c.save_async(1, {"m.pt": state}, overlap=tensors).wait(30)
+    with standing_still(node):
+        saving = c.save_async(2, {"m.pt": state}, overlap=tensors)
+        state["layer"]["weight"] += 1
+    assert saving.wait(30)
+    with pytest.raises(cairn.FailedPrecondition, match="m.pt: layer.weight; call fence"):
+        c.save_async(3, {"m.pt": state}, overlap=tensors)
+    assert c.latest().step == 1  # promise 1: nothing torn ever counts
+    with pytest.raises(cairn.NotFound):
+        c.load("2/m.pt")
+    assert c.save_async(3, {"m.pt": state}, overlap=tensors).wait(30)  # told once
+    assert torch.equal(c.load("3/m.pt")["layer"]["weight"], torch.ones(1000))
+
+
+def test_an_optimizer_that_steps_past_its_hook_is_found_out(
+    node: Node, c: cairn.Connection
+) -> None:
+    training = Training()
+    with standing_still(node):
+        saving = c.save_async(1, training.state(), overlap=training.optimizer)
+        with torch.no_grad():
+            for parameter in training.model.parameters():
+                parameter.mul_(2)
+    assert saving.wait(30) and not saving.ok
+    with pytest.raises(cairn.FailedPrecondition, match="0.weight, m.*3 more"):
+        c.fence()
+
+
+def test_what_is_not_the_optimizers_is_copied_at_once(node: Node, c: cairn.Connection) -> None:
+    weights, average = torch.zeros(100_000), torch.zeros(100_000)
+    array, raw = bytearray(b"abc"), memoryview(bytearray(b"xyz"))
+    with standing_still(node):
+        saving = c.save_async(
+            1,
+            {"s.pt": {"w": weights, "ema": average}, "raw": array, "view": raw},
+            overlap=[weights],
+        )
+        average += 1
+        array[0] = raw[0] = 0
+    assert saving.wait(30) and saving.ok, saving.error
+    assert not c.load("1/s.pt")["ema"].any()
+    assert bytes(c.load("1/raw")) == b"abc" and bytes(c.load("1/view")) == b"xyz"
+
+
+def test_a_tensor_without_a_version_is_copied_at_once(node: Node, c: cairn.Connection) -> None:
+    with torch.inference_mode():
+        tensor = torch.zeros(100)
+    with standing_still(node):
+        saving = c.save_async(1, {"t.pt": [tensor]}, overlap=[tensor])
+        with torch.inference_mode():
+            tensor += 1
+    assert saving.wait(30) and saving.ok, saving.error
+    assert not c.load("1/t.pt")[0].any()
+
+
+def test_a_failure_reaches_the_loop_at_its_next_call(job: str) -> None:
+    """Without `strict` as a warning, like `step`'s, and the training goes on."""
+    node = Node(budget=64 * MIB).start()
+    try:
+        with cairn.connect(job, socket=node.socket, timeout=2) as c:
+            big = torch.zeros(100 * MIB, dtype=torch.uint8)
+            saving = c.save_async(1, {"big.pt": big}, overlap=[big])
+            assert saving.wait(30) and isinstance(saving.error, cairn.Full)
+            with pytest.warns(cairn.CairnWarning, match="step 1 .* was not saved"):
+                assert c.fence()
+            assert c.failures == {"Full": 1}
+            assert c.save_async(2, {"small.pt": 1}).wait(30)
+            assert c.latest().step == 2
+            strict = c.save_async(3, {"big.pt": big}, overlap=[big], strict=True)
+            assert strict.wait(30)
+            with pytest.raises(cairn.Full):
+                c.fence()
+            with pytest.raises(cairn.Full):
+                c.save_async(4, {"big.pt": big}, strict=True)
+    finally:
+        node.remove()
+
+
+def test_skip_leaves_out_a_step_while_the_one_before_goes_on(
+    node: Node, c: cairn.Connection
+) -> None:
+    weights = torch.zeros(1000)
+    with standing_still(node):
+        first = c.save_async(1, {"w.pt": weights}, overlap=[weights])
+        second = c.save_async(2, {"w.pt": weights}, overlap=[weights], busy="skip")
+        assert second.skipped and second.done and not second.ok and "skipped" in repr(second)
+    assert first.wait(30) and first.ok
+    assert not c.save_async(3, {"w.pt": weights}, overlap=[weights], busy="skip").skipped
+    assert c.fence()
+    c.close()
+
+
+def test_a_daemon_that_dies_during_the_copy_fails_that_save_at_most(job: str) -> None:
+    node = Node().start()
+    try:
+        with cairn.connect(job, socket=node.socket) as c, warnings.catch_warnings():
+            warnings.simplefilter("ignore", cairn.CairnWarning)
+            weights = torch.zeros(40 * MIB, dtype=torch.uint8)
+            c.save_async(1, {"w.pt": weights}).wait(30)
+            for step in (2, 3):
+                saving = c.save_async(step, {"w.pt": weights}, overlap=[weights])
+                node.kill_daemon()
+                assert saving.wait(60)
+                c.fence()
+                assert c.latest().step == step if saving.ok else c.latest().step < step
+            last = c.save_async(9, {"w.pt": weights})
+            assert last.wait(60) and last.ok and c.latest().step == 9
+    finally:
+        node.remove()
+
+
+def test_close_finishes_what_goes_on(node: Node, job: str) -> None:
+    weights = torch.arange(10 * MIB, dtype=torch.uint8)
+    with cairn.connect(job) as c:
+        saving = c.save_async(1, {"w.pt": weights}, overlap=[weights])
+    assert saving.done and saving.ok
+    with cairn.connect(job) as again:
+        assert torch.equal(again.load("1/w.pt"), weights)
+
+
+def test_a_forked_child_waits_for_nothing(node: Node, c: cairn.Connection) -> None:
+    weights = torch.zeros(1000)
+    with standing_still(node):
+        saving = c.save_async(1, {"w.pt": weights}, overlap=[weights])
+        child = os.fork()
+        if child == 0:
+            saving.wait()
+            c.fence()
+            os._exit(0)
+        deadline = time.monotonic() + 20
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+                pytest.fail("the child waits for its parent's save")
+            time.sleep(0.01)
+    assert saving.wait(30) and saving.ok
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ({"overlap": 3}, "overlap"),
+        ({"overlap": ["w"]}, "overlap: str"),
+        ({"busy": "hope"}, "busy: 'hope'"),
+        ({"objects": {"a/../b": 1}}, "name"),
+        ({"step": -1}, "step: -1"),
+        ({"writers": 3}, "writers: 3"),
+    ],
+)
+def test_bad_input_names_the_field(
+    c: cairn.Connection, arguments: dict[str, Any], says: str
+) -> None:
+    given = {"step": 1, "objects": {"w.pt": 1}, **arguments}
+    with pytest.raises((ValueError, TypeError), match=says):
+        c.save_async(**given)
+    assert c.save_async(1, {"w.pt": 1}).wait(30)
+
+
+def test_objects_that_cannot_be_pickled_fail_at_once(c: cairn.Connection) -> None:
+    with pytest.raises(Exception, match="pickle"):
+        c.save_async(1, {"f.pt": lambda: None})
+    assert c.save_async(1, {"w.pt": 1}).wait(30)
+    assert c.load("1/w.pt") == 1
