@@ -94,11 +94,14 @@ ORDER = [
     "apply/snapshot",
     "apply/describe",
     "home",
+    "async_return",
     "plan/megatron",
     "plan/python",
+    "overlap",
 ]
 OF_RINGS = ("replicated", "save_replicating", "recover", "multi_source")
 OF_USERS = ("sessions", "neighbour")
+OF_SAVES = ("async_return", "overlap")
 OF_STREAMS = ("stream_host", "stream_ring", "stream_many", "stream_slices", "pipeline")
 
 
@@ -121,6 +124,7 @@ def programs() -> list[tuple[list[str], list[str]]]:
                         "catalog",
                         *OF_USERS,
                         *OF_RINGS,
+                        *OF_SAVES,
                         *OF_STREAMS,
                     )
                 )
@@ -133,6 +137,10 @@ def programs() -> list[tuple[list[str], list[str]]]:
         (
             [python, str(ROOT / "tests" / "bench" / "torch_bench.py")],
             [name for name in ORDER if name.startswith("torch")],
+        ),
+        (
+            [python, str(ROOT / "tests" / "bench" / "overlap_bench.py")],
+            [name for name in ORDER if name.startswith(OF_SAVES)],
         ),
         (
             [python, str(ROOT / "tests" / "bench" / "plan_bench.py")],

@@ -19,7 +19,7 @@ import cairn
 import kinds
 import pytest
 import torch
-from cairn import _native, torch_format
+from cairn import _native, kept_archives, torch_format
 
 
 class Fresh:
@@ -255,6 +255,7 @@ def test_a_torch_that_saves_otherwise_falls_back_to_torch_save(
         stock(obj, zip_file, *rest)
 
     monkeypatch.setattr(torch.serialization, "_save", other)
+    kept_archives.forget()
     obj = kinds.make("nested")
     writer = saved(obj)
     assert not writer.fast

@@ -49,6 +49,7 @@ class Payload:
     sources: list[tuple[Where, int]] | None = None
     records: list[tuple[str, Where, int]] | None = None
     keep: Any = None  # what the addresses point into
+    archive: _native.Archive | None = None  # of the records, if it is there already
 
     def write_to(self, writer: StepWriter, name: str) -> None:
         if self.records is not None:
@@ -62,7 +63,9 @@ class Payload:
         if self.records is None:
             assert self.sources is not None
             return name, self.kind, None, self.sources
-        archive = _native.Archive([(path, length) for path, _, length in self.records])
+        archive = self.archive
+        if archive is None:
+            archive = _native.Archive([(path, length) for path, _, length in self.records])
         return name, self.kind, archive, [(where, length) for _, where, length in self.records]
 
     def copy_what_may_change(self) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Container
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cairn import device_memory, payload
+from cairn import device_memory, kept_archives, payload
 from cairn.errors import Corrupt
 from cairn.payload import Payload, RegionFile, Where
 
@@ -111,6 +111,7 @@ class _Collector:
 
     def __init__(self, stays: Container[int] | None) -> None:
         self.records: list[tuple[str, Where, int]] = []
+        self.addresses: list[int | None] = []  # parallel to the records: of the storage that one is
         self.keep: list[Any] = []
         self.addresses_only = False
         self._stays = stays
@@ -126,6 +127,7 @@ class _Collector:
         if name == ".storage_alignment" and data != ALIGNMENT:
             raise _Unfit(f"records aligned to {data} bytes")
         where: Where
+        address = None
         if isinstance(data, str):
             where = data.encode()
             size = len(where)
@@ -135,23 +137,27 @@ class _Collector:
                 raise _Unfit(f"a record of {size} bytes, given {len(where)}")
         elif isinstance(data, (_OnDevice, _DeviceAddress)):
             there = data if isinstance(data, _OnDevice) else data.of
-            if size and self._may_change(there.storage.data_ptr()):
+            address = there.storage.data_ptr()
+            if size and self._may_change(address):
                 there = there.clone()
             where = there.where if size else 0
             self.keep.append(there.storage)
         elif isinstance(data, int):
             # Before 2.3 torch passes only the address of a storage that its own frame keeps alive.
+            address = data
             where = payload.snapshot(data, size) if size and self._may_change(data) else data
             self.addresses_only = True
         else:
             if data.device.type != "cpu" or data.nbytes() < size:
                 raise _Unfit(f"a storage on {data.device}")
-            where = data.data_ptr() if size else 0
-            if size and self._may_change(data.data_ptr()):
-                where = payload.snapshot(data.data_ptr(), size)
+            address = data.data_ptr()
+            where = address if size else 0
+            if size and self._may_change(address):
+                where = payload.snapshot(address, size)
             else:
                 self.keep.append(data)
         self.records.append((f"{ARCHIVE}/{name}", where, size))
+        self.addresses.append(address)
 
 
 # The picklers of the save that this thread is in.
@@ -228,7 +234,8 @@ def _collect(
     pickle_protocol: int,
     disable_byteorder: bool,
     stays: Container[int] | None,
-) -> Payload:
+) -> tuple[Payload, list[int | None]]:
+    """The payload, and of its records the addresses of the storages that they are."""
     save = torch.serialization._save
     collector = _Collector(stays)
     arguments = [obj, collector, _keeping(pickle_module), pickle_protocol]
@@ -249,7 +256,37 @@ def _collect(
     if tail.serialization_id:
         identity = _serialization_id(records)
         records.append((f"{ARCHIVE}/.data/serialization_id", identity, len(identity)))
-    return Payload("torch", records=records, keep=(collector.keep, picklers))
+    written = Payload("torch", records=records, keep=(collector.keep, picklers))
+    return written, collector.addresses + [None] * (len(records) - len(collector.addresses))
+
+
+def _encode_plainly(torch: Any, obj: Any, stays: Container[int] | None) -> Payload:
+    """With the default arguments: without torch, where it wrote the same structure before."""
+
+    def place(storage: Any, address: int) -> tuple[Where, Any] | None:
+        may_change = stays is not None and address not in stays
+        if storage.device.type == "cpu":
+            if may_change:
+                return payload.snapshot(address, storage.nbytes()), None
+            return address, storage
+        if may_change:
+            storage = storage.clone()
+        where = device_memory.source(storage.device, storage.data_ptr())
+        return None if where is None else (where, storage)
+
+    structure = kept_archives.Structure(torch, obj)
+    found = kept_archives.find(structure, place)
+    if found is None:
+        found, addresses = _collect(torch, obj, pickle, DEFAULT_PROTOCOL, False, stays)
+        kept_archives.note(structure, found, addresses)
+    return found
+
+
+def _skips_data(torch: Any) -> bool:
+    """Inside torch.serialization.skip_data()."""
+    return bool(
+        getattr(getattr(torch.serialization, "_serialization_tls", None), "skip_data", False)
+    )
 
 
 def encode(
@@ -274,9 +311,10 @@ def encode(
         check_dill(pickle_module)
     if _use_new_zipfile_serialization:
         try:
-            return _collect(
-                torch, obj, pickle_module, pickle_protocol, _disable_byteorder_record, stays
-            )
+            how = (pickle_module, pickle_protocol, _disable_byteorder_record)
+            if how == (pickle, DEFAULT_PROTOCOL, False) and not _skips_data(torch):
+                return _encode_plainly(torch, obj, stays)
+            return _collect(torch, obj, *how, stays)[0]
         except (_Unfit, AttributeError, TypeError):
             pass  # torch.save below succeeds, or raises what it always raises
     arguments: dict[str, Any] = {"_use_new_zipfile_serialization": _use_new_zipfile_serialization}
