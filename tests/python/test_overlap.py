@@ -164,6 +164,18 @@ def test_an_optimizer_that_steps_past_its_hook_is_found_out(
         c.fence()
 
 
+def test_a_state_of_data_is_watched_through_its_parameters(node: Node, c: cairn.Connection) -> None:
+    training = Training()
+    state = {name: p.data for name, p in training.model.named_parameters()}
+    with standing_still(node):
+        saving = c.save_async(1, {"m.pt": state}, overlap=training.optimizer)
+        with torch.no_grad():
+            training.model[0].bias.mul_(2)
+    assert saving.wait(30) and not saving.ok
+    with pytest.raises(cairn.FailedPrecondition, match="m.pt: 0.bias; call fence"):
+        c.fence()
+
+
 def test_what_is_not_the_optimizers_is_copied_at_once(node: Node, c: cairn.Connection) -> None:
     weights, average = torch.zeros(100_000), torch.zeros(100_000)
     array, raw = bytearray(b"abc"), memoryview(bytearray(b"xyz"))

@@ -42,10 +42,12 @@ class Structure:
     Attributes:
       key: None where torch must be asked each time.
       storages: with their addresses.
+      tensors: all that there are, each with its storage's address; only where there is a key.
     """
 
     def __init__(self, torch: Any, obj: Any) -> None:
         self.storages: list[tuple[Any, int]] = []
+        self.tensors: list[tuple[Any, int]] = []
         self.key: Key | None = None
         self._parts: list[Any] = []
         self._objects: dict[int, int] = {}  # by id: `obj` keeps them alive
@@ -111,6 +113,7 @@ class Structure:
         if number is None:
             number = self._numbers[address] = len(self.storages)
             self.storages.append((storage, address))
+        self.tensors.append((tensor, address))
         self._parts.append(
             (
                 kind,

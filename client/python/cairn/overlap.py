@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn import numpy_format, paths, torch_format
@@ -29,18 +29,11 @@ BUSY = ("wait", "skip")
 
 
 class _Watched(NamedTuple):
-    """A tensor that is copied later, and what its version was."""
+    """A tensor that is copied later, of this rank, and what its version was."""
 
-    name: str
-    path: tuple[Any, ...]
     tensor: Any
     version: int
-
-    def moved(self) -> bool:
-        return bool(self.tensor._version != self.version)
-
-    def __str__(self) -> str:
-        return f"{self.name}: {'.'.join(str(part) for part in self.path)}"
+    address: int  # of its storage
 
 
 def _local(tensor: Any) -> Any:
@@ -90,42 +83,52 @@ def _given(overlap: Any) -> list[Any]:
     return given
 
 
-def _addresses(given: list[Any]) -> set[int]:
-    """Of the storages that only these optimizers' steps change."""
-    found: set[int | None] = set()
+def _changed_by(given: list[Any]) -> list[tuple[Any, int | None]]:
+    """What only these optimizers' steps change: tensors of this rank, and the addresses of their storages."""
+    tensors = []
     torch = sys.modules.get("torch")
     for item in given:
         if torch is not None and isinstance(item, torch.Tensor):
-            found.add(_address(item))
+            tensors.append(item)
             continue
         for group in item.param_groups:
-            found.update(_address(parameter) for parameter in group["params"])
+            tensors += group["params"]
         for of_parameter in item.state.values():
-            found.update(_address(tensor) for _, tensor in _tensors(of_parameter))
-    return {address for address in found if address is not None}
+            tensors += [tensor for _, tensor in _tensors(of_parameter)]
+    return [(_local(tensor), _address(tensor)) for tensor in tensors]
 
 
-def _watch(name: str, obj: Any, addresses: set[int]) -> list[_Watched]:
-    watched = []
-    for path, tensor in _tensors(obj):
-        if _address(tensor) not in addresses:
+def _watch(
+    tensors: Iterable[tuple[Any, int | None]], addresses: set[int | None]
+) -> tuple[list[_Watched], set[int]]:
+    """Of tensors and the addresses of their storages those at `addresses`, and where these are."""
+    watched, stays = [], set()
+    for tensor, address in tensors:
+        if address is None or address not in addresses:
             continue
-        local = _local(tensor)
         try:
-            watched.append(_Watched(name, path, local, local._version))
+            watched.append(_Watched(tensor, tensor._version, address))
         except RuntimeError:
-            continue  # made in inference mode, it tells no version: copied at once
-    return watched
+            continue  # made in inference mode, it tells no version
+        stays.add(address)
+    return watched, stays
 
 
-def _encode(obj: Any, stays: set[int] | None) -> Payload:
-    """With `stays` what is not at these addresses is copied now."""
+def _encode(obj: Any, addresses: set[int | None] | None) -> tuple[Payload, list[_Watched]]:
+    """With `addresses` what is not there, or tells no version, is copied now."""
     payload = numpy_format.encode(obj)
-    if payload is None:
-        return torch_format.encode(obj, stays=stays)
-    if stays is not None:
-        payload.copy_what_may_change()
-    return payload
+    if payload is not None:
+        if addresses is not None:
+            payload.copy_what_may_change()
+        return payload, []
+    structure = torch_format.structure_of(obj)
+    if addresses is None:
+        return torch_format.encode(obj, structure=structure), []
+    tensors: Iterable[tuple[Any, int | None]] = structure.tensors
+    if structure.key is None:
+        tensors = ((_local(tensor), _address(tensor)) for _, tensor in _tensors(obj))
+    watched, stays = _watch(tensors, addresses)
+    return torch_format.encode(obj, stays=stays, structure=structure), watched
 
 
 # --- one save ------------------------------------------------------------------------------------------
@@ -145,6 +148,7 @@ class Saving:
         self._part = part
         self._strict = strict
         self._writing: _native.Writing | None = None
+        self._objects: Mapping[str, Any] = {}
         self._watched: list[_Watched] = []
         self._pid = os.getpid()
         self._staged = threading.Event()
@@ -216,8 +220,15 @@ class Saving:
 
     # --- how it goes
 
-    def _begin(self, payloads: list[tuple[str, Payload]], watched: list[_Watched]) -> None:
+    def _begin(
+        self,
+        payloads: list[tuple[str, Payload]],
+        sources: Mapping[str, Any],
+        watched: list[_Watched],
+    ) -> None:
+        """`payloads` of `sources`."""
         assert self._part is not None
+        self._objects = sources if watched else {}
         self._watched = watched
         objects = [payload.as_object(name) for name, payload in payloads]
         self._bytes = sum(length for *_, sources in objects for _, length in sources)
@@ -254,7 +265,7 @@ class Saving:
             self._copied = part.bytes_written
             self._writing = None
             payloads.clear()
-            self._watched = []
+            self._objects, self._watched = {}, []
             self._staged.set()
             part.commit()
             failure = part.error
@@ -263,19 +274,24 @@ class Saving:
         self._end(failure)
 
     def _check_versions(self) -> None:
-        moved = [watched for watched in self._watched if watched.moved()]
+        moved = {one.address for one in self._watched if one.tensor._version != one.version}
         if not moved:
             return
-        shown = ", ".join(str(one) for one in moved[:3])
-        more = f" and {len(moved) - 3} more" if len(moved) > 3 else ""
+        names = [
+            f"{name}: {'.'.join(map(str, path))}"
+            for name, obj in self._objects.items()
+            for path, tensor in _tensors(obj)
+            if _address(tensor) in moved
+        ]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise FailedPrecondition(
-            f"changed while it was copied: {shown}{more}; call fence() before what changes it"
+            f"changed while it was copied: {', '.join(names[:3])}{more}; call fence() before what changes it"
         )
 
     def _end(self, failure: BaseException | None) -> None:
         self._failure = failure
         self._writing = None
-        self._watched = []
+        self._objects, self._watched = {}, []
         if failure is not None and self._part is not None:
             self._part.discard()
         self._staged.set()
@@ -328,18 +344,19 @@ class Savings:
         return saving
 
     def _copy(self, saving: Saving, objects: Mapping[str, Any], given: list[Any]) -> None:
-        watched: list[_Watched] = []
-        stays: set[int] | None = None
-        if given:
-            addresses = _addresses(given)
-            for name, obj in objects.items():
-                watched += _watch(name, obj, addresses)
-            stays = {address for one in watched if (address := _address(one.tensor))}
-            for item in given:
-                self._fence_before_step_of(item)
-        payloads = [(name, _encode(obj, stays)) for name, obj in objects.items()]
+        changed = _changed_by(given)
+        addresses = {address for _, address in changed} if given else None
+        payloads, watched = [], []
+        for name, obj in objects.items():
+            payload, of_object = _encode(obj, addresses)
+            payloads.append((name, payload))
+            watched += of_object
+        # A state made of `.data` shares the memory, and not the version.
+        watched += _watch(changed, {one.address for one in watched})[0]
+        for item in given:
+            self._fence_before_step_of(item)
         self._last = saving
-        saving._begin(payloads, watched)
+        saving._begin(payloads, objects, watched)
 
     def _fence_before_step_of(self, item: Any) -> None:
         """Once for each optimizer; where torch has no such hook its user calls fence()."""

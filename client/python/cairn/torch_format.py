@@ -260,7 +260,13 @@ def _collect(
     return written, collector.addresses + [None] * (len(records) - len(collector.addresses))
 
 
-def _encode_plainly(torch: Any, obj: Any, stays: Container[int] | None) -> Payload:
+def structure_of(obj: Any) -> kept_archives.Structure:
+    return kept_archives.Structure(_torch(), obj)
+
+
+def _encode_plainly(
+    torch: Any, obj: Any, stays: Container[int] | None, structure: kept_archives.Structure
+) -> Payload:
     """With the default arguments: without torch, where it wrote the same structure before."""
 
     def place(storage: Any, address: int) -> tuple[Where, Any] | None:
@@ -274,7 +280,6 @@ def _encode_plainly(torch: Any, obj: Any, stays: Container[int] | None) -> Paylo
         where = device_memory.source(storage.device, storage.data_ptr())
         return None if where is None else (where, storage)
 
-    structure = kept_archives.Structure(torch, obj)
     found = kept_archives.find(structure, place)
     if found is None:
         found, addresses = _collect(torch, obj, pickle, DEFAULT_PROTOCOL, False, stays)
@@ -296,11 +301,12 @@ def encode(
     _use_new_zipfile_serialization: bool = True,
     _disable_byteorder_record: bool = False,
     stays: Container[int] | None = None,
+    structure: kept_archives.Structure | None = None,
 ) -> Payload:
     """What torch.save would write, as records that point at the storages' own memory.
 
     Arguments are torch.save's. The storages must not change before the payload is written; with `stays` only
-    those at these addresses must not, and the others are copied now.
+    those at these addresses must not, and the others are copied now. `structure`: the object's, if known.
 
     Raises:
       whatever torch.save raises for this object; ImportError without torch.
@@ -313,7 +319,7 @@ def encode(
         try:
             how = (pickle_module, pickle_protocol, _disable_byteorder_record)
             if how == (pickle, DEFAULT_PROTOCOL, False) and not _skips_data(torch):
-                return _encode_plainly(torch, obj, stays)
+                return _encode_plainly(torch, obj, stays, structure or structure_of(obj))
             return _collect(torch, obj, *how, stays)[0]
         except (_Unfit, AttributeError, TypeError):
             pass  # torch.save below succeeds, or raises what it always raises
