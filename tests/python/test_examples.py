@@ -107,13 +107,14 @@ def test_the_drop_in_that_is_killed_goes_on_and_ends_with_the_same_bits(
     assert f"file, sha256 {digest}" in last
 
 
+@pytest.mark.parametrize("name", ["ddp", "ddp_overlap"])
 def test_ranks_that_torchrun_starts_again_go_on_and_end_with_the_same_bits(
-    examples_node: Node, job: str, tmp_path: Path
+    examples_node: Node, job: str, tmp_path: Path, name: str
 ) -> None:
     """Promise 3, R13."""
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--redirects=1", "--tee=1"]
     launcher += ["--monitor_interval=1", f"--log_dir={tmp_path}", "--rdzv_backend=c10d"]
-    script = str(EXAMPLES / "ddp.py")
+    script = str(EXAMPLES / f"{name}.py")
 
     def launch(restarts: int, *arguments: str) -> str:
         rendezvous = [f"--rdzv_endpoint=127.0.0.1:{free_port()}", f"--rdzv_id={job}.{restarts}"]
@@ -126,7 +127,14 @@ def test_ranks_that_torchrun_starts_again_go_on_and_end_with_the_same_bits(
     killed = steps(printed, "killed in the middle of saving step")
     begun = steps(printed, "goes on with step")
     assert killed, printed
-    # Every rank goes on, and with the step that one of them had half-saved.
-    assert sorted(set(begun)) == sorted(set(killed)) and len(begun) == 2 * len(set(killed)), printed
+    assert len(begun) == 2 * len(set(begun)), printed  # every rank goes on, and from the same step
+    if name == "ddp":
+        # With the step that one of them had half-saved.
+        assert sorted(set(begun)) == sorted(set(killed)), printed
+    else:
+        # The save that went on is complete or not; the other rank's one before may have gone on, too.
+        assert all(any(abs(ended - again) <= 1 for ended in killed) for again in begun), printed
+        assert "saved is what was trained: True" in printed
+        assert "held up the training for" in printed
     whole = launch(0, f"--job={job}.undisturbed", "--undisturbed")
     assert end_state(printed) == end_state(whole)

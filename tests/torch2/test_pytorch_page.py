@@ -20,13 +20,20 @@ def test_what_the_page_shows_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAIRN_SOCKET", node.socket)
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.Adam(model.parameters())
-    model(torch.randn(2, 4)).sum().backward()
-    optimizer.step()
-    names: dict[str, Any] = {"model": model, "optimizer": optimizer, "step": 7, "dcp": dcp}
+    names: dict[str, Any] = {
+        "model": model,
+        "optimizer": optimizer,
+        "samples": torch.randn(2, 4),
+        "loss": torch.sum,
+        "first": 0,
+        "steps": 7,
+        "dcp": dcp,
+    }
     try:
         for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
             exec(block, names)
-        assert names["found"].step == 7
+            names["step"] = 7  # one after those of the first block
+        assert names["saving"].ok and names["found"].step == 7
         assert names["c"].latest().step == 12
         names["c"].close()
     finally:
