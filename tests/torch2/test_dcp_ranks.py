@@ -206,6 +206,65 @@ def test_async_saves_by_thread_and_without_collectives(node: Node, tmp_path: Pat
     )
 
 
+def test_async_saves_that_fail_or_follow_each_other(node: Node, tmp_path: Path) -> None:
+    """Each with what the state was when `async_save` returned; one that fails is absent everywhere."""
+    run_ranks(
+        2,
+        """
+        mesh = init_device_mesh("cpu", (world,))
+        kept = state(mesh, [Shard(0)])
+
+        class Breaks(stock.DefaultSavePlanner):
+            def __init__(self, where):
+                super().__init__()
+                self.where = where
+            def create_local_plan(self):
+                if rank == 1 and self.where == "plan":
+                    raise RuntimeError("broken by design")
+                return super().create_local_plan()
+            def resolve_data(self, item):
+                if rank == 1 and self.where == "write":
+                    raise RuntimeError("broken by design")
+                return super().resolve_data(item)
+
+        writer = cairn.dcp.Writer(c)
+        responses = []
+        for step in (1, 2, 3):
+            kept["all"].fill_(step)
+            kept["w"].to_local().fill_(step)
+            # DCP's own function; the writer is its own stager.
+            responses.append(stock.async_save(
+                kept, checkpoint_id=f"cairn://{job}/{step}", storage_writer=writer))
+        kept["all"].zero_()
+        kept["w"].to_local().zero_()
+        for response in responses:
+            response.result()
+        dist.barrier()
+        for step in (1, 2, 3):
+            into = state(mesh, [Shard(1)], fill=-1)
+            cairn.dcp.load(into, c, step)
+            assert into["all"].eq(step).all() and into["w"].full_tensor().eq(step).all()
+
+        for where in ("plan", "write"):
+            done = cairn.dcp.async_save(kept, c, 4, planner=Breaks(where))  # raises nothing, and returns
+            try:
+                done.result()
+                raise SystemExit("it did not fail")
+            except stock.CheckpointException as error:
+                assert "broken by design" in str(error), error
+            dist.barrier()
+            assert c.latest().step == 3
+            dist.barrier()
+        cairn.dcp.async_save(kept, c, 4).result()
+        dist.barrier()
+        assert c.latest().step == 4
+        """,
+        "async-again",
+        node,
+        tmp_path,
+    )
+
+
 def test_a_group_that_the_connection_is_not_of_is_refused(node: Node, tmp_path: Path) -> None:
     run_ranks(
         2,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 
 METADATA = ".metadata"
 LATEST = "latest"
+_LOOK_AGAIN_S = 0.05
 
 __all__ = ["Reader", "Writer", "async_save", "load", "save"]
 
@@ -99,13 +102,16 @@ def _step_of(checkpoint_id: Any, connection: Connection, *, to_write: bool) -> t
 # --- saving ------------------------------------------------------------------------------------------
 
 
-class Writer(StorageWriter):
+class Writer(StorageWriter, AsyncStager):
     """A StorageWriter whose checkpoints are steps of a connection's job. Every rank of the saving group has
     one, over a connection of its own. It can be used again for the next step.
 
     The step is complete when `finish` has returned: the coordinator commits then, with the metadata in its
     part, and the others when they have written theirs. When anything fails on any rank the step is absent,
     and the previous one stays the latest.
+
+    With `async_save` it is its own stager: there is no copy but the one into the node's memory, of what this
+    rank writes. async_save returns when that has been made, and the rest goes on in DCP's thread.
     """
 
     def __init__(
@@ -124,6 +130,9 @@ class Writer(StorageWriter):
         self._part: Step | None = None
         self._commits_last = True  # in `finish`: the coordinator, and everyone without collectives
         self._rank_metadata = False
+        self._copied = threading.Event()
+        self._stages = False
+        self._saver: threading.Thread | None = None  # of the async_save, once it has begun
 
     def reset(self, checkpoint_id: Any = None) -> None:
         self._drop()
@@ -142,6 +151,8 @@ class Writer(StorageWriter):
     def storage_meta(self) -> StorageMeta:
         """The first call of a save, on every rank: the step is entered here, also where planning then
         fails, so that the next save of the same step has the same revision on all ranks."""
+        if self._stages and self._saver is None:
+            self._saver = threading.current_thread()
         self._enter()
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id())
 
@@ -158,6 +169,18 @@ class Writer(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        try:
+            results = self._copy(plan, planner)
+        finally:
+            self._copied.set()
+        if not self._commits_last:
+            self._commit()
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def _copy(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        """Writes what this rank saves. Afterwards the state may change."""
         part = self._entered()
         name = f"__{self._rank()}_0.distcp"
         pieces: list[Piece] = []
@@ -175,11 +198,7 @@ class Writer(StorageWriter):
                 keep.append(archived.keep)
         places = part._write_pieces(name, "raw", pieces) if pieces else []
         del keep
-        if not self._commits_last:
-            self._commit()
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(list(_results(plan.items, name, places)))
-        return done
+        return list(_results(plan.items, name, places))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         part = self._entered()
@@ -190,6 +209,33 @@ class Writer(StorageWriter):
         name = f"__{self._rank()}{METADATA}" if self._rank_metadata else METADATA
         part.save(pickle.dumps(metadata), name)
         self._commit()
+
+    # --- as a stager
+
+    def stage(self, state_dict: Any) -> Any:
+        """Copies nothing yet: which of it this rank writes is known when the save has been planned."""
+        saver = self._saver
+        if saver is not None and saver is not threading.current_thread():
+            saver.join()  # the save before
+        self._stages, self._saver = True, None
+        self._copied.clear()
+        return state_dict
+
+    def synchronize_staging(self) -> None:
+        """Until this rank's part is copied, or the save has failed."""
+        while not self._copied.wait(_LOOK_AGAIN_S):
+            saver = self._saver
+            if saver is not None and not saver.is_alive():
+                return
+
+    def close(self) -> None:
+        pass
+
+    def __reduce__(self) -> Any:
+        self._copied.set()  # nobody shall wait for what another process would copy
+        raise FailedPrecondition(
+            "a cairn.dcp.Writer saves in its own process; AsyncCheckpointerType.PROCESS is not supported"
+        )
 
     # --- its part of the step
 
@@ -424,12 +470,20 @@ def async_save(
     process_group: dist.ProcessGroup | None = None,
     **arguments: Any,
 ) -> Any:
-    """Stock `dcp.async_save` into a step of the connection's job, with its arguments and its answer. The
-    state is staged by DCP's stager before it returns."""
-    _check_group(connection, process_group, alone=False)
+    """Stock `dcp.async_save` into a step of the connection's job, with its arguments and its answer. It
+    returns when this rank's part is copied, unless another `async_stager` is given.
+
+    Raises:
+      ValueError: the connection is not the group's rank; AsyncCheckpointerType.PROCESS.
+    """
+    kind = arguments.get("async_checkpointer_type")
+    if getattr(kind, "name", "THREAD") != "THREAD":
+        raise InvalidArgument(f"async_checkpointer_type: {kind}: only THREAD is supported")
+    alone = _alone(process_group, bool(arguments.get("no_dist")))
+    _check_group(connection, process_group, alone)
     return stock.async_save(
         state_dict,
-        storage_writer=Writer(connection, step),
+        storage_writer=Writer(connection, step, alone=alone),
         planner=planner,
         process_group=process_group,
         **arguments,
