@@ -71,7 +71,7 @@ def run_ranks(world: int, script: str, job: str, node: Node, folder: Path) -> li
         )
         for rank in range(world)
     ]
-    outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)
     return outputs
 
@@ -260,6 +260,77 @@ def test_async_saves_that_fail_or_follow_each_other(node: Node, tmp_path: Path) 
         assert c.latest().step == 4
         """,
         "async-again",
+        node,
+        tmp_path,
+    )
+
+
+def test_an_async_save_is_copied_during_the_next_step(node: Node, tmp_path: Path) -> None:
+    """FSDP2: what the forward changes is copied at once, and the optimizer's step waits for the rest."""
+    run_ranks(
+        2,
+        """
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(32, 32), torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 8))
+        fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+        def forward_and_backward():
+            optimizer.zero_grad()
+            model(torch.randn(16, 32)).square().mean().backward()
+
+        def whole(state):
+            return {
+                name: tensor.full_tensor().clone() if isinstance(tensor, DTensor) else tensor.clone()
+                for name, tensor in state.items()}
+
+        def states():
+            of_model, of_optimizer = get_state_dict(model, optimizer)
+            return {"model": of_model, "optim": of_optimizer}
+
+        expected = {}
+        for step in range(5):
+            forward_and_backward()
+            optimizer.step()
+            saved = states()
+            expected[step] = whole(saved["model"])
+            done = cairn.dcp.async_save(saved, c, step, overlap=optimizer)
+            forward_and_backward()  # all ranks talk in the default group, and the save in its own
+            if step % 2:
+                assert c.fence()
+            optimizer.step()
+            done.result()
+            dist.barrier()
+        for step in range(5):
+            into = states()
+            cairn.dcp.load(into, c, step)
+            assert all(whole(into["model"])[name].equal(tensor) for name, tensor in expected[step].items())
+        set_state_dict(model, optimizer, model_state_dict=into["model"], optim_state_dict=into["optim"])
+
+        # A step that does not wait makes the save fail on all ranks, by name.
+        class Waits(stock.DefaultSavePlanner):
+            def create_local_plan(self):
+                changed.wait(20)
+                return super().create_local_plan()
+        import threading
+        changed = threading.Event()
+        done = cairn.dcp.async_save(states(), c, 5, overlap=list(model.parameters()), planner=Waits())
+        if rank == 1:
+            with torch.no_grad():
+                next(model.parameters()).to_local().mul_(2)
+        changed.set()
+        try:
+            done.result()
+            raise SystemExit("it did not fail")
+        except stock.CheckpointException as error:
+            assert "model.0.weight; call fence" in str(error), error
+        dist.barrier()
+        assert c.latest().step == 4
+        """,
+        "async-overlap",
         node,
         tmp_path,
     )

@@ -17,9 +17,11 @@ planner, resharding included, is DCP's own. Needs torch 2.
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +48,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from cairn import _native, distributed, paths, tensor_archives
+from cairn import _native, distributed, paths, tensor_archives, unchanged
 from cairn.checkpoint import Checkpoint
 from cairn.comparing_planner import ComparingPlanner
 from cairn.errors import Corrupt, FailedPrecondition, InvalidArgument
@@ -115,13 +117,20 @@ class Writer(StorageWriter, AsyncStager):
     """
 
     def __init__(
-        self, connection: Connection, step: int | None = None, *, alone: bool = False
+        self,
+        connection: Connection,
+        step: int | None = None,
+        *,
+        alone: bool = False,
+        overlap: Any = None,
     ) -> None:
         """
         Args:
           connection: its rank and world size are those of the group that saves.
           step: the step to save; None: the checkpoint_id says.
           alone: this process saves the step by itself, as with no_dist=True.
+          overlap: as of `Connection.save_async`: async_save returns before these are copied. The group that
+              saves must be another one than the training's.
         """
         super().__init__()
         self._connection = connection
@@ -131,6 +140,11 @@ class Writer(StorageWriter, AsyncStager):
         self._commits_last = True  # in `finish`: the coordinator, and everyone without collectives
         self._rank_metadata = False
         self._copied = threading.Event()
+        self._awaited = False  # somebody waits for the copy
+        self._overlap = unchanged.optimizers_and_tensors(overlap)
+        self._synchronize_after_execute = not self._overlap
+        self._watch: unchanged.Watch | None = None
+        self._watched_in: Any = None
         self._stages = False
         self._saver: threading.Thread | None = None  # of the async_save, once it has begun
 
@@ -171,7 +185,10 @@ class Writer(StorageWriter, AsyncStager):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         try:
             results = self._copy(plan, planner)
+            if self._watch is not None:
+                self._watch.check({"state_dict": self._watched_in})
         finally:
+            self._watch = self._watched_in = None
             self._copied.set()
         if not self._commits_last:
             self._commit()
@@ -196,6 +213,7 @@ class Writer(StorageWriter, AsyncStager):
                 archived = tensor_archives.of_tensor(data)
                 pieces.append(archived.piece)
                 keep.append(archived.keep)
+        part._copy_beside(self._watch is not None and not self._awaited)
         places = part._write_pieces(name, "raw", pieces) if pieces else []
         del keep
         return list(_results(plan.items, name, places))
@@ -213,20 +231,41 @@ class Writer(StorageWriter, AsyncStager):
     # --- as a stager
 
     def stage(self, state_dict: Any) -> Any:
-        """Copies nothing yet: which of it this rank writes is known when the save has been planned."""
+        """Copies nothing yet: which of it this rank writes is known when the save has been planned. With
+        `overlap` what is not of it is copied now."""
         saver = self._saver
         if saver is not None and saver is not threading.current_thread():
             saver.join()  # the save before
-        self._stages, self._saver = True, None
+        self._stages, self._saver, self._awaited = True, None, False
         self._copied.clear()
-        return state_dict
+        if not self._overlap:
+            return state_dict
+        self._watch = unchanged.Watch(self._overlap)
+        self._watched_in = state_dict
+        staged = _copied(state_dict, self._watch)
+        self._watch.complete()
+        savings = self._connection._savings
+        savings.fence_before_steps_of(self._overlap)
+        savings.hold(self._wait_copied)
+        return staged
 
     def synchronize_staging(self) -> None:
         """Until this rank's part is copied, or the save has failed."""
-        while not self._copied.wait(_LOOK_AGAIN_S):
+        self._wait_copied(None)
+
+    def _wait_copied(self, timeout: float | None) -> bool:
+        end = None if timeout is None else time.monotonic() + timeout
+        self._awaited = timeout != 0
+        part = self._part
+        if part is not None and self._awaited:
+            part._copy_beside(False)
+        while not self._copied.wait(_LOOK_AGAIN_S if timeout != 0 else 0):
             saver = self._saver
             if saver is not None and not saver.is_alive():
-                return
+                return True
+            if end is not None and time.monotonic() >= end:
+                return False
+        return True
 
     def close(self) -> None:
         pass
@@ -266,6 +305,19 @@ class Writer(StorageWriter, AsyncStager):
         part, self._part = self._part, None
         if part is not None:
             part.discard()
+
+
+def _copied(obj: Any, watch: unchanged.Watch) -> Any:
+    """With copies of all but what is watched from now on."""
+    if isinstance(obj, torch.Tensor):
+        if watch.add([(unchanged.local(obj), unchanged.address(obj))]):
+            return obj
+        return obj.detach().clone()
+    if isinstance(obj, dict):
+        return {key: _copied(value, watch) for key, value in obj.items()}
+    if type(obj) in (list, tuple):
+        return type(obj)(_copied(value, watch) for value in obj)
+    return copy.deepcopy(obj)
 
 
 def _results(
@@ -468,22 +520,33 @@ def async_save(
     *,
     planner: SavePlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
+    overlap: Any = None,
     **arguments: Any,
 ) -> Any:
     """Stock `dcp.async_save` into a step of the connection's job, with its arguments and its answer. It
     returns when this rank's part is copied, unless another `async_stager` is given.
 
+    Args:
+      overlap: an optimizer, several, or tensors, as of `Connection.save_async`: it returns before what only
+          their step changes is copied, and that step, or `fence`, waits for the copy. The ranks then agree
+          over a group of their own, if none is given.
+
     Raises:
-      ValueError: the connection is not the group's rank; AsyncCheckpointerType.PROCESS.
+      ValueError: the connection is not the group's rank; AsyncCheckpointerType.PROCESS; `overlap` beside an
+          `async_stager`.
     """
     kind = arguments.get("async_checkpointer_type")
     if getattr(kind, "name", "THREAD") != "THREAD":
         raise InvalidArgument(f"async_checkpointer_type: {kind}: only THREAD is supported")
+    if overlap is not None and arguments.get("async_stager") is not None:
+        raise InvalidArgument("overlap: the async_stager that is given decides when it copies")
     alone = _alone(process_group, bool(arguments.get("no_dist")))
     _check_group(connection, process_group, alone)
+    if overlap is not None and process_group is None and not alone:
+        process_group = distributed.own_group()
     return stock.async_save(
         state_dict,
-        storage_writer=Writer(connection, step, alone=alone),
+        storage_writer=Writer(connection, step, alone=alone, overlap=overlap),
         planner=planner,
         process_group=process_group,
         **arguments,

@@ -24,22 +24,28 @@ def group_rank() -> int:
     return cast(int, sys.modules["torch.distributed"].get_rank())
 
 
-# The group of ranks that `any_of` asks, of its own so that a training loop's collectives are not mixed up
-# with it, and the default group that it was made in.
+# A group of all ranks of the default group, and the default group that it was made in.
 _own_group: tuple[Any, Any] | None = None
+
+
+def own_group() -> Any:
+    """A gloo group of all ranks, which nobody else uses: what Cairn's own threads and a training loop say in
+    it does not get mixed up. The first call is a collective."""
+    global _own_group
+    dist = sys.modules["torch.distributed"]
+    if _own_group is None or _own_group[0] is not dist.group.WORLD:
+        _own_group = dist.group.WORLD, dist.new_group(backend="gloo")
+    return _own_group[1]
 
 
 def any_of(mine: bool, size: int) -> bool:
     """Whether it holds on any rank of the default group, if that has `size` ranks; a collective. Otherwise
     `mine`."""
-    global _own_group
     if size <= 1 or group_size() != size:
         return mine
     torch, dist = sys.modules["torch"], sys.modules["torch.distributed"]
-    if _own_group is None or _own_group[0] is not dist.group.WORLD:
-        _own_group = dist.group.WORLD, dist.new_group(backend="gloo")
     flag = torch.tensor([int(mine)])
-    dist.all_reduce(flag, dist.ReduceOp.MAX, group=_own_group[1])
+    dist.all_reduce(flag, dist.ReduceOp.MAX, group=own_group())
     return bool(flag.item())
 
 

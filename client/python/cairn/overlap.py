@@ -7,14 +7,13 @@ meanwhile, and commits.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from cairn import numpy_format, paths, torch_format
-from cairn.errors import Error, FailedPrecondition, InvalidArgument, is_callers_own
+from cairn import numpy_format, paths, torch_format, unchanged
+from cairn.errors import Error, InvalidArgument, is_callers_own
 
 if TYPE_CHECKING:
     from cairn import _native
@@ -25,110 +24,23 @@ _WAIT_SLICE_S = 1.0
 BUSY = ("wait", "skip")
 
 
-# --- which tensors stay as they are until the optimizer's step -------------------------------------------
-
-
-class _Watched(NamedTuple):
-    """A tensor that is copied later, of this rank, and what its version was."""
-
-    tensor: Any
-    version: int
-    address: int  # of its storage
-
-
-def _local(tensor: Any) -> Any:
-    """Of a DTensor this rank's part, whose memory and version are what a step changes."""
-    return getattr(tensor, "_local_tensor", tensor)
-
-
-def _address(tensor: Any) -> int | None:
-    """Of its storage; None where it has none."""
-    try:
-        local = _local(tensor)
-        storage = local.untyped_storage() if hasattr(local, "untyped_storage") else local.storage()
-        return int(storage.data_ptr()) or None
-    except (RuntimeError, NotImplementedError):
-        return None
-
-
-def _tensors(obj: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Those in dictionaries, lists and tuples, however nested, each with where it is."""
-    if isinstance(obj, sys.modules["torch"].Tensor):
-        yield path, obj
-    elif isinstance(obj, Mapping):
-        for key, value in obj.items():
-            yield from _tensors(value, (*path, key))
-    elif isinstance(obj, (list, tuple)):
-        for i, value in enumerate(obj):
-            yield from _tensors(value, (*path, i))
-
-
-def _given(overlap: Any) -> list[Any]:
-    """What a caller names, as a list: optimizers, tensors."""
-    if overlap is None:
-        return []
-    torch = sys.modules.get("torch")
-    if torch is None:
-        raise InvalidArgument("overlap: neither an optimizer nor tensors of torch")
-    one = isinstance(overlap, (torch.optim.Optimizer, torch.Tensor))
-    try:
-        given = [overlap] if one else list(overlap)
-    except TypeError:
-        given = [overlap]
-    for item in given:
-        if not isinstance(item, (torch.optim.Optimizer, torch.Tensor)):
-            raise InvalidArgument(
-                f"overlap: {type(item).__name__} is neither an optimizer nor a tensor"
-            )
-    return given
-
-
-def _changed_by(given: list[Any]) -> list[tuple[Any, int | None]]:
-    """What only these optimizers' steps change: tensors of this rank, and the addresses of their storages."""
-    tensors = []
-    torch = sys.modules.get("torch")
-    for item in given:
-        if torch is not None and isinstance(item, torch.Tensor):
-            tensors.append(item)
-            continue
-        for group in item.param_groups:
-            tensors += group["params"]
-        for of_parameter in item.state.values():
-            tensors += [tensor for _, tensor in _tensors(of_parameter)]
-    return [(_local(tensor), _address(tensor)) for tensor in tensors]
-
-
-def _watch(
-    tensors: Iterable[tuple[Any, int | None]], addresses: set[int | None]
-) -> tuple[list[_Watched], set[int]]:
-    """Of tensors and the addresses of their storages those at `addresses`, and where these are."""
-    watched, stays = [], set()
-    for tensor, address in tensors:
-        if address is None or address not in addresses:
-            continue
-        try:
-            watched.append(_Watched(tensor, tensor._version, address))
-        except RuntimeError:
-            continue  # made in inference mode, it tells no version
-        stays.add(address)
-    return watched, stays
-
-
-def _encode(obj: Any, addresses: set[int | None] | None) -> tuple[Payload, list[_Watched]]:
-    """With `addresses` what is not there, or tells no version, is copied now."""
+def _encode(obj: Any, watch: unchanged.Watch | None) -> Payload:
+    """With `watch` what is not watched is copied now."""
     payload = numpy_format.encode(obj)
     if payload is not None:
-        if addresses is not None:
+        if watch is not None:
             payload.copy_what_may_change()
-        return payload, []
+        return payload
     structure = torch_format.structure_of(obj)
-    if addresses is None:
-        return torch_format.encode(obj, structure=structure), []
-    tensors: Iterable[tuple[Any, int | None]] = structure.tensors
+    if watch is None:
+        return torch_format.encode(obj, structure=structure)
+    tensors: unchanged.Tensors = structure.tensors
     if structure.key is None:
-        tensors = ((_local(tensor), _address(tensor)) for _, tensor in _tensors(obj))
-    watched, stays = _watch(tensors, addresses)
-    return torch_format.encode(obj, stays=stays, structure=structure), watched
+        tensors = (
+            (unchanged.local(tensor), unchanged.address(tensor))
+            for _, tensor in unchanged.tensors_in(obj)
+        )
+    return torch_format.encode(obj, stays=watch.add(tensors), structure=structure)
 
 
 # --- one save ------------------------------------------------------------------------------------------
@@ -149,7 +61,7 @@ class Saving:
         self._strict = strict
         self._writing: _native.Writing | None = None
         self._objects: Mapping[str, Any] = {}
-        self._watched: list[_Watched] = []
+        self._watch: unchanged.Watch | None = None
         self._pid = os.getpid()
         self._staged = threading.Event()
         self._done = threading.Event()
@@ -224,12 +136,11 @@ class Saving:
         self,
         payloads: list[tuple[str, Payload]],
         sources: Mapping[str, Any],
-        watched: list[_Watched],
+        watch: unchanged.Watch | None,
     ) -> None:
         """`payloads` of `sources`."""
         assert self._part is not None
-        self._objects = sources if watched else {}
-        self._watched = watched
+        self._objects, self._watch = sources, watch
         objects = [payload.as_object(name) for name, payload in payloads]
         self._bytes = sum(length for *_, sources in objects for _, length in sources)
         try:
@@ -261,11 +172,12 @@ class Saving:
             if self._writing is not None:
                 while not self._writing.wait(_WAIT_SLICE_S):
                     pass
-                self._check_versions()
+                if self._watch is not None:
+                    self._watch.check(self._objects)
             self._copied = part.bytes_written
             self._writing = None
             payloads.clear()
-            self._objects, self._watched = {}, []
+            self._objects, self._watch = {}, None
             self._staged.set()
             part.commit()
             failure = part.error
@@ -273,25 +185,10 @@ class Saving:
             failure = error.with_traceback(None)  # it would keep what was saved alive
         self._end(failure)
 
-    def _check_versions(self) -> None:
-        moved = {one.address for one in self._watched if one.tensor._version != one.version}
-        if not moved:
-            return
-        names = [
-            f"{name}: {'.'.join(map(str, path))}"
-            for name, obj in self._objects.items()
-            for path, tensor in _tensors(obj)
-            if _address(tensor) in moved
-        ]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        raise FailedPrecondition(
-            f"changed while it was copied: {', '.join(names[:3])}{more}; call fence() before what changes it"
-        )
-
     def _end(self, failure: BaseException | None) -> None:
         self._failure = failure
         self._writing = None
-        self._objects, self._watched = {}, []
+        self._objects, self._watch = {}, None
         if failure is not None and self._part is not None:
             self._part.discard()
         self._staged.set()
@@ -310,6 +207,7 @@ class Savings:
         self._last: Saving | None = None
         self._mutex = threading.Lock()  # of who begins one
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._held: list[Callable[[float | None], bool]] = []
 
     def begin(
         self,
@@ -326,7 +224,7 @@ class Savings:
             raise InvalidArgument(f"busy: {busy!r} is none of {', '.join(BUSY)}")
         for name in objects:
             paths.check_name(name)
-        given = _given(overlap)
+        given = unchanged.optimizers_and_tensors(overlap)
         with self._mutex:
             last = self._last
             goes_on = last is not None and not last.done
@@ -344,26 +242,16 @@ class Savings:
         return saving
 
     def _copy(self, saving: Saving, objects: Mapping[str, Any], given: list[Any]) -> None:
-        changed = _changed_by(given)
-        addresses = {address for _, address in changed} if given else None
-        payloads, watched = [], []
-        for name, obj in objects.items():
-            payload, of_object = _encode(obj, addresses)
-            payloads.append((name, payload))
-            watched += of_object
-        # A state made of `.data` shares the memory, and not the version.
-        watched += _watch(changed, {one.address for one in watched})[0]
-        for item in given:
-            self._fence_before_step_of(item)
+        watch = unchanged.Watch(given) if given else None
+        payloads = [(name, _encode(obj, watch)) for name, obj in objects.items()]
+        if watch is not None:
+            watch.complete()
+        self.fence_before_steps_of(given)
         self._last = saving
-        saving._begin(payloads, objects, watched)
+        saving._begin(payloads, objects, watch)
 
-    def _fence_before_step_of(self, item: Any) -> None:
+    def fence_before_steps_of(self, given: list[Any]) -> None:
         """Once for each optimizer; where torch has no such hook its user calls fence()."""
-        register = getattr(item, "register_step_pre_hook", None)
-        if register is None or item in self._hooked:
-            return
-        self._hooked.add(item)
         savings = weakref.ref(self)
 
         def wait(*_: Any) -> None:
@@ -371,13 +259,24 @@ class Savings:
             if found is not None:
                 found.wait_staged()
 
-        register(wait)
+        for item in given:
+            register = getattr(item, "register_step_pre_hook", None)
+            if register is not None and item not in self._hooked:
+                self._hooked.add(item)
+                register(wait)
+
+    def hold(self, wait: Callable[[float | None], bool]) -> None:
+        """Of another save that copies later: fences wait for it, too. `wait` tells whether it has copied."""
+        self._held = [*(other for other in self._held if not other(0.0)), wait]
 
     def wait_staged(self, timeout: float | None = None) -> bool:
         last = self._last
-        return last is None or last._wait_staged(timeout)
+        own = last is None or last._wait_staged(timeout)
+        self._held = [wait for wait in self._held if not wait(timeout)]
+        return own and not self._held
 
     def wait(self) -> None:
+        self.wait_staged()
         last = self._last
         if last is not None:
             last._wait_staged()

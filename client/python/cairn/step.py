@@ -161,6 +161,12 @@ class Step:
             self._failed(error)
             return None
 
+    def _copy_beside(self, beside: bool) -> None:
+        """Whether copies leave the machine's other cores to this process; of the one that goes on, too."""
+        writer = self._writer
+        if writer is not None:
+            writer.copy_beside(beside)
+
     def _write_pieces(self, name: str, kind: str, pieces: list[Piece]) -> list[tuple[int, int]]:
         """Writes one object of many pieces, and returns where in it each lies, as (offset, bytes); nothing
         once the step has failed."""

@@ -147,6 +147,14 @@ std::vector<std::pair<uint64_t, uint64_t>> PyStep::WritePieces(const std::string
   return found;
 }
 
+void PyStep::CopyBeside(bool beside) {
+  if (beside_ == nullptr) {
+    beside_ = std::make_shared<std::atomic<bool>>(false);
+    Get()->CopyBeside(beside_.get());
+  }
+  *beside_ = beside;
+}
+
 std::shared_ptr<PyWriting> PyStep::WriteLater(const py::sequence& objects) {
   auto held = std::make_unique<Objects>(objects);
   (void)Get();
@@ -195,6 +203,7 @@ void DefineStep(py::module_& module) {
       .def("write", &PyStep::Write, arg("name"), arg("kind"), arg("sources"))
       .def("write_zip", &PyStep::WriteZip, arg("name"), arg("kind"), arg("records"))
       .def("write_pieces", &PyStep::WritePieces, arg("name"), arg("kind"), arg("pieces"))
+      .def("copy_beside", &PyStep::CopyBeside, arg("beside"))
       .def("write_later", &PyStep::WriteLater, arg("objects"))
       .def("commit", &PyStep::Commit, arg("notes"))
       .def("abort", &PyStep::Abort)

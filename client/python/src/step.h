@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -67,6 +68,8 @@ class PyStep {
   std::vector<std::pair<uint64_t, uint64_t>> WritePieces(const std::string& name,
                                                          const std::string& kind,
                                                          const py::sequence& pieces);
+  // Whether writes leave the machine's other cores to the process; also while one goes on in another thread.
+  void CopyBeside(bool beside);
   // Returns at once. Until it has ended the step is written to and ended by nobody else.
   std::shared_ptr<PyWriting> WriteLater(const py::sequence& objects);
   py::tuple Commit(const std::map<std::string, std::string>& notes);
@@ -80,6 +83,7 @@ class PyStep {
 
   std::shared_ptr<client::StepWriter> writer_;
   std::shared_ptr<PyWriting> writing_;
+  std::shared_ptr<std::atomic<bool>> beside_;  // what the writer looks at
 };
 
 void DefineStep(py::module_& module);
