@@ -45,6 +45,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from cairn import _native, distributed, paths, tensor_archives
+from cairn.caching_planner import CachingPlanner
 from cairn.checkpoint import Checkpoint
 from cairn.comparing_planner import ComparingPlanner
 from cairn.errors import Corrupt, FailedPrecondition, InvalidArgument
@@ -406,7 +407,9 @@ def save(
         return stock.save(
             state_dict,
             storage_writer=writer,
-            planner=planner,
+            planner=CachingPlanner(process_group, alone=alone or not use_collectives)
+            if planner is None
+            else planner,
             process_group=process_group,
             no_dist=alone,
             use_collectives=use_collectives,
@@ -427,6 +430,9 @@ def async_save(
     """Stock `dcp.async_save` into a step of the connection's job, with its arguments and its answer. The
     state is staged by DCP's stager before it returns."""
     _check_group(connection, process_group, alone=False)
+    if planner is None:
+        together = arguments.get("use_collectives", True) and not arguments.get("no_dist", False)
+        planner = CachingPlanner(process_group, alone=not together)
     return stock.async_save(
         state_dict,
         storage_writer=Writer(connection, step),
