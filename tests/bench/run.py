@@ -98,6 +98,8 @@ ORDER = [
     "plan/python",
     "plan_cached/stock",
     "plan_cached/stock_cached",
+    "dcp_read_plan/one_of_48",
+    "dcp_read_plan/all_chunks",
 ]
 OF_DCP_PLANS = ("plan_cached", "dcp_read_plan")
 OF_RINGS = ("replicated", "save_replicating", "recover", "multi_source")

@@ -52,7 +52,11 @@ def planned(planner: Any, state: State) -> tuple[Any, Any, bool]:
     planner.set_up_planner(state, None, is_coordinator=True)
     local = planner.create_local_plan()
     plans, metadata = planner.create_global_plan([local])
-    return planner.finish_plan(plans[0]), metadata, local.usable
+    return (
+        planner.finish_plan(plans[0]),
+        metadata,
+        not caching_planner._is(caching_planner._Name, local),
+    )
 
 
 def assert_as_stock(state: State, *, kept: bool) -> None:
@@ -461,6 +465,18 @@ for number in (104, 105, 106):  # each rank for itself
     if rank == number - 104:
         caching_planner.forget()
 assert whole_plans() == [0, 1]
+
+# Stock's writer, which marks the plans that the coordinator sends.
+for number in range(4):
+    sent.append(0)
+    folder = f"{place}-stock-{number}"
+    if rank == 1 and number == 2:
+        caching_planner.forget()
+    stock.save(model(), storage_writer=stock.FileSystemWriter(folder), planner=CachingPlanner())
+    assert whole_plans() == [[1, 1], [0, 0], [1, 1], [0, 0]][number]
+    into = state(mesh, [Shard(1)], fill=-1)
+    stock.load(into, storage_reader=stock.FileSystemReader(folder))
+    check(into)
 
 # A planner for all ranks, given to a save without collectives, is refused and hangs nobody.
 try:

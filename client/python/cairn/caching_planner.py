@@ -33,9 +33,13 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.utils import _DistWrapper
-from torch.distributed.tensor import DTensor
 
 from cairn.errors import FailedPrecondition, InvalidArgument
+
+try:
+    from torch.distributed.tensor import DTensor
+except ImportError:  # before PyTorch 2.5
+    from torch.distributed._tensor import DTensor
 
 _KEPT = 4  # plans of this process: models, groups, or phases of one
 
@@ -372,7 +376,7 @@ def _is(kind: type, plan: SavePlan) -> bool:
 
 
 def _instead_of_a_plan(data: Any) -> SavePlan:
-    return SavePlan([], planner_data=data, usable=False)
+    return SavePlan([], planner_data=data)
 
 
 def _with_data(plan: SavePlan, data: Any) -> SavePlan:

@@ -44,7 +44,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from cairn import _native, distributed, paths, tensor_archives
+from cairn import _native, distributed, paths, read_index, tensor_archives
 from cairn.caching_planner import CachingPlanner
 from cairn.checkpoint import Checkpoint
 from cairn.comparing_planner import ComparingPlanner
@@ -189,7 +189,11 @@ class Writer(StorageWriter):
         }
         metadata.storage_meta = StorageMeta(self.checkpoint_id, self._save_id())
         name = f"__{self._rank()}{METADATA}" if self._rank_metadata else METADATA
-        part.save(pickle.dumps(metadata), name)
+        content = pickle.dumps(metadata)
+        part.save(content, name)
+        index = None if self._rank_metadata else read_index.encode(metadata, content)
+        if index is not None:
+            part.save(index, name + read_index.SUFFIX)
         self._commit()
 
     # --- its part of the step
@@ -275,6 +279,9 @@ class Reader(StorageReader):
         rank = kwargs.get("rank")
         name = METADATA if rank is None else f"__{rank}{METADATA}"
         found = self._found()
+        indexed = read_index.read(found, name) if rank is None else None
+        if indexed is not None:
+            return indexed
         content = found.load(name)
         try:
             metadata = pickle.loads(content)
