@@ -134,8 +134,12 @@ def changed(name: str, value: Any) -> Callable[[State, Any], None]:
     return change
 
 
-def dtensor(local: torch.Tensor, placement: Any) -> Callable[[Any], Any]:
-    return lambda mesh: DTensor.from_local(local, mesh, [placement])
+def dtensor(local: torch.Tensor, placement: Any, grad: bool = False) -> Callable[[Any], Any]:
+    def make(mesh: Any) -> DTensor:
+        made = DTensor.from_local(local, mesh, [placement])
+        return made.requires_grad_() if grad else made
+
+    return make
 
 
 def renamed(state: State, mesh: Any) -> None:
@@ -157,6 +161,10 @@ CHANGES = {
     "shard dimension": changed("sharded", dtensor(torch.zeros(4, 6), Shard(1))),
     "sharded shape": changed("sharded", dtensor(torch.zeros(2, 12), Shard(0))),
     "sharded dtype": changed("sharded", dtensor(torch.zeros(4, 6).half(), Shard(0))),
+    "sharded requires_grad": changed("sharded", dtensor(torch.zeros(4, 6), Shard(0), True)),
+    "a local tensor with requires_grad": changed(
+        "sharded", dtensor(torch.zeros(4, 6, requires_grad=True), Shard(0))
+    ),
     "no more sharded": changed("sharded", torch.zeros(4, 6)),
     "list to dict": changed("list", {"0": torch.zeros(2), "1": torch.zeros(3)}),
     "longer list": changed("list", [torch.zeros(2), torch.zeros(3), 1]),
@@ -175,6 +183,21 @@ def test_a_change_is_planned_anew(mesh: Any, change: Callable[[State, Any], None
     assert_as_stock(base(mesh), kept=True)  # the first one is still kept
 
 
+def test_equal_leaves_in_other_lists_are_planned_anew(mesh: Any) -> None:
+    leaf = torch.zeros(2)
+    assert_as_stock({"l": [[leaf], leaf]}, kept=False)
+    assert_as_stock({"l": [[leaf, leaf]]}, kept=False)
+    assert_as_stock({"l": [[leaf], leaf]}, kept=True)
+
+
+def test_without_gradients_the_plan_is_another_one(mesh: Any) -> None:
+    state = {"w": dtensor(torch.zeros(4, 6), Shard(0), True)(mesh)}
+    assert_as_stock(state, kept=False)
+    with torch.no_grad():
+        assert_as_stock(state, kept=False)
+        assert_as_stock(state, kept=True)
+
+
 def test_an_in_place_change_of_a_dtensor_is_planned_anew(mesh: Any) -> None:
     state = base(mesh)
     assert_as_stock(state, kept=False)
@@ -188,9 +211,12 @@ def test_what_a_storage_writer_fills_in_is_not_kept(mesh: Any) -> None:
     first.storage_data, first.storage_meta = {"a": 1}, "meta"
     first.state_dict_metadata.clear()
     first.planner_data.clear()
-    plan, _, _ = planned(CachingPlanner(), state)
+    plan, second, _ = planned(CachingPlanner(), state)
     plan.items.clear()
     plan.planner_data.clear()
+    second.storage_data = {"a": 2}
+    second.state_dict_metadata.clear()
+    second.planner_data.clear()
     assert_as_stock(state, kept=True)
 
 

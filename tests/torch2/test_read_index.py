@@ -290,6 +290,16 @@ def read_plan(planner: Any, state: State, metadata: Metadata) -> Any:
     return planner.create_local_plan()
 
 
+def test_chunks_that_somebody_changed_are_planned_as_they_are_now() -> None:
+    metadata, plain = decoded(example()), example()
+    for of in (metadata, plain):
+        of.state_dict_metadata["a.w"].chunks.pop()
+    state = {"a.w": torch.zeros(4, 6)}
+    plan = read_plan(IndexedPlanner(), state, metadata)
+    assert plan == read_plan(stock.DefaultLoadPlanner(), state, plain)
+    assert len(plan.items) == 1
+
+
 def pickled(c: cairn.Connection, step: int) -> Metadata:
     return pickle.loads(c.checkpoint(step).load(".metadata"))
 
