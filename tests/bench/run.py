@@ -97,8 +97,13 @@ ORDER = [
     "async_return",
     "plan/megatron",
     "plan/python",
+    "plan_cached/stock",
+    "plan_cached/stock_cached",
+    "dcp_read_plan/one_of_48",
+    "dcp_read_plan/all_chunks",
     "overlap",
 ]
+OF_DCP_PLANS = ("plan_cached", "dcp_read_plan")
 OF_RINGS = ("replicated", "save_replicating", "recover", "multi_source")
 OF_USERS = ("sessions", "neighbour")
 OF_SAVES = ("async_return", "overlap")
@@ -119,9 +124,10 @@ def programs() -> list[tuple[list[str], list[str]]]:
                         "torch",
                         "apply",
                         "home",
-                        "plan",
+                        "plan/",
                         "rdma",
                         "catalog",
+                        *OF_DCP_PLANS,
                         *OF_USERS,
                         *OF_RINGS,
                         *OF_SAVES,
@@ -144,7 +150,11 @@ def programs() -> list[tuple[list[str], list[str]]]:
         ),
         (
             [python, str(ROOT / "tests" / "bench" / "plan_bench.py")],
-            [name for name in ORDER if name.startswith("plan")],
+            [name for name in ORDER if name.startswith("plan/")],
+        ),
+        (
+            [python, str(ROOT / "tests" / "bench" / "dcp_plan_bench.py")],
+            [name for name in ORDER if name.startswith(OF_DCP_PLANS)],
         ),
         (
             ["/usr/bin/python3", str(ROOT / "tests" / "bench" / "users_bench.py")],

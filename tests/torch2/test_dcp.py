@@ -109,7 +109,7 @@ def test_a_step_is_a_folder_that_the_stock_reader_reads(c: cairn.Connection, nod
     assert_same(into, state)
 
 
-def test_what_the_stock_writer_writes_is_in_it_and_nothing_else(
+def test_what_the_stock_writer_writes_is_in_it_and_an_index(
     c: cairn.Connection, tmp_path: Path
 ) -> None:
     """The plans, the names and the properties of every tensor are those of stock DCP."""
@@ -120,7 +120,7 @@ def test_what_the_stock_writer_writes_is_in_it_and_nothing_else(
     assert ours.planner_data == theirs.planner_data
     assert ours.storage_data.keys() == theirs.storage_data.keys()
     assert {i.relative_path for i in ours.storage_data.values()} == {"__0_0.distcp"}
-    assert c.checkpoint(3).names() == [".metadata", "__0_0.distcp"]
+    assert c.checkpoint(3).names() == [".metadata", ".metadata.index", "__0_0.distcp"]
 
 
 def test_stock_functions_take_the_step_from_the_checkpoint_id(c: cairn.Connection) -> None:

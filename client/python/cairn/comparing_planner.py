@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from cairn.errors import InvalidArgument
+from cairn.read_index import IndexedPlanner
 
 _MOST_SAID = 8  # names, of each kind of difference
 
 
-class ComparingPlanner(DefaultLoadPlanner):
+class ComparingPlanner(IndexedPlanner):
     """Stock's, which says of a checkpoint of another model all that differs, not only the first name, and
     does not load a tensor into one of another dtype."""
 

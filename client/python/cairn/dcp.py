@@ -48,7 +48,8 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from cairn import _native, distributed, paths, tensor_archives, unchanged
+from cairn import _native, distributed, paths, read_index, tensor_archives, unchanged
+from cairn.caching_planner import CachingPlanner
 from cairn.checkpoint import Checkpoint
 from cairn.comparing_planner import ComparingPlanner
 from cairn.errors import Corrupt, FailedPrecondition, InvalidArgument
@@ -225,7 +226,11 @@ class Writer(StorageWriter, AsyncStager):
         }
         metadata.storage_meta = StorageMeta(self.checkpoint_id, self._save_id())
         name = f"__{self._rank()}{METADATA}" if self._rank_metadata else METADATA
-        part.save(pickle.dumps(metadata), name)
+        content = pickle.dumps(metadata)
+        part.save(content, name)
+        index = None if self._rank_metadata else read_index.encode(metadata, content)
+        if index is not None:
+            part.save(index, name + read_index.SUFFIX)
         self._commit()
 
     # --- as a stager
@@ -372,6 +377,9 @@ class Reader(StorageReader):
         rank = kwargs.get("rank")
         name = METADATA if rank is None else f"__{rank}{METADATA}"
         found = self._found()
+        indexed = read_index.read(found, name) if rank is None else None
+        if indexed is not None:
+            return indexed
         content = found.load(name)
         try:
             metadata = pickle.loads(content)
@@ -504,7 +512,9 @@ def save(
         return stock.save(
             state_dict,
             storage_writer=writer,
-            planner=planner,
+            planner=CachingPlanner(process_group, alone=alone or not use_collectives)
+            if planner is None
+            else planner,
             process_group=process_group,
             no_dist=alone,
             use_collectives=use_collectives,
@@ -544,6 +554,9 @@ def async_save(
     _check_group(connection, process_group, alone)
     if overlap is not None and process_group is None and not alone:
         process_group = distributed.own_group()
+    if planner is None:
+        together = arguments.get("use_collectives", True) and not alone
+        planner = CachingPlanner(process_group, alone=not together)
     return stock.async_save(
         state_dict,
         storage_writer=Writer(connection, step, alone=alone, overlap=overlap),
