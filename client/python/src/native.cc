@@ -16,6 +16,7 @@
 #include "client/cpp/session.h"
 #include "client/python/src/call.h"
 #include "client/python/src/memory.h"
+#include "client/python/src/pieces.h"
 #include "client/python/src/planning.h"
 #include "client/python/src/values.h"
 #include "client/python/src/weights.h"
@@ -195,6 +196,12 @@ class PyObjectHandle {
   void Verify() const {
     OpenObject& object = get();
     Call([&] { return object.Verify(); });
+  }
+  ArchiveEnds PeekArchives(const py::sequence& places) const {
+    return ArchiveEnds::Peek(get(), places);
+  }
+  bool ReadPieces(const py::sequence& pieces, const ArchiveEnds* peeked) const {
+    return cairn::python::ReadPieces(get(), pieces, peeked);
   }
 
  private:
@@ -388,6 +395,9 @@ void DefineStep(py::module_& module) {
 }
 
 void DefineOpenObject(py::module_& module) {
+  py::class_<ArchiveEnds>(module, "ArchiveEnds")
+      .def("__len__", &ArchiveEnds::size)
+      .def("at", &ArchiveEnds::At, arg("index"));
   py::class_<PyObjectHandle>(module, "OpenObject")
       .def("info", &PyObjectHandle::Info)
       .def("read", &PyObjectHandle::Read)
@@ -395,6 +405,8 @@ void DefineOpenObject(py::module_& module) {
       .def("map", &PyObjectHandle::Map)
       .def("path", &PyObjectHandle::Path)
       .def("verify", &PyObjectHandle::Verify)
+      .def("peek_archives", &PyObjectHandle::PeekArchives, arg("places"))
+      .def("read_pieces", &PyObjectHandle::ReadPieces, arg("pieces"), arg("peeked") = nullptr)
       .def("close", &PyObjectHandle::Close);
 }
 
