@@ -7,10 +7,10 @@ Two ranks of a gloo group have 1 GiB in 400 tensors, distributed by rows. `memor
 ours from the node's memory and stock's from files in tmpfs; `reshard` loads the same by columns, so that each
 rank wants a half of every row of every tensor. Nine pairs, ours and stock's in turn, the order alternating.
 Before each pair every byte is another one and both save anew; before each load every byte of the targets,
-which are the same for both, is overwritten, and so is touched. A load is timed from a barrier to the end of the
-slower rank. After the clock every element is compared with what was saved: a wrong one fails the row. What is
-ours is verified within the time; stock verifies nothing. Each rank has one torch thread, as torchrun gives
-it, and ours as many copy threads as it has by default.
+which are the same for both, is overwritten, and so is touched. A load is timed from a barrier to the end of
+the slower rank. After the clock every element is compared with what was saved: a wrong one fails the row.
+What is ours is verified within the time; stock verifies nothing. Each rank has one torch thread, as torchrun
+gives it, and ours as many copy threads as it has by default.
 """
 
 from __future__ import annotations

@@ -56,6 +56,8 @@ ORDER = [
     "torch_save",
     "torch_load",
     "torch_load_mmap",
+    "dcp_load/memory",
+    "dcp_load/reshard",
     "rpc_rate",
     "stream_host",
     "stream_ring",
@@ -114,6 +116,7 @@ def programs() -> list[tuple[list[str], list[str]]]:
                 if not name.startswith(
                     (
                         "torch",
+                        "dcp",
                         "apply",
                         "home",
                         "plan",
@@ -133,6 +136,10 @@ def programs() -> list[tuple[list[str], list[str]]]:
         (
             [python, str(ROOT / "tests" / "bench" / "torch_bench.py")],
             [name for name in ORDER if name.startswith("torch")],
+        ),
+        (
+            [python, str(ROOT / "tests" / "bench" / "dcp_bench.py")],
+            [name for name in ORDER if name.startswith("dcp")],
         ),
         (
             [python, str(ROOT / "tests" / "bench" / "plan_bench.py")],
