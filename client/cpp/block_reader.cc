@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "client/cpp/process.h"
+#include "client/cpp/strided_pieces.h"
 #include "common/checksum.h"
 #include "common/keys.h"
 #include "common/mutex.h"
@@ -105,9 +106,10 @@ Status ReadBlocks(CopyThreads* threads, const BlockSource& source, uint64_t offs
                    });
 }
 
-Status ReadPiecesOf(CopyThreads* threads, const BlockSource& source, const StridedPieces& pieces,
-                    ReadPiece read) {
+Status ReadPiecesOf(CopyThreads* threads, const BlockSource& source,
+                    absl::Span<const StridedPiece> wanted, ReadPiece read) {
   CAIRN_RETURN_IF_ERROR(CheckCount(source));
+  CAIRN_ASSIGN_OR_RETURN(const StridedPieces pieces, StridedPieces::Make(wanted, source.length));
   const std::vector<uint64_t>& blocks = pieces.blocks();
   Buffers buffers;
   return ForBlocks(threads, 0, blocks.size(), [&](uint64_t i) -> Status {

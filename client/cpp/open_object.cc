@@ -254,12 +254,9 @@ Status OpenObjectImpl::ReadRange(uint64_t offset, uint64_t length, void* into) {
 }
 
 Status OpenObjectImpl::ReadPieces(absl::Span<const StridedPiece> pieces) {
-  return Contain([&]() -> Status {
-    CAIRN_ASSIGN_OR_RETURN(const StridedPieces wanted, StridedPieces::Make(pieces, info_.length));
-    return ReadFromGood([&](const Hold& from) {
-      return ReadPiecesOf(threads(), Blocks(), wanted, [&](uint64_t at, uint64_t n, char* to) {
-        return ReadPieceOf(from, at, n, to);
-      });
+  return ReadFromGood([&](const Hold& from) {
+    return ReadPiecesOf(threads(), Blocks(), pieces, [&](uint64_t at, uint64_t n, char* to) {
+      return ReadPieceOf(from, at, n, to);
     });
   });
 }

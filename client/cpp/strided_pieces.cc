@@ -214,19 +214,13 @@ void StridedPieces::JoinDims(size_t first) {
 }
 
 void StridedPieces::SortIntoBlocks() {
-  std::vector<std::pair<uint64_t, uint32_t>> touched;  // block, piece
+  std::vector<InBlock> touched;
   touched.reserve(pieces_.size());
   for (size_t i = 0; i < pieces_.size(); ++i) {
-    const Piece& piece = pieces_[i];
-    const uint64_t last = (piece.end - 1) / kBlockBytes;
-    for (uint64_t block = piece.begin / kBlockBytes; block <= last; ++block) {
-      const uint64_t begin = block * kBlockBytes;
-      if (Touches(piece, begin, begin + kBlockBytes)) {
-        touched.emplace_back(block, static_cast<uint32_t>(i));
-      }
-    }
+    FindBlocks(static_cast<uint32_t>(i), 0, pieces_[i].begin, &touched);
   }
   std::sort(touched.begin(), touched.end());
+  touched.erase(std::unique(touched.begin(), touched.end()), touched.end());
   wanted_.reserve(touched.size());
   for (const auto& [block, piece] : touched) {
     if (blocks_.empty() || blocks_.back() != block) {
@@ -238,6 +232,25 @@ void StridedPieces::SortIntoBlocks() {
   starts_.push_back(wanted_.size());
 }
 
+// Of a piece's dimensions from `d` on, which begin at `at`. Steps that are shorter than a block leave none out.
+void StridedPieces::FindBlocks(uint32_t number, size_t d, uint64_t at,
+                               std::vector<InBlock>* touched) const {
+  const Piece& piece = pieces_[number];
+  const Dim* const dims = dims_.data() + piece.first_dim;
+  while (d < piece.dims && dims[d].from == 0) ++d;
+  if (d < piece.dims && dims[d].from >= kBlockBytes) {
+    for (uint64_t i = 0; i < dims[d].count; ++i) {
+      FindBlocks(number, d + 1, at + i * dims[d].from, touched);
+    }
+    return;
+  }
+  const uint64_t bytes =
+      d < piece.dims ? (dims[d].count - 1) * dims[d].from + dims[d].span : piece.run;
+  for (uint64_t block = at / kBlockBytes; block <= (at + bytes - 1) / kBlockBytes; ++block) {
+    touched->emplace_back(block, number);
+  }
+}
+
 // --- copying
 
 // A run of the object that is at hand.
@@ -245,17 +258,6 @@ class StridedPieces::Chunk {
  public:
   Chunk(const Dim* dims, size_t count, uint64_t run, uint64_t begin, uint64_t end)
       : dims_(dims), count_(count), run_(run), begin_(begin), end_(end) {}
-
-  // Whether a run of the dimensions from `d` on, the first of them at `at`, has a byte in it.
-  bool Touched(size_t d, uint64_t at) const {
-    if (d == count_) return at < end_ && at + run_ > begin_;
-    const auto [first, last] = Steps(dims_[d], at);
-    if (dims_[d].from == 0) return first < last && Touched(d + 1, at);
-    for (uint64_t i = first; i < last; ++i) {
-      if (Touched(d + 1, at + i * dims_[d].from)) return true;
-    }
-    return false;
-  }
 
   void Copy(size_t d, uint64_t at, char* into, const char* bytes) const {
     if (d == count_) return CopyRun(at, into, bytes);
@@ -325,11 +327,6 @@ class StridedPieces::Chunk {
   const uint64_t begin_;
   const uint64_t end_;
 };
-
-bool StridedPieces::Touches(const Piece& piece, uint64_t begin, uint64_t end) const {
-  return Chunk(dims_.data() + piece.first_dim, piece.dims, piece.run, begin, end)
-      .Touched(0, piece.begin);
-}
 
 uint32_t StridedPieces::Copy(size_t i, uint64_t begin, uint64_t length, const char* bytes,
                              uint32_t crc) const {

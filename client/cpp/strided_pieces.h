@@ -44,12 +44,13 @@ class StridedPieces {
     size_t dims = 0;
   };
   class Chunk;
+  using InBlock = std::pair<uint64_t, uint32_t>;  // a block, and a piece that wants something of it
 
   Status Add(const StridedPiece& piece, size_t number, uint64_t length);
   Status AddDims(const StridedPiece& piece, size_t number, uint64_t length, Piece* made);
   void JoinDims(size_t first);
   void SortIntoBlocks();
-  bool Touches(const Piece& piece, uint64_t begin, uint64_t end) const;
+  void FindBlocks(uint32_t number, size_t d, uint64_t at, std::vector<InBlock>* touched) const;
 
   std::vector<Dim> dims_;  // of all pieces, outermost first
   std::vector<Piece> pieces_;

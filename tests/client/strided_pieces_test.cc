@@ -75,8 +75,7 @@ class Pieces : public ::testing::Test {
 
   Status Read(const std::vector<Wanted>& wanted) {
     const std::vector<StridedPiece> pieces(wanted.begin(), wanted.end());
-    CAIRN_ASSIGN_OR_RETURN(const StridedPieces made, StridedPieces::Make(pieces, object_.size()));
-    return ReadPiecesOf(&threads_, {"the object", object_.size(), &crcs_}, made,
+    return ReadPiecesOf(&threads_, {"the object", object_.size(), &crcs_}, pieces,
                         [&](uint64_t at, uint64_t n, char* to) {
                           if (at % kBlockBytes == 0) ++reads_[at / kBlockBytes];
                           std::memcpy(to, object_.data() + at, n);
