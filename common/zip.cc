@@ -221,31 +221,46 @@ struct Directory {
   uint64_t offset = 0, bytes = 0, entries = 0;
 };
 
-StatusOr<Directory> FindDirectory(absl::string_view archive) {
-  if (archive.size() < kEndBytes) return Bad("is shorter than an end record");
-  const char* data = archive.data();
-  const size_t last = archive.size() - kEndBytes;
-  const size_t first = last > kMaxCommentBytes ? last - kMaxCommentBytes : 0;
-  for (size_t end = last + 1; end-- > first;) {
-    if (ReadInteger<uint32_t>(data + end) != kEndSignature) continue;
-    if (end + kEndBytes + ReadInteger<uint16_t>(data + end + 20) != archive.size()) continue;
+Status NotAtHand() { return absl::OutOfRangeError("zip: not in the ends that were read"); }
+
+// The `n` bytes at `at`, which lie within the archive; null: they are not at hand.
+const char* At(const ZipEnds& archive, uint64_t at, uint64_t n) {
+  if (at <= archive.head.size() && n <= archive.head.size() - at) return archive.head.data() + at;
+  const uint64_t tail = archive.length - archive.tail.size();
+  return at < tail ? nullptr : archive.tail.data() + (at - tail);
+}
+
+StatusOr<Directory> FindDirectory(const ZipEnds& archive) {
+  if (archive.length < kEndBytes) return Bad("is shorter than an end record");
+  const uint64_t last = archive.length - kEndBytes;
+  const uint64_t first = last > kMaxCommentBytes ? last - kMaxCommentBytes : 0;
+  for (uint64_t end = last + 1; end-- > first;) {
+    const char* const record = At(archive, end, kEndBytes);
+    if (record == nullptr) return NotAtHand();
+    if (ReadInteger<uint32_t>(record) != kEndSignature) continue;
+    if (end + kEndBytes + ReadInteger<uint16_t>(record + 20) != archive.length) continue;
     Directory directory;
-    directory.entries = ReadInteger<uint16_t>(data + end + 10);
-    directory.bytes = ReadInteger<uint32_t>(data + end + 12);
-    directory.offset = ReadInteger<uint32_t>(data + end + 16);
+    directory.entries = ReadInteger<uint16_t>(record + 10);
+    directory.bytes = ReadInteger<uint32_t>(record + 12);
+    directory.offset = ReadInteger<uint32_t>(record + 16);
     uint64_t ends_before = end;
-    if (end >= kZip64LocatorBytes &&
-        ReadInteger<uint32_t>(data + end - kZip64LocatorBytes) == kZip64LocatorSignature) {
-      const size_t locator = end - kZip64LocatorBytes;
-      const uint64_t at = ReadInteger<uint64_t>(data + locator + 8);
-      if (at > locator || locator - at < kZip64EndBytes ||
-          ReadInteger<uint32_t>(data + at) != kZip64EndSignature) {
-        return Bad("the zip64 end record is not where it should be");
+    if (end >= kZip64LocatorBytes) {
+      const uint64_t locator = end - kZip64LocatorBytes;
+      const char* const found = At(archive, locator, kZip64LocatorBytes);
+      if (found == nullptr) return NotAtHand();
+      if (ReadInteger<uint32_t>(found) == kZip64LocatorSignature) {
+        const uint64_t at = ReadInteger<uint64_t>(found + 8);
+        const bool fits = at <= locator && locator - at >= kZip64EndBytes;
+        const char* const zip64 = fits ? At(archive, at, kZip64EndBytes) : nullptr;
+        if (fits && zip64 == nullptr) return NotAtHand();
+        if (!fits || ReadInteger<uint32_t>(zip64) != kZip64EndSignature) {
+          return Bad("the zip64 end record is not where it should be");
+        }
+        directory.entries = ReadInteger<uint64_t>(zip64 + 32);
+        directory.bytes = ReadInteger<uint64_t>(zip64 + 40);
+        directory.offset = ReadInteger<uint64_t>(zip64 + 48);
+        ends_before = at;
       }
-      directory.entries = ReadInteger<uint64_t>(data + at + 32);
-      directory.bytes = ReadInteger<uint64_t>(data + at + 40);
-      directory.offset = ReadInteger<uint64_t>(data + at + 48);
-      ends_before = at;
     }
     if (directory.offset > ends_before || directory.bytes > ends_before - directory.offset) {
       return Bad("the directory is out of bounds");
@@ -284,10 +299,16 @@ Status TakeZip64(absl::string_view extra, uint64_t* uncompressed, uint64_t* comp
 }  // namespace
 
 StatusOr<std::vector<ZipEntry>> ReadZipDirectory(absl::string_view archive) {
+  return ReadZipDirectory(ZipEnds{archive, {}, archive.size()});
+}
+
+StatusOr<std::vector<ZipEntry>> ReadZipDirectory(const ZipEnds& archive) {
   CAIRN_ASSIGN_OR_RETURN(const Directory directory, FindDirectory(archive));
+  const char* const listed = At(archive, directory.offset, directory.bytes);
+  if (listed == nullptr) return NotAtHand();
   std::vector<ZipEntry> entries;
   entries.reserve(directory.entries);
-  Cursor cursor(archive.substr(directory.offset, directory.bytes));
+  Cursor cursor(absl::string_view(listed, directory.bytes));
   for (uint64_t i = 0; i < directory.entries; ++i) {
     absl::string_view fixed, name, extra, comment;
     if (!cursor.TakeBytes(kCentralBytes, &fixed) ||
@@ -308,12 +329,14 @@ StatusOr<std::vector<ZipEntry>> ReadZipDirectory(absl::string_view archive) {
     uint64_t header = ReadInteger<uint32_t>(fixed.data() + 42);
     CAIRN_RETURN_IF_ERROR(TakeZip64(extra, &uncompressed, &compressed, &header));
     if (compressed != uncompressed) return Bad(absl::StrCat("record ", i, " has two lengths"));
-    if (header > directory.offset || directory.offset - header < kLocalBytes ||
-        ReadInteger<uint32_t>(archive.data() + header) != kLocalSignature) {
+    const bool fits = header <= directory.offset && directory.offset - header >= kLocalBytes;
+    const char* const local = fits ? At(archive, header, kLocalBytes) : nullptr;
+    if (fits && local == nullptr) return NotAtHand();
+    if (!fits || ReadInteger<uint32_t>(local) != kLocalSignature) {
       return Bad(absl::StrCat("record ", i, " has no local header"));
     }
-    const uint64_t skipped = kLocalBytes + ReadInteger<uint16_t>(archive.data() + header + 26) +
-                             uint64_t{ReadInteger<uint16_t>(archive.data() + header + 28)};
+    const uint64_t skipped = kLocalBytes + ReadInteger<uint16_t>(local + 26) +
+                             uint64_t{ReadInteger<uint16_t>(local + 28)};
     const uint64_t room = directory.offset - header;
     if (skipped > room || uncompressed > room - skipped) {
       return Bad(absl::StrCat("record ", i, " is out of bounds"));

@@ -66,4 +66,13 @@ struct ZipEntry {
 // bounds are checked, so `archive` may be any bytes.
 StatusOr<std::vector<ZipEntry>> ReadZipDirectory(absl::string_view archive);
 
+// An archive of which only the beginning and the end are at hand.
+struct ZipEnds {
+  absl::string_view head;
+  absl::string_view tail;
+  uint64_t length = 0;  // of the archive
+};
+// The same of its ends. OUT_OF_RANGE when they are too short to tell.
+StatusOr<std::vector<ZipEntry>> ReadZipDirectory(const ZipEnds& archive);
+
 }  // namespace cairn

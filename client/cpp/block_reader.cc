@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <memory>
+#include <utility>
 
 #include "client/cpp/process.h"
+#include "client/cpp/strided_pieces.h"
 #include "common/checksum.h"
 #include "common/keys.h"
 #include "common/mutex.h"
@@ -25,6 +28,27 @@ Status CheckBlock(const BlockSource& source, uint64_t block, uint32_t crc) {
                                           source.block_crcs->size(),
                                           " does not match its checksum"));
 }
+
+// Memory of kCheckedReadBytes each for as many threads as ask at once: they are used for one block after the other,
+// and stay in those threads' caches.
+class Buffers {
+ public:
+  std::unique_ptr<char[]> Take() {
+    MutexLock lock(&mu_);
+    if (free_.empty()) return std::make_unique_for_overwrite<char[]>(kCheckedReadBytes);
+    std::unique_ptr<char[]> taken = std::move(free_.back());
+    free_.pop_back();
+    return taken;
+  }
+  void Return(std::unique_ptr<char[]> buffer) {
+    MutexLock lock(&mu_);
+    free_.push_back(std::move(buffer));
+  }
+
+ private:
+  Mutex mu_;
+  std::vector<std::unique_ptr<char[]>> free_ ABSL_GUARDED_BY(mu_);
+};
 
 // Runs `work` for the blocks [first, last). Returns the failure of the lowest block that failed.
 Status ForBlocks(CopyThreads* threads, uint64_t first, uint64_t last,
@@ -80,6 +104,27 @@ Status ReadBlocks(CopyThreads* threads, const BlockSource& source, uint64_t offs
                      }
                      return absl::OkStatus();
                    });
+}
+
+Status ReadPiecesOf(CopyThreads* threads, const BlockSource& source,
+                    absl::Span<const StridedPiece> wanted, ReadPiece read) {
+  CAIRN_RETURN_IF_ERROR(CheckCount(source));
+  CAIRN_ASSIGN_OR_RETURN(const StridedPieces pieces, StridedPieces::Make(wanted, source.length));
+  const std::vector<uint64_t>& blocks = pieces.blocks();
+  Buffers buffers;
+  return ForBlocks(threads, 0, blocks.size(), [&](uint64_t i) -> Status {
+    const uint64_t begin = blocks[i] * kBlockBytes;
+    const uint64_t stop = std::min<uint64_t>(source.length, begin + kBlockBytes);
+    std::unique_ptr<char[]> buffer = buffers.Take();
+    uint32_t crc = 0;
+    for (uint64_t at = begin; at < stop; at += kCheckedReadBytes) {
+      const uint64_t n = std::min(kCheckedReadBytes, stop - at);
+      CAIRN_RETURN_IF_ERROR(read(at, n, buffer.get()));
+      crc = pieces.Copy(i, at, n, buffer.get(), crc);
+    }
+    buffers.Return(std::move(buffer));
+    return CheckBlock(source, blocks[i], crc);
+  });
 }
 
 Status CheckBlocks(CopyThreads* threads, const BlockSource& source, ReadPiece read) {

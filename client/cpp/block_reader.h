@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
 #include "client/cpp/copy_threads.h"
+#include "client/cpp/session.h"
 #include "common/status.h"
 
 namespace cairn::client {
@@ -28,6 +30,10 @@ struct BlockSource {
 // bad block; the content of `into` is then undefined.
 Status ReadBlocks(CopyThreads* threads, const BlockSource& source, uint64_t offset, uint64_t length,
                   char* into, ReadPiece read);
+
+// Reads the blocks in which the pieces want something, and copies it while it is in the cache. As ReadBlocks else.
+Status ReadPiecesOf(CopyThreads* threads, const BlockSource& source,
+                    absl::Span<const StridedPiece> wanted, ReadPiece read);
 
 // Reads every block, compares it with its checksum, and keeps none of the bytes.
 Status CheckBlocks(CopyThreads* threads, const BlockSource& source, ReadPiece read);

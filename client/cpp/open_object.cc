@@ -243,19 +243,49 @@ Status OpenObjectImpl::ReadPieceOf(const Hold& from, uint64_t offset, uint64_t l
   return absl::OkStatus();
 }
 
-Status OpenObjectImpl::ReadOnce(uint64_t offset, uint64_t length, char* into) {
-  const std::shared_ptr<Hold> from = hold();
-  return ReadBlocks(
-      threads(), Blocks(), offset, length, into,
-      [&](uint64_t at, uint64_t n, char* to) { return ReadPieceOf(*from, at, n, to); });
-}
-
 Status OpenObjectImpl::ReadInto(void* into) { return ReadRange(0, info_.length, into); }
 
 Status OpenObjectImpl::ReadRange(uint64_t offset, uint64_t length, void* into) {
+  return ReadFromGood([&](const Hold& from) {
+    return ReadBlocks(
+        threads(), Blocks(), offset, length, static_cast<char*>(into),
+        [&](uint64_t at, uint64_t n, char* to) { return ReadPieceOf(from, at, n, to); });
+  });
+}
+
+Status OpenObjectImpl::ReadPieces(absl::Span<const StridedPiece> pieces) {
+  return ReadFromGood([&](const Hold& from) {
+    return ReadPiecesOf(threads(), Blocks(), pieces, [&](uint64_t at, uint64_t n, char* to) {
+      return ReadPieceOf(from, at, n, to);
+    });
+  });
+}
+
+Status OpenObjectImpl::PeekRanges(absl::Span<const ObjectRange> ranges, void* into) {
   return Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(CheckProcess());
-    const Status status = ReadOnce(offset, length, static_cast<char*>(into));
+    const std::shared_ptr<Hold> from = hold();
+    if (!from->fd.valid()) {
+      return absl::UnimplementedError(absl::StrCat(Blocks().what, " comes in chunks"));
+    }
+    char* to = static_cast<char*>(into);
+    for (const ObjectRange& range : ranges) {
+      if (range.offset > info_.length || range.length > info_.length - range.offset) {
+        return absl::OutOfRangeError(absl::StrCat(Blocks().what, ": range ", range.offset, " + ",
+                                                  range.length, " is beyond its ", info_.length,
+                                                  " bytes"));
+      }
+      CAIRN_RETURN_IF_ERROR(ReadPieceOf(*from, range.offset, range.length, to));
+      to += range.length;
+    }
+    return absl::OkStatus();
+  });
+}
+
+Status OpenObjectImpl::ReadFromGood(absl::FunctionRef<Status(const Hold& from)> read) {
+  return Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(CheckProcess());
+    const Status status = read(*hold());
     if (status.ok() || link_ == nullptr) return status;
     // A bad copy: the daemon checks it and gives another if there is one. Without a descriptor a lease
     // may also have expired, or ended with its connection.
@@ -266,7 +296,7 @@ Status OpenObjectImpl::ReadRange(uint64_t offset, uint64_t length, void* into) {
     const CheckpointRef same = {checkpoint_.job, checkpoint_.step, checkpoint_.attempt,
                                 checkpoint_.revision};
     if (!Reopen(same, std::string(info_.name), bad).ok()) return status;
-    return ReadOnce(offset, length, static_cast<char*>(into));
+    return read(*hold());
   });
 }
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
 #include "client/cpp/block_reader.h"
 #include "client/cpp/link.h"
 #include "client/cpp/session.h"
@@ -58,6 +60,8 @@ class OpenObjectImpl : public OpenObject {
 
   Status ReadInto(void* into) override;
   Status ReadRange(uint64_t offset, uint64_t length, void* into) override;
+  Status ReadPieces(absl::Span<const StridedPiece> pieces) override;
+  Status PeekRanges(absl::Span<const ObjectRange> ranges, void* into) override;
   Status ReadUnchecked(uint64_t block, void* into, uint32_t* crc) override;
   StatusOr<View> Map() override;
   StandingPlace standing() override;
@@ -75,7 +79,8 @@ class OpenObjectImpl : public OpenObject {
   Status FetchChecksums();
   Status CheckProcess() const;
   Status ReadPieceOf(const Hold& from, uint64_t offset, uint64_t length, char* into);
-  Status ReadOnce(uint64_t offset, uint64_t length, char* into);
+  // `read` reads from a hold; when that copy is bad or its lease is lost, once more from another.
+  Status ReadFromGood(absl::FunctionRef<Status(const Hold& from)> read);
   BlockSource Blocks() const;
   CopyThreads* threads();
   std::shared_ptr<Hold> hold() const;

@@ -144,6 +144,23 @@ class StepWriter {
   virtual uint64_t bytes_written() const = 0;
 };
 
+// Elements of an object that are wanted in memory, as of a tensor or a cut of one. Both strides are in bytes, and may
+// be negative or 0. What it points to lives until the read returns.
+struct StridedPiece {
+  uint64_t offset = 0;      // in the object, of the element of index 0, 0, …
+  uint64_t item_bytes = 0;  // of an element
+  absl::Span<const int64_t> shape;
+  absl::Span<const int64_t> from_strides;  // in the object
+  void* into = nullptr;                    // of the element of index 0, 0, …
+  absl::Span<const int64_t> into_strides;
+};
+
+// A run of bytes of an object.
+struct ObjectRange {
+  uint64_t offset = 0;
+  uint64_t length = 0;
+};
+
 // An opened object. Its lease ends when it and every View taken from it are gone.
 class OpenObject {
  public:
@@ -161,6 +178,13 @@ class OpenObject {
   // The same for [offset, offset+length). Blocks are verified whole, so those at its ends are read
   // whole.
   virtual Status ReadRange(uint64_t offset, uint64_t length, void* into) = 0;
+  // The same for any number of pieces, in one pass: a block is read and verified once however many pieces want something
+  // of it, and not at all where none does. Bytes where several pieces go are those of any of them.
+  // INVALID_ARGUMENT names the piece and its field that does not fit; nothing has been copied then.
+  virtual Status ReadPieces(absl::Span<const StridedPiece> pieces) = 0;
+  // The ranges one after the other, as they lie there and not verified: for a reader that finds in them what to read,
+  // and reads them again among those pieces. UNIMPLEMENTED: they would have to be asked for one by one.
+  virtual Status PeekRanges(absl::Span<const ObjectRange> ranges, void* into) = 0;
   // One block (of kBlockBytes; the last is shorter) as it lies there, by the calling thread alone, for a
   // reader that compares the checksum elsewhere and has ReadRange for a block that is bad. `into` has
   // room for whole pages, and begins at one: then a file in storage is read without filling the page

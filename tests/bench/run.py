@@ -94,7 +94,13 @@ ORDER = [
     "apply/snapshot",
     "apply/describe",
     "home",
+    "dcp_async_stall/default",
+    "dcp_async_stall/kept",
     "async_return",
+    "dcp_durable",
+    "dcp_load/memory",
+    "dcp_load/reshard",
+    "dcp_small",
     "plan/megatron",
     "plan/python",
     "plan_cached/stock",
@@ -103,6 +109,7 @@ ORDER = [
     "dcp_read_plan/all_chunks",
     "overlap",
 ]
+OF_DCP = ("dcp_async_stall", "dcp_durable", "dcp_load", "dcp_small")
 OF_DCP_PLANS = ("plan_cached", "dcp_read_plan")
 OF_RINGS = ("replicated", "save_replicating", "recover", "multi_source")
 OF_USERS = ("sessions", "neighbour")
@@ -127,6 +134,7 @@ def programs() -> list[tuple[list[str], list[str]]]:
                         "plan/",
                         "rdma",
                         "catalog",
+                        *OF_DCP,
                         *OF_DCP_PLANS,
                         *OF_USERS,
                         *OF_RINGS,
@@ -147,6 +155,10 @@ def programs() -> list[tuple[list[str], list[str]]]:
         (
             [python, str(ROOT / "tests" / "bench" / "overlap_bench.py")],
             [name for name in ORDER if name.startswith(OF_SAVES)],
+        ),
+        (
+            [python, str(ROOT / "tests" / "bench" / "dcp_bench.py")],
+            [name for name in ORDER if name.startswith(OF_DCP)],
         ),
         (
             [python, str(ROOT / "tests" / "bench" / "plan_bench.py")],

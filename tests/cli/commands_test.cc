@@ -144,6 +144,12 @@ class FakeObject : public client::OpenObject {
     memcpy(into, bytes_.data() + offset, length);
     return absl::OkStatus();
   }
+  Status ReadPieces(absl::Span<const client::StridedPiece>) override {
+    return absl::UnimplementedError("not asked for here");
+  }
+  Status PeekRanges(absl::Span<const client::ObjectRange>, void*) override {
+    return absl::UnimplementedError("not asked for here");
+  }
   Status ReadUnchecked(uint64_t block, void* into, uint32_t* crc) override {
     const std::string bytes = bytes_.substr(block * kBlockBytes, kBlockBytes);
     memcpy(into, bytes.data(), bytes.size());

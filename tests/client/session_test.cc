@@ -314,6 +314,39 @@ TEST_F(SessionTest, RangesAreReadAndVerified) {
   }
 }
 
+// Every second byte of each row of 1,000, from memory and from storage.
+TEST_F(SessionTest, PiecesAreReadIntoTheirPlaces) {
+  const auto session = Connect();
+  const std::string bytes = RandomBytes(9 * kMiB, 1);
+  ASSERT_OK(Save(session.get(), 1, "a", bytes));
+  const int64_t rows = static_cast<int64_t>(bytes.size() / 1000);
+  const std::vector<int64_t> shape = {rows, 500}, from = {1000, 2}, into = {500, 1};
+  for (const bool stored : {false, true}) {
+    if (stored) {
+      ASSERT_OK(session->Persist(At(1)));
+      ASSERT_OK(session->Wait(At(1), Level::kPersisted, absl::Seconds(60)).status());
+      ASSERT_OK(session->Remove(At(1), /*memory_only=*/true, /*force=*/true));
+    }
+    auto object = session->Open(At(1), "a", OpenMode::kRead);
+    ASSERT_TRUE(object.ok()) << object.status();
+    EXPECT_EQ((*object)->from_storage(), stored);
+    std::string out(rows * 500, '\0'), last(3, '\0');
+    ASSERT_OK((*object)->ReadPieces(
+        {{0, 1, shape, from, out.data(), into}, {bytes.size() - 3, 3, {}, {}, last.data(), {}}}));
+    for (int64_t i = 0; i < rows * 500; ++i) {
+      ASSERT_EQ(out[i], bytes[i / 500 * 1000 + i % 500 * 2]) << i;
+    }
+    EXPECT_EQ(last, bytes.substr(bytes.size() - 3));
+    EXPECT_EQ((*object)->ReadPieces({{bytes.size(), 1, {}, {}, out.data(), {}}}).code(),
+              absl::StatusCode::kInvalidArgument);
+    std::string peeked(5, '\0');
+    ASSERT_OK((*object)->PeekRanges({{kBlockBytes - 1, 2}, {7, 3}}, peeked.data()));
+    EXPECT_EQ(peeked, bytes.substr(kBlockBytes - 1, 2) + bytes.substr(7, 3));
+    EXPECT_EQ((*object)->PeekRanges({{bytes.size() - 1, 2}}, peeked.data()).code(),
+              absl::StatusCode::kOutOfRange);
+  }
+}
+
 TEST_F(SessionTest, AbortLeavesNothingAndTheStepCanBeSavedAgain) {
   const auto session = Connect();
   const std::string bytes = RandomBytes(kMiB, 1);
@@ -397,12 +430,8 @@ TEST_F(SessionTest, PersistedObjectsLoadFromStorageByEveryMode) {
   }
 }
 
-// R11: whoever copies bytes to a user verifies them.
-TEST_F(SessionTest, BytesChangedAfterTheSealAreReportedNotReturned) {
-  const auto session = Connect();
-  const std::string bytes = RandomBytes(9 * kMiB, 1);
-  ASSERT_OK(Save(session.get(), 1, "a", bytes));
-  // The writer's own mapping still stands; find it and scribble.
+// Flips a byte of the only slab of at least `length` bytes that this process maps: the writer's own mapping still stands.
+void FlipInSlab(uint64_t length, uint64_t at) {
   std::ifstream maps("/proc/self/maps");
   std::string line;
   char* slab = nullptr;
@@ -410,11 +439,36 @@ TEST_F(SessionTest, BytesChangedAfterTheSealAreReportedNotReturned) {
     unsigned long begin = 0, end = 0;
     if (line.find("rw-s") == std::string::npos || line.find("memfd") == std::string::npos) continue;
     if (std::sscanf(line.c_str(), "%lx-%lx", &begin, &end) != 2) continue;
-    if (end - begin >= bytes.size()) slab = reinterpret_cast<char*>(begin);
+    if (end - begin >= length) slab = reinterpret_cast<char*>(begin);
   }
   ASSERT_NE(slab, nullptr);
-  slab[5 * kMiB] = static_cast<char>(~slab[5 * kMiB]);
+  slab[at] = static_cast<char>(~slab[at]);
+}
+
+// R11: whoever copies bytes to a user verifies them.
+TEST_F(SessionTest, BytesChangedAfterTheSealAreReportedNotReturned) {
+  const auto session = Connect();
+  const std::string bytes = RandomBytes(9 * kMiB, 1);
+  ASSERT_OK(Save(session.get(), 1, "a", bytes));
+  FlipInSlab(bytes.size(), 5 * kMiB);
   const Status status = Load(session.get(), At(1), "a").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("block 1 of 3"));
+}
+
+TEST_F(SessionTest, OfPiecesOnlyTheBlocksTheyTouchMustBeGood) {
+  const auto session = Connect();
+  const std::string bytes = RandomBytes(9 * kMiB, 1);
+  ASSERT_OK(Save(session.get(), 1, "a", bytes));
+  FlipInSlab(bytes.size(), 5 * kMiB);
+  auto object = session->Open(At(1), "a", OpenMode::kRead);
+  ASSERT_TRUE(object.ok()) << object.status();
+  std::string out(16, '\0');
+  const StridedPiece beside = {3, 16, {}, {}, out.data(), {}};
+  ASSERT_OK((*object)->ReadPieces({beside}));
+  EXPECT_EQ(out, bytes.substr(3, 16));
+  const StridedPiece touching = {8 * kMiB - 8, 16, {}, {}, out.data(), {}};
+  const Status status = (*object)->ReadPieces({beside, touching});
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("block 1 of 3"));
 }
@@ -630,6 +684,19 @@ TEST_F(ChunkTest, ChunksSaveAndLoadTheSameBytes) {
     ASSERT_TRUE(entries.ok()) << entries.status();
     EXPECT_TRUE(archive->substr((*entries)[1].offset, (*entries)[1].length) == large);
   }
+}
+
+TEST_F(ChunkTest, PiecesAreReadAndNothingIsPeeked) {
+  const auto session = ConnectWithoutFds();
+  const std::string bytes = RandomBytes(9 * kMiB, 1);
+  ASSERT_OK(Save(session.get(), 1, "a", bytes));
+  auto object = session->Open(At(1), "a", OpenMode::kRead);
+  ASSERT_TRUE(object.ok()) << object.status();
+  std::string out(2 * 100, '\0');
+  const std::vector<int64_t> shape = {2}, from = {5 * kMiB}, into = {100};
+  ASSERT_OK((*object)->ReadPieces({{kMiB, 100, shape, from, out.data(), into}}));
+  EXPECT_EQ(out, bytes.substr(kMiB, 100) + bytes.substr(6 * kMiB, 100));
+  EXPECT_EQ((*object)->PeekRanges({{0, 2}}, out.data()).code(), absl::StatusCode::kUnimplemented);
 }
 
 TEST_F(ChunkTest, MappingsAndPathsArePrivateCopies) {

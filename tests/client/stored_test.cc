@@ -216,6 +216,27 @@ TEST_F(Stored, ARangeIsVerifiedToo) {
   EXPECT_TRUE((*object)->Verify().ok());
 }
 
+TEST_F(Stored, OfPiecesTheBlocksTheyTouchAreVerified) {
+  std::string bytes(9 << 20, '\0');
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 7 >> 3);
+  Put({.step = 4}, "a", bytes);
+  std::fstream file(root_ + "/run/4/a", std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp((4 << 20) + 17);
+  file.put(static_cast<char>(~bytes[(4 << 20) + 17]));
+  file.close();
+  auto object = OpenStored(root_, {"run", 4, 0, -1}, "a");
+  ASSERT_TRUE(object.ok());
+  std::string out(2 * 64, '\0');
+  const std::vector<int64_t> shape = {2}, from = {8 << 20}, into = {64};
+  const StridedPiece beside = {100, 64, shape, from, out.data(), into};
+  ASSERT_TRUE((*object)->ReadPieces({beside}).ok());
+  EXPECT_EQ(out, bytes.substr(100, 64) + bytes.substr((8 << 20) + 100, 64));
+  const StridedPiece touching = {(8 << 20) - 1, 1, {}, {}, out.data(), {}};
+  const Status status = (*object)->ReadPieces({beside, touching});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("block 1 of 3"));
+}
+
 TEST_F(Stored, AnObjectHasAPathAndAMapping) {
   Put({.step = 4}, "a", "0123456789");
   auto object = OpenStored(root_, {"run", 4, 0, -1}, "a");

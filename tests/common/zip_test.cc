@@ -226,6 +226,36 @@ TEST(ZipDirectories, OfDamagedArchivesAreRefusedOrInBounds) {
   }
 }
 
+// A reader that has the ends of an archive finds what one that has all of it does, or says that they are too short.
+TEST(ZipDirectories, OfTheEndsSayTheSameOrThatTheyAreTooShort) {
+  const std::string archive = Archive({{"a/data.pkl", std::string(300, 'p')},
+                                       {"a/data/0", std::string(9000, 'd')},
+                                       {"a/version", "3\n"}},
+                                      64);
+  const auto whole = ReadZipDirectory(archive);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  size_t told = 0;
+  for (uint64_t head = 0; head < 600; head += 7) {
+    for (uint64_t tail = 0; tail < 900; tail += 11) {
+      const absl::string_view all = archive;
+      const auto ends =
+          ReadZipDirectory(ZipEnds{all.substr(0, head), all.substr(all.size() - tail), all.size()});
+      if (!ends.ok()) {
+        ASSERT_EQ(ends.status().code(), absl::StatusCode::kOutOfRange) << ends.status();
+        continue;
+      }
+      ++told;
+      ASSERT_EQ(ends->size(), whole->size());
+      for (size_t i = 0; i < whole->size(); ++i) {
+        ASSERT_EQ((*ends)[i].name, (*whole)[i].name);
+        ASSERT_EQ((*ends)[i].offset, (*whole)[i].offset);
+        ASSERT_EQ((*ends)[i].length, (*whole)[i].length);
+      }
+    }
+  }
+  EXPECT_GT(told, 0u);
+}
+
 TEST(ZipDirectories, OfCompressedArchivesAreRefused) {
   std::string archive = Archive({{"a", "abc"}}, 0);
   const size_t central = archive.rfind("PK\x01\x02");

@@ -70,6 +70,12 @@ void Load(Session* session, uint8_t how) {
     case 4: {
       std::string into(100, '\0');
       (void)InTime("range", [&] { return (*object)->ReadRange(length / 2, 100, into.data()); });
+      const int64_t shape[] = {10}, from[] = {static_cast<int64_t>(length / 20)}, to[] = {10};
+      (void)InTime("pieces", [&] {
+        return (*object)->ReadPieces({{length / 2, 10, shape, from, into.data(), to},
+                                      {length - 1, 1, {}, {}, into.data(), {}}});
+      });
+      (void)InTime("peek", [&] { return (*object)->PeekRanges({{length / 2, 100}}, into.data()); });
       return;
     }
   }

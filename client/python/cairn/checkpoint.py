@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cairn import info, paths
@@ -134,25 +136,24 @@ class Checkpoint:
             missing = self._why_not_found(name, error)
         raise missing
 
-    def _verified(self, name: str) -> _native.Region:
-        """The bytes of an object, mapped where they lie, each of them checked. Raises as `load` does."""
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[_native.OpenObject]:
+        """An object, to read from. Raises as `load` does, also what reading raises."""
         try:
             handle = self._connection._open(
-                paths.CairnPath(self.job, self.step, name), "map", self.attempt, self.revision
+                paths.CairnPath(self.job, self.step, name), "read", self.attempt, self.revision
             )
         except NotFound as error:
             missing = self._why_not_found(name, error)
         else:
             try:
-                region = handle.map()
-                handle.verify()
-                return region
+                yield handle
+                return
             except NotFound as error:
                 # Of something that was open: no reason to begin from nothing.
-                lost = Unavailable(f"{name} was lost while it was read: {error}")
+                missing = Unavailable(f"{name} was lost while it was read: {error}")
             finally:
-                handle.close()  # the mapping keeps the lease by itself
-            raise lost
+                handle.close()
         raise missing
 
     def names(self) -> list[str]:

@@ -35,7 +35,6 @@ import torch.distributed.checkpoint as stock
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import (
-    LoadItemType,
     LoadPlan,
     LoadPlanner,
     ReadItem,
@@ -48,7 +47,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from cairn import _native, distributed, paths, read_index, tensor_archives, unchanged
+from cairn import _native, dcp_reads, distributed, paths, read_index, tensor_archives, unchanged
 from cairn.caching_planner import CachingPlanner
 from cairn.checkpoint import Checkpoint
 from cairn.comparing_planner import ComparingPlanner
@@ -410,41 +409,10 @@ class Reader(StorageReader):
             where = self._storage_data[item.storage_index]
             of_object.setdefault(where.relative_path, []).append((where, item))
         for name, items in of_object.items():
-            self._read_object(name, items, planner)
+            dcp_reads.read_items(self._found(), name, items, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-    def _read_object(
-        self, name: str, items: list[tuple[_StorageInfo, ReadItem]], planner: LoadPlanner
-    ) -> None:
-        region = self._found()._verified(name)
-        last: tuple[int, Any] = (-1, None)  # many pieces of one tensor come one after the other
-        for where, item in sorted(items, key=lambda pair: pair[0].offset):
-            if where.offset + where.length > len(region):
-                raise Corrupt(
-                    f"{item.storage_index.fqn}: bytes {where.offset} to {where.offset + where.length} of "
-                    f"{name}, which has {len(region)}"
-                )
-            piece = region.slice(where.offset, where.length)
-            if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, io.BytesIO(memoryview(piece)))
-                continue
-            if last[0] != where.offset:
-                last = where.offset, _tensor_in(piece, item.storage_index.fqn)
-            saved = last[1]
-            for dim, (offset, length) in enumerate(
-                zip(item.storage_offsets, item.lengths, strict=True)
-            ):
-                saved = saved.narrow(dim, offset, length)
-            target = planner.resolve_tensor(item).detach()
-            if target.size() != saved.size():
-                raise InvalidArgument(
-                    f"{item.storage_index.fqn}: saved as {tuple(saved.size())}, wanted as "
-                    f"{tuple(target.size())}"
-                )
-            target.copy_(saved)
-            planner.commit_tensor(item, target)
 
     def _found(self) -> Checkpoint:
         if self._checkpoint is None:
@@ -453,14 +421,6 @@ class Reader(StorageReader):
 
     def _find(self, job: str, step: int) -> Checkpoint:
         return _checkpoint(self._connection, job, step)
-
-
-def _tensor_in(piece: _native.Region, name: str) -> torch.Tensor:
-    """A view of the tensor that lies there."""
-    saved = tensor_archives.read_tensor(piece)
-    if not isinstance(saved, torch.Tensor):
-        raise Corrupt(f"{name}: a {type(saved).__name__} where a tensor was saved")
-    return saved
 
 
 def _checkpoint(connection: Connection, job: str, step: int) -> Checkpoint:

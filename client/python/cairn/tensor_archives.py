@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cairn import _native, device_memory, torch_format
@@ -127,71 +128,141 @@ class _Shape(NamedTuple):
     """What a pickle says of a plain tensor over the one storage of its archive."""
 
     dtype: Any
+    item_bytes: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int  # in elements
 
 
-_shapes: collections.OrderedDict[bytes, _Shape] = collections.OrderedDict()
+_shapes: collections.OrderedDict[bytes, _Shape | None] = collections.OrderedDict()
 _MOST_PICKLE = 4096  # bytes: a plain tensor's has a few hundred
 
 
-def read_tensor(region: _native.Region) -> Any:
-    """What torch.load(weights_only=True) returns for the archive that `region` holds; of a plain tensor a
-    view of the region. A pickle that was read once is not read again: equal ones mean equal dtype, shape and
-    strides.
+class Found(NamedTuple):
+    """Where a plain tensor's elements lie in an object."""
+
+    dtype: Any
+    item_bytes: int
+    size: tuple[int, ...]
+    strides: tuple[int, ...]  # in bytes
+    offset: int  # of the first
+
+
+def find(ends: _native.ArchiveEnds, index: int, offset: int) -> Found | None:
+    """The tensor in an archive that begins at `offset` of its object, by what was peeked of it. None: it is
+    no plain one, and `read` reads it. A pickle that was read once is not read again: equal ones mean equal
+    dtype, shape and strides."""
+    peeked = ends.at(index)
+    if peeked is None:
+        return None
+    records, head = peeked
+    by_name = {name: (at, length) for name, at, length in records}
+    folder = records[0][0].split("/")[0]
+    storage = by_name.get(f"{folder}/data/0")
+    pickled = _pickle_of(head, by_name, folder)
+    if storage is None or pickled is None or f"{folder}/data/1" in by_name:
+        return None
+    with _mutex:
+        known = pickled in _shapes
+        shape = _shapes.get(pickled)
+        if known:
+            _shapes.move_to_end(pickled)
+    if not known:
+        shape = _shape_of(head, by_name, folder)
+        with _mutex:
+            _shapes[pickled] = shape
+            while len(_shapes) > _KEPT:
+                _shapes.popitem(last=False)
+    if shape is None:
+        return None
+    item = shape.item_bytes
+    at, length = storage
+    reach = sum((n - 1) * stride for n, stride in zip(shape.size, shape.stride, strict=True))
+    if 0 not in shape.size and (shape.offset + reach + 1) * item > length:
+        return None
+    strides = tuple(stride * item for stride in shape.stride)
+    return Found(shape.dtype, item, shape.size, strides, offset + at + shape.offset * item)
+
+
+def _pickle_of(head: bytes, records: dict[str, tuple[int, int]], folder: str) -> bytes | None:
+    """The archive's pickle, if it is one that can be kept: short, and of this machine's byte order."""
+    at, length = records.get(f"{folder}/data.pkl", (0, 0))
+    if not 0 < length <= _MOST_PICKLE or at + length > len(head):
+        return None
+    order, bytes_ = records.get(f"{folder}/byteorder", (0, 0))
+    if head[order : order + bytes_] != sys.byteorder.encode():
+        return None
+    return head[at : at + length]
+
+
+def _shape_of(head: bytes, records: dict[str, tuple[int, int]], folder: str) -> _Shape | None:
+    """By torch's own unpickler, over a storage that nobody has read. None: not a plain tensor's."""
+    torch = torch_format._torch()
+    tensor = torch_format.decode_head(head, records, folder)
+    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
+        return None
+    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.requires_grad:
+        return None
+    return _Shape(
+        tensor.dtype,
+        tensor.element_size(),
+        tuple(tensor.size()),
+        tensor.stride(),
+        tensor.storage_offset(),
+    )
+
+
+def read(region: _native.Region) -> Any:
+    """What torch.load(weights_only=True) returns for the archive that `region` holds.
 
     Raises:
       as torch.load.
     """
-    torch = torch_format._torch()
-    records = {name: (at, length) for name, at, length in _native.zip_directory(region)}
-    folder = next(iter(records), "").split("/")[0]
-    storage = records.get(f"{folder}/data/0")
-    pickled = _pickle_of(region, records, folder)
-    if storage is None or pickled is None or f"{folder}/data/1" in records:
-        return _load(region)
-    with _mutex:
-        shape = _shapes.get(pickled)
-        if shape is not None:
-            _shapes.move_to_end(pickled)
-    if shape is None:
-        tensor = _load(region)
-        if type(tensor) is torch.Tensor and tensor.layout == torch.strided:
-            _note(pickled, tensor)
-        return tensor
-    at, length = storage
-    if length == 0:
-        return torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype)
-    raw = torch.frombuffer(region, dtype=torch.uint8, count=length, offset=at).view(shape.dtype)
-    return raw.as_strided(shape.size, shape.stride, shape.offset)
-
-
-def _pickle_of(
-    region: _native.Region, records: dict[str, tuple[int, int]], folder: str
-) -> bytes | None:
-    """The archive's pickle, if it is one that can be kept: short, and of this machine's byte order."""
-    at, length = records.get(f"{folder}/data.pkl", (0, 0))
-    if not 0 < length <= _MOST_PICKLE:
-        return None
-    view = memoryview(region)
-    order, bytes_ = records.get(f"{folder}/byteorder", (0, 0))
-    if bytes(view[order : order + bytes_]) != sys.byteorder.encode():
-        return None
-    return bytes(view[at : at + length])
-
-
-def _note(pickled: bytes, tensor: Any) -> None:
-    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.requires_grad:
-        return
-    shape = _Shape(
-        tensor.dtype, tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset()
-    )
-    with _mutex:
-        _shapes[pickled] = shape
-        while len(_shapes) > _KEPT:
-            _shapes.popitem(last=False)
-
-
-def _load(region: _native.Region) -> Any:
     return torch_format.decode(region, map_location="cpu", weights_only=True, own_memory_bytes=0)
+
+
+# --- pieces -------------------------------------------------------------------------------------------
+
+
+def piece(
+    found: Found, offsets: Sequence[int], lengths: Sequence[int], target: Any
+) -> _native._Piece | None:
+    """What `target` wants of a tensor: its part of `lengths` from `offsets` on. None: not bytes as they are,
+    each to a place of its own in this machine's memory."""
+    torch = torch_format._torch()
+    if type(target) is not torch.Tensor or target.layout != torch.strided:
+        return None
+    if target.dtype != found.dtype or target.device.type != "cpu":
+        return None
+    if target.is_quantized or target.is_conj() or target.is_neg():
+        return None
+    size = tuple(target.size())
+    if not len(offsets) == len(found.size) == len(size) or size != tuple(lengths):
+        return None
+    at = found.offset
+    for whole, begin, length, stride in zip(
+        found.size, offsets, lengths, found.strides, strict=True
+    ):
+        if not 0 <= begin <= whole - length:
+            return None
+        at += begin * stride
+    stride = target.stride()
+    if 0 in size:
+        return None
+    if not target.is_contiguous() and _overlaps(size, stride):
+        return None
+    item = found.item_bytes
+    there = tuple(step * item for step in stride)
+    return (at, item, size, found.strides, target.data_ptr(), there)
+
+
+def _overlaps(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether two elements may have one place. Not so where each dimension steps over all of the next."""
+    reach = 1
+    for step, count in sorted(zip(stride, size, strict=True)):
+        if count == 1:
+            continue
+        if step < reach:
+            return True
+        reach += (count - 1) * step
+    return False

@@ -387,6 +387,33 @@ class _Reader:
         return self.get_record(name).decode() if self.has_record(name) else ""
 
 
+class _HeadReader(_Reader):
+    """The same over an archive's first bytes: what its storages hold is not there."""
+
+    def __init__(
+        self, torch: Any, head: bytes, records: dict[str, tuple[int, int]], folder: str
+    ) -> None:
+        self._torch = torch
+        self._view = memoryview(head)
+        self._folder = folder + "/"
+        self._records = records
+
+    def get_record(self, name: str) -> bytes:
+        offset, length = self._records[self._folder + name]
+        if offset + length > len(self._view):
+            raise Corrupt(f"{name} is not in the archive's first bytes")
+        return bytes(self._view[offset : offset + length])
+
+    def get_storage_from_record(self, name: str, nbytes: int, _dtype: Any) -> Any:
+        _, length = self._records[self._folder + name]
+        if nbytes > length:
+            raise Corrupt(f"{name} has {length} bytes, its tensor wants {nbytes}")
+        return self._torch.empty(nbytes, dtype=self._torch.uint8)  # never touched
+
+    def serialization_id(self) -> str:
+        return ""  # torch only counts them
+
+
 def _is_true(variable: str) -> bool:
     return os.environ.get(variable, "0").lower() in ("1", "y", "yes", "true")
 
@@ -406,6 +433,20 @@ def _unpickler(torch: Any, pickle_module: Any, weights_only: bool | None, extra:
     if pickle_module is not None or extra:
         return None
     return torch.serialization._weights_only_unpickler
+
+
+def decode_head(head: bytes, records: dict[str, tuple[int, int]], folder: str) -> Any:
+    """What torch.load(weights_only=True) would return for an archive that begins with `head`, over storages
+    that nobody has read. None: torch has to have all of it."""
+    torch = _torch()
+    unpickler = _unpickler(torch, None, True, False)
+    if unpickler is None:
+        return None
+    try:
+        reader = _HeadReader(torch, head, records, folder)
+        return torch.serialization._load(reader, "cpu", unpickler, encoding="utf-8")
+    except Exception:
+        return None
 
 
 def default_mmap() -> bool:

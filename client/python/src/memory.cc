@@ -8,7 +8,6 @@
 #include "client/cpp/huge_memory.h"
 #include "client/python/src/call.h"
 #include "client/python/src/devices.h"
-#include "common/zip.h"
 
 namespace cairn::python {
 
@@ -71,16 +70,18 @@ py::buffer_info RegionBuffer(Region& region) {
                          /*readonly=*/false);
 }
 
+py::str NameOf(const ZipEntry& record) {
+  return py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(
+      record.name.data(), static_cast<Py_ssize_t>(record.name.size()), "surrogateescape"));
+}
+
 std::vector<std::tuple<py::str, uint64_t, uint64_t>> ZipDirectory(const Region& region) {
   const auto entries =
       Call([&] { return ReadZipDirectory(absl::string_view(region.data, region.length)); });
   std::vector<std::tuple<py::str, uint64_t, uint64_t>> result;
   result.reserve(entries.size());
   for (const ZipEntry& entry : entries) {
-    result.emplace_back(
-        py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(
-            entry.name.data(), static_cast<Py_ssize_t>(entry.name.size()), "surrogateescape")),
-        entry.offset, entry.length);
+    result.emplace_back(NameOf(entry), entry.offset, entry.length);
   }
   return result;
 }

@@ -14,6 +14,7 @@
 #include "client/cpp/device_reader.h"
 #include "client/cpp/session.h"
 #include "common/status.h"
+#include "common/zip.h"
 
 namespace cairn::python {
 
@@ -59,6 +60,7 @@ struct Region {
 // Private zero pages. Does not need the GIL.
 StatusOr<Region> MakeMemory(uint64_t length);
 py::buffer_info RegionBuffer(Region& region);
+py::str NameOf(const ZipEntry& record);
 // (name, offset, length) of every record of the zip archive in `region`.
 std::vector<std::tuple<py::str, uint64_t, uint64_t>> ZipDirectory(const Region& region);
 

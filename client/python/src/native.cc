@@ -16,6 +16,7 @@
 #include "client/cpp/session.h"
 #include "client/python/src/call.h"
 #include "client/python/src/memory.h"
+#include "client/python/src/pieces.h"
 #include "client/python/src/planning.h"
 #include "client/python/src/step.h"
 #include "client/python/src/values.h"
@@ -91,6 +92,12 @@ class PyObjectHandle {
   void Verify() const {
     OpenObject& object = get();
     Call([&] { return object.Verify(); });
+  }
+  ArchiveEnds PeekArchives(const py::sequence& places) const {
+    return ArchiveEnds::Peek(get(), places);
+  }
+  bool ReadPieces(const py::sequence& pieces, const ArchiveEnds* peeked) const {
+    return cairn::python::ReadPieces(get(), pieces, peeked);
   }
 
  private:
@@ -262,6 +269,9 @@ void DefineRegion(py::module_& module) {
 }
 
 void DefineOpenObject(py::module_& module) {
+  py::class_<ArchiveEnds>(module, "ArchiveEnds")
+      .def("__len__", &ArchiveEnds::size)
+      .def("at", &ArchiveEnds::At, arg("index"));
   py::class_<PyObjectHandle>(module, "OpenObject")
       .def("info", &PyObjectHandle::Info)
       .def("read", &PyObjectHandle::Read)
@@ -269,6 +279,8 @@ void DefineOpenObject(py::module_& module) {
       .def("map", &PyObjectHandle::Map)
       .def("path", &PyObjectHandle::Path)
       .def("verify", &PyObjectHandle::Verify)
+      .def("peek_archives", &PyObjectHandle::PeekArchives, arg("places"))
+      .def("read_pieces", &PyObjectHandle::ReadPieces, arg("pieces"), arg("peeked") = nullptr)
       .def("close", &PyObjectHandle::Close);
 }
 
