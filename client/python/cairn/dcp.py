@@ -497,9 +497,10 @@ def async_save(
     returns when this rank's part is copied, unless another `async_stager` is given.
 
     Args:
+      process_group: None: a gloo group of all ranks of its own, so that what DCP's thread says in it does not
+          get mixed up with the training's collectives. The first call makes it, on every rank.
       overlap: an optimizer, several, or tensors, as of `Connection.save_async`: it returns before what only
-          their step changes is copied, and that step, or `fence`, waits for the copy. The ranks then agree
-          over a group of their own, if none is given.
+          their step changes is copied, and that step, or `fence`, waits for the copy.
 
     Raises:
       ValueError: the connection is not the group's rank; AsyncCheckpointerType.PROCESS; `overlap` beside an
@@ -512,7 +513,7 @@ def async_save(
         raise InvalidArgument("overlap: the async_stager that is given decides when it copies")
     alone = _alone(process_group, bool(arguments.get("no_dist")))
     _check_group(connection, process_group, alone)
-    if overlap is not None and process_group is None and not alone:
+    if process_group is None and not alone:
         process_group = distributed.own_group()
     if planner is None:
         together = arguments.get("use_collectives", True) and not alone
