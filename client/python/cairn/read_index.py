@@ -196,9 +196,8 @@ def read(checkpoint: Checkpoint, name: str) -> Metadata | None:
     if numpy is None:
         return None
     try:
-        # A copy, which holds no lease while the Metadata lives.
-        index = Index(bytes(memoryview(checkpoint._verified(name + SUFFIX))), name + SUFFIX)
-        if not index.belongs_to(memoryview(checkpoint._verified(name))):
+        index = Index(checkpoint.load(name + SUFFIX), name + SUFFIX)
+        if not index.belongs_to(checkpoint.load(name)):
             raise Corrupt(f"{name}{SUFFIX}: is of another {name}")
     except MissingObject:
         return None
