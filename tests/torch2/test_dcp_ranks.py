@@ -60,7 +60,7 @@ def run_ranks(world: int, script: str, job: str, node: Node, folder: Path) -> li
         PRELUDE
         + textwrap.dedent(script)
         + "\ndist.barrier()\ndist.destroy_process_group()\nc.close()\n"
-        # PyTorch's gloo sometimes ends a process at its exit, with "terminate called without an active exception".
+        # PyTorch's gloo sometimes aborts a process at exit: "terminate called without an active exception".
         + "sys.stdout.flush()\nos._exit(0)\n"
     )
     ranks = [
