@@ -34,7 +34,7 @@ def test_what_the_page_shows_runs(monkeypatch: pytest.MonkeyPatch) -> None:
             exec(block, names)
             names["step"] = 7  # one after those of the first block
         assert names["saving"].ok and names["found"].step == 7
-        assert names["c"].latest().step == 12
+        assert names["c"].latest().step == 13
         names["c"].close()
     finally:
         node.remove()
