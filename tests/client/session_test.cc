@@ -249,7 +249,13 @@ TEST_F(SessionTest, AZipOpensFromTheSlabByItsPath) {
   for (Step step : {1, 2, 3}) {  // later ones in recycled slabs, whose old bytes lie in the gap
     auto writer = session->BeginStep(step);
     ASSERT_TRUE(writer.ok());
-    ASSERT_OK((*writer)->WriteZip("model.pt", ObjectKind::kTorch, *plan, records));
+    if (step == 2) {
+      const StepWriter::Item items[] = {{"beside", ObjectKind::kRaw, {records[0]}},
+                                        {"model.pt", ObjectKind::kTorch, records, &*plan}};
+      ASSERT_OK((*writer)->WriteMany(items));
+    } else {
+      ASSERT_OK((*writer)->WriteZip("model.pt", ObjectKind::kTorch, *plan, records));
+    }
     ASSERT_TRUE((*writer)->Commit({}).ok());
     auto object = session->Open(At(step), "model.pt", OpenMode::kFile);
     ASSERT_TRUE(object.ok()) << object.status();
