@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -142,7 +144,7 @@ def test_a_tensor_that_changed_without_a_fence_is_named_and_nothing_is_saved(
         state["layer"]["weight"] += 1
     assert saving.wait(30)
     with pytest.raises(cairn.FailedPrecondition, match="m.pt: layer.weight; call fence"):
-        c.save_async(3, {"m.pt": state}, overlap=tensors)
+        c.fence()
     assert c.latest().step == 1  # promise 1: nothing torn ever counts
     with pytest.raises(cairn.NotFound):
         c.load("2/m.pt")
@@ -310,3 +312,158 @@ def test_objects_that_cannot_be_pickled_fail_at_once(c: cairn.Connection) -> Non
         c.save_async(1, {"f.pt": lambda: None})
     assert c.save_async(1, {"w.pt": 1}).wait(30)
     assert c.load("1/w.pt") == 1
+
+
+def test_an_overlap_of_nothing_copies_all_at_once(node: Node, c: cairn.Connection) -> None:
+    buffer = torch.zeros(1000)
+    with standing_still(node):
+        saving = c.save_async(1, {"b.pt": buffer}, overlap=[])
+        buffer += 1
+    assert saving.wait(30) and saving.ok
+    assert not c.load("1/b.pt").any()
+
+
+class Box:
+    """Something that is neither a container nor a tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def test_what_hides_in_other_objects_is_copied_at_once(node: Node, c: cairn.Connection) -> None:
+    """It may share memory with a parameter, and not its version."""
+    parameter = torch.zeros(1000)
+    hidden = parameter.data
+    with standing_still(node):
+        saving = c.save_async(
+            1, {"s.pt": {"p": parameter, "box": Box(hidden)}}, overlap=[parameter]
+        )
+        hidden += 1
+    assert saving.wait(30) and saving.ok
+    assert not c.load("1/s.pt", weights_only=False)["box"].tensor.any()
+
+
+@contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """By SIGINT, and so a KeyboardInterrupt, in the main thread."""
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(seconds, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        timer.join()
+
+
+def test_who_is_interrupted_before_all_is_copied_has_saved_nothing(
+    node: Node, c: cairn.Connection
+) -> None:
+    weights = torch.zeros(1000)
+    c.save_async(1, {"w.pt": weights}).wait(30)
+    with standing_still(node):
+        with interrupted_after(0.3):
+            c.save_async(2, {"w.pt": weights})
+        weights += 1
+    assert c.fence()
+    assert c.save_async(3, {"w.pt": weights}).wait(30)
+    assert c.latest().step == 3
+    with pytest.raises(cairn.NotFound):
+        c.load("2/w.pt")
+
+
+def test_who_is_interrupted_where_a_save_begins_can_save_again(node: Node, job: str) -> None:
+    with cairn.connect(job, timeout=2) as c:  # its attempt is chosen by the first save
+        with standing_still(node), interrupted_after(0.3):
+            c.save_async(1, {"w.pt": 1}, overlap=torch.ones(1))
+        assert c.fence(timeout=5)
+        assert c.save_async(2, {"w.pt": 1}).wait(30)
+        assert c.latest().step == 2
+
+
+def test_a_save_within_a_save_is_refused(node: Node, c: cairn.Connection) -> None:
+    refused: list[BaseException] = []
+
+    def handler(*_: Any) -> None:
+        try:
+            c.save_async(3, {"w.pt": 1})
+        except cairn.FailedPrecondition as error:
+            refused.append(error)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        weights = torch.zeros(1000)
+        with standing_still(node):
+            c.save_async(1, {"w.pt": weights}, overlap=[weights])
+            alarm = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+            going_on = threading.Timer(0.6, lambda: os.kill(node.daemon_pid(), signal.SIGCONT))
+            alarm.start()
+            going_on.start()
+            assert c.save_async(2, {"w.pt": weights}).wait(30)  # waits for the one before
+            going_on.join()
+        assert len(refused) == 1 and "within save_async" in str(refused[0])
+        assert c.latest().step == 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_daemon_that_does_not_answer_is_waited_for_once(node: Node, job: str) -> None:
+    weights = torch.zeros(1000)
+    with cairn.connect(job, timeout=2) as c, warnings.catch_warnings():
+        warnings.simplefilter("ignore", cairn.CairnWarning)
+        c.save_async(1, {"w.pt": weights}).wait(30)
+        with standing_still(node):
+            begin = time.monotonic()
+            saving = c.save_async(2, {"w.pt": weights}, overlap=[weights])
+            assert c.fence()
+            assert time.monotonic() - begin < 3.5
+            assert saving.wait(5)
+        assert isinstance(saving.error, (cairn.Timeout, cairn.Unavailable))
+        assert c.save_async(3, {"w.pt": weights}).wait(30)
+
+
+def test_nothing_of_a_save_stays_alive(node: Node, c: cairn.Connection) -> None:
+    def save(step: int, **arguments: Any) -> weakref.ref[torch.Tensor]:
+        weights = torch.zeros(1000)
+        saving = c.save_async(step, {"w.pt": weights}, overlap=[weights], **arguments)
+        saving.wait(30)
+        return weakref.ref(weights)
+
+    def save_that_fails() -> weakref.ref[torch.Tensor]:
+        weights = torch.zeros(1000)
+        saving = c.save_async(1, {"w.pt": weights}, overlap=[weights], writers=1)
+        saving.wait(30)
+        weights = torch.zeros(1000)
+        with standing_still(node):
+            saving = c.save_async(5, {"w.pt": weights}, overlap=[weights])
+            weights += 1
+        saving.wait(30)
+        with pytest.raises(cairn.FailedPrecondition):
+            c.fence()
+        return weakref.ref(weights)
+
+    of_good, of_bad = save(4), save_that_fails()
+    gc.collect()
+    assert of_good() is None and of_bad() is None
+
+
+def test_notes_that_are_no_strings_are_refused_at_once(c: cairn.Connection) -> None:
+    with pytest.raises(ValueError, match="notes: 1 is of type int"):
+        c.save_async(1, {"w.pt": 1}, notes={"a": 1})  # type: ignore[dict-item]
+
+
+def test_the_next_save_begins_before_it_tells_of_the_one_before(
+    node: Node, c: cairn.Connection
+) -> None:
+    weights = torch.zeros(1000)
+    with standing_still(node):
+        saving = c.save_async(1, {"w.pt": weights}, overlap=[weights])
+        weights += 1
+    assert saving.wait(30)
+    with pytest.raises(cairn.FailedPrecondition, match="changed while"):
+        c.save_async(2, {"w.pt": weights})
+    assert c.fence()
+    c.close()
+    with cairn.connect(c.job) as again:
+        assert again.latest().step == 2

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import signal
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -421,3 +425,91 @@ def test_a_process_of_its_own_is_refused_and_nothing_hangs(c: cairn.Connection) 
     with pytest.raises(cairn.FailedPrecondition, match="in its own process"):
         pickle.dumps(writer)
     writer.synchronize_staging()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_async_save_that_fails_before_it_begins_is_over(
+    c: cairn.Connection, overlap: bool
+) -> None:
+    weight = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    writer = Writer(c, overlap=optimizer if overlap else None)
+    done = stock.async_save(
+        {"w": weight}, checkpoint_id="cairn://of-another-job/3", storage_writer=writer, no_dist=True
+    )
+    with pytest.raises(ValueError, match="checkpoint_id"):
+        done.result()
+    assert c.fence(timeout=10)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    # The same Writer again, without staging: what had been watched is forgotten.
+    stock.save(
+        {"w": weight}, checkpoint_id=f"cairn://{c.job}/4", storage_writer=writer, no_dist=True
+    )
+    assert c.latest().step == 4
+
+
+class Slow(stock.DefaultSavePlanner):
+    """Plans when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Event()
+
+    def create_local_plan(self) -> Any:
+        self.may.wait(20)
+        return super().create_local_plan()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_parameter_that_moved_before_it_was_copied_fails_the_save(c: cairn.Connection) -> None:
+    layer = torch.nn.Linear(4, 4)
+    planner = Slow()
+    done = cairn.dcp.async_save(
+        dict(layer.named_parameters()),
+        c,
+        1,
+        planner=planner,
+        overlap=list(layer.parameters()),
+        no_dist=True,
+    )
+    layer.weight.data = torch.zeros(4, 4)
+    planner.may.set()
+    with pytest.raises(CheckpointException, match="weight; call fence"):
+        done.result()
+    with pytest.raises(cairn.NotFound):
+        c.latest()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_who_is_interrupted_while_it_is_copied_has_saved_nothing(c: cairn.Connection) -> None:
+    planner = Slow()
+    writer = Writer(c, 1, alone=True)
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        stock.async_save(
+            {"w": torch.zeros(3)}, storage_writer=writer, planner=planner, no_dist=True
+        )
+    planner.may.set()
+    writer.stage({})  # waits for the save
+    with pytest.raises(cairn.NotFound):
+        c.latest()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_save_that_is_over_keeps_no_model_alive(c: cairn.Connection) -> None:
+    def save() -> weakref.ref[Any]:
+        layer = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+        cairn.dcp.async_save(
+            dict(layer.named_parameters()), c, 1, overlap=optimizer, no_dist=True
+        ).result()
+        return weakref.ref(layer)
+
+    layer = save()
+    gc.collect()
+    assert layer() is None

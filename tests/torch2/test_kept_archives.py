@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import kinds
+import numpy
 import pytest
 import torch
 from cairn import kept_archives, torch_format
@@ -172,3 +173,36 @@ def test_the_metadata_of_a_state_dict_is_part_of_it() -> None:
     kept_archives.forget()
     records(a)
     assert records(b) == expected
+
+
+def with_attributes(**attributes: Any) -> collections.OrderedDict[str, Any]:
+    found: collections.OrderedDict[str, Any] = collections.OrderedDict()
+    found.__dict__.update(attributes)
+    return found
+
+
+def test_attributes_of_one_are_not_taken_for_the_next_element() -> None:
+    a = [with_attributes(x=1), with_attributes(), {"x": 2}]
+    b = [with_attributes(), {"x": 1}, with_attributes(x=2)]
+    expected = records(b)
+    kept_archives.forget()
+    records(a)
+    assert records(b) == expected
+
+
+def test_two_storages_over_one_memory_stay_two() -> None:
+    array = numpy.zeros(4, dtype=numpy.float32)
+    two = [torch.from_numpy(array), torch.from_numpy(array)]
+    one = torch.zeros(4)
+    expected = records(two)
+    kept_archives.forget()
+    records([one, one.view(4)])
+    assert records(two) == expected
+
+
+def test_nan_equals_itself_and_no_other() -> None:
+    nan = float("nan")
+    expected = records({"x": -nan})
+    kept_archives.forget()
+    records({"x": nan})
+    assert records({"x": -nan}) == expected

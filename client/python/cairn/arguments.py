@@ -40,6 +40,18 @@ def integer_of_64_bits(field: str, value: Any) -> int:
     return number
 
 
+def texts(field: str, value: Any) -> dict[str, str]:
+    """A mapping of strings to strings."""
+    try:
+        found = dict(value)
+    except (TypeError, ValueError):
+        raise _refuse(field, value, "a mapping of strings") from None
+    for each in (*found, *found.values()):
+        if not isinstance(each, str):
+            raise _refuse(field, each, "a string")
+    return found
+
+
 def seconds(field: str, value: Any) -> float:
     """A number above 0 and not without end."""
     if isinstance(value, (bool, str, bytes)):

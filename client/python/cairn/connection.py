@@ -264,7 +264,7 @@ class Connection:
             self._note_failure,
             self._note_commit,
             strict=strict,
-            notes=dict(notes or {}),
+            notes=arguments.texts("notes", notes or {}),
             describe=lambda: self._describe_writer(alone=writers == 1 or self.world_size == 1),
         )
 
@@ -291,8 +291,11 @@ class Connection:
         Where no torch.optim.Optimizer changes the tensors, and before torch 2, call `fence` before they
         change. A tensor that changed all the same before its copy had ended makes the save fail, by name.
 
-        One save goes on at a time. Of one that failed the next `save_async`, `fence` or `close` tells, in the
-        way of `step`: with a warning, or raising.
+        One save goes on at a time. Of one that failed the next `save_async`, which has begun its own by then,
+        `fence` or `close` tells, in the way of `step`: with a warning, or raising.
+
+        What changes memory and not the version of its tensor goes unseen: `tensor.data.mul_()`, a kernel of
+        one's own. A storage must not be resized before the copy has ended.
 
         Args:
           objects: by name, as for `Step.save`.

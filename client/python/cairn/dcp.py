@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 METADATA = ".metadata"
 LATEST = "latest"
 _LOOK_AGAIN_S = 0.05
+_BEGINS_WITHIN_S = 60.0
 
 __all__ = ["Reader", "Writer", "async_save", "load", "save"]
 
@@ -141,14 +142,16 @@ class Writer(StorageWriter, AsyncStager):
         self._rank_metadata = False
         self._copied = threading.Event()
         self._awaited = False  # somebody waits for the copy
-        self._overlap = unchanged.optimizers_and_tensors(overlap)
-        self._synchronize_after_execute = not self._overlap
+        self._overlap = None if overlap is None else unchanged.optimizers_and_tensors(overlap)
+        self._synchronize_after_execute = self._overlap is None
         self._watch: unchanged.Watch | None = None
         self._watched_in: Any = None
-        self._stages = False
-        self._saver: threading.Thread | None = None  # of the async_save, once it has begun
+        self._staged_at: float | None = None  # of the last async_save
+        self._saver: threading.Thread | None = None  # of that, once it has begun
+        self._abandoned = False  # who waited for its copy does not wait any more
 
     def reset(self, checkpoint_id: Any = None) -> None:
+        self._in_save()
         self._drop()
         if checkpoint_id is not None:
             _, self._number = _step_of(checkpoint_id, self._connection, to_write=True)
@@ -165,8 +168,7 @@ class Writer(StorageWriter, AsyncStager):
     def storage_meta(self) -> StorageMeta:
         """The first call of a save, on every rank: the step is entered here, also where planning then
         fails, so that the next save of the same step has the same revision on all ranks."""
-        if self._stages and self._saver is None:
-            self._saver = threading.current_thread()
+        self._in_save()
         self._enter()
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id())
 
@@ -185,11 +187,12 @@ class Writer(StorageWriter, AsyncStager):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         try:
             results = self._copy(plan, planner)
+            if self._abandoned:
+                raise FailedPrecondition("nobody waited any more for what was to be copied")
             if self._watch is not None:
-                self._watch.check({"state_dict": self._watched_in})
+                self._watch.check({"state_dict": self._watched_in}, places=True)
         finally:
-            self._watch = self._watched_in = None
-            self._copied.set()
+            self._forget_staging()
         if not self._commits_last:
             self._commit()
         done: Future[list[WriteResult]] = Future()
@@ -240,14 +243,19 @@ class Writer(StorageWriter, AsyncStager):
         saver = self._saver
         if saver is not None and saver is not threading.current_thread():
             saver.join()  # the save before
-        self._stages, self._saver, self._awaited = True, None, False
+        self._staged_at, self._saver = time.monotonic(), None
+        self._awaited = self._abandoned = False
         self._copied.clear()
-        if not self._overlap:
+        if self._overlap is None:
             return state_dict
-        self._watch = unchanged.Watch(self._overlap)
-        self._watched_in = state_dict
-        staged = _copied(state_dict, self._watch)
-        self._watch.complete()
+        try:
+            self._watch = unchanged.Watch(self._overlap)
+            self._watched_in = state_dict
+            staged = _copied(state_dict, self._watch)
+            self._watch.complete()
+        except BaseException:
+            self._forget_staging()
+            raise
         savings = self._connection._savings
         savings.fence_before_steps_of(self._overlap)
         savings.hold(self._wait_copied)
@@ -255,7 +263,22 @@ class Writer(StorageWriter, AsyncStager):
 
     def synchronize_staging(self) -> None:
         """Until this rank's part is copied, or the save has failed."""
-        self._wait_copied(None)
+        try:
+            self._wait_copied(None)
+        except BaseException:
+            self._abandoned = True
+            raise
+
+    def _in_save(self) -> None:
+        """In the thread that saves, at the begin of a save: the staged one, or one without."""
+        if self._staged_at is not None and self._saver is None:
+            self._saver = threading.current_thread()
+        elif self._saver is not threading.current_thread():
+            self._forget_staging()
+
+    def _forget_staging(self) -> None:
+        self._watch = self._watched_in = None
+        self._copied.set()
 
     def _wait_copied(self, timeout: float | None) -> bool:
         end = None if timeout is None else time.monotonic() + timeout
@@ -264,10 +287,13 @@ class Writer(StorageWriter, AsyncStager):
         if part is not None and self._awaited:
             part._copy_beside(False)
         while not self._copied.wait(_LOOK_AGAIN_S if timeout != 0 else 0):
-            saver = self._saver
-            if saver is not None and not saver.is_alive():
-                return True
-            if end is not None and time.monotonic() >= end:
+            saver, now = self._saver, time.monotonic()
+            if saver is None:
+                # DCP has begun no save, as where it got no thread. If it does later it will not be taken.
+                self._abandoned = now - (self._staged_at or now) > _BEGINS_WITHIN_S
+            if self._abandoned or (saver is not None and not saver.is_alive()):
+                self._forget_staging()
+            elif end is not None and now >= end:
                 return False
         return True
 

@@ -2,12 +2,14 @@
 
 What torch.save writes around the storages depends on the containers, the values that are no tensors, and of
 each tensor on its type, dtype, shape, strides, place in its storage and which storage that is. Where all of
-these are as they were, so is what torch wrote; only the storages are elsewhere, or hold something else.
+these are as they were, so is what torch wrote, but for equal strings of which torch writes one only once;
+the storages are elsewhere, or hold something else.
 """
 
 from __future__ import annotations
 
 import collections
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -51,7 +53,7 @@ class Structure:
         self.key: Key | None = None
         self._parts: list[Any] = []
         self._objects: dict[int, int] = {}  # by id: `obj` keeps them alive
-        self._numbers: dict[int, int] = {}  # of storages, by address
+        self._numbers: dict[int, int] = {}  # of storages, as torch tells them apart
         self._tensor, self._parameter = torch.Tensor, torch.nn.Parameter
         self._strided = torch.strided
         self._values = (torch.dtype, torch.Size)
@@ -67,7 +69,7 @@ class Structure:
             self._parts.append((kind, obj))
             return
         if kind is float:
-            self._parts.append(obj.hex())  # tells 0.0 from -0.0
+            self._parts.append(struct.pack("<d", obj))  # tells 0.0 from -0.0, and equals itself
             return
         # The same object twice is pickled once.
         known = self._objects.get(id(obj))
@@ -78,12 +80,13 @@ class Structure:
         if kind is self._tensor or kind is self._parameter:
             self._add_tensor(kind, obj)
         elif kind is dict or kind is collections.OrderedDict:
-            self._parts.append((kind, len(obj)))
+            attributes = None if kind is dict else obj.__dict__  # as state_dict()'s _metadata
+            self._parts.append((kind, len(obj), bool(attributes)))
             for key, value in obj.items():
                 self._add(key)
                 self._add(value)
-            if kind is not dict and obj.__dict__:  # as state_dict()'s _metadata
-                self._add(obj.__dict__)
+            if attributes:
+                self._add(attributes)
         elif kind is list or kind is tuple:
             self._parts.append((kind, len(obj)))
             for value in obj:
@@ -109,9 +112,9 @@ class Structure:
         address, length = storage.data_ptr(), storage.nbytes()
         if not address:
             raise _Unknown  # which of the empty ones it is, an address does not tell
-        number = self._numbers.get(address)
+        number = self._numbers.get(storage._cdata)
         if number is None:
-            number = self._numbers[address] = len(self.storages)
+            number = self._numbers[storage._cdata] = len(self.storages)
             self.storages.append((storage, address))
         self.tensors.append((tensor, address))
         self._parts.append(
@@ -159,6 +162,8 @@ def note(structure: Structure, payload: Payload, addresses: list[int | None]) ->
     if structure.key is None or payload.records is None:
         return
     numbers = {address: i for i, (_, address) in enumerate(structure.storages)}
+    if len(numbers) != len(structure.storages):
+        return  # two over the same memory, which the addresses do not tell apart
     storages, written = [], 0
     records: list[tuple[str, Where, int]] = []
     for i, ((path, where, length), address) in enumerate(

@@ -6,14 +6,24 @@ meanwhile, and commits.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cairn import numpy_format, paths, torch_format, unchanged
-from cairn.errors import Error, InvalidArgument, is_callers_own
+from cairn.errors import (
+    Error,
+    FailedPrecondition,
+    InvalidArgument,
+    Timeout,
+    Unavailable,
+    is_callers_own,
+)
 
 if TYPE_CHECKING:
     from cairn import _native
@@ -35,6 +45,9 @@ def _encode(obj: Any, watch: unchanged.Watch | None) -> Payload:
     if watch is None:
         return torch_format.encode(obj, structure=structure)
     tensors: unchanged.Tensors = structure.tensors
+    if structure.key is None and not unchanged.is_transparent(obj):
+        # What else is in there may share memory with the tensors that a step changes.
+        return torch_format.encode(obj, stays=frozenset())
     if structure.key is None:
         tensors = (
             (unchanged.local(tensor), unchanged.address(tensor))
@@ -67,6 +80,7 @@ class Saving:
         self._done = threading.Event()
         self._failure: BaseException | None = None
         self._reported = part is None
+        self._abandoned = False  # who began it was interrupted before it was copied
         self._bytes = 0
         self._copied = 0
         if part is None:
@@ -139,19 +153,40 @@ class Saving:
         watch: unchanged.Watch | None,
     ) -> None:
         """`payloads` of `sources`."""
-        assert self._part is not None
+        part = self._part
+        assert part is not None
         self._objects, self._watch = sources, watch
-        objects = [payload.as_object(name) for name, payload in payloads]
-        self._bytes = sum(length for *_, sources in objects for _, length in sources)
+        thread = threading.Thread(
+            target=self._go_on, args=(payloads,), name=f"cairn-save-{self.step}"
+        )
         try:
-            self._part.begin()
-            self._writing = self._part._write_later(objects)
-            # It keeps what the addresses point into.
-            threading.Thread(
-                target=self._go_on, args=(payloads,), name=f"cairn-save-{self.step}"
-            ).start()
-        except (Error, RuntimeError) as failure:  # RuntimeError: no thread
-            self._end(failure)
+            objects = [payload.as_object(name) for name, payload in payloads]
+            self._bytes = sum(length for *_, sources in objects for _, length in sources)
+            part.begin()
+            self._writing = part._write_later(objects)
+            thread.start()  # it keeps what the addresses point into
+        except BaseException as failure:
+            told = isinstance(failure, (Error, RuntimeError))  # RuntimeError: no thread
+            self._reported = not told
+            if thread.ident is not None:
+                self._abandoned = True  # the thread ends it
+            else:
+                self._wait_written()
+                self._end(failure if told else Error(f"interrupted by {type(failure).__name__}"))
+            if not told:
+                raise
+
+    def _abandon(self) -> None:
+        """It is not known any more that nothing changes before it is copied: it will not be committed."""
+        self._abandoned = self._reported = True
+
+    def _wait_written(self) -> None:
+        while self._writing is not None:
+            self._hurry()
+            with contextlib.suppress(Error):
+                if not self._writing.wait(_WAIT_SLICE_S):
+                    continue
+            self._writing = None
 
     def _hurry(self) -> None:
         writing = self._writing
@@ -172,6 +207,8 @@ class Saving:
             if self._writing is not None:
                 while not self._writing.wait(_WAIT_SLICE_S):
                     pass
+                if self._abandoned:
+                    raise FailedPrecondition("interrupted before it was copied")
                 if self._watch is not None:
                     self._watch.check(self._objects)
             self._copied = part.bytes_written
@@ -182,16 +219,21 @@ class Saving:
             part.commit()
             failure = part.error
         except BaseException as error:
-            failure = error.with_traceback(None)  # it would keep what was saved alive
+            failure = error
         self._end(failure)
 
     def _end(self, failure: BaseException | None) -> None:
-        self._failure = failure
+        # A traceback would keep what was saved alive.
+        self._failure = None if failure is None else failure.with_traceback(None)
         self._writing = None
         self._objects, self._watch = {}, None
-        if failure is not None and self._part is not None:
-            self._part.discard()
         self._staged.set()
+        part = self._part
+        if failure is not None and part is not None:
+            if isinstance(failure, (Timeout, Unavailable)):
+                part._drop()  # a daemon that does not answer is not waited for twice
+            else:
+                part.discard()
         self._done.set()
 
 
@@ -205,9 +247,12 @@ class Savings:
     def __init__(self, note_failure: Callable[[int, Error, bool], None]) -> None:
         self._note_failure = note_failure
         self._last: Saving | None = None
+        self._pid = os.getpid()
         self._mutex = threading.Lock()  # of who begins one
+        self._begins = 0  # the thread that does
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._held: list[Callable[[float | None], bool]] = []
+        self._held_mutex = threading.Lock()
+        self._held: list[weakref.WeakMethod[Callable[[float | None], bool]]] = []
 
     def begin(
         self,
@@ -225,24 +270,42 @@ class Savings:
         for name in objects:
             paths.check_name(name)
         given = unchanged.optimizers_and_tensors(overlap)
+        watch = None if overlap is None else unchanged.Watch(given)
+        if os.getpid() != self._pid:
+            make_part().begin()  # raises: in a forked child nothing can be saved
+        if self._begins == threading.get_ident():
+            raise FailedPrecondition("save_async within save_async, as in a handler of a signal")
         with self._mutex:
-            last = self._last
-            goes_on = last is not None and not last.done
-            if busy == "skip" and any_rank(goes_on):
-                return Saving(step, None, strict)
-            if last is not None:
-                last._wait_staged()
-                last.wait()
-            self.settle()
-            saving = Saving(step, make_part(), strict)
-            self._copy(saving, objects, given)
-        if overlap is None:
-            saving._wait_staged()
-        self.settle()  # it may have failed at once
+            self._begins = threading.get_ident()
+            try:
+                last = self._last
+                if busy == "skip" and any_rank(last is not None and not last.done):
+                    return Saving(step, None, strict)
+                if last is not None:
+                    last._wait_staged()
+                    last.wait()
+                saving = Saving(step, make_part(), strict)
+                self._copy(saving, objects, given, watch)
+            finally:
+                self._begins = 0
+        if watch is None:
+            try:
+                saving._wait_staged()
+            except BaseException:
+                saving._abandon()
+                raise
+        if last is not None:
+            self._settle(last)
+        self._settle(saving)  # it may have failed at once
         return saving
 
-    def _copy(self, saving: Saving, objects: Mapping[str, Any], given: list[Any]) -> None:
-        watch = unchanged.Watch(given) if given else None
+    def _copy(
+        self,
+        saving: Saving,
+        objects: Mapping[str, Any],
+        given: list[Any],
+        watch: unchanged.Watch | None,
+    ) -> None:
         payloads = [(name, _encode(obj, watch)) for name, obj in objects.items()]
         if watch is not None:
             watch.complete()
@@ -266,14 +329,23 @@ class Savings:
                 register(wait)
 
     def hold(self, wait: Callable[[float | None], bool]) -> None:
-        """Of another save that copies later: fences wait for it, too. `wait` tells whether it has copied."""
-        self._held = [*(other for other in self._held if not other(0.0)), wait]
+        """Of another save that copies later, while it is there: fences wait for it, too. `wait`, a method,
+        tells whether it has copied."""
+        with self._held_mutex:
+            self._held = [held for held in self._held if not _has_copied(held, 0.0)]
+            self._held.append(weakref.WeakMethod(wait))
 
     def wait_staged(self, timeout: float | None = None) -> bool:
+        end = None if timeout is None else time.monotonic() + timeout
+
+        def left() -> float | None:
+            return None if end is None else max(0.0, end - time.monotonic())
+
         last = self._last
-        own = last is None or last._wait_staged(timeout)
-        self._held = [wait for wait in self._held if not wait(timeout)]
-        return own and not self._held
+        copied = last is None or last._wait_staged(timeout)
+        with self._held_mutex:
+            held = list(self._held)
+        return all([copied, *(_has_copied(wait, left()) for wait in held)])
 
     def wait(self) -> None:
         self.wait_staged()
@@ -283,17 +355,26 @@ class Savings:
             last.wait()
 
     def settle(self) -> None:
+        if self._last is not None:
+            self._settle(self._last)
+
+    def _settle(self, saving: Saving) -> None:
         """Tells of a save that ended without success, once: raises where `step` would have."""
-        last = self._last
-        if last is None or not last.done or last._reported:
+        failure = saving._failure
+        if failure is None or saving._reported:
             return
-        last._reported = True
-        failure = last._failure
-        if failure is None:
-            return
+        saving._reported = True
         if not isinstance(failure, Error):
-            raise failure
-        raised = last._strict or (is_callers_own(failure))
-        self._note_failure(last.step, failure, raised)
+            raise copy.copy(failure)
+        raised = saving._strict or is_callers_own(failure)
+        self._note_failure(saving.step, failure, raised)
         if raised:
-            raise failure
+            # A copy: what is kept shall not get this traceback, and with it the caller's variables.
+            raise copy.copy(failure)
+
+
+def _has_copied(
+    wait: weakref.WeakMethod[Callable[[float | None], bool]], timeout: float | None
+) -> bool:
+    method = wait()
+    return method is None or method(timeout)

@@ -200,6 +200,13 @@ class Step:
             with contextlib.suppress(Error):
                 writer.abort()
 
+    def _drop(self) -> None:
+        """As `discard`, of a daemon that did not answer: without waiting for it."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            self.ok = False
+            writer.drop()
+
     def commit(self) -> None:
         """Seals what was saved and commits it. Raises as `Connection.step` says."""
         if not self._entered:

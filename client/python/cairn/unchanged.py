@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from cairn.errors import FailedPrecondition, InvalidArgument
 
+_PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None)})
+
 Tensors = Iterable[tuple[Any, int | None]]  # of this rank, and the addresses of their storages
 
 
@@ -36,6 +38,19 @@ def tensors_in(obj: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
     elif isinstance(obj, (list, tuple)):
         for i, value in enumerate(obj):
             yield from tensors_in(value, (*path, i))
+
+
+def is_transparent(obj: Any, within: frozenset[int] = frozenset()) -> bool:
+    """Whether `tensors_in` finds all tensors in it: it has only containers, tensors and plain values."""
+    torch = sys.modules["torch"]
+    if type(obj) in _PLAIN or isinstance(obj, (torch.Tensor, torch.dtype, torch.device)):
+        return True
+    if id(obj) in within:
+        return False  # it contains itself
+    within |= {id(obj)}
+    if isinstance(obj, Mapping):
+        return all(is_transparent(value, within) for value in obj.values())
+    return isinstance(obj, (list, tuple)) and all(is_transparent(value, within) for value in obj)
 
 
 def optimizers_and_tensors(overlap: Any) -> list[Any]:
@@ -107,9 +122,14 @@ class Watch:
         self.add((tensor, where) for tensor, where in self._given if where in watched)
         self._given = []
 
-    def check(self, objects: Mapping[str, Any]) -> None:
-        """Raises FailedPrecondition where one has changed, with its name in `objects`."""
-        moved = {one.address for one in self._watched if one.tensor._version != one.version}
+    def check(self, objects: Mapping[str, Any], *, places: bool = False) -> None:
+        """Raises FailedPrecondition where one has changed, or with `places` lies elsewhere now, with its name
+        in `objects`."""
+        moved = set()
+        for one in self._watched:
+            where = address(one.tensor) if places else one.address
+            if one.tensor._version != one.version or where != one.address:
+                moved |= {one.address, where}
         if not moved:
             return
         names = [
