@@ -118,7 +118,7 @@ OF_STREAMS = ("stream_host", "stream_ring", "stream_many", "stream_slices", "pip
 
 
 def programs() -> list[tuple[list[str], list[str]]]:
-    """(command, rows it has)."""
+    """(command, rows it has). One function: the list of all programs."""
     python = str(TORCH2_PYTHON if TORCH2_PYTHON.exists() else "/usr/bin/python3")
     return [
         (

@@ -1,4 +1,7 @@
-"""cairn.dcp against stock torch.distributed.checkpoint: the same state back, the same files in storage."""
+"""cairn.dcp against stock torch.distributed.checkpoint: the same state back, the same files in storage.
+
+One file: each case saves one state and loads it, in the few words at the top.
+"""
 
 from __future__ import annotations
 

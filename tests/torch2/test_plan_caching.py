@@ -1,4 +1,7 @@
-"""cairn.caching_planner: what it plans is what stock DCP plans, and only a model that changed is planned."""
+"""cairn.caching_planner: what it plans is what stock DCP plans, and only a model that changed is planned.
+
+One file: every case changes one thing of the same model, and compares with stock.
+"""
 
 from __future__ import annotations
 

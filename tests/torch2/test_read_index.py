@@ -1,4 +1,7 @@
-"""cairn.read_index: what it says is what `.metadata` says, and what it plans is what stock DCP plans."""
+"""cairn.read_index: what it says is what `.metadata` says, and what it plans is what stock DCP plans.
+
+One file: the format from its first byte to its last, and plans from it, over one example.
+"""
 
 from __future__ import annotations
 

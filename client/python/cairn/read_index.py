@@ -13,6 +13,8 @@ the index says by length and checksum which one it belongs to, and is only ever 
     text        the names, UTF-8, one after the other
     rest        a pickle: properties, files, planner_data, storage_meta, version
 
+One file: the format as it is written, as it is read, and how a read is planned from its arrays.
+
 All integers are little-endian and signed, of 64 bits but in the header. Like `.metadata` it holds a pickle,
 and is to be trusted as much.
 """

@@ -6,6 +6,8 @@ pickle modules mean what they always mean. Only the movement of bytes is ours: a
 storage is in memory, and the copy engine moves it straight into the slab; a load makes each storage a view
 of one buffer that was filled in parallel. When the installed torch does not fit (a signature that changed,
 a record that cannot be deferred), stock torch.save and torch.load do the work with the same result.
+
+One file: the format as it is written and as it is read.
 """
 
 from __future__ import annotations
