@@ -450,9 +450,12 @@ Outcome Engine::Impl::Finish() {
   manifests_.PauseOver();
   succession_.Serve();  // who stopped waiting for storage may have begun an attempt
   eviction_.LimitOnlyRecords();
-  for (int round = 0; round < kServeRounds && admission_.Due(manifests_.version()); ++round) {
+  int round = 0;
+  for (; round < kServeRounds && admission_.Due(manifests_.version()); ++round) {
     admission_.Serve(manifests_.Retry());
   }
+  // Each round changed something for the next one; nothing else may come to pass for those who wait.
+  if (round == kServeRounds) more_soon_ = true;
   persistence_.Run();
   records_.Run();
   CheckDrained();
