@@ -516,3 +516,31 @@ def test_a_save_that_is_over_keeps_no_model_alive(c: cairn.Connection) -> None:
     layer = save()
     gc.collect()
     assert layer() is None
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_of_a_checkpoint_fits_is_told_before_it_is_loaded(c: cairn.Connection) -> None:
+    saved = {"model": {"a": torch.zeros(3), "b": torch.zeros(2, 2), "c": torch.zeros(1)}, "step": 5}
+    cairn.dcp.save(saved, c, 1)
+    found = c.resume_latest()
+    assert found is not None
+    same = cairn.dcp.compare(saved, c, found)
+    assert same.fits and same.world_size == 1 and "saved by 1 rank: every tensor fits" in str(same)
+    other = cairn.dcp.compare(
+        {"model": {"a": torch.zeros(4), "b": torch.zeros(2, 2).half(), "d": torch.zeros(1)}},
+        c,
+        found,
+    )
+    assert not other.fits
+    assert other.missing == ["'model.d'"] and other.unexpected == ["'model.c'", "'step'"]
+    assert other.shapes == ["'model.a' saved as (3,), wanted as (4,)"]
+    assert other.dtypes == ["'model.b' saved as torch.float32, wanted as torch.float16"]
+    said = str(other)
+    for words in ("1 not in the checkpoint: 'model.d'", "1 of another shape", "2 not wanted"):
+        assert words in said
+    # A part of it is what fits.
+    assert cairn.dcp.compare({"model": {"a": torch.zeros(3)}}, c, found).fits
+    with c.step(2) as s:
+        s.save(1, "x.pt")
+    with pytest.raises(cairn.MissingObject):
+        cairn.dcp.compare(saved, c, c.checkpoint(2))

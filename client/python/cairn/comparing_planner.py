@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from cairn.errors import InvalidArgument
 from cairn.read_index import IndexedPlanner
 
 _MOST_SAID = 8  # names, of each kind of difference
+MISSING, SHAPES, DTYPES = "not in the checkpoint", "of another shape", "of another dtype"
 
 
 class ComparingPlanner(IndexedPlanner):
@@ -20,40 +23,49 @@ class ComparingPlanner(IndexedPlanner):
         try:
             plan = super().create_local_plan()
         except (RuntimeError, ValueError) as error:
-            differences = self._differences()
-            if not differences:
+            found = self._differences()
+            if not found:
                 raise
-            raise InvalidArgument(_in_words(differences)) from error
-        differences = self._differences()
-        if differences:
+            raise InvalidArgument(_another_model(found)) from error
+        found = self._differences()
+        if found:
             raise InvalidArgument(
-                f"{_in_words(differences)}; planner=DefaultLoadPlanner() converts dtypes"
+                f"{_another_model(found)}; planner=DefaultLoadPlanner() converts dtypes"
             )
         return plan
 
     def _differences(self) -> dict[str, list[str]]:
         assert self.metadata is not None
-        saved = self.metadata.state_dict_metadata
-        found: dict[str, list[str]] = {}
-        for name, value in self.state_dict.items():
-            if name not in saved:
-                found.setdefault("not in the checkpoint", []).append(repr(name))
-                continue
-            of = saved[name]
-            if not isinstance(value, torch.Tensor) or not isinstance(of, TensorStorageMetadata):
-                continue
-            if of.size != value.size():
-                text = f"{name!r} saved as {tuple(of.size)}, wanted as {tuple(value.size())}"
-                found.setdefault("of another shape", []).append(text)
-            elif of.properties.dtype != value.dtype:
-                text = f"{name!r} saved as {of.properties.dtype}, wanted as {value.dtype}"
-                found.setdefault("of another dtype", []).append(text)
-        return found
+        return differences(self.state_dict, self.metadata)
 
 
-def _in_words(differences: dict[str, list[str]]) -> str:
+def differences(state_dict: dict[str, Any], metadata: Metadata) -> dict[str, list[str]]:
+    """Of a flat state dict, what of it the checkpoint has not, or otherwise, by kind."""
+    saved = metadata.state_dict_metadata
+    found: dict[str, list[str]] = {}
+    for name, value in state_dict.items():
+        if name not in saved:
+            found.setdefault(MISSING, []).append(repr(name))
+            continue
+        of = saved[name]
+        if not isinstance(value, torch.Tensor) or not isinstance(of, TensorStorageMetadata):
+            continue
+        if of.size != value.size():
+            text = f"{name!r} saved as {tuple(of.size)}, wanted as {tuple(value.size())}"
+            found.setdefault(SHAPES, []).append(text)
+        elif of.properties.dtype != value.dtype:
+            text = f"{name!r} saved as {of.properties.dtype}, wanted as {value.dtype}"
+            found.setdefault(DTYPES, []).append(text)
+    return found
+
+
+def _another_model(found: dict[str, list[str]]) -> str:
+    return f"state_dict: the checkpoint is of another model: {in_words(found)}"
+
+
+def in_words(found: dict[str, list[str]]) -> str:
     parts = []
-    for what, which in differences.items():
+    for what, which in found.items():
         more = f" and {len(which) - _MOST_SAID} more" if len(which) > _MOST_SAID else ""
         parts.append(f"{len(which)} {what}: {', '.join(which[:_MOST_SAID])}{more}")
-    return f"state_dict: the checkpoint is of another model: {'; '.join(parts)}"
+    return "; ".join(parts)

@@ -17,6 +17,7 @@ planner, resharding included, is DCP's own. Needs torch 2.
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -27,23 +28,32 @@ if int(torch.__version__.split(".")[0]) < 2:
     raise ImportError(f"cairn.dcp needs PyTorch 2, and this is {torch.__version__}")
 
 import torch.distributed.checkpoint as stock
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlanner
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from cairn import _native, dcp_reads, distributed, paths, read_index
 from cairn.caching_planner import CachingPlanner
 from cairn.checkpoint import Checkpoint
-from cairn.comparing_planner import ComparingPlanner
+from cairn.comparing_planner import (
+    DTYPES,
+    MISSING,
+    SHAPES,
+    ComparingPlanner,
+    differences,
+    in_words,
+)
 from cairn.dcp_writer import METADATA, Writer, step_of
 from cairn.errors import Corrupt, InvalidArgument
 
 if TYPE_CHECKING:
     from cairn.connection import Connection
 
-__all__ = ["Reader", "Writer", "async_save", "load", "save"]
+__all__ = ["Comparison", "Reader", "Writer", "async_save", "compare", "load", "save"]
 
 
 # --- loading -----------------------------------------------------------------------------------------
@@ -233,6 +243,67 @@ def async_save(
         planner=planner,
         process_group=process_group,
         **arguments,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """How a checkpoint fits a state dict, of however many ranks either is. Names are those of the flat state
+    dict ("model.layer.weight").
+
+    Attributes:
+      world_size: ranks that saved it.
+      missing: what is wanted, and was not saved.
+      unexpected: what was saved, and is not wanted. A load leaves it out.
+      shapes, dtypes: what differs, each with its name, as it was saved and as it is wanted.
+    """
+
+    checkpoint: Checkpoint
+    world_size: int
+    missing: list[str]
+    unexpected: list[str]
+    shapes: list[str]
+    dtypes: list[str]
+
+    @property
+    def fits(self) -> bool:
+        """`load` loads it, resharding it if need be."""
+        return not (self.missing or self.shapes or self.dtypes)
+
+    def __str__(self) -> str:
+        kinds = {MISSING: self.missing, SHAPES: self.shapes, DTYPES: self.dtypes}
+        found = {what: which for what, which in kinds.items() if which}
+        if self.unexpected:
+            found["not wanted"] = self.unexpected
+        said = in_words(found) or "every tensor fits"
+        ranks = f"{self.world_size} rank{'' if self.world_size == 1 else 's'}"
+        return f"checkpoint {self.checkpoint}, saved by {ranks}: {said}"
+
+
+def compare(
+    state_dict: dict[str, Any], connection: Connection, checkpoint: Checkpoint
+) -> Comparison:
+    """How a checkpoint that was saved through DCP, as `resume_latest` found it, fits what this process wants
+    to load. Reads its metadata only.
+
+    Raises:
+      cairn.MissingObject: it was not saved through DCP.
+    """
+    metadata = Reader(connection, checkpoint).read_metadata()
+    wanted, _ = flatten_state_dict(
+        {
+            key: value.state_dict() if isinstance(value, Stateful) else value
+            for key, value in state_dict.items()
+        }
+    )
+    found = differences(wanted, metadata)
+    return Comparison(
+        checkpoint,
+        checkpoint.world_size,
+        found.get(MISSING, []),
+        [repr(name) for name in metadata.state_dict_metadata if name not in wanted],
+        found.get(SHAPES, []),
+        found.get(DTYPES, []),
     )
 
 
