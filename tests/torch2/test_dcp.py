@@ -544,3 +544,31 @@ def test_what_of_a_checkpoint_fits_is_told_before_it_is_loaded(c: cairn.Connecti
         s.save(1, "x.pt")
     with pytest.raises(cairn.MissingObject):
         cairn.dcp.compare(saved, c, c.checkpoint(2))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_daemon_that_dies_during_an_async_save_fails_that_save_at_most() -> None:
+    node = Node(budget=256 * MIB).start()
+    try:
+        with cairn.connect("dies", rank=0, world_size=1, socket=node.socket) as c:
+            state = {"model": {"w": torch.zeros(40 * MIB, dtype=torch.uint8)}}
+            cairn.dcp.save(state, c, 1, no_dist=True)
+            for step in (2, 3):
+                planner = Slow()
+                overlap = [state["model"]["w"]]
+                done = cairn.dcp.async_save(
+                    state, c, step, planner=planner, overlap=overlap, no_dist=True
+                )
+                planner.may.set()
+                node.kill_daemon()
+                assert c.fence(timeout=60)
+                try:
+                    done.result()
+                except CheckpointException:
+                    assert c.latest().step < step
+                else:
+                    assert c.latest().step == step
+            cairn.dcp.async_save(state, c, 9, no_dist=True).result()
+            assert c.latest().step == 9
+    finally:
+        node.remove()
