@@ -349,12 +349,15 @@ def interrupted_after(seconds: float) -> Iterator[None]:
     main = threading.main_thread().ident
     assert main is not None
     timer = threading.Timer(seconds, lambda: signal.pthread_kill(main, signal.SIGINT))
+    # Who started the tests may ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
             yield
     finally:
         timer.join()
+        signal.signal(signal.SIGINT, before)
 
 
 def test_who_is_interrupted_before_all_is_copied_has_saved_nothing(

@@ -492,11 +492,14 @@ def test_who_is_interrupted_while_it_is_copied_has_saved_nothing(c: cairn.Connec
     main = threading.main_thread().ident
     assert main is not None
     timer = threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         stock.async_save(
             {"w": torch.zeros(3)}, storage_writer=writer, planner=planner, no_dist=True
         )
+    timer.join()
+    signal.signal(signal.SIGINT, before)
     planner.may.set()
     writer.stage({})  # waits for the save
     with pytest.raises(cairn.NotFound):
