@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import cairn
@@ -26,11 +27,17 @@ def c(node: Node, job: str) -> Iterator[cairn.Connection]:
         yield connection
 
 
+def _stands(task: Path) -> bool:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 @contextmanager
 def standing_still(node: Node) -> Iterator[None]:
     """The daemon answers nothing, so that a save that began has copied nothing."""
     pid = node.daemon_pid()
     os.kill(pid, signal.SIGSTOP)
+    while not all(_stands(task) for task in Path(f"/proc/{pid}/task").iterdir()):
+        time.sleep(0.001)  # a thread may answer one more call before the signal reaches it
     try:
         yield
     finally:
