@@ -469,11 +469,11 @@ TEST_F(SessionTest, OfPiecesOnlyTheBlocksTheyTouchMustBeGood) {
   FlipInSlab(bytes.size(), 5 * kMiB);
   auto object = session->Open(At(1), "a", OpenMode::kRead);
   ASSERT_TRUE(object.ok()) << object.status();
-  std::string out(16, '\0');
+  std::string out(16, '\0'), other(16, '\0');
   const StridedPiece beside = {3, 16, {}, {}, out.data(), {}};
   ASSERT_OK((*object)->ReadPieces({beside}));
   EXPECT_EQ(out, bytes.substr(3, 16));
-  const StridedPiece touching = {8 * kMiB - 8, 16, {}, {}, out.data(), {}};
+  const StridedPiece touching = {8 * kMiB - 8, 16, {}, {}, other.data(), {}};
   const Status status = (*object)->ReadPieces({beside, touching});
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("block 1 of 3"));
