@@ -338,6 +338,36 @@ def test_an_async_save_is_copied_during_the_next_step(node: Node, tmp_path: Path
     )
 
 
+def test_async_saves_that_nobody_waits_for_go_on_one_after_the_other(
+    node: Node, tmp_path: Path
+) -> None:
+    """Two at once would talk in one group, on some ranks in one order and on others in another."""
+    run_ranks(
+        2,
+        """
+        import random, time
+        mesh = init_device_mesh("cpu", (world,))
+        kept = state(mesh, [Shard(0)])
+        tensors = [kept["w"], kept["deep"]["v"], kept["all"]]
+        choose = random.Random(rank)
+        for step in range(12):
+            c.fence()
+            kept["all"].fill_(step)
+            done = cairn.dcp.async_save(kept, c, step, overlap=tensors)
+            time.sleep(choose.random() / 50)
+        done.result()
+        dist.barrier()
+        for step in range(12):
+            into = state(mesh, [Shard(1)], fill=-1)
+            cairn.dcp.load(into, c, step)
+            assert into["all"].eq(step).all()
+        """,
+        "async-many",
+        node,
+        tmp_path,
+    )
+
+
 def test_a_group_that_the_connection_is_not_of_is_refused(node: Node, tmp_path: Path) -> None:
     run_ranks(
         2,

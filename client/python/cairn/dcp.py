@@ -17,8 +17,10 @@ planner, resharding included, is DCP's own. Needs torch 2.
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import pickle
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -213,7 +215,8 @@ def async_save(
     **arguments: Any,
 ) -> Any:
     """Stock `dcp.async_save` into a step of the connection's job, with its arguments and its answer. It
-    returns when this rank's part is copied, unless another `async_stager` is given.
+    returns when this rank's part is copied, unless another `async_stager` is given. The one before is waited
+    for: one goes on at a time.
 
     Args:
       process_group: None: a gloo group of all ranks of its own, so that what DCP's thread says in it does not
@@ -237,13 +240,27 @@ def async_save(
     if planner is None:
         together = arguments.get("use_collectives", True) and not alone
         planner = CachingPlanner(process_group, alone=not together)
-    return stock.async_save(
+    _wait_for_upload(connection)
+    answer = stock.async_save(
         state_dict,
         storage_writer=Writer(connection, step, alone=alone, overlap=overlap),
         planner=planner,
         process_group=process_group,
         **arguments,
     )
+    _uploads[connection] = getattr(answer, "upload_completion", answer)
+    return answer
+
+
+# Of each connection the last save that `async_save` began.
+_uploads: weakref.WeakKeyDictionary[Connection, Any] = weakref.WeakKeyDictionary()
+
+
+def _wait_for_upload(connection: Connection) -> None:
+    """Two saves at once would talk in the same group, on some ranks in one order and on others in another."""
+    upload = _uploads.get(connection)
+    if upload is not None:
+        concurrent.futures.wait([upload])
 
 
 @dataclasses.dataclass(frozen=True)
