@@ -273,14 +273,18 @@ def _encode_plainly(
 
     def place(storage: Any, address: int) -> tuple[Where, Any] | None:
         may_change = stays is not None and address not in stays
-        if storage.device.type == "cpu":
-            if may_change:
-                return payload.snapshot(address, storage.nbytes()), None
-            return address, storage
+        if device_memory.in_use():
+            where = device_memory.source(storage.device, address)
+            if where is not None and may_change:
+                storage = storage.clone()
+                where = device_memory.source(storage.device, storage.data_ptr())
+            if where is not None:
+                return where, storage
+        if storage.device.type != "cpu":
+            return None
         if may_change:
-            storage = storage.clone()
-        where = device_memory.source(storage.device, storage.data_ptr())
-        return None if where is None else (where, storage)
+            return payload.snapshot(storage.data_ptr(), storage.nbytes()), None
+        return address, storage
 
     found = kept_archives.find(structure, place)
     if found is None:
