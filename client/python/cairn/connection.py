@@ -14,7 +14,7 @@ import os
 import socket as sockets
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from cairn import _native, arguments, distributed, info, numpy_format, paths, torch_format
@@ -253,6 +253,17 @@ class Connection:
           one kind every ten minutes at most), each is a record of the logger "cairn" and is counted in
           `failures`, and `s.ok` is False, so that training goes on and ranks do not part.
         """
+        return self._make_step(step, writers, strict, notes, timeout, self._note_failure)
+
+    def _make_step(
+        self,
+        step: int,
+        writers: int | None,
+        strict: bool,
+        notes: Mapping[str, str] | None,
+        timeout: float | None,
+        note_failure: Callable[[int, Error, bool], None],
+    ) -> Step:
         number = _step_number(step)
         if writers is not None and writers != 1 and writers != self.world_size:
             raise InvalidArgument(
@@ -261,7 +272,7 @@ class Connection:
         return Step(
             number,
             lambda: self._begin_step(number, writers, timeout or 0.0),
-            self._note_failure,
+            note_failure,
             self._note_commit,
             strict=strict,
             notes=arguments.texts("notes", notes or {}),
@@ -310,9 +321,8 @@ class Connection:
         number = _step_number(step)
 
         def make_part() -> Step:
-            part = self.step(number, writers, True, notes=notes, timeout=timeout)
-            part._note_failure = lambda *_: None  # told later, in the thread that saves
-            return part
+            # What it fails with is told later, in the thread that saves.
+            return self._make_step(number, writers, True, notes, timeout, lambda *_: None)
 
         def any_rank(busy_here: bool) -> bool:
             alone = writers == 1 or self.world_size == 1

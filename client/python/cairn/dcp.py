@@ -17,9 +17,9 @@ planner, resharding included, is DCP's own. Needs torch 2.
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import pickle
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -248,19 +248,22 @@ def async_save(
         process_group=process_group,
         **arguments,
     )
-    _uploads[connection] = getattr(answer, "upload_completion", answer)
+    upload = getattr(answer, "upload_completion", answer)
+    ended = _uploads[connection] = threading.Event()
+    upload.add_done_callback(lambda _: ended.set())
     return answer
 
 
-# Of each connection the last save that `async_save` began.
-_uploads: weakref.WeakKeyDictionary[Connection, Any] = weakref.WeakKeyDictionary()
+# Of each connection whether the last save that `async_save` began has ended. Not its future: that holds the
+# metadata, or of one that failed the state.
+_uploads: weakref.WeakKeyDictionary[Connection, threading.Event] = weakref.WeakKeyDictionary()
 
 
 def _wait_for_upload(connection: Connection) -> None:
     """Two saves at once would talk in the same group, on some ranks in one order and on others in another."""
-    upload = _uploads.get(connection)
-    if upload is not None:
-        concurrent.futures.wait([upload])
+    ended = _uploads.get(connection)
+    if ended is not None:
+        ended.wait()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,31 +12,41 @@ namespace cairn::python {
 using client::StepWriter;
 using py::arg;
 
+namespace {
+
+// (where, length) each; how many there are.
+size_t AddSources(const py::handle& sources, Sources* held) {
+  const auto list = py::cast<py::sequence>(sources);
+  for (const py::handle source : list) {
+    const auto pair = py::cast<py::tuple>(source);
+    held->Add(pair[0], pair[1].cast<uint64_t>());
+  }
+  return list.size();
+}
+
+const ZipPlan* PlanOf(const py::handle& archive) {
+  return archive.is_none() ? nullptr : archive.cast<const ZipPlan*>();
+}
+
+}  // namespace
+
 // --- objects that are written together
 
 Objects::Objects(const py::sequence& objects) {
-  struct Planned {
-    const ZipPlan* plan = nullptr;
-    size_t sources = 0;
-  };
-  std::vector<Planned> planned;
+  std::vector<size_t> sources;
   for (const py::handle entry : objects) {
     const auto object = py::cast<py::tuple>(entry);
-    const auto sources = py::cast<py::sequence>(object[3]);
-    items_.push_back({object[0].cast<std::string>(), KindArgument(object[1].cast<std::string>())});
     archives_.push_back(object[2]);
-    planned.push_back(
-        {object[2].is_none() ? nullptr : object[2].cast<const ZipPlan*>(), sources.size()});
-    for (const py::handle source : sources) {
-      const auto pair = py::cast<py::tuple>(source);
-      held_.Add(pair[0], pair[1].cast<uint64_t>());
-    }
+    items_.push_back({object[0].cast<std::string>(),
+                      KindArgument(object[1].cast<std::string>()),
+                      {},
+                      PlanOf(object[2])});
+    sources.push_back(AddSources(object[3], &held_));
   }
   absl::Span<const client::Source> left = held_.span();
   for (size_t i = 0; i < items_.size(); ++i) {
-    items_[i].plan = planned[i].plan;
-    items_[i].sources.assign(left.begin(), left.begin() + planned[i].sources);
-    left.remove_prefix(planned[i].sources);
+    items_[i].sources.assign(left.begin(), left.begin() + sources[i]);
+    left.remove_prefix(sources[i]);
   }
 }
 
@@ -84,10 +94,7 @@ StepWriter* PyStep::Get() const {
 void PyStep::Write(const std::string& name, const std::string& kind, const py::sequence& sources) {
   const ObjectKind object_kind = KindArgument(kind);
   Sources held;
-  for (const py::handle pair : sources) {
-    const auto source = py::cast<py::tuple>(pair);
-    held.Add(source[0], source[1].cast<uint64_t>());
-  }
+  AddSources(sources, &held);
   StepWriter* const writer = Get();
   Call([&] { return writer->Write(name, object_kind, held.span()); });
 }
@@ -121,14 +128,9 @@ std::vector<std::pair<uint64_t, uint64_t>> PyStep::WritePieces(const std::string
   std::vector<py::object> archives;  // whose plans are used
   for (const py::handle item : pieces) {
     const auto piece = py::cast<py::tuple>(item);
-    const auto sources = py::cast<py::sequence>(piece[1]);
     archives.push_back(piece[0]);
-    planned.emplace_back(piece[0].is_none() ? nullptr : piece[0].cast<const ZipPlan*>(),
-                         sources.size());
-    for (const py::handle source : sources) {
-      const auto pair = py::cast<py::tuple>(source);
-      held.Add(pair[0], pair[1].cast<uint64_t>());
-    }
+    const ZipPlan* const plan = PlanOf(piece[0]);
+    planned.emplace_back(plan, AddSources(piece[1], &held));
   }
   StepWriter* const writer = Get();
   const std::vector<client::PiecePlace> places = Call([&] {
