@@ -46,6 +46,23 @@ def state(mesh, placements, fill=None):
         "step": 5 if fill is None else 0,
     }
 
+class Breaks(stock.DefaultSavePlanner):
+    def __init__(self, where):
+        super().__init__()
+        self.where = where
+    def create_local_plan(self):
+        if rank == 1 and self.where == "plan":
+            raise RuntimeError("broken by design")
+        return super().create_local_plan()
+    def resolve_data(self, item):
+        if rank == 1 and self.where == "write":
+            raise RuntimeError("broken by design")
+        return super().resolve_data(item)
+    def create_global_plan(self, plans):
+        if self.where == "global":
+            raise RuntimeError("broken by design")
+        return super().create_global_plan(plans)
+
 def check(loaded):
     assert loaded["w"].full_tensor().equal(values(37, 12))
     assert loaded["deep"]["v"].full_tensor().equal(values(5, 8) + 1000)
@@ -140,23 +157,6 @@ def test_a_rank_that_fails_fails_all_and_the_next_save_succeeds(node: Node, tmp_
         good = state(mesh, [Shard(0)])
         cairn.dcp.save(good, c, 1)
 
-        class Breaks(stock.DefaultSavePlanner):
-            def __init__(self, where):
-                super().__init__()
-                self.where = where
-            def create_local_plan(self):
-                if rank == 1 and self.where == "plan":
-                    raise RuntimeError("broken by design")
-                return super().create_local_plan()
-            def resolve_data(self, item):
-                if rank == 1 and self.where == "write":
-                    raise RuntimeError("broken by design")
-                return super().resolve_data(item)
-            def create_global_plan(self, plans):
-                if self.where == "global":
-                    raise RuntimeError("broken by design")
-                return super().create_global_plan(plans)
-
         for where in ("plan", "write", "global"):
             try:
                 cairn.dcp.save(good, c, 2, planner=Breaks(where))
@@ -215,19 +215,6 @@ def test_async_saves_that_fail_or_follow_each_other(node: Node, tmp_path: Path) 
         """
         mesh = init_device_mesh("cpu", (world,))
         kept = state(mesh, [Shard(0)])
-
-        class Breaks(stock.DefaultSavePlanner):
-            def __init__(self, where):
-                super().__init__()
-                self.where = where
-            def create_local_plan(self):
-                if rank == 1 and self.where == "plan":
-                    raise RuntimeError("broken by design")
-                return super().create_local_plan()
-            def resolve_data(self, item):
-                if rank == 1 and self.where == "write":
-                    raise RuntimeError("broken by design")
-                return super().resolve_data(item)
 
         writer = cairn.dcp.Writer(c)
         responses = []
@@ -363,6 +350,39 @@ def test_async_saves_that_nobody_waits_for_go_on_one_after_the_other(
             assert into["all"].eq(step).all()
         """,
         "async-many",
+        node,
+        tmp_path,
+    )
+
+
+def test_all_ranks_skip_a_save_or_none(node: Node, tmp_path: Path) -> None:
+    """Also where the save before goes on at one of them alone."""
+    run_ranks(
+        2,
+        f"""
+        import signal
+        weights = torch.zeros(1000)
+        def save(step, **more):
+            return c.save_async(step, {{f"w{{rank}}.pt": weights}}, overlap=[weights], **more)
+        assert not save(1, busy="skip").skipped
+        assert c.fence()
+        assert c._savings._last.wait(30)
+        dist.barrier()
+        if rank == 1:
+            os.kill({node.daemon_pid()}, signal.SIGSTOP)
+            alone = c.save_async(2, {{"w.pt": weights}}, overlap=[weights], writers=1)
+        assert save(3, busy="skip").skipped
+        if rank == 1:
+            assert not alone.done
+            os.kill({node.daemon_pid()}, signal.SIGCONT)
+            assert alone.wait(30) and alone.ok
+        dist.barrier()
+        last = save(4, busy="skip")
+        assert not last.skipped and last.wait(30) and last.ok
+        dist.barrier()
+        assert c.latest().step == 4
+        """,
+        "skips",
         node,
         tmp_path,
     )
