@@ -10,7 +10,6 @@ import pickle
 import signal
 import threading
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,6 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 State = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    node = Node(budget=1024 * MIB).start()
-    yield node
-    node.remove()
-
-
-@pytest.fixture
-def c(node: Node, request: pytest.FixtureRequest) -> Iterator[cairn.Connection]:
-    job = "j" + str(abs(hash(request.node.name)) % 10**12)
-    with cairn.connect(job=job, rank=0, world_size=1, socket=node.socket) as connection:
-        yield connection
 
 
 def model(seed: int = 1) -> State:

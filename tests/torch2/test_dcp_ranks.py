@@ -6,19 +6,10 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node import MIB, Node, free_port
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    node = Node(budget=1024 * MIB).start()
-    yield node
-    node.remove()
-
+from node import Node, free_port
 
 PRELUDE = r"""
 import os, sys

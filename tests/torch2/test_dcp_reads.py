@@ -21,20 +21,6 @@ from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
 State = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    node = Node(budget=512 * MIB).start()
-    yield node
-    node.remove()
-
-
-@pytest.fixture
-def c(node: Node, request: pytest.FixtureRequest) -> Iterator[cairn.Connection]:
-    job = "j" + str(abs(hash(request.node.name)) % 10**12)
-    with cairn.connect(job=job, rank=0, world_size=1, socket=node.socket) as connection:
-        yield connection
-
-
 @pytest.fixture(params=["first", "again"], autouse=True)
 def shapes(request: pytest.FixtureRequest) -> None:
     """Also as in a process that has read nothing yet."""

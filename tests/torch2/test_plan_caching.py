@@ -20,19 +20,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as stock
 from cairn import caching_planner
 from cairn.caching_planner import CachingPlanner
-from node import MIB, Node
+from node import Node
 from test_dcp_ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 State = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    node = Node(budget=1024 * MIB).start()
-    yield node
-    node.remove()
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from cairn import read_index
 from cairn.comparing_planner import ComparingPlanner
 from cairn.dcp import Reader
 from cairn.read_index import Index, IndexedPlanner
-from node import MIB, Node
+from node import Node
 from test_dcp_ranks import run_ranks
 from test_plan_caching import random_state
 from torch.distributed.checkpoint import CheckpointException
@@ -47,20 +47,6 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 
 State = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    node = Node(budget=1024 * MIB).start()
-    yield node
-    node.remove()
-
-
-@pytest.fixture
-def c(node: Node, request: pytest.FixtureRequest) -> Iterator[cairn.Connection]:
-    job = "j" + str(abs(hash(request.node.name)) % 10**12)
-    with cairn.connect(job=job, rank=0, world_size=1, socket=node.socket) as connection:
-        yield connection
 
 
 @pytest.fixture(scope="module")
