@@ -148,6 +148,7 @@ struct AbortRequest {            // drops what this writer created for that step
   2: i64 attempt,
   3: i32 revision,
   4: i32 writer,
+  5: i32 world_size = 0,         // of the step; 0: the session's
 }
 
 // --- finding -------------------------------------------------------------------------------------

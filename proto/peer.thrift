@@ -150,6 +150,7 @@ struct ReportedPart {
 struct WriterId {
   1: i64 attempt,
   2: i32 writer,
+  3: i32 world_size,        // of the steps of which it is that writer
 }
 struct ReportedWriter {
   1: i64 attempt,
@@ -158,6 +159,7 @@ struct ReportedWriter {
   4: i32 reached_revision,
   5: bool alive,
   6: list<i64> given_up,    // step, revision, step, revision …: at most 128 pairs
+  7: i32 world_size,        // as in WriterId
 }
 // Processes of one launcher's start, or of none, that save in the newest attempt: a newer one waits for their end.
 struct SavingProcesses {

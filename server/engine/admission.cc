@@ -56,7 +56,7 @@ uint64_t Admission::Estimate(const Job& job, const event::Create& event,
   if (last != job.saves->last.end()) {
     const std::shared_ptr<const PartTable> table = last->second.table.lock();
     const bool saved_before =
-        table != nullptr &&
+        table != nullptr && !event.objects.empty() &&
         std::all_of(event.objects.begin(), event.objects.end(), [&](const event::ObjectSpec& spec) {
           return table->Find(spec.name) != PartTable::kNone;
         });
@@ -386,6 +386,15 @@ SlabRecord* Admission::TakeReady(const Job& job, SessionId session, uint64_t byt
   return ledger_.TakeUnmapped(bytes, OwnerOf(job));
 }
 
+// Whoever saves keeps mapped what he gets, and may save nothing more for a long time: what replicas will want he gets only
+// while no older step of the job can go instead.
+bool Admission::LeavesRoomForReplicas(uint64_t bytes) const {
+  const uint64_t room = room_for_replicas_();
+  const uint64_t left =
+      ledger_.UnusedBudget() + ledger_.bytes_in(SlabState::kFree) + ledger_.idle_unmapped_bytes();
+  return room == 0 || left >= bytes + room;
+}
+
 uint64_t Admission::Assign(RequestId request, bool affordable, uint64_t claimed) {
   Waiting& waiting = creates_.at(request);
   Checkpoint* checkpoint = parts_.Find(waiting.checkpoint);
@@ -401,7 +410,11 @@ uint64_t Admission::Assign(RequestId request, bool affordable, uint64_t claimed)
       // A step that will never be complete is of use to nobody, and what this session maps of it
       // would have to be unmapped before another of the job's writers got it.
       eviction_.Recycle(job, session, waiting.writer, need.bytes, EvictClass::kGarbage);
-      slab = TakeReady(*job, session, need.bytes);
+      slab = ledger_.TakeOwn(need.bytes, OwnerOf(*job), session);
+      if (slab == nullptr && !LeavesRoomForReplicas(claimed + bytes)) {
+        eviction_.Recycle(job, session, waiting.writer, need.bytes, EvictClass::kOwes);
+      }
+      if (slab == nullptr) slab = TakeReady(*job, session, need.bytes);
       const bool has_share = eviction_.HasShare(*job, bytes, 1);
       if (slab == nullptr && has_share) {
         slab = ledger_.TakeMaking(need.bytes, job->owner->uid);

@@ -45,6 +45,10 @@ class Admission : public Waitlist, public StepWatcher {
   void set_granter(Granter* granter) { granter_ = granter; }
   // How many persists and verifications are under way, whose memory comes back by itself.
   void set_under_io(std::function<size_t()> under_io) { under_io_ = std::move(under_io); }
+  // Memory that replicas for other members will want.
+  void set_room_for_replicas(std::function<uint64_t()> room) {
+    room_for_replicas_ = std::move(room);
+  }
 
   // --- creates
   // Gives up steps of the user that keep more of the journal than he may have beside this create.
@@ -128,6 +132,7 @@ class Admission : public Waitlist, public StepWatcher {
   void ServeOne(RequestId request, uint64_t* claimed);
   SlabRecord* TakeReady(const Job& job, SessionId session, uint64_t bytes);
   // Finds or makes a slab for each need; the bytes of those that have none.
+  bool LeavesRoomForReplicas(uint64_t bytes) const;
   uint64_t Assign(RequestId request, bool affordable, uint64_t claimed);
   void Grant(RequestId request);
   void Consume(Checkpoint* checkpoint, uint64_t bytes);
@@ -165,6 +170,7 @@ class Admission : public Waitlist, public StepWatcher {
   JournalRoom& journal_;
   Granter* granter_ = nullptr;
   std::function<size_t()> under_io_;
+  std::function<uint64_t()> room_for_replicas_;
   std::function<void()> short_of_memory_;
 
   std::map<uint64_t, RequestId> order_;  // of arrival

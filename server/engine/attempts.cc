@@ -22,6 +22,14 @@ const AttemptState* FindBegun(const Job& job, Attempt attempt) {
   return at == job.attempts->begun.end() ? nullptr : &at->second;
 }
 
+// How many writers the step has: of one that nobody has entered as the call says, and that may leave it out.
+int32_t WritersOf(const AttemptState& attempt, Step step, int32_t world_size,
+                  const Session& session) {
+  const auto world = attempt.worlds.find(step);
+  if (world != attempt.worlds.end()) return world->second.writers;
+  return world_size != 0 ? world_size : session.world_size;
+}
+
 }  // namespace
 
 // --- what an attempt may do
@@ -54,11 +62,12 @@ Status Attempts::CheckProcess(const Job& job, const PartKey& part, int32_t world
   if ((known ? world->second.writers : world_size) == 1) {
     return known ? CheckOwner(job, part, world->second, session) : absl::OkStatus();
   }
-  const auto process = attempt->processes.find(part.writer);
-  if (process == attempt->processes.end() || process->second.first == session.process) {
+  const int32_t writers = WritersOf(*attempt, part.checkpoint.step, world_size, session);
+  const auto process = attempt->Find({writers, part.writer});
+  if (process == attempt->processes.end() || process->second.process == session.process) {
     return absl::OkStatus();
   }
-  const int32_t pid = process->second.second;
+  const int32_t pid = process->second.pid;
   return absl::AlreadyExistsError(absl::StrCat(
       "writer: ", part.writer, " of attempt ", part.checkpoint.attempt, " of job ", job.name,
       " is another process", pid == 0 ? std::string() : absl::StrCat(", pid ", pid),
@@ -180,10 +189,12 @@ bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Se
   AttemptState& attempt = job->attempts.Edit().begun.at(number);
   if (!attempt.journaled) Say(*job, &attempt);
   const bool alone = world_size == 1;  // whichever rank this is
-  const Writer rank = alone ? std::max(session.writer, 0) : part.writer;
-  if (!alone && !attempt.processes.contains(part.writer)) {
-    attempt.processes[part.writer] = {session.process, session.pid};
-    out_.Say(fact::WriterProcess{job->name, number, part.writer, session.process});
+  const bool as_at_hello = !alone && (world_size == session.world_size || session.writer < 0);
+  const Writer rank = as_at_hello ? part.writer : std::max(session.writer, 0);
+  if (!alone && attempt.Find({world_size, part.writer}) == attempt.processes.end()) {
+    attempt.processes[{world_size, part.writer}] = {session.process, session.pid, rank};
+    out_.Say(
+        fact::WriterProcess{job->name, number, world_size, part.writer, session.process, rank});
   }
   if (StepWorld& world = attempt.worlds[step];
       world.writers == 0 || (alone && world.process.empty())) {
@@ -194,7 +205,7 @@ bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Se
   entered_[session.id].insert({job->name, number});
   sessions_.Entered(session.id, number);
   const Revision revision = part.checkpoint.revision;
-  auto& reached = attempt.reached.try_emplace(rank, kNoStep, 0).first->second;
+  auto& reached = attempt.reached.try_emplace({session.process, rank}, kNoStep, 0).first->second;
   const bool moves = reached < std::pair(step, revision);
   if (moves) reached = {step, revision};
   const bool tries_anew = attempt.withdrawn.erase({step, revision, part.writer}) > 0;
@@ -223,14 +234,18 @@ void Attempts::Refuse(Job* job, const CheckpointKey& key, const Status& why) {
   TouchIncomplete(job, key.attempt);
 }
 
-void Attempts::Withdraw(const PartKey& part, const Session& session) {
+void Attempts::Withdraw(const PartKey& part, int32_t world_size, const Session& session) {
   const CheckpointKey& key = part.checkpoint;
   Job* job = jobs_.Find(key.job);
   if (job == nullptr || job->attempts->begun.empty()) return;
   if (key.attempt != job->attempts->newest()) return;
-  // One that has not entered the attempt is known by what it said at hello.
-  const bool entered = job->attempts->begun.at(key.attempt).processes.contains(part.writer);
-  if (!entered && (session.writer != part.writer || session.attempt != key.attempt)) return;
+  // One that has not entered the attempt is known by what it said at hello; but a part of the ranks numbers them anew.
+  const AttemptState& attempt = job->attempts->begun.at(key.attempt);
+  const int32_t writers = WritersOf(attempt, key.step, world_size, session);
+  const bool entered = attempt.Find({writers, part.writer}) != attempt.processes.end();
+  const bool renumbered = writers != session.world_size && session.writer >= 0;
+  if (!entered && session.attempt != key.attempt) return;
+  if (!entered && !renumbered && session.writer != part.writer) return;
   auto& withdrawn = job->attempts.Edit().begun.at(key.attempt).withdrawn;
   withdrawn.insert({key.step, key.revision, part.writer});
   if (withdrawn.size() > kKeptDropped) withdrawn.erase(withdrawn.begin());
@@ -299,9 +314,9 @@ void Attempts::Notice(const Session& session, bool ends) {
   if (job == nullptr || job->attempts->begun.empty()) return;
   if (ends && HasLiveSession(*job, session.process, session.id)) return;
   const Attempt newest = job->attempts->newest();
-  std::set<Writer> ended = job->attempts->begun.at(newest).ended;
+  std::set<WorldWriter> ended = job->attempts->begun.at(newest).ended;
   for (const auto& [writer, process] : job->attempts->begun.at(newest).processes) {
-    if (process.first != session.process) continue;
+    if (process.process != session.process) continue;
     ends ? (void)ended.insert(writer) : (void)ended.erase(writer);
   }
   if (ended == job->attempts->begun.at(newest).ended) return;
@@ -472,7 +487,7 @@ void Attempts::Restore(const Restored& restored) {
     const auto& [name, number, writer] = id;
     Job* job = jobs_.FindOrMake(name);
     if (!job->attempts->begun.contains(number)) continue;
-    job->attempts.Edit().begun.at(number).processes[writer] = {process, 0};
+    job->attempts.Edit().begun.at(number).processes[writer] = process;
   }
   for (const auto& [id, world] : restored.worlds) {
     const auto& [name, number, step] = id;
@@ -503,8 +518,8 @@ void Attempts::RestoreSessions() {
         bool wrote =
             (session.saves && session.attempt == number) || alone.contains(session.process);
         for (auto& [writer, process] : attempt.processes) {
-          if (process.first != session.process) continue;
-          process.second = session.pid;
+          if (process.process != session.process) continue;
+          process.pid = session.pid;
           wrote = true;
         }
         if (!wrote) continue;
@@ -520,7 +535,7 @@ void Attempts::RestoreReached() {
     if (!job->attempts->begun.empty()) {
       AttemptState& newest = job->attempts.Edit().begun.rbegin()->second;
       for (const auto& [writer, process] : newest.processes) {
-        if (!HasLiveSession(*job, process.first)) newest.ended.insert(writer);
+        if (!HasLiveSession(*job, process.process)) newest.ended.insert(writer);
       }
     }
     for (const auto& [id, checkpoint] : job->steps->all) {
@@ -528,8 +543,11 @@ void Attempts::RestoreReached() {
       const auto world = attempt.worlds.find(id.step);
       const bool alone = world != attempt.worlds.end() && world->second.writers == 1;
       for (const auto& [writer, part] : checkpoint->content->parts) {
-        const Writer rank = alone ? world->second.rank : writer;
-        auto& reached = attempt.reached.try_emplace(rank, kNoStep, 0).first->second;
+        const auto run = attempt.Find({checkpoint->content->world_size, writer});
+        if (!alone && run == attempt.processes.end()) continue;
+        const auto seat =
+            alone ? std::pair(world->second.process, world->second.rank) : run->second.Seat();
+        auto& reached = attempt.reached.try_emplace(seat, kNoStep, 0).first->second;
         reached = std::max(reached, {id.step, id.revision});
       }
       if (!checkpoint->content->complete) checkpoint->Touch();
@@ -555,13 +573,15 @@ void Attempts::Snapshot(const Job& job, Attempt number, const AttemptState& atte
   }
 }
 
-void Attempts::SnapshotWriter(const Job& job, Attempt number, Writer writer,
+void Attempts::SnapshotWriter(const Job& job, Attempt number, const WorldWriter& writer,
                               std::vector<Fact>* facts) const {
   const auto attempt = job.attempts->begun.find(number);
   if (attempt == job.attempts->begun.end()) return;
   const auto process = attempt->second.processes.find(writer);
   if (process == attempt->second.processes.end()) return;
-  facts->push_back(fact::WriterProcess{job.name, number, writer, process->second.first});
+  const auto& [token, pid, rank] = process->second;
+  facts->push_back(
+      fact::WriterProcess{job.name, number, writer.world_size, writer.writer, token, rank});
 }
 
 void Attempts::SnapshotWorld(const Job& job, Attempt number, Step step,
@@ -594,9 +614,9 @@ std::string Attempts::CheckInvariants(const Job& job,
                           " is gone, and its world size is kept");
     }
     for (const auto& [writer, process] : attempt.processes) {
-      if (newest && attempt.ended.contains(writer) == HasLiveSession(job, process.first)) {
-        return absl::StrCat("job ", job.name, " attempt ", number, ": has writer ", writer,
-                            " ended?");
+      if (newest && attempt.ended.contains(writer) == HasLiveSession(job, process.process)) {
+        return absl::StrCat("job ", job.name, " attempt ", number, ": has writer ", writer.writer,
+                            " of ", writer.world_size, " ended?");
       }
     }
     for (const auto& [id, object] : attempt.dropped) {

@@ -68,7 +68,7 @@ class Attempts {
   void RememberDropped(const PartKey& part, const std::string& object);
   void ForgetDropped(const PartKey& part);  // it is begun anew
   // The part's writer will not commit it. `session` is that writer's.
-  void Withdraw(const PartKey& part, const Session& session);
+  void Withdraw(const PartKey& part, int32_t world_size, const Session& session);
   void CheckpointMade(Job* job, const CheckpointKey& key);
   void CheckpointGone(Job* job, const CheckpointKey& key);
   // The session is in its job now: a process that had ended its last one is back.
@@ -98,7 +98,7 @@ class Attempts {
   void RestoreReached();   // the parts are there
   void Snapshot(const Job& job, Attempt number, const AttemptState& attempt,
                 std::vector<Fact>* facts) const;
-  void SnapshotWriter(const Job& job, Attempt number, Writer writer,
+  void SnapshotWriter(const Job& job, Attempt number, const WorldWriter& writer,
                       std::vector<Fact>* facts) const;
   void SnapshotWorld(const Job& job, Attempt number, Step step, std::vector<Fact>* facts) const;
   void SnapshotDecisions(const Job& job, std::vector<Fact>* facts) const;

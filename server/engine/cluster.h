@@ -99,6 +99,8 @@ class Cluster {
   static absl::Status MetNobody(const std::string& job);
   const Gathered* GatheredOf(const std::string& job) const { return home_.GatheredOf(job); }
   bool MakesWay(const PartKey& part) const { return copies_.MakesWay(part); }
+  // Memory that replicas of others' next steps will want.
+  uint64_t RoomForReplicas() const { return copies_.Unused(); }
   reply::RingStatus Status() const;
   reply::JobRing StatusOf(const Job& job) const;
   // Why a backup keeps nothing of the job; empty: none refuses it.

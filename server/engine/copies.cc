@@ -19,6 +19,10 @@ uint64_t Copies::quota() const {
   return options_.ring.replica_bytes != 0 ? options_.ring.replica_bytes : options_.budget_bytes / 2;
 }
 
+uint64_t Copies::Unused() const {
+  return reserved_bytes_ - std::min(reserved_bytes_, fetches_.replica_bytes());
+}
+
 uint64_t Copies::HeldFor(Rank owner) const {
   uint64_t bytes = 0;
   const auto of = owners_.find(owner);

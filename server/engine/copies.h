@@ -52,6 +52,7 @@ class Copies : public RingWatcher {
   uint64_t HeldFor(Rank owner) const;  // bytes
   uint64_t quota() const;
   uint64_t reserved() const { return reserved_bytes_; }
+  uint64_t Unused() const;  // of what is reserved
 
   std::string CheckInvariants() const;
 

@@ -52,6 +52,7 @@ class Engine::Impl {
     retention_.set_scanning(&scanning_);
     admission_.set_granter(&saving_);
     admission_.set_under_io([this] { return persistence_.under_way() + opening_.under_way(); });
+    admission_.set_room_for_replicas([this] { return cluster_.RoomForReplicas(); });
     admission_.set_short_of_memory([this] {
       persistence_.OweFinished();
       cluster_.FreeSpares();

@@ -171,6 +171,7 @@ struct Commit {
 struct Abort {
   Caller caller;
   PartKey part;
+  int32_t world_size = 0;  // 0: the session's
 };
 
 // A client without descriptors is about to write, or read, [offset, offset + length) of an object

@@ -156,13 +156,12 @@ bool GivenUp(const Checkpoint& checkpoint) {
   const auto has_left = [&](Writer writer) {
     if (attempt.withdrawn.contains({key.step, key.revision, writer})) return true;
     if (refused && all_are_here) return true;
-    if (alone && world != attempt.worlds.end()) {
-      writer = world->second.rank;
-    } else if (!attempt.processes.contains(writer)) {
-      return false;
-    }
-    if (refused || (!alone && attempt.ended.contains(writer))) return true;
-    const auto reached = attempt.reached.find(writer);
+    const bool of_rank = alone && world != attempt.worlds.end();
+    const auto run = attempt.Find({checkpoint.content->world_size, writer});
+    if (!of_rank && run == attempt.processes.end()) return false;
+    if (refused || (!alone && attempt.ended.contains(run->first))) return true;
+    const auto reached = attempt.reached.find(
+        of_rank ? std::pair(world->second.process, world->second.rank) : run->second.Seat());
     return reached != attempt.reached.end() && reached->second > std::pair(key.step, key.revision);
   };
   const auto& parts = checkpoint.content->parts;

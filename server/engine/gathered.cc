@@ -10,6 +10,11 @@ bool SameNames(const PartReport& a, const PartReport& b) {
   return a.names == b.names || (a.names != nullptr && b.names != nullptr && *a.names == *b.names);
 }
 
+// Nothing of this writer's part is reported.
+bool Lacks(const Tally& tally, const WorldWriter& writer) {
+  return writer.world_size == tally.World() && !tally.Has(writer.writer);
+}
+
 }  // namespace
 
 // --- what comes in
@@ -224,7 +229,7 @@ void Gathered::CountPart(Rank rank, const PartId& part_id, const PartReport& par
   }
   if (tally->World() != world) tally->weighed = false;
   if (tally->weighed && tally->Has(writer) != had) {
-    const Outlook outlook = OutlookOf(id, writer);
+    const Outlook outlook = OutlookOf(id, {world, writer});
     tally->mentioned += had ? outlook.mentioned() : -outlook.mentioned();
     tally->expected += had ? outlook.expected() : -outlook.expected();
   }
@@ -238,7 +243,7 @@ void Gathered::CountPart(Rank rank, const PartId& part_id, const PartReport& par
   --life->tallies;
 }
 
-void Gathered::CountWriter(Rank rank, const std::pair<Attempt, Writer>& id, bool counts) {
+void Gathered::CountWriter(Rank rank, const WriterKey& id, bool counts) {
   const auto& [attempt, writer] = id;
   CountHopes(attempt, writer, -1);
   Life* const life = LifeOf(attempt);
@@ -251,7 +256,7 @@ void Gathered::CountWriter(Rank rank, const std::pair<Attempt, Writer>& id, bool
   }
   CountHopes(attempt, writer, +1);
   // Writer 0's member says where the attempt comes from; and a life may have ended.
-  if (writer == 0 || life->writers.empty()) origins_touched_.insert(attempt);
+  if (writer.writer == 0 || life->writers.empty()) origins_touched_.insert(attempt);
 }
 
 void Gathered::CountAttempt(Rank rank, Attempt attempt, bool counts) {
@@ -278,7 +283,7 @@ void Gathered::CountSaving(Rank rank, const std::vector<SavingReport>& saving, b
   if (counts && !saving.empty()) verdict_.saving[rank] = saving;
 }
 
-Outlook Gathered::OutlookOf(const CheckpointId& id, Writer writer) const {
+Outlook Gathered::OutlookOf(const CheckpointId& id, const WorldWriter& writer) const {
   Outlook outlook(id.step, id.revision);
   const auto life = lives_.find(id.attempt);
   if (life == lives_.end()) return outlook;
@@ -290,12 +295,12 @@ Outlook Gathered::OutlookOf(const CheckpointId& id, Writer writer) const {
   return outlook;
 }
 
-void Gathered::CountHopes(Attempt attempt, Writer writer, int sign) {
+void Gathered::CountHopes(Attempt attempt, const WorldWriter& writer, int sign) {
   const auto life = lives_.find(attempt);
   if (life == lives_.end()) return;
   for (const CheckpointId& id : life->second.lacking) {
     Tally& tally = tallies_.at(id);
-    if (!tally.weighed || writer >= tally.World() || tally.Has(writer)) continue;
+    if (!tally.weighed || !Lacks(tally, writer)) continue;
     const Outlook outlook = OutlookOf(id, writer);
     tally.mentioned += sign * static_cast<int>(outlook.mentioned());
     tally.expected += sign * static_cast<int>(outlook.expected());
@@ -307,7 +312,7 @@ void Gathered::WeighHopes(const CheckpointId& id, Tally* tally) {
   tally->weighed = true;
   tally->mentioned = tally->expected = 0;
   for (const auto& [writer, ranks] : lives_.at(id.attempt).writers) {
-    if (writer >= tally->World() || tally->Has(writer)) continue;
+    if (!Lacks(*tally, writer)) continue;
     const Outlook outlook = OutlookOf(id, writer);
     if (outlook.mentioned()) ++tally->mentioned;
     if (outlook.expected()) ++tally->expected;
@@ -393,12 +398,9 @@ bool Gathered::SettleOrigin(Attempt attempt) {
   std::vector<OriginSaid> said;
   bool known = recorded != record_.attempts.end();
   if (life != lives_.end()) {
-    const auto writer_0 = life->second.writers.find(0);
     for (const Rank rank : life->second.said_by) {
       const auto& report = gathering_.reports.at(rank).report;
-      const bool runs_it =
-          writer_0 != life->second.writers.end() && report.writers.contains({attempt, Writer{0}});
-      said.push_back({runs_it, &report.attempts.at(attempt)});
+      said.push_back({RunsWriter0(report, attempt), &report.attempts.at(attempt)});
     }
     known |= !said.empty() || life->second.visible > 0;
   }

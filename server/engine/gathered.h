@@ -60,7 +60,7 @@ class Gathered {
   struct Life {
     std::set<Rank> said_by;  // whose reports have it
     // Which reports mention a writer.
-    absl::flat_hash_map<Writer, absl::InlinedVector<Rank, 1>> writers;
+    absl::flat_hash_map<WorldWriter, absl::InlinedVector<Rank, 1>> writers;
     std::set<CheckpointId> lacking;  // tallies that lack writers
     int tallies = 0;
     int visible = 0;  // of them in the verdict
@@ -78,7 +78,7 @@ class Gathered {
   void ChangeRest(Rank rank, const ReportDelta& delta);
   void CountReport(Rank rank, const JobReport& report, bool counts);
   void CountPart(Rank rank, const PartId& id, const PartReport& part, bool counts);
-  void CountWriter(Rank rank, const std::pair<Attempt, Writer>& id, bool counts);
+  void CountWriter(Rank rank, const WriterKey& id, bool counts);
   void CountAttempt(Rank rank, Attempt attempt, bool counts);
   void CountPublished(const CheckpointId& id, bool counts);
   void CountTarget(const std::optional<CheckpointId>& target, bool counts);
@@ -87,8 +87,8 @@ class Gathered {
 
   // What an incomplete checkpoint may still hope for from this writer of its attempt, before and after
   // something was said of the writer.
-  void CountHopes(Attempt attempt, Writer writer, int sign);
-  Outlook OutlookOf(const CheckpointId& id, Writer writer) const;
+  void CountHopes(Attempt attempt, const WorldWriter& writer, int sign);
+  Outlook OutlookOf(const CheckpointId& id, const WorldWriter& writer) const;
   void WeighHopes(const CheckpointId& id, Tally* tally);  // anew
 
   Life* LifeOf(Attempt attempt) { return &lives_[attempt]; }

@@ -33,6 +33,7 @@
 #include "server/engine/line.h"
 #include "server/engine/owned.h"
 #include "server/engine/report.h"
+#include "server/engine/world_writer.h"
 #include "server/facts/facts.h"
 #include "server/facts/part_record.h"
 
@@ -429,7 +430,7 @@ struct AttemptState {
   bool journaled = false;  // attempts.h, kJournaledLives
   // When its origin was recorded, by storage's own clock; 0: not, or not known.
   int64_t recorded_unix_ms = 0;
-  absl::flat_hash_map<Writer, std::pair<ProcessToken, int32_t>> processes;  // and pid, 0 unknown
+  absl::flat_hash_map<WorldWriter, WriterRun> processes;
   std::map<Step, StepWorld> worlds;        // of each step that is known
   std::map<Step, int32_t> checkpoints_at;  // how many checkpoints there are of each step
   // Steps that admission refused; the newest 128. A new daemon does not know them: a refused step
@@ -445,14 +446,22 @@ struct AttemptState {
   std::map<std::tuple<Step, Revision, Writer>, std::string> dropped;
   std::set<SessionId> sessions;  // live ones that created in it
   // Who has left a step behind without committing it, which decides whether the step can still
-  // become complete (evict_class.cc). How far each rank has got: the last step and revision that
-  // it entered, steps of its own alone too. A new daemon knows it from the parts that are there.
-  absl::flat_hash_map<Writer, std::pair<Step, Revision>> reached;
+  // become complete (evict_class.cc). How far each rank of a process has got: the last step and revision
+  // that it entered, steps of its own alone and of a part of the ranks too. A new daemon knows it from the parts
+  // that are there.
+  absl::flat_hash_map<std::pair<ProcessToken, Writer>, std::pair<Step, Revision>> reached;
   // Parts whose writers said that they will not commit them, of the newest attempt and at most
   // kKeptDropped. A new daemon does not know them, and keeps what the others committed until those
   // writers go on, or end.
   std::set<std::tuple<Step, Revision, Writer>> withdrawn;
-  std::set<Writer> ended;  // of `processes`, those without a live session; of the newest attempt
+  // Of `processes`, those without a live session; of the newest attempt.
+  std::set<WorldWriter> ended;
+
+  // Also one that an earlier version said, which did not tell how many there were. end(): it entered nothing.
+  auto Find(const WorldWriter& writer) const {
+    const auto at = processes.find(writer);
+    return at != processes.end() ? at : processes.find({0, writer.writer});
+  }
 };
 inline constexpr size_t kKeptDropped = 1024;  // of AttemptState::dropped
 inline constexpr size_t kKeptDecisions = 64;  // of JobAttempts::decisions

@@ -28,7 +28,9 @@ inline bool IsOwn(const Part& part, const RingOptions& ring) {
   if (HeldInMemory(part)) return true;
   const auto& begun = part.checkpoint->job->attempts->begun;
   const auto attempt = begun.find(part.key.checkpoint.attempt);
-  return attempt != begun.end() && attempt->second.processes.contains(part.key.writer);
+  return attempt != begun.end() &&
+         attempt->second.Find({part.checkpoint->content->world_size, part.key.writer}) !=
+             attempt->second.processes.end();
 }
 
 }  // namespace cairn::engine

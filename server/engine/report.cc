@@ -37,6 +37,14 @@ void MergeMaps(const Map& changed, const Keys& gone, Map* older_changed, Keys* o
 
 }  // namespace
 
+bool RunsWriter0(const JobReport& report, Attempt attempt) {
+  for (auto at = report.writers.lower_bound({attempt, {}});
+       at != report.writers.end() && at->first.first == attempt; ++at) {
+    if (at->first.second.writer == 0) return true;
+  }
+  return false;
+}
+
 ReportDelta DeltaOf(const std::string& job, const JobReport& from, const JobReport& to,
                     uint64_t after, uint64_t number) {
   static const JobReport kNothing;

@@ -18,6 +18,7 @@
 #include "common/policy.h"
 #include "server/engine/line.h"
 #include "server/engine/ring.h"
+#include "server/engine/world_writer.h"
 #include "server/facts/facts.h"
 
 namespace cairn::engine {
@@ -45,6 +46,7 @@ struct PartReport {
 };
 
 using PartId = std::pair<CheckpointId, Writer>;
+using WriterKey = std::pair<Attempt, WorldWriter>;
 
 struct AttemptReport {
   Step first = kNoStep;
@@ -82,7 +84,7 @@ struct JobReport {
   JobPolicy policy;
   std::map<Attempt, AttemptReport> attempts;
   std::map<PartId, PartReport> parts;
-  std::map<std::pair<Attempt, Writer>, WriterReport> writers;  // of the newest attempts
+  std::map<WriterKey, WriterReport> writers;  // of the newest attempts
   std::set<CheckpointId> published;    // that it saw whole in storage, of those that parts name
   std::optional<CheckpointId> target;  // it works on this one
   std::vector<SavingReport> saving;    // at most kMostSavingTold
@@ -103,8 +105,8 @@ struct ReportDelta {
   std::set<Attempt> attempts_gone;
   std::map<PartId, PartReport> parts;  // new or changed
   std::set<PartId> parts_gone;
-  std::map<std::pair<Attempt, Writer>, WriterReport> writers;
-  std::set<std::pair<Attempt, Writer>> writers_gone;
+  std::map<WriterKey, WriterReport> writers;
+  std::set<WriterKey> writers_gone;
   std::set<CheckpointId> published, published_gone;
   // Always said.
   std::optional<CheckpointId> target;
@@ -132,6 +134,9 @@ struct CheckpointVerdict {
   std::string conflict;    // not empty: which writers claim which name; it is never complete
   bool operator==(const CheckpointVerdict&) const = default;
 };
+
+// Whether the node runs, or ran, a writer 0 of the attempt.
+bool RunsWriter0(const JobReport& report, Attempt attempt);
 
 // What a home tells those who hold something of the job.
 struct JobVerdict {

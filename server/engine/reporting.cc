@@ -86,12 +86,12 @@ void Reporting::UpdateJob(const Job& job, JobReport* report) const {
     const AttemptState& attempt = begun->second;
     for (const auto& [writer, process] : attempt.processes) {
       WriterReport& writer_report = report->writers[{newest, writer}];
-      const auto reached = attempt.reached.find(writer);
+      const auto reached = attempt.reached.find(process.Seat());
       if (reached != attempt.reached.end()) writer_report.reached = reached->second;
       writer_report.alive = !attempt.ended.contains(writer);
       for (const auto& [refused, why] : attempt.refused) writer_report.given_up.insert(refused);
       for (const auto& [step, revision, by] : attempt.withdrawn) {
-        if (by == writer) writer_report.given_up.insert({step, revision});
+        if (by == writer.writer) writer_report.given_up.insert({step, revision});
       }
       while (writer_report.given_up.size() > kGivenUpTold) {
         writer_report.given_up.erase(writer_report.given_up.begin());

@@ -31,7 +31,7 @@ void Restored::Take(const fact::JobForgotten& f) {
 
 void Restored::Take(const fact::AttemptBegun& f) { attempts[{f.job, f.attempt}] = f; }
 void Restored::Take(const fact::WriterProcess& f) {
-  processes[{f.job, f.attempt, f.writer}] = f.process;
+  processes[{f.job, f.attempt, {f.world_size, f.writer}}] = {f.process, 0, f.rank};
 }
 void Restored::Take(const fact::StepWorld& f) { worlds[{f.job, f.attempt, f.step}] = f; }
 void Restored::Take(const fact::LineDecided& f) { decisions[{f.record.job, f.record.number}] = f; }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "server/engine/engine.h"
+#include "server/engine/world_writer.h"
 #include "server/facts/facts.h"
 
 namespace cairn::engine {
@@ -26,7 +27,7 @@ struct Restored {
   uint64_t next_id = 1;
   std::map<std::string, fact::Job> jobs;
   std::map<std::pair<std::string, Attempt>, fact::AttemptBegun> attempts;
-  std::map<std::tuple<std::string, Attempt, Writer>, ProcessToken> processes;
+  std::map<std::tuple<std::string, Attempt, WorldWriter>, WriterRun> processes;
   std::map<std::tuple<std::string, Attempt, Step>, fact::StepWorld> worlds;
   std::map<std::pair<std::string, Attempt>, fact::LineDecided> decisions;
   std::map<SlabId, fact::Slab> slabs;

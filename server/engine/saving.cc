@@ -525,10 +525,12 @@ void Saving::On(const event::Abort& event) {
                         part->content->sessions.contains(session->id);
   // The other writers need not wait for this one's part, even if it held nothing yet.
   const Job* job = jobs_.Find(event.part.checkpoint.job);
-  const bool is_the_writer = job != nullptr && job->name == session->job &&
-                             Jobs::CheckAccess(*job, event.caller).ok() &&
-                             attempts_.CheckProcess(*job, event.part, 0, *session).ok();
-  if (is_the_writer && (part == nullptr || may_drop)) attempts_.Withdraw(event.part, *session);
+  const bool is_the_writer =
+      job != nullptr && job->name == session->job && Jobs::CheckAccess(*job, event.caller).ok() &&
+      attempts_.CheckProcess(*job, event.part, event.world_size, *session).ok();
+  if (is_the_writer && (part == nullptr || may_drop)) {
+    attempts_.Withdraw(event.part, event.world_size, *session);
+  }
   callers_.CancelCreates(session->id, event.part,
                          absl::CancelledError("create: its step was aborted"));
   if (may_drop) {

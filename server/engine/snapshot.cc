@@ -17,12 +17,20 @@
 namespace cairn::engine {
 namespace {
 
+// A writer of an attempt as one number, and back.
+uint64_t IdOfWriter(const WorldWriter& writer) {
+  return static_cast<uint64_t>(writer.world_size) << 32 | static_cast<uint32_t>(writer.writer);
+}
+WorldWriter WriterOf(uint64_t id) {
+  return {static_cast<int32_t>(id >> 32), static_cast<Writer>(id & UINT32_MAX)};
+}
+
 // In the order in which they are told: the next one stands last.
-template <class Map>
-std::vector<uint64_t> IdsOf(const Map& things) {
+template <class Map, class Id = std::identity>
+std::vector<uint64_t> IdsOf(const Map& things, Id id_of = {}) {
   std::vector<uint64_t> ids;
   ids.reserve(things.size());
-  for (const auto& [id, thing] : things) ids.push_back(id);
+  for (const auto& [id, thing] : things) ids.push_back(id_of(id));
   std::sort(ids.begin(), ids.end(), std::greater<>());
   return ids;
 }
@@ -106,8 +114,7 @@ void SnapshotSources::TakeJob(SnapshotCursor* cursor, std::vector<Fact>* facts) 
         cursor->stage = Stage::kAttempts;
         return;
       }
-      attempts.SnapshotWriter(*job, cursor->attempt, static_cast<Writer>(cursor->ids.back()),
-                              facts);
+      attempts.SnapshotWriter(*job, cursor->attempt, WriterOf(cursor->ids.back()), facts);
       cursor->ids.pop_back();
       return;
     case Stage::kDecisions:
@@ -132,7 +139,7 @@ void SnapshotSources::TakeAttempt(const Job& job, SnapshotCursor* cursor,
   attempts.Snapshot(job, at->first, at->second, facts);
   cursor->attempt = at->first;
   if (!Attempts::InSnapshot(job, at->second)) return;
-  cursor->ids = IdsOf(at->second.processes);
+  cursor->ids = IdsOf(at->second.processes, IdOfWriter);
   cursor->stage = Stage::kWriters;
 }
 

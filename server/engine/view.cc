@@ -139,10 +139,6 @@ class Viewing {
     return verdict;
   }
 
-  bool RunsWriter0(const JobReport& report, Attempt attempt) const {
-    return report.writers.contains({attempt, Writer{0}});
-  }
-
   void DrawLine() {
     std::set<Attempt> attempts;
     for (const auto& [attempt, origin] : record_.attempts) attempts.insert(attempt);
@@ -187,7 +183,7 @@ class Viewing {
         if (parts.writers.contains(writer)) continue;
         Outlook outlook(id.step, id.revision);
         for (const JobReport* report : heard_) {
-          const auto at = report->writers.find({id.attempt, writer});
+          const auto at = report->writers.find({id.attempt, {parts.World(), writer}});
           if (at != report->writers.end()) outlook.Hear(at->second);
         }
         if (!outlook.mentioned()) ++unknown;

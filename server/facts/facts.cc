@@ -62,7 +62,7 @@ void VisitFields(Is<fact::AttemptBegun> auto& f, const auto& v) {
   v(f.job, f.attempt, f.first_step, f.lineage, f.unix_ms);
 }
 void VisitFields(Is<fact::WriterProcess> auto& f, const auto& v) {
-  v(f.job, f.attempt, f.writer, f.process);
+  v(f.job, f.attempt, f.world_size, f.writer, f.process, f.rank);
 }
 void VisitFields(Is<fact::StepWorld> auto& f, const auto& v) {
   v(f.job, f.attempt, f.step, f.world_size, f.process, f.rank);
@@ -242,6 +242,13 @@ bool TakeOlder(fact::Lent& f, int version, const Decoder& take) {
   if (version != 1) return false;
   take(f.lease, f.session, f.slab, f.mode, f.part, f.name);
   return f.mode != LeaseMode::kStanding;
+}
+// All of an attempt's steps of several writers were taken to have as many.
+bool TakeOlder(fact::WriterProcess& f, int version, const Decoder& take) {
+  if (version != 1) return false;
+  take(f.job, f.attempt, f.writer, f.process);
+  f.rank = f.writer;
+  return true;
 }
 // Whose a step of one writer is was not told: it is his who enters it next.
 bool TakeOlder(fact::StepWorld& f, int version, const Decoder& take) {

@@ -95,12 +95,14 @@ struct AttemptBegun {
   int64_t unix_ms = 0;
   bool operator==(const AttemptBegun&) const = default;
 };
-// The process that is this writer of the attempt.
+// The process that is this writer of the attempt's steps of so many writers.
 struct WriterProcess {
   std::string job;
   Attempt attempt = 0;
+  int32_t world_size = 0;  // 0: version 1 did not say
   Writer writer = 0;
   ProcessToken process;
+  Writer rank = 0;  // of its session
   bool operator==(const WriterProcess&) const = default;
 };
 // How many writers the attempt's step has; fixed by the first of them.
@@ -328,7 +330,7 @@ inline constexpr std::tuple kFactKinds{
     KindOfFact<fact::DaemonLife>{{1, 1, "daemon_life"}},
     KindOfFact<fact::Job>{{2, 3, "job", /*oldest=*/1}},
     KindOfFact<fact::AttemptBegun>{{3, 3, "attempt_begun", /*oldest=*/2}},
-    KindOfFact<fact::WriterProcess>{{4, 1, "writer_process"}},
+    KindOfFact<fact::WriterProcess>{{4, 2, "writer_process", /*oldest=*/1}},
     KindOfFact<fact::StepWorld>{{5, 2, "step_world", /*oldest=*/1}},
     KindOfFact<fact::LineDecided>{{6, 2, "line_decided"}},
     KindOfFact<fact::Slab>{{7, 3, "slab", /*oldest=*/1}},

@@ -634,6 +634,7 @@ void Handler::Abort(CallId id, wire::Cairn_abort_args& args) {
   event::Abort abort;
   abort.caller = Caller();
   abort.part = PartOf(args.request);
+  abort.world_size = args.request.world_size;
   Tell<wire::Cairn_abort_result>(id, std::move(abort));
 }
 

@@ -417,17 +417,26 @@ StatusOr<engine::PartReport> FromWire(const PartId& id, const peerwire::Reported
   return out;
 }
 
-using WriterOf = std::pair<Attempt, Writer>;
-
-Status CheckWriterOf(Attempt attempt, Writer writer) {
-  CAIRN_RETURN_IF_ERROR(ValidateAttempt(attempt));
-  return CheckWriter("writer", writer);
+// Of a WriterId or a ReportedWriter.
+template <typename Wire>
+StatusOr<engine::WriterKey> WriterFrom(const Wire& wire) {
+  CAIRN_RETURN_IF_ERROR(ValidateAttempt(wire.attempt));
+  // A member that was started anew with a journal of an earlier version does not know the world size.
+  CAIRN_RETURN_IF_ERROR(wire.world_size == 0 ? CheckWriter("writer", wire.writer)
+                                             : ValidateWorld(wire.writer, wire.world_size));
+  return engine::WriterKey{wire.attempt, {wire.world_size, wire.writer}};
 }
 
-peerwire::ReportedWriter ToWire(const WriterOf& id, const engine::WriterReport& report) {
+template <typename Wire>
+void SetWriter(const engine::WriterKey& id, Wire* wire) {
+  wire->__set_attempt(id.first);
+  wire->__set_writer(id.second.writer);
+  wire->__set_world_size(id.second.world_size);
+}
+
+peerwire::ReportedWriter ToWire(const engine::WriterKey& id, const engine::WriterReport& report) {
   peerwire::ReportedWriter out;
-  out.__set_attempt(id.first);
-  out.__set_writer(id.second);
+  SetWriter(id, &out);
   out.__set_reached_step(report.reached.first);
   out.__set_reached_revision(report.reached.second);
   out.__set_alive(report.alive);
@@ -507,10 +516,8 @@ peerwire::Report ToWire(const peer::Report& report) {
   for (const auto& [id, of] : delta.parts) out.parts.push_back(ToWire(id, of));
   for (const PartId& id : delta.parts_gone) out.parts_gone.push_back(ToWire(id));
   for (const auto& [id, of] : delta.writers) out.writers.push_back(ToWire(id, of));
-  for (const auto& [attempt, writer] : delta.writers_gone) {
-    peerwire::WriterId& id = out.writers_gone.emplace_back();
-    id.__set_attempt(attempt);
-    id.__set_writer(writer);
+  for (const engine::WriterKey& id : delta.writers_gone) {
+    SetWriter(id, &out.writers_gone.emplace_back());
   }
   out.__set_published(ToWire(delta.published));
   out.__set_published_gone(ToWire(delta.published_gone));
@@ -552,16 +559,14 @@ Status PartsFrom(const peerwire::Report& report, engine::ReportDelta* delta) {
 Status WritersFrom(const peerwire::Report& report, engine::ReportDelta* delta) {
   const Status known =
       ForEach("writers", report.writers, kMostEntries, [&](const auto& entry) -> Status {
-        CAIRN_RETURN_IF_ERROR(CheckWriterOf(entry.attempt, entry.writer));
+        CAIRN_ASSIGN_OR_RETURN(const engine::WriterKey id, WriterFrom(entry));
         CAIRN_ASSIGN_OR_RETURN(engine::WriterReport of, FromWire(entry));
-        const WriterOf id{entry.attempt, entry.writer};
         return delta->writers.emplace(id, std::move(of)).second ? absl::OkStatus() : Twice();
       });
   CAIRN_RETURN_IF_ERROR(known);
   return ForEach(
       "writers_gone", report.writers_gone, kMostEntries, [&](const auto& gone) -> Status {
-        CAIRN_RETURN_IF_ERROR(CheckWriterOf(gone.attempt, gone.writer));
-        const WriterOf id{gone.attempt, gone.writer};
+        CAIRN_ASSIGN_OR_RETURN(const engine::WriterKey id, WriterFrom(gone));
         const bool there = delta->writers.count(id) > 0;
         return !there && delta->writers_gone.insert(id).second ? absl::OkStatus() : Twice();
       });

@@ -228,14 +228,14 @@ class RandomGathering {
         }
         break;
       case 3: {
-        WriterReport& said = report->writers[{id.attempt, writer}];
+        WriterReport& said = report->writers[{id.attempt, {WorldOf(id), writer}}];
         said.reached = {id.step, id.revision};
         said.alive = !OneIn(3);
         if (OneIn(3)) said.given_up.insert({Up(5), 0});
         break;
       }
       case 4:
-        if (OneIn(3)) report->writers.erase({id.attempt, writer});
+        if (OneIn(3)) report->writers.erase({id.attempt, {WorldOf(id), writer}});
         if (OneIn(3)) report->attempts.erase(id.attempt);
         break;
       case 5:

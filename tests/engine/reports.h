@@ -75,7 +75,7 @@ class Reports {
     }
     return *this;
   }
-  WriterReport& WriterAt(Rank rank, Attempt attempt, Writer writer, Step reached) {
+  WriterReport& WriterAt(Rank rank, Attempt attempt, const WorldWriter& writer, Step reached) {
     WriterReport& said = Of(rank).writers[{attempt, writer}];
     said.reached = {reached, 0};
     return said;

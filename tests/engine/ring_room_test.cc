@@ -147,6 +147,37 @@ TEST_F(StepsOf16, ASpareIsNotTakenBeyondTheQuota) {
   EXPECT_THAT(WhyNot(PartOfOther(3)), HasSubstr("memory.replicas"));
 }
 
+// The writer saves faster than steps are replicated, and then nothing for a long time: what it maps it gives back at
+// its next save at the earliest. Seven steps and a half fit, of which two are set aside for replicas.
+class IdleWriter : public StepsOf16 {
+ protected:
+  void SetUp() override {
+    options.budget_bytes = 120 * kMiB;
+    StepsOf16::SetUp();
+  }
+};
+
+TEST_F(IdleWriter, LeavesRoomForTheReplicaOfTheNextStep) {
+  const SessionId writer = OneOfTwo(1);
+  Save(writer, 1, {{"model", kStep}});
+  Replicate(PartOfOther(1), 2, kStep);
+  Complete(1, /*replicas=*/1);
+  verdict.protect = verdict.latest = CheckpointId{1, 1, 0};
+  verdict.target = CheckpointId{2, 1, 0};
+  Hear();
+  for (Step step = 2; step <= 8; ++step) {
+    const Status created = Asks(writer, step, kStep);
+    ASSERT_TRUE(created.ok()) << "step " << step << ": " << created;
+    ASSERT_TRUE(Commit(writer, PartOf(writer, step), {{"model", kStep}}).ok());
+    Complete(step);
+    verdict.latest = CheckpointId{step, 1, 0};
+    Hear();
+  }
+  EXPECT_TRUE(Holds(1) && Holds(2) && Holds(8)) << "protected, target and newest";
+  Want(ManifestOf(PartOfOther(2), 2, kStep), PartOfOther(2), kStep, /*target=*/true);
+  ASSERT_EQ(fetches.size(), 1u) << WhyNot(PartOfOther(2));
+}
+
 // --- memory of fetches that have ended
 
 TEST_F(StepsOf16, OneThatItsSourceCouldNotFinishLeavesItsMemoryToTheJobsNext) {
@@ -384,7 +415,7 @@ class HomeOfOthers : public RingTest {
     delta.owner_uid = delta.owner_gid = 1000;
     delta.policy = options.default_policy;
     delta.attempts[1] = {1, {}, kUnix};
-    delta.writers[{1, 0}].reached = {step, 0};
+    delta.writers[{1, {1, 0}}].reached = {step, 0};
     PartReport& part = delta.parts[{{step, 1, 0}, 0}];
     part.world_size = 1;
     part.digest = DigestOf(manifest);

@@ -239,7 +239,7 @@ JobReport RandomReport(RandomRing* random) {
   }
   for (int i = random->Up(3); i > 0; --i) report.attempts[1 + random->Up(3)].first = random->Up(3);
   for (int i = random->Up(4); i > 0; --i) {
-    WriterReport& writer = report.writers[{1 + random->Up(2), random->Up(3)}];
+    WriterReport& writer = report.writers[{1 + random->Up(2), {2 + random->Up(2), random->Up(3)}}];
     writer.reached = {random->Up(3), 0};
     if (random->Up(3) == 0) writer.given_up.insert({random->Up(3), 0});
   }

@@ -162,7 +162,7 @@ TEST(ViewLine, ALineageThatIsKnownBeatsOneThatIsNot) {  // line rule 18
   reports.Complete(kTwo, 2).Complete({9, 5, 0}, 2);
   reports.Of(0).attempts[5] = {9, Lineage::OfUnknown(), 1};
   reports.Of(1).attempts[5] = {9, {{{1, 2}}, false}, 1};
-  reports.WriterAt(0, 5, 0, 9);  // its word would count, if it knew
+  reports.WriterAt(0, 5, {2, 0}, 9);  // its word would count, if it knew
   reports.Part(0, {9, 5, 0}, 0, 2).in_memory = false;
   reports.Of(1).published.insert({9, 5, 0});
   EXPECT_THAT(reports.Verdict().latest, Optional(CheckpointId{9, 5, 0}));
@@ -176,7 +176,7 @@ TEST(ViewLine, WriterZerosMemberSaysWhereAnAttemptComesFrom) {  // line rule 19
   reports.record.decisions[{7, LineRecordKind::kResume}] = {};  // something between
   reports.Of(0).attempts[5] = {9, {}, 1};
   reports.Of(1).attempts[5] = {9, {{{1, 2}}, false}, 1};
-  reports.WriterAt(1, 5, 0, 9);
+  reports.WriterAt(1, 5, {2, 0}, 9);
   reports.record.decisions.clear();
   // With step 9 gone, what is at the head's end tells which of the two lineages was taken.
   reports.Complete({4, 5, 0}, 2);
@@ -285,12 +285,12 @@ class ViewHopeless : public testing::Test {
   // Writer 1, on member 1, has not committed what writer 0 has.
   ViewHopeless() {
     reports.Part(0, kTwo, 0, 2);
-    reports.WriterAt(0, 1, 0, 2);
-    reports.WriterAt(1, 1, 1, 2);
+    reports.WriterAt(0, 1, {2, 0}, 2);
+    reports.WriterAt(1, 1, {2, 1}, 2);
     reports.Final();
   }
   bool Hopeless() const { return reports.VerdictOf(kTwo).hopeless; }
-  WriterReport& Writer1() { return reports.Of(1).writers[{1, 1}]; }
+  WriterReport& Writer1() { return reports.Of(1).writers[{1, {2, 1}}]; }
   Reports reports;
 };
 

@@ -39,7 +39,7 @@ std::vector<Fact> OneOfEach() {
       fact::DaemonLife{123, 456},
       fact::Job{"job-a", 1000, 100, policy, 6, 2},
       fact::AttemptBegun{"job-a", 9, 10, {{{8, 9}, {3, 4}}, /*open=*/true}, 7},
-      fact::WriterProcess{"job-a", 9, 2, bytes},
+      fact::WriterProcess{"job-a", 9, 4, 2, bytes, 5},
       fact::StepWorld{"job-a", 9, 17, 8, bytes, 3},
       fact::LineDecided{{"job-a", 9, LineRecordKind::kUse, {{{8, 16}}, false}}, 7},
       fact::Slab{3, 1 << 30, fact::SlabUse::kManifests, 1000, "job-a", /*by_path=*/true,
@@ -86,6 +86,7 @@ std::vector<std::pair<std::string, Fact>> OfEarlierVersions() {
       {"job.v2", fact::Job{"job-a", 1000, 100,
                            JobPolicy{PersistMode::kEvery, 5, 3, 100, Readers::kGroup, 2}}},
       {"attempt_begun.v2", fact::AttemptBegun{"job-a", 9, 10, Lineage::OfUnknown(), 7}},
+      {"writer_process.v1", fact::WriterProcess{"job-a", 9, 0, 2, token, 2}},
       {"step_world.v1", fact::StepWorld{"job-a", 9, 17, 8}},
       // Whether somebody opened it by path was not told.
       {"slab.v1", fact::Slab{3, 1 << 30, fact::SlabUse::kManifests, 1000, "job-a", true}},

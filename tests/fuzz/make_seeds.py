@@ -366,9 +366,10 @@ def peer_report() -> object:
                 reached_revision=0,
                 alive=True,
                 given_up=[1, 0, 2, 1],
+                world_size=2,
             )
         ],
-        writers_gone=[peer.WriterId(attempt=3, writer=1)],
+        writers_gone=[peer.WriterId(attempt=3, writer=1, world_size=2)],
         published=[OLDER],
         published_gone=[CHECKPOINT],
         target=CHECKPOINT,

@@ -75,9 +75,9 @@ inline engine::peer::Report SomeReport() {
   part.in_memory = false;
   delta.parts[{{8, 7, 1}, 0}] = part;
   delta.parts_gone = {{{7, 7, 0}, 3}};
-  delta.writers[{7, 3}] = {{8, 1}, false, {{5, 0}, {6, 2}}};
-  delta.writers[{7, 4}] = {};
-  delta.writers_gone = {{6, 3}};
+  delta.writers[{7, {4, 3}}] = {{8, 1}, false, {{5, 0}, {6, 2}}};
+  delta.writers[{7, {8, 4}}] = {};
+  delta.writers_gone = {{6, {4, 3}}};
   delta.published = {{6, 7, 0}};
   delta.published_gone = {{5, 7, 0}};
   delta.target = engine::CheckpointId{8, 7, 0};

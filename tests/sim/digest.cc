@@ -47,7 +47,7 @@ class Digester {
     Values("AttemptBegun", f.job, f.attempt, f.first_step, EncodeLineage(f.lineage), f.unix_ms);
   }
   void Take(const fact::WriterProcess& f) {
-    Values("WriterProcess", f.job, f.attempt, f.writer, f.process);
+    Values("WriterProcess", f.job, f.attempt, f.world_size, f.writer, f.process, f.rank);
   }
   void Take(const fact::StepWorld& f) {
     Values("StepWorld", f.job, f.attempt, f.step, f.world_size, f.process, f.rank);
