@@ -295,7 +295,7 @@ Status Put(Context* context, const PutArguments& arguments) {
   CAIRN_RETURN_IF_ERROR(NothingIsLeftBehind(session.get(), target, inputs));
   if (arguments.attempt == 0) CAIRN_RETURN_IF_ERROR(session->ChooseAttempt().status());
   const MonotonicNanos started = context->clock->Now();
-  CAIRN_ASSIGN_OR_RETURN(auto writer, session->BeginStep(target.checkpoint.step, 1));
+  CAIRN_ASSIGN_OR_RETURN(auto writer, session->BeginStep(target.checkpoint.step, client::Among{}));
   {
     Watcher watcher(
         context, session,

@@ -97,7 +97,7 @@ class SessionImpl : public Session {
     return absl::OkStatus();
   }
 
-  StatusOr<std::unique_ptr<StepWriter>> BeginStep(Step step, std::optional<int32_t> writers,
+  StatusOr<std::unique_ptr<StepWriter>> BeginStep(Step step, std::optional<Among> among,
                                                   absl::Duration timeout) override {
     std::unique_ptr<StepWriter> out;
     const Status status = Contain([&]() -> Status {
@@ -110,13 +110,11 @@ class SessionImpl : public Session {
         return absl::FailedPreconditionError(
             "attempt: this session has none; connect with one, ChooseAttempt or SetAttempt first");
       }
-      identity.writer = options_.writer;
-      identity.world_size = options_.world_size;
-      if (writers.has_value()) identity.world_size = *writers;
-      if (writers == 1) identity.writer = 0;
-      if (identity.writer < 0) {
+      if (options_.writer < 0) {
         return absl::FailedPreconditionError("writer: this session only reads");
       }
+      identity.writer = among.has_value() ? among->writer : options_.writer;
+      identity.world_size = among.has_value() ? among->writers : options_.world_size;
       CAIRN_RETURN_IF_ERROR(ValidateWorld(identity.writer, identity.world_size));
       identity.revision = EnterStep(options_.job, identity.attempt, identity.writer, step);
       out = std::make_unique<StepWriterImpl>(link_, identity, timeout);

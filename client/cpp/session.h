@@ -99,6 +99,12 @@ struct PiecePlace {
   uint64_t length = 0;
 };
 
+// Of a step that some of the ranks save, or one alone: how many, and which of them this is.
+struct Among {
+  int32_t writers = 1;
+  Writer writer = 0;
+};
+
 struct CommitResult {
   std::string digest;
   bool complete = false;
@@ -131,6 +137,14 @@ class StepWriter {
     const ZipPlan* plan = nullptr;  // as of WriteZip, whose records the sources then are
   };
   virtual Status WriteMany(absl::Span<const Item> items) = 0;
+  // Enters the step at the node, and sets memory aside for objects of so many bytes that are written next, with names of
+  // so many. RESOURCE_EXHAUSTED: there is none within `patience`, and this revision of the step is refused.
+  struct Room {
+    size_t objects = 0;
+    uint64_t bytes = 0;
+    uint64_t name_bytes = 0;
+  };
+  virtual Status Reserve(const Room& room, absl::Duration patience) = 0;
   // While `*beside` holds, the thread that writes copies by itself, beside what the process does; afterwards, and with
   // null, with all the session's threads.
   virtual void CopyBeside(const std::atomic<bool>* beside) = 0;
@@ -241,11 +255,10 @@ class Session : public std::enable_shared_from_this<Session> {
   // On a session that began with 0.
   virtual Status SetAttempt(Attempt attempt) = 0;
 
-  // `writers` replaces the session's world size for this step: with 1 this session alone is writer 0
-  // of 1. The revision is the number of times that this process entered the step before in this
-  // attempt.
+  // `among`: of a step that not all ranks save. The revision is the number of times that this process entered the step
+  // before in this attempt.
   virtual StatusOr<std::unique_ptr<StepWriter>> BeginStep(
-      Step step, std::optional<int32_t> writers = {},
+      Step step, std::optional<Among> among = {},
       absl::Duration timeout = absl::ZeroDuration()) = 0;
 
   virtual StatusOr<std::unique_ptr<OpenObject>> Open(

@@ -142,7 +142,7 @@ Status StepWriterImpl::Add(std::vector<Pending> objects) {
   for (size_t begin = 0, end = 0; begin < objects.size(); begin = end) {
     end = EndOfCreate(objects, begin);
     const Status created =
-        Create(all.subspan(begin, end - begin), all.subspan(end), deadline, &places);
+        Create(all.subspan(begin, end - begin), Sum(all.subspan(end)), deadline, &places);
     if (created.ok()) continue;
     // Without an answer it is unknown whether the objects exist; a refusal changes nothing.
     if (absl::IsUnavailable(created) || begin > 0) failure_ = created;
@@ -174,20 +174,26 @@ size_t StepWriterImpl::EndOfCreate(const std::vector<Pending>& objects, size_t b
   return end;
 }
 
-wire::ToCome StepWriterImpl::Sum(absl::Span<const Pending> objects) {
-  uint64_t bytes = 0, name_bytes = 0;
+StepWriter::Room StepWriterImpl::Sum(absl::Span<const Pending> objects) {
+  Room sum{.objects = objects.size()};
   for (const Pending& object : objects) {
-    bytes += (object.layout.length() + kPageBytes - 1) / kPageBytes * kPageBytes;
-    name_bytes += object.name.size();
+    sum.bytes += (object.layout.length() + kPageBytes - 1) / kPageBytes * kPageBytes;
+    sum.name_bytes += object.name.size();
   }
-  wire::ToCome sum;
-  sum.__set_objects(static_cast<int64_t>(objects.size()));
-  sum.__set_bytes(static_cast<int64_t>(bytes));
-  sum.__set_name_bytes(static_cast<int64_t>(name_bytes));
   return sum;
 }
 
-Status StepWriterImpl::Create(absl::Span<const Pending> objects, absl::Span<const Pending> to_come,
+Status StepWriterImpl::Reserve(const Room& room, absl::Duration patience) {
+  return Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(Usable());
+    std::vector<Place> places;
+    const Status created = Create({}, room, DeadlineAfter(patience), &places);
+    if (!created.ok()) failure_ = created;
+    return created;
+  });
+}
+
+Status StepWriterImpl::Create(absl::Span<const Pending> objects, const Room& to_come,
                               MonotonicNanos deadline, std::vector<Place>* places) {
   wire::CreateReply reply;
   wire::CreateRequest request;
@@ -207,7 +213,13 @@ Status StepWriterImpl::Create(absl::Span<const Pending> objects, absl::Span<cons
     request.objects.push_back(std::move(spec));
     total += object.layout.length();
   }
-  if (!to_come.empty()) request.__set_to_come(Sum(to_come));
+  if (to_come.objects > 0) {
+    wire::ToCome sum;
+    sum.__set_objects(static_cast<int64_t>(to_come.objects));
+    sum.__set_bytes(static_cast<int64_t>(to_come.bytes));
+    sum.__set_name_bytes(static_cast<int64_t>(to_come.name_bytes));
+    request.__set_to_come(sum);
+  }
   request.__set_fence(link_->options().fence);
   Link::FdCall fd_call(link_.get());  // until the descriptors are taken
   // Memory may be short because this session still maps what it wrote before. Then the answer has only
@@ -425,6 +437,7 @@ Status StepWriterImpl::AbortWithin(MonotonicNanos deadline) {
   request.attempt = identity_.attempt;
   request.revision = identity_.revision;
   request.writer = identity_.writer;
+  request.world_size = identity_.world_size;
   const int64_t call = link_->NextCall();
   const Status status = link_->Call(
       "abort", deadline,

@@ -35,6 +35,7 @@ class StepWriterImpl : public StepWriter {
   StatusOr<std::vector<PiecePlace>> WritePieces(const std::string& name, ObjectKind kind,
                                                 absl::Span<const Piece> pieces) override;
   Status WriteMany(absl::Span<const Item> items) override;
+  Status Reserve(const Room& room, absl::Duration patience) override;
   void CopyBeside(const std::atomic<bool>* beside) override { beside_ = beside; }
   StatusOr<CommitResult> Commit(const std::map<std::string, std::string>& notes) override;
   Status Abort() override;
@@ -59,10 +60,10 @@ class StepWriterImpl : public StepWriter {
     std::shared_ptr<MappedSlab> slab;  // null without descriptors, or for an empty object
   };
   static size_t EndOfCreate(const std::vector<Pending>& objects, size_t begin);
-  static wire::ToCome Sum(absl::Span<const Pending> objects);
+  static Room Sum(absl::Span<const Pending> objects);
   // `to_come`: the objects of the creates that follow.
-  Status Create(absl::Span<const Pending> objects, absl::Span<const Pending> to_come,
-                MonotonicNanos deadline, std::vector<Place>* places);
+  Status Create(absl::Span<const Pending> objects, const Room& to_come, MonotonicNanos deadline,
+                std::vector<Place>* places);
   Status AskForExtents(wire::CreateRequest* request, MonotonicNanos deadline,
                        wire::CreateReply* reply);
   Status CopyIntoSlabs(std::vector<Pending>* objects, const std::vector<Place>& places,

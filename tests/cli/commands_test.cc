@@ -106,6 +106,7 @@ class FakeWriter : public client::StepWriter {
     world_->calls.push_back("commit");
     return client::CommitResult{"d1", true};
   }
+  Status Reserve(const Room&, absl::Duration) override { return absl::OkStatus(); }
   void CopyBeside(const std::atomic<bool>*) override {}
   Status Abort() override {
     world_->calls.push_back("abort");
@@ -184,9 +185,10 @@ class FakeSession : public client::Session {
     return 7;
   }
   Status SetAttempt(Attempt) override { return absl::OkStatus(); }
-  StatusOr<std::unique_ptr<client::StepWriter>> BeginStep(Step step, std::optional<int32_t> writers,
+  StatusOr<std::unique_ptr<client::StepWriter>> BeginStep(Step step,
+                                                          std::optional<client::Among> among,
                                                           absl::Duration) override {
-    EXPECT_EQ(writers, 1);
+    EXPECT_TRUE(among.has_value() && among->writers == 1 && among->writer == 0);
     return std::make_unique<FakeWriter>(world_, options_.job, step);
   }
   StatusOr<std::unique_ptr<client::OpenObject>> Open(const CheckpointRef& ref,

@@ -77,7 +77,7 @@ Status SaveOne(const std::string& socket, const std::string& job, Step step, int
   for (uint64_t i = 0; const auto& [name, length] : Objects())
     contents.push_back(Content(step, i++, length));
   tell(kConnected);
-  CAIRN_ASSIGN_OR_RETURN(auto writer, session->BeginStep(step, 1));
+  CAIRN_ASSIGN_OR_RETURN(auto writer, session->BeginStep(step, client::Among{}));
   for (size_t i = 0; const auto& [name, length] : Objects()) {
     const client::Source source{contents[i].data(), contents[i].size()};
     CAIRN_RETURN_IF_ERROR(writer->Write(name, ObjectKind::kRaw, {&source, 1}));

@@ -1,4 +1,7 @@
-"""Saves that go on while the training does: what `save_async` copies when, and how its failures are told."""
+"""Saves that go on while the training does: what `save_async` copies when, and how its failures are told.
+
+One file: each case stops, breaks or hurries the same small training, in the words at the top.
+"""
 
 from __future__ import annotations
 
@@ -246,6 +249,39 @@ def test_skip_leaves_out_a_step_while_the_one_before_goes_on(
     assert not c.save_async(3, {"w.pt": weights}, overlap=[weights], busy="skip").skipped
     assert c.fence()
     c.close()
+
+
+def test_skip_leaves_out_a_step_for_which_there_is_no_memory(job: str) -> None:
+    node = Node(budget=64 * MIB).start()
+    try:
+        with cairn.connect(job, socket=node.socket) as c:
+            weights = torch.ones(24 * MIB, dtype=torch.uint8)
+            for step in (1, 2):
+                assert c.save_async(step, {"w.pt": weights}, busy="skip").wait(30)
+                c.pin(step)  # it may not go
+            begin = time.monotonic()
+            skipped = c.save_async(3, {"w.pt": weights}, overlap=[weights], busy="skip")
+            assert skipped.skipped and skipped.done and skipped.error is None
+            assert time.monotonic() - begin < 5, "it waits no longer than a moment"
+            assert c.failures == {} and c.latest().step == 2
+            small = c.save_async(4, {"w.pt": weights[:1000].clone()}, busy="skip")
+            assert small.wait(30) and small.ok
+            c.pin(1, False)
+            again = c.save_async(5, {"w.pt": weights}, busy="skip")
+            assert again.wait(30) and again.ok and c.latest().step == 5
+    finally:
+        node.remove()
+
+
+def test_a_save_that_cannot_begin_is_told_and_not_called_skipped(job: str) -> None:
+    node = Node().start()
+    with cairn.connect(job, socket=node.socket, timeout=1.0) as c:
+        assert c.save_async(1, {"a": b"bytes"}, busy="skip").wait(30)
+        node.remove()
+        with pytest.warns(cairn.CairnWarning, match="step 2 .*Unavailable"):
+            saving = c.save_async(2, {"a": b"bytes"}, busy="skip")
+        assert saving.done and not saving.skipped and not saving.ok
+        assert isinstance(saving.error, cairn.Unavailable)
 
 
 def test_a_daemon_that_dies_during_the_copy_fails_that_save_at_most(job: str) -> None:

@@ -199,12 +199,44 @@ def test_a_step_that_is_none_raises(c: cairn.Connection, step: Any) -> None:
         c.step(step)
 
 
-def test_writers_is_one_or_all(c: cairn.Connection, session: MadeUpSession) -> None:
+def test_some_ranks_save_a_step(c: cairn.Connection, session: MadeUpSession) -> None:
     save_once(c, writers=1)
-    assert session.began[1] == 1
+    assert session.began == (3, (1, 0), 0.0)
     save_once(c, writers=4)
-    with pytest.raises(ValueError, match="writers: 2"):
-        c.step(3, writers=2)
+    assert session.began == (3, None, 0.0)
+    save_once(c, writers=4, writer=1)
+    assert session.began == (3, None, 0.0)
+    save_once(c, writers=2, writer=0)
+    assert session.began == (3, (2, 0), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"writers": 2}, "writer: 2 of 4 ranks save the step; say which of them this is, 0 … 1"),
+        ({"writers": 2, "writer": 2}, "writer: 2 is not in 0 … 1"),
+        ({"writers": 1, "writer": 1}, "writer: 1 is not in 0 … 0"),
+        (
+            {"writers": 4, "writer": 2},
+            "writer: all 4 ranks save the step, and this is rank 1, not 2",
+        ),
+        ({"writers": 5, "writer": 1}, "writers: 5 is not in 1 … 4, the world size"),
+        ({"writers": 0}, "writers: 0 is not in 1 … 4"),
+        ({"writer": 0}, "writer: 0 of how many"),
+    ],
+)
+def test_which_ranks_save_is_said_in_full(
+    c: cairn.Connection, options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        c.step(3, **options)
+    with pytest.raises(ValueError, match=message):
+        c.save_async(3, {"a": b"bytes"}, **options)
+
+
+def test_some_ranks_cannot_agree_to_skip(c: cairn.Connection) -> None:
+    with pytest.raises(ValueError, match='busy: all ranks agree on "skip"'):
+        c.save_async(3, {"a": b"bytes"}, writers=2, writer=0, busy="skip")
 
 
 @pytest.mark.parametrize(

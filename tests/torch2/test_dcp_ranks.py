@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from node import Node, free_port
+from node import MIB, Node, free_port
 
 PRELUDE = r"""
 import os, sys
@@ -379,17 +379,93 @@ def test_all_ranks_skip_a_save_or_none(node: Node, tmp_path: Path) -> None:
     )
 
 
+def test_all_ranks_skip_a_save_for_which_one_has_no_memory(node: Node, tmp_path: Path) -> None:
+    small = Node(budget=32 * MIB).start()
+    try:
+        run_ranks(
+            2,
+            f"""
+            with cairn.connect(
+                job=job, rank=rank, world_size=world, socket={small.socket!r} if rank else socket
+            ) as mine:
+                big = {{f"w{{rank}}.pt": torch.ones(40 << 20, dtype=torch.uint8)}}
+                assert mine.save_async(1, big, busy="skip").skipped
+                assert mine.failures == {{}}
+                little = mine.save_async(2, {{f"w{{rank}}.pt": torch.ones(10)}}, busy="skip")
+                assert not little.skipped and little.wait(30) and little.ok
+            """,
+            "no-memory",
+            node,
+            tmp_path,
+        )
+    finally:
+        small.remove()
+
+
+def test_a_group_of_some_ranks_saves_and_loads_a_step(node: Node, tmp_path: Path) -> None:
+    run_ranks(
+        4,
+        """
+        mesh = init_device_mesh("cpu", (world,))
+        cairn.dcp.save(state(mesh, [Shard(0)]), c, 1)
+        some, beside = dist.new_group([1, 3]), dist.new_group([1, 3])
+        if rank in (1, 3):
+            mine = {"w": torch.full((rank,), float(rank)), "step": 2}
+            shards = {f"of/{rank}": mine["w"], "step": 2}
+            cairn.dcp.save(shards, c, 2, process_group=some)
+            found = c.latest()
+            assert (found.step, found.world_size) == (2, 2), found
+            stock.save(
+                shards, checkpoint_id="3", process_group=some,
+                storage_writer=cairn.dcp.Writer(c, process_group=some),
+            )
+            cairn.dcp.async_save(shards, c, 4, process_group=beside).result()
+            into = {f"of/{rank}": torch.zeros(rank), "step": 0}
+            assert cairn.dcp.load(into, c, process_group=some).step == 4
+            assert into[f"of/{rank}"].equal(mine["w"]) and into["step"] == 2
+
+            # A Writer that was not given the group is another rank than the group says.
+            try:
+                stock.save(
+                    shards, checkpoint_id="5", process_group=some, storage_writer=cairn.dcp.Writer(c)
+                )
+                raise SystemExit("it did not fail")
+            except stock.CheckpointException as error:
+                assert "process_group: this is rank 0 of the group" in str(error), error
+        dist.barrier()
+        assert c.latest().step == 4
+        cairn.dcp.save(state(mesh, [Shard(0)]), c, 6)
+        dist.barrier()
+        assert c.latest().step == 6 and c.latest().world_size == 4
+
+        if rank == 2:
+            cairn.dcp.save({"alone": torch.ones(3)}, c, 7, no_dist=True)
+        dist.barrier()
+        assert c.latest().step == 7 and c.latest().world_size == 1
+        """,
+        "some",
+        node,
+        tmp_path,
+    )
+
+
 def test_a_group_that_the_connection_is_not_of_is_refused(node: Node, tmp_path: Path) -> None:
     run_ranks(
         2,
         """
-        pair = dist.new_group([0])
-        if rank == 0:
+        lone = cairn.connect(job=job, rank=0, world_size=1, socket=socket)
+        try:
+            cairn.dcp.save({"w": torch.zeros(2)}, lone, 1)
+            raise SystemExit("it did not fail")
+        except ValueError as error:
+            assert f"process_group: this is rank {rank} of 2" in str(error), error
+        first = dist.new_group([0])
+        if rank == 1:
             try:
-                cairn.dcp.save({"w": torch.zeros(2)}, c, 1, process_group=pair)
+                cairn.dcp.save({"w": torch.zeros(2)}, c, 1, process_group=first)
                 raise SystemExit("it did not fail")
             except ValueError as error:
-                assert "process_group: this is rank 0 of 1" in str(error), error
+                assert "process_group: this process is not in it" in str(error), error
         """,
         "group",
         node,

@@ -220,6 +220,7 @@ class Connection:
         writers: int | None = None,
         strict: bool = False,
         *,
+        writer: int | None = None,
         notes: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Step:
@@ -235,7 +236,9 @@ class Connection:
         Args:
           step: 0 … 2^63-1. Entering it again saves it again: the new content replaces the old once it is
               complete.
-          writers: 1 says that this rank saves this step alone, as writer 0 of 1.
+          writers: how many ranks save this step, when not all do. 1: this rank alone.
+          writer: which of them this one is, 0 … writers-1; a step of several that are not all needs it, the
+              same on each rank in all such steps of an attempt. All writers of a step say as many.
           strict: raise also when the save fails for want of room, daemon or time, or the step was removed.
           notes: strings to keep in the manifest.
           timeout: seconds for each call of this step; the connection's when None.
@@ -253,31 +256,59 @@ class Connection:
           one kind every ten minutes at most), each is a record of the logger "cairn" and is counted in
           `failures`, and `s.ok` is False, so that training goes on and ranks do not part.
         """
-        return self._make_step(step, writers, strict, notes, timeout, self._note_failure)
+        return self._make_step(step, writers, writer, strict, notes, timeout, self._note_failure)
 
     def _make_step(
         self,
         step: int,
         writers: int | None,
+        writer: int | None,
         strict: bool,
         notes: Mapping[str, str] | None,
         timeout: float | None,
         note_failure: Callable[[int, Error, bool], None],
     ) -> Step:
         number = _step_number(step)
-        if writers is not None and writers != 1 and writers != self.world_size:
-            raise InvalidArgument(
-                f"writers: {writers} is neither 1 nor the world size {self.world_size}"
-            )
+        among = self._among(writers, writer)
         return Step(
             number,
-            lambda: self._begin_step(number, writers, timeout or 0.0),
+            lambda: self._begin_step(number, among, timeout or 0.0),
             note_failure,
             self._note_commit,
             strict=strict,
             notes=arguments.texts("notes", notes or {}),
-            describe=lambda: self._describe_writer(alone=writers == 1 or self.world_size == 1),
+            describe=lambda: self._describe_writer(among),
         )
+
+    def _among(self, writers: int | None, writer: int | None) -> tuple[int, int] | None:
+        """(how many save a step, which of them this rank is); None: all, and its rank."""
+        world = self.world_size
+        if writers is None:
+            if writer is not None and writer != self.rank:
+                raise InvalidArgument(
+                    f"writer: {writer} of how many? Say writers=, fewer than the world size {world}"
+                )
+            return None
+        if not 1 <= writers <= world:
+            raise InvalidArgument(f"writers: {writers} is not in 1 … {world}, the world size")
+        if writer is None:
+            if writers == world:
+                return None
+            if writers > 1:
+                raise InvalidArgument(
+                    f"writer: {writers} of {world} ranks save the step; say which of them this is, "
+                    f"0 … {writers - 1}"
+                )
+            writer = 0
+        if not 0 <= writer < writers:
+            raise InvalidArgument(f"writer: {writer} is not in 0 … {writers - 1}")
+        if writers == world:
+            if writer != self.rank:
+                raise InvalidArgument(
+                    f"writer: all {world} ranks save the step, and this is rank {self.rank}, not {writer}"
+                )
+            return None
+        return writers, writer
 
     def save_async(
         self,
@@ -287,6 +318,7 @@ class Connection:
         overlap: Any = None,
         busy: str = "wait",
         writers: int | None = None,
+        writer: int | None = None,
         strict: bool = False,
         notes: Mapping[str, str] | None = None,
         timeout: float | None = None,
@@ -311,21 +343,27 @@ class Connection:
         Args:
           objects: by name, as for `Step.save`.
           overlap: an optimizer, or several, or the tensors themselves.
-          busy: while the save before goes on: "wait", or "skip" this one. In a torch.distributed group of
-              the connection's size "skip" is a collective: all ranks skip, or none.
-          step, writers, strict, notes, timeout: as `step`'s.
+          busy: while the save before goes on, or there is no memory: "wait", or "skip" this one. In a
+              torch.distributed group of the connection's size "skip" is a collective: all ranks skip, or
+              none. So it is not for a step that only some of the ranks save.
+          step, writers, writer, strict, notes, timeout: as `step`'s.
 
         Raises:
           as `step`; ValueError also for `overlap` and `busy`.
         """
         number = _step_number(step)
+        among = self._among(writers, writer)
+        alone = among == (1, 0) or self.world_size == 1
+        if busy == "skip" and among is not None and not alone:
+            raise InvalidArgument(
+                'busy: all ranks agree on "skip", and only some save this step: give "wait"'
+            )
 
         def make_part() -> Step:
             # What it fails with is told later, in the thread that saves.
-            return self._make_step(number, writers, True, notes, timeout, lambda *_: None)
+            return self._make_step(number, writers, writer, True, notes, timeout, lambda *_: None)
 
         def any_rank(busy_here: bool) -> bool:
-            alone = writers == 1 or self.world_size == 1
             return busy_here if alone else distributed.any_of(busy_here, self.world_size)
 
         return self._savings.begin(
@@ -345,15 +383,19 @@ class Connection:
         self._savings.settle()
         return staged
 
-    def _begin_step(self, step: int, writers: int | None, timeout: float) -> _native.Step:
+    def _begin_step(self, step: int, among: tuple[int, int] | None, timeout: float) -> _native.Step:
         session = self._writing_session()
         chooser = self._chooser(session)
         if _chosen.get(chooser) == self._options.attempt:
             _entered[chooser] = max(step, _entered.get(chooser, step))
-        return session.begin_step(step, writers, timeout)
+        return session.begin_step(step, among, timeout)
 
-    def _describe_writer(self, alone: bool) -> str:
-        who = "alone" if alone else f"rank {self.rank} of {self.world_size}"
+    def _describe_writer(self, among: tuple[int, int] | None) -> str:
+        who = f"rank {self.rank} of {self.world_size}"
+        if among == (1, 0) or self.world_size == 1:
+            who = "alone"
+        elif among is not None:
+            who += f", writer {among[1]} of {among[0]}"
         return f"job={self.job!r} {who} attempt={self._options.attempt or 'not chosen yet'}"
 
     def _note_failure(self, step: int, error: Error, raised: bool) -> None:
@@ -403,7 +445,7 @@ class Connection:
             if may_replace:
                 self._refuse_other_names(path)
             payload = encode(obj, torch_arguments)
-            writer = self._begin_step(path.step, 1, 0.0)
+            writer = self._begin_step(path.step, (1, 0), 0.0)
             try:
                 payload.write_to(writer, path.name)
                 # An attempt that begins waits for the end of a process, which may have saved this step

@@ -162,7 +162,10 @@ def _check_group(connection: Connection, group: Any, alone: bool) -> None:
     if alone:
         return
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    if (size, rank) != (connection.world_size, connection.rank):
+    if rank < 0:
+        raise InvalidArgument("process_group: this process is not in it")
+    of_all = (size, rank) == (connection.world_size, connection.rank)
+    if not of_all and size >= connection.world_size:
         raise InvalidArgument(
             f"process_group: this is rank {rank} of {size} in it, and the connection is rank "
             f"{connection.rank} of {connection.world_size}; connect(rank=, world_size=) says which"
@@ -188,7 +191,7 @@ def save(
     """
     alone = _alone(process_group, no_dist)
     _check_group(connection, process_group, alone)
-    writer = Writer(connection, step, alone=alone)
+    writer = Writer(connection, step, alone=alone, process_group=process_group)
     try:
         return stock.save(
             state_dict,
@@ -236,14 +239,16 @@ def async_save(
     alone = _alone(process_group, bool(arguments.get("no_dist")))
     _check_group(connection, process_group, alone)
     if process_group is None and not alone:
-        process_group = distributed.own_group()
+        process_group = distributed.own_group("async_save")
     if planner is None:
         together = arguments.get("use_collectives", True) and not alone
         planner = CachingPlanner(process_group, alone=not together)
     _wait_for_upload(connection)
     answer = stock.async_save(
         state_dict,
-        storage_writer=Writer(connection, step, alone=alone, overlap=overlap),
+        storage_writer=Writer(
+            connection, step, alone=alone, process_group=process_group, overlap=overlap
+        ),
         planner=planner,
         process_group=process_group,
         **arguments,
@@ -353,7 +358,7 @@ def load(
         def ask() -> Checkpoint:
             return _checkpoint(connection, connection.job, number)
 
-        found = ask() if alone else _agreed(connection, ask, number)
+        found = ask() if alone else _agreed(connection, ask, number, process_group)
     stock.load(
         state_dict,
         storage_reader=Reader(connection, found),
@@ -364,10 +369,11 @@ def load(
     return found
 
 
-def _agreed(connection: Connection, ask: Any, step: int) -> Checkpoint:
+def _agreed(connection: Connection, ask: Any, step: int, group: Any) -> Checkpoint:
     def plain() -> tuple[Any, ...]:
         return ask()._plain()
 
     return Checkpoint(
-        *distributed.agree(plain, job=connection.job, step=step), _connection=connection
+        *distributed.agree(plain, group=group, job=connection.job, step=step),
+        _connection=connection,
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
@@ -89,20 +90,23 @@ class Writer(StorageWriter, AsyncStager):
         step: int | None = None,
         *,
         alone: bool = False,
+        process_group: Any = None,
         overlap: Any = None,
     ) -> None:
         """
         Args:
-          connection: its rank and world size are those of the group that saves.
+          connection: this process's; its rank and world size are those of the group that saves, or of a
+              larger one.
           step: the step to save; None: the checkpoint_id says.
           alone: this process saves the step by itself, as with no_dist=True.
+          process_group: the group that saves, where that is only some of the connection's ranks.
           overlap: as of `Connection.save_async`: async_save returns before these are copied. The group that
               saves must be another one than the training's.
         """
         super().__init__()
         self._connection = connection
         self._number = step
-        self._alone = alone
+        self._among = (1, 0) if alone else _place_in(process_group)
         self._part: Step | None = None
         self._commits_last = True  # in `finish`: the coordinator, and everyone without collectives
         self._rank_metadata = False
@@ -141,6 +145,12 @@ class Writer(StorageWriter, AsyncStager):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self._part is None:
             self._enter()
+        rank = kwargs.get("rank", self._rank())
+        if rank is not None and rank != self._rank():
+            raise InvalidArgument(
+                f"process_group: this is rank {rank} of the group that saves, and the Writer is rank "
+                f"{self._rank()}: give the Writer the group, too"
+            )
         self._rank_metadata = not kwargs.get("use_collectives", True)
         self._commits_last = is_coordinator or self._rank_metadata
 
@@ -275,7 +285,7 @@ class Writer(StorageWriter, AsyncStager):
     # --- its part of the step
 
     def _rank(self) -> int:
-        return 0 if self._alone else self._connection.rank
+        return self._connection.rank if self._among is None else self._among[1]
 
     def _save_id(self) -> str:
         part = self._entered()
@@ -285,8 +295,10 @@ class Writer(StorageWriter, AsyncStager):
         self._drop()
         if self._number is None:
             raise InvalidArgument("checkpoint_id: give one, or the Writer a step")
-        writers = 1 if self._alone else None
-        self._part = self._connection.step(self._number, writers, strict=True).begin()
+        writers, writer = self._among or (None, None)
+        self._part = self._connection.step(
+            self._number, writers, strict=True, writer=writer
+        ).begin()
 
     def _entered(self) -> Step:
         if self._part is None:
@@ -301,6 +313,13 @@ class Writer(StorageWriter, AsyncStager):
         part, self._part = self._part, None
         if part is not None:
             part.discard()
+
+
+def _place_in(group: Any) -> tuple[int, int] | None:
+    """(its size, this process's rank in it); None: no group."""
+    if group is None:
+        return None
+    return dist.get_world_size(group), dist.get_rank(group)
 
 
 def _copied(obj: Any, watch: unchanged.Watch) -> Any:

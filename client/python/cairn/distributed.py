@@ -24,18 +24,18 @@ def group_rank() -> int:
     return cast(int, sys.modules["torch.distributed"].get_rank())
 
 
-# A group of all ranks of the default group, and the default group that it was made in.
-_own_group: tuple[Any, Any] | None = None
+# Groups of all ranks of the default group, by what they are for, and the default group that each was made in.
+_own_groups: dict[str, tuple[Any, Any]] = {}
 
 
-def own_group() -> Any:
-    """A gloo group of all ranks, which nobody else uses: what Cairn's own threads and a training loop say in
-    it does not get mixed up. The first call is a collective."""
-    global _own_group
+def own_group(what_for: str) -> Any:
+    """A gloo group of all ranks, which nobody else uses: what different threads of Cairn's and a training
+    loop say in theirs does not get mixed up. The first call for each is a collective."""
     dist = sys.modules["torch.distributed"]
-    if _own_group is None or _own_group[0] is not dist.group.WORLD:
-        _own_group = dist.group.WORLD, dist.new_group(backend="gloo")
-    return _own_group[1]
+    known = _own_groups.get(what_for)
+    if known is None or known[0] is not dist.group.WORLD:
+        known = _own_groups[what_for] = dist.group.WORLD, dist.new_group(backend="gloo")
+    return known[1]
 
 
 def any_of(mine: bool, size: int) -> bool:
@@ -45,15 +45,15 @@ def any_of(mine: bool, size: int) -> bool:
         return mine
     torch, dist = sys.modules["torch"], sys.modules["torch.distributed"]
     flag = torch.tensor([int(mine)])
-    dist.all_reduce(flag, dist.ReduceOp.MAX, group=own_group())
+    dist.all_reduce(flag, dist.ReduceOp.MAX, group=own_group("busy"))
     return bool(flag.item())
 
 
-def _must_be_same(same: dict[str, Any]) -> None:
+def _must_be_same(same: dict[str, Any], group: Any = None) -> None:
     """Raises on every rank, or on none: each of them sees what all have."""
     dist = sys.modules["torch.distributed"]
-    all_ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(all_ranks, same)
+    all_ranks: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(all_ranks, same, group=group)
     for field, of_rank_0 in all_ranks[0].items():
         for rank, other in enumerate(all_ranks):
             if other.get(field) != of_rank_0:
@@ -100,9 +100,9 @@ def greatest(ask: Callable[[], int], **same: Any) -> int:
     return max(answer for _, answer in of_ranks)
 
 
-def agree(ask: Callable[[], T], **same: Any) -> T:
+def agree(ask: Callable[[], T], *, group: Any = None, **same: Any) -> T:
     """What `ask()` returns on rank 0, on every rank; its error on every rank too. A collective: every rank
-    of the default group calls it. Without a group it is just `ask()`.
+    of `group`, by default of the default group, calls it. Without a group it is just `ask()`.
 
         latest = cairn.distributed.agree(c.latest, job=c.job)
 
@@ -119,13 +119,14 @@ def agree(ask: Callable[[], T], **same: Any) -> T:
     if group_size() <= 1:
         return ask()
     if same:
-        _must_be_same(same)
+        _must_be_same(same, group)
     dist = sys.modules["torch.distributed"]
     box: list[Any] = [None, None]
     failure: Exception | None = None
-    if dist.get_rank() == 0:
+    if dist.get_rank(group) == 0:
         box, failure = _asked(ask)
-    dist.broadcast_object_list(box, src=0)
+    source = 0 if group is None else dist.get_global_rank(group, 0)
+    dist.broadcast_object_list(box, src=source, group=group)
     if failure is not None:
         raise failure
     if box[0] is not None:

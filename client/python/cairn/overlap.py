@@ -19,6 +19,7 @@ from cairn import numpy_format, paths, torch_format, unchanged
 from cairn.errors import (
     Error,
     FailedPrecondition,
+    Full,
     InvalidArgument,
     Timeout,
     Unavailable,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 _WAIT_SLICE_S = 1.0
 BUSY = ("wait", "skip")
+# With "skip" memory that is about to come back is waited for so long.
+_ROOM_PATIENCE_S = 0.2
 
 
 def _encode(obj: Any, watch: unchanged.Watch | None) -> Payload:
@@ -64,7 +67,8 @@ class Saving:
 
     Attributes:
       step: its number.
-      skipped: nothing was saved: the one before had not ended, and `busy` was "skip".
+      skipped: nothing was saved, as `busy` was "skip": on some rank the one before had not ended, or there
+          was no memory.
     """
 
     def __init__(self, step: int, part: Step | None, strict: bool) -> None:
@@ -146,6 +150,28 @@ class Saving:
 
     # --- how it goes
 
+    def _find_room(self, payloads: list[tuple[str, Payload]]) -> bool:
+        """Enters the step and sets memory aside; False when there is none, or the save has failed."""
+        part = self._part
+        assert part is not None
+        try:
+            part.begin()
+            part._reserve({name: payload.length for name, payload in payloads}, _ROOM_PATIENCE_S)
+        except Full:
+            return False
+        except Error as failure:
+            self._end(failure)
+            return False
+        return True
+
+    def _skip(self) -> None:
+        """Unless it has failed."""
+        if self._failure is None:
+            self._end(None)
+            assert self._part is not None
+            self._part.discard()
+            self._part, self.skipped, self._reported = None, True, True
+
     def _begin(
         self,
         payloads: list[tuple[str, Payload]],
@@ -162,7 +188,8 @@ class Saving:
         try:
             objects = [payload.as_object(name) for name, payload in payloads]
             self._bytes = sum(length for *_, sources in objects for _, length in sources)
-            part.begin()
+            if part.revision < 0:
+                part.begin()
             self._writing = part._write_later(objects)
             thread.start()  # it keeps what the addresses point into
         except BaseException as failure:
@@ -285,7 +312,7 @@ class Savings:
                     last._wait_staged()
                     last.wait()
                 saving = Saving(step, make_part(), strict)
-                self._copy(saving, objects, given, watch)
+                self._copy(saving, objects, given, watch, any_rank if busy == "skip" else None)
             finally:
                 self._begins = 0
         if watch is None:
@@ -305,10 +332,21 @@ class Savings:
         objects: Mapping[str, Any],
         given: list[Any],
         watch: unchanged.Watch | None,
+        any_rank: Callable[[bool], bool] | None,
     ) -> None:
-        payloads = [(name, _encode(obj, watch)) for name, obj in objects.items()]
-        if watch is not None:
-            watch.complete()
+        """With `any_rank` it is skipped where on some rank there is no room."""
+        try:
+            payloads = [(name, _encode(obj, watch)) for name, obj in objects.items()]
+            if watch is not None:
+                watch.complete()
+            no_room = any_rank is not None and not saving._find_room(payloads)
+        except BaseException:
+            if any_rank is not None:
+                any_rank(True)  # the others wait to hear it
+            raise
+        if any_rank is not None and any_rank(no_room):
+            saving._skip()
+            return
         self.fence_before_steps_of(given)
         self._last = saving
         saving._begin(payloads, objects, watch)

@@ -63,10 +63,20 @@ class Payload:
         if self.records is None:
             assert self.sources is not None
             return name, self.kind, None, self.sources
-        archive = self.archive
-        if archive is None:
-            archive = _native.Archive([(path, length) for path, _, length in self.records])
-        return name, self.kind, archive, [(where, length) for _, where, length in self.records]
+        return name, self.kind, self._plan(), [(where, length) for _, where, length in self.records]
+
+    def _plan(self) -> _native.Archive:
+        if self.archive is None:
+            assert self.records is not None
+            self.archive = _native.Archive([(path, length) for path, _, length in self.records])
+        return self.archive
+
+    @property
+    def length(self) -> int:
+        """Bytes that the object has at least; an archive may fill its pages."""
+        if self.records is not None:
+            return self._plan().minimum_length
+        return sum(length for _, length in self.sources or [])
 
     def copy_what_may_change(self) -> None:
         """Of sources that are the caller's own memory."""

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from cairn import _native
 
 
+_PAGE = 4096  # objects lie on pages
+
+
 def encode(obj: Any, arguments: Mapping[str, Any]) -> Payload:
     """numpy arrays and bytes as they are, everything else as torch.save would."""
     payload = numpy_format.encode(obj)
@@ -160,6 +163,17 @@ class Step:
         except Error as error:
             self._failed(error)
             return None
+
+    def _reserve(self, lengths: Mapping[str, int], patience: float) -> None:
+        """Sets memory aside for these objects. Raises as `begin`."""
+        if self._writer is None:
+            return
+        pages = sum(-(-length // _PAGE) for length in lengths.values())
+        names = sum(len(name.encode()) for name in lengths)
+        try:
+            self._writer.reserve(len(lengths), pages * _PAGE, names, patience)
+        except Error as error:
+            self._failed(error)
 
     def _copy_beside(self, beside: bool) -> None:
         """Whether copies leave the machine's other cores to this process; of the one that goes on, too."""

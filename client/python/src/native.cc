@@ -152,9 +152,12 @@ class PySession {
   void SetAttempt(Attempt attempt) {
     Call([&] { return session_->SetAttempt(attempt); });
   }
-  PyStep BeginStep(Step step, std::optional<int32_t> writers, double timeout_s) {
+  // `among`: how many ranks save the step, and which of them this is.
+  PyStep BeginStep(Step step, std::optional<std::pair<int32_t, Writer>> among, double timeout_s) {
+    std::optional<client::Among> of_some;
+    if (among.has_value()) of_some = client::Among{among->first, among->second};
     return PyStep(
-        Call([&] { return session_->BeginStep(step, writers, absl::Seconds(timeout_s)); }));
+        Call([&] { return session_->BeginStep(step, of_some, absl::Seconds(timeout_s)); }));
   }
   PyObjectHandle Open(const std::string& job, Step step, const std::string& name,
                       const std::string& mode, double timeout_s, Attempt attempt,
@@ -300,7 +303,7 @@ void DefineSession(py::module_& module) {
       .def("propose_attempt", &PySession::ProposeAttempt)
       .def("choose_attempt", &PySession::ChooseAttempt)
       .def("set_attempt", &PySession::SetAttempt, arg("attempt"))
-      .def("begin_step", &PySession::BeginStep, arg("step"), arg("writers"), arg("timeout"))
+      .def("begin_step", &PySession::BeginStep, arg("step"), arg("among"), arg("timeout"))
       .def("open", &PySession::Open, arg("job"), arg("step"), arg("name"), arg("mode"),
            arg("timeout"), arg("attempt") = 0, arg("revision") = -1)
       .def("open_weights", &PySession::OpenWeights, arg("job"), arg("step"), arg("attempt"),

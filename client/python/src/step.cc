@@ -149,6 +149,12 @@ std::vector<std::pair<uint64_t, uint64_t>> PyStep::WritePieces(const std::string
   return found;
 }
 
+void PyStep::Reserve(size_t objects, uint64_t bytes, uint64_t name_bytes, double patience_s) {
+  StepWriter* const writer = Get();
+  const StepWriter::Room room{.objects = objects, .bytes = bytes, .name_bytes = name_bytes};
+  Call([&] { return writer->Reserve(room, absl::Seconds(patience_s)); });
+}
+
 void PyStep::CopyBeside(bool beside) {
   if (beside_ == nullptr) {
     beside_ = std::make_shared<std::atomic<bool>>(false);
@@ -205,6 +211,8 @@ void DefineStep(py::module_& module) {
       .def("write", &PyStep::Write, arg("name"), arg("kind"), arg("sources"))
       .def("write_zip", &PyStep::WriteZip, arg("name"), arg("kind"), arg("records"))
       .def("write_pieces", &PyStep::WritePieces, arg("name"), arg("kind"), arg("pieces"))
+      .def("reserve", &PyStep::Reserve, arg("objects"), arg("bytes"), arg("name_bytes"),
+           arg("patience"))
       .def("copy_beside", &PyStep::CopyBeside, arg("beside"))
       .def("write_later", &PyStep::WriteLater, arg("objects"))
       .def("commit", &PyStep::Commit, arg("notes"))
