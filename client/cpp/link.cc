@@ -283,7 +283,10 @@ Status Link::Hello(Connection* connection, MonotonicNanos deadline) {
   identity.world_size = options_.world_size;
   identity.local_writers = options_.local_writers;
   identity.takes_fds = options_.takes_fds;
-  CAIRN_ASSIGN_OR_RETURN(identity.process, ThisProcess());
+  identity.process = options_.process;
+  if (identity.process.empty()) {
+    CAIRN_ASSIGN_OR_RETURN(identity.process, ThisProcess());
+  }
   ToWire(identity, &request);
   if (options_.policy.has_value()) request.__set_policy(ToWire(*options_.policy));
   request.__set_client(options_.client);

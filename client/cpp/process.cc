@@ -6,6 +6,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <exception>
@@ -100,6 +101,29 @@ Revision EnterStep(const std::string& job, Attempt attempt, Writer writer, Step 
   const Revision revision = steps[step]++;
   if (steps.size() > kMaxCountedSteps) steps.erase(steps.begin());
   return revision;
+}
+
+EnteredSteps StepsEntered(const std::string& job, Attempt attempt, Writer writer, size_t most) {
+  ProcessState& state = State();
+  MutexLock lock(&state.mu);
+  EnteredSteps entered;
+  const auto steps = state.entered.find({job, attempt, writer});
+  if (steps == state.entered.end()) return entered;
+  for (auto at = steps->second.rbegin(); at != steps->second.rend() && entered.size() < most;
+       ++at) {
+    entered.emplace_back(at->first, at->second);
+  }
+  return entered;
+}
+
+void NoteEntered(const std::string& job, Attempt attempt, Writer writer,
+                 const EnteredSteps& entered) {
+  if (entered.empty()) return;
+  ProcessState& state = State();
+  MutexLock lock(&state.mu);
+  auto& steps = state.entered[{job, attempt, writer}];
+  for (const auto& [step, times] : entered) steps[step] = std::max(steps[step], times);
+  while (steps.size() > kMaxCountedSteps) steps.erase(steps.begin());
 }
 
 MonotonicNanos DeadlineAfter(absl::Duration timeout) {

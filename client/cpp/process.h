@@ -5,6 +5,8 @@
 
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
@@ -26,6 +28,14 @@ StatusOr<ProcessToken> ThisProcess();
 // entry. Ranks run the same program, so all writers of a step arrive at the same number without
 // talking to each other.
 Revision EnterStep(const std::string& job, Attempt attempt, Writer writer, Step step);
+
+// The steps that this process has entered, each with how often: the `most` highest. A child that goes on as the same
+// writer notes them before it enters any.
+using EnteredSteps = std::vector<std::pair<Step, Revision>>;
+EnteredSteps StepsEntered(const std::string& job, Attempt attempt, Writer writer, size_t most);
+// This process has entered them at least as often, too.
+void NoteEntered(const std::string& job, Attempt attempt, Writer writer,
+                 const EnteredSteps& entered);
 
 // `timeout` from now on the monotonic clock. Saturates: InfiniteDuration is far in the future.
 MonotonicNanos DeadlineAfter(absl::Duration timeout);

@@ -29,6 +29,10 @@ Status ValidateOptions(const ConnectOptions& options) {
     return absl::InvalidArgumentError(absl::StrCat(
         "restart: ", options.restart, ", must be 0 or more, or -1 where none is told"));
   }
+  if (!options.process.empty() && options.process.size() != kProcessTokenBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("process: ", options.process.size(), " bytes, it has ", kProcessTokenBytes));
+  }
   if (options.attempt != 0) CAIRN_RETURN_IF_ERROR(ValidateAttempt(options.attempt));
   if (options.writer != -1) {
     CAIRN_RETURN_IF_ERROR(ValidateWorld(options.writer, options.world_size));
@@ -118,6 +122,18 @@ class SessionImpl : public Session {
       CAIRN_RETURN_IF_ERROR(ValidateWorld(identity.writer, identity.world_size));
       identity.revision = EnterStep(options_.job, identity.attempt, identity.writer, step);
       out = std::make_unique<StepWriterImpl>(link_, identity, timeout);
+      return absl::OkStatus();
+    });
+    if (!status.ok()) return status;
+    return out;
+  }
+
+  StatusOr<std::unique_ptr<StepWriter>> TakeOver(const std::string& handed_over,
+                                                 absl::Duration timeout) override {
+    std::unique_ptr<StepWriter> out;
+    const Status status = Contain([&]() -> Status {
+      CAIRN_RETURN_IF_ERROR(link_->CheckProcess());
+      CAIRN_ASSIGN_OR_RETURN(out, StepWriterImpl::TakeOver(link_, handed_over, timeout));
       return absl::OkStatus();
     });
     if (!status.ok()) return status;

@@ -56,6 +56,9 @@ struct ConnectOptions {
   // run again (-1: it does not tell). A later start of the same run is no copy started by mistake.
   std::string run;
   int32_t restart = -1;
+  // Of the process whose child this one is, where it handed it on (ThisProcess() there): to the daemon both are one
+  // writer. Empty: this process's own. A secret: who has it may save as that writer, if it has its user's id too.
+  ProcessToken process;
   std::string client;  // for people, shown in status
 };
 
@@ -152,6 +155,9 @@ class StepWriter {
   // Seals everything and commits this writer's manifest, in one call.
   virtual StatusOr<CommitResult> Commit(const std::map<std::string, std::string>& notes) = 0;
   virtual Status Abort() = 0;
+  // Ends this writer and drops nothing: what TakeOver, on a session of the same process token, goes on from. What was
+  // written stays until either session ends.
+  virtual StatusOr<std::string> HandOver() = 0;
 
   virtual Step step() const = 0;
   virtual Revision revision() const = 0;
@@ -260,6 +266,11 @@ class Session : public std::enable_shared_from_this<Session> {
   virtual StatusOr<std::unique_ptr<StepWriter>> BeginStep(
       Step step, std::optional<Among> among = {},
       absl::Duration timeout = absl::ZeroDuration()) = 0;
+
+  // Goes on with what HandOver gave, in this process or another. FAILED_PRECONDITION: it is gone, as when the session
+  // that wrote it has ended.
+  virtual StatusOr<std::unique_ptr<StepWriter>> TakeOver(
+      const std::string& handed_over, absl::Duration timeout = absl::ZeroDuration()) = 0;
 
   virtual StatusOr<std::unique_ptr<OpenObject>> Open(
       const CheckpointRef& checkpoint, const std::string& name, OpenMode mode,

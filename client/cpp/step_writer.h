@@ -28,6 +28,9 @@ class StepWriterImpl : public StepWriter {
   StepWriterImpl(std::shared_ptr<Link> link, const StepIdentity& identity, absl::Duration timeout)
       : link_(std::move(link)), identity_(identity), timeout_(timeout) {}
   ~StepWriterImpl() override;
+  static StatusOr<std::unique_ptr<StepWriter>> TakeOver(std::shared_ptr<Link> link,
+                                                        const std::string& handed_over,
+                                                        absl::Duration timeout);
 
   Status Write(const std::string& name, ObjectKind kind, absl::Span<const Source> sources) override;
   Status WriteZip(const std::string& name, ObjectKind kind, const ZipPlan& plan,
@@ -39,6 +42,7 @@ class StepWriterImpl : public StepWriter {
   void CopyBeside(const std::atomic<bool>* beside) override { beside_ = beside; }
   StatusOr<CommitResult> Commit(const std::map<std::string, std::string>& notes) override;
   Status Abort() override;
+  StatusOr<std::string> HandOver() override;
   Step step() const override { return identity_.step; }
   Revision revision() const override { return identity_.revision; }
   uint64_t bytes_written() const override { return bytes_written_.load(std::memory_order_relaxed); }
@@ -53,6 +57,7 @@ class StepWriterImpl : public StepWriter {
   };
 
   Status Usable() const;
+  Status Join();  // of what another session wrote: this one writes it, too
   Status Add(std::vector<Pending> objects);
   // Where one object goes.
   struct Place {

@@ -112,6 +112,9 @@ class FakeWriter : public client::StepWriter {
     world_->calls.push_back("abort");
     return absl::OkStatus();
   }
+  StatusOr<std::string> HandOver() override {
+    return absl::UnimplementedError("not asked for here");
+  }
   Revision revision() const override { return 0; }
   Step step() const override { return step_; }
   uint64_t bytes_written() const override { return total_; }
@@ -190,6 +193,10 @@ class FakeSession : public client::Session {
                                                           absl::Duration) override {
     EXPECT_TRUE(among.has_value() && among->writers == 1 && among->writer == 0);
     return std::make_unique<FakeWriter>(world_, options_.job, step);
+  }
+  StatusOr<std::unique_ptr<client::StepWriter>> TakeOver(const std::string&,
+                                                         absl::Duration) override {
+    return absl::UnimplementedError("not asked for here");
   }
   StatusOr<std::unique_ptr<client::OpenObject>> Open(const CheckpointRef& ref,
                                                      const std::string& name, client::OpenMode,

@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "client/cpp/process.h"
 #include "common/checksum.h"
 #include "tests/support/daemon_fixture.h"
 
@@ -646,6 +647,97 @@ TEST_F(SessionTest, ASessionsEndDropsWhatItHadNotCommitted) {
   session->Close();
   EXPECT_EQ((*writer)->Commit({}).status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(NodeStatus()["writing_bytes"], 0);
+}
+
+// --- from one session to another
+
+// A second session of the process, as a child has one that was given the process's token.
+TEST_F(SessionTest, AnotherSessionOfTheProcessGoesOnWithAStep) {
+  const auto session = Connect();
+  const std::string first = RandomBytes(2 * kMiB, 1), second = RandomBytes(3 * kMiB, 2);
+  auto writer = session->BeginStep(1);
+  ASSERT_TRUE(writer.ok());
+  Source source = {first.data(), first.size()};
+  ASSERT_OK((*writer)->Write("a", ObjectKind::kRaw, absl::MakeConstSpan(&source, 1)));
+  const auto handed_over = (*writer)->HandOver();
+  ASSERT_TRUE(handed_over.ok()) << handed_over.status();
+  EXPECT_EQ((*writer)->Commit({}).status().code(), absl::StatusCode::kFailedPrecondition);
+  writer->reset();  // which drops nothing
+
+  const auto other = Connect();
+  auto taken = other->TakeOver(*handed_over);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ((*taken)->bytes_written(), first.size());
+  source = {second.data(), second.size()};
+  EXPECT_EQ((*taken)->Write("a", ObjectKind::kRaw, absl::MakeConstSpan(&source, 1)).code(),
+            absl::StatusCode::kAlreadyExists);
+  ASSERT_OK((*taken)->Write("b", ObjectKind::kRaw, absl::MakeConstSpan(&source, 1)));
+  ASSERT_TRUE((*taken)->Commit({}).ok());
+  EXPECT_TRUE(*Load(session.get(), At(1), "a") == first);
+  EXPECT_TRUE(*Load(session.get(), At(1), "b") == second);
+  EXPECT_EQ(other->TakeOver(*handed_over).status().code(), absl::StatusCode::kAlreadyExists);
+}
+
+TEST_F(SessionTest, WhatWasHandedOverGoesWithEitherSession) {
+  const std::string bytes = RandomBytes(2 * kMiB, 1);
+  const Source source = {bytes.data(), bytes.size()};
+  const auto begin = [&](Session* session, Step step) {
+    auto writer = session->BeginStep(step);
+    EXPECT_TRUE(writer.ok());
+    EXPECT_TRUE((*writer)->Write("a", ObjectKind::kRaw, absl::MakeConstSpan(&source, 1)).ok());
+    return *(*writer)->HandOver();
+  };
+  const auto session = Connect();
+  auto other = Connect();
+  std::string handed_over = begin(session.get(), 1);
+  ASSERT_TRUE(other->TakeOver(handed_over).ok());  // and is dropped: nobody keeps it
+  EXPECT_EQ(NodeStatus()["writing_bytes"], 0);
+
+  handed_over = begin(session.get(), 2);
+  auto taken = other->TakeOver(handed_over);
+  ASSERT_TRUE(taken.ok());
+  other->Close();
+  EXPECT_EQ(NodeStatus()["writing_bytes"], 0);
+
+  handed_over = begin(session.get(), 3);
+  session->Close();
+  other = Connect();
+  const auto late = other->TakeOver(handed_over);
+  EXPECT_EQ(late.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(late.status().message()), HasSubstr("its session ended"));
+}
+
+TEST_F(SessionTest, OnlyTheProcessAndWhoHasItsTokenIsTheWriter) {
+  auto options = daemon_->Client(job_, 7, 0, 2);
+  const auto session = Connect(options);
+  ASSERT_OK(Save(session.get(), 1, "a", "x"));
+  options.process = std::string(kProcessTokenBytes, 'p');
+  const auto stranger = Connect(options);
+  EXPECT_EQ(Save(stranger.get(), 2, "a", "y").code(), absl::StatusCode::kAlreadyExists);
+  options.process = *ThisProcess();
+  const auto child = Connect(options);
+  ASSERT_OK(Save(child.get(), 3, "a", "z"));
+  options.process = "short";
+  EXPECT_EQ(Session::Connect(options).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(SessionTest, WhatIsNotAHandedOverStepIsRefused) {
+  const auto session = Connect();
+  for (const std::string& bytes :
+       {std::string(), std::string("\x08\x00\x01", 3), std::string(100, '\xff')}) {
+    EXPECT_EQ(session->TakeOver(bytes).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST_F(SessionTest, WhatWasEnteredIsToldAndNoted) {
+  for (Step step = 0; step < 10; ++step) EnterStep(job_, 1, 0, step);
+  EXPECT_EQ(EnterStep(job_, 1, 0, 9), 1);
+  EXPECT_THAT(StepsEntered(job_, 1, 0, 2), ElementsAre(std::pair(9, 2), std::pair(8, 1)));
+  EXPECT_THAT(StepsEntered(job_, 1, 1, 2), ElementsAre());
+  NoteEntered(job_, 1, 0, {{9, 5}, {8, 0}, {20, 1}});
+  EXPECT_THAT(StepsEntered(job_, 1, 0, 3),
+              ElementsAre(std::pair(20, 1), std::pair(9, 5), std::pair(8, 1)));
+  EXPECT_EQ(EnterStep(job_, 1, 0, 9), 5);
 }
 
 // --- without descriptors

@@ -21,7 +21,6 @@ import torch.distributed.checkpoint as stock
 from cairn.dcp import Reader, Writer
 from node import MIB, Node
 from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 State = dict[str, Any]
 
@@ -402,17 +401,6 @@ def test_archives_whose_pickles_are_equal_are_told_apart_by_their_bytes(
         cairn.dcp.load(into, c)
         for key, value in state.items():
             assert into[key].equal(value), key
-
-
-def test_a_process_of_its_own_is_refused_and_nothing_hangs(c: cairn.Connection) -> None:
-    kind = AsyncCheckpointerType.PROCESS
-    with pytest.raises(ValueError, match="async_checkpointer_type: .*PROCESS"):
-        cairn.dcp.async_save({"w": torch.zeros(3)}, c, 1, async_checkpointer_type=kind)
-    writer = cairn.dcp.Writer(c, 1)
-    writer.stage({})
-    with pytest.raises(cairn.FailedPrecondition, match="in its own process"):
-        pickle.dumps(writer)
-    writer.synchronize_staging()
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -21,6 +21,7 @@ A description is compared value by value and not by a digest: nothing that diffe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -250,6 +251,15 @@ class CachingPlanner(DefaultSavePlanner):
         self._alone = alone or not dist.is_available() or not dist.is_initialized()
         self._ranks = _DistWrapper(process_group, not self._alone, 0)
         self._found: _Kept | None = None
+
+    def __reduce__(self) -> Any:
+        """In another process, DCP's, the group that saves is all of its world."""
+        make = functools.partial(
+            CachingPlanner,
+            alone=self._alone,
+            dedup_save_to_lowest_rank=self.dedup_save_to_lowest_rank,
+        )
+        return make, ()
 
     # --- stock's protocol
 

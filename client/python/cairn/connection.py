@@ -39,6 +39,9 @@ _MAX_STEP = 2**63 - 1
 _WAIT_SLICE_S = 1.0
 _ASK_AGAIN_S = 0.1
 READER = -1  # the rank of a connection that saves nothing
+_TOLD_STEPS = (
+    1024  # of those that a process has entered, the highest: what a pickled connection tells
+)
 
 
 def _step_number(step: Any) -> int:
@@ -68,6 +71,8 @@ class Options:
     fence: bool = False
     run: str = ""  # the launcher's; "": it tells none
     restart: int = -1  # how often the launcher had started that run before; -1: it does not tell
+    # Of the process that pickled it: by this secret the daemon takes both for one writer. Empty: of this one.
+    process: bytes = dataclasses.field(default=b"", repr=False)
 
 
 # Attempts that this process chose for itself, by (process, socket, job): a lone writer chooses once.
@@ -81,8 +86,12 @@ class Connection:
     """One process's session with the daemon of its node, for one job. `cairn.connect` makes it.
 
     Usable from several threads. After fork the child's calls raise `cairn.FailedPrecondition`; the child
-    must connect anew. A pickled connection connects by itself where it is first used. There it belongs to
-    another process, so it can read, but it can save only if the original never did.
+    must connect anew.
+
+    A pickled connection connects by itself where it is first used, in a session of its own. It goes on as
+    the same writer of the same attempt: it carries the secret by which the daemon knows this process, so
+    hand it to children only, and how often each of the last steps was entered. One of the two processes
+    saves a step, not both; a new attempt of the job waits for the end of both.
 
     Attributes:
       failures: saves that did not happen though `step()` did not raise, by the name of their error.
@@ -97,6 +106,8 @@ class Connection:
         self._not_saved: tuple[float, int] | None = None
         self.failures: dict[str, int] = {}
         self._savings = Savings(self._note_failure)
+        # A child_memory.Memories, where something was staged for a child process.
+        self._child_memories: Any = None
 
     # --- the session -----------------------------------------------------------------------------------
 
@@ -122,6 +133,7 @@ class Connection:
                 fence=o.fence,
                 run=o.run,
                 restart=o.restart,
+                process=o.process,
             )
         return self._native
 
@@ -154,6 +166,7 @@ class Connection:
                 self._savings.settle()
         finally:
             self._closed = True
+            self._child_memories = None
             native, self._native = self._native, None
             if native is not None:
                 native.close()
@@ -165,10 +178,40 @@ class Connection:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self._options}
+        if self._closed or self.rank == READER:
+            return {"options": self._options, "entered": {}}
+        self._must_be_picklable()
+        attempt = self._options.attempt
+        options = dataclasses.replace(
+            self._options, process=self._options.process or _native.this_process()
+        )
+        entered = {
+            writer: _native.steps_entered(self.job, attempt, writer, _TOLD_STEPS)
+            for writer in {0, self.rank}  # 0: of steps that this rank saves alone
+        }
+        return {"options": options, "entered": entered}
+
+    def _must_be_picklable(self) -> None:
+        """The child's attempt is this one: it is chosen now, where it is not yet. Raises `cairn.Unavailable`
+        where no daemon answers then."""
+        if self._closed:
+            raise FailedPrecondition("this connection has been closed")
+        if self._options.attempt == 0 and self.rank != READER:
+            self._writing_session()
+
+    def _reader(self) -> Connection:
+        """One of the same job that saves nothing."""
+        return Connection(
+            dataclasses.replace(
+                self._options, rank=READER, world_size=0, local_writers=1, attempt=0
+            )
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        Connection.__init__(self, state["options"])
+        options: Options = state["options"]
+        Connection.__init__(self, options)
+        for writer, entered in state["entered"].items():
+            _native.note_entered(options.job, options.attempt, writer, entered)
 
     def __repr__(self) -> str:
         o = self._options
@@ -267,17 +310,29 @@ class Connection:
         notes: Mapping[str, str] | None,
         timeout: float | None,
         note_failure: Callable[[int, Error, bool], None],
+        handed_over: bytes | None = None,
     ) -> Step:
         number = _step_number(step)
         among = self._among(writers, writer)
+        said = arguments.texts("notes", notes or {})
+
+        def begin() -> _native.Step:
+            if handed_over is None:
+                return self._begin_step(number, among, timeout or 0.0)
+            return self._writing_session().take_over(handed_over, timeout or 0.0)
+
         return Step(
             number,
-            lambda: self._begin_step(number, among, timeout or 0.0),
+            begin,
             note_failure,
             self._note_commit,
             strict=strict,
-            notes=arguments.texts("notes", notes or {}),
+            notes=said,
             describe=lambda: self._describe_writer(among),
+            remake=lambda given: (
+                _remade_step,
+                (self, number, among or (None, None), strict, said, timeout, given or handed_over),
+            ),
         )
 
     def _among(self, writers: int | None, writer: int | None) -> tuple[int, int] | None:
@@ -908,3 +963,17 @@ class Connection:
     def set_policy(self, policy: info.JobPolicy) -> None:
         """Replaces the job's policy; the owner's to do."""
         self._session().set_policy(dataclasses.asdict(policy))
+
+
+def _remade_step(
+    connection: Connection,
+    step: int,
+    among: tuple[int | None, int | None],
+    strict: bool,
+    notes: dict[str, str],
+    timeout: float | None,
+    handed_over: bytes | None,
+) -> Step:
+    return connection._make_step(
+        step, *among, strict, notes, timeout, connection._note_failure, handed_over
+    )

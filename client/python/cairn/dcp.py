@@ -38,7 +38,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from cairn import _native, dcp_reads, distributed, paths, read_index
+from cairn import _native, dcp_process, dcp_reads, distributed, paths, read_index
 from cairn.caching_planner import CachingPlanner
 from cairn.checkpoint import Checkpoint
 from cairn.comparing_planner import (
@@ -219,7 +219,8 @@ def async_save(
 ) -> Any:
     """Stock `dcp.async_save` into a step of the connection's job, with its arguments and its answer. It
     returns when this rank's part is copied, unless another `async_stager` is given. The one before is waited
-    for: one goes on at a time.
+    for: one goes on at a time. AsyncCheckpointerType.PROCESS plans and copies here, too, and the process ends
+    the save.
 
     Args:
       process_group: None: a gloo group of all ranks of its own, so that what DCP's thread says in it does not
@@ -228,31 +229,45 @@ def async_save(
           their step changes is copied, and that step, or `fence`, waits for the copy.
 
     Raises:
-      ValueError: the connection is not the group's rank; AsyncCheckpointerType.PROCESS; `overlap` beside an
-          `async_stager`.
+      ValueError: the connection is not the group's rank; AsyncCheckpointerType.PROCESS without
+          init_process_group; `overlap` beside an `async_stager`.
     """
     kind = arguments.get("async_checkpointer_type")
-    if getattr(kind, "name", "THREAD") != "THREAD":
-        raise InvalidArgument(f"async_checkpointer_type: {kind}: only THREAD is supported")
-    if overlap is not None and arguments.get("async_stager") is not None:
+    in_process = getattr(kind, "name", "THREAD") == "PROCESS"
+    if in_process and distributed.group_size() == 0:
+        raise InvalidArgument(f"async_checkpointer_type: {kind} needs init_process_group first")
+    stager = arguments.get("async_stager")
+    if overlap is not None and stager is not None:
         raise InvalidArgument("overlap: the async_stager that is given decides when it copies")
     alone = _alone(process_group, bool(arguments.get("no_dist")))
     _check_group(connection, process_group, alone)
     if process_group is None and not alone:
         process_group = distributed.own_group("async_save")
-    if planner is None:
-        together = arguments.get("use_collectives", True) and not alone
-        planner = CachingPlanner(process_group, alone=not together)
     _wait_for_upload(connection)
-    answer = stock.async_save(
-        state_dict,
-        storage_writer=Writer(
-            connection, step, alone=alone, process_group=process_group, overlap=overlap
-        ),
-        planner=planner,
-        process_group=process_group,
-        **arguments,
-    )
+    if in_process and stager is None:
+        answer = dcp_process.async_save(
+            state_dict,
+            connection,
+            step,
+            planner=planner,
+            process_group=process_group,
+            alone=alone,
+            overlap=overlap,
+            **arguments,
+        )
+    else:
+        together = arguments.get("use_collectives", True) and not alone
+        answer = stock.async_save(
+            state_dict,
+            storage_writer=Writer(
+                connection, step, alone=alone, process_group=process_group, overlap=overlap
+            ),
+            planner=CachingPlanner(process_group, alone=not together)
+            if planner is None
+            else planner,
+            process_group=process_group,
+            **arguments,
+        )
     upload = getattr(answer, "upload_completion", answer)
     ended = _uploads[connection] = threading.Event()
     upload.add_done_callback(lambda _: ended.set())

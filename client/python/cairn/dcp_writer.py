@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pickle
 import threading
 import time
+import warnings
 from collections.abc import Iterator
+from multiprocessing import active_children
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +22,9 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from cairn import _native, paths, read_index, tensor_archives, unchanged
-from cairn.errors import FailedPrecondition, InvalidArgument
+from cairn import _native, child_memory, errors, paths, read_index, tensor_archives, unchanged
+from cairn.errors import CairnWarning, Error, FailedPrecondition, InvalidArgument
+from cairn.notices import log
 
 if TYPE_CHECKING:
     from cairn.connection import Connection
@@ -31,6 +35,7 @@ METADATA = ".metadata"
 LATEST = "latest"
 _LOOK_AGAIN_S = 0.05
 _BEGINS_WITHIN_S = 60.0
+_PROCESS_BEGINS_WITHIN_S = 1800.0  # as DCP waits
 
 
 # --- which step --------------------------------------------------------------------------------------
@@ -82,6 +87,11 @@ class Writer(StorageWriter, AsyncStager):
 
     With `async_save` it is its own stager: there is no copy but the one into the node's memory, of what this
     rank writes. async_save returns when that has been made, and the rest goes on in DCP's thread.
+
+    In DCP's process (AsyncCheckpointerType.PROCESS) it saves over its own connection, as the same writer.
+    What it writes is known only there; so all of this rank's tensors are copied first, into memory that
+    both processes map. async_save returns when that has been made; in the first save, once the process has
+    started. `cairn.dcp.async_save` plans first, and spares that copy.
     """
 
     def __init__(
@@ -119,6 +129,10 @@ class Writer(StorageWriter, AsyncStager):
         self._staged_at: float | None = None  # of the last async_save
         self._saver: threading.Thread | None = None  # of that, once it has begun
         self._abandoned = False  # who waited for its copy does not wait any more
+        self._parcel: child_memory.Parcel | None = None  # what was staged, should it go to a child
+        self._own_connection = False  # in the child: it is closed when the save is over
+        self._arrived: child_memory.Arrived | None = None  # in the child: that
+        self._failure: Exception | None = None  # in the child: why it cannot save
 
     def reset(self, checkpoint_id: Any = None) -> None:
         self._in_save()
@@ -140,6 +154,8 @@ class Writer(StorageWriter, AsyncStager):
         fails, so that the next save of the same step has the same revision on all ranks."""
         self._in_save()
         self._enter()
+        if self._arrived is not None:
+            self._arrived.check()
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -163,10 +179,10 @@ class Writer(StorageWriter, AsyncStager):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         try:
             results = self._copy(plan, planner)
-            if self._abandoned:
-                raise FailedPrecondition("nobody waited any more for what was to be copied")
-            if self._watch is not None:
-                self._watch.check({"state_dict": self._watched_in}, places=True)
+            self._check_copied()
+        except BaseException:
+            self._over()
+            raise
         finally:
             self._forget_staging()
         if not self._commits_last:
@@ -216,6 +232,15 @@ class Writer(StorageWriter, AsyncStager):
     def stage(self, state_dict: Any) -> Any:
         """Copies nothing yet: which of it this rank writes is known when the save has been planned. With
         `overlap` what is not of it is copied now."""
+        staged = self._begin_staging(state_dict)
+        if self._connection._child_memories is None:
+            self._connection._child_memories = child_memory.Memories()
+        self._parcel = child_memory.Parcel(
+            staged, self._connection._child_memories, self._check_copied, self._forget_staging
+        )
+        return child_memory.Staged(staged, self._parcel)
+
+    def _begin_staging(self, state_dict: Any) -> Any:
         saver = self._saver
         if saver is not None and saver is not threading.current_thread():
             saver.join()  # the save before
@@ -237,6 +262,12 @@ class Writer(StorageWriter, AsyncStager):
         savings.hold(self._wait_copied)
         return staged
 
+    def _check_copied(self) -> None:
+        if self._abandoned:
+            raise FailedPrecondition("nobody waited any more for what was to be copied")
+        if self._watch is not None:
+            self._watch.check({"state_dict": self._watched_in}, places=True)
+
     def synchronize_staging(self) -> None:
         """Until this rank's part is copied, or the save has failed."""
         try:
@@ -254,6 +285,10 @@ class Writer(StorageWriter, AsyncStager):
 
     def _forget_staging(self) -> None:
         self._watch = self._watched_in = None
+        if self._parcel is not None:
+            self._parcel.forget()
+        if self._arrived is not None:
+            self._arrived.release()
         self._copied.set()
 
     def _wait_copied(self, timeout: float | None) -> bool:
@@ -266,7 +301,9 @@ class Writer(StorageWriter, AsyncStager):
             saver, now = self._saver, time.monotonic()
             if saver is None:
                 # DCP has begun no save, as where it got no thread. If it does later it will not be taken.
-                self._abandoned = now - (self._staged_at or now) > _BEGINS_WITHIN_S
+                # Its process may take long to start; it is one of these.
+                patience = _PROCESS_BEGINS_WITHIN_S if active_children() else _BEGINS_WITHIN_S
+                self._abandoned = now - (self._staged_at or now) > patience
             if self._abandoned or (saver is not None and not saver.is_alive()):
                 self._forget_staging()
             elif end is not None and now >= end:
@@ -276,11 +313,34 @@ class Writer(StorageWriter, AsyncStager):
     def close(self) -> None:
         pass
 
-    def __reduce__(self) -> Any:
-        self._copied.set()  # nobody shall wait for what another process would copy
-        raise FailedPrecondition(
-            "a cairn.dcp.Writer saves in its own process; AsyncCheckpointerType.PROCESS is not supported"
-        )
+    def __getstate__(self) -> dict[str, Any]:
+        """For DCP's process. Raises nothing where the other ranks would wait for this one."""
+        parcel, self._parcel = self._parcel, None
+        if parcel is not None:
+            _say_once(
+                "DCP's process plans what this rank writes, so all of its tensors are copied for it first; "
+                "cairn.dcp.async_save plans before it copies (said once)"
+            )
+        connection, failure = self._connection, None
+        try:
+            connection._must_be_picklable()
+        except Error as error:
+            connection, failure = connection._reader(), errors.to_plain(error)
+        return {
+            "connection": connection,
+            "number": self._number,
+            "among": self._among,
+            "arrived": parcel,
+            "failure": failure,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Writer.__init__(self, state["connection"], state["number"])
+        self._among = state["among"]
+        self._own_connection = True
+        self._arrived = state["arrived"]
+        if state["failure"] is not None:
+            self._failure = errors.from_plain(*state["failure"])
 
     # --- its part of the step
 
@@ -293,6 +353,8 @@ class Writer(StorageWriter, AsyncStager):
 
     def _enter(self) -> None:
         self._drop()
+        if self._failure is not None:
+            raise self._failure
         if self._number is None:
             raise InvalidArgument("checkpoint_id: give one, or the Writer a step")
         writers, writer = self._among or (None, None)
@@ -308,6 +370,13 @@ class Writer(StorageWriter, AsyncStager):
     def _commit(self) -> None:
         part, self._part = self._entered(), None
         part.commit()
+        self._over()
+
+    def _over(self) -> None:
+        """A child leaves nothing mapped: its parent or the next save need the memory."""
+        if self._own_connection:
+            self._drop()
+            self._connection.close()
 
     def _drop(self) -> None:
         part, self._part = self._part, None
@@ -320,6 +389,20 @@ def _place_in(group: Any) -> tuple[int, int] | None:
     if group is None:
         return None
     return dist.get_world_size(group), dist.get_rank(group)
+
+
+_said: set[str] = set()
+
+
+def _say_once(text: str) -> None:
+    if text in _said:
+        return
+    _said.add(text)
+    log.warning("%s", text)
+    with contextlib.suppress(
+        CairnWarning
+    ):  # it may be an error there: not what fails one rank's save
+        warnings.warn(text, CairnWarning, stacklevel=2)
 
 
 def _copied(obj: Any, watch: unchanged.Watch) -> Any:

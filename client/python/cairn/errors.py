@@ -41,8 +41,8 @@ DATA_LOSS = 15
 
 
 class CairnWarning(RuntimeWarning):
-    """A save that did not happen, or a file's path that may have been meant for Cairn. Of one kind the first
-    comes every ten minutes at most, the second once."""
+    """A save that did not happen, a file's path that may have been meant for Cairn, or a save that copies
+    more than it need. Of one kind the first comes every ten minutes at most, the others once."""
 
 
 class Error(Exception):

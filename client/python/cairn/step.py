@@ -29,7 +29,8 @@ class Step:
     """One writer's part of one step; `Connection.step` says how it is used. One thread at a time.
 
     A save that outlives a `with` calls `begin`, then from any thread `save`, and ends with `commit` or
-    `discard`; one that is forgotten is discarded.
+    `discard`; one that is forgotten is discarded. A child process goes on with it after `hand_over`. Before
+    it is entered it can be pickled with its connection.
 
     Attributes:
       ok: so far nothing was lost; after the `with`: this part is committed.
@@ -47,10 +48,11 @@ class Step:
         strict: bool,
         notes: dict[str, str],
         describe: Callable[[], str],
+        remake: Callable[[bytes | None], tuple[Callable[..., Step], tuple[Any, ...]]],
     ) -> None:
         """`begin` enters the step on its connection's session; `note_failure` hears of each failure,
         and whether it is raised; `note_commit` of what was saved; `describe` says for people of which job,
-        rank and attempt it is."""
+        rank and attempt it is; `remake`, with what was handed over, how one is made that goes on with it."""
         self._step = step
         self._begin = begin
         self._note_failure = note_failure
@@ -58,9 +60,11 @@ class Step:
         self._strict = strict
         self._notes = notes
         self._describe = describe
+        self._remake = remake
         self._writer: _native.Step | None = None
         self._entered = False
         self._revision = -1
+        self._handed_over = False
         self.ok = False
         self.error: Error | None = None
         self.complete = False
@@ -77,7 +81,7 @@ class Step:
         if self.error is not None:
             return f"not saved: {type(self.error).__name__}: {self.error}"
         if not self.ok:
-            return "discarded"
+            return "handed over" if self._handed_over else "discarded"
         return "complete" if self.complete else "committed, other writers have not yet"
 
     @property
@@ -213,6 +217,35 @@ class Step:
             self.ok = False
             with contextlib.suppress(Error):
                 writer.abort()
+
+    def hand_over(self) -> Step:
+        """Ends it here and drops nothing. What is returned goes on with it where it is entered: here, or in a
+        child process, pickled there with its connection.
+
+            handed = s.hand_over()                        # in the parent, after s.begin() and s.save(…)
+            with handed as s: s.save(more, "more.pt")     # in the child: saves more, and commits it all
+
+        What was saved is there until it is committed or discarded, or until one of the two processes ends or
+        closes its connection.
+        """
+        writer = self._writer
+        if writer is None:
+            raise FailedPrecondition("hand_over() of a step that is not open")
+        try:
+            handed_over = writer.hand_over()
+        except Error as error:
+            self._failed(error)
+            raise
+        self._writer = None
+        self.ok = False
+        self._handed_over = True
+        remade, arguments = self._remake(handed_over)
+        return remade(*arguments)
+
+    def __reduce__(self) -> Any:
+        if self._entered:
+            raise FailedPrecondition("hand_over() gives what of an entered step can be pickled")
+        return self._remake(None)
 
     def _drop(self) -> None:
         """As `discard`, of a daemon that did not answer: without waiting for it."""

@@ -45,7 +45,7 @@ def of_tensor(tensor: Any) -> Archived:
         return _of_any(tensor)
     if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return _of_any(tensor.resolve_conj().resolve_neg())
-    if not _is_dense(tensor):
+    if not is_dense(tensor):
         tensor = tensor.contiguous()
     if tensor.device.type != "cpu":
         where = device_memory.source(tensor.device, tensor.data_ptr())
@@ -62,7 +62,7 @@ def of_tensor(tensor: Any) -> Archived:
     return Archived(template.around(where, length), tensor)
 
 
-def _is_dense(tensor: Any) -> bool:
+def is_dense(tensor: Any) -> bool:
     """Whether its elements fill one run of memory, in whatever order."""
     if tensor.is_contiguous():
         return True

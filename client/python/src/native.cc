@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/cpp/process.h"
 #include "client/cpp/session.h"
 #include "client/python/src/call.h"
 #include "client/python/src/memory.h"
@@ -109,7 +110,7 @@ class PySession {
   PySession(const std::string& socket, const std::string& job, Attempt attempt, Writer writer,
             int32_t world_size, int32_t local_writers, bool takes_fds, int copy_threads,
             double timeout_s, const std::string& client, const std::optional<py::dict>& policy,
-            bool fence, const std::string& run, int32_t restart) {
+            bool fence, const std::string& run, int32_t restart, const py::bytes& process) {
     ConnectOptions options;
     if (!socket.empty()) options.socket = socket;
     options.job = job;
@@ -125,6 +126,7 @@ class PySession {
     options.fence = fence;
     options.run = run;
     options.restart = restart;
+    options.process = process;
     session_ = Call([&] { return Session::Connect(options); });
   }
   PySession(PySession&&) = default;
@@ -158,6 +160,9 @@ class PySession {
     if (among.has_value()) of_some = client::Among{among->first, among->second};
     return PyStep(
         Call([&] { return session_->BeginStep(step, of_some, absl::Seconds(timeout_s)); }));
+  }
+  PyStep TakeOver(const std::string& handed_over, double timeout_s) {
+    return PyStep(Call([&] { return session_->TakeOver(handed_over, absl::Seconds(timeout_s)); }));
   }
   PyObjectHandle Open(const std::string& job, Step step, const std::string& name,
                       const std::string& mode, double timeout_s, Attempt attempt,
@@ -291,11 +296,11 @@ void DefineSession(py::module_& module) {
   py::class_<PySession>(module, "Session")
       .def(py::init<const std::string&, const std::string&, Attempt, Writer, int32_t, int32_t, bool,
                     int, double, const std::string&, const std::optional<py::dict>&, bool,
-                    const std::string&, int32_t>(),
+                    const std::string&, int32_t, const py::bytes&>(),
            py::kw_only(), arg("socket"), arg("job"), arg("attempt"), arg("writer"),
            arg("world_size"), arg("local_writers"), arg("takes_fds"), arg("copy_threads"),
            arg("timeout"), arg("client"), arg("policy"), arg("fence") = false, arg("run") = "",
-           arg("restart") = -1)
+           arg("restart") = -1, arg("process") = py::bytes())
       .def("close", &PySession::Close)
       .def_property_readonly("id", &PySession::id)
       .def_property_readonly("socket", &PySession::socket)
@@ -304,6 +309,7 @@ void DefineSession(py::module_& module) {
       .def("choose_attempt", &PySession::ChooseAttempt)
       .def("set_attempt", &PySession::SetAttempt, arg("attempt"))
       .def("begin_step", &PySession::BeginStep, arg("step"), arg("among"), arg("timeout"))
+      .def("take_over", &PySession::TakeOver, arg("handed_over"), arg("timeout"))
       .def("open", &PySession::Open, arg("job"), arg("step"), arg("name"), arg("mode"),
            arg("timeout"), arg("attempt") = 0, arg("revision") = -1)
       .def("open_weights", &PySession::OpenWeights, arg("job"), arg("step"), arg("attempt"),
@@ -329,6 +335,11 @@ void DefineSession(py::module_& module) {
 void DefineFunctions(py::module_& module) {
   module.def("zip_directory", &ZipDirectory, arg("region"));
   module.def("parse_path", &ParsePath, arg("path"), arg("default_job"));
+  module.def("this_process", [] { return py::bytes(Call([] { return client::ThisProcess(); })); });
+  module.def("steps_entered", &client::StepsEntered, arg("job"), arg("attempt"), arg("writer"),
+             arg("most"));
+  module.def("note_entered", &client::NoteEntered, arg("job"), arg("attempt"), arg("writer"),
+             arg("entered"));
   module.def("validate_job",
              [](const std::string& job) { Call([&] { return ValidateJob(job); }); });
   module.def("validate_name",

@@ -181,6 +181,11 @@ void PyStep::Abort() {
   Call([&] { return writer->Abort(); });
 }
 
+py::bytes PyStep::HandOver() {
+  StepWriter* const writer = Get();
+  return py::bytes(Call([&] { return writer->HandOver(); }));
+}
+
 Revision PyStep::revision() const {
   if (writer_ == nullptr) Raise(absl::FailedPreconditionError("this step has been dropped"));
   return writer_->revision();
@@ -217,6 +222,7 @@ void DefineStep(py::module_& module) {
       .def("write_later", &PyStep::WriteLater, arg("objects"))
       .def("commit", &PyStep::Commit, arg("notes"))
       .def("abort", &PyStep::Abort)
+      .def("hand_over", &PyStep::HandOver)
       .def("drop", &PyStep::Drop)
       .def_property_readonly("revision", &PyStep::revision)
       .def_property_readonly("bytes_written", &PyStep::bytes_written);

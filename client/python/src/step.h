@@ -76,6 +76,7 @@ class PyStep {
   std::shared_ptr<PyWriting> WriteLater(const py::sequence& objects);
   py::tuple Commit(const std::map<std::string, std::string>& notes);
   void Abort();
+  py::bytes HandOver();
   Revision revision() const;
   uint64_t bytes_written() const { return writer_ == nullptr ? 0 : writer_->bytes_written(); }
 
