@@ -30,12 +30,23 @@ _own_group: tuple[Any, Any] | None = None
 
 def own_group() -> Any:
     """A gloo group of all ranks, which nobody else uses: what Cairn's own threads and a training loop say in
-    it does not get mixed up. The first call is a collective."""
+    it does not get mixed up. It waits for a rank as long as the default group does. The first call is a
+    collective."""
     global _own_group
     dist = sys.modules["torch.distributed"]
     if _own_group is None or _own_group[0] is not dist.group.WORLD:
-        _own_group = dist.group.WORLD, dist.new_group(backend="gloo")
+        group = dist.new_group(backend="gloo", **_timeout_of(dist.group.WORLD))
+        _own_group = dist.group.WORLD, group
     return _own_group[1]
+
+
+def _timeout_of(group: Any) -> dict[str, Any]:
+    """As init_process_group was told; nothing where this torch does not say."""
+    try:
+        backends = [group._get_backend(device) for device in group._device_types]
+        return {"timeout": min(backend.options._timeout for backend in backends)}
+    except (AttributeError, RuntimeError, ValueError):
+        return {}
 
 
 def any_of(mine: bool, size: int) -> bool:

@@ -57,6 +57,7 @@ class PyObjectHandle {
     d["attempt"] = key.attempt;
     d["revision"] = key.revision;
     d["from_storage"] = get().from_storage();
+    d["in_memory"] = !get().memory().empty();
     return d;
   }
   // Fresh private memory with the object in it, verified.
@@ -98,6 +99,9 @@ class PyObjectHandle {
   }
   bool ReadPieces(const py::sequence& pieces, const ArchiveEnds* peeked) const {
     return cairn::python::ReadPieces(get(), pieces, peeked);
+  }
+  BlockPieces PiecesOfBlocks(const py::sequence& pieces, const ArchiveEnds* peeked) const {
+    return BlockPieces::Make(get(), pieces, peeked);
   }
 
  private:
@@ -272,6 +276,10 @@ void DefineOpenObject(py::module_& module) {
   py::class_<ArchiveEnds>(module, "ArchiveEnds")
       .def("__len__", &ArchiveEnds::size)
       .def("at", &ArchiveEnds::At, arg("index"));
+  py::class_<BlockPieces>(module, "BlockPieces")
+      .def("runs", &BlockPieces::Runs)
+      .def("put", &BlockPieces::Put, arg("first"), arg("bytes"))
+      .def("peeked_holds", &BlockPieces::PeekedHolds);
   py::class_<PyObjectHandle>(module, "OpenObject")
       .def("info", &PyObjectHandle::Info)
       .def("read", &PyObjectHandle::Read)
@@ -281,6 +289,8 @@ void DefineOpenObject(py::module_& module) {
       .def("verify", &PyObjectHandle::Verify)
       .def("peek_archives", &PyObjectHandle::PeekArchives, arg("places"))
       .def("read_pieces", &PyObjectHandle::ReadPieces, arg("pieces"), arg("peeked") = nullptr)
+      .def("pieces_of_blocks", &PyObjectHandle::PiecesOfBlocks, arg("pieces"),
+           arg("peeked") = nullptr)
       .def("close", &PyObjectHandle::Close);
 }
 
