@@ -22,7 +22,7 @@ import functools
 import pickle
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -65,14 +65,6 @@ __all__ = ["Comparison", "Reader", "Writer", "async_save", "compare", "load", "s
 # --- loading -----------------------------------------------------------------------------------------
 
 
-class _Exchanging(NamedTuple):
-    """As dcp_reads.exchange_items wants it."""
-
-    group: Any
-    method: str
-    sparing: bool
-
-
 class Reader(StorageReader):
     """A StorageReader over the steps of a connection's job, or of another job that it may read. What it reads
     is verified, and comes from one checkpoint (step, attempt, revision), whatever is saved meanwhile.
@@ -108,7 +100,7 @@ class Reader(StorageReader):
             raise InvalidArgument(
                 "process_group: it has no backend for the CPU (gloo), and exchange needs one"
             )
-        self._exchanging: _Exchanging | None = None
+        self._decision: exchanging.Decision | None = None
         self._use_collectives = True
         self.traffic: Traffic | None = None
         self._connection = connection
@@ -137,9 +129,9 @@ class Reader(StorageReader):
         found = self._found()
         load = found.load
         if rank is None:
-            self._exchanging = self._decide()
-            if self._exchanging is not None:
-                load = functools.partial(exchanging.share, self._exchanging.group, found.load)
+            self._decision = self._decide()
+            if self._decision is not None:
+                load = functools.partial(exchanging.share, self._decision.group, found.load)
             indexed = read_index.read(found, name, load)
             if indexed is not None:
                 return indexed
@@ -170,13 +162,13 @@ class Reader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         self.traffic = None
-        exchanging_ = self._exchanging if self._use_collectives else None
-        if exchanging_ is None:
+        decision = self._decision if self._use_collectives else None
+        if decision is None:
             for name, items in self._of_object(plan).items():
                 dcp_reads.read_items(self._found(), name, items, planner)
         else:
             self.traffic = dcp_reads.exchange_items(
-                self._found(), lambda: self._of_object(plan), planner, *exchanging_
+                self._found(), lambda: self._of_object(plan), planner, decision
             )
             log.debug("checkpoint %s, with an exchange: %s", self._found(), self.traffic)
         done: Future[None] = Future()
@@ -190,16 +182,11 @@ class Reader(StorageReader):
             of_object.setdefault(where.relative_path, []).append((where, item))
         return of_object
 
-    def _decide(self) -> _Exchanging | None:
-        """None: each rank reads for itself. All ranks decide alike; a collective, if `exchange` was given."""
+    def _decide(self) -> exchanging.Decision | None:
         if self._method is None or distributed.group_size() == 0:
             return None
         group = distributed.own_group() if self._group is None else self._group
-        if self._method != exchanging.AUTO:
-            return _Exchanging(group, self._method, sparing=False)
-        if exchanging.any_far(group, self._is_far):
-            return _Exchanging(group, exchanging.BROADCAST, sparing=True)
-        return None
+        return exchanging.decide(group, self._method, self._is_far)
 
     def _is_far(self) -> bool:
         """Whether some of the checkpoint is not in this node's memory."""
@@ -414,12 +401,14 @@ def load(
     the same one, which is returned.
 
     Args:
-      exchange: whether what several ranks of the group want is read by one of them, which hands it on:
-          "auto": what is not in a rank's own memory; True, or how: "broadcast", "gather_rounds",
-          "gather_object": all; False: each rank reads for itself. The same on every rank.
+      exchange: whether one rank reads what several of the group want, and hands it on. "auto": what more than
+          one node would read; True, or how ("broadcast", "gather_rounds", "gather_object"): all; False: each
+          rank reads for itself. The same on every rank.
 
     Raises:
       cairn.NotFound: there is none.
+      ValueError: `exchange` means nothing, or differs between ranks; or `process_group` has no backend for
+          the CPU to exchange over ("auto" does not then).
       CheckpointException: it failed on some ranks, and says on which. Of a checkpoint of another model it
           lists the names that are missing and the shapes and dtypes that differ.
     """
@@ -437,7 +426,7 @@ def load(
         def ask() -> Checkpoint:
             return _checkpoint(connection, connection.job, number)
 
-        found = ask() if alone else _agreed(connection, ask, number)
+        found = ask() if alone else _agreed(connection, ask, number, exchange)
     stock.load(
         state_dict,
         storage_reader=Reader(
@@ -450,10 +439,11 @@ def load(
     return found
 
 
-def _agreed(connection: Connection, ask: Any, step: int) -> Checkpoint:
+def _agreed(connection: Connection, ask: Any, step: int, exchange: bool | str) -> Checkpoint:
     def plain() -> tuple[Any, ...]:
         return ask()._plain()
 
     return Checkpoint(
-        *distributed.agree(plain, job=connection.job, step=step), _connection=connection
+        *distributed.agree(plain, job=connection.job, step=step, exchange=exchange),
+        _connection=connection,
     )

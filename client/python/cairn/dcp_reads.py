@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Of archives that are read whole at a time, before their tensors are copied to where they are wanted.
 _WHOLE_BYTES = 256 << 20
+_ALIGNED = 64  # where an archive begins in that memory; its tensors are aligned to as much in it
 
 # Of a tensor whose bytes have changed: autograd is to know, as after a copy_. The first torch 2 has none.
 _changed = getattr(torch.autograd.graph, "increment_version", lambda tensor: None)
@@ -136,7 +137,14 @@ class _Batch:
         return offset + length
 
     def pieces(self) -> list[_native._Piece]:
-        self._regions = {read.place: _native.Region(read.place[1]) for read in self._reads}
+        # One mapping for all: a process has 65,530 at most.
+        starts, end = {}, 0
+        for read in self._reads:
+            if read.place not in starts:
+                starts[read.place] = end
+                end += -(-read.place[1] // _ALIGNED) * _ALIGNED
+        memory = _native.Region(end)
+        self._regions = {place: memory.slice(at, place[1]) for place, at in starts.items()}
         return [
             (offset, length, (), (), region, ())
             for (offset, length), region in self._regions.items()
@@ -165,15 +173,12 @@ def exchange_items(
     checkpoint: Checkpoint,
     of_object: Callable[[], Mapping[str, Items]],
     planner: LoadPlanner,
-    group: Any,
-    method: str,
-    sparing: bool,
+    decision: exchange.Decision,
 ) -> exchange.Traffic:
     """As `read_items` of each object, by all ranks of a group together; a collective.
 
     Args:
       of_object: what this rank wants. What it raises is raised on all ranks.
-      method, sparing: as of `exchange.run`.
     """
     sources: list[_Source] = []
     late: dict[str, list[_Read]] = {}
@@ -189,7 +194,7 @@ def exchange_items(
         return sources
 
     try:
-        traffic = exchange.run(group, method, open_sources, sparing)
+        traffic = exchange.run(decision, open_sources)
     finally:
         for source in sources:
             source.close()

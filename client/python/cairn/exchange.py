@@ -19,7 +19,7 @@ import itertools
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -130,18 +130,45 @@ def gather(group: Any, mine: Any, failure: Exception | None) -> list[Any]:
     return [answer for _, answer in said]
 
 
-def any_far(group: Any, ask: Callable[[], bool]) -> bool:
-    """Whether `ask()` is true on any rank; a collective, which raises on all what it raises on one."""
+class Decision(NamedTuple):
+    """As `run` takes it."""
+
+    group: Any
+    method: str
+    sparing: bool
+
+
+def decide(group: Any, method: str, is_far: Callable[[], bool]) -> Decision | None:
+    """Whether the ranks of a group exchange, and how; None: each reads for itself. A collective.
+
+    Args:
+      method: as `method_of` returns it.
+      is_far: whether this rank's node has not all in its memory. What it raises is raised on all ranks.
+
+    Raises:
+      ValueError: `method` differs between the ranks; on all.
+    """
     failure: Exception | None = None
     far = False
     try:
-        far = ask()
+        far = method != AUTO or is_far()
     except Exception as error:
         failure = error
-    found = _greatest(group, 2 if failure is not None else int(far))
-    if found == 2:
+    known = (AUTO, *METHODS)
+    mine = torch.tensor([known.index(method), int(far), int(failure is not None)])
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    _talk(lambda: dist.all_gather(rows, mine, group=group))
+    for rank, row in enumerate(rows):
+        other = known[int(row[0])]
+        if other != method:
+            raise InvalidArgument(
+                f"exchange: differs between ranks: here {method!r}, on rank {rank} {other!r}"
+            )
+    if any(row[2] for row in rows):
         gather(group, None, failure)
-    return bool(found)
+    if not any(row[1] for row in rows):
+        return None
+    return Decision(group, BROADCAST if method == AUTO else method, sparing=method == AUTO)
 
 
 def share(group: Any, load: Callable[[str], bytes], name: str) -> bytearray:
@@ -177,15 +204,11 @@ def _talk(collective: Callable[[], Any]) -> None:
 # --- the exchange ---------------------------------------------------------------------------------------
 
 
-def run(
-    group: Any, method: str, open_sources: Callable[[], Sequence[Source]], sparing: bool
-) -> Traffic:
+def run(decision: Decision, open_sources: Callable[[], Sequence[Source]]) -> Traffic:
     """Reads what the ranks of a group want, each block once, and puts it where they want it. A collective.
 
     Args:
-      method: one of METHODS.
       open_sources: what this rank wants. What it raises is raised on all ranks.
-      sparing: as of `plan`.
 
     Raises:
       what reading or putting raised: on every rank, or here alone once the last block has been handed on.
@@ -198,14 +221,9 @@ def run(
     except Exception as error:
         failure = error
     mine = Rank(_this_node(), [Wants(s.name, s.length, s.place, s.runs) for s in sources])
-    said = gather(group, (method, mine), failure)
-    for number, (other, _) in enumerate(said):
-        if other != method:
-            raise InvalidArgument(
-                f"exchange: differs between ranks: here {method!r}, on rank {number} {other!r}"
-            )
-    rounds = plan([rank for _, rank in said], method, sparing)
-    return _Exchange(group, method, sources, rounds).run()
+    ranks = gather(decision.group, mine, failure)
+    rounds = plan(ranks, decision.method, decision.sparing)
+    return _Exchange(decision.group, decision.method, sources, rounds).run()
 
 
 def _this_node() -> str:
