@@ -237,12 +237,13 @@ def _this_node() -> str:
 class _Round:
     """The blocks of a round, in memory one after the other."""
 
-    def __init__(self, pieces: list[Piece], memory: _native.Region) -> None:
+    def __init__(self, pieces: list[Piece]) -> None:
         self.pieces = pieces
-        self._memory = memory
+        self.memory: _native.Region | None = None  # of BLOCK for each
         counts = [piece.count for piece in pieces]
         starts = itertools.accumulate(counts, initial=0)
         self._starts = {id(piece): start for piece, start in zip(pieces, starts, strict=False)}
+        self.count = sum(counts)
 
     def parts(self) -> Iterator[tuple[Piece, Part, _native.Region]]:
         for piece in self.pieces:
@@ -250,7 +251,8 @@ class _Round:
                 yield piece, part, self.blocks(piece, part.first, piece.bytes_of(part))
 
     def blocks(self, piece: Piece, first: int, length: int) -> _native.Region:
-        return self._memory.slice((self._starts[id(piece)] + first - piece.first) * BLOCK, length)
+        assert self.memory is not None
+        return self.memory.slice((self._starts[id(piece)] + first - piece.first) * BLOCK, length)
 
     def whole(self, piece: Piece) -> _native.Region:
         return self.blocks(piece, piece.first, bytes_of(piece.length, piece.first, piece.count))
@@ -278,20 +280,20 @@ class _Exchange:
             for begin in range(first, first + count, _ALONE_BLOCKS)
         )
         self._aside: _native.Region | None = None
-        self._rounds = self._with_memory(
-            [
-                [p for p in pieces if method != BROADCAST or self._rank in p.ranks]
-                for pieces in rounds
-            ]
-        )
+        self._rounds = [
+            _Round([p for p in pieces if method != BROADCAST or self._rank in p.ranks])
+            for pieces in rounds
+        ]
 
-    def _with_memory(self, of_rounds: list[list[Piece]]) -> list[_Round]:
-        """Two memories in turn: a round is read while the one before is handed on."""
-        most = max((sum(piece.count for piece in pieces) for pieces in of_rounds), default=0)
-        memories = [_native.Region(most * BLOCK) for _ in range(min(2, len(of_rounds)))]
-        return [_Round(pieces, memories[i % 2]) for i, pieces in enumerate(of_rounds)]
+    def _take_memory(self) -> None:
+        """Two in turn: a round is read while the one before is handed on."""
+        most = max((round_.count for round_ in self._rounds), default=0)
+        memories = [_native.Region(most * BLOCK) for _ in self._rounds[:2]]
+        for i, round_ in enumerate(self._rounds):
+            round_.memory = memories[i % 2]
 
     def run(self) -> Traffic:
+        self._attempt(self._take_memory)
         with concurrent.futures.ThreadPoolExecutor(1, "cairn-exchange") as reader:
             reading = [reader.submit(self._read_parts, round_) for round_ in self._rounds[:1]]
             for i, round_ in enumerate(self._rounds):
@@ -374,7 +376,7 @@ def _broadcast(group: Any, round_: _Round, traffic: Traffic) -> None:
             traffic.sent_bytes += len(blocks) * len(others)
         else:
             traffic.received_bytes += len(blocks)
-        if _BY_TREE and len(piece.ranks) == world:
+        if len(piece.ranks) == world > 2:
             waiting.append(dist.broadcast(tensor, reader, group=group, async_op=True))
         elif rank == part.reader:
             for other in others:
@@ -384,9 +386,6 @@ def _broadcast(group: Any, round_: _Round, traffic: Traffic) -> None:
             waiting.append(dist.irecv(tensor, reader, group=group))
     for work in waiting:
         work.wait()
-
-
-_BY_TREE = False
 
 
 def _gather_rounds(group: Any, round_: _Round, traffic: Traffic) -> None:
