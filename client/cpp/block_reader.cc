@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "client/cpp/process.h"
-#include "client/cpp/strided_pieces.h"
 #include "common/checksum.h"
 #include "common/keys.h"
 #include "common/mutex.h"
@@ -125,6 +124,32 @@ Status ReadPiecesOf(CopyThreads* threads, const BlockSource& source,
     buffers.Return(std::move(buffer));
     return CheckBlock(source, blocks[i], crc);
   });
+}
+
+Status PutBlocks(const BlockSource& source, const StridedPieces& pieces, uint64_t first,
+                 const char* bytes, uint64_t length) {
+  CAIRN_RETURN_IF_ERROR(CheckCount(source));
+  const uint64_t begin = first * kBlockBytes;
+  if (first >= source.block_crcs->size() || length > source.length - begin ||
+      (length % kBlockBytes != 0 && length != source.length - begin)) {
+    return absl::InvalidArgumentError(absl::StrCat(source.what, ": ", length, " bytes at block ",
+                                                   first, " are not whole blocks of its ",
+                                                   source.length, " bytes"));
+  }
+  const std::vector<uint64_t>& blocks = pieces.blocks();
+  const auto found = std::lower_bound(blocks.begin(), blocks.end(), first);
+  for (auto i = static_cast<size_t>(found - blocks.begin());
+       i < blocks.size() && blocks[i] * kBlockBytes < begin + length; ++i) {
+    const uint64_t at_block = blocks[i] * kBlockBytes;
+    const uint64_t stop = std::min<uint64_t>(source.length, at_block + kBlockBytes);
+    uint32_t crc = 0;
+    for (uint64_t at = at_block; at < stop; at += kCheckedReadBytes) {
+      const uint64_t n = std::min(kCheckedReadBytes, stop - at);
+      crc = pieces.Copy(i, at, n, bytes + (at - begin), crc);
+    }
+    CAIRN_RETURN_IF_ERROR(CheckBlock(source, blocks[i], crc));
+  }
+  return absl::OkStatus();
 }
 
 Status CheckBlocks(CopyThreads* threads, const BlockSource& source, ReadPiece read) {

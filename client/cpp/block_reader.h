@@ -11,6 +11,7 @@
 #include "absl/types/span.h"
 #include "client/cpp/copy_threads.h"
 #include "client/cpp/session.h"
+#include "client/cpp/strided_pieces.h"
 #include "common/status.h"
 
 namespace cairn::client {
@@ -34,6 +35,12 @@ Status ReadBlocks(CopyThreads* threads, const BlockSource& source, uint64_t offs
 // Reads the blocks in which the pieces want something, and copies it while it is in the cache. As ReadBlocks else.
 Status ReadPiecesOf(CopyThreads* threads, const BlockSource& source,
                     absl::Span<const StridedPiece> wanted, ReadPiece read);
+
+// The blocks from `first` on lie in [bytes, bytes+length), as they came from somebody who has read them. Checks each of
+// which the pieces want something, and copies it; the others are not looked at. By the calling thread alone. DATA_LOSS as
+// ReadBlocks; INVALID_ARGUMENT when `length` is not that of whole blocks.
+Status PutBlocks(const BlockSource& source, const StridedPieces& pieces, uint64_t first,
+                 const char* bytes, uint64_t length);
 
 // Reads every block, compares it with its checksum, and keeps none of the bytes.
 Status CheckBlocks(CopyThreads* threads, const BlockSource& source, ReadPiece read);

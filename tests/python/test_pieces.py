@@ -133,3 +133,61 @@ def test_in_chunks_nothing_is_peeked(node: Node, c: cairn.Connection) -> None:
         region = _native.Region(len(content))
         assert opened(far, "o").read_pieces([(0, len(content), (), (), region, ())], ends)
         assert bytes(memoryview(region)) == content
+
+
+# --- blocks that somebody else has read ---------------------------------------------------------------
+
+
+def test_blocks_that_were_read_elsewhere_are_put_where_they_are_wanted(c: cairn.Connection) -> None:
+    block = _native.BLOCK_BYTES
+    content = BYTES * (5 * block // 2 // len(BYTES))  # two and a half
+    o = saved(c, content)
+    last = len(content) - 2 * block
+    across, end = _native.Region(20), _native.Region(7)
+    pieces = o.pieces_of_blocks(
+        [
+            (block - 10, 20, (), (), across, ()),
+            (len(content) - 7, 7, (), (), end, ()),
+        ]
+    )
+    assert pieces.runs() == [(0, 3)]
+    blocks = _native.Region(len(content))
+    assert o.read_pieces([(0, len(content), (), (), blocks, ())])
+    pieces.put(2, blocks.slice(2 * block, last))
+    pieces.put(0, blocks.slice(0, 2 * block))
+    assert bytes(memoryview(across)) == content[block - 10 : block + 10]
+    assert bytes(memoryview(end)) == content[-7:]
+    assert pieces.peeked_holds()
+
+    memoryview(blocks)[block + 100_000] ^= 1  # also where nothing is wanted
+    with pytest.raises(cairn.Corrupt, match="object o: block 1 of 3 does not match its checksum"):
+        pieces.put(1, blocks.slice(block, block))
+    pieces.put(0, blocks.slice(0, block))
+    for first, length in ((0, block - 1), (2, block), (3, 0), (1, len(content))):
+        with pytest.raises(ValueError, match="not whole blocks"):
+            pieces.put(first, _native.Region(length))
+
+
+def test_blocks_without_anything_wanted_are_not_looked_at(c: cairn.Connection) -> None:
+    block = _native.BLOCK_BYTES
+    o = saved(c, BYTES * (3 * block // len(BYTES)))
+    region = _native.Region(1)
+    pieces = o.pieces_of_blocks([(2 * block + 5, 1, (), (), region, ())])
+    assert pieces.runs() == [(2, 1)]
+    pieces.put(0, _native.Region(2 * block))  # zeros
+    assert o.pieces_of_blocks([]).runs() == []
+
+
+def test_what_was_peeked_must_be_in_the_blocks(c: cairn.Connection) -> None:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr("a/data.pkl", b"x" * 50)
+    content = archive.getvalue()
+    o = saved(c, content)
+    peeked = o.peek_archives([(0, len(content))])
+    pieces = o.pieces_of_blocks([], peeked)
+    assert not pieces.peeked_holds()  # nothing was put yet
+    blocks = _native.Region(len(content))
+    assert o.read_pieces([(0, len(content), (), (), blocks, ())])
+    pieces.put(0, blocks)
+    assert pieces.peeked_holds()

@@ -18,6 +18,7 @@ planner, resharding included, is DCP's own. Needs torch 2.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pickle
 import threading
 import weakref
@@ -33,12 +34,13 @@ import torch.distributed.checkpoint as stock
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from cairn import _native, dcp_process, dcp_reads, distributed, paths, read_index
+from cairn import exchange as exchanging
 from cairn.caching_planner import CachingPlanner
 from cairn.checkpoint import Checkpoint
 from cairn.comparing_planner import (
@@ -51,6 +53,8 @@ from cairn.comparing_planner import (
 )
 from cairn.dcp_writer import METADATA, Writer, step_of
 from cairn.errors import Corrupt, InvalidArgument
+from cairn.exchange import Traffic
+from cairn.notices import log
 
 if TYPE_CHECKING:
     from cairn.connection import Connection
@@ -63,16 +67,42 @@ __all__ = ["Comparison", "Reader", "Writer", "async_save", "compare", "load", "s
 
 class Reader(StorageReader):
     """A StorageReader over the steps of a connection's job, or of another job that it may read. What it reads
-    is verified, and comes from one checkpoint (step, attempt, revision), whatever is saved meanwhile."""
+    is verified, and comes from one checkpoint (step, attempt, revision), whatever is saved meanwhile.
 
-    def __init__(self, connection: Connection, checkpoint: Checkpoint | int | None = None) -> None:
+    Attributes:
+      traffic: of the last load, what this rank has read and exchanged; None: it read for itself.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        checkpoint: Checkpoint | int | None = None,
+        *,
+        exchange: bool | str = False,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
         """
         Args:
           checkpoint: which one to read, as `resume_latest` found it, or a step; None: the checkpoint_id
               says. Ranks of a group that read "latest" each for themselves may find different ones:
               `cairn.dcp.load` asks once for all.
+          exchange: as `load`'s. Every rank of the load must have the same.
+          process_group: of an exchange: that of the load; None: a gloo group of all ranks, which the first
+              exchange makes.
+
+        Raises:
+          ValueError: `exchange` is none; a group that has no backend for the CPU, to exchange over.
         """
         super().__init__()
+        self._method = exchanging.method_of(exchange)
+        self._group = process_group
+        if self._method and process_group is not None and not exchanging.has_cpu(process_group):
+            raise InvalidArgument(
+                "process_group: it has no backend for the CPU (gloo), and exchange needs one"
+            )
+        self._decision: exchanging.Decision | None = None
+        self._use_collectives = True
+        self.traffic: Traffic | None = None
         self._connection = connection
         self._checkpoint = (
             self._find(connection.job, checkpoint) if isinstance(checkpoint, int) else checkpoint
@@ -97,10 +127,15 @@ class Reader(StorageReader):
         rank = kwargs.get("rank")
         name = METADATA if rank is None else f"__{rank}{METADATA}"
         found = self._found()
-        indexed = read_index.read(found, name) if rank is None else None
-        if indexed is not None:
-            return indexed
-        content = found.load(name)
+        load = found.load
+        if rank is None:
+            self._decision = self._decide()
+            if self._decision is not None:
+                load = functools.partial(exchanging.share, self._decision.group, found.load)
+            indexed = read_index.read(found, name, load)
+            if indexed is not None:
+                return indexed
+        content = load(name)
         try:
             metadata = pickle.loads(content)
         except Exception as error:
@@ -117,6 +152,7 @@ class Reader(StorageReader):
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
         self._storage_data = metadata.storage_data
+        self._use_collectives = kwargs.get("use_collectives", True)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -125,15 +161,39 @@ class Reader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        of_object: dict[str, list[tuple[_StorageInfo, ReadItem]]] = {}
-        for item in plan.items:
-            where = self._storage_data[item.storage_index]
-            of_object.setdefault(where.relative_path, []).append((where, item))
-        for name, items in of_object.items():
-            dcp_reads.read_items(self._found(), name, items, planner)
+        self.traffic = None
+        decision = self._decision if self._use_collectives else None
+        if decision is None:
+            for name, items in self._of_object(plan).items():
+                dcp_reads.read_items(self._found(), name, items, planner)
+        else:
+            self.traffic = dcp_reads.exchange_items(
+                self._found(), lambda: self._of_object(plan), planner, decision
+            )
+            log.debug("checkpoint %s, with an exchange: %s", self._found(), self.traffic)
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _of_object(self, plan: LoadPlan) -> dict[str, dcp_reads.Items]:
+        of_object: dict[str, dcp_reads.Items] = {}
+        for item in plan.items:
+            where = self._storage_data[item.storage_index]
+            of_object.setdefault(where.relative_path, []).append((where, item))
+        return of_object
+
+    def _decide(self) -> exchanging.Decision | None:
+        if self._method is None or distributed.group_size() == 0:
+            return None
+        group = distributed.own_group("load") if self._group is None else self._group
+        return exchanging.decide(group, self._method, self._is_far)
+
+    def _is_far(self) -> bool:
+        """Whether some of the checkpoint is not in this node's memory."""
+        found = self._found()
+        which = (found.job, found.step, found.attempt, found.revision)
+        facts = self._connection._session().stat(*which)["facts"]
+        return not facts["resident"]
 
     def _found(self) -> Checkpoint:
         if self._checkpoint is None:
@@ -355,16 +415,29 @@ def load(
     planner: LoadPlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
     no_dist: bool = False,
+    exchange: bool | str = "auto",
 ) -> Checkpoint:
     """Stock `dcp.load` from a checkpoint: of `resume_latest`, of a step, or the latest (None). All ranks read
     the same one, which is returned.
 
+    Args:
+      exchange: whether one rank reads what several of the group want, and hands it on. "auto": what more than
+          one node would read; True, or how ("broadcast", "gather_rounds", "gather_object"): all; False: each
+          rank reads for itself. The same on every rank.
+
     Raises:
       cairn.NotFound: there is none.
+      ValueError: `exchange` means nothing, or differs between ranks; or `process_group` has no backend for
+          the CPU to exchange over ("auto" does not then).
       CheckpointException: it failed on some ranks, and says on which. Of a checkpoint of another model it
           lists the names that are missing and the shapes and dtypes that differ.
     """
     alone = _alone(process_group, no_dist)
+    method = exchanging.method_of(exchange)
+    if alone or dist.get_world_size(process_group) == 1:
+        method = None
+    elif method == exchanging.AUTO and process_group is not None:
+        method = method if exchanging.has_cpu(process_group) else None
     if isinstance(step, Checkpoint):
         found = step
     else:
@@ -373,10 +446,12 @@ def load(
         def ask() -> Checkpoint:
             return _checkpoint(connection, connection.job, number)
 
-        found = ask() if alone else _agreed(connection, ask, number, process_group)
+        found = ask() if alone else _agreed(connection, ask, number, process_group, exchange)
     stock.load(
         state_dict,
-        storage_reader=Reader(connection, found),
+        storage_reader=Reader(
+            connection, found, exchange=method or False, process_group=process_group
+        ),
         planner=ComparingPlanner() if planner is None else planner,
         process_group=process_group,
         no_dist=alone,
@@ -384,11 +459,15 @@ def load(
     return found
 
 
-def _agreed(connection: Connection, ask: Any, step: int, group: Any) -> Checkpoint:
+def _agreed(
+    connection: Connection, ask: Any, step: int, group: Any, exchange: bool | str
+) -> Checkpoint:
     def plain() -> tuple[Any, ...]:
         return ask()._plain()
 
     return Checkpoint(
-        *distributed.agree(plain, group=group, job=connection.job, step=step),
+        *distributed.agree(
+            plain, group=group, job=connection.job, step=step, exchange=exchange
+        ),
         _connection=connection,
     )

@@ -30,12 +30,23 @@ _own_groups: dict[str, tuple[Any, Any]] = {}
 
 def own_group(what_for: str) -> Any:
     """A gloo group of all ranks, which nobody else uses: what different threads of Cairn's and a training
-    loop say in theirs does not get mixed up. The first call for each is a collective."""
+    loop say in theirs does not get mixed up. It waits for a rank as long as the default group does. The
+    first call for each is a collective."""
     dist = sys.modules["torch.distributed"]
     known = _own_groups.get(what_for)
     if known is None or known[0] is not dist.group.WORLD:
-        known = _own_groups[what_for] = dist.group.WORLD, dist.new_group(backend="gloo")
+        group = dist.new_group(backend="gloo", **_timeout_of(dist.group.WORLD))
+        known = _own_groups[what_for] = dist.group.WORLD, group
     return known[1]
+
+
+def _timeout_of(group: Any) -> dict[str, Any]:
+    """As init_process_group was told; nothing where this torch does not say."""
+    try:
+        backends = [group._get_backend(device) for device in group._device_types]
+        return {"timeout": min(backend.options._timeout for backend in backends)}
+    except (AttributeError, RuntimeError, ValueError):
+        return {}
 
 
 def any_of(mine: bool, size: int) -> bool:

@@ -188,18 +188,21 @@ def _array(values: list[Any]) -> bytes:
 # --- reading -----------------------------------------------------------------------------------------
 
 
-def read(checkpoint: Checkpoint, name: str) -> Metadata | None:
+def read(checkpoint: Checkpoint, name: str, load: Callable[[str], Any]) -> Metadata | None:
     """What the object `name` of a checkpoint holds, by its index. None: it has none that can be used, and the
     object itself says.
 
+    Args:
+      load: as `Checkpoint.load`.
+
     Raises:
-      as `Checkpoint.load`, but of the index.
+      as `load`, but of the index.
     """
     if numpy is None:
         return None
     try:
-        index = Index(checkpoint.load(name + SUFFIX), name + SUFFIX)
-        if not index.belongs_to(checkpoint.load(name)):
+        index = Index(load(name + SUFFIX), name + SUFFIX)
+        if not index.belongs_to(load(name)):
             raise Corrupt(f"{name}{SUFFIX}: is of another {name}")
     except MissingObject:
         return None

@@ -58,6 +58,7 @@ class PyObjectHandle {
     d["attempt"] = key.attempt;
     d["revision"] = key.revision;
     d["from_storage"] = get().from_storage();
+    d["in_memory"] = !get().memory().empty();
     return d;
   }
   // Fresh private memory with the object in it, verified.
@@ -99,6 +100,9 @@ class PyObjectHandle {
   }
   bool ReadPieces(const py::sequence& pieces, const ArchiveEnds* peeked) const {
     return cairn::python::ReadPieces(get(), pieces, peeked);
+  }
+  BlockPieces PiecesOfBlocks(const py::sequence& pieces, const ArchiveEnds* peeked) const {
+    return BlockPieces::Make(get(), pieces, peeked);
   }
 
  private:
@@ -280,6 +284,10 @@ void DefineOpenObject(py::module_& module) {
   py::class_<ArchiveEnds>(module, "ArchiveEnds")
       .def("__len__", &ArchiveEnds::size)
       .def("at", &ArchiveEnds::At, arg("index"));
+  py::class_<BlockPieces>(module, "BlockPieces")
+      .def("runs", &BlockPieces::Runs)
+      .def("put", &BlockPieces::Put, arg("first"), arg("bytes"))
+      .def("peeked_holds", &BlockPieces::PeekedHolds);
   py::class_<PyObjectHandle>(module, "OpenObject")
       .def("info", &PyObjectHandle::Info)
       .def("read", &PyObjectHandle::Read)
@@ -289,6 +297,8 @@ void DefineOpenObject(py::module_& module) {
       .def("verify", &PyObjectHandle::Verify)
       .def("peek_archives", &PyObjectHandle::PeekArchives, arg("places"))
       .def("read_pieces", &PyObjectHandle::ReadPieces, arg("pieces"), arg("peeked") = nullptr)
+      .def("pieces_of_blocks", &PyObjectHandle::PiecesOfBlocks, arg("pieces"),
+           arg("peeked") = nullptr)
       .def("close", &PyObjectHandle::Close);
 }
 

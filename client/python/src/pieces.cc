@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "client/cpp/block_reader.h"
 #include "client/python/src/call.h"
 #include "common/status.h"
 
@@ -66,6 +67,14 @@ class Pieces {
     made.into = Address(item(4));
     counts_.push_back({AppendNumbers(item(2), &numbers_), AppendNumbers(item(3), &numbers_),
                        AppendNumbers(item(5), &numbers_)});
+  }
+
+  void AddAll(const py::sequence& pieces) {
+    const auto list = py::reinterpret_steal<py::object>(PySequence_Fast(pieces.ptr(), "pieces"));
+    if (!list) throw py::error_already_set();
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.ptr()); ++i) {
+      Add(PySequence_Fast_GET_ITEM(list.ptr(), i));
+    }
   }
 
   // The ranges one after the other.
@@ -166,11 +175,7 @@ py::object ArchiveEnds::At(size_t index) const {
 
 bool ReadPieces(OpenObject& object, const py::sequence& pieces, const ArchiveEnds* peeked) {
   Pieces wanted;
-  const auto list = py::reinterpret_steal<py::object>(PySequence_Fast(pieces.ptr(), "pieces"));
-  if (!list) throw py::error_already_set();
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.ptr()); ++i) {
-    wanted.Add(PySequence_Fast_GET_ITEM(list.ptr(), i));
-  }
+  wanted.AddAll(pieces);
   std::string again;
   Call([&] {
     if (peeked != nullptr) {
@@ -180,6 +185,43 @@ bool ReadPieces(OpenObject& object, const py::sequence& pieces, const ArchiveEnd
     return object.ReadPieces(wanted.span());
   });
   return peeked == nullptr || again == peeked->bytes();
+}
+
+// --- pieces of blocks that somebody else reads
+
+BlockPieces BlockPieces::Make(OpenObject& object, const py::sequence& pieces,
+                              const ArchiveEnds* peeked) {
+  Pieces wanted;
+  wanted.AddAll(pieces);
+  auto again = std::make_unique<std::string>();
+  if (peeked != nullptr) {
+    again->resize(peeked->bytes().size());
+    wanted.Add(peeked->ranges(), again->data());
+  }
+  client::StridedPieces made =
+      Call([&] { return client::StridedPieces::Make(wanted.span(), object.info().length); });
+  return {absl::StrCat(object.checkpoint().DebugString(), " object ", object.info().name),
+          object.info().length,
+          object.info().block_crcs,
+          std::move(made),
+          peeked != nullptr ? peeked->bytes() : std::string(),
+          std::move(again)};
+}
+
+std::vector<std::pair<uint64_t, uint64_t>> BlockPieces::Runs() const {
+  std::vector<std::pair<uint64_t, uint64_t>> runs;
+  for (const uint64_t block : pieces_.blocks()) {
+    if (runs.empty() || runs.back().first + runs.back().second != block)
+      runs.emplace_back(block, 0);
+    ++runs.back().second;
+  }
+  return runs;
+}
+
+void BlockPieces::Put(uint64_t first, const Region& bytes) const {
+  Call([&] {
+    return client::PutBlocks({what_, length_, &crcs_}, pieces_, first, bytes.data, bytes.length);
+  });
 }
 
 }  // namespace cairn::python
