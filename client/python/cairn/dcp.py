@@ -21,7 +21,7 @@ import dataclasses
 import pickle
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -226,7 +226,7 @@ def async_save(
 
     Raises:
       ValueError: the connection is not the group's rank; AsyncCheckpointerType.PROCESS; `overlap` beside an
-          `async_stager`.
+          `async_stager`; a `process_group` without a CPU backend.
     """
     kind = arguments.get("async_checkpointer_type")
     if getattr(kind, "name", "THREAD") != "THREAD":
@@ -236,11 +236,16 @@ def async_save(
     alone = _alone(process_group, bool(arguments.get("no_dist")))
     _check_group(connection, process_group, alone)
     if process_group is None and not alone:
-        process_group = distributed.own_group()
+        process_group = distributed.own_group("saves")
+    if not alone and not distributed.has_cpu_backend(process_group):
+        raise InvalidArgument(
+            "process_group: it has no CPU backend, which what DCP's thread says needs; leave it out, and a "
+            "gloo group of Cairn's own is used"
+        )
     if planner is None:
         together = arguments.get("use_collectives", True) and not alone
         planner = CachingPlanner(process_group, alone=not together)
-    _wait_for_upload(connection)
+    _wait_for_uploads(connection, process_group)
     answer = stock.async_save(
         state_dict,
         storage_writer=Writer(connection, step, alone=alone, overlap=overlap),
@@ -249,21 +254,32 @@ def async_save(
         **arguments,
     )
     upload = getattr(answer, "upload_completion", answer)
-    ended = _uploads[connection] = threading.Event()
+    ended = threading.Event()
+    _uploads.append(_Upload(weakref.ref(connection), id(process_group), ended))
     upload.add_done_callback(lambda _: ended.set())
     return answer
 
 
-# Of each connection whether the last save that `async_save` began has ended. Not its future: that holds the
-# metadata, or of one that failed the state.
-_uploads: weakref.WeakKeyDictionary[Connection, threading.Event] = weakref.WeakKeyDictionary()
+class _Upload(NamedTuple):
+    """A save that `async_save` began. Not its future, which holds the metadata, or of one that failed the
+    state."""
+
+    connection: weakref.ref[Connection]
+    group: int  # its id, which is no other's while the save goes on
+    ended: threading.Event
 
 
-def _wait_for_upload(connection: Connection) -> None:
-    """Two saves at once would talk in the same group, on some ranks in one order and on others in another."""
-    ended = _uploads.get(connection)
-    if ended is not None:
-        ended.wait()
+_uploads: list[_Upload] = []
+
+
+def _wait_for_uploads(connection: Connection, group: Any) -> None:
+    """Two saves at once would talk in the same group, on some ranks in one order and on others in another. So
+    would those of two connections."""
+    for upload in list(_uploads):
+        in_group = group is not None and upload.group == id(group)
+        if in_group or upload.connection() is connection:
+            upload.ended.wait()
+    _uploads[:] = [upload for upload in _uploads if not upload.ended.is_set()]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,6 +114,7 @@ class Writer(StorageWriter, AsyncStager):
         self._watched_in: Any = None
         self._staged_at: float | None = None  # of the last async_save
         self._saver: threading.Thread | None = None  # of that, once it has begun
+        self._stage_failure: Exception | None = None  # all ranks are to hear of it
         self._abandoned = False  # who waited for its copy does not wait any more
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -145,6 +146,9 @@ class Writer(StorageWriter, AsyncStager):
         self._commits_last = is_coordinator or self._rank_metadata
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        failure, self._stage_failure = self._stage_failure, None
+        if failure is not None:
+            raise failure
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -211,6 +215,7 @@ class Writer(StorageWriter, AsyncStager):
             saver.join()  # the save before
         self._staged_at, self._saver = time.monotonic(), None
         self._awaited = self._abandoned = False
+        self._stage_failure = None
         self._copied.clear()
         if self._overlap is None:
             return state_dict
@@ -219,6 +224,12 @@ class Writer(StorageWriter, AsyncStager):
             self._watched_in = state_dict
             staged = _copied(state_dict, self._watch)
             self._watch.complete()
+        except Exception as error:
+            # Raised here the other ranks would wait for this one, which would be in no save. They hear of it
+            # where the save is planned.
+            self._forget_staging()
+            self._stage_failure = error
+            return state_dict
         except BaseException:
             self._forget_staging()
             raise

@@ -24,18 +24,28 @@ def group_rank() -> int:
     return cast(int, sys.modules["torch.distributed"].get_rank())
 
 
-# A group of all ranks of the default group, and the default group that it was made in.
-_own_group: tuple[Any, Any] | None = None
+# Groups of all ranks of the default group, by what they are for.
+_own_groups: dict[str, Any] = {}
+_own_groups_of: Any = None  # the default group that they were made in
 
 
-def own_group() -> Any:
-    """A gloo group of all ranks, which nobody else uses: what Cairn's own threads and a training loop say in
-    it does not get mixed up. The first call is a collective."""
-    global _own_group
+def own_group(purpose: str) -> Any:
+    """A gloo group of all ranks for one purpose, which nobody else uses: what Cairn's own threads and a
+    training loop say does not get mixed up. The first call is a collective."""
+    global _own_groups_of
     dist = sys.modules["torch.distributed"]
-    if _own_group is None or _own_group[0] is not dist.group.WORLD:
-        _own_group = dist.group.WORLD, dist.new_group(backend="gloo")
-    return _own_group[1]
+    if _own_groups_of is not dist.group.WORLD:
+        _own_groups_of = dist.group.WORLD
+        _own_groups.clear()
+    if purpose not in _own_groups:
+        _own_groups[purpose] = dist.new_group(backend="gloo")
+    return _own_groups[purpose]
+
+
+def has_cpu_backend(group: Any) -> bool:
+    """Whether a group's collectives take tensors of the host's memory; a group of NCCL's alone does not."""
+    types = getattr(group, "_device_types", None)  # stock DCP looks there
+    return types is None or sys.modules["torch"].device("cpu") in types
 
 
 def any_of(mine: bool, size: int) -> bool:
@@ -45,7 +55,7 @@ def any_of(mine: bool, size: int) -> bool:
         return mine
     torch, dist = sys.modules["torch"], sys.modules["torch.distributed"]
     flag = torch.tensor([int(mine)])
-    dist.all_reduce(flag, dist.ReduceOp.MAX, group=own_group())
+    dist.all_reduce(flag, dist.ReduceOp.MAX, group=own_group("questions"))
     return bool(flag.item())
 
 
