@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -205,10 +206,13 @@ def test_a_hundred_thousand_tiny_tensors_with_names_of_every_kind(
     tiny = torch.arange(200_000).view(100_000, 2)
     for i, part in zip(range(100_000), itertools.cycle(parts), strict=False):
         state[f"{part}.{i}"] = tiny[i]
+    into = blank(state)
+    begin_s = time.process_time()
     ours = cairn.dcp.save(state, c, 1, no_dist=True)
     assert len(ours.state_dict_metadata) == 100_000 + 2 * len(ODD_NAMES)
-    into = blank(state)
     cairn.dcp.load(into, c, 1, no_dist=True)
+    # Some ten seconds, on a busy machine thirty: no tensor costs more where there are more of them.
+    assert time.process_time() - begin_s < 100
     assert_same(into, state)
     # A few of them, by stock's reader.
     reader = persisted(c, node, 1)
@@ -270,12 +274,12 @@ def test_a_tensor_of_more_than_four_gibibytes_is_saved_and_any_part_of_it_loaded
     with cairn.connect("large", rank=0, world_size=1, socket=large.socket, timeout=120) as c:
         big = torch.zeros(ROWS, COLUMNS, dtype=torch.int64)
         big[:, 0] = torch.arange(ROWS)
-        before, after = torch.arange(1000), torch.arange(1000) * 3
-        metadata = cairn.dcp.save({"a": before, "big": big, "z": after}, c, 1, no_dist=True)
+        small = {"a": torch.arange(1000), "z": torch.arange(1000) * 3}
+        metadata = cairn.dcp.save({**small, "big": big}, c, 1, no_dist=True)
         offsets = {index.fqn: place.offset for index, place in metadata.storage_data.items()}
-        assert offsets["z"] > 4 * GIB or offsets["a"] > 4 * GIB
+        assert max(offsets.values()) > 4 * GIB, offsets
         del big
-        checks(cairn.dcp.Reader(c, 1), before, after)
+        check(cairn.dcp.Reader(c, 1), [ACROSS, *PLACES])
 
         # The whole, row by row.
         into = {"big": torch.full((ROWS, COLUMNS), -1, dtype=torch.int64)}
@@ -286,22 +290,24 @@ def test_a_tensor_of_more_than_four_gibibytes_is_saved_and_any_part_of_it_loaded
 
         stocks = persisted(c, large, 1)
         c._session().remove(c.job, 1, True, True)  # from memory
-        checks(cairn.dcp.Reader(c, 1), before, after)
-        checks(stocks, before, after)
+        check(cairn.dcp.Reader(c, 1), [ACROSS])
+        check(stocks, [ACROSS])  # it reads the whole tensor for any part
 
 
-def checks(reader: stock.StorageReader, before: torch.Tensor, after: torch.Tensor) -> None:
-    row = 4 * GIB // (COLUMNS * 8)  # the one that begins at 2^32
-    places = [
-        ((0, 0), 3, COLUMNS),
-        ((row - 2, 0), 4, COLUMNS),  # across 2^32
-        ((row // 2 - 1, 0), 3, COLUMNS),  # across 2^31
-        ((ROWS - 2, 0), 2, COLUMNS),
-        ((0, 0), ROWS, 1),  # a column
-        ((ROWS // 2, COLUMNS - 2), ROWS - ROWS // 2, 2),  # a block of the last columns
-    ]
+ROW = 4 * GIB // (COLUMNS * 8)  # the one that begins at 2^32
+ACROSS = ((ROW - 2, 0), 4, COLUMNS)
+PLACES = [
+    ((0, 0), 3, COLUMNS),
+    ((ROW // 2 - 1, 0), 3, COLUMNS),  # across 2^31
+    ((ROWS - 2, 0), 2, COLUMNS),
+    ((ROW - 500, 0), 1000, 1),  # a column
+    ((ROW - 500, COLUMNS - 2), 1000, 2),
+]
+
+
+def check(reader: stock.StorageReader, places: list[Any]) -> None:
     for place in places:
         into = {"big": part(*place), "a": torch.zeros(1000).long(), "z": torch.zeros(1000).long()}
         load(into, reader)
         assert into["big"].as_subclass(torch.Tensor).equal(expected_part(*place)), place
-        assert into["a"].equal(before) and into["z"].equal(after)
+        assert into["a"].equal(torch.arange(1000)) and into["z"].equal(torch.arange(1000) * 3)

@@ -246,9 +246,10 @@ def async_save(
         together = arguments.get("use_collectives", True) and not alone
         planner = CachingPlanner(process_group, alone=not together)
     _wait_for_uploads(connection, process_group)
+    writer = Writer(connection, step, alone=alone, overlap=overlap)
     answer = stock.async_save(
         state_dict,
-        storage_writer=Writer(connection, step, alone=alone, overlap=overlap),
+        storage_writer=writer,
         planner=planner,
         process_group=process_group,
         **arguments,
@@ -256,7 +257,12 @@ def async_save(
     upload = getattr(answer, "upload_completion", answer)
     ended = threading.Event()
     _uploads.append(_Upload(weakref.ref(connection), id(process_group), ended))
-    upload.add_done_callback(lambda _: ended.set())
+
+    def end(_: Any) -> None:
+        writer._drop()  # of a save that failed elsewhere
+        ended.set()
+
+    upload.add_done_callback(end)
     return answer
 
 

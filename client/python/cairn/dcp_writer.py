@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pickle
@@ -155,16 +156,17 @@ class Writer(StorageWriter, AsyncStager):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        try:
-            results = self._copy(plan, planner)
-            if self._abandoned:
-                raise FailedPrecondition("nobody waited any more for what was to be copied")
-            if self._watch is not None:
-                self._watch.check({"state_dict": self._watched_in}, places=True)
-        finally:
-            self._forget_staging()
-        if not self._commits_last:
-            self._commit()
+        with self._dropping_what_fails():
+            try:
+                results = self._copy(plan, planner)
+                if self._abandoned:
+                    raise FailedPrecondition("nobody waited any more for what was to be copied")
+                if self._watch is not None:
+                    self._watch.check({"state_dict": self._watched_in}, places=True)
+            finally:
+                self._forget_staging()
+            if not self._commits_last:
+                self._commit()
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
@@ -192,18 +194,19 @@ class Writer(StorageWriter, AsyncStager):
         return list(_results(plan.items, name, places))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        part = self._entered()
-        metadata.storage_data = {
-            result.index: result.storage_data for of_rank in results for result in of_rank
-        }
-        metadata.storage_meta = StorageMeta(self.checkpoint_id, self._save_id())
-        name = f"__{self._rank()}{METADATA}" if self._rank_metadata else METADATA
-        content = pickle.dumps(metadata)
-        part.save(content, name)
-        index = None if self._rank_metadata else read_index.encode(metadata, content)
-        if index is not None:
-            part.save(index, name + read_index.SUFFIX)
-        self._commit()
+        with self._dropping_what_fails():
+            part = self._entered()
+            metadata.storage_data = {
+                result.index: result.storage_data for of_rank in results for result in of_rank
+            }
+            metadata.storage_meta = StorageMeta(self.checkpoint_id, self._save_id())
+            name = f"__{self._rank()}{METADATA}" if self._rank_metadata else METADATA
+            content = pickle.dumps(metadata)
+            part.save(content, name)
+            index = None if self._rank_metadata else read_index.encode(metadata, content)
+            if index is not None:
+                part.save(index, name + read_index.SUFFIX)
+            self._commit()
 
     # --- as a stager
 
@@ -307,6 +310,15 @@ class Writer(StorageWriter, AsyncStager):
     def _commit(self) -> None:
         part, self._part = self._entered(), None
         part.commit()
+
+    @contextlib.contextmanager
+    def _dropping_what_fails(self) -> Iterator[None]:
+        """At once: the error that DCP's future keeps would keep this, and with it the part's memory."""
+        try:
+            yield
+        except BaseException:
+            self._drop()
+            raise
 
     def _drop(self) -> None:
         part, self._part = self._part, None
