@@ -6,6 +6,7 @@ It has no threads and no connection of its own, so that a rank is as a process t
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import select
@@ -19,6 +20,7 @@ from typing import Any
 import cairn
 import cairn.dcp  # noqa: F401
 import torch
+import torch._dynamo  # DTensor asks for it late
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.device_mesh
 import torch.distributed.fsdp
@@ -29,8 +31,8 @@ LOOKS_AGAIN_S = 0.01
 LAST_WORDS_S = 0.5
 
 
-def rank(script: str, arguments: list[str], output: str) -> None:
-    """Never returns."""
+def rank(script: str, arguments: list[str], output: str, most_s: float) -> None:
+    """Never returns. Shortly before it is killed it says where it stands."""
     code = 1
     try:
         for number, path, flags in (
@@ -42,6 +44,7 @@ def rank(script: str, arguments: list[str], output: str) -> None:
             os.close(opened)
         os.dup2(1, 2)
         torch.set_num_threads(1)
+        faulthandler.dump_traceback_later(0.9 * most_s)
         sys.argv = ["-c", *arguments]
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(script, "<rank>", "exec"), main.__dict__)
@@ -87,7 +90,8 @@ def answer(request: dict[str, Any]) -> list[int | None]:
         pid = os.fork()
         if pid == 0:
             world = len(request["outputs"])
-            rank(request["script"], [str(number), str(world), *request["arguments"]], output)
+            arguments = [str(number), str(world), *request["arguments"]]
+            rank(request["script"], arguments, output, request["most_s"])
         pids.append(pid)
     return ended(pids, request["expected"], time.monotonic() + request["most_s"])
 

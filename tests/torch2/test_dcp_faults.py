@@ -40,6 +40,7 @@ def filled(fill):
 
 def assert_latest(step):
     "On every rank, and its bytes are right."
+    print("latest:", step, f"{{time.monotonic():.1f}}", flush=True)
     dist.barrier()
     assert c.latest().step == step, (c.latest(), step)
     into = filled(-1)
@@ -58,6 +59,7 @@ def save(state, step, kind, **arguments):
     return done.result()
 
 def must_fail(says, call, *arguments, **more):
+    print("must fail:", says, arguments[1:], f"{{time.monotonic():.1f}}", flush=True)  # shown if it hangs
     try:
         call(*arguments, **more)
     except CheckpointException as error:
@@ -201,12 +203,7 @@ def test_one_rank_fails_and_all_hear_of_it(tight: Node, tmp_path: Path) -> None:
     assert tight._keeper is not None
     run_ranks(
         2,
-        f"KEEPER = {tight._keeper.pid}\n"
-        + FAULTS
-        + ONE_RANK_FAILS
-        + FULL_MEMORY
-        + DAEMON_RESTARTS
-        + SUPERSEDED,
+        f"KEEPER = {tight._keeper.pid}\n" + FAULTS + ONE_RANK_FAILS + FULL_MEMORY + DAEMON_RESTARTS,
         "fails",
         tight,
         tmp_path,
@@ -218,7 +215,7 @@ KILLED = (
     FAULTS
     + r"""
 writer = dcp_writer.Writer
-def die(*_):
+def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 class Dies(stock.DefaultSavePlanner):
@@ -248,7 +245,7 @@ if WHERE != "nowhere":
     except SystemExit:
         raise
     except BaseException as error:
-        print("heard:", type(error).__name__)
+        print("heard:", type(error).__name__, error)
     assert c.fence(timeout=30)  # the one that is left may go on
     assert time.monotonic() - begin < 60
     assert c.latest().step == LAST, c.latest()
@@ -376,6 +373,11 @@ assert_saved(c, 3000, 3)
 def test_saves_and_loads_that_meet(node: Node, tmp_path: Path) -> None:
     script = MEET + TWO_JOBS + TWO_SAVES + SAVED_WHILE_LOADED
     run_ranks(2, script, "meets", node, tmp_path)
+
+
+def test_a_superseded_life_saves_nothing(node: Node, tmp_path: Path) -> None:
+    begin = "step = 1\nsave(filled(1), 1, 'sync')\nassert_latest(1)\n"
+    run_ranks(2, FAULTS + begin + SUPERSEDED, "superseded", node, tmp_path)
 
 
 def test_a_group_without_a_cpu_backend(node: Node, tmp_path: Path) -> None:

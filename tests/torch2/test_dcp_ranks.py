@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from node import Node, free_port
 
-MOST_S = 240  # on a busy machine; some seconds on an idle one
+MOST_S = 120  # on a busy machine; some seconds on an idle one
 
 PRELUDE = r"""
 import os, sys
