@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from node import MIB, Node, free_port
+
+MOST_S = 120  # on a busy machine; some seconds on an idle one
 
 PRELUDE = r"""
 import os, sys
@@ -62,7 +66,11 @@ def check(loaded):
 """
 
 
-def run_ranks(world: int, script: str, job: str, node: Node, folder: Path) -> list[str]:
+def run_ranks(
+    world: int, script: str, job: str, node: Node, folder: Path, ends: list[int] | None = None
+) -> list[str]:
+    """What the ranks printed. `ends`: with what each ends, -9 where it is killed; a script of ranks that are
+    left alone by another one's death ends itself."""
     place = folder / f"meeting-{free_port()}"
     text = (
         PRELUDE
@@ -71,19 +79,36 @@ def run_ranks(world: int, script: str, job: str, node: Node, folder: Path) -> li
         # PyTorch's gloo sometimes aborts a process at exit: "terminate called without an active exception".
         + "sys.stdout.flush()\nos._exit(0)\n"
     )
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", text, str(rank), str(world), str(place), job, node.socket],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(world)
-    ]
-    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)
-    return outputs
+    outputs = [folder / f"{place.name}-{rank}" for rank in range(world)]
+    expected = [0] * world if ends is None else ends
+    request = {
+        "script": text,
+        "arguments": [str(place), job, node.socket],
+        "outputs": [str(output) for output in outputs],
+        "expected": expected,
+        "most_s": MOST_S,
+    }
+    starter = _starter()
+    assert starter.stdin is not None and starter.stdout is not None
+    starter.stdin.write(json.dumps(request) + "\n")
+    starter.stdin.flush()
+    ended = json.loads(starter.stdout.readline())
+    said = [output.read_text() for output in outputs]
+    # None: had not ended, for too long or when another one ended otherwise.
+    assert ended == expected, f"{ended}, expected {expected}\n" + "\n".join(said)
+    return said
+
+
+@functools.cache
+def _starter() -> subprocess.Popen[str]:
+    """Of all ranks of this run of the tests; it ends when they end."""
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("rank_starter.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 SAVE = """

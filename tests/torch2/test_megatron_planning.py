@@ -88,6 +88,17 @@ for seed in range(25):
         assert found.all_ranks_for_shard == expected.all_ranks_for_shard
         assert list(found.shard_to_metadata) == list(expected.shard_to_metadata)
         shared += len(found.main_rank_for_shard)
+        for shard, saver in found.main_rank_for_shard.items():
+            assert saver in found.all_ranks_for_shard[shard]
+        of_ranks = [None] * world
+        dist.all_gather_object(of_ranks, list(found.main_rank_for_shard.items()))
+        assert of_ranks == [of_ranks[0]] * world
+        # Ranks that have what they hold in another order.
+        shuffled = list(state.values())
+        random.Random(seed + 100 * rank).shuffle(shuffled)
+        again = planning.uniform_distribution(shuffled, dist.group.WORLD, ignore_groups)
+        assert list(again.main_rank_for_shard.items()) == list(found.main_rank_for_shard.items())
+        assert again.shards_in_this_group == found.shards_in_this_group
 alone = dist.new_group([rank], use_local_synchronization=True)
 assert planning.uniform_distribution(state.values(), alone) is None
 assert theirs.determine_main_replica_uniform_distribution(state, alone) is None

@@ -22,7 +22,7 @@ import functools
 import pickle
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -264,7 +264,8 @@ def save(
             use_collectives=use_collectives,
         )
     finally:
-        writer._drop()  # of a save that failed elsewhere
+        if writer is not None:
+            writer._drop()  # of a save that failed elsewhere
 
 
 def async_save(
@@ -290,7 +291,7 @@ def async_save(
 
     Raises:
       ValueError: the connection is not the group's rank; AsyncCheckpointerType.PROCESS without
-          init_process_group; `overlap` beside an `async_stager`.
+          init_process_group; `overlap` beside an `async_stager`; a `process_group` without a CPU backend.
     """
     kind = arguments.get("async_checkpointer_type")
     in_process = getattr(kind, "name", "THREAD") == "PROCESS"
@@ -303,7 +304,13 @@ def async_save(
     _check_group(connection, process_group, alone)
     if process_group is None and not alone:
         process_group = distributed.own_group("async_save")
-    _wait_for_upload(connection)
+    if not alone and not distributed.has_cpu_backend(process_group):
+        raise InvalidArgument(
+            "process_group: it has no CPU backend, which what DCP's thread says needs; leave it out, and a "
+            "gloo group of Cairn's own is used"
+        )
+    _wait_for_uploads(connection, process_group)
+    writer: Writer | None = None
     if in_process and stager is None:
         answer = dcp_process.async_save(
             state_dict,
@@ -317,11 +324,12 @@ def async_save(
         )
     else:
         together = arguments.get("use_collectives", True) and not alone
+        writer = Writer(
+            connection, step, alone=alone, process_group=process_group, overlap=overlap
+        )
         answer = stock.async_save(
             state_dict,
-            storage_writer=Writer(
-                connection, step, alone=alone, process_group=process_group, overlap=overlap
-            ),
+            storage_writer=writer,
             planner=CachingPlanner(process_group, alone=not together)
             if planner is None
             else planner,
@@ -329,21 +337,37 @@ def async_save(
             **arguments,
         )
     upload = getattr(answer, "upload_completion", answer)
-    ended = _uploads[connection] = threading.Event()
-    upload.add_done_callback(lambda _: ended.set())
+    ended = threading.Event()
+    _uploads.append(_Upload(weakref.ref(connection), id(process_group), ended))
+
+    def end(_: Any) -> None:
+        writer._drop()  # of a save that failed elsewhere
+        ended.set()
+
+    upload.add_done_callback(end)
     return answer
 
 
-# Of each connection whether the last save that `async_save` began has ended. Not its future: that holds the
-# metadata, or of one that failed the state.
-_uploads: weakref.WeakKeyDictionary[Connection, threading.Event] = weakref.WeakKeyDictionary()
+class _Upload(NamedTuple):
+    """A save that `async_save` began. Not its future, which holds the metadata, or of one that failed the
+    state."""
+
+    connection: weakref.ref[Connection]
+    group: int  # its id, which is no other's while the save goes on
+    ended: threading.Event
 
 
-def _wait_for_upload(connection: Connection) -> None:
-    """Two saves at once would talk in the same group, on some ranks in one order and on others in another."""
-    ended = _uploads.get(connection)
-    if ended is not None:
-        ended.wait()
+_uploads: list[_Upload] = []
+
+
+def _wait_for_uploads(connection: Connection, group: Any) -> None:
+    """Two saves at once would talk in the same group, on some ranks in one order and on others in another. So
+    would those of two connections."""
+    for upload in list(_uploads):
+        in_group = group is not None and upload.group == id(group)
+        if in_group or upload.connection() is connection:
+            upload.ended.wait()
+    _uploads[:] = [upload for upload in _uploads if not upload.ended.is_set()]
 
 
 @dataclasses.dataclass(frozen=True)

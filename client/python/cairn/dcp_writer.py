@@ -128,6 +128,7 @@ class Writer(StorageWriter, AsyncStager):
         self._watched_in: Any = None
         self._staged_at: float | None = None  # of the last async_save
         self._saver: threading.Thread | None = None  # of that, once it has begun
+        self._stage_failure: Exception | None = None  # all ranks are to hear of it
         self._abandoned = False  # who waited for its copy does not wait any more
         self._parcel: child_memory.Parcel | None = None  # what was staged, should it go to a child
         self._own_connection = False  # in the child: it is closed when the save is over
@@ -171,22 +172,23 @@ class Writer(StorageWriter, AsyncStager):
         self._commits_last = is_coordinator or self._rank_metadata
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        failure, self._stage_failure = self._stage_failure, None
+        if failure is not None:
+            raise failure
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        try:
-            results = self._copy(plan, planner)
-            self._check_copied()
-        except BaseException:
-            self._over()
-            raise
-        finally:
-            self._forget_staging()
-        if not self._commits_last:
-            self._commit()
+        with self._dropping_what_fails():
+            try:
+                results = self._copy(plan, planner)
+                self._check_copied()
+            finally:
+                self._forget_staging()
+            if not self._commits_last:
+                self._commit()
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
@@ -214,18 +216,19 @@ class Writer(StorageWriter, AsyncStager):
         return list(_results(plan.items, name, places))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        part = self._entered()
-        metadata.storage_data = {
-            result.index: result.storage_data for of_rank in results for result in of_rank
-        }
-        metadata.storage_meta = StorageMeta(self.checkpoint_id, self._save_id())
-        name = f"__{self._rank()}{METADATA}" if self._rank_metadata else METADATA
-        content = pickle.dumps(metadata)
-        part.save(content, name)
-        index = None if self._rank_metadata else read_index.encode(metadata, content)
-        if index is not None:
-            part.save(index, name + read_index.SUFFIX)
-        self._commit()
+        with self._dropping_what_fails():
+            part = self._entered()
+            metadata.storage_data = {
+                result.index: result.storage_data for of_rank in results for result in of_rank
+            }
+            metadata.storage_meta = StorageMeta(self.checkpoint_id, self._save_id())
+            name = f"__{self._rank()}{METADATA}" if self._rank_metadata else METADATA
+            content = pickle.dumps(metadata)
+            part.save(content, name)
+            index = None if self._rank_metadata else read_index.encode(metadata, content)
+            if index is not None:
+                part.save(index, name + read_index.SUFFIX)
+            self._commit()
 
     # --- as a stager
 
@@ -246,6 +249,7 @@ class Writer(StorageWriter, AsyncStager):
             saver.join()  # the save before
         self._staged_at, self._saver = time.monotonic(), None
         self._awaited = self._abandoned = False
+        self._stage_failure = None
         self._copied.clear()
         if self._overlap is None:
             return state_dict
@@ -254,6 +258,12 @@ class Writer(StorageWriter, AsyncStager):
             self._watched_in = state_dict
             staged = _copied(state_dict, self._watch)
             self._watch.complete()
+        except Exception as error:
+            # Raised here the other ranks would wait for this one, which would be in no save. They hear of it
+            # where the save is planned.
+            self._forget_staging()
+            self._stage_failure = error
+            return state_dict
         except BaseException:
             self._forget_staging()
             raise
@@ -377,6 +387,16 @@ class Writer(StorageWriter, AsyncStager):
         if self._own_connection:
             self._drop()
             self._connection.close()
+
+    @contextlib.contextmanager
+    def _dropping_what_fails(self) -> Iterator[None]:
+        """At once: the error that DCP's future keeps would keep this, and with it the part's memory."""
+        try:
+            yield
+        except BaseException:
+            self._drop()
+            self._over()
+            raise
 
     def _drop(self) -> None:
         part, self._part = self._part, None

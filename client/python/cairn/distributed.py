@@ -49,6 +49,12 @@ def _timeout_of(group: Any) -> dict[str, Any]:
         return {}
 
 
+def has_cpu_backend(group: Any) -> bool:
+    """Whether a group's collectives take tensors of the host's memory; a group of NCCL's alone does not."""
+    types = getattr(group, "_device_types", None)  # stock DCP looks there
+    return types is None or sys.modules["torch"].device("cpu") in types
+
+
 def any_of(mine: bool, size: int) -> bool:
     """Whether it holds on any rank of the default group, if that has `size` ranks; a collective. Otherwise
     `mine`."""
