@@ -324,9 +324,7 @@ def async_save(
         )
     else:
         together = arguments.get("use_collectives", True) and not alone
-        writer = Writer(
-            connection, step, alone=alone, process_group=process_group, overlap=overlap
-        )
+        writer = Writer(connection, step, alone=alone, process_group=process_group, overlap=overlap)
         answer = stock.async_save(
             state_dict,
             storage_writer=writer,
@@ -490,8 +488,6 @@ def _agreed(
         return ask()._plain()
 
     return Checkpoint(
-        *distributed.agree(
-            plain, group=group, job=connection.job, step=step, exchange=exchange
-        ),
+        *distributed.agree(plain, group=group, job=connection.job, step=step, exchange=exchange),
         _connection=connection,
     )
