@@ -264,8 +264,7 @@ def save(
             use_collectives=use_collectives,
         )
     finally:
-        if writer is not None:
-            writer._drop()  # of a save that failed elsewhere
+        writer._drop()  # of a save that failed elsewhere
 
 
 def async_save(
@@ -339,7 +338,8 @@ def async_save(
     _uploads.append(_Upload(weakref.ref(connection), id(process_group), ended))
 
     def end(_: Any) -> None:
-        writer._drop()  # of a save that failed elsewhere
+        if writer is not None:
+            writer._drop()  # of a save that failed elsewhere
         ended.set()
 
     upload.add_done_callback(end)
