@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -364,7 +363,7 @@ def test_a_rank_that_dies_in_the_middle_ends_the_others(node: Node, tmp_path: Pa
     job = "dies"
     script = RANKS + textwrap.dedent(
         """
-        import signal
+        import datetime, signal
         mesh = init_device_mesh("cpu", (world,))
         cairn.dcp.save(large(mesh, [Replicate()]), c, 1)
         to_storage(1)
@@ -374,12 +373,14 @@ def test_a_rank_that_dies_in_the_middle_ends_the_others(node: Node, tmp_path: Pa
                 os.kill(os.getpid(), signal.SIGKILL)
             return handed(group, round_, traffic)
         exchange._WAYS["broadcast"] = broadcast
-        group = dist.new_group(backend="gloo", timeout=__import__("datetime").timedelta(seconds=10))
+        group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=10))
+        begin = time.monotonic()
         try:
             read_with(1, large(mesh, [Replicate()], blank=True), "broadcast", group)
         except Exception as error:
-            print("ended with", type(error).__name__, error, flush=True)
-            os._exit(3)
+            took = time.monotonic() - begin
+            print(f"ended after {took:.1f} s with {type(error).__name__}: {error}", flush=True)
+            os._exit(3 if took < 40 else 4)
         """
     )
     place = tmp_path / f"meeting-{free_port()}"
@@ -393,12 +394,9 @@ def test_a_rank_that_dies_in_the_middle_ends_the_others(node: Node, tmp_path: Pa
         )
         for rank in range(3)
     ]
-    begin = time.monotonic()
     try:
-        outputs = [rank.communicate(timeout=90)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [3, -signal.SIGKILL, 3], outputs
-    assert time.monotonic() - begin < 60
-    assert "ended with" in outputs[0] and "ended with" in outputs[2]
