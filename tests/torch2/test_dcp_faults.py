@@ -69,7 +69,7 @@ def must_fail(says, call, *arguments, **more):
     raise SystemExit(f"it did not fail: {{says}}")
 """
 
-# Each on one rank. `at` is where, `says` what all ranks hear.
+# Each on one rank.
 ONE_RANK_FAILS = r"""
 class NoPickle:
     def __reduce__(self):
@@ -220,18 +220,16 @@ def die(*_, **__):
 
 class Dies(stock.DefaultSavePlanner):
     def resolve_data(self, item):
-        die()
+        return die() if rank == WHO else super().resolve_data(item)
 
 if WHERE != "nowhere" and not LAST:
     cairn.dcp.save(filled(1), c, 1)
     LAST = 1
 assert_latest(LAST)
 
-planner = None
+planner = Dies() if WHERE == "before the copy" else None
 if rank == WHO:
-    if WHERE == "before the copy":
-        planner = Dies()
-    elif WHERE == "between stage and commit":
+    if WHERE == "between stage and commit":
         writer._commit = die
     elif WHERE == "in finish":
         writer.finish = die

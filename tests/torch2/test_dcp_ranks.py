@@ -182,9 +182,14 @@ def test_a_rank_that_fails_fails_all_and_the_next_save_succeeds(node: Node, tmp_
             dist.barrier()
             assert c.latest().step == 1
             dist.barrier()
+        try:
+            cairn.dcp.save(good, c, 2, planner=stock.DefaultSavePlanner() if rank == 1 else None)
+            raise SystemExit("it did not fail")
+        except stock.CheckpointException as error:
+            assert "planner: the ranks of a save have different ones" in str(error), error
         cairn.dcp.save(good, c, 2)
         dist.barrier()
-        assert c.latest().step == 2 and c.checkpoint(2).revision == 3
+        assert c.latest().step == 2 and c.checkpoint(2).revision == 4
         into = state(mesh, [Shard(0)], fill=-1)
         cairn.dcp.load(into, c)
         check(into)

@@ -328,6 +328,8 @@ class CachingPlanner(DefaultSavePlanner):
         return dataclasses.replace(plan, planner_data=_Local(plan.planner_data, self._can_be_kept))
 
     def _plan_in_full(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        if not all(_is(_Local, plan) for plan in all_plans):
+            raise InvalidArgument("planner: the ranks of a save have different ones")
         can_be_kept = all(plan.planner_data.can_be_kept for plan in all_plans)
         plans, metadata = super().create_global_plan(
             [_with_data(plan, plan.planner_data.planner_data) for plan in all_plans]
