@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "client/cpp/copy_engine.h"
+#include "client/cpp/huge_memory.h"
 #include "client/cpp/link.h"
 #include "client/cpp/session.h"
+#include "client/cpp/slab_view.h"
 
 namespace cairn::client {
 
@@ -35,6 +37,8 @@ class StepWriterImpl : public StepWriter {
   StatusOr<std::vector<PiecePlace>> WritePieces(const std::string& name, ObjectKind kind,
                                                 absl::Span<const Piece> pieces) override;
   Status WriteMany(absl::Span<const Item> items) override;
+  StatusOr<Buffer> Reserve(const std::string& name, ObjectKind kind, uint64_t length) override;
+  Status Seal(const std::string& name) override;
   void CopyBeside(const std::atomic<bool>* beside) override { beside_ = beside; }
   StatusOr<CommitResult> Commit(const std::map<std::string, std::string>& notes) override;
   Status Abort() override;
@@ -51,13 +55,28 @@ class StepWriterImpl : public StepWriter {
     absl::Span<const Source> records;
   };
 
-  Status Usable() const;
-  Status Add(std::vector<Pending> objects);
   // Where one object goes.
   struct Place {
     wire::Extent extent;
     std::shared_ptr<MappedSlab> slab;  // null without descriptors, or for an empty object
   };
+  // An object that its caller fills: in one of the two, in none when it is empty.
+  struct Reserved {
+    uint64_t length = 0;
+    LeaseId lease = 0;
+    std::shared_ptr<SlabView> view;
+    std::shared_ptr<HugeMemory> memory;  // without descriptors: sent when it is sealed
+  };
+  using ReservedMap = std::map<std::string, Reserved>;
+
+  Status Usable() const;
+  Status Add(std::vector<Pending> objects);
+  Status CreateAll(const std::vector<Pending>& objects, std::vector<Place>* places);
+  StatusOr<Buffer> MakeBuffer(const Place& place, Reserved* reserved);
+  // Takes what is reserved out of its caller's hands.
+  static Status EndBuffers(const ReservedMap& reserved);
+  static void DropBuffers(ReservedMap reserved);
+  Status SealReserved(ReservedMap reserved);
   static size_t EndOfCreate(const std::vector<Pending>& objects, size_t begin);
   static wire::ToCome Sum(absl::Span<const Pending> objects);
   // `to_come`: the objects of the creates that follow.
@@ -69,8 +88,7 @@ class StepWriterImpl : public StepWriter {
                        std::vector<Written>* written);
   // How the slab that the session writes into is had for good.
   StandingPlace PlaceOf(const wire::Extent& extent) const;
-  Status SendInChunks(const std::vector<Pending>& objects, const std::vector<Place>& places,
-                      std::vector<Written>* written);
+  Status SendInChunks(const ObjectLayout& layout, LeaseId lease, Written* written);
   StatusOr<std::shared_ptr<MappedSlab>> Slab(const wire::Extent& extent, MonotonicNanos deadline);
   // What status shows of the step under way.
   void Announce(uint64_t more_bytes);
@@ -86,6 +104,7 @@ class StepWriterImpl : public StepWriter {
   std::shared_ptr<Attachment> attachment_;
   std::vector<wire::SealedObject> seals_;
   std::set<std::string> names_;
+  ReservedMap reserved_;  // and not sealed
   std::atomic<uint64_t> bytes_written_{0};
   const std::atomic<bool>* beside_ = nullptr;
   Status failure_;  // an object may be half written: nothing can be committed any more
