@@ -149,6 +149,18 @@ std::vector<std::pair<uint64_t, uint64_t>> PyStep::WritePieces(const std::string
   return found;
 }
 
+Region PyStep::Reserve(const std::string& name, const std::string& kind, uint64_t length) {
+  const ObjectKind object_kind = KindArgument(kind);
+  StepWriter* const writer = Get();
+  StepWriter::Buffer buffer = Call([&] { return writer->Reserve(name, object_kind, length); });
+  return Region{std::move(buffer.owner), buffer.data, buffer.length};
+}
+
+void PyStep::Seal(const std::string& name) {
+  StepWriter* const writer = Get();
+  Call([&] { return writer->Seal(name); });
+}
+
 void PyStep::CopyBeside(bool beside) {
   if (beside_ == nullptr) {
     beside_ = std::make_shared<std::atomic<bool>>(false);
@@ -205,6 +217,8 @@ void DefineStep(py::module_& module) {
       .def("write", &PyStep::Write, arg("name"), arg("kind"), arg("sources"))
       .def("write_zip", &PyStep::WriteZip, arg("name"), arg("kind"), arg("records"))
       .def("write_pieces", &PyStep::WritePieces, arg("name"), arg("kind"), arg("pieces"))
+      .def("reserve", &PyStep::Reserve, arg("name"), arg("kind"), arg("length"))
+      .def("seal", &PyStep::Seal, arg("name"))
       .def("copy_beside", &PyStep::CopyBeside, arg("beside"))
       .def("write_later", &PyStep::WriteLater, arg("objects"))
       .def("commit", &PyStep::Commit, arg("notes"))

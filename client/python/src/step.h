@@ -68,6 +68,9 @@ class PyStep {
   std::vector<std::pair<uint64_t, uint64_t>> WritePieces(const std::string& name,
                                                          const std::string& kind,
                                                          const py::sequence& pieces);
+  // Memory of an object that the caller fills until it is sealed, or this ends.
+  Region Reserve(const std::string& name, const std::string& kind, uint64_t length);
+  void Seal(const std::string& name);
   // Whether writes leave the machine's other cores to the process; also while one goes on in another thread.
   void CopyBeside(bool beside);
   // Returns at once. Until it has ended the step is written to and ended by nobody else.
