@@ -230,6 +230,9 @@ Status StepWriterImpl::Seal(const std::string& name) {
 
 Status StepWriterImpl::SealReserved(ReservedMap reserved) {
   if (reserved.empty()) return absl::OkStatus();
+  // Until the end: an exception must not lead to a commit without these objects.
+  failure_ =
+      absl::InternalError(absl::StrCat("sealing ", reserved.begin()->first, " was not finished"));
   // What is written after this is lost. So the checksums are those of the bytes that stay, whoever goes on writing.
   const Status ended = EndBuffers(reserved);
   if (!ended.ok()) return failure_ = Annotate(ended, "sealing");
@@ -255,7 +258,7 @@ Status StepWriterImpl::SealReserved(ReservedMap reserved) {
     seals_.push_back(AsSealed(name, object.length, *next++));
     bytes_written_ += object.length;
   }
-  return absl::OkStatus();
+  return failure_ = absl::OkStatus();
 }
 
 // --- where objects lie
