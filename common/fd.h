@@ -59,6 +59,12 @@ class Mapping {
   static StatusOr<Mapping> MapSealed(int fd, uint64_t offset, uint64_t length, int protection,
                                      int flags);
   static StatusOr<Mapping> Anonymous(uint64_t length);
+  // A shared one's [offset, offset + length), of whole pages, at further addresses. No descriptor is needed.
+  StatusOr<Mapping> Again(uint64_t offset, uint64_t length) const;
+  // The pages of a shared one leave for other addresses, and what fills their page tables with them. Here is memory of
+  // zeros from now on, private to this process. At every moment one of the two is here, so other threads may touch it
+  // meanwhile, which holds after an error too.
+  StatusOr<Mapping> MoveAway();
 
   char* data() const { return static_cast<char*>(data_); }
   uint64_t length() const { return length_; }

@@ -340,6 +340,29 @@ Status CopyObjects(CopyThreads* threads, absl::Span<const CopyTask> tasks, Progr
   return absl::OkStatus();
 }
 
+void ChecksumObjects(CopyThreads* threads, absl::Span<const ChecksumTask> tasks,
+                     ProgressPage* progress, std::vector<Written>* results,
+                     const std::atomic<bool>* beside) {
+  results->assign(tasks.size(), Written());
+  std::vector<std::pair<uint32_t, uint32_t>> units;  // task, block
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    Written& written = (*results)[i];
+    written.block_crcs.resize(BlockCount(tasks[i].length, kBlockBytes));
+    if (tasks[i].length > 0) written.covered.emplace_back(0, tasks[i].length);
+    for (size_t block = 0; block < written.block_crcs.size(); ++block) {
+      units.emplace_back(static_cast<uint32_t>(i), static_cast<uint32_t>(block));
+    }
+  }
+  const auto run = [&](size_t i) {
+    const auto [task, block] = units[i];
+    const uint64_t begin = block * uint64_t{kBlockBytes};
+    const uint64_t length = BlockEnd(tasks[task].length, block) - begin;
+    (*results)[task].block_crcs[block] = Crc32c(0, tasks[task].bytes + begin, length);
+    Progress(progress, length);
+  };
+  threads->Run(units.size(), run, beside);
+}
+
 Status SendObject(const ObjectLayout& layout, ProgressPage* progress,
                   absl::FunctionRef<Status(uint64_t offset, absl::string_view bytes)> send,
                   Written* result) {

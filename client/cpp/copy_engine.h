@@ -49,6 +49,17 @@ struct Written {
 Status CopyObjects(CopyThreads* threads, absl::Span<const CopyTask> tasks, ProgressPage* progress,
                    std::vector<Written>* results, const std::atomic<bool>* beside = nullptr);
 
+// An object whose bytes are in their place already.
+struct ChecksumTask {
+  const char* bytes = nullptr;
+  uint64_t length = 0;
+};
+
+// What CopyObjects finds of such ones, with as many threads.
+void ChecksumObjects(CopyThreads* threads, absl::Span<const ChecksumTask> tasks,
+                     ProgressPage* progress, std::vector<Written>* results,
+                     const std::atomic<bool>* beside = nullptr);
+
 // For clients without descriptors: the object's bytes in order, in pieces of at most kBlockBytes,
 // each handed to `send(offset, bytes)`.
 Status SendObject(const ObjectLayout& layout, ProgressPage* progress,

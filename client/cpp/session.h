@@ -147,12 +147,31 @@ class StepWriter {
     uint64_t bytes = 0;
     uint64_t name_bytes = 0;
   };
-  virtual Status Reserve(const Room& room, absl::Duration patience) = 0;
+  virtual Status SetAside(const Room& room, absl::Duration patience) = 0;
+
+  // Memory of an object that the caller fills, from any threads, until the object is sealed.
+  struct Buffer {
+    std::shared_ptr<void> owner;  // of `data`
+    char* data = nullptr;         // `length` bytes, not zeroed; null for an empty object
+    uint64_t length = 0;
+    // How a device has the memory mapped for good, to be filled there; nowhere without descriptors.
+    StandingPlace place;
+  };
+  // Object `name` is `length` bytes that the caller puts into memory of the object's own: none is copied, and its
+  // checksums are taken when it is sealed. After that, as after Abort and the end of this writer, `data` lies in memory
+  // of nobody's: while `owner` is held it may still be touched, but what it shows is not the object, and what is written
+  // there is lost. A device must be done by then: what it writes late spoils the object, which its checksums tell.
+  // Not for a forked child. Errors as of Write.
+  virtual StatusOr<Buffer> Reserve(const std::string& name, ObjectKind kind, uint64_t length) = 0;
+  // The object is filled: takes its checksums. Others may be filled meanwhile. INVALID_ARGUMENT: it was not reserved, or
+  // is sealed.
+  virtual Status Seal(const std::string& name) = 0;
+
   // While `*beside` holds, the thread that writes copies by itself, beside what the process does; afterwards, and with
   // null, with all the session's threads.
   virtual void CopyBeside(const std::atomic<bool>* beside) = 0;
 
-  // Seals everything and commits this writer's manifest, in one call.
+  // Seals everything, also what is reserved, and commits this writer's manifest, in one call.
   virtual StatusOr<CommitResult> Commit(const std::map<std::string, std::string>& notes) = 0;
   virtual Status Abort() = 0;
   // Ends this writer and drops nothing: what TakeOver, on a session of the same process token, goes on from. What was

@@ -25,14 +25,30 @@ MappedSlab::~MappedSlab() {
   if (pid_ != getpid()) {
     // A forked child does not have this mapping, and may have another at that address.
     new Mapping(std::move(mapping_));
+    new Mapping(std::move(spare_));
     return;
   }
   mapping_.Reset();
+  spare_.Reset();
   MutexLock lock(&book_->mu);
   const auto live = book_->live.find(id_);
   if (--live->second > 0) return;
   book_->live.erase(live);
   book_->unmapped.push_back(static_cast<int64_t>(id_));
+}
+
+Mapping MappedSlab::TakeSpare(uint64_t offset, uint64_t length) {
+  MutexLock lock(&mu_);
+  if (spare_offset_ != offset || spare_.length() < length) return Mapping();
+  return std::move(spare_);
+}
+
+void MappedSlab::KeepSpare(uint64_t offset, Mapping spare) {
+  Mapping shorter = std::move(spare);  // unmapped after the lock is gone
+  MutexLock lock(&mu_);
+  if (shorter.length() < spare_.length()) return;
+  std::swap(spare_, shorter);
+  spare_offset_ = offset;
 }
 
 std::shared_ptr<MappedSlab> SlabMap::Find(SlabId slab) {

@@ -44,12 +44,24 @@ class MappedSlab {
   // the copy. True for the first caller for a large slab: its copy fills them as it goes.
   bool TakeUnpopulated() { return unpopulated_.exchange(false, std::memory_order_relaxed); }
 
+  // [offset, offset + length), of whole pages, at further addresses. Whoever has it keeps this object.
+  StatusOr<Mapping> Again(uint64_t offset, uint64_t length) const {
+    return mapping_.Again(offset, length);
+  }
+  // One of these that is not used any more, with its page tables filled, for the next user: at least that long; or an
+  // invalid one. The longest is kept.
+  Mapping TakeSpare(uint64_t offset, uint64_t length);
+  void KeepSpare(uint64_t offset, Mapping spare);
+
  private:
   const SlabId id_;
   const pid_t pid_;
   Mapping mapping_;
   const std::shared_ptr<UnmapBook> book_;
   std::atomic<bool> unpopulated_;
+  Mutex mu_;
+  uint64_t spare_offset_ ABSL_GUARDED_BY(mu_) = 0;
+  Mapping spare_ ABSL_GUARDED_BY(mu_);
 };
 
 class SlabMap {

@@ -17,6 +17,7 @@ StatusOr<std::string> StepWriterImpl::HandOver() {
   std::string handed_over;
   const Status status = Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(Usable());
+    CAIRN_RETURN_IF_ERROR(SealReserved(std::exchange(reserved_, {})));
     wire::CommitRequest request;
     request.step = identity_.step;
     request.attempt = identity_.attempt;

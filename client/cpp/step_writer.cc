@@ -1,3 +1,4 @@
+// One file: an object is created, copied, sealed and committed on one session, and what goes wrong there ends all of it.
 #include "client/cpp/step_writer.h"
 
 #include <algorithm>
@@ -34,7 +35,7 @@ Status ValidateLength(absl::Span<const Source> sources) {
   return absl::OkStatus();
 }
 
-wire::SealedObject Seal(const std::string& name, uint64_t length, const Written& written) {
+wire::SealedObject AsSealed(const std::string& name, uint64_t length, const Written& written) {
   wire::SealedObject seal;
   seal.name = name;
   seal.length = static_cast<int64_t>(length);
@@ -126,7 +127,143 @@ Status StepWriterImpl::WriteMany(absl::Span<const Item> items) {
   });
 }
 
+// --- objects that are copied
+
 Status StepWriterImpl::Add(std::vector<Pending> objects) {
+  std::vector<Place> places;
+  CAIRN_RETURN_IF_ERROR(CreateAll(objects, &places));
+  std::vector<Written> written;
+  Status copied;
+  if (attachment_->fds != nullptr) {
+    copied = CopyIntoSlabs(&objects, places, &written);
+  } else {
+    written.resize(objects.size());
+    for (size_t i = 0; i < objects.size() && copied.ok(); ++i) {
+      copied = SendInChunks(objects[i].layout, static_cast<LeaseId>(places[i].extent.lease),
+                            &written[i]);
+    }
+  }
+  if (!copied.ok()) {
+    failure_ = Annotate(copied, absl::StrCat("writing ", objects[0].name));
+    return failure_;
+  }
+  for (size_t i = 0; i < objects.size(); ++i) {
+    const uint64_t length = objects[i].layout.length();
+    seals_.push_back(AsSealed(objects[i].name, length, written[i]));
+    bytes_written_ += length;
+  }
+  return absl::OkStatus();
+}
+
+// --- objects that their caller fills
+
+StatusOr<StepWriter::Buffer> StepWriterImpl::Reserve(const std::string& name, ObjectKind kind,
+                                                     uint64_t length) {
+  Buffer buffer;
+  const Status status = Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(Usable());
+    if (length > kMaxObjectBytes) {
+      return absl::InvalidArgumentError(absl::StrCat("length: more than ", kMaxObjectBytes));
+    }
+    const Source to_come = {nullptr, length};
+    std::vector<Pending> objects;
+    objects.push_back(
+        {name, kind, ObjectLayout::Raw(absl::MakeConstSpan(&to_come, 1)), nullptr, {}});
+    std::vector<Place> places;
+    CAIRN_RETURN_IF_ERROR(CreateAll(objects, &places));
+    Reserved reserved = {length, static_cast<LeaseId>(places[0].extent.lease), nullptr, nullptr};
+    StatusOr<Buffer> made = MakeBuffer(places[0], &reserved);
+    if (!made.ok()) return failure_ = Annotate(made.status(), absl::StrCat("reserving ", name));
+    reserved_.emplace(name, std::move(reserved));
+    buffer = *std::move(made);
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return status;
+  return buffer;
+}
+
+StatusOr<StepWriter::Buffer> StepWriterImpl::MakeBuffer(const Place& place, Reserved* reserved) {
+  const uint64_t length = reserved->length;
+  if (length == 0) return Buffer{};
+  if (place.slab == nullptr) {
+    CAIRN_ASSIGN_OR_RETURN(HugeMemory memory, HugeMemory::Make(length));
+    reserved->memory = std::make_shared<HugeMemory>(std::move(memory));
+    return Buffer{reserved->memory, reserved->memory->data(), length, {}};
+  }
+  const auto offset = static_cast<uint64_t>(place.extent.offset);
+  CAIRN_ASSIGN_OR_RETURN(reserved->view,
+                         SlabView::Make(place.slab, offset, length, link_->copy_threads()));
+  StandingPlace standing = PlaceOf(place.extent);
+  standing.offset = offset;
+  return Buffer{reserved->view, reserved->view->data(), length, std::move(standing)};
+}
+
+Status StepWriterImpl::EndBuffers(const ReservedMap& reserved) {
+  Status first;
+  for (const auto& [name, object] : reserved) {
+    if (object.view == nullptr) continue;
+    const Status ended = object.view->End();
+    if (first.ok()) first = Annotate(ended, name);
+  }
+  return first;
+}
+
+void StepWriterImpl::DropBuffers(ReservedMap reserved) {
+  (void)EndBuffers(reserved);
+  for (const auto& [name, object] : reserved) {
+    if (object.view != nullptr) object.view->Leave();
+  }
+}
+
+Status StepWriterImpl::Seal(const std::string& name) {
+  return Contain([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(Usable());
+    ReservedMap one;
+    one.insert(reserved_.extract(name));
+    if (one.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("name: ", name, " is not reserved in step ", identity_.step, ", or sealed"));
+    }
+    return SealReserved(std::move(one));
+  });
+}
+
+Status StepWriterImpl::SealReserved(ReservedMap reserved) {
+  if (reserved.empty()) return absl::OkStatus();
+  // Until the end: an exception must not lead to a commit without these objects.
+  failure_ =
+      absl::InternalError(absl::StrCat("sealing ", reserved.begin()->first, " was not finished"));
+  // What is written after this is lost. So the checksums are those of the bytes that stay, whoever goes on writing.
+  const Status ended = EndBuffers(reserved);
+  if (!ended.ok()) return failure_ = Annotate(ended, "sealing");
+  std::vector<ChecksumTask> tasks;
+  for (const auto& [name, object] : reserved) {
+    if (object.view != nullptr) {
+      tasks.push_back({object.view->bytes(), object.length});
+    } else {
+      tasks.push_back({});
+    }
+  }
+  std::vector<Written> written;
+  ChecksumObjects(link_->copy_threads(), tasks, attachment_->progress(), &written, beside_);
+  auto next = written.begin();
+  for (const auto& [name, object] : reserved) {
+    if (object.view != nullptr) object.view->Leave();
+    if (object.memory != nullptr) {
+      const Source source = {object.memory->data(), object.length};
+      const Status sent =
+          SendInChunks(ObjectLayout::Raw(absl::MakeConstSpan(&source, 1)), object.lease, &*next);
+      if (!sent.ok()) return failure_ = Annotate(sent, absl::StrCat("sealing ", name));
+    }
+    seals_.push_back(AsSealed(name, object.length, *next++));
+    bytes_written_ += object.length;
+  }
+  return failure_ = absl::OkStatus();
+}
+
+// --- where objects lie
+
+Status StepWriterImpl::CreateAll(const std::vector<Pending>& objects, std::vector<Place>* places) {
   std::set<std::string> names;
   for (const Pending& object : objects) {
     CAIRN_RETURN_IF_ERROR(ValidateObjectName(object.name));
@@ -136,29 +273,16 @@ Status StepWriterImpl::Add(std::vector<Pending> objects) {
     }
   }
   const MonotonicNanos deadline = link_->Deadline(timeout_);
-  std::vector<Place> places;
-  places.reserve(objects.size());
+  places->reserve(objects.size());
   const absl::Span<const Pending> all = objects;
   for (size_t begin = 0, end = 0; begin < objects.size(); begin = end) {
     end = EndOfCreate(objects, begin);
     const Status created =
-        Create(all.subspan(begin, end - begin), Sum(all.subspan(end)), deadline, &places);
+        Create(all.subspan(begin, end - begin), Sum(all.subspan(end)), deadline, places);
     if (created.ok()) continue;
     // Without an answer it is unknown whether the objects exist; a refusal changes nothing.
     if (absl::IsUnavailable(created) || begin > 0) failure_ = created;
     return created;
-  }
-  std::vector<Written> written;
-  const Status copied = attachment_->fds == nullptr ? SendInChunks(objects, places, &written)
-                                                    : CopyIntoSlabs(&objects, places, &written);
-  if (!copied.ok()) {
-    failure_ = Annotate(copied, absl::StrCat("writing ", objects[0].name));
-    return failure_;
-  }
-  for (size_t i = 0; i < objects.size(); ++i) {
-    const uint64_t length = objects[i].layout.length();
-    seals_.push_back(Seal(objects[i].name, length, written[i]));
-    bytes_written_ += length;
   }
   names_.merge(names);
   return absl::OkStatus();
@@ -183,7 +307,7 @@ StepWriter::Room StepWriterImpl::Sum(absl::Span<const Pending> objects) {
   return sum;
 }
 
-Status StepWriterImpl::Reserve(const Room& room, absl::Duration patience) {
+Status StepWriterImpl::SetAside(const Room& room, absl::Duration patience) {
   return Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(Usable());
     std::vector<Place> places;
@@ -328,27 +452,21 @@ Status StepWriterImpl::CopyIntoSlabs(std::vector<Pending>* objects,
   return CopyObjects(link_->copy_threads(), tasks, attachment_->progress(), written, beside_);
 }
 
-Status StepWriterImpl::SendInChunks(const std::vector<Pending>& objects,
-                                    const std::vector<Place>& places,
-                                    std::vector<Written>* written) {
-  written->resize(objects.size());
-  for (size_t i = 0; i < objects.size(); ++i) {
-    const int64_t lease = places[i].extent.lease;
-    CAIRN_RETURN_IF_ERROR(SendObject(
-        objects[i].layout, nullptr,
-        [&](uint64_t offset, absl::string_view bytes) {
-          const int64_t call = link_->NextCall();
-          const std::string data(bytes);
-          return link_->Call(
-              "writeChunk", link_->Deadline(timeout_),
-              [&](wire::CairnClient& client, const std::shared_ptr<Attachment>&) {
-                client.writeChunk(call, lease, static_cast<int64_t>(offset), data);
-              },
-              attachment_.get());
-        },
-        &(*written)[i]));
-  }
-  return absl::OkStatus();
+Status StepWriterImpl::SendInChunks(const ObjectLayout& layout, LeaseId lease, Written* written) {
+  return SendObject(
+      layout, nullptr,
+      [&](uint64_t offset, absl::string_view bytes) {
+        const int64_t call = link_->NextCall();
+        const std::string data(bytes);
+        return link_->Call(
+            "writeChunk", link_->Deadline(timeout_),
+            [&](wire::CairnClient& client, const std::shared_ptr<Attachment>&) {
+              client.writeChunk(call, static_cast<int64_t>(lease), static_cast<int64_t>(offset),
+                                data);
+            },
+            attachment_.get());
+      },
+      written);
 }
 
 StandingPlace StepWriterImpl::PlaceOf(const wire::Extent& extent) const {
@@ -379,6 +497,7 @@ StatusOr<CommitResult> StepWriterImpl::Commit(const std::map<std::string, std::s
   CommitResult result;
   const Status status = Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(Usable());
+    CAIRN_RETURN_IF_ERROR(SealReserved(std::exchange(reserved_, {})));
     wire::CommitRequest request;
     request.step = identity_.step;
     request.attempt = identity_.attempt;
@@ -430,6 +549,7 @@ Status StepWriterImpl::Abort() {
 
 Status StepWriterImpl::AbortWithin(MonotonicNanos deadline) {
   done_ = true;
+  DropBuffers(std::exchange(reserved_, {}));
   const bool created = attachment_ != nullptr || !failure_.ok();
   if (!created && !OthersWait()) return absl::OkStatus();
   wire::AbortRequest request;

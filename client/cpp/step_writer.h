@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "client/cpp/copy_engine.h"
+#include "client/cpp/huge_memory.h"
 #include "client/cpp/link.h"
 #include "client/cpp/session.h"
+#include "client/cpp/slab_view.h"
 
 namespace cairn::client {
 
@@ -38,7 +40,9 @@ class StepWriterImpl : public StepWriter {
   StatusOr<std::vector<PiecePlace>> WritePieces(const std::string& name, ObjectKind kind,
                                                 absl::Span<const Piece> pieces) override;
   Status WriteMany(absl::Span<const Item> items) override;
-  Status Reserve(const Room& room, absl::Duration patience) override;
+  Status SetAside(const Room& room, absl::Duration patience) override;
+  StatusOr<Buffer> Reserve(const std::string& name, ObjectKind kind, uint64_t length) override;
+  Status Seal(const std::string& name) override;
   void CopyBeside(const std::atomic<bool>* beside) override { beside_ = beside; }
   StatusOr<CommitResult> Commit(const std::map<std::string, std::string>& notes) override;
   Status Abort() override;
@@ -56,14 +60,29 @@ class StepWriterImpl : public StepWriter {
     absl::Span<const Source> records;
   };
 
-  Status Usable() const;
-  Status Join();  // of what another session wrote: this one writes it, too
-  Status Add(std::vector<Pending> objects);
   // Where one object goes.
   struct Place {
     wire::Extent extent;
     std::shared_ptr<MappedSlab> slab;  // null without descriptors, or for an empty object
   };
+  // An object that its caller fills: in one of the two, in none when it is empty.
+  struct Reserved {
+    uint64_t length = 0;
+    LeaseId lease = 0;
+    std::shared_ptr<SlabView> view;
+    std::shared_ptr<HugeMemory> memory;  // without descriptors: sent when it is sealed
+  };
+  using ReservedMap = std::map<std::string, Reserved>;
+
+  Status Usable() const;
+  Status Join();  // of what another session wrote: this one writes it, too
+  Status Add(std::vector<Pending> objects);
+  Status CreateAll(const std::vector<Pending>& objects, std::vector<Place>* places);
+  StatusOr<Buffer> MakeBuffer(const Place& place, Reserved* reserved);
+  // Takes what is reserved out of its caller's hands.
+  static Status EndBuffers(const ReservedMap& reserved);
+  static void DropBuffers(ReservedMap reserved);
+  Status SealReserved(ReservedMap reserved);
   static size_t EndOfCreate(const std::vector<Pending>& objects, size_t begin);
   static Room Sum(absl::Span<const Pending> objects);
   // `to_come`: the objects of the creates that follow.
@@ -75,8 +94,7 @@ class StepWriterImpl : public StepWriter {
                        std::vector<Written>* written);
   // How the slab that the session writes into is had for good.
   StandingPlace PlaceOf(const wire::Extent& extent) const;
-  Status SendInChunks(const std::vector<Pending>& objects, const std::vector<Place>& places,
-                      std::vector<Written>* written);
+  Status SendInChunks(const ObjectLayout& layout, LeaseId lease, Written* written);
   StatusOr<std::shared_ptr<MappedSlab>> Slab(const wire::Extent& extent, MonotonicNanos deadline);
   // What status shows of the step under way.
   void Announce(uint64_t more_bytes);
@@ -92,6 +110,7 @@ class StepWriterImpl : public StepWriter {
   std::shared_ptr<Attachment> attachment_;
   std::vector<wire::SealedObject> seals_;
   std::set<std::string> names_;
+  ReservedMap reserved_;  // and not sealed
   std::atomic<uint64_t> bytes_written_{0};
   const std::atomic<bool>* beside_ = nullptr;
   Status failure_;  // an object may be half written: nothing can be committed any more

@@ -106,7 +106,13 @@ class FakeWriter : public client::StepWriter {
     world_->calls.push_back("commit");
     return client::CommitResult{"d1", true};
   }
-  Status Reserve(const Room&, absl::Duration) override { return absl::OkStatus(); }
+  Status SetAside(const Room&, absl::Duration) override { return absl::OkStatus(); }
+  StatusOr<Buffer> Reserve(const std::string&, ObjectKind, uint64_t) override {
+    return absl::UnimplementedError("not asked for here");
+  }
+  Status Seal(const std::string&) override {
+    return absl::UnimplementedError("not asked for here");
+  }
   void CopyBeside(const std::atomic<bool>*) override {}
   Status Abort() override {
     world_->calls.push_back("abort");

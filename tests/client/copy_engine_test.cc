@@ -98,6 +98,25 @@ TEST_P(RawSizes, AreCopiedWithTheBlockChecksumsOfTheSource) {
   }
 }
 
+TEST_P(RawSizes, HaveTheSameChecksumsInTheirPlace) {
+  const std::string bytes = RandomBytes(GetParam(), 1), other = RandomBytes(kBlockBytes + 1, 2);
+  for (int threads : {1, 2, 3}) {
+    CopyThreads copy_threads(threads);
+    ProgressPage progress = {};
+    std::vector<Written> written;
+    ChecksumObjects(&copy_threads,
+                    {{bytes.data(), bytes.size()}, {nullptr, 0}, {other.data(), other.size()}},
+                    &progress, &written);
+    ASSERT_EQ(written.size(), 3u);
+    EXPECT_EQ(written[0].block_crcs, BlockCrcs(bytes.data(), bytes.size(), kBlockBytes));
+    EXPECT_THAT(written[0].covered, ElementsAre(Pair(0, bytes.size())));
+    EXPECT_THAT(written[1].block_crcs, IsEmpty());
+    EXPECT_THAT(written[1].covered, IsEmpty());
+    EXPECT_EQ(written[2].block_crcs, BlockCrcs(other.data(), other.size(), kBlockBytes));
+    EXPECT_EQ(progress.bytes_done, bytes.size() + other.size());
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Sizes, RawSizes,
                          ::testing::Values(1, 2, 63, 64, 65, 4095, 4097, 65536, 65537, 1000003,
                                            kBlockBytes - 1, kBlockBytes, kBlockBytes + 1,

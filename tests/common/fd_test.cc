@@ -8,10 +8,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <string>
+#include <thread>
 
 #include "common/clock.h"
 
@@ -84,6 +88,65 @@ TEST(Mappings, UnmapWhenTheyGo) {
   unsigned char resident;
   EXPECT_EQ(::mincore(at, 4096, &resident), -1);
   EXPECT_EQ(errno, ENOMEM);
+}
+
+Mapping MapShared(const UniqueFd& fd, uint64_t bytes) {
+  auto mapping = Mapping::Map(fd.get(), 0, bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
+  EXPECT_TRUE(mapping.ok()) << mapping.status();
+  return *std::move(mapping);
+}
+
+TEST(Mappings, AgainShowTheSamePages) {
+  const auto fd = MakeMemfd("x", 4 * 4096, 0600);
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  const Mapping whole = MapShared(*fd, 4 * 4096);
+  auto part = whole.Again(4096, 2 * 4096);
+  ASSERT_TRUE(part.ok()) << part.status();
+  part->data()[1] = 'x';
+  EXPECT_EQ(whole.data()[4097], 'x');
+  EXPECT_FALSE(whole.Again(1, 4096).ok());  // not whole pages
+}
+
+// Sizes below, at and above what page tables hold.
+TEST(Mappings, MovedAwayLeavePrivateZeros) {
+  for (const uint64_t bytes : {uint64_t{4096}, uint64_t{2 << 20}, uint64_t{(5 << 20) + 4096}}) {
+    const auto fd = MakeMemfd("x", bytes, 0600);
+    ASSERT_TRUE(fd.ok()) << fd.status();
+    Mapping here = MapShared(*fd, bytes);
+    for (uint64_t at = 0; at < bytes; at += 4096) here.data()[at] = 'x';
+    char* const left = here.data();
+    const auto moved = here.MoveAway();
+    ASSERT_TRUE(moved.ok()) << moved.status();
+    EXPECT_EQ(here.data(), left);
+    EXPECT_EQ(std::string(left, bytes), std::string(bytes, '\0'));
+    left[bytes - 1] = 'y';
+    for (uint64_t at = 0; at < bytes; at += 4096) ASSERT_EQ(moved->data()[at], 'x') << at;
+    EXPECT_EQ(moved->data()[bytes - 1], '\0');
+    EXPECT_EQ(moved->length(), bytes);
+  }
+}
+
+TEST(Mappings, AreMovedWhileOthersWriteThere) {
+  constexpr uint64_t kBytes = 4 << 20;
+  const auto fd = MakeMemfd("x", kBytes, 0600);
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  for (int i = 0; i < 20; ++i) {
+    Mapping here = MapShared(*fd, kBytes);
+    std::atomic<int> written{0};
+    std::atomic<bool> done{false};
+    std::thread writer([&, data = here.data()] {
+      for (; !done; ++written) std::memset(data, 'z', kBytes);
+    });
+    while (written == 0) std::this_thread::yield();
+    const auto moved = here.MoveAway();
+    ASSERT_TRUE(moved.ok()) << moved.status();
+    std::memset(moved->data(), 'a', kBytes);
+    const int then = written;
+    while (written < then + 2) std::this_thread::yield();
+    EXPECT_EQ(std::string(moved->data(), kBytes), std::string(kBytes, 'a'));
+    done = true;
+    writer.join();
+  }
 }
 
 TEST(Messages, CarryBytesAndDescriptors) {

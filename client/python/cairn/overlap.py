@@ -156,7 +156,7 @@ class Saving:
         assert part is not None
         try:
             part.begin()
-            part._reserve({name: payload.length for name, payload in payloads}, _ROOM_PATIENCE_S)
+            part._set_aside({name: payload.length for name, payload in payloads}, _ROOM_PATIENCE_S)
         except Full:
             return False
         except Error as failure:

@@ -6,14 +6,11 @@ import contextlib
 import pickle
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cairn import numpy_format, paths, torch_format
-from cairn.errors import Error, FailedPrecondition, is_callers_own
+from cairn import _native, arguments, numpy_format, paths, torch_format
+from cairn.errors import Error, FailedPrecondition, InvalidArgument, is_callers_own
 from cairn.payload import Object, Payload, Piece
-
-if TYPE_CHECKING:
-    from cairn import _native
 
 
 _PAGE = 4096  # objects lie on pages
@@ -130,12 +127,7 @@ class Step:
           ValueError: a name that is none, or that this step has already.
           Whatever torch.save raises for this object.
         """
-        if not self._entered:
-            raise FailedPrecondition("save() outside the `with` of its step")
-        paths.check_name(name)
-        if self._writer is None:
-            if self.error is None:
-                raise FailedPrecondition("save() after the `with` of its step has ended")
+        if not self._goes_on("save", name):
             return
         payload = encode(
             obj,
@@ -147,6 +139,59 @@ class Step:
             },
         )
         self._put(payload, name)
+
+    def buffer(self, name: str, nbytes: int) -> _native.Region:
+        """Memory of a new object `name`: what is put there is saved, and copied nowhere.
+
+            buffer = s.buffer("table", table.nbytes)
+            np.frombuffer(buffer, table.dtype)[:] = table.ravel()
+
+        The result has the buffer protocol, for `memoryview`, `numpy.frombuffer` and `torch.frombuffer`. It is
+        filled from any threads until `seal`, or the end of the step, which seals the rest. Loading gives the
+        object's bytes. What is not written has no defined content.
+
+        From the seal on the memory belongs to nobody: it may be kept and touched, but what is read there is
+        not the object, and what is written there is lost. So nothing that is wanted later lies there. A
+        forked child must not touch it.
+
+        After a failure that was not raised (see `Connection.step`) it is memory that is not saved.
+
+        Raises:
+          ValueError: a name that is none, or that this step has already; `nbytes`.
+        """
+        length = arguments.integer("nbytes", nbytes)
+        if not 0 <= length <= _native.MAX_OBJECT_BYTES:
+            raise InvalidArgument(f"nbytes: {length} is not in 0 … {_native.MAX_OBJECT_BYTES}")
+        if self._goes_on("buffer", name):
+            assert self._writer is not None
+            try:
+                return self._writer.reserve(name, "raw", length)
+            except Error as error:
+                self._failed(error)
+        return _native.Region.scratch(length)
+
+    def seal(self, name: str) -> None:
+        """The buffer `name` is filled: takes its checksums now, while others are filled.
+
+        Raises:
+          ValueError: no buffer of this step, or sealed already.
+        """
+        if not self._goes_on("seal", name):
+            return
+        assert self._writer is not None
+        try:
+            self._writer.seal(name)
+        except Error as error:
+            self._failed(error)
+
+    def _goes_on(self, call: str, name: str) -> bool:
+        """Whether the step has not failed. Raises where `call` of this object is a mistake."""
+        if not self._entered:
+            raise FailedPrecondition(f"{call}() outside the `with` of its step")
+        paths.check_name(name)
+        if self._writer is None and self.error is None:
+            raise FailedPrecondition(f"{call}() after the `with` of its step has ended")
+        return self._writer is not None
 
     def _put(self, payload: Payload, name: str) -> None:
         """Writes one object, unless the step has failed."""
@@ -168,14 +213,14 @@ class Step:
             self._failed(error)
             return None
 
-    def _reserve(self, lengths: Mapping[str, int], patience: float) -> None:
+    def _set_aside(self, lengths: Mapping[str, int], patience: float) -> None:
         """Sets memory aside for these objects. Raises as `begin`."""
         if self._writer is None:
             return
         pages = sum(-(-length // _PAGE) for length in lengths.values())
         names = sum(len(name.encode()) for name in lengths)
         try:
-            self._writer.reserve(len(lengths), pages * _PAGE, names, patience)
+            self._writer.set_aside(len(lengths), pages * _PAGE, names, patience)
         except Error as error:
             self._failed(error)
 

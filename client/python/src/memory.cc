@@ -3,11 +3,15 @@
 #include <pybind11/stl.h>
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "client/cpp/huge_memory.h"
 #include "client/python/src/call.h"
 #include "client/python/src/devices.h"
+#include "common/fd.h"
+#include "common/keys.h"
 
 namespace cairn::python {
 
@@ -57,6 +61,27 @@ StatusOr<Region> MakeMemory(uint64_t length) {
   CAIRN_ASSIGN_OR_RETURN(client::HugeMemory memory, client::HugeMemory::Make(length));
   madvise(memory.data(), length, MADV_DODUMP);  // the caller's own memory from here on
   auto owner = std::make_shared<client::HugeMemory>(std::move(memory));
+  char* const data = owner->data();
+  return Region{std::move(owner), data, length};
+}
+
+StatusOr<Region> MakeScratch(uint64_t length) {
+  if (length == 0) return Region{};
+  constexpr uint64_t kLeast = 2 << 20, kMostMappings = 1024;  // a process may have 65,530
+  const uint64_t piece =
+      std::max(kLeast, (length / kMostMappings + kPageBytes) / kPageBytes * kPageBytes);
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd fd, MakeMemfd("cairn-scratch", piece, 0600));
+  // The whole of it at once, so that no other mapping comes between the pieces.
+  CAIRN_ASSIGN_OR_RETURN(Mapping whole, Mapping::Map(-1, 0, length, PROT_NONE,
+                                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE));
+  for (uint64_t at = 0; at < length; at += piece) {
+    const uint64_t n = std::min(piece, length - at);
+    if (mmap(whole.data() + at, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd.get(), 0) ==
+        MAP_FAILED) {
+      return ErrnoStatus(errno, absl::StrCat("mmap of ", n, " bytes"));
+    }
+  }
+  auto owner = std::make_shared<Mapping>(std::move(whole));
   char* const data = owner->data();
   return Region{std::move(owner), data, length};
 }

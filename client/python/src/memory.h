@@ -59,6 +59,8 @@ struct Region {
 
 // Private zero pages. Does not need the GIL.
 StatusOr<Region> MakeMemory(uint64_t length);
+// Memory to write what nobody will read: few pages, mapped over and over. Does not need the GIL.
+StatusOr<Region> MakeScratch(uint64_t length);
 py::buffer_info RegionBuffer(Region& region);
 py::str NameOf(const ZipEntry& record);
 // (name, offset, length) of every record of the zip archive in `region`.

@@ -273,6 +273,9 @@ void DefineRegion(py::module_& module) {
   py::class_<Region>(module, "Region", py::buffer_protocol())
       .def(py::init([](uint64_t length) { return Call([&] { return MakeMemory(length); }); }),
            arg("length"))
+      .def_static(
+          "scratch", [](uint64_t length) { return Call([&] { return MakeScratch(length); }); },
+          arg("length"))
       .def_buffer(&RegionBuffer)
       .def("__len__", [](const Region& region) { return region.length; })
       .def("slice", &SliceOf, arg("offset"), arg("length"));
@@ -359,6 +362,7 @@ void DefineFunctions(py::module_& module) {
 void DefineConstants(py::module_& module) {
   module.attr("NO_STEP") = kNoStep;
   module.attr("BLOCK_BYTES") = kBlockBytes;
+  module.attr("MAX_OBJECT_BYTES") = kMaxObjectBytes;
   module.attr("VERSION") = std::string(Version());
   const ConnectOptions defaults;
   module.attr("DEFAULT_TIMEOUT_S") = absl::ToDoubleSeconds(defaults.timeout);

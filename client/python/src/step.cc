@@ -149,10 +149,22 @@ std::vector<std::pair<uint64_t, uint64_t>> PyStep::WritePieces(const std::string
   return found;
 }
 
-void PyStep::Reserve(size_t objects, uint64_t bytes, uint64_t name_bytes, double patience_s) {
+void PyStep::SetAside(size_t objects, uint64_t bytes, uint64_t name_bytes, double patience_s) {
   StepWriter* const writer = Get();
   const StepWriter::Room room{.objects = objects, .bytes = bytes, .name_bytes = name_bytes};
-  Call([&] { return writer->Reserve(room, absl::Seconds(patience_s)); });
+  Call([&] { return writer->SetAside(room, absl::Seconds(patience_s)); });
+}
+
+Region PyStep::Reserve(const std::string& name, const std::string& kind, uint64_t length) {
+  const ObjectKind object_kind = KindArgument(kind);
+  StepWriter* const writer = Get();
+  StepWriter::Buffer buffer = Call([&] { return writer->Reserve(name, object_kind, length); });
+  return Region{std::move(buffer.owner), buffer.data, buffer.length};
+}
+
+void PyStep::Seal(const std::string& name) {
+  StepWriter* const writer = Get();
+  Call([&] { return writer->Seal(name); });
 }
 
 void PyStep::CopyBeside(bool beside) {
@@ -216,8 +228,10 @@ void DefineStep(py::module_& module) {
       .def("write", &PyStep::Write, arg("name"), arg("kind"), arg("sources"))
       .def("write_zip", &PyStep::WriteZip, arg("name"), arg("kind"), arg("records"))
       .def("write_pieces", &PyStep::WritePieces, arg("name"), arg("kind"), arg("pieces"))
-      .def("reserve", &PyStep::Reserve, arg("objects"), arg("bytes"), arg("name_bytes"),
+      .def("set_aside", &PyStep::SetAside, arg("objects"), arg("bytes"), arg("name_bytes"),
            arg("patience"))
+      .def("reserve", &PyStep::Reserve, arg("name"), arg("kind"), arg("length"))
+      .def("seal", &PyStep::Seal, arg("name"))
       .def("copy_beside", &PyStep::CopyBeside, arg("beside"))
       .def("write_later", &PyStep::WriteLater, arg("objects"))
       .def("commit", &PyStep::Commit, arg("notes"))

@@ -69,7 +69,10 @@ class PyStep {
                                                          const std::string& kind,
                                                          const py::sequence& pieces);
   // Of objects that are written next. Raises RESOURCE_EXHAUSTED when there is no room within so many seconds.
-  void Reserve(size_t objects, uint64_t bytes, uint64_t name_bytes, double patience_s);
+  void SetAside(size_t objects, uint64_t bytes, uint64_t name_bytes, double patience_s);
+  // Memory of an object that the caller fills until it is sealed, or this ends.
+  Region Reserve(const std::string& name, const std::string& kind, uint64_t length);
+  void Seal(const std::string& name);
   // Whether writes leave the machine's other cores to the process; also while one goes on in another thread.
   void CopyBeside(bool beside);
   // Returns at once. Until it has ended the step is written to and ended by nobody else.
