@@ -10,6 +10,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "client/cpp/copy_threads.h"
+#include "client/cpp/object_memory.h"
 #include "client/cpp/session.h"
 #include "common/status.h"
 
@@ -31,9 +32,11 @@ struct BlockSource {
 Status ReadBlocks(CopyThreads* threads, const BlockSource& source, uint64_t offset, uint64_t length,
                   char* into, ReadPiece read);
 
-// Reads the blocks in which the pieces want something, and copies it while it is in the cache. As ReadBlocks else.
+// Reads the blocks in which the pieces want something, and copies it while it is in the cache. As ReadBlocks else. Of
+// `memory`, where the object's bytes are there, `read` brings only what cannot be had there.
 Status ReadPiecesOf(CopyThreads* threads, const BlockSource& source,
-                    absl::Span<const StridedPiece> wanted, ReadPiece read);
+                    absl::Span<const StridedPiece> wanted, ReadPiece read,
+                    const ObjectMemory& memory = {});
 
 // Reads every block, compares it with its checksum, and keeps none of the bytes.
 Status CheckBlocks(CopyThreads* threads, const BlockSource& source, ReadPiece read);

@@ -64,10 +64,11 @@ class PyStep {
   void Write(const std::string& name, const std::string& kind, const py::sequence& sources);
   // records: (path in the archive, where, length) each.
   void WriteZip(const std::string& name, const std::string& kind, const py::sequence& records);
-  // pieces: (archive or None, its records' or its own (where, length)) each. Returns their (offset, length).
-  std::vector<std::pair<uint64_t, uint64_t>> WritePieces(const std::string& name,
-                                                         const std::string& kind,
-                                                         const py::sequence& pieces);
+  // Of each piece its form, an archive, a frame or None, and where its bytes are: (where, length) of each of the archive's
+  // records, `where` alone of the frame's open record, (where, length) of all there is. Returns the pieces' offsets and
+  // lengths in turn, as little-endian integers of 64 bits.
+  py::bytes WritePieces(const std::string& name, const std::string& kind, const py::list& forms,
+                        const py::list& wheres);
   // Whether writes leave the machine's other cores to the process; also while one goes on in another thread.
   void CopyBeside(bool beside);
   // Returns at once. Until it has ended the step is written to and ended by nobody else.
