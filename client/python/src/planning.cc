@@ -86,7 +86,8 @@ int64_t SmallInteger(PyObject* value) {
   return PyUnstable_Long_IsCompact(number) ? PyUnstable_Long_CompactValue(number) : -1;
 #else
   const Py_ssize_t digits = Py_SIZE(number);
-  return digits == 1 ? number->ob_digit[0] : digits == 0 ? 0 : -1;
+  if (digits == 0) return 0;
+  return digits == 1 ? int64_t{number->ob_digit[0]} : -1;
 #endif
 }
 
